@@ -1,0 +1,351 @@
+package v1alpha1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// MoEDeployment serves one Mixture-of-Experts model with expert parallelism.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:subresource:scale:specpath=.spec.replicas,statuspath=.status.replicas,selectorpath=.status.selector
+// +kubebuilder:resource:shortName=moed,categories=semmoe
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Replicas",type=string,JSONPath=`.status.summary`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Model",type=string,priority=1,JSONPath=`.status.model.family`
+// +kubebuilder:printcolumn:name="Revision",type=string,priority=1,JSONPath=`.status.revision`
+// +kubebuilder:printcolumn:name="Endpoint",type=string,priority=1,JSONPath=`.status.endpoint`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",message="metadata.name must be at most 40 characters: lower-case letters, digits and '-', starting with a letter and ending with a letter or digit"
+type MoEDeployment struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// metadata is the standard object metadata. The name has at most 40 characters, since the names of pods and
+	// workloads are derived from it.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec is what the user asks for.
+	// +required
+	Spec MoEDeploymentSpec `json:"spec"`
+
+	// status is what the operator last observed.
+	// +optional
+	Status MoEDeploymentStatus `json:"status,omitempty"`
+}
+
+// MoEDeploymentList is a list of MoEDeployments.
+//
+// +kubebuilder:object:root=true
+type MoEDeploymentList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []MoEDeployment `json:"items"`
+}
+
+// MoEDeploymentSpec is what a user asks for.
+type MoEDeploymentSpec struct {
+	// model names the checkpoint to serve.
+	// +required
+	Model ModelSpec `json:"model"`
+
+	// engine is the inference engine that serves the model.
+	// +required
+	Engine EngineSpec `json:"engine"`
+
+	// parallelism says how one replica spreads the model over its devices.
+	// +required
+	Parallelism ParallelismSpec `json:"parallelism"`
+
+	// replicas is the number of serving replicas. Leave it out where an autoscaler sets it.
+	// +optional
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	Replicas *int32 `json:"replicas,omitempty"`
+
+	// template is merged over the pod template that the operator makes for the engine (strategic merge): node selector,
+	// tolerations, security context, resources, further containers and volumes. A container named "engine" is merged
+	// into the engine's own. Labels and annotations under semmoe.io/ are reserved.
+	// +optional
+	Template *corev1.PodTemplateSpec `json:"template,omitempty"`
+
+	// routing is how requests reach the ranks.
+	// +optional
+	// +kubebuilder:default={}
+	Routing RoutingSpec `json:"routing,omitempty"`
+
+	// rollout bounds what may be out of service, or additional, while replicas move from one revision to the next.
+	// +optional
+	// +kubebuilder:default={}
+	Rollout RolloutSpec `json:"rollout,omitempty"`
+
+	// reconciliation is Active, or Paused to stop roll-outs: what serves goes on serving at the asked number of replicas
+	// and is repaired, but nothing new is rolled out.
+	// +optional
+	// +kubebuilder:default=Active
+	Reconciliation ReconciliationMode `json:"reconciliation,omitempty"`
+}
+
+// ReconciliationMode says whether the operator rolls out changes.
+//
+// +kubebuilder:validation:Enum=Active;Paused
+type ReconciliationMode string
+
+const (
+	// ReconciliationActive lets the operator do all its work.
+	ReconciliationActive ReconciliationMode = "Active"
+	// ReconciliationPaused leaves repair and serving only.
+	ReconciliationPaused ReconciliationMode = "Paused"
+)
+
+// ModelSpec names a Hugging Face checkpoint.
+//
+// +kubebuilder:validation:XValidation:rule="self.path == '/models' || (self.path.startsWith('/models/') && !self.path.contains('/../') && !self.path.endsWith('/..'))",message="path must be /models, or a directory below it without '..': spec.model.volume is mounted at /models",fieldPath=".path"
+type ModelSpec struct {
+	// name is the model name that clients send. Defaults to the name of the MoEDeployment.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+
+	// path is the directory of the checkpoint (config.json and *.safetensors) as containers see it: /models, where
+	// volume is mounted, or a directory below it.
+	// +optional
+	// +kubebuilder:default=/models
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	Path string `json:"path,omitempty"`
+
+	// volume holds the checkpoint; it is mounted read-only at /models in every pod that reads it. Any source of a
+	// Kubernetes volume that several pods can mount at once: persistentVolumeClaim, nfs, csi, hostPath, image, ...
+	// +required
+	Volume corev1.VolumeSource `json:"volume"`
+}
+
+// EngineType is an inference engine that the operator knows.
+//
+// +kubebuilder:validation:Enum=SGLang
+type EngineType string
+
+// EngineSGLang is SGLang, and every engine that speaks the same flags and routes.
+const EngineSGLang EngineType = "SGLang"
+
+// EngineSpec is the inference engine of a replica.
+type EngineSpec struct {
+	// type is the engine whose flags and routes are spoken.
+	// +optional
+	// +kubebuilder:default=SGLang
+	Type EngineType `json:"type,omitempty"`
+
+	// image is the engine's container image.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	Image string `json:"image"`
+
+	// command replaces the command that starts the engine (SGLang: python3 -m sglang.launch_server). The operator's
+	// flags follow it.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=4096
+	Command []string `json:"command,omitempty"`
+
+	// args are further flags of the engine. A flag that the operator sets itself (model path, host, port, parallel sizes,
+	// served model name) is refused.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=32768
+	Args []string `json:"args,omitempty"`
+
+	// env are further environment variables of the engine.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=256
+	Env []corev1.EnvVar `json:"env,omitempty"`
+
+	// port is the engine's HTTP port.
+	// +optional
+	// +kubebuilder:default=30000
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	Port int32 `json:"port,omitempty"`
+}
+
+// AttentionParallelism is how attention is spread over the devices of a replica.
+//
+// +kubebuilder:validation:Enum=DataParallel;TensorParallel
+type AttentionParallelism string
+
+const (
+	// AttentionDataParallel computes the attention of a request on one rank: requests are sent to ranks.
+	AttentionDataParallel AttentionParallelism = "DataParallel"
+	// AttentionTensorParallel splits the attention of every request over all ranks: requests have no rank.
+	AttentionTensorParallel AttentionParallelism = "TensorParallel"
+)
+
+// ParallelismSpec says how one replica spreads the model over its devices.
+type ParallelismSpec struct {
+	// attention is DataParallel (each request lives on one rank; the number of data-parallel ranks equals
+	// expertParallelSize), or TensorParallel.
+	// +optional
+	// +kubebuilder:default=DataParallel
+	Attention AttentionParallelism `json:"attention,omitempty"`
+
+	// expertParallelSize is the number of ranks, and devices, over which the experts of one replica are spread. It must
+	// divide the number of experts of the model.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1024
+	ExpertParallelSize int32 `json:"expertParallelSize"`
+
+	// resourceName is the extended resource of a device: each pod asks for expertParallelSize of it.
+	// +optional
+	// +kubebuilder:default=nvidia.com/gpu
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`
+	ResourceName string `json:"resourceName,omitempty"`
+}
+
+// RoutingMode is who sends requests to ranks.
+//
+// +kubebuilder:validation:Enum=Router;None
+type RoutingMode string
+
+const (
+	// RoutingModeRouter puts the operator's request router in front of the ranks.
+	RoutingModeRouter RoutingMode = "Router"
+	// RoutingModeNone leaves it to the Service, which spreads connections over ready pods; the engine picks the rank.
+	RoutingModeNone RoutingMode = "None"
+)
+
+// RoutingSpec is how requests reach the ranks.
+type RoutingSpec struct {
+	// mode is Router, or None for a plain Service in front of the engine's pods.
+	// +optional
+	// +kubebuilder:default=Router
+	Mode RoutingMode `json:"mode,omitempty"`
+
+	// replicas is the number of request router pods.
+	// +optional
+	// +kubebuilder:default=2
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	Replicas int32 `json:"replicas,omitempty"`
+}
+
+// RolloutSpec bounds a roll-out.
+//
+// +kubebuilder:validation:XValidation:rule="(has(self.maxUnavailable) ? self.maxUnavailable : 1) > 0 || (has(self.maxSurge) ? self.maxSurge : 0) > 0",message="maxUnavailable and maxSurge must not both be 0: no replica could ever be replaced",fieldPath=".maxUnavailable"
+type RolloutSpec struct {
+	// maxUnavailable is how many replicas may be out of service while revisions change. With one replica, 1 means a gap
+	// in service during a change, and needs no spare devices.
+	// +optional
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	MaxUnavailable *int32 `json:"maxUnavailable,omitempty"`
+
+	// maxSurge is how many replicas may exist beyond spec.replicas while revisions change. It needs as many spare sets of
+	// devices.
+	// +optional
+	// +kubebuilder:default=0
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	MaxSurge *int32 `json:"maxSurge,omitempty"`
+}
+
+// MoEDeploymentStatus is what the operator last observed.
+type MoEDeploymentStatus struct {
+	// conditions tell the state: Ready, Progressing, Degraded, Profiled, Planned, RolledOut, LocalityOnTarget,
+	// Reconciling, Stalled.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=16
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// observedGeneration is the generation of the spec that this status is about.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// replicas is the number of serving pods of all revisions.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Replicas int32 `json:"replicas"`
+
+	// readyReplicas is the number of serving pods that are ready.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	ReadyReplicas int32 `json:"readyReplicas"`
+
+	// updatedReplicas is the number of ready pods of the revision that the spec asks for.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	UpdatedReplicas int32 `json:"updatedReplicas"`
+
+	// summary is "ready/asked" replicas, for printing only.
+	// +optional
+	// +kubebuilder:validation:MaxLength=32
+	Summary string `json:"summary,omitempty"`
+
+	// selector selects the serving pods, for autoscalers.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	Selector string `json:"selector,omitempty"`
+
+	// revision is the revision that the spec asks for, once the model has been inspected.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Revision string `json:"revision,omitempty"`
+
+	// endpoint is the address, inside the cluster, that clients send their requests to.
+	// +optional
+	// +kubebuilder:validation:MaxLength=512
+	Endpoint string `json:"endpoint,omitempty"`
+
+	// model is what the inspection found in the checkpoint.
+	// +optional
+	Model *ModelStatus `json:"model,omitempty"`
+}
+
+// ModelStatus is what the inspection found in the checkpoint.
+type ModelStatus struct {
+	// digest identifies the checkpoint: sha256 of its config, index and the header and size of each shard.
+	// +required
+	// +kubebuilder:validation:MaxLength=71
+	Digest string `json:"digest"`
+
+	// family is the model family (config.json's model_type).
+	// +required
+	// +kubebuilder:validation:MaxLength=63
+	Family string `json:"family"`
+
+	// layers is the number of hidden layers, dense ones included.
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	Layers int32 `json:"layers"`
+
+	// moeLayers is the number of layers with routed experts.
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	MoELayers int32 `json:"moeLayers"`
+
+	// experts is the number of routed experts of an MoE layer.
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	Experts int32 `json:"experts"`
+
+	// expertsPerToken is how many experts each token is sent to.
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	ExpertsPerToken int32 `json:"expertsPerToken"`
+}

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/semmoe/operator/internal/refengine"
+)
+
+func newEngineCommand() *cobra.Command {
+	o := refengine.DefaultOptions()
+	cmd := &cobra.Command{
+		Use:   "engine --model-path DIR",
+		Short: "Serve a Qwen3-MoE checkpoint on the CPU with the part of SGLang's surface that the operator uses",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := refengine.Run(withLogger(cmd.Context(), "engine"), o); err != nil {
+				return modelError{err}
+			}
+			return nil
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&o.ModelPath, "model-path", o.ModelPath, "directory of the checkpoint (required)")
+	flags.StringVar(&o.ServedModelName, "served-model-name", o.ServedModelName, "model name in the API (default the model path)")
+	flags.StringVar(&o.Host, "host", o.Host, "address to listen on")
+	flags.IntVar(&o.Port, "port", o.Port, "port to listen on")
+	flags.IntVar(&o.TPSize, "tp-size", o.TPSize, "number of devices; must equal --ep-size")
+	flags.IntVar(&o.DPSize, "dp-size", o.DPSize, "data-parallel ranks of attention; with --enable-dp-attention it must equal --ep-size")
+	flags.IntVar(&o.EPSize, "ep-size", o.EPSize, "expert-parallel ranks; must divide the experts and redundant experts of a layer")
+	flags.BoolVar(&o.EnableDPAttention, "enable-dp-attention", o.EnableDPAttention, "serve each request on one rank")
+	flags.StringVar(&o.InitExpertLocation, "init-expert-location", o.InitExpertLocation, "expert map: trivial, the path of a .json file, or JSON")
+	flags.IntVar(&o.RedundantExperts, "ep-num-redundant-experts", o.RedundantExperts, "further slots of each layer for copies of experts")
+	flags.BoolVar(&o.EnableReturnRoutedExperts, "enable-return-routed-experts", o.EnableReturnRoutedExperts, "let requests ask for the experts of each token")
+	flags.IntVar(&o.MaxRunning, "max-running-requests", o.MaxRunning, "requests that are computed together")
+	flags.IntVar(&o.MaxQueued, "max-queued-requests", o.MaxQueued, "requests that may wait; further ones are refused with 503")
+	flags.IntVar(&o.ContextLength, "context-length", o.ContextLength, "most tokens of a request, prompt and answer (default the model's)")
+	flags.IntVar(&o.ChunkedPrefillSize, "chunked-prefill-size", o.ChunkedPrefillSize, "prompt tokens that a step computes at most")
+	flags.IntVar(&o.Threads, "threads", o.Threads, "threads that compute")
+	return cmd
+}

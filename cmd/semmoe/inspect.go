@@ -1,0 +1,116 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+)
+
+const (
+	// exitInvalidModel tells a Job's podFailurePolicy that another attempt would fail in the same way.
+	exitInvalidModel = 3
+	// terminationLog is where Kubernetes looks for a container's termination message unless the pod says otherwise.
+	terminationLog = "/dev/termination-log"
+	// terminationLimit is the size above which the kubelet cuts off a termination message.
+	terminationLimit = 4096
+)
+
+func newInspectCommand() *cobra.Command {
+	var modelPath, messageFile string
+	var expertParallelSize int
+	cmd := &cobra.Command{
+		Use:   "inspect --model-path DIR",
+		Short: "Validate a checkpoint without loading weights, and describe it as JSON",
+		Long: "Validate a Hugging Face checkpoint of a Mixture-of-Experts model without loading weights, and describe it as JSON on\n" +
+			"standard output and in the termination message. Exit code 3: the model or an argument must be changed; 1: try again.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			report, err := inspect(modelPath, cmd.Flags().Changed("expert-parallel-size"), expertParallelSize)
+			if err != nil {
+				err = modelError{err}
+				if writeErr := writeTerminationMessage(messageFile, oneLine(err.Error())); writeErr != nil {
+					fmt.Fprintf(cmd.ErrOrStderr(), "semmoe: %v\n", writeErr)
+				}
+				return err
+			}
+			return printReport(cmd.OutOrStdout(), messageFile, report)
+		},
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return modelError{checkpoint.Invalidf("%v", err)} })
+	cmd.Flags().StringVar(&modelPath, "model-path", "", "directory of the checkpoint (required)")
+	cmd.Flags().IntVar(&expertParallelSize, "expert-parallel-size", 0, "also check that this many ranks divide the experts")
+	cmd.Flags().StringVar(&messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
+	return cmd
+}
+
+func inspect(modelPath string, checkSize bool, expertParallelSize int) (checkpoint.Report, error) {
+	if modelPath == "" {
+		return checkpoint.Report{}, checkpoint.Invalidf("--model-path is missing: give the directory of the checkpoint")
+	}
+	report, err := checkpoint.Inspect(modelPath)
+	if err != nil || !checkSize {
+		return report, err
+	}
+	return report, report.CheckExpertParallelSize(expertParallelSize)
+}
+
+func printReport(out io.Writer, messageFile string, report checkpoint.Report) error {
+	text, err := json.Marshal(report)
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(out, "%s\n", text); err != nil {
+		return err
+	}
+	return writeTerminationMessage(messageFile, string(text))
+}
+
+// writeTerminationMessage writes in place: the kubelet bind-mounts the file, so that it cannot be replaced by a rename.
+// Without a named file it writes only where Kubernetes has provided one.
+func writeTerminationMessage(path, message string) error {
+	flags := os.O_WRONLY | os.O_TRUNC
+	if path == "" {
+		if _, err := os.Stat(terminationLog); err != nil {
+			return nil
+		}
+		path = terminationLog
+	} else {
+		flags |= os.O_CREATE
+	}
+	file, err := os.OpenFile(path, flags, 0o644)
+	if err != nil {
+		return fmt.Errorf("termination message: %w", err)
+	}
+	if _, err := file.WriteString(message); err != nil {
+		file.Close()
+		return fmt.Errorf("termination message: %w", err)
+	}
+	return file.Close()
+}
+
+// oneLine makes a message that shows well in a condition and fits the termination message.
+func oneLine(message string) string {
+	message = strings.Join(strings.Fields(message), " ")
+	if len(message) > terminationLimit {
+		message = strings.ToValidUTF8(message[:terminationLimit], "")
+	}
+	return message
+}
+
+// modelError carries the exit code that tells a fault of the model or of the arguments from a failure to read it.
+type modelError struct{ error }
+
+func (e modelError) Unwrap() error { return e.error }
+
+func (e modelError) ExitCode() int {
+	if checkpoint.IsInvalid(e.error) {
+		return exitInvalidModel
+	}
+	return 1
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+)
+
+const tinyModel = "../../internal/refengine/testdata/tiny-qwen3moe"
+
+// runInspect returns the exit code, standard output and the termination message.
+func runInspect(t *testing.T, args ...string) (code int, out, message string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "termination-log")
+	cmd := newInspectCommand()
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	var stdout bytes.Buffer
+	cmd.SetOut(&stdout)
+	cmd.SetArgs(append(args, "--termination-message", file))
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		code = exitCode(err)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return code, stdout.String(), string(text)
+}
+
+func TestInspectReports(t *testing.T) {
+	code, out, message := runInspect(t, "--model-path", tinyModel, "--expert-parallel-size", "4")
+	if code != 0 || strings.TrimSpace(out) != message {
+		t.Fatalf("exit code %d, output %q, message %q", code, out, message)
+	}
+	var report checkpoint.Report
+	if err := json.Unmarshal([]byte(message), &report); err != nil {
+		t.Fatal(err)
+	}
+	if report.Family != "qwen3_moe" || report.Experts != 32 || report.Shards != 3 {
+		t.Errorf("report %+v", report)
+	}
+}
+
+func TestInspectFaults(t *testing.T) {
+	truncated := t.TempDir()
+	if err := os.CopyFS(truncated, os.DirFS(tinyModel)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(truncated, "model-00002-of-00003.safetensors"), 1000000); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"no path":    {nil, []string{"--model-path is missing"}},
+		"not there":  {[]string{"--model-path", "/nonexistent/model"}, []string{"/nonexistent/model does not exist", "check the model path"}},
+		"truncated":  {[]string{"--model-path", truncated}, []string{"model-00002-of-00003.safetensors is truncated", "1000000 bytes", "2747888"}},
+		"wrong size": {[]string{"--model-path", tinyModel, "--expert-parallel-size", "5"}, []string{"5", "32 experts", "1, 2, 4, 8, 16, 32"}},
+		"size zero":  {[]string{"--model-path", tinyModel, "--expert-parallel-size", "0"}, []string{"expert parallel size 0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, out, message := runInspect(t, test.args...)
+			if code != exitInvalidModel || out != "" || strings.ContainsRune(message, '\n') {
+				t.Errorf("exit code %d, output %q, message %q", code, out, message)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(message, want) {
+					t.Errorf("%q does not mention %q", message, want)
+				}
+			}
+		})
+	}
+}

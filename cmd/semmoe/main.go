@@ -1,0 +1,51 @@
+// Command semmoe is the one static binary of the Sem-MoE operator: every role of the system is one of its subcommands,
+// so that one image serves them all.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/log/zap"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	root := &cobra.Command{
+		Use:           "semmoe",
+		Short:         "Co-schedule Mixture-of-Experts models and their requests on Kubernetes",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.AddCommand(newManagerCommand(), newInspectCommand(), newRouterCommand(), newEngineCommand())
+	if err := root.ExecuteContext(ctx); err != nil {
+		fmt.Fprintf(os.Stderr, "semmoe: %v\n", err)
+		os.Exit(exitCode(err))
+	}
+}
+
+// exitCode is 1 unless the error carries a code of its own.
+func exitCode(err error) int {
+	var coded interface{ ExitCode() int }
+	if errors.As(err, &coded) {
+		return coded.ExitCode()
+	}
+	return 1
+}
+
+// withLogger puts the process's logger into a context: JSON on standard error, for machines to collect.
+func withLogger(ctx context.Context, name string) context.Context {
+	log := zap.New(zap.UseDevMode(false)).WithName(name)
+	ctrl.SetLogger(log)
+	klog.SetLogger(log)
+	return logr.NewContext(ctx, log)
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/semmoe/operator/controllers"
+)
+
+func newManagerCommand() *cobra.Command {
+	var options controllers.Options
+	// A lost leader is replaced within 15 s; one that ends in order gives its lease back at once.
+	lease, renew, retry := 15*time.Second, 10*time.Second, 2*time.Second
+	base := ctrl.Options{
+		Metrics:                       metricsserver.Options{SecureServing: true, FilterProvider: filters.WithAuthenticationAndAuthorization},
+		LeaderElectionID:              "manager.semmoe.io",
+		LeaderElectionReleaseOnCancel: true,
+		LeaseDuration:                 &lease,
+		RenewDeadline:                 &renew,
+		RetryPeriod:                   &retry,
+	}
+	command := &cobra.Command{
+		Use:   "manager",
+		Short: "Run the operator's controllers",
+		Args:  cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			ctx := withLogger(command.Context(), "manager")
+			config, err := ctrl.GetConfig()
+			if err != nil {
+				return err
+			}
+			if options.Image == "" {
+				if options.Image, err = ownImage(ctx, config); err != nil {
+					return fmt.Errorf("--image is not set, and the image of this pod cannot be read: %w", err)
+				}
+			}
+			manager, err := controllers.NewManager(config, options, base)
+			if err != nil {
+				return err
+			}
+			return manager.Start(ctx)
+		},
+	}
+	flags := command.Flags()
+	flags.StringVar(&options.Image, "image", "", "image of the operator's own containers: request router and inspection (default: the image of the pod that $POD_NAMESPACE and $POD_NAME name)")
+	flags.StringSliceVar(&options.Namespaces, "namespaces", nil, "namespaces to watch (default: all)")
+	flags.StringVar(&base.Metrics.BindAddress, "metrics-bind-address", ":8443", "address of the metrics endpoint (HTTPS; the API server authenticates and authorizes its callers); 0 turns it off")
+	flags.StringVar(&base.HealthProbeBindAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz")
+	flags.BoolVar(&base.LeaderElection, "leader-elect", false, "elect a leader among several managers")
+	return command
+}
+
+// ownImage is the image that this process runs from, as its pod names it.
+func ownImage(ctx context.Context, config *rest.Config) (string, error) {
+	clients, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return "", err
+	}
+	namespace, name := os.Getenv("POD_NAMESPACE"), os.Getenv("POD_NAME")
+	if namespace == "" || name == "" {
+		return "", fmt.Errorf("the environment variables POD_NAMESPACE and POD_NAME are not set")
+	}
+	pod, err := clients.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	for _, container := range pod.Spec.Containers {
+		if container.Name == "manager" {
+			return container.Image, nil
+		}
+	}
+	return "", fmt.Errorf("pod %s/%s has no container named manager", namespace, name)
+}

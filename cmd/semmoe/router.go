@@ -1,0 +1,47 @@
+package main
+
+import (
+	"errors"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client/config"
+
+	"github.com/semmoe/operator/internal/router"
+)
+
+func newRouterCommand() *cobra.Command {
+	var options router.Options
+	command := &cobra.Command{
+		Use:   "router",
+		Short: "Send requests to the ranks of the engine pods of one MoEDeployment",
+		Args:  cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			if options.Namespace == "" || options.Selector == "" {
+				return errors.New("--namespace and --selector are required: they find the engine pods")
+			}
+			rest, err := config.GetConfig()
+			if err != nil {
+				return err
+			}
+			clients, err := kubernetes.NewForConfig(rest)
+			if err != nil {
+				return err
+			}
+			return router.Run(withLogger(command.Context(), "router"), clients, options)
+		},
+	}
+	flags := command.Flags()
+	flags.StringVar(&options.Namespace, "namespace", "", "namespace of the engine pods")
+	flags.StringVar(&options.Selector, "selector", "", "label selector of the engine pods")
+	flags.StringVar(&options.Host, "host", "", "address to listen on (default: all)")
+	flags.IntVar(&options.Port, "port", 8000, "port for clients")
+	flags.IntVar(&options.MetricsPort, "metrics-port", 9090, "port for /healthz, /readyz and /metrics")
+	flags.StringVar(&options.SnapshotDir, "snapshot-dir", "/var/lib/semmoe", "directory in which the last known endpoints are kept, so that the router can start without the API server")
+	flags.StringVar(&options.RankHeader, "rank-header", "X-Data-Parallel-Rank", "request header that pins a request to a rank of the engine")
+	flags.Int64Var(&options.MaxBodyBytes, "max-body-bytes", 32<<20, "largest request body that is accepted")
+	flags.DurationVar(&options.EndpointWait, "endpoint-wait", 10*time.Second, "how long a request waits for a ready pod before it is answered with 503")
+	flags.DurationVar(&options.DrainTimeout, "drain-timeout", 5*time.Minute, "how long running requests may take after SIGTERM")
+	return command
+}

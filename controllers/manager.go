@@ -1,0 +1,95 @@
+// Package controllers puts the operator's controllers into one manager.
+package controllers
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/selection"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment"
+)
+
+// Options are the settings of the operator.
+type Options struct {
+	// Image is the image of the operator's own containers: request router and inspection.
+	Image string
+	// Namespaces to watch; none means all.
+	Namespaces []string
+}
+
+// Scheme knows every kind that the operator reads or writes.
+func Scheme() (*runtime.Scheme, error) {
+	scheme := runtime.NewScheme()
+	return scheme, errors.Join(clientgoscheme.AddToScheme(scheme), semmoev1.AddToScheme(scheme))
+}
+
+// NewManager returns a manager that runs all controllers once it is started. What base leaves open (scheme, cache) is
+// filled in; the rest of it, such as leader election and metrics, is the caller's.
+func NewManager(config *rest.Config, options Options, base ctrl.Options) (ctrl.Manager, error) {
+	if options.Image == "" {
+		return nil, errors.New("the image of the operator's own containers is not set")
+	}
+	scheme, err := Scheme()
+	if err != nil {
+		return nil, err
+	}
+	base.Scheme = scheme
+	base.Cache = cacheOptions(options.Namespaces)
+	manager, err := ctrl.NewManager(config, base)
+	if err != nil {
+		return nil, fmt.Errorf("create manager: %w", err)
+	}
+	if err := errors.Join(manager.AddHealthzCheck("ping", healthz.Ping), manager.AddReadyzCheck("ping", healthz.Ping)); err != nil {
+		return nil, err
+	}
+	reconciler := &moedeployment.Reconciler{
+		Client:   manager.GetClient(),
+		Events:   manager.GetAPIReader(),
+		Recorder: manager.GetEventRecorder("semmoe-moedeployment"),
+		Image:    options.Image,
+		Now:      time.Now,
+	}
+	if err := reconciler.SetupWithManager(manager); err != nil {
+		return nil, fmt.Errorf("set up the MoEDeployment controller: %w", err)
+	}
+	return manager, nil
+}
+
+// cacheOptions keep only what the operator made in memory: a cluster has many more pods than ours.
+func cacheOptions(namespaces []string) cache.Options {
+	requirement, err := labels.NewRequirement(semmoev1.LabelDeployment, selection.Exists, nil)
+	if err != nil {
+		panic(err) // a constant requirement
+	}
+	ours := cache.ByObject{Label: labels.NewSelector().Add(*requirement)}
+	options := cache.Options{ByObject: map[client.Object]cache.ByObject{}}
+	for _, object := range []client.Object{
+		&appsv1.StatefulSet{}, &appsv1.Deployment{}, &batchv1.Job{}, &corev1.Pod{}, &corev1.Service{},
+		&corev1.ServiceAccount{}, &policyv1.PodDisruptionBudget{}, &rbacv1.RoleBinding{},
+	} {
+		options.ByObject[object] = ours
+	}
+	for _, namespace := range namespaces {
+		if options.DefaultNamespaces == nil {
+			options.DefaultNamespaces = map[string]cache.Config{}
+		}
+		options.DefaultNamespaces[namespace] = cache.Config{}
+	}
+	return options
+}

@@ -1,0 +1,239 @@
+package moedeployment
+
+import (
+	"context"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	appsac "k8s.io/client-go/applyconfigurations/apps/v1"
+	coreac "k8s.io/client-go/applyconfigurations/core/v1"
+	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
+	policyac "k8s.io/client-go/applyconfigurations/policy/v1"
+	rbacac "k8s.io/client-go/applyconfigurations/rbac/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/apply"
+	"github.com/semmoe/operator/internal/engine/registry"
+)
+
+// routerClusterRole is what a request router may do; it is bound in its namespace.
+const routerClusterRole = "semmoe-router"
+
+// reconcileChildren writes everything that does not belong to one revision: the Services, the disruption budgets, and
+// the request router.
+func (r *Reconciler) reconcileChildren(ctx context.Context, moed *semmoev1.MoEDeployment) error {
+	if err := ensure(ctx, r.Client, &corev1.Service{}, podsService(moed), coreac.ExtractService); err != nil {
+		return fmt.Errorf("reconcile Service of the pods: %w", err)
+	}
+	if err := ensure(ctx, r.Client, &policyv1.PodDisruptionBudget{}, engineBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
+		return fmt.Errorf("reconcile PodDisruptionBudget of the engines: %w", err)
+	}
+	if moed.Spec.Routing.Mode == semmoev1.RoutingModeRouter {
+		if err := r.reconcileRouter(ctx, moed); err != nil {
+			return err
+		}
+	} else if err := r.deleteRouter(ctx, moed); err != nil {
+		return err
+	}
+	if err := ensure(ctx, r.Client, &corev1.Service{}, service(moed), coreac.ExtractService); err != nil {
+		return fmt.Errorf("reconcile Service: %w", err)
+	}
+	return nil
+}
+
+func (r *Reconciler) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeployment) error {
+	if err := ensure(ctx, r.Client, &corev1.ServiceAccount{}, routerServiceAccount(moed), coreac.ExtractServiceAccount); err != nil {
+		return fmt.Errorf("reconcile ServiceAccount of the request router: %w", err)
+	}
+	if err := ensure(ctx, r.Client, &rbacv1.RoleBinding{}, routerRoleBinding(moed), rbacac.ExtractRoleBinding); err != nil {
+		return fmt.Errorf("reconcile RoleBinding of the request router: %w", err)
+	}
+	deployment, err := routerDeployment(moed, r.Image)
+	if err != nil {
+		return err
+	}
+	if err := ensure(ctx, r.Client, &appsv1.Deployment{}, deployment, appsac.ExtractDeployment); err != nil {
+		return fmt.Errorf("reconcile Deployment of the request router: %w", err)
+	}
+	if err := ensure(ctx, r.Client, &policyv1.PodDisruptionBudget{}, routerBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
+		return fmt.Errorf("reconcile PodDisruptionBudget of the request router: %w", err)
+	}
+	return nil
+}
+
+// deleteRouter takes the request router away, where the mode does not want one.
+func (r *Reconciler) deleteRouter(ctx context.Context, moed *semmoev1.MoEDeployment) error {
+	for _, object := range []client.Object{&appsv1.Deployment{}, &policyv1.PodDisruptionBudget{}, &rbacv1.RoleBinding{}, &corev1.ServiceAccount{}} {
+		err := r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: routerName(moed)}, object)
+		if err == nil && metav1.IsControlledBy(object, moed) && object.GetDeletionTimestamp() == nil {
+			err = r.Delete(ctx, object, client.Preconditions{UID: new(object.GetUID())}, client.PropagationPolicy(metav1.DeletePropagationBackground))
+		}
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete the request router: %w", err)
+		}
+	}
+	return nil
+}
+
+// named is an apply configuration of a namespaced object.
+type named interface {
+	runtime.ApplyConfiguration
+	GetName() *string
+	GetNamespace() *string
+}
+
+// ensure reads the object into live and brings it to intent.
+func ensure[O any, P interface {
+	*O
+	client.Object
+}, A named](ctx context.Context, c client.Client, live P, intent A, extract func(*O, string) (A, error)) error {
+	err := c.Get(ctx, client.ObjectKey{Namespace: *intent.GetNamespace(), Name: *intent.GetName()}, live)
+	if apierrors.IsNotFound(err) {
+		live, err = nil, nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = apply.Ensure(ctx, c, manager, live, intent, extract)
+	return err
+}
+
+// service is what clients talk to: the request router, or the engines themselves.
+func service(moed *semmoev1.MoEDeployment) *coreac.ServiceApplyConfiguration {
+	component, target := semmoev1.ComponentRouter, intstr.FromString("http")
+	if moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {
+		component = semmoev1.ComponentEngine
+	}
+	return coreac.Service(moed.Name, moed.Namespace).
+		WithLabels(labelsOf(moed, component)).
+		WithOwnerReferences(ownerReference(moed)).
+		WithSpec(coreac.ServiceSpec().
+			WithType(corev1.ServiceTypeClusterIP).
+			WithSelector(selector(moed, component)).
+			WithPorts(httpPort(semmoev1.ServicePort, target)))
+}
+
+// podsService is headless: it gives each engine pod its name.
+func podsService(moed *semmoev1.MoEDeployment) *coreac.ServiceApplyConfiguration {
+	return coreac.Service(podsServiceName(moed), moed.Namespace).
+		WithLabels(labelsOf(moed, semmoev1.ComponentEngine)).
+		WithOwnerReferences(ownerReference(moed)).
+		WithSpec(coreac.ServiceSpec().
+			WithClusterIP(corev1.ClusterIPNone).
+			WithSelector(selector(moed, semmoev1.ComponentEngine)).
+			WithPorts(httpPort(moed.Spec.Engine.Port, intstr.FromString("http"))))
+}
+
+func httpPort(port int32, target intstr.IntOrString) *coreac.ServicePortApplyConfiguration {
+	return coreac.ServicePort().WithName("http").WithProtocol(corev1.ProtocolTCP).WithAppProtocol("http").WithPort(port).WithTargetPort(target)
+}
+
+// engineBudget lets a drain of nodes take no more replicas at once than a roll-out may.
+func engineBudget(moed *semmoev1.MoEDeployment) *policyac.PodDisruptionBudgetApplyConfiguration {
+	return policyac.PodDisruptionBudget(moed.Name, moed.Namespace).
+		WithLabels(labelsOf(moed, semmoev1.ComponentEngine)).
+		WithOwnerReferences(ownerReference(moed)).
+		WithSpec(policyac.PodDisruptionBudgetSpec().
+			WithMaxUnavailable(intstr.FromInt32(max(1, *moed.Spec.Rollout.MaxUnavailable))).
+			WithSelector(metav1ac.LabelSelector().WithMatchLabels(selector(moed, semmoev1.ComponentEngine))))
+}
+
+func routerBudget(moed *semmoev1.MoEDeployment) *policyac.PodDisruptionBudgetApplyConfiguration {
+	return policyac.PodDisruptionBudget(routerName(moed), moed.Namespace).
+		WithLabels(labelsOf(moed, semmoev1.ComponentRouter)).
+		WithOwnerReferences(ownerReference(moed)).
+		WithSpec(policyac.PodDisruptionBudgetSpec().
+			WithMaxUnavailable(intstr.FromInt32(1)).
+			WithSelector(metav1ac.LabelSelector().WithMatchLabels(selector(moed, semmoev1.ComponentRouter))))
+}
+
+func routerServiceAccount(moed *semmoev1.MoEDeployment) *coreac.ServiceAccountApplyConfiguration {
+	return coreac.ServiceAccount(routerName(moed), moed.Namespace).
+		WithLabels(labelsOf(moed, semmoev1.ComponentRouter)).
+		WithOwnerReferences(ownerReference(moed))
+}
+
+func routerRoleBinding(moed *semmoev1.MoEDeployment) *rbacac.RoleBindingApplyConfiguration {
+	return rbacac.RoleBinding(routerName(moed), moed.Namespace).
+		WithLabels(labelsOf(moed, semmoev1.ComponentRouter)).
+		WithOwnerReferences(ownerReference(moed)).
+		WithRoleRef(rbacac.RoleRef().WithAPIGroup(rbacv1.GroupName).WithKind("ClusterRole").WithName(routerClusterRole)).
+		WithSubjects(rbacac.Subject().WithKind(rbacv1.ServiceAccountKind).WithNamespace(moed.Namespace).WithName(routerName(moed)))
+}
+
+func routerDeployment(moed *semmoev1.MoEDeployment, image string) (*appsac.DeploymentApplyConfiguration, error) {
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	if err != nil {
+		return nil, err
+	}
+	podLabels := labelsOf(moed, semmoev1.ComponentRouter)
+	probe := func(path string) *coreac.ProbeApplyConfiguration {
+		return coreac.Probe().WithPeriodSeconds(2).WithTimeoutSeconds(2).WithFailureThreshold(3).
+			WithHTTPGet(coreac.HTTPGetAction().WithPath(path).WithPort(intstr.FromString("metrics")))
+	}
+	container := coreac.Container().
+		WithName("router").
+		WithImage(image).
+		WithArgs(
+			"router",
+			"--namespace="+moed.Namespace,
+			"--selector="+labels.SelectorFromSet(selector(moed, semmoev1.ComponentEngine)).String(),
+			"--rank-header="+adapter.RankHeader,
+			"--host=$("+podIPVariable+")",
+			"--drain-timeout=300s",
+		).
+		WithEnv(coreac.EnvVar().WithName(podIPVariable).WithValueFrom(coreac.EnvVarSource().
+			WithFieldRef(coreac.ObjectFieldSelector().WithAPIVersion("v1").WithFieldPath("status.podIP")))).
+		WithPorts(
+			coreac.ContainerPort().WithName("http").WithContainerPort(8000).WithProtocol(corev1.ProtocolTCP),
+			coreac.ContainerPort().WithName("metrics").WithContainerPort(9090).WithProtocol(corev1.ProtocolTCP)).
+		WithReadinessProbe(probe("/readyz")).
+		WithLivenessProbe(probe("/healthz").WithPeriodSeconds(10)).
+		WithLifecycle(coreac.Lifecycle().WithPreStop(coreac.LifecycleHandler().WithSleep(coreac.SleepAction().WithSeconds(drainSeconds)))).
+		WithResources(coreac.ResourceRequirements().
+			WithRequests(corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("64Mi")}).
+			WithLimits(corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")})).
+		WithSecurityContext(coreac.SecurityContext().
+			WithAllowPrivilegeEscalation(false).
+			WithReadOnlyRootFilesystem(true).
+			WithCapabilities(coreac.Capabilities().WithDrop("ALL"))).
+		WithTerminationMessagePolicy(corev1.TerminationMessageFallbackToLogsOnError).
+		WithVolumeMounts(coreac.VolumeMount().WithName("snapshot").WithMountPath("/var/lib/semmoe"))
+	spec := coreac.PodSpec().
+		WithServiceAccountName(routerName(moed)).
+		WithEnableServiceLinks(false).
+		WithTerminationGracePeriodSeconds(drainSeconds + graceSeconds).
+		WithSecurityContext(coreac.PodSecurityContext().
+			WithRunAsNonRoot(true).WithRunAsUser(65532).WithRunAsGroup(65532).WithFSGroup(65532).
+			WithSeccompProfile(coreac.SeccompProfile().WithType(corev1.SeccompProfileTypeRuntimeDefault))).
+		WithTopologySpreadConstraints(coreac.TopologySpreadConstraint().
+			WithMaxSkew(1).WithTopologyKey(corev1.LabelHostname).WithWhenUnsatisfiable(corev1.ScheduleAnyway).
+			WithLabelSelector(metav1ac.LabelSelector().WithMatchLabels(selector(moed, semmoev1.ComponentRouter)))).
+		WithContainers(container).
+		WithVolumes(coreac.Volume().WithName("snapshot").WithEmptyDir(coreac.EmptyDirVolumeSource()))
+	if template := moed.Spec.Template; template != nil {
+		for _, secret := range template.Spec.ImagePullSecrets {
+			spec.WithImagePullSecrets(coreac.LocalObjectReference().WithName(secret.Name))
+		}
+	}
+	return appsac.Deployment(routerName(moed), moed.Namespace).
+		WithLabels(podLabels).
+		WithOwnerReferences(ownerReference(moed)).
+		WithSpec(appsac.DeploymentSpec().
+			WithReplicas(moed.Spec.Routing.Replicas).
+			WithSelector(metav1ac.LabelSelector().WithMatchLabels(selector(moed, semmoev1.ComponentRouter))).
+			WithStrategy(appsac.DeploymentStrategy().
+				WithType(appsv1.RollingUpdateDeploymentStrategyType).
+				WithRollingUpdate(appsac.RollingUpdateDeployment().WithMaxUnavailable(intstr.FromInt32(0)).WithMaxSurge(intstr.FromInt32(1)))).
+			WithTemplate(coreac.PodTemplateSpec().WithLabels(podLabels).WithSpec(spec))), nil
+}

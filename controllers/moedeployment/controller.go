@@ -1,0 +1,318 @@
+package moedeployment
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// +kubebuilder:rbac:groups=semmoe.io,resources=moedeployments,verbs=get;list;watch
+// +kubebuilder:rbac:groups=semmoe.io,resources=moedeployments/status,verbs=patch
+// +kubebuilder:rbac:groups=semmoe.io,resources=moedeployments/finalizers,verbs=update
+// +kubebuilder:rbac:groups=apps,resources=deployments,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=apps,resources=statefulsets,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=batch,resources=jobs,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=core,resources=pods,verbs=get;list;watch
+// +kubebuilder:rbac:groups=core,resources=events,verbs=list
+// +kubebuilder:rbac:groups=core,resources=services;serviceaccounts,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+// +kubebuilder:rbac:groups=policy,resources=poddisruptionbudgets,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=rbac.authorization.k8s.io,resources=rolebindings,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=rbac.authorization.k8s.io,resources=clusterroles,resourceNames=semmoe-router,verbs=bind
+
+// Reconciler brings MoEDeployments into service.
+type Reconciler struct {
+	client.Client
+	// Events reads events past the cache: they are only needed for a pod whose volumes cannot be mounted.
+	Events client.Reader
+	// Recorder tells transitions.
+	Recorder events.EventRecorder
+	// Image is the image of our own containers: the request router and the inspection.
+	Image string
+	// Now is the clock.
+	Now func() time.Time
+}
+
+// SetupWithManager registers the controller.
+func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
+	return ctrl.NewControllerManagedBy(m).
+		Named("moedeployment").
+		For(&semmoev1.MoEDeployment{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Owns(&appsv1.StatefulSet{}).
+		Owns(&appsv1.Deployment{}).
+		Owns(&batchv1.Job{}).
+		Owns(&corev1.Service{}).
+		Owns(&corev1.ServiceAccount{}).
+		Owns(&policyv1.PodDisruptionBudget{}).
+		Owns(&rbacv1.RoleBinding{}).
+		// Pods belong to workloads, not to us: their label leads back.
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, pod client.Object) []reconcile.Request {
+			name := pod.GetLabels()[semmoev1.LabelDeployment]
+			if name == "" {
+				return nil
+			}
+			return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: pod.GetNamespace(), Name: name}}}
+		})).
+		WithOptions(controller.Options{MaxConcurrentReconciles: 4, ReconciliationTimeout: time.Minute}).
+		Complete(r)
+}
+
+// children are the objects of a MoEDeployment that a reconciliation decides from.
+type children struct {
+	jobs        []*batchv1.Job
+	revisions   []*appsv1.StatefulSet // newest first
+	enginePods  []*corev1.Pod
+	inspectPods []*corev1.Pod
+	router      *appsv1.Deployment
+}
+
+// Reconcile observes, acts on what it observed, and reports.
+func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	moed := &semmoev1.MoEDeployment{}
+	if err := r.Get(ctx, request.NamespacedName, moed); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if moed.DeletionTimestamp != nil {
+		return ctrl.Result{}, nil // the children are garbage-collected by their owner references
+	}
+	observed, err := r.observe(ctx, moed)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	now := r.Now()
+	o := observation{Invalid: validate(moed), Pods: observed.enginePods, Router: observed.router}
+	o.Inspection = observeInspection(inspectionInputsOf(moed).hash(), observed.jobs, observed.inspectPods)
+	if report := o.Inspection.Report; report != nil && o.Invalid == nil {
+		if err := report.CheckExpertParallelSize(int(moed.Spec.Parallelism.ExpertParallelSize)); err != nil {
+			o.Invalid = invalidf("InvalidExpertParallelSize", "spec.parallelism.expertParallelSize: %v", err)
+		} else {
+			o.Revision = revisionOf(moed, *report)
+		}
+	}
+
+	after, inspectErr := r.reconcileInspection(ctx, moed, o.Inspection, now)
+	settled, rolloutErr := r.reconcileRevisions(ctx, moed, o, observed.revisions)
+	o.Settled = settled
+	phases := errors.Join(inspectErr, rolloutErr, r.reconcileChildren(ctx, moed))
+	o.Failure = lasting(phases)
+
+	pods := append(slices.Clone(observed.enginePods), observed.inspectPods...)
+	failedMounts, err := r.failedMounts(ctx, pods, now)
+	if err != nil {
+		phases = errors.Join(phases, err)
+	}
+	found, again := findProblem(pods, failedMounts, now)
+	o.Problem = found
+	after = soonest(after, again)
+	if err := r.applyStatus(ctx, moed, statusOf(moed, o, now)); err != nil {
+		phases = errors.Join(phases, err)
+	}
+	return ctrl.Result{RequeueAfter: after}, phases
+}
+
+// lasting is the text of an error that retries alone will not cure: what the API server refuses. Conflicts and outages
+// pass, and are not worth a condition.
+func lasting(err error) string {
+	if err == nil || !(apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
+		return ""
+	}
+	return truncate(err.Error(), 1024)
+}
+
+func soonest(a, b time.Duration) time.Duration {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
+}
+
+func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) (children, error) {
+	var observed children
+	ours := []client.ListOption{client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name}}
+	var jobs batchv1.JobList
+	var workloads appsv1.StatefulSetList
+	var pods corev1.PodList
+	if err := errors.Join(r.List(ctx, &jobs, ours...), r.List(ctx, &workloads, ours...), r.List(ctx, &pods, ours...)); err != nil {
+		return observed, fmt.Errorf("list children: %w", err)
+	}
+	for i := range jobs.Items {
+		if metav1.IsControlledBy(&jobs.Items[i], moed) {
+			observed.jobs = append(observed.jobs, &jobs.Items[i])
+		}
+	}
+	for i := range workloads.Items {
+		if workload := &workloads.Items[i]; metav1.IsControlledBy(workload, moed) && workload.DeletionTimestamp == nil {
+			observed.revisions = append(observed.revisions, workload)
+		}
+	}
+	slices.SortFunc(observed.revisions, func(a, b *appsv1.StatefulSet) int {
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	for i := range pods.Items {
+		switch pods.Items[i].Labels[semmoev1.LabelComponent] {
+		case semmoev1.ComponentEngine:
+			observed.enginePods = append(observed.enginePods, &pods.Items[i])
+		case semmoev1.ComponentInspect:
+			observed.inspectPods = append(observed.inspectPods, &pods.Items[i])
+		}
+	}
+	router := &appsv1.Deployment{}
+	err := r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: routerName(moed)}, router)
+	if err == nil {
+		observed.router = router
+	}
+	return observed, client.IgnoreNotFound(err)
+}
+
+// reconcileInspection records a result, starts the next attempt, and removes Jobs that nothing needs. It returns when to
+// look again.
+func (r *Reconciler) reconcileInspection(ctx context.Context, moed *semmoev1.MoEDeployment, state inspection, now time.Time) (time.Duration, error) {
+	if job := state.Unrecorded; job != nil {
+		report, err := json.Marshal(state.Report)
+		if err != nil {
+			return 0, err
+		}
+		base := job.DeepCopy()
+		metav1.SetMetaDataAnnotation(&job.ObjectMeta, semmoev1.AnnotationReport, string(report))
+		if err := r.Patch(ctx, job, client.MergeFrom(base), client.FieldOwner(manager)); err != nil {
+			return 0, fmt.Errorf("record the inspection's result: %w", err)
+		}
+	}
+	for _, job := range state.Obsolete {
+		if err := r.Delete(ctx, job, client.Preconditions{UID: new(job.UID)}, client.PropagationPolicy(metav1.DeletePropagationBackground)); client.IgnoreNotFound(err) != nil {
+			return 0, fmt.Errorf("delete inspection Job %s: %w", job.Name, err)
+		}
+	}
+	if state.NextAttempt == 0 || moed.Spec.Reconciliation == semmoev1.ReconciliationPaused {
+		return 0, nil
+	}
+	if wait := state.NextAt.Sub(now); wait > 0 {
+		return wait, nil
+	}
+	err := r.Create(ctx, inspectionJob(moed, r.Image, state.NextAttempt), client.FieldOwner(manager))
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return 0, fmt.Errorf("create inspection Job: %w", err)
+	}
+	return 0, nil
+}
+
+// reconcileRevisions creates the workload of the revision that the spec asks for, moves replicas towards it within the
+// budget, and removes empty old ones. It reports whether all replicas are asked of that revision alone.
+func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, workloads []*appsv1.StatefulSet) (bool, error) {
+	current := -1
+	if o.Invalid == nil && o.Revision != "" && moed.Spec.Reconciliation != semmoev1.ReconciliationPaused {
+		name := moed.Name + "-" + o.Revision
+		if current = slices.IndexFunc(workloads, func(w *appsv1.StatefulSet) bool { return w.Name == name }); current < 0 {
+			workload, err := render(moed, o.Revision, *o.Inspection.Report)
+			if err != nil {
+				return false, err
+			}
+			workloads, current = slices.Insert(slices.Clone(workloads), 0, workload), 0
+		}
+	}
+	states := make([]revisionState, len(workloads))
+	for i, workload := range workloads {
+		states[i] = stateOf(workload, o.Pods)
+	}
+	b := budget{Replicas: *moed.Spec.Replicas, MaxUnavailable: *moed.Spec.Rollout.MaxUnavailable, MaxSurge: *moed.Spec.Rollout.MaxSurge}
+	target := planReplicas(b, states, current)
+	for i, workload := range workloads {
+		if err := r.scale(ctx, workload, target[i], i == current); err != nil {
+			return false, err
+		}
+	}
+	return current >= 0 && states[current].Replicas == b.Replicas && totalReplicas(states) == b.Replicas, nil
+}
+
+func totalReplicas(states []revisionState) int32 {
+	var total int32
+	for _, state := range states {
+		total += state.Replicas
+	}
+	return total
+}
+
+// scale creates the workload, brings it to a number of replicas, or deletes it once it is neither wanted nor has pods.
+func (r *Reconciler) scale(ctx context.Context, workload *appsv1.StatefulSet, replicas int32, current bool) error {
+	switch {
+	case workload.UID == "":
+		workload.Spec.Replicas = &replicas
+		if err := r.Create(ctx, workload, client.FieldOwner(manager)); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("create workload %s: %w", workload.Name, err)
+		}
+	case *workload.Spec.Replicas != replicas:
+		base := workload.DeepCopy()
+		workload.Spec.Replicas = &replicas
+		// The lock refuses a decision that was made from a stale cache.
+		if err := r.Patch(ctx, workload, client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{}), client.FieldOwner(manager)); err != nil {
+			return fmt.Errorf("scale workload %s: %w", workload.Name, err)
+		}
+	case !current && replicas == 0 && workload.Status.Replicas == 0 && workload.Status.ObservedGeneration == workload.Generation:
+		if err := r.Delete(ctx, workload, client.Preconditions{UID: &workload.UID, ResourceVersion: &workload.ResourceVersion}); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete workload %s: %w", workload.Name, err)
+		}
+	}
+	return nil
+}
+
+// stateOf is the planner's view of a workload and its pods.
+func stateOf(workload *appsv1.StatefulSet, pods []*corev1.Pod) revisionState {
+	state := revisionState{Replicas: *workload.Spec.Replicas}
+	if workload.UID == "" {
+		return state
+	}
+	state.Ready = make([]bool, state.Replicas)
+	for _, pod := range pods {
+		ordinal, err := strconv.Atoi(pod.Name[strings.LastIndexByte(pod.Name, '-')+1:])
+		if err == nil && ordinal < len(state.Ready) && metav1.IsControlledBy(pod, workload) {
+			state.Ready[ordinal] = podReady(pod)
+		}
+	}
+	return state
+}
+
+// failedMounts reads, for pods that have long waited for their volumes, the last event that says why.
+func (r *Reconciler) failedMounts(ctx context.Context, pods []*corev1.Pod, now time.Time) (map[types.UID]string, error) {
+	messages := map[types.UID]string{}
+	for _, pod := range pods {
+		if !waitsForVolumes(pod, now) {
+			continue
+		}
+		var list corev1.EventList
+		if err := r.Events.List(ctx, &list, client.InNamespace(pod.Namespace), client.MatchingFields{
+			"involvedObject.uid": string(pod.UID), "reason": "FailedMount",
+		}); err != nil {
+			return nil, fmt.Errorf("list events of pod %s: %w", pod.Name, err)
+		}
+		latest := slices.MaxFunc(append(list.Items, corev1.Event{}), func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
+		if latest.Message != "" {
+			messages[pod.UID] = lastLine(latest.Message)
+		}
+	}
+	return messages, nil
+}

@@ -1,0 +1,12 @@
+// Package moedeployment brings the model of a MoEDeployment into service and keeps it there: it inspects the checkpoint,
+// writes one workload per revision, moves replicas from revision to revision, and runs the request router and the
+// Services in front.
+//
+// Invariants:
+//   - Every decision is derived from observed objects. Status is a report; wiping it changes nothing.
+//   - A revision's workload is named by the hash of its inputs and its template is written once: neither a change of the
+//     spec nor an upgrade of the operator touches the template of a workload that exists. Only replicas change.
+//   - Children are written by server-side apply with the field manager semmoe-moedeployment, and only where they differ.
+//   - The cores are pure: render (spec and model to pod template), planReplicas (revisions and budget to replicas), and
+//     the conditions (observation to status).
+package moedeployment

@@ -1,0 +1,153 @@
+package moedeployment
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// The revision of a given spec must never change from release to release: an upgrade would restart every serving pod.
+func TestRevisionIsStable(t *testing.T) {
+	const want = "383baaf1e5"
+	if got := revisionOf(deployment(), report()); got != want {
+		t.Errorf("revision %s, was %s: an upgrade to this version would restart every serving pod", got, want)
+	}
+}
+
+func TestRevisionFollowsItsInputsAlone(t *testing.T) {
+	base := revisionOf(deployment(), report())
+	cases := map[string]struct {
+		change func(*semmoev1.MoEDeployment)
+		same   bool
+	}{
+		"replicas":       {func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](9) }, true},
+		"routing":        {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Replicas = 9 }, true},
+		"rollout":        {func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.MaxSurge = ptr.To[int32](9) }, true},
+		"reconciliation": {func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, true},
+		"labels":         {func(m *semmoev1.MoEDeployment) { m.Labels = map[string]string{"a": "b"} }, true},
+		"image":          {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }, false},
+		"args":           {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--x"} }, false},
+		"model path":     {func(m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models/x" }, false},
+		"EP size":        {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }, false},
+		"template": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{NodeSelector: map[string]string{"a": "b"}}}
+		}, false},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			if got := revisionOf(deployment(tc.change), report()); (got == base) != tc.same {
+				t.Errorf("revision %s, before the change %s, want equal: %v", got, base, tc.same)
+			}
+		})
+	}
+	changed := report()
+	changed.ModelDigest = "sha256:def"
+	if revisionOf(deployment(), changed) == base {
+		t.Error("another checkpoint gives the same revision")
+	}
+}
+
+func TestRender(t *testing.T) {
+	moed := deployment(func(m *semmoev1.MoEDeployment) {
+		m.Spec.Engine.Args = []string{"--mem-fraction-static", "0.8"}
+		m.Spec.Engine.Env = []corev1.EnvVar{{Name: "A", Value: "b"}}
+		m.Spec.Template = &corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"team": "x"}},
+			Spec: corev1.PodSpec{
+				NodeSelector: map[string]string{"gpu": "h200"},
+				Containers: []corev1.Container{
+					{Name: "engine", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse("4")}}},
+					{Name: "sidecar", Image: "sidecar:1"},
+				},
+			},
+		}
+	})
+	workload, err := render(moed, "r1", report())
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := workload.Spec.Template
+	for key, want := range map[string]string{"team": "x", semmoev1.LabelRevision: "r1", semmoev1.LabelDeployment: "m"} {
+		if got := template.Labels[key]; got != want {
+			t.Errorf("label %s is %q, want %q", key, got, want)
+		}
+	}
+	if template.Annotations[semmoev1.AnnotationRanks] != "4" || template.Annotations[semmoev1.AnnotationPort] != "30000" {
+		t.Errorf("annotations %v do not tell ranks and port", template.Annotations)
+	}
+	if template.Spec.NodeSelector["gpu"] != "h200" || len(template.Spec.Containers) != 2 {
+		t.Fatalf("the user's template was not merged: %+v", template.Spec)
+	}
+	var engine corev1.Container
+	for _, c := range template.Spec.Containers {
+		if c.Name == "engine" {
+			engine = c
+		}
+	}
+	wantArgs := []string{
+		"--model-path", "/models", "--served-model-name", "m", "--host", "$(POD_IP)", "--port", "30000", "--tp-size", "4", "--ep-size", "4",
+		"--dp-size", "4", "--enable-dp-attention", "--mem-fraction-static", "0.8",
+	}
+	if diff := cmp.Diff(wantArgs, engine.Args); diff != "" {
+		t.Errorf("args (-want +got):\n%s", diff)
+	}
+	if gpus := engine.Resources.Limits["nvidia.com/gpu"]; gpus.Value() != 4 {
+		t.Errorf("asks for %v devices, want 4", gpus.Value())
+	}
+	if cpu := engine.Resources.Requests["cpu"]; cpu.Value() != 4 {
+		t.Errorf("the user's resources were lost: %v", engine.Resources)
+	}
+	if engine.Image != "engine:1" || engine.Env[0].Name != "POD_IP" || engine.Env[1].Value != "b" || engine.Lifecycle.PreStop.Sleep == nil {
+		t.Errorf("the engine's container is %+v", engine)
+	}
+}
+
+func TestValidate(t *testing.T) {
+	template := func(t corev1.PodTemplateSpec) func(*semmoev1.MoEDeployment) {
+		return func(m *semmoev1.MoEDeployment) { m.Spec.Template = &t }
+	}
+	containers := func(c ...corev1.Container) func(*semmoev1.MoEDeployment) {
+		return template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: c}})
+	}
+	cases := map[string]struct {
+		change  func(*semmoev1.MoEDeployment)
+		message string
+	}{
+		"valid":              {func(*semmoev1.MoEDeployment) {}, ""},
+		"unknown engine":     {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Type = "X" }, `spec.engine.type: "X" is not known`},
+		"contradicting flag": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--tp=2"} }, `"--tp=2" contradicts spec.parallelism.expertParallelSize`},
+		"our variable":       {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, "spec.engine.env: POD_IP"},
+		"reserved label": {template(corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"semmoe.io/x": ""}}}),
+			`spec.template.metadata.labels: "semmoe.io/x" is reserved`},
+		"reserved annotation": {template(corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"semmoe.io/x": ""}}}),
+			`spec.template.metadata.annotations: "semmoe.io/x" is reserved`},
+		"restart policy":   {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{RestartPolicy: "Never"}}), "spec.template.spec.restartPolicy"},
+		"model volume":     {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "model"}}}}), "use another name"},
+		"engine's image":   {containers(corev1.Container{Name: "engine", Image: "x"}), "comes from spec.engine.image"},
+		"engine's command": {containers(corev1.Container{Name: "engine", Command: []string{"x"}}), "comes from spec.engine.command"},
+		"engine's args":    {containers(corev1.Container{Name: "engine", Args: []string{"x"}}), "come from spec.engine.args"},
+		"misspelled":       {containers(corev1.Container{Name: "engin"}), `container "engin" has no image`},
+		"sidecar":          {containers(corev1.Container{Name: "side", Image: "x"}), ""},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			err := validate(deployment(tc.change))
+			if tc.message == "" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.message, tc.message) {
+				t.Errorf("error %v, want one with %q", err, tc.message)
+			}
+		})
+	}
+}

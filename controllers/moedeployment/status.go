@@ -1,0 +1,246 @@
+package moedeployment
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+)
+
+// observation is all that the status is made from.
+type observation struct {
+	// Invalid is a fault of the spec.
+	Invalid *invalidError
+	// Inspection is the state of the model's inspection.
+	Inspection inspection
+	// Revision is what the spec asks for; empty while that is not known.
+	Revision string
+	// Settled tells that the replicas asked for are all of Revision.
+	Settled bool
+	// Pods are the engine pods.
+	Pods []*corev1.Pod
+	// Router is the request router's Deployment; nil where there is none.
+	Router *appsv1.Deployment
+	// Problem is what keeps a pod from serving.
+	Problem *problem
+	// Failure is an error that a phase of the reconciliation met and that a retry alone will not cure.
+	Failure string
+}
+
+// statusOf reports an observation. It reads the previous status only to keep the times of transitions, and to tell work
+// that a new generation causes from repair.
+func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoev1.MoEDeploymentStatus {
+	status := semmoev1.MoEDeploymentStatus{
+		Conditions:         append([]metav1.Condition(nil), moed.Status.Conditions...),
+		ObservedGeneration: moed.Generation,
+		Selector:           labels.SelectorFromSet(selector(moed, semmoev1.ComponentEngine)).String(),
+		Revision:           o.Revision,
+		Endpoint:           fmt.Sprintf("http://%s.%s.svc:%d", moed.Name, moed.Namespace, semmoev1.ServicePort),
+	}
+	for _, pod := range o.Pods {
+		if pod.DeletionTimestamp != nil {
+			continue
+		}
+		status.Replicas++
+		if !podReady(pod) {
+			continue
+		}
+		status.ReadyReplicas++
+		if pod.Labels[semmoev1.LabelRevision] == o.Revision {
+			status.UpdatedReplicas++
+		}
+	}
+	status.Summary = fmt.Sprintf("%d/%d", status.ReadyReplicas, *moed.Spec.Replicas)
+	if report := o.Inspection.Report; report != nil {
+		status.Model = &semmoev1.ModelStatus{
+			Digest:          report.ModelDigest,
+			Family:          report.Family,
+			Layers:          int32(report.Layers),
+			MoELayers:       int32(len(report.MoELayers)),
+			Experts:         int32(report.Experts),
+			ExpertsPerToken: int32(report.ExpertsPerToken),
+		}
+	}
+	set := func(kind string, verdict verdict) {
+		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
+			Type: kind, Status: verdict.status, Reason: verdict.reason, Message: truncate(verdict.message, 1024),
+			ObservedGeneration: moed.Generation, LastTransitionTime: metav1.NewTime(now.Truncate(time.Second)),
+		})
+	}
+	fault := faultOf(o)
+	stalled := fault != nil && fault.stalls
+	complete := o.Settled && status.UpdatedReplicas == *moed.Spec.Replicas && status.Replicas == *moed.Spec.Replicas
+	set(semmoev1.ConditionReady, readyVerdict(moed, o, status, fault))
+	set(semmoev1.ConditionProgressing, progressingVerdict(moed, o, status, complete, stalled))
+	set(semmoev1.ConditionDegraded, degradedVerdict(fault))
+	set(semmoev1.ConditionStalled, stalledVerdict(fault))
+	set(semmoev1.ConditionReconciling, reconcilingVerdict(moed, o, status, complete, stalled))
+	set(semmoev1.ConditionProfiled, verdict{metav1.ConditionFalse, "NoProfile", "The model has not been profiled: it is served with the engine's own placement of experts"})
+	set(semmoev1.ConditionPlanned, verdict{metav1.ConditionFalse, "NoProfile", "There is no plan without a profile"})
+	set(semmoev1.ConditionRolledOut, verdict{metav1.ConditionFalse, "NoPlan", "There is no plan to roll out"})
+	set(semmoev1.ConditionLocalityOnTarget, verdict{metav1.ConditionUnknown, "NoPlan", "Without a plan there is no promised local activation rate to compare with"})
+	return status
+}
+
+type verdict struct {
+	status          metav1.ConditionStatus
+	reason, message string
+}
+
+// fault is what is wrong, the most telling first; one that stalls needs a human.
+type fault struct {
+	reason, message string
+	stalls          bool
+}
+
+func faultOf(o observation) *fault {
+	switch {
+	case o.Invalid != nil:
+		return &fault{o.Invalid.reason, o.Invalid.message, true}
+	case o.Inspection.Failure != "" && o.Inspection.Invalid:
+		return &fault{"ModelInvalid", o.Inspection.Failure, true}
+	case o.Inspection.Failure != "":
+		return &fault{"InspectionFailed", "The model could not be inspected, and will be again: " + o.Inspection.Failure, false}
+	case o.Problem != nil:
+		return &fault{o.Problem.Reason, o.Problem.Message, false}
+	case o.Failure != "":
+		return &fault{"ReconcileFailed", o.Failure, false}
+	}
+	return nil
+}
+
+func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.MoEDeploymentStatus, fault *fault) verdict {
+	want := *moed.Spec.Replicas
+	enough := max(1, want-*moed.Spec.Rollout.MaxUnavailable)
+	routerReady := moed.Spec.Routing.Mode == semmoev1.RoutingModeNone || o.Router != nil && o.Router.Status.AvailableReplicas > 0
+	switch {
+	case want == 0 && fault == nil:
+		return verdict{metav1.ConditionTrue, "ScaledToZero", "spec.replicas is 0: nothing serves, as asked"}
+	case want > 0 && status.ReadyReplicas >= enough && routerReady:
+		return verdict{metav1.ConditionTrue, "Serving", fmt.Sprintf("%d of %d replicas serve at %s", status.ReadyReplicas, want, status.Endpoint)}
+	case fault != nil:
+		return verdict{metav1.ConditionFalse, fault.reason, fault.message}
+	case moed.Spec.Reconciliation == semmoev1.ReconciliationPaused && status.Replicas == 0:
+		return verdict{metav1.ConditionFalse, "Paused", "Nothing serves, and spec.reconciliation is Paused: set it to Active to roll out"}
+	case o.Inspection.Report == nil && status.Replicas == 0:
+		return verdict{metav1.ConditionFalse, "InspectingModel", "The checkpoint is being inspected; no device is used before it is found to be sound"}
+	case status.ReadyReplicas >= enough:
+		return verdict{metav1.ConditionFalse, "RouterNotReady", fmt.Sprintf("%d of %d replicas serve, but no request router is available yet", status.ReadyReplicas, want)}
+	default:
+		return verdict{metav1.ConditionFalse, "WaitingForReplicas", fmt.Sprintf("%d of %d replicas are ready; at least %d must be", status.ReadyReplicas, want, enough)}
+	}
+}
+
+func progressingVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.MoEDeploymentStatus, complete, stalled bool) verdict {
+	switch {
+	case moed.Spec.Reconciliation == semmoev1.ReconciliationPaused:
+		return verdict{metav1.ConditionFalse, "Paused", "spec.reconciliation is Paused: nothing is rolled out"}
+	case stalled:
+		return verdict{metav1.ConditionFalse, "Stalled", "Nothing will change until what the condition Stalled names is mended"}
+	case complete:
+		return verdict{metav1.ConditionFalse, "Complete", fmt.Sprintf("All %d replicas are of revision %s", *moed.Spec.Replicas, o.Revision)}
+	case o.Inspection.Report == nil:
+		return verdict{metav1.ConditionTrue, "InspectingModel", "The checkpoint is being inspected"}
+	case !o.Settled:
+		return verdict{metav1.ConditionTrue, "RollingOut", fmt.Sprintf("%d of %d replicas are of revision %s", status.UpdatedReplicas, *moed.Spec.Replicas, o.Revision)}
+	default:
+		return verdict{metav1.ConditionTrue, "WaitingForReplicas", fmt.Sprintf("%d of %d replicas are ready", status.UpdatedReplicas, *moed.Spec.Replicas)}
+	}
+}
+
+func degradedVerdict(fault *fault) verdict {
+	if fault == nil {
+		return verdict{metav1.ConditionFalse, "AsExpected", "Nothing is wrong"}
+	}
+	return verdict{metav1.ConditionTrue, fault.reason, fault.message}
+}
+
+func stalledVerdict(fault *fault) verdict {
+	if fault == nil || !fault.stalls {
+		return verdict{metav1.ConditionFalse, "NotStalled", "Nothing waits for a human"}
+	}
+	return verdict{metav1.ConditionTrue, fault.reason, fault.message}
+}
+
+// reconcilingVerdict is True only for work that a new generation causes: once that has been finished, a pod that is lost
+// and comes back is repair, not reconciliation.
+func reconcilingVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.MoEDeploymentStatus, complete, stalled bool) verdict {
+	previous := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionReconciling)
+	finished := previous != nil && previous.Status == metav1.ConditionFalse && previous.Reason == "Complete" && previous.ObservedGeneration == moed.Generation
+	switch {
+	case stalled:
+		return verdict{metav1.ConditionFalse, "Stalled", "The condition Stalled names what must be mended"}
+	case moed.Spec.Reconciliation == semmoev1.ReconciliationPaused:
+		return verdict{metav1.ConditionFalse, "Paused", "spec.reconciliation is Paused"}
+	case complete, finished && o.Settled:
+		return verdict{metav1.ConditionFalse, "Complete", fmt.Sprintf("Generation %d is in service", moed.Generation)}
+	default:
+		return verdict{metav1.ConditionTrue, "InProgress", fmt.Sprintf("Generation %d is being brought into service", moed.Generation)}
+	}
+}
+
+func podReady(pod *corev1.Pod) bool {
+	if pod.DeletionTimestamp != nil {
+		return false
+	}
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodReady {
+			return condition.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// applyStatus writes the status where it differs from the recorded one, and tells the transitions as events.
+func (r *Reconciler) applyStatus(ctx context.Context, moed *semmoev1.MoEDeployment, status semmoev1.MoEDeploymentStatus) error {
+	if equality.Semantic.DeepEqual(moed.Status, status) {
+		return nil
+	}
+	data, err := json.Marshal(status)
+	if err != nil {
+		return err
+	}
+	intent := &semmoeac.MoEDeploymentStatusApplyConfiguration{}
+	if err := json.Unmarshal(data, intent); err != nil {
+		return err
+	}
+	if err := r.Status().Apply(ctx, semmoeac.MoEDeployment(moed.Name, moed.Namespace).WithStatus(intent),
+		client.FieldOwner(manager), client.ForceOwnership); err != nil {
+		return fmt.Errorf("apply status: %w", err)
+	}
+	r.tellTransitions(moed, status)
+	return nil
+}
+
+// tellTransitions records an event for each change of Ready and Degraded, and for each new stage of progress.
+func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoev1.MoEDeploymentStatus) {
+	for _, kind := range []string{semmoev1.ConditionProgressing, semmoev1.ConditionDegraded, semmoev1.ConditionReady} {
+		before, after := meta.FindStatusCondition(moed.Status.Conditions, kind), meta.FindStatusCondition(status.Conditions, kind)
+		if before != nil && before.Status == after.Status && before.Reason == after.Reason {
+			continue
+		}
+		good := after.Status == metav1.ConditionTrue
+		if kind == semmoev1.ConditionDegraded {
+			if before == nil && !good {
+				continue // it was never otherwise
+			}
+			good = !good
+		}
+		level := corev1.EventTypeNormal
+		if !good && kind != semmoev1.ConditionProgressing && before != nil {
+			level = corev1.EventTypeWarning
+		}
+		r.Recorder.Eventf(moed, nil, level, after.Reason, "Reconcile", "%s is %s: %s", kind, after.Status, truncate(after.Message, 900))
+	}
+}

@@ -1,0 +1,77 @@
+package moedeployment
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/engine/registry"
+)
+
+// invalidError is a fault of the spec that only its author can mend; reason becomes a condition's.
+type invalidError struct{ reason, message string }
+
+func (e *invalidError) Error() string { return e.message }
+
+func invalidf(reason, format string, args ...any) *invalidError {
+	return &invalidError{reason: reason, message: fmt.Sprintf(format, args...)}
+}
+
+// validate checks what the schema cannot.
+func validate(moed *semmoev1.MoEDeployment) *invalidError {
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	if err != nil {
+		return invalidf("UnknownEngine", "%v", err)
+	}
+	if _, err := adapter.Args(launch(moed), moed.Spec.Engine.Args); err != nil {
+		return invalidf("ContradictingFlags", "%v", err)
+	}
+	if slices.ContainsFunc(moed.Spec.Engine.Env, func(env corev1.EnvVar) bool { return env.Name == podIPVariable }) {
+		return invalidf("InvalidSpec", "spec.engine.env: %s is set by the operator: use another name", podIPVariable)
+	}
+	if template := moed.Spec.Template; template != nil {
+		return validateTemplate(template)
+	}
+	return nil
+}
+
+func validateTemplate(template *corev1.PodTemplateSpec) *invalidError {
+	for _, metadata := range []struct {
+		field string
+		keys  map[string]string
+	}{{"labels", template.Labels}, {"annotations", template.Annotations}} {
+		for key := range metadata.keys {
+			if strings.HasPrefix(key, semmoev1.GroupVersion.Group+"/") {
+				return invalidf("InvalidTemplate", "spec.template.metadata.%s: %q is reserved: keys under %s/ are the operator's", metadata.field, key, semmoev1.GroupVersion.Group)
+			}
+		}
+	}
+	if policy := template.Spec.RestartPolicy; policy != "" && policy != corev1.RestartPolicyAlways {
+		return invalidf("InvalidTemplate", "spec.template.spec.restartPolicy: %q is not possible for a serving pod: remove it, or use Always", policy)
+	}
+	for _, volume := range template.Spec.Volumes {
+		if volume.Name == modelVolume {
+			return invalidf("InvalidTemplate", "spec.template.spec.volumes: %q is the volume of spec.model.volume: use another name", modelVolume)
+		}
+	}
+	for _, container := range template.Spec.Containers {
+		if container.Name != semmoev1.EngineContainer {
+			if container.Image == "" {
+				return invalidf("InvalidTemplate", "spec.template.spec.containers: container %q has no image; to change the engine's container, name it %q", container.Name, semmoev1.EngineContainer)
+			}
+			continue
+		}
+		switch {
+		case container.Image != "":
+			return invalidf("InvalidTemplate", "spec.template.spec.containers: the image of container %q comes from spec.engine.image: set it there", container.Name)
+		case container.Command != nil:
+			return invalidf("InvalidTemplate", "spec.template.spec.containers: the command of container %q comes from spec.engine.command: set it there", container.Name)
+		case container.Args != nil:
+			return invalidf("InvalidTemplate", "spec.template.spec.containers: the args of container %q come from spec.engine.args: set them there", container.Name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,45 @@
+// Package apply writes objects by server-side apply, and only when there is something to write.
+//
+// Invariant: whether to write is derived from the live object alone, from the fields that it records as owned by our
+// field manager. There is no memory to lose or to go stale: a restarted operator writes nothing in steady state.
+package apply
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Ensure makes the live object have the fields of intent, owned by the field manager. live is nil where the object does
+// not exist; extract is client-go's Extract function of the type. It reports whether it wrote.
+//
+// Another manager that takes over one of the fields takes it out of what we own, so its change is seen and undone.
+func Ensure[O any, A runtime.ApplyConfiguration](ctx context.Context, c client.Client, manager string, live *O, intent A, extract func(*O, string) (A, error)) (bool, error) {
+	if live != nil {
+		current, err := extract(live, manager)
+		if err != nil {
+			return false, fmt.Errorf("read the fields owned by %s: %w", manager, err)
+		}
+		same, err := equal(current, intent)
+		if err != nil || same {
+			return false, err
+		}
+	}
+	return true, c.Apply(ctx, intent, client.FieldOwner(manager), client.ForceOwnership)
+}
+
+func equal(a, b any) (bool, error) {
+	left, err := json.Marshal(a)
+	if err != nil {
+		return false, err
+	}
+	right, err := json.Marshal(b)
+	if err != nil {
+		return false, err
+	}
+	return bytes.Equal(left, right), nil
+}

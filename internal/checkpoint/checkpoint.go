@@ -1,0 +1,224 @@
+package checkpoint
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"hash"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+const (
+	configFile      = "config.json"
+	indexFile       = "model.safetensors.index.json"
+	singleShardFile = "model.safetensors"
+
+	// maxJSONBytes bounds config.json and the index; the index of the largest known models is about 20 MB.
+	maxJSONBytes = 256 << 20
+)
+
+// Checkpoint is an opened checkpoint directory: config, index and shard headers agree with each other. It is safe for
+// concurrent reads and must be closed.
+type Checkpoint struct {
+	Dir    string
+	Config *Config
+	// Shards are the open safetensors files in name order.
+	Shards []*File
+	// shardOf maps each tensor to its file.
+	shardOf map[string]*File
+	digest  string
+}
+
+// Open opens and validates the checkpoint in dir without loading any weight: the config is readable, the index and
+// the shards name the same tensors, and every shard is as long as its header says.
+func Open(dir string) (*Checkpoint, error) {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return nil, classify("model path", dir, err)
+	}
+	if !info.IsDir() {
+		return nil, Invalidf("model path %s is a file; give the directory that holds %s", dir, configFile)
+	}
+	configText, err := readSmallFile("model config", filepath.Join(dir, configFile))
+	if err != nil {
+		return nil, err
+	}
+	config, err := ParseConfig(configText)
+	if err != nil {
+		return nil, Invalidf("%s: %v", filepath.Join(dir, configFile), err)
+	}
+	indexText, weightMap, err := readIndex(dir)
+	if err != nil {
+		return nil, err
+	}
+	c := &Checkpoint{Dir: dir, Config: config, shardOf: map[string]*File{}}
+	if err := c.openShards(weightMap); err != nil {
+		c.Close()
+		return nil, err
+	}
+	c.digest = digest(configText, indexText, c.Shards)
+	return c, nil
+}
+
+// Close closes the shards.
+func (c *Checkpoint) Close() error {
+	var errs []error
+	for _, shard := range c.Shards {
+		errs = append(errs, shard.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Float32 reads a tensor as float32 values, row-major.
+func (c *Checkpoint) Float32(name string) ([]float32, error) {
+	shard, ok := c.shardOf[name]
+	if !ok {
+		return nil, Invalidf("checkpoint %s has no tensor %q", c.Dir, name)
+	}
+	return shard.Float32(name)
+}
+
+// Tensor describes a tensor of the checkpoint.
+func (c *Checkpoint) Tensor(name string) (Tensor, bool) {
+	shard, ok := c.shardOf[name]
+	if !ok {
+		return Tensor{}, false
+	}
+	return shard.Tensors[name], true
+}
+
+// Digest identifies the model: sha256, in hex, over config.json, the index and each shard's name, size and header.
+// Weights are not read, so two models that differ only in values of equal layout share a digest.
+func (c *Checkpoint) Digest() string { return c.digest }
+
+// Bytes is the total size of the shards.
+func (c *Checkpoint) Bytes() int64 {
+	var total int64
+	for _, shard := range c.Shards {
+		total += shard.Size
+	}
+	return total
+}
+
+// readIndex reads the index; text and map are empty for a checkpoint of a single file without one.
+func readIndex(dir string) (text []byte, weightMap map[string]string, err error) {
+	path := filepath.Join(dir, indexFile)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if text, err = readSmallFile("index", path); err != nil {
+		return nil, nil, err
+	}
+	var index struct {
+		WeightMap map[string]string `json:"weight_map"`
+	}
+	if err := json.Unmarshal(text, &index); err != nil {
+		return nil, nil, Invalidf("%s: not a valid index: %v", path, err)
+	}
+	if len(index.WeightMap) == 0 {
+		return nil, nil, Invalidf("%s: weight_map is missing or empty", path)
+	}
+	for tensor, file := range index.WeightMap {
+		// A path would let an index reach outside the checkpoint.
+		if file != filepath.Base(file) || !strings.HasSuffix(file, ".safetensors") {
+			return nil, nil, Invalidf("%s: tensor %q lies in %q; only names of .safetensors files beside the index are allowed", path, tensor, file)
+		}
+	}
+	return text, index.WeightMap, nil
+}
+
+// openShards opens the files that the index names, or the single shard where there is no index, and compares both.
+func (c *Checkpoint) openShards(weightMap map[string]string) error {
+	files := map[string]bool{}
+	for _, file := range weightMap {
+		files[file] = true
+	}
+	if len(files) == 0 {
+		if _, err := os.Stat(filepath.Join(c.Dir, singleShardFile)); errors.Is(err, fs.ErrNotExist) {
+			return Invalidf("%s has neither %s nor %s: it is not a safetensors checkpoint, or incomplete", c.Dir, indexFile, singleShardFile)
+		}
+		files[singleShardFile] = true
+	}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		shard, err := OpenFile(filepath.Join(c.Dir, name))
+		if err != nil {
+			return err
+		}
+		c.Shards = append(c.Shards, shard)
+		for tensor := range shard.Tensors {
+			if other, twice := c.shardOf[tensor]; twice {
+				return Invalidf("tensor %q lies in both %s and %s", tensor, other.Path, shard.Path)
+			}
+			if weightMap != nil && weightMap[tensor] != name {
+				return Invalidf("%s holds tensor %q, which %s does not place there: index and shards are of different checkpoints", shard.Path, tensor, indexFile)
+			}
+			c.shardOf[tensor] = shard
+		}
+	}
+	for tensor, file := range weightMap {
+		if _, ok := c.shardOf[tensor]; !ok {
+			return Invalidf("%s does not hold tensor %q, which %s places there: index and shards are of different checkpoints", filepath.Join(c.Dir, file), tensor, indexFile)
+		}
+	}
+	return nil
+}
+
+// digest frames each part with its length, so that no two different checkpoints have the same byte stream.
+func digest(config, index []byte, shards []*File) string {
+	h := sha256.New()
+	frame(h, config)
+	frame(h, index)
+	for _, shard := range shards {
+		frame(h, []byte(filepath.Base(shard.Path)))
+		frame(h, shard.HeaderText)
+		frame(h, binary.LittleEndian.AppendUint64(nil, uint64(shard.Size)))
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+func frame(h hash.Hash, part []byte) {
+	h.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(part))))
+	h.Write(part)
+}
+
+// readSmallFile reads a JSON file, bounded.
+func readSmallFile(what, path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, classify(what, path, err)
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxJSONBytes {
+		return nil, Invalidf("%s %s is not a regular file of at most %d bytes", what, path, maxJSONBytes)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, classify(what, path, err)
+	}
+	if len(text) == 0 {
+		return nil, Invalidf("%s %s is empty", what, path)
+	}
+	return text, nil
+}
+
+// ReadJSON reads a further JSON file of the checkpoint into value; found is false where the file does not exist.
+func (c *Checkpoint) ReadJSON(name string, value any) (found bool, err error) {
+	path := filepath.Join(c.Dir, name)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	text, err := readSmallFile("file", path)
+	if err != nil {
+		return false, err
+	}
+	if err := json.Unmarshal(text, value); err != nil {
+		return false, Invalidf("%s: %v", path, err)
+	}
+	return true, nil
+}

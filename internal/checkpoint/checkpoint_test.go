@@ -1,0 +1,177 @@
+package checkpoint
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const tinyModel = "../refengine/testdata/tiny-qwen3moe"
+
+const smallConfig = `{"model_type":"mixtral","num_hidden_layers":1,"num_local_experts":2,"num_experts_per_tok":1,"hidden_size":2,"vocab_size":4}`
+
+func oneTensor(name string, value byte) []byte {
+	return safetensorsBytes(`{"`+name+`":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, []byte{value})
+}
+
+// writeSmall writes a checkpoint of two shards, then applies the changes; nil content deletes a file.
+func writeSmall(t *testing.T, changes map[string][]byte) string {
+	t.Helper()
+	dir := t.TempDir()
+	files := map[string][]byte{
+		configFile:        []byte(smallConfig),
+		indexFile:         []byte(`{"weight_map":{"a":"one.safetensors","b":"two.safetensors"}}`),
+		"one.safetensors": oneTensor("a", 1),
+		"two.safetensors": oneTensor("b", 2),
+	}
+	for name, content := range changes {
+		files[name] = content
+	}
+	for name, content := range files {
+		if content != nil {
+			writeFile(t, filepath.Join(dir, name), content)
+		}
+	}
+	return dir
+}
+
+func TestOpenRefuses(t *testing.T) {
+	for name, test := range map[string]struct {
+		changes map[string][]byte
+		want    []string
+	}{
+		"no config":          {map[string][]byte{configFile: nil}, []string{configFile, "does not exist"}},
+		"empty config":       {map[string][]byte{configFile: {}}, []string{configFile, "is empty"}},
+		"unknown family":     {map[string][]byte{configFile: []byte(`{"model_type":"bert"}`)}, []string{configFile, `"bert"`, "mixtral"}},
+		"no weights":         {map[string][]byte{indexFile: nil}, []string{"neither model.safetensors.index.json nor model.safetensors"}},
+		"broken index":       {map[string][]byte{indexFile: []byte(`{`)}, []string{indexFile, "not a valid index"}},
+		"empty index":        {map[string][]byte{indexFile: []byte(`{}`)}, []string{"weight_map is missing or empty"}},
+		"index leaves dir":   {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"../one.safetensors"}}`)}, []string{`"../one.safetensors"`, "beside the index"}},
+		"shard missing":      {map[string][]byte{"two.safetensors": nil}, []string{"two.safetensors", "does not exist"}},
+		"shard truncated":    {map[string][]byte{"two.safetensors": oneTensor("b", 2)[:61]}, []string{"two.safetensors", "truncated", "61 bytes", "needs 62"}},
+		"tensor unknown":     {map[string][]byte{"two.safetensors": oneTensor("c", 2)}, []string{"two.safetensors", `"c"`, "different checkpoints"}},
+		"tensor missing":     {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"one.safetensors","b":"two.safetensors","c":"two.safetensors"}}`)}, []string{"two.safetensors", `"c"`}},
+		"tensor in two":      {map[string][]byte{"two.safetensors": oneTensor("a", 2)}, []string{`"a" lies in both`}},
+		"tensor moved":       {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"two.safetensors","b":"one.safetensors"}}`)}, []string{"one.safetensors", `"a"`, "does not place there"}},
+		"shard is a log":     {map[string][]byte{"one.safetensors": []byte("version https://git-lfs")}, []string{"one.safetensors", "not a safetensors file"}},
+		"config unreachable": {map[string][]byte{configFile: []byte(`[]`)}, []string{configFile, "not a valid model config"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Open(writeSmall(t, test.changes))
+			if !IsInvalid(err) {
+				t.Fatalf("got %v, want an invalid error", err)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%q does not mention %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+func TestOpenRefusesPathsThatAreNoDirectory(t *testing.T) {
+	dir := t.TempDir()
+	file := writeFile(t, filepath.Join(dir, "file"), []byte("x"))
+	for path, want := range map[string]string{
+		filepath.Join(dir, "none"): "does not exist",
+		file:                       "is a file; give the directory",
+		filepath.Join(file, "sub"): "is a file, not a directory",
+	} {
+		if _, err := Open(path); !IsInvalid(err) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", path, err, want)
+		}
+	}
+}
+
+func TestOpenSingleFileWithoutIndex(t *testing.T) {
+	dir := writeSmall(t, map[string][]byte{indexFile: nil, singleShardFile: oneTensor("a", 1)})
+	c, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if tensor, ok := c.Tensor("a"); !ok || tensor.DType != "U8" || len(c.Shards) != 1 {
+		t.Errorf("got %+v, %v, %d shards", tensor, ok, len(c.Shards))
+	}
+}
+
+// The digest must see every change that matters and none that does not.
+func TestDigest(t *testing.T) {
+	digestOf := func(changes map[string][]byte) string {
+		t.Helper()
+		report, err := Inspect(writeSmall(t, changes))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return report.ModelDigest
+	}
+	base := digestOf(nil)
+	if again := digestOf(map[string][]byte{"README.md": []byte("x")}); again != base {
+		t.Error("a file that is no part of the model changed the digest")
+	}
+	for name, changes := range map[string]map[string][]byte{
+		"config": {configFile: []byte(smallConfig + " ")},
+		"index":  {indexFile: []byte(`{"weight_map":{"b":"two.safetensors","a":"one.safetensors"}}`)},
+		"header": {"two.safetensors": safetensorsBytes(`{"b":{"dtype":"I8","shape":[1],"data_offsets":[0,1]}}`, []byte{2})},
+	} {
+		if digestOf(changes) == base {
+			t.Errorf("a change of %s left the digest as it was", name)
+		}
+	}
+}
+
+func TestInspectTinyModel(t *testing.T) {
+	got, err := Inspect(tinyModel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got.ModelDigest) != 64 {
+		t.Errorf("digest %q is not a sha256 in hex", got.ModelDigest)
+	}
+	got.ModelDigest = ""
+	want := Report{
+		Family: "qwen3_moe", Layers: 4, MoELayers: []int{0, 1, 2, 3}, Experts: 32, ExpertsPerToken: 4, Groups: 1, GroupsPerToken: 1,
+		Hidden: 128, Vocab: 4096, DType: "bfloat16", Shards: 3, Bytes: 2741072 + 2747888 + 2327904,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// The report of the largest model that ParseConfig accepts must fit a termination message.
+func TestReportFitsTerminationMessage(t *testing.T) {
+	layers := make([]int, maxLayers)
+	for i := range layers {
+		layers[i] = i
+	}
+	text, err := json.Marshal(Report{
+		Family: "deepseek_v3", Layers: maxLayers, MoELayers: layers, Experts: 1 << 16, ExpertsPerToken: 1 << 16, Groups: 1 << 16, GroupsPerToken: 1 << 16,
+		Hidden: 1 << 20, Vocab: 1 << 24, DType: strings.Repeat("\x00", 32), Shards: 1 << 30, Bytes: 1 << 62, ModelDigest: strings.Repeat("f", 64),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(text) > 4096 {
+		t.Errorf("report of %d bytes", len(text))
+	}
+}
+
+func TestIOErrorsAreNotInvalid(t *testing.T) {
+	f, err := OpenFile(writeFile(t, filepath.Join(t.TempDir(), "x.safetensors"),
+		safetensorsBytes(`{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}`, make([]byte, 4))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := os.Truncate(f.Path, 10); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Float32("a"); err == nil || IsInvalid(err) {
+		t.Errorf("got %v, want an I/O error", err)
+	}
+}

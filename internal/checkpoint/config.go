@@ -1,0 +1,211 @@
+package checkpoint
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// maxLayers bounds num_hidden_layers, so that a corrupt config can neither exhaust memory nor make a report too long.
+const maxLayers = 512
+
+// Config is what the operator needs to know of a model's config.json, whatever spelling the file uses.
+type Config struct {
+	// ModelType is the family, one of Families().
+	ModelType string
+	// Layers counts all hidden layers, dense ones included.
+	Layers int
+	// MoELayers lists the model layer indices that hold routed experts, ascending.
+	MoELayers []int
+	// Experts is the number of routed experts of an MoE layer, ExpertsPerToken how many of them a token activates.
+	Experts, ExpertsPerToken int
+	// Groups and GroupsPerToken describe group-limited gates (n_group, topk_group); both are 1 elsewhere.
+	Groups, GroupsPerToken int
+	HiddenSize, VocabSize  int
+	// DType is the stored arithmetic type as config.json spells it, such as bfloat16; empty where it says none.
+	DType string
+	// Text is the JSON object that describes the language model: config.json itself, or its text_config.
+	Text json.RawMessage
+}
+
+// families maps each known model type to its rule for which layers are MoE layers.
+var families = map[string]func(rawConfig) []int{
+	"qwen2_moe":   sparseStepLayers,
+	"qwen3_moe":   sparseStepLayers,
+	"deepseek_v2": layersAfterDense,
+	"deepseek_v3": layersAfterDense,
+	"kimi_k2":     layersAfterDense,
+	"glm4_moe":    layersAfterDense,
+	"mixtral":     allLayers,
+	"olmoe":       allLayers,
+	"gpt_oss":     allLayers,
+}
+
+// Families lists the known model types, sorted.
+func Families() []string { return slices.Sorted(maps.Keys(families)) }
+
+// rawConfig holds both the old and the new spellings of transformers; pointers tell absent from zero.
+type rawConfig struct {
+	ModelType       string          `json:"model_type"`
+	TextConfig      json.RawMessage `json:"text_config"`
+	Layers          *int            `json:"num_hidden_layers"`
+	HiddenSize      *int            `json:"hidden_size"`
+	VocabSize       *int            `json:"vocab_size"`
+	NumExperts      *int            `json:"num_experts"`
+	NumLocalExperts *int            `json:"num_local_experts"`
+	RoutedExperts   *int            `json:"n_routed_experts"`
+	ExpertsPerToken *int            `json:"num_experts_per_tok"`
+	Groups          *int            `json:"n_group"`
+	GroupsPerToken  *int            `json:"topk_group"`
+	DenseFirst      *int            `json:"first_k_dense_replace"`
+	MoELayerFreq    *int            `json:"moe_layer_freq"`
+	DenseLayers     []int           `json:"mlp_only_layers"`
+	DecoderSparse   *int            `json:"decoder_sparse_step"`
+	DType           string          `json:"dtype"`
+	TorchDType      string          `json:"torch_dtype"`
+}
+
+// ParseConfig reads a config.json. Errors are *InvalidError.
+func ParseConfig(text []byte) (*Config, error) {
+	var raw rawConfig
+	if err := json.Unmarshal(text, &raw); err != nil {
+		return nil, Invalidf("not a valid model config: %v", err)
+	}
+	if _, known := families[raw.ModelType]; !known && len(raw.TextConfig) > 0 {
+		// A multimodal wrapper: its own model_type names the wrapper, the language model stands in text_config.
+		inner, err := ParseConfig(raw.TextConfig)
+		if err != nil {
+			return nil, Invalidf("text_config: %v", err)
+		}
+		if inner.DType == "" {
+			inner.DType = cmp.Or(raw.DType, raw.TorchDType)
+		}
+		return inner, nil
+	}
+	return raw.config(text)
+}
+
+func (r rawConfig) config(text []byte) (*Config, error) {
+	moeLayers, ok := families[r.ModelType]
+	if !ok {
+		return nil, Invalidf("model_type %q is not a supported MoE family; supported: %s", r.ModelType, strings.Join(Families(), ", "))
+	}
+	experts := cmp.Or(r.NumLocalExperts, r.NumExperts, r.RoutedExperts)
+	if experts == nil {
+		return nil, Invalidf("not an MoE model: none of num_local_experts, num_experts and n_routed_experts is set")
+	}
+	c := &Config{
+		ModelType: r.ModelType, Experts: *experts,
+		Groups: orElse(r.Groups, 1), GroupsPerToken: orElse(r.GroupsPerToken, 1),
+		DType: cmp.Or(r.DType, r.TorchDType), Text: text,
+	}
+	for _, field := range []struct {
+		name  string
+		value *int
+		bound int
+		into  *int
+	}{
+		{"num_hidden_layers", r.Layers, maxLayers, &c.Layers},
+		{"hidden_size", r.HiddenSize, 1 << 20, &c.HiddenSize},
+		{"vocab_size", r.VocabSize, 1 << 24, &c.VocabSize},
+		{"num_experts_per_tok", r.ExpertsPerToken, c.Experts, &c.ExpertsPerToken},
+		{"the number of experts", experts, 1 << 16, &c.Experts},
+	} {
+		if field.value == nil {
+			return nil, Invalidf("%s is missing", field.name)
+		}
+		if *field.value < 1 || *field.value > field.bound {
+			return nil, Invalidf("%s is %d; allowed is 1 to %d", field.name, *field.value, field.bound)
+		}
+		*field.into = *field.value
+	}
+	if err := c.checkGroups(); err != nil {
+		return nil, err
+	}
+	if err := r.checkLayerRule(); err != nil {
+		return nil, err
+	}
+	if c.MoELayers = moeLayers(r); len(c.MoELayers) == 0 {
+		return nil, Invalidf("not an MoE model: by its config every one of its %d layers is dense", c.Layers)
+	}
+	if len(c.DType) > 32 {
+		return nil, Invalidf("dtype %.32q… is not an element type", c.DType)
+	}
+	return c, nil
+}
+
+func (c *Config) checkGroups() error {
+	if c.Groups < 1 || c.Experts%c.Groups != 0 {
+		return Invalidf("n_group is %d; it must divide the %d experts", c.Groups, c.Experts)
+	}
+	if c.GroupsPerToken < 1 || c.GroupsPerToken > c.Groups {
+		return Invalidf("topk_group is %d; allowed is 1 to n_group = %d", c.GroupsPerToken, c.Groups)
+	}
+	return nil
+}
+
+// checkLayerRule keeps the layer functions below free of division by zero.
+func (r rawConfig) checkLayerRule() error {
+	for name, step := range map[string]*int{"decoder_sparse_step": r.DecoderSparse, "moe_layer_freq": r.MoELayerFreq} {
+		if step != nil && *step < 1 {
+			return Invalidf("%s is %d; it must be at least 1", name, *step)
+		}
+	}
+	return nil
+}
+
+// sparseStepLayers is Qwen's rule.
+func sparseStepLayers(r rawConfig) []int {
+	step := orElse(r.DecoderSparse, 1)
+	return layersWhere(*r.Layers, func(l int) bool { return !slices.Contains(r.DenseLayers, l) && (l+1)%step == 0 })
+}
+
+// layersAfterDense is DeepSeek's rule.
+func layersAfterDense(r rawConfig) []int {
+	first, step := orElse(r.DenseFirst, 0), orElse(r.MoELayerFreq, 1)
+	return layersWhere(*r.Layers, func(l int) bool { return l >= first && l%step == 0 })
+}
+
+func allLayers(r rawConfig) []int {
+	return layersWhere(*r.Layers, func(int) bool { return true })
+}
+
+func layersWhere(layers int, isMoE func(int) bool) []int {
+	var list []int
+	for l := range layers {
+		if isMoE(l) {
+			list = append(list, l)
+		}
+	}
+	return list
+}
+
+// CheckExpertParallelSize requires that the routed experts can be spread evenly over size ranks. The error lists the
+// sizes that would do.
+func (c *Config) CheckExpertParallelSize(size int) error {
+	return checkExpertParallelSize(c.Experts, size)
+}
+
+func checkExpertParallelSize(experts, size int) error {
+	if size >= 1 && experts%size == 0 {
+		return nil
+	}
+	var allowed []string
+	for n := 1; n <= experts; n++ {
+		if experts%n == 0 {
+			allowed = append(allowed, fmt.Sprint(n))
+		}
+	}
+	return Invalidf("expert parallel size %d does not divide the model's %d experts; allowed sizes: %s",
+		size, experts, strings.Join(allowed, ", "))
+}
+
+func orElse(v *int, otherwise int) int {
+	if v == nil {
+		return otherwise
+	}
+	return *v
+}

@@ -1,0 +1,94 @@
+package checkpoint
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+func TestParseConfigFamilies(t *testing.T) {
+	const base = `"hidden_size":64,"vocab_size":512`
+	for name, test := range map[string]struct {
+		text string
+		want Config
+	}{
+		"qwen3_moe of transformers 5": {
+			`{"model_type":"qwen3_moe","num_hidden_layers":3,"num_local_experts":16,"num_experts_per_tok":4,"dtype":"float32","decoder_sparse_step":1,"mlp_only_layers":[],` + base + `}`,
+			Config{ModelType: "qwen3_moe", Layers: 3, MoELayers: []int{0, 1, 2}, Experts: 16, ExpertsPerToken: 4, Groups: 1, GroupsPerToken: 1, DType: "float32"},
+		},
+		"qwen2_moe of transformers 4, sparse step and dense layers": {
+			`{"model_type":"qwen2_moe","num_hidden_layers":8,"num_experts":60,"num_experts_per_tok":4,"torch_dtype":"bfloat16","decoder_sparse_step":2,"mlp_only_layers":[3],` + base + `}`,
+			Config{ModelType: "qwen2_moe", Layers: 8, MoELayers: []int{1, 5, 7}, Experts: 60, ExpertsPerToken: 4, Groups: 1, GroupsPerToken: 1, DType: "bfloat16"},
+		},
+		"deepseek_v3 with groups": {
+			`{"model_type":"deepseek_v3","num_hidden_layers":6,"n_routed_experts":256,"num_experts_per_tok":8,"n_group":8,"topk_group":4,"first_k_dense_replace":3,"moe_layer_freq":1,` + base + `}`,
+			Config{ModelType: "deepseek_v3", Layers: 6, MoELayers: []int{3, 4, 5}, Experts: 256, ExpertsPerToken: 8, Groups: 8, GroupsPerToken: 4},
+		},
+		"deepseek_v2 with a layer step": {
+			`{"model_type":"deepseek_v2","num_hidden_layers":6,"n_routed_experts":16,"num_experts_per_tok":4,"n_group":null,"first_k_dense_replace":1,"moe_layer_freq":2,` + base + `}`,
+			Config{ModelType: "deepseek_v2", Layers: 6, MoELayers: []int{2, 4}, Experts: 16, ExpertsPerToken: 4, Groups: 1, GroupsPerToken: 1},
+		},
+		"mixtral": {
+			`{"model_type":"mixtral","num_hidden_layers":2,"num_local_experts":8,"num_experts_per_tok":2,` + base + `}`,
+			Config{ModelType: "mixtral", Layers: 2, MoELayers: []int{0, 1}, Experts: 8, ExpertsPerToken: 2, Groups: 1, GroupsPerToken: 1},
+		},
+		"multimodal wrapper": {
+			`{"model_type":"kimi_k25","dtype":"bfloat16","text_config":{"model_type":"kimi_k2","num_hidden_layers":2,"n_routed_experts":384,"num_experts_per_tok":8,"first_k_dense_replace":1,` + base + `}}`,
+			Config{ModelType: "kimi_k2", Layers: 2, MoELayers: []int{1}, Experts: 384, ExpertsPerToken: 8, Groups: 1, GroupsPerToken: 1, DType: "bfloat16"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := ParseConfig([]byte(test.text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			test.want.HiddenSize, test.want.VocabSize = 64, 512
+			if diff := cmp.Diff(&test.want, got, cmpopts.IgnoreFields(Config{}, "Text")); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestParseConfigRefuses(t *testing.T) {
+	qwen := func(change string) string {
+		return fmt.Sprintf(`{"model_type":"qwen3_moe","num_hidden_layers":2,"num_experts":8,"num_experts_per_tok":2,"hidden_size":4,"vocab_size":9,%s}`, change)
+	}
+	for name, test := range map[string]struct{ text, want string }{
+		"not JSON":            {`{`, "not a valid model config"},
+		"unknown family":      {`{"model_type":"llama"}`, "supported: deepseek_v2, deepseek_v3, glm4_moe, gpt_oss, kimi_k2, mixtral, olmoe, qwen2_moe, qwen3_moe"},
+		"no experts":          {`{"model_type":"mixtral"}`, "num_local_experts, num_experts and n_routed_experts"},
+		"missing vocabulary":  {`{"model_type":"mixtral","num_hidden_layers":2,"num_local_experts":8,"hidden_size":4}`, "vocab_size is missing"},
+		"top-k above experts": {qwen(`"num_experts_per_tok":9`), "num_experts_per_tok is 9; allowed is 1 to 8"},
+		"too many layers":     {qwen(`"num_hidden_layers":100000`), "num_hidden_layers is 100000; allowed is 1 to 512"},
+		"sparse step zero":    {qwen(`"decoder_sparse_step":0`), "decoder_sparse_step is 0"},
+		"all layers dense":    {qwen(`"mlp_only_layers":[0,1]`), "every one of its 2 layers is dense"},
+		"groups do not fit":   {qwen(`"n_group":3`), "n_group is 3; it must divide the 8 experts"},
+		"too many groups":     {qwen(`"n_group":4,"topk_group":5`), "topk_group is 5; allowed is 1 to n_group = 4"},
+		"wrapper of a dense":  {`{"model_type":"vl","text_config":{"model_type":"llama"}}`, `text_config: model_type "llama"`},
+		"experts no integer":  {qwen(`"num_experts":"8"`), "num_experts"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := ParseConfig([]byte(test.text))
+			if !IsInvalid(err) || !strings.Contains(err.Error(), test.want) {
+				t.Fatalf("got %v, want an invalid error with %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestCheckExpertParallelSize(t *testing.T) {
+	report := Report{Experts: 12}
+	for size := -1; size <= 13; size++ {
+		err := report.CheckExpertParallelSize(size)
+		if fits := size > 0 && 12%max(size, 1) == 0; fits != (err == nil) {
+			t.Errorf("size %d: %v", size, err)
+		}
+		if err != nil && !strings.Contains(err.Error(), "12 experts; allowed sizes: 1, 2, 3, 4, 6, 12") {
+			t.Errorf("size %d: unhelpful message: %v", size, err)
+		}
+	}
+}

@@ -1,0 +1,42 @@
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"syscall"
+)
+
+// InvalidError is a fault of the model or of the arguments: it stays until somebody changes them. Its message says
+// what is wrong, in which file, and what to change.
+type InvalidError struct{ msg string }
+
+func (e *InvalidError) Error() string { return e.msg }
+
+// Invalidf makes an *InvalidError.
+func Invalidf(format string, args ...any) error {
+	return &InvalidError{msg: fmt.Sprintf(format, args...)}
+}
+
+// IsInvalid reports whether err is, or wraps, an *InvalidError.
+func IsInvalid(err error) bool {
+	var invalid *InvalidError
+	return errors.As(err, &invalid)
+}
+
+// classify turns the file system errors that no retry cures (missing, not readable, not a directory) into an
+// *InvalidError that says what to do about it, and leaves the others (a network volume that hangs or fails) alone.
+func classify(what, path string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		return Invalidf("%s %s does not exist: check the model path and the volume that holds it", what, path)
+	case errors.Is(err, fs.ErrPermission):
+		return Invalidf("%s %s is not readable by this user: check its permissions", what, path)
+	case errors.Is(err, syscall.ENOTDIR):
+		return Invalidf("%s %s cannot be reached: a part of the path is a file, not a directory", what, path)
+	default:
+		return fmt.Errorf("%s %s: %w", what, path, err)
+	}
+}

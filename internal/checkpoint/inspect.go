@@ -1,0 +1,56 @@
+package checkpoint
+
+// Report is what inspection tells about a model. As JSON it fits a Kubernetes termination message (4096 bytes)
+// whatever the model: its longest part lists at most 512 layer indices.
+type Report struct {
+	// Family is the model type, such as qwen3_moe.
+	Family string `json:"family"`
+	// Layers counts all hidden layers; MoELayers lists the model indices of those with routed experts.
+	Layers    int   `json:"layers"`
+	MoELayers []int `json:"moeLayers"`
+	// Experts is the number of routed experts of an MoE layer, ExpertsPerToken how many of them a token activates.
+	Experts         int `json:"experts"`
+	ExpertsPerToken int `json:"expertsPerToken"`
+	// Groups and GroupsPerToken describe group-limited gates; both are 1 elsewhere.
+	Groups         int `json:"groups"`
+	GroupsPerToken int `json:"groupsPerToken"`
+	Hidden         int `json:"hidden"`
+	Vocab          int `json:"vocab"`
+	// DType is as config.json spells it.
+	DType string `json:"dtype,omitempty"`
+	// Shards counts the weight files, Bytes is their total size.
+	Shards int   `json:"shards"`
+	Bytes  int64 `json:"bytes"`
+	// ModelDigest identifies the model, see Checkpoint.Digest.
+	ModelDigest string `json:"modelDigest"`
+}
+
+// Inspect opens the checkpoint in dir, validates it without loading weights, and describes it.
+func Inspect(dir string) (Report, error) {
+	c, err := Open(dir)
+	if err != nil {
+		return Report{}, err
+	}
+	defer c.Close()
+	return Report{
+		Family:          c.Config.ModelType,
+		Layers:          c.Config.Layers,
+		MoELayers:       c.Config.MoELayers,
+		Experts:         c.Config.Experts,
+		ExpertsPerToken: c.Config.ExpertsPerToken,
+		Groups:          c.Config.Groups,
+		GroupsPerToken:  c.Config.GroupsPerToken,
+		Hidden:          c.Config.HiddenSize,
+		Vocab:           c.Config.VocabSize,
+		DType:           c.Config.DType,
+		Shards:          len(c.Shards),
+		Bytes:           c.Bytes(),
+		ModelDigest:     c.Digest(),
+	}, nil
+}
+
+// CheckExpertParallelSize requires that the routed experts can be spread evenly over size ranks. The error lists the
+// sizes that would do.
+func (r Report) CheckExpertParallelSize(size int) error {
+	return checkExpertParallelSize(r.Experts, size)
+}

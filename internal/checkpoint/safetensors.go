@@ -1,0 +1,265 @@
+package checkpoint
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"math/bits"
+	"os"
+	"slices"
+)
+
+// maxHeaderBytes is the format's own bound on the JSON header; it keeps a corrupt length from being believed.
+const maxHeaderBytes = 100_000_000
+
+// Tensor is one tensor of a safetensors file.
+type Tensor struct {
+	DType DType
+	// Shape is row-major; an empty shape is a scalar.
+	Shape []int64
+	// Begin and End are the byte range of the data, relative to the end of the header.
+	Begin, End int64
+}
+
+// Elements is the product of the shape.
+func (t Tensor) Elements() int64 {
+	n := int64(1)
+	for _, d := range t.Shape {
+		n *= d
+	}
+	return n
+}
+
+// Header is the parsed header of a safetensors file.
+type Header struct {
+	Tensors  map[string]Tensor
+	Metadata map[string]string
+}
+
+// DataBytes is the size of the data section, which the format requires to be the end of the last tensor.
+func (h *Header) DataBytes() int64 {
+	var end int64
+	for _, t := range h.Tensors {
+		end = max(end, t.End)
+	}
+	return end
+}
+
+// ParseHeader parses the JSON header of a safetensors file (without the eight length bytes) and checks it: known
+// dtypes, shape times dtype equal to the byte range, ranges contiguous from zero. Errors are *InvalidError and name
+// the tensor.
+func ParseHeader(text []byte) (*Header, error) {
+	h := &Header{Tensors: map[string]Tensor{}}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	if open, err := decoder.Token(); err != nil || open != json.Delim('{') {
+		return nil, Invalidf("header is not a JSON object")
+	}
+	for decoder.More() {
+		key, err := decoder.Token()
+		if err != nil {
+			return nil, Invalidf("header is not valid JSON: %v", err)
+		}
+		if err := h.add(key.(string), decoder); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := decoder.Token(); err != nil {
+		return nil, Invalidf("header is not valid JSON: %v", err)
+	}
+	if rest := bytes.Trim(text[decoder.InputOffset():], " \t\r\n"); len(rest) > 0 {
+		return nil, Invalidf("header has %d bytes after the JSON object", len(rest))
+	}
+	return h, h.checkRanges()
+}
+
+// add decodes the value of one key of the header. A repeated key is refused: readers disagree which of the two counts.
+func (h *Header) add(name string, decoder *json.Decoder) error {
+	if name == "__metadata__" {
+		if h.Metadata != nil {
+			return Invalidf("header has __metadata__ twice")
+		}
+		if err := decoder.Decode(&h.Metadata); err != nil {
+			return Invalidf("__metadata__ is not a map of strings: %v", err)
+		}
+		return nil
+	}
+	if _, twice := h.Tensors[name]; twice {
+		return Invalidf("tensor %q appears twice in the header", name)
+	}
+	var entry struct {
+		DType   DType    `json:"dtype"`
+		Shape   *[]int64 `json:"shape"`
+		Offsets *[]int64 `json:"data_offsets"`
+	}
+	if err := decoder.Decode(&entry); err != nil {
+		return Invalidf("tensor %q: %v", name, err)
+	}
+	if entry.Shape == nil || entry.Offsets == nil || len(*entry.Offsets) != 2 {
+		return Invalidf("tensor %q needs dtype, shape and data_offsets [begin, end]", name)
+	}
+	tensor := Tensor{DType: entry.DType, Shape: *entry.Shape, Begin: (*entry.Offsets)[0], End: (*entry.Offsets)[1]}
+	if err := tensor.check(); err != nil {
+		return Invalidf("tensor %q: %v", name, err)
+	}
+	h.Tensors[name] = tensor
+	return nil
+}
+
+func (t Tensor) check() error {
+	width, known := dtypeBits[t.DType]
+	if !known {
+		return fmt.Errorf("unknown dtype %q", t.DType)
+	}
+	if t.Begin < 0 || t.End < t.Begin {
+		return fmt.Errorf("data_offsets [%d, %d] are not an ascending range", t.Begin, t.End)
+	}
+	total := uint64(width)
+	for _, d := range t.Shape {
+		if d < 0 {
+			return fmt.Errorf("shape %v has a negative dimension", t.Shape)
+		}
+		high, low := bits.Mul64(total, uint64(d))
+		if high != 0 || low > math.MaxInt64 {
+			return fmt.Errorf("shape %v of %s overflows 64 bits", t.Shape, t.DType)
+		}
+		total = low
+	}
+	if total%8 != 0 || int64(total/8) != t.End-t.Begin {
+		return fmt.Errorf("shape %v of %s needs %d bits, data_offsets [%d, %d] hold %d bytes",
+			t.Shape, t.DType, total, t.Begin, t.End, t.End-t.Begin)
+	}
+	return nil
+}
+
+// checkRanges requires that the tensors, in offset order, cover the data section without overlap and without a hole,
+// as the format does: bytes that belong to two tensors or to none would be lost or doubled by a rewrite.
+func (h *Header) checkRanges() error {
+	names := make([]string, 0, len(h.Tensors))
+	for name := range h.Tensors {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		ta, tb := h.Tensors[a], h.Tensors[b]
+		return cmp.Or(cmp.Compare(ta.Begin, tb.Begin), cmp.Compare(ta.End, tb.End), cmp.Compare(a, b))
+	})
+	var end int64
+	for i, name := range names {
+		t := h.Tensors[name]
+		switch {
+		case t.Begin < end:
+			return Invalidf("tensor %q at [%d, %d] overlaps tensor %q, which ends at %d", name, t.Begin, t.End, names[i-1], end)
+		case t.Begin > end:
+			return Invalidf("tensor %q begins at %d, the data before it ends at %d: a hole", name, t.Begin, end)
+		}
+		end = t.End
+	}
+	return nil
+}
+
+// File is an open safetensors file whose header has been checked against its size. It is safe for concurrent reads.
+type File struct {
+	Header
+	// Path is the file's path, Size its size in bytes.
+	Path string
+	Size int64
+	// HeaderText is the JSON header as stored, padding included.
+	HeaderText []byte
+	file       *os.File
+}
+
+// OpenFile opens a safetensors file and reads its header.
+func OpenFile(path string) (*File, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, classify("safetensors file", path, err)
+	}
+	f := &File{Path: path, file: file}
+	if err := f.readHeader(); err != nil {
+		file.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Close closes the file.
+func (f *File) Close() error { return f.file.Close() }
+
+func (f *File) readHeader() error {
+	info, err := f.file.Stat()
+	if err != nil {
+		return classify("safetensors file", f.Path, err)
+	}
+	if !info.Mode().IsRegular() {
+		return Invalidf("%s is not a regular file", f.Path)
+	}
+	f.Size = info.Size()
+	text, err := readHeaderText(f.file, f.Size)
+	if err != nil {
+		return f.wrap(err)
+	}
+	header, err := ParseHeader(text)
+	if err != nil {
+		return f.wrap(err)
+	}
+	if want := 8 + int64(len(text)) + header.DataBytes(); want != f.Size {
+		fault := "is truncated"
+		if f.Size > want {
+			fault = "has extra bytes at the end"
+		}
+		return Invalidf("%s %s: it has %d bytes, its header needs %d: fetch the file again", f.Path, fault, f.Size, want)
+	}
+	f.Header, f.HeaderText = *header, text
+	return nil
+}
+
+func (f *File) wrap(err error) error {
+	if IsInvalid(err) {
+		return Invalidf("%s: %v", f.Path, err)
+	}
+	return fmt.Errorf("%s: %w", f.Path, err)
+}
+
+// readHeaderText reads the JSON header of a file of the given size.
+func readHeaderText(r io.ReaderAt, size int64) ([]byte, error) {
+	if size < 8 {
+		return nil, Invalidf("a file of %d bytes is too short for safetensors, which begins with 8 length bytes", size)
+	}
+	var prefix [8]byte
+	if _, err := r.ReadAt(prefix[:], 0); err != nil {
+		return nil, err
+	}
+	length := binary.LittleEndian.Uint64(prefix[:])
+	switch {
+	case length > maxHeaderBytes:
+		return nil, Invalidf("header length %d is above the format's bound %d: not a safetensors file, or corrupt", length, maxHeaderBytes)
+	case int64(length) > size-8:
+		return nil, Invalidf("is truncated: the header alone needs %d bytes, the file has %d: fetch the file again", 8+length, size)
+	}
+	text := make([]byte, length)
+	if _, err := r.ReadAt(text, 8); err != nil {
+		return nil, err
+	}
+	return text, nil
+}
+
+// Float32 reads a tensor of type BF16, F16 or F32 as float32 values in row-major order.
+func (f *File) Float32(name string) ([]float32, error) {
+	t, ok := f.Tensors[name]
+	if !ok {
+		return nil, Invalidf("%s: no tensor %q", f.Path, name)
+	}
+	if t.DType != BF16 && t.DType != F16 && t.DType != F32 {
+		return nil, Invalidf("%s: tensor %q is %s; only BF16, F16 and F32 can be read as float32", f.Path, name, t.DType)
+	}
+	raw := make([]byte, t.End-t.Begin)
+	if _, err := f.file.ReadAt(raw, 8+int64(len(f.HeaderText))+t.Begin); err != nil {
+		return nil, fmt.Errorf("%s: tensor %q: %w", f.Path, name, err)
+	}
+	values := make([]float32, t.Elements())
+	decodeFloat32(values, raw, t.DType)
+	return values, nil
+}

@@ -1,0 +1,71 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Adapter is one engine's command line and HTTP surface.
+type Adapter struct {
+	// Command starts the engine in its stock image.
+	Command []string
+	// RankHeader pins a request to a data-parallel rank.
+	RankHeader string
+	// HealthPath answers 200 once the engine serves.
+	HealthPath string
+	// Flags lists the flags that follow from a launch.
+	Flags func(Launch) []Flag
+}
+
+// Launch is what an engine is started with.
+type Launch struct {
+	// ModelPath is the directory of the checkpoint in the engine's container.
+	ModelPath string
+	// ServedModelName is the name that clients send.
+	ServedModelName string
+	// Host and Port are where the engine listens.
+	Host string
+	Port int32
+	// Ranks is the expert-parallel size: the number of devices of the replica.
+	Ranks int32
+	// AttentionDP is true where each rank computes the attention of its own requests.
+	AttentionDP bool
+}
+
+// Flag is one flag that the operator decides about.
+type Flag struct {
+	// Names are its spellings, the one to use first.
+	Names []string
+	// Value follows the name; empty for a switch.
+	Value string
+	// Source names the field of the spec that decides, for messages.
+	Source string
+	// Forbidden flags are not set, and must not be set by the user either.
+	Forbidden bool
+}
+
+// Args is the engine's command line: the operator's flags, then the user's. It fails where a user's argument is a flag
+// that the operator decides about, and names both.
+func (a Adapter) Args(launch Launch, userArgs []string) ([]string, error) {
+	var args []string
+	for _, flag := range a.Flags(launch) {
+		if i := slices.IndexFunc(userArgs, flag.spelled); i >= 0 {
+			return nil, fmt.Errorf("spec.engine.args: %q contradicts %s, which decides it: remove the flag", userArgs[i], flag.Source)
+		}
+		if flag.Forbidden {
+			continue
+		}
+		args = append(args, flag.Names[0])
+		if flag.Value != "" {
+			args = append(args, flag.Value)
+		}
+	}
+	return append(args, userArgs...), nil
+}
+
+// spelled reports whether a command line argument is the flag, in any of its spellings, with or without "=value".
+func (f Flag) spelled(arg string) bool {
+	name, _, _ := strings.Cut(arg, "=")
+	return slices.Contains(f.Names, name)
+}

@@ -1,0 +1,42 @@
+// Package sglang knows SGLang's command line and HTTP surface.
+package sglang
+
+import (
+	"strconv"
+
+	"github.com/semmoe/operator/internal/engine"
+)
+
+// Adapter returns SGLang's adapter. The header wins over the body's routed_dp_rank.
+func Adapter() engine.Adapter {
+	return engine.Adapter{
+		Command:    []string{"python3", "-m", "sglang.launch_server"},
+		RankHeader: "X-Data-Parallel-Rank",
+		HealthPath: "/health",
+		Flags:      flags,
+	}
+}
+
+// flags: tensor-parallel size and expert-parallel size are both the number of devices, since SGLang takes the size of the
+// whole process group for the expert-parallel one in its expert map. With attention data parallelism the data-parallel
+// size is the same again, so that data-parallel rank d is expert-parallel rank d.
+func flags(launch engine.Launch) []engine.Flag {
+	ranks := strconv.Itoa(int(launch.Ranks))
+	const size = "spec.parallelism.expertParallelSize"
+	dataParallel := engine.Flag{Names: []string{"--dp-size", "--data-parallel-size", "--dp"}, Value: ranks, Source: size}
+	dpAttention := engine.Flag{Names: []string{"--enable-dp-attention"}, Source: "spec.parallelism.attention"}
+	if !launch.AttentionDP {
+		dataParallel.Forbidden, dataParallel.Source = true, dpAttention.Source
+		dpAttention.Forbidden = true
+	}
+	return []engine.Flag{
+		{Names: []string{"--model-path", "--model"}, Value: launch.ModelPath, Source: "spec.model.path"},
+		{Names: []string{"--served-model-name"}, Value: launch.ServedModelName, Source: "spec.model.name"},
+		{Names: []string{"--host"}, Value: launch.Host, Source: "the operator (the pod's address)"},
+		{Names: []string{"--port"}, Value: strconv.Itoa(int(launch.Port)), Source: "spec.engine.port"},
+		{Names: []string{"--tp-size", "--tensor-parallel-size", "--tp"}, Value: ranks, Source: size},
+		{Names: []string{"--ep-size", "--expert-parallel-size", "--ep"}, Value: ranks, Source: size},
+		dataParallel,
+		dpAttention,
+	}
+}

@@ -1,0 +1,82 @@
+// Mkimage puts one static program into a container image and writes it as a tar that containerd, podman and docker load:
+//
+//	go run ./internal/image/cmd/mkimage --binary dist/semmoe --name semmoe:dev --out dist/semmoe.tar
+//
+// It prints the digest of the image's manifest. The same program and name give the same bytes.
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/semmoe/operator/internal/image"
+)
+
+func main() {
+	if err := run(os.Args[1:], os.Stdout, os.Stderr); err != nil {
+		if !errors.Is(err, flag.ErrHelp) {
+			fmt.Fprintln(os.Stderr, "mkimage:", err)
+		}
+		os.Exit(1)
+	}
+}
+
+func run(arguments []string, stdout, stderr io.Writer) error {
+	flags := flag.NewFlagSet("mkimage", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	binary := flags.String("binary", "", "file of the static program; the image's entrypoint is /<its base name>")
+	name := flags.String("name", "", "the image's name, [DOMAIN/]REPOSITORY:TAG")
+	out := flags.String("out", "", "tar file to write")
+	if err := flags.Parse(arguments); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	for _, option := range []struct{ name, value string }{{"binary", *binary}, {"name", *name}, {"out", *out}} {
+		if option.value == "" {
+			return fmt.Errorf("--%s is missing; usage: mkimage --binary FILE --name NAME:TAG --out FILE", option.name)
+		}
+	}
+	content, err := os.ReadFile(*binary)
+	if err != nil {
+		return fmt.Errorf("--binary: %w", err)
+	}
+	var layout bytes.Buffer
+	digest, err := image.Build(&layout, image.Options{Name: *name, Program: filepath.Base(*binary), Binary: content})
+	if err != nil {
+		return err
+	}
+	if err := writeFile(*out, layout.Bytes()); err != nil {
+		return fmt.Errorf("--out: %w", err)
+	}
+	_, err = fmt.Fprintln(stdout, digest)
+	return err
+}
+
+// writeFile replaces the file at once: a reader sees the old content or the new one, never a part.
+func writeFile(path string, data []byte) (err error) {
+	partial, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(partial.Name())
+		}
+	}()
+	if _, err = partial.Write(data); err != nil {
+		_ = partial.Close()
+		return err
+	}
+	err = errors.Join(partial.Chmod(0o644), partial.Sync(), partial.Close())
+	if err != nil {
+		return err
+	}
+	return os.Rename(partial.Name(), path)
+}

@@ -1,0 +1,217 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+)
+
+// User is the numeric user and group that the program runs as. Kubernetes can only prove runAsNonRoot for a number.
+const User = "65532:65532"
+
+// Media types of the OCI image specification, version 1.1.
+const (
+	mediaTypeIndex    = "application/vnd.oci.image.index.v1+json"
+	mediaTypeManifest = "application/vnd.oci.image.manifest.v1+json"
+	mediaTypeConfig   = "application/vnd.oci.image.config.v1+json"
+	mediaTypeLayer    = "application/vnd.oci.image.layer.v1.tar"
+)
+
+// Options say what goes into an image.
+type Options struct {
+	// Name is the image's name, [DOMAIN/]REPOSITORY:TAG.
+	Name string
+	// Program is the entrypoint's file name: the program becomes /<Program>.
+	Program string
+	// Binary is the program's content, a static ELF executable for Linux. It decides the image's architecture.
+	Binary []byte
+}
+
+// Build writes an image as the tar of an OCI layout to w and returns the digest of its manifest ("sha256:<hex>"), the
+// name by which a registry or a node would know it. An error is about an option, or comes from w.
+func Build(w io.Writer, options Options) (string, error) {
+	name, tag, err := parseReference(options.Name)
+	if err != nil {
+		return "", err
+	}
+	if err := validateProgram(options.Program); err != nil {
+		return "", err
+	}
+	architecture, err := staticArchitecture(options.Binary)
+	if err != nil {
+		return "", fmt.Errorf("program %s: %w", options.Program, err)
+	}
+	layer, err := archive([]file{
+		{path: "etc/", mode: 0o755},
+		{path: "etc/group", mode: 0o644, data: []byte("root:x:0:\nnonroot:x:65532:\n")},
+		{path: "etc/passwd", mode: 0o644, data: []byte("root:x:0:0:root:/:/\nnonroot:x:65532:65532:nonroot:/:/\n")},
+		{path: options.Program, mode: 0o755, data: options.Binary},
+		{path: "tmp/", mode: 0o1777},
+	})
+	if err != nil {
+		return "", err
+	}
+	platform := platform{Architecture: architecture, OS: "linux"}
+	config, err := json.Marshal(config{
+		platform: platform,
+		Config: runtimeConfig{
+			User: User, Env: []string{"PATH=/"}, Entrypoint: []string{"/" + options.Program}, WorkingDir: "/",
+		},
+		RootFS: rootFS{Type: "layers", DiffIDs: []string{digest(layer)}},
+	})
+	if err != nil {
+		return "", err
+	}
+	manifest, err := json.Marshal(manifest{
+		SchemaVersion: 2,
+		MediaType:     mediaTypeManifest,
+		Config:        describe(mediaTypeConfig, config),
+		Layers:        []descriptor{describe(mediaTypeLayer, layer)},
+	})
+	if err != nil {
+		return "", err
+	}
+	root := describe(mediaTypeManifest, manifest)
+	root.Platform = &platform
+	root.Annotations = map[string]string{
+		"io.containerd.image.name":          name, // containerd and docker
+		"org.opencontainers.image.ref.name": tag,  // podman and the specification
+	}
+	index, err := json.Marshal(index{SchemaVersion: 2, MediaType: mediaTypeIndex, Manifests: []descriptor{root}})
+	if err != nil {
+		return "", err
+	}
+	layout, err := archive([]file{
+		{path: "oci-layout", mode: 0o644, data: []byte(`{"imageLayoutVersion":"1.0.0"}`)},
+		{path: "index.json", mode: 0o644, data: index},
+		blob(config), blob(manifest), blob(layer),
+	})
+	if err != nil {
+		return "", err
+	}
+	if _, err := w.Write(layout); err != nil {
+		return "", err
+	}
+	return root.Digest, nil
+}
+
+// validateProgram keeps the program from replacing another file of the image.
+func validateProgram(name string) error {
+	if name != path.Base(name) || slices.Contains([]string{"", ".", "..", "/", "etc", "tmp"}, name) {
+		return fmt.Errorf("program name %q: must be a file name without directory, and neither etc nor tmp", name)
+	}
+	return nil
+}
+
+// staticArchitecture returns the architecture (GOARCH) of a static Linux executable.
+func staticArchitecture(binary []byte) (string, error) {
+	program, err := elf.NewFile(bytes.NewReader(binary))
+	if err != nil {
+		return "", fmt.Errorf("not an ELF executable: %w", err)
+	}
+	for _, segment := range program.Progs {
+		if segment.Type == elf.PT_INTERP {
+			return "", fmt.Errorf("dynamically linked, so it cannot start in an empty image: build it with CGO_ENABLED=0")
+		}
+	}
+	switch program.Machine {
+	case elf.EM_X86_64:
+		return "amd64", nil
+	case elf.EM_AARCH64:
+		return "arm64", nil
+	default:
+		return "", fmt.Errorf("built for machine %v: want amd64 or arm64", program.Machine)
+	}
+}
+
+// file is one entry of a tar; a path that ends in a slash is a directory.
+type file struct {
+	path string
+	mode int64
+	data []byte
+}
+
+// archive returns a tar of the files, owned by root, with no date.
+func archive(files []file) ([]byte, error) {
+	var buffer bytes.Buffer
+	writer := tar.NewWriter(&buffer)
+	for _, f := range files {
+		header := &tar.Header{Name: f.path, Mode: f.mode, Size: int64(len(f.data)), Format: tar.FormatUSTAR}
+		if err := writer.WriteHeader(header); err != nil {
+			return nil, fmt.Errorf("tar entry %s: %w", f.path, err)
+		}
+		if _, err := writer.Write(f.data); err != nil {
+			return nil, fmt.Errorf("tar entry %s: %w", f.path, err)
+		}
+	}
+	if err := writer.Close(); err != nil {
+		return nil, err
+	}
+	return buffer.Bytes(), nil
+}
+
+func digest(data []byte) string {
+	sum := sha256.Sum256(data)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+func describe(mediaType string, data []byte) descriptor {
+	return descriptor{MediaType: mediaType, Digest: digest(data), Size: int64(len(data))}
+}
+
+func blob(data []byte) file {
+	return file{path: "blobs/sha256/" + digest(data)[len("sha256:"):], mode: 0o644, data: data}
+}
+
+// The documents of the OCI image specification, as far as this package writes them.
+
+type platform struct {
+	Architecture string `json:"architecture"`
+	OS           string `json:"os"`
+}
+
+type config struct {
+	platform
+	Config runtimeConfig `json:"config"`
+	RootFS rootFS        `json:"rootfs"`
+}
+
+type runtimeConfig struct {
+	User       string   `json:"User"`
+	Env        []string `json:"Env"`
+	Entrypoint []string `json:"Entrypoint"`
+	WorkingDir string   `json:"WorkingDir"`
+}
+
+type rootFS struct {
+	Type    string   `json:"type"`
+	DiffIDs []string `json:"diff_ids"`
+}
+
+type descriptor struct {
+	MediaType   string            `json:"mediaType"`
+	Digest      string            `json:"digest"`
+	Size        int64             `json:"size"`
+	Platform    *platform         `json:"platform,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+type manifest struct {
+	SchemaVersion int          `json:"schemaVersion"`
+	MediaType     string       `json:"mediaType"`
+	Config        descriptor   `json:"config"`
+	Layers        []descriptor `json:"layers"`
+}
+
+type index struct {
+	SchemaVersion int          `json:"schemaVersion"`
+	MediaType     string       `json:"mediaType"`
+	Manifests     []descriptor `json:"manifests"`
+}

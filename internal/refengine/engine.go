@@ -1,0 +1,141 @@
+package refengine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/refengine/locality"
+	"github.com/semmoe/operator/internal/refengine/model"
+	"github.com/semmoe/operator/internal/refengine/server"
+	"github.com/semmoe/operator/internal/tokenizer"
+)
+
+// Run serves until ctx ends and the requests that run then are done.
+func Run(ctx context.Context, o Options) error {
+	if err := o.Validate(); err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", net.JoinHostPort(o.Host, strconv.Itoa(o.Port)))
+	if err != nil {
+		return fmt.Errorf("--host %s --port %d: %w", o.Host, o.Port, err)
+	}
+	return serve(ctx, listener, o)
+}
+
+// serve answers on the listener while the model is loaded, serves, and drains when ctx ends. There is no bound on the
+// drain: whoever stops the process decides how long it may take.
+func serve(ctx context.Context, listener net.Listener, o Options) error {
+	log := logr.FromContextOrDiscard(ctx)
+	front := server.New()
+	web := &http.Server{Handler: front, ReadHeaderTimeout: 10 * time.Second}
+	webDone := make(chan error, 1)
+	go func() { webDone <- web.Serve(listener) }()
+	defer web.Close()
+	log.Info("Listening", "address", listener.Addr().String())
+
+	started := time.Now()
+	engine, err := load(o)
+	if err != nil {
+		return err
+	}
+	// The scheduler outlives ctx, so that requests can end.
+	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
+	workDone := make(chan struct{})
+	go func() { defer close(workDone); engine.Scheduler.Run(work) }()
+	defer func() { stopWork(); <-workDone }()
+	front.SetEngine(engine)
+	log.Info("Ready", "model", o.ModelPath, "architecture", engine.Model.String(), "ranks", o.EPSize,
+		"attentionDP", o.EnableDPAttention, "trivialExpertMap", o.InitExpertLocation == locality.Trivial, "seconds", time.Since(started).Seconds())
+
+	select {
+	case err := <-webDone:
+		return fmt.Errorf("http server: %w", err)
+	case <-ctx.Done():
+	}
+	log.Info("Draining")
+	<-front.Drain()
+	// The last answers may still be on their way to the clients.
+	if err := web.Shutdown(work); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("http server: %w", err)
+	}
+	log.Info("Stopped")
+	return nil
+}
+
+// load reads the model and everything that belongs to it.
+func load(o Options) (*server.Engine, error) {
+	ckpt, err := checkpoint.Open(o.ModelPath)
+	if err != nil {
+		return nil, err
+	}
+	defer ckpt.Close()
+	if o.RedundantExperts == 0 {
+		if err := ckpt.Config.CheckExpertParallelSize(o.EPSize); err != nil {
+			return nil, err
+		}
+	}
+	m, err := model.Load(ckpt, o.ContextLength)
+	if err != nil {
+		return nil, err
+	}
+	experts, err := locality.Parse(o.InitExpertLocation, locality.Shape{
+		MoE: m.MoE, Experts: m.Experts, Redundant: o.RedundantExperts, Ranks: o.EPSize, TopK: m.TopK,
+	})
+	if err != nil {
+		return nil, checkpoint.Invalidf("--init-expert-location: %v", err)
+	}
+	tokens, err := tokenizer.Load(filepath.Join(o.ModelPath, "tokenizer.json"))
+	if err != nil {
+		return nil, err
+	}
+	if tokens.VocabSize() > m.Vocab {
+		return nil, checkpoint.Invalidf("tokenizer.json has %d tokens, config.json's vocab_size is %d: they are of different models", tokens.VocabSize(), m.Vocab)
+	}
+	ends, err := endTokens(ckpt)
+	if err != nil {
+		return nil, err
+	}
+	return server.NewEngine(server.Config{
+		Model: m, Tokenizer: tokens, EndTokens: ends, ServedName: o.servedName(), ExpertRanks: o.EPSize, AttentionDP: o.EnableDPAttention,
+		ExpertMap: experts, ReturnRoutes: o.EnableReturnRoutedExperts, ContextLength: m.MaxPositions, MaxRunning: o.MaxRunning,
+		MaxQueued: o.MaxQueued, ChunkedPrefillSize: o.ChunkedPrefillSize, Workers: o.Threads,
+	}), nil
+}
+
+// endTokens reads eos_token_id, a number or a list, from generation_config.json or else from config.json.
+func endTokens(ckpt *checkpoint.Checkpoint) ([]int32, error) {
+	var generation, config struct {
+		EOS json.RawMessage `json:"eos_token_id"`
+	}
+	if _, err := ckpt.ReadJSON("generation_config.json", &generation); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(ckpt.Config.Text, &config); err != nil {
+		return nil, checkpoint.Invalidf("config.json: %v", err)
+	}
+	for _, raw := range []json.RawMessage{generation.EOS, config.EOS} {
+		if len(raw) == 0 || string(raw) == "null" {
+			continue
+		}
+		var one int32
+		if json.Unmarshal(raw, &one) == nil {
+			return []int32{one}, nil
+		}
+		var many []int32
+		if err := json.Unmarshal(raw, &many); err != nil {
+			return nil, checkpoint.Invalidf("eos_token_id %s is neither a token id nor a list of them", raw)
+		}
+		return many, nil
+	}
+	return nil, nil
+}

@@ -1,0 +1,171 @@
+package locality
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+// Trivial is the map that places slot p's expert p mod Experts.
+const Trivial = "trivial"
+
+// Shape is what a map must fit.
+type Shape struct {
+	// MoE tells for each hidden layer whether it holds routed experts.
+	MoE []bool
+	// Experts is the number of logical experts of a layer, Redundant the number of further slots, Ranks the expert-parallel
+	// size, TopK the number of experts of a token.
+	Experts, Redundant, Ranks, TopK int
+}
+
+func (s Shape) slots() int { return s.Experts + s.Redundant }
+
+// check requires that the slots can be spread evenly.
+func (s Shape) check() error {
+	switch {
+	case s.Redundant < 0:
+		return fmt.Errorf("%d redundant experts; allowed is 0 and more", s.Redundant)
+	case s.Ranks < 1 || s.slots()%s.Ranks != 0:
+		return fmt.Errorf("expert parallel size %d does not divide the %d slots of a layer (%d experts and %d redundant ones)", s.Ranks, s.slots(), s.Experts, s.Redundant)
+	case s.slots()/s.Ranks > s.Experts:
+		return fmt.Errorf("%d slots on each rank, but there are only %d experts: use fewer redundant ones", s.slots()/s.Ranks, s.Experts)
+	}
+	return nil
+}
+
+// Map tells which experts are on which rank.
+type Map struct {
+	shape Shape
+	// local is [layers][ranks][experts].
+	local [][][]bool
+}
+
+// Parse reads the value of an expert-map option: "trivial", the path of a .json file, or JSON. The JSON is an object
+// with the single key physical_to_logical_map, [hidden layers][slots] of expert ids; slot p lies on rank
+// p / (slots per rank). Rows of dense layers must have the same length but mean nothing.
+func Parse(value string, shape Shape) (*Map, error) {
+	if err := shape.check(); err != nil {
+		return nil, err
+	}
+	if value == Trivial {
+		return newMap(shape, trivialRows(shape))
+	}
+	text, err := source(value)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := parseRows(text)
+	if err != nil {
+		return nil, err
+	}
+	return newMap(shape, rows)
+}
+
+func source(value string) ([]byte, error) {
+	switch {
+	case strings.HasSuffix(value, ".json"):
+		text, err := os.ReadFile(value)
+		if err != nil {
+			return nil, fmt.Errorf("expert map: %w", err)
+		}
+		return text, nil
+	case strings.HasSuffix(value, ".pt"):
+		return nil, fmt.Errorf("expert map %s: this engine reads .json files only", value)
+	default:
+		return []byte(value), nil
+	}
+}
+
+func parseRows(text []byte) ([][]int, error) {
+	var object struct {
+		Rows [][]int `json:"physical_to_logical_map"`
+	}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&object); err != nil {
+		return nil, fmt.Errorf("expert map: want trivial, the path of a .json file, or an object with the single key physical_to_logical_map: %w", err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("expert map: text after the JSON object")
+	}
+	if object.Rows == nil {
+		return nil, errors.New("expert map: physical_to_logical_map is missing")
+	}
+	return object.Rows, nil
+}
+
+func trivialRows(shape Shape) [][]int {
+	rows := make([][]int, len(shape.MoE))
+	for l := range rows {
+		for p := range shape.slots() {
+			rows[l] = append(rows[l], p%shape.Experts)
+		}
+	}
+	return rows
+}
+
+func newMap(shape Shape, rows [][]int) (*Map, error) {
+	if len(rows) != len(shape.MoE) {
+		return nil, fmt.Errorf("expert map: %d rows; want one for each of the %d hidden layers, dense ones included", len(rows), len(shape.MoE))
+	}
+	m := &Map{shape: shape, local: make([][][]bool, len(rows))}
+	for l, row := range rows {
+		if len(row) != shape.slots() {
+			return nil, fmt.Errorf("expert map: row %d has %d slots; want %d (%d experts and %d redundant ones)", l, len(row), shape.slots(), shape.Experts, shape.Redundant)
+		}
+		if !shape.MoE[l] {
+			continue
+		}
+		if err := m.addLayer(l, row); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+func (m *Map) addLayer(l int, row []int) error {
+	perRank := m.shape.slots() / m.shape.Ranks
+	m.local[l] = make([][]bool, m.shape.Ranks)
+	for rank := range m.local[l] {
+		m.local[l][rank] = make([]bool, m.shape.Experts)
+	}
+	placed := make([]bool, m.shape.Experts)
+	for p, expert := range row {
+		if expert < 0 || expert >= m.shape.Experts {
+			return fmt.Errorf("expert map: row %d, slot %d: expert %d; allowed is 0 to %d", l, p, expert, m.shape.Experts-1)
+		}
+		rank := p / perRank
+		if m.local[l][rank][expert] {
+			return fmt.Errorf("expert map: row %d places expert %d twice on rank %d", l, expert, rank)
+		}
+		m.local[l][rank][expert] = true
+		placed[expert] = true
+	}
+	for expert, ok := range placed {
+		if !ok {
+			return fmt.Errorf("expert map: row %d places expert %d nowhere", l, expert)
+		}
+	}
+	return nil
+}
+
+// Count counts the activations of one token, routes [layers][top-k], that are local to a rank and those that are not.
+func (m *Map) Count(rank int, routes []uint16) (local, remote int) {
+	for l, byRank := range m.local {
+		if byRank == nil {
+			continue
+		}
+		for _, expert := range routes[l*m.shape.TopK:][:m.shape.TopK] {
+			if byRank[rank][expert] {
+				local++
+			} else {
+				remote++
+			}
+		}
+	}
+	return local, remote
+}

@@ -1,0 +1,140 @@
+package model
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+)
+
+// Config holds the architecture of a Qwen3-MoE model.
+type Config struct {
+	// Layers counts all hidden layers; MoE tells which of them hold routed experts.
+	Layers int
+	MoE    []bool
+	// Experts is the number of routed experts of an MoE layer, TopK how many a token activates. NormTopK makes the
+	// weights of the chosen experts sum to 1.
+	Experts, TopK int
+	NormTopK      bool
+	// Hidden, Vocab, Heads, KVHeads and HeadDim are the shapes of attention and embeddings; Intermediate and
+	// MoEIntermediate the widths of a dense FFN and of one expert.
+	Hidden, Vocab, Heads, KVHeads, HeadDim, Intermediate, MoEIntermediate int
+	RMSNormEps                                                            float32
+	RopeTheta                                                             float64
+	// MaxPositions is the longest sequence that the model was made for.
+	MaxPositions int
+	// TiedEmbeddings makes the embedding matrix the output head as well.
+	TiedEmbeddings bool
+}
+
+// rawConfig is the part of config.json that the forward pass needs beyond checkpoint.Config.
+type rawConfig struct {
+	Heads           int     `json:"num_attention_heads"`
+	KVHeads         int     `json:"num_key_value_heads"`
+	HeadDim         int     `json:"head_dim"`
+	Intermediate    int     `json:"intermediate_size"`
+	MoEIntermediate int     `json:"moe_intermediate_size"`
+	RMSNormEps      float64 `json:"rms_norm_eps"`
+	MaxPositions    int     `json:"max_position_embeddings"`
+	NormTopK        bool    `json:"norm_topk_prob"`
+	TiedEmbeddings  bool    `json:"tie_word_embeddings"`
+	HiddenAct       string  `json:"hidden_act"`
+	AttentionBias   bool    `json:"attention_bias"`
+	SlidingWindow   bool    `json:"use_sliding_window"`
+	// RopeTheta and RopeScaling are the spellings of transformers 4, RopeParameters that of transformers 5.
+	RopeTheta      float64         `json:"rope_theta"`
+	RopeScaling    json.RawMessage `json:"rope_scaling"`
+	RopeParameters *ropeParameters `json:"rope_parameters"`
+	Quantization   json.RawMessage `json:"quantization_config"`
+}
+
+type ropeParameters struct {
+	Theta float64 `json:"rope_theta"`
+	Type  string  `json:"rope_type"`
+}
+
+// parseConfig reads and checks the architecture. What this package does not compute is refused, never ignored.
+func parseConfig(base *checkpoint.Config) (*Config, error) {
+	if base.ModelType != "qwen3_moe" {
+		return nil, checkpoint.Invalidf("model_type %q: this engine runs qwen3_moe only", base.ModelType)
+	}
+	var raw rawConfig
+	if err := json.Unmarshal(base.Text, &raw); err != nil {
+		return nil, checkpoint.Invalidf("config.json: %v", err)
+	}
+	if err := raw.checkSupported(); err != nil {
+		return nil, err
+	}
+	c := &Config{
+		Layers: base.Layers, MoE: make([]bool, base.Layers), Experts: base.Experts, TopK: base.ExpertsPerToken,
+		NormTopK: raw.NormTopK, Hidden: base.HiddenSize, Vocab: base.VocabSize, Heads: raw.Heads,
+		KVHeads: cmp.Or(raw.KVHeads, raw.Heads), HeadDim: raw.HeadDim, Intermediate: raw.Intermediate,
+		MoEIntermediate: raw.MoEIntermediate, RMSNormEps: float32(raw.RMSNormEps), RopeTheta: raw.RopeTheta,
+		MaxPositions: raw.MaxPositions, TiedEmbeddings: raw.TiedEmbeddings,
+	}
+	if c.HeadDim == 0 && c.Heads > 0 {
+		c.HeadDim = c.Hidden / c.Heads
+	}
+	if raw.RopeParameters != nil {
+		c.RopeTheta = raw.RopeParameters.Theta
+	}
+	for _, l := range base.MoELayers {
+		c.MoE[l] = true
+	}
+	return c, c.check(len(base.MoELayers) < base.Layers)
+}
+
+func (r rawConfig) checkSupported() error {
+	isSet := func(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
+	switch {
+	case r.HiddenAct != "silu":
+		return checkpoint.Invalidf("config.json: hidden_act %q: this engine computes silu only", r.HiddenAct)
+	case r.AttentionBias:
+		return checkpoint.Invalidf("config.json: attention_bias true is not supported by this engine")
+	case r.SlidingWindow:
+		return checkpoint.Invalidf("config.json: use_sliding_window true is not supported by this engine")
+	case isSet(r.RopeScaling):
+		return checkpoint.Invalidf("config.json: rope_scaling %.100s is not supported by this engine", r.RopeScaling)
+	case r.RopeParameters != nil && r.RopeParameters.Type != "default":
+		return checkpoint.Invalidf("config.json: rope_type %q: this engine computes default only", r.RopeParameters.Type)
+	case isSet(r.Quantization):
+		return checkpoint.Invalidf("config.json: quantization_config: this engine reads BF16, F16 and F32 weights only")
+	}
+	return nil
+}
+
+func (c *Config) check(hasDense bool) error {
+	for _, field := range []struct {
+		name  string
+		value int
+		used  bool
+	}{
+		{"num_attention_heads", c.Heads, true},
+		{"num_key_value_heads", c.KVHeads, true},
+		{"head_dim", c.HeadDim, true},
+		{"max_position_embeddings", c.MaxPositions, true},
+		{"moe_intermediate_size", c.MoEIntermediate, true},
+		{"intermediate_size", c.Intermediate, hasDense},
+	} {
+		if field.used && (field.value < 1 || field.value > 1<<24) {
+			return checkpoint.Invalidf("config.json: %s is %d; it must be a positive number", field.name, field.value)
+		}
+	}
+	switch {
+	case c.Heads%c.KVHeads != 0:
+		return checkpoint.Invalidf("config.json: num_key_value_heads %d does not divide num_attention_heads %d", c.KVHeads, c.Heads)
+	case c.HeadDim%2 != 0:
+		return checkpoint.Invalidf("config.json: head_dim %d is odd; rotary embedding needs pairs", c.HeadDim)
+	case !(c.RopeTheta > 0):
+		return checkpoint.Invalidf("config.json: rope_theta is %v; it must be positive", c.RopeTheta)
+	case !(c.RMSNormEps > 0):
+		return checkpoint.Invalidf("config.json: rms_norm_eps is %v; it must be positive", c.RMSNormEps)
+	}
+	return nil
+}
+
+// String describes the model in logs.
+func (c *Config) String() string {
+	return fmt.Sprintf("%d layers, %d experts, top-%d, hidden %d, vocabulary %d", c.Layers, c.Experts, c.TopK, c.Hidden, c.Vocab)
+}

@@ -1,0 +1,150 @@
+package model
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+)
+
+// matrix is a linear map of cols inputs to rows outputs.
+type matrix struct {
+	rows, cols int
+	packed     operand
+}
+
+// ffn is a gated feed-forward network: down(silu(gate(x)) * up(x)).
+type ffn struct{ gate, up, down matrix }
+
+type layer struct {
+	inputNorm, postNorm []float32
+	query, key, value   matrix
+	output              matrix
+	queryNorm, keyNorm  []float32
+	// gate scores the experts of an MoE layer; a dense layer has no gate and one network.
+	gate    *matrix
+	experts []ffn
+}
+
+// Model is a loaded model. It is immutable.
+type Model struct {
+	Config
+	embedding []float32
+	layers    []layer
+	finalNorm []float32
+	head      matrix
+	// cos and sin are the rotary tables, [MaxPositions][HeadDim/2].
+	cos, sin []float32
+}
+
+// Load reads all weights of a checkpoint. contextLength bounds the sequences that the model will be used for and thereby
+// its tables; 0 means what the model was made for.
+func Load(c *checkpoint.Checkpoint, contextLength int) (*Model, error) {
+	config, err := parseConfig(c.Config)
+	if err != nil {
+		return nil, err
+	}
+	if contextLength > config.MaxPositions {
+		return nil, checkpoint.Invalidf("context length %d is above the model's max_position_embeddings %d", contextLength, config.MaxPositions)
+	}
+	if contextLength > 0 {
+		config.MaxPositions = contextLength
+	}
+	m := &Model{Config: *config}
+	r := reader{checkpoint: c}
+	m.embedding = r.tensor("model.embed_tokens.weight", int64(m.Vocab), int64(m.Hidden))
+	m.finalNorm = r.vector("model.norm.weight", m.Hidden)
+	head := "model.embed_tokens.weight"
+	if !m.TiedEmbeddings {
+		head = "lm_head.weight"
+	}
+	m.head = r.matrix(head, m.Vocab, m.Hidden)
+	for l := range m.Layers {
+		m.layers = append(m.layers, r.layer(config, l))
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	m.buildRotary()
+	return m, nil
+}
+
+// reader reads tensors until the first error.
+type reader struct {
+	checkpoint *checkpoint.Checkpoint
+	err        error
+}
+
+func (r *reader) layer(c *Config, l int) layer {
+	prefix := fmt.Sprintf("model.layers.%d.", l)
+	attention := prefix + "self_attn."
+	out := layer{
+		inputNorm: r.vector(prefix+"input_layernorm.weight", c.Hidden),
+		postNorm:  r.vector(prefix+"post_attention_layernorm.weight", c.Hidden),
+		query:     r.matrix(attention+"q_proj.weight", c.Heads*c.HeadDim, c.Hidden),
+		key:       r.matrix(attention+"k_proj.weight", c.KVHeads*c.HeadDim, c.Hidden),
+		value:     r.matrix(attention+"v_proj.weight", c.KVHeads*c.HeadDim, c.Hidden),
+		output:    r.matrix(attention+"o_proj.weight", c.Hidden, c.Heads*c.HeadDim),
+		queryNorm: r.vector(attention+"q_norm.weight", c.HeadDim),
+		keyNorm:   r.vector(attention+"k_norm.weight", c.HeadDim),
+	}
+	if !c.MoE[l] {
+		out.experts = []ffn{r.ffn(prefix+"mlp.", c.Hidden, c.Intermediate)}
+		return out
+	}
+	gate := r.matrix(prefix+"mlp.gate.weight", c.Experts, c.Hidden)
+	out.gate = &gate
+	for e := range c.Experts {
+		out.experts = append(out.experts, r.ffn(fmt.Sprintf("%smlp.experts.%d.", prefix, e), c.Hidden, c.MoEIntermediate))
+	}
+	return out
+}
+
+func (r *reader) ffn(prefix string, hidden, width int) ffn {
+	return ffn{
+		gate: r.matrix(prefix+"gate_proj.weight", width, hidden),
+		up:   r.matrix(prefix+"up_proj.weight", width, hidden),
+		down: r.matrix(prefix+"down_proj.weight", hidden, width),
+	}
+}
+
+func (r *reader) matrix(name string, rows, cols int) matrix {
+	values := r.tensor(name, int64(rows), int64(cols))
+	if r.err != nil {
+		return matrix{}
+	}
+	return matrix{rows, cols, pack(values, rows, cols)}
+}
+
+func (r *reader) vector(name string, length int) []float32 {
+	return r.tensor(name, int64(length))
+}
+
+func (r *reader) tensor(name string, shape ...int64) []float32 {
+	if r.err != nil {
+		return nil
+	}
+	if t, ok := r.checkpoint.Tensor(name); ok && !slices.Equal(t.Shape, shape) {
+		r.err = checkpoint.Invalidf("tensor %q has shape %v, config.json implies %v", name, t.Shape, shape)
+		return nil
+	}
+	values, err := r.checkpoint.Float32(name)
+	r.err = err
+	return values
+}
+
+// buildRotary computes angles in float32, as the reference implementation does.
+func (m *Model) buildRotary() {
+	half := m.HeadDim / 2
+	m.cos = make([]float32, m.MaxPositions*half)
+	m.sin = make([]float32, m.MaxPositions*half)
+	for i := range half {
+		frequency := float32(1 / math.Pow(m.RopeTheta, float64(2*i)/float64(m.HeadDim)))
+		for position := range m.MaxPositions {
+			angle := float64(float32(position) * frequency)
+			m.cos[position*half+i] = float32(math.Cos(angle))
+			m.sin[position*half+i] = float32(math.Sin(angle))
+		}
+	}
+}

@@ -1,0 +1,83 @@
+package refengine
+
+import (
+	"runtime"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/refengine/locality"
+)
+
+// Options are those of the command line, with SGLang's meaning.
+type Options struct {
+	ModelPath string
+	Host      string
+	Port      int
+	// TPSize counts the devices, DPSize the data-parallel ranks of attention, EPSize the expert-parallel ranks.
+	TPSize, DPSize, EPSize int
+	EnableDPAttention      bool
+	// InitExpertLocation is "trivial", the path of a .json file, or JSON; see locality.Parse.
+	InitExpertLocation        string
+	RedundantExperts          int
+	EnableReturnRoutedExperts bool
+	ServedModelName           string
+	MaxRunning, MaxQueued     int
+	ContextLength             int
+	ChunkedPrefillSize        int
+	Threads                   int
+}
+
+// DefaultOptions returns the options of an engine of one rank.
+func DefaultOptions() Options {
+	return Options{
+		Host: "127.0.0.1", Port: 30000, TPSize: 1, DPSize: 1, EPSize: 1, InitExpertLocation: locality.Trivial,
+		MaxRunning: 64, MaxQueued: 1024, ChunkedPrefillSize: 512, Threads: runtime.GOMAXPROCS(0),
+	}
+}
+
+// Validate checks what can be checked without the model.
+func (o Options) Validate() error {
+	if o.ModelPath == "" {
+		return checkpoint.Invalidf("--model-path is missing: give the directory of the checkpoint")
+	}
+	for _, option := range []struct {
+		name       string
+		value      int
+		least, top int
+	}{
+		{"--port", o.Port, 0, 65535},
+		{"--tp-size", o.TPSize, 1, 1 << 16},
+		{"--dp-size", o.DPSize, 1, 1 << 16},
+		{"--ep-size", o.EPSize, 1, 1 << 16},
+		{"--ep-num-redundant-experts", o.RedundantExperts, 0, 1 << 16},
+		{"--max-running-requests", o.MaxRunning, 1, 1 << 16},
+		{"--max-queued-requests", o.MaxQueued, 1, 1 << 24},
+		{"--context-length", o.ContextLength, 0, 1 << 24},
+		{"--chunked-prefill-size", o.ChunkedPrefillSize, 1, 1 << 16},
+		{"--threads", o.Threads, 1, 1 << 10},
+	} {
+		if option.value < option.least || option.value > option.top {
+			return checkpoint.Invalidf("%s is %d; allowed is %d to %d", option.name, option.value, option.least, option.top)
+		}
+	}
+	return o.checkParallelism()
+}
+
+func (o Options) checkParallelism() error {
+	switch {
+	case o.TPSize != o.EPSize:
+		return checkpoint.Invalidf("--tp-size %d and --ep-size %d differ: --tp-size counts the devices, and each holds a part of the experts, so both must be equal", o.TPSize, o.EPSize)
+	case o.EnableDPAttention && o.DPSize != o.EPSize:
+		return checkpoint.Invalidf("--dp-size %d and --ep-size %d differ: with --enable-dp-attention both must be equal, so that data-parallel rank d is expert-parallel rank d", o.DPSize, o.EPSize)
+	case !o.EnableDPAttention && o.DPSize != 1:
+		return checkpoint.Invalidf("--dp-size %d without --enable-dp-attention is not supported: add --enable-dp-attention or use --dp-size 1", o.DPSize)
+	}
+	return nil
+}
+
+// servedName is the model path unless a name is given, as in SGLang.
+func (o Options) servedName() string {
+	if o.ServedModelName != "" {
+		return o.ServedModelName
+	}
+	return o.ModelPath
+}

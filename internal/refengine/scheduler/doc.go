@@ -1,0 +1,9 @@
+// Package scheduler batches requests continuously: one goroutine steps all running requests together, decoding requests
+// by one token and prefilling ones by a chunk of their prompt.
+//
+// Invariants:
+//   - At most MaxRunning requests run and at most MaxQueued wait; requests are admitted in the order of their arrival.
+//   - What a request yields depends on the request alone, not on the others.
+//   - Every accepted request ends with exactly one call of Done, after its last call of Token. A request whose context
+//     ends is dropped before the next step.
+package scheduler

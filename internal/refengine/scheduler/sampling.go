@@ -1,0 +1,122 @@
+package scheduler
+
+import (
+	"cmp"
+	"math"
+	"math/rand/v2"
+	"slices"
+)
+
+// Sampling says how tokens are chosen.
+type Sampling struct {
+	// Temperature 0 always takes the most likely token.
+	Temperature float64
+	// TopP keeps the fewest tokens whose probabilities sum to at least this much; 1 keeps all.
+	TopP float64
+	// TopK keeps that many tokens; 0 keeps all.
+	TopK int
+	// Seed makes sampling repeatable.
+	Seed uint64
+}
+
+// sampler chooses the tokens of one request.
+type sampler struct {
+	Sampling
+	random *rand.Rand
+	// order and weights are scratch memory.
+	order   []int32
+	weights []float64
+}
+
+func newSampler(s Sampling) *sampler {
+	return &sampler{Sampling: s, random: rand.New(rand.NewPCG(s.Seed, s.Seed))}
+}
+
+// next chooses a token.
+func (s *sampler) next(logits []float32) int32 {
+	if s.Temperature == 0 {
+		return argmax(logits)
+	}
+	s.rank(logits)
+	top := float64(logits[s.order[0]])
+	s.weights = s.weights[:0]
+	var total float64
+	for _, id := range s.order {
+		w := math.Exp((float64(logits[id]) - top) / s.Temperature)
+		s.weights = append(s.weights, w)
+		total += w
+	}
+	kept := s.cut(total)
+	total = 0
+	for _, w := range s.weights[:kept] {
+		total += w
+	}
+	point := s.random.Float64() * total
+	for i, w := range s.weights[:kept] {
+		if point -= w; point < 0 {
+			return s.order[i]
+		}
+	}
+	return s.order[kept-1]
+}
+
+// rank orders the tokens, the most likely first.
+func (s *sampler) rank(logits []float32) {
+	s.order = s.order[:0]
+	for id := range logits {
+		s.order = append(s.order, int32(id))
+	}
+	slices.SortFunc(s.order, func(a, b int32) int {
+		return cmp.Or(cmp.Compare(logits[b], logits[a]), cmp.Compare(a, b))
+	})
+}
+
+// cut says how many of the ranked tokens TopK and TopP keep, at least one.
+func (s *sampler) cut(total float64) int {
+	kept := len(s.weights)
+	if s.TopK > 0 {
+		kept = min(kept, s.TopK)
+	}
+	if s.TopP >= 1 {
+		return kept
+	}
+	var sum float64
+	for i, w := range s.weights[:kept] {
+		if sum += w; sum >= s.TopP*total {
+			return i + 1
+		}
+	}
+	return kept
+}
+
+// argmax is the most likely token, the lowest id among equals.
+func argmax(logits []float32) int32 {
+	best := 0
+	for id, v := range logits {
+		if v > logits[best] {
+			best = id
+		}
+	}
+	return int32(best)
+}
+
+// logprobs returns the log probability of a token and the most likely ones.
+func logprobs(logits []float32, id int32, top int) (float32, []TokenLogprob) {
+	highest := float64(logits[argmax(logits)])
+	var sum float64
+	for _, v := range logits {
+		sum += math.Exp(float64(v) - highest)
+	}
+	normaliser := highest + math.Log(sum)
+	logprob := func(id int32) float32 { return float32(float64(logits[id]) - normaliser) }
+	if top == 0 {
+		return logprob(id), nil
+	}
+	var ranked sampler
+	ranked.rank(logits)
+	best := make([]TokenLogprob, 0, top)
+	for _, id := range ranked.order[:min(top, len(ranked.order))] {
+		best = append(best, TokenLogprob{id, logprob(id)})
+	}
+	return logprob(id), best
+}

@@ -1,0 +1,315 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/semmoe/operator/internal/refengine/model"
+)
+
+// Config bounds the scheduler.
+type Config struct {
+	// MaxRunning is how many requests are stepped together, MaxQueued how many may wait for that.
+	MaxRunning, MaxQueued int
+	// PrefillTokens is how many prompt tokens a step may compute beside the decoding requests.
+	PrefillTokens int
+	// ContextLength is the most tokens of a sequence, prompt and continuation together.
+	ContextLength int
+	// Ranks is the number of data-parallel ranks among which requests are counted.
+	Ranks int
+	// OnRoutes is called after each step for every request in it, with the routes of the tokens just computed. It must
+	// not keep them.
+	OnRoutes func(rank int, routes []uint16)
+}
+
+// Load is what one rank has to do.
+type Load struct {
+	Running, Waiting int
+	// UsedTokens are those in the caches of running requests; TotalTokens adds the prompt tokens still to be computed.
+	UsedTokens, TotalTokens int
+	// GenerationThroughput is tokens per second over the last whole second of work, 0 when idle.
+	GenerationThroughput float64
+}
+
+// Scheduler runs requests on a model.
+type Scheduler struct {
+	config Config
+	model  *model.Model
+	runner *model.Runner
+	wake   chan struct{} // holds a token when there may be work
+
+	// The next step, known to the stepping goroutine alone: chunk i is of batch[i].
+	chunks []model.Chunk
+	batch  []*sequence
+
+	mu       sync.Mutex
+	waiting  []*sequence
+	running  []*sequence
+	draining bool
+	idle     chan struct{} // closed while there is no request
+	// Tokens per second of each rank, and the window in which the next figure is counted.
+	throughput   []float64
+	windowStart  time.Time
+	windowCounts []int
+}
+
+// New returns a scheduler; Run makes it work.
+func New(m *model.Model, workers int, config Config) *Scheduler {
+	s := &Scheduler{
+		config: config, model: m, runner: m.NewRunner(workers), wake: make(chan struct{}, 1), idle: make(chan struct{}),
+		throughput: make([]float64, config.Ranks), windowCounts: make([]int, config.Ranks),
+	}
+	close(s.idle)
+	return s
+}
+
+// Submit queues a request. ctx ends the request, not only the call.
+func (s *Scheduler) Submit(ctx context.Context, r Request) error {
+	if err := s.check(r); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.draining:
+		return ErrDraining
+	case len(s.waiting) >= s.config.MaxQueued:
+		return ErrQueueFull
+	}
+	if s.isIdle() {
+		s.idle = make(chan struct{})
+	}
+	s.waiting = append(s.waiting, &sequence{Request: r, ctx: ctx, sampler: newSampler(r.Sampling)})
+	s.signal()
+	return nil
+}
+
+func (s *Scheduler) check(r Request) error {
+	switch {
+	case len(r.Prompt) == 0:
+		return fmt.Errorf("the prompt is empty")
+	case r.MaxNewTokens < 0:
+		return fmt.Errorf("%d tokens to generate; allowed is 0 and more", r.MaxNewTokens)
+	case len(r.Prompt)+r.MaxNewTokens > s.config.ContextLength:
+		return fmt.Errorf("%d prompt tokens and %d to generate exceed the context length %d", len(r.Prompt), r.MaxNewTokens, s.config.ContextLength)
+	case r.Rank < 0 || r.Rank >= s.config.Ranks:
+		return fmt.Errorf("rank %d; allowed is 0 to %d", r.Rank, s.config.Ranks-1)
+	}
+	for _, token := range r.Prompt {
+		if token < 0 || int(token) >= s.model.Vocab {
+			return fmt.Errorf("token %d is outside the vocabulary of %d", token, s.model.Vocab)
+		}
+	}
+	return nil
+}
+
+// Drain refuses new requests from now on. The returned channel is closed when none is left.
+func (s *Scheduler) Drain() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.draining = true
+	return s.idle
+}
+
+// Loads reports the load of each rank.
+func (s *Scheduler) Loads() []Load {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	loads := make([]Load, s.config.Ranks)
+	for _, q := range s.waiting {
+		loads[q.Rank].Waiting++
+	}
+	for _, q := range s.running {
+		loads[q.Rank].Running++
+	}
+	for _, q := range slices.Concat(s.waiting, s.running) {
+		loads[q.Rank].UsedTokens += q.computed
+		loads[q.Rank].TotalTokens += q.computed + q.pendingPrefill()
+	}
+	for rank := range loads {
+		loads[rank].GenerationThroughput = s.throughput[rank]
+	}
+	return loads
+}
+
+// Run steps requests until ctx ends; requests that are left then end with ctx's error.
+func (s *Scheduler) Run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			s.abandon(ctx.Err())
+			return
+		case <-s.wake:
+		}
+		for ctx.Err() == nil && s.prepare() {
+			s.complete(s.runner.Step(s.chunks))
+		}
+	}
+}
+
+func (s *Scheduler) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *Scheduler) isIdle() bool { return len(s.waiting)+len(s.running) == 0 }
+
+// prepare drops cancelled requests, admits waiting ones, and lays out the next step; it returns false if there is none.
+func (s *Scheduler) prepare() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting = s.dropCancelled(s.waiting)
+	s.running = s.dropCancelled(s.running)
+	for len(s.waiting) > 0 && len(s.running) < s.config.MaxRunning {
+		s.running = append(s.running, s.waiting[0])
+		s.waiting = slices.Delete(s.waiting, 0, 1)
+	}
+	s.closeIfIdle()
+	s.layOut()
+	return len(s.chunks) > 0
+}
+
+func (s *Scheduler) dropCancelled(list []*sequence) []*sequence {
+	return slices.DeleteFunc(list, func(q *sequence) bool {
+		err := context.Cause(q.ctx)
+		if err != nil {
+			q.Sink.Done(Result{Err: err})
+		}
+		return err != nil
+	})
+}
+
+// closeIfIdle wakes whoever waits for the drain, and forgets rates that no longer hold.
+func (s *Scheduler) closeIfIdle() {
+	if !s.isIdle() {
+		return
+	}
+	select {
+	case <-s.idle:
+	default:
+		close(s.idle)
+	}
+	clear(s.throughput)
+	s.windowStart = time.Time{}
+}
+
+// layOut chooses the tokens of the next step: one of every decoding request, and prompt tokens in order of admission up
+// to the bound, so that a long prompt delays the others by a chunk at most.
+func (s *Scheduler) layOut() {
+	s.chunks, s.batch = s.chunks[:0], s.batch[:0]
+	budget := s.config.PrefillTokens
+	perToken := s.model.Layers * s.model.TopK
+	for _, q := range s.running {
+		var tokens []int32
+		if pending := q.pendingPrefill(); pending > 0 {
+			if budget == 0 {
+				continue
+			}
+			n := min(pending, budget)
+			budget -= n
+			if q.state == nil {
+				q.state = s.newState(q)
+			}
+			tokens = q.Prompt[q.computed:][:n]
+		} else {
+			tokens = q.state.input[:]
+		}
+		state := q.state
+		state.step = slices.Grow(state.step[:0], len(tokens)*perToken)[:len(tokens)*perToken]
+		chunk := model.Chunk{Cache: state.cache, Tokens: tokens, Routes: state.step}
+		if len(tokens) >= q.pendingPrefill() {
+			chunk.Logits = state.logits
+		}
+		s.chunks = append(s.chunks, chunk)
+		s.batch = append(s.batch, q)
+	}
+}
+
+func (s *Scheduler) newState(q *sequence) *runState {
+	// The last generated token is never computed.
+	capacity := len(q.Prompt) + max(q.MaxNewTokens-1, 0)
+	return &runState{cache: s.model.NewCache(capacity), logits: make([]float32, s.model.Vocab)}
+}
+
+// complete hands out what the step gave and removes the requests that ended.
+func (s *Scheduler) complete(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ended := map[*sequence]bool{}
+	for i, q := range s.batch {
+		if err != nil {
+			q.Sink.Done(Result{Err: err})
+			ended[q] = true
+			continue
+		}
+		q.computed = q.state.cache.Len()
+		s.config.OnRoutes(q.Rank, q.state.step)
+		if q.KeepRoutes {
+			q.state.routes = append(q.state.routes, q.state.step...)
+		}
+		if s.chunks[i].Logits != nil && s.advance(q) {
+			ended[q] = true
+		}
+	}
+	s.running = slices.DeleteFunc(s.running, func(q *sequence) bool { return ended[q] })
+	s.measure()
+	s.closeIfIdle()
+}
+
+// advance gives a request its next token; it returns true, and has called Done, if the request ended.
+func (s *Scheduler) advance(q *sequence) bool {
+	state := q.state
+	if q.MaxNewTokens == 0 {
+		q.Sink.Done(Result{Routes: state.routes})
+		return true
+	}
+	token := Token{ID: q.sampler.next(state.logits)}
+	if q.TopLogprobs >= 0 {
+		token.Logprob, token.Top = logprobs(state.logits, token.ID, q.TopLogprobs)
+	}
+	state.input[0] = token.ID
+	state.generated++
+	s.windowCounts[q.Rank]++
+	stopped := q.Sink.Token(token)
+	if !stopped && state.generated < q.MaxNewTokens {
+		return false
+	}
+	q.Sink.Done(Result{Stopped: stopped, Routes: state.routes})
+	return true
+}
+
+// measure updates the throughput once a second.
+func (s *Scheduler) measure() {
+	now := time.Now()
+	if s.windowStart.IsZero() {
+		s.windowStart = now
+		clear(s.windowCounts)
+		return
+	}
+	elapsed := now.Sub(s.windowStart)
+	if elapsed < time.Second {
+		return
+	}
+	for rank, count := range s.windowCounts {
+		s.throughput[rank] = float64(count) / elapsed.Seconds()
+	}
+	clear(s.windowCounts)
+	s.windowStart = now
+}
+
+// abandon ends all requests.
+func (s *Scheduler) abandon(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.draining = true
+	for _, q := range slices.Concat(s.waiting, s.running) {
+		q.Sink.Done(Result{Err: err})
+	}
+	s.waiting, s.running = nil, nil
+	s.closeIfIdle()
+}

@@ -1,0 +1,99 @@
+package server
+
+import (
+	"net/http"
+
+	"github.com/semmoe/operator/internal/refengine/scheduler"
+)
+
+// defaultCompletionTokens is OpenAI's default of max_tokens for completions.
+const defaultCompletionTokens = 16
+
+// maxTopLogprobs is OpenAI's bound of logprobs.
+const maxTopLogprobs = 20
+
+type completionRequest struct {
+	openAIRequest
+	Prompt   *promptInput `json:"prompt"`
+	Logprobs *int         `json:"logprobs"`
+}
+
+type completionChoice struct {
+	Index        int                 `json:"index"`
+	Text         string              `json:"text"`
+	Logprobs     *completionLogprobs `json:"logprobs"`
+	FinishReason any                 `json:"finish_reason"`
+	MatchedStop  any                 `json:"matched_stop"`
+}
+
+type completionLogprobs struct {
+	TextOffset    []int                `json:"text_offset"`
+	TokenLogprobs []float32            `json:"token_logprobs"`
+	Tokens        []string             `json:"tokens"`
+	TopLogprobs   []map[string]float32 `json:"top_logprobs"`
+}
+
+func (e *Engine) completions(w http.ResponseWriter, r *http.Request) error {
+	var req completionRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	if err := e.checkModel(req.Model); err != nil {
+		return err
+	}
+	if req.Prompt == nil {
+		return badRequest("prompt", "prompt is missing; give a string or a list of token ids")
+	}
+	req.maxTokens, req.maxTokensName, req.defaultMaxTokens = req.MaxTokens, "max_tokens", defaultCompletionTokens
+	j, err := e.prepare(r, e.tokens(*req.Prompt), req.parameters)
+	if err != nil {
+		return err
+	}
+	if req.Logprobs != nil {
+		if *req.Logprobs < 0 || *req.Logprobs > maxTopLogprobs {
+			return badRequest("logprobs", "logprobs is %d; allowed is 0 to %d", *req.Logprobs, maxTopLogprobs)
+		}
+		j.topLogprobs = *req.Logprobs
+	}
+	return e.answer(w, r, req.openAIRequest, j, dialect{
+		idPrefix: "cmpl-", object: "text_completion", chunkObject: "text_completion",
+		choice: func(text string, tokens []scheduler.Token, end *outcome) any {
+			reason, matched := finishReason(end)
+			return completionChoice{Text: text, Logprobs: e.completionLogprobs(j, tokens), FinishReason: reason, MatchedStop: matched}
+		},
+		chunk: func(text string, token *scheduler.Token, end *outcome) any {
+			reason, matched := finishReason(end)
+			choice := completionChoice{Text: text, FinishReason: reason, MatchedStop: matched}
+			if token != nil {
+				choice.Logprobs = e.completionLogprobs(j, []scheduler.Token{*token})
+			}
+			return choice
+		},
+	})
+}
+
+// completionLogprobs is nil unless they were asked for.
+func (e *Engine) completionLogprobs(j job, tokens []scheduler.Token) *completionLogprobs {
+	if j.topLogprobs < 0 {
+		return nil
+	}
+	text := func(id int32) string { return e.Tokenizer.Decode([]int32{id}, false) }
+	out := &completionLogprobs{TextOffset: []int{}, TokenLogprobs: []float32{}, Tokens: []string{}, TopLogprobs: []map[string]float32{}}
+	offset := 0
+	for _, token := range tokens {
+		piece := text(token.ID)
+		out.Tokens = append(out.Tokens, piece)
+		out.TokenLogprobs = append(out.TokenLogprobs, token.Logprob)
+		out.TextOffset = append(out.TextOffset, offset)
+		offset += len([]rune(piece))
+		top := map[string]float32{}
+		for _, t := range token.Top {
+			// Tokens that are parts of a character can share their text; the most likely one stands.
+			if _, taken := top[text(t.ID)]; !taken {
+				top[text(t.ID)] = t.Logprob
+			}
+		}
+		out.TopLogprobs = append(out.TopLogprobs, top)
+	}
+	return out
+}

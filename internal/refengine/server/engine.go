@@ -1,0 +1,198 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/semmoe/operator/internal/refengine/locality"
+	"github.com/semmoe/operator/internal/refengine/model"
+	"github.com/semmoe/operator/internal/refengine/scheduler"
+	"github.com/semmoe/operator/internal/tokenizer"
+)
+
+// Config says what is served and how.
+type Config struct {
+	Model     *model.Model
+	Tokenizer *tokenizer.Tokenizer
+	// EndTokens end a continuation.
+	EndTokens []int32
+	// ServedName is the model name that requests must give.
+	ServedName string
+	// ExpertRanks is the expert-parallel size. With AttentionDP every request is served by one of these ranks; without,
+	// each token is, round robin, and requests have no rank.
+	ExpertRanks int
+	AttentionDP bool
+	ExpertMap   *locality.Map
+	// ReturnRoutes allows requests to ask for routed experts.
+	ReturnRoutes                                                      bool
+	ContextLength, MaxRunning, MaxQueued, ChunkedPrefillSize, Workers int
+}
+
+// Engine serves requests.
+type Engine struct {
+	Config
+	Scheduler *scheduler.Scheduler
+	metrics   *metrics
+	started   time.Time
+	requests  atomic.Uint64 // for round robin
+}
+
+// NewEngine returns an engine; its Scheduler must be run.
+func NewEngine(c Config) *Engine {
+	e := &Engine{Config: c, started: time.Now()}
+	account := &accounting{Map: c.ExpertMap, perToken: c.Model.Layers * c.Model.TopK}
+	if !c.AttentionDP {
+		account.spread = c.ExpertRanks
+	}
+	e.Scheduler = scheduler.New(c.Model, c.Workers, scheduler.Config{
+		MaxRunning: c.MaxRunning, MaxQueued: c.MaxQueued, PrefillTokens: c.ChunkedPrefillSize, ContextLength: c.ContextLength,
+		Ranks: e.dataParallelRanks(), OnRoutes: account.add,
+	})
+	e.metrics = newMetrics(e)
+	account.activations = e.metrics.activations
+	return e
+}
+
+func (e *Engine) dataParallelRanks() int {
+	if e.AttentionDP {
+		return e.ExpertRanks
+	}
+	return 1
+}
+
+// job is a validated request.
+type job struct {
+	prompt       []int32
+	maxNewTokens int
+	sampling     scheduler.Sampling
+	stops        []string
+	stopTokens   []int32
+	topLogprobs  int
+	rank         int
+	// routes asks for routed experts, from token routesStart on.
+	routes      bool
+	routesStart int
+}
+
+// start queues a job; ctx is the client's.
+func (e *Engine) start(ctx context.Context, j job) (*generation, error) {
+	g := newGeneration(e, j)
+	err := e.Scheduler.Submit(ctx, scheduler.Request{
+		Prompt: j.prompt, MaxNewTokens: j.maxNewTokens, Sampling: j.sampling, TopLogprobs: j.topLogprobs, KeepRoutes: j.routes,
+		Rank: j.rank, Sink: g,
+	})
+	return g, err
+}
+
+// prepare turns the parameters that all routes share into a job.
+func (e *Engine) prepare(r *http.Request, prompt []int32, p parameters) (job, error) {
+	j := job{prompt: prompt, stops: p.Stop, topLogprobs: -1, routes: p.ReturnRoutedExperts, routesStart: p.RoutedExpertsStartLen}
+	if err := e.checkPrompt(prompt); err != nil {
+		return j, err
+	}
+	for _, set := range []func() error{
+		func() error { return e.setLength(&j, p) },
+		func() error { return p.setSampling(&j) },
+		func() error { return e.setRank(&j, r, p) },
+		func() error { return e.checkRoutes(j) },
+	} {
+		if err := set(); err != nil {
+			return j, err
+		}
+	}
+	if !p.IgnoreEOS {
+		j.stopTokens = slices.Concat(e.EndTokens, p.StopTokenIDs)
+	}
+	return j, nil
+}
+
+func (e *Engine) checkModel(name string) error {
+	if name == "" || name == "default" || name == e.ServedName {
+		return nil
+	}
+	err := badRequest("model", "the model %q does not exist; this engine serves %q", name, e.ServedName)
+	err.status = http.StatusNotFound
+	return err
+}
+
+func (e *Engine) checkPrompt(prompt []int32) error {
+	switch {
+	case len(prompt) == 0:
+		return badRequest("prompt", "the prompt is empty; give at least one token")
+	case len(prompt) >= e.ContextLength:
+		return badRequest("prompt", "the prompt has %d tokens; the context length is %d tokens, prompt and answer together", len(prompt), e.ContextLength)
+	}
+	for i, token := range prompt {
+		if token < 0 || int(token) >= e.Model.Vocab {
+			return badRequest("prompt", "token %d of the prompt is %d; allowed is 0 to %d", i, token, e.Model.Vocab-1)
+		}
+	}
+	return nil
+}
+
+func (e *Engine) setLength(j *job, p parameters) error {
+	room := e.ContextLength - len(j.prompt)
+	switch {
+	case p.maxTokens == nil:
+		j.maxNewTokens = min(p.defaultMaxTokens, room)
+	case *p.maxTokens < 0:
+		return badRequest(p.maxTokensName, "%s is %d; it must not be negative", p.maxTokensName, *p.maxTokens)
+	case *p.maxTokens > room:
+		return badRequest(p.maxTokensName, "%s is %d; the context length of %d tokens leaves %d after the prompt of %d tokens",
+			p.maxTokensName, *p.maxTokens, e.ContextLength, room, len(j.prompt))
+	default:
+		j.maxNewTokens = *p.maxTokens
+	}
+	return nil
+}
+
+// rankHeader pins a request to a data-parallel rank. It wins over the fields of the body.
+const rankHeader = "X-Data-Parallel-Rank"
+
+func (e *Engine) setRank(j *job, r *http.Request, p parameters) error {
+	ranks := e.dataParallelRanks()
+	asked, source := p.RoutedDPRank, "routed_dp_rank"
+	if asked == nil {
+		asked, source = p.DataParallelRank, "data_parallel_rank"
+	}
+	if header := r.Header.Get(rankHeader); header != "" {
+		value, err := strconv.Atoi(strings.TrimSpace(header))
+		if err != nil {
+			return badRequest(rankHeader, "header %s is %q; it must be an integer", rankHeader, header)
+		}
+		asked, source = &value, "header "+rankHeader
+	}
+	if asked == nil {
+		j.rank = int((e.requests.Add(1) - 1) % uint64(ranks))
+		return nil
+	}
+	if *asked < 0 || *asked >= ranks {
+		return badRequest(source, "%s is %d; allowed is 0 to %d", source, *asked, ranks-1)
+	}
+	j.rank = *asked
+	return nil
+}
+
+func (e *Engine) checkRoutes(j job) error {
+	switch {
+	case !j.routes:
+		return nil
+	case !e.ReturnRoutes:
+		return badRequest("return_routed_experts", "return_routed_experts needs an engine that was started with --enable-return-routed-experts")
+	case j.routesStart < 0 || j.routesStart > len(j.prompt):
+		return badRequest("routed_experts_start_len", "routed_experts_start_len is %d; allowed is 0 to the %d tokens of the prompt", j.routesStart, len(j.prompt))
+	}
+	return nil
+}
+
+// newID returns a request id.
+func newID(prefix string) string {
+	return fmt.Sprintf("%s%016x%016x", prefix, rand.Uint64(), rand.Uint64())
+}

@@ -1,0 +1,138 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/semmoe/operator/internal/refengine/scheduler"
+)
+
+// openAIRequest has the fields that completions and chat completions share.
+type openAIRequest struct {
+	parameters
+	Model         string `json:"model"`
+	MaxTokens     *int   `json:"max_tokens"`
+	StreamOptions *struct {
+		IncludeUsage bool `json:"include_usage"`
+	} `json:"stream_options"`
+}
+
+type usage struct {
+	PromptTokens     int `json:"prompt_tokens"`
+	CompletionTokens int `json:"completion_tokens"`
+	TotalTokens      int `json:"total_tokens"`
+}
+
+// openAIResponse is an answer or, in a stream, a part of one.
+type openAIResponse struct {
+	ID      string  `json:"id"`
+	Object  string  `json:"object"`
+	Created int64   `json:"created"`
+	Model   string  `json:"model"`
+	Choices []any   `json:"choices"`
+	Usage   *usage  `json:"usage,omitempty"`
+	SGLExt  *sglExt `json:"sglext,omitempty"`
+}
+
+// sglExt is SGLang's extension of OpenAI's answers.
+type sglExt struct {
+	RoutedExperts string `json:"routed_experts"`
+}
+
+// dialect is what differs between completions and chat completions.
+type dialect struct {
+	idPrefix, object, chunkObject string
+	// first is sent before the first text of a stream, nil for nothing.
+	first func() any
+	// choice makes the whole answer's choice, chunk that of a part of the stream; end is nil but in the last one.
+	choice func(text string, tokens []scheduler.Token, end *outcome) any
+	chunk  func(text string, token *scheduler.Token, end *outcome) any
+}
+
+// answer runs a job and writes what it gives.
+func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req openAIRequest, j job, d dialect) error {
+	g, err := e.start(r.Context(), j)
+	if err != nil {
+		return err
+	}
+	head := openAIResponse{ID: newID(d.idPrefix), Object: d.object, Created: time.Now().Unix(), Model: e.ServedName}
+	if req.Stream {
+		head.Object = d.chunkObject
+		stream := newEventStream(w)
+		stream.finish(r.Context(), g.streamOpenAI(r.Context(), stream, head, d, req.StreamOptions != nil && req.StreamOptions.IncludeUsage))
+		return nil
+	}
+	var text string
+	var tokens []scheduler.Token
+	end, err := g.each(r.Context(), func(ev event) error {
+		text += ev.text
+		if ev.token != nil {
+			tokens = append(tokens, *ev.token)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	head.Choices = []any{d.choice(text, tokens, end)}
+	head.Usage = g.usage(end)
+	head.SGLExt = g.extension(end)
+	writeJSON(w, http.StatusOK, head)
+	return nil
+}
+
+func (g *generation) streamOpenAI(ctx context.Context, stream *eventStream, head openAIResponse, d dialect, includeUsage bool) error {
+	send := func(choice any) error {
+		part := head
+		part.Choices = []any{choice}
+		return stream.send(part)
+	}
+	if d.first != nil {
+		if err := send(d.first()); err != nil {
+			return err
+		}
+	}
+	end, err := g.each(ctx, func(ev event) error {
+		if ev.end == nil && ev.text == "" && g.topLogprobs < 0 {
+			return nil // a character that is not complete yet
+		}
+		return send(d.chunk(ev.text, ev.token, ev.end))
+	})
+	if err != nil {
+		return err
+	}
+	head.Choices = []any{}
+	if ext := g.extension(end); ext != nil {
+		part := head
+		part.SGLExt = ext
+		if err := stream.send(part); err != nil {
+			return err
+		}
+	}
+	if includeUsage {
+		part := head
+		part.Usage = g.usage(end)
+		return stream.send(part)
+	}
+	return nil
+}
+
+func (g *generation) usage(end *outcome) *usage {
+	return &usage{len(g.prompt), len(end.tokens), len(g.prompt) + len(end.tokens)}
+}
+
+func (g *generation) extension(end *outcome) *sglExt {
+	if text := g.wireRoutes(end); text != nil {
+		return &sglExt{RoutedExperts: *text}
+	}
+	return nil
+}
+
+// finishReason is nil, JSON's null, before the end.
+func finishReason(end *outcome) (reason, matched any) {
+	if end == nil {
+		return nil, nil
+	}
+	return end.reason, end.matched
+}

@@ -1,0 +1,199 @@
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"reflect"
+	"slices"
+
+	"github.com/semmoe/operator/internal/refengine/scheduler"
+)
+
+// maxBodyBytes bounds a request body: far above the text of any prompt that fits a context.
+const maxBodyBytes = 16 << 20
+
+// parameters are those that all routes share. OpenAI's routes have them at the top level, generate has the sampling
+// ones in sampling_params.
+type parameters struct {
+	samplingParameters
+	routingParameters
+	Stream bool `json:"stream"`
+
+	// maxTokens has a different name on each route.
+	maxTokens        *int
+	maxTokensName    string
+	defaultMaxTokens int
+}
+
+type samplingParameters struct {
+	Temperature  *float64   `json:"temperature"`
+	TopP         *float64   `json:"top_p"`
+	TopK         *int       `json:"top_k"`
+	Seed         *int64     `json:"seed"`
+	SamplingSeed *int64     `json:"sampling_seed"`
+	Stop         stringList `json:"stop"`
+	StopTokenIDs []int32    `json:"stop_token_ids"`
+	IgnoreEOS    bool       `json:"ignore_eos"`
+}
+
+type routingParameters struct {
+	RoutedDPRank          *int `json:"routed_dp_rank"`
+	DataParallelRank      *int `json:"data_parallel_rank"`
+	ReturnRoutedExperts   bool `json:"return_routed_experts"`
+	RoutedExpertsStartLen int  `json:"routed_experts_start_len"`
+}
+
+// maxStops bounds the stop strings, which are compared with every piece of text.
+const maxStops = 16
+
+func (p samplingParameters) setSampling(j *job) error {
+	j.sampling = scheduler.Sampling{TopP: 1, Seed: rand.Uint64()}
+	switch {
+	case p.Temperature != nil && *p.Temperature < 0:
+		return badRequest("temperature", "temperature is %v; it must not be negative", *p.Temperature)
+	case p.TopP != nil && (*p.TopP <= 0 || *p.TopP > 1):
+		return badRequest("top_p", "top_p is %v; allowed is above 0, up to 1", *p.TopP)
+	case p.TopK != nil && *p.TopK < -1:
+		return badRequest("top_k", "top_k is %d; allowed is -1 (all) and more", *p.TopK)
+	case len(p.Stop) > maxStops:
+		return badRequest("stop", "stop has %d strings; allowed are up to %d", len(p.Stop), maxStops)
+	case slices.Contains(p.Stop, ""):
+		return badRequest("stop", "stop has an empty string; every stop string needs at least one character")
+	}
+	if p.Temperature != nil {
+		j.sampling.Temperature = *p.Temperature
+	}
+	if p.TopP != nil {
+		j.sampling.TopP = *p.TopP
+	}
+	if p.TopK != nil {
+		j.sampling.TopK = max(*p.TopK, 0)
+	}
+	for _, seed := range []*int64{p.SamplingSeed, p.Seed} {
+		if seed != nil {
+			j.sampling.Seed = uint64(*seed)
+		}
+	}
+	return nil
+}
+
+// stringList is a string or a list of strings.
+type stringList []string
+
+func (l *stringList) UnmarshalJSON(text []byte) error {
+	var one *string
+	if err := json.Unmarshal(text, &one); err == nil {
+		if *l = nil; one != nil {
+			*l = stringList{*one}
+		}
+		return nil
+	}
+	var many []string
+	if err := json.Unmarshal(text, &many); err != nil {
+		return errors.New("stop must be a string or a list of strings")
+	}
+	*l = many
+	return nil
+}
+
+// unsupported lists parameters that would change the output and that this engine does not have, with the values that
+// mean "not used".
+var unsupported = map[string][]any{
+	"n": {1.0}, "best_of": {1.0}, "echo": {false}, "suffix": {""}, "presence_penalty": {0.0}, "frequency_penalty": {0.0},
+	"repetition_penalty": {1.0}, "logit_bias": {map[string]any{}}, "min_p": {0.0}, "min_tokens": {0.0}, "min_new_tokens": {0.0},
+	"regex": {""}, "ebnf": {""}, "json_schema": {""}, "structural_tag": {""}, "stop_regex": {""}, "lora_path": {""},
+	"tools": {[]any{}}, "functions": {[]any{}}, "response_format": {map[string]any{"type": "text"}}, "image_data": {[]any{}},
+	"no_stop_trim": {false}, "skip_special_tokens": {true}, "stream_interval": {1.0},
+}
+
+func checkUnsupported(fields map[string]json.RawMessage) error {
+	for name, raw := range fields {
+		unused, listed := unsupported[name]
+		if !listed {
+			continue
+		}
+		var value any
+		if err := json.Unmarshal(raw, &value); err != nil {
+			return badRequest(name, "%s: %v", name, err)
+		}
+		if value != nil && !slices.ContainsFunc(unused, func(u any) bool { return reflect.DeepEqual(u, value) }) {
+			return badRequest(name, "%s %.100s is not supported by this engine; leave it out", name, raw)
+		}
+	}
+	return nil
+}
+
+// decode reads a JSON body into value, whose type ignores unknown fields, and refuses unsupported ones.
+func decode(w http.ResponseWriter, r *http.Request, value any) error {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBodyBytes))
+	if err != nil {
+		var tooLarge *http.MaxBytesError
+		if errors.As(err, &tooLarge) {
+			return err
+		}
+		return badRequest("", "the request body cannot be read: %v", err)
+	}
+	return decodeObject(body, value)
+}
+
+func decodeObject(text []byte, value any) error {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(text, &fields); err != nil {
+		return badRequest("", "the request body is not a JSON object: %v", err)
+	}
+	if err := checkUnsupported(fields); err != nil {
+		return err
+	}
+	if err := json.NewDecoder(bytes.NewReader(text)).Decode(value); err != nil {
+		var mismatch *json.UnmarshalTypeError
+		if errors.As(err, &mismatch) {
+			return badRequest(mismatch.Field, "%s has the wrong type: %s, want %s", mismatch.Field, mismatch.Value, mismatch.Type)
+		}
+		var api *apiError
+		if errors.As(err, &api) {
+			return api
+		}
+		return badRequest("", "the request body: %v", err)
+	}
+	return nil
+}
+
+// promptInput is a string, a list with one string, a list of token ids, or a list with one such list.
+type promptInput struct {
+	text *string
+	ids  []int32
+}
+
+func (p *promptInput) UnmarshalJSON(text []byte) error {
+	var one *string
+	if json.Unmarshal(text, &one) == nil {
+		p.text = one
+		return nil
+	}
+	var ids []int32
+	if json.Unmarshal(text, &ids) == nil {
+		p.ids = ids
+		return nil
+	}
+	var many []json.RawMessage
+	if err := json.Unmarshal(text, &many); err != nil {
+		return fmt.Errorf("the prompt must be a string or a list of token ids")
+	}
+	if len(many) > 1 {
+		return fmt.Errorf("the prompt has %d entries; this engine takes one prompt in a request", len(many))
+	}
+	return p.UnmarshalJSON(many[0])
+}
+
+// tokens encodes the prompt.
+func (e *Engine) tokens(p promptInput) []int32 {
+	if p.text != nil {
+		return e.Tokenizer.Encode(*p.text)
+	}
+	return p.ids
+}

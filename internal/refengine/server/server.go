@@ -1,0 +1,106 @@
+package server
+
+import (
+	"net/http"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Server answers HTTP requests; it is there before the model is loaded, so that health can say so.
+type Server struct {
+	engine   atomic.Pointer[Engine]
+	draining atomic.Bool
+	mux      *http.ServeMux
+}
+
+// New returns a server that is not ready.
+func New() *Server {
+	s := &Server{mux: http.NewServeMux()}
+	s.mux.HandleFunc("GET /health", s.health)
+	for pattern, handler := range map[string]func(*Engine, http.ResponseWriter, *http.Request) error{
+		"GET /v1/models":            (*Engine).models,
+		"POST /v1/completions":      (*Engine).completions,
+		"POST /v1/chat/completions": (*Engine).chatCompletions,
+		"POST /generate":            (*Engine).generate,
+		"POST /v1/tokenize":         (*Engine).tokenize,
+		"POST /tokenize":            (*Engine).tokenize,
+		"GET /v1/loads":             (*Engine).loads,
+		"GET /metrics":              (*Engine).metricsPage,
+	} {
+		s.mux.HandleFunc(pattern, s.whenReady(handler))
+	}
+	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		e := badRequest("", "no route %s %s", r.Method, r.URL.Path)
+		e.status = http.StatusNotFound
+		writeError(w, e)
+	})
+	return s
+}
+
+// SetEngine makes the server ready.
+func (s *Server) SetEngine(e *Engine) { s.engine.Store(e) }
+
+// Drain makes health fail and refuses new requests. The returned channel is closed when no request is left.
+func (s *Server) Drain() <-chan struct{} {
+	s.draining.Store(true)
+	if e := s.engine.Load(); e != nil {
+		return e.Scheduler.Drain()
+	}
+	idle := make(chan struct{})
+	close(idle)
+	return idle
+}
+
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
+
+// ready returns the engine, or why there is none to use.
+func (s *Server) ready() (*Engine, error) {
+	if s.draining.Load() {
+		return nil, unavailable("the engine is shutting down")
+	}
+	if e := s.engine.Load(); e != nil {
+		return e, nil
+	}
+	return nil, unavailable("the model is still being loaded")
+}
+
+func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
+	if _, err := s.ready(); err != nil {
+		writeError(w, err)
+		return
+	}
+	w.WriteHeader(http.StatusOK)
+}
+
+// whenReady answers 503 while there is no engine. What only reads goes on during a drain.
+func (s *Server) whenReady(handler func(*Engine, http.ResponseWriter, *http.Request) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		e, err := s.ready()
+		if loaded := s.engine.Load(); r.Method == http.MethodGet && loaded != nil {
+			e, err = loaded, nil
+		}
+		if err == nil {
+			err = handler(e, w, r)
+		}
+		if err != nil {
+			writeError(w, err)
+		}
+	}
+}
+
+func (e *Engine) models(w http.ResponseWriter, _ *http.Request) error {
+	writeJSON(w, http.StatusOK, map[string]any{
+		"object": "list",
+		"data": []any{map[string]any{
+			"id": e.ServedName, "object": "model", "created": e.started.Unix(), "owned_by": "semmoe", "root": e.ServedName,
+			"parent": nil, "max_model_len": e.ContextLength,
+		}},
+	})
+	return nil
+}
+
+func (e *Engine) metricsPage(w http.ResponseWriter, r *http.Request) error {
+	promhttp.HandlerFor(e.metrics.registry, promhttp.HandlerOpts{}).ServeHTTP(w, r)
+	return nil
+}

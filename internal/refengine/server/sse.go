@@ -1,0 +1,50 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+)
+
+// eventStream writes server-sent events.
+type eventStream struct {
+	w          http.ResponseWriter
+	controller *http.ResponseController
+}
+
+// newEventStream sends the header at once, so that the client of a request that waits knows that it was accepted; from
+// now on errors are events.
+func newEventStream(w http.ResponseWriter) *eventStream {
+	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-cache")
+	w.WriteHeader(http.StatusOK)
+	s := &eventStream{w: w, controller: http.NewResponseController(w)}
+	_ = s.controller.Flush() // a client that has left is noticed by its context
+	return s
+}
+
+// send writes one event and flushes it to the client.
+func (s *eventStream) send(value any) error {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	return s.sendRaw(string(text))
+}
+
+func (s *eventStream) sendRaw(text string) error {
+	if _, err := s.w.Write([]byte("data: " + text + "\n\n")); err != nil {
+		return err
+	}
+	return s.controller.Flush()
+}
+
+// finish ends the stream: with [DONE], or with an error event if the generation failed. A client that has left is told
+// nothing.
+func (s *eventStream) finish(ctx context.Context, err error) {
+	if err != nil && ctx.Err() == nil {
+		_ = s.send(map[string]any{"error": asAPIError(err)})
+		return
+	}
+	_ = s.sendRaw("[DONE]")
+}

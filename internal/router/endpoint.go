@@ -1,0 +1,59 @@
+package router
+
+import (
+	"cmp"
+	"net"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// Backend is an engine pod that serves.
+type Backend struct {
+	// Pod is the pod's name.
+	Pod string `json:"pod"`
+	// Address is host:port of the engine.
+	Address string `json:"address"`
+	// Ranks is the number of ranks that requests can be pinned to; 0 where the engine takes no rank.
+	Ranks int `json:"ranks"`
+	// Revision is the revision of the serving workload that the pod belongs to.
+	Revision string `json:"revision"`
+}
+
+// Backends returns the engine pods that may get new requests, ordered by name.
+func Backends(pods []*corev1.Pod) []Backend {
+	var backends []Backend
+	for _, pod := range pods {
+		if backend, ok := backendOf(pod); ok {
+			backends = append(backends, backend)
+		}
+	}
+	slices.SortFunc(backends, func(a, b Backend) int { return cmp.Compare(a.Pod, b.Pod) })
+	return backends
+}
+
+func backendOf(pod *corev1.Pod) (Backend, bool) {
+	port, err := strconv.Atoi(pod.Annotations[semmoev1.AnnotationPort])
+	if err != nil || pod.Status.PodIP == "" || pod.DeletionTimestamp != nil || !ready(pod) {
+		return Backend{}, false
+	}
+	ranks, err := strconv.Atoi(pod.Annotations[semmoev1.AnnotationRanks])
+	if err != nil || ranks < 0 {
+		ranks = 0
+	}
+	return Backend{
+		Pod:      pod.Name,
+		Address:  net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port)),
+		Ranks:    ranks,
+		Revision: pod.Labels[semmoev1.LabelRevision],
+	}, true
+}
+
+func ready(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}

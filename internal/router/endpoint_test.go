@@ -1,0 +1,105 @@
+package router
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+func enginePod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        name,
+			Labels:      map[string]string{semmoev1.LabelRevision: "r1"},
+			Annotations: map[string]string{semmoev1.AnnotationPort: "30000", semmoev1.AnnotationRanks: "4"},
+		},
+		Status: corev1.PodStatus{PodIP: "10.0.0.1", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+	}
+	for _, c := range change {
+		c(pod)
+	}
+	return pod
+}
+
+func TestBackends(t *testing.T) {
+	base := Backend{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1"}
+	cases := map[string]struct {
+		change func(*corev1.Pod)
+		want   []Backend
+	}{
+		"ready":             {func(*corev1.Pod) {}, []Backend{base}},
+		"not ready":         {func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }, nil},
+		"no condition yet":  {func(p *corev1.Pod) { p.Status.Conditions = nil }, nil},
+		"being deleted":     {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }, nil},
+		"no address yet":    {func(p *corev1.Pod) { p.Status.PodIP = "" }, nil},
+		"port not a number": {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPort] = "x" }, nil},
+		"IPv6":              {func(p *corev1.Pod) { p.Status.PodIP = "fd00::1" }, []Backend{{Pod: "p", Address: "[fd00::1]:30000", Ranks: 4, Revision: "r1"}}},
+		"takes no rank":     {func(p *corev1.Pod) { delete(p.Annotations, semmoev1.AnnotationRanks) }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 0, Revision: "r1"}}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tc.want, Backends([]*corev1.Pod{enginePod("p", tc.change)})); diff != "" {
+				t.Errorf("backends (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestSnapshot(t *testing.T) {
+	dir := t.TempDir()
+	if _, found, err := LoadSnapshot(dir); found || err != nil {
+		t.Fatalf("empty directory: found %v, error %v", found, err)
+	}
+	want := []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1"}}
+	if err := SaveSnapshot(dir, want); err != nil {
+		t.Fatal(err)
+	}
+	got, found, err := LoadSnapshot(dir)
+	if diff := cmp.Diff(want, got); diff != "" || !found || err != nil {
+		t.Fatalf("found %v, error %v, (-want +got):\n%s", found, err, diff)
+	}
+	if files, _ := os.ReadDir(dir); len(files) != 1 {
+		t.Errorf("%d files are left, want 1", len(files))
+	}
+	if err := os.WriteFile(filepath.Join(dir, snapshotName), []byte(`[{"pod"`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := LoadSnapshot(dir); err == nil || !strings.Contains(err.Error(), dir) {
+		t.Errorf("a damaged snapshot gives %v", err)
+	}
+}
+
+// Backends that stay keep their load when others come and go; an ejected one is used again where there is no other.
+func TestPool(t *testing.T) {
+	a, b := Backend{Pod: "a", Address: "a:1", Ranks: 1}, Backend{Pod: "b", Address: "b:1", Ranks: 1}
+	pool := NewPool()
+	pool.Set([]Backend{a})
+	first, _ := pool.Acquire(100, nil)
+	pool.Set([]Backend{a, b})
+	if lease, ok := pool.Acquire(1, nil); !ok || lease.Backend.Pod != "b" {
+		t.Errorf("got %+v: the load of a was forgotten", lease)
+	}
+	first.Release()
+	first.Release()
+	if got := outstanding(pool); got != 1 {
+		t.Errorf("%d tokens outstanding after a double release, want 1", got)
+	}
+	first.Eject()
+	if lease, _ := pool.Acquire(10, nil); lease.Backend.Pod != "b" {
+		t.Error("an ejected backend was preferred")
+	}
+	if lease, ok := pool.Acquire(1, map[string]bool{"b:1": true}); !ok || lease.Backend.Pod != "a" {
+		t.Error("an ejected backend is not used where there is no other")
+	}
+	if _, ok := pool.Acquire(1, map[string]bool{"a:1": true, "b:1": true}); ok {
+		t.Error("a backend that was tried is used again")
+	}
+}

@@ -1,0 +1,45 @@
+package router
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are the router's own; their labels are bounded by HTTP status codes, the ranks of one replica and the reasons
+// below.
+type metrics struct {
+	requests  *prometheus.CounterVec
+	retries   *prometheus.CounterVec
+	tokens    *prometheus.CounterVec
+	firstByte prometheus.Histogram
+}
+
+func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
+	m := &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semmoe_router_requests_total", Help: "Requests answered, by HTTP status code.",
+		}, []string{"code"}),
+		retries: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semmoe_router_retries_total", Help: "Attempts that were repeated on another pod, by reason: unreachable or unavailable.",
+		}, []string{"reason"}),
+		tokens: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semmoe_router_estimated_tokens_total", Help: "Estimated tokens (prompt and limit of output) sent to each rank, summed over pods.",
+		}, []string{"rank"}),
+		firstByte: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "semmoe_router_time_to_response_header_seconds", Help: "Time from the arrival of a request to the engine's response header.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 14),
+		}),
+	}
+	registry.MustRegister(m.requests, m.retries, m.tokens, m.firstByte, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "semmoe_router_backends", Help: "Engine pods that may get new requests.",
+	}, func() float64 { return float64(pool.Len()) }))
+	return m
+}
+
+func rankLabel(rank int) string {
+	if rank == NoRank {
+		return "none"
+	}
+	return strconv.Itoa(rank)
+}

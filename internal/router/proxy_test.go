@@ -1,0 +1,301 @@
+package router
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+const rankHeader = "X-Data-Parallel-Rank"
+
+// newRouter serves a router over the given backends.
+func newRouter(t *testing.T, wait time.Duration, backends ...Backend) (*httptest.Server, *Pool, *prometheus.Registry) {
+	t.Helper()
+	pool := NewPool()
+	pool.Set(backends)
+	registry := prometheus.NewRegistry()
+	server := httptest.NewServer(NewProxy(pool, registry, logr.Discard(), ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 16, EndpointWait: wait}))
+	t.Cleanup(server.Close)
+	return server, pool, registry
+}
+
+func newEngine(t *testing.T, name string, ranks int, handler http.HandlerFunc) Backend {
+	t.Helper()
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	return Backend{Pod: name, Address: strings.TrimPrefix(server.URL, "http://"), Ranks: ranks}
+}
+
+func post(t *testing.T, url, body string) (*http.Response, string) {
+	t.Helper()
+	response, err := http.Post(url, "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response, string(data)
+}
+
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
+
+func TestPinsToRanksByOutstandingTokens(t *testing.T) {
+	var mu sync.Mutex
+	seen := map[string]int{}
+	hold := make(chan struct{})
+	engine := newEngine(t, "a", 4, func(_ http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		seen[r.Header.Get(rankHeader)]++
+		mu.Unlock()
+		<-hold
+	})
+	router, pool, registry := newRouter(t, time.Second, engine)
+	var clients sync.WaitGroup
+	for range 8 {
+		clients.Go(func() {
+			// The client's own wish for a rank is dropped.
+			request, _ := http.NewRequest(http.MethodPost, router.URL+"/v1/completions", strings.NewReader(`{"prompt":"x","max_tokens":10}`))
+			request.Header.Set(rankHeader, "0")
+			if response, err := http.DefaultClient.Do(request); err == nil {
+				response.Body.Close()
+			}
+		})
+	}
+	eventually(t, "all eight requests run, two on each rank", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return seen["0"] == 2 && seen["1"] == 2 && seen["2"] == 2 && seen["3"] == 2
+	})
+	close(hold)
+	clients.Wait()
+	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
+	if got := testutil.CollectAndCount(registry, "semmoe_router_estimated_tokens_total"); got != 4 {
+		t.Errorf("tokens are counted for %d ranks, want 4", got)
+	}
+}
+
+func outstanding(p *Pool) int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var total int64
+	for _, b := range p.backends {
+		for _, tokens := range b.outstanding {
+			total += tokens
+		}
+	}
+	return total
+}
+
+func TestTriesAnotherPodWhileNothingWasSent(t *testing.T) {
+	var served, refused atomic.Int32
+	draining := newEngine(t, "draining", 2, func(w http.ResponseWriter, r *http.Request) {
+		refused.Add(1)
+		http.Error(w, "draining", http.StatusServiceUnavailable)
+	})
+	hangsUp := newEngine(t, "hangs-up", 2, func(w http.ResponseWriter, r *http.Request) {
+		refused.Add(1)
+		panic(http.ErrAbortHandler)
+	})
+	good := newEngine(t, "good", 2, func(w http.ResponseWriter, r *http.Request) {
+		served.Add(1)
+		body, _ := io.ReadAll(r.Body)
+		w.Write(body) //nolint:errcheck // the client checks
+	})
+	gone := Backend{Pod: "gone", Address: "127.0.0.1:1", Ranks: 2}
+	router, pool, _ := newRouter(t, time.Second, draining, hangsUp, gone, good)
+	for i := range 50 {
+		body := fmt.Sprintf(`{"prompt":"request %d"}`, i)
+		response, got := post(t, router.URL+"/v1/completions", body)
+		if response.StatusCode != http.StatusOK || got != body || response.Header.Get(HeaderPod) != "good" {
+			t.Fatalf("request %d: status %d from pod %q, body %q", i, response.StatusCode, response.Header.Get(HeaderPod), got)
+		}
+	}
+	if served.Load() != 50 {
+		t.Errorf("the good pod served %d requests, want 50", served.Load())
+	}
+	if refused.Load() == 0 {
+		t.Error("no bad pod was ever tried: the test shows nothing")
+	}
+	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
+}
+
+func TestAResponseThatBeganIsNotRepeated(t *testing.T) {
+	var calls atomic.Int32
+	breaks := func(w http.ResponseWriter, r *http.Request) {
+		calls.Add(1)
+		fmt.Fprint(w, "data: one\n\n")
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	}
+	router, _, _ := newRouter(t, time.Second, newEngine(t, "a", 1, breaks), newEngine(t, "b", 1, breaks))
+	response, err := http.Post(router.URL+"/generate", "application/json", strings.NewReader(`{}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err == nil {
+		t.Error("the client does not learn that the stream broke")
+	}
+	if string(data) != "data: one\n\n" || calls.Load() != 1 {
+		t.Errorf("got %q after %d calls", data, calls.Load())
+	}
+}
+
+func TestStreamsWithoutBuffering(t *testing.T) {
+	next := make(chan struct{})
+	engine := newEngine(t, "a", 1, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for i := range 3 {
+			fmt.Fprintf(w, "data: %d\n\n", i)
+			w.(http.Flusher).Flush()
+			<-next
+		}
+	})
+	router, _, _ := newRouter(t, time.Second, engine)
+	response, err := http.Post(router.URL+"/v1/chat/completions", "application/json", strings.NewReader(`{"stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	reader := bufio.NewReader(response.Body)
+	for i := range 3 {
+		// The engine sends event i+1 only after event i has arrived here.
+		line, err := reader.ReadString('\n')
+		if err != nil || line != fmt.Sprintf("data: %d\n", i) {
+			t.Fatalf("event %d: %q, %v", i, line, err)
+		}
+		if _, err := reader.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+		next <- struct{}{}
+	}
+}
+
+func TestClientThatLeavesCancelsTheEngine(t *testing.T) {
+	started, cancelled := make(chan struct{}), make(chan struct{})
+	engine := newEngine(t, "a", 1, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body) //nolint:errcheck // the server notices a gone client once the body is read
+		close(started)
+		<-r.Context().Done()
+		close(cancelled)
+	})
+	router, pool, registry := newRouter(t, time.Second, engine)
+	ctx, cancel := context.WithCancel(t.Context())
+	request, _ := http.NewRequestWithContext(ctx, http.MethodPost, router.URL+"/generate", strings.NewReader(`{}`))
+	go func() {
+		<-started
+		cancel()
+	}()
+	if response, err := http.DefaultClient.Do(request); err == nil {
+		response.Body.Close()
+		t.Fatal("the request did not end with its context")
+	}
+	select {
+	case <-cancelled:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the engine goes on for a client that has gone")
+	}
+	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
+	eventually(t, "the request is counted as 499", func() bool {
+		metrics, _ := registry.Gather()
+		for _, family := range metrics {
+			if family.GetName() == "semmoe_router_requests_total" && len(family.GetMetric()) == 1 {
+				return family.GetMetric()[0].GetLabel()[0].GetValue() == "499"
+			}
+		}
+		return false
+	})
+}
+
+func TestWaitsForAPod(t *testing.T) {
+	router, pool, _ := newRouter(t, 10*time.Second)
+	engine := newEngine(t, "late", 1, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "ok") })
+	time.AfterFunc(50*time.Millisecond, func() { pool.Set([]Backend{engine}) })
+	if response, body := post(t, router.URL+"/v1/completions", `{}`); response.StatusCode != http.StatusOK || body != "ok" {
+		t.Errorf("status %d, body %q", response.StatusCode, body)
+	}
+}
+
+func TestAnswersForItself(t *testing.T) {
+	engine := newEngine(t, "a", 1, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "from the engine") })
+	cases := map[string]struct {
+		method, path, body string
+		backends           []Backend
+		code               int
+		message            string
+	}{
+		"no pod":               {http.MethodPost, "/v1/completions", "{}", nil, 503, "no serving pod is ready"},
+		"administrative route": {http.MethodPost, "/flush_cache", "{}", []Backend{engine}, 404, "POST /flush_cache is not a route of this service"},
+		"wrong method":         {http.MethodDelete, "/v1/models", "", []Backend{engine}, 404, "DELETE /v1/models is not a route"},
+		"body too large":       {http.MethodPost, "/v1/completions", strings.Repeat("x", 1<<16+1), []Backend{engine}, 413, "at most 65536 bytes"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			router, _, _ := newRouter(t, 50*time.Millisecond, tc.backends...)
+			request, _ := http.NewRequest(tc.method, router.URL+tc.path, strings.NewReader(tc.body))
+			response, err := http.DefaultClient.Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer response.Body.Close()
+			var answer struct{ Error struct{ Message string } }
+			if err := json.NewDecoder(response.Body).Decode(&answer); err != nil {
+				t.Fatal(err)
+			}
+			if response.StatusCode != tc.code || !strings.Contains(answer.Error.Message, tc.message) {
+				t.Errorf("status %d, message %q; want %d and %q", response.StatusCode, answer.Error.Message, tc.code, tc.message)
+			}
+			if tc.code == 503 && response.Header.Get("Retry-After") == "" {
+				t.Error("503 without Retry-After")
+			}
+		})
+	}
+}
+
+func TestEstimateTokens(t *testing.T) {
+	cases := map[string]struct {
+		body string
+		want int64
+	}{
+		"completion":  {`{"max_tokens":7}`, 16/4 + 7 + 1},
+		"chat":        {`{"max_completion_tokens":7}`, 27/4 + 7 + 1},
+		"native":      {`{"sampling_params":{"max_new_tokens":7}}`, 40/4 + 7 + 1},
+		"no limit":    {`{}`, 0 + 256 + 1},
+		"not JSON":    {`12345678`, 2 + 256 + 1},
+		"wrong types": {`{"max_tokens":"7"}`, 18/4 + 256 + 1},
+		"negative":    {`{"max_tokens":-7}`, 17/4 + 256 + 1},
+		"huge":        {`{"max_tokens":9000000000}`, 25/4 + 1<<20 + 1},
+		"empty":       {``, 256 + 1},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			if got := EstimateTokens([]byte(tc.body)); got != tc.want {
+				t.Errorf("%d tokens, want %d", got, tc.want)
+			}
+		})
+	}
+}

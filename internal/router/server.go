@@ -1,0 +1,101 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Options are the settings of a router.
+type Options struct {
+	ProxyOptions
+	// Namespace and Selector find the engine pods.
+	Namespace, Selector string
+	// SnapshotDir is where the last known endpoints are kept.
+	SnapshotDir string
+	// Host is the address to listen on; Port is for clients, MetricsPort for probes and metrics.
+	Host              string
+	Port, MetricsPort int
+	// DrainTimeout bounds how long running requests may take once the router was told to stop.
+	DrainTimeout time.Duration
+}
+
+// Run serves until the context ends, then lets the running requests finish.
+func Run(ctx context.Context, clients kubernetes.Interface, options Options) error {
+	log := logr.FromContextOrDiscard(ctx)
+	pool := NewPool()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+
+	var ready atomic.Bool
+	service := &http.Server{
+		Handler:           NewProxy(pool, registry, log, options.ProxyOptions),
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+	}
+	probes := &http.Server{Handler: probeRoutes(&ready, registry), ReadHeaderTimeout: 10 * time.Second}
+	serviceListener, err := listen(options.Host, options.Port)
+	if err != nil {
+		return err
+	}
+	probesListener, err := listen(options.Host, options.MetricsPort)
+	if err != nil {
+		return err
+	}
+	log.Info("Serving", "address", serviceListener.Addr().String(), "metricsAddress", probesListener.Addr().String())
+
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		return Watch(groupCtx, clients, options.Namespace, options.Selector, options.SnapshotDir, pool, func() { ready.Store(true) })
+	})
+	group.Go(func() error { return ignoreClosed(service.Serve(serviceListener)) })
+	group.Go(func() error { return ignoreClosed(probes.Serve(probesListener)) })
+	group.Go(func() error {
+		<-groupCtx.Done()
+		ready.Store(false)
+		log.Info("Draining")
+		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), options.DrainTimeout)
+		defer cancel()
+		return errors.Join(service.Shutdown(drain), probes.Close())
+	})
+	return group.Wait()
+}
+
+// probeRoutes: the router is ready once it knows its endpoints, even if there are none: an answer that says so is better
+// than a refused connection.
+func probeRoutes(ready *atomic.Bool, registry *prometheus.Registry) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if !ready.Load() {
+			http.Error(w, "endpoints not known yet, or draining", http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	return mux
+}
+
+func listen(host string, port int) (net.Listener, error) {
+	return net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+}
+
+func ignoreClosed(err error) error {
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,85 @@
+package router
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	listers "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Watch keeps the pool equal to the ready engine pods of the selector, and the snapshot equal to the pool, until the
+// context ends. It calls synced once the pool is known, from the snapshot or from the API server, whichever comes first.
+func Watch(ctx context.Context, clients kubernetes.Interface, namespace, selector, snapshotDir string, pool *Pool, synced func()) error {
+	log := logr.FromContextOrDiscard(ctx)
+	backends, found, err := LoadSnapshot(snapshotDir)
+	switch {
+	case err != nil:
+		log.Error(err, "Ignoring the endpoint snapshot")
+	case found:
+		pool.Set(backends)
+		log.Info("Started from the endpoint snapshot", "backends", len(backends))
+		synced()
+	}
+
+	factory := informers.NewSharedInformerFactoryWithOptions(clients, 0, informers.WithNamespace(namespace),
+		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = selector }))
+	pods := factory.Core().V1().Pods()
+	// One slot: events that come while the pool is being updated make one more update, however many they are.
+	dirty := make(chan struct{}, 1)
+	notify := func() {
+		select {
+		case dirty <- struct{}{}:
+		default:
+		}
+	}
+	if _, err := pods.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { notify() },
+		UpdateFunc: func(any, any) { notify() },
+		DeleteFunc: func(any) { notify() },
+	}); err != nil {
+		return fmt.Errorf("watch engine pods: %w", err)
+	}
+	factory.Start(ctx.Done())
+	defer factory.Shutdown()
+	if !cache.WaitForCacheSync(ctx.Done(), pods.Informer().HasSynced) {
+		return nil // the context ended
+	}
+	notify()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-dirty:
+		}
+		next, err := list(pods.Lister())
+		if err != nil {
+			return err
+		}
+		if !slices.Equal(next, backends) {
+			backends = next
+			pool.Set(backends)
+			log.Info("Endpoints changed", "backends", len(backends))
+			if err := SaveSnapshot(snapshotDir, backends); err != nil {
+				log.Error(err, "Keeping the older endpoint snapshot")
+			}
+		}
+		synced()
+	}
+}
+
+func list(lister listers.PodLister) ([]Backend, error) {
+	pods, err := lister.List(labels.Everything())
+	if err != nil {
+		return nil, fmt.Errorf("list engine pods: %w", err)
+	}
+	return Backends(pods), nil
+}
+

@@ -1,0 +1,69 @@
+package tokenizer
+
+import (
+	"fmt"
+	"unicode/utf8"
+)
+
+// byteAlphabet maps the printable characters with which byte-level tokenizers write bytes to those bytes: printable
+// Latin-1 characters stand for themselves, the other bytes are counted up from U+0100.
+var byteAlphabet = func() map[rune]byte {
+	alphabet := make(map[rune]byte, 256)
+	next := rune(0x100)
+	for b := range rune(256) {
+		switch {
+		case b >= '!' && b <= '~', b >= 0xa1 && b <= 0xac, b >= 0xae:
+			alphabet[b] = byte(b)
+		default:
+			alphabet[next] = byte(b)
+			next++
+		}
+	}
+	return alphabet
+}()
+
+// fromByteAlphabet turns a vocabulary entry into the bytes that it stands for.
+func fromByteAlphabet(written string) (string, error) {
+	raw := make([]byte, 0, len(written))
+	for _, r := range written {
+		b, ok := byteAlphabet[r]
+		if !ok {
+			return "", fmt.Errorf("vocabulary entry %q has %q, which is not of the byte-level alphabet", written, r)
+		}
+		raw = append(raw, b)
+	}
+	return string(raw), nil
+}
+
+// appendValidUTF8 appends raw to dst, each maximal invalid part replaced by U+FFFD, and returns how many bytes of raw
+// it took. Unless final is set, it leaves a trailing character that more bytes could complete.
+func appendValidUTF8(dst, raw []byte, final bool) (result []byte, taken int) {
+	for taken < len(raw) {
+		rest := raw[taken:]
+		r, size := utf8.DecodeRune(rest)
+		if r == utf8.RuneError && size == 1 {
+			size = invalidPrefix(rest)
+			if size == len(rest) && !final && !utf8.FullRune(rest) {
+				return dst, taken
+			}
+		}
+		dst = utf8.AppendRune(dst, r)
+		taken += size
+	}
+	return dst, taken
+}
+
+// invalidPrefix is the length of the longest prefix of rest, at least 1, that could have begun a character: the
+// "maximal subpart" that the Unicode standard recommends to replace as one.
+func invalidPrefix(rest []byte) int {
+	size := 1
+	for size < len(rest) && size < utf8.UTFMax && !utf8.FullRune(rest[:size]) {
+		if utf8.FullRune(rest[:size+1]) {
+			if r, n := utf8.DecodeRune(rest[:size+1]); r == utf8.RuneError && n == 1 {
+				break
+			}
+		}
+		size++
+	}
+	return size
+}

@@ -1,0 +1,417 @@
+package tokenizer
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/klauspost/compress/zstd"
+)
+
+// tinyModel holds the small tokenizer and the golden strings of both.
+const tinyModel = "../refengine/testdata/tiny-qwen3moe/"
+
+// readMaybeCompressed reads a file, unpacked if its name ends in .zst.
+func readMaybeCompressed(t testing.TB, path string) []byte {
+	t.Helper()
+	packed, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if filepath.Ext(path) != ".zst" {
+		return packed
+	}
+	decoder, err := zstd.NewReader(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer decoder.Close()
+	text, err := decoder.DecodeAll(packed, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+var parseOnce = map[string]func(testing.TB) *Tokenizer{}
+
+func init() {
+	for name, path := range map[string]string{"tiny": tinyModel + "tokenizer.json", "big": "testdata/big.tokenizer.json.zst"} {
+		var once sync.Once
+		var parsed *Tokenizer
+		parseOnce[name] = func(t testing.TB) *Tokenizer {
+			once.Do(func() {
+				var err error
+				if parsed, err = Parse(readMaybeCompressed(t, path)); err != nil {
+					t.Fatal(err)
+				}
+			})
+			return parsed
+		}
+	}
+}
+
+type goldenString struct {
+	Text string  `json:"text"`
+	Tiny []int32 `json:"tiny"`
+	Big  []int32 `json:"big"`
+}
+
+func goldenStrings(t testing.TB) []goldenString {
+	t.Helper()
+	text, err := os.ReadFile(tinyModel + "tokenizer_golden.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []goldenString
+	if err := json.Unmarshal(text, &list); err != nil || len(list) == 0 {
+		t.Fatalf("%d golden strings, %v", len(list), err)
+	}
+	return list
+}
+
+func TestGolden(t *testing.T) {
+	for _, g := range goldenStrings(t) {
+		for name, want := range map[string][]int32{"tiny": g.Tiny, "big": g.Big} {
+			tok := parseOnce[name](t)
+			got := tok.Encode(g.Text)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s: %q: %s", name, g.Text, diff)
+			}
+			if back := tok.Decode(got, true); back != g.Text {
+				t.Errorf("%s: %q decodes to %q", name, g.Text, back)
+			}
+		}
+	}
+}
+
+// small is a tokenizer with every byte, a few merges and two added tokens, in the spelling of the given merges.
+func small(t *testing.T, merges any, change func(map[string]any)) (*Tokenizer, error) {
+	t.Helper()
+	vocab := map[string]int32{"ab": 256, "abc": 257, "bc": 258, "aa": 259}
+	for written, value := range byteAlphabet {
+		vocab[string(written)] = int32(value)
+	}
+	model := map[string]any{"type": "BPE", "vocab": vocab, "merges": merges}
+	file := map[string]any{
+		"added_tokens": []map[string]any{
+			{"id": 300, "content": "<|end|>", "special": true},
+			{"id": 301, "content": "<|end|><|end|>", "special": true},
+			{"id": 302, "content": "tool", "normalized": true},
+		},
+		"pre_tokenizer": map[string]any{"type": "ByteLevel"},
+		"decoder":       map[string]any{"type": "ByteLevel"},
+		"model":         model,
+	}
+	if change != nil {
+		change(file)
+	}
+	text, err := json.Marshal(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Parse(text)
+}
+
+func TestEncodeSmall(t *testing.T) {
+	spellings := map[string]any{
+		"strings": []string{"b c", "a b", "ab c", "a a"},
+		"pairs":   [][2]string{{"b", "c"}, {"a", "b"}, {"ab", "c"}, {"a", "a"}},
+	}
+	for spelling, merges := range spellings {
+		tok, err := small(t, merges, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for text, want := range map[string][]int32{
+			"":                                 {},
+			"abc":                              {'a', 258},
+			"abab":                             {256, 256},
+			"aaa":                              {259, 'a'},
+			"<|end|>":                          {300},
+			"<|end|><|end|><|end|>":            {301, 300},
+			"ab<|end|>ab":                      {256, 300, 256},
+			"<|end":                            {'<', '|', 'e', 'n', 'd'},
+			"a tool":                           {'a', ' ', 302},
+			"\xff\xc3":                         {0xff, 0xc3},
+			"it's":                             {'i', 't', '\'', 's'},
+			"to" + "ol<|end|>" + "t":           {302, 300, 't'},
+			strings.Repeat("a", 5) + " " + "b": {259, 259, 'a', ' ', 'b'},
+		} {
+			got := tok.Encode(text)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s: %q: %s", spelling, text, diff)
+			}
+			if back := string(tok.DecodeBytes(got, false)); back != text {
+				t.Errorf("%s: %q decodes to %q", spelling, text, back)
+			}
+		}
+		if got := tok.Decode([]int32{'a', 300, 302, 9999, -1, 280}, true); got != "atool" {
+			t.Errorf("special, unknown and unassigned ids: got %q", got)
+		}
+	}
+}
+
+func TestIgnoreMergesTakesWholeWords(t *testing.T) {
+	tok, err := small(t, []string{"b c", "a b"}, func(file map[string]any) {
+		file["model"].(map[string]any)["ignore_merges"] = true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]int32{257, ' ', 'a', 258, 'c'}, tok.Encode("abc abcc")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestUseRegexFalseDoesNotSplit(t *testing.T) {
+	tok, err := small(t, []string{"a a"}, func(file map[string]any) {
+		file["pre_tokenizer"] = map[string]any{"type": "ByteLevel", "use_regex": false}
+		model := file["model"].(map[string]any)
+		model["vocab"].(map[string]int32)["aĠ"] = 260
+		model["merges"] = []string{"a Ġ"}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]int32{260, 'b'}, tok.Encode("a b")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	set := func(key string, value any) func(map[string]any) {
+		return func(file map[string]any) { file[key] = value }
+	}
+	model := func(key string, value any) func(map[string]any) {
+		return func(file map[string]any) { file["model"].(map[string]any)[key] = value }
+	}
+	added := func(token map[string]any) func(map[string]any) {
+		return set("added_tokens", []map[string]any{token})
+	}
+	for name, test := range map[string]struct {
+		change func(map[string]any)
+		want   string
+	}{
+		"normalizer":      {set("normalizer", map[string]any{"type": "NFC"}), `normalizer {"type":"NFC"}`},
+		"truncation":      {set("truncation", map[string]any{"max_length": 5}), "truncation"},
+		"no splitting":    {set("pre_tokenizer", nil), "no pre_tokenizer"},
+		"sequence":        {set("pre_tokenizer", map[string]any{"type": "Sequence"}), `pre_tokenizer of type "Sequence"`},
+		"prefix space":    {set("pre_tokenizer", map[string]any{"type": "ByteLevel", "add_prefix_space": true}), "add_prefix_space"},
+		"post processor":  {set("post_processor", map[string]any{"type": "TemplateProcessing"}), `post_processor of type "TemplateProcessing"`},
+		"no decoder":      {set("decoder", nil), `decoder of type "null"`},
+		"lstrip":          {added(map[string]any{"id": 1, "content": "x", "lstrip": true}), `added token "x" with single_word, lstrip or rstrip`},
+		"empty added":     {added(map[string]any{"id": 1, "content": ""}), "added token 1 is empty"},
+		"huge id":         {added(map[string]any{"id": 1 << 30, "content": "x"}), "allowed is 0 to"},
+		"negative id":     {added(map[string]any{"id": -1, "content": "x"}), "allowed is 0 to"},
+		"unigram":         {model("type", "Unigram"), `model of type "Unigram"`},
+		"dropout":         {model("dropout", 0.1), "dropout"},
+		"subword prefix":  {model("continuing_subword_prefix", "##"), `continuing_subword_prefix "##"`},
+		"word suffix":     {model("end_of_word_suffix", "</w>"), `end_of_word_suffix "</w>"`},
+		"byte fallback":   {model("byte_fallback", true), "byte_fallback"},
+		"missing byte":    {model("vocab", map[string]int{"a": 0}), "no token for byte"},
+		"merge of three":  {model("merges", []string{"a b c"}), `merge "a b c" does not have two parts`},
+		"merge of one":    {model("merges", [][]string{{"a"}}), "does not have two parts"},
+		"merge unknown":   {model("merges", []string{"a z"}), `merge 0 ("a", "z")`},
+		"merges no array": {model("merges", "a"), "not a tokenizer.json"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := small(t, []string{}, test.change)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Fatalf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+// headPattern is the expression of GPT-2 but for its last two alternatives, whose lookahead Go's engine does not have.
+var headPattern = func() *regexp.Regexp {
+	const space = `\t-\r \x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}`
+	return regexp.MustCompile(`^(?:'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^` + space + `\p{L}\p{N}]+)`)
+}()
+
+// splitOracle is gpt2Split by the regular expression engine.
+func splitOracle(text string) int {
+	if at := headPattern.FindStringIndex(text); at != nil {
+		return at[1]
+	}
+	rest := strings.TrimLeft(text, "\t\n\v\f\r \u0085\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000")
+	run := text[:len(text)-len(rest)]
+	if _, last := utf8.DecodeLastRuneInString(run); rest != "" && len(run) > last {
+		return len(run) - last
+	}
+	return len(run)
+}
+
+var trickyTexts = []string{
+	"", " ", "  ", "a  b", "   leading", "trailing   ", "\n\n x", "don't we'll I'D they're '' 'x 's", " 's", "1234 12a a12 ½Ⅷ٣",
+	"a\r\nb\n\n\nc", "日本語 テスト\u3000全角", "naïve – “quoted”", "😀🚀", "\u0085\u00a0x", "e\u0301 \u0300", "<|endoftext|><|endoftext", "\x00\x01", "a\xffb\xc3", strings.Repeat(" ", 300) + "x",
+}
+
+func FuzzSplit(f *testing.F) {
+	for _, text := range trickyTexts {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		for rest := text; rest != ""; {
+			got := gpt2Split(rest)
+			if want := splitOracle(rest); got != want {
+				t.Fatalf("%q: first piece %q, want %q", rest, rest[:got], rest[:want])
+			}
+			rest = rest[got:]
+		}
+	})
+}
+
+// mergeOracle merges by its definition: the pair of lowest rank, leftmost first, until none is left.
+func mergeOracle(b *bpe, piece string) []int32 {
+	var tokens []int32
+	for i := range len(piece) {
+		tokens = append(tokens, b.byteTokens[piece[i]])
+	}
+	for {
+		best, at := merge{}, -1
+		for i := range len(tokens) - 1 {
+			if m, ok := b.merges[pair{tokens[i], tokens[i+1]}]; ok && (at < 0 || m.rank < best.rank) {
+				best, at = m, i
+			}
+		}
+		if at < 0 {
+			return tokens
+		}
+		tokens = append(append(tokens[:at:at], best.token), tokens[at+2:]...)
+	}
+}
+
+func FuzzRoundTrip(f *testing.F) {
+	for _, g := range goldenStrings(f) {
+		f.Add(g.Text)
+	}
+	for _, text := range trickyTexts {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		for name, parse := range parseOnce {
+			tok := parse(t)
+			ids := tok.Encode(text)
+			if got := string(tok.DecodeBytes(ids, false)); got != text {
+				t.Fatalf("%s: %q comes back as %q", name, text, got)
+			}
+			if got := tok.Decode(ids, false); utf8.ValidString(text) && got != text {
+				t.Fatalf("%s: %q decodes to %q", name, text, got)
+			}
+			stream, streamed := tok.NewStream(false), ""
+			for _, id := range ids {
+				piece := stream.Next(id)
+				if !utf8.ValidString(piece) {
+					t.Fatalf("%s: %q streams invalid %q", name, text, piece)
+				}
+				streamed += piece
+			}
+			if streamed += stream.Flush(); streamed != tok.Decode(ids, false) {
+				t.Fatalf("%s: %q streams as %q, decodes as %q", name, text, streamed, tok.Decode(ids, false))
+			}
+			for rest := text; rest != "" && len(text) < 400; {
+				n := gpt2Split(rest)
+				if diff := cmp.Diff(mergeOracle(tok.bpe, rest[:n]), tok.bpe.merge(rest[:n])); diff != "" {
+					t.Fatalf("%s: %q: %s", name, rest[:n], diff)
+				}
+				rest = rest[n:]
+			}
+		}
+	})
+}
+
+// The replacement of invalid bytes follows the Unicode recommendation, one U+FFFD for each maximal subpart.
+func TestDecodeReplacesInvalidUTF8(t *testing.T) {
+	tok := parseOnce["tiny"](t)
+	ids := func(raw string) (list []int32) {
+		for i := range len(raw) {
+			list = append(list, tok.bpe.byteTokens[raw[i]])
+		}
+		return list
+	}
+	for raw, want := range map[string]string{
+		"a\xffb":                          "a\ufffdb",
+		"\xe3\x81":                        "\ufffd",
+		"\xe3\x81\x82":                    "あ",
+		"\xe3\x81x":                       "\ufffdx",
+		"\xf0\x9f\x98\xe3\x81\x82":        "\ufffdあ",
+		"\xc3\xc3\xa9":                    "\ufffdé",
+		"\xe0\x80\x80":                    "\ufffd\ufffd\ufffd",
+		"\xf4\x90\x80\x80":                "\ufffd\ufffd\ufffd\ufffd",
+		"\xed\xa0\x80":                    "\ufffd\ufffd\ufffd",
+		"\x61\xf1\x80\x80\xe1\x80\xc2b":   "a\ufffd\ufffd\ufffdb",
+		"\xef\xbf\xbd":                    "\ufffd",
+		"\xf0\x9f\x98\x80\xf0\x9f\x98":    "😀\ufffd",
+		"\x80\x80":                        "\ufffd\ufffd",
+		"\xf0\x9f\x98\x80" + "\xe3" + "z": "😀\ufffdz",
+	} {
+		if got := tok.Decode(ids(raw), false); got != want {
+			t.Errorf("%q: got %q, want %q", raw, got, want)
+		}
+		stream, got := tok.NewStream(false), ""
+		for _, id := range ids(raw) {
+			got += stream.Next(id)
+		}
+		if got += stream.Flush(); got != want {
+			t.Errorf("%q: streams as %q, want %q", raw, got, want)
+		}
+	}
+}
+
+func TestStreamHoldsBackIncompleteCharacters(t *testing.T) {
+	tok := parseOnce["tiny"](t)
+	stream := tok.NewStream(true)
+	var got []string
+	for _, b := range []byte("x😀") {
+		got = append(got, stream.Next(tok.bpe.byteTokens[b]))
+	}
+	if diff := cmp.Diff([]string{"x", "", "", "", "😀"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestConcurrentUse(t *testing.T) {
+	tok := parseOnce["tiny"](t)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for _, g := range goldenStrings(t) {
+				if diff := cmp.Diff(g.Tiny, tok.Encode(g.Text)); diff != "" {
+					t.Error(diff)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// A long run of one character is a single piece; it must not take quadratic time.
+func TestLongPiece(t *testing.T) {
+	text := strings.Repeat("a", 1<<20)
+	tok := parseOnce["big"](t)
+	if got := string(tok.DecodeBytes(tok.Encode(text), false)); got != text {
+		t.Error("does not come back")
+	}
+}
+
+func BenchmarkEncode(b *testing.B) {
+	tok := parseOnce["big"](b)
+	var text strings.Builder
+	for range 100 {
+		for _, g := range goldenStrings(b) {
+			text.WriteString(g.Text)
+		}
+	}
+	b.SetBytes(int64(text.Len()))
+	for b.Loop() {
+		tok.Encode(text.String())
+	}
+}

@@ -1,0 +1,188 @@
+// Package api tests the validation of the kinds against a real API server.
+package api
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/yaml"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers"
+	"github.com/semmoe/operator/test/localcluster"
+)
+
+var api client.Client
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	binaries, err := localcluster.FindBinaries()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	environment := &envtest.Environment{
+		CRDDirectoryPaths:        []string{filepath.Join("..", "..", "config", "crd")},
+		ErrorIfCRDPathMissing:    true,
+		DownloadBinaryAssets:     false,
+		BinaryAssetsDirectory:    binaries,
+		AttachControlPlaneOutput: os.Getenv("API_SERVER_LOG") != "",
+	}
+	config, err := environment.Start()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "start the API server:", err)
+		return 1
+	}
+	defer environment.Stop() //nolint:errcheck // the processes end with this one
+	scheme, err := controllers.Scheme()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	// Misspelled fields are an error, as with kubectl apply.
+	if api, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	api = client.WithFieldValidation(api, "Strict")
+	return m.Run()
+}
+
+const minimal = `
+apiVersion: semmoe.io/v1alpha1
+kind: MoEDeployment
+metadata: {name: NAME, namespace: default}
+spec:
+  model: {volume: {hostPath: {path: /srv/m}}}
+  engine: {image: "engine:1"}
+  parallelism: {expertParallelSize: 4}
+`
+
+func object(t *testing.T, text string) *unstructured.Unstructured {
+	t.Helper()
+	u := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(text), &u.Object); err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+func TestDefaults(t *testing.T) {
+	u := object(t, strings.Replace(minimal, "NAME", "defaults", 1))
+	if err := api.Create(t.Context(), u); err != nil {
+		t.Fatal(err)
+	}
+	var moed semmoev1.MoEDeployment
+	if err := api.Get(t.Context(), client.ObjectKeyFromObject(u), &moed); err != nil {
+		t.Fatal(err)
+	}
+	spec := moed.Spec
+	switch {
+	case *spec.Replicas != 1, spec.Reconciliation != "Active", spec.Routing.Mode != "Router", spec.Routing.Replicas != 2:
+		t.Errorf("defaults of the deployment: %+v", spec)
+	case *spec.Rollout.MaxUnavailable != 1, *spec.Rollout.MaxSurge != 0:
+		t.Errorf("defaults of the roll-out: %+v", spec.Rollout)
+	case spec.Engine.Type != "SGLang", spec.Engine.Port != 30000, spec.Model.Path != "/models":
+		t.Errorf("defaults of engine and model: %+v %+v", spec.Engine, spec.Model)
+	case spec.Parallelism.Attention != "DataParallel", spec.Parallelism.ResourceName != "nvidia.com/gpu":
+		t.Errorf("defaults of the parallelism: %+v", spec.Parallelism)
+	}
+}
+
+// Every bad value is refused with a message that names the field and what is allowed.
+func TestValidation(t *testing.T) {
+	cases := map[string]struct {
+		path    string // of the field to set, dots between
+		value   any
+		message []string // parts of the message; none: accepted
+	}{
+		"scaled to zero":                 {"spec.replicas", 0, nil},
+		"negative replicas":              {"spec.replicas", -1, []string{"spec.replicas", "greater than or equal to 0"}},
+		"too many replicas":              {"spec.replicas", 1001, []string{"spec.replicas", "less than or equal to 1000"}},
+		"unknown engine":                 {"spec.engine.type", "Other", []string{"spec.engine.type", `supported values: "SGLang"`}},
+		"empty image":                    {"spec.engine.image", "", []string{"spec.engine.image", "at least 1 chars long"}},
+		"port":                           {"spec.engine.port", 70000, []string{"spec.engine.port", "less than or equal to 65535"}},
+		"unknown attention":              {"spec.parallelism.attention", "Pipeline", []string{"spec.parallelism.attention", `"DataParallel", "TensorParallel"`}},
+		"attention":                      {"spec.parallelism.attention", "TensorParallel", nil},
+		"EP size of zero":                {"spec.parallelism.expertParallelSize", 0, []string{"spec.parallelism.expertParallelSize", "greater than or equal to 1"}},
+		"EP size as text":                {"spec.parallelism.expertParallelSize", "four", []string{"spec.parallelism.expertParallelSize", "must be of type integer"}},
+		"resource without a domain":      {"spec.parallelism.resourceName", "gpu", []string{"spec.parallelism.resourceName", "should match"}},
+		"path below /models":             {"spec.model.path", "/models/org/name", nil},
+		"path elsewhere":                 {"spec.model.path", "/data", []string{"spec.model.path", "path must be /models, or a directory below it"}},
+		"path that escapes":              {"spec.model.path", "/models/../etc", []string{"spec.model.path", "without '..'"}},
+		"path that escapes at its end":   {"spec.model.path", "/models/..", []string{"spec.model.path", "without '..'"}},
+		"unknown routing mode":           {"spec.routing.mode", "Mesh", []string{"spec.routing.mode", `"Router", "None"`}},
+		"no router pod":                  {"spec.routing.replicas", 0, []string{"spec.routing.replicas", "greater than or equal to 1"}},
+		"a budget that never moves":      {"spec.rollout.maxUnavailable", 0, []string{"spec.rollout.maxUnavailable", "must not both be 0"}},
+		"pausing":                        {"spec.reconciliation", "Paused", nil},
+		"unknown reconciliation":         {"spec.reconciliation", "Off", []string{"spec.reconciliation", `"Active", "Paused"`}},
+		"misspelled field":               {"spec.replica", 1, []string{"unknown field", "spec.replica"}},
+		"overlay without containers":     {"spec.template", map[string]any{"spec": map[string]any{"nodeSelector": map[string]any{"a": "b"}}}, nil},
+		"overlay with labels":            {"spec.template", map[string]any{"metadata": map[string]any{"labels": map[string]any{"a": "b"}}}, nil},
+		"misspelled field in an overlay": {"spec.template", map[string]any{"spec": map[string]any{"nodeSelectors": map[string]any{}}}, []string{"unknown field", "spec.template.spec.nodeSelectors"}},
+		"environment":                    {"spec.engine.env", []any{map[string]any{"name": "A", "value": "b"}}, nil},
+		"environment without a name":     {"spec.engine.env", []any{map[string]any{"value": "b"}}, []string{"spec.engine.env[0].name", "Required"}},
+		"name with a dot":                {"metadata.name", "a.b", []string{"metadata.name must be at most 40 characters"}},
+		"name that starts with a digit":  {"metadata.name", "1a", []string{"metadata.name must be at most 40 characters"}},
+		"longest name":                   {"metadata.name", strings.Repeat("a", 40), nil},
+		"name too long":                  {"metadata.name", strings.Repeat("a", 41), []string{"metadata.name must be at most 40 characters"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			u := object(t, strings.Replace(minimal, "NAME", "m", 1))
+			if err := unstructured.SetNestedField(u.Object, normal(tc.value), strings.Split(tc.path, ".")...); err != nil {
+				t.Fatal(err)
+			}
+			err := create(t.Context(), u)
+			if len(tc.message) == 0 {
+				if err != nil {
+					t.Errorf("refused: %v", err)
+				}
+				return
+			}
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			for _, part := range tc.message {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("the message %q lacks %q", err, part)
+				}
+			}
+		})
+	}
+}
+
+func TestRequiredFields(t *testing.T) {
+	for _, path := range []string{"spec", "spec.model", "spec.model.volume", "spec.engine", "spec.engine.image", "spec.parallelism", "spec.parallelism.expertParallelSize"} {
+		t.Run(path, func(t *testing.T) {
+			u := object(t, strings.Replace(minimal, "NAME", "m", 1))
+			unstructured.RemoveNestedField(u.Object, strings.Split(path, ".")...)
+			if err := create(t.Context(), u); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "Required") {
+				t.Errorf("error %v does not say that %s is required", err, path)
+			}
+		})
+	}
+}
+
+func create(ctx context.Context, u *unstructured.Unstructured) error {
+	return api.Create(ctx, u, client.DryRunAll)
+}
+
+// normal gives numbers the type that unstructured objects hold.
+func normal(value any) any {
+	if number, ok := value.(int); ok {
+		return int64(number)
+	}
+	return value
+}

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# down.sh : ends the cluster and takes away all that it left on the machine: processes, cgroups, links, routes, the nft
+# table, sysctls and the state directory. It works after a crash of any part, and does nothing where there is nothing.
+. "$(dirname "$(readlink -f "$0")")/lib.sh"
+require_root
+lock
+
+for part in $(cgroup_parts); do
+  cgroup_end "$part"
+done
+for link in semmoe-n1 semmoe-n2 "$bridge"; do
+  ip link del "$link" 2>/dev/null || true
+done
+! command -v nft >/dev/null || nft delete table inet $guard 2>/dev/null || true
+
+if [ -f "$state/restore/sysctls" ]; then
+  while read -r sysctl value; do
+    echo "$value" >"/proc/sys/$sysctl"
+  done <"$state/restore/sysctls"
+fi
+if [ -f "$state/restore/directories" ]; then
+  # Deepest first. One that something else has begun to use stays.
+  tac "$state/restore/directories" | xargs -r rmdir --ignore-fail-on-non-empty 2>/dev/null || true
+fi
+if [ -f "$state/restore/controllers" ]; then
+  while read -r controller; do
+    echo "-$controller" >"$(cgroup_mounts)/cgroup.subtree_control" || say "cgroup controller $controller stays enabled: it is in use"
+  done <"$state/restore/controllers"
+fi
+[ ! -f "$state/.semmoe-cluster" ] || rm -rf "$state"
+rm -f "$lock_file"
+say "the cluster is gone"

@@ -1,0 +1,159 @@
+# shellcheck shell=bash disable=SC2034 # its variables are for the scripts that source it
+# lib.sh : names, addresses and helpers of the cluster; the other scripts source it.
+#
+# What runs is never read from a file but from the kernel: each part of the cluster lives in a cgroup semmoe-<part>, so
+# that a crash of any script, even of all of them, leaves nothing that the next up.sh or down.sh would not find.
+set -euo pipefail
+here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+repository=$(readlink -m "$here/../..")
+
+# CLUSTER_STATE is the directory of the cluster: certificates, logs, etcd, the nodes' disks. down.sh deletes it.
+CLUSTER_STATE=$(readlink -m "${CLUSTER_STATE:-$repository/bin/cluster-state}")
+state=$CLUSTER_STATE
+pki=$state/pki
+export KUBECONFIG=$state/admin.kubeconfig
+
+# Fixed names and addresses: one cluster at a time on a machine, which lock enforces.
+lock_file=/run/semmoe-cluster.lock
+bridge=semmoe0
+guard=semmoe-cluster          # nft table
+network=10.89.0               # the bridge's /24: .1 the host, .11 node n1, .12 node n2
+api_address=$network.1
+api_port=6443
+etcd_client=http://127.0.0.1:23790
+etcd_peer=http://127.0.0.1:23800
+pod_range=10.244.0.0/16       # node nI has 10.244.I.0/24
+service_range=10.96.0.0/16
+api_service=10.96.0.1
+dns_service=10.96.0.10
+
+# A proxy of the machine must not stand between kubectl, the nodes and the API server.
+unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY
+
+started=${EPOCHREALTIME/[.,]/}
+say() { # says it with the seconds since the start, on standard error
+  local tenths=$(((${EPOCHREALTIME/[.,]/} - started) / 100000))
+  printf '[%4d.%d s] %s\n' $((tenths / 10)) $((tenths % 10)) "$*" >&2
+}
+die() {
+  say "FAILED: $*"
+  exit 1
+}
+set -o errtrace
+trap 'say "FAILED: ${BASH_SOURCE[0]##*/} line $LINENO: $BASH_COMMAND"' ERR
+
+# wait_for SECONDS WHAT COMMAND... : polls five times a second.
+wait_for() {
+  local limit=$1 what=$2 end=$((SECONDS + $1))
+  shift 2
+  until "$@" >/dev/null 2>&1; do
+    [ "$SECONDS" -lt "$end" ] || die "$what: not after $limit s; logs are in $state/log"
+    sleep 0.2
+  done
+  say "$what"
+}
+
+require_root() { [ "$(id -u)" = 0 ] || die "$(basename "$0") must run as root"; }
+
+# lock : one script at a time changes the cluster of this machine, and the cluster belongs to one state directory.
+lock() {
+  local owner
+  while :; do
+    exec 9>>"$lock_file"
+    flock --wait 10 9 || die "another script is starting or ending the cluster of this machine (it holds $lock_file)"
+    # down.sh deletes the file: a lock on a deleted file would keep nobody out.
+    [ "$(stat -L -c %i /proc/self/fd/9)" != "$(stat -c %i "$lock_file" 2>/dev/null)" ] || break
+  done
+  owner=$(<"$lock_file")
+  [ -z "$owner" ] || [ "$owner" = "$state" ] ||
+    die "this machine runs one cluster at a time, and that of $owner is up; take it down by: CLUSTER_STATE=$owner $here/down.sh"
+}
+
+# ---- cgroups ----
+
+# cgroup_version : 1 where the memory controller is bound to a hierarchy of its own, as on older or hybrid machines.
+cgroup_version() { awk '$3 == "cgroup" && $4 ~ /(^|,)memory(,|$)/ { v1 = 1 } END { print v1 ? 1 : 2 }' /proc/self/mounts; }
+
+# cgroup_mounts : the mount point of each v1 hierarchy, or that of the one v2 hierarchy.
+cgroup_mounts() {
+  local type=cgroup
+  [ "$(cgroup_version)" = 1 ] || type=cgroup2
+  awk -v type=$type '$3 == type { print $2 }' /proc/self/mounts
+}
+
+# cgroup_dirs PART : the part's cgroups that exist.
+cgroup_dirs() {
+  local mount
+  for mount in $(cgroup_mounts); do
+    [ ! -d "$mount/semmoe-$1" ] || echo "$mount/semmoe-$1"
+  done
+}
+
+# cgroup_parts : the parts of the cluster that have cgroups.
+cgroup_parts() {
+  local mount
+  for mount in $(cgroup_mounts); do
+    find "$mount" -mindepth 1 -maxdepth 1 -type d -name 'semmoe-*' -printf '%f\n'
+  done | sed 's/^semmoe-//' | sort -u
+}
+
+# cgroup_pids PART : the processes of the part, those of its pods included.
+cgroup_pids() {
+  local dir
+  for dir in $(cgroup_dirs "$1"); do
+    find "$dir" -name cgroup.procs -exec cat {} + 2>/dev/null || true # pods come and go meanwhile
+  done | sort -nu
+}
+
+# cgroup_join PART : puts the calling shell into the part's cgroups, below the root of each hierarchy.
+cgroup_join() {
+  local mount file
+  for mount in $(cgroup_mounts); do
+    mkdir -p "$mount/semmoe-$1"
+    # A v1 cpuset lets no process in before it has processors and memory nodes.
+    for file in cpuset.cpus cpuset.mems; do
+      [ ! -w "$mount/semmoe-$1/$file" ] || [ "$(cgroup_version)" = 2 ] || cat "$mount/$file" >"$mount/semmoe-$1/$file"
+    done
+    echo "$BASHPID" >"$mount/semmoe-$1/cgroup.procs"
+  done
+}
+
+# cgroup_end PART : kills all that runs in the part's cgroups and takes them away.
+cgroup_end() {
+  local pids dir end=$((SECONDS + 20))
+  while pids=$(cgroup_pids "$1") && [ -n "$pids" ]; do
+    [ "$SECONDS" -lt "$end" ] || die "processes of $1 do not end: ${pids//$'\n'/ }"
+    # shellcheck disable=SC2086 # one word for each process
+    kill -KILL $pids 2>/dev/null || true
+    sleep 0.1
+  done
+  for dir in $(cgroup_dirs "$1"); do
+    # A dying process holds its cgroup a moment longer.
+    until find "$dir" -depth -type d -exec rmdir {} + 2>/dev/null || [ ! -d "$dir" ]; do
+      [ "$SECONDS" -lt "$end" ] || die "cgroup $dir cannot be removed"
+      sleep 0.1
+    done
+  done
+}
+
+# start PART COMMAND... : runs the command detached, in the part's cgroup, unless the part runs already. A node that was
+# killed must not start over its old cgroups: the kubelet would spend three seconds on each dead pod before it is ready.
+start() {
+  local part=$1
+  shift
+  [ -z "$(cgroup_pids "$part")" ] || return 0
+  cgroup_end "$part"
+  (
+    cgroup_join "$part"
+    exec setsid "$@"
+  ) >>"$state/log/$part.log" 2>&1 </dev/null 9>&- &
+}
+
+# node_pid I : the process that is pid 1 of node nI, by its number in this namespace; nothing if the node is down.
+node_pid() {
+  local pid
+  for pid in $(cgroup_pids "n$1"); do
+    # Two numbers: ours, and 1 in the node's namespace. Pods have three.
+    ! awk '/^NSpid:/ && NF == 3 && $3 == 1 { found = 1 } END { exit !found }' "/proc/$pid/status" 2>/dev/null || echo "$pid"
+  done
+}

@@ -1,0 +1,96 @@
+// Probe is the program of the pods with which the cluster proves itself: an HTTP server, and a few verbs that stand in for
+// the shell that an empty image lacks.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+const usage = "usage: probe serve | get URL | read FILE | write FILE TEXT"
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "probe:", err)
+		os.Exit(1)
+	}
+}
+
+func run(arguments []string) error {
+	verb := ""
+	if len(arguments) > 0 {
+		verb = arguments[0]
+	}
+	switch {
+	case verb == "serve" && len(arguments) == 1:
+		return serve()
+	case verb == "get" && len(arguments) == 2:
+		return get(arguments[1])
+	case verb == "read" && len(arguments) == 2:
+		content, err := os.ReadFile(arguments[1])
+		if err != nil {
+			return err
+		}
+		_, err = os.Stdout.Write(content)
+		return err
+	case verb == "write" && len(arguments) == 3:
+		return os.WriteFile(arguments[1], []byte(arguments[2]+"\n"), 0o644)
+	default:
+		return errors.New(usage)
+	}
+}
+
+// serve answers with the pod's name and $VERSION until it is told to stop; it is ready after $READY_AFTER.
+func serve() error {
+	name, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	var delay time.Duration
+	if text := os.Getenv("READY_AFTER"); text != "" {
+		if delay, err = time.ParseDuration(text); err != nil {
+			return fmt.Errorf("READY_AFTER: %w", err)
+		}
+	}
+	ready := time.Now().Add(delay)
+	http.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if time.Now().Before(ready) {
+			http.Error(w, "not yet", http.StatusServiceUnavailable)
+		}
+	})
+	http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintln(w, name, os.Getenv("VERSION"))
+	})
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
+	failed := make(chan error, 1)
+	go func() { failed <- http.ListenAndServe(":8080", nil) }()
+	fmt.Println("serving", os.Getenv("VERSION"))
+	select {
+	case err := <-failed:
+		return err
+	case <-stop:
+		return nil
+	}
+}
+
+// get prints what the URL answers with.
+func get(url string) error {
+	client := http.Client{Timeout: 5 * time.Second}
+	response, err := client.Get(url)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, response.Status)
+	}
+	_, err = io.Copy(os.Stdout, response.Body)
+	return err
+}

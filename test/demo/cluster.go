@@ -1,0 +1,122 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/semmoe/operator/test/localcluster"
+)
+
+// cluster is where the demo runs.
+type cluster struct {
+	kubeconfig string
+	kubectl    string
+	local      *localcluster.Cluster // nil for an existing cluster
+	stop       func()
+}
+
+func startCluster(ctx context.Context, s settings, out *progress) (*cluster, error) {
+	binaries, err := localcluster.FindBinaries()
+	if err != nil {
+		return nil, err
+	}
+	c := &cluster{kubeconfig: s.kubeconfig, kubectl: filepath.Join(binaries, "kubectl"), stop: func() {}}
+	if s.kubeconfig != "" {
+		return c, out.step(ctx, "existing cluster answers", func(func(string)) error {
+			_, err := c.run(ctx, nil, "version")
+			return err
+		})
+	}
+	err = out.step(ctx, "local control plane and node", func(func(string)) error {
+		local, err := localcluster.Start(ctx, localcluster.Options{
+			Binaries: binaries,
+			Images:   map[string]string{s.image: filepath.Join(s.repository, "bin", "semmoe")},
+			Forward:  1,
+		})
+		if errors.Is(err, localcluster.ErrNamespacesRefused) {
+			return fmt.Errorf("%w (KUBECONFIG=... make demo uses an existing cluster)", err)
+		}
+		if err != nil {
+			return err
+		}
+		c.local, c.kubeconfig = local, local.Kubeconfig()
+		c.stop = func() {
+			if err := local.Stop(); err != nil {
+				fmt.Fprintln(os.Stderr, "demo: stop the local cluster:", err)
+			}
+		}
+		return nil
+	})
+	return c, err
+}
+
+// run runs kubectl and returns its standard output.
+func (c *cluster) run(ctx context.Context, stdin []byte, args ...string) (string, error) {
+	command := exec.CommandContext(ctx, c.kubectl, args...)
+	command.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig)
+	command.Stdin = bytes.NewReader(stdin)
+	var stdout, stderr bytes.Buffer
+	command.Stdout, command.Stderr = &stdout, &stderr
+	if err := command.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}
+
+// reach returns an address of 127.0.0.1, or of the Service itself, by which this machine reaches the Service.
+func (c *cluster) reach(ctx context.Context, namespace, service string, port int) (string, error) {
+	if c.local != nil {
+		return c.local.Forward(ctx, namespace, service, port)
+	}
+	ip, err := c.run(ctx, nil, "get", "service", "-n", namespace, service, "-o", "jsonpath={.spec.clusterIP}")
+	if err != nil {
+		return "", err
+	}
+	// On a node of the cluster, the Service's own address works; elsewhere only the API server leads in.
+	address := net.JoinHostPort(ip, fmt.Sprint(port))
+	if connection, err := net.DialTimeout("tcp", address, 2*time.Second); err == nil {
+		connection.Close()
+		return address, nil
+	}
+	return c.portForward(ctx, namespace, service, port)
+}
+
+func (c *cluster) portForward(ctx context.Context, namespace, service string, port int) (string, error) {
+	command := exec.CommandContext(ctx, c.kubectl, "port-forward", "-n", namespace, "service/"+service, fmt.Sprintf(":%d", port))
+	command.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig)
+	stdout, err := command.StdoutPipe()
+	if err != nil {
+		return "", err
+	}
+	if err := command.Start(); err != nil {
+		return "", err
+	}
+	stop := c.stop
+	c.stop = func() {
+		command.Process.Kill() //nolint:errcheck // it may have ended already
+		command.Wait()         //nolint:errcheck // killed
+		stop()
+	}
+	lines := bufio.NewScanner(stdout)
+	for lines.Scan() {
+		// Forwarding from 127.0.0.1:45678 -> 8000
+		if rest, ok := strings.CutPrefix(lines.Text(), "Forwarding from 127.0.0.1:"); ok {
+			local, _, _ := strings.Cut(rest, " ")
+			go func() {
+				for lines.Scan() { // its output must be read, or it blocks
+				}
+			}()
+			return "127.0.0.1:" + local, nil
+		}
+	}
+	return "", errors.New("kubectl port-forward ended before it forwarded")
+}

@@ -1,0 +1,436 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// answered reads a response to its end and returns an error unless it is a whole completion.
+func answered(response *http.Response, err error) error {
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		return err
+	}
+	var completion struct {
+		Usage struct {
+			CompletionTokens int `json:"completion_tokens"`
+		} `json:"usage"`
+	}
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", response.Status, data)
+	}
+	if err := json.Unmarshal(data, &completion); err != nil {
+		return err
+	}
+	if completion.Usage.CompletionTokens == 0 {
+		return fmt.Errorf("no token was generated: %s", data)
+	}
+	return nil
+}
+
+func TestServeScaleDelete(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	moed := newDeployment(namespace, "tiny")
+	create(t, moed)
+	current := waitComplete(t, moed)
+
+	model := current.Status.Model
+	if model == nil || model.Family != "qwen3_moe" || model.Experts != 32 || model.ExpertsPerToken != 4 || model.MoELayers != 4 || model.Layers != 4 {
+		t.Errorf("status.model is %+v", model)
+	}
+	if len(current.Status.Conditions) != 9 || current.Status.Summary != "1/1" || current.Status.Revision == "" {
+		t.Errorf("status is %+v", current.Status)
+	}
+	url := reach(t, moed)
+	if err := ask(t.Context(), url, "tiny"); err != nil {
+		t.Error(err)
+	}
+	response, err := http.Post(url+"/metrics", "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	if response.StatusCode != http.StatusNotFound {
+		t.Errorf("/metrics of the engine is reachable through the Service: %s", response.Status)
+	}
+
+	// kubectl scale, and autoscalers, go through the scale subresource.
+	scale := &autoscalingv1.Scale{}
+	if err := api.SubResource("scale").Get(t.Context(), moed, scale); err != nil {
+		t.Fatal(err)
+	}
+	if scale.Status.Replicas != 1 || scale.Status.Selector == "" {
+		t.Errorf("scale is %+v", scale.Status)
+	}
+	for _, replicas := range []int32{3, 0, 2} {
+		update := &autoscalingv1.Scale{Spec: autoscalingv1.ScaleSpec{Replicas: replicas}}
+		if err := api.SubResource("scale").Update(t.Context(), get(t, moed), client.WithSubResourceBody(update)); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, patience, "scaled", func() error {
+			current := get(t, moed)
+			if current.Status.ReadyReplicas != replicas || current.Status.Replicas != replicas {
+				return fmt.Errorf("%d of %d ready, want %d", current.Status.ReadyReplicas, current.Status.Replicas, replicas)
+			}
+			return complete(current)
+		})
+	}
+	if workloads := listWorkloads(t, moed); len(workloads) != 1 {
+		t.Errorf("scaling made %d workloads, want 1", len(workloads))
+	}
+
+	if err := api.Delete(t.Context(), moed); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, patience, "no object is left", func() error { return nothingLeft(t.Context(), namespace) })
+}
+
+// kinds are the kinds of children that the operator makes.
+func kinds() []client.ObjectList {
+	return []client.ObjectList{
+		&appsv1.StatefulSetList{}, &appsv1.DeploymentList{}, &batchv1.JobList{}, &corev1.ServiceList{}, &corev1.PodList{},
+		&corev1.ServiceAccountList{}, &policyv1.PodDisruptionBudgetList{}, &rbacv1.RoleBindingList{}, &semmoev1.MoEDeploymentList{},
+	}
+}
+
+func nothingLeft(ctx context.Context, namespace string) error {
+	for _, list := range kinds() {
+		if err := api.List(ctx, list, client.InNamespace(namespace)); err != nil {
+			return err
+		}
+		for _, object := range objects(list) {
+			if object.GetName() != "default" { // every namespace has a ServiceAccount of that name
+				return fmt.Errorf("%s %s is left", kindOf(object), object.GetName())
+			}
+		}
+	}
+	return nil
+}
+
+func TestChildrenComeBack(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	moed := newDeployment(namespace, "tiny")
+	create(t, moed)
+	current := waitComplete(t, moed)
+	before := endState(t, namespace)
+
+	meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: namespace, Name: name} }
+	for _, child := range []client.Object{
+		&corev1.Service{ObjectMeta: meta("tiny")},
+		&corev1.Service{ObjectMeta: meta("tiny-pods")},
+		&appsv1.StatefulSet{ObjectMeta: meta("tiny-" + current.Status.Revision)},
+		&appsv1.Deployment{ObjectMeta: meta("tiny-router")},
+		&corev1.ServiceAccount{ObjectMeta: meta("tiny-router")},
+		&rbacv1.RoleBinding{ObjectMeta: meta("tiny-router")},
+		&policyv1.PodDisruptionBudget{ObjectMeta: meta("tiny")},
+		&policyv1.PodDisruptionBudget{ObjectMeta: meta("tiny-router")},
+	} {
+		what := kindOf(child) + " " + child.GetName()
+		if err := api.Get(t.Context(), client.ObjectKeyFromObject(child), child); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		old := child.GetUID()
+		if err := api.Delete(t.Context(), child, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		eventually(t, time.Minute, what+" comes back", func() error {
+			if err := api.Get(t.Context(), client.ObjectKeyFromObject(child), child); err != nil {
+				return err
+			}
+			if child.GetUID() == old {
+				return errors.New("it is still there")
+			}
+			return nil
+		})
+	}
+	// A child that somebody edits is put right.
+	service := &corev1.Service{ObjectMeta: meta("tiny")}
+	if err := api.Get(t.Context(), client.ObjectKeyFromObject(service), service); err != nil {
+		t.Fatal(err)
+	}
+	service.Spec.Selector = map[string]string{"nobody": "here"}
+	if err := api.Update(t.Context(), service, client.FieldOwner("somebody")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, time.Minute, "the Service's selector is put right", func() error {
+		if err := api.Get(t.Context(), client.ObjectKeyFromObject(service), service); err != nil {
+			return err
+		}
+		if service.Spec.Selector[semmoev1.LabelDeployment] != "tiny" {
+			return fmt.Errorf("selector %v", service.Spec.Selector)
+		}
+		return nil
+	})
+	waitComplete(t, moed)
+	// The edit left a key of its author behind, which is not ours to remove; everything else is as before.
+	after := endState(t, namespace)
+	delete(after, "Service tiny")
+	delete(before, "Service tiny")
+	compare(t, before, after)
+	eventually(t, patience, "it answers", func() error { return ask(t.Context(), reach(t, moed), "tiny") })
+}
+
+// Each fault is named in a condition within a minute, and mending it makes the object ready without deleting anything.
+func TestFaultsAreNamedAndHeal(t *testing.T) {
+	t.Parallel()
+	broken := t.TempDir()
+	modelAt := func(path string) func(*semmoev1.MoEDeployment) {
+		return func(m *semmoev1.MoEDeployment) {
+			m.Spec.Model.Volume = corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path, Type: ptr.To(corev1.HostPathDirectory)}}
+		}
+	}
+	cases := map[string]struct {
+		breaks  func(t *testing.T, m *semmoev1.MoEDeployment)
+		reason  string
+		message []string
+		mend    func(t *testing.T, m *semmoev1.MoEDeployment)
+	}{
+		"EP size that does not divide the experts": {
+			breaks:  func(_ *testing.T, m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 5 },
+			reason:  "InvalidExpertParallelSize",
+			message: []string{"spec.parallelism.expertParallelSize", "32", "5"},
+			mend: func(t *testing.T, m *semmoev1.MoEDeployment) {
+				update(t, m, func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 })
+			},
+		},
+		"path that does not exist": {
+			breaks:  func(_ *testing.T, m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models/nowhere" },
+			reason:  "ModelInvalid",
+			message: []string{"/models/nowhere", "does not exist"},
+			mend: func(t *testing.T, m *semmoev1.MoEDeployment) {
+				update(t, m, func(m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models" })
+			},
+		},
+		"truncated shard, mended on disk": {
+			breaks: func(t *testing.T, m *semmoev1.MoEDeployment) {
+				dir := filepath.Join(broken, "truncated")
+				copyCheckpoint(t, dir)
+				if err := os.Truncate(filepath.Join(dir, "model-00002-of-00003.safetensors"), 100_000); err != nil {
+					t.Fatal(err)
+				}
+				modelAt(dir)(m)
+			},
+			reason:  "ModelInvalid",
+			message: []string{"model-00002-of-00003.safetensors", "100000"},
+			mend:    func(t *testing.T, _ *semmoev1.MoEDeployment) { copyCheckpoint(t, filepath.Join(broken, "truncated")) },
+		},
+		"volume that does not exist, mended on disk": {
+			breaks:  func(_ *testing.T, m *semmoev1.MoEDeployment) { modelAt(filepath.Join(broken, "absent"))(m) },
+			reason:  "VolumeNotMounted",
+			message: []string{"absent", "spec.model.volume"},
+			mend:    func(t *testing.T, _ *semmoev1.MoEDeployment) { copyCheckpoint(t, filepath.Join(broken, "absent")) },
+		},
+		"image that cannot be pulled": {
+			breaks:  func(_ *testing.T, m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "nobody/nothing:1" },
+			reason:  "ImagePullFailed",
+			message: []string{`"nobody/nothing:1"`, "spec.engine.image"},
+			mend: func(t *testing.T, m *semmoev1.MoEDeployment) {
+				update(t, m, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = image })
+			},
+		},
+		"engine that crashes": {
+			breaks:  func(_ *testing.T, m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--no-such-flag"} },
+			reason:  "ContainerCrashing",
+			message: []string{"unknown flag: --no-such-flag"},
+			mend: func(t *testing.T, m *semmoev1.MoEDeployment) {
+				update(t, m, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = nil })
+			},
+		},
+		"flag that contradicts ours": {
+			breaks:  func(_ *testing.T, m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--ep-size=2"} },
+			reason:  "ContradictingFlags",
+			message: []string{"--ep-size=2", "spec.parallelism.expertParallelSize"},
+			mend: func(t *testing.T, m *semmoev1.MoEDeployment) {
+				update(t, m, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = nil })
+			},
+		},
+		"more devices than any node has": {
+			breaks:  func(_ *testing.T, m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ResourceName = "example.com/none" },
+			reason:  "Unschedulable",
+			message: []string{"Insufficient example.com/none"},
+			mend: func(t *testing.T, m *semmoev1.MoEDeployment) {
+				update(t, m, func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ResourceName = "nvidia.com/gpu" })
+			},
+		},
+	}
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	i := 0
+	for name, tc := range cases {
+		moed := newDeployment(namespace, fmt.Sprintf("fault-%d", i))
+		i++
+		tc.breaks(t, moed)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			create(t, moed)
+			waitCondition(t, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, tc.reason, tc.message...)
+			tc.mend(t, moed)
+			waitComplete(t, moed)
+		})
+	}
+}
+
+func copyCheckpoint(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	files, err := os.ReadDir(checkpointDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(filepath.Join(checkpointDir(), file.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, file.Name()), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A change of the template under steady traffic: no request fails, and never are fewer replicas ready than the budget
+// allows.
+func TestRollingChangeUnderTraffic(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
+		m.Spec.Replicas = ptr.To[int32](3)
+		m.Spec.Routing.Replicas = 2
+	})
+	create(t, moed)
+	first := waitComplete(t, moed).Status.Revision
+	url := reach(t, moed)
+
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var clients sync.WaitGroup
+	var served, failed atomic.Int64
+	for range 8 {
+		clients.Go(func() {
+			for ctx.Err() == nil {
+				if err := ask(context.WithoutCancel(ctx), url, "tiny"); err != nil {
+					failed.Add(1)
+					t.Errorf("a request failed: %v", err)
+				}
+				served.Add(1)
+			}
+		})
+	}
+	for round, change := range []func(*semmoev1.MoEDeployment){
+		func(m *semmoev1.MoEDeployment) {
+			m.Spec.Template = &corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"round": "1"}}}
+		},
+		func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "ROUND", Value: "2"}} },
+	} {
+		update(t, moed, change)
+		lowest, most := 3, 0
+		eventually(t, patience, fmt.Sprintf("round %d is rolled out", round+1), func() error {
+			ready, existing := 0, 0
+			for _, pod := range listEnginePods(t, moed) {
+				if pod.DeletionTimestamp != nil {
+					continue
+				}
+				existing++
+				for _, c := range pod.Status.Conditions {
+					if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+						ready++
+					}
+				}
+			}
+			lowest, most = min(lowest, ready), max(most, existing)
+			current := get(t, moed)
+			if current.Status.Revision == first || len(listWorkloads(t, moed)) != 1 {
+				return errors.New("the old revision is still there")
+			}
+			return complete(current)
+		})
+		first = get(t, moed).Status.Revision
+		if lowest < 2 {
+			t.Errorf("only %d replicas were ready at a time, with maxUnavailable 1 of 3", lowest)
+		}
+		if most > 3 {
+			t.Errorf("%d replicas existed at a time, with maxSurge 0 and 3 asked", most)
+		}
+	}
+	stop()
+	clients.Wait()
+	t.Logf("%d requests served, %d failed", served.Load(), failed.Load())
+	if served.Load() < 100 {
+		t.Errorf("only %d requests were served: that was no steady traffic", served.Load())
+	}
+}
+
+func TestPauseAndModeNone(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	moed := newDeployment(namespace, "tiny")
+	create(t, moed)
+	revision := waitComplete(t, moed).Status.Revision
+
+	// Paused: a change is not rolled out, but a lost child still comes back.
+	update(t, moed, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Reconciliation = semmoev1.ReconciliationPaused
+		m.Spec.Engine.Env = []corev1.EnvVar{{Name: "A", Value: "b"}}
+	})
+	waitCondition(t, moed, semmoev1.ConditionProgressing, metav1.ConditionFalse, "Paused")
+	if err := api.Delete(t.Context(), &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "tiny-router"}}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, patience, "the router comes back", func() error {
+		return api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "tiny-router"}, &appsv1.Deployment{})
+	})
+	if workloads := listWorkloads(t, moed); len(workloads) != 1 || workloads[0].Name != "tiny-"+revision {
+		t.Errorf("a paused change was rolled out")
+	}
+
+	// Without a router, the Service leads to the engines, and the router is taken away.
+	update(t, moed, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Reconciliation = semmoev1.ReconciliationActive
+		m.Spec.Routing.Mode = semmoev1.RoutingModeNone
+	})
+	waitComplete(t, moed)
+	eventually(t, patience, "the router is gone", func() error {
+		err := api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "tiny-router"}, &appsv1.Deployment{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("it is still there: %w", err)
+	})
+	url := reach(t, moed)
+	eventually(t, patience, "the engine answers", func() error { return ask(t.Context(), url, "tiny") })
+}

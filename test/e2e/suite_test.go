@@ -1,0 +1,338 @@
+// Package e2e tells the user stories of the operator against a real control plane and node: real pods of the real binary,
+// the real reference engine and request router, over real HTTP. Only the manager runs inside the test process, so that it
+// can be crashed at will and is watched by the race detector.
+package e2e
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/controller-runtime/pkg/log/zap"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/yaml"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers"
+	"github.com/semmoe/operator/test/localcluster"
+)
+
+const (
+	image = "semmoe:dev"
+	// patience bounds every wait: long enough for a loaded machine, since nothing waits longer than it must.
+	patience = 2 * time.Minute
+)
+
+var (
+	full = flag.Bool("full", false, "enumerate every crash point instead of a seeded part")
+
+	repository string
+	cluster    *localcluster.Cluster
+	restConfig *rest.Config
+	api        client.Client
+)
+
+func TestMain(m *testing.M) {
+	localcluster.RunChildIfAsked()
+	flag.Parse()
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (int, error) {
+	ctrl.SetLogger(zap.New(zap.WriteTo(logFile())))
+	var err error
+	if repository, err = filepath.Abs(filepath.Join("..", "..")); err != nil {
+		return 1, err
+	}
+	binary := filepath.Join(repository, "bin", "semmoe")
+	if _, err := os.Stat(binary); err != nil {
+		return 1, fmt.Errorf("%w: run `make build` first", err)
+	}
+	binaries, err := localcluster.FindBinaries()
+	if err != nil {
+		return 1, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	cluster, err = localcluster.Start(ctx, localcluster.Options{
+		Binaries: binaries,
+		Images:   map[string]string{image: binary},
+		GPUs:     512,
+		Forward:  16,
+	})
+	if err != nil {
+		return 1, err
+	}
+	defer cluster.Stop() //nolint:errcheck // the processes end with this one
+	restConfig = cluster.RESTConfig()
+	restConfig.QPS, restConfig.Burst = 200, 400
+	if _, err := envtest.InstallCRDs(restConfig, envtest.CRDInstallOptions{Paths: []string{filepath.Join(repository, "config", "crd")}, ErrorIfPathMissing: true}); err != nil {
+		return 1, err
+	}
+	scheme, err := controllers.Scheme()
+	if err != nil {
+		return 1, err
+	}
+	if api, err = client.New(restConfig, client.Options{Scheme: scheme}); err != nil {
+		return 1, err
+	}
+	// The request router's role comes with the installation.
+	if err := applyFile(ctx, filepath.Join(repository, "config", "rbac", "router.yaml")); err != nil {
+		return 1, err
+	}
+	return m.Run(), nil
+}
+
+// logFile is where the managers log to: nowhere, unless E2E_LOG names a file.
+func logFile() *os.File {
+	name := os.Getenv("E2E_LOG")
+	if name == "" {
+		name = os.DevNull
+	}
+	file, err := os.OpenFile(name, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return os.Stderr
+	}
+	return file
+}
+
+func applyFile(ctx context.Context, file string) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	u := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal(data, &u.Object); err != nil {
+		return err
+	}
+	return api.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner("e2e"), client.ForceOwnership)
+}
+
+// checkpointDir is the small real model that ships with the project.
+func checkpointDir() string {
+	return filepath.Join(repository, "internal", "refengine", "testdata", "tiny-qwen3moe")
+}
+
+var namespaces atomic.Int32
+
+// newNamespace makes a namespace for a test, in which pods must satisfy the baseline pod security standard.
+func newNamespace(t *testing.T) string {
+	t.Helper()
+	name := fmt.Sprintf("e2e-%d", namespaces.Add(1))
+	if err := api.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// startManager runs a manager for one namespace until the test, or the returned function, ends it. newClient may be nil.
+func startManager(t *testing.T, namespace string, newClient client.NewClientFunc) (stop func()) {
+	t.Helper()
+	manager, err := controllers.NewManager(restConfig, controllers.Options{Image: image, Namespaces: []string{namespace}}, ctrl.Options{
+		Metrics:    metricsserver.Options{BindAddress: "0"},
+		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+		NewClient:  newClient,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- manager.Start(ctx) }()
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("the manager ended with %v", err)
+			}
+		case <-time.After(time.Minute):
+			t.Error("the manager does not end")
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// newDeployment is a MoEDeployment of the small model on the reference engine.
+func newDeployment(namespace, name string, change ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment {
+	moed := &semmoev1.MoEDeployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec: semmoev1.MoEDeploymentSpec{
+			Model: semmoev1.ModelSpec{Volume: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{
+				Path: checkpointDir(), Type: ptr.To(corev1.HostPathDirectory),
+			}}},
+			Engine:      semmoev1.EngineSpec{Image: image, Command: []string{"/semmoe", "engine"}},
+			Parallelism: semmoev1.ParallelismSpec{ExpertParallelSize: 4},
+			Replicas:    ptr.To[int32](1),
+			Routing:     semmoev1.RoutingSpec{Replicas: 1},
+		},
+	}
+	for _, c := range change {
+		c(moed)
+	}
+	return moed
+}
+
+func create(t *testing.T, object client.Object) {
+	t.Helper()
+	if err := api.Create(t.Context(), object); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// update changes the spec as a user would, whoever writes beside it.
+func update(t *testing.T, moed *semmoev1.MoEDeployment, change func(*semmoev1.MoEDeployment)) {
+	t.Helper()
+	base := get(t, moed)
+	changed := base.DeepCopy()
+	change(changed)
+	if err := api.Patch(t.Context(), changed, client.MergeFrom(base)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func get(t *testing.T, moed *semmoev1.MoEDeployment) *semmoev1.MoEDeployment {
+	t.Helper()
+	current := &semmoev1.MoEDeployment{}
+	if err := api.Get(t.Context(), client.ObjectKeyFromObject(moed), current); err != nil {
+		t.Fatal(err)
+	}
+	return current
+}
+
+// eventually polls until the function returns no error, and fails with the last one.
+func eventually(t *testing.T, within time.Duration, what string, f func() error) {
+	t.Helper()
+	deadline := time.Now().Add(within)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %v: %v", what, within, err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// waitComplete waits until the present generation is in service.
+func waitComplete(t *testing.T, moed *semmoev1.MoEDeployment) *semmoev1.MoEDeployment {
+	t.Helper()
+	var current *semmoev1.MoEDeployment
+	eventually(t, patience, "in service", func() error {
+		current = get(t, moed)
+		return complete(current)
+	})
+	return current
+}
+
+func complete(moed *semmoev1.MoEDeployment) error {
+	for kind, want := range map[string]metav1.ConditionStatus{
+		semmoev1.ConditionReady: metav1.ConditionTrue, semmoev1.ConditionProgressing: metav1.ConditionFalse, semmoev1.ConditionDegraded: metav1.ConditionFalse,
+	} {
+		c := meta.FindStatusCondition(moed.Status.Conditions, kind)
+		if c == nil || c.Status != want || c.ObservedGeneration != moed.Generation {
+			return fmt.Errorf("condition %s is %+v", kind, c)
+		}
+	}
+	return nil
+}
+
+// waitCondition waits, at most a minute, for a condition with a reason, whose message has all the parts.
+func waitCondition(t *testing.T, moed *semmoev1.MoEDeployment, kind string, status metav1.ConditionStatus, reason string, parts ...string) {
+	t.Helper()
+	eventually(t, time.Minute, kind+" is "+string(status)+" "+reason, func() error {
+		current := get(t, moed)
+		c := meta.FindStatusCondition(current.Status.Conditions, kind)
+		if c == nil || c.Status != status || c.Reason != reason || c.ObservedGeneration != current.Generation {
+			return fmt.Errorf("condition %s is %+v", kind, c)
+		}
+		for _, part := range parts {
+			if !strings.Contains(c.Message, part) {
+				return fmt.Errorf("the message %q lacks %q", c.Message, part)
+			}
+		}
+		return nil
+	})
+}
+
+// reach returns the URL of a MoEDeployment's Service.
+func reach(t *testing.T, moed *semmoev1.MoEDeployment) string {
+	t.Helper()
+	address, err := cluster.Forward(t.Context(), moed.Namespace, moed.Name, semmoev1.ServicePort)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "http://" + address
+}
+
+// ask sends a small completion request and returns an error unless it is answered in full.
+func ask(ctx context.Context, url, model string) error {
+	body := fmt.Sprintf(`{"model": %q, "prompt": "func main() {", "max_tokens": 8, "temperature": 0}`, model)
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(body))
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	return answered(http.DefaultClient.Do(request))
+}
+
+func listEnginePods(t *testing.T, moed *semmoev1.MoEDeployment) []corev1.Pod {
+	t.Helper()
+	var pods corev1.PodList
+	if err := api.List(t.Context(), &pods, client.InNamespace(moed.Namespace),
+		client.MatchingLabels{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: semmoev1.ComponentEngine}); err != nil {
+		t.Fatal(err)
+	}
+	return pods.Items
+}
+
+func listWorkloads(t *testing.T, moed *semmoev1.MoEDeployment) []appsv1.StatefulSet {
+	t.Helper()
+	var workloads appsv1.StatefulSetList
+	if err := api.List(t.Context(), &workloads, client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name}); err != nil {
+		t.Fatal(err)
+	}
+	return workloads.Items
+}
+
+// kindOf is an object's kind, for messages.
+func kindOf(object client.Object) string {
+	gvk, err := apiutil.GVKForObject(object, api.Scheme())
+	if err != nil {
+		return fmt.Sprintf("%T", object)
+	}
+	return gvk.Kind
+}

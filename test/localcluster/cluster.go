@@ -1,0 +1,400 @@
+package localcluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/rpc"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/semmoe/operator/test/localcluster/internal/controlplane"
+	"github.com/semmoe/operator/test/localcluster/internal/sandbox"
+	"github.com/semmoe/operator/test/localcluster/internal/supervisor"
+)
+
+const defaultGPUs = 64
+
+// ErrNamespacesRefused is wrapped by Start's error where this machine lets nobody, or not this user, make the
+// namespaces that the cluster lives in.
+var ErrNamespacesRefused = errors.New("this machine refuses the user namespace that the local cluster lives in")
+
+const namespacesHint = "look at the sysctls user.max_user_namespaces, kernel.unprivileged_userns_clone and " +
+	"kernel.apparmor_restrict_unprivileged_userns, or, inside a container, at its seccomp profile; " +
+	"or use an existing cluster by KUBECONFIG"
+
+// RunChildIfAsked must be the first call of main or TestMain in a program that calls Start: the cluster's first process
+// and each of its containers begin as a copy of that program. In such a copy it never returns; else it does nothing.
+func RunChildIfAsked() {
+	sandbox.RunIfAsked()
+	supervisor.RunIfAsked()
+}
+
+// Options says what Start makes.
+type Options struct {
+	// Binaries is the directory of the Kubernetes programs; see FindBinaries.
+	Binaries string
+	// Dir holds the state and the logs; it must be empty or left by an earlier cluster, whose state is then removed.
+	// Empty means a temporary directory that is removed at the end.
+	Dir string
+	// Images maps image references to static binaries (absolute paths). A container of that image runs the binary as
+	// /<base name>. Any other image gives ErrImagePull.
+	Images map[string]string
+	// GPUs is the number of nvidia.com/gpu that the node advertises; 0 means 64.
+	GPUs int
+	// Forward is how many Services can be forwarded to ports of 127.0.0.1; see Cluster.Forward.
+	Forward int
+	// Log gets progress lines; nil means none.
+	Log io.Writer
+}
+
+func (o *Options) validate() error {
+	if err := checkBinaries(o.Binaries); err != nil {
+		return fmt.Errorf("options: Binaries: %w", err)
+	}
+	if err := checkImages(o.Images); err != nil {
+		return fmt.Errorf("options: Images: %w", err)
+	}
+	if o.GPUs < 0 {
+		return fmt.Errorf("options: GPUs is %d: must not be negative", o.GPUs)
+	}
+	if o.Forward < 0 {
+		return fmt.Errorf("options: Forward is %d: must not be negative", o.Forward)
+	}
+	return nil
+}
+
+// Cluster is a running local cluster. Its methods may be called concurrently.
+type Cluster struct {
+	dir       *stateDir
+	config    *rest.Config
+	listeners []*net.TCPListener // the API server's, then those for Forward
+	control   *rpc.Client
+	kill      context.CancelFunc // nil before the supervisor was started
+	ended     chan struct{}      // closed when the last process is gone
+	endError  error              // why the supervisor ended by itself; set before ended is closed
+	stop      func() error
+
+	mu       sync.Mutex
+	forwards map[supervisor.Target]int // index of the listener
+}
+
+// Start makes a cluster and returns when its API server answers, the default ServiceAccount exists and the node is
+// ready for pods. The end of ctx, like Stop, ends everything. The error wraps ErrNamespacesRefused where the machine
+// does not allow what is needed.
+func Start(ctx context.Context, o Options) (*Cluster, error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	if o.GPUs == 0 {
+		o.GPUs = defaultGPUs
+	}
+	progress := newProgress(o.Log)
+	dir, err := openStateDir(o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{dir: dir, ended: make(chan struct{}), forwards: map[supervisor.Target]int{}}
+	c.stop = sync.OnceValue(c.end)
+	if err := c.start(ctx, o, progress); err != nil {
+		if stopErr := c.Stop(); stopErr != nil {
+			err = errors.Join(err, stopErr)
+		}
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *Cluster) start(ctx context.Context, o Options, progress func(string)) error {
+	for range 1 + o.Forward {
+		l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+		if err != nil {
+			return err
+		}
+		c.listeners = append(c.listeners, l)
+	}
+	if err := c.prepare(); err != nil {
+		return err
+	}
+	if err := c.launch(ctx); err != nil {
+		return err
+	}
+	if err := c.call(ctx, "SetUpNamespaces", supervisor.Nothing{}); err != nil {
+		return namespacesRefused(err)
+	}
+	up := supervisor.UpArgs{Binaries: o.Binaries, Dir: c.dir.path, Images: o.Images, GPUs: o.GPUs}
+	if err := c.call(ctx, "Up", up); err != nil {
+		return fmt.Errorf("starting the control plane: %w", err)
+	}
+	progress("API server ready at " + c.config.Host)
+	client, err := kubernetes.NewForConfig(c.config)
+	if err != nil {
+		return err
+	}
+	if err := c.waitUsable(ctx, client); err != nil {
+		return err
+	}
+	progress("Node ready")
+	return nil
+}
+
+// prepare writes the credentials, which name the API server's outside port.
+func (c *Cluster) prepare() error {
+	if err := controlplane.WriteCredentials(c.dir.path, c.listeners[0].Addr().String()); err != nil {
+		return err
+	}
+	var err error
+	if c.config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig()); err != nil {
+		return err
+	}
+	// The default limit of 5 requests a second is made for a shared cluster.
+	c.config.QPS, c.config.Burst = 200, 400
+	return nil
+}
+
+// launch starts the supervisor in its namespaces and connects to it.
+func (c *Cluster) launch(ctx context.Context) error {
+	log, err := os.Create(c.supervisorLog())
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	connection, control, err := controlConnection()
+	if err != nil {
+		return err
+	}
+	defer control.Close()
+	files := []*os.File{control, c.dir.lock}
+	for _, l := range c.listeners {
+		f, err := l.File()
+		if err != nil {
+			return errors.Join(err, connection.Close())
+		}
+		defer f.Close()
+		files = append(files, f)
+	}
+
+	ctx, c.kill = context.WithCancel(ctx)
+	cmd := exec.CommandContext(ctx, "/proc/self/exe")
+	cmd.Args = []string{supervisor.Name, strconv.Itoa(len(c.listeners))}
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = files
+	cmd.SysProcAttr = namespaces()
+	started := make(chan error, 1)
+	go func() {
+		defer close(c.ended)
+		// The kernel ends the supervisor when the thread that started it ends, so this thread must live as long.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
+		if err := cmd.Wait(); ctx.Err() == nil {
+			c.endError = fmt.Errorf("the local cluster has ended by itself (%v); see %s", err, c.supervisorLog())
+		}
+	}()
+	if err := <-started; err != nil {
+		return errors.Join(namespacesRefused(err), connection.Close())
+	}
+	c.control = rpc.NewClient(connection)
+	return nil
+}
+
+// controlConnection makes the connection over which the supervisor is called, and its end of it. The supervisor ends
+// when its end is closed.
+func controlConnection() (net.Conn, *os.File, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	ours, theirs := os.NewFile(uintptr(pair[0]), "supervisor"), os.NewFile(uintptr(pair[1]), "control")
+	defer ours.Close()
+	connection, err := net.FileConn(ours)
+	if err != nil {
+		return nil, nil, errors.Join(err, theirs.Close())
+	}
+	return connection, theirs, nil
+}
+
+// namespaces asks for the supervisor's namespaces, in which the caller's ids are root's.
+func namespaces() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID |
+			syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
+		Pdeathsig:   syscall.SIGKILL,
+		// A session of its own: Ctrl-C reaches the caller alone, which then decides.
+		Setsid: true,
+	}
+}
+
+func namespacesRefused(err error) error {
+	return fmt.Errorf("%w (%w): %s", ErrNamespacesRefused, err, namespacesHint)
+}
+
+func (c *Cluster) supervisorLog() string { return filepath.Join(c.dir.path, "logs", "supervisor.log") }
+
+// call calls the supervisor; it returns early with the end of ctx or of the supervisor.
+func (c *Cluster) call(ctx context.Context, method string, args any) error {
+	call := c.control.Go(supervisor.Method(method), args, new(supervisor.Nothing), make(chan *rpc.Call, 1))
+	select {
+	case <-call.Done:
+		if errors.Is(call.Error, rpc.ErrShutdown) || errors.Is(call.Error, io.ErrUnexpectedEOF) {
+			<-c.ended
+			return c.whyEnded(ctx)
+		}
+		return call.Error
+	case <-c.ended:
+		return c.whyEnded(ctx)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (c *Cluster) whyEnded(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if c.endError != nil {
+		return c.endError
+	}
+	return errors.New("the local cluster is stopped")
+}
+
+// waitUsable waits until a pod of the default namespace would be admitted and scheduled.
+func (c *Cluster) waitUsable(ctx context.Context, client kubernetes.Interface) error {
+	const limit, interval = 60 * time.Second, 50 * time.Millisecond
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the cluster is not usable after %s; see %s", limit, filepath.Dir(c.supervisorLog())))
+	defer cancel()
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		_, err := client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
+		if err == nil && nodeUsable(ctx, client) {
+			return nil
+		}
+		select {
+		case <-ticker.C:
+		case <-c.ended:
+			return c.whyEnded(ctx)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func nodeUsable(ctx context.Context, client kubernetes.Interface) bool {
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil || len(nodes.Items) == 0 || len(nodes.Items[0].Spec.Taints) > 0 {
+		return false
+	}
+	for _, condition := range nodes.Items[0].Status.Conditions {
+		if condition.Type == corev1.NodeReady {
+			return condition.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// Stop ends every process of the cluster, waits for that and removes a temporary state directory. It returns an error
+// if the cluster had already ended by itself. A later call does nothing but return the same.
+func (c *Cluster) Stop() error { return c.stop() }
+
+func (c *Cluster) end() error {
+	if c.kill != nil {
+		c.kill()
+		<-c.ended
+	}
+	if c.control != nil {
+		_ = c.control.Close()
+	}
+	for _, l := range c.listeners {
+		_ = l.Close()
+	}
+	return errors.Join(c.endError, c.dir.close())
+}
+
+// Done is closed when the cluster has ended, by Stop, the end of its context or by itself.
+func (c *Cluster) Done() <-chan struct{} { return c.ended }
+
+// RESTConfig returns an administrator's configuration for use outside the cluster.
+func (c *Cluster) RESTConfig() *rest.Config { return rest.CopyConfig(c.config) }
+
+// Kubeconfig returns the path of an administrator's kubeconfig for use outside the cluster.
+func (c *Cluster) Kubeconfig() string { return controlplane.OutsideKubeconfig(c.dir.path) }
+
+// Logs returns the path of the newest log file of a container, or "" if it has never run.
+func (c *Cluster) Logs(namespace, pod, container string) string {
+	return newestLog(filepath.Join(c.dir.path, "logs"), namespace, pod, container)
+}
+
+// Forward makes the Service's port reachable from outside and returns the address, on 127.0.0.1. The Service need not
+// exist yet: a connection is closed at once while it has no endpoint. The same Service and port get the same address
+// again. Each other one uses one of the Options.Forward listeners.
+func (c *Cluster) Forward(ctx context.Context, namespace, service string, port int) (string, error) {
+	to := supervisor.Target{Namespace: namespace, Service: service, Port: port}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	index, ok := c.forwards[to]
+	if !ok {
+		index = 1 + len(c.forwards)
+		if index >= len(c.listeners) {
+			return "", fmt.Errorf("all %d ports of Options.Forward are in use", len(c.listeners)-1)
+		}
+		if err := c.call(ctx, "Forward", supervisor.ForwardArgs{Listener: index, To: to}); err != nil {
+			return "", err
+		}
+		c.forwards[to] = index
+	}
+	return c.listeners[index].Addr().String(), nil
+}
+
+// SetImages adds images to those of Options.Images, or replaces them, for containers that start from now on.
+func (c *Cluster) SetImages(images map[string]string) error {
+	if err := checkImages(images); err != nil {
+		return err
+	}
+	return c.call(context.Background(), "SetImages", images)
+}
+
+func newProgress(w io.Writer) func(string) {
+	start := time.Now()
+	return func(message string) {
+		if w != nil {
+			fmt.Fprintf(w, "[%5.1f s] %s\n", time.Since(start).Seconds(), message)
+		}
+	}
+}
+
+// newestLog finds the log of the last start: the number at the end of its name counts the restarts.
+func newestLog(dir, namespace, pod, container string) string {
+	prefix := strings.Join([]string{namespace, pod, container}, "_") + "_"
+	paths, _ := filepath.Glob(filepath.Join(dir, prefix+"*.log"))
+	newest, restarts := "", -1
+	for _, path := range paths {
+		number := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), prefix), ".log")
+		if n, err := strconv.Atoi(number); err == nil && n > restarts {
+			newest, restarts = path, n
+		}
+	}
+	return newest
+}

@@ -1,0 +1,149 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+)
+
+// The fixed addresses of the namespace.
+const (
+	// Address is where the API server listens, and the address of the only node.
+	Address = "10.89.0.1"
+	// SecurePort is the API server's port.
+	SecurePort = 6443
+	// ServiceRange is where Services get their cluster addresses.
+	ServiceRange = "10.96.0.0/16"
+	// PodRange is where pods get their addresses.
+	PodRange = "10.244.0.0/16"
+
+	kubernetesService = "10.96.0.1"
+	etcdURL           = "http://127.0.0.1:2379"
+	etcdPeerURL       = "http://127.0.0.1:2380"
+)
+
+// The programs.
+const (
+	etcd              = "etcd"
+	apiServer         = "kube-apiserver"
+	controllerManager = "kube-controller-manager"
+	scheduler         = "kube-scheduler"
+)
+
+// Programs lists what Run needs in its binaries directory.
+func Programs() []string { return []string{etcd, apiServer, controllerManager, scheduler} }
+
+// Run runs the programs of the directory binaries with their state, credentials (WriteCredentials) and logs below dir.
+// It returns when one of them ends, with an error that names it and its log, or when ctx ends. ready is called once,
+// when the API server answers.
+func Run(ctx context.Context, binaries, dir string, client kubernetes.Interface, ready func()) error {
+	if err := os.MkdirAll(filepath.Join(dir, "etcd"), 0o700); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	start := func(name string, args []string) {
+		group.Go(func() error { return runProgram(ctx, filepath.Join(binaries, name), args, logFile(dir, name)) })
+	}
+	start(etcd, etcdArgs(dir))
+	start(apiServer, apiServerArgs(dir))
+	group.Go(func() error {
+		if err := waitReady(ctx, client); err != nil {
+			return fmt.Errorf("kube-apiserver does not get ready: %w (its log: %s)", err, logFile(dir, apiServer))
+		}
+		start(controllerManager, controllerManagerArgs(dir))
+		start(scheduler, schedulerArgs(dir))
+		ready()
+		return nil
+	})
+	return group.Wait()
+}
+
+func logFile(dir, name string) string { return filepath.Join(dir, "logs", name+".log") }
+
+func runProgram(ctx context.Context, path string, args []string, log string) error {
+	output, err := os.Create(log)
+	if err != nil {
+		return err
+	}
+	defer output.Close()
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Stdout, cmd.Stderr = output, output
+	err = cmd.Run()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("%s has ended (%v); its log: %s", filepath.Base(path), err, log)
+}
+
+// waitReady polls often: this wait is the larger part of a start.
+func waitReady(ctx context.Context, client kubernetes.Interface) error {
+	const limit, interval = 90 * time.Second, 50 * time.Millisecond
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("not ready within "+limit.String()))
+	defer cancel()
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		if _, err := client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx); err == nil {
+			return nil
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func etcdArgs(dir string) []string {
+	return []string{
+		"--name=local", "--data-dir=" + filepath.Join(dir, "etcd"), "--log-level=warn",
+		"--listen-client-urls=" + etcdURL, "--advertise-client-urls=" + etcdURL,
+		"--listen-peer-urls=" + etcdPeerURL, "--initial-advertise-peer-urls=" + etcdPeerURL, "--initial-cluster=local=" + etcdPeerURL,
+		"--unsafe-no-fsync",
+	}
+}
+
+func apiServerArgs(dir string) []string {
+	keys := filepath.Join(dir, "pki")
+	return []string{
+		"--etcd-servers=" + etcdURL,
+		"--bind-address=" + Address, "--advertise-address=" + Address, fmt.Sprintf("--secure-port=%d", SecurePort),
+		"--service-cluster-ip-range=" + ServiceRange,
+		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
+		"--client-ca-file=" + filepath.Join(keys, "ca.crt"),
+		"--tls-cert-file=" + filepath.Join(keys, "apiserver.crt"), "--tls-private-key-file=" + filepath.Join(keys, "apiserver.key"),
+		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+		"--service-account-key-file=" + filepath.Join(keys, "serviceaccount.crt"),
+		"--service-account-signing-key-file=" + filepath.Join(keys, "serviceaccount.key"),
+	}
+}
+
+func controllerManagerArgs(dir string) []string {
+	keys := filepath.Join(dir, "pki")
+	return []string{
+		"--kubeconfig=" + filepath.Join(keys, controllerManager+".kubeconfig"),
+		"--bind-address=127.0.0.1", "--leader-elect=false", "--use-service-account-credentials=true",
+		"--service-account-private-key-file=" + filepath.Join(keys, "serviceaccount.key"),
+		"--root-ca-file=" + filepath.Join(keys, "ca.crt"),
+		"--cluster-signing-cert-file=" + filepath.Join(keys, "ca.crt"), "--cluster-signing-key-file=" + filepath.Join(keys, "ca.key"),
+		"--allocate-node-cidrs=false", "--service-cluster-ip-range=" + ServiceRange,
+		// At the default of 20 requests a second the controllers take 4 s longer to start.
+		"--kube-api-qps=500", "--kube-api-burst=1000",
+		// A claim that is seen before its volume is Available binds at the next resync, 15 s by default.
+		"--pvclaimbinder-sync-period=2s",
+	}
+}
+
+func schedulerArgs(dir string) []string {
+	return []string{
+		"--kubeconfig=" + filepath.Join(dir, "pki", scheduler+".kubeconfig"),
+		"--bind-address=127.0.0.1", "--leader-elect=false",
+	}
+}

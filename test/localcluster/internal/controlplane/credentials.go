@@ -1,0 +1,68 @@
+package controlplane
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+
+	"github.com/semmoe/operator/test/localcluster/pki"
+)
+
+// Kubeconfig returns the path of the administrator's kubeconfig for use where Address can be reached.
+func Kubeconfig(dir string) string { return filepath.Join(dir, "pki", "admin.kubeconfig") }
+
+// OutsideKubeconfig returns the path of the administrator's kubeconfig for use through the address that was given to
+// WriteCredentials.
+func OutsideKubeconfig(dir string) string { return filepath.Join(dir, "kubeconfig") }
+
+// WriteCredentials makes the keys, certificates and kubeconfigs of a new control plane below dir. The API server is
+// known as https://Address:SecurePort inside and as https://outside (127.0.0.1 and some port) outside.
+func WriteCredentials(dir, outside string) error {
+	keys := filepath.Join(dir, "pki")
+	if err := os.MkdirAll(keys, 0o700); err != nil {
+		return err
+	}
+	authority, err := pki.NewAuthority("localcluster")
+	if err != nil {
+		return err
+	}
+	if err := authority.Write(keys, "ca"); err != nil {
+		return err
+	}
+	server, err := authority.Server("kube-apiserver",
+		[]net.IP{net.ParseIP(Address), net.ParseIP(kubernetesService), net.IPv4(127, 0, 0, 1)},
+		[]string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"})
+	if err != nil {
+		return err
+	}
+	if err := server.Write(keys, "apiserver"); err != nil {
+		return err
+	}
+	tokens, err := pki.ServiceAccountKey()
+	if err != nil {
+		return err
+	}
+	if err := tokens.Write(keys, "serviceaccount"); err != nil {
+		return err
+	}
+	inside := fmt.Sprintf("https://%s:%d", Address, SecurePort)
+	for _, c := range []struct {
+		path, server, user string
+		groups             []string
+	}{
+		{Kubeconfig(dir), inside, "admin", []string{"system:masters"}},
+		{OutsideKubeconfig(dir), "https://" + outside, "admin", []string{"system:masters"}},
+		{filepath.Join(keys, controllerManager+".kubeconfig"), inside, "system:kube-controller-manager", nil},
+		{filepath.Join(keys, scheduler+".kubeconfig"), inside, "system:kube-scheduler", nil},
+	} {
+		pair, err := authority.Client(c.user, c.groups...)
+		if err != nil {
+			return err
+		}
+		if err := pki.WriteKubeconfig(c.path, c.server, authority.Cert, pair); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,52 @@
+package node
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+)
+
+// addressPool gives out the addresses of a range. An address that was given back is used again as late as possible: a
+// client that still holds it should meet nobody rather than a stranger.
+type addressPool struct {
+	mu     sync.Mutex
+	prefix netip.Prefix
+	next   netip.Addr
+	taken  map[netip.Addr]bool
+}
+
+// newAddressPool leaves out the first address of the range, which names the network.
+func newAddressPool(cidr string) (*addressPool, error) {
+	prefix, err := netip.ParsePrefix(cidr)
+	if err != nil {
+		return nil, err
+	}
+	return &addressPool{prefix: prefix.Masked(), next: prefix.Masked().Addr().Next(), taken: map[netip.Addr]bool{}}, nil
+}
+
+func (p *addressPool) take() (string, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for start := p.next; ; {
+		address := p.next
+		p.next = p.next.Next()
+		if !p.prefix.Contains(p.next) {
+			p.next = p.prefix.Addr().Next()
+		}
+		if !p.taken[address] {
+			p.taken[address] = true
+			return address.String(), nil
+		}
+		if p.next == start {
+			return "", fmt.Errorf("all addresses of %s are in use", p.prefix)
+		}
+	}
+}
+
+func (p *addressPool) put(address string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if a, err := netip.ParseAddr(address); err == nil {
+		delete(p.taken, a)
+	}
+}

@@ -1,0 +1,80 @@
+package localcluster
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/semmoe/operator/test/localcluster/internal/node"
+)
+
+// lockName is the file that marks a directory as ours. Start takes everything away from a directory that holds it, and
+// refuses any other directory that is not empty: a mistyped path must not cost anyone's files.
+const lockName = ".localcluster"
+
+// stateDir is a directory that one cluster owns as long as the lock is open in any process.
+type stateDir struct {
+	path      string
+	temporary bool
+	lock      *os.File
+}
+
+// openStateDir takes path (made if it does not exist), or a temporary directory for "", and empties it.
+func openStateDir(path string) (*stateDir, error) {
+	d := &stateDir{path: path, temporary: path == ""}
+	var err error
+	if d.temporary {
+		d.path, err = os.MkdirTemp("", "localcluster-")
+	} else if d.path, err = filepath.Abs(path); err == nil {
+		err = os.MkdirAll(d.path, 0o755)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	if err := d.take(); err != nil {
+		d.close()
+		return nil, err
+	}
+	return d, nil
+}
+
+func (d *stateDir) take() error {
+	entries, err := os.ReadDir(d.path)
+	if err != nil {
+		return fmt.Errorf("state directory: %w", err)
+	}
+	lock := filepath.Join(d.path, lockName)
+	if _, err := os.Stat(lock); err != nil && len(entries) > 0 {
+		return fmt.Errorf("state directory %s is not empty and was not made by a local cluster: name another one, or empty it", d.path)
+	}
+	if d.lock, err = os.OpenFile(lock, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+		return fmt.Errorf("state directory: %w", err)
+	}
+	// The supervisor holds the same open file: after a crash of its parent the lock is free when the last process is gone.
+	if err := syscall.Flock(int(d.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return fmt.Errorf("state directory %s is in use by another local cluster: stop that one, or name another directory", d.path)
+	}
+	for _, e := range entries {
+		if e.Name() == lockName {
+			continue
+		}
+		if err := node.RemoveTree(filepath.Join(d.path, e.Name())); err != nil {
+			return fmt.Errorf("state directory: %w", err)
+		}
+	}
+	return os.MkdirAll(filepath.Join(d.path, "logs"), 0o755)
+}
+
+// close gives the directory up and removes it if it is temporary.
+func (d *stateDir) close() error {
+	var err error
+	if d.temporary {
+		err = node.RemoveTree(d.path)
+	}
+	if d.lock != nil {
+		err = errors.Join(err, d.lock.Close())
+	}
+	return err
+}

@@ -17,6 +17,8 @@ const (
 	AnnotationPort = "semmoe.io/port"
 	// AnnotationModelDigest is the full digest of the checkpoint that a revision serves.
 	AnnotationModelDigest = "semmoe.io/model-digest"
+	// AnnotationServiceAccount is the UID of the ServiceAccount that a request router's pod was made for.
+	AnnotationServiceAccount = "semmoe.io/service-account-uid"
 	// AnnotationReport is the inspection's result, kept on its Job so that it outlives the Job's pod.
 	AnnotationReport = "semmoe.io/report"
 

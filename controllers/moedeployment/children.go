@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	appsac "k8s.io/client-go/applyconfigurations/apps/v1"
 	coreac "k8s.io/client-go/applyconfigurations/core/v1"
@@ -52,13 +53,19 @@ func (r *Reconciler) reconcileChildren(ctx context.Context, moed *semmoev1.MoEDe
 }
 
 func (r *Reconciler) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeployment) error {
-	if err := ensure(ctx, r.Client, &corev1.ServiceAccount{}, routerServiceAccount(moed), coreac.ExtractServiceAccount); err != nil {
+	account := &corev1.ServiceAccount{}
+	accountIntent := routerServiceAccount(moed)
+	if err := ensure(ctx, r.Client, account, accountIntent, coreac.ExtractServiceAccount); err != nil {
 		return fmt.Errorf("reconcile ServiceAccount of the request router: %w", err)
+	}
+	accountUID := account.UID
+	if accountIntent.UID != nil { // it was written: the API server's answer is younger than the cache
+		accountUID = *accountIntent.UID
 	}
 	if err := ensure(ctx, r.Client, &rbacv1.RoleBinding{}, routerRoleBinding(moed), rbacac.ExtractRoleBinding); err != nil {
 		return fmt.Errorf("reconcile RoleBinding of the request router: %w", err)
 	}
-	deployment, err := routerDeployment(moed, r.Image)
+	deployment, err := routerDeployment(moed, r.Image, accountUID)
 	if err != nil {
 		return err
 	}
@@ -171,7 +178,9 @@ func routerRoleBinding(moed *semmoev1.MoEDeployment) *rbacac.RoleBindingApplyCon
 		WithSubjects(rbacac.Subject().WithKind(rbacv1.ServiceAccountKind).WithNamespace(moed.Namespace).WithName(routerName(moed)))
 }
 
-func routerDeployment(moed *semmoev1.MoEDeployment, image string) (*appsac.DeploymentApplyConfiguration, error) {
+// routerDeployment is the request router. Its pods carry the UID of their ServiceAccount: tokens of an account that was
+// deleted are void although another of its name exists, and pods that hold them would never see an endpoint change again.
+func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.UID) (*appsac.DeploymentApplyConfiguration, error) {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
 		return nil, err
@@ -235,5 +244,8 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string) (*appsac.Deplo
 			WithStrategy(appsac.DeploymentStrategy().
 				WithType(appsv1.RollingUpdateDeploymentStrategyType).
 				WithRollingUpdate(appsac.RollingUpdateDeployment().WithMaxUnavailable(intstr.FromInt32(0)).WithMaxSurge(intstr.FromInt32(1)))).
-			WithTemplate(coreac.PodTemplateSpec().WithLabels(podLabels).WithSpec(spec))), nil
+			WithTemplate(coreac.PodTemplateSpec().
+				WithLabels(podLabels).
+				WithAnnotations(map[string]string{semmoev1.AnnotationServiceAccount: string(account)}).
+				WithSpec(spec))), nil
 }

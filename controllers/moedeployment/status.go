@@ -230,15 +230,13 @@ func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoe
 		if before != nil && before.Status == after.Status && before.Reason == after.Reason {
 			continue
 		}
-		good := after.Status == metav1.ConditionTrue
-		if kind == semmoev1.ConditionDegraded {
-			if before == nil && !good {
-				continue // it was never otherwise
-			}
-			good = !good
+		holds := after.Status == metav1.ConditionTrue
+		if kind == semmoev1.ConditionDegraded && before == nil && !holds {
+			continue // it was never otherwise
 		}
 		level := corev1.EventTypeNormal
-		if !good && kind != semmoev1.ConditionProgressing && before != nil {
+		lost := kind == semmoev1.ConditionReady && !holds && before != nil && before.Status == metav1.ConditionTrue
+		if lost || kind == semmoev1.ConditionDegraded && holds {
 			level = corev1.EventTypeWarning
 		}
 		r.Recorder.Eventf(moed, nil, level, after.Reason, "Reconcile", "%s is %s: %s", kind, after.Status, truncate(after.Message, 900))

@@ -90,13 +90,18 @@ func run(ctx context.Context) error {
 		d.explain(context.WithoutCancel(ctx))
 		return err
 	}
-	report.print(os.Stdout)
-	out.summary()
 	if s.keep {
+		report.print(os.Stdout)
 		d.tellHowToReach()
 		<-ctx.Done()
 		return nil
 	}
+	if err := d.remove(ctx); err != nil {
+		d.explain(context.WithoutCancel(ctx))
+		return err
+	}
+	report.print(os.Stdout)
+	out.summary()
 	if failed := report.failed(); failed > 0 {
 		return fmt.Errorf("%d checks do not hold", failed)
 	}

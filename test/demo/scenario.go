@@ -93,6 +93,34 @@ func (d *demo) waitReady(ctx context.Context) func(report func(string)) error {
 	}
 }
 
+// remove deletes the MoEDeployment, and waits until nothing of it is left.
+func (d *demo) remove(ctx context.Context) error {
+	return d.out.step(ctx, "deleted, and nothing is left", func(report func(string)) error {
+		if _, err := d.cluster.run(ctx, nil, "delete", "moed", "-n", namespace, name); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		for {
+			left, err := d.cluster.run(ctx, nil, "get", "statefulsets,deployments,replicasets,jobs,pods,services,serviceaccounts,rolebindings,poddisruptionbudgets",
+				"-n", namespace, "-l", "semmoe.io/deployment="+name, "-o", "name")
+			if ctx.Err() != nil {
+				return fmt.Errorf("still there: %s", strings.Join(strings.Fields(left), ", "))
+			}
+			if err != nil {
+				return err
+			}
+			if strings.TrimSpace(left) == "" {
+				return nil
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(300 * time.Millisecond):
+			}
+		}
+	})
+}
+
 // explain shows what a person would look at after a failure.
 func (d *demo) explain(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)

@@ -82,7 +82,7 @@ func startShared(dir string) error {
 		return err
 	}
 	shared.cluster, err = Start(context.Background(), Options{
-		Binaries: binaries, Images: map[string]string{testImage: shared.app}, GPUs: testGPUs, Forward: 8, Log: os.Stderr,
+		Binaries: binaries, Images: map[string]string{testImage: shared.app}, GPUs: testGPUs, Forward: 32, Log: os.Stderr,
 	})
 	if err != nil {
 		return err

@@ -94,7 +94,7 @@ func TestCrashLoopBackOff(t *testing.T) {
 
 func TestUnknownImageThatComes(t *testing.T) {
 	client, ns := sandboxed(t)
-	const late = "test.local/late:1"
+	late := "test.local/" + ns + ":1" // of this run of the test alone
 	pod := podOf("late", "exit", "0")
 	pod.Spec.Containers[0].Image = late
 	create(t, client, ns, pod)

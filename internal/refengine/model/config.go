@@ -17,12 +17,14 @@ type Config struct {
 	// weights of the chosen experts sum to 1.
 	Experts, TopK int
 	NormTopK      bool
-	// Hidden, Vocab, Heads, KVHeads and HeadDim are the shapes of attention and embeddings; Intermediate and
-	// MoEIntermediate the widths of a dense FFN and of one expert.
-	Hidden, Vocab, Heads, KVHeads, HeadDim, Intermediate, MoEIntermediate int
-	RMSNormEps                                                            float32
-	RopeTheta                                                             float64
-	// MaxPositions is the longest sequence that the model was made for.
+	// Hidden, Vocab, Heads, KVHeads and HeadDim are the shapes of attention and embeddings.
+	Hidden, Vocab           int
+	Heads, KVHeads, HeadDim int
+	// Intermediate and MoEIntermediate are the widths of a dense FFN and of one expert.
+	Intermediate, MoEIntermediate int
+	RMSNormEps                    float32
+	RopeTheta                     float64
+	// MaxPositions is the longest sequence that the model was made for, or the shorter one that it was loaded for.
 	MaxPositions int
 	// TiedEmbeddings makes the embedding matrix the output head as well.
 	TiedEmbeddings bool

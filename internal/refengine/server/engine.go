@@ -31,8 +31,11 @@ type Config struct {
 	AttentionDP bool
 	ExpertMap   *locality.Map
 	// ReturnRoutes allows requests to ask for routed experts.
-	ReturnRoutes                                                      bool
-	ContextLength, MaxRunning, MaxQueued, ChunkedPrefillSize, Workers int
+	ReturnRoutes bool
+	// ContextLength is the most tokens of a request, prompt and answer; MaxRunning, MaxQueued and ChunkedPrefillSize bound
+	// the scheduler; Workers is the number of goroutines that compute.
+	ContextLength, MaxRunning, MaxQueued int
+	ChunkedPrefillSize, Workers          int
 }
 
 // Engine serves requests.

@@ -3,6 +3,7 @@ package pki
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"net"
 	"path/filepath"
 	"testing"
@@ -55,7 +56,7 @@ func TestHandshake(t *testing.T) {
 }
 
 // handshake returns the client's name as the server has verified it.
-func handshake(authority *Authority, server, client Pair, name string) (subject x509Name, err error) {
+func handshake(authority *Authority, server, client Pair, name string) (subject subjectName, err error) {
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(authority.Cert)
 	serverPair, err := tls.X509KeyPair(server.Cert, server.Key)
@@ -66,29 +67,39 @@ func handshake(authority *Authority, server, client Pair, name string) (subject 
 	if err != nil {
 		return subject, err
 	}
-	a, b := net.Pipe()
-	defer a.Close()
-	defer b.Close()
-	s := tls.Server(a, &tls.Config{Certificates: []tls.Certificate{serverPair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool})
-	c := tls.Client(b, &tls.Config{Certificates: []tls.Certificate{clientPair}, RootCAs: pool, ServerName: name})
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
+		Certificates: []tls.Certificate{serverPair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
+	})
+	if err != nil {
+		return subject, err
+	}
+	defer listener.Close()
 	clientDone := make(chan error, 1)
 	go func() {
-		err := c.Handshake()
-		if err != nil {
-			b.Close()
+		connection, err := tls.Dial("tcp", listener.Addr().String(), &tls.Config{
+			Certificates: []tls.Certificate{clientPair}, RootCAs: pool, ServerName: name,
+		})
+		if err == nil {
+			err = connection.Close()
 		}
 		clientDone <- err
 	}()
-	if err := s.Handshake(); err != nil {
-		a.Close()
-		<-clientDone
+	connection, err := listener.Accept()
+	if err != nil {
 		return subject, err
 	}
-	peer := s.ConnectionState().PeerCertificates[0].Subject
-	return x509Name{peer.CommonName, peer.Organization}, <-clientDone
+	defer connection.Close()
+	accepted := connection.(*tls.Conn)
+	err = errors.Join(accepted.Handshake(), <-clientDone)
+	if err == nil {
+		peer := accepted.ConnectionState().PeerCertificates[0].Subject
+		subject = subjectName{peer.CommonName, peer.Organization}
+	}
+	return subject, err
 }
 
-type x509Name struct {
+// subjectName is the part of a certificate's subject that Kubernetes looks at.
+type subjectName struct {
 	CommonName   string
 	Organization []string
 }

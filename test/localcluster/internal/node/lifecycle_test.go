@@ -79,6 +79,38 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+// TestDecideProperties tries every combination of container states.
+func TestDecideProperties(t *testing.T) {
+	states := []func() *record{fresh, runs, func() *record { return ended(0) }, func() *record { return ended(1) }, inBackoff}
+	for _, policy := range []corev1.RestartPolicy{corev1.RestartPolicyAlways, corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever} {
+		for n := range 5 * 5 * 5 * 5 {
+			records := map[string]*record{
+				"init": states[n%5](), "side": states[n/5%5](), "a": states[n/25%5](), "b": states[n/125](),
+			}
+			d := decide(testPod(policy), records, testNow)
+			running, seen := false, map[string]bool{}
+			for _, r := range records {
+				running = running || r.running != nil
+			}
+			for _, name := range d.start {
+				if r := records[name]; r.running != nil || r.retryAt.After(testNow) || seen[name] {
+					t.Errorf("%s, %d: %s is started though it runs, is in back-off or was started already", policy, n, name)
+				}
+				seen[name] = true
+			}
+			if d.finished && (len(d.start) > 0 || d.retryIn > 0) {
+				t.Errorf("%s, %d: finished, yet %+v", policy, n, d)
+			}
+			if policy == corev1.RestartPolicyAlways && d.finished {
+				t.Errorf("%d: a pod that always restarts is finished", n)
+			}
+			if !running && !d.finished && len(d.start) == 0 && d.retryIn == 0 {
+				t.Errorf("%s, %d: the pod is stuck", policy, n)
+			}
+		}
+	}
+}
+
 func TestBackoffGrowsAndIsForgotten(t *testing.T) {
 	r, now := &record{}, testNow
 	var waits []time.Duration

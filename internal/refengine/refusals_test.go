@@ -1,0 +1,117 @@
+package refengine
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+func TestRefusals(t *testing.T) {
+	e := start(t, func(o *Options) {
+		fourRanks(o)
+		o.EnableReturnRoutedExperts, o.ContextLength = false, 256
+	})
+	long := strings.Repeat("word ", 400)
+	for name, test := range map[string]struct {
+		path   string
+		body   any
+		status int
+		want   string
+		header []string
+	}{
+		"not JSON":             {"/v1/completions", "{", 400, "not a JSON object", nil},
+		"array":                {"/v1/completions", "[]", 400, "not a JSON object", nil},
+		"no prompt":            {"/v1/completions", `{}`, 400, "prompt is missing", nil},
+		"empty prompt":         {"/v1/completions", `{"prompt":""}`, 400, "prompt is empty", nil},
+		"two prompts":          {"/v1/completions", `{"prompt":["a","b"]}`, 400, "2 entries", nil},
+		"prompt is object":     {"/v1/completions", `{"prompt":{}}`, 400, "string or a list of token ids", nil},
+		"token too large":      {"/v1/completions", `{"prompt":[1,4096]}`, 400, "token 1 of the prompt is 4096; allowed is 0 to 4095", nil},
+		"negative token":       {"/v1/completions", `{"prompt":[-1]}`, 400, "allowed is 0 to 4095", nil},
+		"prompt too long":      {"/v1/completions", map[string]any{"prompt": long}, 400, "the context length is 256 tokens", nil},
+		"too many tokens":      {"/v1/completions", `{"prompt":[1],"max_tokens":256}`, 400, "max_tokens is 256; the context length of 256 tokens leaves 255", nil},
+		"negative max_tokens":  {"/v1/completions", `{"prompt":[1],"max_tokens":-1}`, 400, "max_tokens is -1", nil},
+		"max_tokens a string":  {"/v1/completions", `{"prompt":[1],"max_tokens":"5"}`, 400, "max_tokens has the wrong type", nil},
+		"unknown model":        {"/v1/completions", `{"model":"gpt","prompt":[1]}`, 404, `"gpt" does not exist; this engine serves "tiny"`, nil},
+		"temperature":          {"/v1/completions", `{"prompt":[1],"temperature":-0.1}`, 400, "temperature is -0.1", nil},
+		"top_p":                {"/v1/completions", `{"prompt":[1],"top_p":0}`, 400, "top_p is 0", nil},
+		"top_k":                {"/v1/completions", `{"prompt":[1],"top_k":-2}`, 400, "top_k is -2", nil},
+		"n":                    {"/v1/completions", `{"prompt":[1],"n":2}`, 400, "n 2 is not supported", nil},
+		"echo":                 {"/v1/completions", `{"prompt":[1],"echo":true}`, 400, "echo true is not supported", nil},
+		"penalty":              {"/v1/completions", `{"prompt":[1],"presence_penalty":0.5}`, 400, "presence_penalty", nil},
+		"empty stop":           {"/v1/completions", `{"prompt":[1],"stop":[""]}`, 400, "stop has an empty string", nil},
+		"stop is a number":     {"/v1/completions", `{"prompt":[1],"stop":3}`, 400, "stop must be a string or a list", nil},
+		"logprobs":             {"/v1/completions", `{"prompt":[1],"logprobs":99}`, 400, "logprobs is 99; allowed is 0 to 20", nil},
+		"routes not enabled":   {"/v1/completions", `{"prompt":[1],"return_routed_experts":true}`, 400, "--enable-return-routed-experts", nil},
+		"rank no integer":      {"/v1/completions", `{"prompt":[1]}`, 400, `"one"; it must be an integer`, []string{"X-Data-Parallel-Rank", "one"}},
+		"rank too large":       {"/v1/completions", `{"prompt":[1]}`, 400, "X-Data-Parallel-Rank is 4; allowed is 0 to 3", []string{"X-Data-Parallel-Rank", "4"}},
+		"negative rank":        {"/generate", `{"input_ids":[1]}`, 400, "is -1; allowed is 0 to 3", []string{"X-Data-Parallel-Rank", "-1"}},
+		"routed_dp_rank":       {"/generate", `{"input_ids":[1],"routed_dp_rank":7}`, 400, "routed_dp_rank is 7; allowed is 0 to 3", nil},
+		"data_parallel_rank":   {"/v1/completions", `{"prompt":[1],"data_parallel_rank":9}`, 400, "data_parallel_rank is 9", nil},
+		"no messages":          {"/v1/chat/completions", `{}`, 400, "messages is empty", nil},
+		"unknown role":         {"/v1/chat/completions", `{"messages":[{"role":"robot","content":"x"}]}`, 400, `role "robot"`, nil},
+		"image":                {"/v1/chat/completions", `{"messages":[{"role":"user","content":[{"type":"image_url"}]}]}`, 400, `"image_url"`, nil},
+		"tools":                {"/v1/chat/completions", `{"messages":[{"role":"user","content":"x"}],"tools":[{}]}`, 400, "tools", nil},
+		"text and ids":         {"/generate", `{"text":"a","input_ids":[1]}`, 400, "either text or input_ids", nil},
+		"neither":              {"/generate", `{}`, 400, "either text or input_ids", nil},
+		"params of generate":   {"/generate", `{"text":"a","sampling_params":{"max_new_tokens":-3}}`, 400, "max_new_tokens is -3", nil},
+		"regex of generate":    {"/generate", `{"text":"a","sampling_params":{"regex":"x+"}}`, 400, "regex", nil},
+		"body too large":       {"/generate", `{"text":"` + strings.Repeat("a", 17<<20) + `"}`, 413, "larger than the limit", nil},
+		"tokenize both":        {"/v1/tokenize", `{"prompt":"a","messages":[]}`, 400, "either prompt or messages", nil},
+		"tokenize a number":    {"/tokenize", `{"prompt":3}`, 400, "string or a list of strings", nil},
+		"no such route":        {"/v1/embeddings", `{}`, 404, "no route POST /v1/embeddings", nil},
+		"stream refused early": {"/v1/completions", `{"prompt":"","stream":true}`, 400, "prompt is empty", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := e.post(t, test.path, test.body, test.header...)
+			var body struct {
+				Error struct{ Message, Type string } `json:"error"`
+			}
+			if err := json.Unmarshal(got.body, &body); err != nil {
+				t.Fatalf("%v: %s", err, got.body)
+			}
+			if got.status != test.status || !strings.Contains(body.Error.Message, test.want) || body.Error.Type == "" {
+				t.Errorf("got %d %s, want %d with %q", got.status, got.body, test.status, test.want)
+			}
+		})
+	}
+	// Unknown fields, and supported ones that say "not used", are no error.
+	var c completion
+	e.post(t, "/v1/completions", `{"prompt":[1],"max_tokens":0,"user":"me","unknown":{},"n":1,"echo":false,"best_of":null,"presence_penalty":0,"logit_bias":{},"stop":null}`).into(t, &c)
+	if c.Choices[0].Text != "" || c.Usage.CompletionTokens != 0 {
+		t.Errorf("max_tokens 0 gives %+v", c)
+	}
+}
+
+func TestOptionsThatContradict(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*Options)
+		want   []string
+	}{
+		"no model":         {func(o *Options) { o.ModelPath = "" }, []string{"--model-path"}},
+		"tp and ep":        {func(o *Options) { o.TPSize = 2 }, []string{"--tp-size 2", "--ep-size 1"}},
+		"dp and ep":        {func(o *Options) { o.TPSize, o.EPSize, o.DPSize, o.EnableDPAttention = 4, 4, 2, true }, []string{"--dp-size 2", "--ep-size 4"}},
+		"dp without flag":  {func(o *Options) { o.DPSize = 2 }, []string{"--dp-size 2", "--enable-dp-attention"}},
+		"ep does not fit":  {func(o *Options) { o.TPSize, o.EPSize = 3, 3 }, []string{"3", "32 experts", "1, 2, 4, 8, 16, 32"}},
+		"redundant":        {func(o *Options) { o.TPSize, o.EPSize, o.RedundantExperts = 3, 3, 3 }, []string{"size 3", "35 slots"}},
+		"map":              {func(o *Options) { o.InitExpertLocation = "{}" }, []string{"--init-expert-location", "physical_to_logical_map"}},
+		"context too long": {func(o *Options) { o.ContextLength = 4096 }, []string{"4096", "2048"}},
+		"no thread":        {func(o *Options) { o.Threads = 0 }, []string{"--threads is 0"}},
+		"negative port":    {func(o *Options) { o.Port = -1 }, []string{"--port is -1"}},
+		"no such model":    {func(o *Options) { o.ModelPath = "testdata/none" }, []string{"testdata/none does not exist"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := DefaultOptions()
+			o.ModelPath, o.Port = tinyModel, 0
+			test.change(&o)
+			err := Run(t.Context(), o)
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			for _, want := range test.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%q does not mention %q", err, want)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,166 @@
+// Command bench measures the reference engine and what the request router in front of it costs, in one run on this
+// machine, and prints one JSON object. It judges nothing: the goals stand beside the figures.
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"runtime"
+	"strconv"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/semmoe/operator/internal/refengine"
+	"github.com/semmoe/operator/internal/router"
+)
+
+const (
+	checkpoint = "internal/refengine/testdata/tiny-qwen3moe"
+	vocabulary = 4096
+	ranks      = 4
+
+	// decodeGoal and prefillGoal are tokens per second on two cores that the reference engine must reach.
+	decodeGoal  = 1000
+	prefillGoal = 4000
+)
+
+type result struct {
+	Processors int `json:"processors"`
+	// Decode: tokens generated per second, all requests together, of 16 at a time with short prompts.
+	DecodeTokensPerSecond float64 `json:"decode_tokens_per_second"`
+	DecodeToGoal          float64 `json:"decode_to_goal"`
+	// Prefill: prompt tokens per second, of 4 requests at a time with prompts of 512 tokens.
+	PrefillTokensPerSecond float64 `json:"prefill_tokens_per_second"`
+	PrefillToGoal          float64 `json:"prefill_to_goal"`
+	// Through the router, the same decoding.
+	RoutedDecodeTokensPerSecond float64 `json:"routed_decode_tokens_per_second"`
+	RoutedToDirect              float64 `json:"routed_to_direct"`
+}
+
+func main() {
+	if err := run(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	address, err := startEngine(ctx)
+	if err != nil {
+		return err
+	}
+	pool := router.NewPool()
+	pool.Set([]router.Backend{{Pod: "engine", Address: address, Ranks: ranks}})
+	proxy := httptest.NewServer(router.NewProxy(pool, prometheus.NewRegistry(), logr.Discard(),
+		router.ProxyOptions{RankHeader: "X-Data-Parallel-Rank", MaxBodyBytes: 1 << 20, EndpointWait: time.Second}))
+	defer proxy.Close()
+
+	r := result{Processors: runtime.GOMAXPROCS(0)}
+	direct := "http://" + address
+	if _, err := load(ctx, direct, 16, 16, 8, 8); err != nil { // warm up
+		return err
+	}
+	decode := func(url string) (float64, error) {
+		taken, err := load(ctx, url, 64, 16, 8, 128)
+		return 64 * 128 / taken.Seconds(), err
+	}
+	if r.DecodeTokensPerSecond, err = decode(direct); err != nil {
+		return err
+	}
+	if r.RoutedDecodeTokensPerSecond, err = decode(proxy.URL); err != nil {
+		return err
+	}
+	taken, err := load(ctx, direct, 48, 4, 512, 1)
+	if err != nil {
+		return err
+	}
+	r.PrefillTokensPerSecond = 48 * 512 / taken.Seconds()
+	r.DecodeToGoal = r.DecodeTokensPerSecond / decodeGoal
+	r.PrefillToGoal = r.PrefillTokensPerSecond / prefillGoal
+	r.RoutedToDirect = r.RoutedDecodeTokensPerSecond / r.DecodeTokensPerSecond
+	out := json.NewEncoder(os.Stdout)
+	out.SetIndent("", "  ")
+	return out.Encode(r)
+}
+
+// startEngine runs the reference engine in this process and returns its address once it serves.
+func startEngine(ctx context.Context) (string, error) {
+	options := refengine.DefaultOptions()
+	options.ModelPath = checkpoint
+	options.TPSize, options.EPSize, options.DPSize, options.EnableDPAttention = ranks, ranks, ranks, true
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	options.Port = listener.Addr().(*net.TCPAddr).Port
+	listener.Close()
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(options.Port))
+	ended := make(chan error, 1)
+	go func() { ended <- refengine.Run(ctx, options) }()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		select {
+		case err := <-ended:
+			return "", fmt.Errorf("the engine ended: %w", err)
+		default:
+		}
+		if response, err := http.Get("http://" + address + "/health"); err == nil {
+			response.Body.Close()
+			if response.StatusCode == http.StatusOK {
+				return address, nil
+			}
+		}
+	}
+	return "", errors.New("the engine does not serve within a minute")
+}
+
+// load sends requests, some at a time, each with a random prompt of its own, and returns the time that all took.
+func load(ctx context.Context, url string, requests, concurrency, promptTokens, newTokens int) (time.Duration, error) {
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: concurrency}}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(concurrency)
+	random := rand.New(rand.NewPCG(1, 1))
+	begin := time.Now()
+	for range requests {
+		ids := make([]int, promptTokens)
+		for i := range ids {
+			ids[i] = 1 + random.IntN(vocabulary-1)
+		}
+		body, err := json.Marshal(map[string]any{
+			"input_ids":       ids,
+			"sampling_params": map[string]any{"temperature": 0, "max_new_tokens": newTokens, "ignore_eos": true},
+		})
+		if err != nil {
+			return 0, err
+		}
+		group.Go(func() error {
+			request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/generate", bytes.NewReader(body))
+			if err != nil {
+				return err
+			}
+			response, err := client.Do(request)
+			if err != nil {
+				return err
+			}
+			defer response.Body.Close()
+			answer, err := io.ReadAll(response.Body)
+			if err == nil && response.StatusCode != http.StatusOK {
+				err = fmt.Errorf("%s: %s", response.Status, answer)
+			}
+			return err
+		})
+	}
+	err := group.Wait()
+	return time.Since(begin), err
+}

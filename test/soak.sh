@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# soak.sh : long runs that find what a quick test does not. SOAK_MINUTES (default 10) is the time of each fuzz target;
+# then the end-to-end suite, with every crash point, as often as SOAK_ROUNDS says (default 1).
+set -euo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+minutes=${SOAK_MINUTES:-10}
+rounds=${SOAK_ROUNDS:-1}
+
+grep -rl --include='*_test.go' '^func Fuzz' internal solver 2>/dev/null | sort | while read -r file; do
+  package=./$(dirname "$file")
+  for target in $(grep -o '^func Fuzz[A-Za-z0-9_]*' "$file" | cut -d' ' -f2); do
+    echo "=== fuzz $package $target for $minutes minutes"
+    go test -run '^$' -fuzz "^$target\$" -fuzztime "${minutes}m" "$package"
+  done
+done
+for round in $(seq "$rounds"); do
+  echo "=== end-to-end suite, round $round of $rounds"
+  make e2e
+done
+echo "soak: passed"

@@ -3,6 +3,12 @@ package e2e
 import (
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
 // In steady state nothing is written, also not by a manager that has just started.
@@ -29,5 +35,24 @@ func TestSteadyStateWritesNothing(t *testing.T) {
 	}
 	if writes := counting.count(); writes != 0 {
 		t.Errorf("%d writes in %v of steady state, want none", writes, quiet)
+	}
+}
+
+// With no operator at all, a lost engine pod and a lost router pod come back, and requests are served.
+func TestServesWithoutOperator(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	stop := startManager(t, namespace, nil)
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](2) })
+	create(t, moed)
+	waitComplete(t, moed)
+	url := reach(t, moed)
+	stop()
+
+	for _, component := range []string{semmoev1.ComponentEngine, semmoev1.ComponentRouter} {
+		if err := api.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(namespace), client.MatchingLabels{semmoev1.LabelComponent: component}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, patience, "served again after the loss of every "+component, func() error { return ask(t.Context(), url, "tiny") })
 	}
 }

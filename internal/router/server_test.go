@@ -1,0 +1,136 @@
+package router
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// freePort is a port of the loopback address that nobody listens on.
+func freePort(t *testing.T) int {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().(*net.TCPAddr).Port
+}
+
+// A router that starts while the API server is away serves from its snapshot, and on SIGTERM lets a running request
+// finish.
+func TestServesWithoutTheAPIServer(t *testing.T) {
+	release := make(chan struct{})
+	engine := newEngine(t, "a", 2, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/generate" {
+			fmt.Fprint(w, "begun ")
+			w.(http.Flusher).Flush()
+			<-release
+		}
+		fmt.Fprint(w, "done")
+	})
+	dir := t.TempDir()
+	if err := SaveSnapshot(dir, []Backend{engine}); err != nil {
+		t.Fatal(err)
+	}
+	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", freePort(t))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := Options{
+		ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: time.Second},
+		Namespace:    "ns", Selector: "a=b", SnapshotDir: dir, Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Minute,
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, clients, options) }()
+	service, probes := fmt.Sprintf("http://127.0.0.1:%d", options.Port), fmt.Sprintf("http://127.0.0.1:%d", options.MetricsPort)
+	eventually(t, "ready", func() bool {
+		response, err := http.Get(probes + "/readyz")
+		if err != nil {
+			return false
+		}
+		response.Body.Close()
+		return response.StatusCode == http.StatusOK
+	})
+	if response, body := post(t, service+"/v1/completions", "{}"); response.StatusCode != http.StatusOK || body != "done" {
+		t.Fatalf("status %d, body %q", response.StatusCode, body)
+	}
+
+	response, err := http.Post(service+"/generate", "application/json", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	begun := make([]byte, len("begun "))
+	if _, err := io.ReadFull(response.Body, begun); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	eventually(t, "no new connections", func() bool {
+		connection, err := net.Dial("tcp", strings.TrimPrefix(service, "http://"))
+		if err != nil {
+			return true
+		}
+		connection.Close()
+		return false
+	})
+	close(release)
+	if rest, err := io.ReadAll(response.Body); err != nil || string(rest) != "done" {
+		t.Errorf("the running request ended with %q, %v", rest, err)
+	}
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("the router ended with %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the router does not end")
+	}
+}
+
+// Without a snapshot and without the API server there is nothing to serve: the router says so by not being ready.
+func TestIsNotReadyWithoutEndpoints(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	clients, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := Options{
+		ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: 10 * time.Millisecond},
+		Namespace:    "ns", Selector: "a=b", SnapshotDir: t.TempDir(), Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Second,
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, clients, options) }()
+	eventually(t, "alive", func() bool {
+		response, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/healthz", options.MetricsPort))
+		if err != nil {
+			return false
+		}
+		response.Body.Close()
+		return response.StatusCode == http.StatusOK
+	})
+	response, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/readyz", options.MetricsPort))
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	if response.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("/readyz answers %s", response.Status)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

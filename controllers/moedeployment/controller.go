@@ -288,8 +288,12 @@ func stateOf(workload *appsv1.StatefulSet, pods []*corev1.Pod) revisionState {
 	}
 	state.Ready = make([]bool, state.Replicas)
 	for _, pod := range pods {
+		if !metav1.IsControlledBy(pod, workload) || pod.DeletionTimestamp != nil {
+			continue
+		}
+		state.Existing++
 		ordinal, err := strconv.Atoi(pod.Name[strings.LastIndexByte(pod.Name, '-')+1:])
-		if err == nil && ordinal < len(state.Ready) && metav1.IsControlledBy(pod, workload) {
+		if err == nil && ordinal < len(state.Ready) {
 			state.Ready[ordinal] = podReady(pod)
 		}
 	}

@@ -4,6 +4,8 @@ package moedeployment
 type revisionState struct {
 	// Replicas is the number asked for.
 	Replicas int32
+	// Existing is the number of its pods that are not terminating. It is above Replicas for a moment after a scale-down.
+	Existing int32
 	// Ready tells for each ordinal below Replicas whether that pod serves. Missing entries are not ready.
 	Ready []bool
 }
@@ -26,10 +28,10 @@ type budget struct {
 // revisions are ordered from newest to oldest; current is the index of the one that the spec asks for, or -1 where that
 // is not known or changes are paused: then only the total is brought to what is asked.
 //
-// As a Deployment does with its ReplicaSets, it counts replicas that are asked for, not pods that are still terminating:
-// those give their devices back by themselves, and their successors wait for them in the scheduler.
+// Pods that are terminating do not count: they give their devices back by themselves, and their successors wait for them
+// in the scheduler. Pods that are asked for, or exist although they no longer are, do.
 //
-// Bounds: the total never rises above Replicas + MaxSurge, and no ready pod is given up where fewer than
+// Bounds: that count never rises above Replicas + MaxSurge, and no ready pod is given up where fewer than
 // Replicas - MaxUnavailable would be left. A workload loses its highest ordinals first, ready or not, so each is judged
 // by itself.
 func planReplicas(b budget, revisions []revisionState, current int) []int32 {
@@ -45,7 +47,7 @@ func planReplicas(b budget, revisions []revisionState, current int) []int32 {
 		return target
 	}
 	grow := func() {
-		room := b.Replicas + b.MaxSurge - sum(target)
+		room := b.Replicas + b.MaxSurge - occupied(revisions, target)
 		target[current] += max(0, min(room, b.Replicas-target[current]))
 	}
 	grow()
@@ -112,6 +114,15 @@ func readyReplicas(r revisionState, replicas int32) int32 {
 		}
 	}
 	return ready
+}
+
+// occupied is how many replicas are asked for, or exist all the same.
+func occupied(revisions []revisionState, target []int32) int32 {
+	var total int32
+	for i, r := range revisions {
+		total += max(r.Existing, target[i])
+	}
+	return total
 }
 
 func sum(values []int32) int32 {

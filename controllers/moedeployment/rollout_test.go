@@ -8,7 +8,7 @@ import (
 )
 
 func revision(replicas int32, ready ...int) revisionState {
-	r := revisionState{Replicas: replicas, Ready: make([]bool, replicas)}
+	r := revisionState{Replicas: replicas, Existing: replicas, Ready: make([]bool, replicas)}
 	for _, ordinal := range ready {
 		r.Ready[ordinal] = true
 	}
@@ -22,22 +22,24 @@ func TestPlanReplicas(t *testing.T) {
 		current   int
 		want      []int32
 	}{
-		"first revision starts at once":              {budget{3, 1, 0}, []revisionState{revision(0)}, 0, []int32{3}},
-		"one goes, one comes, without spare devices": {budget{3, 1, 0}, []revisionState{revision(0), revision(3, 0, 1, 2)}, 0, []int32{1, 2}},
-		"waits for the new one to be ready":          {budget{3, 1, 0}, []revisionState{revision(1), revision(2, 0, 1)}, 0, []int32{1, 2}},
-		"goes on when it is":                         {budget{3, 1, 0}, []revisionState{revision(1, 0), revision(2, 0, 1)}, 0, []int32{2, 1}},
-		"the last one":                               {budget{3, 1, 0}, []revisionState{revision(2, 0, 1), revision(1, 0)}, 0, []int32{3, 0}},
-		"surge first, nothing unavailable":           {budget{2, 0, 1}, []revisionState{revision(0), revision(2, 0, 1)}, 0, []int32{1, 2}},
-		"surge, then one old goes":                   {budget{2, 0, 1}, []revisionState{revision(1, 0), revision(2, 0, 1)}, 0, []int32{2, 1}},
-		"a broken old revision does not block":       {budget{2, 1, 0}, []revisionState{revision(0), revision(1), revision(1, 0)}, 0, []int32{1, 0, 1}},
-		"an unready old pod on top goes for free":    {budget{2, 1, 0}, []revisionState{revision(0), revision(2, 0)}, 0, []int32{1, 1}},
-		"a single replica has a gap":                 {budget{1, 1, 0}, []revisionState{revision(0), revision(1, 0)}, 0, []int32{1, 0}},
-		"scaled down in the middle of a roll-out":    {budget{1, 1, 0}, []revisionState{revision(2, 0), revision(2, 0, 1)}, 0, []int32{1, 0}},
-		"scaled to zero":                             {budget{0, 1, 0}, []revisionState{revision(2, 0, 1)}, 0, []int32{0}},
-		"unknown revision: nothing moves":            {budget{2, 1, 0}, []revisionState{revision(1, 0), revision(1, 0)}, -1, []int32{1, 1}},
-		"unknown revision: grows what works":         {budget{3, 1, 0}, []revisionState{revision(1), revision(1, 0)}, -1, []int32{1, 2}},
-		"unknown revision: shrinks the oldest":       {budget{1, 1, 0}, []revisionState{revision(1, 0), revision(1, 0)}, -1, []int32{1, 0}},
-		"no revision at all":                         {budget{1, 1, 0}, nil, -1, []int32{}},
+		"first revision starts at once":           {budget{3, 1, 0}, []revisionState{revision(0)}, 0, []int32{3}},
+		"one goes first, without spare devices":   {budget{3, 1, 0}, []revisionState{revision(0), revision(3, 0, 1, 2)}, 0, []int32{0, 2}},
+		"its pod is still there":                  {budget{3, 1, 0}, []revisionState{revision(0), {Replicas: 2, Existing: 3, Ready: []bool{true, true}}}, 0, []int32{0, 2}},
+		"then one comes":                          {budget{3, 1, 0}, []revisionState{revision(0), revision(2, 0, 1)}, 0, []int32{1, 2}},
+		"waits for the new one to be ready":       {budget{3, 1, 0}, []revisionState{revision(1), revision(2, 0, 1)}, 0, []int32{1, 2}},
+		"goes on when it is":                      {budget{3, 1, 0}, []revisionState{revision(1, 0), revision(2, 0, 1)}, 0, []int32{1, 1}},
+		"the last one goes":                       {budget{3, 1, 0}, []revisionState{revision(2, 0, 1), revision(1, 0)}, 0, []int32{2, 0}},
+		"surge first, nothing unavailable":        {budget{2, 0, 1}, []revisionState{revision(0), revision(2, 0, 1)}, 0, []int32{1, 2}},
+		"surge, then one old goes":                {budget{2, 0, 1}, []revisionState{revision(1, 0), revision(2, 0, 1)}, 0, []int32{1, 1}},
+		"a broken old revision does not block":    {budget{2, 1, 0}, []revisionState{revision(0), revision(1), revision(1, 0)}, 0, []int32{0, 0, 1}},
+		"an unready old pod on top goes for free": {budget{2, 1, 0}, []revisionState{revision(0), revision(2, 0)}, 0, []int32{0, 1}},
+		"a single replica has a gap":              {budget{1, 1, 0}, []revisionState{revision(0), revision(1, 0)}, 0, []int32{0, 0}},
+		"scaled down in the middle of a roll-out": {budget{1, 1, 0}, []revisionState{revision(2, 0), revision(2, 0, 1)}, 0, []int32{1, 0}},
+		"scaled to zero":                          {budget{0, 1, 0}, []revisionState{revision(2, 0, 1)}, 0, []int32{0}},
+		"unknown revision: nothing moves":         {budget{2, 1, 0}, []revisionState{revision(1, 0), revision(1, 0)}, -1, []int32{1, 1}},
+		"unknown revision: grows what works":      {budget{3, 1, 0}, []revisionState{revision(1), revision(1, 0)}, -1, []int32{1, 2}},
+		"unknown revision: shrinks the oldest":    {budget{1, 1, 0}, []revisionState{revision(1, 0), revision(1, 0)}, -1, []int32{1, 0}},
+		"no revision at all":                      {budget{1, 1, 0}, nil, -1, []int32{}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -62,6 +64,7 @@ func TestPlanReplicasKeepsBoundsAndEnds(t *testing.T) {
 		for i := range revisions {
 			broken[i] = random.IntN(3) == 0
 			revisions[i] = revision(random.Int32N(4))
+			revisions[i].Existing += random.Int32N(2)
 			for ordinal := range revisions[i].Ready {
 				revisions[i].Ready[ordinal] = !broken[i] && random.IntN(2) == 0
 			}
@@ -77,7 +80,7 @@ func TestPlanReplicasKeepsBoundsAndEnds(t *testing.T) {
 			}
 			availableBefore := availableReplicas(revisions, before)
 			target := planReplicas(b, revisions, current)
-			if total := sum(target); total > max(sum(before), b.Replicas+b.MaxSurge) {
+			if total := occupied(revisions, target); total > max(occupied(revisions, before), b.Replicas+b.MaxSurge) {
 				t.Fatalf("seed %d: %d replicas, above %d + surge %d", seed, total, b.Replicas, b.MaxSurge)
 			}
 			// The current revision is cut to what is asked whatever its readiness: that is a scale-down, not a roll-out.
@@ -91,6 +94,10 @@ func TestPlanReplicasKeepsBoundsAndEnds(t *testing.T) {
 			for i := range revisions {
 				next := revision(target[i])
 				copy(next.Ready, revisions[i].Ready)
+				if next.Existing < revisions[i].Existing && random.IntN(2) == 0 {
+					next.Existing = revisions[i].Existing // its pods are not terminating yet
+					done = false
+				}
 				revisions[i] = next
 				for ordinal, ready := range next.Ready {
 					if !ready && !broken[i] {

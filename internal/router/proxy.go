@@ -67,8 +67,8 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 		Transport:     sender,
 		FlushInterval: -1, // each event of a stream at once
 		// A stream that breaks is the client's to see; here it is worth a line for who looks closely.
-		ErrorLog:      slog.NewLogLogger(logr.ToSlogHandler(log), slog.LevelDebug),
-		ErrorHandler:  func(w http.ResponseWriter, r *http.Request, err error) { writeFailure(w, r, err, log) },
+		ErrorLog:     slog.NewLogLogger(logr.ToSlogHandler(log), slog.LevelDebug),
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) { writeFailure(w, r, err, log) },
 	}
 	mux := http.NewServeMux()
 	for method, paths := range routes {

@@ -82,4 +82,3 @@ func list(lister listers.PodLister) ([]Backend, error) {
 	}
 	return Backends(pods), nil
 }
-

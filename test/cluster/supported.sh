@@ -24,7 +24,7 @@ else
   for controller in cpu cpuset memory pids; do
     grep -qw $controller "$root/cgroup.controllers" || no "it has cgroup v2 without controller $controller at $root"
     # Only the machine's own root cgroup may hold processes and hand out controllers as well; it alone has no type.
-    grep -qw $controller "$root/cgroup.subtree_control" || [ ! -e "$root/cgroup.type" ] || [ ! -s "$root/cgroup.procs" ] ||
+    grep -qw $controller "$root/cgroup.subtree_control" || [ ! -e "$root/cgroup.type" ] || ! grep -q . "$root/cgroup.procs" ||
       no "cgroup controller $controller is not handed to children of $root, as in a container with a private cgroup namespace"
   done
 fi

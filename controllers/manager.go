@@ -2,8 +2,10 @@
 package controllers
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -31,6 +33,8 @@ type Options struct {
 	Image string
 	// Namespaces to watch; none means all.
 	Namespaces []string
+	// HTTP reaches the pods of request routers; nil means directly.
+	HTTP *http.Client
 }
 
 // Scheme knows every kind that the operator reads or writes.
@@ -62,6 +66,7 @@ func NewManager(config *rest.Config, options Options, base ctrl.Options) (ctrl.M
 		Client:   manager.GetClient(),
 		Events:   manager.GetAPIReader(),
 		Recorder: manager.GetEventRecorder("semmoe-moedeployment"),
+		HTTP:     cmp.Or(options.HTTP, http.DefaultClient),
 		Image:    options.Image,
 		Now:      time.Now,
 	}

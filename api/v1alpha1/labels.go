@@ -15,6 +15,8 @@ const (
 	AnnotationRanks = "semmoe.io/ranks"
 	// AnnotationPort is the port on which an engine pod serves.
 	AnnotationPort = "semmoe.io/port"
+	// AnnotationModelShape is what routers must know of the model to count activations, as JSON.
+	AnnotationModelShape = "semmoe.io/model-shape"
 	// AnnotationModelDigest is the full digest of the checkpoint that a revision serves.
 	AnnotationModelDigest = "semmoe.io/model-digest"
 	// AnnotationServiceAccount is the UID of the ServiceAccount that a request router's pod was made for.

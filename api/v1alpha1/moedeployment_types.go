@@ -14,6 +14,7 @@ import (
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Replicas",type=string,JSONPath=`.status.summary`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="LAR",type=string,JSONPath=`.status.lar.summary`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:printcolumn:name="Model",type=string,priority=1,JSONPath=`.status.model.family`
 // +kubebuilder:printcolumn:name="Revision",type=string,priority=1,JSONPath=`.status.revision`
@@ -47,6 +48,8 @@ type MoEDeploymentList struct {
 }
 
 // MoEDeploymentSpec is what a user asks for.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.routing.samplePercent) || self.routing.samplePercent == 0 || (self.routing.mode == 'Router' && self.parallelism.attention == 'DataParallel')",message="samplePercent needs routing.mode Router and parallelism.attention DataParallel: elsewhere requests have no rank to compare with",fieldPath=".routing.samplePercent"
 type MoEDeploymentSpec struct {
 	// model names the checkpoint to serve.
 	// +required
@@ -239,6 +242,15 @@ type RoutingSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
 	Replicas int32 `json:"replicas,omitempty"`
+
+	// samplePercent is the share of requests of which the router asks the engine for the experts that their tokens
+	// activated, to observe the local activation rate. Clients never see it. Engines pay for the capture (reports go from a few
+	// percent of throughput to much more), so the default is 0: nothing is observed. A change between 0 and more starts
+	// the engines anew.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100
+	SamplePercent int32 `json:"samplePercent,omitempty"`
 }
 
 // RolloutSpec bounds a roll-out.
@@ -312,6 +324,11 @@ type MoEDeploymentStatus struct {
 	// +kubebuilder:validation:MaxLength=512
 	Endpoint string `json:"endpoint,omitempty"`
 
+	// lar is the observed local activation rate: the share of activations of routed experts whose expert lies on the rank
+	// that serves the token. It moves on a change of 20 milli or more, and at most once a minute; exact figures are metrics.
+	// +optional
+	LAR *LARStatus `json:"lar,omitempty"`
+
 	// model is what the inspection found in the checkpoint.
 	// +optional
 	Model *ModelStatus `json:"model,omitempty"`
@@ -348,4 +365,23 @@ type ModelStatus struct {
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	ExpertsPerToken int32 `json:"expertsPerToken"`
+}
+
+// LARStatus is the local activation rate of the revision that the spec asks for, over the requests that the routers
+// sampled last.
+type LARStatus struct {
+	// observedMilli is the rate in thousandths.
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	ObservedMilli int32 `json:"observedMilli"`
+
+	// observedTime is when it was read.
+	// +required
+	ObservedTime metav1.Time `json:"observedTime"`
+
+	// summary is the rate in percent, for printing only.
+	// +optional
+	// +kubebuilder:validation:MaxLength=16
+	Summary string `json:"summary,omitempty"`
 }

@@ -2,17 +2,20 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 
+	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/router"
 )
 
 func newRouterCommand() *cobra.Command {
 	var options router.Options
+	var engineType string
 	command := &cobra.Command{
 		Use:   "router",
 		Short: "Send requests to the ranks of the engine pods of one MoEDeployment",
@@ -21,6 +24,14 @@ func newRouterCommand() *cobra.Command {
 			if options.Namespace == "" || options.Selector == "" {
 				return errors.New("--namespace and --selector are required: they find the engine pods")
 			}
+			adapter, err := registry.For(engineType)
+			if err != nil {
+				return err
+			}
+			if options.SamplePercent < 0 || options.SamplePercent > 100 {
+				return fmt.Errorf("--sample-percent is %d: want 0 to 100", options.SamplePercent)
+			}
+			options.RankHeader, options.RoutedExperts = adapter.RankHeader, adapter.RoutedExperts
 			rest, err := config.GetConfig()
 			if err != nil {
 				return err
@@ -39,7 +50,8 @@ func newRouterCommand() *cobra.Command {
 	flags.IntVar(&options.Port, "port", 8000, "port for clients")
 	flags.IntVar(&options.MetricsPort, "metrics-port", 9090, "port for /healthz, /readyz and /metrics")
 	flags.StringVar(&options.SnapshotDir, "snapshot-dir", "/var/lib/semmoe", "directory in which the last known endpoints are kept, so that the router can start without the API server")
-	flags.StringVar(&options.RankHeader, "rank-header", "X-Data-Parallel-Rank", "request header that pins a request to a rank of the engine")
+	flags.StringVar(&engineType, "engine", "SGLang", "type of the engines")
+	flags.IntVar(&options.SamplePercent, "sample-percent", 0, "share of requests of which the engine is asked for the experts that their tokens activated")
 	flags.Int64Var(&options.MaxBodyBytes, "max-body-bytes", 32<<20, "largest request body that is accepted")
 	flags.DurationVar(&options.EndpointWait, "endpoint-wait", 10*time.Second, "how long a request waits for a ready pod before it is answered with 503")
 	flags.DurationVar(&options.DrainTimeout, "drain-timeout", 5*time.Minute, "how long running requests may take after SIGTERM")

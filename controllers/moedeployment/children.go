@@ -3,6 +3,7 @@ package moedeployment
 import (
 	"context"
 	"fmt"
+	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -24,11 +25,13 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/apply"
-	"github.com/semmoe/operator/internal/engine/registry"
 )
 
 // routerClusterRole is what a request router may do; it is bound in its namespace.
 const routerClusterRole = "semmoe-router"
+
+// routerMetricsPort is where a request router answers probes, metrics and observations.
+const routerMetricsPort = 9090
 
 // reconcileChildren writes everything that does not belong to one revision: the Services, the disruption budgets, and
 // the request router.
@@ -65,11 +68,7 @@ func (r *Reconciler) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDepl
 	if err := ensure(ctx, r.Client, &rbacv1.RoleBinding{}, routerRoleBinding(moed), rbacac.ExtractRoleBinding); err != nil {
 		return fmt.Errorf("reconcile RoleBinding of the request router: %w", err)
 	}
-	deployment, err := routerDeployment(moed, r.Image, accountUID)
-	if err != nil {
-		return err
-	}
-	if err := ensure(ctx, r.Client, &appsv1.Deployment{}, deployment, appsac.ExtractDeployment); err != nil {
+	if err := ensure(ctx, r.Client, &appsv1.Deployment{}, routerDeployment(moed, r.Image, accountUID), appsac.ExtractDeployment); err != nil {
 		return fmt.Errorf("reconcile Deployment of the request router: %w", err)
 	}
 	if err := ensure(ctx, r.Client, &policyv1.PodDisruptionBudget{}, routerBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
@@ -180,11 +179,7 @@ func routerRoleBinding(moed *semmoev1.MoEDeployment) *rbacac.RoleBindingApplyCon
 
 // routerDeployment is the request router. Its pods carry the UID of their ServiceAccount: tokens of an account that was
 // deleted are void although another of its name exists, and pods that hold them would never see an endpoint change again.
-func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.UID) (*appsac.DeploymentApplyConfiguration, error) {
-	adapter, err := registry.For(string(moed.Spec.Engine.Type))
-	if err != nil {
-		return nil, err
-	}
+func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.UID) *appsac.DeploymentApplyConfiguration {
 	podLabels := labelsOf(moed, semmoev1.ComponentRouter)
 	probe := func(path string) *coreac.ProbeApplyConfiguration {
 		return coreac.Probe().WithPeriodSeconds(2).WithTimeoutSeconds(2).WithFailureThreshold(3).
@@ -197,15 +192,16 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 			"router",
 			"--namespace="+moed.Namespace,
 			"--selector="+labels.SelectorFromSet(selector(moed, semmoev1.ComponentEngine)).String(),
-			"--rank-header="+adapter.RankHeader,
+			"--engine="+string(moed.Spec.Engine.Type),
+			"--sample-percent="+strconv.Itoa(int(moed.Spec.Routing.SamplePercent)),
 			"--host=$("+podIPVariable+")",
 			"--drain-timeout=300s",
 		).
 		WithEnv(coreac.EnvVar().WithName(podIPVariable).WithValueFrom(coreac.EnvVarSource().
 			WithFieldRef(coreac.ObjectFieldSelector().WithAPIVersion("v1").WithFieldPath("status.podIP")))).
 		WithPorts(
-			coreac.ContainerPort().WithName("http").WithContainerPort(8000).WithProtocol(corev1.ProtocolTCP),
-			coreac.ContainerPort().WithName("metrics").WithContainerPort(9090).WithProtocol(corev1.ProtocolTCP)).
+			coreac.ContainerPort().WithName("http").WithContainerPort(semmoev1.ServicePort).WithProtocol(corev1.ProtocolTCP),
+			coreac.ContainerPort().WithName("metrics").WithContainerPort(routerMetricsPort).WithProtocol(corev1.ProtocolTCP)).
 		WithReadinessProbe(probe("/readyz")).
 		WithLivenessProbe(probe("/healthz").WithPeriodSeconds(10)).
 		WithLifecycle(coreac.Lifecycle().WithPreStop(coreac.LifecycleHandler().WithSleep(coreac.SleepAction().WithSeconds(drainSeconds)))).
@@ -247,5 +243,5 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 			WithTemplate(coreac.PodTemplateSpec().
 				WithLabels(podLabels).
 				WithAnnotations(map[string]string{semmoev1.AnnotationServiceAccount: string(account)}).
-				WithSpec(spec))), nil
+				WithSpec(spec)))
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -52,6 +53,8 @@ type Reconciler struct {
 	Events client.Reader
 	// Recorder tells transitions.
 	Recorder events.EventRecorder
+	// HTTP asks the request routers what they observed.
+	HTTP *http.Client
 	// Image is the image of our own containers: the request router and the inspection.
 	Image string
 	// Now is the clock.
@@ -88,6 +91,7 @@ type children struct {
 	revisions   []*appsv1.StatefulSet // newest first
 	enginePods  []*corev1.Pod
 	inspectPods []*corev1.Pod
+	routerPods  []*corev1.Pod
 	router      *appsv1.Deployment
 }
 
@@ -129,6 +133,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	found, again := findProblem(pods, failedMounts, now)
 	o.Problem = found
 	after = soonest(after, again)
+	if observes(moed) && o.Revision != "" {
+		o.LAR = moed.Status.LAR
+		if observed, enough := r.observeLAR(ctx, observed.routerPods, o.Revision); enough {
+			o.LAR = larStatus(moed.Status.LAR, observed, now)
+		}
+		after = soonest(after, observePeriod)
+	}
 	if err := r.applyStatus(ctx, moed, statusOf(moed, o, now)); err != nil {
 		phases = errors.Join(phases, err)
 	}
@@ -179,6 +190,8 @@ func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) 
 			observed.enginePods = append(observed.enginePods, &pods.Items[i])
 		case semmoev1.ComponentInspect:
 			observed.inspectPods = append(observed.inspectPods, &pods.Items[i])
+		case semmoev1.ComponentRouter:
+			observed.routerPods = append(observed.routerPods, &pods.Items[i])
 		}
 	}
 	router := &appsv1.Deployment{}

@@ -17,6 +17,7 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/router"
 )
 
 const (
@@ -36,12 +37,13 @@ const (
 // that is added later must be left out of the JSON at its default, else an upgrade of the operator would restart every
 // serving pod.
 type revisionInputs struct {
-	Name        string                   `json:"name"`
-	Model       semmoev1.ModelSpec       `json:"model"`
-	ModelDigest string                   `json:"modelDigest"`
-	Engine      semmoev1.EngineSpec      `json:"engine"`
-	Parallelism semmoev1.ParallelismSpec `json:"parallelism"`
-	Template    *corev1.PodTemplateSpec  `json:"template,omitempty"`
+	Name          string                   `json:"name"`
+	Model         semmoev1.ModelSpec       `json:"model"`
+	ModelDigest   string                   `json:"modelDigest"`
+	Engine        semmoev1.EngineSpec      `json:"engine"`
+	Parallelism   semmoev1.ParallelismSpec `json:"parallelism"`
+	Template      *corev1.PodTemplateSpec  `json:"template,omitempty"`
+	RoutedExperts bool                     `json:"routedExperts,omitempty"`
 }
 
 // revisionOf is the revision that the spec asks for, given the model that was found.
@@ -53,7 +55,15 @@ func revisionOf(moed *semmoev1.MoEDeployment, report checkpoint.Report) string {
 		Engine:      moed.Spec.Engine,
 		Parallelism: moed.Spec.Parallelism,
 		Template:    moed.Spec.Template,
+
+		RoutedExperts: observes(moed),
 	}, 10)
+}
+
+// observes tells that routers ask the engine for routed experts.
+func observes(moed *semmoev1.MoEDeployment) bool {
+	return moed.Spec.Routing.Mode == semmoev1.RoutingModeRouter && moed.Spec.Routing.SamplePercent > 0 &&
+		moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel
 }
 
 func launch(moed *semmoev1.MoEDeployment) engine.Launch {
@@ -69,6 +79,8 @@ func launch(moed *semmoev1.MoEDeployment) engine.Launch {
 		Port:        moed.Spec.Engine.Port,
 		Ranks:       moed.Spec.Parallelism.ExpertParallelSize,
 		AttentionDP: moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel,
+
+		RoutedExperts: observes(moed),
 	}
 }
 
@@ -93,7 +105,13 @@ func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 		Annotations:     map[string]string{semmoev1.AnnotationModelDigest: report.ModelDigest},
 		OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(moed, semmoev1.GroupVersion.WithKind("MoEDeployment"))},
 	}
-	template, err := overlay(podTemplate(moed, meta, adapter, command, args), moed.Spec.Template)
+	ours := podTemplate(moed, meta, adapter, command, args)
+	shape, err := json.Marshal(router.Shape{Layers: report.Layers, MoELayers: report.MoELayers, Experts: report.Experts, ExpertsPerToken: report.ExpertsPerToken})
+	if err != nil {
+		return nil, err
+	}
+	ours.Annotations[semmoev1.AnnotationModelShape] = string(shape)
+	template, err := overlay(ours, moed.Spec.Template)
 	if err != nil {
 		return nil, err
 	}

@@ -29,6 +29,8 @@ func TestRevisionFollowsItsInputsAlone(t *testing.T) {
 	}{
 		"replicas":       {func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](9) }, true},
 		"routing":        {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Replicas = 9 }, true},
+		"more samples":   {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = "None"; m.Spec.Routing.SamplePercent = 5 }, true},
+		"first samples":  {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = 5 }, false},
 		"rollout":        {func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.MaxSurge = ptr.To[int32](9) }, true},
 		"reconciliation": {func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, true},
 		"labels":         {func(m *semmoev1.MoEDeployment) { m.Labels = map[string]string{"a": "b"} }, true},
@@ -121,7 +123,7 @@ func TestValidate(t *testing.T) {
 		message string
 	}{
 		"valid":              {func(*semmoev1.MoEDeployment) {}, ""},
-		"unknown engine":     {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Type = "X" }, `spec.engine.type: "X" is not known`},
+		"unknown engine":     {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Type = "X" }, `spec.engine.type: engine type "X" is not known`},
 		"contradicting flag": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--tp=2"} }, `"--tp=2" contradicts spec.parallelism.expertParallelSize`},
 		"our variable":       {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, "spec.engine.env: POD_IP"},
 		"reserved label": {template(corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"semmoe.io/x": ""}}}),

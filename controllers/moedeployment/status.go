@@ -32,6 +32,8 @@ type observation struct {
 	Pods []*corev1.Pod
 	// Router is the request router's Deployment; nil where there is none.
 	Router *appsv1.Deployment
+	// LAR is the observed local activation rate; nil where it is not observed.
+	LAR *semmoev1.LARStatus
 	// Problem is what keeps a pod from serving.
 	Problem *problem
 	// Failure is an error that a phase of the reconciliation met and that a retry alone will not cure.
@@ -46,6 +48,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		ObservedGeneration: moed.Generation,
 		Selector:           labels.SelectorFromSet(selector(moed, semmoev1.ComponentEngine)).String(),
 		Revision:           o.Revision,
+		LAR:                o.LAR,
 		Endpoint:           fmt.Sprintf("http://%s.%s.svc:%d", moed.Name, moed.Namespace, semmoev1.ServicePort),
 	}
 	for _, pod := range o.Pods {

@@ -24,7 +24,7 @@ func invalidf(reason, format string, args ...any) *invalidError {
 func validate(moed *semmoev1.MoEDeployment) *invalidError {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
-		return invalidf("UnknownEngine", "%v", err)
+		return invalidf("UnknownEngine", "spec.engine.type: %v", err)
 	}
 	if _, err := adapter.Args(launch(moed), moed.Spec.Engine.Args); err != nil {
 		return invalidf("ContradictingFlags", "%v", err)

@@ -14,6 +14,8 @@ type Adapter struct {
 	RankHeader string
 	// HealthPath answers 200 once the engine serves.
 	HealthPath string
+	// RoutedExperts is how responses tell which experts their tokens activated.
+	RoutedExperts RoutedExperts
 	// Flags lists the flags that follow from a launch.
 	Flags func(Launch) []Flag
 }
@@ -29,8 +31,21 @@ type Launch struct {
 	Port int32
 	// Ranks is the expert-parallel size: the number of devices of the replica.
 	Ranks int32
+	// RoutedExperts asks for an engine that can tell which experts a request's tokens activated.
+	RoutedExperts bool
 	// AttentionDP is true where each rank computes the attention of its own requests.
 	AttentionDP bool
+}
+
+// RoutedExperts is how an engine is asked for the experts that a request's tokens activated, and how it answers.
+type RoutedExperts struct {
+	// RequestField is the boolean member of a request's body that asks for them.
+	RequestField string
+	// ResponsePaths are the places of a response's body where they may stand, as member names from the outside in.
+	ResponsePaths [][]string
+	// Decode reads what stands there: for each token with a known routing, for each of layers hidden layers (dense ones
+	// included, with meaningless content), the top experts by logical id.
+	Decode func(text string, layers, top int) ([]int32, error)
 }
 
 // Flag is one flag that the operator decides about.

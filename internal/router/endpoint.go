@@ -2,7 +2,9 @@ package router
 
 import (
 	"cmp"
+	"encoding/json"
 	"net"
+	"reflect"
 	"slices"
 	"strconv"
 
@@ -21,7 +23,12 @@ type Backend struct {
 	Ranks int `json:"ranks"`
 	// Revision is the revision of the serving workload that the pod belongs to.
 	Revision string `json:"revision"`
+	// Shape is the model's; nil where it is not known.
+	Shape *Shape `json:"shape,omitempty"`
 }
+
+// equal reports whether two backends are the same.
+func (b Backend) equal(other Backend) bool { return reflect.DeepEqual(b, other) }
 
 // Backends returns the engine pods that may get new requests, ordered by name.
 func Backends(pods []*corev1.Pod) []Backend {
@@ -44,7 +51,15 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 	if err != nil || ranks < 0 {
 		ranks = 0
 	}
+	var shape *Shape
+	if text := pod.Annotations[semmoev1.AnnotationModelShape]; text != "" {
+		parsed := &Shape{}
+		if json.Unmarshal([]byte(text), parsed) == nil && parsed.Validate() == nil {
+			shape = parsed
+		}
+	}
 	return Backend{
+		Shape:    shape,
 		Pod:      pod.Name,
 		Address:  net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port)),
 		Ranks:    ranks,

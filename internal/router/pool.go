@@ -39,7 +39,7 @@ func (p *Pool) Set(backends []Backend) {
 	defer p.mu.Unlock()
 	next := make(map[string]*backend, len(backends))
 	for _, b := range backends {
-		if old, ok := p.backends[b.Address]; ok && old.Backend == b {
+		if old, ok := p.backends[b.Address]; ok && old.Backend.equal(b) {
 			next[b.Address] = old
 			continue
 		}

@@ -3,6 +3,7 @@ package router
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,8 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/semmoe/operator/internal/engine"
 )
 
 // Headers of a response that say who served it.
@@ -32,6 +35,10 @@ type ProxyOptions struct {
 	// MaxBodyBytes bounds a request's body, which is kept in memory until a response begins, for the case that it has to
 	// be sent again.
 	MaxBodyBytes int64
+	// RoutedExperts is how the engine tells the experts of a request, and SamplePercent of how many requests they are
+	// asked.
+	RoutedExperts engine.RoutedExperts
+	SamplePercent int
 	// EndpointWait is how long a request may wait for a pod where none is ready.
 	EndpointWait time.Duration
 }
@@ -42,12 +49,16 @@ var routes = map[string][]string{
 	http.MethodPost: {"/v1/completions", "/v1/chat/completions", "/generate", "/v1/tokenize", "/tokenize", "/v1/detokenize", "/detokenize"},
 }
 
-// NewProxy returns the handler of the proxied routes.
-func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, options ProxyOptions) http.Handler {
+// inference are the routes whose tokens activate experts.
+var inference = map[string]bool{"/v1/completions": true, "/v1/chat/completions": true, "/generate": true}
+
+// NewProxy returns the handler of the proxied routes, and what it observes.
+func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, options ProxyOptions) (http.Handler, *Observations) {
 	sender := &sender{
-		pool:    pool,
-		options: options,
-		metrics: newMetrics(registry, pool),
+		pool:         pool,
+		options:      options,
+		metrics:      newMetrics(registry, pool),
+		observations: newObservations(registry),
 		// One connection pool for all engines. No timeout on the response header: a long prompt on a loaded engine takes
 		// as long as it takes, and the client decides how long it waits.
 		transport: &http.Transport{
@@ -79,7 +90,20 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusNotFound, "not_found", fmt.Sprintf("%s %s is not a route of this service", r.Method, r.URL.Path))
 	})
-	return sender.metrics.count(mux)
+	return sender.metrics.count(identified(mux)), sender.observations
+}
+
+// identified gives each request an id, for the logs of the engine and the choice of the sample.
+func identified(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		id := r.Header.Get(HeaderRequestID)
+		if id == "" {
+			id = rand.Text()
+			r.Header.Set(HeaderRequestID, id)
+		}
+		w.Header().Set(HeaderRequestID, id)
+		next.ServeHTTP(w, r)
+	})
 }
 
 // count counts responses by status code.
@@ -111,10 +135,11 @@ var (
 
 // sender is the RoundTripper that finds a rank for each request, and another where the first cannot be reached.
 type sender struct {
-	pool      *Pool
-	transport *http.Transport
-	options   ProxyOptions
-	metrics   *metrics
+	pool         *Pool
+	transport    *http.Transport
+	options      ProxyOptions
+	metrics      *metrics
+	observations *Observations
 }
 
 func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
@@ -124,6 +149,10 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	tokens := EstimateTokens(body)
+	measured := false
+	if inference[in.URL.Path] && sampled(in.Header.Get(HeaderRequestID), s.options.SamplePercent) {
+		body, measured = ask(body, s.options.RoutedExperts.RequestField)
+	}
 	waiting, cancel := context.WithTimeout(in.Context(), s.options.EndpointWait)
 	defer cancel()
 	tried := map[string]bool{}
@@ -136,6 +165,13 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		if err == nil && response.StatusCode != http.StatusServiceUnavailable {
 			s.metrics.firstByte.Observe(time.Since(start).Seconds())
 			s.metrics.tokens.WithLabelValues(rankLabel(lease.Rank)).Add(float64(tokens))
+			if measured && response.StatusCode == http.StatusOK {
+				m := &meter{engine: s.options.RoutedExperts, observations: s.observations, backend: lease.Backend, rank: lease.Rank}
+				if err := m.wrap(response); err != nil {
+					response.Body.Close()
+					return nil, fmt.Errorf("read the engine's response: %w", err)
+				}
+			}
 			return response, nil
 		}
 		if in.Context().Err() != nil {
@@ -177,6 +213,7 @@ func (s *sender) acquire(ctx context.Context, tokens int64, tried map[string]boo
 func (s *sender) attempt(in *http.Request, body []byte, lease *Lease) (*http.Response, error) {
 	out := in.Clone(in.Context())
 	out.URL.Host = lease.Backend.Address
+	out.Header.Del("Accept-Encoding") // a compressed response could not be looked into, and the way is short
 	out.Host = lease.Backend.Address
 	if lease.Rank != NoRank {
 		out.Header.Set(s.options.RankHeader, strconv.Itoa(lease.Rank))

@@ -27,7 +27,8 @@ func newRouter(t *testing.T, wait time.Duration, backends ...Backend) (*httptest
 	pool := NewPool()
 	pool.Set(backends)
 	registry := prometheus.NewRegistry()
-	server := httptest.NewServer(NewProxy(pool, registry, logr.Discard(), ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 16, EndpointWait: wait}))
+	proxy, _ := NewProxy(pool, registry, logr.Discard(), ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 16, EndpointWait: wait})
+	server := httptest.NewServer(proxy)
 	t.Cleanup(server.Close)
 	return server, pool, registry
 }

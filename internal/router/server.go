@@ -40,12 +40,13 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
 	var ready atomic.Bool
+	proxy, observations := NewProxy(pool, registry, log, options.ProxyOptions)
 	service := &http.Server{
-		Handler:           NewProxy(pool, registry, log, options.ProxyOptions),
+		Handler:           proxy,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 	}
-	probes := &http.Server{Handler: probeRoutes(&ready, registry), ReadHeaderTimeout: 10 * time.Second}
+	probes := &http.Server{Handler: probeRoutes(&ready, registry, observations), ReadHeaderTimeout: 10 * time.Second}
 	serviceListener, err := listen(options.Host, options.Port)
 	if err != nil {
 		return err
@@ -75,8 +76,9 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 
 // probeRoutes: the router is ready once it knows its endpoints, even if there are none: an answer that says so is better
 // than a refused connection.
-func probeRoutes(ready *atomic.Bool, registry *prometheus.Registry) http.Handler {
+func probeRoutes(ready *atomic.Bool, registry *prometheus.Registry, observations http.Handler) http.Handler {
 	mux := http.NewServeMux()
+	mux.Handle("GET /v1/observations", observations)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {

@@ -63,7 +63,7 @@ func Watch(ctx context.Context, clients kubernetes.Interface, namespace, selecto
 		if err != nil {
 			return err
 		}
-		if !slices.Equal(next, backends) {
+		if !slices.EqualFunc(next, backends, Backend.equal) {
 			backends = next
 			pool.Set(backends)
 			log.Info("Endpoints changed", "backends", len(backends))

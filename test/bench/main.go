@@ -63,8 +63,9 @@ func run(ctx context.Context) error {
 	}
 	pool := router.NewPool()
 	pool.Set([]router.Backend{{Pod: "engine", Address: address, Ranks: ranks}})
-	proxy := httptest.NewServer(router.NewProxy(pool, prometheus.NewRegistry(), logr.Discard(),
-		router.ProxyOptions{RankHeader: "X-Data-Parallel-Rank", MaxBodyBytes: 1 << 20, EndpointWait: time.Second}))
+	handler, _ := router.NewProxy(pool, prometheus.NewRegistry(), logr.Discard(),
+		router.ProxyOptions{RankHeader: "X-Data-Parallel-Rank", MaxBodyBytes: 1 << 20, EndpointWait: time.Second})
+	proxy := httptest.NewServer(handler)
 	defer proxy.Close()
 
 	r := result{Processors: runtime.GOMAXPROCS(0)}

@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -153,7 +154,7 @@ func newNamespace(t *testing.T) string {
 // startManager runs a manager for one namespace until the test, or the returned function, ends it. newClient may be nil.
 func startManager(t *testing.T, namespace string, newClient client.NewClientFunc) (stop func()) {
 	t.Helper()
-	manager, err := controllers.NewManager(restConfig, controllers.Options{Image: image, Namespaces: []string{namespace}}, ctrl.Options{
+	manager, err := controllers.NewManager(restConfig, controllers.Options{Image: image, Namespaces: []string{namespace}, HTTP: podClient(t)}, ctrl.Options{
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
 		NewClient:  newClient,
@@ -182,6 +183,38 @@ func startManager(t *testing.T, namespace string, newClient client.NewClientFunc
 	}
 	t.Cleanup(stop)
 	return stop
+}
+
+// podClient reaches pods by their address: through the API server, since this process is outside of the cluster's network.
+func podClient(t *testing.T) *http.Client {
+	t.Helper()
+	transport, err := rest.TransportFor(restConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &http.Client{Transport: podTransport{transport}}
+}
+
+type podTransport struct{ next http.RoundTripper }
+
+func (p podTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+	var pods corev1.PodList
+	if err := api.List(request.Context(), &pods); err != nil {
+		return nil, err
+	}
+	for _, pod := range pods.Items {
+		if pod.Status.PodIP != request.URL.Hostname() {
+			continue
+		}
+		through, err := url.Parse(fmt.Sprintf("%s/api/v1/namespaces/%s/pods/%s:%s/proxy%s", restConfig.Host, pod.Namespace, pod.Name, request.URL.Port(), request.URL.Path))
+		if err != nil {
+			return nil, err
+		}
+		request = request.Clone(request.Context())
+		request.URL, request.Host = through, through.Host
+		return p.next.RoundTrip(request)
+	}
+	return nil, fmt.Errorf("no pod has the address %s", request.URL.Hostname())
 }
 
 // newDeployment is a MoEDeployment of the small model on the reference engine.

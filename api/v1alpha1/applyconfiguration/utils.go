@@ -18,6 +18,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 	// Group=semmoe.io, Version=v1alpha1
 	case v1alpha1.SchemeGroupVersion.WithKind("EngineSpec"):
 		return &apiv1alpha1.EngineSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("LARStatus"):
+		return &apiv1alpha1.LARStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ModelSpec"):
 		return &apiv1alpha1.ModelSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ModelStatus"):

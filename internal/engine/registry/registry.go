@@ -13,5 +13,5 @@ func For(engineType string) (engine.Adapter, error) {
 	if engineType == "SGLang" {
 		return sglang.Adapter(), nil
 	}
-	return engine.Adapter{}, fmt.Errorf("spec.engine.type: %q is not known: use SGLang", engineType)
+	return engine.Adapter{}, fmt.Errorf("engine type %q is not known: use SGLang", engineType)
 }

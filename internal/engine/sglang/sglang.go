@@ -2,6 +2,9 @@
 package sglang
 
 import (
+	"encoding/base64"
+	"encoding/binary"
+	"fmt"
 	"strconv"
 
 	"github.com/semmoe/operator/internal/engine"
@@ -13,7 +16,13 @@ func Adapter() engine.Adapter {
 		Command:    []string{"python3", "-m", "sglang.launch_server"},
 		RankHeader: "X-Data-Parallel-Rank",
 		HealthPath: "/health",
-		Flags:      flags,
+		RoutedExperts: engine.RoutedExperts{
+			RequestField: "return_routed_experts",
+			// The native route, and the two spellings of the extension on the OpenAI routes.
+			ResponsePaths: [][]string{{"meta_info", "routed_experts"}, {"sglext", "routed_experts"}, {"sgl_ext", "routed_experts"}},
+			Decode:        decodeRoutedExperts,
+		},
+		Flags: flags,
 	}
 }
 
@@ -38,5 +47,22 @@ func flags(launch engine.Launch) []engine.Flag {
 		{Names: []string{"--ep-size", "--expert-parallel-size", "--ep"}, Value: ranks, Source: size},
 		dataParallel,
 		dpAttention,
+		{Names: []string{"--enable-return-routed-experts"}, Source: "spec.routing.samplePercent", Forbidden: !launch.RoutedExperts},
 	}
+}
+
+// decodeRoutedExperts reads base64 of little-endian int32, row-major [tokens][layers][top].
+func decodeRoutedExperts(text string, layers, top int) ([]int32, error) {
+	data, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		return nil, fmt.Errorf("routed experts: %w", err)
+	}
+	if row := 4 * layers * top; row == 0 || len(data)%row != 0 {
+		return nil, fmt.Errorf("routed experts: %d bytes are no multiple of 4 bytes x %d layers x %d experts", len(data), layers, top)
+	}
+	ids := make([]int32, len(data)/4)
+	for i := range ids {
+		ids[i] = int32(binary.LittleEndian.Uint32(data[4*i:]))
+	}
+	return ids, nil
 }

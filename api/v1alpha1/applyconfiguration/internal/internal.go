@@ -61,6 +61,18 @@ var schemaYAML = typed.YAMLObject(`types:
       default: SGLang
 - name: com.github.semmoe.operator.api.v1alpha1.EngineType
   scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.LARStatus
+  map:
+    fields:
+    - name: observedMilli
+      type:
+        scalar: numeric
+    - name: observedTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: summary
+      type:
+        scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.MoEDeployment
   map:
     fields:
@@ -124,6 +136,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: endpoint
       type:
         scalar: string
+    - name: lar
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.LARStatus
     - name: model
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.ModelStatus
@@ -222,6 +237,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
       default: 2
+    - name: samplePercent
+      type:
+        scalar: numeric
 - name: io.k8s.api.core.v1.AWSElasticBlockStoreVolumeSource
   map:
     fields:

@@ -30,6 +30,9 @@ type MoEDeploymentStatusApplyConfiguration struct {
 	Revision *string `json:"revision,omitempty"`
 	// endpoint is the address, inside the cluster, that clients send their requests to.
 	Endpoint *string `json:"endpoint,omitempty"`
+	// lar is the observed local activation rate: the share of activations of routed experts whose expert lies on the rank
+	// that serves the token. It moves on a change of 20 milli or more, and at most once a minute; exact figures are metrics.
+	LAR *LARStatusApplyConfiguration `json:"lar,omitempty"`
 	// model is what the inspection found in the checkpoint.
 	Model *ModelStatusApplyConfiguration `json:"model,omitempty"`
 }
@@ -114,6 +117,14 @@ func (b *MoEDeploymentStatusApplyConfiguration) WithRevision(value string) *MoED
 // If called multiple times, the Endpoint field is set to the value of the last call.
 func (b *MoEDeploymentStatusApplyConfiguration) WithEndpoint(value string) *MoEDeploymentStatusApplyConfiguration {
 	b.Endpoint = &value
+	return b
+}
+
+// WithLAR sets the LAR field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the LAR field is set to the value of the last call.
+func (b *MoEDeploymentStatusApplyConfiguration) WithLAR(value *LARStatusApplyConfiguration) *MoEDeploymentStatusApplyConfiguration {
+	b.LAR = value
 	return b
 }
 

@@ -15,6 +15,11 @@ type RoutingSpecApplyConfiguration struct {
 	Mode *apiv1alpha1.RoutingMode `json:"mode,omitempty"`
 	// replicas is the number of request router pods.
 	Replicas *int32 `json:"replicas,omitempty"`
+	// samplePercent is the share of requests of which the router asks the engine for the experts that their tokens
+	// activated, to observe the local activation rate. Clients never see it. Engines pay for the capture (reports go from a few
+	// percent of throughput to much more), so the default is 0: nothing is observed. A change between 0 and more starts
+	// the engines anew.
+	SamplePercent *int32 `json:"samplePercent,omitempty"`
 }
 
 // RoutingSpecApplyConfiguration constructs a declarative configuration of the RoutingSpec type for use with
@@ -36,5 +41,13 @@ func (b *RoutingSpecApplyConfiguration) WithMode(value apiv1alpha1.RoutingMode) 
 // If called multiple times, the Replicas field is set to the value of the last call.
 func (b *RoutingSpecApplyConfiguration) WithReplicas(value int32) *RoutingSpecApplyConfiguration {
 	b.Replicas = &value
+	return b
+}
+
+// WithSamplePercent sets the SamplePercent field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the SamplePercent field is set to the value of the last call.
+func (b *RoutingSpecApplyConfiguration) WithSamplePercent(value int32) *RoutingSpecApplyConfiguration {
+	b.SamplePercent = &value
 	return b
 }

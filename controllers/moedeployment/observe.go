@@ -1,0 +1,89 @@
+package moedeployment
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/router"
+)
+
+const (
+	// observePeriod is how often the routers are asked what they observed.
+	observePeriod = time.Minute
+	// observeTimeout bounds that, so that a router that hangs does not hold up the reconciliation.
+	observeTimeout = 2 * time.Second
+	// enoughSamples is how many sampled requests a rate is reported from: with fewer it says little.
+	enoughSamples = 30
+	// larStep is the change, in thousandths, from which the reported rate moves: status is not a metric.
+	larStep = 20
+)
+
+// observeLAR sums what the routers observed of a revision. Routers that cannot be reached are left out: the rate of the
+// others is as good. It reports false where too few requests were sampled.
+func (r *Reconciler) observeLAR(ctx context.Context, routers []*corev1.Pod, revision string) (router.Activations, bool) {
+	log := logr.FromContextOrDiscard(ctx)
+	var sum router.Activations
+	samples := 0
+	for _, pod := range routers {
+		if !podReady(pod) || pod.Status.PodIP == "" {
+			continue
+		}
+		observations, err := r.fetchObservations(ctx, pod.Status.PodIP)
+		if err != nil {
+			log.V(1).Info("Leaving a router out of the observed local activation rate", "pod", pod.Name, "reason", err.Error())
+			continue
+		}
+		for _, observation := range observations {
+			if observation.Revision == revision {
+				samples++
+				sum.Local += observation.Local
+				sum.Total += observation.Total
+			}
+		}
+	}
+	return sum, samples >= enoughSamples && sum.Total > 0
+}
+
+func (r *Reconciler) fetchObservations(ctx context.Context, podIP string) ([]router.Observation, error) {
+	ctx, cancel := context.WithTimeout(ctx, observeTimeout)
+	defer cancel()
+	url := fmt.Sprintf("http://%s/v1/observations", net.JoinHostPort(podIP, fmt.Sprint(routerMetricsPort)))
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := r.HTTP.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s", response.Status)
+	}
+	var told struct {
+		Observations []router.Observation `json:"observations"`
+	}
+	return told.Observations, json.NewDecoder(response.Body).Decode(&told)
+}
+
+// larStatus is the reported rate: the previous one until the observed one differs by a step and a minute has passed.
+func larStatus(previous *semmoev1.LARStatus, observed router.Activations, now time.Time) *semmoev1.LARStatus {
+	milli := int32(1000 * observed.Local / observed.Total)
+	if previous != nil && (max(milli-previous.ObservedMilli, previous.ObservedMilli-milli) < larStep || now.Sub(previous.ObservedTime.Time) < observePeriod) {
+		return previous
+	}
+	return &semmoev1.LARStatus{
+		ObservedMilli: milli,
+		ObservedTime:  metav1.NewTime(now.Truncate(time.Second)),
+		Summary:       fmt.Sprintf("%.1f%%", float64(milli)/10),
+	}
+}

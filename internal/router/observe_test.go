@@ -1,0 +1,176 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/refengine"
+)
+
+// startReferenceEngine serves the small model on four ranks and returns its address.
+func startReferenceEngine(t *testing.T) string {
+	t.Helper()
+	options := refengine.DefaultOptions()
+	options.ModelPath = "../refengine/testdata/tiny-qwen3moe"
+	options.ServedModelName = "tiny"
+	options.TPSize, options.EPSize, options.DPSize, options.EnableDPAttention = 4, 4, 4, true
+	options.EnableReturnRoutedExperts = true
+	options.Port = freePort(t)
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- refengine.Run(ctx, options) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("the engine ended with %v", err)
+		}
+	})
+	address := fmt.Sprintf("127.0.0.1:%d", options.Port)
+	eventually(t, "the engine serves", func() bool {
+		response, err := http.Get("http://" + address + "/health")
+		if err != nil {
+			return false
+		}
+		response.Body.Close()
+		return response.StatusCode == http.StatusOK
+	})
+	return address
+}
+
+// The router's count of every request equals the engine's own account of what it computed, and clients get the same
+// bytes as from an engine that was not asked.
+func TestObservesWhatTheEngineComputes(t *testing.T) {
+	address := startReferenceEngine(t)
+	adapter, err := registry.For("SGLang")
+	if err != nil {
+		t.Fatal(err)
+	}
+	newProxy := func(percent int) (string, *Observations) {
+		pool := NewPool()
+		pool.Set([]Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", Shape: &Shape{Layers: 4, MoELayers: []int{0, 1, 2, 3}, Experts: 32, ExpertsPerToken: 4}}})
+		proxy, observations := NewProxy(pool, prometheus.NewRegistry(), logr.Discard(), ProxyOptions{
+			RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
+		})
+		server := httptest.NewServer(proxy)
+		t.Cleanup(server.Close)
+		return server.URL, observations
+	}
+	sampling, observations := newProxy(100)
+	plain, none := newProxy(0)
+
+	requests := map[string]string{}
+	for _, prompt := range []string{"func main() {", "SELECT name FROM", "der Hund und die"} {
+		requests["/v1/completions "+prompt] = fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":6}`, prompt)
+		requests["/v1/completions stream "+prompt] = fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":6,"stream":true,"stream_options":{"include_usage":true}}`, prompt)
+		requests["/v1/chat/completions "+prompt] = fmt.Sprintf(`{"model":"tiny","messages":[{"role":"user","content":%q}],"max_tokens":5}`, prompt)
+		requests["/v1/chat/completions stream "+prompt] = fmt.Sprintf(`{"model":"tiny","messages":[{"role":"user","content":%q}],"max_tokens":5,"stream":true}`, prompt)
+		requests["/generate "+prompt] = fmt.Sprintf(`{"text":%q,"sampling_params":{"max_new_tokens":4}}`, prompt)
+		requests["/generate stream "+prompt] = fmt.Sprintf(`{"text":%q,"sampling_params":{"max_new_tokens":4},"stream":true}`, prompt)
+	}
+	before := engineActivations(t, address)
+	for name, body := range requests {
+		path, _, _ := strings.Cut(name, " ")
+		if got := steady(fetch(t, sampling+path, body)); strings.Contains(got, "routed_experts") || strings.Contains(got, "sglext") {
+			t.Errorf("%s: the client got the routed experts: %s", name, got)
+		}
+	}
+	after := engineActivations(t, address)
+	var sum Activations
+	for _, observation := range observations.recent() {
+		sum.Local += observation.Local
+		sum.Total += observation.Total
+	}
+	if len(observations.recent()) != len(requests) {
+		t.Errorf("%d observations of %d requests", len(observations.recent()), len(requests))
+	}
+	want := Activations{Local: after.Local - before.Local, Total: after.Total - before.Total}
+	if sum != want || want.Total == 0 {
+		t.Errorf("observed %+v, the engine computed %+v", sum, want)
+	}
+	if rate := observations.rate(); rate <= 0 || rate >= 1 {
+		t.Errorf("the local activation rate is %v", rate)
+	}
+
+	for name, body := range requests {
+		path, _, _ := strings.Cut(name, " ")
+		if got, want := steady(fetch(t, sampling+path, body)), steady(fetch(t, plain+path, body)); got != want {
+			t.Errorf("%s: a sampled answer differs:\n%s\n%s", name, got, want)
+		}
+	}
+	if len(none.recent()) != 0 {
+		t.Error("a router that samples nothing observed something")
+	}
+	// A client that asks for the routed experts itself gets them.
+	if got := fetch(t, sampling+"/generate", `{"text":"x","return_routed_experts":true,"sampling_params":{"max_new_tokens":2}}`); !strings.Contains(got, "routed_experts") {
+		t.Errorf("the client's own wish was stripped: %s", got)
+	}
+
+	// /v1/observations is what the sums are made from.
+	recorder := httptest.NewRecorder()
+	observations.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/v1/observations", nil))
+	var told struct{ Observations []Observation }
+	if err := json.Unmarshal(recorder.Body.Bytes(), &told); err != nil || len(told.Observations) != 2*len(requests) || told.Observations[0].Revision != "r" {
+		t.Errorf("/v1/observations: %v, %d observations", err, len(told.Observations))
+	}
+}
+
+// fetch posts a body and returns the answer, which must be a success.
+func fetch(t *testing.T, url, body string) string {
+	t.Helper()
+	response, err := http.Post(url, "application/json", bytes.NewReader([]byte(body)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err != nil || response.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %s: %v: %s", url, response.Status, err, data)
+	}
+	return string(data)
+}
+
+// What differs between any two answers: ids, ranks and times.
+var varying = regexp.MustCompile(`"(id|created|dp_rank|e2e_latency)":\s*("[^"]*"|[0-9.e+-]+)`)
+
+func steady(answer string) string { return varying.ReplaceAllString(answer, `"$1":0`) }
+
+var activationsLine = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{locality="(\w+)",rank="\d+"\} (\S+)$`)
+
+func engineActivations(t *testing.T, address string) Activations {
+	t.Helper()
+	response, err := http.Get("http://" + address + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var count Activations
+	for _, match := range activationsLine.FindAllStringSubmatch(string(data), -1) {
+		value, err := strconv.ParseFloat(match[2], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		count.Total += int64(value)
+		if match[1] == "local" {
+			count.Local += int64(value)
+		}
+	}
+	return count
+}

@@ -1,0 +1,119 @@
+package router
+
+import (
+	"bytes"
+	"encoding/json"
+	"hash/fnv"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+
+	"github.com/semmoe/operator/internal/engine"
+)
+
+// HeaderRequestID identifies a request; the router gives one to a request that has none.
+const HeaderRequestID = "X-Request-Id"
+
+// sampled chooses requests by a hash of their id: the same requests whatever the load, the rank or the router, so that
+// the sample is not biased towards any of them.
+func sampled(requestID string, percent int) bool {
+	hash := fnv.New32a()
+	hash.Write([]byte(requestID)) //nolint:errcheck // it never fails
+	// FNV alone mixes the last bytes too little for a modulus: ids that count up would be sampled in runs.
+	mixed := hash.Sum32()
+	mixed ^= mixed >> 16
+	mixed *= 0x85ebca6b
+	mixed ^= mixed >> 13
+	return int(mixed%100) < percent
+}
+
+// ask adds a true boolean member to a JSON object. It reports false, and leaves the body alone, where the body is no
+// object or has the member already: then the answer to it is the client's.
+func ask(body []byte, field string) ([]byte, bool) {
+	var object map[string]json.RawMessage
+	if json.Unmarshal(body, &object) != nil || object == nil {
+		return body, false
+	}
+	if _, present := object[field]; present {
+		return body, false
+	}
+	open := bytes.IndexByte(body, '{') + 1
+	member := strconv.Quote(field) + ":true"
+	if len(object) > 0 {
+		member += ","
+	}
+	out := make([]byte, 0, len(body)+len(member))
+	out = append(out, body[:open]...)
+	out = append(out, member...)
+	return append(out, body[open:]...), true
+}
+
+// meter takes the routed experts out of a response that the client did not ask them for, and counts them.
+type meter struct {
+	engine       engine.RoutedExperts
+	observations *Observations
+	backend      Backend
+	rank         int
+}
+
+// wrap makes the response the client's: without the routed experts.
+func (m *meter) wrap(response *http.Response) error {
+	if kind, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type")); kind == "text/event-stream" {
+		response.Header.Del("Content-Length")
+		response.ContentLength = -1
+		response.Body = &eventStream{upstream: newLineReader(response.Body), body: response.Body, meter: m}
+		return nil
+	}
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		return err
+	}
+	found, rest := m.take(data)
+	m.count(found)
+	response.Body = &replacedBody{Reader: bytes.NewReader(rest), Closer: response.Body}
+	response.ContentLength = int64(len(rest))
+	response.Header.Set("Content-Length", strconv.Itoa(len(rest)))
+	return nil
+}
+
+type replacedBody struct {
+	io.Reader
+	io.Closer
+}
+
+// take cuts the routed experts out of a JSON object, wherever the engine puts them.
+func (m *meter) take(data []byte) (found string, rest []byte) {
+	for _, path := range m.engine.ResponsePaths {
+		value, without, ok := cutMember(data, path)
+		if !ok {
+			continue
+		}
+		data = without
+		var text string
+		if json.Unmarshal(value, &text) == nil && text != "" {
+			found = text
+		}
+	}
+	return found, data
+}
+
+// count counts what a response told; an answer that cannot be read is counted as a failed sample, and harms nobody.
+func (m *meter) count(text string) {
+	shape := m.backend.Shape
+	if text == "" || shape == nil || m.rank == NoRank {
+		m.observations.failures.Inc()
+		return
+	}
+	experts, err := m.engine.Decode(text, shape.Layers, shape.ExpertsPerToken)
+	if err != nil {
+		m.observations.failures.Inc()
+		return
+	}
+	count, err := CountActivations(experts, *shape, m.backend.Ranks, m.rank)
+	if err != nil {
+		m.observations.failures.Inc()
+		return
+	}
+	m.observations.add(m.backend.Revision, m.rank, count)
+}

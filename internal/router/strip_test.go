@@ -1,0 +1,153 @@
+package router
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestCutMember(t *testing.T) {
+	cases := map[string]struct {
+		data  string
+		path  []string
+		value string // empty: not found
+		rest  string
+	}{
+		"first":                {`{"a":1, "b":2}`, []string{"a"}, `1`, `{ "b":2}`},
+		"middle":               {`{"a":1, "b":2, "c":3}`, []string{"b"}, `2`, `{"a":1,  "c":3}`},
+		"last":                 {`{"a":1, "b":[2, {"b":0}] }`, []string{"b"}, `[2, {"b":0}]`, `{"a":1 }`},
+		"only":                 {`{ "a" : "x" }`, []string{"a"}, `"x"`, `{  }`},
+		"nested":               {`{"m":{"a":1,"r":"x","b":2},"c":3}`, []string{"m", "r"}, `"x"`, `{"m":{"a":1,"b":2},"c":3}`},
+		"nested and alone":     {`{"a":1,"m":{"r":"x"},"c":3}`, []string{"m", "r"}, `"x"`, `{"a":1,"c":3}`},
+		"nested, all alone":    {`{"m":{"r":"x"}}`, []string{"m", "r"}, `"x"`, `{}`},
+		"name as a value":      {`{"b":"a","a":"b"}`, []string{"a"}, `"b"`, `{"b":"a"}`},
+		"escaped and unicode":  {`{"k\"":"é,","a":"},","z":0}`, []string{"a"}, `"},"`, `{"k\"":"é,","z":0}`},
+		"absent":               {`{"a":1}`, []string{"b"}, ``, `{"a":1}`},
+		"absent below":         {`{"m":{"a":1}}`, []string{"m", "r"}, ``, `{"m":{"a":1}}`},
+		"below what is no map": {`{"m":1}`, []string{"m", "r"}, ``, `{"m":1}`},
+		"not an object":        {`[{"a":1}]`, []string{"a"}, ``, `[{"a":1}]`},
+		"not JSON":             {`{"a":1`, []string{"a"}, ``, `{"a":1`},
+		"broken after it":      {`{"a":1,"b":}`, []string{"a"}, ``, `{"a":1,"b":}`},
+		"empty":                {``, []string{"a"}, ``, ``},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			value, rest, ok := cutMember([]byte(tc.data), tc.path)
+			if ok != (tc.value != "") || string(value) != tc.value || string(rest) != tc.rest {
+				t.Errorf("found %v, value %s, rest %s; want value %s, rest %s", ok, value, rest, tc.value, tc.rest)
+			}
+		})
+	}
+}
+
+// Whatever the object, what is left is the object without the member.
+func FuzzCutMember(f *testing.F) {
+	f.Add(`{"a":1,"b":[1,2],"c":{"a":null}}`, "b")
+	f.Add(`{"a":1}`, "a")
+	f.Add("{ \"a\" :\n1 ,\t\"b\": 2 }", "b")
+	f.Fuzz(func(t *testing.T, data, name string) {
+		value, rest, ok := cutMember([]byte(data), []string{name})
+		var before, after map[string]json.RawMessage
+		if json.Unmarshal([]byte(data), &before) != nil {
+			return // a decoder that reads on may accept what follows an object; the engine sends whole ones
+		}
+		if !ok {
+			if string(rest) != data {
+				t.Fatalf("%q became %q", data, rest)
+			}
+			return
+		}
+		if err := json.Unmarshal(rest, &after); err != nil {
+			t.Fatalf("%q without %q is %q: %v", data, name, rest, err)
+		}
+		if !json.Valid(value) {
+			t.Fatalf("the value of %q in %q is %q", name, data, value)
+		}
+		if _, still := after[name]; !still && len(before) != len(after)+1 {
+			t.Fatalf("%q without %q is %q", data, name, rest)
+		}
+	})
+}
+
+func TestAsk(t *testing.T) {
+	cases := map[string]struct {
+		body, want string
+		asked      bool
+	}{
+		"object":       {` {"prompt":"x"}`, ` {"r":true,"prompt":"x"}`, true},
+		"empty object": {`{}`, `{"r":true}`, true},
+		"has it":       {`{"r":false}`, `{"r":false}`, false},
+		"not JSON":     {`{"prompt"`, `{"prompt"`, false},
+		"null":         {`null`, `null`, false},
+		"array":        {`[]`, `[]`, false},
+		"nothing":      {``, ``, false},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got, asked := ask([]byte(tc.body), "r")
+			if string(got) != tc.want || asked != tc.asked {
+				t.Errorf("%s, asked %v; want %s, %v", got, asked, tc.want, tc.asked)
+			}
+		})
+	}
+}
+
+func TestSampledIsTheAskedPart(t *testing.T) {
+	const requests = 100_000
+	for _, percent := range []int{0, 1, 5, 50, 100} {
+		count := 0
+		for i := range requests {
+			if sampled(fmt.Sprintf("request-%d", i), percent) {
+				count++
+			}
+		}
+		p := float64(percent) / 100
+		if off := math.Abs(float64(count)/requests - p); off > 4*math.Sqrt(p*(1-p)/requests) {
+			t.Errorf("%d%% sampled as %d of %d", percent, count, requests)
+		}
+		if sampled("x", percent) != sampled("x", percent) {
+			t.Error("the choice is not a function of the id")
+		}
+	}
+}
+
+func TestCountActivations(t *testing.T) {
+	shape := Shape{Layers: 3, MoELayers: []int{1, 2}, Experts: 4, ExpertsPerToken: 2}
+	// Two tokens; layer 0 is dense. Ranks 0 and 1 hold experts 0, 1 and 2, 3.
+	experts := []int32{9, 9, 0, 1, 2, 3, 7, 7, 0, 2, 1, 5}
+	cases := map[string]struct {
+		experts     []int32
+		ranks, rank int
+		want        Activations
+		fails       bool
+	}{
+		"rank 0":          {experts, 2, 0, Activations{4, 7}, false},
+		"rank 1":          {experts, 2, 1, Activations{3, 7}, false},
+		"one rank":        {experts, 1, 0, Activations{7, 7}, false},
+		"nothing":         {nil, 2, 0, Activations{}, false},
+		"half a token":    {experts[:7], 2, 0, Activations{}, true},
+		"no such rank":    {experts, 2, 2, Activations{}, true},
+		"uneven ranks":    {experts, 3, 0, Activations{}, true},
+		"no ranks":        {experts, 0, 0, Activations{}, true},
+		"negative expert": {[]int32{0, 0, -1, 0, 0, 0}, 2, 0, Activations{3, 3}, false},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got, err := CountActivations(tc.experts, shape, tc.ranks, tc.rank)
+			if diff := cmp.Diff(tc.want, got); diff != "" || (err != nil) != tc.fails {
+				t.Errorf("error %v, (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+	for name, bad := range map[string]Shape{
+		"no layers": {MoELayers: []int{0}, Experts: 1, ExpertsPerToken: 1}, "dense": {Layers: 1, Experts: 1, ExpertsPerToken: 1},
+		"layer out of range": {Layers: 1, MoELayers: []int{1}, Experts: 1, ExpertsPerToken: 1},
+	} {
+		if bad.Validate() == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}

@@ -1,0 +1,48 @@
+package e2e
+
+import (
+	"errors"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// The local activation rate of what is served shows up in status. Under the engine's own placement, with requests spread
+// over four ranks, about a quarter of the activations are local.
+func TestObservesLocality(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = 100 })
+	create(t, moed)
+	if current := waitComplete(t, moed); current.Status.LAR != nil {
+		t.Errorf("a rate is reported before any request: %+v", current.Status.LAR)
+	}
+	url := reach(t, moed)
+	var clients errgroup.Group
+	for range 8 {
+		clients.Go(func() error {
+			for range 8 {
+				if err := ask(t.Context(), url, "tiny"); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	if err := clients.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	var lar *semmoev1.LARStatus
+	eventually(t, patience, "the rate is reported", func() error {
+		if lar = get(t, moed).Status.LAR; lar == nil {
+			return errors.New("no rate yet")
+		}
+		return nil
+	})
+	if lar.ObservedMilli < 150 || lar.ObservedMilli > 350 || lar.Summary == "" {
+		t.Errorf("the rate is %+v, want about 250 milli", lar)
+	}
+}

@@ -131,6 +131,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		phases = errors.Join(phases, err)
 	}
 	found, again := findProblem(pods, failedMounts, now)
+	if found == nil {
+		if found, err = r.refusedPods(ctx, observed.revisions, o, now); err != nil {
+			phases = errors.Join(phases, err)
+		}
+	}
 	o.Problem = found
 	after = soonest(after, again)
 	if observes(moed) && o.Revision != "" {
@@ -320,16 +325,54 @@ func (r *Reconciler) failedMounts(ctx context.Context, pods []*corev1.Pod, now t
 		if !waitsForVolumes(pod, now) {
 			continue
 		}
-		var list corev1.EventList
-		if err := r.Events.List(ctx, &list, client.InNamespace(pod.Namespace), client.MatchingFields{
-			"involvedObject.uid": string(pod.UID), "reason": "FailedMount",
-		}); err != nil {
-			return nil, fmt.Errorf("list events of pod %s: %w", pod.Name, err)
+		message, err := r.lastEvent(ctx, pod, "FailedMount", now)
+		if err != nil {
+			return nil, err
 		}
-		latest := slices.MaxFunc(append(list.Items, corev1.Event{}), func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
-		if latest.Message != "" {
-			messages[pod.UID] = lastLine(latest.Message)
+		if message != "" {
+			messages[pod.UID] = message
 		}
 	}
 	return messages, nil
+}
+
+// refusedPods reads why the pods of a workload, or of the inspection, cannot be created: a quota, or the pod security
+// standard of the namespace. No pod exists then that could tell.
+func (r *Reconciler) refusedPods(ctx context.Context, workloads []*appsv1.StatefulSet, o observation, now time.Time) (*problem, error) {
+	var owners []client.Object
+	for _, workload := range workloads {
+		if state := stateOf(workload, o.Pods); workload.UID != "" && state.Existing < state.Replicas {
+			owners = append(owners, workload)
+		}
+	}
+	if job := o.Inspection.Running; job != nil && job.Status.Active == 0 {
+		owners = append(owners, job)
+	}
+	for _, owner := range owners {
+		message, err := r.lastEvent(ctx, owner, "FailedCreate", now)
+		if err != nil {
+			return nil, err
+		}
+		if message != "" {
+			return &problem{"PodsRefused", "The API server refuses the pods: " + message}, nil
+		}
+	}
+	return nil, nil
+}
+
+// lastEvent is the last line of the youngest event of an object with a reason; empty where there is none that is younger
+// than the longest back-off between two tries of the controllers that record it.
+func (r *Reconciler) lastEvent(ctx context.Context, object client.Object, reason string, now time.Time) (string, error) {
+	const stale = 20 * time.Minute
+	var list corev1.EventList
+	if err := r.Events.List(ctx, &list, client.InNamespace(object.GetNamespace()), client.MatchingFields{
+		"involvedObject.uid": string(object.GetUID()), "reason": reason,
+	}); err != nil {
+		return "", fmt.Errorf("list events of %s: %w", object.GetName(), err)
+	}
+	latest := slices.MaxFunc(append(list.Items, corev1.Event{}), func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
+	if now.Sub(latest.LastTimestamp.Time) > stale {
+		return "", nil
+	}
+	return lastLine(latest.Message), nil
 }

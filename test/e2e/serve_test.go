@@ -21,7 +21,9 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -319,6 +321,54 @@ func copyCheckpoint(t *testing.T, dir string) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// A namespace that enforces the restricted pod security standard refuses an engine that does not say it will keep to it:
+// the condition says so, and a security context in the template helps.
+func TestRestrictedNamespace(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	patch := []byte(`{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"restricted"}}}`)
+	if err := api.Patch(t.Context(), object, client.RawPatch(types.MergePatchType, patch)); err != nil {
+		t.Fatal(err)
+	}
+	startManager(t, namespace, nil)
+	// A hostPath is never allowed there: the checkpoint comes by a claim.
+	claim := claimCheckpoint(t, namespace)
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
+		m.Spec.Model.Volume = corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}
+	})
+	create(t, moed)
+	waitCondition(t, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "PodsRefused", "violates PodSecurity", "allowPrivilegeEscalation")
+	update(t, moed, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true), RunAsUser: ptr.To[int64](65532), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
+			Containers: []corev1.Container{{Name: semmoev1.EngineContainer, SecurityContext: &corev1.SecurityContext{
+				AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+			}}},
+		}}
+	})
+	waitComplete(t, moed)
+}
+
+// claimCheckpoint makes a volume of the checkpoint's directory, and a claim that is bound to it.
+func claimCheckpoint(t *testing.T, namespace string) string {
+	t.Helper()
+	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
+	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadOnlyMany}
+	create(t, &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: namespace},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity: size, AccessModes: modes, StorageClassName: namespace, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: checkpointDir()}},
+		},
+	})
+	create(t, &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "models"},
+		Spec:       corev1.PersistentVolumeClaimSpec{AccessModes: modes, StorageClassName: &namespace, Resources: corev1.VolumeResourceRequirements{Requests: size}},
+	})
+	return "models"
 }
 
 // A change of the template under steady traffic: no request fails, and never are fewer replicas ready than the budget

@@ -45,7 +45,7 @@ verify: ## Fail on unformatted, vetted or generated drift
 
 .PHONY: demo
 demo: build controlplane ## From nothing to a served model, on a local control plane (KEEP=1 leaves it up; KUBECONFIG=... uses that cluster)
-	go run ./test/demo
+	CGO_ENABLED=0 go run -trimpath ./test/demo # the flags of bin/semmoe: what is compiled for one serves the other
 
 .PHONY: e2e
 e2e: build controlplane ## Run the end-to-end suite in full on the local control plane

@@ -5,7 +5,7 @@
 tar=${IMAGE_TAR:-$repository/dist/semmoe.tar}
 [ -r "$tar" ] || die "$tar cannot be read: make image"
 cd "$repository"
-[ $# -gt 0 ] || set -- go run ./test/demo
+[ $# -gt 0 ] || set -- env CGO_ENABLED=0 go run -trimpath ./test/demo
 trap '"$here/down.sh"' EXIT
 trap 'exit 130' INT TERM
 IMAGES=$tar "$here/up.sh" 1 >/dev/null

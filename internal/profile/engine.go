@@ -1,0 +1,142 @@
+package profile
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/semmoe/operator/internal/engine"
+)
+
+// RefusedError is an answer by which the engine refuses a request for good.
+type RefusedError struct {
+	Status  int
+	Message string
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("the engine refuses: %d: %s", e.Status, e.Message)
+}
+
+// client speaks an engine's native routes.
+type client struct {
+	base    string // without a slash at the end
+	http    *http.Client
+	adapter engine.Adapter
+	layers  int // hidden layers, dense ones included
+	top     int
+}
+
+// waitHealthy polls until the engine serves.
+func (c *client) waitHealthy(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	last := errors.New("not tried")
+	for {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+c.adapter.HealthPath, nil)
+		if err != nil {
+			return err
+		}
+		response, err := c.http.Do(request)
+		if err == nil {
+			response.Body.Close()
+			if response.StatusCode == http.StatusOK || response.StatusCode == http.StatusNotFound {
+				return nil // a router answers for its engines, and has no health route of theirs
+			}
+			err = errors.New(response.Status)
+		}
+		if ctx.Err() == nil {
+			last = err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the engine at %s does not serve within %v: %w", c.base, limit, last)
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}
+
+// post sends a request. Answers of 4xx are a *RefusedError; others may be tried again.
+func (c *client) post(ctx context.Context, path string, body, into any) error {
+	data, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+path, bytes.NewReader(data))
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := c.http.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(response.Body, 4096))
+		if response.StatusCode >= 400 && response.StatusCode < 500 && response.StatusCode != http.StatusTooManyRequests {
+			return &RefusedError{response.StatusCode, errorMessage(text)}
+		}
+		return fmt.Errorf("%s: %s", response.Status, errorMessage(text))
+	}
+	return json.NewDecoder(response.Body).Decode(into)
+}
+
+// errorMessage is the message in an OpenAI error, or the text itself.
+func errorMessage(text []byte) string {
+	var answer struct {
+		Error struct{ Message string }
+	}
+	if json.Unmarshal(text, &answer) == nil && answer.Error.Message != "" {
+		return answer.Error.Message
+	}
+	return strings.TrimSpace(string(text))
+}
+
+// tokenize returns the token ids of an item.
+func (c *client) tokenize(ctx context.Context, item Item) ([]int32, error) {
+	body := map[string]any{"prompt": item.Prompt}
+	if item.Prompt == "" {
+		body = map[string]any{"messages": item.Messages}
+	}
+	var answer struct {
+		Tokens []int32 `json:"tokens"`
+	}
+	return answer.Tokens, c.post(ctx, "/v1/tokenize", body, &answer)
+}
+
+// record sends token ids and returns the tokens whose routing is known (all but the last generated one) and their
+// experts [tokens][layers][top].
+func (c *client) record(ctx context.Context, ids []int32, newTokens int) (tokens, experts []int32, err error) {
+	var answer struct {
+		OutputIDs []int32        `json:"output_ids"`
+		Meta      map[string]any `json:"meta_info"`
+	}
+	err = c.post(ctx, "/generate", map[string]any{
+		"input_ids":                          ids,
+		c.adapter.RoutedExperts.RequestField: true,
+		"sampling_params":                    map[string]any{"temperature": 0, "max_new_tokens": newTokens},
+	}, &answer)
+	if err != nil {
+		return nil, nil, err
+	}
+	text, _ := answer.Meta["routed_experts"].(string)
+	if text == "" {
+		return nil, nil, &RefusedError{http.StatusOK, "its answer has no routed experts"}
+	}
+	if experts, err = c.adapter.RoutedExperts.Decode(text, c.layers, c.top); err != nil {
+		return nil, nil, err
+	}
+	all := append(append([]int32(nil), ids...), answer.OutputIDs...)
+	known := len(experts) / (c.layers * c.top)
+	if known > len(all) || known < len(ids) {
+		return nil, nil, fmt.Errorf("the engine tells the experts of %d tokens, for a prompt of %d and %d generated", known, len(ids), len(answer.OutputIDs))
+	}
+	return all[:known], experts, nil
+}

@@ -1,0 +1,212 @@
+package profile
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/refengine"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+const model = "../refengine/testdata/tiny-qwen3moe"
+
+// startEngine serves the small model and returns its URL.
+func startEngine(t *testing.T, routedExperts bool) string {
+	t.Helper()
+	options := refengine.DefaultOptions()
+	options.ModelPath, options.ServedModelName = model, "tiny"
+	options.EnableReturnRoutedExperts = routedExperts
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	options.Port = listener.Addr().(*net.TCPAddr).Port
+	listener.Close()
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- refengine.Run(ctx, options) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("the engine ended with %v", err)
+		}
+	})
+	return fmt.Sprintf("http://127.0.0.1:%d", options.Port)
+}
+
+// golden is what an independent implementation computed for some prompts.
+type golden struct {
+	Cases []struct {
+		Text           string      `json:"text"`
+		PromptIDs      []int32     `json:"prompt_ids"`
+		ExpertsByLayer [][][]int32 `json:"experts_by_layer"` // [layer][token][top]
+	} `json:"cases"`
+}
+
+func readGolden(t *testing.T) golden {
+	t.Helper()
+	data, err := os.ReadFile(model + "/golden.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var g golden
+	if err := json.Unmarshal(data, &g); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func options(t *testing.T, endpoint string, items []Item) Options {
+	t.Helper()
+	adapter, err := registry.For("SGLang")
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, err := checkpoint.Inspect(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := os.ReadFile(model + "/config.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Options{
+		Endpoint: endpoint, Adapter: adapter, Report: report, Config: string(config), Items: items,
+		Tokens: 1 << 20, RequestTokens: 512, NewTokens: 1, Concurrency: 4, Wait: time.Minute,
+	}
+}
+
+// The trace holds, for every prompt, the token ids and experts that are known for it, and does not depend on how many
+// requests are in flight.
+func TestRecordsWhatIsKnown(t *testing.T) {
+	endpoint := startEngine(t, true)
+	g := readGolden(t)
+	var items []Item
+	for i, c := range g.Cases {
+		items = append(items, Item{Line: i + 1, Prompt: c.Text, Domain: []string{"even", "odd"}[i%2]})
+	}
+	o := options(t, endpoint, items)
+	var last Progress
+	o.Progress = func(p Progress) { last = p }
+	recorded, summary, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if recorded.Requests() != len(g.Cases) || last.Done != len(g.Cases) || last.Tokens != len(recorded.Tokens) {
+		t.Fatalf("%d requests of %d, progress %+v", recorded.Requests(), len(g.Cases), last)
+	}
+	for r, c := range g.Cases {
+		if diff := cmp.Diff(c.PromptIDs, recorded.Request(r)); diff != "" {
+			t.Fatalf("request %d: tokens (-want +got):\n%s", r, diff)
+		}
+		for position := range c.PromptIDs {
+			for layer := range c.ExpertsByLayer {
+				row := recorded.Row(int(recorded.Offsets[r])+position, layer)
+				for i, expert := range c.ExpertsByLayer[layer][position] {
+					if int32(row[i]) != expert {
+						t.Fatalf("request %d, token %d, layer %d: experts %v, want %v", r, position, layer, row, c.ExpertsByLayer[layer][position])
+					}
+				}
+			}
+		}
+	}
+	if summary.Tokens != len(recorded.Tokens) || summary.DistinctTokens == 0 || summary.CoverageMilli == 0 || summary.SkewMilli <= 1000 {
+		t.Errorf("summary %+v", summary)
+	}
+	o.Concurrency, o.Progress = 1, nil
+	again, _, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(recorded, again); diff != "" {
+		t.Errorf("one at a time gives another trace:\n%s", diff)
+	}
+
+	// It is a trace that others can read.
+	path := t.TempDir() + "/t.safetensors.zst"
+	if err := trace.Create(path, recorded); err != nil {
+		t.Fatal(err)
+	}
+	read, err := trace.Open(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(recorded.Experts, read.Experts); diff != "" || !cmp.Equal(read.Model.Domains, []string{"even", "odd"}) {
+		t.Errorf("domains %v, (-want +got):\n%s", read.Model.Domains, diff)
+	}
+
+	// Limits: tokens of a prompt, tokens in all, and generated tokens that are recorded too.
+	o.RequestTokens, o.Tokens, o.NewTokens, o.Concurrency = 5, 20, 3, 4
+	short, _, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if short.Length(0) != 5+3-1 || short.Requests() != 3 {
+		t.Errorf("%d requests, the first of %d tokens; want 3 of 7", short.Requests(), short.Length(0))
+	}
+}
+
+func TestRecordsConversations(t *testing.T) {
+	o := options(t, startEngine(t, true), []Item{{Line: 1, Messages: []Message{{"user", "hello"}, {"assistant", "world"}}}})
+	recorded, _, err := Run(t.Context(), o)
+	if err != nil || recorded.Requests() != 1 || len(recorded.Tokens) < 2 {
+		t.Errorf("%v: %+v", err, recorded)
+	}
+}
+
+func TestNamesWhatIsWrong(t *testing.T) {
+	items := []Item{{Line: 7, Prompt: "hello"}}
+	t.Run("engine that does not tell", func(t *testing.T) {
+		_, _, err := Run(t.Context(), options(t, startEngine(t, false), items))
+		var refused *RefusedError
+		if !errors.As(err, &refused) || !strings.Contains(err.Error(), "--enable-return-routed-experts") || !strings.Contains(err.Error(), "line 7") {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("engine that is not there", func(t *testing.T) {
+		o := options(t, "http://127.0.0.1:1", items)
+		o.Wait = 100 * time.Millisecond
+		if _, _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "does not serve within 100ms") {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("engine that answers for another model", func(t *testing.T) {
+		endpoint := startEngine(t, true)
+		o := options(t, endpoint, items)
+		o.Report.Experts = 8
+		if _, _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "the model has experts 0 to 7") {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("engine that fails now and then", func(t *testing.T) {
+		endpoint := startEngine(t, true)
+		calls := 0
+		flaky := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/generate" {
+				if calls++; calls == 1 {
+					http.Error(w, "out of memory", http.StatusInternalServerError)
+					return
+				}
+			}
+			http.Redirect(w, r, endpoint+r.URL.Path, http.StatusTemporaryRedirect)
+		}))
+		defer flaky.Close()
+		recorded, _, err := Run(t.Context(), options(t, flaky.URL, items))
+		if err != nil || recorded.Requests() != 1 {
+			t.Errorf("%v", err)
+		}
+	})
+}

@@ -1,0 +1,245 @@
+package trace
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// MaxBytes is the default bound on the uncompressed size of a trace: a small compressed file cannot fill the memory.
+const MaxBytes = 32 << 30
+
+// zstdMagic begins every zstd frame.
+var zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
+
+// Open reads the trace in a file, plain or zstd-compressed; the content decides, not the name. A fault of the file is
+// an *InvalidError that names the file.
+func Open(ctx context.Context, path string) (*Trace, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	if info, err := file.Stat(); err == nil && info.IsDir() {
+		return nil, invalidf("%s: is a directory; a routing trace is a .safetensors or .safetensors.zst file", path)
+	}
+	t, err := Read(contextReader{ctx, file}, MaxBytes)
+	if IsInvalid(err) {
+		return nil, invalidf("%s: %v", path, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return t, nil
+}
+
+// contextReader makes reading a large file cancellable.
+type contextReader struct {
+	ctx context.Context
+	io.Reader
+}
+
+func (r contextReader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.Reader.Read(p)
+}
+
+// Read reads a trace of at most maxBytes uncompressed bytes and checks it.
+func Read(r io.Reader, maxBytes int64) (*Trace, error) {
+	input := &recordingReader{Reader: r}
+	source := bufio.NewReaderSize(input, 1<<20)
+	magic, err := source.Peek(len(zstdMagic))
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	if !bytes.Equal(magic, zstdMagic) {
+		return readPlain(source, maxBytes)
+	}
+	// One goroutine: the decoder must not read the source behind our back.
+	decoder, err := zstd.NewReader(source, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20))
+	if err != nil {
+		return nil, err
+	}
+	defer decoder.Close()
+	t, err := readPlain(decoder, maxBytes)
+	if err != nil && !IsInvalid(err) && input.fault == nil {
+		return nil, invalidf("zstd data is damaged: %v", err)
+	}
+	return t, err
+}
+
+// recordingReader remembers that reading itself failed: every other error of a decoder is a fault of the data.
+type recordingReader struct {
+	io.Reader
+	fault error
+}
+
+func (r *recordingReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		r.fault = err
+	}
+	return n, err
+}
+
+// stream reads forward only, hashes what it reads, and turns an early end into an error that says where.
+type stream struct {
+	r      io.Reader
+	digest hash.Hash
+	buffer []byte
+}
+
+func (s *stream) next(n int, what string) ([]byte, error) {
+	chunk := s.buffer[:n]
+	if _, err := io.ReadFull(s.r, chunk); err != nil {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return nil, invalidf("is truncated within %s: fetch the file again", what)
+		}
+		return nil, err
+	}
+	s.digest.Write(chunk)
+	return chunk, nil
+}
+
+func readPlain(r io.Reader, maxBytes int64) (*Trace, error) {
+	s := &stream{r: r, digest: sha256.New(), buffer: make([]byte, 64<<10)}
+	text, err := s.header()
+	if err != nil {
+		return nil, err
+	}
+	tensors, metadata, err := parseHeader(text)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkTensors(tensors); err != nil {
+		return nil, err
+	}
+	if size := tensors[len(tensors)-1].end; size > maxBytes {
+		return nil, invalidf("holds %d bytes of data; at most %d are read", size, maxBytes)
+	}
+	t := &Trace{}
+	for _, entry := range tensors {
+		if entry.name == "routed_experts" {
+			if t.Model, err = parseModel(metadata, entry.shape); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, entry := range tensors {
+		if err := t.decode(s, entry); err != nil {
+			return nil, err
+		}
+	}
+	if n, err := io.ReadFull(r, s.buffer[:1]); n > 0 {
+		return nil, invalidf("has extra bytes after the last tensor")
+	} else if !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	s.digest.Sum(t.Digest[:0])
+	return t, t.Validate()
+}
+
+func (s *stream) header() ([]byte, error) {
+	prefix, err := s.next(8, "the length of the header")
+	if err != nil {
+		return nil, err
+	}
+	length := binary.LittleEndian.Uint64(prefix)
+	if length > maxHeaderBytes {
+		return nil, invalidf("header length %d is above %d: not a safetensors file, or damaged", length, maxHeaderBytes)
+	}
+	var text []byte
+	for rest := int(length); rest > 0; {
+		chunk, err := s.next(min(rest, len(s.buffer)), "the header")
+		if err != nil {
+			return nil, err
+		}
+		text, rest = append(text, chunk...), rest-len(chunk)
+	}
+	return text, nil
+}
+
+func (t *Trace) decode(s *stream, entry tensor) (err error) {
+	switch entry.name {
+	case "input_ids":
+		t.Tokens, err = decodeTensor[int32](s, entry)
+	case "request_offsets":
+		t.Offsets, err = decodeTensor[int64](s, entry)
+	case "request_document":
+		t.Documents, err = decodeTensor[int32](s, entry)
+	case "request_domain":
+		t.Domains, err = decodeTensor[uint8](s, entry)
+	case "routed_experts":
+		t.Experts, err = decodeTensor[uint16](s, entry)
+	default:
+		_, err = decodeTensor[struct{}](s, entry)
+	}
+	return err
+}
+
+// decodeTensor reads a tensor of integers into a slice; a slice of struct{} skips it. The slice grows with the data, so
+// that a header cannot make it large.
+func decodeTensor[T int32 | int64 | uint8 | uint16 | struct{}](s *stream, entry tensor) ([]T, error) {
+	const firstAllocation = 1 << 22
+	var values []T
+	if _, skip := any(values).([]struct{}); !skip {
+		values = make([]T, 0, min(entry.elements(), firstAllocation))
+	}
+	for rest := entry.end - entry.begin; rest > 0; {
+		chunk, err := s.next(int(min(rest, int64(len(s.buffer)))), fmt.Sprintf("tensor %q", entry.name))
+		if err != nil {
+			return nil, err
+		}
+		rest -= int64(len(chunk))
+		switch v := any(&values).(type) {
+		case *[]int32:
+			*v = appendInt32(*v, chunk, entry.dtype)
+		case *[]int64:
+			for ; len(chunk) > 0; chunk = chunk[8:] {
+				*v = append(*v, int64(binary.LittleEndian.Uint64(chunk)))
+			}
+		case *[]uint8:
+			*v = append(*v, chunk...)
+		case *[]uint16:
+			*v = appendUint16(*v, chunk, entry.dtype)
+		}
+	}
+	return values, nil
+}
+
+func appendInt32(values []int32, chunk []byte, dtype string) []int32 {
+	if dtype == "U16" {
+		for ; len(chunk) > 0; chunk = chunk[2:] {
+			values = append(values, int32(binary.LittleEndian.Uint16(chunk)))
+		}
+		return values
+	}
+	for ; len(chunk) > 0; chunk = chunk[4:] {
+		values = append(values, int32(binary.LittleEndian.Uint32(chunk)))
+	}
+	return values
+}
+
+func appendUint16(values []uint16, chunk []byte, dtype string) []uint16 {
+	if dtype == "U8" {
+		for _, b := range chunk {
+			values = append(values, uint16(b))
+		}
+		return values
+	}
+	for ; len(chunk) > 0; chunk = chunk[2:] {
+		values = append(values, binary.LittleEndian.Uint16(chunk))
+	}
+	return values
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client/config"
+
+	"github.com/semmoe/operator/internal/artifact/store"
+)
+
+func newStoreCommand() *cobra.Command {
+	namespace := cmp.Or(os.Getenv("POD_NAMESPACE"), "semmoe-system")
+	service := "semmoe-store." + namespace + ".svc"
+	var options store.Options
+	var authority, manager string
+	command := &cobra.Command{
+		Use:   "store",
+		Short: "Keep artifacts, named by their digests, in a directory or in S3",
+		Args:  cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			var err error
+			if options.Authority, err = namespacedName("--authority", authority); err != nil {
+				return err
+			}
+			if options.Manager, err = namespacedName("--manager-service-account", manager); err != nil {
+				return err
+			}
+			rest, err := config.GetConfig()
+			if err != nil {
+				return err
+			}
+			// A token costs two questions a minute; many pods may start at once.
+			rest.QPS, rest.Burst = 50, 100
+			clients, err := kubernetes.NewForConfig(rest)
+			if err != nil {
+				return err
+			}
+			return store.Run(withLogger(command.Context(), "store"), clients, options, nil)
+		},
+	}
+	flags := command.Flags()
+	flags.StringVar(&options.URL, "url", "", "where artifacts are kept: file:///directory, or s3://bucket with the parameters region, endpoint, use_path_style, ssetype and so on (required)")
+	flags.StringVar(&options.BindAddress, "bind-address", ":8443", "address for clients (HTTPS)")
+	flags.StringVar(&options.MetricsAddress, "metrics-bind-address", ":9090", "address of /healthz, /readyz and /metrics (HTTP)")
+	flags.StringVar(&options.TLSCertFile, "tls-cert-file", "", "certificate (PEM) of the server, read anew when it changes (default: one of the store's own authority)")
+	flags.StringVar(&options.TLSKeyFile, "tls-key-file", "", "key (PEM) of --tls-cert-file")
+	flags.StringVar(&authority, "authority", namespace+"/semmoe-store-ca", "namespace/name of the Secret that holds the store's own certificate authority, made at the first start, and of the ConfigMap that gives its certificate to clients as ca.crt")
+	flags.StringSliceVar(&options.TLSHosts, "tls-hosts", []string{service, service + ".cluster.local"}, "names and addresses that the certificate of the own authority is for")
+	flags.StringVar(&manager, "manager-service-account", namespace+"/semmoe-manager", "namespace/name of the ServiceAccount that may read, write, list and delete everything")
+	flags.Int64Var(&options.MaxArtifactBytes, "max-artifact-bytes", 8<<30, "size of the largest artifact that is stored")
+	flags.DurationVar(&options.DrainTimeout, "drain-timeout", 20*time.Second, "how long running transfers may take after SIGTERM")
+	if err := command.MarkFlagRequired("url"); err != nil {
+		panic(err) // the flag is defined above
+	}
+	return command
+}
+
+func namespacedName(flag, value string) (types.NamespacedName, error) {
+	namespace, name, ok := strings.Cut(value, "/")
+	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+		return types.NamespacedName{}, fmt.Errorf("%s %q: must be namespace/name", flag, value)
+	}
+	return types.NamespacedName{Namespace: namespace, Name: name}, nil
+}

@@ -1,0 +1,108 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"gocloud.dev/blob"
+	"gocloud.dev/blob/fileblob"
+	_ "gocloud.dev/blob/s3blob" // opens s3:// URLs
+	"golang.org/x/sys/unix"
+)
+
+const lockName = ".lock"
+
+// directory is what a bucket on a file system needs beside fileblob: durability, and to be alone.
+type directory struct {
+	handle *os.File
+	lock   *os.File
+}
+
+// openDirectory takes the lock, and removes what a store that was killed left half-written: with the lock held, no other
+// one is writing.
+func openDirectory(address string) (*blob.Bucket, *directory, error) {
+	u, err := url.Parse(address)
+	if err != nil {
+		return nil, nil, err
+	}
+	if u.Host != "" || !filepath.IsAbs(u.Path) || u.RawQuery != "" {
+		return nil, nil, errors.New("must be file:// and an absolute path, without parameters")
+	}
+	dir := &directory{}
+	if dir.handle, err = os.Open(u.Path); err != nil {
+		return nil, nil, err
+	}
+	if dir.lock, err = lock(filepath.Join(u.Path, lockName)); err != nil {
+		dir.handle.Close()
+		return nil, nil, err
+	}
+	if err := removeTemporary(u.Path); err != nil {
+		return nil, nil, errors.Join(err, dir.close())
+	}
+	bucket, err := fileblob.OpenBucket(u.Path, &fileblob.Options{
+		NoTempDir: true, // a rename must stay inside the file system
+		Metadata:  fileblob.MetadataDontWrite,
+	})
+	if err != nil {
+		return nil, nil, errors.Join(err, dir.close())
+	}
+	return bucket, dir, nil
+}
+
+func lock(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		file.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, errors.New("another store uses this directory")
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return file, nil
+}
+
+func removeTemporary(path string) error {
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if !isTemporaryName(entry.Name()) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(path, entry.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sync makes names durable: without it, a rename can be lost with the power.
+func (d *directory) sync() error { return d.handle.Sync() }
+
+// fits tells before the first byte is sent that an upload has no chance.
+func (d *directory) fits(size int64) error {
+	free, err := d.free()
+	if err == nil && size > free {
+		return syscall.ENOSPC
+	}
+	return err
+}
+
+// free is the number of bytes that can still be written.
+func (d *directory) free() (int64, error) {
+	var stat unix.Statfs_t
+	if err := unix.Fstatfs(int(d.handle.Fd()), &stat); err != nil {
+		return 0, err
+	}
+	return int64(stat.Bavail) * stat.Bsize, nil
+}
+
+func (d *directory) close() error { return errors.Join(d.lock.Close(), d.handle.Close()) }

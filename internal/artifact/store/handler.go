@@ -1,0 +1,313 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/semmoe/operator/internal/artifact"
+)
+
+// stallTimeout is how long a transfer may stand still before it is cut off. There is no limit on the whole: how long an
+// artifact takes depends on its size.
+const stallTimeout = time.Minute
+
+// handler speaks the protocol.
+type handler struct {
+	store    *Store
+	identify func(ctx context.Context, token string) (caller, error)
+	metrics  *metrics
+	log      logr.Logger
+	maxBytes int64
+}
+
+// request is one request after its path was read and its caller was let in.
+type request struct {
+	*http.Request
+	w     *response
+	log   logr.Logger
+	scope artifact.Scope
+}
+
+func (h *handler) routes() http.Handler {
+	mux := http.NewServeMux()
+	const scope = "/v1/namespaces/{namespace}/{kind}/{id}"
+	for pattern, route := range map[string]struct {
+		operation string
+		verb      Verb
+		serve     func(*request) error
+	}{
+		"PUT " + scope + "/artifacts/{digest}":    {"put", Write, h.put},
+		"GET " + scope + "/artifacts/{digest}":    {"get", Read, h.get},
+		"HEAD " + scope + "/artifacts/{digest}":   {"head", Read, h.head},
+		"DELETE " + scope + "/artifacts/{digest}": {"delete", Delete, h.delete},
+		"GET " + scope + "/artifacts":             {"list", Read, h.list},
+		"PUT " + scope + "/result":                {"publish", Write, h.publish},
+		"GET " + scope + "/result":                {"result", Read, h.result},
+		"GET /v1/artifacts":                       {"list-all", Read, h.listAll},
+	} {
+		mux.Handle(pattern, h.handle(route.operation, route.verb, route.serve))
+	}
+	return mux
+}
+
+// handle lets a caller in, runs the operation, and answers with its error.
+func (h *handler) handle(operation string, verb Verb, serve func(*request) error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		start := time.Now()
+		out := &response{ResponseWriter: w, control: http.NewResponseController(w)}
+		out.extend() // a connection that is used again keeps the deadline of its last response
+		req := &request{Request: r, w: out, log: h.log.WithValues("operation", operation)}
+		defer func() {
+			h.metrics.requests.WithLabelValues(operation, strconv.Itoa(out.status())).Inc()
+			h.metrics.seconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
+		}()
+		err := h.admit(req, verb)
+		if err == nil {
+			err = serve(req)
+		}
+		if err != nil {
+			h.answer(req, err)
+			return
+		}
+		req.log.V(1).Info("Served", "duration", time.Since(start).String())
+	})
+}
+
+// admit finds the scope and the caller, and lets the policy decide.
+func (h *handler) admit(r *request, verb Verb) error {
+	everything := r.PathValue("namespace") == ""
+	if !everything {
+		r.scope = artifact.Scope{Namespace: r.PathValue("namespace"), Kind: artifact.Kind(r.PathValue("kind")), ID: r.PathValue("id")}
+		if err := r.scope.Validate(); err != nil {
+			return fail(http.StatusBadRequest, "%v", err)
+		}
+		r.log = r.log.WithValues("scope", r.scope.String())
+	}
+	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	who, err := h.identify(r.Context(), token)
+	if err != nil {
+		return err
+	}
+	r.log = r.log.WithValues("caller", who.name())
+	if everything && !who.manager {
+		return fail(http.StatusForbidden, "only the manager may list all artifacts")
+	}
+	if err := who.authorize(verb, r.scope); err != nil {
+		return fail(http.StatusForbidden, "%v", err)
+	}
+	return nil
+}
+
+// answer sends an error, or cuts the connection if a part of a body is on its way: the client must not take it for whole.
+func (h *handler) answer(r *request, err error) {
+	status := &artifact.StatusError{Code: http.StatusInternalServerError, Message: "the store failed; its log says why"}
+	var gone *clientError
+	switch {
+	case errors.As(err, &status):
+		r.log.Info("Refusing", "status", status.Code, "reason", status.Message)
+	case errors.As(err, &gone), r.Context().Err() != nil:
+		status = &artifact.StatusError{Code: http.StatusRequestTimeout, Message: "the transfer was cut off, or stood still for " + stallTimeout.String()}
+		r.log.Info("Transfer was cut off", "reason", err.Error())
+	default:
+		r.log.Error(err, "Failed")
+	}
+	if r.w.code != 0 {
+		panic(http.ErrAbortHandler)
+	}
+	r.w.json(status.Code, map[string]string{"error": status.Message})
+}
+
+func (h *handler) put(r *request) error {
+	digest, err := digestOf(r)
+	if err != nil {
+		return err
+	}
+	switch {
+	case r.ContentLength < 0:
+		return fail(http.StatusLengthRequired, "the length of the artifact must be declared (Content-Length)")
+	case r.ContentLength > h.maxBytes:
+		return fail(http.StatusRequestEntityTooLarge, "the artifact has %d bytes, at most %d are allowed", r.ContentLength, h.maxBytes)
+	}
+	body := &upload{r: r.Body, control: r.w.control}
+	err = h.store.Put(r.Context(), r.scope, digest, body, r.ContentLength)
+	h.metrics.bytes.WithLabelValues("in").Add(float64(body.received))
+	if err != nil {
+		// A client that is still sending would see a broken connection instead of the answer.
+		if body.received > 0 {
+			io.Copy(io.Discard, body) //nolint:errcheck // the first error is the one to tell
+		}
+		return err
+	}
+	r.log.Info("Stored", "digest", digest, "bytes", r.ContentLength)
+	r.w.json(http.StatusCreated, artifact.Result{Digest: digest})
+	return nil
+}
+
+// get sends the bytes. Damage shows when all of them are sent: the client's own check refuses them, the store's finds out
+// for those who run it.
+func (h *handler) get(r *request) error {
+	digest, err := digestOf(r)
+	if err != nil {
+		return err
+	}
+	content, size, err := h.store.Get(r.Context(), r.scope, digest)
+	if err != nil {
+		return err
+	}
+	defer content.Close()
+	r.w.Header().Set("Content-Type", "application/octet-stream")
+	r.w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+	sent, err := io.Copy(r.w, content)
+	h.metrics.bytes.WithLabelValues("out").Add(float64(sent))
+	if errors.Is(err, artifact.ErrCorrupt) {
+		h.metrics.corrupt.Inc()
+		r.log.Error(err, "Stored bytes are damaged", "digest", digest)
+		return nil
+	}
+	return err
+}
+
+func (h *handler) head(r *request) error {
+	digest, err := digestOf(r)
+	if err != nil {
+		return err
+	}
+	found, err := h.store.Stat(r.Context(), r.scope, digest)
+	if err != nil {
+		return err
+	}
+	r.w.Header().Set("Content-Length", strconv.FormatInt(found.Size, 10))
+	r.w.WriteHeader(http.StatusOK)
+	return nil
+}
+
+func (h *handler) delete(r *request) error {
+	digest, err := digestOf(r)
+	if err != nil {
+		return err
+	}
+	modified, err := time.Parse(time.RFC3339Nano, r.URL.Query().Get("modified"))
+	if err != nil {
+		return fail(http.StatusBadRequest, "parameter modified: must be the time (RFC 3339) that a list shows for the artifact")
+	}
+	if err := h.store.Delete(r.Context(), r.scope, digest, modified); err != nil {
+		return err
+	}
+	r.log.Info("Deleted", "digest", digest)
+	r.w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (h *handler) list(r *request) error    { return h.listScope(r, &r.scope) }
+func (h *handler) listAll(r *request) error { return h.listScope(r, nil) }
+
+func (h *handler) listScope(r *request, scope *artifact.Scope) error {
+	artifacts, err := h.store.List(r.Context(), scope)
+	if err != nil {
+		return err
+	}
+	r.w.json(http.StatusOK, artifact.List{Artifacts: artifacts})
+	return nil
+}
+
+func (h *handler) publish(r *request) error {
+	var asked artifact.Result
+	if err := json.NewDecoder(io.LimitReader(r.Body, maxResult)).Decode(&asked); err != nil {
+		return fail(http.StatusBadRequest, `body: must be {"digest": "<sha256>"}`)
+	}
+	digest, err := artifact.ParseDigest(string(asked.Digest))
+	if err != nil {
+		return fail(http.StatusBadRequest, "%v", err)
+	}
+	won, err := h.store.Publish(r.Context(), r.scope, digest)
+	if err != nil {
+		return err
+	}
+	r.log.Info("Published", "digest", won, "asked", digest)
+	r.w.json(http.StatusOK, artifact.Result{Digest: won})
+	return nil
+}
+
+func (h *handler) result(r *request) error {
+	digest, err := h.store.Published(r.Context(), r.scope)
+	if err != nil {
+		return err
+	}
+	r.w.json(http.StatusOK, artifact.Result{Digest: digest})
+	return nil
+}
+
+func digestOf(r *request) (artifact.Digest, error) {
+	digest, err := artifact.ParseDigest(r.PathValue("digest"))
+	if err != nil {
+		return "", fail(http.StatusBadRequest, "%v", err)
+	}
+	return digest, nil
+}
+
+// clientError is an error of the connection to the client.
+type clientError struct{ error }
+
+func (e *clientError) Unwrap() error { return e.error }
+
+// response remembers the status, and gives its connection another while with each part.
+type response struct {
+	http.ResponseWriter
+	control *http.ResponseController
+	code    int
+}
+
+func (w *response) WriteHeader(code int) {
+	w.code = code
+	w.ResponseWriter.WriteHeader(code)
+}
+
+func (w *response) Write(p []byte) (int, error) {
+	w.code = max(w.code, http.StatusOK)
+	w.extend()
+	n, err := w.ResponseWriter.Write(p)
+	if err != nil {
+		err = &clientError{err}
+	}
+	return n, err
+}
+
+func (w *response) status() int { return max(w.code, http.StatusOK) }
+
+func (w *response) json(code int, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	json.NewEncoder(w).Encode(value) //nolint:errcheck // the client went away
+}
+
+// Every connection of a server can have deadlines.
+func (w *response) extend() { w.control.SetWriteDeadline(time.Now().Add(stallTimeout)) } //nolint:errcheck
+
+// upload reads the body of a request, and gives its connection another while with each part. Once all has arrived there
+// is no deadline: the disk may take its time.
+type upload struct {
+	r        io.Reader
+	control  *http.ResponseController
+	received int64
+}
+
+func (u *upload) Read(p []byte) (int, error) {
+	u.control.SetReadDeadline(time.Now().Add(stallTimeout)) //nolint:errcheck
+	n, err := u.r.Read(p)
+	u.received += int64(n)
+	switch {
+	case err == io.EOF:
+		u.control.SetReadDeadline(time.Time{}) //nolint:errcheck
+	case err != nil:
+		err = &clientError{err}
+	}
+	return n, err
+}

@@ -1,0 +1,56 @@
+package store
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+)
+
+// metrics are the store's own; their labels are bounded by the operations of the protocol, HTTP status codes and the
+// values below.
+type metrics struct {
+	requests *prometheus.CounterVec
+	seconds  *prometheus.HistogramVec
+	bytes    *prometheus.CounterVec
+	reviews  *prometheus.CounterVec
+	corrupt  prometheus.Counter
+}
+
+func newMetrics(registry *prometheus.Registry) *metrics {
+	m := &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semmoe_store_requests_total", Help: "Requests answered, by operation and HTTP status code.",
+		}, []string{"operation", "code"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "semmoe_store_request_duration_seconds", Help: "Time that requests took, transfer included, by operation.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 4, 10),
+		}, []string{"operation"}),
+		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semmoe_store_transferred_bytes_total", Help: "Bytes of artifacts received and sent, by direction: in or out.",
+		}, []string{"direction"}),
+		reviews: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semmoe_store_token_reviews_total", Help: "Questions to the API server about a token, by result: accepted, refused or error.",
+		}, []string{"result"}),
+		corrupt: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "semmoe_store_corrupt_reads_total", Help: "Reads of an artifact whose stored bytes are not those of its digest.",
+		}),
+	}
+	registry.MustRegister(m.requests, m.seconds, m.bytes, m.reviews, m.corrupt,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// watchSpace adds the free space of a store on a directory.
+func watchSpace(registry *prometheus.Registry, store *Store) {
+	if store.dir == nil {
+		return
+	}
+	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "semmoe_store_free_bytes", Help: "Bytes that the store's volume can still take.",
+	}, func() float64 {
+		free, err := store.dir.free()
+		if err != nil {
+			return 0
+		}
+		return float64(free)
+	}))
+}

@@ -1,0 +1,64 @@
+package store
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
+)
+
+// Verb is what a request does with a scope.
+type Verb string
+
+// The verbs. Read includes listing; Delete, and listing all scopes, are the manager's alone.
+const (
+	Read   Verb = "read"
+	Write  Verb = "write"
+	Delete Verb = "delete"
+)
+
+const (
+	// componentProfile is the component of the pods of a profiling Job.
+	componentProfile = "profile"
+	// annotationPlanDigest is the full digest of the plan that a pod was made for.
+	annotationPlanDigest = "semmoe.io/plan-digest"
+)
+
+// Authorize tells why a pod may not do something with a scope, or returns nil if it may. The package's documentation has
+// the table.
+func Authorize(pod *corev1.Pod, verb Verb, scope artifact.Scope) error {
+	if pod.Namespace != scope.Namespace {
+		return fmt.Errorf("pod %s/%s may not %s artifacts of namespace %s: only of its own", pod.Namespace, pod.Name, verb, scope.Namespace)
+	}
+	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		return fmt.Errorf("pod %s/%s may not %s artifacts: it has ended", pod.Namespace, pod.Name, verb)
+	}
+	switch {
+	case scope.Kind == artifact.Profile && (verb == Read || verb == Write) && profiles(pod, scope.ID):
+		return nil
+	case scope.Kind == artifact.Plan && verb == Read && (isRouter(pod) || serves(pod, scope.ID)):
+		return nil
+	}
+	return fmt.Errorf("pod %s/%s may not %s %s: it is of component %q, inputs %q, plan %q", pod.Namespace, pod.Name, verb, scope,
+		pod.Labels[semmoev1.LabelComponent], pod.Labels[semmoev1.LabelInputs], pod.Annotations[annotationPlanDigest])
+}
+
+// profiles tells whether the pod is one of a Job that makes the profile.
+func profiles(pod *corev1.Pod, id string) bool {
+	owner := metav1.GetControllerOf(pod)
+	return owner != nil && owner.Kind == "Job" &&
+		pod.Labels[semmoev1.LabelComponent] == componentProfile && pod.Labels[semmoev1.LabelInputs] == id
+}
+
+// serves tells whether the pod was made for the plan.
+func serves(pod *corev1.Pod, id string) bool {
+	digest, err := artifact.ParseDigest(pod.Annotations[annotationPlanDigest])
+	return err == nil && digest.Short() == id
+}
+
+func isRouter(pod *corev1.Pod) bool {
+	return pod.Labels[semmoev1.LabelComponent] == semmoev1.ComponentRouter
+}

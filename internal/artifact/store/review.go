@@ -1,0 +1,205 @@
+package store
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/semmoe/operator/internal/artifact"
+)
+
+const (
+	// knownFor bounds how long a pod that is gone, or relabelled, keeps its access.
+	knownFor = time.Minute
+	// refusedFor spares the API server the questions of a caller that insists.
+	refusedFor = 10 * time.Second
+	// cacheSize bounds the tokens that are remembered; each has a pod of a few kilobytes.
+	cacheSize = 2048
+	// maxToken is above any token that an API server issues.
+	maxToken = 16 << 10
+	// reviewTimeout bounds how long a request waits for the API server.
+	reviewTimeout = 10 * time.Second
+)
+
+const (
+	podNameKey        = "authentication.kubernetes.io/pod-name"
+	podUIDKey         = "authentication.kubernetes.io/pod-uid"
+	serviceAccountTag = "system:serviceaccount:"
+)
+
+// caller is who sent a request: the manager, or a pod.
+type caller struct {
+	manager bool
+	pod     *corev1.Pod
+}
+
+// name is for logs.
+func (c caller) name() string {
+	if c.manager {
+		return "manager"
+	}
+	return c.pod.Namespace + "/" + c.pod.Name
+}
+
+func (c caller) authorize(verb Verb, scope artifact.Scope) error {
+	if c.manager {
+		return nil
+	}
+	return Authorize(c.pod, verb, scope)
+}
+
+// reviewer finds out from the API server who a token belongs to.
+type reviewer struct {
+	clients kubernetes.Interface
+	manager string // user name
+	metrics *metrics
+	known   *cache.LRUExpireCache // sha256 of the token -> verdict
+	flights singleflight.Group
+}
+
+// verdict is a caller, or why there is none.
+type verdict struct {
+	caller  caller
+	refusal error
+}
+
+func newReviewer(clients kubernetes.Interface, manager types.NamespacedName, m *metrics) *reviewer {
+	return &reviewer{
+		clients: clients,
+		manager: serviceAccountTag + manager.Namespace + ":" + manager.Name,
+		metrics: m,
+		known:   cache.NewLRUExpireCache(cacheSize),
+	}
+}
+
+// identify returns the caller that a token belongs to. The error is a refusal (401), or says that the API server cannot
+// be asked (503).
+func (r *reviewer) identify(ctx context.Context, token string) (caller, error) {
+	if token == "" || len(token) > maxToken {
+		return caller{}, fail(http.StatusUnauthorized, "a bearer token of a service account is required")
+	}
+	key := sha256.Sum256([]byte(token))
+	if v, ok := r.known.Get(key); ok {
+		return v.(verdict).caller, v.(verdict).refusal
+	}
+	// One question for all the requests that a client sends at once, which outlives the one that came first.
+	v, err, _ := r.flights.Do(string(key[:]), func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
+		defer cancel()
+		c, err := r.review(ctx, token)
+		r.metrics.reviews.WithLabelValues(reviewResult(err)).Inc()
+		var refusal *artifact.StatusError
+		switch {
+		case err == nil:
+			r.known.Add(key, verdict{caller: c}, min(knownFor, time.Until(expiry(token))))
+		case errors.As(err, &refusal):
+			r.known.Add(key, verdict{refusal: err}, refusedFor)
+		default:
+			return nil, fail(http.StatusServiceUnavailable, "the API server cannot be asked about the token: %v", err)
+		}
+		return verdict{c, err}, nil
+	})
+	if err != nil {
+		return caller{}, err
+	}
+	return v.(verdict).caller, v.(verdict).refusal
+}
+
+// review asks the API server. An error that is no StatusError means that it did not answer.
+func (r *reviewer) review(ctx context.Context, token string) (caller, error) {
+	review, err := r.clients.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
+		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{artifact.Audience}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return caller{}, err
+	}
+	status := review.Status
+	switch {
+	case !status.Authenticated:
+		return caller{}, fail(http.StatusUnauthorized, "the token is not valid for audience %s: %s", artifact.Audience, status.Error)
+	case !slices.Contains(status.Audiences, artifact.Audience):
+		// An authenticator that knows no audiences would let any token pass.
+		return caller{}, fail(http.StatusUnauthorized, "the token is for the audiences %q, not for %s", status.Audiences, artifact.Audience)
+	case status.User.Username == r.manager:
+		return caller{manager: true}, nil
+	}
+	namespace, _, isServiceAccount := strings.Cut(strings.TrimPrefix(status.User.Username, serviceAccountTag), ":")
+	name, uid := first(status.User.Extra[podNameKey]), first(status.User.Extra[podUIDKey])
+	if !isServiceAccount || !strings.HasPrefix(status.User.Username, serviceAccountTag) || name == "" || uid == "" {
+		return caller{}, fail(http.StatusUnauthorized, "the token of %s is not bound to a pod", status.User.Username)
+	}
+	pod, err := r.clients.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err), err == nil && string(pod.UID) != uid:
+		return caller{}, fail(http.StatusUnauthorized, "pod %s/%s, which the token is bound to, is gone", namespace, name)
+	case err != nil:
+		return caller{}, err
+	}
+	// What the policy looks at; the rest of a pod can be large.
+	return caller{pod: &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
+			Labels: pod.Labels, Annotations: pod.Annotations, OwnerReferences: pod.OwnerReferences,
+		},
+		Status: corev1.PodStatus{Phase: pod.Status.Phase},
+	}}, nil
+}
+
+func first(values authenticationv1.ExtraValue) string {
+	if len(values) == 0 {
+		return ""
+	}
+	return values[0]
+}
+
+// expiry is when a token that the API server has confirmed ends. A token that does not say it is not a bound one's form,
+// and is not kept.
+func expiry(token string) time.Time {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return time.Time{}
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return time.Time{}
+	}
+	var claims struct {
+		Expiry int64 `json:"exp"`
+	}
+	if json.Unmarshal(payload, &claims) != nil {
+		return time.Time{}
+	}
+	return time.Unix(claims.Expiry, 0)
+}
+
+// fail makes the error of an answer.
+func fail(code int, format string, args ...any) error {
+	return &artifact.StatusError{Code: code, Message: strings.TrimRight(fmt.Sprintf(format, args...), ": ")}
+}
+
+func reviewResult(err error) string {
+	var refusal *artifact.StatusError
+	switch {
+	case err == nil:
+		return "accepted"
+	case errors.As(err, &refusal):
+		return "refused"
+	}
+	return "error"
+}

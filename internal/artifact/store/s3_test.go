@@ -1,0 +1,249 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"crypto/md5"
+	"encoding/hex"
+	"encoding/xml"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/semmoe/operator/internal/artifact"
+)
+
+// objectStorage speaks the part of the S3 protocol that the store needs, path style: objects, conditional writes, uploads
+// in parts, and a limit on what it takes.
+type objectStorage struct {
+	capacity int
+
+	mu      sync.Mutex
+	objects map[string]object
+	uploads map[string]map[int][]byte // upload id -> part number -> bytes
+	aborted int
+}
+
+type object struct {
+	data     []byte
+	modified time.Time
+}
+
+func (o *objectStorage) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	query := r.URL.Query()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return
+	}
+	upload := query.Get("uploadId")
+	switch {
+	case r.Method == http.MethodGet && key == "":
+		o.list(w, query.Get("prefix"))
+	case r.Method == http.MethodPost && query.Has("uploads"):
+		id := strconv.Itoa(len(o.uploads) + o.aborted + 1)
+		o.uploads[id] = map[int][]byte{}
+		answer(w, http.StatusOK, "<InitiateMultipartUploadResult><UploadId>"+id+"</UploadId></InitiateMultipartUploadResult>")
+	case r.Method == http.MethodPut && upload != "":
+		number, _ := strconv.Atoi(query.Get("partNumber"))
+		o.uploads[upload][number] = body
+		w.Header().Set("ETag", etag(body))
+	case r.Method == http.MethodPost && upload != "":
+		var whole []byte
+		for number := range len(o.uploads[upload]) {
+			whole = append(whole, o.uploads[upload][number+1]...)
+		}
+		delete(o.uploads, upload)
+		o.objects[key] = object{whole, time.Now()}
+		answer(w, http.StatusOK, "<CompleteMultipartUploadResult/>")
+	case r.Method == http.MethodDelete && upload != "":
+		delete(o.uploads, upload)
+		o.aborted++
+		w.WriteHeader(http.StatusNoContent)
+	case r.Method == http.MethodPut:
+		_, exists := o.objects[key]
+		switch {
+		case exists && r.Header.Get("If-None-Match") == "*":
+			answer(w, http.StatusPreconditionFailed, "<Error><Code>PreconditionFailed</Code></Error>")
+		case len(body) > o.capacity:
+			answer(w, http.StatusInsufficientStorage, "<Error><Code>StorageFull</Code></Error>")
+		default:
+			o.objects[key] = object{body, time.Now()}
+			w.Header().Set("ETag", etag(body))
+		}
+	case r.Method == http.MethodDelete:
+		delete(o.objects, key)
+		w.WriteHeader(http.StatusNoContent)
+	default:
+		found, ok := o.objects[key]
+		if !ok {
+			answer(w, http.StatusNotFound, "<Error><Code>NoSuchKey</Code></Error>")
+			return
+		}
+		w.Header().Set("ETag", etag(found.data))
+		http.ServeContent(w, r, "", found.modified, bytes.NewReader(found.data))
+	}
+}
+
+func (o *objectStorage) list(w http.ResponseWriter, prefix string) {
+	type content struct {
+		Key          string
+		LastModified string
+		Size         int
+	}
+	var contents []content
+	for key, found := range o.objects {
+		if strings.HasPrefix(key, prefix) {
+			contents = append(contents, content{key, found.modified.UTC().Format("2006-01-02T15:04:05.000Z"), len(found.data)})
+		}
+	}
+	slices.SortFunc(contents, func(a, b content) int { return strings.Compare(a.Key, b.Key) })
+	text, err := xml.Marshal(struct {
+		XMLName     xml.Name `xml:"ListBucketResult"`
+		IsTruncated bool
+		Contents    []content
+	}{Contents: contents})
+	if err != nil {
+		panic(err)
+	}
+	answer(w, http.StatusOK, string(text))
+}
+
+func answer(w http.ResponseWriter, status int, text string) {
+	w.Header().Set("Content-Type", "application/xml")
+	w.WriteHeader(status)
+	io.WriteString(w, text) //nolint:errcheck // the client went away
+}
+
+func etag(data []byte) string {
+	sum := md5.Sum(data)
+	return `"` + hex.EncodeToString(sum[:]) + `"`
+}
+
+func openS3(t *testing.T, storage *objectStorage) *Store {
+	t.Helper()
+	storage.objects, storage.uploads = map[string]object{}, map[string]map[int][]byte{}
+	server := httptest.NewServer(storage)
+	t.Cleanup(server.Close)
+	t.Setenv("AWS_ACCESS_KEY_ID", "id")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	t.Setenv("AWS_MAX_ATTEMPTS", "1")
+	store, err := Open(t.Context(), "s3://bucket?region=local&use_path_style=true&request_checksum_calculation=when_required&response_checksum_validation=when_required&endpoint="+server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { store.Close() })
+	return store
+}
+
+func TestS3(t *testing.T) {
+	storage := &objectStorage{capacity: 32 << 20}
+	store := openS3(t, storage)
+	if err := store.Ready(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, size := range []int{0, 1000, 24 << 20} { // the last in parts
+		data, digest := randomBytes(t, size)
+		put(t, store, scopeA, data)
+		if got, err := read(store, scopeA, digest); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("%d bytes: read %d, %v", size, len(got), err)
+		}
+	}
+	first, second := put(t, store, scopeA, []byte("first")), put(t, store, scopeA, []byte("second"))
+	for _, asked := range []artifact.Digest{first, second} {
+		if won, err := store.Publish(t.Context(), scopeA, asked); err != nil || won != first {
+			t.Errorf("publish %s: %s, %v", asked, won, err)
+		}
+	}
+	list, err := store.List(t.Context(), &scopeA)
+	if err != nil || len(list) != 5 {
+		t.Fatalf("list: %v, %v", list, err)
+	}
+	for _, found := range list {
+		if err := store.Delete(t.Context(), scopeA, found.Digest, found.Modified); err != nil {
+			t.Errorf("delete: %v", err)
+		}
+	}
+	if len(storage.objects) > 0 {
+		t.Errorf("left behind: %d objects", len(storage.objects))
+	}
+}
+
+// Another process published between our look and our write: the condition of the write decides.
+func TestS3PublishOfTwoStores(t *testing.T) {
+	storage := &objectStorage{capacity: 1 << 20}
+	store := openS3(t, storage)
+	first, second := put(t, store, scopeA, []byte("first")), put(t, store, scopeA, []byte("second"))
+	var group sync.WaitGroup
+	won := make([]artifact.Digest, 8)
+	for i := range won {
+		asked := []artifact.Digest{first, second}[i%2]
+		other := &Store{bucket: store.bucket, putting: map[string]int{}}
+		group.Go(func() {
+			var err error
+			if won[i], err = other.Publish(t.Context(), scopeA, asked); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	if slices.Max(won) != slices.Min(won) {
+		t.Errorf("several results won: %q", won)
+	}
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// What is refused becomes no object, and no part of it stays.
+func TestS3PutRefusals(t *testing.T) {
+	small, smallDigest := randomBytes(t, 1000)
+	large, largeDigest := randomBytes(t, 24<<20)
+	broken := errors.New("connection reset")
+	cases := map[string]struct {
+		digest artifact.Digest
+		body   io.Reader
+		size   int
+		want   func(error) bool
+		ends   int // the context ends after so many bytes; 0 means never
+	}{
+		"other bytes":           {largeDigest, bytes.NewReader(small), 1000, func(err error) bool { return code(err) == http.StatusUnprocessableEntity }, 0},
+		"other bytes, in parts": {smallDigest, bytes.NewReader(large), 24 << 20, func(err error) bool { return code(err) == http.StatusUnprocessableEntity }, 0},
+		"cut off":               {largeDigest, io.MultiReader(bytes.NewReader(large[:18<<20]), brokenReader{broken}), 24 << 20, func(err error) bool { return errors.Is(err, broken) }, 0},
+		"full":                  {smallDigest, bytes.NewReader(small), 1000, func(err error) bool { return code(err) == http.StatusInsufficientStorage }, 0},
+		"the context ends":      {largeDigest, bytes.NewReader(large), 24 << 20, func(err error) bool { return errors.Is(err, context.Canceled) }, 18 << 20},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			storage := &objectStorage{capacity: 100}
+			store := openS3(t, storage)
+			ctx, end := context.WithCancel(t.Context())
+			defer end()
+			body := tc.body
+			if tc.ends > 0 {
+				body = io.MultiReader(io.LimitReader(body, int64(tc.ends)), readerFunc(func([]byte) (int, error) { end(); return 0, nil }), body)
+			}
+			if err := store.Put(ctx, scopeA, tc.digest, body, int64(tc.size)); !tc.want(err) {
+				t.Errorf("error %v", err)
+			}
+			storage.mu.Lock()
+			defer storage.mu.Unlock()
+			if len(storage.objects) > 0 || len(storage.uploads) > 0 {
+				t.Errorf("left behind: %d objects, %d uploads", len(storage.objects), len(storage.uploads))
+			}
+			if begun := tc.size > 16<<20; begun != (storage.aborted > 0) {
+				t.Errorf("%d uploads were aborted", storage.aborted)
+			}
+		})
+	}
+}

@@ -18,9 +18,6 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// exitInvalidInput is the exit code of a run that no retry can help: the input must be changed.
-const exitInvalidInput = 3
-
 type profileOptions struct {
 	endpoint, engine, model, dataset, out      string
 	requests, tokens, requestTokens, newTokens int
@@ -78,7 +75,7 @@ func (e profileError) ExitCode() int {
 	var refused *profile.RefusedError
 	var dataset *profile.DatasetError
 	if errors.As(e.error, &refused) || errors.As(e.error, &dataset) || errors.Is(e.error, os.ErrNotExist) || checkpoint.IsInvalid(e.error) {
-		return exitInvalidInput
+		return exitInvalidFile
 	}
 	return 1
 }

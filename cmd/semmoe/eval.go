@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// evalFlags are the flags of semmoe eval.
+type evalFlags struct {
+	trace, plan, requests, forecast, shards, policy string
+	batchTokens, orders, ranksPerNode               int
+	cap                                             float64
+	// given tells whether a flag stands on the command line.
+	given func(name string) bool
+}
+
+func newEvalCommand() *cobra.Command {
+	var flags evalFlags
+	defaults := solver.DefaultEvaluation()
+	cmd := &cobra.Command{
+		Use:   "eval --trace FILE --plan DIR",
+		Short: "Score a plan on a routing trace",
+		Long: "Score a plan on a routing trace, and print the figures as one JSON object; nothing but the two is read.\n" +
+			"Exit code 2: the command line must be changed; 3: the trace or the plan is invalid; 1: try again.",
+		Args: usageArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			flags.given = cmd.Flags().Changed
+			report, err := flags.run(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(report)
+		},
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
+	f := cmd.Flags()
+	f.StringVar(&flags.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
+	f.StringVar(&flags.plan, "plan", "", "directory of the plan (required)")
+	f.StringVar(&flags.requests, "requests", "test", "test: those that the plan's split holds back; or all")
+	f.StringVar(&flags.forecast, "forecast", "", "what scores are computed from: table (default: the plan's)")
+	f.StringVar(&flags.shards, "shards", string(defaults.Shards), "attention tp: equal or free numbers of tokens per rank in a batch")
+	f.IntVar(&flags.batchTokens, "batch-tokens", defaults.BatchTokens, "tokens of a batch over all ranks")
+	f.StringVar(&flags.policy, "policy", string(defaults.Policy), "attention dp: price, masked, window, round-robin, least-loaded or prefix")
+	f.Float64Var(&flags.cap, "cap", defaults.Cap, "attention dp: largest load of a rank over the last 128 requests, in fair shares (policies price and prefix)")
+	f.IntVar(&flags.orders, "orders", defaults.Orders, "attention dp: number of seeded arrival orders")
+	f.IntVar(&flags.ranksPerNode, "ranks-per-node", defaults.RanksPerNode, "ranks that share a node, for node_lar")
+	return cmd
+}
+
+// evalReport is what eval prints.
+type evalReport struct {
+	cost.Report
+	Seconds float64 `json:"seconds"`
+}
+
+func (f *evalFlags) run(ctx context.Context) (*evalReport, error) {
+	begin := time.Now()
+	o, err := f.options()
+	if err != nil {
+		return nil, err
+	}
+	p, _, err := plan.Read(f.plan)
+	if err != nil {
+		return nil, inputError(err)
+	}
+	if err := f.checkPlan(p); err != nil {
+		return nil, err
+	}
+	t, err := trace.Open(ctx, f.trace)
+	if err != nil {
+		return nil, inputError(err)
+	}
+	if o.Requests, err = f.pick(t, p); err != nil {
+		return nil, inputError(err)
+	}
+	o.Seed = p.Seed
+	report, err := solver.Evaluate(ctx, t, p, o)
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		return nil, codedError{err, exitInvalidFile}
+	}
+	return &evalReport{report, time.Since(begin).Seconds()}, nil
+}
+
+func (f *evalFlags) options() (cost.Options, error) {
+	o := solver.DefaultEvaluation()
+	o.Shards, o.BatchTokens, o.Cap, o.Orders, o.RanksPerNode = cost.ShardRule(f.shards), f.batchTokens, f.cap, f.orders, f.ranksPerNode
+	switch {
+	case f.trace == "":
+		return o, usageErrorf("--trace is missing: name a routing trace")
+	case f.plan == "":
+		return o, usageErrorf("--plan is missing: name the directory of a plan")
+	case f.requests != "test" && f.requests != "all":
+		return o, usageErrorf("--requests is %q; allowed is test, all", f.requests)
+	case o.Shards != cost.EqualShards && o.Shards != cost.FreeShards:
+		return o, usageErrorf("--shards is %q; allowed is equal, free", f.shards)
+	case f.batchTokens < 1:
+		return o, usageErrorf("--batch-tokens is %d; it must be at least 1", f.batchTokens)
+	case !(f.cap >= 1):
+		return o, usageErrorf("--cap is %v; it must be at least 1", f.cap)
+	case f.orders < 1:
+		return o, usageErrorf("--orders is %d; it must be at least 1", f.orders)
+	case f.ranksPerNode < 1:
+		return o, usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
+	}
+	var err error
+	if o.Policy, err = dispatch.ParsePolicy(f.policy); err != nil {
+		return o, usageErrorf("--policy: %w", err)
+	}
+	if f.forecast != "" {
+		if _, err := solver.ParseForecast(f.forecast); err != nil {
+			return o, usageErrorf("--forecast: %w", err)
+		}
+	}
+	return o, nil
+}
+
+// checkPlan refuses flags that mean nothing for the plan.
+func (f *evalFlags) checkPlan(p *solver.Plan) error {
+	if f.forecast != "" && solver.Forecast(f.forecast) != p.Forecast {
+		return usageErrorf("--forecast is %s; this plan carries the tables of %s", f.forecast, p.Forecast)
+	}
+	idle := []string{"shards"}
+	if p.Attention == placement.TensorParallel {
+		idle = []string{"policy", "cap", "orders"}
+	}
+	for _, name := range idle {
+		if f.given(name) {
+			return usageErrorf("--%s has no meaning for this plan: it is for attention %s", name, p.Attention)
+		}
+	}
+	return nil
+}
+
+// pick lists the requests to evaluate.
+func (f *evalFlags) pick(t *trace.Trace, p *solver.Plan) ([]int, error) {
+	if f.requests == "all" {
+		return t.AllRequests(), nil
+	}
+	_, test, err := trace.Split(t, p.TrainPercent, p.Seed)
+	return test, err
+}

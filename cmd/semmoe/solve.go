@@ -1,0 +1,217 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// Exit codes of profile, solve and eval, besides 1 for everything that another attempt might cure.
+const (
+	exitUsage       = 2
+	exitInvalidFile = 3
+)
+
+// codedError carries an exit code.
+type codedError struct {
+	error
+	code int
+}
+
+func (e codedError) Unwrap() error { return e.error }
+func (e codedError) ExitCode() int { return e.code }
+
+func usageErrorf(format string, args ...any) error {
+	return codedError{fmt.Errorf(format, args...), exitUsage}
+}
+
+// inputError gives faults of a trace or a plan their exit code.
+func inputError(err error) error {
+	if trace.IsInvalid(err) || plan.IsInvalid(err) || errors.Is(err, os.ErrNotExist) {
+		return codedError{err, exitInvalidFile}
+	}
+	return err
+}
+
+// solveFlags are the flags of semmoe solve.
+type solveFlags struct {
+	trace, out, attention, algorithm, forecast, embeddings, objective string
+	ranks, redundantSlots, trainPercent                               int
+	preserveGroups                                                    bool
+	seed                                                              uint64
+	timeBudget                                                        time.Duration
+}
+
+func newSolveCommand() *cobra.Command {
+	var flags solveFlags
+	cmd := &cobra.Command{
+		Use:   "solve --trace FILE --ep N --attention tp|dp --out DIR",
+		Short: "Solve a placement plan from a routing trace",
+		Long: "Solve which expert sits on which rank, and the tables that send tokens or requests there, from a routing trace. Part of the\n" +
+			"documents is held back and judges the plan. Writes the plan directory, and prints its score as one JSON object.\n" +
+			"Exit code 2: the command line must be changed; 3: the trace is invalid; 1: try again.",
+		Args: usageArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			options, err := flags.options()
+			if err != nil {
+				return err
+			}
+			return solve(cmd.Context(), flags.trace, flags.out, options, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
+	f := cmd.Flags()
+	f.StringVar(&flags.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
+	f.IntVar(&flags.ranks, "ep", 0, "EP size: the number of ranks; must divide the experts (required)")
+	f.StringVar(&flags.attention, "attention", "", "tp: each token has a rank in each layer; dp: each request has one (required)")
+	f.StringVar(&flags.out, "out", "", "directory for the plan; a plan that is there is replaced (required)")
+	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), "auto, contiguous or round-robin")
+	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "what scores are computed from: table (the token id alone)")
+	f.StringVar(&flags.embeddings, "embeddings", "", "token embeddings for unseen tokens (not available: they get the prior)")
+	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots per rank (only 0 is available)")
+	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep expert groups together (not available)")
+	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents")
+	f.Uint64Var(&flags.seed, "seed", 1, "seed of the split, the search and the evaluation")
+	f.StringVar(&flags.objective, "objective", "activation", "what to minimise: activation (remote activations)")
+	f.DurationVar(&flags.timeBudget, "time-budget", time.Minute, "cut the search off after this time; 0 never does")
+	return cmd
+}
+
+func usageArgs(cmd *cobra.Command, args []string) error {
+	if err := cobra.NoArgs(cmd, args); err != nil {
+		return codedError{err, exitUsage}
+	}
+	return nil
+}
+
+func (f *solveFlags) options() (solver.Options, error) {
+	o := solver.Options{
+		Ranks: f.ranks, Attention: placement.Attention(f.attention), TrainPercent: f.trainPercent, Seed: f.seed, TimeBudget: f.timeBudget,
+	}
+	switch {
+	case f.trace == "":
+		return o, usageErrorf("--trace is missing: name a routing trace")
+	case f.out == "":
+		return o, usageErrorf("--out is missing: name a directory for the plan")
+	case f.ranks < 1:
+		return o, usageErrorf("--ep is %d; give the number of ranks, at least 1", f.ranks)
+	case o.Attention != placement.TensorParallel && o.Attention != placement.DataParallel:
+		return o, usageErrorf("--attention is %q; allowed is tp, dp", f.attention)
+	case f.embeddings != "":
+		return o, usageErrorf("--embeddings is not available: tokens that the profile has not seen get the prior")
+	case f.redundantSlots != 0:
+		return o, usageErrorf("--redundant-slots is %d; only 0 is available", f.redundantSlots)
+	case f.preserveGroups:
+		return o, usageErrorf("--preserve-groups is not available: for models whose gates choose groups use the engine's expert map")
+	case !strings.EqualFold(f.objective, "activation"):
+		return o, usageErrorf("--objective %q is not available; available is activation", f.objective)
+	case f.trainPercent < 1 || f.trainPercent > 99:
+		return o, usageErrorf("--train-percent is %d; allowed is 1 to 99", f.trainPercent)
+	case f.timeBudget < 0:
+		return o, usageErrorf("--time-budget is %v; it cannot be negative", f.timeBudget)
+	}
+	var err error
+	if o.Algorithm, err = placement.ParseAlgorithm(f.algorithm); err != nil {
+		return o, usageErrorf("--algorithm: %w", err)
+	}
+	if o.Forecast, err = solver.ParseForecast(f.forecast); err != nil {
+		return o, usageErrorf("--forecast: %w", err)
+	}
+	return o, nil
+}
+
+// solveReport is what solve prints: the score on the held-out requests and where it comes from.
+type solveReport struct {
+	cost.Report
+	PlanDigest    string              `json:"plan_digest"`
+	LayoutDigest  string              `json:"layout_digest"`
+	Algorithm     placement.Algorithm `json:"algorithm"`
+	FallBack      string              `json:"fall_back,omitempty"`
+	Truncated     bool                `json:"truncated"`
+	TrainRequests int                 `json:"train_requests"`
+	TestRequests  int                 `json:"test_requests"`
+	Seconds       float64             `json:"seconds"`
+}
+
+func solve(ctx context.Context, tracePath, out string, o solver.Options, stdout, stderr io.Writer) error {
+	begin := time.Now()
+	t, err := trace.Open(ctx, tracePath)
+	if err != nil {
+		return inputError(err)
+	}
+	if err := placement.CheckRanks(o.Ranks, t.Model.Experts); err != nil {
+		return usageErrorf("--ep: %w", err)
+	}
+	bar := newProgressBar(stderr)
+	o.Progress = bar.show
+	solution, err := solver.Solve(ctx, t, o)
+	bar.clear()
+	if err != nil {
+		return inputError(err)
+	}
+	artifact, err := plan.Encode(solution.Plan)
+	if err != nil {
+		return err
+	}
+	report, err := json.Marshal(solveReport{
+		Report: solution.Report, PlanDigest: artifact.Digest, LayoutDigest: artifact.Manifest.LayoutDigest,
+		Algorithm: solution.Plan.Algorithm, FallBack: solution.FallBack, Truncated: solution.Truncated,
+		TrainRequests: solution.TrainRequests, TestRequests: solution.TestRequests, Seconds: time.Since(begin).Seconds(),
+	})
+	if err != nil {
+		return err
+	}
+	report = append(report, '\n')
+	if err := plan.Write(out, artifact, report); err != nil {
+		return fmt.Errorf("--out: %w", err)
+	}
+	_, err = stdout.Write(report)
+	return err
+}
+
+// progressBar shows one line of progress on a terminal, and nothing elsewhere.
+type progressBar struct {
+	out   io.Writer
+	lock  sync.Mutex
+	drawn bool
+}
+
+func newProgressBar(out io.Writer) *progressBar {
+	if file, ok := out.(*os.File); ok {
+		if _, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS); err == nil {
+			return &progressBar{out: out}
+		}
+	}
+	return &progressBar{}
+}
+
+func (b *progressBar) show(step string, done, total int) {
+	if b.out == nil {
+		return
+	}
+	b.lock.Lock()
+	defer b.lock.Unlock()
+	fmt.Fprintf(b.out, "\r\x1b[K%s: %d of %d", step, done, total)
+	b.drawn = true
+}
+
+func (b *progressBar) clear() {
+	if b.drawn {
+		fmt.Fprint(b.out, "\r\x1b[K")
+	}
+}

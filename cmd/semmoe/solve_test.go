@@ -1,0 +1,194 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+)
+
+const sampleTrace = "../../solver/testdata/tiny-32e-top4.safetensors.zst"
+
+// runJSON runs a command and returns its exit code, its one JSON object and its error message.
+func runJSON(t *testing.T, cmd *cobra.Command, args ...string) (code int, object map[string]any, message string) {
+	t.Helper()
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	var stdout, stderr bytes.Buffer
+	cmd.SetOut(&stdout)
+	cmd.SetErr(&stderr)
+	cmd.SetArgs(args)
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		if stdout.Len() > 0 {
+			t.Errorf("a failed command wrote %q", stdout.String())
+		}
+		return exitCode(err), nil, err.Error()
+	}
+	if stderr.Len() > 0 {
+		t.Errorf("progress without a terminal: %q", stderr.String())
+	}
+	if err := json.Unmarshal(stdout.Bytes(), &object); err != nil {
+		t.Fatalf("%q: %v", stdout.String(), err)
+	}
+	return 0, object, ""
+}
+
+var evalFields = []string{
+	"lar", "baseline_lar", "oracle_lar", "upper_bound", "token_imbalance", "token_imbalance_median", "batch_imbalance",
+	"window_imbalance", "expert_imbalance", "expert_window_imbalance", "remote_ranks_per_token", "node_lar", "max_send", "max_recv",
+	"modelled_us", "per_layer", "seconds",
+}
+
+func solved(t *testing.T, attention string) (string, map[string]any) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "plan")
+	code, report, message := runJSON(t, newSolveCommand(), "--trace", sampleTrace, "--ep", "4", "--attention", attention, "--out", dir)
+	if code != 0 {
+		t.Fatalf("exit code %d: %s", code, message)
+	}
+	return dir, report
+}
+
+func TestSolveAndEvalPrintTheContract(t *testing.T) {
+	for _, attention := range []string{"tp", "dp"} {
+		dir, report := solved(t, attention)
+		for _, field := range append([]string{"plan_digest", "algorithm", "train_requests", "test_requests"}, evalFields...) {
+			if _, ok := report[field]; !ok {
+				t.Errorf("%s: solve does not print %s", attention, field)
+			}
+		}
+		code, got, message := runJSON(t, newEvalCommand(), "--trace", sampleTrace, "--plan", dir)
+		if code != 0 {
+			t.Fatalf("exit code %d: %s", code, message)
+		}
+		for _, field := range evalFields {
+			value, ok := got[field]
+			if !ok {
+				t.Errorf("%s: eval does not print %s", attention, field)
+			}
+			if diff := cmp.Diff(report[field], value); diff != "" && field != "seconds" {
+				t.Errorf("%s: eval's %s differs from solve's: %s", attention, field, diff)
+			}
+		}
+		for _, name := range []string{
+			"manifest.json", "placement.json", "gate-permutation.json", "tables.safetensors", "engine/sglang.json",
+			"engine/vllm-ascend.json", "engine/trtllm.yaml", "report.json",
+		} {
+			if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+func TestEvalFlagsChangeTheFigures(t *testing.T) {
+	tp, _ := solved(t, "tp")
+	dp, _ := solved(t, "dp")
+	for name, test := range map[string]struct {
+		dir   string
+		flags []string
+		field string
+	}{
+		"all requests":   {tp, []string{"--requests", "all"}, "baseline_lar"},
+		"free shards":    {tp, []string{"--shards", "free"}, "batch_imbalance"},
+		"small batches":  {tp, []string{"--batch-tokens", "512"}, "lar"},
+		"small nodes":    {tp, []string{"--ranks-per-node", "2"}, "node_lar"},
+		"masked":         {dp, []string{"--policy", "masked"}, "lar"},
+		"window":         {dp, []string{"--policy", "window"}, "lar"},
+		"round-robin":    {dp, []string{"--policy", "round-robin"}, "lar"},
+		"least-loaded":   {dp, []string{"--policy", "least-loaded"}, "lar"},
+		"prefix":         {dp, []string{"--policy", "prefix"}, "lar"},
+		"tight cap":      {dp, []string{"--cap", "1.01"}, "window_imbalance"},
+		"a single order": {dp, []string{"--orders", "1"}, "window_imbalance"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := []string{"--trace", sampleTrace, "--plan", test.dir}
+			_, before, message := runJSON(t, newEvalCommand(), args...)
+			_, after, other := runJSON(t, newEvalCommand(), append(args, test.flags...)...)
+			if message != "" || other != "" || cmp.Equal(before[test.field], after[test.field]) {
+				t.Errorf("%s is %v before and %v after %v; %s %s", test.field, before[test.field], after[test.field], test.flags, message, other)
+			}
+		})
+	}
+}
+
+func TestSolveExitCodes(t *testing.T) {
+	dir := t.TempDir()
+	bad := filepath.Join(dir, "bad.safetensors")
+	if err := os.WriteFile(bad, []byte("no trace at all"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	with := func(flags ...string) []string {
+		return append([]string{"--trace", sampleTrace, "--ep", "4", "--attention", "dp", "--out", filepath.Join(dir, "out")}, flags...)
+	}
+	for name, test := range map[string]struct {
+		args []string
+		code int
+		want string
+	}{
+		"nothing":         {nil, exitUsage, "--trace is missing"},
+		"unknown flag":    {with("--fast"), exitUsage, "unknown flag"},
+		"an argument":     {with("more"), exitUsage, "more"},
+		"no out":          {with("--out", ""), exitUsage, "--out is missing"},
+		"no attention":    {with("--attention", ""), exitUsage, "allowed is tp, dp"},
+		"no EP size":      {with("--ep", "0"), exitUsage, "--ep is 0"},
+		"no divisor":      {with("--ep", "5"), exitUsage, "EP size 5 does not divide the 32 experts; allowed is 1, 2, 4, 8, 16, 32"},
+		"forecast":        {with("--forecast", "decode"), exitUsage, "available is table"},
+		"algorithm":       {with("--algorithm", "eplb"), exitUsage, "allowed is auto"},
+		"embeddings":      {with("--embeddings", "e.npy"), exitUsage, "--embeddings is not available"},
+		"redundant slots": {with("--redundant-slots", "1"), exitUsage, "only 0 is available"},
+		"groups":          {with("--preserve-groups"), exitUsage, "--preserve-groups is not available"},
+		"objective":       {with("--objective", "nodeDedup"), exitUsage, "available is activation"},
+		"train percent":   {with("--train-percent", "0"), exitUsage, "allowed is 1 to 99"},
+		"time budget":     {with("--time-budget", "-1s"), exitUsage, "cannot be negative"},
+		"missing trace":   {with("--trace", filepath.Join(dir, "none")), exitInvalidFile, "no such file"},
+		"bad trace":       {with("--trace", bad), exitInvalidFile, "bad.safetensors"},
+		"a directory":     {with("--trace", dir), exitInvalidFile, "is a directory"},
+		"out is taken":    {with("--out", dir), 1, "holds no plan"},
+	} {
+		if code, _, message := runJSON(t, newSolveCommand(), test.args...); code != test.code || !strings.Contains(message, test.want) {
+			t.Errorf("%s: exit code %d, %q; want %d and %q", name, code, message, test.code, test.want)
+		}
+	}
+}
+
+func TestEvalExitCodes(t *testing.T) {
+	tp, _ := solved(t, "tp")
+	dp, _ := solved(t, "dp")
+	damaged, _ := solved(t, "dp")
+	if err := os.WriteFile(filepath.Join(damaged, "placement.json"), []byte("{}"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	with := func(dir string, flags ...string) []string {
+		return append([]string{"--trace", sampleTrace, "--plan", dir}, flags...)
+	}
+	for name, test := range map[string]struct {
+		args []string
+		code int
+		want string
+	}{
+		"no trace":       {[]string{"--plan", dp}, exitUsage, "--trace is missing"},
+		"no plan":        {[]string{"--trace", sampleTrace}, exitUsage, "--plan is missing"},
+		"requests":       {with(dp, "--requests", "some"), exitUsage, "allowed is test, all"},
+		"policy":         {with(dp, "--policy", "fair"), exitUsage, "allowed is price"},
+		"cap":            {with(dp, "--cap", "0.5"), exitUsage, "at least 1"},
+		"orders":         {with(dp, "--orders", "0"), exitUsage, "at least 1"},
+		"batch":          {with(tp, "--batch-tokens", "0"), exitUsage, "at least 1"},
+		"shards":         {with(tp, "--shards", "some"), exitUsage, "allowed is equal, free"},
+		"node":           {with(tp, "--ranks-per-node", "0"), exitUsage, "at least 1"},
+		"forecast":       {with(tp, "--forecast", "prefill"), exitUsage, "available is table"},
+		"policy with tp": {with(tp, "--policy", "masked"), exitUsage, "has no meaning for this plan"},
+		"shards with dp": {with(dp, "--shards", "free"), exitUsage, "has no meaning for this plan"},
+		"damaged plan":   {with(damaged), exitInvalidFile, "placement.json is damaged"},
+		"missing plan":   {with(filepath.Join(dp, "none")), exitInvalidFile, "manifest.json is missing"},
+		"missing trace":  {with(dp, "--trace", "none"), exitInvalidFile, "no such file"},
+	} {
+		if code, _, message := runJSON(t, newEvalCommand(), test.args...); code != test.code || !strings.Contains(message, test.want) {
+			t.Errorf("%s: exit code %d, %q; want %d and %q", name, code, message, test.code, test.want)
+		}
+	}
+}

@@ -1,0 +1,143 @@
+package plan
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/placement"
+)
+
+// The files of a plan, by their names in its directory.
+const (
+	ManifestFile        = "manifest.json"
+	PlacementFile       = "placement.json"
+	GatePermutationFile = "gate-permutation.json"
+	TablesFile          = "tables.safetensors"
+	SGLangFile          = "engine/sglang.json"
+	VLLMAscendFile      = "engine/vllm-ascend.json"
+	TensorRTLLMFile     = "engine/trtllm.yaml"
+	ReportFile          = "report.json"
+)
+
+// Format is the version of the files.
+const Format = "semmoe-plan/1"
+
+// InvalidError is a fault of a plan's files: reading them again cannot help.
+type InvalidError struct{ message string }
+
+func (e *InvalidError) Error() string { return e.message }
+
+func invalidf(format string, args ...any) error {
+	return &InvalidError{fmt.Sprintf(format, args...)}
+}
+
+// IsInvalid reports whether an error in err's tree is an *InvalidError.
+func IsInvalid(err error) bool {
+	var invalid *InvalidError
+	return errors.As(err, &invalid)
+}
+
+// Manifest is the content of manifest.json.
+type Manifest struct {
+	Format       string              `json:"format"`
+	Attention    placement.Attention `json:"attention"`
+	Forecast     solver.Forecast     `json:"forecast"`
+	Algorithm    placement.Algorithm `json:"algorithm"`
+	HiddenLayers int                 `json:"hidden_layers"`
+	Vocabulary   int                 `json:"vocab_size"`
+	TrainPercent int                 `json:"train_percent"`
+	Seed         uint64              `json:"seed"`
+	// TraceDigest is the sha256 of the uncompressed trace.
+	TraceDigest string `json:"trace_digest"`
+	// LayoutDigest is the sha256 of placement.json.
+	LayoutDigest string `json:"layout_digest"`
+	// Files holds the sha256 of every file but manifest.json and report.json.
+	Files map[string]string `json:"files"`
+}
+
+// Artifact is an encoded plan.
+type Artifact struct {
+	Manifest Manifest
+	// Files holds the content of every file but report.json, manifest.json included.
+	Files map[string][]byte
+	// Digest is the plan digest in hexadecimal.
+	Digest string
+}
+
+// Encode turns a plan into its files.
+func Encode(p *solver.Plan) (*Artifact, error) {
+	if err := validate(p); err != nil {
+		return nil, err
+	}
+	files := map[string][]byte{}
+	var err error
+	if files[PlacementFile], err = encodeJSON(p.Placement); err != nil {
+		return nil, err
+	}
+	layout := digest(files[PlacementFile])
+	if files[TablesFile], err = encodeTables(p, layout); err != nil {
+		return nil, err
+	}
+	if err := addEngineFiles(files, p); err != nil {
+		return nil, err
+	}
+	a := &Artifact{Files: files, Manifest: Manifest{
+		Format: Format, Attention: p.Attention, Forecast: p.Forecast, Algorithm: p.Algorithm,
+		HiddenLayers: p.HiddenLayers, Vocabulary: p.Vocabulary, TrainPercent: p.TrainPercent, Seed: p.Seed,
+		TraceDigest: hex.EncodeToString(p.TraceDigest[:]), LayoutDigest: layout, Files: map[string]string{},
+	}}
+	for name, content := range files {
+		a.Manifest.Files[name] = digest(content)
+	}
+	if files[ManifestFile], err = encodeJSON(a.Manifest); err != nil {
+		return nil, err
+	}
+	a.Digest = digest(files[ManifestFile])
+	return a, nil
+}
+
+// validate checks the parts of a plan against one another.
+func validate(p *solver.Plan) error {
+	if err := p.Placement.Validate(); err != nil {
+		return invalidf("%s: %v", PlacementFile, err)
+	}
+	last := p.Placement.Layers[len(p.Placement.Layers)-1].Layer
+	switch {
+	case p.HiddenLayers <= last:
+		return invalidf("hidden_layers is %d; %s places layer %d", p.HiddenLayers, PlacementFile, last)
+	case p.Vocabulary < 1:
+		return invalidf("vocab_size is %d; it must be at least 1", p.Vocabulary)
+	case p.TrainPercent < 1 || p.TrainPercent > 99:
+		return invalidf("train_percent is %d; allowed is 1 to 99", p.TrainPercent)
+	}
+	if _, err := solver.ParseForecast(string(p.Forecast)); err != nil {
+		return invalidf("%v", err)
+	}
+	if _, err := placement.ParseAlgorithm(string(p.Algorithm)); err != nil {
+		return invalidf("%v", err)
+	}
+	switch {
+	case p.Attention == placement.DataParallel && p.Ranks != nil && p.Tokens == nil:
+		return nil
+	case p.Attention == placement.TensorParallel && p.Tokens != nil && p.Ranks == nil:
+		return nil
+	case p.Attention == placement.DataParallel || p.Attention == placement.TensorParallel:
+		return invalidf("%s does not hold the tables of attention %s, and those alone", TablesFile, p.Attention)
+	}
+	return invalidf("attention is %q; allowed is dp, tp", p.Attention)
+}
+
+func digest(content []byte) string {
+	sum := sha256.Sum256(content)
+	return hex.EncodeToString(sum[:])
+}
+
+// encodeJSON ends in a line feed, as text files do.
+func encodeJSON(v any) ([]byte, error) {
+	text, err := json.Marshal(v)
+	return append(text, '\n'), err
+}

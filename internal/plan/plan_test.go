@@ -1,0 +1,354 @@
+package plan_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/refengine/locality"
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace/tracetest"
+)
+
+// solved returns a small plan of either attention mode; its model has one dense layer before three MoE layers.
+func solved(t testing.TB, attention placement.Attention) *solver.Plan {
+	t.Helper()
+	s, err := solver.Solve(t.Context(), tracetest.Generate(tracetest.Small, 1), solver.Options{
+		Ranks: 4, Attention: attention, Algorithm: placement.Auto, Forecast: solver.Table, TrainPercent: 20, Seed: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Plan
+}
+
+func encode(t testing.TB, p *solver.Plan) *plan.Artifact {
+	t.Helper()
+	a, err := plan.Encode(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// written returns a directory with the plan.
+func written(t *testing.T, p *solver.Plan) (string, *plan.Artifact) {
+	t.Helper()
+	dir, a := filepath.Join(t.TempDir(), "parent", "plan"), encode(t, p)
+	if err := plan.Write(dir, a, []byte("{}\n")); err != nil {
+		t.Fatal(err)
+	}
+	return dir, a
+}
+
+func TestReadReturnsWhatWasWritten(t *testing.T) {
+	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
+		want := solved(t, attention)
+		dir, a := written(t, want)
+		got, read, err := plan.Read(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: plan changed (-want +got):\n%s", attention, diff)
+		}
+		if diff := cmp.Diff(a, read); diff != "" {
+			t.Errorf("%s: artifact changed (-want +got):\n%s", attention, diff)
+		}
+		if left, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), ".plan-*")); left != nil {
+			t.Errorf("temporary directories are left: %v", left)
+		}
+	}
+}
+
+func TestSamePlanSameBytes(t *testing.T) {
+	first, again := encode(t, solved(t, placement.TensorParallel)), encode(t, solved(t, placement.TensorParallel))
+	if diff := cmp.Diff(first, again); diff != "" {
+		t.Error(diff)
+	}
+	if len(first.Digest) != 64 || first.Digest == first.Manifest.LayoutDigest {
+		t.Errorf("plan digest %s, layout digest %s", first.Digest, first.Manifest.LayoutDigest)
+	}
+	other := solved(t, placement.TensorParallel)
+	other.Tokens.Score[0] ^= 1
+	changed := encode(t, other)
+	if changed.Digest == first.Digest || changed.Manifest.LayoutDigest != first.Manifest.LayoutDigest {
+		t.Error("new tables must change the plan digest and keep the layout digest")
+	}
+}
+
+func TestReportIsNotPartOfThePlan(t *testing.T) {
+	dir, a := written(t, solved(t, placement.DataParallel))
+	if err := os.WriteFile(filepath.Join(dir, plan.ReportFile), []byte(`{"seconds":1}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, read, err := plan.Read(dir); err != nil || read.Digest != a.Digest {
+		t.Errorf("digest %v, error %v", read, err)
+	}
+}
+
+// TestFlippedByteIsNamed damages every file of a plan in several places.
+func TestFlippedByteIsNamed(t *testing.T) {
+	dir, a := written(t, solved(t, placement.TensorParallel))
+	for name := range a.Manifest.Files {
+		path := filepath.Join(dir, name)
+		content := a.Files[name]
+		for _, at := range []int{0, len(content) / 3, len(content) - 1} {
+			damaged := append([]byte(nil), content...)
+			damaged[at] ^= 1
+			if err := os.WriteFile(path, damaged, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := plan.Read(dir); !plan.IsInvalid(err) || !strings.Contains(err.Error(), name+" is damaged") {
+				t.Errorf("%s, byte %d: error %v", name, at, err)
+			}
+		}
+		if err := os.WriteFile(path, content, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := plan.Read(dir); err != nil {
+		t.Errorf("the restored plan: %v", err)
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	manifest := func(change func(m map[string]any)) func(t *testing.T, dir string) {
+		return func(t *testing.T, dir string) {
+			path := filepath.Join(dir, plan.ManifestFile)
+			content, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var m map[string]any
+			if err := json.Unmarshal(content, &m); err != nil {
+				t.Fatal(err)
+			}
+			change(m)
+			if content, err = json.Marshal(m); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, content, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	set := func(key string, value any) func(t *testing.T, dir string) {
+		return manifest(func(m map[string]any) { m[key] = value })
+	}
+	remove := func(name string) func(t *testing.T, dir string) {
+		return func(t *testing.T, dir string) {
+			if err := os.Remove(filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for name, test := range map[string]struct {
+		change func(t *testing.T, dir string)
+		want   string
+	}{
+		"no manifest":       {remove(plan.ManifestFile), "manifest.json is missing"},
+		"no tables":         {remove(plan.TablesFile), "tables.safetensors is missing"},
+		"no engine map":     {remove(plan.SGLangFile), "engine/sglang.json is missing"},
+		"other format":      {set("format", "semmoe-plan/9"), `this version reads "semmoe-plan/1"`},
+		"unknown field":     {set("created", "now"), "created"},
+		"no seed":           {set("seed", -1), "seed"},
+		"other attention":   {set("attention", "tp"), "token_rank"},
+		"no attention":      {set("attention", "both"), "token_rank"},
+		"unknown forecast":  {set("forecast", "oracle"), `forecast "oracle" is not available`},
+		"unknown algorithm": {set("algorithm", "magic"), `algorithm "magic" is unknown`},
+		"few layers":        {set("hidden_layers", 3), "hidden_layers is 3"},
+		"other vocabulary":  {set("vocab_size", 7), "has shape [200 4]"},
+		"train percent":     {set("train_percent", 0), "train_percent is 0"},
+		"layout digest":     {set("layout_digest", "00"), "layout_digest is 00"},
+		"trace digest":      {set("trace_digest", "00"), `trace_digest is "00"`},
+		"file not listed":   {manifest(func(m map[string]any) { delete(m["files"].(map[string]any), plan.PlacementFile) }), "placement.json is not listed"},
+		"foreign file":      {manifest(func(m map[string]any) { m["files"].(map[string]any)["../../etc/passwd"] = "00" }), "is no file of a plan"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, _ := written(t, solved(t, placement.DataParallel))
+			test.change(t, dir)
+			if _, _, err := plan.Read(dir); !plan.IsInvalid(err) || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v; want %q", err, test.want)
+			}
+		})
+	}
+	if _, _, err := plan.Read(filepath.Join(t.TempDir(), "nowhere")); !plan.IsInvalid(err) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestWriteReplacesAPlanAndNothingElse(t *testing.T) {
+	dir, first := written(t, solved(t, placement.DataParallel))
+	second := encode(t, solved(t, placement.TensorParallel))
+	if err := plan.Write(dir, second, []byte("{}\n")); err != nil {
+		t.Fatal(err)
+	}
+	if _, read, err := plan.Read(dir); err != nil || read.Digest != second.Digest || read.Digest == first.Digest {
+		t.Errorf("error %v", err)
+	}
+	if entries, _ := os.ReadDir(filepath.Dir(dir)); len(entries) != 1 {
+		t.Errorf("left behind: %v", entries)
+	}
+	other := t.TempDir()
+	precious := filepath.Join(other, "thesis.txt")
+	if err := os.WriteFile(precious, []byte("precious"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := plan.Write(other, first, nil); err == nil || !strings.Contains(err.Error(), "holds no plan") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := os.Stat(precious); err != nil {
+		t.Error(err)
+	}
+	empty := t.TempDir()
+	if err := plan.Write(empty, first, []byte("{}\n")); err != nil {
+		t.Errorf("an empty directory: %v", err)
+	}
+}
+
+func TestEncodeRefusesInconsistentPlans(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(p *solver.Plan)
+		want   string
+	}{
+		"placement":   {func(p *solver.Plan) { p.Placement.Layers[0].Slots[0] = 99 }, "expert 99"},
+		"no tables":   {func(p *solver.Plan) { p.Ranks = nil }, "does not hold the tables"},
+		"both tables": {func(p *solver.Plan) { p.Tokens = &affinity.TokenTable{} }, "does not hold the tables"},
+		"attention":   {func(p *solver.Plan) { p.Attention = "x" }, `attention is "x"`},
+		"layers":      {func(p *solver.Plan) { p.HiddenLayers = 1 }, "hidden_layers is 1"},
+		"vocabulary":  {func(p *solver.Plan) { p.Vocabulary = 0 }, "vocab_size is 0"},
+	} {
+		p := solved(t, placement.DataParallel)
+		test.change(p)
+		if _, err := plan.Encode(p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error %v; want %q", name, err, test.want)
+		}
+	}
+}
+
+// TestEngineFiles checks the files against the placement, slot by slot.
+func TestEngineFiles(t *testing.T) {
+	p := solved(t, placement.DataParallel)
+	a := encode(t, p)
+	var sglang map[string][][]int
+	if err := json.Unmarshal(a.Files[plan.SGLangFile], &sglang); err != nil {
+		t.Fatal(err)
+	}
+	want := [][]int{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}}
+	var gate plan.GatePermutation
+	assignments := map[string][]int{}
+	for _, layer := range p.Placement.Layers {
+		want = append(want, layer.Slots)
+		gate.Layers = append(gate.Layers, plan.LayerPermutation{Layer: layer.Layer, NewToOld: layer.Slots})
+	}
+	if diff := cmp.Diff(map[string][][]int{"physical_to_logical_map": want}, sglang); diff != "" {
+		t.Error(diff)
+	}
+	// The reference engine reads the same file.
+	shape := locality.Shape{Experts: 16, Ranks: 4, MoE: []bool{false, true, true, true}}
+	if _, err := locality.Parse(string(a.Files[plan.SGLangFile]), shape); err != nil {
+		t.Errorf("reference engine: %v", err)
+	}
+	var gotGate plan.GatePermutation
+	if err := json.Unmarshal(a.Files[plan.GatePermutationFile], &gotGate); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(gate, gotGate); diff != "" {
+		t.Error(diff)
+	}
+	var trtllm struct {
+		Slots       int              `json:"num_slots"`
+		Updates     *int             `json:"layer_updates_per_iter"`
+		Assignments map[string][]int `json:"initial_global_assignments"`
+	}
+	if err := yaml.UnmarshalStrict(a.Files[plan.TensorRTLLMFile], &trtllm); err != nil {
+		t.Fatal(err)
+	}
+	for i, key := range []string{"1", "2", "3"} {
+		assignments[key] = p.Placement.Layers[i].Slots
+	}
+	if diff := cmp.Diff(assignments, trtllm.Assignments); diff != "" || trtllm.Slots != 16 || trtllm.Updates == nil || *trtllm.Updates != 0 {
+		t.Errorf("%+v %s", trtllm, diff)
+	}
+	var ascend struct {
+		Count  int `json:"moe_layer_count"`
+		Layers []struct {
+			ID      int `json:"layer_id"`
+			Count   int `json:"device_count"`
+			Devices []struct {
+				ID      int   `json:"device_id"`
+				Experts []int `json:"device_expert"`
+			} `json:"device_list"`
+		} `json:"layer_list"`
+	}
+	if err := json.Unmarshal(a.Files[plan.VLLMAscendFile], &ascend); err != nil {
+		t.Fatal(err)
+	}
+	if ascend.Count != 3 || len(ascend.Layers) != 3 {
+		t.Fatalf("%+v", ascend)
+	}
+	for l, layer := range ascend.Layers {
+		var slots []int
+		for d, device := range layer.Devices {
+			if device.ID != d {
+				t.Errorf("layer %d: device %d is %d", l, d, device.ID)
+			}
+			slots = append(slots, device.Experts...)
+		}
+		if diff := cmp.Diff(p.Placement.Layers[l].Slots, slots); diff != "" || layer.ID != l || layer.Count != 4 {
+			t.Errorf("layer %d: %+v %s", l, layer, diff)
+		}
+	}
+}
+
+func TestRedundantPlansHaveNoGatePermutation(t *testing.T) {
+	p := solved(t, placement.DataParallel)
+	p.Placement.SlotsPerRank++
+	for l, layer := range p.Placement.Layers {
+		var slots []int
+		for rank := range 4 {
+			own := layer.Slots[rank*4 : (rank+1)*4]
+			// One more copy of the next rank's first expert.
+			slots = append(append(slots, own...), layer.Slots[(rank+1)%4*4])
+		}
+		p.Placement.Layers[l].Slots = slots
+	}
+	dir, a := written(t, p)
+	if _, has := a.Files[plan.GatePermutationFile]; has {
+		t.Error("experts with copies cannot be a permutation")
+	}
+	if _, _, err := plan.Read(dir); err != nil {
+		t.Error(err)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
+		a := encode(f, solved(f, attention))
+		f.Add(string(attention), a.Files[plan.PlacementFile], a.Files[plan.TablesFile])
+	}
+	f.Fuzz(func(t *testing.T, attention string, placementJSON, tables []byte) {
+		template := encode(t, solved(t, placement.DataParallel))
+		template.Manifest.Attention = placement.Attention(attention)
+		template.Files[plan.PlacementFile], template.Files[plan.TablesFile] = placementJSON, tables
+		p, err := plan.Decode(template)
+		if err != nil {
+			if !plan.IsInvalid(err) {
+				t.Fatalf("%v is not an *InvalidError", err)
+			}
+			return
+		}
+		if _, err := plan.Encode(p); err != nil {
+			t.Fatalf("a plan that was decoded cannot be encoded: %v", err)
+		}
+	})
+}

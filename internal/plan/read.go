@@ -1,0 +1,99 @@
+package plan
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/placement"
+)
+
+// required are the files without which a directory is no plan.
+var required = []string{PlacementFile, TablesFile, SGLangFile, VLLMAscendFile, TensorRTLLMFile}
+
+// Read reads the plan in a directory and verifies every hash; report.json is not part of it.
+func Read(dir string) (*solver.Plan, *Artifact, error) {
+	content, err := readFile(dir, ManifestFile)
+	if err != nil {
+		return nil, nil, err
+	}
+	a := &Artifact{Files: map[string][]byte{ManifestFile: content}, Digest: digest(content)}
+	if err := decodeJSON(ManifestFile, content, &a.Manifest); err != nil {
+		return nil, nil, err
+	}
+	if a.Manifest.Format != Format {
+		return nil, nil, invalidf("%s: format is %q; this version reads %q", ManifestFile, a.Manifest.Format, Format)
+	}
+	for _, name := range required {
+		if _, listed := a.Manifest.Files[name]; !listed {
+			return nil, nil, invalidf("%s: %s is not listed", ManifestFile, name)
+		}
+	}
+	for name, want := range a.Manifest.Files {
+		if !slices.Contains(required, name) && name != GatePermutationFile {
+			return nil, nil, invalidf("%s: %q is no file of a plan", ManifestFile, name)
+		}
+		if content, err = readFile(dir, name); err != nil {
+			return nil, nil, err
+		}
+		if got := digest(content); got != want {
+			return nil, nil, invalidf("%s is damaged: its sha256 is %s, %s lists %s", name, got, ManifestFile, want)
+		}
+		a.Files[name] = content
+	}
+	p, err := Decode(a)
+	return p, a, err
+}
+
+// Decode turns verified files into a plan.
+func Decode(a *Artifact) (*solver.Plan, error) {
+	m := a.Manifest
+	p := &solver.Plan{
+		Attention: m.Attention, Forecast: m.Forecast, Algorithm: m.Algorithm, Placement: &placement.Placement{},
+		HiddenLayers: m.HiddenLayers, Vocabulary: m.Vocabulary, TrainPercent: m.TrainPercent, Seed: m.Seed,
+	}
+	trace, err := hex.DecodeString(m.TraceDigest)
+	if err != nil || len(trace) != len(p.TraceDigest) {
+		return nil, invalidf("%s: trace_digest is %q; it must be a sha256", ManifestFile, m.TraceDigest)
+	}
+	copy(p.TraceDigest[:], trace)
+	if err := decodeJSON(PlacementFile, a.Files[PlacementFile], p.Placement); err != nil {
+		return nil, err
+	}
+	if got := digest(a.Files[PlacementFile]); got != m.LayoutDigest {
+		return nil, invalidf("%s: layout_digest is %s, %s has %s", ManifestFile, m.LayoutDigest, PlacementFile, got)
+	}
+	if err := p.Placement.Validate(); err != nil {
+		return nil, invalidf("%s: %v", PlacementFile, err)
+	}
+	if err := decodeTables(p, a.Files[TablesFile], m.LayoutDigest); err != nil {
+		return nil, err
+	}
+	return p, validate(p)
+}
+
+func readFile(dir, name string) ([]byte, error) {
+	content, err := os.ReadFile(filepath.Join(dir, name))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, invalidf("%s is missing in %s: not a plan, or an incomplete copy", name, dir)
+	}
+	return content, err
+}
+
+func decodeJSON(name string, content []byte, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(content))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(into); err != nil {
+		return invalidf("%s: %v", name, err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return invalidf("%s: text after the JSON object", name)
+	}
+	return nil
+}

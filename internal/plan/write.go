@@ -1,0 +1,114 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Write puts a plan and its report (any JSON) into a directory, which appears complete or not at all. A plan that is
+// already there is replaced; a directory that holds anything else is refused.
+func Write(dir string, a *Artifact, report []byte) (err error) {
+	if err := replaceable(dir); err != nil {
+		return err
+	}
+	parent := filepath.Dir(filepath.Clean(dir))
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return err
+	}
+	temporary, err := os.MkdirTemp(parent, ".plan-")
+	if err != nil {
+		return err
+	}
+	// After the exchange this removes the old plan.
+	defer func() { err = errors.Join(err, os.RemoveAll(temporary)) }()
+	if err := os.Chmod(temporary, 0o755); err != nil {
+		return err
+	}
+	if err := writeFiles(temporary, a, report); err != nil {
+		return err
+	}
+	if err := exchange(temporary, dir); err != nil {
+		return err
+	}
+	return syncDirectory(parent)
+}
+
+// replaceable refuses a directory that holds something other than a plan.
+func replaceable(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) == 0 {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(filepath.Join(dir, ManifestFile)); err != nil {
+		return fmt.Errorf("%s is not empty and holds no plan: name another directory", dir)
+	}
+	return nil
+}
+
+func writeFiles(dir string, a *Artifact, report []byte) error {
+	for name, content := range a.Files {
+		if err := writeFile(filepath.Join(dir, name), content); err != nil {
+			return err
+		}
+	}
+	if err := writeFile(filepath.Join(dir, ReportFile), report); err != nil {
+		return err
+	}
+	if err := syncDirectory(filepath.Join(dir, "engine")); err != nil {
+		return err
+	}
+	return syncDirectory(dir)
+}
+
+func writeFile(path string, content []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	if _, err := file.Write(content); err != nil {
+		file.Close()
+		return err
+	}
+	if err := file.Sync(); err != nil {
+		file.Close()
+		return err
+	}
+	return file.Close()
+}
+
+func syncDirectory(dir string) error {
+	file, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	return file.Sync()
+}
+
+// exchange puts the new directory in the old one's place; what was there is left under the new one's name.
+func exchange(fresh, dir string) error {
+	err := os.Rename(fresh, dir)
+	if err == nil || !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	err = unix.Renameat2(unix.AT_FDCWD, fresh, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE)
+	if err == nil {
+		return nil
+	}
+	// Not every file system can exchange: then the old plan goes first, and a crash here leaves none.
+	old := fresh + ".old"
+	if err := os.Rename(dir, old); err != nil {
+		return err
+	}
+	return errors.Join(os.Rename(fresh, dir), os.RemoveAll(old))
+}

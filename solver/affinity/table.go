@@ -1,0 +1,213 @@
+package affinity
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// ScoreScale turns a stored score into a share: share = stored / ScoreScale.
+const ScoreScale = math.MaxUint16
+
+// Hosts lists, for each expert of one layer, the ranks that hold a copy of it.
+type Hosts [][]int
+
+// RankTable scores the ranks for a token id in attention data parallelism: the expected local share of the token's
+// activations, over all MoE layers, if its request is served by that rank. A row of a token id that the profile has
+// not seen is the prior, the mean over all tokens.
+type RankTable struct {
+	// Ranks is the number of ranks.
+	Ranks int
+	// Score are shares times ScoreScale [V, ranks].
+	Score []uint16
+}
+
+// TokenTable scores the ranks for a token id in attention tensor parallelism, layer by layer; only the best ranks of
+// each token are stored.
+type TokenTable struct {
+	// Layers, Vocabulary and Best are the shape: Best ranks are kept for each layer and token id.
+	Layers, Vocabulary, Best int
+	// Ranks is the number of ranks.
+	Ranks int
+	// Rank are the best ranks, best first; Score their shares times ScoreScale [layers, V, best].
+	Rank  []uint16
+	Score []uint16
+}
+
+// Estimator says how counts become shares: (counts + Shrinkage occurrences of the prior) / (occurrences + Shrinkage).
+// Shrinkage 0 trusts the counts as they are.
+type Estimator struct{ Shrinkage float32 }
+
+// rankShares fills dst with the expected local share per rank of one token id, given the prior's shares.
+func (e Estimator) rankShares(dst []float32, c *Counts, token int, hosts Hosts, prior []float32) {
+	total := c.Occurrences[token] + e.Shrinkage
+	if total == 0 {
+		copy(dst, prior)
+		return
+	}
+	for i := range dst {
+		dst[i] = e.Shrinkage * prior[i] / total
+	}
+	experts, counts := c.Row(token)
+	weight := 1 / (total * float32(c.TopK))
+	for i, expert := range experts {
+		for _, rank := range hosts[expert] {
+			dst[rank] += counts[i] * weight
+		}
+	}
+}
+
+// priorShares are the shares of a token about which nothing is known.
+func priorShares(c *Counts, hosts Hosts, ranks int) []float32 {
+	prior := make([]float32, ranks)
+	sum := 0.0
+	totals := c.ExpertTotals()
+	for _, n := range totals {
+		sum += n
+	}
+	if sum == 0 {
+		return prior
+	}
+	for expert, n := range totals {
+		for _, rank := range hosts[expert] {
+			prior[rank] += float32(n / sum)
+		}
+	}
+	return prior
+}
+
+func quantise(share float32) uint16 {
+	return uint16(math.Round(float64(min(max(share, 0), 1)) * ScoreScale))
+}
+
+// NewRankTable builds the table of attention data parallelism from the counts of every layer.
+func NewRankTable(layers []Counts, hosts []Hosts, ranks int, estimator Estimator) *RankTable {
+	vocabulary := layers[0].Vocabulary()
+	table := &RankTable{Ranks: ranks, Score: make([]uint16, vocabulary*ranks)}
+	priors := make([][]float32, len(layers))
+	for l := range layers {
+		priors[l] = priorShares(&layers[l], hosts[l], ranks)
+	}
+	sum, shares := make([]float32, ranks), make([]float32, ranks)
+	for token := range vocabulary {
+		clear(sum)
+		for l := range layers {
+			estimator.rankShares(shares, &layers[l], token, hosts[l], priors[l])
+			for i, share := range shares {
+				sum[i] += share
+			}
+		}
+		for i, s := range sum {
+			table.Score[token*ranks+i] = quantise(s / float32(len(layers)))
+		}
+	}
+	return table
+}
+
+// Vocabulary is the number of token ids.
+func (t *RankTable) Vocabulary() int { return len(t.Score) / t.Ranks }
+
+// Add adds the token's shares to the sums; a token id beyond the table adds nothing.
+func (t *RankTable) Add(sums []float32, token int32) {
+	begin := int(token) * t.Ranks
+	if token < 0 || begin >= len(t.Score) {
+		return
+	}
+	for i, s := range t.Score[begin : begin+t.Ranks] {
+		sums[i] += float32(s) / ScoreScale
+	}
+}
+
+// ScoreTokens fills dst with the mean share per rank over the tokens of a request.
+func (t *RankTable) ScoreTokens(dst []float32, tokens []int32) {
+	clear(dst)
+	for _, token := range tokens {
+		t.Add(dst, token)
+	}
+	for i := range dst {
+		dst[i] /= float32(max(len(tokens), 1))
+	}
+}
+
+// Forecast binds the table to the requests of a trace.
+func (t *RankTable) Forecast(of *trace.Trace) RequestForecast { return RequestForecast{t, of} }
+
+// RequestForecast scores whole requests of a trace.
+type RequestForecast struct {
+	table *RankTable
+	trace *trace.Trace
+}
+
+// Score fills dst with the expected local share of the request on each rank.
+func (f RequestForecast) Score(dst []float32, request int) {
+	f.table.ScoreTokens(dst, f.trace.Request(request))
+}
+
+// NewTokenTable builds the table of attention tensor parallelism; best is how many ranks are kept of each token.
+func NewTokenTable(layers []Counts, hosts []Hosts, ranks, best int, estimator Estimator) *TokenTable {
+	vocabulary := layers[0].Vocabulary()
+	best = min(best, ranks)
+	table := &TokenTable{
+		Layers: len(layers), Vocabulary: vocabulary, Best: best, Ranks: ranks,
+		Rank: make([]uint16, len(layers)*vocabulary*best), Score: make([]uint16, len(layers)*vocabulary*best),
+	}
+	shares, order := make([]float32, ranks), make([]int, ranks)
+	for l := range layers {
+		prior := priorShares(&layers[l], hosts[l], ranks)
+		for token := range vocabulary {
+			estimator.rankShares(shares, &layers[l], token, hosts[l], prior)
+			for i := range order {
+				order[i] = i
+			}
+			slices.SortFunc(order, func(a, b int) int { return cmp.Or(cmp.Compare(shares[b], shares[a]), a-b) })
+			at := (l*vocabulary + token) * best
+			for i, rank := range order[:best] {
+				table.Rank[at+i], table.Score[at+i] = uint16(rank), quantise(shares[rank])
+			}
+		}
+	}
+	return table
+}
+
+// ScoreToken fills dst with the expected local share per rank of a token id in a layer. What the stored ranks leave of
+// the whole is spread evenly over the others; a token id beyond the table scores all ranks alike.
+func (t *TokenTable) ScoreToken(dst []float32, layer int, token int32) {
+	if token < 0 || int(token) >= t.Vocabulary {
+		for i := range dst {
+			dst[i] = 1 / float32(t.Ranks)
+		}
+		return
+	}
+	at := (layer*t.Vocabulary + int(token)) * t.Best
+	scores := t.Score[at : at+t.Best]
+	if t.Best < t.Ranks {
+		rest := float32(ScoreScale)
+		for _, s := range scores {
+			rest -= float32(s)
+		}
+		rest = max(rest, 0) / (ScoreScale * float32(t.Ranks-t.Best))
+		for i := range dst {
+			dst[i] = rest
+		}
+	}
+	for i, rank := range t.Rank[at : at+t.Best] {
+		dst[rank] = float32(scores[i]) / ScoreScale
+	}
+}
+
+// Forecast binds the table to the tokens of a trace.
+func (t *TokenTable) Forecast(of *trace.Trace) TokenForecast { return TokenForecast{t, of} }
+
+// TokenForecast scores single tokens of a trace by their id alone.
+type TokenForecast struct {
+	table *TokenTable
+	trace *trace.Trace
+}
+
+// Score fills dst with the expected local share, on each rank, of the token at a position of the trace in a MoE layer
+// (counted among the MoE layers).
+func (f TokenForecast) Score(dst []float32, layer, position int) {
+	f.table.ScoreToken(dst, layer, f.trace.Tokens[position])
+}

@@ -1,0 +1,219 @@
+package assign_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/semmoe/operator/solver/assign"
+)
+
+// bestByEnumeration tries every assignment within the capacities.
+func bestByEnumeration(scores []float32, capacity []int) float64 {
+	bins := len(capacity)
+	room := append([]int(nil), capacity...)
+	var try func(item int) float64
+	try = func(item int) float64 {
+		if item*bins == len(scores) {
+			return 0
+		}
+		best := math.Inf(-1)
+		for bin := range room {
+			if room[bin] == 0 {
+				continue
+			}
+			room[bin]--
+			best = max(best, float64(scores[item*bins+bin])+try(item+1))
+			room[bin]++
+		}
+		return best
+	}
+	return try(0)
+}
+
+func total(scores []float32, bin []int, bins int) float64 {
+	sum := 0.0
+	for item, b := range bin {
+		sum += float64(scores[item*bins+b])
+	}
+	return sum
+}
+
+// checkCapacity fails if a bin holds more than its capacity.
+func checkCapacity(t *testing.T, bin []int, capacity []int) {
+	t.Helper()
+	load := make([]int, len(capacity))
+	for _, b := range bin {
+		load[b]++
+	}
+	for b, n := range load {
+		if n > capacity[b] {
+			t.Fatalf("bin %d holds %d items; its capacity is %d", b, n, capacity[b])
+		}
+	}
+}
+
+func TestAssignIsOptimal(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 1))
+	var solver assign.Solver
+	for range 3000 {
+		bins, items := 1+random.IntN(4), 1+random.IntN(8)
+		capacity := make([]int, bins)
+		for placed := 0; placed < items+random.IntN(3); placed++ {
+			capacity[random.IntN(bins)]++
+		}
+		scores := make([]float32, items*bins)
+		for i := range scores {
+			// Few values make ties, negative ones and large ones test the rounding.
+			scores[i] = float32(random.IntN(6)-2) * float32(math.Pow(10, float64(random.IntN(3))))
+		}
+		bin := solver.Assign(scores, capacity)
+		checkCapacity(t, bin, capacity)
+		if got, want := total(scores, bin, bins), bestByEnumeration(scores, capacity); math.Abs(got-want) > 1e-6 {
+			t.Fatalf("scores %v, capacity %v: %v is worth %v; the optimum is %v", scores, capacity, bin, got, want)
+		}
+	}
+}
+
+// TestAssignLargeIsOptimal proves optimality by duality: no cycle of moves between bins gains anything.
+func TestAssignLargeIsOptimal(t *testing.T) {
+	random := rand.New(rand.NewPCG(2, 2))
+	var solver assign.Solver
+	for range 20 {
+		const bins, items = 8, 1024
+		scores := make([]float32, items*bins)
+		for i := range scores {
+			scores[i] = random.Float32()
+			if item := i / bins; item%3 == 1 {
+				// Every third item is a copy: frequent tokens have many equal rows.
+				scores[i] = scores[i%bins]
+			}
+		}
+		capacity := make([]int, bins)
+		for b := range capacity {
+			capacity[b] = items / bins
+		}
+		bin := solver.Assign(scores, capacity)
+		checkCapacity(t, bin, capacity)
+		var loss [bins][bins]float64
+		for a := range bins {
+			for b := range bins {
+				loss[a][b] = math.Inf(1)
+			}
+		}
+		for item, a := range bin {
+			for b := range bins {
+				loss[a][b] = min(loss[a][b], float64(scores[item*bins+a])-float64(scores[item*bins+b]))
+			}
+		}
+		for via := range bins {
+			for a := range bins {
+				for b := range bins {
+					loss[a][b] = min(loss[a][b], loss[a][via]+loss[via][b])
+				}
+			}
+		}
+		for a := range bins {
+			if loss[a][a] < -1e-6 {
+				t.Fatalf("a cycle of moves through bin %d gains %v", a, -loss[a][a])
+			}
+		}
+	}
+}
+
+func TestAssignDoesNotAllocateWhenWarm(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 3))
+	scores := make([]float32, 512*8)
+	for i := range scores {
+		scores[i] = random.Float32()
+	}
+	capacity := []int{64, 64, 64, 64, 64, 64, 64, 64}
+	var solver assign.Solver
+	for range 3 {
+		solver.Assign(scores, capacity)
+	}
+	if n := testing.AllocsPerRun(10, func() { solver.Assign(scores, capacity) }); n > 1 {
+		t.Errorf("%v allocations per call", n)
+	}
+}
+
+func randomWeighted(random *rand.Rand, items, bins int) assign.Weighted {
+	w := assign.Weighted{Scores: make([]float32, items*bins), Sizes: make([]float32, items), Limits: make([]float64, bins)}
+	sum := 0.0
+	for i := range w.Sizes {
+		w.Sizes[i] = float32(1 + random.IntN(5))
+		sum += float64(w.Sizes[i])
+		for b := range bins {
+			w.Scores[i*bins+b] = w.Sizes[i] * random.Float32()
+		}
+	}
+	for b := range w.Limits {
+		w.Limits[b] = sum / float64(bins)
+	}
+	return w
+}
+
+func TestRelaxedValueBoundsEveryAssignment(t *testing.T) {
+	random := rand.New(rand.NewPCG(4, 4))
+	for range 300 {
+		items, bins := 2+random.IntN(6), 2+random.IntN(2)
+		w := randomWeighted(random, items, bins)
+		for b := range w.Limits {
+			w.Limits[b] *= 1.2
+		}
+		prices, value := w.Price(50, nil, false)
+		if got := w.RelaxedValue(prices); math.Abs(got-value) > 1e-9 {
+			t.Fatalf("Price reports %v; RelaxedValue is %v", value, got)
+		}
+		bin := make([]int, items)
+		for code := range int(math.Pow(float64(bins), float64(items))) {
+			load, feasible := make([]float64, bins), true
+			for i := range bin {
+				bin[i] = code % bins
+				code /= bins
+				load[bin[i]] += float64(w.Sizes[i])
+			}
+			for b := range load {
+				feasible = feasible && load[b] <= w.Limits[b]
+			}
+			if sum := total(w.Scores, bin, bins); feasible && sum > value+1e-6 {
+				t.Fatalf("assignment %v is worth %v, above the bound %v", bin, sum, value)
+			}
+		}
+	}
+}
+
+func TestPriceConverges(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 5))
+	w := randomWeighted(random, 2000, 8)
+	prices, bound := w.Price(60, nil, true)
+	bin := w.Assign(prices, 0.01)
+	load := make([]float64, 8)
+	for i, b := range bin {
+		load[b] += float64(w.Sizes[i])
+	}
+	for b := range load {
+		if load[b] > w.Limits[b]*1.01 {
+			t.Errorf("bin %d holds %v; the limit is %v", b, load[b], w.Limits[b])
+		}
+	}
+	if value := total(w.Scores, bin, 8); value < bound*0.995 {
+		t.Errorf("assignment is worth %v; the bound is %v", value, bound)
+	}
+}
+
+func BenchmarkAssignBatch(b *testing.B) {
+	random := rand.New(rand.NewPCG(6, 6))
+	scores := make([]float32, 4096*8)
+	for i := range scores {
+		scores[i] = random.Float32()
+		if item := i / 8; item%3 == 1 {
+			scores[i] = scores[i%8+8*(item%10)]
+		}
+	}
+	capacity := []int{512, 512, 512, 512, 512, 512, 512, 512}
+	var solver assign.Solver
+	for b.Loop() {
+		solver.Assign(scores, capacity)
+	}
+}

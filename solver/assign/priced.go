@@ -1,0 +1,146 @@
+package assign
+
+import (
+	"math"
+	"slices"
+)
+
+// Prices are the duals of load limits: what one unit of load costs on each bin.
+type Prices []float64
+
+// Weighted is a problem of sized items: scores [item × bin] to be summed, sizes, and a limit on the load of each bin.
+type Weighted struct {
+	Scores []float32
+	Sizes  []float32
+	Limits []float64
+}
+
+// Take returns each item's best bin at the prices, and the loads that result.
+func (w *Weighted) Take(prices Prices) (bins []int, loads []float64) {
+	bins, loads = make([]int, len(w.Sizes)), make([]float64, len(w.Limits))
+	for item, size := range w.Sizes {
+		bins[item], _ = w.best(item, prices)
+		loads[bins[item]] += float64(size)
+	}
+	return bins, loads
+}
+
+func (w *Weighted) best(item int, prices Prices) (bin int, value float64) {
+	n := len(w.Limits)
+	value = math.Inf(-1)
+	for b, score := range w.Scores[item*n : (item+1)*n] {
+		if v := float64(score) - float64(w.Sizes[item])*prices[b]; v > value {
+			bin, value = b, v
+		}
+	}
+	return bin, value
+}
+
+// RelaxedValue is Σ over items of the best (score − size·price) + Σ over bins of price·limit. For non-negative prices no
+// assignment within the limits, fractional ones included, sums to more.
+func (w *Weighted) RelaxedValue(prices Prices) float64 {
+	return w.relax(prices, make([]float64, len(w.Limits)))
+}
+
+// relax is RelaxedValue; it also fills the loads of the best bins.
+func (w *Weighted) relax(prices Prices, loads []float64) float64 {
+	clear(loads)
+	value := 0.0
+	for item, size := range w.Sizes {
+		bin, v := w.best(item, prices)
+		loads[bin] += float64(size)
+		value += v
+	}
+	for bin, price := range prices {
+		value += price * w.Limits[bin]
+	}
+	return value
+}
+
+// Price lowers RelaxedValue over prices by the given number of subgradient steps and returns the best prices found with
+// their value. With free prices they may be negative: then every bin must hold exactly its limit.
+func (w *Weighted) Price(steps int, start Prices, free bool) (Prices, float64) {
+	prices := append(Prices(nil), start...)
+	if prices == nil {
+		prices = make(Prices, len(w.Limits))
+	}
+	scale := w.priceScale()
+	best, bestValue := append(Prices(nil), prices...), math.Inf(1)
+	loads := make([]float64, len(w.Limits))
+	stride, excess := slices.Repeat([]float64{scale}, len(w.Limits)), make([]float64, len(w.Limits))
+	for range steps {
+		if value := w.relax(prices, loads); value < bestValue {
+			bestValue = value
+			copy(best, prices)
+		}
+		for bin := range prices {
+			now := (loads[bin] - w.Limits[bin]) / max(w.Limits[bin], 1e-9)
+			// A price that must go on in the same direction goes faster, one that went too far goes back slower.
+			if now*excess[bin] > 0 {
+				stride[bin] *= 1.25
+			} else if now*excess[bin] < 0 {
+				stride[bin] *= 0.5
+			}
+			excess[bin] = now
+			prices[bin] += stride[bin] * now
+			if !free {
+				prices[bin] = max(prices[bin], 0)
+			}
+		}
+	}
+	return best, bestValue
+}
+
+// priceScale is the mean score per unit of size that an item's best bin has over its mean: the scale of sensible prices.
+func (w *Weighted) priceScale() float64 {
+	size := 0.0
+	for _, s := range w.Sizes {
+		size += float64(s)
+	}
+	if size == 0 {
+		return 0
+	}
+	return 0.25 * meanSpread(w.Scores, len(w.Limits)) * float64(len(w.Sizes)) / size
+}
+
+// Assign returns an assignment whose loads exceed the limits by at most the tolerance (a fraction of the limit), as far
+// as the sizes allow: best bins at the prices, then the moves of smallest loss per unit of load out of overfull bins.
+func (w *Weighted) Assign(prices Prices, tolerance float64) []int {
+	bins, loads := w.Take(prices)
+	n := len(w.Limits)
+	for range len(bins) {
+		from := -1
+		for bin, load := range loads {
+			over := load - w.Limits[bin]*(1+tolerance)
+			if over > 0 && (from < 0 || over > loads[from]-w.Limits[from]*(1+tolerance)) {
+				from = bin
+			}
+		}
+		if from < 0 {
+			break
+		}
+		item, to, loss := -1, -1, math.Inf(1)
+		for i, bin := range bins {
+			size := float64(w.Sizes[i])
+			if bin != from || size == 0 {
+				continue
+			}
+			for b := range n {
+				if b == from || loads[b]+size > w.Limits[b]*(1+tolerance) {
+					continue
+				}
+				l := (float64(w.Scores[i*n+from]) - float64(w.Scores[i*n+b])) / size
+				if l < loss {
+					item, to, loss = i, b, l
+				}
+			}
+		}
+		if item < 0 {
+			break
+		}
+		loads[from] -= float64(w.Sizes[item])
+		loads[to] += float64(w.Sizes[item])
+		bins[item] = to
+	}
+	return bins
+}

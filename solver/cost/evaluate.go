@@ -1,0 +1,149 @@
+package cost
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// ShardRule says how the tokens of a batch are parted in attention tensor parallelism.
+type ShardRule string
+
+// The shard rules.
+const (
+	// EqualShards gives every rank equally many tokens of each batch, as reduce-scatter needs.
+	EqualShards ShardRule = "equal"
+	// FreeShards lets prices even the load out over time.
+	FreeShards ShardRule = "free"
+)
+
+// Options says what is evaluated and how.
+type Options struct {
+	// Requests are the requests of the trace that count; at least one.
+	Requests []int
+	// Seed sets the order of the requests.
+	Seed uint64
+	// BatchTokens is the number of tokens in a batch (attention TP) or a step of all ranks (the modelled time).
+	BatchTokens int
+	// Shards is the rule of attention TP.
+	Shards ShardRule
+	// Policy and Cap are the request scheduling of attention DP, Orders the number of arrival orders.
+	Policy dispatch.Policy
+	Cap    float64
+	Orders int
+	// RanksPerNode tells which ranks share a node.
+	RanksPerNode int
+	// Link times the exchanges.
+	Link Link
+	// WithoutBounds leaves OracleLAR and UpperBound out, which cost most of the time.
+	WithoutBounds bool
+}
+
+func (o *Options) validate(t *trace.Trace, p *placement.Placement) error {
+	switch {
+	case len(o.Requests) == 0:
+		return fmt.Errorf("there is no request to evaluate")
+	case o.BatchTokens < 1:
+		return fmt.Errorf("batch tokens is %d; it must be at least 1", o.BatchTokens)
+	case o.RanksPerNode < 1:
+		return fmt.Errorf("ranks per node is %d; it must be at least 1", o.RanksPerNode)
+	}
+	return Matches(t, p)
+}
+
+// Matches checks that a placement is one for the model of a trace.
+func Matches(t *trace.Trace, p *placement.Placement) error {
+	if err := p.Validate(); err != nil {
+		return err
+	}
+	if p.Experts != t.Model.Experts || len(p.Layers) != len(t.Model.Layers) {
+		return fmt.Errorf("the placement has %d experts in %d MoE layers, the trace %d in %d",
+			p.Experts, len(p.Layers), t.Model.Experts, len(t.Model.Layers))
+	}
+	for i, layer := range p.Layers {
+		if layer.Layer != t.Model.Layers[i] {
+			return fmt.Errorf("the placement's MoE layer %d is layer %d of the model, the trace's is %d", i, layer.Layer, t.Model.Layers[i])
+		}
+	}
+	return nil
+}
+
+// TokenForecast scores the ranks for the token at a position of the trace in the layer'th MoE layer. It is called with
+// ascending layers for a position, and may use only what is known before that layer's gate runs.
+type TokenForecast interface {
+	Score(dst []float32, layer, position int)
+}
+
+// RequestForecast scores the ranks for a request of the trace when it arrives.
+type RequestForecast interface {
+	Score(dst []float32, request int)
+}
+
+// TensorParallel scores a plan for attention tensor parallelism. Batches are consecutive tokens of the shuffled requests.
+func TensorParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, forecast TokenForecast, o Options) (Report, error) {
+	if err := o.validate(t, p); err != nil {
+		return Report{}, err
+	}
+	if o.Shards != EqualShards && o.Shards != FreeShards {
+		return Report{}, fmt.Errorf("shards is %q; allowed is equal, free", o.Shards)
+	}
+	var positions []int
+	for _, r := range trace.Shuffled(o.Requests, o.Seed) {
+		for at := t.Offsets[r]; at < t.Offsets[r+1]; at++ {
+			positions = append(positions, int(at))
+		}
+	}
+	runs := make([]*layerRun, len(p.Layers))
+	err := affinity.Parallel(ctx, len(p.Layers), func(l int) {
+		run := newLayerRun(t, p, l, &o)
+		run.dispatch(forecast, positions)
+		run.deal(positions)
+		if !o.WithoutBounds {
+			run.bounds(positions)
+		}
+		runs[l] = run
+	})
+	if err != nil {
+		return Report{}, err
+	}
+	return tensorReport(t, p, runs, &o), nil
+}
+
+// baselineRanks is the largest number of ranks up to the plan's that divides the experts: engines refuse others without
+// redundant experts, and then the baseline is that of the next smaller deployment.
+func baselineRanks(p *placement.Placement) int {
+	ranks := p.Ranks
+	for p.Experts%ranks != 0 {
+		ranks--
+	}
+	return ranks
+}
+
+func tensorReport(t *trace.Trace, p *placement.Placement, runs []*layerRun, o *Options) Report {
+	r := Report{BatchImbalance: new(float64)}
+	tallies := make([]*tally, len(runs))
+	n := float64(len(runs))
+	for l, run := range runs {
+		tallies[l] = run.tally
+		*r.BatchImbalance += run.batchImbalance / n
+		r.ExpertWindowImbalance += run.batchExpertImbalance / n
+		r.BaselineLAR += run.baseline / n
+		r.OracleLAR += run.oracle / n
+		r.UpperBound += run.upper / n
+	}
+	r.fill([][]*tally{tallies}, t.Model.Layers)
+	r.ModelledUS = modelled(t, p, [][]*tally{tallies}, o)
+	return r
+}
+
+func modelled(t *trace.Trace, p *placement.Placement, runs [][]*tally, o *Options) *float64 {
+	if t.Model.HiddenSize == 0 {
+		return nil
+	}
+	us := layerMicroseconds(o.Link, float64(o.BatchTokens)/float64(p.Ranks), exchange(runs), t.Model.TopK, t.Model.HiddenSize)
+	return &us
+}

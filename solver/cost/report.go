@@ -1,0 +1,96 @@
+package cost
+
+// Report is the score of a plan on a set of requests. Shares are between 0 and 1, imbalances are at least 1. A figure that
+// does not exist in the attention mode is nil.
+type Report struct {
+	// LAR is the local activation rate: activations whose expert has a copy on the token's rank / all activations.
+	LAR float64 `json:"lar"`
+	// BaselineLAR is that of the default placement (contiguous) with tokens or requests dealt out in turn.
+	BaselineLAR float64 `json:"baseline_lar"`
+	// OracleLAR is the most that dispatch could reach with this placement if it knew the routes. Attention TP: the best rank
+	// of each token, without balance. Attention DP: the best assignment of the requests that loads no rank above the larger
+	// of its fair share and what the policy loaded it with.
+	OracleLAR float64 `json:"oracle_lar"`
+	// UpperBound is what no placement with equal slots and no dispatch can exceed on these requests.
+	UpperBound float64 `json:"upper_bound"`
+	// TokenImbalance is the largest token load of a rank over the mean, TokenImbalanceMedian over the median.
+	TokenImbalance       float64 `json:"token_imbalance"`
+	TokenImbalanceMedian float64 `json:"token_imbalance_median"`
+	// BatchImbalance is the token imbalance within a batch, mean over batches (attention TP).
+	BatchImbalance *float64 `json:"batch_imbalance"`
+	// WindowImbalance is the token imbalance of the last 128 requests, mean over time (attention DP).
+	WindowImbalance *float64 `json:"window_imbalance"`
+	// ExpertImbalance is the largest activation load of a rank's experts over the mean, ExpertWindowImbalance the same in
+	// the windows of WindowImbalance (attention TP: in batches).
+	ExpertImbalance       float64 `json:"expert_imbalance"`
+	ExpertWindowImbalance float64 `json:"expert_window_imbalance"`
+	// RemoteRanksPerToken is the number of distinct other ranks that hold experts of a token.
+	RemoteRanksPerToken float64 `json:"remote_ranks_per_token"`
+	// NodeLAR is the share of activations whose expert is on the token's node.
+	NodeLAR float64 `json:"node_lar"`
+	// MaxSend and MaxRecv are the activations that the busiest rank sends to and receives from others, as multiples of a
+	// rank's fair share of all activations: 1 - LAR when everything is balanced.
+	MaxSend float64 `json:"max_send"`
+	MaxRecv float64 `json:"max_recv"`
+	// ModelledUS is the modelled time of one MoE layer's two all-to-alls in microseconds; nil where the trace does not tell
+	// the model's hidden size.
+	ModelledUS *float64 `json:"modelled_us"`
+	// PerLayer holds the figures of each MoE layer.
+	PerLayer []LayerReport `json:"per_layer"`
+}
+
+// LayerReport is the score of one MoE layer.
+type LayerReport struct {
+	// Layer is the model's layer index.
+	Layer           int     `json:"layer"`
+	LAR             float64 `json:"lar"`
+	TokenImbalance  float64 `json:"token_imbalance"`
+	ExpertImbalance float64 `json:"expert_imbalance"`
+}
+
+// figures are the parts of a Report that are means over layers, and over arrival orders.
+type figures struct {
+	lar, tokenImbalance, tokenImbalanceMedian, expertImbalance float64
+	remoteRanks, nodeLAR, maxSend, maxRecv, exchange           float64
+}
+
+func (f *figures) add(g figures, weight float64) {
+	f.lar += weight * g.lar
+	f.tokenImbalance += weight * g.tokenImbalance
+	f.tokenImbalanceMedian += weight * g.tokenImbalanceMedian
+	f.expertImbalance += weight * g.expertImbalance
+	f.remoteRanks += weight * g.remoteRanks
+	f.nodeLAR += weight * g.nodeLAR
+	f.maxSend += weight * g.maxSend
+	f.maxRecv += weight * g.maxRecv
+	f.exchange += weight * g.exchange
+}
+
+// fill turns the tallies of runs [run][layer] into the report's means.
+func (r *Report) fill(runs [][]*tally, layers []int) {
+	overall := figures{}
+	r.PerLayer = make([]LayerReport, len(layers))
+	for l, layer := range layers {
+		mean := figures{}
+		for _, run := range runs {
+			mean.add(run[l].figures(), 1/float64(len(runs)))
+		}
+		r.PerLayer[l] = LayerReport{layer, mean.lar, mean.tokenImbalance, mean.expertImbalance}
+		overall.add(mean, 1/float64(len(layers)))
+	}
+	r.LAR, r.NodeLAR, r.RemoteRanksPerToken = overall.lar, overall.nodeLAR, overall.remoteRanks
+	r.TokenImbalance, r.TokenImbalanceMedian, r.ExpertImbalance = overall.tokenImbalance, overall.tokenImbalanceMedian, overall.expertImbalance
+	r.MaxSend, r.MaxRecv = overall.maxSend, overall.maxRecv
+}
+
+// exchange is the mean over layers and runs of the busiest rank's traffic, sent or received.
+func exchange(runs [][]*tally) float64 {
+	sum, n := 0.0, 0
+	for _, run := range runs {
+		for _, t := range run {
+			sum += t.figures().exchange
+			n++
+		}
+	}
+	return sum / float64(n)
+}

@@ -1,0 +1,126 @@
+package cost
+
+import (
+	"slices"
+
+	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/placement/bound"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// layerRun evaluates attention tensor parallelism in one MoE layer.
+type layerRun struct {
+	trace     *trace.Trace
+	placement *placement.Placement
+	options   *Options
+	layer     int
+	tally     *tally
+
+	batchImbalance, batchExpertImbalance float64
+	baseline, oracle, upper              float64
+}
+
+func newLayerRun(t *trace.Trace, p *placement.Placement, layer int, o *Options) *layerRun {
+	return &layerRun{
+		trace: t, placement: p, options: o, layer: layer, tally: newTally(p.Hosts(layer), p.Ranks, o.RanksPerNode),
+	}
+}
+
+// dispatch assigns the tokens batch by batch and counts.
+func (r *layerRun) dispatch(forecast TokenForecast, positions []int) {
+	ranks := r.placement.Ranks
+	shards, stream := dispatch.NewShards(ranks), dispatch.NewStream(ranks)
+	scores := make([]float32, min(r.options.BatchTokens, len(positions))*ranks)
+	own := make([]int, len(scores)/ranks)
+	batches := 0
+	for batch := range slices.Chunk(positions, r.options.BatchTokens) {
+		for i, position := range batch {
+			row := scores[i*ranks : (i+1)*ranks]
+			forecast.Score(row, r.layer, position)
+			if r.options.Shards == FreeShards {
+				own[i] = stream.Assign(row)
+			}
+		}
+		if r.options.Shards == EqualShards {
+			copy(own, shards.Assign(scores[:len(batch)*ranks]))
+		}
+		r.count(batch, own)
+		batches++
+	}
+	r.batchImbalance /= float64(batches)
+	r.batchExpertImbalance /= float64(batches)
+}
+
+func (r *layerRun) count(batch []int, own []int) {
+	tokens, served := slices.Clone(r.tally.tokens), slices.Clone(r.tally.served)
+	for i, position := range batch {
+		r.tally.add(r.trace.Row(position, r.layer), own[i])
+	}
+	for rank := range tokens {
+		tokens[rank] = r.tally.tokens[rank] - tokens[rank]
+		served[rank] = r.tally.served[rank] - served[rank]
+	}
+	r.batchImbalance += imbalance(tokens)
+	r.batchExpertImbalance += imbalance(served)
+}
+
+// deal counts the default: contiguous experts, tokens dealt out in turn.
+func (r *layerRun) deal(positions []int) {
+	local := 0
+	ranks, experts := baselineRanks(r.placement), r.placement.Experts
+	for i, position := range positions {
+		for _, expert := range r.trace.Row(position, r.layer) {
+			if int(expert)*ranks/experts == i%ranks {
+				local++
+			}
+		}
+	}
+	r.baseline = float64(local) / float64(len(positions)*r.trace.Model.TopK)
+}
+
+// bounds finds each token's best rank on its real experts, and what no placement can exceed.
+func (r *layerRun) bounds(positions []int) {
+	model, ranks := r.trace.Model, r.placement.Ranks
+	rows := bound.New(ranks, model.Experts, 1)
+	on := make([]int, ranks)
+	columns, ones := make([]int, model.TopK), slices.Repeat([]float64{1}, model.TopK)
+	best := 0
+	for _, position := range positions {
+		clear(on)
+		for k, expert := range r.trace.Row(position, r.layer) {
+			columns[k] = int(expert)
+			for _, rank := range r.tally.hosts[expert] {
+				on[rank]++
+			}
+		}
+		squares := 0
+		for _, n := range on {
+			squares += n * n
+		}
+		best += slices.Max(on)
+		if !r.placement.Redundant() {
+			slices.Sort(columns)
+			rows.Add(columns, ones, 1, float64(squares)/float64(model.TopK*model.TopK))
+		}
+	}
+	r.oracle = float64(best) / float64(len(positions)*model.TopK)
+	if r.placement.Redundant() {
+		r.upper = float64(min(r.placement.SlotsPerRank, model.TopK)) / float64(model.TopK)
+		return
+	}
+	// The oracle is not balanced: the nuclear bound has to hold for any load.
+	r.upper = min(rows.PerRow(), rows.Tangent(tangentSteps(model.Experts)), rows.Balanced(float64(ranks)))
+}
+
+// tangentSteps spends the eigendecompositions where they are cheap.
+func tangentSteps(size int) int {
+	switch {
+	case size <= 64:
+		return 60
+	case size <= 128:
+		return 20
+	default:
+		return 0
+	}
+}

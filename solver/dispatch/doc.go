@@ -1,0 +1,10 @@
+// Package dispatch decides, online and from forecast scores alone, which rank serves a request (attention data
+// parallelism) or a token (attention tensor parallelism).
+//
+// Invariants:
+//   - A decision depends on the requests seen so far, never on later ones; the window policy sees the queue that it is
+//     given and nothing else.
+//   - Deciding for one request allocates nothing and takes time proportional to the number of ranks.
+//   - Load is counted in tokens. Every policy answers with a rank, whatever the scores and loads are.
+//   - Schedulers are not safe for concurrent use; the caller holds a lock.
+package dispatch

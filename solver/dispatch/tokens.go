@@ -1,0 +1,70 @@
+package dispatch
+
+import "github.com/semmoe/operator/solver/assign"
+
+// Shards assigns the tokens of a batch to ranks so that all ranks have equally many, as reduce-scatter needs.
+type Shards struct {
+	ranks    int
+	solver   assign.Solver
+	capacity []int
+}
+
+// NewShards returns a Shards for that many ranks.
+func NewShards(ranks int) *Shards { return &Shards{ranks: ranks, capacity: make([]int, ranks)} }
+
+// Assign returns the rank of each token of a batch: the highest sum of scores [tokens × ranks] with equal shares. Where
+// the batch does not divide, the first ranks have one token more. The result is valid until the next call.
+func (s *Shards) Assign(scores []float32) []int {
+	tokens := len(scores) / s.ranks
+	for i := range s.capacity {
+		s.capacity[i] = tokens / s.ranks
+		if i < tokens%s.ranks {
+			s.capacity[i]++
+		}
+	}
+	return s.solver.Assign(scores, s.capacity)
+}
+
+const (
+	// streamBlock is the number of tokens between two price updates of a Stream.
+	streamBlock = 512
+	// streamStep is the price change for a rank that had twice its share in a block.
+	streamStep = 0.01
+)
+
+// Stream assigns tokens one by one; prices even out the load over time, not within a batch.
+type Stream struct {
+	prices []float64
+	load   []int
+	count  int
+}
+
+// NewStream returns a Stream for that many ranks.
+func NewStream(ranks int) *Stream {
+	return &Stream{prices: make([]float64, ranks), load: make([]int, ranks)}
+}
+
+// Assign chooses the rank of the next token.
+func (s *Stream) Assign(scores []float32) int {
+	best := 0
+	bestValue := float64(scores[0]) - s.prices[0]
+	for rank := 1; rank < len(s.prices); rank++ {
+		if value := float64(scores[rank]) - s.prices[rank]; value > bestValue {
+			best, bestValue = rank, value
+		}
+	}
+	s.load[best]++
+	if s.count++; s.count == streamBlock {
+		s.update()
+	}
+	return best
+}
+
+func (s *Stream) update() {
+	share := float64(streamBlock) / float64(len(s.prices))
+	for rank, load := range s.load {
+		s.prices[rank] += streamStep * (float64(load)/share - 1)
+	}
+	clear(s.load)
+	s.count = 0
+}

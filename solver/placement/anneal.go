@@ -1,0 +1,177 @@
+package placement
+
+import (
+	"math"
+	"math/rand/v2"
+
+	"github.com/semmoe/operator/solver/affinity"
+)
+
+// gram is a symmetric matrix of affinities between the experts of one layer [N × N], its diagonal zero: a token's
+// contribution to a pair is the product of its activations of the two, over its occurrences. The sum of a placement's
+// affinities within ranks measures in the 2-norm what the local activation rate measures in the maximum norm, and needs
+// no token during the search.
+type gram struct {
+	n      int
+	values []float32
+}
+
+func newGram(n int) *gram { return &gram{n, make([]float32, n*n)} }
+
+func (g *gram) row(e int) []float32 { return g.values[e*g.n : (e+1)*g.n] }
+
+// mirror fills the lower triangle from the upper one.
+func (g *gram) mirror() {
+	for e := range g.n {
+		g.values[e*g.n+e] = 0
+		for f := range e {
+			g.values[e*g.n+f] = g.values[f*g.n+e]
+		}
+	}
+}
+
+// tokenGram is the Gram matrix of a layer's token rows.
+func tokenGram(c *affinity.Counts) *gram {
+	g := newGram(c.Experts)
+	for token := range c.Vocabulary() {
+		experts, counts := c.Row(token)
+		for i, e := range experts {
+			weight := counts[i] / c.Occurrences[token]
+			row := g.row(int(e))
+			for j := i + 1; j < len(experts); j++ {
+				row[experts[j]] += weight * counts[j]
+			}
+		}
+	}
+	g.mirror()
+	return g
+}
+
+// requestGram is the Gram matrix of one layer of request rows.
+func requestGram(c *affinity.RequestCounts, layer int) *gram {
+	g := newGram(c.Experts)
+	for r, full := range c.Rows {
+		counts := full[layer*c.Experts : (layer+1)*c.Experts]
+		for e, count := range counts {
+			if count == 0 {
+				continue
+			}
+			weight := count / c.Tokens[r]
+			row := g.row(e)
+			for f := e + 1; f < c.Experts; f++ {
+				row[f] += weight * counts[f]
+			}
+		}
+	}
+	g.mirror()
+	return g
+}
+
+// partition is a placement of one layer under search, with the sums that make a swap's gain O(1).
+type partition struct {
+	gram  *gram
+	ranks int
+	// rankOf is the rank of each expert.
+	rankOf []int
+	// connection[i*n+e] is the affinity of expert e to the experts on rank i.
+	connection []float32
+}
+
+func newPartition(g *gram, rankOf []int, ranks int) *partition {
+	p := &partition{gram: g, ranks: ranks, rankOf: rankOf, connection: make([]float32, ranks*g.n)}
+	for e, rank := range rankOf {
+		connection := p.connection[rank*g.n : (rank+1)*g.n]
+		for f, affinity := range g.row(e) {
+			connection[f] += affinity
+		}
+	}
+	return p
+}
+
+// randomPartition deals the experts out in random order, the same number to each rank.
+func randomPartition(g *gram, ranks int, random *rand.Rand) *partition {
+	rankOf := make([]int, g.n)
+	for i, e := range random.Perm(g.n) {
+		rankOf[e] = i * ranks / g.n
+	}
+	return newPartition(g, rankOf, ranks)
+}
+
+// gain is how much the affinity within ranks grows when e and f, on different ranks, change places.
+func (p *partition) gain(e, f int) float32 {
+	n := p.gram.n
+	ofE, ofF := p.connection[p.rankOf[e]*n:], p.connection[p.rankOf[f]*n:]
+	return ofF[e] - ofE[e] + ofE[f] - ofF[f] - 2*p.gram.values[e*n+f]
+}
+
+func (p *partition) swap(e, f int) {
+	n := p.gram.n
+	rankE, rankF := p.rankOf[e], p.rankOf[f]
+	ofE, ofF := p.connection[rankE*n:(rankE+1)*n], p.connection[rankF*n:(rankF+1)*n]
+	rowE, rowF := p.gram.row(e), p.gram.row(f)
+	for x := range n {
+		d := rowF[x] - rowE[x]
+		ofE[x] += d
+		ofF[x] -= d
+	}
+	p.rankOf[e], p.rankOf[f] = rankF, rankE
+}
+
+// stepsPerExpert is the length of one annealing run: swaps proposed for each expert.
+const stepsPerExpert = 2000
+
+// anneal proposes random swaps under a falling temperature, then takes every swap that still gains.
+func (p *partition) anneal(random *rand.Rand, stop limit) {
+	const coldest = 0.01
+	n := p.gram.n
+	if p.ranks < 2 {
+		return
+	}
+	total := 0.0
+	for _, v := range p.gram.values {
+		total += float64(v)
+	}
+	start := total / float64(n*n) * float64(n/p.ranks)
+	steps := stepsPerExpert * n
+	const block = 1024
+	cooling := math.Pow(coldest, float64(block)/float64(steps))
+	temperature := start
+	for step := 0; step < steps; step++ {
+		if step%block == 0 {
+			if stop.reached() {
+				return
+			}
+			temperature *= cooling
+		}
+		e, f := int(random.Uint32N(uint32(n))), int(random.Uint32N(uint32(n)))
+		if p.rankOf[e] == p.rankOf[f] {
+			continue
+		}
+		gain := p.gain(e, f)
+		if gain >= 0 || float64(gain) > -temperature*random.ExpFloat64() {
+			p.swap(e, f)
+		}
+	}
+	p.descend(stop)
+}
+
+// descend takes gaining swaps until there is none. Gains below the rounding of the sums do not count: they could go on
+// for ever.
+func (p *partition) descend(stop limit) {
+	n := p.gram.n
+	largest := float32(0)
+	for _, v := range p.gram.values {
+		largest = max(largest, v)
+	}
+	for improved := true; improved && !stop.reached(); {
+		improved = false
+		for e := range n {
+			for f := range e {
+				if p.rankOf[e] != p.rankOf[f] && p.gain(e, f) > 1e-4*largest {
+					p.swap(e, f)
+					improved = true
+				}
+			}
+		}
+	}
+}

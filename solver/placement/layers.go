@@ -1,0 +1,173 @@
+package placement
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/assign"
+)
+
+const (
+	// starts is the number of annealing runs per layer.
+	starts = 8
+	// elites is how many of them are improved by alternation.
+	elites = 3
+	// alternations bounds the rounds of alternation; it ends before when nothing is gained.
+	alternations = 8
+	// priceSteps is the number of price updates that value one placement.
+	priceSteps = 24
+)
+
+// solveLayers solves attention tensor parallelism: layers do not depend on one another.
+func solveLayers(ctx context.Context, p *Problem) (Result, error) {
+	result := Result{Placement: &Placement{
+		Ranks: p.Ranks, Experts: p.experts(), SlotsPerRank: p.experts() / p.Ranks, Layers: make([]Layer, len(p.Layers)),
+	}}
+	stop := limit{ctx, p.Deadline}
+	values := make([]float64, len(p.Layers))
+	var done atomic.Int64
+	err := affinity.Parallel(ctx, len(p.Layers), func(l int) {
+		s := newLayerSearch(&p.Tokens[l], p.Ranks, stop)
+		rankOf, value := s.solve(p.Seed, uint64(l))
+		result.Placement.Layers[l] = fromRanks(p.Layers[l], rankOf, p.Ranks)
+		values[l] = value
+		if p.Progress != nil {
+			p.Progress(int(done.Add(1)), len(p.Layers))
+		}
+	})
+	if err != nil {
+		return Result{}, err
+	}
+	for _, value := range values {
+		result.TrainLAR += value / float64(len(values))
+	}
+	result.Truncated = stop.overdue()
+	return result, nil
+}
+
+// layerSearch is the search in one layer: experts on ranks, token ids on ranks in proportion to prices.
+type layerSearch struct {
+	counts *affinity.Counts
+	ranks  int
+	stop   limit
+	// tokens are the ids that occur; their sizes are occurrences.
+	tokens      []int
+	activations float64
+	balance     assign.Weighted
+	exact       assign.Solver
+}
+
+func newLayerSearch(c *affinity.Counts, ranks int, stop limit) *layerSearch {
+	s := &layerSearch{counts: c, ranks: ranks, stop: stop}
+	total := 0.0
+	for token, n := range c.Occurrences {
+		if n > 0 {
+			s.tokens = append(s.tokens, token)
+			s.balance.Sizes = append(s.balance.Sizes, n)
+			total += float64(n)
+		}
+	}
+	s.activations = max(total*float64(c.TopK), 1)
+	s.balance.Scores = make([]float32, len(s.tokens)*ranks)
+	s.balance.Limits = slices.Repeat([]float64{total / float64(ranks)}, ranks)
+	return s
+}
+
+// solve returns the best placement found and its value. The contiguous one is among the candidates.
+func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
+	n := s.counts.Experts
+	g := tokenGram(s.counts)
+	contiguous := make([]int, n)
+	for e := range contiguous {
+		contiguous[e] = e * s.ranks / n
+	}
+	type candidate struct {
+		rankOf []int
+		prices assign.Prices
+		value  float64
+	}
+	valued := func(rankOf []int) candidate {
+		prices, value := s.value(rankOf, nil)
+		return candidate{rankOf, prices, value}
+	}
+	candidates := []candidate{valued(contiguous)}
+	for start := range starts {
+		if s.stop.reached() {
+			break
+		}
+		random := rand.New(rand.NewPCG(seed, layer<<16|uint64(start)))
+		p := randomPartition(g, s.ranks, random)
+		p.anneal(random, s.stop)
+		candidates = append(candidates, valued(p.rankOf))
+	}
+	slices.SortStableFunc(candidates, func(a, b candidate) int { return compareDescending(a.value, b.value) })
+	for i := range candidates[:min(elites, len(candidates))] {
+		c := &candidates[i]
+		for range alternations {
+			if s.stop.reached() {
+				break
+			}
+			rankOf := s.bestExperts(c.rankOf, c.prices)
+			prices, value := s.value(rankOf, c.prices)
+			if value <= c.value*(1+1e-6) {
+				break
+			}
+			*c = candidate{rankOf, prices, value}
+		}
+	}
+	best := candidates[0]
+	for _, c := range candidates[1:] {
+		if c.value > best.value {
+			best = c
+		}
+	}
+	return best.rankOf, best.value
+}
+
+func compareDescending(a, b float64) int {
+	switch {
+	case a > b:
+		return -1
+	case a < b:
+		return 1
+	}
+	return 0
+}
+
+// score fills balance.Scores: the activations of each token id on each rank.
+func (s *layerSearch) score(rankOf []int) {
+	clear(s.balance.Scores)
+	for i, token := range s.tokens {
+		row := s.balance.Scores[i*s.ranks : (i+1)*s.ranks]
+		experts, counts := s.counts.Row(token)
+		for j, expert := range experts {
+			row[rankOf[expert]] += counts[j]
+		}
+	}
+}
+
+// value is the local activation rate of a placement with the best balanced assignment of token ids, fractional where a
+// frequent one must be split, and the prices that balance it.
+func (s *layerSearch) value(rankOf []int, start assign.Prices) (assign.Prices, float64) {
+	s.score(rankOf)
+	prices, value := s.balance.Price(priceSteps, start, true)
+	return prices, value / s.activations
+}
+
+// bestExperts is the exact optimum of the experts' ranks for the token assignment that the prices make.
+func (s *layerSearch) bestExperts(rankOf []int, prices assign.Prices) []int {
+	s.score(rankOf)
+	token, _ := s.balance.Take(prices)
+	weight := make([]float32, s.counts.Experts*s.ranks)
+	for i, rank := range token {
+		experts, counts := s.counts.Row(s.tokens[i])
+		for j, expert := range experts {
+			weight[int(expert)*s.ranks+rank] += counts[j]
+		}
+	}
+	capacity := slices.Repeat([]int{s.counts.Experts / s.ranks}, s.ranks)
+	return slices.Clone(s.exact.Assign(weight, capacity))
+}

@@ -1,0 +1,294 @@
+package placement_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+	"github.com/semmoe/operator/solver/trace/tracetest"
+)
+
+var modes = []placement.Attention{placement.TensorParallel, placement.DataParallel}
+
+func problem(t *testing.T, tr *trace.Trace, attention placement.Attention, ranks int) placement.Problem {
+	t.Helper()
+	p := placement.Problem{Attention: attention, Ranks: ranks, Layers: tr.Model.Layers, Algorithm: placement.Auto, Seed: 1}
+	var err error
+	if attention == placement.DataParallel {
+		p.Requests, err = affinity.CountRequests(t.Context(), tr, tr.AllRequests())
+	} else {
+		p.Tokens, err = affinity.CountTokens(t.Context(), tr, tr.AllRequests())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func solve(t *testing.T, p placement.Problem) placement.Result {
+	t.Helper()
+	result, err := placement.Solve(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := result.Placement.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return result
+}
+
+func TestEveryAlgorithmReturnsAValidPlacement(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 1)
+	for _, attention := range modes {
+		for _, algorithm := range placement.Algorithms {
+			for _, ranks := range []int{1, 2, 8, 16} {
+				p := problem(t, tr, attention, ranks)
+				p.Algorithm = algorithm
+				result := solve(t, p)
+				if got := result.Placement; got.Ranks != ranks || got.Redundant() || len(got.Layers) != 3 || got.Layers[0].Layer != 1 {
+					t.Errorf("%s, %s, EP %d: %+v", attention, algorithm, ranks, got)
+				}
+				if result.Truncated {
+					t.Errorf("%s, %s, EP %d: truncated without a time budget", attention, algorithm, ranks)
+				}
+			}
+		}
+	}
+}
+
+func TestBaselines(t *testing.T) {
+	if diff := cmp.Diff([]int{0, 1, 2, 3, 4, 5}, placement.Contiguous([]int{3}, 6, 3).Layers[0].Slots); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]int{0, 3, 1, 4, 2, 5}, placement.RoundRobin([]int{3}, 6, 3).Layers[0].Slots); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestPlantedClustersAreFound generates traces whose tokens, or requests, use one cluster of experts each.
+func TestPlantedClustersAreFound(t *testing.T) {
+	shape := tracetest.Shape{
+		Experts: 16, TopK: 4, Layers: 3, Vocabulary: 400, Domains: 4, DocumentsPerDomain: 10, RequestsPerDocument: 2, TokensPerRequest: 50, Noise: 0,
+	}
+	for _, attention := range modes {
+		tr := tracetest.Generate(shape, 5)
+		home := func(position int) int { return int(tr.Tokens[position]) * 2654435761 >> 8 % 4 }
+		if attention == placement.DataParallel {
+			domain := make([]int, len(tr.Tokens))
+			for r := range tr.Requests() {
+				for p := tr.Offsets[r]; p < tr.Offsets[r+1]; p++ {
+					domain[p] = int(tr.Domains[r])
+				}
+			}
+			home = func(position int) int { return domain[position] }
+		}
+		for position := range tr.Tokens {
+			for layer := range shape.Layers {
+				for k := range shape.TopK {
+					// The clusters are strided, so that the contiguous placement cuts them all.
+					tr.Row(position, layer)[k] = uint16(k*4 + (home(position)+layer)%4)
+				}
+			}
+		}
+		result := solve(t, problem(t, tr, attention, 4))
+		for _, layer := range result.Placement.Layers {
+			for slot, expert := range layer.Slots {
+				if first := layer.Slots[slot/4*4]; expert%4 != first%4 {
+					t.Fatalf("%s: layer %d has experts of different clusters on a rank: %v", attention, layer.Layer, layer.Slots)
+				}
+			}
+		}
+	}
+}
+
+// TestAutoComesCloseToTheOptimum compares with the enumeration of all placements of small layers, both valued by the best
+// balanced assignment of the tokens. So small a layer is the hardest case for the surrogate that the annealing climbs.
+func TestAutoComesCloseToTheOptimum(t *testing.T) {
+	shape := tracetest.Shape{
+		Experts: 6, TopK: 2, Layers: 1, Vocabulary: 30, Domains: 2, DocumentsPerDomain: 3, RequestsPerDocument: 2, TokensPerRequest: 40, Noise: 20,
+	}
+	const instances = 40
+	mean := 0.0
+	for seed := range uint64(instances) {
+		tr := tracetest.Generate(shape, seed)
+		p := problem(t, tr, placement.TensorParallel, 2+int(seed%2))
+		got, best := solve(t, p).TrainLAR, 0.0
+		for _, rankOf := range partitions(6, p.Ranks) {
+			best = max(best, placement.ValueTokens(t.Context(), p, rankOf))
+		}
+		if got < best*0.9 || got > best*(1+1e-3) {
+			t.Errorf("seed %d: %v, the optimum is %v", seed, got, best)
+		}
+		mean += got / best / instances
+	}
+	if mean < 0.985 {
+		t.Errorf("on average %v of the optimum is reached", mean)
+	}
+}
+
+// partitions lists all ways to part the experts equally, as the rank of each expert.
+func partitions(experts, ranks int) [][]int {
+	var all [][]int
+	rankOf, load := make([]int, experts), make([]int, ranks)
+	var place func(expert int)
+	place = func(expert int) {
+		if expert == experts {
+			all = append(all, append([]int(nil), rankOf...))
+			return
+		}
+		for rank := range ranks {
+			if load[rank] < experts/ranks {
+				rankOf[expert] = rank
+				load[rank]++
+				place(expert + 1)
+				load[rank]--
+			}
+		}
+	}
+	place(0)
+	return all
+}
+
+func TestSolveIsDeterministicOnAnyNumberOfProcessors(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 2)
+	for _, attention := range modes {
+		p := problem(t, tr, attention, 4)
+		var first placement.Result
+		for i, processors := range []int{1, 2, 5} {
+			before := runtime.GOMAXPROCS(processors)
+			result := solve(t, p)
+			runtime.GOMAXPROCS(before)
+			if i == 0 {
+				first = result
+			}
+			if diff := cmp.Diff(first, result); diff != "" {
+				t.Errorf("%s on %d processors: %s", attention, processors, diff)
+			}
+		}
+		p.Seed = 99
+		if cmp.Equal(first, solve(t, p)) && attention == placement.TensorParallel {
+			t.Logf("%s: another seed found the same placement", attention)
+		}
+	}
+}
+
+func TestSolveStops(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 2)
+	for _, attention := range modes {
+		p := problem(t, tr, attention, 4)
+		cancelled, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := placement.Solve(cancelled, p); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: error %v; want that of the context", attention, err)
+		}
+		p.Deadline = time.Now().Add(-time.Second)
+		if result := solve(t, p); !result.Truncated {
+			t.Errorf("%s: a spent time budget did not set truncated", attention)
+		}
+	}
+}
+
+func TestProgressReachesTheEnd(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 2)
+	for _, attention := range modes {
+		p := problem(t, tr, attention, 2)
+		reports := make(chan [2]int, 1000)
+		p.Progress = func(done, total int) { reports <- [2]int{done, total} }
+		solve(t, p)
+		close(reports)
+		last := 0
+		for report := range reports {
+			last = max(last, report[0])
+			if report[0] > report[1] {
+				t.Errorf("%s: %d of %d", attention, report[0], report[1])
+			}
+			if last == report[1] {
+				last = -1
+			}
+		}
+		if last != -1 {
+			t.Errorf("%s: the last report was %d", attention, last)
+		}
+	}
+}
+
+func TestSolveRefuses(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 2)
+	for name, test := range map[string]struct {
+		change func(*placement.Problem)
+		want   string
+	}{
+		"no divisor":        {func(p *placement.Problem) { p.Ranks = 3 }, "EP size 3 does not divide the 16 experts; allowed is 1, 2, 4, 8, 16"},
+		"no rank":           {func(p *placement.Problem) { p.Ranks = 0 }, "EP size 0"},
+		"unknown algorithm": {func(p *placement.Problem) { p.Algorithm = "best" }, "allowed is auto contiguous round-robin"},
+		"unknown attention": {func(p *placement.Problem) { p.Attention = "pp" }, "allowed is dp, tp"},
+		"no counts":         {func(p *placement.Problem) { p.Tokens = nil }, "needs the token counts"},
+		"no requests":       {func(p *placement.Problem) { p.Attention = placement.DataParallel }, "at least one request"},
+	} {
+		p := problem(t, tr, placement.TensorParallel, 4)
+		test.change(&p)
+		if _, err := placement.Solve(t.Context(), p); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error %v; want %q", name, err, test.want)
+		}
+	}
+}
+
+func TestValidate(t *testing.T) {
+	good := func() *placement.Placement {
+		return &placement.Placement{Ranks: 2, Experts: 3, SlotsPerRank: 2, Layers: []placement.Layer{{Layer: 1, Slots: []int{0, 1, 2, 1}}}}
+	}
+	if err := good().Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if !good().Redundant() {
+		t.Error("4 slots for 3 experts are not redundant")
+	}
+	if diff := cmp.Diff([][]int{{0}, {0, 1}, {1}}, good().Hosts(0)); diff != "" {
+		t.Error(diff)
+	}
+	for name, test := range map[string]struct {
+		change func(*placement.Placement)
+		want   string
+	}{
+		"no rank":          {func(p *placement.Placement) { p.Ranks = 0 }, "ep_size is 0"},
+		"no expert":        {func(p *placement.Placement) { p.Experts = 0 }, "num_experts is 0"},
+		"no slot":          {func(p *placement.Placement) { p.SlotsPerRank = 0 }, "slots_per_rank is 0"},
+		"too many slots":   {func(p *placement.Placement) { p.SlotsPerRank = 4 }, "slots_per_rank is 4"},
+		"too few slots":    {func(p *placement.Placement) { p.SlotsPerRank = 1 }, "cannot hold 3 experts"},
+		"absurd ranks":     {func(p *placement.Placement) { p.Ranks = 1 << 40 }, "cannot hold"},
+		"no layer":         {func(p *placement.Placement) { p.Layers = nil }, "layers is empty"},
+		"negative layer":   {func(p *placement.Placement) { p.Layers[0].Layer = -1 }, "layer -1"},
+		"layer twice":      {func(p *placement.Placement) { p.Layers = append(p.Layers, p.Layers[0]) }, "layers must ascend"},
+		"slots missing":    {func(p *placement.Placement) { p.Layers[0].Slots = []int{0, 1, 2} }, "has 3 slots"},
+		"unknown expert":   {func(p *placement.Placement) { p.Layers[0].Slots[3] = 3 }, "slot 3: expert 3; allowed is 0 to 2"},
+		"negative expert":  {func(p *placement.Placement) { p.Layers[0].Slots[3] = -1 }, "expert -1"},
+		"twice on a rank":  {func(p *placement.Placement) { p.Layers[0].Slots[3] = 2 }, "expert 2 is twice on rank 1"},
+		"expert forgotten": {func(p *placement.Placement) { p.Layers[0].Slots[2] = 0 }, "expert 2 has no slot"},
+	} {
+		p := good()
+		test.change(p)
+		if err := p.Validate(); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error %v; want %q", name, err, test.want)
+		}
+	}
+}
+
+func TestTrainValueIsAShare(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 8)
+	for _, attention := range modes {
+		p := problem(t, tr, attention, 4)
+		auto := solve(t, p).TrainLAR
+		if math.IsNaN(auto) || auto <= 0.25 || auto > 1 {
+			t.Errorf("%s: local activation rate %v on the profile", attention, auto)
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package placement
+
+import (
+	"math"
+	"math/rand/v2"
+
+	"github.com/semmoe/operator/solver/affinity"
+)
+
+// profileSize is the number of dimensions to which request profiles are reduced.
+const profileSize = 32
+
+// profile holds the requests as points: their expert shares, centred, reduced by a random projection that keeps
+// distances up to a small error, and then sharpened towards the directions in which the requests differ most.
+type profile struct {
+	points [][]float32
+}
+
+func newProfile(c *affinity.RequestCounts) *profile {
+	width := c.Layers * c.Experts
+	mean := make([]float32, width)
+	tokens := float32(0)
+	for r, row := range c.Rows {
+		for x, count := range row {
+			mean[x] += count
+		}
+		tokens += c.Tokens[r]
+	}
+	for x := range mean {
+		mean[x] /= tokens
+	}
+	size := min(profileSize, width, len(c.Rows))
+	basis := randomBasis(size, width)
+	// Subspace iteration: every pass multiplies the basis by the covariance, which turns it towards the main directions.
+	const passes = 4
+	points := make([][]float32, len(c.Rows))
+	for r := range points {
+		points[r] = make([]float32, size)
+	}
+	centred := make([]float32, width)
+	centre := func(r int) []float32 {
+		for x, count := range c.Rows[r] {
+			centred[x] = count/c.Tokens[r] - mean[x]
+		}
+		return centred
+	}
+	for range passes {
+		next := zeroBasis(size, width)
+		for r := range c.Rows {
+			row := centre(r)
+			for i, direction := range basis {
+				add(next[i], row, dot(row, direction))
+			}
+		}
+		orthonormalise(next)
+		basis = next
+	}
+	for r := range c.Rows {
+		row := centre(r)
+		for i, direction := range basis {
+			points[r][i] = dot(row, direction)
+		}
+	}
+	return &profile{points}
+}
+
+func zeroBasis(size, width int) [][]float32 {
+	basis := make([][]float32, size)
+	for i := range basis {
+		basis[i] = make([]float32, width)
+	}
+	return basis
+}
+
+// randomBasis is the same for every problem: it is a starting point, not a choice.
+func randomBasis(size, width int) [][]float32 {
+	random := rand.New(rand.NewPCG(1, 1))
+	basis := zeroBasis(size, width)
+	for _, direction := range basis {
+		for x := range direction {
+			direction[x] = float32(random.NormFloat64())
+		}
+	}
+	orthonormalise(basis)
+	return basis
+}
+
+// orthonormalise is Gram-Schmidt, in order; a direction that vanishes becomes zero.
+func orthonormalise(basis [][]float32) {
+	for i, direction := range basis {
+		for _, earlier := range basis[:i] {
+			add(direction, earlier, -dot(direction, earlier))
+		}
+		norm := float32(math.Sqrt(float64(dot(direction, direction))))
+		for x := range direction {
+			if norm > 1e-12 {
+				direction[x] /= norm
+			} else {
+				direction[x] = 0
+			}
+		}
+	}
+}
+
+func dot(a, b []float32) float32 {
+	sum := float32(0)
+	for i, v := range a {
+		sum += v * b[i]
+	}
+	return sum
+}
+
+func add(to, from []float32, weight float32) {
+	for i, v := range from {
+		to[i] += weight * v
+	}
+}
+
+func squaredDistance(a, b []float32) float32 {
+	sum := float32(0)
+	for i, v := range a {
+		sum += (v - b[i]) * (v - b[i])
+	}
+	return sum
+}
+
+// spread picks n points far apart as first centres: each next one with a probability that grows with its squared
+// distance to those before.
+func (p *profile) spread(n int, random *rand.Rand) [][]float32 {
+	centres := [][]float32{append([]float32(nil), p.points[random.IntN(len(p.points))]...)}
+	distance := make([]float64, len(p.points))
+	for len(centres) < n {
+		total := 0.0
+		for r, point := range p.points {
+			d := float64(squaredDistance(point, centres[len(centres)-1]))
+			if len(centres) == 1 || d < distance[r] {
+				distance[r] = d
+			}
+			total += distance[r]
+		}
+		pick, at := random.Float64()*total, 0
+		for at < len(distance)-1 && pick >= distance[at] {
+			pick -= distance[at]
+			at++
+		}
+		centres = append(centres, append([]float32(nil), p.points[at]...))
+	}
+	return centres
+}
+
+// means moves each centre to the mean of its points, weighted by size; a centre without points stays.
+func (p *profile) means(centres [][]float32, ranks []int, sizes []float32) {
+	for i, centre := range centres {
+		total := float32(0)
+		sum := make([]float32, len(centre))
+		for r, rank := range ranks {
+			if rank == i {
+				add(sum, p.points[r], sizes[r])
+				total += sizes[r]
+			}
+		}
+		if total > 0 {
+			for x := range centre {
+				centre[x] = sum[x] / total
+			}
+		}
+	}
+}

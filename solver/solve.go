@@ -1,0 +1,223 @@
+package solver
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// Forecast names what the scores of a plan are computed from.
+type Forecast string
+
+// Table scores by token id alone.
+const Table Forecast = "table"
+
+// Forecasts lists the forecasts that a plan can carry.
+var Forecasts = []Forecast{Table}
+
+// ParseForecast returns the forecast of that name.
+func ParseForecast(name string) (Forecast, error) {
+	for _, f := range Forecasts {
+		if string(f) == name {
+			return f, nil
+		}
+	}
+	return "", fmt.Errorf("forecast %q is not available; available is %s", name, strings.Trim(fmt.Sprint(Forecasts), "[]"))
+}
+
+// Plan is a placement with the forecast tables that belong to it.
+type Plan struct {
+	Attention placement.Attention
+	Forecast  Forecast
+	Placement *placement.Placement
+	// HiddenLayers and Vocabulary are the model's; the placement tells the rest.
+	HiddenLayers, Vocabulary int
+	// Ranks are the scores of attention data parallelism, Tokens those of tensor parallelism; the other is nil.
+	Ranks  *affinity.RankTable
+	Tokens *affinity.TokenTable
+	// Algorithm made the placement: the one asked for, or contiguous after a fall-back.
+	Algorithm placement.Algorithm
+	// TrainPercent and Seed repeat the split by document under which the plan was solved, TraceDigest names the trace.
+	TrainPercent int
+	Seed         uint64
+	TraceDigest  [sha256.Size]byte
+}
+
+// Options are the inputs of Solve besides the trace.
+type Options struct {
+	// Ranks is the EP size; it must divide the number of experts.
+	Ranks     int
+	Attention placement.Attention
+	Algorithm placement.Algorithm
+	Forecast  Forecast
+	// TrainPercent of the requests are learnt from, by whole documents; the others judge the plan.
+	TrainPercent int
+	// Seed makes split, search and evaluation repeatable.
+	Seed uint64
+	// TimeBudget cuts the search off; 0 never does.
+	TimeBudget time.Duration
+	// Progress, where set, is told what is being done and how much of it is done. Calls come from several goroutines.
+	Progress func(step string, done, total int)
+}
+
+// Solution is a plan with what it is worth.
+type Solution struct {
+	Plan *Plan
+	// Report is the plan's score on the held-out requests.
+	Report cost.Report
+	// FallBack says why the default placement was taken instead; empty where it was not.
+	FallBack string
+	// Truncated is set when the time budget cut the search off.
+	Truncated bool
+	// TrainRequests and TestRequests count the requests on both sides of the split.
+	TrainRequests, TestRequests int
+}
+
+const (
+	// bestRanks is how many ranks a token table keeps of each token: a frequent token is split over several.
+	bestRanks = 4
+	// shrinkage pulls a token's shares towards the prior like this many occurrences of it would.
+	shrinkage = 1
+)
+
+// Solve splits the trace, solves the placement on the train requests, builds the tables and scores the plan on the test
+// requests. Errors about the trace are *trace.InvalidError.
+func Solve(ctx context.Context, t *trace.Trace, o Options) (*Solution, error) {
+	if err := placement.CheckRanks(o.Ranks, t.Model.Experts); err != nil {
+		return nil, err
+	}
+	if _, err := ParseForecast(string(o.Forecast)); err != nil {
+		return nil, err
+	}
+	train, test, err := trace.Split(t, o.TrainPercent, o.Seed)
+	if err != nil {
+		return nil, err
+	}
+	s := &search{trace: t, options: o, train: train, test: test}
+	if err := s.count(ctx); err != nil {
+		return nil, err
+	}
+	return s.run(ctx)
+}
+
+// search is one Solve.
+type search struct {
+	trace       *trace.Trace
+	options     Options
+	train, test []int
+	tokens      []affinity.Counts
+	requests    *affinity.RequestCounts
+}
+
+func (s *search) progress(step string) func(done, total int) {
+	if s.options.Progress == nil {
+		return nil
+	}
+	return func(done, total int) { s.options.Progress(step, done, total) }
+}
+
+func (s *search) count(ctx context.Context) (err error) {
+	if s.tokens, err = affinity.CountTokens(ctx, s.trace, s.train); err != nil {
+		return err
+	}
+	if s.options.Attention == placement.DataParallel {
+		s.requests, err = affinity.CountRequests(ctx, s.trace, s.train)
+	}
+	return err
+}
+
+func (s *search) run(ctx context.Context) (*Solution, error) {
+	problem := placement.Problem{
+		Attention: s.options.Attention, Ranks: s.options.Ranks, Layers: s.trace.Model.Layers, Tokens: s.tokens, Requests: s.requests,
+		Algorithm: s.options.Algorithm, Seed: s.options.Seed, Progress: s.progress("Placement"),
+	}
+	if s.options.TimeBudget > 0 {
+		problem.Deadline = time.Now().Add(s.options.TimeBudget)
+	}
+	result, err := placement.Solve(ctx, problem)
+	if err != nil {
+		return nil, err
+	}
+	solution := &Solution{
+		Plan: s.plan(result.Placement, s.options.Algorithm), Truncated: result.Truncated,
+		TrainRequests: len(s.train), TestRequests: len(s.test),
+	}
+	if solution.Report, err = Evaluate(ctx, s.trace, solution.Plan, s.evaluation()); err != nil {
+		return nil, err
+	}
+	return solution, s.fallBack(ctx, solution)
+}
+
+// plan builds the tables of a placement.
+func (s *search) plan(p *placement.Placement, by placement.Algorithm) *Plan {
+	plan := &Plan{
+		Attention: s.options.Attention, Forecast: s.options.Forecast, Placement: p,
+		HiddenLayers: s.trace.Model.HiddenLayers, Vocabulary: s.trace.Model.Vocabulary,
+		Algorithm: by, TrainPercent: s.options.TrainPercent, Seed: s.options.Seed, TraceDigest: s.trace.Digest,
+	}
+	hosts := make([]affinity.Hosts, len(p.Layers))
+	for l := range hosts {
+		hosts[l] = p.Hosts(l)
+	}
+	estimator := affinity.Estimator{Shrinkage: shrinkage}
+	if plan.Attention == placement.DataParallel {
+		plan.Ranks = affinity.NewRankTable(s.tokens, hosts, p.Ranks, estimator)
+	} else {
+		plan.Tokens = affinity.NewTokenTable(s.tokens, hosts, p.Ranks, bestRanks, estimator)
+	}
+	return plan
+}
+
+// fallBack replaces the plan by the default placement where that has the higher held-out local activation rate.
+func (s *search) fallBack(ctx context.Context, solution *Solution) error {
+	if s.options.Algorithm != placement.Auto {
+		return nil
+	}
+	contiguous := s.plan(placement.Contiguous(s.trace.Model.Layers, s.trace.Model.Experts, s.options.Ranks), placement.ContiguousAlgorithm)
+	o := s.evaluation()
+	o.WithoutBounds = true
+	report, err := Evaluate(ctx, s.trace, contiguous, o)
+	if err != nil || report.LAR <= solution.Report.LAR {
+		return err
+	}
+	solution.FallBack = fmt.Sprintf("no gain expected: on held-out requests the solved placement has local activation rate %.3f, the default one %.3f",
+		solution.Report.LAR, report.LAR)
+	solution.Plan = contiguous
+	solution.Report, err = Evaluate(ctx, s.trace, contiguous, s.evaluation())
+	return err
+}
+
+func (s *search) evaluation() cost.Options {
+	o := DefaultEvaluation()
+	o.Requests, o.Seed = s.test, s.options.Seed
+	return o
+}
+
+// DefaultEvaluation is how plans are scored unless told otherwise; Requests and Seed are left to the caller.
+func DefaultEvaluation() cost.Options {
+	return cost.Options{
+		BatchTokens: 4096, Shards: cost.EqualShards, Policy: dispatch.Price, Cap: 1.15, Orders: 5, RanksPerNode: 8, Link: cost.NVLinkH200,
+	}
+}
+
+// Evaluate scores a plan on requests of a trace.
+func Evaluate(ctx context.Context, t *trace.Trace, plan *Plan, o cost.Options) (cost.Report, error) {
+	if err := cost.Matches(t, plan.Placement); err != nil {
+		return cost.Report{}, err
+	}
+	if plan.Vocabulary != t.Model.Vocabulary {
+		return cost.Report{}, fmt.Errorf("the plan's tables are for a vocabulary of %d, the trace's is %d", plan.Vocabulary, t.Model.Vocabulary)
+	}
+	if plan.Attention == placement.DataParallel {
+		return cost.DataParallel(ctx, t, plan.Placement, plan.Ranks.Forecast(t), o)
+	}
+	return cost.TensorParallel(ctx, t, plan.Placement, plan.Tokens.Forecast(t), o)
+}

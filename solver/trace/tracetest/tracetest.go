@@ -1,0 +1,116 @@
+// Package tracetest generates routing traces for tests: token ids with Zipf frequencies, requests of several kinds of
+// text, and experts that come in clusters which tokens and kinds of text prefer. It is evidence that code works, not of
+// what it is worth on a real model.
+package tracetest
+
+import (
+	"math/rand/v2"
+	"strconv"
+
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// Shape says how large a generated trace is; every field must be at least 1.
+type Shape struct {
+	Experts, TopK, Layers, Vocabulary     int
+	Domains, DocumentsPerDomain           int
+	RequestsPerDocument, TokensPerRequest int
+	// Noise is the percentage of activations that are drawn without regard to token and domain.
+	Noise int
+}
+
+// Small is a trace that every algorithm handles in milliseconds.
+var Small = Shape{
+	Experts: 16, TopK: 2, Layers: 3, Vocabulary: 200, Domains: 4, DocumentsPerDomain: 6, RequestsPerDocument: 2, TokensPerRequest: 40, Noise: 30,
+}
+
+// Generate returns the trace of a shape and seed. The model's first layer is dense.
+func Generate(s Shape, seed uint64) *trace.Trace {
+	random := rand.New(rand.NewPCG(seed, 0))
+	t := &trace.Trace{Offsets: []int64{0}, Model: trace.Model{
+		Type: "generated", Experts: s.Experts, TopK: s.TopK, Vocabulary: s.Vocabulary, HiddenLayers: s.Layers + 1, HiddenSize: 1024,
+		Config: `{"num_hidden_layers":` + strconv.Itoa(s.Layers+1) + `,"hidden_size":1024}`,
+	}}
+	for l := range s.Layers {
+		t.Model.Layers = append(t.Model.Layers, l+1)
+	}
+	for d := range s.Domains {
+		t.Model.Domains = append(t.Model.Domains, "domain-"+strconv.Itoa(d))
+	}
+	g := newGenerator(s, random)
+	document := int32(0)
+	for domain := range s.Domains {
+		for range s.DocumentsPerDomain {
+			for range s.RequestsPerDocument {
+				g.request(t, domain)
+				t.Documents = append(t.Documents, document)
+				t.Domains = append(t.Domains, uint8(domain))
+			}
+			document++
+		}
+	}
+	return t
+}
+
+type generator struct {
+	shape  Shape
+	random *rand.Rand
+	zipf   *rand.Zipf
+	// order is, per layer, the experts so that neighbours form a cluster; home is, per layer, where a token or a domain
+	// finds its cluster.
+	order                 [][]int
+	tokenHome, domainHome [][]int
+	taken                 []bool
+}
+
+func newGenerator(s Shape, random *rand.Rand) *generator {
+	g := &generator{
+		shape: s, random: random, zipf: rand.NewZipf(random, 1.2, 4, uint64(s.Vocabulary-1)), taken: make([]bool, s.Experts),
+	}
+	for range s.Layers {
+		g.order = append(g.order, random.Perm(s.Experts))
+		g.tokenHome = append(g.tokenHome, g.places(s.Vocabulary))
+		g.domainHome = append(g.domainHome, g.places(s.Domains))
+	}
+	return g
+}
+
+func (g *generator) places(n int) []int {
+	places := make([]int, n)
+	for i := range places {
+		places[i] = g.random.IntN(g.shape.Experts)
+	}
+	return places
+}
+
+func (g *generator) request(t *trace.Trace, domain int) {
+	for range 1 + g.random.IntN(2*g.shape.TokensPerRequest) {
+		token := int(g.zipf.Uint64())
+		t.Tokens = append(t.Tokens, int32(token))
+		for l := range g.shape.Layers {
+			t.Experts = append(t.Experts, g.route(l, token, domain)...)
+		}
+	}
+	t.Offsets = append(t.Offsets, int64(len(t.Tokens)))
+}
+
+func (g *generator) route(layer, token, domain int) []uint16 {
+	clear(g.taken)
+	cluster := max(g.shape.Experts/4, g.shape.TopK)
+	var experts []uint16
+	for len(experts) < g.shape.TopK {
+		place := g.random.IntN(g.shape.Experts)
+		if g.random.IntN(100) >= g.shape.Noise {
+			home := g.tokenHome[layer][token]
+			if g.random.IntN(2) == 0 {
+				home = g.domainHome[layer][domain]
+			}
+			place = (home/cluster*cluster + g.random.IntN(cluster)) % g.shape.Experts
+		}
+		if expert := g.order[layer][place]; !g.taken[expert] {
+			g.taken[expert] = true
+			experts = append(experts, uint16(expert))
+		}
+	}
+	return experts
+}

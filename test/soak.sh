@@ -10,7 +10,7 @@ grep -rl --include='*_test.go' '^func Fuzz' internal solver 2>/dev/null | sort |
   package=./$(dirname "$file")
   for target in $(grep -o '^func Fuzz[A-Za-z0-9_]*' "$file" | cut -d' ' -f2); do
     echo "=== fuzz $package $target for $minutes minutes"
-    go test -run '^$' -fuzz "^$target\$" -fuzztime "${minutes}m" "$package"
+    go test -run '^$' -fuzz "^$target\$" -fuzztime "${minutes}m" -fuzzminimizetime 20x "$package"
   done
 done
 for round in $(seq "$rounds"); do

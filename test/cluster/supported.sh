@@ -48,7 +48,7 @@ done
 # shellcheck disable=SC2016 # expanded by the inner shell
 try "overlay file systems are refused at $disk" '
   mount --make-rprivate /
-  directory=$(mktemp -d "$1/.overlay.XXXXXX")
+  directory=$(mktemp -d -p "$1")
   trap "umount \"$directory/merged\" 2>/dev/null || true; rm -rf \"$directory\"" EXIT
   mkdir "$directory"/{lower,upper,work,merged}
   mount -t overlay overlay -o "lowerdir=$directory/lower,upperdir=$directory/upper,workdir=$directory/work" "$directory/merged"

@@ -49,6 +49,8 @@ type Plan struct {
 	TrainPercent int
 	Seed         uint64
 	TraceDigest  [sha256.Size]byte
+	// ModelDigest identifies the checkpoint that the trace was recorded from; empty where the trace does not tell.
+	ModelDigest string
 }
 
 // Options are the inputs of Solve besides the trace.
@@ -162,6 +164,7 @@ func (s *search) plan(p *placement.Placement, by placement.Algorithm) *Plan {
 		Attention: s.options.Attention, Forecast: s.options.Forecast, Placement: p,
 		HiddenLayers: s.trace.Model.HiddenLayers, Vocabulary: s.trace.Model.Vocabulary,
 		Algorithm: by, TrainPercent: s.options.TrainPercent, Seed: s.options.Seed, TraceDigest: s.trace.Digest,
+		ModelDigest: s.trace.Model.Digest,
 	}
 	hosts := make([]affinity.Hosts, len(p.Layers))
 	for l := range hosts {

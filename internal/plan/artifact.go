@@ -53,6 +53,8 @@ type Manifest struct {
 	Seed         uint64              `json:"seed"`
 	// TraceDigest is the sha256 of the uncompressed trace.
 	TraceDigest string `json:"trace_digest"`
+	// ModelDigest identifies the checkpoint that the plan is for; absent where the trace did not tell.
+	ModelDigest string `json:"model_digest,omitempty"`
 	// LayoutDigest is the sha256 of placement.json.
 	LayoutDigest string `json:"layout_digest"`
 	// Files holds the sha256 of every file but manifest.json and report.json.
@@ -88,7 +90,7 @@ func Encode(p *solver.Plan) (*Artifact, error) {
 	a := &Artifact{Files: files, Manifest: Manifest{
 		Format: Format, Attention: p.Attention, Forecast: p.Forecast, Algorithm: p.Algorithm,
 		HiddenLayers: p.HiddenLayers, Vocabulary: p.Vocabulary, TrainPercent: p.TrainPercent, Seed: p.Seed,
-		TraceDigest: hex.EncodeToString(p.TraceDigest[:]), LayoutDigest: layout, Files: map[string]string{},
+		TraceDigest: hex.EncodeToString(p.TraceDigest[:]), ModelDigest: p.ModelDigest, LayoutDigest: layout, Files: map[string]string{},
 	}}
 	for name, content := range files {
 		a.Manifest.Files[name] = digest(content)

@@ -57,6 +57,7 @@ func Decode(a *Artifact) (*solver.Plan, error) {
 	p := &solver.Plan{
 		Attention: m.Attention, Forecast: m.Forecast, Algorithm: m.Algorithm, Placement: &placement.Placement{},
 		HiddenLayers: m.HiddenLayers, Vocabulary: m.Vocabulary, TrainPercent: m.TrainPercent, Seed: m.Seed,
+		ModelDigest: m.ModelDigest,
 	}
 	trace, err := hex.DecodeString(m.TraceDigest)
 	if err != nil || len(trace) != len(p.TraceDigest) {

@@ -144,7 +144,7 @@ func checkTensors(tensors []tensor) error {
 
 // parseModel reads the metadata; shape is that of routed_experts.
 func parseModel(metadata map[string]string, shape []int64) (Model, error) {
-	m := Model{Type: metadata["model_type"], Config: metadata["model_config"]}
+	m := Model{Type: metadata["model_type"], Config: metadata["model_config"], Digest: metadata["model_digest"]}
 	numbers := map[string]int{}
 	for _, key := range []string{"num_experts", "num_experts_per_tok", "num_moe_layers", "vocab_size"} {
 		text, ok := metadata[key]

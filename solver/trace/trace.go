@@ -37,6 +37,8 @@ type Model struct {
 	HiddenSize int
 	// Config is the model's config.json as text; it may be empty.
 	Config string
+	// Digest identifies the checkpoint; it may be empty.
+	Digest string
 	// Domains names the values of Trace.Domains; it may be empty.
 	Domains []string
 }

@@ -120,7 +120,7 @@ func (t *Trace) header() ([]byte, error) {
 		"moe_layers":          string(layers),
 		"vocab_size":          strconv.Itoa(m.Vocabulary),
 	}
-	for key, value := range map[string]string{"model_type": m.Type, "model_config": m.Config} {
+	for key, value := range map[string]string{"model_type": m.Type, "model_config": m.Config, "model_digest": m.Digest} {
 		if value != "" {
 			metadata[key] = value
 		}

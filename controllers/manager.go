@@ -24,7 +24,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/affinityprofile"
 	"github.com/semmoe/operator/controllers/moedeployment"
+	"github.com/semmoe/operator/controllers/placementplan"
+	"github.com/semmoe/operator/controllers/retention"
+	"github.com/semmoe/operator/internal/artifact/access"
 )
 
 // Options are the settings of the operator.
@@ -33,8 +37,15 @@ type Options struct {
 	Image string
 	// Namespaces to watch; none means all.
 	Namespaces []string
-	// HTTP reaches the pods of request routers; nil means directly.
+	// HTTP reaches the pods of request routers and profiling Jobs; nil means directly.
 	HTTP *http.Client
+	// Store is how the artifact store is reached; its Reader is filled in where it has none. Without a
+	// URL nothing can be profiled.
+	Store *access.Access
+	// SolverWorkers is how many plans are solved at a time, each with a routing trace in memory; at least one.
+	SolverWorkers int
+	// Retention is how long artifacts are kept that nothing names; zero means retention.DefaultRetention.
+	Retention time.Duration
 }
 
 // Scheme knows every kind that the operator reads or writes.
@@ -62,23 +73,58 @@ func NewManager(config *rest.Config, options Options, base ctrl.Options) (ctrl.M
 	if err := errors.Join(manager.AddHealthzCheck("ping", healthz.Ping), manager.AddReadyzCheck("ping", healthz.Ping)); err != nil {
 		return nil, err
 	}
-	reconciler := &moedeployment.Reconciler{
+	if options.Store != nil && options.Store.Reader == nil {
+		options.Store.Reader = manager.GetAPIReader()
+	}
+	options.HTTP = cmp.Or(options.HTTP, http.DefaultClient)
+	return manager, addControllers(manager, options)
+}
+
+func addControllers(manager ctrl.Manager, options Options) error {
+	deployments := &moedeployment.Reconciler{
 		Client:   manager.GetClient(),
 		Events:   manager.GetAPIReader(),
 		Recorder: manager.GetEventRecorder("semmoe-moedeployment"),
-		HTTP:     cmp.Or(options.HTTP, http.DefaultClient),
+		HTTP:     options.HTTP,
+		Store:    options.Store,
 		Image:    options.Image,
 		Now:      time.Now,
 	}
-	if err := reconciler.SetupWithManager(manager); err != nil {
-		return nil, fmt.Errorf("set up the MoEDeployment controller: %w", err)
+	if err := deployments.SetupWithManager(manager); err != nil {
+		return fmt.Errorf("set up the MoEDeployment controller: %w", err)
 	}
-	return manager, nil
+	profiles := &affinityprofile.Reconciler{
+		Client:   manager.GetClient(),
+		Events:   manager.GetAPIReader(),
+		Recorder: manager.GetEventRecorder("semmoe-affinityprofile"),
+		HTTP:     options.HTTP,
+		Store:    options.Store,
+		Image:    options.Image,
+		Now:      time.Now,
+	}
+	if err := profiles.SetupWithManager(manager); err != nil {
+		return fmt.Errorf("set up the AffinityProfile controller: %w", err)
+	}
+	plans := &placementplan.Reconciler{
+		Client:   manager.GetClient(),
+		Recorder: manager.GetEventRecorder("semmoe-placementplan"),
+		Store:    options.Store,
+		Workers:  options.SolverWorkers,
+		Now:      time.Now,
+	}
+	if err := plans.SetupWithManager(manager); err != nil {
+		return fmt.Errorf("set up the PlacementPlan controller: %w", err)
+	}
+	sweeper := &retention.Sweeper{Reader: manager.GetAPIReader(), Store: options.Store, Namespaces: options.Namespaces, Retention: options.Retention, Now: time.Now}
+	if err := manager.Add(sweeper); err != nil {
+		return fmt.Errorf("set up the retention of artifacts: %w", err)
+	}
+	return nil
 }
 
 // cacheOptions keep only what the operator made in memory: a cluster has many more pods than ours.
 func cacheOptions(namespaces []string) cache.Options {
-	requirement, err := labels.NewRequirement(semmoev1.LabelDeployment, selection.Exists, nil)
+	requirement, err := labels.NewRequirement(semmoev1.LabelComponent, selection.Exists, nil)
 	if err != nil {
 		panic(err) // a constant requirement
 	}
@@ -86,7 +132,7 @@ func cacheOptions(namespaces []string) cache.Options {
 	options := cache.Options{ByObject: map[client.Object]cache.ByObject{}}
 	for _, object := range []client.Object{
 		&appsv1.StatefulSet{}, &appsv1.Deployment{}, &batchv1.Job{}, &corev1.Pod{}, &corev1.Service{},
-		&corev1.ServiceAccount{}, &policyv1.PodDisruptionBudget{}, &rbacv1.RoleBinding{},
+		&corev1.ConfigMap{}, &corev1.ServiceAccount{}, &policyv1.PodDisruptionBudget{}, &rbacv1.RoleBinding{},
 	} {
 		options.ByObject[object] = ours
 	}

@@ -21,7 +21,8 @@ var (
 )
 
 func addKnownTypes(scheme *runtime.Scheme) error {
-	scheme.AddKnownTypes(GroupVersion, &MoEDeployment{}, &MoEDeploymentList{})
+	scheme.AddKnownTypes(GroupVersion, &MoEDeployment{}, &MoEDeploymentList{},
+		&AffinityProfile{}, &AffinityProfileList{}, &PlacementPlan{}, &PlacementPlanList{})
 	metav1.AddToGroupVersion(scheme, GroupVersion)
 	return nil
 }

@@ -4,12 +4,16 @@ package v1alpha1
 const (
 	// LabelDeployment names the MoEDeployment that an object belongs to.
 	LabelDeployment = "semmoe.io/deployment"
-	// LabelComponent is the part that a pod plays: engine, router or inspect.
+	// LabelComponent is the part that a pod plays: engine, router, inspect, profile or plan.
 	LabelComponent = "semmoe.io/component"
 	// LabelRevision is the revision of the serving workload: a short hash of template, engine, parallelism and model.
 	LabelRevision = "semmoe.io/revision"
-	// LabelInputs is the short hash of the inputs of an inspection Job.
+	// LabelInputs is the short hash of the inputs of an inspection or profiling Job, or of a plan.
 	LabelInputs = "semmoe.io/inputs"
+	// LabelProfile names the AffinityProfile that an object belongs to.
+	LabelProfile = "semmoe.io/profile"
+	// LabelPlan names the PlacementPlan that an object belongs to.
+	LabelPlan = "semmoe.io/plan"
 
 	// AnnotationRanks is the number of ranks that requests to an engine pod can be pinned to.
 	AnnotationRanks = "semmoe.io/ranks"
@@ -21,13 +25,20 @@ const (
 	AnnotationModelDigest = "semmoe.io/model-digest"
 	// AnnotationServiceAccount is the UID of the ServiceAccount that a request router's pod was made for.
 	AnnotationServiceAccount = "semmoe.io/service-account-uid"
-	// AnnotationReport is the inspection's result, kept on its Job so that it outlives the Job's pod.
+	// AnnotationPlanDigest is the full digest of the plan that a pod was made for, and that a plan's ConfigMap holds.
+	AnnotationPlanDigest = "semmoe.io/plan-digest"
+	// AnnotationApprove names, by its short digest, the plan that may be rolled out.
+	AnnotationApprove = "semmoe.io/approve"
+	// AnnotationReport is the result of an inspection, kept on its Job so that it outlives the Job's pod, or what a plan is
+	// worth, kept on its ConfigMap so that it outlives the plan's status.
 	AnnotationReport = "semmoe.io/report"
 
-	// ComponentEngine, ComponentRouter and ComponentInspect are the values of LabelComponent.
+	// ComponentEngine to ComponentPlan are the values of LabelComponent. Every object that the operator makes has one.
 	ComponentEngine  = "engine"
 	ComponentRouter  = "router"
 	ComponentInspect = "inspect"
+	ComponentProfile = "profile"
+	ComponentPlan    = "plan"
 
 	// EngineContainer is the name of the engine's container in a serving pod: an entry of that name in
 	// spec.template.spec.containers is merged into it.
@@ -35,6 +46,10 @@ const (
 
 	// ModelMountPath is where spec.model.volume is mounted, read-only, in every pod that reads the checkpoint.
 	ModelMountPath = "/models"
+	// DatasetVolume is the name of the volume that holds a data set, where that is not the model's.
+	DatasetVolume = "dataset"
+	// PlanMountPath is where a plan's ConfigMap is mounted in the pods that serve under it.
+	PlanMountPath = "/etc/semmoe/plan"
 	// ServicePort is the port of the Service that clients talk to.
 	ServicePort = 8000
 )

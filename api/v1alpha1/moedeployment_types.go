@@ -14,7 +14,9 @@ import (
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Replicas",type=string,JSONPath=`.status.summary`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Plan",type=string,JSONPath=`.status.planDigest`
 // +kubebuilder:printcolumn:name="LAR",type=string,JSONPath=`.status.lar.summary`
+// +kubebuilder:printcolumn:name="Baseline",type=string,JSONPath=`.status.lar.baselineSummary`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:printcolumn:name="Model",type=string,priority=1,JSONPath=`.status.model.family`
 // +kubebuilder:printcolumn:name="Revision",type=string,priority=1,JSONPath=`.status.revision`
@@ -75,6 +77,16 @@ type MoEDeploymentSpec struct {
 	// into the engine's own. Labels and annotations under semmoe.io/ are reserved.
 	// +optional
 	Template *corev1.PodTemplateSpec `json:"template,omitempty"`
+
+	// profiling asks for a profile of the model, and for a placement plan made from it. Without it the model is served with
+	// the engine's own placement.
+	// +optional
+	Profiling *ProfilingSpec `json:"profiling,omitempty"`
+
+	// placement says how plans are made and when they are rolled out.
+	// +optional
+	// +kubebuilder:default={}
+	Placement PlacementSpec `json:"placement,omitempty"`
 
 	// routing is how requests reach the ranks.
 	// +optional
@@ -245,12 +257,41 @@ type RoutingSpec struct {
 
 	// samplePercent is the share of requests of which the router asks the engine for the experts that their tokens
 	// activated, to observe the local activation rate. Clients never see it. Engines pay for the capture (reports go from a few
-	// percent of throughput to much more), so the default is 0: nothing is observed. A change between 0 and more starts
-	// the engines anew.
+	// percent of throughput to much more), so the default is 5 where spec.profiling is given and requests have ranks, and 0
+	// (nothing is observed) elsewhere. A change between 0 and more starts the engines anew.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100
-	SamplePercent int32 `json:"samplePercent,omitempty"`
+	SamplePercent *int32 `json:"samplePercent,omitempty"`
+}
+
+// ApprovalMode says what a new plan waits for.
+//
+// +kubebuilder:validation:Enum=Automatic;Manual;Advisory
+type ApprovalMode string
+
+const (
+	// ApprovalAutomatic rolls a plan out that promises a gain. Where a roll-out would leave nothing in service (one replica,
+	// and no surge), it waits for the annotation semmoe.io/approve, as Manual does.
+	ApprovalAutomatic ApprovalMode = "Automatic"
+	// ApprovalManual rolls a plan out once the annotation semmoe.io/approve of the MoEDeployment names its short digest.
+	ApprovalManual ApprovalMode = "Manual"
+	// ApprovalAdvisory makes plans and reports what they promise, and never rolls one out.
+	ApprovalAdvisory ApprovalMode = "Advisory"
+)
+
+// PlacementSpec says how plans are made and when they are rolled out.
+type PlacementSpec struct {
+	// solver says how a plan is searched for.
+	// +optional
+	// +kubebuilder:default={}
+	Solver SolverSpec `json:"solver,omitempty"`
+
+	// approval is what a plan waits for before it is rolled out: Automatic (nothing), Manual (the annotation
+	// semmoe.io/approve with the plan's short digest), or Advisory (it is never rolled out).
+	// +optional
+	// +kubebuilder:default=Automatic
+	Approval ApprovalMode `json:"approval,omitempty"`
 }
 
 // RolloutSpec bounds a roll-out.
@@ -324,8 +365,22 @@ type MoEDeploymentStatus struct {
 	// +kubebuilder:validation:MaxLength=512
 	Endpoint string `json:"endpoint,omitempty"`
 
-	// lar is the observed local activation rate: the share of activations of routed experts whose expert lies on the rank
-	// that serves the token. It moves on a change of 20 milli or more, and at most once a minute; exact figures are metrics.
+	// profile is the AffinityProfile that plans are made from, plan the PlacementPlan made from it.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Profile string `json:"profile,omitempty"`
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Plan string `json:"plan,omitempty"`
+
+	// planDigest is the short digest of the plan that the revision serves under; empty without one.
+	// +optional
+	// +kubebuilder:validation:MaxLength=16
+	PlanDigest string `json:"planDigest,omitempty"`
+
+	// lar is the local activation rate: the share of activations of routed experts whose expert lies on the rank
+	// that serves the token. What is observed moves on a change of 20 milli or more, and at most once a minute; exact
+	// figures are metrics.
 	// +optional
 	LAR *LARStatus `json:"lar,omitempty"`
 
@@ -367,21 +422,40 @@ type ModelStatus struct {
 	ExpertsPerToken int32 `json:"expertsPerToken"`
 }
 
-// LARStatus is the local activation rate of the revision that the spec asks for, over the requests that the routers
-// sampled last.
+// LARStatus is the local activation rate: what the default placement has, what the plan promises, and what is observed
+// under the revision that the spec asks for, over the requests that the routers sampled last.
 type LARStatus struct {
-	// observedMilli is the rate in thousandths.
-	// +required
+	// baselineMilli is the rate of the default placement with round-robin requests, on the held-out part of the profile, in
+	// thousandths.
+	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
-	ObservedMilli int32 `json:"observedMilli"`
+	BaselineMilli *int32 `json:"baselineMilli,omitempty"`
 
-	// observedTime is when it was read.
-	// +required
-	ObservedTime metav1.Time `json:"observedTime"`
+	// predictedMilli is the rate that the plan in service promises.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	PredictedMilli *int32 `json:"predictedMilli,omitempty"`
 
-	// summary is the rate in percent, for printing only.
+	// observedMilli is the observed rate; absent where too few requests were sampled.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	ObservedMilli *int32 `json:"observedMilli,omitempty"`
+
+	// observedTime is when it was read, observedRevision the revision that it was read of.
+	// +optional
+	ObservedTime *metav1.Time `json:"observedTime,omitempty"`
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	ObservedRevision string `json:"observedRevision,omitempty"`
+
+	// summary and baselineSummary are the observed rate and the baseline in percent, for printing only.
 	// +optional
 	// +kubebuilder:validation:MaxLength=16
 	Summary string `json:"summary,omitempty"`
+	// +optional
+	// +kubebuilder:validation:MaxLength=16
+	BaselineSummary string `json:"baselineSummary,omitempty"`
 }

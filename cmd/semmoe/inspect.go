@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -10,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/profile"
 )
 
 const (
@@ -22,16 +25,17 @@ const (
 )
 
 func newInspectCommand() *cobra.Command {
-	var modelPath, messageFile string
+	var modelPath, dataset, messageFile string
 	var expertParallelSize int
 	cmd := &cobra.Command{
 		Use:   "inspect --model-path DIR",
-		Short: "Validate a checkpoint without loading weights, and describe it as JSON",
-		Long: "Validate a Hugging Face checkpoint of a Mixture-of-Experts model without loading weights, and describe it as JSON on\n" +
-			"standard output and in the termination message. Exit code 3: the model or an argument must be changed; 1: try again.",
+		Short: "Validate a checkpoint without loading weights, and a data set, and describe them as JSON",
+		Long: "Validate a Hugging Face checkpoint of a Mixture-of-Experts model without loading weights, and a data set where one is\n" +
+			"given, and describe them as JSON on standard output and in the termination message. Exit code 3: the model, the data set\n" +
+			"or an argument must be changed; 1: try again.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			report, err := inspect(modelPath, cmd.Flags().Changed("expert-parallel-size"), expertParallelSize)
+			report, err := inspect(modelPath, dataset, cmd.Flags().Changed("expert-parallel-size"), expertParallelSize)
 			if err != nil {
 				err = modelError{err}
 				if writeErr := writeTerminationMessage(messageFile, oneLine(err.Error())); writeErr != nil {
@@ -44,23 +48,28 @@ func newInspectCommand() *cobra.Command {
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return modelError{checkpoint.Invalidf("%v", err)} })
 	cmd.Flags().StringVar(&modelPath, "model-path", "", "directory of the checkpoint (required)")
+	cmd.Flags().StringVar(&dataset, "dataset", "", "also check this JSONL file, a data set for profiling")
 	cmd.Flags().IntVar(&expertParallelSize, "expert-parallel-size", 0, "also check that this many ranks divide the experts")
 	cmd.Flags().StringVar(&messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
 	return cmd
 }
 
-func inspect(modelPath string, checkSize bool, expertParallelSize int) (checkpoint.Report, error) {
+func inspect(modelPath, dataset string, checkSize bool, expertParallelSize int) (inspection.Report, error) {
 	if modelPath == "" {
-		return checkpoint.Report{}, checkpoint.Invalidf("--model-path is missing: give the directory of the checkpoint")
+		return inspection.Report{}, checkpoint.Invalidf("--model-path is missing: give the directory of the checkpoint")
 	}
 	report, err := checkpoint.Inspect(modelPath)
-	if err != nil || !checkSize {
-		return report, err
+	if err == nil && checkSize {
+		err = report.CheckExpertParallelSize(expertParallelSize)
 	}
-	return report, report.CheckExpertParallelSize(expertParallelSize)
+	if err != nil || dataset == "" {
+		return inspection.Report{Report: report}, err
+	}
+	found, err := profile.InspectDataset(dataset)
+	return inspection.Report{Report: report, Dataset: &found}, err
 }
 
-func printReport(out io.Writer, messageFile string, report checkpoint.Report) error {
+func printReport(out io.Writer, messageFile string, report inspection.Report) error {
 	text, err := json.Marshal(report)
 	if err != nil {
 		return err
@@ -103,13 +112,15 @@ func oneLine(message string) string {
 	return message
 }
 
-// modelError carries the exit code that tells a fault of the model or of the arguments from a failure to read it.
+// modelError carries the exit code that tells a fault of the model, the data set or the arguments from a failure to read
+// them.
 type modelError struct{ error }
 
 func (e modelError) Unwrap() error { return e.error }
 
 func (e modelError) ExitCode() int {
-	if checkpoint.IsInvalid(e.error) {
+	var dataset *profile.DatasetError
+	if checkpoint.IsInvalid(e.error) || errors.As(e.error, &dataset) {
 		return exitInvalidModel
 	}
 	return 1

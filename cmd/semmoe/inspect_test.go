@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/inspection"
 )
 
 const tinyModel = "../../internal/refengine/testdata/tiny-qwen3moe"
@@ -46,6 +47,26 @@ func TestInspectReports(t *testing.T) {
 	}
 }
 
+func writeFile(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestInspectReportsDataset(t *testing.T) {
+	code, _, message := runInspect(t, "--model-path", tinyModel, "--dataset", writeFile(t, "d.jsonl", "{\"prompt\": \"a\"}\n\n{\"prompt\": \"b\"}\n"))
+	var report inspection.Report
+	if err := json.Unmarshal([]byte(message), &report); err != nil || code != 0 {
+		t.Fatalf("exit code %d, message %q: %v", code, message, err)
+	}
+	if report.Experts != 32 || report.Dataset == nil || report.Dataset.Requests != 2 || report.Dataset.Bytes != 33 || len(report.Dataset.Digest) != 64 {
+		t.Errorf("report %+v, data set %+v", report, report.Dataset)
+	}
+}
+
 func TestInspectFaults(t *testing.T) {
 	truncated := t.TempDir()
 	if err := os.CopyFS(truncated, os.DirFS(tinyModel)); err != nil {
@@ -58,11 +79,14 @@ func TestInspectFaults(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"no path":    {nil, []string{"--model-path is missing"}},
-		"not there":  {[]string{"--model-path", "/nonexistent/model"}, []string{"/nonexistent/model does not exist", "check the model path"}},
-		"truncated":  {[]string{"--model-path", truncated}, []string{"model-00002-of-00003.safetensors is truncated", "1000000 bytes", "2747888"}},
-		"wrong size": {[]string{"--model-path", tinyModel, "--expert-parallel-size", "5"}, []string{"5", "32 experts", "1, 2, 4, 8, 16, 32"}},
-		"size zero":  {[]string{"--model-path", tinyModel, "--expert-parallel-size", "0"}, []string{"expert parallel size 0"}},
+		"no path":            {nil, []string{"--model-path is missing"}},
+		"not there":          {[]string{"--model-path", "/nonexistent/model"}, []string{"/nonexistent/model does not exist", "check the model path"}},
+		"truncated":          {[]string{"--model-path", truncated}, []string{"model-00002-of-00003.safetensors is truncated", "1000000 bytes", "2747888"}},
+		"wrong size":         {[]string{"--model-path", tinyModel, "--expert-parallel-size", "5"}, []string{"5", "32 experts", "1, 2, 4, 8, 16, 32"}},
+		"no data set":        {[]string{"--model-path", tinyModel, "--dataset", "/nonexistent/d.jsonl"}, []string{"data set /nonexistent/d.jsonl does not exist"}},
+		"malformed data set": {[]string{"--model-path", tinyModel, "--dataset", writeFile(t, "d.jsonl", "{\"prompt\": \"a\"}\nhello\n")}, []string{"data set", "d.jsonl", "line 2", "want {"}},
+		"empty data set":     {[]string{"--model-path", tinyModel, "--dataset", writeFile(t, "d.jsonl", "")}, []string{"data set", "it is empty"}},
+		"size zero":          {[]string{"--model-path", tinyModel, "--expert-parallel-size", "0"}, []string{"expert parallel size 0"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, out, message := runInspect(t, test.args...)

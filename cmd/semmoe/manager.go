@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -15,10 +16,14 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/semmoe/operator/controllers"
+	"github.com/semmoe/operator/controllers/retention"
+	"github.com/semmoe/operator/internal/artifact/access"
 )
 
 func newManagerCommand() *cobra.Command {
 	var options controllers.Options
+	var store access.Access
+	var storeCA string
 	// A lost leader is replaced within 15 s; one that ends in order gives its lease back at once.
 	lease, renew, retry := 15*time.Second, 10*time.Second, 2*time.Second
 	base := ctrl.Options{
@@ -44,6 +49,10 @@ func newManagerCommand() *cobra.Command {
 					return fmt.Errorf("--image is not set, and the image of this pod cannot be read: %w", err)
 				}
 			}
+			if store.CA, err = namespacedName("--store-ca", storeCA); err != nil {
+				return err
+			}
+			options.Store = &store
 			manager, err := controllers.NewManager(config, options, base)
 			if err != nil {
 				return err
@@ -54,6 +63,11 @@ func newManagerCommand() *cobra.Command {
 	flags := command.Flags()
 	flags.StringVar(&options.Image, "image", "", "image of the operator's own containers: request router and inspection (default: the image of the pod that $POD_NAMESPACE and $POD_NAME name)")
 	flags.StringSliceVar(&options.Namespaces, "namespaces", nil, "namespaces to watch (default: all)")
+	flags.StringVar(&store.URL, "store-url", "", "address of the artifact store, https://host; without it nothing is profiled or planned")
+	flags.StringVar(&storeCA, "store-ca", cmp.Or(os.Getenv("POD_NAMESPACE"), "semmoe-system")+"/semmoe-store-ca", "namespace/name of the ConfigMap with the store's certificate authority as ca.crt")
+	flags.StringVar(&store.TokenFile, "store-token-file", access.TokenFile, "file with the manager's token for the store")
+	flags.IntVar(&options.SolverWorkers, "solver-workers", 1, "plans that are solved at a time; each holds a routing trace in memory")
+	flags.DurationVar(&options.Retention, "artifact-retention", retention.DefaultRetention, "how long artifacts are kept in the store that no object names")
 	flags.StringVar(&base.Metrics.BindAddress, "metrics-bind-address", ":8443", "address of the metrics endpoint (HTTPS; the API server authenticates and authorizes its callers); 0 turns it off")
 	flags.StringVar(&base.HealthProbeBindAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz")
 	flags.BoolVar(&base.LeaderElection, "leader-elect", false, "elect a leader among several managers")

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,108 +14,306 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/solver/trace"
 )
 
+const (
+	// exitEngine tells a Job's podFailurePolicy that the engine is at fault, and would be in another attempt.
+	exitEngine = 4
+	// profileStoreRetry is how long the artifact store may be away before a profile that was recorded is given up.
+	profileStoreRetry = 10 * time.Minute
+)
+
 type profileOptions struct {
 	endpoint, engine, model, dataset, out      string
 	requests, tokens, requestTokens, newTokens int
-	concurrency                                int
+	traceTokens, concurrency                   int
 	seed                                       uint64
-	wait                                       time.Duration
+	wait, timeout                              time.Duration
+	dedicated                                  bool
+	scope                                      string
+	modelDigest, datasetDigest                 string
+	progressAddress, messageFile               string
 }
 
 func newProfileCommand() *cobra.Command {
 	var o profileOptions
 	command := &cobra.Command{
-		Use:   "profile --endpoint URL --model-path DIR --dataset FILE --out TRACE",
+		Use:   "profile --endpoint URL --model-path DIR --dataset FILE (--out TRACE | --store-scope NAMESPACE/ID)",
 		Short: "Record which experts the tokens of a data set activate, from a running engine",
 		Long: `Sends the requests of a data set to a running engine, or to the request router in front of it, and writes the routing
 trace: which experts each token activated. The engine must have been started with --enable-return-routed-experts.
 
 The data set is JSONL: {"prompt": "..."}, {"messages": [{"role", "content"}, ...]} or ShareGPT's {"conversations":
-[{"from", "value"}, ...]}, each with an optional "domain".`,
+[{"from", "value"}, ...]}, each with an optional "domain".
+
+Exit code 3: the model, the data set or an argument must be changed; 4: the engine is at fault; 1: try again.`,
 		Args: cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			summary, err := runProfile(command.Context(), o)
 			if err != nil {
-				return profileError{err}
+				err = profileError{err}
+				if writeErr := writeTerminationMessage(o.messageFile, oneLine(err.Error())); writeErr != nil {
+					fmt.Fprintf(command.ErrOrStderr(), "semmoe: %v\n", writeErr)
+				}
+				return err
 			}
 			return json.NewEncoder(command.OutOrStdout()).Encode(summary)
 		},
 	}
+	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return profileError{checkpoint.Invalidf("%v", err)} })
 	flags := command.Flags()
 	flags.StringVar(&o.endpoint, "endpoint", "", "base URL of the engine or its request router (required)")
 	flags.StringVar(&o.engine, "engine", "SGLang", "type of the engine")
+	flags.BoolVar(&o.dedicated, "dedicated", false, "the engine lives for this profile alone: when it dies, or does not serve in time, another attempt would end in the same way (exit code 4)")
 	flags.StringVar(&o.model, "model-path", "", "directory of the checkpoint that the engine serves (required)")
+	flags.StringVar(&o.modelDigest, "model-digest", "", "refuse a checkpoint with another digest")
 	flags.StringVar(&o.dataset, "dataset", "", "JSONL file with the requests (required)")
-	flags.StringVar(&o.out, "out", "", "trace to write, .safetensors or .safetensors.zst (required)")
+	flags.StringVar(&o.datasetDigest, "dataset-digest", "", "refuse a data set with another sha256")
+	flags.StringVar(&o.out, "out", "", "trace to write, .safetensors or .safetensors.zst")
+	flags.StringVar(&o.scope, "store-scope", "", "namespace/id under which the artifact store keeps the profile, in a pod that has access to it; nothing is done where it has one")
 	flags.IntVar(&o.requests, "requests", 2000, "requests to send at most: a uniform sample of the data set")
 	flags.IntVar(&o.tokens, "tokens", 200_000, "tokens to record at most")
+	flags.IntVar(&o.traceTokens, "trace-tokens", 500_000, "tokens of the routing trace at most: a uniform sample of whole requests; the counts hold all tokens")
 	flags.IntVar(&o.requestTokens, "request-tokens", 512, "tokens of a prompt to send at most")
 	flags.IntVar(&o.newTokens, "new-tokens", 1, "tokens that each request generates")
 	flags.IntVar(&o.concurrency, "concurrency", 16, "requests in flight")
-	flags.Uint64Var(&o.seed, "seed", 1, "seed of the sample")
+	flags.Uint64Var(&o.seed, "seed", 1, "seed of the samples")
 	flags.DurationVar(&o.wait, "wait", 10*time.Minute, "how long the engine may take to serve")
-	for _, name := range []string{"endpoint", "model-path", "dataset", "out"} {
-		if err := command.MarkFlagRequired(name); err != nil {
-			panic(err) // a flag of the lines above
-		}
-	}
+	flags.DurationVar(&o.timeout, "timeout", 0, "how long all of it may take (default: no limit)")
+	flags.StringVar(&o.progressAddress, "progress-address", "", "host:port on which to answer GET "+profile.ProgressPath)
+	flags.StringVar(&o.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
 	return command
 }
 
-// profileError carries the exit code: 3 where only another input helps.
+// profileError carries the exit code.
 type profileError struct{ error }
 
 func (e profileError) Unwrap() error { return e.error }
 
 func (e profileError) ExitCode() int {
-	var refused *profile.RefusedError
 	var dataset *profile.DatasetError
-	if errors.As(e.error, &refused) || errors.As(e.error, &dataset) || errors.Is(e.error, os.ErrNotExist) || checkpoint.IsInvalid(e.error) {
+	var engine *profile.EngineError
+	switch {
+	case errors.As(e.error, &engine), errors.Is(e.error, errTimeout):
+		return exitEngine
+	case errors.As(e.error, &dataset), errors.Is(e.error, os.ErrNotExist), checkpoint.IsInvalid(e.error):
 		return exitInvalidFile
 	}
 	return 1
 }
 
+// errTimeout is the end of a run that is too slow: the next one would be as well.
+var errTimeout = errors.New("not done within --timeout: the engine is too slow for so many tokens")
+
+// validate checks what the flags' types cannot.
+func (o *profileOptions) validate() error {
+	for _, flag := range []struct{ name, value string }{{"endpoint", o.endpoint}, {"model-path", o.model}, {"dataset", o.dataset}} {
+		if flag.value == "" {
+			return checkpoint.Invalidf("--%s is missing", flag.name)
+		}
+	}
+	if (o.out == "") == (o.scope == "") {
+		return checkpoint.Invalidf("give either --out or --store-scope")
+	}
+	if o.out != "" && !strings.HasSuffix(o.out, ".safetensors") && !strings.HasSuffix(o.out, ".safetensors.zst") {
+		return checkpoint.Invalidf("--out is %q: want a name that ends in .safetensors or .safetensors.zst", o.out)
+	}
+	return nil
+}
+
+// sampling is what of the options the profile depends on.
+func (o *profileOptions) sampling() profile.Sampling {
+	return profile.Sampling{Requests: o.requests, Tokens: o.tokens, RequestTokens: o.requestTokens}
+}
+
 func runProfile(ctx context.Context, o profileOptions) (profile.Summary, error) {
-	if !strings.HasSuffix(o.out, ".safetensors") && !strings.HasSuffix(o.out, ".safetensors.zst") {
-		return profile.Summary{}, fmt.Errorf("--out is %q: want a name that ends in .safetensors or .safetensors.zst", o.out)
+	if err := o.validate(); err != nil {
+		return profile.Summary{}, err
+	}
+	if o.timeout > 0 {
+		limited, cancel := context.WithTimeoutCause(ctx, o.timeout, errTimeout)
+		defer cancel()
+		ctx = limited
+	}
+	board := &profile.Board{}
+	if o.progressAddress != "" {
+		stop, err := serveProgress(joinIP(o.progressAddress), board)
+		if err != nil {
+			return profile.Summary{}, err
+		}
+		defer stop()
+	}
+	inputs, dataset, err := readInputs(o)
+	if err != nil {
+		return profile.Summary{}, err
+	}
+	tell := tellBoth(board, progressLine(os.Stderr))
+	inputs.Progress = tell
+	record := func() (*profile.Profile, error) { return profile.Run(ctx, inputs) }
+	var summary profile.Summary
+	if o.scope != "" {
+		manifest := profile.Manifest{ModelDigest: inputs.Report.ModelDigest, DatasetDigest: dataset.Digest, Sampling: o.sampling()}
+		summary, err = profileToStore(ctx, o, manifest, record, func() { tell(profile.Progress{Phase: profile.Storing}) })
+	} else {
+		summary, err = profileToFile(o.out, record)
+	}
+	if err != nil && errors.Is(context.Cause(ctx), errTimeout) {
+		err = errTimeout
+	}
+	return summary, err
+}
+
+// readInputs reads the checkpoint's headers and the data set, and refuses others than those asked for: a profile is what
+// its name says.
+func readInputs(o profileOptions) (profile.Options, profile.DatasetReport, error) {
+	fail := func(err error) (profile.Options, profile.DatasetReport, error) {
+		return profile.Options{}, profile.DatasetReport{}, err
 	}
 	adapter, err := registry.For(o.engine)
 	if err != nil {
-		return profile.Summary{}, err
+		return fail(checkpoint.Invalidf("--engine: %v", err))
 	}
 	report, err := checkpoint.Inspect(o.model)
 	if err != nil {
-		return profile.Summary{}, err
+		return fail(err)
+	}
+	if o.modelDigest != "" && report.ModelDigest != o.modelDigest {
+		return fail(checkpoint.Invalidf("the checkpoint in %s has digest %s, not %s: it was changed after it was inspected; profile it anew", o.model, report.ModelDigest, o.modelDigest))
 	}
 	config, err := os.ReadFile(filepath.Join(o.model, "config.json"))
 	if err != nil {
+		return fail(err)
+	}
+	items, dataset, err := profile.LoadDataset(o.dataset, o.requests, o.seed)
+	if err != nil {
+		return fail(err)
+	}
+	if o.datasetDigest != "" && dataset.Digest != o.datasetDigest {
+		return fail(checkpoint.Invalidf("the data set %s has digest %s, not %s: it was changed after it was inspected; profile it anew", o.dataset, dataset.Digest, o.datasetDigest))
+	}
+	return profile.Options{
+		Endpoint: strings.TrimSuffix(joinURL(o.endpoint), "/"), Dedicated: o.dedicated, Adapter: adapter, Report: report, Config: string(config),
+		Items: items, Seed: o.seed, Tokens: o.tokens, TraceTokens: o.traceTokens, RequestTokens: o.requestTokens, NewTokens: o.newTokens,
+		Concurrency: o.concurrency, Wait: o.wait,
+	}, dataset, nil
+}
+
+func profileToFile(out string, record func() (*profile.Profile, error)) (profile.Summary, error) {
+	recorded, err := record()
+	if err != nil {
 		return profile.Summary{}, err
 	}
-	file, err := os.Open(o.dataset)
-	if err != nil {
-		return profile.Summary{}, fmt.Errorf("data set: %w", err)
+	return recorded.Summary, trace.Create(out, recorded.Trace)
+}
+
+// profileToStore records a profile and publishes it, unless the store has it.
+func profileToStore(ctx context.Context, o profileOptions, manifest profile.Manifest, record func() (*profile.Profile, error), storing func()) (profile.Summary, error) {
+	namespace, id, _ := strings.Cut(o.scope, "/")
+	scope := artifact.Scope{Namespace: namespace, Kind: artifact.Profile, ID: id}
+	if err := scope.Validate(); err != nil {
+		return profile.Summary{}, checkpoint.Invalidf("--store-scope is %q, want namespace/id: %v", o.scope, err)
 	}
-	defer file.Close()
-	items, err := profile.ReadDataset(file, o.requests, o.seed)
-	if err != nil {
-		return profile.Summary{}, fmt.Errorf("data set %s: %w", o.dataset, err)
+	if manifest.ID() != id {
+		return profile.Summary{}, checkpoint.Invalidf("--store-scope names the profile %s; that of this model, data set and sampling is %s", id, manifest.ID())
 	}
-	recorded, summary, err := profile.Run(ctx, profile.Options{
-		Endpoint: strings.TrimSuffix(o.endpoint, "/"), Adapter: adapter, Report: report, Config: string(config), Items: items,
-		Tokens: o.tokens, RequestTokens: o.requestTokens, NewTokens: o.newTokens, Concurrency: o.concurrency, Wait: o.wait,
-		Progress: progressLine(os.Stderr),
-	})
+	store, err := access.FromPod(profileStoreRetry)
 	if err != nil {
-		return summary, err
+		return profile.Summary{}, err
 	}
-	return summary, trace.Create(o.out, recorded)
+	switch won, err := store.Published(ctx, scope); {
+	case err == nil:
+		stored, err := profile.FetchManifest(ctx, store, scope, won)
+		return stored.Summary, err
+	case !errors.Is(err, artifact.ErrNotFound):
+		return profile.Summary{}, fmt.Errorf("ask the artifact store for the profile: %w", err)
+	}
+	recorded, err := record()
+	if err != nil {
+		return profile.Summary{}, err
+	}
+	storing()
+	dir, err := os.MkdirTemp("", "profile-")
+	if err != nil {
+		return profile.Summary{}, err
+	}
+	defer os.RemoveAll(dir)
+	files, err := profileFiles(dir, o.model, recorded)
+	if err != nil {
+		return profile.Summary{}, err
+	}
+	manifest.Summary = recorded.Summary
+	_, err = profile.Publish(ctx, store, scope, manifest, files)
+	return recorded.Summary, err
+}
+
+// profileFiles writes the files of a profile to dir, and returns their paths by name.
+func profileFiles(dir, model string, recorded *profile.Profile) (map[string]string, error) {
+	files := map[string]string{
+		profile.TraceFile:  filepath.Join(dir, profile.TraceFile),
+		profile.CountsFile: filepath.Join(dir, profile.CountsFile),
+	}
+	if err := errors.Join(trace.Create(files[profile.TraceFile], recorded.Trace), recorded.CreateCounts(files[profile.CountsFile])); err != nil {
+		return nil, err
+	}
+	tokenizer := filepath.Join(model, profile.TokenizerFile)
+	switch _, err := os.Stat(tokenizer); {
+	case err == nil:
+		files[profile.TokenizerFile] = tokenizer
+	case !errors.Is(err, os.ErrNotExist):
+		return nil, err
+	}
+	return files, nil
+}
+
+// serveProgress answers questions for the progress until stop is called.
+func serveProgress(address string, board *profile.Board) (stop func(), err error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("--progress-address: %w", err)
+	}
+	server := &http.Server{Handler: board, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
+	go server.Serve(listener) //nolint:errcheck // it ends with Close
+	return func() { server.Close() }, nil
+}
+
+// joinIP puts an IPv6 address into brackets: $(POD_IP):port has none.
+func joinIP(address string) string {
+	i := strings.LastIndexByte(address, ':')
+	if i < 0 || strings.HasPrefix(address, "[") {
+		return address
+	}
+	return net.JoinHostPort(address[:i], address[i+1:])
+}
+
+// joinURL is joinIP for the host of a URL.
+func joinURL(address string) string {
+	scheme, rest, found := strings.Cut(address, "://")
+	if !found {
+		return address
+	}
+	host, path, _ := strings.Cut(rest, "/")
+	if strings.Count(host, ":") > 1 {
+		host = joinIP(host)
+	}
+	if path != "" {
+		path = "/" + path
+	}
+	return scheme + "://" + host + path
+}
+
+func tellBoth(board *profile.Board, line func(profile.Progress)) func(profile.Progress) {
+	return func(p profile.Progress) {
+		board.Set(p)
+		if p.Phase == profile.Recording && p.Done > 0 {
+			line(p)
+		}
+	}
 }
 
 // progressLine tells how far a run is: each quarter of a second on a terminal, every ten seconds elsewhere.
@@ -126,14 +326,12 @@ func progressLine(w *os.File) func(profile.Progress) {
 	}
 	var last time.Time
 	return func(p profile.Progress) {
-		finished := p.Done == p.Total
+		finished := p.Done == p.Total || p.Tokens >= p.TokensTotal
 		if time.Since(last) < period && !finished {
 			return
 		}
 		last = time.Now()
-		perSecond := float64(p.Tokens) / p.Elapsed.Seconds()
-		remaining := time.Duration(float64(p.Elapsed) / float64(p.Done) * float64(p.Total-p.Done)).Round(time.Second)
-		fmt.Fprintf(w, form, fmt.Sprintf("%d of %d requests, %d tokens, %.0f tokens/s, %v left", p.Done, p.Total, p.Tokens, perSecond, remaining))
+		fmt.Fprintf(w, form, fmt.Sprintf("%d of %d requests, %d tokens, %.0f tokens/s, %v left", p.Done, p.Total, p.Tokens, p.TokensPerSecond(), p.Remaining()))
 		if terminal && finished {
 			fmt.Fprintln(w)
 		}

@@ -2,6 +2,7 @@ package moedeployment
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 
@@ -25,6 +26,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/apply"
+	"github.com/semmoe/operator/internal/artifact/access"
 )
 
 // routerClusterRole is what a request router may do; it is bound in its namespace.
@@ -68,13 +70,50 @@ func (r *Reconciler) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDepl
 	if err := ensure(ctx, r.Client, &rbacv1.RoleBinding{}, routerRoleBinding(moed), rbacac.ExtractRoleBinding); err != nil {
 		return fmt.Errorf("reconcile RoleBinding of the request router: %w", err)
 	}
-	if err := ensure(ctx, r.Client, &appsv1.Deployment{}, routerDeployment(moed, r.Image, accountUID), appsac.ExtractDeployment); err != nil {
+	authority, err := r.storeAuthority(ctx, moed)
+	if err != nil {
+		return err
+	}
+	intent := routerDeployment(moed, r.Image, accountUID)
+	if authority != "" {
+		giveStore(intent, r.Store, authority)
+	}
+	if err := ensure(ctx, r.Client, &appsv1.Deployment{}, intent, appsac.ExtractDeployment); err != nil {
 		return fmt.Errorf("reconcile Deployment of the request router: %w", err)
 	}
 	if err := ensure(ctx, r.Client, &policyv1.PodDisruptionBudget{}, routerBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
 		return fmt.Errorf("reconcile PodDisruptionBudget of the request router: %w", err)
 	}
 	return nil
+}
+
+// storeAuthority is the certificate authority of the artifact store, where routers need the store: they read plans from
+// it. Without a store, or before it has published the authority, it is empty: routers serve without plans then.
+func (r *Reconciler) storeAuthority(ctx context.Context, moed *semmoev1.MoEDeployment) (string, error) {
+	if moed.Spec.Profiling == nil {
+		return "", nil
+	}
+	authority, err := r.Store.Authority(ctx)
+	if errors.Is(err, access.ErrNoStore) || apierrors.IsNotFound(err) {
+		return "", nil
+	}
+	return authority, err
+}
+
+// giveStore lets the router's pods reach the artifact store.
+func giveStore(deployment *appsac.DeploymentApplyConfiguration, store *access.Access, authority string) {
+	spec := deployment.Spec.Template.Spec
+	container := &spec.Containers[0]
+	for _, env := range store.Env(authority) {
+		container.WithEnv(coreac.EnvVar().WithName(env.Name).WithValue(env.Value))
+	}
+	mount := access.TokenMount()
+	container.WithVolumeMounts(coreac.VolumeMount().WithName(mount.Name).WithMountPath(mount.MountPath).WithReadOnly(mount.ReadOnly))
+	token := access.TokenVolume()
+	source := token.Projected.Sources[0].ServiceAccountToken
+	spec.WithVolumes(coreac.Volume().WithName(token.Name).WithProjected(coreac.ProjectedVolumeSource().WithSources(
+		coreac.VolumeProjection().WithServiceAccountToken(coreac.ServiceAccountTokenProjection().
+			WithAudience(source.Audience).WithExpirationSeconds(*source.ExpirationSeconds).WithPath(source.Path)))))
 }
 
 // deleteRouter takes the request router away, where the mode does not want one.
@@ -193,7 +232,7 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 			"--namespace="+moed.Namespace,
 			"--selector="+labels.SelectorFromSet(selector(moed, semmoev1.ComponentEngine)).String(),
 			"--engine="+string(moed.Spec.Engine.Type),
-			"--sample-percent="+strconv.Itoa(int(moed.Spec.Routing.SamplePercent)),
+			"--sample-percent="+strconv.Itoa(int(samplePercent(moed))),
 			"--host=$("+podIPVariable+")",
 			"--drain-timeout=300s",
 		).

@@ -3,7 +3,6 @@ package moedeployment
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -12,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -30,6 +30,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/podhealth"
 )
 
 // +kubebuilder:rbac:groups=semmoe.io,resources=moedeployments,verbs=get;list;watch
@@ -55,6 +58,8 @@ type Reconciler struct {
 	Recorder events.EventRecorder
 	// HTTP asks the request routers what they observed.
 	HTTP *http.Client
+	// Store is how the artifact store is reached; request routers read plans from it.
+	Store *access.Access
 	// Image is the image of our own containers: the request router and the inspection.
 	Image string
 	// Now is the clock.
@@ -65,7 +70,7 @@ type Reconciler struct {
 func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(m).
 		Named("moedeployment").
-		For(&semmoev1.MoEDeployment{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		For(&semmoev1.MoEDeployment{}, builder.WithPredicates(predicate.Or[client.Object](predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, statusWiped))).
 		Owns(&appsv1.StatefulSet{}).
 		Owns(&appsv1.Deployment{}).
 		Owns(&batchv1.Job{}).
@@ -73,6 +78,8 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 		Owns(&corev1.ServiceAccount{}).
 		Owns(&policyv1.PodDisruptionBudget{}).
 		Owns(&rbacv1.RoleBinding{}).
+		Owns(&semmoev1.PlacementPlan{}).
+		Watches(&semmoev1.AffinityProfile{}, handler.EnqueueRequestsFromMapFunc(r.whoseProfile)).
 		// Pods belong to workloads, not to us: their label leads back.
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, pod client.Object) []reconcile.Request {
 			name := pod.GetLabels()[semmoev1.LabelDeployment]
@@ -83,6 +90,30 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 		})).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 4, ReconciliationTimeout: time.Minute}).
 		Complete(r)
+}
+
+// statusWiped lets a status that somebody else removed through: nothing else would bring it back soon.
+var statusWiped = predicate.NewPredicateFuncs(func(object client.Object) bool {
+	moed, ok := object.(*semmoev1.MoEDeployment)
+	return ok && len(moed.Status.Conditions) == 0
+})
+
+// whoseProfile are the MoEDeployments that a profile belongs to, or that name it.
+func (r *Reconciler) whoseProfile(ctx context.Context, profile client.Object) []reconcile.Request {
+	var list semmoev1.MoEDeploymentList
+	if err := r.List(ctx, &list, client.InNamespace(profile.GetNamespace())); err != nil {
+		logr.FromContextOrDiscard(ctx).Error(err, "Listing the MoEDeployments that a profile concerns", "profile", profile.GetName())
+		return nil
+	}
+	var requests []reconcile.Request
+	for i := range list.Items {
+		moed := &list.Items[i]
+		named := moed.Spec.Profiling != nil && moed.Spec.Profiling.ProfileRef != nil && moed.Spec.Profiling.ProfileRef.Name == profile.GetName()
+		if named || metav1.IsControlledBy(profile, moed) {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(moed)})
+		}
+	}
+	return requests
 }
 
 // children are the objects of a MoEDeployment that a reconciliation decides from.
@@ -110,27 +141,29 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	now := r.Now()
 	o := observation{Invalid: validate(moed), Pods: observed.enginePods, Router: observed.router}
-	o.Inspection = observeInspection(inspectionInputsOf(moed).hash(), observed.jobs, observed.inspectPods)
+	o.Inspection = inspection.Observe(inspectionInputs(moed).Hash(), observed.jobs, observed.inspectPods)
+	var planErr error
 	if report := o.Inspection.Report; report != nil && o.Invalid == nil {
 		if err := report.CheckExpertParallelSize(int(moed.Spec.Parallelism.ExpertParallelSize)); err != nil {
 			o.Invalid = invalidf("InvalidExpertParallelSize", "spec.parallelism.expertParallelSize: %v", err)
-		} else {
-			o.Revision = revisionOf(moed, *report)
+		} else if o.Planning, planErr = r.reconcilePlanning(ctx, moed, report.ModelDigest, observed.revisions); planErr == nil {
+			// Without knowing the plan there is no revision to ask for: what serves goes on.
+			o.Revision = revisionOf(moed, *report, o.Planning.Serving)
 		}
 	}
 
-	after, inspectErr := r.reconcileInspection(ctx, moed, o.Inspection, now)
+	after, inspectErr := inspection.Reconcile(ctx, r.Client, manager, o.Inspection, r.nextInspection(moed), now)
 	settled, rolloutErr := r.reconcileRevisions(ctx, moed, o, observed.revisions)
 	o.Settled = settled
-	phases := errors.Join(inspectErr, rolloutErr, r.reconcileChildren(ctx, moed))
+	phases := errors.Join(inspectErr, planErr, rolloutErr, r.reconcileChildren(ctx, moed))
 	o.Failure = lasting(phases)
 
 	pods := append(slices.Clone(observed.enginePods), observed.inspectPods...)
-	failedMounts, err := r.failedMounts(ctx, pods, now)
+	failedMounts, err := podhealth.FailedMounts(ctx, r.Events, pods, now)
 	if err != nil {
 		phases = errors.Join(phases, err)
 	}
-	found, again := findProblem(pods, failedMounts, now)
+	found, again := podhealth.Find(pods, failedMounts, now)
 	if found == nil {
 		if found, err = r.refusedPods(ctx, observed.revisions, o, now); err != nil {
 			phases = errors.Join(phases, err)
@@ -139,16 +172,16 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	o.Problem = found
 	after = soonest(after, again)
 	if observes(moed) && o.Revision != "" {
-		o.LAR = moed.Status.LAR
-		if observed, enough := r.observeLAR(ctx, observed.routerPods, o.Revision); enough {
-			o.LAR = larStatus(moed.Status.LAR, observed, now)
-		}
+		o.Observed, o.Enough = r.observeLAR(ctx, observed.routerPods, o.Revision)
 		after = soonest(after, observePeriod)
 	}
 	if err := r.applyStatus(ctx, moed, statusOf(moed, o, now)); err != nil {
 		phases = errors.Join(phases, err)
 	}
-	return ctrl.Result{RequeueAfter: after}, phases
+	if phases != nil {
+		return ctrl.Result{}, phases
+	}
+	return ctrl.Result{RequeueAfter: after}, nil
 }
 
 // lasting is the text of an error that retries alone will not cure: what the API server refuses. Conflicts and outages
@@ -157,7 +190,7 @@ func lasting(err error) string {
 	if err == nil || !(apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
 		return ""
 	}
-	return truncate(err.Error(), 1024)
+	return podhealth.Truncate(err.Error(), 1024)
 }
 
 func soonest(a, b time.Duration) time.Duration {
@@ -207,36 +240,12 @@ func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) 
 	return observed, client.IgnoreNotFound(err)
 }
 
-// reconcileInspection records a result, starts the next attempt, and removes Jobs that nothing needs. It returns when to
-// look again.
-func (r *Reconciler) reconcileInspection(ctx context.Context, moed *semmoev1.MoEDeployment, state inspection, now time.Time) (time.Duration, error) {
-	if job := state.Unrecorded; job != nil {
-		report, err := json.Marshal(state.Report)
-		if err != nil {
-			return 0, err
-		}
-		base := job.DeepCopy()
-		metav1.SetMetaDataAnnotation(&job.ObjectMeta, semmoev1.AnnotationReport, string(report))
-		if err := r.Patch(ctx, job, client.MergeFrom(base), client.FieldOwner(manager)); err != nil {
-			return 0, fmt.Errorf("record the inspection's result: %w", err)
-		}
+// nextInspection makes the Job of an attempt; nil while nothing new may be started.
+func (r *Reconciler) nextInspection(moed *semmoev1.MoEDeployment) func(attempt int) *batchv1.Job {
+	if moed.Spec.Reconciliation == semmoev1.ReconciliationPaused {
+		return nil
 	}
-	for _, job := range state.Obsolete {
-		if err := r.Delete(ctx, job, client.Preconditions{UID: new(job.UID)}, client.PropagationPolicy(metav1.DeletePropagationBackground)); client.IgnoreNotFound(err) != nil {
-			return 0, fmt.Errorf("delete inspection Job %s: %w", job.Name, err)
-		}
-	}
-	if state.NextAttempt == 0 || moed.Spec.Reconciliation == semmoev1.ReconciliationPaused {
-		return 0, nil
-	}
-	if wait := state.NextAt.Sub(now); wait > 0 {
-		return wait, nil
-	}
-	err := r.Create(ctx, inspectionJob(moed, r.Image, state.NextAttempt), client.FieldOwner(manager))
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return 0, fmt.Errorf("create inspection Job: %w", err)
-	}
-	return 0, nil
+	return func(attempt int) *batchv1.Job { return inspectionJob(moed, r.Image, attempt) }
 }
 
 // reconcileRevisions creates the workload of the revision that the spec asks for, moves replicas towards it within the
@@ -246,7 +255,7 @@ func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoED
 	if o.Invalid == nil && o.Revision != "" && moed.Spec.Reconciliation != semmoev1.ReconciliationPaused {
 		name := moed.Name + "-" + o.Revision
 		if current = slices.IndexFunc(workloads, func(w *appsv1.StatefulSet) bool { return w.Name == name }); current < 0 {
-			workload, err := render(moed, o.Revision, *o.Inspection.Report)
+			workload, err := render(moed, o.Revision, *o.Inspection.Report, o.Planning.Serving, r.Image)
 			if err != nil {
 				return false, err
 			}
@@ -312,33 +321,15 @@ func stateOf(workload *appsv1.StatefulSet, pods []*corev1.Pod) revisionState {
 		state.Existing++
 		ordinal, err := strconv.Atoi(pod.Name[strings.LastIndexByte(pod.Name, '-')+1:])
 		if err == nil && ordinal < len(state.Ready) {
-			state.Ready[ordinal] = podReady(pod)
+			state.Ready[ordinal] = podhealth.Ready(pod)
 		}
 	}
 	return state
 }
 
-// failedMounts reads, for pods that have long waited for their volumes, the last event that says why.
-func (r *Reconciler) failedMounts(ctx context.Context, pods []*corev1.Pod, now time.Time) (map[types.UID]string, error) {
-	messages := map[types.UID]string{}
-	for _, pod := range pods {
-		if !waitsForVolumes(pod, now) {
-			continue
-		}
-		message, err := r.lastEvent(ctx, pod, "FailedMount", now)
-		if err != nil {
-			return nil, err
-		}
-		if message != "" {
-			messages[pod.UID] = message
-		}
-	}
-	return messages, nil
-}
-
 // refusedPods reads why the pods of a workload, or of the inspection, cannot be created: a quota, or the pod security
 // standard of the namespace. No pod exists then that could tell.
-func (r *Reconciler) refusedPods(ctx context.Context, workloads []*appsv1.StatefulSet, o observation, now time.Time) (*problem, error) {
+func (r *Reconciler) refusedPods(ctx context.Context, workloads []*appsv1.StatefulSet, o observation, now time.Time) (*podhealth.Problem, error) {
 	var owners []client.Object
 	for _, workload := range workloads {
 		if state := stateOf(workload, o.Pods); workload.UID != "" && state.Existing < state.Replicas {
@@ -349,30 +340,13 @@ func (r *Reconciler) refusedPods(ctx context.Context, workloads []*appsv1.Statef
 		owners = append(owners, job)
 	}
 	for _, owner := range owners {
-		message, err := r.lastEvent(ctx, owner, "FailedCreate", now)
+		message, err := podhealth.LastEvent(ctx, r.Events, owner, "FailedCreate", now)
 		if err != nil {
 			return nil, err
 		}
 		if message != "" {
-			return &problem{"PodsRefused", "The API server refuses the pods: " + message}, nil
+			return &podhealth.Problem{Reason: "PodsRefused", Message: "The API server refuses the pods: " + message}, nil
 		}
 	}
 	return nil, nil
-}
-
-// lastEvent is the last line of the youngest event of an object with a reason; empty where there is none that is younger
-// than the longest back-off between two tries of the controllers that record it.
-func (r *Reconciler) lastEvent(ctx context.Context, object client.Object, reason string, now time.Time) (string, error) {
-	const stale = 20 * time.Minute
-	var list corev1.EventList
-	if err := r.Events.List(ctx, &list, client.InNamespace(object.GetNamespace()), client.MatchingFields{
-		"involvedObject.uid": string(object.GetUID()), "reason": reason,
-	}); err != nil {
-		return "", fmt.Errorf("list events of %s: %w", object.GetName(), err)
-	}
-	latest := slices.MaxFunc(append(list.Items, corev1.Event{}), func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
-	if now.Sub(latest.LastTimestamp.Time) > stale {
-		return "", nil
-	}
-	return lastLine(latest.Message), nil
 }

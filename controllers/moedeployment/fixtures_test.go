@@ -24,6 +24,7 @@ func deployment(change ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment
 			Engine:         semmoev1.EngineSpec{Type: semmoev1.EngineSGLang, Image: "engine:1", Port: 30000},
 			Parallelism:    semmoev1.ParallelismSpec{Attention: semmoev1.AttentionDataParallel, ExpertParallelSize: 4, ResourceName: "nvidia.com/gpu"},
 			Replicas:       ptr.To[int32](2),
+			Placement:      semmoev1.PlacementSpec{Approval: semmoev1.ApprovalAutomatic, Solver: semmoev1.SolverSpec{TimeBudgetSeconds: 300, Seed: ptr.To[int64](1), TrainPercent: 80}},
 			Routing:        semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Replicas: 2},
 			Rollout:        semmoev1.RolloutSpec{MaxUnavailable: ptr.To[int32](1), MaxSurge: ptr.To[int32](0)},
 			Reconciliation: semmoev1.ReconciliationActive,
@@ -55,14 +56,3 @@ func pod(name, revision string, change ...func(*corev1.Pod)) *corev1.Pod {
 }
 
 func unready(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }
-
-func waiting(reason, message string) func(*corev1.Pod) {
-	return func(p *corev1.Pod) {
-		unready(p)
-		p.Status.Phase = corev1.PodPending
-		p.Status.ContainerStatuses = []corev1.ContainerStatus{{
-			Name: "engine", Image: "engine:1",
-			State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}},
-		}}
-	}
-}

@@ -1,6 +1,7 @@
 package moedeployment
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/podhealth"
 	"github.com/semmoe/operator/internal/router"
 )
 
@@ -34,7 +36,7 @@ func (r *Reconciler) observeLAR(ctx context.Context, routers []*corev1.Pod, revi
 	var sum router.Activations
 	samples := 0
 	for _, pod := range routers {
-		if !podReady(pod) || pod.Status.PodIP == "" {
+		if !podhealth.Ready(pod) || pod.Status.PodIP == "" {
 			continue
 		}
 		observations, err := r.fetchObservations(ctx, pod.Status.PodIP)
@@ -75,15 +77,47 @@ func (r *Reconciler) fetchObservations(ctx context.Context, podIP string) ([]rou
 	return told.Observations, json.NewDecoder(response.Body).Decode(&told)
 }
 
-// larStatus is the reported rate: the previous one until the observed one differs by a step and a minute has passed.
-func larStatus(previous *semmoev1.LARStatus, observed router.Activations, now time.Time) *semmoev1.LARStatus {
-	milli := int32(1000 * observed.Local / observed.Total)
-	if previous != nil && (max(milli-previous.ObservedMilli, previous.ObservedMilli-milli) < larStep || now.Sub(previous.ObservedTime.Time) < observePeriod) {
-		return previous
+// larStatus is the reported rate: what the plan says, and what is observed of the revision. The observed rate stays at the
+// previous report until it differs by a step and a minute has passed.
+func larStatus(previous *semmoev1.LARStatus, o observation, observes bool, now time.Time) *semmoev1.LARStatus {
+	lar := &semmoev1.LARStatus{}
+	if plan := cmp.Or(o.Planning.Promise, o.Planning.Plan); plan != nil && plan.Status.Forecast != nil {
+		lar.BaselineMilli = &plan.Status.Forecast.BaselineMilli
+		lar.BaselineSummary = plan.Status.Forecast.BaselineSummary
+		if plan == o.Planning.Promise {
+			lar.PredictedMilli = &plan.Status.Forecast.LARMilli
+		}
 	}
-	return &semmoev1.LARStatus{
-		ObservedMilli: milli,
-		ObservedTime:  metav1.NewTime(now.Truncate(time.Second)),
-		Summary:       fmt.Sprintf("%.1f%%", float64(milli)/10),
+	if observes {
+		observeInto(lar, previous, o, now)
 	}
+	if *lar == (semmoev1.LARStatus{}) {
+		return nil
+	}
+	return lar
 }
+
+func observeInto(lar, previous *semmoev1.LARStatus, o observation, now time.Time) {
+	keep := func() {
+		lar.ObservedMilli, lar.ObservedTime, lar.ObservedRevision, lar.Summary = previous.ObservedMilli, previous.ObservedTime, previous.ObservedRevision, previous.Summary
+	}
+	known := previous != nil && previous.ObservedMilli != nil
+	if !o.Enough {
+		if known && previous.ObservedRevision == o.Revision {
+			keep()
+		}
+		return
+	}
+	milli := int32(1000 * o.Observed.Local / o.Observed.Total)
+	if known && previous.ObservedRevision == o.Revision {
+		change := milli - *previous.ObservedMilli
+		if max(change, -change) < larStep || now.Sub(previous.ObservedTime.Time) < observePeriod {
+			keep()
+			return
+		}
+	}
+	lar.ObservedMilli, lar.ObservedTime = &milli, new(metav1.NewTime(now.Truncate(time.Second)))
+	lar.ObservedRevision, lar.Summary = o.Revision, percent(milli)
+}
+
+func percent(milli int32) string { return fmt.Sprintf("%.1f%%", float64(milli)/10) }

@@ -3,6 +3,7 @@ package moedeployment
 import (
 	"encoding/json"
 	"fmt"
+	"path"
 	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -10,19 +11,24 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/jobstate"
+	"github.com/semmoe/operator/internal/overlay"
+	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/internal/router"
 )
 
 const (
 	podIPVariable = "POD_IP"
 	modelVolume   = "model"
+	planVolume    = "semmoe-plan"
+	// verifyContainer is the init container that verifies the plan.
+	verifyContainer = "verify-plan"
 
 	// drainSeconds is how long a pod that is being deleted goes on serving before it is told to stop, so that routers and
 	// proxies have seen that it goes.
@@ -44,11 +50,13 @@ type revisionInputs struct {
 	Parallelism   semmoev1.ParallelismSpec `json:"parallelism"`
 	Template      *corev1.PodTemplateSpec  `json:"template,omitempty"`
 	RoutedExperts bool                     `json:"routedExperts,omitempty"`
+	Plan          string                   `json:"plan,omitempty"`
 }
 
-// revisionOf is the revision that the spec asks for, given the model that was found.
-func revisionOf(moed *semmoev1.MoEDeployment, report checkpoint.Report) string {
-	return shortHash(revisionInputs{
+// revisionOf is the revision that the spec asks for, given the model that was found and the plan to serve under, which
+// may be nil.
+func revisionOf(moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *layout) string {
+	return owned.ShortHash(revisionInputs{
 		Name:        moed.Name,
 		Model:       moed.Spec.Model,
 		ModelDigest: report.ModelDigest,
@@ -56,14 +64,43 @@ func revisionOf(moed *semmoev1.MoEDeployment, report checkpoint.Report) string {
 		Parallelism: moed.Spec.Parallelism,
 		Template:    moed.Spec.Template,
 
-		RoutedExperts: observes(moed),
+		RoutedExperts: tellsExperts(moed),
+		Plan:          digestOf(plan),
 	}, 10)
 }
 
+// defaultSamplePercent is how many requests are sampled where a profile is asked for: what a plan promises is worth
+// little if nobody looks whether it holds.
+const defaultSamplePercent = 5
+
+// samplePercent is the share of requests whose experts the routers ask for.
+func samplePercent(moed *semmoev1.MoEDeployment) int32 {
+	switch {
+	case moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter || moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
+		return 0 // nobody samples, or requests have no rank
+	case moed.Spec.Routing.SamplePercent != nil:
+		return *moed.Spec.Routing.SamplePercent
+	case moed.Spec.Profiling != nil:
+		return defaultSamplePercent
+	}
+	return 0
+}
+
 // observes tells that routers ask the engine for routed experts.
-func observes(moed *semmoev1.MoEDeployment) bool {
-	return moed.Spec.Routing.Mode == semmoev1.RoutingModeRouter && moed.Spec.Routing.SamplePercent > 0 &&
-		moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel
+func observes(moed *semmoev1.MoEDeployment) bool { return samplePercent(moed) > 0 }
+
+// tellsExperts tells that the engine must be able to tell which experts a request activated: the routers sample it, or
+// it is profiled while it serves.
+func tellsExperts(moed *semmoev1.MoEDeployment) bool {
+	profiling := moed.Spec.Profiling
+	return observes(moed) || profiling != nil && profiling.Dataset != nil && profiling.Target == semmoev1.ProfilingTargetServing
+}
+
+func digestOf(plan *layout) string {
+	if plan == nil {
+		return ""
+	}
+	return plan.Digest
 }
 
 func launch(moed *semmoev1.MoEDeployment) engine.Launch {
@@ -80,17 +117,22 @@ func launch(moed *semmoev1.MoEDeployment) engine.Launch {
 		Ranks:       moed.Spec.Parallelism.ExpertParallelSize,
 		AttentionDP: moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel,
 
-		RoutedExperts: observes(moed),
+		RoutedExperts: tellsExperts(moed),
 	}
 }
 
-// render makes the workload of a revision: our pod template with the user's merged over it.
-func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Report) (*appsv1.StatefulSet, error) {
+// render makes the workload of a revision: our pod template with the user's merged over it. plan may be nil; image is
+// that of our own containers.
+func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Report, plan *layout, image string) (*appsv1.StatefulSet, error) {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
 		return nil, err
 	}
-	args, err := adapter.Args(launch(moed), moed.Spec.Engine.Args)
+	launched := launch(moed)
+	if plan != nil {
+		launched.ExpertMap = path.Join(semmoev1.PlanMountPath, adapter.ExpertMapFile)
+	}
+	args, err := adapter.Args(launched, moed.Spec.Engine.Args)
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +145,7 @@ func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 		Name:            moed.Name + "-" + revision,
 		Labels:          labelsOf(moed, semmoev1.ComponentEngine, semmoev1.LabelRevision, revision),
 		Annotations:     map[string]string{semmoev1.AnnotationModelDigest: report.ModelDigest},
-		OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(moed, semmoev1.GroupVersion.WithKind("MoEDeployment"))},
+		OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
 	}
 	ours := podTemplate(moed, meta, adapter, command, args)
 	shape, err := json.Marshal(router.Shape{Layers: report.Layers, MoELayers: report.MoELayers, Experts: report.Experts, ExpertsPerToken: report.ExpertsPerToken})
@@ -111,9 +153,13 @@ func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 		return nil, err
 	}
 	ours.Annotations[semmoev1.AnnotationModelShape] = string(shape)
-	template, err := overlay(ours, moed.Spec.Template)
+	if plan != nil {
+		meta.Annotations[semmoev1.AnnotationPlanDigest] = plan.Digest
+		addPlan(ours, moed, report, plan, image)
+	}
+	template, err := overlay.Merge(ours, moed.Spec.Template)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("merge spec.template: %w", err)
 	}
 	podSelector := selector(moed, semmoev1.ComponentEngine)
 	podSelector[semmoev1.LabelRevision] = revision
@@ -178,64 +224,38 @@ func podTemplate(moed *semmoev1.MoEDeployment, meta metav1.ObjectMeta, adapter e
 	}
 }
 
+// addPlan mounts the plan, and keeps the engine from starting where it is not the plan that the revision names, or not for
+// the checkpoint that is there now.
+func addPlan(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *layout, image string) {
+	template.Annotations[semmoev1.AnnotationPlanDigest] = plan.Digest
+	mount := corev1.VolumeMount{Name: planVolume, MountPath: semmoev1.PlanMountPath, ReadOnly: true}
+	template.Spec.Containers[0].VolumeMounts = append(template.Spec.Containers[0].VolumeMounts, mount)
+	template.Spec.Volumes = append(template.Spec.Volumes, corev1.Volume{Name: planVolume, VolumeSource: corev1.VolumeSource{
+		ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: plan.ConfigMap}},
+	}})
+	template.Spec.InitContainers = append(template.Spec.InitContainers, corev1.Container{
+		Name:  verifyContainer,
+		Image: image,
+		Args: []string{
+			"verify",
+			"--plan-dir=" + semmoev1.PlanMountPath,
+			"--plan-digest=" + plan.Digest,
+			"--model-path=" + moed.Spec.Model.Path,
+			"--model-digest=" + report.ModelDigest,
+			"--expert-parallel-size=" + strconv.Itoa(int(moed.Spec.Parallelism.ExpertParallelSize)),
+		},
+		SecurityContext:          jobstate.RestrictedContainer(),
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+		Resources: corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("64Mi")},
+			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("512Mi")},
+		},
+		VolumeMounts: []corev1.VolumeMount{{Name: modelVolume, MountPath: semmoev1.ModelMountPath, ReadOnly: true}, mount},
+	})
+}
+
 func podIPEnv() corev1.EnvVar {
 	return corev1.EnvVar{Name: podIPVariable, ValueFrom: &corev1.EnvVarSource{
 		FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.podIP"},
 	}}
-}
-
-// overlay merges the user's pod template over ours, as kubectl patch would.
-func overlay(ours, users *corev1.PodTemplateSpec) (*corev1.PodTemplateSpec, error) {
-	if users == nil {
-		return ours, nil
-	}
-	original, err := json.Marshal(ours)
-	if err != nil {
-		return nil, err
-	}
-	patch, err := withoutNulls(users)
-	if err != nil {
-		return nil, err
-	}
-	merged, err := strategicpatch.StrategicMergePatch(original, patch, corev1.PodTemplateSpec{})
-	if err != nil {
-		return nil, fmt.Errorf("merge spec.template: %w", err)
-	}
-	template := &corev1.PodTemplateSpec{}
-	if err := json.Unmarshal(merged, template); err != nil {
-		return nil, fmt.Errorf("merge spec.template: %w", err)
-	}
-	return template, nil
-}
-
-// withoutNulls is the JSON of a pod template without its nulls: an absent list of containers marshals as null, which
-// would delete ours.
-func withoutNulls(template *corev1.PodTemplateSpec) ([]byte, error) {
-	data, err := json.Marshal(template)
-	if err != nil {
-		return nil, err
-	}
-	var tree map[string]any
-	if err := json.Unmarshal(data, &tree); err != nil {
-		return nil, err
-	}
-	dropNulls(tree)
-	return json.Marshal(tree)
-}
-
-func dropNulls(value any) {
-	switch value := value.(type) {
-	case map[string]any:
-		for key, child := range value {
-			if child == nil {
-				delete(value, key)
-				continue
-			}
-			dropNulls(child)
-		}
-	case []any:
-		for _, child := range value {
-			dropNulls(child)
-		}
-	}
 }

@@ -1,6 +1,7 @@
 package moedeployment
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,21 +17,24 @@ import (
 // The revision of a given spec must never change from release to release: an upgrade would restart every serving pod.
 func TestRevisionIsStable(t *testing.T) {
 	const want = "383baaf1e5"
-	if got := revisionOf(deployment(), report()); got != want {
+	if got := revisionOf(deployment(), report(), nil); got != want {
 		t.Errorf("revision %s, was %s: an upgrade to this version would restart every serving pod", got, want)
 	}
 }
 
 func TestRevisionFollowsItsInputsAlone(t *testing.T) {
-	base := revisionOf(deployment(), report())
+	base := revisionOf(deployment(), report(), nil)
 	cases := map[string]struct {
 		change func(*semmoev1.MoEDeployment)
 		same   bool
 	}{
-		"replicas":       {func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](9) }, true},
-		"routing":        {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Replicas = 9 }, true},
-		"more samples":   {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = "None"; m.Spec.Routing.SamplePercent = 5 }, true},
-		"first samples":  {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = 5 }, false},
+		"replicas": {func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](9) }, true},
+		"routing":  {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Replicas = 9 }, true},
+		"more samples": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Routing.Mode = "None"
+			m.Spec.Routing.SamplePercent = ptr.To[int32](5)
+		}, true},
+		"first samples":  {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](5) }, false},
 		"rollout":        {func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.MaxSurge = ptr.To[int32](9) }, true},
 		"reconciliation": {func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, true},
 		"labels":         {func(m *semmoev1.MoEDeployment) { m.Labels = map[string]string{"a": "b"} }, true},
@@ -44,14 +48,14 @@ func TestRevisionFollowsItsInputsAlone(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			if got := revisionOf(deployment(tc.change), report()); (got == base) != tc.same {
+			if got := revisionOf(deployment(tc.change), report(), nil); (got == base) != tc.same {
 				t.Errorf("revision %s, before the change %s, want equal: %v", got, base, tc.same)
 			}
 		})
 	}
 	changed := report()
 	changed.ModelDigest = "sha256:def"
-	if revisionOf(deployment(), changed) == base {
+	if revisionOf(deployment(), changed, nil) == base {
 		t.Error("another checkpoint gives the same revision")
 	}
 }
@@ -71,7 +75,7 @@ func TestRender(t *testing.T) {
 			},
 		}
 	})
-	workload, err := render(moed, "r1", report())
+	workload, err := render(moed, "r1", report(), nil, "semmoe:1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,6 +115,44 @@ func TestRender(t *testing.T) {
 	}
 }
 
+// A plan reaches the engine as its own expert map, which an init container has verified before; the digest in the
+// annotation tells request routers and the store which plan it is.
+func TestRenderWithPlan(t *testing.T) {
+	plan := layoutOf(planOf("m-1", "ab", nil))
+	moed := deployment(func(m *semmoev1.MoEDeployment) {
+		m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "users", Image: "x"}}}}
+	})
+	workload, err := render(moed, "r1", report(), plan, "semmoe:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := workload.Spec.Template
+	if workload.Annotations[semmoev1.AnnotationPlanDigest] != plan.Digest || template.Annotations[semmoev1.AnnotationPlanDigest] != plan.Digest {
+		t.Error("the annotation does not name the plan")
+	}
+	i := slices.IndexFunc(template.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == "verify-plan" })
+	if i < 0 || len(template.Spec.InitContainers) != 2 {
+		t.Fatalf("init containers are %+v, want the user's and verify-plan", template.Spec.InitContainers)
+	}
+	verify := template.Spec.InitContainers[i]
+	want := []string{"verify", "--plan-dir=/etc/semmoe/plan", "--plan-digest=" + plan.Digest, "--model-path=/models", "--model-digest=sha256:abc", "--expert-parallel-size=4"}
+	if diff := cmp.Diff(want, verify.Args); diff != "" || verify.Image != "semmoe:1" {
+		t.Errorf("verify-plan runs %s (-want +got):\n%s", verify.Image, diff)
+	}
+	engine := template.Spec.Containers[0]
+	if at := slices.Index(engine.Args, "--init-expert-location"); at < 0 || engine.Args[at+1] != "/etc/semmoe/plan/sglang.json" {
+		t.Errorf("the engine's arguments %v do not name the map", engine.Args)
+	}
+	for _, mounts := range [][]corev1.VolumeMount{engine.VolumeMounts, verify.VolumeMounts} {
+		if !slices.ContainsFunc(mounts, func(m corev1.VolumeMount) bool { return m.MountPath == semmoev1.PlanMountPath && m.ReadOnly }) {
+			t.Errorf("the plan is not mounted: %+v", mounts)
+		}
+	}
+	if !slices.ContainsFunc(template.Spec.Volumes, func(v corev1.Volume) bool { return v.ConfigMap != nil && v.ConfigMap.Name == "m-1-ab" }) {
+		t.Errorf("no volume is the plan's ConfigMap: %+v", template.Spec.Volumes)
+	}
+}
+
 func TestValidate(t *testing.T) {
 	template := func(t corev1.PodTemplateSpec) func(*semmoev1.MoEDeployment) {
 		return func(m *semmoev1.MoEDeployment) { m.Spec.Template = &t }
@@ -125,7 +167,14 @@ func TestValidate(t *testing.T) {
 		"valid":              {func(*semmoev1.MoEDeployment) {}, ""},
 		"unknown engine":     {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Type = "X" }, `spec.engine.type: engine type "X" is not known`},
 		"contradicting flag": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--tp=2"} }, `"--tp=2" contradicts spec.parallelism.expertParallelSize`},
-		"our variable":       {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, "spec.engine.env: POD_IP"},
+		"a map of the user's where it is compared": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Routing.SamplePercent = ptr.To[int32](5)
+			m.Spec.Engine.Args = []string{"--init-expert-location", "x.json"}
+		}, `"--init-expert-location" contradicts the plan of spec.profiling`},
+		"a map of the user's": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--init-expert-location", "x.json"} }, ""},
+		"plan volume":         {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "semmoe-plan"}}}}), "use another name"},
+		"verifying container": {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "verify-plan"}}}}), `"verify-plan" is the operator's`},
+		"our variable":        {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, "spec.engine.env: POD_IP"},
 		"reserved label": {template(corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"semmoe.io/x": ""}}}),
 			`spec.template.metadata.labels: "semmoe.io/x" is reserved`},
 		"reserved annotation": {template(corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"semmoe.io/x": ""}}}),

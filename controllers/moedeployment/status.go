@@ -1,6 +1,7 @@
 package moedeployment
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -16,6 +17,9 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/router"
 )
 
 // observation is all that the status is made from.
@@ -23,7 +27,7 @@ type observation struct {
 	// Invalid is a fault of the spec.
 	Invalid *invalidError
 	// Inspection is the state of the model's inspection.
-	Inspection inspection
+	Inspection inspection.State
 	// Revision is what the spec asks for; empty while that is not known.
 	Revision string
 	// Settled tells that the replicas asked for are all of Revision.
@@ -32,10 +36,13 @@ type observation struct {
 	Pods []*corev1.Pod
 	// Router is the request router's Deployment; nil where there is none.
 	Router *appsv1.Deployment
-	// LAR is the observed local activation rate; nil where it is not observed.
-	LAR *semmoev1.LARStatus
+	// Planning is what profiles and plans tell.
+	Planning planning
+	// Observed are the activations that routers sampled of the revision; Enough tells that they say something.
+	Observed router.Activations
+	Enough   bool
 	// Problem is what keeps a pod from serving.
-	Problem *problem
+	Problem *podhealth.Problem
 	// Failure is an error that a phase of the reconciliation met and that a retry alone will not cure.
 	Failure string
 }
@@ -48,15 +55,20 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		ObservedGeneration: moed.Generation,
 		Selector:           labels.SelectorFromSet(selector(moed, semmoev1.ComponentEngine)).String(),
 		Revision:           o.Revision,
-		LAR:                o.LAR,
+		Profile:            o.Planning.ProfileName,
+		PlanDigest:         shortDigest(o.Planning.Serving),
+		LAR:                larStatus(moed.Status.LAR, o, observes(moed), now),
 		Endpoint:           fmt.Sprintf("http://%s.%s.svc:%d", moed.Name, moed.Namespace, semmoev1.ServicePort),
+	}
+	if plan := cmp.Or(o.Planning.Plan, o.Planning.Promise); plan != nil {
+		status.Plan = plan.Name
 	}
 	for _, pod := range o.Pods {
 		if pod.DeletionTimestamp != nil {
 			continue
 		}
 		status.Replicas++
-		if !podReady(pod) {
+		if !podhealth.Ready(pod) {
 			continue
 		}
 		status.ReadyReplicas++
@@ -77,7 +89,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	}
 	set := func(kind string, verdict verdict) {
 		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-			Type: kind, Status: verdict.status, Reason: verdict.reason, Message: truncate(verdict.message, 1024),
+			Type: kind, Status: verdict.status, Reason: verdict.reason, Message: podhealth.Truncate(verdict.message, 1024),
 			ObservedGeneration: moed.Generation, LastTransitionTime: metav1.NewTime(now.Truncate(time.Second)),
 		})
 	}
@@ -89,11 +101,18 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	set(semmoev1.ConditionDegraded, degradedVerdict(fault))
 	set(semmoev1.ConditionStalled, stalledVerdict(fault))
 	set(semmoev1.ConditionReconciling, reconcilingVerdict(moed, o, status, complete, stalled))
-	set(semmoev1.ConditionProfiled, verdict{metav1.ConditionFalse, "NoProfile", "The model has not been profiled: it is served with the engine's own placement of experts"})
-	set(semmoev1.ConditionPlanned, verdict{metav1.ConditionFalse, "NoProfile", "There is no plan without a profile"})
-	set(semmoev1.ConditionRolledOut, verdict{metav1.ConditionFalse, "NoPlan", "There is no plan to roll out"})
-	set(semmoev1.ConditionLocalityOnTarget, verdict{metav1.ConditionUnknown, "NoPlan", "Without a plan there is no promised local activation rate to compare with"})
+	set(semmoev1.ConditionProfiled, profiledVerdict(moed, o))
+	set(semmoev1.ConditionPlanned, plannedVerdict(moed, o))
+	set(semmoev1.ConditionRolledOut, rolledOutVerdict(o, complete))
+	set(semmoev1.ConditionLocalityOnTarget, localityVerdict(moed, o, status.LAR))
 	return status
+}
+
+func shortDigest(serving *layout) string {
+	if serving == nil {
+		return ""
+	}
+	return serving.Short()
 }
 
 type verdict struct {
@@ -120,7 +139,7 @@ func faultOf(o observation) *fault {
 	case o.Failure != "":
 		return &fault{"ReconcileFailed", o.Failure, false}
 	}
-	return nil
+	return profilingFault(o.Planning)
 }
 
 func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.MoEDeploymentStatus, fault *fault) verdict {
@@ -193,18 +212,6 @@ func reconcilingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 	}
 }
 
-func podReady(pod *corev1.Pod) bool {
-	if pod.DeletionTimestamp != nil {
-		return false
-	}
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == corev1.PodReady {
-			return condition.Status == corev1.ConditionTrue
-		}
-	}
-	return false
-}
-
 // applyStatus writes the status where it differs from the recorded one, and tells the transitions as events.
 func (r *Reconciler) applyStatus(ctx context.Context, moed *semmoev1.MoEDeployment, status semmoev1.MoEDeploymentStatus) error {
 	if equality.Semantic.DeepEqual(moed.Status, status) {
@@ -242,6 +249,6 @@ func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoe
 		if lost || kind == semmoev1.ConditionDegraded && holds {
 			level = corev1.EventTypeWarning
 		}
-		r.Recorder.Eventf(moed, nil, level, after.Reason, "Reconcile", "%s is %s: %s", kind, after.Status, truncate(after.Message, 900))
+		r.Recorder.Eventf(moed, nil, level, after.Reason, "Reconcile", "%s is %s: %s", kind, after.Status, podhealth.Truncate(after.Message, 900))
 	}
 }

@@ -9,16 +9,16 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/podhealth"
 )
 
 func TestStatus(t *testing.T) {
 	found := report()
-	inspected := inspection{Report: &found}
+	inspected := inspection.State{Report: &found}
 	router := &appsv1.Deployment{Status: appsv1.DeploymentStatus{AvailableReplicas: 1}}
 	two := []*corev1.Pod{pod("m-r1-0", "r1"), pod("m-r1-1", "r1")}
 
@@ -30,7 +30,7 @@ func TestStatus(t *testing.T) {
 		message string // in Ready's message
 	}{
 		"first visit": {
-			o:       observation{Inspection: inspection{NextAttempt: 1}},
+			o:       observation{Inspection: inspection.State{NextAttempt: 1}},
 			want:    map[string]string{"Ready": "False InspectingModel", "Progressing": "True InspectingModel", "Degraded": "False AsExpected", "Stalled": "False NotStalled", "Reconciling": "True InProgress"},
 			summary: "0/2",
 		},
@@ -59,7 +59,7 @@ func TestStatus(t *testing.T) {
 			summary: "1/2",
 		},
 		"the model is broken, nothing serves": {
-			o: observation{Inspection: inspection{Failure: "shard x is cut off", Invalid: true}, Router: router},
+			o: observation{Inspection: inspection.State{Failure: "shard x is cut off", Invalid: true}, Router: router},
 			want: map[string]string{"Ready": "False ModelInvalid", "Progressing": "False Stalled", "Degraded": "True ModelInvalid", "Stalled": "True ModelInvalid",
 				"Reconciling": "False Stalled"},
 			summary: "0/2", message: "shard x is cut off",
@@ -71,12 +71,12 @@ func TestStatus(t *testing.T) {
 			summary: "2/2",
 		},
 		"an inspection that could not read": {
-			o:       observation{Inspection: inspection{Failure: "i/o error"}},
+			o:       observation{Inspection: inspection.State{Failure: "i/o error"}},
 			want:    map[string]string{"Ready": "False InspectionFailed", "Degraded": "True InspectionFailed", "Stalled": "False NotStalled", "Reconciling": "True InProgress"},
 			summary: "0/2",
 		},
 		"a pod with a problem": {
-			o: observation{Inspection: inspected, Revision: "r1", Settled: true, Router: router, Problem: &problem{"ImagePullFailed", "cannot be pulled"},
+			o: observation{Inspection: inspected, Revision: "r1", Settled: true, Router: router, Problem: &podhealth.Problem{Reason: "ImagePullFailed", Message: "cannot be pulled"},
 				Pods: []*corev1.Pod{pod("m-r1-0", "r1", unready)}},
 			want: map[string]string{"Ready": "False ImagePullFailed", "Degraded": "True ImagePullFailed"}, summary: "0/2", message: "cannot be pulled",
 		},
@@ -88,7 +88,7 @@ func TestStatus(t *testing.T) {
 		},
 		"paused before it ever served": {
 			change:  func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused },
-			o:       observation{Inspection: inspection{NextAttempt: 1}},
+			o:       observation{Inspection: inspection.State{NextAttempt: 1}},
 			want:    map[string]string{"Ready": "False Paused", "Progressing": "False Paused", "Reconciling": "False Paused"},
 			summary: "0/2",
 		},
@@ -134,7 +134,7 @@ func TestStatus(t *testing.T) {
 // not changed is not written: times of transitions stay.
 func TestStatusRemembersTransitions(t *testing.T) {
 	found := report()
-	o := observation{Inspection: inspection{Report: &found}, Revision: "r1", Settled: true, Pods: []*corev1.Pod{pod("m-r1-0", "r1"), pod("m-r1-1", "r1")}}
+	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Settled: true, Pods: []*corev1.Pod{pod("m-r1-0", "r1"), pod("m-r1-1", "r1")}}
 	moed := deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone })
 	moed.Status = statusOf(moed, o, start)
 	if again := statusOf(moed, o, start.Add(time.Hour)); !cmp.Equal(moed.Status, again) {
@@ -148,55 +148,5 @@ func TestStatusRemembersTransitions(t *testing.T) {
 	moed.Generation = 2
 	if status = statusOf(moed, o, start.Add(time.Hour)); !meta.IsStatusConditionTrue(status.Conditions, semmoev1.ConditionReconciling) {
 		t.Error("a new generation is not reconciling")
-	}
-}
-
-func TestFindProblem(t *testing.T) {
-	crashed := func(p *corev1.Pod) {
-		waiting("CrashLoopBackOff", "back-off")(p)
-		p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 1, Message: "trace\nout of memory\n"}
-	}
-	unschedulable := func(p *corev1.Pod) {
-		unready(p)
-		p.Status.Phase = corev1.PodPending
-		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/1 nodes: Insufficient nvidia.com/gpu"})
-	}
-	onNode := func(p *corev1.Pod) {
-		waiting("ContainerCreating", "")(p)
-		p.Spec.NodeName = "n"
-	}
-	cases := map[string]struct {
-		change  func(*corev1.Pod)
-		age     time.Duration
-		mounts  map[types.UID]string
-		reason  string
-		message string
-		again   time.Duration
-	}{
-		"healthy":                 {change: func(*corev1.Pod) {}},
-		"image":                   {change: waiting("ImagePullBackOff", "x"), reason: "ImagePullFailed", message: `image "engine:1" cannot be pulled: check spec.engine.image`},
-		"configuration":           {change: waiting("CreateContainerConfigError", "secret not found"), reason: "ContainerNotCreated", message: "secret not found"},
-		"crash":                   {change: crashed, reason: "ContainerCrashing", message: "(exit code 1: out of memory)"},
-		"no node, just now":       {change: unschedulable, again: patience},
-		"no node":                 {change: unschedulable, age: patience, reason: "Unschedulable", message: "Insufficient nvidia.com/gpu"},
-		"volume, just now":        {change: onNode, again: patience},
-		"volume":                  {change: onNode, age: patience, mounts: map[types.UID]string{"p": "hostPath type check failed"}, reason: "VolumeNotMounted", message: "hostPath type check failed"},
-		"containers do not start": {change: onNode, age: patience, reason: "ContainerNotCreated", message: "kubectl describe pod"},
-		"being deleted":           {change: func(p *corev1.Pod) { crashed(p); p.DeletionTimestamp = &metav1.Time{Time: start} }},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			got, again := findProblem([]*corev1.Pod{pod("p", "r1", tc.change)}, tc.mounts, start.Add(tc.age))
-			if tc.reason == "" {
-				if got != nil {
-					t.Fatalf("found %+v", got)
-				}
-			} else if got == nil || got.Reason != tc.reason || !strings.Contains(got.Message, tc.message) {
-				t.Fatalf("found %+v, want %s with %q", got, tc.reason, tc.message)
-			}
-			if again != tc.again {
-				t.Errorf("looks again after %v, want %v", again, tc.again)
-			}
-		})
 	}
 }

@@ -57,6 +57,16 @@ func validateTemplate(template *corev1.PodTemplateSpec) *invalidError {
 			return invalidf("InvalidTemplate", "spec.template.spec.volumes: %q is the volume of spec.model.volume: use another name", modelVolume)
 		}
 	}
+	for _, volume := range template.Spec.Volumes {
+		if volume.Name == planVolume {
+			return invalidf("InvalidTemplate", "spec.template.spec.volumes: %q is the operator's (the plan's ConfigMap): use another name", planVolume)
+		}
+	}
+	for _, container := range template.Spec.InitContainers {
+		if container.Name == verifyContainer {
+			return invalidf("InvalidTemplate", "spec.template.spec.initContainers: %q is the operator's: use another name", verifyContainer)
+		}
+	}
 	for _, container := range template.Spec.Containers {
 		if container.Name != semmoev1.EngineContainer {
 			if container.Image == "" {

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -23,13 +25,33 @@ import (
 type Config struct {
 	// URL is the store's address: https://host:port.
 	URL string
-	// CAFile holds the certificates, as PEM, that the store's certificate must come from.
+	// CAFile holds the certificates, as PEM, that the store's certificate must come from;
+	// CA holds them itself; CAFile is not read then.
 	CAFile string
+	CA     []byte
 	// TokenFile holds the service-account token, of audience Audience. It is read anew as the kubelet renews it.
 	TokenFile string
 	// RetryFor is how long a request is repeated that found the store away or unable to answer; zero means once only.
 	// A context that ends earlier ends it.
 	RetryFor time.Duration
+	// Dial, where set, connects to the store in place of the network's own way.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// pool holds the certificates that the store's must come from.
+func (c Config) pool() (*x509.CertPool, error) {
+	if len(c.CA) == 0 {
+		pool, err := cert.NewPool(c.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("artifact store's CA file: %w", err)
+		}
+		return pool, nil
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(c.CA) {
+		return nil, errors.New("artifact store's CA: holds no certificate")
+	}
+	return pool, nil
 }
 
 // Client talks to a store. It may be used concurrently.
@@ -45,12 +67,13 @@ func NewClient(c Config) (*Client, error) {
 	if err != nil || address.Scheme != "https" || address.Host == "" {
 		return nil, fmt.Errorf("artifact store's URL %q: must be https://host:port", c.URL)
 	}
-	pool, err := cert.NewPool(c.CAFile)
+	pool, err := c.pool()
 	if err != nil {
-		return nil, fmt.Errorf("artifact store's CA file: %w", err)
+		return nil, err
 	}
 	authorized, err := transport.NewBearerAuthWithRefreshRoundTripper("", c.TokenFile, &http.Transport{
 		Proxy:           http.ProxyFromEnvironment,
+		DialContext:     c.Dial,
 		TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13},
 		// A refusal arrives before the body is sent.
 		ExpectContinueTimeout: 10 * time.Second,

@@ -14,6 +14,8 @@ type Adapter struct {
 	RankHeader string
 	// HealthPath answers 200 once the engine serves.
 	HealthPath string
+	// ExpertMapFile is the name, in a plan's ConfigMap, of the engine's expert map.
+	ExpertMapFile string
 	// RoutedExperts is how responses tell which experts their tokens activated.
 	RoutedExperts RoutedExperts
 	// Flags lists the flags that follow from a launch.
@@ -33,6 +35,8 @@ type Launch struct {
 	Ranks int32
 	// RoutedExperts asks for an engine that can tell which experts a request's tokens activated.
 	RoutedExperts bool
+	// ExpertMap is the file that says which expert sits in which slot; empty for the engine's own placement.
+	ExpertMap string
 	// AttentionDP is true where each rank computes the attention of its own requests.
 	AttentionDP bool
 }

@@ -3,16 +3,24 @@ package profile
 import (
 	"bufio"
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
+	"os"
 	"slices"
+	"syscall"
 )
 
 // maxLine bounds a line of a data set: longer ones are a sign that the file is not JSONL.
 const maxLine = 16 << 20
+
+// maxDomains is what the numbers of a routing trace can tell apart.
+const maxDomains = 256
 
 // Message is one turn of a conversation.
 type Message struct {
@@ -40,19 +48,108 @@ func datasetErrorf(format string, args ...any) error {
 	return &DatasetError{fmt.Sprintf(format, args...)}
 }
 
-// ReadDataset reads JSONL and keeps a uniform sample of at most limit of its items, chosen by the seed, in the order of
-// the file. Each line is {"prompt": "..."}, {"messages": [{"role", "content"}, ...]} or ShareGPT's {"conversations":
-// [{"from", "value"}, ...]}, with an optional "domain"; blank lines are passed over.
-func ReadDataset(r io.Reader, limit int, seed uint64) ([]Item, error) {
+// DatasetReport is what a look at a data set tells.
+type DatasetReport struct {
+	// Digest is the sha256 of the file, in hex.
+	Digest string `json:"digest"`
+	// Requests is the number of its requests, Bytes its size.
+	Requests int   `json:"requests"`
+	Bytes    int64 `json:"bytes"`
+}
+
+// InspectDataset reads a data set to its end and checks every line.
+func InspectDataset(path string) (DatasetReport, error) {
+	return scanFile(path, func(Item) {})
+}
+
+// LoadDataset reads a data set, and keeps a uniform sample of at most limit of its items, chosen by the seed, in the order
+// of the file.
+func LoadDataset(path string, limit int, seed uint64) ([]Item, DatasetReport, error) {
 	if limit < 1 {
-		return nil, fmt.Errorf("%d requests; at least 1 is needed", limit)
+		return nil, DatasetReport{}, fmt.Errorf("%d requests; at least 1 is needed", limit)
 	}
-	random := rand.New(rand.NewPCG(seed, 0x64617461))
-	var kept []Item
-	seen := 0
+	s := sampler{limit: limit, random: rand.New(rand.NewPCG(seed, 0x64617461))}
+	report, err := scanFile(path, s.add)
+	return s.items(), report, err
+}
+
+// sampler keeps a uniform sample of the items that pass.
+type sampler struct {
+	limit, seen int
+	random      *rand.Rand
+	kept        []Item
+}
+
+func (s *sampler) add(item Item) {
+	s.seen++
+	if len(s.kept) < s.limit {
+		s.kept = append(s.kept, item)
+	} else if i := s.random.IntN(s.seen); i < s.limit {
+		s.kept[i] = item
+	}
+}
+
+// items is the sample in the order of the file.
+func (s *sampler) items() []Item {
+	slices.SortFunc(s.kept, func(a, b Item) int { return a.Line - b.Line })
+	return s.kept
+}
+
+// scanFile passes the items of a file on, and names the file in its errors.
+func scanFile(path string, each func(Item)) (DatasetReport, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return DatasetReport{}, classifyOpen(path, err)
+	}
+	defer file.Close()
+	if info, err := file.Stat(); err == nil && info.IsDir() {
+		return DatasetReport{}, datasetErrorf("data set %s is a directory: give the JSONL file", path)
+	}
+	hash := sha256.New()
+	counted := &countingReader{r: file}
+	requests, err := scan(io.TeeReader(counted, hash), each)
+	var invalid *DatasetError
+	switch {
+	case errors.As(err, &invalid):
+		return DatasetReport{}, datasetErrorf("data set %s: %v", path, err)
+	case err != nil:
+		return DatasetReport{}, fmt.Errorf("data set %s: %w", path, err)
+	}
+	return DatasetReport{Digest: hex.EncodeToString(hash.Sum(nil)), Requests: requests, Bytes: counted.n}, nil
+}
+
+// classifyOpen tells faults that stay until somebody mends the path from those of the volume.
+func classifyOpen(path string, err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return datasetErrorf("data set %s does not exist: check the name of the file and the volume or ConfigMap that holds it", path)
+	case errors.Is(err, fs.ErrPermission):
+		return datasetErrorf("data set %s is not readable by this user: check its permissions", path)
+	case errors.Is(err, syscall.ENOTDIR):
+		return datasetErrorf("data set %s cannot be reached: a part of the path is a file, not a directory", path)
+	}
+	return fmt.Errorf("data set %s: %w", path, err)
+}
+
+type countingReader struct {
+	r io.Reader
+	n int64
+}
+
+func (c *countingReader) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n += int64(n)
+	return n, err
+}
+
+// scan reads JSONL to its end and returns the number of items. Each line is {"prompt": "..."}, {"messages": [{"role",
+// "content"}, ...]} or ShareGPT's {"conversations": [{"from", "value"}, ...]}, with an optional "domain"; blank lines
+// are passed over.
+func scan(r io.Reader, each func(Item)) (int, error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 64<<10), maxLine)
-	line := 0
+	domains := map[string]bool{}
+	line, items := 0, 0
 	for lines.Scan() {
 		line++
 		text := bytes.TrimSpace(lines.Bytes())
@@ -61,26 +158,24 @@ func ReadDataset(r io.Reader, limit int, seed uint64) ([]Item, error) {
 		}
 		item, err := parseItem(text, line)
 		if err != nil {
-			return nil, err
+			return 0, err
 		}
-		seen++
-		if len(kept) < limit {
-			kept = append(kept, item)
-		} else if i := random.IntN(seen); i < limit {
-			kept[i] = item
+		if domains[item.Domain] = true; len(domains) > maxDomains {
+			return 0, datasetErrorf("line %d brings the number of domains to %d; at most %d can be told apart", line, len(domains), maxDomains)
 		}
+		items++
+		each(item)
 	}
 	if errors.Is(lines.Err(), bufio.ErrTooLong) {
-		return nil, datasetErrorf("line %d is longer than %d bytes: each line must be one JSON object", line+1, maxLine)
+		return 0, datasetErrorf("line %d is longer than %d bytes: each line must be one JSON object", line+1, maxLine)
 	}
 	if err := lines.Err(); err != nil {
-		return nil, err
+		return 0, err
 	}
-	if len(kept) == 0 {
-		return nil, datasetErrorf("the data set is empty")
+	if items == 0 {
+		return 0, datasetErrorf("it is empty: write one request a line, such as {\"prompt\": \"...\"}")
 	}
-	slices.SortFunc(kept, func(a, b Item) int { return a.Line - b.Line })
-	return kept, nil
+	return items, nil
 }
 
 func parseItem(text []byte, line int) (Item, error) {
@@ -94,7 +189,7 @@ func parseItem(text []byte, line int) (Item, error) {
 		Domain string `json:"domain"`
 	}
 	if err := json.Unmarshal(text, &fields); err != nil {
-		return Item{}, datasetErrorf("line %d is not a JSON object of the known form: %v", line, err)
+		return Item{}, datasetErrorf(`line %d is not a JSON object of a known form: %v: want {"prompt": "..."}, {"messages": [...]} or {"conversations": [...]}`, line, err)
 	}
 	item := Item{Line: line, Domain: fields.Domain}
 	for _, turn := range fields.Conversations {

@@ -24,6 +24,12 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("the engine refuses: %d: %s", e.Status, e.Message)
 }
 
+// EngineError is a fault of the engine that another attempt would meet again: it died, or does not tell the experts of
+// the model.
+type EngineError struct{ message string }
+
+func (e *EngineError) Error() string { return e.message }
+
 // client speaks an engine's native routes.
 type client struct {
 	base    string // without a slash at the end
@@ -131,12 +137,12 @@ func (c *client) record(ctx context.Context, ids []int32, newTokens int) (tokens
 		return nil, nil, &RefusedError{http.StatusOK, "its answer has no routed experts"}
 	}
 	if experts, err = c.adapter.RoutedExperts.Decode(text, c.layers, c.top); err != nil {
-		return nil, nil, err
+		return nil, nil, &EngineError{err.Error()}
 	}
 	all := append(append([]int32(nil), ids...), answer.OutputIDs...)
 	known := len(experts) / (c.layers * c.top)
 	if known > len(all) || known < len(ids) {
-		return nil, nil, fmt.Errorf("the engine tells the experts of %d tokens, for a prompt of %d and %d generated", known, len(ids), len(answer.OutputIDs))
+		return nil, nil, &EngineError{fmt.Sprintf("the engine tells the experts of %d tokens, for a prompt of %d and %d generated", known, len(ids), len(answer.OutputIDs))}
 	}
 	return all[:known], experts, nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -85,7 +86,7 @@ func options(t *testing.T, endpoint string, items []Item) Options {
 	}
 	return Options{
 		Endpoint: endpoint, Adapter: adapter, Report: report, Config: string(config), Items: items,
-		Tokens: 1 << 20, RequestTokens: 512, NewTokens: 1, Concurrency: 4, Wait: time.Minute,
+		Tokens: 1 << 20, TraceTokens: 1 << 20, RequestTokens: 512, NewTokens: 1, Concurrency: 4, Wait: time.Minute,
 	}
 }
 
@@ -101,10 +102,11 @@ func TestRecordsWhatIsKnown(t *testing.T) {
 	o := options(t, endpoint, items)
 	var last Progress
 	o.Progress = func(p Progress) { last = p }
-	recorded, summary, err := Run(t.Context(), o)
+	run, err := Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
+	recorded, summary := run.Trace, run.Summary
 	if recorded.Requests() != len(g.Cases) || last.Done != len(g.Cases) || last.Tokens != len(recorded.Tokens) {
 		t.Fatalf("%d requests of %d, progress %+v", recorded.Requests(), len(g.Cases), last)
 	}
@@ -127,11 +129,11 @@ func TestRecordsWhatIsKnown(t *testing.T) {
 		t.Errorf("summary %+v", summary)
 	}
 	o.Concurrency, o.Progress = 1, nil
-	again, _, err := Run(t.Context(), o)
+	again, err := Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(recorded, again); diff != "" {
+	if diff := cmp.Diff(recorded, again.Trace); diff != "" {
 		t.Errorf("one at a time gives another trace:\n%s", diff)
 	}
 
@@ -150,10 +152,11 @@ func TestRecordsWhatIsKnown(t *testing.T) {
 
 	// Limits: tokens of a prompt, tokens in all, and generated tokens that are recorded too.
 	o.RequestTokens, o.Tokens, o.NewTokens, o.Concurrency = 5, 20, 3, 4
-	short, _, err := Run(t.Context(), o)
+	run, err = Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
+	short := run.Trace
 	if short.Length(0) != 5+3-1 || short.Requests() != 3 {
 		t.Errorf("%d requests, the first of %d tokens; want 3 of 7", short.Requests(), short.Length(0))
 	}
@@ -161,35 +164,108 @@ func TestRecordsWhatIsKnown(t *testing.T) {
 
 func TestRecordsConversations(t *testing.T) {
 	o := options(t, startEngine(t, true), []Item{{Line: 1, Messages: []Message{{"user", "hello"}, {"assistant", "world"}}}})
-	recorded, _, err := Run(t.Context(), o)
-	if err != nil || recorded.Requests() != 1 || len(recorded.Tokens) < 2 {
-		t.Errorf("%v: %+v", err, recorded)
+	run, err := Run(t.Context(), o)
+	if err != nil || run.Trace.Requests() != 1 || len(run.Trace.Tokens) < 2 {
+		t.Errorf("%v: %+v", err, run)
 	}
+}
+
+// The counts are those of all tokens, also of those that the trace has no room for; the trace is a sample of whole
+// requests that does not depend on how many are in flight.
+func TestCountsAllAndTracesSome(t *testing.T) {
+	endpoint := startEngine(t, true)
+	g := readGolden(t)
+	var items []Item
+	for i, c := range g.Cases {
+		items = append(items, Item{Line: i + 1, Prompt: c.Text})
+	}
+	all, err := Run(t.Context(), options(t, endpoint, items))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := options(t, endpoint, items)
+	o.RequestTokens, o.TraceTokens = 40, 100
+	some, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(some.Trace.Tokens); n > 100 || n < 60 || some.Summary.TracedTokens != n || some.Summary.Requests != some.Trace.Requests() {
+		t.Errorf("%d tokens traced of at most 100; summary %+v", n, some.Summary)
+	}
+	if some.Summary.Tokens <= 100 || some.Summary.Tokens > all.Summary.Tokens {
+		t.Errorf("%d tokens counted, %d without a limit", some.Summary.Tokens, all.Summary.Tokens)
+	}
+	o.Concurrency = 1
+	if again, err := Run(t.Context(), o); err != nil || !cmp.Equal(again.Trace, some.Trace) {
+		t.Errorf("one at a time gives another sample: %v", err)
+	}
+	checkCounts(t, all.counts, all.Trace)
 }
 
 func TestNamesWhatIsWrong(t *testing.T) {
 	items := []Item{{Line: 7, Prompt: "hello"}}
-	t.Run("engine that does not tell", func(t *testing.T) {
-		_, _, err := Run(t.Context(), options(t, startEngine(t, false), items))
-		var refused *RefusedError
-		if !errors.As(err, &refused) || !strings.Contains(err.Error(), "--enable-return-routed-experts") || !strings.Contains(err.Error(), "line 7") {
-			t.Errorf("error %v", err)
+	broken := func(t *testing.T, err error, parts ...string) {
+		t.Helper()
+		var engine *EngineError
+		if !errors.As(err, &engine) {
+			t.Errorf("error %v is no *EngineError", err)
+			return
 		}
+		for _, part := range parts {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("error %v lacks %q", err, part)
+			}
+		}
+	}
+	t.Run("engine that does not tell", func(t *testing.T) {
+		_, err := Run(t.Context(), options(t, startEngine(t, false), items))
+		broken(t, err, "--enable-return-routed-experts", "line 7")
 	})
 	t.Run("engine that is not there", func(t *testing.T) {
 		o := options(t, "http://127.0.0.1:1", items)
 		o.Wait = 100 * time.Millisecond
-		if _, _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "does not serve within 100ms") {
-			t.Errorf("error %v", err)
+		_, err := Run(t.Context(), o)
+		var engine *EngineError
+		if err == nil || !strings.Contains(err.Error(), "does not serve within 100ms") || errors.As(err, &engine) {
+			t.Errorf("error %v: a deployment may come back", err)
 		}
+		o.Dedicated = true
+		_, err = Run(t.Context(), o)
+		broken(t, err, "does not serve within 100ms")
+	})
+	t.Run("engine that dies", func(t *testing.T) {
+		endpoint := startEngine(t, true)
+		var server *httptest.Server
+		died := make(chan struct{})
+		server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/generate" {
+				server.Listener.Close()
+				if connection, _, err := http.NewResponseController(w).Hijack(); err == nil {
+					connection.Close()
+				}
+				close(died)
+				return
+			}
+			w.Header().Set("Connection", "close")
+			http.Redirect(w, r, endpoint+r.URL.Path, http.StatusTemporaryRedirect)
+		}))
+		defer server.Close()
+		o := options(t, server.URL, items)
+		o.Dedicated = true
+		_, err := Run(t.Context(), o)
+		<-died
+		broken(t, err, "it has died", "line 7")
 	})
 	t.Run("engine that answers for another model", func(t *testing.T) {
 		endpoint := startEngine(t, true)
 		o := options(t, endpoint, items)
 		o.Report.Experts = 8
-		if _, _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "the model has experts 0 to 7") {
-			t.Errorf("error %v", err)
-		}
+		_, err := Run(t.Context(), o)
+		broken(t, err, "the model has experts 0 to 7")
+		o = options(t, endpoint, items)
+		o.Report.Vocab = 2
+		_, err = Run(t.Context(), o)
+		broken(t, err, "the model's vocabulary has ids 0 to 1")
 	})
 	t.Run("engine that fails now and then", func(t *testing.T) {
 		endpoint := startEngine(t, true)
@@ -204,9 +280,52 @@ func TestNamesWhatIsWrong(t *testing.T) {
 			http.Redirect(w, r, endpoint+r.URL.Path, http.StatusTemporaryRedirect)
 		}))
 		defer flaky.Close()
-		recorded, _, err := Run(t.Context(), options(t, flaky.URL, items))
-		if err != nil || recorded.Requests() != 1 {
+		run, err := Run(t.Context(), options(t, flaky.URL, items))
+		if err != nil || run.Trace.Requests() != 1 {
 			t.Errorf("%v", err)
+		}
+	})
+	t.Run("some requests are refused", func(t *testing.T) {
+		endpoint := startEngine(t, true)
+		many := append([]Item{{Line: 1, Messages: []Message{{"nobody", ""}}}}, items...)
+		refusing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, err := io.ReadAll(r.Body)
+			if err != nil || strings.Contains(string(body), "nobody") {
+				http.Error(w, "unknown role", http.StatusBadRequest)
+				return
+			}
+			http.Redirect(w, r, endpoint+r.URL.Path, http.StatusTemporaryRedirect)
+		}))
+		defer refusing.Close()
+		run, err := Run(t.Context(), options(t, refusing.URL, many))
+		if err != nil || run.Trace.Requests() != 1 || run.Summary.Refused != 1 || run.Trace.Documents[0] != 7 {
+			t.Errorf("%v: %+v", err, run)
+		}
+	})
+	t.Run("ended from outside", func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		hanging := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/health" {
+				return
+			}
+			io.Copy(io.Discard, r.Body) // only then does the server see that the client goes
+			stop()
+			<-r.Context().Done()
+		}))
+		defer hanging.Close()
+		o := options(t, hanging.URL, items)
+		o.Dedicated = true
+		_, err := Run(ctx, o)
+		var engine *EngineError
+		if !errors.Is(err, context.Canceled) || errors.As(err, &engine) {
+			t.Errorf("error %v: an eviction is not the engine's fault", err)
+		}
+	})
+	t.Run("trace that holds no request", func(t *testing.T) {
+		o := options(t, "http://127.0.0.1:1", items)
+		o.TraceTokens = 100
+		if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "trace tokens 100 must be at least request tokens plus new tokens, 513") {
+			t.Errorf("error %v", err)
 		}
 	})
 }

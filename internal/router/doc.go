@@ -2,9 +2,13 @@
 //
 // Invariants:
 //   - An endpoint is a (pod, rank). Every ready pod is admitted; a pod that is being deleted gets no new request.
+//   - A request is scored only with the tables of the plan that its pod serves under, and counted only by that plan's
+//     placement. While a pod's plan is not at hand, its requests are balanced by load and not counted.
+//   - The plan is chosen before the rank, by a hash of the request's id, so that no plan gets the requests that suit it.
+//   - No lock is held while a prompt is tokenized or scored, and what is scored of a prompt is bounded.
 //   - A request is tried again on another pod only as long as nothing of a response has reached the client.
 //   - Clients cannot choose a rank: their rank headers are dropped.
-//   - Serving needs neither the API server nor the operator: the last known endpoints are kept in memory and in a
-//     snapshot file, from which a restarted router starts.
+//   - Serving needs neither the API server nor the operator nor the artifact store: the last known endpoints and plans
+//     are kept in memory and in a directory, from which a restarted router starts.
 //   - Only inference routes are proxied. An engine's administrative routes stay unreachable.
 package router

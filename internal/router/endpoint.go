@@ -23,6 +23,8 @@ type Backend struct {
 	Ranks int `json:"ranks"`
 	// Revision is the revision of the serving workload that the pod belongs to.
 	Revision string `json:"revision"`
+	// PlanDigest is the full digest of the plan that the pod serves under; empty where it has none.
+	PlanDigest string `json:"planDigest,omitempty"`
 	// Shape is the model's; nil where it is not known.
 	Shape *Shape `json:"shape,omitempty"`
 }
@@ -59,11 +61,12 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 		}
 	}
 	return Backend{
-		Shape:    shape,
-		Pod:      pod.Name,
-		Address:  net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port)),
-		Ranks:    ranks,
-		Revision: pod.Labels[semmoev1.LabelRevision],
+		Shape:      shape,
+		Pod:        pod.Name,
+		Address:    net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port)),
+		Ranks:      ranks,
+		Revision:   pod.Labels[semmoev1.LabelRevision],
+		PlanDigest: pod.Annotations[semmoev1.AnnotationPlanDigest],
 	}, true
 }
 

@@ -35,14 +35,15 @@ func TestBackends(t *testing.T) {
 		change func(*corev1.Pod)
 		want   []Backend
 	}{
-		"ready":             {func(*corev1.Pod) {}, []Backend{base}},
-		"not ready":         {func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }, nil},
-		"no condition yet":  {func(p *corev1.Pod) { p.Status.Conditions = nil }, nil},
-		"being deleted":     {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }, nil},
-		"no address yet":    {func(p *corev1.Pod) { p.Status.PodIP = "" }, nil},
-		"port not a number": {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPort] = "x" }, nil},
-		"IPv6":              {func(p *corev1.Pod) { p.Status.PodIP = "fd00::1" }, []Backend{{Pod: "p", Address: "[fd00::1]:30000", Ranks: 4, Revision: "r1"}}},
-		"takes no rank":     {func(p *corev1.Pod) { delete(p.Annotations, semmoev1.AnnotationRanks) }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 0, Revision: "r1"}}},
+		"ready":               {func(*corev1.Pod) {}, []Backend{base}},
+		"not ready":           {func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }, nil},
+		"no condition yet":    {func(p *corev1.Pod) { p.Status.Conditions = nil }, nil},
+		"being deleted":       {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }, nil},
+		"no address yet":      {func(p *corev1.Pod) { p.Status.PodIP = "" }, nil},
+		"port not a number":   {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPort] = "x" }, nil},
+		"IPv6":                {func(p *corev1.Pod) { p.Status.PodIP = "fd00::1" }, []Backend{{Pod: "p", Address: "[fd00::1]:30000", Ranks: 4, Revision: "r1"}}},
+		"serves under a plan": {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPlanDigest] = "d1" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", PlanDigest: "d1"}}},
+		"takes no rank":       {func(p *corev1.Pod) { delete(p.Annotations, semmoev1.AnnotationRanks) }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 0, Revision: "r1"}}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -82,9 +83,16 @@ func TestPool(t *testing.T) {
 	a, b := Backend{Pod: "a", Address: "a:1", Ranks: 1}, Backend{Pod: "b", Address: "b:1", Ranks: 1}
 	pool := NewPool()
 	pool.Set([]Backend{a})
-	first, _ := pool.Acquire(100, nil)
+	acquire := func(tokens int64, tried ...string) (*Lease, bool) {
+		all := map[string]bool{}
+		for _, address := range tried {
+			all[address] = true
+		}
+		return pool.acquire(&request{tokens: tokens}, all)
+	}
+	first, _ := acquire(100)
 	pool.Set([]Backend{a, b})
-	if lease, ok := pool.Acquire(1, nil); !ok || lease.Backend.Pod != "b" {
+	if lease, ok := acquire(1); !ok || lease.Backend.Pod != "b" {
 		t.Errorf("got %+v: the load of a was forgotten", lease)
 	}
 	first.Release()
@@ -93,13 +101,13 @@ func TestPool(t *testing.T) {
 		t.Errorf("%d tokens outstanding after a double release, want 1", got)
 	}
 	first.Eject()
-	if lease, _ := pool.Acquire(10, nil); lease.Backend.Pod != "b" {
+	if lease, _ := acquire(10); lease.Backend.Pod != "b" {
 		t.Error("an ejected backend was preferred")
 	}
-	if lease, ok := pool.Acquire(1, map[string]bool{"b:1": true}); !ok || lease.Backend.Pod != "a" {
+	if lease, ok := acquire(1, "b:1"); !ok || lease.Backend.Pod != "a" {
 		t.Error("an ejected backend is not used where there is no other")
 	}
-	if _, ok := pool.Acquire(1, map[string]bool{"a:1": true, "b:1": true}); ok {
+	if _, ok := acquire(1, "a:1", "b:1"); ok {
 		t.Error("a backend that was tried is used again")
 	}
 }

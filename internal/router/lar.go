@@ -35,19 +35,28 @@ type Activations struct {
 	Total int64 `json:"total"`
 }
 
-// CountActivations counts the activations of a request that one rank served, under the engine's own placement: the
-// experts of each layer spread over the ranks in order. experts is [tokens][Shape.Layers][Shape.ExpertsPerToken]. Ids at
-// or above the number of experts are shared experts that an engine reports with the routed ones; they do not count.
-func CountActivations(experts []int32, shape Shape, ranks, rank int) (Activations, error) {
+// Locality reports whether an expert of a layer (the model's index) has a copy on the rank that served.
+type Locality func(layer, expert int) bool
+
+// Contiguous is the locality of a rank under the engine's own placement: the experts of each layer spread over the ranks
+// in order.
+func Contiguous(shape Shape, ranks, rank int) (Locality, error) {
+	if ranks <= 0 || shape.Experts%ranks != 0 || rank < 0 || rank >= ranks {
+		return nil, fmt.Errorf("rank %d of %d does not fit %d experts", rank, ranks, shape.Experts)
+	}
+	perRank := shape.Experts / ranks
+	return func(_, expert int) bool { return expert/perRank == rank }, nil
+}
+
+// CountActivations counts the activations of a request that one rank served. experts is
+// [tokens][Shape.Layers][Shape.ExpertsPerToken]. Ids at or above the number of experts are shared experts that an engine
+// reports with the routed ones; they do not count.
+func CountActivations(experts []int32, shape Shape, local Locality) (Activations, error) {
 	row := shape.Layers * shape.ExpertsPerToken
 	if row <= 0 || len(experts)%row != 0 {
 		return Activations{}, fmt.Errorf("%d expert ids do not fit %d layers of %d experts per token", len(experts), shape.Layers, shape.ExpertsPerToken)
 	}
-	if ranks <= 0 || shape.Experts%ranks != 0 || rank < 0 || rank >= ranks {
-		return Activations{}, fmt.Errorf("rank %d of %d does not fit %d experts", rank, ranks, shape.Experts)
-	}
 	var count Activations
-	perRank := shape.Experts / ranks
 	for token := 0; token < len(experts); token += row {
 		for _, layer := range shape.MoELayers {
 			start := token + layer*shape.ExpertsPerToken
@@ -56,7 +65,7 @@ func CountActivations(experts []int32, shape Shape, ranks, rank int) (Activation
 					continue
 				}
 				count.Total++
-				if int(expert)/perRank == rank {
+				if local(layer, int(expert)) {
 					count.Local++
 				}
 			}

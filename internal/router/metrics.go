@@ -12,6 +12,7 @@ type metrics struct {
 	requests  *prometheus.CounterVec
 	retries   *prometheus.CounterVec
 	tokens    *prometheus.CounterVec
+	unscored  *prometheus.CounterVec
 	firstByte prometheus.Histogram
 }
 
@@ -26,15 +27,27 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 		tokens: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semmoe_router_estimated_tokens_total", Help: "Estimated tokens (prompt and limit of output) sent to each rank, summed over pods.",
 		}, []string{"rank"}),
+		unscored: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semmoe_router_unscored_requests_total", Help: "Inference requests to pods with a plan that were balanced by load alone, by reason: plan_pending, no_table, no_prompt, no_tokenizer or ranks_differ.",
+		}, []string{"reason"}),
 		firstByte: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "semmoe_router_time_to_response_header_seconds", Help: "Time from the arrival of a request to the engine's response header.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 14),
 		}),
 	}
-	registry.MustRegister(m.requests, m.retries, m.tokens, m.firstByte, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	registry.MustRegister(m.requests, m.retries, m.tokens, m.unscored, m.firstByte, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "semmoe_router_backends", Help: "Engine pods that may get new requests.",
-	}, func() float64 { return float64(pool.Len()) }))
+	}, func() float64 { return float64(pool.Len()) }),
+		plansGauge("loaded", func() int { loaded, _ := pool.Plans(); return loaded }),
+		plansGauge("pending", func() int { _, pending := pool.Plans(); return pending }))
 	return m
+}
+
+func plansGauge(state string, count func() int) prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "semmoe_router_plans", Help: "Plans that engine pods name, by state: loaded, or pending while they cannot be read.",
+		ConstLabels: prometheus.Labels{"state": state},
+	}, func() float64 { return float64(count()) })
 }
 
 func rankLabel(rank int) string {

@@ -2,6 +2,7 @@ package router
 
 import (
 	"encoding/json"
+	"math"
 	"net/http"
 	"sync"
 	"time"
@@ -17,8 +18,14 @@ const ringSize = 1024
 type Observation struct {
 	Time     time.Time `json:"time"`
 	Revision string    `json:"revision"`
-	Rank     int       `json:"rank"`
+	// Plan is the full digest of the plan that the pod served under; empty where it had none.
+	Plan string `json:"plan,omitempty"`
+	Rank int    `json:"rank"`
 	Activations
+	// Tokens is the number of tokens whose activations were counted.
+	Tokens int `json:"tokens"`
+	// Predicted is the forecast local share of the prompt on the rank; nil where it was not scored.
+	Predicted *float64 `json:"predicted,omitempty"`
 }
 
 // Observations keeps the last sampled requests. It is safe for concurrent use.
@@ -27,6 +34,8 @@ type Observations struct {
 	ring []Observation
 	next int
 	now  func() time.Time
+	// window holds the last requests, sampled or not.
+	window window
 
 	activations *prometheus.CounterVec
 	failures    prometheus.Counter
@@ -45,17 +54,22 @@ func newObservations(registry prometheus.Registerer) *Observations {
 	}
 	registry.MustRegister(o.activations, o.failures, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "semmoe_local_activation_rate", Help: "Local activations over all activations in the last sampled requests (at most 1024); NaN before the first.",
-	}, o.rate))
+	}, o.rate), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "semmoe_predicted_local_activation_rate", Help: "The local activation rate that plans forecast for the last sampled requests (at most 1024); NaN before the first that was scored.",
+	}, o.predictedRate), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "semmoe_router_window_imbalance", Help: "Largest over mean estimated token load of the ranks, over the last 128 requests; NaN before the first.",
+	}, o.window.imbalance))
 	return o
 }
 
-// add remembers an observation.
-func (o *Observations) add(revision string, rank int, count Activations) {
-	o.activations.WithLabelValues(rankLabel(rank), "local").Add(float64(count.Local))
-	o.activations.WithLabelValues(rankLabel(rank), "remote").Add(float64(count.Total - count.Local))
+// add remembers an observation, and when it was made.
+func (o *Observations) add(observation Observation) {
+	rank := rankLabel(observation.Rank)
+	o.activations.WithLabelValues(rank, "local").Add(float64(observation.Local))
+	o.activations.WithLabelValues(rank, "remote").Add(float64(observation.Total - observation.Local))
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	observation := Observation{Time: o.now(), Revision: revision, Rank: rank, Activations: count}
+	observation.Time = o.now()
 	if len(o.ring) < ringSize {
 		o.ring = append(o.ring, observation)
 		return
@@ -80,9 +94,25 @@ func (o *Observations) rate() float64 {
 	return float64(sum.Local) / float64(sum.Total) // NaN without any
 }
 
+// predictedRate is what was forecast for the activations of the requests that were scored.
+func (o *Observations) predictedRate() float64 {
+	var local, total float64
+	for _, observation := range o.recent() {
+		if observation.Predicted != nil {
+			local += *observation.Predicted * float64(observation.Total)
+			total += float64(observation.Total)
+		}
+	}
+	return local / total // NaN without any
+}
+
 // ServeHTTP answers with the remembered observations, so that whoever sums them over routers starts from requests, not
-// from averages.
+// from averages, and with the balance of the last requests (null before the first).
 func (o *Observations) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	var imbalance *float64
+	if value := o.window.imbalance(); !math.IsNaN(value) {
+		imbalance = &value
+	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(map[string]any{"observations": o.recent()})
+	_ = json.NewEncoder(w).Encode(map[string]any{"observations": o.recent(), "imbalance": imbalance})
 }

@@ -15,17 +15,23 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/refengine"
+	"github.com/semmoe/operator/internal/refengine/locality"
 )
 
-// startReferenceEngine serves the small model on four ranks and returns its address.
-func startReferenceEngine(t *testing.T) string {
+// startReferenceEngine serves the small model on four ranks, under an expert map, and returns its address.
+func startReferenceEngine(t *testing.T, expertMap string) string {
 	t.Helper()
 	options := refengine.DefaultOptions()
-	options.ModelPath = "../refengine/testdata/tiny-qwen3moe"
+	options.ModelPath = tinyCheckpoint
+	options.InitExpertLocation = expertMap
 	options.ServedModelName = "tiny"
 	options.TPSize, options.EPSize, options.DPSize, options.EnableDPAttention = 4, 4, 4, true
 	options.EnableReturnRoutedExperts = true
@@ -54,14 +60,14 @@ func startReferenceEngine(t *testing.T) string {
 // The router's count of every request equals the engine's own account of what it computed, and clients get the same
 // bytes as from an engine that was not asked.
 func TestObservesWhatTheEngineComputes(t *testing.T) {
-	address := startReferenceEngine(t)
+	address := startReferenceEngine(t, locality.Trivial)
 	adapter, err := registry.For("SGLang")
 	if err != nil {
 		t.Fatal(err)
 	}
 	newProxy := func(percent int) (string, *Observations) {
 		pool := NewPool()
-		pool.Set([]Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", Shape: &Shape{Layers: 4, MoELayers: []int{0, 1, 2, 3}, Experts: 32, ExpertsPerToken: 4}}})
+		pool.Set([]Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", Shape: &tinyShape}})
 		proxy, observations := NewProxy(pool, prometheus.NewRegistry(), logr.Discard(), ProxyOptions{
 			RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
 		})
@@ -89,11 +95,7 @@ func TestObservesWhatTheEngineComputes(t *testing.T) {
 		}
 	}
 	after := engineActivations(t, address)
-	var sum Activations
-	for _, observation := range observations.recent() {
-		sum.Local += observation.Local
-		sum.Total += observation.Total
-	}
+	sum := total(observations)
 	if len(observations.recent()) != len(requests) {
 		t.Errorf("%d observations of %d requests", len(observations.recent()), len(requests))
 	}
@@ -126,6 +128,111 @@ func TestObservesWhatTheEngineComputes(t *testing.T) {
 	if err := json.Unmarshal(recorder.Body.Bytes(), &told); err != nil || len(told.Observations) != 2*len(requests) || told.Observations[0].Revision != "r" {
 		t.Errorf("/v1/observations: %v, %d observations", err, len(told.Observations))
 	}
+}
+
+// Under a plan the router's count is the engine's own too, by the plan's placement, and close to what was forecast; the
+// rate is above that of the same requests spread evenly over the ranks of an engine without a plan.
+func TestObservesUnderAPlan(t *testing.T) {
+	p, _ := plans(t)
+	adapter, err := registry.For("SGLang")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve := func(address, planDigest string, layouts ...*Layout) (string, *Observations, *prometheus.Registry) {
+		pool := NewPool()
+		pool.Set([]Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", PlanDigest: planDigest, Shape: &tinyShape}})
+		for _, l := range layouts {
+			pool.AddLayout(l)
+		}
+		registry := prometheus.NewRegistry()
+		proxy, observations := NewProxy(pool, registry, logr.Discard(), ProxyOptions{
+			RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
+		})
+		server := httptest.NewServer(proxy)
+		t.Cleanup(server.Close)
+		return server.URL, observations, registry
+	}
+	planned := startReferenceEngine(t, string(p.artifact.Files[plan.SGLangFile]))
+	url, observations, registry := serve(planned, p.artifact.Digest, p.layout)
+	pendingURL, pending, _ := serve(planned, p.artifact.Digest)
+	plainURL, plain, _ := serve(startReferenceEngine(t, locality.Trivial), "")
+
+	prompts := []string{
+		"func main() {\n\tfmt.Println(err)\n}", "SELECT name, id FROM users WHERE id = 1;", "der Hund und die Katze sind nicht im Haus",
+		"if err != nil {\n\treturn err\n}", "INSERT INTO orders VALUES (1, 2, 3);", "the history of the city and of its people",
+		"apiVersion: v1\nkind: Pod\nmetadata:\n  name: x", "for i := range 10 {\n\tsum += i\n}",
+	}
+	const requests = 48
+	before := engineActivations(t, planned)
+	for i := range requests {
+		body := fmt.Sprintf(`{"text":%q,"sampling_params":{"temperature":0,"max_new_tokens":4}}`, prompts[i%len(prompts)])
+		if got, want := steady(fetch(t, url+"/generate", body)), steady(fetch(t, plainURL+"/generate", body)); got != want {
+			t.Fatalf("the answer under the plan differs:\n%s\n%s", got, want)
+		}
+	}
+	after := engineActivations(t, planned)
+	sum := total(observations)
+	want := Activations{Local: after.Local - before.Local, Total: after.Total - before.Total}
+	if sum != want || want.Total == 0 {
+		t.Errorf("observed %+v, the engine computed %+v", sum, want)
+	}
+	tokens := int64(0)
+	for _, observation := range observations.recent() {
+		if observation.Plan != p.artifact.Digest || observation.Predicted == nil {
+			t.Fatalf("%+v is not of the plan, or was not scored", observation)
+		}
+		tokens += int64(observation.Tokens)
+	}
+	if got := tokens * int64(len(tinyShape.MoELayers)*tinyShape.ExpertsPerToken); got != sum.Total {
+		t.Errorf("%d tokens make %d activations, counted are %d", tokens, got, sum.Total)
+	}
+	t.Logf("LAR %.3f, predicted %.3f, without a plan %.3f, imbalance %.3f", observations.rate(), observations.predictedRate(), plain.rate(), observations.window.imbalance())
+	if observations.rate() < 1.15*plain.rate() {
+		t.Errorf("the local activation rate is %.3f, %.3f without a plan", observations.rate(), plain.rate())
+	}
+	if off := observations.rate() / observations.predictedRate(); off < 0.8 || off > 1.25 {
+		t.Errorf("the local activation rate is %.3f, forecast was %.3f", observations.rate(), observations.predictedRate())
+	}
+	for _, observation := range plain.recent() {
+		if observation.Plan != "" || observation.Predicted != nil {
+			t.Fatalf("%+v is of no plan", observation)
+		}
+	}
+	for _, name := range []string{"semmoe_predicted_local_activation_rate", "semmoe_router_window_imbalance"} {
+		if n, err := testutil.GatherAndCount(registry, name); n != 1 || err != nil {
+			t.Errorf("%s: %d series, %v", name, n, err)
+		}
+	}
+
+	// What the router cannot know it does not count.
+	fetch(t, pendingURL+"/generate", `{"text":"x","sampling_params":{"max_new_tokens":2}}`)
+	if got := testutil.ToFloat64(pending.failures); len(pending.recent()) != 0 || got != 1 {
+		t.Errorf("without the plan at hand %d requests were counted, %v failed", len(pending.recent()), got)
+	}
+
+	recorder := httptest.NewRecorder()
+	observations.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/v1/observations", nil))
+	var told struct {
+		Imbalance    *float64
+		Observations []Observation
+	}
+	if err := json.Unmarshal(recorder.Body.Bytes(), &told); err != nil || told.Imbalance == nil || *told.Imbalance < 1 || len(told.Observations) != requests {
+		t.Errorf("/v1/observations: %v: %.300s", err, recorder.Body)
+	}
+	for i, observation := range told.Observations {
+		if diff := cmp.Diff(observations.recent()[i], observation, cmpopts.EquateApproxTime(0)); diff != "" {
+			t.Errorf("observation %d changes on its way (-want +got):\n%s", i, diff)
+		}
+	}
+}
+
+func total(o *Observations) Activations {
+	var sum Activations
+	for _, observation := range o.recent() {
+		sum.Local += observation.Local
+		sum.Total += observation.Total
+	}
+	return sum
 }
 
 // fetch posts a body and returns the answer, which must be a success.

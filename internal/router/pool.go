@@ -1,25 +1,41 @@
 package router
 
 import (
+	"cmp"
 	"context"
-	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
+
+	"github.com/semmoe/operator/solver/dispatch"
 )
 
 // NoRank is the rank of a backend that takes none.
 const NoRank = -1
 
-// ejection is how long a backend that could not be reached gets no request while others can take it: long enough not to
-// pay a failed connection for each request, short enough that a wrong verdict does not matter.
-const ejection = time.Second
+const (
+	// ejection is how long a backend that could not be reached gets no request while others can take it: long enough not
+	// to pay a failed connection for each request, short enough that a wrong verdict does not matter.
+	ejection = time.Second
+	// loadCap bounds a rank's share of the last requests of its plan, as a multiple of the fair share.
+	loadCap = 1.15
+)
 
-// Pool holds the backends and the tokens outstanding on each of their ranks. It is safe for concurrent use.
+// Pool holds the backends, the tokens outstanding on each of their ranks, and the plans that tell their ranks apart. It
+// is safe for concurrent use.
 type Pool struct {
-	mu       sync.Mutex
-	backends map[string]*backend // by address
-	changed  chan struct{}       // closed at each change, for those who wait for a backend
-	now      func() time.Time
+	mu sync.Mutex
+	// groups holds the backends of each plan, and those without one, ordered by digest.
+	groups  []*group
+	plans   map[string]*scheduled // by digest
+	changed chan struct{}         // closed at each change, for those who wait for a backend
+	now     func() time.Time
+}
+
+// group are the backends of one plan.
+type group struct {
+	plan     string
+	backends []*backend
 }
 
 type backend struct {
@@ -28,33 +44,91 @@ type backend struct {
 	ejectedUntil time.Time
 }
 
+// scheduled is a plan with the scheduler of its requests.
+type scheduled struct {
+	layout    *Layout
+	scheduler *dispatch.Scheduler
+}
+
 // NewPool returns an empty pool.
 func NewPool() *Pool {
-	return &Pool{backends: map[string]*backend{}, changed: make(chan struct{}), now: time.Now}
+	return &Pool{plans: map[string]*scheduled{}, changed: make(chan struct{}), now: time.Now}
 }
 
 // Set replaces the backends. Those that stay keep their outstanding tokens.
 func (p *Pool) Set(backends []Backend) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	next := make(map[string]*backend, len(backends))
-	for _, b := range backends {
-		if old, ok := p.backends[b.Address]; ok && old.Backend.equal(b) {
-			next[b.Address] = old
-			continue
+	old := map[string]*backend{}
+	for _, g := range p.groups {
+		for _, b := range g.backends {
+			old[b.Address] = b
 		}
-		next[b.Address] = &backend{Backend: b, outstanding: make([]int64, max(1, b.Ranks))}
 	}
-	p.backends = next
+	groups := map[string]*group{}
+	p.groups = nil
+	for _, b := range backends {
+		g, known := groups[b.PlanDigest]
+		if !known {
+			g = &group{plan: b.PlanDigest}
+			groups[b.PlanDigest] = g
+			p.groups = append(p.groups, g)
+		}
+		next, stays := old[b.Address]
+		if !stays || !next.equal(b) {
+			next = &backend{Backend: b, outstanding: make([]int64, max(1, b.Ranks))}
+		}
+		g.backends = append(g.backends, next)
+	}
+	slices.SortFunc(p.groups, func(a, b *group) int { return cmp.Compare(a.plan, b.plan) })
 	close(p.changed)
 	p.changed = make(chan struct{})
+}
+
+// AddLayout gives the pool a plan; backends that name it are scored from now on.
+func (p *Pool) AddLayout(l *Layout) {
+	// The policy and the cap are constants that it accepts, and a plan has a rank.
+	scheduler, err := dispatch.NewScheduler(dispatch.Price, l.ranks, loadCap)
+	if err != nil {
+		panic(err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.plans[l.digest] = &scheduled{l, scheduler}
+}
+
+// DropLayout takes a plan away; backends that name it are balanced by load from now on.
+func (p *Pool) DropLayout(digest string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.plans, digest)
 }
 
 // Len is the number of backends.
 func (p *Pool) Len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.backends)
+	n := 0
+	for _, g := range p.groups {
+		n += len(g.backends)
+	}
+	return n
+}
+
+// Plans counts the plans that backends name: those that are loaded and those that are not.
+func (p *Pool) Plans() (loaded, pending int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, g := range p.groups {
+		switch {
+		case g.plan == "":
+		case p.plans[g.plan] != nil:
+			loaded++
+		default:
+			pending++
+		}
+	}
+	return loaded, pending
 }
 
 // Lease is a place on one rank, taken for the time of a request.
@@ -63,74 +137,40 @@ type Lease struct {
 	// Rank is the rank to pin to, or NoRank.
 	Rank int
 
+	// layout is the backend's plan; nil where it has none, or the plan is not loaded.
+	layout *Layout
+	// predicted is the forecast local share of the request on the rank, scored whether there is one; unscored says why
+	// there is none although the backend has a plan.
+	predicted float64
+	scored    bool
+	unscored  string
+
 	pool   *Pool
 	on     *backend
 	tokens int64
 	once   sync.Once
 }
 
-// Acquire takes the rank with the fewest outstanding tokens among the backends whose address is not in tried, and adds
-// the request's tokens to it. Ties are broken at random, so that several routers do not all choose alike. Backends that
-// were just found unreachable are taken only where there is no other. It reports false where no backend is left.
-func (p *Pool) Acquire(tokens int64, tried map[string]bool) (*Lease, bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	now := p.now()
-	var best *backend
-	var bestRank, ties int
-	for _, b := range p.backends {
-		if tried[b.Address] {
-			continue
+// acquire takes a rank for a request, among the backends whose address is not in tried, and adds the request's tokens to
+// it. It reports false where no backend is left.
+func (p *Pool) acquire(r *request, tried map[string]bool) (*Lease, bool) {
+	for {
+		lease, ok, unknown := p.choose(r, tried)
+		if unknown == nil {
+			return lease, ok
 		}
-		for rank, load := range b.outstanding {
-			switch order := compare(b, load, best, bestRank, now); {
-			case order < 0:
-				best, bestRank, ties = b, rank, 1
-			case order == 0:
-				if ties++; rand.IntN(ties) == 0 {
-					best, bestRank = b, rank
-				}
-			}
-		}
+		// The plan of the chosen pods has no forecast for the request yet. By the time it has, they may have changed.
+		r.score(unknown)
 	}
-	if best == nil {
-		return nil, false
-	}
-	best.outstanding[bestRank] += tokens
-	lease := &Lease{Backend: best.Backend, Rank: bestRank, pool: p, on: best, tokens: tokens}
-	if best.Ranks == 0 {
-		lease.Rank = NoRank
-	}
-	return lease, true
 }
 
-// compare orders a candidate against the best so far: negative where it is better.
-func compare(b *backend, load int64, best *backend, bestRank int, now time.Time) int {
-	if best == nil {
-		return -1
-	}
-	if ejected, bestEjected := now.Before(b.ejectedUntil), now.Before(best.ejectedUntil); ejected != bestEjected {
-		if ejected {
-			return 1
-		}
-		return -1
-	}
-	switch difference := load - best.outstanding[bestRank]; {
-	case difference < 0:
-		return -1
-	case difference > 0:
-		return 1
-	}
-	return 0
-}
-
-// Wait acquires as Acquire does, and waits for a backend until the context ends where there is none.
-func (p *Pool) Wait(ctx context.Context, tokens int64, tried map[string]bool) (*Lease, bool) {
+// wait acquires as acquire does, and waits for a backend until the context ends where there is none.
+func (p *Pool) wait(ctx context.Context, r *request, tried map[string]bool) (*Lease, bool) {
 	for {
 		p.mu.Lock()
 		changed := p.changed
 		p.mu.Unlock()
-		if lease, ok := p.Acquire(tokens, tried); ok {
+		if lease, ok := p.acquire(r, tried); ok {
 			return lease, true
 		}
 		select {

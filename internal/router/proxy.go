@@ -26,6 +26,8 @@ import (
 const (
 	HeaderPod  = "X-Semmoe-Pod"
 	HeaderRank = "X-Semmoe-Rank"
+	// HeaderPlan is the short digest of the plan by whose forecast the rank was chosen; absent where it was chosen by load.
+	HeaderPlan = "X-Semmoe-Plan"
 )
 
 // ProxyOptions are the settings of a proxy.
@@ -148,25 +150,25 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	tokens := EstimateTokens(body)
+	request := newRequest(in.URL.Path, in.Header.Get(HeaderRequestID), body)
 	measured := false
-	if inference[in.URL.Path] && sampled(in.Header.Get(HeaderRequestID), s.options.SamplePercent) {
+	if request.inference && sampled(request.id, s.options.SamplePercent) {
 		body, measured = ask(body, s.options.RoutedExperts.RequestField)
 	}
 	waiting, cancel := context.WithTimeout(in.Context(), s.options.EndpointWait)
 	defer cancel()
 	tried := map[string]bool{}
 	for {
-		lease, ok := s.acquire(waiting, tokens, tried)
+		lease, ok := s.acquire(waiting, request, tried)
 		if !ok {
 			return nil, errNoBackend
 		}
 		response, err := s.attempt(in, body, lease)
 		if err == nil && response.StatusCode != http.StatusServiceUnavailable {
 			s.metrics.firstByte.Observe(time.Since(start).Seconds())
-			s.metrics.tokens.WithLabelValues(rankLabel(lease.Rank)).Add(float64(tokens))
+			s.account(request, lease)
 			if measured && response.StatusCode == http.StatusOK {
-				m := &meter{engine: s.options.RoutedExperts, observations: s.observations, backend: lease.Backend, rank: lease.Rank}
+				m := &meter{engine: s.options.RoutedExperts, observations: s.observations, lease: lease}
 				if err := m.wrap(response); err != nil {
 					response.Body.Close()
 					return nil, fmt.Errorf("read the engine's response: %w", err)
@@ -192,22 +194,34 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 	}
 }
 
+// account counts a request that an engine answers.
+func (s *sender) account(r *request, lease *Lease) {
+	if !r.inference {
+		return
+	}
+	s.metrics.tokens.WithLabelValues(rankLabel(lease.Rank)).Add(float64(lease.tokens))
+	s.observations.window.add(arrival{rank: lease.Rank, ranks: lease.Backend.Ranks, tokens: lease.tokens})
+	if lease.unscored != "" {
+		s.metrics.unscored.WithLabelValues(lease.unscored).Inc()
+	}
+}
+
 // acquire takes a rank of a pod that was not tried, or, once all were, waits a moment and tries all of them again: what
 // was unreachable may be a pod that has just gone, whose successor comes up at this moment.
-func (s *sender) acquire(ctx context.Context, tokens int64, tried map[string]bool) (*Lease, bool) {
-	if lease, ok := s.pool.Acquire(tokens, tried); ok {
+func (s *sender) acquire(ctx context.Context, r *request, tried map[string]bool) (*Lease, bool) {
+	if lease, ok := s.pool.acquire(r, tried); ok {
 		return lease, true
 	}
 	if len(tried) == 0 {
-		return s.pool.Wait(ctx, tokens, tried)
+		return s.pool.wait(ctx, r, tried)
 	}
 	pause, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
-	if lease, ok := s.pool.Wait(pause, tokens, tried); ok {
+	if lease, ok := s.pool.wait(pause, r, tried); ok {
 		return lease, true
 	}
 	clear(tried)
-	return s.pool.Wait(ctx, tokens, tried)
+	return s.pool.wait(ctx, r, tried)
 }
 
 func (s *sender) attempt(in *http.Request, body []byte, lease *Lease) (*http.Response, error) {
@@ -229,6 +243,10 @@ func (s *sender) attempt(in *http.Request, body []byte, lease *Lease) (*http.Res
 	}
 	response.Header.Set(HeaderPod, lease.Backend.Pod)
 	response.Header.Set(HeaderRank, rankLabel(lease.Rank))
+	response.Header.Del(HeaderPlan)
+	if lease.scored {
+		response.Header.Set(HeaderPlan, lease.layout.digest[:shortDigest])
+	}
 	response.Body = &leasedBody{ReadCloser: response.Body, lease: lease}
 	return response, nil
 }

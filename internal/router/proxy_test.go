@@ -102,9 +102,11 @@ func outstanding(p *Pool) int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var total int64
-	for _, b := range p.backends {
-		for _, tokens := range b.outstanding {
-			total += tokens
+	for _, g := range p.groups {
+		for _, b := range g.backends {
+			for _, tokens := range b.outstanding {
+				total += tokens
+			}
 		}
 	}
 	return total
@@ -294,7 +296,7 @@ func TestEstimateTokens(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			if got := EstimateTokens([]byte(tc.body)); got != tc.want {
+			if got := newRequest("/v1/completions", "", []byte(tc.body)).tokens; got != tc.want {
 				t.Errorf("%d tokens, want %d", got, tc.want)
 			}
 		})

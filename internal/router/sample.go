@@ -3,6 +3,7 @@ package router
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"hash/fnv"
 	"io"
 	"mime"
@@ -53,8 +54,7 @@ func ask(body []byte, field string) ([]byte, bool) {
 type meter struct {
 	engine       engine.RoutedExperts
 	observations *Observations
-	backend      Backend
-	rank         int
+	lease        *Lease
 }
 
 // wrap makes the response the client's: without the routed experts.
@@ -100,20 +100,52 @@ func (m *meter) take(data []byte) (found string, rest []byte) {
 
 // count counts what a response told; an answer that cannot be read is counted as a failed sample, and harms nobody.
 func (m *meter) count(text string) {
-	shape := m.backend.Shape
-	if text == "" || shape == nil || m.rank == NoRank {
+	observation, err := m.observe(text)
+	if err != nil {
 		m.observations.failures.Inc()
 		return
 	}
+	m.observations.add(observation)
+}
+
+var errNotTold = errors.New("the response, or what is known of its pod, does not tell")
+
+// observe counts by the placement that the pod serves under: a pod whose plan is not at hand cannot be counted at all.
+func (m *meter) observe(text string) (Observation, error) {
+	backend := m.lease.Backend
+	if text == "" || backend.Shape == nil || m.lease.Rank == NoRank {
+		return Observation{}, errNotTold
+	}
+	shape := *backend.Shape
 	experts, err := m.engine.Decode(text, shape.Layers, shape.ExpertsPerToken)
 	if err != nil {
-		m.observations.failures.Inc()
-		return
+		return Observation{}, err
 	}
-	count, err := CountActivations(experts, *shape, m.backend.Ranks, m.rank)
+	local, err := m.lease.locality()
 	if err != nil {
-		m.observations.failures.Inc()
-		return
+		return Observation{}, err
 	}
-	m.observations.add(m.backend.Revision, m.rank, count)
+	count, err := CountActivations(experts, shape, local)
+	if err != nil {
+		return Observation{}, err
+	}
+	observation := Observation{
+		Revision: backend.Revision, Plan: backend.PlanDigest, Rank: m.lease.Rank,
+		Activations: count, Tokens: len(experts) / (shape.Layers * shape.ExpertsPerToken),
+	}
+	if m.lease.scored {
+		observation.Predicted = &m.lease.predicted
+	}
+	return observation, nil
+}
+
+// locality tells which experts are local to the lease's rank. The backend's shape must be known.
+func (l *Lease) locality() (Locality, error) {
+	switch {
+	case l.Backend.PlanDigest == "":
+		return Contiguous(*l.Backend.Shape, l.Backend.Ranks, l.Rank)
+	case l.layout == nil:
+		return nil, errNotTold
+	}
+	return l.layout.locality(*l.Backend.Shape, l.Backend.Ranks, l.Rank)
 }

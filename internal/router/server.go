@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"path/filepath"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -23,14 +24,20 @@ type Options struct {
 	ProxyOptions
 	// Namespace and Selector find the engine pods.
 	Namespace, Selector string
-	// SnapshotDir is where the last known endpoints are kept.
+	// SnapshotDir is where the last known endpoints and the plans are kept.
 	SnapshotDir string
+	// FetchPlan brings the plans of pods that have one; nil where there is no artifact store: then all requests are
+	// balanced by load.
+	FetchPlan FetchPlan
 	// Host is the address to listen on; Port is for clients, MetricsPort for probes and metrics.
 	Host              string
 	Port, MetricsPort int
 	// DrainTimeout bounds how long running requests may take once the router was told to stop.
 	DrainTimeout time.Duration
 }
+
+// plansName is the directory of the plans below the snapshot directory.
+const plansName = "plans"
 
 // Run serves until the context ends, then lets the running requests finish.
 func Run(ctx context.Context, clients kubernetes.Interface, options Options) error {
@@ -58,8 +65,19 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	log.Info("Serving", "address", serviceListener.Addr().String(), "metricsAddress", probesListener.Addr().String())
 
 	group, groupCtx := errgroup.WithContext(ctx)
+	set := pool.Set
+	if options.FetchPlan == nil {
+		log.Info("Balancing by load alone: no artifact store is configured")
+	} else {
+		plans := NewPlans(filepath.Join(options.SnapshotDir, plansName), options.FetchPlan, pool)
+		set = func(backends []Backend) {
+			pool.Set(backends)
+			plans.Want(backends)
+		}
+		group.Go(func() error { return plans.Run(groupCtx) })
+	}
 	group.Go(func() error {
-		return Watch(groupCtx, clients, options.Namespace, options.Selector, options.SnapshotDir, pool, func() { ready.Store(true) })
+		return Watch(groupCtx, clients, options.Namespace, options.Selector, options.SnapshotDir, set, func() { ready.Store(true) })
 	})
 	group.Go(func() error { return ignoreClosed(service.Serve(serviceListener)) })
 	group.Go(func() error { return ignoreClosed(probes.Serve(probesListener)) })

@@ -7,12 +7,15 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/semmoe/operator/internal/plan"
 )
 
 // freePort is a port of the loopback address that nobody listens on.
@@ -26,9 +29,10 @@ func freePort(t *testing.T) int {
 	return listener.Addr().(*net.TCPAddr).Port
 }
 
-// A router that starts while the API server is away serves from its snapshot, and on SIGTERM lets a running request
-// finish.
-func TestServesWithoutTheAPIServer(t *testing.T) {
+// A router that starts while API server and artifact store are away serves from its snapshot, by the plan that it keeps,
+// and on SIGTERM lets a running request finish.
+func TestServesFromWhatItKeeps(t *testing.T) {
+	p, _ := plans(t)
 	release := make(chan struct{})
 	engine := newEngine(t, "a", 2, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/generate" {
@@ -38,9 +42,17 @@ func TestServesWithoutTheAPIServer(t *testing.T) {
 		}
 		fmt.Fprint(w, "done")
 	})
+	engine.Ranks, engine.PlanDigest = 4, p.artifact.Digest
 	dir := t.TempDir()
 	if err := SaveSnapshot(dir, []Backend{engine}); err != nil {
 		t.Fatal(err)
+	}
+	if err := plan.Write(filepath.Join(dir, plansName, p.artifact.Digest), p.artifact, []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	onlyFromDisk := func(_ context.Context, _, dir string) error {
+		_, _, err := plan.Read(dir)
+		return err
 	}
 	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", freePort(t))})
 	if err != nil {
@@ -48,7 +60,7 @@ func TestServesWithoutTheAPIServer(t *testing.T) {
 	}
 	options := Options{
 		ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: time.Second},
-		Namespace:    "ns", Selector: "a=b", SnapshotDir: dir, Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Minute,
+		Namespace:    "ns", Selector: "a=b", SnapshotDir: dir, FetchPlan: onlyFromDisk, Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Minute,
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -65,6 +77,10 @@ func TestServesWithoutTheAPIServer(t *testing.T) {
 	if response, body := post(t, service+"/v1/completions", "{}"); response.StatusCode != http.StatusOK || body != "done" {
 		t.Fatalf("status %d, body %q", response.StatusCode, body)
 	}
+	eventually(t, "requests are scored by the plan", func() bool {
+		response, _ := post(t, service+"/v1/completions", `{"prompt":[1,2,3]}`)
+		return response.Header.Get(HeaderPlan) == p.short()
+	})
 
 	response, err := http.Post(service+"/generate", "application/json", strings.NewReader("{}"))
 	if err != nil {

@@ -133,7 +133,11 @@ func TestCountActivations(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, err := CountActivations(tc.experts, shape, tc.ranks, tc.rank)
+			var got Activations
+			local, err := Contiguous(shape, tc.ranks, tc.rank)
+			if err == nil {
+				got, err = CountActivations(tc.experts, shape, local)
+			}
 			if diff := cmp.Diff(tc.want, got); diff != "" || (err != nil) != tc.fails {
 				t.Errorf("error %v, (-want +got):\n%s", err, diff)
 			}

@@ -15,16 +15,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Watch keeps the pool equal to the ready engine pods of the selector, and the snapshot equal to the pool, until the
-// context ends. It calls synced once the pool is known, from the snapshot or from the API server, whichever comes first.
-func Watch(ctx context.Context, clients kubernetes.Interface, namespace, selector, snapshotDir string, pool *Pool, synced func()) error {
+// Watch calls set with the ready engine pods of the selector, at first and whenever they change, and keeps the snapshot
+// equal to them, until the context ends. It calls synced once they are known, from the snapshot or from the API server,
+// whichever comes first.
+func Watch(ctx context.Context, clients kubernetes.Interface, namespace, selector, snapshotDir string, set func([]Backend), synced func()) error {
 	log := logr.FromContextOrDiscard(ctx)
 	backends, found, err := LoadSnapshot(snapshotDir)
 	switch {
 	case err != nil:
 		log.Error(err, "Ignoring the endpoint snapshot")
 	case found:
-		pool.Set(backends)
+		set(backends)
 		log.Info("Started from the endpoint snapshot", "backends", len(backends))
 		synced()
 	}
@@ -32,7 +33,7 @@ func Watch(ctx context.Context, clients kubernetes.Interface, namespace, selecto
 	factory := informers.NewSharedInformerFactoryWithOptions(clients, 0, informers.WithNamespace(namespace),
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = selector }))
 	pods := factory.Core().V1().Pods()
-	// One slot: events that come while the pool is being updated make one more update, however many they are.
+	// One slot: events that come while the backends are being set make one more update, however many they are.
 	dirty := make(chan struct{}, 1)
 	notify := func() {
 		select {
@@ -65,7 +66,7 @@ func Watch(ctx context.Context, clients kubernetes.Interface, namespace, selecto
 		}
 		if !slices.EqualFunc(next, backends, Backend.equal) {
 			backends = next
-			pool.Set(backends)
+			set(backends)
 			log.Info("Endpoints changed", "backends", len(backends))
 			if err := SaveSnapshot(snapshotDir, backends); err != nil {
 				log.Error(err, "Keeping the older endpoint snapshot")

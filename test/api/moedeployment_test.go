@@ -100,6 +100,11 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// dataset is a profiling spec with a data set from one source.
+func dataset(source string, value any) map[string]any {
+	return map[string]any{"dataset": map[string]any{source: value}}
+}
+
 // Every bad value is refused with a message that names the field and what is allowed.
 func TestValidation(t *testing.T) {
 	cases := map[string]struct {
@@ -126,6 +131,19 @@ func TestValidation(t *testing.T) {
 		"sampling":                       {"spec.routing.samplePercent", 100, nil},
 		"too many samples":               {"spec.routing.samplePercent", 101, []string{"spec.routing.samplePercent", "less than or equal to 100"}},
 		"sampling without a router":      {"spec.routing", map[string]any{"mode": "None", "samplePercent": int64(5)}, []string{"spec.routing.samplePercent", "needs routing.mode Router"}},
+		"profiling by ConfigMap":         {"spec.profiling", dataset("configMap", map[string]any{"name": "d"}), nil},
+		"profiling by claim":             {"spec.profiling", dataset("persistentVolumeClaim", map[string]any{"claimName": "d", "path": "a/b.jsonl"}), nil},
+		"profiling by path":              {"spec.profiling", dataset("path", "/models/d.jsonl"), nil},
+		"profiling by reference":         {"spec.profiling", map[string]any{"profileRef": map[string]any{"name": "p"}}, nil},
+		"profiling by nothing":           {"spec.profiling", map[string]any{}, []string{"spec.profiling", "give either dataset or profileRef"}},
+		"data set without a source":      {"spec.profiling", map[string]any{"dataset": map[string]any{}}, []string{"spec.profiling.dataset", "exactly one of configMap"}},
+		"data set elsewhere":             {"spec.profiling", dataset("path", "/data/d.jsonl"), []string{"spec.profiling.dataset.path", "below /models"}},
+		"data set that escapes":          {"spec.profiling", dataset("path", "/models/../etc/passwd"), []string{"spec.profiling.dataset.path", "without '..'"}},
+		"claim path that escapes":        {"spec.profiling", dataset("persistentVolumeClaim", map[string]any{"claimName": "d", "path": "../x"}), []string{"persistentVolumeClaim.path", "relative to the root"}},
+		"too few requests":               {"spec.profiling", map[string]any{"profileRef": map[string]any{"name": "p"}, "requests": int64(1)}, []string{"spec.profiling.requests", "greater than or equal to 10"}},
+		"unknown target":                 {"spec.profiling", map[string]any{"profileRef": map[string]any{"name": "p"}, "target": "Moon"}, []string{"spec.profiling.target", `"Serving", "Dedicated"`}},
+		"unknown approval":               {"spec.placement.approval", "Never", []string{"spec.placement.approval", `"Automatic", "Manual", "Advisory"`}},
+		"train percent":                  {"spec.placement.solver", map[string]any{"trainPercent": int64(100)}, []string{"spec.placement.solver.trainPercent", "less than or equal to 99"}},
 		"no router pod":                  {"spec.routing.replicas", 0, []string{"spec.routing.replicas", "greater than or equal to 1"}},
 		"a budget that never moves":      {"spec.rollout.maxUnavailable", 0, []string{"spec.rollout.maxUnavailable", "must not both be 0"}},
 		"pausing":                        {"spec.reconciliation", "Paused", nil},

@@ -16,6 +16,20 @@ import (
 func ForKind(kind schema.GroupVersionKind) interface{} {
 	switch kind {
 	// Group=semmoe.io, Version=v1alpha1
+	case v1alpha1.SchemeGroupVersion.WithKind("AffinityProfile"):
+		return &apiv1alpha1.AffinityProfileApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("AffinityProfileSpec"):
+		return &apiv1alpha1.AffinityProfileSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("AffinityProfileStatus"):
+		return &apiv1alpha1.AffinityProfileStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("DatasetClaim"):
+		return &apiv1alpha1.DatasetClaimApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("DatasetConfigMap"):
+		return &apiv1alpha1.DatasetConfigMapApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("DatasetSpec"):
+		return &apiv1alpha1.DatasetSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("DeploymentReference"):
+		return &apiv1alpha1.DeploymentReferenceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("EngineSpec"):
 		return &apiv1alpha1.EngineSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("LARStatus"):
@@ -32,10 +46,32 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.MoEDeploymentStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ParallelismSpec"):
 		return &apiv1alpha1.ParallelismSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PlacementPlan"):
+		return &apiv1alpha1.PlacementPlanApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PlacementPlanSpec"):
+		return &apiv1alpha1.PlacementPlanSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PlacementPlanStatus"):
+		return &apiv1alpha1.PlacementPlanStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PlacementSpec"):
+		return &apiv1alpha1.PlacementSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PlanForecast"):
+		return &apiv1alpha1.PlanForecastApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ProfileProgress"):
+		return &apiv1alpha1.ProfileProgressApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ProfileReference"):
+		return &apiv1alpha1.ProfileReferenceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ProfileResult"):
+		return &apiv1alpha1.ProfileResultApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ProfilingSpec"):
+		return &apiv1alpha1.ProfilingSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RolloutSpec"):
 		return &apiv1alpha1.RolloutSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingSpec"):
 		return &apiv1alpha1.RoutingSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("SamplingSpec"):
+		return &apiv1alpha1.SamplingSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("SolverSpec"):
+		return &apiv1alpha1.SolverSpecApplyConfiguration{}
 
 	}
 	return nil

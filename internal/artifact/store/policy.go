@@ -20,13 +20,6 @@ const (
 	Delete Verb = "delete"
 )
 
-const (
-	// componentProfile is the component of the pods of a profiling Job.
-	componentProfile = "profile"
-	// annotationPlanDigest is the full digest of the plan that a pod was made for.
-	annotationPlanDigest = "semmoe.io/plan-digest"
-)
-
 // Authorize tells why a pod may not do something with a scope, or returns nil if it may. The package's documentation has
 // the table.
 func Authorize(pod *corev1.Pod, verb Verb, scope artifact.Scope) error {
@@ -43,19 +36,19 @@ func Authorize(pod *corev1.Pod, verb Verb, scope artifact.Scope) error {
 		return nil
 	}
 	return fmt.Errorf("pod %s/%s may not %s %s: it is of component %q, inputs %q, plan %q", pod.Namespace, pod.Name, verb, scope,
-		pod.Labels[semmoev1.LabelComponent], pod.Labels[semmoev1.LabelInputs], pod.Annotations[annotationPlanDigest])
+		pod.Labels[semmoev1.LabelComponent], pod.Labels[semmoev1.LabelInputs], pod.Annotations[semmoev1.AnnotationPlanDigest])
 }
 
 // profiles tells whether the pod is one of a Job that makes the profile.
 func profiles(pod *corev1.Pod, id string) bool {
 	owner := metav1.GetControllerOf(pod)
 	return owner != nil && owner.Kind == "Job" &&
-		pod.Labels[semmoev1.LabelComponent] == componentProfile && pod.Labels[semmoev1.LabelInputs] == id
+		pod.Labels[semmoev1.LabelComponent] == semmoev1.ComponentProfile && pod.Labels[semmoev1.LabelInputs] == id
 }
 
 // serves tells whether the pod was made for the plan.
 func serves(pod *corev1.Pod, id string) bool {
-	digest, err := artifact.ParseDigest(pod.Annotations[annotationPlanDigest])
+	digest, err := artifact.ParseDigest(pod.Annotations[semmoev1.AnnotationPlanDigest])
 	return err == nil && digest.Short() == id
 }
 

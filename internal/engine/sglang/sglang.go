@@ -13,9 +13,10 @@ import (
 // Adapter returns SGLang's adapter. The header wins over the body's routed_dp_rank.
 func Adapter() engine.Adapter {
 	return engine.Adapter{
-		Command:    []string{"python3", "-m", "sglang.launch_server"},
-		RankHeader: "X-Data-Parallel-Rank",
-		HealthPath: "/health",
+		Command:       []string{"python3", "-m", "sglang.launch_server"},
+		RankHeader:    "X-Data-Parallel-Rank",
+		HealthPath:    "/health",
+		ExpertMapFile: "sglang.json",
 		RoutedExperts: engine.RoutedExperts{
 			RequestField: "return_routed_experts",
 			// The native route, and the two spellings of the extension on the OpenAI routes.
@@ -38,7 +39,7 @@ func flags(launch engine.Launch) []engine.Flag {
 		dataParallel.Forbidden, dataParallel.Source = true, dpAttention.Source
 		dpAttention.Forbidden = true
 	}
-	return []engine.Flag{
+	all := []engine.Flag{
 		{Names: []string{"--model-path", "--model"}, Value: launch.ModelPath, Source: "spec.model.path"},
 		{Names: []string{"--served-model-name"}, Value: launch.ServedModelName, Source: "spec.model.name"},
 		{Names: []string{"--host"}, Value: launch.Host, Source: "the operator (the pod's address)"},
@@ -49,6 +50,14 @@ func flags(launch engine.Launch) []engine.Flag {
 		dpAttention,
 		{Names: []string{"--enable-return-routed-experts"}, Source: "spec.routing.samplePercent", Forbidden: !launch.RoutedExperts},
 	}
+	if launch.RoutedExperts || launch.ExpertMap != "" {
+		all = append(all,
+			// What is observed is compared with the placement that we know: a map of the user's would make it wrong.
+			engine.Flag{Names: []string{"--init-expert-location"}, Value: launch.ExpertMap, Source: "the plan of spec.profiling", Forbidden: launch.ExpertMap == ""},
+			// The engine's own load balancer would move experts away from where they are known to be.
+			engine.Flag{Names: []string{"--enable-eplb"}, Source: "the plan of spec.profiling", Forbidden: true})
+	}
+	return all
 }
 
 // decodeRoutedExperts reads base64 of little-endian int32, row-major [tokens][layers][top].

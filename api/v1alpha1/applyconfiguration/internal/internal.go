@@ -23,8 +23,128 @@ func Parser() *typed.Parser {
 var parserOnce sync.Once
 var parser *typed.Parser
 var schemaYAML = typed.YAMLObject(`types:
+- name: com.github.semmoe.operator.api.v1alpha1.AffinityProfile
+  map:
+    fields:
+    - name: apiVersion
+      type:
+        scalar: string
+    - name: kind
+      type:
+        scalar: string
+    - name: metadata
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta
+    - name: spec
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.AffinityProfileSpec
+    - name: status
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.AffinityProfileStatus
+- name: com.github.semmoe.operator.api.v1alpha1.AffinityProfileSpec
+  map:
+    fields:
+    - name: dataset
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.DatasetSpec
+    - name: deploymentRef
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.DeploymentReference
+    - name: engine
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.EngineSpec
+    - name: model
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ModelSpec
+    - name: parallelism
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ParallelismSpec
+    - name: requestTokens
+      type:
+        scalar: numeric
+      default: 512
+    - name: requests
+      type:
+        scalar: numeric
+      default: 2000
+    - name: target
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ProfilingTarget
+      default: Serving
+    - name: template
+      type:
+        namedType: io.k8s.api.core.v1.PodTemplateSpec
+    - name: tokens
+      type:
+        scalar: numeric
+      default: 200000
+- name: com.github.semmoe.operator.api.v1alpha1.AffinityProfileStatus
+  map:
+    fields:
+    - name: conditions
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Condition
+          elementRelationship: associative
+          keys:
+          - type
+    - name: inputs
+      type:
+        scalar: string
+    - name: model
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ModelStatus
+    - name: observedGeneration
+      type:
+        scalar: numeric
+    - name: progress
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ProfileProgress
+    - name: result
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ProfileResult
+- name: com.github.semmoe.operator.api.v1alpha1.ApprovalMode
+  scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.AttentionParallelism
   scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.DatasetClaim
+  map:
+    fields:
+    - name: claimName
+      type:
+        scalar: string
+    - name: path
+      type:
+        scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.DatasetConfigMap
+  map:
+    fields:
+    - name: key
+      type:
+        scalar: string
+      default: dataset.jsonl
+    - name: name
+      type:
+        scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.DatasetSpec
+  map:
+    fields:
+    - name: configMap
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.DatasetConfigMap
+    - name: path
+      type:
+        scalar: string
+    - name: persistentVolumeClaim
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.DatasetClaim
+- name: com.github.semmoe.operator.api.v1alpha1.DeploymentReference
+  map:
+    fields:
+    - name: name
+      type:
+        scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.EngineSpec
   map:
     fields:
@@ -64,12 +184,24 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.semmoe.operator.api.v1alpha1.LARStatus
   map:
     fields:
+    - name: baselineMilli
+      type:
+        scalar: numeric
+    - name: baselineSummary
+      type:
+        scalar: string
     - name: observedMilli
       type:
         scalar: numeric
+    - name: observedRevision
+      type:
+        scalar: string
     - name: observedTime
       type:
         namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: predictedMilli
+      type:
+        scalar: numeric
     - name: summary
       type:
         scalar: string
@@ -103,6 +235,13 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: parallelism
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.ParallelismSpec
+    - name: placement
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.PlacementSpec
+      default: {}
+    - name: profiling
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ProfilingSpec
     - name: reconciliation
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.ReconciliationMode
@@ -145,6 +284,15 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: observedGeneration
       type:
         scalar: numeric
+    - name: plan
+      type:
+        scalar: string
+    - name: planDigest
+      type:
+        scalar: string
+    - name: profile
+      type:
+        scalar: string
     - name: readyReplicas
       type:
         scalar: numeric
@@ -211,6 +359,187 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
       default: nvidia.com/gpu
+- name: com.github.semmoe.operator.api.v1alpha1.PlacementPlan
+  map:
+    fields:
+    - name: apiVersion
+      type:
+        scalar: string
+    - name: kind
+      type:
+        scalar: string
+    - name: metadata
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta
+    - name: spec
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.PlacementPlanSpec
+    - name: status
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.PlacementPlanStatus
+- name: com.github.semmoe.operator.api.v1alpha1.PlacementPlanSpec
+  map:
+    fields:
+    - name: attention
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.AttentionParallelism
+      default: DataParallel
+    - name: engine
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.EngineType
+      default: SGLang
+    - name: expertParallelSize
+      type:
+        scalar: numeric
+    - name: profileRef
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ProfileReference
+    - name: solver
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.SolverSpec
+      default: {}
+- name: com.github.semmoe.operator.api.v1alpha1.PlacementPlanStatus
+  map:
+    fields:
+    - name: conditions
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Condition
+          elementRelationship: associative
+          keys:
+          - type
+    - name: configMap
+      type:
+        scalar: string
+    - name: forecast
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.PlanForecast
+    - name: modelDigest
+      type:
+        scalar: string
+    - name: observedGeneration
+      type:
+        scalar: numeric
+    - name: plan
+      type:
+        scalar: string
+    - name: planDigest
+      type:
+        scalar: string
+    - name: verdict
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.Verdict
+- name: com.github.semmoe.operator.api.v1alpha1.PlacementSpec
+  map:
+    fields:
+    - name: approval
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ApprovalMode
+      default: Automatic
+    - name: solver
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.SolverSpec
+      default: {}
+- name: com.github.semmoe.operator.api.v1alpha1.PlanForecast
+  map:
+    fields:
+    - name: baselineMilli
+      type:
+        scalar: numeric
+    - name: baselineSummary
+      type:
+        scalar: string
+    - name: larMilli
+      type:
+        scalar: numeric
+    - name: larSummary
+      type:
+        scalar: string
+    - name: upperBoundMilli
+      type:
+        scalar: numeric
+    - name: windowImbalanceMilli
+      type:
+        scalar: numeric
+- name: com.github.semmoe.operator.api.v1alpha1.ProfileProgress
+  map:
+    fields:
+    - name: remainingSeconds
+      type:
+        scalar: numeric
+    - name: requestsDone
+      type:
+        scalar: numeric
+    - name: requestsTotal
+      type:
+        scalar: numeric
+    - name: summary
+      type:
+        scalar: string
+    - name: tokensPerSecond
+      type:
+        scalar: numeric
+- name: com.github.semmoe.operator.api.v1alpha1.ProfileReference
+  map:
+    fields:
+    - name: name
+      type:
+        scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.ProfileResult
+  map:
+    fields:
+    - name: coverageMilli
+      type:
+        scalar: numeric
+    - name: digest
+      type:
+        scalar: string
+    - name: distinctTokens
+      type:
+        scalar: numeric
+    - name: refused
+      type:
+        scalar: numeric
+    - name: requests
+      type:
+        scalar: numeric
+    - name: skewMilli
+      type:
+        scalar: numeric
+    - name: tokens
+      type:
+        scalar: numeric
+    - name: tracedTokens
+      type:
+        scalar: numeric
+- name: com.github.semmoe.operator.api.v1alpha1.ProfilingSpec
+  map:
+    fields:
+    - name: dataset
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.DatasetSpec
+    - name: profileRef
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ProfileReference
+    - name: requestTokens
+      type:
+        scalar: numeric
+      default: 512
+    - name: requests
+      type:
+        scalar: numeric
+      default: 2000
+    - name: target
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ProfilingTarget
+      default: Serving
+    - name: tokens
+      type:
+        scalar: numeric
+      default: 200000
+- name: com.github.semmoe.operator.api.v1alpha1.ProfilingTarget
+  scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.ReconciliationMode
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.RolloutSpec
@@ -240,6 +569,23 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: samplePercent
       type:
         scalar: numeric
+- name: com.github.semmoe.operator.api.v1alpha1.SolverSpec
+  map:
+    fields:
+    - name: seed
+      type:
+        scalar: numeric
+      default: 1
+    - name: timeBudgetSeconds
+      type:
+        scalar: numeric
+      default: 300
+    - name: trainPercent
+      type:
+        scalar: numeric
+      default: 80
+- name: com.github.semmoe.operator.api.v1alpha1.Verdict
+  scalar: string
 - name: io.k8s.api.core.v1.AWSElasticBlockStoreVolumeSource
   map:
     fields:

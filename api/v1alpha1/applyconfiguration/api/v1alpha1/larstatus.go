@@ -9,21 +9,44 @@ import (
 // LARStatusApplyConfiguration represents a declarative configuration of the LARStatus type for use
 // with apply.
 //
-// LARStatus is the local activation rate of the revision that the spec asks for, over the requests that the routers
-// sampled last.
+// LARStatus is the local activation rate: what the default placement has, what the plan promises, and what is observed
+// under the revision that the spec asks for, over the requests that the routers sampled last.
 type LARStatusApplyConfiguration struct {
-	// observedMilli is the rate in thousandths.
+	// baselineMilli is the rate of the default placement with round-robin requests, on the held-out part of the profile, in
+	// thousandths.
+	BaselineMilli *int32 `json:"baselineMilli,omitempty"`
+	// predictedMilli is the rate that the plan in service promises.
+	PredictedMilli *int32 `json:"predictedMilli,omitempty"`
+	// observedMilli is the observed rate; absent where too few requests were sampled.
 	ObservedMilli *int32 `json:"observedMilli,omitempty"`
-	// observedTime is when it was read.
-	ObservedTime *v1.Time `json:"observedTime,omitempty"`
-	// summary is the rate in percent, for printing only.
-	Summary *string `json:"summary,omitempty"`
+	// observedTime is when it was read, observedRevision the revision that it was read of.
+	ObservedTime     *v1.Time `json:"observedTime,omitempty"`
+	ObservedRevision *string  `json:"observedRevision,omitempty"`
+	// summary and baselineSummary are the observed rate and the baseline in percent, for printing only.
+	Summary         *string `json:"summary,omitempty"`
+	BaselineSummary *string `json:"baselineSummary,omitempty"`
 }
 
 // LARStatusApplyConfiguration constructs a declarative configuration of the LARStatus type for use with
 // apply.
 func LARStatus() *LARStatusApplyConfiguration {
 	return &LARStatusApplyConfiguration{}
+}
+
+// WithBaselineMilli sets the BaselineMilli field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the BaselineMilli field is set to the value of the last call.
+func (b *LARStatusApplyConfiguration) WithBaselineMilli(value int32) *LARStatusApplyConfiguration {
+	b.BaselineMilli = &value
+	return b
+}
+
+// WithPredictedMilli sets the PredictedMilli field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the PredictedMilli field is set to the value of the last call.
+func (b *LARStatusApplyConfiguration) WithPredictedMilli(value int32) *LARStatusApplyConfiguration {
+	b.PredictedMilli = &value
+	return b
 }
 
 // WithObservedMilli sets the ObservedMilli field in the declarative configuration to the given value
@@ -42,10 +65,26 @@ func (b *LARStatusApplyConfiguration) WithObservedTime(value v1.Time) *LARStatus
 	return b
 }
 
+// WithObservedRevision sets the ObservedRevision field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ObservedRevision field is set to the value of the last call.
+func (b *LARStatusApplyConfiguration) WithObservedRevision(value string) *LARStatusApplyConfiguration {
+	b.ObservedRevision = &value
+	return b
+}
+
 // WithSummary sets the Summary field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Summary field is set to the value of the last call.
 func (b *LARStatusApplyConfiguration) WithSummary(value string) *LARStatusApplyConfiguration {
 	b.Summary = &value
+	return b
+}
+
+// WithBaselineSummary sets the BaselineSummary field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the BaselineSummary field is set to the value of the last call.
+func (b *LARStatusApplyConfiguration) WithBaselineSummary(value string) *LARStatusApplyConfiguration {
+	b.BaselineSummary = &value
 	return b
 }

@@ -24,6 +24,11 @@ type MoEDeploymentSpecApplyConfiguration struct {
 	// tolerations, security context, resources, further containers and volumes. A container named "engine" is merged
 	// into the engine's own. Labels and annotations under semmoe.io/ are reserved.
 	Template *v1.PodTemplateSpec `json:"template,omitempty"`
+	// profiling asks for a profile of the model, and for a placement plan made from it. Without it the model is served with
+	// the engine's own placement.
+	Profiling *ProfilingSpecApplyConfiguration `json:"profiling,omitempty"`
+	// placement says how plans are made and when they are rolled out.
+	Placement *PlacementSpecApplyConfiguration `json:"placement,omitempty"`
 	// routing is how requests reach the ranks.
 	Routing *RoutingSpecApplyConfiguration `json:"routing,omitempty"`
 	// rollout bounds what may be out of service, or additional, while replicas move from one revision to the next.
@@ -76,6 +81,22 @@ func (b *MoEDeploymentSpecApplyConfiguration) WithReplicas(value int32) *MoEDepl
 // If called multiple times, the Template field is set to the value of the last call.
 func (b *MoEDeploymentSpecApplyConfiguration) WithTemplate(value v1.PodTemplateSpec) *MoEDeploymentSpecApplyConfiguration {
 	b.Template = &value
+	return b
+}
+
+// WithProfiling sets the Profiling field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Profiling field is set to the value of the last call.
+func (b *MoEDeploymentSpecApplyConfiguration) WithProfiling(value *ProfilingSpecApplyConfiguration) *MoEDeploymentSpecApplyConfiguration {
+	b.Profiling = value
+	return b
+}
+
+// WithPlacement sets the Placement field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Placement field is set to the value of the last call.
+func (b *MoEDeploymentSpecApplyConfiguration) WithPlacement(value *PlacementSpecApplyConfiguration) *MoEDeploymentSpecApplyConfiguration {
+	b.Placement = value
 	return b
 }
 

@@ -30,8 +30,14 @@ type MoEDeploymentStatusApplyConfiguration struct {
 	Revision *string `json:"revision,omitempty"`
 	// endpoint is the address, inside the cluster, that clients send their requests to.
 	Endpoint *string `json:"endpoint,omitempty"`
-	// lar is the observed local activation rate: the share of activations of routed experts whose expert lies on the rank
-	// that serves the token. It moves on a change of 20 milli or more, and at most once a minute; exact figures are metrics.
+	// profile is the AffinityProfile that plans are made from, plan the PlacementPlan made from it.
+	Profile *string `json:"profile,omitempty"`
+	Plan    *string `json:"plan,omitempty"`
+	// planDigest is the short digest of the plan that the revision serves under; empty without one.
+	PlanDigest *string `json:"planDigest,omitempty"`
+	// lar is the local activation rate: the share of activations of routed experts whose expert lies on the rank
+	// that serves the token. What is observed moves on a change of 20 milli or more, and at most once a minute; exact
+	// figures are metrics.
 	LAR *LARStatusApplyConfiguration `json:"lar,omitempty"`
 	// model is what the inspection found in the checkpoint.
 	Model *ModelStatusApplyConfiguration `json:"model,omitempty"`
@@ -117,6 +123,30 @@ func (b *MoEDeploymentStatusApplyConfiguration) WithRevision(value string) *MoED
 // If called multiple times, the Endpoint field is set to the value of the last call.
 func (b *MoEDeploymentStatusApplyConfiguration) WithEndpoint(value string) *MoEDeploymentStatusApplyConfiguration {
 	b.Endpoint = &value
+	return b
+}
+
+// WithProfile sets the Profile field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Profile field is set to the value of the last call.
+func (b *MoEDeploymentStatusApplyConfiguration) WithProfile(value string) *MoEDeploymentStatusApplyConfiguration {
+	b.Profile = &value
+	return b
+}
+
+// WithPlan sets the Plan field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Plan field is set to the value of the last call.
+func (b *MoEDeploymentStatusApplyConfiguration) WithPlan(value string) *MoEDeploymentStatusApplyConfiguration {
+	b.Plan = &value
+	return b
+}
+
+// WithPlanDigest sets the PlanDigest field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the PlanDigest field is set to the value of the last call.
+func (b *MoEDeploymentStatusApplyConfiguration) WithPlanDigest(value string) *MoEDeploymentStatusApplyConfiguration {
+	b.PlanDigest = &value
 	return b
 }
 

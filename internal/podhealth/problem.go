@@ -1,4 +1,4 @@
-package moedeployment
+package podhealth
 
 import (
 	"cmp"
@@ -17,12 +17,12 @@ import (
 // devices of its predecessor take a moment to become free.
 const patience = 20 * time.Second
 
-// problem is what keeps a pod from serving.
-type problem struct{ Reason, Message string }
+// Problem is what keeps a pod from serving.
+type Problem struct{ Reason, Message string }
 
-// findProblem returns the worst problem of the pods, and when to look again where a pod may yet turn out to have one.
+// Find returns the worst problem of the pods, and when to look again where a pod may yet turn out to have one.
 // failedMounts holds, by pod, the last event of a volume that cannot be mounted.
-func findProblem(pods []*corev1.Pod, failedMounts map[types.UID]string, now time.Time) (*problem, time.Duration) {
+func Find(pods []*corev1.Pod, failedMounts map[types.UID]string, now time.Time) (*Problem, time.Duration) {
 	pods = slices.Clone(pods)
 	slices.SortFunc(pods, func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
 	var again time.Duration
@@ -44,13 +44,13 @@ func findProblem(pods []*corev1.Pod, failedMounts map[types.UID]string, now time
 	return nil, again
 }
 
-// waitsForVolumes tells that a pod has a node, but its containers have not been created for longer than usual.
-func waitsForVolumes(pod *corev1.Pod, now time.Time) bool {
+// WaitsForVolumes tells that a pod has a node, but its containers have not been created for longer than usual.
+func WaitsForVolumes(pod *corev1.Pod, now time.Time) bool {
 	return pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodPending && pod.Spec.NodeName != "" &&
 		now.Sub(pod.CreationTimestamp.Time) >= patience && containerProblem(pod) == nil
 }
 
-func containerProblem(pod *corev1.Pod) *problem {
+func containerProblem(pod *corev1.Pod) *Problem {
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		waiting := status.State.Waiting
 		if waiting == nil {
@@ -59,18 +59,19 @@ func containerProblem(pod *corev1.Pod) *problem {
 		where := fmt.Sprintf("pod %s, container %s", podLabel(pod), status.Name)
 		switch waiting.Reason {
 		case "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError":
-			return &problem{"ImagePullFailed", fmt.Sprintf("%s: image %q cannot be pulled: check %s, and spec.template.spec.imagePullSecrets if it is private", where, status.Image, imageField(pod))}
+			return &Problem{"ImagePullFailed", fmt.Sprintf("%s: image %q cannot be pulled: check %s, and spec.template.spec.imagePullSecrets if it is private", where, status.Image, imageField(status.Name))}
 		case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
-			return &problem{"ContainerNotCreated", fmt.Sprintf("%s cannot be created: %s", where, waiting.Message)}
+			return &Problem{"ContainerNotCreated", fmt.Sprintf("%s cannot be created: %s", where, waiting.Message)}
 		case "CrashLoopBackOff":
-			return &problem{"ContainerCrashing", fmt.Sprintf("%s ends again and again%s: see `kubectl logs -n %s %s -c %s --previous`", where, lastEnd(status), pod.Namespace, pod.Name, status.Name)}
+			return &Problem{"ContainerCrashing", fmt.Sprintf("%s ends again and again%s: see `kubectl logs -n %s %s -c %s --previous`", where, lastEnd(status), pod.Namespace, pod.Name, status.Name)}
 		}
 	}
 	return nil
 }
 
-func imageField(pod *corev1.Pod) string {
-	if pod.Labels[semmoev1.LabelComponent] == semmoev1.ComponentEngine {
+// imageField says where the image of a container comes from.
+func imageField(container string) string {
+	if container == semmoev1.EngineContainer {
 		return "spec.engine.image"
 	}
 	return "the operator's --image"
@@ -91,39 +92,63 @@ func lastEnd(status corev1.ContainerStatus) string {
 		return ""
 	}
 	text := fmt.Sprintf(" (exit code %d)", end.ExitCode)
-	if message := lastLine(end.Message); message != "" {
+	if message := LastLine(end.Message); message != "" {
 		text = fmt.Sprintf(" (exit code %d: %s)", end.ExitCode, message)
 	}
 	return text
 }
 
-func lastLine(text string) string {
+// LastLine is the last line of a text, at most 300 bytes of it.
+func LastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
-	return truncate(strings.TrimSpace(lines[len(lines)-1]), 300)
+	return Truncate(strings.TrimSpace(lines[len(lines)-1]), 300)
 }
 
-func truncate(text string, length int) string {
+// Truncate cuts a text to a length, and shows that it did.
+func Truncate(text string, length int) string {
 	if len(text) <= length {
 		return text
 	}
 	return strings.ToValidUTF8(text[:length-3], "") + "..."
 }
 
-func waitingProblem(pod *corev1.Pod, failedMount string) *problem {
+func waitingProblem(pod *corev1.Pod, failedMount string) *Problem {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
-			return &problem{"Unschedulable", fmt.Sprintf("pod %s has no node: %s", podLabel(pod), condition.Message)}
+			return &Problem{"Unschedulable", fmt.Sprintf("pod %s has no node: %s", podLabel(pod), condition.Message)}
 		}
 	}
 	if failedMount != "" {
-		return &problem{"VolumeNotMounted", fmt.Sprintf("pod %s waits for a volume: %s: check spec.model.volume", podLabel(pod), failedMount)}
+		return &Problem{"VolumeNotMounted", fmt.Sprintf("pod %s waits for a volume: %s: %s", podLabel(pod), failedMount, volumeAdvice(failedMount))}
 	}
 	if pod.Status.Phase == corev1.PodPending && pod.Spec.NodeName != "" && len(pod.Status.ContainerStatuses) > 0 {
 		for _, status := range pod.Status.ContainerStatuses {
 			if waiting := status.State.Waiting; waiting != nil && waiting.Reason == "ContainerCreating" {
-				return &problem{"ContainerNotCreated", fmt.Sprintf("pod %s waits for its containers: see `kubectl describe pod -n %s %s`", podLabel(pod), pod.Namespace, pod.Name)}
+				return &Problem{"ContainerNotCreated", fmt.Sprintf("pod %s waits for its containers: see `kubectl describe pod -n %s %s`", podLabel(pod), pod.Namespace, pod.Name)}
 			}
 		}
 	}
 	return nil
+}
+
+// volumeAdvice says what to do about a volume that cannot be mounted.
+func volumeAdvice(failedMount string) string {
+	// A kubelet names volumes in quotation marks, or as a list: unmounted volumes=[dataset].
+	if strings.Contains(failedMount, `"`+semmoev1.DatasetVolume+`"`) || strings.Contains(failedMount, "["+semmoev1.DatasetVolume) {
+		return "create the ConfigMap, with the key, or the PersistentVolumeClaim that the data set is to come from"
+	}
+	return "check spec.model.volume"
+}
+
+// Ready tells that a pod is ready and not being deleted.
+func Ready(pod *corev1.Pod) bool {
+	if pod.DeletionTimestamp != nil {
+		return false
+	}
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodReady {
+			return condition.Status == corev1.ConditionTrue
+		}
+	}
+	return false
 }

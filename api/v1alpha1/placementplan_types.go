@@ -1,0 +1,187 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// PlacementPlan is one solved plan: which expert sits on which rank, and the tables that send requests there. It is
+// published as a ConfigMap and in the artifact store. A plan can be used alone: mount its ConfigMap in any workload.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:shortName=pplan,categories=semmoe
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Plan",type=string,JSONPath=`.status.plan`
+// +kubebuilder:printcolumn:name="LAR",type=string,JSONPath=`.status.forecast.larSummary`
+// +kubebuilder:printcolumn:name="Baseline",type=string,JSONPath=`.status.forecast.baselineSummary`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Profile",type=string,priority=1,JSONPath=`.spec.profileRef.name`
+// +kubebuilder:printcolumn:name="ConfigMap",type=string,priority=1,JSONPath=`.status.configMap`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",message="metadata.name must be at most 63 characters: lower-case letters, digits and '-'"
+type PlacementPlan struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// metadata is the standard object metadata.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec is what to solve. It cannot be changed: make another plan instead.
+	// +required
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of a PlacementPlan cannot be changed: create another one"
+	Spec PlacementPlanSpec `json:"spec"`
+
+	// status is what the operator last observed.
+	// +optional
+	Status PlacementPlanStatus `json:"status,omitempty"`
+}
+
+// PlacementPlanList is a list of PlacementPlans.
+//
+// +kubebuilder:object:root=true
+type PlacementPlanList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []PlacementPlan `json:"items"`
+}
+
+// PlacementPlanSpec is what to solve.
+type PlacementPlanSpec struct {
+	// profileRef names the AffinityProfile, in the same namespace, that the plan is made from.
+	// +required
+	ProfileRef ProfileReference `json:"profileRef"`
+
+	// attention is how the engine spreads attention: requests have ranks (DataParallel), or tokens have (TensorParallel).
+	// +optional
+	// +kubebuilder:default=DataParallel
+	Attention AttentionParallelism `json:"attention,omitempty"`
+
+	// expertParallelSize is the number of ranks. It must divide the number of experts of the model.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1024
+	ExpertParallelSize int32 `json:"expertParallelSize"`
+
+	// engine is the type of the engine whose expert map the ConfigMap holds.
+	// +optional
+	// +kubebuilder:default=SGLang
+	Engine EngineType `json:"engine,omitempty"`
+
+	// solver says how the plan is searched for.
+	// +optional
+	// +kubebuilder:default={}
+	Solver SolverSpec `json:"solver,omitempty"`
+}
+
+// SolverSpec says how a plan is searched for.
+type SolverSpec struct {
+	// timeBudgetSeconds cuts the search off; a plan that it cut off says so.
+	// +optional
+	// +kubebuilder:default=300
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=86400
+	TimeBudgetSeconds int32 `json:"timeBudgetSeconds,omitempty"`
+
+	// seed makes split and search repeatable.
+	// +optional
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:Minimum=0
+	Seed *int64 `json:"seed,omitempty"`
+
+	// trainPercent of the profile's requests are learnt from, by whole documents; the others judge the plan.
+	// +optional
+	// +kubebuilder:default=80
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=99
+	TrainPercent int32 `json:"trainPercent,omitempty"`
+}
+
+// Verdict is what a plan is worth.
+//
+// +kubebuilder:validation:Enum=Gain;NoGainExpected
+type Verdict string
+
+const (
+	// VerdictGain is a plan that raises the local activation rate of requests that it has not seen.
+	VerdictGain Verdict = "Gain"
+	// VerdictNoGainExpected is a plan that does not: it is not rolled out.
+	VerdictNoGainExpected Verdict = "NoGainExpected"
+)
+
+// PlacementPlanStatus is what the operator last observed.
+type PlacementPlanStatus struct {
+	// conditions tell the state: Ready (the plan is published), Progressing, Degraded, Reconciling, Stalled.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=16
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// observedGeneration is the generation of the spec that this status is about.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// plan is the short digest of the plan: the first 16 characters of planDigest.
+	// +optional
+	// +kubebuilder:validation:MaxLength=16
+	Plan string `json:"plan,omitempty"`
+
+	// planDigest is the digest of the plan (sha256 of its manifest), in hexadecimal.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	PlanDigest string `json:"planDigest,omitempty"`
+
+	// modelDigest is the digest of the checkpoint that the plan is for.
+	// +optional
+	// +kubebuilder:validation:MaxLength=71
+	ModelDigest string `json:"modelDigest,omitempty"`
+
+	// configMap holds the placement and the engine's map.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	ConfigMap string `json:"configMap,omitempty"`
+
+	// verdict says whether the plan is worth rolling out.
+	// +optional
+	Verdict Verdict `json:"verdict,omitempty"`
+
+	// forecast is the plan's score on the requests of the profile that it was not made from.
+	// +optional
+	Forecast *PlanForecast `json:"forecast,omitempty"`
+}
+
+// PlanForecast is a plan's score on held-out requests, in thousandths.
+type PlanForecast struct {
+	// larMilli is the local activation rate to expect.
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	LARMilli int32 `json:"larMilli"`
+
+	// baselineMilli is the local activation rate of the default placement with round-robin requests.
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	BaselineMilli int32 `json:"baselineMilli"`
+
+	// upperBoundMilli is a bound that no plan can exceed.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	UpperBoundMilli int32 `json:"upperBoundMilli,omitempty"`
+
+	// windowImbalanceMilli is the mean of the busiest rank's load over the mean load, over the last 128 requests.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	WindowImbalanceMilli int32 `json:"windowImbalanceMilli,omitempty"`
+
+	// larSummary and baselineSummary are the rates in percent, for printing only.
+	// +optional
+	// +kubebuilder:validation:MaxLength=16
+	LARSummary string `json:"larSummary,omitempty"`
+	// +optional
+	// +kubebuilder:validation:MaxLength=16
+	BaselineSummary string `json:"baselineSummary,omitempty"`
+}

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/profile"
+)
+
+// runProfileCommand returns the exit code, standard output and the termination message.
+func runProfileCommand(t *testing.T, args ...string) (code int, out, message string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "termination-log")
+	command := newProfileCommand()
+	command.SilenceErrors, command.SilenceUsage = true, true
+	var stdout bytes.Buffer
+	command.SetOut(&stdout)
+	command.SetArgs(append(args, "--termination-message", file))
+	if err := command.ExecuteContext(t.Context()); err != nil {
+		code = exitCode(err)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return code, stdout.String(), string(text)
+}
+
+func TestProfileFaults(t *testing.T) {
+	dataset := writeFile(t, "d.jsonl", "{\"prompt\": \"a\"}\n")
+	report, err := checkpoint.Inspect(tinyModel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	deaf := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/health" {
+			http.Error(w, "routed experts are not available", http.StatusBadRequest)
+		}
+	}))
+	defer deaf.Close()
+	hanging := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/health" {
+			io.Copy(io.Discard, r.Body) //nolint:errcheck // only then does the server see the client go
+			<-r.Context().Done()
+		}
+	}))
+	defer hanging.Close()
+	nobody := closedPort(t)
+	common := []string{"--model-path", tinyModel, "--dataset", dataset}
+	id := profile.ID(report.ModelDigest, "other", profile.Sampling{Requests: 2000, Tokens: 200000, RequestTokens: 512})
+	for name, tc := range map[string]struct {
+		args []string
+		code int
+		want []string
+	}{
+		"no endpoint":        {append(common, "--out", "t.safetensors"), 3, []string{"--endpoint is missing"}},
+		"nowhere to":         {append(common, "--endpoint", deaf.URL), 3, []string{"either --out or --store-scope"}},
+		"unknown flag":       {[]string{"--nope"}, 3, nil},
+		"name of the trace":  {append(common, "--endpoint", deaf.URL, "--out", "t.bin"), 3, []string{"t.bin", ".safetensors.zst"}},
+		"another model":      {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors", "--model-digest", "abc"), 3, []string{report.ModelDigest, "not abc"}},
+		"another data set":   {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors", "--dataset-digest", "abc"), 3, []string{"d.jsonl", "not abc"}},
+		"another scope":      {append(common, "--endpoint", deaf.URL, "--store-scope", "team/"+id), 3, []string{"--store-scope names the profile " + id}},
+		"no scope":           {append(common, "--endpoint", deaf.URL, "--store-scope", id), 3, []string{"want namespace/id"}},
+		"no data set":        {[]string{"--model-path", tinyModel, "--dataset", "/nonexistent", "--endpoint", deaf.URL, "--out", "t.safetensors"}, 3, []string{"/nonexistent", "does not exist"}},
+		"does not tell":      {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors"), 4, []string{"routed experts are not available", "line 1"}},
+		"dead engine":        {append(common, "--endpoint", "http://"+nobody, "--out", "t.safetensors", "--dedicated", "--wait", "200ms"), 4, []string{"does not serve within 200ms"}},
+		"away":               {append(common, "--endpoint", "http://"+nobody, "--out", "t.safetensors", "--wait", "200ms"), 1, []string{"does not serve within 200ms"}},
+		"too slow":           {append(common, "--endpoint", hanging.URL, "--out", "t.safetensors", "--timeout", "300ms"), 4, []string{"not done within --timeout"}},
+		"no port to tell on": {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors", "--progress-address", "192.0.2.1:1"), 1, []string{"--progress-address"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, out, message := runProfileCommand(t, tc.args...)
+			if code != tc.code || out != "" || strings.ContainsRune(message, '\n') {
+				t.Errorf("exit code %d, want %d; output %q, message %q", code, tc.code, out, message)
+			}
+			for _, part := range tc.want {
+				if !strings.Contains(message, part) {
+					t.Errorf("%q lacks %q", message, part)
+				}
+			}
+		})
+	}
+}
+
+// closedPort is an address of this machine on which nobody listens.
+func closedPort(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+func TestJoinIP(t *testing.T) {
+	for address, want := range map[string]string{
+		"192.0.2.1:9090": "192.0.2.1:9090", "2001:db8::1:9090": "[2001:db8::1]:9090", "[2001:db8::1]:9090": "[2001:db8::1]:9090", ":9090": ":9090",
+	} {
+		if got := joinIP(address); got != want {
+			t.Errorf("%s: %s, want %s", address, got, want)
+		}
+	}
+	for address, want := range map[string]string{
+		"http://192.0.2.1:30000": "http://192.0.2.1:30000", "http://2001:db8::1:30000/": "http://[2001:db8::1]:30000",
+		"http://m.team.svc:8000/x": "http://m.team.svc:8000/x", "nonsense": "nonsense",
+	} {
+		if got := joinURL(address); got != want {
+			t.Errorf("%s: %s, want %s", address, got, want)
+		}
+	}
+}
+
+func TestServeProgress(t *testing.T) {
+	board := &profile.Board{}
+	address := closedPort(t)
+	stop, err := serveProgress(address, board)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	board.Set(profile.Progress{Phase: profile.Recording, Done: 5, Total: 20, Tokens: 100, TokensTotal: 200, Elapsed: 10_000_000_000})
+	response, err := http.Get("http://" + address + profile.ProgressPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	var got profile.ProgressReport
+	if err := json.NewDecoder(response.Body).Decode(&got); err != nil {
+		t.Fatal(err)
+	}
+	want := profile.ProgressReport{Phase: profile.Recording, RequestsDone: 5, RequestsTotal: 20, Tokens: 100, TokensPerSecond: 10, RemainingSeconds: 10}
+	if got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/plan/bundle"
+)
+
+// verifyFlags are the flags of semmoe verify.
+type verifyFlags struct {
+	planDir, planDigest, modelPath, modelDigest, messageFile string
+	expertParallelSize                                       int
+}
+
+func newVerifyCommand() *cobra.Command {
+	var flags verifyFlags
+	command := &cobra.Command{
+		Use:   "verify --plan-dir DIR --plan-digest D --model-path DIR --model-digest M --expert-parallel-size N",
+		Short: "Verify that a mounted plan and a checkpoint belong together",
+		Long: "Verify, before an engine starts, that a mounted plan is the one that was asked for, undamaged, made for this model, and\n" +
+			"that the checkpoint is still that model. Loads no weights. Exit code 3: they do not belong together; the reason stands\n" +
+			"on one line, also in the termination message.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			report, err := verify(flags)
+			message := ""
+			if err != nil {
+				err = codedError{errors.New(oneLine(err.Error())), exitInvalidFile}
+				message = err.Error()
+			}
+			if writeErr := writeTerminationMessage(flags.messageFile, message); writeErr != nil {
+				fmt.Fprintf(cmd.ErrOrStderr(), "semmoe: %v\n", writeErr)
+			}
+			if err == nil {
+				fmt.Fprintf(cmd.OutOrStdout(), "Plan %s fits model %s (%s) at EP size %d\n", flags.planDigest, report.ModelDigest, report.Family, flags.expertParallelSize)
+			}
+			return err
+		},
+	}
+	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitInvalidFile} })
+	f := command.Flags()
+	f.StringVar(&flags.planDir, "plan-dir", "", "directory where the plan's ConfigMap is mounted, or a plan directory (required)")
+	f.StringVar(&flags.planDigest, "plan-digest", "", "digest that the plan must have (required)")
+	f.StringVar(&flags.modelPath, "model-path", "", "directory of the checkpoint (required)")
+	f.StringVar(&flags.modelDigest, "model-digest", "", "digest that plan and checkpoint must have been made for (required)")
+	f.IntVar(&flags.expertParallelSize, "expert-parallel-size", 0, "number of ranks of the engine (required)")
+	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
+	return command
+}
+
+func verify(flags verifyFlags) (checkpoint.Report, error) {
+	for name, value := range map[string]string{
+		"--plan-dir": flags.planDir, "--plan-digest": flags.planDigest, "--model-path": flags.modelPath, "--model-digest": flags.modelDigest,
+	} {
+		if value == "" {
+			return checkpoint.Report{}, fmt.Errorf("%s is missing", name)
+		}
+	}
+	if flags.expertParallelSize < 1 {
+		return checkpoint.Report{}, fmt.Errorf("--expert-parallel-size is %d; give the number of ranks, at least 1", flags.expertParallelSize)
+	}
+	mounted, err := bundle.Check(flags.planDir, flags.planDigest)
+	if err != nil {
+		return checkpoint.Report{}, err
+	}
+	report, err := checkpoint.Inspect(flags.modelPath)
+	if err != nil {
+		return checkpoint.Report{}, err
+	}
+	return report, mounted.Fits(report, flags.modelDigest, flags.expertParallelSize)
+}

@@ -1,0 +1,294 @@
+package affinityprofile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/podhealth"
+	recording "github.com/semmoe/operator/internal/profile"
+)
+
+// +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles;moedeployments,verbs=get;list;watch
+// +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles/status,verbs=patch
+// +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles/finalizers,verbs=update
+// +kubebuilder:rbac:groups=batch,resources=jobs,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=core,resources=pods,verbs=get;list;watch
+// +kubebuilder:rbac:groups=core,resources=events,verbs=list
+// +kubebuilder:rbac:groups=core,resources=configmaps,verbs=get
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+
+// Reconciler makes profiles.
+type Reconciler struct {
+	client.Client
+	// Events reads events past the cache: they are only needed for a pod whose volumes cannot be mounted.
+	Events client.Reader
+	// Recorder tells transitions.
+	Recorder events.EventRecorder
+	// HTTP asks profiling Jobs how far they are.
+	HTTP *http.Client
+	// Store is how the artifact store is reached.
+	Store *access.Access
+	// Image is the image of our own containers.
+	Image string
+	// Now is the clock.
+	Now func() time.Time
+}
+
+// SetupWithManager registers the controller.
+func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
+	return ctrl.NewControllerManagedBy(m).
+		Named("affinityprofile").
+		// Without a predicate: a status that somebody wiped is written again.
+		For(&semmoev1.AffinityProfile{}).
+		Owns(&batchv1.Job{}).
+		// Pods belong to Jobs, not to us: their label leads back.
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, pod client.Object) []reconcile.Request {
+			name := pod.GetLabels()[semmoev1.LabelProfile]
+			if name == "" {
+				return nil
+			}
+			return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: pod.GetNamespace(), Name: name}}}
+		})).
+		Watches(&semmoev1.MoEDeployment{}, handler.EnqueueRequestsFromMapFunc(r.profilesOf)).
+		WithOptions(controller.Options{MaxConcurrentReconciles: 4, ReconciliationTimeout: time.Minute}).
+		Complete(r)
+}
+
+// profilesOf are the profiles that are taken through a deployment.
+func (r *Reconciler) profilesOf(ctx context.Context, moed client.Object) []reconcile.Request {
+	var profiles semmoev1.AffinityProfileList
+	if err := r.List(ctx, &profiles, client.InNamespace(moed.GetNamespace())); err != nil {
+		return nil // the cache is not there yet, and will report the profiles themselves
+	}
+	var requests []reconcile.Request
+	for _, profile := range profiles.Items {
+		if ref := profile.Spec.DeploymentRef; ref != nil && ref.Name == moed.GetName() {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&profile)})
+		}
+	}
+	return requests
+}
+
+// Reconcile observes, acts on what it observed, and reports.
+func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	profile := &semmoev1.AffinityProfile{}
+	if err := r.Get(ctx, request.NamespacedName, profile); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if profile.DeletionTimestamp != nil {
+		return ctrl.Result{}, nil // the Jobs are garbage-collected by their owner references
+	}
+	now := r.Now()
+	o, pods, err := r.observe(ctx, profile, now)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	after, inspectErr := inspection.Reconcile(ctx, r.Client, manager, o.Inspection, r.nextInspection(profile, o), now)
+	do := decide(o, now)
+	phases := errors.Join(inspectErr, r.act(ctx, profile, o, do))
+	o.Failure = lasting(phases)
+	after = soonest(after, do.After)
+
+	failedMounts, err := podhealth.FailedMounts(ctx, r.Events, pods, now)
+	phases = errors.Join(phases, err)
+	problem, again := podhealth.Find(pods, failedMounts, now)
+	if problem == nil {
+		problem, err = r.refusedPods(ctx, o, now)
+		phases = errors.Join(phases, err)
+	}
+	o.Problem = problem
+	after = soonest(after, again)
+	phases = errors.Join(phases, r.applyStatus(ctx, profile, statusOf(profile, o)))
+	return ctrl.Result{RequeueAfter: after}, phases
+}
+
+// observe reads everything that is decided from, and the pods whose problems count.
+func (r *Reconciler) observe(ctx context.Context, profile *semmoev1.AffinityProfile, now time.Time) (observation, []*corev1.Pod, error) {
+	o := observation{Invalid: validate(profile)}
+	jobs, pods, err := r.list(ctx, profile.Namespace, client.MatchingLabels{semmoev1.LabelProfile: profile.Name, semmoev1.LabelComponent: semmoev1.ComponentInspect})
+	if err != nil {
+		return o, nil, err
+	}
+	jobs = slices.DeleteFunc(jobs, func(job *batchv1.Job) bool { return !metav1.IsControlledBy(job, profile) })
+	o.Inspection = inspection.Observe(inputsOf(profile).Hash(), jobs, pods)
+	report, dataset := o.Inspection.Report, o.Inspection.Dataset
+	if report == nil || dataset == nil || o.Invalid != nil {
+		return o, pods, nil
+	}
+	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated {
+		if err := report.CheckExpertParallelSize(int(profile.Spec.Parallelism.ExpertParallelSize)); err != nil {
+			o.Invalid = invalidf("InvalidExpertParallelSize", "spec.parallelism.expertParallelSize: %v", err)
+			return o, pods, nil
+		}
+	}
+	o.ID = recording.ID(report.ModelDigest, dataset.Digest, samplingOf(profile))
+	// The Jobs are read before the store is asked: of a Job that is seen as complete, the result is there.
+	jobs, pods, err = r.list(ctx, profile.Namespace, client.MatchingLabels{semmoev1.LabelInputs: o.ID, semmoev1.LabelComponent: semmoev1.ComponentProfile})
+	if err != nil {
+		return o, nil, err
+	}
+	o.Attempts = attemptsOf(profile, jobs, pods)
+	if o.Result, err = r.findResult(ctx, profile, o.ID); err != nil {
+		o.StoreFailure = storeAdvice(err)
+		if profile.Status.Inputs == o.ID {
+			o.Result = profile.Status.Result
+		}
+	}
+	if o.Result != nil {
+		return o, nil, nil
+	}
+	if ref := profile.Spec.DeploymentRef; ref != nil && profile.Spec.Target == semmoev1.ProfilingTargetServing {
+		moed := &semmoev1.MoEDeployment{}
+		err := r.Get(ctx, client.ObjectKey{Namespace: profile.Namespace, Name: ref.Name}, moed)
+		if apierrors.IsNotFound(err) {
+			moed, err = nil, nil
+		}
+		if err != nil {
+			return o, nil, fmt.Errorf("get MoEDeployment %s: %w", ref.Name, err)
+		}
+		o.Deployment = waitsFor(ref.Name, moed, report.ModelDigest)
+	}
+	running := o.Attempts.Running
+	pods = slices.DeleteFunc(pods, func(pod *corev1.Pod) bool { return running == nil || !metav1.IsControlledBy(pod, running) })
+	if o.Attempts.Ours {
+		o.Progress = r.observeProgress(ctx, profile, pods, now)
+	}
+	return o, pods, nil
+}
+
+// list returns the Jobs and pods with these labels.
+func (r *Reconciler) list(ctx context.Context, namespace string, with client.MatchingLabels) ([]*batchv1.Job, []*corev1.Pod, error) {
+	var jobList batchv1.JobList
+	var podList corev1.PodList
+	if err := errors.Join(r.List(ctx, &jobList, client.InNamespace(namespace), with), r.List(ctx, &podList, client.InNamespace(namespace), with)); err != nil {
+		return nil, nil, fmt.Errorf("list Jobs and their pods: %w", err)
+	}
+	jobs, pods := make([]*batchv1.Job, len(jobList.Items)), make([]*corev1.Pod, len(podList.Items))
+	for i := range jobList.Items {
+		jobs[i] = &jobList.Items[i]
+	}
+	for i := range podList.Items {
+		pods[i] = &podList.Items[i]
+	}
+	return jobs, pods, nil
+}
+
+func inputsOf(profile *semmoev1.AffinityProfile) inspection.Inputs {
+	inputs := inspection.InputsOf(profile.Spec.Model, profile.Spec.Template)
+	inputs.Dataset = &profile.Spec.Dataset
+	return inputs
+}
+
+// nextInspection makes the Job of an attempt; nil where a fault of the spec makes it useless.
+func (r *Reconciler) nextInspection(profile *semmoev1.AffinityProfile, o observation) func(attempt int) *batchv1.Job {
+	if o.Invalid != nil {
+		return nil
+	}
+	inputs := inputsOf(profile)
+	return func(attempt int) *batchv1.Job {
+		return inspection.Job(profile.Namespace, inspectPrefix(profile), owned.ControllerReference(profile, "AffinityProfile"),
+			labelsOf(profile, semmoev1.ComponentInspect, semmoev1.LabelInputs, inputs.Hash()), inputs, r.Image, attempt)
+	}
+}
+
+// act does what was decided.
+func (r *Reconciler) act(ctx context.Context, profile *semmoev1.AffinityProfile, o observation, do action) error {
+	for _, job := range o.Attempts.Obsolete {
+		err := r.Delete(ctx, job, client.Preconditions{UID: &job.UID}, client.PropagationPolicy(metav1.DeletePropagationBackground))
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete profiling Job %s: %w", job.Name, err)
+		}
+	}
+	if do.End != nil {
+		return r.end(ctx, do.End, o.Attempts.Crash)
+	}
+	if do.Create == 0 {
+		return nil
+	}
+	authority, err := r.Store.Authority(ctx)
+	if err != nil {
+		return err
+	}
+	job, err := render(profile, target{
+		ID: o.ID, ModelDigest: o.Inspection.Report.ModelDigest, DatasetDigest: o.Inspection.Dataset.Digest,
+		Image: r.Image, Store: r.Store.Env(authority),
+	}, do.Create)
+	if err != nil {
+		return err
+	}
+	// One of that name exists where the cache is behind, or while its predecessor is being deleted: its events follow.
+	if err := r.Create(ctx, job, client.FieldOwner(manager)); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create profiling Job: %w", err)
+	}
+	return nil
+}
+
+// end ends a Job whose engine is dead, and lets it keep the reason: its pods go. A sidecar is restarted for ever, and the
+// profiling container cannot tell an engine that loads its model from one that is gone.
+func (r *Reconciler) end(ctx context.Context, job *batchv1.Job, why string) error {
+	if job.Annotations[annotationFailure] != "" {
+		return nil // it is ending
+	}
+	base := job.DeepCopy()
+	metav1.SetMetaDataAnnotation(&job.ObjectMeta, annotationFailure, why)
+	job.Spec.ActiveDeadlineSeconds = ptr.To[int64](1)
+	if err := r.Patch(ctx, job, client.MergeFrom(base), client.FieldOwner(manager)); err != nil {
+		return fmt.Errorf("end profiling Job %s: %w", job.Name, err)
+	}
+	return nil
+}
+
+// refusedPods reads why the pods of a Job cannot be created: a quota, or the pod security standard of the namespace. No
+// pod exists then that could tell.
+func (r *Reconciler) refusedPods(ctx context.Context, o observation, now time.Time) (*podhealth.Problem, error) {
+	for _, job := range []*batchv1.Job{o.Inspection.Running, o.Attempts.Running} {
+		if job == nil || job.Status.Active > 0 {
+			continue
+		}
+		message, err := podhealth.LastEvent(ctx, r.Events, job, "FailedCreate", now)
+		if err != nil {
+			return nil, err
+		}
+		if message != "" {
+			return &podhealth.Problem{Reason: "PodsRefused", Message: "The API server refuses the pods: " + message}, nil
+		}
+	}
+	return nil, nil
+}
+
+// lasting is the text of an error that retries alone will not cure: what the API server refuses. Conflicts and outages
+// pass, and are not worth a condition.
+func lasting(err error) string {
+	if err == nil || !(apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
+		return ""
+	}
+	return podhealth.Truncate(err.Error(), 1024)
+}
+
+func soonest(a, b time.Duration) time.Duration {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
+}

@@ -1,0 +1,249 @@
+package affinityprofile
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/podhealth"
+)
+
+// From Jobs and pods to what is done and said.
+func TestAttempts(t *testing.T) {
+	ours := newProfile()
+	other := newProfile(func(p *semmoev1.AffinityProfile) { p.Name, p.UID = "other", "other-uid" })
+	const policy, limit = batchv1.JobReasonPodFailurePolicy, batchv1.JobReasonBackoffLimitExceeded
+	first, bad, engine, lost := job(ours, 1), job(ours, 1, failed(policy)), job(ours, 2, failed(policy)), job(ours, 1, failed(limit))
+	seventh := job(ours, 7, failed(limit))
+	ended := job(ours, 1, failed(batchv1.JobReasonDeadlineExceeded), func(j *batchv1.Job) {
+		j.Annotations = map[string]string{annotationFailure: "the engine has ended 4 times"}
+	})
+	now := start.Add(time.Second)
+	cases := map[string]struct {
+		jobs   []*batchv1.Job
+		pods   []*corev1.Pod
+		want   action
+		reason string   // of Ready
+		says   []string // parts of its message
+		stalls bool
+	}{
+		"nothing yet":     {want: action{Create: 1, After: waitPeriod}, reason: "StartingJob"},
+		"at work":         {jobs: []*batchv1.Job{first}, want: action{After: progressPeriod}, reason: "Profiling", says: []string{first.Name}},
+		"deleted at work": {jobs: []*batchv1.Job{job(ours, 1, deleted)}, want: action{After: progressPeriod}, reason: "WaitingForJob"},
+		"the inputs are at fault": {
+			jobs: []*batchv1.Job{bad}, pods: []*corev1.Pod{podOf(bad, 3, "the data set has changed\n")},
+			reason: "InputsInvalid", says: []string{"the data set has changed", "delete Job " + bad.Name}, stalls: true,
+		},
+		"the engine is at fault": {
+			jobs: []*batchv1.Job{bad, engine}, pods: []*corev1.Pod{podOf(bad, 3, "x"), podOf(engine, 4, "it has died")},
+			reason: "EngineFailed", says: []string{"it has died", "delete Job " + engine.Name}, stalls: true,
+		},
+		"one of them is, and the pod is gone": {jobs: []*batchv1.Job{bad}, reason: "ProfilingFailed", says: []string{"failed: because"}, stalls: true},
+		"something that may pass": {
+			jobs: []*batchv1.Job{lost}, pods: []*corev1.Pod{podOf(lost, 1, "the artifact store is away")},
+			want: action{After: 9 * time.Second}, reason: "ProfilingFailed", says: []string{"Attempt 1 failed, and is repeated: the artifact store is away"},
+		},
+		"killed": {jobs: []*batchv1.Job{lost}, pods: []*corev1.Pod{podOf(lost, 137, "")}, want: action{After: 9 * time.Second}, reason: "ProfilingFailed"},
+		"the seventh time": {
+			jobs: []*batchv1.Job{seventh}, want: action{After: time.Hour - time.Second}, reason: "ProfilingFailed", says: []string{"Attempt 7"},
+		},
+		"tried again": {
+			jobs: []*batchv1.Job{lost, job(ours, 2)}, pods: []*corev1.Pod{podOf(lost, 1, "the artifact store is away")},
+			want: action{After: progressPeriod}, reason: "ProfilingFailed", says: []string{"Attempt 1 failed"},
+		},
+		"complete, but the result is lost": {jobs: []*batchv1.Job{job(ours, 1, complete)}, want: action{After: 9 * time.Second}, reason: "ProfilingFailed", says: []string{"not in the artifact store"}},
+		"the engine crashes":               {jobs: []*batchv1.Job{first}, pods: []*corev1.Pod{crashing(first, 3)}, want: action{End: first}, reason: "EngineFailed", says: []string{"ended 4 times", "exit code 2: no such flag"}},
+		"the engine may recover":           {jobs: []*batchv1.Job{first}, pods: []*corev1.Pod{crashing(first, 2)}, want: action{After: progressPeriod}, reason: "Profiling"},
+		"we ended it":                      {jobs: []*batchv1.Job{ended}, reason: "EngineFailed", says: []string{"the engine has ended 4 times", "delete Job"}, stalls: true},
+		"another profile's is at work":     {jobs: []*batchv1.Job{job(other, 1)}, want: action{After: waitPeriod}, reason: "WaitingForOtherProfile", says: []string{"AffinityProfile other"}},
+		"another profile's is being deleted": {
+			jobs: []*batchv1.Job{job(other, 1, deleted)}, want: action{After: waitPeriod}, reason: "WaitingForOtherProfile",
+		},
+		"another profile's failed, of another engine perhaps": {jobs: []*batchv1.Job{job(other, 3, failed(policy))}, want: action{Create: 4, After: waitPeriod}, reason: "StartingJob"},
+		"another profile's crashes: it is not ours to end":    {jobs: []*batchv1.Job{job(other, 1)}, pods: []*corev1.Pod{crashing(job(other, 1), 9)}, want: action{After: waitPeriod}, reason: "WaitingForOtherProfile"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			o := observation{Inspection: inspected(), ID: id, Attempts: attemptsOf(ours, tc.jobs, tc.pods)}
+			if diff := cmp.Diff(tc.want, decide(o, now)); diff != "" {
+				t.Errorf("action (-want +got):\n%s", diff)
+			}
+			conditions := conditionsOf(t, statusOf(ours, o))
+			ready, stalled := conditions[semmoev1.ConditionReady], conditions[semmoev1.ConditionStalled]
+			if ready.Status != metav1.ConditionFalse || ready.Reason != tc.reason || (stalled.Status == metav1.ConditionTrue) != tc.stalls {
+				t.Errorf("Ready is %+v, Stalled %+v", ready, stalled)
+			}
+			for _, part := range tc.says {
+				if !strings.Contains(ready.Message, part) {
+					t.Errorf("%q lacks %q", ready.Message, part)
+				}
+			}
+		})
+	}
+}
+
+// Whatever the Jobs, no device is spent while the store has the result or cannot be asked.
+func TestNothingWithoutTheStore(t *testing.T) {
+	ours := newProfile()
+	result := &semmoev1.ProfileResult{Digest: "x", Requests: 5, Tokens: 50, TracedTokens: 40}
+	now := start.Add(time.Hour)
+	for name, jobs := range map[string][]*batchv1.Job{
+		"none": nil, "failed": {job(ours, 1, failed(""))}, "complete": {job(ours, 1, complete)}, "at work": {job(ours, 1)},
+	} {
+		o := observation{Inspection: inspected(), ID: id, Attempts: attemptsOf(ours, jobs, nil), Result: result}
+		if got := decide(o, now); got != (action{}) {
+			t.Errorf("%s, with a result: %+v", name, got)
+		}
+		status := statusOf(ours, o)
+		conditions := conditionsOf(t, status)
+		if conditions[semmoev1.ConditionReady].Status != metav1.ConditionTrue || conditions[semmoev1.ConditionDegraded].Status != metav1.ConditionFalse ||
+			conditions[semmoev1.ConditionProgressing].Reason != "Complete" || conditions[semmoev1.ConditionReconciling].Status != metav1.ConditionFalse {
+			t.Errorf("%s, with a result: %+v", name, conditions)
+		}
+		// The store goes away: what it had is still said to be there.
+		o.StoreFailure = "The artifact store does not answer"
+		if got := decide(o, now); got != (action{After: storePeriod}) {
+			t.Errorf("%s, store away: %+v", name, got)
+		}
+		conditions = conditionsOf(t, statusOf(ours, o))
+		if conditions[semmoev1.ConditionReady].Status != metav1.ConditionTrue || conditions[semmoev1.ConditionDegraded].Reason != "StoreUnavailable" {
+			t.Errorf("%s, store away: %+v", name, conditions)
+		}
+		o.Result = nil
+		if got := decide(o, now); got != (action{After: storePeriod}) {
+			t.Errorf("%s, store never seen: %+v", name, got)
+		}
+		if ready := conditionsOf(t, statusOf(ours, o))[semmoev1.ConditionReady]; ready.Reason != "StoreUnavailable" {
+			t.Errorf("%s, store never seen: %+v", name, ready)
+		}
+	}
+}
+
+func TestFaultsOutsideOfJobs(t *testing.T) {
+	failedInspection := inspected()
+	failedInspection.Report, failedInspection.Dataset = nil, nil
+	invalid := func(message string) observation {
+		o := observation{Inspection: failedInspection}
+		o.Inspection.Failure, o.Inspection.Invalid = message, true
+		return o
+	}
+	passing := invalid("i/o error")
+	passing.Inspection.Invalid = false
+	cases := map[string]struct {
+		o      observation
+		reason string
+		stalls bool
+	}{
+		"spec":          {observation{Invalid: invalidf("InvalidTemplate", "x")}, "InvalidTemplate", true},
+		"model":         {invalid("model path /models/m does not exist"), "ModelInvalid", true},
+		"data set":      {invalid("data set /dataset/d.jsonl: line 2 ..."), "DatasetInvalid", true},
+		"volume":        {passing, "InspectionFailed", false},
+		"inspecting":    {observation{Inspection: failedInspection}, "Inspecting", false},
+		"pod":           {observation{Inspection: failedInspection, Problem: &podhealth.Problem{Reason: "ImagePullFailed", Message: "x"}}, "ImagePullFailed", false},
+		"quota":         {observation{Inspection: inspected(), ID: id, Failure: "exceeded quota", Attempts: attempts{Next: 1}}, "ReconcileFailed", false},
+		"no deployment": {observation{Inspection: inspected(), ID: id, Deployment: "MoEDeployment m is not ready", Attempts: attempts{Next: 1}}, "WaitingForDeployment", false},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			if got := decide(tc.o, start); got.Create != 0 && name != "quota" {
+				t.Errorf("starts attempt %d", got.Create)
+			}
+			conditions := conditionsOf(t, statusOf(newProfile(), tc.o))
+			if got := conditions[semmoev1.ConditionReady]; got.Status != metav1.ConditionFalse || got.Reason != tc.reason {
+				t.Errorf("Ready is %+v", got)
+			}
+			if got := conditions[semmoev1.ConditionStalled]; (got.Status == metav1.ConditionTrue) != tc.stalls {
+				t.Errorf("Stalled is %+v", got)
+			}
+		})
+	}
+}
+
+// conditionsOf checks that each condition is there, and returns them by type.
+func conditionsOf(t *testing.T, status semmoev1.AffinityProfileStatus) map[string]metav1.Condition {
+	t.Helper()
+	all := map[string]metav1.Condition{}
+	for _, c := range status.Conditions {
+		if c.ObservedGeneration != 1 || c.Reason == "" || c.Message == "" {
+			t.Errorf("condition %+v", c)
+		}
+		all[c.Type] = c
+	}
+	if len(all) != 5 {
+		t.Errorf("%d conditions, want 5", len(all))
+	}
+	return all
+}
+
+func TestObsoleteAttempts(t *testing.T) {
+	ours := newProfile()
+	jobs := []*batchv1.Job{job(ours, 2, failed("")), job(ours, 10, failed("")), job(ours, 9, failed("")), job(ours, 1, failed(""))}
+	a := attemptsOf(ours, jobs, nil)
+	var names []string
+	for _, j := range a.Obsolete {
+		names = append(names, j.Name)
+	}
+	if diff := cmp.Diff([]string{jobName(id, 2), jobName(id, 1)}, names); diff != "" || a.Next != 11 {
+		t.Errorf("next %d, obsolete (-want +got):\n%s", a.Next, diff)
+	}
+}
+
+func TestWaitsFor(t *testing.T) {
+	ready := func() *semmoev1.MoEDeployment {
+		return &semmoev1.MoEDeployment{
+			ObjectMeta: metav1.ObjectMeta{Generation: 2},
+			Spec:       semmoev1.MoEDeploymentSpec{Replicas: ptr.To[int32](2)},
+			Status: semmoev1.MoEDeploymentStatus{
+				ObservedGeneration: 2, Replicas: 2, ReadyReplicas: 2, UpdatedReplicas: 2, Model: &semmoev1.ModelStatus{Digest: "model"},
+				Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue}},
+			},
+		}
+	}
+	for name, tc := range map[string]struct {
+		change func(*semmoev1.MoEDeployment)
+		want   string
+	}{
+		"ready":          {func(*semmoev1.MoEDeployment) {}, ""},
+		"not ready":      {func(m *semmoev1.MoEDeployment) { m.Status.Conditions[0].Status = metav1.ConditionFalse }, "is not ready"},
+		"just changed":   {func(m *semmoev1.MoEDeployment) { m.Generation = 3 }, "is not ready"},
+		"scaled to zero": {func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](0) }, "no replica"},
+		"another model":  {func(m *semmoev1.MoEDeployment) { m.Status.Model.Digest = "other" }, "does not serve the model"},
+		"rolling out":    {func(m *semmoev1.MoEDeployment) { m.Status.UpdatedReplicas = 1 }, "rolling out"},
+		"surging":        {func(m *semmoev1.MoEDeployment) { m.Status.Replicas, m.Status.UpdatedReplicas = 3, 3 }, "rolling out"},
+	} {
+		m := ready()
+		tc.change(m)
+		if got := waitsFor("m", m, "model"); tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+	if got := waitsFor("m", nil, "model"); !strings.Contains(got, `no MoEDeployment "m"`) {
+		t.Errorf("absent: %q", got)
+	}
+}
+
+// Progress moves every ten seconds at most, by the clock of the last write.
+func TestObserveProgressIsSlow(t *testing.T) {
+	known := &semmoev1.ProfileProgress{RequestsDone: 3, RequestsTotal: 10}
+	p := newProfile(func(p *semmoev1.AffinityProfile) {
+		p.Status.Progress = known
+		p.ManagedFields = []metav1.ManagedFieldsEntry{
+			{Manager: "somebody", Subresource: "status", Time: &metav1.Time{Time: start.Add(time.Hour)}},
+			{Manager: manager, Subresource: "status", Time: &metav1.Time{Time: start}},
+		}
+	})
+	r := &Reconciler{} // without a way to ask: it must not
+	if got := r.observeProgress(t.Context(), p, []*corev1.Pod{{Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "192.0.2.1"}}}, start.Add(progressPeriod-time.Second)); got != known {
+		t.Errorf("progress %+v", got)
+	}
+	if got := r.observeProgress(t.Context(), p, nil, start.Add(progressPeriod)); got != nil {
+		t.Errorf("progress of no pod: %+v", got)
+	}
+}

@@ -1,0 +1,254 @@
+package affinityprofile
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/jobstate"
+	"github.com/semmoe/operator/internal/overlay"
+	"github.com/semmoe/operator/internal/owned"
+	recording "github.com/semmoe/operator/internal/profile"
+)
+
+const (
+	podIPVariable   = "POD_IP"
+	modelVolume     = "model"
+	sharedMemory    = "shm"
+	temporaryVolume = "tmp"
+
+	// loadTime is how long an engine may take to load its model.
+	loadTime = time.Hour
+	// slowest is the rate, in tokens a second, below which a profile is given up: no deployment of use is slower.
+	slowest = 100
+	// spareTime is what a profile may take besides.
+	spareTime = time.Hour
+	// endTime is how much earlier than its pod the profile ends by itself, to say why.
+	endTime = 5 * time.Minute
+)
+
+// ownVolumes are the names of volumes that a template must not use.
+var ownVolumes = []string{modelVolume, sharedMemory, temporaryVolume, semmoev1.DatasetVolume, access.TokenVolume().Name}
+
+// progressPort is where the profiling container tells how far it is: beside the engine's, whatever that is.
+func progressPort(profile *semmoev1.AffinityProfile) int32 {
+	if profile.Spec.Engine.Port == 9090 {
+		return 9091
+	}
+	return 9090
+}
+
+// target is what a profiling Job is made for.
+type target struct {
+	// ID is the profile's; ModelDigest and DatasetDigest are two of its inputs.
+	ID, ModelDigest, DatasetDigest string
+	// Image is the operator's own.
+	Image string
+	// Store is what the container needs to know of the artifact store.
+	Store []corev1.EnvVar
+}
+
+func samplingOf(profile *semmoev1.AffinityProfile) recording.Sampling {
+	return recording.Sampling{Requests: int(profile.Spec.Requests), Tokens: int(profile.Spec.Tokens), RequestTokens: int(profile.Spec.RequestTokens)}
+}
+
+func launch(profile *semmoev1.AffinityProfile) engine.Launch {
+	name := profile.Spec.Model.Name
+	if name == "" {
+		name = profile.Name
+	}
+	return engine.Launch{
+		ModelPath:       profile.Spec.Model.Path,
+		ServedModelName: name,
+		Host:            "$(" + podIPVariable + ")",
+		Port:            profile.Spec.Engine.Port,
+		Ranks:           profile.Spec.Parallelism.ExpertParallelSize,
+		AttentionDP:     profile.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel,
+		RoutedExperts:   true,
+	}
+}
+
+// render makes the Job of an attempt.
+func render(profile *semmoev1.AffinityProfile, to target, attempt int) (*batchv1.Job, error) {
+	labels := labelsOf(profile, semmoev1.ComponentProfile, semmoev1.LabelInputs, to.ID)
+	limit := loadTime + spareTime + time.Duration(profile.Spec.Tokens/slowest)*time.Second
+	ours := &corev1.PodTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: map[string]string{
+			semmoev1.AnnotationModelDigest:            to.ModelDigest,
+			"kubectl.kubernetes.io/default-container": profileContainer,
+		}},
+		Spec: corev1.PodSpec{
+			AutomountServiceAccountToken: ptr.To(false),
+			EnableServiceLinks:           ptr.To(false),
+			Containers:                   []corev1.Container{recorder(profile, to, limit-endTime)},
+			Volumes: []corev1.Volume{
+				{Name: modelVolume, VolumeSource: profile.Spec.Model.Volume},
+				{Name: temporaryVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+				access.TokenVolume(),
+			},
+		},
+	}
+	ours.Spec.Volumes = append(ours.Spec.Volumes, inspection.DatasetFile(profile.Spec.Dataset).Volumes...)
+	dedicated := profile.Spec.Target == semmoev1.ProfilingTargetDedicated
+	if dedicated {
+		sidecar, err := engineSidecar(profile)
+		if err != nil {
+			return nil, err
+		}
+		ours.Spec.InitContainers = []corev1.Container{sidecar}
+		ours.Spec.Volumes = append(ours.Spec.Volumes, corev1.Volume{Name: sharedMemory, VolumeSource: corev1.VolumeSource{
+			EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory},
+		}})
+	}
+	template, err := overlay.Merge(ours, asSidecars(profile.Spec.Template, dedicated))
+	if err != nil {
+		return nil, fmt.Errorf("merge spec.template: %w", err)
+	}
+	template.Spec.RestartPolicy = corev1.RestartPolicyNever
+	template.Spec.ActiveDeadlineSeconds = ptr.To(int64(limit.Seconds()))
+	return &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       profile.Namespace,
+			Name:            jobName(to.ID, attempt),
+			Labels:          labels,
+			OwnerReferences: owned.ControllerReference(profile, "AffinityProfile"),
+		},
+		Spec: batchv1.JobSpec{
+			BackoffLimit: ptr.To[int32](0),
+			PodFailurePolicy: &batchv1.PodFailurePolicy{Rules: []batchv1.PodFailurePolicyRule{
+				// An eviction is nobody's fault: the Job controller makes another pod.
+				{Action: batchv1.PodFailurePolicyActionIgnore, OnPodConditions: []batchv1.PodFailurePolicyOnPodConditionsPattern{
+					{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue},
+				}},
+				{Action: batchv1.PodFailurePolicyActionFailJob, OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{
+					ContainerName: ptr.To(profileContainer), Operator: batchv1.PodFailurePolicyOnExitCodesOpIn, Values: []int32{exitInputs, exitEngine},
+				}},
+			}},
+			Template: *template,
+		},
+	}, nil
+}
+
+// recorder is the container that sends the requests and stores what it records.
+func recorder(profile *semmoev1.AffinityProfile, to target, timeout time.Duration) corev1.Container {
+	dataset := inspection.DatasetFile(profile.Spec.Dataset)
+	sampling := samplingOf(profile)
+	args := []string{
+		"profile",
+		"--engine=" + string(profile.Spec.Engine.Type),
+		"--model-path=" + profile.Spec.Model.Path,
+		"--model-digest=" + to.ModelDigest,
+		"--dataset=" + dataset.Path,
+		"--dataset-digest=" + to.DatasetDigest,
+		"--requests=" + strconv.Itoa(sampling.Requests),
+		"--tokens=" + strconv.Itoa(sampling.Tokens),
+		"--request-tokens=" + strconv.Itoa(sampling.RequestTokens),
+		"--store-scope=" + profile.Namespace + "/" + to.ID,
+		fmt.Sprintf("--progress-address=$(%s):%d", podIPVariable, progressPort(profile)),
+		"--timeout=" + timeout.String(),
+	}
+	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated {
+		args = append(args, "--dedicated", "--wait="+loadTime.String(), fmt.Sprintf("--endpoint=http://$(%s):%d", podIPVariable, profile.Spec.Engine.Port))
+	} else {
+		args = append(args, fmt.Sprintf("--endpoint=http://%s.%s.svc:%d", profile.Spec.DeploymentRef.Name, profile.Namespace, semmoev1.ServicePort))
+	}
+	security := jobstate.RestrictedContainer()
+	pod := jobstate.RestrictedPod() // the engine in the same pod need not be restricted
+	security.RunAsNonRoot, security.RunAsUser, security.SeccompProfile = pod.RunAsNonRoot, pod.RunAsUser, pod.SeccompProfile
+	return corev1.Container{
+		Name:                     profileContainer,
+		Image:                    to.Image,
+		Args:                     args,
+		Env:                      append([]corev1.EnvVar{podIPEnv()}, to.Store...),
+		Ports:                    []corev1.ContainerPort{{Name: "progress", ContainerPort: progressPort(profile), Protocol: corev1.ProtocolTCP}},
+		SecurityContext:          security,
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+		Resources: corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("200m"), corev1.ResourceMemory: resource.MustParse("256Mi")},
+		},
+		VolumeMounts: slices.Concat([]corev1.VolumeMount{
+			{Name: modelVolume, MountPath: semmoev1.ModelMountPath, ReadOnly: true},
+			{Name: temporaryVolume, MountPath: "/tmp"},
+			access.TokenMount(),
+		}, dataset.Mounts),
+	}
+}
+
+// engineSidecar is the engine of target Dedicated. It has no startup probe: the profiling container waits for it, within a
+// limit of its own, and ends the pod when it is dead.
+func engineSidecar(profile *semmoev1.AffinityProfile) (corev1.Container, error) {
+	adapter, err := registry.For(string(profile.Spec.Engine.Type))
+	if err != nil {
+		return corev1.Container{}, err
+	}
+	args, err := adapter.Args(launch(profile), profile.Spec.Engine.Args)
+	if err != nil {
+		return corev1.Container{}, err
+	}
+	command := profile.Spec.Engine.Command
+	if len(command) == 0 {
+		command = adapter.Command
+	}
+	devices := corev1.ResourceList{
+		corev1.ResourceName(profile.Spec.Parallelism.ResourceName): *resource.NewQuantity(int64(profile.Spec.Parallelism.ExpertParallelSize), resource.DecimalSI),
+	}
+	return corev1.Container{
+		Name:                     semmoev1.EngineContainer,
+		RestartPolicy:            ptr.To(corev1.ContainerRestartPolicyAlways),
+		Image:                    profile.Spec.Engine.Image,
+		Command:                  command,
+		Args:                     args,
+		Env:                      append([]corev1.EnvVar{podIPEnv()}, profile.Spec.Engine.Env...),
+		Ports:                    []corev1.ContainerPort{{Name: "http", ContainerPort: profile.Spec.Engine.Port, Protocol: corev1.ProtocolTCP}},
+		Resources:                corev1.ResourceRequirements{Requests: devices, Limits: devices},
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+		VolumeMounts: []corev1.VolumeMount{
+			{Name: modelVolume, MountPath: semmoev1.ModelMountPath, ReadOnly: true},
+			// Collective libraries exchange data between the processes of an engine through shared memory.
+			{Name: sharedMemory, MountPath: "/dev/shm"},
+		},
+	}, nil
+}
+
+// asSidecars is a template, made for serving pods perhaps, as one for a pod that ends: all containers but ours become
+// sidecars, or they would keep the pod from ending. Without a dedicated engine there is nothing to merge its part into.
+func asSidecars(template *corev1.PodTemplateSpec, dedicated bool) *corev1.PodTemplateSpec {
+	if template == nil {
+		return nil
+	}
+	template = template.DeepCopy()
+	containers := template.Spec.Containers
+	template.Spec.Containers = nil
+	for _, container := range containers {
+		switch {
+		case container.Name == profileContainer:
+			template.Spec.Containers = append(template.Spec.Containers, container)
+			continue
+		case container.Name == semmoev1.EngineContainer && !dedicated:
+			continue
+		}
+		// What waits for the engine waits in the profiling container.
+		container.StartupProbe, container.ReadinessProbe, container.LivenessProbe, container.Lifecycle = nil, nil, nil, nil
+		container.RestartPolicy = ptr.To(corev1.ContainerRestartPolicyAlways)
+		template.Spec.InitContainers = append(template.Spec.InitContainers, container)
+	}
+	return template
+}
+
+func podIPEnv() corev1.EnvVar {
+	return corev1.EnvVar{Name: podIPVariable, ValueFrom: &corev1.EnvVarSource{
+		FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.podIP"},
+	}}
+}

@@ -1,0 +1,150 @@
+package affinityprofile
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+func TestRenderDedicated(t *testing.T) {
+	p := newProfile(func(p *semmoev1.AffinityProfile) {
+		p.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+			RestartPolicy: corev1.RestartPolicyAlways, // a template of serving pods
+			NodeSelector:  map[string]string{"gpu": "h200"},
+			Containers: []corev1.Container{
+				{Name: "engine", WorkingDir: "/w", StartupProbe: &corev1.Probe{FailureThreshold: 9}, LivenessProbe: &corev1.Probe{}},
+				{Name: "logs", Image: "logs:1"},
+				{Name: "profile", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("8Gi")}}},
+			},
+		}}
+	})
+	j := job(p, 3)
+	if j.Name != "profile-"+id+"-3" || j.Labels[semmoev1.LabelComponent] != "profile" || j.Labels[semmoev1.LabelInputs] != id || j.Labels[semmoev1.LabelProfile] != "p" {
+		t.Errorf("name %s, labels %v", j.Name, j.Labels)
+	}
+	if diff := cmp.Diff(j.Labels, j.Spec.Template.Labels); diff != "" {
+		t.Errorf("the pod has other labels:\n%s", diff)
+	}
+	if *j.Spec.BackoffLimit != 0 || j.Spec.TTLSecondsAfterFinished != nil || j.Spec.ActiveDeadlineSeconds != nil {
+		t.Errorf("spec %+v", j.Spec)
+	}
+	rules := j.Spec.PodFailurePolicy.Rules
+	if rules[0].Action != batchv1.PodFailurePolicyActionIgnore || rules[0].OnPodConditions[0].Type != corev1.DisruptionTarget ||
+		rules[1].Action != batchv1.PodFailurePolicyActionFailJob || *rules[1].OnExitCodes.ContainerName != "profile" || !slices.Equal(rules[1].OnExitCodes.Values, []int32{3, 4}) {
+		t.Errorf("rules %+v", rules)
+	}
+	spec := j.Spec.Template.Spec
+	if spec.RestartPolicy != corev1.RestartPolicyNever || *spec.ActiveDeadlineSeconds != 3600+3600+2000 || spec.NodeSelector["gpu"] != "h200" {
+		t.Errorf("pod %+v", spec)
+	}
+	if len(spec.Containers) != 1 || len(spec.InitContainers) != 2 {
+		t.Fatalf("%d containers, %d init containers", len(spec.Containers), len(spec.InitContainers))
+	}
+	for _, sidecar := range spec.InitContainers {
+		if ptr.Deref(sidecar.RestartPolicy, "") != corev1.ContainerRestartPolicyAlways || sidecar.StartupProbe != nil || sidecar.LivenessProbe != nil {
+			t.Errorf("%s is no sidecar that starts at once: %+v", sidecar.Name, sidecar)
+		}
+	}
+	at := slices.IndexFunc(spec.InitContainers, func(c corev1.Container) bool { return c.Name == "engine" })
+	engine := spec.InitContainers[at]
+	if engine.Image != "engine:1" || engine.WorkingDir != "/w" || !engine.Resources.Limits["nvidia.com/gpu"].Equal(resource.MustParse("4")) ||
+		!slices.Contains(engine.Args, "--enable-return-routed-experts") || !slices.Contains(engine.Args, "$(POD_IP)") || !engine.VolumeMounts[0].ReadOnly {
+		t.Errorf("engine %+v", engine)
+	}
+	recorder := spec.Containers[0]
+	for _, arg := range []string{
+		"--dedicated", "--endpoint=http://$(POD_IP):30000", "--progress-address=$(POD_IP):9090", "--store-scope=team/" + id, "--model-digest=model",
+		"--dataset-digest=dataset", "--dataset=/dataset/d.jsonl", "--requests=2000", "--tokens=200000", "--request-tokens=512", "--wait=1h0m0s", "--timeout=2h28m20s",
+	} {
+		if !slices.Contains(recorder.Args, arg) {
+			t.Errorf("%v lack %s", recorder.Args, arg)
+		}
+	}
+	security := recorder.SecurityContext
+	if recorder.Resources.Limits.Memory().String() != "8Gi" || !*security.RunAsNonRoot || *security.AllowPrivilegeEscalation || security.SeccompProfile == nil {
+		t.Errorf("recorder %+v", recorder)
+	}
+}
+
+func TestRenderServing(t *testing.T) {
+	p := newProfile(serving, func(p *semmoev1.AffinityProfile) {
+		p.Spec.Engine.Port = 9090
+		p.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "engine", WorkingDir: "/w"}}}}
+	})
+	spec := job(p, 1).Spec.Template.Spec
+	if len(spec.InitContainers) != 0 || len(spec.Containers) != 1 || slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == "shm" }) {
+		t.Errorf("pod %+v", spec)
+	}
+	args := strings.Join(spec.Containers[0].Args, " ")
+	if !strings.Contains(args, "--endpoint=http://m.team.svc:8000") || strings.Contains(args, "--dedicated") || !strings.Contains(args, "--progress-address=$(POD_IP):9091") {
+		t.Errorf("args %s", args)
+	}
+	for _, list := range []corev1.ResourceList{spec.Containers[0].Resources.Limits, spec.Containers[0].Resources.Requests} {
+		if _, devices := list["nvidia.com/gpu"]; devices {
+			t.Error("devices for nothing")
+		}
+	}
+}
+
+func TestInspectPrefix(t *testing.T) {
+	seen := map[string]bool{}
+	for _, name := range []string{"p", strings.Repeat("a", 40), strings.Repeat("a", 41), strings.Repeat("a", 62) + "b", strings.Repeat("a", 62) + "c"} {
+		prefix := inspectPrefix(newProfile(func(p *semmoev1.AffinityProfile) { p.Name = name }))
+		if seen[prefix] || len(prefix)+len("-01234567-9999") > 63 {
+			t.Errorf("%s: prefix %s", name, prefix)
+		}
+		seen[prefix] = true
+	}
+}
+
+func TestValidate(t *testing.T) {
+	template := func(spec corev1.PodSpec) func(*semmoev1.AffinityProfile) {
+		return func(p *semmoev1.AffinityProfile) { p.Spec.Template = &corev1.PodTemplateSpec{Spec: spec} }
+	}
+	for name, tc := range map[string]struct {
+		change func(*semmoev1.AffinityProfile)
+		want   []string // reason, then parts of the message; none: valid
+	}{
+		"valid":          {func(*semmoev1.AffinityProfile) {}, nil},
+		"serving":        {serving, nil},
+		"unknown engine": {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Type = "Other" }, []string{"UnknownEngine", "spec.engine.type", `"Other"`}},
+		"flag of ours":   {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Args = []string{"--port=1"} }, []string{"ContradictingFlags", "--port=1"}},
+		"flags of the deployment's engine": {func(p *semmoev1.AffinityProfile) {
+			serving(p)
+			p.Spec.Engine.Args = []string{"--port=1"}
+		}, nil},
+		"variable of ours": {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, []string{"InvalidSpec", "spec.engine.env", "POD_IP"}},
+		"volume of ours":   {template(corev1.PodSpec{Volumes: []corev1.Volume{{Name: "dataset"}}}), []string{"InvalidTemplate", "spec.template.spec.volumes", `"dataset"`}},
+		"image":            {template(corev1.PodSpec{Containers: []corev1.Container{{Name: "engine", Image: "x"}}}), []string{"InvalidTemplate", "spec.engine"}},
+		"no image":         {template(corev1.PodSpec{Containers: []corev1.Container{{Name: "logs"}}}), []string{"InvalidTemplate", `container "logs" has no image`}},
+		"label of ours": {func(p *semmoev1.AffinityProfile) {
+			p.Spec.Template = &corev1.PodTemplateSpec{}
+			p.Spec.Template.Labels = map[string]string{"semmoe.io/inputs": "x"}
+		}, []string{"InvalidTemplate", "semmoe.io/inputs", "reserved"}},
+	} {
+		got := validate(newProfile(tc.change))
+		if tc.want == nil {
+			if got != nil {
+				t.Errorf("%s: %v", name, got)
+			}
+			continue
+		}
+		if got == nil || got.reason != tc.want[0] {
+			t.Errorf("%s: %+v, want %s", name, got, tc.want[0])
+			continue
+		}
+		for _, part := range tc.want[1:] {
+			if !strings.Contains(got.message, part) {
+				t.Errorf("%s: %q lacks %q", name, got.message, part)
+			}
+		}
+	}
+}

@@ -1,0 +1,206 @@
+package affinityprofile
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/semmoe/operator/internal/jobstate"
+	"github.com/semmoe/operator/internal/podhealth"
+)
+
+type verdict struct {
+	status          metav1.ConditionStatus
+	reason, message string
+}
+
+// fault is what is wrong, the most telling first; one that stalls needs a human.
+type fault struct {
+	reason, message string
+	stalls          bool
+}
+
+// statusOf reports an observation. It reads the previous status only to keep the times of transitions, and to tell work
+// that a new generation causes from repair.
+func statusOf(profile *semmoev1.AffinityProfile, o observation) semmoev1.AffinityProfileStatus {
+	status := semmoev1.AffinityProfileStatus{
+		Conditions:         append([]metav1.Condition(nil), profile.Status.Conditions...),
+		ObservedGeneration: profile.Generation,
+		Inputs:             o.ID,
+		Result:             o.Result,
+	}
+	if o.Result == nil {
+		status.Progress = o.Progress
+	}
+	if report := o.Inspection.Report; report != nil {
+		status.Model = &semmoev1.ModelStatus{
+			Digest:          report.ModelDigest,
+			Family:          report.Family,
+			Layers:          int32(report.Layers),
+			MoELayers:       int32(len(report.MoELayers)),
+			Experts:         int32(report.Experts),
+			ExpertsPerToken: int32(report.ExpertsPerToken),
+		}
+	}
+	wrong := faultOf(o)
+	stalled := wrong != nil && wrong.stalls
+	set := func(kind string, v verdict) {
+		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
+			Type: kind, Status: v.status, Reason: v.reason, Message: v.message, ObservedGeneration: profile.Generation,
+		})
+	}
+	set(semmoev1.ConditionReady, readyVerdict(o, wrong))
+	set(semmoev1.ConditionProgressing, progressingVerdict(o, stalled))
+	set(semmoev1.ConditionDegraded, degradedVerdict(wrong))
+	set(semmoev1.ConditionStalled, stalledVerdict(wrong))
+	set(semmoev1.ConditionReconciling, reconcilingVerdict(profile, o, stalled))
+	return status
+}
+
+func faultOf(o observation) *fault {
+	a := o.Attempts
+	switch {
+	case o.Invalid != nil:
+		return &fault{o.Invalid.reason, o.Invalid.message, true}
+	case o.Inspection.Failure != "" && o.Inspection.Invalid && strings.HasPrefix(o.Inspection.Failure, "data set"):
+		return &fault{"DatasetInvalid", o.Inspection.Failure, true}
+	case o.Inspection.Failure != "" && o.Inspection.Invalid:
+		return &fault{"ModelInvalid", o.Inspection.Failure, true}
+	case o.Inspection.Failure != "":
+		return &fault{"InspectionFailed", "The model or the data set could not be read, and will be again: " + o.Inspection.Failure, false}
+	case o.StoreFailure != "":
+		return &fault{"StoreUnavailable", o.StoreFailure, false}
+	case o.Result != nil:
+		return nil
+	case a.Running == nil && a.FinalReason != "":
+		return &fault{a.FinalReason, fmt.Sprintf("%s. Another attempt would end in the same way, so none is made: mend it and delete Job %s, or create another AffinityProfile", a.Failure, a.Last.Name), true}
+	case a.Crash != "":
+		return &fault{"EngineFailed", a.Crash, false}
+	case o.Problem != nil:
+		return &fault{o.Problem.Reason, o.Problem.Message, false}
+	case o.Failure != "":
+		return &fault{"ReconcileFailed", o.Failure, false}
+	case a.Last != nil && a.FinalReason == "":
+		return &fault{"ProfilingFailed", fmt.Sprintf("Attempt %d failed, and is repeated: %s", jobstate.Attempt(a.Last), a.Failure), false}
+	}
+	return nil
+}
+
+func readyVerdict(o observation, wrong *fault) verdict {
+	switch r := o.Result; {
+	case r != nil:
+		return verdict{metav1.ConditionTrue, "Profiled", fmt.Sprintf("The artifact store has the profile %s: %d tokens, of which %d in the routing trace of %d requests", o.ID, r.Tokens, r.TracedTokens, r.Requests)}
+	case wrong != nil:
+		return verdict{metav1.ConditionFalse, wrong.reason, wrong.message}
+	}
+	reason, message := stage(o)
+	return verdict{metav1.ConditionFalse, reason, message}
+}
+
+// stage is what a profile without a result waits for.
+func stage(o observation) (reason, message string) {
+	a := o.Attempts
+	switch {
+	case o.ID == "":
+		return "Inspecting", "The model and the data set are being inspected; no device is used before they are found to be sound"
+	case a.Running != nil && !a.Ours:
+		return "WaitingForOtherProfile", fmt.Sprintf("Job %s of AffinityProfile %s records a profile of the same inputs: its result will be shared", a.Running.Name, a.Running.Labels[semmoev1.LabelProfile])
+	case a.Running != nil && a.Running.DeletionTimestamp != nil:
+		return "WaitingForJob", fmt.Sprintf("Job %s is being deleted; another one follows", a.Running.Name)
+	case a.Running != nil && o.Progress == nil:
+		return "Profiling", fmt.Sprintf("Job %s waits for its engine", a.Running.Name)
+	case a.Running != nil:
+		return "Profiling", fmt.Sprintf("Job %s sends the requests of the data set: see status.progress", a.Running.Name)
+	case o.Deployment != "":
+		return "WaitingForDeployment", o.Deployment + ": the profile is taken once it serves"
+	}
+	return "StartingJob", "The profiling Job is being created"
+}
+
+func progressingVerdict(o observation, stalled bool) verdict {
+	switch {
+	case stalled:
+		return verdict{metav1.ConditionFalse, "Stalled", "Nothing will change until what the condition Stalled names is mended"}
+	case o.Result != nil:
+		return verdict{metav1.ConditionFalse, "Complete", "The profile is in the artifact store"}
+	}
+	reason, message := stage(o)
+	return verdict{metav1.ConditionTrue, reason, message}
+}
+
+func degradedVerdict(wrong *fault) verdict {
+	if wrong == nil {
+		return verdict{metav1.ConditionFalse, "AsExpected", "Nothing is wrong"}
+	}
+	return verdict{metav1.ConditionTrue, wrong.reason, wrong.message}
+}
+
+func stalledVerdict(wrong *fault) verdict {
+	if wrong == nil || !wrong.stalls {
+		return verdict{metav1.ConditionFalse, "NotStalled", "Nothing waits for a human"}
+	}
+	return verdict{metav1.ConditionTrue, wrong.reason, wrong.message}
+}
+
+// reconcilingVerdict is True only until the first result: a profile that is lost and taken again is repair.
+func reconcilingVerdict(profile *semmoev1.AffinityProfile, o observation, stalled bool) verdict {
+	previous := meta.FindStatusCondition(profile.Status.Conditions, semmoev1.ConditionReconciling)
+	finished := previous != nil && previous.Status == metav1.ConditionFalse && previous.Reason == "Complete" && previous.ObservedGeneration == profile.Generation
+	switch {
+	case stalled:
+		return verdict{metav1.ConditionFalse, "Stalled", "The condition Stalled names what must be mended"}
+	case o.Result != nil, finished:
+		return verdict{metav1.ConditionFalse, "Complete", "The profile is complete"}
+	}
+	return verdict{metav1.ConditionTrue, "InProgress", "The profile is being made"}
+}
+
+// applyStatus writes the status where it differs from the recorded one, and tells the transitions as events.
+func (r *Reconciler) applyStatus(ctx context.Context, profile *semmoev1.AffinityProfile, status semmoev1.AffinityProfileStatus) error {
+	if equality.Semantic.DeepEqual(profile.Status, status) {
+		return nil
+	}
+	data, err := json.Marshal(status)
+	if err != nil {
+		return err
+	}
+	intent := &semmoeac.AffinityProfileStatusApplyConfiguration{}
+	if err := json.Unmarshal(data, intent); err != nil {
+		return err
+	}
+	if err := r.Status().Apply(ctx, semmoeac.AffinityProfile(profile.Name, profile.Namespace).WithStatus(intent),
+		client.FieldOwner(manager), client.ForceOwnership); err != nil {
+		return fmt.Errorf("apply status: %w", err)
+	}
+	r.tellTransitions(profile, status)
+	return nil
+}
+
+// tellTransitions records an event for each change of Ready and Degraded, and for each new stage of progress.
+func (r *Reconciler) tellTransitions(profile *semmoev1.AffinityProfile, status semmoev1.AffinityProfileStatus) {
+	for _, kind := range []string{semmoev1.ConditionProgressing, semmoev1.ConditionDegraded, semmoev1.ConditionReady} {
+		before, after := meta.FindStatusCondition(profile.Status.Conditions, kind), meta.FindStatusCondition(status.Conditions, kind)
+		if before != nil && before.Status == after.Status && before.Reason == after.Reason {
+			continue
+		}
+		holds := after.Status == metav1.ConditionTrue
+		if kind == semmoev1.ConditionDegraded && before == nil && !holds {
+			continue // it was never otherwise
+		}
+		level := corev1.EventTypeNormal
+		lost := kind == semmoev1.ConditionReady && !holds && before != nil && before.Status == metav1.ConditionTrue
+		if lost || kind == semmoev1.ConditionDegraded && holds {
+			level = corev1.EventTypeWarning
+		}
+		r.Recorder.Eventf(profile, nil, level, after.Reason, "Reconcile", "%s is %s: %s", kind, after.Status, podhealth.Truncate(after.Message, 900))
+	}
+}

@@ -1,0 +1,71 @@
+package affinityprofile
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/engine/registry"
+)
+
+// invalidError is a fault of the spec that only its author can mend; reason becomes a condition's.
+type invalidError struct{ reason, message string }
+
+func (e *invalidError) Error() string { return e.message }
+
+func invalidf(reason, format string, args ...any) *invalidError {
+	return &invalidError{reason: reason, message: fmt.Sprintf(format, args...)}
+}
+
+// validate checks what the schema cannot.
+func validate(profile *semmoev1.AffinityProfile) *invalidError {
+	adapter, err := registry.For(string(profile.Spec.Engine.Type))
+	if err != nil {
+		return invalidf("UnknownEngine", "spec.engine.type: %v", err)
+	}
+	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated {
+		if _, err := adapter.Args(launch(profile), profile.Spec.Engine.Args); err != nil {
+			return invalidf("ContradictingFlags", "%v", err)
+		}
+		if slices.ContainsFunc(profile.Spec.Engine.Env, func(env corev1.EnvVar) bool { return env.Name == podIPVariable }) {
+			return invalidf("InvalidSpec", "spec.engine.env: %s is set by the operator: use another name", podIPVariable)
+		}
+	}
+	if template := profile.Spec.Template; template != nil {
+		return validateTemplate(template)
+	}
+	return nil
+}
+
+func validateTemplate(template *corev1.PodTemplateSpec) *invalidError {
+	for _, metadata := range []struct {
+		field string
+		keys  map[string]string
+	}{{"labels", template.Labels}, {"annotations", template.Annotations}} {
+		for key := range metadata.keys {
+			if strings.HasPrefix(key, semmoev1.GroupVersion.Group+"/") {
+				return invalidf("InvalidTemplate", "spec.template.metadata.%s: %q is reserved: keys under %s/ are the operator's", metadata.field, key, semmoev1.GroupVersion.Group)
+			}
+		}
+	}
+	for _, volume := range template.Spec.Volumes {
+		if slices.Contains(ownVolumes, volume.Name) {
+			return invalidf("InvalidTemplate", "spec.template.spec.volumes: %q is one of the operator's (%s): use another name", volume.Name, strings.Join(ownVolumes, ", "))
+		}
+	}
+	for _, container := range template.Spec.Containers {
+		if container.Name != semmoev1.EngineContainer && container.Name != profileContainer {
+			if container.Image == "" {
+				return invalidf("InvalidTemplate", "spec.template.spec.containers: container %q has no image; the operator's containers are %q and %q", container.Name, semmoev1.EngineContainer, profileContainer)
+			}
+			continue
+		}
+		if container.Image != "" || container.Command != nil || container.Args != nil {
+			return invalidf("InvalidTemplate", "spec.template.spec.containers: image, command and args of container %q are not the template's: use spec.engine for the engine's", container.Name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,365 @@
+package moedeployment
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/owned"
+)
+
+// planning is what the profiles and plans of a MoEDeployment tell.
+type planning struct {
+	// Profile is the profile that plans are made from; nil where there is none (yet).
+	Profile *semmoev1.AffinityProfile
+	// ProfileName is its name, known before it exists; empty where none is asked for.
+	ProfileName string
+	// Plan is the plan for the present inputs; nil where there is none (yet).
+	Plan *semmoev1.PlacementPlan
+	// Serving is what to serve under: Plan once it may be rolled out, what is in service until then; nil for no plan.
+	Serving *layout
+	// Promise is the plan that Serving is of; nil where it does not exist any more, or has not told its figures yet.
+	Promise *semmoev1.PlacementPlan
+	// Hold is why Plan is not rolled out although it is ready; its zero value where it is, or where there is none.
+	Hold verdict
+}
+
+// profileInputs are the inputs that tell the profiles of a MoEDeployment apart. Images, resources and parallel sizes are
+// not among them: which experts a token activates does not depend on them.
+type profileInputs struct {
+	Path     string                   `json:"path"`
+	Volume   corev1.VolumeSource      `json:"volume"`
+	Model    string                   `json:"model"`
+	Dataset  semmoev1.DatasetSpec     `json:"dataset"`
+	Sampling semmoev1.SamplingSpec    `json:"sampling"`
+	Target   semmoev1.ProfilingTarget `json:"target"`
+}
+
+// profileFor is the profile that the spec asks for, of a model with that digest; nil where it asks for none of its own.
+func profileFor(moed *semmoev1.MoEDeployment, modelDigest string) *semmoev1.AffinityProfile {
+	profiling := moed.Spec.Profiling
+	if profiling == nil || profiling.Dataset == nil {
+		return nil
+	}
+	name := moed.Name + "-" + owned.ShortHash(profileInputs{
+		Path: moed.Spec.Model.Path, Volume: moed.Spec.Model.Volume, Model: modelDigest,
+		Dataset: *profiling.Dataset, Sampling: profiling.SamplingSpec, Target: profiling.Target,
+	}, 8)
+	spec := semmoev1.AffinityProfileSpec{
+		Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: moed.Spec.Parallelism,
+		Dataset: *profiling.Dataset, SamplingSpec: profiling.SamplingSpec, Target: profiling.Target,
+		Template: schedulingOf(moed.Spec.Template),
+	}
+	if profiling.Target == semmoev1.ProfilingTargetServing {
+		spec.DeploymentRef = &semmoev1.DeploymentReference{Name: moed.Name}
+	} else {
+		spec.Template = moed.Spec.Template
+	}
+	return &semmoev1.AffinityProfile{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: moed.Namespace, Name: name,
+			Labels:          labelsOf(moed, semmoev1.ComponentProfile),
+			OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
+		},
+		Spec: spec,
+	}
+}
+
+// schedulingOf is the part of a template that says where pods may run, and how their images are pulled.
+func schedulingOf(template *corev1.PodTemplateSpec) *corev1.PodTemplateSpec {
+	if template == nil {
+		return nil
+	}
+	return &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+		Containers:       []corev1.Container{},
+		NodeSelector:     template.Spec.NodeSelector,
+		Affinity:         template.Spec.Affinity,
+		Tolerations:      template.Spec.Tolerations,
+		ImagePullSecrets: template.Spec.ImagePullSecrets,
+	}}
+}
+
+// planInputs are the inputs that tell the plans of a MoEDeployment apart.
+type planInputs struct {
+	Profile   string                        `json:"profile"`
+	Result    string                        `json:"result"`
+	Attention semmoev1.AttentionParallelism `json:"attention"`
+	Ranks     int32                         `json:"ranks"`
+	Engine    semmoev1.EngineType           `json:"engine"`
+	Solver    semmoev1.SolverSpec           `json:"solver"`
+}
+
+// planFor is the plan that the spec asks for, given its profile.
+func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile) *semmoev1.PlacementPlan {
+	spec := semmoev1.PlacementPlanSpec{
+		ProfileRef: semmoev1.ProfileReference{Name: profile.Name}, Attention: moed.Spec.Parallelism.Attention,
+		ExpertParallelSize: moed.Spec.Parallelism.ExpertParallelSize, Engine: moed.Spec.Engine.Type, Solver: moed.Spec.Placement.Solver,
+	}
+	name := moed.Name + "-" + owned.ShortHash(planInputs{
+		Profile: profile.Name, Result: profile.Status.Result.Digest, Attention: spec.Attention, Ranks: spec.ExpertParallelSize,
+		Engine: spec.Engine, Solver: spec.Solver,
+	}, 8)
+	return &semmoev1.PlacementPlan{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: moed.Namespace, Name: name,
+			Labels:          labelsOf(moed, semmoev1.ComponentPlan),
+			OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
+		},
+		Spec: spec,
+	}
+}
+
+// profiled tells that the profile is complete, and of the model that is served.
+func profiled(profile *semmoev1.AffinityProfile, modelDigest string) bool {
+	return profile != nil && meta.IsStatusConditionTrue(profile.Status.Conditions, semmoev1.ConditionReady) &&
+		profile.Status.Result != nil && profile.Status.Model != nil && profile.Status.Model.Digest == modelDigest
+}
+
+// published tells that the plan can be served under: it is complete, and made for the model and the ranks of the spec.
+func published(plan *semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, modelDigest string) bool {
+	return plan != nil && plan.DeletionTimestamp == nil &&
+		meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionReady) && plan.Status.PlanDigest != "" &&
+		plan.Status.ModelDigest == modelDigest &&
+		plan.Spec.ExpertParallelSize == moed.Spec.Parallelism.ExpertParallelSize && plan.Spec.Attention == moed.Spec.Parallelism.Attention &&
+		plan.Spec.Engine == moed.Spec.Engine.Type
+}
+
+// layout is all that a revision needs to know of a plan.
+type layout struct {
+	// Digest is the plan's, ConfigMap holds its files.
+	Digest, ConfigMap string
+}
+
+// Short is the short digest.
+func (l *layout) Short() string { return l.Digest[:min(len(l.Digest), 16)] }
+
+func layoutOf(plan *semmoev1.PlacementPlan) *layout {
+	return &layout{plan.Status.PlanDigest, plan.Status.ConfigMap}
+}
+
+// chooseLayout decides what to serve under: the plan for the present inputs where it may be rolled out, else what is in
+// service while it fits the spec. wanted is nil where there is none yet.
+func chooseLayout(moed *semmoev1.MoEDeployment, modelDigest string, wanted *semmoev1.PlacementPlan, workloads []*appsv1.StatefulSet) (serving *layout, hold verdict) {
+	inService := layoutInService(moed, modelDigest, workloads)
+	if !published(wanted, moed, modelDigest) {
+		return inService, verdict{}
+	}
+	if inService != nil && inService.Digest == wanted.Status.PlanDigest {
+		return inService, verdict{}
+	}
+	if hold = holdBack(moed, wanted); hold.reason != "" {
+		return inService, hold
+	}
+	return layoutOf(wanted), verdict{}
+}
+
+// layoutInService is that of the newest workload that has replicas, where it still fits the spec. It is read from the
+// workload alone: a plan whose status was lost, or which was deleted, is still in service.
+func layoutInService(moed *semmoev1.MoEDeployment, modelDigest string, workloads []*appsv1.StatefulSet) *layout {
+	ranks := strconv.Itoa(int(moed.Spec.Parallelism.ExpertParallelSize))
+	for _, workload := range workloads {
+		if workload.Spec.Replicas == nil || *workload.Spec.Replicas == 0 {
+			continue
+		}
+		template := &workload.Spec.Template
+		digest := template.Annotations[semmoev1.AnnotationPlanDigest]
+		if digest == "" || template.Annotations[semmoev1.AnnotationModelDigest] != modelDigest || template.Annotations[semmoev1.AnnotationRanks] != ranks {
+			continue
+		}
+		for _, volume := range template.Spec.Volumes {
+			if volume.Name == planVolume && volume.ConfigMap != nil {
+				return &layout{digest, volume.ConfigMap.Name}
+			}
+		}
+	}
+	return nil
+}
+
+// promiseOf is the plan with that digest, among those that tell what they are worth.
+func promiseOf(serving *layout, plans ...*semmoev1.PlacementPlan) *semmoev1.PlacementPlan {
+	for _, plan := range plans {
+		if serving != nil && plan != nil && plan.Status.PlanDigest == serving.Digest && plan.Status.Forecast != nil {
+			return plan
+		}
+	}
+	return nil
+}
+
+// holdBack is why a plan that is ready is not rolled out; its zero value where it is.
+func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) verdict {
+	short := plan.Status.Plan
+	approved := moed.Annotations[semmoev1.AnnotationApprove] == short
+	approve := fmt.Sprintf("kubectl annotate moed -n %s %s %s=%s --overwrite", moed.Namespace, moed.Name, semmoev1.AnnotationApprove, short)
+	no := func(reason, format string, args ...any) verdict {
+		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}
+	}
+	switch {
+	case plan.Status.Verdict != semmoev1.VerdictGain:
+		return no("NoGainExpected", "Plan %s promises no gain (%s against %s without it), and is not rolled out", short, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)
+	case moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
+		return no("NotRealizable", "Plan %s is for attention TensorParallel: it pays only in an engine that shuffles tokens by the plan's tables, which %s does not", short, moed.Spec.Engine.Type)
+	case moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter:
+		return no("NoRouter", "Plan %s pays only if requests are sent to the ranks that hold their experts: set spec.routing.mode to Router", short)
+	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
+		return no("Advisory", "Plan %s promises %s against %s without it; spec.placement.approval is Advisory: nothing is rolled out", short, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)
+	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !approved:
+		return no("AwaitingApproval", "Plan %s promises %s against %s without it; approve it with: %s", short, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary, approve)
+	case *moed.Spec.Replicas == 1 && *moed.Spec.Rollout.MaxSurge == 0 && !approved:
+		return no("NoRoomForCanary", "Plan %s promises %s against %s without it; with one replica and spec.rollout.maxSurge 0 its roll-out interrupts the service: set maxSurge, or accept that with: %s",
+			short, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary, approve)
+	}
+	return verdict{}
+}
+
+func forecastOf(plan *semmoev1.PlacementPlan) semmoev1.PlanForecast {
+	if plan == nil || plan.Status.Forecast == nil {
+		return semmoev1.PlanForecast{}
+	}
+	return *plan.Status.Forecast
+}
+
+// obsoletePlans are plans of ours that nothing needs: not asked for, and named by no workload.
+func obsoletePlans(plans []*semmoev1.PlacementPlan, p planning, workloads []*appsv1.StatefulSet) []*semmoev1.PlacementPlan {
+	return slices.DeleteFunc(slices.Clone(plans), func(plan *semmoev1.PlacementPlan) bool {
+		wanted := p.Plan != nil && p.Plan.Name == plan.Name
+		return plan.DeletionTimestamp != nil || wanted || slices.ContainsFunc(workloads, func(w *appsv1.StatefulSet) bool { return mounts(w, plan) })
+	})
+}
+
+// mounts tells that a workload's pods mount the plan's ConfigMap, which would go with the plan. Its name begins with the
+// plan's, so that this holds also while the plan's status is not known.
+func mounts(workload *appsv1.StatefulSet, plan *semmoev1.PlacementPlan) bool {
+	return slices.ContainsFunc(workload.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.Name == planVolume && v.ConfigMap != nil && strings.HasPrefix(v.ConfigMap.Name, plan.Name+"-")
+	})
+}
+
+// obsoleteProfiles are profiles of ours that neither the spec nor a plan that is kept names.
+func obsoleteProfiles(profiles []*semmoev1.AffinityProfile, p planning, kept []*semmoev1.PlacementPlan) []*semmoev1.AffinityProfile {
+	return slices.DeleteFunc(slices.Clone(profiles), func(profile *semmoev1.AffinityProfile) bool {
+		return profile.DeletionTimestamp != nil || profile.Name == p.ProfileName || slices.ContainsFunc(kept, func(plan *semmoev1.PlacementPlan) bool {
+			return plan.Spec.ProfileRef.Name == profile.Name
+		})
+	})
+}
+
+func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
+	no := func(reason, message string) verdict { return verdict{metav1.ConditionFalse, reason, message} }
+	profile := o.Planning.Profile
+	switch {
+	case moed.Spec.Profiling == nil:
+		return no("NoProfile", "The model has not been profiled: it is served with the engine's own placement of experts; name a data set in spec.profiling")
+	case o.Inspection.Report == nil:
+		return no("InspectingModel", "The model is profiled once it has been inspected")
+	case profile == nil && moed.Spec.Profiling.ProfileRef != nil:
+		return no("ProfileNotFound", fmt.Sprintf("spec.profiling.profileRef: there is no AffinityProfile %q in namespace %s", moed.Spec.Profiling.ProfileRef.Name, moed.Namespace))
+	case profile == nil:
+		return no("WaitingForProfile", "The profile is being created")
+	case profiled(profile, o.Inspection.Report.ModelDigest):
+		r := profile.Status.Result
+		return verdict{metav1.ConditionTrue, "Profiled", fmt.Sprintf("AffinityProfile %s holds %d tokens of %d requests", profile.Name, r.Tokens, r.Requests)}
+	case profile.Status.Model != nil && profile.Status.Model.Digest != o.Inspection.Report.ModelDigest:
+		return no("OtherModel", fmt.Sprintf("AffinityProfile %s is of another checkpoint (digest %s) than the one that is served (%s)", profile.Name, profile.Status.Model.Digest, o.Inspection.Report.ModelDigest))
+	}
+	return no(childVerdict("AffinityProfile", profile.Name, profile.Status.Conditions, "Profiling"))
+}
+
+func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
+	no := func(reason, message string) verdict { return verdict{metav1.ConditionFalse, reason, message} }
+	plan := o.Planning.Plan
+	switch {
+	case moed.Spec.Profiling == nil:
+		return no("NoProfile", "There is no plan without a profile")
+	case o.Inspection.Report == nil || !profiled(o.Planning.Profile, o.Inspection.Report.ModelDigest):
+		return no("WaitingForProfile", "The plan is made once the model has been profiled")
+	case plan == nil:
+		return no("WaitingForPlan", "The plan is being created")
+	case published(plan, moed, o.Inspection.Report.ModelDigest):
+		reason := "Planned"
+		if plan.Status.Verdict != semmoev1.VerdictGain {
+			reason = string(semmoev1.VerdictNoGainExpected)
+		}
+		return verdict{metav1.ConditionTrue, reason, fmt.Sprintf("PlacementPlan %s (%s) promises a local activation rate of %s; the default placement has %s",
+			plan.Name, plan.Status.Plan, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)}
+	}
+	return no(childVerdict("PlacementPlan", plan.Name, plan.Status.Conditions, "Planning"))
+}
+
+// childVerdict tells what a profile or plan that is not ready says of itself.
+func childVerdict(kind, name string, conditions []metav1.Condition, otherwise string) (reason, message string) {
+	ready := meta.FindStatusCondition(conditions, semmoev1.ConditionReady)
+	if ready == nil {
+		return otherwise, fmt.Sprintf("%s %s has just been created", kind, name)
+	}
+	return ready.Reason, fmt.Sprintf("%s %s: %s", kind, name, ready.Message)
+}
+
+func rolledOutVerdict(o observation, complete bool) verdict {
+	no := func(reason, format string, args ...any) verdict {
+		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}
+	}
+	p := o.Planning
+	switch {
+	case p.Hold.reason != "":
+		return p.Hold
+	case p.Serving == nil:
+		return no("NoPlan", "There is no plan to roll out")
+	case p.Plan == nil || p.Plan.Status.PlanDigest != p.Serving.Digest:
+		return no("WaitingForPlan", "Plan %s is in service; the plan for the present inputs is not ready yet", p.Serving.Short())
+	case !complete:
+		return no("RollingOut", "Plan %s is being rolled out", p.Serving.Short())
+	}
+	return verdict{metav1.ConditionTrue, "RolledOut", fmt.Sprintf("All replicas serve under plan %s", p.Serving.Short())}
+}
+
+// onTargetPercent is how far, relative to the plan's promise, the observed rate may lie below it.
+const onTargetPercent = 10
+
+func localityVerdict(moed *semmoev1.MoEDeployment, o observation, lar *semmoev1.LARStatus) verdict {
+	unknown := func(reason, message string) verdict { return verdict{metav1.ConditionUnknown, reason, message} }
+	switch {
+	case o.Planning.Serving == nil:
+		return unknown("NoPlan", "Without a plan there is no promised local activation rate to compare with")
+	case !observes(moed):
+		return unknown("NotObserved", "Nothing is sampled: set spec.routing.samplePercent above 0")
+	case lar == nil || lar.ObservedMilli == nil || lar.ObservedRevision != o.Revision || lar.PredictedMilli == nil:
+		return unknown("TooFewSamples", fmt.Sprintf("The routers have sampled fewer than %d requests of this revision", enoughSamples))
+	}
+	observed, predicted := *lar.ObservedMilli, *lar.PredictedMilli
+	text := fmt.Sprintf("The observed local activation rate is %s, the plan promises %s", percent(observed), percent(predicted))
+	if observed*100 < predicted*(100-onTargetPercent) {
+		return verdict{metav1.ConditionFalse, "BelowPromise", text}
+	}
+	return verdict{metav1.ConditionTrue, "OnTarget", text}
+}
+
+// profilingFault is what a profile or plan says is wrong with it: the model serves all the same.
+func profilingFault(p planning) *fault {
+	var conditions []metav1.Condition
+	kind, name := "", ""
+	switch {
+	case p.Plan != nil && meta.IsStatusConditionTrue(p.Plan.Status.Conditions, semmoev1.ConditionDegraded):
+		kind, name, conditions = "PlacementPlan", p.Plan.Name, p.Plan.Status.Conditions
+	case p.Profile != nil && meta.IsStatusConditionTrue(p.Profile.Status.Conditions, semmoev1.ConditionDegraded):
+		kind, name, conditions = "AffinityProfile", p.Profile.Name, p.Profile.Status.Conditions
+	default:
+		return nil
+	}
+	degraded := meta.FindStatusCondition(conditions, semmoev1.ConditionDegraded)
+	return &fault{degraded.Reason, fmt.Sprintf("%s %s: %s", kind, name, degraded.Message), false}
+}
+
+// newestFirst orders plans for a stable choice among equals.
+func newestFirst(plans []*semmoev1.PlacementPlan) {
+	slices.SortFunc(plans, func(a, b *semmoev1.PlacementPlan) int {
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+}

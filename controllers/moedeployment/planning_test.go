@@ -1,0 +1,215 @@
+package moedeployment
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/router"
+)
+
+// model is the digest of the checkpoint of the fixtures.
+const model = "sha256:abc"
+
+// planOf is a published plan for the deployment of the fixtures.
+func planOf(name, digest string, change func(*semmoev1.PlacementPlan)) *semmoev1.PlacementPlan {
+	plan := &semmoev1.PlacementPlan{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+		Spec: semmoev1.PlacementPlanSpec{
+			ProfileRef: semmoev1.ProfileReference{Name: "p"}, Attention: semmoev1.AttentionDataParallel, ExpertParallelSize: 4, Engine: semmoev1.EngineSGLang,
+		},
+		Status: semmoev1.PlacementPlanStatus{
+			Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Published", Message: "m"}},
+			Plan:       digest, PlanDigest: digest + "-full", ModelDigest: model, ConfigMap: name + "-" + digest, Verdict: semmoev1.VerdictGain,
+			Forecast: &semmoev1.PlanForecast{LARMilli: 400, BaselineMilli: 250, LARSummary: "40.0%", BaselineSummary: "25.0%"},
+		},
+	}
+	if change != nil {
+		change(plan)
+	}
+	return plan
+}
+
+// workloadUnder is the workload of a revision under the plan.
+func workloadUnder(t *testing.T, plan *semmoev1.PlacementPlan, replicas int32) *appsv1.StatefulSet {
+	t.Helper()
+	workload, err := render(deployment(), "r1", report(), layoutOf(plan), "semmoe:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	workload.Spec.Replicas = &replicas
+	return workload
+}
+
+func TestChooseLayout(t *testing.T) {
+	old, fresh := planOf("old", "aa", nil), planOf("new", "bb", nil)
+	waiting := planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse })
+	otherModel := planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.ModelDigest = "sha256:other" })
+	gone := planOf("gone", "cc", nil)
+	lost := planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status = semmoev1.PlacementPlanStatus{} })
+	noGain := planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Verdict = semmoev1.VerdictNoGainExpected })
+	approval := func(mode semmoev1.ApprovalMode) func(*semmoev1.MoEDeployment) {
+		return func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = mode }
+	}
+	approve := func(m *semmoev1.MoEDeployment) { m.Annotations = map[string]string{semmoev1.AnnotationApprove: "bb"} }
+	cases := map[string]struct {
+		change    []func(*semmoev1.MoEDeployment)
+		wanted    *semmoev1.PlacementPlan
+		workloads []*appsv1.StatefulSet
+		want      *semmoev1.PlacementPlan
+		hold      string
+	}{
+		"none yet":                        {},
+		"ready":                           {wanted: fresh, want: fresh},
+		"not ready":                       {wanted: waiting},
+		"not ready, the old one stays":    {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}, want: old},
+		"ready, replaces the old one":     {wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}, want: fresh},
+		"of another checkpoint":           {wanted: otherModel},
+		"no gain":                         {wanted: noGain, hold: "NoGainExpected"},
+		"no gain, the old one stays":      {wanted: noGain, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}, want: old, hold: "NoGainExpected"},
+		"advisory":                        {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalAdvisory), approve}, wanted: fresh, hold: "Advisory"},
+		"manual":                          {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, hold: "AwaitingApproval"},
+		"manual, approved":                {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual), approve}, wanted: fresh, want: fresh},
+		"manual, in service already":      {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, fresh, 1)}, want: fresh},
+		"one replica, no surge":           {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }}, wanted: fresh, hold: "NoRoomForCanary"},
+		"one replica, no surge, approved": {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }, approve}, wanted: fresh, want: fresh},
+		"one replica, surge": {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) {
+			m.Spec.Replicas = ptr.To[int32](1)
+			m.Spec.Rollout.MaxSurge = ptr.To[int32](1)
+		}}, wanted: fresh, want: fresh},
+		"no router":                         {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, wanted: fresh, hold: "NoRouter"},
+		"EP size changed: no plan fits":     {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
+		"a workload without replicas":       {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 0)}},
+		"a workload of a plan that is gone": {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, gone, 2)}, want: gone},
+		"of which the status was lost":      {wanted: lost, workloads: []*appsv1.StatefulSet{workloadUnder(t, fresh, 2)}, want: fresh},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got, hold := chooseLayout(deployment(tc.change...), model, tc.wanted, tc.workloads)
+			var want *layout
+			if tc.want != nil {
+				want = layoutOf(tc.want)
+			}
+			if diff := cmp.Diff(want, got); diff != "" || hold.reason != tc.hold {
+				t.Errorf("holds because of %q, want %q; layout (-want +got):\n%s", hold.reason, tc.hold, diff)
+			}
+			if strings.Contains(hold.message, "%!") {
+				t.Errorf("message %q", hold.message)
+			}
+		})
+	}
+}
+
+// Neither an image, nor resources, nor the number of replicas changes what is profiled: no profile is made twice for them.
+func TestProfileFollowsItsInputsAlone(t *testing.T) {
+	profiling := func(m *semmoev1.MoEDeployment) {
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{
+			Dataset:      &semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "d", Key: "k"}},
+			SamplingSpec: semmoev1.SamplingSpec{Requests: 100, Tokens: 10000, RequestTokens: 512}, Target: semmoev1.ProfilingTargetServing,
+		}
+	}
+	base := profileFor(deployment(profiling), model)
+	cases := map[string]struct {
+		change func(*semmoev1.MoEDeployment)
+		same   bool
+	}{
+		"image":    {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }, true},
+		"EP size":  {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }, true},
+		"replicas": {func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](9) }, true},
+		"template": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{NodeSelector: map[string]string{"a": "b"}}}
+		}, true},
+		"data set": {func(m *semmoev1.MoEDeployment) { m.Spec.Profiling.Dataset.ConfigMap.Name = "e" }, false},
+		"tokens":   {func(m *semmoev1.MoEDeployment) { m.Spec.Profiling.Tokens = 20000 }, false},
+		"model":    {func(m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models/x" }, false},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			if got := profileFor(deployment(profiling, tc.change), model); (got.Name == base.Name) != tc.same {
+				t.Errorf("profile %s, before the change %s, want equal: %v", got.Name, base.Name, tc.same)
+			}
+		})
+	}
+	if profileFor(deployment(profiling), "sha256:other").Name == base.Name {
+		t.Error("another checkpoint gives the same profile")
+	}
+	if profileFor(deployment(), model) != nil {
+		t.Error("a spec without profiling asks for a profile")
+	}
+}
+
+func TestPlanningConditions(t *testing.T) {
+	found := report()
+	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{
+		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
+		Model:      &semmoev1.ModelStatus{Digest: model}, Result: &semmoev1.ProfileResult{Digest: "d", Tokens: 5},
+	}}
+	broken := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{Conditions: []metav1.Condition{
+		{Type: semmoev1.ConditionReady, Status: metav1.ConditionFalse, Reason: "DatasetInvalid", Message: "line 3 is no JSON"},
+		{Type: semmoev1.ConditionDegraded, Status: metav1.ConditionTrue, Reason: "DatasetInvalid", Message: "line 3 is no JSON"},
+	}}}
+	plan, other := planOf("new", "bb", nil), planOf("old", "aa", nil)
+	pods := []*corev1.Pod{pod("m-r1-0", "r1"), pod("m-r1-1", "r1")}
+	serving := func(p planning) observation {
+		return observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Settled: true, Pods: pods, Planning: p,
+			Router: &appsv1.Deployment{Status: appsv1.DeploymentStatus{AvailableReplicas: 1}}}
+	}
+	sampled := func(o observation, local int64) observation {
+		o.Observed, o.Enough = router.Activations{Local: local, Total: 1000}, true
+		return o
+	}
+	cases := map[string]struct {
+		o    observation
+		want map[string]string
+	}{
+		"profile to come": {serving(planning{ProfileName: "p"}), map[string]string{"Profiled": "False WaitingForProfile", "Planned": "False WaitingForProfile", "RolledOut": "False NoPlan", "LocalityOnTarget": "Unknown NoPlan", "Ready": "True Serving", "Degraded": "False AsExpected"}},
+		"broken profile":  {serving(planning{ProfileName: "p", Profile: broken}), map[string]string{"Profiled": "False DatasetInvalid", "Degraded": "True DatasetInvalid", "Stalled": "False NotStalled", "Ready": "True Serving"}},
+		"plan to come":    {serving(planning{Profile: profile}), map[string]string{"Profiled": "True Profiled", "Planned": "False WaitingForPlan"}},
+		"held":            {serving(planning{Profile: profile, Plan: plan, Hold: verdict{metav1.ConditionFalse, "AwaitingApproval", "m"}}), map[string]string{"Planned": "True Planned", "RolledOut": "False AwaitingApproval"}},
+		"in service":      {serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan), Promise: plan}), map[string]string{"RolledOut": "True RolledOut", "LocalityOnTarget": "Unknown TooFewSamples"}},
+		"on target":       {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan), Promise: plan}), 361), map[string]string{"LocalityOnTarget": "True OnTarget"}},
+		"below":           {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan), Promise: plan}), 359), map[string]string{"LocalityOnTarget": "False BelowPromise", "Ready": "True Serving"}},
+		"the next to come": {serving(planning{Profile: profile, Plan: planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }), Serving: layoutOf(other), Promise: other}),
+			map[string]string{"Planned": "False Published", "RolledOut": "False WaitingForPlan"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			moed := deployment(func(m *semmoev1.MoEDeployment) {
+				m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetServing}
+			})
+			status := statusOf(moed, tc.o, start)
+			for kind, want := range tc.want {
+				c := meta.FindStatusCondition(status.Conditions, kind)
+				if got := string(c.Status) + " " + c.Reason; got != want {
+					t.Errorf("%s is %s (%s), want %s", kind, got, c.Message, want)
+				}
+			}
+		})
+	}
+}
+
+// Plans that a workload names are kept, whatever the spec asks for: deleting one would take its ConfigMap from pods.
+func TestObsolete(t *testing.T) {
+	used, wanted, gone := planOf("used", "aa", nil), planOf("wanted", "bb", nil), planOf("gone", "cc", nil)
+	plans := []*semmoev1.PlacementPlan{used, wanted, gone}
+	workloads := []*appsv1.StatefulSet{workloadUnder(t, used, 0)}
+	obsolete := obsoletePlans(plans, planning{Plan: wanted}, workloads)
+	if len(obsolete) != 1 || obsolete[0] != gone {
+		t.Errorf("obsolete are %d plans, want the one that nothing names", len(obsolete))
+	}
+	profiles := []*semmoev1.AffinityProfile{{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, {ObjectMeta: metav1.ObjectMeta{Name: "q"}}}
+	if left := obsoleteProfiles(profiles, planning{}, keptPlans(plans, obsolete)); len(left) != 1 || left[0].Name != "q" {
+		t.Errorf("obsolete profiles are %v, want q: a plan that is kept names p", left)
+	}
+	if left := obsoletePlans(plans, planning{}, nil); len(left) != 3 {
+		t.Errorf("without profiling and workloads %d plans are obsolete, want all", len(left))
+	}
+}

@@ -1,0 +1,165 @@
+package moedeployment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles;placementplans,verbs=get;list;watch;create;delete
+
+// reconcilePlanning creates the profile and the plan that the spec asks for, deletes those that nothing needs any more,
+// and chooses the plan to serve under. While paused it creates and deletes nothing.
+func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, workloads []*appsv1.StatefulSet) (planning, error) {
+	profiles, plans, err := r.ownProfilesAndPlans(ctx, moed)
+	if err != nil {
+		return planning{}, err
+	}
+	if moed.Spec.Profiling == nil && len(profiles)+len(plans) == 0 {
+		return planning{}, nil
+	}
+	active := moed.Spec.Reconciliation != semmoev1.ReconciliationPaused
+	var p planning
+	if p.Profile, p.ProfileName, err = r.reconcileProfile(ctx, moed, modelDigest, active); err != nil {
+		return p, err
+	}
+	if profiled(p.Profile, modelDigest) {
+		if p.Plan, err = r.reconcilePlan(ctx, moed, p.Profile, active); err != nil {
+			return p, err
+		}
+	}
+	if moed.Spec.Profiling != nil {
+		p.Serving, p.Hold = chooseLayout(moed, modelDigest, p.Plan, workloads)
+		p.Promise = promiseOf(p.Serving, append(plans, p.Plan)...)
+	}
+	if !active {
+		return p, nil
+	}
+	obsolete := obsoletePlans(plans, p, workloads)
+	kept := keptPlans(plans, obsolete)
+	return p, errors.Join(deleteAll(ctx, r.Client, obsolete), deleteAll(ctx, r.Client, obsoleteProfiles(profiles, p, kept)))
+}
+
+func (r *Reconciler) ownProfilesAndPlans(ctx context.Context, moed *semmoev1.MoEDeployment) ([]*semmoev1.AffinityProfile, []*semmoev1.PlacementPlan, error) {
+	var profileList semmoev1.AffinityProfileList
+	var planList semmoev1.PlacementPlanList
+	if err := errors.Join(r.List(ctx, &profileList, client.InNamespace(moed.Namespace)), r.List(ctx, &planList, client.InNamespace(moed.Namespace))); err != nil {
+		return nil, nil, fmt.Errorf("list profiles and plans: %w", err)
+	}
+	var profiles []*semmoev1.AffinityProfile
+	for i := range profileList.Items {
+		if profile := &profileList.Items[i]; metav1.IsControlledBy(profile, moed) {
+			profiles = append(profiles, profile)
+		}
+	}
+	var plans []*semmoev1.PlacementPlan
+	for i := range planList.Items {
+		if plan := &planList.Items[i]; metav1.IsControlledBy(plan, moed) {
+			plans = append(plans, plan)
+		}
+	}
+	newestFirst(plans)
+	return profiles, plans, nil
+}
+
+// reconcileProfile returns the profile that plans are made from, nil where it does not exist yet, and its name.
+func (r *Reconciler) reconcileProfile(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, active bool) (*semmoev1.AffinityProfile, string, error) {
+	wanted := profileFor(moed, modelDigest)
+	name := ""
+	switch {
+	case wanted != nil:
+		name = wanted.Name
+	case moed.Spec.Profiling != nil:
+		name = moed.Spec.Profiling.ProfileRef.Name
+	default:
+		return nil, "", nil
+	}
+	live := &semmoev1.AffinityProfile{}
+	err := r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: name}, live)
+	switch {
+	case apierrors.IsNotFound(err) && wanted != nil && active:
+		if err := r.Create(ctx, wanted, client.FieldOwner(manager)); err != nil && !apierrors.IsAlreadyExists(err) {
+			return nil, name, fmt.Errorf("create AffinityProfile %s: %w", name, err)
+		}
+		return nil, name, nil
+	case apierrors.IsNotFound(err):
+		return nil, name, nil
+	case err != nil:
+		return nil, name, err
+	case wanted == nil:
+		return live, name, nil
+	case !metav1.IsControlledBy(live, moed):
+		return nil, name, fmt.Errorf("AffinityProfile %s exists and belongs to somebody else: delete it, or name it in spec.profiling.profileRef", name)
+	case active && live.DeletionTimestamp == nil && outdated(live, wanted):
+		// What cannot be changed is made anew: the engine's image or the template was at fault, or has changed before the
+		// profile was complete.
+		if err := deleteAll(ctx, r.Client, []*semmoev1.AffinityProfile{live}); err != nil {
+			return nil, name, err
+		}
+		return nil, name, nil
+	}
+	return live, name, nil
+}
+
+// outdated tells that a profile is not complete, and was made for another engine, template or size than the spec has now.
+func outdated(live, wanted *semmoev1.AffinityProfile) bool {
+	return !meta.IsStatusConditionTrue(live.Status.Conditions, semmoev1.ConditionReady) && !equality.Semantic.DeepEqual(live.Spec, wanted.Spec)
+}
+
+// reconcilePlan returns the plan made from the profile, nil where it does not exist yet.
+func (r *Reconciler) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, active bool) (*semmoev1.PlacementPlan, error) {
+	wanted := planFor(moed, profile)
+	live := &semmoev1.PlacementPlan{}
+	err := r.Get(ctx, client.ObjectKeyFromObject(wanted), live)
+	switch {
+	case apierrors.IsNotFound(err) && active:
+		if err := r.Create(ctx, wanted, client.FieldOwner(manager)); err != nil && !apierrors.IsAlreadyExists(err) {
+			return nil, fmt.Errorf("create PlacementPlan %s: %w", wanted.Name, err)
+		}
+		return nil, nil
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case !metav1.IsControlledBy(live, moed):
+		return nil, fmt.Errorf("PlacementPlan %s exists and belongs to somebody else: delete it", wanted.Name)
+	}
+	return live, nil
+}
+
+func keptPlans(plans, obsolete []*semmoev1.PlacementPlan) []*semmoev1.PlacementPlan {
+	gone := map[string]bool{}
+	for _, plan := range obsolete {
+		gone[plan.Name] = true
+	}
+	var kept []*semmoev1.PlacementPlan
+	for _, plan := range plans {
+		if !gone[plan.Name] {
+			kept = append(kept, plan)
+		}
+	}
+	return kept
+}
+
+// deleteAll deletes the objects as they were seen.
+func deleteAll[T client.Object](ctx context.Context, c client.Client, objects []T) error {
+	for _, object := range objects {
+		if object.GetDeletionTimestamp() != nil {
+			continue
+		}
+		err := c.Delete(ctx, object, client.Preconditions{UID: new(object.GetUID())}, client.PropagationPolicy(metav1.DeletePropagationBackground))
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete %T %s: %w", object, object.GetName(), err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,322 @@
+package placementplan
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	controllerruntime "sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/plan/bundle"
+	"github.com/semmoe/operator/solver/placement"
+)
+
+// +kubebuilder:rbac:groups=semmoe.io,resources=placementplans,verbs=get;list;watch
+// +kubebuilder:rbac:groups=semmoe.io,resources=placementplans/status,verbs=patch
+// +kubebuilder:rbac:groups=semmoe.io,resources=placementplans/finalizers,verbs=update
+// +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles,verbs=get;list;watch
+// +kubebuilder:rbac:groups=core,resources=configmaps,verbs=get;list;watch;create;delete
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+
+const (
+	// storeRetry is how soon a store that is away is asked again.
+	storeRetry = 10 * time.Second
+	// checkPeriod is how often a published plan is looked for in the store.
+	checkPeriod = 10 * time.Minute
+)
+
+// Reconciler solves and publishes PlacementPlans.
+type Reconciler struct {
+	client.Client
+	// Recorder tells transitions.
+	Recorder events.EventRecorder
+	// Store is where profiles are read and plans are published.
+	Store *access.Access
+	// Workers is how many plans are solved at a time; at least one. Each holds a routing trace in memory.
+	Workers int
+	// Now is the clock.
+	Now func() time.Time
+
+	jobs *jobs
+}
+
+// SetupWithManager registers the controller, and its jobs, which end with the manager.
+func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
+	r.jobs = newJobs(r.Workers, r.Now)
+	if err := m.Add(controllerruntime.RunnableFunc(r.jobs.Start)); err != nil {
+		return err
+	}
+	return ctrl.NewControllerManagedBy(m).
+		Named("placementplan").
+		For(&semmoev1.PlacementPlan{}, builder.WithPredicates(predicate.Or[client.Object](predicate.GenerationChangedPredicate{}, statusWiped))).
+		Owns(&corev1.ConfigMap{}).
+		Watches(&semmoev1.AffinityProfile{}, handler.EnqueueRequestsFromMapFunc(r.plansOf)).
+		WatchesRawSource(source.Channel(r.jobs.changed, &handler.EnqueueRequestForObject{})).
+		WithOptions(controller.Options{MaxConcurrentReconciles: 2, ReconciliationTimeout: time.Minute}).
+		Complete(r)
+}
+
+// statusWiped lets a status that somebody else removed through: nothing else would bring it back soon.
+var statusWiped = predicate.NewPredicateFuncs(func(object client.Object) bool {
+	plan, ok := object.(*semmoev1.PlacementPlan)
+	return ok && len(plan.Status.Conditions) == 0
+})
+
+// plansOf are the plans that are made from a profile.
+func (r *Reconciler) plansOf(ctx context.Context, profile client.Object) []reconcile.Request {
+	var plans semmoev1.PlacementPlanList
+	if err := r.List(ctx, &plans, client.InNamespace(profile.GetNamespace())); err != nil {
+		logr.FromContextOrDiscard(ctx).Error(err, "Cannot list the plans of a profile", "profile", profile.GetName())
+		return nil
+	}
+	var requests []reconcile.Request
+	for i := range plans.Items {
+		if plans.Items[i].Spec.ProfileRef.Name == profile.GetName() {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&plans.Items[i])})
+		}
+	}
+	return requests
+}
+
+// Reconcile observes, acts on what it observed, and reports.
+func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	plan := &semmoev1.PlacementPlan{}
+	err := r.Get(ctx, request.NamespacedName, plan)
+	if err != nil || plan.DeletionTimestamp != nil {
+		if err == nil || apierrors.IsNotFound(err) {
+			r.jobs.Cancel(request.NamespacedName) // the ConfigMap is garbage-collected by its owner reference
+		}
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	observed, err := r.observe(ctx, plan)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	after, err := r.act(ctx, plan, &observed)
+	return ctrl.Result{RequeueAfter: after}, errors.Join(err, r.applyStatus(ctx, plan, statusOf(plan, observed, r.Now())))
+}
+
+// observation is all that the status is made from.
+type observation struct {
+	// Profile is what the plan is made from; nil where it does not exist.
+	Profile *semmoev1.AffinityProfile
+	// ConfigMaps are those that say that they are the plan's, by name.
+	ConfigMaps map[string]*corev1.ConfigMap
+	// Inputs name the inputs of the plan; nil while the profile has no result.
+	Inputs *solveInputs
+	// Solved is the plan that the inputs led to; nil while there is none.
+	Solved *solved
+	// Published tells that the plan's ConfigMap is there.
+	Published bool
+	// Solving is how far the job is; nil where none is under way.
+	Solving *progress
+	// Fault is what is wrong.
+	Fault *fault
+}
+
+// observe reads the profile and the ConfigMaps.
+func (r *Reconciler) observe(ctx context.Context, plan *semmoev1.PlacementPlan) (observation, error) {
+	o := observation{ConfigMaps: map[string]*corev1.ConfigMap{}}
+	profile := &semmoev1.AffinityProfile{}
+	switch err := r.Get(ctx, client.ObjectKey{Namespace: plan.Namespace, Name: plan.Spec.ProfileRef.Name}, profile); {
+	case err == nil:
+		o.Profile = profile
+	case !apierrors.IsNotFound(err):
+		return o, fmt.Errorf("get the profile: %w", err)
+	}
+	var configMaps corev1.ConfigMapList
+	if err := r.List(ctx, &configMaps, client.InNamespace(plan.Namespace), client.MatchingLabels{semmoev1.LabelPlan: plan.Name}); err != nil {
+		return o, fmt.Errorf("list ConfigMaps: %w", err)
+	}
+	for i := range configMaps.Items {
+		o.ConfigMaps[configMaps.Items[i].Name] = &configMaps.Items[i]
+	}
+	o.Inputs = inputsOf(plan, o.Profile)
+	return o, nil
+}
+
+// act looks for the plan, has it solved where it is nowhere, and publishes its ConfigMap. It completes the observation,
+// and returns when to look again. The error is one that a retry cures.
+func (r *Reconciler) act(ctx context.Context, plan *semmoev1.PlacementPlan, o *observation) (time.Duration, error) {
+	store, err := r.Store.Client(ctx)
+	if err == nil {
+		err = r.find(ctx, store, plan, o)
+	}
+	if err != nil {
+		o.Fault = storeFault(err)
+		if o.recall(plan); o.Solved == nil {
+			o.Solved = fromStatus(plan)
+		}
+		return storeRetry, nil
+	}
+	if o.Solved == nil {
+		after := r.solve(ctx, store, plan, o)
+		if o.recall(plan); o.Published && o.Fault == nil {
+			o.Fault = &fault{"ArtifactsLost", "Files of the plan are gone from the artifact store: request routers that start now have no tables of it. It is solved again from its profile", false}
+			return cmp.Or(after, checkPeriod), nil
+		}
+		return after, nil
+	}
+	r.jobs.Cancel(client.ObjectKeyFromObject(plan))
+	o.Published, err = r.ensureConfigMap(ctx, plan, o.ConfigMaps[configMapName(plan, o.Solved.PlanDigest)], o.Solved, func() (map[string]string, error) {
+		layout, err := bundle.FetchLayout(ctx, store, plan.Namespace, o.Solved.PlanDigest)
+		if err != nil {
+			return nil, &storeError{err}
+		}
+		return dataOf(layout, plan.Spec.Engine)
+	})
+	var conflict *conflictError
+	var away *storeError
+	var invalid *invalidError
+	switch {
+	case errors.As(err, &conflict):
+		o.Fault = &fault{"ConfigMapConflict", conflict.message, false}
+		return storeRetry, nil
+	case errors.As(err, &away):
+		o.Fault = storeFault(err)
+		return storeRetry, nil
+	case errors.As(err, &invalid):
+		o.Fault = faultOf(err)
+		return 0, nil
+	case err != nil && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsAlreadyExists(err)):
+		o.Fault = &fault{"ReconcileFailed", err.Error(), false} // retries alone may not cure it
+		return 0, err
+	case err != nil:
+		return 0, err
+	case !o.Published:
+		return storeRetry, nil
+	}
+	return checkPeriod, nil
+}
+
+// storeError is an error of the store.
+type storeError struct{ error }
+
+func (e *storeError) Unwrap() error { return e.error }
+
+func storeFault(err error) *fault {
+	return &fault{"StoreUnavailable", "The artifact store cannot be used, and is asked again: " + err.Error(), false}
+}
+
+// find looks for the plan in the store: for the one that the ConfigMap names, which stays also where a profile of the same
+// name has another result now; for the solution of the inputs; and at last for the one that the status remembers.
+func (r *Reconciler) find(ctx context.Context, store *artifact.Client, plan *semmoev1.PlacementPlan, o *observation) error {
+	searches := []func() (*solved, error){
+		func() (*solved, error) { return o.fromConfigMap(plan), nil },
+		func() (*solved, error) {
+			if o.Inputs == nil {
+				return nil, nil
+			}
+			found, err := fetchSolution(ctx, store, plan.Namespace, o.Inputs.ID())
+			return found.solved(), err
+		},
+		func() (*solved, error) { return fromStatus(plan), nil },
+	}
+	for _, search := range searches {
+		found, err := search()
+		if err != nil {
+			return err
+		}
+		if found == nil {
+			continue
+		}
+		complete, err := bundle.Complete(ctx, store, plan.Namespace, found.PlanDigest)
+		if err != nil {
+			return err
+		}
+		if complete {
+			o.Solved = found
+			return nil
+		}
+	}
+	return nil
+}
+
+// recall takes from the ConfigMap what the store does not tell: a plan that was published stays so while its ConfigMap is
+// there, and engines may be serving under it.
+func (o *observation) recall(plan *semmoev1.PlacementPlan) {
+	o.Solved = o.fromConfigMap(plan)
+	o.Published = o.Solved != nil
+}
+
+// fromConfigMap is the plan that the youngest of its ConfigMaps holds; nil where it has none. There are several where a
+// plan was lost and solved again.
+func (o *observation) fromConfigMap(plan *semmoev1.PlacementPlan) *solved {
+	var youngest *corev1.ConfigMap
+	for _, candidate := range o.ConfigMaps {
+		if candidate.DeletionTimestamp != nil || !metav1.IsControlledBy(candidate, plan) || solvedOf(candidate) == nil {
+			continue
+		}
+		if youngest == nil || cmp.Or(candidate.CreationTimestamp.Compare(youngest.CreationTimestamp.Time), cmp.Compare(candidate.Name, youngest.Name)) > 0 {
+			youngest = candidate
+		}
+	}
+	if youngest == nil {
+		return nil
+	}
+	return solvedOf(youngest)
+}
+
+// fromStatus is the plan that the status tells; nil where it tells none.
+func fromStatus(plan *semmoev1.PlacementPlan) *solved {
+	if plan.Status.PlanDigest == "" || plan.Status.Verdict == "" {
+		return nil
+	}
+	return &solved{
+		PlanDigest: plan.Status.PlanDigest, ModelDigest: plan.Status.ModelDigest, Verdict: plan.Status.Verdict, Forecast: plan.Status.Forecast,
+	}
+}
+
+// solve has the plan solved. It returns when to look again.
+func (r *Reconciler) solve(ctx context.Context, store *artifact.Client, plan *semmoev1.PlacementPlan, o *observation) time.Duration {
+	key := client.ObjectKeyFromObject(plan)
+	// The model is known before it is profiled.
+	if o.Profile != nil && o.Profile.Status.Model != nil {
+		if err := placement.CheckRanks(int(plan.Spec.ExpertParallelSize), int(o.Profile.Status.Model.Experts)); err != nil {
+			o.Fault = faultOf(invalidRanks(err))
+			return 0
+		}
+	}
+	if o.Inputs == nil {
+		r.jobs.Cancel(key)
+		if o.Profile == nil {
+			o.Fault = &fault{"ProfileNotFound", fmt.Sprintf("spec.profileRef.name: there is no AffinityProfile %s in this namespace: create it", plan.Spec.ProfileRef.Name), false}
+		}
+		return 0 // a change of the profile leads back here
+	}
+	t := &task{
+		client: store, engine: plan.Spec.Engine, inputs: *o.Inputs, now: r.Now,
+		scope: artifact.Scope{Namespace: plan.Namespace, Kind: artifact.Profile, ID: o.Profile.Status.Inputs},
+	}
+	log := logr.FromContextOrDiscard(ctx)
+	state, failed := r.jobs.Ensure(key, o.Inputs.ID(), func(ctx context.Context, tell func(step string, done, total int)) error {
+		return t.run(logr.NewContext(ctx, log), tell)
+	})
+	if failed == nil {
+		o.Solving = &state
+		return progressPeriod
+	}
+	o.Fault = faultOf(failed.Err)
+	if failed.Invalid {
+		return 0
+	}
+	return max(time.Second, failed.RetryAt.Sub(r.Now()))
+}

@@ -1,0 +1,176 @@
+package placementplan
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/placement"
+)
+
+const (
+	// solutionFormat is the version of solution.json and of the inputs: a solver that answers the same inputs in another
+	// way keeps it, since a plan is never solved again.
+	solutionFormat = "semmoe-solution/1"
+	// maxSolutionBytes bounds what is read of a solution; the scores of each layer are its longest part.
+	maxSolutionBytes = 4 << 20
+)
+
+// solveInputs is all that a plan depends on.
+type solveInputs struct {
+	Format string `json:"format"`
+	// Profile is the digest of the profile's result.
+	Profile           artifact.Digest     `json:"profile"`
+	Ranks             int                 `json:"ranks"`
+	Attention         placement.Attention `json:"attention"`
+	Algorithm         placement.Algorithm `json:"algorithm"`
+	Forecast          solver.Forecast     `json:"forecast"`
+	TrainPercent      int                 `json:"trainPercent"`
+	Seed              uint64              `json:"seed"`
+	TimeBudgetSeconds int                 `json:"timeBudgetSeconds"`
+}
+
+// attentions are the solver's names of the engine's attention parallelism.
+var attentions = map[semmoev1.AttentionParallelism]placement.Attention{
+	semmoev1.AttentionDataParallel:   placement.DataParallel,
+	semmoev1.AttentionTensorParallel: placement.TensorParallel,
+}
+
+// inputsOf are the inputs of a plan made from a profile; nil where the profile has no result yet.
+func inputsOf(plan *semmoev1.PlacementPlan, profile *semmoev1.AffinityProfile) *solveInputs {
+	if profile == nil || profile.Status.Result == nil || !meta.IsStatusConditionTrue(profile.Status.Conditions, semmoev1.ConditionReady) {
+		return nil
+	}
+	digest, err := artifact.ParseDigest(profile.Status.Result.Digest)
+	if err != nil {
+		return nil // a status of another version: its controller is about to write its own
+	}
+	return &solveInputs{
+		Format: solutionFormat, Profile: digest,
+		Ranks: int(plan.Spec.ExpertParallelSize), Attention: attentions[plan.Spec.Attention],
+		Algorithm: placement.Auto, Forecast: solver.Table,
+		TrainPercent: int(plan.Spec.Solver.TrainPercent), Seed: uint64(ptr.Deref(plan.Spec.Solver.Seed, 1)),
+		TimeBudgetSeconds: int(plan.Spec.Solver.TimeBudgetSeconds),
+	}
+}
+
+// ID names the inputs: the ID of the solution's scope, and the value of a label.
+func (i *solveInputs) ID() string { return owned.ShortHash(i, 16) }
+
+func (i *solveInputs) options(progress func(step string, done, total int)) solver.Options {
+	return solver.Options{
+		Ranks: i.Ranks, Attention: i.Attention, Algorithm: i.Algorithm, Forecast: i.Forecast,
+		TrainPercent: i.TrainPercent, Seed: i.Seed, TimeBudget: time.Duration(i.TimeBudgetSeconds) * time.Second, Progress: progress,
+	}
+}
+
+// solution is solution.json: which plan the inputs have led to, and what it is worth.
+type solution struct {
+	Format      string      `json:"format"`
+	Inputs      solveInputs `json:"inputs"`
+	PlanDigest  string      `json:"planDigest"`
+	ModelDigest string      `json:"modelDigest"`
+	// FallBack says why the default placement was taken; empty where it was not.
+	FallBack string `json:"fallBack,omitempty"`
+	// Truncated tells that the time budget cut the search off.
+	Truncated     bool        `json:"truncated"`
+	TrainRequests int         `json:"trainRequests"`
+	TestRequests  int         `json:"testRequests"`
+	Seconds       float64     `json:"seconds"`
+	Report        cost.Report `json:"report"`
+}
+
+// solved is what the operator keeps of a solution, also where the store is away: on the ConfigMap, as JSON, and in the
+// status.
+type solved struct {
+	PlanDigest  string                 `json:"planDigest"`
+	Inputs      string                 `json:"inputs,omitempty"`
+	ModelDigest string                 `json:"modelDigest"`
+	Verdict     semmoev1.Verdict       `json:"verdict"`
+	Forecast    *semmoev1.PlanForecast `json:"forecast"`
+	Truncated   bool                   `json:"truncated,omitempty"`
+}
+
+// solved is what to keep of a solution; nil of none.
+func (s *solution) solved() *solved {
+	if s == nil {
+		return nil
+	}
+	return &solved{
+		PlanDigest: s.PlanDigest, Inputs: s.Inputs.ID(), ModelDigest: s.ModelDigest, Verdict: verdictOf(s), Forecast: forecastOf(s), Truncated: s.Truncated,
+	}
+}
+
+func solutionScope(namespace, inputs string) artifact.Scope {
+	return artifact.Scope{Namespace: namespace, Kind: artifact.Plan, ID: inputs}
+}
+
+// fetchSolution reads the solution of inputs; nil where there is none.
+func fetchSolution(ctx context.Context, client *artifact.Client, namespace, inputs string) (*solution, error) {
+	scope := solutionScope(namespace, inputs)
+	digest, err := client.Published(ctx, scope)
+	if errors.Is(err, artifact.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	text, err := client.ReadAll(ctx, scope, digest, maxSolutionBytes)
+	if err != nil {
+		return nil, fmt.Errorf("solution of the inputs %s: %w", inputs, err)
+	}
+	s := &solution{}
+	if err := json.Unmarshal(text, s); err != nil {
+		return nil, fmt.Errorf("solution of the inputs %s: %w", inputs, err)
+	}
+	if s.Format != solutionFormat || s.Inputs.ID() != inputs {
+		return nil, fmt.Errorf("solution of the inputs %s: it has format %q and is of the inputs %s", inputs, s.Format, s.Inputs.ID())
+	}
+	if _, err := artifact.ParseDigest(s.PlanDigest); err != nil {
+		return nil, fmt.Errorf("solution of the inputs %s: %w", inputs, err)
+	}
+	return s, nil
+}
+
+// publishSolution makes a solution that of its inputs. lost is the one that was published before for another plan, which
+// is not in the store any more; nil where there was none.
+func publishSolution(ctx context.Context, client *artifact.Client, namespace string, s, lost *solution) error {
+	scope := solutionScope(namespace, s.Inputs.ID())
+	if lost != nil && lost.PlanDigest == s.PlanDigest {
+		return nil
+	}
+	if lost != nil {
+		artifacts, err := client.List(ctx, scope)
+		if err != nil {
+			return err
+		}
+		for _, a := range artifacts {
+			if err := client.Delete(ctx, a); err != nil && !errors.Is(err, artifact.ErrNotFound) {
+				return fmt.Errorf("delete the solution of a lost plan: %w", err)
+			}
+		}
+	}
+	text, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	digest, err := client.Put(ctx, scope, bytes.NewReader(text))
+	if err == nil {
+		_, err = client.Publish(ctx, scope, digest)
+	}
+	if err != nil {
+		return fmt.Errorf("publish the solution: %w", err)
+	}
+	return nil
+}

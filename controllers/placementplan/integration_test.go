@@ -1,0 +1,319 @@
+package placementplan
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/plan/bundle"
+	"github.com/semmoe/operator/solver/placement"
+)
+
+func TestPlanIsSolvedOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx := t.Context()
+	p := w.newPlan("tiny", "tiny")
+	w.wait(p, semmoev1.ConditionReady, metav1.ConditionFalse, "ProfileNotFound", "AffinityProfile tiny", "create it")
+	source := w.newProfile("tiny")
+	w.wait(p, semmoev1.ConditionProgressing, metav1.ConditionTrue, "WaitingForProfile")
+	w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
+	w.complete(source, traceFile(t))
+	done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	w.wait(p, semmoev1.ConditionReconciling, metav1.ConditionFalse, "Complete")
+	w.wait(p, semmoev1.ConditionStalled, metav1.ConditionFalse, "NotStalled")
+
+	status := done.Status
+	if status.Verdict != semmoev1.VerdictGain || status.Forecast == nil || status.Forecast.LARMilli <= status.Forecast.BaselineMilli ||
+		status.Forecast.LARMilli > status.Forecast.UpperBoundMilli || status.Forecast.WindowImbalanceMilli < 1000 {
+		t.Errorf("verdict %s, forecast %+v", status.Verdict, status.Forecast)
+	}
+	if status.ModelDigest != modelDigest || len(status.PlanDigest) != 64 || status.Plan != status.PlanDigest[:16] || status.ConfigMap != "tiny-"+status.Plan {
+		t.Errorf("status %+v", status)
+	}
+	cm := w.configMap(status.ConfigMap)
+	if !*cm.Immutable || !metav1.IsControlledBy(cm, done) || cm.Annotations[semmoev1.AnnotationPlanDigest] != status.PlanDigest ||
+		cm.Labels[semmoev1.LabelPlan] != "tiny" || cm.Labels[semmoev1.LabelComponent] != semmoev1.ComponentPlan {
+		t.Errorf("ConfigMap %+v", cm.ObjectMeta)
+	}
+	dir := filepath.Join(t.TempDir(), "plan")
+	if err := bundle.Fetch(ctx, w.client, w.namespace, status.PlanDigest, dir); err != nil {
+		t.Fatal(err)
+	}
+	solved, a, err := plan.Read(dir)
+	if err != nil || solved.ModelDigest != modelDigest || solved.Placement.Ranks != 4 || solved.Attention != placement.DataParallel {
+		t.Errorf("%v, %+v", err, solved)
+	}
+	want, err := bundle.ConfigMapData(a, "SGLang")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, cm.Data); diff != "" {
+		t.Errorf("ConfigMap (-plan +found):\n%s", diff)
+	}
+	if words, err := os.ReadFile(filepath.Join(dir, bundle.TokenizerFile)); err != nil || string(words) != "words" {
+		t.Errorf("tokenizer %q, %v", words, err)
+	}
+
+	edited := cm.DeepCopy()
+	edited.Data["placement.json"] = "{}"
+	if err := api.Update(ctx, edited); err == nil || !strings.Contains(err.Error(), "immutable") {
+		t.Errorf("the ConfigMap was edited: %v", err)
+	}
+	changed := done.DeepCopy()
+	changed.Spec.ExpertParallelSize = 8
+	if err := api.Update(ctx, changed); err == nil || !strings.Contains(err.Error(), "cannot be changed") {
+		t.Errorf("the spec was changed: %v", err)
+	}
+
+	stored := w.stored()
+	again := func(what string) {
+		t.Helper()
+		back := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+		w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
+		found := w.configMap(status.ConfigMap)
+		if diff := cmp.Diff(cm.Data, found.Data); diff != "" || !metav1.IsControlledBy(found, back) {
+			t.Errorf("%s: ConfigMap of another plan:\n%s", what, diff)
+		}
+		if diff := cmp.Diff(facts(done), facts(back)); diff != "" {
+			t.Errorf("%s: status (-before +after):\n%s", what, diff)
+		}
+		if diff := cmp.Diff(stored, w.stored()); diff != "" {
+			t.Errorf("%s: solved again (-before +after):\n%s", what, diff)
+		}
+	}
+	w.delete(cm)
+	w.eventually("the ConfigMap is a new one", func() error {
+		if w.configMap(status.ConfigMap).UID == cm.UID {
+			return fmt.Errorf("it is the old one")
+		}
+		return nil
+	})
+	again("ConfigMap deleted")
+	w.wipe(p)
+	again("status wiped")
+	w.stop()
+	w.startManager()
+	w.touch(source)
+	again("manager restarted")
+
+	t.Run("steady state", func(t *testing.T) {
+		before := w.writes.Load()
+		for range 20 {
+			w.touch(source)
+			time.Sleep(50 * time.Millisecond) // let the touches arrive one by one; nothing is waited for
+		}
+		if writes := w.writes.Load() - before; writes != 0 {
+			t.Errorf("%d writes", writes)
+		}
+	})
+
+	// No garbage collector runs here: what the controller makes for a plan that it does not know to be gone would stay.
+	w.stop()
+	w.delete(p)
+	w.delete(w.configMap(status.ConfigMap))
+	p = w.newPlan("tiny", "tiny")
+	w.startManager()
+	again("plan recreated")
+	w.delete(source)
+	w.delete(w.configMap(status.ConfigMap))
+	again("profile and ConfigMap deleted")
+}
+
+// While the store is away a published plan stays published, also where the status was lost.
+func TestStoreAway(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	source := w.newProfile("tiny")
+	w.complete(source, traceFile(t))
+	p := w.newPlan("tiny", "tiny")
+	done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	w.store.Stop()
+	w.touch(source)
+	w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionTrue, "StoreUnavailable")
+	away := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	if away.Status.Verdict != semmoev1.VerdictGain || away.Status.PlanDigest != done.Status.PlanDigest {
+		t.Errorf("status %+v", away.Status)
+	}
+	w.wipe(p)
+	away = w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	if diff := cmp.Diff(done.Status.Forecast, away.Status.Forecast); diff != "" || away.Status.PlanDigest != done.Status.PlanDigest || away.Status.ConfigMap != done.Status.ConfigMap {
+		t.Errorf("status %+v", away.Status)
+	}
+	waiting := w.newPlan("later", "tiny")
+	w.wait(waiting, semmoev1.ConditionReady, metav1.ConditionFalse, "StoreUnavailable", "asked again")
+
+	w.store.Start(t)
+	w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
+	back := w.wait(waiting, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	if back.Status.PlanDigest != done.Status.PlanDigest || back.Status.ConfigMap == done.Status.ConfigMap {
+		t.Errorf("two plans of the same inputs: %+v and %+v", back.Status, done.Status)
+	}
+}
+
+// What is gone from the store is solved again; what is published in its place counts.
+func TestLostPlanIsSolvedAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	source := w.newProfile("tiny")
+	w.complete(source, traceFile(t))
+	p := w.newPlan("tiny", "tiny")
+	done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	scope, err := bundle.Scope(w.namespace, done.Status.PlanDigest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	artifacts, err := w.client.List(t.Context(), scope)
+	if err != nil || len(artifacts) < 8 {
+		t.Fatalf("%d artifacts, %v", len(artifacts), err)
+	}
+	for _, a := range artifacts {
+		if err := w.client.Delete(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.touch(source)
+	w.eventually("the plan is back in the store", func() error {
+		complete, err := bundle.Complete(t.Context(), w.client, w.namespace, done.Status.PlanDigest)
+		if err == nil && !complete {
+			err = fmt.Errorf("it is not complete")
+		}
+		return err
+	})
+	back := w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
+	if diff := cmp.Diff(facts(done), facts(back)); diff != "" {
+		t.Errorf("status (-before +after):\n%s", diff)
+	}
+
+	// The solution of another version of the solver, whose plan is gone: what is solved now takes its place.
+	inputs := w.configMap(done.Status.ConfigMap).Labels[semmoev1.LabelInputs]
+	foreign, err := fetchSolution(t.Context(), w.client, w.namespace, inputs)
+	if err != nil || foreign == nil {
+		t.Fatal(foreign, err)
+	}
+	lost := *foreign
+	foreign.PlanDigest = strings.Repeat("0", 64)
+	if err := publishSolution(t.Context(), w.client, w.namespace, foreign, &lost); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range artifacts {
+		if again, err := w.client.List(t.Context(), a.Scope); err != nil {
+			t.Fatal(err)
+		} else if len(again) > 0 {
+			if err := w.client.Delete(t.Context(), again[0]); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	w.touch(source)
+	w.eventually("the solution is of the plan", func() error {
+		now, err := fetchSolution(t.Context(), w.client, w.namespace, inputs)
+		if err == nil && (now == nil || now.PlanDigest != done.Status.PlanDigest) {
+			err = fmt.Errorf("solution %+v", now)
+		}
+		return err
+	})
+}
+
+func TestInvalidInputs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	sound := w.newProfile("sound")
+	w.complete(sound, traceFile(t))
+	damaged := w.newProfile("damaged")
+	w.complete(damaged, bytes.Repeat([]byte("x"), 100))
+	for _, test := range []struct {
+		plan   *semmoev1.PlacementPlan
+		reason string
+		parts  []string
+	}{
+		{
+			w.newPlan("size", "sound", func(p *semmoev1.PlacementPlan) { p.Spec.ExpertParallelSize = 5 }),
+			"InvalidExpertParallelSize", []string{"spec.expertParallelSize", "5", "1, 2, 4, 8, 16, 32"},
+		},
+		{w.newPlan("damaged", "damaged"), "ProfileInvalid", []string{"routing trace", "safetensors"}},
+	} {
+		for _, kind := range []string{semmoev1.ConditionStalled, semmoev1.ConditionDegraded} {
+			w.wait(test.plan, kind, metav1.ConditionTrue, test.reason, test.parts...)
+		}
+		w.wait(test.plan, semmoev1.ConditionReady, metav1.ConditionFalse, test.reason)
+		w.wait(test.plan, semmoev1.ConditionProgressing, metav1.ConditionFalse, "Stalled")
+	}
+}
+
+// A ConfigMap that somebody made under the plan's name is told, one that pretends to be the plan's is replaced.
+func TestForeignConfigMaps(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	source := w.newProfile("tiny")
+	w.complete(source, traceFile(t))
+	p := w.newPlan("tiny", "tiny")
+	done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	cm := w.configMap(done.Status.ConfigMap)
+
+	w.stop()
+	w.delete(cm)
+	forged := cm.DeepCopy()
+	forged.ObjectMeta = metav1.ObjectMeta{Namespace: w.namespace, Name: cm.Name, Labels: cm.Labels, Annotations: cm.Annotations, OwnerReferences: cm.OwnerReferences}
+	forged.Data["manifest.json"] = "{}"
+	w.create(forged)
+	w.startManager()
+	w.eventually("the forged ConfigMap is replaced", func() error {
+		if found := w.configMap(cm.Name); found.Data["manifest.json"] == "{}" {
+			return fmt.Errorf("it is there")
+		}
+		return nil
+	})
+	w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
+
+	w.stop()
+	w.delete(w.configMap(cm.Name))
+	w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: cm.Name, Labels: cm.Labels}})
+	w.startManager()
+	w.wait(p, semmoev1.ConditionReady, metav1.ConditionFalse, "ConfigMapConflict", cm.Name, "delete it")
+	w.delete(w.configMap(cm.Name))
+	w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+}
+
+// A plan that the store has lost and that cannot be solved again stays published: engines may be serving under it.
+func TestLostPlanStaysPublished(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	source := w.newProfile("tiny")
+	w.complete(source, traceFile(t))
+	p := w.newPlan("tiny", "tiny")
+	done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	all, err := w.client.ListAll(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range all {
+		if err := w.client.Delete(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.touch(source) // it says that it is ready, and is gone as well
+	w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionTrue, "SolveFailed", "read the profile")
+	w.delete(source)
+	w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ProfileNotFound")
+	lost := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	if diff := cmp.Diff(done.Status.Forecast, lost.Status.Forecast); diff != "" || lost.Status.ConfigMap != done.Status.ConfigMap {
+		t.Errorf("status %+v", lost.Status)
+	}
+
+	w.complete(w.newProfile("tiny"), traceFile(t))
+	back := w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
+	if back.Status.PlanDigest != done.Status.PlanDigest {
+		t.Errorf("status %+v", back.Status)
+	}
+}

@@ -1,0 +1,163 @@
+package placementplan
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/plan/bundle"
+	"github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+const (
+	// maxTraceBytes bounds an uncompressed trace. It is above the largest sample that a profile takes of any known model
+	// at the default settings by a factor of ten.
+	maxTraceBytes = 4 << 30
+	// memoryPerTrace is the memory that a manager needs for each byte of a trace: nine were measured while it is solved.
+	// A manager that is killed for its memory would be killed again by the same plan.
+	memoryPerTrace = 16
+	// maxTokenizerBytes bounds a tokenizer; the largest known ones have about 35 MB.
+	maxTokenizerBytes = 256 << 20
+)
+
+// invalidError is a fault of the inputs: solving again cannot help.
+type invalidError struct{ reason, message string }
+
+func (e *invalidError) Error() string { return e.message }
+
+func invalidf(reason, format string, args ...any) *invalidError {
+	return &invalidError{reason, fmt.Sprintf(format, args...)}
+}
+
+// invalidRanks names the field of an EP size that does not divide the experts.
+func invalidRanks(err error) *invalidError {
+	return invalidf("InvalidExpertParallelSize", "spec.expertParallelSize: %v; the spec cannot be changed: create another plan", err)
+}
+
+// task is one plan to solve and publish.
+type task struct {
+	client *artifact.Client
+	scope  artifact.Scope // of the profile
+	engine semmoev1.EngineType
+	inputs solveInputs
+	now    func() time.Time
+}
+
+// run solves the plan and publishes it, unless another plan of the same inputs has been published meanwhile.
+func (t *task) run(ctx context.Context, tell func(step string, done, total int)) error {
+	log := logr.FromContextOrDiscard(ctx)
+	namespace := t.scope.Namespace
+	known, err := fetchSolution(ctx, t.client, namespace, t.inputs.ID())
+	if err != nil {
+		return err
+	}
+	if known != nil {
+		if complete, err := bundle.Complete(ctx, t.client, namespace, known.PlanDigest); err != nil || complete {
+			return err
+		}
+	}
+	begin := t.now()
+	tell("Reading the profile", 0, 1)
+	manifest, err := profile.FetchManifest(ctx, t.client, t.scope, t.inputs.Profile)
+	if err != nil {
+		return fmt.Errorf("read the profile: %w", err)
+	}
+	// A trace and the tables made from it can be hundreds of megabytes, and the next solve may be days away.
+	defer debug.FreeOSMemory()
+	found, err := t.solve(ctx, manifest, tell)
+	if err != nil {
+		return err
+	}
+	tell("Publishing", 0, 1)
+	encoded, err := plan.Encode(found.Plan)
+	if err != nil {
+		return err
+	}
+	if _, err := dataOf(encoded, t.engine); err != nil {
+		return err
+	}
+	tokenizer, err := t.tokenizer(ctx, manifest)
+	if err != nil {
+		return err
+	}
+	if err := bundle.Publish(ctx, t.client, namespace, encoded, tokenizer); err != nil {
+		return err
+	}
+	result := &solution{
+		Format: solutionFormat, Inputs: t.inputs, PlanDigest: encoded.Digest, ModelDigest: manifest.ModelDigest,
+		FallBack: found.FallBack, Truncated: found.Truncated, TrainRequests: found.TrainRequests, TestRequests: found.TestRequests,
+		Seconds: t.now().Sub(begin).Seconds(), Report: found.Report,
+	}
+	if err := publishSolution(ctx, t.client, namespace, result, known); err != nil {
+		return err
+	}
+	log.Info("Solved a plan", "namespace", namespace, "plan", encoded.Digest, "inputs", t.inputs.ID(), "seconds", result.Seconds,
+		"lar", result.Report.LAR, "baseline", result.Report.BaselineLAR, "truncated", result.Truncated)
+	return nil
+}
+
+// traceBound is the largest uncompressed trace that fits a limit on the process's memory in bytes.
+func traceBound(memoryLimit int64) int64 { return min(maxTraceBytes, memoryLimit/memoryPerTrace) }
+
+// solve reads the trace and solves. Only the plan and its score outlive it.
+func (t *task) solve(ctx context.Context, manifest profile.Manifest, tell func(step string, done, total int)) (*solver.Solution, error) {
+	bound := traceBound(debug.SetMemoryLimit(-1))
+	recorded, err := t.trace(ctx, manifest, bound)
+	if trace.IsInvalid(err) {
+		return nil, invalidf("ProfileInvalid", "the profile's routing trace: %v (the manager's memory limit, GOMEMLIMIT, allows for %d bytes)", err, bound)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the profile's routing trace: %w", err)
+	}
+	if digest := recorded.Model.Digest; digest != "" && digest != manifest.ModelDigest {
+		return nil, invalidf("ProfileInvalid", "the profile's routing trace is of model %q, the profile of %q", digest, manifest.ModelDigest)
+	}
+	recorded.Model.Digest = manifest.ModelDigest
+	if err := placement.CheckRanks(t.inputs.Ranks, recorded.Model.Experts); err != nil {
+		return nil, invalidRanks(err)
+	}
+	found, err := solver.Solve(ctx, recorded, t.inputs.options(tell))
+	if trace.IsInvalid(err) {
+		return nil, invalidf("ProfileInvalid", "the profile's routing trace: %v", err)
+	}
+	return found, err
+}
+
+// trace reads the routing trace as it arrives from the store.
+func (t *task) trace(ctx context.Context, manifest profile.Manifest, maxBytes int64) (*trace.Trace, error) {
+	stream, err := t.client.Get(ctx, t.scope, manifest.Files[profile.TraceFile])
+	if err != nil {
+		return nil, err
+	}
+	defer stream.Close()
+	recorded, err := trace.Read(stream, maxBytes)
+	// What arrived counts only if it was verified to its end; otherwise a fault in it is the transfer's.
+	if _, rest := io.Copy(io.Discard, stream); rest != nil {
+		return nil, rest
+	}
+	return recorded, err
+}
+
+// tokenizer reads the checkpoint's tokenizer; nil where the profile has none.
+func (t *task) tokenizer(ctx context.Context, manifest profile.Manifest) (io.Reader, error) {
+	digest, has := manifest.Files[profile.TokenizerFile]
+	if !has {
+		return nil, nil
+	}
+	content, err := t.client.ReadAll(ctx, t.scope, digest, maxTokenizerBytes)
+	if err != nil {
+		return nil, fmt.Errorf("read the profile's tokenizer: %w", err)
+	}
+	return bytes.NewReader(content), nil
+}

@@ -1,0 +1,224 @@
+package placementplan
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/podhealth"
+)
+
+// worthwhile is the factor by which a plan must raise the local activation rate: less is within what another sample of
+// requests would change.
+const worthwhile = 1.02
+
+// fault is what is wrong; one that stalls needs a human.
+type fault struct {
+	reason, message string
+	stalls          bool
+}
+
+// faultOf is the fault of a job that failed.
+func faultOf(err error) *fault {
+	var invalid *invalidError
+	if errors.As(err, &invalid) {
+		return &fault{invalid.reason, invalid.message, true}
+	}
+	return &fault{"SolveFailed", "The plan could not be solved, and is tried again: " + err.Error(), false}
+}
+
+// statusOf reports an observation. It reads the previous status only to keep the times of transitions, and to tell repair
+// from the first publication.
+func statusOf(plan *semmoev1.PlacementPlan, o observation, now time.Time) semmoev1.PlacementPlanStatus {
+	status := semmoev1.PlacementPlanStatus{
+		Conditions:         append([]metav1.Condition(nil), plan.Status.Conditions...),
+		ObservedGeneration: plan.Generation,
+	}
+	if o.Solved != nil {
+		status.Plan, status.PlanDigest, status.ModelDigest = artifact.Digest(o.Solved.PlanDigest).Short(), o.Solved.PlanDigest, o.Solved.ModelDigest
+		status.Verdict, status.Forecast = o.Solved.Verdict, o.Solved.Forecast
+		if o.Published {
+			status.ConfigMap = configMapName(plan, o.Solved.PlanDigest)
+		}
+	}
+	set := func(kind string, c condition) {
+		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
+			Type: kind, Status: c.status, Reason: c.reason, Message: podhealth.Truncate(c.message, 1024),
+			ObservedGeneration: plan.Generation, LastTransitionTime: metav1.NewTime(now.Truncate(time.Second)),
+		})
+	}
+	set(semmoev1.ConditionReady, readyCondition(plan, o, status))
+	set(semmoev1.ConditionProgressing, progressingCondition(plan, o))
+	set(semmoev1.ConditionDegraded, degradedCondition(o.Fault))
+	set(semmoev1.ConditionStalled, stalledCondition(o.Fault))
+	set(semmoev1.ConditionReconciling, reconcilingCondition(plan, o))
+	return status
+}
+
+// verdictOf is what a plan is worth.
+func verdictOf(s *solution) semmoev1.Verdict {
+	if s.FallBack != "" || s.Report.LAR < worthwhile*s.Report.BaselineLAR {
+		return semmoev1.VerdictNoGainExpected
+	}
+	return semmoev1.VerdictGain
+}
+
+func forecastOf(s *solution) *semmoev1.PlanForecast {
+	forecast := &semmoev1.PlanForecast{
+		LARMilli: rate(s.Report.LAR), BaselineMilli: rate(s.Report.BaselineLAR), UpperBoundMilli: rate(s.Report.UpperBound),
+		LARSummary: percent(s.Report.LAR), BaselineSummary: percent(s.Report.BaselineLAR),
+	}
+	if imbalance := s.Report.WindowImbalance; imbalance != nil {
+		forecast.WindowImbalanceMilli = int32(math.Round(1000 * *imbalance))
+	}
+	return forecast
+}
+
+// rate is a share in thousandths.
+func rate(share float64) int32 { return int32(math.Round(1000 * min(max(share, 0), 1))) }
+
+func percent(share float64) string { return fmt.Sprintf("%.1f%%", 100*share) }
+
+type condition struct {
+	status          metav1.ConditionStatus
+	reason, message string
+}
+
+func readyCondition(plan *semmoev1.PlacementPlan, o observation, status semmoev1.PlacementPlanStatus) condition {
+	switch {
+	case o.Published:
+		return publishedCondition(o, status)
+	case o.Fault != nil:
+		return condition{metav1.ConditionFalse, o.Fault.reason, o.Fault.message}
+	}
+	reason, message := stage(plan, o)
+	return condition{metav1.ConditionFalse, reason, message}
+}
+
+func publishedCondition(o observation, status semmoev1.PlacementPlanStatus) condition {
+	reason, message := "Published", fmt.Sprintf("Plan %s is in ConfigMap %s", status.Plan, status.ConfigMap)
+	if f := status.Forecast; f != nil {
+		message += fmt.Sprintf("; on requests that it has not seen its local activation rate is %s, that of the default placement %s", f.LARSummary, f.BaselineSummary)
+	}
+	if status.Verdict == semmoev1.VerdictNoGainExpected {
+		reason = string(semmoev1.VerdictNoGainExpected)
+		message += ": no gain is expected, and it is not rolled out"
+	}
+	if o.Solved.Truncated {
+		message += "; the time budget (spec.solver.timeBudgetSeconds) cut the search off"
+	}
+	return condition{metav1.ConditionTrue, reason, message}
+}
+
+// stage is what is being done about a plan that is not published.
+func stage(plan *semmoev1.PlacementPlan, o observation) (reason, message string) {
+	switch {
+	case o.Solved != nil:
+		return "Publishing", "The plan's ConfigMap is being created"
+	case o.Solving != nil && o.Solving.Step == "":
+		return "Queued", "The plan waits for its turn to be solved"
+	case o.Solving != nil:
+		return "Solving", fmt.Sprintf("%s: %d of %d", o.Solving.Step, o.Solving.Done, o.Solving.Total)
+	}
+	message = fmt.Sprintf("AffinityProfile %s is not ready", plan.Spec.ProfileRef.Name)
+	if o.Profile != nil {
+		if stalled := meta.FindStatusCondition(o.Profile.Status.Conditions, semmoev1.ConditionStalled); stalled != nil && stalled.Status == metav1.ConditionTrue {
+			message += ": " + stalled.Message
+		}
+	}
+	return "WaitingForProfile", message
+}
+
+func progressingCondition(plan *semmoev1.PlacementPlan, o observation) condition {
+	switch {
+	case o.Published:
+		return condition{metav1.ConditionFalse, "Complete", "The plan is published"}
+	case o.Fault != nil && o.Fault.stalls:
+		return condition{metav1.ConditionFalse, "Stalled", "Nothing will change until what the condition Stalled names is mended"}
+	case o.Fault != nil:
+		return condition{metav1.ConditionTrue, o.Fault.reason, o.Fault.message}
+	}
+	reason, message := stage(plan, o)
+	return condition{metav1.ConditionTrue, reason, message}
+}
+
+func degradedCondition(f *fault) condition {
+	if f == nil {
+		return condition{metav1.ConditionFalse, "AsExpected", "Nothing is wrong"}
+	}
+	return condition{metav1.ConditionTrue, f.reason, f.message}
+}
+
+func stalledCondition(f *fault) condition {
+	if f == nil || !f.stalls {
+		return condition{metav1.ConditionFalse, "NotStalled", "Nothing waits for a human"}
+	}
+	return condition{metav1.ConditionTrue, f.reason, f.message}
+}
+
+// reconcilingCondition is True only until the plan has been published once: a ConfigMap that is lost and comes back is
+// repair.
+func reconcilingCondition(plan *semmoev1.PlacementPlan, o observation) condition {
+	previous := meta.FindStatusCondition(plan.Status.Conditions, semmoev1.ConditionReconciling)
+	finished := previous != nil && previous.Reason == "Complete" && previous.ObservedGeneration == plan.Generation
+	switch {
+	case o.Fault != nil && o.Fault.stalls:
+		return condition{metav1.ConditionFalse, "Stalled", "The condition Stalled names what must be mended"}
+	case o.Published, finished:
+		return condition{metav1.ConditionFalse, "Complete", "The plan was published"}
+	}
+	return condition{metav1.ConditionTrue, "InProgress", "The plan is not published yet"}
+}
+
+// applyStatus writes the status where it differs from the recorded one, and tells the transitions as events.
+func (r *Reconciler) applyStatus(ctx context.Context, plan *semmoev1.PlacementPlan, status semmoev1.PlacementPlanStatus) error {
+	if equality.Semantic.DeepEqual(plan.Status, status) {
+		return nil
+	}
+	data, err := json.Marshal(status)
+	if err != nil {
+		return err
+	}
+	intent := &semmoeac.PlacementPlanStatusApplyConfiguration{}
+	if err := json.Unmarshal(data, intent); err != nil {
+		return err
+	}
+	if err := r.Status().Apply(ctx, semmoeac.PlacementPlan(plan.Name, plan.Namespace).WithStatus(intent),
+		client.FieldOwner(manager), client.ForceOwnership); err != nil {
+		return fmt.Errorf("apply status: %w", err)
+	}
+	r.tellTransitions(plan, status)
+	return nil
+}
+
+// tellTransitions records an event for each change of Ready and Degraded, and for each new stage of progress.
+func (r *Reconciler) tellTransitions(plan *semmoev1.PlacementPlan, status semmoev1.PlacementPlanStatus) {
+	for _, kind := range []string{semmoev1.ConditionProgressing, semmoev1.ConditionDegraded, semmoev1.ConditionReady} {
+		before, after := meta.FindStatusCondition(plan.Status.Conditions, kind), meta.FindStatusCondition(status.Conditions, kind)
+		if before != nil && before.Status == after.Status && before.Reason == after.Reason {
+			continue
+		}
+		holds := after.Status == metav1.ConditionTrue
+		if kind == semmoev1.ConditionDegraded && before == nil && !holds || kind == semmoev1.ConditionReady && !holds && before == nil {
+			continue // it was never otherwise
+		}
+		level := corev1.EventTypeNormal
+		lost := kind == semmoev1.ConditionReady && !holds && before != nil && before.Status == metav1.ConditionTrue
+		if lost || kind == semmoev1.ConditionDegraded && holds {
+			level = corev1.EventTypeWarning
+		}
+		r.Recorder.Eventf(plan, nil, level, after.Reason, "Reconcile", "%s is %s: %s", kind, after.Status, podhealth.Truncate(after.Message, 900))
+	}
+}

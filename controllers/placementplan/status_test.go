@@ -1,0 +1,194 @@
+package placementplan
+
+import (
+	"encoding/json"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/solver/cost"
+)
+
+// The inputs' names must never change by accident: each would cost a solve of every plan there is.
+func TestInputsID(t *testing.T) {
+	inputs := solveInputs{
+		Format: solutionFormat, Profile: artifact.Digest(modelDigest), Ranks: 4, Attention: "dp", Algorithm: "auto", Forecast: "table",
+		TrainPercent: 80, Seed: 1, TimeBudgetSeconds: 300,
+	}
+	if got, want := inputs.ID(), "a7a1220e46649ab7"; got != want {
+		text, err := json.Marshal(inputs)
+		t.Errorf("ID %s, want %s: %s, %v", got, want, text, err)
+	}
+}
+
+func testSolution(lar, baseline float64) *solution {
+	return &solution{
+		Format: solutionFormat, PlanDigest: strings.Repeat("0123456789abcdef", 4), ModelDigest: modelDigest,
+		Report: cost.Report{LAR: lar, BaselineLAR: baseline, UpperBound: 0.61249, WindowImbalance: ptr.To(1.1234)},
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	fallen := testSolution(.5, .25)
+	fallen.FallBack = "the default placement is better"
+	for name, test := range map[string]struct {
+		solution *solution
+		want     semmoev1.Verdict
+	}{
+		"gain":              {testSolution(.5, .25), semmoev1.VerdictGain},
+		"just enough":       {testSolution(.256, .25), semmoev1.VerdictGain},
+		"too little":        {testSolution(.254, .25), semmoev1.VerdictNoGainExpected},
+		"loss":              {testSolution(.2, .25), semmoev1.VerdictNoGainExpected},
+		"one rank":          {testSolution(1, 1), semmoev1.VerdictNoGainExpected},
+		"default placement": {fallen, semmoev1.VerdictNoGainExpected},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := verdictOf(test.solution); got != test.want {
+				t.Errorf("%s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+func TestForecast(t *testing.T) {
+	want := &semmoev1.PlanForecast{
+		LARMilli: 412, BaselineMilli: 250, UpperBoundMilli: 612, WindowImbalanceMilli: 1123, LARSummary: "41.2%", BaselineSummary: "25.0%",
+	}
+	if diff := cmp.Diff(want, forecastOf(testSolution(.41234, .25))); diff != "" {
+		t.Errorf("forecast (-want +got):\n%s", diff)
+	}
+	tensorParallel := testSolution(.4, .25)
+	tensorParallel.Report.WindowImbalance = nil
+	if got := forecastOf(tensorParallel); got.WindowImbalanceMilli != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestConditions(t *testing.T) {
+	ready := &semmoev1.AffinityProfile{}
+	stalled := &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{Conditions: []metav1.Condition{
+		{Type: semmoev1.ConditionStalled, Status: metav1.ConditionTrue, Message: "line 3 of the data set is not JSON"},
+	}}}
+	gain, noGain, truncated := testSolution(.5, .25).solved(), testSolution(.25, .25).solved(), testSolution(.5, .25).solved()
+	truncated.Truncated = true
+	type expected struct{ ready, progressing, degraded, stalled, reconciling string }
+	for name, test := range map[string]struct {
+		observation observation
+		want        expected
+		message     string // of Ready
+	}{
+		"no profile": {
+			observation{Fault: &fault{"ProfileNotFound", "create it", false}},
+			expected{"False ProfileNotFound", "True ProfileNotFound", "True ProfileNotFound", "False NotStalled", "True InProgress"}, "create it",
+		},
+		"waiting": {
+			observation{Profile: ready},
+			expected{"False WaitingForProfile", "True WaitingForProfile", "False AsExpected", "False NotStalled", "True InProgress"}, "AffinityProfile tiny is not ready",
+		},
+		"profile stalled": {
+			observation{Profile: stalled},
+			expected{"False WaitingForProfile", "True WaitingForProfile", "False AsExpected", "False NotStalled", "True InProgress"}, "line 3 of the data set",
+		},
+		"queued": {
+			observation{Profile: ready, Solving: &progress{}},
+			expected{"False Queued", "True Queued", "False AsExpected", "False NotStalled", "True InProgress"}, "turn",
+		},
+		"solving": {
+			observation{Profile: ready, Solving: &progress{"Placement", 3, 9}},
+			expected{"False Solving", "True Solving", "False AsExpected", "False NotStalled", "True InProgress"}, "Placement: 3 of 9",
+		},
+		"publishing": {
+			observation{Profile: ready, Solved: gain},
+			expected{"False Publishing", "True Publishing", "False AsExpected", "False NotStalled", "True InProgress"}, "ConfigMap",
+		},
+		"published": {
+			observation{Profile: ready, Solved: gain, Published: true},
+			expected{"True Published", "False Complete", "False AsExpected", "False NotStalled", "False Complete"}, "is 50.0%, that of the default placement 25.0%",
+		},
+		"no gain": {
+			observation{Solved: noGain, Published: true},
+			expected{"True NoGainExpected", "False Complete", "False AsExpected", "False NotStalled", "False Complete"}, "not rolled out",
+		},
+		"cut off": {
+			observation{Solved: truncated, Published: true},
+			expected{"True Published", "False Complete", "False AsExpected", "False NotStalled", "False Complete"}, "timeBudgetSeconds",
+		},
+		"published, store away": {
+			observation{Solved: gain, Published: true, Fault: storeFault(errors.New("refused"))},
+			expected{"True Published", "False Complete", "True StoreUnavailable", "False NotStalled", "False Complete"}, "50.0%",
+		},
+		"not published, store away": {
+			observation{Solved: gain, Fault: storeFault(errors.New("refused"))},
+			expected{"False StoreUnavailable", "True StoreUnavailable", "True StoreUnavailable", "False NotStalled", "True InProgress"}, "asked again: refused",
+		},
+		"invalid": {
+			observation{Fault: faultOf(invalidRanks(errors.New("EP size 5 does not divide")))},
+			expected{"False InvalidExpertParallelSize", "False Stalled", "True InvalidExpertParallelSize", "True InvalidExpertParallelSize", "False Stalled"}, "spec.expertParallelSize: EP size 5",
+		},
+		"failed": {
+			observation{Fault: faultOf(errors.New("cut off"))},
+			expected{"False SolveFailed", "True SolveFailed", "True SolveFailed", "False NotStalled", "True InProgress"}, "tried again: cut off",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			plan := &semmoev1.PlacementPlan{}
+			plan.Name, plan.Generation, plan.Spec.ProfileRef.Name = "plan", 1, "tiny"
+			status := statusOf(plan, test.observation, time.Now())
+			of := func(kind string) string {
+				c := meta.FindStatusCondition(status.Conditions, kind)
+				if c == nil || c.ObservedGeneration != 1 || c.Message == "" {
+					t.Fatalf("condition %s: %+v", kind, c)
+				}
+				return string(c.Status) + " " + c.Reason
+			}
+			got := expected{
+				of(semmoev1.ConditionReady), of(semmoev1.ConditionProgressing), of(semmoev1.ConditionDegraded), of(semmoev1.ConditionStalled), of(semmoev1.ConditionReconciling),
+			}
+			if got != test.want {
+				t.Errorf("conditions\n%+v, want\n%+v", got, test.want)
+			}
+			if message := meta.FindStatusCondition(status.Conditions, semmoev1.ConditionReady).Message; !strings.Contains(message, test.message) {
+				t.Errorf("%q does not mention %q", message, test.message)
+			}
+			if (status.ConfigMap != "") != test.observation.Published || (status.Verdict != "") != (test.observation.Solved != nil) {
+				t.Errorf("status %+v", status)
+			}
+			plan.Status = status
+			if again := statusOf(plan, test.observation, time.Now().Add(time.Hour)); !cmp.Equal(status, again) {
+				t.Errorf("the same observation, another status:\n%s", cmp.Diff(status, again))
+			}
+		})
+	}
+}
+
+// A plan that was published and whose ConfigMap was lost is repaired, not reconciled.
+func TestRepairIsNotReconciling(t *testing.T) {
+	plan := &semmoev1.PlacementPlan{}
+	plan.Generation = 1
+	gain := testSolution(.5, .25).solved()
+	plan.Status = statusOf(plan, observation{Solved: gain, Published: true}, time.Now())
+	status := statusOf(plan, observation{Solved: gain}, time.Now())
+	if c := meta.FindStatusCondition(status.Conditions, semmoev1.ConditionReconciling); c.Status != metav1.ConditionFalse {
+		t.Errorf("%+v", c)
+	}
+	if meta.IsStatusConditionTrue(status.Conditions, semmoev1.ConditionReady) {
+		t.Error("ready without a ConfigMap")
+	}
+}
+
+func TestTraceBound(t *testing.T) {
+	for limit, want := range map[int64]int64{math.MaxInt64: maxTraceBytes, 2 << 30: 128 << 20, 1 << 40: maxTraceBytes} {
+		if got := traceBound(limit); got != want {
+			t.Errorf("with %d bytes of memory %d, want %d", limit, got, want)
+		}
+	}
+}

@@ -1,0 +1,124 @@
+package retention
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
+)
+
+var digest = strings.Repeat("0123456789abcdef", 4)
+
+const short, inputs = "0123456789abcdef", "fedcba9876543210"
+
+func stalledNow() []metav1.Condition {
+	return []metav1.Condition{{Type: semmoev1.ConditionStalled, Status: metav1.ConditionTrue, ObservedGeneration: 1}}
+}
+
+func object(name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: "ns", Name: name, Generation: 1}
+}
+
+func TestLive(t *testing.T) {
+	profiles := func(id string) artifact.Scope {
+		return artifact.Scope{Namespace: "ns", Kind: artifact.Profile, ID: id}
+	}
+	plans := func(id string) artifact.Scope {
+		return artifact.Scope{Namespace: "ns", Kind: artifact.Plan, ID: id}
+	}
+	configMap := metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "ns", Name: "p-" + short, Labels: map[string]string{semmoev1.LabelInputs: inputs}, Annotations: map[string]string{semmoev1.AnnotationPlanDigest: digest},
+	}}
+	for name, test := range map[string]struct {
+		references references
+		scopes     []artifact.Scope
+		namespaces []string
+	}{
+		"nothing": {},
+		"profile": {
+			references: references{Profiles: []semmoev1.AffinityProfile{{ObjectMeta: object("p"), Status: semmoev1.AffinityProfileStatus{Inputs: inputs}}}},
+			scopes:     []artifact.Scope{profiles(inputs)},
+		},
+		"profile without inputs": {
+			references: references{Profiles: []semmoev1.AffinityProfile{{ObjectMeta: object("p")}}},
+			namespaces: []string{"ns"},
+		},
+		"profile that stalls": {
+			references: references{Profiles: []semmoev1.AffinityProfile{{ObjectMeta: object("p"), Status: semmoev1.AffinityProfileStatus{Conditions: stalledNow()}}}},
+		},
+		"plan": {
+			references: references{
+				Plans:      []semmoev1.PlacementPlan{{ObjectMeta: object("p"), Status: semmoev1.PlacementPlanStatus{Plan: short, ConfigMap: "p-" + short}}},
+				ConfigMaps: []metav1.PartialObjectMetadata{configMap},
+			},
+			scopes: []artifact.Scope{plans(inputs), plans(short)},
+		},
+		"plan without its ConfigMap": {
+			references: references{Plans: []semmoev1.PlacementPlan{{ObjectMeta: object("p"), Status: semmoev1.PlacementPlanStatus{Plan: short, ConfigMap: "p-" + short}}}},
+			scopes:     []artifact.Scope{plans(short)},
+			namespaces: []string{"ns"},
+		},
+		"plan without status": {
+			references: references{Plans: []semmoev1.PlacementPlan{{ObjectMeta: object("p")}}},
+			namespaces: []string{"ns"},
+		},
+		"plan that stalled in an earlier generation": {
+			references: references{Plans: []semmoev1.PlacementPlan{{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Generation: 2}, Status: semmoev1.PlacementPlanStatus{Conditions: stalledNow()}}}},
+			namespaces: []string{"ns"},
+		},
+		"plan that stalls": {
+			references: references{Plans: []semmoev1.PlacementPlan{{ObjectMeta: object("p"), Status: semmoev1.PlacementPlanStatus{Conditions: stalledNow()}}}},
+		},
+		"ConfigMap alone": {
+			references: references{ConfigMaps: []metav1.PartialObjectMetadata{configMap}},
+			scopes:     []artifact.Scope{plans(inputs), plans(short)},
+		},
+		"pods": {
+			references: references{Annotated: []metav1.ObjectMeta{
+				object("without"),
+				{Namespace: "ns", Annotations: map[string]string{semmoev1.AnnotationPlanDigest: digest}},
+				{Namespace: "ns", Annotations: map[string]string{semmoev1.AnnotationPlanDigest: "nonsense"}},
+			}},
+			scopes: []artifact.Scope{plans(short)},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := liveOf(test.references)
+			if diff := cmp.Diff(sets.New(test.scopes...), got.scopes, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("scopes (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(sets.New(test.namespaces...), got.namespaces, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("namespaces (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestDigests(t *testing.T) {
+	stored := func(namespace, id, digest string) artifact.Artifact {
+		return artifact.Artifact{Scope: artifact.Scope{Namespace: namespace, Kind: artifact.Plan, ID: id}, Digest: artifact.Digest(digest), Modified: time.Unix(0, 0)}
+	}
+	all := []artifact.Artifact{stored("ns", short, "named"), stored("ns", inputs, "unnamed"), stored("busy", inputs, "protected"), stored("elsewhere", inputs, "elsewhere")}
+	l := live{sets.New(all[0].Scope), sets.New("busy")}
+	for name, test := range map[string]struct{ watched, want []string }{
+		"all namespaces":  {nil, []string{"named", "protected"}},
+		"some namespaces": {[]string{"ns", "busy"}, []string{"elsewhere", "named", "protected"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			want := sets.New[artifact.Digest]()
+			for _, digest := range test.want {
+				want.Insert(artifact.Digest(digest))
+			}
+			if diff := cmp.Diff(want, l.digests(all, test.watched)); diff != "" {
+				t.Errorf("digests (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,24 @@
+package artifact
+
+import (
+	"context"
+	"fmt"
+	"io"
+)
+
+// ReadAll returns the verified bytes of an artifact of at most limit bytes.
+func (c *Client) ReadAll(ctx context.Context, scope Scope, digest Digest, limit int64) ([]byte, error) {
+	r, err := c.Get(ctx, scope, digest)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	data, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(data)) > limit {
+		return nil, fmt.Errorf("%s/artifacts/%s has more than %d bytes, which is too much to be what it should be", scope, digest, limit)
+	}
+	return data, nil
+}

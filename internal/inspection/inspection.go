@@ -1,0 +1,203 @@
+package inspection
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/jobstate"
+	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/profile"
+)
+
+// exitInvalid is the exit code by which `semmoe inspect` says that the model itself is at fault.
+const exitInvalid = 3
+
+// Report is what `semmoe inspect` tells, as JSON: the checkpoint, and the data set where one was given.
+type Report struct {
+	checkpoint.Report
+	Dataset *profile.DatasetReport `json:"dataset,omitempty"`
+}
+
+// Inputs are what an inspection depends on: what is read, and where its pod can run.
+type Inputs struct {
+	Path         string                        `json:"path"`
+	Volume       corev1.VolumeSource           `json:"volume"`
+	NodeSelector map[string]string             `json:"nodeSelector,omitempty"`
+	Affinity     *corev1.Affinity              `json:"affinity,omitempty"`
+	Tolerations  []corev1.Toleration           `json:"tolerations,omitempty"`
+	PullSecrets  []corev1.LocalObjectReference `json:"pullSecrets,omitempty"`
+	// Dataset, where given, is inspected with the model.
+	Dataset *semmoev1.DatasetSpec `json:"dataset,omitempty"`
+}
+
+// InputsOf are the inputs for a model whose pods follow a template, which may be nil.
+func InputsOf(model semmoev1.ModelSpec, template *corev1.PodTemplateSpec) Inputs {
+	inputs := Inputs{Path: model.Path, Volume: model.Volume}
+	if template != nil {
+		inputs.NodeSelector = template.Spec.NodeSelector
+		inputs.Affinity = template.Spec.Affinity
+		inputs.Tolerations = template.Spec.Tolerations
+		inputs.PullSecrets = template.Spec.ImagePullSecrets
+	}
+	return inputs
+}
+
+// Hash tells inputs apart.
+func (i Inputs) Hash() string { return owned.ShortHash(i, 8) }
+
+// State is what the Jobs and pods of an inspection tell.
+type State struct {
+	// Report is what was found in the checkpoint, Dataset what was found in the data set; nil until there is a result, and
+	// Dataset where none was given.
+	Report  *checkpoint.Report
+	Dataset *profile.DatasetReport
+	// Unrecorded is the Job whose pod holds the report, where the Job itself does not yet.
+	Unrecorded *batchv1.Job
+	// Running is the Job that is at work.
+	Running *batchv1.Job
+	// Failure is the last failure's message; Invalid tells that the model itself is at fault, so that only a change of
+	// the model or the spec helps.
+	Failure string
+	Invalid bool
+	// NextAttempt is the number of the Job to create, at NextAt; 0 where none is needed.
+	NextAttempt int
+	NextAt      time.Time
+	// Obsolete are Jobs that nothing needs any more.
+	Obsolete []*batchv1.Job
+}
+
+// Observe reads the state of the inspection with these inputs from its Jobs and their pods. A failed Job is
+// kept, until the next attempt has ended, as the memory of how often it was tried.
+func Observe(inputs string, jobs []*batchv1.Job, pods []*corev1.Pod) State {
+	var ours, others []*batchv1.Job
+	for _, job := range jobs {
+		if job.DeletionTimestamp != nil {
+			continue
+		}
+		if job.Labels[semmoev1.LabelInputs] == inputs {
+			ours = append(ours, job)
+		} else {
+			others = append(others, job)
+		}
+	}
+	slices.SortFunc(ours, func(a, b *batchv1.Job) int { return cmp.Compare(jobstate.Attempt(b), jobstate.Attempt(a)) })
+	if len(ours) == 0 {
+		return State{NextAttempt: 1}
+	}
+	latest := ours[0]
+	state := State{}
+	switch {
+	case latest.Annotations[semmoev1.AnnotationReport] != "":
+		state.setReport(latest.Annotations[semmoev1.AnnotationReport])
+		state.Obsolete = append(ours[1:], others...)
+	case jobstate.Finished(latest, batchv1.JobComplete) != nil:
+		if state.setReport(jobstate.TerminationMessage(latest, pods)); state.Report != nil {
+			state.Unrecorded = latest
+			state.Obsolete = append(ours[1:], others...)
+			return state
+		}
+	case jobstate.Finished(latest, batchv1.JobFailed) != nil:
+		condition := jobstate.Finished(latest, batchv1.JobFailed)
+		state.Failure = jobstate.TerminationMessage(latest, pods)
+		if state.Failure == "" {
+			state.Failure = "the inspection Job failed: " + condition.Message
+		}
+		state.Invalid = jobstate.ExitCode(latest, pods) == exitInvalid
+		state.NextAttempt = jobstate.Attempt(latest) + 1
+		state.NextAt = condition.LastTransitionTime.Add(jobstate.BackOff(jobstate.Attempt(latest)))
+		state.Obsolete = ours[1:]
+		return state
+	default:
+		state.Running = latest
+		if len(ours) > 1 { // the failure that this attempt follows stays known until the attempt ends
+			state.Failure = jobstate.TerminationMessage(ours[1], pods)
+			state.Invalid = jobstate.ExitCode(ours[1], pods) == exitInvalid
+			state.Obsolete = ours[2:]
+		}
+		return state
+	}
+	if state.Report == nil {
+		// Complete, but the result went with its pod before it was recorded, or is not one: inspect again.
+		state.NextAttempt = jobstate.Attempt(latest) + 1
+	}
+	return state
+}
+
+// setReport takes over a report, unless it is none.
+func (s *State) setReport(text string) {
+	var report Report
+	if json.Unmarshal([]byte(text), &report) == nil && report.ModelDigest != "" {
+		s.Report, s.Dataset = &report.Report, report.Dataset
+	}
+}
+
+// Job reads the checkpoint's headers, and the data set, with a CPU and nothing else: no device is spent on a model that
+// cannot be served.
+// Its name is prefix-hash-attempt; labels must hold the hash of the inputs under LabelInputs.
+func Job(namespace, prefix string, owners []metav1.OwnerReference, objectLabels map[string]string, inputs Inputs, image string, attempt int) *batchv1.Job {
+	args := []string{"inspect", "--model-path", inputs.Path}
+	volumes := []corev1.Volume{{Name: "model", VolumeSource: inputs.Volume}}
+	mounts := []corev1.VolumeMount{{Name: "model", MountPath: semmoev1.ModelMountPath, ReadOnly: true}}
+	if inputs.Dataset != nil {
+		dataset := DatasetFile(*inputs.Dataset)
+		args = append(args, "--dataset", dataset.Path)
+		volumes, mounts = append(volumes, dataset.Volumes...), append(mounts, dataset.Mounts...)
+	}
+	return &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:       namespace,
+			Name:            fmt.Sprintf("%s-%s-%d", prefix, inputs.Hash(), attempt),
+			Labels:          objectLabels,
+			OwnerReferences: owners,
+		},
+		Spec: batchv1.JobSpec{
+			BackoffLimit: ptr.To[int32](0),
+			PodFailurePolicy: &batchv1.PodFailurePolicy{Rules: []batchv1.PodFailurePolicyRule{
+				// An eviction is not the model's fault: the Job controller makes another pod.
+				{Action: batchv1.PodFailurePolicyActionIgnore, OnPodConditions: []batchv1.PodFailurePolicyOnPodConditionsPattern{
+					{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue},
+				}},
+				{Action: batchv1.PodFailurePolicyActionFailJob, OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{
+					ContainerName: ptr.To("inspect"), Operator: batchv1.PodFailurePolicyOnExitCodesOpIn, Values: []int32{exitInvalid},
+				}},
+			}},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: objectLabels},
+				Spec: corev1.PodSpec{
+					RestartPolicy:                corev1.RestartPolicyNever,
+					AutomountServiceAccountToken: ptr.To(false),
+					EnableServiceLinks:           ptr.To(false),
+					NodeSelector:                 inputs.NodeSelector,
+					Affinity:                     inputs.Affinity,
+					Tolerations:                  inputs.Tolerations,
+					ImagePullSecrets:             inputs.PullSecrets,
+					SecurityContext:              jobstate.RestrictedPod(),
+					Containers: []corev1.Container{{
+						Name:                     "inspect",
+						Image:                    image,
+						Args:                     args,
+						SecurityContext:          jobstate.RestrictedContainer(),
+						TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+						Resources: corev1.ResourceRequirements{
+							Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("64Mi")},
+							Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("512Mi")},
+						},
+						VolumeMounts: mounts,
+					}},
+					Volumes: volumes,
+				},
+			},
+		},
+	}
+}

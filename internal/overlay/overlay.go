@@ -1,0 +1,61 @@
+package overlay
+
+import (
+	"encoding/json"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+)
+
+// Merge merges users, which may be nil, over ours, as kubectl patch would: containers and volumes by name.
+func Merge(ours, users *corev1.PodTemplateSpec) (*corev1.PodTemplateSpec, error) {
+	if users == nil {
+		return ours.DeepCopy(), nil
+	}
+	original, err := json.Marshal(ours)
+	if err != nil {
+		return nil, err
+	}
+	patch, err := withoutNulls(users)
+	if err != nil {
+		return nil, err
+	}
+	merged, err := strategicpatch.StrategicMergePatch(original, patch, corev1.PodTemplateSpec{})
+	if err != nil {
+		return nil, err
+	}
+	template := &corev1.PodTemplateSpec{}
+	return template, json.Unmarshal(merged, template)
+}
+
+// withoutNulls is the JSON of a pod template without its nulls: an absent list of containers marshals as null, which
+// would delete ours.
+func withoutNulls(template *corev1.PodTemplateSpec) ([]byte, error) {
+	data, err := json.Marshal(template)
+	if err != nil {
+		return nil, err
+	}
+	var tree map[string]any
+	if err := json.Unmarshal(data, &tree); err != nil {
+		return nil, err
+	}
+	dropNulls(tree)
+	return json.Marshal(tree)
+}
+
+func dropNulls(value any) {
+	switch value := value.(type) {
+	case map[string]any:
+		for key, child := range value {
+			if child == nil {
+				delete(value, key)
+				continue
+			}
+			dropNulls(child)
+		}
+	case []any:
+		for _, child := range value {
+			dropNulls(child)
+		}
+	}
+}

@@ -1,0 +1,115 @@
+package bundle
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/solver/placement"
+)
+
+// Mounted is a plan as an engine's pod sees it.
+type Mounted struct {
+	Manifest  plan.Manifest
+	Placement placement.Placement
+}
+
+// Check verifies the plan in a directory: a mounted ConfigMap of ConfigMapData, or a plan directory. The manifest must be
+// that of the digest, every file that is there must be the manifest's, and placement.json and an engine's map must be
+// there.
+func Check(dir, planDigest string) (*Mounted, error) {
+	want, err := artifact.ParseDigest(planDigest)
+	if err != nil {
+		return nil, fmt.Errorf("plan digest: %w", err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, plan.ManifestFile))
+	if err != nil {
+		return nil, fmt.Errorf("%w: is the plan's ConfigMap mounted there?", err)
+	}
+	if got := digestOf(text); got != want {
+		return nil, fmt.Errorf("%s holds plan %s, not %s", dir, got, want)
+	}
+	m := &Mounted{}
+	if err := json.Unmarshal(text, &m.Manifest); err != nil {
+		return nil, fmt.Errorf("%s: %w", plan.ManifestFile, err)
+	}
+	if m.Manifest.Format != plan.Format {
+		return nil, fmt.Errorf("%s: format is %q; this version reads %q", plan.ManifestFile, m.Manifest.Format, plan.Format)
+	}
+	engineMaps := 0
+	for name, digest := range m.Manifest.Files {
+		content, err := readEither(dir, name)
+		if errors.Is(err, fs.ErrNotExist) && name != plan.PlacementFile {
+			continue // a ConfigMap holds only what its engine needs
+		}
+		if err != nil {
+			return nil, err
+		}
+		if got := digestOf(content); string(got) != digest {
+			return nil, fmt.Errorf("%s is damaged: its sha256 is %s, %s lists %s", name, got, plan.ManifestFile, digest)
+		}
+		if path.Dir(name) == "engine" {
+			engineMaps++
+		}
+		if name == plan.PlacementFile {
+			if err := json.Unmarshal(content, &m.Placement); err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
+			}
+		}
+	}
+	if engineMaps == 0 {
+		return nil, fmt.Errorf("%s holds no engine's expert map", dir)
+	}
+	if err := m.Placement.Validate(); err != nil {
+		return nil, fmt.Errorf("%s: %w", plan.PlacementFile, err)
+	}
+	return m, nil
+}
+
+// readEither reads a file under its name, or under its base name as a ConfigMap has it.
+func readEither(dir, name string) ([]byte, error) {
+	content, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(name)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return os.ReadFile(filepath.Join(dir, path.Base(name)))
+	}
+	return content, err
+}
+
+func digestOf(content []byte) artifact.Digest {
+	digest, _, _ := artifact.DigestOf(bytes.NewReader(content)) // memory has no errors
+	return digest
+}
+
+// Fits tells why an engine of this many ranks may not serve a model under the plan; modelDigest is the model that the plan
+// must have been made for.
+func (m *Mounted) Fits(model checkpoint.Report, modelDigest string, ranks int) error {
+	p := &m.Placement
+	var layers []int
+	for _, layer := range p.Layers {
+		layers = append(layers, layer.Layer)
+	}
+	switch {
+	case m.Manifest.ModelDigest != modelDigest:
+		return fmt.Errorf("the plan is for model %q, not for %q", m.Manifest.ModelDigest, modelDigest)
+	case model.ModelDigest != modelDigest:
+		return fmt.Errorf("the checkpoint has digest %q, the plan is for %q: the model was changed since it was profiled", model.ModelDigest, modelDigest)
+	case p.Experts != model.Experts:
+		return fmt.Errorf("the plan places %d experts; the model has %d", p.Experts, model.Experts)
+	case m.Manifest.HiddenLayers != model.Layers:
+		return fmt.Errorf("the plan is for %d layers; the model has %d", m.Manifest.HiddenLayers, model.Layers)
+	case !slices.Equal(layers, model.MoELayers):
+		return fmt.Errorf("the plan places the layers %v; the model's MoE layers are %v", layers, model.MoELayers)
+	case p.Ranks != ranks:
+		return fmt.Errorf("the plan is for EP size %d; the engine has %d", p.Ranks, ranks)
+	}
+	return nil
+}

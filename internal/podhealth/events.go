@@ -1,0 +1,47 @@
+package podhealth
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// FailedMounts reads, for pods that have long waited for their volumes, the last event that says why.
+func FailedMounts(ctx context.Context, events client.Reader, pods []*corev1.Pod, now time.Time) (map[types.UID]string, error) {
+	messages := map[types.UID]string{}
+	for _, pod := range pods {
+		if !WaitsForVolumes(pod, now) {
+			continue
+		}
+		message, err := LastEvent(ctx, events, pod, "FailedMount", now)
+		if err != nil {
+			return nil, err
+		}
+		if message != "" {
+			messages[pod.UID] = message
+		}
+	}
+	return messages, nil
+}
+
+// LastEvent is the last line of the youngest event of an object with a reason; empty where there is none that is younger
+// than the longest back-off between two tries of the controllers that record it.
+func LastEvent(ctx context.Context, events client.Reader, object client.Object, reason string, now time.Time) (string, error) {
+	const stale = 20 * time.Minute
+	var list corev1.EventList
+	if err := events.List(ctx, &list, client.InNamespace(object.GetNamespace()), client.MatchingFields{
+		"involvedObject.uid": string(object.GetUID()), "reason": reason,
+	}); err != nil {
+		return "", fmt.Errorf("list events of %s: %w", object.GetName(), err)
+	}
+	latest := slices.MaxFunc(append(list.Items, corev1.Event{}), func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
+	if now.Sub(latest.LastTimestamp.Time) > stale {
+		return "", nil
+	}
+	return LastLine(latest.Message), nil
+}

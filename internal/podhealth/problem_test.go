@@ -1,0 +1,100 @@
+package podhealth
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// start is when everything in these tests began.
+var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// pod is a running, ready engine pod, changed.
+func pod(change func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns", Name: "p", UID: "p", CreationTimestamp: metav1.NewTime(start),
+			Labels: map[string]string{semmoev1.LabelComponent: semmoev1.ComponentEngine},
+		},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+	}
+	change(p)
+	return p
+}
+
+func unready(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }
+
+func waiting(reason, message string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		unready(p)
+		p.Status.Phase = corev1.PodPending
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{
+			Name: "engine", Image: "engine:1",
+			State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}},
+		}}
+	}
+}
+
+func TestFindProblem(t *testing.T) {
+	crashed := func(p *corev1.Pod) {
+		waiting("CrashLoopBackOff", "back-off")(p)
+		p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 1, Message: "trace\nout of memory\n"}
+	}
+	unschedulable := func(p *corev1.Pod) {
+		unready(p)
+		p.Status.Phase = corev1.PodPending
+		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/1 nodes: Insufficient nvidia.com/gpu"})
+	}
+	onNode := func(p *corev1.Pod) {
+		waiting("ContainerCreating", "")(p)
+		p.Spec.NodeName = "n"
+	}
+	cases := map[string]struct {
+		change  func(*corev1.Pod)
+		age     time.Duration
+		mounts  map[types.UID]string
+		reason  string
+		message string
+		again   time.Duration
+	}{
+		"healthy":           {change: func(*corev1.Pod) {}},
+		"image":             {change: waiting("ImagePullBackOff", "x"), reason: "ImagePullFailed", message: `image "engine:1" cannot be pulled: check spec.engine.image`},
+		"configuration":     {change: waiting("CreateContainerConfigError", "secret not found"), reason: "ContainerNotCreated", message: "secret not found"},
+		"crash":             {change: crashed, reason: "ContainerCrashing", message: "(exit code 1: out of memory)"},
+		"no node, just now": {change: unschedulable, again: patience},
+		"no node":           {change: unschedulable, age: patience, reason: "Unschedulable", message: "Insufficient nvidia.com/gpu"},
+		"volume, just now":  {change: onNode, again: patience},
+		"volume":            {change: onNode, age: patience, mounts: map[types.UID]string{"p": "hostPath type check failed"}, reason: "VolumeNotMounted", message: "hostPath type check failed"},
+		"data set": {
+			change: onNode, age: patience, mounts: map[types.UID]string{"p": `MountVolume.SetUp failed for volume "dataset" : configmap "requests" not found`},
+			reason: "VolumeNotMounted", message: `configmap "requests" not found: create the ConfigMap`,
+		},
+		"data set, as kubelets sum it up": {
+			change: onNode, age: patience, mounts: map[types.UID]string{"p": "unmounted volumes=[dataset], unattached volumes=[]: timed out"},
+			reason: "VolumeNotMounted", message: "create the ConfigMap",
+		},
+		"containers do not start": {change: onNode, age: patience, reason: "ContainerNotCreated", message: "kubectl describe pod"},
+		"being deleted":           {change: func(p *corev1.Pod) { crashed(p); p.DeletionTimestamp = &metav1.Time{Time: start} }},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got, again := Find([]*corev1.Pod{pod(tc.change)}, tc.mounts, start.Add(tc.age))
+			if tc.reason == "" {
+				if got != nil {
+					t.Fatalf("found %+v", got)
+				}
+			} else if got == nil || got.Reason != tc.reason || !strings.Contains(got.Message, tc.message) {
+				t.Fatalf("found %+v, want %s with %q", got, tc.reason, tc.message)
+			}
+			if again != tc.again {
+				t.Errorf("looks again after %v, want %v", again, tc.again)
+			}
+		})
+	}
+}

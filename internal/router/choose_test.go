@@ -1,0 +1,300 @@
+package router
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+)
+
+func backendsOf(plan string, pods, ranks int, name string) []Backend {
+	var all []Backend
+	for i := range pods {
+		pod := fmt.Sprintf("%s-%d", name, i)
+		all = append(all, Backend{Pod: pod, Address: pod + ":1", Ranks: ranks, PlanDigest: plan})
+	}
+	return all
+}
+
+// While plans are rolled out each gets the share of requests that its ranks are, and the same share of its requests is
+// sampled.
+func TestGroupsAreAFairSample(t *testing.T) {
+	const requests, percent = 40_000, 10
+	pool := NewPool()
+	pool.Set(append(append(backendsOf("", 2, 4, "none"), backendsOf("a", 1, 4, "a")...), backendsOf("b", 1, 8, "b")...))
+	want := map[string]float64{"": 0.4, "a": 0.2, "b": 0.4}
+	chosen, asked := map[string]int{}, map[string]int{}
+	for i := range requests {
+		r := &request{id: fmt.Sprintf("request-%d", i), tokens: 1, inference: true}
+		lease, _ := pool.acquire(r, nil)
+		lease.Release()
+		chosen[lease.Backend.PlanDigest]++
+		if sampled(r.id, percent) {
+			asked[lease.Backend.PlanDigest]++
+		}
+		if again, _ := pool.acquire(r, nil); again.Backend.PlanDigest != lease.Backend.PlanDigest {
+			t.Fatalf("%s goes to plan %q, then to %q", r.id, lease.Backend.PlanDigest, again.Backend.PlanDigest)
+		} else {
+			again.Release()
+		}
+	}
+	for plan, p := range want {
+		if off := float64(chosen[plan])/requests - p; math.Abs(off) > 4*math.Sqrt(p*(1-p)/requests) {
+			t.Errorf("plan %q has %d of %d requests, want %.0f%%", plan, chosen[plan], requests, 100*p)
+		}
+		n, q := float64(chosen[plan]), float64(percent)/100
+		if off := float64(asked[plan])/n - q; math.Abs(off) > 4*math.Sqrt(q*(1-q)/n) {
+			t.Errorf("plan %q: %d of %d requests are sampled, want %d%%", plan, asked[plan], chosen[plan], percent)
+		}
+	}
+}
+
+// A group is used as long as one of its pods is left; when none is, the next.
+func TestGroupsWithoutPods(t *testing.T) {
+	pool := NewPool()
+	now := time.Now()
+	pool.now = func() time.Time { return now }
+	pool.Set(append(backendsOf("a", 1, 4, "a"), backendsOf("b", 1, 4, "b")...))
+	inA := 0
+	for i := range 100 {
+		r := &request{id: fmt.Sprint(i), tokens: 1, inference: true}
+		if lease, ok := pool.acquire(r, map[string]bool{"a-0:1": true}); !ok || lease.Backend.Pod != "b-0" {
+			t.Fatalf("request %d goes to %+v although a-0 was tried", i, lease)
+		}
+		if lease, _ := pool.acquire(r, nil); lease.Backend.Pod == "a-0" {
+			inA++
+			lease.Eject()
+			if next, _ := pool.acquire(r, nil); next.Backend.Pod != "b-0" {
+				t.Fatal("a plan is used whose only pod cannot be reached")
+			}
+			now = now.Add(ejection)
+		}
+	}
+	if inA == 0 {
+		t.Error("no request ever goes to a: the test shows nothing")
+	}
+}
+
+// samplePrompts are requests of several kinds, no two alike.
+func samplePrompts(n int) []*request {
+	words := [][]string{
+		strings.Fields("func return err if nil for range var string int package import struct := { } ( )"),
+		strings.Fields("SELECT FROM WHERE name id users JOIN ON = AND OR GROUP BY ORDER LIMIT ; ( )"),
+		strings.Fields("der die das und ist nicht ein Hund Haus mit auf sich werden kann ."),
+		strings.Fields("the of and to in is that for it as was with his they at be this ."),
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	var all []*request
+	for i := range n {
+		kind := words[random.IntN(len(words))]
+		var text strings.Builder
+		for range 20 + random.IntN(60) {
+			text.WriteString(kind[random.IntN(len(kind))] + " ")
+		}
+		all = append(all, newRequest("/v1/completions", fmt.Sprintf("r%d", i), fmt.Appendf(nil, `{"prompt":%q,"max_tokens":16}`, text.String())))
+	}
+	return all
+}
+
+// Requests go where their experts are, evenly over the ranks, and over the pods of a rank.
+func TestChoosesByForecast(t *testing.T) {
+	p, _ := plans(t)
+	pool := NewPool()
+	pool.Set(backendsOf(p.artifact.Digest, 2, 4, "p"))
+	pool.AddLayout(p.layout)
+	var balance window
+	var predicted, mean, worst float64
+	pods := map[string]int{}
+	const requests, kept = 1000, 16
+	var running []*Lease
+	for i, r := range samplePrompts(requests) {
+		lease, ok := pool.acquire(r, nil)
+		if !ok || !lease.scored || lease.unscored != "" || lease.layout != p.layout {
+			t.Fatalf("request %d: %+v", i, lease)
+		}
+		balance.add(arrival{lease.Rank, 4, lease.tokens})
+		if i >= windowSize {
+			worst = max(worst, balance.imbalance())
+		}
+		predicted += lease.predicted
+		for _, score := range r.forecast.scores {
+			mean += float64(score) / 4
+		}
+		pods[lease.Backend.Pod]++
+		if running = append(running, lease); len(running) > kept {
+			running[0].Release()
+			running = running[1:]
+		}
+	}
+	t.Logf("predicted %.3f, at random %.3f, largest window imbalance %.3f", predicted/requests, mean/requests, worst)
+	if predicted < 1.15*mean {
+		t.Errorf("the predicted local activation rate is %.3f, at random it is %.3f", predicted/requests, mean/requests)
+	}
+	if worst > 1.3 {
+		t.Errorf("a window of %d requests has imbalance %.3f", windowSize, worst)
+	}
+	if pods["p-0"] < requests*2/5 || pods["p-1"] < requests*2/5 {
+		t.Errorf("pods got %v of %d requests", pods, requests)
+	}
+}
+
+// A rank that has stopped answering does not collect requests; those that the scheduler sends there go elsewhere, and are
+// still accounted under their plan.
+func TestAvoidsAStalledRank(t *testing.T) {
+	p, _ := plans(t)
+	pool := NewPool()
+	pool.Set(backendsOf(p.artifact.Digest, 1, 4, "p"))
+	pool.AddLayout(p.layout)
+	stalled := 0
+	var largest int64
+	requests := samplePrompts(400)
+	for _, r := range requests {
+		lease, _ := pool.acquire(r, nil)
+		if !lease.scored || lease.predicted != float64(r.forecast.scores[lease.Rank]) {
+			t.Fatalf("rank %d of scores %v is predicted as %v", lease.Rank, r.forecast.scores, lease.predicted)
+		}
+		largest = max(largest, lease.tokens)
+		if lease.Rank == 1 {
+			stalled++
+			continue
+		}
+		lease.Release()
+	}
+	if stalled == 0 || stalled > 3*slack {
+		t.Errorf("a rank that never answers got %d of %d requests", stalled, len(requests))
+	}
+	if got := outstanding(pool); got > (slack+1)*largest {
+		t.Errorf("%d tokens wait on it, the largest request has %d", got, largest)
+	}
+}
+
+// A request that is sent again counts once for the balance, and keeps its rank on another pod of its plan.
+func TestSentAgain(t *testing.T) {
+	p, _ := plans(t)
+	pool := NewPool()
+	pool.Set(backendsOf(p.artifact.Digest, 3, 4, "p"))
+	pool.AddLayout(p.layout)
+	for _, r := range samplePrompts(50) {
+		tried := map[string]bool{}
+		first, _ := pool.acquire(r, tried)
+		first.Release()
+		for range 2 {
+			tried[first.Backend.Address] = true
+			next, ok := pool.acquire(r, tried)
+			if !ok || next.Rank != first.Rank || tried[next.Backend.Address] {
+				t.Fatalf("rank %d of %s, then %d of %s", first.Rank, first.Backend.Pod, next.Rank, next.Backend.Pod)
+			}
+			next.Release()
+			first = next
+		}
+	}
+}
+
+// Without a forecast the choice is by load, and says why.
+func TestUnscored(t *testing.T) {
+	p, _ := plans(t)
+	chat := func(body string) *request { return newRequest("/v1/completions", "id", []byte(body)) }
+	cases := map[string]struct {
+		plan     string
+		ranks    int
+		loaded   bool
+		request  *request
+		scored   bool
+		unscored string
+	}{
+		"scored":          {p.artifact.Digest, 4, true, chat(`{"prompt":"a"}`), true, ""},
+		"no plan":         {"", 4, true, chat(`{"prompt":"a"}`), false, ""},
+		"plan pending":    {p.artifact.Digest, 4, false, chat(`{"prompt":"a"}`), false, unscoredPending},
+		"no prompt":       {p.artifact.Digest, 4, true, chat(`{}`), false, unscoredNoPrompt},
+		"other ranks":     {p.artifact.Digest, 8, true, chat(`{"prompt":"a"}`), false, unscoredRanks},
+		"takes no rank":   {p.artifact.Digest, 0, true, chat(`{"prompt":"a"}`), false, unscoredRanks},
+		"not inference":   {p.artifact.Digest, 4, true, newRequest("/v1/models", "id", nil), false, ""},
+		"malformed plan":  {"../../etc", 4, true, chat(`{"prompt":"a"}`), false, unscoredPending},
+		"body is no JSON": {p.artifact.Digest, 4, true, chat(`a`), false, unscoredNoPrompt},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			pool := NewPool()
+			pool.Set(backendsOf(tc.plan, 2, tc.ranks, "p"))
+			if tc.loaded {
+				pool.AddLayout(p.layout)
+			}
+			lease, ok := pool.acquire(tc.request, nil)
+			if !ok || lease.scored != tc.scored || lease.unscored != tc.unscored {
+				t.Fatalf("scored %v, unscored %q", lease.scored, lease.unscored)
+			}
+			second, _ := pool.acquire(tc.request, nil)
+			if !tc.scored && tc.ranks > 0 && second.Backend.Pod == lease.Backend.Pod && second.Rank == lease.Rank {
+				t.Error("two requests were put on one rank while others are free")
+			}
+			lease.Release()
+			second.Release()
+			if got := outstanding(pool); got != 0 {
+				t.Errorf("%d tokens are outstanding after the end", got)
+			}
+		})
+	}
+}
+
+func TestWindow(t *testing.T) {
+	var w window
+	if !math.IsNaN(w.imbalance()) {
+		t.Error("an imbalance without a request")
+	}
+	w.add(arrival{NoRank, 0, 100})
+	if !math.IsNaN(w.imbalance()) {
+		t.Error("a request without a rank counts")
+	}
+	w.add(arrival{0, 4, 100})
+	if got := w.imbalance(); got != 4 {
+		t.Errorf("one request on one of four ranks: %v, want 4", got)
+	}
+	for i := range windowSize {
+		w.add(arrival{i % 4, 4, 50})
+	}
+	if got := w.imbalance(); got != 1 {
+		t.Errorf("a window of equal loads: %v, want 1", got)
+	}
+}
+
+// BenchmarkChoose measures what the choice of a rank costs: reading the request, tokenizing, scoring, scheduling.
+func BenchmarkChoose(b *testing.B) {
+	p, _ := plans(b)
+	random := rand.New(rand.NewPCG(3, 4))
+	text := func(tokens int) []byte {
+		var s strings.Builder
+		for range tokens {
+			piece, _ := p.layout.tokenizer.Token(int32(1 + random.IntN(4000)))
+			s.WriteString(piece)
+		}
+		body, err := json.Marshal(map[string]string{"prompt": strings.ToValidUTF8(s.String(), "")})
+		if err != nil {
+			b.Fatal(err)
+		}
+		return body
+	}
+	ids := func(tokens int) []byte {
+		return []byte(`{"prompt":[` + strings.TrimSuffix(strings.Repeat("1234,", tokens), ",") + `]}`)
+	}
+	for _, bench := range []struct {
+		name string
+		body []byte
+	}{{"text1000", text(1000)}, {"ids1000", ids(1000)}, {"text100000", text(100_000)}, {"short", []byte(`{"prompt":"hello"}`)}} {
+		b.Run(bench.name, func(b *testing.B) {
+			pool := NewPool()
+			pool.Set(backendsOf(p.artifact.Digest, 16, 4, "p"))
+			pool.AddLayout(p.layout)
+			b.ReportAllocs()
+			for b.Loop() {
+				lease, _ := pool.acquire(newRequest("/v1/completions", "id", bench.body), nil)
+				if !lease.scored {
+					b.Fatal("not scored")
+				}
+				lease.Release()
+			}
+		})
+	}
+}

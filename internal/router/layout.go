@@ -1,0 +1,99 @@
+package router
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/plan/bundle"
+	"github.com/semmoe/operator/internal/tokenizer"
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/affinity"
+)
+
+// shortDigest is the length of the part of a plan's digest that names it in headers.
+const shortDigest = 16
+
+// Layout is one plan as the router uses it: where its experts are, and what is local where. It is immutable.
+type Layout struct {
+	digest string
+	ranks  int
+	// hosts are the ranks with a copy, by layer (the model's index; nil for a dense one) and expert.
+	hosts [][][]int
+	// table is nil where requests have no rank (attention tensor parallelism).
+	table *affinity.RankTable
+	// tokenizer is nil where the checkpoint has none that can be read: then only token ids can be scored.
+	tokenizer *tokenizer.Tokenizer
+}
+
+// newLayout prepares a plan; tokens may be nil.
+func newLayout(digest string, p *solver.Plan, tokens *tokenizer.Tokenizer) *Layout {
+	l := &Layout{digest: digest, ranks: p.Placement.Ranks, hosts: make([][][]int, p.HiddenLayers), table: p.Ranks, tokenizer: tokens}
+	for i, layer := range p.Placement.Layers {
+		l.hosts[layer.Layer] = p.Placement.Hosts(i)
+	}
+	return l
+}
+
+// readLayout reads the plan of a digest from a directory that bundle.Fetch has made. unusable is what keeps the tokenizer
+// from being used: the layout is usable without.
+func readLayout(dir, digest string) (l *Layout, unusable, err error) {
+	p, files, err := plan.Read(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	if files.Digest != digest {
+		return nil, nil, fmt.Errorf("%s holds plan %s, not %s", dir, files.Digest, digest)
+	}
+	tokens, unusable := tokenizer.Load(filepath.Join(dir, bundle.TokenizerFile))
+	return newLayout(digest, p, tokens), unusable, nil
+}
+
+// locality tells which experts of a model of that shape are local to a rank.
+func (l *Layout) locality(shape Shape, ranks, rank int) (Locality, error) {
+	switch {
+	case ranks != l.ranks || rank < 0 || rank >= ranks:
+		return nil, fmt.Errorf("rank %d of %d does not fit a plan for %d", rank, ranks, l.ranks)
+	case shape.Layers != len(l.hosts):
+		return nil, fmt.Errorf("a model of %d layers does not fit a plan for %d", shape.Layers, len(l.hosts))
+	}
+	for _, layer := range shape.MoELayers {
+		if len(l.hosts[layer]) != shape.Experts {
+			return nil, fmt.Errorf("layer %d: %d experts do not fit a plan for %d", layer, shape.Experts, len(l.hosts[layer]))
+		}
+	}
+	return func(layer, expert int) bool { return slices.Contains(l.hosts[layer][expert], rank) }, nil
+}
+
+// Why a request to pods with a plan was not scored.
+const (
+	unscoredPending     = "plan_pending" // the plan is not loaded yet
+	unscoredNoTable     = "no_table"     // the plan is one for requests without a rank
+	unscoredNoPrompt    = "no_prompt"    // the tokens of the body cannot be told
+	unscoredRanks       = "ranks_differ" // no pod has the plan's number of ranks
+	unscoredNoTokenizer = "no_tokenizer" // the prompt is text, and there is no tokenizer
+)
+
+// score forecasts the local share of a request on each rank from its prompt; prompt is the number of tokens in it. Where
+// it cannot, it says why.
+func (l *Layout) score(p prompt) (scores []float32, tokens int, unscored string) {
+	if l.table == nil {
+		return nil, 0, unscoredNoTable
+	}
+	ids := p.ids
+	if len(p.texts) > 0 {
+		if l.tokenizer == nil {
+			return nil, 0, unscoredNoTokenizer
+		}
+		for _, text := range p.texts {
+			ids = append(ids, l.tokenizer.Encode(text)...)
+		}
+	}
+	if len(ids) == 0 {
+		return nil, 0, unscoredNoPrompt
+	}
+	scores = make([]float32, l.ranks)
+	l.table.ScoreTokens(scores, ids[:min(len(ids), scoredTokens)])
+	return scores, len(ids) + p.more, ""
+}

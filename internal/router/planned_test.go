@@ -1,0 +1,164 @@
+package router
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+// A response names the plan by whose forecast its rank was chosen, and no other.
+func TestNamesThePlan(t *testing.T) {
+	p, _ := plans(t)
+	engine := newEngine(t, "a", 4, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(HeaderPlan, "the engine's own") })
+	engine.PlanDigest = p.artifact.Digest
+	router, pool, registry := newRouter(t, time.Second, engine)
+	send := func(path, body string) string {
+		response, _ := post(t, router.URL+path, body)
+		return response.Header.Get(HeaderPlan)
+	}
+	if got := send("/v1/completions", `{"prompt":"x"}`); got != "" {
+		t.Errorf("plan %q is named before it is loaded", got)
+	}
+	pool.AddLayout(p.layout)
+	for name, tc := range map[string]struct{ path, body, want string }{
+		"scored":       {"/v1/completions", `{"prompt":"x"}`, p.short()},
+		"no prompt":    {"/v1/completions", `{}`, ""},
+		"no inference": {"/v1/tokenize", `{"prompt":"x"}`, ""},
+	} {
+		if got := send(tc.path, tc.body); got != tc.want {
+			t.Errorf("%s: plan %q, want %q", name, got, tc.want)
+		}
+	}
+	want := `
+# HELP semmoe_router_plans Plans that engine pods name, by state: loaded, or pending while they cannot be read.
+# TYPE semmoe_router_plans gauge
+semmoe_router_plans{state="loaded"} 1
+semmoe_router_plans{state="pending"} 0
+# HELP semmoe_router_unscored_requests_total Inference requests to pods with a plan that were balanced by load alone, by reason: plan_pending, no_table, no_prompt, no_tokenizer or ranks_differ.
+# TYPE semmoe_router_unscored_requests_total counter
+semmoe_router_unscored_requests_total{reason="no_prompt"} 1
+semmoe_router_unscored_requests_total{reason="plan_pending"} 1
+`
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "semmoe_router_plans", "semmoe_router_unscored_requests_total"); err != nil {
+		t.Error(err)
+	}
+}
+
+// While pods and plans come and go no request is lost, and none is scored with another plan's table than its pod's.
+func TestPlansChangeUnderLoad(t *testing.T) {
+	first, second := plans(t)
+	var busy atomic.Int32
+	engine := func(name, planDigest string) Backend {
+		b := newEngine(t, name, 4, func(w http.ResponseWriter, r *http.Request) {
+			// Some pods refuse now and then: requests move to another, of another plan perhaps.
+			if busy.Add(1)%7 == 0 && name != "old-0" {
+				http.Error(w, "draining", http.StatusServiceUnavailable)
+				return
+			}
+			io.Copy(w, r.Body) //nolint:errcheck // the client checks
+		})
+		b.PlanDigest = planDigest
+		return b
+	}
+	none := []Backend{engine("none-0", "")}
+	old := []Backend{engine("old-0", first.artifact.Digest), engine("old-1", first.artifact.Digest)}
+	young := []Backend{engine("young-0", second.artifact.Digest), engine("young-1", second.artifact.Digest)}
+	want := map[string]string{"none": "", "old": first.short(), "young": second.short()}
+	stages := [][]Backend{none, append(none[:1:1], old...), old, append(old[:1:1], young...), append(old[:2:2], young...)}
+	router, pool, _ := newRouter(t, 10*time.Second, none...)
+
+	stop := make(chan struct{})
+	var changes sync.WaitGroup
+	changes.Go(func() {
+		random := rand.New(rand.NewPCG(1, 1))
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+			}
+			pool.Set(stages[random.IntN(len(stages))])
+			p := []planned{first, second}[random.IntN(2)]
+			if random.IntN(3) == 0 {
+				pool.DropLayout(p.artifact.Digest)
+			} else {
+				pool.AddLayout(newLayout(p.artifact.Digest, p.plan, p.layout.tokenizer))
+			}
+		}
+	})
+	var scored, unscored atomic.Int32
+	var clients sync.WaitGroup
+	for client := range 8 {
+		clients.Go(func() {
+			for i := range 150 {
+				body := fmt.Sprintf(`{"prompt":"request %d of client %d: func main() {"}`, i, client)
+				response, err := http.Post(router.URL+"/v1/completions", "application/json", strings.NewReader(body))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				got, err := io.ReadAll(response.Body)
+				response.Body.Close()
+				if err != nil || response.StatusCode != http.StatusOK || string(got) != body {
+					t.Errorf("request %d of client %d: %s, %v, %q", i, client, response.Status, err, got)
+				}
+				kind, _, _ := strings.Cut(response.Header.Get(HeaderPod), "-")
+				switch plan := response.Header.Get(HeaderPlan); plan {
+				case "":
+					unscored.Add(1)
+				case want[kind]:
+					scored.Add(1)
+				default:
+					t.Errorf("pod %s got a request by the forecast of plan %s", response.Header.Get(HeaderPod), plan)
+				}
+			}
+		})
+	}
+	clients.Wait()
+	close(stop)
+	changes.Wait()
+	if scored.Load() == 0 || unscored.Load() == 0 {
+		t.Errorf("%d requests were scored, %d not: the test shows nothing", scored.Load(), unscored.Load())
+	}
+	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
+}
+
+// The forecast that a lease carries is that of its pod's plan, computed anew from that plan's table.
+func TestForecastIsOfThePodsPlan(t *testing.T) {
+	first, second := plans(t)
+	byDigest := map[string]planned{first.artifact.Digest: first, second.artifact.Digest: second}
+	pool := NewPool()
+	pool.AddLayout(first.layout)
+	pool.AddLayout(second.layout)
+	pool.Set(append(backendsOf(first.artifact.Digest, 2, 4, "first"), backendsOf(second.artifact.Digest, 2, 4, "second")...))
+	seen := map[string]int{}
+	for _, r := range samplePrompts(300) {
+		tried := map[string]bool{}
+		for {
+			lease, ok := pool.acquire(r, tried)
+			if !ok {
+				break
+			}
+			p := byDigest[lease.Backend.PlanDigest]
+			scores := make([]float32, 4)
+			p.plan.Ranks.ScoreTokens(scores, p.layout.tokenizer.Encode(r.prompt.texts[0]))
+			if lease.layout != p.layout || lease.predicted != float64(scores[lease.Rank]) {
+				t.Fatalf("%s on rank %d is predicted as %v by plan %s, its own plan says %v", lease.Backend.Pod, lease.Rank, lease.predicted, lease.layout.digest, scores)
+			}
+			lease.Release()
+			seen[lease.Backend.Pod]++
+			tried[lease.Backend.Address] = true
+		}
+	}
+	if len(seen) != 4 {
+		t.Errorf("pods %v were used", seen)
+	}
+}

@@ -1,0 +1,94 @@
+package router
+
+import "encoding/json"
+
+const (
+	// bytesPerToken is a usual ratio for byte-pair tokenizers. It only balances load; a wrong ratio is wrong for all
+	// requests alike.
+	bytesPerToken = 4
+	// defaultOutput is what a request without a limit is expected to generate.
+	defaultOutput = 256
+	// largestOutput bounds what a request can claim to generate, so that one request cannot make a rank look full for ever.
+	largestOutput = 1 << 20
+)
+
+// body are the members of a request's body that are read. What is of another type than expected counts as absent: it is
+// the engine's to refuse.
+type body struct {
+	Prompt              json.RawMessage `json:"prompt"`
+	Messages            json.RawMessage `json:"messages"`
+	Text                json.RawMessage `json:"text"`
+	InputIDs            json.RawMessage `json:"input_ids"`
+	MaxTokens           json.RawMessage `json:"max_tokens"`
+	MaxCompletionTokens json.RawMessage `json:"max_completion_tokens"`
+	SamplingParams      json.RawMessage `json:"sampling_params"`
+}
+
+// output is how many tokens the request may generate.
+func (b *body) output() int64 {
+	var native struct {
+		MaxNewTokens json.RawMessage `json:"max_new_tokens"`
+	}
+	if len(b.SamplingParams) > 0 && json.Unmarshal(b.SamplingParams, &native) != nil {
+		native.MaxNewTokens = nil
+	}
+	for _, text := range []json.RawMessage{b.MaxTokens, b.MaxCompletionTokens, native.MaxNewTokens} {
+		var limit *int64
+		if len(text) > 0 && json.Unmarshal(text, &limit) == nil && limit != nil && *limit >= 0 {
+			return min(*limit, largestOutput)
+		}
+	}
+	return defaultOutput
+}
+
+// request is what the choice of a rank needs to know. It belongs to one goroutine.
+type request struct {
+	id string
+	// output is what the request is expected to generate, tokens its whole load as estimated from its length.
+	output, tokens int64
+	// inference tells that the request's tokens activate experts.
+	inference bool
+	// prompt is empty where its tokens cannot be told.
+	prompt prompt
+	// forecast is the latest one; a request that is sent again to pods of the same plan keeps it.
+	forecast forecast
+}
+
+// forecast is what a layout says of a request.
+type forecast struct {
+	layout *Layout
+	// scores are the expected local shares by rank; nil where unscored says why there are none.
+	scores   []float32
+	unscored string
+	// tokens is the request's load, its prompt counted.
+	tokens int64
+	// rank is what the scheduler chose, or NoRank before it was asked: a request counts there once, however often it is
+	// sent.
+	rank int
+}
+
+// newRequest reads a request's body, which may be anything.
+func newRequest(path, id string, data []byte) *request {
+	r := &request{id: id, inference: inference[path], tokens: 1}
+	if !r.inference {
+		return r
+	}
+	var b body
+	if json.Unmarshal(data, &b) != nil {
+		b = body{}
+	}
+	r.output = b.output()
+	r.tokens = int64(len(data)/bytesPerToken) + r.output + 1
+	r.prompt = promptOf(path, &b)
+	return r
+}
+
+// score makes the forecast of a layout. It takes as long as tokenizing does: no lock may be held.
+func (r *request) score(l *Layout) {
+	f := forecast{layout: l, rank: NoRank, tokens: r.tokens}
+	var prompt int
+	if f.scores, prompt, f.unscored = l.score(r.prompt); f.scores != nil {
+		f.tokens = int64(prompt) + r.output + 1
+	}
+	r.forecast = f
+}

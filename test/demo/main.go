@@ -1,11 +1,19 @@
-// Command demo is the main job of the operator, seen through public interfaces alone: a cluster, the operator installed
-// by kubectl, a MoEDeployment applied, its model served, prompts answered, and every answer compared with what the model
-// is known to say. It exits 0 only if all checks that it prints hold.
+// Command demo is the main job of the operator, seen through public interfaces alone.
+//
+// First act: a cluster, the operator installed by kubectl, a MoEDeployment applied, its model served, prompts answered,
+// and every answer compared with what the model is known to say.
+//
+// Second act: the model is profiled on one half of a corpus, and a plan is solved. The other half is sent to the model
+// under the default placement; then the plan is approved and rolled out, and the same requests are sent again. The local
+// activation rate must rise as the plan has promised, the ranks must stay balanced, and no output may change.
+//
+// It exits 0 only if all checks that it prints hold.
 //
 // Environment: KEEP=1 leaves everything up until Ctrl-C and prints how to reach it. KUBECONFIG names an existing cluster
 // to use instead of a local one; it must be able to pull or hold IMAGE (default semmoe:dev), offer eight of the resource
 // nvidia.com/gpu (any will do: the engine runs on CPUs), and hold the checkpoint at MODEL_PATH on its nodes (default: this
-// repository's own).
+// repository's own). Where it has no default StorageClass, its nodes must share this machine's directories: the artifact
+// store then keeps its files in bin/.
 package main
 
 import (
@@ -18,6 +26,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/semmoe/operator/test/corpus"
 	"github.com/semmoe/operator/test/localcluster"
 )
 
@@ -72,27 +81,28 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	train, heldOut, err := readCorpus(ctx)
+	if err != nil {
+		return err
+	}
 	out := newProgress(os.Stdout)
 	c, err := startCluster(ctx, s, out)
 	if err != nil {
 		return err
 	}
-	defer c.stop()
+	defer func() { c.stop() }() // more is added to it later
 
 	d := &demo{settings: s, cluster: c, out: out}
 	defer d.cleanUp()
-	if err := d.serve(ctx); err != nil {
-		d.explain(context.WithoutCancel(ctx))
-		return err
-	}
-	report, err := d.ask(ctx, golden)
+	report, err := d.play(ctx, golden, train, heldOut)
 	if err != nil {
 		d.explain(context.WithoutCancel(ctx))
 		return err
 	}
 	if s.keep {
 		report.print(os.Stdout)
-		d.tellHowToReach()
+		out.summary()
+		d.tellHowToReach(ctx)
 		<-ctx.Done()
 		return nil
 	}
@@ -107,6 +117,19 @@ func run(ctx context.Context) error {
 	}
 	fmt.Printf("\nAll %d checks hold, in %.0f s.\n", len(report.checks), time.Since(out.start).Seconds())
 	return nil
+}
+
+// play is both acts.
+func (d *demo) play(ctx context.Context, golden []goldenCase, train, heldOut []corpus.Request) (*report, error) {
+	if err := d.serve(ctx, train); err != nil {
+		return nil, err
+	}
+	answers, err := d.ask(ctx, golden)
+	if err != nil {
+		return nil, err
+	}
+	r := &report{answers: answers, checks: checkAnswers(answers)}
+	return r, d.closeLoop(ctx, heldOut, r)
 }
 
 var errInterrupted = errors.New("interrupted")

@@ -8,6 +8,12 @@ import (
 	"os/exec"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/corpus"
 )
 
 //go:embed moedeployment.yaml
@@ -23,25 +29,38 @@ type demo struct {
 	settings
 	cluster *cluster
 	out     *progress
-	address string
+	address string // of the Service
+	volume  string // the artifact store's directory, where the demo has made one
 }
 
 // serve installs the operator, applies a MoEDeployment and waits until it serves.
-func (d *demo) serve(ctx context.Context) error {
+func (d *demo) serve(ctx context.Context, train []corpus.Request) error {
 	if err := d.out.step(ctx, "kubectl apply -k config/default", func(func(string)) error {
 		manifests, err := d.cluster.run(ctx, nil, "kustomize", "config/default")
 		if err != nil {
 			return err
 		}
 		manifests = strings.ReplaceAll(manifests, "image: semmoe:dev", "image: "+d.image)
+		if err := d.offerVolume(ctx); err != nil {
+			return err
+		}
 		_, err = d.cluster.run(ctx, []byte(manifests), "apply", "--server-side", "-f", "-")
 		return err
 	}); err != nil {
 		return err
 	}
-	if err := d.out.step(ctx, "operator available", func(func(string)) error {
-		_, err := d.cluster.run(ctx, nil, "rollout", "status", "-n", "semmoe-system", "deployment/semmoe-manager", "--timeout=120s")
+	if err := d.out.step(ctx, "operator and store available", func(func(string)) error {
+		for _, deployment := range []string{"deployment/semmoe-manager", "deployment/semmoe-store"} {
+			if _, err := d.cluster.run(ctx, nil, "rollout", "status", "-n", "semmoe-system", deployment, "--timeout=120s"); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
 		return err
+	}
+	if err := d.out.step(ctx, fmt.Sprintf("data set of %d requests", len(train)), func(func(string)) error {
+		return d.applyDataset(ctx, train)
 	}); err != nil {
 		return err
 	}
@@ -61,63 +80,44 @@ func (d *demo) serve(ctx context.Context) error {
 	})
 }
 
-// waitReady waits for the condition Ready with all replicas, and tells what the operator says meanwhile.
-func (d *demo) waitReady(ctx context.Context) func(report func(string)) error {
-	return func(report func(string)) error {
-		const fields = `jsonpath={.status.conditions[?(@.type=="Ready")].status} {.status.conditions[?(@.type=="Progressing")].status} {.status.summary} {.status.conditions[?(@.type=="Ready")].message}`
-		ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
-		defer cancel()
-		last := "no status yet"
-		for {
-			text, err := d.cluster.run(ctx, nil, "get", "moed", "-n", namespace, name, "-o", fields)
-			if ctx.Err() != nil {
-				return fmt.Errorf("not in service in time: %s", last)
-			}
+// waitReady waits until all replicas serve, and tells what the operator says meanwhile.
+func (d *demo) waitReady(ctx context.Context) func(tell func(string)) error {
+	return func(tell func(string)) error {
+		return poll(ctx, tell, func(ctx context.Context) (string, bool, error) {
+			moed, err := d.get(ctx)
 			if err != nil {
-				return err
+				return "", false, err
 			}
-			if strings.HasPrefix(text, "True False ") {
-				return nil
+			ready := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionReady)
+			if ready == nil {
+				return "no status yet", false, nil
 			}
-			if _, detail, ok := strings.Cut(strings.TrimSpace(text), " "); ok {
-				if _, detail, ok = strings.Cut(detail, " "); ok {
-					last = detail
-					report(detail)
-				}
-			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(200 * time.Millisecond):
-			}
-		}
+			done := ready.Status == metav1.ConditionTrue && moed.Status.UpdatedReplicas == *moed.Spec.Replicas
+			return moed.Status.Summary + " " + ready.Message, done, nil
+		})
 	}
 }
 
 // remove deletes the MoEDeployment, and waits until nothing of it is left.
 func (d *demo) remove(ctx context.Context) error {
-	return d.out.step(ctx, "deleted, and nothing is left", func(report func(string)) error {
+	return d.out.step(ctx, "deleted, and nothing is left", func(tell func(string)) error {
 		if _, err := d.cluster.run(ctx, nil, "delete", "moed", "-n", namespace, name); err != nil {
 			return err
 		}
-		ctx, cancel := context.WithTimeout(ctx, time.Minute)
-		defer cancel()
-		for {
-			left, err := d.cluster.run(ctx, nil, "get", "statefulsets,deployments,replicasets,jobs,pods,services,serviceaccounts,rolebindings,poddisruptionbudgets",
-				"-n", namespace, "-l", "semmoe.io/deployment="+name, "-o", "name")
-			if ctx.Err() != nil {
-				return fmt.Errorf("still there: %s", strings.Join(strings.Fields(left), ", "))
+		return poll(ctx, tell, func(ctx context.Context) (string, bool, error) {
+			var left []string
+			for _, what := range [][]string{
+				{"affinityprofiles,placementplans"},
+				{"statefulsets,deployments,replicasets,jobs,pods,services,serviceaccounts,rolebindings,poddisruptionbudgets,configmaps", "-l", "semmoe.io/component"},
+			} {
+				names, err := d.cluster.run(ctx, nil, append([]string{"get", "-n", namespace, "-o", "name"}, what...)...)
+				if err != nil {
+					return "", false, err
+				}
+				left = append(left, strings.Fields(names)...)
 			}
-			if err != nil {
-				return err
-			}
-			if strings.TrimSpace(left) == "" {
-				return nil
-			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(300 * time.Millisecond):
-			}
-		}
+			return "still there: " + strings.Join(left, ", "), len(left) == 0, nil
+		})
 	})
 }
 
@@ -128,8 +128,10 @@ func (d *demo) explain(ctx context.Context) {
 	for _, args := range [][]string{
 		{"get", "pods", "-A", "-o", "wide"},
 		{"describe", "moed", "-n", namespace, name},
+		{"describe", "aprof,pplan", "-n", namespace},
 		{"get", "events", "-A", "--sort-by=.lastTimestamp"},
 		{"logs", "-n", "semmoe-system", "deployment/semmoe-manager", "--tail=50"},
+		{"logs", "-n", "semmoe-system", "deployment/semmoe-store", "--tail=20"},
 	} {
 		if text, err := d.cluster.run(ctx, nil, args...); err == nil {
 			fmt.Printf("\n$ kubectl %s\n%s", strings.Join(args, " "), text)
@@ -142,28 +144,39 @@ func (d *demo) cleanUp() {
 	if d.cluster.local != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
+	// Each has its own time: one that hangs must not keep the others from being done.
+	attempt := func(f func(ctx context.Context) error) {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := f(ctx); err != nil {
+			fmt.Fprintln(os.Stderr, "demo: clean up:", err)
+		}
+	}
 	for _, args := range [][]string{
 		{"delete", "namespace", namespace, "--ignore-not-found"},
 		{"delete", "-k", "config/default", "--ignore-not-found"},
 	} {
-		if _, err := d.cluster.run(ctx, nil, args...); err != nil {
-			fmt.Fprintln(os.Stderr, "demo: clean up:", err)
-		}
+		attempt(func(ctx context.Context) error {
+			_, err := d.cluster.run(ctx, nil, args...)
+			return err
+		})
 	}
+	attempt(d.removeVolume)
 }
 
-func (d *demo) tellHowToReach() {
+func (d *demo) tellHowToReach(ctx context.Context) {
 	kubectl := d.cluster.kubectl
 	if path, err := exec.LookPath("kubectl"); err == nil {
 		kubectl = path
+	}
+	if text, err := d.cluster.run(ctx, nil, "get", "moed,aprof,pplan", "-n", namespace); err == nil {
+		fmt.Printf("\n$ kubectl get moed,aprof,pplan -n %s\n%s", namespace, text)
 	}
 	fmt.Printf(`
 Everything stays up until Ctrl-C. In another terminal:
 
   export KUBECONFIG=%s
-  %s get moed -n %s
+  %s get moed,aprof,pplan -n %s
   %s describe moed -n %s %s
   curl http://%s/v1/models
   curl http://%s/v1/completions -H 'Content-Type: application/json' -d '{"model": "%s", "prompt": "func main() {", "max_tokens": 32}'

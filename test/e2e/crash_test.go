@@ -15,6 +15,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -87,13 +88,14 @@ func (c *crashing) newClient(config *rest.Config, options client.Options) (clien
 	}), nil
 }
 
-// story is what the crash points are enumerated over: into service, a change rolled out, scaled. It waits with check
-// after each act.
-func story(t *testing.T, namespace string, check func()) *semmoev1.MoEDeployment {
+// story is what crash points are enumerated over.
+type story func(t *testing.T, namespace string)
+
+// serving: into service, a change rolled out, scaled.
+func serving(t *testing.T, namespace string) {
 	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](2) })
 	create(t, moed)
 	waitComplete(t, moed)
-	check()
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "CHANGED", Value: "yes"}} })
 	eventually(t, patience, "the change is rolled out", func() error {
 		if workloads := listWorkloads(t, moed); len(workloads) != 1 || len(workloads[0].Spec.Template.Spec.Containers[0].Env) != 2 {
@@ -101,7 +103,6 @@ func story(t *testing.T, namespace string, check func()) *semmoev1.MoEDeployment
 		}
 		return complete(get(t, moed))
 	})
-	check()
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) })
 	eventually(t, patience, "scaled down", func() error {
 		if pods := listEnginePods(t, moed); len(pods) != 1 {
@@ -109,18 +110,35 @@ func story(t *testing.T, namespace string, check func()) *semmoev1.MoEDeployment
 		}
 		return complete(get(t, moed))
 	})
-	check()
-	return moed
+}
+
+// planning: profiled through the running deployment, planned, and rolled out.
+func planning(t *testing.T, namespace string) {
+	create(t, dataset(t, namespace, 4))
+	moed := profiledDeployment(namespace)
+	create(t, moed)
+	waitPlanned(t, moed)
 }
 
 // The manager is killed after its k-th write, and another started: whatever k, the end is the same as without a crash,
 // and the model is inspected once.
 func TestCrashAfterAnyWrite(t *testing.T) {
 	t.Parallel()
+	enumerate(t, serving, 4)
+}
+
+// The same for a profile and a plan: no crash costs a second profiling Job.
+func TestCrashWhilePlanning(t *testing.T) {
+	t.Parallel()
+	enumerate(t, planning, 3)
+}
+
+// enumerate runs the story once without a crash, then with a crash after each of its writes, or after a seeded few.
+func enumerate(t *testing.T, tell story, few int) {
 	namespace := newNamespace(t)
 	clean := newCrashing(0)
 	stop := startManager(t, namespace, clean.newClient)
-	story(t, namespace, func() {})
+	tell(t, namespace)
 	want := endState(t, namespace)
 	stop()
 	writes := clean.count()
@@ -136,7 +154,7 @@ func TestCrashAfterAnyWrite(t *testing.T) {
 	if !*full {
 		random := rand.New(rand.NewPCG(1, 2))
 		random.Shuffle(len(points), func(i, j int) { points[i], points[j] = points[j], points[i] })
-		points = points[:4]
+		points = points[:few]
 		slices.Sort(points)
 	}
 	slots := make(chan struct{}, 4)
@@ -145,13 +163,13 @@ func TestCrashAfterAnyWrite(t *testing.T) {
 		runs.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			t.Run(fmt.Sprintf("write %d", point), func(t *testing.T) { crashAt(t, point, want) })
+			t.Run(fmt.Sprintf("write %d", point), func(t *testing.T) { crashAt(t, tell, point, want) })
 		})
 	}
 	runs.Wait()
 }
 
-func crashAt(t *testing.T, point int, want map[string]string) {
+func crashAt(t *testing.T, tell story, point int, want map[string]string) {
 	namespace := newNamespace(t)
 	c := newCrashing(point)
 	stop := startManager(t, namespace, c.newClient)
@@ -165,10 +183,14 @@ func crashAt(t *testing.T, point int, want map[string]string) {
 		case <-done: // this run needed fewer writes than the clean one
 		}
 	})
-	story(t, namespace, func() {})
+	tell(t, namespace)
 	close(done)
 	successor.Wait()
 	compare(t, want, endState(t, namespace))
+	// The node has room for only so many pods.
+	if err := api.DeleteAllOf(t.Context(), &semmoev1.MoEDeployment{}, client.InNamespace(namespace), client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
+		t.Error(err)
+	}
 }
 
 // endState is what is left of a namespace's objects when everything that differs between two runs is taken away: by
@@ -191,7 +213,7 @@ func endState(t *testing.T, namespace string) map[string]string {
 	if err := api.List(t.Context(), &jobs, client.InNamespace(namespace)); err != nil {
 		t.Fatal(err)
 	}
-	state["inspections"] = fmt.Sprint(len(jobs.Items))
+	state["jobs"] = fmt.Sprint(len(jobs.Items))
 	return state
 }
 

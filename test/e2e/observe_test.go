@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
@@ -15,7 +16,7 @@ func TestObservesLocality(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
 	startManager(t, namespace, nil)
-	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = 100 })
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](100) })
 	create(t, moed)
 	if current := waitComplete(t, moed); current.Status.LAR != nil {
 		t.Errorf("a rate is reported before any request: %+v", current.Status.LAR)
@@ -42,7 +43,7 @@ func TestObservesLocality(t *testing.T) {
 		}
 		return nil
 	})
-	if lar.ObservedMilli < 150 || lar.ObservedMilli > 350 || lar.Summary == "" {
+	if *lar.ObservedMilli < 150 || *lar.ObservedMilli > 350 || lar.Summary == "" {
 		t.Errorf("the rate is %+v, want about 250 milli", lar)
 	}
 }

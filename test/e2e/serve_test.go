@@ -120,7 +120,8 @@ func TestServeScaleDelete(t *testing.T) {
 func kinds() []client.ObjectList {
 	return []client.ObjectList{
 		&appsv1.StatefulSetList{}, &appsv1.DeploymentList{}, &batchv1.JobList{}, &corev1.ServiceList{}, &corev1.PodList{},
-		&corev1.ServiceAccountList{}, &policyv1.PodDisruptionBudgetList{}, &rbacv1.RoleBindingList{}, &semmoev1.MoEDeploymentList{},
+		&corev1.ServiceAccountList{}, &policyv1.PodDisruptionBudgetList{}, &rbacv1.RoleBindingList{}, &corev1.ConfigMapList{},
+		&semmoev1.MoEDeploymentList{}, &semmoev1.AffinityProfileList{}, &semmoev1.PlacementPlanList{},
 	}
 }
 
@@ -130,7 +131,7 @@ func nothingLeft(ctx context.Context, namespace string) error {
 			return err
 		}
 		for _, object := range objects(list) {
-			if object.GetName() != "default" { // every namespace has a ServiceAccount of that name
+			if name := object.GetName(); name != "default" && name != "kube-root-ca.crt" { // every namespace has these
 				return fmt.Errorf("%s %s is left", kindOf(object), object.GetName())
 			}
 		}

@@ -39,6 +39,8 @@ import (
 
 const (
 	image = "semmoe:dev"
+	// nextImage is another name of the same image: an upgrade of the operator.
+	nextImage = "semmoe:next"
 	// patience bounds every wait: long enough for a loaded machine, since nothing waits longer than it must.
 	patience = 2 * time.Minute
 )
@@ -81,7 +83,7 @@ func run(m *testing.M) (int, error) {
 	defer cancel()
 	cluster, err = localcluster.Start(ctx, localcluster.Options{
 		Binaries: binaries,
-		Images:   map[string]string{image: binary},
+		Images:   map[string]string{image: binary, nextImage: binary},
 		GPUs:     512,
 		Forward:  16,
 	})
@@ -154,7 +156,14 @@ func newNamespace(t *testing.T) string {
 // startManager runs a manager for one namespace until the test, or the returned function, ends it. newClient may be nil.
 func startManager(t *testing.T, namespace string, newClient client.NewClientFunc) (stop func()) {
 	t.Helper()
-	manager, err := controllers.NewManager(restConfig, controllers.Options{Image: image, Namespaces: []string{namespace}, HTTP: podClient(t)}, ctrl.Options{
+	return startManagerOf(t, image, namespace, newClient)
+}
+
+// startManagerOf runs a manager of one release, told by the image of its own containers.
+func startManagerOf(t *testing.T, release, namespace string, newClient client.NewClientFunc) (stop func()) {
+	t.Helper()
+	options := controllers.Options{Image: release, Namespaces: []string{namespace}, HTTP: podClient(t), Store: startStore(t)}
+	manager, err := controllers.NewManager(restConfig, options, ctrl.Options{
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
 		NewClient:  newClient,
@@ -306,19 +315,30 @@ func complete(moed *semmoev1.MoEDeployment) error {
 // waitCondition waits, at most a minute, for a condition with a reason, whose message has all the parts.
 func waitCondition(t *testing.T, moed *semmoev1.MoEDeployment, kind string, status metav1.ConditionStatus, reason string, parts ...string) {
 	t.Helper()
-	eventually(t, time.Minute, kind+" is "+string(status)+" "+reason, func() error {
+	waitConditionWithin(t, time.Minute, moed, kind, status, reason, parts...)
+}
+
+// waitConditionWithin waits for a condition with a reason, whose message has all the parts.
+func waitConditionWithin(t *testing.T, within time.Duration, moed *semmoev1.MoEDeployment, kind string, status metav1.ConditionStatus, reason string, parts ...string) {
+	t.Helper()
+	eventually(t, within, kind+" is "+string(status)+" "+reason, func() error {
 		current := get(t, moed)
-		c := meta.FindStatusCondition(current.Status.Conditions, kind)
-		if c == nil || c.Status != status || c.Reason != reason || c.ObservedGeneration != current.Generation {
-			return fmt.Errorf("condition %s is %+v", kind, c)
-		}
-		for _, part := range parts {
-			if !strings.Contains(c.Message, part) {
-				return fmt.Errorf("the message %q lacks %q", c.Message, part)
-			}
-		}
-		return nil
+		return conditionIs(current.Status.Conditions, current.Generation, kind, status, reason, parts...)
 	})
+}
+
+// conditionIs returns an error unless a condition is as wanted, of this generation, and says all the parts.
+func conditionIs(conditions []metav1.Condition, generation int64, kind string, status metav1.ConditionStatus, reason string, parts ...string) error {
+	c := meta.FindStatusCondition(conditions, kind)
+	if c == nil || c.Status != status || c.Reason != reason || c.ObservedGeneration != generation {
+		return fmt.Errorf("condition %s is %+v", kind, c)
+	}
+	for _, part := range parts {
+		if !strings.Contains(c.Message, part) {
+			return fmt.Errorf("the message %q lacks %q", c.Message, part)
+		}
+	}
+	return nil
 }
 
 // reach returns the URL of a MoEDeployment's Service.

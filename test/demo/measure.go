@@ -1,0 +1,250 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/test/corpus"
+)
+
+const (
+	// newTokens is how many tokens each request generates: enough that a changed model would show, few enough that the
+	// demo is short.
+	newTokens = 8
+	// inFlight is the number of requests that are sent at the same time.
+	inFlight = 8
+	// window is the number of requests over which load is compared.
+	window = 128
+	// orderSeed fixes the order in which the requests arrive.
+	orderSeed = 1
+)
+
+// reply is what came back for one request.
+type reply struct {
+	output []int
+	pod    string
+	rank   int
+	plan   string
+	// tokens are those of the prompt and those generated: the load of the request.
+	tokens int
+}
+
+// measurement is what serving a list of requests showed.
+type measurement struct {
+	// replies are in the order of the list, arrivals are indices into them in the order in which they were sent.
+	replies  []reply
+	arrivals []int
+	// activations are what the request routers counted by the plan, engine what the engine itself counted by the experts
+	// that it holds on each rank: an engine that ignores its map would be found out.
+	activations
+	engine activations
+	taken  time.Duration
+}
+
+// activations counts (token, layer, expert) triples, and those of them whose expert was on the rank of the token.
+type activations struct{ local, all float64 }
+
+func (a activations) lar() float64 { return a.local / a.all }
+
+func (a activations) minus(b activations) activations {
+	return activations{a.local - b.local, a.all - b.all}
+}
+
+func (m *measurement) tokens() int {
+	sum := 0
+	for _, r := range m.replies {
+		sum += r.tokens
+	}
+	return sum
+}
+
+// places is how many ranks of all pods have served a request.
+func (m *measurement) places() int {
+	type place struct {
+		pod  string
+		rank int
+	}
+	used := map[place]bool{}
+	for _, r := range m.replies {
+		used[place{r.pod, r.rank}] = true
+	}
+	return len(used)
+}
+
+// windowImbalance is the load of the busiest rank over the mean load, in the last 128 requests, as a mean over time from
+// the 128th request on.
+func (m *measurement) windowImbalance() float64 {
+	ranks := 0
+	for _, r := range m.replies {
+		ranks = max(ranks, r.rank+1)
+	}
+	load := make([]int, ranks)
+	sum, windows, total := 0.0, 0, 0
+	for i, index := range m.arrivals {
+		r := m.replies[index]
+		load[r.rank] += r.tokens
+		total += r.tokens
+		if i >= window {
+			old := m.replies[m.arrivals[i-window]]
+			load[old.rank] -= old.tokens
+			total -= old.tokens
+		}
+		if i >= window-1 {
+			sum += float64(slices.Max(load)) * float64(ranks) / float64(total)
+			windows++
+		}
+	}
+	return sum / float64(windows)
+}
+
+// measure sends all requests in a seeded random order through the Service, and reads from the request routers how many
+// of their activations were local.
+func (d *demo) measure(ctx context.Context, requests []corpus.Request, tell func(string)) (*measurement, error) {
+	m := &measurement{
+		replies:  make([]reply, len(requests)),
+		arrivals: rand.New(rand.NewPCG(orderSeed, 0)).Perm(len(requests)),
+	}
+	before, err := d.countActivations(ctx)
+	if err != nil {
+		return nil, err
+	}
+	begin := time.Now()
+	group, sending := errgroup.WithContext(ctx)
+	group.SetLimit(inFlight)
+	var done atomic.Int32
+	for _, index := range m.arrivals {
+		group.Go(func() (err error) {
+			m.replies[index], err = d.complete(sending, requests[index].Text)
+			if n := done.Add(1); d.out.terminal || n%100 == 0 {
+				tell(fmt.Sprintf("%d of %d", n, len(requests)))
+			}
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	m.taken = time.Since(begin)
+	after, err := d.countActivations(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m.activations, m.engine = after.routers.minus(before.routers), after.engines.minus(before.engines)
+	if m.all <= 0 || m.engine.all <= 0 {
+		return nil, fmt.Errorf("in %d requests, the request routers have counted %.0f activations, the engines %.0f", len(requests), m.all, m.engine.all)
+	}
+	return m, nil
+}
+
+// complete sends one prompt and decodes a few tokens greedily.
+func (d *demo) complete(ctx context.Context, prompt string) (reply, error) {
+	var answer struct {
+		OutputIDs []int `json:"output_ids"`
+		Meta      struct {
+			Prompt int `json:"prompt_tokens"`
+		} `json:"meta_info"`
+	}
+	header, err := d.post(ctx, "/generate", map[string]any{
+		"text":            prompt,
+		"sampling_params": map[string]any{"temperature": 0, "max_new_tokens": newTokens, "ignore_eos": true},
+	}, &answer)
+	if err != nil {
+		return reply{}, err
+	}
+	rank, err := strconv.Atoi(header.Get(router.HeaderRank))
+	if err != nil {
+		return reply{}, fmt.Errorf("header %s: %w", router.HeaderRank, err)
+	}
+	return reply{
+		output: answer.OutputIDs, pod: header.Get(router.HeaderPod), rank: rank, plan: header.Get(router.HeaderPlan), tokens: answer.Meta.Prompt + len(answer.OutputIDs),
+	}, nil
+}
+
+// counters are what was counted since the pods started.
+type counters struct{ routers, engines activations }
+
+// countActivations sums the counters of the request routers, and of the engines.
+func (d *demo) countActivations(ctx context.Context) (counters, error) {
+	var sum counters
+	err := d.eachPod(ctx, "router", 9090, func(metrics string) error {
+		sum.routers.add(metrics, "semmoe_activations_total")
+		return nil
+	})
+	if err != nil {
+		return sum, err
+	}
+	return sum, d.eachPod(ctx, "engine", 30000, func(metrics string) error {
+		sum.engines.add(metrics, "semmoe_engine_activations_total")
+		return nil
+	})
+}
+
+// add adds the samples of a metric that has a label locality.
+func (a *activations) add(metrics, metric string) {
+	for sample := range samples(metrics, metric) {
+		a.all += sample.value
+		if strings.Contains(sample.labels, `locality="local"`) {
+			a.local += sample.value
+		}
+	}
+}
+
+// livePods lists the names of pods that are not being deleted: what one of those has counted would be missing afterwards.
+const livePods = `go-template={{range .items}}{{if not .metadata.deletionTimestamp}}{{.metadata.name}} {{end}}{{end}}`
+
+// eachPod calls f with the metrics, in Prometheus' text format, of every live pod of a component.
+func (d *demo) eachPod(ctx context.Context, component string, port int, f func(metrics string) error) error {
+	pods, err := d.cluster.run(ctx, nil, "get", "pods", "-n", namespace,
+		"-l", "semmoe.io/deployment="+name+",semmoe.io/component="+component, "-o", livePods)
+	if err != nil {
+		return err
+	}
+	if strings.TrimSpace(pods) == "" {
+		return fmt.Errorf("there is no pod of component %s", component)
+	}
+	for pod := range strings.FieldsSeq(pods) {
+		metrics, err := d.cluster.run(ctx, nil, "get", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:%d/proxy/metrics", namespace, pod, port))
+		if err != nil {
+			return err
+		}
+		if err := f(metrics); err != nil {
+			return fmt.Errorf("pod %s: %w", pod, err)
+		}
+	}
+	return nil
+}
+
+// sample is one line of Prometheus' text format.
+type sample struct {
+	labels string
+	value  float64
+}
+
+// samples yields the samples of one metric.
+func samples(metrics, metric string) func(yield func(sample) bool) {
+	return func(yield func(sample) bool) {
+		for line := range strings.Lines(metrics) {
+			rest, ok := strings.CutPrefix(strings.TrimSpace(line), metric+"{")
+			if !ok {
+				continue
+			}
+			labels, number, ok := strings.Cut(rest, "} ")
+			if !ok {
+				continue
+			}
+			value, err := strconv.ParseFloat(number, 64)
+			if err == nil && !yield(sample{labels, value}) {
+				return
+			}
+		}
+	}
+}

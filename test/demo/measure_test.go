@@ -1,0 +1,118 @@
+package main
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestWindowImbalance(t *testing.T) {
+	inTurn := func(n, ranks int) *measurement {
+		m := &measurement{}
+		for i := range n {
+			m.replies = append(m.replies, reply{rank: i % ranks, tokens: 10})
+			m.arrivals = append(m.arrivals, i)
+		}
+		return m
+	}
+	skewed := inTurn(2*window, 4)
+	for i := range skewed.replies {
+		if skewed.replies[i].rank == 0 {
+			skewed.replies[i].tokens = 30 // 30 of 60 tokens on one of four ranks
+		}
+	}
+	// Balanced as a whole, but in no window except one: the first half goes to one rank, the second to the other. As the
+	// window slides over them, 128, 127, ... 64, ... 128 of its 128 requests are on one rank.
+	halves := inTurn(2*window, 2)
+	for i := range halves.replies {
+		halves.replies[i].rank = i / window
+	}
+	reversed := inTurn(2*window, 4)
+	slices.Reverse(reversed.arrivals)
+	for name, test := range map[string]struct {
+		m    *measurement
+		want float64
+	}{
+		"in turn":            {inTurn(3*window, 4), 1},
+		"exactly one window": {inTurn(window, 4), 1},
+		"one rank has more":  {skewed, 2},
+		"halves":             {halves, 1.5},
+		"another order":      {reversed, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := test.m.windowImbalance(); math.Abs(got-test.want) > 0.01 {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestSamples(t *testing.T) {
+	const metrics = `# HELP semmoe_activations_total Activations.
+# TYPE semmoe_activations_total counter
+semmoe_activations_total{locality="local",rank="0"} 12
+semmoe_activations_total{locality="remote",rank="0"} 3.5e+06
+semmoe_activations_total_created{locality="local"} 7
+semmoe_local_activation_rate NaN
+`
+	want := []sample{{`locality="local",rank="0"`, 12}, {`locality="remote",rank="0"`, 3.5e6}}
+	var got []sample
+	for s := range samples(metrics, "semmoe_activations_total") {
+		got = append(got, s)
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(sample{})); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Each check can fail, and fails alone.
+func TestCheckPlan(t *testing.T) {
+	measured := func(local float64) *measurement {
+		m := &measurement{activations: activations{local, 1000}, engine: activations{local, 1000}}
+		for i := range 2 * window {
+			m.replies = append(m.replies, reply{output: []int{1, 2, 3, 4, 5, 6, 7, i}, pod: []string{"a", "b"}[i/4%2], rank: i % 4, tokens: 10, plan: "abc"})
+			m.arrivals = append(m.arrivals, i)
+		}
+		return m
+	}
+	for name, test := range map[string]struct {
+		change func(before, after *measurement)
+		fails  []string
+	}{
+		"all hold":       {func(_, _ *measurement) {}, nil},
+		"no gain":        {func(before, _ *measurement) { before.local, before.engine.local = 300, 300 }, []string{"local activation rate has risen"}},
+		"broken promise": {func(_, after *measurement) { after.local, after.engine.local = 360, 360 }, []string{"the plan keeps its promise"}},
+		"a map ignored":  {func(_, after *measurement) { after.engine.local = 250 }, []string{"the engine counts the same"}},
+		"a rank idles": {func(_, after *measurement) {
+			for i := range after.replies {
+				if after.replies[i].rank == 3 {
+					after.replies[i].pod = "a"
+				}
+			}
+		}, []string{"every rank of every replica was used"}},
+		"one token less":  {func(_, after *measurement) { after.replies[3].output = after.replies[3].output[:7] }, []string{"outputs are unchanged"}},
+		"one other token": {func(before, _ *measurement) { before.replies[3].output[7]++ }, []string{"outputs are unchanged"}},
+		"sent by load":    {func(_, after *measurement) { after.replies[9].plan = "" }, []string{"requests were sent by the plan"}},
+		"one rank is busy": {func(_, after *measurement) {
+			for i := range after.replies {
+				after.replies[i].tokens += 20 * (after.replies[i].rank / 3)
+			}
+		}, []string{"ranks are balanced"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before, after := measured(250), measured(405)
+			test.change(before, after)
+			var fails []string
+			for _, c := range checkPlan(before, after, "abc", 0.41) {
+				if !c.holds {
+					fails = append(fails, c.name)
+				}
+			}
+			if diff := cmp.Diff(test.fails, fails); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,269 @@
+package e2e
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/plan/bundle"
+	"github.com/semmoe/operator/internal/profile"
+)
+
+// storedProfile is an AffinityProfile of the small model whose result lies in the store already: no engine is needed.
+func storedProfile(t *testing.T, namespace string) *semmoev1.AffinityProfile {
+	t.Helper()
+	model, err := checkpoint.Inspect(checkpointDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := `{"prompt": "func main() {"}` + "\n"
+	create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "texts"}, Data: map[string]string{"dataset.jsonl": texts}})
+	sum := sha256.Sum256([]byte(texts))
+	counts := filepath.Join(t.TempDir(), profile.CountsFile)
+	if err := os.WriteFile(counts, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	store, err := startStore(t).Client(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	sampling := profile.Sampling{Requests: 2000, Tokens: 200000, RequestTokens: 512}
+	manifest := profile.Manifest{ModelDigest: model.ModelDigest, DatasetDigest: hex.EncodeToString(sum[:]), Sampling: sampling}
+	scope := artifact.Scope{Namespace: namespace, Kind: artifact.Profile, ID: manifest.ID()}
+	if _, err := profile.Publish(t.Context(), store, scope, manifest, map[string]string{
+		profile.TraceFile:     filepath.Join(repository, "solver", "testdata", "tiny-32e-top4.safetensors.zst"),
+		profile.CountsFile:    counts,
+		profile.TokenizerFile: filepath.Join(checkpointDir(), "tokenizer.json"),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	moed := newDeployment(namespace, "unused")
+	p := &semmoev1.AffinityProfile{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "tiny"},
+		Spec: semmoev1.AffinityProfileSpec{
+			Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: moed.Spec.Parallelism,
+			Dataset: semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "texts"}},
+			Target:  semmoev1.ProfilingTargetDedicated,
+			SamplingSpec: semmoev1.SamplingSpec{
+				Requests: int32(sampling.Requests), Tokens: int32(sampling.Tokens), RequestTokens: int32(sampling.RequestTokens),
+			},
+		},
+	}
+	create(t, p)
+	return p
+}
+
+func newPlan(namespace, name string, size int32) *semmoev1.PlacementPlan {
+	return &semmoev1.PlacementPlan{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec:       semmoev1.PlacementPlanSpec{ProfileRef: semmoev1.ProfileReference{Name: "tiny"}, ExpertParallelSize: size},
+	}
+}
+
+// waitPlan waits until a condition of a plan has a reason, and a message with all the parts.
+func waitPlan(t *testing.T, plan *semmoev1.PlacementPlan, kind, reason string, parts ...string) *semmoev1.PlacementPlan {
+	t.Helper()
+	current := &semmoev1.PlacementPlan{}
+	eventually(t, patience, kind+" of plan "+plan.Name+" is "+reason, func() error {
+		if err := api.Get(t.Context(), client.ObjectKeyFromObject(plan), current); err != nil {
+			return err
+		}
+		c := meta.FindStatusCondition(current.Status.Conditions, kind)
+		if c == nil || c.Reason != reason {
+			return fmt.Errorf("condition %+v", c)
+		}
+		for _, part := range parts {
+			if !strings.Contains(c.Message, part) {
+				return fmt.Errorf("the message %q lacks %q", c.Message, part)
+			}
+		}
+		return nil
+	})
+	return current
+}
+
+// From a profile in the store to a ConfigMap that pods can trust; nothing is profiled or solved twice.
+func TestPlan(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	stop := startManager(t, namespace, nil)
+	storedProfile(t, namespace)
+	plan, odd := newPlan(namespace, "tiny", 4), newPlan(namespace, "odd", 5)
+	create(t, plan)
+	create(t, odd)
+	waitPlan(t, odd, semmoev1.ConditionStalled, "InvalidExpertParallelSize", "spec.expertParallelSize", "1, 2, 4, 8, 16, 32")
+	done := waitPlan(t, plan, semmoev1.ConditionReady, "Published")
+	if done.Status.Verdict != semmoev1.VerdictGain || done.Status.Forecast.LARMilli <= done.Status.Forecast.BaselineMilli {
+		t.Errorf("status %+v", done.Status)
+	}
+	configMap := getConfigMap(t, namespace, done.Status.ConfigMap)
+	edited := configMap.DeepCopy()
+	edited.Data["sglang.json"] = "{}"
+	if err := api.Update(t.Context(), edited); err == nil {
+		t.Error("the ConfigMap of a plan was edited")
+	}
+	store, err := startStore(t).Client(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := bundle.Fetch(t.Context(), store, namespace, done.Status.PlanDigest, filepath.Join(t.TempDir(), "plan")); err != nil {
+		t.Error(err)
+	}
+	verifyInPod(t, done, 4, "")
+	verifyInPod(t, done, 8, "EP size 4; the engine has 8")
+
+	// Losses are made good without another solve: the artifacts stay as they are.
+	stored := storedPlans(t, store, namespace)
+	same := func(what string) {
+		t.Helper()
+		again := waitPlan(t, plan, semmoev1.ConditionReady, "Published")
+		if diff := cmp.Diff(configMap.Data, getConfigMap(t, namespace, done.Status.ConfigMap).Data); diff != "" || again.Status.PlanDigest != done.Status.PlanDigest {
+			t.Errorf("%s: another plan: %+v\n%s", what, again.Status, diff)
+		}
+		if diff := cmp.Diff(stored, storedPlans(t, store, namespace)); diff != "" {
+			t.Errorf("%s: solved again:\n%s", what, diff)
+		}
+	}
+	if err := api.Delete(t.Context(), configMap); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, patience, "another ConfigMap", func() error {
+		found := &corev1.ConfigMap{}
+		err := api.Get(t.Context(), client.ObjectKeyFromObject(configMap), found)
+		if err == nil && found.UID == configMap.UID {
+			err = errors.New("it is the old one")
+		}
+		return err
+	})
+	same("ConfigMap deleted")
+	if err := api.Status().Patch(t.Context(), done.DeepCopy(), client.RawPatch(types.JSONPatchType, []byte(`[{"op":"remove","path":"/status"}]`))); err != nil {
+		t.Fatal(err)
+	}
+	same("status wiped")
+	stop()
+	startManager(t, namespace, nil)
+	if err := api.Delete(t.Context(), done); err != nil {
+		t.Fatal(err)
+	}
+	gone(t, done)
+	gone(t, configMap)
+	plan = newPlan(namespace, "tiny", 4)
+	create(t, plan)
+	same("plan recreated")
+
+	for _, p := range []*semmoev1.PlacementPlan{plan, odd} {
+		if err := api.Delete(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		gone(t, p)
+	}
+	gone(t, configMap)
+	var jobs batchv1.JobList
+	if err := api.List(t.Context(), &jobs, client.InNamespace(namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentProfile}); err != nil || len(jobs.Items) != 0 {
+		t.Errorf("%d profiling Jobs although the profile was in the store, %v", len(jobs.Items), err)
+	}
+}
+
+func getConfigMap(t *testing.T, namespace, name string) *corev1.ConfigMap {
+	t.Helper()
+	found := &corev1.ConfigMap{}
+	if err := api.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: name}, found); err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// storedPlans tells when each artifact of the namespace's plans was stored.
+func storedPlans(t *testing.T, store *artifact.Client, namespace string) map[string]string {
+	t.Helper()
+	all, err := store.ListAll(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	times := map[string]string{}
+	for _, a := range all {
+		if a.Namespace == namespace && a.Kind == artifact.Plan {
+			times[a.Scope.String()+" "+string(a.Digest)] = a.Modified.String()
+		}
+	}
+	return times
+}
+
+func gone(t *testing.T, object client.Object) {
+	t.Helper()
+	eventually(t, patience, kindOf(object)+" "+object.GetName()+" is gone", func() error {
+		found := object.DeepCopyObject().(client.Object)
+		switch err := api.Get(t.Context(), client.ObjectKeyFromObject(object), found); {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
+			return err
+		case found.GetUID() != object.GetUID() && object.GetUID() != "":
+			return nil
+		}
+		return errors.New("it is there")
+	})
+}
+
+// verifyInPod runs `semmoe verify` as a workload of a user would, on the mounted ConfigMap and checkpoint. complaint is
+// what it must say; nothing if all must fit.
+func verifyInPod(t *testing.T, plan *semmoev1.PlacementPlan, size int, complaint string) {
+	t.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: plan.Namespace, Name: "verify-" + strconv.Itoa(size)},
+		Spec: corev1.PodSpec{
+			RestartPolicy: corev1.RestartPolicyNever,
+			Containers: []corev1.Container{{
+				Name: "verify", Image: image,
+				Args: []string{
+					"verify", "--plan-dir", semmoev1.PlanMountPath, "--plan-digest", plan.Status.PlanDigest, "--model-path", semmoev1.ModelMountPath,
+					"--model-digest", plan.Status.ModelDigest, "--expert-parallel-size", strconv.Itoa(size),
+				},
+				VolumeMounts: []corev1.VolumeMount{
+					{Name: "model", MountPath: semmoev1.ModelMountPath, ReadOnly: true}, {Name: "plan", MountPath: semmoev1.PlanMountPath, ReadOnly: true},
+				},
+			}},
+			Volumes: []corev1.Volume{
+				{Name: "model", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: checkpointDir(), Type: ptr.To(corev1.HostPathDirectory)}}},
+				{Name: "plan", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: plan.Status.ConfigMap}}}},
+			},
+		},
+	}
+	create(t, pod)
+	eventually(t, patience, "pod "+pod.Name+" has ended", func() error {
+		found := &corev1.Pod{}
+		if err := api.Get(t.Context(), client.ObjectKeyFromObject(pod), found); err != nil {
+			return err
+		}
+		for _, status := range found.Status.ContainerStatuses {
+			end := status.State.Terminated
+			if end == nil {
+				continue
+			}
+			if want := map[bool]int32{true: 0, false: 3}[complaint == ""]; end.ExitCode != want || !strings.Contains(end.Message, complaint) {
+				t.Errorf("semmoe verify ended with %d, %q; want %d, %q", end.ExitCode, end.Message, want, complaint)
+			}
+			return nil
+		}
+		return fmt.Errorf("phase %s", found.Status.Phase)
+	})
+}

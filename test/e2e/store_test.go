@@ -1,0 +1,212 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
+)
+
+const (
+	storeNamespace = "semmoe-system"
+	storeName      = "semmoe-store"
+	// storeTokenSeconds outlives every run of the suite: nothing renews the manager's token here, as a kubelet would.
+	storeTokenSeconds = 6 * 3600
+)
+
+var installStore = sync.OnceValues(func() (*access.Access, error) {
+	return installStoreIn(context.Background())
+})
+
+// startStore returns the way to the artifact store, which is installed once for the whole suite as config/store has it.
+// Managers that run in this process, and tests, use it with the manager's rights.
+func startStore(t *testing.T) *access.Access {
+	t.Helper()
+	store, err := installStore()
+	if err != nil {
+		t.Fatalf("the artifact store: %v", err)
+	}
+	return store
+}
+
+func installStoreIn(ctx context.Context) (*access.Access, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := api.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: storeNamespace}})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return nil, err
+	}
+	manager := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: storeNamespace, Name: "semmoe-manager"}}
+	if err := api.Create(ctx, manager); err != nil {
+		return nil, err
+	}
+	if err := createStoreVolume(ctx); err != nil {
+		return nil, err
+	}
+	for _, file := range []string{"rbac.yaml", "store.yaml"} {
+		if err := applyAll(ctx, filepath.Join(repository, "config", "store", file)); err != nil {
+			return nil, err
+		}
+	}
+	address, err := cluster.Forward(ctx, storeNamespace, storeName, 443)
+	if err != nil {
+		return nil, err
+	}
+	tokenFile := filepath.Join(clusterDir(), "store-token")
+	if err := writeStoreToken(ctx, manager, tokenFile); err != nil {
+		return nil, err
+	}
+	store := &access.Access{
+		// The name that the store's certificate is for, and that pods of the cluster use.
+		URL:       "https://" + storeName + "." + storeNamespace + ".svc",
+		TokenFile: tokenFile,
+		CA:        types.NamespacedName{Namespace: storeNamespace, Name: storeName + "-ca"},
+		Reader:    api,
+		Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, address)
+		},
+	}
+	return store, waitForStore(ctx, store)
+}
+
+// clusterDir is removed with the cluster.
+func clusterDir() string { return filepath.Dir(cluster.Kubeconfig()) }
+
+// createStoreVolume offers a directory for the store's claim: the local cluster has no provisioner.
+func createStoreVolume(ctx context.Context) error {
+	directory := filepath.Join(clusterDir(), "store-volume")
+	if err := os.Mkdir(directory, 0o700); err != nil {
+		return err
+	}
+	return api.Create(ctx, &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: storeName},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity:               corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("20Gi")},
+			AccessModes:            []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: directory}},
+		},
+	})
+}
+
+// writeStoreToken writes a token for the store like the one that a pod of the account has, but bound to no pod.
+func writeStoreToken(ctx context.Context, account *corev1.ServiceAccount, file string) error {
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		Audiences: []string{artifact.Audience}, ExpirationSeconds: ptr.To[int64](storeTokenSeconds),
+	}}
+	if err := api.SubResource("token").Create(ctx, account, request); err != nil {
+		return err
+	}
+	return os.WriteFile(file, []byte(request.Status.Token), 0o600)
+}
+
+// waitForStore waits until the store answers a question of the manager's.
+func waitForStore(ctx context.Context, store *access.Access) error {
+	for {
+		err := tryStore(ctx, store)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("not ready in time: %w", err)
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+func tryStore(ctx context.Context, store *access.Access) error {
+	client, err := store.Client(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = client.ListAll(ctx)
+	return err
+}
+
+// applyAll applies the objects of a file.
+func applyAll(ctx context.Context, file string) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	documents := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
+	for {
+		u := &unstructured.Unstructured{}
+		if err := documents.Decode(&u.Object); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		if len(u.Object) == 0 {
+			continue
+		}
+		if err := api.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner("e2e"), client.ForceOwnership); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+	}
+}
+
+// The store is what config/store installs: it keeps what the manager gives it, and knows who asks.
+func TestStore(t *testing.T) {
+	t.Parallel()
+	store := startStore(t)
+	manager, err := store.Client(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	scope := artifact.Scope{Namespace: newNamespace(t), Kind: artifact.Plan, ID: "0123456789abcdef"}
+	const content = "tables"
+	digest, err := manager.Put(t.Context(), scope, strings.NewReader(content))
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := manager.Get(t.Context(), scope, digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer body.Close()
+	if got, err := io.ReadAll(body); err != nil || string(got) != content {
+		t.Errorf("read %q, %v", got, err)
+	}
+
+	// Another service account is nobody to the store: its token is bound to no pod.
+	other := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: scope.Namespace, Name: "other"}}
+	create(t, other)
+	file := filepath.Join(t.TempDir(), "token")
+	if err := writeStoreToken(t.Context(), other, file); err != nil {
+		t.Fatal(err)
+	}
+	stranger := &access.Access{URL: store.URL, TokenFile: file, CA: store.CA, Reader: store.Reader, Dial: store.Dial}
+	client, err := stranger.Client(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = client.Get(t.Context(), scope, digest)
+	var refused *artifact.StatusError
+	if !errors.As(err, &refused) || refused.Code != http.StatusUnauthorized {
+		t.Errorf("a stranger's error is %v, want 401", err)
+	}
+}

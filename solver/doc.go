@@ -6,6 +6,6 @@
 //   - Solve is a function of trace and options: the same plan on every machine of one architecture, whatever the number
 //     of processors, unless a time budget cut the search off.
 //   - No document is both learnt from and evaluated on.
-//   - A solved plan is not worse than the default placement with the same forecast and scheduling on the held-out
-//     requests: where it would be, the default placement is returned, and the solution says so.
+//   - Whether a solved placement is taken, or the default one, is decided on documents of the train part: the held-out
+//     requests judge a plan and never choose it. Where there is no gain, the solution says so.
 package solver

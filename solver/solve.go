@@ -10,6 +10,7 @@ import (
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/forecast"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -17,11 +18,20 @@ import (
 // Forecast names what the scores of a plan are computed from.
 type Forecast string
 
-// Table scores by token id alone.
-const Table Forecast = "table"
+// The forecasts.
+const (
+	// Table scores by token id alone.
+	Table Forecast = "table"
+	// Prefill scores by all that is known while a prompt is processed: the token, the tokens before it, the prompt, and the
+	// experts of earlier layers (attention TP).
+	Prefill Forecast = "prefill"
+	// Decode scores by all that is known while tokens are generated: as Prefill, with the routes of earlier positions instead
+	// of the whole prompt (attention TP).
+	Decode Forecast = "decode"
+)
 
 // Forecasts lists the forecasts that a plan can carry.
-var Forecasts = []Forecast{Table}
+var Forecasts = []Forecast{Table, Prefill, Decode}
 
 // ParseForecast returns the forecast of that name.
 func ParseForecast(name string) (Forecast, error) {
@@ -43,6 +53,8 @@ type Plan struct {
 	// Ranks are the scores of attention data parallelism, Tokens those of tensor parallelism; the other is nil.
 	Ranks  *affinity.RankTable
 	Tokens *affinity.TokenTable
+	// Context scores tokens by more than their id; nil where the forecast is Table. It reads the token table, too.
+	Context *forecast.Model
 	// Algorithm made the placement: the one asked for, or contiguous after a fall-back.
 	Algorithm placement.Algorithm
 	// TrainPercent and Seed repeat the split by document under which the plan was solved, TraceDigest names the trace.
@@ -86,6 +98,8 @@ type Solution struct {
 const (
 	// bestRanks is how many ranks a token table keeps of each token: a frequent token is split over several.
 	bestRanks = 4
+	// contextRanks is the same for a table that a context forecast reads: it weighs all ranks against one another.
+	contextRanks = 16
 	// shrinkage pulls a token's shares towards the prior like this many occurrences of it would.
 	shrinkage = 1
 )
@@ -98,6 +112,9 @@ func Solve(ctx context.Context, t *trace.Trace, o Options) (*Solution, error) {
 	}
 	if _, err := ParseForecast(string(o.Forecast)); err != nil {
 		return nil, err
+	}
+	if o.Forecast != Table && o.Attention == placement.DataParallel {
+		return nil, fmt.Errorf("forecast %q is for attention tp; attention dp scores a request by its tokens: use %s", o.Forecast, Table)
 	}
 	train, test, err := trace.Split(t, o.TrainPercent, o.Seed)
 	if err != nil {
@@ -116,6 +133,7 @@ type search struct {
 	options     Options
 	train, test []int
 	tokens      []affinity.Counts
+	pairs       []affinity.Pairs
 	requests    *affinity.RequestCounts
 }
 
@@ -132,76 +150,87 @@ func (s *search) count(ctx context.Context) (err error) {
 	}
 	if s.options.Attention == placement.DataParallel {
 		s.requests, err = affinity.CountRequests(ctx, s.trace, s.train)
+	} else if s.options.Forecast != Table {
+		s.pairs, err = affinity.CountPairs(ctx, s.trace, s.train)
 	}
 	return err
 }
 
 func (s *search) run(ctx context.Context) (*Solution, error) {
-	problem := placement.Problem{
-		Attention: s.options.Attention, Ranks: s.options.Ranks, Layers: s.trace.Model.Layers, Tokens: s.tokens, Requests: s.requests,
-		Algorithm: s.options.Algorithm, Seed: s.options.Seed, Progress: s.progress("Placement"),
-	}
+	var deadline time.Time
 	if s.options.TimeBudget > 0 {
-		problem.Deadline = time.Now().Add(s.options.TimeBudget)
+		deadline = time.Now().Add(s.options.TimeBudget)
 	}
-	result, err := placement.Solve(ctx, problem)
+	result, err := s.place(ctx, deadline)
 	if err != nil {
 		return nil, err
 	}
-	solution := &Solution{
-		Plan: s.plan(result.Placement, s.options.Algorithm), Truncated: result.Truncated,
-		TrainRequests: len(s.train), TestRequests: len(s.test),
+	solution := &Solution{Truncated: result.Truncated, TrainRequests: len(s.train), TestRequests: len(s.test)}
+	by := s.options.Algorithm
+	if by == placement.Auto && !result.Truncated {
+		if solution.FallBack, err = s.validate(ctx, deadline); err != nil {
+			return nil, err
+		}
+		if solution.FallBack != "" {
+			result.Placement, by = s.contiguous(), placement.ContiguousAlgorithm
+		}
 	}
-	if solution.Report, err = Evaluate(ctx, s.trace, solution.Plan, s.evaluation()); err != nil {
+	if solution.Plan, err = s.plan(ctx, result.Placement, by); err != nil {
 		return nil, err
 	}
-	return solution, s.fallBack(ctx, solution)
+	o := DefaultEvaluation()
+	o.Requests, o.Seed = s.test, s.options.Seed
+	solution.Report, err = Evaluate(ctx, s.trace, solution.Plan, o)
+	return solution, err
+}
+
+// place solves the placement on the train requests.
+func (s *search) place(ctx context.Context, deadline time.Time) (placement.Result, error) {
+	return placement.Solve(ctx, placement.Problem{
+		Attention: s.options.Attention, Ranks: s.options.Ranks, Layers: s.trace.Model.Layers,
+		Tokens: s.tokens, Pairs: s.pairs, Requests: s.requests,
+		Algorithm: s.options.Algorithm, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
+	})
+}
+
+func (s *search) contiguous() *placement.Placement {
+	return placement.Contiguous(s.trace.Model.Layers, s.trace.Model.Experts, s.options.Ranks)
 }
 
 // plan builds the tables of a placement.
-func (s *search) plan(p *placement.Placement, by placement.Algorithm) *Plan {
+func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.Algorithm) (*Plan, error) {
 	plan := &Plan{
 		Attention: s.options.Attention, Forecast: s.options.Forecast, Placement: p,
 		HiddenLayers: s.trace.Model.HiddenLayers, Vocabulary: s.trace.Model.Vocabulary,
 		Algorithm: by, TrainPercent: s.options.TrainPercent, Seed: s.options.Seed, TraceDigest: s.trace.Digest,
 		ModelDigest: s.trace.Model.Digest,
 	}
-	hosts := make([]affinity.Hosts, len(p.Layers))
-	for l := range hosts {
-		hosts[l] = p.Hosts(l)
-	}
+	hosts := plan.hosts()
 	estimator := affinity.Estimator{Shrinkage: shrinkage}
 	if plan.Attention == placement.DataParallel {
 		plan.Ranks = affinity.NewRankTable(s.tokens, hosts, p.Ranks, estimator)
-	} else {
-		plan.Tokens = affinity.NewTokenTable(s.tokens, hosts, p.Ranks, bestRanks, estimator)
+		return plan, nil
 	}
-	return plan
+	best := bestRanks
+	if plan.Forecast != Table {
+		best = contextRanks
+	}
+	plan.Tokens = affinity.NewTokenTable(s.tokens, hosts, p.Ranks, best, estimator)
+	if plan.Forecast == Table {
+		return plan, nil
+	}
+	var err error
+	plan.Context, err = forecast.Train(ctx, s.trace, s.train, hosts, p.Ranks, plan.Forecast == Decode, s.options.Seed, s.progress("Forecast"))
+	return plan, err
 }
 
-// fallBack replaces the plan by the default placement where that has the higher held-out local activation rate.
-func (s *search) fallBack(ctx context.Context, solution *Solution) error {
-	if s.options.Algorithm != placement.Auto {
-		return nil
+// hosts are the ranks of every layer's experts.
+func (p *Plan) hosts() []affinity.Hosts {
+	hosts := make([]affinity.Hosts, len(p.Placement.Layers))
+	for l := range hosts {
+		hosts[l] = p.Placement.Hosts(l)
 	}
-	contiguous := s.plan(placement.Contiguous(s.trace.Model.Layers, s.trace.Model.Experts, s.options.Ranks), placement.ContiguousAlgorithm)
-	o := s.evaluation()
-	o.WithoutBounds = true
-	report, err := Evaluate(ctx, s.trace, contiguous, o)
-	if err != nil || report.LAR <= solution.Report.LAR {
-		return err
-	}
-	solution.FallBack = fmt.Sprintf("no gain expected: on held-out requests the solved placement has local activation rate %.3f, the default one %.3f",
-		solution.Report.LAR, report.LAR)
-	solution.Plan = contiguous
-	solution.Report, err = Evaluate(ctx, s.trace, contiguous, s.evaluation())
-	return err
-}
-
-func (s *search) evaluation() cost.Options {
-	o := DefaultEvaluation()
-	o.Requests, o.Seed = s.test, s.options.Seed
-	return o
+	return hosts
 }
 
 // DefaultEvaluation is how plans are scored unless told otherwise; Requests and Seed are left to the caller.
@@ -222,5 +251,9 @@ func Evaluate(ctx context.Context, t *trace.Trace, plan *Plan, o cost.Options) (
 	if plan.Attention == placement.DataParallel {
 		return cost.DataParallel(ctx, t, plan.Placement, plan.Ranks.Forecast(t), o)
 	}
-	return cost.TensorParallel(ctx, t, plan.Placement, plan.Tokens.Forecast(t), o)
+	var tokens cost.TokenForecast = plan.Tokens.Forecast(t)
+	if plan.Forecast != Table {
+		tokens = plan.Context.Bind(plan.Tokens, plan.hosts(), t)
+	}
+	return cost.TensorParallel(ctx, t, plan.Placement, tokens, o)
 }

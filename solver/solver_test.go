@@ -49,16 +49,19 @@ func TestGainOnRealRouting(t *testing.T) {
 	tr := real(t)
 	for _, test := range []struct {
 		attention placement.Attention
+		forecast  solver.Forecast
 		ranks     int
 		least     float64
 	}{
-		{placement.TensorParallel, 4, 0.50},
-		{placement.TensorParallel, 8, 0.36},
-		{placement.DataParallel, 4, 0.36},
-		{placement.DataParallel, 8, 0.20},
+		{placement.TensorParallel, solver.Table, 4, 0.50},
+		{placement.TensorParallel, solver.Table, 8, 0.36},
+		{placement.TensorParallel, solver.Prefill, 8, 0.45},
+		{placement.TensorParallel, solver.Decode, 8, 0.46},
+		{placement.DataParallel, solver.Table, 4, 0.36},
+		{placement.DataParallel, solver.Table, 8, 0.20},
 	} {
 		o := options(test.attention, test.ranks)
-		o.TrainPercent = 50
+		o.TrainPercent, o.Forecast = 50, test.forecast
 		s := solve(t, tr, o)
 		if s.FallBack != "" || s.Report.LAR < test.least {
 			t.Errorf("%s, EP %d: local activation rate %.3f, want at least %.3f %s", test.attention, test.ranks, s.Report.LAR, test.least, s.FallBack)
@@ -112,34 +115,35 @@ func TestSolveIsDeterministic(t *testing.T) {
 	}
 }
 
-// TestNeverWorseThanTheDefault uses traces in which there is nothing to learn: routing is noise.
-func TestNeverWorseThanTheDefault(t *testing.T) {
+// TestNoGainIsSaid uses traces in which there is nothing to learn: routing is noise. What the solver keeps of it was decided
+// without the test requests, so it may be below the default placement by chance, not by more.
+func TestNoGainIsSaid(t *testing.T) {
 	shape := tracetest.Small
-	shape.Noise = 100
-	fallBacks := 0
-	for seed := range uint64(6) {
-		tr := tracetest.Generate(shape, seed)
-		for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
+	shape.Noise, shape.DocumentsPerDomain = 100, 20
+	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
+		fallBacks, difference := 0, 0.0
+		const seeds = 6
+		for seed := range uint64(seeds) {
+			tr := tracetest.Generate(shape, seed)
 			o := options(attention, 4)
 			got := solve(t, tr, o)
 			o.Algorithm = placement.ContiguousAlgorithm
 			plain := solve(t, tr, o)
-			if got.Report.LAR < plain.Report.LAR {
-				t.Errorf("%s, seed %d: %v is below the default placement's %v", attention, seed, got.Report.LAR, plain.Report.LAR)
+			difference += (got.Report.LAR - plain.Report.LAR) / seeds
+			if got.FallBack == "" {
+				continue
 			}
-			if got.FallBack != "" {
-				fallBacks++
-				if !strings.Contains(got.FallBack, "no gain expected") || got.Plan.Algorithm != placement.ContiguousAlgorithm {
-					t.Errorf("fall-back %q by %s", got.FallBack, got.Plan.Algorithm)
-				}
-				if diff := cmp.Diff(plain.Plan.Placement, got.Plan.Placement); diff != "" {
-					t.Error(diff)
-				}
+			fallBacks++
+			if !strings.Contains(got.FallBack, "no gain expected") || got.Plan.Algorithm != placement.ContiguousAlgorithm {
+				t.Errorf("fall-back %q by %s", got.FallBack, got.Plan.Algorithm)
+			}
+			if diff := cmp.Diff(plain.Plan.Placement, got.Plan.Placement); diff != "" {
+				t.Error(diff)
 			}
 		}
-	}
-	if fallBacks == 0 {
-		t.Error("noise never made the solver fall back: the test proves nothing")
+		if fallBacks < seeds/2 || math.Abs(difference) > 0.01 {
+			t.Errorf("%s: %d of %d times nothing to gain was seen; the plans are %+.4f from the default ones", attention, fallBacks, seeds, difference)
+		}
 	}
 }
 
@@ -183,7 +187,7 @@ func TestSolveRefuses(t *testing.T) {
 		want   string
 	}{
 		"EP size":       {func(o *solver.Options) { o.Ranks = 5 }, "EP size 5 does not divide the 16 experts"},
-		"forecast":      {func(o *solver.Options) { o.Forecast = "prefill" }, "available is table"},
+		"forecast":      {func(o *solver.Options) { o.Forecast = "oracle" }, "available is table prefill decode"},
 		"algorithm":     {func(o *solver.Options) { o.Algorithm = "metis" }, `algorithm "metis" is unknown`},
 		"attention":     {func(o *solver.Options) { o.Attention = "" }, "allowed is dp, tp"},
 		"train percent": {func(o *solver.Options) { o.TrainPercent = 100 }, "allowed is 1 to 99"},

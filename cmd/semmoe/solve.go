@@ -81,7 +81,7 @@ func newSolveCommand() *cobra.Command {
 	f.StringVar(&flags.attention, "attention", "", "tp: each token has a rank in each layer; dp: each request has one (required)")
 	f.StringVar(&flags.out, "out", "", "directory for the plan; a plan that is there is replaced (required)")
 	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), "auto, contiguous or round-robin")
-	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "what scores are computed from: table (the token id alone)")
+	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "what scores are computed from: table (the token id), and with attention tp prefill (and the prompt and earlier\nlayers' experts) or decode (and earlier routes; never later tokens)")
 	f.StringVar(&flags.embeddings, "embeddings", "", "token embeddings for unseen tokens (not available: they get the prior)")
 	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots per rank (only 0 is available)")
 	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep expert groups together (not available)")
@@ -131,6 +131,9 @@ func (f *solveFlags) options() (solver.Options, error) {
 	}
 	if o.Forecast, err = solver.ParseForecast(f.forecast); err != nil {
 		return o, usageErrorf("--forecast: %w", err)
+	}
+	if o.Forecast != solver.Table && o.Attention == placement.DataParallel {
+		return o, usageErrorf("--forecast %s is for attention tp; attention dp scores a request by its tokens: table", o.Forecast)
 	}
 	return o, nil
 }

@@ -43,10 +43,11 @@ var evalFields = []string{
 	"modelled_us", "per_layer", "seconds",
 }
 
-func solved(t *testing.T, attention string) (string, map[string]any) {
+func solved(t *testing.T, attention string, flags ...string) (string, map[string]any) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "plan")
-	code, report, message := runJSON(t, newSolveCommand(), "--trace", sampleTrace, "--ep", "4", "--attention", attention, "--out", dir)
+	args := append([]string{"--trace", sampleTrace, "--ep", "4", "--attention", attention, "--out", dir}, flags...)
+	code, report, message := runJSON(t, newSolveCommand(), args...)
 	if code != 0 {
 		t.Fatalf("exit code %d: %s", code, message)
 	}
@@ -54,8 +55,13 @@ func solved(t *testing.T, attention string) (string, map[string]any) {
 }
 
 func TestSolveAndEvalPrintTheContract(t *testing.T) {
-	for _, attention := range []string{"tp", "dp"} {
-		dir, report := solved(t, attention)
+	for _, forecast := range []string{"", "table", "prefill", "decode"} {
+		attention := "dp"
+		var flags []string
+		if forecast != "" {
+			attention, flags = "tp", []string{"--forecast", forecast}
+		}
+		dir, report := solved(t, attention, flags...)
 		for _, field := range append([]string{"plan_digest", "algorithm", "train_requests", "test_requests"}, evalFields...) {
 			if _, ok := report[field]; !ok {
 				t.Errorf("%s: solve does not print %s", attention, field)
@@ -88,6 +94,7 @@ func TestSolveAndEvalPrintTheContract(t *testing.T) {
 func TestEvalFlagsChangeTheFigures(t *testing.T) {
 	tp, _ := solved(t, "tp")
 	dp, _ := solved(t, "dp")
+	prefill, _ := solved(t, "tp", "--forecast", "prefill")
 	for name, test := range map[string]struct {
 		dir   string
 		flags []string
@@ -95,6 +102,7 @@ func TestEvalFlagsChangeTheFigures(t *testing.T) {
 	}{
 		"all requests":   {tp, []string{"--requests", "all"}, "baseline_lar"},
 		"free shards":    {tp, []string{"--shards", "free"}, "batch_imbalance"},
+		"token table":    {prefill, []string{"--forecast", "table"}, "lar"},
 		"small batches":  {tp, []string{"--batch-tokens", "512"}, "lar"},
 		"small nodes":    {tp, []string{"--ranks-per-node", "2"}, "node_lar"},
 		"masked":         {dp, []string{"--policy", "masked"}, "lar"},
@@ -137,7 +145,8 @@ func TestSolveExitCodes(t *testing.T) {
 		"no attention":    {with("--attention", ""), exitUsage, "allowed is tp, dp"},
 		"no EP size":      {with("--ep", "0"), exitUsage, "--ep is 0"},
 		"no divisor":      {with("--ep", "5"), exitUsage, "EP size 5 does not divide the 32 experts; allowed is 1, 2, 4, 8, 16, 32"},
-		"forecast":        {with("--forecast", "decode"), exitUsage, "available is table"},
+		"forecast":        {with("--forecast", "oracle"), exitUsage, "available is table prefill decode"},
+		"forecast of dp":  {with("--forecast", "decode"), exitUsage, "is for attention tp"},
 		"algorithm":       {with("--algorithm", "eplb"), exitUsage, "allowed is auto"},
 		"embeddings":      {with("--embeddings", "e.npy"), exitUsage, "--embeddings is not available"},
 		"redundant slots": {with("--redundant-slots", "1"), exitUsage, "only 0 is available"},
@@ -180,7 +189,7 @@ func TestEvalExitCodes(t *testing.T) {
 		"batch":          {with(tp, "--batch-tokens", "0"), exitUsage, "at least 1"},
 		"shards":         {with(tp, "--shards", "some"), exitUsage, "allowed is equal, free"},
 		"node":           {with(tp, "--ranks-per-node", "0"), exitUsage, "at least 1"},
-		"forecast":       {with(tp, "--forecast", "prefill"), exitUsage, "available is table"},
+		"forecast":       {with(tp, "--forecast", "prefill"), exitUsage, "this plan carries the tables of table"},
 		"policy with tp": {with(tp, "--policy", "masked"), exitUsage, "has no meaning for this plan"},
 		"shards with dp": {with(dp, "--shards", "free"), exitUsage, "has no meaning for this plan"},
 		"damaged plan":   {with(damaged), exitInvalidFile, "placement.json is damaged"},

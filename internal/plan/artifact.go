@@ -122,6 +122,14 @@ func validate(p *solver.Plan) error {
 	if _, err := placement.ParseAlgorithm(string(p.Algorithm)); err != nil {
 		return invalidf("%v", err)
 	}
+	if (p.Context != nil) != (p.Forecast != solver.Table) {
+		return invalidf("%s does not hold the tables of forecast %s, and those alone", TablesFile, p.Forecast)
+	}
+	if p.Context != nil {
+		if err := p.Context.Validate(p.Tokens); err != nil {
+			return invalidf("%s: %v", TablesFile, err)
+		}
+	}
 	switch {
 	case p.Attention == placement.DataParallel && p.Ranks != nil && p.Tokens == nil:
 		return nil

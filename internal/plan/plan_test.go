@@ -2,8 +2,10 @@ package plan_test
 
 import (
 	"encoding/json"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,15 +16,20 @@ import (
 	"github.com/semmoe/operator/internal/refengine/locality"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/forecast"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
 // solved returns a small plan of either attention mode; its model has one dense layer before three MoE layers.
 func solved(t testing.TB, attention placement.Attention) *solver.Plan {
+	return solvedFor(t, attention, solver.Table)
+}
+
+func solvedFor(t testing.TB, attention placement.Attention, by solver.Forecast) *solver.Plan {
 	t.Helper()
 	s, err := solver.Solve(t.Context(), tracetest.Generate(tracetest.Small, 1), solver.Options{
-		Ranks: 4, Attention: attention, Algorithm: placement.Auto, Forecast: solver.Table, TrainPercent: 20, Seed: 1,
+		Ranks: 4, Attention: attention, Algorithm: placement.Auto, Forecast: by, TrainPercent: 20, Seed: 1,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -50,18 +57,20 @@ func written(t *testing.T, p *solver.Plan) (string, *plan.Artifact) {
 }
 
 func TestReadReturnsWhatWasWritten(t *testing.T) {
-	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
-		want := solved(t, attention)
+	for _, want := range []*solver.Plan{
+		solved(t, placement.DataParallel), solved(t, placement.TensorParallel),
+		solvedFor(t, placement.TensorParallel, solver.Prefill), solvedFor(t, placement.TensorParallel, solver.Decode),
+	} {
 		dir, a := written(t, want)
 		got, read, err := plan.Read(dir)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s: plan changed (-want +got):\n%s", attention, diff)
+			t.Errorf("%s %s: plan changed (-want +got):\n%s", want.Attention, want.Forecast, diff)
 		}
 		if diff := cmp.Diff(a, read); diff != "" {
-			t.Errorf("%s: artifact changed (-want +got):\n%s", attention, diff)
+			t.Errorf("%s %s: artifact changed (-want +got):\n%s", want.Attention, want.Forecast, diff)
 		}
 		if left, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), ".plan-*")); left != nil {
 			t.Errorf("temporary directories are left: %v", left)
@@ -232,6 +241,35 @@ func TestEncodeRefusesInconsistentPlans(t *testing.T) {
 		if _, err := plan.Encode(p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v; want %q", name, err, test.want)
 		}
+	}
+}
+
+// TestDecodeRefusesOtherForecasts gives tables that do not fit one another the right digests.
+func TestDecodeRefusesOtherForecasts(t *testing.T) {
+	prefill := solvedFor(t, placement.TensorParallel, solver.Prefill)
+	for name, test := range map[string]struct {
+		change func(m *forecast.Model)
+		want   string
+	}{
+		"a weight":     {func(m *forecast.Model) { m.Bias[0] = float32(math.NaN()) }, "a weight of the forecast is NaN"},
+		"a level":      {func(m *forecast.Model) { m.TokenLevel[3] = 200 }, "token 3 has level 200"},
+		"pairs":        {func(m *forecast.Model) { m.PairStart[1] = 1 << 30 }, "do not ascend"},
+		"missing rows": {func(m *forecast.Model) { m.Expert = m.Expert[1:] }, "weights do not fit"},
+		"no ranks":     {func(m *forecast.Model) { m.Ranks = 0 }, "does not fit the token table"},
+	} {
+		p := *prefill
+		m := *prefill.Context
+		m.Bias, m.TokenLevel, m.PairStart = slices.Clone(m.Bias), slices.Clone(m.TokenLevel), slices.Clone(m.PairStart)
+		test.change(&m)
+		p.Context = &m
+		if _, err := plan.Encode(&p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error %v; want %q", name, err, test.want)
+		}
+	}
+	p := *prefill
+	p.Context = nil
+	if _, err := plan.Encode(&p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), "does not hold the tables of forecast prefill") {
+		t.Errorf("error %v", err)
 	}
 }
 

@@ -25,20 +25,73 @@ const (
 const (
 	u8  checkpoint.DType = "U8"
 	u16 checkpoint.DType = "U16"
+	i32 checkpoint.DType = "I32"
 )
 
-// array is one tensor of unsigned integers.
+// array is one tensor.
 type array struct {
-	dtype  checkpoint.DType
-	shape  []int
-	values []uint16
+	dtype checkpoint.DType
+	shape []int
+	// values are those of U8 and U16, integers those of I32, floats those of F32.
+	values   []uint16
+	integers []int32
+	floats   []float32
 }
 
 func (a array) width() int {
-	if a.dtype == u8 {
+	switch a.dtype {
+	case u8:
 		return 1
+	case u16:
+		return 2
+	default:
+		return 4
 	}
-	return 2
+}
+
+func (a array) elements() int { return len(a.values) + len(a.integers) + len(a.floats) }
+
+func (a array) appendTo(out []byte) []byte {
+	for _, v := range a.values {
+		if a.dtype == u8 {
+			out = append(out, byte(v))
+		} else {
+			out = binary.LittleEndian.AppendUint16(out, v)
+		}
+	}
+	for _, v := range a.integers {
+		out = binary.LittleEndian.AppendUint32(out, uint32(v))
+	}
+	for _, v := range a.floats {
+		out = binary.LittleEndian.AppendUint32(out, math.Float32bits(v))
+	}
+	return out
+}
+
+// read fills the values from as many bytes as n elements take.
+func (a *array) read(raw []byte, n int) {
+	switch a.dtype {
+	case u8:
+		a.values = make([]uint16, n)
+		for i := range a.values {
+			a.values[i] = uint16(raw[i])
+		}
+	case u16:
+		a.values = make([]uint16, n)
+		for i := range a.values {
+			a.values[i] = binary.LittleEndian.Uint16(raw[2*i:])
+		}
+	case i32:
+		a.integers = make([]int32, n)
+		for i := range a.integers {
+			a.integers[i] = int32(binary.LittleEndian.Uint32(raw[4*i:]))
+		}
+	case checkpoint.F32:
+		a.floats = make([]float32, n)
+		for i := range a.floats {
+			a.floats[i] = math.Float32frombits(binary.LittleEndian.Uint32(raw[4*i:]))
+		}
+	}
 }
 
 // encodeTables writes the plan's forecast tables for the layout.
@@ -48,12 +101,16 @@ func encodeTables(p *solver.Plan, layout string) ([]byte, error) {
 	}
 	arrays := map[string]array{}
 	if p.Ranks != nil {
-		arrays[tokenRankScore] = array{u16, []int{p.Ranks.Vocabulary(), p.Ranks.Ranks}, p.Ranks.Score}
+		arrays[tokenRankScore] = array{dtype: u16, shape: []int{p.Ranks.Vocabulary(), p.Ranks.Ranks}, values: p.Ranks.Score}
 	}
 	if t := p.Tokens; t != nil {
 		shape := []int{t.Layers, t.Vocabulary, t.Best}
-		arrays[tokenRank] = array{rankDType(t.Ranks), shape, t.Rank}
-		arrays[tokenScore] = array{u16, shape, t.Score}
+		arrays[tokenRank] = array{dtype: rankDType(t.Ranks), shape: shape, values: t.Rank}
+		arrays[tokenScore] = array{dtype: u16, shape: shape, values: t.Score}
+	}
+	if p.Context != nil {
+		metadata[topK] = strconv.Itoa(p.Context.TopK)
+		addForecast(arrays, p.Context)
 	}
 	return encodeArrays(arrays, metadata)
 }
@@ -79,7 +136,7 @@ func encodeArrays(arrays map[string]array, metadata map[string]string) ([]byte, 
 	end := 0
 	for _, name := range names {
 		a := arrays[name]
-		size := len(a.values) * a.width()
+		size := a.elements() * a.width()
 		header[name] = entry{a.dtype, a.shape, [2]int{end, end + size}}
 		end += size
 	}
@@ -94,13 +151,7 @@ func encodeArrays(arrays map[string]array, metadata map[string]string) ([]byte, 
 	out = binary.LittleEndian.AppendUint64(out, uint64(len(text)))
 	out = append(out, text...)
 	for _, name := range names {
-		for _, v := range arrays[name].values {
-			if arrays[name].width() == 1 {
-				out = append(out, byte(v))
-			} else {
-				out = binary.LittleEndian.AppendUint16(out, v)
-			}
-		}
+		out = arrays[name].appendTo(out)
 	}
 	return out, nil
 }
@@ -119,11 +170,14 @@ func decodeTables(p *solver.Plan, content []byte, layout string) error {
 		}
 	}
 	if p.Attention == placement.DataParallel {
-		a, err := take(arrays, tokenRankScore, p.Vocabulary, p.Placement.Ranks)
+		a, err := take(arrays, tokenRankScore, u16, p.Vocabulary, p.Placement.Ranks)
 		p.Ranks = &affinity.RankTable{Ranks: p.Placement.Ranks, Score: a.values}
 		return err
 	}
-	return decodeTokenTable(p, arrays)
+	if err := decodeTokenTable(p, arrays); err != nil || p.Forecast == solver.Table {
+		return err
+	}
+	return decodeForecast(p, arrays, metadata)
 }
 
 func decodeTokenTable(p *solver.Plan, arrays map[string]array) error {
@@ -135,11 +189,11 @@ func decodeTokenTable(p *solver.Plan, arrays map[string]array) error {
 		return invalidf("%s: tensor %q keeps %d ranks of each token; allowed is 1 to %d", TablesFile, tokenRank, best, p.Placement.Ranks)
 	}
 	layers := len(p.Placement.Layers)
-	ranks, err := take(arrays, tokenRank, layers, p.Vocabulary, best)
+	ranks, err := take(arrays, tokenRank, rankDType(p.Placement.Ranks), layers, p.Vocabulary, best)
 	if err != nil {
 		return err
 	}
-	scores, err := take(arrays, tokenScore, layers, p.Vocabulary, best)
+	scores, err := take(arrays, tokenScore, u16, layers, p.Vocabulary, best)
 	if err != nil {
 		return err
 	}
@@ -154,7 +208,7 @@ func decodeTokenTable(p *solver.Plan, arrays map[string]array) error {
 	return nil
 }
 
-func take(arrays map[string]array, name string, shape ...int) (array, error) {
+func take(arrays map[string]array, name string, dtype checkpoint.DType, shape ...int) (array, error) {
 	a, ok := arrays[name]
 	if !ok {
 		return a, invalidf("%s: tensor %q is missing", TablesFile, name)
@@ -162,10 +216,13 @@ func take(arrays map[string]array, name string, shape ...int) (array, error) {
 	if !slices.Equal(a.shape, shape) {
 		return a, invalidf("%s: tensor %q has shape %v; this plan needs %v", TablesFile, name, a.shape, shape)
 	}
+	if a.dtype != dtype {
+		return a, invalidf("%s: tensor %q is %s; this plan needs %s", TablesFile, name, a.dtype, dtype)
+	}
 	return a, nil
 }
 
-// decodeArrays reads the tensors of 8- and 16-bit unsigned integers and skips all others.
+// decodeArrays reads the tensors of the types that plans use and skips all others.
 func decodeArrays(content []byte) (map[string]array, map[string]string, error) {
 	if len(content) < 8 {
 		return nil, nil, invalidf("%s: %d bytes are too short for safetensors", TablesFile, len(content))
@@ -184,7 +241,7 @@ func decodeArrays(content []byte) (map[string]array, map[string]string, error) {
 	}
 	arrays := map[string]array{}
 	for name, t := range header.Tensors {
-		if t.DType != u8 && t.DType != u16 {
+		if !slices.Contains([]checkpoint.DType{u8, u16, i32, checkpoint.F32}, t.DType) {
 			continue
 		}
 		a := array{dtype: t.DType}
@@ -194,15 +251,7 @@ func decodeArrays(content []byte) (map[string]array, map[string]string, error) {
 			}
 			a.shape = append(a.shape, int(d))
 		}
-		raw := data[t.Begin:t.End]
-		a.values = make([]uint16, t.Elements())
-		for i := range a.values {
-			if a.width() == 1 {
-				a.values[i] = uint16(raw[i])
-			} else {
-				a.values[i] = binary.LittleEndian.Uint16(raw[2*i:])
-			}
-		}
+		a.read(data[t.Begin:t.End], int(t.Elements()))
 		arrays[name] = a
 	}
 	return arrays, header.Metadata, nil

@@ -47,6 +47,33 @@ func tokenGram(c *affinity.Counts) *gram {
 	return g
 }
 
+// mixedGram is what a forecast that sees more than the token id can exploit: how alike different occurrences of a token
+// are, without the bias that the token row's own noise gives tokenGram, plus what single occurrences activate together.
+func mixedGram(c *affinity.Counts, pairs *affinity.Pairs) *gram {
+	g := newGram(c.Experts)
+	for token := range c.Vocabulary() {
+		if c.Occurrences[token] < 2 {
+			continue
+		}
+		experts, counts := c.Row(token)
+		for i, e := range experts {
+			weight := counts[i] / (c.Occurrences[token] - 1)
+			row := g.row(int(e))
+			for j := i + 1; j < len(experts); j++ {
+				row[experts[j]] += weight * counts[j]
+			}
+		}
+	}
+	for e := range c.Experts {
+		row := g.row(e)
+		for f := e + 1; f < c.Experts; f++ {
+			row[f] += pairs.Together[e*c.Experts+f] - pairs.Within[e*c.Experts+f]
+		}
+	}
+	g.mirror()
+	return g
+}
+
 // requestGram is the Gram matrix of one layer of request rows.
 func requestGram(c *affinity.RequestCounts, layer int) *gram {
 	g := newGram(c.Experts)
@@ -115,6 +142,15 @@ func (p *partition) swap(e, f int) {
 		ofF[x] -= d
 	}
 	p.rankOf[e], p.rankOf[f] = rankF, rankE
+}
+
+// inside is the affinity within ranks.
+func (p *partition) inside() float64 {
+	sum := 0.0
+	for e, rank := range p.rankOf {
+		sum += float64(p.connection[rank*p.gram.n+e])
+	}
+	return sum / 2
 }
 
 // stepsPerExpert is the length of one annealing run: swaps proposed for each expert.

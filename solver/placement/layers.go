@@ -31,7 +31,13 @@ func solveLayers(ctx context.Context, p *Problem) (Result, error) {
 	var done atomic.Int64
 	err := affinity.Parallel(ctx, len(p.Layers), func(l int) {
 		s := newLayerSearch(&p.Tokens[l], p.Ranks, stop)
-		rankOf, value := s.solve(p.Seed, uint64(l))
+		var rankOf []int
+		var value float64
+		if p.Pairs != nil {
+			rankOf, value = s.solvePairs(&p.Pairs[l], p.Seed, uint64(l))
+		} else {
+			rankOf, value = s.solve(p.Seed, uint64(l))
+		}
 		result.Placement.Layers[l] = fromRanks(p.Layers[l], rankOf, p.Ranks)
 		values[l] = value
 		if p.Progress != nil {
@@ -78,12 +84,8 @@ func newLayerSearch(c *affinity.Counts, ranks int, stop limit) *layerSearch {
 
 // solve returns the best placement found and its value. The contiguous one is among the candidates.
 func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
-	n := s.counts.Experts
 	g := tokenGram(s.counts)
-	contiguous := make([]int, n)
-	for e := range contiguous {
-		contiguous[e] = e * s.ranks / n
-	}
+	contiguous := contiguousRanks(s.counts.Experts, s.ranks)
 	type candidate struct {
 		rankOf []int
 		prices assign.Prices
@@ -125,6 +127,34 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 		}
 	}
 	return best.rankOf, best.value
+}
+
+// solvePairs returns the placement of the highest affinity of the mixed Gram matrix, and its value by token rows. What a
+// forecast will make of it is not known yet: there is nothing to alternate with.
+func (s *layerSearch) solvePairs(pairs *affinity.Pairs, seed, layer uint64) ([]int, float64) {
+	g := mixedGram(s.counts, pairs)
+	best := newPartition(g, contiguousRanks(s.counts.Experts, s.ranks), s.ranks)
+	for start := range starts {
+		if s.stop.reached() {
+			break
+		}
+		random := rand.New(rand.NewPCG(seed, layer<<16|uint64(start)))
+		p := randomPartition(g, s.ranks, random)
+		p.anneal(random, s.stop)
+		if p.inside() > best.inside() {
+			best = p
+		}
+	}
+	_, value := s.value(best.rankOf, nil)
+	return best.rankOf, value
+}
+
+func contiguousRanks(experts, ranks int) []int {
+	rankOf := make([]int, experts)
+	for e := range rankOf {
+		rankOf[e] = e * ranks / experts
+	}
+	return rankOf
 }
 
 func compareDescending(a, b float64) int {

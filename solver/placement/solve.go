@@ -55,6 +55,9 @@ type Problem struct {
 	Layers []int
 	// Tokens are the counts of each MoE layer; needed with TensorParallel.
 	Tokens []affinity.Counts
+	// Pairs, where set, are the co-activations of each MoE layer (attention TP): experts are then placed for a forecast that
+	// tells the occurrences of a token apart, no longer for its mean alone.
+	Pairs []affinity.Pairs
 	// Requests are the counts of each request; needed with DataParallel.
 	Requests *affinity.RequestCounts
 	// Algorithm chooses the method.

@@ -96,6 +96,7 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 		return candidate{rankOf, prices, value}
 	}
 	candidates := []candidate{valued(contiguous)}
+	starts, elites := s.effort()
 	for start := range starts {
 		if s.stop.reached() {
 			break
@@ -103,7 +104,7 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 		random := rand.New(rand.NewPCG(seed, layer<<16|uint64(start)))
 		p := randomPartition(g, s.ranks, random)
 		p.anneal(random, s.stop)
-		candidates = append(candidates, valued(p.rankOf))
+		candidates = append(candidates, valued(renamed(p.rankOf)))
 	}
 	slices.SortStableFunc(candidates, func(a, b candidate) int { return compareDescending(a.value, b.value) })
 	for i := range candidates[:min(elites, len(candidates))] {
@@ -120,11 +121,20 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 			*c = candidate{rankOf, prices, value}
 		}
 	}
+	for i := range candidates[:min(elites, len(candidates))] {
+		// The alternation's prices began elsewhere, and ties fall by the ranks' names: values must be comparable.
+		c := &candidates[i]
+		*c = valued(renamed(c.rankOf))
+		c.rankOf, c.value = s.polish(c.rankOf, c.value)
+	}
 	best := candidates[0]
 	for _, c := range candidates[1:] {
 		if c.value > best.value {
 			best = c
 		}
+	}
+	if s.exhaustible() {
+		return s.exhaust(best.rankOf, best.value)
 	}
 	return best.rankOf, best.value
 }
@@ -183,7 +193,7 @@ func (s *layerSearch) score(rankOf []int) {
 // frequent one must be split, and the prices that balance it.
 func (s *layerSearch) value(rankOf []int, start assign.Prices) (assign.Prices, float64) {
 	s.score(rankOf)
-	prices, value := s.balance.Price(priceSteps, start, true)
+	prices, value := s.balance.Price(s.steps(), start, true)
 	return prices, value / s.activations
 }
 

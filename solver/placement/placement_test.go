@@ -3,6 +3,7 @@ package placement_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"math"
 	"runtime"
 	"strings"
@@ -110,53 +111,35 @@ func TestPlantedClustersAreFound(t *testing.T) {
 	}
 }
 
-// TestAutoComesCloseToTheOptimum compares with the enumeration of all placements of small layers, both valued by the best
-// balanced assignment of the tokens. So small a layer is the hardest case for the surrogate that the annealing climbs.
-func TestAutoComesCloseToTheOptimum(t *testing.T) {
-	shape := tracetest.Shape{
-		Experts: 6, TopK: 2, Layers: 1, Vocabulary: 30, Domains: 2, DocumentsPerDomain: 3, RequestsPerDocument: 2, TokensPerRequest: 40, Noise: 20,
-	}
-	const instances = 40
-	mean := 0.0
+// TestAutoReachesTheOptimum compares with the enumeration of all placements of small layers, both valued by the best
+// balanced assignment of the tokens. So small a layer is the hardest case for the surrogate that the annealing climbs; where
+// placements are few they are all tried, and with 12 experts they are not.
+func TestAutoReachesTheOptimum(t *testing.T) {
+	shape := tracetest.Shape{TopK: 2, Layers: 1, Vocabulary: 30, Domains: 2, DocumentsPerDomain: 3, RequestsPerDocument: 2, TokensPerRequest: 40, Noise: 20}
+	instances, reached := *smallInstances, 0
 	for seed := range uint64(instances) {
-		tr := tracetest.Generate(shape, seed)
-		p := problem(t, tr, placement.TensorParallel, 2+int(seed%2))
-		got, best := solve(t, p).TrainLAR, 0.0
-		for _, rankOf := range partitions(6, p.Ranks) {
-			best = max(best, placement.ValueTokens(t.Context(), p, rankOf))
+		shape.Experts = 6 + 2*int(seed%4)
+		ranks := []int{2, 3, 4, 5, 6}[seed%5]
+		for shape.Experts%ranks != 0 {
+			ranks--
 		}
-		if got < best*0.9 || got > best*(1+1e-3) {
+		p := problem(t, tracetest.Generate(shape, seed), placement.TensorParallel, ranks)
+		got, best := solve(t, p).TrainLAR, placement.Enumerate(t.Context(), p)
+		if got > best*(1+1e-3) {
 			t.Errorf("seed %d: %v, the optimum is %v", seed, got, best)
 		}
-		mean += got / best / instances
+		if got > best*(1-1e-4) {
+			reached++
+		} else {
+			t.Logf("seed %d: %d experts on %d ranks: %v, the optimum is %v", seed, shape.Experts, ranks, got, best)
+		}
 	}
-	if mean < 0.985 {
-		t.Errorf("on average %v of the optimum is reached", mean)
+	if float64(reached) < 0.99*float64(instances) {
+		t.Errorf("the optimum is reached in %d of %d instances", reached, instances)
 	}
 }
 
-// partitions lists all ways to part the experts equally, as the rank of each expert.
-func partitions(experts, ranks int) [][]int {
-	var all [][]int
-	rankOf, load := make([]int, experts), make([]int, ranks)
-	var place func(expert int)
-	place = func(expert int) {
-		if expert == experts {
-			all = append(all, append([]int(nil), rankOf...))
-			return
-		}
-		for rank := range ranks {
-			if load[rank] < experts/ranks {
-				rankOf[expert] = rank
-				load[rank]++
-				place(expert + 1)
-				load[rank]--
-			}
-		}
-	}
-	place(0)
-	return all
-}
+var smallInstances = flag.Int("small-instances", 24, "random small layers that are compared with enumeration")
 
 func TestSolveIsDeterministicOnAnyNumberOfProcessors(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 2)

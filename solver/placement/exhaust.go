@@ -1,0 +1,134 @@
+package placement
+
+import "slices"
+
+// Work is counted in token ids × ranks × price steps: what valuing placements costs.
+const (
+	// exhaustiveWork is what may be spent on looking at all placements of a layer, and polishWork on one round of all swaps.
+	exhaustiveWork = 2e8
+	polishWork     = 1e7
+	// accurateSteps is the number of price steps that value a placement where that is cheap; steps times token ids times ranks
+	// stay below accurateWork.
+	accurateSteps = 160
+	accurateWork  = 2e5
+	// glanceSteps is the number of price steps after which most placements are seen to be worse than the best one.
+	glanceSteps = 8
+	// smallStarts is the number of annealing runs in a layer whose swaps can all be tried.
+	smallStarts = 24
+)
+
+// steps is how many price updates value a placement: the more accurate, the smaller the layer.
+func (s *layerSearch) steps() int {
+	return min(accurateSteps, max(priceSteps, int(accurateWork)/max(len(s.tokens)*s.ranks, 1)))
+}
+
+func (s *layerSearch) valueWork() float64 { return float64(len(s.tokens) * s.ranks * s.steps()) }
+
+// partitions is the number of ways to part n experts into equal groups without names.
+func partitions(n, ranks int) float64 {
+	count, size := 1.0, n/ranks
+	for group := ranks; group > 0; group-- {
+		// The group with the first expert that is left takes size-1 of the others.
+		others := group*size - 1
+		for k := range size - 1 {
+			count *= float64(others-k) / float64(k+1)
+		}
+	}
+	return count
+}
+
+// exhaustible reports whether all placements can be looked at.
+func (s *layerSearch) exhaustible() bool {
+	return s.ranks > 1 && partitions(s.counts.Experts, s.ranks)*float64(len(s.tokens)*s.ranks*glanceSteps) <= exhaustiveWork
+}
+
+// exhaust looks at every placement and returns the best, given one to beat. A value after some price steps is an upper bound
+// of the value after more of them, so that most placements are dropped after a glance.
+func (s *layerSearch) exhaust(best []int, bestValue float64) ([]int, float64) {
+	n := s.counts.Experts
+	best = slices.Clone(best)
+	rankOf, load := make([]int, n), make([]int, s.ranks)
+	var place func(expert, used int)
+	place = func(expert, used int) {
+		if expert == n {
+			s.score(rankOf)
+			if _, glance := s.balance.Price(glanceSteps, nil, true); glance/s.activations <= bestValue {
+				return
+			}
+			if _, value := s.value(rankOf, nil); value > bestValue {
+				bestValue = value
+				copy(best, rankOf)
+			}
+			return
+		}
+		// Ranks have no names: the first unused one stands for all of them.
+		for rank := range min(used+1, s.ranks) {
+			if load[rank] == n/s.ranks || s.stop.reached() {
+				continue
+			}
+			rankOf[expert] = rank
+			load[rank]++
+			place(expert+1, max(used, rank+1))
+			load[rank]--
+		}
+	}
+	place(0, 0)
+	return best, bestValue
+}
+
+// small reports whether all swaps of a placement can be tried.
+func (s *layerSearch) small() bool {
+	n := s.counts.Experts
+	return float64(n*n/2)*s.valueWork() <= polishWork
+}
+
+// effort is the number of annealing runs, and of those that are improved further. In a small layer the Gram matrix is a
+// worse guide, and improving costs little.
+func (s *layerSearch) effort() (runs, improved int) {
+	if s.small() && !s.exhaustible() {
+		return smallStarts, smallStarts
+	}
+	return starts, elites
+}
+
+// polish takes the best swap by value until none gains, where trying them all is cheap.
+func (s *layerSearch) polish(rankOf []int, value float64) ([]int, float64) {
+	n := len(rankOf)
+	if !s.small() || s.exhaustible() {
+		return rankOf, value
+	}
+	for !s.stop.reached() {
+		bestE, bestF, best := 0, 0, value*(1+1e-6)
+		for e := range n {
+			for f := range e {
+				if rankOf[e] == rankOf[f] {
+					continue
+				}
+				rankOf[e], rankOf[f] = rankOf[f], rankOf[e]
+				if _, v := s.value(renamed(rankOf), nil); v > best {
+					bestE, bestF, best = e, f, v
+				}
+				rankOf[e], rankOf[f] = rankOf[f], rankOf[e]
+			}
+		}
+		if bestE == bestF {
+			break
+		}
+		rankOf[bestE], rankOf[bestF] = rankOf[bestF], rankOf[bestE]
+		value = best
+	}
+	return renamed(rankOf), value
+}
+
+// renamed names ranks in the order of their first experts: placements that differ in names alone are the same.
+func renamed(rankOf []int) []int {
+	name := map[int]int{}
+	names := make([]int, len(rankOf))
+	for e, rank := range rankOf {
+		if _, known := name[rank]; !known {
+			name[rank] = len(name)
+		}
+		names[e] = name[rank]
+	}
+	return names
+}

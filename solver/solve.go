@@ -134,6 +134,7 @@ type search struct {
 	train, test []int
 	tokens      []affinity.Counts
 	pairs       []affinity.Pairs
+	transitions [][]float32
 	requests    *affinity.RequestCounts
 }
 
@@ -149,9 +150,19 @@ func (s *search) count(ctx context.Context) (err error) {
 		return err
 	}
 	if s.options.Attention == placement.DataParallel {
-		s.requests, err = affinity.CountRequests(ctx, s.trace, s.train)
-	} else if s.options.Forecast != Table {
+		if s.requests, err = affinity.CountRequests(ctx, s.trace, s.train); err != nil {
+			return err
+		}
+	}
+	switch s.options.Algorithm {
+	case placement.Auto:
+		if s.options.Forecast != Table {
+			s.pairs, err = affinity.CountPairs(ctx, s.trace, s.train)
+		}
+	case placement.Coactivation:
 		s.pairs, err = affinity.CountPairs(ctx, s.trace, s.train)
+	case placement.ExFlow, placement.MoETuner:
+		s.transitions, err = affinity.CountTransitions(ctx, s.trace, s.train)
 	}
 	return err
 }
@@ -188,7 +199,7 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 func (s *search) place(ctx context.Context, deadline time.Time) (placement.Result, error) {
 	return placement.Solve(ctx, placement.Problem{
 		Attention: s.options.Attention, Ranks: s.options.Ranks, Layers: s.trace.Model.Layers,
-		Tokens: s.tokens, Pairs: s.pairs, Requests: s.requests,
+		Tokens: s.tokens, Pairs: s.pairs, Transitions: s.transitions, Requests: s.requests,
 		Algorithm: s.options.Algorithm, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
 	})
 }

@@ -80,7 +80,7 @@ func newSolveCommand() *cobra.Command {
 	f.IntVar(&flags.ranks, "ep", 0, "EP size: the number of ranks; must divide the experts (required)")
 	f.StringVar(&flags.attention, "attention", "", "tp: each token has a rank in each layer; dp: each request has one (required)")
 	f.StringVar(&flags.out, "out", "", "directory for the plan; a plan that is there is replaced (required)")
-	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), "auto, contiguous or round-robin")
+	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), listOf(placement.Algorithms))
 	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "what scores are computed from: table (the token id), and with attention tp prefill (and the prompt and earlier\nlayers' experts) or decode (and earlier routes; never later tokens)")
 	f.StringVar(&flags.embeddings, "embeddings", "", "token embeddings for unseen tokens (not available: they get the prior)")
 	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots per rank (only 0 is available)")
@@ -90,6 +90,14 @@ func newSolveCommand() *cobra.Command {
 	f.StringVar(&flags.objective, "objective", "activation", "what to minimise: activation (remote activations)")
 	f.DurationVar(&flags.timeBudget, "time-budget", time.Minute, "cut the search off after this time; 0 never does")
 	return cmd
+}
+
+func listOf[T ~string](values []T) string {
+	names := make([]string, len(values))
+	for i, v := range values {
+		names[i] = string(v)
+	}
+	return strings.Join(names, ", ")
 }
 
 func usageArgs(cmd *cobra.Command, args []string) error {

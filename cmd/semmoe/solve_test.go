@@ -147,7 +147,7 @@ func TestSolveExitCodes(t *testing.T) {
 		"no divisor":      {with("--ep", "5"), exitUsage, "EP size 5 does not divide the 32 experts; allowed is 1, 2, 4, 8, 16, 32"},
 		"forecast":        {with("--forecast", "oracle"), exitUsage, "available is table prefill decode"},
 		"forecast of dp":  {with("--forecast", "decode"), exitUsage, "is for attention tp"},
-		"algorithm":       {with("--algorithm", "eplb"), exitUsage, "allowed is auto"},
+		"algorithm":       {with("--algorithm", "metis"), exitUsage, "allowed is auto"},
 		"embeddings":      {with("--embeddings", "e.npy"), exitUsage, "--embeddings is not available"},
 		"redundant slots": {with("--redundant-slots", "1"), exitUsage, "only 0 is available"},
 		"groups":          {with("--preserve-groups"), exitUsage, "--preserve-groups is not available"},

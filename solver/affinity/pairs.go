@@ -50,3 +50,25 @@ func (p *Pairs) add(experts []uint16, weight float32) {
 		}
 	}
 }
+
+// CountTransitions counts, for each MoE layer but the last, how often a token of the listed requests activated an expert there
+// and one in the next MoE layer [N × N].
+func CountTransitions(ctx context.Context, t *trace.Trace, requests []int) ([][]float32, error) {
+	n := t.Model.Experts
+	layers := make([][]float32, len(t.Model.Layers)-1)
+	err := Parallel(ctx, len(layers), func(l int) {
+		counts := make([]float32, n*n)
+		for _, r := range requests {
+			for p := int(t.Offsets[r]); p < int(t.Offsets[r+1]); p++ {
+				next := t.Row(p, l+1)
+				for _, e := range t.Row(p, l) {
+					for _, f := range next {
+						counts[int(e)*n+int(f)]++
+					}
+				}
+			}
+		}
+		layers[l] = counts
+	})
+	return layers, err
+}

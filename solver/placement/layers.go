@@ -143,20 +143,26 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 // forecast will make of it is not known yet: there is nothing to alternate with.
 func (s *layerSearch) solvePairs(pairs *affinity.Pairs, seed, layer uint64) ([]int, float64) {
 	g := mixedGram(s.counts, pairs)
-	best := newPartition(g, contiguousRanks(s.counts.Experts, s.ranks), s.ranks)
+	best := annealed(g, s.ranks, seed, layer, s.stop)
+	_, value := s.value(best.rankOf, nil)
+	return best.rankOf, value
+}
+
+// annealed is the partition of highest affinity of several annealing runs and the contiguous one.
+func annealed(g *gram, ranks int, seed, layer uint64, stop limit) *partition {
+	best := newPartition(g, contiguousRanks(g.n, ranks), ranks)
 	for start := range starts {
-		if s.stop.reached() {
+		if stop.reached() {
 			break
 		}
 		random := rand.New(rand.NewPCG(seed, layer<<16|uint64(start)))
-		p := randomPartition(g, s.ranks, random)
-		p.anneal(random, s.stop)
+		p := randomPartition(g, ranks, random)
+		p.anneal(random, stop)
 		if p.inside() > best.inside() {
 			best = p
 		}
 	}
-	_, value := s.value(best.rankOf, nil)
-	return best.rankOf, value
+	return best
 }
 
 func contiguousRanks(experts, ranks int) []int {

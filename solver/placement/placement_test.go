@@ -29,6 +29,9 @@ func problem(t *testing.T, tr *trace.Trace, attention placement.Attention, ranks
 	} else {
 		p.Tokens, err = affinity.CountTokens(t.Context(), tr, tr.AllRequests())
 	}
+	if err == nil {
+		p.Transitions, err = affinity.CountTransitions(t.Context(), tr, tr.AllRequests())
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,11 +52,18 @@ func solve(t *testing.T, p placement.Problem) placement.Result {
 
 func TestEveryAlgorithmReturnsAValidPlacement(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)
+	pairs, err := affinity.CountPairs(t.Context(), tr, tr.AllRequests())
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, attention := range modes {
 		for _, algorithm := range placement.Algorithms {
 			for _, ranks := range []int{1, 2, 8, 16} {
 				p := problem(t, tr, attention, ranks)
 				p.Algorithm = algorithm
+				if algorithm == placement.Coactivation {
+					p.Pairs = pairs
+				}
 				result := solve(t, p)
 				if got := result.Placement; got.Ranks != ranks || got.Redundant() || len(got.Layers) != 3 || got.Layers[0].Layer != 1 {
 					t.Errorf("%s, %s, EP %d: %+v", attention, algorithm, ranks, got)
@@ -212,7 +222,7 @@ func TestSolveRefuses(t *testing.T) {
 	}{
 		"no divisor":        {func(p *placement.Problem) { p.Ranks = 3 }, "EP size 3 does not divide the 16 experts; allowed is 1, 2, 4, 8, 16"},
 		"no rank":           {func(p *placement.Problem) { p.Ranks = 0 }, "EP size 0"},
-		"unknown algorithm": {func(p *placement.Problem) { p.Algorithm = "best" }, "allowed is auto contiguous round-robin"},
+		"unknown algorithm": {func(p *placement.Problem) { p.Algorithm = "best" }, "allowed is auto alternating"},
 		"unknown attention": {func(p *placement.Problem) { p.Attention = "pp" }, "allowed is dp, tp"},
 		"no counts":         {func(p *placement.Problem) { p.Tokens = nil }, "needs the token counts"},
 		"no requests":       {func(p *placement.Problem) { p.Attention = placement.DataParallel }, "at least one request"},

@@ -26,6 +26,20 @@ type Algorithm string
 const (
 	// Auto anneals the Gram matrix of the profile from several starts and alternates exact assignments.
 	Auto Algorithm = "auto"
+	// Alternating is Algorithm 1 of Sem-MoE.
+	Alternating Algorithm = "alternating"
+	// CrossEntropy is the cross-entropy optimisation of Speculative MoE.
+	CrossEntropy Algorithm = "cross-entropy"
+	// KMeans2D is balanced two-dimensional k-means.
+	KMeans2D Algorithm = "kmeans2d"
+	// EPLB balances expert load alone, as DeepSeek's load balancer does.
+	EPLB Algorithm = "eplb"
+	// Coactivation keeps experts together that single tokens activate together.
+	Coactivation Algorithm = "coactivation"
+	// ExFlow keeps tokens on their rank from layer to layer.
+	ExFlow Algorithm = "exflow"
+	// MoETuner does so with clusters of balanced load.
+	MoETuner Algorithm = "moetuner"
 	// ContiguousAlgorithm keeps the default placement: rank i holds the i'th run of experts.
 	ContiguousAlgorithm Algorithm = "contiguous"
 	// RoundRobinAlgorithm deals the experts out.
@@ -33,7 +47,9 @@ const (
 )
 
 // Algorithms lists all algorithms.
-var Algorithms = []Algorithm{Auto, ContiguousAlgorithm, RoundRobinAlgorithm}
+var Algorithms = []Algorithm{
+	Auto, Alternating, CrossEntropy, KMeans2D, EPLB, Coactivation, ExFlow, MoETuner, ContiguousAlgorithm, RoundRobinAlgorithm,
+}
 
 // ParseAlgorithm returns the algorithm of that name.
 func ParseAlgorithm(name string) (Algorithm, error) {
@@ -55,9 +71,12 @@ type Problem struct {
 	Layers []int
 	// Tokens are the counts of each MoE layer; needed with TensorParallel.
 	Tokens []affinity.Counts
-	// Pairs, where set, are the co-activations of each MoE layer (attention TP): experts are then placed for a forecast that
-	// tells the occurrences of a token apart, no longer for its mean alone.
+	// Pairs are the co-activations of each MoE layer. Coactivation needs them; where Auto has them (attention TP), it places
+	// experts for a forecast that tells the occurrences of a token apart, no longer for its mean alone.
 	Pairs []affinity.Pairs
+	// Transitions are, for each MoE layer but the last, how often a token activated an expert there and one in the next MoE
+	// layer [N × N]; ExFlow and MoETuner need them.
+	Transitions [][]float32
 	// Requests are the counts of each request; needed with DataParallel.
 	Requests *affinity.RequestCounts
 	// Algorithm chooses the method.
@@ -74,7 +93,7 @@ type Problem struct {
 type Result struct {
 	Placement *Placement
 	// TrainLAR is the local activation rate on the profile with the best balanced assignment of tokens or requests, as the
-	// search values it: optimistic, and comparable only between placements of one problem.
+	// search values it: optimistic, and comparable only between placements of one problem. Only Auto fills it.
 	TrainLAR float64
 	// Truncated is set when the deadline cut the search off; the placement is valid all the same.
 	Truncated bool
@@ -127,6 +146,20 @@ func Solve(ctx context.Context, p Problem) (Result, error) {
 		return Result{Placement: Contiguous(p.Layers, p.experts(), p.Ranks)}, nil
 	case RoundRobinAlgorithm:
 		return Result{Placement: RoundRobin(p.Layers, p.experts(), p.Ranks)}, nil
+	case Alternating:
+		return solveRows(ctx, &p, alternate)
+	case CrossEntropy:
+		return solveRows(ctx, &p, crossEntropy)
+	case KMeans2D:
+		return solveRows(ctx, &p, kmeans2D)
+	case EPLB:
+		return solveEPLB(ctx, &p)
+	case Coactivation:
+		return solveCoactivation(ctx, &p)
+	case ExFlow:
+		return solveChain(ctx, &p, false)
+	case MoETuner:
+		return solveChain(ctx, &p, true)
 	case Auto:
 		if p.Attention == DataParallel {
 			return solveJoint(ctx, &p)

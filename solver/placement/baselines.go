@@ -1,0 +1,214 @@
+package placement
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/assign"
+)
+
+// solveRows runs a published algorithm on token rows layer by layer, or on request rows for all layers at once.
+func solveRows(ctx context.Context, p *Problem, algorithm func(*rows, *rand.Rand, limit) [][]int) (Result, error) {
+	stop := limit{ctx, p.Deadline}
+	rankOf := make([][]int, len(p.Layers))
+	parts := len(p.Layers)
+	if p.Attention == DataParallel {
+		parts = 1
+	}
+	var done atomic.Int64
+	err := affinity.Parallel(ctx, parts, func(part int) {
+		random := rand.New(rand.NewPCG(p.Seed, uint64(part)))
+		if p.Attention == DataParallel {
+			copy(rankOf, algorithm(requestRows(p.Requests, p.Ranks), random, stop))
+		} else {
+			rankOf[part] = algorithm(tokenRows(&p.Tokens[part], p.Ranks), random, stop)[0]
+		}
+		if p.Progress != nil {
+			p.Progress(int(done.Add(1)), parts)
+		}
+	})
+	return p.result(rankOf, stop), err
+}
+
+// result is a placement that was not valued.
+func (p *Problem) result(rankOf [][]int, stop limit) Result {
+	if stop.ctx.Err() != nil {
+		return Result{}
+	}
+	layers := make([]Layer, len(p.Layers))
+	for l, of := range rankOf {
+		layers[l] = fromRanks(p.Layers[l], of, p.Ranks)
+	}
+	return Result{
+		Placement: &Placement{Ranks: p.Ranks, Experts: p.experts(), SlotsPerRank: p.experts() / p.Ranks, Layers: layers},
+		Truncated: stop.overdue(),
+	}
+}
+
+// layerLoads are the activations of each expert in a MoE layer.
+func (p *Problem) layerLoads(l int) []float64 {
+	if p.Attention == TensorParallel {
+		return p.Tokens[l].ExpertTotals()
+	}
+	n := p.Requests.Experts
+	loads := make([]float64, n)
+	for _, row := range p.Requests.Rows {
+		for e, count := range row[l*n : (l+1)*n] {
+			loads[e] += float64(count)
+		}
+	}
+	return loads
+}
+
+// solveEPLB balances expert load alone, as DeepSeek's EPLB does without redundant experts: hottest first, each to the least
+// loaded rank with room.
+func solveEPLB(ctx context.Context, p *Problem) (Result, error) {
+	rankOf := make([][]int, len(p.Layers))
+	for l := range rankOf {
+		rankOf[l] = packByLoad(p.layerLoads(l), p.Ranks)
+	}
+	return p.result(rankOf, limit{ctx, p.Deadline}), ctx.Err()
+}
+
+func packByLoad(loads []float64, ranks int) []int {
+	order := make([]int, len(loads))
+	for e := range order {
+		order[e] = e
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return compareDescending(loads[a], loads[b]) })
+	rankOf, load, room := make([]int, len(loads)), make([]float64, ranks), slices.Repeat([]int{len(loads) / ranks}, ranks)
+	for _, e := range order {
+		best := -1
+		for rank := range ranks {
+			if room[rank] > 0 && (best < 0 || load[rank] < load[best]) {
+				best = rank
+			}
+		}
+		rankOf[e] = best
+		load[best] += loads[e]
+		room[best]--
+	}
+	return rankOf
+}
+
+// solveCoactivation keeps experts together that single tokens activate together (Occult, GRACE-MoE), without regard to which
+// tokens these are.
+func solveCoactivation(ctx context.Context, p *Problem) (Result, error) {
+	if err := p.needPairs(); err != nil {
+		return Result{}, err
+	}
+	stop := limit{ctx, p.Deadline}
+	rankOf := make([][]int, len(p.Layers))
+	err := affinity.Parallel(ctx, len(p.Layers), func(l int) {
+		g := newGram(p.experts())
+		copy(g.values, p.Pairs[l].Together)
+		g.mirror()
+		rankOf[l] = annealed(g, p.Ranks, p.Seed, uint64(l), stop).rankOf
+	})
+	return p.result(rankOf, stop), err
+}
+
+func (p *Problem) needPairs() error {
+	if len(p.Pairs) != len(p.Layers) {
+		return fmt.Errorf("algorithm %s needs the co-activations of each of %d MoE layers; it has %d", p.Algorithm, len(p.Layers), len(p.Pairs))
+	}
+	return nil
+}
+
+// chainSweeps is the number of passes over the layers of the inter-layer algorithms.
+const chainSweeps = 6
+
+// solveChain keeps a token on its rank from layer to layer (ExFlow): each layer's experts are assigned exactly for the
+// activations that neighbouring layers send them, pass after pass. With balanced load (MoETuner) experts first form clusters
+// of equal load, and whole clusters are assigned.
+func solveChain(ctx context.Context, p *Problem, balanced bool) (Result, error) {
+	if len(p.Transitions) != len(p.Layers)-1 {
+		return Result{}, fmt.Errorf("algorithm %s needs the transitions between %d MoE layers; it has %d", p.Algorithm, len(p.Layers), len(p.Transitions))
+	}
+	stop := limit{ctx, p.Deadline}
+	n := p.experts()
+	rankOf := make([][]int, len(p.Layers))
+	for l := range rankOf {
+		rankOf[l] = packByLoad(p.layerLoads(l), p.Ranks)
+	}
+	var exact assign.Solver
+	weight := make([]float32, n*p.Ranks)
+	for sweep := range chainSweeps {
+		for i := range rankOf {
+			l := i
+			if sweep%2 == 1 {
+				l = len(rankOf) - 1 - i
+			}
+			p.neighbours(weight, rankOf, l)
+			if !balanced {
+				rankOf[l] = slices.Clone(exact.Assign(weight, slices.Repeat([]int{n / p.Ranks}, p.Ranks)))
+				continue
+			}
+			clusters := make([]float32, p.Ranks*p.Ranks)
+			for e, cluster := range rankOf[l] {
+				add(clusters[cluster*p.Ranks:(cluster+1)*p.Ranks], weight[e*p.Ranks:(e+1)*p.Ranks], 1)
+			}
+			to := slices.Clone(exact.Assign(clusters, slices.Repeat([]int{1}, p.Ranks)))
+			for e, cluster := range rankOf[l] {
+				rankOf[l][e] = to[cluster]
+			}
+			p.swapWithinLoad(rankOf[l], weight, p.layerLoads(l))
+		}
+	}
+	return p.result(rankOf, stop), ctx.Err()
+}
+
+// neighbours fills weight with what each expert of a layer exchanges with the experts that the layers before and after have
+// on each rank.
+func (p *Problem) neighbours(weight []float32, rankOf [][]int, l int) {
+	clear(weight)
+	n := p.experts()
+	for e := range n {
+		row := weight[e*p.Ranks : (e+1)*p.Ranks]
+		if l > 0 {
+			for f, rank := range rankOf[l-1] {
+				row[rank] += p.Transitions[l-1][f*n+e]
+			}
+		}
+		if l+1 < len(rankOf) {
+			for f, rank := range rankOf[l+1] {
+				row[rank] += p.Transitions[l][e*n+f]
+			}
+		}
+	}
+}
+
+// balancedLoad is the expert load that a rank may have, relative to the mean, in the algorithm that balances it.
+const balancedLoad = 1.05
+
+// swapWithinLoad swaps experts for more weight as long as no rank's load grows above the limit.
+func (p *Problem) swapWithinLoad(rankOf []int, weight []float32, loads []float64) {
+	load, total := make([]float64, p.Ranks), 0.0
+	for e, rank := range rankOf {
+		load[rank] += loads[e]
+		total += loads[e]
+	}
+	most := balancedLoad * total / float64(p.Ranks)
+	for improved := true; improved; {
+		improved = false
+		for e := range rankOf {
+			for f := range e {
+				a, b := rankOf[e], rankOf[f]
+				if a == b || weight[e*p.Ranks+b]+weight[f*p.Ranks+a] <= (weight[e*p.Ranks+a]+weight[f*p.Ranks+b])*(1+1e-6) {
+					continue
+				}
+				shift := loads[e] - loads[f]
+				if load[a]-shift > max(most, load[a]) || load[b]+shift > max(most, load[b]) {
+					continue
+				}
+				rankOf[e], rankOf[f] = b, a
+				load[a], load[b] = load[a]-shift, load[b]+shift
+				improved = true
+			}
+		}
+	}
+}

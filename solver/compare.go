@@ -139,7 +139,7 @@ func (c *comparer) method(ctx context.Context, s *search) error {
 			part.pairs = nil
 		}
 		begin := time.Now()
-		result, err := part.place(ctx, time.Time{})
+		result, err := part.place(ctx, s.options.Algorithm, time.Time{})
 		if err != nil {
 			return err
 		}
@@ -179,7 +179,7 @@ func (s *search) evaluation() cost.Options {
 // requests scores one algorithm's placement under the policies of attention DP.
 func (c *comparer) requests(ctx context.Context, s *search) error {
 	begin := time.Now()
-	result, err := s.place(ctx, time.Time{})
+	result, err := s.place(ctx, s.options.Algorithm, time.Time{})
 	if err != nil {
 		return err
 	}

@@ -72,6 +72,8 @@ type Options struct {
 	Attention placement.Attention
 	Algorithm placement.Algorithm
 	Forecast  Forecast
+	// RedundantSlots is the number of slots per rank for copies of other ranks' experts.
+	RedundantSlots int
 	// TrainPercent of the requests are learnt from, by whole documents; the others judge the plan.
 	TrainPercent int
 	// Seed makes split, search and evaluation repeatable.
@@ -108,6 +110,9 @@ const (
 // requests. Errors about the trace are *trace.InvalidError.
 func Solve(ctx context.Context, t *trace.Trace, o Options) (*Solution, error) {
 	if err := placement.CheckRanks(o.Ranks, t.Model.Experts); err != nil {
+		return nil, err
+	}
+	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots); err != nil {
 		return nil, err
 	}
 	if _, err := ParseForecast(string(o.Forecast)); err != nil {
@@ -172,7 +177,7 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 	if s.options.TimeBudget > 0 {
 		deadline = time.Now().Add(s.options.TimeBudget)
 	}
-	result, err := s.place(ctx, deadline)
+	result, err := s.place(ctx, s.options.Algorithm, deadline)
 	if err != nil {
 		return nil, err
 	}
@@ -183,7 +188,10 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 			return nil, err
 		}
 		if solution.FallBack != "" {
-			result.Placement, by = s.contiguous(), placement.ContiguousAlgorithm
+			by = placement.ContiguousAlgorithm
+			if result, err = s.place(ctx, by, deadline); err != nil {
+				return nil, err
+			}
 		}
 	}
 	if solution.Plan, err = s.plan(ctx, result.Placement, by); err != nil {
@@ -195,17 +203,13 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 	return solution, err
 }
 
-// place solves the placement on the train requests.
-func (s *search) place(ctx context.Context, deadline time.Time) (placement.Result, error) {
+// place solves the placement on the train requests by an algorithm.
+func (s *search) place(ctx context.Context, by placement.Algorithm, deadline time.Time) (placement.Result, error) {
 	return placement.Solve(ctx, placement.Problem{
 		Attention: s.options.Attention, Ranks: s.options.Ranks, Layers: s.trace.Model.Layers,
 		Tokens: s.tokens, Pairs: s.pairs, Transitions: s.transitions, Requests: s.requests,
-		Algorithm: s.options.Algorithm, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
+		Algorithm: by, RedundantSlots: s.options.RedundantSlots, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
 	})
-}
-
-func (s *search) contiguous() *placement.Placement {
-	return placement.Contiguous(s.trace.Model.Layers, s.trace.Model.Experts, s.options.Ranks)
 }
 
 // plan builds the tables of a placement.

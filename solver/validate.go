@@ -33,15 +33,11 @@ func (s *search) validate(ctx context.Context, deadline time.Time) (string, erro
 	if err := part.count(ctx); err != nil {
 		return "", err
 	}
-	solved, err := part.place(ctx, deadline)
-	if err != nil || solved.Truncated {
+	gained, truncated, err := part.score(ctx, placement.Auto, deadline)
+	if err != nil || truncated {
 		return "", err
 	}
-	gained, err := part.score(ctx, solved.Placement)
-	if err != nil {
-		return "", err
-	}
-	plain, err := part.score(ctx, part.contiguous())
+	plain, _, err := part.score(ctx, placement.ContiguousAlgorithm, time.Time{})
 	activations := float64(part.trace.TokenCount(part.test) * part.trace.Model.TopK * len(part.trace.Model.Layers))
 	chance := math.Sqrt(2 * plain * (1 - plain) / activations)
 	if err != nil || gained >= plain*(1+leastGain)+leastDeviations*chance {
@@ -51,14 +47,16 @@ func (s *search) validate(ctx context.Context, deadline time.Time) (string, erro
 		gained, plain), nil
 }
 
-// score is the local activation rate of a placement on the test requests.
-func (s *search) score(ctx context.Context, p *placement.Placement) (float64, error) {
-	plan, err := s.plan(ctx, p, s.options.Algorithm)
+// score is the local activation rate of an algorithm's placement on the test requests.
+func (s *search) score(ctx context.Context, by placement.Algorithm, deadline time.Time) (lar float64, truncated bool, err error) {
+	result, err := s.place(ctx, by, deadline)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
-	o := DefaultEvaluation()
-	o.Requests, o.Seed, o.WithoutBounds = s.test, s.options.Seed, true
-	report, err := Evaluate(ctx, s.trace, plan, o)
-	return report.LAR, err
+	plan, err := s.plan(ctx, result.Placement, by)
+	if err != nil {
+		return 0, false, err
+	}
+	report, err := Evaluate(ctx, s.trace, plan, s.evaluation())
+	return report.LAR, result.Truncated, err
 }

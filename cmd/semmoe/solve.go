@@ -83,7 +83,7 @@ func newSolveCommand() *cobra.Command {
 	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), listOf(placement.Algorithms))
 	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "what scores are computed from: table (the token id), and with attention tp prefill (and the prompt and earlier\nlayers' experts) or decode (and earlier routes; never later tokens)")
 	f.StringVar(&flags.embeddings, "embeddings", "", "token embeddings for unseen tokens (not available: they get the prior)")
-	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots per rank (only 0 is available)")
+	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots per rank, for copies of experts of other ranks (auto, eplb, contiguous, round-robin)")
 	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep expert groups together (not available)")
 	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents")
 	f.Uint64Var(&flags.seed, "seed", 1, "seed of the split, the search and the evaluation")
@@ -110,6 +110,7 @@ func usageArgs(cmd *cobra.Command, args []string) error {
 func (f *solveFlags) options() (solver.Options, error) {
 	o := solver.Options{
 		Ranks: f.ranks, Attention: placement.Attention(f.attention), TrainPercent: f.trainPercent, Seed: f.seed, TimeBudget: f.timeBudget,
+		RedundantSlots: f.redundantSlots,
 	}
 	switch {
 	case f.trace == "":
@@ -122,8 +123,8 @@ func (f *solveFlags) options() (solver.Options, error) {
 		return o, usageErrorf("--attention is %q; allowed is tp, dp", f.attention)
 	case f.embeddings != "":
 		return o, usageErrorf("--embeddings is not available: tokens that the profile has not seen get the prior")
-	case f.redundantSlots != 0:
-		return o, usageErrorf("--redundant-slots is %d; only 0 is available", f.redundantSlots)
+	case f.redundantSlots < 0:
+		return o, usageErrorf("--redundant-slots is %d; it cannot be negative", f.redundantSlots)
 	case f.preserveGroups:
 		return o, usageErrorf("--preserve-groups is not available: for models whose gates choose groups use the engine's expert map")
 	case !strings.EqualFold(f.objective, "activation"):
@@ -167,6 +168,9 @@ func solve(ctx context.Context, tracePath, out string, o solver.Options, stdout,
 	}
 	if err := placement.CheckRanks(o.Ranks, t.Model.Experts); err != nil {
 		return usageErrorf("--ep: %w", err)
+	}
+	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots); err != nil {
+		return usageErrorf("--redundant-slots: %w", err)
 	}
 	bar := newProgressBar(stderr)
 	o.Progress = bar.show

@@ -136,7 +136,7 @@ func TestJointValueIsCounted(t *testing.T) {
 	for l := range rankOf {
 		rankOf[l] = randomPartition(newGram(requests.Experts), 4, random).rankOf
 	}
-	ranks, value := s.bestRequests(rankOf)
+	ranks, value := s.bestRequests(rankOf, make([]extras, len(rankOf)))
 	local, all := 0.0, 0.0
 	for r, row := range requests.Rows {
 		for x, n := range row {

@@ -64,16 +64,21 @@ func (p *Problem) layerLoads(l int) []float64 {
 	return loads
 }
 
-// solveEPLB balances expert load alone, as DeepSeek's EPLB does without redundant experts: hottest first, each to the least
-// loaded rank with room.
+// solveEPLB balances expert load alone, as DeepSeek's EPLB does.
 func solveEPLB(ctx context.Context, p *Problem) (Result, error) {
-	rankOf := make([][]int, len(p.Layers))
-	for l := range rankOf {
-		rankOf[l] = packByLoad(p.layerLoads(l), p.Ranks)
+	result := Result{Placement: p.placement()}
+	for l, layer := range p.Layers {
+		loads := p.layerLoads(l)
+		if p.RedundantSlots > 0 {
+			result.Placement.Layers[l] = Layer{Layer: layer, Slots: replicate(loads, p.Ranks, p.RedundantSlots)}
+		} else {
+			result.Placement.Layers[l] = fromRanks(layer, packByLoad(loads, p.Ranks), p.Ranks)
+		}
 	}
-	return p.result(rankOf, limit{ctx, p.Deadline}), ctx.Err()
+	return result, ctx.Err()
 }
 
+// packByLoad places experts hottest first, each on the least loaded rank with room.
 func packByLoad(loads []float64, ranks int) []int {
 	order := make([]int, len(loads))
 	for e := range order {

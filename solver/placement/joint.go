@@ -50,20 +50,17 @@ func solveJoint(ctx context.Context, p *Problem) (Result, error) {
 			best = s
 		}
 	}
-	layers := make([]Layer, len(p.Layers))
+	result := Result{Placement: p.placement(), TrainLAR: best.value, Truncated: stop.overdue()}
 	for l, rankOf := range best.rankOf {
-		layers[l] = fromRanks(p.Layers[l], rankOf, p.Ranks)
+		result.Placement.Layers[l] = layerOf(p.Layers[l], rankOf, best.copies[l], p.Ranks)
 	}
-	return Result{
-		Placement: &Placement{Ranks: p.Ranks, Experts: p.experts(), SlotsPerRank: p.experts() / p.Ranks, Layers: layers},
-		TrainLAR:  best.value,
-		Truncated: stop.overdue(),
-	}, nil
+	return result, nil
 }
 
-// jointState is one solution: the rank of each expert in each layer, and its value with balanced requests.
+// jointState is one solution: the rank of each expert in each layer with its copies, and its value with balanced requests.
 type jointState struct {
 	rankOf [][]int
+	copies []extras
 	value  float64
 }
 
@@ -71,6 +68,7 @@ type jointState struct {
 type jointSearch struct {
 	requests    *affinity.RequestCounts
 	ranks       int
+	redundant   int
 	stop        limit
 	activations float64
 	balance     assign.Weighted
@@ -79,7 +77,7 @@ type jointSearch struct {
 }
 
 func newJointSearch(p *Problem, stop limit) *jointSearch {
-	s := &jointSearch{requests: p.Requests, ranks: p.Ranks, stop: stop}
+	s := &jointSearch{requests: p.Requests, ranks: p.Ranks, redundant: p.RedundantSlots, stop: stop}
 	total := 0.0
 	for _, n := range p.Requests.Tokens {
 		total += float64(n)
@@ -96,28 +94,30 @@ func newJointSearch(p *Problem, stop limit) *jointSearch {
 
 // contiguous is the default placement with its best balanced requests.
 func (s *jointSearch) contiguous() jointState {
-	rankOf := make([][]int, s.requests.Layers)
-	for l := range rankOf {
-		rankOf[l] = make([]int, s.requests.Experts)
-		for e := range rankOf[l] {
-			rankOf[l][e] = e * s.ranks / s.requests.Experts
+	rankOf := slices.Repeat([][]int{contiguousRanks(s.requests.Experts, s.ranks)}, s.requests.Layers)
+	copies := make([]extras, s.requests.Layers)
+	requestRank, value := s.bestRequests(rankOf, copies)
+	if s.redundant > 0 {
+		for l := range copies {
+			s.affinities(l, requestRank)
+			copies[l] = bestCopies(s.weight, rankOf[l], s.ranks, s.redundant)
 		}
+		_, value = s.bestRequests(rankOf, copies)
 	}
-	_, value := s.bestRequests(rankOf)
-	return jointState{rankOf, value}
+	return jointState{rankOf, copies, value}
 }
 
 // alternate improves an assignment of requests until neither side gains.
 func (s *jointSearch) alternate(requestRank []int) jointState {
 	best := jointState{value: math.Inf(-1)}
 	for range jointRounds {
-		rankOf := s.bestExperts(requestRank)
+		rankOf, copies := s.bestExperts(requestRank)
 		var value float64
-		requestRank, value = s.bestRequests(rankOf)
+		requestRank, value = s.bestRequests(rankOf, copies)
 		if value <= best.value*(1+1e-6) {
 			break
 		}
-		best = jointState{rankOf, value}
+		best = jointState{rankOf, copies, value}
 		if s.stop.reached() {
 			break
 		}
@@ -125,27 +125,34 @@ func (s *jointSearch) alternate(requestRank []int) jointState {
 	return best
 }
 
-// bestExperts is the exact optimum of every layer's experts for the given ranks of the requests.
-func (s *jointSearch) bestExperts(requestRank []int) [][]int {
+// affinities fills weight with each expert's activations in a layer by the requests of each rank.
+func (s *jointSearch) affinities(layer int, requestRank []int) {
 	n := s.requests.Experts
-	capacity := slices.Repeat([]int{n / s.ranks}, s.ranks)
-	rankOf := make([][]int, s.requests.Layers)
-	for l := range rankOf {
-		clear(s.weight)
-		for r, rank := range requestRank {
-			for e, count := range s.requests.Rows[r][l*n : (l+1)*n] {
-				s.weight[e*s.ranks+rank] += count
-			}
+	clear(s.weight)
+	for r, rank := range requestRank {
+		for e, count := range s.requests.Rows[r][layer*n : (layer+1)*n] {
+			s.weight[e*s.ranks+rank] += count
 		}
-		rankOf[l] = slices.Clone(s.exact.Assign(s.weight, capacity))
 	}
-	return rankOf
+}
+
+// bestExperts is the exact optimum of every layer's experts for the given ranks of the requests, and the best copies of
+// them.
+func (s *jointSearch) bestExperts(requestRank []int) ([][]int, []extras) {
+	capacity := slices.Repeat([]int{s.requests.Experts / s.ranks}, s.ranks)
+	rankOf, copies := make([][]int, s.requests.Layers), make([]extras, s.requests.Layers)
+	for l := range rankOf {
+		s.affinities(l, requestRank)
+		rankOf[l] = slices.Clone(s.exact.Assign(s.weight, capacity))
+		copies[l] = bestCopies(s.weight, rankOf[l], s.ranks, s.redundant)
+	}
+	return rankOf, copies
 }
 
 // bestRequests balances the requests on a placement and returns their ranks and the local activation rate.
-func (s *jointSearch) bestRequests(rankOf [][]int) ([]int, float64) {
+func (s *jointSearch) bestRequests(rankOf [][]int, copies []extras) ([]int, float64) {
 	for r := range s.requests.Rows {
-		s.scoreRequest(r, rankOf)
+		s.scoreRequest(r, rankOf, copies)
 	}
 	ranks := s.assignBalanced()
 	local := 0.0
@@ -156,7 +163,7 @@ func (s *jointSearch) bestRequests(rankOf [][]int) ([]int, float64) {
 }
 
 // scoreRequest fills the request's activations on each rank, over the layers for which rankOf has an entry.
-func (s *jointSearch) scoreRequest(r int, rankOf [][]int) {
+func (s *jointSearch) scoreRequest(r int, rankOf [][]int, copies []extras) {
 	n := s.requests.Experts
 	row := s.balance.Scores[r*s.ranks : (r+1)*s.ranks]
 	clear(row)
@@ -166,6 +173,14 @@ func (s *jointSearch) scoreRequest(r int, rankOf [][]int) {
 		}
 		for e, count := range s.requests.Rows[r][l*n : (l+1)*n] {
 			row[of[e]] += count
+		}
+		if copies[l] == nil {
+			continue
+		}
+		for e, ranks := range copies[l] {
+			for _, rank := range ranks {
+				row[rank] += s.requests.Rows[r][l*n+e]
+			}
 		}
 	}
 }
@@ -181,7 +196,7 @@ func (s *jointSearch) annealLayer(layer int, random *rand.Rand) []int {
 	p.anneal(random, s.stop)
 	rankOf := make([][]int, s.requests.Layers)
 	rankOf[layer] = p.rankOf
-	ranks, _ := s.bestRequests(rankOf)
+	ranks, _ := s.bestRequests(rankOf, make([]extras, len(rankOf)))
 	return ranks
 }
 

@@ -23,9 +23,7 @@ const (
 
 // solveLayers solves attention tensor parallelism: layers do not depend on one another.
 func solveLayers(ctx context.Context, p *Problem) (Result, error) {
-	result := Result{Placement: &Placement{
-		Ranks: p.Ranks, Experts: p.experts(), SlotsPerRank: p.experts() / p.Ranks, Layers: make([]Layer, len(p.Layers)),
-	}}
+	result := Result{Placement: p.placement()}
 	stop := limit{ctx, p.Deadline}
 	values := make([]float64, len(p.Layers))
 	var done atomic.Int64
@@ -38,7 +36,11 @@ func solveLayers(ctx context.Context, p *Problem) (Result, error) {
 		} else {
 			rankOf, value = s.solve(p.Seed, uint64(l))
 		}
-		result.Placement.Layers[l] = fromRanks(p.Layers[l], rankOf, p.Ranks)
+		var copies extras
+		if p.RedundantSlots > 0 {
+			rankOf, copies, value = s.solveCopies(rankOf, p.RedundantSlots)
+		}
+		result.Placement.Layers[l] = layerOf(p.Layers[l], rankOf, copies, p.Ranks)
 		values[l] = value
 		if p.Progress != nil {
 			p.Progress(int(done.Add(1)), len(p.Layers))
@@ -183,6 +185,47 @@ func compareDescending(a, b float64) int {
 	return 0
 }
 
+// solveCopies adds the best copies to a placement, and alternates as long as that gains.
+func (s *layerSearch) solveCopies(rankOf []int, perRank int) ([]int, extras, float64) {
+	prices, _ := s.value(rankOf, nil)
+	weight := s.affinities(rankOf, prices)
+	copies := bestCopies(weight, rankOf, s.ranks, perRank)
+	value := func(rankOf []int, copies extras) (assign.Prices, float64) {
+		s.score(rankOf)
+		s.scoreCopies(copies)
+		prices, value := s.balance.Price(s.steps(), nil, true)
+		return prices, value / s.activations
+	}
+	prices, best := value(rankOf, copies)
+	capacity := slices.Repeat([]int{s.counts.Experts / s.ranks}, s.ranks)
+	for range alternations {
+		s.score(rankOf)
+		s.scoreCopies(copies)
+		s.fillAffinities(weight, prices)
+		nextRankOf := slices.Clone(s.exact.Assign(weight, capacity))
+		nextCopies := bestCopies(weight, nextRankOf, s.ranks, perRank)
+		nextPrices, v := value(nextRankOf, nextCopies)
+		if v <= best*(1+1e-6) || s.stop.reached() {
+			break
+		}
+		rankOf, copies, prices, best = nextRankOf, nextCopies, nextPrices, v
+	}
+	return rankOf, copies, best
+}
+
+// scoreCopies adds what copies make local to balance.Scores.
+func (s *layerSearch) scoreCopies(copies extras) {
+	for i, token := range s.tokens {
+		row := s.balance.Scores[i*s.ranks : (i+1)*s.ranks]
+		experts, counts := s.counts.Row(token)
+		for j, expert := range experts {
+			for _, rank := range copies[expert] {
+				row[rank] += counts[j]
+			}
+		}
+	}
+}
+
 // score fills balance.Scores: the activations of each token id on each rank.
 func (s *layerSearch) score(rankOf []int) {
 	clear(s.balance.Scores)
@@ -205,15 +248,27 @@ func (s *layerSearch) value(rankOf []int, start assign.Prices) (assign.Prices, f
 
 // bestExperts is the exact optimum of the experts' ranks for the token assignment that the prices make.
 func (s *layerSearch) bestExperts(rankOf []int, prices assign.Prices) []int {
+	capacity := slices.Repeat([]int{s.counts.Experts / s.ranks}, s.ranks)
+	return slices.Clone(s.exact.Assign(s.affinities(rankOf, prices), capacity))
+}
+
+// affinities are each expert's activations by the tokens of each rank [experts × ranks], tokens being where the prices send
+// them on the placement.
+func (s *layerSearch) affinities(rankOf []int, prices assign.Prices) []float32 {
 	s.score(rankOf)
-	token, _ := s.balance.Take(prices)
 	weight := make([]float32, s.counts.Experts*s.ranks)
+	s.fillAffinities(weight, prices)
+	return weight
+}
+
+// fillAffinities does so for the scores that are in balance.Scores.
+func (s *layerSearch) fillAffinities(weight []float32, prices assign.Prices) {
+	clear(weight)
+	token, _ := s.balance.Take(prices)
 	for i, rank := range token {
 		experts, counts := s.counts.Row(s.tokens[i])
 		for j, expert := range experts {
 			weight[int(expert)*s.ranks+rank] += counts[j]
 		}
 	}
-	capacity := slices.Repeat([]int{s.counts.Experts / s.ranks}, s.ranks)
-	return slices.Clone(s.exact.Assign(weight, capacity))
 }

@@ -149,7 +149,10 @@ func TestAutoReachesTheOptimum(t *testing.T) {
 	}
 }
 
-var smallInstances = flag.Int("small-instances", 24, "random small layers that are compared with enumeration")
+var (
+	smallInstances = flag.Int("small-instances", 24, "random small layers that are compared with enumeration")
+	copyInstances  = flag.Int("copy-instances", 60, "random instances with redundant slots")
+)
 
 func TestSolveIsDeterministicOnAnyNumberOfProcessors(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 2)
@@ -224,6 +227,8 @@ func TestSolveRefuses(t *testing.T) {
 		"no rank":           {func(p *placement.Problem) { p.Ranks = 0 }, "EP size 0"},
 		"unknown algorithm": {func(p *placement.Problem) { p.Algorithm = "best" }, "allowed is auto alternating"},
 		"unknown attention": {func(p *placement.Problem) { p.Attention = "pp" }, "allowed is dp, tp"},
+		"slots":             {func(p *placement.Problem) { p.RedundantSlots = 13 }, "allow 0 to 12"},
+		"slots of k-means":  {func(p *placement.Problem) { p.RedundantSlots, p.Algorithm = 1, placement.KMeans2D }, "knows no redundant slots"},
 		"no counts":         {func(p *placement.Problem) { p.Tokens = nil }, "needs the token counts"},
 		"no requests":       {func(p *placement.Problem) { p.Attention = placement.DataParallel }, "at least one request"},
 	} {

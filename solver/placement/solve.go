@@ -3,6 +3,7 @@ package placement
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -67,6 +68,9 @@ type Problem struct {
 	Attention Attention
 	// Ranks is the EP size; it must divide the number of experts.
 	Ranks int
+	// RedundantSlots is the number of slots per rank beyond experts / ranks: they hold copies of experts of other ranks.
+	// Auto, EPLB, Contiguous and RoundRobin fill them.
+	RedundantSlots int
 	// Layers are the model's indices of the MoE layers.
 	Layers []int
 	// Tokens are the counts of each MoE layer; needed with TensorParallel.
@@ -119,7 +123,22 @@ func (p *Problem) validate() error {
 	default:
 		return fmt.Errorf("attention %q is unknown; allowed is dp, tp", p.Attention)
 	}
-	return CheckRanks(p.Ranks, p.experts())
+	if err := CheckRanks(p.Ranks, p.experts()); err != nil {
+		return err
+	}
+	return CheckSlots(p.Algorithm, p.Ranks, p.experts(), p.RedundantSlots)
+}
+
+// CheckSlots refuses redundant slots that an algorithm does not know, and more of them than there are experts for.
+func CheckSlots(a Algorithm, ranks, experts, redundant int) error {
+	most := experts - experts/ranks
+	if redundant < 0 || redundant > most {
+		return fmt.Errorf("%d redundant slots per rank; %d experts on %d ranks allow 0 to %d", redundant, experts, ranks, most)
+	}
+	if redundant > 0 && !slices.Contains([]Algorithm{Auto, EPLB, ContiguousAlgorithm, RoundRobinAlgorithm}, a) {
+		return fmt.Errorf("algorithm %s knows no redundant slots", a)
+	}
+	return nil
 }
 
 // CheckRanks refuses an EP size that does not divide the number of experts.
@@ -143,9 +162,9 @@ func Solve(ctx context.Context, p Problem) (Result, error) {
 	}
 	switch p.Algorithm {
 	case ContiguousAlgorithm:
-		return Result{Placement: Contiguous(p.Layers, p.experts(), p.Ranks)}, nil
+		return Result{Placement: p.simple(func(e int) int { return e * p.Ranks / p.experts() })}, nil
 	case RoundRobinAlgorithm:
-		return Result{Placement: RoundRobin(p.Layers, p.experts(), p.Ranks)}, nil
+		return Result{Placement: p.simple(func(e int) int { return e % p.Ranks })}, nil
 	case Alternating:
 		return solveRows(ctx, &p, alternate)
 	case CrossEntropy:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -74,6 +75,8 @@ type Options struct {
 	Forecast  Forecast
 	// RedundantSlots is the number of slots per rank for copies of other ranks' experts.
 	RedundantSlots int
+	// Current is the placement in service, if any: Auto starts from it, which is faster, and moves few experts.
+	Current *placement.Placement
 	// TrainPercent of the requests are learnt from, by whole documents; the others judge the plan.
 	TrainPercent int
 	// Seed makes split, search and evaluation repeatable.
@@ -102,6 +105,9 @@ const (
 	bestRanks = 4
 	// contextRanks is the same for a table that a context forecast reads: it weighs all ranks against one another.
 	contextRanks = 16
+	// maxRequestCells (requests × layers × experts) bounds the memory for counts of whole requests, 4 bytes each. Above it a
+	// sample of the train requests is counted.
+	maxRequestCells = 1 << 26
 	// shrinkage pulls a token's shares towards the prior like this many occurrences of it would.
 	shrinkage = 1
 )
@@ -155,7 +161,12 @@ func (s *search) count(ctx context.Context) (err error) {
 		return err
 	}
 	if s.options.Attention == placement.DataParallel {
-		if s.requests, err = affinity.CountRequests(ctx, s.trace, s.train); err != nil {
+		counted := s.train
+		if n := maxRequestCells / (len(s.trace.Model.Layers) * s.trace.Model.Experts); n < len(counted) {
+			counted = trace.Shuffled(s.train, s.options.Seed)[:max(n, 1)]
+			slices.Sort(counted)
+		}
+		if s.requests, err = affinity.CountRequests(ctx, s.trace, counted); err != nil {
 			return err
 		}
 	}
@@ -208,7 +219,7 @@ func (s *search) place(ctx context.Context, by placement.Algorithm, deadline tim
 	return placement.Solve(ctx, placement.Problem{
 		Attention: s.options.Attention, Ranks: s.options.Ranks, Layers: s.trace.Model.Layers,
 		Tokens: s.tokens, Pairs: s.pairs, Transitions: s.transitions, Requests: s.requests,
-		Algorithm: by, RedundantSlots: s.options.RedundantSlots, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
+		Algorithm: by, RedundantSlots: s.options.RedundantSlots, Current: s.options.Current, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
 	})
 }
 

@@ -50,11 +50,11 @@ func inputError(err error) error {
 
 // solveFlags are the flags of semmoe solve.
 type solveFlags struct {
-	trace, out, attention, algorithm, forecast, embeddings, objective string
-	ranks, redundantSlots, trainPercent                               int
-	preserveGroups                                                    bool
-	seed                                                              uint64
-	timeBudget                                                        time.Duration
+	trace, out, current, attention, algorithm, forecast, embeddings, objective string
+	ranks, redundantSlots, trainPercent                                        int
+	preserveGroups                                                             bool
+	seed                                                                       uint64
+	timeBudget                                                                 time.Duration
 }
 
 func newSolveCommand() *cobra.Command {
@@ -80,6 +80,7 @@ func newSolveCommand() *cobra.Command {
 	f.IntVar(&flags.ranks, "ep", 0, "EP size: the number of ranks; must divide the experts (required)")
 	f.StringVar(&flags.attention, "attention", "", "tp: each token has a rank in each layer; dp: each request has one (required)")
 	f.StringVar(&flags.out, "out", "", "directory for the plan; a plan that is there is replaced (required)")
+	f.StringVar(&flags.current, "current", "", "directory of the plan in service: auto starts from it, which is faster and moves few experts")
 	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), listOf(placement.Algorithms))
 	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "what scores are computed from: table (the token id), and with attention tp prefill (and the prompt and earlier\nlayers' experts) or decode (and earlier routes; never later tokens)")
 	f.StringVar(&flags.embeddings, "embeddings", "", "token embeddings for unseen tokens (not available: they get the prior)")
@@ -144,6 +145,20 @@ func (f *solveFlags) options() (solver.Options, error) {
 	if o.Forecast != solver.Table && o.Attention == placement.DataParallel {
 		return o, usageErrorf("--forecast %s is for attention tp; attention dp scores a request by its tokens: table", o.Forecast)
 	}
+	if f.current == "" {
+		return o, nil
+	}
+	if o.Algorithm != placement.Auto {
+		return o, usageErrorf("--current is for algorithm auto; %s starts from nothing", o.Algorithm)
+	}
+	current, _, err := plan.Read(f.current)
+	if err != nil {
+		return o, inputError(err)
+	}
+	if current.Placement.Ranks != o.Ranks {
+		return o, usageErrorf("--current: the plan is for EP size %d, --ep is %d", current.Placement.Ranks, o.Ranks)
+	}
+	o.Current = current.Placement
 	return o, nil
 }
 

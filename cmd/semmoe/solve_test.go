@@ -126,6 +126,7 @@ func TestEvalFlagsChangeTheFigures(t *testing.T) {
 
 func TestSolveExitCodes(t *testing.T) {
 	dir := t.TempDir()
+	other, _ := solved(t, "dp")
 	bad := filepath.Join(dir, "bad.safetensors")
 	if err := os.WriteFile(bad, []byte("no trace at all"), 0o644); err != nil {
 		t.Fatal(err)
@@ -153,6 +154,9 @@ func TestSolveExitCodes(t *testing.T) {
 		"too many slots":  {with("--redundant-slots", "25"), exitUsage, "allow 0 to 24"},
 		"groups":          {with("--preserve-groups"), exitUsage, "--preserve-groups is not available"},
 		"objective":       {with("--objective", "nodeDedup"), exitUsage, "available is activation"},
+		"no current plan": {with("--current", filepath.Join(dir, "none")), exitInvalidFile, "manifest.json is missing"},
+		"current of eplb": {with("--current", dir, "--algorithm", "eplb"), exitUsage, "is for algorithm auto"},
+		"other current":   {with("--current", other, "--ep", "8"), exitUsage, "the plan is for EP size 4, --ep is 8"},
 		"train percent":   {with("--train-percent", "0"), exitUsage, "allowed is 1 to 99"},
 		"time budget":     {with("--time-budget", "-1s"), exitUsage, "cannot be negative"},
 		"missing trace":   {with("--trace", filepath.Join(dir, "none")), exitInvalidFile, "no such file"},

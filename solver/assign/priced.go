@@ -45,11 +45,18 @@ func (w *Weighted) RelaxedValue(prices Prices) float64 {
 // relax is RelaxedValue; it also fills the loads of the best bins.
 func (w *Weighted) relax(prices Prices, loads []float64) float64 {
 	clear(loads)
-	value := 0.0
+	value, n := 0.0, len(loads)
+	prices = prices[:n]
 	for item, size := range w.Sizes {
-		bin, v := w.best(item, prices)
-		loads[bin] += float64(size)
-		value += v
+		scores, weight := w.Scores[item*n:item*n+n], float64(size)
+		bin, best := 0, float64(scores[0])-weight*prices[0]
+		for b := 1; b < len(scores); b++ {
+			if v := float64(scores[b]) - weight*prices[b]; v > best {
+				bin, best = b, v
+			}
+		}
+		loads[bin] += weight
+		value += best
 	}
 	for bin, price := range prices {
 		value += price * w.Limits[bin]

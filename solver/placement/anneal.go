@@ -156,8 +156,21 @@ func (p *partition) inside() float64 {
 // stepsPerExpert is the length of one annealing run: swaps proposed for each expert.
 const stepsPerExpert = 2000
 
+// schedule is how an annealing run cools: from a fraction of the mean affinity that an expert has to a rank down to
+// coldest, in a number of proposed swaps for each expert.
+type schedule struct {
+	hottest float64
+	steps   int
+}
+
+var (
+	cold = schedule{1, stepsPerExpert}
+	// warm starts from a placement that is good already, and does not forget it.
+	warm = schedule{0.1, stepsPerExpert / 2}
+)
+
 // anneal proposes random swaps under a falling temperature, then takes every swap that still gains.
-func (p *partition) anneal(random *rand.Rand, stop limit) {
+func (p *partition) anneal(random *rand.Rand, stop limit, how schedule) {
 	const coldest = 0.01
 	n := p.gram.n
 	if p.ranks < 2 {
@@ -167,11 +180,10 @@ func (p *partition) anneal(random *rand.Rand, stop limit) {
 	for _, v := range p.gram.values {
 		total += float64(v)
 	}
-	start := total / float64(n*n) * float64(n/p.ranks)
-	steps := stepsPerExpert * n
+	temperature := how.hottest * total / float64(n*n) * float64(n/p.ranks)
+	steps := how.steps * n
 	const block = 1024
-	cooling := math.Pow(coldest, float64(block)/float64(steps))
-	temperature := start
+	cooling := math.Pow(coldest/how.hottest, float64(block)/float64(steps))
 	for step := 0; step < steps; step++ {
 		if step%block == 0 {
 			if stop.reached() {

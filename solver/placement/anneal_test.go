@@ -59,7 +59,7 @@ func TestAnnealKeepsSizesAndEndsInALocalOptimum(t *testing.T) {
 	g := randomGram(24, random)
 	p := randomPartition(g, 4, random)
 	before := within(g, p.rankOf)
-	p.anneal(random, limit{ctx: context.Background()})
+	p.anneal(random, limit{ctx: context.Background()}, cold)
 	if after := within(g, p.rankOf); after <= before {
 		t.Errorf("affinity within ranks went from %v to %v", before, after)
 	}

@@ -44,3 +44,10 @@ func Enumerate(ctx context.Context, p Problem) float64 {
 	group(0)
 	return best
 }
+
+// ValueSampled is the value of the contiguous placement of the first layer by at most so many scores.
+func ValueSampled(ctx context.Context, p Problem, scores int) float64 {
+	s := newLayerSearchOf(&p.Tokens[0], p.Ranks, scores, limit{ctx: ctx})
+	_, value := s.value(contiguousRanks(s.counts.Experts, p.Ranks), nil)
+	return value
+}

@@ -26,25 +26,27 @@ const (
 // What is decided first is the rank of each request; then every layer's experts follow exactly, and so on in turn.
 func solveJoint(ctx context.Context, p *Problem) (Result, error) {
 	stop := limit{ctx, p.Deadline}
-	profile := newProfile(p.Requests)
-	found := make([]jointState, jointStarts)
+	part := *p
+	part.Requests = sampleRequests(p.Requests, p.Seed)
+	p = &part
+	begins := p.jointBegins()
+	found := make([]jointState, len(begins))
 	var done atomic.Int64
-	err := affinity.Parallel(ctx, jointStarts, func(start int) {
-		random := rand.New(rand.NewPCG(p.Seed, uint64(start)))
+	err := affinity.Parallel(ctx, len(begins), func(i int) {
 		s := newJointSearch(p, stop)
-		if start%2 == 0 {
-			found[start] = s.alternate(s.clusterRequests(profile, random))
-		} else {
-			found[start] = s.alternate(s.annealLayer(random.IntN(p.Requests.Layers), random))
-		}
+		found[i] = s.alternate(begins[i](s, rand.New(rand.NewPCG(p.Seed, uint64(i)))))
 		if p.Progress != nil {
-			p.Progress(int(done.Add(1)), jointStarts)
+			p.Progress(int(done.Add(1)), len(begins))
 		}
 	})
 	if err != nil {
 		return Result{}, err
 	}
-	best := newJointSearch(p, stop).contiguous()
+	last := newJointSearch(p, stop)
+	best := last.given(slices.Repeat([][]int{contiguousRanks(p.experts(), p.Ranks)}, len(p.Layers)))
+	if p.Current != nil {
+		found = append(found, last.given(p.allCurrentRanks()))
+	}
 	for _, s := range found {
 		if s.value > best.value {
 			best = s
@@ -55,6 +57,54 @@ func solveJoint(ctx context.Context, p *Problem) (Result, error) {
 		result.Placement.Layers[l] = layerOf(p.Layers[l], rankOf, best.copies[l], p.Ranks)
 	}
 	return result, nil
+}
+
+const (
+	// jointCells is the size (requests × layers × experts) above which requests are sampled for the search, down to
+	// leastRequests, and jointWork what all starts together may have of it.
+	jointCells    = 1 << 23
+	leastRequests = 1500
+	jointWork     = 1 << 27
+	leastStarts   = 4
+)
+
+// sampleRequests returns as many of the requests, in their order, as the search can use.
+func sampleRequests(c *affinity.RequestCounts, seed uint64) *affinity.RequestCounts {
+	n := max(jointCells/(c.Layers*c.Experts), leastRequests)
+	if n >= len(c.Rows) {
+		return c
+	}
+	picked := rand.New(rand.NewPCG(seed, 0x73616d706c65)).Perm(len(c.Rows))[:n]
+	slices.Sort(picked)
+	part := *c
+	part.Tokens, part.Rows = nil, nil
+	for _, r := range picked {
+		part.Tokens, part.Rows = append(part.Tokens, c.Tokens[r]), append(part.Rows, c.Rows[r])
+	}
+	return &part
+}
+
+// jointBegins are the ways to assign the requests at first: the current placement's alone where there is one.
+func (p *Problem) jointBegins() []func(*jointSearch, *rand.Rand) []int {
+	if p.Current != nil {
+		return []func(*jointSearch, *rand.Rand) []int{func(s *jointSearch, _ *rand.Rand) []int {
+			rankOf := p.allCurrentRanks()
+			ranks, _ := s.bestRequests(rankOf, make([]extras, len(rankOf)))
+			return ranks
+		}}
+	}
+	profile := newProfile(p.Requests)
+	starts := min(jointStarts, max(leastStarts, jointWork/(len(p.Requests.Rows)*p.Requests.Layers*p.Requests.Experts)))
+	begins := make([]func(*jointSearch, *rand.Rand) []int, starts)
+	for i := range begins {
+		begins[i] = func(s *jointSearch, random *rand.Rand) []int {
+			if i%2 == 0 {
+				return s.clusterRequests(profile, random)
+			}
+			return s.annealLayer(random.IntN(p.Requests.Layers), random)
+		}
+	}
+	return begins
 }
 
 // jointState is one solution: the rank of each expert in each layer with its copies, and its value with balanced requests.
@@ -92,9 +142,8 @@ func newJointSearch(p *Problem, stop limit) *jointSearch {
 	return s
 }
 
-// contiguous is the default placement with its best balanced requests.
-func (s *jointSearch) contiguous() jointState {
-	rankOf := slices.Repeat([][]int{contiguousRanks(s.requests.Experts, s.ranks)}, s.requests.Layers)
+// given is a placement with its best balanced requests, and copies for them.
+func (s *jointSearch) given(rankOf [][]int) jointState {
 	copies := make([]extras, s.requests.Layers)
 	requestRank, value := s.bestRequests(rankOf, copies)
 	if s.redundant > 0 {
@@ -193,7 +242,7 @@ func (s *jointSearch) assignBalanced() []int {
 // annealLayer seeds the requests' ranks from one layer's affinities alone.
 func (s *jointSearch) annealLayer(layer int, random *rand.Rand) []int {
 	p := randomPartition(requestGram(s.requests, layer), s.ranks, random)
-	p.anneal(random, s.stop)
+	p.anneal(random, s.stop, cold)
 	rankOf := make([][]int, s.requests.Layers)
 	rankOf[layer] = p.rankOf
 	ranks, _ := s.bestRequests(rankOf, make([]extras, len(rankOf)))

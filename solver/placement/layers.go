@@ -2,6 +2,7 @@ package placement
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
@@ -27,13 +28,22 @@ func solveLayers(ctx context.Context, p *Problem) (Result, error) {
 	stop := limit{ctx, p.Deadline}
 	values := make([]float64, len(p.Layers))
 	var done atomic.Int64
+	failures := make([]error, len(p.Layers))
 	err := affinity.Parallel(ctx, len(p.Layers), func(l int) {
-		s := newLayerSearch(&p.Tokens[l], p.Ranks, stop)
+		counts, err := p.layerCounts(l)
+		if err != nil {
+			failures[l] = err
+			return
+		}
+		s := newLayerSearch(counts, p.Ranks, stop)
 		var rankOf []int
 		var value float64
-		if p.Pairs != nil {
+		switch {
+		case p.Current != nil:
+			rankOf, value = s.improve(p.currentRanks(l), p.pairs(l), p.Seed, uint64(l))
+		case p.Pairs != nil:
 			rankOf, value = s.solvePairs(&p.Pairs[l], p.Seed, uint64(l))
-		} else {
+		default:
 			rankOf, value = s.solve(p.Seed, uint64(l))
 		}
 		var copies extras
@@ -46,7 +56,7 @@ func solveLayers(ctx context.Context, p *Problem) (Result, error) {
 			p.Progress(int(done.Add(1)), len(p.Layers))
 		}
 	})
-	if err != nil {
+	if err = errors.Join(append(failures, err)...); err != nil {
 		return Result{}, err
 	}
 	for _, value := range values {
@@ -61,27 +71,68 @@ type layerSearch struct {
 	counts *affinity.Counts
 	ranks  int
 	stop   limit
-	// tokens are the ids that occur; their sizes are occurrences.
+	// tokens are the ids that placements are valued by; scale is how many of their like each stands for; their sizes are
+	// occurrences times scale.
 	tokens      []int
+	scale       []float32
 	activations float64
 	balance     assign.Weighted
 	exact       assign.Solver
 }
 
 func newLayerSearch(c *affinity.Counts, ranks int, stop limit) *layerSearch {
+	return newLayerSearchOf(c, ranks, valuedScores, stop)
+}
+
+// newLayerSearchOf values placements by at most that many scores.
+func newLayerSearchOf(c *affinity.Counts, ranks, scores int, stop limit) *layerSearch {
 	s := &layerSearch{counts: c, ranks: ranks, stop: stop}
+	s.tokens, s.scale = sampleTokens(c, max(scores/ranks, 1024))
 	total := 0.0
-	for token, n := range c.Occurrences {
-		if n > 0 {
-			s.tokens = append(s.tokens, token)
-			s.balance.Sizes = append(s.balance.Sizes, n)
-			total += float64(n)
-		}
+	for i, token := range s.tokens {
+		size := c.Occurrences[token] * s.scale[i]
+		s.balance.Sizes = append(s.balance.Sizes, size)
+		total += float64(size)
 	}
 	s.activations = max(total*float64(c.TopK), 1)
 	s.balance.Scores = make([]float32, len(s.tokens)*ranks)
 	s.balance.Limits = slices.Repeat([]float64{total / float64(ranks)}, ranks)
 	return s
+}
+
+// valuedScores is the largest number of scores (token ids × ranks) by which placements are valued. The annealing sees all
+// token ids through the Gram matrix, whatever their number.
+const valuedScores = 3 << 16
+
+// sampleTokens lists the token ids that occur. Where they are too many, the more frequent half of what is allowed is kept,
+// and of the others, in the order of their frequency, every so many'th stands for its neighbours.
+func sampleTokens(c *affinity.Counts, allowed int) (tokens []int, scale []float32) {
+	for token, n := range c.Occurrences {
+		if n > 0 {
+			tokens = append(tokens, token)
+		}
+	}
+	if len(tokens) <= allowed {
+		return tokens, slices.Repeat([]float32{1}, len(tokens))
+	}
+	slices.SortStableFunc(tokens, func(a, b int) int {
+		return compareDescending(float64(c.Occurrences[a]), float64(c.Occurrences[b]))
+	})
+	kept := slices.Clone(tokens[:allowed/2])
+	scale = slices.Repeat([]float32{1}, len(kept))
+	rest := tokens[allowed/2:]
+	for i := range allowed / 2 {
+		group := rest[i*len(rest)/(allowed/2) : (i+1)*len(rest)/(allowed/2)]
+		if len(group) == 0 {
+			continue
+		}
+		total, middle := float32(0), group[len(group)/2]
+		for _, token := range group {
+			total += c.Occurrences[token]
+		}
+		kept, scale = append(kept, middle), append(scale, total/c.Occurrences[middle])
+	}
+	return kept, scale
 }
 
 // solve returns the best placement found and its value. The contiguous one is among the candidates.
@@ -97,7 +148,12 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 		prices, value := s.value(rankOf, nil)
 		return candidate{rankOf, prices, value}
 	}
-	candidates := []candidate{valued(contiguous)}
+	// A few price steps, as many for all, are enough to choose those that are worth more of them.
+	glanced := func(rankOf []int) candidate {
+		prices, value := s.valueIn(s.steps()/3, rankOf, nil)
+		return candidate{rankOf, prices, value}
+	}
+	candidates := []candidate{glanced(contiguous)}
 	starts, elites := s.effort()
 	for start := range starts {
 		if s.stop.reached() {
@@ -105,25 +161,26 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 		}
 		random := rand.New(rand.NewPCG(seed, layer<<16|uint64(start)))
 		p := randomPartition(g, s.ranks, random)
-		p.anneal(random, s.stop)
-		candidates = append(candidates, valued(renamed(p.rankOf)))
+		p.anneal(random, s.stop, cold)
+		candidates = append(candidates, glanced(renamed(p.rankOf)))
 	}
 	slices.SortStableFunc(candidates, func(a, b candidate) int { return compareDescending(a.value, b.value) })
-	for i := range candidates[:min(elites, len(candidates))] {
+	candidates = candidates[:min(elites, len(candidates))]
+	for i := range candidates {
 		c := &candidates[i]
 		for range alternations {
 			if s.stop.reached() {
 				break
 			}
 			rankOf := s.bestExperts(c.rankOf, c.prices)
-			prices, value := s.value(rankOf, c.prices)
+			prices, value := s.valueIn(s.steps()/3, rankOf, c.prices)
 			if value <= c.value*(1+1e-6) {
 				break
 			}
 			*c = candidate{rankOf, prices, value}
 		}
 	}
-	for i := range candidates[:min(elites, len(candidates))] {
+	for i := range candidates {
 		// The alternation's prices began elsewhere, and ties fall by the ranks' names: values must be comparable.
 		c := &candidates[i]
 		*c = valued(renamed(c.rankOf))
@@ -159,7 +216,7 @@ func annealed(g *gram, ranks int, seed, layer uint64, stop limit) *partition {
 		}
 		random := rand.New(rand.NewPCG(seed, layer<<16|uint64(start)))
 		p := randomPartition(g, ranks, random)
-		p.anneal(random, stop)
+		p.anneal(random, stop, cold)
 		if p.inside() > best.inside() {
 			best = p
 		}
@@ -220,7 +277,7 @@ func (s *layerSearch) scoreCopies(copies extras) {
 		experts, counts := s.counts.Row(token)
 		for j, expert := range experts {
 			for _, rank := range copies[expert] {
-				row[rank] += counts[j]
+				row[rank] += counts[j] * s.scale[i]
 			}
 		}
 	}
@@ -233,7 +290,7 @@ func (s *layerSearch) score(rankOf []int) {
 		row := s.balance.Scores[i*s.ranks : (i+1)*s.ranks]
 		experts, counts := s.counts.Row(token)
 		for j, expert := range experts {
-			row[rankOf[expert]] += counts[j]
+			row[rankOf[expert]] += counts[j] * s.scale[i]
 		}
 	}
 }
@@ -241,8 +298,13 @@ func (s *layerSearch) score(rankOf []int) {
 // value is the local activation rate of a placement with the best balanced assignment of token ids, fractional where a
 // frequent one must be split, and the prices that balance it.
 func (s *layerSearch) value(rankOf []int, start assign.Prices) (assign.Prices, float64) {
+	return s.valueIn(s.steps(), rankOf, start)
+}
+
+// valueIn is value after some price steps: an upper bound of what more steps would make of it.
+func (s *layerSearch) valueIn(steps int, rankOf []int, start assign.Prices) (assign.Prices, float64) {
 	s.score(rankOf)
-	prices, value := s.balance.Price(s.steps(), start, true)
+	prices, value := s.balance.Price(steps, start, true)
 	return prices, value / s.activations
 }
 
@@ -268,7 +330,7 @@ func (s *layerSearch) fillAffinities(weight []float32, prices assign.Prices) {
 	for i, rank := range token {
 		experts, counts := s.counts.Row(s.tokens[i])
 		for j, expert := range experts {
-			weight[int(expert)*s.ranks+rank] += counts[j]
+			weight[int(expert)*s.ranks+rank] += counts[j] * s.scale[i]
 		}
 	}
 }

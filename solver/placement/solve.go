@@ -73,8 +73,16 @@ type Problem struct {
 	RedundantSlots int
 	// Layers are the model's indices of the MoE layers.
 	Layers []int
-	// Tokens are the counts of each MoE layer; needed with TensorParallel.
+	// Tokens are the counts of each MoE layer; needed with TensorParallel, or LoadTokens in their place.
 	Tokens []affinity.Counts
+	// LoadTokens returns the counts of one MoE layer: Auto asks for each once, for as many at a time as there are processors.
+	// Calls come from several goroutines.
+	LoadTokens func(layer int) (*affinity.Counts, error)
+	// Experts is needed with LoadTokens alone; elsewhere the counts tell.
+	Experts int
+	// Current is the placement in service, if any. Auto then starts from it, which is much faster than from nothing, and names
+	// ranks so that few experts move.
+	Current *Placement
 	// Pairs are the co-activations of each MoE layer. Coactivation needs them; where Auto has them (attention TP), it places
 	// experts for a forecast that tells the occurrences of a token apart, no longer for its mean alone.
 	Pairs []affinity.Pairs
@@ -107,7 +115,25 @@ func (p *Problem) experts() int {
 	if p.Attention == DataParallel {
 		return p.Requests.Experts
 	}
+	if p.LoadTokens != nil {
+		return p.Experts
+	}
 	return p.Tokens[0].Experts
+}
+
+func (p *Problem) layerCounts(l int) (*affinity.Counts, error) {
+	if p.LoadTokens != nil {
+		return p.LoadTokens(l)
+	}
+	return &p.Tokens[l], nil
+}
+
+// pairs are those of a layer, or nil.
+func (p *Problem) pairs(l int) *affinity.Pairs {
+	if p.Pairs == nil {
+		return nil
+	}
+	return &p.Pairs[l]
 }
 
 func (p *Problem) validate() error {
@@ -117,13 +143,19 @@ func (p *Problem) validate() error {
 			return fmt.Errorf("attention dp needs the counts of at least one request over %d MoE layers", len(p.Layers))
 		}
 	case TensorParallel:
-		if len(p.Tokens) == 0 || len(p.Tokens) != len(p.Layers) {
+		if p.LoadTokens != nil && p.Algorithm != Auto {
+			return fmt.Errorf("algorithm %s does not load counts layer by layer", p.Algorithm)
+		}
+		if p.LoadTokens == nil && (len(p.Tokens) == 0 || len(p.Tokens) != len(p.Layers)) {
 			return fmt.Errorf("attention tp needs the token counts of each of %d MoE layers; it has %d", len(p.Layers), len(p.Tokens))
 		}
 	default:
 		return fmt.Errorf("attention %q is unknown; allowed is dp, tp", p.Attention)
 	}
 	if err := CheckRanks(p.Ranks, p.experts()); err != nil {
+		return err
+	}
+	if err := p.checkCurrent(); err != nil {
 		return err
 	}
 	return CheckSlots(p.Algorithm, p.Ranks, p.experts(), p.RedundantSlots)
@@ -180,10 +212,15 @@ func Solve(ctx context.Context, p Problem) (Result, error) {
 	case MoETuner:
 		return solveChain(ctx, &p, true)
 	case Auto:
+		solve := solveLayers
 		if p.Attention == DataParallel {
-			return solveJoint(ctx, &p)
+			solve = solveJoint
 		}
-		return solveLayers(ctx, &p)
+		result, err := solve(ctx, &p)
+		if err == nil && p.Current != nil {
+			p.keepNames(result.Placement)
+		}
+		return result, err
 	default:
 		_, err := ParseAlgorithm(string(p.Algorithm))
 		return Result{}, err

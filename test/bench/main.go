@@ -1,5 +1,5 @@
-// Command bench measures the reference engine and what the request router in front of it costs, in one run on this
-// machine, and prints one JSON object. It judges nothing: the goals stand beside the figures.
+// Command bench measures the solver, the reference engine and what the request router in front of it costs, in one run on
+// this machine, and prints one JSON object. With the argument "solver" it measures the solver alone. It judges nothing: the goals stand beside the figures.
 package main
 
 import (
@@ -47,6 +47,8 @@ type result struct {
 	// Through the router, the same decoding.
 	RoutedDecodeTokensPerSecond float64 `json:"routed_decode_tokens_per_second"`
 	RoutedToDirect              float64 `json:"routed_to_direct"`
+	// Solver holds solves at the scale of large models.
+	Solver []solverResult `json:"solver"`
 }
 
 func main() {
@@ -57,6 +59,15 @@ func main() {
 }
 
 func run(ctx context.Context) error {
+	solver, err := benchSolver(ctx)
+	if err != nil {
+		return err
+	}
+	out := json.NewEncoder(os.Stdout)
+	out.SetIndent("", "  ")
+	if len(os.Args) == 2 && os.Args[1] == "solver" {
+		return out.Encode(solver)
+	}
 	address, err := startEngine(ctx)
 	if err != nil {
 		return err
@@ -68,7 +79,7 @@ func run(ctx context.Context) error {
 	proxy := httptest.NewServer(handler)
 	defer proxy.Close()
 
-	r := result{Processors: runtime.GOMAXPROCS(0)}
+	r := result{Processors: runtime.GOMAXPROCS(0), Solver: solver}
 	direct := "http://" + address
 	if _, err := load(ctx, direct, 16, 16, 8, 8); err != nil { // warm up
 		return err
@@ -91,8 +102,6 @@ func run(ctx context.Context) error {
 	r.DecodeToGoal = r.DecodeTokensPerSecond / decodeGoal
 	r.PrefillToGoal = r.PrefillTokensPerSecond / prefillGoal
 	r.RoutedToDirect = r.RoutedDecodeTokensPerSecond / r.DecodeTokensPerSecond
-	out := json.NewEncoder(os.Stdout)
-	out.SetIndent("", "  ")
 	return out.Encode(r)
 }
 

@@ -1,0 +1,126 @@
+package placement
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/assign"
+)
+
+// checkCurrent refuses a current placement of another shape.
+func (p *Problem) checkCurrent() error {
+	c := p.Current
+	if c == nil {
+		return nil
+	}
+	if err := c.Validate(); err != nil {
+		return fmt.Errorf("the current placement: %w", err)
+	}
+	if c.Ranks != p.Ranks || c.Experts != p.experts() || len(c.Layers) != len(p.Layers) {
+		return fmt.Errorf("the current placement has %d experts in %d MoE layers on %d ranks; wanted are %d in %d on %d",
+			c.Experts, len(c.Layers), c.Ranks, p.experts(), len(p.Layers), p.Ranks)
+	}
+	return nil
+}
+
+// currentRanks are the ranks of a layer's experts in the current placement; of several copies one counts, so that every rank
+// has its share.
+func (p *Problem) currentRanks(l int) []int {
+	weight := make([]float32, p.experts()*p.Ranks)
+	for e, ranks := range p.Current.Hosts(l) {
+		for _, rank := range ranks {
+			weight[e*p.Ranks+rank] = 1
+		}
+	}
+	var exact assign.Solver
+	return slices.Clone(exact.Assign(weight, slices.Repeat([]int{p.experts() / p.Ranks}, p.Ranks)))
+}
+
+func (p *Problem) allCurrentRanks() [][]int {
+	rankOf := make([][]int, len(p.Layers))
+	for l := range rankOf {
+		rankOf[l] = p.currentRanks(l)
+	}
+	return rankOf
+}
+
+// keepNames renames the ranks so that most experts stay where they are: layer by layer with tensor parallelism, the same
+// name for all layers with data parallelism.
+func (p *Problem) keepNames(to *Placement) {
+	if p.Attention == DataParallel {
+		all := make([]int, len(to.Layers))
+		for l := range all {
+			all[l] = l
+		}
+		renameRanks(p.Current, to, all)
+		return
+	}
+	for l := range to.Layers {
+		renameRanks(p.Current, to, []int{l})
+	}
+}
+
+func renameRanks(current, to *Placement, layers []int) {
+	overlap := make([]float32, to.Ranks*to.Ranks)
+	for _, l := range layers {
+		hosts := current.Hosts(l)
+		for slot, e := range to.Layers[l].Slots {
+			for _, rank := range hosts[e] {
+				overlap[slot/to.SlotsPerRank*to.Ranks+rank]++
+			}
+		}
+	}
+	var exact assign.Solver
+	name := exact.Assign(overlap, slices.Repeat([]int{1}, to.Ranks))
+	for _, l := range layers {
+		slots := make([]int, len(to.Layers[l].Slots))
+		for rank, named := range name {
+			n := to.SlotsPerRank
+			copy(slots[named*n:(named+1)*n], to.Layers[l].Slots[rank*n:(rank+1)*n])
+		}
+		to.Layers[l].Slots = slots
+	}
+}
+
+// Moves is the number of experts, over all layers, that ranks hold in one placement and not in the other.
+func Moves(from, to *Placement) int {
+	moves := 0
+	for l := range to.Layers {
+		hosts := from.Hosts(l)
+		for slot, e := range to.Layers[l].Slots {
+			if !slices.Contains(hosts[e], slot/to.SlotsPerRank) {
+				moves++
+			}
+		}
+	}
+	return moves
+}
+
+// improve is solve from a placement: the swaps that gain by the Gram matrix, then alternation.
+func (s *layerSearch) improve(rankOf []int, pairs *affinity.Pairs, seed, layer uint64) ([]int, float64) {
+	g := tokenGram(s.counts)
+	if pairs != nil {
+		g = mixedGram(s.counts, pairs)
+	}
+	p := newPartition(g, slices.Clone(rankOf), s.ranks)
+	p.anneal(rand.New(rand.NewPCG(seed, layer)), s.stop, warm)
+	if pairs != nil {
+		_, value := s.value(p.rankOf, nil)
+		return p.rankOf, value
+	}
+	best, bestValue := rankOf, -1.0
+	for _, candidate := range [][]int{rankOf, p.rankOf} {
+		prices, value := s.value(candidate, nil)
+		if value > bestValue {
+			best, bestValue = candidate, value
+		}
+		if next := s.bestExperts(candidate, prices); !s.stop.reached() {
+			if _, value := s.value(next, prices); value > bestValue {
+				best, bestValue = next, value
+			}
+		}
+	}
+	return best, bestValue
+}

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/placement"
+)
+
+// solverResult is one solve on generated counts.
+type solverResult struct {
+	Shape string `json:"shape"`
+	// Seconds is the solve, CPU the processor time that it took of all processors together; Loading is the part of Seconds that
+	// generated the counts.
+	Seconds float64 `json:"seconds"`
+	CPU     float64 `json:"cpu_seconds"`
+	Loading float64 `json:"loading_seconds,omitempty"`
+	Goal    float64 `json:"goal_seconds,omitempty"`
+	// Warm is a second solve that starts from the first one's placement; Moves are the experts that it moves.
+	Warm    float64 `json:"warm_seconds"`
+	WarmCPU float64 `json:"warm_cpu_seconds"`
+	Moves   int     `json:"warm_moves"`
+	// LAR is the local activation rate on the profile.
+	LAR float64 `json:"profile_lar"`
+	// SystemMiB is the memory that the process has ever had from the system: at least the peak.
+	SystemMiB uint64 `json:"system_mib"`
+}
+
+// tokenShape is a model as attention TP sees it.
+type tokenShape struct {
+	layers, experts, tokens, ranks int
+	goal                           float64
+}
+
+var tokenShapes = []tokenShape{
+	{58, 256, 129_000, 8, 20}, {58, 256, 129_000, 32, 20}, {58, 256, 129_000, 64, 20}, {48, 128, 151_000, 8, 8}, {94, 512, 129_000, 128, 0},
+}
+
+func benchSolver(ctx context.Context) ([]solverResult, error) {
+	var results []solverResult
+	for _, shape := range tokenShapes {
+		r, err := shape.run(ctx)
+		if err != nil {
+			return nil, err
+		}
+		results = append(results, r)
+	}
+	r, err := benchRequests(ctx, 20_000, 12, 64, 8)
+	return append(results, r), err
+}
+
+func (s tokenShape) run(ctx context.Context) (solverResult, error) {
+	var loading atomic.Int64
+	p := placement.Problem{
+		Attention: placement.TensorParallel, Ranks: s.ranks, Layers: indices(s.layers), Experts: s.experts, Algorithm: placement.Auto, Seed: 1,
+		LoadTokens: func(layer int) (*affinity.Counts, error) {
+			begin := time.Now()
+			defer func() { loading.Add(int64(time.Since(begin))) }()
+			return generateCounts(s.tokens, s.experts, uint64(layer)), nil
+		},
+	}
+	r := solverResult{Shape: fmt.Sprintf("tp: %d layers, %d experts, %d tokens, EP %d", s.layers, s.experts, s.tokens, s.ranks), Goal: s.goal}
+	return r, r.solve(ctx, p, &loading)
+}
+
+func (r *solverResult) solve(ctx context.Context, p placement.Problem, loading *atomic.Int64) error {
+	runtime.GC()
+	begin, cpu := time.Now(), cpuSeconds()
+	first, err := placement.Solve(ctx, p)
+	if err != nil {
+		return err
+	}
+	r.Seconds, r.CPU, r.LAR = time.Since(begin).Seconds(), cpuSeconds()-cpu, first.TrainLAR
+	r.Loading = time.Duration(loading.Load()).Seconds() / float64(runtime.GOMAXPROCS(0))
+	p.Current = first.Placement
+	begin, cpu = time.Now(), cpuSeconds()
+	again, err := placement.Solve(ctx, p)
+	if err != nil {
+		return err
+	}
+	r.Warm, r.WarmCPU, r.Moves = time.Since(begin).Seconds(), cpuSeconds()-cpu, placement.Moves(first.Placement, again.Placement)
+	var memory runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	r.SystemMiB = memory.Sys >> 20
+	return nil
+}
+
+// cpuSeconds is the processor time of this process so far, or 0 where the system does not tell.
+func cpuSeconds() float64 {
+	var usage unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &usage) != nil {
+		return 0
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano()).Seconds()
+}
+
+func indices(n int) []int {
+	list := make([]int, n)
+	for i := range list {
+		list[i] = i
+	}
+	return list
+}
+
+// generateCounts makes a layer in which token ids have Zipf frequencies and 8 to 40 experts each, mean 20, most of them from
+// two clusters of experts.
+func generateCounts(tokens, experts int, seed uint64) *affinity.Counts {
+	random := rand.New(rand.NewPCG(seed, 1))
+	const topK, cluster = 8, 32
+	c := &affinity.Counts{Experts: experts, TopK: topK, Start: make([]int, tokens+1), Occurrences: make([]float32, tokens)}
+	c.Expert, c.Count = make([]uint16, 0, tokens*21), make([]float32, 0, tokens*21)
+	order := random.Perm(experts)
+	row := make([]float32, experts)
+	for token := range tokens {
+		occurrences := math.Ceil(3e5 / float64(token+10))
+		width := 8 + int(random.Float64()*random.Float64()*49)
+		c.Occurrences[token] = float32(occurrences)
+		first, second := random.IntN(experts/cluster), random.IntN(experts/cluster)
+		rest := float32(occurrences * topK)
+		for k := range width {
+			e := order[random.IntN(experts)]
+			switch {
+			case k < width/2:
+				e = order[first*cluster+random.IntN(cluster)]
+			case k < width*3/4:
+				e = order[second*cluster+random.IntN(cluster)]
+			}
+			row[e] += rest / float32(width)
+		}
+		for e, n := range row {
+			if n > 0 {
+				c.Expert, c.Count = append(c.Expert, uint16(e)), append(c.Count, n)
+				row[e] = 0
+			}
+		}
+		c.Start[token+1] = len(c.Expert)
+	}
+	return c
+}
+
+// benchRequests solves attention DP with requests of some topics.
+func benchRequests(ctx context.Context, requests, layers, experts, ranks int) (solverResult, error) {
+	random := rand.New(rand.NewPCG(1, 2))
+	const topics, topK = 40, 6
+	popular := make([][]float32, topics)
+	for i := range popular {
+		popular[i] = make([]float32, layers*experts)
+		for x := range popular[i] {
+			popular[i][x] = float32(random.ExpFloat64())
+		}
+	}
+	c := &affinity.RequestCounts{Layers: layers, Experts: experts, TopK: topK, Tokens: make([]float32, requests), Rows: make([][]float32, requests)}
+	var workers sync.WaitGroup
+	for r := range requests {
+		topic, tokens := popular[random.IntN(topics)], float32(50+random.IntN(900))
+		c.Tokens[r], c.Rows[r] = tokens, make([]float32, layers*experts)
+		seed := random.Uint64()
+		workers.Go(func() {
+			random := rand.New(rand.NewPCG(seed, 3))
+			for l := range layers {
+				row, total := c.Rows[r][l*experts:(l+1)*experts], float32(0)
+				for e := range row {
+					row[e] = topic[l*experts+e] + float32(random.ExpFloat64())
+					total += row[e]
+				}
+				for e := range row {
+					row[e] *= tokens * topK / total
+				}
+			}
+		})
+	}
+	workers.Wait()
+	r := solverResult{Shape: fmt.Sprintf("dp: %d requests, %d layers, %d experts, EP %d", requests, layers, experts, ranks), Goal: 20}
+	return r, r.solve(ctx, placement.Problem{
+		Attention: placement.DataParallel, Ranks: ranks, Layers: indices(layers), Requests: c, Algorithm: placement.Auto, Seed: 1,
+	}, new(atomic.Int64))
+}

@@ -1,7 +1,10 @@
 package plan_test
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -370,15 +373,20 @@ func TestRedundantPlansHaveNoGatePermutation(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
-		a := encode(f, solved(f, attention))
-		f.Add(string(attention), a.Files[plan.PlacementFile], a.Files[plan.TablesFile])
+	template := encode(f, solved(f, placement.DataParallel))
+	for _, p := range []*solver.Plan{
+		solved(f, placement.DataParallel), solved(f, placement.TensorParallel), solvedFor(f, placement.TensorParallel, solver.Decode),
+	} {
+		a := encode(f, p)
+		f.Add(string(p.Attention), string(p.Forecast), a.Files[plan.PlacementFile], a.Files[plan.TablesFile])
 	}
-	f.Fuzz(func(t *testing.T, attention string, placementJSON, tables []byte) {
-		template := encode(t, solved(t, placement.DataParallel))
-		template.Manifest.Attention = placement.Attention(attention)
-		template.Files[plan.PlacementFile], template.Files[plan.TablesFile] = placementJSON, tables
-		p, err := plan.Decode(template)
+	f.Fuzz(func(t *testing.T, attention, forecast string, placementJSON, tables []byte) {
+		a := &plan.Artifact{Manifest: template.Manifest, Files: maps.Clone(template.Files)}
+		a.Manifest.Attention, a.Manifest.Forecast = placement.Attention(attention), solver.Forecast(forecast)
+		layout := sha256.Sum256(placementJSON)
+		a.Manifest.LayoutDigest = hex.EncodeToString(layout[:])
+		a.Files[plan.PlacementFile], a.Files[plan.TablesFile] = placementJSON, tables
+		p, err := plan.Decode(a)
 		if err != nil {
 			if !plan.IsInvalid(err) {
 				t.Fatalf("%v is not an *InvalidError", err)

@@ -110,17 +110,19 @@ func (s *layerSearch) improve(rankOf []int, pairs *affinity.Pairs, seed, layer u
 		_, value := s.value(p.rankOf, nil)
 		return p.rankOf, value
 	}
-	best, bestValue := rankOf, -1.0
+	// The better of the two is improved once: what is left to gain is small.
+	best, prices, value := rankOf, assign.Prices(nil), -1.0
 	for _, candidate := range [][]int{rankOf, p.rankOf} {
-		prices, value := s.value(candidate, nil)
-		if value > bestValue {
-			best, bestValue = candidate, value
-		}
-		if next := s.bestExperts(candidate, prices); !s.stop.reached() {
-			if _, value := s.value(next, prices); value > bestValue {
-				best, bestValue = next, value
-			}
+		if at, v := s.valueIn(s.steps()/2, candidate, nil); v > value {
+			best, prices, value = candidate, at, v
 		}
 	}
-	return best, bestValue
+	if s.stop.reached() {
+		return best, value
+	}
+	next := s.bestExperts(best, prices)
+	if _, v := s.valueIn(s.steps()/2, next, prices); v > value {
+		return next, v
+	}
+	return best, value
 }

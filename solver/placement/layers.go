@@ -102,7 +102,7 @@ func newLayerSearchOf(c *affinity.Counts, ranks, scores int, stop limit) *layerS
 
 // valuedScores is the largest number of scores (token ids × ranks) by which placements are valued. The annealing sees all
 // token ids through the Gram matrix, whatever their number.
-const valuedScores = 3 << 16
+const valuedScores = 1 << 17
 
 // sampleTokens lists the token ids that occur. Where they are too many, the more frequent half of what is allowed is kept,
 // and of the others, in the order of their frequency, every so many'th stands for its neighbours.

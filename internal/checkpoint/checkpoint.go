@@ -15,9 +15,15 @@ import (
 	"strings"
 )
 
+// The files of a checkpoint that are not shards.
 const (
-	configFile      = "config.json"
-	indexFile       = "model.safetensors.index.json"
+	ConfigFile = "config.json"
+	IndexFile  = "model.safetensors.index.json"
+)
+
+const (
+	configFile      = ConfigFile
+	indexFile       = IndexFile
 	singleShardFile = "model.safetensors"
 
 	// maxJSONBytes bounds config.json and the index; the index of the largest known models is about 20 MB.
@@ -29,6 +35,8 @@ const (
 type Checkpoint struct {
 	Dir    string
 	Config *Config
+	// ConfigText is config.json as stored. IndexText is the index as stored, nil for a single file without one.
+	ConfigText, IndexText []byte
 	// Shards are the open safetensors files in name order.
 	Shards []*File
 	// shardOf maps each tensor to its file.
@@ -58,7 +66,7 @@ func Open(dir string) (*Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Checkpoint{Dir: dir, Config: config, shardOf: map[string]*File{}}
+	c := &Checkpoint{Dir: dir, Config: config, ConfigText: configText, IndexText: indexText, shardOf: map[string]*File{}}
 	if err := c.openShards(weightMap); err != nil {
 		c.Close()
 		return nil, err
@@ -92,6 +100,12 @@ func (c *Checkpoint) Tensor(name string) (Tensor, bool) {
 		return Tensor{}, false
 	}
 	return shard.Tensors[name], true
+}
+
+// Shard is the file that holds a tensor.
+func (c *Checkpoint) Shard(tensor string) (*File, bool) {
+	shard, ok := c.shardOf[tensor]
+	return shard, ok
 }
 
 // Digest identifies the model: sha256, in hex, over config.json, the index and each shard's name, size and header.

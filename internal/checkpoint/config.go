@@ -31,19 +31,6 @@ type Config struct {
 	Text json.RawMessage
 }
 
-// families maps each known model type to its rule for which layers are MoE layers.
-var families = map[string]func(rawConfig) []int{
-	"qwen2_moe":   sparseStepLayers,
-	"qwen3_moe":   sparseStepLayers,
-	"deepseek_v2": layersAfterDense,
-	"deepseek_v3": layersAfterDense,
-	"kimi_k2":     layersAfterDense,
-	"glm4_moe":    layersAfterDense,
-	"mixtral":     allLayers,
-	"olmoe":       allLayers,
-	"gpt_oss":     allLayers,
-}
-
 // Families lists the known model types, sorted.
 func Families() []string { return slices.Sorted(maps.Keys(families)) }
 
@@ -89,7 +76,7 @@ func ParseConfig(text []byte) (*Config, error) {
 }
 
 func (r rawConfig) config(text []byte) (*Config, error) {
-	moeLayers, ok := families[r.ModelType]
+	family, ok := families[r.ModelType]
 	if !ok {
 		return nil, Invalidf("model_type %q is not a supported MoE family; supported: %s", r.ModelType, strings.Join(Families(), ", "))
 	}
@@ -99,7 +86,7 @@ func (r rawConfig) config(text []byte) (*Config, error) {
 	}
 	c := &Config{
 		ModelType: r.ModelType, Experts: *experts,
-		Groups: orElse(r.Groups, 1), GroupsPerToken: orElse(r.GroupsPerToken, 1),
+		Groups: orElse(r.Groups, family.groups()), GroupsPerToken: orElse(r.GroupsPerToken, family.groupsPerToken()),
 		DType: cmp.Or(r.DType, r.TorchDType), Text: text,
 	}
 	for _, field := range []struct {
@@ -128,7 +115,7 @@ func (r rawConfig) config(text []byte) (*Config, error) {
 	if err := r.checkLayerRule(); err != nil {
 		return nil, err
 	}
-	if c.MoELayers = moeLayers(r); len(c.MoELayers) == 0 {
+	if c.MoELayers = family.moeLayers(r); len(c.MoELayers) == 0 {
 		return nil, Invalidf("not an MoE model: by its config every one of its %d layers is dense", c.Layers)
 	}
 	if len(c.DType) > 32 {

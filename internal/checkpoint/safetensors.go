@@ -10,6 +10,7 @@ import (
 	"math"
 	"math/bits"
 	"os"
+	"path/filepath"
 	"slices"
 )
 
@@ -38,6 +39,19 @@ func (t Tensor) Elements() int64 {
 type Header struct {
 	Tensors  map[string]Tensor
 	Metadata map[string]string
+}
+
+// Names lists the tensors in the order of their bytes.
+func (h *Header) Names() []string {
+	names := make([]string, 0, len(h.Tensors))
+	for name := range h.Tensors {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		ta, tb := h.Tensors[a], h.Tensors[b]
+		return cmp.Or(cmp.Compare(ta.Begin, tb.Begin), cmp.Compare(ta.End, tb.End), cmp.Compare(a, b))
+	})
+	return names
 }
 
 // DataBytes is the size of the data section, which the format requires to be the end of the last tensor.
@@ -138,14 +152,7 @@ func (t Tensor) check() error {
 // checkRanges requires that the tensors, in offset order, cover the data section without overlap and without a hole,
 // as the format does: bytes that belong to two tensors or to none would be lost or doubled by a rewrite.
 func (h *Header) checkRanges() error {
-	names := make([]string, 0, len(h.Tensors))
-	for name := range h.Tensors {
-		names = append(names, name)
-	}
-	slices.SortFunc(names, func(a, b string) int {
-		ta, tb := h.Tensors[a], h.Tensors[b]
-		return cmp.Or(cmp.Compare(ta.Begin, tb.Begin), cmp.Compare(ta.End, tb.End), cmp.Compare(a, b))
-	})
+	names := h.Names()
 	var end int64
 	for i, name := range names {
 		t := h.Tensors[name]
@@ -184,6 +191,15 @@ func OpenFile(path string) (*File, error) {
 	}
 	return f, nil
 }
+
+// Name is the file's name in its directory.
+func (f *File) Name() string { return filepath.Base(f.Path) }
+
+// Handle is the open file, for positioned reads and for copies inside the kernel.
+func (f *File) Handle() *os.File { return f.file }
+
+// DataStart is the position of the data section in the file; the byte ranges of tensors are relative to it.
+func (f *File) DataStart() int64 { return 8 + int64(len(f.HeaderText)) }
 
 // Close closes the file.
 func (f *File) Close() error { return f.file.Close() }
@@ -256,7 +272,7 @@ func (f *File) Float32(name string) ([]float32, error) {
 		return nil, Invalidf("%s: tensor %q is %s; only BF16, F16 and F32 can be read as float32", f.Path, name, t.DType)
 	}
 	raw := make([]byte, t.End-t.Begin)
-	if _, err := f.file.ReadAt(raw, 8+int64(len(f.HeaderText))+t.Begin); err != nil {
+	if _, err := f.file.ReadAt(raw, f.DataStart()+t.Begin); err != nil {
 		return nil, fmt.Errorf("%s: tensor %q: %w", f.Path, name, err)
 	}
 	values := make([]float32, t.Elements())

@@ -1,0 +1,102 @@
+package reshuffle
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+)
+
+// sourceFiles are the files of the input that are no shards, by what becomes of them. Names are relative to the
+// checkpoint, with slashes.
+type sourceFiles struct {
+	// copied come along as they are; rewritten have new content.
+	copied    []string
+	rewritten map[string][]byte
+	leftOut   []string
+}
+
+// findFiles sorts the files of a checkpoint, and rewrites those that name experts.
+func findFiles(c *checkpoint.Checkpoint, m *mapping) (*sourceFiles, error) {
+	files := &sourceFiles{rewritten: map[string][]byte{}}
+	shards := map[string]bool{}
+	for _, shard := range c.Shards {
+		shards[shard.Name()] = true
+	}
+	root := os.DirFS(c.Dir)
+	err := fs.WalkDir(root, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		// Hidden directories hold the state of download and version control tools, which is about the original files.
+		if entry.IsDir() {
+			if name != "." && strings.HasPrefix(entry.Name(), ".") {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		info, err := fs.Stat(root, name) // follows links: model caches consist of them
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return checkpoint.Invalidf("%s is a link to nothing", filepath.Join(c.Dir, name))
+		case err != nil:
+			return err
+		case shards[name] || name == ManifestFile || name == checkpoint.IndexFile:
+			return nil
+		case !info.Mode().IsRegular() || isWeights(path.Base(name)):
+			files.leftOut = append(files.leftOut, name)
+			return nil
+		case isConfiguration(name):
+			return files.addConfiguration(c, m, name)
+		}
+		files.copied = append(files.copied, name)
+		return nil
+	})
+	return files, err
+}
+
+// isWeights recognises weights outside of the index: the same model in another form, still in the old order.
+func isWeights(name string) bool {
+	switch path.Ext(name) {
+	case ".safetensors", ".gguf", ".pth", ".h5", ".msgpack", ".onnx":
+		return true
+	case ".bin", ".json":
+		return strings.HasPrefix(name, "pytorch_model") || name == "model.bin"
+	}
+	return strings.HasSuffix(name, ".safetensors.index.json")
+}
+
+// isConfiguration recognises the files in which engines look for what is quantised and how.
+func isConfiguration(name string) bool {
+	return name == checkpoint.ConfigFile || !strings.Contains(name, "/") && path.Ext(name) == ".json" && strings.Contains(name, "quant")
+}
+
+func (f *sourceFiles) addConfiguration(c *checkpoint.Checkpoint, m *mapping, name string) error {
+	text := c.ConfigText
+	if name != checkpoint.ConfigFile {
+		var err error
+		if text, err = os.ReadFile(filepath.Join(c.Dir, name)); err != nil {
+			return err
+		}
+	}
+	text, err := renameMentions(c, m, text)
+	if err != nil {
+		return checkpoint.Invalidf("%s: %v", filepath.Join(c.Dir, name), err)
+	}
+	f.rewritten[name] = text
+	return nil
+}
+
+// names lists every file that the output has besides the shards.
+func (f *sourceFiles) names() []string {
+	names := slices.Clone(f.copied)
+	for name := range f.rewritten {
+		names = append(names, name)
+	}
+	return names
+}

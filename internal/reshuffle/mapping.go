@@ -1,0 +1,80 @@
+package reshuffle
+
+import (
+	"strings"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+)
+
+// mapping says where each tensor of the output comes from.
+type mapping struct {
+	config *checkpoint.Config
+	// toOld and toNew hold the permutations of the layers that change.
+	toOld, toNew map[int][]int
+	// gathered holds the permutation of each tensor whose rows move.
+	gathered map[string][]int
+}
+
+// newMapping requires that the permutation fits the checkpoint.
+func newMapping(c *checkpoint.Checkpoint, p *Permutation) (*mapping, error) {
+	layers, err := c.MoELayers()
+	if err != nil {
+		return nil, err
+	}
+	m := &mapping{c.Config, map[int][]int{}, map[int][]int{}, map[string][]int{}}
+	for _, layer := range p.Layers {
+		l := layers[layer.Layer]
+		if l == nil {
+			return nil, checkpoint.Invalidf("the permutation lists layer %d, which is no MoE layer of the checkpoint %s (%d hidden layers, MoE layers %v): it is for another model",
+				layer.Layer, c.Dir, c.Config.Layers, c.Config.MoELayers)
+		}
+		if len(layer.NewToOld) != c.Config.Experts {
+			return nil, checkpoint.Invalidf("the permutation lists %d experts in layer %d; the checkpoint %s has %d: it is for another model",
+				len(layer.NewToOld), layer.Layer, c.Dir, c.Config.Experts)
+		}
+		if err := checkGroups(layer, c.Config.Groups); err != nil {
+			return nil, err
+		}
+	}
+	for _, layer := range p.canonical().Layers {
+		rows, err := c.ExpertRows(layers[layer.Layer])
+		if err != nil {
+			return nil, err
+		}
+		m.toOld[layer.Layer], m.toNew[layer.Layer] = layer.NewToOld, invert(layer.NewToOld)
+		for _, name := range rows {
+			m.gathered[name] = layer.NewToOld
+		}
+	}
+	return m, m.checkMetadata(c)
+}
+
+// checkMetadata refuses headers whose free text names experts: what it says would be of another expert afterwards.
+func (m *mapping) checkMetadata(c *checkpoint.Checkpoint) error {
+	for _, shard := range c.Shards {
+		for key, value := range shard.Metadata {
+			if strings.Contains(key+value, ".experts.") {
+				return checkpoint.Invalidf("%s: __metadata__ %.80q names experts; such checkpoints cannot be permuted", shard.Path, key)
+			}
+		}
+	}
+	return nil
+}
+
+// newName is the name that a tensor or module of the input has in the output.
+func (m *mapping) newName(old string) string { return m.rename(old, m.toNew) }
+
+// oldName is the name that a tensor or module of the output has in the input.
+func (m *mapping) oldName(new string) string { return m.rename(new, m.toOld) }
+
+func (m *mapping) rename(name string, experts map[int][]int) string {
+	if len(experts) == 0 {
+		return name
+	}
+	part := m.config.Classify(name)
+	permutation := experts[part.Layer]
+	if part.Role != checkpoint.Expert || part.Expert >= len(permutation) {
+		return name
+	}
+	return part.ExpertName(permutation[part.Expert])
+}

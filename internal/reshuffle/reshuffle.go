@@ -1,0 +1,438 @@
+package reshuffle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+)
+
+// DefaultParallel is how many shards are written at a time unless asked otherwise: enough to keep a disk busy.
+const DefaultParallel = 4
+
+// Options say what to make.
+type Options struct {
+	// Model is the directory of the checkpoint; it is only read.
+	Model string
+	// Permutation is the order of the experts.
+	Permutation *Permutation
+	// Out is the directory to make. It must not exist, be empty, or be the result of the same work.
+	Out string
+	// Verify re-reads input and output and compares every byte.
+	Verify bool
+	// Parallel is how many shards are written at a time; 0 means DefaultParallel.
+	Parallel int
+
+	// atStep is called between the steps, for tests that end the process there.
+	atStep func(step string)
+}
+
+// Result tells what was made.
+type Result struct {
+	// Reused is true where the output was there already; Resumed counts the shards that an earlier run had left.
+	Reused  bool `json:"reused"`
+	Resumed int  `json:"resumed_shards"`
+	// Verified is true where every byte was compared.
+	Verified          bool   `json:"verified"`
+	SourceDigest      string `json:"source_digest"`
+	ModelDigest       string `json:"model_digest"`
+	PermutationDigest string `json:"permutation_digest"`
+	Layers            int    `json:"layers"`
+	Shards            int    `json:"shards"`
+	// Bytes is the size of the shards' data, Seconds the time of the whole run.
+	Bytes   int64   `json:"bytes"`
+	Seconds float64 `json:"seconds"`
+	// Method is the dearest way of copying that was needed: reflink, copy_file_range or buffered.
+	Method  string   `json:"method,omitempty"`
+	LeftOut []string `json:"left_out,omitempty"`
+}
+
+// Run makes the output, or finds it. Faults of the input are *checkpoint.InvalidError; after any other error, and after
+// the process was killed, another run goes on where this one ended.
+func Run(ctx context.Context, o Options) (*Result, error) {
+	start := time.Now()
+	j, err := newJob(o)
+	if err != nil {
+		return nil, err
+	}
+	defer j.source.Close()
+	if err := os.MkdirAll(filepath.Dir(j.out), 0o755); err != nil {
+		return nil, err
+	}
+	release, err := lock(ctx, j.hidden(".lock"))
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	result, err := j.run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	result.Seconds = time.Since(start).Seconds()
+	return result, nil
+}
+
+// job is the work of one run, of which everything that can be refused has been checked.
+type job struct {
+	Options
+	out      string // absolute
+	source   *checkpoint.Checkpoint
+	identity Source
+	mapping  *mapping
+	files    *sourceFiles
+	copier   copier
+}
+
+func newJob(o Options) (*job, error) {
+	j := &job{Options: o}
+	if j.Parallel == 0 {
+		j.Parallel = DefaultParallel
+	}
+	if j.Parallel < 1 {
+		return nil, checkpoint.Invalidf("%d shards at a time; it must be at least 1", j.Parallel)
+	}
+	if j.atStep == nil {
+		j.atStep = func(string) {}
+	}
+	var err error
+	if j.out, err = separate(o.Model, o.Out); err != nil {
+		return nil, err
+	}
+	if j.source, err = checkpoint.Open(o.Model); err != nil {
+		return nil, err
+	}
+	if err := j.prepare(); err != nil {
+		j.source.Close()
+		return nil, err
+	}
+	return j, nil
+}
+
+func (j *job) prepare() (err error) {
+	if j.mapping, err = newMapping(j.source, j.Permutation); err != nil {
+		return err
+	}
+	if j.files, err = findFiles(j.source, j.mapping); err != nil {
+		return err
+	}
+	for _, shard := range j.source.Shards {
+		j.copier.total += shard.DataBytes()
+	}
+	j.identity, err = identify(j.source)
+	return err
+}
+
+// separate requires that neither directory lies in the other, and returns the output's absolute path.
+func separate(model, out string) (string, error) {
+	absolute, err := filepath.Abs(out)
+	if err != nil {
+		return "", err
+	}
+	from, err := filepath.Abs(model)
+	if err != nil {
+		return "", err
+	}
+	from, to := resolve(from), resolve(absolute)
+	if within(from, to) || within(to, from) {
+		return "", checkpoint.Invalidf("output %s and model %s overlap: name a directory beside the model", out, model)
+	}
+	return absolute, nil
+}
+
+// resolve follows the links of as much of a path as exists.
+func resolve(path string) string {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	if parent := filepath.Dir(path); parent != path {
+		return filepath.Join(resolve(parent), filepath.Base(path))
+	}
+	return path
+}
+
+func within(dir, path string) bool {
+	relative, err := filepath.Rel(dir, path)
+	return err == nil && relative != ".." && !strings.HasPrefix(relative, "../")
+}
+
+// hidden is a name beside the output that no reader takes for it.
+func (j *job) hidden(suffix string) string {
+	return filepath.Join(filepath.Dir(j.out), "."+filepath.Base(j.out)+suffix)
+}
+
+func (j *job) run(ctx context.Context) (*Result, error) {
+	result := &Result{
+		SourceDigest: j.identity.ModelDigest, PermutationDigest: j.Permutation.Digest(), Layers: len(j.mapping.toOld),
+		Shards: len(j.source.Shards), Bytes: j.copier.total, LeftOut: j.files.leftOut,
+	}
+	existing, err := j.existing()
+	if err != nil {
+		return nil, err
+	}
+	if existing != nil {
+		result.Reused, result.ModelDigest, result.Verified = true, existing.ModelDigest, j.Verify
+		return result, j.reverify(ctx, existing)
+	}
+	workplace := j.hidden(fmt.Sprintf(".%.16s.partial", identity(j.identity, j.Permutation)))
+	if err := j.removeOthers(workplace); err != nil {
+		return nil, err
+	}
+	manifest, resumed, err := j.make(ctx, workplace)
+	if err != nil {
+		return nil, err
+	}
+	if err := j.publish(workplace); err != nil {
+		return nil, err
+	}
+	result.Resumed, result.ModelDigest, result.Verified = resumed, manifest.ModelDigest, j.Verify
+	if resumed < result.Shards {
+		result.Method = Method(j.copier.worst.Load()).String()
+	}
+	return result, nil
+}
+
+// existing returns the manifest of an output of the same work; nil if there is no output yet.
+func (j *job) existing() (*Manifest, error) {
+	entries, err := os.ReadDir(j.out)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	m, found, err := readManifest(j.out)
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		return nil, checkpoint.Invalidf("%s is not empty and was not made by reshuffle: name another directory", j.out)
+	}
+	if why := m.sameWork(j.identity, j.Permutation); why != "" {
+		return nil, checkpoint.Invalidf("%s holds another checkpoint: %s; remove it or name another directory", j.out, why)
+	}
+	return m, m.check(j.out)
+}
+
+// reverify compares an existing output in full if asked to, and completes its manifest.
+func (j *job) reverify(ctx context.Context, m *Manifest) error {
+	if !j.Verify {
+		return nil
+	}
+	_, sums, err := (&verifier{j.source, j.mapping, true}).verify(ctx, j.out, j.Parallel)
+	if err != nil {
+		return err
+	}
+	for name, sum := range sums {
+		shard := m.Shards[name]
+		shard.SHA256 = sum
+		m.Shards[name] = shard
+	}
+	if err := m.write(j.out); err != nil {
+		return err
+	}
+	return syncDirectory(j.out)
+}
+
+// removeOthers removes what runs with another model or permutation have left of the same output. The lock tells that
+// none of them is at work.
+func (j *job) removeOthers(workplace string) error {
+	entries, err := os.ReadDir(filepath.Dir(j.out))
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		path := filepath.Join(filepath.Dir(j.out), entry.Name())
+		middle, ok := strings.CutPrefix(entry.Name(), "."+filepath.Base(j.out)+".")
+		middle, partial := strings.CutSuffix(middle, ".partial")
+		if ok && partial && len(middle) == 16 && path != workplace {
+			if err := os.RemoveAll(path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// make fills the workplace until it is the whole output.
+func (j *job) make(ctx context.Context, workplace string) (*Manifest, int, error) {
+	if err := os.MkdirAll(workplace, 0o755); err != nil {
+		return nil, 0, err
+	}
+	if err := j.prune(workplace); err != nil {
+		return nil, 0, err
+	}
+	resumed, err := j.writeShards(ctx, workplace)
+	if err != nil {
+		return nil, 0, err
+	}
+	if err := j.writeFiles(ctx, workplace); err != nil {
+		return nil, 0, err
+	}
+	manifest, err := j.prove(ctx, workplace)
+	if err != nil {
+		return nil, 0, err
+	}
+	j.atStep("verified")
+	if err := manifest.write(workplace); err != nil {
+		return nil, 0, err
+	}
+	j.atStep("manifest")
+	return manifest, resumed, syncTree(workplace)
+}
+
+// prune removes what an earlier run has left and this one does not make.
+func (j *job) prune(workplace string) error {
+	keep := map[string]bool{}
+	for _, shard := range j.source.Shards {
+		keep[shard.Name()] = true
+	}
+	for _, name := range j.files.names() {
+		keep[name] = true
+	}
+	return fs.WalkDir(os.DirFS(workplace), ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || keep[name] {
+			return err
+		}
+		return os.Remove(filepath.Join(workplace, name))
+	})
+}
+
+// writeShards copies the shards that are not there yet, several at a time, and counts the others.
+func (j *job) writeShards(ctx context.Context, workplace string) (resumed int, err error) {
+	defer logProgress(ctx, &j.copier)()
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(j.Parallel)
+	for _, shard := range j.source.Shards {
+		plan, err := planShard(shard, j.mapping)
+		if err != nil {
+			return 0, errors.Join(err, group.Wait())
+		}
+		path := filepath.Join(workplace, shard.Name())
+		written, err := plan.written(path)
+		if err != nil {
+			return 0, errors.Join(err, group.Wait())
+		}
+		if written {
+			resumed++
+			j.copier.done.Add(shard.DataBytes())
+			continue
+		}
+		group.Go(func() error {
+			err := plan.write(ctx, &j.copier, path)
+			j.atStep("shard")
+			return err
+		})
+	}
+	return resumed, group.Wait()
+}
+
+// writeFiles writes everything else but the manifest.
+func (j *job) writeFiles(ctx context.Context, workplace string) error {
+	for _, name := range j.files.copied {
+		if err := copyFile(ctx, &copier{}, filepath.Join(j.source.Dir, name), filepath.Join(workplace, name)); err != nil {
+			return err
+		}
+		j.atStep("file")
+	}
+	for name, text := range j.files.rewritten {
+		if err := writeText(filepath.Join(workplace, name), text); err != nil {
+			return err
+		}
+		j.atStep("configuration")
+	}
+	if j.source.IndexText == nil {
+		return nil
+	}
+	text, err := j.index()
+	if err != nil {
+		return err
+	}
+	defer j.atStep("index")
+	return writeText(filepath.Join(workplace, checkpoint.IndexFile), text)
+}
+
+func writeText(path string, text []byte) error {
+	return writeAtomically(path, func(file *os.File) error {
+		_, err := file.Write(text)
+		return err
+	})
+}
+
+// index makes the new index: a tensor's bytes stay in their shard, its name may now be another's.
+func (j *job) index() ([]byte, error) {
+	if len(j.mapping.toOld) == 0 {
+		return j.source.IndexText, nil
+	}
+	weightMap := map[string]string{}
+	for _, shard := range j.source.Shards {
+		for old := range shard.Tensors {
+			weightMap[j.mapping.newName(old)] = shard.Name()
+		}
+	}
+	return checkpoint.EncodeIndex(j.source.IndexText, weightMap)
+}
+
+// prove verifies the workplace and describes it.
+func (j *job) prove(ctx context.Context, workplace string) (*Manifest, error) {
+	log := logr.FromContextOrDiscard(ctx)
+	log.Info("Verifying", "full", j.Verify)
+	modelDigest, sums, err := (&verifier{j.source, j.mapping, j.Verify}).verify(ctx, workplace, j.Parallel)
+	if err != nil {
+		return nil, err
+	}
+	m := &Manifest{
+		Format: Format, Source: j.identity, PermutationDigest: j.Permutation.Digest(), Permutation: *j.Permutation.canonical(),
+		ModelDigest: modelDigest, Shards: map[string]Shard{}, Files: map[string]string{}, LeftOut: j.files.leftOut,
+	}
+	for _, shard := range j.source.Shards {
+		plan, err := planShard(shard, j.mapping)
+		if err != nil {
+			return nil, err
+		}
+		if m.Shards[shard.Name()], err = plan.describe(filepath.Join(workplace, shard.Name()), sums[shard.Name()]); err != nil {
+			return nil, err
+		}
+	}
+	names := j.files.names()
+	if j.source.IndexText != nil {
+		names = append(names, checkpoint.IndexFile)
+	}
+	for _, name := range names {
+		if m.Files[name], err = hashFile(filepath.Join(workplace, name)); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// syncTree puts the names of all files on disk; their contents are.
+func syncTree(dir string) error {
+	return fs.WalkDir(os.DirFS(dir), ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.IsDir() {
+			return err
+		}
+		return syncDirectory(filepath.Join(dir, name))
+	})
+}
+
+// publish gives the finished output its name.
+func (j *job) publish(workplace string) error {
+	switch err := os.Rename(workplace, j.out); {
+	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EXDEV):
+		return checkpoint.Invalidf("%s is where a volume is mounted: name a directory below it", j.out)
+	case err != nil:
+		return err
+	}
+	j.atStep("published")
+	return syncDirectory(filepath.Dir(j.out))
+}

@@ -1,0 +1,274 @@
+package reshuffle
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+)
+
+// shardPlan says how the copy of a shard is made.
+type shardPlan struct {
+	source *checkpoint.File
+	// header is the text of the new header, which is shift bytes longer than the old one.
+	header []byte
+	shift  int64
+	// gathers are the tensors whose rows move, in the order of their bytes.
+	gathers []gather
+}
+
+// gather is a tensor whose rows move: row j comes from row newToOld[j].
+type gather struct {
+	tensor   string
+	begin    int64 // relative to the data section
+	rowBytes int64
+	newToOld []int
+}
+
+func (g gather) bytes() int64 { return g.rowBytes * int64(len(g.newToOld)) }
+
+// smallGather is the size up to which a gathered tensor passes through memory and is hashed; gates are far below, the
+// fused tensors of real models above.
+const smallGather = 16 << 20
+
+func planShard(source *checkpoint.File, m *mapping) (*shardPlan, error) {
+	p := &shardPlan{source: source, header: source.HeaderText}
+	renamed := &checkpoint.Header{Metadata: source.Metadata, Tensors: make(map[string]checkpoint.Tensor, len(source.Tensors))}
+	for old, tensor := range source.Tensors {
+		renamed.Tensors[m.newName(old)] = tensor
+		if permutation := m.gathered[old]; permutation != nil {
+			p.gathers = append(p.gathers, gather{old, tensor.Begin, (tensor.End - tensor.Begin) / int64(len(permutation)), permutation})
+		}
+	}
+	slices.SortFunc(p.gathers, func(a, b gather) int { return cmp.Compare(a.begin, b.begin) })
+	if sameNames(renamed.Tensors, source.Tensors) {
+		return p, nil
+	}
+	header, err := checkpoint.EncodeHeader(renamed, len(source.HeaderText))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", source.Path, err)
+	}
+	if grown := len(header) - len(source.HeaderText); grown > 0 {
+		// Data that moves by whole blocks can still share them with the source.
+		p.shift = int64((grown + blockBytes - 1) / blockBytes * blockBytes)
+		header = append(header, bytes.Repeat([]byte{' '}, int(p.shift)-grown)...)
+	}
+	p.header = header
+	return p, nil
+}
+
+func sameNames(a, b map[string]checkpoint.Tensor) bool {
+	return maps.EqualFunc(a, b, func(a, b checkpoint.Tensor) bool { return a.Begin == b.Begin })
+}
+
+func (p *shardPlan) dataStart() int64 { return 8 + int64(len(p.header)) }
+func (p *shardPlan) size() int64      { return p.source.Size + p.shift }
+
+func (p *shardPlan) gathered() int64 {
+	var total int64
+	for _, g := range p.gathers {
+		total += g.bytes()
+	}
+	return total
+}
+
+// written reports whether a file is the finished copy, which had its name only after it was on disk.
+func (p *shardPlan) written(path string) (bool, error) {
+	file, err := checkpoint.OpenFile(path)
+	if checkpoint.IsInvalid(err) {
+		return false, nil // it is not there, or was left by something else
+	}
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	return file.Size == p.size() && bytes.Equal(file.HeaderText, p.header), nil
+}
+
+// write makes the copy under its final name.
+func (p *shardPlan) write(ctx context.Context, c *copier, path string) error {
+	return writeAtomically(path, func(file *os.File) error {
+		if err := p.fill(ctx, c, file); err != nil {
+			return err
+		}
+		return p.sourceUnchanged()
+	})
+}
+
+func (p *shardPlan) fill(ctx context.Context, c *copier, file *os.File) error {
+	source := p.source.Handle()
+	cloned, err := c.clone(file, source, p.source.DataStart(), p.shift)
+	if err != nil {
+		return err
+	}
+	if cloned {
+		c.done.Add(p.source.DataBytes() - p.gathered())
+	} else if err := p.copyData(ctx, c, file); err != nil {
+		return err
+	}
+	for _, g := range p.gathers {
+		if err := p.gather(ctx, c, file, g); err != nil {
+			return err
+		}
+	}
+	if bytes.Equal(p.header, p.source.HeaderText) && cloned {
+		return nil
+	}
+	_, err = file.WriteAt(checkpoint.FrameHeader(p.header), 0)
+	return err
+}
+
+// copyData copies the data section but for what is gathered.
+func (p *shardPlan) copyData(ctx context.Context, c *copier, file *os.File) error {
+	if err := room(file, c.total-c.done.Load()); err != nil {
+		return err
+	}
+	at := int64(0)
+	to := func(end int64) error {
+		s := span{p.dataStart() + at, p.source.DataStart() + at, end - at}
+		return c.copy(ctx, file, p.source.Handle(), s)
+	}
+	for _, g := range p.gathers {
+		if err := to(g.begin); err != nil {
+			return err
+		}
+		at = g.begin + g.bytes()
+	}
+	return to(p.source.DataBytes())
+}
+
+// room refuses what the volume cannot hold before time is spent on it.
+func room(file *os.File, size int64) error {
+	var s unix.Statfs_t
+	if err := unix.Fstatfs(int(file.Fd()), &s); err != nil {
+		return nil // not every file system tells
+	}
+	if free := int64(s.Bavail) * s.Bsize; free < size {
+		return fmt.Errorf("%s: %d bytes are still to be written, the volume has room for %d: %w", filepath.Dir(file.Name()), size, free, unix.ENOSPC)
+	}
+	return nil
+}
+
+// gather copies the rows of a tensor.
+func (p *shardPlan) gather(ctx context.Context, c *copier, file *os.File, g gather) error {
+	for j, old := range g.newToOld {
+		s := span{p.dataStart() + g.begin + int64(j)*g.rowBytes, p.source.DataStart() + g.begin + int64(old)*g.rowBytes, g.rowBytes}
+		if err := c.copy(ctx, file, p.source.Handle(), s); err != nil {
+			return fmt.Errorf("tensor %q: %w", g.tensor, err)
+		}
+	}
+	return nil
+}
+
+// sourceUnchanged refuses a shard that somebody writes at the same time.
+func (p *shardPlan) sourceUnchanged() error {
+	info, err := p.source.Handle().Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() != p.source.Size {
+		return checkpoint.Invalidf("%s changed while it was copied", p.source.Path)
+	}
+	return nil
+}
+
+// hashGathers hashes the gathered tensors of a finished copy that are small enough to be read back at once.
+func (p *shardPlan) hashGathers(path string) (map[string]string, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	sums := map[string]string{}
+	for _, g := range p.gathers {
+		if g.bytes() > smallGather {
+			continue
+		}
+		h := sha256.New()
+		if err := hashRange(h, file, p.dataStart()+g.begin, g.bytes()); err != nil {
+			return nil, err
+		}
+		sums[g.tensor] = hex.EncodeToString(h.Sum(nil))
+	}
+	return sums, nil
+}
+
+func hashRange(h hash.Hash, file *os.File, at, length int64) error {
+	buffer := *buffers.Get().(*[]byte)
+	defer buffers.Put(&buffer)
+	n, err := io.CopyBuffer(struct{ io.Writer }{h}, io.NewSectionReader(file, at, length), buffer)
+	if err == nil && n < length {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", file.Name(), err)
+	}
+	return nil
+}
+
+// temporarySuffix marks files that are being written.
+const temporarySuffix = ".writing"
+
+// writeAtomically gives a file its name only when it is complete and on disk.
+func writeAtomically(path string, fill func(*os.File) error) error {
+	temporary := path + temporarySuffix
+	file, err := os.OpenFile(temporary, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return err
+	}
+	if err := fill(file); err != nil {
+		file.Close()
+		return err
+	}
+	if err := file.Sync(); err != nil {
+		file.Close()
+		return err
+	}
+	if err := file.Close(); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
+}
+
+func syncDirectory(dir string) error {
+	file, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	return file.Sync()
+}
+
+// copyFile copies a file that is no shard.
+func copyFile(ctx context.Context, c *copier, from, to string) error {
+	source, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	info, err := source.Stat()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	return writeAtomically(to, func(file *os.File) error {
+		if cloned, err := c.clone(file, source, 0, 0); cloned || err != nil {
+			return err
+		}
+		return c.copy(ctx, file, source, span{0, 0, info.Size()})
+	})
+}

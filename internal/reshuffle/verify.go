@@ -1,0 +1,136 @@
+package reshuffle
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"hash"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+)
+
+// rowSample is how much of each row of a large gathered tensor is compared unless everything is.
+const rowSample = 4096
+
+// verifier proves that an output is the input with its experts permuted. It starts from the names in the output's own
+// headers and knows nothing of how they were written.
+type verifier struct {
+	source *checkpoint.Checkpoint
+	*mapping
+	// full compares every byte; otherwise what was renamed must have its bytes at the same place of the same shard, and
+	// what was gathered is compared (of each row of large tensors, the beginning).
+	full bool
+}
+
+// verify returns the digest of the output and, if full, the sha256 of its shards by name.
+func (v *verifier) verify(ctx context.Context, dir string, parallel int) (modelDigest string, sums map[string]string, err error) {
+	out, err := checkpoint.Open(dir)
+	if err != nil {
+		return "", nil, fmt.Errorf("the output is not valid: %w", err)
+	}
+	defer out.Close()
+	if len(out.Shards) != len(v.source.Shards) {
+		return "", nil, fmt.Errorf("%s: the output has %d shards, the source %d", dir, len(out.Shards), len(v.source.Shards))
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(parallel)
+	results := make([]string, len(out.Shards))
+	for i, shard := range out.Shards {
+		group.Go(func() error {
+			sum, err := v.shard(ctx, shard)
+			results[i] = sum
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return "", nil, err
+	}
+	sums = map[string]string{}
+	for i, shard := range out.Shards {
+		sums[shard.Name()] = results[i]
+	}
+	return out.Digest(), sums, nil
+}
+
+// shard compares a shard of the output; as its names are unique and none is missing in any shard, all of the source's
+// tensors are there once.
+func (v *verifier) shard(ctx context.Context, shard *checkpoint.File) (string, error) {
+	h := sha256.New()
+	if v.full {
+		// Read what is on disk, not what is still in memory.
+		_ = unix.Fadvise(int(shard.Handle().Fd()), 0, 0, unix.FADV_DONTNEED)
+		h.Write(checkpoint.FrameHeader(shard.HeaderText))
+	}
+	for _, name := range shard.Names() {
+		if err := ctx.Err(); err != nil {
+			return "", err
+		}
+		if err := v.tensor(h, shard, name); err != nil {
+			return "", fmt.Errorf("%s: tensor %q: %w", shard.Path, name, err)
+		}
+	}
+	if !v.full {
+		return "", nil
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+func (v *verifier) tensor(h hash.Hash, shard *checkpoint.File, name string) error {
+	old := v.oldName(name)
+	from, ok := v.source.Shard(old)
+	if !ok {
+		return fmt.Errorf("the source has no tensor %q", old)
+	}
+	got, want := shard.Tensors[name], from.Tensors[old]
+	if from.Name() != shard.Name() || got.Begin != want.Begin || got.End != want.End || got.DType != want.DType || fmt.Sprint(got.Shape) != fmt.Sprint(want.Shape) {
+		return fmt.Errorf("is %v in %s, the source has %q as %v in %s", got, shard.Name(), old, want, from.Name())
+	}
+	permutation := v.gathered[old]
+	switch {
+	case permutation == nil && !v.full:
+		return nil
+	case permutation == nil:
+		return v.compare(h, shard, from, got.Begin, want.Begin, got.End-got.Begin)
+	}
+	row := (got.End - got.Begin) / int64(len(permutation))
+	length := row
+	if !v.full && got.End-got.Begin > smallGather {
+		length = min(row, rowSample)
+	}
+	for j, oldRow := range permutation {
+		if err := v.compare(h, shard, from, got.Begin+int64(j)*row, want.Begin+int64(oldRow)*row, length); err != nil {
+			return fmt.Errorf("row %d: %w", j, err)
+		}
+	}
+	return nil
+}
+
+// compare compares ranges of two data sections and hashes the first.
+func (v *verifier) compare(h hash.Hash, a, b *checkpoint.File, atA, atB, length int64) error {
+	bufferA, bufferB := *buffers.Get().(*[]byte), *buffers.Get().(*[]byte)
+	defer buffers.Put(&bufferA)
+	defer buffers.Put(&bufferB)
+	for length > 0 {
+		partA, partB := bufferA[:min(length, bufferBytes)], bufferB[:min(length, bufferBytes)]
+		if err := readFull(a.Handle(), partA, a.DataStart()+atA); err != nil {
+			return err
+		}
+		if err := readFull(b.Handle(), partB, b.DataStart()+atB); err != nil {
+			return err
+		}
+		if !bytes.Equal(partA, partB) {
+			return fmt.Errorf("differs from the source")
+		}
+		if v.full {
+			h.Write(partA)
+		}
+		n := int64(len(partA))
+		atA, atB, length = atA+n, atB+n, length-n
+	}
+	return nil
+}

@@ -14,7 +14,7 @@ import (
 
 // reshuffleMemory is where the garbage collector begins to work harder: the headers of the largest models stay below,
 // and so does the process below 256 MiB.
-const reshuffleMemory = 192 << 20
+const reshuffleMemory = 160 << 20
 
 func newReshuffleCommand() *cobra.Command {
 	var options reshuffle.Options

@@ -35,8 +35,10 @@ const (
 type Checkpoint struct {
 	Dir    string
 	Config *Config
-	// ConfigText is config.json as stored. IndexText is the index as stored, nil for a single file without one.
-	ConfigText, IndexText []byte
+	// ConfigText is config.json as stored.
+	ConfigText []byte
+	// HasIndex is false for a checkpoint of a single file without an index.
+	HasIndex bool
 	// Shards are the open safetensors files in name order.
 	Shards []*File
 	// shardOf maps each tensor to its file.
@@ -66,7 +68,7 @@ func Open(dir string) (*Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Checkpoint{Dir: dir, Config: config, ConfigText: configText, IndexText: indexText, shardOf: map[string]*File{}}
+	c := &Checkpoint{Dir: dir, Config: config, ConfigText: configText, HasIndex: indexText != nil, shardOf: map[string]*File{}}
 	if err := c.openShards(weightMap); err != nil {
 		c.Close()
 		return nil, err
@@ -106,6 +108,11 @@ func (c *Checkpoint) Tensor(name string) (Tensor, bool) {
 func (c *Checkpoint) Shard(tensor string) (*File, bool) {
 	shard, ok := c.shardOf[tensor]
 	return shard, ok
+}
+
+// ReadIndex reads the text of the index. It is not kept: that of a large model has tens of megabytes.
+func (c *Checkpoint) ReadIndex() ([]byte, error) {
+	return readSmallFile("index", filepath.Join(c.Dir, indexFile))
 }
 
 // Digest identifies the model: sha256, in hex, over config.json, the index and each shard's name, size and header.

@@ -1,10 +1,14 @@
 package checkpoint
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"io"
+	"maps"
+	"slices"
 )
 
 // EncodeHeader writes a header as JSON, tensors in the order of their bytes, padded with spaces to at least the given
@@ -62,24 +66,47 @@ func FrameHeader(text []byte) []byte {
 	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...)
 }
 
-// EncodeIndex replaces the weight_map of an index and keeps its other members. The text is formatted as transformers
-// does: sorted, two spaces of indentation.
-func EncodeIndex(index []byte, weightMap map[string]string) ([]byte, error) {
+// WriteIndex writes an index with the tensors of the given names, and the other members of an old index. It is formatted
+// as transformers does: sorted, two spaces of indentation. Names are sorted in place.
+func WriteIndex(w io.Writer, old []byte, names []string, fileOf func(tensor string) string) error {
 	var members map[string]json.RawMessage
-	if err := json.Unmarshal(index, &members); err != nil {
-		return nil, Invalidf("%s: not a valid index: %v", indexFile, err)
+	if err := json.Unmarshal(old, &members); err != nil {
+		return Invalidf("%s: not a valid index: %v", indexFile, err)
 	}
-	text, err := json.Marshal(weightMap)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", indexFile, err)
+	slices.Sort(names)
+	out := bufio.NewWriter(w)
+	separator := "{\n"
+	for _, member := range slices.Sorted(maps.Keys(members)) {
+		fmt.Fprintf(out, "%s  %s: ", separator, quoted(member))
+		separator = ",\n"
+		if member == "weight_map" {
+			writeWeightMap(out, names, fileOf)
+			continue
+		}
+		var text bytes.Buffer
+		if err := json.Indent(&text, members[member], "  ", "  "); err != nil {
+			return Invalidf("%s: %s: %v", indexFile, member, err)
+		}
+		out.Write(text.Bytes())
 	}
-	members["weight_map"] = text
+	out.WriteString("\n}\n")
+	return out.Flush()
+}
+
+func writeWeightMap(out *bufio.Writer, names []string, fileOf func(string) string) {
+	separator := "{\n"
+	for _, name := range names {
+		fmt.Fprintf(out, "%s    %s: %s", separator, quoted(name), quoted(fileOf(name)))
+		separator = ",\n"
+	}
+	out.WriteString("\n  }")
+}
+
+// quoted writes a JSON string.
+func quoted(text string) []byte {
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)
 	encoder.SetEscapeHTML(false)
-	encoder.SetIndent("", "  ")
-	if err := encoder.Encode(members); err != nil {
-		return nil, fmt.Errorf("%s: %w", indexFile, err)
-	}
-	return out.Bytes(), nil
+	encoder.Encode(text) // strings always encode
+	return bytes.TrimSuffix(out.Bytes(), []byte("\n"))
 }

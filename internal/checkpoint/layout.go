@@ -149,7 +149,7 @@ func (c *Checkpoint) hasOtherForm(l *MoELayer, lacking Part, expert int) bool {
 
 // listing is the file that lists the tensors.
 func (c *Checkpoint) listing() string {
-	if c.IndexText != nil {
+	if c.HasIndex {
 		return filepath.Join(c.Dir, indexFile)
 	}
 	return c.Shards[0].Path

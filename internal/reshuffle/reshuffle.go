@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -65,7 +66,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer j.source.Close()
+	defer j.close()
 	if err := os.MkdirAll(filepath.Dir(j.out), 0o755); err != nil {
 		return nil, err
 	}
@@ -112,10 +113,18 @@ func newJob(o Options) (*job, error) {
 		return nil, err
 	}
 	if err := j.prepare(); err != nil {
-		j.source.Close()
+		j.close()
 		return nil, err
 	}
 	return j, nil
+}
+
+// close closes the input and forgets its headers; the job cannot read any more.
+func (j *job) close() {
+	if j.source != nil {
+		j.source.Close()
+	}
+	j.source, j.mapping = nil, nil
 }
 
 func (j *job) prepare() (err error) {
@@ -191,7 +200,7 @@ func (j *job) run(ctx context.Context) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := j.publish(workplace); err != nil {
+	if err := j.finish(workplace, manifest); err != nil {
 		return nil, err
 	}
 	result.Resumed, result.ModelDigest, result.Verified = resumed, manifest.ModelDigest, j.Verify
@@ -228,7 +237,7 @@ func (j *job) reverify(ctx context.Context, m *Manifest) error {
 	if !j.Verify {
 		return nil
 	}
-	_, sums, err := (&verifier{j.source, j.mapping, true}).verify(ctx, j.out, j.Parallel)
+	sums, err := (&verifier{j.source, j.mapping, true}).verify(ctx, j.out, j.Parallel)
 	if err != nil {
 		return err
 	}
@@ -279,15 +288,26 @@ func (j *job) make(ctx context.Context, workplace string) (*Manifest, int, error
 		return nil, 0, err
 	}
 	manifest, err := j.prove(ctx, workplace)
+	return manifest, resumed, err
+}
+
+// finish completes the manifest of a filled workplace and gives it its name.
+func (j *job) finish(workplace string, manifest *Manifest) error {
+	j.close() // the headers of the input make room for those of the output
+	report, err := checkpoint.Inspect(workplace)
 	if err != nil {
-		return nil, 0, err
+		return fmt.Errorf("the output is not valid: %w", err)
 	}
+	manifest.ModelDigest = report.ModelDigest
 	j.atStep("verified")
 	if err := manifest.write(workplace); err != nil {
-		return nil, 0, err
+		return err
 	}
 	j.atStep("manifest")
-	return manifest, resumed, syncTree(workplace)
+	if err := syncTree(workplace); err != nil {
+		return err
+	}
+	return j.publish(workplace)
 }
 
 // prune removes what an earlier run has left and this one does not make.
@@ -350,15 +370,11 @@ func (j *job) writeFiles(ctx context.Context, workplace string) error {
 		}
 		j.atStep("configuration")
 	}
-	if j.source.IndexText == nil {
+	if !j.source.HasIndex {
 		return nil
 	}
-	text, err := j.index()
-	if err != nil {
-		return err
-	}
 	defer j.atStep("index")
-	return writeText(filepath.Join(workplace, checkpoint.IndexFile), text)
+	return writeAtomically(filepath.Join(workplace, checkpoint.IndexFile), func(file *os.File) error { return j.writeIndex(file) })
 }
 
 func writeText(path string, text []byte) error {
@@ -368,31 +384,39 @@ func writeText(path string, text []byte) error {
 	})
 }
 
-// index makes the new index: a tensor's bytes stay in their shard, its name may now be another's.
-func (j *job) index() ([]byte, error) {
-	if len(j.mapping.toOld) == 0 {
-		return j.source.IndexText, nil
+// writeIndex writes the new index: a tensor's bytes stay in their shard, its name may now be another's.
+func (j *job) writeIndex(w io.Writer) error {
+	text, err := j.source.ReadIndex()
+	if err != nil {
+		return err
 	}
-	weightMap := map[string]string{}
+	if len(j.mapping.toOld) == 0 {
+		_, err = w.Write(text)
+		return err
+	}
+	var names []string
 	for _, shard := range j.source.Shards {
 		for old := range shard.Tensors {
-			weightMap[j.mapping.newName(old)] = shard.Name()
+			names = append(names, j.mapping.newName(old))
 		}
 	}
-	return checkpoint.EncodeIndex(j.source.IndexText, weightMap)
+	return checkpoint.WriteIndex(w, text, names, func(name string) string {
+		shard, _ := j.source.Shard(j.mapping.oldName(name))
+		return shard.Name()
+	})
 }
 
 // prove verifies the workplace and describes it.
 func (j *job) prove(ctx context.Context, workplace string) (*Manifest, error) {
 	log := logr.FromContextOrDiscard(ctx)
 	log.Info("Verifying", "full", j.Verify)
-	modelDigest, sums, err := (&verifier{j.source, j.mapping, j.Verify}).verify(ctx, workplace, j.Parallel)
+	sums, err := (&verifier{j.source, j.mapping, j.Verify}).verify(ctx, workplace, j.Parallel)
 	if err != nil {
 		return nil, err
 	}
 	m := &Manifest{
 		Format: Format, Source: j.identity, PermutationDigest: j.Permutation.Digest(), Permutation: *j.Permutation.canonical(),
-		ModelDigest: modelDigest, Shards: map[string]Shard{}, Files: map[string]string{}, LeftOut: j.files.leftOut,
+		Shards: map[string]Shard{}, Files: map[string]string{}, LeftOut: j.files.leftOut,
 	}
 	for _, shard := range j.source.Shards {
 		plan, err := planShard(shard, j.mapping)
@@ -404,7 +428,7 @@ func (j *job) prove(ctx context.Context, workplace string) (*Manifest, error) {
 		}
 	}
 	names := j.files.names()
-	if j.source.IndexText != nil {
+	if j.source.HasIndex {
 		names = append(names, checkpoint.IndexFile)
 	}
 	for _, name := range names {

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash"
+	"path/filepath"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -27,39 +28,39 @@ type verifier struct {
 	full bool
 }
 
-// verify returns the digest of the output and, if full, the sha256 of its shards by name.
-func (v *verifier) verify(ctx context.Context, dir string, parallel int) (modelDigest string, sums map[string]string, err error) {
-	out, err := checkpoint.Open(dir)
-	if err != nil {
-		return "", nil, fmt.Errorf("the output is not valid: %w", err)
-	}
-	defer out.Close()
-	if len(out.Shards) != len(v.source.Shards) {
-		return "", nil, fmt.Errorf("%s: the output has %d shards, the source %d", dir, len(out.Shards), len(v.source.Shards))
-	}
+// verify compares the shards of an output, several at a time, and returns their sha256 by name if full. It opens one
+// after the other: together they need as much memory as the source.
+func (v *verifier) verify(ctx context.Context, dir string, parallel int) (map[string]string, error) {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(parallel)
-	results := make([]string, len(out.Shards))
-	for i, shard := range out.Shards {
-		group.Go(func() error {
-			sum, err := v.shard(ctx, shard)
-			results[i] = sum
+	results := make([]string, len(v.source.Shards))
+	for i, source := range v.source.Shards {
+		group.Go(func() (err error) {
+			results[i], err = v.shard(ctx, filepath.Join(dir, source.Name()), len(source.Tensors))
 			return err
 		})
 	}
 	if err := group.Wait(); err != nil {
-		return "", nil, err
+		return nil, err
 	}
-	sums = map[string]string{}
-	for i, shard := range out.Shards {
-		sums[shard.Name()] = results[i]
+	sums := map[string]string{}
+	for i, source := range v.source.Shards {
+		sums[source.Name()] = results[i]
 	}
-	return out.Digest(), sums, nil
+	return sums, nil
 }
 
-// shard compares a shard of the output; as its names are unique and none is missing in any shard, all of the source's
-// tensors are there once.
-func (v *verifier) shard(ctx context.Context, shard *checkpoint.File) (string, error) {
+// shard compares a shard of the output. Each of its tensors must come from the same shard of the source, and there must
+// be as many: so none of the source's is missing, and none is there twice.
+func (v *verifier) shard(ctx context.Context, path string, tensors int) (string, error) {
+	shard, err := checkpoint.OpenFile(path)
+	if err != nil {
+		return "", err
+	}
+	defer shard.Close()
+	if len(shard.Tensors) != tensors {
+		return "", fmt.Errorf("%s has %d tensors, the source %d", path, len(shard.Tensors), tensors)
+	}
 	h := sha256.New()
 	if v.full {
 		// Read what is on disk, not what is still in memory.

@@ -43,14 +43,21 @@ type Header struct {
 
 // Names lists the tensors in the order of their bytes.
 func (h *Header) Names() []string {
-	names := make([]string, 0, len(h.Tensors))
-	for name := range h.Tensors {
-		names = append(names, name)
+	type entry struct {
+		begin, end int64
+		name       string
 	}
-	slices.SortFunc(names, func(a, b string) int {
-		ta, tb := h.Tensors[a], h.Tensors[b]
-		return cmp.Or(cmp.Compare(ta.Begin, tb.Begin), cmp.Compare(ta.End, tb.End), cmp.Compare(a, b))
+	entries := make([]entry, 0, len(h.Tensors))
+	for name, t := range h.Tensors {
+		entries = append(entries, entry{t.Begin, t.End, name})
+	}
+	slices.SortFunc(entries, func(a, b entry) int {
+		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end), cmp.Compare(a.name, b.name))
 	})
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = e.name
+	}
 	return names
 }
 

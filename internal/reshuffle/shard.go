@@ -39,9 +39,13 @@ type gather struct {
 
 func (g gather) bytes() int64 { return g.rowBytes * int64(len(g.newToOld)) }
 
-// smallGather is the size up to which a gathered tensor passes through memory and is hashed; gates are far below, the
-// fused tensors of real models above.
+// smallGather is the size up to which a gathered tensor is hashed and compared without being asked; gates are far below,
+// the fused tensors of real models above.
 const smallGather = 16 << 20
+
+// maxShortRow is the longest row that is cheaper to copy through memory than by a call of its own; a gate's has 28 KiB
+// or less in known models.
+const maxShortRow = 64 << 10
 
 func planShard(source *checkpoint.File, m *mapping) (*shardPlan, error) {
 	p := &shardPlan{source: source, header: source.HeaderText}
@@ -161,13 +165,40 @@ func room(file *os.File, size int64) error {
 	return nil
 }
 
-// gather copies the rows of a tensor.
+// gather copies the rows of a tensor: large ones inside the kernel, the many short ones of a gate through a buffer.
 func (p *shardPlan) gather(ctx context.Context, c *copier, file *os.File, g gather) error {
+	to, from := p.dataStart()+g.begin, p.source.DataStart()+g.begin
+	if g.rowBytes <= maxShortRow {
+		c.done.Add(g.bytes())
+		return g.gatherShort(file, p.source.Handle(), to, from)
+	}
 	for j, old := range g.newToOld {
-		s := span{p.dataStart() + g.begin + int64(j)*g.rowBytes, p.source.DataStart() + g.begin + int64(old)*g.rowBytes, g.rowBytes}
-		if err := c.copy(ctx, file, p.source.Handle(), s); err != nil {
+		if err := c.copy(ctx, file, p.source.Handle(), span{to + int64(j)*g.rowBytes, from + int64(old)*g.rowBytes, g.rowBytes}); err != nil {
 			return fmt.Errorf("tensor %q: %w", g.tensor, err)
 		}
+	}
+	return nil
+}
+
+// gatherShort collects as many rows as the buffer holds before it writes them.
+func (g gather) gatherShort(file, source *os.File, to, from int64) error {
+	buffer := *buffers.Get().(*[]byte)
+	defer buffers.Put(&buffer)
+	fill := buffer[:0]
+	for j, old := range g.newToOld {
+		row := fill[len(fill) : len(fill)+int(g.rowBytes)]
+		if err := readFull(source, row, from+int64(old)*g.rowBytes); err != nil {
+			return fmt.Errorf("tensor %q: %w", g.tensor, err)
+		}
+		fill = fill[:len(fill)+len(row)]
+		if j < len(g.newToOld)-1 && len(fill)+len(row) <= cap(fill) {
+			continue
+		}
+		if _, err := file.WriteAt(fill, to); err != nil {
+			return fmt.Errorf("tensor %q: %w", g.tensor, err)
+		}
+		to += int64(len(fill))
+		fill = buffer[:0]
 	}
 	return nil
 }

@@ -1,0 +1,347 @@
+package reshuffle
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+)
+
+// TestMain lets the test binary be the process that TestKill kills.
+func TestMain(m *testing.M) {
+	if text := os.Getenv("RESHUFFLE_TEST_CHILD"); text != "" {
+		child(text)
+	}
+	os.Exit(m.Run())
+}
+
+// childWork tells a child process what to do, and before which step to die.
+type childWork struct {
+	Model, Out  string
+	Permutation *Permutation
+	DieAt       int
+}
+
+func child(text string) {
+	var work childWork
+	if err := json.Unmarshal([]byte(text), &work); err != nil {
+		panic(err)
+	}
+	steps := 0
+	var mu sync.Mutex
+	o := Options{Model: work.Model, Permutation: work.Permutation, Out: work.Out, atStep: func(string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if steps++; steps == work.DieAt {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	}}
+	if _, err := Run(context.Background(), o); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// startChild returns whether the process was killed.
+func startChild(t *testing.T, work childWork) (killed bool) {
+	t.Helper()
+	text, err := json.Marshal(work)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^$")
+	cmd.Env = append(os.Environ(), "RESHUFFLE_TEST_CHILD="+string(text))
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		return false
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL {
+		return true
+	}
+	t.Fatalf("%v: %s", err, out)
+	return false
+}
+
+// TestKill kills the process at every step, each time from nothing and then once more in every state that a kill has
+// left: the output is never there in part, and the next run finishes it.
+func TestKill(t *testing.T) {
+	m := generators["deepseek_v3 in FP8, with groups and multi-token prediction"](11)
+	p := m.permutation(m.layers...)
+	model := m.write(t, 60)
+	writeFile(t, filepath.Join(model, "tokenizer", "vocab.txt"), []byte("a b c"))
+	want := expected(m.tensors, p)
+	base := t.TempDir()
+	for step := 1; ; step++ {
+		out := filepath.Join(base, fmt.Sprint(step))
+		killed := startChild(t, childWork{model, out, p, step})
+		if _, err := os.Stat(out); killed && err == nil {
+			sameTensors(t, want, readAll(t, out))
+		}
+		// Most steps of the second process are those that the first did not come to.
+		killedAgain := startChild(t, childWork{model, out, p, step})
+		if _, err := os.Stat(out); killedAgain && err == nil {
+			sameTensors(t, want, readAll(t, out))
+		}
+		result := mustRun(t, Options{Model: model, Permutation: p, Out: out, Verify: true})
+		sameTensors(t, want, readAll(t, out))
+		if killedAgain && !result.Reused && step < 4 && result.Resumed == 0 && step > 1 {
+			t.Errorf("step %d: nothing was resumed", step)
+		}
+		if !killed {
+			if step < 10 {
+				t.Errorf("the work had %d steps only", step)
+			}
+			break
+		}
+	}
+	left, err := filepath.Glob(filepath.Join(base, ".*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// snapshot lists all files below a directory with their times and contents.
+func snapshot(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	err := fs.WalkDir(os.DirFS(dir), ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		content, err := os.ReadFile(filepath.Join(dir, name))
+		files[name] = info.ModTime().Format(time.RFC3339Nano) + digest(content)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+func TestSecondRunDoesNothing(t *testing.T) {
+	m := generators["qwen3_moe"](1)
+	p := m.permutation(m.layers...)
+	model := m.write(t, 30)
+	base := t.TempDir()
+	out := filepath.Join(base, "out")
+	first := mustRun(t, Options{Model: model, Permutation: p, Out: out})
+	before := snapshot(t, base)
+	// Neither the order of the layers nor a layer that stays as it is makes another permutation.
+	same := &Permutation{Layers: slices.Clone(p.Layers)}
+	slices.Reverse(same.Layers)
+	second := mustRun(t, Options{Model: model, Permutation: same, Out: out})
+	if first.Reused || !second.Reused || second.ModelDigest != first.ModelDigest {
+		t.Errorf("first %+v, second %+v", first, second)
+	}
+	if diff := cmp.Diff(before, snapshot(t, base)); diff != "" {
+		t.Error(diff)
+	}
+	report, err := checkpoint.Inspect(out)
+	if err != nil || report.ModelDigest != first.ModelDigest {
+		t.Errorf("digest %s, %v; the result says %s", report.ModelDigest, err, first.ModelDigest)
+	}
+}
+
+func TestConcurrentRuns(t *testing.T) {
+	m := generators["mixtral in GPTQ"](2)
+	p := m.permutation(m.layers...)
+	model := m.write(t, 100)
+	out := filepath.Join(t.TempDir(), "out")
+	results := make([]*Result, 4)
+	var group sync.WaitGroup
+	for i := range results {
+		group.Go(func() {
+			result, err := Run(t.Context(), Options{Model: model, Permutation: p, Out: out})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			results[i] = result
+		})
+	}
+	group.Wait()
+	if t.Failed() {
+		return
+	}
+	made := 0
+	for _, result := range results {
+		if !result.Reused {
+			made++
+		}
+	}
+	if made != 1 {
+		t.Errorf("%d runs made the output, want 1", made)
+	}
+	sameTensors(t, expected(m.tensors, p), readAll(t, out))
+}
+
+// TestExistingOutput changes what is at the output's place.
+func TestExistingOutput(t *testing.T) {
+	m := generators["qwen3_moe"](1)
+	p := m.permutation(m.layers...)
+	model := m.write(t, 30)
+	flip := func(t *testing.T, path string, at int64) {
+		t.Helper()
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at < 0 {
+			at += int64(len(content))
+		}
+		content[at] ^= 1
+		writeFile(t, path, content)
+	}
+	for name, test := range map[string]struct {
+		change func(t *testing.T, out string)
+		o      Options
+		want   string
+	}{
+		"another permutation": {func(*testing.T, string) {}, Options{Permutation: m.permutation(0)}, "holds another checkpoint: it has another permutation"},
+		"something else": {func(t *testing.T, out string) {
+			if err := os.Remove(filepath.Join(out, ManifestFile)); err != nil {
+				t.Fatal(err)
+			}
+		}, Options{}, "was not made by reshuffle"},
+		"another format": {func(t *testing.T, out string) {
+			writeFile(t, filepath.Join(out, ManifestFile), []byte(`{"format":"x"}`))
+		}, Options{}, `written in format "x"`},
+		"manifest damaged": {func(t *testing.T, out string) {
+			writeFile(t, filepath.Join(out, ManifestFile), []byte(`{`))
+		}, Options{}, ManifestFile},
+		"config changed": {func(t *testing.T, out string) {
+			flip(t, filepath.Join(out, checkpoint.ConfigFile), 5)
+		}, Options{}, "config.json is damaged"},
+		"shard missing": {func(t *testing.T, out string) {
+			if err := os.Remove(filepath.Join(out, "model-00002.safetensors")); err != nil {
+				t.Fatal(err)
+			}
+		}, Options{}, "model-00002.safetensors does not exist"},
+		"byte of a weight, seen when every byte is compared": {func(t *testing.T, out string) {
+			flip(t, filepath.Join(out, "model-00002.safetensors"), -1)
+		}, Options{Verify: true}, "differs from the source"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := filepath.Join(t.TempDir(), "out")
+			mustRun(t, Options{Model: model, Permutation: p, Out: out})
+			test.change(t, out)
+			before := snapshot(t, out)
+			test.o.Model, test.o.Out = model, out
+			if test.o.Permutation == nil {
+				test.o.Permutation = p
+			}
+			_, err := Run(t.Context(), test.o)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+			if diff := cmp.Diff(before, snapshot(t, out)); diff != "" {
+				t.Errorf("the output was changed: %s", diff)
+			}
+		})
+	}
+}
+
+// TestOtherWeightsOfTheSameLayout has a model that differs from the first in values alone.
+func TestOtherWeightsOfTheSameLayout(t *testing.T) {
+	m := generators["glm4_moe"](1)
+	p := m.permutation(m.layers...)
+	out := filepath.Join(t.TempDir(), "out")
+	model := m.write(t, 1<<20)
+	mustRun(t, Options{Model: model, Permutation: p, Out: out})
+	path := filepath.Join(model, "model-00001.safetensors")
+	file, err := checkpoint.OpenFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.Close()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content[file.DataStart()+file.Tensors["model.layers.1.self_attn.q_proj.weight"].Begin] ^= 1
+	writeFile(t, path, content)
+	if _, err := Run(t.Context(), Options{Model: model, Permutation: p, Out: out}); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), "made of another model") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestOtherFiles says what becomes of what is no shard.
+func TestOtherFiles(t *testing.T) {
+	m := generators["olmoe"](1)
+	p := m.permutation(1)
+	model := m.write(t, 100)
+	come := []string{"tokenizer.json", "README.md", "sub/dir/file.txt", ".gitattributes", "training_args.bin", "tokenizer.model"}
+	stay := []string{"consolidated.safetensors", "original/model.safetensors", "model.Q4.gguf", "pytorch_model.bin", "pytorch_model.bin.index.json", "metal/model.bin"}
+	for _, name := range slices.Concat(come, stay, []string{".cache/huggingface/x.metadata"}) {
+		writeFile(t, filepath.Join(model, name), []byte("content of "+name))
+	}
+	blob := filepath.Join(t.TempDir(), "blob")
+	writeFile(t, blob, []byte("linked"))
+	if err := os.Symlink(blob, filepath.Join(model, "vocab.json")); err != nil {
+		t.Fatal(err)
+	}
+	// What an earlier run, or another tool, has left at the place of work must not end up in the output.
+	out := filepath.Join(t.TempDir(), "out")
+	j, err := newJob(Options{Model: model, Permutation: p, Out: out})
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.close()
+	writeFile(t, filepath.Join(j.hidden(fmt.Sprintf(".%.16s.partial", identity(j.identity, p))), "stale.txt"), []byte("x"))
+	writeFile(t, j.hidden(".0123456789abcdef.partial/model.safetensors"), []byte("x"))
+	result := mustRun(t, Options{Model: model, Permutation: p, Out: out})
+	slices.Sort(stay)
+	if diff := cmp.Diff(stay, slices.Sorted(slices.Values(result.LeftOut))); diff != "" {
+		t.Error(diff)
+	}
+	want := append(come, "vocab.json", ManifestFile, checkpoint.ConfigFile, checkpoint.IndexFile, "model-00001.safetensors", "model-00002.safetensors")
+	slices.Sort(want)
+	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(snapshot(t, out)))); diff != "" {
+		t.Error(diff)
+	}
+	sameFile(t, blob, filepath.Join(out, "vocab.json"))
+	sameFile(t, filepath.Join(model, "sub/dir/file.txt"), filepath.Join(out, "sub/dir/file.txt"))
+	left, err := filepath.Glob(filepath.Join(filepath.Dir(out), ".*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// TestCancel ends a run before it writes, as SIGTERM does; the next one finishes it.
+func TestCancel(t *testing.T) {
+	m := generators["gpt_oss"](1)
+	p := m.permutation(m.layers...)
+	model := m.write(t, 3)
+	out := filepath.Join(t.TempDir(), "out")
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := Run(ctx, Options{Model: model, Permutation: p, Out: out, Parallel: 1, atStep: func(string) { cancel() }})
+	if err == nil || checkpoint.IsInvalid(err) {
+		t.Fatalf("got %v, want an error that another run cures", err)
+	}
+	if result := mustRun(t, Options{Model: model, Permutation: p, Out: out}); result.Resumed == 0 || result.Reused {
+		t.Errorf("result %+v", result)
+	}
+	sameTensors(t, expected(m.tensors, p), readAll(t, out))
+}

@@ -1,0 +1,164 @@
+package reshuffle
+
+import (
+	"encoding/json"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+	refmodel "github.com/semmoe/operator/internal/refengine/model"
+)
+
+const tinyModel = "../refengine/testdata/tiny-qwen3moe"
+
+// generation is what a model does with a prompt.
+type generation struct {
+	tokens []int32
+	// logits are the last position's of the prompt; routes are the prompt's experts, [tokens][layers][top-k].
+	logits []float32
+	routes []uint16
+}
+
+func load(t *testing.T, dir string) *refmodel.Model {
+	t.Helper()
+	c, err := checkpoint.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	m, err := refmodel.Load(c, 512)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// generate continues a prompt greedily.
+func generate(t *testing.T, m *refmodel.Model, prompt []int32, length int) generation {
+	t.Helper()
+	runner, cache := m.NewRunner(2), m.NewCache(len(prompt)+length)
+	var out generation
+	next := prompt
+	for range length {
+		chunk := refmodel.Chunk{Cache: cache, Tokens: next, Routes: make([]uint16, len(next)*m.Layers*m.TopK), Logits: make([]float32, m.Vocab)}
+		if err := runner.Step([]refmodel.Chunk{chunk}); err != nil {
+			t.Fatal(err)
+		}
+		if out.logits == nil {
+			out.logits, out.routes = chunk.Logits, chunk.Routes
+		}
+		best := 0
+		for i, v := range chunk.Logits {
+			if v > chunk.Logits[best] {
+				best = i
+			}
+		}
+		out.tokens = append(out.tokens, int32(best))
+		next = []int32{int32(best)}
+	}
+	return out
+}
+
+func largestDifference(a, b []float32) float64 {
+	var largest float64
+	for i := range a {
+		largest = max(largest, math.Abs(float64(a[i]-b[i])))
+	}
+	return largest
+}
+
+func prompts(t *testing.T) [][]int32 {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(tinyModel, "golden.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var golden struct {
+		Cases []struct {
+			PromptIDs []int32 `json:"prompt_ids"`
+		} `json:"cases"`
+	}
+	if err := json.Unmarshal(text, &golden); err != nil || len(golden.Cases) == 0 {
+		t.Fatalf("%d golden cases, %v", len(golden.Cases), err)
+	}
+	var list [][]int32
+	for _, g := range golden.Cases {
+		list = append(list, g.PromptIDs)
+	}
+	return list
+}
+
+// TestOutputsAreEqual runs a trained model before and after: the same tokens, the same logits, and routes that differ by
+// the permutation alone.
+func TestOutputsAreEqual(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 7))
+	p := &Permutation{}
+	for _, layer := range []int{0, 1, 3} {
+		p.Layers = append(p.Layers, LayerPermutation{layer, rng.Perm(32)})
+	}
+	out := filepath.Join(t.TempDir(), "out")
+	mustRun(t, Options{Model: tinyModel, Permutation: p, Out: out, Verify: true})
+	before, after := load(t, tinyModel), load(t, out)
+	newToOld := map[int][]int{}
+	for _, layer := range p.Layers {
+		newToOld[layer.Layer] = layer.NewToOld
+	}
+	routed, largest := 0, 0.0
+	for i, prompt := range prompts(t) {
+		want, got := generate(t, before, prompt, 24), generate(t, after, prompt, 24)
+		for j := range want.tokens {
+			if want.tokens[j] != got.tokens[j] {
+				t.Errorf("prompt %d: token %d is %d, want %d", i, j, got.tokens[j], want.tokens[j])
+			}
+		}
+		// The gate's softmax sums the experts in their order, so float32 rounds differently: logits of about 20 have units
+		// in the last place of 2e-6.
+		scale := largestDifference(want.logits, make([]float32, len(want.logits)))
+		if d := largestDifference(want.logits, got.logits); d > 1e-5*max(1, scale) {
+			t.Errorf("prompt %d: logits differ by %g; the largest is %g", i, d, scale)
+		}
+		largest = max(largest, largestDifference(want.logits, got.logits)/max(1, scale))
+		for j, expert := range got.routes {
+			old := int(expert)
+			if permutation := newToOld[j/before.TopK%before.Layers]; permutation != nil {
+				old = permutation[expert]
+			}
+			if old != int(want.routes[j]) {
+				t.Fatalf("prompt %d: route %d is expert %d, which was %d; want %d", i, j, expert, old, want.routes[j])
+			}
+			routed++
+		}
+	}
+	t.Logf("%d routes compared; logits differ by at most %.2g of the largest", routed, largest)
+	if routed == 0 {
+		t.Error("no route was compared")
+	}
+	// The comparison must see what a wrong order does: put one gate back.
+	putGateBack(t, out, "model.layers.1.mlp.gate.weight")
+	wrong := load(t, out)
+	prompt := prompts(t)[0]
+	if d := largestDifference(generate(t, before, prompt, 1).logits, generate(t, wrong, prompt, 1).logits); d < 1e-2 {
+		t.Errorf("a gate in the wrong order changes logits by %g only", d)
+	}
+}
+
+func putGateBack(t *testing.T, dir, name string) {
+	t.Helper()
+	c, err := checkpoint.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	shard, _ := c.Shard(name)
+	file, err := os.OpenFile(shard.Path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if _, err := file.WriteAt(readAll(t, tinyModel)[name].data, shard.DataStart()+shard.Tensors[name].Begin); err != nil {
+		t.Fatal(err)
+	}
+}

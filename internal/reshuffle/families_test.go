@@ -100,8 +100,8 @@ func TestFamilies(t *testing.T) {
 					layers = layers[:1+m.rng.IntN(len(layers))]
 				}
 				p := m.permutation(layers...)
-				// One tensor for a file, a few, or all in one.
-				model := m.write(t, []int{1 << 20, 1, 7, 50}[seed])
+				// All tensors in one file, or some in each.
+				model := m.write(t, []int{1 << 20, 5, 20, 50}[seed])
 				base := t.TempDir()
 				out, back := filepath.Join(base, "out"), filepath.Join(base, "back")
 				result := mustRun(t, Options{Model: model, Permutation: p, Out: out, Verify: seed%2 == 0})

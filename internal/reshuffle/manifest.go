@@ -79,8 +79,8 @@ func identify(c *checkpoint.Checkpoint) (Source, error) {
 				sampled = append(sampled, name)
 			}
 		}
-		for i := range min(expertSamples, len(experts)) {
-			sampled = append(sampled, experts[i*len(experts)/expertSamples%len(experts)])
+		for i, n := 0, min(expertSamples, len(experts)); i < n; i++ {
+			sampled = append(sampled, experts[i*len(experts)/n])
 		}
 		for _, name := range sampled {
 			tensor := shard.Tensors[name]

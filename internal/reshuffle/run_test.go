@@ -2,18 +2,14 @@ package reshuffle
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -21,102 +17,6 @@ import (
 
 	"github.com/semmoe/operator/internal/checkpoint"
 )
-
-// TestMain lets the test binary be the process that TestKill kills.
-func TestMain(m *testing.M) {
-	if text := os.Getenv("RESHUFFLE_TEST_CHILD"); text != "" {
-		child(text)
-	}
-	os.Exit(m.Run())
-}
-
-// childWork tells a child process what to do, and before which step to die.
-type childWork struct {
-	Model, Out  string
-	Permutation *Permutation
-	DieAt       int
-}
-
-func child(text string) {
-	var work childWork
-	if err := json.Unmarshal([]byte(text), &work); err != nil {
-		panic(err)
-	}
-	steps := 0
-	var mu sync.Mutex
-	o := Options{Model: work.Model, Permutation: work.Permutation, Out: work.Out, atStep: func(string) {
-		mu.Lock()
-		defer mu.Unlock()
-		if steps++; steps == work.DieAt {
-			syscall.Kill(os.Getpid(), syscall.SIGKILL)
-			select {}
-		}
-	}}
-	if _, err := Run(context.Background(), o); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	os.Exit(0)
-}
-
-// startChild returns whether the process was killed.
-func startChild(t *testing.T, work childWork) (killed bool) {
-	t.Helper()
-	text, err := json.Marshal(work)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^$")
-	cmd.Env = append(os.Environ(), "RESHUFFLE_TEST_CHILD="+string(text))
-	out, err := cmd.CombinedOutput()
-	if err == nil {
-		return false
-	}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL {
-		return true
-	}
-	t.Fatalf("%v: %s", err, out)
-	return false
-}
-
-// TestKill kills the process at every step, each time from nothing and then once more in every state that a kill has
-// left: the output is never there in part, and the next run finishes it.
-func TestKill(t *testing.T) {
-	m := generators["deepseek_v3 in FP8, with groups and multi-token prediction"](11)
-	p := m.permutation(m.layers...)
-	model := m.write(t, 60)
-	writeFile(t, filepath.Join(model, "tokenizer", "vocab.txt"), []byte("a b c"))
-	want := expected(m.tensors, p)
-	base := t.TempDir()
-	for step := 1; ; step++ {
-		out := filepath.Join(base, fmt.Sprint(step))
-		killed := startChild(t, childWork{model, out, p, step})
-		if _, err := os.Stat(out); killed && err == nil {
-			sameTensors(t, want, readAll(t, out))
-		}
-		// Most steps of the second process are those that the first did not come to.
-		killedAgain := startChild(t, childWork{model, out, p, step})
-		if _, err := os.Stat(out); killedAgain && err == nil {
-			sameTensors(t, want, readAll(t, out))
-		}
-		result := mustRun(t, Options{Model: model, Permutation: p, Out: out, Verify: true})
-		sameTensors(t, want, readAll(t, out))
-		if killedAgain && !result.Reused && step < 4 && result.Resumed == 0 && step > 1 {
-			t.Errorf("step %d: nothing was resumed", step)
-		}
-		if !killed {
-			if step < 10 {
-				t.Errorf("the work had %d steps only", step)
-			}
-			break
-		}
-	}
-	left, err := filepath.Glob(filepath.Join(base, ".*"))
-	if err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
-	}
-}
 
 // snapshot lists all files below a directory with their times and contents.
 func snapshot(t *testing.T, dir string) map[string]string {

@@ -26,7 +26,8 @@ func main() {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newManagerCommand(), newInspectCommand(), newRouterCommand(), newEngineCommand(), newProfileCommand(), newStoreCommand(), newSolveCommand(), newEvalCommand(), newVerifyCommand(), newCompareCommand(), newReshuffleCommand())
+	root.AddCommand(newManagerCommand(), newInspectCommand(), newRouterCommand(), newEngineCommand(), newProfileCommand(), newStoreCommand(),
+		newSolveCommand(), newEvalCommand(), newVerifyCommand(), newCompareCommand(), newReshuffleCommand())
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintf(os.Stderr, "semmoe: %v\n", err)
 		os.Exit(exitCode(err))

@@ -51,3 +51,17 @@ func ValueSampled(ctx context.Context, p Problem, scores int) float64 {
 	_, value := s.value(contiguousRanks(s.counts.Experts, p.Ranks), nil)
 	return value
 }
+
+// Value is what the search of attention tensor parallelism makes of a placement, mean over layers.
+func Value(ctx context.Context, p Problem, of *Placement) float64 {
+	sum := 0.0
+	for l := range of.Layers {
+		rankOf := make([]int, of.Experts)
+		for e, ranks := range of.Hosts(l) {
+			rankOf[e] = ranks[0]
+		}
+		_, value := newLayerSearch(&p.Tokens[l], p.Ranks, limit{ctx: ctx}).value(rankOf, nil)
+		sum += value / float64(len(of.Layers))
+	}
+	return sum
+}

@@ -155,7 +155,8 @@ func (s *Scheduler) bestFree(scores []float32) int {
 }
 
 // priceStep is the rise of a rank's price for one request of mean size, as a fraction of the mean lead of a request's
-// best rank: models differ in how far their scores spread.
+// best rank: models differ in how far their scores spread. Chosen by cross-validation within profiles: between 0.1 and 0.25
+// locality differs by half a percent.
 const priceStep = 0.15
 
 func (s *Scheduler) account(rank int, r Request) {
@@ -230,7 +231,8 @@ func (r *recent) add(rank, tokens int) {
 }
 
 // fillUp is the share of a window's missing requests that counts as served evenly: more locality at the start for less
-// balance. In full, a rank may have 1.5 times its share after 40 requests at a cap of 1.15; by half, 1.25 times.
+// balance. In full, a rank may have 1.5 times its share after 40 requests at a cap of 1.15; by half, 1.25 times. By
+// cross-validation within profiles the other half is worth 0.5% of locality at 8 ranks, which is not worth that.
 const fillUp = 0.5
 
 // missing is the load that stands for the requests that a full window would hold besides those seen and the next one, at

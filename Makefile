@@ -56,8 +56,9 @@ e2e-cluster: image ## Run the demo's scenario on a real cluster (kubelet, contai
 	test/cluster/e2e.sh
 
 .PHONY: bench
-bench: ## Measure, and print JSON
-	@go run ./test/bench
+bench: ## Measure, and print JSON (BENCH=solver or BENCH=reshuffle: that alone)
+	@$(MAKE) -s build >&2
+	@go run ./test/bench $(BENCH)
 
 .PHONY: soak
 soak: build controlplane ## Long fuzz and fault runs

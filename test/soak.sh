@@ -13,6 +13,8 @@ grep -rl --include='*_test.go' '^func Fuzz' internal solver 2>/dev/null | sort |
     go test -run '^$' -fuzz "^$target\$" -fuzztime "${minutes}m" -fuzzminimizetime 20x "$package"
   done
 done
+echo "=== 200 kills during reshuffling"
+go test -count=1 -timeout 30m ./internal/reshuffle -run RandomKills -args -kills 200
 for round in $(seq "$rounds"); do
   echo "=== end-to-end suite, round $round of $rounds"
   make e2e

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+)
+
+const (
+	// The generated checkpoint: 8 GiB in shards, a tensor per expert and projection.
+	reshuffleLayers, reshuffleExperts, reshuffleShards = 32, 64, 16
+	// Each of the three projections of an expert has this many BF16 elements.
+	reshuffleRows, reshuffleColumns = 1408 / 2, 1024
+	reshufflePairs                  = 3
+	reshuffleGoal, memoryGoalMiB    = 0.9, 256
+)
+
+// reshuffleResult compares `semmoe reshuffle` with copying the same files, alternately, in one run.
+type reshuffleResult struct {
+	GiB float64 `json:"gib"`
+	// Reshuffle and Copy are the medians of the seconds of `semmoe reshuffle` and of `cp --reflink=never` with sync.
+	Reshuffle float64 `json:"reshuffle_seconds"`
+	Copy      float64 `json:"copy_seconds"`
+	// SpeedToCopy is how many times as fast as the copy it is.
+	SpeedToCopy float64 `json:"speed_to_copy"`
+	Goal        float64 `json:"speed_goal"`
+	PeakMiB     float64 `json:"peak_mib"`
+	MemoryGoal  float64 `json:"peak_goal_mib"`
+}
+
+// benchReshuffle makes a checkpoint in a temporary directory, which must hold three times its size.
+func benchReshuffle(ctx context.Context) (reshuffleResult, error) {
+	dir, err := os.MkdirTemp("", "bench-reshuffle-")
+	if err != nil {
+		return reshuffleResult{}, err
+	}
+	defer os.RemoveAll(dir)
+	model, permutation := filepath.Join(dir, "model"), filepath.Join(dir, "permutation.json")
+	size, err := writeModel(model)
+	if err != nil {
+		return reshuffleResult{}, err
+	}
+	if err := writePermutation(permutation); err != nil {
+		return reshuffleResult{}, err
+	}
+	r := reshuffleResult{GiB: float64(size) / (1 << 30), Goal: reshuffleGoal, MemoryGoal: memoryGoalMiB}
+	var ours, copies []float64
+	for range reshufflePairs {
+		seconds, peak, err := timed(ctx, filepath.Join(dir, "ours"), "bin/semmoe", "reshuffle", "--model", model, "--permutation", permutation, "--out", filepath.Join(dir, "ours"))
+		if err != nil {
+			return r, err
+		}
+		ours, r.PeakMiB = append(ours, seconds), max(r.PeakMiB, peak)
+		target := filepath.Join(dir, "copy")
+		if seconds, _, err = timed(ctx, target, "sh", "-c", `cp -r --reflink=never "$0" "$1" && sync "$1"/*`, model, target); err != nil {
+			return r, err
+		}
+		copies = append(copies, seconds)
+	}
+	slices.Sort(ours)
+	slices.Sort(copies)
+	r.Reshuffle, r.Copy = ours[len(ours)/2], copies[len(copies)/2]
+	r.SpeedToCopy = r.Copy / r.Reshuffle
+	return r, nil
+}
+
+// timed runs a command that makes a directory, and removes the directory: each run has a cold target.
+func timed(ctx context.Context, made string, name string, args ...string) (seconds, peakMiB float64, err error) {
+	command := exec.CommandContext(ctx, name, args...)
+	command.Stderr = os.Stderr
+	begin := time.Now()
+	if err := command.Run(); err != nil {
+		return 0, 0, fmt.Errorf("%s: %w", name, err)
+	}
+	seconds = time.Since(begin).Seconds()
+	if usage, ok := command.ProcessState.SysUsage().(*syscall.Rusage); ok {
+		peakMiB = float64(usage.Maxrss) / 1024
+	}
+	if err := os.RemoveAll(made); err != nil {
+		return 0, 0, err
+	}
+	// What the removal leaves to write must not be counted for the next run.
+	syscall.Sync()
+	return seconds, peakMiB, nil
+}
+
+type tensorEntry struct {
+	DType   string   `json:"dtype"`
+	Shape   []int    `json:"shape"`
+	Offsets [2]int64 `json:"data_offsets"`
+}
+
+// writeModel writes a checkpoint of a Qwen3-MoE shape with random bytes, and returns its size.
+func writeModel(dir string) (int64, error) {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return 0, err
+	}
+	config := map[string]any{
+		"model_type": "qwen3_moe", "architectures": []string{"Qwen3MoeForCausalLM"}, "num_hidden_layers": reshuffleLayers, "hidden_size": reshuffleColumns,
+		"num_experts": reshuffleExperts, "num_experts_per_tok": 8, "moe_intermediate_size": reshuffleRows, "vocab_size": 1024, "torch_dtype": "bfloat16",
+		"decoder_sparse_step": 1, "mlp_only_layers": []int{}, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": reshuffleRows, "head_dim": 64,
+	}
+	text, err := json.Marshal(config)
+	if err != nil {
+		return 0, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), text, 0o644); err != nil {
+		return 0, err
+	}
+	index := map[string]string{}
+	var total int64
+	for shard := range reshuffleShards {
+		name := fmt.Sprintf("model-%05d-of-%05d.safetensors", shard+1, reshuffleShards)
+		size, err := writeShard(filepath.Join(dir, name), shard, func(tensor string) { index[tensor] = name })
+		if err != nil {
+			return 0, err
+		}
+		total += size
+	}
+	text, err = json.Marshal(map[string]any{"metadata": map[string]any{"total_size": total}, "weight_map": index})
+	if err != nil {
+		return 0, err
+	}
+	return total, os.WriteFile(filepath.Join(dir, "model.safetensors.index.json"), text, 0o644)
+}
+
+// writeShard writes the layers of one shard.
+func writeShard(path string, shard int, named func(tensor string)) (int64, error) {
+	header := map[string]tensorEntry{}
+	var end int64
+	add := func(name string, shape ...int) {
+		size := int64(2)
+		for _, d := range shape {
+			size *= int64(d)
+		}
+		header[name] = tensorEntry{"BF16", shape, [2]int64{end, end + size}}
+		end += size
+		named(name)
+	}
+	const perShard = reshuffleLayers / reshuffleShards
+	for layer := shard * perShard; layer < (shard+1)*perShard; layer++ {
+		add(fmt.Sprintf("model.layers.%d.mlp.gate.weight", layer), reshuffleExperts, reshuffleColumns)
+		for expert := range reshuffleExperts {
+			prefix := fmt.Sprintf("model.layers.%d.mlp.experts.%d.", layer, expert)
+			add(prefix+"gate_proj.weight", reshuffleRows, reshuffleColumns)
+			add(prefix+"up_proj.weight", reshuffleRows, reshuffleColumns)
+			add(prefix+"down_proj.weight", reshuffleColumns, reshuffleRows)
+		}
+	}
+	text, err := json.Marshal(header)
+	if err != nil {
+		return 0, err
+	}
+	for len(text)%8 != 0 {
+		text = append(text, ' ')
+	}
+	file, err := os.Create(path)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	if _, err := file.Write(append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...)); err != nil {
+		return 0, err
+	}
+	random := rand.NewChaCha8([32]byte{byte(shard)})
+	chunk := make([]byte, 1<<20)
+	for left := end; left > 0; left -= int64(len(chunk)) {
+		chunk = chunk[:min(int64(cap(chunk)), left)]
+		random.Read(chunk) //nolint:errcheck // it never fails
+		if _, err := file.Write(chunk); err != nil {
+			return 0, err
+		}
+	}
+	return end, file.Sync()
+}
+
+// writePermutation writes a random order of the experts of every layer.
+func writePermutation(path string) error {
+	type layer struct {
+		Layer    int   `json:"layer"`
+		NewToOld []int `json:"new_to_old"`
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	var layers []layer
+	for l := range reshuffleLayers {
+		layers = append(layers, layer{l, random.Perm(reshuffleExperts)})
+	}
+	text, err := json.Marshal(map[string]any{"layers": layers})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, text, 0o644)
+}

@@ -26,6 +26,8 @@ const (
 	slowBackOff   = time.Hour
 	// keptAttempts is how many failed Jobs are kept: the last one counts the attempts, the one before helps to compare.
 	keptAttempts = 2
+	// reasonInputsInvalid is the reason of a failure with exitInputs.
+	reasonInputsInvalid = "InputsInvalid"
 	// crashes is how often an engine may end before it is given up.
 	crashes = 3
 )
@@ -83,6 +85,12 @@ func attemptsOf(profile *semmoev1.AffinityProfile, jobs []*batchv1.Job, pods []*
 	return a
 }
 
+// inspectionOutdated tells that an attempt has found other inputs than an inspection before it: they have changed since, and
+// what is there now is worth a look, and an attempt of its own. An inspection after it that finds the same is no news.
+func inspectionOutdated(inspected *batchv1.Job, a attempts) bool {
+	return inspected != nil && a.FinalReason == reasonInputsInvalid && inspected.CreationTimestamp.Time.Before(endOf(a.Last))
+}
+
 func backOff(attempt int) time.Duration {
 	if attempt > quickAttempts {
 		return slowBackOff
@@ -114,7 +122,7 @@ func failureOf(job *batchv1.Job, pods []*corev1.Pod) (message, finalReason strin
 	}
 	switch code := jobstate.ExitCode(job, pods); {
 	case code == exitInputs:
-		return message, "InputsInvalid"
+		return message, reasonInputsInvalid
 	case code == exitEngine:
 		return message, "EngineFailed"
 	case failed.Reason == batchv1.JobReasonPodFailurePolicy: // the pod is gone, but the Job knows the code

@@ -149,6 +149,9 @@ func (r *Reconciler) observe(ctx context.Context, profile *semmoev1.AffinityProf
 		return o, nil, err
 	}
 	o.Attempts = attemptsOf(profile, jobs, pods)
+	if inspected := o.Inspection.Recorded; inspectionOutdated(inspected, o.Attempts) {
+		o.Inspection.Obsolete = append(o.Inspection.Obsolete, inspected)
+	}
 	if o.Result, err = r.findResult(ctx, profile, o.ID); err != nil {
 		o.StoreFailure = storeAdvice(err)
 		if profile.Status.Inputs == o.ID {

@@ -87,6 +87,8 @@ func waitsFor(name string, moed *semmoev1.MoEDeployment, modelDigest string) str
 	switch {
 	case moed == nil:
 		return fmt.Sprintf("spec.deploymentRef: there is no MoEDeployment %q in this namespace", name)
+	case moed.Spec.Reconciliation == semmoev1.ReconciliationPaused:
+		return fmt.Sprintf("MoEDeployment %s is paused (spec.reconciliation)", name)
 	case moed.Status.ObservedGeneration != moed.Generation || !meta.IsStatusConditionTrue(moed.Status.Conditions, semmoev1.ConditionReady):
 		return fmt.Sprintf("MoEDeployment %s is not ready", name)
 	case moed.Spec.Replicas != nil && *moed.Spec.Replicas == 0:

@@ -215,6 +215,7 @@ func TestWaitsFor(t *testing.T) {
 		"just changed":   {func(m *semmoev1.MoEDeployment) { m.Generation = 3 }, "is not ready"},
 		"scaled to zero": {func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](0) }, "no replica"},
 		"another model":  {func(m *semmoev1.MoEDeployment) { m.Status.Model.Digest = "other" }, "does not serve the model"},
+		"paused":         {func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, "is paused"},
 		"rolling out":    {func(m *semmoev1.MoEDeployment) { m.Status.UpdatedReplicas = 1 }, "rolling out"},
 		"surging":        {func(m *semmoev1.MoEDeployment) { m.Status.Replicas, m.Status.UpdatedReplicas = 3, 3 }, "rolling out"},
 	} {
@@ -226,6 +227,35 @@ func TestWaitsFor(t *testing.T) {
 	}
 	if got := waitsFor("m", nil, "model"); !strings.Contains(got, `no MoEDeployment "m"`) {
 		t.Errorf("absent: %q", got)
+	}
+}
+
+// What an attempt found changed is inspected anew, once.
+func TestInspectionOutdated(t *testing.T) {
+	p := newProfile()
+	at := func(j *batchv1.Job, after time.Duration) *batchv1.Job {
+		j.CreationTimestamp = metav1.NewTime(start.Add(after))
+		return j
+	}
+	attempt := job(p, 1, failed("")) // at start
+	before, after := at(&batchv1.Job{}, -time.Minute), at(&batchv1.Job{}, 0)
+	changed := attemptsOf(p, []*batchv1.Job{attempt}, []*corev1.Pod{podOf(attempt, exitInputs, "the data set has changed")})
+	crashed := attemptsOf(p, []*batchv1.Job{attempt}, []*corev1.Pod{podOf(attempt, exitEngine, "the engine died")})
+	cases := map[string]struct {
+		inspected *batchv1.Job
+		a         attempts
+		want      bool
+	}{
+		"inspected before": {before, changed, true},
+		"inspected since":  {after, changed, false},
+		"not inspected":    {nil, changed, false},
+		"another failure":  {before, crashed, false},
+		"no attempt yet":   {before, attempts{Next: 1}, false},
+	}
+	for name, tc := range cases {
+		if got := inspectionOutdated(tc.inspected, tc.a); got != tc.want {
+			t.Errorf("%s: %v, want %v", name, got, tc.want)
+		}
 	}
 }
 

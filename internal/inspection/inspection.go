@@ -62,6 +62,8 @@ type State struct {
 	// Dataset where none was given.
 	Report  *checkpoint.Report
 	Dataset *profile.DatasetReport
+	// Recorded is the Job that holds the report; nil until it does. Without it the inspection is made again.
+	Recorded *batchv1.Job
 	// Unrecorded is the Job whose pod holds the report, where the Job itself does not yet.
 	Unrecorded *batchv1.Job
 	// Running is the Job that is at work.
@@ -99,7 +101,9 @@ func Observe(inputs string, jobs []*batchv1.Job, pods []*corev1.Pod) State {
 	state := State{}
 	switch {
 	case latest.Annotations[semmoev1.AnnotationReport] != "":
-		state.setReport(latest.Annotations[semmoev1.AnnotationReport])
+		if state.setReport(latest.Annotations[semmoev1.AnnotationReport]); state.Report != nil {
+			state.Recorded = latest
+		}
 		state.Obsolete = append(ours[1:], others...)
 	case jobstate.Finished(latest, batchv1.JobComplete) != nil:
 		if state.setReport(jobstate.TerminationMessage(latest, pods)); state.Report != nil {

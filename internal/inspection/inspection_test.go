@@ -66,7 +66,7 @@ func TestObserveInspection(t *testing.T) {
 		"nothing yet":                      {nil, nil, State{NextAttempt: 1}},
 		"at work":                          {[]*batchv1.Job{running}, nil, State{Running: running}},
 		"done, not recorded":               {[]*batchv1.Job{complete}, []*corev1.Pod{podOf(complete, 0, string(text))}, State{Report: &found, Dataset: &dataset, Unrecorded: complete}},
-		"recorded, pod and old Jobs gone":  {[]*batchv1.Job{recorded, elsewhere}, nil, State{Report: &found, Dataset: &dataset, Obsolete: []*batchv1.Job{elsewhere}}},
+		"recorded, pod and old Jobs gone":  {[]*batchv1.Job{recorded, elsewhere}, nil, State{Report: &found, Dataset: &dataset, Recorded: recorded, Obsolete: []*batchv1.Job{elsewhere}}},
 		"done, but the pod went before it": {[]*batchv1.Job{complete}, nil, State{NextAttempt: 2}},
 		"the model is at fault": {
 			[]*batchv1.Job{failed1}, []*corev1.Pod{podOf(failed1, 3, "no such directory\n")},

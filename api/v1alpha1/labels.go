@@ -48,6 +48,8 @@ const (
 	ModelMountPath = "/models"
 	// DatasetVolume is the name of the volume that holds a data set, where that is not the model's.
 	DatasetVolume = "dataset"
+	// PlanVolume is the name of the volume that holds a plan's ConfigMap.
+	PlanVolume = "semmoe-plan"
 	// PlanMountPath is where a plan's ConfigMap is mounted in the pods that serve under it.
 	PlanMountPath = "/etc/semmoe/plan"
 	// ServicePort is the port of the Service that clients talk to.

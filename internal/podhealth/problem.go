@@ -83,7 +83,14 @@ func podLabel(pod *corev1.Pod) string {
 	if pod.Labels[semmoev1.LabelComponent] == semmoev1.ComponentEngine {
 		return pod.Name
 	}
-	return "of the " + pod.Labels[semmoev1.LabelComponent]
+	switch component := pod.Labels[semmoev1.LabelComponent]; component {
+	case semmoev1.ComponentInspect:
+		return "of the inspection"
+	case semmoev1.ComponentProfile:
+		return "of the profiling Job"
+	default:
+		return "of the " + component
+	}
 }
 
 func lastEnd(status corev1.ContainerStatus) string {
@@ -134,8 +141,14 @@ func waitingProblem(pod *corev1.Pod, failedMount string) *Problem {
 // volumeAdvice says what to do about a volume that cannot be mounted.
 func volumeAdvice(failedMount string) string {
 	// A kubelet names volumes in quotation marks, or as a list: unmounted volumes=[dataset].
-	if strings.Contains(failedMount, `"`+semmoev1.DatasetVolume+`"`) || strings.Contains(failedMount, "["+semmoev1.DatasetVolume) {
+	of := func(volume string) bool {
+		return strings.Contains(failedMount, `"`+volume+`"`) || strings.Contains(failedMount, "["+volume)
+	}
+	switch {
+	case of(semmoev1.DatasetVolume):
 		return "create the ConfigMap, with the key, or the PersistentVolumeClaim that the data set is to come from"
+	case of(semmoev1.PlanVolume):
+		return "the ConfigMap of a plan comes back by itself, unless the PlacementPlan that its name begins with says what is missing for that"
 	}
 	return "check spec.model.volume"
 }

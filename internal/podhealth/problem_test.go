@@ -79,6 +79,18 @@ func TestFindProblem(t *testing.T) {
 			change: onNode, age: patience, mounts: map[types.UID]string{"p": "unmounted volumes=[dataset], unattached volumes=[]: timed out"},
 			reason: "VolumeNotMounted", message: "create the ConfigMap",
 		},
+		"plan": {
+			change: onNode, age: patience, mounts: map[types.UID]string{"p": `MountVolume.SetUp failed for volume "semmoe-plan" : configmap "m-1-2" not found`},
+			reason: "VolumeNotMounted", message: `configmap "m-1-2" not found: the ConfigMap of a plan comes back`,
+		},
+		"inspection": {
+			change: func(p *corev1.Pod) { unschedulable(p); p.Labels[semmoev1.LabelComponent] = semmoev1.ComponentInspect },
+			age:    patience, reason: "Unschedulable", message: "pod of the inspection has no node",
+		},
+		"profiling Job": {
+			change: func(p *corev1.Pod) { unschedulable(p); p.Labels[semmoev1.LabelComponent] = semmoev1.ComponentProfile },
+			age:    patience, reason: "Unschedulable", message: "pod of the profiling Job has no node",
+		},
 		"containers do not start": {change: onNode, age: patience, reason: "ContainerNotCreated", message: "kubectl describe pod"},
 		"being deleted":           {change: func(p *corev1.Pod) { crashed(p); p.DeletionTimestamp = &metav1.Time{Time: start} }},
 	}

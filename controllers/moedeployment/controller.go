@@ -242,7 +242,7 @@ func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) 
 
 // nextInspection makes the Job of an attempt; nil while nothing new may be started.
 func (r *Reconciler) nextInspection(moed *semmoev1.MoEDeployment) func(attempt int) *batchv1.Job {
-	if moed.Spec.Reconciliation == semmoev1.ReconciliationPaused {
+	if paused(moed) {
 		return nil
 	}
 	return func(attempt int) *batchv1.Job { return inspectionJob(moed, r.Image, attempt) }
@@ -252,7 +252,7 @@ func (r *Reconciler) nextInspection(moed *semmoev1.MoEDeployment) func(attempt i
 // budget, and removes empty old ones. It reports whether all replicas are asked of that revision alone.
 func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, workloads []*appsv1.StatefulSet) (bool, error) {
 	current := -1
-	if o.Invalid == nil && o.Revision != "" && moed.Spec.Reconciliation != semmoev1.ReconciliationPaused {
+	if o.Invalid == nil && o.Revision != "" && !paused(moed) {
 		name := moed.Name + "-" + o.Revision
 		if current = slices.IndexFunc(workloads, func(w *appsv1.StatefulSet) bool { return w.Name == name }); current < 0 {
 			workload, err := render(moed, o.Revision, *o.Inspection.Report, o.Planning.Serving, r.Image)

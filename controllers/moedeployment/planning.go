@@ -9,6 +9,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -78,13 +79,17 @@ func schedulingOf(template *corev1.PodTemplateSpec) *corev1.PodTemplateSpec {
 	if template == nil {
 		return nil
 	}
-	return &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+	scheduling := corev1.PodSpec{
 		Containers:       []corev1.Container{},
 		NodeSelector:     template.Spec.NodeSelector,
 		Affinity:         template.Spec.Affinity,
 		Tolerations:      template.Spec.Tolerations,
 		ImagePullSecrets: template.Spec.ImagePullSecrets,
-	}}
+	}
+	if equality.Semantic.DeepEqual(scheduling, corev1.PodSpec{}) {
+		return nil // a template that says nothing of it makes no other profile than none
+	}
+	return &corev1.PodTemplateSpec{Spec: scheduling}
 }
 
 // planInputs are the inputs that tell the plans of a MoEDeployment apart.
@@ -115,6 +120,10 @@ func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile) *s
 		},
 		Spec: spec,
 	}
+}
+
+func paused(moed *semmoev1.MoEDeployment) bool {
+	return moed.Spec.Reconciliation == semmoev1.ReconciliationPaused
 }
 
 // profiled tells that the profile is complete, and of the model that is served.
@@ -161,12 +170,14 @@ func chooseLayout(moed *semmoev1.MoEDeployment, modelDigest string, wanted *semm
 	return layoutOf(wanted), verdict{}
 }
 
-// layoutInService is that of the newest workload that has replicas, where it still fits the spec. It is read from the
-// workload alone: a plan whose status was lost, or which was deleted, is still in service.
+// layoutInService is that of the newest workload that has replicas, or of the newest of all where none has, where it still
+// fits the spec. It is read from the workload alone: a plan whose status was lost, or which was deleted, is still in service.
 func layoutInService(moed *semmoev1.MoEDeployment, modelDigest string, workloads []*appsv1.StatefulSet) *layout {
 	ranks := strconv.Itoa(int(moed.Spec.Parallelism.ExpertParallelSize))
-	for _, workload := range workloads {
-		if workload.Spec.Replicas == nil || *workload.Spec.Replicas == 0 {
+	empty := func(w *appsv1.StatefulSet) bool { return w.Spec.Replicas == nil || *w.Spec.Replicas == 0 }
+	scaledToZero := !slices.ContainsFunc(workloads, func(w *appsv1.StatefulSet) bool { return !empty(w) })
+	for i, workload := range workloads {
+		if empty(workload) && !(scaledToZero && i == 0) {
 			continue
 		}
 		template := &workload.Spec.Template
@@ -175,7 +186,7 @@ func layoutInService(moed *semmoev1.MoEDeployment, modelDigest string, workloads
 			continue
 		}
 		for _, volume := range template.Spec.Volumes {
-			if volume.Name == planVolume && volume.ConfigMap != nil {
+			if volume.Name == semmoev1.PlanVolume && volume.ConfigMap != nil {
 				return &layout{digest, volume.ConfigMap.Name}
 			}
 		}
@@ -238,7 +249,7 @@ func obsoletePlans(plans []*semmoev1.PlacementPlan, p planning, workloads []*app
 // plan's, so that this holds also while the plan's status is not known.
 func mounts(workload *appsv1.StatefulSet, plan *semmoev1.PlacementPlan) bool {
 	return slices.ContainsFunc(workload.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool {
-		return v.Name == planVolume && v.ConfigMap != nil && strings.HasPrefix(v.ConfigMap.Name, plan.Name+"-")
+		return v.Name == semmoev1.PlanVolume && v.ConfigMap != nil && strings.HasPrefix(v.ConfigMap.Name, plan.Name+"-")
 	})
 }
 
@@ -251,6 +262,12 @@ func obsoleteProfiles(profiles []*semmoev1.AffinityProfile, p planning, kept []*
 	})
 }
 
+// Reasons of Profiled that mean a fault, not that something is still to come.
+const (
+	reasonProfileNotFound = "ProfileNotFound"
+	reasonOtherModel      = "OtherModel"
+)
+
 func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
 	no := func(reason, message string) verdict { return verdict{metav1.ConditionFalse, reason, message} }
 	profile := o.Planning.Profile
@@ -260,14 +277,16 @@ func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
 	case o.Inspection.Report == nil:
 		return no("InspectingModel", "The model is profiled once it has been inspected")
 	case profile == nil && moed.Spec.Profiling.ProfileRef != nil:
-		return no("ProfileNotFound", fmt.Sprintf("spec.profiling.profileRef: there is no AffinityProfile %q in namespace %s", moed.Spec.Profiling.ProfileRef.Name, moed.Namespace))
+		return no(reasonProfileNotFound, fmt.Sprintf("spec.profiling.profileRef: there is no AffinityProfile %q in namespace %s: create it, or name another", moed.Spec.Profiling.ProfileRef.Name, moed.Namespace))
+	case profile == nil && paused(moed):
+		return no("Paused", "The profile is made once spec.reconciliation is Active")
 	case profile == nil:
 		return no("WaitingForProfile", "The profile is being created")
 	case profiled(profile, o.Inspection.Report.ModelDigest):
 		r := profile.Status.Result
 		return verdict{metav1.ConditionTrue, "Profiled", fmt.Sprintf("AffinityProfile %s holds %d tokens of %d requests", profile.Name, r.Tokens, r.Requests)}
 	case profile.Status.Model != nil && profile.Status.Model.Digest != o.Inspection.Report.ModelDigest:
-		return no("OtherModel", fmt.Sprintf("AffinityProfile %s is of another checkpoint (digest %s) than the one that is served (%s)", profile.Name, profile.Status.Model.Digest, o.Inspection.Report.ModelDigest))
+		return no(reasonOtherModel, fmt.Sprintf("AffinityProfile %s is of another checkpoint (digest %s) than the one that is served (%s): make a profile of this model", profile.Name, profile.Status.Model.Digest, o.Inspection.Report.ModelDigest))
 	}
 	return no(childVerdict("AffinityProfile", profile.Name, profile.Status.Conditions, "Profiling"))
 }
@@ -280,6 +299,8 @@ func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
 		return no("NoProfile", "There is no plan without a profile")
 	case o.Inspection.Report == nil || !profiled(o.Planning.Profile, o.Inspection.Report.ModelDigest):
 		return no("WaitingForProfile", "The plan is made once the model has been profiled")
+	case plan == nil && paused(moed):
+		return no("Paused", "The plan is made once spec.reconciliation is Active")
 	case plan == nil:
 		return no("WaitingForPlan", "The plan is being created")
 	case published(plan, moed, o.Inspection.Report.ModelDigest):
@@ -302,7 +323,7 @@ func childVerdict(kind, name string, conditions []metav1.Condition, otherwise st
 	return ready.Reason, fmt.Sprintf("%s %s: %s", kind, name, ready.Message)
 }
 
-func rolledOutVerdict(o observation, complete bool) verdict {
+func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool) verdict {
 	no := func(reason, format string, args ...any) verdict {
 		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}
 	}
@@ -314,6 +335,8 @@ func rolledOutVerdict(o observation, complete bool) verdict {
 		return no("NoPlan", "There is no plan to roll out")
 	case p.Plan == nil || p.Plan.Status.PlanDigest != p.Serving.Digest:
 		return no("WaitingForPlan", "Plan %s is in service; the plan for the present inputs is not ready yet", p.Serving.Short())
+	case !complete && paused(moed):
+		return no("Paused", "Plan %s is rolled out once spec.reconciliation is Active", p.Serving.Short())
 	case !complete:
 		return no("RollingOut", "Plan %s is being rolled out", p.Serving.Short())
 	}
@@ -341,8 +364,13 @@ func localityVerdict(moed *semmoev1.MoEDeployment, o observation, lar *semmoev1.
 	return verdict{metav1.ConditionTrue, "OnTarget", text}
 }
 
-// profilingFault is what a profile or plan says is wrong with it: the model serves all the same.
-func profilingFault(p planning) *fault {
+// profilingFault is what a profile or plan says is wrong with it, or that the named one is of no use: the model serves all
+// the same.
+func profilingFault(moed *semmoev1.MoEDeployment, o observation) *fault {
+	if profile := profiledVerdict(moed, o); profile.reason == reasonProfileNotFound || profile.reason == reasonOtherModel {
+		return &fault{profile.reason, profile.message, false}
+	}
+	p := o.Planning
 	var conditions []metav1.Condition
 	kind, name := "", ""
 	switch {

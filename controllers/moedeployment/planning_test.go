@@ -38,10 +38,14 @@ func planOf(name, digest string, change func(*semmoev1.PlacementPlan)) *semmoev1
 	return plan
 }
 
-// workloadUnder is the workload of a revision under the plan.
+// workloadUnder is the workload of a revision under the plan, which may be nil.
 func workloadUnder(t *testing.T, plan *semmoev1.PlacementPlan, replicas int32) *appsv1.StatefulSet {
 	t.Helper()
-	workload, err := render(deployment(), "r1", report(), layoutOf(plan), "semmoe:1")
+	var under *layout
+	if plan != nil {
+		under = layoutOf(plan)
+	}
+	workload, err := render(deployment(), "r1", report(), under, "semmoe:1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,9 +89,15 @@ func TestChooseLayout(t *testing.T) {
 			m.Spec.Replicas = ptr.To[int32](1)
 			m.Spec.Rollout.MaxSurge = ptr.To[int32](1)
 		}}, wanted: fresh, want: fresh},
-		"no router":                         {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, wanted: fresh, hold: "NoRouter"},
-		"EP size changed: no plan fits":     {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
-		"a workload without replicas":       {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 0)}},
+		"no router":                           {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, wanted: fresh, hold: "NoRouter"},
+		"EP size changed: no plan fits":       {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
+		"a workload without replicas":         {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, nil, 2), workloadUnder(t, old, 0)}},
+		"none has replicas: the newest":       {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 0), workloadUnder(t, gone, 0)}, want: old},
+		"none has replicas, newest unplanned": {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, nil, 0), workloadUnder(t, old, 0)}},
+		"scaled to zero and back": {
+			change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }},
+			wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, fresh, 0)}, want: fresh,
+		},
 		"a workload of a plan that is gone": {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, gone, 2)}, want: gone},
 		"of which the status was lost":      {wanted: lost, workloads: []*appsv1.StatefulSet{workloadUnder(t, fresh, 2)}, want: fresh},
 	}
@@ -170,6 +180,8 @@ func TestPlanningConditions(t *testing.T) {
 		o    observation
 		want map[string]string
 	}{
+		"profile of another model": {serving(planning{ProfileName: "p", Profile: &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{Model: &semmoev1.ModelStatus{Digest: "other"}}}}),
+			map[string]string{"Profiled": "False OtherModel", "Degraded": "True OtherModel", "Stalled": "False NotStalled", "Ready": "True Serving"}},
 		"profile to come": {serving(planning{ProfileName: "p"}), map[string]string{"Profiled": "False WaitingForProfile", "Planned": "False WaitingForProfile", "RolledOut": "False NoPlan", "LocalityOnTarget": "Unknown NoPlan", "Ready": "True Serving", "Degraded": "False AsExpected"}},
 		"broken profile":  {serving(planning{ProfileName: "p", Profile: broken}), map[string]string{"Profiled": "False DatasetInvalid", "Degraded": "True DatasetInvalid", "Stalled": "False NotStalled", "Ready": "True Serving"}},
 		"plan to come":    {serving(planning{Profile: profile}), map[string]string{"Profiled": "True Profiled", "Planned": "False WaitingForPlan"}},
@@ -193,6 +205,89 @@ func TestPlanningConditions(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What is not begun while paused is not said to be under way.
+func TestPausedConditions(t *testing.T) {
+	found := report()
+	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{
+		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
+		Model:      &semmoev1.ModelStatus{Digest: model}, Result: &semmoev1.ProfileResult{Digest: "d", Tokens: 5},
+	}}
+	plan := planOf("new", "bb", nil)
+	moed := deployment(func(m *semmoev1.MoEDeployment) {
+		m.Spec.Reconciliation = semmoev1.ReconciliationPaused
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetServing}
+	})
+	for kind, p := range map[string]planning{
+		semmoev1.ConditionProfiled:  {ProfileName: "p"},
+		semmoev1.ConditionPlanned:   {Profile: profile},
+		semmoev1.ConditionRolledOut: {Profile: profile, Plan: plan, Serving: layoutOf(plan), Promise: plan},
+	} {
+		status := statusOf(moed, observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: p}, start)
+		if c := meta.FindStatusCondition(status.Conditions, kind); c.Status != metav1.ConditionFalse || c.Reason != "Paused" {
+			t.Errorf("%s is %s %s (%s), want False Paused", kind, c.Status, c.Reason, c.Message)
+		}
+	}
+}
+
+// A profileRef that leads nowhere is a fault that somebody must mend; the model is served all the same.
+func TestProfileNotFound(t *testing.T) {
+	found := report()
+	moed := deployment(func(m *semmoev1.MoEDeployment) {
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "nowhere"}}
+	})
+	status := statusOf(moed, observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planning{ProfileName: "nowhere"}}, start)
+	for _, kind := range []string{semmoev1.ConditionProfiled, semmoev1.ConditionDegraded} {
+		if c := meta.FindStatusCondition(status.Conditions, kind); c.Reason != "ProfileNotFound" || !strings.Contains(c.Message, `"nowhere"`) {
+			t.Errorf("%s is %s %s (%s)", kind, c.Status, c.Reason, c.Message)
+		}
+	}
+}
+
+// A profile that is under way is made anew only for what reaches its Job.
+func TestOutdated(t *testing.T) {
+	profiling := func(target semmoev1.ProfilingTarget) func(m *semmoev1.MoEDeployment) {
+		return func(m *semmoev1.MoEDeployment) {
+			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: target}
+		}
+	}
+	template := func(change func(*corev1.PodSpec)) func(m *semmoev1.MoEDeployment) {
+		return func(m *semmoev1.MoEDeployment) {
+			m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "engine"}}}}
+			change(&m.Spec.Template.Spec)
+		}
+	}
+	cases := map[string]struct {
+		change             func(*semmoev1.MoEDeployment)
+		serving, dedicated bool
+		givenUp            bool // target Serving, after a failure for good
+	}{
+		"nothing":       {func(*semmoev1.MoEDeployment) {}, false, false, false},
+		"image":         {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }, false, true, true},
+		"EP size":       {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }, false, true, true},
+		"environment":   {template(func(s *corev1.PodSpec) { s.Containers[0].Env = []corev1.EnvVar{{Name: "A", Value: "1"}} }), false, true, false},
+		"node selector": {template(func(s *corev1.PodSpec) { s.NodeSelector = map[string]string{"a": "b"} }), true, true, true},
+		"pull secrets":  {template(func(s *corev1.PodSpec) { s.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "s"}} }), true, true, true},
+		"engine's port": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = 9090 }, true, true, true},
+	}
+	for name, tc := range cases {
+		givenUp := map[semmoev1.ProfilingTarget]bool{semmoev1.ProfilingTargetServing: tc.givenUp, semmoev1.ProfilingTargetDedicated: tc.dedicated}
+		for target, want := range map[semmoev1.ProfilingTarget]bool{semmoev1.ProfilingTargetServing: tc.serving, semmoev1.ProfilingTargetDedicated: tc.dedicated} {
+			live, wanted := profileFor(deployment(profiling(target)), model), profileFor(deployment(profiling(target), tc.change), model)
+			if got := outdated(live, wanted); got != want {
+				t.Errorf("%s, target %s: outdated %v, want %v", name, target, got, want)
+			}
+			live.Status.Conditions = []metav1.Condition{{Type: semmoev1.ConditionStalled, Status: metav1.ConditionTrue}}
+			if got := outdated(live, wanted); got != givenUp[target] {
+				t.Errorf("%s, target %s: a profile that was given up is outdated: %v, want %v", name, target, got, givenUp[target])
+			}
+			live.Status.Conditions = []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue}}
+			if outdated(live, wanted) {
+				t.Errorf("%s, target %s: a complete profile is outdated", name, target)
+			}
+		}
 	}
 }
 

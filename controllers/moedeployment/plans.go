@@ -27,7 +27,7 @@ func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDe
 	if moed.Spec.Profiling == nil && len(profiles)+len(plans) == 0 {
 		return planning{}, nil
 	}
-	active := moed.Spec.Reconciliation != semmoev1.ReconciliationPaused
+	active := !paused(moed)
 	var p planning
 	if p.Profile, p.ProfileName, err = r.reconcileProfile(ctx, moed, modelDigest, active); err != nil {
 		return p, err
@@ -111,8 +111,18 @@ func (r *Reconciler) reconcileProfile(ctx context.Context, moed *semmoev1.MoEDep
 }
 
 // outdated tells that a profile is not complete, and was made for another engine, template or size than the spec has now.
+// Where the deployment itself answers the requests, what its engine is started with does not reach the profiling Job: one at
+// work goes on. One that was given up may have failed by just that.
 func outdated(live, wanted *semmoev1.AffinityProfile) bool {
-	return !meta.IsStatusConditionTrue(live.Status.Conditions, semmoev1.ConditionReady) && !equality.Semantic.DeepEqual(live.Spec, wanted.Spec)
+	if meta.IsStatusConditionTrue(live.Status.Conditions, semmoev1.ConditionReady) {
+		return false
+	}
+	made := live.Spec.DeepCopy()
+	if wanted.Spec.Target == semmoev1.ProfilingTargetServing && !meta.IsStatusConditionTrue(live.Status.Conditions, semmoev1.ConditionStalled) {
+		made.Parallelism, made.Engine = wanted.Spec.Parallelism, wanted.Spec.Engine
+		made.Engine.Type, made.Engine.Port = live.Spec.Engine.Type, live.Spec.Engine.Port
+	}
+	return !equality.Semantic.DeepEqual(*made, wanted.Spec)
 }
 
 // reconcilePlan returns the plan made from the profile, nil where it does not exist yet.

@@ -26,7 +26,6 @@ import (
 const (
 	podIPVariable = "POD_IP"
 	modelVolume   = "model"
-	planVolume    = "semmoe-plan"
 	// verifyContainer is the init container that verifies the plan.
 	verifyContainer = "verify-plan"
 
@@ -228,9 +227,9 @@ func podTemplate(moed *semmoev1.MoEDeployment, meta metav1.ObjectMeta, adapter e
 // the checkpoint that is there now.
 func addPlan(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *layout, image string) {
 	template.Annotations[semmoev1.AnnotationPlanDigest] = plan.Digest
-	mount := corev1.VolumeMount{Name: planVolume, MountPath: semmoev1.PlanMountPath, ReadOnly: true}
+	mount := corev1.VolumeMount{Name: semmoev1.PlanVolume, MountPath: semmoev1.PlanMountPath, ReadOnly: true}
 	template.Spec.Containers[0].VolumeMounts = append(template.Spec.Containers[0].VolumeMounts, mount)
-	template.Spec.Volumes = append(template.Spec.Volumes, corev1.Volume{Name: planVolume, VolumeSource: corev1.VolumeSource{
+	template.Spec.Volumes = append(template.Spec.Volumes, corev1.Volume{Name: semmoev1.PlanVolume, VolumeSource: corev1.VolumeSource{
 		ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: plan.ConfigMap}},
 	}})
 	template.Spec.InitContainers = append(template.Spec.InitContainers, corev1.Container{

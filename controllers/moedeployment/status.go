@@ -93,7 +93,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 			ObservedGeneration: moed.Generation, LastTransitionTime: metav1.NewTime(now.Truncate(time.Second)),
 		})
 	}
-	fault := faultOf(o)
+	fault := faultOf(moed, o)
 	stalled := fault != nil && fault.stalls
 	complete := o.Settled && status.UpdatedReplicas == *moed.Spec.Replicas && status.Replicas == *moed.Spec.Replicas
 	set(semmoev1.ConditionReady, readyVerdict(moed, o, status, fault))
@@ -103,7 +103,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	set(semmoev1.ConditionReconciling, reconcilingVerdict(moed, o, status, complete, stalled))
 	set(semmoev1.ConditionProfiled, profiledVerdict(moed, o))
 	set(semmoev1.ConditionPlanned, plannedVerdict(moed, o))
-	set(semmoev1.ConditionRolledOut, rolledOutVerdict(o, complete))
+	set(semmoev1.ConditionRolledOut, rolledOutVerdict(moed, o, complete))
 	set(semmoev1.ConditionLocalityOnTarget, localityVerdict(moed, o, status.LAR))
 	return status
 }
@@ -126,7 +126,7 @@ type fault struct {
 	stalls          bool
 }
 
-func faultOf(o observation) *fault {
+func faultOf(moed *semmoev1.MoEDeployment, o observation) *fault {
 	switch {
 	case o.Invalid != nil:
 		return &fault{o.Invalid.reason, o.Invalid.message, true}
@@ -139,7 +139,7 @@ func faultOf(o observation) *fault {
 	case o.Failure != "":
 		return &fault{"ReconcileFailed", o.Failure, false}
 	}
-	return profilingFault(o.Planning)
+	return profilingFault(moed, o)
 }
 
 func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.MoEDeploymentStatus, fault *fault) verdict {
@@ -153,7 +153,7 @@ func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.M
 		return verdict{metav1.ConditionTrue, "Serving", fmt.Sprintf("%d of %d replicas serve at %s", status.ReadyReplicas, want, status.Endpoint)}
 	case fault != nil:
 		return verdict{metav1.ConditionFalse, fault.reason, fault.message}
-	case moed.Spec.Reconciliation == semmoev1.ReconciliationPaused && status.Replicas == 0:
+	case paused(moed) && status.Replicas == 0:
 		return verdict{metav1.ConditionFalse, "Paused", "Nothing serves, and spec.reconciliation is Paused: set it to Active to roll out"}
 	case o.Inspection.Report == nil && status.Replicas == 0:
 		return verdict{metav1.ConditionFalse, "InspectingModel", "The checkpoint is being inspected; no device is used before it is found to be sound"}
@@ -166,7 +166,7 @@ func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.M
 
 func progressingVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.MoEDeploymentStatus, complete, stalled bool) verdict {
 	switch {
-	case moed.Spec.Reconciliation == semmoev1.ReconciliationPaused:
+	case paused(moed):
 		return verdict{metav1.ConditionFalse, "Paused", "spec.reconciliation is Paused: nothing is rolled out"}
 	case stalled:
 		return verdict{metav1.ConditionFalse, "Stalled", "Nothing will change until what the condition Stalled names is mended"}
@@ -203,7 +203,7 @@ func reconcilingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 	switch {
 	case stalled:
 		return verdict{metav1.ConditionFalse, "Stalled", "The condition Stalled names what must be mended"}
-	case moed.Spec.Reconciliation == semmoev1.ReconciliationPaused:
+	case paused(moed):
 		return verdict{metav1.ConditionFalse, "Paused", "spec.reconciliation is Paused"}
 	case complete, finished && o.Settled:
 		return verdict{metav1.ConditionFalse, "Complete", fmt.Sprintf("Generation %d is in service", moed.Generation)}
@@ -233,15 +233,22 @@ func (r *Reconciler) applyStatus(ctx context.Context, moed *semmoev1.MoEDeployme
 	return nil
 }
 
-// tellTransitions records an event for each change of Ready and Degraded, and for each new stage of progress.
+// toldConditions are those whose changes are events. LocalityOnTarget is a metric's: it may change at any time.
+var toldConditions = []string{
+	semmoev1.ConditionProgressing, semmoev1.ConditionDegraded, semmoev1.ConditionReady,
+	semmoev1.ConditionProfiled, semmoev1.ConditionPlanned, semmoev1.ConditionRolledOut,
+}
+
+// tellTransitions records an event for each change of a condition that somebody may wait for. What has not come yet when
+// an object is first seen is no news, except that it is not ready.
 func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoev1.MoEDeploymentStatus) {
-	for _, kind := range []string{semmoev1.ConditionProgressing, semmoev1.ConditionDegraded, semmoev1.ConditionReady} {
+	for _, kind := range toldConditions {
 		before, after := meta.FindStatusCondition(moed.Status.Conditions, kind), meta.FindStatusCondition(status.Conditions, kind)
 		if before != nil && before.Status == after.Status && before.Reason == after.Reason {
 			continue
 		}
 		holds := after.Status == metav1.ConditionTrue
-		if kind == semmoev1.ConditionDegraded && before == nil && !holds {
+		if before == nil && !holds && kind != semmoev1.ConditionReady && kind != semmoev1.ConditionProgressing {
 			continue // it was never otherwise
 		}
 		level := corev1.EventTypeNormal

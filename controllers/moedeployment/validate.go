@@ -58,8 +58,8 @@ func validateTemplate(template *corev1.PodTemplateSpec) *invalidError {
 		}
 	}
 	for _, volume := range template.Spec.Volumes {
-		if volume.Name == planVolume {
-			return invalidf("InvalidTemplate", "spec.template.spec.volumes: %q is the operator's (the plan's ConfigMap): use another name", planVolume)
+		if volume.Name == semmoev1.PlanVolume {
+			return invalidf("InvalidTemplate", "spec.template.spec.volumes: %q is the operator's (the plan's ConfigMap): use another name", semmoev1.PlanVolume)
 		}
 	}
 	for _, container := range template.Spec.InitContainers {

@@ -99,23 +99,25 @@ func run(ctx context.Context) error {
 		d.explain(context.WithoutCancel(ctx))
 		return err
 	}
-	if s.keep {
-		report.print(os.Stdout)
-		out.summary()
-		d.tellHowToReach(ctx)
-		<-ctx.Done()
-		return nil
-	}
-	if err := d.remove(ctx); err != nil {
-		d.explain(context.WithoutCancel(ctx))
-		return err
+	if !s.keep {
+		if err := d.remove(ctx); err != nil {
+			d.explain(context.WithoutCancel(ctx))
+			return err
+		}
 	}
 	report.print(os.Stdout)
 	out.summary()
-	if failed := report.failed(); failed > 0 {
+	failed := report.failed()
+	if failed == 0 {
+		fmt.Printf("\nAll %d checks hold, in %.0f s.\n", len(report.checks), time.Since(out.start).Seconds())
+	}
+	if s.keep {
+		d.tellHowToReach(ctx)
+		<-ctx.Done()
+	}
+	if failed > 0 {
 		return fmt.Errorf("%d checks do not hold", failed)
 	}
-	fmt.Printf("\nAll %d checks hold, in %.0f s.\n", len(report.checks), time.Since(out.start).Seconds())
 	return nil
 }
 

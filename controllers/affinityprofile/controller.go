@@ -274,7 +274,7 @@ func (r *Reconciler) refusedPods(ctx context.Context, o observation, now time.Ti
 			return nil, err
 		}
 		if message != "" {
-			return &podhealth.Problem{Reason: "PodsRefused", Message: "The API server refuses the pods: " + message}, nil
+			return podhealth.Refused(message), nil
 		}
 	}
 	return nil, nil

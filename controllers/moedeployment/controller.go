@@ -345,7 +345,7 @@ func (r *Reconciler) refusedPods(ctx context.Context, workloads []*appsv1.Statef
 			return nil, err
 		}
 		if message != "" {
-			return &podhealth.Problem{Reason: "PodsRefused", Message: "The API server refuses the pods: " + message}, nil
+			return podhealth.Refused(message), nil
 		}
 	}
 	return nil, nil

@@ -359,7 +359,7 @@ func localityVerdict(moed *semmoev1.MoEDeployment, o observation, lar *semmoev1.
 	observed, predicted := *lar.ObservedMilli, *lar.PredictedMilli
 	text := fmt.Sprintf("The observed local activation rate is %s, the plan promises %s", percent(observed), percent(predicted))
 	if observed*100 < predicted*(100-onTargetPercent) {
-		return verdict{metav1.ConditionFalse, "BelowPromise", text}
+		return verdict{metav1.ConditionFalse, "BelowPromise", text + ": profile requests that are more like those that are served now"}
 	}
 	return verdict{metav1.ConditionTrue, "OnTarget", text}
 }

@@ -44,6 +44,11 @@ func Find(pods []*corev1.Pod, failedMounts map[types.UID]string, now time.Time) 
 	return nil, again
 }
 
+// Refused is the problem of pods that the API server does not accept, by its message.
+func Refused(message string) *Problem {
+	return &Problem{"PodsRefused", "The API server refuses the pods (raise the quota, or set the security contexts in spec.template): " + message}
+}
+
 // WaitsForVolumes tells that a pod has a node, but its containers have not been created for longer than usual.
 func WaitsForVolumes(pod *corev1.Pod, now time.Time) bool {
 	return pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodPending && pod.Spec.NodeName != "" &&

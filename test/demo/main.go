@@ -96,12 +96,12 @@ func run(ctx context.Context) error {
 	defer d.cleanUp()
 	report, err := d.play(ctx, golden, train, heldOut)
 	if err != nil {
-		d.explain(context.WithoutCancel(ctx))
+		d.explain(ctx)
 		return err
 	}
 	if !s.keep {
 		if err := d.remove(ctx); err != nil {
-			d.explain(context.WithoutCancel(ctx))
+			d.explain(ctx)
 			return err
 		}
 	}

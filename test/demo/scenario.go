@@ -121,8 +121,11 @@ func (d *demo) remove(ctx context.Context) error {
 	})
 }
 
-// explain shows what a person would look at after a failure.
+// explain shows what a person would look at after a failure. Whoever interrupts the demo does not wait for it.
 func (d *demo) explain(ctx context.Context) {
+	if ctx.Err() != nil {
+		return
+	}
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	for _, args := range [][]string{

@@ -298,8 +298,8 @@ type PlacementSpec struct {
 //
 // +kubebuilder:validation:XValidation:rule="(has(self.maxUnavailable) ? self.maxUnavailable : 1) > 0 || (has(self.maxSurge) ? self.maxSurge : 0) > 0",message="maxUnavailable and maxSurge must not both be 0: no replica could ever be replaced",fieldPath=".maxUnavailable"
 type RolloutSpec struct {
-	// maxUnavailable is how many replicas may be out of service while revisions change. With one replica, 1 means a gap
-	// in service during a change, and needs no spare devices.
+	// maxUnavailable is how many replicas may be out of service while revisions change. With one replica and
+	// maxSurge 0, 1 means a gap in service during a change.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=0
@@ -307,7 +307,7 @@ type RolloutSpec struct {
 	MaxUnavailable *int32 `json:"maxUnavailable,omitempty"`
 
 	// maxSurge is how many replicas may exist beyond spec.replicas while revisions change. It needs as many spare sets of
-	// devices.
+	// devices. Above 0, the last replica that serves stays until a new one does.
 	// +optional
 	// +kubebuilder:default=0
 	// +kubebuilder:validation:Minimum=0

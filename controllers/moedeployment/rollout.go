@@ -22,6 +22,14 @@ type budget struct {
 	MaxUnavailable, MaxSurge int32
 }
 
+// minimum is how many replicas must serve throughout.
+func (b budget) minimum() int32 {
+	if b.MaxSurge > 0 && b.Replicas > 0 {
+		return max(1, b.Replicas-b.MaxUnavailable)
+	}
+	return max(0, b.Replicas-b.MaxUnavailable)
+}
+
 // planReplicas is the next step of a roll-out: how many replicas each revision shall have, given what is observed. It is
 // called again after every change, until nothing is left to do.
 //
@@ -32,7 +40,7 @@ type budget struct {
 // in the scheduler. Pods that are asked for, or exist although they no longer are, do.
 //
 // Bounds: that count never rises above Replicas + MaxSurge, and no ready pod is given up where fewer than
-// Replicas - MaxUnavailable would be left. A workload loses its highest ordinals first, ready or not, so each is judged
+// Replicas - MaxUnavailable would be left, nor the last one where MaxSurge lets its successor come first. A workload loses its highest ordinals first, ready or not, so each is judged
 // by itself.
 func planReplicas(b budget, revisions []revisionState, current int) []int32 {
 	target := make([]int32, len(revisions))
@@ -59,7 +67,7 @@ func planReplicas(b budget, revisions []revisionState, current int) []int32 {
 // retire takes replicas from old revisions, oldest first, and then what the current one has too many of.
 func retire(b budget, revisions []revisionState, target []int32, current int) {
 	available := availableReplicas(revisions, target)
-	minimum := max(0, b.Replicas-b.MaxUnavailable)
+	minimum := b.minimum()
 	for i := len(revisions) - 1; i >= 0; i-- {
 		if i == current {
 			continue

@@ -34,6 +34,10 @@ func TestPlanReplicas(t *testing.T) {
 		"a broken old revision does not block":    {budget{2, 1, 0}, []revisionState{revision(0), revision(1), revision(1, 0)}, 0, []int32{0, 0, 1}},
 		"an unready old pod on top goes for free": {budget{2, 1, 0}, []revisionState{revision(0), revision(2, 0)}, 0, []int32{0, 1}},
 		"a single replica has a gap":              {budget{1, 1, 0}, []revisionState{revision(0), revision(1, 0)}, 0, []int32{0, 0}},
+		"a single replica, surge: none":           {budget{1, 1, 1}, []revisionState{revision(0), revision(1, 0)}, 0, []int32{1, 1}},
+		"its successor does not serve yet":        {budget{1, 1, 1}, []revisionState{revision(1), revision(1, 0)}, 0, []int32{1, 1}},
+		"its successor serves":                    {budget{1, 1, 1}, []revisionState{revision(1, 0), revision(1, 0)}, 0, []int32{1, 0}},
+		"scaled to zero, surge":                   {budget{0, 1, 1}, []revisionState{revision(1), revision(1, 0)}, 0, []int32{0, 0}},
 		"scaled down in the middle of a roll-out": {budget{1, 1, 0}, []revisionState{revision(2, 0), revision(2, 0, 1)}, 0, []int32{1, 0}},
 		"scaled to zero":                          {budget{0, 1, 0}, []revisionState{revision(2, 0, 1)}, 0, []int32{0}},
 		"unknown revision: nothing moves":         {budget{2, 1, 0}, []revisionState{revision(1, 0), revision(1, 0)}, -1, []int32{1, 1}},
@@ -85,8 +89,8 @@ func TestPlanReplicasKeepsBoundsAndEnds(t *testing.T) {
 			}
 			// The current revision is cut to what is asked whatever its readiness: that is a scale-down, not a roll-out.
 			if cut := before[current] > b.Replicas; !cut {
-				if available := availableReplicas(revisions, target); available < min(availableBefore, b.Replicas-b.MaxUnavailable) {
-					t.Fatalf("seed %d: %d available, below %d - %d unavailable", seed, available, b.Replicas, b.MaxUnavailable)
+				if available := availableReplicas(revisions, target); available < min(availableBefore, b.minimum()) {
+					t.Fatalf("seed %d: %d available, want %d of budget %+v", seed, available, b.minimum(), b)
 				}
 			}
 			var starting [][2]int

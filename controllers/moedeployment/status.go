@@ -239,8 +239,7 @@ var toldConditions = []string{
 	semmoev1.ConditionProfiled, semmoev1.ConditionPlanned, semmoev1.ConditionRolledOut,
 }
 
-// tellTransitions records an event for each change of a condition that somebody may wait for. What has not come yet when
-// an object is first seen is no news, except that it is not ready.
+// tellTransitions records an event for each change of a condition that somebody may wait for.
 func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoev1.MoEDeploymentStatus) {
 	for _, kind := range toldConditions {
 		before, after := meta.FindStatusCondition(moed.Status.Conditions, kind), meta.FindStatusCondition(status.Conditions, kind)
@@ -248,11 +247,19 @@ func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoe
 			continue
 		}
 		holds := after.Status == metav1.ConditionTrue
-		if before == nil && !holds && kind != semmoev1.ConditionReady && kind != semmoev1.ConditionProgressing {
-			continue // it was never otherwise
+		had := before != nil && before.Status == metav1.ConditionTrue
+		switch kind {
+		case semmoev1.ConditionDegraded, semmoev1.ConditionRolledOut:
+			if before == nil && !holds {
+				continue // it was never otherwise
+			}
+		case semmoev1.ConditionProfiled, semmoev1.ConditionPlanned:
+			if !holds && !had {
+				continue // the profile, or the plan, tells its own steps
+			}
 		}
 		level := corev1.EventTypeNormal
-		lost := kind == semmoev1.ConditionReady && !holds && before != nil && before.Status == metav1.ConditionTrue
+		lost := kind == semmoev1.ConditionReady && !holds && had
 		if lost || kind == semmoev1.ConditionDegraded && holds {
 			level = corev1.EventTypeWarning
 		}

@@ -7,11 +7,11 @@ package v1alpha1
 //
 // RolloutSpec bounds a roll-out.
 type RolloutSpecApplyConfiguration struct {
-	// maxUnavailable is how many replicas may be out of service while revisions change. With one replica, 1 means a gap
-	// in service during a change, and needs no spare devices.
+	// maxUnavailable is how many replicas may be out of service while revisions change. With one replica and
+	// maxSurge 0, 1 means a gap in service during a change.
 	MaxUnavailable *int32 `json:"maxUnavailable,omitempty"`
 	// maxSurge is how many replicas may exist beyond spec.replicas while revisions change. It needs as many spare sets of
-	// devices.
+	// devices. Above 0, the last replica that serves stays until a new one does.
 	MaxSurge *int32 `json:"maxSurge,omitempty"`
 }
 

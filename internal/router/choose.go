@@ -137,12 +137,18 @@ func (g *group) byForecast(plan *scheduled, f *forecast, allowed filter) (place,
 	}
 	chosen, least := place{rank: f.rank}, place{}
 	var total, places int64
+	ties := 0
 	for _, b := range g.backends {
 		if b.Ranks != plan.layout.ranks || !allowed.admits(b) {
 			continue
 		}
-		if chosen.on == nil || b.outstanding[f.rank] < chosen.on.outstanding[f.rank] {
-			chosen.on = b
+		switch {
+		case chosen.on == nil || b.outstanding[f.rank] < chosen.on.outstanding[f.rank]:
+			chosen.on, ties = b, 1
+		case b.outstanding[f.rank] == chosen.on.outstanding[f.rank]:
+			if ties++; rand.IntN(ties) == 0 { // or a quiet service would use one pod alone
+				chosen.on = b
+			}
 		}
 		for rank, load := range b.outstanding {
 			if least.on == nil || load < least.on.outstanding[least.rank] {

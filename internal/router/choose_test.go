@@ -193,6 +193,32 @@ func TestSentAgain(t *testing.T) {
 	}
 }
 
+// One request at a time leaves nothing outstanding to compare: the pods that hold a rank share its requests all the same.
+func TestQuietServiceUsesAllPods(t *testing.T) {
+	p, _ := plans(t)
+	const pods, requests = 3, 300
+	pool := NewPool()
+	pool.Set(backendsOf(p.artifact.Digest, pods, 4, "p"))
+	pool.AddLayout(p.layout)
+	served := map[string]int{}
+	for _, r := range samplePrompts(requests) {
+		lease, _ := pool.acquire(r, nil)
+		if !lease.scored {
+			t.Fatal("not scored")
+		}
+		served[lease.Backend.Pod]++
+		lease.Release()
+	}
+	for pod, n := range served {
+		if n < requests/pods/2 {
+			t.Errorf("pod %s has served %d of %d requests", pod, n, requests)
+		}
+	}
+	if len(served) != pods {
+		t.Errorf("%d of %d pods have served: %v", len(served), pods, served)
+	}
+}
+
 // Without a forecast the choice is by load, and says why.
 func TestUnscored(t *testing.T) {
 	p, _ := plans(t)

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -477,5 +478,32 @@ func TestProfileInterrupted(t *testing.T) {
 	done := waitProfile(t, 3*patience, p, semmoev1.ConditionReady, metav1.ConditionTrue, "Profiled")
 	if done.Status.Result.Requests != 400 {
 		t.Errorf("the result is %+v", done.Status.Result)
+	}
+}
+
+// A data set that is replaced after its inspection, while the profile waits for its deployment, is profiled as it is then:
+// by one more inspection and one more Job, and nobody has to delete anything.
+func TestProfileFollowsReplacedDataset(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	create(t, requests(t, namespace, 20))
+	p := newProfile(namespace, "tiny", func(p *semmoev1.AffinityProfile) {
+		p.Spec.Target, p.Spec.DeploymentRef = semmoev1.ProfilingTargetServing, &semmoev1.DeploymentReference{Name: "late"}
+	})
+	create(t, p)
+	before := waitProfile(t, patience, p, semmoev1.ConditionReady, metav1.ConditionFalse, "WaitingForDeployment", `no MoEDeployment "late"`)
+	if err := api.Update(t.Context(), requests(t, namespace, 30)); err != nil {
+		t.Fatal(err)
+	}
+	late := newDeployment(namespace, "late")
+	late.Spec.Routing.SamplePercent = ptr.To[int32](1) // its engine tells experts
+	create(t, late)
+	done := waitProfiled(t, p)
+	if done.Status.Inputs == before.Status.Inputs || done.Status.Result.Requests != 30 {
+		t.Errorf("the profile %s has %d requests, want another than %s with 30", done.Status.Inputs, done.Status.Result.Requests, before.Status.Inputs)
+	}
+	if jobs := listProfilingJobs(t, p); len(jobs) != 2 {
+		t.Errorf("%d profiling Jobs, want the one that found another data set, and the one that recorded it", len(jobs))
 	}
 }

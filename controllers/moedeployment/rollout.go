@@ -40,8 +40,8 @@ func (b budget) minimum() int32 {
 // in the scheduler. Pods that are asked for, or exist although they no longer are, do.
 //
 // Bounds: that count never rises above Replicas + MaxSurge, and no ready pod is given up where fewer than
-// Replicas - MaxUnavailable would be left, nor the last one where MaxSurge lets its successor come first. A workload loses its highest ordinals first, ready or not, so each is judged
-// by itself.
+// Replicas - MaxUnavailable would be left, nor the last one where MaxSurge lets its successor come first. A workload loses
+// its highest ordinals first, ready or not, so each is judged by itself.
 func planReplicas(b budget, revisions []revisionState, current int) []int32 {
 	target := make([]int32, len(revisions))
 	for i, r := range revisions {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/plan"
@@ -72,7 +73,7 @@ func TestPlanIsSolvedOnce(t *testing.T) {
 	}
 	changed := done.DeepCopy()
 	changed.Spec.ExpertParallelSize = 8
-	if err := api.Update(ctx, changed); err == nil || !strings.Contains(err.Error(), "cannot be changed") {
+	if err := api.Patch(ctx, changed, client.MergeFrom(done)); err == nil || !strings.Contains(err.Error(), "cannot be changed") {
 		t.Errorf("the spec was changed: %v", err)
 	}
 

@@ -118,8 +118,8 @@ func TestPlan(t *testing.T) {
 	configMap := getConfigMap(t, namespace, done.Status.ConfigMap)
 	edited := configMap.DeepCopy()
 	edited.Data["sglang.json"] = "{}"
-	if err := api.Update(t.Context(), edited); err == nil {
-		t.Error("the ConfigMap of a plan was edited")
+	if err := api.Update(t.Context(), edited); err == nil || !strings.Contains(err.Error(), "immutable") {
+		t.Errorf("the ConfigMap of a plan was edited: %v", err)
 	}
 	store, err := startStore(t).Client(t.Context())
 	if err != nil {

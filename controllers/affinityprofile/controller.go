@@ -75,7 +75,7 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 		Complete(r)
 }
 
-// profilesOf are the profiles that are taken through a deployment.
+// profilesOf are the profiles that are taken through a deployment, or belong to it.
 func (r *Reconciler) profilesOf(ctx context.Context, moed client.Object) []reconcile.Request {
 	var profiles semmoev1.AffinityProfileList
 	if err := r.List(ctx, &profiles, client.InNamespace(moed.GetNamespace())); err != nil {
@@ -83,7 +83,7 @@ func (r *Reconciler) profilesOf(ctx context.Context, moed client.Object) []recon
 	}
 	var requests []reconcile.Request
 	for _, profile := range profiles.Items {
-		if ref := profile.Spec.DeploymentRef; ref != nil && ref.Name == moed.GetName() {
+		if ref := profile.Spec.DeploymentRef; ref != nil && ref.Name == moed.GetName() || metav1.IsControlledBy(&profile, moed) {
 			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&profile)})
 		}
 	}
@@ -161,16 +161,8 @@ func (r *Reconciler) observe(ctx context.Context, profile *semmoev1.AffinityProf
 	if o.Result != nil {
 		return o, nil, nil
 	}
-	if ref := profile.Spec.DeploymentRef; ref != nil && profile.Spec.Target == semmoev1.ProfilingTargetServing {
-		moed := &semmoev1.MoEDeployment{}
-		err := r.Get(ctx, client.ObjectKey{Namespace: profile.Namespace, Name: ref.Name}, moed)
-		if apierrors.IsNotFound(err) {
-			moed, err = nil, nil
-		}
-		if err != nil {
-			return o, nil, fmt.Errorf("get MoEDeployment %s: %w", ref.Name, err)
-		}
-		o.Deployment = waitsFor(ref.Name, moed, report.ModelDigest)
+	if o.Deployment, err = r.waits(ctx, profile, report.ModelDigest); err != nil {
+		return o, nil, err
 	}
 	running := o.Attempts.Running
 	pods = slices.DeleteFunc(pods, func(pod *corev1.Pod) bool { return running == nil || !metav1.IsControlledBy(pod, running) })
@@ -178,6 +170,29 @@ func (r *Reconciler) observe(ctx context.Context, profile *semmoev1.AffinityProf
 		o.Progress = r.observeProgress(ctx, profile, pods, now)
 	}
 	return o, pods, nil
+}
+
+// waits is why the profile's deployment keeps it from being taken now; empty where it does not, or there is none.
+func (r *Reconciler) waits(ctx context.Context, profile *semmoev1.AffinityProfile, modelDigest string) (string, error) {
+	name := ""
+	owner, ref := metav1.GetControllerOf(profile), profile.Spec.DeploymentRef
+	switch serving := profile.Spec.Target == semmoev1.ProfilingTargetServing; {
+	case serving && ref != nil:
+		name = ref.Name
+	case !serving && owner != nil && owner.Kind == "MoEDeployment":
+		name = owner.Name
+	default:
+		return "", nil
+	}
+	moed := &semmoev1.MoEDeployment{}
+	err := r.Get(ctx, client.ObjectKey{Namespace: profile.Namespace, Name: name}, moed)
+	if apierrors.IsNotFound(err) {
+		moed, err = nil, nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("get MoEDeployment %s: %w", name, err)
+	}
+	return waitsFor(profile.Spec.Target, name, moed, modelDigest), nil
 }
 
 // list returns the Jobs and pods with these labels.

@@ -82,13 +82,19 @@ func decide(o observation, now time.Time) action {
 }
 
 // waitsFor is why a deployment cannot answer the requests of a profile yet: answers of several revisions, or of another
-// model, would be no profile of this one. It is empty where it can.
-func waitsFor(name string, moed *semmoev1.MoEDeployment, modelDigest string) string {
+// model, would be no profile of this one. It is empty where it can. An engine of the profile's own needs no deployment, but
+// waits like everything else while its owner is paused.
+func waitsFor(target semmoev1.ProfilingTarget, name string, moed *semmoev1.MoEDeployment, modelDigest string) string {
+	serving := target == semmoev1.ProfilingTargetServing
 	switch {
+	case moed == nil && !serving:
+		return "" // the owner is gone, and the profile will follow
 	case moed == nil:
 		return fmt.Sprintf("spec.deploymentRef: there is no MoEDeployment %q in this namespace", name)
 	case moed.Spec.Reconciliation == semmoev1.ReconciliationPaused:
 		return fmt.Sprintf("MoEDeployment %s is paused (spec.reconciliation)", name)
+	case !serving:
+		return ""
 	case moed.Status.ObservedGeneration != moed.Generation || !meta.IsStatusConditionTrue(moed.Status.Conditions, semmoev1.ConditionReady):
 		return fmt.Sprintf("MoEDeployment %s is not ready", name)
 	case moed.Spec.Replicas != nil && *moed.Spec.Replicas == 0:

@@ -221,11 +221,20 @@ func TestWaitsFor(t *testing.T) {
 	} {
 		m := ready()
 		tc.change(m)
-		if got := waitsFor("m", m, "model"); tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
+		if got := waitsFor(semmoev1.ProfilingTargetServing, "m", m, "model"); tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}
 	}
-	if got := waitsFor("m", nil, "model"); !strings.Contains(got, `no MoEDeployment "m"`) {
+	unready := ready()
+	unready.Status.Conditions[0].Status = metav1.ConditionFalse
+	if got := waitsFor(semmoev1.ProfilingTargetDedicated, "m", unready, "model"); got != "" {
+		t.Errorf("a dedicated engine waits because %q", got)
+	}
+	unready.Spec.Reconciliation = semmoev1.ReconciliationPaused
+	if got := waitsFor(semmoev1.ProfilingTargetDedicated, "m", unready, "model"); !strings.Contains(got, "is paused") {
+		t.Errorf("a dedicated engine of a paused deployment waits because %q", got)
+	}
+	if got := waitsFor(semmoev1.ProfilingTargetServing, "m", nil, "model"); !strings.Contains(got, `no MoEDeployment "m"`) {
 		t.Errorf("absent: %q", got)
 	}
 }

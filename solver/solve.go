@@ -75,6 +75,9 @@ type Options struct {
 	Forecast  Forecast
 	// RedundantSlots is the number of slots per rank for copies of other ranks' experts.
 	RedundantSlots int
+	// PreserveGroups keeps the groups whole that the model's gate chooses among, so that a checkpoint permuted by the placement
+	// computes the same. The trace's model config tells the groups; where it names none, nothing changes.
+	PreserveGroups bool
 	// Current is the placement in service, if any: Auto starts from it, which is faster, and moves few experts.
 	Current *placement.Placement
 	// TrainPercent of the requests are learnt from, by whole documents; the others judge the plan.
@@ -121,6 +124,13 @@ func Solve(ctx context.Context, t *trace.Trace, o Options) (*Solution, error) {
 	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots); err != nil {
 		return nil, err
 	}
+	groups, err := o.groups(&t.Model)
+	if err != nil {
+		return nil, err
+	}
+	if err := placement.CheckGroups(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots, groups); err != nil {
+		return nil, err
+	}
 	if _, err := ParseForecast(string(o.Forecast)); err != nil {
 		return nil, err
 	}
@@ -131,17 +141,26 @@ func Solve(ctx context.Context, t *trace.Trace, o Options) (*Solution, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &search{trace: t, options: o, train: train, test: test}
+	s := &search{trace: t, options: o, groups: groups, train: train, test: test}
 	if err := s.count(ctx); err != nil {
 		return nil, err
 	}
 	return s.run(ctx)
 }
 
+// groups is the number of groups to keep whole.
+func (o *Options) groups(m *trace.Model) (int, error) {
+	if !o.PreserveGroups {
+		return 1, nil
+	}
+	return m.Groups()
+}
+
 // search is one Solve.
 type search struct {
 	trace       *trace.Trace
 	options     Options
+	groups      int
 	train, test []int
 	tokens      []affinity.Counts
 	pairs       []affinity.Pairs
@@ -219,7 +238,7 @@ func (s *search) place(ctx context.Context, by placement.Algorithm, deadline tim
 	return placement.Solve(ctx, placement.Problem{
 		Attention: s.options.Attention, Ranks: s.options.Ranks, Layers: s.trace.Model.Layers,
 		Tokens: s.tokens, Pairs: s.pairs, Transitions: s.transitions, Requests: s.requests,
-		Algorithm: by, RedundantSlots: s.options.RedundantSlots, Current: s.options.Current, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
+		Algorithm: by, RedundantSlots: s.options.RedundantSlots, Groups: s.groups, Current: s.options.Current, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
 	})
 }
 

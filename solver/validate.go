@@ -24,7 +24,7 @@ const (
 // not chosen by them. It says why the default placement is to be preferred, or nothing. Both are scored with the token
 // table: what the placement is worth does not hang on the forecast, and tables are cheap.
 func (s *search) validate(ctx context.Context, deadline time.Time) (string, error) {
-	part := &search{trace: s.trace.Subset(s.train), options: s.options}
+	part := &search{trace: s.trace.Subset(s.train), options: s.options, groups: s.groups}
 	part.options.Forecast, part.options.Progress = Table, nil
 	var err error
 	if part.train, part.test, err = trace.Split(part.trace, validationPercent, s.options.Seed); err != nil {

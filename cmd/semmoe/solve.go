@@ -85,7 +85,7 @@ func newSolveCommand() *cobra.Command {
 	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "what scores are computed from: table (the token id), and with attention tp prefill (and the prompt and earlier\nlayers' experts) or decode (and earlier routes; never later tokens)")
 	f.StringVar(&flags.embeddings, "embeddings", "", "token embeddings for unseen tokens (not available: they get the prior)")
 	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots per rank, for copies of experts of other ranks (auto, eplb, contiguous, round-robin)")
-	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep expert groups together (not available)")
+	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep the groups whole that the gate chooses among (n_group), so that semmoe reshuffle can apply the plan\n(auto, contiguous; EP size and groups must divide one another)")
 	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents")
 	f.Uint64Var(&flags.seed, "seed", 1, "seed of the split, the search and the evaluation")
 	f.StringVar(&flags.objective, "objective", "activation", "what to minimise: activation (remote activations)")
@@ -111,7 +111,7 @@ func usageArgs(cmd *cobra.Command, args []string) error {
 func (f *solveFlags) options() (solver.Options, error) {
 	o := solver.Options{
 		Ranks: f.ranks, Attention: placement.Attention(f.attention), TrainPercent: f.trainPercent, Seed: f.seed, TimeBudget: f.timeBudget,
-		RedundantSlots: f.redundantSlots,
+		RedundantSlots: f.redundantSlots, PreserveGroups: f.preserveGroups,
 	}
 	switch {
 	case f.trace == "":
@@ -126,8 +126,6 @@ func (f *solveFlags) options() (solver.Options, error) {
 		return o, usageErrorf("--embeddings is not available: tokens that the profile has not seen get the prior")
 	case f.redundantSlots < 0:
 		return o, usageErrorf("--redundant-slots is %d; it cannot be negative", f.redundantSlots)
-	case f.preserveGroups:
-		return o, usageErrorf("--preserve-groups is not available: for models whose gates choose groups use the engine's expert map")
 	case !strings.EqualFold(f.objective, "activation"):
 		return o, usageErrorf("--objective %q is not available; available is activation", f.objective)
 	case f.trainPercent < 1 || f.trainPercent > 99:
@@ -186,6 +184,15 @@ func solve(ctx context.Context, tracePath, out string, o solver.Options, stdout,
 	}
 	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots); err != nil {
 		return usageErrorf("--redundant-slots: %w", err)
+	}
+	if o.PreserveGroups {
+		groups, err := t.Model.Groups()
+		if err != nil {
+			return inputError(err)
+		}
+		if err := placement.CheckGroups(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots, groups); err != nil {
+			return usageErrorf("--preserve-groups: %w", err)
+		}
 	}
 	bar := newProgressBar(stderr)
 	o.Progress = bar.show

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
+
+	"github.com/semmoe/operator/internal/reshuffle"
+	"github.com/semmoe/operator/solver/trace"
+	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
 const sampleTrace = "../../solver/testdata/tiny-32e-top4.safetensors.zst"
@@ -124,6 +129,57 @@ func TestEvalFlagsChangeTheFigures(t *testing.T) {
 	}
 }
 
+// groupedTrace writes a trace of 24 experts whose model config names that many groups; with 0 it has no config.
+func groupedTrace(t *testing.T, groups int) string {
+	t.Helper()
+	tr := tracetest.Generate(tracetest.Shape{
+		Experts: 24, TopK: 2, Layers: 2, Vocabulary: 100, Domains: 3, DocumentsPerDomain: 6, RequestsPerDocument: 2, TokensPerRequest: 40, Noise: 10,
+		Groups: 6,
+	}, 1)
+	tr.Model.Config = ""
+	if groups > 0 {
+		tr.Model.Config = fmt.Sprintf(`{"num_hidden_layers": 3, "n_group": %d}`, groups)
+	}
+	path := filepath.Join(t.TempDir(), "trace.safetensors")
+	if err := trace.Create(path, tr); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestSolvePreservesGroups solves for every relation of groups and ranks, and a model without groups.
+func TestSolvePreservesGroups(t *testing.T) {
+	path := groupedTrace(t, 6)
+	for _, attention := range []string{"tp", "dp"} {
+		for _, ranks := range []string{"2", "6", "12"} {
+			dir, report := solved(t, attention, "--trace", path, "--ep", ranks, "--preserve-groups")
+			var permutation reshuffle.Permutation
+			text, err := os.ReadFile(filepath.Join(dir, "gate-permutation.json"))
+			if err == nil {
+				err = json.Unmarshal(text, &permutation)
+			}
+			if err != nil || len(permutation.Layers) != 2 {
+				t.Fatalf("%d layers: %v", len(permutation.Layers), err)
+			}
+			for _, layer := range permutation.Layers {
+				for j, old := range layer.NewToOld {
+					if first := layer.NewToOld[j/4*4]; old/4 != first/4 {
+						t.Errorf("%s, EP %s: new group %d holds experts of two groups: %v", attention, ranks, j/4, layer.NewToOld)
+					}
+				}
+			}
+			if ranks == "6" && report["lar"].(float64) < report["baseline_lar"].(float64) {
+				t.Errorf("%s: local activation rate %v, of the default placement %v", attention, report["lar"], report["baseline_lar"])
+			}
+		}
+	}
+	_, with := solved(t, "dp", "--preserve-groups")
+	_, without := solved(t, "dp")
+	if with["plan_digest"] != without["plan_digest"] {
+		t.Errorf("for a model without groups the plan is %v with --preserve-groups, %v without", with["plan_digest"], without["plan_digest"])
+	}
+}
+
 func TestSolveExitCodes(t *testing.T) {
 	dir := t.TempDir()
 	other, _ := solved(t, "dp")
@@ -133,6 +189,9 @@ func TestSolveExitCodes(t *testing.T) {
 	}
 	with := func(flags ...string) []string {
 		return append([]string{"--trace", sampleTrace, "--ep", "4", "--attention", "dp", "--out", filepath.Join(dir, "out")}, flags...)
+	}
+	grouped := func(groups int, flags ...string) []string {
+		return with(append([]string{"--preserve-groups", "--trace", groupedTrace(t, groups)}, flags...)...)
 	}
 	for name, test := range map[string]struct {
 		args []string
@@ -152,7 +211,11 @@ func TestSolveExitCodes(t *testing.T) {
 		"embeddings":      {with("--embeddings", "e.npy"), exitUsage, "--embeddings is not available"},
 		"redundant slots": {with("--redundant-slots", "-1"), exitUsage, "cannot be negative"},
 		"too many slots":  {with("--redundant-slots", "25"), exitUsage, "allow 0 to 24"},
-		"groups":          {with("--preserve-groups"), exitUsage, "--preserve-groups is not available"},
+		"groups and EP":   {grouped(6), exitUsage, "EP size 4 and the gate's 6 groups"},
+		"groups of eplb":  {grouped(4, "--algorithm", "eplb"), exitUsage, "--preserve-groups: algorithm eplb does not keep groups whole"},
+		"groups, copies":  {grouped(4, "--redundant-slots", "1"), exitUsage, "1 redundant slots per rank"},
+		"bad groups":      {grouped(5), exitInvalidFile, "n_group is 5; it must divide the 24 experts"},
+		"no config":       {grouped(0), exitInvalidFile, "model_config is missing in the trace"},
 		"objective":       {with("--objective", "nodeDedup"), exitUsage, "available is activation"},
 		"no current plan": {with("--current", filepath.Join(dir, "none")), exitInvalidFile, "manifest.json is missing"},
 		"current of eplb": {with("--current", dir, "--algorithm", "eplb"), exitUsage, "is for algorithm auto"},

@@ -98,14 +98,16 @@ func requestGram(c *affinity.RequestCounts, layer int) *gram {
 type partition struct {
 	gram  *gram
 	ranks int
+	// size is the number of experts in a group: experts change places within runs of that length alone.
+	size int
 	// rankOf is the rank of each expert.
 	rankOf []int
 	// connection[i*n+e] is the affinity of expert e to the experts on rank i.
 	connection []float32
 }
 
-func newPartition(g *gram, rankOf []int, ranks int) *partition {
-	p := &partition{gram: g, ranks: ranks, rankOf: rankOf, connection: make([]float32, ranks*g.n)}
+func newPartition(g *gram, rankOf []int, ranks, groups int) *partition {
+	p := &partition{gram: g, ranks: ranks, size: g.n / groups, rankOf: rankOf, connection: make([]float32, ranks*g.n)}
 	for e, rank := range rankOf {
 		connection := p.connection[rank*g.n : (rank+1)*g.n]
 		for f, affinity := range g.row(e) {
@@ -115,13 +117,16 @@ func newPartition(g *gram, rankOf []int, ranks int) *partition {
 	return p
 }
 
-// randomPartition deals the experts out in random order, the same number to each rank.
-func randomPartition(g *gram, ranks int, random *rand.Rand) *partition {
+// randomPartition deals the experts of each group out in random order, the same number to each of the group's ranks.
+func randomPartition(g *gram, ranks, groups int, random *rand.Rand) *partition {
 	rankOf := make([]int, g.n)
-	for i, e := range random.Perm(g.n) {
-		rankOf[e] = i * ranks / g.n
+	size := g.n / groups
+	for first := 0; first < g.n; first += size {
+		for i, e := range random.Perm(size) {
+			rankOf[first+e] = (first + i) * ranks / g.n
+		}
 	}
-	return newPartition(g, rankOf, ranks)
+	return newPartition(g, rankOf, ranks, groups)
 }
 
 // gain is how much the affinity within ranks grows when e and f, on different ranks, change places.
@@ -191,7 +196,8 @@ func (p *partition) anneal(random *rand.Rand, stop limit, how schedule) {
 			}
 			temperature *= cooling
 		}
-		e, f := int(random.Uint32N(uint32(n))), int(random.Uint32N(uint32(n)))
+		e := int(random.Uint32N(uint32(n)))
+		f := e - e%p.size + int(random.Uint32N(uint32(p.size)))
 		if p.rankOf[e] == p.rankOf[f] {
 			continue
 		}
@@ -214,7 +220,7 @@ func (p *partition) descend(stop limit) {
 	for improved := true; improved && !stop.reached(); {
 		improved = false
 		for e := range n {
-			for f := range e {
+			for f := e - e%p.size; f < e; f++ {
 				if p.rankOf[e] != p.rankOf[f] && p.gain(e, f) > 1e-4*largest {
 					p.swap(e, f)
 					improved = true

@@ -39,7 +39,7 @@ func TestGainIsTheChangeOfTheSum(t *testing.T) {
 	for range 50 {
 		ranks := 2 + random.IntN(4)
 		g := randomGram(ranks*(1+random.IntN(5)), random)
-		p := randomPartition(g, ranks, random)
+		p := randomPartition(g, ranks, 1, random)
 		for range 50 {
 			e, f := random.IntN(g.n), random.IntN(g.n)
 			if p.rankOf[e] == p.rankOf[f] {
@@ -57,7 +57,7 @@ func TestGainIsTheChangeOfTheSum(t *testing.T) {
 func TestAnnealKeepsSizesAndEndsInALocalOptimum(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, 2))
 	g := randomGram(24, random)
-	p := randomPartition(g, 4, random)
+	p := randomPartition(g, 4, 1, random)
 	before := within(g, p.rankOf)
 	p.anneal(random, limit{ctx: context.Background()}, cold)
 	if after := within(g, p.rankOf); after <= before {
@@ -134,7 +134,7 @@ func TestJointValueIsCounted(t *testing.T) {
 	random := rand.New(rand.NewPCG(4, 4))
 	rankOf := make([][]int, requests.Layers)
 	for l := range rankOf {
-		rankOf[l] = randomPartition(newGram(requests.Experts), 4, random).rankOf
+		rankOf[l] = randomPartition(newGram(requests.Experts), 4, 1, random).rankOf
 	}
 	ranks, value := s.bestRequests(rankOf, make([]extras, len(rankOf)))
 	local, all := 0.0, 0.0

@@ -34,8 +34,8 @@ func (p *Problem) currentRanks(l int) []int {
 			weight[e*p.Ranks+rank] = 1
 		}
 	}
-	var exact assign.Solver
-	return slices.Clone(exact.Assign(weight, slices.Repeat([]int{p.experts() / p.Ranks}, p.Ranks)))
+	var exact exactRanks
+	return exact.assign(weight, p.Ranks, p.groups())
 }
 
 func (p *Problem) allCurrentRanks() [][]int {
@@ -49,20 +49,25 @@ func (p *Problem) allCurrentRanks() [][]int {
 // keepNames renames the ranks so that most experts stay where they are: layer by layer with tensor parallelism, the same
 // name for all layers with data parallelism.
 func (p *Problem) keepNames(to *Placement) {
+	blocks := 1
+	if p.Ranks%p.groups() == 0 {
+		blocks = p.groups()
+	}
 	if p.Attention == DataParallel {
 		all := make([]int, len(to.Layers))
 		for l := range all {
 			all[l] = l
 		}
-		renameRanks(p.Current, to, all)
+		renameRanks(p.Current, to, blocks, all)
 		return
 	}
 	for l := range to.Layers {
-		renameRanks(p.Current, to, []int{l})
+		renameRanks(p.Current, to, blocks, []int{l})
 	}
 }
 
-func renameRanks(current, to *Placement, layers []int) {
+// renameRanks renames within blocks of consecutive ranks, and whole blocks: the ranks of a group stay together.
+func renameRanks(current, to *Placement, blocks int, layers []int) {
 	overlap := make([]float32, to.Ranks*to.Ranks)
 	for _, l := range layers {
 		hosts := current.Hosts(l)
@@ -72,8 +77,8 @@ func renameRanks(current, to *Placement, layers []int) {
 			}
 		}
 	}
-	var exact assign.Solver
-	name := exact.Assign(overlap, slices.Repeat([]int{1}, to.Ranks))
+	var exact exactRanks
+	name := exact.assign(overlap, to.Ranks, blocks)
 	for _, l := range layers {
 		slots := make([]int, len(to.Layers[l].Slots))
 		for rank, named := range name {
@@ -104,7 +109,7 @@ func (s *layerSearch) improve(rankOf []int, pairs *affinity.Pairs, seed, layer u
 	if pairs != nil {
 		g = mixedGram(s.counts, pairs)
 	}
-	p := newPartition(g, slices.Clone(rankOf), s.ranks)
+	p := newPartition(g, slices.Clone(rankOf), s.ranks, s.groups)
 	p.anneal(rand.New(rand.NewPCG(seed, layer)), s.stop, warm)
 	if pairs != nil {
 		_, value := s.value(p.rankOf, nil)

@@ -1,6 +1,9 @@
 package placement
 
-import "slices"
+import (
+	"math"
+	"slices"
+)
 
 // Work is counted in token ids × ranks × price steps: what valuing placements costs.
 const (
@@ -24,12 +27,12 @@ func (s *layerSearch) steps() int {
 
 func (s *layerSearch) valueWork() float64 { return float64(len(s.tokens) * s.ranks * s.steps()) }
 
-// partitions is the number of ways to part n experts into equal groups without names.
+// partitions is the number of ways to part n experts among ranks without names.
 func partitions(n, ranks int) float64 {
 	count, size := 1.0, n/ranks
-	for group := ranks; group > 0; group-- {
-		// The group with the first expert that is left takes size-1 of the others.
-		others := group*size - 1
+	for left := ranks; left > 0; left-- {
+		// The rank with the first expert that is left takes size-1 of the others.
+		others := left*size - 1
 		for k := range size - 1 {
 			count *= float64(others-k) / float64(k+1)
 		}
@@ -39,7 +42,8 @@ func partitions(n, ranks int) float64 {
 
 // exhaustible reports whether all placements can be looked at.
 func (s *layerSearch) exhaustible() bool {
-	return s.ranks > 1 && partitions(s.counts.Experts, s.ranks)*float64(len(s.tokens)*s.ranks*glanceSteps) <= exhaustiveWork
+	placements := math.Pow(partitions(s.counts.Experts/s.groups, s.ranks/s.groups), float64(s.groups))
+	return s.ranks > 1 && placements*float64(len(s.tokens)*s.ranks*glanceSteps) <= exhaustiveWork
 }
 
 // exhaust looks at every placement and returns the best, given one to beat. A value after some price steps is an upper bound
@@ -48,6 +52,7 @@ func (s *layerSearch) exhaust(best []int, bestValue float64) ([]int, float64) {
 	n := s.counts.Experts
 	best = slices.Clone(best)
 	rankOf, load := make([]int, n), make([]int, s.ranks)
+	size, span := n/s.groups, s.ranks/s.groups
 	var place func(expert, used int)
 	place = func(expert, used int) {
 		if expert == n {
@@ -61,8 +66,9 @@ func (s *layerSearch) exhaust(best []int, bestValue float64) ([]int, float64) {
 			}
 			return
 		}
-		// Ranks have no names: the first unused one stands for all of them.
-		for rank := range min(used+1, s.ranks) {
+		// Ranks have no names: the first unused one of the expert's group stands for all of them.
+		first := expert / size * span
+		for rank := first; rank < min(used+1, first+span); rank++ {
 			if load[rank] == n/s.ranks || s.stop.reached() {
 				continue
 			}
@@ -100,7 +106,7 @@ func (s *layerSearch) polish(rankOf []int, value float64) ([]int, float64) {
 	for !s.stop.reached() {
 		bestE, bestF, best := 0, 0, value*(1+1e-6)
 		for e := range n {
-			for f := range e {
+			for f := e - e%(n/s.groups); f < e; f++ {
 				if rankOf[e] == rankOf[f] {
 					continue
 				}

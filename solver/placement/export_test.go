@@ -6,18 +6,18 @@ import (
 )
 
 // Enumerate is the value of the best placement of the first layer, as the search of attention tensor parallelism values
-// placements: the experts that are left are parted by taking the first one with every choice of companions.
+// placements: the experts that are left are parted by taking the first one with every choice of companions, of its group where there are groups.
 func Enumerate(ctx context.Context, p Problem) float64 {
-	s := newLayerSearch(&p.Tokens[0], p.Ranks, limit{ctx: ctx})
+	s := newLayerSearch(&p.Tokens[0], p.Ranks, p.groups(), limit{ctx: ctx})
 	n := s.counts.Experts
-	size, best := n/p.Ranks, 0.0
+	size, group, best := n/p.Ranks, n/p.groups(), 0.0
 	rankOf := make([]int, n)
 	for e := range rankOf {
 		rankOf[e] = -1
 	}
-	var group func(rank int)
+	var fill func(rank int)
 	var companions func(rank, from, missing int)
-	group = func(rank int) {
+	fill = func(rank int) {
 		if rank == p.Ranks {
 			_, value := s.value(rankOf, nil)
 			best = max(best, value)
@@ -30,10 +30,10 @@ func Enumerate(ctx context.Context, p Problem) float64 {
 	}
 	companions = func(rank, from, missing int) {
 		if missing == 0 {
-			group(rank + 1)
+			fill(rank + 1)
 			return
 		}
-		for e := from; e < n; e++ {
+		for e := from; e < (from-1)/group*group+group; e++ {
 			if rankOf[e] < 0 {
 				rankOf[e] = rank
 				companions(rank, e+1, missing-1)
@@ -41,13 +41,13 @@ func Enumerate(ctx context.Context, p Problem) float64 {
 			}
 		}
 	}
-	group(0)
+	fill(0)
 	return best
 }
 
 // ValueSampled is the value of the contiguous placement of the first layer by at most so many scores.
 func ValueSampled(ctx context.Context, p Problem, scores int) float64 {
-	s := newLayerSearchOf(&p.Tokens[0], p.Ranks, scores, limit{ctx: ctx})
+	s := newLayerSearchOf(&p.Tokens[0], p.Ranks, p.groups(), scores, limit{ctx: ctx})
 	_, value := s.value(contiguousRanks(s.counts.Experts, p.Ranks), nil)
 	return value
 }
@@ -60,8 +60,26 @@ func Value(ctx context.Context, p Problem, of *Placement) float64 {
 		for e, ranks := range of.Hosts(l) {
 			rankOf[e] = ranks[0]
 		}
-		_, value := newLayerSearch(&p.Tokens[l], p.Ranks, limit{ctx: ctx}).value(rankOf, nil)
+		_, value := newLayerSearch(&p.Tokens[l], p.Ranks, p.groups(), limit{ctx: ctx}).value(rankOf, nil)
 		sum += value / float64(len(of.Layers))
 	}
 	return sum
+}
+
+// ValueJoint is what the search of attention data parallelism makes of a placement.
+func ValueJoint(ctx context.Context, p Problem, of *Placement) float64 {
+	rankOf := make([][]int, len(of.Layers))
+	for l := range rankOf {
+		rankOf[l] = make([]int, of.Experts)
+		for e, ranks := range of.Hosts(l) {
+			rankOf[l][e] = ranks[0]
+		}
+	}
+	return newJointSearch(&p, limit{ctx: ctx}).given(rankOf).value
+}
+
+// AssignExactly is the assignment of items to ranks that keeps groups together.
+func AssignExactly(scores []float32, ranks, groups int) []int {
+	var exact exactRanks
+	return exact.assign(scores, ranks, groups)
 }

@@ -118,16 +118,17 @@ type jointState struct {
 type jointSearch struct {
 	requests    *affinity.RequestCounts
 	ranks       int
+	groups      int
 	redundant   int
 	stop        limit
 	activations float64
 	balance     assign.Weighted
-	exact       assign.Solver
+	exact       exactRanks
 	weight      []float32
 }
 
 func newJointSearch(p *Problem, stop limit) *jointSearch {
-	s := &jointSearch{requests: p.Requests, ranks: p.Ranks, redundant: p.RedundantSlots, stop: stop}
+	s := &jointSearch{requests: p.Requests, ranks: p.Ranks, groups: p.groups(), redundant: p.RedundantSlots, stop: stop}
 	total := 0.0
 	for _, n := range p.Requests.Tokens {
 		total += float64(n)
@@ -188,11 +189,10 @@ func (s *jointSearch) affinities(layer int, requestRank []int) {
 // bestExperts is the exact optimum of every layer's experts for the given ranks of the requests, and the best copies of
 // them.
 func (s *jointSearch) bestExperts(requestRank []int) ([][]int, []extras) {
-	capacity := slices.Repeat([]int{s.requests.Experts / s.ranks}, s.ranks)
 	rankOf, copies := make([][]int, s.requests.Layers), make([]extras, s.requests.Layers)
 	for l := range rankOf {
 		s.affinities(l, requestRank)
-		rankOf[l] = slices.Clone(s.exact.Assign(s.weight, capacity))
+		rankOf[l] = s.exact.assign(s.weight, s.ranks, s.groups)
 		copies[l] = bestCopies(s.weight, rankOf[l], s.ranks, s.redundant)
 	}
 	return rankOf, copies
@@ -241,7 +241,7 @@ func (s *jointSearch) assignBalanced() []int {
 
 // annealLayer seeds the requests' ranks from one layer's affinities alone.
 func (s *jointSearch) annealLayer(layer int, random *rand.Rand) []int {
-	p := randomPartition(requestGram(s.requests, layer), s.ranks, random)
+	p := randomPartition(requestGram(s.requests, layer), s.ranks, s.groups, random)
 	p.anneal(random, s.stop, cold)
 	rankOf := make([][]int, s.requests.Layers)
 	rankOf[layer] = p.rankOf

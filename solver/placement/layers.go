@@ -35,7 +35,7 @@ func solveLayers(ctx context.Context, p *Problem) (Result, error) {
 			failures[l] = err
 			return
 		}
-		s := newLayerSearch(counts, p.Ranks, stop)
+		s := newLayerSearch(counts, p.Ranks, p.groups(), stop)
 		var rankOf []int
 		var value float64
 		switch {
@@ -45,6 +45,9 @@ func solveLayers(ctx context.Context, p *Problem) (Result, error) {
 			rankOf, value = s.solvePairs(&p.Pairs[l], p.Seed, uint64(l))
 		default:
 			rankOf, value = s.solve(p.Seed, uint64(l))
+		}
+		if p.Pairs == nil {
+			rankOf, value = s.orContiguous(rankOf, value)
 		}
 		var copies extras
 		if p.RedundantSlots > 0 {
@@ -70,6 +73,9 @@ func solveLayers(ctx context.Context, p *Problem) (Result, error) {
 type layerSearch struct {
 	counts *affinity.Counts
 	ranks  int
+	// groups is the number of groups within which experts may move. Group g has the g'th run of ranks: without a name, the
+	// order of ranks does not matter, nor does that of groups.
+	groups int
 	stop   limit
 	// tokens are the ids that placements are valued by; scale is how many of their like each stands for; their sizes are
 	// occurrences times scale.
@@ -77,16 +83,16 @@ type layerSearch struct {
 	scale       []float32
 	activations float64
 	balance     assign.Weighted
-	exact       assign.Solver
+	exact       exactRanks
 }
 
-func newLayerSearch(c *affinity.Counts, ranks int, stop limit) *layerSearch {
-	return newLayerSearchOf(c, ranks, valuedScores, stop)
+func newLayerSearch(c *affinity.Counts, ranks, groups int, stop limit) *layerSearch {
+	return newLayerSearchOf(c, ranks, groups, valuedScores, stop)
 }
 
 // newLayerSearchOf values placements by at most that many scores.
-func newLayerSearchOf(c *affinity.Counts, ranks, scores int, stop limit) *layerSearch {
-	s := &layerSearch{counts: c, ranks: ranks, stop: stop}
+func newLayerSearchOf(c *affinity.Counts, ranks, groups, scores int, stop limit) *layerSearch {
+	s := &layerSearch{counts: c, ranks: ranks, groups: groups, stop: stop}
 	s.tokens, s.scale = sampleTokens(c, max(scores/ranks, 1024))
 	total := 0.0
 	for i, token := range s.tokens {
@@ -160,7 +166,7 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 			break
 		}
 		random := rand.New(rand.NewPCG(seed, layer<<16|uint64(start)))
-		p := randomPartition(g, s.ranks, random)
+		p := randomPartition(g, s.ranks, s.groups, random)
 		p.anneal(random, s.stop, cold)
 		candidates = append(candidates, glanced(renamed(p.rankOf)))
 	}
@@ -198,24 +204,34 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 	return best.rankOf, best.value
 }
 
+// orContiguous returns the contiguous placement where that is worth more: after a glance it may have been dropped for one that
+// more price steps make worse, and a search from a placement in service need not come near it.
+func (s *layerSearch) orContiguous(rankOf []int, value float64) ([]int, float64) {
+	contiguous := contiguousRanks(s.counts.Experts, s.ranks)
+	if _, plain := s.value(contiguous, nil); plain > value {
+		return contiguous, plain
+	}
+	return rankOf, value
+}
+
 // solvePairs returns the placement of the highest affinity of the mixed Gram matrix, and its value by token rows. What a
 // forecast will make of it is not known yet: there is nothing to alternate with.
 func (s *layerSearch) solvePairs(pairs *affinity.Pairs, seed, layer uint64) ([]int, float64) {
 	g := mixedGram(s.counts, pairs)
-	best := annealed(g, s.ranks, seed, layer, s.stop)
+	best := annealed(g, s.ranks, s.groups, seed, layer, s.stop)
 	_, value := s.value(best.rankOf, nil)
 	return best.rankOf, value
 }
 
 // annealed is the partition of highest affinity of several annealing runs and the contiguous one.
-func annealed(g *gram, ranks int, seed, layer uint64, stop limit) *partition {
-	best := newPartition(g, contiguousRanks(g.n, ranks), ranks)
+func annealed(g *gram, ranks, groups int, seed, layer uint64, stop limit) *partition {
+	best := newPartition(g, contiguousRanks(g.n, ranks), ranks, groups)
 	for start := range starts {
 		if stop.reached() {
 			break
 		}
 		random := rand.New(rand.NewPCG(seed, layer<<16|uint64(start)))
-		p := randomPartition(g, ranks, random)
+		p := randomPartition(g, ranks, groups, random)
 		p.anneal(random, stop, cold)
 		if p.inside() > best.inside() {
 			best = p
@@ -254,12 +270,11 @@ func (s *layerSearch) solveCopies(rankOf []int, perRank int) ([]int, extras, flo
 		return prices, value / s.activations
 	}
 	prices, best := value(rankOf, copies)
-	capacity := slices.Repeat([]int{s.counts.Experts / s.ranks}, s.ranks)
 	for range alternations {
 		s.score(rankOf)
 		s.scoreCopies(copies)
 		s.fillAffinities(weight, prices)
-		nextRankOf := slices.Clone(s.exact.Assign(weight, capacity))
+		nextRankOf := s.exact.assign(weight, s.ranks, s.groups)
 		nextCopies := bestCopies(weight, nextRankOf, s.ranks, perRank)
 		nextPrices, v := value(nextRankOf, nextCopies)
 		if v <= best*(1+1e-6) || s.stop.reached() {
@@ -310,8 +325,7 @@ func (s *layerSearch) valueIn(steps int, rankOf []int, start assign.Prices) (ass
 
 // bestExperts is the exact optimum of the experts' ranks for the token assignment that the prices make.
 func (s *layerSearch) bestExperts(rankOf []int, prices assign.Prices) []int {
-	capacity := slices.Repeat([]int{s.counts.Experts / s.ranks}, s.ranks)
-	return slices.Clone(s.exact.Assign(s.affinities(rankOf, prices), capacity))
+	return s.exact.assign(s.affinities(rankOf, prices), s.ranks, s.groups)
 }
 
 // affinities are each expert's activations by the tokens of each rank [experts × ranks], tokens being where the prices send

@@ -71,6 +71,10 @@ type Problem struct {
 	// RedundantSlots is the number of slots per rank beyond experts / ranks: they hold copies of experts of other ranks.
 	// Auto, EPLB, Contiguous and RoundRobin fill them.
 	RedundantSlots int
+	// Groups is the number of groups of a gate that chooses groups of experts first: equal runs of consecutive experts. The slots
+	// of the placement then are a permutation of the experts that maps groups onto groups. Either Groups or Ranks must divide the
+	// other. 0 or 1 is no constraint. Auto and Contiguous keep it.
+	Groups int
 	// Layers are the model's indices of the MoE layers.
 	Layers []int
 	// Tokens are the counts of each MoE layer; needed with TensorParallel, or LoadTokens in their place.
@@ -158,6 +162,9 @@ func (p *Problem) validate() error {
 	if err := p.checkCurrent(); err != nil {
 		return err
 	}
+	if err := CheckGroups(p.Algorithm, p.Ranks, p.experts(), p.RedundantSlots, p.Groups); err != nil {
+		return err
+	}
 	return CheckSlots(p.Algorithm, p.Ranks, p.experts(), p.RedundantSlots)
 }
 
@@ -212,15 +219,7 @@ func Solve(ctx context.Context, p Problem) (Result, error) {
 	case MoETuner:
 		return solveChain(ctx, &p, true)
 	case Auto:
-		solve := solveLayers
-		if p.Attention == DataParallel {
-			solve = solveJoint
-		}
-		result, err := solve(ctx, &p)
-		if err == nil && p.Current != nil {
-			p.keepNames(result.Placement)
-		}
-		return result, err
+		return solveAuto(ctx, &p)
 	default:
 		_, err := ParseAlgorithm(string(p.Algorithm))
 		return Result{}, err

@@ -10,13 +10,16 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Shape says how large a generated trace is; every field must be at least 1.
+// Shape says how large a generated trace is; every field but Groups must be at least 1.
 type Shape struct {
 	Experts, TopK, Layers, Vocabulary     int
 	Domains, DocumentsPerDomain           int
 	RequestsPerDocument, TokensPerRequest int
 	// Noise is the percentage of activations that are drawn without regard to token and domain.
 	Noise int
+	// Groups, where above 1, is the number of groups of consecutive experts of a gate that first chooses two of them; half a
+	// group must have TopK experts.
+	Groups int
 }
 
 // Small is a trace that every algorithm handles in milliseconds.
@@ -31,6 +34,9 @@ func Generate(s Shape, seed uint64) *trace.Trace {
 		Type: "generated", Experts: s.Experts, TopK: s.TopK, Vocabulary: s.Vocabulary, HiddenLayers: s.Layers + 1, HiddenSize: 1024,
 		Config: `{"num_hidden_layers":` + strconv.Itoa(s.Layers+1) + `,"hidden_size":1024}`,
 	}}
+	if s.Groups > 1 {
+		t.Model.Config = `{"n_group":` + strconv.Itoa(s.Groups) + `,` + t.Model.Config[1:]
+	}
 	for l := range s.Layers {
 		t.Model.Layers = append(t.Model.Layers, l+1)
 	}
@@ -86,6 +92,10 @@ func (g *generator) places(n int) []int {
 func (g *generator) request(t *trace.Trace, domain int) {
 	for range 1 + g.random.IntN(2*g.shape.TokensPerRequest) {
 		token := int(g.zipf.Uint64())
+		if own := token - token%g.shape.Domains + domain; g.shape.Groups > 1 && own < g.shape.Vocabulary {
+			// A kind of text has tokens of its own: requests are sent by what their tokens tell.
+			token = own
+		}
 		t.Tokens = append(t.Tokens, int32(token))
 		for l := range g.shape.Layers {
 			t.Experts = append(t.Experts, g.route(l, token, domain)...)
@@ -96,6 +106,9 @@ func (g *generator) request(t *trace.Trace, domain int) {
 
 func (g *generator) route(layer, token, domain int) []uint16 {
 	clear(g.taken)
+	if g.shape.Groups > 1 {
+		return g.routeInGroups(layer, token, domain)
+	}
 	cluster := max(g.shape.Experts/4, g.shape.TopK)
 	var experts []uint16
 	for len(experts) < g.shape.TopK {
@@ -108,6 +121,31 @@ func (g *generator) route(layer, token, domain int) []uint16 {
 			place = (home/cluster*cluster + g.random.IntN(cluster)) % g.shape.Experts
 		}
 		if expert := g.order[layer][place]; !g.taken[expert] {
+			g.taken[expert] = true
+			experts = append(experts, uint16(expert))
+		}
+	}
+	return experts
+}
+
+// routeInGroups chooses the groups of the token's and the domain's homes, and in each of them experts that are alike.
+func (g *generator) routeInGroups(layer, token, domain int) []uint16 {
+	size := g.shape.Experts / g.shape.Groups
+	homes := [2]int{g.tokenHome[layer][token], g.domainHome[layer][domain]}
+	for i := range homes {
+		if g.random.IntN(100) < g.shape.Noise {
+			homes[i] = g.random.IntN(g.shape.Experts)
+		}
+	}
+	var experts []uint16
+	for len(experts) < g.shape.TopK {
+		home := homes[g.random.IntN(2)]
+		place := g.random.IntN(size)
+		if g.random.IntN(100) >= g.shape.Noise {
+			// Alike are every other expert: runs of a group's experts cut all such clusters.
+			place = (place/2*2 + home%2) % size
+		}
+		if expert := home/size*size + place; !g.taken[expert] {
 			g.taken[expert] = true
 			experts = append(experts, uint16(expert))
 		}

@@ -1,0 +1,45 @@
+package affinity
+
+// Grouped are the counts of groups of size consecutive experts; size must divide the experts. What they say of a rank that
+// holds whole groups is what the experts' counts say.
+func (c *Counts) Grouped(size int) *Counts {
+	g := &Counts{Experts: c.Experts / size, TopK: c.TopK, Start: make([]int, c.Vocabulary()+1), Occurrences: c.Occurrences}
+	row := make([]float32, g.Experts)
+	for id := range c.Vocabulary() {
+		experts, counts := c.Row(id)
+		for i, expert := range experts {
+			row[int(expert)/size] += counts[i]
+		}
+		g.appendRow(row)
+		g.Start[id+1] = len(g.Expert)
+	}
+	return g
+}
+
+// Grouped are the counts of groups of size consecutive experts.
+func (c *RequestCounts) Grouped(size int) *RequestCounts {
+	g := *c
+	g.Experts = c.Experts / size
+	g.Rows = make([][]float32, len(c.Rows))
+	for r, row := range c.Rows {
+		// Layers are multiples of size, too: a run of size entries never crosses one.
+		g.Rows[r] = make([]float32, len(row)/size)
+		for i, n := range row {
+			g.Rows[r][i/size] += n
+		}
+	}
+	return &g
+}
+
+// Grouped are the co-activations of groups of size consecutive experts. The diagonal, a group with itself, counts pairs of
+// its experts.
+func (p *Pairs) Grouped(size int) Pairs {
+	n := p.Experts / size
+	g := Pairs{n, make([]float32, n*n), make([]float32, n*n)}
+	for i := range p.Together {
+		at := i/p.Experts/size*n + i%p.Experts/size
+		g.Together[at] += p.Together[i]
+		g.Within[at] += p.Within[i]
+	}
+	return g
+}

@@ -1,0 +1,33 @@
+package trace
+
+import "encoding/json"
+
+// Groups is the number of groups of consecutive experts that the model's gate chooses among before it chooses experts: n_group
+// of the model's config, or of its text_config, and 1 where there is none. Errors are *InvalidError: a trace without a config
+// does not tell.
+func (m *Model) Groups() (int, error) {
+	if m.Config == "" {
+		return 0, invalidf("__metadata__: model_config is missing in the trace: it would tell the groups that the gate chooses among")
+	}
+	type groups struct {
+		Count *int `json:"n_group"`
+	}
+	var config struct {
+		groups
+		Text groups `json:"text_config"`
+	}
+	if err := json.Unmarshal([]byte(m.Config), &config); err != nil {
+		return 0, invalidf("__metadata__: model_config is not the JSON of a model configuration: %v", err)
+	}
+	count := config.Count
+	if count == nil {
+		count = config.Text.Count
+	}
+	switch {
+	case count == nil:
+		return 1, nil
+	case *count < 1 || m.Experts%*count != 0:
+		return 0, invalidf("model_config: n_group is %d; it must divide the %d experts", *count, m.Experts)
+	}
+	return *count, nil
+}

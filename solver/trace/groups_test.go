@@ -1,0 +1,35 @@
+package trace_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/semmoe/operator/solver/trace"
+)
+
+func TestGroups(t *testing.T) {
+	for name, test := range map[string]struct {
+		config string
+		groups int
+		want   string
+	}{
+		"groups":           {`{"n_group": 8}`, 8, ""},
+		"no groups":        {`{"n_group": null}`, 1, ""},
+		"silent":           {`{}`, 1, ""},
+		"in a wrapper":     {`{"text_config": {"n_group": 4}}`, 4, ""},
+		"no config":        {"", 0, "model_config is missing in the trace"},
+		"no divisor":       {`{"n_group": 5}`, 0, "n_group is 5; it must divide the 16 experts"},
+		"no group":         {`{"n_group": 0}`, 0, "n_group is 0"},
+		"not a number":     {`{"n_group": "8"}`, 0, "not the JSON of a model configuration"},
+		"more than enough": {`{"n_group": 32}`, 0, "n_group is 32"},
+	} {
+		m := trace.Model{Experts: 16, Config: test.config}
+		groups, err := m.Groups()
+		switch {
+		case test.want == "" && (err != nil || groups != test.groups):
+			t.Errorf("%s: %d groups, %v; want %d", name, groups, err, test.groups)
+		case test.want != "" && (!trace.IsInvalid(err) || !strings.Contains(err.Error(), test.want)):
+			t.Errorf("%s: error %v; want %q", name, err, test.want)
+		}
+	}
+}

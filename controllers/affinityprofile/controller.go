@@ -24,6 +24,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/outcome"
 	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/internal/podhealth"
 	recording "github.com/semmoe/operator/internal/profile"
@@ -107,8 +108,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	after, inspectErr := inspection.Reconcile(ctx, r.Client, manager, o.Inspection, r.nextInspection(profile, o), now)
 	do := decide(o, now)
 	phases := errors.Join(inspectErr, r.act(ctx, profile, o, do))
-	o.Failure = lasting(phases)
-	after = soonest(after, do.After)
+	o.Failure = outcome.Lasting(phases)
+	after = outcome.Soonest(after, do.After)
 
 	failedMounts, err := podhealth.FailedMounts(ctx, r.Events, pods, now)
 	phases = errors.Join(phases, err)
@@ -118,7 +119,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		phases = errors.Join(phases, err)
 	}
 	o.Problem = problem
-	after = soonest(after, again)
+	after = outcome.Soonest(after, again)
 	phases = errors.Join(phases, r.applyStatus(ctx, profile, statusOf(profile, o)))
 	return ctrl.Result{RequeueAfter: after}, phases
 }
@@ -293,20 +294,4 @@ func (r *Reconciler) refusedPods(ctx context.Context, o observation, now time.Ti
 		}
 	}
 	return nil, nil
-}
-
-// lasting is the text of an error that retries alone will not cure: what the API server refuses. Conflicts and outages
-// pass, and are not worth a condition.
-func lasting(err error) string {
-	if err == nil || !(apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
-		return ""
-	}
-	return podhealth.Truncate(err.Error(), 1024)
-}
-
-func soonest(a, b time.Duration) time.Duration {
-	if a == 0 || b == 0 {
-		return max(a, b)
-	}
-	return min(a, b)
 }

@@ -32,6 +32,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/outcome"
 	"github.com/semmoe/operator/internal/podhealth"
 )
 
@@ -156,7 +157,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	settled, rolloutErr := r.reconcileRevisions(ctx, moed, o, observed.revisions)
 	o.Settled = settled
 	phases := errors.Join(inspectErr, planErr, rolloutErr, r.reconcileChildren(ctx, moed))
-	o.Failure = lasting(phases)
+	o.Failure = outcome.Lasting(phases)
 
 	pods := append(slices.Clone(observed.enginePods), observed.inspectPods...)
 	failedMounts, err := podhealth.FailedMounts(ctx, r.Events, pods, now)
@@ -170,10 +171,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		}
 	}
 	o.Problem = found
-	after = soonest(after, again)
+	after = outcome.Soonest(after, again)
 	if observes(moed) && o.Revision != "" {
 		o.Observed, o.Enough = r.observeLAR(ctx, observed.routerPods, o.Revision)
-		after = soonest(after, observePeriod)
+		after = outcome.Soonest(after, observePeriod)
 	}
 	if err := r.applyStatus(ctx, moed, statusOf(moed, o, now)); err != nil {
 		phases = errors.Join(phases, err)
@@ -182,22 +183,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		return ctrl.Result{}, phases
 	}
 	return ctrl.Result{RequeueAfter: after}, nil
-}
-
-// lasting is the text of an error that retries alone will not cure: what the API server refuses. Conflicts and outages
-// pass, and are not worth a condition.
-func lasting(err error) string {
-	if err == nil || !(apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
-		return ""
-	}
-	return podhealth.Truncate(err.Error(), 1024)
-}
-
-func soonest(a, b time.Duration) time.Duration {
-	if a == 0 || b == 0 {
-		return max(a, b)
-	}
-	return min(a, b)
 }
 
 func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) (children, error) {

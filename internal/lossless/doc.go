@@ -1,0 +1,12 @@
+// Package lossless tells whether an engine that serves under a plan gives the outputs that it gave without one. Plans may
+// change where work happens and never what is computed; but engines have shipped expert maps that they load weights by
+// and forget at dispatch, and then answer fluently and wrongly, with every health check green.
+//
+// A few fixed prompts are answered greedily by the unplanned start, and stored. A planned engine answers the same ones,
+// on every rank, before it gets traffic.
+//
+// Invariants:
+//   - Comparing is pure; asking engines is apart from it.
+//   - Only an answer of the engine can be a difference. An engine that does not answer is asked again.
+//   - Silence proves nothing: where no token could be compared, the engine has not passed.
+package lossless

@@ -55,7 +55,7 @@ func serve(ctx context.Context, listener net.Listener, o Options) error {
 	defer func() { stopWork(); <-workDone }()
 	front.SetEngine(engine)
 	log.Info("Ready", "model", o.ModelPath, "architecture", engine.Model.String(), "ranks", o.EPSize,
-		"attentionDP", o.EnableDPAttention, "trivialExpertMap", o.InitExpertLocation == locality.Trivial, "seconds", time.Since(started).Seconds())
+		"attentionDP", o.EnableDPAttention, "trivialExpertMap", o.InitExpertLocation == locality.Trivial, "fault", o.Fault, "seconds", time.Since(started).Seconds())
 
 	select {
 	case err := <-webDone:
@@ -93,6 +93,9 @@ func load(o Options) (*server.Engine, error) {
 	})
 	if err != nil {
 		return nil, checkpoint.Invalidf("--init-expert-location: %v", err)
+	}
+	if o.Fault == FaultIgnoreMapAtDispatch {
+		m = m.Misplaced(experts.Slots)
 	}
 	tokens, err := tokenizer.Load(filepath.Join(o.ModelPath, "tokenizer.json"))
 	if err != nil {

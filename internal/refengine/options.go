@@ -7,6 +7,10 @@ import (
 	"github.com/semmoe/operator/internal/refengine/locality"
 )
 
+// FaultIgnoreMapAtDispatch is a fault that SGLang has shipped (sgl-project/sglang#36861): weights are loaded by the expert
+// map, and tokens dispatched as if there were none.
+const FaultIgnoreMapAtDispatch = "ignore-expert-map-at-dispatch"
+
 // Options are those of the command line, with SGLang's meaning.
 type Options struct {
 	ModelPath string
@@ -24,6 +28,8 @@ type Options struct {
 	ContextLength             int
 	ChunkedPrefillSize        int
 	Threads                   int
+	// Fault is empty, or FaultIgnoreMapAtDispatch, to test what notices it.
+	Fault string
 }
 
 // DefaultOptions returns the options of an engine of one rank.
@@ -58,6 +64,9 @@ func (o Options) Validate() error {
 		if option.value < option.least || option.value > option.top {
 			return checkpoint.Invalidf("%s is %d; allowed is %d to %d", option.name, option.value, option.least, option.top)
 		}
+	}
+	if o.Fault != "" && o.Fault != FaultIgnoreMapAtDispatch {
+		return checkpoint.Invalidf("--fault is %q; allowed is %s, or nothing", o.Fault, FaultIgnoreMapAtDispatch)
 	}
 	return o.checkParallelism()
 }

@@ -98,6 +98,7 @@ func TestOptionsThatContradict(t *testing.T) {
 		"no thread":        {func(o *Options) { o.Threads = 0 }, []string{"--threads is 0"}},
 		"negative port":    {func(o *Options) { o.Port = -1 }, []string{"--port is -1"}},
 		"no such model":    {func(o *Options) { o.ModelPath = "testdata/none" }, []string{"testdata/none does not exist"}},
+		"no such fault":    {func(o *Options) { o.Fault = "x" }, []string{`--fault is "x"`, FaultIgnoreMapAtDispatch}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := DefaultOptions()

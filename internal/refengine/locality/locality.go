@@ -40,6 +40,8 @@ func (s Shape) check() error {
 // Map tells which experts are on which rank.
 type Map struct {
 	shape Shape
+	// rows is [layers][slots], meaningless for dense layers.
+	rows [][]int
 	// local is [layers][ranks][experts].
 	local [][][]bool
 }
@@ -112,7 +114,7 @@ func newMap(shape Shape, rows [][]int) (*Map, error) {
 	if len(rows) != len(shape.MoE) {
 		return nil, fmt.Errorf("expert map: %d rows; want one for each of the %d hidden layers, dense ones included", len(rows), len(shape.MoE))
 	}
-	m := &Map{shape: shape, local: make([][][]bool, len(rows))}
+	m := &Map{shape: shape, rows: rows, local: make([][][]bool, len(rows))}
 	for l, row := range rows {
 		if len(row) != shape.slots() {
 			return nil, fmt.Errorf("expert map: row %d has %d slots; want %d (%d experts and %d redundant ones)", l, len(row), shape.slots(), shape.Experts, shape.Redundant)
@@ -152,6 +154,9 @@ func (m *Map) addLayer(l int, row []int) error {
 	}
 	return nil
 }
+
+// Slots lists the experts of an MoE layer in slot order.
+func (m *Map) Slots(l int) []int { return m.rows[l] }
 
 // Count counts the activations of one token, routes [layers][top-k], that are local to a rank and those that are not.
 func (m *Map) Count(rank int, routes []uint16) (local, remote int) {

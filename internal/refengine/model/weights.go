@@ -70,6 +70,23 @@ func Load(c *checkpoint.Checkpoint, contextLength int) (*Model, error) {
 	return m, nil
 }
 
+// Misplaced is the model with the weights of each MoE layer's experts in slot order, and gates that know nothing of it: it
+// computes expert slots(l)[e] where the gate of layer l chose e. slots lists at least Experts experts.
+func (m *Model) Misplaced(slots func(l int) []int) *Model {
+	out := *m
+	out.layers = slices.Clone(m.layers)
+	for l := range out.layers {
+		if !m.MoE[l] {
+			continue
+		}
+		out.layers[l].experts = make([]ffn, m.Experts)
+		for e, expert := range slots(l)[:m.Experts] {
+			out.layers[l].experts[e] = m.layers[l].experts[expert]
+		}
+	}
+	return &out
+}
+
 // reader reads tensors until the first error.
 type reader struct {
 	checkpoint *checkpoint.Checkpoint

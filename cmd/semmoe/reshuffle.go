@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"io"
+	"fmt"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
@@ -16,51 +16,89 @@ import (
 // and so does the process below 256 MiB.
 const reshuffleMemory = 160 << 20
 
+// reshuffleFlags are the flags of semmoe reshuffle.
+type reshuffleFlags struct {
+	reshuffle.Options
+	permutation, messageFile string
+}
+
 func newReshuffleCommand() *cobra.Command {
-	var options reshuffle.Options
-	var permutation string
+	var flags reshuffleFlags
 	cmd := &cobra.Command{
 		Use:   "reshuffle --model DIR --permutation FILE --out DIR",
 		Short: "Copy a checkpoint with its experts, and the rows of its gates, in another order",
 		Long: "Copy a Hugging Face checkpoint with the experts of the layers that a gate-permutation.json lists, and the rows of their\n" +
 			"gates, in its order. The model computes the same. The output appears when it is complete and verified; a second run finds\n" +
-			"it and does nothing; a run after a kill goes on. Prints one JSON object.\n" +
+			"it and does nothing; a run after a kill goes on. Prints one JSON object, also into the termination message; a failure is\n" +
+			"one line there.\n" +
 			"Exit code 2: the command line must be changed; 3: model, permutation or output do not fit; 1: try again.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, flag := range []struct{ name, value string }{
-				{"model", options.Model}, {"permutation", permutation}, {"out", options.Out},
-			} {
-				if flag.value == "" {
-					return usageErrorf("--%s is missing", flag.name)
+			result, err := runReshuffle(cmd.Context(), flags)
+			if err != nil {
+				if writeErr := writeTerminationMessage(flags.messageFile, oneLine(err.Error())); writeErr != nil {
+					fmt.Fprintf(cmd.ErrOrStderr(), "semmoe: %v\n", writeErr)
 				}
+				return err
 			}
-			if options.Parallel < 1 {
-				return usageErrorf("--parallel is %d; it must be at least 1", options.Parallel)
+			if err := json.NewEncoder(cmd.OutOrStdout()).Encode(result); err != nil {
+				return err
 			}
-			return runReshuffle(cmd.Context(), options, permutation, cmd.OutOrStdout())
+			message, err := resultMessage(result)
+			if err != nil {
+				return err
+			}
+			return writeTerminationMessage(flags.messageFile, message)
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
 	f := cmd.Flags()
-	f.StringVar(&options.Model, "model", "", "directory of the checkpoint (required)")
-	f.StringVar(&permutation, "permutation", "", "gate-permutation.json of a plan (required)")
-	f.StringVar(&options.Out, "out", "", "directory to make; must not exist, be empty, or hold the same result (required)")
-	f.BoolVar(&options.Verify, "verify", false, "re-read input and output, compare every byte, and record full hashes")
-	f.IntVar(&options.Parallel, "parallel", reshuffle.DefaultParallel, "shards to write at a time")
+	f.StringVar(&flags.Model, "model", "", "directory of the checkpoint (required)")
+	f.StringVar(&flags.permutation, "permutation", "", "gate-permutation.json of a plan (required)")
+	f.StringVar(&flags.Out, "out", "", "directory to make; must not exist, be empty, or hold the same result (required)")
+	f.BoolVar(&flags.Verify, "verify", false, "re-read input and output, compare every byte, and record full hashes")
+	f.IntVar(&flags.Parallel, "parallel", reshuffle.DefaultParallel, "shards to write at a time")
+	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
 	return cmd
 }
 
-func runReshuffle(ctx context.Context, options reshuffle.Options, permutation string, out io.Writer) (err error) {
+// check refuses flags that can be refused without looking at a file.
+func (f *reshuffleFlags) check() error {
+	for _, flag := range []struct{ name, value string }{
+		{"model", f.Model}, {"permutation", f.permutation}, {"out", f.Out},
+	} {
+		if flag.value == "" {
+			return usageErrorf("--%s is missing", flag.name)
+		}
+	}
+	if f.Parallel < 1 {
+		return usageErrorf("--parallel is %d; it must be at least 1", f.Parallel)
+	}
+	return nil
+}
+
+func runReshuffle(ctx context.Context, flags reshuffleFlags) (result *reshuffle.Result, err error) {
+	if err := flags.check(); err != nil {
+		return nil, err
+	}
 	debug.SetMemoryLimit(reshuffleMemory)
-	if options.Permutation, err = reshuffle.ReadPermutation(permutation); err != nil {
-		return reshuffleError(err)
+	if flags.Permutation, err = reshuffle.ReadPermutation(flags.permutation); err != nil {
+		return nil, reshuffleError(err)
 	}
-	result, err := reshuffle.Run(withLogger(ctx, "reshuffle"), options)
-	if err != nil {
-		return reshuffleError(err)
+	result, err = reshuffle.Run(withLogger(ctx, "reshuffle"), flags.Options)
+	return result, reshuffleError(err)
+}
+
+// resultMessage is the result as a termination message. The list of what was left out is the one part of it that grows
+// with the checkpoint: where it is too long it stands on standard output alone.
+func resultMessage(result *reshuffle.Result) (string, error) {
+	text, err := json.Marshal(result)
+	if err == nil && len(text) > terminationLimit {
+		short := *result
+		short.LeftOut = nil
+		text, err = json.Marshal(short)
 	}
-	return json.NewEncoder(out).Encode(result)
+	return string(text), err
 }
 
 func reshuffleError(err error) error {

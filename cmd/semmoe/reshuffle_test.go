@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -39,15 +41,19 @@ func TestReshuffleCommand(t *testing.T) {
 	if err := os.WriteFile(permutation, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	arguments := []string{"--model", tinyModel, "--permutation", permutation, "--out", out}
+	message := filepath.Join(dir, "message")
+	arguments := []string{"--model", tinyModel, "--permutation", permutation, "--out", out, "--termination-message", message}
 	for _, reused := range []bool{false, true} {
-		code, stdout, message := runReshuffleCommand(t, append(arguments, "--verify")...)
+		code, stdout, failure := runReshuffleCommand(t, append(arguments, "--verify")...)
 		var result reshuffle.Result
 		if err := json.Unmarshal([]byte(stdout), &result); err != nil || code != 0 {
-			t.Fatalf("exit code %d, %s; output %q: %v", code, message, stdout, err)
+			t.Fatalf("exit code %d, %s; output %q: %v", code, failure, stdout, err)
 		}
 		if result.Reused != reused || !result.Verified || result.Layers != 1 || result.Shards != 3 {
 			t.Errorf("result %+v", result)
+		}
+		if got := readMessage(t, message); got+"\n" != stdout {
+			t.Errorf("termination message %q, output %q", got, stdout)
 		}
 	}
 	for name, test := range map[string]struct {
@@ -67,10 +73,42 @@ func TestReshuffleCommand(t *testing.T) {
 		"output taken":   {append(arguments, "--out", dir), exitInvalidFile, "was not made by reshuffle"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			code, stdout, message := runReshuffleCommand(t, test.args...)
-			if code != test.code || stdout != "" || !strings.Contains(message, test.want) {
-				t.Errorf("exit code %d, output %q, message %q; want %d, %q", code, stdout, message, test.code, test.want)
+			code, stdout, failure := runReshuffleCommand(t, test.args...)
+			if code != test.code || stdout != "" || !strings.Contains(failure, test.want) {
+				t.Errorf("exit code %d, output %q, message %q; want %d, %q", code, stdout, failure, test.code, test.want)
 			}
 		})
+	}
+}
+
+func readMessage(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// A failure is one line in the termination message, and a result fits it.
+func TestReshuffleMessage(t *testing.T) {
+	message := filepath.Join(t.TempDir(), "message")
+	_, _, failure := runReshuffleCommand(t, "--model", "/none\nexistent", "--permutation", tinyModel+"/config.json", "--out", "x", "--termination-message", message)
+	if got := readMessage(t, message); got == "" || got != oneLine(failure) || strings.Contains(got, "\n") {
+		t.Errorf("termination message %q, error %q", got, failure)
+	}
+	for _, files := range []int{1, 400} {
+		result := &reshuffle.Result{ModelDigest: strings.Repeat("a", 64), Layers: 3}
+		for i := range files {
+			result.LeftOut = append(result.LeftOut, fmt.Sprintf("original/%d.pth", i))
+		}
+		text, err := resultMessage(result)
+		var told reshuffle.Result
+		if err := errors.Join(err, json.Unmarshal([]byte(text), &told)); err != nil || len(text) > terminationLimit || told.Layers != 3 || (len(told.LeftOut) > 0) != (files == 1) {
+			t.Errorf("%d files left out: %v, %d bytes: %.100s", files, err, len(text), text)
+		}
+		if len(result.LeftOut) != files {
+			t.Errorf("the result itself lost what was left out: %d of %d files", len(result.LeftOut), files)
+		}
 	}
 }

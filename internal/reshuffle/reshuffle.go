@@ -67,7 +67,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 		return nil, err
 	}
 	defer j.close()
-	if err := os.MkdirAll(filepath.Dir(j.out), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(j.out), directoryMode); err != nil {
 		return nil, err
 	}
 	release, err := lock(ctx, j.hidden(".lock"))
@@ -274,7 +274,7 @@ func (j *job) removeOthers(workplace string) error {
 
 // make fills the workplace until it is the whole output.
 func (j *job) make(ctx context.Context, workplace string) (*Manifest, int, error) {
-	if err := os.MkdirAll(workplace, 0o755); err != nil {
+	if err := os.MkdirAll(workplace, directoryMode); err != nil {
 		return nil, 0, err
 	}
 	if err := j.prune(workplace); err != nil {
@@ -439,13 +439,15 @@ func (j *job) prove(ctx context.Context, workplace string) (*Manifest, error) {
 	return m, nil
 }
 
-// syncTree puts the names of all files on disk; their contents are.
+// syncTree puts the names of all files on disk; their contents are. Directories get their mode here, those of a run
+// before as well.
 func syncTree(dir string) error {
 	return fs.WalkDir(os.DirFS(dir), ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.IsDir() {
 			return err
 		}
-		return syncDirectory(filepath.Join(dir, name))
+		path := filepath.Join(dir, name)
+		return errors.Join(os.Chmod(path, directoryMode), syncDirectory(path))
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -244,4 +245,37 @@ func TestCancel(t *testing.T) {
 		t.Errorf("result %+v", result)
 	}
 	sameTensors(t, expected(m.tensors, p), readAll(t, out))
+}
+
+// TestReadableByOthers runs under a umask that would hide the output from an engine that runs as another user.
+func TestReadableByOthers(t *testing.T) {
+	m := generators["qwen3_moe"](1)
+	p := m.permutation(m.layers...)
+	model := m.write(t, 30)
+	writeFile(t, filepath.Join(model, "sub", "dir", "vocab.txt"), []byte("a b"))
+	out := filepath.Join(t.TempDir(), "out")
+	old := syscall.Umask(0o077)
+	defer syscall.Umask(old)
+	mustRun(t, Options{Model: model, Permutation: p, Out: out, Verify: true})
+	seen := 0
+	err := filepath.WalkDir(out, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		want := fs.FileMode(0o644)
+		if entry.IsDir() {
+			want = 0o755
+		}
+		if seen++; info.Mode().Perm() != want {
+			t.Errorf("%s has mode %o, want %o", path, info.Mode().Perm(), want)
+		}
+		return nil
+	})
+	if err != nil || seen < 6 {
+		t.Errorf("%d files and directories: %v", seen, err)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash"
 	"io"
@@ -252,14 +253,21 @@ func hashRange(h hash.Hash, file *os.File, at, length int64) error {
 // temporarySuffix marks files that are being written.
 const temporarySuffix = ".writing"
 
+// fileMode and directoryMode let other users than the one that makes the output read it, whatever the umask: an engine
+// often runs as another user than what prepares its pod.
+const (
+	fileMode      = 0o644
+	directoryMode = 0o755
+)
+
 // writeAtomically gives a file its name only when it is complete and on disk.
 func writeAtomically(path string, fill func(*os.File) error) error {
 	temporary := path + temporarySuffix
-	file, err := os.OpenFile(temporary, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
+	file, err := os.OpenFile(temporary, os.O_RDWR|os.O_CREATE|os.O_TRUNC, fileMode)
 	if err != nil {
 		return err
 	}
-	if err := fill(file); err != nil {
+	if err := errors.Join(file.Chmod(fileMode), fill(file)); err != nil {
 		file.Close()
 		return err
 	}
@@ -293,7 +301,7 @@ func copyFile(ctx context.Context, c *copier, from, to string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(to), directoryMode); err != nil {
 		return err
 	}
 	return writeAtomically(to, func(file *os.File) error {

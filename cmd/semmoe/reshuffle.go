@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
@@ -20,6 +21,7 @@ const reshuffleMemory = 160 << 20
 type reshuffleFlags struct {
 	reshuffle.Options
 	permutation, messageFile string
+	hold                     bool
 }
 
 func newReshuffleCommand() *cobra.Command {
@@ -34,21 +36,22 @@ func newReshuffleCommand() *cobra.Command {
 			"Exit code 2: the command line must be changed; 3: model, permutation or output do not fit; 1: try again.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			result, err := runReshuffle(cmd.Context(), flags)
+			result, hold, err := runReshuffle(cmd.Context(), flags)
 			if err != nil {
 				if writeErr := writeTerminationMessage(flags.messageFile, oneLine(err.Error())); writeErr != nil {
 					fmt.Fprintf(cmd.ErrOrStderr(), "semmoe: %v\n", writeErr)
 				}
 				return err
 			}
-			if err := json.NewEncoder(cmd.OutOrStdout()).Encode(result); err != nil {
+			defer hold.Release()
+			if err := tellResult(cmd.OutOrStdout(), flags.messageFile, result); err != nil {
 				return err
 			}
-			message, err := resultMessage(result)
-			if err != nil {
-				return err
+			if flags.hold {
+				debug.FreeOSMemory() // what holds has nothing to do, perhaps for weeks
+				<-cmd.Context().Done()
 			}
-			return writeTerminationMessage(flags.messageFile, message)
+			return nil
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
@@ -58,6 +61,7 @@ func newReshuffleCommand() *cobra.Command {
 	f.StringVar(&flags.Out, "out", "", "directory to make; must not exist, be empty, or hold the same result (required)")
 	f.BoolVar(&flags.Verify, "verify", false, "re-read input and output, compare every byte, and record full hashes")
 	f.IntVar(&flags.Parallel, "parallel", reshuffle.DefaultParallel, "shards to write at a time")
+	f.BoolVar(&flags.hold, "hold", false, "afterwards keep the output from being removed, until SIGTERM or SIGINT; then exit with code 0")
 	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
 	return cmd
 }
@@ -77,16 +81,30 @@ func (f *reshuffleFlags) check() error {
 	return nil
 }
 
-func runReshuffle(ctx context.Context, flags reshuffleFlags) (result *reshuffle.Result, err error) {
+// runReshuffle makes or finds the output. It is in use until the hold is released.
+func runReshuffle(ctx context.Context, flags reshuffleFlags) (*reshuffle.Result, *reshuffle.Hold, error) {
 	if err := flags.check(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	debug.SetMemoryLimit(reshuffleMemory)
+	var err error
 	if flags.Permutation, err = reshuffle.ReadPermutation(flags.permutation); err != nil {
-		return nil, reshuffleError(err)
+		return nil, nil, reshuffleError(err)
 	}
-	result, err = reshuffle.Run(withLogger(ctx, "reshuffle"), flags.Options)
-	return result, reshuffleError(err)
+	result, hold, err := reshuffle.Acquire(withLogger(ctx, "reshuffle"), flags.Options)
+	return result, hold, reshuffleError(err)
+}
+
+// tellResult prints a result and makes it the termination message.
+func tellResult(out io.Writer, messageFile string, result *reshuffle.Result) error {
+	if err := json.NewEncoder(out).Encode(result); err != nil {
+		return err
+	}
+	message, err := resultMessage(result)
+	if err != nil {
+		return err
+	}
+	return writeTerminationMessage(messageFile, message)
 }
 
 // resultMessage is the result as a termination message. The list of what was left out is the one part of it that grows

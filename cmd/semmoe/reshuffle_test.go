@@ -1,13 +1,17 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/semmoe/operator/internal/reshuffle"
@@ -30,17 +34,7 @@ func runReshuffleCommand(t *testing.T, args ...string) (code int, out, message s
 func TestReshuffleCommand(t *testing.T) {
 	dir := t.TempDir()
 	permutation, out := filepath.Join(dir, "gate-permutation.json"), filepath.Join(dir, "out")
-	newToOld := make([]int, 32)
-	for i := range newToOld {
-		newToOld[i] = 31 - i
-	}
-	text, err := json.Marshal(reshuffle.Permutation{Layers: []reshuffle.LayerPermutation{{Layer: 2, NewToOld: newToOld}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(permutation, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writePermutation(t, permutation)
 	message := filepath.Join(dir, "message")
 	arguments := []string{"--model", tinyModel, "--permutation", permutation, "--out", out, "--termination-message", message}
 	for _, reused := range []bool{false, true} {
@@ -78,6 +72,68 @@ func TestReshuffleCommand(t *testing.T) {
 				t.Errorf("exit code %d, output %q, message %q; want %d, %q", code, stdout, failure, test.code, test.want)
 			}
 		})
+	}
+}
+
+// writePermutation writes one of the small model, which reverses layer 2.
+func writePermutation(t *testing.T, path string) {
+	t.Helper()
+	newToOld := make([]int, 32)
+	for i := range newToOld {
+		newToOld[i] = 31 - i
+	}
+	text, err := json.Marshal(reshuffle.Permutation{Layers: []reshuffle.LayerPermutation{{Layer: 2, NewToOld: newToOld}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// With --hold the command tells its result at once, and keeps the output in use until it is told to end.
+func TestReshuffleHold(t *testing.T) {
+	dir := t.TempDir()
+	permutation, out, message := filepath.Join(dir, "gate-permutation.json"), filepath.Join(dir, "out"), filepath.Join(dir, "message")
+	writePermutation(t, permutation)
+	free := func() bool {
+		file, err := os.Open(filepath.Join(dir, ".out.used"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		return syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	cmd := newReshuffleCommand()
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	reader, writer := io.Pipe()
+	cmd.SetOut(writer)
+	cmd.SetArgs([]string{"--model", tinyModel, "--permutation", permutation, "--out", out, "--hold", "--termination-message", message})
+	ended := make(chan error, 1)
+	go func() {
+		err := cmd.ExecuteContext(ctx)
+		writer.CloseWithError(io.EOF)
+		ended <- err
+	}()
+	if line, err := bufio.NewReader(reader).ReadString('\n'); err != nil || !strings.Contains(line, `"model_digest"`) {
+		t.Fatalf("output %q, %v", line, err)
+	}
+	if free() {
+		t.Error("the output is not held")
+	}
+	select {
+	case err := <-ended:
+		t.Errorf("the command ended by itself: %v", err)
+	default:
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("the command ended with %v", err)
+		}
+	}
+	if !free() || !strings.Contains(readMessage(t, message), `"model_digest"`) {
+		t.Errorf("the output is still held, or the message is missing")
 	}
 }
 

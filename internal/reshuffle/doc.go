@@ -8,6 +8,7 @@
 //   - Nothing is written before checkpoint, permutation and configuration have been found to fit one another.
 //   - The output has its final name only when it is complete, verified and on disk. Until then it is a hidden directory
 //     beside it, in which a later run goes on.
-//   - A second run on the same input finds the manifest and writes nothing.
+//   - A second run on the same input finds the manifest and writes nothing but the time of use.
+//   - From before an output is there until its hold ends, it is locked without a gap.
 //   - Memory does not grow with the size of the weights, only with the number of tensors.
 package reshuffle

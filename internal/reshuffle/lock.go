@@ -11,6 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// lockSuffix ends the name of the file that a run on an output locks.
+const lockSuffix = ".lock"
+
 // lockInterval is how often a taken lock is tried again.
 const lockInterval = 500 * time.Millisecond
 
@@ -42,9 +45,9 @@ func tryLock(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := flock(file, unix.LOCK_EX); err != nil {
 		file.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
+		if errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, nil
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)

@@ -61,26 +61,45 @@ type Result struct {
 // Run makes the output, or finds it. Faults of the input are *checkpoint.InvalidError; after any other error, and after
 // the process was killed, another run goes on where this one ended.
 func Run(ctx context.Context, o Options) (*Result, error) {
+	result, hold, err := Acquire(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	hold.Release()
+	return result, nil
+}
+
+// Acquire does what Run does, and keeps the output from being removed until the hold is released, or the process ends.
+func Acquire(ctx context.Context, o Options) (*Result, *Hold, error) {
 	start := time.Now()
 	j, err := newJob(o)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer j.close()
 	if err := os.MkdirAll(filepath.Dir(j.out), directoryMode); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	release, err := lock(ctx, j.hidden(".lock"))
+	release, err := lock(ctx, hidden(j.out, lockSuffix))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer release()
-	result, err := j.run(ctx)
+	// The hold begins before the output is there, and the run's own lock ends after: there is no moment without either.
+	hold, err := newHold(j.out)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	result, err := j.run(ctx)
+	if err == nil {
+		err = hold.touch()
+	}
+	if err != nil {
+		hold.abandon()
+		return nil, nil, err
 	}
 	result.Seconds = time.Since(start).Seconds()
-	return result, nil
+	return result, hold, nil
 }
 
 // job is the work of one run, of which everything that can be refused has been checked.
@@ -174,9 +193,9 @@ func within(dir, path string) bool {
 	return err == nil && relative != ".." && !strings.HasPrefix(relative, "../")
 }
 
-// hidden is a name beside the output that no reader takes for it.
-func (j *job) hidden(suffix string) string {
-	return filepath.Join(filepath.Dir(j.out), "."+filepath.Base(j.out)+suffix)
+// hidden is a name beside an output that no reader takes for it.
+func hidden(out, suffix string) string {
+	return filepath.Join(filepath.Dir(out), "."+filepath.Base(out)+suffix)
 }
 
 func (j *job) run(ctx context.Context) (*Result, error) {
@@ -192,7 +211,7 @@ func (j *job) run(ctx context.Context) (*Result, error) {
 		result.Reused, result.ModelDigest, result.Verified = true, existing.ModelDigest, j.Verify
 		return result, j.reverify(ctx, existing)
 	}
-	workplace := j.hidden(fmt.Sprintf(".%.16s.partial", identity(j.identity, j.Permutation)))
+	workplace := hidden(j.out, fmt.Sprintf(".%.16s.partial", identity(j.identity, j.Permutation)))
 	if err := j.removeOthers(workplace); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/lossless"
+	"github.com/semmoe/operator/internal/refengine"
+)
+
+// startTiny serves the small model on four ranks with arguments of semmoe engine, and returns its URL when it does.
+func startTiny(t *testing.T, args ...string) string {
+	t.Helper()
+	address := closedPort(t)
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := newEngineCommand()
+	command.SilenceErrors, command.SilenceUsage = true, true
+	command.SetArgs(append([]string{
+		"--model-path", tinyModel, "--served-model-name", "tiny", "--port", port, "--tp-size", "4", "--dp-size", "4", "--ep-size", "4", "--enable-dp-attention",
+	}, args...))
+	ctx, stop := context.WithCancel(context.Background())
+	var done sync.WaitGroup
+	done.Go(func() {
+		if err := command.ExecuteContext(ctx); err != nil {
+			t.Errorf("the engine ended with %v", err)
+		}
+	})
+	t.Cleanup(func() { stop(); done.Wait() })
+	url := "http://" + address
+	untilOK(t, url+"/health")
+	return url
+}
+
+// untilOK waits until a URL answers 200.
+func untilOK(t *testing.T, url string) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		response, err := http.Get(url)
+		if err == nil {
+			response.Body.Close()
+			if response.StatusCode == http.StatusOK {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s does not answer 200 within 30 s: %v", url, err)
+		}
+	}
+}
+
+// recordTiny stores the answers of the engine without a plan.
+func recordTiny(t *testing.T) (path string) {
+	t.Helper()
+	model, err := checkpoint.Inspect(tinyModel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	recorded, err := lossless.Record(t.Context(), &lossless.Client{Address: startTiny(t), Model: "tiny"}, model.ModelDigest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := recorded.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return writeFile(t, "answers.json", string(text))
+}
+
+// tinyMap is an expert map that shifts the experts of every layer by a rank.
+func tinyMap() string {
+	row := make([]string, 32)
+	for p := range row {
+		row[p] = strconv.Itoa((p + 8) % 32)
+	}
+	list := "[" + strings.Join(row, ",") + "]"
+	return fmt.Sprintf(`{"physical_to_logical_map":[%s,%s,%s,%s]}`, list, list, list, list)
+}
+
+func TestProbe(t *testing.T) {
+	answers := recordTiny(t)
+	message := filepath.Join(t.TempDir(), "termination-log")
+	start := func(ctx context.Context, engine, listen string) error {
+		command := newProbeCommand()
+		command.SilenceErrors, command.SilenceUsage = true, true
+		command.SetArgs([]string{"--address", engine, "--model-name", "tiny", "--ranks", "4", "--answers", answers, "--listen", listen, "--termination-message", message})
+		return command.ExecuteContext(ctx)
+	}
+
+	t.Run("planned", func(t *testing.T) {
+		engine, listen := startTiny(t, "--init-expert-location", tinyMap()), closedPort(t)
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		ended := make(chan error, 1)
+		go func() { ended <- start(ctx, engine, listen) }()
+		untilOK(t, "http://"+listen+"/readyz")
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("ended with %v", err)
+		}
+		if text, err := os.ReadFile(message); !os.IsNotExist(err) {
+			t.Errorf("termination message %q, %v", text, err)
+		}
+	})
+	t.Run("map ignored at dispatch", func(t *testing.T) {
+		engine := startTiny(t, "--init-expert-location", tinyMap(), "--fault", refengine.FaultIgnoreMapAtDispatch)
+		err := start(t.Context(), engine, closedPort(t))
+		if err == nil || exitCode(err) != exitInvalidFile || !strings.Contains(err.Error(), "not those of the unplanned start: rank ") || strings.Contains(err.Error(), "\n") {
+			t.Fatalf("%v, want exit code %d", err, exitInvalidFile)
+		}
+		if text, readErr := os.ReadFile(message); readErr != nil || string(text) != err.Error() {
+			t.Errorf("termination message %q, %v", text, readErr)
+		}
+	})
+}
+
+func TestProbeRefuses(t *testing.T) {
+	good := []string{"--address", "http://127.0.0.1:1", "--model-name", "m", "--answers", "/nonexistent", "--listen", "127.0.0.1:0"}
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no address":       {good[2:], "--address is missing"},
+		"no answers":       {append(good, "--answers="), "--answers is missing"},
+		"missing answers":  {good, "/nonexistent"},
+		"other file":       {append(good, "--answers", tinyModel+"/config.json"), "config.json: not stored answers"},
+		"no rank":          {append(good, "--ranks", "0"), "--ranks is 0; allowed is 1 to 65536"},
+		"ranks are a word": {append(good, "--ranks", "four"), "four"},
+		"engine":           {append(good, "--engine", "llama.cpp"), `--engine: engine type "llama.cpp"`},
+		"address":          {append(good, "--address", "127.0.0.1:1"), `--address is "127.0.0.1:1"; want http://host:port`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			command := newProbeCommand()
+			command.SilenceErrors, command.SilenceUsage = true, true
+			command.SetOut(&bytes.Buffer{})
+			command.SetArgs(append(test.args, "--termination-message", filepath.Join(t.TempDir(), "log")))
+			err := command.ExecuteContext(t.Context())
+			if err == nil || exitCode(err) != exitInvalidFile || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%v, want %q and exit code %d", err, test.want, exitInvalidFile)
+			}
+		})
+	}
+}

@@ -4,7 +4,7 @@ package v1alpha1
 const (
 	// LabelDeployment names the MoEDeployment that an object belongs to.
 	LabelDeployment = "semmoe.io/deployment"
-	// LabelComponent is the part that a pod plays: engine, router, inspect, profile or plan.
+	// LabelComponent is the part that a pod plays: engine, router, inspect, profile, plan or answers.
 	LabelComponent = "semmoe.io/component"
 	// LabelRevision is the revision of the serving workload: a short hash of template, engine, parallelism and model.
 	LabelRevision = "semmoe.io/revision"
@@ -27,18 +27,24 @@ const (
 	AnnotationServiceAccount = "semmoe.io/service-account-uid"
 	// AnnotationPlanDigest is the full digest of the plan that a pod was made for, and that a plan's ConfigMap holds.
 	AnnotationPlanDigest = "semmoe.io/plan-digest"
+	// AnnotationRealization is how the plan of an engine pod reaches its engine; absent means EngineMap.
+	AnnotationRealization = "semmoe.io/realization"
+	// AnnotationOutputChanged, followed by a revision, stands on a plan under which that revision has given other answers than
+	// the model without a plan; the value says which. Neither is tried again together: remove the annotation to do so.
+	AnnotationOutputChanged = "output-changed.semmoe.io/"
 	// AnnotationApprove names, by its short digest, the plan that may be rolled out.
 	AnnotationApprove = "semmoe.io/approve"
 	// AnnotationReport is the result of an inspection, kept on its Job so that it outlives the Job's pod, or what a plan is
 	// worth, kept on its ConfigMap so that it outlives the plan's status.
 	AnnotationReport = "semmoe.io/report"
 
-	// ComponentEngine to ComponentPlan are the values of LabelComponent. Every object that the operator makes has one.
+	// ComponentEngine to ComponentAnswers are the values of LabelComponent. Every object that the operator makes has one.
 	ComponentEngine  = "engine"
 	ComponentRouter  = "router"
 	ComponentInspect = "inspect"
 	ComponentProfile = "profile"
 	ComponentPlan    = "plan"
+	ComponentAnswers = "answers"
 
 	// EngineContainer is the name of the engine's container in a serving pod: an entry of that name in
 	// spec.template.spec.containers is merged into it.
@@ -52,6 +58,13 @@ const (
 	PlanVolume = "semmoe-plan"
 	// PlanMountPath is where a plan's ConfigMap is mounted in the pods that serve under it.
 	PlanMountPath = "/etc/semmoe/plan"
+	// CacheVolume is the name of the volume that holds permuted copies of the checkpoint, CacheMountPath where it is mounted.
+	CacheVolume    = "semmoe-cache"
+	CacheMountPath = "/var/cache/semmoe"
+	// AnswersVolume is the name of the volume that holds what the model answers without a plan, AnswersMountPath where it is
+	// mounted.
+	AnswersVolume    = "semmoe-answers"
+	AnswersMountPath = "/etc/semmoe/answers"
 	// ServicePort is the port of the Service that clients talk to.
 	ServicePort = 8000
 )

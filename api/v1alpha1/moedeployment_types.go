@@ -280,8 +280,35 @@ const (
 	ApprovalAdvisory ApprovalMode = "Advisory"
 )
 
+// Realization is how a plan reaches the engine.
+type Realization string
+
+const (
+	// RealizationAuto takes EngineMap where the engine can carry it, else ReshuffledWeights.
+	RealizationAuto Realization = "Auto"
+	// RealizationEngineMap starts the engine with its own option for an expert map.
+	RealizationEngineMap Realization = "EngineMap"
+	// RealizationReshuffledWeights starts the engine on a copy of the checkpoint in which experts and the rows of the gates
+	// stand in the plan's order: an engine that spreads experts in order serves the plan without knowing of it.
+	RealizationReshuffledWeights Realization = "ReshuffledWeights"
+)
+
 // PlacementSpec says how plans are made and when they are rolled out.
 type PlacementSpec struct {
+	// realization is how a plan reaches the engine: EngineMap (the engine's own expert map), ReshuffledWeights (a copy of the
+	// checkpoint with permuted experts and gates, made on the node before the engine starts), or Auto, which takes the first
+	// that engine and model can carry and that does not change the model's answers. Condition RolledOut says which one is in
+	// service.
+	// +optional
+	// +kubebuilder:default=Auto
+	// +kubebuilder:validation:Enum=Auto;EngineMap;ReshuffledWeights
+	Realization Realization `json:"realization,omitempty"`
+
+	// cache is where copies of the checkpoint are kept with ReshuffledWeights. Without it each pod makes its own, in an
+	// emptyDir for which it requests ephemeral storage of the size of the checkpoint.
+	// +optional
+	Cache *CacheSpec `json:"cache,omitempty"`
+
 	// solver says how a plan is searched for.
 	// +optional
 	// +kubebuilder:default={}
@@ -292,6 +319,21 @@ type PlacementSpec struct {
 	// +optional
 	// +kubebuilder:default=Automatic
 	Approval ApprovalMode `json:"approval,omitempty"`
+}
+
+// CacheSpec is a volume for copies of the checkpoint. Pods that share it share the copies: a pod that is restarted, and a
+// second replica that mounts the same volume, find theirs.
+type CacheSpec struct {
+	// volume is mounted read-write, at /var/cache/semmoe, in the containers that make the copies, and read-only in the engine's.
+	// It may be the volume of the model: on a file system with reflinks a copy then takes seconds, and next to no space.
+	// +required
+	Volume corev1.VolumeSource `json:"volume"`
+
+	// sizeBytes bounds what the copies may take. To make room for another one, those are removed that no pod uses, the least
+	// recently used first. Without it nothing is removed.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	SizeBytes *int64 `json:"sizeBytes,omitempty"`
 }
 
 // RolloutSpec bounds a roll-out.
@@ -384,9 +426,34 @@ type MoEDeploymentStatus struct {
 	// +optional
 	LAR *LARStatus `json:"lar,omitempty"`
 
+	// reshuffle tells what the copies of the checkpoint have cost that the pods of the revision serve.
+	// +optional
+	Reshuffle *ReshuffleStatus `json:"reshuffle,omitempty"`
+
 	// model is what the inspection found in the checkpoint.
 	// +optional
 	Model *ModelStatus `json:"model,omitempty"`
+}
+
+// ReshuffleStatus is what the permuted copies of the checkpoint have cost, summed over the present pods of the revision.
+type ReshuffleStatus struct {
+	// made is the number of pods that have made a copy, found the number of those that have found one in the cache.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Made int32 `json:"made"`
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Found int32 `json:"found"`
+
+	// bytes is the size of all copies that were made.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Bytes int64 `json:"bytes"`
+
+	// seconds is how long the slowest pod has taken.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Seconds int64 `json:"seconds"`
 }
 
 // ModelStatus is what the inspection found in the checkpoint.

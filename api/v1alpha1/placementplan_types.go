@@ -68,6 +68,14 @@ type PlacementPlanSpec struct {
 	// +kubebuilder:default=SGLang
 	Engine EngineType `json:"engine,omitempty"`
 
+	// realization is how the plan is to reach the engine. With ReshuffledWeights the experts of a gate that first chooses among
+	// groups of them stay within whole groups, since a permuted checkpoint computes the same only then. An EngineMap has no
+	// such limit; for a gate without groups both give the same plan.
+	// +optional
+	// +kubebuilder:default=EngineMap
+	// +kubebuilder:validation:Enum=EngineMap;ReshuffledWeights
+	Realization Realization `json:"realization,omitempty"`
+
 	// solver says how the plan is searched for.
 	// +optional
 	// +kubebuilder:default={}

@@ -76,6 +76,7 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 		Owns(&appsv1.Deployment{}).
 		Owns(&batchv1.Job{}).
 		Owns(&corev1.Service{}).
+		Owns(&corev1.ConfigMap{}).
 		Owns(&corev1.ServiceAccount{}).
 		Owns(&policyv1.PodDisruptionBudget{}).
 		Owns(&rbacv1.RoleBinding{}).
@@ -147,7 +148,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if report := o.Inspection.Report; report != nil && o.Invalid == nil {
 		if err := report.CheckExpertParallelSize(int(moed.Spec.Parallelism.ExpertParallelSize)); err != nil {
 			o.Invalid = invalidf("InvalidExpertParallelSize", "spec.parallelism.expertParallelSize: %v", err)
-		} else if o.Planning, planErr = r.reconcilePlanning(ctx, moed, report.ModelDigest, observed.revisions); planErr == nil {
+		} else if o.Planning, planErr = r.reconcilePlanning(ctx, moed, *report, observed); planErr == nil {
 			// Without knowing the plan there is no revision to ask for: what serves goes on.
 			o.Revision = revisionOf(moed, *report, o.Planning.Serving)
 		}
@@ -171,7 +172,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		}
 	}
 	o.Problem = found
-	after = outcome.Soonest(after, again)
+	after = outcome.Soonest(outcome.Soonest(after, again), o.Planning.Again)
 	if observes(moed) && o.Revision != "" {
 		o.Observed, o.Enough = r.observeLAR(ctx, observed.routerPods, o.Revision)
 		after = outcome.Soonest(after, observePeriod)

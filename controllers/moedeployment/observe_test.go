@@ -55,7 +55,7 @@ func TestLARStatusShowsThePlan(t *testing.T) {
 	if ready == nil || *ready.BaselineMilli != 250 || ready.PredictedMilli != nil {
 		t.Errorf("a plan that is not in service gives %+v, want its baseline alone", ready)
 	}
-	serving := larStatus(nil, observation{Planning: planning{Plan: plan, Serving: layoutOf(plan), Promise: plan}}, true, start)
+	serving := larStatus(nil, observation{Planning: planning{Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}, true, start)
 	if serving == nil || *serving.BaselineMilli != 250 || *serving.PredictedMilli != 400 {
 		t.Errorf("a plan in service gives %+v, want baseline and promise", serving)
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/owned"
 )
 
@@ -29,6 +32,10 @@ type planning struct {
 	Serving *layout
 	// Promise is the plan that Serving is of; nil where it does not exist any more, or has not told its figures yet.
 	Promise *semmoev1.PlacementPlan
+	// Why says why the serving plan does not reach the engine in the preferred way; empty where it does.
+	Why string
+	// Again is when to look again; zero where something else will call.
+	Again time.Duration
 	// Hold is why Plan is not rolled out although it is ready; its zero value where it is, or where there is none.
 	Hold verdict
 }
@@ -100,18 +107,25 @@ type planInputs struct {
 	Ranks     int32                         `json:"ranks"`
 	Engine    semmoev1.EngineType           `json:"engine"`
 	Solver    semmoev1.SolverSpec           `json:"solver"`
+	// Realization is left out where it is EngineMap.
+	Realization semmoev1.Realization `json:"realization,omitempty"`
 }
 
-// planFor is the plan that the spec asks for, given its profile.
-func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile) *semmoev1.PlacementPlan {
+// planFor is the plan that the spec asks for, given its profile and for which realisation it is to be solved.
+func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, realization semmoev1.Realization) *semmoev1.PlacementPlan {
 	spec := semmoev1.PlacementPlanSpec{
 		ProfileRef: semmoev1.ProfileReference{Name: profile.Name}, Attention: moed.Spec.Parallelism.Attention,
 		ExpertParallelSize: moed.Spec.Parallelism.ExpertParallelSize, Engine: moed.Spec.Engine.Type, Solver: moed.Spec.Placement.Solver,
+		Realization: realization,
 	}
-	name := moed.Name + "-" + owned.ShortHash(planInputs{
+	inputs := planInputs{
 		Profile: profile.Name, Result: profile.Status.Result.Digest, Attention: spec.Attention, Ranks: spec.ExpertParallelSize,
 		Engine: spec.Engine, Solver: spec.Solver,
-	}, 8)
+	}
+	if realization != semmoev1.RealizationEngineMap {
+		inputs.Realization = realization
+	}
+	name := moed.Name + "-" + owned.ShortHash(inputs, 8)
 	return &semmoev1.PlacementPlan{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: moed.Namespace, Name: name,
@@ -141,53 +155,102 @@ func published(plan *semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, model
 		plan.Spec.Engine == moed.Spec.Engine.Type
 }
 
-// layout is all that a revision needs to know of a plan.
-type layout struct {
-	// Digest is the plan's, ConfigMap holds its files.
-	Digest, ConfigMap string
+func layoutOf(plan *semmoev1.PlacementPlan, realization semmoev1.Realization) *layout {
+	return &layout{plan.Status.PlanDigest, plan.Status.ConfigMap, realization}
 }
 
-// Short is the short digest.
-func (l *layout) Short() string { return l.Digest[:min(len(l.Digest), 16)] }
-
-func layoutOf(plan *semmoev1.PlacementPlan) *layout {
-	return &layout{plan.Status.PlanDigest, plan.Status.ConfigMap}
+// choice is all that the choice of a layout is made from.
+type choice struct {
+	moed   *semmoev1.MoEDeployment
+	report checkpoint.Report
+	// wanted is the plan for the present inputs; nil where there is none yet.
+	wanted    *semmoev1.PlacementPlan
+	workloads []*appsv1.StatefulSet
+	// changed tells, by revision, how its answers differ from those without a plan.
+	changed map[string]string
+	answers answers
 }
 
 // chooseLayout decides what to serve under: the plan for the present inputs where it may be rolled out, else what is in
-// service while it fits the spec. wanted is nil where there is none yet.
-func chooseLayout(moed *semmoev1.MoEDeployment, modelDigest string, wanted *semmoev1.PlacementPlan, workloads []*appsv1.StatefulSet) (serving *layout, hold verdict) {
-	inService := layoutInService(moed, modelDigest, workloads)
-	if !published(wanted, moed, modelDigest) {
+// service while it fits the spec, else no plan. A layout whose revision was seen to change answers is none of these.
+func (c *choice) chooseLayout() (serving *layout, hold verdict) {
+	inService := c.inService()
+	if inService != nil && (c.refusal(inService) != "" || c.answers.Stranded) {
+		inService = nil // under it no pod would become ready
+	}
+	if !published(c.wanted, c.moed, c.report.ModelDigest) {
 		return inService, verdict{}
 	}
-	if inService != nil && inService.Digest == wanted.Status.PlanDigest {
-		return inService, verdict{}
+	var refused *layout
+	var open []*layout
+	for _, candidate := range c.candidates() {
+		switch {
+		case inService != nil && *candidate == *inService:
+			return inService, verdict{}
+		case c.refusal(candidate) != "":
+			refused = candidate
+		default:
+			open = append(open, candidate)
+		}
 	}
-	if hold = holdBack(moed, wanted); hold.reason != "" {
-		return inService, hold
+	no := func(reason, message string) verdict { return verdict{metav1.ConditionFalse, reason, message} }
+	hold = holdBack(c.moed, c.wanted)
+	switch {
+	case len(open) == 0 && refused != nil:
+		hold = no(reasonOutputChanged, fmt.Sprintf("%s; it is not tried again until the engine's image, its arguments or the plan change", outputChangedText(refused, c.refusal(refused))))
+	case len(open) == 0:
+		hold = no("NotRealizable", fmt.Sprintf("Plan %s cannot reach the engine: spec.placement.realization %s is not possible with engine %s and a gate of %d groups",
+			c.wanted.Status.Plan, c.moed.Spec.Placement.Realization, c.moed.Spec.Engine.Type, c.report.Groups))
+	case hold.reason != "":
+	case c.answers.Missing != "":
+		hold = no("AwaitingAnswers", fmt.Sprintf("Plan %s is rolled out once it can be proven that it does not change the model's answers: %s", c.wanted.Status.Plan, c.answers.Missing))
+	default:
+		return open[0], verdict{}
 	}
-	return layoutOf(wanted), verdict{}
+	return inService, hold
 }
 
-// layoutInService is that of the newest workload that has replicas, or of the newest of all where none has, where it still
+// candidates are the ways in which the wanted plan can be served under, the preferred one first.
+func (c *choice) candidates() []*layout {
+	var candidates []*layout
+	adapter, err := registry.For(string(c.moed.Spec.Engine.Type))
+	if err != nil {
+		return nil // validation has told
+	}
+	for _, realization := range realizations(c.moed, adapter) {
+		if carries(c.wanted, realization, c.report.Groups) {
+			candidates = append(candidates, layoutOf(c.wanted, realization))
+		}
+	}
+	return candidates
+}
+
+// refusal is how the answers of a layout's revision differ; empty where that is not known.
+func (c *choice) refusal(l *layout) string { return c.changed[revisionOf(c.moed, c.report, l)] }
+
+// inService is the layout of the newest workload that has replicas, or of the newest of all where none has, where it still
 // fits the spec. It is read from the workload alone: a plan whose status was lost, or which was deleted, is still in service.
-func layoutInService(moed *semmoev1.MoEDeployment, modelDigest string, workloads []*appsv1.StatefulSet) *layout {
-	ranks := strconv.Itoa(int(moed.Spec.Parallelism.ExpertParallelSize))
+// A workload that was seen to change answers is passed over.
+func (c *choice) inService() *layout {
+	ranks := strconv.Itoa(int(c.moed.Spec.Parallelism.ExpertParallelSize))
 	empty := func(w *appsv1.StatefulSet) bool { return w.Spec.Replicas == nil || *w.Spec.Replicas == 0 }
-	scaledToZero := !slices.ContainsFunc(workloads, func(w *appsv1.StatefulSet) bool { return !empty(w) })
-	for i, workload := range workloads {
-		if empty(workload) && !(scaledToZero && i == 0) {
+	scaledToZero := !slices.ContainsFunc(c.workloads, func(w *appsv1.StatefulSet) bool { return !empty(w) })
+	for i, workload := range c.workloads {
+		if empty(workload) && !(scaledToZero && i == 0) || c.changed[workload.Labels[semmoev1.LabelRevision]] != "" {
 			continue
 		}
 		template := &workload.Spec.Template
 		digest := template.Annotations[semmoev1.AnnotationPlanDigest]
-		if digest == "" || template.Annotations[semmoev1.AnnotationModelDigest] != modelDigest || template.Annotations[semmoev1.AnnotationRanks] != ranks {
+		if digest == "" || template.Annotations[semmoev1.AnnotationModelDigest] != c.report.ModelDigest || template.Annotations[semmoev1.AnnotationRanks] != ranks {
 			continue
+		}
+		realization := realizationOf(workload)
+		if realization == semmoev1.RealizationReshuffledWeights && c.moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
+			continue // such an engine tells experts by their new numbers, which the router alone translates back
 		}
 		for _, volume := range template.Spec.Volumes {
 			if volume.Name == semmoev1.PlanVolume && volume.ConfigMap != nil {
-				return &layout{digest, volume.ConfigMap.Name}
+				return &layout{digest, volume.ConfigMap.Name, realization}
 			}
 		}
 	}
@@ -266,6 +329,7 @@ func obsoleteProfiles(profiles []*semmoev1.AffinityProfile, p planning, kept []*
 const (
 	reasonProfileNotFound = "ProfileNotFound"
 	reasonOtherModel      = "OtherModel"
+	reasonOutputChanged   = "OutputChanged"
 )
 
 func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
@@ -340,7 +404,7 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 	case !complete:
 		return no("RollingOut", "Plan %s is being rolled out", p.Serving.Short())
 	}
-	return verdict{metav1.ConditionTrue, "RolledOut", fmt.Sprintf("All replicas serve under plan %s", p.Serving.Short())}
+	return verdict{metav1.ConditionTrue, "RolledOut", fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), realizationText[p.Serving.Realization], p.Why)}
 }
 
 // onTargetPercent is how far, relative to the plan's promise, the observed rate may lie below it.
@@ -371,6 +435,9 @@ func profilingFault(moed *semmoev1.MoEDeployment, o observation) *fault {
 		return &fault{profile.reason, profile.message, false}
 	}
 	p := o.Planning
+	if p.Hold.reason == reasonOutputChanged {
+		return &fault{p.Hold.reason, p.Hold.message, false}
+	}
 	var conditions []metav1.Condition
 	kind, name := "", ""
 	switch {

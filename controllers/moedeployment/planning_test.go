@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/router"
 )
@@ -43,7 +44,7 @@ func workloadUnder(t *testing.T, plan *semmoev1.PlacementPlan, replicas int32) *
 	t.Helper()
 	var under *layout
 	if plan != nil {
-		under = layoutOf(plan)
+		under = layoutOf(plan, semmoev1.RealizationEngineMap)
 	}
 	workload, err := render(deployment(), "r1", report(), under, "semmoe:1")
 	if err != nil {
@@ -103,16 +104,143 @@ func TestChooseLayout(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, hold := chooseLayout(deployment(tc.change...), model, tc.wanted, tc.workloads)
+			c := choice{moed: deployment(tc.change...), report: report(), wanted: tc.wanted, workloads: tc.workloads}
+			got, hold := c.chooseLayout()
 			var want *layout
 			if tc.want != nil {
-				want = layoutOf(tc.want)
+				want = layoutOf(tc.want, semmoev1.RealizationEngineMap)
 			}
 			if diff := cmp.Diff(want, got); diff != "" || hold.reason != tc.hold {
 				t.Errorf("holds because of %q, want %q; layout (-want +got):\n%s", hold.reason, tc.hold, diff)
 			}
 			if strings.Contains(hold.message, "%!") {
 				t.Errorf("message %q", hold.message)
+			}
+		})
+	}
+}
+
+// A layout whose revision was seen to change answers is not tried again: the other realisation is, else what was in service
+// before, else none. Another image is another revision.
+func TestChooseLayoutProvenLossless(t *testing.T) {
+	old, fresh := planOf("old", "aa", nil), planOf("new", "bb", nil)
+	byMap := func(p *semmoev1.PlacementPlan) *layout { return layoutOf(p, semmoev1.RealizationEngineMap) }
+	byWeights := func(p *semmoev1.PlacementPlan) *layout { return layoutOf(p, semmoev1.RealizationReshuffledWeights) }
+	realization := func(r semmoev1.Realization) func(*semmoev1.MoEDeployment) {
+		return func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Realization = r }
+	}
+	otherImage := func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }
+	grouped := report()
+	grouped.Groups = 4
+	inService := func(l *layout, revision string) []*appsv1.StatefulSet {
+		workload, err := render(deployment(), revision, report(), l, "semmoe:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		workload.Spec.Replicas = ptr.To[int32](2)
+		return []*appsv1.StatefulSet{workload}
+	}
+	revision := func(l *layout, change ...func(*semmoev1.MoEDeployment)) string {
+		return revisionOf(deployment(change...), report(), l)
+	}
+	cases := map[string]struct {
+		change    []func(*semmoev1.MoEDeployment)
+		report    *checkpoint.Report
+		wanted    *semmoev1.PlacementPlan
+		workloads []*appsv1.StatefulSet
+		changed   []string
+		answers   answers
+		want      *layout
+		hold      string
+		why       string
+	}{
+		"no answers yet":                      {wanted: fresh, answers: answers{Missing: "soon"}, hold: "AwaitingAnswers"},
+		"no answers yet, the old one stays":   {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(old), "r1"), want: byMap(old), hold: "AwaitingAnswers"},
+		"in service needs none":               {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(fresh), "r1"), want: byMap(fresh)},
+		"nobody left to give them":            {wanted: fresh, answers: answers{Missing: "soon", Stranded: true}, workloads: inService(byMap(fresh), "r1"), hold: "AwaitingAnswers"},
+		"asked for weights":                   {change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, wanted: fresh, want: byWeights(fresh)},
+		"the map changes answers":             {wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byWeights(fresh), why: "since by the engine's expert map answers change: told"},
+		"the map changes answers, in service": {wanted: fresh, changed: []string{revision(byMap(fresh))}, workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), why: "answers change"},
+		"with another image it did":           {change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byMap(fresh)},
+		"both change answers":                 {wanted: fresh, changed: []string{revision(byMap(fresh)), revision(byWeights(fresh))}, workloads: inService(byMap(old), "r1"), want: byMap(old), hold: "OutputChanged"},
+		"both, and the old one with this image": {change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, workloads: inService(byMap(old), "r1"),
+			changed: []string{revision(byMap(fresh), otherImage), revision(byWeights(fresh), otherImage), revision(byMap(old), otherImage)}, hold: "OutputChanged"},
+		"only the map is allowed":           {change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, changed: []string{revision(byMap(fresh))}, hold: "OutputChanged"},
+		"weights stay in service":           {wanted: fresh, workloads: inService(byWeights(fresh), "r1"), want: byWeights(fresh), why: "in service already"},
+		"the map is asked for instead":      {change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, workloads: inService(byWeights(fresh), "r1"), want: byMap(fresh)},
+		"weights without a router":          {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, workloads: inService(byWeights(fresh), "r1")},
+		"groups that the plan breaks":       {change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped, wanted: fresh, hold: "NotRealizable"},
+		"groups, and the map has no limits": {report: &grouped, wanted: fresh, want: byMap(fresh)},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			c := choice{moed: deployment(tc.change...), report: report(), wanted: tc.wanted, workloads: tc.workloads, changed: map[string]string{}, answers: tc.answers}
+			if tc.report != nil {
+				c.report = *tc.report
+			}
+			for _, r := range tc.changed {
+				c.changed[r] = "told"
+			}
+			got, hold := c.chooseLayout()
+			if diff := cmp.Diff(tc.want, got); diff != "" || hold.reason != tc.hold {
+				t.Errorf("holds because of %q (%s), want %q; layout (-want +got):\n%s", hold.reason, hold.message, tc.hold, diff)
+			}
+			if why := c.why(got); (why == "") != (tc.why == "") || !strings.Contains(why, tc.why) {
+				t.Errorf("why is %q, want one with %q", why, tc.why)
+			}
+		})
+	}
+}
+
+func TestChangedOutputs(t *testing.T) {
+	ended := func(code int32) *corev1.ContainerStateTerminated {
+		return &corev1.ContainerStateTerminated{ExitCode: code, Message: "other answers\n"}
+	}
+	probe := func(now, last *corev1.ContainerStateTerminated) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "verify-plan", State: corev1.ContainerState{Terminated: ended(0)}}, {
+				Name: "prove-lossless", State: corev1.ContainerState{Terminated: now}, LastTerminationState: corev1.ContainerState{Terminated: last},
+			}}
+		}
+	}
+	got := changedOutputs([]*corev1.Pod{
+		pod("a", "now", unready, probe(ended(3), nil)), pod("b", "last", unready, probe(nil, ended(3))), pod("c", "killed", unready, probe(ended(137), nil)),
+		pod("d", "passed", probe(nil, ended(3))), pod("e", "starting", unready),
+	})
+	if diff := cmp.Diff(map[string]string{"now": "other answers", "last": "other answers"}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Only a pod without a plan, or one that was proven, tells what the model answers without a plan.
+func TestWhoAnswers(t *testing.T) {
+	engine := func(p *corev1.Pod) {
+		p.Status.PodIP = "10.0.0.1"
+		p.Annotations = map[string]string{semmoev1.AnnotationModelDigest: model}
+	}
+	planned := func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPlanDigest] = "d" }
+	proven := func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{Name: "prove-lossless"}} }
+	otherModel := func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationModelDigest] = "sha256:other" }
+	cases := map[string]struct {
+		pods []*corev1.Pod
+		want string
+	}{
+		"none":            {},
+		"not ready":       {pods: []*corev1.Pod{pod("a", "r", engine, unready)}},
+		"another model":   {pods: []*corev1.Pod{pod("a", "r", engine, otherModel)}},
+		"not proven":      {pods: []*corev1.Pod{pod("a", "r", engine, planned)}},
+		"proven":          {pods: []*corev1.Pod{pod("a", "r", engine, planned), pod("b", "r", engine, planned, proven)}, want: "b"},
+		"without a plan":  {pods: []*corev1.Pod{pod("b", "r", engine, planned, proven), pod("a", "s", engine)}, want: "a"},
+		"without address": {pods: []*corev1.Pod{pod("a", "r", engine, func(p *corev1.Pod) { p.Status.PodIP = "" })}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got := ""
+			if found := whoAnswers(tc.pods, model); found != nil {
+				got = found.Name
+			}
+			if got != tc.want {
+				t.Errorf("%q answers, want %q", got, tc.want)
 			}
 		})
 	}
@@ -186,10 +314,10 @@ func TestPlanningConditions(t *testing.T) {
 		"broken profile":  {serving(planning{ProfileName: "p", Profile: broken}), map[string]string{"Profiled": "False DatasetInvalid", "Degraded": "True DatasetInvalid", "Stalled": "False NotStalled", "Ready": "True Serving"}},
 		"plan to come":    {serving(planning{Profile: profile}), map[string]string{"Profiled": "True Profiled", "Planned": "False WaitingForPlan"}},
 		"held":            {serving(planning{Profile: profile, Plan: plan, Hold: verdict{metav1.ConditionFalse, "AwaitingApproval", "m"}}), map[string]string{"Planned": "True Planned", "RolledOut": "False AwaitingApproval"}},
-		"in service":      {serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan), Promise: plan}), map[string]string{"RolledOut": "True RolledOut", "LocalityOnTarget": "Unknown TooFewSamples"}},
-		"on target":       {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan), Promise: plan}), 361), map[string]string{"LocalityOnTarget": "True OnTarget"}},
-		"below":           {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan), Promise: plan}), 359), map[string]string{"LocalityOnTarget": "False BelowPromise", "Ready": "True Serving"}},
-		"the next to come": {serving(planning{Profile: profile, Plan: planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }), Serving: layoutOf(other), Promise: other}),
+		"in service":      {serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), map[string]string{"RolledOut": "True RolledOut", "LocalityOnTarget": "Unknown TooFewSamples"}},
+		"on target":       {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), 361), map[string]string{"LocalityOnTarget": "True OnTarget"}},
+		"below":           {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), 359), map[string]string{"LocalityOnTarget": "False BelowPromise", "Ready": "True Serving"}},
+		"the next to come": {serving(planning{Profile: profile, Plan: planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }), Serving: layoutOf(other, semmoev1.RealizationEngineMap), Promise: other}),
 			map[string]string{"Planned": "False Published", "RolledOut": "False WaitingForPlan"}},
 	}
 	for name, tc := range cases {
@@ -223,7 +351,7 @@ func TestPausedConditions(t *testing.T) {
 	for kind, p := range map[string]planning{
 		semmoev1.ConditionProfiled:  {ProfileName: "p"},
 		semmoev1.ConditionPlanned:   {Profile: profile},
-		semmoev1.ConditionRolledOut: {Profile: profile, Plan: plan, Serving: layoutOf(plan), Promise: plan},
+		semmoev1.ConditionRolledOut: {Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan},
 	} {
 		status := statusOf(moed, observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: p}, start)
 		if c := meta.FindStatusCondition(status.Conditions, kind); c.Status != metav1.ConditionFalse || c.Reason != "Paused" {

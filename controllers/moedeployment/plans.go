@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
-	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -13,13 +13,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/engine/registry"
 )
 
 // +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles;placementplans,verbs=get;list;watch;create;delete
+// +kubebuilder:rbac:groups=semmoe.io,resources=placementplans,verbs=patch
+// +kubebuilder:rbac:groups=core,resources=configmaps,verbs=get;list;watch;create;delete
 
 // reconcilePlanning creates the profile and the plan that the spec asks for, deletes those that nothing needs any more,
 // and chooses the plan to serve under. While paused it creates and deletes nothing.
-func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, workloads []*appsv1.StatefulSet) (planning, error) {
+func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDeployment, report checkpoint.Report, observed children) (planning, error) {
+	modelDigest, workloads := report.ModelDigest, observed.revisions
 	profiles, plans, err := r.ownProfilesAndPlans(ctx, moed)
 	if err != nil {
 		return planning{}, err
@@ -33,13 +38,24 @@ func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDe
 		return p, err
 	}
 	if profiled(p.Profile, modelDigest) {
-		if p.Plan, err = r.reconcilePlan(ctx, moed, p.Profile, active); err != nil {
+		if p.Plan, err = r.reconcilePlan(ctx, moed, p.Profile, report.Groups, active); err != nil {
 			return p, err
 		}
 	}
 	if moed.Spec.Profiling != nil {
-		p.Serving, p.Hold = chooseLayout(moed, modelDigest, p.Plan, workloads)
-		p.Promise = promiseOf(p.Serving, append(plans, p.Plan)...)
+		changed, err := r.recordChangedOutputs(ctx, observed, appendPlan(plans, p.Plan))
+		if err != nil {
+			return p, err
+		}
+		c := choice{moed: moed, report: report, wanted: p.Plan, workloads: workloads, changed: changed}
+		if p.Serving, p.Hold = c.chooseLayout(); p.Serving != nil {
+			if c.answers, err = r.reconcileAnswers(ctx, moed, report, observed, active); err != nil {
+				return p, err
+			}
+			p.Serving, p.Hold = c.chooseLayout()
+		}
+		p.Why, p.Again = c.why(p.Serving), c.answers.Again
+		p.Promise = promiseOf(p.Serving, appendPlan(plans, p.Plan)...)
 	}
 	if !active {
 		return p, nil
@@ -126,10 +142,14 @@ func outdated(live, wanted *semmoev1.AffinityProfile) bool {
 }
 
 // reconcilePlan returns the plan made from the profile, nil where it does not exist yet.
-func (r *Reconciler) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, active bool) (*semmoev1.PlacementPlan, error) {
-	wanted := planFor(moed, profile)
+func (r *Reconciler) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, groups int, active bool) (*semmoev1.PlacementPlan, error) {
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	if err != nil {
+		return nil, err
+	}
+	wanted := planFor(moed, profile, planRealization(realizations(moed, adapter), groups))
 	live := &semmoev1.PlacementPlan{}
-	err := r.Get(ctx, client.ObjectKeyFromObject(wanted), live)
+	err = r.Get(ctx, client.ObjectKeyFromObject(wanted), live)
 	switch {
 	case apierrors.IsNotFound(err) && active:
 		if err := r.Create(ctx, wanted, client.FieldOwner(manager)); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -144,6 +164,14 @@ func (r *Reconciler) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeploy
 		return nil, fmt.Errorf("PlacementPlan %s exists and belongs to somebody else: delete it", wanted.Name)
 	}
 	return live, nil
+}
+
+// appendPlan adds a plan that the list may lack: one that a user made, or that the cache does not show yet.
+func appendPlan(plans []*semmoev1.PlacementPlan, plan *semmoev1.PlacementPlan) []*semmoev1.PlacementPlan {
+	if plan == nil || slices.ContainsFunc(plans, func(p *semmoev1.PlacementPlan) bool { return p.Name == plan.Name }) {
+		return plans
+	}
+	return append(slices.Clone(plans), plan)
 }
 
 func keptPlans(plans, obsolete []*semmoev1.PlacementPlan) []*semmoev1.PlacementPlan {

@@ -50,12 +50,15 @@ type revisionInputs struct {
 	Template      *corev1.PodTemplateSpec  `json:"template,omitempty"`
 	RoutedExperts bool                     `json:"routedExperts,omitempty"`
 	Plan          string                   `json:"plan,omitempty"`
+	// Realization and Cache are left out where the plan reaches the engine as its own map.
+	Realization semmoev1.Realization `json:"realization,omitempty"`
+	Cache       *semmoev1.CacheSpec  `json:"cache,omitempty"`
 }
 
 // revisionOf is the revision that the spec asks for, given the model that was found and the plan to serve under, which
 // may be nil.
 func revisionOf(moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *layout) string {
-	return owned.ShortHash(revisionInputs{
+	inputs := revisionInputs{
 		Name:        moed.Name,
 		Model:       moed.Spec.Model,
 		ModelDigest: report.ModelDigest,
@@ -65,7 +68,11 @@ func revisionOf(moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *la
 
 		RoutedExperts: tellsExperts(moed),
 		Plan:          digestOf(plan),
-	}, 10)
+	}
+	if plan.reshuffled() {
+		inputs.Realization, inputs.Cache = plan.Realization, moed.Spec.Placement.Cache
+	}
+	return owned.ShortHash(inputs, 10)
 }
 
 // defaultSamplePercent is how many requests are sampled where a profile is asked for: what a plan promises is worth
@@ -128,7 +135,10 @@ func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 		return nil, err
 	}
 	launched := launch(moed)
-	if plan != nil {
+	switch {
+	case plan.reshuffled():
+		launched.ModelPath = copyPath(report, plan)
+	case plan != nil:
 		launched.ExpertMap = path.Join(semmoev1.PlanMountPath, adapter.ExpertMapFile)
 	}
 	args, err := adapter.Args(launched, moed.Spec.Engine.Args)
@@ -155,6 +165,10 @@ func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 	if plan != nil {
 		meta.Annotations[semmoev1.AnnotationPlanDigest] = plan.Digest
 		addPlan(ours, moed, report, plan, image)
+		if plan.reshuffled() {
+			addReshuffledWeights(ours, moed, report, plan, image)
+		}
+		addProbe(ours, moed, report, image)
 	}
 	template, err := overlay.Merge(ours, moed.Spec.Template)
 	if err != nil {
@@ -227,6 +241,9 @@ func podTemplate(moed *semmoev1.MoEDeployment, meta metav1.ObjectMeta, adapter e
 // the checkpoint that is there now.
 func addPlan(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *layout, image string) {
 	template.Annotations[semmoev1.AnnotationPlanDigest] = plan.Digest
+	if plan.reshuffled() {
+		template.Annotations[semmoev1.AnnotationRealization] = string(plan.Realization)
+	}
 	mount := corev1.VolumeMount{Name: semmoev1.PlanVolume, MountPath: semmoev1.PlanMountPath, ReadOnly: true}
 	template.Spec.Containers[0].VolumeMounts = append(template.Spec.Containers[0].VolumeMounts, mount)
 	template.Spec.Volumes = append(template.Spec.Volumes, corev1.Volume{Name: semmoev1.PlanVolume, VolumeSource: corev1.VolumeSource{

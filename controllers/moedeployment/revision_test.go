@@ -118,7 +118,7 @@ func TestRender(t *testing.T) {
 // A plan reaches the engine as its own expert map, which an init container has verified before; the digest in the
 // annotation tells request routers and the store which plan it is.
 func TestRenderWithPlan(t *testing.T) {
-	plan := layoutOf(planOf("m-1", "ab", nil))
+	plan := layoutOf(planOf("m-1", "ab", nil), semmoev1.RealizationEngineMap)
 	moed := deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "users", Image: "x"}}}}
 	})
@@ -131,8 +131,8 @@ func TestRenderWithPlan(t *testing.T) {
 		t.Error("the annotation does not name the plan")
 	}
 	i := slices.IndexFunc(template.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == "verify-plan" })
-	if i < 0 || len(template.Spec.InitContainers) != 2 {
-		t.Fatalf("init containers are %+v, want the user's and verify-plan", template.Spec.InitContainers)
+	if names := initContainers(template); i < 0 || !slices.Equal(names, []string{"users", "verify-plan", "prove-lossless"}) {
+		t.Fatalf("init containers are %v, want the user's, verify-plan and prove-lossless", names)
 	}
 	verify := template.Spec.InitContainers[i]
 	want := []string{"verify", "--plan-dir=/etc/semmoe/plan", "--plan-digest=" + plan.Digest, "--model-path=/models", "--model-digest=sha256:abc", "--expert-parallel-size=4"}
@@ -150,6 +150,92 @@ func TestRenderWithPlan(t *testing.T) {
 	}
 	if !slices.ContainsFunc(template.Spec.Volumes, func(v corev1.Volume) bool { return v.ConfigMap != nil && v.ConfigMap.Name == "m-1-ab" }) {
 		t.Errorf("no volume is the plan's ConfigMap: %+v", template.Spec.Volumes)
+	}
+}
+
+func initContainers(template corev1.PodTemplateSpec) []string {
+	var names []string
+	for _, c := range template.Spec.InitContainers {
+		names = append(names, c.Name)
+	}
+	return names
+}
+
+// With reshuffled weights the engine is started on the copy, without a map; each plan has a copy of its own.
+func TestRenderWithReshuffledWeights(t *testing.T) {
+	plan := layoutOf(planOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationReshuffledWeights)
+	withReport := report()
+	withReport.Bytes = 1 << 40
+	emptyDir := func(template corev1.PodTemplateSpec) *corev1.Volume {
+		i := slices.IndexFunc(template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == semmoev1.CacheVolume })
+		return &template.Spec.Volumes[i]
+	}
+	rendered := func(change ...func(*semmoev1.MoEDeployment)) corev1.PodTemplateSpec {
+		workload, err := render(deployment(change...), "r1", withReport, plan, "semmoe:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return workload.Spec.Template
+	}
+	const out = "/var/cache/semmoe/sha256:abc-0123456789abcdef"
+	template := rendered()
+	if template.Annotations[semmoev1.AnnotationRealization] != "ReshuffledWeights" {
+		t.Error("routers are not told that the engine has other numbers for its experts")
+	}
+	engine := template.Spec.Containers[0]
+	if at := slices.Index(engine.Args, "--model-path"); engine.Args[at+1] != out || slices.Contains(engine.Args, "--init-expert-location") {
+		t.Errorf("the engine's arguments are %v", engine.Args)
+	}
+	if diff := cmp.Diff([]string{"verify-plan", "reshuffle-weights", "prove-lossless"}, initContainers(template)); diff != "" {
+		t.Errorf("init containers (-want +got):\n%s", diff)
+	}
+	copier := template.Spec.InitContainers[1]
+	if diff := cmp.Diff([]string{"reshuffle", "--model=/models", "--permutation=/etc/semmoe/plan/gate-permutation.json", "--out=" + out}, copier.Args); diff != "" {
+		t.Errorf("arguments (-want +got):\n%s", diff)
+	}
+	// The scheduler must know what the copy takes, and the kubelet must not evict the pod for it.
+	asked, limit := copier.Resources.Requests[corev1.ResourceEphemeralStorage], emptyDir(template).EmptyDir.SizeLimit
+	if asked.Value() < 1<<40 || limit.Cmp(asked) != 0 {
+		t.Errorf("asks for %v of storage, may use %v", asked.String(), limit)
+	}
+
+	cached := rendered(func(m *semmoev1.MoEDeployment) {
+		m.Spec.Placement.Cache = &semmoev1.CacheSpec{Volume: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/c"}}, SizeBytes: ptr.To[int64](7)}
+	})
+	if diff := cmp.Diff([]string{"verify-plan", "reshuffle-weights", "hold-weights", "prove-lossless"}, initContainers(cached)); diff != "" {
+		t.Errorf("init containers with a cache (-want +got):\n%s", diff)
+	}
+	holder := cached.Spec.InitContainers[2]
+	if !slices.Contains(holder.Args, "--hold") || !slices.Contains(holder.Args, "--limit=7") || holder.RestartPolicy == nil || slices.Contains(cached.Spec.InitContainers[1].Args, "--hold") {
+		t.Errorf("hold-weights is %+v", holder)
+	}
+	if storage := cached.Spec.InitContainers[1].Resources.Requests[corev1.ResourceEphemeralStorage]; !storage.IsZero() || emptyDir(cached).HostPath == nil {
+		t.Errorf("with a cache %v of ephemeral storage is asked for", storage.String())
+	}
+
+	byMap := layoutOf(planOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationEngineMap)
+	if revisionOf(deployment(), withReport, plan) == revisionOf(deployment(), withReport, byMap) {
+		t.Error("both realisations have the same revision")
+	}
+}
+
+func TestReshuffleStatus(t *testing.T) {
+	told := func(message string, code int32) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "reshuffle-weights", State: corev1.ContainerState{
+				Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: message},
+			}}}
+		}
+	}
+	pods := []*corev1.Pod{
+		pod("a", "r1", told(`{"bytes":1000,"seconds":12.6}`, 0)), pod("b", "r1", told(`{"reused":true,"bytes":1000,"seconds":0.4}`, 0)),
+		pod("c", "r1", told("no space", 1)), pod("d", "r1"), pod("e", "other", told(`{"bytes":1000,"seconds":99}`, 0)),
+	}
+	if diff := cmp.Diff(&semmoev1.ReshuffleStatus{Made: 1, Found: 1, Bytes: 1000, Seconds: 13}, reshuffleStatus(pods, "r1")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if reshuffleStatus(pods[2:], "r1") != nil {
+		t.Error("what no pod has told is reported")
 	}
 }
 
@@ -174,6 +260,8 @@ func TestValidate(t *testing.T) {
 		"a map of the user's": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--init-expert-location", "x.json"} }, ""},
 		"plan volume":         {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "semmoe-plan"}}}}), "use another name"},
 		"verifying container": {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "verify-plan"}}}}), `"verify-plan" is the operator's`},
+		"probing container":   {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "prove-lossless"}}}}), `"prove-lossless" is the operator's`},
+		"the probe's port":    {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = 9410 }, "spec.engine.port: 9410"},
 		"our variable":        {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, "spec.engine.env: POD_IP"},
 		"reserved label": {template(corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"semmoe.io/x": ""}}}),
 			`spec.template.metadata.labels: "semmoe.io/x" is reserved`},

@@ -77,6 +77,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		}
 	}
 	status.Summary = fmt.Sprintf("%d/%d", status.ReadyReplicas, *moed.Spec.Replicas)
+	status.Reshuffle = reshuffleStatus(o.Pods, o.Revision)
 	if report := o.Inspection.Report; report != nil {
 		status.Model = &semmoev1.ModelStatus{
 			Digest:          report.ModelDigest,

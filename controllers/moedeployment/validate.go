@@ -32,11 +32,24 @@ func validate(moed *semmoev1.MoEDeployment) *invalidError {
 	if slices.ContainsFunc(moed.Spec.Engine.Env, func(env corev1.EnvVar) bool { return env.Name == podIPVariable }) {
 		return invalidf("InvalidSpec", "spec.engine.env: %s is set by the operator: use another name", podIPVariable)
 	}
+	if moed.Spec.Engine.Port == probePort {
+		return invalidf("InvalidSpec", "spec.engine.port: %d is where the operator proves that a plan does not change answers: use another port", probePort)
+	}
 	if template := moed.Spec.Template; template != nil {
 		return validateTemplate(template)
 	}
 	return nil
 }
+
+// ourVolumes are the names of the volumes that the operator adds, and what they hold; ourInitContainers those of the init
+// containers.
+var (
+	ourVolumes = map[string]string{
+		modelVolume: "the volume of spec.model.volume", semmoev1.PlanVolume: "the plan's ConfigMap",
+		semmoev1.CacheVolume: "the volume of spec.placement.cache", semmoev1.AnswersVolume: "the model's answers without a plan",
+	}
+	ourInitContainers = []string{verifyContainer, reshuffleContainer, holdContainer, probeContainer}
+)
 
 func validateTemplate(template *corev1.PodTemplateSpec) *invalidError {
 	for _, metadata := range []struct {
@@ -53,18 +66,13 @@ func validateTemplate(template *corev1.PodTemplateSpec) *invalidError {
 		return invalidf("InvalidTemplate", "spec.template.spec.restartPolicy: %q is not possible for a serving pod: remove it, or use Always", policy)
 	}
 	for _, volume := range template.Spec.Volumes {
-		if volume.Name == modelVolume {
-			return invalidf("InvalidTemplate", "spec.template.spec.volumes: %q is the volume of spec.model.volume: use another name", modelVolume)
-		}
-	}
-	for _, volume := range template.Spec.Volumes {
-		if volume.Name == semmoev1.PlanVolume {
-			return invalidf("InvalidTemplate", "spec.template.spec.volumes: %q is the operator's (the plan's ConfigMap): use another name", semmoev1.PlanVolume)
+		if holds, ours := ourVolumes[volume.Name]; ours {
+			return invalidf("InvalidTemplate", "spec.template.spec.volumes: %q is the operator's (%s): use another name", volume.Name, holds)
 		}
 	}
 	for _, container := range template.Spec.InitContainers {
-		if container.Name == verifyContainer {
-			return invalidf("InvalidTemplate", "spec.template.spec.initContainers: %q is the operator's: use another name", verifyContainer)
+		if slices.Contains(ourInitContainers, container.Name) {
+			return invalidf("InvalidTemplate", "spec.template.spec.initContainers: %q is the operator's: use another name", container.Name)
 		}
 	}
 	for _, container := range template.Spec.Containers {

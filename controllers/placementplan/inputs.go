@@ -39,6 +39,8 @@ type solveInputs struct {
 	TrainPercent      int                 `json:"trainPercent"`
 	Seed              uint64              `json:"seed"`
 	TimeBudgetSeconds int                 `json:"timeBudgetSeconds"`
+	// PreserveGroups is left out where it is false.
+	PreserveGroups bool `json:"preserveGroups,omitempty"`
 }
 
 // attentions are the solver's names of the engine's attention parallelism.
@@ -62,6 +64,7 @@ func inputsOf(plan *semmoev1.PlacementPlan, profile *semmoev1.AffinityProfile) *
 		Algorithm: placement.Auto, Forecast: solver.Table,
 		TrainPercent: int(plan.Spec.Solver.TrainPercent), Seed: uint64(ptr.Deref(plan.Spec.Solver.Seed, 1)),
 		TimeBudgetSeconds: int(plan.Spec.Solver.TimeBudgetSeconds),
+		PreserveGroups:    plan.Spec.Realization == semmoev1.RealizationReshuffledWeights,
 	}
 }
 
@@ -72,6 +75,7 @@ func (i *solveInputs) options(progress func(step string, done, total int)) solve
 	return solver.Options{
 		Ranks: i.Ranks, Attention: i.Attention, Algorithm: i.Algorithm, Forecast: i.Forecast,
 		TrainPercent: i.TrainPercent, Seed: i.Seed, TimeBudget: time.Duration(i.TimeBudgetSeconds) * time.Second, Progress: progress,
+		PreserveGroups: i.PreserveGroups,
 	}
 }
 

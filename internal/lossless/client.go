@@ -2,6 +2,7 @@ package lossless
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,6 +26,8 @@ const (
 type Client struct {
 	// Address is the engine's base URL, without a slash at the end; Model the name by which it serves the model.
 	Address, Model string
+	// HTTP reaches the engine; nil means directly.
+	HTTP *http.Client
 }
 
 // transport reaches engines directly: a proxy of the environment is none between pods, and a redirection leads to
@@ -113,7 +116,7 @@ func (c *Client) ask(ctx context.Context, prompt string, header http.Header) (An
 		request.Header.Set(name, header.Get(name))
 	}
 	request.Header.Set("Content-Type", "application/json")
-	response, err := transport.Do(request)
+	response, err := cmp.Or(c.HTTP, transport).Do(request)
 	if err != nil {
 		return Answer{}, err
 	}

@@ -2,8 +2,11 @@ package trace
 
 import "encoding/json"
 
+// defaultGroups are what the code of a model takes n_group to be where its config has none.
+var defaultGroups = map[string]int{"deepseek_v3": 8}
+
 // Groups is the number of groups of consecutive experts that the model's gate chooses among before it chooses experts: n_group
-// of the model's config, or of its text_config, and 1 where there is none. Errors are *InvalidError: a trace without a config
+// of the model's config, or of its text_config, or the model type's default. Errors are *InvalidError: a trace without a config
 // does not tell.
 func (m *Model) Groups() (int, error) {
 	if m.Config == "" {
@@ -25,7 +28,7 @@ func (m *Model) Groups() (int, error) {
 	}
 	switch {
 	case count == nil:
-		return 1, nil
+		return max(1, defaultGroups[m.Type]), nil
 	case *count < 1 || m.Experts%*count != 0:
 		return 0, invalidf("model_config: n_group is %d; it must divide the %d experts", *count, m.Experts)
 	}

@@ -23,7 +23,7 @@ func TestGroups(t *testing.T) {
 		"not a number":     {`{"n_group": "8"}`, 0, "not the JSON of a model configuration"},
 		"more than enough": {`{"n_group": 32}`, 0, "n_group is 32"},
 	} {
-		m := trace.Model{Experts: 16, Config: test.config}
+		m := trace.Model{Type: "qwen3_moe", Experts: 16, Config: test.config}
 		groups, err := m.Groups()
 		switch {
 		case test.want == "" && (err != nil || groups != test.groups):
@@ -31,5 +31,10 @@ func TestGroups(t *testing.T) {
 		case test.want != "" && (!trace.IsInvalid(err) || !strings.Contains(err.Error(), test.want)):
 			t.Errorf("%s: error %v; want %q", name, err, test.want)
 		}
+	}
+	// The code of this model has groups where its config is silent.
+	m := trace.Model{Type: "deepseek_v3", Experts: 16, Config: "{}"}
+	if groups, err := m.Groups(); groups != 8 || err != nil {
+		t.Errorf("deepseek_v3 without n_group: %d groups, %v; want 8", groups, err)
 	}
 }

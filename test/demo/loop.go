@@ -83,16 +83,8 @@ func (d *demo) closeLoop(ctx context.Context, heldOut []corpus.Request, r *repor
 	if err := d.out.step(ctx, "plan approved", func(func(string)) error { return d.approve(ctx) }); err != nil {
 		return err
 	}
-	if err := d.out.step(ctx, "plan rolled out", d.waitCondition(ctx, semmoev1.ConditionRolledOut, nil)); err != nil {
-		return err
-	}
-	if err := d.out.step(ctx, "plan in the request routers", d.waitRouters(ctx)); err != nil {
-		return err
-	}
-	if err := d.out.step(ctx, "plan measured", func(tell func(string)) (err error) {
-		r.after, err = d.measure(ctx, heldOut, tell)
-		return err
-	}); err != nil {
+	var err error
+	if r.after, err = d.measurePlan(ctx, "plan", heldOut); err != nil {
 		return err
 	}
 	moed, err := d.get(ctx)
@@ -104,7 +96,36 @@ func (d *demo) closeLoop(ctx context.Context, heldOut []corpus.Request, r *repor
 	}
 	r.plan, r.predicted = moed.Status.PlanDigest, float64(*moed.Status.LAR.PredictedMilli)/1000
 	r.checks = append(r.checks, checkPlan(r.before, r.after, r.plan, r.predicted)...)
+
+	if err := d.out.step(ctx, "reshuffled weights asked for", func(func(string)) error { return d.reshuffle(ctx) }); err != nil {
+		return err
+	}
+	if r.reshuffled, err = d.measurePlan(ctx, "reshuffled weights", heldOut); err != nil {
+		return err
+	}
+	r.checks = append(r.checks, checkReshuffled(r.before, r.after, r.reshuffled)...)
 	return nil
+}
+
+// measurePlan waits until the plan is in service, and measures it.
+func (d *demo) measurePlan(ctx context.Context, what string, heldOut []corpus.Request) (*measurement, error) {
+	if err := d.out.step(ctx, what+" rolled out", d.waitCondition(ctx, semmoev1.ConditionRolledOut, nil)); err != nil {
+		return nil, err
+	}
+	if err := d.out.step(ctx, "plan in the request routers", d.waitRouters(ctx)); err != nil {
+		return nil, err
+	}
+	var measured *measurement
+	return measured, d.out.step(ctx, what+" measured", func(tell func(string)) (err error) {
+		measured, err = d.measure(ctx, heldOut, tell)
+		return err
+	})
+}
+
+// reshuffle asks for the same plan without the engine's expert map.
+func (d *demo) reshuffle(ctx context.Context) error {
+	_, err := d.cluster.run(ctx, nil, "patch", "moed", "-n", namespace, name, "--type=merge", "-p", `{"spec":{"placement":{"realization":"ReshuffledWeights"}}}`)
+	return err
 }
 
 // get reads the MoEDeployment.

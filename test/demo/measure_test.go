@@ -67,16 +67,29 @@ semmoe_local_activation_rate NaN
 	}
 }
 
+// measured is a run of requests of which so many of a thousand activations were local.
+func measured(local float64) *measurement {
+	m := &measurement{activations: activations{local, 1000}, engine: activations{local, 1000}}
+	for i := range 2 * window {
+		m.replies = append(m.replies, reply{output: []int{1, 2, 3, 4, 5, 6, 7, i}, pod: []string{"a", "b"}[i/4%2], rank: i % 4, tokens: 10, plan: "abc"})
+		m.arrivals = append(m.arrivals, i)
+	}
+	return m
+}
+
+// failing are the names of the checks that do not hold.
+func failing(checks []check) []string {
+	var names []string
+	for _, c := range checks {
+		if !c.holds {
+			names = append(names, c.name)
+		}
+	}
+	return names
+}
+
 // Each check can fail, and fails alone.
 func TestCheckPlan(t *testing.T) {
-	measured := func(local float64) *measurement {
-		m := &measurement{activations: activations{local, 1000}, engine: activations{local, 1000}}
-		for i := range 2 * window {
-			m.replies = append(m.replies, reply{output: []int{1, 2, 3, 4, 5, 6, 7, i}, pod: []string{"a", "b"}[i/4%2], rank: i % 4, tokens: 10, plan: "abc"})
-			m.arrivals = append(m.arrivals, i)
-		}
-		return m
-	}
 	for name, test := range map[string]struct {
 		change func(before, after *measurement)
 		fails  []string
@@ -104,13 +117,27 @@ func TestCheckPlan(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before, after := measured(250), measured(405)
 			test.change(before, after)
-			var fails []string
-			for _, c := range checkPlan(before, after, "abc", 0.41) {
-				if !c.holds {
-					fails = append(fails, c.name)
-				}
+			if diff := cmp.Diff(test.fails, failing(checkPlan(before, after, "abc", 0.41))); diff != "" {
+				t.Error(diff)
 			}
-			if diff := cmp.Diff(test.fails, fails); diff != "" {
+		})
+	}
+}
+
+func TestCheckReshuffled(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(byWeights *measurement)
+		fails  []string
+	}{
+		"both hold":       {func(*measurement) {}, nil},
+		"one other token": {func(m *measurement) { m.replies[3].output[7]++ }, []string{"and by reshuffled weights"}},
+		"less local":      {func(m *measurement) { m.local, m.engine.local = 390, 390 }, []string{"reshuffled weights are as local"}},
+		"old numbers":     {func(m *measurement) { m.engine.local = 250 }, []string{"reshuffled weights are as local"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			byWeights := measured(405)
+			test.change(byWeights)
+			if diff := cmp.Diff(test.fails, failing(checkReshuffled(measured(250), measured(405), byWeights))); diff != "" {
 				t.Error(diff)
 			}
 		})

@@ -15,6 +15,8 @@ const (
 	wantedGain = 1.4
 	// wantedAccuracy is how far the observed rate may be from the predicted one, relative to it.
 	wantedAccuracy = 0.10
+	// wantedLikeness is how far apart the rates of both realisations may be.
+	wantedLikeness = 0.01
 	// wantedImbalance bounds the mean over time of the busiest rank's load over the mean load.
 	wantedImbalance = 1.15
 	// places is the number of ranks of all replicas: what moedeployment.yaml asks for.
@@ -23,11 +25,12 @@ const (
 
 // report is the demo's result.
 type report struct {
-	answers       []answer
-	before, after *measurement
-	plan          string
-	predicted     float64
-	checks        []check
+	answers []answer
+	// before is the default placement, after the plan as the engine's expert map, reshuffled the same by reshuffled weights.
+	before, after, reshuffled *measurement
+	plan                      string
+	predicted                 float64
+	checks                    []check
 }
 
 type check struct {
@@ -54,11 +57,8 @@ func checkAnswers(answers []answer) []check {
 
 // checkPlan compares what is served under the plan with what was served without it, and with what the plan promised.
 func checkPlan(before, after *measurement, plan string, predicted float64) []check {
-	equal, planned := 0, 0
+	planned := 0
 	for i := range after.replies {
-		if slices.Equal(before.replies[i].output, after.replies[i].output) && len(after.replies[i].output) == newTokens {
-			equal++
-		}
 		if after.replies[i].plan == plan {
 			planned++
 		}
@@ -72,8 +72,29 @@ func checkPlan(before, after *measurement, plan string, predicted float64) []che
 		{"the engine counts the same", engineAgrees(before) && engineAgrees(after), fmt.Sprintf("%.0f of %.0f activations local; routers %.0f of %.0f", after.engine.local, after.engine.all, after.local, after.all)},
 		{"every rank of every replica was used", before.places() == places && after.places() == places, fmt.Sprintf("%d without and %d with the plan, of %d", before.places(), after.places(), places)},
 		{"ranks are balanced", imbalance <= wantedImbalance, fmt.Sprintf("window imbalance %.3f; allowed is %.2f", imbalance, wantedImbalance)},
-		{"outputs are unchanged", equal == n, fmt.Sprintf("%d of %d prompts, token for token", equal, n)},
+		checkOutputs("outputs are unchanged", before, after),
 		{"requests were sent by the plan", planned == n, fmt.Sprintf("%d of %d by plan %s", planned, n, plan)},
+	}
+}
+
+// checkOutputs compares what was generated, token for token.
+func checkOutputs(name string, before, after *measurement) check {
+	equal, n := 0, len(after.replies)
+	for i := range after.replies {
+		if slices.Equal(before.replies[i].output, after.replies[i].output) && len(after.replies[i].output) == newTokens {
+			equal++
+		}
+	}
+	return check{name, equal == n, fmt.Sprintf("%d of %d prompts, token for token", equal, n)}
+}
+
+// checkReshuffled compares the two ways in which the plan reaches the engine.
+func checkReshuffled(before, byMap, byWeights *measurement) []check {
+	apart := byWeights.lar() - byMap.lar()
+	return []check{
+		checkOutputs("and by reshuffled weights", before, byWeights),
+		{"reshuffled weights are as local", math.Abs(apart) <= wantedLikeness && engineAgrees(byWeights),
+			fmt.Sprintf("%+.4f of the rate by the engine's map; allowed is %.2f", apart, wantedLikeness)},
 	}
 }
 
@@ -99,13 +120,21 @@ func (r *report) print(w io.Writer) {
 	}
 	table.Flush() //nolint:errcheck // a terminal
 	fmt.Fprintf(w, "\n%d held-out requests, %d tokens, EP size 4, attention data parallelism\n\n", len(r.after.replies), r.after.tokens())
-	fmt.Fprintf(table, "\tDefault placement\tPlan %s\n", r.plan)
-	fmt.Fprintf(table, "Local activation rate, observed\t%.1f%%\t%.1f%%\n", 100*r.before.lar(), 100*r.after.lar())
-	fmt.Fprintf(table, "Local activation rate, counted by the engine\t%.1f%%\t%.1f%%\n", 100*r.before.engine.lar(), 100*r.after.engine.lar())
-	fmt.Fprintf(table, "Local activation rate, predicted\t\t%.1f%%\n", 100*r.predicted)
-	fmt.Fprintf(table, "Remote activations\t%.1f%%\t%.1f%%\n", 100*(1-r.before.lar()), 100*(1-r.after.lar()))
-	fmt.Fprintf(table, "Window imbalance of ranks\t%.3f\t%.3f\n", r.before.windowImbalance(), r.after.windowImbalance())
-	fmt.Fprintf(table, "Seconds\t%.1f\t%.1f\n", r.before.taken.Seconds(), r.after.taken.Seconds())
+	all := []*measurement{r.before, r.after, r.reshuffled}
+	row := func(name string, format string, value func(*measurement) float64) {
+		fmt.Fprint(table, name)
+		for _, m := range all {
+			fmt.Fprintf(table, "\t"+format, value(m))
+		}
+		fmt.Fprintln(table)
+	}
+	fmt.Fprintf(table, "\tDefault placement\tPlan %s\tby reshuffled weights\n", r.plan)
+	row("Local activation rate, observed", "%.1f%%", func(m *measurement) float64 { return 100 * m.lar() })
+	row("Local activation rate, counted by the engine", "%.1f%%", func(m *measurement) float64 { return 100 * m.engine.lar() })
+	fmt.Fprintf(table, "Local activation rate, predicted\t\t%.1f%%\t%.1f%%\n", 100*r.predicted, 100*r.predicted)
+	row("Remote activations", "%.1f%%", func(m *measurement) float64 { return 100 * (1 - m.lar()) })
+	row("Window imbalance of ranks", "%.3f", (*measurement).windowImbalance)
+	row("Seconds", "%.1f", func(m *measurement) float64 { return m.taken.Seconds() })
 	table.Flush() //nolint:errcheck // a terminal
 	fmt.Fprintln(w)
 	for _, c := range r.checks {

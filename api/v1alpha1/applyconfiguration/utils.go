@@ -22,6 +22,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.AffinityProfileSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("AffinityProfileStatus"):
 		return &apiv1alpha1.AffinityProfileStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("CacheSpec"):
+		return &apiv1alpha1.CacheSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DatasetClaim"):
 		return &apiv1alpha1.DatasetClaimApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DatasetConfigMap"):
@@ -64,6 +66,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.ProfileResultApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ProfilingSpec"):
 		return &apiv1alpha1.ProfilingSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ReshuffleStatus"):
+		return &apiv1alpha1.ReshuffleStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RolloutSpec"):
 		return &apiv1alpha1.RolloutSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingSpec"):

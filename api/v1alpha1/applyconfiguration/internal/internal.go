@@ -108,6 +108,15 @@ var schemaYAML = typed.YAMLObject(`types:
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.AttentionParallelism
   scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.CacheSpec
+  map:
+    fields:
+    - name: sizeBytes
+      type:
+        scalar: numeric
+    - name: volume
+      type:
+        namedType: io.k8s.api.core.v1.VolumeSource
 - name: com.github.semmoe.operator.api.v1alpha1.DatasetClaim
   map:
     fields:
@@ -299,6 +308,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: replicas
       type:
         scalar: numeric
+    - name: reshuffle
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ReshuffleStatus
     - name: revision
       type:
         scalar: string
@@ -394,6 +406,10 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: profileRef
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.ProfileReference
+    - name: realization
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.Realization
+      default: EngineMap
     - name: solver
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.SolverSpec
@@ -437,6 +453,13 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.ApprovalMode
       default: Automatic
+    - name: cache
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.CacheSpec
+    - name: realization
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.Realization
+      default: Auto
     - name: solver
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.SolverSpec
@@ -540,8 +563,25 @@ var schemaYAML = typed.YAMLObject(`types:
       default: 200000
 - name: com.github.semmoe.operator.api.v1alpha1.ProfilingTarget
   scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.Realization
+  scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.ReconciliationMode
   scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.ReshuffleStatus
+  map:
+    fields:
+    - name: bytes
+      type:
+        scalar: numeric
+    - name: found
+      type:
+        scalar: numeric
+    - name: made
+      type:
+        scalar: numeric
+    - name: seconds
+      type:
+        scalar: numeric
 - name: com.github.semmoe.operator.api.v1alpha1.RolloutSpec
   map:
     fields:

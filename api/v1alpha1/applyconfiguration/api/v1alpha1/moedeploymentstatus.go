@@ -39,6 +39,8 @@ type MoEDeploymentStatusApplyConfiguration struct {
 	// that serves the token. What is observed moves on a change of 20 milli or more, and at most once a minute; exact
 	// figures are metrics.
 	LAR *LARStatusApplyConfiguration `json:"lar,omitempty"`
+	// reshuffle tells what the copies of the checkpoint have cost that the pods of the revision serve.
+	Reshuffle *ReshuffleStatusApplyConfiguration `json:"reshuffle,omitempty"`
 	// model is what the inspection found in the checkpoint.
 	Model *ModelStatusApplyConfiguration `json:"model,omitempty"`
 }
@@ -155,6 +157,14 @@ func (b *MoEDeploymentStatusApplyConfiguration) WithPlanDigest(value string) *Mo
 // If called multiple times, the LAR field is set to the value of the last call.
 func (b *MoEDeploymentStatusApplyConfiguration) WithLAR(value *LARStatusApplyConfiguration) *MoEDeploymentStatusApplyConfiguration {
 	b.LAR = value
+	return b
+}
+
+// WithReshuffle sets the Reshuffle field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Reshuffle field is set to the value of the last call.
+func (b *MoEDeploymentStatusApplyConfiguration) WithReshuffle(value *ReshuffleStatusApplyConfiguration) *MoEDeploymentStatusApplyConfiguration {
+	b.Reshuffle = value
 	return b
 }
 

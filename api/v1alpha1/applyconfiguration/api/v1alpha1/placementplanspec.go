@@ -19,6 +19,10 @@ type PlacementPlanSpecApplyConfiguration struct {
 	ExpertParallelSize *int32 `json:"expertParallelSize,omitempty"`
 	// engine is the type of the engine whose expert map the ConfigMap holds.
 	Engine *apiv1alpha1.EngineType `json:"engine,omitempty"`
+	// realization is how the plan is to reach the engine. With ReshuffledWeights the experts of a gate that first chooses among
+	// groups of them stay within whole groups, since a permuted checkpoint computes the same only then. An EngineMap has no
+	// such limit; for a gate without groups both give the same plan.
+	Realization *apiv1alpha1.Realization `json:"realization,omitempty"`
 	// solver says how the plan is searched for.
 	Solver *SolverSpecApplyConfiguration `json:"solver,omitempty"`
 }
@@ -58,6 +62,14 @@ func (b *PlacementPlanSpecApplyConfiguration) WithExpertParallelSize(value int32
 // If called multiple times, the Engine field is set to the value of the last call.
 func (b *PlacementPlanSpecApplyConfiguration) WithEngine(value apiv1alpha1.EngineType) *PlacementPlanSpecApplyConfiguration {
 	b.Engine = &value
+	return b
+}
+
+// WithRealization sets the Realization field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Realization field is set to the value of the last call.
+func (b *PlacementPlanSpecApplyConfiguration) WithRealization(value apiv1alpha1.Realization) *PlacementPlanSpecApplyConfiguration {
+	b.Realization = &value
 	return b
 }
 

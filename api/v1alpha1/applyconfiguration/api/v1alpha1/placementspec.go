@@ -11,6 +11,14 @@ import (
 //
 // PlacementSpec says how plans are made and when they are rolled out.
 type PlacementSpecApplyConfiguration struct {
+	// realization is how a plan reaches the engine: EngineMap (the engine's own expert map), ReshuffledWeights (a copy of the
+	// checkpoint with permuted experts and gates, made on the node before the engine starts), or Auto, which takes the first
+	// that engine and model can carry and that does not change the model's answers. Condition RolledOut says which one is in
+	// service.
+	Realization *apiv1alpha1.Realization `json:"realization,omitempty"`
+	// cache is where copies of the checkpoint are kept with ReshuffledWeights. Without it each pod makes its own, in an
+	// emptyDir for which it requests ephemeral storage of the size of the checkpoint.
+	Cache *CacheSpecApplyConfiguration `json:"cache,omitempty"`
 	// solver says how a plan is searched for.
 	Solver *SolverSpecApplyConfiguration `json:"solver,omitempty"`
 	// approval is what a plan waits for before it is rolled out: Automatic (nothing), Manual (the annotation
@@ -22,6 +30,22 @@ type PlacementSpecApplyConfiguration struct {
 // apply.
 func PlacementSpec() *PlacementSpecApplyConfiguration {
 	return &PlacementSpecApplyConfiguration{}
+}
+
+// WithRealization sets the Realization field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Realization field is set to the value of the last call.
+func (b *PlacementSpecApplyConfiguration) WithRealization(value apiv1alpha1.Realization) *PlacementSpecApplyConfiguration {
+	b.Realization = &value
+	return b
+}
+
+// WithCache sets the Cache field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Cache field is set to the value of the last call.
+func (b *PlacementSpecApplyConfiguration) WithCache(value *CacheSpecApplyConfiguration) *PlacementSpecApplyConfiguration {
+	b.Cache = value
+	return b
 }
 
 // WithSolver sets the Solver field in the declarative configuration to the given value

@@ -1,0 +1,200 @@
+package moedeployment
+
+import (
+	"encoding/json"
+	"fmt"
+	"path"
+	"strconv"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/jobstate"
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/reshuffle"
+)
+
+const (
+	// reshuffleContainer is the init container that makes the permuted copy of the checkpoint, holdContainer the sidecar that
+	// keeps others from removing it.
+	reshuffleContainer = "reshuffle-weights"
+	holdContainer      = "hold-weights"
+
+	// copyMargin is what a copy may need beyond the weights: grown headers, the tokenizer and other small files.
+	copyMargin = 1 << 30
+)
+
+// layout is all that a revision needs to know of a plan.
+type layout struct {
+	// Digest is the plan's, ConfigMap holds its files.
+	Digest, ConfigMap string
+	// Realization is how it reaches the engine.
+	Realization semmoev1.Realization
+}
+
+// Short is the short digest.
+func (l *layout) Short() string { return l.Digest[:min(len(l.Digest), 16)] }
+
+func (l *layout) reshuffled() bool {
+	return l != nil && l.Realization == semmoev1.RealizationReshuffledWeights
+}
+
+// realizationText is how a realisation is told.
+var realizationText = map[semmoev1.Realization]string{
+	semmoev1.RealizationEngineMap:         "the engine's expert map",
+	semmoev1.RealizationReshuffledWeights: "reshuffled weights",
+}
+
+// realizations are those that the spec allows and the engine can carry, the preferred one first.
+func realizations(moed *semmoev1.MoEDeployment, adapter engine.Adapter) []semmoev1.Realization {
+	var possible []semmoev1.Realization
+	wanted := moed.Spec.Placement.Realization
+	if wanted != semmoev1.RealizationReshuffledWeights && adapter.ExpertMapFile != "" {
+		possible = append(possible, semmoev1.RealizationEngineMap)
+	}
+	if wanted != semmoev1.RealizationEngineMap {
+		possible = append(possible, semmoev1.RealizationReshuffledWeights)
+	}
+	return possible
+}
+
+// planRealization is what the plan must be solved for: for a gate without groups there is no difference, and one plan serves
+// both realisations.
+func planRealization(possible []semmoev1.Realization, groups int) semmoev1.Realization {
+	if groups > 1 && len(possible) > 0 && possible[0] == semmoev1.RealizationReshuffledWeights {
+		return semmoev1.RealizationReshuffledWeights
+	}
+	return semmoev1.RealizationEngineMap
+}
+
+// carries tells that a plan may reach the engine in that way: a permuted checkpoint computes the same only where groups
+// stay whole.
+func carries(plan *semmoev1.PlacementPlan, by semmoev1.Realization, groups int) bool {
+	return by == semmoev1.RealizationEngineMap || groups <= 1 || plan.Spec.Realization == semmoev1.RealizationReshuffledWeights
+}
+
+// copyPath is where the engine finds the permuted copy. Its name tells model and plan: pods of different plans share a cache.
+func copyPath(report checkpoint.Report, l *layout) string {
+	return path.Join(semmoev1.CacheMountPath, report.ModelDigest[:min(len(report.ModelDigest), 16)]+"-"+l.Short())
+}
+
+// addReshuffledWeights lets the pod make, or find, the permuted copy before its engine starts. In a cache that pods share a
+// sidecar holds the copy for as long as the pod lives.
+func addReshuffledWeights(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, report checkpoint.Report, l *layout, image string) {
+	args := []string{
+		"reshuffle",
+		"--model=" + moed.Spec.Model.Path,
+		"--permutation=" + path.Join(semmoev1.PlanMountPath, plan.GatePermutationFile),
+		"--out=" + copyPath(report, l),
+	}
+	source := corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
+	requests := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("500m"), corev1.ResourceMemory: resource.MustParse("256Mi")}
+	if cache := moed.Spec.Placement.Cache; cache != nil {
+		source = cache.Volume
+		if cache.SizeBytes != nil {
+			args = append(args, "--limit="+strconv.FormatInt(*cache.SizeBytes, 10))
+		}
+	} else {
+		size := resource.NewQuantity(report.Bytes+copyMargin, resource.BinarySI)
+		source.EmptyDir.SizeLimit = size
+		requests[corev1.ResourceEphemeralStorage] = *size
+	}
+	template.Spec.Volumes = append(template.Spec.Volumes, corev1.Volume{Name: semmoev1.CacheVolume, VolumeSource: source})
+	copier := corev1.Container{
+		Name:                     reshuffleContainer,
+		Image:                    image,
+		Args:                     args,
+		SecurityContext:          jobstate.RestrictedContainer(),
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+		Resources: corev1.ResourceRequirements{
+			Requests: requests,
+			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("512Mi")},
+		},
+		VolumeMounts: []corev1.VolumeMount{
+			{Name: modelVolume, MountPath: semmoev1.ModelMountPath, ReadOnly: true},
+			{Name: semmoev1.PlanVolume, MountPath: semmoev1.PlanMountPath, ReadOnly: true},
+			{Name: semmoev1.CacheVolume, MountPath: semmoev1.CacheMountPath},
+		},
+	}
+	template.Spec.InitContainers = append(template.Spec.InitContainers, copier)
+	if moed.Spec.Placement.Cache != nil {
+		holder := *copier.DeepCopy()
+		holder.Name = holdContainer
+		holder.Args = append(holder.Args, "--hold")
+		holder.RestartPolicy = new(corev1.ContainerRestartPolicyAlways)
+		holder.Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("64Mi")}
+		template.Spec.InitContainers = append(template.Spec.InitContainers, holder)
+	}
+	served := &template.Spec.Containers[0]
+	served.VolumeMounts = append(served.VolumeMounts, corev1.VolumeMount{Name: semmoev1.CacheVolume, MountPath: semmoev1.CacheMountPath, ReadOnly: true})
+}
+
+// reshuffleStatus sums what the copies of a revision's pods have cost; nil where none tells.
+func reshuffleStatus(pods []*corev1.Pod, revision string) *semmoev1.ReshuffleStatus {
+	var sum semmoev1.ReshuffleStatus
+	for _, pod := range pods {
+		if pod.Labels[semmoev1.LabelRevision] != revision || pod.DeletionTimestamp != nil {
+			continue
+		}
+		told, ok := reshuffleOf(pod)
+		switch {
+		case !ok:
+			continue
+		case told.Reused:
+			sum.Found++
+		default:
+			sum.Made++
+			sum.Bytes += told.Bytes
+		}
+		sum.Seconds = max(sum.Seconds, int64(time.Duration(told.Seconds*float64(time.Second)).Round(time.Second).Seconds()))
+	}
+	if sum.Made+sum.Found == 0 {
+		return nil
+	}
+	return &sum
+}
+
+// reshuffleOf is what a pod's copy has cost, once it is there.
+func reshuffleOf(pod *corev1.Pod) (reshuffle.Result, bool) {
+	var told reshuffle.Result
+	for _, status := range pod.Status.InitContainerStatuses {
+		if ended := status.State.Terminated; status.Name == reshuffleContainer && ended != nil && ended.ExitCode == 0 {
+			return told, json.Unmarshal([]byte(ended.Message), &told) == nil
+		}
+	}
+	return told, false
+}
+
+// realizationOf is how the plan of a workload reaches its engine.
+func realizationOf(workload *appsv1.StatefulSet) semmoev1.Realization {
+	if realization := workload.Spec.Template.Annotations[semmoev1.AnnotationRealization]; realization != "" {
+		return semmoev1.Realization(realization)
+	}
+	return semmoev1.RealizationEngineMap
+}
+
+// outputChangedText is why a plan is not tried again.
+func outputChangedText(l *layout, told string) string {
+	return fmt.Sprintf("By %s the model gives other answers under plan %s than without a plan: %s", realizationText[l.Realization], l.Short(), told)
+}
+
+// why says why a plan reaches the engine by reshuffled weights although the spec leaves the choice; empty where it need not
+// be said.
+func (c *choice) why(serving *layout) string {
+	if !serving.reshuffled() || c.moed.Spec.Placement.Realization == semmoev1.RealizationReshuffledWeights {
+		return ""
+	}
+	if told := c.refusal(&layout{serving.Digest, serving.ConfigMap, semmoev1.RealizationEngineMap}); told != "" {
+		return fmt.Sprintf(", since by %s answers change: %s", realizationText[semmoev1.RealizationEngineMap], told)
+	}
+	if adapter, err := registry.For(string(c.moed.Spec.Engine.Type)); err == nil && adapter.ExpertMapFile == "" {
+		return fmt.Sprintf(", since %s takes no expert map", c.moed.Spec.Engine.Type)
+	}
+	return ", which was in service already"
+}

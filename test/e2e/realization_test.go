@@ -1,0 +1,224 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/reshuffle"
+	"github.com/semmoe/operator/internal/router"
+)
+
+// answer is what a client sees of a greedy completion, and by which plan its rank was chosen.
+type answer struct {
+	Text, RoutedExperts string
+	plan                string
+}
+
+// greedy asks for completions of a few prompts, and for the experts that they activated.
+func greedy(t *testing.T, url string) []answer {
+	t.Helper()
+	var answers []answer
+	for _, prompt := range []string{"func main() {", "SELECT name, id FROM users", "der Hund und die Katze", "the history of the city"} {
+		body := fmt.Sprintf(`{"text": %q, "return_routed_experts": true, "sampling_params": {"temperature": 0, "max_new_tokens": 12}}`, prompt)
+		response, err := http.Post(url+"/generate", "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := io.ReadAll(response.Body)
+		response.Body.Close()
+		var told struct {
+			Text string
+			Meta struct {
+				RoutedExperts string `json:"routed_experts"`
+			} `json:"meta_info"`
+		}
+		if err == nil {
+			err = json.Unmarshal(data, &told)
+		}
+		if err != nil || response.StatusCode != http.StatusOK || told.Meta.RoutedExperts == "" {
+			t.Fatalf("%s: %v: %s", response.Status, err, data)
+		}
+		answers = append(answers, answer{told.Text, told.Meta.RoutedExperts, response.Header.Get(router.HeaderPlan)})
+	}
+	return answers
+}
+
+// waitScored waits until requests go by a plan.
+func waitScored(t *testing.T, url, digest string) {
+	t.Helper()
+	eventually(t, patience, "requests are sent by the plan", func() error {
+		if got := greedy(t, url)[0].plan; got != digest {
+			return fmt.Errorf("plan %q, want %q", got, digest)
+		}
+		return nil
+	})
+}
+
+// sameAnswers compares what clients see.
+func sameAnswers(t *testing.T, what string, want, got []answer) {
+	t.Helper()
+	for i := range want {
+		if want[i].Text != got[i].Text {
+			t.Errorf("%s: the text changed from %q to %q", what, want[i].Text, got[i].Text)
+		}
+		if want[i].RoutedExperts != got[i].RoutedExperts {
+			t.Errorf("%s: the routed experts of %q changed", what, want[i].Text)
+		}
+	}
+}
+
+// Both realisations serve the same plan, give the same answers as no plan, and tell experts by the same numbers. The copy of
+// the checkpoint is made once in a cache that pods share.
+func TestRealizations(t *testing.T) {
+	t.Parallel()
+	namespace, cache := newNamespace(t), t.TempDir()
+	startManager(t, namespace, nil)
+	create(t, dataset(t, namespace, 8))
+	moed := profiledDeployment(namespace, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Placement.Approval = semmoev1.ApprovalManual
+		m.Spec.Placement.Cache = &semmoev1.CacheSpec{Volume: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: cache}}}
+	})
+	create(t, moed)
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "AwaitingApproval")
+	url := reach(t, moed)
+	before := greedy(t, url)
+	planned := planConfigMap(t, moed)
+	digest := planned.Annotations[semmoev1.AnnotationPlanDigest][:16]
+	approve := func(m *semmoev1.MoEDeployment) { m.Annotations = map[string]string{semmoev1.AnnotationApprove: digest} }
+
+	update(t, moed, approve)
+	waitPlanned(t, moed)
+	waitCondition(t, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", digest, "by the engine's expert map")
+	waitScored(t, url, digest)
+	sameAnswers(t, "expert map", before, greedy(t, url))
+
+	// A copy of another permutation under the name of this plan's: no pod of it may ever become ready.
+	model := get(t, moed).Status.Model.Digest
+	out := filepath.Join(cache, model[:16]+"-"+digest)
+	wrong, err := reshuffle.ParsePermutation([]byte(fmt.Sprintf(`{"layers":[{"layer":0,"new_to_old":%s}]}`, reversed(32))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := reshuffle.Run(t.Context(), reshuffle.Options{Model: checkpointDir(), Permutation: wrong, Out: out}); err != nil {
+		t.Fatal(err)
+	}
+	update(t, moed, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Placement.Realization = semmoev1.RealizationReshuffledWeights
+	})
+	waitCondition(t, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ContainerCrashing", "holds another checkpoint", "permutation")
+	for _, pod := range listEnginePods(t, moed) {
+		if pod.Annotations[semmoev1.AnnotationRealization] != "" && podhealth.Ready(&pod) {
+			t.Errorf("pod %s is ready on weights of another permutation", pod.Name)
+		}
+	}
+	sameAnswers(t, "while the copy is wrong", before, greedy(t, url))
+	if err := os.RemoveAll(out); err != nil {
+		t.Fatal(err)
+	}
+
+	waitPlanned(t, moed)
+	waitCondition(t, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", digest, "by reshuffled weights")
+	waitScored(t, url, digest)
+	sameAnswers(t, "reshuffled weights", before, greedy(t, url))
+	told := get(t, moed).Status.Reshuffle
+	if told == nil || told.Made != 1 || told.Found != 1 || told.Bytes == 0 {
+		t.Errorf("status.reshuffle is %+v; two pods share a cache", told)
+	}
+	for _, pod := range listEnginePods(t, moed) {
+		if args := strings.Join(pod.Spec.Containers[0].Args, " "); strings.Contains(args, "--init-expert-location") || !strings.Contains(args, semmoev1.CacheMountPath) {
+			t.Errorf("the engine of %s is started with %s", pod.Name, args)
+		}
+	}
+	// Everything that a profile records in this state is by the old numbers too: the data set is profiled again, through pods
+	// that serve permuted weights, and the same plan comes out.
+	profile := get(t, moed).Status.Profile
+	if err := api.DeleteAllOf(t.Context(), &corev1.ConfigMap{}, client.InNamespace(namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentAnswers}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, patience, "the answers are stored again", func() error { return answersStored(t, moed) })
+	if again := get(t, moed).Status.Profile; again != profile {
+		t.Errorf("profile %s, was %s", again, profile)
+	}
+}
+
+func answersStored(t *testing.T, moed *semmoev1.MoEDeployment) error {
+	t.Helper()
+	var list corev1.ConfigMapList
+	if err := api.List(t.Context(), &list, client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentAnswers}); err != nil {
+		return err
+	}
+	if len(list.Items) != 1 || list.Items[0].DeletionTimestamp != nil {
+		return fmt.Errorf("%d ConfigMaps with answers", len(list.Items))
+	}
+	return nil
+}
+
+// An engine that loads its weights by the map and forgets it at dispatch is caught before it serves, and rolled back. With
+// the choice left to the operator, the plan is served by reshuffled weights instead.
+func TestChangedOutputIsRolledBack(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	create(t, dataset(t, namespace, 8))
+	moed := profiledDeployment(namespace, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Engine.Args = []string{"--fault", "ignore-expert-map-at-dispatch"}
+		m.Spec.Placement.Realization = semmoev1.RealizationEngineMap
+		m.Spec.Placement.Approval = semmoev1.ApprovalManual
+	})
+	create(t, moed)
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "AwaitingApproval")
+	url := reach(t, moed)
+	before := greedy(t, url)
+	digest := planConfigMap(t, moed).Annotations[semmoev1.AnnotationPlanDigest][:16]
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Annotations = map[string]string{semmoev1.AnnotationApprove: digest} })
+
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "OutputChanged", digest, "the engine's expert map")
+	eventually(t, patience, "rolled back", func() error {
+		current := get(t, moed)
+		if workloads := listWorkloads(t, moed); len(workloads) != 1 || workloads[0].Annotations[semmoev1.AnnotationPlanDigest] != "" {
+			return fmt.Errorf("%d workloads", len(workloads))
+		}
+		if current.Status.UpdatedReplicas != 2 || current.Status.PlanDigest != "" {
+			return fmt.Errorf("status is %+v", current.Status)
+		}
+		return conditionIs(current.Status.Conditions, current.Generation, semmoev1.ConditionDegraded, metav1.ConditionTrue, "OutputChanged")
+	})
+	sameAnswers(t, "rolled back", before, greedy(t, url))
+	pods := podUIDs(t, moed)
+
+	// It is not tried again, whatever is lost.
+	wipeStatus(t, moed)
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "OutputChanged")
+	if diff := cmp.Diff(pods, podUIDs(t, moed)); diff != "" {
+		t.Errorf("other pods (-before +after):\n%s", diff)
+	}
+
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Realization = semmoev1.RealizationAuto })
+	waitPlanned(t, moed)
+	waitCondition(t, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", "by reshuffled weights, since by the engine's expert map answers change")
+	waitScored(t, url, digest)
+	sameAnswers(t, "reshuffled weights", before, greedy(t, url))
+}
+
+// reversed is the order n-1 to 0, as JSON.
+func reversed(n int) string {
+	order := make([]int, n)
+	for i := range order {
+		order[i] = n - 1 - i
+	}
+	text, _ := json.Marshal(order) //nolint:errcheck // integers
+	return string(text)
+}

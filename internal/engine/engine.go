@@ -48,8 +48,10 @@ type RoutedExperts struct {
 	// ResponsePaths are the places of a response's body where they may stand, as member names from the outside in.
 	ResponsePaths [][]string
 	// Decode reads what stands there: for each token with a known routing, for each of layers hidden layers (dense ones
-	// included, with meaningless content), the top experts by logical id.
+	// included, with meaningless content), the top experts by the numbers that they have in the engine's checkpoint.
 	Decode func(text string, layers, top int) ([]int32, error)
+	// Encode undoes Decode.
+	Encode func(ids []int32, layers, top int) string
 }
 
 // Flag is one flag that the operator decides about.

@@ -65,17 +65,19 @@ func TestUnknownEngine(t *testing.T) {
 	}
 }
 
-func TestDecodeRoutedExperts(t *testing.T) {
-	decode := func(text string, layers, top int) ([]int32, error) {
-		adapter, err := registry.For("SGLang")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return adapter.RoutedExperts.Decode(text, layers, top)
+func TestRoutedExperts(t *testing.T) {
+	adapter, err := registry.For("SGLang")
+	if err != nil {
+		t.Fatal(err)
 	}
-	got, err := decode("AQAAAAIAAAADAAAA//8AAA==", 2, 1)
+	decode := adapter.RoutedExperts.Decode
+	const text = "AQAAAAIAAAADAAAA//8AAA=="
+	got, err := decode(text, 2, 1)
 	if diff := cmp.Diff([]int32{1, 2, 3, 0xffff}, got); diff != "" || err != nil {
 		t.Errorf("error %v, (-want +got):\n%s", err, diff)
+	}
+	if again := adapter.RoutedExperts.Encode(got, 2, 1); again != text {
+		t.Errorf("encoded again they are %q, want %q", again, text)
 	}
 	for name, text := range map[string]string{"not base64": "!", "half a token": "AQAAAA==", "no whole number": "AQA="} {
 		if _, err := decode(text, 2, 1); err == nil || !strings.Contains(err.Error(), "routed experts") {

@@ -15,6 +15,9 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	allowed := filter{tried: tried, now: p.now()}
+	if r.asksExperts {
+		allowed.told = p.plans
+	}
 	g := p.chooseGroup(r.id, allowed)
 	if g == nil {
 		// Backends that were just found unreachable are taken only where there is no other.
@@ -35,9 +38,21 @@ type filter struct {
 	tried   map[string]bool
 	now     time.Time
 	ejected bool
+	// told leaves out backends whose reported experts cannot be told by logical ids with these plans; nil where none are
+	// asked for.
+	told map[string]*scheduled
 }
 
 func (f filter) admits(b *backend) bool {
+	if f.told != nil {
+		var layout *Layout
+		if plan := f.told[b.PlanDigest]; plan != nil {
+			layout = plan.layout
+		}
+		if !b.tellsLogical(layout) {
+			return false
+		}
+	}
 	return (f.ejected || !f.now.Before(b.ejectedUntil)) && !f.tried[b.Address]
 }
 

@@ -10,5 +10,6 @@
 //   - Clients cannot choose a rank: their rank headers are dropped.
 //   - Serving needs neither the API server nor the operator nor the artifact store: the last known endpoints and plans
 //     are kept in memory and in a directory, from which a restarted router starts.
+//   - Experts are told and counted by their logical ids, whatever the order in which a pod's checkpoint has them.
 //   - Only inference routes are proxied. An engine's administrative routes stay unreachable.
 package router

@@ -25,6 +25,9 @@ type Backend struct {
 	Revision string `json:"revision"`
 	// PlanDigest is the full digest of the plan that the pod serves under; empty where it has none.
 	PlanDigest string `json:"planDigest,omitempty"`
+	// Permuted tells that the pod serves a checkpoint whose experts are in the order of the plan's slots, and reports them
+	// by their numbers there.
+	Permuted bool `json:"permuted,omitempty"`
 	// Shape is the model's; nil where it is not known.
 	Shape *Shape `json:"shape,omitempty"`
 }
@@ -67,6 +70,7 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 		Ranks:      ranks,
 		Revision:   pod.Labels[semmoev1.LabelRevision],
 		PlanDigest: pod.Annotations[semmoev1.AnnotationPlanDigest],
+		Permuted:   semmoev1.Realization(pod.Annotations[semmoev1.AnnotationRealization]) == semmoev1.RealizationReshuffledWeights,
 	}, true
 }
 

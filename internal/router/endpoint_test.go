@@ -43,6 +43,8 @@ func TestBackends(t *testing.T) {
 		"port not a number":   {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPort] = "x" }, nil},
 		"IPv6":                {func(p *corev1.Pod) { p.Status.PodIP = "fd00::1" }, []Backend{{Pod: "p", Address: "[fd00::1]:30000", Ranks: 4, Revision: "r1"}}},
 		"serves under a plan": {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPlanDigest] = "d1" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", PlanDigest: "d1"}}},
+		"permuted checkpoint": {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRealization] = "ReshuffledWeights" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", Permuted: true}}},
+		"expert map":          {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRealization] = "EngineMap" }, []Backend{base}},
 		"takes no rank":       {func(p *corev1.Pod) { delete(p.Annotations, semmoev1.AnnotationRanks) }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 0, Revision: "r1"}}},
 	}
 	for name, tc := range cases {
@@ -59,7 +61,7 @@ func TestSnapshot(t *testing.T) {
 	if _, found, err := LoadSnapshot(dir); found || err != nil {
 		t.Fatalf("empty directory: found %v, error %v", found, err)
 	}
-	want := []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1"}}
+	want := []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", Permuted: true}}
 	if err := SaveSnapshot(dir, want); err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,9 @@ type Layout struct {
 	ranks  int
 	// hosts are the ranks with a copy, by layer (the model's index; nil for a dense one) and expert.
 	hosts [][][]int
+	// slots are the experts in the order in which a permuted checkpoint has them, by layer (nil for one that stays as it
+	// is): new expert j is old expert slots[layer][j]. It is nil where experts have several copies, which no checkpoint can.
+	slots [][]int
 	// table is nil where requests have no rank (attention tensor parallelism).
 	table *affinity.RankTable
 	// tokenizer is nil where the checkpoint has none that can be read: then only token ids can be scored.
@@ -32,6 +35,12 @@ func newLayout(digest string, p *solver.Plan, tokens *tokenizer.Tokenizer) *Layo
 	l := &Layout{digest: digest, ranks: p.Placement.Ranks, hosts: make([][][]int, p.HiddenLayers), table: p.Ranks, tokenizer: tokens}
 	for i, layer := range p.Placement.Layers {
 		l.hosts[layer.Layer] = p.Placement.Hosts(i)
+	}
+	if !p.Placement.Redundant() {
+		l.slots = make([][]int, p.HiddenLayers)
+		for _, layer := range p.Placement.Layers {
+			l.slots[layer.Layer] = layer.Slots
+		}
 	}
 	return l
 }
@@ -52,18 +61,26 @@ func readLayout(dir, digest string) (l *Layout, unusable, err error) {
 
 // locality tells which experts of a model of that shape are local to a rank.
 func (l *Layout) locality(shape Shape, ranks, rank int) (Locality, error) {
-	switch {
-	case ranks != l.ranks || rank < 0 || rank >= ranks:
+	if ranks != l.ranks || rank < 0 || rank >= ranks {
 		return nil, fmt.Errorf("rank %d of %d does not fit a plan for %d", rank, ranks, l.ranks)
-	case shape.Layers != len(l.hosts):
-		return nil, fmt.Errorf("a model of %d layers does not fit a plan for %d", shape.Layers, len(l.hosts))
+	}
+	if err := l.fits(shape); err != nil {
+		return nil, err
+	}
+	return func(layer, expert int) bool { return slices.Contains(l.hosts[layer][expert], rank) }, nil
+}
+
+// fits requires that the plan is for a model of that shape.
+func (l *Layout) fits(shape Shape) error {
+	if shape.Layers != len(l.hosts) {
+		return fmt.Errorf("a model of %d layers does not fit a plan for %d", shape.Layers, len(l.hosts))
 	}
 	for _, layer := range shape.MoELayers {
 		if len(l.hosts[layer]) != shape.Experts {
-			return nil, fmt.Errorf("layer %d: %d experts do not fit a plan for %d", layer, shape.Experts, len(l.hosts[layer]))
+			return fmt.Errorf("layer %d: %d experts do not fit a plan for %d", layer, shape.Experts, len(l.hosts[layer]))
 		}
 	}
-	return func(layer, expert int) bool { return slices.Contains(l.hosts[layer][expert], rank) }, nil
+	return nil
 }
 
 // Why a request to pods with a plan was not scored.

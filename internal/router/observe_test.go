@@ -29,8 +29,14 @@ import (
 // startReferenceEngine serves the small model on four ranks, under an expert map, and returns its address.
 func startReferenceEngine(t *testing.T, expertMap string) string {
 	t.Helper()
+	return startReferenceEngineOn(t, tinyCheckpoint, expertMap)
+}
+
+// startReferenceEngineOn serves a checkpoint of the small model's shape.
+func startReferenceEngineOn(t *testing.T, checkpoint, expertMap string) string {
+	t.Helper()
 	options := refengine.DefaultOptions()
-	options.ModelPath = tinyCheckpoint
+	options.ModelPath = checkpoint
 	options.InitExpertLocation = expertMap
 	options.ServedModelName = "tiny"
 	options.TPSize, options.EPSize, options.DPSize, options.EnableDPAttention = 4, 4, 4, true

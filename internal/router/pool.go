@@ -81,6 +81,11 @@ func (p *Pool) Set(backends []Backend) {
 		g.backends = append(g.backends, next)
 	}
 	slices.SortFunc(p.groups, func(a, b *group) int { return cmp.Compare(a.plan, b.plan) })
+	p.notify()
+}
+
+// notify wakes those who wait for a backend. The lock must be held.
+func (p *Pool) notify() {
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
@@ -95,6 +100,7 @@ func (p *Pool) AddLayout(l *Layout) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.plans[l.digest] = &scheduled{l, scheduler}
+	p.notify() // a request for routed experts may have waited for it
 }
 
 // DropLayout takes a plan away; backends that name it are balanced by load from now on.

@@ -132,6 +132,7 @@ func (r *statusRecorder) Unwrap() http.ResponseWriter { return r.ResponseWriter 
 
 var (
 	errNoBackend  = errors.New("no serving pod is ready")
+	errNoTeller   = errors.New("no serving pod is ready whose routed experts can be told by their logical ids")
 	errBodyTooBig = errors.New("request body too large")
 )
 
@@ -151,6 +152,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	request := newRequest(in.URL.Path, in.Header.Get(HeaderRequestID), body)
+	request.asksExperts = request.inference && asks(body, s.options.RoutedExperts.RequestField)
 	measured := false
 	if request.inference && sampled(request.id, s.options.SamplePercent) {
 		body, measured = ask(body, s.options.RoutedExperts.RequestField)
@@ -160,19 +162,19 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 	tried := map[string]bool{}
 	for {
 		lease, ok := s.acquire(waiting, request, tried)
-		if !ok {
+		switch {
+		case !ok && request.asksExperts:
+			return nil, errNoTeller
+		case !ok:
 			return nil, errNoBackend
 		}
 		response, err := s.attempt(in, body, lease)
 		if err == nil && response.StatusCode != http.StatusServiceUnavailable {
 			s.metrics.firstByte.Observe(time.Since(start).Seconds())
 			s.account(request, lease)
-			if measured && response.StatusCode == http.StatusOK {
-				m := &meter{engine: s.options.RoutedExperts, observations: s.observations, lease: lease}
-				if err := m.wrap(response); err != nil {
-					response.Body.Close()
-					return nil, fmt.Errorf("read the engine's response: %w", err)
-				}
+			if err := s.rewrite(response, request, lease, measured); err != nil {
+				response.Body.Close()
+				return nil, fmt.Errorf("read the engine's response: %w", err)
 			}
 			return response, nil
 		}
@@ -192,6 +194,18 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		response.Body.Close()
 		s.metrics.retries.WithLabelValues("unavailable").Inc()
 	}
+}
+
+// rewrite does with the routed experts of a response what their reader needs: what the router has asked for is taken out
+// and counted, what the client has asked for is told by logical ids.
+func (s *sender) rewrite(response *http.Response, r *request, lease *Lease, measured bool) error {
+	switch {
+	case measured && response.StatusCode == http.StatusOK:
+		return (&meter{engine: s.options.RoutedExperts, observations: s.observations, lease: lease}).wrap(response)
+	case r.asksExperts && lease.Backend.Permuted:
+		return (&translator{engine: s.options.RoutedExperts, lease: lease}).wrap(response)
+	}
+	return nil
 }
 
 // account counts a request that an engine answers.
@@ -286,9 +300,9 @@ func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Lo
 		w.WriteHeader(499)
 	case errors.Is(err, errBodyTooBig):
 		writeError(w, http.StatusRequestEntityTooLarge, "invalid_request_error", err.Error())
-	case errors.Is(err, errNoBackend):
+	case errors.Is(err, errNoBackend), errors.Is(err, errNoTeller):
 		w.Header().Set("Retry-After", "5")
-		writeError(w, http.StatusServiceUnavailable, "service_unavailable", "no serving pod is ready: try again later")
+		writeError(w, http.StatusServiceUnavailable, "service_unavailable", err.Error()+": try again later")
 	default:
 		log.Error(err, "Failing a request")
 		writeError(w, http.StatusBadGateway, "bad_gateway", "the request could not be passed on to a serving pod")

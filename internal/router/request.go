@@ -48,6 +48,8 @@ type request struct {
 	output, tokens int64
 	// inference tells that the request's tokens activate experts.
 	inference bool
+	// asksExperts tells that the client wants to know the routed experts itself.
+	asksExperts bool
 	// prompt is empty where its tokens cannot be told.
 	prompt prompt
 	// forecast is the latest one; a request that is sent again to pods of the same plan keeps it.

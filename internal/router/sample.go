@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"hash/fnv"
-	"io"
-	"mime"
 	"net/http"
 	"strconv"
 
@@ -57,33 +55,41 @@ type meter struct {
 	lease        *Lease
 }
 
-// wrap makes the response the client's: without the routed experts.
+// wrap makes the response the client's: without the routed experts, and without an event that carries nothing else.
 func (m *meter) wrap(response *http.Response) error {
-	if kind, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type")); kind == "text/event-stream" {
-		response.Header.Del("Content-Length")
-		response.ContentLength = -1
-		response.Body = &eventStream{upstream: newLineReader(response.Body), body: response.Body, meter: m}
-		return nil
+	found := ""
+	edit := func(data []byte, event bool) ([]byte, error) {
+		text, rest := m.take(data)
+		if text != "" {
+			found = text
+		}
+		switch {
+		case event && text == "":
+			return data, nil
+		case event && carriesNothing(rest):
+			return nil, nil
+		}
+		return rest, nil
 	}
-	data, err := io.ReadAll(response.Body)
-	if err != nil {
-		return err
-	}
-	found, rest := m.take(data)
-	m.count(found)
-	response.Body = &replacedBody{Reader: bytes.NewReader(rest), Closer: response.Body}
-	response.ContentLength = int64(len(rest))
-	response.Header.Set("Content-Length", strconv.Itoa(len(rest)))
-	return nil
+	return rewrite(response, edit, func() { m.count(found) })
 }
 
-type replacedBody struct {
-	io.Reader
-	io.Closer
-}
-
-// take cuts the routed experts out of a JSON object, wherever the engine puts them.
+// take cuts the routed experts out of a JSON object, wherever the engine puts them. The answer to a batch is an array: what
+// is found is the last element's.
 func (m *meter) take(data []byte) (found string, rest []byte) {
+	if isArray(data) {
+		rest, err := editElements(data, func(element []byte) ([]byte, error) {
+			text, without := m.take(element)
+			if text != "" {
+				found = text
+			}
+			return without, nil
+		})
+		if err != nil {
+			return "", data
+		}
+		return found, rest
+	}
 	for _, path := range m.engine.ResponsePaths {
 		value, without, ok := cutMember(data, path)
 		if !ok {
@@ -117,7 +123,7 @@ func (m *meter) observe(text string) (Observation, error) {
 		return Observation{}, errNotTold
 	}
 	shape := *backend.Shape
-	experts, err := m.engine.Decode(text, shape.Layers, shape.ExpertsPerToken)
+	experts, err := m.lease.logicalExperts(m.engine, text)
 	if err != nil {
 		return Observation{}, err
 	}

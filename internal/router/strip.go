@@ -5,6 +5,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"mime"
+	"net/http"
+	"strconv"
 )
 
 // cutMember takes the member at a path out of a JSON object and leaves every other byte as it is. An object that is
@@ -74,6 +77,54 @@ func cutRange(data []byte, start, end int, only bool) []byte {
 	return splice(data, start, end, nil)
 }
 
+// editMember edits the value of the member at a path of a JSON object and leaves every other byte as it is. Of an array on
+// the way each element is edited. What has no such member, or is no JSON, stays as it is.
+func editMember(data []byte, path []string, edit func(value []byte) ([]byte, error)) ([]byte, error) {
+	if isArray(data) {
+		return editElements(data, func(element []byte) ([]byte, error) { return editMember(element, path, edit) })
+	}
+	if len(path) == 0 {
+		return edit(data)
+	}
+	_, start, end, _, ok := findMember(data, path[0])
+	if !ok {
+		return data, nil
+	}
+	value, err := editMember(data[start:end], path[1:], edit)
+	if err != nil {
+		return nil, err
+	}
+	return splice(data, start, end, value), nil
+}
+
+// isArray reports whether a JSON text is an array, if it is JSON.
+func isArray(data []byte) bool { return bytes.HasPrefix(bytes.TrimLeft(data, " \t\r\n"), []byte{'['}) }
+
+// editElements edits the elements of a JSON array.
+func editElements(data []byte, edit func(element []byte) ([]byte, error)) ([]byte, error) {
+	if !json.Valid(data) {
+		return data, nil
+	}
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.Token() //nolint:errcheck // the opening bracket
+	var out []byte
+	copied := 0
+	for decoder.More() {
+		var element json.RawMessage
+		if err := decoder.Decode(&element); err != nil {
+			return nil, err
+		}
+		end := int(decoder.InputOffset())
+		edited, err := edit(element)
+		if err != nil {
+			return nil, err
+		}
+		out = append(append(out, data[copied:end-len(element)]...), edited...)
+		copied = end
+	}
+	return append(out, data[copied:]...), nil
+}
+
 func splice(data []byte, start, end int, with []byte) []byte {
 	out := make([]byte, 0, len(data)-(end-start)+len(with))
 	out = append(out, data[:start]...)
@@ -85,14 +136,44 @@ func newLineReader(r io.Reader) *bufio.Reader { return bufio.NewReaderSize(r, 64
 
 var dataPrefix = []byte("data:")
 
-// eventStream is a stream of server-sent events without the routed experts; every event is passed on as soon as it has
-// arrived. An event that carried nothing else is left out.
+// edit changes the JSON text of a response, or of one event of a stream; of an event nil leaves it out. An error ends the
+// response.
+type edit func(data []byte, event bool) ([]byte, error)
+
+// rewrite edits a response, and calls end once all of it has been edited.
+func rewrite(response *http.Response, edit edit, end func()) error {
+	if kind, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type")); kind == "text/event-stream" {
+		response.Header.Del("Content-Length")
+		response.ContentLength = -1
+		response.Body = &eventStream{upstream: newLineReader(response.Body), body: response.Body, edit: edit, end: end}
+		return nil
+	}
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		return err
+	}
+	if data, err = edit(data, false); err != nil {
+		return err
+	}
+	end()
+	response.Body = &replacedBody{Reader: bytes.NewReader(data), Closer: response.Body}
+	response.ContentLength = int64(len(data))
+	response.Header.Set("Content-Length", strconv.Itoa(len(data)))
+	return nil
+}
+
+type replacedBody struct {
+	io.Reader
+	io.Closer
+}
+
+// eventStream is a stream of server-sent events, edited; every event is passed on as soon as it has arrived.
 type eventStream struct {
 	upstream *bufio.Reader
 	body     io.Closer
-	meter    *meter
+	edit     edit
+	end      func()
 	pending  []byte
-	found    string
 	skip     bool // the blank line that ended an event that was left out
 	err      error
 }
@@ -104,9 +185,12 @@ func (s *eventStream) Read(p []byte) (int, error) {
 		}
 		var line []byte
 		line, s.err = s.upstream.ReadBytes('\n')
-		s.pending = s.pass(line)
+		var err error
+		if s.pending, err = s.pass(line); err != nil {
+			s.err = err
+		}
 		if s.err == io.EOF {
-			s.meter.count(s.found)
+			s.end()
 		}
 	}
 	n := copy(p, s.pending)
@@ -117,26 +201,22 @@ func (s *eventStream) Read(p []byte) (int, error) {
 func (s *eventStream) Close() error { return s.body.Close() }
 
 // pass returns what the client gets of a line.
-func (s *eventStream) pass(line []byte) []byte {
+func (s *eventStream) pass(line []byte) ([]byte, error) {
 	if s.skip && len(bytes.TrimSpace(line)) == 0 {
 		s.skip = false
-		return nil
+		return nil, nil
 	}
 	s.skip = false
 	data, isData := bytes.CutPrefix(line, dataPrefix)
 	if !isData {
-		return line
+		return line, nil
 	}
-	found, rest := s.meter.take(data)
-	if found == "" {
-		return line
-	}
-	s.found = found
-	if carriesNothing(rest) {
+	edited, err := s.edit(data, true)
+	if edited == nil {
 		s.skip = true
-		return nil
+		return nil, err
 	}
-	return append(append([]byte(nil), dataPrefix...), rest...)
+	return append(append([]byte(nil), dataPrefix...), edited...), err
 }
 
 // carriesNothing tells that an event of the OpenAI routes has neither a choice nor a usage: it was made for the routed

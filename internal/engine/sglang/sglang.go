@@ -22,6 +22,7 @@ func Adapter() engine.Adapter {
 			// The native route, and the two spellings of the extension on the OpenAI routes.
 			ResponsePaths: [][]string{{"meta_info", "routed_experts"}, {"sglext", "routed_experts"}, {"sgl_ext", "routed_experts"}},
 			Decode:        decodeRoutedExperts,
+			Encode:        encodeRoutedExperts,
 		},
 		Flags: flags,
 	}
@@ -74,4 +75,13 @@ func decodeRoutedExperts(text string, layers, top int) ([]int32, error) {
 		ids[i] = int32(binary.LittleEndian.Uint32(data[4*i:]))
 	}
 	return ids, nil
+}
+
+// encodeRoutedExperts undoes decodeRoutedExperts. The shape does not stand in the text.
+func encodeRoutedExperts(ids []int32, _, _ int) string {
+	data := make([]byte, 0, 4*len(ids))
+	for _, id := range ids {
+		data = binary.LittleEndian.AppendUint32(data, uint32(id))
+	}
+	return base64.StdEncoding.EncodeToString(data)
 }

@@ -38,8 +38,8 @@ type Drift struct {
 // Compare compares the answers to one prompt position by position, up to the first one where the tokens differ: what
 // follows continues different texts. A *DifferenceError says which position cannot be noise.
 //
-// Where tokens differ, the log-probabilities are compared all the same. Each is the largest of its position, and the largest of
-// several numbers moves by no more than they do.
+// Where tokens differ, the log-probabilities are compared all the same. Each is the largest of its position, and the
+// largest of several numbers moves by no more than they do.
 func Compare(want, got Answer) (Drift, error) {
 	var drift Drift
 	for i := range max(len(want.Tokens), len(got.Tokens)) {

@@ -117,7 +117,14 @@ func (d *demo) measurePlan(ctx context.Context, what string, heldOut []corpus.Re
 	}
 	var measured *measurement
 	return measured, d.out.step(ctx, what+" measured", func(tell func(string)) (err error) {
-		measured, err = d.measure(ctx, heldOut, tell)
+		if measured, err = d.measure(ctx, heldOut, tell); err != nil {
+			return err
+		}
+		moed, err := d.get(ctx)
+		if err != nil {
+			return err
+		}
+		measured.forecast, err = d.forecastRate(ctx, moed.Status.Revision)
 		return err
 	})
 }
@@ -221,7 +228,7 @@ func (d *demo) approve(ctx context.Context) error {
 func (d *demo) waitRouters(ctx context.Context) func(tell func(string)) error {
 	return func(tell func(string)) error {
 		return poll(ctx, tell, func(ctx context.Context) (string, bool, error) {
-			err := d.eachPod(ctx, "router", 9090, func(metrics string) error {
+			err := d.eachPod(ctx, "router", 9090, "metrics", func(metrics string) error {
 				plans := map[string]float64{}
 				for sample := range samples(metrics, "semmoe_router_plans") {
 					plans[sample.labels] = sample.value

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -47,7 +48,10 @@ type measurement struct {
 	// that it holds on each rank: an engine that ignores its map would be found out.
 	activations
 	engine activations
-	taken  time.Duration
+	// forecast is the rate that the plan forecast for these requests on the ranks that they went to; 0 without a plan. Which
+	// ranks these are depends on the order in which requests happened to arrive.
+	forecast float64
+	taken    time.Duration
 }
 
 // activations counts (token, layer, expert) triples, and those of them whose expert was on the rank of the token.
@@ -175,14 +179,14 @@ type counters struct{ routers, engines activations }
 // countActivations sums the counters of the request routers, and of the engines.
 func (d *demo) countActivations(ctx context.Context) (counters, error) {
 	var sum counters
-	err := d.eachPod(ctx, "router", 9090, func(metrics string) error {
+	err := d.eachPod(ctx, "router", 9090, "metrics", func(metrics string) error {
 		sum.routers.add(metrics, "semmoe_activations_total")
 		return nil
 	})
 	if err != nil {
 		return sum, err
 	}
-	return sum, d.eachPod(ctx, "engine", 30000, func(metrics string) error {
+	return sum, d.eachPod(ctx, "engine", 30000, "metrics", func(metrics string) error {
 		sum.engines.add(metrics, "semmoe_engine_activations_total")
 		return nil
 	})
@@ -201,8 +205,31 @@ func (a *activations) add(metrics, metric string) {
 // livePods lists the names of pods that are not being deleted: what one of those has counted would be missing afterwards.
 const livePods = `go-template={{range .items}}{{if not .metadata.deletionTimestamp}}{{.metadata.name}} {{end}}{{end}}`
 
-// eachPod calls f with the metrics, in Prometheus' text format, of every live pod of a component.
-func (d *demo) eachPod(ctx context.Context, component string, port int, f func(metrics string) error) error {
+// forecastRate is what the plan forecast for the requests that the pods of a revision have served, by the routers' records of
+// the last ones.
+func (d *demo) forecastRate(ctx context.Context, revision string) (float64, error) {
+	var local, all float64
+	err := d.eachPod(ctx, "router", 9090, "v1/observations", func(text string) error {
+		var told struct{ Observations []router.Observation }
+		if err := json.Unmarshal([]byte(text), &told); err != nil {
+			return err
+		}
+		for _, o := range told.Observations {
+			if o.Revision == revision && o.Predicted != nil {
+				local += *o.Predicted * float64(o.Total)
+				all += float64(o.Total)
+			}
+		}
+		return nil
+	})
+	if err == nil && all == 0 {
+		err = fmt.Errorf("the request routers tell no forecast of revision %s", revision)
+	}
+	return local / all, err
+}
+
+// eachPod calls f with what every live pod of a component answers to a request.
+func (d *demo) eachPod(ctx context.Context, component string, port int, path string, f func(text string) error) error {
 	pods, err := d.cluster.run(ctx, nil, "get", "pods", "-n", namespace,
 		"-l", "semmoe.io/deployment="+name+",semmoe.io/component="+component, "-o", livePods)
 	if err != nil {
@@ -212,11 +239,11 @@ func (d *demo) eachPod(ctx context.Context, component string, port int, f func(m
 		return fmt.Errorf("there is no pod of component %s", component)
 	}
 	for pod := range strings.FieldsSeq(pods) {
-		metrics, err := d.cluster.run(ctx, nil, "get", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:%d/proxy/metrics", namespace, pod, port))
+		text, err := d.cluster.run(ctx, nil, "get", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:%d/proxy/%s", namespace, pod, port, path))
 		if err != nil {
 			return err
 		}
-		if err := f(metrics); err != nil {
+		if err := f(text); err != nil {
 			return fmt.Errorf("pod %s: %w", pod, err)
 		}
 	}

@@ -69,7 +69,7 @@ semmoe_local_activation_rate NaN
 
 // measured is a run of requests of which so many of a thousand activations were local.
 func measured(local float64) *measurement {
-	m := &measurement{activations: activations{local, 1000}, engine: activations{local, 1000}}
+	m := &measurement{activations: activations{local, 1000}, engine: activations{local, 1000}, forecast: 0.4}
 	for i := range 2 * window {
 		m.replies = append(m.replies, reply{output: []int{1, 2, 3, 4, 5, 6, 7, i}, pod: []string{"a", "b"}[i/4%2], rank: i % 4, tokens: 10, plan: "abc"})
 		m.arrivals = append(m.arrivals, i)
@@ -132,6 +132,7 @@ func TestCheckReshuffled(t *testing.T) {
 		"both hold":       {func(*measurement) {}, nil},
 		"one other token": {func(m *measurement) { m.replies[3].output[7]++ }, []string{"and by reshuffled weights"}},
 		"less local":      {func(m *measurement) { m.local, m.engine.local = 390, 390 }, []string{"reshuffled weights are as local"}},
+		"other ranks":     {func(m *measurement) { m.local, m.engine.local, m.forecast = 425, 425, 0.42 }, nil},
 		"old numbers":     {func(m *measurement) { m.engine.local = 250 }, []string{"reshuffled weights are as local"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -15,6 +15,10 @@ const (
 	// LabelPlan names the PlacementPlan that an object belongs to.
 	LabelPlan = "semmoe.io/plan"
 
+	// AnnotationEngine is the type of a pod's engine; absent for SGLang, where an older version made the pod.
+	AnnotationEngine = "semmoe.io/engine"
+	// AnnotationEngineOptions is the content of the engine's options file.
+	AnnotationEngineOptions = "semmoe.io/engine-options"
 	// AnnotationRanks is the number of ranks that requests to an engine pod can be pinned to.
 	AnnotationRanks = "semmoe.io/ranks"
 	// AnnotationPort is the port on which an engine pod serves.
@@ -56,6 +60,10 @@ const (
 	DatasetVolume = "dataset"
 	// PlanVolume is the name of the volume that holds a plan's ConfigMap.
 	PlanVolume = "semmoe-plan"
+	// EngineOptionsVolume is the name of the volume with the options file of an engine that has one, EngineOptionsPath the
+	// file in the engine's container. Its content is the pod's annotation AnnotationEngineOptions.
+	EngineOptionsVolume = "semmoe-engine-options"
+	EngineOptionsPath   = "/etc/semmoe/engine/options.yaml"
 	// PlanMountPath is where a plan's ConfigMap is mounted in the pods that serve under it.
 	PlanMountPath = "/etc/semmoe/plan"
 	// CacheVolume is the name of the volume that holds permuted copies of the checkpoint, CacheMountPath where it is mounted.

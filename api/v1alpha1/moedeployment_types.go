@@ -143,15 +143,24 @@ type ModelSpec struct {
 
 // EngineType is an inference engine that the operator knows.
 //
-// +kubebuilder:validation:Enum=SGLang
+// +kubebuilder:validation:Enum=SGLang;VLLM;VLLMAscend;TensorRTLLM
 type EngineType string
 
-// EngineSGLang is SGLang, and every engine that speaks the same flags and routes.
-const EngineSGLang EngineType = "SGLang"
+const (
+	// EngineSGLang is SGLang, and every engine that speaks the same flags and routes.
+	EngineSGLang EngineType = "SGLang"
+	// EngineVLLM is vLLM. It reads no expert map: plans reach it by permuted checkpoints alone.
+	EngineVLLM EngineType = "VLLM"
+	// EngineVLLMAscend is vLLM with the vllm-ascend plugin.
+	EngineVLLMAscend EngineType = "VLLMAscend"
+	// EngineTensorRTLLM is TensorRT-LLM (trtllm-serve). It reads an expert map, but neither takes requests for a rank nor tells
+	// which experts they activated: profiling needs profileRef, and the local activation rate stays unknown.
+	EngineTensorRTLLM EngineType = "TensorRTLLM"
+)
 
 // EngineSpec is the inference engine of a replica.
 type EngineSpec struct {
-	// type is the engine whose flags and routes are spoken.
+	// type is the engine whose flags and routes are spoken: SGLang, VLLM, VLLMAscend or TensorRTLLM.
 	// +optional
 	// +kubebuilder:default=SGLang
 	Type EngineType `json:"type,omitempty"`
@@ -162,8 +171,8 @@ type EngineSpec struct {
 	// +kubebuilder:validation:MaxLength=1024
 	Image string `json:"image"`
 
-	// command replaces the command that starts the engine (SGLang: python3 -m sglang.launch_server). The operator's
-	// flags follow it.
+	// command replaces the command that starts the engine (SGLang: python3 -m sglang.launch_server; VLLM and VLLMAscend: vllm
+	// serve; TensorRTLLM: trtllm-serve). The operator's flags follow it.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -258,7 +267,8 @@ type RoutingSpec struct {
 	// samplePercent is the share of requests of which the router asks the engine for the experts that their tokens
 	// activated, to observe the local activation rate. Clients never see it. Engines pay for the capture (reports go from a few
 	// percent of throughput to much more), so the default is 5 where spec.profiling is given and requests have ranks, and 0
-	// (nothing is observed) elsewhere. A change between 0 and more starts the engines anew.
+	// (nothing is observed) elsewhere. A change between 0 and more starts the engines anew. VLLM and VLLMAscend tell the
+	// experts of unstreamed requests alone; TensorRTLLM tells none.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100

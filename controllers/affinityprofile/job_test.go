@@ -113,10 +113,11 @@ func TestValidate(t *testing.T) {
 		change func(*semmoev1.AffinityProfile)
 		want   []string // reason, then parts of the message; none: valid
 	}{
-		"valid":          {func(*semmoev1.AffinityProfile) {}, nil},
-		"serving":        {serving, nil},
-		"unknown engine": {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Type = "Other" }, []string{"UnknownEngine", "spec.engine.type", `"Other"`}},
-		"flag of ours":   {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Args = []string{"--port=1"} }, []string{"ContradictingFlags", "--port=1"}},
+		"valid":                     {func(*semmoev1.AffinityProfile) {}, nil},
+		"serving":                   {serving, nil},
+		"unknown engine":            {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Type = "Other" }, []string{"UnknownEngine", "spec.engine.type", `"Other"`}},
+		"engine that does not tell": {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Type = semmoev1.EngineTensorRTLLM }, []string{"EngineCannotTell", "TensorRTLLM does not tell the experts"}},
+		"flag of ours":              {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Args = []string{"--port=1"} }, []string{"ContradictingFlags", "--port=1"}},
 		"flags of the deployment's engine": {func(p *semmoev1.AffinityProfile) {
 			serving(p)
 			p.Spec.Engine.Args = []string{"--port=1"}

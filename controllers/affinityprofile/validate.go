@@ -26,6 +26,9 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 	if err != nil {
 		return invalidf("UnknownEngine", "spec.engine.type: %v", err)
 	}
+	if !adapter.TellsExperts() {
+		return invalidf("EngineCannotTell", "spec.engine.type: %s does not tell the experts of a request, and cannot profile: use another engine", adapter.Type)
+	}
 	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated {
 		if _, err := adapter.Args(launch(profile), profile.Spec.Engine.Args); err != nil {
 			return invalidf("ContradictingFlags", "%v", err)

@@ -248,6 +248,9 @@ func (c *choice) inService() *layout {
 		if realization == semmoev1.RealizationReshuffledWeights && c.moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
 			continue // such an engine tells experts by their new numbers, which the router alone translates back
 		}
+		if engine := cmp.Or(template.Annotations[semmoev1.AnnotationEngine], string(semmoev1.EngineSGLang)); engine != string(c.moed.Spec.Engine.Type) {
+			continue // the ConfigMap has another engine's map
+		}
 		for _, volume := range template.Spec.Volumes {
 			if volume.Name == semmoev1.PlanVolume && volume.ConfigMap != nil {
 				return &layout{digest, volume.ConfigMap.Name, realization}
@@ -278,6 +281,8 @@ func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) verdic
 	switch {
 	case plan.Status.Verdict != semmoev1.VerdictGain:
 		return no("NoGainExpected", "Plan %s promises no gain (%s against %s without it), and is not rolled out", short, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)
+	case !readsMap(moed):
+		return no("NotRealizable", "Plan %s cannot reach engine %s, which reads no expert map", short, moed.Spec.Engine.Type)
 	case moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
 		return no("NotRealizable", "Plan %s is for attention TensorParallel: it pays only in an engine that shuffles tokens by the plan's tables, which %s does not", short, moed.Spec.Engine.Type)
 	case moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter:
@@ -415,6 +420,8 @@ func localityVerdict(moed *semmoev1.MoEDeployment, o observation, lar *semmoev1.
 	switch {
 	case o.Planning.Serving == nil:
 		return unknown("NoPlan", "Without a plan there is no promised local activation rate to compare with")
+	case !engineTells(moed):
+		return unknown(reasonEngineCannotTell, fmt.Sprintf("%s does not tell the experts of a request: the local activation rate cannot be measured, and the plan stays until its inputs change", moed.Spec.Engine.Type))
 	case !observes(moed):
 		return unknown("NotObserved", "Nothing is sampled: set spec.routing.samplePercent above 0")
 	case lar == nil || lar.ObservedMilli == nil || lar.ObservedRevision != o.Revision || lar.PredictedMilli == nil:

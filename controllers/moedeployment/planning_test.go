@@ -54,6 +54,14 @@ func workloadUnder(t *testing.T, plan *semmoev1.PlacementPlan, replicas int32) *
 	return workload
 }
 
+// olderWorkload is one whose pods do not tell their engine.
+func olderWorkload(t *testing.T, plan *semmoev1.PlacementPlan) *appsv1.StatefulSet {
+	t.Helper()
+	workload := workloadUnder(t, plan, 2)
+	delete(workload.Spec.Template.Annotations, semmoev1.AnnotationEngine)
+	return workload
+}
+
 func TestChooseLayout(t *testing.T) {
 	old, fresh := planOf("old", "aa", nil), planOf("new", "bb", nil)
 	waiting := planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse })
@@ -90,8 +98,12 @@ func TestChooseLayout(t *testing.T) {
 			m.Spec.Replicas = ptr.To[int32](1)
 			m.Spec.Rollout.MaxSurge = ptr.To[int32](1)
 		}}, wanted: fresh, want: fresh},
-		"no router":                           {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, wanted: fresh, hold: "NoRouter"},
-		"EP size changed: no plan fits":       {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
+		"no router":                     {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, wanted: fresh, hold: "NoRouter"},
+		"EP size changed: no plan fits": {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
+		"engine changed: no plan fits":  {change: []func(*semmoev1.MoEDeployment){engineOf(semmoev1.EngineVLLMAscend)}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
+		"engine without a map": {change: []func(*semmoev1.MoEDeployment){engineOf(semmoev1.EngineVLLM)},
+			wanted: planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Spec.Engine = semmoev1.EngineVLLM }), hold: "NotRealizable"},
+		"a workload of an older version":      {wanted: waiting, workloads: []*appsv1.StatefulSet{olderWorkload(t, old)}, want: old},
 		"a workload without replicas":         {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, nil, 2), workloadUnder(t, old, 0)}},
 		"none has replicas: the newest":       {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 0), workloadUnder(t, gone, 0)}, want: old},
 		"none has replicas, newest unplanned": {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, nil, 0), workloadUnder(t, old, 0)}},
@@ -333,6 +345,22 @@ func TestPlanningConditions(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Of an engine that does not tell the experts of a request, the local activation rate stays unknown, and the condition says
+// why.
+func TestLocalityThatCannotBeMeasured(t *testing.T) {
+	found := report()
+	plan := planOf("new", "bb", nil)
+	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planning{Plan: plan, Serving: layoutOf(plan), Promise: plan}}
+	status := statusOf(deployment(engineOf(semmoev1.EngineTensorRTLLM)), o, start)
+	c := meta.FindStatusCondition(status.Conditions, semmoev1.ConditionLocalityOnTarget)
+	if c.Status != metav1.ConditionUnknown || c.Reason != "EngineCannotTell" || !strings.Contains(c.Message, "TensorRTLLM does not tell the experts of a request") {
+		t.Errorf("LocalityOnTarget is %s %s (%s)", c.Status, c.Reason, c.Message)
+	}
+	if status.LAR == nil || status.LAR.ObservedMilli != nil {
+		t.Errorf("status.lar is %+v", status.LAR)
 	}
 }
 

@@ -55,7 +55,7 @@ var realizationText = map[semmoev1.Realization]string{
 func realizations(moed *semmoev1.MoEDeployment, adapter engine.Adapter) []semmoev1.Realization {
 	var possible []semmoev1.Realization
 	wanted := moed.Spec.Placement.Realization
-	if wanted != semmoev1.RealizationReshuffledWeights && adapter.ExpertMapFile != "" {
+	if wanted != semmoev1.RealizationReshuffledWeights && adapter.ExpertMap != nil {
 		possible = append(possible, semmoev1.RealizationEngineMap)
 	}
 	if wanted != semmoev1.RealizationEngineMap {
@@ -193,7 +193,7 @@ func (c *choice) why(serving *layout) string {
 	if told := c.refusal(&layout{serving.Digest, serving.ConfigMap, semmoev1.RealizationEngineMap}); told != "" {
 		return fmt.Sprintf(", since by %s answers change: %s", realizationText[semmoev1.RealizationEngineMap], told)
 	}
-	if adapter, err := registry.For(string(c.moed.Spec.Engine.Type)); err == nil && adapter.ExpertMapFile == "" {
+	if adapter, err := registry.For(string(c.moed.Spec.Engine.Type)); err == nil && adapter.ExpertMap == nil {
 		return fmt.Sprintf(", since %s takes no expert map", c.moed.Spec.Engine.Type)
 	}
 	return ", which was in service already"

@@ -84,6 +84,8 @@ func samplePercent(moed *semmoev1.MoEDeployment) int32 {
 	switch {
 	case moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter || moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
 		return 0 // nobody samples, or requests have no rank
+	case !engineTells(moed):
+		return 0
 	case moed.Spec.Routing.SamplePercent != nil:
 		return *moed.Spec.Routing.SamplePercent
 	case moed.Spec.Profiling != nil:
@@ -99,7 +101,7 @@ func observes(moed *semmoev1.MoEDeployment) bool { return samplePercent(moed) > 
 // it is profiled while it serves.
 func tellsExperts(moed *semmoev1.MoEDeployment) bool {
 	profiling := moed.Spec.Profiling
-	return observes(moed) || profiling != nil && profiling.Dataset != nil && profiling.Target == semmoev1.ProfilingTargetServing
+	return observes(moed) || engineTells(moed) && profiling != nil && profiling.Dataset != nil && profiling.Target == semmoev1.ProfilingTargetServing
 }
 
 func digestOf(plan *layout) string {
@@ -124,6 +126,7 @@ func launch(moed *semmoev1.MoEDeployment) engine.Launch {
 		AttentionDP: moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel,
 
 		RoutedExperts: tellsExperts(moed),
+		OptionsFile:   semmoev1.EngineOptionsPath,
 	}
 }
 
@@ -137,12 +140,17 @@ func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 	launched := launch(moed)
 	switch {
 	case plan.reshuffled():
-		launched.ModelPath = copyPath(report, plan)
+		launched.ModelPath, launched.Reshuffled = copyPath(report, plan), true
+	case plan != nil && adapter.ExpertMap == nil:
+		return nil, fmt.Errorf("engine %s reads no expert map", adapter.Type)
 	case plan != nil:
-		launched.ExpertMap = path.Join(semmoev1.PlanMountPath, adapter.ExpertMapFile)
+		launched.ExpertMap = path.Join(semmoev1.PlanMountPath, adapter.ExpertMap.File)
 	}
 	args, err := adapter.Args(launched, moed.Spec.Engine.Args)
 	if err != nil {
+		return nil, err
+	}
+	if err := adapter.CheckEnv(launched, names(moed.Spec.Engine.Env)); err != nil {
 		return nil, err
 	}
 	command := moed.Spec.Engine.Command
@@ -157,6 +165,9 @@ func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 		OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
 	}
 	ours := podTemplate(moed, meta, adapter, command, args)
+	if adapter.Options != nil {
+		addOptions(ours, adapter.Options(launched))
+	}
 	shape, err := json.Marshal(router.Shape{Layers: report.Layers, MoELayers: report.MoELayers, Experts: report.Experts, ExpertsPerToken: report.ExpertsPerToken})
 	if err != nil {
 		return nil, err
@@ -196,6 +207,7 @@ func podTemplate(moed *semmoev1.MoEDeployment, meta metav1.ObjectMeta, adapter e
 	annotations := map[string]string{
 		semmoev1.AnnotationPort:                   strconv.Itoa(int(port)),
 		semmoev1.AnnotationModelDigest:            meta.Annotations[semmoev1.AnnotationModelDigest],
+		semmoev1.AnnotationEngine:                 adapter.Type,
 		"kubectl.kubernetes.io/default-container": semmoev1.EngineContainer,
 	}
 	if moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel {
@@ -235,6 +247,20 @@ func podTemplate(moed *semmoev1.MoEDeployment, meta metav1.ObjectMeta, adapter e
 			},
 		},
 	}
+}
+
+// addOptions gives the engine its options file. Its content is the revision's own: it lies in the pod template, and cannot
+// change under a pod.
+func addOptions(template *corev1.PodTemplateSpec, content []byte) {
+	template.Annotations[semmoev1.AnnotationEngineOptions] = string(content)
+	template.Spec.Containers[0].VolumeMounts = append(template.Spec.Containers[0].VolumeMounts,
+		corev1.VolumeMount{Name: semmoev1.EngineOptionsVolume, MountPath: path.Dir(semmoev1.EngineOptionsPath), ReadOnly: true})
+	template.Spec.Volumes = append(template.Spec.Volumes, corev1.Volume{Name: semmoev1.EngineOptionsVolume, VolumeSource: corev1.VolumeSource{
+		DownwardAPI: &corev1.DownwardAPIVolumeSource{Items: []corev1.DownwardAPIVolumeFile{{
+			Path:     path.Base(semmoev1.EngineOptionsPath),
+			FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "metadata.annotations['" + semmoev1.AnnotationEngineOptions + "']"},
+		}}},
+	}})
 }
 
 // addPlan mounts the plan, and keeps the engine from starting where it is not the plan that the revision names, or not for

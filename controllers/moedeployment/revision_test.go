@@ -239,6 +239,70 @@ func TestReshuffleStatus(t *testing.T) {
 	}
 }
 
+// TensorRT-LLM says by its options file alone where attention is computed, and where the expert map is. The file lies in the
+// pod template, so that no pod can see another's.
+func TestRenderWithOptionsFile(t *testing.T) {
+	moed := deployment(engineOf(semmoev1.EngineTensorRTLLM))
+	const options = "enable_attention_dp: true\n"
+	for content, plan := range map[string]*layout{
+		options: nil,
+		options + "moe_config:\n  backend: WideEP\n  load_balancer: /etc/semmoe/plan/trtllm.yaml\n": layoutOf(planOf("m-1", "ab", nil), semmoev1.RealizationEngineMap),
+	} {
+		workload, err := render(moed, "r1", report(), plan, "semmoe:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		template := workload.Spec.Template
+		if diff := cmp.Diff(content, template.Annotations["semmoe.io/engine-options"]); diff != "" {
+			t.Errorf("options (-want +got):\n%s", diff)
+		}
+		engine := template.Spec.Containers[0]
+		if at := slices.Index(engine.Args, "--extra_llm_api_options"); at < 0 || engine.Args[at+1] != "/etc/semmoe/engine/options.yaml" {
+			t.Errorf("the engine's arguments %v do not name the file", engine.Args)
+		}
+		if !slices.ContainsFunc(engine.VolumeMounts, func(m corev1.VolumeMount) bool {
+			return m.Name == "semmoe-engine-options" && m.MountPath == "/etc/semmoe/engine" && m.ReadOnly
+		}) {
+			t.Errorf("the file is not mounted: %+v", engine.VolumeMounts)
+		}
+		if !slices.ContainsFunc(template.Spec.Volumes, func(v corev1.Volume) bool {
+			return v.Name == "semmoe-engine-options" && v.DownwardAPI != nil && v.DownwardAPI.Items[0].Path == "options.yaml" &&
+				v.DownwardAPI.Items[0].FieldRef.FieldPath == "metadata.annotations['semmoe.io/engine-options']"
+		}) {
+			t.Errorf("no volume is the file: %+v", template.Spec.Volumes)
+		}
+	}
+	for _, engine := range []semmoev1.EngineType{semmoev1.EngineSGLang, semmoev1.EngineVLLM, semmoev1.EngineVLLMAscend} {
+		workload, err := render(deployment(engineOf(engine)), "r1", report(), nil, "semmoe:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if options, has := workload.Spec.Template.Annotations[semmoev1.AnnotationEngineOptions]; has {
+			t.Errorf("%s has an options file: %q", engine, options)
+		}
+	}
+}
+
+// engineOf changes the engine, and asks for a profile.
+func engineOf(engine semmoev1.EngineType) func(*semmoev1.MoEDeployment) {
+	return func(m *semmoev1.MoEDeployment) {
+		m.Spec.Engine.Type = engine
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "p"}}
+	}
+}
+
+// An engine that does not tell the experts of a request is not asked, and not started as if it were.
+func TestSampling(t *testing.T) {
+	for engine, want := range map[semmoev1.EngineType]int32{
+		semmoev1.EngineSGLang: 5, semmoev1.EngineVLLM: 5, semmoev1.EngineVLLMAscend: 5, semmoev1.EngineTensorRTLLM: 0,
+	} {
+		moed := deployment(engineOf(engine))
+		if got := samplePercent(moed); got != want || launch(moed).RoutedExperts != (want > 0) {
+			t.Errorf("%s: %d percent, asks for routed experts: %v; want %d", engine, got, launch(moed).RoutedExperts, want)
+		}
+	}
+}
+
 func TestValidate(t *testing.T) {
 	template := func(t corev1.PodTemplateSpec) func(*semmoev1.MoEDeployment) {
 		return func(m *semmoev1.MoEDeployment) { m.Spec.Template = &t }
@@ -263,6 +327,25 @@ func TestValidate(t *testing.T) {
 		"probing container":   {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "prove-lossless"}}}}), `"prove-lossless" is the operator's`},
 		"the probe's port":    {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = 9410 }, "spec.engine.port: 9410"},
 		"our variable":        {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, "spec.engine.env: POD_IP"},
+		"options volume":      {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "semmoe-engine-options"}}}}), "use another name"},
+		"vLLM":                {engineOf(semmoev1.EngineVLLM), ""},
+		"TensorRT-LLM":        {engineOf(semmoev1.EngineTensorRTLLM), ""},
+		"sampling TensorRT-LLM": {func(m *semmoev1.MoEDeployment) {
+			engineOf(semmoev1.EngineTensorRTLLM)(m)
+			m.Spec.Routing.SamplePercent = ptr.To[int32](5)
+		}, "spec.routing.samplePercent is 5: TensorRTLLM does not tell the experts of a request"},
+		"profiling TensorRT-LLM": {func(m *semmoev1.MoEDeployment) {
+			engineOf(semmoev1.EngineTensorRTLLM)(m)
+			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d.jsonl"}}
+		}, "name in spec.profiling.profileRef an AffinityProfile of the same model"},
+		"not sampling TensorRT-LLM": {func(m *semmoev1.MoEDeployment) {
+			engineOf(semmoev1.EngineTensorRTLLM)(m)
+			m.Spec.Routing.SamplePercent = ptr.To[int32](0)
+		}, ""},
+		"variable that moves experts": {func(m *semmoev1.MoEDeployment) {
+			engineOf(semmoev1.EngineVLLMAscend)(m)
+			m.Spec.Engine.Env = []corev1.EnvVar{{Name: "DYNAMIC_EPLB", Value: "true"}}
+		}, "spec.engine.env: DYNAMIC_EPLB contradicts the plan"},
 		"reserved label": {template(corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"semmoe.io/x": ""}}}),
 			`spec.template.metadata.labels: "semmoe.io/x" is reserved`},
 		"reserved annotation": {template(corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"semmoe.io/x": ""}}}),

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 )
 
@@ -26,7 +27,14 @@ func validate(moed *semmoev1.MoEDeployment) *invalidError {
 	if err != nil {
 		return invalidf("UnknownEngine", "spec.engine.type: %v", err)
 	}
-	if _, err := adapter.Args(launch(moed), moed.Spec.Engine.Args); err != nil {
+	if err := validateTelling(moed, adapter); err != nil {
+		return err
+	}
+	launched := launch(moed)
+	if _, err := adapter.Args(launched, moed.Spec.Engine.Args); err != nil {
+		return invalidf("ContradictingFlags", "%v", err)
+	}
+	if err := adapter.CheckEnv(launched, names(moed.Spec.Engine.Env)); err != nil {
 		return invalidf("ContradictingFlags", "%v", err)
 	}
 	if slices.ContainsFunc(moed.Spec.Engine.Env, func(env corev1.EnvVar) bool { return env.Name == podIPVariable }) {
@@ -46,10 +54,49 @@ func validate(moed *semmoev1.MoEDeployment) *invalidError {
 var (
 	ourVolumes = map[string]string{
 		modelVolume: "the volume of spec.model.volume", semmoev1.PlanVolume: "the plan's ConfigMap",
-		semmoev1.CacheVolume: "the volume of spec.placement.cache", semmoev1.AnswersVolume: "the model's answers without a plan",
+		semmoev1.EngineOptionsVolume: "the engine's options file",
+		semmoev1.CacheVolume:         "the volume of spec.placement.cache", semmoev1.AnswersVolume: "the model's answers without a plan",
 	}
 	ourInitContainers = []string{verifyContainer, reshuffleContainer, holdContainer, probeContainer}
 )
+
+// reasonEngineCannotTell is that of a spec, or a condition, which needs the experts of requests of an engine that does not
+// tell them.
+const reasonEngineCannotTell = "EngineCannotTell"
+
+// validateTelling refuses what needs the experts of requests, where the engine does not tell them.
+func validateTelling(moed *semmoev1.MoEDeployment, adapter engine.Adapter) *invalidError {
+	if adapter.TellsExperts() {
+		return nil
+	}
+	if percent := moed.Spec.Routing.SamplePercent; percent != nil && *percent > 0 {
+		return invalidf(reasonEngineCannotTell, "spec.routing.samplePercent is %d: %s does not tell the experts of a request: use 0, or remove it", *percent, adapter.Type)
+	}
+	if profiling := moed.Spec.Profiling; profiling != nil && profiling.Dataset != nil {
+		return invalidf(reasonEngineCannotTell, "spec.profiling.dataset: %s does not tell the experts of a request, and cannot profile: name in spec.profiling.profileRef an AffinityProfile of the same model, made with another engine", adapter.Type)
+	}
+	return nil
+}
+
+// engineTells tells that the engine can be asked for the experts of a request, readsMap that it reads an expert map; both
+// are false of an engine that is not known, which validate refuses.
+func engineTells(moed *semmoev1.MoEDeployment) bool {
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	return err == nil && adapter.TellsExperts()
+}
+
+func readsMap(moed *semmoev1.MoEDeployment) bool {
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	return err == nil && adapter.ExpertMap != nil
+}
+
+func names(env []corev1.EnvVar) []string {
+	var list []string
+	for _, variable := range env {
+		list = append(list, variable.Name)
+	}
+	return list
+}
 
 func validateTemplate(template *corev1.PodTemplateSpec) *invalidError {
 	for _, metadata := range []struct {

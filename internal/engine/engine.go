@@ -8,19 +8,39 @@ import (
 
 // Adapter is one engine's command line and HTTP surface.
 type Adapter struct {
+	// Type is the engine's name in spec.engine.type.
+	Type string
 	// Command starts the engine in its stock image.
 	Command []string
-	// RankHeader pins a request to a data-parallel rank.
+	// RankHeader pins a request to a data-parallel rank; empty where the engine picks the rank itself, always.
 	RankHeader string
 	// HealthPath answers 200 once the engine serves.
 	HealthPath string
-	// ExpertMapFile is the name, in a plan's ConfigMap, of the engine's expert map.
-	ExpertMapFile string
-	// RoutedExperts is how responses tell which experts their tokens activated.
+	// LoadPath tells how loaded the engine is; empty where only metrics do.
+	LoadPath string
+	// Metrics are the names of metrics that tell how evenly experts are loaded; no engine has one of locality.
+	Metrics []string
+	// ExpertMap is the file that says which expert sits in which slot; nil where the engine reads none.
+	ExpertMap *ExpertMap
+	// RoutedExperts is how responses tell which experts their tokens activated; its zero value where they cannot.
 	RoutedExperts RoutedExperts
+	// Generation runs prompts of token ids; its zero value where routed experts cannot be told.
+	Generation Generation
 	// Flags lists the flags that follow from a launch.
 	Flags func(Launch) []Flag
+	// Variables lists the environment variables that must not be set in a launch; nil for none.
+	Variables func(Launch) []Variable
+	// Options is the content of the options file that the engine reads at Launch.OptionsFile; nil where flags say it all.
+	Options func(Launch) []byte
+	// Check adds to a verdict what only this engine, or some of its models, cannot do; nil for nothing.
+	Check func(Situation, *Support)
 }
+
+// Pins tells that requests can be sent to a rank of the engine's.
+func (a Adapter) Pins() bool { return a.RankHeader != "" }
+
+// TellsExperts tells that the engine can be asked which experts a request's tokens activated.
+func (a Adapter) TellsExperts() bool { return a.RoutedExperts.Decode != nil }
 
 // Launch is what an engine is started with.
 type Launch struct {
@@ -37,15 +57,37 @@ type Launch struct {
 	RoutedExperts bool
 	// ExpertMap is the file that says which expert sits in which slot; empty for the engine's own placement.
 	ExpertMap string
+	// RedundantExperts is how many slots of a layer ExpertMap has beyond one for each expert.
+	RedundantExperts int32
+	// Reshuffled tells that the experts of the checkpoint at ModelPath stand in a plan's order.
+	Reshuffled bool
 	// AttentionDP is true where each rank computes the attention of its own requests.
 	AttentionDP bool
+	// OptionsFile is the path of the file with the adapter's Options, where it has any.
+	OptionsFile string
 }
+
+// PlacementMatters tells that somebody relies on knowing where the engine has its experts: a plan puts them there, or what
+// is observed is compared with where they are.
+func (l Launch) PlacementMatters() bool { return l.RoutedExperts || l.Planned() }
+
+// Planned tells that the engine serves under a plan.
+func (l Launch) Planned() bool { return l.ExpertMap != "" || l.Reshuffled }
+
+// PlanSource names what decides about the placement of experts, for messages.
+const PlanSource = "the plan of spec.profiling"
 
 // RoutedExperts is how an engine is asked for the experts that a request's tokens activated, and how it answers.
 type RoutedExperts struct {
-	// RequestField is the boolean member of a request's body that asks for them.
+	// RequestField is the boolean member of a request's body that asks for them. An engine that answers Unasked ignores
+	// it; between a client and the router it says all the same that the client wants them.
 	RequestField string
-	// ResponsePaths are the places of a response's body where they may stand, as member names from the outside in.
+	// Unasked tells that an engine started with the flag for it puts them into every response.
+	Unasked bool
+	// UnstreamedOnly tells that streamed responses do not have them.
+	UnstreamedOnly bool
+	// ResponsePaths are the places of a response's body where they may stand, as member names from the outside in. A path
+	// leads through every element of an array.
 	ResponsePaths [][]string
 	// Decode reads what stands there: for each token with a known routing, for each of layers hidden layers (dense ones
 	// included, with meaningless content), the top experts by the numbers that they have in the engine's checkpoint.
@@ -54,9 +96,21 @@ type RoutedExperts struct {
 	Encode func(ids []int32, layers, top int) string
 }
 
+// Generation is how an engine, or the request router in front of it, runs a prompt of token ids and tells its experts.
+type Generation struct {
+	// TokenizePath takes {"prompt"} or {"messages"} and answers {"tokens"}.
+	TokenizePath string
+	// Path takes the Body for a prompt, to be continued greedily by a number of tokens.
+	Path string
+	Body func(prompt []int32, newTokens int) map[string]any
+	// Answer reads the generated tokens, and the text that RoutedExperts.Decode takes, from the response's JSON. The text
+	// is empty where the response has none.
+	Answer func(response []byte) (generated []int32, routedExperts string, err error)
+}
+
 // Flag is one flag that the operator decides about.
 type Flag struct {
-	// Names are its spellings, the one to use first.
+	// Names are its spellings, the one to use first. A flag without names is a positional argument.
 	Names []string
 	// Value follows the name; empty for a switch.
 	Value string
@@ -64,6 +118,13 @@ type Flag struct {
 	Source string
 	// Forbidden flags are not set, and must not be set by the user either.
 	Forbidden bool
+}
+
+// Variable is an environment variable that the user must not set.
+type Variable struct {
+	Name string
+	// Source names what decides instead, for messages.
+	Source string
 }
 
 // Args is the engine's command line: the operator's flags, then the user's. It fails where a user's argument is a flag
@@ -77,7 +138,9 @@ func (a Adapter) Args(launch Launch, userArgs []string) ([]string, error) {
 		if flag.Forbidden {
 			continue
 		}
-		args = append(args, flag.Names[0])
+		if len(flag.Names) > 0 {
+			args = append(args, flag.Names[0])
+		}
 		if flag.Value != "" {
 			args = append(args, flag.Value)
 		}
@@ -85,8 +148,45 @@ func (a Adapter) Args(launch Launch, userArgs []string) ([]string, error) {
 	return append(args, userArgs...), nil
 }
 
+// CheckEnv fails where one of the user's environment variables, given by name, is one that must not be set, and names both.
+func (a Adapter) CheckEnv(launch Launch, userEnv []string) error {
+	if a.Variables == nil {
+		return nil
+	}
+	for _, variable := range a.Variables(launch) {
+		if slices.Contains(userEnv, variable.Name) {
+			return fmt.Errorf("spec.engine.env: %s contradicts %s, which decides it: remove the variable", variable.Name, variable.Source)
+		}
+	}
+	return nil
+}
+
 // spelled reports whether a command line argument is the flag, in any of its spellings, with or without "=value".
 func (f Flag) spelled(arg string) bool {
+	return slices.ContainsFunc(f.Names, func(name string) bool { return flagName(name) == flagName(arg) })
+}
+
+// flagName is the flag that an argument names. vLLM takes underscores for dashes, and --flag.member for a member of a
+// flag's JSON; no engine has two flags that differ only by that.
+func flagName(arg string) string {
 	name, _, _ := strings.Cut(arg, "=")
-	return slices.Contains(f.Names, name)
+	name, _, _ = strings.Cut(name, ".")
+	return strings.ReplaceAll(name, "_", "-")
+}
+
+// FlagValue is the last value that a command line gives a flag, by any of its names; a switch has an empty one.
+func FlagValue(args []string, names ...string) (value string, given bool) {
+	flag := Flag{Names: names}
+	for i, arg := range args {
+		if !flag.spelled(arg) {
+			continue
+		}
+		given = true
+		if _, after, joined := strings.Cut(arg, "="); joined {
+			value = after
+		} else if value = ""; i+1 < len(args) && !strings.HasPrefix(args[i+1], "-") {
+			value = args[i+1]
+		}
+	}
+	return value, given
 }

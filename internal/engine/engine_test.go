@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
 
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
@@ -59,8 +60,125 @@ func TestSGLangArgs(t *testing.T) {
 	}
 }
 
+// TestPlacementFlags checks what the operator sets and refuses where somebody relies on knowing where experts are.
+func TestPlacementFlags(t *testing.T) {
+	launch := engine.Launch{ModelPath: "/models/m", ServedModelName: "m", Host: "h", Port: 1, Ranks: 4, AttentionDP: true, OptionsFile: "/etc/o.yaml"}
+	planned := func(engineType string, redundant int32) engine.Launch {
+		l := launch
+		l.ExpertMap, l.RedundantExperts = "/plan/"+maps()[engineType].File, redundant
+		return l
+	}
+	reshuffled := launch
+	reshuffled.Reshuffled = true
+	observed := launch
+	observed.RoutedExperts = true
+	tensorParallel := launch
+	tensorParallel.AttentionDP = false
+	const vllm = "/models/m --served-model-name m --host h --port 1 --tensor-parallel-size 1 --data-parallel-size 4 --enable-expert-parallel"
+	const trtllm = "/models/m --served_model_name m --host h --port 1 --tp_size 4 --ep_size 4 --extra_llm_api_options /etc/o.yaml"
+	for name, test := range map[string]struct {
+		engine  string
+		launch  engine.Launch
+		user    string
+		want    string // the end of the command line
+		wantErr string
+	}{
+		"SGLang, map":                        {engine: "SGLang", launch: planned("SGLang", 0), want: "--enable-dp-attention --init-expert-location /plan/sglang.json"},
+		"SGLang, map with copies":            {engine: "SGLang", launch: planned("SGLang", 8), want: "--init-expert-location /plan/sglang.json --ep-num-redundant-experts 8 --ep-dispatch-algorithm static"},
+		"SGLang, permuted checkpoint":        {engine: "SGLang", launch: reshuffled, want: "--enable-dp-attention"},
+		"SGLang, both":                       {engine: "SGLang", launch: reshuffled, user: "--init-expert-location /x.json", wantErr: `"--init-expert-location" contradicts the plan of spec.profiling`},
+		"SGLang, load balancer":              {engine: "SGLang", launch: planned("SGLang", 0), user: "--enable-eplb", wantErr: `"--enable-eplb" contradicts the plan of spec.profiling`},
+		"SGLang, load balancer without plan": {engine: "SGLang", launch: launch, user: "--enable-eplb", want: "--enable-dp-attention --enable-eplb"},
+		"SGLang, elastic":                    {engine: "SGLang", launch: observed, user: "--elastic-ep-backend mooncake", wantErr: `"--elastic-ep-backend" contradicts`},
+		"SGLang, copies of the user's":       {engine: "SGLang", launch: observed, user: "--ep-num-redundant-experts=8", wantErr: `"--ep-num-redundant-experts=8" contradicts`},
+
+		"vLLM":                         {engine: "VLLM", launch: launch, want: vllm},
+		"vLLM, attention TP":           {engine: "VLLM", launch: tensorParallel, want: "--tensor-parallel-size 4 --data-parallel-size 1 --enable-expert-parallel"},
+		"vLLM, observed":               {engine: "VLLM", launch: observed, want: vllm + " --enable-return-routed-experts --expert-placement-strategy linear"},
+		"vLLM, permuted checkpoint":    {engine: "VLLM", launch: reshuffled, want: vllm + " --expert-placement-strategy linear"},
+		"vLLM, round robin":            {engine: "VLLM", launch: reshuffled, user: "--expert-placement-strategy round_robin", wantErr: `"--expert-placement-strategy" contradicts the plan`},
+		"vLLM, load balancer":          {engine: "VLLM", launch: reshuffled, user: "--eplb-config.window_size 10", wantErr: `"--eplb-config.window_size" contradicts the plan`},
+		"vLLM, underscores":            {engine: "VLLM", launch: launch, user: "--data_parallel_size=2", wantErr: `"--data_parallel_size=2" contradicts spec.parallelism.expertParallelSize`},
+		"vLLM, short":                  {engine: "VLLM", launch: launch, user: "-tp 2", wantErr: `"-tp" contradicts`},
+		"vLLM, another model":          {engine: "VLLM", launch: launch, user: "--model x", wantErr: `"--model" contradicts spec.model.path`},
+		"vLLM, a server for each rank": {engine: "VLLM", launch: launch, user: "--data-parallel-external-lb", wantErr: "contradicts spec.parallelism.attention"},
+		"vLLM, no experts":             {engine: "VLLM", launch: launch, user: "--no-enable-expert-parallel", wantErr: "contradicts spec.parallelism.expertParallelSize"},
+
+		"Ascend, map":                  {engine: "VLLMAscend", launch: planned("VLLMAscend", 0), want: `linear --additional-config {"eplb_config":{"expert_map_path":"/plan/vllm-ascend.json"}}`},
+		"Ascend, map with copies":      {engine: "VLLMAscend", launch: planned("VLLMAscend", 4), want: `{"eplb_config":{"expert_map_path":"/plan/vllm-ascend.json","num_redundant_experts":4}}`},
+		"Ascend, map and the user's":   {engine: "VLLMAscend", launch: planned("VLLMAscend", 0), user: "--additional-config {}", wantErr: `"--additional-config" contradicts the plan`},
+		"Ascend, config of the user's": {engine: "VLLMAscend", launch: launch, user: "--additional-config {}", want: vllm + " --additional-config {}"},
+
+		"TensorRT":               {engine: "TensorRTLLM", launch: launch, want: trtllm},
+		"TensorRT, map":          {engine: "TensorRTLLM", launch: planned("TensorRTLLM", 0), want: trtllm},
+		"TensorRT, options":      {engine: "TensorRTLLM", launch: launch, user: "--config /mine.yaml", wantErr: `"--config" contradicts spec.parallelism.attention`},
+		"TensorRT, another size": {engine: "TensorRTLLM", launch: launch, user: "--ep_size 2", wantErr: `"--ep_size" contradicts spec.parallelism.expertParallelSize`},
+	} {
+		adapter, err := registry.For(test.engine)
+		if err != nil {
+			t.Fatal(err)
+		}
+		args, err := adapter.Args(test.launch, strings.Fields(test.user))
+		if test.wantErr != "" {
+			if err == nil || !strings.Contains(err.Error(), test.wantErr) {
+				t.Errorf("%s: error %v, want %q", name, err, test.wantErr)
+			}
+			continue
+		}
+		if got := strings.Join(args, " "); err != nil || !strings.HasSuffix(got, test.want) {
+			t.Errorf("%s: %v: %s\nwant %s", name, err, got, test.want)
+		}
+	}
+}
+
+func TestVariables(t *testing.T) {
+	adapter, err := registry.For("VLLMAscend")
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := []string{"HCCL_BUFFSIZE", "DYNAMIC_EPLB"}
+	if err := adapter.CheckEnv(engine.Launch{}, env); err != nil {
+		t.Errorf("without a plan the placement is the engine's affair: %v", err)
+	}
+	for _, launch := range []engine.Launch{{ExpertMap: "/x"}, {Reshuffled: true}, {RoutedExperts: true}} {
+		if err := adapter.CheckEnv(launch, env); err == nil || !strings.Contains(err.Error(), "spec.engine.env: DYNAMIC_EPLB contradicts the plan of spec.profiling") {
+			t.Errorf("%+v: error %v", launch, err)
+		}
+	}
+}
+
+// TestOptionsFile parses the file of TensorRT-LLM, the only engine that has one.
+func TestOptionsFile(t *testing.T) {
+	for _, adapter := range registry.All() {
+		if (adapter.Options != nil) != (adapter.Type == "TensorRTLLM") {
+			t.Errorf("%s: options: %v", adapter.Type, adapter.Options != nil)
+		}
+		if adapter.Options == nil {
+			continue
+		}
+		for _, test := range []struct {
+			launch engine.Launch
+			want   map[string]any
+		}{
+			{engine.Launch{}, map[string]any{"enable_attention_dp": false}},
+			{engine.Launch{AttentionDP: true}, map[string]any{"enable_attention_dp": true}},
+			{engine.Launch{AttentionDP: true, ExpertMap: "/plan/trtllm.yaml"}, map[string]any{
+				"enable_attention_dp": true, "moe_config": map[string]any{"backend": "WideEP", "load_balancer": "/plan/trtllm.yaml"},
+			}},
+		} {
+			var got map[string]any
+			if err := yaml.UnmarshalStrict(adapter.Options(test.launch), &got); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("%+v (-want +got):\n%s", test.launch, diff)
+			}
+		}
+	}
+}
+
 func TestUnknownEngine(t *testing.T) {
-	if _, err := registry.For("Other"); err == nil || !strings.Contains(err.Error(), `"Other" is not known: use SGLang`) {
+	if _, err := registry.For("Other"); err == nil || !strings.Contains(err.Error(), `"Other" is not known: use SGLang, VLLM, VLLMAscend, TensorRTLLM`) {
 		t.Errorf("error %v does not name the value and what is allowed", err)
 	}
 }

@@ -11,15 +11,12 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// The files of a plan, by their names in its directory.
+// The files of a plan, by their names in its directory; MapFile names the engines' expert maps.
 const (
 	ManifestFile        = "manifest.json"
 	PlacementFile       = "placement.json"
 	GatePermutationFile = "gate-permutation.json"
 	TablesFile          = "tables.safetensors"
-	SGLangFile          = "engine/sglang.json"
-	VLLMAscendFile      = "engine/vllm-ascend.json"
-	TensorRTLLMFile     = "engine/trtllm.yaml"
 	ReportFile          = "report.json"
 )
 

@@ -14,7 +14,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"sigs.k8s.io/yaml"
 
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/refengine/locality"
@@ -183,7 +182,7 @@ func TestReadRefuses(t *testing.T) {
 	}{
 		"no manifest":       {remove(plan.ManifestFile), "manifest.json is missing"},
 		"no tables":         {remove(plan.TablesFile), "tables.safetensors is missing"},
-		"no engine map":     {remove(plan.SGLangFile), "engine/sglang.json is missing"},
+		"no engine map":     {remove("engine/sglang.json"), "engine/sglang.json is missing"},
 		"other format":      {set("format", "semmoe-plan/9"), `this version reads "semmoe-plan/1"`},
 		"unknown field":     {set("created", "now"), "created"},
 		"no seed":           {set("seed", -1), "seed"},
@@ -290,28 +289,13 @@ func TestDecodeRefusesOtherForecasts(t *testing.T) {
 	}
 }
 
-// TestEngineFiles checks the files against the placement, slot by slot.
+// TestEngineFiles checks the files against the placement; each format is tested with its engine.
 func TestEngineFiles(t *testing.T) {
 	p := solved(t, placement.DataParallel)
 	a := encode(t, p)
-	var sglang map[string][][]int
-	if err := json.Unmarshal(a.Files[plan.SGLangFile], &sglang); err != nil {
-		t.Fatal(err)
-	}
-	want := [][]int{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}}
 	var gate plan.GatePermutation
-	assignments := map[string][]int{}
 	for _, layer := range p.Placement.Layers {
-		want = append(want, layer.Slots)
 		gate.Layers = append(gate.Layers, plan.LayerPermutation{Layer: layer.Layer, NewToOld: layer.Slots})
-	}
-	if diff := cmp.Diff(map[string][][]int{"physical_to_logical_map": want}, sglang); diff != "" {
-		t.Error(diff)
-	}
-	// The reference engine reads the same file.
-	shape := locality.Shape{Experts: 16, Ranks: 4, MoE: []bool{false, true, true, true}}
-	if _, err := locality.Parse(string(a.Files[plan.SGLangFile]), shape); err != nil {
-		t.Errorf("reference engine: %v", err)
 	}
 	var gotGate plan.GatePermutation
 	if err := json.Unmarshal(a.Files[plan.GatePermutationFile], &gotGate); err != nil {
@@ -320,48 +304,47 @@ func TestEngineFiles(t *testing.T) {
 	if diff := cmp.Diff(gate, gotGate); diff != "" {
 		t.Error(diff)
 	}
-	var trtllm struct {
-		Slots       int              `json:"num_slots"`
-		Updates     *int             `json:"layer_updates_per_iter"`
-		Assignments map[string][]int `json:"initial_global_assignments"`
+	for _, name := range []string{"engine/sglang.json", "engine/vllm-ascend.json", "engine/trtllm.yaml"} {
+		if isMap, err := plan.CheckMap(name, a.Files[name], p.Placement, p.HiddenLayers); !isMap || err != nil {
+			t.Errorf("%s: is a map: %v, error %v", name, isMap, err)
+		}
+		other := encode(t, solved(t, placement.DataParallel)).Files[name]
+		moved := solved(t, placement.DataParallel).Placement
+		moved.Layers[1].Slots[0], moved.Layers[1].Slots[15] = moved.Layers[1].Slots[15], moved.Layers[1].Slots[0]
+		if _, err := plan.CheckMap(name, other, moved, p.HiddenLayers); !plan.IsInvalid(err) || !strings.Contains(err.Error(), name+" does not place experts as placement.json does") {
+			t.Errorf("%s of another placement: error %v", name, err)
+		}
 	}
-	if err := yaml.UnmarshalStrict(a.Files[plan.TensorRTLLMFile], &trtllm); err != nil {
+	if isMap, err := plan.CheckMap(plan.TablesFile, nil, p.Placement, p.HiddenLayers); isMap || err != nil {
+		t.Errorf("the tables are a map: %v, error %v", isMap, err)
+	}
+	// The reference engine reads SGLang's.
+	shape := locality.Shape{Experts: 16, Ranks: 4, MoE: []bool{false, true, true, true}}
+	if _, err := locality.Parse(string(a.Files["engine/sglang.json"]), shape); err != nil {
+		t.Errorf("reference engine: %v", err)
+	}
+}
+
+// TestReadRefusesAMapOfAnotherPlacement gives a wrong map the right digest.
+func TestReadRefusesAMapOfAnotherPlacement(t *testing.T) {
+	p := solved(t, placement.DataParallel)
+	a := encode(t, p)
+	moved := solved(t, placement.DataParallel)
+	moved.Placement.Layers[0].Slots[0], moved.Placement.Layers[0].Slots[15] = moved.Placement.Layers[0].Slots[15], moved.Placement.Layers[0].Slots[0]
+	a.Files["engine/trtllm.yaml"] = encode(t, moved).Files["engine/trtllm.yaml"]
+	sum := sha256.Sum256(a.Files["engine/trtllm.yaml"])
+	a.Manifest.Files["engine/trtllm.yaml"] = hex.EncodeToString(sum[:])
+	manifest, err := json.Marshal(a.Manifest)
+	if err != nil {
 		t.Fatal(err)
 	}
-	for i, key := range []string{"1", "2", "3"} {
-		assignments[key] = p.Placement.Layers[i].Slots
-	}
-	if diff := cmp.Diff(assignments, trtllm.Assignments); diff != "" || trtllm.Slots != 16 || trtllm.Updates == nil || *trtllm.Updates != 0 {
-		t.Errorf("%+v %s", trtllm, diff)
-	}
-	var ascend struct {
-		Count  int `json:"moe_layer_count"`
-		Layers []struct {
-			ID      int `json:"layer_id"`
-			Count   int `json:"device_count"`
-			Devices []struct {
-				ID      int   `json:"device_id"`
-				Experts []int `json:"device_expert"`
-			} `json:"device_list"`
-		} `json:"layer_list"`
-	}
-	if err := json.Unmarshal(a.Files[plan.VLLMAscendFile], &ascend); err != nil {
+	a.Files[plan.ManifestFile] = manifest
+	dir := filepath.Join(t.TempDir(), "plan")
+	if err := plan.Write(dir, a, []byte("{}\n")); err != nil {
 		t.Fatal(err)
 	}
-	if ascend.Count != 3 || len(ascend.Layers) != 3 {
-		t.Fatalf("%+v", ascend)
-	}
-	for l, layer := range ascend.Layers {
-		var slots []int
-		for d, device := range layer.Devices {
-			if device.ID != d {
-				t.Errorf("layer %d: device %d is %d", l, d, device.ID)
-			}
-			slots = append(slots, device.Experts...)
-		}
-		if diff := cmp.Diff(p.Placement.Layers[l].Slots, slots); diff != "" || layer.ID != l || layer.Count != 4 {
-			t.Errorf("layer %d: %+v %s", l, layer, diff)
-		}
+	if _, _, err := plan.Read(dir); !plan.IsInvalid(err) || !strings.Contains(err.Error(), "engine/trtllm.yaml does not place") {
+		t.Errorf("error %v", err)
 	}
 }
 

@@ -10,12 +10,21 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/placement"
 )
 
 // required are the files without which a directory is no plan.
-var required = []string{PlacementFile, TablesFile, SGLangFile, VLLMAscendFile, TensorRTLLMFile}
+func required() []string {
+	names := []string{PlacementFile, TablesFile}
+	for _, adapter := range registry.All() {
+		if name := MapFile(adapter); name != "" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
 
 // Read reads the plan in a directory and verifies every hash; report.json is not part of it.
 func Read(dir string) (*solver.Plan, *Artifact, error) {
@@ -30,13 +39,13 @@ func Read(dir string) (*solver.Plan, *Artifact, error) {
 	if a.Manifest.Format != Format {
 		return nil, nil, invalidf("%s: format is %q; this version reads %q", ManifestFile, a.Manifest.Format, Format)
 	}
-	for _, name := range required {
+	for _, name := range required() {
 		if _, listed := a.Manifest.Files[name]; !listed {
 			return nil, nil, invalidf("%s: %s is not listed", ManifestFile, name)
 		}
 	}
 	for name, want := range a.Manifest.Files {
-		if !slices.Contains(required, name) && name != GatePermutationFile {
+		if !slices.Contains(required(), name) && name != GatePermutationFile {
 			return nil, nil, invalidf("%s: %q is no file of a plan", ManifestFile, name)
 		}
 		if content, err = readFile(dir, name); err != nil {
@@ -48,7 +57,15 @@ func Read(dir string) (*solver.Plan, *Artifact, error) {
 		a.Files[name] = content
 	}
 	p, err := Decode(a)
-	return p, a, err
+	if err != nil {
+		return nil, nil, err
+	}
+	for name, content := range a.Files {
+		if _, err := CheckMap(name, content, p.Placement, p.HiddenLayers); err != nil {
+			return nil, nil, err
+		}
+	}
+	return p, a, nil
 }
 
 // Decode turns verified files into a plan.

@@ -21,7 +21,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/refengine"
 	"github.com/semmoe/operator/internal/refengine/locality"
 )
@@ -158,7 +157,7 @@ func TestObservesUnderAPlan(t *testing.T) {
 		t.Cleanup(server.Close)
 		return server.URL, observations, registry
 	}
-	planned := startReferenceEngine(t, string(p.artifact.Files[plan.SGLangFile]))
+	planned := startReferenceEngine(t, string(p.artifact.Files["engine/sglang.json"]))
 	url, observations, registry := serve(planned, p.artifact.Digest, p.layout)
 	pendingURL, pending, _ := serve(planned, p.artifact.Digest)
 	plainURL, plain, _ := serve(startReferenceEngine(t, locality.Trivial), "")

@@ -3,15 +3,28 @@ package registry
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/sglang"
+	"github.com/semmoe/operator/internal/engine/trtllm"
+	"github.com/semmoe/operator/internal/engine/vllm"
+	"github.com/semmoe/operator/internal/engine/vllmascend"
 )
+
+// All lists the adapters of all engines.
+func All() []engine.Adapter {
+	return []engine.Adapter{sglang.Adapter(), vllm.Adapter(), vllmascend.Adapter(), trtllm.Adapter()}
+}
 
 // For returns the adapter of an engine type.
 func For(engineType string) (engine.Adapter, error) {
-	if engineType == "SGLang" {
-		return sglang.Adapter(), nil
+	var types []string
+	for _, adapter := range All() {
+		if adapter.Type == engineType {
+			return adapter, nil
+		}
+		types = append(types, adapter.Type)
 	}
-	return engine.Adapter{}, fmt.Errorf("engine type %q is not known: use SGLang", engineType)
+	return engine.Adapter{}, fmt.Errorf("engine type %q is not known: use %s", engineType, strings.Join(types, ", "))
 }

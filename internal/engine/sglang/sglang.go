@@ -4,6 +4,7 @@ package sglang
 import (
 	"encoding/base64"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"strconv"
 
@@ -13,18 +14,29 @@ import (
 // Adapter returns SGLang's adapter. The header wins over the body's routed_dp_rank.
 func Adapter() engine.Adapter {
 	return engine.Adapter{
-		Command:       []string{"python3", "-m", "sglang.launch_server"},
-		RankHeader:    "X-Data-Parallel-Rank",
-		HealthPath:    "/health",
-		ExpertMapFile: "sglang.json",
+		Type:       "SGLang",
+		Command:    []string{"python3", "-m", "sglang.launch_server"},
+		RankHeader: "X-Data-Parallel-Rank",
+		HealthPath: "/health",
+		LoadPath:   "/v1/loads",
+		// The first needs SGLANG_ENABLE_EPLB_BALANCEDNESS_METRIC=1, the second SGLANG_EPLB_HEATMAP_COLLECTION_INTERVAL.
+		Metrics:   []string{"sglang:eplb_balancedness", "sglang:eplb_gpu_physical_count"},
+		ExpertMap: &engine.ExpertMap{File: "sglang.json", Write: writeMap, Read: readMap},
 		RoutedExperts: engine.RoutedExperts{
 			RequestField: "return_routed_experts",
-			// The native route, and the two spellings of the extension on the OpenAI routes.
-			ResponsePaths: [][]string{{"meta_info", "routed_experts"}, {"sglext", "routed_experts"}, {"sgl_ext", "routed_experts"}},
-			Decode:        decodeRoutedExperts,
-			Encode:        encodeRoutedExperts,
+			// The native route, and the extension on the OpenAI routes: source and documentation of the engine disagree
+			// about its spelling and its place.
+			ResponsePaths: [][]string{
+				{"meta_info", "routed_experts"},
+				{"sglext", "routed_experts"}, {"sgl_ext", "routed_experts"},
+				{"choices", "sglext", "routed_experts"}, {"choices", "sgl_ext", "routed_experts"},
+			},
+			Decode: decodeRoutedExperts,
+			Encode: encodeRoutedExperts,
 		},
-		Flags: flags,
+		Generation: engine.Generation{TokenizePath: "/v1/tokenize", Path: "/generate", Body: generateBody, Answer: readGenerated},
+		Flags:      flags,
+		Check:      check,
 	}
 }
 
@@ -51,14 +63,49 @@ func flags(launch engine.Launch) []engine.Flag {
 		dpAttention,
 		{Names: []string{"--enable-return-routed-experts"}, Source: "spec.routing.samplePercent", Forbidden: !launch.RoutedExperts},
 	}
-	if launch.RoutedExperts || launch.ExpertMap != "" {
-		all = append(all,
-			// What is observed is compared with the placement that we know: a map of the user's would make it wrong.
-			engine.Flag{Names: []string{"--init-expert-location"}, Value: launch.ExpertMap, Source: "the plan of spec.profiling", Forbidden: launch.ExpertMap == ""},
-			// The engine's own load balancer would move experts away from where they are known to be.
-			engine.Flag{Names: []string{"--enable-eplb"}, Source: "the plan of spec.profiling", Forbidden: true})
+	if launch.PlacementMatters() {
+		all = append(all, placementFlags(launch)...)
 	}
 	return all
+}
+
+// placementFlags keep experts where they are known to be.
+func placementFlags(launch engine.Launch) []engine.Flag {
+	redundant := engine.Flag{Names: []string{"--ep-num-redundant-experts"}, Value: strconv.Itoa(int(launch.RedundantExperts)), Source: engine.PlanSource}
+	// A copy on the token's own rank comes first: that is what redundant experts are for.
+	dispatch := engine.Flag{Names: []string{"--ep-dispatch-algorithm"}, Value: "static", Source: engine.PlanSource}
+	all := []engine.Flag{
+		// What is observed is compared with the placement that we know: a map of the user's would make it wrong.
+		{Names: []string{"--init-expert-location"}, Value: launch.ExpertMap, Source: engine.PlanSource, Forbidden: launch.ExpertMap == ""},
+		// The engine's own load balancer, and scaling in place, would move experts away from where they are known to be.
+		{Names: []string{"--enable-eplb"}, Source: engine.PlanSource, Forbidden: true},
+		{Names: []string{"--elastic-ep-backend"}, Source: engine.PlanSource, Forbidden: true},
+	}
+	if launch.ExpertMap == "" || launch.RedundantExperts == 0 {
+		// Without copies there is nothing to choose from.
+		redundant.Forbidden = true
+		return append(all, redundant)
+	}
+	return append(all, redundant, dispatch)
+}
+
+func generateBody(prompt []int32, newTokens int) map[string]any {
+	return map[string]any{
+		"input_ids":             prompt,
+		"return_routed_experts": true,
+		"sampling_params":       map[string]any{"temperature": 0, "max_new_tokens": newTokens},
+	}
+}
+
+func readGenerated(response []byte) (generated []int32, routedExperts string, err error) {
+	var answer struct {
+		OutputIDs []int32 `json:"output_ids"`
+		Meta      struct {
+			RoutedExperts string `json:"routed_experts"`
+		} `json:"meta_info"`
+	}
+	err = json.Unmarshal(response, &answer)
+	return answer.OutputIDs, answer.Meta.RoutedExperts, err
 }
 
 // decodeRoutedExperts reads base64 of little-endian int32, row-major [tokens][layers][top].

@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -103,7 +105,7 @@ func TestFetchReturnsWhatWasPublished(t *testing.T) {
 		}
 	}
 	check()
-	for _, file := range []string{plan.TablesFile, plan.SGLangFile, bundle.TokenizerFile, bundle.File} {
+	for _, file := range []string{plan.TablesFile, "engine/sglang.json", bundle.TokenizerFile, bundle.File} {
 		corrupt(t, filepath.Join(dir, file))
 		check()
 	}
@@ -234,7 +236,7 @@ func TestConfigMapData(t *testing.T) {
 		t.Fatal(err)
 	}
 	for key, file := range map[string]string{
-		"manifest.json": plan.ManifestFile, "placement.json": plan.PlacementFile, "gate-permutation.json": plan.GatePermutationFile, "sglang.json": plan.SGLangFile,
+		"manifest.json": plan.ManifestFile, "placement.json": plan.PlacementFile, "gate-permutation.json": plan.GatePermutationFile, "sglang.json": "engine/sglang.json",
 	} {
 		if want[key] != string(a.Files[file]) {
 			t.Errorf("%s is %q", key, want[key])
@@ -258,6 +260,22 @@ func TestConfigMapData(t *testing.T) {
 	if _, err := bundle.ConfigMapData(a, "Other"); err == nil || !strings.Contains(err.Error(), `"Other"`) {
 		t.Errorf("an unknown engine: %v", err)
 	}
+	for engine, keys := range map[string]string{
+		"VLLM":        "gate-permutation.json manifest.json placement.json",
+		"VLLMAscend":  "gate-permutation.json manifest.json placement.json vllm-ascend.json",
+		"TensorRTLLM": "gate-permutation.json manifest.json placement.json trtllm.yaml",
+	} {
+		data, err := bundle.ConfigMapData(a, engine)
+		if got := strings.Join(slices.Sorted(maps.Keys(data)), " "); err != nil || got != keys {
+			t.Errorf("%s: keys %s, error %v", engine, got, err)
+		}
+	}
+	permutation := a.Files[plan.GatePermutationFile]
+	delete(a.Files, plan.GatePermutationFile)
+	if _, err := bundle.ConfigMapData(a, "VLLM"); err == nil || !strings.Contains(err.Error(), "redundant experts") {
+		t.Errorf("no map and no permutation: %v", err)
+	}
+	a.Files[plan.GatePermutationFile] = permutation
 	a.Files[plan.PlacementFile] = bytes.Repeat([]byte(" "), 900<<10)
 	if _, err := bundle.ConfigMapData(a, "SGLang"); err == nil || !strings.Contains(err.Error(), "ConfigMap may hold 921600") {
 		t.Errorf("900 KiB of placement: %v", err)

@@ -45,7 +45,33 @@ func Check(dir, planDigest string) (*Mounted, error) {
 	if m.Manifest.Format != plan.Format {
 		return nil, fmt.Errorf("%s: format is %q; this version reads %q", plan.ManifestFile, m.Manifest.Format, plan.Format)
 	}
-	engineMaps := 0
+	files, err := m.read(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(files[plan.PlacementFile], &m.Placement); err != nil {
+		return nil, fmt.Errorf("%s: %w", plan.PlacementFile, err)
+	}
+	if err := m.Placement.Validate(); err != nil {
+		return nil, fmt.Errorf("%s: %w", plan.PlacementFile, err)
+	}
+	_, reaches := files[plan.GatePermutationFile]
+	for name, content := range files {
+		isMap, err := plan.CheckMap(name, content, &m.Placement, m.Manifest.HiddenLayers)
+		if err != nil {
+			return nil, err
+		}
+		reaches = reaches || isMap
+	}
+	if !reaches {
+		return nil, fmt.Errorf("%s holds neither an engine's expert map nor %s", dir, plan.GatePermutationFile)
+	}
+	return m, nil
+}
+
+// read reads the manifest's files that are there, and verifies them.
+func (m *Mounted) read(dir string) (map[string][]byte, error) {
+	files := map[string][]byte{}
 	for name, digest := range m.Manifest.Files {
 		content, err := readEither(dir, name)
 		if errors.Is(err, fs.ErrNotExist) && name != plan.PlacementFile {
@@ -57,22 +83,12 @@ func Check(dir, planDigest string) (*Mounted, error) {
 		if got := digestOf(content); string(got) != digest {
 			return nil, fmt.Errorf("%s is damaged: its sha256 is %s, %s lists %s", name, got, plan.ManifestFile, digest)
 		}
-		if path.Dir(name) == "engine" {
-			engineMaps++
-		}
-		if name == plan.PlacementFile {
-			if err := json.Unmarshal(content, &m.Placement); err != nil {
-				return nil, fmt.Errorf("%s: %w", name, err)
-			}
-		}
+		files[name] = content
 	}
-	if engineMaps == 0 {
-		return nil, fmt.Errorf("%s holds no engine's expert map", dir)
+	if _, has := files[plan.PlacementFile]; !has {
+		return nil, fmt.Errorf("%s does not list %s", plan.ManifestFile, plan.PlacementFile)
 	}
-	if err := m.Placement.Validate(); err != nil {
-		return nil, fmt.Errorf("%s: %w", plan.PlacementFile, err)
-	}
-	return m, nil
+	return files, nil
 }
 
 // readEither reads a file under its name, or under its base name as a ConfigMap has it.

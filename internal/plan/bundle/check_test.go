@@ -1,6 +1,7 @@
 package bundle_test
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,6 +27,7 @@ func mounted(t *testing.T, data map[string]string) string {
 func TestCheck(t *testing.T) {
 	a := encoded(t, 1)
 	for name, test := range map[string]struct {
+		engine string
 		change func(data map[string]string)
 		digest string
 		want   string
@@ -38,11 +40,14 @@ func TestCheck(t *testing.T) {
 		"no placement":      {change: func(d map[string]string) { delete(d, "placement.json") }, want: "placement.json"},
 		"changed placement": {change: func(d map[string]string) { d["placement.json"] += " " }, want: "placement.json is damaged"},
 		"changed map":       {change: func(d map[string]string) { d["sglang.json"] = "{}" }, want: "engine/sglang.json is damaged"},
-		"no map":            {change: func(d map[string]string) { delete(d, "sglang.json") }, want: "no engine's expert map"},
+		"map of no engine":  {engine: "VLLM"},
+		"another engine":    {engine: "TensorRTLLM"},
 		"no permutation":    {change: func(d map[string]string) { delete(d, "gate-permutation.json") }},
+		"neither map nor permutation": {engine: "VLLM", change: func(d map[string]string) { delete(d, "gate-permutation.json") },
+			want: "neither an engine's expert map nor gate-permutation.json"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			data, err := bundle.ConfigMapData(a, "SGLang")
+			data, err := bundle.ConfigMapData(a, cmp.Or(test.engine, "SGLang"))
 			if err != nil {
 				t.Fatal(err)
 			}

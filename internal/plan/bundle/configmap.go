@@ -4,26 +4,33 @@ import (
 	"fmt"
 	"path"
 
+	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/plan"
 )
 
 // maxConfigMapBytes leaves room below the 1 MiB that the API server takes, for metadata and its encoding.
 const maxConfigMapBytes = 900 << 10
 
-// engineFiles are the expert maps that engines read, by spec.engine.type.
-var engineFiles = map[string]string{"SGLang": plan.SGLangFile}
-
 // ConfigMapData is what the ConfigMap of a plan holds for an engine: manifest.json, placement.json, gate-permutation.json
-// where the plan has one, and the engine's map under its base name.
-func ConfigMapData(a *plan.Artifact, engine string) (map[string]string, error) {
-	engineFile, known := engineFiles[engine]
-	if !known {
-		return nil, fmt.Errorf("engine %q has no expert map: use SGLang", engine)
+// where the plan has one, and the engine's map, where it reads one, under its base name. An engine that reads none needs
+// the permutation.
+func ConfigMapData(a *plan.Artifact, engineType string) (map[string]string, error) {
+	adapter, err := registry.For(engineType)
+	if err != nil {
+		return nil, err
+	}
+	names := []string{plan.ManifestFile, plan.PlacementFile, plan.GatePermutationFile}
+	mapFile := plan.MapFile(adapter)
+	if mapFile != "" {
+		names = append(names, mapFile)
 	}
 	data, size := map[string]string{}, 0
-	for _, name := range []string{plan.ManifestFile, plan.PlacementFile, plan.GatePermutationFile, engineFile} {
+	for _, name := range names {
 		content, has := a.Files[name]
 		if !has && name == plan.GatePermutationFile {
+			if mapFile == "" {
+				return nil, fmt.Errorf("the plan has redundant experts: engine %s reads no expert map, and a permuted checkpoint has each expert once", engineType)
+			}
 			continue
 		}
 		if !has {

@@ -12,12 +12,12 @@ import (
 //
 // EngineSpec is the inference engine of a replica.
 type EngineSpecApplyConfiguration struct {
-	// type is the engine whose flags and routes are spoken.
+	// type is the engine whose flags and routes are spoken: SGLang, VLLM, VLLMAscend or TensorRTLLM.
 	Type *apiv1alpha1.EngineType `json:"type,omitempty"`
 	// image is the engine's container image.
 	Image *string `json:"image,omitempty"`
-	// command replaces the command that starts the engine (SGLang: python3 -m sglang.launch_server). The operator's
-	// flags follow it.
+	// command replaces the command that starts the engine (SGLang: python3 -m sglang.launch_server; VLLM and VLLMAscend: vllm
+	// serve; TensorRTLLM: trtllm-serve). The operator's flags follow it.
 	Command []string `json:"command,omitempty"`
 	// args are further flags of the engine. A flag that the operator sets itself (model path, host, port, parallel sizes,
 	// served model name) is refused.

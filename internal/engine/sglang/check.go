@@ -1,0 +1,45 @@
+package sglang
+
+import (
+	"slices"
+
+	"github.com/semmoe/operator/internal/engine"
+)
+
+// located are the families whose models tell the engine where their experts are (get_model_config_for_expert_location). In
+// any other --init-expert-location is silently without effect.
+var located = []string{"deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "kimi_k2", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text"}
+
+// check knows what SGLang's maps and recorder cannot do.
+func check(s engine.Situation, verdict *engine.Support) {
+	backend, _ := engine.FlagValue(s.UserArgs, "--moe-a2a-backend")
+	allToAll := backend != "" && backend != "none"
+	if !allToAll {
+		verdict.WarnNoAllToAll("--moe-a2a-backend", backend, "deepep")
+	}
+	if s.Realization == engine.EngineMap {
+		checkMap(s, allToAll, verdict)
+	}
+	mode, _ := engine.FlagValue(s.UserArgs, "--deepep-mode")
+	if (mode == "" || mode == "auto") && allToAll && recordsDistribution(s.UserArgs) {
+		verdict.Warn("RecorderNeedsMode", "spec.engine.args records the distribution of experts, which fails with --deepep-mode auto: set --deepep-mode to normal or low_latency, or remove the recorder")
+	}
+}
+
+func checkMap(s engine.Situation, allToAll bool, verdict *engine.Support) {
+	switch {
+	case !slices.Contains(located, s.Family):
+		verdict.Refuse("NoExpertLocation", "SGLang ignores an expert map for models of type %q: the plan can reach it by %s only", s.Family, engine.ReshuffledWeights)
+	case s.ModelOpt():
+		verdict.Refuse("QuantizedScales", "SGLang loads the scales of a checkpoint quantised by %s in the default order of experts, whatever the map: the plan can reach it by %s only", s.Quantization, engine.ReshuffledWeights)
+	case s.Family == "qwen3_moe" && !allToAll:
+		verdict.Warn("UnprovenMap", "SGLang has been reported to ignore the map of a qwen3_moe model after loading it, where no all-to-all backend is set (sgl-project/sglang#36861): only the lossless probe can tell. Set --moe-a2a-backend, for example to deepep")
+	}
+}
+
+// recordsDistribution tells that the engine's recorder runs in a mode that sums over ranks.
+func recordsDistribution(args []string) bool {
+	mode, _ := engine.FlagValue(args, "--expert-distribution-recorder-mode")
+	_, metrics := engine.FlagValue(args, "--enable-expert-distribution-metrics")
+	return mode == "stat" || metrics
+}

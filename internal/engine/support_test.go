@@ -1,0 +1,141 @@
+package engine_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/engine/registry"
+)
+
+func support(t *testing.T, engineType string, s engine.Situation) engine.Support {
+	t.Helper()
+	adapter, err := registry.For(engineType)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return adapter.Support(s)
+}
+
+func reasons(findings []engine.Finding) string {
+	var list []string
+	for _, finding := range findings {
+		list = append(list, finding.Reason)
+	}
+	return strings.Join(list, " ")
+}
+
+func TestSupport(t *testing.T) {
+	const byMap, byWeights = engine.EngineMap, engine.ReshuffledWeights
+	for name, test := range map[string]struct {
+		engine             string
+		realization        engine.Realization
+		change             func(s *engine.Situation)
+		refusals, warnings string
+	}{
+		"SGLang, map":                      {engine: "SGLang", realization: byMap},
+		"SGLang, weights":                  {engine: "SGLang", realization: byWeights},
+		"SGLang, no backend, map":          {engine: "SGLang", realization: byMap, change: args(""), warnings: "NoAllToAll UnprovenMap"},
+		"SGLang, no backend, weights":      {engine: "SGLang", realization: byWeights, change: args("--moe-a2a-backend none"), warnings: "NoAllToAll"},
+		"SGLang, no backend, other family": {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { s.UserArgs, s.Family = nil, "deepseek_v3" }, warnings: "NoAllToAll"},
+		"SGLang, Mixtral, map":             {engine: "SGLang", realization: byMap, change: family("mixtral"), refusals: "NoExpertLocation"},
+		"SGLang, OLMoE, map":               {engine: "SGLang", realization: byMap, change: family("olmoe"), refusals: "NoExpertLocation"},
+		"SGLang, Mixtral, weights":         {engine: "SGLang", realization: byWeights, change: family("mixtral")},
+		"SGLang, NVFP4, map":               {engine: "SGLang", realization: byMap, change: quantization("modelopt/NVFP4"), refusals: "QuantizedScales"},
+		"SGLang, NVFP4, weights":           {engine: "SGLang", realization: byWeights, change: quantization("modelopt/NVFP4")},
+		"SGLang, FP8, map":                 {engine: "SGLang", realization: byMap, change: quantization("fp8")},
+		"SGLang, EPLB":                     {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend deepep --enable-eplb"), refusals: "ContradictingFlags"},
+		"SGLang, EPLB, weights":            {engine: "SGLang", realization: byWeights, change: args("--moe-a2a-backend deepep --enable-eplb"), refusals: "ContradictingFlags"},
+		"SGLang, recorder":                 {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend deepep --enable-expert-distribution-metrics"), warnings: "RecorderNeedsMode"},
+		"SGLang, recorder, auto":           {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend=deepep --deepep-mode auto --expert-distribution-recorder-mode stat"), warnings: "RecorderNeedsMode"},
+		"SGLang, recorder, normal":         {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend deepep --deepep-mode normal --expert-distribution-recorder-mode stat")},
+		"SGLang, attention TP":             {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { s.Launch.AttentionDP = false }, refusals: "NoShuffleConsumer"},
+		"SGLang, one rank":                 {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { s.Launch.Ranks = 1 }, refusals: "SingleRank"},
+		"SGLang, copies, map":              {engine: "SGLang", realization: byMap, change: copies},
+		"SGLang, copies, weights":          {engine: "SGLang", realization: byWeights, change: copies, refusals: "RedundantExperts"},
+		"SGLang, groups, map":              {engine: "SGLang", realization: byMap, change: groups(false)},
+		"SGLang, groups, weights":          {engine: "SGLang", realization: byWeights, change: groups(false), refusals: "GroupLimitedGate"},
+		"SGLang, whole groups, weights":    {engine: "SGLang", realization: byWeights, change: groups(true)},
+		"unknown":                          {engine: "SGLang", realization: "Magic", refusals: "UnknownRealization"},
+
+		"vLLM, map":        {engine: "VLLM", realization: byMap, refusals: "NoExpertMap"},
+		"vLLM, weights":    {engine: "VLLM", realization: byWeights, change: args("--all2all-backend deepep_low_latency")},
+		"vLLM, no backend": {engine: "VLLM", realization: byWeights, change: args(""), warnings: "NoAllToAll"},
+		"vLLM, collective": {engine: "VLLM", realization: byWeights, change: args("--all2all-backend=allgather_reducescatter"), warnings: "NoAllToAll"},
+		"vLLM, EPLB":       {engine: "VLLM", realization: byWeights, change: args("--all2all-backend pplx --enable-eplb"), refusals: "ContradictingFlags"},
+		"vLLM, NVFP4":      {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) { args("--all2all-backend pplx")(s); s.Quantization = "modelopt" }},
+		"vLLM, OLMoE":      {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) { args("--all2all-backend pplx")(s); s.Family = "olmoe" }},
+		"vLLM, attention TP and groups": {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) {
+			args("--all2all-backend pplx")(s)
+			groups(false)(s)
+			s.Launch.AttentionDP = false
+		}, refusals: "GroupLimitedGate NoShuffleConsumer"},
+
+		"Ascend, map":              {engine: "VLLMAscend", realization: byMap},
+		"Ascend, map, config":      {engine: "VLLMAscend", realization: byMap, change: args("--additional-config {}"), refusals: "ContradictingFlags"},
+		"Ascend, weights, config":  {engine: "VLLMAscend", realization: byWeights, change: args(`--additional-config {"torchair_graph_config":{}}`)},
+		"Ascend, weights, own map": {engine: "VLLMAscend", realization: byWeights, change: args(`--additional-config={"eplb_config":{"dynamic_eplb":true}}`), refusals: "ContradictingFlags"},
+		"Ascend, variable":         {engine: "VLLMAscend", realization: byMap, change: func(s *engine.Situation) { s.UserEnv = []string{"DYNAMIC_EPLB"} }, refusals: "ContradictingFlags"},
+		"Ascend, copies":           {engine: "VLLMAscend", realization: byMap, change: copies},
+
+		"TensorRT, map":               {engine: "TensorRTLLM", realization: byMap, change: args(""), warnings: "CannotPin"},
+		"TensorRT, weights":           {engine: "TensorRTLLM", realization: byWeights, change: args(""), refusals: "CannotPin"},
+		"TensorRT, attention TP":      {engine: "TensorRTLLM", realization: byMap, change: func(s *engine.Situation) { args("")(s); s.Launch.AttentionDP = false }, refusals: "NoShuffleConsumer", warnings: "CannotPin"},
+		"TensorRT, one rank":          {engine: "TensorRTLLM", realization: byMap, change: func(s *engine.Situation) { args("")(s); s.Launch.Ranks = 1 }, refusals: "SingleRank", warnings: "CannotPin"},
+		"TensorRT, options of theirs": {engine: "TensorRTLLM", realization: byMap, change: args("--extra_llm_api_options /x.yaml"), refusals: "ContradictingFlags", warnings: "CannotPin"},
+	} {
+		s := engine.Situation{
+			Realization: test.realization, Family: "qwen3_moe", Groups: 1,
+			Launch: engine.Launch{ModelPath: "/models", Ranks: 8, AttentionDP: true}, UserArgs: []string{"--moe-a2a-backend", "deepep"},
+		}
+		if strings.HasPrefix(name, "vLLM") || strings.HasPrefix(name, "Ascend") {
+			s.UserArgs = nil
+		}
+		if test.change != nil {
+			test.change(&s)
+		}
+		got := support(t, test.engine, s)
+		if reasons(got.Refusals) != test.refusals || reasons(got.Warnings) != test.warnings {
+			t.Errorf("%s: refusals %+v, warnings %+v; want %q, %q", name, got.Refusals, got.Warnings, test.refusals, test.warnings)
+		}
+		for _, finding := range slices.Concat(got.Refusals, got.Warnings) {
+			if len(finding.Message) < 40 || len(finding.Message) > 1024 {
+				t.Errorf("%s: %d characters: %s", name, len(finding.Message), finding.Message)
+			}
+		}
+	}
+}
+
+func args(text string) func(*engine.Situation) {
+	return func(s *engine.Situation) { s.UserArgs = strings.Fields(text) }
+}
+
+func family(name string) func(*engine.Situation) {
+	return func(s *engine.Situation) { s.Family = name }
+}
+
+func quantization(name string) func(*engine.Situation) {
+	return func(s *engine.Situation) { s.Quantization = name }
+}
+
+func copies(s *engine.Situation) { s.Launch.RedundantExperts = 8 }
+
+func groups(kept bool) func(*engine.Situation) {
+	return func(s *engine.Situation) { s.Groups, s.KeepsGroups = 8, kept }
+}
+
+// TestEveryFamilyIsDecided: a family that is added must be known to take SGLang's maps, or not to.
+func TestEveryFamilyIsDecided(t *testing.T) {
+	var refused []string
+	for _, name := range checkpoint.Families() {
+		s := engine.Situation{Realization: engine.EngineMap, Family: name, Launch: engine.Launch{Ranks: 2, AttentionDP: true}}
+		if len(support(t, "SGLang", s).Refusals) > 0 {
+			refused = append(refused, name)
+		}
+	}
+	if got := strings.Join(refused, " "); got != "mixtral olmoe" {
+		t.Errorf("SGLang takes no map for %s", got)
+	}
+}

@@ -1,0 +1,138 @@
+package vllm
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// array makes a .npy file as the format's definition has it: the header ends in a line feed, and is padded with spaces so
+// that the data begins at a multiple of 64 bytes.
+func array(version byte, header string, data any) []byte {
+	var file bytes.Buffer
+	file.WriteString("\x93NUMPY")
+	file.Write([]byte{version, 0})
+	prefix := 10
+	if version > 1 {
+		prefix = 12
+	}
+	for (prefix+len(header)+1)%64 != 0 {
+		header += " "
+	}
+	header += "\n"
+	if version == 1 {
+		binary.Write(&file, binary.LittleEndian, uint16(len(header))) //nolint:errcheck // memory
+	} else {
+		binary.Write(&file, binary.LittleEndian, uint32(len(header))) //nolint:errcheck // memory
+	}
+	file.WriteString(header)
+	binary.Write(&file, binary.LittleEndian, data) //nolint:errcheck // memory
+	return file.Bytes()
+}
+
+func header(descr string, shape ...int) string {
+	text := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(shape)), ", "), "[]")
+	return fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", descr, text)
+}
+
+func TestDecodesEveryIntegerType(t *testing.T) {
+	want := []int32{0, 1, 2, 3, 4, 100, 0, 7}
+	for name, file := range map[string][]byte{
+		"int32":       array(1, header("<i4", 2, 2, 2), []int32{0, 1, 2, 3, 4, 100, 0, 7}),
+		"int16":       array(1, header("<i2", 2, 2, 2), []int16{0, 1, 2, 3, 4, 100, 0, 7}),
+		"uint16":      array(1, header("<u2", 2, 2, 2), []uint16{0, 1, 2, 3, 4, 100, 0, 7}),
+		"uint8":       array(1, header("|u1", 2, 2, 2), []uint8{0, 1, 2, 3, 4, 100, 0, 7}),
+		"int8":        array(1, header("|i1", 2, 2, 2), []int8{0, 1, 2, 3, 4, 100, 0, 7}),
+		"int64":       array(1, header("<i8", 2, 2, 2), []int64{0, 1, 2, 3, 4, 100, 0, 7}),
+		"uint64":      array(2, header("<u8", 2, 2, 2), []uint64{0, 1, 2, 3, 4, 100, 0, 7}),
+		"format 3":    array(3, header("<u4", 2, 2, 2), []uint32{0, 1, 2, 3, 4, 100, 0, 7}),
+		"other order": array(1, "{'shape': (2, 2, 2), 'fortran_order': False, 'descr': '<i4'}", []int32{0, 1, 2, 3, 4, 100, 0, 7}),
+	} {
+		got, err := decodeRoutedExperts(base64.StdEncoding.EncodeToString(file), 2, 2)
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("%s: error %v, (-want +got):\n%s", name, err, diff)
+		}
+	}
+	got, err := decodeRoutedExperts(base64.StdEncoding.EncodeToString(array(1, header("<i2", 1, 1, 2), []int16{-1, 300})), 1, 2)
+	if diff := cmp.Diff([]int32{-1, 300}, got); diff != "" || err != nil {
+		t.Errorf("negative: error %v, (-want +got):\n%s", err, diff)
+	}
+	if got, err := decodeRoutedExperts(base64.StdEncoding.EncodeToString(array(1, header("<i4", 0, 2, 2), []int32{})), 2, 2); err != nil || len(got) != 0 {
+		t.Errorf("no token: %v, error %v", got, err)
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	sound := array(1, header("<i4", 1, 2, 2), []int32{1, 2, 3, 4})
+	for name, test := range map[string]struct {
+		file []byte
+		want string
+	}{
+		"empty":             {nil, "no .npy file"},
+		"raw integers":      {[]byte{1, 0, 0, 0, 2, 0, 0, 0}, "no .npy file"},
+		"cut off":           {sound[:len(sound)-1], "15 bytes of data do not make an array of shape [1 2 2]"},
+		"cut in the header": {sound[:40], "its header has 118 bytes, 30 are there"},
+		"cut in the length": {sound[:8], "no .npy file"},
+		"version":           {append([]byte("\x93NUMPY\x09\x00"), make([]byte, 8)...), ".npy format 9"},
+		"more data":         {append(bytes.Clone(sound), 0), "17 bytes of data"},
+		"Fortran":           {array(1, strings.Replace(header("<i4", 1, 2, 2), "False", "True", 1), []int32{1, 2, 3, 4}), "Fortran order"},
+		"big-endian":        {array(1, header(">i4", 1, 2, 2), []int32{1, 2, 3, 4}), "big-endian"},
+		"floats":            {array(1, header("<f4", 1, 2, 2), []float32{1, 2, 3, 4}), "no header of an array of integers"},
+		"objects":           {array(1, header("|O", 1, 2, 2), []int32{1, 2, 3, 4}), "no header of an array of integers"},
+		"two dimensions":    {array(1, header("<i4", 2, 2), []int32{1, 2, 3, 4}), "three dimensions"},
+		"MoE layers alone":  {array(1, header("<i4", 2, 1, 2), []int32{1, 2, 3, 4}), "the model has 2 layers and 2 experts per token"},
+		"more tokens":       {array(1, header("<i4", 999999999, 2, 2), []int32{1, 2, 3, 4}), "16 bytes of data"},
+		"too large":         {array(1, header("<i8", 1, 2, 2), []int64{1, 2, 3, 1 << 40}), "element 3"},
+		"too large by far":  {array(1, header("<u8", 1, 2, 2), []uint64{1, 1<<64 - 1, 3, 4}), "element 1"},
+	} {
+		_, err := decodeRoutedExperts(base64.StdEncoding.EncodeToString(test.file), 2, 2)
+		if err == nil || !strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), "routed experts: ") {
+			t.Errorf("%s: error %v, want %q", name, err, test.want)
+		}
+	}
+	if _, err := decodeRoutedExperts("!", 2, 2); err == nil || !strings.Contains(err.Error(), "routed experts") {
+		t.Errorf("no base64: %v", err)
+	}
+	if _, err := decodeRoutedExperts(base64.StdEncoding.EncodeToString(array(1, header("<i4", 1, 0, 0), []int32{})), 0, 0); err == nil {
+		t.Error("a model without layers is taken")
+	}
+}
+
+// FuzzReadArray: whatever the header claims, what is returned has an element for each that the file holds.
+func FuzzReadArray(f *testing.F) {
+	f.Add(array(1, header("<i4", 1, 2, 2), []int32{1, 2, 3, 4}), 2, 2)
+	f.Add(array(2, header("|u1", 3, 1, 2), []uint8{1, 2, 3, 4, 5, 6}), 1, 2)
+	f.Add(array(3, header("<i8", 999999999, 48, 8), []int64{1}), 48, 8)
+	f.Fuzz(func(t *testing.T, file []byte, layers, top int) {
+		if layers < 0 || layers > 1<<16 || top < 0 || top > 1<<16 {
+			return
+		}
+		ids, err := readArray(file, layers, top)
+		if err != nil {
+			return
+		}
+		if len(ids) > len(file) || len(ids)%(layers*top) != 0 {
+			t.Fatalf("%d ids from %d bytes, %d layers, %d experts", len(ids), len(file), layers, top)
+		}
+	})
+}
+
+func TestReadCompletion(t *testing.T) {
+	tokens, experts, err := readCompletion([]byte(`{"choices":[{"text":"x","token_ids":[7,8],"routed_experts":"QQ=="},{"routed_experts":"Qg=="}]}`))
+	if diff := cmp.Diff([]int32{7, 8}, tokens); diff != "" || experts != "QQ==" || err != nil {
+		t.Errorf("%q, error %v %s", experts, err, diff)
+	}
+	for _, text := range []string{`{}`, `{"choices":[{"routed_experts":null}]}`} {
+		if _, experts, err := readCompletion([]byte(text)); experts != "" || err != nil {
+			t.Errorf("%s: %q, error %v", text, experts, err)
+		}
+	}
+	if _, _, err := readCompletion([]byte(`[`)); err == nil {
+		t.Error("no JSON is taken")
+	}
+}

@@ -1,0 +1,101 @@
+// Package vllm knows vLLM's command line and HTTP surface, of releases that can return routed experts.
+package vllm
+
+import (
+	"encoding/json"
+	"slices"
+	"strconv"
+
+	"github.com/semmoe/operator/internal/engine"
+)
+
+// Adapter returns vLLM's adapter. The engine reads no expert map: with experts placed linearly, a permuted checkpoint puts
+// them where a plan wants them.
+func Adapter() engine.Adapter {
+	return engine.Adapter{
+		Type:       "VLLM",
+		Command:    []string{"vllm", "serve"},
+		RankHeader: "X-data-parallel-rank",
+		HealthPath: "/health",
+		LoadPath:   "/load",
+		RoutedExperts: engine.RoutedExperts{
+			// The OpenAI routes ignore members that they do not know.
+			RequestField: "return_routed_experts", Unasked: true, UnstreamedOnly: true,
+			ResponsePaths: [][]string{{"choices", "routed_experts"}},
+			Decode:        decodeRoutedExperts,
+		},
+		Generation: engine.Generation{TokenizePath: "/tokenize", Path: "/v1/completions", Body: completionBody, Answer: readCompletion},
+		Flags:      Flags,
+		Check:      check,
+	}
+}
+
+// Flags: expert-parallel size is data-parallel times tensor-parallel size, in data-parallel order. With a tensor-parallel
+// size of 1 data-parallel rank d is therefore expert-parallel rank d. Requests are pinned through the one server of the
+// engine's internal load balancer: any other way to spread servers over ranks has no rank behind the header.
+func Flags(launch engine.Launch) []engine.Flag {
+	const size, attention = "spec.parallelism.expertParallelSize", "spec.parallelism.attention"
+	ranks, one := strconv.Itoa(int(launch.Ranks)), "1"
+	tensorParallel, dataParallel := one, ranks
+	if !launch.AttentionDP {
+		tensorParallel, dataParallel = ranks, one
+	}
+	all := []engine.Flag{
+		{Value: launch.ModelPath},
+		{Names: []string{"--model"}, Source: "spec.model.path", Forbidden: true},
+		{Names: []string{"--served-model-name"}, Value: launch.ServedModelName, Source: "spec.model.name"},
+		{Names: []string{"--host"}, Value: launch.Host, Source: "the operator (the pod's address)"},
+		{Names: []string{"--port"}, Value: strconv.Itoa(int(launch.Port)), Source: "spec.engine.port"},
+		{Names: []string{"--tensor-parallel-size", "-tp"}, Value: tensorParallel, Source: size},
+		{Names: []string{"--data-parallel-size", "-dp"}, Value: dataParallel, Source: size},
+		{Names: []string{"--enable-expert-parallel", "-ep"}, Source: size},
+		{Names: []string{"--no-enable-expert-parallel"}, Source: size, Forbidden: true},
+		{Names: []string{"--pipeline-parallel-size", "-pp"}, Source: size, Forbidden: true},
+		{Names: []string{"--enable-return-routed-experts"}, Source: "spec.routing.samplePercent", Forbidden: !launch.RoutedExperts},
+	}
+	for _, name := range []string{
+		"--data-parallel-rank", "--data-parallel-start-rank", "--data-parallel-size-local", "--data-parallel-external-lb",
+		"--data-parallel-hybrid-lb", "--data-parallel-multi-port-external-lb", "--headless",
+	} {
+		all = append(all, engine.Flag{Names: []string{name}, Source: attention, Forbidden: true})
+	}
+	if launch.PlacementMatters() {
+		all = append(all,
+			// The engine's own load balancer, and scaling in place, would move experts away from where they are known to be.
+			engine.Flag{Names: []string{"--enable-eplb"}, Source: engine.PlanSource, Forbidden: true},
+			engine.Flag{Names: []string{"--eplb-config"}, Source: engine.PlanSource, Forbidden: true},
+			engine.Flag{Names: []string{"--enable-elastic-ep"}, Source: engine.PlanSource, Forbidden: true},
+			engine.Flag{Names: []string{"--expert-placement-strategy"}, Value: "linear", Source: engine.PlanSource})
+	}
+	return all
+}
+
+// collectives are the backends by which every rank takes part in the exchange of every token; the first is the engine's
+// default.
+var collectives = []string{"allgather_reducescatter", "naive"}
+
+func check(s engine.Situation, verdict *engine.Support) {
+	if backend, given := engine.FlagValue(s.UserArgs, "--all2all-backend"); !given || slices.Contains(collectives, backend) {
+		verdict.WarnNoAllToAll("--all2all-backend", backend, "deepep_low_latency")
+	}
+}
+
+func completionBody(prompt []int32, newTokens int) map[string]any {
+	return map[string]any{
+		"prompt": prompt, "max_tokens": newTokens, "temperature": 0,
+		"return_token_ids": true, "return_routed_experts": true,
+	}
+}
+
+func readCompletion(response []byte) (generated []int32, routedExperts string, err error) {
+	var answer struct {
+		Choices []struct {
+			TokenIDs      []int32 `json:"token_ids"`
+			RoutedExperts string  `json:"routed_experts"`
+		} `json:"choices"`
+	}
+	if err := json.Unmarshal(response, &answer); err != nil || len(answer.Choices) == 0 {
+		return nil, "", err
+	}
+	return answer.Choices[0].TokenIDs, answer.Choices[0].RoutedExperts, nil
+}

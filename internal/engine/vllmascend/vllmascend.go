@@ -1,0 +1,122 @@
+// Package vllmascend knows vLLM with the vllm-ascend plugin: vLLM's surface, and an expert map.
+package vllmascend
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/engine/vllm"
+)
+
+// Adapter returns the plugin's adapter.
+func Adapter() engine.Adapter {
+	a := vllm.Adapter()
+	a.Type = "VLLMAscend"
+	a.ExpertMap = &engine.ExpertMap{File: "vllm-ascend.json", Write: writeMap, Read: readMap}
+	a.Flags, a.Variables, a.Check = flags, variables, check
+	return a
+}
+
+const additionalConfig = "--additional-config"
+
+func flags(launch engine.Launch) []engine.Flag {
+	all := vllm.Flags(launch)
+	if launch.ExpertMap == "" {
+		return all
+	}
+	// The plugin refuses members that it does not know, and takes one such flag: the user's cannot stand beside it.
+	return append(all, engine.Flag{Names: []string{additionalConfig}, Value: eplbConfig(launch), Source: engine.PlanSource})
+}
+
+func eplbConfig(launch engine.Launch) string {
+	type eplb struct {
+		ExpertMapPath    string `json:"expert_map_path"`
+		RedundantExperts int32  `json:"num_redundant_experts,omitempty"`
+	}
+	text, err := json.Marshal(map[string]eplb{"eplb_config": {launch.ExpertMap, launch.RedundantExperts}})
+	if err != nil {
+		panic(err) // texts and numbers can be written
+	}
+	return string(text)
+}
+
+// variables: either lets the plugin record a map, or move experts by it.
+func variables(launch engine.Launch) []engine.Variable {
+	if !launch.PlacementMatters() {
+		return nil
+	}
+	return []engine.Variable{{Name: "DYNAMIC_EPLB", Source: engine.PlanSource}, {Name: "EXPERT_MAP_RECORD", Source: engine.PlanSource}}
+}
+
+// check refuses the plugin's own load balancer beside a permuted checkpoint; beside a map the flag is refused whole.
+func check(s engine.Situation, verdict *engine.Support) {
+	value, _ := engine.FlagValue(s.UserArgs, additionalConfig)
+	var given map[string]json.RawMessage
+	if s.Realization != engine.ReshuffledWeights || json.Unmarshal([]byte(value), &given) != nil {
+		return
+	}
+	// The second and third are the members of 2025.
+	for _, member := range []string{"eplb_config", "dynamic_eplb", "expert_map_path"} {
+		if _, has := given[member]; has {
+			verdict.Refuse("ContradictingFlags", "spec.engine.args: %s in %s contradicts %s, which decides it: remove the member", member, additionalConfig, engine.PlanSource)
+		}
+	}
+}
+
+// expertMap counts MoE layers from 0. All devices have equally many experts.
+type expertMap struct {
+	MoELayerCount int        `json:"moe_layer_count"`
+	LayerList     []mapLayer `json:"layer_list"`
+}
+
+type mapLayer struct {
+	LayerID     int         `json:"layer_id"`
+	DeviceCount int         `json:"device_count"`
+	DeviceList  []mapDevice `json:"device_list"`
+}
+
+type mapDevice struct {
+	DeviceID int `json:"device_id"`
+	// DeviceExpert are logical ids in slot order.
+	DeviceExpert []int `json:"device_expert"`
+}
+
+func writeMap(l engine.Layout) ([]byte, error) {
+	p := l.Placement
+	m := expertMap{MoELayerCount: len(p.Layers)}
+	for i, layer := range p.Layers {
+		entry := mapLayer{LayerID: i, DeviceCount: p.Ranks}
+		for rank := range p.Ranks {
+			entry.DeviceList = append(entry.DeviceList, mapDevice{rank, layer.Slots[rank*p.SlotsPerRank : (rank+1)*p.SlotsPerRank]})
+		}
+		m.LayerList = append(m.LayerList, entry)
+	}
+	return engine.EncodeJSON(m)
+}
+
+func readMap(text []byte, shape engine.Shape) ([][]int, error) {
+	var m expertMap
+	if err := engine.DecodeJSON(text, &m); err != nil {
+		return nil, err
+	}
+	if m.MoELayerCount != len(m.LayerList) {
+		return nil, fmt.Errorf("moe_layer_count is %d; layer_list has %d layers", m.MoELayerCount, len(m.LayerList))
+	}
+	var rows [][]int
+	for i, layer := range m.LayerList {
+		if layer.LayerID != i || layer.DeviceCount != shape.Ranks || len(layer.DeviceList) != shape.Ranks {
+			return nil, fmt.Errorf("entry %d of layer_list is layer %d of %d devices, device_count %d; want layer %d of %d", i, layer.LayerID, len(layer.DeviceList), layer.DeviceCount, i, shape.Ranks)
+		}
+		var row []int
+		for d, device := range layer.DeviceList {
+			if device.DeviceID != d || len(device.DeviceExpert) != len(layer.DeviceList[0].DeviceExpert) {
+				return nil, fmt.Errorf("layer %d: entry %d of device_list is device %d with %d experts; want device %d with as many as the first", i, d, device.DeviceID, len(device.DeviceExpert), d)
+			}
+			row = slices.Concat(row, device.DeviceExpert)
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
+}

@@ -38,6 +38,9 @@ func newRouterCommand() *cobra.Command {
 			if options.SamplePercent < 0 || options.SamplePercent > 100 {
 				return fmt.Errorf("--sample-percent is %d: want 0 to 100", options.SamplePercent)
 			}
+			if options.SamplePercent > 0 && !adapter.TellsExperts() {
+				return fmt.Errorf("--sample-percent is %d: engine %s does not tell the experts of a request; want 0", options.SamplePercent, engineType)
+			}
 			options.FetchPlan = planFetcher(options.Namespace)
 			options.RankHeader, options.RoutedExperts = adapter.RankHeader, adapter.RoutedExperts
 			rest, err := config.GetConfig()

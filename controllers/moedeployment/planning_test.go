@@ -353,7 +353,7 @@ func TestPlanningConditions(t *testing.T) {
 func TestLocalityThatCannotBeMeasured(t *testing.T) {
 	found := report()
 	plan := planOf("new", "bb", nil)
-	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planning{Plan: plan, Serving: layoutOf(plan), Promise: plan}}
+	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planning{Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}
 	status := statusOf(deployment(engineOf(semmoev1.EngineTensorRTLLM)), o, start)
 	c := meta.FindStatusCondition(status.Conditions, semmoev1.ConditionLocalityOnTarget)
 	if c.Status != metav1.ConditionUnknown || c.Reason != "EngineCannotTell" || !strings.Contains(c.Message, "TensorRTLLM does not tell the experts of a request") {

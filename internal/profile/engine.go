@@ -114,35 +114,30 @@ func (c *client) tokenize(ctx context.Context, item Item) ([]int32, error) {
 	var answer struct {
 		Tokens []int32 `json:"tokens"`
 	}
-	return answer.Tokens, c.post(ctx, "/v1/tokenize", body, &answer)
+	return answer.Tokens, c.post(ctx, c.adapter.Generation.TokenizePath, body, &answer)
 }
 
 // record sends token ids and returns the tokens whose routing is known (all but the last generated one) and their
 // experts [tokens][layers][top].
 func (c *client) record(ctx context.Context, ids []int32, newTokens int) (tokens, experts []int32, err error) {
-	var answer struct {
-		OutputIDs []int32        `json:"output_ids"`
-		Meta      map[string]any `json:"meta_info"`
-	}
-	err = c.post(ctx, "/generate", map[string]any{
-		"input_ids":                          ids,
-		c.adapter.RoutedExperts.RequestField: true,
-		"sampling_params":                    map[string]any{"temperature": 0, "max_new_tokens": newTokens},
-	}, &answer)
-	if err != nil {
+	var answer json.RawMessage
+	if err := c.post(ctx, c.adapter.Generation.Path, c.adapter.Generation.Body(ids, newTokens), &answer); err != nil {
 		return nil, nil, err
 	}
-	text, _ := answer.Meta["routed_experts"].(string)
+	generated, text, err := c.adapter.Generation.Answer(answer)
+	if err != nil {
+		return nil, nil, fmt.Errorf("the engine's answer: %w", err)
+	}
 	if text == "" {
 		return nil, nil, &RefusedError{http.StatusOK, "its answer has no routed experts"}
 	}
 	if experts, err = c.adapter.RoutedExperts.Decode(text, c.layers, c.top); err != nil {
 		return nil, nil, &EngineError{err.Error()}
 	}
-	all := append(append([]int32(nil), ids...), answer.OutputIDs...)
+	all := append(append([]int32(nil), ids...), generated...)
 	known := len(experts) / (c.layers * c.top)
 	if known > len(all) || known < len(ids) {
-		return nil, nil, &EngineError{fmt.Sprintf("the engine tells the experts of %d tokens, for a prompt of %d and %d generated", known, len(ids), len(answer.OutputIDs))}
+		return nil, nil, &EngineError{fmt.Sprintf("the engine tells the experts of %d tokens, for a prompt of %d and %d generated", known, len(ids), len(generated))}
 	}
 	return all[:known], experts, nil
 }

@@ -47,6 +47,16 @@ func Backends(pods []*corev1.Pod) []Backend {
 	return backends
 }
 
+// withoutRanks are the backends of an engine whose requests cannot be pinned: of no use to them are ranks, and plans that
+// tell ranks apart.
+func withoutRanks(backends []Backend) []Backend {
+	plain := slices.Clone(backends)
+	for i := range plain {
+		plain[i].Ranks, plain[i].PlanDigest = 0, ""
+	}
+	return plain
+}
+
 func backendOf(pod *corev1.Pod) (Backend, bool) {
 	port, err := strconv.Atoi(pod.Annotations[semmoev1.AnnotationPort])
 	if err != nil || pod.Status.PodIP == "" || pod.DeletionTimestamp != nil || !ready(pod) {

@@ -275,7 +275,7 @@ func TestPermutedCheckpoint(t *testing.T) {
 	}
 	permutedEngine := startReferenceEngineOn(t, checkpoint, locality.Trivial)
 	permutedURL, permuted := serve(permutedEngine, true)
-	mappedURL, mapped := serve(startReferenceEngine(t, string(p.artifact.Files[plan.SGLangFile])), false)
+	mappedURL, mapped := serve(startReferenceEngine(t, string(p.artifact.Files[plan.MapFile(adapter)])), false)
 
 	prompts := []string{"func main() {", "SELECT name FROM users", "der Hund und die Katze", "if err != nil {"}
 	before := engineActivations(t, permutedEngine)

@@ -32,7 +32,7 @@ const (
 
 // ProxyOptions are the settings of a proxy.
 type ProxyOptions struct {
-	// RankHeader pins a request to a rank of the engine.
+	// RankHeader pins a request to a rank of the engine; empty where that takes none: then a pod is chosen by load alone.
 	RankHeader string
 	// MaxBodyBytes bounds a request's body, which is kept in memory until a response begins, for the case that it has to
 	// be sent again.
@@ -153,10 +153,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 	}
 	request := newRequest(in.URL.Path, in.Header.Get(HeaderRequestID), body)
 	request.asksExperts = request.inference && asks(body, s.options.RoutedExperts.RequestField)
-	measured := false
-	if request.inference && sampled(request.id, s.options.SamplePercent) {
-		body, measured = ask(body, s.options.RoutedExperts.RequestField)
-	}
+	body, measured := s.measure(request, body)
 	waiting, cancel := context.WithTimeout(in.Context(), s.options.EndpointWait)
 	defer cancel()
 	tried := map[string]bool{}
@@ -201,11 +198,27 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 func (s *sender) rewrite(response *http.Response, r *request, lease *Lease, measured bool) error {
 	switch {
 	case measured && response.StatusCode == http.StatusOK:
-		return (&meter{engine: s.options.RoutedExperts, observations: s.observations, lease: lease}).wrap(response)
+		return (&meter{engine: s.options.RoutedExperts, observations: s.observations, lease: lease, sampled: s.sampled(r)}).wrap(response)
 	case r.asksExperts && lease.Backend.Permuted:
 		return (&translator{engine: s.options.RoutedExperts, lease: lease}).wrap(response)
 	}
 	return nil
+}
+
+func (s *sender) sampled(r *request) bool { return sampled(r.id, s.options.SamplePercent) }
+
+// measure asks the engine for the routed experts of a request that is sampled. It reports whether the response may have
+// some that are not the client's: those that were asked for, or that the engine tells unasked.
+func (s *sender) measure(r *request, body []byte) (asked []byte, measured bool) {
+	engine := s.options.RoutedExperts
+	if engine.Decode == nil || !r.inference || !engine.Unasked && !s.sampled(r) {
+		return body, false
+	}
+	asked, measured = ask(body, engine.RequestField)
+	if engine.Unasked {
+		return body, measured
+	}
+	return asked, measured
 }
 
 // account counts a request that an engine answers.

@@ -53,10 +53,15 @@ type meter struct {
 	engine       engine.RoutedExperts
 	observations *Observations
 	lease        *Lease
+	// sampled tells that they are counted; those of other responses are only taken out.
+	sampled bool
 }
 
 // wrap makes the response the client's: without the routed experts, and without an event that carries nothing else.
 func (m *meter) wrap(response *http.Response) error {
+	if m.engine.UnstreamedOnly && isStream(response) {
+		return nil
+	}
 	found := ""
 	edit := func(data []byte, event bool) ([]byte, error) {
 		text, rest := m.take(data)
@@ -74,31 +79,17 @@ func (m *meter) wrap(response *http.Response) error {
 	return rewrite(response, edit, func() { m.count(found) })
 }
 
-// take cuts the routed experts out of a JSON object, wherever the engine puts them. The answer to a batch is an array: what
-// is found is the last element's.
+// take cuts the routed experts out of JSON, wherever the engine puts them. Of several answers to a request, which all
+// begin with its prompt, the first one's are found.
 func (m *meter) take(data []byte) (found string, rest []byte) {
-	if isArray(data) {
-		rest, err := editElements(data, func(element []byte) ([]byte, error) {
-			text, without := m.take(element)
-			if text != "" {
+	for _, path := range m.engine.ResponsePaths {
+		values, without := cutMembers(data, path)
+		data = without
+		for _, value := range values {
+			var text string
+			if found == "" && json.Unmarshal(value, &text) == nil {
 				found = text
 			}
-			return without, nil
-		})
-		if err != nil {
-			return "", data
-		}
-		return found, rest
-	}
-	for _, path := range m.engine.ResponsePaths {
-		value, without, ok := cutMember(data, path)
-		if !ok {
-			continue
-		}
-		data = without
-		var text string
-		if json.Unmarshal(value, &text) == nil && text != "" {
-			found = text
 		}
 	}
 	return found, data
@@ -106,6 +97,9 @@ func (m *meter) take(data []byte) (found string, rest []byte) {
 
 // count counts what a response told; an answer that cannot be read is counted as a failed sample, and harms nobody.
 func (m *meter) count(text string) {
+	if !m.sampled {
+		return
+	}
 	observation, err := m.observe(text)
 	if err != nil {
 		m.observations.failures.Inc()

@@ -66,9 +66,13 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 
 	group, groupCtx := errgroup.WithContext(ctx)
 	set := pool.Set
-	if options.FetchPlan == nil {
+	switch {
+	case options.RankHeader == "":
+		log.Info("Balancing by load alone: the engine takes no rank")
+		set = func(backends []Backend) { pool.Set(withoutRanks(backends)) }
+	case options.FetchPlan == nil:
 		log.Info("Balancing by load alone: no artifact store is configured")
-	} else {
+	default:
 		plans := NewPlans(filepath.Join(options.SnapshotDir, plansName), options.FetchPlan, pool)
 		set = func(backends []Backend) {
 			pool.Set(backends)

@@ -7,29 +7,62 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"slices"
 	"strconv"
 )
 
-// cutMember takes the member at a path out of a JSON object and leaves every other byte as it is. An object that is
-// empty without it goes as well. It reports false where there is no such member, or data is not JSON.
-func cutMember(data []byte, path []string) (value json.RawMessage, rest []byte, ok bool) {
-	start, keyEnd, end, empty, ok := findMember(data, path[0])
+// cutMembers takes the members at a path out of JSON, through every element of the arrays on its way, and leaves every
+// other byte as it is. An object that is empty without its member goes as well, where it is a member itself. There are no
+// values where there is no such member, or data is not JSON.
+func cutMembers(data []byte, path []string) (values []json.RawMessage, rest []byte) {
+	if isArray(data) {
+		return cutInElements(data, path)
+	}
+	start, valueStart, end, only, ok := findMember(data, path[0])
 	if !ok {
-		return nil, data, false
+		return nil, data
 	}
-	member := data[keyEnd:end]
-	if len(path) > 1 {
-		value, inner, ok := cutMember(member, path[1:])
-		if !ok {
-			return nil, data, false
-		}
-		var left map[string]json.RawMessage
-		if json.Unmarshal(inner, &left) != nil || len(left) > 0 {
-			return value, splice(data, keyEnd, end, inner), true
-		}
-		return value, cutRange(data, start, end, empty), true
+	member := data[valueStart:end]
+	if len(path) == 1 {
+		return []json.RawMessage{bytes.Clone(bytes.TrimSpace(member))}, cutRange(data, start, end, only)
 	}
-	return append(json.RawMessage(nil), bytes.TrimSpace(member)...), cutRange(data, start, end, empty), true
+	values, inner := cutMembers(member, path[1:])
+	if values == nil {
+		return nil, data
+	}
+	var left map[string]json.RawMessage
+	if json.Unmarshal(inner, &left) != nil || len(left) > 0 {
+		return values, splice(data, valueStart, end, inner)
+	}
+	return values, cutRange(data, start, end, only)
+}
+
+// cutInElements cuts in each element of an array, whose values come in their order.
+func cutInElements(data []byte, path []string) (values []json.RawMessage, rest []byte) {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	if _, err := decoder.Token(); err != nil {
+		return nil, data
+	}
+	var elements [][2]int
+	for decoder.More() {
+		var element json.RawMessage
+		if err := decoder.Decode(&element); err != nil {
+			return nil, data
+		}
+		end := int(decoder.InputOffset())
+		elements = append(elements, [2]int{end - len(element), end})
+	}
+	if _, err := decoder.Token(); err != nil { // the closing bracket
+		return nil, data
+	}
+	rest = data
+	for _, at := range slices.Backward(elements) { // so that what lies before keeps its place
+		found, inner := cutMembers(data[at[0]:at[1]], path)
+		if found != nil {
+			values, rest = slices.Concat(found, values), splice(rest, at[0], at[1], inner)
+		}
+	}
+	return values, rest
 }
 
 // findMember finds a member of the outermost object: where its key starts, where its value starts (after the colon) and
@@ -142,7 +175,7 @@ type edit func(data []byte, event bool) ([]byte, error)
 
 // rewrite edits a response, and calls end once all of it has been edited.
 func rewrite(response *http.Response, edit edit, end func()) error {
-	if kind, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type")); kind == "text/event-stream" {
+	if isStream(response) {
 		response.Header.Del("Content-Length")
 		response.ContentLength = -1
 		response.Body = &eventStream{upstream: newLineReader(response.Body), body: response.Body, edit: edit, end: end}
@@ -160,6 +193,11 @@ func rewrite(response *http.Response, edit edit, end func()) error {
 	response.ContentLength = int64(len(data))
 	response.Header.Set("Content-Length", strconv.Itoa(len(data)))
 	return nil
+}
+
+func isStream(response *http.Response) bool {
+	kind, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type"))
+	return kind == "text/event-stream"
 }
 
 type replacedBody struct {

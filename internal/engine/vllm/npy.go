@@ -24,6 +24,27 @@ func decodeRoutedExperts(text string, layers, top int) ([]int32, error) {
 	return ids, nil
 }
 
+// encodeRoutedExperts undoes decodeRoutedExperts, with elements of four bytes.
+func encodeRoutedExperts(ids []int32, layers, top int) string {
+	return base64.StdEncoding.EncodeToString(writeArray(ids, layers, top))
+}
+
+// writeArray writes a .npy file of format 1.0. Its data begins at a multiple of 64 bytes, as readers that map it want.
+func writeArray(ids []int32, layers, top int) []byte {
+	header := fmt.Sprintf("{'descr': '<i4', 'fortran_order': False, 'shape': (%d, %d, %d), }", len(ids)/max(1, layers*top), layers, top)
+	begin := len(arrayMagic) + 4 // the version and the header's length
+	length := (begin+len(header)+1+63)/64*64 - begin
+	file := append(bytes.Clone(arrayMagic), 1, 0)
+	file = binary.LittleEndian.AppendUint16(file, uint16(length))
+	file = append(file, header...)
+	file = append(file, bytes.Repeat([]byte{' '}, length-len(header)-1)...)
+	file = append(file, '\n')
+	for _, id := range ids {
+		file = binary.LittleEndian.AppendUint32(file, uint32(id))
+	}
+	return file
+}
+
 // arrayMagic begins every .npy file; the major version follows, the minor one, the length of the header, and the header:
 // the literal of a dictionary.
 var arrayMagic = []byte("\x93NUMPY")

@@ -40,6 +40,30 @@ func header(descr string, shape ...int) string {
 	return fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", descr, text)
 }
 
+// What is written is a file by the format's definition, and is read back.
+func TestEncodesWhatItDecodes(t *testing.T) {
+	want := []int32{0, 1, 2, 3, 4, 100, 0, 7, 5, 6, 1 << 20, 9}
+	text := encodeRoutedExperts(want, 3, 2)
+	if diff := cmp.Diff(array(1, header("<i4", 2, 3, 2), want), decoded(t, text)); diff != "" {
+		t.Errorf("file (-want +got):\n%s", diff)
+	}
+	if got, err := decodeRoutedExperts(text, 3, 2); err != nil || cmp.Diff(want, got) != "" {
+		t.Errorf("read back %v, %v", got, err)
+	}
+	if got, err := decodeRoutedExperts(encodeRoutedExperts(nil, 3, 2), 3, 2); err != nil || len(got) != 0 {
+		t.Errorf("an answer without tokens is read back as %v, %v", got, err)
+	}
+}
+
+func decoded(t *testing.T, text string) []byte {
+	t.Helper()
+	file, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
 func TestDecodesEveryIntegerType(t *testing.T) {
 	want := []int32{0, 1, 2, 3, 4, 100, 0, 7}
 	for name, file := range map[string][]byte{

@@ -23,6 +23,7 @@ func Adapter() engine.Adapter {
 			RequestField: "return_routed_experts", Unasked: true, UnstreamedOnly: true,
 			ResponsePaths: [][]string{{"choices", "routed_experts"}},
 			Decode:        decodeRoutedExperts,
+			Encode:        encodeRoutedExperts,
 		},
 		Generation: engine.Generation{TokenizePath: "/tokenize", Path: "/v1/completions", Body: completionBody, Answer: readCompletion},
 		Flags:      Flags,

@@ -1,0 +1,178 @@
+package router
+
+import (
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/engine/registry"
+)
+
+func adapterOf(t *testing.T, engineType string) engine.Adapter {
+	t.Helper()
+	adapter, err := registry.For(engineType)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return adapter
+}
+
+// routerFor serves a router in front of one backend, as it is configured for an engine.
+func routerFor(t *testing.T, adapter engine.Adapter, percent int, backend Backend) (string, *Observations) {
+	t.Helper()
+	pool := NewPool()
+	pool.Set([]Backend{backend})
+	proxy, observations := NewProxy(pool, prometheus.NewRegistry(), logr.Discard(), ProxyOptions{
+		RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
+	})
+	server := httptest.NewServer(proxy)
+	t.Cleanup(server.Close)
+	return server.URL, observations
+}
+
+// Each engine is pinned by its own header, and a client's is dropped.
+func TestPinsByTheHeaderOfTheEngine(t *testing.T) {
+	for _, adapter := range registry.All() {
+		headers := make(chan http.Header, 1)
+		backend := newEngine(t, "a", 4, func(_ http.ResponseWriter, r *http.Request) { headers <- r.Header.Clone() })
+		if !adapter.Pins() {
+			backend = withoutRanks([]Backend{backend})[0]
+		}
+		url, _ := routerFor(t, adapter, 0, backend)
+		request, err := http.NewRequest(http.MethodPost, url+"/v1/completions", strings.NewReader(`{"prompt":"x"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if adapter.Pins() {
+			request.Header.Set(adapter.RankHeader, "17")
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		got := <-headers
+		rank := got.Get("X-Data-Parallel-Rank")
+		if pinned := len(rank) == 1 && rank >= "0" && rank <= "3"; pinned != adapter.Pins() || response.Header.Get(HeaderRank) == "0" && !adapter.Pins() {
+			t.Errorf("%s: the engine got rank %q, the client %q", adapter.Type, rank, response.Header.Get(HeaderRank))
+		}
+	}
+}
+
+func TestBackendsWithoutRanks(t *testing.T) {
+	before := []Backend{{Pod: "a", Address: "x:1", Ranks: 4, Revision: "r", PlanDigest: "d", Shape: &tinyShape}}
+	after := withoutRanks(before)
+	if want := (Backend{Pod: "a", Address: "x:1", Revision: "r", Shape: &tinyShape}); !after[0].equal(want) || before[0].Ranks != 4 {
+		t.Errorf("%+v becomes %+v", before[0], after[0])
+	}
+}
+
+// vllmRouting is what vLLM tells of two tokens: an array of two tokens, four layers and four experts, all of them expert 9.
+func vllmRouting() string {
+	header := "{'descr': '|u1', 'fortran_order': False, 'shape': (2, 4, 4), }"
+	header += strings.Repeat(" ", 128-10-len(header)-1) + "\n"
+	file := append([]byte("\x93NUMPY\x01\x00"), binary.LittleEndian.AppendUint16(nil, uint16(len(header)))...)
+	file = append(file, header...)
+	for range 2 * 4 * 4 {
+		file = append(file, 9)
+	}
+	return base64.StdEncoding.EncodeToString(file)
+}
+
+// vLLM tells the experts of every unstreamed request, asked or not: no client gets what it did not ask for, those of the
+// sample are counted, and a stream, which has none, is no failure.
+func TestObservesVLLM(t *testing.T) {
+	if tinyShape.Layers != 4 || tinyShape.ExpertsPerToken != 4 || len(tinyShape.MoELayers) != 4 {
+		t.Fatalf("the fixture is not made for %+v", tinyShape)
+	}
+	backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		if r.URL.Path != "/v1/completions" {
+			fmt.Fprintf(w, `{"tokens":[1],"choices":[{"routed_experts":"not touched"}]}`)
+			return
+		}
+		if strings.Contains(string(body), `"stream":true`) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			fmt.Fprint(w, "data: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: [DONE]\n\n")
+			return
+		}
+		w.Header().Set("X-Got", string(body))
+		fmt.Fprintf(w, `{"id":"c","choices":[{"index":0,"text":"a","routed_experts":%q},{"index":1,"text":"b","routed_experts":%q}],"usage":{}}`, vllmRouting(), vllmRouting())
+	})
+	backend.Shape, backend.Revision = &tinyShape, "r"
+	const want = `{"id":"c","choices":[{"index":0,"text":"a"},{"index":1,"text":"b"}],"usage":{}}`
+	for _, percent := range []int{0, 100} {
+		url, observations := routerFor(t, adapterOf(t, "VLLM"), percent, backend)
+		response, got := post(t, url+"/v1/completions", `{"prompt":"x"}`)
+		if got != want || response.Header.Get("X-Got") != `{"prompt":"x"}` {
+			t.Errorf("%d%%: the client gets %s, the engine %s", percent, got, response.Header.Get("X-Got"))
+		}
+		if _, got := post(t, url+"/v1/completions", `{"prompt":"x","stream":true}`); !strings.HasPrefix(got, `data: {"choices":[{"text":"a"}]}`) {
+			t.Errorf("%d%%: the stream is %s", percent, got)
+		}
+		if _, got := post(t, url+"/v1/completions", `{"prompt":"x","return_routed_experts":true}`); !strings.Contains(got, "routed_experts") {
+			t.Errorf("%d%%: the client's own wish was stripped: %s", percent, got)
+		}
+		if _, got := post(t, url+"/tokenize", `{"prompt":"x"}`); !strings.Contains(got, "not touched") {
+			t.Errorf("%d%%: %s", percent, got)
+		}
+		recent := observations.recent()
+		if failures := testutil.ToFloat64(observations.failures); len(recent) != percent/100 || failures != 0 {
+			t.Fatalf("%d%%: %d observations, %v failures", percent, len(recent), failures)
+		}
+		if percent == 0 {
+			continue
+		}
+		if recent[0].Tokens != 2 || recent[0].Total != 32 || recent[0].Local != 0 && recent[0].Local != 32 {
+			t.Errorf("%+v", recent[0])
+		}
+	}
+}
+
+// A batch on SGLang's native route is answered by an array: each element is stripped, the first one is counted.
+func TestObservesABatch(t *testing.T) {
+	raw := make([]byte, 4*4*4)
+	routing := base64.StdEncoding.EncodeToString(raw)
+	backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, `[{"text":"a","meta_info":{"routed_experts":%q,"id":1}},{"text":"b","meta_info":{"id":2,"routed_experts":%q}}]`, routing, routing)
+	})
+	backend.Shape, backend.Revision = &tinyShape, "r"
+	url, observations := routerFor(t, adapterOf(t, "SGLang"), 100, backend)
+	_, got := post(t, url+"/generate", `{"text":["x","y"]}`)
+	if want := `[{"text":"a","meta_info":{"id":1}},{"text":"b","meta_info":{"id":2}}]`; got != want || !json.Valid([]byte(got)) {
+		t.Errorf("the client gets %s", got)
+	}
+	if recent := observations.recent(); len(recent) != 1 || recent[0].Tokens != 1 {
+		t.Errorf("%+v", recent)
+	}
+}
+
+// An engine that does not tell is not asked, whatever the percentage.
+func TestAsksNoEngineThatCannotTell(t *testing.T) {
+	backend := newEngine(t, "a", 0, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		w.Write(body) //nolint:errcheck // a test's
+	})
+	url, observations := routerFor(t, adapterOf(t, "TensorRTLLM"), 100, backend)
+	if _, got := post(t, url+"/v1/completions", `{"prompt":"x"}`); got != `{"prompt":"x"}` {
+		t.Errorf("the engine got %s", got)
+	}
+	if failures := testutil.ToFloat64(observations.failures); failures != 0 {
+		t.Errorf("%v failures", failures)
+	}
+}

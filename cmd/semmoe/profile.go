@@ -69,7 +69,7 @@ Exit code 3: the model, the data set or an argument must be changed; 4: the engi
 	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return profileError{checkpoint.Invalidf("%v", err)} })
 	flags := command.Flags()
 	flags.StringVar(&o.endpoint, "endpoint", "", "base URL of the engine or its request router (required)")
-	flags.StringVar(&o.engine, "engine", "SGLang", "type of the engine")
+	flags.StringVar(&o.engine, "engine", "SGLang", "type of the engine: "+registry.Types())
 	flags.BoolVar(&o.dedicated, "dedicated", false, "the engine lives for this profile alone: when it dies, or does not serve in time, another attempt would end in the same way (exit code 4)")
 	flags.StringVar(&o.model, "model-path", "", "directory of the checkpoint that the engine serves (required)")
 	flags.StringVar(&o.modelDigest, "model-digest", "", "refuse a checkpoint with another digest")
@@ -178,6 +178,9 @@ func readInputs(o profileOptions) (profile.Options, profile.DatasetReport, error
 	adapter, err := registry.For(o.engine)
 	if err != nil {
 		return fail(checkpoint.Invalidf("--engine: %v", err))
+	}
+	if !adapter.TellsExperts() {
+		return fail(checkpoint.Invalidf("--engine: %s does not tell the experts of a request, and cannot profile: use another engine", adapter.Type))
 	}
 	report, err := checkpoint.Inspect(o.model)
 	if err != nil {

@@ -61,7 +61,7 @@ func newRouterCommand() *cobra.Command {
 	flags.IntVar(&options.Port, "port", 8000, "port for clients")
 	flags.IntVar(&options.MetricsPort, "metrics-port", 9090, "port for /healthz, /readyz and /metrics")
 	flags.StringVar(&options.SnapshotDir, "snapshot-dir", "/var/lib/semmoe", "directory in which the last known endpoints and the plans are kept, so that the router can start without the API server")
-	flags.StringVar(&engineType, "engine", "SGLang", "type of the engines")
+	flags.StringVar(&engineType, "engine", "SGLang", "type of the engines: "+registry.Types())
 	flags.IntVar(&options.SamplePercent, "sample-percent", 0, "share of requests of which the engine is asked for the experts that their tokens activated")
 	flags.Int64Var(&options.MaxBodyBytes, "max-body-bytes", 32<<20, "largest request body that is accepted")
 	flags.DurationVar(&options.EndpointWait, "endpoint-wait", 10*time.Second, "how long a request waits for a ready pod before it is answered with 503")

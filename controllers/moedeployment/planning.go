@@ -16,6 +16,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/owned"
 )
@@ -34,6 +35,8 @@ type planning struct {
 	Promise *semmoev1.PlacementPlan
 	// Why says why the serving plan does not reach the engine in the preferred way; empty where it does.
 	Why string
+	// Warnings are what the engine may lack under the serving plan, as sentences that follow another; empty for nothing.
+	Warnings string
 	// Again is when to look again; zero where something else will call.
 	Again time.Duration
 	// Hold is why Plan is not rolled out although it is ready; its zero value where it is, or where there is none.
@@ -183,14 +186,17 @@ func (c *choice) chooseLayout() (serving *layout, hold verdict) {
 	}
 	var refused *layout
 	var open []*layout
+	var impossible []string
 	for _, candidate := range c.candidates() {
-		switch {
-		case inService != nil && *candidate == *inService:
+		switch l := candidate.layout; {
+		case len(candidate.support.Refusals) > 0:
+			impossible = append(impossible, candidate.support.Refusals[0].Message)
+		case inService != nil && *l == *inService:
 			return inService, verdict{}
-		case c.refusal(candidate) != "":
-			refused = candidate
+		case c.refusal(l) != "":
+			refused = l
 		default:
-			open = append(open, candidate)
+			open = append(open, l)
 		}
 	}
 	no := func(reason, message string) verdict { return verdict{metav1.ConditionFalse, reason, message} }
@@ -198,9 +204,8 @@ func (c *choice) chooseLayout() (serving *layout, hold verdict) {
 	switch {
 	case len(open) == 0 && refused != nil:
 		hold = no(reasonOutputChanged, fmt.Sprintf("%s; it is not tried again until the engine's image, its arguments or the plan change", outputChangedText(refused, c.refusal(refused))))
-	case len(open) == 0:
-		hold = no("NotRealizable", fmt.Sprintf("Plan %s cannot reach the engine: spec.placement.realization %s is not possible with engine %s and a gate of %d groups",
-			c.wanted.Status.Plan, c.moed.Spec.Placement.Realization, c.moed.Spec.Engine.Type, c.report.Groups))
+	case len(open) == 0 && hold.reason == "":
+		hold = no("NotRealizable", fmt.Sprintf("Plan %s cannot reach the engine. %s", c.wanted.Status.Plan, strings.Join(impossible, ". ")))
 	case hold.reason != "":
 	case c.answers.Missing != "":
 		hold = no("AwaitingAnswers", fmt.Sprintf("Plan %s is rolled out once it can be proven that it does not change the model's answers: %s", c.wanted.Status.Plan, c.answers.Missing))
@@ -210,17 +215,26 @@ func (c *choice) chooseLayout() (serving *layout, hold verdict) {
 	return inService, hold
 }
 
-// candidates are the ways in which the wanted plan can be served under, the preferred one first.
-func (c *choice) candidates() []*layout {
-	var candidates []*layout
+// candidate is a way in which the wanted plan can be served under.
+type candidate struct {
+	layout *layout
+	// support is what the engine makes of it.
+	support engine.Support
+}
+
+// candidates are the ways that the spec allows, the preferred one first.
+func (c *choice) candidates() []candidate {
 	adapter, err := registry.For(string(c.moed.Spec.Engine.Type))
-	if err != nil {
-		return nil // validation has told
+	if err != nil || c.wanted == nil {
+		return nil // validation has told of an engine that is not known
 	}
+	var candidates []candidate
 	for _, realization := range realizations(c.moed, adapter) {
-		if carries(c.wanted, realization, c.report.Groups) {
-			candidates = append(candidates, layoutOf(c.wanted, realization))
-		}
+		candidates = append(candidates, candidate{layoutOf(c.wanted, realization), adapter.Support(engine.Situation{
+			Realization: engine.Realization(realization), Launch: launch(c.moed), UserArgs: c.moed.Spec.Engine.Args, UserEnv: names(c.moed.Spec.Engine.Env),
+			Family: c.report.Family, Quantization: c.report.Quantization, Groups: c.report.Groups,
+			KeepsGroups: c.wanted.Spec.Realization == semmoev1.RealizationReshuffledWeights,
+		})})
 	}
 	return candidates
 }
@@ -281,8 +295,6 @@ func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) verdic
 	switch {
 	case plan.Status.Verdict != semmoev1.VerdictGain:
 		return no("NoGainExpected", "Plan %s promises no gain (%s against %s without it), and is not rolled out", short, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)
-	case !readsMap(moed):
-		return no("NotRealizable", "Plan %s cannot reach engine %s, which reads no expert map", short, moed.Spec.Engine.Type)
 	case moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
 		return no("NotRealizable", "Plan %s is for attention TensorParallel: it pays only in an engine that shuffles tokens by the plan's tables, which %s does not", short, moed.Spec.Engine.Type)
 	case moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter:
@@ -409,7 +421,7 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 	case !complete:
 		return no("RollingOut", "Plan %s is being rolled out", p.Serving.Short())
 	}
-	return verdict{metav1.ConditionTrue, "RolledOut", fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), realizationText[p.Serving.Realization], p.Why)}
+	return verdict{metav1.ConditionTrue, "RolledOut", fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), realizationText[p.Serving.Realization], p.Why) + p.Warnings}
 }
 
 // onTargetPercent is how far, relative to the plan's promise, the observed rate may lie below it.

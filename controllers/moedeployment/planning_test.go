@@ -101,7 +101,6 @@ func TestChooseLayout(t *testing.T) {
 		"no router":                     {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, wanted: fresh, hold: "NoRouter"},
 		"EP size changed: no plan fits": {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
 		"engine changed: no plan fits":  {change: []func(*semmoev1.MoEDeployment){engineOf(semmoev1.EngineVLLMAscend)}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
-		"engine without a map": {change: []func(*semmoev1.MoEDeployment){engineOf(semmoev1.EngineVLLM)},
 			wanted: planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Spec.Engine = semmoev1.EngineVLLM }), hold: "NotRealizable"},
 		"a workload of an older version":      {wanted: waiting, workloads: []*appsv1.StatefulSet{olderWorkload(t, old)}, want: old},
 		"a workload without replicas":         {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, nil, 2), workloadUnder(t, old, 0)}},
@@ -142,8 +141,14 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		return func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Realization = r }
 	}
 	otherImage := func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }
-	grouped := report()
+	grouped, olmoe := report(), report()
 	grouped.Groups = 4
+	olmoe.Family = "olmoe"
+	forEngine := func(p *semmoev1.PlacementPlan, engine semmoev1.EngineType) *semmoev1.PlacementPlan {
+		p = p.DeepCopy()
+		p.Spec.Engine = engine
+		return p
+	}
 	inService := func(l *layout, revision string) []*appsv1.StatefulSet {
 		workload, err := render(deployment(), revision, report(), l, "semmoe:1")
 		if err != nil {
@@ -181,6 +186,9 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		"weights stay in service":           {wanted: fresh, workloads: inService(byWeights(fresh), "r1"), want: byWeights(fresh), why: "in service already"},
 		"the map is asked for instead":      {change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, workloads: inService(byWeights(fresh), "r1"), want: byMap(fresh)},
 		"weights without a router":          {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, workloads: inService(byWeights(fresh), "r1")},
+		"engine without a map":              {change: []func(*semmoev1.MoEDeployment){engineOf(semmoev1.EngineVLLM)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), want: byWeights(fresh), why: "since VLLM takes no expert map"},
+		"engine without a map, asked for":   {change: []func(*semmoev1.MoEDeployment){engineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "NotRealizable"},
+		"model whose map is ignored":        {report: &olmoe, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map"},
 		"groups that the plan breaks":       {change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped, wanted: fresh, hold: "NotRealizable"},
 		"groups, and the map has no limits": {report: &grouped, wanted: fresh, want: byMap(fresh)},
 	}

@@ -54,7 +54,7 @@ func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDe
 			}
 			p.Serving, p.Hold = c.chooseLayout()
 		}
-		p.Why, p.Again = c.why(p.Serving), c.answers.Again
+		p.Why, p.Warnings, p.Again = c.why(p.Serving), c.warnings(p.Serving), c.answers.Again
 		p.Promise = promiseOf(p.Serving, appendPlan(plans, p.Plan)...)
 	}
 	if !active {

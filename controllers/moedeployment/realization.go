@@ -14,7 +14,6 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
-	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/jobstate"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/reshuffle"
@@ -51,17 +50,16 @@ var realizationText = map[semmoev1.Realization]string{
 	semmoev1.RealizationReshuffledWeights: "reshuffled weights",
 }
 
-// realizations are those that the spec allows and the engine can carry, the preferred one first.
+// realizations are those that the spec allows, the preferred one first. Of an engine without an expert map nobody expects
+// one.
 func realizations(moed *semmoev1.MoEDeployment, adapter engine.Adapter) []semmoev1.Realization {
-	var possible []semmoev1.Realization
-	wanted := moed.Spec.Placement.Realization
-	if wanted != semmoev1.RealizationReshuffledWeights && adapter.ExpertMap != nil {
-		possible = append(possible, semmoev1.RealizationEngineMap)
+	switch wanted := moed.Spec.Placement.Realization; {
+	case wanted == semmoev1.RealizationEngineMap || wanted == semmoev1.RealizationReshuffledWeights:
+		return []semmoev1.Realization{wanted}
+	case adapter.ExpertMap == nil:
+		return []semmoev1.Realization{semmoev1.RealizationReshuffledWeights}
 	}
-	if wanted != semmoev1.RealizationEngineMap {
-		possible = append(possible, semmoev1.RealizationReshuffledWeights)
-	}
-	return possible
+	return []semmoev1.Realization{semmoev1.RealizationEngineMap, semmoev1.RealizationReshuffledWeights}
 }
 
 // planRealization is what the plan must be solved for: for a gate without groups there is no difference, and one plan serves
@@ -71,12 +69,6 @@ func planRealization(possible []semmoev1.Realization, groups int) semmoev1.Reali
 		return semmoev1.RealizationReshuffledWeights
 	}
 	return semmoev1.RealizationEngineMap
-}
-
-// carries tells that a plan may reach the engine in that way: a permuted checkpoint computes the same only where groups
-// stay whole.
-func carries(plan *semmoev1.PlacementPlan, by semmoev1.Realization, groups int) bool {
-	return by == semmoev1.RealizationEngineMap || groups <= 1 || plan.Spec.Realization == semmoev1.RealizationReshuffledWeights
 }
 
 // copyPath is where the engine finds the permuted copy. Its name tells model and plan: pods of different plans share a cache.
@@ -187,14 +179,31 @@ func outputChangedText(l *layout, told string) string {
 // why says why a plan reaches the engine by reshuffled weights although the spec leaves the choice; empty where it need not
 // be said.
 func (c *choice) why(serving *layout) string {
-	if !serving.reshuffled() || c.moed.Spec.Placement.Realization == semmoev1.RealizationReshuffledWeights {
+	if !serving.reshuffled() || c.wanted == nil || c.moed.Spec.Placement.Realization == semmoev1.RealizationReshuffledWeights {
 		return ""
 	}
 	if told := c.refusal(&layout{serving.Digest, serving.ConfigMap, semmoev1.RealizationEngineMap}); told != "" {
 		return fmt.Sprintf(", since by %s answers change: %s", realizationText[semmoev1.RealizationEngineMap], told)
 	}
-	if adapter, err := registry.For(string(c.moed.Spec.Engine.Type)); err == nil && adapter.ExpertMap == nil {
-		return fmt.Sprintf(", since %s takes no expert map", c.moed.Spec.Engine.Type)
+	for _, candidate := range c.candidates() {
+		if byMap := candidate.layout.Realization == semmoev1.RealizationEngineMap; byMap && len(candidate.support.Refusals) > 0 {
+			return ", since " + candidate.support.Refusals[0].Message
+		} else if byMap {
+			return ", which was in service already"
+		}
 	}
-	return ", which was in service already"
+	return fmt.Sprintf(", since %s takes no expert map", c.moed.Spec.Engine.Type)
+}
+
+// warnings are what the engine may lack under the serving plan, as sentences that follow another.
+func (c *choice) warnings(serving *layout) string {
+	text := ""
+	for _, candidate := range c.candidates() {
+		if serving != nil && *candidate.layout == *serving {
+			for _, warning := range candidate.support.Warnings {
+				text += ". " + warning.Message
+			}
+		}
+	}
+	return text
 }

@@ -78,16 +78,11 @@ func validateTelling(moed *semmoev1.MoEDeployment, adapter engine.Adapter) *inva
 	return nil
 }
 
-// engineTells tells that the engine can be asked for the experts of a request, readsMap that it reads an expert map; both
-// are false of an engine that is not known, which validate refuses.
+// engineTells tells that the engine can be asked for the experts of a request. It is false of an engine that is not known,
+// which validate refuses.
 func engineTells(moed *semmoev1.MoEDeployment) bool {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	return err == nil && adapter.TellsExperts()
-}
-
-func readsMap(moed *semmoev1.MoEDeployment) bool {
-	adapter, err := registry.For(string(moed.Spec.Engine.Type))
-	return err == nil && adapter.ExpertMap != nil
 }
 
 func names(env []corev1.EnvVar) []string {

@@ -143,6 +143,30 @@ func TestInspectTinyModel(t *testing.T) {
 	}
 }
 
+// ModelOpt says in a file of its own how it quantised, or in config.json, as newer versions do.
+func TestInspectQuantization(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(tinyModel)); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "hf_quant_config.json")
+	for text, want := range map[string]string{
+		`{"producer":{"name":"modelopt","version":"0.33"},"quantization":{"quant_algo":"NVFP4","kv_cache_quant_algo":"FP8"}}`: "modelopt/NVFP4",
+		`{"quantization":{"quant_algo":"FP8"}}`: "FP8",
+		`{}`:                                    "",
+	} {
+		writeFile(t, path, []byte(text))
+		got, err := Inspect(dir)
+		if err != nil || got.Quantization != want {
+			t.Errorf("%s: %q, error %v", text, got.Quantization, err)
+		}
+	}
+	writeFile(t, path, []byte(`{`))
+	if _, err := Inspect(dir); !IsInvalid(err) || !strings.Contains(err.Error(), "hf_quant_config.json") {
+		t.Errorf("error %v", err)
+	}
+}
+
 // The report of the largest model that ParseConfig accepts must fit a termination message.
 func TestReportFitsTerminationMessage(t *testing.T) {
 	layers := make([]int, maxLayers)
@@ -151,7 +175,7 @@ func TestReportFitsTerminationMessage(t *testing.T) {
 	}
 	text, err := json.Marshal(Report{
 		Family: "deepseek_v3", Layers: maxLayers, MoELayers: layers, Experts: 1 << 16, ExpertsPerToken: 1 << 16, Groups: 1 << 16, GroupsPerToken: 1 << 16,
-		Hidden: 1 << 20, Vocab: 1 << 24, DType: strings.Repeat("\x00", 32), Shards: 1 << 30, Bytes: 1 << 62, ModelDigest: strings.Repeat("f", 64),
+		Hidden: 1 << 20, Vocab: 1 << 24, DType: strings.Repeat("\x00", 32), Quantization: strings.Repeat("\x00", maxQuantization), Shards: 1 << 30, Bytes: 1 << 62, ModelDigest: strings.Repeat("f", 64),
 	})
 	if err != nil {
 		t.Fatal(err)

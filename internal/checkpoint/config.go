@@ -27,6 +27,9 @@ type Config struct {
 	HiddenSize, VocabSize  int
 	// DType is the stored arithmetic type as config.json spells it, such as bfloat16; empty where it says none.
 	DType string
+	// Quantization is how the weights are quantised, method and algorithm as config.json spells them, such as fp8 or
+	// modelopt/NVFP4; empty where it says nothing.
+	Quantization string
 	// Text is the JSON object that describes the language model: config.json itself, or its text_config.
 	Text json.RawMessage
 }
@@ -53,6 +56,30 @@ type rawConfig struct {
 	DecoderSparse   *int            `json:"decoder_sparse_step"`
 	DType           string          `json:"dtype"`
 	TorchDType      string          `json:"torch_dtype"`
+	Quantization    json.RawMessage `json:"quantization_config"`
+}
+
+// quantization is the part of quantization_config that says what the weights are.
+type quantization struct {
+	Method    string `json:"quant_method"`
+	Algorithm string `json:"quant_algo"`
+}
+
+// maxQuantization bounds the text, so that a report stays short.
+const maxQuantization = 64
+
+// quantizationOf reads a quantization_config. One of another form says nothing that is needed.
+func quantizationOf(text json.RawMessage) string {
+	var q quantization
+	if len(text) == 0 || json.Unmarshal(text, &q) != nil {
+		return ""
+	}
+	return q.String()
+}
+
+func (q quantization) String() string {
+	text := strings.Trim(q.Method+"/"+q.Algorithm, "/")
+	return text[:min(len(text), maxQuantization)]
 }
 
 // ParseConfig reads a config.json. Errors are *InvalidError.
@@ -70,6 +97,7 @@ func ParseConfig(text []byte) (*Config, error) {
 		if inner.DType == "" {
 			inner.DType = cmp.Or(raw.DType, raw.TorchDType)
 		}
+		inner.Quantization = cmp.Or(inner.Quantization, quantizationOf(raw.Quantization))
 		return inner, nil
 	}
 	return raw.config(text)
@@ -87,7 +115,7 @@ func (r rawConfig) config(text []byte) (*Config, error) {
 	c := &Config{
 		ModelType: r.ModelType, Experts: *experts,
 		Groups: orElse(r.Groups, family.groups()), GroupsPerToken: orElse(r.GroupsPerToken, family.groupsPerToken()),
-		DType: cmp.Or(r.DType, r.TorchDType), Text: text,
+		DType: cmp.Or(r.DType, r.TorchDType), Quantization: quantizationOf(r.Quantization), Text: text,
 	}
 	for _, field := range []struct {
 		name  string

@@ -31,6 +31,14 @@ func TestParseConfigFamilies(t *testing.T) {
 			`{"model_type":"deepseek_v2","num_hidden_layers":6,"n_routed_experts":16,"num_experts_per_tok":4,"n_group":null,"first_k_dense_replace":1,"moe_layer_freq":2,` + base + `}`,
 			Config{ModelType: "deepseek_v2", Layers: 6, MoELayers: []int{2, 4}, Experts: 16, ExpertsPerToken: 4, Groups: 1, GroupsPerToken: 1},
 		},
+		"quantised": {
+			`{"model_type":"mixtral","num_hidden_layers":1,"num_local_experts":8,"num_experts_per_tok":2,"quantization_config":{"quant_method":"modelopt","quant_algo":"NVFP4","group_size":16},` + base + `}`,
+			Config{ModelType: "mixtral", Layers: 1, MoELayers: []int{0}, Experts: 8, ExpertsPerToken: 2, Groups: 1, GroupsPerToken: 1, Quantization: "modelopt/NVFP4"},
+		},
+		"quantised multimodal wrapper": {
+			`{"model_type":"kimi_k25","quantization_config":{"quant_method":"fp8"},"text_config":{"model_type":"kimi_k2","num_hidden_layers":2,"n_routed_experts":384,"num_experts_per_tok":8,"first_k_dense_replace":1,` + base + `}}`,
+			Config{ModelType: "kimi_k2", Layers: 2, MoELayers: []int{1}, Experts: 384, ExpertsPerToken: 8, Groups: 1, GroupsPerToken: 1, Quantization: "fp8"},
+		},
 		"mixtral": {
 			`{"model_type":"mixtral","num_hidden_layers":2,"num_local_experts":8,"num_experts_per_tok":2,` + base + `}`,
 			Config{ModelType: "mixtral", Layers: 2, MoELayers: []int{0, 1}, Experts: 8, ExpertsPerToken: 2, Groups: 1, GroupsPerToken: 1},

@@ -1,5 +1,7 @@
 package checkpoint
 
+import "cmp"
+
 // Report is what inspection tells about a model. As JSON it fits a Kubernetes termination message (4096 bytes)
 // whatever the model: its longest part lists at most 512 layer indices.
 type Report struct {
@@ -18,6 +20,8 @@ type Report struct {
 	Vocab          int `json:"vocab"`
 	// DType is as config.json spells it.
 	DType string `json:"dtype,omitempty"`
+	// Quantization is how the weights are quantised, such as fp8 or modelopt/NVFP4; empty where the checkpoint says nothing.
+	Quantization string `json:"quantization,omitempty"`
 	// Shards counts the weight files, Bytes is their total size.
 	Shards int   `json:"shards"`
 	Bytes  int64 `json:"bytes"`
@@ -32,6 +36,10 @@ func Inspect(dir string) (Report, error) {
 		return Report{}, err
 	}
 	defer c.Close()
+	quantized, err := c.quantization()
+	if err != nil {
+		return Report{}, err
+	}
 	return Report{
 		Family:          c.Config.ModelType,
 		Layers:          c.Config.Layers,
@@ -43,10 +51,29 @@ func Inspect(dir string) (Report, error) {
 		Hidden:          c.Config.HiddenSize,
 		Vocab:           c.Config.VocabSize,
 		DType:           c.Config.DType,
+		Quantization:    quantized,
 		Shards:          len(c.Shards),
 		Bytes:           c.Bytes(),
 		ModelDigest:     c.Digest(),
 	}, nil
+}
+
+// quantization is what config.json says, or, where it says nothing, the file that ModelOpt puts beside it.
+func (c *Checkpoint) quantization() (string, error) {
+	if c.Config.Quantization != "" {
+		return c.Config.Quantization, nil
+	}
+	var file struct {
+		Producer struct {
+			Name string `json:"name"`
+		} `json:"producer"`
+		Quantization quantization `json:"quantization"`
+	}
+	if _, err := c.ReadJSON("hf_quant_config.json", &file); err != nil {
+		return "", err
+	}
+	file.Quantization.Method = cmp.Or(file.Quantization.Method, file.Producer.Name)
+	return file.Quantization.String(), nil
 }
 
 // CheckExpertParallelSize requires that the routed experts can be spread evenly over size ranks. The error lists the

@@ -1,6 +1,8 @@
 package engine_test
 
 import (
+	"cmp"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -28,6 +30,7 @@ func reasons(findings []engine.Finding) string {
 }
 
 func TestSupport(t *testing.T) {
+	guide := readGuide(t)
 	const byMap, byWeights = engine.EngineMap, engine.ReshuffledWeights
 	for name, test := range map[string]struct {
 		engine             string
@@ -101,9 +104,50 @@ func TestSupport(t *testing.T) {
 			t.Errorf("%s: refusals %+v, warnings %+v; want %q, %q", name, got.Refusals, got.Warnings, test.refusals, test.warnings)
 		}
 		for _, finding := range slices.Concat(got.Refusals, got.Warnings) {
+			if test.realization == "Magic" {
+				continue // the API refuses it
+			}
+			if !strings.Contains(guide, "| `"+finding.Reason+"` |") {
+				t.Errorf("docs/engines.md does not explain %s", finding.Reason)
+			}
 			if len(finding.Message) < 40 || len(finding.Message) > 1024 {
 				t.Errorf("%s: %d characters: %s", name, len(finding.Message), finding.Message)
 			}
+		}
+	}
+}
+
+func readGuide(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/engines.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestGuideTellsWhatIsUsed compares the guide's table with the adapters.
+func TestGuideTellsWhatIsUsed(t *testing.T) {
+	guide := readGuide(t)
+	code := func(values ...string) string {
+		var quoted []string
+		for _, value := range values {
+			if value != "" {
+				quoted = append(quoted, "`"+value+"`")
+			}
+		}
+		return cmp.Or(strings.Join(quoted, ", "), "none")
+	}
+	for _, a := range registry.All() {
+		file := ""
+		if a.ExpertMap != nil {
+			file = a.ExpertMap.File
+		}
+		row := "| " + strings.Join([]string{
+			code(a.Type), code(strings.Join(a.Command, " ")), code(a.RankHeader), code(a.HealthPath), code(a.LoadPath), code(a.Metrics...), code(file),
+		}, " | ") + " | "
+		if !strings.Contains(guide, row) {
+			t.Errorf("docs/engines.md has no row %s", row)
 		}
 	}
 }

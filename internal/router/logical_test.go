@@ -174,11 +174,11 @@ func TestUnreadableExpertsAreNotPassedOn(t *testing.T) {
 	}
 }
 
-// What the router has asked for is taken out of every element of a batch's answer.
+// What the router has asked for is taken out of every element of a batch's answer; the first one's is counted.
 func TestTakeOfABatch(t *testing.T) {
 	m := &meter{engine: engine.RoutedExperts{ResponsePaths: [][]string{{"m", "e"}}}}
 	found, rest := m.take([]byte(`[{"m":{"e":"a","x":1}}, {"m":{"e":"b"}},{}]`))
-	if found != "b" || string(rest) != `[{"m":{"x":1}}, {},{}]` {
+	if found != "a" || string(rest) != `[{"m":{"x":1}}, {},{}]` {
 		t.Errorf("found %q, left %s", found, rest)
 	}
 }

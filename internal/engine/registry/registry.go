@@ -17,14 +17,21 @@ func All() []engine.Adapter {
 	return []engine.Adapter{sglang.Adapter(), vllm.Adapter(), vllmascend.Adapter(), trtllm.Adapter()}
 }
 
+// Types lists the types, for messages.
+func Types() string {
+	var types []string
+	for _, adapter := range All() {
+		types = append(types, adapter.Type)
+	}
+	return strings.Join(types, ", ")
+}
+
 // For returns the adapter of an engine type.
 func For(engineType string) (engine.Adapter, error) {
-	var types []string
 	for _, adapter := range All() {
 		if adapter.Type == engineType {
 			return adapter, nil
 		}
-		types = append(types, adapter.Type)
 	}
-	return engine.Adapter{}, fmt.Errorf("engine type %q is not known: use %s", engineType, strings.Join(types, ", "))
+	return engine.Adapter{}, fmt.Errorf("engine type %q is not known: use %s", engineType, Types())
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/semmoe/operator/internal/refengine/locality"
 )
 
-// FaultIgnoreMapAtDispatch is a fault that SGLang has shipped (sgl-project/sglang#36861): weights are loaded by the expert
-// map, and tokens dispatched as if there were none.
+// FaultIgnoreMapAtDispatch is a fault that SGLang has shipped: weights are loaded by the expert map, and tokens dispatched
+// as if there were none.
 const FaultIgnoreMapAtDispatch = "ignore-expert-map-at-dispatch"
 
 // Options are those of the command line, with SGLang's meaning.

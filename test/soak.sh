@@ -15,6 +15,8 @@ grep -rl --include='*_test.go' '^func Fuzz' internal solver 2>/dev/null | sort |
 done
 echo "=== 200 kills during reshuffling"
 go test -count=1 -timeout 30m ./internal/reshuffle -run RandomKills -args -kills 200
+echo "=== 100 kills of processes that share a directory of reshuffled checkpoints"
+go test -count=1 -timeout 30m ./internal/reshuffle -run SharedDirectory -args -kills 100
 for round in $(seq "$rounds"); do
   echo "=== end-to-end suite, round $round of $rounds"
   make e2e

@@ -33,7 +33,8 @@ func newReshuffleCommand() *cobra.Command {
 			"gates, in its order. The model computes the same. The output appears when it is complete and verified; a second run finds\n" +
 			"it and does nothing; a run after a kill goes on. Prints one JSON object, also into the termination message; a failure is\n" +
 			"one line there.\n" +
-			"Exit code 2: the command line must be changed; 3: model, permutation or output do not fit; 1: try again.",
+			"Exit code 2: the command line must be changed; 3: model, permutation or output do not fit, or not within the limit;\n" +
+			"1: try again.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			result, hold, err := runReshuffle(cmd.Context(), flags)
@@ -61,6 +62,7 @@ func newReshuffleCommand() *cobra.Command {
 	f.StringVar(&flags.Out, "out", "", "directory to make; must not exist, be empty, or hold the same result (required)")
 	f.BoolVar(&flags.Verify, "verify", false, "re-read input and output, compare every byte, and record full hashes")
 	f.IntVar(&flags.Parallel, "parallel", reshuffle.DefaultParallel, "shards to write at a time")
+	f.Int64Var(&flags.Limit, "limit", 0, "bytes that all outputs in the parent directory of --out may have: to make room, unused ones are removed (0: no limit)")
 	f.BoolVar(&flags.hold, "hold", false, "afterwards keep the output from being removed, until SIGTERM or SIGINT; then exit with code 0")
 	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
 	return cmd
@@ -77,6 +79,9 @@ func (f *reshuffleFlags) check() error {
 	}
 	if f.Parallel < 1 {
 		return usageErrorf("--parallel is %d; it must be at least 1", f.Parallel)
+	}
+	if f.Limit < 0 {
+		return usageErrorf("--limit is %d; give a number of bytes, or 0 for no limit", f.Limit)
 	}
 	return nil
 }

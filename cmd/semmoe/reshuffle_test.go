@@ -61,6 +61,8 @@ func TestReshuffleCommand(t *testing.T) {
 		"argument":       {append(arguments, "x"), exitUsage, "unknown command"},
 		"unknown flag":   {append(arguments, "--x"), exitUsage, "unknown flag"},
 		"none parallel":  {append(arguments, "--parallel", "0"), exitUsage, "--parallel is 0"},
+		"negative limit": {append(arguments, "--limit", "-1"), exitUsage, "--limit is -1"},
+		"over the limit": {append(arguments, "--limit", "1000", "--out", filepath.Join(dir, "new")), exitInvalidFile, "the limit for all outputs in " + dir + " is 1000"},
 		"model missing":  {append(arguments, "--model", "/nonexistent"), exitInvalidFile, "/nonexistent does not exist"},
 		"no such file":   {append(arguments, "--permutation", "/nonexistent"), exitInvalidFile, "permutation file"},
 		"not one":        {append(arguments, "--permutation", tinyModel+"/config.json"), exitInvalidFile, "not a gate permutation"},

@@ -10,5 +10,7 @@
 //     beside it, in which a later run goes on.
 //   - A second run on the same input finds the manifest and writes nothing but the time of use.
 //   - From before an output is there until its hold ends, it is locked without a gap.
+//   - A limit on the outputs of a directory holds at every moment: each run reserves its room before it writes. Nothing is
+//     removed that is held, that a run is at work on, or that this package has not made.
 //   - Memory does not grow with the size of the weights, only with the number of tensors.
 package reshuffle

@@ -194,6 +194,10 @@ func TestBufferedCopy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if j.lock, err = lock(t.Context(), hidden(j.out, lockSuffix)); err != nil {
+			t.Fatal(err)
+		}
+		defer j.lock.release()
 		j.copier.noClone.Store(true)
 		j.copier.noRange.Store(true)
 		result, err := j.run(t.Context())

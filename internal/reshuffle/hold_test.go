@@ -38,7 +38,7 @@ func lastUse(t *testing.T, out string) time.Time {
 // An output is held by each that asked for it, from before it is there; and its time of use is that of the last.
 func TestHold(t *testing.T) {
 	m := generators["qwen3_moe"](1)
-	o := Options{Model: m.write(t, 30), Permutation: m.permutation(m.layers...), Out: filepath.Join(t.TempDir(), "out")}
+	o := Options{Model: m.write(t, 30), Permutation: m.permutation(m.layers...), Out: filepath.Join(t.TempDir(), "out"), Parallel: 1}
 	steps := 0
 	o.atStep = func(string) {
 		if steps++; free(t, o.Out) {

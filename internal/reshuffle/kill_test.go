@@ -20,13 +20,16 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-// kills is how often TestRandomKills kills; long runs raise it.
-var kills = flag.Int("kills", 8, "processes that TestRandomKills kills")
+// kills is how often TestRandomKills and TestSharedDirectory kill; long runs raise it.
+var kills = flag.Int("kills", 8, "processes that TestRandomKills and TestSharedDirectory kill")
 
-// TestMain lets the test binary be the process that TestKill kills.
+// TestMain lets the test binary be the process that tests kill.
 func TestMain(m *testing.M) {
 	if text := os.Getenv("RESHUFFLE_TEST_CHILD"); text != "" {
 		child(text)
+	}
+	if text := os.Getenv("RESHUFFLE_TEST_TENANT"); text != "" {
+		tenantChild(text)
 	}
 	os.Exit(m.Run())
 }

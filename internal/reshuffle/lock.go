@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -15,51 +16,82 @@ import (
 const lockSuffix = ".lock"
 
 // lockInterval is how often a taken lock is tried again.
-const lockInterval = 500 * time.Millisecond
+const lockInterval = 50 * time.Millisecond
 
-// lock waits until no other process works on the same output. The returned function ends the lock and removes its file.
-func lock(ctx context.Context, path string) (release func(), err error) {
+// fileLock is an exclusive lock on a file that is there only while it is locked.
+type fileLock struct{ file *os.File }
+
+// release ends the lock. The file is removed while the lock is held: who waits for it notices, and makes a new one.
+func (l fileLock) release() {
+	os.Remove(l.file.Name())
+	l.file.Close()
+}
+
+// reserve writes into the lock of a run how many bytes its output will have, for those who count before they are there.
+func (l fileLock) reserve(bytes int64) error {
+	text := strconv.FormatInt(bytes, 10)
+	_, err := l.file.WriteAt([]byte(text), 0)
+	return errors.Join(err, l.file.Truncate(int64(len(text))))
+}
+
+// reserved reads what the holder of a lock has reserved; 0 where it has not yet.
+func reserved(path string) (int64, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	bytes, err := strconv.ParseInt(string(text), 10, 64)
+	if err != nil {
+		return 0, nil
+	}
+	return bytes, nil
+}
+
+// lock waits until no other process has the lock.
+func lock(ctx context.Context, path string) (fileLock, error) {
 	for waited := false; ; waited = true {
-		file, err := tryLock(path)
-		if err != nil {
-			return nil, err
-		}
-		if file != nil {
-			// The file is removed while the lock is held: who waits for it notices, and makes a new one.
-			return func() { os.Remove(path); file.Close() }, nil
+		held, locked, err := tryLock(path)
+		if err != nil || locked {
+			return held, err
 		}
 		if !waited {
-			logr.FromContextOrDiscard(ctx).Info("Waiting for another run on the same output", "lock", path)
+			logr.FromContextOrDiscard(ctx).Info("Waiting for another run", "lock", path)
 		}
 		select {
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return fileLock{}, ctx.Err()
 		case <-time.After(lockInterval):
 		}
 	}
 }
 
-// tryLock returns no file where somebody else has the lock.
-func tryLock(path string) (*os.File, error) {
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+// tryLock reports false where somebody else has the lock.
+func tryLock(path string) (_ fileLock, locked bool, err error) {
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, fileMode)
 	if err != nil {
-		return nil, err
+		return fileLock{}, false, err
 	}
-	if err := flock(file, unix.LOCK_EX); err != nil {
-		file.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, nil
+	defer func() {
+		if !locked {
+			file.Close()
 		}
-		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}()
+	switch err := flock(file, unix.LOCK_EX); {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return fileLock{}, false, nil
+	case err != nil:
+		return fileLock{}, false, fmt.Errorf("lock %s: %w", path, err)
 	}
 	held, err := file.Stat()
 	if err != nil {
-		file.Close()
-		return nil, err
+		return fileLock{}, false, err
 	}
 	if named, err := os.Stat(path); err != nil || !os.SameFile(held, named) {
-		file.Close()
-		return nil, nil // the holder before removed it: this lock guards nothing
+		return fileLock{}, false, nil // the holder before removed it: this lock guards nothing
 	}
-	return file, nil
+	// What a run that was killed had reserved counts no more.
+	if err := file.Truncate(0); err != nil {
+		return fileLock{}, false, err
+	}
+	return fileLock{file}, true, nil
 }

@@ -96,8 +96,8 @@ func identify(c *checkpoint.Checkpoint) (Source, error) {
 }
 
 // identity names the work: what is made of what.
-func identity(source Source, p *Permutation) string {
-	return digest([]byte(Format + "\n" + source.ModelDigest + "\n" + source.SampleDigest + "\n" + p.Digest() + "\n"))
+func identity(source Source, permutationDigest string) string {
+	return digest([]byte(Format + "\n" + source.ModelDigest + "\n" + source.SampleDigest + "\n" + permutationDigest + "\n"))
 }
 
 func digest(content []byte) string {
@@ -121,15 +121,18 @@ func readManifest(dir string) (m *Manifest, found bool, err error) {
 	return m, true, nil
 }
 
-func (m *Manifest) write(dir string) error {
+// encode is the manifest's text.
+func (m *Manifest) encode() ([]byte, error) {
 	text, err := json.Marshal(m)
+	return append(text, '\n'), err
+}
+
+func (m *Manifest) write(dir string) error {
+	text, err := m.encode()
 	if err != nil {
 		return err
 	}
-	return writeAtomically(filepath.Join(dir, ManifestFile), func(file *os.File) error {
-		_, err := file.Write(append(text, '\n'))
-		return err
-	})
+	return writeText(filepath.Join(dir, ManifestFile), text)
 }
 
 // check compares the files of an output with its manifest: names, sizes, and the hash of all that was not merely copied.

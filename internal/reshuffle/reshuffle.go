@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -33,7 +34,12 @@ type Options struct {
 	Verify bool
 	// Parallel is how many shards are written at a time; 0 means DefaultParallel.
 	Parallel int
+	// Limit bounds the bytes of all outputs in Out's parent directory: to make room for a new one, those are removed that
+	// nobody uses. 0 means no limit: nothing is removed.
+	Limit int64
 
+	// grace is how long an output stays after its last use, for tests; 0 means useGrace.
+	grace time.Duration
 	// atStep is called between the steps, for tests that end the process there.
 	atStep func(step string)
 }
@@ -80,11 +86,10 @@ func Acquire(ctx context.Context, o Options) (*Result, *Hold, error) {
 	if err := os.MkdirAll(filepath.Dir(j.out), directoryMode); err != nil {
 		return nil, nil, err
 	}
-	release, err := lock(ctx, hidden(j.out, lockSuffix))
-	if err != nil {
+	if j.lock, err = lock(ctx, hidden(j.out, lockSuffix)); err != nil {
 		return nil, nil, err
 	}
-	defer release()
+	defer j.lock.release()
 	// The hold begins before the output is there, and the run's own lock ends after: there is no moment without either.
 	hold, err := newHold(j.out)
 	if err != nil {
@@ -111,6 +116,8 @@ type job struct {
 	mapping  *mapping
 	files    *sourceFiles
 	copier   copier
+	// lock is the output's.
+	lock fileLock
 }
 
 func newJob(o Options) (*job, error) {
@@ -120,6 +127,12 @@ func newJob(o Options) (*job, error) {
 	}
 	if j.Parallel < 1 {
 		return nil, checkpoint.Invalidf("%d shards at a time; it must be at least 1", j.Parallel)
+	}
+	if j.Limit < 0 {
+		return nil, checkpoint.Invalidf("a limit of %d bytes; it must be positive, or 0 for none", j.Limit)
+	}
+	if j.grace == 0 {
+		j.grace = useGrace
 	}
 	if j.atStep == nil {
 		j.atStep = func(string) {}
@@ -211,8 +224,11 @@ func (j *job) run(ctx context.Context) (*Result, error) {
 		result.Reused, result.ModelDigest, result.Verified = true, existing.ModelDigest, j.Verify
 		return result, j.reverify(ctx, existing)
 	}
-	workplace := hidden(j.out, fmt.Sprintf(".%.16s.partial", identity(j.identity, j.Permutation)))
+	workplace := workplaceOf(j.out, identity(j.identity, result.PermutationDigest))
 	if err := j.removeOthers(workplace); err != nil {
+		return nil, err
+	}
+	if err := j.makeRoom(ctx, workplace); err != nil {
 		return nil, err
 	}
 	manifest, resumed, err := j.make(ctx, workplace)
@@ -271,21 +287,42 @@ func (j *job) reverify(ctx context.Context, m *Manifest) error {
 	return syncDirectory(j.out)
 }
 
+// workplaceOf is the directory in which the output of some work is made.
+func workplaceOf(out, identity string) string {
+	return hidden(out, fmt.Sprintf(".%.16s.partial", identity))
+}
+
+// workplaceName matches the base name of a workplace, and has its output's.
+var workplaceName = regexp.MustCompile(`^\.(.+)\.[0-9a-f]{16}\.partial$`)
+
+// workplaces lists what runs have left of an output.
+func workplaces(out string) ([]string, error) {
+	entries, err := os.ReadDir(filepath.Dir(out))
+	if err != nil {
+		return nil, err
+	}
+	var paths []string
+	for _, entry := range entries {
+		if match := workplaceName.FindStringSubmatch(entry.Name()); match != nil && match[1] == filepath.Base(out) && entry.IsDir() {
+			paths = append(paths, filepath.Join(filepath.Dir(out), entry.Name()))
+		}
+	}
+	return paths, nil
+}
+
 // removeOthers removes what runs with another model or permutation have left of the same output. The lock tells that
 // none of them is at work.
 func (j *job) removeOthers(workplace string) error {
-	entries, err := os.ReadDir(filepath.Dir(j.out))
+	left, err := workplaces(j.out)
 	if err != nil {
 		return err
 	}
-	for _, entry := range entries {
-		path := filepath.Join(filepath.Dir(j.out), entry.Name())
-		middle, ok := strings.CutPrefix(entry.Name(), "."+filepath.Base(j.out)+".")
-		middle, partial := strings.CutSuffix(middle, ".partial")
-		if ok && partial && len(middle) == 16 && path != workplace {
-			if err := os.RemoveAll(path); err != nil {
-				return err
-			}
+	for _, path := range left {
+		if path == workplace {
+			continue
+		}
+		if err := os.RemoveAll(path); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -433,10 +470,7 @@ func (j *job) prove(ctx context.Context, workplace string) (*Manifest, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manifest{
-		Format: Format, Source: j.identity, PermutationDigest: j.Permutation.Digest(), Permutation: *j.Permutation.canonical(),
-		Shards: map[string]Shard{}, Files: map[string]string{}, LeftOut: j.files.leftOut,
-	}
+	m := j.newManifest()
 	for _, shard := range j.source.Shards {
 		plan, err := planShard(shard, j.mapping)
 		if err != nil {
@@ -446,16 +480,29 @@ func (j *job) prove(ctx context.Context, workplace string) (*Manifest, error) {
 			return nil, err
 		}
 	}
-	names := j.files.names()
-	if j.source.HasIndex {
-		names = append(names, checkpoint.IndexFile)
-	}
-	for _, name := range names {
+	for _, name := range j.outputFiles() {
 		if m.Files[name], err = hashFile(filepath.Join(workplace, name)); err != nil {
 			return nil, err
 		}
 	}
 	return m, nil
+}
+
+// newManifest describes the work; shards and files are still to be described.
+func (j *job) newManifest() *Manifest {
+	return &Manifest{
+		Format: Format, Source: j.identity, PermutationDigest: j.Permutation.Digest(), Permutation: *j.Permutation.canonical(),
+		Shards: map[string]Shard{}, Files: map[string]string{}, LeftOut: j.files.leftOut,
+	}
+}
+
+// outputFiles names the files of the output besides the shards and the manifest.
+func (j *job) outputFiles() []string {
+	names := j.files.names()
+	if j.source.HasIndex {
+		names = append(names, checkpoint.IndexFile)
+	}
+	return names
 }
 
 // syncTree puts the names of all files on disk; their contents are. Directories get their mode here, those of a run

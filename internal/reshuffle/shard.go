@@ -11,6 +11,7 @@ import (
 	"hash"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -39,6 +40,9 @@ type gather struct {
 }
 
 func (g gather) bytes() int64 { return g.rowBytes * int64(len(g.newToOld)) }
+
+// hashed tells that the manifest has the tensor's hash.
+func (g gather) hashed() bool { return g.bytes() <= smallGather }
 
 // smallGather is the size up to which a gathered tensor is hashed and compared without being asked; gates are far below,
 // the fused tensors of real models above.
@@ -156,14 +160,24 @@ func (p *shardPlan) copyData(ctx context.Context, c *copier, file *os.File) erro
 
 // room refuses what the volume cannot hold before time is spent on it.
 func room(file *os.File, size int64) error {
-	var s unix.Statfs_t
-	if err := unix.Fstatfs(int(file.Fd()), &s); err != nil {
-		return nil // not every file system tells
-	}
-	if free := int64(s.Bavail) * s.Bsize; free < size {
-		return fmt.Errorf("%s: %d bytes are still to be written, the volume has room for %d: %w", filepath.Dir(file.Name()), size, free, unix.ENOSPC)
+	dir := filepath.Dir(file.Name())
+	if free := freeBytes(dir); free < size {
+		return noSpace(dir, size, free)
 	}
 	return nil
+}
+
+// freeBytes is the free space of a directory's file system; the largest number where that does not tell.
+func freeBytes(dir string) int64 {
+	var s unix.Statfs_t
+	if unix.Statfs(dir, &s) != nil || s.Bsize <= 0 || s.Bavail > uint64(math.MaxInt64/s.Bsize) {
+		return math.MaxInt64
+	}
+	return int64(s.Bavail) * s.Bsize
+}
+
+func noSpace(dir string, size, free int64) error {
+	return fmt.Errorf("%s: %d bytes are still to be written, the volume has room for %d: %w", dir, size, free, unix.ENOSPC)
 }
 
 // gather copies the rows of a tensor: large ones inside the kernel, the many short ones of a gate through a buffer.
@@ -225,7 +239,7 @@ func (p *shardPlan) hashGathers(path string) (map[string]string, error) {
 	defer file.Close()
 	sums := map[string]string{}
 	for _, g := range p.gathers {
-		if g.bytes() > smallGather {
+		if !g.hashed() {
 			continue
 		}
 		h := sha256.New()

@@ -98,10 +98,9 @@ func TestChooseLayout(t *testing.T) {
 			m.Spec.Replicas = ptr.To[int32](1)
 			m.Spec.Rollout.MaxSurge = ptr.To[int32](1)
 		}}, wanted: fresh, want: fresh},
-		"no router":                     {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, wanted: fresh, hold: "NoRouter"},
-		"EP size changed: no plan fits": {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
-		"engine changed: no plan fits":  {change: []func(*semmoev1.MoEDeployment){engineOf(semmoev1.EngineVLLMAscend)}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
-			wanted: planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Spec.Engine = semmoev1.EngineVLLM }), hold: "NotRealizable"},
+		"no router":                           {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, wanted: fresh, hold: "NoRouter"},
+		"EP size changed: no plan fits":       {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
+		"engine changed: no plan fits":        {change: []func(*semmoev1.MoEDeployment){engineOf(semmoev1.EngineVLLMAscend)}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
 		"a workload of an older version":      {wanted: waiting, workloads: []*appsv1.StatefulSet{olderWorkload(t, old)}, want: old},
 		"a workload without replicas":         {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, nil, 2), workloadUnder(t, old, 0)}},
 		"none has replicas: the newest":       {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 0), workloadUnder(t, gone, 0)}, want: old},

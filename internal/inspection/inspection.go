@@ -79,6 +79,9 @@ type State struct {
 	Obsolete []*batchv1.Job
 }
 
+// lostGrace is how long a result may be missing before it counts as lost.
+const lostGrace = 10 * time.Second
+
 // Observe reads the state of the inspection with these inputs from its Jobs and their pods. A failed Job is
 // kept, until the next attempt has ended, as the memory of how often it was tried.
 func Observe(inputs string, jobs []*batchv1.Job, pods []*corev1.Pod) State {
@@ -132,8 +135,12 @@ func Observe(inputs string, jobs []*batchv1.Job, pods []*corev1.Pod) State {
 		return state
 	}
 	if state.Report == nil {
-		// Complete, but the result went with its pod before it was recorded, or is not one: inspect again.
+		// Complete, but the result went with its pod before it was recorded, or is not one: inspect again. Jobs and pods are
+		// seen through caches of their own, and the pod's end may be seen later than the Job's: that much is waited for.
 		state.NextAttempt = jobstate.Attempt(latest) + 1
+		if complete := jobstate.Finished(latest, batchv1.JobComplete); complete != nil {
+			state.NextAt = complete.LastTransitionTime.Add(lostGrace)
+		}
 	}
 	return state
 }

@@ -67,7 +67,7 @@ func TestObserveInspection(t *testing.T) {
 		"at work":                          {[]*batchv1.Job{running}, nil, State{Running: running}},
 		"done, not recorded":               {[]*batchv1.Job{complete}, []*corev1.Pod{podOf(complete, 0, string(text))}, State{Report: &found, Dataset: &dataset, Unrecorded: complete}},
 		"recorded, pod and old Jobs gone":  {[]*batchv1.Job{recorded, elsewhere}, nil, State{Report: &found, Dataset: &dataset, Recorded: recorded, Obsolete: []*batchv1.Job{elsewhere}}},
-		"done, but the pod went before it": {[]*batchv1.Job{complete}, nil, State{NextAttempt: 2}},
+		"done, but the pod went before it": {[]*batchv1.Job{complete}, nil, State{NextAttempt: 2, NextAt: start.Add(10 * time.Second)}},
 		"the model is at fault": {
 			[]*batchv1.Job{failed1}, []*corev1.Pod{podOf(failed1, 3, "no such directory\n")},
 			State{Failure: "no such directory", Invalid: true, NextAttempt: 2, NextAt: start.Add(10 * time.Second)},

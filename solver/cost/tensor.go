@@ -82,7 +82,7 @@ func (r *layerRun) deal(positions []int) {
 // bounds finds each token's best rank on its real experts, and what no placement can exceed.
 func (r *layerRun) bounds(positions []int) {
 	model, ranks := r.trace.Model, r.placement.Ranks
-	rows := bound.New(ranks, model.Experts, 1)
+	rows := bound.NewOccurrences(ranks, model.Experts, model.TopK)
 	on := make([]int, ranks)
 	columns, ones := make([]int, model.TopK), slices.Repeat([]float64{1}, model.TopK)
 	best := 0

@@ -17,6 +17,8 @@ type Rows struct {
 	// constant is Σ a (g(σ) − g'(σ) σ), activations Σ T, weight Σ a, best Σ of each row's largest feasible local sum.
 	constant, activations, weight, best float64
 	largest                             []float64
+	// whole bounds the largest share of rows whose activations are one each; nil where they are not known to be.
+	whole *envelope
 }
 
 // New returns an empty set of rows.
@@ -28,6 +30,29 @@ func New(ranks, experts, layers int) *Rows {
 	}
 }
 
+// NewOccurrences returns an empty set of rows for occurrences of tokens in one layer: every row has topK activations of one
+// each, for which Tangent is tighter.
+func NewOccurrences(ranks, experts, topK int) *Rows {
+	r := New(ranks, experts, 1)
+	if ranks > 1 {
+		r.whole = newEnvelope(topK, ranks, experts/ranks)
+	}
+	return r
+}
+
+// ahead is how far above its incumbent's concentration, as a part of the way to 1, the tangent of a whole row is taken. What the
+// eigenvalues allow is more concentrated than the incumbent, and there that tangent is lower. On recorded routing at EP 4, 8 and
+// 16 a tenth is the best of 0, .03, .06, .1, .15 and .2, or within .002 of it.
+const ahead = 0.1
+
+// touch is where the row's tangent touches the bound on its largest share, and its slope.
+func (r *Rows) touch(sigma float64) (value, slope, at float64) {
+	if r.whole != nil {
+		return r.whole.tangent(sigma + ahead*(1-sigma))
+	}
+	return r.tangentPoint(sigma)
+}
+
 // tangentPoint keeps σ away from 1/E, where the slope of g is infinite.
 func (r *Rows) tangentPoint(sigma float64) (value, slope, at float64) {
 	e := float64(r.ranks)
@@ -37,7 +62,8 @@ func (r *Rows) tangentPoint(sigma float64) (value, slope, at float64) {
 }
 
 // Add adds a row: its non-zero columns (ascending) with their activations, its weight a (tokens), and the concentration σ = Σ
-// over ranks of (share of the row's activations on the rank)² under an incumbent placement.
+// over ranks of (share of the row's activations on the rank)² under an incumbent placement. Rows of NewOccurrences have topK
+// columns with one activation each, and weight 1.
 func (r *Rows) Add(columns []int, activations []float64, weight, sigma float64) {
 	total := 0.0
 	for _, t := range activations {
@@ -47,7 +73,7 @@ func (r *Rows) Add(columns []int, activations []float64, weight, sigma float64) 
 		r.activations, r.weight, r.best = r.activations+total, r.weight+weight, r.best+total
 		return
 	}
-	value, slope, at := r.tangentPoint(sigma)
+	value, slope, at := r.touch(sigma)
 	r.constant += total * (value - slope*at)
 	r.activations += total
 	r.weight += weight
@@ -107,7 +133,7 @@ func (r *Rows) Balanced(load float64) float64 {
 	return min(1, 1/e+scale*sum/r.activations)
 }
 
-// Tangent is the tangent bound: a row's largest share is a concave function of its concentration, which is linear in
+// Tangent is the tangent bound: a row's largest share is at most a concave function of its concentration, which is linear in
 // what is on the same rank; the best same-rank matrix is bounded by the leading eigenvalues, after a correction that the
 // given number of subgradient steps improves (each one an eigendecomposition; 0 corrects nothing).
 func (r *Rows) Tangent(steps int) float64 {

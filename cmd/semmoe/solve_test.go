@@ -45,7 +45,7 @@ func runJSON(t *testing.T, cmd *cobra.Command, args ...string) (code int, object
 var evalFields = []string{
 	"lar", "baseline_lar", "oracle_lar", "upper_bound", "token_imbalance", "token_imbalance_median", "batch_imbalance",
 	"window_imbalance", "expert_imbalance", "expert_window_imbalance", "remote_ranks_per_token", "node_lar", "max_send", "max_recv",
-	"modelled_us", "per_layer", "seconds",
+	"modelled_us", "gap", "per_layer", "seconds",
 }
 
 func solved(t *testing.T, attention string, flags ...string) (string, map[string]any) {

@@ -77,7 +77,7 @@ func TestTensorParallelByHand(t *testing.T) {
 		ExpertImbalance: 1, ExpertWindowImbalance: 1, RemoteRanksPerToken: 0.5, NodeLAR: 6. / 8, MaxSend: 0.25, MaxRecv: 0.25, ModelledUS: &us,
 		PerLayer: []cost.LayerReport{{Layer: 1, LAR: 6. / 8, TokenImbalance: 1, ExpertImbalance: 1}},
 	}
-	if diff := cmp.Diff(want, got, approximately, cmpopts.IgnoreFields(cost.Report{}, "BaselineLAR", "UpperBound")); diff != "" {
+	if diff := cmp.Diff(want, got, approximately, cmpopts.IgnoreFields(cost.Report{}, "BaselineLAR", "UpperBound", "Gap")); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -104,6 +104,41 @@ func TestDataParallelByHand(t *testing.T) {
 	}
 	if math.Abs(got.BaselineLAR-want) > 1e-9 {
 		t.Errorf("baseline %v; want %v", got.BaselineLAR, want)
+	}
+}
+
+// TestGapByHand: with every token on rank 0, {0,1}, {0,2}, {2,3} and {3,1} have 1, 2, 1 and 0 activations there, and at best 1, 2, 1
+// and 2. Both requests have 3 activations on one of the ranks and 1 on the other.
+func TestGapByHand(t *testing.T) {
+	tr, p := byHand()
+	zero := forced{token: func(int, int) int { return 0 }, request: func(int) int { return 0 }}
+	for _, shards := range []cost.ShardRule{cost.FreeShards, cost.EqualShards} {
+		o := options(tr)
+		o.Shards = shards
+		got, err := cost.TensorParallel(t.Context(), tr, p, forcedTokens{zero}, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := &cost.Gap{Placement: got.UpperBound - 6./8, Forecast: 2. / 8, Balance: 4./8 - got.LAR}
+		if diff := cmp.Diff(want, got.Gap, approximately); diff != "" {
+			t.Errorf("%s: %s", shards, diff)
+		}
+		if shards == cost.FreeShards && math.Abs(got.Gap.Balance) > 1e-9 {
+			t.Errorf("free shards of four tokens give up %v for balance", got.Gap.Balance)
+		}
+	}
+	o := options(tr)
+	got, err := cost.DataParallel(t.Context(), tr, p, forcedRequests{zero}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &cost.Gap{Placement: got.LAR + got.Gap.Placement + got.Gap.Forecast + got.Gap.Balance - 6./8, Forecast: 2. / 8, Balance: 4./8 - got.LAR}
+	if diff := cmp.Diff(want, got.Gap, approximately); diff != "" {
+		t.Error(diff)
+	}
+	o.WithoutBounds = true
+	if got, err = cost.DataParallel(t.Context(), tr, p, forcedRequests{zero}, o); err != nil || got.Gap != nil {
+		t.Errorf("without bounds: gap %+v, error %v", got.Gap, err)
 	}
 }
 
@@ -216,6 +251,9 @@ func checkInvariants(t *testing.T, r cost.Report, ranks int) {
 	t.Helper()
 	if r.LAR > r.OracleLAR+1e-9 || r.OracleLAR > r.UpperBound+1e-9 || r.UpperBound > 1+1e-9 {
 		t.Errorf("lar %v, oracle %v, bound %v; want them to ascend", r.LAR, r.OracleLAR, r.UpperBound)
+	}
+	if r.Gap.Placement < -1e-9 || r.Gap.Forecast < -1e-9 || r.LAR+r.Gap.Placement+r.Gap.Forecast+r.Gap.Balance < r.UpperBound-1e-9 {
+		t.Errorf("lar %v, bound %v, gap %+v; want parts that add up to at least their distance", r.LAR, r.UpperBound, *r.Gap)
 	}
 	if r.NodeLAR < r.LAR-1e-9 || r.MaxSend < 1-r.LAR-1e-9 || r.MaxRecv < 1-r.LAR-1e-9 {
 		t.Errorf("lar %v, node %v, send %v, receive %v", r.LAR, r.NodeLAR, r.MaxSend, r.MaxRecv)

@@ -208,21 +208,25 @@ func bounds(ctx context.Context, t *trace.Trace, p *placement.Placement, orders 
 		return err
 	}
 	routes := newRealRoutes(counts, p)
-	highest := 1.0
+	highestLoad := 1.0
 	for _, run := range orders {
 		limits := routes.limits(run.tallies[0].tokens)
 		for _, limit := range limits {
-			highest = max(highest, limit/routes.fair)
+			highestLoad = max(highestLoad, limit/routes.fair)
 		}
 		r.OracleLAR += routes.oracle(limits) / float64(len(orders))
 	}
-	if p.Redundant() {
-		r.UpperBound = float64(min(p.SlotsPerRank, counts.TopK)) / float64(counts.TopK)
-	} else if r.UpperBound, err = routes.upperBound(ctx, highest); err != nil {
-		return err
+	anyLoad := float64(min(p.SlotsPerRank, counts.TopK)) / float64(counts.TopK)
+	r.UpperBound = anyLoad
+	if !p.Redundant() {
+		if anyLoad, r.UpperBound, err = routes.upperBounds(ctx, highestLoad); err != nil {
+			return err
+		}
 	}
 	// Both are upper bounds of the same thing: the oracle is computed from its dual.
 	r.OracleLAR = min(r.OracleLAR, r.UpperBound)
+	best, scored := routes.unbalanced(orders[0].requests, o.Requests)
+	r.Gap = newGap(anyLoad, best, scored, r.LAR)
 	return nil
 }
 
@@ -274,16 +278,26 @@ func (s *realRoutes) oracle(limits []float64) float64 {
 	return value / s.activations
 }
 
-// upperBound holds for loads of at most highest times the fair share.
-func (s *realRoutes) upperBound(ctx context.Context, highest float64) (float64, error) {
+// unbalanced is the rate with every request on its best rank, and on that of its highest score, whatever the loads.
+func (s *realRoutes) unbalanced(described []dispatch.Request, requests []int) (best, scored float64) {
+	for i, request := range requests {
+		local := s.weighted.Scores[i*s.ranks : (i+1)*s.ranks]
+		best += float64(slices.Max(local))
+		scored += float64(local[highest(described[request].Scores)])
+	}
+	return best / s.activations, scored / s.activations
+}
+
+// upperBounds are that for any loads, and that for loads of at most highestLoad times the fair share.
+func (s *realRoutes) upperBounds(ctx context.Context, highestLoad float64) (anyLoad, limited float64, err error) {
 	c := s.counts
 	stacked := c.Layers
 	if c.Layers*c.Experts > maxStacked {
 		stacked = 1
 	}
 	groups := c.Layers / stacked
-	values := make([]float64, groups)
-	err := affinity.Parallel(ctx, groups, func(g int) {
+	values := make([][2]float64, groups)
+	err = affinity.Parallel(ctx, groups, func(g int) {
 		rows := bound.New(s.ranks, c.Experts, stacked)
 		width := stacked * c.Experts
 		var columns []int
@@ -297,13 +311,14 @@ func (s *realRoutes) upperBound(ctx context.Context, highest float64) (float64, 
 			}
 			rows.Add(columns, activations, float64(c.Tokens[r]), s.concentration(r))
 		}
-		values[g] = min(rows.PerRow(), rows.Balanced(highest), rows.Tangent(0))
+		unbalanced := min(rows.PerRow(), rows.Tangent(0))
+		values[g] = [2]float64{unbalanced, min(unbalanced, rows.Balanced(highestLoad))}
 	})
-	sum := 0.0
 	for _, v := range values {
-		sum += v / float64(groups)
+		anyLoad += v[0] / float64(groups)
+		limited += v[1] / float64(groups)
 	}
-	return sum, err
+	return anyLoad, limited, err
 }
 
 // concentration is Σ over ranks of (share of the request's activations on the rank)², the tangent bound's incumbent.

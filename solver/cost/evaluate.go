@@ -126,7 +126,7 @@ func baselineRanks(p *placement.Placement) int {
 func tensorReport(t *trace.Trace, p *placement.Placement, runs []*layerRun, o *Options) Report {
 	r := Report{BatchImbalance: new(float64)}
 	tallies := make([]*tally, len(runs))
-	n := float64(len(runs))
+	n, scored := float64(len(runs)), 0.0
 	for l, run := range runs {
 		tallies[l] = run.tally
 		*r.BatchImbalance += run.batchImbalance / n
@@ -134,8 +134,12 @@ func tensorReport(t *trace.Trace, p *placement.Placement, runs []*layerRun, o *O
 		r.BaselineLAR += run.baseline / n
 		r.OracleLAR += run.oracle / n
 		r.UpperBound += run.upper / n
+		scored += run.scored / n
 	}
 	r.fill([][]*tally{tallies}, t.Model.Layers)
+	if !o.WithoutBounds {
+		r.Gap = newGap(r.UpperBound, r.OracleLAR, scored, r.LAR)
+	}
 	r.ModelledUS = modelled(t, p, [][]*tally{tallies}, o)
 	return r
 }

@@ -13,6 +13,8 @@ type Report struct {
 	OracleLAR float64 `json:"oracle_lar"`
 	// UpperBound is what no placement with equal slots and no dispatch can exceed on these requests.
 	UpperBound float64 `json:"upper_bound"`
+	// Gap parts what is missing to an upper bound; nil without bounds.
+	Gap *Gap `json:"gap,omitempty"`
 	// TokenImbalance is the largest token load of a rank over the mean, TokenImbalanceMedian over the median.
 	TokenImbalance       float64 `json:"token_imbalance"`
 	TokenImbalanceMedian float64 `json:"token_imbalance_median"`
@@ -37,6 +39,26 @@ type Report struct {
 	ModelledUS *float64 `json:"modelled_us"`
 	// PerLayer holds the figures of each MoE layer.
 	PerLayer []LayerReport `json:"per_layer"`
+}
+
+// Gap parts the distance between the local activation rate and an upper bound by what causes it. The parts add up to that
+// distance. The bound is one for dispatch without any balance: with attention TP it is UpperBound, with attention DP it may be
+// above it, because UpperBound there holds for the loads of the policy alone.
+type Gap struct {
+	// Placement is the bound less what this placement would reach if every token or request took the best rank for the experts
+	// that it really activates: what another placement could gain at most.
+	Placement float64 `json:"placement"`
+	// Forecast is that less what is reached when every token or request takes the rank of its highest score: what is lost
+	// because routes are not known beforehand.
+	Forecast float64 `json:"forecast"`
+	// Balance is that less the local activation rate: what is given up so that the ranks have equal loads. It can be below 0 by
+	// chance: the highest score is not always right, either.
+	Balance float64 `json:"balance"`
+}
+
+// newGap is for a bound, the rate of the best rank on real routes and that of the highest score, both without balance.
+func newGap(bound, oracle, scored, lar float64) *Gap {
+	return &Gap{Placement: bound - oracle, Forecast: oracle - scored, Balance: scored - lar}
 }
 
 // LayerReport is the score of one MoE layer.

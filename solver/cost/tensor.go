@@ -19,6 +19,8 @@ type layerRun struct {
 
 	batchImbalance, batchExpertImbalance float64
 	baseline, oracle, upper              float64
+	// scored is the rate that taking each token's highest score would reach, without balance.
+	scored float64
 }
 
 func newLayerRun(t *trace.Trace, p *placement.Placement, layer int, o *Options) *layerRun {
@@ -33,11 +35,12 @@ func (r *layerRun) dispatch(forecast TokenForecast, positions []int) {
 	shards, stream := dispatch.NewShards(ranks), dispatch.NewStream(ranks)
 	scores := make([]float32, min(r.options.BatchTokens, len(positions))*ranks)
 	own := make([]int, len(scores)/ranks)
-	batches := 0
+	batches, local := 0, 0
 	for batch := range slices.Chunk(positions, r.options.BatchTokens) {
 		for i, position := range batch {
 			row := scores[i*ranks : (i+1)*ranks]
 			forecast.Score(row, r.layer, position)
+			local += r.localOn(highest(row), position)
 			if r.options.Shards == FreeShards {
 				own[i] = stream.Assign(row)
 			}
@@ -50,6 +53,29 @@ func (r *layerRun) dispatch(forecast TokenForecast, positions []int) {
 	}
 	r.batchImbalance /= float64(batches)
 	r.batchExpertImbalance /= float64(batches)
+	r.scored = float64(local) / float64(len(positions)*r.trace.Model.TopK)
+}
+
+// highest is the rank of the highest score, the first of equal ones.
+func highest(scores []float32) int {
+	best := 0
+	for rank, score := range scores {
+		if score > scores[best] {
+			best = rank
+		}
+	}
+	return best
+}
+
+// localOn is the number of a token's activations with a copy of their expert on a rank.
+func (r *layerRun) localOn(rank, position int) int {
+	local := 0
+	for _, expert := range r.trace.Row(position, r.layer) {
+		if slices.Contains(r.tally.hosts[expert], rank) {
+			local++
+		}
+	}
+	return local
 }
 
 func (r *layerRun) count(batch []int, own []int) {

@@ -2,12 +2,13 @@ package solver
 
 import (
 	"context"
+	"runtime"
 	"slices"
-	"time"
+	"sync"
 
-	"github.com/semmoe/operator/solver/affinity"
-	"github.com/semmoe/operator/solver/cost"
-	"github.com/semmoe/operator/solver/dispatch"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/semmoe/operator/solver/embedding"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -18,13 +19,23 @@ type CompareOptions struct {
 	Attentions []placement.Attention
 	Ranks      []int
 	Seeds      []uint64
+	// RedundantSlots are the numbers of extra slots per rank that are compared; algorithms that know no redundant slots are
+	// compared without. Empty is 0 alone.
+	RedundantSlots []int
 	// Algorithms are those that are compared.
 	Algorithms []placement.Algorithm
 	// Forecasts are those of Auto with attention TP; Baselines those that all other algorithms' placements are given.
 	Forecasts, Baselines []Forecast
 	// TrainPercent is that of the splits.
 	TrainPercent int
-	// Progress, where set, is told before each method what is about to be done.
+	// Embeddings are the vectors of token ids from which prompts are clustered (attention DP); nil stands for a random
+	// projection of the prompt's bag of tokens.
+	Embeddings *embedding.Table
+	// Cells is how many cells (seed, attention mode, EP size, extra slots, algorithm) are worked on at once, each on as many
+	// processors as it can use; 0 is half of the processors. More need more memory and leave fewer processors idle: the
+	// results are the same, but for PlacementSeconds.
+	Cells int
+	// Progress, where set, is told after each cell how many are done. Calls come from several goroutines.
 	Progress func(step string, done, total int)
 }
 
@@ -33,21 +44,37 @@ type Comparison struct {
 	Attention placement.Attention `json:"attention"`
 	Ranks     int                 `json:"ep_size"`
 	Algorithm placement.Algorithm `json:"algorithm"`
+	// RedundantSlots are the extra slots of a rank, SlotsPerRank all of them: the experts that it has in memory.
+	RedundantSlots int `json:"redundant_slots"`
+	SlotsPerRank   int `json:"slots_per_rank"`
 	// Forecast is what the scores come from, Dispatch how tokens or requests are assigned by them.
 	Forecast string `json:"forecast"`
 	Dispatch string `json:"dispatch"`
+	// Part tells, for our placement and the default one, which parts of co-scheduling are used.
+	Part Part `json:"part,omitempty"`
 	// LAR is the local activation rate; the other figures are means over the seeds.
 	LAR                   Spread  `json:"lar"`
-	OracleLAR             float64 `json:"oracle_lar,omitempty"`
 	TokenImbalance        float64 `json:"token_imbalance"`
 	WindowImbalance       float64 `json:"window_imbalance,omitempty"`
 	BatchImbalance        float64 `json:"batch_imbalance,omitempty"`
 	ExpertImbalance       float64 `json:"expert_imbalance"`
 	ExpertWindowImbalance float64 `json:"expert_window_imbalance"`
 	RemoteRanksPerToken   float64 `json:"remote_ranks_per_token"`
-	// PlacementSeconds is what the placement took to solve, mean over seeds; the counts are not included.
+	// PlacementSeconds is what the placement took to solve, mean over seeds; the counts are not included. Cells that are
+	// worked on at the same time share the processors.
 	PlacementSeconds float64 `json:"placement_seconds"`
 }
+
+// Part is a part of co-scheduling: where experts are, and where tokens or requests are sent.
+type Part string
+
+// The parts.
+const (
+	NeitherPart   Part = "neither"
+	PlacementPart Part = "placement alone"
+	RoutingPart   Part = "routing alone"
+	BothParts     Part = "both"
+)
 
 // Spread is a figure over several seeds.
 type Spread struct {
@@ -70,233 +97,212 @@ func (s *Spread) add(v float64) {
 // Compare solves and scores every method on every EP size and seed. Every method sees the same train requests and is scored
 // on the same test requests.
 func Compare(ctx context.Context, t *trace.Trace, o CompareOptions) ([]Comparison, error) {
-	c := &comparer{trace: t, options: o}
+	cells, err := o.cells(&t.Model)
+	if err != nil {
+		return nil, err
+	}
+	profiles := newProfiles(t, &o, cells)
+	scored := make([][]Comparison, len(cells))
+	var lock sync.Mutex
+	done := 0
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(o.atOnce())
+	for _, i := range longestFirst(cells) {
+		group.Go(func() error {
+			s, err := profiles.of(ctx, cells[i])
+			if err != nil {
+				return err
+			}
+			defer profiles.release(cells[i])
+			if scored[i], err = s.methods(ctx, &o); err != nil || o.Progress == nil {
+				return err
+			}
+			lock.Lock()
+			defer lock.Unlock()
+			done++
+			o.Progress("Comparison", done, len(cells))
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	return merged(scored, len(o.Seeds)), nil
+}
+
+func (o *CompareOptions) atOnce() int {
+	if o.Cells > 0 {
+		return o.Cells
+	}
+	return max(runtime.GOMAXPROCS(0)/2, 1)
+}
+
+// cell is what is solved at once: one algorithm, one EP size, one split.
+type cell struct {
+	seed      uint64
+	attention placement.Attention
+	ranks     int
+	redundant int
+	algorithm placement.Algorithm
+}
+
+// cells lists all cells, in the order in which results are reported, or says what the model does not allow.
+func (o *CompareOptions) cells(m *trace.Model) ([]cell, error) {
+	slots := o.RedundantSlots
+	if len(slots) == 0 {
+		slots = []int{0}
+	}
+	var cells []cell
 	for _, ranks := range o.Ranks {
-		if err := placement.CheckRanks(ranks, t.Model.Experts); err != nil {
+		if err := placement.CheckRanks(ranks, m.Experts); err != nil {
 			return nil, err
 		}
-	}
-	total := len(o.Seeds) * len(o.Attentions) * len(o.Ranks) * len(o.Algorithms)
-	done := 0
-	for _, seed := range o.Seeds {
-		for _, attention := range o.Attentions {
-			s, err := c.search(ctx, attention, seed)
-			if err != nil {
+		for _, redundant := range slots {
+			if err := placement.CheckSlots(placement.Auto, ranks, m.Experts, redundant); err != nil {
 				return nil, err
 			}
-			for _, s.options.Ranks = range o.Ranks {
-				for _, s.options.Algorithm = range o.Algorithms {
-					if o.Progress != nil {
-						o.Progress(string(s.options.Algorithm), done, total)
+		}
+	}
+	for _, seed := range o.Seeds {
+		for _, attention := range o.Attentions {
+			for _, ranks := range o.Ranks {
+				for _, redundant := range slots {
+					for _, algorithm := range o.Algorithms {
+						if redundant == 0 || placement.CheckSlots(algorithm, ranks, m.Experts, redundant) == nil {
+							cells = append(cells, cell{seed, attention, ranks, redundant, algorithm})
+						}
 					}
-					if err := c.method(ctx, s); err != nil {
-						return nil, err
-					}
-					done++
 				}
 			}
 		}
 	}
-	return c.results, nil
+	return cells, nil
 }
 
-type comparer struct {
+// longestFirst is an order in which no long cell is left over when all others are done, and in which the counts of few seeds are
+// needed at the same time.
+func longestFirst(cells []cell) []int {
+	order := make([]int, len(cells))
+	for i := range order {
+		order[i] = i
+	}
+	long := func(i int) int {
+		if cells[i].algorithm == placement.CrossEntropy {
+			return 0
+		}
+		return 1
+	}
+	for begin := 0; begin < len(order); {
+		end := begin
+		for end < len(order) && cells[end].seed == cells[begin].seed {
+			end++
+		}
+		slices.SortStableFunc(order[begin:end], func(a, b int) int { return long(a) - long(b) })
+		begin = end
+	}
+	return order
+}
+
+// merged makes one comparison of those of all seeds; cells are in the order of their seeds.
+func merged(scored [][]Comparison, seeds int) []Comparison {
+	var results []Comparison
+	share := 1 / float64(seeds)
+	for _, one := range slices.Concat(scored...) {
+		at := slices.IndexFunc(results, one.sameMethod)
+		if at < 0 {
+			at = len(results)
+			results = append(results, Comparison{
+				Attention: one.Attention, Ranks: one.Ranks, Algorithm: one.Algorithm, RedundantSlots: one.RedundantSlots, SlotsPerRank: one.SlotsPerRank,
+				Forecast: one.Forecast, Dispatch: one.Dispatch, Part: one.Part,
+			})
+		}
+		x := &results[at]
+		x.LAR.add(one.LAR.Mean)
+		x.TokenImbalance += share * one.TokenImbalance
+		x.WindowImbalance += share * one.WindowImbalance
+		x.BatchImbalance += share * one.BatchImbalance
+		x.ExpertImbalance += share * one.ExpertImbalance
+		x.ExpertWindowImbalance += share * one.ExpertWindowImbalance
+		x.RemoteRanksPerToken += share * one.RemoteRanksPerToken
+		x.PlacementSeconds += share * one.PlacementSeconds
+	}
+	return results
+}
+
+// sameMethod reports whether two comparisons differ in nothing but the seed.
+func (c *Comparison) sameMethod(x Comparison) bool {
+	return x.Attention == c.Attention && x.Ranks == c.Ranks && x.Algorithm == c.Algorithm && x.RedundantSlots == c.RedundantSlots &&
+		x.Forecast == c.Forecast && x.Dispatch == c.Dispatch
+}
+
+// profiles are the counts that the cells of a seed and an attention mode share. They are made when the first such cell begins and
+// dropped after the last.
+type profiles struct {
 	trace   *trace.Trace
-	options CompareOptions
-	results []Comparison
+	options *CompareOptions
+	shared  map[profileKey]*profile
 }
 
-// search splits and counts for one seed: what all methods share.
-func (c *comparer) search(ctx context.Context, attention placement.Attention, seed uint64) (*search, error) {
-	s := &search{trace: c.trace, options: Options{Attention: attention, Seed: seed, TrainPercent: c.options.TrainPercent, Forecast: Table}}
+type profileKey struct {
+	seed      uint64
+	attention placement.Attention
+}
+
+type profile struct {
+	lock   sync.Mutex
+	cells  int
+	search *search
+}
+
+func newProfiles(t *trace.Trace, o *CompareOptions, cells []cell) *profiles {
+	p := &profiles{t, o, map[profileKey]*profile{}}
+	for _, c := range cells {
+		key := profileKey{c.seed, c.attention}
+		if p.shared[key] == nil {
+			p.shared[key] = &profile{}
+		}
+		p.shared[key].cells++
+	}
+	return p
+}
+
+// of is the search of a cell, with the shared counts.
+func (p *profiles) of(ctx context.Context, c cell) (*search, error) {
+	shared := p.shared[profileKey{c.seed, c.attention}]
+	shared.lock.Lock()
+	defer shared.lock.Unlock()
+	if shared.search == nil {
+		s, err := p.count(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		shared.search = s
+	}
+	s := *shared.search
+	s.options.Ranks, s.options.RedundantSlots, s.options.Algorithm = c.ranks, c.redundant, c.algorithm
+	return &s, nil
+}
+
+func (p *profiles) release(c cell) {
+	shared := p.shared[profileKey{c.seed, c.attention}]
+	shared.lock.Lock()
+	defer shared.lock.Unlock()
+	if shared.cells--; shared.cells == 0 {
+		shared.search = nil
+	}
+}
+
+// count splits and counts what the compared algorithms need.
+func (p *profiles) count(ctx context.Context, c cell) (*search, error) {
+	s := &search{trace: p.trace, groups: 1, options: Options{
+		Attention: c.attention, Algorithm: placement.Auto, Forecast: Table, TrainPercent: p.options.TrainPercent, Seed: c.seed,
+	}}
 	var err error
-	if s.train, s.test, err = trace.Split(c.trace, c.options.TrainPercent, seed); err != nil {
+	if s.train, s.test, err = trace.Split(p.trace, p.options.TrainPercent, c.seed); err != nil {
 		return nil, err
 	}
 	if err = s.count(ctx); err != nil {
 		return nil, err
 	}
-	if s.pairs, err = affinity.CountPairs(ctx, c.trace, s.train); err != nil {
-		return nil, err
-	}
-	s.transitions, err = affinity.CountTransitions(ctx, c.trace, s.train)
-	return s, err
-}
-
-// method scores one algorithm in every way that its attention mode has.
-func (c *comparer) method(ctx context.Context, s *search) error {
-	if s.options.Attention == placement.DataParallel {
-		return c.requests(ctx, s)
-	}
-	forecasts := c.options.Baselines
-	if s.options.Algorithm == placement.Auto {
-		forecasts = c.options.Forecasts
-	}
-	for _, forecast := range forecasts {
-		part := *s
-		part.options.Forecast = forecast
-		if forecast == Table && s.options.Algorithm == placement.Auto {
-			part.pairs = nil
-		}
-		begin := time.Now()
-		result, err := part.place(ctx, s.options.Algorithm, time.Time{})
-		if err != nil {
-			return err
-		}
-		seconds := time.Since(begin).Seconds()
-		plan, err := part.plan(ctx, result.Placement, s.options.Algorithm)
-		if err != nil {
-			return err
-		}
-		for _, shards := range []cost.ShardRule{cost.FreeShards, cost.EqualShards} {
-			evaluation := part.evaluation()
-			evaluation.Shards = shards
-			report, err := Evaluate(ctx, c.trace, plan, evaluation)
-			if err != nil {
-				return err
-			}
-			c.add(s, string(forecast), string(shards), report, seconds)
-		}
-		if s.options.Algorithm == placement.ContiguousAlgorithm && forecast == Table {
-			evaluation := part.evaluation()
-			report, err := cost.TensorParallel(ctx, c.trace, plan.Placement, noForecast{}, evaluation)
-			if err != nil {
-				return err
-			}
-			c.add(s, "none", string(cost.EqualShards), report, seconds)
-		}
-	}
-	return nil
-}
-
-// evaluation scores on the test requests, without bounds.
-func (s *search) evaluation() cost.Options {
-	o := DefaultEvaluation()
-	o.Requests, o.Seed, o.WithoutBounds = s.test, s.options.Seed, true
-	return o
-}
-
-// requests scores one algorithm's placement under the policies of attention DP.
-func (c *comparer) requests(ctx context.Context, s *search) error {
-	begin := time.Now()
-	result, err := s.place(ctx, s.options.Algorithm, time.Time{})
-	if err != nil {
-		return err
-	}
-	seconds := time.Since(begin).Seconds()
-	plan, err := s.plan(ctx, result.Placement, s.options.Algorithm)
-	if err != nil {
-		return err
-	}
-	score := func(name string, forecast cost.RequestForecast, policy dispatch.Policy) error {
-		evaluation := s.evaluation()
-		evaluation.Policy = policy
-		report, err := cost.DataParallel(ctx, c.trace, plan.Placement, forecast, evaluation)
-		if err == nil {
-			c.add(s, name, string(policy), report, seconds)
-		}
-		return err
-	}
-	table := plan.Ranks.Forecast(c.trace)
-	policies := []dispatch.Policy{dispatch.Price, dispatch.Masked, dispatch.RoundRobin}
-	if s.options.Algorithm == placement.Auto {
-		policies = []dispatch.Policy{dispatch.Price, dispatch.Masked, dispatch.Window, dispatch.LeastLoaded, dispatch.Prefix, dispatch.RoundRobin}
-	}
-	for _, policy := range policies {
-		if err := score(string(Table), table, policy); err != nil {
-			return err
-		}
-	}
-	if s.options.Algorithm != placement.Auto {
-		return nil
-	}
-	if c.trace.Domains != nil {
-		if err := score("domain label", newDomainForecast(c.trace, s.train, plan), dispatch.Price); err != nil {
-			return err
-		}
-	}
-	return score("hash of the first tokens", hashForecast{c.trace}, dispatch.Price)
-}
-
-// add adds a seed's report to the method's comparison.
-func (c *comparer) add(s *search, forecast, dispatched string, r cost.Report, seconds float64) {
-	of := Comparison{Attention: s.options.Attention, Ranks: s.options.Ranks, Algorithm: s.options.Algorithm, Forecast: forecast, Dispatch: dispatched}
-	at := slices.IndexFunc(c.results, func(x Comparison) bool {
-		return x.Attention == of.Attention && x.Ranks == of.Ranks && x.Algorithm == of.Algorithm && x.Forecast == forecast && x.Dispatch == dispatched
-	})
-	if at < 0 {
-		at = len(c.results)
-		c.results = append(c.results, of)
-	}
-	x := &c.results[at]
-	x.LAR.add(r.LAR)
-	share := 1 / float64(len(c.options.Seeds))
-	x.TokenImbalance += share * r.TokenImbalance
-	x.ExpertImbalance += share * r.ExpertImbalance
-	x.ExpertWindowImbalance += share * r.ExpertWindowImbalance
-	x.RemoteRanksPerToken += share * r.RemoteRanksPerToken
-	x.PlacementSeconds += share * seconds
-	if r.WindowImbalance != nil {
-		x.WindowImbalance += share * *r.WindowImbalance
-	}
-	if r.BatchImbalance != nil {
-		x.BatchImbalance += share * *r.BatchImbalance
-	}
-}
-
-// noForecast scores all ranks alike: tokens are dealt out.
-type noForecast struct{}
-
-func (noForecast) Score(dst []float32, _, _ int) { clear(dst) }
-
-// domainForecast knows the kind of text of a request, and nothing else: the mean shares of the train requests of that kind.
-type domainForecast struct {
-	trace  *trace.Trace
-	shares map[uint8][]float32
-}
-
-func newDomainForecast(t *trace.Trace, train []int, p *Plan) domainForecast {
-	f := domainForecast{t, map[uint8][]float32{}}
-	ranks := p.Placement.Ranks
-	for l, hosts := range p.hosts() {
-		for _, r := range train {
-			shares := f.shares[t.Domains[r]]
-			if shares == nil {
-				shares = make([]float32, ranks)
-				f.shares[t.Domains[r]] = shares
-			}
-			for position := int(t.Offsets[r]); position < int(t.Offsets[r+1]); position++ {
-				for _, expert := range t.Row(position, l) {
-					for _, rank := range hosts[expert] {
-						shares[rank]++
-					}
-				}
-			}
-		}
-	}
-	for _, shares := range f.shares {
-		total := float32(0)
-		for _, n := range shares {
-			total += n
-		}
-		for rank := range shares {
-			shares[rank] /= total
-		}
-	}
-	return f
-}
-
-func (f domainForecast) Score(dst []float32, request int) {
-	clear(dst)
-	copy(dst, f.shares[f.trace.Domains[request]])
-}
-
-// hashForecast sends requests that begin alike to the same rank.
-type hashForecast struct{ trace *trace.Trace }
-
-func (f hashForecast) Score(dst []float32, request int) {
-	clear(dst)
-	tokens := f.trace.Request(request)
-	hashes := dispatch.PrefixHashes(nil, slices.Concat(tokens[:min(len(tokens), dispatch.PrefixBlock)], make([]int32, dispatch.PrefixBlock)))
-	dst[hashes[0]%uint64(len(dst))] = 1
+	return s, s.countRelations(ctx)
 }

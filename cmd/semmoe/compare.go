@@ -1,29 +1,28 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"runtime"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/embedding"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
 
 // compareFlags are the flags of semmoe compare.
 type compareFlags struct {
-	trace, format                                string
-	ranks                                        []int
+	trace, embeddings, format                    string
+	ranks, redundantSlots                        []int
 	attentions, algorithms, forecasts, baselines []string
-	seeds, trainPercent                          int
+	seeds, trainPercent, cells                   int
 }
 
 func newCompareCommand() *cobra.Command {
@@ -32,7 +31,9 @@ func newCompareCommand() *cobra.Command {
 		Use:   "compare --trace FILE",
 		Short: "Compare placement algorithms, forecasts and policies on a routing trace",
 		Long: "Solve and score every algorithm on the same documents, over several seeds of the split, and print the held-out local\n" +
-			"activation rates side by side. Exit code 2: the command line must be changed; 3: the trace is invalid; 1: try again.",
+			"activation rates side by side, and how far ours is ahead of each baseline. The whole matrix is the default, with the table as\n" +
+			"the baselines' forecast; --baseline-forecast table,prefill gives them ours, and --attention dp --redundant-slots 0,1,2,4 is the\n" +
+			"curve of memory against locality. Exit code 2: the command line must be changed; 3: the trace is invalid; 1: try again.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return flags.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -46,6 +47,9 @@ func newCompareCommand() *cobra.Command {
 	f.StringSliceVar(&flags.algorithms, "algorithm", nil, "algorithms (default: all): "+listOf(placement.Algorithms))
 	f.StringSliceVar(&flags.forecasts, "forecast", []string{"table", "prefill", "decode"}, "attention tp: forecasts of auto")
 	f.StringSliceVar(&flags.baselines, "baseline-forecast", []string{"table"}, "attention tp: forecasts that the other algorithms' placements are given")
+	f.IntSliceVar(&flags.redundantSlots, "redundant-slots", []int{0}, "numbers of extra slots per rank; more than 0 for auto, eplb, contiguous and round-robin alone")
+	f.StringVar(&flags.embeddings, "embeddings", "", "attention dp: token embeddings, .npy [vocabulary, size] of f4 or f2, by which prompts are clustered (default: a random\nprojection of the prompt's bag of tokens)")
+	f.IntVar(&flags.cells, "cells", 0, "how many algorithms, EP sizes and splits are worked on at once (default: half of the processors); results are the same, but\nfor the seconds, and memory grows with it")
 	f.IntVar(&flags.seeds, "seeds", 5, "number of splits: seeds 1, 2, ...")
 	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents")
 	f.StringVar(&flags.format, "format", "markdown", "markdown or json")
@@ -53,12 +57,16 @@ func newCompareCommand() *cobra.Command {
 }
 
 func (f *compareFlags) options() (solver.CompareOptions, error) {
-	o := solver.CompareOptions{Ranks: f.ranks, TrainPercent: f.trainPercent, Algorithms: placement.Algorithms}
+	o := solver.CompareOptions{
+		Ranks: f.ranks, RedundantSlots: f.redundantSlots, TrainPercent: f.trainPercent, Algorithms: placement.Algorithms, Cells: f.cells,
+	}
 	switch {
 	case f.trace == "":
 		return o, usageErrorf("--trace is missing: name a routing trace")
 	case f.seeds < 1:
 		return o, usageErrorf("--seeds is %d; it must be at least 1", f.seeds)
+	case f.cells < 0:
+		return o, usageErrorf("--cells is %d; it cannot be negative", f.cells)
 	case f.format != "markdown" && f.format != "json":
 		return o, usageErrorf("--format is %q; allowed is markdown, json", f.format)
 	case f.trainPercent < 1 || f.trainPercent > 99:
@@ -105,11 +113,16 @@ func parseForecasts(flag string, names []string) ([]solver.Forecast, error) {
 
 // comparisonReport is what compare prints as JSON.
 type comparisonReport struct {
-	Trace       string              `json:"trace"`
-	Seeds       int                 `json:"seeds"`
-	Processors  int                 `json:"processors"`
-	Seconds     float64             `json:"seconds"`
-	Comparisons []solver.Comparison `json:"comparisons"`
+	Trace string `json:"trace"`
+	// Model is the shape of the model, Prompts says what prompts were clustered by.
+	Model        string              `json:"model"`
+	Prompts      string              `json:"prompts"`
+	Seeds        int                 `json:"seeds"`
+	TrainPercent int                 `json:"train_percent"`
+	Processors   int                 `json:"processors"`
+	Seconds      float64             `json:"seconds"`
+	Comparisons  []solver.Comparison `json:"comparisons"`
+	Leads        []solver.Lead       `json:"leads"`
 }
 
 func (f *compareFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
@@ -126,81 +139,49 @@ func (f *compareFlags) run(ctx context.Context, stdout, stderr io.Writer) error 
 		if err := placement.CheckRanks(ranks, t.Model.Experts); err != nil {
 			return usageErrorf("--ep: %w", err)
 		}
+		for _, redundant := range o.RedundantSlots {
+			if err := placement.CheckSlots(placement.Auto, ranks, t.Model.Experts, redundant); err != nil {
+				return usageErrorf("--redundant-slots: %w", err)
+			}
+		}
+	}
+	report := comparisonReport{
+		Trace: fmt.Sprintf("%x", t.Digest), Seeds: f.seeds, TrainPercent: f.trainPercent, Processors: runtime.GOMAXPROCS(0),
+		Model:   fmt.Sprintf("%d MoE layers of %d experts, top-%d", len(t.Model.Layers), t.Model.Experts, t.Model.TopK),
+		Prompts: "a random projection of their bags of tokens",
+	}
+	if f.embeddings != "" {
+		report.Prompts = "the means of their tokens' embeddings"
+		if o.Embeddings, err = openEmbeddings(f.embeddings, t.Model.Vocabulary); err != nil {
+			return err
+		}
 	}
 	bar := newProgressBar(stderr)
 	o.Progress = bar.show
-	comparisons, err := solver.Compare(ctx, t, o)
+	report.Comparisons, err = solver.Compare(ctx, t, o)
 	bar.clear()
 	if err != nil {
 		return inputError(err)
 	}
+	report.Leads, report.Seconds = solver.Leads(report.Comparisons), time.Since(begin).Seconds()
 	if f.format == "json" {
-		return json.NewEncoder(stdout).Encode(comparisonReport{
-			fmt.Sprintf("%x", t.Digest), f.seeds, runtime.GOMAXPROCS(0), time.Since(begin).Seconds(), comparisons,
-		})
+		return json.NewEncoder(stdout).Encode(report)
 	}
-	return writeMarkdown(stdout, comparisons)
-}
-
-// writeMarkdown prints one table for each attention mode: a row for each method, a column for each EP size.
-func writeMarkdown(out io.Writer, comparisons []solver.Comparison) error {
-	var b strings.Builder
-	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
-		var rows [][]solver.Comparison
-		var sizes []int
-		for _, c := range comparisons {
-			if c.Attention != attention {
-				continue
-			}
-			if !slices.Contains(sizes, c.Ranks) {
-				sizes = append(sizes, c.Ranks)
-			}
-			at := slices.IndexFunc(rows, func(row []solver.Comparison) bool {
-				return row[0].Algorithm == c.Algorithm && row[0].Forecast == c.Forecast && row[0].Dispatch == c.Dispatch
-			})
-			if at < 0 {
-				rows = append(rows, []solver.Comparison{c})
-			} else {
-				rows[at] = append(rows[at], c)
-			}
-		}
-		if len(rows) == 0 {
-			continue
-		}
-		slices.SortStableFunc(rows, func(a, b []solver.Comparison) int {
-			return cmp.Or(cmp.Compare(b[0].Dispatch, a[0].Dispatch), cmp.Compare(a[0].LAR.Mean, b[0].LAR.Mean))
-		})
-		writeTable(&b, attention, sizes, rows)
-	}
-	_, err := io.WriteString(out, b.String())
+	_, err = io.WriteString(stdout, report.markdown())
 	return err
 }
 
-func writeTable(b *strings.Builder, attention placement.Attention, sizes []int, rows [][]solver.Comparison) {
-	head := "| placement | forecast | dispatch |"
-	line := "| --- | --- | --- |"
-	for _, n := range sizes {
-		head += fmt.Sprintf(" EP %d | spread | imbalance | expert imbalance | remote ranks | s |", n)
-		line += strings.Repeat(" --- |", 6)
+// openEmbeddings reads the embeddings of a vocabulary.
+func openEmbeddings(path string, vocabulary int) (*embedding.Table, error) {
+	table, err := embedding.Open(path)
+	var invalid *embedding.InvalidError
+	switch {
+	case errors.As(err, &invalid):
+		return nil, codedError{fmt.Errorf("--embeddings: %w", err), exitInvalidFile}
+	case err != nil:
+		return nil, inputError(fmt.Errorf("--embeddings: %w", err))
+	case table.Tokens != vocabulary:
+		return nil, codedError{fmt.Errorf("--embeddings: %s has %d tokens; the trace's vocabulary is %d", path, table.Tokens, vocabulary), exitInvalidFile}
 	}
-	fmt.Fprintf(b, "Attention %s\n\n%s\n%s\n", attention, head, line)
-	for _, row := range rows {
-		fmt.Fprintf(b, "| %s | %s | %s |", row[0].Algorithm, row[0].Forecast, row[0].Dispatch)
-		for _, n := range sizes {
-			at := slices.IndexFunc(row, func(c solver.Comparison) bool { return c.Ranks == n })
-			if at < 0 {
-				b.WriteString(strings.Repeat(" |", 6))
-				continue
-			}
-			c := row[at]
-			balance := c.TokenImbalance
-			if attention == placement.DataParallel {
-				balance = c.WindowImbalance
-			}
-			fmt.Fprintf(b, " %.4f | %.4f–%.4f | %.3f | %.3f | %.3f | %.1f |",
-				c.LAR.Mean, c.LAR.Least, c.LAR.Most, balance, c.ExpertWindowImbalance, c.RemoteRanksPerToken, c.PlacementSeconds)
-		}
-		b.WriteString("\n")
-	}
-	b.WriteString("\n")
+	return table, nil
 }

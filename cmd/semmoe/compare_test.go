@@ -1,0 +1,105 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/semmoe/operator/solver/trace"
+	"github.com/semmoe/operator/solver/trace/tracetest"
+)
+
+// smallTrace writes a trace that every algorithm handles in milliseconds.
+func smallTrace(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "trace.safetensors")
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := trace.Write(file, tracetest.Generate(tracetest.Small, 1)); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestCompareReports(t *testing.T) {
+	args := []string{
+		"--trace", smallTrace(t), "--ep", "2,4", "--seeds", "2", "--redundant-slots", "0,1", "--algorithm", "auto,eplb,contiguous", "--forecast", "table",
+	}
+	code, report, message := runJSON(t, newCompareCommand(), append(args, "--format", "json")...)
+	if code != 0 {
+		t.Fatalf("exit code %d: %s", code, message)
+	}
+	rows := report["comparisons"].([]any)
+	// Two EP sizes and two numbers of slots: TP has 3 methods of auto and contiguous and 2 of eplb; DP 6 policies of auto and 3 other
+	// forecasts, and 3 policies of the others.
+	if len(rows) != 2*2*(3+3+2+6+3+3+3) {
+		t.Errorf("%d rows", len(rows))
+	}
+	leads := report["leads"].([]any)
+	for _, lead := range leads {
+		l := lead.(map[string]any)
+		if l["cells"].(float64) < 4 || l["ahead"].(float64) > l["cells"].(float64) || l["least_lead"].(float64) > l["mean_lead"].(float64)+1e-12 || l["least_lead_at"] == "" {
+			t.Errorf("%v", l)
+		}
+	}
+
+	cmd := newCompareCommand()
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetErr(&bytes.Buffer{})
+	cmd.SetArgs(args)
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	text := out.String()
+	for _, want := range []string{
+		"means over 2 splits", "Attention tp\n", "Attention dp\n", "| auto | 1 | table | price | both | ", "| contiguous | 0 | none | equal | neither | ",
+		"\nOurs against each baseline", "| dp | placement eplb, 1 extra slots | ", "Memory against locality, attention tp, equal", "Memory against locality, attention dp, price",
+		"\n| 1 | 9 | ",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is missing in\n%s", want, text)
+		}
+	}
+	if got := strings.Count(text, "| dp | ") + strings.Count(text, "| tp | "); got != len(leads) {
+		t.Errorf("%d lines for %d baselines", got, len(leads))
+	}
+	for _, line := range strings.Split(text, "\n") {
+		if strings.HasPrefix(line, "|") && !strings.HasSuffix(line, "|") {
+			t.Errorf("row %q", line)
+		}
+	}
+}
+
+func TestCompareRefuses(t *testing.T) {
+	path, npy := smallTrace(t), filepath.Join(t.TempDir(), "e.npy")
+	header := "{'descr': '<f2', 'fortran_order': False, 'shape': (1, 1), }"
+	if err := os.WriteFile(npy, append([]byte("\x93NUMPY\x01\x00\x3b\x00"+header), 0, 0), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for want, args := range map[string][]string{
+		"--trace is missing":           nil,
+		"--redundant-slots: 9 ":        {"--trace", path, "--ep", "2", "--redundant-slots", "9"},
+		"--redundant-slots: -1 ":       {"--trace", path, "--ep", "2", "--redundant-slots", "-1"},
+		"--cells is -1":                {"--trace", path, "--cells", "-1"},
+		"--format is \"xml\"":          {"--trace", path, "--format", "xml"},
+		"--ep: EP size 3":              {"--trace", path, "--ep", "3"},
+		"the trace's vocabulary is 20": {"--trace", path, "--ep", "2", "--embeddings", npy},
+		"does not begin like":          {"--trace", path, "--ep", "2", "--embeddings", path},
+		"no such file":                 {"--trace", path, "--ep", "2", "--embeddings", path + "x"},
+	} {
+		code, _, message := runJSON(t, newCompareCommand(), args...)
+		exit := exitUsage
+		if strings.HasPrefix(want, "the trace") || strings.HasPrefix(want, "does not") || strings.HasPrefix(want, "no such") {
+			exit = exitInvalidFile
+		}
+		if code != exit || !strings.Contains(message, want) {
+			t.Errorf("%v: exit code %d, %q; want %q", args, code, message, want)
+		}
+	}
+}

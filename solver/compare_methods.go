@@ -1,0 +1,197 @@
+package solver
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/placement"
+)
+
+// The names of forecasts that only comparisons know.
+const (
+	// withoutForecast scores all ranks alike: tokens are dealt out.
+	withoutForecast = "none"
+	// domainLabel knows the kind of text of a request and nothing else.
+	domainLabel = "domain label"
+	// prefixHash sends requests that begin with the same tokens to the same rank.
+	prefixHash = "hash of the first 64 tokens"
+	// promptClusters knows which of some clusters of prompts is nearest to the request's.
+	promptClusters = "k-means of prompt embeddings"
+)
+
+// countRelations counts what only other algorithms than Auto need.
+func (s *search) countRelations(ctx context.Context) (err error) {
+	if s.pairs, err = affinity.CountPairs(ctx, s.trace, s.train); err != nil {
+		return err
+	}
+	s.transitions, err = affinity.CountTransitions(ctx, s.trace, s.train)
+	return err
+}
+
+// methods scores the search's algorithm in every way that its attention mode has.
+func (s *search) methods(ctx context.Context, o *CompareOptions) ([]Comparison, error) {
+	if s.options.Attention == placement.DataParallel {
+		return s.requestMethods(ctx, o)
+	}
+	forecasts := o.Baselines
+	if s.options.Algorithm == placement.Auto {
+		forecasts = o.Forecasts
+	}
+	var scored []Comparison
+	placed := map[bool]placed{}
+	for _, forecast := range forecasts {
+		part := *s
+		part.options.Forecast = forecast
+		// Auto places for the mean occurrence of a token where the table is all that there is; the others know no forecast.
+		means := forecast == Table && s.options.Algorithm == placement.Auto
+		if means {
+			part.pairs = nil
+		}
+		p, known := placed[means]
+		if !known {
+			var err error
+			if p, err = part.placed(ctx); err != nil {
+				return nil, err
+			}
+			placed[means] = p
+		}
+		more, err := part.tokenMethods(ctx, p)
+		if err != nil {
+			return nil, err
+		}
+		scored = append(scored, more...)
+	}
+	return scored, nil
+}
+
+// placed is a solved placement with the time that it took.
+type placed struct {
+	placement *placement.Placement
+	seconds   float64
+}
+
+func (s *search) placed(ctx context.Context) (placed, error) {
+	begin := time.Now()
+	result, err := s.place(ctx, s.options.Algorithm, time.Time{})
+	return placed{result.Placement, time.Since(begin).Seconds()}, err
+}
+
+// tokenMethods scores a placement of attention TP with one forecast.
+func (s *search) tokenMethods(ctx context.Context, p placed) ([]Comparison, error) {
+	plan, err := s.plan(ctx, p.placement, s.options.Algorithm)
+	if err != nil {
+		return nil, err
+	}
+	var scored []Comparison
+	for _, shards := range []cost.ShardRule{cost.FreeShards, cost.EqualShards} {
+		evaluation := s.evaluation()
+		evaluation.Shards = shards
+		report, err := Evaluate(ctx, s.trace, plan, evaluation)
+		if err != nil {
+			return nil, err
+		}
+		scored = append(scored, s.comparison(p, string(s.options.Forecast), string(shards), report))
+	}
+	if s.options.Forecast == Table && slices.Contains([]placement.Algorithm{placement.Auto, placement.ContiguousAlgorithm}, s.options.Algorithm) {
+		report, err := cost.TensorParallel(ctx, s.trace, plan.Placement, noForecast{}, s.evaluation())
+		if err != nil {
+			return nil, err
+		}
+		scored = append(scored, s.comparison(p, withoutForecast, string(cost.EqualShards), report))
+	}
+	return scored, nil
+}
+
+// evaluation scores on the test requests, without bounds.
+func (s *search) evaluation() cost.Options {
+	o := DefaultEvaluation()
+	o.Requests, o.Seed, o.WithoutBounds = s.test, s.options.Seed, true
+	return o
+}
+
+// requestMethods scores the algorithm's placement under the policies of attention DP.
+func (s *search) requestMethods(ctx context.Context, o *CompareOptions) ([]Comparison, error) {
+	p, err := s.placed(ctx)
+	if err != nil {
+		return nil, err
+	}
+	plan, err := s.plan(ctx, p.placement, s.options.Algorithm)
+	if err != nil {
+		return nil, err
+	}
+	var scored []Comparison
+	score := func(name string, forecast cost.RequestForecast, policy dispatch.Policy) error {
+		evaluation := s.evaluation()
+		evaluation.Policy = policy
+		report, err := cost.DataParallel(ctx, s.trace, plan.Placement, forecast, evaluation)
+		if err == nil {
+			scored = append(scored, s.comparison(p, name, string(policy), report))
+		}
+		return err
+	}
+	policies := []dispatch.Policy{dispatch.Price, dispatch.Masked, dispatch.RoundRobin}
+	if s.options.Algorithm == placement.Auto {
+		policies = dispatch.Policies
+	}
+	for _, policy := range policies {
+		if err := score(string(Table), plan.Ranks.Forecast(s.trace), policy); err != nil {
+			return nil, err
+		}
+	}
+	if s.options.Algorithm != placement.Auto {
+		return scored, nil
+	}
+	for _, baseline := range s.requestBaselines(plan, o) {
+		if err := score(baseline.name, baseline.forecast, dispatch.Price); err != nil {
+			return nil, err
+		}
+	}
+	return scored, nil
+}
+
+// comparison is one seed's report of a method.
+func (s *search) comparison(p placed, forecast, dispatched string, r cost.Report) Comparison {
+	c := Comparison{
+		Attention: s.options.Attention, Ranks: s.options.Ranks, Algorithm: s.options.Algorithm,
+		RedundantSlots: s.options.RedundantSlots, SlotsPerRank: p.placement.SlotsPerRank, Forecast: forecast, Dispatch: dispatched,
+		TokenImbalance: r.TokenImbalance, ExpertImbalance: r.ExpertImbalance, ExpertWindowImbalance: r.ExpertWindowImbalance,
+		RemoteRanksPerToken: r.RemoteRanksPerToken, PlacementSeconds: p.seconds,
+	}
+	c.Part = c.part()
+	c.LAR.add(r.LAR)
+	if r.WindowImbalance != nil {
+		c.WindowImbalance = *r.WindowImbalance
+	}
+	if r.BatchImbalance != nil {
+		c.BatchImbalance = *r.BatchImbalance
+	}
+	return c
+}
+
+// informed reports whether the dispatch looks at the forecast.
+func (c *Comparison) informed() bool {
+	if c.Attention == placement.TensorParallel {
+		return c.Forecast != withoutForecast
+	}
+	return slices.Contains([]dispatch.Policy{dispatch.Price, dispatch.Masked, dispatch.Window}, dispatch.Policy(c.Dispatch))
+}
+
+// part is empty for the placements of other algorithms: what they are worth is not a matter of parts.
+func (c *Comparison) part() Part {
+	switch {
+	case c.Algorithm == placement.Auto && c.informed():
+		return BothParts
+	case c.Algorithm == placement.Auto:
+		return PlacementPart
+	case c.Algorithm != placement.ContiguousAlgorithm:
+		return ""
+	case c.informed():
+		return RoutingPart
+	default:
+		return NeitherPart
+	}
+}

@@ -1,0 +1,115 @@
+package solver
+
+import (
+	"fmt"
+
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/placement"
+)
+
+// Lead compares ours with one baseline: a cell is one EP size, one seed, and one forecast and dispatch.
+type Lead struct {
+	Attention placement.Attention `json:"attention"`
+	// Baseline is a placement under the same forecast and dispatch as ours, or another way to dispatch over our placement.
+	Baseline string `json:"baseline"`
+	// Cells are those compared, Ahead those in which our local activation rate is higher.
+	Cells int `json:"cells"`
+	Ahead int `json:"ahead"`
+	// Least is the smallest difference of the two rates, ours less the baseline's, over all cells, LeastAt where it is; Mean is
+	// the mean difference.
+	Least   float64 `json:"least_lead"`
+	LeastAt string  `json:"least_lead_at"`
+	Mean    float64 `json:"mean_lead"`
+	// OurImbalance and BaselineImbalance are the means of the token loads' max/mean: in windows with attention DP, over a whole
+	// run with attention TP. A lead that was bought with balance shows here.
+	OurImbalance      float64 `json:"our_imbalance"`
+	BaselineImbalance float64 `json:"baseline_imbalance"`
+}
+
+// Leads compares Auto with every baseline among comparisons, in the order of their first appearance. Both sides have the same
+// number of extra slots.
+func Leads(comparisons []Comparison) []Lead {
+	var leads []Lead
+	for i := range comparisons {
+		theirs := &comparisons[i]
+		name, ours := counterpart(comparisons, theirs)
+		if ours == nil {
+			continue
+		}
+		at := 0
+		for at < len(leads) && (leads[at].Attention != theirs.Attention || leads[at].Baseline != name) {
+			at++
+		}
+		if at == len(leads) {
+			leads = append(leads, Lead{Attention: theirs.Attention, Baseline: name})
+		}
+		leads[at].add(theirs, ours)
+	}
+	for i := range leads {
+		n := float64(leads[i].Cells)
+		leads[i].Mean /= n
+		leads[i].OurImbalance /= n
+		leads[i].BaselineImbalance /= n
+	}
+	return leads
+}
+
+func (l *Lead) add(theirs, ours *Comparison) {
+	for seed, lar := range theirs.LAR.Seeds {
+		lead := ours.LAR.Seeds[seed] - lar
+		if l.Cells == 0 || lead < l.Least {
+			l.Least = lead
+			l.LeastAt = fmt.Sprintf("EP %d, split %d, %s, %s", theirs.Ranks, seed+1, theirs.Forecast, theirs.Dispatch)
+		}
+		l.Cells++
+		l.Mean += lead
+		l.OurImbalance += ours.balance()
+		l.BaselineImbalance += theirs.balance()
+		if lead > 0 {
+			l.Ahead++
+		}
+	}
+}
+
+// balance is the imbalance that the attention mode is judged by.
+func (c *Comparison) balance() float64 {
+	if c.Attention == placement.DataParallel {
+		return c.WindowImbalance
+	}
+	return c.TokenImbalance
+}
+
+// counterpart is the name of the baseline that a comparison shows, and ours to compare it with; nil where it shows none.
+func counterpart(all []Comparison, of *Comparison) (name string, ours *Comparison) {
+	want := *of
+	want.Algorithm = placement.Auto
+	switch {
+	case of.Algorithm != placement.Auto && of.informed():
+		name = "placement " + string(of.Algorithm)
+	case of.Part == NeitherPart:
+		name = "placement contiguous, dispatch in turn"
+	case of.Part == PlacementPart || of.Part == BothParts && of.Attention == placement.DataParallel:
+		name = "our placement, dispatch " + of.Dispatch
+		if of.Forecast != string(Table) {
+			name = "our placement, forecast " + of.Forecast
+		}
+	default:
+		return "", nil
+	}
+	if !of.informed() || of.Algorithm == placement.Auto {
+		want.Forecast, want.Dispatch = string(Table), string(dispatch.Price)
+		if of.Attention == placement.TensorParallel {
+			want.Dispatch = string(cost.EqualShards)
+		}
+	}
+	if want.RedundantSlots > 0 {
+		name += fmt.Sprintf(", %d extra slots", want.RedundantSlots)
+	}
+	for i := range all {
+		if all[i].sameMethod(want) && &all[i] != of {
+			return name, &all[i]
+		}
+	}
+	return "", nil
+}

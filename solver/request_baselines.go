@@ -1,0 +1,117 @@
+package solver
+
+import (
+	"slices"
+
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/embedding"
+)
+
+// noForecast scores all ranks alike: tokens are dealt out.
+type noForecast struct{}
+
+func (noForecast) Score(dst []float32, _, _ int) { clear(dst) }
+
+// requestBaseline is another way to tell requests apart than by the table of their tokens.
+type requestBaseline struct {
+	name     string
+	forecast cost.RequestForecast
+}
+
+// requestBaselines are those for a plan's placement.
+func (s *search) requestBaselines(p *Plan, o *CompareOptions) []requestBaseline {
+	baselines := []requestBaseline{
+		{prefixHash, hashForecast{s.trace.Request}}, {promptClusters, s.newKindForecast(p, s.clusters(o.Embeddings))},
+	}
+	if s.trace.Domains != nil {
+		baselines = append(baselines, requestBaseline{domainLabel, s.newKindForecast(p, s.trace.Domains)})
+	}
+	return baselines
+}
+
+// kindForecast knows the kind of a request, and nothing else: the mean shares of the train requests of that kind.
+type kindForecast struct {
+	kinds  []uint8
+	shares [256][]float32
+}
+
+// newKindForecast is for the kinds of all requests of the trace. A kind that the train requests lack scores all ranks alike.
+func (s *search) newKindForecast(p *Plan, kinds []uint8) *kindForecast {
+	var local [256][]int
+	for kind := range local {
+		local[kind] = make([]int, p.Placement.Ranks)
+	}
+	for l, hosts := range p.hosts() {
+		for _, r := range s.train {
+			ranks := local[kinds[r]]
+			for position := int(s.trace.Offsets[r]); position < int(s.trace.Offsets[r+1]); position++ {
+				for _, expert := range s.trace.Row(position, l) {
+					for _, rank := range hosts[expert] {
+						ranks[rank]++
+					}
+				}
+			}
+		}
+	}
+	f := &kindForecast{kinds: kinds}
+	for kind, ranks := range local {
+		total := 0
+		for _, n := range ranks {
+			total += n
+		}
+		f.shares[kind] = make([]float32, len(ranks))
+		for rank, n := range ranks {
+			f.shares[kind][rank] = float32(n) / float32(max(total, 1))
+		}
+	}
+	return f
+}
+
+// Score fills dst with the shares of the request's kind.
+func (f *kindForecast) Score(dst []float32, request int) { copy(dst, f.shares[f.kinds[request]]) }
+
+const (
+	// promptSize is the number of dimensions of a projected prompt.
+	promptSize = 256
+	// clustersPerRank is the number of clusters of prompts for each rank: with one, clusters and ranks would be the same thing,
+	// and the baseline worse.
+	clustersPerRank = 4
+)
+
+// clusters tells, for every request, which of the clusters of train prompts it is nearest to.
+func (s *search) clusters(table *embedding.Table) []uint8 {
+	if table == nil {
+		table = embedding.Projected(s.trace.Model.Vocabulary, promptSize, s.options.Seed)
+	}
+	points := make([][]float32, s.trace.Requests())
+	for r := range points {
+		points[r] = table.Prompt(s.trace.Request(r))
+	}
+	train := make([][]float32, len(s.train))
+	for i, r := range s.train {
+		train[i] = points[r]
+	}
+	space := embedding.NewSpace(train)
+	for i, point := range train {
+		train[i] = space.Direction(point)
+	}
+	found := embedding.KMeans(train, min(clustersPerRank*s.options.Ranks, 256), s.options.Seed)
+	kinds := make([]uint8, len(points))
+	for r, point := range points {
+		kinds[r] = uint8(found.Nearest(space.Direction(point)))
+	}
+	return kinds
+}
+
+// hashForecast sends requests whose first dispatch.PrefixBlock tokens, or all where there are fewer, are the same to the same
+// rank.
+type hashForecast struct{ tokens func(request int) []int32 }
+
+// Score gives all to the rank of the hash.
+func (f hashForecast) Score(dst []float32, request int) {
+	clear(dst)
+	tokens := f.tokens(request)
+	hashes := dispatch.PrefixHashes(nil, slices.Concat(tokens[:min(len(tokens), dispatch.PrefixBlock)], make([]int32, dispatch.PrefixBlock)))
+	dst[hashes[0]%uint64(len(dst))] = 1
+}

@@ -27,7 +27,8 @@ func main() {
 		SilenceErrors: true,
 	}
 	root.AddCommand(newManagerCommand(), newInspectCommand(), newRouterCommand(), newEngineCommand(), newProfileCommand(), newStoreCommand(),
-		newSolveCommand(), newEvalCommand(), newVerifyCommand(), newCompareCommand(), newReshuffleCommand(), newProbeCommand())
+		newSolveCommand(), newEvalCommand(), newVerifyCommand(), newCompareCommand(), newStatsCommand(), newReshuffleCommand(),
+		newProbeCommand())
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintf(os.Stderr, "semmoe: %v\n", err)
 		os.Exit(exitCode(err))

@@ -1,0 +1,42 @@
+package statistics
+
+// Partners says how far experts keep to few others.
+type Partners struct {
+	// Share is the share of an expert's pairs that are with its most frequent partners, mean over experts by their pairs; as many
+	// partners count as would share its rank. Uniform is what it would be if all partners were equally frequent.
+	Share   float64 `json:"share"`
+	Uniform float64 `json:"uniform"`
+}
+
+// Coactivation is for the experts that a token activates together in a layer [N × N], the diagonal left out; a rank has size
+// experts (Occult, GRACE-MoE).
+func Coactivation(together []float32, experts, size int) Partners {
+	p := partners(experts, size-1, func(e, f int) float64 {
+		if e == f {
+			return 0
+		}
+		return float64(together[e*experts+f])
+	})
+	p.Uniform = float64(size-1) / float64(max(experts-1, 1))
+	return p
+}
+
+// Transition is for an expert and those that the same token activates in the next MoE layer [N × N] (ExFlow, MoETuner).
+func Transition(counts []float32, experts, size int) Partners {
+	p := partners(experts, size, func(e, f int) float64 { return float64(counts[e*experts+f]) })
+	p.Uniform = float64(size) / float64(experts)
+	return p
+}
+
+func partners(experts, most int, pairs func(e, f int) float64) Partners {
+	kept, total := 0.0, 0.0
+	row := make([]float64, experts)
+	for e := range experts {
+		for f := range row {
+			row[f] = pairs(e, f)
+			total += row[f]
+		}
+		kept += largest(row, most)
+	}
+	return Partners{Share: kept / max(total, 1)}
+}

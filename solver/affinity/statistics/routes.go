@@ -1,0 +1,98 @@
+package statistics
+
+import (
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// Guess scores a guess of the rank that has most of a token's experts in a layer.
+type Guess struct {
+	// Confidence is the share of the guess among what was seen in the profile, mean over the occurrences there: what the guess
+	// promises. Accuracy is the share of test occurrences for which it is right; where nothing was seen it is wrong.
+	Confidence float64 `json:"confidence"`
+	Accuracy   float64 `json:"accuracy"`
+	// Known is the share of test occurrences for which something was seen.
+	Known float64 `json:"known"`
+}
+
+// Routes are, for every position of a trace and MoE layer, the rank that has most of the token's experts [layers][T]; the lowest
+// of equal ones.
+func Routes(t *trace.Trace, hosts []affinity.Hosts, ranks int) [][]uint16 {
+	routes := make([][]uint16, len(hosts))
+	on := make([]int, ranks)
+	for l := range hosts {
+		routes[l] = make([]uint16, len(t.Tokens))
+		for p := range t.Tokens {
+			clear(on)
+			for _, expert := range t.Row(p, l) {
+				for _, rank := range hosts[l][expert] {
+					on[rank]++
+				}
+			}
+			best := 0
+			for rank, n := range on {
+				if n > on[best] {
+					best = rank
+				}
+			}
+			routes[l][p] = uint16(best)
+		}
+	}
+	return routes
+}
+
+// LookBack guesses the rank in a layer from those in the n layers before, by the most frequent successor of the same sequence in
+// the train requests (Sem-MoE's transition table, which looks back 2 layers). layer must be at least n, n at most 5.
+func LookBack(t *trace.Trace, train, test []int, routes [][]uint16, layer, n, ranks int) Guess {
+	return guess(t, train, test, routes[layer], ranks, func(position int) uint64 {
+		key := uint64(0)
+		for back := range n {
+			key = key*uint64(ranks) + uint64(routes[layer-1-back][position])
+		}
+		return key
+	})
+}
+
+// ByToken guesses the rank from the token id alone: the accuracy of the paper's token table.
+func ByToken(t *trace.Trace, train, test []int, routes []uint16, ranks int) Guess {
+	return guess(t, train, test, routes, ranks, func(position int) uint64 { return uint64(t.Tokens[position]) })
+}
+
+// guess learns the most frequent rank of each key, the lowest of equal ones.
+func guess(t *trace.Trace, train, test []int, routes []uint16, ranks int, key func(position int) uint64) Guess {
+	seen := map[uint64][]int{}
+	occurrences := 0
+	each(t, train, func(p int) {
+		k := key(p)
+		if seen[k] == nil {
+			seen[k] = make([]int, ranks)
+		}
+		seen[k][routes[p]]++
+		occurrences++
+	})
+	guesses := make(map[uint64]uint16, len(seen))
+	agreed := 0
+	for k, counts := range seen {
+		best := 0
+		for rank, n := range counts {
+			if n > counts[best] {
+				best = rank
+			}
+		}
+		guesses[k] = uint16(best)
+		agreed += counts[best]
+	}
+	right, known, all := 0, 0, 0
+	each(t, test, func(p int) {
+		all++
+		rank, ok := guesses[key(p)]
+		if !ok {
+			return
+		}
+		known++
+		if rank == routes[p] {
+			right++
+		}
+	})
+	return Guess{Confidence: ratio(agreed, occurrences), Accuracy: ratio(right, all), Known: ratio(known, all)}
+}

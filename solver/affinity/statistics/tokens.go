@@ -1,0 +1,168 @@
+package statistics
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// Prediction scores sets of experts that were predicted for occurrences of tokens.
+type Prediction struct {
+	// Precision is hits / predicted experts, Recall hits / activated experts, F1 their harmonic mean.
+	Precision float64 `json:"precision"`
+	Recall    float64 `json:"recall"`
+	F1        float64 `json:"f1"`
+}
+
+// StaticTopK predicts, for every occurrence of a token in the listed requests, the top-k experts that its id activated most in
+// the profile (Sem-MoE, section 2: static top-k prediction). For a token id that the profile has not seen nothing is predicted:
+// it costs recall, not precision.
+func StaticTopK(t *trace.Trace, requests []int, layer int, c *affinity.Counts) Prediction {
+	sets := make([][]uint16, c.Vocabulary())
+	for id := range sets {
+		sets[id] = Hottest(c, id)
+	}
+	hits, predicted, activated := 0, 0, 0
+	each(t, requests, func(position int) {
+		set, routed := sets[t.Tokens[position]], t.Row(position, layer)
+		predicted, activated = predicted+len(set), activated+len(routed)
+		for _, expert := range routed {
+			if slices.Contains(set, expert) {
+				hits++
+			}
+		}
+	})
+	p := Prediction{Precision: ratio(hits, predicted), Recall: ratio(hits, activated)}
+	if hits > 0 {
+		p.F1 = 2 * p.Precision * p.Recall / (p.Precision + p.Recall)
+	}
+	return p
+}
+
+// Hottest are the top-k experts that a token id activated most, the lower id first among equals; none for an unseen id.
+func Hottest(c *affinity.Counts, token int) []uint16 {
+	experts, counts := c.Row(token)
+	order := make([]int, len(experts))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Or(cmp.Compare(counts[b], counts[a]), a-b) })
+	var hottest []uint16
+	for _, i := range order[:min(c.TopK, len(order))] {
+		hottest = append(hottest, experts[i])
+	}
+	return hottest
+}
+
+// Concentration says how unevenly token ids use experts, and how much of that the most used experts of each id cover.
+type Concentration struct {
+	// Kurtosis is the mean over occurrences of that of their token id's row (see Kurtosis), Above8 the share of occurrences with
+	// more than 8: publications take that for a sign of predictability.
+	Kurtosis float64 `json:"kurtosis"`
+	Above8   float64 `json:"kurtosis_above_8"`
+	// Covered is the share of the profile's activations that are of the top-k experts that their token id activated most.
+	Covered float64 `json:"covered"`
+	// RestHotness is, of the other activations, the share of the top-k experts that have most of them; RestUniform is what it
+	// would be if they were spread evenly: top-k / experts.
+	RestHotness float64 `json:"rest_hotness"`
+	RestUniform float64 `json:"rest_uniform"`
+}
+
+// Concentrations describes the profile of a layer.
+func Concentrations(c *affinity.Counts) Concentration {
+	out := Concentration{RestUniform: float64(c.TopK) / float64(c.Experts)}
+	rest := make([]float64, c.Experts)
+	occurrences, covered, total := 0.0, 0.0, 0.0
+	for id, n := range c.Occurrences {
+		experts, counts := c.Row(id)
+		if len(experts) == 0 {
+			continue
+		}
+		kurtosis := Kurtosis(counts, c.Experts)
+		occurrences += float64(n)
+		out.Kurtosis += float64(n) * kurtosis
+		if kurtosis > 8 {
+			out.Above8 += float64(n)
+		}
+		hottest := Hottest(c, id)
+		for i, expert := range experts {
+			total += float64(counts[i])
+			if slices.Contains(hottest, expert) {
+				covered += float64(counts[i])
+			} else {
+				rest[expert] += float64(counts[i])
+			}
+		}
+	}
+	out.Kurtosis, out.Above8, out.Covered = out.Kurtosis/max(occurrences, 1), out.Above8/max(occurrences, 1), covered/max(total, 1)
+	if total > covered {
+		out.RestHotness = largest(rest, c.TopK) / (total - covered)
+	}
+	return out
+}
+
+// Kurtosis is the fourth standardised moment (Pearson's: 3 for a normal distribution) of a row over all experts, those that it
+// does not activate included; 0 where all are activated equally often.
+func Kurtosis(counts []float32, experts int) float64 {
+	n, mean := float64(experts), 0.0
+	for _, x := range counts {
+		mean += float64(x) / n
+	}
+	missing := n - float64(len(counts))
+	second, fourth := missing*mean*mean, missing*mean*mean*mean*mean
+	for _, x := range counts {
+		d := float64(x) - mean
+		second += d * d
+		fourth += d * d * d * d
+	}
+	if second < 1e-12 {
+		return 0
+	}
+	return fourth * n / (second * second)
+}
+
+// Seen says how much of the listed requests the profile knows.
+type Seen struct {
+	// Once is the share of occurrences whose token id occurs in the profile, Often that of those that occur there five times.
+	Once  float64 `json:"once"`
+	Often float64 `json:"five_times"`
+}
+
+// SeenTokens counts the listed requests against a profile.
+func SeenTokens(t *trace.Trace, requests []int, c *affinity.Counts) Seen {
+	once, often, all := 0, 0, 0
+	each(t, requests, func(position int) {
+		all++
+		n := c.Occurrences[t.Tokens[position]]
+		if n >= 1 {
+			once++
+		}
+		if n >= 5 {
+			often++
+		}
+	})
+	return Seen{ratio(once, all), ratio(often, all)}
+}
+
+// each calls do for every position of the listed requests.
+func each(t *trace.Trace, requests []int, do func(position int)) {
+	for _, r := range requests {
+		for p := int(t.Offsets[r]); p < int(t.Offsets[r+1]); p++ {
+			do(p)
+		}
+	}
+}
+
+func ratio(part, whole int) float64 { return float64(part) / float64(max(whole, 1)) }
+
+// largest is the sum of the n largest values.
+func largest(values []float64, n int) float64 {
+	sorted, sum := slices.Clone(values), 0.0
+	slices.Sort(sorted)
+	for _, v := range sorted[max(len(sorted)-n, 0):] {
+		sum += v
+	}
+	return sum
+}

@@ -1,0 +1,213 @@
+package solver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/affinity/statistics"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// StatisticsOptions are the inputs of Describe besides the trace.
+type StatisticsOptions struct {
+	// Ranks is the EP size: of the routes between ranks, and of what counts as few partners.
+	Ranks int
+	// Transfer is the attention mode of the transfer between kinds of text; empty leaves it out.
+	Transfer placement.Attention
+	// TrainPercent of the requests are learnt from, by whole documents.
+	TrainPercent int
+	// Seed makes split and placement repeatable.
+	Seed uint64
+	// Progress, where set, is told what is being done and how much of it is done. Calls come from several goroutines.
+	Progress func(step string, done, total int)
+}
+
+// Statistics describe a trace.
+type Statistics struct {
+	Ranks int `json:"ep_size"`
+	// TrainTokens and TestTokens count the tokens on both sides of the split, SeenTokens what the first know of the second.
+	TrainTokens int             `json:"train_tokens"`
+	TestTokens  int             `json:"test_tokens"`
+	SeenTokens  statistics.Seen `json:"seen_tokens"`
+	// Layers has an entry for each MoE layer, Mean their means over the layers that have a figure.
+	Layers []LayerStatistics `json:"layers"`
+	Mean   LayerStatistics   `json:"mean"`
+	// Transfer is nil where it was left out, or the trace names no kinds of text.
+	Transfer *Transfer `json:"transfer,omitempty"`
+}
+
+// LayerStatistics describe a MoE layer. The routes are those over our placement for attention TP, solved on the train requests.
+type LayerStatistics struct {
+	// Layer is the model's layer index; -1 in a mean.
+	Layer         int                      `json:"layer"`
+	StaticTopK    statistics.Prediction    `json:"static_top_k"`
+	Concentration statistics.Concentration `json:"concentration"`
+	Coactivation  statistics.Partners      `json:"coactivation"`
+	// Transition is nil in the last layer.
+	Transition *statistics.Partners `json:"transition,omitempty"`
+	// TokenRoute guesses a token's rank from its id, LookBack from its ranks in the 1, 2 … layers before; there is one entry for
+	// each number of layers, at most 5, that there are.
+	TokenRoute statistics.Guess   `json:"token_route"`
+	LookBack   []statistics.Guess `json:"look_back"`
+}
+
+// Transfer is the local activation rate of plans that are solved on one kind of text and serve another.
+type Transfer struct {
+	Attention placement.Attention `json:"attention"`
+	Domains   []string            `json:"domains"`
+	// LAR is [domain learnt from][domain served]; nil where one side of the split has no request of the domain.
+	LAR [][]*float64 `json:"lar"`
+}
+
+// mostLookBack is the longest sequence of earlier layers that is looked at.
+const mostLookBack = 5
+
+// Describe computes the statistics of a trace. Errors about the trace are *trace.InvalidError.
+func Describe(ctx context.Context, t *trace.Trace, o StatisticsOptions) (*Statistics, error) {
+	if err := placement.CheckRanks(o.Ranks, t.Model.Experts); err != nil {
+		return nil, err
+	}
+	s := &search{trace: t, groups: 1, options: Options{
+		Ranks: o.Ranks, Attention: placement.TensorParallel, Algorithm: placement.Auto, Forecast: Table, TrainPercent: o.TrainPercent, Seed: o.Seed,
+		Progress: o.Progress,
+	}}
+	var err error
+	if s.train, s.test, err = trace.Split(t, o.TrainPercent, o.Seed); err != nil {
+		return nil, err
+	}
+	if err := s.count(ctx); err != nil {
+		return nil, err
+	}
+	result, err := s.place(ctx, placement.Auto, time.Time{})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.countRelations(ctx); err != nil {
+		return nil, err
+	}
+	out := &Statistics{
+		Ranks: o.Ranks, TrainTokens: t.TokenCount(s.train), TestTokens: t.TokenCount(s.test),
+		SeenTokens: statistics.SeenTokens(t, s.test, &s.tokens[0]), Layers: make([]LayerStatistics, len(t.Model.Layers)),
+	}
+	hosts := make([]affinity.Hosts, len(t.Model.Layers))
+	for l := range hosts {
+		hosts[l] = result.Placement.Hosts(l)
+	}
+	routes := statistics.Routes(t, hosts, o.Ranks)
+	if err := affinity.Parallel(ctx, len(out.Layers), func(l int) { out.Layers[l] = s.describeLayer(l, routes) }); err != nil {
+		return nil, err
+	}
+	out.Mean = meanOf(out.Layers)
+	if o.Transfer != "" && t.Domains != nil {
+		out.Transfer, err = s.transfer(ctx, o.Transfer)
+	}
+	return out, err
+}
+
+func (s *search) describeLayer(l int, routes [][]uint16) LayerStatistics {
+	experts, ranks := s.trace.Model.Experts, s.options.Ranks
+	d := LayerStatistics{
+		Layer:         s.trace.Model.Layers[l],
+		StaticTopK:    statistics.StaticTopK(s.trace, s.test, l, &s.tokens[l]),
+		Concentration: statistics.Concentrations(&s.tokens[l]),
+		Coactivation:  statistics.Coactivation(s.pairs[l].Together, experts, experts/ranks),
+		TokenRoute:    statistics.ByToken(s.trace, s.train, s.test, routes[l], ranks),
+	}
+	if l < len(s.transitions) {
+		p := statistics.Transition(s.transitions[l], experts, experts/ranks)
+		d.Transition = &p
+	}
+	for n := 1; n <= min(l, mostLookBack); n++ {
+		d.LookBack = append(d.LookBack, statistics.LookBack(s.trace, s.train, s.test, routes, l, n, ranks))
+	}
+	return d
+}
+
+// meanOf are the means over the layers that have a figure.
+func meanOf(layers []LayerStatistics) LayerStatistics {
+	m := LayerStatistics{Layer: -1}
+	n := float64(len(layers))
+	var transition statistics.Partners
+	for _, d := range layers {
+		accumulate(d.StaticTopK.Figures(), m.StaticTopK.Figures(), n)
+		accumulate(d.Concentration.Figures(), m.Concentration.Figures(), n)
+		accumulate(d.Coactivation.Figures(), m.Coactivation.Figures(), n)
+		accumulate(d.TokenRoute.Figures(), m.TokenRoute.Figures(), n)
+		if d.Transition != nil {
+			accumulate(d.Transition.Figures(), transition.Figures(), n-1)
+			m.Transition = &transition
+		}
+		for i, guess := range d.LookBack {
+			if i == len(m.LookBack) {
+				m.LookBack = append(m.LookBack, statistics.Guess{})
+			}
+			// The first i+1 layers have too few before them.
+			accumulate(guess.Figures(), m.LookBack[i].Figures(), n-float64(i+1))
+		}
+	}
+	return m
+}
+
+func accumulate(from, sum []*float64, n float64) {
+	for i, figure := range from {
+		*sum[i] += *figure / n
+	}
+}
+
+// transfer solves a plan on the train requests of each kind of text and scores it on the test requests of each.
+func (s *search) transfer(ctx context.Context, attention placement.Attention) (*Transfer, error) {
+	names := s.trace.Model.Domains
+	if len(names) == 0 {
+		for domain := range slices.Max(s.trace.Domains) + 1 {
+			names = append(names, fmt.Sprintf("domain %d", domain))
+		}
+	}
+	out := &Transfer{Attention: attention, Domains: names, LAR: make([][]*float64, len(names))}
+	train, test := s.byDomain(s.train, len(names)), s.byDomain(s.test, len(names))
+	for a := range names {
+		out.LAR[a] = make([]*float64, len(names))
+		if s.options.Progress != nil {
+			s.options.Progress("Transfer", a, len(names))
+		}
+		if len(train[a]) == 0 {
+			continue
+		}
+		part := &search{trace: s.trace, groups: 1, options: s.options, train: train[a]}
+		part.options.Attention, part.options.Progress = attention, nil
+		if err := part.count(ctx); err != nil {
+			return nil, err
+		}
+		result, err := part.place(ctx, placement.Auto, time.Time{})
+		if err != nil {
+			return nil, err
+		}
+		plan, err := part.plan(ctx, result.Placement, placement.Auto)
+		if err != nil {
+			return nil, err
+		}
+		for b := range names {
+			if part.test = test[b]; len(part.test) == 0 {
+				continue
+			}
+			report, err := Evaluate(ctx, s.trace, plan, part.evaluation())
+			if err != nil {
+				return nil, err
+			}
+			out.LAR[a][b] = &report.LAR
+		}
+	}
+	return out, nil
+}
+
+// byDomain parts requests by their kind of text.
+func (s *search) byDomain(requests []int, domains int) [][]int {
+	parts := make([][]int, domains)
+	for _, r := range requests {
+		parts[s.trace.Domains[r]] = append(parts[s.trace.Domains[r]], r)
+	}
+	return parts
+}

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# soak.sh : long runs that find what a quick test does not. SOAK_MINUTES (default 10) is the time of each fuzz target;
-# then the end-to-end suite, with every crash point, as often as SOAK_ROUNDS says (default 1).
+# soak.sh : long runs that find what a quick test does not. SOAK_MINUTES (default 10) is the time of each fuzz target, the trace reader and
+# the plan codec among them; then placements against enumeration, kills, and the end-to-end suite, with every crash point, as often as
+# SOAK_ROUNDS says (default 1).
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 minutes=${SOAK_MINUTES:-10}
@@ -13,6 +14,8 @@ grep -rl --include='*_test.go' '^func Fuzz' internal solver 2>/dev/null | sort |
     go test -run '^$' -fuzz "^$target\$" -fuzztime "${minutes}m" -fuzzminimizetime 20x "$package"
   done
 done
+echo "=== 10,000 small layers against enumeration"
+go test -count=1 -timeout 120m ./solver/placement -run 'AutoReachesTheOptimum' -v -args -small-instances 10000
 echo "=== 200 kills during reshuffling"
 go test -count=1 -timeout 30m ./internal/reshuffle -run RandomKills -args -kills 200
 echo "=== 100 kills of processes that share a directory of reshuffled checkpoints"

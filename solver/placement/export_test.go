@@ -6,11 +6,43 @@ import (
 )
 
 // Enumerate is the value of the best placement of the first layer, as the search of attention tensor parallelism values
-// placements: the experts that are left are parted by taking the first one with every choice of companions, of its group where there are groups.
+// placements.
 func Enumerate(ctx context.Context, p Problem) float64 {
 	s := newLayerSearch(&p.Tokens[0], p.Ranks, p.groups(), limit{ctx: ctx})
-	n := s.counts.Experts
-	size, group, best := n/p.Ranks, n/p.groups(), 0.0
+	best := 0.0
+	p.everyPlacement(func(rankOf []int) {
+		_, value := s.value(rankOf, nil)
+		best = max(best, value)
+	})
+	return best
+}
+
+// EnumerateOracle is the largest local activation rate of any placement of the first layer when every row of experts has its best
+// rank.
+func EnumerateOracle(p Problem, rows [][]uint16) float64 {
+	best, activations, on := 0, 0, make([]int, p.Ranks)
+	for _, row := range rows {
+		activations += len(row)
+	}
+	p.everyPlacement(func(rankOf []int) {
+		local := 0
+		for _, row := range rows {
+			clear(on)
+			for _, e := range row {
+				on[rankOf[e]]++
+			}
+			local += slices.Max(on)
+		}
+		best = max(best, local)
+	})
+	return float64(best) / float64(activations)
+}
+
+// everyPlacement calls do with every placement of a layer, ranks without names: the experts that are left are parted by taking
+// the first one with every choice of companions, of its group where there are groups.
+func (p *Problem) everyPlacement(do func(rankOf []int)) {
+	n := p.experts()
+	size, group := n/p.Ranks, n/p.groups()
 	rankOf := make([]int, n)
 	for e := range rankOf {
 		rankOf[e] = -1
@@ -19,8 +51,7 @@ func Enumerate(ctx context.Context, p Problem) float64 {
 	var companions func(rank, from, missing int)
 	fill = func(rank int) {
 		if rank == p.Ranks {
-			_, value := s.value(rankOf, nil)
-			best = max(best, value)
+			do(rankOf)
 			return
 		}
 		first := slices.Index(rankOf, -1)
@@ -42,7 +73,6 @@ func Enumerate(ctx context.Context, p Problem) float64 {
 		}
 	}
 	fill(0)
-	return best
 }
 
 // ValueSampled is the value of the contiguous placement of the first layer by at most so many scores.

@@ -1,7 +1,8 @@
 // Command bench measures the solver, the reference engine and what the request router in front of it costs, in one run on
 // this machine, and prints one JSON object. With the argument "solver" it measures the solver alone, with "reshuffle" the
-// reshuffling of a checkpoint of 8 GiB, which needs three times that much disk and is measured only then. It judges nothing:
-// the goals stand beside the figures.
+// reshuffling of a checkpoint of 8 GiB, which needs three times that much disk and is measured only then; with "metis", and a
+// routing trace if it is not to be the one in solver/testdata, our search against METIS. It judges nothing: the goals stand beside
+// the figures.
 package main
 
 import (
@@ -65,6 +66,17 @@ func run(ctx context.Context) error {
 	out.SetIndent("", "  ")
 	if len(os.Args) == 2 && os.Args[1] == "reshuffle" {
 		r, err := benchReshuffle(ctx)
+		if err != nil {
+			return err
+		}
+		return out.Encode(r)
+	}
+	if len(os.Args) >= 2 && os.Args[1] == "metis" {
+		path := metisTrace
+		if len(os.Args) > 2 {
+			path = os.Args[2]
+		}
+		r, err := benchMETIS(ctx, path)
 		if err != nil {
 			return err
 		}

@@ -21,8 +21,8 @@ import (
 
 func compareOptions() solver.CompareOptions {
 	return solver.CompareOptions{
-		Attentions: []placement.Attention{placement.TensorParallel, placement.DataParallel}, Ranks: []int{2, 4}, Seeds: []uint64{1, 2},
-		Algorithms: []placement.Algorithm{placement.Auto, placement.EPLB, placement.KMeans2D, placement.ContiguousAlgorithm},
+		Attentions: []placement.Attention{placement.TensorParallel, placement.DataParallel}, Ranks: []int{4}, Seeds: []uint64{1, 2},
+		Algorithms: []placement.Algorithm{placement.Auto, placement.EPLB, placement.ContiguousAlgorithm},
 		Forecasts:  []solver.Forecast{solver.Table, solver.Prefill}, Baselines: []solver.Forecast{solver.Table, solver.Prefill}, TrainPercent: 30,
 	}
 }
@@ -54,7 +54,7 @@ func TestCompareIsTheSameOnAnyNumberOfProcessorsAndCells(t *testing.T) {
 		o.Cells = run.cells
 		var calls atomic.Int64
 		o.Progress = func(_ string, done, total int) {
-			if calls.Add(1); done > total || total != 2*2*2*4 {
+			if calls.Add(1); done > total || total != 2*2*3 {
 				t.Errorf("%d of %d cells", done, total)
 			}
 		}
@@ -64,7 +64,7 @@ func TestCompareIsTheSameOnAnyNumberOfProcessorsAndCells(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if calls.Load() != 2*2*2*4 {
+		if calls.Load() != 2*2*3 {
 			t.Errorf("%d reports of progress", calls.Load())
 		}
 		if i == 0 {
@@ -80,7 +80,7 @@ func TestCompareIsTheSameOnAnyNumberOfProcessorsAndCells(t *testing.T) {
 func TestCompareRepeatsSolve(t *testing.T) {
 	tr := clustered()
 	o := compareOptions()
-	o.Ranks, o.Seeds, o.TrainPercent = []int{4}, []uint64{1}, 50
+	o.Seeds, o.TrainPercent = []uint64{1}, 50
 	all, err := solver.Compare(t.Context(), tr, o)
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +112,8 @@ func TestCompareRepeatsSolve(t *testing.T) {
 // TestCompareRedundantSlots: what knows copies is compared at equal memory, what does not is compared without.
 func TestCompareRedundantSlots(t *testing.T) {
 	o := compareOptions()
-	o.Attentions, o.Ranks, o.RedundantSlots = []placement.Attention{placement.DataParallel}, []int{4}, []int{0, 1, 2}
+	o.Attentions, o.RedundantSlots = []placement.Attention{placement.DataParallel}, []int{0, 1, 2}
+	o.Algorithms = append(o.Algorithms, placement.KMeans2D)
 	tr := clustered()
 	all, err := solver.Compare(t.Context(), tr, o)
 	if err != nil {
@@ -142,7 +143,7 @@ func TestCompareRedundantSlots(t *testing.T) {
 func TestCompareClustersPrompts(t *testing.T) {
 	tr := clustered()
 	o := compareOptions()
-	o.Attentions, o.Ranks, o.Algorithms = []placement.Attention{placement.DataParallel}, []int{4}, []placement.Algorithm{placement.Auto}
+	o.Attentions, o.Algorithms = []placement.Attention{placement.DataParallel}, []placement.Algorithm{placement.Auto}
 	rates := func(table *embedding.Table) (clusters, label float64) {
 		o.Embeddings = table
 		all, err := solver.Compare(t.Context(), tr, o)

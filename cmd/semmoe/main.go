@@ -28,7 +28,7 @@ func main() {
 	}
 	root.AddCommand(newManagerCommand(), newInspectCommand(), newRouterCommand(), newEngineCommand(), newProfileCommand(), newStoreCommand(),
 		newSolveCommand(), newEvalCommand(), newVerifyCommand(), newCompareCommand(), newStatsCommand(), newReshuffleCommand(),
-		newProbeCommand())
+		newProbeCommand(), newLookAheadCommand())
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintf(os.Stderr, "semmoe: %v\n", err)
 		os.Exit(exitCode(err))

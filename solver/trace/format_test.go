@@ -87,10 +87,16 @@ func TestReadRefusesBadHeaders(t *testing.T) {
 		change func(header, metadata map[string]any)
 		want   string
 	}{
-		"missing tensor":        {func(h, _ map[string]any) { h["other"] = h["input_ids"]; delete(h, "input_ids") }, `"input_ids" is missing`},
-		"wrong dtype":           {tensor("request_document", "dtype", "U32"), "allowed is [I32]"},
-		"wrong size":            {tensor("input_ids", "dtype", "I32"), "data_offsets hold"},
-		"unknown dtype":         {tensor("input_ids", "dtype", "Q4"), `unknown dtype "Q4"`},
+		"missing tensor": {func(h, _ map[string]any) { h["other"] = h["input_ids"]; delete(h, "input_ids") }, `"input_ids" is missing`},
+		"wrong dtype":    {tensor("request_document", "dtype", "U32"), "allowed is [I32]"},
+		"wrong size":     {tensor("input_ids", "dtype", "I32"), "data_offsets hold"},
+		"unknown dtype":  {tensor("input_ids", "dtype", "Q4"), `unknown dtype "Q4"`},
+		"half a look-ahead": {func(h, _ map[string]any) {
+			domain := h["request_domain"].(map[string]any)
+			domain["shape"] = append(domain["shape"].([]any), 1, 1)
+			h["lookahead_experts"] = domain
+			delete(h, "request_domain")
+		}, "come together"},
 		"hole":                  {func(h, _ map[string]any) { delete(h, "request_document") }, "begins at byte"},
 		"no metadata":           {func(h, _ map[string]any) { delete(h, "__metadata__") }, "num_experts is missing"},
 		"metadata no number":    {metadata("vocab_size", "many"), `vocab_size is "many"`},

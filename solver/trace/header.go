@@ -111,12 +111,20 @@ type tensorSpec struct {
 	optional bool
 }
 
+// The two tensors of a look-ahead: a trace has both or neither.
+const (
+	lookAheadExperts = "lookahead_experts"
+	lookAheadScores  = "lookahead_scores"
+)
+
 var specs = map[string]tensorSpec{
 	"input_ids":        {dtypes: []string{"U16", "I32"}, rank: 1},
 	"request_offsets":  {dtypes: []string{"I64"}, rank: 1},
 	"request_document": {dtypes: []string{"I32"}, rank: 1},
 	"request_domain":   {dtypes: []string{"U8"}, rank: 1, optional: true},
 	"routed_experts":   {dtypes: []string{"U8", "U16"}, rank: 3},
+	lookAheadExperts:   {dtypes: []string{"U8", "U16"}, rank: 3, optional: true},
+	lookAheadScores:    {dtypes: []string{"U16"}, rank: 3, optional: true},
 }
 
 func checkTensors(tensors []tensor) error {
@@ -138,6 +146,9 @@ func checkTensors(tensors []tensor) error {
 		if !found[name] && !specs[name].optional {
 			return invalidf("tensor %q is missing: not a routing trace", name)
 		}
+	}
+	if found[lookAheadExperts] != found[lookAheadScores] {
+		return invalidf("tensors %q and %q come together: one of them is missing", lookAheadExperts, lookAheadScores)
 	}
 	return nil
 }

@@ -130,10 +130,16 @@ func readPlain(r io.Reader, maxBytes int64) (*Trace, error) {
 	}
 	t := &Trace{}
 	for _, entry := range tensors {
-		if entry.name == "routed_experts" {
+		switch entry.name {
+		case "routed_experts":
 			if t.Model, err = parseModel(metadata, entry.shape); err != nil {
 				return nil, err
 			}
+		case lookAheadExperts:
+			if entry.shape[2] < 1 || entry.shape[2] > MaxLookAhead {
+				return nil, invalidf("tensor %q has shape %v; it must keep 1 to %d experts of each token and layer", entry.name, entry.shape, MaxLookAhead)
+			}
+			t.LookAhead = &LookAhead{Width: int(entry.shape[2])}
 		}
 	}
 	for _, entry := range tensors {
@@ -182,6 +188,10 @@ func (t *Trace) decode(s *stream, entry tensor) (err error) {
 		t.Domains, err = decodeTensor[uint8](s, entry)
 	case "routed_experts":
 		t.Experts, err = decodeTensor[uint16](s, entry)
+	case lookAheadExperts:
+		t.LookAhead.Experts, err = decodeTensor[uint16](s, entry)
+	case lookAheadScores:
+		t.LookAhead.Scores, err = decodeTensor[uint16](s, entry)
 	default:
 		_, err = decodeTensor[struct{}](s, entry)
 	}

@@ -56,6 +56,8 @@ type Trace struct {
 	Domains []uint8
 	// Experts are expert ids [T, MoE layers, TopK], sorted by gate weight within a token and layer.
 	Experts []uint16
+	// LookAhead is what each layer's gate says before the layer's attention has run, or nil.
+	LookAhead *LookAhead
 	// Digest is the sha256 of the uncompressed file that the trace was read from.
 	Digest [sha256.Size]byte
 }
@@ -107,10 +109,16 @@ func (t *Trace) Subset(requests []int) *Trace {
 		Documents: make([]int32, 0, len(requests)),
 		Experts:   make([]uint16, 0, tokens*width),
 	}
+	if t.LookAhead != nil {
+		s.LookAhead = &LookAhead{Width: t.LookAhead.Width}
+	}
 	for _, r := range requests {
 		begin, end := int(t.Offsets[r]), int(t.Offsets[r+1])
 		s.Tokens = append(s.Tokens, t.Tokens[begin:end]...)
 		s.Experts = append(s.Experts, t.Experts[begin*width:end*width]...)
+		if t.LookAhead != nil {
+			s.LookAhead.appendPositions(t.LookAhead, begin, end, len(t.Model.Layers))
+		}
 		s.Offsets = append(s.Offsets, int64(len(s.Tokens)))
 		s.Documents = append(s.Documents, t.Documents[r])
 		if t.Domains != nil {
@@ -133,7 +141,10 @@ func (t *Trace) Validate() error {
 			return invalidf("input_ids: token %d has id %d; the vocabulary allows 0 to %d", i, id, t.Model.Vocabulary-1)
 		}
 	}
-	return t.validateExperts()
+	if err := t.validateExperts(); err != nil || t.LookAhead == nil {
+		return err
+	}
+	return t.LookAhead.validate(t)
 }
 
 func (m *Model) validate() error {

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// random is a valid trace of some documents, with domains where the seed is even.
+// random is a valid trace of some documents, with domains where the seed is even and a look-ahead in every second of those.
 func random(seed uint64) *Trace {
 	r := rand.New(rand.NewPCG(seed, 7))
 	t := &Trace{
@@ -46,7 +46,22 @@ func random(seed uint64) *Trace {
 			}
 		}
 	}
+	if seed%4 == 2 {
+		addLookAhead(t, r)
+	}
 	return t
+}
+
+func addLookAhead(t *Trace, r *rand.Rand) {
+	t.LookAhead = &LookAhead{Width: 1 + r.IntN(min(t.Model.Experts, 6))}
+	for range len(t.Tokens) * len(t.Model.Layers) {
+		score := uint16(LookAheadScale)
+		for _, expert := range r.Perm(t.Model.Experts)[:t.LookAhead.Width] {
+			t.LookAhead.Experts = append(t.LookAhead.Experts, uint16(expert))
+			t.LookAhead.Scores = append(t.LookAhead.Scores, score)
+			score -= uint16(r.IntN(int(score) / 2))
+		}
+	}
 }
 
 func encode(t *testing.T, trace *Trace) []byte {
@@ -119,6 +134,11 @@ func TestAbsurdTraces(t *testing.T) {
 		"top-k too large":     {func(t *Trace) { t.Model.TopK = t.Model.Experts + 1 }, "num_experts_per_tok is"},
 		"layers descend":      {func(t *Trace) { t.Model.Layers = []int{4, 3} }, "not an ascending list"},
 		"experts too few":     {func(t *Trace) { t.Experts = t.Experts[1:] }, "routed_experts has"},
+		"look-ahead expert":   {func(t *Trace) { t.LookAhead.Experts[1] = uint16(t.Model.Experts) }, "lookahead_experts: token 0, layer"},
+		"look-ahead twice":    {func(t *Trace) { t.LookAhead.Experts[1] = t.LookAhead.Experts[0] }, "appears twice"},
+		"look-ahead order":    {func(t *Trace) { t.LookAhead.Scores[0] = 0 }, "scores must not ascend"},
+		"look-ahead short":    {func(t *Trace) { t.LookAhead.Scores = t.LookAhead.Scores[1:] }, "lookahead_experts has"},
+		"look-ahead width":    {func(t *Trace) { t.LookAhead.Width = 0 }, "lookahead_experts keeps 0"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -208,6 +228,11 @@ func TestSubset(t *testing.T) {
 	position, wanted := int(subset.Offsets[1]), int(trace.Offsets[0])
 	if diff := cmp.Diff(trace.Row(wanted, 0), subset.Row(position, 0)); diff != "" {
 		t.Errorf("experts (-want +got):\n%s", diff)
+	}
+	wantExperts, wantScores := trace.LookAheadRow(wanted, 0)
+	gotExperts, gotScores := subset.LookAheadRow(position, 0)
+	if !cmp.Equal(wantExperts, gotExperts) || !cmp.Equal(wantScores, gotScores) {
+		t.Errorf("look-ahead %v %v, want %v %v", gotExperts, gotScores, wantExperts, wantScores)
 	}
 	if picked := Sample(trace, trace.AllRequests(), 5, 1); trace.TokenCount(picked) < 5 {
 		t.Errorf("a sample of %d tokens, want at least 5", trace.TokenCount(picked))

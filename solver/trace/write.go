@@ -76,6 +76,10 @@ func Write(w io.Writer, t *Trace) error {
 	writeIntegers(out, t.Documents, 4)
 	writeIntegers(out, t.Tokens, t.tokenBytes())
 	writeIntegers(out, t.Experts, t.expertBytes())
+	if t.LookAhead != nil {
+		writeIntegers(out, t.LookAhead.Scores, 2)
+		writeIntegers(out, t.LookAhead.Experts, t.expertBytes())
+	}
 	writeIntegers(out, t.Domains, 1)
 	return out.Flush()
 }
@@ -146,6 +150,10 @@ func (t *Trace) header() ([]byte, error) {
 	add("request_document", "I32", 4, len(t.Documents))
 	add("input_ids", tokenType, t.tokenBytes(), len(t.Tokens))
 	add("routed_experts", expertType, t.expertBytes(), len(t.Tokens), len(m.Layers), m.TopK)
+	if t.LookAhead != nil {
+		add(lookAheadScores, "U16", 2, len(t.Tokens), len(m.Layers), t.LookAhead.Width)
+		add(lookAheadExperts, expertType, t.expertBytes(), len(t.Tokens), len(m.Layers), t.LookAhead.Width)
+	}
 	if t.Domains != nil {
 		add("request_domain", "U8", 1, len(t.Domains))
 	}

@@ -49,20 +49,9 @@ func (r *Runner) route(l int) {
 	})
 }
 
-// choose turns gate logits into the TopK experts of largest probability, largest first, the lower index first among
-// equals. It overwrites the logits.
+// choose turns gate logits into the TopK experts of largest probability and their weights. It overwrites the logits.
 func (m *Model) choose(logits []float32, chosen []int, weight []float32) {
-	sum := softmax(logits)
-	for k := range chosen {
-		best := 0
-		for e, p := range logits {
-			if p > logits[best] {
-				best = e
-			}
-		}
-		chosen[k], weight[k] = best, logits[best]/sum
-		logits[best] = -1 // below every probability: not chosen again
-	}
+	mostProbable(logits, chosen, weight)
 	if !m.NormTopK {
 		return
 	}
@@ -72,6 +61,22 @@ func (m *Model) choose(logits []float32, chosen []int, weight []float32) {
 	}
 	for k := range weight {
 		weight[k] /= total
+	}
+}
+
+// mostProbable turns gate logits into as many experts as chosen holds, those of largest probability, largest first, the
+// lower index first among equals. It overwrites the logits.
+func mostProbable(logits []float32, chosen []int, probability []float32) {
+	sum := softmax(logits)
+	for k := range chosen {
+		best := 0
+		for e, p := range logits {
+			if p > logits[best] {
+				best = e
+			}
+		}
+		chosen[k], probability[k] = best, logits[best]/sum
+		logits[best] = -1 // below every probability: not chosen again
 	}
 }
 

@@ -57,6 +57,7 @@ type oracle struct {
 	*Config
 	w            map[string][]float64
 	keys, values [][][]float64 // [layers][positions][KVHeads*HeadDim]
+	ahead        [][]float64   // what the gates say of the last token before attention [layers][Experts]
 }
 
 func (o *oracle) linear(name string, x []float64) []float64 {
@@ -126,6 +127,9 @@ func (o *oracle) token(id int32, position int) []float64 {
 	}
 	for l := range o.Layers {
 		prefix := fmt.Sprintf("model.layers.%d.", l)
+		if o.MoE[l] {
+			o.ahead[l] = probabilities(o.linear(prefix+"mlp.gate.weight", o.norm(prefix+"post_attention_layernorm.weight", x)))
+		}
 		in := o.norm(prefix+"input_layernorm.weight", x)
 		query := o.heads(prefix+"self_attn.q_norm.weight", o.linear(prefix+"self_attn.q_proj.weight", in), position)
 		o.keys[l] = append(o.keys[l], o.heads(prefix+"self_attn.k_norm.weight", o.linear(prefix+"self_attn.k_proj.weight", in), position))
@@ -177,6 +181,17 @@ func (o *oracle) token(id int32, position int) []float64 {
 	return o.linear("lm_head.weight", x)
 }
 
+// lookAhead are the probabilities of the last token's look-ahead, the largest of each layer first, dense layers zero.
+func (o *oracle) lookAhead() (all []float64) {
+	for _, p := range o.ahead {
+		row := make([]float64, o.Experts)
+		copy(row, p)
+		slices.SortFunc(row, func(a, b float64) int { return cmp.Compare(b, a) })
+		all = append(all, row...)
+	}
+	return all
+}
+
 // Shapes that fit no block of the kernels, dense layers, separate heads, and gates without normalisation.
 func TestOddShapesMatchOracle(t *testing.T) {
 	for name, change := range map[string]map[string]any{
@@ -217,13 +232,24 @@ func TestOddShapesMatchOracle(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := &oracle{Config: parsed, w: weights, keys: make([][][]float64, 3), values: make([][][]float64, 3)}
+			want := &oracle{Config: parsed, w: weights, keys: make([][][]float64, 3), values: make([][][]float64, 3), ahead: make([][]float64, 3)}
 			r := m.NewRunner(2)
 			s := newSequence(m, 40)
 			for position := range 40 {
 				id := rng.Int32N(37)
-				s.step(t, r, []int32{id})
-				for i, v := range want.token(id, position) {
+				chunk := s.chunk(m, []int32{id})
+				chunk.LookAhead = m.NewLookAhead(m.Experts, 1)
+				if err := r.Step([]Chunk{chunk}); err != nil {
+					t.Fatal(err)
+				}
+				logits := want.token(id, position)
+				for i, v := range want.lookAhead() {
+					got := float64(chunk.LookAhead.Probability[i])
+					if l := i / m.Experts; math.Abs(got-v) > 1e-5 || m.MoE[l] && math.Abs(got-want.ahead[l][chunk.LookAhead.Experts[i]]) > 1e-5 {
+						t.Fatalf("position %d: look-ahead %v of %v, want %v", position, chunk.LookAhead.Probability, chunk.LookAhead.Experts, want.ahead)
+					}
+				}
+				for i, v := range logits {
 					if math.Abs(v-float64(s.logits[i])) > 1e-4*max(1, math.Abs(v)) {
 						t.Fatalf("position %d, logit %d: got %v, want %v", position, i, s.logits[i], v)
 					}

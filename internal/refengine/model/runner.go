@@ -15,6 +15,8 @@ type Chunk struct {
 	// Routes receives the chosen experts, in the order of their gate weights: [len(Tokens)][Layers][TopK], dense layers
 	// zero.
 	Routes []uint16
+	// LookAhead receives what the gates say before the layers' attention has run; nil if it is not needed.
+	LookAhead *LookAhead
 	// Logits receives the logits of the last token, [Vocab]; nil if they are not needed.
 	Logits []float32
 }
@@ -44,6 +46,7 @@ type workspace struct {
 	scores        []float32 // [heads per KV head][MaxPositions]
 	input, output []float32 // [blockRows][Hidden]
 	gated, upped  []float32 // [blockRows][widest FFN]
+	chosen        []int     // [Experts], of a look-ahead
 }
 
 // blockRows is how many rows of the batch are multiplied at a time: 32 rows of a few hundred values stay in the first
@@ -61,6 +64,7 @@ func (m *Model) NewRunner(workers int) *Runner {
 			output: make([]float32, blockRows*m.Hidden),
 			gated:  make([]float32, blockRows*width),
 			upped:  make([]float32, blockRows*width),
+			chosen: make([]int, m.Experts),
 		}
 	}
 	return r
@@ -72,7 +76,11 @@ func (r *Runner) Step(chunks []Chunk) error {
 		return err
 	}
 	m := r.model
+	lookAhead := slices.ContainsFunc(chunks, func(c Chunk) bool { return c.LookAhead != nil })
 	for l := range m.layers {
+		if lookAhead && m.layers[l].gate != nil {
+			r.lookAhead(l)
+		}
 		r.attention(l)
 		r.feedForward(l)
 	}
@@ -93,6 +101,7 @@ func (r *Runner) load(chunks []Chunk) error {
 			return err
 		}
 		clear(c.Routes)
+		c.LookAhead.clear()
 		for j := range c.Tokens {
 			r.rows = append(r.rows, row{chunk: c, index: j, position: c.Cache.length + j})
 		}
@@ -132,7 +141,10 @@ func (m *Model) check(c *Chunk) error {
 			return fmt.Errorf("token %d is outside the vocabulary of %d", token, m.Vocab)
 		}
 	}
-	return nil
+	if c.LookAhead == nil {
+		return nil
+	}
+	return m.checkLookAhead(c)
 }
 
 // normalise writes the normalised residual stream of all rows to normed.

@@ -152,3 +152,31 @@ func (g *generator) routeInGroups(layer, token, domain int) []uint16 {
 	}
 	return experts
 }
+
+// AddLookAhead gives a trace a look-ahead of the given width: the real experts, of which that percentage are replaced by
+// others, and then further experts. Scores halve from one to the next.
+func AddLookAhead(t *trace.Trace, width, missPercent int, seed uint64) {
+	random := rand.New(rand.NewPCG(seed, 1))
+	t.LookAhead = &trace.LookAhead{Width: width}
+	taken := make([]bool, t.Model.Experts)
+	for position := range t.Tokens {
+		for l := range t.Model.Layers {
+			clear(taken)
+			routed := t.Row(position, l)
+			score := uint16(trace.LookAheadScale / 2)
+			for k := range width {
+				expert := random.IntN(t.Model.Experts)
+				if k < len(routed) && random.IntN(100) >= missPercent {
+					expert = int(routed[k])
+				}
+				for taken[expert] {
+					expert = (expert + 1) % t.Model.Experts
+				}
+				taken[expert] = true
+				t.LookAhead.Experts = append(t.LookAhead.Experts, uint16(expert))
+				t.LookAhead.Scores = append(t.LookAhead.Scores, score)
+				score /= 2
+			}
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/refengine/lookahead"
+	"github.com/semmoe/operator/internal/refengine/model"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// lookAheadFlags are the flags of semmoe lookahead.
+type lookAheadFlags struct {
+	model, trace, out string
+	experts, threads  int
+}
+
+func newLookAheadCommand() *cobra.Command {
+	var flags lookAheadFlags
+	cmd := &cobra.Command{
+		Use:   "lookahead --model-path DIR --trace FILE --out FILE",
+		Short: "Add to a routing trace what the gates say before attention",
+		Long: "Run the requests of a routing trace through the reference engine, and write the trace again with what each layer's norm and\n" +
+			"gate say of the residual stream before the layer's attention. The forecasts lookahead and lookahead-raw of semmoe solve and\n" +
+			"semmoe eval read it. Routes stay as they were recorded. Prints one JSON object.\n" +
+			"Exit code 2: the command line must be changed; 3: the model or the trace is invalid, or they are not of one another; 1: try again.",
+		Args: usageArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			report, err := flags.run(cmd.Context(), cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(report)
+		},
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
+	f := cmd.Flags()
+	f.StringVar(&flags.model, "model-path", "", "directory of the checkpoint that the trace was recorded from, Qwen3-MoE (required)")
+	f.StringVar(&flags.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
+	f.StringVar(&flags.out, "out", "", "trace to write; compressed where the name ends in .zst (required)")
+	f.IntVar(&flags.experts, "experts", 0, "experts to keep of each token and layer (default: twice those that a token activates)")
+	f.IntVar(&flags.threads, "threads", runtime.GOMAXPROCS(0), "threads that compute")
+	return cmd
+}
+
+// lookAheadReport is what lookahead prints.
+type lookAheadReport struct {
+	Requests int `json:"requests"`
+	Tokens   int `json:"tokens"`
+	// Experts is how many are kept of each token and layer.
+	Experts int `json:"experts"`
+	// Agreement is the share of the trace's activations that the reference engine repeats.
+	Agreement float64 `json:"agreement"`
+	// Overlap is the share of the trace's activations that are among as many of the most probable experts of the look-ahead.
+	Overlap float64 `json:"overlap"`
+	Seconds float64 `json:"seconds"`
+}
+
+func (f *lookAheadFlags) run(ctx context.Context, stderr io.Writer) (*lookAheadReport, error) {
+	begin := time.Now()
+	for _, flag := range []struct{ name, value string }{{"model-path", f.model}, {"trace", f.trace}, {"out", f.out}} {
+		if flag.value == "" {
+			return nil, usageErrorf("--%s is missing", flag.name)
+		}
+	}
+	if f.experts < 0 {
+		return nil, usageErrorf("--experts is %d; it cannot be negative", f.experts)
+	}
+	if f.threads < 1 {
+		return nil, usageErrorf("--threads is %d; it must be at least 1", f.threads)
+	}
+	t, err := trace.Open(ctx, f.trace)
+	if err != nil {
+		return nil, inputError(err)
+	}
+	m, err := loadModel(f.model)
+	if err != nil {
+		return nil, err
+	}
+	if f.experts == 0 {
+		f.experts = min(2*t.Model.TopK, t.Model.Experts)
+	}
+	bar := newProgressBar(stderr)
+	a, agreement, err := lookahead.Record(ctx, m, t, lookahead.Options{
+		Width: f.experts, Workers: f.threads, Progress: func(done, total int) { bar.show("Requests", done, total) },
+	})
+	bar.clear()
+	if checkpoint.IsInvalid(err) {
+		return nil, codedError{err, exitInvalidFile}
+	}
+	if err != nil {
+		return nil, err
+	}
+	t.LookAhead = a
+	if err := trace.Create(f.out, t); err != nil {
+		return nil, fmt.Errorf("--out: %w", err)
+	}
+	return &lookAheadReport{
+		Requests: t.Requests(), Tokens: len(t.Tokens), Experts: f.experts, Agreement: agreement, Overlap: t.LookAheadOverlap(), Seconds: time.Since(begin).Seconds(),
+	}, nil
+}
+
+// loadModel reads a checkpoint with all weights.
+func loadModel(dir string) (*model.Model, error) {
+	c, err := checkpoint.Open(dir)
+	if err == nil {
+		defer c.Close()
+		var m *model.Model
+		if m, err = model.Load(c, 0); err == nil {
+			return m, nil
+		}
+	}
+	if checkpoint.IsInvalid(err) || errors.Is(err, os.ErrNotExist) {
+		err = codedError{fmt.Errorf("--model-path: %w", err), exitInvalidFile}
+	}
+	return nil, err
+}

@@ -1,0 +1,139 @@
+// Package lookahead records, for the tokens of a routing trace, what the gates of their model say one step early: before
+// the attention of the gate's layer has run.
+//
+// Invariants:
+//   - Routes are taken as the trace has them; only the look-ahead is added.
+//   - A trace of another model is refused: its shape is compared first, then its routes with those that are computed here.
+package lookahead
+
+import (
+	"context"
+	"math"
+	"slices"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/refengine/model"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+const (
+	// chunkTokens is how many tokens are computed together.
+	chunkTokens = 512
+	// leastAgreement is the share of the trace's activations that the model must repeat: other arithmetic changes a few of
+	// a hundred, another model nearly all.
+	leastAgreement = 0.8
+	// agreementTokens is after how many tokens it is judged first: the wrong model is not run over a whole trace.
+	agreementTokens = 2048
+)
+
+// Options say what to record and how.
+type Options struct {
+	// Width is how many experts are kept of each token and layer.
+	Width int
+	// Workers is the number of goroutines that compute; the result does not depend on it.
+	Workers int
+	// Progress, where set, is told after each request.
+	Progress func(done, total int)
+}
+
+// Record returns the look-ahead of a trace, and the share of the trace's activations that the model repeats.
+func Record(ctx context.Context, m *model.Model, t *trace.Trace, o Options) (a *trace.LookAhead, agreement float64, err error) {
+	if err := check(m, t, o.Width); err != nil {
+		return nil, 0, err
+	}
+	r := &recorder{
+		model: m, trace: t, runner: m.NewRunner(o.Workers), chunk: m.NewLookAhead(o.Width, chunkTokens), out: &trace.LookAhead{Width: o.Width},
+	}
+	for request := range t.Requests() {
+		if err := ctx.Err(); err != nil {
+			return nil, 0, err
+		}
+		if err := r.record(t.Request(request)); err != nil {
+			return nil, 0, err
+		}
+		if r.tokens >= agreementTokens && r.agreement() < leastAgreement {
+			break
+		}
+		if o.Progress != nil {
+			o.Progress(request+1, t.Requests())
+		}
+	}
+	if agreement = r.agreement(); agreement < leastAgreement {
+		return nil, agreement, checkpoint.Invalidf("the trace is not of this model: of the activations of its first %d tokens the model repeats %.1f%%; at least %.0f%% are expected",
+			r.tokens, 100*agreement, 100*leastAgreement)
+	}
+	return r.out, agreement, nil
+}
+
+// check compares the shapes.
+func check(m *model.Model, t *trace.Trace, width int) error {
+	var layers []int
+	for l, moe := range m.MoE {
+		if moe {
+			layers = append(layers, l)
+		}
+	}
+	switch {
+	case width < 1 || width > min(m.Experts, trace.MaxLookAhead):
+		return checkpoint.Invalidf("%d experts of each look-ahead; allowed is 1 to %d", width, min(m.Experts, trace.MaxLookAhead))
+	case t.Model.Experts != m.Experts || t.Model.TopK != m.TopK || t.Model.Vocabulary != m.Vocab || !slices.Equal(t.Model.Layers, layers):
+		return checkpoint.Invalidf("the trace is not of this model: it has top-%d of %d experts in layers %v and a vocabulary of %d, the model top-%d of %d in layers %v and %d",
+			t.Model.TopK, t.Model.Experts, t.Model.Layers, t.Model.Vocabulary, m.TopK, m.Experts, layers, m.Vocab)
+	}
+	for r := range t.Requests() {
+		if n := t.Length(r); n > m.MaxPositions {
+			return checkpoint.Invalidf("request %d of the trace has %d tokens; the model's context length is %d", r, n, m.MaxPositions)
+		}
+	}
+	return nil
+}
+
+// recorder runs the requests of a trace one after the other.
+type recorder struct {
+	model  *model.Model
+	trace  *trace.Trace
+	runner *model.Runner
+	routes []uint16
+	chunk  *model.LookAhead
+	out    *trace.LookAhead
+	// tokens have been computed, and same of their activations are those of the trace.
+	tokens, same int
+}
+
+func (r *recorder) record(request []int32) error {
+	cache := r.model.NewCache(len(request))
+	for tokens := range slices.Chunk(request, chunkTokens) {
+		r.routes = slices.Grow(r.routes[:0], len(tokens)*r.model.Layers*r.model.TopK)[:len(tokens)*r.model.Layers*r.model.TopK]
+		r.chunk.Resize(r.model, len(tokens))
+		if err := r.runner.Step([]model.Chunk{{Cache: cache, Tokens: tokens, Routes: r.routes, LookAhead: r.chunk}}); err != nil {
+			return err
+		}
+		for i := range tokens {
+			for l, layer := range r.trace.Model.Layers {
+				r.add(i, l, layer)
+			}
+			r.tokens++
+		}
+	}
+	return nil
+}
+
+// add takes over one token of the chunk in one layer.
+func (r *recorder) add(i, l, layer int) {
+	row := i*r.model.Layers + layer
+	at := row * r.chunk.Width
+	r.out.Experts = append(r.out.Experts, r.chunk.Experts[at:at+r.chunk.Width]...)
+	for _, p := range r.chunk.Probability[at : at+r.chunk.Width] {
+		r.out.Scores = append(r.out.Scores, uint16(math.Round(float64(p)*trace.LookAheadScale)))
+	}
+	recorded := r.trace.Row(r.tokens, l)
+	for _, expert := range r.routes[row*r.model.TopK : (row+1)*r.model.TopK] {
+		if slices.Contains(recorded, expert) {
+			r.same++
+		}
+	}
+}
+
+func (r *recorder) agreement() float64 {
+	return float64(r.same) / float64(max(r.tokens*len(r.trace.Model.Layers)*r.model.TopK, 1))
+}

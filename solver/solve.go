@@ -29,10 +29,20 @@ const (
 	// Decode scores by all that is known while tokens are generated: as Prefill, with the routes of earlier positions instead
 	// of the whole prompt (attention TP).
 	Decode Forecast = "decode"
+	// LookAhead scores by what the layer's gate says before attention, corrected by a profile, and by the experts of the layer
+	// before (attention TP); RawLookAhead by what the gate says alone. The trace must have a look-ahead.
+	LookAhead    Forecast = "lookahead"
+	RawLookAhead Forecast = "lookahead-raw"
+	// Transition scores by token id and by the ranks of the token's experts in the two layers before, as the papers do
+	// (attention TP).
+	Transition Forecast = "transition"
 )
 
 // Forecasts lists the forecasts that a plan can carry.
-var Forecasts = []Forecast{Table, Prefill, Decode}
+var Forecasts = []Forecast{Table, Prefill, Decode, Transition, LookAhead, RawLookAhead}
+
+// Contextual reports whether the forecast is that of a forecast.Model.
+func (f Forecast) Contextual() bool { return f == Prefill || f == Decode }
 
 // ParseForecast returns the forecast of that name.
 func ParseForecast(name string) (Forecast, error) {
@@ -54,8 +64,12 @@ type Plan struct {
 	// Ranks are the scores of attention data parallelism, Tokens those of tensor parallelism; the other is nil.
 	Ranks  *affinity.RankTable
 	Tokens *affinity.TokenTable
-	// Context scores tokens by more than their id; nil where the forecast is Table. It reads the token table, too.
+	// Transitions tell of ranks in earlier layers (attention TP); nil where there are too many ranks.
+	Transitions *affinity.Transitions
+	// Context scores tokens by more than their id, where the forecast is Prefill or Decode; it reads the token table, too.
 	Context *forecast.Model
+	// LookAhead is the correction of the forecast LookAhead; nil for all others.
+	LookAhead *forecast.LookAhead
 	// Algorithm made the placement: the one asked for, or contiguous after a fall-back.
 	Algorithm placement.Algorithm
 	// TrainPercent and Seed repeat the split by document under which the plan was solved, TraceDigest names the trace.
@@ -137,6 +151,9 @@ func Solve(ctx context.Context, t *trace.Trace, o Options) (*Solution, error) {
 	if o.Forecast != Table && o.Attention == placement.DataParallel {
 		return nil, fmt.Errorf("forecast %q is for attention tp; attention dp scores a request by its tokens: use %s", o.Forecast, Table)
 	}
+	if err := CheckForecast(o.Forecast, o.Ranks, t); err != nil {
+		return nil, err
+	}
 	train, test, err := trace.Split(t, o.TrainPercent, o.Seed)
 	if err != nil {
 		return nil, err
@@ -146,6 +163,17 @@ func Solve(ctx context.Context, t *trace.Trace, o Options) (*Solution, error) {
 		return nil, err
 	}
 	return s.run(ctx)
+}
+
+// CheckForecast checks that a forecast can be computed from a trace for a number of ranks.
+func CheckForecast(f Forecast, ranks int, t *trace.Trace) error {
+	switch {
+	case f == LookAhead || f == RawLookAhead:
+		return forecast.RawLookAhead(&t.Model).Fits(t)
+	case f == Transition && ranks > affinity.MaxTransitionRanks:
+		return fmt.Errorf("forecast %s is for at most %d ranks, not %d", f, affinity.MaxTransitionRanks, ranks)
+	}
+	return nil
 }
 
 // groups is the number of groups to keep whole.
@@ -257,15 +285,20 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 		return plan, nil
 	}
 	best := bestRanks
-	if plan.Forecast != Table {
+	if plan.Forecast.Contextual() {
 		best = contextRanks
 	}
 	plan.Tokens = affinity.NewTokenTable(s.tokens, hosts, p.Ranks, best, estimator)
-	if plan.Forecast == Table {
-		return plan, nil
-	}
 	var err error
-	plan.Context, err = forecast.Train(ctx, s.trace, s.train, hosts, p.Ranks, plan.Forecast == Decode, s.options.Seed, s.progress("Forecast"))
+	if plan.Transitions, err = affinity.CountRankTransitions(ctx, s.trace, s.train, hosts, p.Ranks); err != nil {
+		return nil, err
+	}
+	switch plan.Forecast {
+	case Prefill, Decode:
+		plan.Context, err = forecast.Train(ctx, s.trace, s.train, hosts, p.Ranks, plan.Forecast == Decode, s.options.Seed, s.progress("Forecast"))
+	case LookAhead:
+		plan.LookAhead, err = forecast.TrainLookAhead(ctx, s.trace, s.train, s.options.Seed, s.progress("Forecast"))
+	}
 	return plan, err
 }
 
@@ -296,9 +329,29 @@ func Evaluate(ctx context.Context, t *trace.Trace, plan *Plan, o cost.Options) (
 	if plan.Attention == placement.DataParallel {
 		return cost.DataParallel(ctx, t, plan.Placement, plan.Ranks.Forecast(t), o)
 	}
-	var tokens cost.TokenForecast = plan.Tokens.Forecast(t)
-	if plan.Forecast != Table {
-		tokens = plan.Context.Bind(plan.Tokens, plan.hosts(), t)
+	tokens, err := plan.bind(t)
+	if err != nil {
+		return cost.Report{}, err
 	}
 	return cost.TensorParallel(ctx, t, plan.Placement, tokens, o)
+}
+
+// bind readies the plan's forecast for the tokens of a trace.
+func (p *Plan) bind(t *trace.Trace) (cost.TokenForecast, error) {
+	switch p.Forecast {
+	case Prefill, Decode:
+		return p.Context.Bind(p.Tokens, p.hosts(), t), nil
+	case LookAhead:
+		return p.LookAhead.Bind(p.hosts(), t), p.LookAhead.Fits(t)
+	case RawLookAhead:
+		raw := forecast.RawLookAhead(&t.Model)
+		return raw.Bind(p.hosts(), t), raw.Fits(t)
+	case Transition:
+		if p.Transitions == nil {
+			return nil, fmt.Errorf("the plan has no table of transitions between ranks")
+		}
+		return p.Transitions.Forecast(p.Tokens, p.hosts(), t), nil
+	default:
+		return p.Tokens.Forecast(t), nil
+	}
 }

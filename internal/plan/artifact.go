@@ -119,11 +119,19 @@ func validate(p *solver.Plan) error {
 	if _, err := placement.ParseAlgorithm(string(p.Algorithm)); err != nil {
 		return invalidf("%v", err)
 	}
-	if (p.Context != nil) != (p.Forecast != solver.Table) {
+	if p.Attention == placement.DataParallel && p.Forecast != solver.Table {
+		return invalidf("forecast %s is for attention %s", p.Forecast, placement.TensorParallel)
+	}
+	if (p.Context != nil) != p.Forecast.Contextual() || (p.LookAhead != nil) != (p.Forecast == solver.LookAhead) {
 		return invalidf("%s does not hold the tables of forecast %s, and those alone", TablesFile, p.Forecast)
 	}
 	if p.Context != nil {
 		if err := p.Context.Validate(p.Tokens); err != nil {
+			return invalidf("%s: %v", TablesFile, err)
+		}
+	}
+	if p.LookAhead != nil {
+		if err := p.LookAhead.Validate(); err != nil {
 			return invalidf("%s: %v", TablesFile, err)
 		}
 	}

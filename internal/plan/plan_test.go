@@ -44,7 +44,11 @@ func solved(t testing.TB, attention placement.Attention) *solver.Plan {
 
 func solve(t testing.TB, attention placement.Attention, by solver.Forecast) *solver.Plan {
 	t.Helper()
-	s, err := solver.Solve(t.Context(), tracetest.Generate(tracetest.Small, 1), solver.Options{
+	tr := tracetest.Generate(tracetest.Small, 1)
+	if by == solver.LookAhead || by == solver.RawLookAhead {
+		tracetest.AddLookAhead(tr, 6, 20, 1)
+	}
+	s, err := solver.Solve(t.Context(), tr, solver.Options{
 		Ranks: 4, Attention: attention, Algorithm: placement.RoundRobinAlgorithm, Forecast: by, TrainPercent: 20, Seed: 1,
 	})
 	if err != nil {
@@ -76,6 +80,8 @@ func TestReadReturnsWhatWasWritten(t *testing.T) {
 	for _, want := range []*solver.Plan{
 		solve(t, placement.DataParallel, solver.Table), solve(t, placement.TensorParallel, solver.Table),
 		solve(t, placement.TensorParallel, solver.Prefill), solve(t, placement.TensorParallel, solver.Decode),
+		solve(t, placement.TensorParallel, solver.Transition), solve(t, placement.TensorParallel, solver.LookAhead),
+		solve(t, placement.TensorParallel, solver.RawLookAhead),
 	} {
 		dir, a := written(t, want)
 		got, read, err := plan.Read(dir)
@@ -250,6 +256,7 @@ func TestEncodeRefusesInconsistentPlans(t *testing.T) {
 		"both tables": {func(p *solver.Plan) { p.Tokens = &affinity.TokenTable{} }, "does not hold the tables"},
 		"attention":   {func(p *solver.Plan) { p.Attention = "x" }, `attention is "x"`},
 		"layers":      {func(p *solver.Plan) { p.HiddenLayers = 1 }, "hidden_layers is 1"},
+		"forecast":    {func(p *solver.Plan) { p.Forecast = solver.Transition }, "forecast transition is for attention tp"},
 		"vocabulary":  {func(p *solver.Plan) { p.Vocabulary = 0 }, "vocab_size is 0"},
 	} {
 		p := solved(t, placement.DataParallel)
@@ -282,7 +289,28 @@ func TestDecodeRefusesOtherForecasts(t *testing.T) {
 			t.Errorf("%s: error %v; want %q", name, err, test.want)
 		}
 	}
-	p := *prefill
+	ahead := solve(t, placement.TensorParallel, solver.LookAhead)
+	for name, test := range map[string]struct {
+		change func(m *forecast.LookAhead)
+		want   string
+	}{
+		"a weight of the look-ahead": {func(m *forecast.LookAhead) { m.Slope = []float32{1, float32(math.Inf(1)), 1} }, "a weight of the look-ahead is +Inf"},
+		"a narrow look-ahead":        {func(m *forecast.LookAhead) { m.Width = 1 }, "the look-ahead is for 3 layers and 1 most probable"},
+		"short weights":              {func(m *forecast.LookAhead) { m.Gate = m.Gate[1:] }, "weights do not fit"},
+	} {
+		p, m := *ahead, *ahead.LookAhead
+		test.change(&m)
+		p.LookAhead = &m
+		if _, err := plan.Encode(&p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error %v; want %q", name, err, test.want)
+		}
+	}
+	p := *ahead
+	p.LookAhead = nil
+	if _, err := plan.Encode(&p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), "does not hold the tables of forecast lookahead") {
+		t.Errorf("error %v", err)
+	}
+	p = *prefill
 	p.Context = nil
 	if _, err := plan.Encode(&p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), "does not hold the tables of forecast prefill") {
 		t.Errorf("error %v", err)
@@ -373,6 +401,7 @@ func FuzzDecode(f *testing.F) {
 	template := encode(f, solved(f, placement.DataParallel))
 	for _, p := range []*solver.Plan{
 		solved(f, placement.DataParallel), solved(f, placement.TensorParallel), solve(f, placement.TensorParallel, solver.Decode),
+		solve(f, placement.TensorParallel, solver.LookAhead),
 	} {
 		a := encode(f, p)
 		f.Add(string(p.Attention), string(p.Forecast), a.Files[plan.PlacementFile], a.Files[plan.TablesFile])

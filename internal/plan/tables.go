@@ -20,6 +20,8 @@ const (
 	tokenRankScore = "token_rank_score"
 	tokenRank      = "token_rank"
 	tokenScore     = "token_score"
+	transitionRank = "transition_rank"
+	transitionConf = "transition_confidence"
 )
 
 const (
@@ -108,6 +110,14 @@ func encodeTables(p *solver.Plan, layout string) ([]byte, error) {
 		arrays[tokenRank] = array{dtype: rankDType(t.Ranks), shape: shape, values: t.Rank}
 		arrays[tokenScore] = array{dtype: u16, shape: shape, values: t.Score}
 	}
+	if t := p.Transitions; t != nil {
+		shape := []int{t.Layers, t.Ranks, t.Ranks}
+		arrays[transitionRank] = array{dtype: rankDType(t.Ranks), shape: shape, values: t.Rank}
+		arrays[transitionConf] = array{dtype: u16, shape: shape, values: t.Confidence}
+	}
+	if p.LookAhead != nil {
+		addLookAhead(arrays, metadata, p.LookAhead)
+	}
 	if p.Context != nil {
 		metadata[topK] = strconv.Itoa(p.Context.TopK)
 		addForecast(arrays, p.Context)
@@ -174,10 +184,52 @@ func decodeTables(p *solver.Plan, content []byte, layout string) error {
 		p.Ranks = &affinity.RankTable{Ranks: p.Placement.Ranks, Score: a.values}
 		return err
 	}
-	if err := decodeTokenTable(p, arrays); err != nil || p.Forecast == solver.Table {
+	if err := decodeTokenTable(p, arrays); err != nil {
 		return err
 	}
-	return decodeForecast(p, arrays, metadata)
+	if err := decodeTransitions(p, arrays); err != nil {
+		return err
+	}
+	switch {
+	case p.Forecast == solver.LookAhead:
+		return decodeLookAhead(p, arrays, metadata)
+	case p.Forecast.Contextual():
+		return decodeForecast(p, arrays, metadata)
+	}
+	return nil
+}
+
+// decodeTransitions leaves a plan without the table where its files have none.
+func decodeTransitions(p *solver.Plan, arrays map[string]array) error {
+	layers, n := len(p.Placement.Layers), p.Placement.Ranks
+	_, hasRank := arrays[transitionRank]
+	_, hasConfidence := arrays[transitionConf]
+	if !hasRank && !hasConfidence {
+		return nil
+	}
+	ranks, err := take(arrays, transitionRank, rankDType(n), layers, n, n)
+	if err != nil {
+		return err
+	}
+	confidence, err := take(arrays, transitionConf, u16, layers, n, n)
+	if err != nil {
+		return err
+	}
+	if err := checkRanks(transitionRank, ranks, n); err != nil {
+		return err
+	}
+	p.Transitions = &affinity.Transitions{Layers: layers, Ranks: n, Rank: ranks.values, Confidence: confidence.values}
+	return nil
+}
+
+// checkRanks checks that a tensor names ranks that there are.
+func checkRanks(name string, a array, ranks int) error {
+	for _, rank := range a.values {
+		if int(rank) >= ranks {
+			return invalidf("%s: tensor %q names rank %d; allowed is 0 to %d", TablesFile, name, rank, ranks-1)
+		}
+	}
+	return nil
 }
 
 func decodeTokenTable(p *solver.Plan, arrays map[string]array) error {
@@ -197,10 +249,8 @@ func decodeTokenTable(p *solver.Plan, arrays map[string]array) error {
 	if err != nil {
 		return err
 	}
-	for _, rank := range ranks.values {
-		if int(rank) >= p.Placement.Ranks {
-			return invalidf("%s: tensor %q names rank %d; allowed is 0 to %d", TablesFile, tokenRank, rank, p.Placement.Ranks-1)
-		}
+	if err := checkRanks(tokenRank, ranks, p.Placement.Ranks); err != nil {
+		return err
 	}
 	p.Tokens = &affinity.TokenTable{
 		Layers: layers, Vocabulary: p.Vocabulary, Best: best, Ranks: p.Placement.Ranks, Rank: ranks.values, Score: scores.values,

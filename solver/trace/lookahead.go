@@ -8,6 +8,10 @@ const LookAheadScale = 1<<16 - 1
 // MaxLookAhead bounds the experts that a trace keeps of each look-ahead.
 const MaxLookAhead = 256
 
+// LookAheadWidth is how many experts of each look-ahead are worth keeping for a gate that activates topK of experts: beyond
+// four times as many a forecast gains next to nothing.
+func LookAheadWidth(topK, experts int) int { return min(4*topK, experts, MaxLookAhead) }
+
 // LookAhead is what the gates say one step early: each layer's own norm and gate, applied to the residual stream before
 // the layer's attention has been added to it. It is known before the tokens of the layer are dispatched.
 type LookAhead struct {

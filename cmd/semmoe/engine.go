@@ -30,6 +30,7 @@ func newEngineCommand() *cobra.Command {
 	flags.BoolVar(&o.EnableDPAttention, "enable-dp-attention", o.EnableDPAttention, "serve each request on one rank")
 	flags.StringVar(&o.InitExpertLocation, "init-expert-location", o.InitExpertLocation, "expert map: trivial, the path of a .json file, or JSON")
 	flags.IntVar(&o.RedundantExperts, "ep-num-redundant-experts", o.RedundantExperts, "further slots of each layer for copies of experts")
+	flags.StringVar(&o.ShufflePlan, "shuffle-plan", o.ShufflePlan, "directory of a plan for attention tp: its placement is the expert map, its forecast (table, lookahead or lookahead-raw)\nchooses the rank of each token in each layer")
 	flags.BoolVar(&o.EnableReturnRoutedExperts, "enable-return-routed-experts", o.EnableReturnRoutedExperts, "let requests ask for the experts of each token")
 	flags.IntVar(&o.MaxRunning, "max-running-requests", o.MaxRunning, "requests that are computed together")
 	flags.IntVar(&o.MaxQueued, "max-queued-requests", o.MaxQueued, "requests that may wait; further ones are refused with 503")

@@ -47,7 +47,7 @@ func newEvalCommand() *cobra.Command {
 	f.StringVar(&flags.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
 	f.StringVar(&flags.plan, "plan", "", "directory of the plan (required)")
 	f.StringVar(&flags.requests, "requests", "test", "test: those that the plan's split holds back; or all")
-	f.StringVar(&flags.forecast, "forecast", "", "what scores are computed from: the plan's forecast (default), or table")
+	f.StringVar(&flags.forecast, "forecast", "", "what scores are computed from: the plan's forecast (default), or table, transition or lookahead-raw")
 	f.StringVar(&flags.shards, "shards", string(defaults.Shards), "attention tp: equal or free numbers of tokens per rank in a batch")
 	f.IntVar(&flags.batchTokens, "batch-tokens", defaults.BatchTokens, "tokens of a batch over all ranks")
 	f.StringVar(&flags.policy, "policy", string(defaults.Policy), "attention dp: price, masked, window, round-robin, least-loaded or prefix")
@@ -129,11 +129,11 @@ func (f *evalFlags) options() (cost.Options, error) {
 
 // checkPlan refuses flags that mean nothing for the plan.
 func (f *evalFlags) checkPlan(p *solver.Plan) error {
-	if f.forecast != "" && solver.Forecast(f.forecast) != p.Forecast {
-		if solver.Forecast(f.forecast) != solver.Table {
-			return usageErrorf("--forecast is %s; this plan carries the tables of %s", f.forecast, p.Forecast)
+	if by := solver.Forecast(f.forecast); by != "" && by != p.Forecast {
+		if by.Contextual() || by == solver.LookAhead || by != solver.Table && p.Attention == placement.DataParallel {
+			return usageErrorf("--forecast is %s; this plan carries the tables of %s", by, p.Forecast)
 		}
-		p.Forecast, p.Context = solver.Table, nil
+		p.Forecast = by
 	}
 	idle := []string{"shards"}
 	if p.Attention == placement.TensorParallel {

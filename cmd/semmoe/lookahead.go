@@ -47,7 +47,7 @@ func newLookAheadCommand() *cobra.Command {
 	f.StringVar(&flags.model, "model-path", "", "directory of the checkpoint that the trace was recorded from, Qwen3-MoE (required)")
 	f.StringVar(&flags.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
 	f.StringVar(&flags.out, "out", "", "trace to write; compressed where the name ends in .zst (required)")
-	f.IntVar(&flags.experts, "experts", 0, "experts to keep of each token and layer (default: twice those that a token activates)")
+	f.IntVar(&flags.experts, "experts", 0, "experts to keep of each token and layer (default: four times those that a token activates)")
 	f.IntVar(&flags.threads, "threads", runtime.GOMAXPROCS(0), "threads that compute")
 	return cmd
 }
@@ -87,7 +87,7 @@ func (f *lookAheadFlags) run(ctx context.Context, stderr io.Writer) (*lookAheadR
 		return nil, err
 	}
 	if f.experts == 0 {
-		f.experts = min(2*t.Model.TopK, t.Model.Experts)
+		f.experts = trace.LookAheadWidth(t.Model.TopK, t.Model.Experts)
 	}
 	bar := newProgressBar(stderr)
 	a, agreement, err := lookahead.Record(ctx, m, t, lookahead.Options{

@@ -82,7 +82,7 @@ func newSolveCommand() *cobra.Command {
 	f.StringVar(&flags.out, "out", "", "directory for the plan; a plan that is there is replaced (required)")
 	f.StringVar(&flags.current, "current", "", "directory of the plan in service: auto starts from it, which is faster and moves few experts")
 	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), listOf(placement.Algorithms))
-	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "what scores are computed from: table (the token id), and with attention tp prefill (and the prompt and earlier\nlayers' experts) or decode (and earlier routes; never later tokens)")
+	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "what scores are computed from: table (the token id), and with attention tp transition (and the ranks of earlier\nlayers), prefill (and the prompt and earlier layers' experts), decode (and earlier routes; never later tokens),\nlookahead-raw (the layer's gate before attention) or lookahead (the same, corrected by the profile)")
 	f.StringVar(&flags.embeddings, "embeddings", "", "token embeddings for unseen tokens (not available: they get the prior)")
 	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots per rank, for copies of experts of other ranks (auto, eplb, contiguous, round-robin)")
 	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep the groups whole that the gate chooses among (n_group), so that semmoe reshuffle can apply the plan\n(auto, contiguous; EP size and groups must divide one another)")
@@ -184,6 +184,9 @@ func solve(ctx context.Context, tracePath, out string, o solver.Options, stdout,
 	}
 	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots); err != nil {
 		return usageErrorf("--redundant-slots: %w", err)
+	}
+	if err := solver.CheckForecast(o.Forecast, o.Ranks, t); err != nil {
+		return usageErrorf("--forecast %s: %w", o.Forecast, err)
 	}
 	if o.PreserveGroups {
 		groups, err := t.Model.Groups()

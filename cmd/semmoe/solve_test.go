@@ -60,7 +60,7 @@ func solved(t *testing.T, attention string, flags ...string) (string, map[string
 }
 
 func TestSolveAndEvalPrintTheContract(t *testing.T) {
-	for _, forecast := range []string{"", "table", "prefill", "decode"} {
+	for _, forecast := range []string{"", "table", "prefill", "decode", "transition"} {
 		attention := "dp"
 		var flags []string
 		if forecast != "" {
@@ -108,6 +108,7 @@ func TestEvalFlagsChangeTheFigures(t *testing.T) {
 		"all requests":   {tp, []string{"--requests", "all"}, "baseline_lar"},
 		"free shards":    {tp, []string{"--shards", "free"}, "batch_imbalance"},
 		"token table":    {prefill, []string{"--forecast", "table"}, "lar"},
+		"transitions":    {tp, []string{"--forecast", "transition"}, "lar"},
 		"small batches":  {tp, []string{"--batch-tokens", "512"}, "lar"},
 		"small nodes":    {tp, []string{"--ranks-per-node", "2"}, "node_lar"},
 		"masked":         {dp, []string{"--policy", "masked"}, "lar"},
@@ -205,6 +206,7 @@ func TestSolveExitCodes(t *testing.T) {
 		"no attention":    {with("--attention", ""), exitUsage, "allowed is tp, dp"},
 		"no EP size":      {with("--ep", "0"), exitUsage, "--ep is 0"},
 		"no divisor":      {with("--ep", "5"), exitUsage, "EP size 5 does not divide the 32 experts; allowed is 1, 2, 4, 8, 16, 32"},
+		"no look-ahead":   {with("--attention", "tp", "--forecast", "lookahead"), exitUsage, "the trace has no look-ahead"},
 		"forecast":        {with("--forecast", "oracle"), exitUsage, "available is table prefill decode"},
 		"forecast of dp":  {with("--forecast", "decode"), exitUsage, "is for attention tp"},
 		"algorithm":       {with("--algorithm", "metis"), exitUsage, "allowed is auto"},

@@ -14,9 +14,11 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/refengine/locality"
 	"github.com/semmoe/operator/internal/refengine/model"
 	"github.com/semmoe/operator/internal/refengine/server"
+	"github.com/semmoe/operator/internal/refengine/shuffle"
 	"github.com/semmoe/operator/internal/tokenizer"
 )
 
@@ -79,7 +81,7 @@ func load(o Options) (*server.Engine, error) {
 		return nil, err
 	}
 	defer ckpt.Close()
-	if o.RedundantExperts == 0 {
+	if o.RedundantExperts == 0 && o.ShufflePlan == "" {
 		if err := ckpt.Config.CheckExpertParallelSize(o.EPSize); err != nil {
 			return nil, err
 		}
@@ -88,11 +90,9 @@ func load(o Options) (*server.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	experts, err := locality.Parse(o.InitExpertLocation, locality.Shape{
-		MoE: m.MoE, Experts: m.Experts, Redundant: o.RedundantExperts, Ranks: o.EPSize, TopK: m.TopK,
-	})
+	tokenShuffle, experts, err := loadLocality(o, m, ckpt.Digest())
 	if err != nil {
-		return nil, checkpoint.Invalidf("--init-expert-location: %v", err)
+		return nil, err
 	}
 	if o.Fault == FaultIgnoreMapAtDispatch {
 		m = m.Misplaced(experts.Slots)
@@ -110,9 +110,41 @@ func load(o Options) (*server.Engine, error) {
 	}
 	return server.NewEngine(server.Config{
 		Model: m, Tokenizer: tokens, EndTokens: ends, ServedName: o.servedName(), ExpertRanks: o.EPSize, AttentionDP: o.EnableDPAttention,
-		ExpertMap: experts, ReturnRoutes: o.EnableReturnRoutedExperts, ContextLength: m.MaxPositions, MaxRunning: o.MaxRunning,
+		ExpertMap: experts, Shuffle: tokenShuffle, ReturnRoutes: o.EnableReturnRoutedExperts, ContextLength: m.MaxPositions, MaxRunning: o.MaxRunning,
 		MaxQueued: o.MaxQueued, ChunkedPrefillSize: o.ChunkedPrefillSize, Workers: o.Threads,
 	}), nil
+}
+
+// loadLocality reads where experts are, from the expert map or the plan, and what chooses the ranks of tokens, if a plan does.
+func loadLocality(o Options, m *model.Model, digest string) (*shuffle.Shuffle, *locality.Map, error) {
+	shape := locality.Shape{MoE: m.MoE, Experts: m.Experts, Redundant: o.RedundantExperts, Ranks: o.EPSize}
+	if o.ShufflePlan == "" {
+		experts, err := locality.Parse(o.InitExpertLocation, shape)
+		if err != nil {
+			return nil, nil, checkpoint.Invalidf("--init-expert-location: %v", err)
+		}
+		return nil, experts, nil
+	}
+	p, artifact, err := plan.Read(o.ShufflePlan)
+	if err != nil && !plan.IsInvalid(err) {
+		return nil, nil, err
+	}
+	if err != nil {
+		return nil, nil, checkpoint.Invalidf("--shuffle-plan: %v", err)
+	}
+	if p.ModelDigest != "" && p.ModelDigest != digest {
+		return nil, nil, checkpoint.Invalidf("--shuffle-plan: the plan is for the model with digest %s; %s has %s", p.ModelDigest, o.ModelPath, digest)
+	}
+	s, err := shuffle.New(p, m, o.EPSize)
+	if err != nil {
+		return nil, nil, checkpoint.Invalidf("--shuffle-plan: %v", err)
+	}
+	shape.Redundant = p.Placement.Ranks*p.Placement.SlotsPerRank - p.Placement.Experts
+	experts, err := locality.Parse(string(artifact.Files[plan.SGLangFile]), shape)
+	if err != nil {
+		return nil, nil, checkpoint.Invalidf("--shuffle-plan: %v", err)
+	}
+	return s, experts, nil
 }
 
 // endTokens reads eos_token_id, a number or a list, from generation_config.json or else from config.json.

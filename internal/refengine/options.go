@@ -20,8 +20,10 @@ type Options struct {
 	TPSize, DPSize, EPSize int
 	EnableDPAttention      bool
 	// InitExpertLocation is "trivial", the path of a .json file, or JSON; see locality.Parse.
-	InitExpertLocation        string
-	RedundantExperts          int
+	InitExpertLocation string
+	RedundantExperts   int
+	// ShufflePlan is the directory of a plan whose placement and tables choose the rank of each token in each layer.
+	ShufflePlan               string
 	EnableReturnRoutedExperts bool
 	ServedModelName           string
 	MaxRunning, MaxQueued     int
@@ -73,6 +75,10 @@ func (o Options) Validate() error {
 
 func (o Options) checkParallelism() error {
 	switch {
+	case o.ShufflePlan != "" && o.EnableDPAttention:
+		return checkpoint.Invalidf("--shuffle-plan and --enable-dp-attention exclude each other: with the latter a request has one rank for all layers")
+	case o.ShufflePlan != "" && (o.InitExpertLocation != locality.Trivial || o.RedundantExperts != 0):
+		return checkpoint.Invalidf("--shuffle-plan says where experts are: leave --init-expert-location and --ep-num-redundant-experts out")
 	case o.TPSize != o.EPSize:
 		return checkpoint.Invalidf("--tp-size %d and --ep-size %d differ: --tp-size counts the devices, and each holds a part of the experts, so both must be equal", o.TPSize, o.EPSize)
 	case o.EnableDPAttention && o.DPSize != o.EPSize:

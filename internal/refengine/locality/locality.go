@@ -18,8 +18,8 @@ type Shape struct {
 	// MoE tells for each hidden layer whether it holds routed experts.
 	MoE []bool
 	// Experts is the number of logical experts of a layer, Redundant the number of further slots, Ranks the expert-parallel
-	// size, TopK the number of experts of a token.
-	Experts, Redundant, Ranks, TopK int
+	// size.
+	Experts, Redundant, Ranks int
 }
 
 func (s Shape) slots() int { return s.Experts + s.Redundant }
@@ -158,19 +158,17 @@ func (m *Map) addLayer(l int, row []int) error {
 // Slots lists the experts of an MoE layer in slot order.
 func (m *Map) Slots(l int) []int { return m.rows[l] }
 
-// Count counts the activations of one token, routes [layers][top-k], that are local to a rank and those that are not.
-func (m *Map) Count(rank int, routes []uint16) (local, remote int) {
-	for l, byRank := range m.local {
-		if byRank == nil {
-			continue
-		}
-		for _, expert := range routes[l*m.shape.TopK:][:m.shape.TopK] {
-			if byRank[rank][expert] {
-				local++
-			} else {
-				remote++
-			}
+// CountLayer counts the activations of one token in a layer that are local to a rank and those that are not; those of a
+// dense layer are none.
+func (m *Map) CountLayer(l, rank int, experts []uint16) (local, remote int) {
+	byRank := m.local[l]
+	if byRank == nil {
+		return 0, 0
+	}
+	for _, expert := range experts {
+		if byRank[rank][expert] {
+			local++
 		}
 	}
-	return local, remote
+	return local, len(experts) - local
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // Two MoE layers around a dense one, four experts, two ranks.
-var shape = Shape{MoE: []bool{true, false, true}, Experts: 4, Ranks: 2, TopK: 2}
+var shape = Shape{MoE: []bool{true, false, true}, Experts: 4, Ranks: 2}
 
 func rows(list ...string) string {
 	return fmt.Sprintf(`{"physical_to_logical_map":[%s]}`, strings.Join(list, ","))
@@ -41,7 +41,11 @@ func TestCount(t *testing.T) {
 				t.Fatal(err)
 			}
 			// Layer 0 chooses 1 and 0, layer 2 chooses 3 and 1; the dense layer's entries do not count.
-			local, remote := m.Count(test.rank, []uint16{1, 0, 0, 0, 3, 1})
+			var local, remote int
+			for l, experts := range [][]uint16{{1, 0}, {0, 0}, {3, 1}} {
+				here, away := m.CountLayer(l, test.rank, experts)
+				local, remote = local+here, remote+away
+			}
 			if local != test.local || remote != test.remote {
 				t.Errorf("got %d local, %d remote; want %d, %d", local, remote, test.local, test.remote)
 			}

@@ -8,7 +8,6 @@ package lookahead
 
 import (
 	"context"
-	"math"
 	"slices"
 
 	"github.com/semmoe/operator/internal/checkpoint"
@@ -124,7 +123,7 @@ func (r *recorder) add(i, l, layer int) {
 	at := row * r.chunk.Width
 	r.out.Experts = append(r.out.Experts, r.chunk.Experts[at:at+r.chunk.Width]...)
 	for _, p := range r.chunk.Probability[at : at+r.chunk.Width] {
-		r.out.Scores = append(r.out.Scores, uint16(math.Round(float64(p)*trace.LookAheadScale)))
+		r.out.Scores = append(r.out.Scores, model.Score(p))
 	}
 	recorded := r.trace.Row(r.tokens, l)
 	for _, expert := range r.routes[row*r.model.TopK : (row+1)*r.model.TopK] {

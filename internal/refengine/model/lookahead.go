@@ -1,6 +1,9 @@
 package model
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+)
 
 // LookAhead receives what the gates say one step early: an MoE layer's own norm and gate, applied to the residual stream
 // before the layer's attention is added to it. It changes nothing of what is computed.
@@ -24,6 +27,11 @@ func (m *Model) NewLookAhead(width, tokens int) *LookAhead {
 func (a *LookAhead) Resize(m *Model, tokens int) {
 	grow(&a.Experts, tokens*m.Layers*a.Width)
 	grow(&a.Probability, tokens*m.Layers*a.Width)
+}
+
+// Score is a probability as routing traces store it, in 65,535ths.
+func Score(probability float32) uint16 {
+	return uint16(math.Round(float64(probability) * math.MaxUint16))
 }
 
 func (a *LookAhead) clear() {

@@ -87,4 +87,5 @@ type runState struct {
 	generated int
 	routes    []uint16 // all, if kept
 	step      []uint16 // those of the current step
+	lookAhead *model.LookAhead
 }

@@ -20,9 +20,21 @@ type Config struct {
 	ContextLength int
 	// Ranks is the number of data-parallel ranks among which requests are counted.
 	Ranks int
-	// OnRoutes is called after each step for every request in it, with the routes of the tokens just computed. It must
-	// not keep them.
-	OnRoutes func(rank int, routes []uint16)
+	// OnStep is called after each step for every request in it, with what was computed. It must not keep it.
+	OnStep func(Computed)
+	// LookAhead is how many experts of each look-ahead OnStep wants; 0 for none.
+	LookAhead int
+}
+
+// Computed are the tokens of one request in one step.
+type Computed struct {
+	// Rank is the request's data-parallel rank.
+	Rank   int
+	Tokens []int32
+	// Routes are the chosen experts [tokens][layers][top-k].
+	Routes []uint16
+	// LookAhead is what the gates said before attention; nil where nobody asked for it.
+	LookAhead *model.LookAhead
 }
 
 // Load is what one rank has to do.
@@ -222,6 +234,13 @@ func (s *Scheduler) layOut() {
 		state := q.state
 		state.step = slices.Grow(state.step[:0], len(tokens)*perToken)[:len(tokens)*perToken]
 		chunk := model.Chunk{Cache: state.cache, Tokens: tokens, Routes: state.step}
+		if s.config.LookAhead > 0 {
+			if state.lookAhead == nil {
+				state.lookAhead = s.model.NewLookAhead(s.config.LookAhead, 0)
+			}
+			state.lookAhead.Resize(s.model, len(tokens))
+			chunk.LookAhead = state.lookAhead
+		}
 		if len(tokens) >= q.pendingPrefill() {
 			chunk.Logits = state.logits
 		}
@@ -248,7 +267,7 @@ func (s *Scheduler) complete(err error) {
 			continue
 		}
 		q.computed = q.state.cache.Len()
-		s.config.OnRoutes(q.Rank, q.state.step)
+		s.config.OnStep(Computed{q.Rank, s.chunks[i].Tokens, q.state.step, s.chunks[i].LookAhead})
 		if q.KeepRoutes {
 			q.state.routes = append(q.state.routes, q.state.step...)
 		}

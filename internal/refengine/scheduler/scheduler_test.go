@@ -65,7 +65,7 @@ func run(t *testing.T, change func(*Config)) *Scheduler {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := Config{MaxRunning: 4, MaxQueued: 100, PrefillTokens: 32, ContextLength: 256, Ranks: 2, OnRoutes: func(int, []uint16) {}}
+	config := Config{MaxRunning: 4, MaxQueued: 100, PrefillTokens: 32, ContextLength: 256, Ranks: 2, OnStep: func(Computed) {}}
 	if change != nil {
 		change(&config)
 	}
@@ -147,14 +147,17 @@ func TestBoundsAndOrder(t *testing.T) {
 	ready := make(chan struct{})
 	s = run(t, func(c *Config) {
 		c.MaxRunning = 3
-		c.OnRoutes = func(rank int, routes []uint16) {
+		c.OnStep = func(step Computed) {
 			<-ready
 			mu.Lock()
 			defer mu.Unlock()
-			n := len(routes) / 16
-			computed[rank] += n
-			if _, seen := firstStep[rank]; !seen {
-				firstStep[rank] = n
+			n := len(step.Routes) / 16
+			if n != len(step.Tokens) {
+				t.Errorf("routes of %d tokens for %d", n, len(step.Tokens))
+			}
+			computed[step.Rank] += n
+			if _, seen := firstStep[step.Rank]; !seen {
+				firstStep[step.Rank] = n
 			}
 			most = max(most, n)
 		}
@@ -253,7 +256,7 @@ func TestDrainAndAbandon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := New(m, 1, Config{MaxRunning: 1, MaxQueued: 2, PrefillTokens: 32, ContextLength: 256, Ranks: 1, OnRoutes: func(int, []uint16) {}})
+	s := New(m, 1, Config{MaxRunning: 1, MaxQueued: 2, PrefillTokens: 32, ContextLength: 256, Ranks: 1, OnStep: func(Computed) {}})
 	select {
 	case <-New(m, 1, Config{Ranks: 1}).Drain():
 	default:

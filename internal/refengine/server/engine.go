@@ -14,6 +14,7 @@ import (
 	"github.com/semmoe/operator/internal/refengine/locality"
 	"github.com/semmoe/operator/internal/refengine/model"
 	"github.com/semmoe/operator/internal/refengine/scheduler"
+	"github.com/semmoe/operator/internal/refengine/shuffle"
 	"github.com/semmoe/operator/internal/tokenizer"
 )
 
@@ -26,10 +27,12 @@ type Config struct {
 	// ServedName is the model name that requests must give.
 	ServedName string
 	// ExpertRanks is the expert-parallel size. With AttentionDP every request is served by one of these ranks; without,
-	// each token is, round robin, and requests have no rank.
+	// requests have no rank: each token is served by one of them in each layer, as Shuffle chooses, or round robin where it is
+	// nil.
 	ExpertRanks int
 	AttentionDP bool
 	ExpertMap   *locality.Map
+	Shuffle     *shuffle.Shuffle
 	// ReturnRoutes allows requests to ask for routed experts.
 	ReturnRoutes bool
 	// ContextLength is the most tokens of a request, prompt and answer; MaxRunning, MaxQueued and ChunkedPrefillSize bound
@@ -50,13 +53,10 @@ type Engine struct {
 // NewEngine returns an engine; its Scheduler must be run.
 func NewEngine(c Config) *Engine {
 	e := &Engine{Config: c, started: time.Now()}
-	account := &accounting{Map: c.ExpertMap, perToken: c.Model.Layers * c.Model.TopK}
-	if !c.AttentionDP {
-		account.spread = c.ExpertRanks
-	}
+	account := newAccounting(c)
 	e.Scheduler = scheduler.New(c.Model, c.Workers, scheduler.Config{
 		MaxRunning: c.MaxRunning, MaxQueued: c.MaxQueued, PrefillTokens: c.ChunkedPrefillSize, ContextLength: c.ContextLength,
-		Ranks: e.dataParallelRanks(), OnRoutes: account.add,
+		Ranks: e.dataParallelRanks(), OnStep: account.add, LookAhead: account.lookAhead(),
 	})
 	e.metrics = newMetrics(e)
 	account.activations = e.metrics.activations

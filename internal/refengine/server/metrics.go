@@ -7,6 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/semmoe/operator/internal/refengine/locality"
+	"github.com/semmoe/operator/internal/refengine/scheduler"
+	"github.com/semmoe/operator/internal/refengine/shuffle"
 )
 
 // metrics are SGLang's where it has one of the meaning, and the engine's own for locality.
@@ -78,22 +80,59 @@ func (m *metrics) done(g *generation, end *outcome) {
 // accounting counts activations as local or remote. It is used by the scheduler's goroutine alone.
 type accounting struct {
 	*locality.Map
-	perToken    int
-	activations []activationCounters
+	layers, topK int
+	activations  []activationCounters
 	// spread is the number of ranks over which tokens go round robin, whatever request they are of; 0 if requests have
 	// ranks. next is the rank of the next token.
 	spread, next int
+	// shuffle, where there is one, chooses a token's rank in each layer instead.
+	shuffle *shuffle.Shuffle
+	// own are the ranks of a token [layers].
+	own []int
+}
+
+func newAccounting(c Config) *accounting {
+	a := &accounting{Map: c.ExpertMap, layers: c.Model.Layers, topK: c.Model.TopK, shuffle: c.Shuffle, own: make([]int, c.Model.Layers)}
+	if !c.AttentionDP {
+		a.spread = c.ExpertRanks
+	}
+	return a
+}
+
+// lookAhead is how many experts of each look-ahead add wants.
+func (a *accounting) lookAhead() int {
+	if a.shuffle == nil {
+		return 0
+	}
+	return a.shuffle.Width()
 }
 
 // add counts the routes of consecutive tokens of a request.
-func (a *accounting) add(rank int, routes []uint16) {
-	for ; len(routes) > 0; routes = routes[a.perToken:] {
-		if a.spread > 0 {
-			rank, a.next = a.next, (a.next+1)%a.spread
+func (a *accounting) add(c scheduler.Computed) {
+	perToken := a.layers * a.topK
+	for i, token := range c.Tokens {
+		routes := c.Routes[i*perToken : (i+1)*perToken]
+		a.place(c, token, routes, i)
+		for l, rank := range a.own {
+			local, remote := a.CountLayer(l, rank, routes[l*a.topK:(l+1)*a.topK])
+			a.activations[rank].local.Add(float64(local))
+			a.activations[rank].remote.Add(float64(remote))
 		}
-		local, remote := a.Count(rank, routes[:a.perToken])
-		a.activations[rank].local.Add(float64(local))
-		a.activations[rank].remote.Add(float64(remote))
+	}
+}
+
+// place sets the ranks of the i'th token.
+func (a *accounting) place(c scheduler.Computed, token int32, routes []uint16, i int) {
+	if a.shuffle != nil {
+		a.shuffle.Assign(a.own, token, routes, c.LookAhead, i)
+		return
+	}
+	rank := c.Rank
+	if a.spread > 0 {
+		rank, a.next = a.next, (a.next+1)%a.spread
+	}
+	for l := range a.own {
+		a.own[l] = rank
 	}
 }
 

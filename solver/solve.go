@@ -92,6 +92,9 @@ type Options struct {
 	// PreserveGroups keeps the groups whole that the model's gate chooses among, so that a checkpoint permuted by the placement
 	// computes the same. The trace's model config tells the groups; where it names none, nothing changes.
 	PreserveGroups bool
+	// Embeddings, where given, tell which tokens are alike: one that the train requests lack is scored like its nearest
+	// neighbours among those that they have.
+	Embeddings *affinity.Embeddings
 	// Current is the placement in service, if any: Auto starts from it, which is faster, and moves few experts.
 	Current *placement.Placement
 	// TrainPercent of the requests are learnt from, by whole documents; the others judge the plan.
@@ -194,6 +197,7 @@ type search struct {
 	pairs       []affinity.Pairs
 	transitions [][]float32
 	requests    *affinity.RequestCounts
+	neighbours  *affinity.Neighbours
 }
 
 func (s *search) progress(step string) func(done, total int) {
@@ -206,6 +210,11 @@ func (s *search) progress(step string) func(done, total int) {
 func (s *search) count(ctx context.Context) (err error) {
 	if s.tokens, err = affinity.CountTokens(ctx, s.trace, s.train); err != nil {
 		return err
+	}
+	if e := s.options.Embeddings; e != nil {
+		if s.neighbours, err = affinity.NearestSeen(ctx, e, s.tokens[0].Occurrences, s.progress("Neighbours")); err != nil {
+			return err
+		}
 	}
 	if s.options.Attention == placement.DataParallel {
 		counted := s.train
@@ -279,7 +288,7 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 		ModelDigest: s.trace.Model.Digest,
 	}
 	hosts := plan.hosts()
-	estimator := affinity.Estimator{Shrinkage: shrinkage}
+	estimator := affinity.Estimator{Shrinkage: shrinkage, Neighbours: s.neighbours}
 	if plan.Attention == placement.DataParallel {
 		plan.Ranks = affinity.NewRankTable(s.tokens, hosts, p.Ranks, estimator)
 		return plan, nil

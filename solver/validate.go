@@ -25,7 +25,7 @@ const (
 // table: what the placement is worth does not hang on the forecast, and tables are cheap.
 func (s *search) validate(ctx context.Context, deadline time.Time) (string, error) {
 	part := &search{trace: s.trace.Subset(s.train), options: s.options, groups: s.groups}
-	part.options.Forecast, part.options.Progress = Table, nil
+	part.options.Forecast, part.options.Embeddings, part.options.Progress = Table, nil, nil
 	var err error
 	if part.train, part.test, err = trace.Split(part.trace, validationPercent, s.options.Seed); err != nil {
 		return "no gain expected: the profile has one document, and nothing to judge a placement by", nil

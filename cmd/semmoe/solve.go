@@ -14,8 +14,11 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/npy"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
@@ -83,7 +86,7 @@ func newSolveCommand() *cobra.Command {
 	f.StringVar(&flags.current, "current", "", "directory of the plan in service: auto starts from it, which is faster and moves few experts")
 	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), listOf(placement.Algorithms))
 	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "what scores are computed from: table (the token id), and with attention tp transition (and the ranks of earlier\nlayers), prefill (and the prompt and earlier layers' experts), decode (and earlier routes; never later tokens),\nlookahead-raw (the layer's gate before attention) or lookahead (the same, corrected by the profile)")
-	f.StringVar(&flags.embeddings, "embeddings", "", "token embeddings for unseen tokens (not available: they get the prior)")
+	f.StringVar(&flags.embeddings, "embeddings", "", ".npy file with a vector for each token id, float16 or float32: a token that is not among the requests to learn from\nis scored like the 8 nearest that are (default: like the mean of all tokens)")
 	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots per rank, for copies of experts of other ranks (auto, eplb, contiguous, round-robin)")
 	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep the groups whole that the gate chooses among (n_group), so that semmoe reshuffle can apply the plan\n(auto, contiguous; EP size and groups must divide one another)")
 	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents")
@@ -122,8 +125,6 @@ func (f *solveFlags) options() (solver.Options, error) {
 		return o, usageErrorf("--ep is %d; give the number of ranks, at least 1", f.ranks)
 	case o.Attention != placement.TensorParallel && o.Attention != placement.DataParallel:
 		return o, usageErrorf("--attention is %q; allowed is tp, dp", f.attention)
-	case f.embeddings != "":
-		return o, usageErrorf("--embeddings is not available: tokens that the profile has not seen get the prior")
 	case f.redundantSlots < 0:
 		return o, usageErrorf("--redundant-slots is %d; it cannot be negative", f.redundantSlots)
 	case !strings.EqualFold(f.objective, "activation"):
@@ -142,6 +143,16 @@ func (f *solveFlags) options() (solver.Options, error) {
 	}
 	if o.Forecast != solver.Table && o.Attention == placement.DataParallel {
 		return o, usageErrorf("--forecast %s is for attention tp; attention dp scores a request by its tokens: table", o.Forecast)
+	}
+	if f.embeddings != "" {
+		m, err := npy.Open(f.embeddings)
+		if checkpoint.IsInvalid(err) || errors.Is(err, os.ErrNotExist) {
+			return o, codedError{fmt.Errorf("--embeddings: %w", err), exitInvalidFile}
+		}
+		if err != nil {
+			return o, err
+		}
+		o.Embeddings = &affinity.Embeddings{Dim: m.Columns, Values: m.Values}
 	}
 	if f.current == "" {
 		return o, nil
@@ -187,6 +198,9 @@ func solve(ctx context.Context, tracePath, out string, o solver.Options, stdout,
 	}
 	if err := solver.CheckForecast(o.Forecast, o.Ranks, t); err != nil {
 		return usageErrorf("--forecast %s: %w", o.Forecast, err)
+	}
+	if o.Embeddings != nil && len(o.Embeddings.Values) != t.Model.Vocabulary*o.Embeddings.Dim {
+		return usageErrorf("--embeddings: %d rows; the vocabulary has %d ids", len(o.Embeddings.Values)/o.Embeddings.Dim, t.Model.Vocabulary)
 	}
 	if o.PreserveGroups {
 		groups, err := t.Model.Groups()

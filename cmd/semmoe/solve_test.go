@@ -210,7 +210,6 @@ func TestSolveExitCodes(t *testing.T) {
 		"forecast":        {with("--forecast", "oracle"), exitUsage, "available is table prefill decode"},
 		"forecast of dp":  {with("--forecast", "decode"), exitUsage, "is for attention tp"},
 		"algorithm":       {with("--algorithm", "metis"), exitUsage, "allowed is auto"},
-		"embeddings":      {with("--embeddings", "e.npy"), exitUsage, "--embeddings is not available"},
 		"redundant slots": {with("--redundant-slots", "-1"), exitUsage, "cannot be negative"},
 		"too many slots":  {with("--redundant-slots", "25"), exitUsage, "allow 0 to 24"},
 		"groups and EP":   {grouped(6), exitUsage, "EP size 4 and the gate's 6 groups"},

@@ -24,8 +24,8 @@ var dtypeBits = map[DType]int64{
 	"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }
 
-// decodeFloat32 converts little-endian elements of type BF16, F16 or F32 to float32; the conversion is exact.
-func decodeFloat32(dst []float32, src []byte, dtype DType) {
+// DecodeFloat32 converts little-endian elements of type BF16, F16 or F32 to float32; the conversion is exact.
+func DecodeFloat32(dst []float32, src []byte, dtype DType) {
 	switch dtype {
 	case BF16:
 		for i := range dst {

@@ -283,6 +283,6 @@ func (f *File) Float32(name string) ([]float32, error) {
 		return nil, fmt.Errorf("%s: tensor %q: %w", f.Path, name, err)
 	}
 	values := make([]float32, t.Elements())
-	decodeFloat32(values, raw, t.DType)
+	DecodeFloat32(values, raw, t.DType)
 	return values, nil
 }

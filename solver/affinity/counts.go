@@ -184,3 +184,17 @@ func Parallel(ctx context.Context, n int, do func(i int)) error {
 	workers.Wait()
 	return ctx.Err()
 }
+
+// Counter returns a function that reports one more of total as done, from any goroutine; progress may be nil.
+func Counter(total int, progress func(done, total int)) func() {
+	if progress == nil {
+		return func() {}
+	}
+	done := make(chan int, 1)
+	done <- 0
+	return func() {
+		n := <-done + 1
+		progress(n, total)
+		done <- n
+	}
+}

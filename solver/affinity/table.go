@@ -37,11 +37,32 @@ type TokenTable struct {
 }
 
 // Estimator says how counts become shares: (counts + Shrinkage occurrences of the prior) / (occurrences + Shrinkage).
-// Shrinkage 0 trusts the counts as they are.
-type Estimator struct{ Shrinkage float32 }
+// Shrinkage 0 trusts the counts as they are. A token that was not seen gets the mean of its neighbours' shares where it has
+// any, else the prior.
+type Estimator struct {
+	Shrinkage  float32
+	Neighbours *Neighbours
+}
 
 // rankShares fills dst with the expected local share per rank of one token id, given the prior's shares.
 func (e Estimator) rankShares(dst []float32, c *Counts, token int, hosts Hosts, prior []float32) {
+	if c.Occurrences[token] > 0 || e.Neighbours == nil || len(e.Neighbours.Nearest[token]) == 0 {
+		e.ownShares(dst, c, token, hosts, prior)
+		return
+	}
+	near := e.Neighbours.Nearest[token]
+	sum := make([]float32, len(dst))
+	for _, id := range near {
+		e.ownShares(dst, c, int(id), hosts, prior)
+		for rank, share := range dst {
+			sum[rank] += share / float32(len(near))
+		}
+	}
+	copy(dst, sum)
+}
+
+// ownShares are those of a token by its own counts.
+func (e Estimator) ownShares(dst []float32, c *Counts, token int, hosts Hosts, prior []float32) {
 	total := c.Occurrences[token] + e.Shrinkage
 	if total == 0 {
 		copy(dst, prior)

@@ -36,7 +36,7 @@ func TrainLookAhead(ctx context.Context, t *trace.Trace, requests []int, seed ui
 			positions = append(positions, int32(p))
 		}
 	}
-	done := newCounter(m.Layers, progress)
+	done := affinity.Counter(m.Layers, progress)
 	err := affinity.Parallel(ctx, m.Layers, func(l int) {
 		newLookAheadTrainer(m, t, l).train(ctx, positions, seed)
 		done()

@@ -36,7 +36,7 @@ func Train(ctx context.Context, t *trace.Trace, requests []int, hosts []affinity
 	m.Bias = make([]float32, m.Layers*ranks)
 	m.Expert = make([]float32, m.Layers*ExpertRows(m.TopK, m.Experts)*ranks)
 	m.PairScore = make([]uint16, m.Layers*m.Pairs()*ranks)
-	done := newCounter(m.Layers, progress)
+	done := affinity.Counter(m.Layers, progress)
 	err := affinity.Parallel(ctx, m.Layers, func(l int) {
 		counted := newCountedRows(m, c, hosts[l], l)
 		m.storePairs(counted, l)
@@ -337,17 +337,3 @@ func (o *optimiser) step(weight, squares *float32, g float32) {
 
 // rsqrt is 1/√x; the constant keeps the first steps short.
 func rsqrt(x float32) float32 { return float32(1 / math.Sqrt(float64(x)+0.1)) }
-
-// newCounter returns a function that reports one more of total as done.
-func newCounter(total int, progress func(done, total int)) func() {
-	if progress == nil {
-		return func() {}
-	}
-	done := make(chan int, 1)
-	done <- 0
-	return func() {
-		n := <-done + 1
-		progress(n, total)
-		done <- n
-	}
-}

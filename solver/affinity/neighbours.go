@@ -1,0 +1,165 @@
+package affinity
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Embeddings are vectors of token ids whose directions tell how alike tokens are.
+type Embeddings struct {
+	// Dim is the length of a vector.
+	Dim int
+	// Values are the vectors [V, Dim].
+	Values []float32
+}
+
+// Neighbours are, for each token id that a profile has not seen, the ids most like it that it has.
+type Neighbours struct {
+	// Nearest holds at most neighbours ids for each token id, the nearest first; none for those that were seen, and for those
+	// whose embedding is zero.
+	Nearest [][]int32
+}
+
+const (
+	// neighbours is how many rows stand for one that was not seen.
+	neighbours = 8
+	// maxCandidates bounds the work: neighbours are sought among this many of the seen tokens, the most frequent, whose rows
+	// are known best.
+	maxCandidates = 4096
+	// neighbourBlock is how many unseen tokens are compared with all seen ones together, seenBlock how many of those at a
+	// time: as many vectors of a thousand values as a second-level cache holds.
+	neighbourBlock = 64
+	seenBlock      = 128
+)
+
+// NearestSeen finds, by the cosine of their embeddings, the seen tokens nearest to each unseen one. occurrences are the
+// profile's [V]. It compares each pair: unseen × (seen, or maxCandidates) × Dim multiplications.
+func NearestSeen(ctx context.Context, e *Embeddings, occurrences []float32, progress func(done, total int)) (*Neighbours, error) {
+	if e.Dim < 1 || len(e.Values) != len(occurrences)*e.Dim {
+		return nil, fmt.Errorf("the embeddings have %d values; a vocabulary of %d and vectors of %d need %d", len(e.Values), len(occurrences), e.Dim, len(occurrences)*e.Dim)
+	}
+	var seen, unseen []int32
+	for id, n := range occurrences {
+		switch {
+		case norm(e.vector(int32(id))) == 0:
+		case n > 0:
+			seen = append(seen, int32(id))
+		default:
+			unseen = append(unseen, int32(id))
+		}
+	}
+	found := &Neighbours{Nearest: make([][]int32, len(occurrences))}
+	if len(seen) == 0 {
+		return found, nil
+	}
+	// The most frequent, in the order of their ids.
+	slices.SortStableFunc(seen, func(a, b int32) int { return cmp.Compare(occurrences[b], occurrences[a]) })
+	seen = seen[:min(len(seen), maxCandidates)]
+	slices.Sort(seen)
+	known := e.unit(seen)
+	blocks := slices.Collect(slices.Chunk(unseen, neighbourBlock))
+	done := Counter(len(blocks), progress)
+	err := Parallel(ctx, len(blocks), func(i int) {
+		lists := nearest(e.unit(blocks[i]), known, len(seen), e.Dim)
+		for j, id := range blocks[i] {
+			for _, at := range lists[j] {
+				found.Nearest[id] = append(found.Nearest[id], seen[at])
+			}
+		}
+		done()
+	})
+	return found, err
+}
+
+func (e *Embeddings) vector(id int32) []float32 {
+	return e.Values[int(id)*e.Dim : (int(id)+1)*e.Dim]
+}
+
+// norm is computed in float64, where squares neither overflow nor vanish.
+func norm(vector []float32) float64 {
+	squares := 0.0
+	for _, v := range vector {
+		squares += float64(v) * float64(v)
+	}
+	return math.Sqrt(squares)
+}
+
+// unit copies the vectors of some ids, scaled to length 1 [ids, Dim], padded with zero vectors to a multiple of 4.
+func (e *Embeddings) unit(ids []int32) []float32 {
+	units := make([]float32, (len(ids)+3)/4*4*e.Dim)
+	for i, id := range ids {
+		vector := e.vector(id)
+		length := norm(vector)
+		for d, v := range vector {
+			units[i*e.Dim+d] = float32(float64(v) / length)
+		}
+	}
+	return units
+}
+
+// nearest returns, for each of the first vectors, the indices of those among the first seen of known with the largest
+// products, the largest first, the lower index first among equals.
+func nearest(vectors, known []float32, seen, dim int) [][]int32 {
+	rows := len(vectors) / dim
+	best := make([]topList, rows)
+	for first := 0; first < seen; first += seenBlock {
+		last := min(first+seenBlock, len(known)/dim)
+		for i := 0; i < rows; i += 4 {
+			for j := first; j < last; j += 4 {
+				products := products4x4(vectors[i*dim:(i+4)*dim], known[j*dim:(j+4)*dim], dim)
+				for p, product := range products {
+					if at := j + p%4; at < seen {
+						best[i+p/4].offer(product, int32(at))
+					}
+				}
+			}
+		}
+	}
+	lists := make([][]int32, rows)
+	for i := range best {
+		lists[i] = slices.Clone(best[i].index[:best[i].n])
+	}
+	return lists
+}
+
+// products4x4 are the products of four vectors with four others. Sixteen sums at a time make use of each value that is
+// loaded four times.
+func products4x4(a, b []float32, dim int) [16]float32 {
+	a0, a1, a2, a3 := a[:dim], a[dim:][:dim], a[2*dim:][:dim], a[3*dim:][:dim]
+	b0, b1, b2, b3 := b[:dim], b[dim:][:dim], b[2*dim:][:dim], b[3*dim:][:dim]
+	var s00, s01, s02, s03, s10, s11, s12, s13, s20, s21, s22, s23, s30, s31, s32, s33 float32
+	for d := range dim {
+		y0, y1, y2, y3 := b0[d], b1[d], b2[d], b3[d]
+		x := a0[d]
+		s00, s01, s02, s03 = s00+float32(x*y0), s01+float32(x*y1), s02+float32(x*y2), s03+float32(x*y3)
+		x = a1[d]
+		s10, s11, s12, s13 = s10+float32(x*y0), s11+float32(x*y1), s12+float32(x*y2), s13+float32(x*y3)
+		x = a2[d]
+		s20, s21, s22, s23 = s20+float32(x*y0), s21+float32(x*y1), s22+float32(x*y2), s23+float32(x*y3)
+		x = a3[d]
+		s30, s31, s32, s33 = s30+float32(x*y0), s31+float32(x*y1), s32+float32(x*y2), s33+float32(x*y3)
+	}
+	return [16]float32{s00, s01, s02, s03, s10, s11, s12, s13, s20, s21, s22, s23, s30, s31, s32, s33}
+}
+
+// topList keeps the largest values that it was offered.
+type topList struct {
+	n     int
+	value [neighbours]float32
+	index [neighbours]int32
+}
+
+func (l *topList) offer(value float32, index int32) {
+	if l.n == neighbours && value <= l.value[neighbours-1] {
+		return
+	}
+	at := min(l.n, neighbours-1)
+	for ; at > 0 && l.value[at-1] < value; at-- {
+		l.value[at], l.index[at] = l.value[at-1], l.index[at-1]
+	}
+	l.value[at], l.index[at] = value, index
+	l.n = min(l.n+1, neighbours)
+}

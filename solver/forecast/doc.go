@@ -7,6 +7,8 @@
 // is counted, weights are trained on documents whose own counts have been taken out of the tables: a token that occurs in
 // one document only is as unknown in training as it will be in service.
 //
+// LookAhead is another model, for engines that can apply a layer's gate before its attention: it corrects what the gate says.
+//
 // Invariants:
 //   - A score depends on nothing that the kind of forecast may not know: never on the routes of the layer at hand or of
 //     later ones, never on routes of later positions, and with history never on later tokens.

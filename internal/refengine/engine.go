@@ -14,6 +14,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/engine/sglang"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/refengine/locality"
 	"github.com/semmoe/operator/internal/refengine/model"
@@ -140,7 +141,7 @@ func loadLocality(o Options, m *model.Model, digest string) (*shuffle.Shuffle, *
 		return nil, nil, checkpoint.Invalidf("--shuffle-plan: %v", err)
 	}
 	shape.Redundant = p.Placement.Ranks*p.Placement.SlotsPerRank - p.Placement.Experts
-	experts, err := locality.Parse(string(artifact.Files[plan.SGLangFile]), shape)
+	experts, err := locality.Parse(string(artifact.Files[plan.MapFile(sglang.Adapter())]), shape)
 	if err != nil {
 		return nil, nil, checkpoint.Invalidf("--shuffle-plan: %v", err)
 	}

@@ -74,7 +74,7 @@ func TestTensorParallelByHand(t *testing.T) {
 	us := 2 * (86 + 64/2*0.25*2*1000*2/283e3)
 	want := cost.Report{
 		LAR: 6. / 8, OracleLAR: 6. / 8, TokenImbalance: 1, TokenImbalanceMedian: 1, BatchImbalance: &one,
-		ExpertImbalance: 1, ExpertWindowImbalance: 1, RemoteRanksPerToken: 0.5, NodeLAR: 6. / 8, MaxSend: 0.25, MaxRecv: 0.25, ModelledUS: &us,
+		ExpertImbalance: 1, ExpertWindowImbalance: 1, RemoteRanksPerToken: 0.5, RemoteNodesPerToken: 0.5, NodeLAR: 6. / 8, MaxSend: 0.25, MaxRecv: 0.25, ModelledUS: &us,
 		PerLayer: []cost.LayerReport{{Layer: 1, LAR: 6. / 8, TokenImbalance: 1, ExpertImbalance: 1}},
 	}
 	if diff := cmp.Diff(want, got, approximately, cmpopts.IgnoreFields(cost.Report{}, "BaselineLAR", "UpperBound", "Gap")); diff != "" {
@@ -143,10 +143,10 @@ func TestGapByHand(t *testing.T) {
 }
 
 // naive is a second, slow way to count, with maps instead of incremental sums.
-func naive(tr *trace.Trace, p *placement.Placement, layer int, positions []int, own func(position int) int) (lar, remoteRanks float64) {
-	local, all, distinct := 0, 0, 0
+func naive(tr *trace.Trace, p *placement.Placement, layer int, positions []int, perNode int, own func(position int) int) (lar, remoteRanks, remoteNodes float64) {
+	local, all, distinct, distinctNodes := 0, 0, 0, 0
 	for _, position := range positions {
-		elsewhere := map[int]bool{}
+		elsewhere, nodes := map[int]bool{}, map[int]bool{}
 		for _, expert := range tr.Row(position, layer) {
 			all++
 			here, other := false, -1
@@ -162,11 +162,15 @@ func naive(tr *trace.Trace, p *placement.Placement, layer int, positions []int, 
 				local++
 			} else {
 				elsewhere[other] = true
+				nodes[other/perNode] = true
 			}
 		}
+		delete(nodes, own(position)/perNode)
 		distinct += len(elsewhere)
+		distinctNodes += len(nodes)
 	}
-	return float64(local) / float64(all), float64(distinct) / float64(len(positions))
+	n := float64(len(positions))
+	return float64(local) / float64(all), float64(distinct) / n, float64(distinctNodes) / n
 }
 
 func randomPlacement(tr *trace.Trace, ranks int, random *rand.Rand) *placement.Placement {
@@ -214,16 +218,16 @@ func FuzzCountsAgreeWithANaiveCount(f *testing.F) {
 				positions = append(positions, position)
 			}
 		}
-		sumLAR, sumRemote := 0.0, 0.0
+		sumLAR, sumRemote, sumNodes := 0.0, 0.0, 0.0
 		for l, layer := range report.PerLayer {
-			lar, remote := naive(tr, p, l, positions, func(position int) int { return own[position] })
+			lar, remote, nodes := naive(tr, p, l, positions, o.RanksPerNode, func(position int) int { return own[position] })
 			if math.Abs(lar-layer.LAR) > 1e-9 {
 				t.Fatalf("layer %d: local activation rate %v; counted naively %v", l, layer.LAR, lar)
 			}
-			sumLAR, sumRemote = sumLAR+lar/3, sumRemote+remote/3
+			sumLAR, sumRemote, sumNodes = sumLAR+lar/3, sumRemote+remote/3, sumNodes+nodes/3
 		}
-		if math.Abs(sumLAR-report.LAR) > 1e-9 || math.Abs(sumRemote-report.RemoteRanksPerToken) > 1e-9 {
-			t.Fatalf("%+v; counted naively %v, %v remote ranks", report, sumLAR, sumRemote)
+		if math.Abs(sumLAR-report.LAR) > 1e-9 || math.Abs(sumRemote-report.RemoteRanksPerToken) > 1e-9 || math.Abs(sumNodes-report.RemoteNodesPerToken) > 1e-9 {
+			t.Fatalf("%+v; counted naively %v, %v remote ranks, %v nodes", report, sumLAR, sumRemote, sumNodes)
 		}
 	})
 }
@@ -286,6 +290,35 @@ func TestTensorParallelOnEveryShape(t *testing.T) {
 				t.Errorf("EP %d: baseline %v", ranks, report.BaselineLAR)
 			}
 		}
+	}
+}
+
+// TestRankCapacity gives one rank of four half of the tokens: they go there, and imbalance is relative to that.
+func TestRankCapacity(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 4)
+	p := randomPlacement(tr, 4, rand.New(rand.NewPCG(2, 2)))
+	o := options(tr)
+	o.RankCapacity = []float64{1, 3, 1, 1}
+	report, err := cost.TensorParallel(t.Context(), tr, p, randomTokens{4}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkInvariants(t, report, 4)
+	if report.TokenImbalance > 1.05 || *report.BatchImbalance > 1.2 {
+		t.Errorf("token imbalance %v, in batches %v, relative to the ranks' shares", report.TokenImbalance, *report.BatchImbalance)
+	}
+	for _, o.Policy = range dispatch.Policies {
+		report, err := cost.DataParallel(t.Context(), tr, p, forcedRequests{forced{request: func(r int) int { return r % 4 }}}, o)
+		if o.Policy.Weighs() != (err == nil) {
+			t.Errorf("%s: error %v", o.Policy, err)
+		}
+		if err == nil && report.TokenImbalance > 1.5 {
+			t.Errorf("%s: token imbalance %v relative to the ranks' shares", o.Policy, report.TokenImbalance)
+		}
+	}
+	o.RankCapacity = []float64{1, 2}
+	if _, err := cost.TensorParallel(t.Context(), tr, p, randomTokens{4}, o); err == nil || !strings.Contains(err.Error(), "2 rank capacities for 4 ranks") {
+		t.Errorf("error %v", err)
 	}
 }
 

@@ -93,7 +93,7 @@ func (r *orderRun) play() error {
 	}
 	layers, ranks := len(r.placement.Layers), r.placement.Ranks
 	for l := range layers {
-		r.tallies = append(r.tallies, newTally(r.placement.Hosts(l), ranks, r.options.RanksPerNode))
+		r.tallies = append(r.tallies, newTally(r.placement.Hosts(l), ranks, r.options))
 	}
 	// loads holds, for each request, its tokens per rank and then its activations per layer and rank.
 	width := (layers + 1) * ranks
@@ -108,6 +108,9 @@ func (r *orderRun) play() error {
 
 func (r *orderRun) schedule() error {
 	if r.options.Policy == dispatch.Window {
+		if r.options.RankCapacity != nil {
+			return fmt.Errorf("policy %s deals out equal numbers of requests; it knows no rank capacities", dispatch.Window)
+		}
 		queue := dispatch.NewQueue(r.placement.Ranks)
 		waiting := make([]dispatch.Request, 0, queue.Size())
 		for chunk := range slices.Chunk(r.order, queue.Size()) {
@@ -119,7 +122,7 @@ func (r *orderRun) schedule() error {
 		}
 		return nil
 	}
-	scheduler, err := dispatch.NewScheduler(r.options.Policy, r.placement.Ranks, r.options.Cap)
+	scheduler, err := dispatch.NewWeightedScheduler(r.options.Policy, r.placement.Ranks, r.options.Cap, r.options.RankCapacity)
 	if err != nil {
 		return err
 	}
@@ -162,7 +165,7 @@ func (r *orderRun) windows(loads []int, width int) {
 			continue
 		}
 		windows++
-		r.windowImbalance += imbalance(sum[:ranks])
+		r.windowImbalance += r.options.tokenImbalance(sum[:ranks])
 		for l := range layers {
 			r.expertWindowImbalance += imbalance(sum[(l+1)*ranks:(l+2)*ranks]) / float64(layers)
 		}
@@ -207,7 +210,7 @@ func bounds(ctx context.Context, t *trace.Trace, p *placement.Placement, orders 
 	if err != nil {
 		return err
 	}
-	routes := newRealRoutes(counts, p)
+	routes := newRealRoutes(counts, p, o.RankCapacity)
 	highestLoad := 1.0
 	for _, run := range orders {
 		limits := routes.limits(run.tallies[0].tokens)
@@ -232,14 +235,16 @@ func bounds(ctx context.Context, t *trace.Trace, p *placement.Placement, orders 
 
 // realRoutes holds what each request activates on each rank.
 type realRoutes struct {
-	counts      *affinity.RequestCounts
-	ranks       int
+	counts *affinity.RequestCounts
+	ranks  int
+	// fair is the mean load, shares are the loads that ranks are to have.
 	fair        float64
+	shares      []float64
 	activations float64
 	weighted    assign.Weighted
 }
 
-func newRealRoutes(counts *affinity.RequestCounts, p *placement.Placement) *realRoutes {
+func newRealRoutes(counts *affinity.RequestCounts, p *placement.Placement, capacity []float64) *realRoutes {
 	s := &realRoutes{counts: counts, ranks: p.Ranks}
 	s.weighted = assign.Weighted{Sizes: counts.Tokens, Scores: make([]float32, len(counts.Rows)*p.Ranks)}
 	for l := range p.Layers {
@@ -257,15 +262,23 @@ func newRealRoutes(counts *affinity.RequestCounts, p *placement.Placement) *real
 		tokens += float64(n)
 	}
 	s.fair = tokens / float64(p.Ranks)
+	s.shares = slices.Repeat([]float64{s.fair}, p.Ranks)
+	total := 0.0
+	for _, c := range capacity {
+		total += c
+	}
+	for rank, c := range capacity {
+		s.shares[rank] = tokens * c / total
+	}
 	s.activations = tokens * float64(counts.TopK*counts.Layers)
 	return s
 }
 
-// limits are the loads that the oracle may use: at least the fair share, at least what the policy used.
+// limits are the loads that the oracle may use: at least the rank's share, at least what the policy used.
 func (s *realRoutes) limits(tokens []int) []float64 {
 	limits := make([]float64, s.ranks)
 	for rank, n := range tokens {
-		limits[rank] = max(s.fair, float64(n))
+		limits[rank] = max(s.shares[rank], float64(n))
 	}
 	return limits
 }

@@ -35,6 +35,8 @@ type Options struct {
 	Policy dispatch.Policy
 	Cap    float64
 	Orders int
+	// RankCapacity are the ranks' shares of the tokens, in any unit; nil is equal shares. Token imbalances are relative to them.
+	RankCapacity []float64
 	// RanksPerNode tells which ranks share a node.
 	RanksPerNode int
 	// Link times the exchanges.
@@ -51,6 +53,9 @@ func (o *Options) validate(t *trace.Trace, p *placement.Placement) error {
 		return fmt.Errorf("batch tokens is %d; it must be at least 1", o.BatchTokens)
 	case o.RanksPerNode < 1:
 		return fmt.Errorf("ranks per node is %d; it must be at least 1", o.RanksPerNode)
+	}
+	if err := placement.CheckCapacity(o.RankCapacity, p.Ranks); err != nil {
+		return err
 	}
 	return Matches(t, p)
 }

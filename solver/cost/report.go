@@ -28,6 +28,8 @@ type Report struct {
 	ExpertWindowImbalance float64 `json:"expert_window_imbalance"`
 	// RemoteRanksPerToken is the number of distinct other ranks that hold experts of a token.
 	RemoteRanksPerToken float64 `json:"remote_ranks_per_token"`
+	// RemoteNodesPerToken is the number of distinct other nodes that do.
+	RemoteNodesPerToken float64 `json:"remote_nodes_per_token"`
 	// NodeLAR is the share of activations whose expert is on the token's node.
 	NodeLAR float64 `json:"node_lar"`
 	// MaxSend and MaxRecv are the activations that the busiest rank sends to and receives from others, as multiples of a
@@ -73,7 +75,8 @@ type LayerReport struct {
 // figures are the parts of a Report that are means over layers, and over arrival orders.
 type figures struct {
 	lar, tokenImbalance, tokenImbalanceMedian, expertImbalance float64
-	remoteRanks, nodeLAR, maxSend, maxRecv, exchange           float64
+	remoteRanks, remoteNodes, nodeLAR                          float64
+	maxSend, maxRecv, exchange                                 float64
 }
 
 func (f *figures) add(g figures, weight float64) {
@@ -82,6 +85,7 @@ func (f *figures) add(g figures, weight float64) {
 	f.tokenImbalanceMedian += weight * g.tokenImbalanceMedian
 	f.expertImbalance += weight * g.expertImbalance
 	f.remoteRanks += weight * g.remoteRanks
+	f.remoteNodes += weight * g.remoteNodes
 	f.nodeLAR += weight * g.nodeLAR
 	f.maxSend += weight * g.maxSend
 	f.maxRecv += weight * g.maxRecv
@@ -100,7 +104,8 @@ func (r *Report) fill(runs [][]*tally, layers []int) {
 		r.PerLayer[l] = LayerReport{layer, mean.lar, mean.tokenImbalance, mean.expertImbalance}
 		overall.add(mean, 1/float64(len(layers)))
 	}
-	r.LAR, r.NodeLAR, r.RemoteRanksPerToken = overall.lar, overall.nodeLAR, overall.remoteRanks
+	r.LAR, r.NodeLAR = overall.lar, overall.nodeLAR
+	r.RemoteRanksPerToken, r.RemoteNodesPerToken = overall.remoteRanks, overall.remoteNodes
 	r.TokenImbalance, r.TokenImbalanceMedian, r.ExpertImbalance = overall.tokenImbalance, overall.tokenImbalanceMedian, overall.expertImbalance
 	r.MaxSend, r.MaxRecv = overall.maxSend, overall.maxRecv
 }

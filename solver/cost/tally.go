@@ -7,6 +7,7 @@ type tally struct {
 	// hosts are the ranks that hold each expert, home the only one where there are no copies.
 	hosts        [][]int
 	home         []int
+	options      *Options
 	ranksPerNode int
 	tokens       []int
 	served       []int
@@ -16,16 +17,18 @@ type tally struct {
 	onNode       int
 	remoteRanks  int
 	activations  int
-	// seen marks, per rank, the last token that counted it as remote.
-	seen []int
+	remoteNodes  int
+	// seen marks, per rank, the last token that counted it as remote, seenNode per node.
+	seen, seenNode []int
 	// turn deals the activations of a distant expert with several copies out to them.
 	turn int
 }
 
-func newTally(hosts [][]int, ranks, ranksPerNode int) *tally {
+func newTally(hosts [][]int, ranks int, o *Options) *tally {
 	t := &tally{
-		hosts: hosts, home: make([]int, len(hosts)), ranksPerNode: ranksPerNode,
+		hosts: hosts, home: make([]int, len(hosts)), options: o, ranksPerNode: o.RanksPerNode,
 		tokens: make([]int, ranks), served: make([]int, ranks), sent: make([]int, ranks), received: make([]int, ranks), seen: make([]int, ranks),
+		seenNode: make([]int, (ranks+o.RanksPerNode-1)/o.RanksPerNode),
 	}
 	for expert, ranks := range hosts {
 		t.home[expert] = ranks[0]
@@ -53,8 +56,11 @@ func (t *tally) add(experts []uint16, own int) {
 			local++
 			continue
 		}
-		if rank/t.ranksPerNode == node {
+		if to := rank / t.ranksPerNode; to == node {
 			t.onNode++
+		} else if t.seenNode[to] != t.turn {
+			t.seenNode[to] = t.turn
+			t.remoteNodes++
 		}
 		t.received[rank]++
 		if t.seen[rank] != t.turn {
@@ -95,8 +101,9 @@ func (t *tally) figures() figures {
 		lar:                  float64(t.local) / activations,
 		nodeLAR:              float64(t.onNode) / activations,
 		remoteRanks:          float64(t.remoteRanks) / float64(tokens),
-		tokenImbalance:       imbalance(t.tokens),
-		tokenImbalanceMedian: imbalanceMedian(t.tokens),
+		remoteNodes:          float64(t.remoteNodes) / float64(tokens),
+		tokenImbalance:       t.options.tokenImbalance(t.tokens),
+		tokenImbalanceMedian: imbalanceMedian(t.options.perCapacity(t.tokens)),
 		expertImbalance:      imbalance(t.served),
 		maxSend:              float64(slices.Max(t.sent)) / share,
 		maxRecv:              float64(slices.Max(t.received)) / share,
@@ -105,8 +112,23 @@ func (t *tally) figures() figures {
 	return f
 }
 
-// imbalance is max/mean; an idle set of ranks is balanced.
-func imbalance(load []int) float64 {
+// perCapacity scales loads so that ranks with exactly their shares have equal ones.
+func (o *Options) perCapacity(load []int) []float64 {
+	scaled, sum := make([]float64, len(load)), 0.0
+	for _, c := range o.RankCapacity {
+		sum += c
+	}
+	for rank, n := range load {
+		scaled[rank] = float64(n)
+		if o.RankCapacity != nil {
+			scaled[rank] *= sum / (o.RankCapacity[rank] * float64(len(load)))
+		}
+	}
+	return scaled
+}
+
+// tokenImbalance is the largest token load of a rank over its share.
+func (o *Options) tokenImbalance(load []int) float64 {
 	total := 0
 	for _, n := range load {
 		total += n
@@ -114,16 +136,19 @@ func imbalance(load []int) float64 {
 	if total == 0 {
 		return 1
 	}
-	return float64(slices.Max(load)) * float64(len(load)) / float64(total)
+	return slices.Max(o.perCapacity(load)) * float64(len(load)) / float64(total)
 }
 
+// imbalance is max/mean; an idle set of ranks is balanced.
+func imbalance(load []int) float64 { return new(Options).tokenImbalance(load) }
+
 // imbalanceMedian is max/median. Where half of the ranks are idle it is taken against a load of one.
-func imbalanceMedian(load []int) float64 {
+func imbalanceMedian(load []float64) float64 {
 	sorted := slices.Sorted(slices.Values(load))
 	n := len(sorted)
-	median := float64(sorted[(n-1)/2]+sorted[n/2]) / 2
+	median := (sorted[(n-1)/2] + sorted[n/2]) / 2
 	if sorted[n-1] == 0 {
 		return 1
 	}
-	return float64(sorted[n-1]) / max(median, 1)
+	return sorted[n-1] / max(median, 1)
 }

@@ -25,14 +25,14 @@ type layerRun struct {
 
 func newLayerRun(t *trace.Trace, p *placement.Placement, layer int, o *Options) *layerRun {
 	return &layerRun{
-		trace: t, placement: p, options: o, layer: layer, tally: newTally(p.Hosts(layer), p.Ranks, o.RanksPerNode),
+		trace: t, placement: p, options: o, layer: layer, tally: newTally(p.Hosts(layer), p.Ranks, o),
 	}
 }
 
 // dispatch assigns the tokens batch by batch and counts.
 func (r *layerRun) dispatch(forecast TokenForecast, positions []int) {
 	ranks := r.placement.Ranks
-	shards, stream := dispatch.NewShards(ranks), dispatch.NewStream(ranks)
+	shards, stream := dispatch.NewWeightedShards(ranks, r.options.RankCapacity), dispatch.NewWeightedStream(ranks, r.options.RankCapacity)
 	scores := make([]float32, min(r.options.BatchTokens, len(positions))*ranks)
 	own := make([]int, len(scores)/ranks)
 	batches, local := 0, 0
@@ -87,7 +87,7 @@ func (r *layerRun) count(batch []int, own []int) {
 		tokens[rank] = r.tally.tokens[rank] - tokens[rank]
 		served[rank] = r.tally.served[rank] - served[rank]
 	}
-	r.batchImbalance += imbalance(tokens)
+	r.batchImbalance += r.options.tokenImbalance(tokens)
 	r.batchExpertImbalance += imbalance(served)
 }
 

@@ -1,6 +1,7 @@
 package dispatch_test
 
 import (
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -270,5 +271,53 @@ func BenchmarkPrice(b *testing.B) {
 	request := dispatch.Request{Scores: []float32{.1, .2, .1, .15, .12, .11, .1, .12}, Tokens: 400}
 	for b.Loop() {
 		s.Assign(request)
+	}
+}
+
+// TestCapacities deals random scores out to ranks of unequal capacity: shares hold to within one token in a batch, over time in a stream,
+// and under the cap for requests.
+func TestCapacities(t *testing.T) {
+	random := rand.New(rand.NewPCG(9, 9))
+	capacity := []float64{2, 1, 0.5, 0.5}
+	shards, stream := dispatch.NewWeightedShards(4, capacity), dispatch.NewWeightedStream(4, capacity)
+	scheduler, err := dispatch.NewWeightedScheduler(dispatch.Price, 4, 1.15, capacity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	streamed, requests := make([]float64, 4), make([]float64, 4)
+	scores := make([]float32, 4*1001)
+	for round := range 60 {
+		for i := range scores {
+			scores[i] = 0.2 * random.Float32()
+		}
+		dealt := make([]float64, 4)
+		for _, rank := range shards.Assign(scores) {
+			dealt[rank]++
+		}
+		for i := range 1001 {
+			// The first half is what prices need to settle.
+			if rank := stream.Assign(scores[i*4 : (i+1)*4]); round >= 30 {
+				streamed[rank]++
+			}
+		}
+		for i := range 20 {
+			requests[scheduler.Assign(dispatch.Request{Scores: scores[i*4 : (i+1)*4], Tokens: 10})]++
+		}
+		for rank, c := range capacity {
+			if want := 1001 * c / 4; math.Abs(dealt[rank]-want) > 1 {
+				t.Fatalf("rank %d has %v tokens of 1001, want %v", rank, dealt[rank], want)
+			}
+		}
+	}
+	for rank, c := range capacity {
+		if share := streamed[rank] / 30030; math.Abs(share-c/4) > 0.05*c/4 {
+			t.Errorf("stream: rank %d has %v of the tokens, want %v", rank, share, c/4)
+		}
+		if share := requests[rank] / 1200; math.Abs(share-c/4) > 0.15*c/4 {
+			t.Errorf("requests: rank %d has %v of them, want %v", rank, share, c/4)
+		}
+	}
+	if _, err := dispatch.NewWeightedScheduler(dispatch.Masked, 4, 1.15, capacity); err == nil || !strings.Contains(err.Error(), "knows no rank capacities") {
+		t.Errorf("masked: error %v", err)
 	}
 }

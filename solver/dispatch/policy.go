@@ -37,6 +37,9 @@ func ParsePolicy(name string) (Policy, error) {
 	return "", fmt.Errorf("policy %q is unknown; allowed is %s", name, strings.Trim(fmt.Sprint(Policies), "[]"))
 }
 
+// Weighs reports whether the policy can give ranks unequal shares of the load.
+func (p Policy) Weighs() bool { return p == Price || p == LeastLoaded || p == Prefix }
+
 // Arrivals is the number of most recent requests over which load is measured.
 const Arrivals = 128
 
@@ -54,6 +57,8 @@ type Request struct {
 type Scheduler struct {
 	policy Policy
 	cap    float64
+	// shares are the parts of the load that ranks are to have; they sum to 1.
+	shares []float64
 	recent *recent
 	prices []float64
 	// taken marks the ranks that have had a request in the present round, takenCount how many.
@@ -69,7 +74,15 @@ type Scheduler struct {
 // NewScheduler returns a scheduler for a policy other than Window (see Queue). loadCap bounds, for the policies price
 // and prefix, a rank's load over the last Arrivals requests, as a multiple of the fair share.
 func NewScheduler(policy Policy, ranks int, loadCap float64) (*Scheduler, error) {
+	return NewWeightedScheduler(policy, ranks, loadCap, nil)
+}
+
+// NewWeightedScheduler returns a scheduler for ranks of those capacities, in any unit; nil is equal shares. Policies that deal out
+// equal numbers of requests know no others.
+func NewWeightedScheduler(policy Policy, ranks int, loadCap float64, capacity []float64) (*Scheduler, error) {
 	switch {
+	case capacity != nil && !policy.Weighs():
+		return nil, fmt.Errorf("policy %s deals out equal numbers of requests; it knows no rank capacities", policy)
 	case policy == Window:
 		return nil, fmt.Errorf("policy %s decides on queues of requests, not on one at a time", policy)
 	case ranks < 1:
@@ -81,7 +94,7 @@ func NewScheduler(policy Policy, ranks int, loadCap float64) (*Scheduler, error)
 		return nil, err
 	}
 	s := &Scheduler{
-		policy: policy, cap: loadCap, recent: newRecent(ranks),
+		policy: policy, cap: loadCap, shares: sharesOf(capacity, ranks), recent: newRecent(ranks),
 		prices: make([]float64, ranks), taken: make([]bool, ranks),
 	}
 	if policy == Prefix {
@@ -106,12 +119,12 @@ func (s *Scheduler) choose(r Request) int {
 	case RoundRobin:
 		return s.turn
 	case LeastLoaded:
-		return s.recent.leastLoaded()
+		return s.leastLoaded()
 	case Prefix:
 		if rank, known := s.prefixes.lookup(r.Prefixes); known && rank < len(s.prices) && !s.refuses(rank, r.Tokens) {
 			return rank
 		}
-		return s.recent.leastLoaded()
+		return s.leastLoaded()
 	default:
 		return s.bestPriced(r)
 	}
@@ -121,10 +134,9 @@ func (s *Scheduler) choose(r Request) int {
 // window that is not yet full is filled up in part: otherwise the first requests would find every rank above the cap, and be
 // placed by load alone.
 func (s *Scheduler) refuses(rank, tokens int) bool {
-	ranks := float64(len(s.prices))
 	missing := s.recent.missing(tokens)
-	fair := (float64(s.recent.total+tokens) + missing) / ranks
-	return float64(s.recent.load[rank]+tokens)+missing/ranks > s.cap*fair
+	fair := (float64(s.recent.total+tokens) + missing) * s.shares[rank]
+	return float64(s.recent.load[rank]+tokens)+missing*s.shares[rank] > s.cap*fair
 }
 
 func (s *Scheduler) bestPriced(r Request) int {
@@ -138,7 +150,7 @@ func (s *Scheduler) bestPriced(r Request) int {
 		}
 	}
 	if best < 0 {
-		return s.recent.leastLoaded()
+		return s.leastLoaded()
 	}
 	return best
 }
@@ -187,7 +199,7 @@ func (s *Scheduler) raise(rank int, r Request) {
 	rise := priceStep * (s.spreads / s.requests) * float64(r.Tokens) / (s.sizes / s.requests)
 	s.prices[rank] += rise
 	for i := range s.prices {
-		s.prices[i] -= rise / float64(len(s.prices))
+		s.prices[i] -= rise * s.shares[i]
 	}
 }
 
@@ -241,10 +253,11 @@ func (r *recent) missing(next int) float64 {
 	return fillUp * float64(Arrivals-1-r.count) * float64(r.total+next) / float64(r.count+1)
 }
 
-func (r *recent) leastLoaded() int {
+// leastLoaded is the rank with the least load for its share.
+func (s *Scheduler) leastLoaded() int {
 	best := 0
-	for rank, load := range r.load {
-		if load < r.load[best] {
+	for rank, load := range s.recent.load {
+		if float64(load)*s.shares[best] < float64(s.recent.load[best])*s.shares[rank] {
 			best = rank
 		}
 	}

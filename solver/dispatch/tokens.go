@@ -2,26 +2,27 @@ package dispatch
 
 import "github.com/semmoe/operator/solver/assign"
 
-// Shards assigns the tokens of a batch to ranks so that all ranks have equally many, as reduce-scatter needs.
+// Shards assigns the tokens of a batch to ranks so that each has exactly its share: equal ones, as reduce-scatter needs, unless told
+// otherwise.
 type Shards struct {
 	ranks    int
+	shares   []float64
 	solver   assign.Solver
 	capacity []int
 }
 
 // NewShards returns a Shards for that many ranks.
-func NewShards(ranks int) *Shards { return &Shards{ranks: ranks, capacity: make([]int, ranks)} }
+func NewShards(ranks int) *Shards { return NewWeightedShards(ranks, nil) }
 
-// Assign returns the rank of each token of a batch: the highest sum of scores [tokens × ranks] with equal shares. Where
-// the batch does not divide, the first ranks have one token more. The result is valid until the next call.
+// NewWeightedShards returns a Shards for ranks of those capacities, in any unit; nil is equal shares.
+func NewWeightedShards(ranks int, capacity []float64) *Shards {
+	return &Shards{ranks: ranks, shares: sharesOf(capacity, ranks), capacity: make([]int, ranks)}
+}
+
+// Assign returns the rank of each token of a batch: the highest sum of scores [tokens × ranks] within the shares. Where equal shares
+// do not divide the batch, the first ranks have one token more. The result is valid until the next call.
 func (s *Shards) Assign(scores []float32) []int {
-	tokens := len(scores) / s.ranks
-	for i := range s.capacity {
-		s.capacity[i] = tokens / s.ranks
-		if i < tokens%s.ranks {
-			s.capacity[i]++
-		}
-	}
+	deal(s.capacity, len(scores)/s.ranks, s.shares)
 	return s.solver.Assign(scores, s.capacity)
 }
 
@@ -34,14 +35,18 @@ const (
 
 // Stream assigns tokens one by one; prices even out the load over time, not within a batch.
 type Stream struct {
+	shares []float64
 	prices []float64
 	load   []int
 	count  int
 }
 
 // NewStream returns a Stream for that many ranks.
-func NewStream(ranks int) *Stream {
-	return &Stream{prices: make([]float64, ranks), load: make([]int, ranks)}
+func NewStream(ranks int) *Stream { return NewWeightedStream(ranks, nil) }
+
+// NewWeightedStream returns a Stream for ranks of those capacities, in any unit; nil is equal shares.
+func NewWeightedStream(ranks int, capacity []float64) *Stream {
+	return &Stream{shares: sharesOf(capacity, ranks), prices: make([]float64, ranks), load: make([]int, ranks)}
 }
 
 // Assign chooses the rank of the next token.
@@ -61,9 +66,8 @@ func (s *Stream) Assign(scores []float32) int {
 }
 
 func (s *Stream) update() {
-	share := float64(streamBlock) / float64(len(s.prices))
 	for rank, load := range s.load {
-		s.prices[rank] += streamStep * (float64(load)/share - 1)
+		s.prices[rank] += streamStep * (float64(load)/(streamBlock*s.shares[rank]) - 1)
 	}
 	clear(s.load)
 	s.count = 0

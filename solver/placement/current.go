@@ -92,11 +92,20 @@ func renameRanks(current, to *Placement, blocks int, layers []int) {
 // Moves is the number of experts, over all layers, that ranks hold in one placement and not in the other.
 func Moves(from, to *Placement) int {
 	moves := 0
+	for _, n := range layerMoves(from, to) {
+		moves += n
+	}
+	return moves
+}
+
+// layerMoves are those of each layer.
+func layerMoves(from, to *Placement) []int {
+	moves := make([]int, len(to.Layers))
 	for l := range to.Layers {
 		hosts := from.Hosts(l)
 		for slot, e := range to.Layers[l].Slots {
 			if !slices.Contains(hosts[e], slot/to.SlotsPerRank) {
-				moves++
+				moves[l]++
 			}
 		}
 	}

@@ -3,6 +3,8 @@ package placement
 import (
 	"context"
 	"slices"
+
+	"github.com/semmoe/operator/solver/affinity"
 )
 
 // Enumerate is the value of the best placement of the first layer, as the search of attention tensor parallelism values
@@ -113,3 +115,39 @@ func AssignExactly(scores []float32, ranks, groups int) []int {
 	var exact exactRanks
 	return exact.assign(scores, ranks, groups)
 }
+
+// Worth is what the search under constraints makes of a placement without redundant slots, in units of the objective, less what moves
+// cost; excess is by how much experts' loads are above their limit.
+func Worth(ctx context.Context, p Problem, of *Placement) (value, excess float64) {
+	rankOf, within := make([][]int, len(of.Layers)), make([]*limits, len(of.Layers))
+	for l := range rankOf {
+		rankOf[l] = make([]int, of.Experts)
+		for e, ranks := range of.Hosts(l) {
+			rankOf[l][e] = ranks[0]
+		}
+		within[l], _ = p.limits(l)
+	}
+	if p.Attention == DataParallel {
+		w := (&refining{by: p.jointRefiner(limit{ctx: ctx}), within: within}).worth(rankOf)
+		return w.value, w.excess
+	}
+	for l := range rankOf {
+		by, _ := p.layerRefiner(l, limit{ctx: ctx})
+		w := (&refining{by: by, within: within[l : l+1]}).worth(rankOf[l : l+1])
+		value, excess = value+w.value, excess+w.excess
+	}
+	return value, excess
+}
+
+// Distinct is the exact search by messages in the first layer: the gain of a swap, the swap, and what all messages cost.
+type Distinct struct{ *distinct }
+
+// NewDistinct begins one.
+func NewDistinct(o *affinity.Occurrences, rankOf []int, own []int32, ranks int, cost affinity.Messages) Distinct {
+	return Distinct{newDistinct(o, 0, rankOf, own, ranks, cost)}
+}
+
+// Gain, Swap and Total are those of the search.
+func (d Distinct) Gain(e, f int) float64 { return d.gain(e, f) }
+func (d Distinct) Swap(e, f int)         { d.swap(e, f) }
+func (d Distinct) Total() float64        { return d.total() }

@@ -42,14 +42,20 @@ func solveAuto(ctx context.Context, p *Problem) (Result, error) {
 	if p.Attention == DataParallel {
 		solve = solveJoint
 	}
-	result, err := solve(ctx, of)
+	var result Result
+	var err error
+	if of.refines() {
+		result, err = of.solveRefined(ctx, solve)
+	} else {
+		result, err = solve(ctx, of)
+	}
 	if err != nil {
 		return Result{}, err
 	}
 	if wholeGroups {
 		result.Placement = ungroup(result.Placement, p.experts())
 	}
-	if p.Current != nil {
+	if p.Current != nil && !of.refines() {
 		p.keepNames(result.Placement)
 	}
 	return result, nil
@@ -76,8 +82,17 @@ func (p *Problem) ofGroups() *Problem {
 	for i := range p.Pairs {
 		of.Pairs = append(of.Pairs, p.Pairs[i].Grouped(size))
 	}
+	if p.Occurrences != nil {
+		of.Occurrences = p.Occurrences.Grouped(size)
+	}
+	of.each = size
+	of.Constraints.Pins = nil
+	for _, pin := range p.Constraints.Pins {
+		of.Constraints.Pins = append(of.Constraints.Pins, Pin{pin.Layer, pin.Expert / size, pin.Rank})
+	}
 	if p.Current != nil {
 		of.Current = groupsOf(p.Current, p.Groups)
+		of.base = layerMoves(p.Current, ungroup(of.Current, p.experts()))
 	}
 	return &of
 }

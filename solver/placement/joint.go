@@ -123,6 +123,7 @@ type jointSearch struct {
 	stop        limit
 	activations float64
 	balance     assign.Weighted
+	tolerance   float64
 	exact       exactRanks
 	weight      []float32
 }
@@ -137,8 +138,9 @@ func newJointSearch(p *Problem, stop limit) *jointSearch {
 	s.balance = assign.Weighted{
 		Sizes:  p.Requests.Tokens,
 		Scores: make([]float32, len(p.Requests.Rows)*p.Ranks),
-		Limits: slices.Repeat([]float64{total / float64(p.Ranks)}, p.Ranks),
+		Limits: p.Constraints.tokenLimits(total, p.Ranks),
 	}
+	s.tolerance = p.Constraints.tolerance(jointTolerance)
 	s.weight = make([]float32, p.Requests.Experts*p.Ranks)
 	return s
 }
@@ -236,7 +238,7 @@ func (s *jointSearch) scoreRequest(r int, rankOf [][]int, copies []extras) {
 
 func (s *jointSearch) assignBalanced() []int {
 	prices, _ := s.balance.Price(jointPriceSteps, nil, true)
-	return s.balance.Assign(prices, jointTolerance)
+	return s.balance.Assign(prices, s.tolerance)
 }
 
 // annealLayer seeds the requests' ranks from one layer's affinities alone.

@@ -36,6 +36,7 @@ func solveLayers(ctx context.Context, p *Problem) (Result, error) {
 			return
 		}
 		s := newLayerSearch(counts, p.Ranks, p.groups(), stop)
+		s.balance.Limits = p.Constraints.tokenLimits(sum(s.balance.Limits), p.Ranks)
 		var rankOf []int
 		var value float64
 		switch {

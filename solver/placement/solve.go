@@ -64,8 +64,14 @@ func ParseAlgorithm(name string) (Algorithm, error) {
 
 // Problem is what a placement is solved from.
 type Problem struct {
-	// Attention chooses the objective.
+	// Attention tells whether tokens or requests have a rank.
 	Attention Attention
+	// Messages are the objective where it is to send few of them (Objective.Messages); the zero value is the objective Activation. Auto
+	// searches for it, by Occurrences, which it then needs.
+	Messages    affinity.Messages
+	Occurrences *affinity.Occurrences
+	// Constraints narrow what may be chosen.
+	Constraints Constraints
 	// Ranks is the EP size; it must divide the number of experts.
 	Ranks int
 	// RedundantSlots is the number of slots per rank beyond experts / ranks: they hold copies of experts of other ranks.
@@ -79,7 +85,8 @@ type Problem struct {
 	Layers []int
 	// Tokens are the counts of each MoE layer; needed with TensorParallel, or LoadTokens in their place.
 	Tokens []affinity.Counts
-	// LoadTokens returns the counts of one MoE layer: Auto asks for each once, for as many at a time as there are processors.
+	// LoadTokens returns the counts of one MoE layer: Auto asks for each once (with Constraints up to three times), for as many at a time as
+	// there are processors.
 	// Calls come from several goroutines.
 	LoadTokens func(layer int) (*affinity.Counts, error)
 	// Experts is needed with LoadTokens alone; elsewhere the counts tell.
@@ -103,6 +110,10 @@ type Problem struct {
 	Deadline time.Time
 	// Progress, where set, is told how much of the work is done. Calls come from several goroutines.
 	Progress func(done, total int)
+
+	// each and base are set where groups stand for experts: the experts of one, and how many of each layer move whatever is chosen.
+	each int
+	base []int
 }
 
 // Result is a solved placement.
@@ -113,6 +124,8 @@ type Result struct {
 	TrainLAR float64
 	// Truncated is set when the deadline cut the search off; the placement is valid all the same.
 	Truncated bool
+	// Unmet says which load limits the placement does not keep on the profile, one sentence each.
+	Unmet []string
 }
 
 func (p *Problem) experts() int {
@@ -165,6 +178,12 @@ func (p *Problem) validate() error {
 	if err := CheckGroups(p.Algorithm, p.Ranks, p.experts(), p.RedundantSlots, p.Groups); err != nil {
 		return err
 	}
+	if err := CheckConstraints(p.Algorithm, p.Constraints, p.Layers, p.experts(), p.Ranks, p.RedundantSlots, p.Current != nil); err != nil {
+		return err
+	}
+	if o := p.Occurrences; !p.Messages.None() && p.Algorithm == Auto && (o == nil || o.Len() == 0 || len(o.Layers) != len(p.Layers) || o.Experts != p.experts()) {
+		return fmt.Errorf("an objective of messages needs a sample of the tokens of %d MoE layers", len(p.Layers))
+	}
 	return CheckSlots(p.Algorithm, p.Ranks, p.experts(), p.RedundantSlots)
 }
 
@@ -194,32 +213,47 @@ func CheckRanks(ranks, experts int) error {
 	return fmt.Errorf("EP size %d does not divide the %d experts; allowed is %s", ranks, experts, strings.Join(allowed, ", "))
 }
 
-// Solve solves the problem. It returns the context's error when cancelled.
+// Solve solves the problem. It returns the context's error when cancelled, and an error where pins, groups and the move budget
+// contradict one another.
 func Solve(ctx context.Context, p Problem) (Result, error) {
 	if err := p.validate(); err != nil {
 		return Result{}, err
 	}
+	if !p.Constraints.Any() {
+		return p.solve(ctx)
+	}
+	result, err := p.solve(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	return result, p.inspect(ctx, &result)
+}
+
+func (p *Problem) solve(ctx context.Context) (Result, error) {
 	switch p.Algorithm {
 	case ContiguousAlgorithm:
+		if p.Constraints.binding() {
+			return solveAuto(ctx, p)
+		}
 		return Result{Placement: p.simple(func(e int) int { return e * p.Ranks / p.experts() })}, nil
 	case RoundRobinAlgorithm:
 		return Result{Placement: p.simple(func(e int) int { return e % p.Ranks })}, nil
 	case Alternating:
-		return solveRows(ctx, &p, alternate)
+		return solveRows(ctx, p, alternate)
 	case CrossEntropy:
-		return solveRows(ctx, &p, crossEntropy)
+		return solveRows(ctx, p, crossEntropy)
 	case KMeans2D:
-		return solveRows(ctx, &p, kmeans2D)
+		return solveRows(ctx, p, kmeans2D)
 	case EPLB:
-		return solveEPLB(ctx, &p)
+		return solveEPLB(ctx, p)
 	case Coactivation:
-		return solveCoactivation(ctx, &p)
+		return solveCoactivation(ctx, p)
 	case ExFlow:
-		return solveChain(ctx, &p, false)
+		return solveChain(ctx, p, false)
 	case MoETuner:
-		return solveChain(ctx, &p, true)
+		return solveChain(ctx, p, true)
 	case Auto:
-		return solveAuto(ctx, &p)
+		return solveAuto(ctx, p)
 	default:
 		_, err := ParseAlgorithm(string(p.Algorithm))
 		return Result{}, err

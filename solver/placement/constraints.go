@@ -1,0 +1,134 @@
+package placement
+
+import (
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Constraints narrow what Solve may choose. Auto and Contiguous keep them; with Contiguous the placement is the nearest to the
+// contiguous one, or to Current where there is a move budget, that does.
+type Constraints struct {
+	// MoveBudget is the largest number of experts of a layer that a rank holds in the placement and not in Current; nil is none.
+	MoveBudget *int
+	// MigrationCost is what such an expert must gain, in units of the objective over the profile: local activations with the objective
+	// Activation, messages saved with the others.
+	MigrationCost float64
+	// Pins fix the ranks of experts.
+	Pins []Pin
+	// RankCapacity are the ranks' shares of the tokens, in any unit [ranks]; nil is equal shares. Slots stay equal: engines need that.
+	RankCapacity []float64
+	// ExpertLoadLimit is the largest activation load of a rank's experts in a layer, TokenLoadLimit the largest token load of a rank, in
+	// percent of the mean (of the rank's share), on the profile; 0 is none. What cannot be met is reported in Result.Unmet.
+	ExpertLoadLimit, TokenLoadLimit float64
+}
+
+// Pin fixes an expert to a rank; redundant copies of it may be on others.
+type Pin struct {
+	// Layer is the model's layer index.
+	Layer, Expert, Rank int
+}
+
+// binding reports whether the ranks of experts are constrained.
+func (c *Constraints) binding() bool {
+	return c.MoveBudget != nil || c.MigrationCost != 0 || len(c.Pins) > 0 || c.ExpertLoadLimit != 0
+}
+
+// Any reports whether anything is constrained.
+func (c *Constraints) Any() bool {
+	return c.binding() || c.TokenLoadLimit != 0 || c.RankCapacity != nil
+}
+
+// CheckConstraints refuses constraints that are not well formed or that contradict one another. layers are the model's indices of
+// the MoE layers; current tells whether there is a current placement.
+func CheckConstraints(a Algorithm, c Constraints, layers []int, experts, ranks, redundant int, current bool) error {
+	switch {
+	case !c.Any():
+		return nil
+	case a != Auto && a != ContiguousAlgorithm:
+		return fmt.Errorf("algorithm %s knows no constraints; allowed is %s, %s", a, Auto, ContiguousAlgorithm)
+	case c.MoveBudget != nil && *c.MoveBudget < 0:
+		return fmt.Errorf("move budget is %d; it cannot be negative", *c.MoveBudget)
+	case !(c.MigrationCost >= 0) || math.IsInf(c.MigrationCost, 0):
+		return fmt.Errorf("migration cost is %v; it cannot be negative", c.MigrationCost)
+	case (c.MoveBudget != nil || c.MigrationCost > 0) && !current:
+		return fmt.Errorf("a move budget or migration cost needs a current placement")
+	case c.ExpertLoadLimit > 0 && redundant > 0:
+		return fmt.Errorf("an expert load limit with redundant slots: which copy computes an expert is the engine's choice")
+	}
+	for name, limit := range map[string]float64{"expert": c.ExpertLoadLimit, "token": c.TokenLoadLimit} {
+		if limit != 0 && !(limit >= 100) || math.IsInf(limit, 0) {
+			return fmt.Errorf("%s load limit is %v percent of the mean; it must be at least 100", name, limit)
+		}
+	}
+	if err := CheckCapacity(c.RankCapacity, ranks); err != nil {
+		return err
+	}
+	return checkPins(c.Pins, layers, experts, ranks)
+}
+
+// leastCapacity is the smallest share of the tokens that a rank may have, as a fraction of the largest: with less it would hold experts
+// for others alone.
+const leastCapacity = 1e-3
+
+// CheckCapacity refuses shares of tokens that do not fit the ranks; nil is equal shares.
+func CheckCapacity(capacity []float64, ranks int) error {
+	if capacity == nil {
+		return nil
+	}
+	if len(capacity) != ranks {
+		return fmt.Errorf("%d rank capacities for %d ranks", len(capacity), ranks)
+	}
+	most := slices.Max(capacity)
+	for rank, share := range capacity {
+		if !(share >= leastCapacity*most && share > 0) || math.IsInf(most, 0) {
+			return fmt.Errorf("the capacity of rank %d is %v; it must be above 0, and at least %v of the largest", rank, share, leastCapacity)
+		}
+	}
+	return nil
+}
+
+func checkPins(pins []Pin, layers []int, experts, ranks int) error {
+	type place struct{ layer, of int }
+	rankOf, load := map[place]int{}, map[place]int{}
+	for _, pin := range pins {
+		expert, rank := place{pin.Layer, pin.Expert}, place{pin.Layer, pin.Rank}
+		switch before, twice := rankOf[expert]; {
+		case !slices.Contains(layers, pin.Layer):
+			return fmt.Errorf("pin %v: layer %d is no MoE layer; allowed is %v", pin, pin.Layer, layers)
+		case pin.Expert < 0 || pin.Expert >= experts:
+			return fmt.Errorf("pin %v: expert %d; allowed is 0 to %d", pin, pin.Expert, experts-1)
+		case pin.Rank < 0 || pin.Rank >= ranks:
+			return fmt.Errorf("pin %v: rank %d; allowed is 0 to %d", pin, pin.Rank, ranks-1)
+		case twice && before != pin.Rank:
+			return fmt.Errorf("pin %v: the expert is pinned to rank %d, too", pin, before)
+		case twice:
+			continue
+		}
+		rankOf[expert] = pin.Rank
+		if load[rank]++; load[rank] > experts/ranks {
+			return fmt.Errorf("pin %v: more than %d experts of the layer are pinned to rank %d", pin, experts/ranks, pin.Rank)
+		}
+	}
+	return nil
+}
+
+// String is the form in which pins are given.
+func (p Pin) String() string { return fmt.Sprintf("%d:%d:%d", p.Layer, p.Expert, p.Rank) }
+
+// tokenLimits are the tokens that each rank is to have of a total.
+func (c *Constraints) tokenLimits(total float64, ranks int) []float64 {
+	limits := slices.Repeat([]float64{total / float64(ranks)}, ranks)
+	for rank, capacity := range c.RankCapacity {
+		limits[rank] = total * capacity / sum(c.RankCapacity)
+	}
+	return limits
+}
+
+// tolerance is how far a rank may exceed its share of the tokens while a placement is searched, at most usual.
+func (c *Constraints) tolerance(usual float64) float64 {
+	if c.TokenLoadLimit == 0 {
+		return usual
+	}
+	return min(usual, c.TokenLoadLimit/100-1)
+}

@@ -1,0 +1,391 @@
+package placement_test
+
+import (
+	"flag"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+	"github.com/semmoe/operator/solver/trace/tracetest"
+)
+
+var constraintInstances = flag.Int("constraint-instances", 150, "random instances with constraints")
+
+// objectives are those that a random instance is solved for; two ranks share a node.
+var objectives = []placement.Objective{placement.Activation, placement.RankDedup, placement.NodeDedup, placement.Hierarchical}
+
+// randomConstrained draws a problem of up to 12 experts in two layers, with every kind of constraint now and then.
+func randomConstrained(t *testing.T, random *rand.Rand, instance int) placement.Problem {
+	ranks := 2 * (1 + random.IntN(2))
+	shape := tracetest.Shape{
+		Experts: ranks * (1 + random.IntN(3)), TopK: 1 + random.IntN(2), Layers: 2, Vocabulary: 4 + random.IntN(20), Domains: 2,
+		DocumentsPerDomain: 2, RequestsPerDocument: 2, TokensPerRequest: 8, Noise: random.IntN(100),
+	}
+	tr := tracetest.Generate(shape, random.Uint64())
+	p := problem(t, tr, modes[instance%2], ranks)
+	p.Seed = random.Uint64()
+	sampled(&p, tr, objectives[instance/2%len(objectives)])
+	c := &p.Constraints
+	if random.IntN(2) == 0 {
+		p.Current = shuffled(p, random)
+		switch random.IntN(3) {
+		case 0:
+			budget := random.IntN(shape.Experts)
+			c.MoveBudget = &budget
+		case 1:
+			c.MigrationCost = random.Float64() * 20
+		}
+	}
+	if random.IntN(2) == 0 {
+		rankOf := random.Perm(shape.Experts)
+		for e := range 1 + random.IntN(shape.Experts) {
+			c.Pins = append(c.Pins, placement.Pin{Layer: p.Layers[random.IntN(2)], Expert: e, Rank: rankOf[e] % ranks})
+		}
+	}
+	if random.IntN(2) == 0 {
+		c.ExpertLoadLimit = 100 + 60*random.Float64()
+	} else if random.IntN(2) == 0 {
+		p.RedundantSlots = 1 + random.IntN(shape.Experts-shape.Experts/ranks)
+	}
+	if random.IntN(3) == 0 {
+		c.TokenLoadLimit = 100 + 40*random.Float64()
+	}
+	if random.IntN(3) == 0 {
+		for range ranks {
+			c.RankCapacity = append(c.RankCapacity, 0.5+random.Float64())
+		}
+	}
+	return p
+}
+
+// sampled sets the objective, with two ranks to a node.
+func sampled(p *placement.Problem, tr *trace.Trace, of placement.Objective) {
+	p.Messages = of.Messages(2, 5)
+	if !p.Messages.None() {
+		p.Occurrences = affinity.SampleOccurrences(tr, tr.AllRequests(), 500, p.Attention == placement.DataParallel, 1)
+	}
+}
+
+// TestConstraintsHold solves random instances. Every constraint holds, counted here by hand; what is not met is reported, and cannot
+// be met; and the placement is worth no less than the one of least effort.
+func TestConstraintsHold(t *testing.T) {
+	random := rand.New(rand.NewPCG(31, 31))
+	infeasible, unmet := 0, 0
+	for instance := range *constraintInstances {
+		p := randomConstrained(t, random, instance)
+		name := fmt.Sprintf("instance %d: %s, EP %d, %+v, %+v", instance, p.Attention, p.Ranks, p.Messages, p.Constraints)
+		result, err := placement.Solve(t.Context(), p)
+		plain := p
+		plain.Algorithm = placement.ContiguousAlgorithm
+		simple, plainErr := placement.Solve(t.Context(), plain)
+		if (err == nil) != (plainErr == nil) {
+			t.Fatalf("%s: error %v; of the default placement %v", name, err, plainErr)
+		}
+		if err != nil {
+			if !strings.Contains(err.Error(), "move budget") || leastMoves(p) <= *p.Constraints.MoveBudget {
+				t.Fatalf("%s: %v", name, err)
+			}
+			infeasible++
+			continue
+		}
+		if err := result.Placement.Validate(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		checkConstraints(t, name, p, &result)
+		checkConstraints(t, name, plain, &simple)
+		if len(result.Unmet) > 0 {
+			unmet++
+		}
+		if p.RedundantSlots > 0 {
+			continue
+		}
+		value, excess := placement.Worth(t.Context(), p, result.Placement)
+		least, mostExcess := placement.Worth(t.Context(), p, simple.Placement)
+		if excess > mostExcess+1e-6 || excess == mostExcess && value < least-1e-5*math.Abs(least)-1e-3 {
+			t.Fatalf("%s: worth %v with excess %v; the default placement %v with %v", name, value, excess, least, mostExcess)
+		}
+	}
+	t.Logf("%d instances: %d contradict themselves, %d have limits that cannot be met", *constraintInstances, infeasible, unmet)
+}
+
+// leastMoves is the largest number of experts over layers that pins, and slots that are new, move at least.
+func leastMoves(p placement.Problem) int {
+	most := 0
+	for l, layer := range p.Layers {
+		best := math.MaxInt
+		eachPlacement(p, l, func(rankOf []int) {
+			moves := 0
+			for e, rank := range rankOf {
+				if !slices.Contains(p.Current.Hosts(l)[e], rank) {
+					moves++
+				}
+			}
+			best = min(best, moves)
+		})
+		if best == math.MaxInt {
+			panic(fmt.Sprint("no placement for layer ", layer))
+		}
+		most = max(most, best+p.Ranks*p.RedundantSlots)
+	}
+	return most
+}
+
+// eachPlacement calls do for every placement of a layer that keeps the pins.
+func eachPlacement(p placement.Problem, l int, do func(rankOf []int)) {
+	experts := 0
+	if p.Attention == placement.DataParallel {
+		experts = p.Requests.Experts
+	} else {
+		experts = p.Tokens[l].Experts
+	}
+	pinned := slices.Repeat([]int{-1}, experts)
+	for _, pin := range p.Constraints.Pins {
+		if pin.Layer == p.Layers[l] {
+			pinned[pin.Expert] = pin.Rank
+		}
+	}
+	rankOf, load := make([]int, experts), make([]int, p.Ranks)
+	var place func(e int)
+	place = func(e int) {
+		if e == experts {
+			do(rankOf)
+			return
+		}
+		for rank := range p.Ranks {
+			if load[rank] == experts/p.Ranks || pinned[e] >= 0 && pinned[e] != rank {
+				continue
+			}
+			rankOf[e] = rank
+			load[rank]++
+			place(e + 1)
+			load[rank]--
+		}
+	}
+	place(0)
+}
+
+// expertLoads are the activations of a layer's experts.
+func expertLoads(p placement.Problem, l int) []float64 {
+	if p.Attention == placement.TensorParallel {
+		return p.Tokens[l].ExpertTotals()
+	}
+	n := p.Requests.Experts
+	loads := make([]float64, n)
+	for _, row := range p.Requests.Rows {
+		for e, count := range row[l*n : (l+1)*n] {
+			loads[e] += float64(count)
+		}
+	}
+	return loads
+}
+
+// checkConstraints counts what the placement does with them.
+func checkConstraints(t *testing.T, name string, p placement.Problem, result *placement.Result) {
+	t.Helper()
+	to, c := result.Placement, p.Constraints
+	for _, pin := range c.Pins {
+		if !slices.Contains(to.Hosts(slices.Index(p.Layers, pin.Layer))[pin.Expert], pin.Rank) {
+			t.Fatalf("%s: %s: pin %v does not hold: %v", name, p.Algorithm, pin, to.Layers)
+		}
+	}
+	for l, layer := range to.Layers {
+		moves, load, total := 0, make([]float64, p.Ranks), 0.0
+		for slot, e := range layer.Slots {
+			rank := slot / to.SlotsPerRank
+			if p.Current != nil && !slices.Contains(p.Current.Hosts(l)[e], rank) {
+				moves++
+			}
+			load[rank] += expertLoads(p, l)[e]
+			total += expertLoads(p, l)[e]
+		}
+		if c.MoveBudget != nil && moves > *c.MoveBudget {
+			t.Fatalf("%s: %s: %d moves in layer %d", name, p.Algorithm, moves, layer.Layer)
+		}
+		if c.ExpertLoadLimit == 0 {
+			continue
+		}
+		most := c.ExpertLoadLimit / 100 * total / float64(p.Ranks) * (1 + 1e-6)
+		reported := slices.ContainsFunc(result.Unmet, func(s string) bool {
+			return strings.HasPrefix(s, fmt.Sprintf("layer %d: the experts of rank", layer.Layer))
+		})
+		if above := slices.Max(load) > most; above != reported {
+			t.Fatalf("%s: %s: layer %d has loads %v of at most %v; reported is %v", name, p.Algorithm, layer.Layer, load, most, result.Unmet)
+		}
+		if reported && feasible(p, l, most) {
+			t.Fatalf("%s: %s: layer %d has loads %v of at most %v, and that can be met", name, p.Algorithm, layer.Layer, load, most)
+		}
+	}
+}
+
+// feasible tries all placements of a layer.
+func feasible(p placement.Problem, l int, most float64) bool {
+	loads, found := expertLoads(p, l), false
+	eachPlacement(p, l, func(rankOf []int) {
+		moves, load := 0, make([]float64, p.Ranks)
+		for e, rank := range rankOf {
+			load[rank] += loads[e]
+			if p.Current != nil && !slices.Contains(p.Current.Hosts(l)[e], rank) {
+				moves++
+			}
+		}
+		found = found || slices.Max(load) <= most && (p.Constraints.MoveBudget == nil || moves <= *p.Constraints.MoveBudget)
+	})
+	return found
+}
+
+// TestGroupsUnderConstraints solves every relation of groups and ranks with loads limited and moves counted.
+func TestGroupsUnderConstraints(t *testing.T) {
+	random := rand.New(rand.NewPCG(32, 32))
+	for instance := range *constraintInstances / 4 {
+		p := randomGrouped(random, instance)
+		p.Constraints.ExpertLoadLimit = 100 + 100*random.Float64()
+		p.Current = solve(t, p).Placement
+		budget := random.IntN(p.Current.Experts)
+		p.Constraints.MoveBudget = &budget
+		result := solve(t, p)
+		checkWhole(t, result.Placement, p.Groups)
+		for l := range p.Layers {
+			moves := 0
+			for slot, e := range result.Placement.Layers[l].Slots {
+				if !slices.Contains(p.Current.Hosts(l)[e], slot/result.Placement.SlotsPerRank) {
+					moves++
+				}
+			}
+			if moves > budget {
+				t.Fatalf("instance %d: %d groups on %d ranks: %d moves; the budget is %d", instance, p.Groups, p.Ranks, moves, budget)
+			}
+		}
+	}
+}
+
+// TestMoreMovesGainMore raises the budget on one instance: no expert moves with none, and the gain never falls.
+func TestMoreMovesGainMore(t *testing.T) {
+	shape := tracetest.Small
+	shape.Noise = 10
+	for _, attention := range modes {
+		p := problem(t, tracetest.Generate(shape, 7), attention, 4)
+		p.Current = placement.Contiguous(p.Layers, 16, 4)
+		before := math.Inf(-1)
+		for _, budget := range []int{0, 2, 4, 8, 16} {
+			p.Constraints.MoveBudget = &budget
+			got := solve(t, p).Placement
+			value, _ := placement.Worth(t.Context(), p, got)
+			if moves := placement.Moves(p.Current, got); budget == 0 && moves > 0 {
+				t.Errorf("%s: %d experts move under a budget of none", attention, moves)
+			}
+			if value < before*(1-0.02) {
+				t.Errorf("%s: budget %d is worth %v, a smaller one %v", attention, budget, value, before)
+			}
+			before = max(before, value)
+		}
+		p.Constraints.MoveBudget = nil
+		free, _ := placement.Worth(t.Context(), p, solve(t, p).Placement)
+		p.Constraints.MigrationCost = 1e9
+		if moves := placement.Moves(p.Current, solve(t, p).Placement); moves > 0 {
+			t.Errorf("%s: %d experts move although nothing is worth it", attention, moves)
+		}
+		p.Constraints.MigrationCost = 1e-9
+		if cheap, _ := placement.Worth(t.Context(), p, solve(t, p).Placement); cheap < free*(1-0.02) {
+			t.Errorf("%s: worth %v at almost no cost, %v without", attention, cheap, free)
+		}
+	}
+}
+
+func TestConstraintsAreDeterministicOnAnyNumberOfProcessors(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 5)
+	for _, attention := range modes {
+		for _, objective := range []placement.Objective{placement.Activation, placement.Hierarchical} {
+			p := problem(t, tr, attention, 4)
+			sampled(&p, tr, objective)
+			p.Constraints = placement.Constraints{ExpertLoadLimit: 110, Pins: []placement.Pin{{Layer: 1, Expert: 3, Rank: 2}}}
+			var first placement.Result
+			for i, processors := range []int{1, 2, 5} {
+				before := runtime.GOMAXPROCS(processors)
+				result := solve(t, p)
+				runtime.GOMAXPROCS(before)
+				if i == 0 {
+					first = result
+				}
+				if diff := cmp.Diff(first, result); diff != "" {
+					t.Errorf("%s, %s, %d processors: %s", attention, objective, processors, diff)
+				}
+			}
+		}
+	}
+}
+
+func TestConstraintsAreRefused(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 1)
+	minus, two := -1, 2
+	pin := func(pins ...placement.Pin) func(*placement.Problem) {
+		return func(p *placement.Problem) { p.Constraints.Pins = pins }
+	}
+	for name, test := range map[string]struct {
+		change func(*placement.Problem)
+		want   string
+	}{
+		"algorithm":         {func(p *placement.Problem) { p.Algorithm, p.Constraints.ExpertLoadLimit = placement.EPLB, 110 }, "algorithm eplb knows no constraints"},
+		"negative budget":   {func(p *placement.Problem) { p.Constraints.MoveBudget = &minus }, "move budget is -1"},
+		"budget of nothing": {func(p *placement.Problem) { p.Constraints.MoveBudget = &two }, "needs a current placement"},
+		"negative cost":     {func(p *placement.Problem) { p.Constraints.MigrationCost = -1 }, "migration cost is -1"},
+		"NaN":               {func(p *placement.Problem) { p.Constraints.MigrationCost = math.NaN() }, "migration cost is NaN"},
+		"low limit":         {func(p *placement.Problem) { p.Constraints.ExpertLoadLimit = 99 }, "expert load limit is 99 percent"},
+		"low token limit":   {func(p *placement.Problem) { p.Constraints.TokenLoadLimit = 1 }, "token load limit is 1 percent"},
+		"copies": {func(p *placement.Problem) { p.RedundantSlots, p.Constraints.ExpertLoadLimit = 1, 110 },
+			"which copy computes an expert is the engine's choice"},
+		"capacities":       {func(p *placement.Problem) { p.Constraints.RankCapacity = []float64{1} }, "1 rank capacities for 4 ranks"},
+		"zero capacity":    {func(p *placement.Problem) { p.Constraints.RankCapacity = []float64{1, 1, 1, 0} }, "the capacity of rank 3 is 0"},
+		"pinned layer":     {pin(placement.Pin{Layer: 0, Expert: 1, Rank: 1}), "pin 0:1:1: layer 0 is no MoE layer; allowed is [1 2 3]"},
+		"pinned expert":    {pin(placement.Pin{Layer: 1, Expert: 16, Rank: 1}), "expert 16; allowed is 0 to 15"},
+		"pinned rank":      {pin(placement.Pin{Layer: 1, Expert: 1, Rank: 4}), "rank 4; allowed is 0 to 3"},
+		"pinned twice":     {pin(placement.Pin{Layer: 1, Expert: 1, Rank: 1}, placement.Pin{Layer: 1, Expert: 1, Rank: 2}), "pinned to rank 1, too"},
+		"too many pins":    {pin(pins(5)...), "more than 4 experts of the layer are pinned to rank 0"},
+		"groups and pins":  {func(p *placement.Problem) { p.Groups = 4; p.Constraints.Pins = pins(4); p.Constraints.Pins[0].Rank = 1 }, "experts of one group are pinned to ranks"},
+		"no tokens to see": {func(p *placement.Problem) { p.Messages = placement.RankDedup.Messages(8, 1) }, "needs a sample of the tokens"},
+	} {
+		p := problem(t, tr, placement.TensorParallel, 4)
+		test.change(&p)
+		if _, err := placement.Solve(t.Context(), p); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error %v; want %q", name, err, test.want)
+		}
+	}
+}
+
+// pins are the first n experts of layer 1 on rank 0.
+func pins(n int) []placement.Pin {
+	var all []placement.Pin
+	for e := range n {
+		all = append(all, placement.Pin{Layer: 1, Expert: e, Rank: 0})
+	}
+	return all
+}
+
+func TestObjectivesAreChecked(t *testing.T) {
+	for _, test := range []struct {
+		objective           placement.Objective
+		ranks, ranksPerNode int
+		want                string
+	}{
+		{placement.NodeDedup, 8, 8, "there is one node"},
+		{placement.Hierarchical, 12, 8, "nodes must have equally many ranks"},
+		{placement.Hierarchical, 8, 8, ""},
+		{placement.NodeDedup, 16, 8, ""},
+		{placement.RankDedup, 12, 8, ""},
+		{placement.RankDedup, 8, 0, "0 ranks per node"},
+		{"dedup", 8, 8, "allowed is activation rank-dedup node-dedup hierarchical"},
+	} {
+		err := placement.CheckObjective(test.objective, test.ranks, test.ranksPerNode)
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%+v: error %v", test, err)
+		}
+	}
+}

@@ -1,0 +1,374 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/semmoe/operator/solver/affinity"
+)
+
+// refiner is a search in one layer or several that share the ranks of tokens or requests: those are settled for a placement, and then
+// experts of each layer change places for them as settled.
+type refiner interface {
+	// settle assigns tokens or requests for a placement, and returns what it is worth in units of the objective over the profile.
+	settle(rankOf [][]int) float64
+	// swaps searches layer l from a placement, which it changes. Several layers may be searched at once.
+	swaps(l int, rankOf []int) swapper
+	// copies are what a copy of an expert on a rank would be worth in layer l [experts × ranks].
+	copies(l int, rankOf []int) []float32
+	// anneals says that swaps are to be annealed at first: the objective has many local optima.
+	anneals() bool
+}
+
+// refineRounds bounds how often tokens or requests are settled again after experts have changed places.
+const refineRounds = 6
+
+// refining is the search for placements under limits.
+type refining struct {
+	by     refiner
+	within []*limits
+	stop   limit
+	seed   uint64
+}
+
+// worth is how good a placement is: first by how little it exceeds limits, then by value.
+type worth struct{ excess, value float64 }
+
+func (w worth) better(than worth) bool {
+	if w.excess != than.excess {
+		return w.excess < than.excess
+	}
+	return w.value > than.value+1e-6*math.Abs(than.value)
+}
+
+func (r *refining) worth(rankOf [][]int) worth {
+	w := worth{value: r.by.settle(rankOf)}
+	for l, within := range r.within {
+		w.excess += within.excess(rankOf[l])
+		w.value -= within.migration(rankOf[l])
+	}
+	return w
+}
+
+// best improves every start and returns the best placement seen, the starts included; the first one stands for doing nothing.
+func (r *refining) best(ctx context.Context, starts [][][]int) ([][]int, error) {
+	found := starts[0]
+	value := r.worth(found)
+	for i, start := range starts {
+		at, here := start, r.worth(start)
+		for round := range refineRounds {
+			if r.stop.reached() {
+				break
+			}
+			next := make([][]int, len(at))
+			err := affinity.Parallel(ctx, len(at), func(l int) {
+				next[l] = slices.Clone(at[l])
+				random := rand.New(rand.NewPCG(r.seed^uint64(l)<<16, uint64(i<<8|round)))
+				if round == 0 && r.by.anneals() {
+					annealSwaps(r.by.swaps(l, next[l]), r.within[l], random, r.stop)
+				} else {
+					descendSwaps(r.by.swaps(l, next[l]), r.within[l], r.stop)
+				}
+			})
+			if err != nil {
+				return nil, err
+			}
+			there := r.worth(next)
+			if !there.better(here) {
+				break
+			}
+			at, here = next, there
+		}
+		if here.better(value) {
+			found, value = at, here
+		}
+	}
+	// What is settled last is what copies and the value are about.
+	r.by.settle(found)
+	return found, nil
+}
+
+// refines reports whether the placement must be searched for by exact swaps: for constraints, or for messages.
+func (p *Problem) refines() bool {
+	return p.Constraints.binding() || p.Algorithm == Auto && !p.Messages.None()
+}
+
+// solveRefined solves without constraints first, where that helps, and then searches under them. TrainLAR is that of the search by
+// activations; with other objectives nothing.
+func (p *Problem) solveRefined(ctx context.Context, solve func(context.Context, *Problem) (Result, error)) (Result, error) {
+	stop := limit{ctx, p.Deadline}
+	within := make([]*limits, len(p.Layers))
+	for l := range within {
+		var err error
+		if within[l], err = p.limits(l); err != nil {
+			return Result{}, err
+		}
+	}
+	starts, err := p.simpleStarts(within)
+	if err != nil {
+		return Result{}, err
+	}
+	if p.Algorithm == Auto {
+		solved, err := p.solvedStarts(ctx, solve, stop)
+		if err != nil {
+			return Result{}, err
+		}
+		for i, start := range solved {
+			p.rename(start, within)
+			near := make([][]int, len(start))
+			for l := range near {
+				near[l] = within[l].towards(start[l], rand.New(rand.NewPCG(p.Seed, uint64(i<<16|l))))
+				if !within[l].keeps(near[l]) {
+					// Too many moves from here: the layer keeps its simple placement, and what swaps make of that.
+					near[l] = starts[0][l]
+				}
+			}
+			starts = append(starts, near)
+		}
+	}
+	if p.Attention == DataParallel {
+		return p.refineJoint(ctx, starts, within, stop)
+	}
+	return p.refineLayers(ctx, starts, within, stop)
+}
+
+// simpleStarts is the placement of least effort, and an error where pins and the move budget leave none.
+func (p *Problem) simpleStarts(within []*limits) ([][][]int, error) {
+	simple := make([][]int, len(within))
+	for l, w := range within {
+		simple[l] = w.simple(rand.New(rand.NewPCG(p.Seed, uint64(l))))
+		if w.keeps(simple[l]) {
+			continue
+		}
+		if w.moved > w.budget {
+			return nil, fmt.Errorf("layer %d: pins, groups and new slots alone move %d experts; the move budget is %d", p.Layers[l], w.moved, w.budget)
+		}
+		return nil, fmt.Errorf("layer %d: pins and groups contradict one another: a group's experts must be on the group's own ranks", p.Layers[l])
+	}
+	return [][][]int{simple}, nil
+}
+
+// solvedStarts are placements that the search without constraints finds.
+func (p *Problem) solvedStarts(ctx context.Context, solve func(context.Context, *Problem) (Result, error), stop limit) ([][][]int, error) {
+	var starts [][][]int
+	if p.Current != nil {
+		starts = append(starts, p.allCurrentRanks())
+	}
+	if !p.Messages.None() {
+		start := make([][]int, len(p.Layers))
+		err := affinity.Parallel(ctx, len(start), func(l int) { start[l] = p.together(l, stop) })
+		if err != nil {
+			return nil, err
+		}
+		starts = append(starts, start)
+	}
+	if p.Messages.None() || p.Attention == DataParallel {
+		free := *p
+		free.Constraints = Constraints{RankCapacity: p.Constraints.RankCapacity, TokenLoadLimit: p.Constraints.TokenLoadLimit}
+		free.RedundantSlots, free.Messages = 0, affinity.Messages{}
+		result, err := solve(ctx, &free)
+		if err != nil {
+			return nil, err
+		}
+		start := make([][]int, len(p.Layers))
+		for l := range start {
+			start[l] = make([]int, p.experts())
+			for e, ranks := range result.Placement.Hosts(l) {
+				start[l][e] = ranks[0]
+			}
+		}
+		starts = append(starts, start)
+	}
+	return starts, nil
+}
+
+// limits are the constraints of one layer.
+func (p *Problem) limits(l int) (*limits, error) {
+	n := p.experts()
+	w := &limits{
+		ranks: p.Ranks, groups: p.groups(), pinned: slices.Repeat([]int{-1}, n), each: max(p.each, 1), budget: math.MaxInt,
+		cost: p.Constraints.MigrationCost, loads: make([]float64, n), most: math.Inf(1),
+	}
+	for _, pin := range p.Constraints.Pins {
+		if pin.Layer != p.Layers[l] {
+			continue
+		}
+		if before := w.pinned[pin.Expert]; before >= 0 && before != pin.Rank {
+			return nil, fmt.Errorf("layer %d: experts of one group are pinned to ranks %d and %d; a rank holds whole groups", pin.Layer, before, pin.Rank)
+		}
+		w.pinned[pin.Expert] = pin.Rank
+	}
+	if p.Current != nil {
+		w.held = make([]bool, n*p.Ranks)
+		for e, ranks := range p.Current.Hosts(l) {
+			for _, rank := range ranks {
+				w.held[e*p.Ranks+rank] = true
+			}
+		}
+		// Slots that ranks did not have must be filled.
+		w.base = p.Ranks * max(p.experts()/p.Ranks+p.RedundantSlots-p.Current.SlotsPerRank, 0)
+		if p.base != nil {
+			w.base = p.base[l]
+		}
+		if p.Constraints.MoveBudget != nil {
+			w.budget = *p.Constraints.MoveBudget
+		}
+	}
+	if p.Constraints.ExpertLoadLimit > 0 {
+		loads, err := p.expertLoads(l)
+		if err != nil {
+			return nil, err
+		}
+		w.loads = loads
+		w.most = sum(loads) / float64(p.Ranks) * p.Constraints.ExpertLoadLimit / 100
+	}
+	return w, nil
+}
+
+func (p *Problem) expertLoads(l int) ([]float64, error) {
+	if p.Attention == DataParallel {
+		return p.layerLoads(l), nil
+	}
+	counts, err := p.layerCounts(l)
+	if err != nil {
+		return nil, err
+	}
+	return counts.ExpertTotals(), nil
+}
+
+func sum(values []float64) float64 {
+	total := 0.0
+	for _, v := range values {
+		total += v
+	}
+	return total
+}
+
+// rename names the ranks of a placement so that most pins hold and most experts stay: layer by layer with tensor parallelism, the same
+// names for all layers with data parallelism. Ranks of a node, or of a group, stay together.
+func (p *Problem) rename(rankOf [][]int, within []*limits) {
+	nodes := 1
+	if p.Messages.Node > 0 {
+		nodes = p.Ranks / p.Messages.RanksPerNode
+	}
+	groups := p.groups()
+	blocks := max(nodes, groups)
+	if p.Current == nil && len(p.Constraints.Pins) == 0 || min(nodes, groups) > 1 && nodes != groups {
+		return
+	}
+	layers := make([]int, len(rankOf))
+	for l := range layers {
+		layers[l] = l
+	}
+	together := slices.Collect(slices.Chunk(layers, 1))
+	if p.Attention == DataParallel {
+		together = [][]int{layers}
+	}
+	for _, layers := range together {
+		same := make([]float32, p.Ranks*p.Ranks)
+		for _, l := range layers {
+			for e, rank := range rankOf[l] {
+				within[l].like(same[rank*p.Ranks:(rank+1)*p.Ranks], e)
+			}
+		}
+		var exact exactRanks
+		name := exact.assign(same, p.Ranks, blocks)
+		for _, l := range layers {
+			for e, rank := range rankOf[l] {
+				rankOf[l][e] = name[rank]
+			}
+		}
+	}
+}
+
+// like adds to row [ranks] how much an expert belongs to each rank: by its pin first, then by where it is.
+func (l *limits) like(row []float32, e int) {
+	if l.pinned[e] >= 0 {
+		row[l.pinned[e]] += float32(len(l.pinned))
+	}
+	for rank := range row {
+		if l.held != nil && l.held[e*l.ranks+rank] {
+			row[rank]++
+		}
+	}
+}
+
+// refineLayers refines each layer by itself.
+func (p *Problem) refineLayers(ctx context.Context, starts [][][]int, within []*limits, stop limit) (Result, error) {
+	result := Result{Placement: p.placement()}
+	values, failures := make([]float64, len(p.Layers)), make([]error, len(p.Layers))
+	err := affinity.Parallel(ctx, len(p.Layers), func(l int) {
+		by, err := p.layerRefiner(l, stop)
+		if err != nil {
+			failures[l] = err
+			return
+		}
+		of := make([][][]int, len(starts))
+		for i, start := range starts {
+			of[i] = start[l : l+1]
+		}
+		if p.Algorithm == Auto && p.Messages.None() {
+			of = append(of, [][]int{by.(*tokenRefiner).annealed(starts[0][l], within[l], p.Seed)})
+		}
+		if p.Algorithm != Auto {
+			of = of[:1]
+		}
+		var rankOf [][]int
+		if rankOf, failures[l] = p.refineFrom(ctx, by, of, within[l:l+1], uint64(l), stop); failures[l] != nil {
+			return
+		}
+		values[l] = by.settle(rankOf)
+		result.Placement.Layers[l] = layerOf(p.Layers[l], rankOf[0], p.copiesOf(by, 0, l, rankOf[0], within[l]), p.Ranks)
+	})
+	if err = errors.Join(append(failures, err)...); err != nil {
+		return Result{}, err
+	}
+	result.Truncated = stop.overdue()
+	return result, nil
+}
+
+// refineFrom searches from starts; the default placement is not searched, it is the first start.
+func (p *Problem) refineFrom(ctx context.Context, by refiner, starts [][][]int, within []*limits, stream uint64, stop limit) ([][]int, error) {
+	if p.Algorithm != Auto {
+		by.settle(starts[0])
+		return starts[0], nil
+	}
+	r := refining{by: by, within: within, stop: stop, seed: p.Seed ^ stream<<32}
+	return r.best(ctx, starts)
+}
+
+// copiesOf are the best redundant copies for the tokens or requests as settled. Under a move budget copies stay where they are.
+func (p *Problem) copiesOf(by refiner, at, l int, rankOf []int, within *limits) extras {
+	if p.RedundantSlots == 0 {
+		return nil
+	}
+	weight := by.copies(at, rankOf)
+	bonus := float32(p.Constraints.MigrationCost)
+	if p.Constraints.MoveBudget != nil {
+		bonus = math.MaxFloat32 / 2
+	}
+	for i := range weight {
+		if within.held != nil && within.held[i] {
+			weight[i] += bonus
+		}
+	}
+	return bestCopies(weight, rankOf, p.Ranks, p.RedundantSlots)
+}
+
+// refineJoint refines all layers for requests that have one rank.
+func (p *Problem) refineJoint(ctx context.Context, starts [][][]int, within []*limits, stop limit) (Result, error) {
+	by := p.jointRefiner(stop)
+	rankOf, err := p.refineFrom(ctx, by, starts, within, 0, stop)
+	if err != nil {
+		return Result{}, err
+	}
+	result := Result{Placement: p.placement(), Truncated: stop.overdue()}
+	for l := range rankOf {
+		result.Placement.Layers[l] = layerOf(p.Layers[l], rankOf[l], p.copiesOf(by, l, l, rankOf[l], within[l]), p.Ranks)
+	}
+	return result, nil
+}

@@ -1,0 +1,110 @@
+package placement
+
+import (
+	"math"
+	"math/rand/v2"
+)
+
+// swapper is a placement of one layer under search: experts on different ranks change places.
+type swapper interface {
+	// ranksOf are the ranks of the experts.
+	ranksOf() []int
+	// gain is what the objective gains when two experts on different ranks change places.
+	gain(e, f int) float64
+	swap(e, f int)
+}
+
+// weighted is a search with each expert's worth on each rank given [experts × ranks].
+type weighted struct {
+	weight []float32
+	rankOf []int
+	ranks  int
+}
+
+func (w *weighted) ranksOf() []int { return w.rankOf }
+
+func (w *weighted) gain(e, f int) float64 {
+	p, q := w.rankOf[e], w.rankOf[f]
+	ofE, ofF := w.weight[e*w.ranks:], w.weight[f*w.ranks:]
+	return float64(ofE[q]) - float64(ofE[p]) + float64(ofF[p]) - float64(ofF[q])
+}
+
+func (w *weighted) swap(e, f int) { w.rankOf[e], w.rankOf[f] = w.rankOf[f], w.rankOf[e] }
+
+// related is a search by the affinities of a Gram matrix. A matrix of products of activations over occurrences, divided by top-k, is
+// about as large as the activations that become local.
+type related struct {
+	*partition
+	topK float64
+}
+
+func (r related) ranksOf() []int { return r.rankOf }
+
+func (r related) gain(e, f int) float64 { return float64(r.partition.gain(e, f)) / r.topK }
+
+// proposals is the number of swaps proposed for each expert, and hot the temperature to begin with, in units of a swap's mean absolute
+// gain, when a placement that is good already is annealed.
+const (
+	proposals = 100
+	hot       = 0.1
+)
+
+// annealSwaps proposes random swaps under a falling temperature, and then takes swaps as long as one gains.
+func annealSwaps(s swapper, within *limits, random *rand.Rand, stop limit) {
+	const coldest, block = 0.01 * hot, 64
+	rankOf := s.ranksOf()
+	within.begin(rankOf)
+	scale, seen := 0.0, 0
+	for range 4 * len(rankOf) {
+		if e, f := within.draw(random); rankOf[e] != rankOf[f] {
+			scale += math.Abs(s.gain(e, f))
+			seen++
+		}
+	}
+	temperature := hot * scale / float64(max(seen, 1))
+	steps := proposals * len(rankOf)
+	cooling := math.Pow(coldest/hot, block/float64(steps))
+	for step := range steps {
+		if step%block == 0 {
+			if stop.reached() {
+				return
+			}
+			temperature *= cooling
+		}
+		e, f := within.draw(random)
+		p, q := rankOf[e], rankOf[f]
+		if p == q || !within.allows(e, f, p, q) {
+			continue
+		}
+		gain := s.gain(e, f) - within.cost*float64(within.moreMoves(e, f, p, q))
+		if gain >= 0 || gain > -temperature*random.ExpFloat64() {
+			s.swap(e, f)
+			within.swapped(e, f, p, q)
+		}
+	}
+	descendSwaps(s, within, stop)
+}
+
+// descendSwaps takes gaining swaps until there is none. Gains of rounding do not count: they could go on for ever.
+func descendSwaps(s swapper, within *limits, stop limit) {
+	const least = 1e-3
+	rankOf := s.ranksOf()
+	size := len(rankOf) / within.groups
+	within.begin(rankOf)
+	for improved := true; improved && !stop.reached(); {
+		improved = false
+		for e := range rankOf {
+			for f := e - e%size; f < e; f++ {
+				p, q := rankOf[e], rankOf[f]
+				if p == q || !within.allows(e, f, p, q) {
+					continue
+				}
+				if s.gain(e, f)-within.cost*float64(within.moreMoves(e, f, p, q)) > least {
+					s.swap(e, f)
+					within.swapped(e, f, p, q)
+					improved = true
+				}
+			}
+		}
+	}
+}

@@ -110,6 +110,10 @@ func (s *search) tokenMethods(ctx context.Context, p placed) ([]Comparison, erro
 func (s *search) evaluation() cost.Options {
 	o := DefaultEvaluation()
 	o.Requests, o.Seed, o.WithoutBounds = s.test, s.options.Seed, true
+	o.RanksPerNode = s.options.ranksPerNode()
+	if limit := s.options.Constraints.TokenLoadLimit; limit > 0 {
+		o.Cap = limit / 100
+	}
 	return o
 }
 

@@ -70,6 +70,11 @@ type Plan struct {
 	Context *forecast.Model
 	// LookAhead is the correction of the forecast LookAhead; nil for all others.
 	LookAhead *forecast.LookAhead
+	// Objective and RanksPerNode are what the scores are about; RanksPerNode is 0 where the objective is Activation.
+	Objective    placement.Objective
+	RanksPerNode int
+	// RankCapacity are the ranks' shares of the tokens; nil is equal shares.
+	RankCapacity []float64
 	// Algorithm made the placement: the one asked for, or contiguous after a fall-back.
 	Algorithm placement.Algorithm
 	// TrainPercent and Seed repeat the split by document under which the plan was solved, TraceDigest names the trace.
@@ -89,6 +94,12 @@ type Options struct {
 	Forecast  Forecast
 	// RedundantSlots is the number of slots per rank for copies of other ranks' experts.
 	RedundantSlots int
+	// Objective is what placement and tables are to keep small, and what decides whether the default placement is better; empty is
+	// placement.Activation. RanksPerNode tells which ranks share a node, and 0 stands for DefaultEvaluation's.
+	Objective    placement.Objective
+	RanksPerNode int
+	// Constraints narrow the choice of the placement.
+	Constraints placement.Constraints
 	// PreserveGroups keeps the groups whole that the model's gate chooses among, so that a checkpoint permuted by the placement
 	// computes the same. The trace's model config tells the groups; where it names none, nothing changes.
 	PreserveGroups bool
@@ -112,6 +123,8 @@ type Solution struct {
 	Plan *Plan
 	// Report is the plan's score on the held-out requests.
 	Report cost.Report
+	// Unmet says which load limits the placement does not keep on the profile.
+	Unmet []string
 	// FallBack says why the default placement was taken instead; empty where it was not.
 	FallBack string
 	// Truncated is set when the time budget cut the search off.
@@ -125,6 +138,8 @@ const (
 	bestRanks = 4
 	// contextRanks is the same for a table that a context forecast reads: it weighs all ranks against one another.
 	contextRanks = 16
+	// maxOccurrences is the number of tokens by which distinct ranks are counted during the search.
+	maxOccurrences = 1 << 14
 	// maxRequestCells (requests × layers × experts) bounds the memory for counts of whole requests, 4 bytes each. Above it a
 	// sample of the train requests is counted.
 	maxRequestCells = 1 << 26
@@ -146,6 +161,9 @@ func Solve(ctx context.Context, t *trace.Trace, o Options) (*Solution, error) {
 		return nil, err
 	}
 	if err := placement.CheckGroups(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots, groups); err != nil {
+		return nil, err
+	}
+	if err := o.check(&t.Model); err != nil {
 		return nil, err
 	}
 	if _, err := ParseForecast(string(o.Forecast)); err != nil {
@@ -198,6 +216,7 @@ type search struct {
 	transitions [][]float32
 	requests    *affinity.RequestCounts
 	neighbours  *affinity.Neighbours
+	occurrences *affinity.Occurrences
 }
 
 func (s *search) progress(step string) func(done, total int) {
@@ -226,6 +245,9 @@ func (s *search) count(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	if s.options.Algorithm == placement.Auto && !s.options.messages().None() {
+		s.occurrences = affinity.SampleOccurrences(s.trace, s.train, maxOccurrences, s.options.Attention == placement.DataParallel, s.options.Seed)
+	}
 	switch s.options.Algorithm {
 	case placement.Auto:
 		if s.options.Forecast != Table {
@@ -248,7 +270,7 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 	if err != nil {
 		return nil, err
 	}
-	solution := &Solution{Truncated: result.Truncated, TrainRequests: len(s.train), TestRequests: len(s.test)}
+	solution := &Solution{Truncated: result.Truncated, Unmet: result.Unmet, TrainRequests: len(s.train), TestRequests: len(s.test)}
 	by := s.options.Algorithm
 	if by == placement.Auto && !result.Truncated {
 		if solution.FallBack, err = s.validate(ctx, deadline); err != nil {
@@ -259,13 +281,14 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 			if result, err = s.place(ctx, by, deadline); err != nil {
 				return nil, err
 			}
+			solution.Unmet = result.Unmet
 		}
 	}
 	if solution.Plan, err = s.plan(ctx, result.Placement, by); err != nil {
 		return nil, err
 	}
-	o := DefaultEvaluation()
-	o.Requests, o.Seed = s.test, s.options.Seed
+	o := s.evaluation()
+	o.WithoutBounds = false
 	solution.Report, err = Evaluate(ctx, s.trace, solution.Plan, o)
 	return solution, err
 }
@@ -274,6 +297,7 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 func (s *search) place(ctx context.Context, by placement.Algorithm, deadline time.Time) (placement.Result, error) {
 	return placement.Solve(ctx, placement.Problem{
 		Attention: s.options.Attention, Ranks: s.options.Ranks, Layers: s.trace.Model.Layers,
+		Messages: s.options.messages(), Occurrences: s.occurrences, Constraints: s.options.Constraints,
 		Tokens: s.tokens, Pairs: s.pairs, Transitions: s.transitions, Requests: s.requests,
 		Algorithm: by, RedundantSlots: s.options.RedundantSlots, Groups: s.groups, Current: s.options.Current, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
 	})
@@ -285,26 +309,32 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 		Attention: s.options.Attention, Forecast: s.options.Forecast, Placement: p,
 		HiddenLayers: s.trace.Model.HiddenLayers, Vocabulary: s.trace.Model.Vocabulary,
 		Algorithm: by, TrainPercent: s.options.TrainPercent, Seed: s.options.Seed, TraceDigest: s.trace.Digest,
-		ModelDigest: s.trace.Model.Digest,
+		ModelDigest: s.trace.Model.Digest, Objective: s.options.objective(), RankCapacity: s.options.Constraints.RankCapacity,
+	}
+	if plan.Objective != placement.Activation {
+		plan.RanksPerNode = s.options.ranksPerNode()
 	}
 	hosts := plan.hosts()
+	counts, of, err := s.scores(ctx, hosts)
+	if err != nil {
+		return nil, err
+	}
 	estimator := affinity.Estimator{Shrinkage: shrinkage, Neighbours: s.neighbours}
 	if plan.Attention == placement.DataParallel {
-		plan.Ranks = affinity.NewRankTable(s.tokens, hosts, p.Ranks, estimator)
+		plan.Ranks = affinity.NewRankTable(counts, of, p.Ranks, estimator)
 		return plan, nil
 	}
 	best := bestRanks
 	if plan.Forecast.Contextual() {
 		best = contextRanks
 	}
-	plan.Tokens = affinity.NewTokenTable(s.tokens, hosts, p.Ranks, best, estimator)
-	var err error
+	plan.Tokens = affinity.NewTokenTable(counts, of, p.Ranks, best, estimator)
 	if plan.Transitions, err = affinity.CountRankTransitions(ctx, s.trace, s.train, hosts, p.Ranks); err != nil {
 		return nil, err
 	}
 	switch plan.Forecast {
 	case Prefill, Decode:
-		plan.Context, err = forecast.Train(ctx, s.trace, s.train, hosts, p.Ranks, plan.Forecast == Decode, s.options.Seed, s.progress("Forecast"))
+		plan.Context, err = forecast.Train(ctx, s.trace, s.train, hosts, p.Ranks, plan.Forecast == Decode, s.options.messages(), s.options.Seed, s.progress("Forecast"))
 	case LookAhead:
 		plan.LookAhead, err = forecast.TrainLookAhead(ctx, s.trace, s.train, s.options.Seed, s.progress("Forecast"))
 	}
@@ -335,6 +365,7 @@ func Evaluate(ctx context.Context, t *trace.Trace, plan *Plan, o cost.Options) (
 	if plan.Vocabulary != t.Model.Vocabulary {
 		return cost.Report{}, fmt.Errorf("the plan's tables are for a vocabulary of %d, the trace's is %d", plan.Vocabulary, t.Model.Vocabulary)
 	}
+	o.RankCapacity = plan.RankCapacity
 	if plan.Attention == placement.DataParallel {
 		return cost.DataParallel(ctx, t, plan.Placement, plan.Ranks.Forecast(t), o)
 	}

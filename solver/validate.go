@@ -6,6 +6,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -33,30 +34,58 @@ func (s *search) validate(ctx context.Context, deadline time.Time) (string, erro
 	if err := part.count(ctx); err != nil {
 		return "", err
 	}
-	gained, truncated, err := part.score(ctx, placement.Auto, deadline)
+	solved, truncated, err := part.score(ctx, placement.Auto, deadline)
 	if err != nil || truncated {
 		return "", err
 	}
 	plain, _, err := part.score(ctx, placement.ContiguousAlgorithm, time.Time{})
-	activations := float64(part.trace.TokenCount(part.test) * part.trace.Model.TopK * len(part.trace.Model.Layers))
-	chance := math.Sqrt(2 * plain * (1 - plain) / activations)
-	if err != nil || gained >= plain*(1+leastGain)+leastDeviations*chance {
+	tokens := float64(part.trace.TokenCount(part.test) * len(part.trace.Model.Layers))
+	if err != nil || s.options.worthwhile(&solved, &plain, tokens, part.trace.Model.TopK) {
 		return "", err
 	}
-	return fmt.Sprintf("no gain expected: on held-out documents of the profile the solved placement has local activation rate %.3f, the default one %.3f",
-		gained, plain), nil
+	what, of := s.options.judged(&solved)
+	_, ofPlain := s.options.judged(&plain)
+	return fmt.Sprintf("no gain expected: on held-out documents of the profile the solved placement has %s %.3f, the default one %.3f", what, of, ofPlain), nil
 }
 
-// score is the local activation rate of an algorithm's placement on the test requests.
-func (s *search) score(ctx context.Context, by placement.Algorithm, deadline time.Time) (lar float64, truncated bool, err error) {
+// worthwhile reports whether the objective gains enough for a solved placement, over that many tokens in all layers.
+func (o *Options) worthwhile(solved, plain *cost.Report, tokens float64, topK int) bool {
+	_, of := o.judged(solved)
+	_, ofPlain := o.judged(plain)
+	if o.messages().None() {
+		chance := math.Sqrt(2 * ofPlain * (1 - ofPlain) / (tokens * float64(topK)))
+		return of >= ofPlain*(1+leastGain)+leastDeviations*chance
+	}
+	// A token's messages vary by less than what independent ones of their number and cost would.
+	dearest := max(float64(o.messages().Rank), float64(o.messages().Node))
+	chance := math.Sqrt(2 * ofPlain * dearest / tokens)
+	return of <= ofPlain*(1-leastGain)-leastDeviations*chance
+}
+
+// judged is the figure of a report that the objective is about, and its name.
+func (o *Options) judged(r *cost.Report) (string, float64) {
+	switch o.objective() {
+	case placement.RankDedup:
+		return "remote ranks per token", r.RemoteRanksPerToken
+	case placement.NodeDedup:
+		return "remote nodes per token", r.RemoteNodesPerToken
+	case placement.Hierarchical:
+		return "weighted messages per token", r.RemoteRanksPerToken + nodeMessage()*r.RemoteNodesPerToken
+	default:
+		return "local activation rate", r.LAR
+	}
+}
+
+// score is the report of an algorithm's placement on the test requests.
+func (s *search) score(ctx context.Context, by placement.Algorithm, deadline time.Time) (report cost.Report, truncated bool, err error) {
 	result, err := s.place(ctx, by, deadline)
 	if err != nil {
-		return 0, false, err
+		return cost.Report{}, false, err
 	}
 	plan, err := s.plan(ctx, result.Placement, by)
 	if err != nil {
-		return 0, false, err
+		return cost.Report{}, false, err
 	}
-	report, err := Evaluate(ctx, s.trace, plan, s.evaluation())
-	return report.LAR, result.Truncated, err
+	report, err = Evaluate(ctx, s.trace, plan, s.evaluation())
+	return report, result.Truncated, err
 }

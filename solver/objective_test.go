@@ -1,0 +1,99 @@
+package solver_test
+
+import (
+	"testing"
+
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace/tracetest"
+)
+
+// judged is what an objective counts in a report.
+func judged(of placement.Objective, r *cost.Report) float64 {
+	switch of {
+	case placement.RankDedup:
+		return r.RemoteRanksPerToken
+	case placement.NodeDedup:
+		return r.RemoteNodesPerToken
+	case placement.Hierarchical:
+		return r.RemoteRanksPerToken + cost.NodeMessage(cost.NVLinkH200, cost.RDMA400)*r.RemoteNodesPerToken
+	default:
+		return -r.LAR
+	}
+}
+
+var messages = []placement.Objective{placement.RankDedup, placement.NodeDedup, placement.Hierarchical}
+
+// TestMessagesAreNeverAboveContiguous solves for gates that choose groups, which contiguous experts suit: as many groups as ranks, as
+// many as nodes, and groups over several ranks. No objective is above that of the default placement on held-out requests, under the same
+// tables and dispatch.
+func TestMessagesAreNeverAboveContiguous(t *testing.T) {
+	shape := tracetest.Shape{
+		Experts: 32, TopK: 4, Layers: 2, Vocabulary: 100, Domains: 4, DocumentsPerDomain: 16, RequestsPerDocument: 3, TokensPerRequest: 50,
+		Noise: 10,
+	}
+	for seed, groups := range []int{8, 4, 2} {
+		shape.Groups = groups
+		tr := tracetest.Generate(shape, uint64(seed))
+		for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
+			for _, objective := range messages {
+				o := options(attention, 8)
+				o.Objective, o.RanksPerNode = objective, 2
+				solved := solve(t, tr, o)
+				o.Algorithm = placement.ContiguousAlgorithm
+				plain := solve(t, tr, o)
+				got, of := judged(objective, &solved.Report), judged(objective, &plain.Report)
+				if got > of {
+					t.Errorf("%d groups, %s, %s: %v; contiguous is %v", groups, attention, objective, got, of)
+				}
+				t.Logf("%d groups, %s, %s: %.3f, contiguous %.3f; %s", groups, attention, objective, got, of, solved.FallBack)
+			}
+		}
+	}
+}
+
+// TestObjectivesOnRealRouting requires of every objective, on a small piece of a real trace, that it counts less than the default
+// placement, and than a placement made for activations.
+func TestObjectivesOnRealRouting(t *testing.T) {
+	tr := real(t)
+	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
+		of := func(asked placement.Objective, by placement.Algorithm) *cost.Report {
+			o := options(attention, 8)
+			o.Objective, o.RanksPerNode, o.TrainPercent, o.Algorithm = asked, 2, 50, by
+			return &solve(t, tr, o).Report
+		}
+		contiguous, local := of(placement.Activation, placement.ContiguousAlgorithm), of(placement.Activation, placement.Auto)
+		for _, objective := range messages {
+			got, plain, other := judged(objective, of(objective, placement.Auto)), judged(objective, contiguous), judged(objective, local)
+			if got > 0.95*plain || got > other {
+				t.Errorf("%s, %s: %.4f; contiguous %.4f, placed for activations %.4f", attention, objective, got, plain, other)
+			}
+			t.Logf("%s, %s: %.4f; contiguous %.4f, placed for activations %.4f", attention, objective, got, plain, other)
+		}
+	}
+}
+
+// TestConstraintsReachThePlan solves with constraints that leave the search no choice: the plan has the placement in service, its
+// capacities, and a report of what is not met.
+func TestConstraintsReachThePlan(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 1)
+	none := 0
+	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
+		o := options(attention, 4)
+		o.Current = placement.RoundRobin(tr.Model.Layers, 16, 4)
+		o.Constraints = placement.Constraints{MoveBudget: &none, ExpertLoadLimit: 100, TokenLoadLimit: 100, RankCapacity: []float64{1, 1, 2, 1}}
+		s := solve(t, tr, o)
+		if moves := placement.Moves(o.Current, s.Plan.Placement); moves > 0 {
+			t.Errorf("%s: %d experts move under a budget of none", attention, moves)
+		}
+		if len(s.Unmet) == 0 || len(s.Plan.RankCapacity) != 4 {
+			t.Errorf("%s: unmet %v, capacity %v", attention, s.Unmet, s.Plan.RankCapacity)
+		}
+	}
+	o := options(placement.TensorParallel, 4)
+	o.Objective, o.RanksPerNode = placement.NodeDedup, 8
+	if _, err := solver.Solve(t.Context(), tr, o); err == nil {
+		t.Error("distinct nodes are counted on one node")
+	}
+}

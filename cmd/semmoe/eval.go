@@ -53,7 +53,7 @@ func newEvalCommand() *cobra.Command {
 	f.StringVar(&flags.policy, "policy", string(defaults.Policy), "attention dp: price, masked, window, round-robin, least-loaded or prefix")
 	f.Float64Var(&flags.cap, "cap", defaults.Cap, "attention dp: largest load of a rank over the last 128 requests, in fair shares (policies price and prefix)")
 	f.IntVar(&flags.orders, "orders", defaults.Orders, "attention dp: number of seeded arrival orders")
-	f.IntVar(&flags.ranksPerNode, "ranks-per-node", defaults.RanksPerNode, "ranks that share a node, for node_lar")
+	f.IntVar(&flags.ranksPerNode, "ranks-per-node", defaults.RanksPerNode, "ranks that share a node, for node_lar and remote_nodes_per_token; a plan made for nodes tells its own")
 	return cmd
 }
 
@@ -84,6 +84,9 @@ func (f *evalFlags) run(ctx context.Context) (*evalReport, error) {
 		return nil, inputError(err)
 	}
 	o.Seed = p.Seed
+	if p.RanksPerNode > 0 && !f.given("ranks-per-node") {
+		o.RanksPerNode = p.RanksPerNode
+	}
 	report, err := solver.Evaluate(ctx, t, p, o)
 	if ctx.Err() != nil {
 		return nil, ctx.Err()

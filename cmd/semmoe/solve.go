@@ -54,7 +54,8 @@ func inputError(err error) error {
 // solveFlags are the flags of semmoe solve.
 type solveFlags struct {
 	trace, out, current, attention, algorithm, forecast, embeddings, objective string
-	ranks, redundantSlots, trainPercent                                        int
+	ranks, ranksPerNode, redundantSlots, trainPercent                          int
+	constraints                                                                constraintFlags
 	preserveGroups                                                             bool
 	seed                                                                       uint64
 	timeBudget                                                                 time.Duration
@@ -91,7 +92,9 @@ func newSolveCommand() *cobra.Command {
 	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep the groups whole that the gate chooses among (n_group), so that semmoe reshuffle can apply the plan\n(auto, contiguous; EP size and groups must divide one another)")
 	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents")
 	f.Uint64Var(&flags.seed, "seed", 1, "seed of the split, the search and the evaluation")
-	f.StringVar(&flags.objective, "objective", "activation", "what to minimise: activation (remote activations)")
+	f.StringVar(&flags.objective, "objective", string(placement.Activation), "what to minimise: activation (remote activations), rank-dedup (other ranks per token), node-dedup (other nodes per\ntoken), hierarchical (both, each by what a message costs); algorithm auto searches for it, all tables score by it")
+	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "ranks that share a node")
+	flags.constraints.add(f)
 	f.DurationVar(&flags.timeBudget, "time-budget", time.Minute, "cut the search off after this time; 0 never does")
 	return cmd
 }
@@ -114,7 +117,7 @@ func usageArgs(cmd *cobra.Command, args []string) error {
 func (f *solveFlags) options() (solver.Options, error) {
 	o := solver.Options{
 		Ranks: f.ranks, Attention: placement.Attention(f.attention), TrainPercent: f.trainPercent, Seed: f.seed, TimeBudget: f.timeBudget,
-		RedundantSlots: f.redundantSlots, PreserveGroups: f.preserveGroups,
+		RedundantSlots: f.redundantSlots, PreserveGroups: f.preserveGroups, RanksPerNode: f.ranksPerNode,
 	}
 	switch {
 	case f.trace == "":
@@ -127,8 +130,8 @@ func (f *solveFlags) options() (solver.Options, error) {
 		return o, usageErrorf("--attention is %q; allowed is tp, dp", f.attention)
 	case f.redundantSlots < 0:
 		return o, usageErrorf("--redundant-slots is %d; it cannot be negative", f.redundantSlots)
-	case !strings.EqualFold(f.objective, "activation"):
-		return o, usageErrorf("--objective %q is not available; available is activation", f.objective)
+	case f.ranksPerNode < 1:
+		return o, usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
 	case f.trainPercent < 1 || f.trainPercent > 99:
 		return o, usageErrorf("--train-percent is %d; allowed is 1 to 99", f.trainPercent)
 	case f.timeBudget < 0:
@@ -140,6 +143,15 @@ func (f *solveFlags) options() (solver.Options, error) {
 	}
 	if o.Forecast, err = solver.ParseForecast(f.forecast); err != nil {
 		return o, usageErrorf("--forecast: %w", err)
+	}
+	if o.Objective, err = placement.ParseObjective(f.objective); err != nil {
+		return o, usageErrorf("--objective: %w", err)
+	}
+	if err := placement.CheckObjective(o.Objective, o.Ranks, o.RanksPerNode); err != nil {
+		return o, usageErrorf("--objective: %w", err)
+	}
+	if o.Constraints, err = f.constraints.constraints(); err != nil {
+		return o, err
 	}
 	if o.Forecast != solver.Table && o.Attention == placement.DataParallel {
 		return o, usageErrorf("--forecast %s is for attention tp; attention dp scores a request by its tokens: table", o.Forecast)
@@ -179,6 +191,10 @@ type solveReport struct {
 	Algorithm     placement.Algorithm `json:"algorithm"`
 	FallBack      string              `json:"fall_back,omitempty"`
 	Truncated     bool                `json:"truncated"`
+	Objective     placement.Objective `json:"objective"`
+	LimitsMet     bool                `json:"limits_met"`
+	LimitsUnmet   []string            `json:"limits_unmet,omitempty"`
+	Moves         *int                `json:"moves,omitempty"`
 	TrainRequests int                 `json:"train_requests"`
 	TestRequests  int                 `json:"test_requests"`
 	Seconds       float64             `json:"seconds"`
@@ -201,6 +217,9 @@ func solve(ctx context.Context, tracePath, out string, o solver.Options, stdout,
 	}
 	if o.Embeddings != nil && len(o.Embeddings.Values) != t.Model.Vocabulary*o.Embeddings.Dim {
 		return usageErrorf("--embeddings: %d rows; the vocabulary has %d ids", len(o.Embeddings.Values)/o.Embeddings.Dim, t.Model.Vocabulary)
+	}
+	if err := placement.CheckConstraints(o.Algorithm, o.Constraints, t.Model.Layers, t.Model.Experts, o.Ranks, o.RedundantSlots, o.Current != nil); err != nil {
+		return codedError{err, exitUsage}
 	}
 	if o.PreserveGroups {
 		groups, err := t.Model.Groups()
@@ -225,6 +244,7 @@ func solve(ctx context.Context, tracePath, out string, o solver.Options, stdout,
 	report, err := json.Marshal(solveReport{
 		Report: solution.Report, PlanDigest: artifact.Digest, LayoutDigest: artifact.Manifest.LayoutDigest,
 		Algorithm: solution.Plan.Algorithm, FallBack: solution.FallBack, Truncated: solution.Truncated,
+		Objective: o.Objective, LimitsMet: len(solution.Unmet) == 0, LimitsUnmet: solution.Unmet, Moves: moves(&o, solution),
 		TrainRequests: solution.TrainRequests, TestRequests: solution.TestRequests, Seconds: time.Since(begin).Seconds(),
 	})
 	if err != nil {

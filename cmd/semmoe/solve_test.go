@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/reshuffle"
+	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
@@ -44,7 +47,7 @@ func runJSON(t *testing.T, cmd *cobra.Command, args ...string) (code int, object
 
 var evalFields = []string{
 	"lar", "baseline_lar", "oracle_lar", "upper_bound", "token_imbalance", "token_imbalance_median", "batch_imbalance",
-	"window_imbalance", "expert_imbalance", "expert_window_imbalance", "remote_ranks_per_token", "node_lar", "max_send", "max_recv",
+	"window_imbalance", "expert_imbalance", "expert_window_imbalance", "remote_ranks_per_token", "remote_nodes_per_token", "node_lar", "max_send", "max_recv",
 	"modelled_us", "gap", "per_layer", "seconds",
 }
 
@@ -181,6 +184,61 @@ func TestSolvePreservesGroups(t *testing.T) {
 	}
 }
 
+// TestSolveConstraints gives every constraint, and every objective, on the command line: plans say what they keep, and eval repeats solve.
+func TestSolveConstraints(t *testing.T) {
+	current, _ := solved(t, "tp")
+	budget := []string{"--current", current, "--move-budget", "4", "--migration-cost", "1.5"}
+	for name, test := range map[string]struct {
+		attention string
+		flags     []string
+		check     func(report map[string]any, p *placement.Placement) bool
+	}{
+		"pins": {"dp", []string{"--pin", "0:31:0", "--pin", "1:0:3"}, func(_ map[string]any, p *placement.Placement) bool {
+			return slices.Equal(p.Hosts(0)[31], []int{0}) && slices.Equal(p.Hosts(1)[0], []int{3})
+		}},
+		"budget": {"tp", budget, func(report map[string]any, p *placement.Placement) bool {
+			moves, ok := report["moves"].(float64)
+			return ok && moves <= float64(4*len(p.Layers))
+		}},
+		"loads": {"dp", []string{"--expert-load-limit", "120"}, func(report map[string]any, _ *placement.Placement) bool {
+			return report["limits_met"] == true
+		}},
+		"no such loads": {"dp", []string{"--expert-load-limit", "100"}, func(report map[string]any, _ *placement.Placement) bool {
+			return report["limits_met"] == false && len(report["limits_unmet"].([]any)) > 0
+		}},
+		"capacity": {"tp", []string{"--rank-capacity", "1,1,1,0.5"}, func(report map[string]any, _ *placement.Placement) bool {
+			return report["token_imbalance"].(float64) < 1.02
+		}},
+		"ranks": {"tp", []string{"--objective", "rank-dedup"}, func(report map[string]any, _ *placement.Placement) bool {
+			return report["objective"] == "rank-dedup" && report["remote_ranks_per_token"].(float64) < 2
+		}},
+		"nodes": {"dp", []string{"--objective", "node-dedup", "--ranks-per-node", "2"}, func(report map[string]any, _ *placement.Placement) bool {
+			return report["remote_nodes_per_token"].(float64) < 1
+		}},
+		"both": {"tp", []string{"--objective", "hierarchical", "--ranks-per-node", "2", "--forecast", "decode"}, func(report map[string]any, _ *placement.Placement) bool {
+			return report["remote_nodes_per_token"].(float64) < report["remote_ranks_per_token"].(float64)
+		}},
+	} {
+		dir, report := solved(t, test.attention, test.flags...)
+		p, _, err := plan.Read(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !test.check(report, p.Placement) {
+			t.Errorf("%s: %v", name, report)
+		}
+		code, again, message := runJSON(t, newEvalCommand(), "--trace", sampleTrace, "--plan", dir)
+		if code != 0 {
+			t.Fatalf("%s: exit code %d: %s", name, code, message)
+		}
+		for _, field := range evalFields {
+			if diff := cmp.Diff(report[field], again[field]); diff != "" && field != "seconds" {
+				t.Errorf("%s: eval's %s differs from solve's: %s", name, field, diff)
+			}
+		}
+	}
+}
+
 func TestSolveExitCodes(t *testing.T) {
 	dir := t.TempDir()
 	other, _ := solved(t, "dp")
@@ -217,7 +275,16 @@ func TestSolveExitCodes(t *testing.T) {
 		"groups, copies":  {grouped(4, "--redundant-slots", "1"), exitUsage, "1 redundant slots per rank"},
 		"bad groups":      {grouped(5), exitInvalidFile, "n_group is 5; it must divide the 24 experts"},
 		"no config":       {grouped(0), exitInvalidFile, "model_config is missing in the trace"},
-		"objective":       {with("--objective", "nodeDedup"), exitUsage, "available is activation"},
+		"objective":       {with("--objective", "dedup"), exitUsage, "allowed is activation rank-dedup node-dedup hierarchical"},
+		"one node":        {with("--objective", "node-dedup"), exitUsage, "there is one node"},
+		"nodes":           {with("--ranks-per-node", "0"), exitUsage, "--ranks-per-node is 0"},
+		"pin":             {with("--pin", "1:2"), exitUsage, "--pin is \"1:2\"; it must be layer:expert:rank"},
+		"pinned layer":    {with("--pin", "99:0:0"), exitUsage, "pin 99:0:0: layer 99 is no MoE layer"},
+		"budget":          {with("--move-budget", "3"), exitUsage, "needs a current placement"},
+		"capacity":        {with("--rank-capacity", "1,2"), exitUsage, "2 rank capacities for 4 ranks"},
+		"load limit":      {with("--expert-load-limit", "50"), exitUsage, "expert load limit is 50 percent"},
+		"token limit":     {with("--token-load-limit", "-1"), exitUsage, "token load limit is -1 percent"},
+		"limit of eplb":   {with("--expert-load-limit", "110", "--algorithm", "eplb"), exitUsage, "algorithm eplb knows no constraints"},
 		"no current plan": {with("--current", filepath.Join(dir, "none")), exitInvalidFile, "manifest.json is missing"},
 		"current of eplb": {with("--current", dir, "--algorithm", "eplb"), exitUsage, "is for algorithm auto"},
 		"other current":   {with("--current", other, "--ep", "8"), exitUsage, "the plan is for EP size 4, --ep is 8"},

@@ -40,10 +40,15 @@ func IsInvalid(err error) bool {
 
 // Manifest is the content of manifest.json.
 type Manifest struct {
-	Format       string              `json:"format"`
-	Attention    placement.Attention `json:"attention"`
-	Forecast     solver.Forecast     `json:"forecast"`
-	Algorithm    placement.Algorithm `json:"algorithm"`
+	Format    string              `json:"format"`
+	Attention placement.Attention `json:"attention"`
+	Forecast  solver.Forecast     `json:"forecast"`
+	Algorithm placement.Algorithm `json:"algorithm"`
+	// Objective and RanksPerNode are what the tables score by, absent where that is activations. RankCapacity are the ranks' shares of
+	// the tokens, absent where they are equal.
+	Objective    placement.Objective `json:"objective,omitempty"`
+	RanksPerNode int                 `json:"ranks_per_node,omitempty"`
+	RankCapacity []float64           `json:"rank_capacity,omitempty"`
 	HiddenLayers int                 `json:"hidden_layers"`
 	Vocabulary   int                 `json:"vocab_size"`
 	TrainPercent int                 `json:"train_percent"`
@@ -85,10 +90,13 @@ func Encode(p *solver.Plan) (*Artifact, error) {
 		return nil, err
 	}
 	a := &Artifact{Files: files, Manifest: Manifest{
-		Format: Format, Attention: p.Attention, Forecast: p.Forecast, Algorithm: p.Algorithm,
+		Format: Format, Attention: p.Attention, Forecast: p.Forecast, Algorithm: p.Algorithm, RankCapacity: p.RankCapacity,
 		HiddenLayers: p.HiddenLayers, Vocabulary: p.Vocabulary, TrainPercent: p.TrainPercent, Seed: p.Seed,
 		TraceDigest: hex.EncodeToString(p.TraceDigest[:]), ModelDigest: p.ModelDigest, LayoutDigest: layout, Files: map[string]string{},
 	}}
+	if scoresMessages(p) {
+		a.Manifest.Objective, a.Manifest.RanksPerNode = p.Objective, p.RanksPerNode
+	}
 	for name, content := range files {
 		a.Manifest.Files[name] = digest(content)
 	}
@@ -112,6 +120,14 @@ func validate(p *solver.Plan) error {
 		return invalidf("vocab_size is %d; it must be at least 1", p.Vocabulary)
 	case p.TrainPercent < 1 || p.TrainPercent > 99:
 		return invalidf("train_percent is %d; allowed is 1 to 99", p.TrainPercent)
+	}
+	if scoresMessages(p) {
+		if err := placement.CheckObjective(p.Objective, p.Placement.Ranks, p.RanksPerNode); err != nil {
+			return invalidf("%v", err)
+		}
+	}
+	if err := placement.CheckCapacity(p.RankCapacity, p.Placement.Ranks); err != nil {
+		return invalidf("rank_capacity: %v", err)
 	}
 	if _, err := solver.ParseForecast(string(p.Forecast)); err != nil {
 		return invalidf("%v", err)
@@ -144,6 +160,11 @@ func validate(p *solver.Plan) error {
 		return invalidf("%s does not hold the tables of attention %s, and those alone", TablesFile, p.Attention)
 	}
 	return invalidf("attention is %q; allowed is dp, tp", p.Attention)
+}
+
+// scoresMessages reports whether the tables score by another objective than the usual one.
+func scoresMessages(p *solver.Plan) bool {
+	return p.Objective != "" && p.Objective != placement.Activation
 }
 
 func digest(content []byte) string {

@@ -258,12 +258,32 @@ func TestEncodeRefusesInconsistentPlans(t *testing.T) {
 		"layers":      {func(p *solver.Plan) { p.HiddenLayers = 1 }, "hidden_layers is 1"},
 		"forecast":    {func(p *solver.Plan) { p.Forecast = solver.Transition }, "forecast transition is for attention tp"},
 		"vocabulary":  {func(p *solver.Plan) { p.Vocabulary = 0 }, "vocab_size is 0"},
+		"objective":   {func(p *solver.Plan) { p.Objective = "dedup" }, `objective "dedup" is unknown`},
+		"nodes":       {func(p *solver.Plan) { p.Objective = placement.NodeDedup }, "0 ranks per node"},
+		"capacities":  {func(p *solver.Plan) { p.RankCapacity = []float64{1} }, "rank_capacity: 1 rank capacities for 4 ranks"},
 	} {
 		p := solved(t, placement.DataParallel)
 		test.change(p)
 		if _, err := plan.Encode(p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v; want %q", name, err, test.want)
 		}
+	}
+}
+
+// TestObjectiveAndCapacityAreKept reads them back; a plan for activations with equal shares does not mention them.
+func TestObjectiveAndCapacityAreKept(t *testing.T) {
+	p := solved(t, placement.TensorParallel)
+	if text := string(encode(t, p).Files[plan.ManifestFile]); strings.Contains(text, "objective") || strings.Contains(text, "capacity") {
+		t.Errorf("manifest %s", text)
+	}
+	p.Objective, p.RanksPerNode, p.RankCapacity = placement.Hierarchical, 2, []float64{1, 2, 0.5, 1}
+	dir, _ := written(t, p)
+	got, _, err := plan.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(p, got); diff != "" {
+		t.Error(diff)
 	}
 }
 

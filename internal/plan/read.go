@@ -2,6 +2,7 @@ package plan
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -74,7 +75,7 @@ func Decode(a *Artifact) (*solver.Plan, error) {
 	p := &solver.Plan{
 		Attention: m.Attention, Forecast: m.Forecast, Algorithm: m.Algorithm, Placement: &placement.Placement{},
 		HiddenLayers: m.HiddenLayers, Vocabulary: m.Vocabulary, TrainPercent: m.TrainPercent, Seed: m.Seed,
-		ModelDigest: m.ModelDigest,
+		ModelDigest: m.ModelDigest, Objective: cmp.Or(m.Objective, placement.Activation), RanksPerNode: m.RanksPerNode, RankCapacity: m.RankCapacity,
 	}
 	trace, err := hex.DecodeString(m.TraceDigest)
 	if err != nil || len(trace) != len(p.TraceDigest) {

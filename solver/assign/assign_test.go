@@ -183,6 +183,29 @@ func TestRelaxedValueBoundsEveryAssignment(t *testing.T) {
 	}
 }
 
+// TestPriceFollowsEveryItem compares the value that Price keeps from step to step with that of looking at every item.
+func TestPriceFollowsEveryItem(t *testing.T) {
+	random := rand.New(rand.NewPCG(7, 7))
+	for range 200 {
+		w := randomWeighted(random, 1+random.IntN(400), 1+random.IntN(20))
+		for i := range w.Sizes {
+			switch random.IntN(8) {
+			case 0:
+				w.Sizes[i] = 0
+			case 1:
+				// Ties.
+				for b := range w.Limits {
+					w.Scores[i*len(w.Limits)+b] = float32(random.IntN(2))
+				}
+			}
+		}
+		prices, value := w.Price(1+random.IntN(100), nil, random.IntN(2) == 0)
+		if want := w.RelaxedValue(prices); math.Abs(value-want) > 1e-9*(1+want) {
+			t.Fatalf("%d items in %d bins: %v from step to step, %v from all items", len(w.Sizes), len(w.Limits), value, want)
+		}
+	}
+}
+
 func TestPriceConverges(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 5))
 	w := randomWeighted(random, 2000, 8)

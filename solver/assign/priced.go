@@ -39,29 +39,9 @@ func (w *Weighted) best(item int, prices Prices) (bin int, value float64) {
 // RelaxedValue is Σ over items of the best (score − size·price) + Σ over bins of price·limit. For non-negative prices no
 // assignment within the limits, fractional ones included, sums to more.
 func (w *Weighted) RelaxedValue(prices Prices) float64 {
-	return w.relax(prices, make([]float64, len(w.Limits)))
-}
-
-// relax is RelaxedValue; it also fills the loads of the best bins.
-func (w *Weighted) relax(prices Prices, loads []float64) float64 {
-	clear(loads)
-	value, n := 0.0, len(loads)
-	prices = prices[:n]
-	for item, size := range w.Sizes {
-		scores, weight := w.Scores[item*n:item*n+n], float64(size)
-		bin, best := 0, float64(scores[0])-weight*prices[0]
-		for b := 1; b < len(scores); b++ {
-			if v := float64(scores[b]) - weight*prices[b]; v > best {
-				bin, best = b, v
-			}
-		}
-		loads[bin] += weight
-		value += best
-	}
-	for bin, price := range prices {
-		value += price * w.Limits[bin]
-	}
-	return value
+	f := newFollower(w)
+	f.takeAll(prices)
+	return f.value(prices)
 }
 
 // Price lowers RelaxedValue over prices by the given number of subgradient steps and returns the best prices found with
@@ -71,17 +51,24 @@ func (w *Weighted) Price(steps int, start Prices, free bool) (Prices, float64) {
 	if prices == nil {
 		prices = make(Prices, len(w.Limits))
 	}
-	scale := w.priceScale()
 	best, bestValue := append(Prices(nil), prices...), math.Inf(1)
-	loads := make([]float64, len(w.Limits))
-	stride, excess := slices.Repeat([]float64{scale}, len(w.Limits)), make([]float64, len(w.Limits))
-	for range steps {
-		if value := w.relax(prices, loads); value < bestValue {
+	if steps < 1 {
+		return best, bestValue
+	}
+	f := newFollower(w)
+	f.takeAll(prices)
+	stride, excess := slices.Repeat([]float64{w.priceScale()}, len(w.Limits)), make([]float64, len(w.Limits))
+	change := make([]float64, len(w.Limits))
+	for step := range steps {
+		if step > 0 {
+			f.follow(prices, change)
+		}
+		if value := f.value(prices); value < bestValue {
 			bestValue = value
 			copy(best, prices)
 		}
-		for bin := range prices {
-			now := (loads[bin] - w.Limits[bin]) / max(w.Limits[bin], 1e-9)
+		for bin, price := range prices {
+			now := (f.loads[bin] - w.Limits[bin]) / max(w.Limits[bin], 1e-9)
 			// A price that must go on in the same direction goes faster, one that went too far goes back slower.
 			if now*excess[bin] > 0 {
 				stride[bin] *= 1.25
@@ -93,6 +80,7 @@ func (w *Weighted) Price(steps int, start Prices, free bool) (Prices, float64) {
 			if !free {
 				prices[bin] = max(prices[bin], 0)
 			}
+			change[bin] = prices[bin] - price
 		}
 	}
 	return best, bestValue

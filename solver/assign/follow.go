@@ -1,0 +1,104 @@
+package assign
+
+import "math"
+
+// follower keeps every item on its best bin while prices change step by step. A step moves few items: each item knows how far
+// prices may go before another bin can be better, and is looked at again only then.
+type follower struct {
+	w *Weighted
+	// bins are the items' best bins, loads what these hold, and local the sum of the items' scores there.
+	bins  []int32
+	loads []float64
+	local float64
+	// Since the first step every price has changed by at least lowest, the sum of each step's lowest change. An item stays where
+	// it is while its bin's price less lowest is below until: its own price has gained less on the others than its lead.
+	lowest float64
+	until  []float64
+	reach  []float64
+}
+
+func newFollower(w *Weighted) *follower {
+	items, bins := len(w.Sizes), len(w.Limits)
+	return &follower{
+		w: w, bins: make([]int32, items), until: make([]float64, items), loads: make([]float64, bins), reach: make([]float64, bins),
+	}
+}
+
+// takeAll looks at every item.
+func (f *follower) takeAll(prices Prices) {
+	for item, size := range f.w.Sizes {
+		bin, lead := f.w.lead(item, prices)
+		f.settle(item, bin, lead, prices)
+		f.loads[bin] += float64(size)
+		f.local += float64(f.w.Scores[item*len(f.loads)+bin])
+	}
+}
+
+// follow looks again at the items that a step may move; change is what it added to each price.
+func (f *follower) follow(prices Prices, change []float64) {
+	lowest := change[0]
+	for _, c := range change[1:] {
+		lowest = min(lowest, c)
+	}
+	f.lowest += lowest
+	for bin, price := range prices {
+		f.reach[bin] = price - f.lowest
+	}
+	bins := f.bins
+	for item, until := range f.until[:len(bins)] {
+		from := int(bins[item])
+		if until > f.reach[from] {
+			continue
+		}
+		to, lead := f.w.lead(item, prices)
+		f.settle(item, to, lead, prices)
+		if to != from {
+			f.move(item, from, to)
+		}
+	}
+}
+
+func (f *follower) settle(item, bin int, lead float64, prices Prices) {
+	f.bins[item] = int32(bin)
+	if size := float64(f.w.Sizes[item]); size > 0 {
+		f.until[item] = lead/size + prices[bin] - f.lowest
+	} else {
+		// No price moves what has no size.
+		f.until[item] = math.Inf(1)
+	}
+}
+
+func (f *follower) move(item, from, to int) {
+	size, scores := float64(f.w.Sizes[item]), f.w.Scores[item*len(f.loads):]
+	f.loads[from] -= size
+	f.loads[to] += size
+	f.local += float64(scores[to]) - float64(scores[from])
+}
+
+// value is the relaxed value at the prices that were followed last.
+func (f *follower) value(prices Prices) float64 {
+	value := f.local
+	for bin, price := range prices {
+		value += price * (f.w.Limits[bin] - f.loads[bin])
+	}
+	return value
+}
+
+// lead is an item's best bin at the prices, and by how much it is ahead of the second best.
+func (w *Weighted) lead(item int, prices Prices) (bin int, lead float64) {
+	n, size := len(prices), float64(w.Sizes[item])
+	scores := w.Scores[item*n : item*n+n]
+	best, second := float64(scores[0])-size*prices[0], math.Inf(-1)
+	for b := 1; b < len(scores); b++ {
+		v := float64(scores[b]) - size*prices[b]
+		if v <= second {
+			continue
+		}
+		if v > best {
+			bin, best, second = b, v, best
+		} else {
+			second = v
+		}
+	}
+	return bin, best - second
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/bits"
 	"math/rand/v2"
 	"runtime"
 	"sync"
@@ -112,39 +113,68 @@ func indices(n int) []int {
 }
 
 // generateCounts makes a layer in which token ids have Zipf frequencies and 8 to 40 experts each, mean 20, most of them from
-// two clusters of experts.
+// two clusters of experts. Its time counts as the solve's, which reading a profile would take less of: it is written to be fast.
 func generateCounts(tokens, experts int, seed uint64) *affinity.Counts {
-	random := rand.New(rand.NewPCG(seed, 1))
+	source := rand.NewPCG(seed, 1)
 	const topK, cluster = 8, 32
 	c := &affinity.Counts{Experts: experts, TopK: topK, Start: make([]int, tokens+1), Occurrences: make([]float32, tokens)}
-	c.Expert, c.Count = make([]uint16, 0, tokens*21), make([]float32, 0, tokens*21)
-	order := random.Perm(experts)
-	row := make([]float32, experts)
+	columns, counts := make([]uint16, 0, tokens*21), make([]float32, 0, tokens*21)
+	order := rand.New(source).Perm(experts)
+	random := draws{source: source}
+	// hits are the draws of each expert in a row, drawn has a bit for each that has one.
+	hits, drawn := make([]float32, experts), make([]uint64, (experts+63)/64)
 	for token := range tokens {
 		occurrences := math.Ceil(3e5 / float64(token+10))
-		width := 8 + int(random.Float64()*random.Float64()*49)
 		c.Occurrences[token] = float32(occurrences)
-		first, second := random.IntN(experts/cluster), random.IntN(experts/cluster)
-		rest := float32(occurrences * topK)
-		for k := range width {
-			e := order[random.IntN(experts)]
+		first, second := random.below(experts/cluster)*cluster, random.below(experts/cluster)*cluster
+		width, total := 8+min(random.below(37), random.below(37), 32), 0
+		for k := 0; k < width; total++ {
+			var e int
 			switch {
 			case k < width/2:
-				e = order[first*cluster+random.IntN(cluster)]
+				e = order[first+random.below(cluster)]
 			case k < width*3/4:
-				e = order[second*cluster+random.IntN(cluster)]
+				e = order[second+random.below(cluster)]
+			default:
+				e = order[random.below(experts)]
 			}
-			row[e] += rest / float32(width)
-		}
-		for e, n := range row {
-			if n > 0 {
-				c.Expert, c.Count = append(c.Expert, uint16(e)), append(c.Count, n)
-				row[e] = 0
+			if hits[e] == 0 {
+				drawn[e/64] |= 1 << (e % 64)
+				k++
 			}
+			hits[e]++
 		}
-		c.Start[token+1] = len(c.Expert)
+		share := float32(occurrences*topK) / float32(total)
+		for word, left := range drawn {
+			for ; left != 0; left &= left - 1 {
+				e := word*64 + bits.TrailingZeros64(left)
+				columns, counts = append(columns, uint16(e)), append(counts, hits[e]*share)
+				hits[e] = 0
+			}
+			drawn[word] = 0
+		}
+		c.Start[token+1] = len(columns)
 	}
+	c.Expert, c.Count = columns, counts
 	return c
+}
+
+// draws makes four small random numbers of each that the source gives.
+type draws struct {
+	source *rand.PCG
+	bits   uint64
+	left   int
+}
+
+// below is a number from 0 to n-1; n is far below 1<<16.
+func (d *draws) below(n int) int {
+	if d.left == 0 {
+		d.bits, d.left = d.source.Uint64(), 4
+	}
+	v := d.bits & 0xffff
+	d.bits >>= 16
+	d.left--
+	return int(v * uint64(n) >> 16)
 }
 
 // benchRequests solves attention DP with requests of some topics.

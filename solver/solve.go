@@ -175,6 +175,9 @@ func Solve(ctx context.Context, t *trace.Trace, o Options) (*Solution, error) {
 	if err := CheckForecast(o.Forecast, o.Ranks, t); err != nil {
 		return nil, err
 	}
+	if o.Embeddings != nil && o.Forecast.Contextual() {
+		return nil, fmt.Errorf("embeddings are not for forecast %s, which has learnt what the mean of all tokens is worth for one that was not seen", o.Forecast)
+	}
 	train, test, err := trace.Split(t, o.TrainPercent, o.Seed)
 	if err != nil {
 		return nil, err

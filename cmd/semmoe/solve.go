@@ -87,7 +87,7 @@ func newSolveCommand() *cobra.Command {
 	f.StringVar(&flags.current, "current", "", "directory of the plan in service: auto starts from it, which is faster and moves few experts")
 	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), listOf(placement.Algorithms))
 	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "what scores are computed from: table (the token id), and with attention tp transition (and the ranks of earlier\nlayers), prefill (and the prompt and earlier layers' experts), decode (and earlier routes; never later tokens),\nlookahead-raw (the layer's gate before attention) or lookahead (the same, corrected by the profile)")
-	f.StringVar(&flags.embeddings, "embeddings", "", ".npy file with a vector for each token id, float16 or float32: a token that is not among the requests to learn from\nis scored like the 8 nearest that are (default: like the mean of all tokens)")
+	f.StringVar(&flags.embeddings, "embeddings", "", ".npy file with a vector for each token id, float16 or float32: a token that is not among the requests to learn from\nis scored like the 8 nearest that are (default: like the mean of all tokens; not for prefill and decode)")
 	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots per rank, for copies of experts of other ranks (auto, eplb, contiguous, round-robin)")
 	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep the groups whole that the gate chooses among (n_group), so that semmoe reshuffle can apply the plan\n(auto, contiguous; EP size and groups must divide one another)")
 	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents")
@@ -155,6 +155,9 @@ func (f *solveFlags) options() (solver.Options, error) {
 	}
 	if o.Forecast != solver.Table && o.Attention == placement.DataParallel {
 		return o, usageErrorf("--forecast %s is for attention tp; attention dp scores a request by its tokens: table", o.Forecast)
+	}
+	if f.embeddings != "" && o.Forecast.Contextual() {
+		return o, usageErrorf("--embeddings is not for --forecast %s, whose weights are those for tokens that were not seen as they are", o.Forecast)
 	}
 	if f.embeddings != "" {
 		m, err := npy.Open(f.embeddings)

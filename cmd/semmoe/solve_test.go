@@ -264,6 +264,7 @@ func TestSolveExitCodes(t *testing.T) {
 		"no attention":    {with("--attention", ""), exitUsage, "allowed is tp, dp"},
 		"no EP size":      {with("--ep", "0"), exitUsage, "--ep is 0"},
 		"no divisor":      {with("--ep", "5"), exitUsage, "EP size 5 does not divide the 32 experts; allowed is 1, 2, 4, 8, 16, 32"},
+		"embeddings":      {with("--attention", "tp", "--forecast", "decode", "--embeddings", "e.npy"), exitUsage, "--embeddings is not for --forecast decode"},
 		"no look-ahead":   {with("--attention", "tp", "--forecast", "lookahead"), exitUsage, "the trace has no look-ahead"},
 		"forecast":        {with("--forecast", "oracle"), exitUsage, "available is table prefill decode"},
 		"forecast of dp":  {with("--forecast", "decode"), exitUsage, "is for attention tp"},

@@ -11,6 +11,7 @@ import (
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/embedding"
 	"github.com/semmoe/operator/solver/forecast"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
@@ -105,7 +106,7 @@ type Options struct {
 	PreserveGroups bool
 	// Embeddings, where given, tell which tokens are alike: one that the train requests lack is scored like its nearest
 	// neighbours among those that they have.
-	Embeddings *affinity.Embeddings
+	Embeddings *embedding.Table
 	// Current is the placement in service, if any: Auto starts from it, which is faster, and moves few experts.
 	Current *placement.Placement
 	// TrainPercent of the requests are learnt from, by whole documents; the others judge the plan.

@@ -14,6 +14,7 @@ import (
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/embedding"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/solver/trace/tracetest"
@@ -190,7 +191,7 @@ func TestSolveRefuses(t *testing.T) {
 		"forecast":      {func(o *solver.Options) { o.Forecast = "oracle" }, "available is table prefill decode"},
 		"algorithm":     {func(o *solver.Options) { o.Algorithm = "metis" }, `algorithm "metis" is unknown`},
 		"attention":     {func(o *solver.Options) { o.Attention = "" }, "allowed is dp, tp"},
-		"embeddings":    {func(o *solver.Options) { o.Forecast, o.Embeddings = solver.Prefill, &affinity.Embeddings{Dim: 1} }, "embeddings are not for forecast prefill"},
+		"embeddings":    {func(o *solver.Options) { o.Forecast, o.Embeddings = solver.Prefill, &embedding.Table{Size: 1} }, "embeddings are not for forecast prefill"},
 		"look-ahead":    {func(o *solver.Options) { o.Forecast = solver.LookAhead }, "the trace has no look-ahead"},
 		"train percent": {func(o *solver.Options) { o.TrainPercent = 100 }, "allowed is 1 to 99"},
 	} {

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"runtime"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/internal/npy"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/embedding"
 	"github.com/semmoe/operator/solver/placement"
@@ -152,7 +152,10 @@ func (f *compareFlags) run(ctx context.Context, stdout, stderr io.Writer) error 
 	}
 	if f.embeddings != "" {
 		report.Prompts = "the means of their tokens' embeddings"
-		if o.Embeddings, err = openEmbeddings(f.embeddings, t.Model.Vocabulary); err != nil {
+		if o.Embeddings, err = openEmbeddings(f.embeddings); err != nil {
+			return err
+		}
+		if err := checkEmbeddings(o.Embeddings, t.Model.Vocabulary); err != nil {
 			return err
 		}
 	}
@@ -172,16 +175,18 @@ func (f *compareFlags) run(ctx context.Context, stdout, stderr io.Writer) error 
 }
 
 // openEmbeddings reads the embeddings of a vocabulary.
-func openEmbeddings(path string, vocabulary int) (*embedding.Table, error) {
-	table, err := embedding.Open(path)
-	var invalid *embedding.InvalidError
-	switch {
-	case errors.As(err, &invalid):
-		return nil, codedError{fmt.Errorf("--embeddings: %w", err), exitInvalidFile}
-	case err != nil:
+func openEmbeddings(path string) (*embedding.Table, error) {
+	m, err := npy.Open(path)
+	if err != nil {
 		return nil, inputError(fmt.Errorf("--embeddings: %w", err))
-	case table.Tokens != vocabulary:
-		return nil, codedError{fmt.Errorf("--embeddings: %s has %d tokens; the trace's vocabulary is %d", path, table.Tokens, vocabulary), exitInvalidFile}
 	}
-	return table, nil
+	return &embedding.Table{Tokens: m.Rows, Size: m.Columns, Values: m.Values}, nil
+}
+
+// checkEmbeddings requires those of the trace's vocabulary.
+func checkEmbeddings(table *embedding.Table, vocabulary int) error {
+	if table != nil && table.Tokens != vocabulary {
+		return codedError{fmt.Errorf("--embeddings: %d rows; the trace's vocabulary is %d", table.Tokens, vocabulary), exitInvalidFile}
+	}
+	return nil
 }

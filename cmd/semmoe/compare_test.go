@@ -90,7 +90,7 @@ func TestCompareRefuses(t *testing.T) {
 		"--format is \"xml\"":          {"--trace", path, "--format", "xml"},
 		"--ep: EP size 3":              {"--trace", path, "--ep", "3"},
 		"the trace's vocabulary is 20": {"--trace", path, "--ep", "2", "--embeddings", npy},
-		"does not begin like":          {"--trace", path, "--ep", "2", "--embeddings", path},
+		"is not a .npy file":           {"--trace", path, "--ep", "2", "--embeddings", path},
 		"no such file":                 {"--trace", path, "--ep", "2", "--embeddings", path + "x"},
 	} {
 		code, _, message := runJSON(t, newCompareCommand(), args...)

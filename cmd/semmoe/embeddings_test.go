@@ -106,7 +106,7 @@ func TestEmbeddingsPlaceUnseenTokens(t *testing.T) {
 	}{
 		"no file":          {"none.npy", exitInvalidFile, "--embeddings: open none.npy"},
 		"not npy":          {sampleTrace, exitInvalidFile, "is not a .npy file"},
-		"other vocabulary": {embeddings, exitUsage, "--embeddings: 4096 rows; the vocabulary has 100 ids"},
+		"other vocabulary": {embeddings, exitInvalidFile, "--embeddings: 4096 rows; the trace's vocabulary is 100"},
 	} {
 		args := []string{"--trace", groupedTrace(t, 0), "--ep", "4", "--attention", "dp", "--out", filepath.Join(t.TempDir(), "plan"), "--embeddings", test.path}
 		if code, _, message := runJSON(t, newSolveCommand(), args...); code != test.code || !strings.Contains(message, test.want) {

@@ -15,10 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/semmoe/operator/internal/checkpoint"
-	"github.com/semmoe/operator/internal/npy"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/solver"
-	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
@@ -45,7 +43,7 @@ func usageErrorf(format string, args ...any) error {
 
 // inputError gives faults of a trace or a plan their exit code.
 func inputError(err error) error {
-	if trace.IsInvalid(err) || plan.IsInvalid(err) || errors.Is(err, os.ErrNotExist) {
+	if trace.IsInvalid(err) || plan.IsInvalid(err) || checkpoint.IsInvalid(err) || errors.Is(err, os.ErrNotExist) {
 		return codedError{err, exitInvalidFile}
 	}
 	return err
@@ -160,14 +158,9 @@ func (f *solveFlags) options() (solver.Options, error) {
 		return o, usageErrorf("--embeddings is not for --forecast %s, whose weights are those for tokens that were not seen as they are", o.Forecast)
 	}
 	if f.embeddings != "" {
-		m, err := npy.Open(f.embeddings)
-		if checkpoint.IsInvalid(err) || errors.Is(err, os.ErrNotExist) {
-			return o, codedError{fmt.Errorf("--embeddings: %w", err), exitInvalidFile}
-		}
-		if err != nil {
+		if o.Embeddings, err = openEmbeddings(f.embeddings); err != nil {
 			return o, err
 		}
-		o.Embeddings = &affinity.Embeddings{Dim: m.Columns, Values: m.Values}
 	}
 	if f.current == "" {
 		return o, nil
@@ -218,8 +211,8 @@ func solve(ctx context.Context, tracePath, out string, o solver.Options, stdout,
 	if err := solver.CheckForecast(o.Forecast, o.Ranks, t); err != nil {
 		return usageErrorf("--forecast %s: %w", o.Forecast, err)
 	}
-	if o.Embeddings != nil && len(o.Embeddings.Values) != t.Model.Vocabulary*o.Embeddings.Dim {
-		return usageErrorf("--embeddings: %d rows; the vocabulary has %d ids", len(o.Embeddings.Values)/o.Embeddings.Dim, t.Model.Vocabulary)
+	if err := checkEmbeddings(o.Embeddings, t.Model.Vocabulary); err != nil {
+		return err
 	}
 	if err := placement.CheckConstraints(o.Algorithm, o.Constraints, t.Model.Layers, t.Model.Experts, o.Ranks, o.RedundantSlots, o.Current != nil); err != nil {
 		return codedError{err, exitUsage}

@@ -6,15 +6,9 @@ import (
 	"fmt"
 	"math"
 	"slices"
-)
 
-// Embeddings are vectors of token ids whose directions tell how alike tokens are.
-type Embeddings struct {
-	// Dim is the length of a vector.
-	Dim int
-	// Values are the vectors [V, Dim].
-	Values []float32
-}
+	"github.com/semmoe/operator/solver/embedding"
+)
 
 // Neighbours are, for each token id that a profile has not seen, the ids most like it that it has.
 type Neighbours struct {
@@ -37,14 +31,14 @@ const (
 
 // NearestSeen finds, by the cosine of their embeddings, the seen tokens nearest to each unseen one. occurrences are the
 // profile's [V]. It compares each pair: unseen × (seen, or maxCandidates) × Dim multiplications.
-func NearestSeen(ctx context.Context, e *Embeddings, occurrences []float32, progress func(done, total int)) (*Neighbours, error) {
-	if e.Dim < 1 || len(e.Values) != len(occurrences)*e.Dim {
-		return nil, fmt.Errorf("the embeddings have %d values; a vocabulary of %d and vectors of %d need %d", len(e.Values), len(occurrences), e.Dim, len(occurrences)*e.Dim)
+func NearestSeen(ctx context.Context, e *embedding.Table, occurrences []float32, progress func(done, total int)) (*Neighbours, error) {
+	if e.Size < 1 || e.Tokens != len(occurrences) || len(e.Values) != e.Tokens*e.Size {
+		return nil, fmt.Errorf("embeddings of %d tokens, with %d values in vectors of %d, are not those of a vocabulary of %d", e.Tokens, len(e.Values), e.Size, len(occurrences))
 	}
 	var seen, unseen []int32
 	for id, n := range occurrences {
 		switch {
-		case norm(e.vector(int32(id))) == 0:
+		case norm(e.Vector(int32(id))) == 0:
 		case n > 0:
 			seen = append(seen, int32(id))
 		default:
@@ -59,11 +53,11 @@ func NearestSeen(ctx context.Context, e *Embeddings, occurrences []float32, prog
 	slices.SortStableFunc(seen, func(a, b int32) int { return cmp.Compare(occurrences[b], occurrences[a]) })
 	seen = seen[:min(len(seen), maxCandidates)]
 	slices.Sort(seen)
-	known := e.unit(seen)
+	known := unit(e, seen)
 	blocks := slices.Collect(slices.Chunk(unseen, neighbourBlock))
 	done := Counter(len(blocks), progress)
 	err := Parallel(ctx, len(blocks), func(i int) {
-		lists := nearest(e.unit(blocks[i]), known, len(seen), e.Dim)
+		lists := nearest(unit(e, blocks[i]), known, len(seen), e.Size)
 		for j, id := range blocks[i] {
 			for _, at := range lists[j] {
 				found.Nearest[id] = append(found.Nearest[id], seen[at])
@@ -72,10 +66,6 @@ func NearestSeen(ctx context.Context, e *Embeddings, occurrences []float32, prog
 		done()
 	})
 	return found, err
-}
-
-func (e *Embeddings) vector(id int32) []float32 {
-	return e.Values[int(id)*e.Dim : (int(id)+1)*e.Dim]
 }
 
 // norm is computed in float64, where squares neither overflow nor vanish.
@@ -88,13 +78,13 @@ func norm(vector []float32) float64 {
 }
 
 // unit copies the vectors of some ids, scaled to length 1 [ids, Dim], padded with zero vectors to a multiple of 4.
-func (e *Embeddings) unit(ids []int32) []float32 {
-	units := make([]float32, (len(ids)+3)/4*4*e.Dim)
+func unit(e *embedding.Table, ids []int32) []float32 {
+	units := make([]float32, (len(ids)+3)/4*4*e.Size)
 	for i, id := range ids {
-		vector := e.vector(id)
+		vector := e.Vector(id)
 		length := norm(vector)
 		for d, v := range vector {
-			units[i*e.Dim+d] = float32(float64(v) / length)
+			units[i*e.Size+d] = float32(float64(v) / length)
 		}
 	}
 	return units

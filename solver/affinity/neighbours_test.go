@@ -12,20 +12,22 @@ import (
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/semmoe/operator/solver/embedding"
 )
 
 // TestNearestSeen compares with the definition, on sizes that fill no block, whatever the number of processors.
 func TestNearestSeen(t *testing.T) {
 	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 5))
-		e := &Embeddings{Dim: 1 + r.IntN(9)}
 		occurrences := make([]float32, 1+r.IntN(500))
+		e := &embedding.Table{Tokens: len(occurrences), Size: 1 + r.IntN(9)}
 		for id := range occurrences {
 			if r.IntN(3) == 0 {
 				occurrences[id] = float32(1 + r.IntN(4))
 			}
 			zero := r.IntN(20) == 0
-			for range e.Dim {
+			for range e.Size {
 				v := float32(r.NormFloat64())
 				if zero {
 					v = 0
@@ -54,21 +56,21 @@ func TestNearestSeen(t *testing.T) {
 	}
 }
 
-func cosine(e *Embeddings, a, b int32) float64 {
+func cosine(e *embedding.Table, a, b int32) float64 {
 	product := 0.0
-	for d, v := range e.vector(a) {
-		product += float64(v) * float64(e.vector(b)[d])
+	for d, v := range e.Vector(a) {
+		product += float64(v) * float64(e.Vector(b)[d])
 	}
-	return product / (norm(e.vector(a)) * norm(e.vector(b)))
+	return product / (norm(e.Vector(a)) * norm(e.Vector(b)))
 }
 
-func nearestByDefinition(e *Embeddings, occurrences []float32, id int32) []int32 {
-	if occurrences[id] > 0 || norm(e.vector(id)) == 0 {
+func nearestByDefinition(e *embedding.Table, occurrences []float32, id int32) []int32 {
+	if occurrences[id] > 0 || norm(e.Vector(id)) == 0 {
 		return nil
 	}
 	var seen []int32
 	for other, n := range occurrences {
-		if n > 0 && norm(e.vector(int32(other))) > 0 {
+		if n > 0 && norm(e.Vector(int32(other))) > 0 {
 			seen = append(seen, int32(other))
 		}
 	}
@@ -77,12 +79,12 @@ func nearestByDefinition(e *Embeddings, occurrences []float32, id int32) []int32
 }
 
 func TestNearestSeenRefuses(t *testing.T) {
-	if _, err := NearestSeen(t.Context(), &Embeddings{Dim: 2, Values: make([]float32, 5)}, make([]float32, 3), nil); err == nil || !strings.Contains(err.Error(), "need 6") {
+	if _, err := NearestSeen(t.Context(), &embedding.Table{Tokens: 3, Size: 2, Values: make([]float32, 5)}, make([]float32, 3), nil); err == nil || !strings.Contains(err.Error(), "are not those of a vocabulary of 3") {
 		t.Errorf("error %v", err)
 	}
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
-	e := &Embeddings{Dim: 1, Values: []float32{1, 1}}
+	e := &embedding.Table{Tokens: 2, Size: 1, Values: []float32{1, 1}}
 	if _, err := NearestSeen(cancelled, e, []float32{1, 0}, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v; want that of the context", err)
 	}

@@ -1,7 +1,5 @@
 // Package embedding turns prompts into points, from the embeddings of their tokens, and parts points into clusters: requests
 // told apart by what they are about, without any routing.
 //
-// Invariants:
-//   - What is allocated for a file follows the bytes that were really read, never a size that its header merely claims.
-//   - Everything random takes a seed and gives the same result on every machine.
+// Invariant: everything random takes a seed and gives the same result on every machine.
 package embedding

@@ -1,86 +1,14 @@
 package embedding_test
 
 import (
-	"bytes"
-	"encoding/binary"
 	"fmt"
-	"math"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/semmoe/operator/solver/embedding"
 )
-
-// npy writes a file of version 1.
-func npy(header string, values ...any) []byte {
-	text := header + strings.Repeat(" ", (64-(10+len(header)+1)%64)%64) + "\n"
-	b := append([]byte("\x93NUMPY\x01\x00"), byte(len(text)), byte(len(text)>>8))
-	b = append(b, text...)
-	for _, v := range values {
-		b, _ = binary.Append(b, binary.LittleEndian, v)
-	}
-	return b
-}
-
-func TestRead(t *testing.T) {
-	want := &embedding.Table{Tokens: 2, Size: 3, Values: []float32{0, 1, -2, 0.5, 65504, 5.9604645e-08}}
-	halves := []uint16{0, 0x3c00, 0xc000, 0x3800, 0x7bff, 0x0001}
-	wide := npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", want.Values)
-	second := append([]byte("\x93NUMPY\x02\x00"), wide[8], wide[9], 0, 0)
-	for name, file := range map[string][]byte{
-		"float32":   wide,
-		"version 2": append(second, wide[10:]...),
-		"float16":   npy("{'descr': '<f2', 'fortran_order': False, 'shape': (2, 3), }", halves),
-		"by column": npy("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }", []float32{0, 0.5, 1, 65504, -2, 5.9604645e-08}),
-	} {
-		got, err := embedding.Read(bytes.NewReader(file))
-		if diff := cmp.Diff(want, got); err != nil || diff != "" {
-			t.Errorf("%s: error %v; %s", name, err, diff)
-		}
-	}
-}
-
-func TestReadRefuses(t *testing.T) {
-	good := npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2), }", []float32{1, 2})
-	for want, file := range map[string][]byte{
-		"shorter than the start":         good[:7],
-		"does not begin like":            append([]byte("NUMPY..."), good...),
-		"version 4":                      append([]byte("\x93NUMPY\x04\x00"), good[8:]...),
-		"ends in the header":             good[:40],
-		"allowed as descr is <f4, <f2":   npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1, 2), }"),
-		"fortran_order must be":          npy("{'descr': '<f4', 'shape': (1, 2), }"),
-		"shape must have two dimensions": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"),
-		"its shape is (0, 2)":            npy("{'descr': '<f4', 'fortran_order': False, 'shape': (0, 2), }"),
-		"allowed is 1 to 16777216 each":  npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1, 99999999999999999999), }"),
-		"values end early":               npy("{'descr': '<f4', 'fortran_order': False, 'shape': (16777216, 16777216), }", []float32{1}),
-		"bytes follow":                   append(good, 0),
-		"value 1 is NaN":                 npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2), }", []float32{1, float32(math.NaN())}),
-		"value 0 is +Inf":                npy("{'descr': '<f2', 'fortran_order': False, 'shape': (1, 1), }", uint16(0x7c00)),
-	} {
-		path := filepath.Join(t.TempDir(), "e.npy")
-		if err := os.WriteFile(path, file, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := embedding.Open(path); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), path) {
-			t.Errorf("error %v; want %q", err, want)
-		}
-	}
-}
-
-func FuzzRead(f *testing.F) {
-	f.Add(npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2), }", []float32{1, 2}))
-	f.Add(npy("{'descr': '<f2', 'fortran_order': True, 'shape': (2, 1), }", []uint16{1, 2}))
-	f.Fuzz(func(t *testing.T, file []byte) {
-		if table, err := embedding.Read(bytes.NewReader(file)); err == nil && (len(table.Values) != table.Tokens*table.Size || len(file) < 2*len(table.Values)) {
-			t.Errorf("%d values of shape (%d, %d) from %d bytes", len(table.Values), table.Tokens, table.Size, len(file))
-		}
-	})
-}
 
 func TestPrompt(t *testing.T) {
 	table := &embedding.Table{Tokens: 2, Size: 2, Values: []float32{1, 0, 0, 4}}

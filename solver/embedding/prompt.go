@@ -5,6 +5,17 @@ import (
 	"math/rand/v2"
 )
 
+// Table is a vector for each token id.
+type Table struct {
+	// Tokens and Size are the shape.
+	Tokens, Size int
+	// Values are the vectors [tokens × size].
+	Values []float32
+}
+
+// Vector is that of one token id.
+func (t *Table) Vector(id int32) []float32 { return t.Values[int(id)*t.Size : (int(id)+1)*t.Size] }
+
 // Projected returns a table of random signs: the mean over a prompt's tokens is then the bag of its words, reduced by a random
 // projection that keeps the distances between bags up to a small error (Johnson and Lindenstrauss). It needs no model.
 func Projected(tokens, size int, seed uint64) *Table {
@@ -32,7 +43,7 @@ func (t *Table) Prompt(tokens []int32) []float32 {
 			continue
 		}
 		counted++
-		for i, v := range t.Values[int(id)*t.Size : (int(id)+1)*t.Size] {
+		for i, v := range t.Vector(id) {
 			point[i] += v
 		}
 	}

@@ -95,7 +95,7 @@ func TestCompareRefuses(t *testing.T) {
 	} {
 		code, _, message := runJSON(t, newCompareCommand(), args...)
 		exit := exitUsage
-		if strings.HasPrefix(want, "the trace") || strings.HasPrefix(want, "does not") || strings.HasPrefix(want, "no such") {
+		if strings.HasPrefix(want, "the trace") || strings.HasPrefix(want, "is not") || strings.HasPrefix(want, "no such") {
 			exit = exitInvalidFile
 		}
 		if code != exit || !strings.Contains(message, want) {

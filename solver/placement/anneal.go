@@ -32,12 +32,17 @@ func (g *gram) mirror() {
 
 // tokenGram is the Gram matrix of a layer's token rows.
 func tokenGram(c *affinity.Counts) *gram {
-	g := newGram(c.Experts)
-	for token := range c.Vocabulary() {
-		experts, counts := c.Row(token)
+	return rowGram(c.Experts, sparseRows{c.Start, c.Expert, c.Count}, c.Occurrences)
+}
+
+// rowGram is the Gram matrix of rows; sizes are their occurrences.
+func rowGram(n int, rows sparseRows, sizes []float32) *gram {
+	g := newGram(n)
+	for r, size := range sizes {
+		experts, counts := rows.row(r)
+		counts = counts[:len(experts)]
 		for i, e := range experts {
-			weight := counts[i] / c.Occurrences[token]
-			row := g.row(int(e))
+			row, weight := g.row(int(e)), counts[i]/size
 			for j := i + 1; j < len(experts); j++ {
 				row[experts[j]] += weight * counts[j]
 			}
@@ -139,10 +144,10 @@ func (p *partition) gain(e, f int) float32 {
 func (p *partition) swap(e, f int) {
 	n := p.gram.n
 	rankE, rankF := p.rankOf[e], p.rankOf[f]
-	ofE, ofF := p.connection[rankE*n:(rankE+1)*n], p.connection[rankF*n:(rankF+1)*n]
-	rowE, rowF := p.gram.row(e), p.gram.row(f)
-	for x := range n {
-		d := rowF[x] - rowE[x]
+	rowE, rowF := p.gram.row(e), p.gram.row(f)[:n]
+	ofE, ofF := p.connection[rankE*n : (rankE+1)*n][:n], p.connection[rankF*n : (rankF+1)*n][:n]
+	for x, affinity := range rowE[:n] {
+		d := rowF[x] - affinity
 		ofE[x] += d
 		ofF[x] -= d
 	}
@@ -174,7 +179,8 @@ var (
 	warm = schedule{0.1, stepsPerExpert / 2}
 )
 
-// anneal proposes random swaps under a falling temperature, then takes every swap that still gains.
+// anneal proposes random swaps under a falling temperature, then takes every swap that still gains. It ends early where as many
+// proposals in a row as there are ordered pairs were refused: it only gets colder.
 func (p *partition) anneal(random *rand.Rand, stop limit, how schedule) {
 	const coldest = 0.01
 	n := p.gram.n
@@ -187,23 +193,32 @@ func (p *partition) anneal(random *rand.Rand, stop limit, how schedule) {
 	}
 	temperature := how.hottest * total / float64(n*n) * float64(n/p.ranks)
 	steps := how.steps * n
+	// A swap that loses more than this many times the temperature would be taken once in ten million times.
+	const hopeless = 16
 	const block = 1024
 	cooling := math.Pow(coldest/how.hottest, float64(block)/float64(steps))
+	taken := 0
 	for step := 0; step < steps; step++ {
 		if step%block == 0 {
 			if stop.reached() {
 				return
 			}
+			if step-taken > n*n {
+				break
+			}
 			temperature *= cooling
 		}
-		e := int(random.Uint32N(uint32(n)))
-		f := e - e%p.size + int(random.Uint32N(uint32(p.size)))
+		// Both experts come from one random number; their bits are many more than those of n.
+		bits := random.Uint64()
+		e := int(bits >> 32 * uint64(n) >> 32)
+		f := e - e%p.size + int(bits&math.MaxUint32*uint64(p.size)>>32)
 		if p.rankOf[e] == p.rankOf[f] {
 			continue
 		}
-		gain := p.gain(e, f)
-		if gain >= 0 || float64(gain) > -temperature*random.ExpFloat64() {
+		gain := float64(p.gain(e, f))
+		if gain >= 0 || gain > -hopeless*temperature && gain > -temperature*random.ExpFloat64() {
 			p.swap(e, f)
+			taken = step
 		}
 	}
 	p.descend(stop)

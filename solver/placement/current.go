@@ -112,9 +112,14 @@ func layerMoves(from, to *Placement) []int {
 	return moves
 }
 
-// improve is solve from a placement: the swaps that gain by the Gram matrix, then alternation.
+// improve is solve from a placement: the swaps that gain by the Gram matrix, then alternation. A matrix of some token ids is good
+// enough to go on from where the search is.
 func (s *layerSearch) improve(rankOf []int, pairs *affinity.Pairs, seed, layer uint64) ([]int, float64) {
-	g := tokenGram(s.counts)
+	some := s.sample
+	if valuedTokens(s.ranks) < gramTokens {
+		some = newSample(s.counts, gramTokens)
+	}
+	g := some.gram(s.counts.Experts)
 	if pairs != nil {
 		g = mixedGram(s.counts, pairs)
 	}

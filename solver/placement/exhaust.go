@@ -46,8 +46,7 @@ func (s *layerSearch) exhaustible() bool {
 	return s.ranks > 1 && placements*float64(len(s.tokens)*s.ranks*glanceSteps) <= exhaustiveWork
 }
 
-// exhaust looks at every placement and returns the best, given one to beat. A value after some price steps is an upper bound
-// of the value after more of them, so that most placements are dropped after a glance.
+// exhaust looks at every placement and returns the best, given one to beat.
 func (s *layerSearch) exhaust(best []int, bestValue float64) ([]int, float64) {
 	n := s.counts.Experts
 	best = slices.Clone(best)
@@ -56,11 +55,7 @@ func (s *layerSearch) exhaust(best []int, bestValue float64) ([]int, float64) {
 	var place func(expert, used int)
 	place = func(expert, used int) {
 		if expert == n {
-			s.score(rankOf)
-			if _, glance := s.balance.Price(glanceSteps, nil, true); glance/s.activations <= bestValue {
-				return
-			}
-			if _, value := s.value(rankOf, nil); value > bestValue {
+			if value, better := s.above(bestValue, rankOf); better {
 				bestValue = value
 				copy(best, rankOf)
 			}
@@ -111,7 +106,7 @@ func (s *layerSearch) polish(rankOf []int, value float64) ([]int, float64) {
 					continue
 				}
 				rankOf[e], rankOf[f] = rankOf[f], rankOf[e]
-				if _, v := s.value(renamed(rankOf), nil); v > best {
+				if v, better := s.above(best, renamed(rankOf)); better {
 					bestE, bestF, best = e, f, v
 				}
 				rankOf[e], rankOf[f] = rankOf[f], rankOf[e]

@@ -13,8 +13,11 @@ func Enumerate(ctx context.Context, p Problem) float64 {
 	s := newLayerSearch(&p.Tokens[0], p.Ranks, p.groups(), limit{ctx: ctx})
 	best := 0.0
 	p.everyPlacement(func(rankOf []int) {
-		_, value := s.value(rankOf, nil)
-		best = max(best, value)
+		// More price steps lower a value: most placements are below the best one after a few.
+		if _, most := s.valueIn(glanceSteps, rankOf, nil); most > best {
+			_, value := s.value(rankOf, nil)
+			best = max(best, value)
+		}
 	})
 	return best
 }
@@ -77,9 +80,9 @@ func (p *Problem) everyPlacement(do func(rankOf []int)) {
 	fill(0)
 }
 
-// ValueSampled is the value of the contiguous placement of the first layer by at most so many scores.
-func ValueSampled(ctx context.Context, p Problem, scores int) float64 {
-	s := newLayerSearchOf(&p.Tokens[0], p.Ranks, p.groups(), scores, limit{ctx: ctx})
+// ValueSampled is the value of the contiguous placement of the first layer by at most so many token ids.
+func ValueSampled(ctx context.Context, p Problem, tokens int) float64 {
+	s := newLayerSearchOf(&p.Tokens[0], p.Ranks, p.groups(), tokens, limit{ctx: ctx})
 	_, value := s.value(contiguousRanks(s.counts.Experts, p.Ranks), nil)
 	return value
 }

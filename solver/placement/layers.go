@@ -78,83 +78,37 @@ type layerSearch struct {
 	// order of ranks does not matter, nor does that of groups.
 	groups int
 	stop   limit
-	// tokens are the ids that placements are valued by; scale is how many of their like each stands for; their sizes are
-	// occurrences times scale.
-	tokens      []int
-	scale       []float32
+	// Placements are valued by a sample of the token ids.
+	sample
 	activations float64
 	balance     assign.Weighted
-	exact       exactRanks
+	// scored is the placement whose scores balance holds; nil where it holds others.
+	scored []int
+	exact  exactRanks
 }
 
 func newLayerSearch(c *affinity.Counts, ranks, groups int, stop limit) *layerSearch {
-	return newLayerSearchOf(c, ranks, groups, valuedScores, stop)
+	return newLayerSearchOf(c, ranks, groups, valuedTokens(ranks), stop)
 }
 
-// newLayerSearchOf values placements by at most that many scores.
-func newLayerSearchOf(c *affinity.Counts, ranks, groups, scores int, stop limit) *layerSearch {
-	s := &layerSearch{counts: c, ranks: ranks, groups: groups, stop: stop}
-	s.tokens, s.scale = sampleTokens(c, max(scores/ranks, 1024))
+// newLayerSearchOf values placements by at most that many token ids.
+func newLayerSearchOf(c *affinity.Counts, ranks, groups, tokens int, stop limit) *layerSearch {
+	s := &layerSearch{counts: c, ranks: ranks, groups: groups, stop: stop, sample: newSample(c, tokens)}
 	total := 0.0
-	for i, token := range s.tokens {
-		size := c.Occurrences[token] * s.scale[i]
-		s.balance.Sizes = append(s.balance.Sizes, size)
+	for _, size := range s.sizes {
 		total += float64(size)
 	}
 	s.activations = max(total*float64(c.TopK), 1)
+	s.balance.Sizes = s.sizes
 	s.balance.Scores = make([]float32, len(s.tokens)*ranks)
 	s.balance.Limits = slices.Repeat([]float64{total / float64(ranks)}, ranks)
 	return s
-}
-
-// valuedScores is the largest number of scores (token ids × ranks) by which placements are valued. The annealing sees all
-// token ids through the Gram matrix, whatever their number.
-const valuedScores = 1 << 17
-
-// sampleTokens lists the token ids that occur. Where they are too many, the more frequent half of what is allowed is kept,
-// and of the others, in the order of their frequency, every so many'th stands for its neighbours.
-func sampleTokens(c *affinity.Counts, allowed int) (tokens []int, scale []float32) {
-	for token, n := range c.Occurrences {
-		if n > 0 {
-			tokens = append(tokens, token)
-		}
-	}
-	if len(tokens) <= allowed {
-		return tokens, slices.Repeat([]float32{1}, len(tokens))
-	}
-	slices.SortStableFunc(tokens, func(a, b int) int {
-		return compareDescending(float64(c.Occurrences[a]), float64(c.Occurrences[b]))
-	})
-	kept := slices.Clone(tokens[:allowed/2])
-	scale = slices.Repeat([]float32{1}, len(kept))
-	rest := tokens[allowed/2:]
-	for i := range allowed / 2 {
-		group := rest[i*len(rest)/(allowed/2) : (i+1)*len(rest)/(allowed/2)]
-		if len(group) == 0 {
-			continue
-		}
-		total, middle := float32(0), group[len(group)/2]
-		for _, token := range group {
-			total += c.Occurrences[token]
-		}
-		kept, scale = append(kept, middle), append(scale, total/c.Occurrences[middle])
-	}
-	return kept, scale
 }
 
 // solve returns the best placement found and its value. The contiguous one is among the candidates.
 func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 	g := tokenGram(s.counts)
 	contiguous := contiguousRanks(s.counts.Experts, s.ranks)
-	type candidate struct {
-		rankOf []int
-		prices assign.Prices
-		value  float64
-	}
-	valued := func(rankOf []int) candidate {
-		prices, value := s.value(rankOf, nil)
-		return candidate{rankOf, prices, value}
-	}
 	// A few price steps, as many for all, are enough to choose those that are worth more of them.
 	glanced := func(rankOf []int) candidate {
 		prices, value := s.valueIn(s.steps()/3, rankOf, nil)
@@ -172,6 +126,7 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 		candidates = append(candidates, glanced(renamed(p.rankOf)))
 	}
 	slices.SortStableFunc(candidates, func(a, b candidate) int { return compareDescending(a.value, b.value) })
+	candidates = deduplicated(candidates)
 	candidates = candidates[:min(elites, len(candidates))]
 	for i := range candidates {
 		c := &candidates[i]
@@ -180,6 +135,9 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 				break
 			}
 			rankOf := s.bestExperts(c.rankOf, c.prices)
+			if slices.Equal(rankOf, c.rankOf) {
+				break
+			}
 			prices, value := s.valueIn(s.steps()/3, rankOf, c.prices)
 			if value <= c.value*(1+1e-6) {
 				break
@@ -188,9 +146,13 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 		}
 	}
 	for i := range candidates {
+		candidates[i].rankOf = renamed(candidates[i].rankOf)
+	}
+	candidates = deduplicated(candidates)
+	for i := range candidates {
 		// The alternation's prices began elsewhere, and ties fall by the ranks' names: values must be comparable.
 		c := &candidates[i]
-		*c = valued(renamed(c.rankOf))
+		_, c.value = s.value(c.rankOf, nil)
 		c.rankOf, c.value = s.polish(c.rankOf, c.value)
 	}
 	best := candidates[0]
@@ -205,11 +167,29 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 	return best.rankOf, best.value
 }
 
+// candidate is a placement under improvement, with the prices that balance it.
+type candidate struct {
+	rankOf []int
+	prices assign.Prices
+	value  float64
+}
+
+// deduplicated keeps the first of those that have the same placement. There are a few.
+func deduplicated(candidates []candidate) []candidate {
+	var kept []candidate
+	for _, c := range candidates {
+		if !slices.ContainsFunc(kept, func(k candidate) bool { return slices.Equal(k.rankOf, c.rankOf) }) {
+			kept = append(kept, c)
+		}
+	}
+	return kept
+}
+
 // orContiguous returns the contiguous placement where that is worth more: after a glance it may have been dropped for one that
 // more price steps make worse, and a search from a placement in service need not come near it.
 func (s *layerSearch) orContiguous(rankOf []int, value float64) ([]int, float64) {
 	contiguous := contiguousRanks(s.counts.Experts, s.ranks)
-	if _, plain := s.value(contiguous, nil); plain > value {
+	if plain, better := s.above(value, contiguous); better {
 		return contiguous, plain
 	}
 	return rankOf, value
@@ -288,12 +268,13 @@ func (s *layerSearch) solveCopies(rankOf []int, perRank int) ([]int, extras, flo
 
 // scoreCopies adds what copies make local to balance.Scores.
 func (s *layerSearch) scoreCopies(copies extras) {
-	for i, token := range s.tokens {
+	s.scored = nil
+	for i := range s.tokens {
 		row := s.balance.Scores[i*s.ranks : (i+1)*s.ranks]
-		experts, counts := s.counts.Row(token)
+		experts, counts := s.rows.row(i)
 		for j, expert := range experts {
 			for _, rank := range copies[expert] {
-				row[rank] += counts[j] * s.scale[i]
+				row[rank] += counts[j]
 			}
 		}
 	}
@@ -301,12 +282,16 @@ func (s *layerSearch) scoreCopies(copies extras) {
 
 // score fills balance.Scores: the activations of each token id on each rank.
 func (s *layerSearch) score(rankOf []int) {
+	if slices.Equal(s.scored, rankOf) {
+		return
+	}
+	s.scored = append(s.scored[:0], rankOf...)
 	clear(s.balance.Scores)
-	for i, token := range s.tokens {
+	for i := range s.tokens {
 		row := s.balance.Scores[i*s.ranks : (i+1)*s.ranks]
-		experts, counts := s.counts.Row(token)
+		experts, counts := s.rows.row(i)
 		for j, expert := range experts {
-			row[rankOf[expert]] += counts[j] * s.scale[i]
+			row[rankOf[expert]] += counts[j]
 		}
 	}
 }
@@ -322,6 +307,16 @@ func (s *layerSearch) valueIn(steps int, rankOf []int, start assign.Prices) (ass
 	s.score(rankOf)
 	prices, value := s.balance.Price(steps, start, true)
 	return prices, value / s.activations
+}
+
+// above reports whether a placement is worth more than a value, and what it is worth then. Most are seen not to be after a few
+// price steps: more of them lower the value.
+func (s *layerSearch) above(value float64, rankOf []int) (float64, bool) {
+	if _, most := s.valueIn(min(glanceSteps, s.steps()), rankOf, nil); most <= value {
+		return 0, false
+	}
+	_, v := s.value(rankOf, nil)
+	return v, v > value
 }
 
 // bestExperts is the exact optimum of the experts' ranks for the token assignment that the prices make.
@@ -343,9 +338,9 @@ func (s *layerSearch) fillAffinities(weight []float32, prices assign.Prices) {
 	clear(weight)
 	token, _ := s.balance.Take(prices)
 	for i, rank := range token {
-		experts, counts := s.counts.Row(s.tokens[i])
+		experts, counts := s.rows.row(i)
 		for j, expert := range experts {
-			weight[int(expert)*s.ranks+rank] += counts[j] * s.scale[i]
+			weight[int(expert)*s.ranks+rank] += counts[j]
 		}
 	}
 }

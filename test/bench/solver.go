@@ -121,35 +121,30 @@ func generateCounts(tokens, experts int, seed uint64) *affinity.Counts {
 	columns, counts := make([]uint16, 0, tokens*21), make([]float32, 0, tokens*21)
 	order := rand.New(source).Perm(experts)
 	random := draws{source: source}
-	// hits are the draws of each expert in a row, drawn has a bit for each that has one.
-	hits, drawn := make([]float32, experts), make([]uint64, (experts+63)/64)
+	// drawn has a bit for each expert of the row.
+	drawn := make([]uint64, (experts+63)/64)
 	for token := range tokens {
 		occurrences := math.Ceil(3e5 / float64(token+10))
 		c.Occurrences[token] = float32(occurrences)
-		first, second := random.below(experts/cluster)*cluster, random.below(experts/cluster)*cluster
-		width, total := 8+min(random.below(37), random.below(37), 32), 0
-		for k := 0; k < width; total++ {
-			var e int
-			switch {
-			case k < width/2:
-				e = order[first+random.below(cluster)]
-			case k < width*3/4:
-				e = order[second+random.below(cluster)]
-			default:
-				e = order[random.below(experts)]
-			}
-			if hits[e] == 0 {
-				drawn[e/64] |= 1 << (e % 64)
-				k++
-			}
-			hits[e]++
+		width, found := 8+min(random.below(37), random.below(37), 32), 0
+		add := func(e int) {
+			found += 1 - int(drawn[e/64]>>(e%64)&1)
+			drawn[e/64] |= 1 << (e % 64)
 		}
-		share := float32(occurrences*topK) / float32(total)
+		for _, until := range [...]int{width / 2, width * 3 / 4} {
+			// A walk with an odd stride meets every expert of the cluster once.
+			first, at, stride := random.below(experts/cluster)*cluster, random.below(cluster), 1+2*random.below(cluster/2)
+			for ; found < until; at += stride {
+				add(order[first+at%cluster])
+			}
+		}
+		for found < width {
+			add(order[random.below(experts)])
+		}
+		share := float32(occurrences*topK) / float32(width)
 		for word, left := range drawn {
 			for ; left != 0; left &= left - 1 {
-				e := word*64 + bits.TrailingZeros64(left)
-				columns, counts = append(columns, uint16(e)), append(counts, hits[e]*share)
-				hits[e] = 0
+				columns, counts = append(columns, uint16(word*64+bits.TrailingZeros64(left))), append(counts, share)
 			}
 			drawn[word] = 0
 		}

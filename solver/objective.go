@@ -2,7 +2,6 @@ package solver
 
 import (
 	"cmp"
-	"context"
 
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"
@@ -24,9 +23,21 @@ func (o *Options) messages() affinity.Messages {
 	return o.objective().Messages(o.ranksPerNode(), nodeMessage())
 }
 
-// Messages are what the plan's scores are about.
-func (p *Plan) Messages() affinity.Messages {
+// messages are what the plan is to send few of.
+func (p *Plan) messages() affinity.Messages {
 	return p.Objective.Messages(p.RanksPerNode, nodeMessage())
+}
+
+// messageForecast scores ranks by the messages that a token would not need there.
+type messageForecast struct {
+	shares   cost.TokenForecast
+	messages affinity.Messages
+	topK     int
+}
+
+func (f messageForecast) Score(dst []float32, layer, position int) {
+	f.shares.Score(dst, layer, position)
+	f.messages.Expect(dst, f.topK)
 }
 
 // check refuses an objective and constraints that do not fit the model.
@@ -35,17 +46,4 @@ func (o *Options) check(m *trace.Model) error {
 		return err
 	}
 	return placement.CheckConstraints(o.Algorithm, o.Constraints, m.Layers, m.Experts, o.Ranks, o.RedundantSlots, o.Current != nil)
-}
-
-// scores are the counts that tables are made from, with the hosts of what is counted: activations of experts, or what ranks save.
-func (s *search) scores(ctx context.Context, hosts []affinity.Hosts) ([]affinity.Counts, []affinity.Hosts, error) {
-	if s.options.messages().Node == 0 {
-		return s.tokens, hosts, nil
-	}
-	counts, err := affinity.CountShares(ctx, s.trace, s.train, hosts, s.options.Ranks, s.options.messages())
-	each := make([]affinity.Hosts, len(hosts))
-	for l := range each {
-		each[l] = affinity.EachRank(s.options.Ranks)
-	}
-	return counts, each, err
 }

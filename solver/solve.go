@@ -140,7 +140,7 @@ const (
 	// contextRanks is the same for a table that a context forecast reads: it weighs all ranks against one another.
 	contextRanks = 16
 	// maxOccurrences is the number of tokens by which distinct ranks are counted during the search.
-	maxOccurrences = 1 << 14
+	maxOccurrences = 1 << 15
 	// maxRequestCells (requests × layers × experts) bounds the memory for counts of whole requests, 4 bytes each. Above it a
 	// sample of the train requests is counted.
 	maxRequestCells = 1 << 26
@@ -281,9 +281,11 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 			return nil, err
 		}
 		if solution.FallBack != "" {
-			by = placement.ContiguousAlgorithm
-			if result, err = s.place(ctx, by, deadline); err != nil {
+			if result, err = s.place(ctx, placement.ContiguousAlgorithm, deadline); err != nil {
 				return nil, err
+			}
+			if s.options.Constraints.MoveBudget == nil {
+				by = placement.ContiguousAlgorithm
 			}
 			solution.Unmet = result.Unmet
 		}
@@ -319,26 +321,24 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 		plan.RanksPerNode = s.options.ranksPerNode()
 	}
 	hosts := plan.hosts()
-	counts, of, err := s.scores(ctx, hosts)
-	if err != nil {
-		return nil, err
-	}
 	estimator := affinity.Estimator{Shrinkage: shrinkage, Neighbours: s.neighbours}
 	if plan.Attention == placement.DataParallel {
-		plan.Ranks = affinity.NewRankTable(counts, of, p.Ranks, estimator)
+		plan.Ranks = affinity.NewRankTable(s.tokens, hosts, p.Ranks, estimator)
+		plan.Ranks.Spread(s.options.messages())
 		return plan, nil
 	}
 	best := bestRanks
 	if plan.Forecast.Contextual() {
 		best = contextRanks
 	}
-	plan.Tokens = affinity.NewTokenTable(counts, of, p.Ranks, best, estimator)
+	plan.Tokens = affinity.NewTokenTable(s.tokens, hosts, p.Ranks, best, estimator)
+	var err error
 	if plan.Transitions, err = affinity.CountRankTransitions(ctx, s.trace, s.train, hosts, p.Ranks); err != nil {
 		return nil, err
 	}
 	switch plan.Forecast {
 	case Prefill, Decode:
-		plan.Context, err = forecast.Train(ctx, s.trace, s.train, hosts, p.Ranks, plan.Forecast == Decode, s.options.messages(), s.options.Seed, s.progress("Forecast"))
+		plan.Context, err = forecast.Train(ctx, s.trace, s.train, hosts, p.Ranks, plan.Forecast == Decode, s.options.Seed, s.progress("Forecast"))
 	case LookAhead:
 		plan.LookAhead, err = forecast.TrainLookAhead(ctx, s.trace, s.train, s.options.Seed, s.progress("Forecast"))
 	}
@@ -376,6 +376,9 @@ func Evaluate(ctx context.Context, t *trace.Trace, plan *Plan, o cost.Options) (
 	tokens, err := plan.bind(t)
 	if err != nil {
 		return cost.Report{}, err
+	}
+	if m := plan.messages(); !m.None() {
+		tokens = messageForecast{tokens, m, t.Model.TopK}
 	}
 	return cost.TensorParallel(ctx, t, plan.Placement, tokens, o)
 }

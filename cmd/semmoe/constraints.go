@@ -4,7 +4,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/spf13/pflag"
+	"github.com/spf13/cobra"
 
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/placement"
@@ -12,7 +12,8 @@ import (
 
 // constraintFlags are the flags of semmoe solve that narrow the choice of the placement.
 type constraintFlags struct {
-	flags          *pflag.FlagSet
+	// given tells whether a flag stands on the command line.
+	given          func(name string) bool
 	moveBudget     int
 	migrationCost  float64
 	pins           []string
@@ -20,8 +21,9 @@ type constraintFlags struct {
 	expert, tokens float64
 }
 
-func (f *constraintFlags) add(to *pflag.FlagSet) {
-	f.flags = to
+func (f *constraintFlags) add(cmd *cobra.Command) {
+	to := cmd.Flags()
+	f.given = to.Changed
 	to.IntVar(&f.moveBudget, "move-budget", 0, "most experts of a layer that change their rank against --current (default: any number)")
 	to.Float64Var(&f.migrationCost, "migration-cost", 0, "what an expert that changes its rank must gain over the profile: local activations, or with the other objectives\nmessages (needs --current)")
 	to.StringArrayVar(&f.pins, "pin", nil, "layer:expert:rank, an expert that stays on a rank; the layer is the model's, dense layers counted (repeatable)")
@@ -34,7 +36,7 @@ func (f *constraintFlags) constraints() (placement.Constraints, error) {
 	c := placement.Constraints{
 		MigrationCost: f.migrationCost, RankCapacity: f.rankCapacity, ExpertLoadLimit: f.expert, TokenLoadLimit: f.tokens,
 	}
-	if f.flags.Changed("move-budget") {
+	if f.given("move-budget") {
 		c.MoveBudget = &f.moveBudget
 	}
 	for _, text := range f.pins {

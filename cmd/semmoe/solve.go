@@ -92,7 +92,7 @@ func newSolveCommand() *cobra.Command {
 	f.Uint64Var(&flags.seed, "seed", 1, "seed of the split, the search and the evaluation")
 	f.StringVar(&flags.objective, "objective", string(placement.Activation), "what to minimise: activation (remote activations), rank-dedup (other ranks per token), node-dedup (other nodes per\ntoken), hierarchical (both, each by what a message costs); algorithm auto searches for it, all tables score by it")
 	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "ranks that share a node")
-	flags.constraints.add(f)
+	flags.constraints.add(cmd)
 	f.DurationVar(&flags.timeBudget, "time-budget", time.Minute, "cut the search off after this time; 0 never does")
 	return cmd
 }

@@ -184,7 +184,8 @@ func TestSolvePreservesGroups(t *testing.T) {
 	}
 }
 
-// TestSolveConstraints gives every constraint, and every objective, on the command line: plans say what they keep, and eval repeats solve.
+// TestSolveConstraints gives every constraint, and every objective, on the command line: plans say what they keep, and eval
+// repeats solve.
 func TestSolveConstraints(t *testing.T) {
 	current, _ := solved(t, "tp")
 	budget := []string{"--current", current, "--move-budget", "4", "--migration-cost", "1.5"}
@@ -211,6 +212,9 @@ func TestSolveConstraints(t *testing.T) {
 		}},
 		"ranks": {"tp", []string{"--objective", "rank-dedup"}, func(report map[string]any, _ *placement.Placement) bool {
 			return report["objective"] == "rank-dedup" && report["remote_ranks_per_token"].(float64) < 2
+		}},
+		"one node": {"dp", []string{"--objective", "hierarchical"}, func(report map[string]any, _ *placement.Placement) bool {
+			return report["remote_nodes_per_token"].(float64) == 0
 		}},
 		"nodes": {"dp", []string{"--objective", "node-dedup", "--ranks-per-node", "2"}, func(report map[string]any, _ *placement.Placement) bool {
 			return report["remote_nodes_per_token"].(float64) < 1

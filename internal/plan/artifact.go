@@ -44,8 +44,8 @@ type Manifest struct {
 	Attention placement.Attention `json:"attention"`
 	Forecast  solver.Forecast     `json:"forecast"`
 	Algorithm placement.Algorithm `json:"algorithm"`
-	// Objective and RanksPerNode are what the tables score by, absent where that is activations. RankCapacity are the ranks' shares of
-	// the tokens, absent where they are equal.
+	// Objective and RanksPerNode are what the tables score by, absent where that is activations. RankCapacity are the ranks'
+	// shares of the tokens, absent where they are equal.
 	Objective    placement.Objective `json:"objective,omitempty"`
 	RanksPerNode int                 `json:"ranks_per_node,omitempty"`
 	RankCapacity []float64           `json:"rank_capacity,omitempty"`

@@ -53,7 +53,7 @@ func narrow(values []uint16) []uint8 {
 // decodeForecast adds the context forecast to a plan whose placement and token table are complete.
 func decodeForecast(p *solver.Plan, arrays map[string]array, metadata map[string]string) error {
 	m := &forecast.Model{
-		History: p.Forecast == solver.Decode, Messages: p.Messages(), Ranks: p.Placement.Ranks, Layers: len(p.Placement.Layers), Experts: p.Placement.Experts, Vocabulary: p.Vocabulary,
+		History: p.Forecast == solver.Decode, Ranks: p.Placement.Ranks, Layers: len(p.Placement.Layers), Experts: p.Placement.Experts, Vocabulary: p.Vocabulary,
 	}
 	pairs := 0
 	if a := arrays[forecastPairPrevious]; len(a.shape) == 1 {

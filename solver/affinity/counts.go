@@ -74,21 +74,17 @@ func groupByToken(t *trace.Trace, requests []int) (positions []int32, start []in
 }
 
 func countLayer(t *trace.Trace, layer int, positions []int32, start []int) Counts {
-	return countRows(t.Model.Experts, t.Model.TopK, positions, start, func(row []float32, position int) {
-		for _, expert := range t.Row(position, layer) {
-			row[expert]++
-		}
-	})
-}
-
-// countRows makes a row of each token id from what count adds to it at each of the id's positions.
-func countRows(experts, topK int, positions []int32, start []int, count func(row []float32, position int)) Counts {
-	vocabulary := len(start) - 1
-	c := Counts{Experts: experts, TopK: topK, Start: make([]int, vocabulary+1), Occurrences: make([]float32, vocabulary)}
-	row := make([]float32, experts)
+	vocabulary := t.Model.Vocabulary
+	c := Counts{
+		Experts: t.Model.Experts, TopK: t.Model.TopK,
+		Start: make([]int, vocabulary+1), Occurrences: make([]float32, vocabulary),
+	}
+	row := make([]float32, t.Model.Experts)
 	for id := range vocabulary {
 		for _, p := range positions[start[id]:start[id+1]] {
-			count(row, int(p))
+			for _, expert := range t.Row(int(p), layer) {
+				row[expert]++
+			}
 		}
 		c.Occurrences[id] = float32(start[id+1] - start[id])
 		if start[id+1] > start[id] {

@@ -6,15 +6,15 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// Occurrences are single tokens of a profile with the experts that each activated. Distinct ranks cannot be told from counts: they
-// depend on which experts occur together.
+// Occurrences are single tokens of a profile with the experts that each activated. Distinct ranks cannot be told from
+// counts: they depend on which experts occur together.
 type Occurrences struct {
 	// Experts and TopK are the shape.
 	Experts, TopK int
 	// Layers holds the experts of each MoE layer [layers][occurrences × top-k].
 	Layers [][]uint16
-	// Unit is what shares a rank with others: the token id with attention TP, the request with attention DP, counted from 0 in the order
-	// of appearance [occurrences]. Units is their number.
+	// Unit is what shares a rank with others: the token id with attention TP, the request with attention DP, counted from 0
+	// in the order of appearance [occurrences]. Units is their number.
 	Unit  []int32
 	Units int
 	// Scale is the number of tokens of the profile that each stands for.
@@ -27,8 +27,8 @@ func (o *Occurrences) Len() int { return len(o.Unit) }
 // maxUnits bounds the requests of a sample by requests: each needs several tokens to tell its rank.
 const maxUnits = 1000
 
-// SampleOccurrences takes at most n tokens of the listed requests, evenly at random. The units are requests where byRequest says so,
-// and then those of a sample of the requests.
+// SampleOccurrences takes at most n tokens of the listed requests, evenly at random. The units are requests where byRequest
+// says so, and then those of a sample of the requests.
 func SampleOccurrences(t *trace.Trace, requests []int, n int, byRequest bool, seed uint64) *Occurrences {
 	random := rand.New(rand.NewPCG(seed, 0x6f6363757272))
 	all := t.TokenCount(requests)

@@ -12,11 +12,12 @@ type Link struct {
 // 64 to 8,192 tokens per rank, top-8, hidden size 2,048 and 7,168, bf16, local activation rates .25 to .9.
 var NVLinkH200 = Link{StartMicroseconds: 86, BytesPerMicrosecond: 283e3}
 
-// RDMA400 is one 400 Gb/s adapter for each rank, at its nominal rate; dispatch kernels have been measured at 43 to 58 GB/s over such.
-// The time without data has not been measured: it is that of NVLink.
+// RDMA400 is one 400 Gb/s adapter for each rank, at its nominal rate; dispatch kernels have been measured at 43 to 58 GB/s
+// over such. The time without data has not been measured: it is that of NVLink.
 var RDMA400 = Link{StartMicroseconds: 86, BytesPerMicrosecond: 50e3}
 
-// NodeMessage is what a message to another node costs in messages to another rank: the rates' ratio, as both carry the same token.
+// NodeMessage is what a message to another node costs in messages to another rank: the rates' ratio, as both carry the same
+// token.
 func NodeMessage(ranks, nodes Link) float64 {
 	return ranks.BytesPerMicrosecond / nodes.BytesPerMicrosecond
 }

@@ -274,8 +274,8 @@ func BenchmarkPrice(b *testing.B) {
 	}
 }
 
-// TestCapacities deals random scores out to ranks of unequal capacity: shares hold to within one token in a batch, over time in a stream,
-// and under the cap for requests.
+// TestCapacities deals random scores out to ranks of unequal capacity: shares hold to within one token in a batch, over time
+// in a stream, and under the cap for requests.
 func TestCapacities(t *testing.T) {
 	random := rand.New(rand.NewPCG(9, 9))
 	capacity := []float64{2, 1, 0.5, 0.5}

@@ -2,8 +2,8 @@ package dispatch
 
 import "github.com/semmoe/operator/solver/assign"
 
-// Shards assigns the tokens of a batch to ranks so that each has exactly its share: equal ones, as reduce-scatter needs, unless told
-// otherwise.
+// Shards assigns the tokens of a batch to ranks so that each has exactly its share: equal ones, as reduce-scatter needs,
+// unless told otherwise.
 type Shards struct {
 	ranks    int
 	shares   []float64
@@ -19,8 +19,8 @@ func NewWeightedShards(ranks int, capacity []float64) *Shards {
 	return &Shards{ranks: ranks, shares: sharesOf(capacity, ranks), capacity: make([]int, ranks)}
 }
 
-// Assign returns the rank of each token of a batch: the highest sum of scores [tokens × ranks] within the shares. Where equal shares
-// do not divide the batch, the first ranks have one token more. The result is valid until the next call.
+// Assign returns the rank of each token of a batch: the highest sum of scores [tokens × ranks] within the shares. Where
+// equal shares do not divide the batch, the first ranks have one token more. The result is valid until the next call.
 func (s *Shards) Assign(scores []float32) []int {
 	deal(s.capacity, len(scores)/s.ranks, s.shares)
 	return s.solver.Assign(scores, s.capacity)

@@ -35,7 +35,7 @@ func trained(t *testing.T, tr *trace.Trace, history bool) (*forecast.Model, *aff
 		t.Fatal(err)
 	}
 	table := affinity.NewTokenTable(counts, hosts(tr), ranks, ranks, affinity.Estimator{Shrinkage: 1})
-	m, err := forecast.Train(t.Context(), tr, train, hosts(tr), ranks, history, affinity.Messages{}, 1, nil)
+	m, err := forecast.Train(t.Context(), tr, train, hosts(tr), ranks, history, 1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,8 +43,6 @@ const VectorWeights = sources * levels
 type Model struct {
 	// History says that routes of earlier positions are known, and later tokens are not: the forecast for decoding.
 	History bool
-	// Messages say what a rank's score is a share of: of a token's activations (the zero value), or of the messages that it needs.
-	Messages affinity.Messages
 	// Ranks, Layers (MoE layers), Experts, TopK and Vocabulary are the shape.
 	Ranks, Layers, Experts, TopK, Vocabulary int
 	// TokenLevel is how often each token id occurred: the bit length of the count [V].

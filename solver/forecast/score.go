@@ -52,7 +52,7 @@ func (f *Forecast) scoreRequest(layer, position int) {
 	l.begin, l.end = int(t.Offsets[r]), int(t.Offsets[r+1])
 	req := request{tokens: t.Request(r)}
 	if m.History {
-		l.routed = m.routedShares(l.routed, t, f.hosts[layer], layer, l.begin, l.end)
+		l.routed = routedShares(l.routed, t, f.hosts[layer], m.Ranks, layer, l.begin, l.end)
 		req.routed = l.routed
 	}
 	l.evidence.gather(req, &storedRows{m, f.tokens, layer, req.tokens}, m.History)
@@ -68,15 +68,26 @@ func (f *Forecast) scoreRequest(layer, position int) {
 	}
 }
 
-// routedShares are what positions begin to end would save on each rank, as shares that sum to 1.
-func (m *Model) routedShares(dst []float32, t *trace.Trace, hosts affinity.Hosts, layer, begin, end int) []float32 {
-	n := (end - begin) * m.Ranks
+// routedShares are the shares of the activations of positions begin to end per rank.
+func routedShares(dst []float32, t *trace.Trace, hosts affinity.Hosts, ranks, layer, begin, end int) []float32 {
+	n := (end - begin) * ranks
 	if cap(dst) < n {
 		dst = make([]float32, n)
 	}
 	dst = dst[:n]
+	clear(dst)
 	for p := begin; p < end; p++ {
-		m.Messages.Shares(dst[(p-begin)*m.Ranks:(p-begin+1)*m.Ranks], t.Row(p, layer), hosts)
+		row := dst[(p-begin)*ranks : (p-begin+1)*ranks]
+		total := float32(0)
+		for _, expert := range t.Row(p, layer) {
+			for _, rank := range hosts[expert] {
+				row[rank]++
+				total++
+			}
+		}
+		for rank := range row {
+			row[rank] /= total
+		}
 	}
 	return dst
 }

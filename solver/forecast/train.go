@@ -25,10 +25,10 @@ const (
 	maxSamples = 200_000
 )
 
-// Train builds a model on the listed requests for a placement, given by its hosts layer by layer. messages say what scores are about.
-func Train(ctx context.Context, t *trace.Trace, requests []int, hosts []affinity.Hosts, ranks int, history bool, messages affinity.Messages, seed uint64, progress func(done, total int)) (*Model, error) {
+// Train builds a model on the listed requests for a placement, given by its hosts layer by layer.
+func Train(ctx context.Context, t *trace.Trace, requests []int, hosts []affinity.Hosts, ranks int, history bool, seed uint64, progress func(done, total int)) (*Model, error) {
 	m := &Model{
-		History: history, Messages: messages, Ranks: ranks, Layers: len(t.Model.Layers), Experts: t.Model.Experts, TopK: t.Model.TopK, Vocabulary: t.Model.Vocabulary,
+		History: history, Ranks: ranks, Layers: len(t.Model.Layers), Experts: t.Model.Experts, TopK: t.Model.TopK, Vocabulary: t.Model.Vocabulary,
 	}
 	c := newCorpus(t.Subset(requests))
 	m.countPairs(c)
@@ -146,7 +146,7 @@ func newCountedRows(m *Model, c *corpus, hosts affinity.Hosts, layer int) *count
 		tokenSum: make([]float32, m.Vocabulary*m.Ranks), pairSum: make([]float32, m.Pairs()*m.Ranks),
 		tokenCount: make([]float32, m.Vocabulary), pairCount: make([]float32, m.Pairs()), prior: make([]float32, m.Ranks), base: make([]float32, m.Ranks),
 	}
-	r.routed = m.routedShares(nil, c.trace, hosts, layer, 0, len(c.trace.Tokens))
+	r.routed = routedShares(nil, c.trace, hosts, m.Ranks, layer, 0, len(c.trace.Tokens))
 	n := float32(0)
 	for _, document := range c.documents {
 		r.count(document, 1)

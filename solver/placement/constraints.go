@@ -6,20 +6,23 @@ import (
 	"slices"
 )
 
-// Constraints narrow what Solve may choose. Auto and Contiguous keep them; with Contiguous the placement is the nearest to the
-// contiguous one, or to Current where there is a move budget, that does.
+// Constraints narrow what Solve may choose. Auto and Contiguous keep them; with Contiguous the placement is the nearest to
+// the contiguous one, or to Current where there is a move budget, that does.
 type Constraints struct {
-	// MoveBudget is the largest number of experts of a layer that a rank holds in the placement and not in Current; nil is none.
+	// MoveBudget is the largest number of experts of a layer that a rank holds in the placement and not in Current; nil is
+	// none.
 	MoveBudget *int
-	// MigrationCost is what such an expert must gain, in units of the objective over the profile: local activations with the objective
-	// Activation, messages saved with the others.
+	// MigrationCost is what such an expert must gain, in units of the objective over the profile: local activations with the
+	// objective Activation, messages saved with the others.
 	MigrationCost float64
 	// Pins fix the ranks of experts.
 	Pins []Pin
-	// RankCapacity are the ranks' shares of the tokens, in any unit [ranks]; nil is equal shares. Slots stay equal: engines need that.
+	// RankCapacity are the ranks' shares of the tokens, in any unit [ranks]; nil is equal shares. Slots stay equal: engines
+	// need that.
 	RankCapacity []float64
-	// ExpertLoadLimit is the largest activation load of a rank's experts in a layer, TokenLoadLimit the largest token load of a rank, in
-	// percent of the mean (of the rank's share), on the profile; 0 is none. What cannot be met is reported in Result.Unmet.
+	// ExpertLoadLimit is the largest activation load of a rank's experts in a layer, TokenLoadLimit the largest token load
+	// of a rank, in percent of the mean (of the rank's share), on the profile; 0 is none. What cannot be met is reported in
+	// Result.Unmet.
 	ExpertLoadLimit, TokenLoadLimit float64
 }
 
@@ -39,8 +42,8 @@ func (c *Constraints) Any() bool {
 	return c.binding() || c.TokenLoadLimit != 0 || c.RankCapacity != nil
 }
 
-// CheckConstraints refuses constraints that are not well formed or that contradict one another. layers are the model's indices of
-// the MoE layers; current tells whether there is a current placement.
+// CheckConstraints refuses constraints that are not well formed or that contradict one another. layers are the model's
+// indices of the MoE layers; current tells whether there is a current placement.
 func CheckConstraints(a Algorithm, c Constraints, layers []int, experts, ranks, redundant int, current bool) error {
 	switch {
 	case !c.Any():
@@ -67,8 +70,8 @@ func CheckConstraints(a Algorithm, c Constraints, layers []int, experts, ranks, 
 	return checkPins(c.Pins, layers, experts, ranks)
 }
 
-// leastCapacity is the smallest share of the tokens that a rank may have, as a fraction of the largest: with less it would hold experts
-// for others alone.
+// leastCapacity is the smallest share of the tokens that a rank may have, as a fraction of the largest: with less it would
+// hold experts for others alone.
 const leastCapacity = 1e-3
 
 // CheckCapacity refuses shares of tokens that do not fit the ranks; nil is equal shares.

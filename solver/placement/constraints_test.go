@@ -75,8 +75,8 @@ func sampled(p *placement.Problem, tr *trace.Trace, of placement.Objective) {
 	}
 }
 
-// TestConstraintsHold solves random instances. Every constraint holds, counted here by hand; what is not met is reported, and cannot
-// be met; and the placement is worth no less than the one of least effort.
+// TestConstraintsHold solves random instances. Every constraint holds, counted here by hand; what is not met is reported,
+// and cannot be met; and the placement is worth no less than the one of least effort.
 func TestConstraintsHold(t *testing.T) {
 	random := rand.New(rand.NewPCG(31, 31))
 	infeasible, unmet := 0, 0
@@ -121,11 +121,11 @@ func TestConstraintsHold(t *testing.T) {
 func leastMoves(p placement.Problem) int {
 	most := 0
 	for l, layer := range p.Layers {
-		best := math.MaxInt
+		best, hosts := math.MaxInt, p.Current.Hosts(l)
 		eachPlacement(p, l, func(rankOf []int) {
 			moves := 0
 			for e, rank := range rankOf {
-				if !slices.Contains(p.Current.Hosts(l)[e], rank) {
+				if !slices.Contains(hosts[e], rank) {
 					moves++
 				}
 			}
@@ -229,11 +229,17 @@ func checkConstraints(t *testing.T, name string, p placement.Problem, result *pl
 // feasible tries all placements of a layer.
 func feasible(p placement.Problem, l int, most float64) bool {
 	loads, found := expertLoads(p, l), false
+	hosts := make([][]int, len(loads))
+	if p.Current != nil {
+		hosts = p.Current.Hosts(l)
+	}
+	load := make([]float64, p.Ranks)
 	eachPlacement(p, l, func(rankOf []int) {
-		moves, load := 0, make([]float64, p.Ranks)
+		moves := 0
+		clear(load)
 		for e, rank := range rankOf {
 			load[rank] += loads[e]
-			if p.Current != nil && !slices.Contains(p.Current.Hosts(l)[e], rank) {
+			if p.Current != nil && !slices.Contains(hosts[e], rank) {
 				moves++
 			}
 		}
@@ -297,6 +303,27 @@ func TestMoreMovesGainMore(t *testing.T) {
 		if cheap, _ := placement.Worth(t.Context(), p, solve(t, p).Placement); cheap < free*(1-0.02) {
 			t.Errorf("%s: worth %v at almost no cost, %v without", attention, cheap, free)
 		}
+	}
+}
+
+// TestTokenLoadLimit has many requests of one length, which fit any limit, and then one that is longer than all others together.
+func TestTokenLoadLimit(t *testing.T) {
+	requests := &affinity.RequestCounts{Layers: 1, Experts: 4, TopK: 1}
+	for i := range 40 {
+		row := make([]float32, 4)
+		row[i%4] = 10
+		requests.Tokens, requests.Rows = append(requests.Tokens, 10), append(requests.Rows, row)
+	}
+	p := placement.Problem{
+		Attention: placement.DataParallel, Ranks: 4, Layers: []int{0}, Algorithm: placement.Auto, Requests: requests, Seed: 1,
+		Constraints: placement.Constraints{TokenLoadLimit: 100},
+	}
+	if result := solve(t, p); len(result.Unmet) > 0 {
+		t.Errorf("%v", result.Unmet)
+	}
+	requests.Tokens[0], requests.Rows[0][0] = 1000, 1000
+	if result := solve(t, p); len(result.Unmet) != 1 || !strings.Contains(result.Unmet[0], "of its share of the tokens; the limit is 100%") {
+		t.Errorf("%v", result.Unmet)
 	}
 }
 

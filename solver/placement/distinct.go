@@ -2,23 +2,27 @@ package placement
 
 import "github.com/semmoe/operator/solver/affinity"
 
-// distinct is a placement of one layer under search for objectives that count the distinct ranks and nodes of a token: single
-// occurrences with the number of their experts on each rank, which make a swap's gain exact.
+// distinct is a placement of one layer under search for objectives that count the distinct ranks and nodes of a token:
+// single occurrences with the number of their experts on each rank, which make a swap's gain exact.
 type distinct struct {
 	cost  affinity.Messages
 	ranks int
 	nodes int
 	// rankOf is the rank of each expert.
 	rankOf []int
-	// own is the rank of each occurrence: nothing is sent to it, nor to its node.
+	// own is the rank of each occurrence.
 	own []int32
 	// of are the occurrences of each expert; words is the length of an occurrence's set of experts in has.
 	of    [][]int32
 	words int
 	has   []uint64
-	// onRank and onNode are how many experts of an occurrence are there [occurrences × ranks], [occurrences × nodes].
+	// onRank and onNode are how many experts of an occurrence are there [occurrences × ranks], [occurrences × nodes]; its
+	// own rank and node, to which nothing is sent, have home more.
 	onRank, onNode []uint8
 }
+
+// home is above any number of experts of a token, and twice that is below 256.
+const home = 1 << 7
 
 func newDistinct(o *affinity.Occurrences, layer int, rankOf []int, own []int32, ranks int, cost affinity.Messages) *distinct {
 	d := &distinct{
@@ -27,6 +31,10 @@ func newDistinct(o *affinity.Occurrences, layer int, rankOf []int, own []int32, 
 	}
 	d.has = make([]uint64, o.Len()*d.words)
 	d.onRank, d.onNode = make([]uint8, o.Len()*ranks), make([]uint8, o.Len()*d.nodes)
+	for at, rank := range own {
+		d.onRank[at*ranks+int(rank)] = home
+		d.onNode[at*d.nodes+int(rank)/cost.RanksPerNode] = home
+	}
 	for i, e := range o.Layers[layer] {
 		at := i / o.TopK
 		word, bit := &d.has[at*d.words+int(e)/64], uint64(1)<<(e%64)
@@ -49,8 +57,8 @@ func (d *distinct) gain(e, f int) float64 {
 	return d.moved(e, f, p, q) + d.moved(f, e, q, p)
 }
 
-// moved is the gain of the occurrences of expert e, and not of the other, from e's move between two ranks. For those that have both
-// nothing changes.
+// moved is the gain of the occurrences of expert e, and not of the other, from e's move between two ranks. For those that
+// have both nothing changes.
 func (d *distinct) moved(e, other, from, to int) float64 {
 	word, bit := other/64, uint64(1)<<(other%64)
 	fromNode, toNode := from/d.cost.RanksPerNode, to/d.cost.RanksPerNode
@@ -60,23 +68,21 @@ func (d *distinct) moved(e, other, from, to int) float64 {
 		if d.has[int(at)*d.words+word]&bit != 0 {
 			continue
 		}
-		own := int(d.own[at])
 		row := d.onRank[int(at)*d.ranks : (int(at)+1)*d.ranks]
-		if row[from] == 1 && own != from {
+		if row[from] == 1 {
 			ranks++
 		}
-		if row[to] == 0 && own != to {
+		if row[to] == 0 {
 			ranks--
 		}
 		if !withNodes {
 			continue
 		}
-		ownNode := own / d.cost.RanksPerNode
 		row = d.onNode[int(at)*d.nodes : (int(at)+1)*d.nodes]
-		if row[fromNode] == 1 && ownNode != fromNode {
+		if row[fromNode] == 1 {
 			nodes++
 		}
-		if row[toNode] == 0 && ownNode != toNode {
+		if row[toNode] == 0 {
 			nodes--
 		}
 	}
@@ -103,16 +109,14 @@ func (d *distinct) move(e, from, to int) {
 // total is what all messages cost.
 func (d *distinct) total() float64 {
 	ranks, nodes := 0, 0
-	for at, own := range d.own {
-		for rank, n := range d.onRank[at*d.ranks : (at+1)*d.ranks] {
-			if n > 0 && rank != int(own) {
-				ranks++
-			}
+	for _, n := range d.onRank {
+		if n > 0 && n < home {
+			ranks++
 		}
-		for node, n := range d.onNode[at*d.nodes : (at+1)*d.nodes] {
-			if n > 0 && node != int(own)/d.cost.RanksPerNode {
-				nodes++
-			}
+	}
+	for _, n := range d.onNode {
+		if n > 0 && n < home {
+			nodes++
 		}
 	}
 	return float64(d.cost.Rank)*float64(ranks) + float64(d.cost.Node)*float64(nodes)
@@ -120,12 +124,11 @@ func (d *distinct) total() float64 {
 
 // lone is what an occurrence's messages to a rank cost where one expert alone is their cause.
 func (d *distinct) lone(at, rank int) float64 {
-	own, node := int(d.own[at]), rank/d.cost.RanksPerNode
-	if d.onRank[at*d.ranks+rank] > 1 {
+	if d.onRank[at*d.ranks+rank] != 1 {
 		return 0
 	}
 	cost := float64(d.cost.Rank)
-	if d.onNode[at*d.nodes+node] == 1 && node != own/d.cost.RanksPerNode {
+	if d.onNode[at*d.nodes+rank/d.cost.RanksPerNode] == 1 {
 		cost += float64(d.cost.Node)
 	}
 	return cost

@@ -26,8 +26,8 @@ func messagesByHand(o *affinity.Occurrences, rankOf []int, own []int32, m affini
 	return total
 }
 
-// TestDistinctGainsAreExact swaps at random, and compares every gain with a count from nothing. Occurrences may repeat an expert, as
-// those of groups do; there are more experts than a word has bits.
+// TestDistinctGainsAreExact swaps at random, and compares every gain with a count from nothing. Occurrences may repeat an
+// expert, as those of groups do; there are more experts than a word has bits.
 func TestDistinctGainsAreExact(t *testing.T) {
 	random := rand.New(rand.NewPCG(21, 21))
 	for range 200 {

@@ -119,8 +119,8 @@ func AssignExactly(scores []float32, ranks, groups int) []int {
 	return exact.assign(scores, ranks, groups)
 }
 
-// Worth is what the search under constraints makes of a placement without redundant slots, in units of the objective, less what moves
-// cost; excess is by how much experts' loads are above their limit.
+// Worth is what the search under constraints makes of a placement without redundant slots, in units of the objective, less
+// what moves cost; excess is by how much experts' loads are above their limit.
 func Worth(ctx context.Context, p Problem, of *Placement) (value, excess float64) {
 	rankOf, within := make([][]int, len(of.Layers)), make([]*limits, len(of.Layers))
 	for l := range rankOf {

@@ -55,7 +55,8 @@ func solveAuto(ctx context.Context, p *Problem) (Result, error) {
 	if wholeGroups {
 		result.Placement = ungroup(result.Placement, p.experts())
 	}
-	if p.Current != nil && !of.refines() {
+	// Where ranks have unequal shares of the tokens, names are more than names.
+	if p.Current != nil && !of.refines() && p.Constraints.RankCapacity == nil {
 		p.keepNames(result.Placement)
 	}
 	return result, nil

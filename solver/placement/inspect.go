@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// inspect holds a finished placement against the constraints, counted anew: what must hold and does not is an error, loads that exceed
-// their limits are noted.
+// inspect holds a finished placement against the constraints, counted anew: what must hold and does not is an error, loads
+// that exceed their limits are noted.
 func (p *Problem) inspect(ctx context.Context, result *Result) error {
 	c, to := &p.Constraints, result.Placement
 	for _, pin := range c.Pins {
@@ -53,8 +53,8 @@ func (p *Problem) inspectExperts(result *Result) error {
 	return nil
 }
 
-// inspectTokens notes a rank that has more tokens than allowed, with requests assigned as the search does: a long request may leave no
-// choice. With tensor parallelism tokens are dealt out in exact shares.
+// inspectTokens notes a rank that has more tokens than allowed, with requests assigned as the search does: a long request
+// may leave no choice. With tensor parallelism tokens are dealt out in exact shares.
 func (p *Problem) inspectTokens(ctx context.Context, result *Result) {
 	allowed := p.Constraints.TokenLoadLimit
 	if allowed == 0 || p.Attention != DataParallel {

@@ -36,7 +36,7 @@ func solveLayers(ctx context.Context, p *Problem) (Result, error) {
 			return
 		}
 		s := newLayerSearch(counts, p.Ranks, p.groups(), stop)
-		s.balance.Limits = p.Constraints.tokenLimits(sum(s.balance.Limits), p.Ranks)
+		s.weigh(&p.Constraints)
 		var rankOf []int
 		var value float64
 		switch {

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// limits are the constraints of one layer, with the sums that tell in O(1) whether two experts may change places. Where ranks hold
-// whole groups, the groups are the experts here.
+// limits are the constraints of one layer, with the sums that tell in O(1) whether two experts may change places. Where
+// ranks hold whole groups, the groups are the experts here.
 type limits struct {
 	ranks, groups int
 	// pinned is the rank of an expert that may not move, or -1.
@@ -109,8 +109,8 @@ func (l *limits) nearest(like []float32) []int {
 	return exact.assign(scores, l.ranks, l.groups)
 }
 
-// simple is the placement of least effort: the current one where moves are counted, else the contiguous one, as far as pins and loads
-// allow.
+// simple is the placement of least effort: the current one where moves are counted, else the contiguous one, as far as pins
+// and loads allow.
 func (l *limits) simple(random *rand.Rand) []int {
 	n := len(l.pinned)
 	like := make([]float32, n*l.ranks)
@@ -158,8 +158,8 @@ const (
 	repairKicks  = 4
 )
 
-// repair changes places until no rank's load exceeds the limit, as far as it finds a way: the best change first, and a few at random
-// where none is better. It leaves the best placement that it has seen.
+// repair changes places until no rank's load exceeds the limit, as far as it finds a way: the best change first, and a few
+// at random where none is better. It leaves the best placement that it has seen.
 func (l *limits) repair(rankOf []int, random *rand.Rand) {
 	best := slices.Clone(rankOf)
 	least := l.excess(rankOf)

@@ -35,11 +35,12 @@ func ParseObjective(name string) (Objective, error) {
 	return "", fmt.Errorf("objective %q is unknown; allowed is %s", name, strings.Trim(fmt.Sprint(Objectives), "[]"))
 }
 
-// tieCost decides between placements that send as many messages to other nodes: by those to other ranks, at so little that it
-// outweighs nothing.
+// tieCost decides between placements that send as many messages to other nodes: by those to other ranks, at so little that
+// it outweighs nothing.
 const tieCost = 0.01
 
-// Messages are the weights of the objective. nodeCost is the cost of a message to another node, that to another rank being 1.
+// Messages are the weights of the objective. nodeCost is the cost of a message to another node, that to another rank being
+// 1.
 func (o Objective) Messages(ranksPerNode int, nodeCost float64) affinity.Messages {
 	switch o {
 	case RankDedup:

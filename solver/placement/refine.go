@@ -11,10 +11,11 @@ import (
 	"github.com/semmoe/operator/solver/affinity"
 )
 
-// refiner is a search in one layer or several that share the ranks of tokens or requests: those are settled for a placement, and then
-// experts of each layer change places for them as settled.
+// refiner is a search in one layer or several that share the ranks of tokens or requests: those are settled for a placement,
+// and then experts of each layer change places for them as settled.
 type refiner interface {
-	// settle assigns tokens or requests for a placement, and returns what it is worth in units of the objective over the profile.
+	// settle assigns tokens or requests for a placement, and returns what it is worth in units of the objective over the
+	// profile.
 	settle(rankOf [][]int) float64
 	// swaps searches layer l from a placement, which it changes. Several layers may be searched at once.
 	swaps(l int, rankOf []int) swapper
@@ -24,8 +25,15 @@ type refiner interface {
 	anneals() bool
 }
 
-// refineRounds bounds how often tokens or requests are settled again after experts have changed places.
-const refineRounds = 6
+const (
+	// refineRounds bounds how often tokens or requests are settled again after experts have changed places; it ends before
+	// when a round gains less than worthwhile, in proportion.
+	refineRounds = 6
+	worthwhile   = 1e-4
+	// hope is how much worse than the best start, in proportion, another of a single layer may be to be improved at all. A start of
+	// several layers may look much worse than it is: its layers do not agree yet in the names of ranks.
+	hope = 0.1
+)
 
 // refining is the search for placements under limits.
 type refining struct {
@@ -38,11 +46,12 @@ type refining struct {
 // worth is how good a placement is: first by how little it exceeds limits, then by value.
 type worth struct{ excess, value float64 }
 
-func (w worth) better(than worth) bool {
+// better reports whether it is, by more than a fraction of the value.
+func (w worth) better(than worth, by float64) bool {
 	if w.excess != than.excess {
 		return w.excess < than.excess
 	}
-	return w.value > than.value+1e-6*math.Abs(than.value)
+	return w.value > than.value+by*math.Abs(than.value)
 }
 
 func (r *refining) worth(rankOf [][]int) worth {
@@ -54,12 +63,25 @@ func (r *refining) worth(rankOf [][]int) worth {
 	return w
 }
 
-// best improves every start and returns the best placement seen, the starts included; the first one stands for doing nothing.
+// best improves every start that is not hopeless and returns the best placement seen, the starts included; the first one
+// stands for doing nothing.
 func (r *refining) best(ctx context.Context, starts [][][]int) ([][]int, error) {
-	found := starts[0]
-	value := r.worth(found)
+	worths, first := make([]worth, len(starts)), 0
 	for i, start := range starts {
-		at, here := start, r.worth(start)
+		if worths[i] = r.worth(start); worths[i].better(worths[first], 1e-6) {
+			first = i
+		}
+	}
+	found, value := starts[first], worths[first]
+	hopeless := value
+	hopeless.value -= hope * math.Abs(value.value)
+	for i, start := range starts {
+		at, here := start, worths[i]
+		if len(start) == 1 && hopeless.better(here, 0) {
+			continue
+		}
+		// The search is for tokens or requests as settled last.
+		r.by.settle(at)
 		for round := range refineRounds {
 			if r.stop.reached() {
 				break
@@ -78,12 +100,16 @@ func (r *refining) best(ctx context.Context, starts [][][]int) ([][]int, error) 
 				return nil, err
 			}
 			there := r.worth(next)
-			if !there.better(here) {
+			if !there.better(here, 1e-6) {
 				break
 			}
+			last := !there.better(here, worthwhile)
 			at, here = next, there
+			if last {
+				break
+			}
 		}
-		if here.better(value) {
+		if here.better(value, 1e-6) {
 			found, value = at, here
 		}
 	}
@@ -97,8 +123,8 @@ func (p *Problem) refines() bool {
 	return p.Constraints.binding() || p.Algorithm == Auto && !p.Messages.None()
 }
 
-// solveRefined solves without constraints first, where that helps, and then searches under them. TrainLAR is that of the search by
-// activations; with other objectives nothing.
+// solveRefined solves without constraints first, where that helps, and then searches under them. TrainLAR is that of the
+// search by activations; with other objectives nothing.
 func (p *Problem) solveRefined(ctx context.Context, solve func(context.Context, *Problem) (Result, error)) (Result, error) {
 	stop := limit{ctx, p.Deadline}
 	within := make([]*limits, len(p.Layers))
@@ -229,6 +255,14 @@ func (p *Problem) limits(l int) (*limits, error) {
 	return w, nil
 }
 
+// nodes is the number of nodes that the objective tells apart.
+func (p *Problem) nodes() int {
+	if p.Messages.Node == 0 {
+		return 1
+	}
+	return max(p.Ranks/p.Messages.RanksPerNode, 1)
+}
+
 func (p *Problem) expertLoads(l int) ([]float64, error) {
 	if p.Attention == DataParallel {
 		return p.layerLoads(l), nil
@@ -248,14 +282,10 @@ func sum(values []float64) float64 {
 	return total
 }
 
-// rename names the ranks of a placement so that most pins hold and most experts stay: layer by layer with tensor parallelism, the same
-// names for all layers with data parallelism. Ranks of a node, or of a group, stay together.
+// rename names the ranks of a placement so that most pins hold and most experts stay: layer by layer with tensor
+// parallelism, the same names for all layers with data parallelism. Ranks of a node, or of a group, stay together.
 func (p *Problem) rename(rankOf [][]int, within []*limits) {
-	nodes := 1
-	if p.Messages.Node > 0 {
-		nodes = p.Ranks / p.Messages.RanksPerNode
-	}
-	groups := p.groups()
+	nodes, groups := p.nodes(), p.groups()
 	blocks := max(nodes, groups)
 	if p.Current == nil && len(p.Constraints.Pins) == 0 || min(nodes, groups) > 1 && nodes != groups {
 		return
@@ -341,7 +371,8 @@ func (p *Problem) refineFrom(ctx context.Context, by refiner, starts [][][]int, 
 	return r.best(ctx, starts)
 }
 
-// copiesOf are the best redundant copies for the tokens or requests as settled. Under a move budget copies stay where they are.
+// copiesOf are the best redundant copies for the tokens or requests as settled. Under a move budget copies stay where they
+// are.
 func (p *Problem) copiesOf(by refiner, at, l int, rankOf []int, within *limits) extras {
 	if p.RedundantSlots == 0 {
 		return nil

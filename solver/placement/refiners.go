@@ -18,12 +18,19 @@ func (p *Problem) layerRefiner(l int, stop limit) (refiner, error) {
 		return nil, err
 	}
 	s := newLayerSearch(counts, p.Ranks, p.groups(), stop)
-	s.balance.Limits = p.Constraints.tokenLimits(sum(s.balance.Limits), p.Ranks)
+	s.weigh(&p.Constraints)
 	by := &tokenRefiner{search: s}
 	if p.Pairs != nil {
 		by.pairs = mixedGram(counts, &p.Pairs[l])
 	}
 	return by, nil
+}
+
+// weigh gives ranks their shares of the tokens.
+func (s *layerSearch) weigh(c *Constraints) {
+	if c.RankCapacity != nil {
+		s.balance.Limits = c.tokenLimits(sum(s.balance.Limits), s.ranks)
+	}
 }
 
 // jointRefiner refines all layers with attention data parallelism.
@@ -36,8 +43,8 @@ func (p *Problem) jointRefiner(stop limit) refiner {
 	return &requestRefiner{search: newJointSearch(&part, stop)}
 }
 
-// tokenRefiner refines a layer by activations. With pairs a placement is worth its affinity by them, as in solvePairs: what a forecast
-// will make of it is not known yet.
+// tokenRefiner refines a layer by activations. With pairs a placement is worth its affinity by them, as in solvePairs: what
+// a forecast will make of it is not known yet.
 type tokenRefiner struct {
 	search *layerSearch
 	pairs  *gram
@@ -106,8 +113,8 @@ func (r *requestRefiner) copies(l int, _ []int) []float32 {
 	return part.weight
 }
 
-// messageRefiner refines layers by the messages of single tokens. Units, token ids or requests, have a rank each; with a forecast that
-// tells the occurrences of a token apart, every token has its own.
+// messageRefiner refines layers by the messages of single tokens. Units, token ids or requests, have a rank each; with a
+// forecast that tells the occurrences of a token apart, every token has its own.
 type messageRefiner struct {
 	sample *affinity.Occurrences
 	layers []int
@@ -190,19 +197,15 @@ func (r *messageRefiner) copies(i int, rankOf []int) []float32 {
 	d := r.distinct(i, rankOf)
 	weight := make([]float32, len(rankOf)*r.ranks)
 	for e, occurrences := range d.of {
-		rank := rankOf[e]
 		for _, at := range occurrences {
-			own := int(d.own[at])
-			if own != rank {
-				weight[e*r.ranks+own] += float32(d.lone(int(at), rank) * r.sample.Scale)
-			}
+			weight[e*r.ranks+int(d.own[at])] += float32(d.lone(int(at), rankOf[e]) * r.sample.Scale)
 		}
 	}
 	return weight
 }
 
-// together places the experts of a layer by what single tokens activate together: first on nodes, where these count, and within a node
-// on its ranks.
+// together places the experts of a layer by what single tokens activate together: first on nodes, where these count, and
+// within a node on its ranks.
 func (p *Problem) together(l int, stop limit) []int {
 	g := newGram(p.experts())
 	k := p.Occurrences.TopK
@@ -218,10 +221,7 @@ func (p *Problem) together(l int, stop limit) []int {
 		}
 	}
 	g.mirror()
-	nodes := 1
-	if p.Messages.Node > 0 {
-		nodes = p.Ranks / p.Messages.RanksPerNode
-	}
+	nodes := p.nodes()
 	if nodes == 1 || p.groups() > 1 {
 		return annealed(g, p.Ranks, p.groups(), p.Seed, uint64(l), stop).rankOf
 	}

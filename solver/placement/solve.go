@@ -66,8 +66,8 @@ func ParseAlgorithm(name string) (Algorithm, error) {
 type Problem struct {
 	// Attention tells whether tokens or requests have a rank.
 	Attention Attention
-	// Messages are the objective where it is to send few of them (Objective.Messages); the zero value is the objective Activation. Auto
-	// searches for it, by Occurrences, which it then needs.
+	// Messages are the objective where it is to send few of them (Objective.Messages); the zero value is the objective
+	// Activation. Auto searches for it, by Occurrences, which it then needs.
 	Messages    affinity.Messages
 	Occurrences *affinity.Occurrences
 	// Constraints narrow what may be chosen.
@@ -77,22 +77,21 @@ type Problem struct {
 	// RedundantSlots is the number of slots per rank beyond experts / ranks: they hold copies of experts of other ranks.
 	// Auto, EPLB, Contiguous and RoundRobin fill them.
 	RedundantSlots int
-	// Groups is the number of groups of a gate that chooses groups of experts first: equal runs of consecutive experts. The slots
-	// of the placement then are a permutation of the experts that maps groups onto groups. Either Groups or Ranks must divide the
-	// other. 0 or 1 is no constraint. Auto and Contiguous keep it.
+	// Groups is the number of groups of a gate that chooses groups of experts first: equal runs of consecutive experts. The
+	// slots of the placement then are a permutation of the experts that maps groups onto groups. Either Groups or Ranks must
+	// divide the other. 0 or 1 is no constraint. Auto and Contiguous keep it.
 	Groups int
 	// Layers are the model's indices of the MoE layers.
 	Layers []int
 	// Tokens are the counts of each MoE layer; needed with TensorParallel, or LoadTokens in their place.
 	Tokens []affinity.Counts
-	// LoadTokens returns the counts of one MoE layer: Auto asks for each once (with Constraints up to three times), for as many at a time as
-	// there are processors.
-	// Calls come from several goroutines.
+	// LoadTokens returns the counts of one MoE layer: Auto asks for each once (with Constraints up to three times), for as
+	// many at a time as there are processors. Calls come from several goroutines.
 	LoadTokens func(layer int) (*affinity.Counts, error)
 	// Experts is needed with LoadTokens alone; elsewhere the counts tell.
 	Experts int
-	// Current is the placement in service, if any. Auto then starts from it, which is much faster than from nothing, and names
-	// ranks so that few experts move.
+	// Current is the placement in service, if any. Auto then starts from it, which is much faster than from nothing, and
+	// names ranks so that few experts move.
 	Current *Placement
 	// Pairs are the co-activations of each MoE layer. Coactivation needs them; where Auto has them (attention TP), it places
 	// experts for a forecast that tells the occurrences of a token apart, no longer for its mean alone.
@@ -111,7 +110,8 @@ type Problem struct {
 	// Progress, where set, is told how much of the work is done. Calls come from several goroutines.
 	Progress func(done, total int)
 
-	// each and base are set where groups stand for experts: the experts of one, and how many of each layer move whatever is chosen.
+	// each and base are set where groups stand for experts: the experts of one, and how many of each layer move whatever is
+	// chosen.
 	each int
 	base []int
 }
@@ -213,8 +213,8 @@ func CheckRanks(ranks, experts int) error {
 	return fmt.Errorf("EP size %d does not divide the %d experts; allowed is %s", ranks, experts, strings.Join(allowed, ", "))
 }
 
-// Solve solves the problem. It returns the context's error when cancelled, and an error where pins, groups and the move budget
-// contradict one another.
+// Solve solves the problem. It returns the context's error when cancelled, and an error where pins, groups and the move
+// budget contradict one another.
 func Solve(ctx context.Context, p Problem) (Result, error) {
 	if err := p.validate(); err != nil {
 		return Result{}, err

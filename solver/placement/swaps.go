@@ -31,8 +31,8 @@ func (w *weighted) gain(e, f int) float64 {
 
 func (w *weighted) swap(e, f int) { w.rankOf[e], w.rankOf[f] = w.rankOf[f], w.rankOf[e] }
 
-// related is a search by the affinities of a Gram matrix. A matrix of products of activations over occurrences, divided by top-k, is
-// about as large as the activations that become local.
+// related is a search by the affinities of a Gram matrix. A matrix of products of activations over occurrences, divided by
+// top-k, is about as large as the activations that become local.
 type related struct {
 	*partition
 	topK float64
@@ -42,8 +42,8 @@ func (r related) ranksOf() []int { return r.rankOf }
 
 func (r related) gain(e, f int) float64 { return float64(r.partition.gain(e, f)) / r.topK }
 
-// proposals is the number of swaps proposed for each expert, and hot the temperature to begin with, in units of a swap's mean absolute
-// gain, when a placement that is good already is annealed.
+// proposals is the number of swaps proposed for each expert, and hot the temperature to begin with, in units of a swap's
+// mean absolute gain, when a placement that is good already is annealed.
 const (
 	proposals = 100
 	hot       = 0.1

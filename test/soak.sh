@@ -20,6 +20,9 @@ echo "=== 200 kills during reshuffling"
 go test -count=1 -timeout 30m ./internal/reshuffle -run RandomKills -args -kills 200
 echo "=== 100 kills of processes that share a directory of reshuffled checkpoints"
 go test -count=1 -timeout 30m ./internal/reshuffle -run SharedDirectory -args -kills 100
+echo "=== 10,000 random placements under every kind of constraint"
+go test -count=1 -timeout 2h ./solver/placement -run 'ConstraintsHold|UnderConstraints|GroupsStayWhole|CopiesAreValid' \
+  -args -constraint-instances 10000 -group-instances 10000 -copy-instances 10000
 for round in $(seq "$rounds"); do
   echo "=== end-to-end suite, round $round of $rounds"
   make e2e

@@ -15,7 +15,7 @@ func options(attention placement.Attention, ranks int) Options {
 }
 
 // On routing that clusters, a solved plan beats the default placement clearly, no figure contradicts another, and the
-// same inputs give the same plan.
+// same inputs give the same plan (the generated ones: they are solved faster).
 func TestSolve(t *testing.T) {
 	generated := tracetest.Generate(tracetest.Small, 3)
 	real, err := trace.Open(t.Context(), "testdata/tiny-32e-top4.safetensors.zst")
@@ -48,6 +48,9 @@ func TestSolve(t *testing.T) {
 				}
 				if (r.WindowImbalance == nil) != (attention == placement.TensorParallel) || (r.BatchImbalance == nil) != (attention == placement.DataParallel) {
 					t.Errorf("window imbalance %v, batch imbalance %v for attention %s", r.WindowImbalance, r.BatchImbalance, attention)
+				}
+				if name == "recorded" {
+					return
 				}
 				again, err := Solve(t.Context(), tr, options(attention, 4))
 				if err != nil {

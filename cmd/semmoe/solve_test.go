@@ -63,19 +63,20 @@ func solved(t *testing.T, attention string, flags ...string) (string, map[string
 }
 
 func TestSolveAndEvalPrintTheContract(t *testing.T) {
+	path := created(t, tracetest.Generate(tracetest.Small, 1))
 	for _, forecast := range []string{"", "table", "prefill", "decode", "transition"} {
 		attention := "dp"
 		var flags []string
 		if forecast != "" {
 			attention, flags = "tp", []string{"--forecast", forecast}
 		}
-		dir, report := solved(t, attention, flags...)
+		dir, report := solved(t, attention, append(flags, "--trace", path)...)
 		for _, field := range append([]string{"plan_digest", "algorithm", "train_requests", "test_requests"}, evalFields...) {
 			if _, ok := report[field]; !ok {
 				t.Errorf("%s: solve does not print %s", attention, field)
 			}
 		}
-		code, got, message := runJSON(t, newEvalCommand(), "--trace", sampleTrace, "--plan", dir)
+		code, got, message := runJSON(t, newEvalCommand(), "--trace", path, "--plan", dir)
 		if code != 0 {
 			t.Fatalf("exit code %d: %s", code, message)
 		}
@@ -103,6 +104,14 @@ func TestEvalFlagsChangeTheFigures(t *testing.T) {
 	tp, _ := solved(t, "tp")
 	dp, _ := solved(t, "dp")
 	prefill, _ := solved(t, "tp", "--forecast", "prefill")
+	plain := map[string]map[string]any{}
+	for _, dir := range []string{tp, dp, prefill} {
+		code, figures, message := runJSON(t, newEvalCommand(), "--trace", sampleTrace, "--plan", dir)
+		if code != 0 {
+			t.Fatal(message)
+		}
+		plain[dir] = figures
+	}
 	for name, test := range map[string]struct {
 		dir   string
 		flags []string
@@ -123,11 +132,10 @@ func TestEvalFlagsChangeTheFigures(t *testing.T) {
 		"a single order": {dp, []string{"--orders", "1"}, "window_imbalance"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			args := []string{"--trace", sampleTrace, "--plan", test.dir}
-			_, before, message := runJSON(t, newEvalCommand(), args...)
-			_, after, other := runJSON(t, newEvalCommand(), append(args, test.flags...)...)
-			if message != "" || other != "" || cmp.Equal(before[test.field], after[test.field]) {
-				t.Errorf("%s is %v before and %v after %v; %s %s", test.field, before[test.field], after[test.field], test.flags, message, other)
+			before := plain[test.dir][test.field]
+			_, after, message := runJSON(t, newEvalCommand(), append([]string{"--trace", sampleTrace, "--plan", test.dir}, test.flags...)...)
+			if message != "" || cmp.Equal(before, after[test.field]) {
+				t.Errorf("%s is %v before and %v after %v; %s", test.field, before, after[test.field], test.flags, message)
 			}
 		})
 	}
@@ -144,6 +152,12 @@ func groupedTrace(t *testing.T, groups int) string {
 	if groups > 0 {
 		tr.Model.Config = fmt.Sprintf(`{"num_hidden_layers": 3, "n_group": %d}`, groups)
 	}
+	return created(t, tr)
+}
+
+// created writes a trace and returns its path.
+func created(t *testing.T, tr *trace.Trace) string {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "trace.safetensors")
 	if err := trace.Create(path, tr); err != nil {
 		t.Fatal(err)

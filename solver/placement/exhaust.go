@@ -10,6 +10,8 @@ const (
 	// exhaustiveWork is what may be spent on looking at all placements of a layer, and polishWork on one round of all swaps.
 	exhaustiveWork = 2e8
 	polishWork     = 1e7
+	// leastWork is that of a glance at a placement of a layer with hardly any token ids: prices take time, too.
+	leastWork = 1000
 	// accurateSteps is the number of price steps that value a placement where that is cheap; steps times token ids times ranks
 	// stay below accurateWork.
 	accurateSteps = 160
@@ -43,7 +45,7 @@ func partitions(n, ranks int) float64 {
 // exhaustible reports whether all placements can be looked at.
 func (s *layerSearch) exhaustible() bool {
 	placements := math.Pow(partitions(s.counts.Experts/s.groups, s.ranks/s.groups), float64(s.groups))
-	return s.ranks > 1 && placements*float64(len(s.tokens)*s.ranks*glanceSteps) <= exhaustiveWork
+	return s.ranks > 1 && placements*float64(max(len(s.tokens)*s.ranks*glanceSteps, leastWork)) <= exhaustiveWork
 }
 
 // exhaust looks at every placement and returns the best, given one to beat.

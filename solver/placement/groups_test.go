@@ -16,7 +16,7 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-var groupInstances = flag.Int("group-instances", 1000, "random instances with groups")
+var groupInstances = flag.Int("group-instances", 300, "random instances with groups")
 
 // grouped is a trace whose gate chooses two of the groups, and in them experts that runs of experts part.
 func grouped(groups int) tracetest.Shape {
@@ -161,10 +161,10 @@ func TestGroupsReachTheOptimum(t *testing.T) {
 // TestLargerGroupsStayWhole solves layers of too many placements to try all, and few enough swaps.
 func TestLargerGroupsStayWhole(t *testing.T) {
 	random := rand.New(rand.NewPCG(13, 13))
-	for range 5 {
+	for range 2 {
 		p := placement.Problem{
 			Attention: placement.TensorParallel, Ranks: 4, Groups: 2, Algorithm: placement.Auto, Seed: 1, Layers: []int{0},
-			Tokens: []affinity.Counts{randomCounts(random, 40)},
+			Tokens: []affinity.Counts{randomCounts(random, 28)},
 		}
 		checkWhole(t, solve(t, p).Placement, 2)
 	}

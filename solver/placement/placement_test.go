@@ -52,7 +52,9 @@ func solve(t *testing.T, p placement.Problem) placement.Result {
 }
 
 func TestEveryAlgorithmReturnsAValidPlacement(t *testing.T) {
-	tr := tracetest.Generate(tracetest.Small, 1)
+	shape := tracetest.Small
+	shape.Vocabulary, shape.DocumentsPerDomain, shape.TokensPerRequest = 60, 2, 20
+	tr := tracetest.Generate(shape, 1)
 	pairs, err := affinity.CountPairs(t.Context(), tr, tr.AllRequests())
 	if err != nil {
 		t.Fatal(err)

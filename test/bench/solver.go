@@ -113,7 +113,7 @@ func indices(n int) []int {
 }
 
 // generateCounts makes a layer in which token ids have Zipf frequencies and 8 to 40 experts each, mean 20, most of them from
-// two clusters of experts. Its time counts as the solve's, which reading a profile would take less of: it is written to be fast.
+// two clusters of experts. Its time counts as the solve's: it is written to be fast.
 func generateCounts(tokens, experts int, seed uint64) *affinity.Counts {
 	source := rand.NewPCG(seed, 1)
 	const topK, cluster = 8, 32

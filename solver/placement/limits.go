@@ -200,23 +200,24 @@ func (l *limits) swapAny(rankOf []int, e, f int) {
 	rankOf[e], rankOf[f] = q, p
 }
 
-// lower takes the change that lowers the excess most until none does.
+// lower takes the change that lowers the excess most until none does by more than rounding.
 func (l *limits) lower(rankOf []int) {
 	size := len(rankOf) / l.groups
 	for {
-		bestE, bestF, best := 0, 0, 0.0
+		bestE, bestF, none := 0, 0, 1e-9*l.most
+		best := none
 		for e, p := range rankOf {
 			for f := e - e%size; f < e; f++ {
 				q := rankOf[f]
 				if p == q || l.load[p] <= l.most && l.load[q] <= l.most || !l.allows(e, f, p, q) {
 					continue
 				}
-				if less := l.lessExcess(e, f, p, q); less > best*(1+1e-9) {
+				if less := l.lessExcess(e, f, p, q); less > best {
 					bestE, bestF, best = e, f, less
 				}
 			}
 		}
-		if best == 0 {
+		if best == none {
 			return
 		}
 		l.swapAny(rankOf, bestE, bestF)

@@ -85,14 +85,15 @@ func annealSwaps(s swapper, within *limits, random *rand.Rand, stop limit) {
 	descendSwaps(s, within, stop)
 }
 
-// descendSwaps takes gaining swaps until there is none. Gains of rounding do not count: they could go on for ever.
+// descendSwaps takes gaining swaps until there is none. Gains of rounding do not count; where sums of large numbers round more
+// coarsely than that, they could go on for ever but for the bound on rounds.
 func descendSwaps(s swapper, within *limits, stop limit) {
-	const least = 1e-3
+	const least, rounds = 1e-3, 100
 	rankOf := s.ranksOf()
 	size := len(rankOf) / within.groups
 	within.begin(rankOf)
-	for improved := true; improved && !stop.reached(); {
-		improved = false
+	for range rounds {
+		improved := false
 		for e := range rankOf {
 			for f := e - e%size; f < e; f++ {
 				p, q := rankOf[e], rankOf[f]
@@ -105,6 +106,9 @@ func descendSwaps(s swapper, within *limits, stop limit) {
 					improved = true
 				}
 			}
+		}
+		if !improved || stop.reached() {
+			return
 		}
 	}
 }

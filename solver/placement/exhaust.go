@@ -20,6 +20,8 @@ const (
 	glanceSteps = 8
 	// smallStarts is the number of annealing runs in a layer whose swaps can all be tried.
 	smallStarts = 24
+	// exhaustibleStarts is the number of them before all placements of a layer are looked at.
+	exhaustibleStarts = 2
 )
 
 // steps is how many price updates value a placement: the more accurate, the smaller the layer.
@@ -86,9 +88,12 @@ func (s *layerSearch) small() bool {
 }
 
 // effort is the number of annealing runs, and of those that are improved further. In a small layer the Gram matrix is a
-// worse guide, and improving costs little.
+// worse guide, and improving costs little. Where all placements will be looked at, one to beat is enough.
 func (s *layerSearch) effort() (runs, improved int) {
-	if s.small() && !s.exhaustible() {
+	switch {
+	case s.exhaustible():
+		return exhaustibleStarts, 1
+	case s.small():
 		return smallStarts, smallStarts
 	}
 	return starts, elites

@@ -3,9 +3,9 @@ package moedeployment
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"path"
 	"strconv"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -144,7 +144,7 @@ func reshuffleStatus(pods []*corev1.Pod, revision string) *semmoev1.ReshuffleSta
 			sum.Made++
 			sum.Bytes += told.Bytes
 		}
-		sum.Seconds = max(sum.Seconds, int64(time.Duration(told.Seconds*float64(time.Second)).Round(time.Second).Seconds()))
+		sum.Seconds = max(sum.Seconds, int64(math.Round(told.Seconds)))
 	}
 	if sum.Made+sum.Found == 0 {
 		return nil

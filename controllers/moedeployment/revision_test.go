@@ -325,11 +325,14 @@ func TestValidate(t *testing.T) {
 		"plan volume":         {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "semmoe-plan"}}}}), "use another name"},
 		"verifying container": {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "verify-plan"}}}}), `"verify-plan" is the operator's`},
 		"probing container":   {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "prove-lossless"}}}}), `"prove-lossless" is the operator's`},
-		"the probe's port":    {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = 9410 }, "spec.engine.port: 9410"},
-		"our variable":        {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, "spec.engine.env: POD_IP"},
-		"options volume":      {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "semmoe-engine-options"}}}}), "use another name"},
-		"vLLM":                {engineOf(semmoev1.EngineVLLM), ""},
-		"TensorRT-LLM":        {engineOf(semmoev1.EngineTensorRTLLM), ""},
+		"a cache that nothing fills": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Placement.Realization, m.Spec.Placement.Cache = semmoev1.RealizationEngineMap, &semmoev1.CacheSpec{}
+		}, "spec.placement.cache: with spec.placement.realization EngineMap"},
+		"the probe's port": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = 9410 }, "spec.engine.port: 9410"},
+		"our variable":     {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, "spec.engine.env: POD_IP"},
+		"options volume":   {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "semmoe-engine-options"}}}}), "use another name"},
+		"vLLM":             {engineOf(semmoev1.EngineVLLM), ""},
+		"TensorRT-LLM":     {engineOf(semmoev1.EngineTensorRTLLM), ""},
 		"sampling TensorRT-LLM": {func(m *semmoev1.MoEDeployment) {
 			engineOf(semmoev1.EngineTensorRTLLM)(m)
 			m.Spec.Routing.SamplePercent = ptr.To[int32](5)

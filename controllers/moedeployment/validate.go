@@ -43,6 +43,9 @@ func validate(moed *semmoev1.MoEDeployment) *invalidError {
 	if moed.Spec.Engine.Port == probePort {
 		return invalidf("InvalidSpec", "spec.engine.port: %d is where the operator proves that a plan does not change answers: use another port", probePort)
 	}
+	if moed.Spec.Placement.Cache != nil && moed.Spec.Placement.Realization == semmoev1.RealizationEngineMap {
+		return invalidf("InvalidSpec", "spec.placement.cache: with spec.placement.realization EngineMap nothing is copied: remove the cache, or use Auto or ReshuffledWeights")
+	}
 	if template := moed.Spec.Template; template != nil {
 		return validateTemplate(template)
 	}

@@ -14,6 +14,9 @@ const (
 	LabelProfile = "semmoe.io/profile"
 	// LabelPlan names the PlacementPlan that an object belongs to.
 	LabelPlan = "semmoe.io/plan"
+	// LabelMonitoring, with any value, is set by users on namespaces whose pods may read the metrics of engines and request
+	// routers.
+	LabelMonitoring = "semmoe.io/monitoring"
 
 	// AnnotationEngine is the type of a pod's engine; absent for SGLang, where an older version made the pod.
 	AnnotationEngine = "semmoe.io/engine"
@@ -75,4 +78,8 @@ const (
 	AnswersMountPath = "/etc/semmoe/answers"
 	// ServicePort is the port of the Service that clients talk to.
 	ServicePort = 8000
+	// PickerPort is the port on which a request router that is an endpoint picker speaks ext_proc, PickerHealthPort that of its
+	// gRPC health service.
+	PickerPort       = 9002
+	PickerHealthPort = 9003
 )

@@ -51,7 +51,9 @@ type MoEDeploymentList struct {
 
 // MoEDeploymentSpec is what a user asks for.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.routing.samplePercent) || self.routing.samplePercent == 0 || (self.routing.mode == 'Router' && self.parallelism.attention == 'DataParallel')",message="samplePercent needs routing.mode Router and parallelism.attention DataParallel: elsewhere requests have no rank to compare with",fieldPath=".routing.samplePercent"
+// +kubebuilder:validation:XValidation:rule="!has(self.routing.samplePercent) || self.routing.samplePercent == 0 || (self.routing.mode != 'None' && self.parallelism.attention == 'DataParallel')",message="samplePercent needs routing.mode Router or EndpointPicker, and parallelism.attention DataParallel: elsewhere requests have no rank to compare with",fieldPath=".routing.samplePercent"
+// +kubebuilder:validation:XValidation:rule="self.routing.mode != 'EndpointPicker' || self.engine.type != 'TensorRTLLM'",message="mode EndpointPicker needs an engine that takes requests for a rank, and TensorRTLLM takes none: use Router or None",fieldPath=".routing.mode"
+// +kubebuilder:validation:XValidation:rule="!has(self.routing.weights) || !has(self.routing.weights.affinityPercent) || self.routing.weights.affinityPercent == 0 || (self.parallelism.attention == 'DataParallel' && self.engine.type != 'TensorRTLLM')",message="affinityPercent needs parallelism.attention DataParallel and an engine that takes requests for a rank (TensorRTLLM takes none): elsewhere requests have no rank; use 0, or remove it",fieldPath=".routing.weights.affinityPercent"
 type MoEDeploymentSpec struct {
 	// model names the checkpoint to serve.
 	// +required
@@ -240,19 +242,39 @@ type ParallelismSpec struct {
 
 // RoutingMode is who sends requests to ranks.
 //
-// +kubebuilder:validation:Enum=Router;None
+// +kubebuilder:validation:Enum=Router;EndpointPicker;None
 type RoutingMode string
 
 const (
 	// RoutingModeRouter puts the operator's request router in front of the ranks.
 	RoutingModeRouter RoutingMode = "Router"
+	// RoutingModeEndpointPicker leaves the proxying to a Gateway, which asks the request router for the pod and the rank of each
+	// request: the endpoint picker protocol of the Gateway API Inference Extension.
+	RoutingModeEndpointPicker RoutingMode = "EndpointPicker"
 	// RoutingModeNone leaves it to the Service, which spreads connections over ready pods; the engine picks the rank.
 	RoutingModeNone RoutingMode = "None"
 )
 
+// NetworkPolicyMode says whether the operator makes NetworkPolicies.
+//
+// +kubebuilder:validation:Enum=Managed;None
+type NetworkPolicyMode string
+
+const (
+	// NetworkPolicyManaged lets the operator make them.
+	NetworkPolicyManaged NetworkPolicyMode = "Managed"
+	// NetworkPolicyNone leaves them to others.
+	NetworkPolicyNone NetworkPolicyMode = "None"
+)
+
 // RoutingSpec is how requests reach the ranks.
+//
+// +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.weights)",message="weights need mode Router or EndpointPicker: with None the engine picks the rank, and weighs nothing",fieldPath=".weights"
+// +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.pendingLimitPerRank)",message="pendingLimitPerRank needs mode Router or EndpointPicker: with None nobody counts requests",fieldPath=".pendingLimitPerRank"
 type RoutingSpec struct {
-	// mode is Router, or None for a plain Service in front of the engine's pods.
+	// mode is Router; EndpointPicker for a Gateway that asks the request router by way of an InferencePool of the
+	// MoEDeployment's name, while the Service leads to the engine's pods; or None for a plain Service in front of the engine's
+	// pods.
 	// +optional
 	// +kubebuilder:default=Router
 	Mode RoutingMode `json:"mode,omitempty"`
@@ -264,6 +286,19 @@ type RoutingSpec struct {
 	// +kubebuilder:validation:Maximum=100
 	Replicas int32 `json:"replicas,omitempty"`
 
+	// weights says how much each of the reasons to choose a rank counts. They are estimates in one unit, time saved, so
+	// that 100 for each is right wherever the estimates are.
+	// +optional
+	Weights *RoutingWeights `json:"weights,omitempty"`
+
+	// pendingLimitPerRank is how many requests may be outstanding on a rank (on a pod, where requests have no rank). Where
+	// all ranks have as many, requests are answered with 429 and Retry-After. Without it there is no limit: engines queue, and
+	// bound their queues themselves, and only their owner knows from which length on clients are better sent away.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000000
+	PendingLimitPerRank *int32 `json:"pendingLimitPerRank,omitempty"`
+
 	// samplePercent is the share of requests of which the router asks the engine for the experts that their tokens
 	// activated, to observe the local activation rate. Clients never see it. Engines pay for the capture (reports go from a few
 	// percent of throughput to much more), so the default is 5 where spec.profiling is given and requests have ranks, and 0
@@ -273,6 +308,38 @@ type RoutingSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100
 	SamplePercent *int32 `json:"samplePercent,omitempty"`
+
+	// networkPolicy is Managed, or None. Managed keeps others than the request routers, the operator and monitoring away from
+	// the engines' serving port (mode Router), and others than the operator and monitoring from the routers' metrics and
+	// observations; everything else stays open. Monitoring is every namespace with the label semmoe.io/monitoring.
+	// +optional
+	// +kubebuilder:default=Managed
+	NetworkPolicy NetworkPolicyMode `json:"networkPolicy,omitempty"`
+}
+
+// RoutingWeights weigh the reasons to choose a rank, in percent: 100 counts a reason as it is estimated, 0 not at all.
+//
+// +kubebuilder:validation:XValidation:rule="(has(self.affinityPercent) ? self.affinityPercent : 100) + (has(self.prefixPercent) ? self.prefixPercent : 100) + (has(self.loadPercent) ? self.loadPercent : 100) > 0",message="at least one of affinityPercent, prefixPercent and loadPercent must be above 0: else nothing tells ranks apart"
+type RoutingWeights struct {
+	// affinityPercent weighs the communication that is saved where a request's experts lie on the rank, by the plan's forecast;
+	// default 100. It needs requests that have a rank.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	AffinityPercent *int32 `json:"affinityPercent,omitempty"`
+
+	// prefixPercent weighs the computation that is saved where the rank still has the beginning of the prompt in its cache;
+	// default 100.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	PrefixPercent *int32 `json:"prefixPercent,omitempty"`
+
+	// loadPercent weighs the wait behind what is outstanding on the rank; default 100.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	LoadPercent *int32 `json:"loadPercent,omitempty"`
 }
 
 // ApprovalMode says what a new plan waits for.
@@ -436,6 +503,11 @@ type MoEDeploymentStatus struct {
 	// +optional
 	LAR *LARStatus `json:"lar,omitempty"`
 
+	// routing tells how requests are spread over the ranks. Like lar, it moves on a change of 20 milli or more, and at most
+	// once a minute.
+	// +optional
+	Routing *RoutingStatus `json:"routing,omitempty"`
+
 	// reshuffle tells what the copies of the checkpoint have cost that the pods of the revision serve.
 	// +optional
 	Reshuffle *ReshuffleStatus `json:"reshuffle,omitempty"`
@@ -443,6 +515,39 @@ type MoEDeploymentStatus struct {
 	// model is what the inspection found in the checkpoint.
 	// +optional
 	Model *ModelStatus `json:"model,omitempty"`
+}
+
+// RoutingStatus is how the requests that the routers sampled last are spread over the ranks.
+type RoutingStatus struct {
+	// ranks has every rank's share of the tokens, those that got nothing too.
+	// +optional
+	// +listType=map
+	// +listMapKey=rank
+	// +kubebuilder:validation:MaxItems=1024
+	Ranks []RankShare `json:"ranks,omitempty"`
+
+	// observedTime is when they were read, observedRevision the revision that they were read of.
+	// +optional
+	ObservedTime *metav1.Time `json:"observedTime,omitempty"`
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	ObservedRevision string `json:"observedRevision,omitempty"`
+}
+
+// RankShare is what one rank gets, summed over all pods of the revision.
+type RankShare struct {
+	// rank is the rank's number, from 0.
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1023
+	Rank int32 `json:"rank"`
+
+	// shareMilli is the rank's share of the tokens of the sampled requests, in thousandths: 1000 divided by the number of
+	// ranks where they are spread evenly. The shares sum to 1000.
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	ShareMilli int32 `json:"shareMilli"`
 }
 
 // ReshuffleStatus is what the permuted copies of the checkpoint have cost, summed over the present pods of the revision.

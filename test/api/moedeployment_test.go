@@ -4,6 +4,7 @@ package api
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -89,7 +90,8 @@ func TestDefaults(t *testing.T) {
 	}
 	spec := moed.Spec
 	switch {
-	case *spec.Replicas != 1, spec.Reconciliation != "Active", spec.Routing.Mode != "Router", spec.Routing.Replicas != 2:
+	case *spec.Replicas != 1, spec.Reconciliation != "Active", spec.Routing.Mode != "Router", spec.Routing.Replicas != 2,
+		spec.Routing.NetworkPolicy != "Managed", spec.Routing.Weights != nil, spec.Routing.PendingLimitPerRank != nil:
 		t.Errorf("defaults of the deployment: %+v", spec)
 	case *spec.Rollout.MaxUnavailable != 1, *spec.Rollout.MaxSurge != 0:
 		t.Errorf("defaults of the roll-out: %+v", spec.Rollout)
@@ -130,10 +132,23 @@ func TestValidation(t *testing.T) {
 		"path elsewhere":                 {"spec.model.path", "/data", []string{"spec.model.path", "path must be /models, or a directory below it"}},
 		"path that escapes":              {"spec.model.path", "/models/../etc", []string{"spec.model.path", "without '..'"}},
 		"path that escapes at its end":   {"spec.model.path", "/models/..", []string{"spec.model.path", "without '..'"}},
-		"unknown routing mode":           {"spec.routing.mode", "Mesh", []string{"spec.routing.mode", `"Router", "None"`}},
+		"unknown routing mode":           {"spec.routing.mode", "Mesh", []string{"spec.routing.mode", `"Router", "EndpointPicker", "None"`}},
+		"endpoint picker":                {"spec.routing", map[string]any{"mode": "EndpointPicker", "samplePercent": int64(5), "pendingLimitPerRank": int64(64)}, nil},
+		"weights":                        {"spec.routing.weights", map[string]any{"affinityPercent": int64(0), "prefixPercent": int64(1000)}, nil},
+		"weights by default":             {"spec.routing.weights", map[string]any{}, nil},
+		"a fractional weight":            {"spec.routing.weights", map[string]any{"loadPercent": 0.5}, []string{"spec.routing.weights.loadPercent", "must be of type integer"}},
+		"a negative weight":              {"spec.routing.weights", map[string]any{"prefixPercent": int64(-1)}, []string{"spec.routing.weights.prefixPercent", "greater than or equal to 0"}},
+		"too heavy a weight":             {"spec.routing.weights", map[string]any{"affinityPercent": int64(1001)}, []string{"spec.routing.weights.affinityPercent", "less than or equal to 1000"}},
+		"nothing weighs":                 {"spec.routing.weights", map[string]any{"affinityPercent": int64(0), "prefixPercent": int64(0), "loadPercent": int64(0)}, []string{"spec.routing.weights", "at least one of affinityPercent"}},
+		"weights without a router":       {"spec.routing", map[string]any{"mode": "None", "weights": map[string]any{"loadPercent": int64(50)}}, []string{"spec.routing.weights", "need mode Router or EndpointPicker"}},
+		"pending limit":                  {"spec.routing.pendingLimitPerRank", 1, nil},
+		"no request may be pending":      {"spec.routing.pendingLimitPerRank", 0, []string{"spec.routing.pendingLimitPerRank", "greater than or equal to 1"}},
+		"pending limit without a router": {"spec.routing", map[string]any{"mode": "None", "pendingLimitPerRank": int64(8)}, []string{"spec.routing.pendingLimitPerRank", "needs mode Router or EndpointPicker"}},
+		"network policies of somebody's": {"spec.routing.networkPolicy", "None", nil},
+		"unknown network policy":         {"spec.routing.networkPolicy", "Cilium", []string{"spec.routing.networkPolicy", `"Managed", "None"`}},
 		"sampling":                       {"spec.routing.samplePercent", 100, nil},
 		"too many samples":               {"spec.routing.samplePercent", 101, []string{"spec.routing.samplePercent", "less than or equal to 100"}},
-		"sampling without a router":      {"spec.routing", map[string]any{"mode": "None", "samplePercent": int64(5)}, []string{"spec.routing.samplePercent", "needs routing.mode Router"}},
+		"sampling without a router":      {"spec.routing", map[string]any{"mode": "None", "samplePercent": int64(5)}, []string{"spec.routing.samplePercent", "needs routing.mode Router or EndpointPicker"}},
 		"profiling by ConfigMap":         {"spec.profiling", dataset("configMap", map[string]any{"name": "d"}), nil},
 		"profiling by claim":             {"spec.profiling", dataset("persistentVolumeClaim", map[string]any{"claimName": "d", "path": "a/b.jsonl"}), nil},
 		"profiling by path":              {"spec.profiling", dataset("path", "/models/d.jsonl"), nil},
@@ -168,22 +183,59 @@ func TestValidation(t *testing.T) {
 			if err := unstructured.SetNestedField(u.Object, normal(tc.value), strings.Split(tc.path, ".")...); err != nil {
 				t.Fatal(err)
 			}
-			err := create(t.Context(), u)
-			if len(tc.message) == 0 {
-				if err != nil {
-					t.Errorf("refused: %v", err)
-				}
-				return
-			}
-			if err == nil {
-				t.Fatal("accepted")
-			}
-			for _, part := range tc.message {
-				if !strings.Contains(err.Error(), part) {
-					t.Errorf("the message %q lacks %q", err, part)
-				}
-			}
+			refusedWith(t, create(t.Context(), u), tc.message)
 		})
+	}
+}
+
+// Fields that contradict each other are refused, naming the one to change.
+func TestContradictions(t *testing.T) {
+	routing := func(fields map[string]any) map[string]any { return map[string]any{"routing": fields} }
+	tensorParallel := map[string]any{"expertParallelSize": int64(4), "attention": "TensorParallel"}
+	engine := func(kind string) map[string]any { return map[string]any{"image": "engine:1", "type": kind} }
+	affinity := func(percent int64) map[string]any {
+		return map[string]any{"weights": map[string]any{"affinityPercent": percent}}
+	}
+	cases := map[string]struct {
+		spec    map[string]any // merged over the minimal one
+		more    map[string]any
+		message []string // none: accepted
+	}{
+		"picker with an engine that takes no rank":   {routing(map[string]any{"mode": "EndpointPicker"}), map[string]any{"engine": engine("TensorRTLLM")}, []string{"spec.routing.mode", "TensorRTLLM takes none"}},
+		"picker with another engine":                 {routing(map[string]any{"mode": "EndpointPicker"}), map[string]any{"engine": engine("VLLM")}, nil},
+		"affinity with an engine that takes no rank": {routing(affinity(50)), map[string]any{"engine": engine("TensorRTLLM")}, []string{"spec.routing.weights.affinityPercent", "elsewhere requests have no rank"}},
+		"affinity of requests without a rank":        {routing(affinity(50)), map[string]any{"parallelism": tensorParallel}, []string{"spec.routing.weights.affinityPercent", "attention DataParallel"}},
+		"no affinity of requests without a rank":     {routing(affinity(0)), map[string]any{"parallelism": tensorParallel}, nil},
+		"other weights of requests without a rank":   {routing(map[string]any{"weights": map[string]any{"prefixPercent": int64(50)}}), map[string]any{"parallelism": tensorParallel}, nil},
+		"samples of requests without a rank":         {routing(map[string]any{"samplePercent": int64(5)}), map[string]any{"parallelism": tensorParallel}, []string{"spec.routing.samplePercent", "attention DataParallel"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			u := object(t, strings.Replace(minimal, "NAME", "m", 1))
+			spec := u.Object["spec"].(map[string]any)
+			maps.Copy(spec, tc.spec)
+			maps.Copy(spec, tc.more)
+			refusedWith(t, create(t.Context(), u), tc.message)
+		})
+	}
+}
+
+// refusedWith fails unless the error says all the parts, or there is neither.
+func refusedWith(t *testing.T, err error, parts []string) {
+	t.Helper()
+	if len(parts) == 0 {
+		if err != nil {
+			t.Errorf("refused: %v", err)
+		}
+		return
+	}
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	for _, part := range parts {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("the message %q lacks %q", err, part)
+		}
 	}
 }
 

@@ -66,12 +66,18 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.ProfileResultApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ProfilingSpec"):
 		return &apiv1alpha1.ProfilingSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RankShare"):
+		return &apiv1alpha1.RankShareApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ReshuffleStatus"):
 		return &apiv1alpha1.ReshuffleStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RolloutSpec"):
 		return &apiv1alpha1.RolloutSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingSpec"):
 		return &apiv1alpha1.RoutingSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RoutingStatus"):
+		return &apiv1alpha1.RoutingStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RoutingWeights"):
+		return &apiv1alpha1.RoutingWeightsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SamplingSpec"):
 		return &apiv1alpha1.SamplingSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SolverSpec"):

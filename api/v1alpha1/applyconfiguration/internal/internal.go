@@ -314,6 +314,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: revision
       type:
         scalar: string
+    - name: routing
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RoutingStatus
     - name: selector
       type:
         scalar: string
@@ -357,6 +360,8 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: moeLayers
       type:
         scalar: numeric
+- name: com.github.semmoe.operator.api.v1alpha1.NetworkPolicyMode
+  scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.ParallelismSpec
   map:
     fields:
@@ -563,6 +568,15 @@ var schemaYAML = typed.YAMLObject(`types:
       default: 200000
 - name: com.github.semmoe.operator.api.v1alpha1.ProfilingTarget
   scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.RankShare
+  map:
+    fields:
+    - name: rank
+      type:
+        scalar: numeric
+    - name: shareMilli
+      type:
+        scalar: numeric
 - name: com.github.semmoe.operator.api.v1alpha1.Realization
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.ReconciliationMode
@@ -602,11 +616,50 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.RoutingMode
       default: Router
+    - name: networkPolicy
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.NetworkPolicyMode
+      default: Managed
+    - name: pendingLimitPerRank
+      type:
+        scalar: numeric
     - name: replicas
       type:
         scalar: numeric
       default: 2
     - name: samplePercent
+      type:
+        scalar: numeric
+    - name: weights
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RoutingWeights
+- name: com.github.semmoe.operator.api.v1alpha1.RoutingStatus
+  map:
+    fields:
+    - name: observedRevision
+      type:
+        scalar: string
+    - name: observedTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: ranks
+      type:
+        list:
+          elementType:
+            namedType: com.github.semmoe.operator.api.v1alpha1.RankShare
+          elementRelationship: associative
+          keys:
+          - rank
+- name: com.github.semmoe.operator.api.v1alpha1.RoutingWeights
+  map:
+    fields:
+    - name: affinityPercent
+      type:
+        scalar: numeric
+    - name: loadPercent
+      type:
+        scalar: numeric
+    - name: prefixPercent
       type:
         scalar: numeric
 - name: com.github.semmoe.operator.api.v1alpha1.SolverSpec

@@ -39,6 +39,9 @@ type MoEDeploymentStatusApplyConfiguration struct {
 	// that serves the token. What is observed moves on a change of 20 milli or more, and at most once a minute; exact
 	// figures are metrics.
 	LAR *LARStatusApplyConfiguration `json:"lar,omitempty"`
+	// routing tells how requests are spread over the ranks. Like lar, it moves on a change of 20 milli or more, and at most
+	// once a minute.
+	Routing *RoutingStatusApplyConfiguration `json:"routing,omitempty"`
 	// reshuffle tells what the copies of the checkpoint have cost that the pods of the revision serve.
 	Reshuffle *ReshuffleStatusApplyConfiguration `json:"reshuffle,omitempty"`
 	// model is what the inspection found in the checkpoint.
@@ -157,6 +160,14 @@ func (b *MoEDeploymentStatusApplyConfiguration) WithPlanDigest(value string) *Mo
 // If called multiple times, the LAR field is set to the value of the last call.
 func (b *MoEDeploymentStatusApplyConfiguration) WithLAR(value *LARStatusApplyConfiguration) *MoEDeploymentStatusApplyConfiguration {
 	b.LAR = value
+	return b
+}
+
+// WithRouting sets the Routing field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Routing field is set to the value of the last call.
+func (b *MoEDeploymentStatusApplyConfiguration) WithRouting(value *RoutingStatusApplyConfiguration) *MoEDeploymentStatusApplyConfiguration {
+	b.Routing = value
 	return b
 }
 

@@ -11,16 +11,29 @@ import (
 //
 // RoutingSpec is how requests reach the ranks.
 type RoutingSpecApplyConfiguration struct {
-	// mode is Router, or None for a plain Service in front of the engine's pods.
+	// mode is Router; EndpointPicker for a Gateway that asks the request router by way of an InferencePool of the
+	// MoEDeployment's name, while the Service leads to the engine's pods; or None for a plain Service in front of the engine's
+	// pods.
 	Mode *apiv1alpha1.RoutingMode `json:"mode,omitempty"`
 	// replicas is the number of request router pods.
 	Replicas *int32 `json:"replicas,omitempty"`
+	// weights says how much each of the reasons to choose a rank counts. They are estimates in one unit, time saved, so
+	// that 100 for each is right wherever the estimates are.
+	Weights *RoutingWeightsApplyConfiguration `json:"weights,omitempty"`
+	// pendingLimitPerRank is how many requests may be outstanding on a rank (on a pod, where requests have no rank). Where
+	// all ranks have as many, requests are answered with 429 and Retry-After. Without it there is no limit: engines queue, and
+	// bound their queues themselves, and only their owner knows from which length on clients are better sent away.
+	PendingLimitPerRank *int32 `json:"pendingLimitPerRank,omitempty"`
 	// samplePercent is the share of requests of which the router asks the engine for the experts that their tokens
 	// activated, to observe the local activation rate. Clients never see it. Engines pay for the capture (reports go from a few
 	// percent of throughput to much more), so the default is 5 where spec.profiling is given and requests have ranks, and 0
 	// (nothing is observed) elsewhere. A change between 0 and more starts the engines anew. VLLM and VLLMAscend tell the
 	// experts of unstreamed requests alone; TensorRTLLM tells none.
 	SamplePercent *int32 `json:"samplePercent,omitempty"`
+	// networkPolicy is Managed, or None. Managed keeps others than the request routers, the operator and monitoring away from
+	// the engines' serving port (mode Router), and others than the operator and monitoring from the routers' metrics and
+	// observations; everything else stays open. Monitoring is every namespace with the label semmoe.io/monitoring.
+	NetworkPolicy *apiv1alpha1.NetworkPolicyMode `json:"networkPolicy,omitempty"`
 }
 
 // RoutingSpecApplyConfiguration constructs a declarative configuration of the RoutingSpec type for use with
@@ -45,10 +58,34 @@ func (b *RoutingSpecApplyConfiguration) WithReplicas(value int32) *RoutingSpecAp
 	return b
 }
 
+// WithWeights sets the Weights field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Weights field is set to the value of the last call.
+func (b *RoutingSpecApplyConfiguration) WithWeights(value *RoutingWeightsApplyConfiguration) *RoutingSpecApplyConfiguration {
+	b.Weights = value
+	return b
+}
+
+// WithPendingLimitPerRank sets the PendingLimitPerRank field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the PendingLimitPerRank field is set to the value of the last call.
+func (b *RoutingSpecApplyConfiguration) WithPendingLimitPerRank(value int32) *RoutingSpecApplyConfiguration {
+	b.PendingLimitPerRank = &value
+	return b
+}
+
 // WithSamplePercent sets the SamplePercent field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the SamplePercent field is set to the value of the last call.
 func (b *RoutingSpecApplyConfiguration) WithSamplePercent(value int32) *RoutingSpecApplyConfiguration {
 	b.SamplePercent = &value
+	return b
+}
+
+// WithNetworkPolicy sets the NetworkPolicy field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the NetworkPolicy field is set to the value of the last call.
+func (b *RoutingSpecApplyConfiguration) WithNetworkPolicy(value apiv1alpha1.NetworkPolicyMode) *RoutingSpecApplyConfiguration {
+	b.NetworkPolicy = &value
 	return b
 }

@@ -11,6 +11,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -35,6 +36,8 @@ import (
 type Options struct {
 	// Image is the image of the operator's own containers: request router and inspection.
 	Image string
+	// OwnNamespace is the operator's own; empty where it runs outside of the cluster.
+	OwnNamespace string
 	// Namespaces to watch; none means all.
 	Namespaces []string
 	// HTTP reaches the pods of request routers and profiling Jobs; nil means directly.
@@ -82,13 +85,14 @@ func NewManager(config *rest.Config, options Options, base ctrl.Options) (ctrl.M
 
 func addControllers(manager ctrl.Manager, options Options) error {
 	deployments := &moedeployment.Reconciler{
-		Client:   manager.GetClient(),
-		Events:   manager.GetAPIReader(),
-		Recorder: manager.GetEventRecorder("semmoe-moedeployment"),
-		HTTP:     options.HTTP,
-		Store:    options.Store,
-		Image:    options.Image,
-		Now:      time.Now,
+		Client:    manager.GetClient(),
+		Events:    manager.GetAPIReader(),
+		Recorder:  manager.GetEventRecorder("semmoe-moedeployment"),
+		HTTP:      options.HTTP,
+		Store:     options.Store,
+		Image:     options.Image,
+		Namespace: options.OwnNamespace,
+		Now:       time.Now,
 	}
 	if err := deployments.SetupWithManager(manager); err != nil {
 		return fmt.Errorf("set up the MoEDeployment controller: %w", err)
@@ -133,6 +137,7 @@ func cacheOptions(namespaces []string) cache.Options {
 	for _, object := range []client.Object{
 		&appsv1.StatefulSet{}, &appsv1.Deployment{}, &batchv1.Job{}, &corev1.Pod{}, &corev1.Service{},
 		&corev1.ConfigMap{}, &corev1.ServiceAccount{}, &policyv1.PodDisruptionBudget{}, &rbacv1.RoleBinding{},
+		&networkingv1.NetworkPolicy{},
 	} {
 		options.ByObject[object] = ours
 	}

@@ -52,7 +52,7 @@ func newManagerCommand() *cobra.Command {
 			if store.CA, err = namespacedName("--store-ca", storeCA); err != nil {
 				return err
 			}
-			options.Store = &store
+			options.Store, options.OwnNamespace = &store, os.Getenv("POD_NAMESPACE")
 			manager, err := controllers.NewManager(config, options, base)
 			if err != nil {
 				return err

@@ -22,6 +22,7 @@ import (
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 	policyac "k8s.io/client-go/applyconfigurations/policy/v1"
 	rbacac "k8s.io/client-go/applyconfigurations/rbac/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -32,59 +33,102 @@ import (
 // routerClusterRole is what a request router may do; it is bound in its namespace.
 const routerClusterRole = "semmoe-router"
 
+// exitSeconds is what a request router may take to end once it has drained, or has given up draining.
+const exitSeconds = 10
+
 // routerMetricsPort is where a request router answers probes, metrics and observations.
 const routerMetricsPort = 9090
 
-// reconcileChildren writes everything that does not belong to one revision: the Services, the disruption budgets, and
-// the request router.
-func (r *Reconciler) reconcileChildren(ctx context.Context, moed *semmoev1.MoEDeployment) error {
+// reconcileChildren writes everything that does not belong to one revision: the Services, the disruption budgets, the network
+// policies, the request router, and what a Gateway needs to ask it. It reports whether the cluster lacks the kind InferencePool,
+// which keeps nothing else from being done.
+func (r *Reconciler) reconcileChildren(ctx context.Context, moed *semmoev1.MoEDeployment) (poolKindMissing bool, err error) {
 	if err := ensure(ctx, r.Client, &corev1.Service{}, podsService(moed), coreac.ExtractService); err != nil {
-		return fmt.Errorf("reconcile Service of the pods: %w", err)
+		return false, fmt.Errorf("reconcile Service of the pods: %w", err)
 	}
 	if err := ensure(ctx, r.Client, &policyv1.PodDisruptionBudget{}, engineBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
-		return fmt.Errorf("reconcile PodDisruptionBudget of the engines: %w", err)
+		return false, fmt.Errorf("reconcile PodDisruptionBudget of the engines: %w", err)
 	}
-	if moed.Spec.Routing.Mode == semmoev1.RoutingModeRouter {
-		if err := r.reconcileRouter(ctx, moed); err != nil {
-			return err
-		}
-	} else if err := r.deleteRouter(ctx, moed); err != nil {
-		return err
+	rolledOut := false
+	if moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {
+		err = r.deleteRouter(ctx, moed)
+	} else {
+		rolledOut, err = r.reconcileRouter(ctx, moed)
 	}
-	if err := ensure(ctx, r.Client, &corev1.Service{}, service(moed), coreac.ExtractService); err != nil {
-		return fmt.Errorf("reconcile Service: %w", err)
+	if err != nil {
+		return false, err
 	}
-	return nil
+	target, err := r.serviceTarget(ctx, moed, rolledOut)
+	if err != nil {
+		return false, err
+	}
+	if err := ensure(ctx, r.Client, &corev1.Service{}, service(moed, target), coreac.ExtractService); err != nil {
+		return false, fmt.Errorf("reconcile Service: %w", err)
+	}
+	if err := r.reconcileNetworkPolicies(ctx, moed, target); err != nil {
+		return false, err
+	}
+	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
+		return r.reconcilePicker(ctx, moed)
+	}
+	return false, r.deletePicker(ctx, moed)
 }
 
-func (r *Reconciler) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeployment) error {
+// reconcileRouter writes the request router, and reports whether all of its pods are of the present mode and serve.
+func (r *Reconciler) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeployment) (rolledOut bool, err error) {
 	account := &corev1.ServiceAccount{}
 	accountIntent := routerServiceAccount(moed)
 	if err := ensure(ctx, r.Client, account, accountIntent, coreac.ExtractServiceAccount); err != nil {
-		return fmt.Errorf("reconcile ServiceAccount of the request router: %w", err)
+		return false, fmt.Errorf("reconcile ServiceAccount of the request router: %w", err)
 	}
 	accountUID := account.UID
 	if accountIntent.UID != nil { // it was written: the API server's answer is younger than the cache
 		accountUID = *accountIntent.UID
 	}
 	if err := ensure(ctx, r.Client, &rbacv1.RoleBinding{}, routerRoleBinding(moed), rbacac.ExtractRoleBinding); err != nil {
-		return fmt.Errorf("reconcile RoleBinding of the request router: %w", err)
+		return false, fmt.Errorf("reconcile RoleBinding of the request router: %w", err)
 	}
 	authority, err := r.storeAuthority(ctx, moed)
 	if err != nil {
-		return err
+		return false, err
 	}
 	intent := routerDeployment(moed, r.Image, accountUID)
 	if authority != "" {
 		giveStore(intent, r.Store, authority)
 	}
-	if err := ensure(ctx, r.Client, &appsv1.Deployment{}, intent, appsac.ExtractDeployment); err != nil {
-		return fmt.Errorf("reconcile Deployment of the request router: %w", err)
+	deployment := &appsv1.Deployment{}
+	if err := ensure(ctx, r.Client, deployment, intent, appsac.ExtractDeployment); err != nil {
+		return false, fmt.Errorf("reconcile Deployment of the request router: %w", err)
 	}
 	if err := ensure(ctx, r.Client, &policyv1.PodDisruptionBudget{}, routerBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
-		return fmt.Errorf("reconcile PodDisruptionBudget of the request router: %w", err)
+		return false, fmt.Errorf("reconcile PodDisruptionBudget of the request router: %w", err)
 	}
-	return nil
+	return intent.UID == nil && rolledOutAll(deployment), nil // what was just written is not in the cache's answer
+}
+
+// rolledOutAll tells that all pods of a Deployment are of its present template, and available.
+func rolledOutAll(deployment *appsv1.Deployment) bool {
+	status, want := deployment.Status, ptr.Deref(deployment.Spec.Replicas, 1)
+	return status.ObservedGeneration == deployment.Generation &&
+		status.Replicas == want && status.UpdatedReplicas == want && status.AvailableReplicas == want
+}
+
+// serviceTarget is the component that the Service leads to: the request router, or, where that is no proxy, the engines
+// themselves. A Service that leads to the engines stays there until the router can take over: a change of the mode drops no
+// request.
+func (r *Reconciler) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeployment, routerRolledOut bool) (string, error) {
+	if moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
+		return semmoev1.ComponentEngine, nil
+	}
+	live := &corev1.Service{}
+	err := r.Get(ctx, client.ObjectKeyFromObject(moed), live)
+	if client.IgnoreNotFound(err) != nil {
+		return "", fmt.Errorf("read Service: %w", err)
+	}
+	if live.Spec.Selector[semmoev1.LabelComponent] == semmoev1.ComponentEngine && !routerRolledOut {
+		return semmoev1.ComponentEngine, nil
+	}
+	return semmoev1.ComponentRouter, nil
 }
 
 // storeAuthority is the certificate authority of the artifact store, where routers need the store: they read plans from
@@ -153,19 +197,15 @@ func ensure[O any, P interface {
 	return err
 }
 
-// service is what clients talk to: the request router, or the engines themselves.
-func service(moed *semmoev1.MoEDeployment) *coreac.ServiceApplyConfiguration {
-	component, target := semmoev1.ComponentRouter, intstr.FromString("http")
-	if moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {
-		component = semmoev1.ComponentEngine
-	}
+// service is what clients talk to, and leads to the pods of a component.
+func service(moed *semmoev1.MoEDeployment, component string) *coreac.ServiceApplyConfiguration {
 	return coreac.Service(moed.Name, moed.Namespace).
 		WithLabels(labelsOf(moed, component)).
 		WithOwnerReferences(ownerReference(moed)).
 		WithSpec(coreac.ServiceSpec().
 			WithType(corev1.ServiceTypeClusterIP).
 			WithSelector(selector(moed, component)).
-			WithPorts(httpPort(semmoev1.ServicePort, target)))
+			WithPorts(httpPort(semmoev1.ServicePort, intstr.FromString("http"))))
 }
 
 // podsService is headless: it gives each engine pod its name.
@@ -216,6 +256,49 @@ func routerRoleBinding(moed *semmoev1.MoEDeployment) *rbacac.RoleBindingApplyCon
 		WithSubjects(rbacac.Subject().WithKind(rbacv1.ServiceAccountKind).WithNamespace(moed.Namespace).WithName(routerName(moed)))
 }
 
+// routerArgs are those of the request router. What the spec leaves open is left out, and so at the router's own default.
+func routerArgs(moed *semmoev1.MoEDeployment) []string {
+	args := []string{
+		"router",
+		"--namespace=" + moed.Namespace,
+		"--selector=" + labels.SelectorFromSet(selector(moed, semmoev1.ComponentEngine)).String(),
+		"--engine=" + string(moed.Spec.Engine.Type),
+		"--sample-percent=" + strconv.Itoa(int(samplePercent(moed))),
+		"--host=$(" + podIPVariable + ")",
+		fmt.Sprintf("--drain-timeout=%ds", graceSeconds),
+	}
+	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
+		args = append(args, "--endpoint-picker")
+	}
+	if weights := moed.Spec.Routing.Weights; weights != nil {
+		args = append(args, "--weights="+weightsText(*weights))
+	}
+	if limit := moed.Spec.Routing.PendingLimitPerRank; limit != nil {
+		args = append(args, "--pending-limit-per-rank="+strconv.Itoa(int(*limit)))
+	}
+	return args
+}
+
+// weightsText gives the weights as the router takes them, 1 for 100 percent.
+func weightsText(weights semmoev1.RoutingWeights) string {
+	weight := func(percent *int32) string {
+		return strconv.FormatFloat(float64(ptr.Deref(percent, 100))/100, 'f', -1, 64)
+	}
+	return fmt.Sprintf("affinity=%s,prefix=%s,load=%s", weight(weights.AffinityPercent), weight(weights.PrefixPercent), weight(weights.LoadPercent))
+}
+
+// routerPorts are those of the request router: for clients, or for a Gateway that asks it, and for observers.
+func routerPorts(moed *semmoev1.MoEDeployment) []*coreac.ContainerPortApplyConfiguration {
+	port := func(name string, number int32) *coreac.ContainerPortApplyConfiguration {
+		return coreac.ContainerPort().WithName(name).WithContainerPort(number).WithProtocol(corev1.ProtocolTCP)
+	}
+	metrics := port("metrics", routerMetricsPort)
+	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
+		return []*coreac.ContainerPortApplyConfiguration{port("ext-proc", semmoev1.PickerPort), port("health", semmoev1.PickerHealthPort), metrics}
+	}
+	return []*coreac.ContainerPortApplyConfiguration{port("http", semmoev1.ServicePort), metrics}
+}
+
 // routerDeployment is the request router. Its pods carry the UID of their ServiceAccount: tokens of an account that was
 // deleted are void although another of its name exists, and pods that hold them would never see an endpoint change again.
 func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.UID) *appsac.DeploymentApplyConfiguration {
@@ -227,20 +310,10 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 	container := coreac.Container().
 		WithName("router").
 		WithImage(image).
-		WithArgs(
-			"router",
-			"--namespace="+moed.Namespace,
-			"--selector="+labels.SelectorFromSet(selector(moed, semmoev1.ComponentEngine)).String(),
-			"--engine="+string(moed.Spec.Engine.Type),
-			"--sample-percent="+strconv.Itoa(int(samplePercent(moed))),
-			"--host=$("+podIPVariable+")",
-			"--drain-timeout=300s",
-		).
+		WithArgs(routerArgs(moed)...).
 		WithEnv(coreac.EnvVar().WithName(podIPVariable).WithValueFrom(coreac.EnvVarSource().
 			WithFieldRef(coreac.ObjectFieldSelector().WithAPIVersion("v1").WithFieldPath("status.podIP")))).
-		WithPorts(
-			coreac.ContainerPort().WithName("http").WithContainerPort(semmoev1.ServicePort).WithProtocol(corev1.ProtocolTCP),
-			coreac.ContainerPort().WithName("metrics").WithContainerPort(routerMetricsPort).WithProtocol(corev1.ProtocolTCP)).
+		WithPorts(routerPorts(moed)...).
 		WithReadinessProbe(probe("/readyz")).
 		WithLivenessProbe(probe("/healthz").WithPeriodSeconds(10)).
 		WithLifecycle(coreac.Lifecycle().WithPreStop(coreac.LifecycleHandler().WithSleep(coreac.SleepAction().WithSeconds(drainSeconds)))).
@@ -256,7 +329,7 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 	spec := coreac.PodSpec().
 		WithServiceAccountName(routerName(moed)).
 		WithEnableServiceLinks(false).
-		WithTerminationGracePeriodSeconds(drainSeconds + graceSeconds).
+		WithTerminationGracePeriodSeconds(drainSeconds + graceSeconds + exitSeconds).
 		WithSecurityContext(coreac.PodSecurityContext().
 			WithRunAsNonRoot(true).WithRunAsUser(65532).WithRunAsGroup(65532).WithFSGroup(65532).
 			WithSeccompProfile(coreac.SeccompProfile().WithType(corev1.SeccompProfileTypeRuntimeDefault))).

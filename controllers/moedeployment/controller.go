@@ -15,6 +15,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -46,6 +47,8 @@ import (
 // +kubebuilder:rbac:groups=core,resources=events,verbs=list
 // +kubebuilder:rbac:groups=core,resources=services;serviceaccounts,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+// +kubebuilder:rbac:groups=inference.networking.k8s.io,resources=inferencepools,verbs=get;create;patch;delete
+// +kubebuilder:rbac:groups=networking.k8s.io,resources=networkpolicies,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=policy,resources=poddisruptionbudgets,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=rbac.authorization.k8s.io,resources=rolebindings,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=rbac.authorization.k8s.io,resources=clusterroles,resourceNames=semmoe-router,verbs=bind
@@ -63,6 +66,8 @@ type Reconciler struct {
 	Store *access.Access
 	// Image is the image of our own containers: the request router and the inspection.
 	Image string
+	// Namespace is the operator's own; empty where it runs outside of the cluster.
+	Namespace string
 	// Now is the clock.
 	Now func() time.Time
 }
@@ -79,6 +84,7 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 		Owns(&corev1.ConfigMap{}).
 		Owns(&corev1.ServiceAccount{}).
 		Owns(&policyv1.PodDisruptionBudget{}).
+		Owns(&networkingv1.NetworkPolicy{}).
 		Owns(&rbacv1.RoleBinding{}).
 		Owns(&semmoev1.PlacementPlan{}).
 		Watches(&semmoev1.AffinityProfile{}, handler.EnqueueRequestsFromMapFunc(r.whoseProfile)).
@@ -157,7 +163,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	after, inspectErr := inspection.Reconcile(ctx, r.Client, manager, o.Inspection, r.nextInspection(moed), now)
 	settled, rolloutErr := r.reconcileRevisions(ctx, moed, o, observed.revisions)
 	o.Settled = settled
-	phases := errors.Join(inspectErr, planErr, rolloutErr, r.reconcileChildren(ctx, moed))
+	poolKindMissing, childrenErr := r.reconcileChildren(ctx, moed)
+	o.PoolKindMissing = poolKindMissing
+	phases := errors.Join(inspectErr, planErr, rolloutErr, childrenErr)
 	o.Failure = outcome.Lasting(phases)
 
 	pods := append(slices.Clone(observed.enginePods), observed.inspectPods...)
@@ -173,8 +181,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	o.Problem = found
 	after = outcome.Soonest(outcome.Soonest(after, again), o.Planning.Again)
+	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
+		after = outcome.Soonest(after, poolPeriod)
+	}
 	if observes(moed) && o.Revision != "" {
-		o.Observed, o.Enough = r.observeLAR(ctx, observed.routerPods, o.Revision)
+		o.Observed, o.RankTokens, o.Enough = r.observeLAR(ctx, observed.routerPods, o.Revision)
 		after = outcome.Soonest(after, observePeriod)
 	}
 	if err := r.applyStatus(ctx, moed, statusOf(moed, o, now)); err != nil {

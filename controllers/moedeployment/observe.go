@@ -31,9 +31,10 @@ const (
 
 // observeLAR sums what the routers observed of a revision. Routers that cannot be reached are left out: the rate of the
 // others is as good. It reports false where too few requests were sampled.
-func (r *Reconciler) observeLAR(ctx context.Context, routers []*corev1.Pod, revision string) (router.Activations, bool) {
+func (r *Reconciler) observeLAR(ctx context.Context, routers []*corev1.Pod, revision string) (router.Activations, map[int]int64, bool) {
 	log := logr.FromContextOrDiscard(ctx)
 	var sum router.Activations
+	tokens := map[int]int64{} // by rank
 	samples := 0
 	for _, pod := range routers {
 		if !podhealth.Ready(pod) || pod.Status.PodIP == "" {
@@ -49,10 +50,11 @@ func (r *Reconciler) observeLAR(ctx context.Context, routers []*corev1.Pod, revi
 				samples++
 				sum.Local += observation.Local
 				sum.Total += observation.Total
+				tokens[observation.Rank] += int64(observation.Tokens)
 			}
 		}
 	}
-	return sum, samples >= enoughSamples && sum.Total > 0
+	return sum, tokens, samples >= enoughSamples && sum.Total > 0
 }
 
 func (r *Reconciler) fetchObservations(ctx context.Context, podIP string) ([]router.Observation, error) {

@@ -230,11 +230,15 @@ func (c *choice) candidates() []candidate {
 	}
 	var candidates []candidate
 	for _, realization := range realizations(c.moed, adapter) {
-		candidates = append(candidates, candidate{layoutOf(c.wanted, realization), adapter.Support(engine.Situation{
+		support := adapter.Support(engine.Situation{
 			Realization: engine.Realization(realization), Launch: launch(c.moed), UserArgs: c.moed.Spec.Engine.Args, UserEnv: names(c.moed.Spec.Engine.Env),
 			Family: c.report.Family, Quantization: c.report.Quantization, Groups: c.report.Groups,
 			KeepsGroups: c.wanted.Spec.Realization == semmoev1.RealizationReshuffledWeights,
-		})})
+		})
+		if realization == semmoev1.RealizationReshuffledWeights && c.moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
+			support.Refuse("NeedsRouter", "Reshuffled weights need spec.routing.mode Router: engines tell the experts of such a checkpoint by their new numbers, and clients of the Service would get them untranslated")
+		}
+		candidates = append(candidates, candidate{layoutOf(c.wanted, realization), support})
 	}
 	return candidates
 }
@@ -297,8 +301,8 @@ func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) verdic
 		return no("NoGainExpected", "Plan %s promises no gain (%s against %s without it), and is not rolled out", short, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)
 	case moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
 		return no("NotRealizable", "Plan %s is for attention TensorParallel: it pays only in an engine that shuffles tokens by the plan's tables, which %s does not", short, moed.Spec.Engine.Type)
-	case moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter:
-		return no("NoRouter", "Plan %s pays only if requests are sent to the ranks that hold their experts: set spec.routing.mode to Router", short)
+	case moed.Spec.Routing.Mode == semmoev1.RoutingModeNone:
+		return no("NoRouter", "Plan %s pays only if requests are sent to the ranks that hold their experts: set spec.routing.mode to Router or EndpointPicker", short)
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
 		return no("Advisory", "Plan %s promises %s against %s without it; spec.placement.approval is Advisory: nothing is rolled out", short, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !approved:

@@ -98,6 +98,7 @@ func TestChooseLayout(t *testing.T) {
 			m.Spec.Replicas = ptr.To[int32](1)
 			m.Spec.Rollout.MaxSurge = ptr.To[int32](1)
 		}}, wanted: fresh, want: fresh},
+		"endpoint picker":                     {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker }}, wanted: fresh, want: fresh},
 		"no router":                           {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, wanted: fresh, hold: "NoRouter"},
 		"EP size changed: no plan fits":       {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
 		"engine changed: no plan fits":        {change: []func(*semmoev1.MoEDeployment){engineOf(semmoev1.EngineVLLMAscend)}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
@@ -184,6 +185,10 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		"only the map is allowed":           {change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, changed: []string{revision(byMap(fresh))}, hold: "OutputChanged"},
 		"weights stay in service":           {wanted: fresh, workloads: inService(byWeights(fresh), "r1"), want: byWeights(fresh), why: "in service already"},
 		"the map is asked for instead":      {change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, workloads: inService(byWeights(fresh), "r1"), want: byMap(fresh)},
+		"weights behind an endpoint picker": {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker }}, workloads: inService(byWeights(fresh), "r1")},
+		"weights asked for behind an endpoint picker": {change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights), func(m *semmoev1.MoEDeployment) {
+			m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker
+		}}, wanted: fresh, hold: "NotRealizable"},
 		"weights without a router":          {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, workloads: inService(byWeights(fresh), "r1")},
 		"engine without a map":              {change: []func(*semmoev1.MoEDeployment){engineOf(semmoev1.EngineVLLM)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), want: byWeights(fresh), why: "since VLLM takes no expert map"},
 		"engine without a map, asked for":   {change: []func(*semmoev1.MoEDeployment){engineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "NotRealizable"},

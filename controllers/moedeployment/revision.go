@@ -82,7 +82,7 @@ const defaultSamplePercent = 5
 // samplePercent is the share of requests whose experts the routers ask for.
 func samplePercent(moed *semmoev1.MoEDeployment) int32 {
 	switch {
-	case moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter || moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
+	case moed.Spec.Routing.Mode == semmoev1.RoutingModeNone || moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
 		return 0 // nobody samples, or requests have no rank
 	case !engineTells(moed):
 		return 0

@@ -41,6 +41,10 @@ type observation struct {
 	// Observed are the activations that routers sampled of the revision; Enough tells that they say something.
 	Observed router.Activations
 	Enough   bool
+	// RankTokens is how many of the sampled tokens each rank got.
+	RankTokens map[int]int64
+	// PoolKindMissing tells that the mode needs an InferencePool, and the cluster has no such kind.
+	PoolKindMissing bool
 	// Problem is what keeps a pod from serving.
 	Problem *podhealth.Problem
 	// Failure is an error that a phase of the reconciliation met and that a retry alone will not cure.
@@ -58,6 +62,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		Profile:            o.Planning.ProfileName,
 		PlanDigest:         shortDigest(o.Planning.Serving),
 		LAR:                larStatus(moed.Status.LAR, o, observes(moed), now),
+		Routing:            routingStatus(moed.Status.Routing, o, moed.Spec.Parallelism.ExpertParallelSize, observes(moed), now),
 		Endpoint:           fmt.Sprintf("http://%s.%s.svc:%d", moed.Name, moed.Namespace, semmoev1.ServicePort),
 	}
 	if plan := cmp.Or(o.Planning.Plan, o.Planning.Promise); plan != nil {
@@ -139,6 +144,9 @@ func faultOf(moed *semmoev1.MoEDeployment, o observation) *fault {
 		return &fault{o.Problem.Reason, o.Problem.Message, false}
 	case o.Failure != "":
 		return &fault{"ReconcileFailed", o.Failure, false}
+	case o.PoolKindMissing:
+		return &fault{"InferencePoolMissing", fmt.Sprintf("spec.routing.mode EndpointPicker needs the kind %s of %s, which this cluster does not have: install the custom resource definitions of the Gateway API Inference Extension, or use mode Router. Until then no Gateway can ask for ranks; the Service %s spreads requests over the pods",
+			inferencePool.Kind, inferencePool.GroupVersion(), moed.Name), false}
 	}
 	return profilingFault(moed, o)
 }

@@ -53,6 +53,18 @@ func TestStatus(t *testing.T) {
 			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two},
 			want:   map[string]string{"Ready": "True Serving"}, summary: "2/2",
 		},
+		"no kind InferencePool: it serves all the same": {
+			change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker },
+			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, PoolKindMissing: true},
+			want: map[string]string{"Ready": "True Serving", "Progressing": "False Complete", "Degraded": "True InferencePoolMissing", "Stalled": "False NotStalled",
+				"Reconciling": "False Complete"},
+			summary: "2/2",
+		},
+		"no endpoint picker yet": {
+			change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker },
+			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two},
+			want:   map[string]string{"Ready": "False RouterNotReady"}, summary: "2/2",
+		},
 		"rolling": {
 			o:       observation{Inspection: inspected, Revision: "r2", Pods: []*corev1.Pod{two[0], pod("m-r2-0", "r2", unready)}, Router: router},
 			want:    map[string]string{"Ready": "True Serving", "Progressing": "True RollingOut", "Reconciling": "True InProgress"},

@@ -1,0 +1,83 @@
+package moedeployment
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// What the spec leaves open does not stand in the arguments: an upgrade of the operator must not restart routers because
+// it has learned another flag.
+func TestRouterArgs(t *testing.T) {
+	always := []string{
+		"router", "--namespace=ns", "--selector=semmoe.io/component=engine,semmoe.io/deployment=m", "--engine=SGLang", "--sample-percent=0",
+		"--host=$(POD_IP)", "--drain-timeout=300s",
+	}
+	cases := map[string]struct {
+		routing semmoev1.RoutingSpec
+		more    []string
+		ports   []string
+	}{
+		"as it comes":     {semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter}, nil, []string{"http 8000", "metrics 9090"}},
+		"endpoint picker": {semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeEndpointPicker}, []string{"--endpoint-picker"}, []string{"ext-proc 9002", "health 9003", "metrics 9090"}},
+		"weights": {
+			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Weights: &semmoev1.RoutingWeights{AffinityPercent: ptr.To[int32](0), PrefixPercent: ptr.To[int32](105)}},
+			[]string{"--weights=affinity=0,prefix=1.05,load=1"}, []string{"http 8000", "metrics 9090"},
+		},
+		"limit": {
+			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, PendingLimitPerRank: ptr.To[int32](32)},
+			[]string{"--pending-limit-per-rank=32"}, []string{"http 8000", "metrics 9090"},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			moed := deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing = tc.routing })
+			pod := routerDeployment(moed, "semmoe:1", "uid").Spec.Template.Spec
+			container := pod.Containers[0]
+			if diff := cmp.Diff(append(slices.Clone(always), tc.more...), container.Args); diff != "" {
+				t.Errorf("arguments (-want +got):\n%s", diff)
+			}
+			var ports []string
+			for _, port := range container.Ports {
+				ports = append(ports, fmt.Sprintf("%s %d", *port.Name, *port.ContainerPort))
+			}
+			if diff := cmp.Diff(tc.ports, ports); diff != "" {
+				t.Errorf("ports (-want +got):\n%s", diff)
+			}
+			if grace, drain := *pod.TerminationGracePeriodSeconds, *container.Lifecycle.PreStop.Sleep.Seconds+graceSeconds; grace <= drain {
+				t.Errorf("a router is killed after %d s, while it may drain for %d s", grace, drain)
+			}
+		})
+	}
+}
+
+// A Service that leads to the engines goes over to the routers only when all of them are of the present template.
+func TestRolledOutAll(t *testing.T) {
+	whole := appsv1.DeploymentStatus{ObservedGeneration: 2, Replicas: 3, UpdatedReplicas: 3, AvailableReplicas: 3}
+	cases := map[string]struct {
+		change func(*appsv1.DeploymentStatus)
+		want   bool
+	}{
+		"all of them":          {func(*appsv1.DeploymentStatus) {}, true},
+		"not observed yet":     {func(s *appsv1.DeploymentStatus) { s.ObservedGeneration = 1 }, false},
+		"an old one is left":   {func(s *appsv1.DeploymentStatus) { s.Replicas = 4 }, false},
+		"one is not replaced":  {func(s *appsv1.DeploymentStatus) { s.UpdatedReplicas = 2 }, false},
+		"one is not available": {func(s *appsv1.DeploymentStatus) { s.AvailableReplicas = 2 }, false},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			router := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Generation: 2}, Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](3)}, Status: whole}
+			tc.change(&router.Status)
+			if got := rolledOutAll(router); got != tc.want {
+				t.Errorf("rolled out is %v, want %v", got, tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,133 @@
+package moedeployment
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
+	networkingac "k8s.io/client-go/applyconfigurations/networking/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+const largestPort = 65535
+
+// reconcileNetworkPolicies writes the policies that the spec wants, and deletes the others. They bound what comes in, never what
+// goes out, and the kubelet's probes are outside of them: traffic of a pod's own node is always allowed.
+func (r *Reconciler) reconcileNetworkPolicies(ctx context.Context, moed *semmoev1.MoEDeployment, serviceTarget string) error {
+	wanted := networkPolicies(moed, serviceTarget, r.Namespace)
+	for _, name := range []string{moed.Name, routerName(moed)} {
+		policy := wanted[name]
+		if policy == nil {
+			if err := r.deletePolicy(ctx, moed, name); err != nil {
+				return fmt.Errorf("delete NetworkPolicy %s: %w", name, err)
+			}
+			continue
+		}
+		if err := ensure(ctx, r.Client, &networkingv1.NetworkPolicy{}, policy, networkingac.ExtractNetworkPolicy); err != nil {
+			return fmt.Errorf("reconcile NetworkPolicy %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (r *Reconciler) deletePolicy(ctx context.Context, moed *semmoev1.MoEDeployment, name string) error {
+	policy := &networkingv1.NetworkPolicy{}
+	err := r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: name}, policy)
+	if err == nil && metav1.IsControlledBy(policy, moed) && policy.DeletionTimestamp == nil {
+		err = r.Delete(ctx, policy, client.Preconditions{UID: &policy.UID})
+	}
+	return client.IgnoreNotFound(err)
+}
+
+// networkPolicies are the policies that the spec wants, by name. Engines have one only while the Service leads to the request
+// router: else clients and Gateways of any namespace connect to them. operator is the operator's namespace; empty where it runs
+// outside of the cluster.
+func networkPolicies(moed *semmoev1.MoEDeployment, serviceTarget, operator string) map[string]*networkingac.NetworkPolicyApplyConfiguration {
+	wanted := map[string]*networkingac.NetworkPolicyApplyConfiguration{}
+	if moed.Spec.Routing.NetworkPolicy == semmoev1.NetworkPolicyNone || moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {
+		return wanted
+	}
+	open := []int32{semmoev1.ServicePort}
+	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
+		open = []int32{semmoev1.PickerPort, semmoev1.PickerHealthPort}
+	}
+	if serviceTarget == semmoev1.ComponentRouter {
+		wanted[moed.Name] = enginePolicy(moed, operator)
+	}
+	wanted[routerName(moed)] = ingressPolicy(moed, routerName(moed), semmoev1.ComponentRouter,
+		networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(open...)...),
+		networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(routerMetricsPort)...).WithFrom(observers(operator)...))
+	return wanted
+}
+
+// enginePolicy keeps the serving port for those who know what to do with it: engines have administrative routes there, and
+// ask nobody who they are. All other ports stay open: collective libraries pick theirs as they like, and so do containers of
+// the user's.
+func enginePolicy(moed *semmoev1.MoEDeployment, operator string) *networkingac.NetworkPolicyApplyConfiguration {
+	serving := networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(moed.Spec.Engine.Port)...)
+	if peers := observers(operator); len(peers) > 0 { // the operator asks for the answers of the unplanned start
+		serving.WithFrom(podsOf(moed, semmoev1.ComponentRouter), podsOf(moed, semmoev1.ComponentEngine)).WithFrom(peers...)
+	}
+	return ingressPolicy(moed, moed.Name, semmoev1.ComponentEngine, serving,
+		networkingac.NetworkPolicyIngressRule().WithPorts(portsBut(moed.Spec.Engine.Port)...))
+}
+
+func ingressPolicy(moed *semmoev1.MoEDeployment, name, component string, rules ...*networkingac.NetworkPolicyIngressRuleApplyConfiguration) *networkingac.NetworkPolicyApplyConfiguration {
+	return networkingac.NetworkPolicy(name, moed.Namespace).
+		WithLabels(labelsOf(moed, component)).
+		WithOwnerReferences(ownerReference(moed)).
+		WithSpec(networkingac.NetworkPolicySpec().
+			WithPodSelector(metav1ac.LabelSelector().WithMatchLabels(selector(moed, component))).
+			WithPolicyTypes(networkingv1.PolicyTypeIngress).
+			WithIngress(rules...))
+}
+
+// observers are the operator and monitoring. They are none, which in a rule means everybody, where the operator's namespace is
+// not known: it would lock itself out.
+func observers(operator string) []*networkingac.NetworkPolicyPeerApplyConfiguration {
+	if operator == "" {
+		return nil
+	}
+	return []*networkingac.NetworkPolicyPeerApplyConfiguration{
+		networkingac.NetworkPolicyPeer().WithNamespaceSelector(metav1ac.LabelSelector().
+			WithMatchLabels(map[string]string{corev1.LabelMetadataName: operator})),
+		networkingac.NetworkPolicyPeer().WithNamespaceSelector(metav1ac.LabelSelector().
+			WithMatchExpressions(metav1ac.LabelSelectorRequirement().WithKey(semmoev1.LabelMonitoring).WithOperator(metav1.LabelSelectorOpExists))),
+	}
+}
+
+func podsOf(moed *semmoev1.MoEDeployment, component string) *networkingac.NetworkPolicyPeerApplyConfiguration {
+	return networkingac.NetworkPolicyPeer().WithPodSelector(metav1ac.LabelSelector().WithMatchLabels(selector(moed, component)))
+}
+
+func tcpPorts(numbers ...int32) []*networkingac.NetworkPolicyPortApplyConfiguration {
+	var ports []*networkingac.NetworkPolicyPortApplyConfiguration
+	for _, number := range numbers {
+		ports = append(ports, networkingac.NetworkPolicyPort().WithProtocol(corev1.ProtocolTCP).WithPort(intstr.FromInt32(number)))
+	}
+	return ports
+}
+
+// portsBut are all ports but one of TCP.
+func portsBut(port int32) []*networkingac.NetworkPolicyPortApplyConfiguration {
+	ports := []*networkingac.NetworkPolicyPortApplyConfiguration{
+		portRange(corev1.ProtocolUDP, 1, largestPort), portRange(corev1.ProtocolSCTP, 1, largestPort),
+	}
+	if port > 1 {
+		ports = append(ports, portRange(corev1.ProtocolTCP, 1, port-1))
+	}
+	if port < largestPort {
+		ports = append(ports, portRange(corev1.ProtocolTCP, port+1, largestPort))
+	}
+	return ports
+}
+
+func portRange(protocol corev1.Protocol, first, last int32) *networkingac.NetworkPolicyPortApplyConfiguration {
+	return networkingac.NetworkPolicyPort().WithProtocol(protocol).WithPort(intstr.FromInt32(first)).WithEndPort(last)
+}

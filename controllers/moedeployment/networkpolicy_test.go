@@ -1,0 +1,163 @@
+package moedeployment
+
+import (
+	"encoding/json"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// peer is a pod that connects to one of ours.
+type peer struct{ namespace, pod map[string]string }
+
+// allows evaluates a policy of namespace ns as the API defines it.
+func allows(t *testing.T, policy networkingv1.NetworkPolicy, from peer, protocol corev1.Protocol, port int32) bool {
+	t.Helper()
+	matches := func(selector *metav1.LabelSelector, set map[string]string) bool {
+		s, err := metav1.LabelSelectorAsSelector(selector)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Matches(labels.Set(set))
+	}
+	for _, rule := range policy.Spec.Ingress {
+		peers, ports := len(rule.From) == 0, len(rule.Ports) == 0
+		for _, p := range rule.From {
+			inNamespace := from.namespace[corev1.LabelMetadataName] == "ns"
+			if p.NamespaceSelector != nil {
+				inNamespace = matches(p.NamespaceSelector, from.namespace)
+			}
+			peers = peers || inNamespace && (p.PodSelector == nil || matches(p.PodSelector, from.pod))
+		}
+		for _, p := range rule.Ports {
+			last := p.Port.IntVal
+			if p.EndPort != nil {
+				last = *p.EndPort
+			}
+			ports = ports || *p.Protocol == protocol && p.Port.IntVal <= port && port <= last
+		}
+		if peers && ports {
+			return true
+		}
+	}
+	return false
+}
+
+func TestNetworkPolicies(t *testing.T) {
+	ours := map[string]string{corev1.LabelMetadataName: "ns"}
+	of := func(deployment, component string) peer {
+		return peer{ours, map[string]string{semmoev1.LabelDeployment: deployment, semmoev1.LabelComponent: component}}
+	}
+	routerPod, enginePod, otherRouter := of("m", semmoev1.ComponentRouter), of("m", semmoev1.ComponentEngine), of("other", semmoev1.ComponentRouter)
+	client := peer{map[string]string{corev1.LabelMetadataName: "elsewhere"}, nil}
+	impostor := peer{client.namespace, routerPod.pod}
+	operator := peer{map[string]string{corev1.LabelMetadataName: "semmoe-system"}, nil}
+	prometheus := peer{map[string]string{corev1.LabelMetadataName: "monitoring", semmoev1.LabelMonitoring: "enabled"}, nil}
+	picker := func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker }
+	const engine, router = "m", "m-router"
+
+	cases := map[string]struct {
+		change   func(*semmoev1.MoEDeployment)
+		target   string // of the Service
+		outside  bool   // the operator runs outside of the cluster
+		policy   string
+		from     peer
+		protocol corev1.Protocol
+		port     int32
+		want     bool
+	}{
+		"router to engine":                       {policy: engine, from: routerPod, port: 30000, want: true},
+		"engine to engine":                       {policy: engine, from: enginePod, port: 30000, want: true},
+		"operator to engine":                     {policy: engine, from: operator, port: 30000, want: true},
+		"monitoring to engine":                   {policy: engine, from: prometheus, port: 30000, want: true},
+		"client to engine":                       {policy: engine, from: client, port: 30000},
+		"pod of the namespace to engine":         {policy: engine, from: peer{ours, nil}, port: 30000},
+		"another's router to engine":             {policy: engine, from: otherRouter, port: 30000},
+		"a router's labels in another namespace": {policy: engine, from: impostor, port: 30000},
+		"collectives, below":                     {policy: engine, from: client, port: 29999, want: true},
+		"collectives, above":                     {policy: engine, from: client, port: 30001, want: true},
+		"collectives, the last port":             {policy: engine, from: client, port: 65535, want: true},
+		"collectives, UDP on that number":        {policy: engine, from: client, protocol: corev1.ProtocolUDP, port: 30000, want: true},
+		"operator outside: it is not locked out": {outside: true, policy: engine, from: client, port: 30000, want: true},
+		"smallest serving port":                  {change: func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = 1 }, policy: engine, from: client, port: 1},
+		"largest serving port":                   {change: func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = 65535 }, policy: engine, from: client, port: 65535},
+
+		"client to router":                {policy: router, from: client, port: 8000, want: true},
+		"client to metrics":               {policy: router, from: client, port: 9090},
+		"operator to observations":        {policy: router, from: operator, port: 9090, want: true},
+		"monitoring to metrics":           {policy: router, from: prometheus, port: 9090, want: true},
+		"operator outside: observations":  {outside: true, policy: router, from: client, port: 9090, want: true},
+		"Gateway to picker":               {change: picker, target: semmoev1.ComponentEngine, policy: router, from: client, port: 9002, want: true},
+		"Gateway to picker's health":      {change: picker, target: semmoev1.ComponentEngine, policy: router, from: client, port: 9003, want: true},
+		"client to picker's metrics":      {change: picker, target: semmoev1.ComponentEngine, policy: router, from: client, port: 9090},
+		"client to the port of the proxy": {change: picker, target: semmoev1.ComponentEngine, policy: router, from: client, port: 8000},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			moed, namespace, target, protocol := deployment(), "semmoe-system", semmoev1.ComponentRouter, corev1.ProtocolTCP
+			if tc.change != nil {
+				tc.change(moed)
+			}
+			if tc.outside {
+				namespace = ""
+			}
+			if tc.target != "" {
+				target = tc.target
+			}
+			if tc.protocol != "" {
+				protocol = tc.protocol
+			}
+			data, err := json.Marshal(networkPolicies(moed, target, namespace)[tc.policy])
+			if err != nil {
+				t.Fatal(err)
+			}
+			var policy networkingv1.NetworkPolicy
+			if err := json.Unmarshal(data, &policy); err != nil || policy.Name != tc.policy {
+				t.Fatalf("policy %s, %v", data, err)
+			}
+			if got := allows(t, policy, tc.from, protocol, tc.port); got != tc.want {
+				t.Errorf("allowed is %v, want %v, by %s", got, tc.want, data)
+			}
+			if types := policy.Spec.PolicyTypes; len(types) != 1 || types[0] != networkingv1.PolicyTypeIngress {
+				t.Errorf("policy types %v: what goes out is nobody's business", types)
+			}
+		})
+	}
+}
+
+// Engines are closed only while the Service leads to the router, and nothing is made where nothing is wanted.
+func TestNetworkPoliciesThatAreMade(t *testing.T) {
+	mode := func(mode semmoev1.RoutingMode) func(*semmoev1.MoEDeployment) {
+		return func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = mode }
+	}
+	cases := map[string]struct {
+		change func(*semmoev1.MoEDeployment)
+		target string
+		want   []string
+	}{
+		"router":               {mode(semmoev1.RoutingModeRouter), semmoev1.ComponentRouter, []string{"m", "m-router"}},
+		"router, not yet":      {mode(semmoev1.RoutingModeRouter), semmoev1.ComponentEngine, []string{"m-router"}},
+		"endpoint picker":      {mode(semmoev1.RoutingModeEndpointPicker), semmoev1.ComponentEngine, []string{"m-router"}},
+		"no router":            {mode(semmoev1.RoutingModeNone), semmoev1.ComponentEngine, nil},
+		"left to somebody":     {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.NetworkPolicy = semmoev1.NetworkPolicyNone }, semmoev1.ComponentRouter, nil},
+		"stored by an upgrade": {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.NetworkPolicy = "" }, semmoev1.ComponentRouter, []string{"m", "m-router"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got := networkPolicies(deployment(tc.change), tc.target, "semmoe-system")
+			for _, policy := range tc.want {
+				if got[policy] == nil {
+					t.Errorf("no policy %s", policy)
+				}
+			}
+			if len(got) != len(tc.want) {
+				t.Errorf("%d policies, want %v", len(got), tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,136 @@
+package moedeployment
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	coreac "k8s.io/client-go/applyconfigurations/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/owned"
+)
+
+// inferencePool is the kind by which a Gateway finds the engine pods and their endpoint picker. It comes with the Gateway API
+// Inference Extension, which a cluster may not have, or get later: it is read and written without a cache, since a watch for
+// a kind that is absent would keep the operator from starting.
+var inferencePool = schema.GroupVersionKind{Group: "inference.networking.k8s.io", Version: "v1", Kind: "InferencePool"}
+
+// poolPeriod is how often the InferencePool is looked at, which nothing watches: how long one that was edited stays so, and how
+// long the kind can be there unnoticed.
+const poolPeriod = 30 * time.Second
+
+// reconcilePicker writes what a Gateway needs to ask the request router: the router's Service, and the InferencePool. It reports
+// whether the cluster lacks the latter's kind.
+func (r *Reconciler) reconcilePicker(ctx context.Context, moed *semmoev1.MoEDeployment) (kindMissing bool, err error) {
+	if err := ensure(ctx, r.Client, &corev1.Service{}, pickerService(moed), coreac.ExtractService); err != nil {
+		return false, fmt.Errorf("reconcile Service of the endpoint picker: %w", err)
+	}
+	want, live := inferencePoolOf(moed), &unstructured.Unstructured{}
+	live.SetGroupVersionKind(inferencePool)
+	err = r.Get(ctx, client.ObjectKeyFromObject(want), live)
+	switch {
+	case err == nil && poolHas(live, want):
+		return false, nil
+	case err == nil || apierrors.IsNotFound(err):
+		err = r.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(manager), client.ForceOwnership)
+	}
+	if kindAbsent(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reconcile InferencePool: %w", err)
+	}
+	return false, nil
+}
+
+// kindAbsent tells that the API server does not know a kind: it says so when asked for its kinds, or, where it has just lost one,
+// by not finding the path that an object is applied to.
+func kindAbsent(err error) bool {
+	return meta.IsNoMatchError(err) || apierrors.IsNotFound(err)
+}
+
+// poolHas tells that the live object has every field of ours. Fields of others, such as a status, are theirs.
+func poolHas(live, want *unstructured.Unstructured) bool {
+	spec, isMap := live.Object["spec"].(map[string]any)
+	return isMap && equality.Semantic.DeepDerivative(want.Object["spec"], spec) &&
+		equality.Semantic.DeepDerivative(want.GetLabels(), live.GetLabels()) &&
+		equality.Semantic.DeepDerivative(want.GetOwnerReferences(), live.GetOwnerReferences())
+}
+
+// deletePicker takes away what another mode does not want. The Service is written before the InferencePool and goes after it:
+// where there is none, there is no InferencePool to look for either.
+func (r *Reconciler) deletePicker(ctx context.Context, moed *semmoev1.MoEDeployment) error {
+	service := &corev1.Service{}
+	err := r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: routerName(moed)}, service)
+	if err != nil || !metav1.IsControlledBy(service, moed) || service.DeletionTimestamp != nil {
+		return client.IgnoreNotFound(err)
+	}
+	pool := &unstructured.Unstructured{}
+	pool.SetGroupVersionKind(inferencePool)
+	err = r.Get(ctx, client.ObjectKeyFromObject(moed), pool)
+	if err == nil && metav1.IsControlledBy(pool, moed) && pool.GetDeletionTimestamp() == nil {
+		err = r.Delete(ctx, pool, client.Preconditions{UID: new(pool.GetUID())})
+	}
+	if err != nil && !kindAbsent(err) {
+		return fmt.Errorf("delete InferencePool: %w", err)
+	}
+	if err := r.Delete(ctx, service, client.Preconditions{UID: &service.UID}); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete Service of the endpoint picker: %w", err)
+	}
+	return nil
+}
+
+// pickerService is where a Gateway asks for endpoints.
+func pickerService(moed *semmoev1.MoEDeployment) *coreac.ServiceApplyConfiguration {
+	port := func(name string, number int32) *coreac.ServicePortApplyConfiguration {
+		// Without this value Envoy's control planes speak HTTP/1.1 to a port, over which there is no gRPC.
+		return coreac.ServicePort().WithName(name).WithProtocol(corev1.ProtocolTCP).WithAppProtocol("http2").
+			WithPort(number).WithTargetPort(intstr.FromString(name))
+	}
+	return coreac.Service(routerName(moed), moed.Namespace).
+		WithLabels(labelsOf(moed, semmoev1.ComponentRouter)).
+		WithOwnerReferences(ownerReference(moed)).
+		WithSpec(coreac.ServiceSpec().
+			WithType(corev1.ServiceTypeClusterIP).
+			WithSelector(selector(moed, semmoev1.ComponentRouter)).
+			WithPorts(port("ext-proc", semmoev1.PickerPort), port("health", semmoev1.PickerHealthPort)))
+}
+
+// inferencePoolOf is what routes of a Gateway name as their backend. A Gateway that cannot reach the picker chooses a pod by
+// itself: every rank gives the right answer, and where plans are hints, their absence must not stop serving. All ranks of a
+// pod are behind one port; the picker names the rank in the engine's header. appProtocol is left at its default: the first
+// releases of the kind do not have it.
+func inferencePoolOf(moed *semmoev1.MoEDeployment) *unstructured.Unstructured {
+	pool := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+		"selector":    map[string]any{"matchLabels": anyValues(selector(moed, semmoev1.ComponentEngine))},
+		"targetPorts": []any{map[string]any{"number": int64(moed.Spec.Engine.Port)}},
+		"endpointPickerRef": map[string]any{
+			"group": "", "kind": "Service", "name": routerName(moed), "port": map[string]any{"number": int64(semmoev1.PickerPort)},
+			"failureMode": "FailOpen",
+		},
+	}}}
+	pool.SetGroupVersionKind(inferencePool)
+	pool.SetNamespace(moed.Namespace)
+	pool.SetName(moed.Name)
+	pool.SetLabels(labelsOf(moed, semmoev1.ComponentRouter))
+	pool.SetOwnerReferences(owned.ControllerReference(moed, "MoEDeployment"))
+	return pool
+}
+
+func anyValues(texts map[string]string) map[string]any {
+	values := make(map[string]any, len(texts))
+	for key, text := range texts {
+		values[key] = text
+	}
+	return values
+}

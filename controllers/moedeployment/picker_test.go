@@ -1,0 +1,64 @@
+package moedeployment
+
+import (
+	"encoding/json"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// stored is an InferencePool as the API server gives it back: as JSON, with defaults and what others have added.
+func stored(t *testing.T, moed *semmoev1.MoEDeployment, change func(pool *unstructured.Unstructured)) *unstructured.Unstructured {
+	t.Helper()
+	data, err := json.Marshal(inferencePoolOf(moed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := &unstructured.Unstructured{}
+	if err := pool.UnmarshalJSON(data); err != nil {
+		t.Fatal(err)
+	}
+	change(pool)
+	return pool
+}
+
+// The InferencePool is written only where one of our fields differs.
+func TestPoolHas(t *testing.T) {
+	set := func(value any, fields ...string) func(*unstructured.Unstructured) {
+		return func(pool *unstructured.Unstructured) {
+			if err := unstructured.SetNestedField(pool.Object, value, fields...); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	cases := map[string]struct {
+		change func(*unstructured.Unstructured)
+		want   bool
+	}{
+		"as written":           {func(*unstructured.Unstructured) {}, true},
+		"a default":            {set("http", "spec", "appProtocol"), true},
+		"a Gateway's status":   {set("Accepted", "status", "parents"), true},
+		"another's label":      {set("b", "metadata", "labels", "a"), true},
+		"another picker":       {set("other", "spec", "endpointPickerRef", "name"), false},
+		"another port":         {set(int64(9), "spec", "endpointPickerRef", "port", "number"), false},
+		"closed on failure":    {set("FailClose", "spec", "endpointPickerRef", "failureMode"), false},
+		"another engine port":  {set([]any{map[string]any{"number": int64(1)}}, "spec", "targetPorts"), false},
+		"other pods":           {set("other", "spec", "selector", "matchLabels", semmoev1.LabelDeployment), false},
+		"a label taken away":   {func(p *unstructured.Unstructured) { p.SetLabels(nil) }, false},
+		"the owner taken away": {func(p *unstructured.Unstructured) { p.SetOwnerReferences(nil) }, false},
+		"all of it taken away": {func(p *unstructured.Unstructured) { delete(p.Object, "spec") }, false},
+		"the picker taken away": {func(p *unstructured.Unstructured) {
+			unstructured.RemoveNestedField(p.Object, "spec", "endpointPickerRef")
+		}, false},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			moed := deployment()
+			if got := poolHas(stored(t, moed, tc.change), inferencePoolOf(moed)); got != tc.want {
+				t.Errorf("it has all fields: %v, want %v", got, tc.want)
+			}
+		})
+	}
+}

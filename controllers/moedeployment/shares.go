@@ -1,0 +1,64 @@
+package moedeployment
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// rankShares are the shares of the ranks in thousandths, given how many tokens each got; nil where none got any. Ranks beyond
+// those that the spec has are left out: they are of an older revision. What rounding down leaves goes to the largest remainders,
+// so that the shares sum to 1000.
+func rankShares(tokens map[int]int64, ranks int32) []semmoev1.RankShare {
+	var total int64
+	for rank := range ranks {
+		total += tokens[int(rank)]
+	}
+	if total <= 0 {
+		return nil
+	}
+	shares, order := make([]semmoev1.RankShare, ranks), make([]int32, ranks)
+	left := int32(1000)
+	for rank := range ranks {
+		shares[rank] = semmoev1.RankShare{Rank: rank, ShareMilli: int32(1000 * tokens[int(rank)] / total)}
+		order[rank] = rank
+		left -= shares[rank].ShareMilli
+	}
+	remainder := func(rank int32) int64 { return 1000 * tokens[int(rank)] % total }
+	slices.SortStableFunc(order, func(a, b int32) int { return cmp.Compare(remainder(b), remainder(a)) })
+	for _, rank := range order[:left] {
+		shares[rank].ShareMilli++
+	}
+	return shares
+}
+
+// routingStatus is the reported spread over the ranks. It stays at the previous report until a share differs by a step and a
+// minute has passed, as the local activation rate does.
+func routingStatus(previous *semmoev1.RoutingStatus, o observation, ranks int32, observes bool, now time.Time) *semmoev1.RoutingStatus {
+	known := previous != nil && previous.ObservedTime != nil && previous.ObservedRevision == o.Revision
+	shares := rankShares(o.RankTokens, ranks)
+	switch {
+	case !observes:
+		return nil
+	case !o.Enough || shares == nil:
+		if known {
+			return previous
+		}
+		return nil
+	case known && (!sharesMoved(previous.Ranks, shares) || now.Sub(previous.ObservedTime.Time) < observePeriod):
+		return previous
+	}
+	return &semmoev1.RoutingStatus{Ranks: shares, ObservedTime: new(metav1.NewTime(now.Truncate(time.Second))), ObservedRevision: o.Revision}
+}
+
+// sharesMoved tells that a rank's share differs by a step, or that there are other ranks.
+func sharesMoved(before, after []semmoev1.RankShare) bool {
+	return !slices.EqualFunc(before, after, func(a, b semmoev1.RankShare) bool {
+		change := a.ShareMilli - b.ShareMilli
+		return a.Rank == b.Rank && max(change, -change) < larStep
+	})
+}

@@ -23,7 +23,7 @@ done
 
 unformatted=$(gofmt -l $(git ls-files '*.go'))
 [ -z "$unformatted" ] || complain "not formatted (gofmt -w): $unformatted"
-for module in . internal/tools test/kubernetes test/cluster/coredns; do
+for module in . internal/tools test/kubernetes test/gateway test/cluster/coredns; do
   (cd "$module" && go mod tidy -diff >/dev/null) || complain "$module/go.mod is not tidy (go mod tidy)"
 done
 go vet ./... || complain "go vet found something"

@@ -46,4 +46,17 @@ func TestObservesLocality(t *testing.T) {
 	if *lar.ObservedMilli < 150 || *lar.ObservedMilli > 350 || lar.Summary == "" {
 		t.Errorf("the rate is %+v, want about 250 milli", lar)
 	}
+	spread := get(t, moed).Status.Routing
+	if spread == nil || len(spread.Ranks) != 4 {
+		t.Fatalf("the spread over the ranks is %+v, want four shares", spread)
+	}
+	sum := int32(0)
+	for _, share := range spread.Ranks {
+		if sum += share.ShareMilli; share.ShareMilli < 100 || share.ShareMilli > 400 {
+			t.Errorf("rank %d gets %d milli of the tokens, want about 250", share.Rank, share.ShareMilli)
+		}
+	}
+	if sum != 1000 {
+		t.Errorf("the shares sum to %d", sum)
+	}
 }

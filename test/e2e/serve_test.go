@@ -18,6 +18,7 @@ import (
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -121,6 +122,7 @@ func kinds() []client.ObjectList {
 	return []client.ObjectList{
 		&appsv1.StatefulSetList{}, &appsv1.DeploymentList{}, &batchv1.JobList{}, &corev1.ServiceList{}, &corev1.PodList{},
 		&corev1.ServiceAccountList{}, &policyv1.PodDisruptionBudgetList{}, &rbacv1.RoleBindingList{}, &corev1.ConfigMapList{},
+		&networkingv1.NetworkPolicyList{},
 		&semmoev1.MoEDeploymentList{}, &semmoev1.AffinityProfileList{}, &semmoev1.PlacementPlanList{},
 	}
 }
@@ -158,6 +160,8 @@ func TestChildrenComeBack(t *testing.T) {
 		&rbacv1.RoleBinding{ObjectMeta: meta("tiny-router")},
 		&policyv1.PodDisruptionBudget{ObjectMeta: meta("tiny")},
 		&policyv1.PodDisruptionBudget{ObjectMeta: meta("tiny-router")},
+		&networkingv1.NetworkPolicy{ObjectMeta: meta("tiny")},
+		&networkingv1.NetworkPolicy{ObjectMeta: meta("tiny-router")},
 	} {
 		what := kindOf(child) + " " + child.GetName()
 		if err := api.Get(t.Context(), client.ObjectKeyFromObject(child), child); err != nil {

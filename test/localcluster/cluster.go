@@ -376,6 +376,18 @@ func (c *Cluster) SetImages(images map[string]string) error {
 	return c.call(context.Background(), "SetImages", images)
 }
 
+// PauseAPIServer makes the API server stand still, as behind a network that swallows everything: connections are accepted,
+// and nothing is answered. ResumeAPIServer lets it go on. The node meanwhile runs its pods as they are, starts containers
+// that end once more, and forwards to Services.
+func (c *Cluster) PauseAPIServer(ctx context.Context) error {
+	return c.call(ctx, "PauseAPIServer", true)
+}
+
+// ResumeAPIServer undoes PauseAPIServer.
+func (c *Cluster) ResumeAPIServer(ctx context.Context) error {
+	return c.call(ctx, "PauseAPIServer", false)
+}
+
 func newProgress(w io.Writer) func(string) {
 	start := time.Now()
 	return func(message string) {

@@ -42,24 +42,26 @@ func Programs() []string { return []string{etcd, apiServer, controllerManager, s
 
 // Run runs the programs of the directory binaries with their state, credentials (WriteCredentials) and logs below dir.
 // It returns when one of them ends, with an error that names it and its log, or when ctx ends. ready is called once,
-// when the API server answers.
-func Run(ctx context.Context, binaries, dir string, client kubernetes.Interface, ready func()) error {
+// when the API server answers, with the API server's process.
+func Run(ctx context.Context, binaries, dir string, client kubernetes.Interface, ready func(apiServer *os.Process)) error {
 	if err := os.MkdirAll(filepath.Join(dir, "etcd"), 0o700); err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	start := func(name string, args []string) {
-		group.Go(func() error { return runProgram(ctx, filepath.Join(binaries, name), args, logFile(dir, name)) })
+	run := func(name string, args []string, started func(*os.Process)) {
+		group.Go(func() error { return runProgram(ctx, filepath.Join(binaries, name), args, logFile(dir, name), started) })
 	}
+	start := func(name string, args []string) { run(name, args, func(*os.Process) {}) }
 	start(etcd, etcdArgs(dir))
-	start(apiServer, apiServerArgs(dir))
+	server := make(chan *os.Process, 1)
+	run(apiServer, apiServerArgs(dir), func(process *os.Process) { server <- process })
 	group.Go(func() error {
 		if err := waitReady(ctx, client); err != nil {
 			return fmt.Errorf("kube-apiserver does not get ready: %w (its log: %s)", err, logFile(dir, apiServer))
 		}
 		start(controllerManager, controllerManagerArgs(dir))
 		start(scheduler, schedulerArgs(dir))
-		ready()
+		ready(<-server) // it answers, so it was started
 		return nil
 	})
 	return group.Wait()
@@ -67,7 +69,7 @@ func Run(ctx context.Context, binaries, dir string, client kubernetes.Interface,
 
 func logFile(dir, name string) string { return filepath.Join(dir, "logs", name+".log") }
 
-func runProgram(ctx context.Context, path string, args []string, log string) error {
+func runProgram(ctx context.Context, path string, args []string, log string, started func(*os.Process)) error {
 	output, err := os.Create(log)
 	if err != nil {
 		return err
@@ -75,7 +77,10 @@ func runProgram(ctx context.Context, path string, args []string, log string) err
 	defer output.Close()
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Stdout, cmd.Stderr = output, output
-	err = cmd.Run()
+	if err = cmd.Start(); err == nil {
+		started(cmd.Process)
+		err = cmd.Wait()
+	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}

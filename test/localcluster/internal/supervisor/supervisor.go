@@ -82,6 +82,7 @@ type Supervisor struct {
 
 	mu        sync.Mutex
 	node      *node.Agent // nil before Up
+	apiServer *os.Process // the same
 	forwarded map[int]ForwardArgs
 }
 
@@ -161,8 +162,12 @@ func (s *Supervisor) Up(args UpArgs, _ *Nothing) error {
 		return err
 	}
 	ready, failed := make(chan struct{}), make(chan error, 1)
+	var apiServer *os.Process
 	go func() {
-		err := controlplane.Run(ctx, args.Binaries, args.Dir, client, func() { close(ready) })
+		err := controlplane.Run(ctx, args.Binaries, args.Dir, client, func(process *os.Process) {
+			apiServer = process
+			close(ready)
+		})
 		select {
 		case <-ready:
 			// Nothing here works any more: end, and with us everything, rather than linger.
@@ -190,8 +195,21 @@ func (s *Supervisor) Up(args UpArgs, _ *Nothing) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.node = n
+	s.node, s.apiServer = n, apiServer
 	return nil
+}
+
+// PauseAPIServer stops the API server, or lets it go on.
+func (s *Supervisor) PauseAPIServer(paused bool, _ *Nothing) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.apiServer == nil {
+		return errNotUp
+	}
+	if paused {
+		return s.apiServer.Signal(unix.SIGSTOP)
+	}
+	return s.apiServer.Signal(unix.SIGCONT)
 }
 
 // Forward begins to forward the connections of an inherited listener to a Service.

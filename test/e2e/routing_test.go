@@ -1,0 +1,314 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/router"
+)
+
+// installInferencePools adds the kind InferencePool to the cluster, as its release has it.
+func installInferencePools(t *testing.T) {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", "sigs.k8s.io/gateway-api-inference-extension")
+	command.Dir = filepath.Join(repository, "test", "gateway")
+	output, err := command.Output()
+	var module struct{ Dir string }
+	if err := errors.Join(err, json.Unmarshal(output, &module)); err != nil {
+		t.Fatalf("the module with the kind InferencePool: %v: %s", err, output)
+	}
+	file := filepath.Join(module.Dir, "config", "crd", "bases", "inference.networking.k8s.io_inferencepools.yaml")
+	if _, err := envtest.InstallCRDs(restConfig, envtest.CRDInstallOptions{Paths: []string{file}, ErrorIfPathMissing: true}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// getPool reads the InferencePool of a MoEDeployment, from an API server that may just have learned of the kind.
+func getPool(ctx context.Context, moed *semmoev1.MoEDeployment) (*unstructured.Unstructured, error) {
+	pool := &unstructured.Unstructured{}
+	pool.SetGroupVersionKind(schema.GroupVersionKind{Group: "inference.networking.k8s.io", Version: "v1", Kind: "InferencePool"})
+	return pool, api.Get(ctx, client.ObjectKeyFromObject(moed), pool)
+}
+
+// absent returns an error unless an object of that name does not exist.
+func absent(ctx context.Context, object client.Object, namespace, name string) error {
+	err := api.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, object)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return err
+	}
+	return fmt.Errorf("%s %s is there", kindOf(object), name)
+}
+
+// steadily sends requests until the returned function ends that, and fails on any that is not answered.
+func steadily(t *testing.T, url string) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	var served atomic.Int64
+	for range 4 {
+		clients.Go(func() {
+			for ctx.Err() == nil {
+				if err := ask(context.WithoutCancel(ctx), url, "tiny"); err != nil {
+					t.Errorf("a request failed: %v", err)
+				}
+				served.Add(1)
+			}
+		})
+	}
+	return func() {
+		cancel()
+		clients.Wait()
+		if served.Load() < 20 {
+			t.Errorf("only %d requests were served: that was no steady traffic", served.Load())
+		}
+	}
+}
+
+// Behind a Gateway: the kind that it needs may be missing, and come later; the InferencePool is kept as it should be; another
+// mode takes it away again, and no change of the mode fails a request.
+func TestEndpointPicker(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker })
+	create(t, moed)
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "InferencePoolMissing", "inference.networking.k8s.io/v1", "Gateway API Inference Extension")
+	url := reach(t, moed)
+	eventually(t, patience, "the Service leads to the engine meanwhile", func() error { return ask(t.Context(), url, "tiny") })
+
+	installInferencePools(t)
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
+	pool, err := getPool(t.Context(), moed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	poolIsRight(t, pool)
+	changed := pool.DeepCopy()
+	if err := unstructured.SetNestedField(changed.Object, "FailClose", "spec", "endpointPickerRef", "failureMode"); err != nil {
+		t.Fatal(err)
+	}
+	if err := api.Update(t.Context(), changed, client.FieldOwner("somebody")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, patience, "an edited InferencePool is put right", func() error {
+		if pool, err = getPool(t.Context(), moed); err != nil {
+			return err
+		}
+		if mode, _, _ := unstructured.NestedString(pool.Object, "spec", "endpointPickerRef", "failureMode"); mode != "FailOpen" {
+			return fmt.Errorf("failureMode is %s", mode)
+		}
+		return nil
+	})
+	if err := absent(t.Context(), &networkingv1.NetworkPolicy{}, namespace, "tiny"); err != nil {
+		t.Errorf("engines are closed to Gateways: %v", err)
+	}
+
+	stop := steadily(t, url)
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeRouter })
+	waitComplete(t, moed)
+	eventually(t, patience, "the Service leads to the router, and what a Gateway needs is gone", func() error {
+		service, policy := &corev1.Service{}, &networkingv1.NetworkPolicy{}
+		if err := api.Get(t.Context(), client.ObjectKeyFromObject(moed), service); err != nil {
+			return err
+		}
+		if component := service.Spec.Selector[semmoev1.LabelComponent]; component != semmoev1.ComponentRouter {
+			return fmt.Errorf("the Service leads to %s", component)
+		}
+		if _, err := getPool(t.Context(), moed); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("the InferencePool: %v", err)
+		}
+		return errors.Join(absent(t.Context(), &corev1.Service{}, namespace, "tiny-router"), api.Get(t.Context(), client.ObjectKeyFromObject(moed), policy))
+	})
+	throughRouter(t, url)
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker })
+	eventually(t, patience, "there is an InferencePool again, and the engines are open", func() error {
+		_, err := getPool(t.Context(), moed)
+		return errors.Join(err, absent(t.Context(), &networkingv1.NetworkPolicy{}, namespace, "tiny"))
+	})
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone })
+	waitComplete(t, moed)
+	eventually(t, patience, "nothing is left of router and Gateway", func() error {
+		if _, err := getPool(t.Context(), moed); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("the InferencePool: %v", err)
+		}
+		return errors.Join(absent(t.Context(), &appsv1.Deployment{}, namespace, "tiny-router"), absent(t.Context(), &corev1.Service{}, namespace, "tiny-router"),
+			absent(t.Context(), &networkingv1.NetworkPolicy{}, namespace, "tiny-router"))
+	})
+	stop()
+}
+
+func poolIsRight(t *testing.T, pool *unstructured.Unstructured) {
+	t.Helper()
+	var spec struct {
+		Selector    struct{ MatchLabels map[string]string }
+		TargetPorts []struct{ Number int32 }
+		Picker      struct {
+			Kind, Name, FailureMode string
+			Port                    struct{ Number int32 }
+		} `json:"endpointPickerRef"`
+	}
+	data, err := json.Marshal(pool.Object["spec"])
+	if err := errors.Join(err, json.Unmarshal(data, &spec)); err != nil {
+		t.Fatal(err)
+	}
+	if len(spec.TargetPorts) != 1 || spec.TargetPorts[0].Number != 30000 || spec.Picker.FailureMode != "FailOpen" {
+		t.Errorf("the InferencePool is %s", data)
+	}
+	var pods corev1.PodList
+	if err := api.List(t.Context(), &pods, client.InNamespace(pool.GetNamespace()), client.MatchingLabels(spec.Selector.MatchLabels)); err != nil || len(pods.Items) != 1 ||
+		pods.Items[0].Labels[semmoev1.LabelComponent] != semmoev1.ComponentEngine {
+		t.Errorf("it selects %d pods, want the engine's, %v", len(pods.Items), err)
+	}
+	service := &corev1.Service{}
+	if err := api.Get(t.Context(), client.ObjectKey{Namespace: pool.GetNamespace(), Name: spec.Picker.Name}, service); err != nil || spec.Picker.Kind != "Service" {
+		t.Fatalf("its picker is %+v: %v", spec.Picker, err)
+	}
+	for _, port := range service.Spec.Ports {
+		if port.Port == spec.Picker.Port.Number && port.TargetPort.String() == "ext-proc" && ptr.Deref(port.AppProtocol, "") == "http2" {
+			return
+		}
+	}
+	t.Errorf("the Service of the picker has no port %d for ext_proc: %+v", spec.Picker.Port.Number, service.Spec.Ports)
+}
+
+// throughRouter waits until requests are answered by way of the request router.
+func throughRouter(t *testing.T, url string) {
+	t.Helper()
+	eventually(t, patience, "requests pass through the router", func() error {
+		// A new connection: an older one still leads to the engine.
+		fresh := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		response, err := fresh.Post(url+"/v1/completions", "application/json", strings.NewReader(`{"model": "tiny", "prompt": "x", "max_tokens": 1}`))
+		if err != nil {
+			return err
+		}
+		response.Body.Close()
+		if response.Header.Get(router.HeaderPod) == "" {
+			return fmt.Errorf("no %s in %v", router.HeaderPod, response.Header)
+		}
+		return nil
+	})
+}
+
+// A request router that is killed while API server and operator are away starts again, and sends requests by the plan that
+// was last in service.
+//
+// This test is not parallel to others: they need the API server.
+func TestRouterWithoutAPIServer(t *testing.T) {
+	namespace := newNamespace(t)
+	stop := startManager(t, namespace, nil)
+	storedProfile(t, namespace)
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
+		m.Spec.Replicas = ptr.To[int32](2)
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "tiny"}}
+	})
+	create(t, moed)
+	plan := waitPlanned(t, moed).Status.PlanDigest
+	url := reach(t, moed)
+	byPlan := func() error {
+		response, err := http.Post(url+"/v1/completions", "application/json", strings.NewReader(`{"model": "tiny", "prompt": "func main() {", "max_tokens": 4}`))
+		if err != nil {
+			return err
+		}
+		got := response.Header.Get(router.HeaderPlan)
+		if err := answered(response, nil); err != nil || got != plan {
+			return fmt.Errorf("%s is %q, want %q, %v", router.HeaderPlan, got, plan, err)
+		}
+		return nil
+	}
+	eventually(t, patience, "requests are sent by the plan", byPlan)
+
+	stop()
+	if err := cluster.PauseAPIServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	resumed := false
+	resume := func() {
+		if !resumed {
+			resumed = true
+			if err := cluster.ResumeAPIServer(context.WithoutCancel(t.Context())); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	defer resume()
+	before := routerProcess(t, namespace)
+	if err := syscall.Kill(before, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, time.Minute, "another router runs", func() error {
+		if now := routerProcess(t, namespace); now == 0 || now == before {
+			return fmt.Errorf("process %d", now)
+		}
+		return nil
+	})
+	eventually(t, time.Minute, "requests are sent by the plan without an API server", byPlan)
+	ended := make(chan error, 1)
+	go func() { // the API server must really have been away
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		ended <- api.Get(ctx, client.ObjectKeyFromObject(moed), &semmoev1.MoEDeployment{})
+	}()
+	if err := <-ended; err == nil {
+		t.Error("the API server answers")
+	}
+	resume()
+	eventually(t, patience, "the API server answers again", func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		return api.Get(ctx, client.ObjectKeyFromObject(moed), &semmoev1.MoEDeployment{})
+	})
+	if err := byPlan(); err != nil {
+		t.Error(err)
+	}
+}
+
+// routerProcess is the process of a namespace's only request router, as this machine numbers it; 0 where there is none.
+func routerProcess(t *testing.T, namespace string) int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		line, err := os.ReadFile(file) // a process may have ended meanwhile
+		words := bytes.Split(line, []byte{0})
+		if err != nil || len(words) < 3 || string(words[1]) != "router" || string(words[2]) != "--namespace="+namespace {
+			continue
+		}
+		process, err := strconv.Atoi(strings.Split(file, "/")[2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return process
+	}
+	return 0
+}

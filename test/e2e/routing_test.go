@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -218,6 +219,79 @@ func throughRouter(t *testing.T, url string) {
 	})
 }
 
+// sentBy returns an error unless a request is answered, and its rank was chosen by a plan.
+func sentBy(ctx context.Context, url, plan string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(`{"model": "tiny", "prompt": "func main() {", "max_tokens": 4}`))
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	got := response.Header.Get(router.HeaderPlan)
+	if err := answered(response, nil); err != nil || got != plan {
+		return fmt.Errorf("%s is %q, want %q, %v", router.HeaderPlan, got, plan, err)
+	}
+	return nil
+}
+
+// Plans come into service, and change, under steady traffic: no request fails, and the routers, which are not restarted, send
+// requests by the plan that is in service.
+func TestPlanChangesUnderTraffic(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	storedProfile(t, namespace)
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
+		m.Spec.Replicas = ptr.To[int32](2)
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "tiny"}}
+		m.Spec.Placement.Approval = semmoev1.ApprovalAdvisory
+	})
+	create(t, moed)
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "Advisory")
+	waitComplete(t, moed)
+	url, routers := reach(t, moed), podNames(t, moed, semmoev1.ComponentRouter)
+
+	stop := steadily(t, url)
+	plans := map[string]bool{}
+	for _, change := range []func(*semmoev1.MoEDeployment){
+		func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalAutomatic },
+		func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Solver.Seed = ptr.To[int64](2) },
+	} {
+		update(t, moed, change)
+		var plan string
+		eventually(t, patience, "another plan is in service", func() error {
+			if plan = get(t, moed).Status.PlanDigest; plan == "" || plans[plan] {
+				return fmt.Errorf("plan %q", plan)
+			}
+			return nil
+		})
+		plans[plan] = true
+		waitPlanned(t, moed)
+		eventually(t, patience, "requests are sent by it", func() error { return sentBy(t.Context(), url, plan) })
+	}
+	stop()
+	if now := podNames(t, moed, semmoev1.ComponentRouter); !slices.Equal(now, routers) {
+		t.Errorf("the routers are %v, were %v", now, routers)
+	}
+}
+
+// podNames are the pods of a component, by name.
+func podNames(t *testing.T, moed *semmoev1.MoEDeployment, component string) []string {
+	t.Helper()
+	var pods corev1.PodList
+	if err := api.List(t.Context(), &pods, client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: component}); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, pod := range pods.Items {
+		names = append(names, pod.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
 // A request router that is killed while API server and operator are away starts again, and sends requests by the plan that
 // was last in service.
 //
@@ -233,17 +307,7 @@ func TestRouterWithoutAPIServer(t *testing.T) {
 	create(t, moed)
 	plan := waitPlanned(t, moed).Status.PlanDigest
 	url := reach(t, moed)
-	byPlan := func() error {
-		response, err := http.Post(url+"/v1/completions", "application/json", strings.NewReader(`{"model": "tiny", "prompt": "func main() {", "max_tokens": 4}`))
-		if err != nil {
-			return err
-		}
-		got := response.Header.Get(router.HeaderPlan)
-		if err := answered(response, nil); err != nil || got != plan {
-			return fmt.Errorf("%s is %q, want %q, %v", router.HeaderPlan, got, plan, err)
-		}
-		return nil
-	}
+	byPlan := func() error { return sentBy(t.Context(), url, plan) }
 	eventually(t, patience, "requests are sent by the plan", byPlan)
 
 	stop()

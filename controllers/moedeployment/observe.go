@@ -14,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
-	"github.com/semmoe/operator/internal/router"
 )
 
 const (
@@ -31,9 +31,9 @@ const (
 
 // observeLAR sums what the routers observed of a revision. Routers that cannot be reached are left out: the rate of the
 // others is as good. It reports false where too few requests were sampled.
-func (r *Reconciler) observeLAR(ctx context.Context, routers []*corev1.Pod, revision string) (router.Activations, map[int]int64, bool) {
+func (r *Reconciler) observeLAR(ctx context.Context, routers []*corev1.Pod, revision string) (lar.Activations, map[int]int64, bool) {
 	log := logr.FromContextOrDiscard(ctx)
-	var sum router.Activations
+	var sum lar.Activations
 	tokens := map[int]int64{} // by rank
 	samples := 0
 	for _, pod := range routers {
@@ -57,7 +57,7 @@ func (r *Reconciler) observeLAR(ctx context.Context, routers []*corev1.Pod, revi
 	return sum, tokens, samples >= enoughSamples && sum.Total > 0
 }
 
-func (r *Reconciler) fetchObservations(ctx context.Context, podIP string) ([]router.Observation, error) {
+func (r *Reconciler) fetchObservations(ctx context.Context, podIP string) ([]lar.Observation, error) {
 	ctx, cancel := context.WithTimeout(ctx, observeTimeout)
 	defer cancel()
 	url := fmt.Sprintf("http://%s/v1/observations", net.JoinHostPort(podIP, fmt.Sprint(routerMetricsPort)))
@@ -74,7 +74,7 @@ func (r *Reconciler) fetchObservations(ctx context.Context, podIP string) ([]rou
 		return nil, fmt.Errorf("%s", response.Status)
 	}
 	var told struct {
-		Observations []router.Observation `json:"observations"`
+		Observations []lar.Observation `json:"observations"`
 	}
 	return told.Observations, json.NewDecoder(response.Body).Decode(&told)
 }

@@ -8,7 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/router"
+
+	"github.com/semmoe/operator/internal/lar"
 )
 
 // The reported rate moves on a change of 20 milli or more, and at most once a minute, within one revision; another
@@ -39,7 +40,7 @@ func TestLARStatus(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			o := observation{Revision: "r1", Observed: router.Activations{Local: tc.local, Total: 1000}, Enough: !tc.few}
+			o := observation{Revision: "r1", Observed: lar.Activations{Local: tc.local, Total: 1000}, Enough: !tc.few}
 			got := larStatus(tc.previous, o, true, start.Add(tc.after))
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("lar (-want +got):\n%s", diff)

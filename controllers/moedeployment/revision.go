@@ -18,9 +18,9 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/jobstate"
+	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/overlay"
 	"github.com/semmoe/operator/internal/owned"
-	"github.com/semmoe/operator/internal/router"
 )
 
 const (
@@ -168,7 +168,10 @@ func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 	if adapter.Options != nil {
 		addOptions(ours, adapter.Options(launched))
 	}
-	shape, err := json.Marshal(router.Shape{Layers: report.Layers, MoELayers: report.MoELayers, Experts: report.Experts, ExpertsPerToken: report.ExpertsPerToken})
+	shape, err := json.Marshal(lar.Shape{
+		Layers: report.Layers, MoELayers: report.MoELayers, Experts: report.Experts, ExpertsPerToken: report.ExpertsPerToken,
+		Hidden: report.Hidden, Vocabulary: report.Vocab,
+	})
 	if err != nil {
 		return nil, err
 	}

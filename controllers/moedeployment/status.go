@@ -18,8 +18,8 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
-	"github.com/semmoe/operator/internal/router"
 )
 
 // observation is all that the status is made from.
@@ -39,7 +39,7 @@ type observation struct {
 	// Planning is what profiles and plans tell.
 	Planning planning
 	// Observed are the activations that routers sampled of the revision; Enough tells that they say something.
-	Observed router.Activations
+	Observed lar.Activations
 	Enough   bool
 	// RankTokens is how many of the sampled tokens each rank got.
 	RankTokens map[int]int64

@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+
+	"github.com/semmoe/operator/internal/lar"
 )
 
 // Backend is an engine pod that serves.
@@ -29,7 +31,7 @@ type Backend struct {
 	// by their numbers there.
 	Permuted bool `json:"permuted,omitempty"`
 	// Shape is the model's; nil where it is not known.
-	Shape *Shape `json:"shape,omitempty"`
+	Shape *lar.Shape `json:"shape,omitempty"`
 }
 
 // equal reports whether two backends are the same.
@@ -66,9 +68,9 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 	if err != nil || ranks < 0 {
 		ranks = 0
 	}
-	var shape *Shape
+	var shape *lar.Shape
 	if text := pod.Annotations[semmoev1.AnnotationModelShape]; text != "" {
-		parsed := &Shape{}
+		parsed := &lar.Shape{}
 		if json.Unmarshal([]byte(text), parsed) == nil && parsed.Validate() == nil {
 			shape = parsed
 		}

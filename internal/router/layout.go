@@ -3,8 +3,8 @@ package router
 import (
 	"fmt"
 	"path/filepath"
-	"slices"
 
+	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/internal/tokenizer"
@@ -60,18 +60,19 @@ func readLayout(dir, digest string) (l *Layout, unusable, err error) {
 }
 
 // locality tells which experts of a model of that shape are local to a rank.
-func (l *Layout) locality(shape Shape, ranks, rank int) (Locality, error) {
+func (l *Layout) locality(shape lar.Shape, ranks, rank int) (lar.Locality, error) {
 	if ranks != l.ranks || rank < 0 || rank >= ranks {
-		return nil, fmt.Errorf("rank %d of %d does not fit a plan for %d", rank, ranks, l.ranks)
+		return lar.Locality{}, fmt.Errorf("rank %d of %d does not fit a plan for %d", rank, ranks, l.ranks)
 	}
 	if err := l.fits(shape); err != nil {
-		return nil, err
+		return lar.Locality{}, err
 	}
-	return func(layer, expert int) bool { return slices.Contains(l.hosts[layer][expert], rank) }, nil
+	hosts := func(layer, expert int) []int { return l.hosts[layer][expert] }
+	return lar.Locality{Rank: rank, Ranks: ranks, Hosts: hosts}, nil
 }
 
 // fits requires that the plan is for a model of that shape.
-func (l *Layout) fits(shape Shape) error {
+func (l *Layout) fits(shape lar.Shape) error {
 	if shape.Layers != len(l.hosts) {
 		return fmt.Errorf("a model of %d layers does not fit a plan for %d", shape.Layers, len(l.hosts))
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/tokenizer"
 	"github.com/semmoe/operator/solver"
@@ -21,7 +22,7 @@ const (
 )
 
 // tinyShape is that of the small checkpoint.
-var tinyShape = Shape{Layers: 4, MoELayers: []int{0, 1, 2, 3}, Experts: 32, ExpertsPerToken: 4}
+var tinyShape = lar.Shape{Layers: 4, MoELayers: []int{0, 1, 2, 3}, Experts: 32, ExpertsPerToken: 4}
 
 // planned is a plan for the small model on four ranks.
 type planned struct {
@@ -79,25 +80,25 @@ func TestLayoutLocality(t *testing.T) {
 		}
 		for _, layer := range p.plan.Placement.Layers {
 			for slot, expert := range layer.Slots {
-				if want := slot/p.plan.Placement.SlotsPerRank == rank; local(layer.Layer, expert) != want {
+				if want := slot/p.plan.Placement.SlotsPerRank == rank; local.Local(layer.Layer, expert) != want {
 					t.Fatalf("layer %d, expert %d on rank %d: local is %v", layer.Layer, expert, rank, !want)
 				}
 			}
 		}
 	}
-	wrong := func(change func(*Shape)) Shape {
+	wrong := func(change func(*lar.Shape)) lar.Shape {
 		shape := tinyShape
 		change(&shape)
 		return shape
 	}
 	for name, tc := range map[string]struct {
-		shape       Shape
+		shape       lar.Shape
 		ranks, rank int
 	}{
 		"other ranks":   {tinyShape, 8, 0},
 		"no such rank":  {tinyShape, 4, 4},
-		"other layers":  {wrong(func(s *Shape) { s.Layers = 5 }), 4, 0},
-		"other experts": {wrong(func(s *Shape) { s.Experts = 64 }), 4, 0},
+		"other layers":  {wrong(func(s *lar.Shape) { s.Layers = 5 }), 4, 0},
+		"other experts": {wrong(func(s *lar.Shape) { s.Experts = 64 }), 4, 0},
 	} {
 		if _, err := p.layout.locality(tc.shape, tc.ranks, tc.rank); err == nil {
 			t.Errorf("%s: accepted", name)

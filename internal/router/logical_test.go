@@ -21,6 +21,7 @@ import (
 
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/refengine/locality"
 	"github.com/semmoe/operator/internal/reshuffle"
@@ -79,7 +80,7 @@ func permutedLayout(slotsPerRank int, slots ...int) *Layout {
 	}}, nil)
 }
 
-var permutedShape = Shape{Layers: 3, MoELayers: []int{1}, Experts: 4, ExpertsPerToken: 2}
+var permutedShape = lar.Shape{Layers: 3, MoELayers: []int{1}, Experts: 4, ExpertsPerToken: 2}
 
 func TestToLogical(t *testing.T) {
 	l := permutedLayout(2, 2, 0, 3, 1)
@@ -286,10 +287,10 @@ func TestPermutedCheckpoint(t *testing.T) {
 		}
 	}
 	after := engineActivations(t, permutedEngine)
-	if got, want := total(permuted), (Activations{Local: after.Local - before.Local, Total: after.Total - before.Total}); got != want || want.Total == 0 {
+	if got, want := total(permuted), (lar.Activations{Local: after.Local - before.Local, Total: after.Total - before.Total}); got != want || want.Total == 0 {
 		t.Errorf("observed %+v, the engine computed %+v", got, want)
 	}
-	if got, want := total(permuted), total(mapped); got.Total != want.Total || got.rate() < want.rate()-0.01 || got.rate() > want.rate()+0.01 {
+	if got, want := total(permuted), total(mapped); got.Total != want.Total || rate(got) < rate(want)-0.01 || rate(got) > rate(want)+0.01 {
 		t.Errorf("observed %+v, with an expert map %+v", got, want)
 	}
 	t.Logf("LAR %.4f, with an expert map %.4f", permuted.rate(), mapped.rate())
@@ -318,7 +319,7 @@ func TestPermutedCheckpoint(t *testing.T) {
 }
 
 // rate is the share of local activations.
-func (a Activations) rate() float64 { return float64(a.Local) / float64(a.Total) }
+func rate(a lar.Activations) float64 { return float64(a.Local) / float64(a.Total) }
 
 // proxyServer serves a router.
 func proxyServer(t *testing.T, pool *Pool, options ProxyOptions) (string, *Observations) {

@@ -8,30 +8,18 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/semmoe/operator/internal/lar"
 )
 
 // ringSize is how many sampled requests an observation remembers: enough for a standard error of about one percent, and
 // a few tens of kilobytes.
 const ringSize = 1024
 
-// Observation is what one sampled request showed.
-type Observation struct {
-	Time     time.Time `json:"time"`
-	Revision string    `json:"revision"`
-	// Plan is the full digest of the plan that the pod served under; empty where it had none.
-	Plan string `json:"plan,omitempty"`
-	Rank int    `json:"rank"`
-	Activations
-	// Tokens is the number of tokens whose activations were counted.
-	Tokens int `json:"tokens"`
-	// Predicted is the forecast local share of the prompt on the rank; nil where it was not scored.
-	Predicted *float64 `json:"predicted,omitempty"`
-}
-
 // Observations keeps the last sampled requests. It is safe for concurrent use.
 type Observations struct {
 	mu   sync.Mutex
-	ring []Observation
+	ring []lar.Observation
 	next int
 	now  func() time.Time
 	// window holds the last requests, sampled or not.
@@ -63,7 +51,7 @@ func newObservations(registry prometheus.Registerer) *Observations {
 }
 
 // add remembers an observation, and when it was made.
-func (o *Observations) add(observation Observation) {
+func (o *Observations) add(observation lar.Observation) {
 	rank := rankLabel(observation.Rank)
 	o.activations.WithLabelValues(rank, "local").Add(float64(observation.Local))
 	o.activations.WithLabelValues(rank, "remote").Add(float64(observation.Total - observation.Local))
@@ -79,14 +67,14 @@ func (o *Observations) add(observation Observation) {
 }
 
 // recent is a copy of the remembered observations, the oldest first.
-func (o *Observations) recent() []Observation {
+func (o *Observations) recent() []lar.Observation {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return append(append([]Observation{}, o.ring[o.next:]...), o.ring[:o.next]...)
+	return append(append([]lar.Observation{}, o.ring[o.next:]...), o.ring[:o.next]...)
 }
 
 func (o *Observations) rate() float64 {
-	var sum Activations
+	var sum lar.Activations
 	for _, observation := range o.recent() {
 		sum.Local += observation.Local
 		sum.Total += observation.Total

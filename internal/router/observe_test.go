@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/refengine"
 	"github.com/semmoe/operator/internal/refengine/locality"
 )
@@ -104,7 +105,7 @@ func TestObservesWhatTheEngineComputes(t *testing.T) {
 	if len(observations.recent()) != len(requests) {
 		t.Errorf("%d observations of %d requests", len(observations.recent()), len(requests))
 	}
-	want := Activations{Local: after.Local - before.Local, Total: after.Total - before.Total}
+	want := lar.Activations{Local: after.Local - before.Local, Total: after.Total - before.Total}
 	if sum != want || want.Total == 0 {
 		t.Errorf("observed %+v, the engine computed %+v", sum, want)
 	}
@@ -129,7 +130,7 @@ func TestObservesWhatTheEngineComputes(t *testing.T) {
 	// /v1/observations is what the sums are made from.
 	recorder := httptest.NewRecorder()
 	observations.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/v1/observations", nil))
-	var told struct{ Observations []Observation }
+	var told struct{ Observations []lar.Observation }
 	if err := json.Unmarshal(recorder.Body.Bytes(), &told); err != nil || len(told.Observations) != 2*len(requests) || told.Observations[0].Revision != "r" {
 		t.Errorf("/v1/observations: %v, %d observations", err, len(told.Observations))
 	}
@@ -177,7 +178,7 @@ func TestObservesUnderAPlan(t *testing.T) {
 	}
 	after := engineActivations(t, planned)
 	sum := total(observations)
-	want := Activations{Local: after.Local - before.Local, Total: after.Total - before.Total}
+	want := lar.Activations{Local: after.Local - before.Local, Total: after.Total - before.Total}
 	if sum != want || want.Total == 0 {
 		t.Errorf("observed %+v, the engine computed %+v", sum, want)
 	}
@@ -219,7 +220,7 @@ func TestObservesUnderAPlan(t *testing.T) {
 	observations.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/v1/observations", nil))
 	var told struct {
 		Imbalance    *float64
-		Observations []Observation
+		Observations []lar.Observation
 	}
 	if err := json.Unmarshal(recorder.Body.Bytes(), &told); err != nil || told.Imbalance == nil || *told.Imbalance < 1 || len(told.Observations) != requests {
 		t.Errorf("/v1/observations: %v: %.300s", err, recorder.Body)
@@ -231,8 +232,8 @@ func TestObservesUnderAPlan(t *testing.T) {
 	}
 }
 
-func total(o *Observations) Activations {
-	var sum Activations
+func total(o *Observations) lar.Activations {
+	var sum lar.Activations
 	for _, observation := range o.recent() {
 		sum.Local += observation.Local
 		sum.Total += observation.Total
@@ -262,7 +263,7 @@ func steady(answer string) string { return varying.ReplaceAllString(answer, `"$1
 
 var activationsLine = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{locality="(\w+)",rank="\d+"\} (\S+)$`)
 
-func engineActivations(t *testing.T, address string) Activations {
+func engineActivations(t *testing.T, address string) lar.Activations {
 	t.Helper()
 	response, err := http.Get("http://" + address + "/metrics")
 	if err != nil {
@@ -273,7 +274,7 @@ func engineActivations(t *testing.T, address string) Activations {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var count Activations
+	var count lar.Activations
 	for _, match := range activationsLine.FindAllStringSubmatch(string(data), -1) {
 		value, err := strconv.ParseFloat(match[2], 64)
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/lar"
 )
 
 // HeaderRequestID identifies a request; the router gives one to a request that has none.
@@ -111,28 +112,25 @@ func (m *meter) count(text string) {
 var errNotTold = errors.New("the response, or what is known of its pod, does not tell")
 
 // observe counts by the placement that the pod serves under: a pod whose plan is not at hand cannot be counted at all.
-func (m *meter) observe(text string) (Observation, error) {
+func (m *meter) observe(text string) (lar.Observation, error) {
 	backend := m.lease.Backend
 	if text == "" || backend.Shape == nil || m.lease.Rank == NoRank {
-		return Observation{}, errNotTold
+		return lar.Observation{}, errNotTold
 	}
 	shape := *backend.Shape
 	experts, err := m.lease.logicalExperts(m.engine, text)
 	if err != nil {
-		return Observation{}, err
+		return lar.Observation{}, err
 	}
 	local, err := m.lease.locality()
 	if err != nil {
-		return Observation{}, err
+		return lar.Observation{}, err
 	}
-	count, err := CountActivations(experts, shape, local)
+	count, err := lar.CountActivations(experts, shape, local)
 	if err != nil {
-		return Observation{}, err
+		return lar.Observation{}, err
 	}
-	observation := Observation{
-		Revision: backend.Revision, Plan: backend.PlanDigest, Rank: m.lease.Rank,
-		Activations: count, Tokens: len(experts) / (shape.Layers * shape.ExpertsPerToken),
-	}
+	observation := lar.Observation{Revision: backend.Revision, Plan: backend.PlanDigest, Rank: m.lease.Rank, Count: count}
 	if m.lease.scored {
 		observation.Predicted = &m.lease.predicted
 	}
@@ -140,12 +138,12 @@ func (m *meter) observe(text string) (Observation, error) {
 }
 
 // locality tells which experts are local to the lease's rank. The backend's shape must be known.
-func (l *Lease) locality() (Locality, error) {
+func (l *Lease) locality() (lar.Locality, error) {
 	switch {
 	case l.Backend.PlanDigest == "":
-		return Contiguous(*l.Backend.Shape, l.Backend.Ranks, l.Rank)
+		return lar.Contiguous(*l.Backend.Shape, l.Backend.Ranks, l.Rank)
 	case l.layout == nil:
-		return nil, errNotTold
+		return lar.Locality{}, errNotTold
 	}
 	return l.layout.locality(*l.Backend.Shape, l.Backend.Ranks, l.Rank)
 }

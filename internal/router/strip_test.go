@@ -6,8 +6,6 @@ import (
 	"math"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 func TestCutMembers(t *testing.T) {
@@ -125,48 +123,6 @@ func TestSampledIsTheAskedPart(t *testing.T) {
 		p := float64(percent) / 100
 		if off := math.Abs(float64(count)/requests - p); off > 4*math.Sqrt(p*(1-p)/requests) {
 			t.Errorf("%d%% sampled as %d of %d", percent, count, requests)
-		}
-	}
-}
-
-func TestCountActivations(t *testing.T) {
-	shape := Shape{Layers: 3, MoELayers: []int{1, 2}, Experts: 4, ExpertsPerToken: 2}
-	// Two tokens; layer 0 is dense. Ranks 0 and 1 hold experts 0, 1 and 2, 3.
-	experts := []int32{9, 9, 0, 1, 2, 3, 7, 7, 0, 2, 1, 5}
-	cases := map[string]struct {
-		experts     []int32
-		ranks, rank int
-		want        Activations
-		fails       bool
-	}{
-		"rank 0":          {experts, 2, 0, Activations{4, 7}, false},
-		"rank 1":          {experts, 2, 1, Activations{3, 7}, false},
-		"one rank":        {experts, 1, 0, Activations{7, 7}, false},
-		"nothing":         {nil, 2, 0, Activations{}, false},
-		"half a token":    {experts[:7], 2, 0, Activations{}, true},
-		"no such rank":    {experts, 2, 2, Activations{}, true},
-		"uneven ranks":    {experts, 3, 0, Activations{}, true},
-		"no ranks":        {experts, 0, 0, Activations{}, true},
-		"negative expert": {[]int32{0, 0, -1, 0, 0, 0}, 2, 0, Activations{3, 3}, false},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			var got Activations
-			local, err := Contiguous(shape, tc.ranks, tc.rank)
-			if err == nil {
-				got, err = CountActivations(tc.experts, shape, local)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" || (err != nil) != tc.fails {
-				t.Errorf("error %v, (-want +got):\n%s", err, diff)
-			}
-		})
-	}
-	for name, bad := range map[string]Shape{
-		"no layers": {MoELayers: []int{0}, Experts: 1, ExpertsPerToken: 1}, "dense": {Layers: 1, Experts: 1, ExpertsPerToken: 1},
-		"layer out of range": {Layers: 1, MoELayers: []int{1}, Experts: 1, ExpertsPerToken: 1},
-	} {
-		if bad.Validate() == nil {
-			t.Errorf("%s: accepted", name)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/router"
 	"github.com/semmoe/operator/test/corpus"
 )
@@ -210,7 +211,7 @@ const livePods = `go-template={{range .items}}{{if not .metadata.deletionTimesta
 func (d *demo) forecastRate(ctx context.Context, revision string) (float64, error) {
 	var local, all float64
 	err := d.eachPod(ctx, "router", 9090, "v1/observations", func(text string) error {
-		var told struct{ Observations []router.Observation }
+		var told struct{ Observations []lar.Observation }
 		if err := json.Unmarshal([]byte(text), &told); err != nil {
 			return err
 		}

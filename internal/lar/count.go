@@ -1,0 +1,119 @@
+package lar
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Activations counts (token, layer, expert) triples of routed experts.
+type Activations struct {
+	// Local are those whose expert has a copy on the rank that served the token; Total are all.
+	Local int64 `json:"local"`
+	Total int64 `json:"total"`
+}
+
+// Locality tells where experts are, as the rank sees it that serves a request.
+type Locality struct {
+	// Rank is the rank that serves, of Ranks.
+	Rank, Ranks int
+	// Hosts are the ranks with a copy of an expert of a layer (the model's index).
+	Hosts func(layer, expert int) []int
+}
+
+// Local reports whether an expert of a layer (the model's index) has a copy on the rank that serves.
+func (l Locality) Local(layer, expert int) bool {
+	return slices.Contains(l.Hosts(layer, expert), l.Rank)
+}
+
+// Validate refuses a rank that there is not.
+func (l Locality) Validate() error {
+	if l.Ranks <= 0 || l.Rank < 0 || l.Rank >= l.Ranks {
+		return fmt.Errorf("rank is %d of %d: it must be 0 to one less than their number", l.Rank, l.Ranks)
+	}
+	return nil
+}
+
+// Contiguous is the locality of a rank under the engine's own placement: the experts of each layer spread over the ranks
+// in order.
+func Contiguous(shape Shape, ranks, rank int) (Locality, error) {
+	if ranks <= 0 || shape.Experts%ranks != 0 || rank < 0 || rank >= ranks {
+		return Locality{}, fmt.Errorf("rank %d of %d does not fit %d experts", rank, ranks, shape.Experts)
+	}
+	perRank := shape.Experts / ranks
+	all := make([]int, ranks)
+	for i := range all {
+		all[i] = i
+	}
+	hosts := func(_, expert int) []int { return all[expert/perRank : expert/perRank+1] }
+	return Locality{Rank: rank, Ranks: ranks, Hosts: hosts}, nil
+}
+
+// Observation is what one sampled request showed.
+type Observation struct {
+	Time     time.Time `json:"time"`
+	Revision string    `json:"revision"`
+	// Plan is the full digest of the plan that the pod served under; empty where it had none.
+	Plan string `json:"plan,omitempty"`
+	Rank int    `json:"rank"`
+	Count
+	// Predicted is the forecast local share of the prompt on the rank; nil where it was not scored.
+	Predicted *float64 `json:"predicted,omitempty"`
+}
+
+// Count is what one request activated.
+type Count struct {
+	Activations
+	// LayerGroups are the activations by groups of consecutive MoE layers, the first layers first.
+	LayerGroups []Activations `json:"layerGroups,omitempty"`
+	// Tokens is the number of tokens whose activations were counted, TokenLayers how many MoE layers they passed in all.
+	Tokens      int   `json:"tokens"`
+	TokenLayers int64 `json:"tokenLayers"`
+	// RemoteRanks are, summed over tokens and MoE layers, the distinct other ranks that a token's experts lie on: the messages
+	// of a dispatch that sends a token once to each rank.
+	RemoteRanks int64 `json:"remoteRanks"`
+	// SavedBytes is what was not moved between ranks because more activations were local than 1/ranks of them, which any
+	// placement has: (local - total/ranks) x Shape.BytesPerActivation. It is negative where fewer were.
+	SavedBytes float64 `json:"savedBytes,omitempty"`
+}
+
+// CountActivations counts what a request activated that one rank served. experts is
+// [tokens][Shape.Layers][Shape.ExpertsPerToken]. Ids at or above the number of experts are shared experts that an engine
+// reports with the routed ones; they do not count. Of an expert with several copies elsewhere the first is counted as remote.
+func CountActivations(experts []int32, shape Shape, at Locality) (Count, error) {
+	row := shape.Layers * shape.ExpertsPerToken
+	if row <= 0 || len(experts)%row != 0 {
+		return Count{}, fmt.Errorf("%d expert ids do not fit %d layers of %d experts per token", len(experts), shape.Layers, shape.ExpertsPerToken)
+	}
+	if err := at.Validate(); err != nil {
+		return Count{}, err
+	}
+	count := Count{LayerGroups: make([]Activations, shape.groups()), Tokens: len(experts) / row}
+	seen := make([]int64, at.Ranks) // the last TokenLayers that found the rank remote
+	for token := 0; token < len(experts); token += row {
+		for i, layer := range shape.MoELayers {
+			count.TokenLayers++
+			start := token + layer*shape.ExpertsPerToken
+			group := &count.LayerGroups[shape.group(i)]
+			for _, expert := range experts[start : start+shape.ExpertsPerToken] {
+				if expert < 0 || int(expert) >= shape.Experts {
+					continue
+				}
+				group.Total++
+				hosts := at.Hosts(layer, int(expert))
+				if slices.Contains(hosts, at.Rank) {
+					group.Local++
+				} else if to := hosts[0]; seen[to] != count.TokenLayers {
+					seen[to] = count.TokenLayers
+					count.RemoteRanks++
+				}
+			}
+		}
+	}
+	for _, group := range count.LayerGroups {
+		count.Local += group.Local
+		count.Total += group.Total
+	}
+	count.SavedBytes = (float64(count.Local) - float64(count.Total)/float64(at.Ranks)) * shape.BytesPerActivation()
+	return count, nil
+}

@@ -1,0 +1,70 @@
+package lar
+
+import "fmt"
+
+// Report is what a router answers at /v1/observations. Those of several routers are merged by their sums: Last, Window and
+// CaptureCost.
+type Report struct {
+	Population Population `json:"population"`
+	// Imbalance is the largest over the mean load of the ranks, over the last requests; nil before the first.
+	Imbalance *float64 `json:"imbalance"`
+	// Last is the sum of Observations, Window of what was sampled in the last Buckets times BucketTime.
+	Last   Set      `json:"last"`
+	Window []Bucket `json:"window"`
+	// CaptureCost is of the last hour; nil where the engine tells the experts unasked: there is nothing to compare with.
+	CaptureCost *CaptureCost `json:"captureCost"`
+	// Observations are the last sampled requests, the oldest first.
+	Observations []Observation `json:"observations"`
+}
+
+// Which requests a sample is of.
+const (
+	// RequestsAll: every inference request whose client does not ask for the routed experts itself.
+	RequestsAll = "all"
+	// RequestsUnstreamed: of those, the ones that are answered in one piece. The engine tells no others.
+	RequestsUnstreamed = "unstreamed"
+	// ReplicasAll: on every pod.
+	ReplicasAll = "all"
+	// ReplicasOne: on one pod of each plan, because capture costs too much.
+	ReplicasOne = "one"
+)
+
+// Population is what a sample was drawn from: counts since the router started.
+type Population struct {
+	Requests      string `json:"requests"`
+	Replicas      string `json:"replicas"`
+	SamplePercent int    `json:"samplePercent"`
+	// Eligible is how many requests could be sampled, Sampled how many were, Streamed how many could not because they were
+	// streamed.
+	Eligible int64 `json:"eligible"`
+	Sampled  int64 `json:"sampled"`
+	Streamed int64 `json:"streamed"`
+}
+
+// Revision sums what is known of a revision: of the window, or of the last sampled requests where these are more, as in a
+// quiet service.
+func (r Report) Revision(revision string) Sketch {
+	last, recent := r.Last.Revision(revision), Sum(r.Window).Revision(revision)
+	if recent.Overall.Requests > last.Overall.Requests {
+		return recent
+	}
+	return last
+}
+
+// Validate refuses what no router observed. Sets are validated as they are decoded.
+func (r Report) Validate() error {
+	if len(r.Window) > 2*Buckets {
+		return fmt.Errorf("window: %d buckets: at most %d are allowed", len(r.Window), 2*Buckets)
+	}
+	for i, bucket := range r.Window {
+		if bucket.Eligible < 0 {
+			return fmt.Errorf("window[%d].eligible is %d: it cannot be negative", i, bucket.Eligible)
+		}
+	}
+	if r.CaptureCost != nil {
+		if err := r.CaptureCost.Validate(); err != nil {
+			return fmt.Errorf("captureCost.%w", err)
+		}
+	}
+	return nil
+}

@@ -87,3 +87,14 @@ func Sum(buckets []Bucket) Set {
 	}
 	return set
 }
+
+// SavedBytesPerSecond is the sum of Count.SavedBytes of a window that covers a time, scaled from the sampled requests to the
+// eligible ones, per second. It is NaN where none was sampled.
+func SavedBytesPerSecond(buckets []Bucket, covered time.Duration) float64 {
+	var eligible int64
+	for _, bucket := range buckets {
+		eligible += bucket.Eligible
+	}
+	sampled := Sum(buckets).All()
+	return sampled.SavedBytes * float64(eligible) / float64(sampled.Overall.Requests) / covered.Seconds()
+}

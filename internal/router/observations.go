@@ -12,16 +12,22 @@ import (
 	"github.com/semmoe/operator/internal/lar"
 )
 
-// ringSize is how many sampled requests an observation remembers: enough for a standard error of about one percent, and
-// a few tens of kilobytes.
+// ringSize is how many sampled requests are remembered one by one: enough for a standard error of about one percent, and a
+// few hundred kilobytes.
 const ringSize = 1024
 
-// Observations keeps the last sampled requests. It is safe for concurrent use.
+// Observations keeps what sampled requests showed: the last ones, and sums over the last two minutes. It is safe for
+// concurrent use.
 type Observations struct {
-	mu   sync.Mutex
-	ring []lar.Observation
-	next int
-	now  func() time.Time
+	mu      sync.Mutex
+	ring    []lar.Observation
+	next    int
+	sums    lar.Window
+	capture captureWatch
+	// population counts what the sample was drawn from.
+	population lar.Population
+	started    time.Time
+	now        func() time.Time
 	// window holds the last requests, sampled or not.
 	window window
 
@@ -29,10 +35,11 @@ type Observations struct {
 	failures    prometheus.Counter
 }
 
-// newObservations registers the metrics of the local activation rate.
-func newObservations(registry prometheus.Registerer) *Observations {
+// newObservations registers the metrics of what is observed with a proxy's options.
+func newObservations(registry prometheus.Registerer, options ProxyOptions) *Observations {
 	o := &Observations{
-		now: time.Now,
+		population: lar.Population{Requests: lar.RequestsAll, Replicas: lar.ReplicasAll, SamplePercent: options.SamplePercent},
+		now:        time.Now, started: time.Now(),
 		activations: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semmoe_activations_total", Help: "Activations of routed experts in sampled requests, by the rank that served and whether the expert lies on it.",
 		}, []string{"rank", "locality"}),
@@ -40,11 +47,11 @@ func newObservations(registry prometheus.Registerer) *Observations {
 			Name: "semmoe_router_sample_failures_total", Help: "Sampled requests whose routed experts were absent or unreadable.",
 		}),
 	}
-	registry.MustRegister(o.activations, o.failures, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "semmoe_local_activation_rate", Help: "Local activations over all activations in the last sampled requests (at most 1024); NaN before the first.",
-	}, o.rate), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "semmoe_predicted_local_activation_rate", Help: "The local activation rate that plans forecast for the last sampled requests (at most 1024); NaN before the first that was scored.",
-	}, o.predictedRate), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	if options.RoutedExperts.UnstreamedOnly {
+		o.population.Requests = lar.RequestsUnstreamed
+	}
+	o.capture.compares = options.RoutedExperts.Decode != nil && !options.RoutedExperts.Unasked
+	registry.MustRegister(o.activations, o.failures, &observed{o}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "semmoe_router_window_imbalance", Help: "Largest over mean estimated token load of the ranks, over the last 128 requests; NaN before the first.",
 	}, o.window.imbalance))
 	return o
@@ -58,12 +65,31 @@ func (o *Observations) add(observation lar.Observation) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	observation.Time = o.now()
+	o.sums.Add(observation)
 	if len(o.ring) < ringSize {
 		o.ring = append(o.ring, observation)
 		return
 	}
 	o.ring[o.next] = observation
 	o.next = (o.next + 1) % ringSize
+}
+
+// addStreamed counts a request whose experts the engine does not tell because it is streamed.
+func (o *Observations) addStreamed() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.population.Streamed++
+}
+
+// addEligible counts a request that could be sampled, and whether it is.
+func (o *Observations) addEligible(sampled bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.sums.AddEligible(o.now())
+	o.population.Eligible++
+	if sampled {
+		o.population.Sampled++
+	}
 }
 
 // recent is a copy of the remembered observations, the oldest first.
@@ -73,34 +99,31 @@ func (o *Observations) recent() []lar.Observation {
 	return append(append([]lar.Observation{}, o.ring[o.next:]...), o.ring[:o.next]...)
 }
 
-func (o *Observations) rate() float64 {
-	var sum lar.Activations
-	for _, observation := range o.recent() {
-		sum.Local += observation.Local
-		sum.Total += observation.Total
+// report is all that is observed. What it holds is shared with nobody.
+func (o *Observations) report() lar.Report {
+	r := lar.Report{Observations: o.recent(), Last: lar.Set{}}
+	for _, observation := range r.Observations {
+		r.Last.Add(observation)
 	}
-	return float64(sum.Local) / float64(sum.Total) // NaN without any
-}
-
-// predictedRate is what was forecast for the activations of the requests that were scored.
-func (o *Observations) predictedRate() float64 {
-	var local, total float64
-	for _, observation := range o.recent() {
-		if observation.Predicted != nil {
-			local += *observation.Predicted * float64(observation.Total)
-			total += float64(observation.Total)
-		}
-	}
-	return local / total // NaN without any
-}
-
-// ServeHTTP answers with the remembered observations, so that whoever sums them over routers starts from requests, not
-// from averages, and with the balance of the last requests (null before the first).
-func (o *Observations) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	var imbalance *float64
 	if value := o.window.imbalance(); !math.IsNaN(value) {
-		imbalance = &value
+		r.Imbalance = &value
 	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := o.now()
+	r.Window, r.Population = o.sums.Recent(now), o.population
+	if o.capture.narrowed(now) {
+		r.Population.Replicas = lar.ReplicasOne
+	}
+	if o.capture.compares {
+		cost := o.capture.cost(now)
+		r.CaptureCost = &cost
+	}
+	return r
+}
+
+// ServeHTTP answers with a lar.Report: sums to be added to those of other routers, and the requests themselves.
+func (o *Observations) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(map[string]any{"observations": o.recent(), "imbalance": imbalance})
+	_ = json.NewEncoder(w).Encode(o.report())
 }

@@ -109,7 +109,7 @@ func TestObservesWhatTheEngineComputes(t *testing.T) {
 	if sum != want || want.Total == 0 {
 		t.Errorf("observed %+v, the engine computed %+v", sum, want)
 	}
-	if rate := observations.rate(); rate <= 0 || rate >= 1 {
+	if rate := rateOf(observations); rate <= 0 || rate >= 1 {
 		t.Errorf("the local activation rate is %v", rate)
 	}
 
@@ -192,12 +192,12 @@ func TestObservesUnderAPlan(t *testing.T) {
 	if got := tokens * int64(len(tinyShape.MoELayers)*tinyShape.ExpertsPerToken); got != sum.Total {
 		t.Errorf("%d tokens make %d activations, counted are %d", tokens, got, sum.Total)
 	}
-	t.Logf("LAR %.3f, predicted %.3f, without a plan %.3f, imbalance %.3f", observations.rate(), observations.predictedRate(), plain.rate(), observations.window.imbalance())
-	if observations.rate() < 1.15*plain.rate() {
-		t.Errorf("the local activation rate is %.3f, %.3f without a plan", observations.rate(), plain.rate())
+	t.Logf("LAR %.3f, predicted %.3f, without a plan %.3f, imbalance %.3f", rateOf(observations), observations.report().Last.All().Forecast.Predicted(), rateOf(plain), observations.window.imbalance())
+	if rateOf(observations) < 1.15*rateOf(plain) {
+		t.Errorf("the local activation rate is %.3f, %.3f without a plan", rateOf(observations), rateOf(plain))
 	}
-	if off := observations.rate() / observations.predictedRate(); off < 0.8 || off > 1.25 {
-		t.Errorf("the local activation rate is %.3f, forecast was %.3f", observations.rate(), observations.predictedRate())
+	if off := rateOf(observations) / observations.report().Last.All().Forecast.Predicted(); off < 0.8 || off > 1.25 {
+		t.Errorf("the local activation rate is %.3f, forecast was %.3f", rateOf(observations), observations.report().Last.All().Forecast.Predicted())
 	}
 	for _, observation := range plain.recent() {
 		if observation.Plan != "" || observation.Predicted != nil {
@@ -231,6 +231,8 @@ func TestObservesUnderAPlan(t *testing.T) {
 		}
 	}
 }
+
+func rateOf(o *Observations) float64 { return o.report().Last.All().Overall.Value() }
 
 func total(o *Observations) lar.Activations {
 	var sum lar.Activations

@@ -60,7 +60,7 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 		pool:         pool,
 		options:      options,
 		metrics:      newMetrics(registry, pool),
-		observations: newObservations(registry),
+		observations: newObservations(registry, options),
 		// One connection pool for all engines. No timeout on the response header: a long prompt on a loaded engine takes
 		// as long as it takes, and the client decides how long it waits.
 		transport: &http.Transport{
@@ -153,7 +153,6 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 	}
 	request := newRequest(in.URL.Path, in.Header.Get(HeaderRequestID), body)
 	request.asksExperts = request.inference && asks(body, s.options.RoutedExperts.RequestField)
-	body, measured := s.measure(request, body)
 	waiting, cancel := context.WithTimeout(in.Context(), s.options.EndpointWait)
 	defer cancel()
 	tried := map[string]bool{}
@@ -165,11 +164,14 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		case !ok:
 			return nil, errNoBackend
 		}
-		response, err := s.attempt(in, body, lease)
+		asked, look := s.look(request, body, lease)
+		sent := s.observations.now()
+		response, err := s.attempt(in, asked, lease)
 		if err == nil && response.StatusCode != http.StatusServiceUnavailable {
 			s.metrics.firstByte.Observe(time.Since(start).Seconds())
 			s.account(request, lease)
-			if err := s.rewrite(response, request, lease, measured); err != nil {
+			s.survey(response, request, lease, look, sent)
+			if err := s.rewrite(response, request, lease, look); err != nil {
 				response.Body.Close()
 				return nil, fmt.Errorf("read the engine's response: %w", err)
 			}
@@ -195,30 +197,14 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 
 // rewrite does with the routed experts of a response what their reader needs: what the router has asked for is taken out
 // and counted, what the client has asked for is told by logical ids.
-func (s *sender) rewrite(response *http.Response, r *request, lease *Lease, measured bool) error {
+func (s *sender) rewrite(response *http.Response, r *request, lease *Lease, look look) error {
 	switch {
-	case measured && response.StatusCode == http.StatusOK:
-		return (&meter{engine: s.options.RoutedExperts, observations: s.observations, lease: lease, sampled: s.sampled(r)}).wrap(response)
+	case look.strips && response.StatusCode == http.StatusOK:
+		return (&meter{engine: s.options.RoutedExperts, observations: s.observations, lease: lease, sampled: look.sampled}).wrap(response)
 	case r.asksExperts && lease.Backend.Permuted:
 		return (&translator{engine: s.options.RoutedExperts, lease: lease}).wrap(response)
 	}
 	return nil
-}
-
-func (s *sender) sampled(r *request) bool { return sampled(r.id, s.options.SamplePercent) }
-
-// measure asks the engine for the routed experts of a request that is sampled. It reports whether the response may have
-// some that are not the client's: those that were asked for, or that the engine tells unasked.
-func (s *sender) measure(r *request, body []byte) (asked []byte, measured bool) {
-	engine := s.options.RoutedExperts
-	if engine.Decode == nil || !r.inference || !engine.Unasked && !s.sampled(r) {
-		return body, false
-	}
-	asked, measured = ask(body, engine.RequestField)
-	if engine.Unasked {
-		return body, measured
-	}
-	return asked, measured
 }
 
 // account counts a request that an engine answers.

@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/lar"
@@ -47,6 +48,47 @@ func ask(body []byte, field string) ([]byte, bool) {
 	out = append(out, body[:open]...)
 	out = append(out, member...)
 	return append(out, body[open:]...), true
+}
+
+// look is what the router does to know the experts of a request to a pod.
+type look struct {
+	// sampled tells that the experts are counted, strips that the response may have some that are not the client's: those that
+	// were asked for, or that the engine tells unasked.
+	sampled, strips bool
+}
+
+// look asks the engine for the routed experts of a request that is sampled on the lease's pod.
+func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ look) {
+	engine := s.options.RoutedExperts
+	if engine.Decode == nil || !r.inference {
+		return body, look{}
+	}
+	chosen := sampled(r.id, s.options.SamplePercent) && s.observations.samples(s.pool, lease.Backend)
+	if !chosen && !engine.Unasked {
+		return body, look{}
+	}
+	asked, ok := ask(body, engine.RequestField)
+	if engine.Unasked {
+		asked = body
+	}
+	return asked, look{sampled: chosen && ok, strips: ok}
+}
+
+// survey counts an answered request among those that the sample is drawn from, and has its time compared with that of
+// others.
+func (s *sender) survey(response *http.Response, r *request, lease *Lease, look look, sent time.Time) {
+	engine := s.options.RoutedExperts
+	if engine.Decode == nil || !r.inference || r.asksExperts || response.StatusCode != http.StatusOK || !s.observations.samples(s.pool, lease.Backend) {
+		return
+	}
+	if engine.UnstreamedOnly && isStream(response) {
+		s.observations.addStreamed()
+		return
+	}
+	s.observations.addEligible(look.sampled)
+	if !engine.Unasked && s.options.SamplePercent > 0 {
+		s.observations.timed(response, sent, look.sampled, lease.tokens)
+	}
 }
 
 // meter takes the routed experts out of a response that the client did not ask them for, and counts them.

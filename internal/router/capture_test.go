@@ -1,0 +1,299 @@
+package router
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/semmoe/operator/internal/lar"
+)
+
+// reported is what a router answers at /v1/observations.
+func reported(t *testing.T, o *Observations) lar.Report {
+	t.Helper()
+	recorder := httptest.NewRecorder()
+	o.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/v1/observations", nil))
+	var report lar.Report
+	if err := json.Unmarshal(recorder.Body.Bytes(), &report); err != nil {
+		t.Fatalf("/v1/observations: %v: %.300s", err, recorder.Body)
+	}
+	if err := report.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
+// fill counts requests of which the asked ones take ratio times as long.
+func fill(c *captureWatch, now time.Time, ratio float64) {
+	for range 150 {
+		c.add(now, true, time.Duration(ratio*float64(time.Second)), 100)
+		c.add(now, false, time.Second, 100)
+	}
+}
+
+// Capture that costs too much narrows the sample for an hour from the last look that says so; a cost that is not certain, or
+// one below the bound, does not.
+func TestNarrows(t *testing.T) {
+	start := time.Unix(1_700_000_000, 0)
+	for name, tc := range map[string]struct {
+		ratio  float64
+		narrow bool
+	}{"no cost": {1, false}, "four percent": {1.04, false}, "six percent": {1.06, true}, "double": {2, true}} {
+		var c captureWatch
+		fill(&c, start, tc.ratio)
+		if c.narrowed(start) {
+			t.Errorf("%s: narrowed by the first request", name)
+		}
+		fill(&c, start.Add(lookPeriod), tc.ratio)
+		if c.narrowed(start.Add(lookPeriod)) != tc.narrow {
+			t.Errorf("%s: narrowed is %v", name, !tc.narrow)
+		}
+	}
+	var c captureWatch
+	fill(&c, start, 2)
+	last := start.Add(lookPeriod)
+	c.add(last, false, time.Second, 100)
+	for at := last; at.Before(last.Add(narrowTime)); at = at.Add(time.Minute) {
+		if !c.narrowed(at) {
+			t.Fatalf("widened after %v", at.Sub(last))
+		}
+	}
+	if c.narrowed(last.Add(narrowTime)) {
+		t.Error("narrowed for ever")
+	}
+	// What is an hour old says nothing any more.
+	if cost := c.cost(start.Add(2 * time.Hour)); cost != (lar.CaptureCost{}) {
+		t.Errorf("after two hours the cost is %+v", cost)
+	}
+}
+
+// While narrowed, only requests to one pod of each plan are sampled, the same one for every router, and only those count as
+// eligible. Where requests go stays as it is.
+func TestSamplesOnePodWhileNarrowed(t *testing.T) {
+	var mu sync.Mutex
+	asked, served := map[string]int{}, map[string]int{}
+	engineOf := func(name, plan string) Backend {
+		b := newEngine(t, name, 4, func(w http.ResponseWriter, r *http.Request) {
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			served[name]++
+			if strings.Contains(string(body), "return_routed_experts") {
+				asked[name]++
+			}
+			fmt.Fprint(w, `{"choices":[{"text":"x"}]}`)
+		})
+		b.PlanDigest = plan
+		return b
+	}
+	backends := []Backend{engineOf("a-0", "a"), engineOf("a-1", "a"), engineOf("a-2", "a"), engineOf("b-0", "b"), engineOf("b-1", "b")}
+	pool := NewPool()
+	pool.Set(backends)
+	adapter := adapterOf(t, "SGLang")
+	url, observations := proxyServer(t, pool, ProxyOptions{
+		RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
+	})
+	observations.capture.narrowUntil = time.Now().Add(time.Hour)
+	const requests = 120
+	for range requests {
+		if response, body := post(t, url+"/v1/completions", `{"prompt":"x"}`); response.StatusCode != http.StatusOK {
+			t.Fatal(body)
+		}
+	}
+	other := NewPool()
+	other.Set([]Backend{backends[4], backends[2], backends[0], backends[3], backends[1]})
+	want := map[string]int{}
+	for _, plan := range []string{"a", "b"} {
+		pod := pool.sampledPod(plan)
+		if !strings.HasPrefix(pod, plan) || other.sampledPod(plan) != pod {
+			t.Errorf("plan %s: pods %q and %q are sampled", plan, pod, other.sampledPod(plan))
+		}
+		want[pod] = served[pod]
+	}
+	if diff := cmp.Diff(want, asked); diff != "" || len(served) != len(backends) {
+		t.Errorf("served %v, asked (-want +got):\n%s", served, diff)
+	}
+	report := reported(t, observations)
+	eligible := int64(0)
+	for _, n := range want {
+		eligible += int64(n)
+	}
+	if p := report.Population; p.Replicas != lar.ReplicasOne || p.Eligible != eligible || p.Sampled != eligible {
+		t.Errorf("population %+v, want %d of %d requests", p, eligible, requests)
+	}
+	if pod := pool.sampledPod("none"); pod != "" {
+		t.Errorf("pod %q has a plan that no pod has", pod)
+	}
+}
+
+// The time of each answered request is counted for its arm once it has been read; that of a client that leaves is not.
+func TestCaptureIsTimed(t *testing.T) {
+	release := make(chan struct{})
+	backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
+		if body, _ := io.ReadAll(r.Body); strings.Contains(string(body), "hang") {
+			w.Header().Set("Content-Type", "text/event-stream")
+			fmt.Fprint(w, "data: {}\n\n")
+			w.(http.Flusher).Flush()
+			select {
+			case <-release:
+			case <-r.Context().Done():
+			}
+			return
+		}
+		fmt.Fprint(w, `{"choices":[{"text":"x"}]}`)
+	})
+	defer close(release)
+	url, observations := routerFor(t, adapterOf(t, "SGLang"), 50, backend)
+	const requests = 100
+	want := 0
+	for i := range requests {
+		request, err := http.NewRequest(http.MethodPost, url+"/v1/completions", strings.NewReader(`{"prompt":"x","max_tokens":10}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := fmt.Sprint("request-", i)
+		if request.Header.Set(HeaderRequestID, id); sampled(id, 50) {
+			want++
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, response.Body) //nolint:errcheck // a test's
+		response.Body.Close()
+	}
+	ctx, leave := context.WithCancel(context.Background())
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(`{"prompt":"hang"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leave()
+	response.Body.Close()
+	report := reported(t, observations)
+	cost := report.CaptureCost
+	if cost == nil || cost.Asked.Requests != int64(want) || cost.Plain.Requests != int64(requests-want) {
+		t.Fatalf("%d of %d requests were sampled; the cost is of %+v", want, requests, cost)
+	}
+	if cost.Asked.Seconds <= 0 || cost.Plain.Seconds <= 0 || cost.Plain.Tokens < float64(10*cost.Plain.Requests) {
+		t.Errorf("%+v", cost)
+	}
+	// The request whose client left could be sampled all the same.
+	if p := report.Population; p.Eligible != requests+1 || p.Requests != lar.RequestsAll || p.Replicas != lar.ReplicasAll || p.SamplePercent != 50 {
+		t.Errorf("population %+v", p)
+	}
+}
+
+// vLLM tells the experts of unstreamed requests, unasked: the population says so, and there is no cost to compare.
+func TestPopulationOfVLLM(t *testing.T) {
+	backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
+		if body, _ := io.ReadAll(r.Body); strings.Contains(string(body), "stream") {
+			w.Header().Set("Content-Type", "text/event-stream")
+			fmt.Fprint(w, "data: [DONE]\n\n")
+			return
+		}
+		fmt.Fprintf(w, `{"choices":[{"text":"a","routed_experts":%q}]}`, vllmRouting())
+	})
+	backend.Shape, backend.Revision = &tinyShape, "r"
+	url, observations := routerFor(t, adapterOf(t, "VLLM"), 100, backend)
+	for range 3 {
+		post(t, url+"/v1/completions", `{"prompt":"x"}`)
+	}
+	for _, body := range []string{`{"prompt":"x","stream":true}`, `{"prompt":"x","return_routed_experts":true}`} {
+		post(t, url+"/v1/completions", body)
+	}
+	post(t, url+"/tokenize", `{"prompt":"x"}`)
+	want := lar.Population{Requests: lar.RequestsUnstreamed, Replicas: lar.ReplicasAll, SamplePercent: 100, Eligible: 3, Sampled: 3, Streamed: 1}
+	report := reported(t, observations)
+	if diff := cmp.Diff(want, report.Population); diff != "" || report.CaptureCost != nil {
+		t.Errorf("cost %+v, population (-want +got):\n%s", report.CaptureCost, diff)
+	}
+	if n := report.Revision("r").Overall.Requests; n != 3 || len(report.Window) == 0 || report.Window[0].Eligible == 0 {
+		t.Errorf("%d requests, window %+v", n, report.Window)
+	}
+}
+
+// The metrics are the report's figures, their labels are few, and the guide names all of them.
+func TestObservedMetrics(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	pool := NewPool()
+	adapter := adapterOf(t, "SGLang")
+	_, o := NewProxy(pool, registry, logr.Discard(), ProxyOptions{RoutedExperts: adapter.RoutedExperts, SamplePercent: 5})
+	now := time.Unix(1_700_000_055, 0)
+	o.now, o.started = func() time.Time { return now }, now.Add(-time.Hour)
+	for i := range 40 {
+		predicted := 0.2 + float64(i%5)/100
+		o.addEligible(i%2 == 0)
+		o.addEligible(false)
+		o.add(lar.Observation{Revision: "r", Rank: i % 4, Predicted: &predicted, Count: lar.Count{
+			Activations: lar.Activations{Local: int64(20 + i%5), Total: 100}, LayerGroups: []lar.Activations{{Local: 10, Total: 50}, {Local: int64(10 + i%5), Total: 50}},
+			Tokens: 5, TokenLayers: 10, RemoteRanks: 20, SavedBytes: 1000,
+		}})
+	}
+	values := gauges(t, registry)
+	for name, want := range map[string]float64{
+		"semmoe_local_activation_rate": 0.22, "semmoe_predicted_local_activation_rate": 0.22, "semmoe_forecast_bias": 0, "semmoe_forecast_slope": 1,
+		"semmoe_rank_local_activation_rate/0": 0.22, "semmoe_layer_group_local_activation_rate/0": 0.2, "semmoe_layer_group_local_activation_rate/1": 0.24,
+		"semmoe_remote_ranks_per_token": 2, "semmoe_observed_requests": 40, "semmoe_sample_eligible_requests_total": 80, "semmoe_sampled_requests_total": 20,
+		// The window has been filled for 110 s and the 5 s since its last bucket began, and half of the requests were observed.
+		"semmoe_saved_bytes_per_second": 40 * 1000 * 2 / 115.,
+		"semmoe_sampling_narrowed":      0,
+	} {
+		if got, known := values[name]; !known || got < want-1e-9 || got > want+1e-9 {
+			t.Errorf("%s is %v (%v), want %v", name, got, known, want)
+		}
+	}
+	if se := values["semmoe_local_activation_rate_standard_error"]; se < 0.002 || se > 0.003 { // 0.0141/sqrt(40), and a little
+		t.Errorf("the standard error is %v", se)
+	}
+	if cost := values["semmoe_capture_cost_ratio"]; cost == cost {
+		t.Errorf("without a request the capture cost is %v", cost)
+	}
+	guide, err := os.ReadFile("../../docs/serving.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range values {
+		if name, _, _ = strings.Cut(name, "/"); !strings.HasPrefix(name, "semmoe_router_") && !strings.Contains(string(guide), "`"+name) {
+			t.Errorf("docs/serving.md does not tell what %s is", name)
+		}
+	}
+}
+
+// gauges are the values of all metrics of one value, by name and value of their label.
+func gauges(t *testing.T, registry *prometheus.Registry) map[string]float64 {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]float64{}
+	for _, family := range families {
+		for _, metric := range family.Metric {
+			name := family.GetName()
+			for _, label := range metric.Label {
+				name += "/" + label.GetValue()
+			}
+			values[name] = metric.GetGauge().GetValue() + metric.GetCounter().GetValue()
+		}
+	}
+	return values
+}

@@ -1,0 +1,107 @@
+package router
+
+import (
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/semmoe/operator/internal/lar"
+)
+
+// observed makes metrics of a report at each scrape. Their labels are the ranks of one replica and at most four layer
+// groups; a value that nothing was observed for is NaN.
+type observed struct{ of *Observations }
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, labels, nil)
+}
+
+const lastHelp = " in the last sampled requests (at most 1024)"
+
+var (
+	rateMetric        = describe("semmoe_local_activation_rate", "Local activations over all activations"+lastHelp+".")
+	rateErrorMetric   = describe("semmoe_local_activation_rate_standard_error", "Standard error of semmoe_local_activation_rate, as of a sample of requests.")
+	rankRateMetric    = describe("semmoe_rank_local_activation_rate", "Local activations over all activations, by the rank that served,"+lastHelp+".", "rank")
+	groupRateMetric   = describe("semmoe_layer_group_local_activation_rate", "Local activations over all activations, by groups of consecutive MoE layers (0 has the first layers),"+lastHelp+".", "group")
+	predictedMetric   = describe("semmoe_predicted_local_activation_rate", "The local activation rate that plans forecast for the scored ones of the last sampled requests (at most 1024).")
+	biasMetric        = describe("semmoe_forecast_bias", "Observed less forecast local activation rate"+lastHelp+".")
+	biasErrorMetric   = describe("semmoe_forecast_bias_standard_error", "Standard error of semmoe_forecast_bias.")
+	slopeMetric       = describe("semmoe_forecast_slope", "By how much the observed local share of a request rises with its forecast one"+lastHelp+"; 1 where forecasts are right.")
+	slopeErrorMetric  = describe("semmoe_forecast_slope_standard_error", "Standard error of semmoe_forecast_slope.")
+	remoteRanksMetric = describe("semmoe_remote_ranks_per_token", "Distinct other ranks that hold experts of a token, mean over MoE layers,"+lastHelp+".")
+	requestsMetric    = describe("semmoe_observed_requests", "The number of requests that the observed rates are of (at most 1024).")
+	savedMetric       = describe("semmoe_saved_bytes_per_second", "Estimated bytes that ranks need not exchange because more activations are local than an even spread has, over the last two minutes.")
+	eligibleMetric    = describe("semmoe_sample_eligible_requests_total", "Answered requests that could be sampled.")
+	sampledMetric     = describe("semmoe_sampled_requests_total", "Answered requests that were sampled.")
+	streamedMetric    = describe("semmoe_sample_streamed_requests_total", "Answered requests that could not be sampled because the engine does not tell the experts of streams.")
+	costMetric        = describe("semmoe_capture_cost_ratio", "Time per token of sampled requests over that of others on the same pods, in the last hour; NaN with fewer than 100 of either.")
+	costErrorMetric   = describe("semmoe_capture_cost_ratio_standard_error", "Standard error of semmoe_capture_cost_ratio.")
+	narrowedMetric    = describe("semmoe_sampling_narrowed", "1 while only one pod of each plan is sampled because capture costs too much, else 0.")
+)
+
+// Describe implements prometheus.Collector.
+func (c *observed) Describe(to chan<- *prometheus.Desc) {
+	for _, metric := range []*prometheus.Desc{
+		rateMetric, rateErrorMetric, rankRateMetric, groupRateMetric, predictedMetric,
+		biasMetric, biasErrorMetric, slopeMetric, slopeErrorMetric, remoteRanksMetric,
+		requestsMetric, savedMetric, eligibleMetric, sampledMetric, streamedMetric,
+		costMetric, costErrorMetric, narrowedMetric,
+	} {
+		to <- metric
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *observed) Collect(to chan<- prometheus.Metric) {
+	report := c.of.report()
+	gauge := func(metric *prometheus.Desc, value float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(metric, prometheus.GaugeValue, value, labels...)
+	}
+	counter := func(metric *prometheus.Desc, value int64) {
+		to <- prometheus.MustNewConstMetric(metric, prometheus.CounterValue, float64(value))
+	}
+	last := report.Last.All()
+	gauge(rateMetric, last.Overall.Value())
+	gauge(rateErrorMetric, last.Overall.StandardError())
+	gauge(requestsMetric, float64(last.Overall.Requests))
+	gauge(remoteRanksMetric, last.RemoteRanksPerToken())
+	for rank, ratio := range last.Ranks {
+		gauge(rankRateMetric, ratio.Value(), strconv.Itoa(rank))
+	}
+	for group, ratio := range last.LayerGroups {
+		gauge(groupRateMetric, ratio.Value(), strconv.Itoa(group))
+	}
+	gauge(predictedMetric, last.Forecast.Predicted())
+	pair := func(metric, errorMetric *prometheus.Desc, value, standardError float64) {
+		gauge(metric, value)
+		gauge(errorMetric, standardError)
+	}
+	bias, biasError := last.Forecast.Bias()
+	pair(biasMetric, biasErrorMetric, bias, biasError)
+	slope, slopeError := last.Forecast.Slope()
+	pair(slopeMetric, slopeErrorMetric, slope, slopeError)
+	gauge(savedMetric, lar.SavedBytesPerSecond(report.Window, c.of.covered()))
+	cost, costError := math.NaN(), math.NaN()
+	if report.CaptureCost != nil {
+		if ratio, standardError, known := report.CaptureCost.Ratio(); known {
+			cost, costError = ratio, standardError
+		}
+	}
+	pair(costMetric, costErrorMetric, cost, costError)
+	narrowed := 0.
+	if report.Population.Replicas == lar.ReplicasOne {
+		narrowed = 1
+	}
+	gauge(narrowedMetric, narrowed)
+	counter(eligibleMetric, report.Population.Eligible)
+	counter(sampledMetric, report.Population.Sampled)
+	counter(streamedMetric, report.Population.Streamed)
+}
+
+// covered is the time that the buckets of the window have been filled in.
+func (o *Observations) covered() time.Duration {
+	now := o.now()
+	return min(now.Sub(o.started), now.Sub(now.Truncate(lar.BucketTime))+(lar.Buckets-1)*lar.BucketTime)
+}

@@ -532,6 +532,17 @@ type RoutingStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	ObservedRevision string `json:"observedRevision,omitempty"`
+
+	// captureCostMilli is by how much longer requests take, per token, of which the engine is asked for the routed experts than
+	// others on the same pods, in thousandths: 50 is 5%. It is absent until 100 of either have been compared, and with engines
+	// that tell the experts unasked.
+	// +optional
+	// +kubebuilder:validation:Minimum=-1000
+	CaptureCostMilli *int32 `json:"captureCostMilli,omitempty"`
+
+	// captureCostTime is when that was read.
+	// +optional
+	CaptureCostTime *metav1.Time `json:"captureCostTime,omitempty"`
 }
 
 // RankShare is what one rank gets, summed over all pods of the revision.

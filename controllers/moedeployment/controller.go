@@ -185,7 +185,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		after = outcome.Soonest(after, poolPeriod)
 	}
 	if observes(moed) && o.Revision != "" {
-		o.Observed, o.RankTokens, o.Enough = r.observeLAR(ctx, observed.routerPods, o.Revision)
+		o.Observed = r.observeRouters(ctx, observed.routerPods, o.Revision)
+		o.RankTokens, o.Enough = o.Observed.rankLoads(), o.Observed.enough()
 		after = outcome.Soonest(after, observePeriod)
 	}
 	if err := r.applyStatus(ctx, moed, statusOf(moed, o, now)); err != nil {

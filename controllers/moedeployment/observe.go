@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"math"
 	"net"
 	"net/http"
 	"time"
@@ -29,54 +31,79 @@ const (
 	larStep = 20
 )
 
-// observeLAR sums what the routers observed of a revision. Routers that cannot be reached are left out: the rate of the
-// others is as good. It reports false where too few requests were sampled.
-func (r *Reconciler) observeLAR(ctx context.Context, routers []*corev1.Pod, revision string) (lar.Activations, map[int]int64, bool) {
+// traffic is what routers told, summed over them.
+type traffic struct {
+	// Sketch is of the requests that were sampled of a revision.
+	Sketch lar.Sketch
+	// Capture compares sampled requests with others.
+	Capture lar.CaptureCost
+}
+
+// add adds what a router told.
+func (o *traffic) add(report lar.Report, revision string) {
+	o.Sketch.Merge(report.Revision(revision))
+	if report.CaptureCost != nil {
+		o.Capture.Merge(*report.CaptureCost)
+	}
+}
+
+// enough tells that the rate of the requests says something.
+func (o traffic) enough() bool {
+	return o.Sketch.Overall.Requests >= enoughSamples && o.Sketch.Overall.Total > 0
+}
+
+// rankLoads is how much each rank had to do of the sampled requests, in activations: as many for each token.
+func (o traffic) rankLoads() map[int]int64 {
+	loads := map[int]int64{}
+	for rank, ratio := range o.Sketch.Ranks {
+		loads[rank] = ratio.Total
+	}
+	return loads
+}
+
+// observeRouters sums what the routers observed of a revision. Routers that cannot be reached are left out: the rate of the
+// others is as good.
+func (r *Reconciler) observeRouters(ctx context.Context, routers []*corev1.Pod, revision string) traffic {
 	log := logr.FromContextOrDiscard(ctx)
-	var sum lar.Activations
-	tokens := map[int]int64{} // by rank
-	samples := 0
+	var sum traffic
 	for _, pod := range routers {
 		if !podhealth.Ready(pod) || pod.Status.PodIP == "" {
 			continue
 		}
-		observations, err := r.fetchObservations(ctx, pod.Status.PodIP)
+		report, err := r.fetchReport(ctx, pod.Status.PodIP)
 		if err != nil {
 			log.V(1).Info("Leaving a router out of the observed local activation rate", "pod", pod.Name, "reason", err.Error())
 			continue
 		}
-		for _, observation := range observations {
-			if observation.Revision == revision {
-				samples++
-				sum.Local += observation.Local
-				sum.Total += observation.Total
-				tokens[observation.Rank] += int64(observation.Tokens)
-			}
-		}
+		sum.add(report, revision)
 	}
-	return sum, tokens, samples >= enoughSamples && sum.Total > 0
+	return sum
 }
 
-func (r *Reconciler) fetchObservations(ctx context.Context, podIP string) ([]lar.Observation, error) {
+// maxReport bounds a router's report; a usual one is a few hundred kilobytes.
+const maxReport = 16 << 20
+
+func (r *Reconciler) fetchReport(ctx context.Context, podIP string) (lar.Report, error) {
 	ctx, cancel := context.WithTimeout(ctx, observeTimeout)
 	defer cancel()
 	url := fmt.Sprintf("http://%s/v1/observations", net.JoinHostPort(podIP, fmt.Sprint(routerMetricsPort)))
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return nil, err
+		return lar.Report{}, err
 	}
 	response, err := r.HTTP.Do(request)
 	if err != nil {
-		return nil, err
+		return lar.Report{}, err
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s", response.Status)
+		return lar.Report{}, fmt.Errorf("%s", response.Status)
 	}
-	var told struct {
-		Observations []lar.Observation `json:"observations"`
+	var report lar.Report
+	if err := json.NewDecoder(io.LimitReader(response.Body, maxReport)).Decode(&report); err != nil {
+		return lar.Report{}, err
 	}
-	return told.Observations, json.NewDecoder(response.Body).Decode(&told)
+	return report, report.Validate()
 }
 
 // larStatus is the reported rate: what the plan says, and what is observed of the revision. The observed rate stays at the
@@ -110,7 +137,7 @@ func observeInto(lar, previous *semmoev1.LARStatus, o observation, now time.Time
 		}
 		return
 	}
-	milli := int32(1000 * o.Observed.Local / o.Observed.Total)
+	milli := int32(1000 * o.Observed.Sketch.Overall.Local / o.Observed.Sketch.Overall.Total)
 	if known && previous.ObservedRevision == o.Revision {
 		change := milli - *previous.ObservedMilli
 		if max(change, -change) < larStep || now.Sub(previous.ObservedTime.Time) < observePeriod {
@@ -120,6 +147,31 @@ func observeInto(lar, previous *semmoev1.LARStatus, o observation, now time.Time
 	}
 	lar.ObservedMilli, lar.ObservedTime = &milli, new(metav1.NewTime(now.Truncate(time.Second)))
 	lar.ObservedRevision, lar.Summary = o.Revision, percent(milli)
+}
+
+// captureStatus adds the cost of capture to the reported routing, as long as anything is sampled. Like the rate it stays at the
+// previous report until it differs by a step and a minute has passed, and besides by two standard errors: times scatter more than
+// rates do. It also stays while too few requests tell it.
+func captureStatus(routing, previous *semmoev1.RoutingStatus, o observation, observes bool, now time.Time) *semmoev1.RoutingStatus {
+	ratio, standardError, told := o.Observed.Capture.Ratio()
+	known := previous != nil && previous.CaptureCostMilli != nil
+	if !observes || !told && !known {
+		return routing
+	}
+	with := semmoev1.RoutingStatus{}
+	if routing != nil {
+		with = *routing
+	}
+	milli := int32(math.Round(min(1000*(ratio-1), math.MaxInt32)))
+	if known {
+		change := math.Abs(float64(milli) - float64(*previous.CaptureCostMilli))
+		if !told || change < max(larStep, 2000*standardError) || now.Sub(previous.CaptureCostTime.Time) < observePeriod {
+			with.CaptureCostMilli, with.CaptureCostTime = previous.CaptureCostMilli, previous.CaptureCostTime
+			return &with
+		}
+	}
+	with.CaptureCostMilli, with.CaptureCostTime = &milli, new(metav1.NewTime(now.Truncate(time.Second)))
+	return &with
 }
 
 func percent(milli int32) string { return fmt.Sprintf("%.1f%%", float64(milli)/10) }

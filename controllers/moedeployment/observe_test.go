@@ -1,10 +1,18 @@
 package moedeployment
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -40,7 +48,7 @@ func TestLARStatus(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			o := observation{Revision: "r1", Observed: lar.Activations{Local: tc.local, Total: 1000}, Enough: !tc.few}
+			o := observation{Revision: "r1", Observed: sampledOf(tc.local), Enough: !tc.few}
 			got := larStatus(tc.previous, o, true, start.Add(tc.after))
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("lar (-want +got):\n%s", diff)
@@ -59,5 +67,120 @@ func TestLARStatusShowsThePlan(t *testing.T) {
 	serving := larStatus(nil, observation{Planning: planning{Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}, true, start)
 	if serving == nil || *serving.BaselineMilli != 250 || *serving.PredictedMilli != 400 {
 		t.Errorf("a plan in service gives %+v, want baseline and promise", serving)
+	}
+}
+
+// sampledOf is enough traffic of 1000 activations.
+func sampledOf(local int64) traffic {
+	return traffic{Sketch: lar.Sketch{Overall: lar.Ratio{Requests: enoughSamples, Activations: lar.Activations{Local: local, Total: 1000}}}}
+}
+
+// routerNetwork answers for routers, by address.
+type routerNetwork map[string]string
+
+func (n routerNetwork) RoundTrip(request *http.Request) (*http.Response, error) {
+	text, known := n[request.URL.Host]
+	if !known || request.URL.Path != "/v1/observations" {
+		return nil, errors.New("nobody listens")
+	}
+	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(text))}, nil
+}
+
+// What routers tell is summed as if one router had observed it all; those that cannot be reached, that are not ready or that
+// tell what cannot be are left out.
+func TestObserveRouters(t *testing.T) {
+	var want traffic
+	network := routerNetwork{
+		"10.0.0.3:9090": `{"last":[{"revision":"r","overall":{"requests":-1}}]}`,
+		"10.0.0.4:9090": `{"captureCost":{"asked":{"requests":-1}}}`,
+		"10.0.0.5:9090": `{`,
+	}
+	for router, ip := range []string{"10.0.0.1", "10.0.0.2"} {
+		report := lar.Report{Last: lar.Set{}, CaptureCost: &lar.CaptureCost{}}
+		for i := range 20 {
+			observation := lar.Observation{Revision: []string{"r", "old"}[i%2], Rank: i % 4, Count: lar.Count{Activations: lar.Activations{Local: int64(i + router), Total: 100}}}
+			report.Last.Add(observation)
+			report.CaptureCost.Plain.Add(1, 10)
+			if i%2 == 0 {
+				want.Sketch.Add(observation)
+			}
+		}
+		want.Capture.Merge(*report.CaptureCost)
+		text, err := json.Marshal(report)
+		if err != nil {
+			t.Fatal(err)
+		}
+		network[ip+":9090"] = string(text)
+	}
+	var pods []*corev1.Pod
+	for i := range 8 {
+		router := pod(fmt.Sprint("router-", i), "")
+		router.Status.PodIP = fmt.Sprint("10.0.0.", i)
+		pods = append(pods, router)
+	}
+	unready := pod("unready", "")
+	unready.Status.PodIP, unready.Status.Conditions = "10.0.0.1", nil
+	r := &Reconciler{HTTP: &http.Client{Transport: network}}
+	got := r.observeRouters(context.Background(), append(pods, unready), "r")
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("observed (-want +got):\n%s", diff)
+	}
+	if got.enough() || got.rankLoads()[0] != 1000 || got.rankLoads()[1] != 0 || got.rankLoads()[2] != 1000 {
+		t.Errorf("20 requests are enough, or the ranks' loads are not %v", got.rankLoads())
+	}
+	got.Sketch.Merge(want.Sketch)
+	if !got.enough() {
+		t.Error("40 requests are not enough")
+	}
+}
+
+// The reported cost of capture moves on a change of 20 milli or more, and at most once a minute, and stays while it cannot be
+// told; the spread over ranks beside it is left alone.
+func TestCaptureStatus(t *testing.T) {
+	costOf := func(ratio float64, requests int) traffic {
+		var told traffic
+		for range requests {
+			told.Capture.Asked.Add(ratio, 1)
+			told.Capture.Plain.Add(1, 1)
+		}
+		return told
+	}
+	noisy := costOf(1.1, 100)
+	for range 10 {
+		noisy.Capture.Asked.Add(11, 1)
+		noisy.Capture.Plain.Add(10, 1)
+	}
+	at := func(milli int32, after time.Duration) *semmoev1.RoutingStatus {
+		return &semmoev1.RoutingStatus{CaptureCostMilli: &milli, CaptureCostTime: &metav1.Time{Time: start.Add(after)}}
+	}
+	with := func(status *semmoev1.RoutingStatus, share int32) *semmoev1.RoutingStatus {
+		status.Ranks = []semmoev1.RankShare{{ShareMilli: share}}
+		return status
+	}
+	for name, tc := range map[string]struct {
+		routing, previous *semmoev1.RoutingStatus
+		told              traffic
+		off               bool
+		after             time.Duration
+		want              *semmoev1.RoutingStatus
+	}{
+		"nothing":            {nil, nil, traffic{}, false, 0, nil},
+		"too few":            {nil, nil, costOf(2, 99), false, 0, nil},
+		"first":              {nil, nil, costOf(1.3, 100), false, 0, at(300, 0)},
+		"beside shares":      {with(&semmoev1.RoutingStatus{}, 7), nil, costOf(1.3, 100), false, 0, with(at(300, 0), 7)},
+		"faster":             {nil, nil, costOf(0.9, 100), false, 0, at(-100, 0)},
+		"too few, known":     {with(&semmoev1.RoutingStatus{}, 8), with(at(50, 0), 7), costOf(2, 99), false, time.Hour, with(at(50, 0), 8)},
+		"small change":       {nil, at(50, 0), costOf(1.069, 100), false, time.Hour, at(50, 0)},
+		"change":             {nil, at(50, 0), costOf(1.07, 100), false, time.Hour, at(70, time.Hour)},
+		"noise":              {nil, at(50, 0), noisy, false, time.Hour, at(50, 0)},
+		"within the minute":  {nil, at(50, 0), costOf(1.5, 100), false, 59 * time.Second, at(50, 0)},
+		"nothing is sampled": {nil, at(50, 0), costOf(1.5, 100), true, time.Hour, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := captureStatus(tc.routing, tc.previous, observation{Observed: tc.told}, !tc.off, start.Add(tc.after))
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("routing (-want +got):\n%s", diff)
+			}
+		})
 	}
 }

@@ -14,7 +14,6 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/inspection"
-	"github.com/semmoe/operator/internal/lar"
 )
 
 // model is the digest of the checkpoint of the fixtures.
@@ -325,7 +324,7 @@ func TestPlanningConditions(t *testing.T) {
 			Router: &appsv1.Deployment{Status: appsv1.DeploymentStatus{AvailableReplicas: 1}}}
 	}
 	sampled := func(o observation, local int64) observation {
-		o.Observed, o.Enough = lar.Activations{Local: local, Total: 1000}, true
+		o.Observed, o.Enough = sampledOf(local), true
 		return o
 	}
 	cases := map[string]struct {

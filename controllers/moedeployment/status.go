@@ -18,7 +18,6 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/semmoe/operator/internal/inspection"
-	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
 )
 
@@ -38,8 +37,8 @@ type observation struct {
 	Router *appsv1.Deployment
 	// Planning is what profiles and plans tell.
 	Planning planning
-	// Observed are the activations that routers sampled of the revision; Enough tells that they say something.
-	Observed lar.Activations
+	// Observed is what routers sampled of the revision; Enough tells that it says something.
+	Observed traffic
 	Enough   bool
 	// RankTokens is how many of the sampled tokens each rank got.
 	RankTokens map[int]int64
@@ -62,7 +61,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		Profile:            o.Planning.ProfileName,
 		PlanDigest:         shortDigest(o.Planning.Serving),
 		LAR:                larStatus(moed.Status.LAR, o, observes(moed), now),
-		Routing:            routingStatus(moed.Status.Routing, o, moed.Spec.Parallelism.ExpertParallelSize, observes(moed), now),
+		Routing:            captureStatus(routingStatus(moed.Status.Routing, o, moed.Spec.Parallelism.ExpertParallelSize, observes(moed), now), moed.Status.Routing, o, observes(moed), now),
 		Endpoint:           fmt.Sprintf("http://%s.%s.svc:%d", moed.Name, moed.Namespace, semmoev1.ServicePort),
 	}
 	if plan := cmp.Or(o.Planning.Plan, o.Planning.Promise); plan != nil {

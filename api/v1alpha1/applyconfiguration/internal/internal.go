@@ -636,6 +636,12 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingStatus
   map:
     fields:
+    - name: captureCostMilli
+      type:
+        scalar: numeric
+    - name: captureCostTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
     - name: observedRevision
       type:
         scalar: string

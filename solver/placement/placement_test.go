@@ -129,48 +129,79 @@ func TestPlantedClustersAreFound(t *testing.T) {
 // placements are few they are all tried, and with 12 experts they are not. The upper bound that is reported for the plan is never
 // below what any placement reaches on the real routes.
 func TestAutoReachesTheOptimum(t *testing.T) {
-	shape := tracetest.Shape{TopK: 2, Layers: 1, Vocabulary: 30, Domains: 2, DocumentsPerDomain: 3, RequestsPerDocument: 2, TokensPerRequest: 40, Noise: 20}
-	instances, reached, gap := *smallInstances, 0, 0.0
-	for seed := range uint64(instances) {
-		shape.Experts = 6 + 2*int(seed%4)
-		ranks := []int{2, 3, 4, 5, 6}[seed%5]
-		for shape.Experts%ranks != 0 {
-			ranks--
-		}
-		tr := tracetest.Generate(shape, seed)
-		p := problem(t, tr, placement.TensorParallel, ranks)
-		result := solve(t, p)
-		got, best := result.TrainLAR, placement.Enumerate(t.Context(), p)
-		bound, oracle := reportedBound(t, tr, result.Placement), placement.EnumerateOracle(p, rows(tr))
-		if bound < oracle-1e-9 {
-			t.Errorf("seed %d: the upper bound is %v, a placement reaches %v", seed, bound, oracle)
-		}
-		gap += (bound/oracle - 1) / float64(instances)
-		if got > best*(1+1e-3) {
-			t.Errorf("seed %d: %v, the optimum is %v", seed, got, best)
-		}
-		if got > best*(1-1e-4) {
-			reached++
-		} else {
-			t.Logf("seed %d: %d experts on %d ranks: %v, the optimum is %v", seed, shape.Experts, ranks, got, best)
-		}
-	}
-	if float64(reached) < 0.99*float64(instances) {
-		t.Errorf("the optimum is reached in %d of %d instances", reached, instances)
-	}
-	t.Logf("the optimum is reached in %d of %d instances; the upper bound is %.1f%% above the best placement on average", reached, instances, 100*gap)
-}
-
-// reportedBound is the upper bound that solve and eval report for a placement on all requests of a trace.
-func reportedBound(t *testing.T, tr *trace.Trace, p *placement.Placement) float64 {
-	t.Helper()
-	report, err := cost.TensorParallel(t.Context(), tr, p, dealtOut{}, cost.Options{
-		Requests: tr.AllRequests(), BatchTokens: 4096, Shards: cost.FreeShards, RanksPerNode: 8, Link: cost.NVLinkH200,
-	})
+	outcomes := make([]smallOutcome, *smallInstances)
+	err := affinity.Parallel(t.Context(), len(outcomes), func(seed int) { outcomes[seed] = solveSmall(t, uint64(seed)) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	return report.UpperBound
+	instances, reached, equal, gap, worst := float64(len(outcomes)), 0, 0, 0.0, 0.0
+	for seed, o := range outcomes {
+		if o.failure != nil {
+			t.Fatalf("seed %d: %v", seed, o.failure)
+		}
+		if o.bound < o.oracle-1e-9 {
+			t.Errorf("seed %d: the upper bound is %v, a placement reaches %v", seed, o.bound, o.oracle)
+		}
+		gap += (o.bound/o.oracle - 1) / instances
+		if o.got > o.best*(1+1e-3) {
+			t.Errorf("seed %d: %v, the optimum is %v", seed, o.got, o.best)
+		}
+		below := 1 - o.got/o.best
+		worst = max(worst, below)
+		if o.got >= o.best {
+			equal++
+		}
+		if below < 1e-4 {
+			reached++
+		} else {
+			t.Logf("seed %d: %d experts on %d ranks: %v, the optimum is %v, %.4f%% more", seed, o.experts, o.ranks, o.got, o.best, 100*below)
+		}
+	}
+	if float64(reached) < 0.99*instances {
+		t.Errorf("the optimum is reached in %d of %d instances", reached, len(outcomes))
+	}
+	t.Logf("the optimum is reached in %d of %d instances to within 0.01%%, in %d of them to the last digit, and missed by %.4f%% at most; "+
+		"the upper bound is %.1f%% above the best placement on average", reached, len(outcomes), equal, 100*max(worst, 0), 100*gap)
+}
+
+// smallOutcome is what the search reaches in one small layer, best the optimum by enumeration; bound is the upper bound that is
+// reported for the real routes, oracle the highest local activation rate that a placement reaches on them.
+type smallOutcome struct {
+	experts, ranks           int
+	got, best, bound, oracle float64
+	failure                  error
+}
+
+// solveSmall solves and enumerates the layer of a seed. It is called from several goroutines: errors are returned.
+func solveSmall(t *testing.T, seed uint64) (o smallOutcome) {
+	shape := tracetest.Shape{TopK: 2, Layers: 1, Vocabulary: 30, Domains: 2, DocumentsPerDomain: 3, RequestsPerDocument: 2, TokensPerRequest: 40, Noise: 20}
+	o.experts = 6 + 2*int(seed%4)
+	o.ranks = []int{2, 3, 4, 5, 6}[seed%5]
+	for o.experts%o.ranks != 0 {
+		o.ranks--
+	}
+	shape.Experts = o.experts
+	tr := tracetest.Generate(shape, seed)
+	p := placement.Problem{Attention: placement.TensorParallel, Ranks: o.ranks, Layers: tr.Model.Layers, Algorithm: placement.Auto, Seed: 1}
+	if p.Tokens, o.failure = affinity.CountTokens(t.Context(), tr, tr.AllRequests()); o.failure != nil {
+		return o
+	}
+	result, err := placement.Solve(t.Context(), p)
+	if err != nil {
+		o.failure = err
+		return o
+	}
+	o.got, o.best, o.oracle = result.TrainLAR, placement.Enumerate(t.Context(), p), placement.EnumerateOracle(p, rows(tr))
+	o.bound, o.failure = reportedBound(t.Context(), tr, result.Placement)
+	return o
+}
+
+// reportedBound is the upper bound that solve and eval report for a placement on all requests of a trace.
+func reportedBound(ctx context.Context, tr *trace.Trace, p *placement.Placement) (float64, error) {
+	report, err := cost.TensorParallel(ctx, tr, p, dealtOut{}, cost.Options{
+		Requests: tr.AllRequests(), BatchTokens: 4096, Shards: cost.FreeShards, RanksPerNode: 8, Link: cost.NVLinkH200,
+	})
+	return report.UpperBound, err
 }
 
 type dealtOut struct{}

@@ -56,7 +56,7 @@ e2e-cluster: image ## Run the demo's scenario on a real cluster (kubelet, contai
 	test/cluster/e2e.sh
 
 .PHONY: bench
-bench: ## Measure, and print JSON (BENCH=solver, BENCH=reshuffle or BENCH="metis [TRACE]": that alone)
+bench: ## Measure, and print JSON (BENCH=solver, BENCH=router, BENCH=reshuffle or BENCH="metis [TRACE]": that alone)
 	@$(MAKE) -s build >&2
 	@go run ./test/bench $(BENCH)
 

@@ -1,8 +1,8 @@
 // Command bench measures the solver, the reference engine and what the request router in front of it costs, in one run on
-// this machine, and prints one JSON object. With the argument "solver" it measures the solver alone, with "reshuffle" the
-// reshuffling of a checkpoint of 8 GiB, which needs three times that much disk and is measured only then; with "metis", and a
-// routing trace if it is not to be the one in solver/testdata, our search against METIS. It judges nothing: the goals stand beside
-// the figures.
+// this machine, and prints one JSON object. With the argument "solver" it measures the solver alone, with "router" the request
+// router in front of an engine that answers at once, with "reshuffle" the reshuffling of a checkpoint of 8 GiB, which needs three
+// times that much disk and is measured only then; with "metis", and a routing trace if it is not to be the one in
+// solver/testdata, our search against METIS. It judges nothing: the goals stand beside the figures.
 package main
 
 import (
@@ -50,6 +50,8 @@ type result struct {
 	// Through the router, the same decoding.
 	RoutedDecodeTokensPerSecond float64 `json:"routed_decode_tokens_per_second"`
 	RoutedToDirect              float64 `json:"routed_to_direct"`
+	// Router is the request router in front of an engine that answers at once.
+	Router *routerResult `json:"router"`
 	// Solver holds solves at the scale of large models.
 	Solver []solverResult `json:"solver"`
 }
@@ -82,6 +84,20 @@ func run(ctx context.Context) error {
 		}
 		return out.Encode(r)
 	}
+	if len(os.Args) >= 2 && os.Args[1] == processArgument {
+		return runProcess(ctx, os.Args[2:])
+	}
+	// Before all else has filled caches and memory.
+	var routed *routerResult
+	if len(os.Args) < 2 || os.Args[1] == "router" {
+		var err error
+		if routed, err = benchRouter(ctx); err != nil {
+			return err
+		}
+	}
+	if len(os.Args) == 2 && os.Args[1] == "router" {
+		return out.Encode(routed)
+	}
 	solver, err := benchSolver(ctx)
 	if err != nil {
 		return err
@@ -100,7 +116,7 @@ func run(ctx context.Context) error {
 	proxy := httptest.NewServer(handler)
 	defer proxy.Close()
 
-	r := result{Processors: runtime.GOMAXPROCS(0), Solver: solver}
+	r := result{Processors: runtime.GOMAXPROCS(0), Solver: solver, Router: routed}
 	direct := "http://" + address
 	if _, err := load(ctx, direct, 16, 16, 8, 8); err != nil { // warm up
 		return err

@@ -1,0 +1,334 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/internal/tokenizer"
+	"github.com/semmoe/operator/solver/dispatch"
+)
+
+// The goals of the request router, on two cores.
+const (
+	routerCPUGoal     = 2.5 // times the reverse proxy's
+	addedMedianGoal   = 1   // milliseconds
+	addedP99Goal      = 5
+	scoringGoal       = 50 // microseconds
+	longPromptGoal    = 60 // milliseconds
+	longScoringGoal   = 1
+	routerMemoryGoal  = 200 // MiB
+	requestsPerSecond = 500
+)
+
+// routerResult is what the request router costs in front of an engine that answers at once. Router, reverse proxy and
+// engine are processes of their own.
+type routerResult struct {
+	Processors int `json:"processors"`
+	// CPU is processor time per request with a prompt of 1,000 tokens that was not seen before, as the median of rounds in
+	// which reverse proxy and router take turns; the proxy decodes the JSON and does nothing else.
+	RouterCPU   float64 `json:"router_cpu_us_per_request"`
+	BaselineCPU float64 `json:"baseline_cpu_us_per_request"`
+	CPURatio    float64 `json:"router_cpu_to_baseline"`
+	CPUGoal     float64 `json:"router_cpu_to_baseline_goal"`
+	// Added is how much later answers come than from the engine itself, at a fixed schedule of 500 requests per second;
+	// times count from the instant at which a request was due.
+	AddedMedian float64 `json:"added_p50_ms"`
+	MedianGoal  float64 `json:"added_p50_ms_goal"`
+	AddedP99    float64 `json:"added_p99_ms"`
+	P99Goal     float64 `json:"added_p99_ms_goal"`
+	DirectP50   float64 `json:"direct_p50_ms"`
+	DirectP99   float64 `json:"direct_p99_ms"`
+	// Of a prompt of 1,000 tokens: looking its tokens up and choosing the rank, and tokenizing it.
+	Scoring     float64 `json:"scoring_us"`
+	ScoringGoal float64 `json:"scoring_us_goal"`
+	Tokenizing  float64 `json:"tokenizing_us"`
+	// A prompt of 100,000 tokens: how much later its answer comes than from the engine itself, one at a time, and the same
+	// parts. Its first 32,768 tokens are tokenized and scored, the rest is estimated.
+	LongAdded       float64 `json:"long_prompt_added_ms"`
+	LongGoal        float64 `json:"long_prompt_added_ms_goal"`
+	LongScoring     float64 `json:"long_prompt_scoring_ms"`
+	LongScoringGoal float64 `json:"long_prompt_scoring_ms_goal"`
+	LongTokenizing  float64 `json:"long_prompt_tokenizing_ms"`
+	// Memory of a router with 500 pods after 5,000 requests.
+	Resident   float64 `json:"router_resident_mib"`
+	MemoryGoal float64 `json:"router_resident_mib_goal"`
+	Peak       float64 `json:"router_peak_mib"`
+}
+
+func benchRouter(ctx context.Context) (*routerResult, error) {
+	fixture, artifact, tokens, err := newRouterFixture()
+	if err != nil {
+		return nil, err
+	}
+	engine, err := startProcess(ctx, engineProcess)
+	if err != nil {
+		return nil, err
+	}
+	defer engine.stop() //nolint:errcheck // it has told all that it knows
+	_, text, err := net.SplitHostPort(engine.address)
+	if err != nil {
+		return nil, err
+	}
+	port, err := strconv.Atoi(text)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "bench-router-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	small, large := filepath.Join(dir, "small"), filepath.Join(dir, "large")
+	for _, snapshot := range []struct {
+		dir  string
+		pods int
+	}{{small, 1}, {large, routerPods}} {
+		if err := writeSnapshot(snapshot.dir, artifact, tokens, port, snapshot.pods); err != nil {
+			return nil, err
+		}
+	}
+	r := &routerResult{
+		Processors: runtime.GOMAXPROCS(0), CPUGoal: routerCPUGoal, MedianGoal: addedMedianGoal, P99Goal: addedP99Goal, ScoringGoal: scoringGoal,
+		LongGoal: longPromptGoal, LongScoringGoal: longScoringGoal, MemoryGoal: routerMemoryGoal,
+	}
+	if err := r.parts(fixture, tokens); err != nil {
+		return nil, err
+	}
+	if err := r.proxying(ctx, fixture, engine, small); err != nil {
+		return nil, err
+	}
+	return r, r.memory(ctx, fixture, large)
+}
+
+// proxying measures processor time and latency with one pod.
+func (r *routerResult) proxying(ctx context.Context, fixture *routerFixture, engine *process, snapshot string) error {
+	baseline, err := startProcess(ctx, baselineProcess, engine.address)
+	if err != nil {
+		return err
+	}
+	defer baseline.stop() //nolint:errcheck // it has told all that it knows
+	proxy, err := startProcess(ctx, routerProcess, snapshot)
+	if err != nil {
+		return err
+	}
+	proxy.plan = fixture.plan
+	defer proxy.stop() //nolint:errcheck // as above
+	client := newLoadClient()
+	for i, target := range []*process{engine, baseline, proxy} { // warm up
+		if err := client.closedLoop(ctx, target, fixture.bodies(100+uint64(i), 1000, promptTokens)); err != nil {
+			return err
+		}
+	}
+	if err := r.processorTime(ctx, client, fixture, baseline, proxy); err != nil {
+		return err
+	}
+	if err := r.latency(ctx, client, fixture, engine, proxy); err != nil {
+		return err
+	}
+	return r.longPrompts(ctx, client, fixture, engine, proxy)
+}
+
+// processorTime takes the median of rounds: what else the machine does in one of them does not decide.
+func (r *routerResult) processorTime(ctx context.Context, client *loadClient, fixture *routerFixture, baseline, proxy *process) error {
+	const rounds, requests = 7, 1000
+	var plain, routed, ratios []float64
+	for round := range rounds {
+		bodies := fixture.bodies(200+uint64(round), 2*requests, promptTokens)
+		first, err := client.cost(ctx, baseline, bodies[:requests])
+		if err != nil {
+			return err
+		}
+		second, err := client.cost(ctx, proxy, bodies[requests:])
+		if err != nil {
+			return err
+		}
+		plain, routed, ratios = append(plain, first), append(routed, second), append(ratios, second/first)
+	}
+	r.BaselineCPU, r.RouterCPU, r.CPURatio = 1e6*quantile(plain, 0.5), 1e6*quantile(routed, 0.5), quantile(ratios, 0.5)
+	return nil
+}
+
+// latency takes turns between the engine and the router, and the median over the rounds of each quantile.
+func (r *routerResult) latency(ctx context.Context, client *loadClient, fixture *routerFixture, engine, proxy *process) error {
+	const rounds, seconds = 5, 4
+	var direct50, direct99, added50, added99 []float64
+	for round := range rounds {
+		bodies := fixture.bodies(300+uint64(round), seconds*requestsPerSecond, promptTokens)
+		direct, err := client.openLoop(ctx, engine, bodies)
+		if err != nil {
+			return err
+		}
+		routed, err := client.openLoop(ctx, proxy, bodies)
+		if err != nil {
+			return err
+		}
+		direct50, direct99 = append(direct50, quantile(direct, 0.5)), append(direct99, quantile(direct, 0.99))
+		added50 = append(added50, quantile(routed, 0.5)-quantile(direct, 0.5))
+		added99 = append(added99, quantile(routed, 0.99)-quantile(direct, 0.99))
+	}
+	r.DirectP50, r.DirectP99 = 1e3*quantile(direct50, 0.5), 1e3*quantile(direct99, 0.5)
+	r.AddedMedian, r.AddedP99 = 1e3*quantile(added50, 0.5), 1e3*quantile(added99, 0.5)
+	return nil
+}
+
+func (r *routerResult) longPrompts(ctx context.Context, client *loadClient, fixture *routerFixture, engine, proxy *process) error {
+	var added []float64
+	for _, body := range fixture.bodies(400, 20, longPromptTokens) {
+		var taken [2]float64
+		for i, target := range []*process{engine, proxy} {
+			begin := time.Now()
+			if err := client.send(ctx, target, body); err != nil {
+				return err
+			}
+			taken[i] = time.Since(begin).Seconds()
+		}
+		added = append(added, taken[1]-taken[0])
+	}
+	r.LongAdded = 1e3 * quantile(added, 0.5)
+	return nil
+}
+
+// parts measures what the router does with a prompt, in this process, as the median over prompts.
+func (r *routerResult) parts(fixture *routerFixture, file []byte) error {
+	tokens, err := tokenizer.Parse(file)
+	if err != nil {
+		return err
+	}
+	scheduler, err := dispatch.NewScheduler(dispatch.Price, routerRanks, 1.15)
+	if err != nil {
+		return err
+	}
+	scores := make([]float32, routerRanks)
+	measure := func(seed uint64, prompts, length, scored int) (tokenizing, scoring float64) {
+		var encoded, looked []float64
+		for _, body := range fixture.bodies(seed, prompts, length) {
+			text := string(body[bytes.IndexByte(body, ' '):bytes.LastIndex(body, []byte(`","max_tokens`))])
+			begin := time.Now()
+			ids := tokens.Encode(text)
+			encoded = append(encoded, time.Since(begin).Seconds())
+			begin = time.Now()
+			fixture.table.ScoreTokens(scores, ids[:min(scored, len(ids))])
+			scheduler.Assign(dispatch.Request{Scores: scores, Tokens: len(ids)})
+			looked = append(looked, time.Since(begin).Seconds())
+		}
+		return quantile(encoded, 0.5), quantile(looked, 0.5)
+	}
+	measure(500, 500, promptTokens, promptTokens) // warm up
+	tokenizing, scoring := measure(501, 500, promptTokens, promptTokens)
+	r.Tokenizing, r.Scoring = 1e6*tokenizing, 1e6*scoring
+	tokenizing, scoring = measure(502, 20, longPromptTokens, 32<<10)
+	r.LongTokenizing, r.LongScoring = 1e3*tokenizing, 1e3*scoring
+	return nil
+}
+
+func (r *routerResult) memory(ctx context.Context, fixture *routerFixture, snapshot string) error {
+	proxy, err := startProcess(ctx, routerProcess, snapshot)
+	if err != nil {
+		return err
+	}
+	proxy.plan = fixture.plan
+	defer proxy.stop() //nolint:errcheck // it has told all that it knows
+	if err := newLoadClient().closedLoop(ctx, proxy, fixture.bodies(600, 5000, promptTokens)); err != nil {
+		return err
+	}
+	used, err := proxy.usage()
+	r.Resident, r.Peak = used.ResidentMiB, used.PeakMiB
+	return err
+}
+
+// loadClient sends requests over connections that it keeps.
+type loadClient struct{ http *http.Client }
+
+func newLoadClient() *loadClient {
+	return &loadClient{&http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}}
+}
+
+// send sends one request and reads its answer. A router that does not choose the rank by the plan has not done the work
+// that is measured.
+func (c *loadClient) send(ctx context.Context, target *process, body []byte) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+target.address+"/v1/completions", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := c.http.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", response.Status, answer)
+	}
+	if plan := response.Header.Get(router.HeaderPlan); err == nil && plan != target.plan {
+		err = fmt.Errorf("the answer names plan %q, want %q", plan, target.plan)
+	}
+	return err
+}
+
+// closedLoop sends the requests, eight at a time.
+func (c *loadClient) closedLoop(ctx context.Context, target *process, bodies [][]byte) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(8)
+	for _, body := range bodies {
+		group.Go(func() error { return c.send(ctx, target, body) })
+	}
+	return group.Wait()
+}
+
+// cost is the processor time in seconds that a process spends on each of the requests.
+func (c *loadClient) cost(ctx context.Context, target *process, bodies [][]byte) (float64, error) {
+	before, err := target.usage()
+	if err != nil {
+		return 0, err
+	}
+	if err := c.closedLoop(ctx, target, bodies); err != nil {
+		return 0, err
+	}
+	after, err := target.usage()
+	return (after.CPUSeconds - before.CPUSeconds) / float64(len(bodies)), err
+}
+
+// openLoop sends the requests by a fixed schedule, however late the answers come, and returns for each the seconds from
+// the instant at which it was due to the end of its answer.
+func (c *loadClient) openLoop(ctx context.Context, target *process, bodies [][]byte) ([]float64, error) {
+	taken := make([]float64, len(bodies))
+	errs := make([]error, len(bodies))
+	var running sync.WaitGroup
+	begin := time.Now().Add(10 * time.Millisecond)
+	for i, body := range bodies {
+		due := begin.Add(time.Duration(i) * time.Second / requestsPerSecond)
+		time.Sleep(time.Until(due))
+		running.Go(func() {
+			errs[i] = c.send(ctx, target, body)
+			taken[i] = time.Since(due).Seconds()
+		})
+	}
+	running.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return taken, nil
+}
+
+// quantile is the value below which that part of the values lies.
+func quantile(values []float64, part float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[min(int(part*float64(len(sorted))), len(sorted)-1)]
+}

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/plan/bundle"
+	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/test/corpus"
+)
+
+// The size of the router's world: the vocabulary of a large model, one plan, many pods.
+const (
+	routerVocabulary = 151_000
+	routerRanks      = 64
+	routerPods       = 500
+	promptTokens     = 1_000
+	longPromptTokens = 100_000
+)
+
+// routerFixture is what a router finds in its snapshot directory.
+type routerFixture struct {
+	// plan names the plan as responses do.
+	plan  string
+	table *affinity.RankTable
+	words []string
+}
+
+// newRouterFixture makes a plan for a model with a vocabulary of real size, and its tokenizer.
+func newRouterFixture() (*routerFixture, *plan.Artifact, []byte, error) {
+	words := usualWords()
+	tokenizer, err := wordTokenizer(words)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	p := routerPlan()
+	artifact, err := plan.Encode(p)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	return &routerFixture{plan: artifact.Digest[:16], table: p.Ranks, words: words}, artifact, tokenizer, nil
+}
+
+// writeSnapshot makes a directory from which a router starts with some pods. Each pod is an address of its own of this
+// machine's loopback network, all of them the same engine.
+func writeSnapshot(dir string, a *plan.Artifact, tokenizer []byte, port, pods int) error {
+	directory := filepath.Join(dir, "plans", a.Digest)
+	if err := plan.Write(directory, a, []byte("{}")); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(directory, bundle.TokenizerFile), tokenizer, 0o644); err != nil {
+		return err
+	}
+	backends := make([]router.Backend, pods)
+	for i := range backends {
+		backends[i] = router.Backend{
+			Pod: fmt.Sprintf("engine-%d", i), Address: fmt.Sprintf("127.0.%d.%d:%d", 1+i/250, 1+i%250, port),
+			Ranks: routerRanks, Revision: "bench", PlanDigest: a.Digest,
+		}
+	}
+	return router.SaveSnapshot(dir, backends)
+}
+
+// routerPlan has random scores: what a router computes does not depend on them.
+func routerPlan() *solver.Plan {
+	const experts = 128
+	random := rand.New(rand.NewPCG(1, 4))
+	scores := make([]uint16, routerVocabulary*routerRanks)
+	for i := range scores {
+		scores[i] = uint16(random.IntN(affinity.ScoreScale / 8))
+	}
+	return &solver.Plan{
+		Attention: placement.DataParallel, Forecast: solver.Table, Algorithm: placement.Auto,
+		HiddenLayers: 1, Vocabulary: routerVocabulary, TrainPercent: 80, Seed: 1,
+		Placement: &placement.Placement{
+			Ranks: routerRanks, Experts: experts, SlotsPerRank: experts / routerRanks,
+			Layers: []placement.Layer{{Layer: 0, Slots: indices(experts)}},
+		},
+		Ranks: &affinity.RankTable{Ranks: routerRanks, Score: scores},
+	}
+}
+
+// usualWords are the words of the corpus, the most frequent first.
+func usualWords() []string {
+	count := map[string]int{}
+	for _, document := range corpus.Written() {
+		for _, word := range strings.FieldsFunc(document.Text, func(r rune) bool { return (r|0x20) < 'a' || (r|0x20) > 'z' }) {
+			count[word]++
+		}
+	}
+	return slices.SortedFunc(maps.Keys(count), func(a, b string) int { return cmp.Or(count[b]-count[a], cmp.Compare(a, b)) })
+}
+
+// wordTokenizer is a tokenizer.json whose tokens are every beginning of " word", for the given words and for made-up ones
+// up to the size of the vocabulary: usual words are one token each, as they are in the vocabularies of large models.
+func wordTokenizer(words []string) ([]byte, error) {
+	base, err := os.ReadFile(filepath.Join(checkpoint, "tokenizer.json"))
+	if err != nil {
+		return nil, err
+	}
+	var file map[string]any
+	if err := json.Unmarshal(base, &file); err != nil {
+		return nil, err
+	}
+	model := file["model"].(map[string]any)
+	vocabulary := map[string]int{"<|endoftext|>": 0}
+	for token := range model["vocab"].(map[string]any) {
+		if len([]rune(token)) == 1 {
+			vocabulary[token] = len(vocabulary)
+		}
+	}
+	var merges []string
+	enter := func(word string) {
+		for i := range word {
+			before, after := "Ġ"+word[:i], "Ġ"+word[:i+1]
+			if _, known := vocabulary[after]; !known && len(vocabulary) < routerVocabulary {
+				vocabulary[after] = len(vocabulary)
+				merges = append(merges, before+" "+word[i:i+1])
+			}
+		}
+	}
+	for _, word := range words {
+		enter(word)
+	}
+	for random := rand.New(rand.NewPCG(1, 5)); len(vocabulary) < routerVocabulary; {
+		word := make([]byte, 3+random.IntN(8))
+		for i := range word {
+			word[i] = byte('a' + random.IntN(26))
+		}
+		enter(string(word))
+	}
+	model["vocab"], model["merges"] = vocabulary, merges
+	return json.Marshal(file)
+}
+
+// prompt draws usual words by Zipf's law, one token each.
+func (f *routerFixture) prompt(random *rand.Rand, tokens int) string {
+	zipf := rand.NewZipf(random, 1.1, 4, uint64(len(f.words)-1))
+	var text strings.Builder
+	for range tokens {
+		text.WriteByte(' ')
+		text.WriteString(f.words[zipf.Uint64()])
+	}
+	return text.String()
+}
+
+// bodies are completion requests with prompts of their own.
+func (f *routerFixture) bodies(seed uint64, n, tokens int) [][]byte {
+	random := rand.New(rand.NewPCG(seed, 6))
+	all := make([][]byte, n)
+	for i := range all {
+		all[i] = []byte(`{"model":"bench","prompt":` + strconv.Quote(f.prompt(random, tokens)) + `,"max_tokens":16,"temperature":0}`)
+	}
+	return all
+}

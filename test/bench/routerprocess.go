@@ -1,0 +1,250 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/router"
+)
+
+// processArgument starts this program as one of the processes below, each of which has its own processor time.
+const processArgument = "router-process"
+
+// The processes: an engine that answers at once, a reverse proxy that decodes the JSON, and the request router.
+const (
+	engineProcess   = "engine"
+	baselineProcess = "baseline"
+	routerProcess   = "router"
+)
+
+// usage is what a process has used so far.
+type usage struct {
+	CPUSeconds float64 `json:"cpu_seconds"`
+	// ResidentMiB is the memory in use, PeakMiB the most that ever was.
+	ResidentMiB float64 `json:"resident_mib"`
+	PeakMiB     float64 `json:"peak_mib"`
+}
+
+// process is a running child process.
+type process struct {
+	address string
+	// plan is the plan that answers must name; empty for all but a router.
+	plan    string
+	command *exec.Cmd
+	input   io.WriteCloser
+	output  *json.Decoder
+}
+
+// startProcess starts this program once more; it ends when the process is stopped or this program ends.
+func startProcess(ctx context.Context, args ...string) (*process, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	p := &process{command: exec.CommandContext(ctx, self, append([]string{processArgument}, args...)...)}
+	p.command.Stderr = os.Stderr
+	if p.input, err = p.command.StdinPipe(); err != nil {
+		return nil, err
+	}
+	output, err := p.command.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	p.output = json.NewDecoder(output)
+	if err := p.command.Start(); err != nil {
+		return nil, err
+	}
+	if err := p.output.Decode(&p.address); err != nil {
+		return nil, errors.Join(fmt.Errorf("start %v: %w", args, err), p.stop())
+	}
+	return p, nil
+}
+
+// usage asks the process for what it has used.
+func (p *process) usage() (usage, error) {
+	var u usage
+	if _, err := fmt.Fprintln(p.input); err != nil {
+		return u, err
+	}
+	return u, p.output.Decode(&u)
+}
+
+func (p *process) stop() error {
+	p.input.Close() //nolint:errcheck // a process that has ended already
+	return p.command.Wait()
+}
+
+// runProcess is the child's side: it serves, tells its address, and answers each line of input by what it has used.
+func runProcess(ctx context.Context, args []string) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	address, err := serveAs(ctx, args)
+	if err != nil {
+		return err
+	}
+	out := json.NewEncoder(os.Stdout)
+	if err := out.Encode(address); err != nil {
+		return err
+	}
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		u := usage{CPUSeconds: cpuSeconds()}
+		if u.ResidentMiB, u.PeakMiB, err = residentMiB(); err != nil {
+			return err
+		}
+		if err := out.Encode(u); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func serveAs(ctx context.Context, args []string) (address string, err error) {
+	switch {
+	case len(args) == 1 && args[0] == engineProcess:
+		return serve("0.0.0.0:0", http.HandlerFunc(answerAtOnce))
+	case len(args) == 2 && args[0] == baselineProcess:
+		return serve("127.0.0.1:0", decodingProxy(args[1]))
+	case len(args) == 2 && args[0] == routerProcess:
+		return serveRouter(ctx, args[1])
+	}
+	return "", fmt.Errorf("unknown process %v", args)
+}
+
+func serve(address string, handler http.Handler) (string, error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return "", err
+	}
+	go http.Serve(listener, handler) //nolint:errcheck // it serves until the process ends
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)), nil
+}
+
+// answerAtOnce is the least that an engine does: it reads the request, and answers one token.
+func answerAtOnce(w http.ResponseWriter, r *http.Request) {
+	io.Copy(io.Discard, r.Body) //nolint:errcheck // the client notices
+	w.Header().Set("Content-Type", "application/json")
+	io.WriteString(w, `{"id":"cmpl-1","object":"text_completion","model":"bench","choices":[{"index":0,"text":" a","finish_reason":"length"}],`+ //nolint:errcheck // as above
+		`"usage":{"prompt_tokens":1000,"completion_tokens":1,"total_tokens":1001}}`)
+}
+
+// decodingProxy is the measure of the router's cost: a reverse proxy that reads a request's body and decodes it.
+func decodingProxy(engine string) http.Handler {
+	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: engine})
+	proxy.Transport = &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return
+		}
+		var request struct {
+			Model       string  `json:"model"`
+			Prompt      string  `json:"prompt"`
+			MaxTokens   int     `json:"max_tokens"`
+			Temperature float64 `json:"temperature"`
+		}
+		if err := json.Unmarshal(body, &request); err != nil || request.Prompt == "" {
+			http.Error(w, "not a completion request", http.StatusBadRequest)
+			return
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		proxy.ServeHTTP(w, r)
+	})
+}
+
+// serveRouter runs the request router as the command does, from its snapshot and the plans beside it: there is no API
+// server and no store.
+func serveRouter(ctx context.Context, dir string) (string, error) {
+	ports, err := freePorts(3)
+	if err != nil {
+		return "", err
+	}
+	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", ports[2])})
+	if err != nil {
+		return "", err
+	}
+	options := router.Options{
+		ProxyOptions: router.ProxyOptions{RankHeader: "X-Data-Parallel-Rank", MaxBodyBytes: 32 << 20, EndpointWait: 10 * time.Second},
+		Namespace:    "bench", Selector: "bench=true", SnapshotDir: dir, Host: "127.0.0.1", Port: ports[0], MetricsPort: ports[1],
+		FetchPlan: func(_ context.Context, _, dir string) error {
+			_, _, err := plan.Read(dir)
+			return err
+		},
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- router.Run(ctx, clients, options) }()
+	metrics := fmt.Sprintf("http://127.0.0.1:%d/metrics", ports[1])
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		select {
+		case err := <-ended:
+			return "", fmt.Errorf("the router ended: %w", err)
+		default:
+		}
+		if loaded, err := contains(metrics, `semmoe_router_plans{state="loaded"} 1`); err == nil && loaded {
+			return net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[0])), nil
+		}
+	}
+	return "", errors.New("the router has no plan within a minute")
+}
+
+func contains(url, text string) (bool, error) {
+	response, err := http.Get(url)
+	if err != nil {
+		return false, err
+	}
+	defer response.Body.Close()
+	page, err := io.ReadAll(response.Body)
+	return strings.Contains(string(page), text), err
+}
+
+func freePorts(n int) ([]int, error) {
+	var ports []int
+	for range n {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer listener.Close()
+		ports = append(ports, listener.Addr().(*net.TCPAddr).Port)
+	}
+	return ports, nil
+}
+
+// residentMiB reads the memory of this process, as the system counts it.
+func residentMiB() (now, peak float64, err error) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		var name string
+		var kib float64
+		if n, _ := fmt.Sscan(line, &name, &kib); n != 2 {
+			continue
+		}
+		switch name {
+		case "VmRSS:":
+			now = kib / 1024
+		case "VmHWM:":
+			peak = kib / 1024
+		}
+	}
+	return now, peak, nil
+}

@@ -3,6 +3,7 @@ package affinity_test
 import (
 	"context"
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -136,7 +137,7 @@ func TestRankTableHoldsExpectedShares(t *testing.T) {
 	}
 	for token := range table.Vocabulary() {
 		got, want := make([]float32, ranks), make([]float64, ranks)
-		table.Add(got, int32(token))
+		table.ScoreTokens(got, []int32{int32(token)})
 		for l, c := range counts {
 			experts, n := c.Row(token)
 			for i, e := range experts {
@@ -167,8 +168,12 @@ func TestRequestScoreIsTheMeanOfItsTokens(t *testing.T) {
 	table := affinity.NewRankTable(count(t, tr, tr.AllRequests()), hosts(tr), ranks, affinity.Estimator{Shrinkage: 1})
 	got, want := make([]float32, ranks), make([]float32, ranks)
 	table.Forecast(tr).Score(got, 3)
+	share := make([]float32, ranks)
 	for _, token := range tr.Request(3) {
-		table.Add(want, token)
+		table.ScoreTokens(share, []int32{token})
+		for i := range want {
+			want[i] += share[i]
+		}
 	}
 	for i := range want {
 		if math.Abs(float64(got[i]-want[i]/float32(tr.Length(3)))) > 1e-6 {
@@ -183,6 +188,34 @@ func TestRequestScoreIsTheMeanOfItsTokens(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(10, func() { table.ScoreTokens(got, tr.Request(3)) }); n != 0 {
 		t.Errorf("%v allocations per request", n)
+	}
+}
+
+// Ranks are summed in blocks, and tokens in runs: neither shows.
+func TestRequestScoreOfAnySize(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 7))
+	for _, ranks := range []int{1, 7, 8, 11, 64, 75} {
+		table := &affinity.RankTable{Ranks: ranks, Score: make([]uint16, 50*ranks)}
+		for i := range table.Score {
+			table.Score[i] = affinity.ScoreScale - uint16(random.IntN(3)) // as large as they can be
+		}
+		for _, length := range []int{1, 127, 128, 129, 140_000} {
+			tokens, want, got := make([]int32, length), make([]uint64, ranks), make([]float32, ranks)
+			for i := range tokens {
+				tokens[i] = random.Int32N(52) - 1 // one below, one beyond
+				for rank := range want {
+					if id := int(tokens[i]); id >= 0 && id < 50 {
+						want[rank] += uint64(table.Score[id*ranks+rank])
+					}
+				}
+			}
+			table.ScoreTokens(got, tokens)
+			for rank := range want {
+				if share := float32(float64(want[rank]) / (affinity.ScoreScale * float64(length))); got[rank] != share {
+					t.Fatalf("%d ranks, %d tokens: rank %d has %v, want %v", ranks, length, rank, got[rank], share)
+				}
+			}
+		}
 	}
 }
 
@@ -230,8 +263,8 @@ func TestShrinkagePullsTowardsThePrior(t *testing.T) {
 		t.Fatal("the trace shows every token")
 	}
 	prior, got := make([]float32, ranks), make([]float32, ranks)
-	raw.Add(prior, int32(unseen))
-	shrunk.Add(got, 0)
+	raw.ScoreTokens(prior, []int32{int32(unseen)})
+	shrunk.ScoreTokens(got, []int32{0})
 	for i := range got {
 		if math.Abs(float64(got[i]-prior[i])) > 1e-3 {
 			t.Fatalf("shares %v; want the prior %v", got, prior)

@@ -1,0 +1,101 @@
+package jsonscan
+
+import (
+	"bytes"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// String reads a value that is a JSON string, as Object and Array have found it. It reports false for a value of another
+// type.
+func String(value []byte) (string, bool) {
+	if len(value) < 2 || value[0] != '"' {
+		return "", false
+	}
+	inner := value[1 : len(value)-1]
+	if bytes.IndexByte(inner, '\\') < 0 && utf8.Valid(inner) {
+		return string(inner), true
+	}
+	return string(unquote(inner)), true
+}
+
+// keyOf is a key without its quotes.
+func keyOf(quoted []byte) []byte {
+	inner := quoted[1 : len(quoted)-1]
+	if bytes.IndexByte(inner, '\\') < 0 && utf8.Valid(inner) {
+		return inner
+	}
+	return unquote(inner)
+}
+
+// escaped are the characters that stand for others after a backslash.
+var escaped = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
+
+// unquote replaces the escapes of a valid string, and what is not UTF-8 or half a pair of surrogates by U+FFFD.
+func unquote(inner []byte) []byte {
+	out := make([]byte, 0, len(inner)+utf8.UTFMax)
+	for {
+		at := bytes.IndexByte(inner, '\\')
+		if at < 0 {
+			return appendValid(out, inner)
+		}
+		out = appendValid(out, inner[:at])
+		inner = inner[at:]
+		if inner[1] != 'u' {
+			out = append(out, escaped[inner[1]])
+			inner = inner[2:]
+			continue
+		}
+		r, size := escapedRune(inner)
+		out = utf8.AppendRune(out, r)
+		inner = inner[size:]
+	}
+}
+
+// escapedRune reads a \u escape, two of them where they are a pair of surrogates, and their length.
+func escapedRune(inner []byte) (rune, int) {
+	first, _ := hex(inner[2:])
+	if !utf16.IsSurrogate(first) {
+		return first, 6
+	}
+	if len(inner) >= 12 && inner[6] == '\\' && inner[7] == 'u' {
+		second, _ := hex(inner[8:])
+		if r := utf16.DecodeRune(first, second); r != unicode.ReplacementChar {
+			return r, 12
+		}
+	}
+	return unicode.ReplacementChar, 6
+}
+
+// appendValid appends text, U+FFFD for each byte that is not UTF-8.
+func appendValid(out, text []byte) []byte {
+	if utf8.Valid(text) {
+		return append(out, text...)
+	}
+	for len(text) > 0 {
+		r, size := utf8.DecodeRune(text)
+		out = utf8.AppendRune(out, r)
+		text = text[size:]
+	}
+	return out
+}
+
+// hex reads four hexadecimal digits.
+func hex(data []byte) (rune, bool) {
+	if len(data) < 4 {
+		return 0, false
+	}
+	var r rune
+	for _, c := range data[:4] {
+		switch {
+		case c >= '0' && c <= '9':
+			r = r<<4 | rune(c-'0')
+		case c|0x20 >= 'a' && c|0x20 <= 'f':
+			r = r<<4 | rune(c|0x20-'a'+10)
+		default:
+			return 0, false
+		}
+	}
+	return r, true
+}

@@ -7,6 +7,7 @@ import (
 	"net/http"
 
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/jsonscan"
 )
 
 // tellsLogical reports whether the experts that the backend reports can be told by their logical ids. Those of a permuted
@@ -44,13 +45,13 @@ func (l *Lease) logicalExperts(engine engine.RoutedExperts, text string) ([]int3
 
 // asks reports whether a body asks for the routed experts by itself. In doubt it does.
 func asks(body []byte, field string) bool {
-	var object map[string]json.RawMessage
-	if json.Unmarshal(body, &object) != nil {
+	members, ok := jsonscan.Object(body, nil)
+	if !ok {
 		// Engines read more than what is JSON by the letter.
 		return field != "" && bytes.Contains(body, []byte(field))
 	}
-	value, present := object[field]
-	return present && string(value) != "false" && string(value) != "null"
+	value := jsonscan.Get(body, members, field)
+	return value != nil && string(value) != "false" && string(value) != "null"
 }
 
 // translator tells a client the routed experts that it has asked for by their logical ids: it must not see that its

@@ -2,10 +2,11 @@ package router
 
 import (
 	"bytes"
-	"encoding/json"
 	"math"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/semmoe/operator/internal/jsonscan"
 )
 
 const (
@@ -49,44 +50,46 @@ func promptOfTexts(texts []string) prompt {
 }
 
 // promptOf is the prompt in the body of an inference route; it is empty where its tokens cannot be told.
-func promptOf(path string, b *body) prompt {
+func promptOf(path string, b body) prompt {
 	switch path {
 	case "/v1/completions":
-		return promptOfValue(b.Prompt)
+		return promptOfValue(b.get("prompt"))
 	case "/v1/chat/completions":
-		return promptOfTexts(messageTexts(b.Messages))
+		return promptOfTexts(messageTexts(b.get("messages")))
 	case "/generate":
-		if p := promptOfValue(b.Text); !p.empty() {
+		if p := promptOfValue(b.get("text")); !p.empty() {
 			return p
 		}
-		return promptOfValue(b.InputIDs)
+		return promptOfValue(b.get("input_ids"))
 	}
 	return prompt{}
 }
 
 // promptOfValue reads a string, a list of strings, a list of token ids, or a list of such lists.
-func promptOfValue(value json.RawMessage) prompt {
-	if len(value) == 0 {
-		return prompt{}
-	}
-	if value[0] == '"' {
-		var text string
-		if json.Unmarshal(value, &text) != nil {
-			return prompt{}
-		}
+func promptOfValue(value []byte) prompt {
+	if text, ok := jsonscan.String(value); ok {
 		return promptOfTexts([]string{text})
 	}
-	if value[0] != '[' {
+	if len(value) == 0 || value[0] != '[' {
 		return prompt{}
 	}
 	if first := bytes.TrimLeft(value, "[ \t\r\n"); len(first) > 0 && first[0] == '"' {
-		var texts []string
-		if json.Unmarshal(value, &texts) != nil {
-			return prompt{}
-		}
-		return promptOfTexts(texts)
+		return promptOfTexts(stringsIn(value))
 	}
 	return promptOfIDs(value)
+}
+
+// stringsIn are the elements of a list of strings; nil where one of them is something else.
+func stringsIn(list []byte) []string {
+	elements, _ := jsonscan.Array(list, nil)
+	texts := make([]string, len(elements))
+	for i, at := range elements {
+		var ok bool
+		if texts[i], ok = jsonscan.String(list[at.Start:at.End]); !ok {
+			return nil
+		}
+	}
+	return texts
 }
 
 // promptOfIDs reads the numbers of JSON lists, however nested. Anything that is no token id makes the prompt empty. It
@@ -118,28 +121,20 @@ func promptOfIDs(value []byte) prompt {
 
 // messageTexts are the texts of chat messages. The chat template's own text is left out: it is the same for all
 // requests, so it would not tell one rank from another.
-func messageTexts(messages json.RawMessage) []string {
-	var list []struct {
-		Content json.RawMessage `json:"content"`
-	}
-	if json.Unmarshal(messages, &list) != nil {
-		return nil
-	}
+func messageTexts(messages []byte) []string {
+	list, _ := jsonscan.Array(messages, nil)
 	var texts []string
-	for _, message := range list {
-		var text string
-		if json.Unmarshal(message.Content, &text) == nil {
+	for _, at := range list {
+		content := parseBody(messages[at.Start:at.End]).get("content")
+		if text, ok := jsonscan.String(content); ok {
 			texts = append(texts, text)
 			continue
 		}
-		var parts []struct {
-			Text string `json:"text"`
-		}
-		if json.Unmarshal(message.Content, &parts) != nil {
-			continue
-		}
+		parts, _ := jsonscan.Array(content, nil)
 		for _, part := range parts {
-			texts = append(texts, part.Text)
+			if text, ok := jsonscan.String(parseBody(content[part.Start:part.End]).get("text")); ok {
+				texts = append(texts, text)
+			}
 		}
 	}
 	return texts

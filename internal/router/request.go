@@ -1,6 +1,10 @@
 package router
 
-import "encoding/json"
+import (
+	"strconv"
+
+	"github.com/semmoe/operator/internal/jsonscan"
+)
 
 const (
 	// bytesPerToken is a usual ratio for byte-pair tokenizers. It only balances load; a wrong ratio is wrong for all
@@ -12,30 +16,30 @@ const (
 	largestOutput = 1 << 20
 )
 
-// body are the members of a request's body that are read. What is of another type than expected counts as absent: it is
-// the engine's to refuse.
+// body is a request's body. What is of another type than expected counts as absent: it is the engine's to refuse.
 type body struct {
-	Prompt              json.RawMessage `json:"prompt"`
-	Messages            json.RawMessage `json:"messages"`
-	Text                json.RawMessage `json:"text"`
-	InputIDs            json.RawMessage `json:"input_ids"`
-	MaxTokens           json.RawMessage `json:"max_tokens"`
-	MaxCompletionTokens json.RawMessage `json:"max_completion_tokens"`
-	SamplingParams      json.RawMessage `json:"sampling_params"`
+	data    []byte
+	members []jsonscan.Member
 }
 
+// parseBody finds the members of a body; what is no JSON object has none.
+func parseBody(data []byte) body {
+	members, ok := jsonscan.Object(data, nil)
+	if !ok {
+		return body{}
+	}
+	return body{data, members}
+}
+
+// get returns the value of a member; nil where there is none.
+func (b body) get(name string) []byte { return jsonscan.Get(b.data, b.members, name) }
+
 // output is how many tokens the request may generate.
-func (b *body) output() int64 {
-	var native struct {
-		MaxNewTokens json.RawMessage `json:"max_new_tokens"`
-	}
-	if len(b.SamplingParams) > 0 && json.Unmarshal(b.SamplingParams, &native) != nil {
-		native.MaxNewTokens = nil
-	}
-	for _, text := range []json.RawMessage{b.MaxTokens, b.MaxCompletionTokens, native.MaxNewTokens} {
-		var limit *int64
-		if len(text) > 0 && json.Unmarshal(text, &limit) == nil && limit != nil && *limit >= 0 {
-			return min(*limit, largestOutput)
+func (b body) output() int64 {
+	native := parseBody(b.get("sampling_params"))
+	for _, value := range [][]byte{b.get("max_tokens"), b.get("max_completion_tokens"), native.get("max_new_tokens")} {
+		if limit, err := strconv.ParseInt(string(value), 10, 64); err == nil && limit >= 0 {
+			return min(limit, largestOutput)
 		}
 	}
 	return defaultOutput
@@ -75,13 +79,10 @@ func newRequest(path, id string, data []byte) *request {
 	if !r.inference {
 		return r
 	}
-	var b body
-	if json.Unmarshal(data, &b) != nil {
-		b = body{}
-	}
+	b := parseBody(data)
 	r.output = b.output()
 	r.tokens = int64(len(data)/bytesPerToken) + r.output + 1
-	r.prompt = promptOf(path, &b)
+	r.prompt = promptOf(path, b)
 	return r
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/jsonscan"
 	"github.com/semmoe/operator/internal/lar"
 )
 
@@ -32,16 +33,13 @@ func sampled(requestID string, percent int) bool {
 // ask adds a true boolean member to a JSON object. It reports false, and leaves the body alone, where the body is no
 // object or has the member already: then the answer to it is the client's.
 func ask(body []byte, field string) ([]byte, bool) {
-	var object map[string]json.RawMessage
-	if json.Unmarshal(body, &object) != nil || object == nil {
-		return body, false
-	}
-	if _, present := object[field]; present {
+	members, ok := jsonscan.Object(body, nil)
+	if !ok || jsonscan.Get(body, members, field) != nil {
 		return body, false
 	}
 	open := bytes.IndexByte(body, '{') + 1
 	member := strconv.Quote(field) + ":true"
-	if len(object) > 0 {
+	if len(members) > 0 {
 		member += ","
 	}
 	out := make([]byte, 0, len(body)+len(member))

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+
+	"github.com/semmoe/operator/internal/jsonscan"
 )
 
 // cutMembers takes the members at a path out of JSON, through every element of the arrays on its way, and leaves every
@@ -24,14 +26,13 @@ func cutMembers(data []byte, path []string) (values []json.RawMessage, rest []by
 	}
 	member := data[valueStart:end]
 	if len(path) == 1 {
-		return []json.RawMessage{bytes.Clone(bytes.TrimSpace(member))}, cutRange(data, start, end, only)
+		return []json.RawMessage{bytes.Clone(member)}, cutRange(data, start, end, only)
 	}
 	values, inner := cutMembers(member, path[1:])
 	if values == nil {
 		return nil, data
 	}
-	var left map[string]json.RawMessage
-	if json.Unmarshal(inner, &left) != nil || len(left) > 0 {
+	if left, ok := jsonscan.Object(inner, nil); !ok || len(left) > 0 {
 		return values, splice(data, valueStart, end, inner)
 	}
 	return values, cutRange(data, start, end, only)
@@ -39,63 +40,30 @@ func cutMembers(data []byte, path []string) (values []json.RawMessage, rest []by
 
 // cutInElements cuts in each element of an array, whose values come in their order.
 func cutInElements(data []byte, path []string) (values []json.RawMessage, rest []byte) {
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	if _, err := decoder.Token(); err != nil {
-		return nil, data
-	}
-	var elements [][2]int
-	for decoder.More() {
-		var element json.RawMessage
-		if err := decoder.Decode(&element); err != nil {
-			return nil, data
-		}
-		end := int(decoder.InputOffset())
-		elements = append(elements, [2]int{end - len(element), end})
-	}
-	if _, err := decoder.Token(); err != nil { // the closing bracket
+	elements, ok := jsonscan.Array(data, nil)
+	if !ok {
 		return nil, data
 	}
 	rest = data
 	for _, at := range slices.Backward(elements) { // so that what lies before keeps its place
-		found, inner := cutMembers(data[at[0]:at[1]], path)
+		found, inner := cutMembers(data[at.Start:at.End], path)
 		if found != nil {
-			values, rest = slices.Concat(found, values), splice(rest, at[0], at[1], inner)
+			values, rest = slices.Concat(found, values), splice(rest, at.Start, at.End, inner)
 		}
 	}
 	return values, rest
 }
 
-// findMember finds a member of the outermost object: where its key starts, where its value starts (after the colon) and
-// ends, and whether it is the object's only one.
+// findMember finds a member of the outermost object: where its key starts, where its value starts and ends, and whether it
+// is the object's only one.
 func findMember(data []byte, name string) (start, valueStart, end int, only, found bool) {
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	if token, err := decoder.Token(); err != nil || token != json.Delim('{') {
+	members, ok := jsonscan.Object(data, nil)
+	at := slices.IndexFunc(members, func(m jsonscan.Member) bool { return string(m.Key) == name })
+	if !ok || at < 0 {
 		return 0, 0, 0, false, false
 	}
-	members := 0
-	for decoder.More() {
-		before := int(decoder.InputOffset())
-		key, err := decoder.Token()
-		if err != nil {
-			return 0, 0, 0, false, false
-		}
-		after := int(decoder.InputOffset())
-		var value json.RawMessage
-		if err := decoder.Decode(&value); err != nil {
-			return 0, 0, 0, false, false
-		}
-		members++
-		if key == name && !found {
-			found = true
-			start = before + bytes.IndexByte(data[before:after], '"')
-			end = int(decoder.InputOffset())
-			valueStart = end - len(value)
-		}
-	}
-	if _, err := decoder.Token(); err != nil { // the closing brace
-		return 0, 0, 0, false, false
-	}
-	return start, valueStart, end, members == 1, found
+	m := members[at]
+	return m.At, m.Start, m.End, len(members) == 1, true
 }
 
 // cutRange removes a member, and the comma that joins it to its neighbour.
@@ -135,25 +103,19 @@ func isArray(data []byte) bool { return bytes.HasPrefix(bytes.TrimLeft(data, " \
 
 // editElements edits the elements of a JSON array.
 func editElements(data []byte, edit func(element []byte) ([]byte, error)) ([]byte, error) {
-	if !json.Valid(data) {
+	elements, ok := jsonscan.Array(data, nil)
+	if !ok {
 		return data, nil
 	}
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.Token() //nolint:errcheck // the opening bracket
 	var out []byte
 	copied := 0
-	for decoder.More() {
-		var element json.RawMessage
-		if err := decoder.Decode(&element); err != nil {
-			return nil, err
-		}
-		end := int(decoder.InputOffset())
-		edited, err := edit(element)
+	for _, at := range elements {
+		edited, err := edit(data[at.Start:at.End])
 		if err != nil {
 			return nil, err
 		}
-		out = append(append(out, data[copied:end-len(element)]...), edited...)
-		copied = end
+		out = append(append(out, data[copied:at.Start]...), edited...)
+		copied = at.End
 	}
 	return append(out, data[copied:]...), nil
 }
@@ -260,9 +222,8 @@ func (s *eventStream) pass(line []byte) ([]byte, error) {
 // carriesNothing tells that an event of the OpenAI routes has neither a choice nor a usage: it was made for the routed
 // experts alone.
 func carriesNothing(data []byte) bool {
-	var event struct {
-		Choices *[]json.RawMessage `json:"choices"`
-		Usage   *json.RawMessage   `json:"usage"`
-	}
-	return json.Unmarshal(data, &event) == nil && event.Choices != nil && len(*event.Choices) == 0 && event.Usage == nil
+	event := parseBody(data)
+	choices, ok := jsonscan.Array(event.get("choices"), nil)
+	usage := event.get("usage")
+	return ok && len(choices) == 0 && (usage == nil || string(usage) == "null")
 }

@@ -26,6 +26,9 @@ const (
 	AnnotationRanks = "semmoe.io/ranks"
 	// AnnotationPort is the port on which an engine pod serves.
 	AnnotationPort = "semmoe.io/port"
+	// AnnotationRankPorts are the ports on which the ranks of an engine pod serve, in the order of the ranks, separated by
+	// commas; absent where all ranks share the port of AnnotationPort.
+	AnnotationRankPorts = "semmoe.io/rank-ports"
 	// AnnotationModelShape is what routers must know of the model to count activations, as JSON.
 	AnnotationModelShape = "semmoe.io/model-shape"
 	// AnnotationModelDigest is the full digest of the checkpoint that a revision serves.

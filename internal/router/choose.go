@@ -14,7 +14,7 @@ import (
 func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool, unknown *Layout) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	allowed := filter{tried: tried, now: p.now()}
+	allowed := filter{tried: tried, eligible: r.eligible, now: p.now()}
 	if r.asksExperts {
 		allowed.told = p.plans
 	}
@@ -33,11 +33,13 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 	return p.take(g, plan, r, allowed), true, nil
 }
 
-// filter tells which backends a request may go to.
+// filter tells which ranks of which backends a request may go to.
 type filter struct {
-	tried   map[string]bool
-	now     time.Time
-	ejected bool
+	// tried are endpoints, and eligible tells those that there are to choose from; nil where all are.
+	tried    map[string]bool
+	eligible func(endpoint string) bool
+	now      time.Time
+	ejected  bool
 	// told leaves out backends whose reported experts cannot be told by logical ids with these plans; nil where none are
 	// asked for.
 	told map[string]*scheduled
@@ -53,16 +55,40 @@ func (f filter) admits(b *backend) bool {
 			return false
 		}
 	}
-	return (f.ejected || !f.now.Before(b.ejectedUntil)) && !f.tried[b.Address]
+	return f.ejected || !f.now.Before(b.ejectedUntil)
 }
 
-// ranks is the number of ranks of the backends that are admitted.
+// admitsRank reports whether a rank of a backend that is admitted is admitted too.
+func (f filter) admitsRank(b *backend, rank int) bool {
+	endpoint := b.Endpoint(rank)
+	return endpoint != "" && !f.tried[endpoint] && (f.eligible == nil || f.eligible(endpoint))
+}
+
+// ranks is the number of ranks of a backend that are admitted.
+func (f filter) ranks(b *backend) int {
+	if !f.admits(b) {
+		return 0
+	}
+	if len(b.RankAddresses) == 0 { // all ranks have one endpoint
+		if f.admitsRank(b, 0) {
+			return len(b.outstanding)
+		}
+		return 0
+	}
+	n := 0
+	for rank := range b.outstanding {
+		if f.admitsRank(b, rank) {
+			n++
+		}
+	}
+	return n
+}
+
+// ranks is the number of ranks that are admitted.
 func (g *group) ranks(allowed filter) uint64 {
 	var n uint64
 	for _, b := range g.backends {
-		if allowed.admits(b) {
-			n += uint64(len(b.outstanding))
-		}
+		n += uint64(allowed.ranks(b))
 	}
 	return n
 }
@@ -158,6 +184,7 @@ func (g *group) byForecast(plan *scheduled, f *forecast, allowed filter) (place,
 			continue
 		}
 		switch {
+		case !allowed.admitsRank(b, f.rank):
 		case chosen.on == nil || b.outstanding[f.rank] < chosen.on.outstanding[f.rank]:
 			chosen.on, ties = b, 1
 		case b.outstanding[f.rank] == chosen.on.outstanding[f.rank]:
@@ -166,15 +193,18 @@ func (g *group) byForecast(plan *scheduled, f *forecast, allowed filter) (place,
 			}
 		}
 		for rank, load := range b.outstanding {
+			if !allowed.admitsRank(b, rank) {
+				continue
+			}
 			if least.on == nil || load < least.on.outstanding[least.rank] {
 				least = place{b, rank}
 			}
 			total += load
+			places++
 		}
-		places += int64(b.Ranks)
 	}
-	if chosen.on == nil {
-		return place{}, false
+	if chosen.on == nil { // no pod has the plan's ranks, or only some of them are admitted
+		return least, least.on != nil
 	}
 	load := chosen.on.outstanding[f.rank]
 	if others := places - 1; others > 0 && load > 2*(total-load)/others+slack*f.tokens {
@@ -194,6 +224,7 @@ func (g *group) leastLoaded(allowed filter) place {
 		}
 		for rank, load := range b.outstanding {
 			switch {
+			case !allowed.admitsRank(b, rank):
 			case best.on == nil || load < best.on.outstanding[best.rank]:
 				best, ties = place{b, rank}, 1
 			case load == best.on.outstanding[best.rank]:

@@ -3,6 +3,7 @@ package router
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"strings"
@@ -322,5 +323,48 @@ func BenchmarkChoose(b *testing.B) {
 				lease.Release()
 			}
 		})
+	}
+}
+
+// Of a pod whose ranks have ports of their own, those that are not live, not eligible or tried get nothing, with a forecast
+// as without; the others share the load.
+func TestChoosesAmongThePortsThatAreAdmitted(t *testing.T) {
+	p, _ := plans(t)
+	addresses := []string{"a:0", "a:1", "", "a:3"}
+	for name, tc := range map[string]struct {
+		tried    map[string]bool
+		eligible func(string) bool
+		want     map[int]bool
+	}{
+		"live":               {nil, nil, map[int]bool{0: true, 1: true, 3: true}},
+		"tried":              {map[string]bool{"a:1": true}, nil, map[int]bool{0: true, 3: true}},
+		"eligible":           {nil, func(endpoint string) bool { return endpoint != "a:0" }, map[int]bool{1: true, 3: true}},
+		"eligible and tried": {map[string]bool{"a:1": true}, func(endpoint string) bool { return endpoint != "a:0" }, map[int]bool{3: true}},
+		"none":               {nil, func(string) bool { return false }, map[int]bool{}},
+	} {
+		for _, plan := range []string{"", p.artifact.Digest} {
+			pool := NewPool()
+			pool.AddLayout(p.layout)
+			pool.Set([]Backend{{Pod: "a", Address: "a:9", Ranks: 4, RankAddresses: addresses, PlanDigest: plan}})
+			got := map[int]bool{}
+			for i := range 200 {
+				r := newRequest("/v1/completions", fmt.Sprint(i), fmt.Appendf(nil, `{"prompt":[%d],"max_tokens":8}`, i))
+				r.eligible = tc.eligible
+				lease, ok := pool.acquire(r, tc.tried)
+				if !ok {
+					continue
+				}
+				got[lease.Rank] = true
+				if lease.endpoint() != addresses[lease.Rank] {
+					t.Fatalf("%s: rank %d is sent to %s", name, lease.Rank, lease.endpoint())
+				}
+				if (lease.scored || lease.unscored != "") != (plan != "") {
+					t.Fatalf("%s: under plan %q scored is %v, unscored %q", name, plan, lease.scored, lease.unscored)
+				}
+			}
+			if !maps.Equal(got, tc.want) {
+				t.Errorf("%s, plan %q: ranks %v are used, want %v", name, plan, got, tc.want)
+			}
+		}
 	}
 }

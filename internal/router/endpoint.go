@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -14,6 +15,10 @@ import (
 
 	"github.com/semmoe/operator/internal/lar"
 )
+
+// annotationActivePorts lists the ports of a pod that are live; absent where all are. It is the Gateway API's for the pods
+// of an InferencePool.
+const annotationActivePorts = "inference.networking.k8s.io/active-ports"
 
 // Backend is an engine pod that serves.
 type Backend struct {
@@ -23,6 +28,9 @@ type Backend struct {
 	Address string `json:"address"`
 	// Ranks is the number of ranks that requests can be pinned to; 0 where the engine takes no rank.
 	Ranks int `json:"ranks"`
+	// RankAddresses is host:port of each rank where each has a port of its own, empty for a rank that is not live. It is nil
+	// where all ranks share Address, and a header pins to one.
+	RankAddresses []string `json:"rankAddresses,omitempty"`
 	// Revision is the revision of the serving workload that the pod belongs to.
 	Revision string `json:"revision"`
 	// PlanDigest is the full digest of the plan that the pod serves under; empty where it has none.
@@ -33,6 +41,17 @@ type Backend struct {
 	// Shape is the model's; nil where it is not known.
 	Shape *lar.Shape `json:"shape,omitempty"`
 }
+
+// Endpoint is host:port of a rank, or of the pod for NoRank; empty where the rank is not live.
+func (b Backend) Endpoint(rank int) string {
+	if rank < 0 || rank >= len(b.RankAddresses) {
+		return b.Address
+	}
+	return b.RankAddresses[rank]
+}
+
+// pinsByHeader tells that a rank must be named by the engine's header: its endpoint is that of other ranks as well.
+func (b Backend) pinsByHeader(rank int) bool { return rank != NoRank && len(b.RankAddresses) == 0 }
 
 // equal reports whether two backends are the same.
 func (b Backend) equal(other Backend) bool { return reflect.DeepEqual(b, other) }
@@ -54,7 +73,7 @@ func Backends(pods []*corev1.Pod) []Backend {
 func withoutRanks(backends []Backend) []Backend {
 	plain := slices.Clone(backends)
 	for i := range plain {
-		plain[i].Ranks, plain[i].PlanDigest = 0, ""
+		plain[i].Ranks, plain[i].RankAddresses, plain[i].PlanDigest = 0, nil, ""
 	}
 	return plain
 }
@@ -68,6 +87,10 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 	if err != nil || ranks < 0 {
 		ranks = 0
 	}
+	addresses, ranks, live := rankAddresses(pod, port, ranks)
+	if !live {
+		return Backend{}, false
+	}
 	var shape *lar.Shape
 	if text := pod.Annotations[semmoev1.AnnotationModelShape]; text != "" {
 		parsed := &lar.Shape{}
@@ -76,14 +99,51 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 		}
 	}
 	return Backend{
-		Shape:      shape,
-		Pod:        pod.Name,
-		Address:    net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port)),
-		Ranks:      ranks,
-		Revision:   pod.Labels[semmoev1.LabelRevision],
-		PlanDigest: pod.Annotations[semmoev1.AnnotationPlanDigest],
-		Permuted:   semmoev1.Realization(pod.Annotations[semmoev1.AnnotationRealization]) == semmoev1.RealizationReshuffledWeights,
+		Shape:         shape,
+		Pod:           pod.Name,
+		Address:       net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port)),
+		Ranks:         ranks,
+		RankAddresses: addresses,
+		Revision:      pod.Labels[semmoev1.LabelRevision],
+		PlanDigest:    pod.Annotations[semmoev1.AnnotationPlanDigest],
+		Permuted:      semmoev1.Realization(pod.Annotations[semmoev1.AnnotationRealization]) == semmoev1.RealizationReshuffledWeights,
 	}, true
+}
+
+// rankAddresses are the endpoints of the ranks of a pod, nil where they share its port. Ports that do not fit the number of
+// ranks tell nothing of any rank: the pod then counts as one that takes none. It reports false where no endpoint is live.
+func rankAddresses(pod *corev1.Pod, port, ranks int) (addresses []string, pinned int, live bool) {
+	active, limited := pod.Annotations[annotationActivePorts]
+	isActive := func(port int) bool { return !limited || slices.Contains(portsOf(active), port) }
+	text, told := pod.Annotations[semmoev1.AnnotationRankPorts]
+	if !told {
+		return nil, ranks, isActive(port)
+	}
+	ports := portsOf(text)
+	if len(ports) != ranks || slices.Contains(ports, 0) {
+		return nil, 0, isActive(port)
+	}
+	for _, port := range ports {
+		address := ""
+		if isActive(port) {
+			address, live = net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port)), true
+		}
+		addresses = append(addresses, address)
+	}
+	return addresses, ranks, live
+}
+
+// portsOf reads port numbers that are separated by commas; 0 stands for what is none.
+func portsOf(text string) []int {
+	var ports []int
+	for part := range strings.SplitSeq(text, ",") {
+		port, err := strconv.ParseUint(strings.TrimSpace(part), 10, 16)
+		if err != nil {
+			port = 0
+		}
+		ports = append(ports, int(port))
+	}
+	return ports
 }
 
 func ready(pod *corev1.Pod) bool {

@@ -31,21 +31,47 @@ func enginePod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
 
 func TestBackends(t *testing.T) {
 	base := Backend{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1"}
+	ports := func(rankPorts, activePorts string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Annotations[semmoev1.AnnotationRankPorts] = rankPorts
+			if activePorts != "" {
+				p.Annotations[annotationActivePorts] = activePorts
+			}
+		}
+	}
+	onPorts := func(addresses ...string) []Backend {
+		b := base
+		b.RankAddresses = addresses
+		return []Backend{b}
+	}
+	noRanks := base
+	noRanks.Ranks = 0
 	cases := map[string]struct {
 		change func(*corev1.Pod)
 		want   []Backend
 	}{
-		"ready":               {func(*corev1.Pod) {}, []Backend{base}},
-		"not ready":           {func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }, nil},
-		"no condition yet":    {func(p *corev1.Pod) { p.Status.Conditions = nil }, nil},
-		"being deleted":       {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }, nil},
-		"no address yet":      {func(p *corev1.Pod) { p.Status.PodIP = "" }, nil},
-		"port not a number":   {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPort] = "x" }, nil},
-		"IPv6":                {func(p *corev1.Pod) { p.Status.PodIP = "fd00::1" }, []Backend{{Pod: "p", Address: "[fd00::1]:30000", Ranks: 4, Revision: "r1"}}},
-		"serves under a plan": {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPlanDigest] = "d1" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", PlanDigest: "d1"}}},
-		"permuted checkpoint": {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRealization] = "ReshuffledWeights" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", Permuted: true}}},
-		"expert map":          {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRealization] = "EngineMap" }, []Backend{base}},
-		"takes no rank":       {func(p *corev1.Pod) { delete(p.Annotations, semmoev1.AnnotationRanks) }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 0, Revision: "r1"}}},
+		"ready":                  {func(*corev1.Pod) {}, []Backend{base}},
+		"not ready":              {func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }, nil},
+		"no condition yet":       {func(p *corev1.Pod) { p.Status.Conditions = nil }, nil},
+		"being deleted":          {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }, nil},
+		"no address yet":         {func(p *corev1.Pod) { p.Status.PodIP = "" }, nil},
+		"port not a number":      {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPort] = "x" }, nil},
+		"IPv6":                   {func(p *corev1.Pod) { p.Status.PodIP = "fd00::1" }, []Backend{{Pod: "p", Address: "[fd00::1]:30000", Ranks: 4, Revision: "r1"}}},
+		"serves under a plan":    {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPlanDigest] = "d1" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", PlanDigest: "d1"}}},
+		"permuted checkpoint":    {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRealization] = "ReshuffledWeights" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", Permuted: true}}},
+		"expert map":             {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRealization] = "EngineMap" }, []Backend{base}},
+		"takes no rank":          {func(p *corev1.Pod) { delete(p.Annotations, semmoev1.AnnotationRanks) }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 0, Revision: "r1"}}},
+		"a port for each rank":   {ports("8000, 8001,8002,8003", ""), onPorts("10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.1:8002", "10.0.0.1:8003")},
+		"some ports are live":    {ports("8000,8001,8002,8003", "8003,8001"), onPorts("", "10.0.0.1:8001", "", "10.0.0.1:8003")},
+		"no port is live":        {ports("8000,8001,8002,8003", "9000"), nil},
+		"too few ports":          {ports("8000,8001", ""), []Backend{noRanks}},
+		"not all are ports":      {ports("8000,x,8002,8003", ""), []Backend{noRanks}},
+		"port 0":                 {ports("8000,0,8002,8003", ""), []Backend{noRanks}},
+		"port above 65535":       {ports("8000,65536,8002,8003", ""), []Backend{noRanks}},
+		"the one port is live":   {func(p *corev1.Pod) { p.Annotations[annotationActivePorts] = "30000" }, []Backend{base}},
+		"the one port is not":    {func(p *corev1.Pod) { p.Annotations[annotationActivePorts] = "30001" }, nil},
+		"no port is listed":      {func(p *corev1.Pod) { p.Annotations[annotationActivePorts] = "" }, nil},
+		"ports of IPv6 pods too": {func(p *corev1.Pod) { p.Status.PodIP = "fd00::1"; ports("1,2,3,4", "2")(p) }, []Backend{{Pod: "p", Address: "[fd00::1]:30000", Ranks: 4, Revision: "r1", RankAddresses: []string{"", "[fd00::1]:2", "", ""}}}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -61,7 +87,7 @@ func TestSnapshot(t *testing.T) {
 	if _, found, err := LoadSnapshot(dir); found || err != nil {
 		t.Fatalf("empty directory: found %v, error %v", found, err)
 	}
-	want := []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", Permuted: true}}
+	want := []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 2, RankAddresses: []string{"10.0.0.1:1", ""}, Revision: "r1", Permuted: true}}
 	if err := SaveSnapshot(dir, want); err != nil {
 		t.Fatal(err)
 	}

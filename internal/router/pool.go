@@ -157,8 +157,11 @@ type Lease struct {
 	once   sync.Once
 }
 
-// acquire takes a rank for a request, among the backends whose address is not in tried, and adds the request's tokens to
-// it. It reports false where no backend is left.
+// endpoint is host:port of the rank.
+func (l *Lease) endpoint() string { return l.Backend.Endpoint(l.Rank) }
+
+// acquire takes a rank for a request, among those whose endpoint is not in tried, and adds the request's tokens to
+// it. It reports false where none is left.
 func (p *Pool) acquire(r *request, tried map[string]bool) (*Lease, bool) {
 	for {
 		lease, ok, unknown := p.choose(r, tried)

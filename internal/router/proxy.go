@@ -184,7 +184,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 			return nil, in.Context().Err()
 		}
 		// Nothing has reached the client yet: the next pod may answer. A pod that says 503 is loading or draining.
-		tried[lease.Backend.Address] = true
+		tried[lease.endpoint()] = true
 		if err != nil {
 			lease.Eject()
 			s.metrics.retries.WithLabelValues("unreachable").Inc()
@@ -239,10 +239,10 @@ func (s *sender) acquire(ctx context.Context, r *request, tried map[string]bool)
 
 func (s *sender) attempt(in *http.Request, body []byte, lease *Lease) (*http.Response, error) {
 	out := in.Clone(in.Context())
-	out.URL.Host = lease.Backend.Address
+	out.URL.Host = lease.endpoint()
 	out.Header.Del("Accept-Encoding") // a compressed response could not be looked into, and the way is short
-	out.Host = lease.Backend.Address
-	if lease.Rank != NoRank {
+	out.Host = out.URL.Host
+	if lease.Backend.pinsByHeader(lease.Rank) {
 		out.Header.Set(s.options.RankHeader, strconv.Itoa(lease.Rank))
 	}
 	out.Body, out.ContentLength = http.NoBody, int64(len(body))

@@ -302,3 +302,30 @@ func TestEstimateTokens(t *testing.T) {
 		})
 	}
 }
+
+// A rank that has a port of its own is reached there, without a header; where one cannot be reached, the next is tried.
+func TestSendsToThePortOfTheRank(t *testing.T) {
+	var ports []string
+	for rank := range 8 {
+		ports = append(ports, newEngine(t, "", 1, func(w http.ResponseWriter, r *http.Request) {
+			if got := r.Header.Get(rankHeader); got != "" {
+				t.Errorf("rank %q is named although rank %d has a port", got, rank)
+			}
+			fmt.Fprint(w, rank)
+		}).Address)
+	}
+	ports[5] = "127.0.0.1:1" // nobody listens
+	router, pool, _ := newRouter(t, time.Second, Backend{Pod: "a", Address: ports[0], Ranks: 8, RankAddresses: ports})
+	served := map[string]bool{}
+	for range 200 {
+		response, body := post(t, router.URL+"/v1/completions", `{"prompt":"x"}`)
+		if response.StatusCode != http.StatusOK || response.Header.Get(HeaderRank) != body {
+			t.Fatalf("status %d, rank %q served, %q is told", response.StatusCode, body, response.Header.Get(HeaderRank))
+		}
+		served[body] = true
+	}
+	if len(served) != 7 {
+		t.Errorf("ranks %v served, want all but rank 5", served)
+	}
+	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
+}

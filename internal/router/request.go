@@ -54,6 +54,8 @@ type request struct {
 	inference bool
 	// asksExperts tells that the client wants to know the routed experts itself.
 	asksExperts bool
+	// eligible tells the endpoints that there are to choose from; nil where all are.
+	eligible func(endpoint string) bool
 	// prompt is empty where its tokens cannot be told.
 	prompt prompt
 	// forecast is the latest one; a request that is sent again to pods of the same plan keeps it.

@@ -1,0 +1,413 @@
+package picker
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	processingv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/structpb"
+)
+
+// Where a gateway is told the endpoints of a request, and tells the one that served.
+const (
+	metadataNamespace = "envoy.lb"
+	destinationKey    = "x-gateway-destination-endpoint"
+	servedKey         = "x-gateway-destination-endpoint-served"
+)
+
+// clientLeft is the status code that proxies count for a client that has left before an answer.
+const clientLeft = 499
+
+// exchange is the state of one stream: a request, then its response.
+type exchange struct {
+	stream  *stream
+	picker  Picker
+	maxBody int64
+	// requestMode and responseMode are how the gateway gives and takes the bodies.
+	requestMode, responseMode processingv3.ProcessingMode_BodySendMode
+	// picked is nil before a pick, and where the gateway answers a request itself before one.
+	picked  Exchange
+	counted bool
+}
+
+// run speaks the protocol until the gateway ends the stream.
+func (x *exchange) run() error {
+	defer x.close()
+	first, err := x.stream.next()
+	if err != nil {
+		return ended(err)
+	}
+	if first.GetRequestHeaders() == nil {
+		return status.Errorf(codes.InvalidArgument, "the first message is %T, not the request's header: processing_mode.request_header_mode must be SEND", first.GetRequest())
+	}
+	if err := x.configure(first.GetProtocolConfig()); err != nil {
+		return err
+	}
+	err = x.request(first)
+	if errors.Is(err, errOvertaken) {
+		err = nil // what follows is the gateway's own answer
+	} else if err != nil {
+		err = x.refuse(err)
+	}
+	for err == nil {
+		var message *extprocv3.ProcessingRequest
+		if message, err = x.stream.next(); err == nil {
+			err = x.follow(message)
+		}
+	}
+	return ended(err)
+}
+
+// ended is what a stream returns: nothing is wrong where the gateway has ended it, wherever that was, or was answered in
+// place of an endpoint.
+func ended(err error) error {
+	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, errRefused) {
+		return nil
+	}
+	return err
+}
+
+// close gives back what the exchange holds, and counts it where nobody was answered.
+func (x *exchange) close() {
+	if x.picked != nil {
+		x.picked.Release()
+	}
+	x.count(clientLeft)
+}
+
+func (x *exchange) count(code int) {
+	if !x.counted {
+		x.counted = true
+		x.picker.Count(code)
+	}
+}
+
+// configure takes the body modes of the gateway. One that does not tell them is taken to use those that the protocol
+// demands.
+func (x *exchange) configure(config *extprocv3.ProtocolConfiguration) error {
+	x.requestMode, x.responseMode = processingv3.ProcessingMode_FULL_DUPLEX_STREAMED, processingv3.ProcessingMode_FULL_DUPLEX_STREAMED
+	if config != nil {
+		x.requestMode, x.responseMode = config.GetRequestBodyMode(), config.GetResponseBodyMode()
+	}
+	for name, mode := range map[string]processingv3.ProcessingMode_BodySendMode{"request": x.requestMode, "response": x.responseMode} {
+		if mode == processingv3.ProcessingMode_GRPC {
+			return status.Errorf(codes.Unimplemented, "processing_mode.%s_body_mode is %s: want FULL_DUPLEX_STREAMED", name, mode)
+		}
+	}
+	return nil
+}
+
+// request answers all of a request up to its trailers.
+func (x *exchange) request(first *extprocv3.ProcessingRequest) error {
+	headers := first.GetRequestHeaders()
+	header, pseudo := headerOf(headers.GetHeaders())
+	path, _, _ := strings.Cut(pseudo[":path"], "?")
+	r := &Request{
+		Method: pseudo[":method"], Path: path, Header: header, Arrived: time.Now(),
+		Subset:        subsetOf(first.GetMetadataContext()),
+		ResponseFixed: x.responseMode != processingv3.ProcessingMode_FULL_DUPLEX_STREAMED && x.responseMode != processingv3.ProcessingMode_BUFFERED,
+	}
+	if length, err := strconv.ParseInt(header.Get("Content-Length"), 10, 64); err == nil && length > x.maxBody {
+		return x.tooLarge()
+	}
+	if headers.GetEndOfStream() {
+		return x.answerHeaders(r)
+	}
+	switch x.requestMode {
+	case processingv3.ProcessingMode_FULL_DUPLEX_STREAMED:
+		return x.requestInChunks(r)
+	case processingv3.ProcessingMode_BUFFERED, processingv3.ProcessingMode_BUFFERED_PARTIAL:
+		return x.requestInOne(r)
+	}
+	// The body is not told, or only after an endpoint must have been picked.
+	r.BodyFixed = true
+	return x.answerHeaders(r)
+}
+
+func (x *exchange) tooLarge() error {
+	return fmt.Errorf("%w: at most %d bytes are accepted", errBodyTooLarge, x.maxBody)
+}
+
+// pick picks an endpoint.
+func (x *exchange) pick(r *Request) (Decision, error) {
+	picked, err := x.picker.Pick(x.stream.Context(), r)
+	if err != nil {
+		return Decision{}, err
+	}
+	x.picked = picked
+	return picked.Decision(), nil
+}
+
+// answerHeaders picks by the header alone.
+func (x *exchange) answerHeaders(r *Request) error {
+	decision, err := x.pick(r)
+	if err != nil {
+		return err
+	}
+	return x.stream.Send(requestHeaders(decision, r))
+}
+
+// requestInChunks holds the header back until the body has ended and an endpoint was picked, then answers both.
+func (x *exchange) requestInChunks(r *Request) error {
+	source := &bodyReader{stream: x.stream, of: ofRequest}
+	body, err := io.ReadAll(io.LimitReader(source, x.maxBody+1))
+	if err != nil {
+		return err
+	}
+	if int64(len(body)) > x.maxBody {
+		return x.tooLarge()
+	}
+	r.Body = body
+	decision, err := x.pick(r)
+	if err != nil {
+		return err
+	}
+	if err := x.stream.Send(requestHeaders(decision, r)); err != nil {
+		return err
+	}
+	sink := &bodyWriter{stream: x.stream, of: ofRequest}
+	if _, err := sink.Write(decision.Body); err != nil {
+		return err
+	}
+	return sink.end(source.trailers)
+}
+
+// requestInOne lets the header wait at the gateway, which adds to it what is said with the body.
+func (x *exchange) requestInOne(r *Request) error {
+	if err := x.stream.Send(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestHeaders{RequestHeaders: &extprocv3.HeadersResponse{}}}); err != nil {
+		return err
+	}
+	message, err := x.stream.within()
+	if err != nil {
+		return err
+	}
+	body := message.GetRequestBody()
+	if body == nil {
+		x.stream.unread(message)
+		return errOvertaken
+	}
+	if int64(len(body.GetBody())) > x.maxBody {
+		return x.tooLarge()
+	}
+	// Of a body that is larger than the gateway's buffer only the beginning is told, which must not be changed.
+	r.Body, r.BodyFixed = body.GetBody(), x.requestMode == processingv3.ProcessingMode_BUFFERED_PARTIAL
+	decision, err := x.pick(r)
+	if err != nil {
+		return err
+	}
+	common := destination(decision, r)
+	if changesBody(decision, r) {
+		common.BodyMutation = wholeBody(decision.Body)
+	}
+	answer := ofRequest.answer(common)
+	answer.DynamicMetadata = metadata(decision)
+	return x.stream.Send(answer)
+}
+
+// follow answers a message after those of the request's header and body.
+func (x *exchange) follow(message *extprocv3.ProcessingRequest) error {
+	if answered, err := x.aside(message); answered {
+		return err
+	}
+	switch {
+	case message.GetResponseHeaders() != nil:
+		return x.response(message)
+	case message.GetResponseBody() != nil && x.responseMode != processingv3.ProcessingMode_FULL_DUPLEX_STREAMED:
+		if message.GetResponseBody().GetEndOfStream() {
+			x.release()
+		}
+		return x.stream.Send(ofResponse.answer(nil))
+	case message.GetResponseTrailers() != nil:
+		x.release()
+		return x.stream.Send(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseTrailers{ResponseTrailers: &extprocv3.TrailersResponse{}}})
+	}
+	return status.Errorf(codes.InvalidArgument, "unexpected message %T", message.GetRequest())
+}
+
+// aside answers what may still come of a request while its response comes already, and reports whether the message was such.
+func (x *exchange) aside(message *extprocv3.ProcessingRequest) (answered bool, err error) {
+	switch {
+	case message.GetRequestTrailers() != nil:
+		return true, x.stream.Send(&extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestTrailers{RequestTrailers: &extprocv3.TrailersResponse{}}})
+	case message.GetRequestBody() == nil:
+		return false, nil
+	case x.requestMode != processingv3.ProcessingMode_FULL_DUPLEX_STREAMED:
+		return true, x.stream.Send(ofRequest.answer(nil))
+	}
+	return x.picked == nil, nil // the rest of a body that nobody gets
+}
+
+// release gives the endpoint back: the response has ended, although the stream has not yet.
+func (x *exchange) release() {
+	if x.picked != nil {
+		x.picked.Release()
+	}
+}
+
+// response answers all of a response up to its trailers.
+func (x *exchange) response(first *extprocv3.ProcessingRequest) error {
+	headers := first.GetResponseHeaders()
+	header, pseudo := headerOf(headers.GetHeaders())
+	code, err := strconv.Atoi(pseudo[":status"])
+	if err != nil {
+		return status.Errorf(codes.InvalidArgument, "the response's :status is %q, not a number", pseudo[":status"])
+	}
+	x.count(code)
+	response := &http.Response{StatusCode: code, Header: header, Body: http.NoBody}
+	served := first.GetMetadataContext().GetFilterMetadata()[metadataNamespace].GetFields()[servedKey].GetStringValue()
+	switch {
+	case headers.GetEndOfStream():
+		defer x.release()
+		return x.responseHeader(response, served)
+	case x.responseMode == processingv3.ProcessingMode_FULL_DUPLEX_STREAMED:
+		return x.responseInChunks(response, served)
+	case x.responseMode == processingv3.ProcessingMode_BUFFERED:
+		return x.responseInOne(response, served)
+	}
+	return x.responseHeader(response, served)
+}
+
+// modify lets the Picker change a response, and returns what that does to the header.
+func (x *exchange) modify(response *http.Response, served string) (*extprocv3.HeaderMutation, error) {
+	if x.picked == nil {
+		return nil, nil
+	}
+	before := response.Header.Clone()
+	if err := x.picked.ModifyResponse(served, response); err != nil {
+		return nil, err
+	}
+	return difference(before, response.Header), nil
+}
+
+// responseHeader answers the header of a response whose body is none, or not this server's to change.
+func (x *exchange) responseHeader(response *http.Response, served string) error {
+	mutation, err := x.modify(response, served)
+	if err != nil {
+		return x.refuse(err)
+	}
+	return x.stream.Send(responseHeaders(mutation))
+}
+
+// responseInChunks passes a response on as it arrives, as far as the Picker lets it.
+func (x *exchange) responseInChunks(response *http.Response, served string) error {
+	defer x.release()
+	source := &bodyReader{stream: x.stream, of: ofResponse, aside: x.aside}
+	response.Body = io.NopCloser(source)
+	mutation, err := x.modify(response, served)
+	if err != nil {
+		return x.refuse(err)
+	}
+	if err := x.stream.Send(responseHeaders(mutation)); err != nil {
+		return err
+	}
+	sink := &bodyWriter{stream: x.stream, of: ofResponse}
+	source.beforeWait = sink.flush
+	if _, err := io.Copy(sink, response.Body); err != nil {
+		if source.err != nil && source.err != io.EOF {
+			return source.err
+		}
+		return status.Errorf(codes.Internal, "the response cannot be passed on: %v", err)
+	}
+	return sink.end(source.trailers)
+}
+
+// responseInOne answers a response whose body comes in one message.
+func (x *exchange) responseInOne(response *http.Response, served string) error {
+	defer x.release()
+	if err := x.stream.Send(responseHeaders(nil)); err != nil {
+		return err
+	}
+	message, err := x.stream.within()
+	if err != nil {
+		return err
+	}
+	body := message.GetResponseBody()
+	if body == nil { // trailers alone
+		x.stream.unread(message)
+		return nil
+	}
+	response.Body = io.NopCloser(bytes.NewReader(body.GetBody()))
+	mutation, err := x.modify(response, served)
+	if err != nil {
+		return x.refuse(err)
+	}
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		return x.refuse(err)
+	}
+	common := &extprocv3.CommonResponse{HeaderMutation: mutation}
+	if !bytes.Equal(data, body.GetBody()) {
+		common.BodyMutation = wholeBody(data)
+	}
+	return x.stream.Send(ofResponse.answer(common))
+}
+
+// requestHeaders answers the header of a request that has an endpoint.
+func requestHeaders(decision Decision, r *Request) *extprocv3.ProcessingResponse {
+	return &extprocv3.ProcessingResponse{
+		Response: &extprocv3.ProcessingResponse_RequestHeaders{
+			RequestHeaders: &extprocv3.HeadersResponse{Response: destination(decision, r)},
+		},
+		DynamicMetadata: metadata(decision),
+	}
+}
+
+func responseHeaders(mutation *extprocv3.HeaderMutation) *extprocv3.ProcessingResponse {
+	answer := &extprocv3.HeadersResponse{}
+	if mutation != nil {
+		answer.Response = &extprocv3.CommonResponse{HeaderMutation: mutation}
+	}
+	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: answer}}
+}
+
+// destination names the endpoints in the header, and changes it as the decision says. The route was chosen by a header that
+// is another now.
+func destination(decision Decision, r *Request) *extprocv3.CommonResponse {
+	after := r.Header.Clone()
+	for _, name := range decision.RemoveHeaders {
+		after.Del(name)
+	}
+	for name, value := range decision.SetHeaders {
+		after.Set(name, value)
+	}
+	if changesBody(decision, r) {
+		after.Set("Content-Length", strconv.Itoa(len(decision.Body)))
+	}
+	mutation := difference(r.Header, after)
+	if mutation == nil {
+		mutation = &extprocv3.HeaderMutation{}
+	}
+	// It is set even where the client has sent the same.
+	mutation.SetHeaders = append(mutation.SetHeaders, setHeader(destinationKey, strings.Join(decision.Endpoints, ",")))
+	return &extprocv3.CommonResponse{HeaderMutation: mutation, ClearRouteCache: true}
+}
+
+func changesBody(decision Decision, r *Request) bool {
+	return !r.BodyFixed && !bytes.Equal(decision.Body, r.Body)
+}
+
+// metadata names the endpoints for the gateway's load balancer.
+func metadata(decision Decision) *structpb.Struct {
+	return &structpb.Struct{Fields: map[string]*structpb.Value{
+		metadataNamespace: structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
+			destinationKey: structpb.NewStringValue(strings.Join(decision.Endpoints, ",")),
+		}}),
+	}}
+}
+
+// wholeBody replaces a body that is not streamed.
+func wholeBody(data []byte) *extprocv3.BodyMutation {
+	if len(data) == 0 {
+		return &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_ClearBody{ClearBody: true}}
+	}
+	return &extprocv3.BodyMutation{Mutation: &extprocv3.BodyMutation_Body{Body: data}}
+}

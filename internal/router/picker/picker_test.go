@@ -1,0 +1,810 @@
+package picker
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	processingv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
+)
+
+const maxBody = 1 << 20
+
+// chooser is a Picker that does what a test says, and remembers what it was asked.
+type chooser struct {
+	decision Decision
+	// err refuses; pick and modify, where not nil, do what Pick and ModifyResponse would.
+	err    error
+	pick   func(context.Context, *Request) error
+	modify func(response *http.Response) error
+
+	mu       sync.Mutex
+	requests []*Request
+	served   []string
+	released int
+	codes    []int
+}
+
+func (c *chooser) Pick(ctx context.Context, r *Request) (Exchange, error) {
+	c.mu.Lock()
+	c.requests = append(c.requests, r)
+	c.mu.Unlock()
+	if c.pick != nil {
+		if err := c.pick(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	if c.err != nil {
+		return nil, c.err
+	}
+	decision := c.decision
+	if decision.Endpoints == nil {
+		decision.Endpoints = []string{"10.0.0.1:8000", "10.0.0.2:8000"}
+	}
+	if decision.Body == nil {
+		decision.Body = r.Body
+	}
+	return &choice{chooser: c, decision: decision}, nil
+}
+
+func (c *chooser) Count(code int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.codes = append(c.codes, code)
+}
+
+// asked is the only request that was asked for.
+func (c *chooser) asked(t *testing.T) *Request {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.requests) != 1 {
+		t.Fatalf("%d requests were asked for, want 1", len(c.requests))
+	}
+	return c.requests[0]
+}
+
+// ended waits until everything is given back, and counted as the codes say.
+func (c *chooser) ended(t *testing.T, released int, codes ...int) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		c.mu.Lock()
+		gotReleased, gotCodes := c.released, slices.Clone(c.codes)
+		c.mu.Unlock()
+		if gotReleased == released && slices.Equal(gotCodes, codes) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d exchanges were released, %v was counted; want %d and %v", gotReleased, gotCodes, released, codes)
+		}
+	}
+}
+
+type choice struct {
+	*chooser
+	decision Decision
+	once     sync.Once
+}
+
+func (c *choice) Decision() Decision { return c.decision }
+
+func (c *choice) ModifyResponse(served string, response *http.Response) error {
+	c.mu.Lock()
+	c.chooser.served = append(c.chooser.served, served)
+	c.mu.Unlock()
+	if c.modify != nil {
+		return c.modify(response)
+	}
+	return nil
+}
+
+func (c *choice) Release() {
+	c.once.Do(func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.released++
+	})
+}
+
+// serve serves a Picker over TCP and TLS.
+func serve(t *testing.T, picker Picker) (server *Server, gateways, probes string) {
+	t.Helper()
+	gatewaytest.NoLeaks(t)
+	config, err := TLSConfig("", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return serveWith(t, picker, config)
+}
+
+func serveWith(t *testing.T, picker Picker, config *tls.Config) (server *Server, gateways, probes string) {
+	t.Helper()
+	listen := func() net.Listener {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return listener
+	}
+	server = NewServer(picker, Options{TLS: config, MaxBodyBytes: maxBody})
+	forGateways, forProbes := listen(), listen()
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(forGateways, forProbes) }()
+	t.Cleanup(func() {
+		stopped, cancel := context.WithCancel(context.Background())
+		cancel()
+		server.Shutdown(stopped) //nolint:errcheck // it says that it broke off what a test has left
+		if err := <-ended; err != nil {
+			t.Errorf("the server ended with %v", err)
+		}
+	})
+	return server, forGateways.Addr().String(), forProbes.Addr().String()
+}
+
+// open begins a request with a server for a Picker.
+func open(t *testing.T, picker Picker, config *extprocv3.ProtocolConfiguration) *gatewaytest.Stream {
+	t.Helper()
+	_, address, _ := serve(t, picker)
+	return gatewaytest.Open(t, gatewaytest.Dial(t, address), config)
+}
+
+func modes(request, response processingv3.ProcessingMode_BodySendMode) *extprocv3.ProtocolConfiguration {
+	return &extprocv3.ProtocolConfiguration{RequestBodyMode: request, ResponseBodyMode: response}
+}
+
+func randomBytes(n int) []byte {
+	data := make([]byte, n)
+	source := rand.NewChaCha8([32]byte{1})
+	source.Read(data) //nolint:errcheck // it never fails
+	return data
+}
+
+// Whatever the pieces in which a body comes, it is picked for as a whole, and returned as it was, or as the Picker has
+// changed it, in chunks that a gateway takes.
+func TestPicksOnceTheBodyIsKnown(t *testing.T) {
+	changed := randomBytes(100_001)
+	cases := map[string]struct {
+		body     []byte
+		chunk    int
+		trailers bool
+		changed  []byte
+		untold   bool // the gateway does not tell its modes
+	}{
+		"one chunk":               {body: []byte(`{"prompt":"x"}`), chunk: 1000},
+		"a byte each":             {body: randomBytes(3000), chunk: 1},
+		"more than a message":     {body: randomBytes(300_000), chunk: 65_536},
+		"chunks of the limit":     {body: randomBytes(3 * chunkBytes), chunk: chunkBytes},
+		"the largest body":        {body: randomBytes(maxBody), chunk: 200_000},
+		"an empty body":           {body: nil, chunk: 1},
+		"trailers":                {body: randomBytes(70_000), chunk: 10_000, trailers: true},
+		"trailers alone":          {body: nil, chunk: 1, trailers: true},
+		"changed":                 {body: []byte("{}"), chunk: 1, changed: changed},
+		"changed, with trailers":  {body: []byte("{}"), chunk: 1, changed: changed, trailers: true},
+		"modes that are not told": {body: []byte("{}"), chunk: 1, untold: true},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			c := &chooser{decision: Decision{Body: tc.changed, SetHeaders: map[string]string{"X-Rank": "3", "X-Same": "same"}, RemoveHeaders: []string{"X-Drop", "X-None"}}}
+			config := gatewaytest.FullDuplex
+			if tc.untold {
+				config = nil
+			}
+			s := open(t, c, config)
+			s.RequestHeaders("POST", "/v1/completions?a=b", map[string]string{"x-rank": "7", "x-drop": "1", "x-same": "same", "content-length": fmt.Sprint(len(tc.body))}, false, nil)
+			s.RequestBody(tc.body, tc.chunk, !tc.trailers)
+			if tc.trailers {
+				s.RequestTrailers()
+			}
+			endpoints, change := s.Picked()
+			if !slices.Equal(endpoints, []string{"10.0.0.1:8000", "10.0.0.2:8000"}) {
+				t.Errorf("endpoints %v", endpoints)
+			}
+			want, length := tc.body, ""
+			if tc.changed != nil {
+				want, length = tc.changed, fmt.Sprint(len(tc.changed))
+			}
+			if change.Set["content-length"] != length || change.Set["x-rank"] != "3" || !change.Remove["x-drop"] || len(change.Remove) != 1 || change.Set["x-same"] != "" {
+				t.Errorf("the header is changed by %v", change)
+			}
+			bytesWanted := -1
+			if tc.trailers { // no chunk says that it is the last
+				bytesWanted = len(want)
+			}
+			if got, ended := s.Body(bytesWanted); !bytes.Equal(got, want) || ended == tc.trailers {
+				t.Errorf("%d bytes came back, ended %v; want %d", len(got), ended, len(want))
+			}
+			if tc.trailers {
+				if message := s.Receive(); message.GetRequestTrailers() == nil {
+					t.Errorf("got %v, want the answer to the trailers", message)
+				}
+			}
+			r := c.asked(t)
+			if r.Method != "POST" || r.Path != "/v1/completions" || !bytes.Equal(r.Body, tc.body) || r.BodyFixed || r.ResponseFixed || r.Header.Get("X-Rank") != "7" || r.Subset != nil {
+				t.Errorf("asked for %s %s with %d bytes and header %v", r.Method, r.Path, len(r.Body), r.Header)
+			}
+			if err := s.End(); err != io.EOF {
+				t.Errorf("the stream ended with %v", err)
+			}
+			c.ended(t, 1, clientLeft)
+		})
+	}
+}
+
+// A request without a body needs nothing more; a value that a gateway gives as text counts as well.
+func TestPicksWithoutABody(t *testing.T) {
+	c := &chooser{}
+	s := open(t, c, gatewaytest.FullDuplex)
+	s.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{EndOfStream: true, Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
+		{Key: ":method", Value: "GET"}, {Key: ":path", RawValue: []byte("/v1/models"), Value: "/other"}, {Key: "accept", Value: "a"}, {Key: "accept", Value: "b"},
+	}}}}})
+	s.Picked()
+	if r := c.asked(t); r.Method != "GET" || r.Path != "/v1/models" || !slices.Equal(r.Header["Accept"], []string{"a", "b"}) || r.BodyFixed {
+		t.Errorf("asked for %+v", r)
+	}
+	s.ResponseHeaders(200, nil, true, "")
+	s.Answered()
+	c.ended(t, 1, 200) // before the gateway ends the stream
+	if err := s.End(); err != io.EOF {
+		t.Error(err)
+	}
+}
+
+func TestSubset(t *testing.T) {
+	list := func(texts ...any) *structpb.Value {
+		value, err := structpb.NewList(texts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return structpb.NewListValue(value)
+	}
+	endpoints := []string{"10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::1]:8000", "name:8000", ""}
+	cases := map[string]struct {
+		hint *structpb.Value
+		want []string
+	}{
+		"list":             {list("10.0.0.1:8000", "10.0.0.2:8000"), []string{"10.0.0.1:8000", "10.0.0.2:8000"}},
+		"commas":           {structpb.NewStringValue("10.0.0.1:8001, [fd00::1]:8000"), []string{"10.0.0.1:8001", "[fd00::1]:8000"}},
+		"all ports":        {structpb.NewStringValue("10.0.0.1"), []string{"10.0.0.1:8000", "10.0.0.1:8001"}},
+		"all ports of v6":  {list("fd00::1"), []string{"[fd00::1]:8000"}},
+		"in brackets":      {list("[fd00::1]"), []string{"[fd00::1]:8000"}},
+		"another spelling": {list("[fd00:0::1]:8000", "::ffff:10.0.0.2"), []string{"10.0.0.2:8000", "[fd00::1]:8000"}},
+		"none of the pool": {list("10.9.9.9:8000"), nil},
+		"empty list":       {list(), nil},
+		"empty text":       {structpb.NewStringValue(""), nil},
+		"no addresses":     {list("x", 7.0, nil, "10.0.0.1:", ":8000", "10.0.0.1:99999"), nil},
+		"of another type":  {structpb.NewNumberValue(8), nil},
+		"null":             {structpb.NewNullValue(), nil},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			c := &chooser{}
+			s := open(t, c, gatewaytest.FullDuplex)
+			s.RequestHeaders("GET", "/", nil, true, tc.hint)
+			s.Picked()
+			var got []string
+			for _, endpoint := range endpoints {
+				if c.asked(t).Subset.Contains(endpoint) {
+					got = append(got, endpoint)
+				}
+			}
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("%v are allowed, want %v", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestRefuses(t *testing.T) {
+	large := fmt.Sprint(maxBody + 1)
+	cases := map[string]struct {
+		err        error
+		header     map[string]string
+		body       []byte
+		end        bool
+		code       int
+		kind       string
+		message    string
+		retryAfter string
+	}{
+		"no endpoint":            {err: fmt.Errorf("%w: none of these", ErrNoEndpoint), end: true, code: 503, kind: "service_unavailable", message: "no endpoint: none of these", retryAfter: "5"},
+		"no endpoint for a body": {err: ErrNoEndpoint, body: []byte("{}"), code: 503, kind: "service_unavailable", message: "no endpoint", retryAfter: "5"},
+		"all full":               {err: ErrAllFull, body: []byte("{}"), code: 429, kind: "rate_limit_exceeded", message: "all endpoints are full", retryAfter: "1"},
+		"no route":               {err: ErrNoRoute, end: true, code: 404, kind: "not_found", message: "not found"},
+		"another error":          {err: errors.New("secret"), end: true, code: 502, kind: "bad_gateway", message: "the request could not be passed on to a serving pod"},
+		"too large, by header":   {header: map[string]string{"content-length": large}, code: 413, kind: "invalid_request_error", message: "request body too large: at most 1048576 bytes are accepted"},
+		"too large":              {body: make([]byte, maxBody+1), code: 413, kind: "invalid_request_error", message: "request body too large: at most 1048576 bytes are accepted"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			c := &chooser{err: tc.err}
+			s := open(t, c, gatewaytest.FullDuplex)
+			s.RequestHeaders("POST", "/v1/completions", tc.header, tc.end, nil)
+			if tc.body != nil {
+				s.RequestBody(tc.body, 65_536, true)
+			}
+			code, change, body := s.Refused()
+			var answer struct {
+				Error struct {
+					Message, Type string
+					Code          int
+				}
+			}
+			if err := json.Unmarshal([]byte(body), &answer); err != nil {
+				t.Fatal(err)
+			}
+			if code != tc.code || answer.Error.Code != tc.code || answer.Error.Type != tc.kind || answer.Error.Message != tc.message {
+				t.Errorf("code %d, body %s", code, body)
+			}
+			if change.Set["content-type"] != "application/json" || change.Set["retry-after"] != tc.retryAfter {
+				t.Errorf("the header is %v", change)
+			}
+			if _, err := s.Next(); err != io.EOF {
+				t.Errorf("the stream ended with %v", err)
+			}
+			c.ended(t, 0, tc.code)
+		})
+	}
+}
+
+// Each chunk of a response comes back before the next one is sent, however it is cut; the Picker learns who has served.
+func TestPassesResponsesThrough(t *testing.T) {
+	for _, trailers := range []bool{false, true} {
+		c := &chooser{modify: func(r *http.Response) error {
+			r.Header.Set("X-Semmoe-Pod", "a")
+			r.Header.Del("Server")
+			return nil
+		}}
+		s := open(t, c, gatewaytest.FullDuplex)
+		s.RequestHeaders("GET", "/v1/models", nil, true, nil)
+		s.Picked()
+		s.ResponseHeaders(201, map[string]string{"content-type": "text/event-stream", "server": "uvicorn"}, false, "10.0.0.2:8000")
+		if change := s.Answered(); len(change.Set) != 1 || change.Set["x-semmoe-pod"] != "a" || len(change.Remove) != 1 || !change.Remove["server"] {
+			t.Errorf("the header is changed by %v", change)
+		}
+		for _, n := range []int{1, 10, chunkBytes, 3*chunkBytes + 1} {
+			chunk := randomBytes(n)
+			s.ResponseBody(chunk, n, false)
+			if got, ended := s.Body(n); !bytes.Equal(got, chunk) || ended {
+				t.Fatalf("%d of %d bytes came back, ended %v", len(got), n, ended)
+			}
+		}
+		if trailers {
+			s.ResponseTrailers()
+			if message := s.Receive(); message.GetResponseTrailers() == nil {
+				t.Errorf("got %v, want the answer to the trailers", message)
+			}
+		} else {
+			s.ResponseBody([]byte("end"), 10, true)
+			if got, ended := s.Body(-1); string(got) != "end" || !ended {
+				t.Errorf("%q came back, ended %v", got, ended)
+			}
+		}
+		c.ended(t, 1, 201) // before the gateway ends the stream
+		if err := s.End(); err != io.EOF {
+			t.Error(err)
+		}
+		if !slices.Equal(c.served, []string{"10.0.0.2:8000"}) {
+			t.Errorf("served by %v", c.served)
+		}
+	}
+}
+
+// upper is a body in upper case: what a Picker makes of a response while it comes.
+type upper struct{ io.Reader }
+
+func (u upper) Read(p []byte) (int, error) {
+	n, err := u.Reader.Read(p)
+	copy(p, bytes.ToUpper(p[:n]))
+	return n, err
+}
+
+func (upper) Close() error { return nil }
+
+// A response that the Picker replaces is returned as fast as the Picker lets go of it: a stream as it comes, one that must
+// be whole to be changed at its end, with its length.
+func TestReturnsWhatBecomesOfAResponse(t *testing.T) {
+	t.Run("as it comes", func(t *testing.T) {
+		c := &chooser{modify: func(r *http.Response) error { r.Body = upper{r.Body}; return nil }}
+		s := open(t, c, gatewaytest.FullDuplex)
+		s.RequestHeaders("GET", "/", nil, true, nil)
+		s.Picked()
+		s.ResponseHeaders(200, nil, false, "")
+		s.Answered()
+		for _, chunk := range []string{"a", "bc", strings.Repeat("d", 70_000)} {
+			s.ResponseBody([]byte(chunk), len(chunk), false)
+			if got, _ := s.Body(len(chunk)); string(got) != strings.ToUpper(chunk) {
+				t.Fatalf("%.10q became %.10q", chunk, got)
+			}
+		}
+		s.ResponseBody(nil, 1, true)
+		if got, ended := s.Body(-1); len(got) != 0 || !ended {
+			t.Errorf("%q came back, ended %v", got, ended)
+		}
+	})
+	t.Run("as a whole", func(t *testing.T) {
+		c := &chooser{modify: func(r *http.Response) error {
+			data, err := io.ReadAll(r.Body)
+			r.Body = io.NopCloser(bytes.NewReader(data[:len(data)/2]))
+			r.Header.Set("Content-Length", fmt.Sprint(len(data)/2))
+			return err
+		}}
+		s := open(t, c, gatewaytest.FullDuplex)
+		s.RequestHeaders("GET", "/", nil, true, nil)
+		s.Picked()
+		body := randomBytes(150_000)
+		s.ResponseHeaders(200, map[string]string{"content-length": "150000"}, false, "")
+		s.ResponseBody(body, 999, false)
+		s.ResponseTrailers()
+		if change := s.Answered(); change.Set["content-length"] != "75000" {
+			t.Errorf("the header is changed by %v", change)
+		}
+		if got, ended := s.Body(75_000); !bytes.Equal(got, body[:75_000]) || ended {
+			t.Errorf("%d bytes came back, ended %v", len(got), ended)
+		}
+		if message := s.Receive(); message.GetResponseTrailers() == nil {
+			t.Errorf("got %v, want the answer to the trailers", message)
+		}
+	})
+	t.Run("an error before anything was sent", func(t *testing.T) {
+		c := &chooser{modify: func(*http.Response) error { return errors.New("unreadable") }}
+		s := open(t, c, gatewaytest.FullDuplex)
+		s.RequestHeaders("GET", "/", nil, true, nil)
+		s.Picked()
+		s.ResponseHeaders(200, nil, false, "")
+		if code, _, _ := s.Refused(); code != 502 {
+			t.Errorf("code %d", code)
+		}
+		c.ended(t, 1, 200)
+	})
+	t.Run("an error later", func(t *testing.T) {
+		c := &chooser{modify: func(r *http.Response) error {
+			r.Body = io.NopCloser(io.MultiReader(strings.NewReader("begun"), errorReader{}))
+			return nil
+		}}
+		s := open(t, c, gatewaytest.FullDuplex)
+		s.RequestHeaders("GET", "/", nil, true, nil)
+		s.Picked()
+		s.ResponseHeaders(200, nil, false, "")
+		s.Answered()
+		// The gateway must not take it for the end of the response.
+		if _, err := s.Next(); status.Code(err) != codes.Internal {
+			t.Errorf("the stream ended with %v", err)
+		}
+		c.ended(t, 1, 200)
+	})
+}
+
+type errorReader struct{}
+
+func (errorReader) Read([]byte) (int, error) { return 0, errors.New("unreadable") }
+
+// Wherever a client leaves, or a gateway ends the stream, everything is given back and the request is counted.
+func TestGivesBackWhateverHappens(t *testing.T) {
+	stages := []struct {
+		name     string
+		play     func(*gatewaytest.Stream)
+		released int
+		code     int
+	}{
+		{"before the header", func(*gatewaytest.Stream) {}, 0, clientLeft},
+		{"in the body", func(s *gatewaytest.Stream) {
+			s.RequestHeaders("POST", "/", nil, false, nil)
+			s.RequestBody([]byte("abc"), 1, false)
+		}, 0, clientLeft},
+		{"after the pick", func(s *gatewaytest.Stream) {
+			s.RequestHeaders("POST", "/", nil, true, nil)
+			s.Picked()
+		}, 1, clientLeft},
+		{"in the response", func(s *gatewaytest.Stream) {
+			s.RequestHeaders("POST", "/", nil, true, nil)
+			s.Picked()
+			s.ResponseHeaders(200, nil, false, "")
+			s.Answered()
+			s.ResponseBody([]byte("abc"), 1, false)
+			s.Body(3)
+		}, 1, 200},
+		{"in a response that is read whole", func(s *gatewaytest.Stream) {
+			s.RequestHeaders("POST", "/", map[string]string{"whole": "1"}, true, nil)
+			s.Picked()
+			s.ResponseHeaders(200, nil, false, "")
+			s.ResponseBody([]byte("abc"), 1, false)
+		}, 1, 200},
+	}
+	for _, stage := range stages {
+		for _, leaves := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, client leaves %v", stage.name, leaves), func(t *testing.T) {
+				c := &chooser{}
+				c.modify = func(r *http.Response) error {
+					if c.asked(t).Header.Get("whole") == "" {
+						return nil
+					}
+					_, err := io.ReadAll(r.Body)
+					return err
+				}
+				s := open(t, c, gatewaytest.FullDuplex)
+				stage.play(s)
+				if leaves {
+					s.Cancel()
+				} else if err := s.End(); err != io.EOF {
+					t.Errorf("the stream ended with %v", err)
+				}
+				c.ended(t, stage.released, stage.code)
+			})
+		}
+	}
+	t.Run("while it is picked for", func(t *testing.T) {
+		picking := make(chan struct{})
+		c := &chooser{pick: func(ctx context.Context, _ *Request) error {
+			close(picking)
+			<-ctx.Done()
+			return ctx.Err()
+		}}
+		s := open(t, c, gatewaytest.FullDuplex)
+		s.RequestHeaders("GET", "/", nil, true, nil)
+		<-picking
+		s.Cancel()
+		c.ended(t, 0, clientLeft)
+	})
+}
+
+// A gateway may answer a request itself before the body has come. Nothing is picked, and its answer passes.
+func TestTheGatewayAnswersFirst(t *testing.T) {
+	c := &chooser{}
+	s := open(t, c, gatewaytest.FullDuplex)
+	s.RequestHeaders("POST", "/", nil, false, nil)
+	s.RequestBody([]byte("abc"), 1, false)
+	s.ResponseHeaders(408, nil, false, "")
+	if change := s.Answered(); len(change.Set)+len(change.Remove) != 0 {
+		t.Errorf("the header is changed by %v", change)
+	}
+	s.RequestBody([]byte("too late"), 100, true)
+	s.ResponseBody([]byte("timeout"), 100, true)
+	if got, ended := s.Body(-1); string(got) != "timeout" || !ended {
+		t.Errorf("%q came back, ended %v", got, ended)
+	}
+	if err := s.End(); err != io.EOF {
+		t.Error(err)
+	}
+	if len(c.requests) != 0 {
+		t.Error("an endpoint was picked all the same")
+	}
+	c.ended(t, 0, 408)
+}
+
+// In the other modes a gateway gets what it can take: endpoints always, another body where it gives the whole one.
+func TestOtherBodyModes(t *testing.T) {
+	const none, streamed, buffered, partial = processingv3.ProcessingMode_NONE, processingv3.ProcessingMode_STREAMED, processingv3.ProcessingMode_BUFFERED, processingv3.ProcessingMode_BUFFERED_PARTIAL
+	shorter := func(r *http.Response) error {
+		data, err := io.ReadAll(r.Body)
+		r.Body = io.NopCloser(bytes.NewReader(bytes.TrimSuffix(data, []byte("!"))))
+		r.Header.Set("Content-Length", fmt.Sprint(len(data)-1))
+		return err
+	}
+	for _, tc := range []struct {
+		mode    processingv3.ProcessingMode_BodySendMode
+		changed []byte
+		want    []byte
+	}{
+		{buffered, nil, nil}, {buffered, []byte("other"), []byte("other")}, {partial, []byte("other"), nil},
+	} {
+		t.Run(fmt.Sprintf("request %s, changed %v", tc.mode, tc.changed != nil), func(t *testing.T) {
+			c := &chooser{decision: Decision{Body: tc.changed}, modify: shorter}
+			s := open(t, c, modes(tc.mode, buffered))
+			s.RequestHeaders("POST", "/", map[string]string{"content-length": "3"}, false, nil)
+			if message := s.Receive(); message.GetRequestHeaders() == nil || message.GetDynamicMetadata() != nil {
+				t.Fatalf("got %v", message)
+			}
+			s.RequestBody([]byte("abc"), 100, true)
+			endpoints, change, body := s.PickedInOne()
+			if len(endpoints) != 2 || !bytes.Equal(body, tc.want) || (change.Set["content-length"] != "") != (tc.want != nil) {
+				t.Errorf("endpoints %v, body %q, header %v", endpoints, body, change)
+			}
+			if r := c.asked(t); string(r.Body) != "abc" || r.BodyFixed != (tc.mode == partial) || r.ResponseFixed {
+				t.Errorf("asked for %+v", r)
+			}
+			s.ResponseHeaders(200, map[string]string{"content-length": "5"}, false, "")
+			if change := s.Answered(); len(change.Set) != 0 {
+				t.Errorf("the header is changed by %v before the body is known", change)
+			}
+			s.ResponseBody([]byte("done!"), 100, true)
+			common := s.Receive().GetResponseBody().GetResponse()
+			if string(common.GetBodyMutation().GetBody()) != "done" || string(common.GetHeaderMutation().GetSetHeaders()[0].GetHeader().GetRawValue()) != "4" {
+				t.Errorf("got %v", common)
+			}
+			if err := s.End(); err != io.EOF {
+				t.Error(err)
+			}
+			c.ended(t, 1, 200)
+		})
+	}
+	for _, mode := range []processingv3.ProcessingMode_BodySendMode{none, streamed} {
+		t.Run("request and response "+mode.String(), func(t *testing.T) {
+			c := &chooser{decision: Decision{Body: []byte("never sent")}, modify: func(r *http.Response) error {
+				r.Header.Set("X-Semmoe-Pod", "a")
+				r.Body = io.NopCloser(strings.NewReader("never sent"))
+				return nil
+			}}
+			s := open(t, c, modes(mode, mode))
+			s.RequestHeaders("POST", "/", map[string]string{"content-length": "3"}, false, nil)
+			if _, change := s.Picked(); change.Set["content-length"] != "" {
+				t.Errorf("the header is changed by %v", change)
+			}
+			if r := c.asked(t); r.Body != nil || !r.BodyFixed || !r.ResponseFixed {
+				t.Errorf("asked for %+v", r)
+			}
+			unchanged := func(common *extprocv3.CommonResponse, present bool) {
+				t.Helper()
+				if !present || common.GetBodyMutation() != nil {
+					t.Errorf("a chunk is answered by %v, present %v", common, present)
+				}
+			}
+			if mode == streamed { // the response may begin before the request has ended
+				s.RequestBody([]byte("abc"), 1, false)
+				for range 3 {
+					body := s.Receive().GetRequestBody()
+					unchanged(body.GetResponse(), body != nil)
+				}
+			}
+			s.ResponseHeaders(200, nil, false, "")
+			if change := s.Answered(); change.Set["x-semmoe-pod"] != "a" {
+				t.Errorf("the header is changed by %v", change)
+			}
+			if mode == streamed {
+				s.RequestBody([]byte("d"), 1, true)
+				body := s.Receive().GetRequestBody()
+				unchanged(body.GetResponse(), body != nil)
+				s.ResponseBody([]byte("ef"), 1, true)
+				for range 2 {
+					body := s.Receive().GetResponseBody()
+					unchanged(body.GetResponse(), body != nil)
+				}
+				c.ended(t, 1, 200) // before the gateway ends the stream
+			}
+			if err := s.End(); err != io.EOF {
+				t.Error(err)
+			}
+			c.ended(t, 1, 200)
+		})
+	}
+	t.Run("a request may go on while its response comes", func(t *testing.T) {
+		s := open(t, &chooser{}, modes(streamed, processingv3.ProcessingMode_FULL_DUPLEX_STREAMED))
+		s.RequestHeaders("POST", "/", nil, false, nil)
+		s.Picked()
+		s.ResponseHeaders(200, nil, false, "")
+		s.Answered()
+		s.RequestBody([]byte("a"), 1, false)
+		if message := s.Receive(); message.GetRequestBody() == nil {
+			t.Errorf("got %v", message)
+		}
+		s.RequestTrailers()
+		if message := s.Receive(); message.GetRequestTrailers() == nil {
+			t.Errorf("got %v", message)
+		}
+		s.ResponseBody([]byte("b"), 1, true)
+		if got, ended := s.Body(-1); string(got) != "b" || !ended {
+			t.Errorf("%q came back, ended %v", got, ended)
+		}
+		if err := s.End(); err != io.EOF {
+			t.Error(err)
+		}
+	})
+}
+
+func TestRejectsWhatItCannotServe(t *testing.T) {
+	header := &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{RequestHeaders: &extprocv3.HttpHeaders{EndOfStream: true}}}
+	cases := map[string]struct {
+		config   *extprocv3.ProtocolConfiguration
+		messages []*extprocv3.ProcessingRequest
+		code     codes.Code
+		says     string
+	}{
+		"no request header": {gatewaytest.FullDuplex, []*extprocv3.ProcessingRequest{{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extprocv3.HttpHeaders{}}}}, codes.InvalidArgument, "request_header_mode must be SEND"},
+		"an unknown mode":   {modes(processingv3.ProcessingMode_GRPC, processingv3.ProcessingMode_NONE), []*extprocv3.ProcessingRequest{header}, codes.Unimplemented, "request_body_mode is GRPC"},
+		"no status": {gatewaytest.FullDuplex, []*extprocv3.ProcessingRequest{header,
+			{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extprocv3.HttpHeaders{}}}}, codes.InvalidArgument, `:status is ""`},
+		"a body after the end": {gatewaytest.FullDuplex, []*extprocv3.ProcessingRequest{header,
+			{Request: &extprocv3.ProcessingRequest_RequestBody{RequestBody: &extprocv3.HttpBody{}}}}, codes.InvalidArgument, "unexpected message"},
+		"an empty message": {gatewaytest.FullDuplex, []*extprocv3.ProcessingRequest{header, {}}, codes.InvalidArgument, "unexpected message"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			c := &chooser{}
+			s := open(t, c, tc.config)
+			for _, message := range tc.messages {
+				s.Send(message)
+			}
+			err := error(nil)
+			for err == nil {
+				_, err = s.Next()
+			}
+			if status.Code(err) != tc.code || !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("the stream ended with %v", err)
+			}
+			c.ended(t, len(tc.messages)-1, clientLeft)
+		})
+	}
+}
+
+func TestHealth(t *testing.T) {
+	server, gateways, probes := serve(t, &chooser{})
+	plain, err := grpc.NewClient("dns:///"+probes, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	connections := map[string]*grpc.ClientConn{"gateways": gatewaytest.Dial(t, gateways), "probes": plain}
+	check := func(when string, ready healthpb.HealthCheckResponse_ServingStatus) {
+		t.Helper()
+		for port, connection := range connections {
+			for service, want := range map[string]healthpb.HealthCheckResponse_ServingStatus{
+				"liveness": healthpb.HealthCheckResponse_SERVING, "readiness": ready, "envoy.service.ext_proc.v3.ExternalProcessor": ready,
+			} {
+				got, err := healthpb.NewHealthClient(connection).Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
+				if err != nil || got.GetStatus() != want {
+					t.Errorf("%s, port for %s: %s is %v, %v; want %v", when, port, service, got.GetStatus(), err, want)
+				}
+			}
+		}
+	}
+	check("at first", healthpb.HealthCheckResponse_NOT_SERVING)
+	server.SetReady(true)
+	check("ready", healthpb.HealthCheckResponse_SERVING)
+	server.SetReady(false)
+	check("draining", healthpb.HealthCheckResponse_NOT_SERVING)
+}
+
+// A stream that runs may finish after Shutdown; one that does not is broken off when the time is over.
+func TestShutdown(t *testing.T) {
+	for _, finishes := range []bool{true, false} {
+		t.Run(fmt.Sprint("finishes ", finishes), func(t *testing.T) {
+			c := &chooser{}
+			server, address, _ := serve(t, c)
+			s := gatewaytest.Open(t, gatewaytest.Dial(t, address), gatewaytest.FullDuplex)
+			s.RequestHeaders("GET", "/", nil, true, nil)
+			s.Picked()
+			drain, stop := context.WithCancel(t.Context())
+			defer stop()
+			ended := make(chan error, 1)
+			go func() { ended <- server.Shutdown(drain) }()
+			if !finishes {
+				stop()
+				if err := <-ended; !errors.Is(err, context.Canceled) {
+					t.Errorf("Shutdown ended with %v", err)
+				}
+				c.ended(t, 1, clientLeft)
+				return
+			}
+			s.ResponseHeaders(200, nil, true, "")
+			s.Answered()
+			if err := s.End(); err != io.EOF {
+				t.Error(err)
+			}
+			if err := <-ended; err != nil {
+				t.Errorf("Shutdown ended with %v", err)
+			}
+			c.ended(t, 1, 200)
+		})
+	}
+}

@@ -1,0 +1,72 @@
+package picker
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/grpc/status"
+)
+
+// refusals are the answers to requests that get no endpoint; kind is the type of an error in OpenAI's shape, and retryAfter
+// is in seconds.
+var refusals = []struct {
+	err        error
+	code       int
+	kind       string
+	retryAfter int
+}{
+	{ErrNoEndpoint, http.StatusServiceUnavailable, "service_unavailable", 5},
+	{ErrAllFull, http.StatusTooManyRequests, "rate_limit_exceeded", 1},
+	{ErrNoRoute, http.StatusNotFound, "not_found", 0},
+	{errBodyTooLarge, http.StatusRequestEntityTooLarge, "invalid_request_error", 0},
+}
+
+// errRefused tells that the exchange has ended with an answer of this server's.
+var errRefused = errors.New("refused")
+
+// refuse answers in place of an endpoint. Where the stream has ended there is nobody to answer.
+func (x *exchange) refuse(err error) error {
+	if x.stream.Context().Err() != nil {
+		return x.stream.Context().Err()
+	}
+	if _, ofStream := status.FromError(err); ofStream || errors.Is(err, io.ErrUnexpectedEOF) {
+		return err
+	}
+	code, kind, message, retryAfter := http.StatusBadGateway, "bad_gateway", "the request could not be passed on to a serving pod", 0
+	for _, refusal := range refusals {
+		if errors.Is(err, refusal.err) {
+			code, kind, message, retryAfter = refusal.code, refusal.kind, err.Error(), refusal.retryAfter
+		}
+	}
+	x.count(code)
+	if err := x.stream.Send(immediate(code, kind, message, retryAfter)); err != nil {
+		return err
+	}
+	return errRefused
+}
+
+// immediate is an answer in OpenAI's shape.
+func immediate(code int, kind, message string, retryAfter int) *extprocv3.ProcessingResponse {
+	body, err := json.Marshal(map[string]any{"error": map[string]any{"message": message, "type": kind, "code": code}})
+	if err != nil { // strings and a number: it cannot fail
+		body = nil
+	}
+	headers := []*corev3.HeaderValueOption{setHeader("content-type", "application/json")}
+	if retryAfter > 0 {
+		headers = append(headers, setHeader("retry-after", strconv.Itoa(retryAfter)))
+	}
+	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
+		ImmediateResponse: &extprocv3.ImmediateResponse{
+			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(code)},
+			Headers: &extprocv3.HeaderMutation{SetHeaders: headers},
+			Body:    body,
+			Details: "semmoe_" + kind,
+		},
+	}}
+}

@@ -1,0 +1,118 @@
+package picker
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+)
+
+// The services that a health check can ask for.
+const (
+	// LivenessService serves while the process does.
+	LivenessService = "liveness"
+	// ReadinessService, and the service of the protocol itself, serve while endpoints are known and new requests welcome.
+	ReadinessService = "readiness"
+)
+
+// messageSlack is what a message may have beside a body of the largest size: headers and metadata.
+const messageSlack = 1 << 20
+
+// Options are the settings of a server.
+type Options struct {
+	// TLS is nil for plain text.
+	TLS *tls.Config
+	// MaxBodyBytes bounds a request's body, which is kept in memory until an endpoint is picked.
+	MaxBodyBytes int64
+}
+
+// Server serves the protocol, and the health of it.
+type Server struct {
+	service, probes *grpc.Server
+	health          *health.Server
+}
+
+// NewServer makes a server for a Picker. It is not ready before SetReady.
+func NewServer(picker Picker, options Options) *Server {
+	s := &Server{service: grpc.NewServer(serverOptions(options)...), probes: grpc.NewServer(), health: health.NewServer()}
+	extprocv3.RegisterExternalProcessorServer(s.service, &processor{picker: picker, maxBody: options.MaxBodyBytes})
+	// A gateway's health check comes where its requests do, the kubelet's to a port without TLS.
+	healthpb.RegisterHealthServer(s.service, s.health)
+	healthpb.RegisterHealthServer(s.probes, s.health)
+	s.health.SetServingStatus(LivenessService, healthpb.HealthCheckResponse_SERVING)
+	s.SetReady(false)
+	return s
+}
+
+func serverOptions(options Options) []grpc.ServerOption {
+	all := []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(int(min(options.MaxBodyBytes, 1<<30)) + messageSlack),
+		// Gateways keep a connection for long and ask now and then whether it lives. The default refuses more than one such
+		// question in five minutes, and ends the connection with all its streams.
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	}
+	if options.TLS != nil {
+		all = append(all, grpc.Creds(credentials.NewTLS(options.TLS)))
+	}
+	return all
+}
+
+// SetReady says whether requests are welcome.
+func (s *Server) SetReady(ready bool) {
+	state := healthpb.HealthCheckResponse_NOT_SERVING
+	if ready {
+		state = healthpb.HealthCheckResponse_SERVING
+	}
+	s.health.SetServingStatus(ReadinessService, state)
+	s.health.SetServingStatus(extprocv3.ExternalProcessor_ServiceDesc.ServiceName, state)
+}
+
+// Serve serves gateways, and probes, which use no TLS, until Shutdown.
+func (s *Server) Serve(gateways, probes net.Listener) error {
+	var group errgroup.Group
+	group.Go(func() error { return s.service.Serve(gateways) })
+	group.Go(func() error { return s.probes.Serve(probes) })
+	return group.Wait()
+}
+
+// Shutdown takes no new requests, and lets those that run finish until the context ends; then it breaks them off, and says
+// so.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.SetReady(false)
+	defer s.probes.Stop()
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		s.service.GracefulStop()
+	}()
+	select {
+	case <-finished:
+		return nil
+	case <-ctx.Done():
+		s.service.Stop()
+		<-finished
+		return fmt.Errorf("requests were broken off: %w", ctx.Err())
+	}
+}
+
+// processor is the service of the protocol.
+type processor struct {
+	extprocv3.UnimplementedExternalProcessorServer
+	picker  Picker
+	maxBody int64
+}
+
+// Process serves one request of a gateway.
+func (p *processor) Process(incoming extprocv3.ExternalProcessor_ProcessServer) error {
+	x := &exchange{stream: &stream{ExternalProcessor_ProcessServer: incoming}, picker: p.picker, maxBody: p.maxBody}
+	return x.run()
+}

@@ -1,0 +1,170 @@
+package picker
+
+import (
+	"errors"
+	"io"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+)
+
+// chunkBytes bounds a chunk of a body: some gateways take no message above 64 KiB.
+const chunkBytes = 62_000
+
+// stream is the stream of one request, with one message of look-ahead.
+type stream struct {
+	extprocv3.ExternalProcessor_ProcessServer
+	ahead *extprocv3.ProcessingRequest
+}
+
+// next takes the next message; io.EOF where the gateway has ended the stream.
+func (s *stream) next() (*extprocv3.ProcessingRequest, error) {
+	if message := s.ahead; message != nil {
+		s.ahead = nil
+		return message, nil
+	}
+	return s.Recv()
+}
+
+// within takes the next message where the gateway owes one: the end of the stream comes too early.
+func (s *stream) within() (*extprocv3.ProcessingRequest, error) {
+	message, err := s.next()
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return message, err
+}
+
+// unread gives a message back, for the next call of next.
+func (s *stream) unread(message *extprocv3.ProcessingRequest) { s.ahead = message }
+
+// direction is what differs between a request and its response.
+type direction struct {
+	body     func(*extprocv3.ProcessingRequest) *extprocv3.HttpBody
+	trailers func(*extprocv3.ProcessingRequest) *extprocv3.HttpTrailers
+	// answer wraps the answer to a chunk of the body.
+	answer func(*extprocv3.CommonResponse) *extprocv3.ProcessingResponse
+}
+
+var (
+	ofRequest = direction{
+		body:     (*extprocv3.ProcessingRequest).GetRequestBody,
+		trailers: (*extprocv3.ProcessingRequest).GetRequestTrailers,
+		answer: func(common *extprocv3.CommonResponse) *extprocv3.ProcessingResponse {
+			return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{RequestBody: &extprocv3.BodyResponse{Response: common}}}
+		},
+	}
+	ofResponse = direction{
+		body:     (*extprocv3.ProcessingRequest).GetResponseBody,
+		trailers: (*extprocv3.ProcessingRequest).GetResponseTrailers,
+		answer: func(common *extprocv3.CommonResponse) *extprocv3.ProcessingResponse {
+			return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseBody{ResponseBody: &extprocv3.BodyResponse{Response: common}}}
+		},
+	}
+)
+
+// errOvertaken tells that a body will not be completed: the gateway is already past it, with an answer of its own.
+var errOvertaken = errors.New("the gateway has gone on before the end of the body")
+
+// bodyReader reads a body as it arrives. Trailers end it, and stay to be read from the stream.
+type bodyReader struct {
+	stream *stream
+	of     direction
+	// beforeWait is called before the next message is waited for; nil for nothing.
+	beforeWait func() error
+	// aside answers a message of the other direction that comes in between; nil where none can.
+	aside func(*extprocv3.ProcessingRequest) (answered bool, err error)
+
+	rest []byte
+	// trailers tells that the body was ended by trailers; err is what ended it, io.EOF for its end.
+	trailers bool
+	err      error
+}
+
+func (b *bodyReader) Read(p []byte) (int, error) {
+	for len(b.rest) == 0 {
+		if b.err != nil {
+			return 0, b.err
+		}
+		b.rest, b.err = b.receive()
+	}
+	n := copy(p, b.rest)
+	b.rest = b.rest[n:]
+	return n, nil
+}
+
+// receive returns the next chunk; the error is for after it.
+func (b *bodyReader) receive() ([]byte, error) {
+	if b.beforeWait != nil {
+		if err := b.beforeWait(); err != nil {
+			return nil, err
+		}
+	}
+	message, err := b.stream.within()
+	if err != nil {
+		return nil, err
+	}
+	if b.aside != nil {
+		if answered, err := b.aside(message); answered {
+			return nil, err
+		}
+	}
+	if chunk := b.of.body(message); chunk != nil {
+		if chunk.GetEndOfStream() {
+			err = io.EOF
+		}
+		return chunk.GetBody(), err
+	}
+	b.stream.unread(message)
+	if b.of.trailers(message) == nil {
+		return nil, errOvertaken
+	}
+	b.trailers = true
+	return nil, io.EOF
+}
+
+// bodyWriter returns a body to the gateway in chunks that it takes.
+type bodyWriter struct {
+	stream  *stream
+	of      direction
+	pending []byte
+}
+
+func (w *bodyWriter) Write(data []byte) (int, error) {
+	for rest := data; len(rest) > 0; {
+		// A chunk is the message's own from then on, so that each gets new memory.
+		n := min(len(rest), chunkBytes-len(w.pending))
+		w.pending, rest = append(w.pending, rest[:n]...), rest[n:]
+		if len(w.pending) == chunkBytes {
+			if err := w.flush(); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return len(data), nil
+}
+
+// flush sends what is pending, if anything.
+func (w *bodyWriter) flush() error {
+	if len(w.pending) == 0 {
+		return nil
+	}
+	return w.send(false)
+}
+
+// end sends what is pending. The chunk says that it is the last, unless trailers follow, which say it then.
+func (w *bodyWriter) end(trailers bool) error {
+	if trailers {
+		return w.flush()
+	}
+	return w.send(true)
+}
+
+func (w *bodyWriter) send(last bool) error {
+	chunk := w.pending
+	w.pending = nil
+	return w.stream.Send(w.of.answer(&extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{
+		Mutation: &extprocv3.BodyMutation_StreamedResponse{
+			StreamedResponse: &extprocv3.StreamedBodyResponse{Body: chunk, EndOfStream: last},
+		},
+	}}))
+}

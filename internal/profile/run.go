@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/counts"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -98,11 +99,19 @@ type Profile struct {
 	Trace   *trace.Trace
 	Summary Summary
 	// counts are over all tokens.
-	counts *counts
+	counts *counts.Counts
 }
 
 // CreateCounts writes the counts over all tokens to a file, which appears complete or not at all.
-func (p *Profile) CreateCounts(path string) error { return p.counts.create(path) }
+func (p *Profile) CreateCounts(path string) error { return p.counts.Create(path) }
+
+// countedModel is what counts must know of the model.
+func countedModel(report checkpoint.Report) counts.Model {
+	return counts.Model{
+		Digest: report.ModelDigest, MoELayers: report.MoELayers,
+		Experts: report.Experts, ExpertsPerToken: report.ExpertsPerToken, Vocabulary: report.Vocab,
+	}
+}
 
 // Run sends the requests and returns what was recorded of those that were answered. An *EngineError says that another
 // attempt would end in the same way.
@@ -124,11 +133,11 @@ func Run(ctx context.Context, o Options) (*Profile, error) {
 	}
 	begin := time.Now()
 	o.tell(Progress{Phase: Recording})
-	counted, traced := newCounts(o.Report), newReservoir(o.TraceTokens, o.Seed)
+	counted, traced := counts.New(countedModel(o.Report)), newReservoir(o.TraceTokens, o.Seed)
 	refused, err := sendAll(ctx, c, o, func(result *recorded) (tokens int) {
-		counted.add(result.tokens, result.experts)
+		counted.Add(result.tokens, result.experts)
 		traced.add(result)
-		return int(counted.tokens)
+		return int(counted.Tokens())
 	})
 	if err != nil {
 		return nil, err
@@ -138,9 +147,9 @@ func Run(ctx context.Context, o Options) (*Profile, error) {
 		return nil, &EngineError{fmt.Sprintf("the engine's answers make no sense: %v", err)}
 	}
 	return &Profile{t, Summary{
-		Requests: t.Requests(), Refused: refused, Tokens: int(counted.tokens), TracedTokens: len(t.Tokens),
-		DistinctTokens: counted.distinct(), CoverageMilli: 1000 * counted.distinct() / o.Report.Vocab,
-		SkewMilli: int(1000 * counted.skew()), Seconds: time.Since(begin).Seconds(),
+		Requests: t.Requests(), Refused: refused, Tokens: int(counted.Tokens()), TracedTokens: len(t.Tokens),
+		DistinctTokens: counted.Distinct(), CoverageMilli: 1000 * counted.Distinct() / o.Report.Vocab,
+		SkewMilli: int(1000 * counted.Skew()), Seconds: time.Since(begin).Seconds(),
 	}, counted}, nil
 }
 

@@ -1,0 +1,68 @@
+package counts
+
+import (
+	"cmp"
+	"slices"
+)
+
+// bound drops the rarest tokens where the different pairs are more than the limit, until half of that is left.
+func (c *Counts) bound() {
+	if c.limit == 0 || c.size() <= c.limit {
+		return
+	}
+	for layer := range c.layers {
+		c.layers[layer].merge()
+	}
+	size := c.size()
+	if size <= c.limit {
+		return
+	}
+	pairs := make([]int32, len(c.occurrences)) // of each token id, over all layers
+	var tokens []int32
+	for layer := range c.layers {
+		for _, p := range c.layers[layer].pairs {
+			if pairs[p.token()]++; pairs[p.token()] == 1 {
+				tokens = append(tokens, p.token())
+			}
+		}
+	}
+	// Of equally rare tokens it is a hash that decides: those with small ids are no worse than others.
+	slices.SortFunc(tokens, func(a, b int32) int {
+		return cmp.Or(cmp.Compare(c.occurrences[a], c.occurrences[b]), cmp.Compare(mix(uint64(a)), mix(uint64(b))))
+	})
+	var most uint32
+	for _, token := range tokens {
+		if size <= c.limit/2 {
+			break
+		}
+		size -= int(pairs[token])
+		most = c.occurrences[token]
+		c.dropped += int64(most)
+		c.tokens -= int64(most)
+		c.occurrences[token] = 0
+	}
+	c.undercount += int64(most)
+	for layer := range c.layers {
+		c.layers[layer].keep(func(token int32) bool { return c.occurrences[token] > 0 })
+	}
+}
+
+// size is the number of pairs that are held, those that are still to be merged one by one.
+func (c *Counts) size() int {
+	n := 0
+	for layer := range c.layers {
+		n += len(c.layers[layer].pairs) + len(c.layers[layer].pending)
+	}
+	return n
+}
+
+// keep drops the pairs of other tokens, and their memory.
+func (c *pairCounts) keep(wanted func(token int32) bool) {
+	var left run
+	for i, p := range c.pairs {
+		if wanted(p.token()) {
+			left.pairs, left.counts = append(left.pairs, p), append(left.counts, c.counts[i])
+		}
+	}
+	c.run = left
+}

@@ -19,7 +19,7 @@ import (
 
 func newRouterCommand() *cobra.Command {
 	var options router.Options
-	var engineType string
+	var engineType, liveSamples string
 	command := &cobra.Command{
 		Use:   "router",
 		Short: "Send requests to the ranks of the engine pods of one MoEDeployment",
@@ -40,6 +40,9 @@ func newRouterCommand() *cobra.Command {
 			}
 			if options.SamplePercent > 0 && !adapter.TellsExperts() {
 				return fmt.Errorf("--sample-percent is %d: engine %s does not tell the experts of a request; want 0", options.SamplePercent, engineType)
+			}
+			if options.LiveSamples, err = router.ParseLiveSamples(liveSamples); err != nil {
+				return fmt.Errorf("--live-samples: %w", err)
 			}
 			options.FetchPlan = planFetcher(options.Namespace)
 			options.RankHeader, options.RoutedExperts = adapter.RankHeader, adapter.RoutedExperts
@@ -63,6 +66,7 @@ func newRouterCommand() *cobra.Command {
 	flags.StringVar(&options.SnapshotDir, "snapshot-dir", "/var/lib/semmoe", "directory in which the last known endpoints and the plans are kept, so that the router can start without the API server")
 	flags.StringVar(&engineType, "engine", "SGLang", "type of the engines: "+registry.Types())
 	flags.IntVar(&options.SamplePercent, "sample-percent", 0, "share of requests of which the engine is asked for the experts that their tokens activated")
+	flags.StringVar(&liveSamples, "live-samples", string(router.LiveCounts), "what is kept of the tokens of sampled requests: counts of token ids, experts and hashed bigrams; sequences, which also keeps prompts and answers as token ids; or none")
 	flags.Int64Var(&options.MaxBodyBytes, "max-body-bytes", 32<<20, "largest request body that is accepted")
 	flags.DurationVar(&options.EndpointWait, "endpoint-wait", 10*time.Second, "how long a request waits for a ready pod before it is answered with 503")
 	flags.DurationVar(&options.DrainTimeout, "drain-timeout", 5*time.Minute, "how long running requests may take after SIGTERM")

@@ -101,7 +101,7 @@ func (p *Pool) sampledPod(plan string) string {
 
 // timed has a response's time counted once it has been read to its end; one whose client leaves before does not count.
 func (o *Observations) timed(response *http.Response, sent time.Time, asked bool, tokens int64) {
-	response.Body = &timedBody{ReadCloser: response.Body, end: func() {
+	response.Body = &endedBody{ReadCloser: response.Body, end: func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		now := o.now()
@@ -109,13 +109,13 @@ func (o *Observations) timed(response *http.Response, sent time.Time, asked bool
 	}}
 }
 
-// timedBody calls end when it has been read to its end.
-type timedBody struct {
+// endedBody calls end when it has been read to its end.
+type endedBody struct {
 	io.ReadCloser
 	end func()
 }
 
-func (b *timedBody) Read(p []byte) (int, error) {
+func (b *endedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err == io.EOF && b.end != nil {
 		b.end()

@@ -35,6 +35,8 @@ type Backend struct {
 	Revision string `json:"revision"`
 	// PlanDigest is the full digest of the plan that the pod serves under; empty where it has none.
 	PlanDigest string `json:"planDigest,omitempty"`
+	// ModelDigest identifies the checkpoint that the pod serves; empty where it is not known.
+	ModelDigest string `json:"modelDigest,omitempty"`
 	// Permuted tells that the pod serves a checkpoint whose experts are in the order of the plan's slots, and reports them
 	// by their numbers there.
 	Permuted bool `json:"permuted,omitempty"`
@@ -107,6 +109,7 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 		Revision:      pod.Labels[semmoev1.LabelRevision],
 		PlanDigest:    pod.Annotations[semmoev1.AnnotationPlanDigest],
 		Permuted:      semmoev1.Realization(pod.Annotations[semmoev1.AnnotationRealization]) == semmoev1.RealizationReshuffledWeights,
+		ModelDigest:   pod.Annotations[semmoev1.AnnotationModelDigest],
 	}, true
 }
 

@@ -31,6 +31,9 @@ type Observations struct {
 	// window holds the last requests, sampled or not.
 	window window
 
+	// live keeps the tokens of sampled requests.
+	live *live
+
 	activations *prometheus.CounterVec
 	failures    prometheus.Counter
 }
@@ -40,6 +43,7 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions) *Obse
 	o := &Observations{
 		population: lar.Population{Requests: lar.RequestsAll, Replicas: lar.ReplicasAll, SamplePercent: options.SamplePercent},
 		now:        time.Now, started: time.Now(),
+		live: newLive(registry, options.LiveSamples),
 		activations: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semmoe_activations_total", Help: "Activations of routed experts in sampled requests, by the rank that served and whether the expert lies on it.",
 		}, []string{"rank", "locality"}),

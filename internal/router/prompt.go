@@ -23,6 +23,8 @@ type prompt struct {
 	ids   []int32
 	// more is the number of tokens beyond the bound: counted for ids, estimated for texts.
 	more int
+	// nested tells that ids were read from a list of lists: there may be several prompts.
+	nested bool
 }
 
 func (p *prompt) empty() bool { return len(p.texts) == 0 && len(p.ids) == 0 }
@@ -111,6 +113,7 @@ func promptOfIDs(value []byte) prompt {
 				p.more++
 			}
 		case strings.IndexByte("[], \t\r\n", c) >= 0:
+			p.nested = p.nested || c == '[' && i > 0
 			i++
 		default:
 			return prompt{}

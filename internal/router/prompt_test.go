@@ -22,7 +22,7 @@ func TestPrompt(t *testing.T) {
 		"string":                 {completions, `{"prompt":"a \u00e9"}`, texts("a é")},
 		"strings":                {completions, `{"prompt":[ "a","b"]}`, texts("a", "b")},
 		"ids":                    {completions, `{"prompt":[1, 22,333]}`, ids(1, 22, 333)},
-		"lists of ids":           {completions, `{"prompt":[[1,2],[3]]}`, ids(1, 2, 3)},
+		"lists of ids":           {completions, `{"prompt":[[1,2],[3]]}`, prompt{ids: []int32{1, 2, 3}, nested: true}},
 		"empty string":           {completions, `{"prompt":""}`, prompt{}},
 		"empty list":             {completions, `{"prompt":[]}`, prompt{}},
 		"no prompt":              {completions, `{"messages":[{"content":"a"}],"text":"b"}`, prompt{}},

@@ -41,6 +41,8 @@ type ProxyOptions struct {
 	// asked.
 	RoutedExperts engine.RoutedExperts
 	SamplePercent int
+	// LiveSamples is what is kept of the tokens of those requests; empty is LiveNone.
+	LiveSamples LiveSamples
 	// EndpointWait is how long a request may wait for a pod where none is ready.
 	EndpointWait time.Duration
 }
@@ -200,7 +202,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 func (s *sender) rewrite(response *http.Response, r *request, lease *Lease, look look) error {
 	switch {
 	case look.strips && response.StatusCode == http.StatusOK:
-		return (&meter{engine: s.options.RoutedExperts, observations: s.observations, lease: lease, sampled: look.sampled}).wrap(response)
+		return (&meter{engine: s.options.RoutedExperts, observations: s.observations, lease: lease, request: r, sampled: look.sampled}).wrap(response)
 	case r.asksExperts && lease.Backend.Permuted:
 		return (&translator{engine: s.options.RoutedExperts, lease: lease}).wrap(response)
 	}

@@ -94,8 +94,14 @@ type meter struct {
 	engine       engine.RoutedExperts
 	observations *Observations
 	lease        *Lease
+	// request is what was sent; live samples need its prompt.
+	request *request
 	// sampled tells that they are counted; those of other responses are only taken out.
 	sampled bool
+
+	// tokens is what the response tells of its tokens, experts the decoded experts.
+	tokens  toldTokens
+	experts []int32
 }
 
 // wrap makes the response the client's: without the routed experts, and without an event that carries nothing else.
@@ -117,7 +123,14 @@ func (m *meter) wrap(response *http.Response) error {
 		}
 		return rest, nil
 	}
-	return rewrite(response, edit, func() { m.count(found) })
+	if err := rewrite(response, edit, func() { m.count(found) }); err != nil {
+		return err
+	}
+	if m.sampled {
+		// The client has its answer by then: counting tokens takes longer than counting activations.
+		response.Body = &endedBody{ReadCloser: response.Body, end: m.countTokens}
+	}
+	return nil
 }
 
 // take cuts the routed experts out of JSON, wherever the engine puts them. Of several answers to a request, which all
@@ -132,6 +145,9 @@ func (m *meter) take(data []byte) (found string, rest []byte) {
 				found = text
 			}
 		}
+	}
+	if m.sampled {
+		m.tokens.read(data)
 	}
 	return found, data
 }
@@ -162,6 +178,7 @@ func (m *meter) observe(text string) (lar.Observation, error) {
 	if err != nil {
 		return lar.Observation{}, err
 	}
+	m.experts = experts
 	local, err := m.lease.locality()
 	if err != nil {
 		return lar.Observation{}, err

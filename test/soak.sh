@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # soak.sh : long runs that find what a quick test does not. SOAK_MINUTES (default 10) is the time of each fuzz target, the trace reader and
-# the plan codec among them; then placements against enumeration, kills, faults around the request router, and the end-to-end suite, with every crash point, as often as
-# SOAK_ROUNDS says (default 1).
+# the plan codec among them; then placements against enumeration, kills, faults around the request router, the sampled local
+# activation rate against the engine's, and the end-to-end suite, with every crash point, as often as SOAK_ROUNDS says (default 1).
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 minutes=${SOAK_MINUTES:-10}
@@ -20,6 +20,8 @@ echo "=== 200 kills during reshuffling"
 go test -count=1 -timeout 30m ./internal/reshuffle -run RandomKills -args -kills 200
 echo "=== 100 kills of processes that share a directory of reshuffled checkpoints"
 go test -count=1 -timeout 30m ./internal/reshuffle -run SharedDirectory -args -kills 100
+echo "=== the sampled local activation rate of 2,800 requests against the engine's"
+go test -count=1 -timeout 30m ./internal/router -run SampledRate -v -args -sampled-requests 2800
 echo "=== 10,000 random placements under every kind of constraint"
 go test -count=1 -timeout 2h ./solver/placement -run 'ConstraintsHold|UnderConstraints|GroupsStayWhole|CopiesAreValid' \
   -args -constraint-instances 10000 -group-instances 10000 -copy-instances 10000

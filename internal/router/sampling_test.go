@@ -1,0 +1,202 @@
+package router
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+var sampledRequests = flag.Int("sampled-requests", 140, "requests of the run that the sampled rate is tested with")
+
+// Of one run through the router, of which the engine itself has counted everything: the rate of the requests that were sampled
+// is within three standard errors of the engine's, and so it is for other ids of the same requests. The 95% interval covers
+// the engine's rate in at least 93% of such resamples. Where half of the run are 700 requests or more, every such half has a
+// rate within .01 of it.
+func TestSampledRateOfARun(t *testing.T) {
+	p, _ := plans(t)
+	address := startReferenceEngine(t, string(p.artifact.Files["engine/sglang.json"]))
+	adapter := adapterOf(t, "SGLang")
+	recorded, err := trace.Open(context.Background(), tinyTrace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serve := func(percent int) (string, *Observations) {
+		pool := NewPool()
+		pool.Set([]Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", PlanDigest: p.artifact.Digest, Shape: &tinyShape}})
+		pool.AddLayout(p.layout)
+		return proxyServer(t, pool, ProxyOptions{
+			RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
+		})
+	}
+	everything, all := serve(100)
+	const percent = 25
+	part, sample := serve(percent)
+
+	// The same requests go through a router that observes all of them and one that samples. Their ids are the same, so that
+	// the second one's sample is a part of what the first one observes.
+	random := rand.New(rand.NewPCG(1, 1))
+	var counts []lar.Activations
+	before := engineActivations(t, address)
+	var exact, exactOfPart lar.Activations
+	for i := range *sampledRequests {
+		body := excerpt(t, recorded, random)
+		id := fmt.Sprintf("run-%d", i)
+		send(t, everything, id, body)
+		last := all.recent()
+		counts = append(counts, last[len(last)-1].Activations)
+		middle := engineActivations(t, address)
+		send(t, part, id, body)
+		after := engineActivations(t, address)
+		exact.Local, exact.Total = exact.Local+middle.Local-before.Local, exact.Total+middle.Total-before.Total
+		exactOfPart.Local, exactOfPart.Total = exactOfPart.Local+after.Local-middle.Local, exactOfPart.Total+after.Total-middle.Total
+		before = after
+	}
+	var sum lar.Ratio
+	for _, c := range counts {
+		sum.Add(c)
+	}
+	if sum.Activations != exact {
+		t.Fatalf("the router has observed %+v, the engine has computed %+v", sum.Activations, exact)
+	}
+	got := sample.report().Last.All().Overall
+	truth := float64(exactOfPart.Local) / float64(exactOfPart.Total)
+	t.Logf("LAR %.4f; %d of %d requests sampled: %.4f, standard error %.4f", truth, got.Requests, len(counts), got.Value(), got.StandardError())
+	if distance := math.Abs(got.Value() - truth); distance > 3*got.StandardError() || got.Requests < int64(len(counts))/6 {
+		t.Errorf("%d sampled requests have the rate %.4f, all have %.4f: %.1f standard errors of %.4f", got.Requests, got.Value(), truth, distance/got.StandardError(), got.StandardError())
+	}
+	resample(t, counts, percent)
+	if len(counts) >= 1400 {
+		if farthest := resample(t, counts, 50); farthest > 0.01 {
+			t.Errorf("half of the requests have a rate that is off by %.4f", farthest)
+		}
+	}
+}
+
+// The same for the recorded routing of a model, dispatched by price.
+func TestSampledRateOfATrace(t *testing.T) {
+	p, _ := plans(t)
+	recorded, err := trace.Open(context.Background(), tinyTrace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resample(t, dispatched(t, p, recorded), 20)
+}
+
+// pieceTokens is the length of the requests that a trace is cut into: it has too few to draw from.
+const pieceTokens = 64
+
+// dispatched sends pieces of a trace to the ranks of a pool, and counts what each activates there.
+func dispatched(t *testing.T, p planned, recorded *trace.Trace) []lar.Activations {
+	t.Helper()
+	pool := NewPool()
+	pool.Set([]Backend{{Pod: "p", Address: "x:1", Ranks: 4, Revision: "r", PlanDigest: p.artifact.Digest, Shape: &tinyShape}})
+	pool.AddLayout(p.layout)
+	var counts []lar.Activations
+	pieces := len(recorded.Tokens) / pieceTokens
+	for _, i := range rand.New(rand.NewPCG(2, 2)).Perm(pieces) {
+		tokens := recorded.Tokens[i*pieceTokens : (i+1)*pieceTokens]
+		ids, err := json.Marshal(tokens)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lease, ok := pool.acquire(newRequest("/generate", fmt.Sprint(i), fmt.Appendf(nil, `{"input_ids":%s,"sampling_params":{"max_new_tokens":1}}`, ids)), nil)
+		if !ok || !lease.scored {
+			t.Fatalf("request %d is not scored", i)
+		}
+		at, err := lease.locality()
+		if err != nil {
+			t.Fatal(err)
+		}
+		width := len(recorded.Experts) / len(recorded.Tokens)
+		var experts []int32
+		for _, expert := range recorded.Experts[i*pieceTokens*width : (i+1)*pieceTokens*width] {
+			experts = append(experts, int32(expert))
+		}
+		count, err := lar.CountActivations(experts, tinyShape, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		counts = append(counts, count.Activations)
+		lease.Release()
+	}
+	return counts
+}
+
+// resample draws other ids for the requests of a run, and compares the rates of what is then sampled with that of all. It
+// returns how far off the farthest was.
+func resample(t *testing.T, counts []lar.Activations, percent int) (farthest float64) {
+	t.Helper()
+	var all lar.Ratio
+	for _, c := range counts {
+		all.Add(c)
+	}
+	const runs = 1000
+	random := rand.New(rand.NewPCG(3, 3))
+	covered, within3 := 0, 0
+	for range runs {
+		var r lar.Ratio
+		for _, c := range counts {
+			if sampled(fmt.Sprintf("%016x", random.Uint64()), percent) {
+				r.Add(c)
+			}
+		}
+		distance := math.Abs(r.Value() - all.Value())
+		if distance <= 1.96*r.StandardError() {
+			covered++
+		}
+		if distance <= 3*r.StandardError() {
+			within3++
+		}
+		farthest = max(farthest, distance)
+	}
+	t.Logf("LAR %.4f of %d requests; %d%% sampled: the 95%% interval covers it in %d of %d resamples, three standard errors in %d; farthest %.4f",
+		all.Value(), len(counts), percent, covered, runs, within3, farthest)
+	if covered < runs*93/100 {
+		t.Errorf("the 95%% interval covers the rate in %d of %d resamples", covered, runs)
+	}
+	if within3 < runs*99/100 {
+		t.Errorf("three standard errors cover the rate in %d of %d resamples", within3, runs)
+	}
+	return farthest
+}
+
+// excerpt is a request with some consecutive tokens of the trace.
+func excerpt(t *testing.T, recorded *trace.Trace, random *rand.Rand) string {
+	t.Helper()
+	tokens := recorded.Request(random.IntN(recorded.Requests()))
+	length := min(len(tokens), 8+random.IntN(40))
+	begin := random.IntN(len(tokens) - length + 1)
+	ids, err := json.Marshal(tokens[begin : begin+length])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf(`{"input_ids":%s,"sampling_params":{"temperature":0,"max_new_tokens":1}}`, ids)
+}
+
+// send posts a request with an id.
+func send(t *testing.T, url, id, body string) {
+	t.Helper()
+	request, err := http.NewRequest(http.MethodPost, url+"/generate", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set(HeaderRequestID, id)
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		t.Fatal(response.Status)
+	}
+}

@@ -45,7 +45,7 @@ func newRouterCommand() *cobra.Command {
 				return fmt.Errorf("--live-samples: %w", err)
 			}
 			options.FetchPlan = planFetcher(options.Namespace)
-			options.RankHeader, options.RoutedExperts = adapter.RankHeader, adapter.RoutedExperts
+			options.RankHeader, options.RoutingKeyHeader, options.RoutedExperts = adapter.RankHeader, adapter.RoutingKeyHeader, adapter.RoutedExperts
 			rest, err := config.GetConfig()
 			if err != nil {
 				return err
@@ -69,7 +69,9 @@ func newRouterCommand() *cobra.Command {
 	flags.StringVar(&liveSamples, "live-samples", string(router.LiveCounts), "what is kept of the tokens of sampled requests: counts of token ids, experts and hashed bigrams; sequences, which also keeps prompts and answers as token ids; or none")
 	flags.Int64Var(&options.MaxBodyBytes, "max-body-bytes", 32<<20, "largest request body that is accepted")
 	flags.DurationVar(&options.EndpointWait, "endpoint-wait", 10*time.Second, "how long a request waits for a ready pod before it is answered with 503")
-	flags.DurationVar(&options.DrainTimeout, "drain-timeout", 5*time.Minute, "how long running requests may take after SIGTERM")
+	flags.DurationVar(&options.ClientTimeout, "client-timeout", time.Minute, "how long a client may take to send a body, and how long it may take nothing of an answer; 0 for ever")
+	flags.DurationVar(&options.ShutdownDelay, "shutdown-delay", 0, "how long the router takes new connections after SIGTERM although it is no longer ready; for where nothing else, such as a preStop hook, lets load balancers see first that it goes")
+	flags.DurationVar(&options.DrainTimeout, "drain-timeout", 5*time.Minute, "how long running requests may take after that")
 	return command
 }
 

@@ -14,6 +14,9 @@ type Adapter struct {
 	Command []string
 	// RankHeader pins a request to a data-parallel rank; empty where the engine picks the rank itself, always.
 	RankHeader string
+	// RoutingKeyHeader tells the engine which of the requests that wait on a rank belong in one batch; empty where it takes
+	// no such hint.
+	RoutingKeyHeader string
 	// HealthPath answers 200 once the engine serves.
 	HealthPath string
 	// LoadPath tells how loaded the engine is; empty where only metrics do.

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -34,6 +35,8 @@ const (
 type ProxyOptions struct {
 	// RankHeader pins a request to a rank of the engine; empty where that takes none: then a pod is chosen by load alone.
 	RankHeader string
+	// RoutingKeyHeader tells the engine which waiting requests to batch; empty where it takes no such hint.
+	RoutingKeyHeader string
 	// MaxBodyBytes bounds a request's body, which is kept in memory until a response begins, for the case that it has to
 	// be sent again.
 	MaxBodyBytes int64
@@ -45,6 +48,9 @@ type ProxyOptions struct {
 	LiveSamples LiveSamples
 	// EndpointWait is how long a request may wait for a pod where none is ready.
 	EndpointWait time.Duration
+	// ClientTimeout is how long a client may take to send a body, and how long it may take nothing of an answer that waits
+	// for it; 0 for ever.
+	ClientTimeout time.Duration
 }
 
 // routes are the routes that are proxied, by method.
@@ -68,8 +74,9 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 		transport: &http.Transport{
 			DialContext:         (&net.Dialer{Timeout: 2 * time.Second, KeepAlive: 15 * time.Second}).DialContext,
 			MaxIdleConnsPerHost: 256,
-			IdleConnTimeout:     30 * time.Second,
-			DisableCompression:  true,
+			// The engines' servers close a connection that was idle for 5 s: a request that is sent at that moment is lost.
+			IdleConnTimeout:    4 * time.Second,
+			DisableCompression: true,
 		},
 	}
 	proxy := &httputil.ReverseProxy{
@@ -77,24 +84,27 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 			r.Out.URL.Scheme = "http"
 			r.Out.URL.Host = "engine" // replaced for each attempt
 			r.Out.Header.Del(options.RankHeader)
+			r.Out.Header.Del("Expect") // the body is here already: the client has been told to go on
 			r.SetXForwarded()
 		},
-		Transport:     sender,
-		FlushInterval: -1, // each event of a stream at once
+		// Streams, and all answers of unknown length, are flushed event by event whatever FlushInterval says.
+		Transport:  sender,
+		BufferPool: &copyBuffers{},
 		// A stream that breaks is the client's to see; here it is worth a line for who looks closely.
 		ErrorLog:     slog.NewLogLogger(logr.ToSlogHandler(log), slog.LevelDebug),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) { writeFailure(w, r, err, log) },
 	}
+	handler := withBody(proxy, options, log)
 	mux := http.NewServeMux()
 	for method, paths := range routes {
 		for _, path := range paths {
-			mux.Handle(method+" "+path, proxy)
+			mux.Handle(method+" "+path, handler)
 		}
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusNotFound, "not_found", fmt.Sprintf("%s %s is not a route of this service", r.Method, r.URL.Path))
 	})
-	return sender.metrics.count(identified(mux)), sender.observations
+	return sender.metrics.count(identified(mux), options.ClientTimeout), sender.observations
 }
 
 // identified gives each request an id, for the logs of the engine and the choice of the sample.
@@ -110,33 +120,25 @@ func identified(next http.Handler) http.Handler {
 	})
 }
 
-// count counts responses by status code.
-func (m *metrics) count(next http.Handler) http.Handler {
+// count counts responses by status code. A client may take nothing of a response for so long.
+func (m *metrics) count(next http.Handler, timeout time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		recorder := &statusRecorder{ResponseWriter: w, code: http.StatusOK}
-		defer func() { m.requests.WithLabelValues(strconv.Itoa(recorder.code)).Inc() }()
-		next.ServeHTTP(recorder, r)
+		client := &clientWriter{ResponseWriter: w, code: http.StatusOK, timeout: timeout}
+		client.extend() // the connection may have the end of an earlier request's time
+		defer func() { m.requests.WithLabelValues(strconv.Itoa(client.code)).Inc() }()
+		next.ServeHTTP(client, r)
 	})
 }
-
-type statusRecorder struct {
-	http.ResponseWriter
-	code int
-}
-
-func (r *statusRecorder) WriteHeader(code int) {
-	r.code = code
-	r.ResponseWriter.WriteHeader(code)
-}
-
-// Unwrap lets http.ResponseController reach Flush.
-func (r *statusRecorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
 var (
 	errNoBackend  = errors.New("no serving pod is ready")
 	errNoTeller   = errors.New("no serving pod is ready whose routed experts can be told by their logical ids")
-	errBodyTooBig = errors.New("request body too large")
+	errUnanswered = errors.New("the request was sent to serving pods, and none of them answered")
 )
+
+// attemptsOnceSent bounds how many pods get a request of which each but the last broke the connection. It may be the
+// request that breaks them, and all of them must not go down with it.
+const attemptsOnceSent = 3
 
 // sender is the RoundTripper that finds a rank for each request, and another where the first cannot be reached.
 type sender struct {
@@ -147,19 +149,16 @@ type sender struct {
 	observations *Observations
 }
 
+// RoundTrip tries pods as long as nothing of a response has reached the client. That is safe for a request that a pod may
+// have processed already, since to generate text changes nothing; what it has cost is lost.
 func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
-	start := time.Now()
-	body, err := readBody(in, s.options.MaxBodyBytes)
-	if err != nil {
-		return nil, err
-	}
+	start, body := time.Now(), bodyOf(in)
 	request := newRequest(in.URL.Path, in.Header.Get(HeaderRequestID), body)
 	request.asksExperts = request.inference && asks(body, s.options.RoutedExperts.RequestField)
-	waiting, cancel := context.WithTimeout(in.Context(), s.options.EndpointWait)
-	defer cancel()
+	deadline := start.Add(s.options.EndpointWait)
 	tried := map[string]bool{}
-	for {
-		lease, ok := s.acquire(waiting, request, tried)
+	for sent := 0; ; {
+		lease, ok := s.acquire(in.Context(), deadline, request, tried)
 		switch {
 		case !ok && request.asksExperts:
 			return nil, errNoTeller
@@ -167,34 +166,43 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 			return nil, errNoBackend
 		}
 		asked, look := s.look(request, body, lease)
-		sent := s.observations.now()
-		response, err := s.attempt(in, asked, lease)
+		began := s.observations.now()
+		response, err := s.attempt(in, asked, request, lease)
 		if err == nil && response.StatusCode != http.StatusServiceUnavailable {
 			s.metrics.firstByte.Observe(time.Since(start).Seconds())
 			s.account(request, lease)
-			s.survey(response, request, lease, look, sent)
+			s.survey(response, request, lease, look, began)
 			if err := s.rewrite(response, request, lease, look); err != nil {
 				response.Body.Close()
 				return nil, fmt.Errorf("read the engine's response: %w", err)
 			}
 			return response, nil
 		}
+		if response != nil {
+			response.Body.Close()
+		}
 		if in.Context().Err() != nil {
-			if response != nil {
-				response.Body.Close()
-			}
 			return nil, in.Context().Err()
 		}
-		// Nothing has reached the client yet: the next pod may answer. A pod that says 503 is loading or draining.
 		tried[lease.endpoint()] = true
-		if err != nil {
-			lease.Eject()
-			s.metrics.retries.WithLabelValues("unreachable").Inc()
+		if err == nil { // a pod that says 503 is loading or draining
+			s.metrics.retries.WithLabelValues("unavailable").Inc()
 			continue
 		}
-		response.Body.Close()
-		s.metrics.retries.WithLabelValues("unavailable").Inc()
+		lease.Eject()
+		if !isDial(err) {
+			if sent++; sent == attemptsOnceSent {
+				return nil, fmt.Errorf("%w: %w", errUnanswered, err)
+			}
+		}
+		s.metrics.retries.WithLabelValues("unreachable").Inc()
 	}
+}
+
+// isDial tells that no connection was made: the request did not leave.
+func isDial(err error) bool {
+	var operation *net.OpError
+	return errors.As(err, &operation) && operation.Op == "dial"
 }
 
 // rewrite does with the routed experts of a response what their reader needs: what the router has asked for is taken out
@@ -222,24 +230,29 @@ func (s *sender) account(r *request, lease *Lease) {
 }
 
 // acquire takes a rank of a pod that was not tried, or, once all were, waits a moment and tries all of them again: what
-// was unreachable may be a pod that has just gone, whose successor comes up at this moment.
-func (s *sender) acquire(ctx context.Context, r *request, tried map[string]bool) (*Lease, bool) {
+// was unreachable may be a pod that has just gone, whose successor comes up at this moment. It gives up at the deadline.
+func (s *sender) acquire(ctx context.Context, deadline time.Time, r *request, tried map[string]bool) (*Lease, bool) {
 	if lease, ok := s.pool.acquire(r, tried); ok {
 		return lease, true
 	}
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
 	if len(tried) == 0 {
 		return s.pool.wait(ctx, r, tried)
 	}
-	pause, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-	defer cancel()
+	pause, cancelPause := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancelPause()
 	if lease, ok := s.pool.wait(pause, r, tried); ok {
 		return lease, true
+	}
+	if ctx.Err() != nil {
+		return nil, false
 	}
 	clear(tried)
 	return s.pool.wait(ctx, r, tried)
 }
 
-func (s *sender) attempt(in *http.Request, body []byte, lease *Lease) (*http.Response, error) {
+func (s *sender) attempt(in *http.Request, body []byte, r *request, lease *Lease) (*http.Response, error) {
 	out := in.Clone(in.Context())
 	out.URL.Host = lease.endpoint()
 	out.Header.Del("Accept-Encoding") // a compressed response could not be looked into, and the way is short
@@ -247,9 +260,12 @@ func (s *sender) attempt(in *http.Request, body []byte, lease *Lease) (*http.Res
 	if lease.Backend.pinsByHeader(lease.Rank) {
 		out.Header.Set(s.options.RankHeader, strconv.Itoa(lease.Rank))
 	}
-	out.Body, out.ContentLength = http.NoBody, int64(len(body))
+	s.setRoutingKey(out.Header, r, lease)
+	out.Body, out.ContentLength, out.TransferEncoding = http.NoBody, int64(len(body)), nil
 	if len(body) > 0 {
-		out.Body = io.NopCloser(bytes.NewReader(body))
+		// A kept connection may turn out to be closed before anything was sent: then the transport takes another one.
+		out.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+		out.Body, _ = out.GetBody()
 	}
 	response, err := s.transport.RoundTrip(out)
 	if err != nil {
@@ -266,6 +282,17 @@ func (s *sender) attempt(in *http.Request, body []byte, lease *Lease) (*http.Res
 	return response, nil
 }
 
+// setRoutingKey names the rank that holds most of the request's experts, which may be another than the one that load has
+// left for it: requests of one kind that wait on a rank are then batched. A client's own key is left: it chooses no rank,
+// and whoever sets it knows more about its requests than a forecast.
+func (s *sender) setRoutingKey(header http.Header, r *request, lease *Lease) {
+	if s.options.RoutingKeyHeader == "" || !lease.scored || header.Get(s.options.RoutingKeyHeader) != "" {
+		return
+	}
+	scores := r.forecast.scores
+	header.Set(s.options.RoutingKeyHeader, strconv.Itoa(slices.Index(scores, slices.Max(scores))))
+}
+
 // leasedBody gives the place on the rank back when the response has been read, or its client has gone.
 type leasedBody struct {
 	io.ReadCloser
@@ -278,29 +305,18 @@ func (b *leasedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-func readBody(r *http.Request, limit int64) ([]byte, error) {
-	if r.Body == nil || r.Body == http.NoBody {
-		return nil, nil
-	}
-	defer r.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
-	if err != nil {
-		return nil, fmt.Errorf("read the request's body: %w", err)
-	}
-	if int64(len(body)) > limit {
-		return nil, fmt.Errorf("%w: at most %d bytes are accepted", errBodyTooBig, limit)
-	}
-	return body, nil
-}
-
 // writeFailure answers a request for which no engine did.
 func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Logger) {
 	switch {
+	case errors.Is(err, errBodyTooBig):
+		writeError(w, http.StatusRequestEntityTooLarge, "invalid_request_error", err.Error())
+	case errors.Is(err, errBodyTooSlow):
+		writeError(w, http.StatusRequestTimeout, "invalid_request_error", err.Error())
 	case r.Context().Err() != nil:
 		// The client has gone; 499 is what proxies log for that. Nobody reads it.
 		w.WriteHeader(499)
-	case errors.Is(err, errBodyTooBig):
-		writeError(w, http.StatusRequestEntityTooLarge, "invalid_request_error", err.Error())
+	case errors.Is(err, errBodyBroken):
+		writeError(w, http.StatusBadRequest, "invalid_request_error", err.Error())
 	case errors.Is(err, errNoBackend), errors.Is(err, errNoTeller):
 		w.Header().Set("Retry-After", "5")
 		writeError(w, http.StatusServiceUnavailable, "service_unavailable", err.Error()+": try again later")

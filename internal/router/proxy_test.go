@@ -293,6 +293,13 @@ func TestEstimateTokens(t *testing.T) {
 		"negative":    {`{"max_tokens":-7}`, 17/4 + 256 + 1},
 		"huge":        {`{"max_tokens":9000000000}`, 25/4 + 1<<20 + 1},
 		"empty":       {``, 256 + 1},
+		"answers":     {`{"n":3,"max_tokens":7}`, 22/4 + 3*7 + 1},
+		"no answers":  {`{"n":0,"max_tokens":7}`, 22/4 + 7 + 1},
+		"n of floats": {`{"n":2.5,"max_tokens":7}`, 24/4 + 7 + 1},
+		"many":        {`{"n":9000000000,"max_tokens":9000000000}`, 40/4 + 1<<20 + 1},
+		"prompts":     {`{"prompt":[ "a","b"],"n":2,"max_tokens":7}`, 42/4 + 4*7 + 1},
+		"id lists":    {`{"prompt":[[1],[2],[3]],"max_tokens":7}`, 39/4 + 3*7 + 1},
+		"ids":         {`{"prompt":[1,2,3],"max_tokens":7}`, 33/4 + 7 + 1},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

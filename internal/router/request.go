@@ -1,6 +1,7 @@
 package router
 
 import (
+	"bytes"
 	"strconv"
 
 	"github.com/semmoe/operator/internal/jsonscan"
@@ -34,15 +35,47 @@ func parseBody(data []byte) body {
 // get returns the value of a member; nil where there is none.
 func (b body) get(name string) []byte { return jsonscan.Get(b.data, b.members, name) }
 
-// output is how many tokens the request may generate.
-func (b body) output() int64 {
+// output is how many tokens the request may generate, all its answers together: several for a prompt, or several prompts.
+func (b body) output(path string) int64 {
 	native := parseBody(b.get("sampling_params"))
+	answers := b.prompts(path)
+	for _, value := range [][]byte{b.get("n"), native.get("n")} {
+		if n, err := strconv.ParseInt(string(value), 10, 64); err == nil && n > 1 {
+			answers = min(answers*min(n, largestOutput), largestOutput)
+		}
+	}
+	return min(answers*b.limit(native), largestOutput)
+}
+
+// limit is how many tokens one answer may have.
+func (b body) limit(native body) int64 {
 	for _, value := range [][]byte{b.get("max_tokens"), b.get("max_completion_tokens"), native.get("max_new_tokens")} {
 		if limit, err := strconv.ParseInt(string(value), 10, 64); err == nil && limit >= 0 {
 			return min(limit, largestOutput)
 		}
 	}
 	return defaultOutput
+}
+
+// prompts is how many prompts the request has: each element of a list is one, but of a list of token ids.
+func (b body) prompts(path string) int64 {
+	var list []byte
+	switch path {
+	case "/v1/completions":
+		list = b.get("prompt")
+	case "/generate":
+		if list = b.get("text"); len(list) == 0 || list[0] != '[' {
+			list = b.get("input_ids")
+		}
+	}
+	if len(list) == 0 || list[0] != '[' {
+		return 1
+	}
+	if first := bytes.TrimLeft(list[1:], " \t\r\n"); first[0] != '"' && first[0] != '[' {
+		return 1
+	}
+	elements, _ := jsonscan.Array(list, nil)
+	return int64(len(elements))
 }
 
 // request is what the choice of a rank needs to know. It belongs to one goroutine.
@@ -82,7 +115,7 @@ func newRequest(path, id string, data []byte) *request {
 		return r
 	}
 	b := parseBody(data)
-	r.output = b.output()
+	r.output = b.output(path)
 	r.tokens = int64(len(data)/bytesPerToken) + r.output + 1
 	r.prompt = promptOf(path, b)
 	return r

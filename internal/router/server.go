@@ -32,7 +32,10 @@ type Options struct {
 	// Host is the address to listen on; Port is for clients, MetricsPort for probes and metrics.
 	Host              string
 	Port, MetricsPort int
-	// DrainTimeout bounds how long running requests may take once the router was told to stop.
+	// ShutdownDelay is how long the router, once told to stop and no longer ready, still takes new connections, for clients
+	// that have not seen yet that it goes.
+	ShutdownDelay time.Duration
+	// DrainTimeout bounds how long running requests may take after that.
 	DrainTimeout time.Duration
 }
 
@@ -49,7 +52,7 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	var ready atomic.Bool
 	proxy, observations := NewProxy(pool, registry, log, options.ProxyOptions)
 	service := &http.Server{
-		Handler:           proxy,
+		Handler:           closingUnless(&ready, proxy),
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 	}
@@ -89,6 +92,7 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 		<-groupCtx.Done()
 		ready.Store(false)
 		log.Info("Draining")
+		time.Sleep(options.ShutdownDelay)
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), options.DrainTimeout)
 		defer cancel()
 		return errors.Join(service.Shutdown(drain), probes.Close())
@@ -113,6 +117,17 @@ func probeRoutes(ready *atomic.Bool, registry *prometheus.Registry, observations
 		fmt.Fprintln(w, "ok")
 	})
 	return mux
+}
+
+// closingUnless tells clients that their connection ends with the answer, unless the router is ready: they come back by
+// another one, which leads elsewhere.
+func closingUnless(ready *atomic.Bool, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !ready.Load() {
+			w.Header().Set("Connection", "close")
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 func listen(host string, port int) (net.Listener, error) {

@@ -17,8 +17,10 @@ func Adapter() engine.Adapter {
 		Type:       "SGLang",
 		Command:    []string{"python3", "-m", "sglang.launch_server"},
 		RankHeader: "X-Data-Parallel-Rank",
-		HealthPath: "/health",
-		LoadPath:   "/v1/loads",
+		// Read with --schedule-policy routing-key alone.
+		RoutingKeyHeader: "X-Smg-Routing-Key",
+		HealthPath:       "/health",
+		LoadPath:         "/v1/loads",
 		// The first needs SGLANG_ENABLE_EPLB_BALANCEDNESS_METRIC=1, the second SGLANG_EPLB_HEATMAP_COLLECTION_INTERVAL.
 		Metrics:   []string{"sglang:eplb_balancedness", "sglang:eplb_gpu_physical_count"},
 		ExpertMap: &engine.ExpertMap{File: "sglang.json", Write: writeMap, Read: readMap},

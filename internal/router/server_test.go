@@ -30,7 +30,7 @@ func freePort(t *testing.T) int {
 }
 
 // A router that starts while API server and artifact store are away serves from its snapshot, by the plan that it keeps,
-// and on SIGTERM lets a running request finish.
+// and on SIGTERM first stops being ready, then stops taking connections, and lets a running request finish.
 func TestServesFromWhatItKeeps(t *testing.T) {
 	p, _ := plans(t)
 	release := make(chan struct{})
@@ -60,7 +60,7 @@ func TestServesFromWhatItKeeps(t *testing.T) {
 	}
 	options := Options{
 		ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: time.Second},
-		Namespace:    "ns", Selector: "a=b", SnapshotDir: dir, FetchPlan: onlyFromDisk, Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Minute,
+		Namespace:    "ns", Selector: "a=b", SnapshotDir: dir, FetchPlan: onlyFromDisk, ShutdownDelay: 2 * time.Second, Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Minute,
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -92,6 +92,21 @@ func TestServesFromWhatItKeeps(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop()
+	eventually(t, "not ready", func() bool {
+		response, err := http.Get(probes + "/readyz")
+		if err != nil {
+			return false
+		}
+		response.Body.Close()
+		return response.StatusCode == http.StatusServiceUnavailable
+	})
+	// Who has not seen that yet is served, and told that the connection ends.
+	client := &http.Client{Transport: &http.Transport{}}
+	if response, err := client.Post(service+"/v1/completions", "application/json", strings.NewReader("{}")); err != nil {
+		t.Error(err)
+	} else if response.Body.Close(); response.StatusCode != http.StatusOK || !response.Close {
+		t.Errorf("before the router stops: %s, the connection ends: %v", response.Status, response.Close)
+	}
 	eventually(t, "no new connections", func() bool {
 		connection, err := net.Dial("tcp", strings.TrimPrefix(service, "http://"))
 		if err != nil {

@@ -144,7 +144,7 @@ func TestGuideTellsWhatIsUsed(t *testing.T) {
 			file = a.ExpertMap.File
 		}
 		row := "| " + strings.Join([]string{
-			code(a.Type), code(strings.Join(a.Command, " ")), code(a.RankHeader), code(a.HealthPath), code(a.LoadPath), code(a.Metrics...), code(file),
+			code(a.Type), code(strings.Join(a.Command, " ")), code(a.RankHeader), code(a.RoutingKeyHeader), code(a.HealthPath), code(a.LoadPath), code(a.Metrics...), code(file),
 		}, " | ") + " | "
 		if !strings.Contains(guide, row) {
 			t.Errorf("docs/engines.md has no row %s", row)

@@ -178,23 +178,25 @@ func TestStreamsWithoutBuffering(t *testing.T) {
 			<-next
 		}
 	})
-	router, _, _ := newRouter(t, time.Second, engine)
-	response, err := http.Post(router.URL+"/v1/chat/completions", "application/json", strings.NewReader(`{"stream":true}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	reader := bufio.NewReader(response.Body)
-	for i := range 3 {
-		// The engine sends event i+1 only after event i has arrived here.
-		line, err := reader.ReadString('\n')
-		if err != nil || line != fmt.Sprintf("data: %d\n", i) {
-			t.Fatalf("event %d: %q, %v", i, line, err)
-		}
-		if _, err := reader.ReadString('\n'); err != nil {
+	for _, percent := range []int{0, 100} { // as it is, and searched for routed experts
+		router, _ := routerFor(t, adapterOf(t, "SGLang"), percent, engine)
+		response, err := http.Post(router+"/v1/chat/completions", "application/json", strings.NewReader(`{"stream":true}`))
+		if err != nil {
 			t.Fatal(err)
 		}
-		next <- struct{}{}
+		defer response.Body.Close()
+		reader := bufio.NewReader(response.Body)
+		for i := range 3 {
+			// The engine sends event i+1 only after event i has arrived here.
+			line, err := reader.ReadString('\n')
+			if err != nil || line != fmt.Sprintf("data: %d\n", i) {
+				t.Fatalf("%d%% sampled, event %d: %q, %v", percent, i, line, err)
+			}
+			if _, err := reader.ReadString('\n'); err != nil {
+				t.Fatal(err)
+			}
+			next <- struct{}{}
+		}
 	}
 }
 

@@ -42,6 +42,16 @@ type Options struct {
 // plansName is the directory of the plans below the snapshot directory.
 const plansName = "plans"
 
+// headerTimeout bounds how long a client may take to send the header of a request, which is short.
+const headerTimeout = 10 * time.Second
+
+func headerTimeoutOf(options Options) time.Duration {
+	if options.ClientTimeout > 0 {
+		return min(headerTimeout, options.ClientTimeout)
+	}
+	return headerTimeout
+}
+
 // Run serves until the context ends, then lets the running requests finish.
 func Run(ctx context.Context, clients kubernetes.Interface, options Options) error {
 	log := logr.FromContextOrDiscard(ctx)
@@ -53,10 +63,10 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	proxy, observations := NewProxy(pool, registry, log, options.ProxyOptions)
 	service := &http.Server{
 		Handler:           closingUnless(&ready, proxy),
-		ReadHeaderTimeout: 10 * time.Second,
+		ReadHeaderTimeout: headerTimeoutOf(options),
 		IdleTimeout:       2 * time.Minute,
 	}
-	probes := &http.Server{Handler: probeRoutes(&ready, registry, observations), ReadHeaderTimeout: 10 * time.Second}
+	probes := &http.Server{Handler: probeRoutes(&ready, registry, observations), ReadHeaderTimeout: headerTimeout}
 	serviceListener, err := listen(options.Host, options.Port)
 	if err != nil {
 		return err

@@ -138,7 +138,7 @@ func TestIsNotReadyWithoutEndpoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	options := Options{
-		ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: 10 * time.Millisecond},
+		ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: 10 * time.Millisecond, ClientTimeout: 100 * time.Millisecond},
 		Namespace:    "ns", Selector: "a=b", SnapshotDir: t.TempDir(), Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Second,
 	}
 	ctx, stop := context.WithCancel(t.Context())
@@ -160,8 +160,28 @@ func TestIsNotReadyWithoutEndpoints(t *testing.T) {
 	if response.StatusCode != http.StatusServiceUnavailable {
 		t.Errorf("/readyz answers %s", response.Status)
 	}
+	if err := endsWithoutHeader(options.Port); err != nil {
+		t.Errorf("a client that does not send a header: %v", err)
+	}
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+// endsWithoutHeader sends a part of a header and waits until the server ends the connection.
+func endsWithoutHeader(port int) error {
+	connection, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	if err := connection.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(connection, "POST /generate HTTP/1.1\r\nHost: "); err != nil {
+		return err
+	}
+	_, err = io.ReadAll(connection)
+	return err
 }

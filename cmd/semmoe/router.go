@@ -15,17 +15,20 @@ import (
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/internal/router/picker"
 )
 
 func newRouterCommand() *cobra.Command {
 	var options router.Options
 	var engineType, liveSamples string
+	var gateway gatewayFlags
 	command := &cobra.Command{
 		Use:   "router",
 		Short: "Send requests to the ranks of the engine pods of one MoEDeployment",
 		Long: "Send requests to the ranks of the engine pods of one MoEDeployment. Ranks are chosen by the plans that the pods name,\n" +
 			"which come from the artifact store that the environment variables " + access.URLVariable + " and " + access.CAVariable + " name;\n" +
-			"without them, by load alone.",
+			"without them, by load alone. With --endpoint-picker it sends nothing itself: it is the endpoint picker (ext_proc) of an\n" +
+			"InferencePool, and chooses for a gateway such as Envoy.",
 		Args: cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if options.Namespace == "" || options.Selector == "" {
@@ -43,6 +46,9 @@ func newRouterCommand() *cobra.Command {
 			}
 			if options.LiveSamples, err = router.ParseLiveSamples(liveSamples); err != nil {
 				return fmt.Errorf("--live-samples: %w", err)
+			}
+			if options.EndpointPicker, err = gateway.options(); err != nil {
+				return err
 			}
 			options.FetchPlan = planFetcher(options.Namespace)
 			options.RankHeader, options.RoutingKeyHeader, options.RoutedExperts = adapter.RankHeader, adapter.RoutingKeyHeader, adapter.RoutedExperts
@@ -72,7 +78,46 @@ func newRouterCommand() *cobra.Command {
 	flags.DurationVar(&options.ClientTimeout, "client-timeout", time.Minute, "how long a client may take to send a body, and how long it may take nothing of an answer; 0 for ever")
 	flags.DurationVar(&options.ShutdownDelay, "shutdown-delay", 0, "how long the router takes new connections after SIGTERM although it is no longer ready; for where nothing else, such as a preStop hook, lets load balancers see first that it goes")
 	flags.DurationVar(&options.DrainTimeout, "drain-timeout", 5*time.Minute, "how long running requests may take after that")
+	gateway.add(command)
 	return command
+}
+
+// gatewayFlags are the flags of a router that chooses for a gateway.
+type gatewayFlags struct {
+	on, plaintext     bool
+	port, healthPort  int
+	certFile, keyFile string
+}
+
+func (g *gatewayFlags) add(command *cobra.Command) {
+	flags := command.Flags()
+	flags.BoolVar(&g.on, "endpoint-picker", false, "choose for a gateway (Envoy ext_proc, endpoint picker protocol 1.0) instead of proxying; --port and --endpoint-wait are not used then")
+	flags.IntVar(&g.port, "ext-proc-port", 9002, "port for gateways, with --endpoint-picker")
+	flags.IntVar(&g.healthPort, "health-port", 9003, "port for gRPC health checks without TLS, with --endpoint-picker")
+	flags.StringVar(&g.certFile, "tls-cert-file", "", "PEM file with the certificate for gateways, read anew for each connection (default: one that the router makes and signs itself)")
+	flags.StringVar(&g.keyFile, "tls-key-file", "", "PEM file with the key of --tls-cert-file")
+	flags.BoolVar(&g.plaintext, "plaintext", false, "speak to gateways without TLS")
+}
+
+// options are nil where the router is a proxy.
+func (g *gatewayFlags) options() (*router.EndpointPickerOptions, error) {
+	switch {
+	case !g.on && (g.plaintext || g.certFile != "" || g.keyFile != ""):
+		return nil, errors.New("--plaintext, --tls-cert-file and --tls-key-file say how gateways are spoken to: they need --endpoint-picker")
+	case !g.on:
+		return nil, nil
+	case (g.certFile == "") != (g.keyFile == ""):
+		return nil, fmt.Errorf("--tls-cert-file is %q and --tls-key-file %q: want both, or neither", g.certFile, g.keyFile)
+	case g.plaintext && g.certFile != "":
+		return nil, errors.New("--plaintext contradicts --tls-cert-file: want one of them")
+	}
+	options := &router.EndpointPickerOptions{Port: g.port, HealthPort: g.healthPort}
+	if g.plaintext {
+		return options, nil
+	}
+	var err error
+	options.TLS, err = picker.TLSConfig(g.certFile, g.keyFile)
+	return options, err
 }
 
 // storeRetry bounds one attempt to fetch a plan from a store that is away; attempts are repeated with pauses.

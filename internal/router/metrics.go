@@ -22,7 +22,7 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 			Name: "semmoe_router_requests_total", Help: "Requests answered, by HTTP status code.",
 		}, []string{"code"}),
 		retries: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semmoe_router_retries_total", Help: "Attempts that were repeated on another pod, by reason: unreachable or unavailable.",
+			Name: "semmoe_router_retries_total", Help: "Attempts that were repeated on another pod, by reason: unreachable or unavailable; fallback where a gateway did it.",
 		}, []string{"reason"}),
 		tokens: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semmoe_router_estimated_tokens_total", Help: "Estimated tokens (prompt and limit of output) sent to each rank, summed over pods.",

@@ -272,12 +272,7 @@ func (s *sender) attempt(in *http.Request, body []byte, r *request, lease *Lease
 		lease.Release()
 		return nil, err
 	}
-	response.Header.Set(HeaderPod, lease.Backend.Pod)
-	response.Header.Set(HeaderRank, rankLabel(lease.Rank))
-	response.Header.Del(HeaderPlan)
-	if lease.scored {
-		response.Header.Set(HeaderPlan, lease.layout.digest[:shortDigest])
-	}
+	lease.mark(response.Header)
 	response.Body = &leasedBody{ReadCloser: response.Body, lease: lease}
 	return response, nil
 }
@@ -291,6 +286,16 @@ func (s *sender) setRoutingKey(header http.Header, r *request, lease *Lease) {
 	}
 	scores := r.forecast.scores
 	header.Set(s.options.RoutingKeyHeader, strconv.Itoa(slices.Index(scores, slices.Max(scores))))
+}
+
+// mark says in a response's header who served it.
+func (l *Lease) mark(header http.Header) {
+	header.Set(HeaderPod, l.Backend.Pod)
+	header.Set(HeaderRank, rankLabel(l.Rank))
+	header.Del(HeaderPlan)
+	if l.scored {
+		header.Set(HeaderPlan, l.layout.digest[:shortDigest])
+	}
 }
 
 // leasedBody gives the place on the rank back when the response has been read, or its client has gone.

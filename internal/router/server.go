@@ -32,6 +32,9 @@ type Options struct {
 	// Host is the address to listen on; Port is for clients, MetricsPort for probes and metrics.
 	Host              string
 	Port, MetricsPort int
+	// EndpointPicker makes the router choose for a gateway, instead of sending the requests of clients itself: Port is not
+	// used then. Nil for a proxy.
+	EndpointPicker *EndpointPickerOptions
 	// ShutdownDelay is how long the router, once told to stop and no longer ready, still takes new connections, for clients
 	// that have not seen yet that it goes.
 	ShutdownDelay time.Duration
@@ -60,22 +63,20 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 
 	var ready atomic.Bool
-	proxy, observations := NewProxy(pool, registry, log, options.ProxyOptions)
-	service := &http.Server{
-		Handler:           closingUnless(&ready, proxy),
-		ReadHeaderTimeout: headerTimeoutOf(options),
-		IdleTimeout:       2 * time.Minute,
-	}
-	probes := &http.Server{Handler: probeRoutes(&ready, registry, observations), ReadHeaderTimeout: headerTimeout}
-	serviceListener, err := listen(options.Host, options.Port)
+	service, observations, err := newFrontend(pool, registry, log, options)
 	if err != nil {
 		return err
 	}
+	setReady := func(is bool) {
+		ready.Store(is)
+		service.SetReady(is)
+	}
+	probes := &http.Server{Handler: probeRoutes(&ready, registry, observations), ReadHeaderTimeout: headerTimeout}
 	probesListener, err := listen(options.Host, options.MetricsPort)
 	if err != nil {
 		return err
 	}
-	log.Info("Serving", "address", serviceListener.Addr().String(), "metricsAddress", probesListener.Addr().String())
+	log.Info("Serving", "address", service.Addr().String(), "metricsAddress", probesListener.Addr().String())
 
 	group, groupCtx := errgroup.WithContext(ctx)
 	set := pool.Set
@@ -94,13 +95,13 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 		group.Go(func() error { return plans.Run(groupCtx) })
 	}
 	group.Go(func() error {
-		return Watch(groupCtx, clients, options.Namespace, options.Selector, options.SnapshotDir, set, func() { ready.Store(true) })
+		return Watch(groupCtx, clients, options.Namespace, options.Selector, options.SnapshotDir, set, func() { setReady(true) })
 	})
-	group.Go(func() error { return ignoreClosed(service.Serve(serviceListener)) })
+	group.Go(service.Serve)
 	group.Go(func() error { return ignoreClosed(probes.Serve(probesListener)) })
 	group.Go(func() error {
 		<-groupCtx.Done()
-		ready.Store(false)
+		setReady(false)
 		log.Info("Draining")
 		time.Sleep(options.ShutdownDelay)
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), options.DrainTimeout)

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestGatewayFlags(t *testing.T) {
+	cases := map[string]struct {
+		args  []string
+		ports [2]int // 0 for a proxy
+		tls   bool
+		says  string // empty where the flags are in order
+	}{
+		"a proxy":                 {nil, [2]int{}, false, ""},
+		"an endpoint picker":      {[]string{"--endpoint-picker"}, [2]int{9002, 9003}, true, ""},
+		"other ports":             {[]string{"--endpoint-picker", "--ext-proc-port=1", "--health-port=2"}, [2]int{1, 2}, true, ""},
+		"plain text":              {[]string{"--endpoint-picker", "--plaintext"}, [2]int{9002, 9003}, false, ""},
+		"plain text of a proxy":   {[]string{"--plaintext"}, [2]int{}, false, "need --endpoint-picker"},
+		"certificate of a proxy":  {[]string{"--tls-cert-file=a"}, [2]int{}, false, "need --endpoint-picker"},
+		"a certificate alone":     {[]string{"--endpoint-picker", "--tls-cert-file=a"}, [2]int{}, false, `--tls-key-file ""`},
+		"a key alone":             {[]string{"--endpoint-picker", "--tls-key-file=b"}, [2]int{}, false, `--tls-cert-file is ""`},
+		"files that are not":      {[]string{"--endpoint-picker", "--tls-cert-file=a", "--tls-key-file=b"}, [2]int{}, false, `certificate "a" with key "b"`},
+		"plain text, certificate": {[]string{"--endpoint-picker", "--plaintext", "--tls-cert-file=a", "--tls-key-file=b"}, [2]int{}, false, "want one of them"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			var gateway gatewayFlags
+			command := newRouterCommand()
+			command.ResetFlags()
+			gateway.add(command)
+			if err := command.ParseFlags(tc.args); err != nil {
+				t.Fatal(err)
+			}
+			options, err := gateway.options()
+			if tc.says != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.says) {
+					t.Fatalf("error %v, want one that says %q", err, tc.says)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			var ports [2]int
+			if options != nil {
+				ports = [2]int{options.Port, options.HealthPort}
+			}
+			if ports != tc.ports || options != nil && (options.TLS != nil) != tc.tls {
+				t.Errorf("ports %v, options %+v", ports, options)
+			}
+		})
+	}
+}

@@ -1,0 +1,88 @@
+package router
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/semmoe/operator/internal/router/picker"
+)
+
+// EndpointPickerOptions are the settings of a router that chooses for a gateway.
+type EndpointPickerOptions struct {
+	// Port is for gateways, HealthPort for gRPC health checks without TLS.
+	Port, HealthPort int
+	// TLS is nil for plain text.
+	TLS *tls.Config
+}
+
+// frontend is where requests come to the router.
+type frontend interface {
+	// Addr is the address that it listens on.
+	Addr() net.Addr
+	// Serve serves until Shutdown.
+	Serve() error
+	// SetReady says whether endpoints are known, and new requests welcome.
+	SetReady(bool)
+	// Shutdown takes no new requests, and lets the running ones finish until the context ends.
+	Shutdown(context.Context) error
+}
+
+// newFrontend listens for clients, or for a gateway.
+func newFrontend(pool *Pool, registry *prometheus.Registry, log logr.Logger, options Options) (frontend, *Observations, error) {
+	port := options.Port
+	if options.EndpointPicker != nil {
+		port = options.EndpointPicker.Port
+	}
+	listener, err := listen(options.Host, port)
+	if err != nil {
+		return nil, nil, err
+	}
+	if options.EndpointPicker == nil {
+		proxy, observations := NewProxy(pool, registry, log, options.ProxyOptions)
+		front := &clientFrontend{listener: listener}
+		front.Server = &http.Server{
+			Handler: closingUnless(&front.ready, proxy), ReadHeaderTimeout: headerTimeoutOf(options), IdleTimeout: 2 * time.Minute,
+		}
+		return front, observations, nil
+	}
+	probes, err := listen(options.Host, options.EndpointPicker.HealthPort)
+	if err != nil {
+		listener.Close()
+		return nil, nil, err
+	}
+	chooser, observations := NewEndpointPicker(pool, registry, options.ProxyOptions)
+	server := picker.NewServer(chooser, picker.Options{TLS: options.EndpointPicker.TLS, MaxBodyBytes: options.MaxBodyBytes})
+	return &gatewayFrontend{server, listener, probes}, observations, nil
+}
+
+// clientFrontend proxies for clients.
+type clientFrontend struct {
+	*http.Server
+	listener net.Listener
+	ready    atomic.Bool
+}
+
+func (f *clientFrontend) Addr() net.Addr { return f.listener.Addr() }
+
+func (f *clientFrontend) Serve() error { return ignoreClosed(f.Server.Serve(f.listener)) }
+
+// SetReady asks clients to leave while the router is not ready: others find it by the readiness of its pod, those that are
+// connected do not look.
+func (f *clientFrontend) SetReady(is bool) { f.ready.Store(is) }
+
+// gatewayFrontend chooses for gateways.
+type gatewayFrontend struct {
+	*picker.Server
+	listener, probes net.Listener
+}
+
+func (f *gatewayFrontend) Addr() net.Addr { return f.listener.Addr() }
+
+func (f *gatewayFrontend) Serve() error { return f.Server.Serve(f.listener, f.probes) }

@@ -1,0 +1,153 @@
+package router
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net/http"
+	"net/url"
+	"path"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/semmoe/operator/internal/router/picker"
+)
+
+// mostFallbacks is how many endpoints a gateway is told beside the chosen one: enough for two pods that fail at once.
+const mostFallbacks = 2
+
+// endpointPicker chooses for a gateway: it chooses, samples and counts as the proxy does, and sends nothing itself.
+type endpointPicker struct {
+	core *sender
+	// routes answers nothing: it only tells which routes there are.
+	routes *http.ServeMux
+}
+
+// NewEndpointPicker returns what chooses for gateways, and what it observes. It waits for no pod, whatever EndpointWait
+// says: a gateway gives up earlier, and may know another pool.
+func NewEndpointPicker(pool *Pool, registry prometheus.Registerer, options ProxyOptions) (picker.Picker, *Observations) {
+	core := &sender{pool: pool, options: options, metrics: newMetrics(registry, pool), observations: newObservations(registry, options)}
+	mux := http.NewServeMux()
+	for method, paths := range routes {
+		for _, path := range paths {
+			mux.Handle(method+" "+path, http.NotFoundHandler())
+		}
+	}
+	return &endpointPicker{core: core, routes: mux}, core.observations
+}
+
+// Count counts an answer by its status code.
+func (e *endpointPicker) Count(code int) {
+	e.core.metrics.requests.WithLabelValues(strconv.Itoa(code)).Inc()
+}
+
+// Pick takes a rank for a request.
+func (e *endpointPicker) Pick(_ context.Context, in *picker.Request) (picker.Exchange, error) {
+	target, ok := e.route(in.Method, in.Path)
+	if !ok {
+		return nil, fmt.Errorf("%w: %s %s is not a route of this service", picker.ErrNoRoute, in.Method, in.Path)
+	}
+	id := in.Header.Get(HeaderRequestID)
+	if id == "" {
+		id = rand.Text()
+	}
+	r := newRequest(target, id, in.Body)
+	if in.Subset != nil {
+		r.eligible = in.Subset.Contains
+	}
+	experts := e.core.options.RoutedExperts
+	r.asksExperts = r.inference && asks(in.Body, experts.RequestField)
+	p := &pickedRank{core: e.core, request: r, arrived: in.Arrived, fixed: in.BodyFixed || in.ResponseFixed}
+	var err error
+	if p.lease, err = e.take(r, in.ResponseFixed); err != nil {
+		return nil, err
+	}
+	body := in.Body
+	if !p.fixed { // what cannot be taken out of the answer again is not asked for
+		body, p.look = e.core.look(r, body, p.lease)
+	}
+	p.picked = e.core.observations.now()
+	p.decision = picker.Decision{
+		Endpoints:     append([]string{p.lease.endpoint()}, e.core.pool.fallbacks(p.lease, r, mostFallbacks)...),
+		SetHeaders:    map[string]string{HeaderRequestID: id},
+		RemoveHeaders: []string{e.core.options.RankHeader},
+		Body:          body,
+	}
+	if p.lease.Backend.pinsByHeader(p.lease.Rank) {
+		p.decision.SetHeaders[e.core.options.RankHeader] = strconv.Itoa(p.lease.Rank)
+	}
+	if p.look.strips || r.asksExperts { // a compressed response could not be looked into
+		p.decision.RemoveHeaders = append(p.decision.RemoveHeaders, "Accept-Encoding")
+	}
+	return p, nil
+}
+
+// route is the path of a request, unescaped, if it is one of the service's routes. A path that a server may understand as
+// another one is none.
+func (e *endpointPicker) route(method, escaped string) (string, bool) {
+	target, err := url.ParseRequestURI(escaped)
+	if err != nil || target.Host != "" || target.Path != path.Clean(target.Path) {
+		return "", false
+	}
+	_, pattern := e.routes.Handler(&http.Request{Method: method, URL: target})
+	return target.Path, pattern != ""
+}
+
+// take takes a rank. Where the response is passed on as it is, a pod that reports its experts by other numbers than
+// logical ids gets no request that asks for them.
+func (e *endpointPicker) take(r *request, untranslated bool) (*Lease, error) {
+	tried := map[string]bool{}
+	for {
+		lease, ok := e.core.pool.acquire(r, tried)
+		switch {
+		case !ok && r.asksExperts:
+			return nil, fmt.Errorf("%w: %w", picker.ErrNoEndpoint, errNoTeller)
+		case !ok:
+			return nil, fmt.Errorf("%w: %w", picker.ErrNoEndpoint, errNoBackend)
+		case !untranslated || !r.asksExperts || !lease.Backend.Permuted:
+			return lease, nil
+		}
+		lease.Release()
+		tried[lease.endpoint()] = true
+	}
+}
+
+// pickedRank is a request with its rank.
+type pickedRank struct {
+	core     *sender
+	request  *request
+	lease    *Lease
+	decision picker.Decision
+	look     look
+	// fixed tells that the body of the request or of its response cannot be changed.
+	fixed           bool
+	arrived, picked time.Time
+}
+
+func (p *pickedRank) Decision() picker.Decision { return p.decision }
+
+func (p *pickedRank) Release() { p.lease.Release() }
+
+// ModifyResponse counts the request for the rank that has really served it, and does with the response what the proxy does.
+func (p *pickedRank) ModifyResponse(served string, response *http.Response) error {
+	p.core.metrics.firstByte.Observe(time.Since(p.arrived).Seconds())
+	if served != "" && served != p.lease.endpoint() {
+		p.core.metrics.retries.WithLabelValues("fallback").Inc()
+		p.lease.move(served, p.request)
+	}
+	// Of 503 nobody can tell whether a pod has said it, or the gateway that has reached none.
+	if response.StatusCode != http.StatusServiceUnavailable {
+		p.core.account(p.request, p.lease)
+	}
+	if !p.fixed {
+		p.core.survey(response, p.request, p.lease, p.look, p.picked)
+	}
+	p.lease.mark(response.Header)
+	response.Header.Set(HeaderRequestID, p.request.id)
+	if err := p.core.rewrite(response, p.request, p.lease, p.look); err != nil {
+		return fmt.Errorf("read the engine's response: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,634 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	processingv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/types/known/structpb"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/picker"
+	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
+)
+
+// newPicker serves an endpoint picker over a pool, and returns a gateway's connection to it.
+func newPicker(t *testing.T, pool *Pool, options ProxyOptions) (*grpc.ClientConn, *Observations, *prometheus.Registry) {
+	t.Helper()
+	if options.MaxBodyBytes == 0 {
+		options.MaxBodyBytes = 1 << 20
+	}
+	registry := prometheus.NewRegistry()
+	chooser, observations := NewEndpointPicker(pool, registry, options)
+	config, err := picker.TLSConfig("", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := picker.NewServer(chooser, picker.Options{TLS: config, MaxBodyBytes: options.MaxBodyBytes})
+	var listeners [2]net.Listener
+	for i := range listeners {
+		if listeners[i], err = listen("127.0.0.1", 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listeners[0], listeners[1]) }()
+	t.Cleanup(func() {
+		stopped, cancel := context.WithCancel(context.Background())
+		cancel()
+		server.Shutdown(stopped) //nolint:errcheck // it says that it broke off what a test has left
+		if err := <-ended; err != nil {
+			t.Errorf("the server ended with %v", err)
+		}
+	})
+	return gatewaytest.Dial(t, listeners[0].Addr().String()), observations, registry
+}
+
+func newPool(backends ...Backend) *Pool {
+	pool := NewPool()
+	pool.Set(backends)
+	return pool
+}
+
+// begin opens a request and returns where it goes.
+func begin(t *testing.T, gateway *grpc.ClientConn, body string, header map[string]string, hint *structpb.Value) (*gatewaytest.Stream, []string, gatewaytest.Change) {
+	t.Helper()
+	s := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
+	s.RequestHeaders("POST", "/v1/completions", header, false, hint)
+	s.RequestBody([]byte(body), 1000, true)
+	endpoints, change := s.Picked()
+	s.Body(-1)
+	return s, endpoints, change
+}
+
+// record is a response of an engine.
+type record struct {
+	header http.Header
+	body   []byte
+}
+
+// recorder is an engine that asks another one, and gives the same bytes to all who send the same.
+type recorder struct {
+	mu      sync.Mutex
+	address string
+	records map[string]record
+}
+
+func (e *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	key := r.URL.Path + string(body)
+	if _, known := e.records[key]; !known {
+		response, err := http.Post("http://"+e.address+r.URL.Path, "application/json", bytes.NewReader(body))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		defer response.Body.Close()
+		data, err := io.ReadAll(response.Body)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		e.records[key] = record{response.Header, data}
+	}
+	w.Header().Set("Content-Type", e.records[key].header.Get("Content-Type"))
+	w.Write(e.records[key].body) //nolint:errcheck // the client checks
+}
+
+// throughGateway sends a request as a gateway does: what the picker says goes to the endpoint, and the endpoint's response
+// comes back through the picker, in chunks.
+func throughGateway(t *testing.T, gateway *grpc.ClientConn, path, body string, chunkBytes int) (http.Header, string) {
+	t.Helper()
+	s := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
+	s.RequestHeaders("POST", path, map[string]string{"content-type": "application/json", "x-request-id": "r", "accept-encoding": "gzip"}, false, nil)
+	s.RequestBody([]byte(body), chunkBytes, true)
+	endpoints, change := s.Picked()
+	sent, _ := s.Body(-1)
+	request, err := http.NewRequest(http.MethodPost, "http://"+endpoints[0]+path, bytes.NewReader(sent))
+	if err != nil {
+		t.Fatal(err)
+	}
+	change.Apply(request.Header)
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	header := map[string]string{}
+	for name := range response.Header {
+		header[strings.ToLower(name)] = response.Header.Get(name)
+	}
+	s.ResponseHeaders(response.StatusCode, header, false, endpoints[0])
+	sending := make(chan struct{})
+	go func() { // who only sends before receiving fills the windows of both sides
+		defer close(sending)
+		s.ResponseBody(data, chunkBytes, true)
+	}()
+	s.Answered().Apply(response.Header)
+	got, ended := s.Body(-1)
+	<-sending
+	if !ended {
+		t.Error("the response does not end")
+	}
+	if err := s.End(); err != io.EOF {
+		t.Errorf("the stream ended with %v", err)
+	}
+	return response.Header, string(got)
+}
+
+// For the same bytes of an engine a client gets the same bytes through a gateway as from the proxy, in whatever chunks
+// they come, sampled or not; and the same is observed.
+func TestAGatewaysClientGetsWhatTheProxysGets(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	p, _ := plans(t)
+	address := startReferenceEngine(t, string(p.artifact.Files["engine/sglang.json"]))
+	backend := newEngine(t, "p", 4, (&recorder{address: address, records: map[string]record{}}).ServeHTTP)
+	backend.Shape, backend.PlanDigest, backend.Revision = &tinyShape, p.artifact.Digest, "r"
+	requests := map[string]string{
+		"/v1/completions stream":      `{"model":"tiny","prompt":"func main() {","max_tokens":6,"stream":true,"stream_options":{"include_usage":true}}`,
+		"/v1/completions":             `{"model":"tiny","prompt":"SELECT name FROM","max_tokens":6}`,
+		"/v1/completions asks itself": `{"model":"tiny","prompt":"SELECT","max_tokens":3,"return_routed_experts":true}`,
+		"/v1/chat/completions stream": `{"model":"tiny","messages":[{"role":"user","content":"der Hund"}],"max_tokens":5,"stream":true}`,
+		"/v1/chat/completions":        `{"model":"tiny","messages":[{"role":"user","content":"der Hund"}],"max_tokens":5}`,
+		"/generate stream":            `{"text":"x","sampling_params":{"max_new_tokens":4},"stream":true}`,
+		"/generate":                   `{"text":"x","sampling_params":{"max_new_tokens":4}}`,
+	}
+	adapter := adapterOf(t, "SGLang")
+	for _, percent := range []int{0, 100} {
+		t.Run(fmt.Sprint(percent, " percent"), func(t *testing.T) {
+			options := ProxyOptions{RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second}
+			pool := newPool(backend)
+			pool.AddLayout(p.layout)
+			gateway, observed, _ := newPicker(t, pool, options)
+			proxied := newPool(backend)
+			proxied.AddLayout(p.layout)
+			url, wanted := proxyServer(t, proxied, options)
+			for name, body := range requests {
+				path, _, _ := strings.Cut(name, " ")
+				response, want := post(t, url+path, body)
+				for _, chunkBytes := range []int{1, 7, 1 << 16} {
+					header, got := throughGateway(t, gateway, path, body, chunkBytes)
+					if got != want {
+						t.Errorf("%s, chunks of %d bytes:\n%s\nfrom the proxy:\n%s", name, chunkBytes, got, want)
+					}
+					if strings.Contains(got, "routed_experts") != strings.Contains(name, "itself") {
+						t.Errorf("%s: the client got %s", name, got)
+					}
+					if !strings.Contains(name, "stream") && header.Get("Content-Length") != fmt.Sprint(len(got)) {
+						t.Errorf("%s: Content-Length is %q of %d bytes", name, header.Get("Content-Length"), len(got))
+					}
+					if header.Get(HeaderPod) != "p" || header.Get(HeaderPlan) != response.Header.Get(HeaderPlan) || header.Get(HeaderRank) == "" || header.Get(HeaderRequestID) != "r" {
+						t.Errorf("%s: the client got the header %v", name, header)
+					}
+				}
+			}
+			want := 0
+			if percent == 100 {
+				want = len(requests) - 1 // all but the one whose client has asked itself
+			}
+			if len(wanted.recent()) != want || len(observed.recent()) != 3*want {
+				t.Fatalf("%d observations through the gateway, %d of the proxy; want %d and %d", len(observed.recent()), len(wanted.recent()), 3*want, want)
+			}
+			for _, observation := range observed.recent() {
+				if !slices.ContainsFunc(wanted.recent(), func(o lar.Observation) bool {
+					// The rank was chosen anew, and what is local depends on it.
+					return cmp.Equal(o, observation, cmpopts.IgnoreFields(lar.Observation{}, "Time", "Rank", "Activations.Local", "Predicted"))
+				}) {
+					t.Errorf("%+v was not observed by the proxy", observation)
+				}
+			}
+			if got := outstanding(pool); got != 0 {
+				t.Errorf("%d tokens are outstanding", got)
+			}
+		})
+	}
+}
+
+// vLLM puts the experts into answers that nobody has asked for them; they are taken out on this way too.
+func TestAGatewaysClientGetsNoExpertsOfVLLM(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	engine := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, `{"id":"c","choices":[{"index":0,"text":"a","routed_experts":%q}],"usage":{}}`, vllmRouting())
+	})
+	engine.Shape = &tinyShape
+	adapter := adapterOf(t, "VLLM")
+	gateway, observed, _ := newPicker(t, newPool(engine), ProxyOptions{RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100})
+	if _, got := throughGateway(t, gateway, "/v1/completions", `{"prompt":"x"}`, 11); got != `{"id":"c","choices":[{"index":0,"text":"a"}],"usage":{}}` {
+		t.Errorf("the client got %s", got)
+	}
+	if len(observed.recent()) != 1 {
+		t.Errorf("%d observations, want 1", len(observed.recent()))
+	}
+}
+
+// eightPorts is a pod of an InferencePool with eight ports, each of them a rank.
+func eightPorts(pod, host string) Backend {
+	b := Backend{Pod: pod, Address: host + ":8000", Ranks: 8}
+	for rank := range 8 {
+		b.RankAddresses = append(b.RankAddresses, fmt.Sprintf("%s:%d", host, 8000+rank))
+	}
+	return b
+}
+
+// Each port is an endpoint: load is spread over all of them, hints choose among them, no header names a rank, and other
+// ports stand by.
+func TestPicksAmongEightPorts(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	pod := eightPorts("a", "10.0.0.1")
+	pod.RankAddresses[5] = "" // not live
+	pool := newPool(pod)
+	gateway, _, registry := newPicker(t, pool, ProxyOptions{RankHeader: rankHeader})
+	const body = `{"prompt":"x","max_tokens":10}`
+	seen := map[string]int{}
+	var streams []*gatewaytest.Stream
+	for range 14 {
+		s, endpoints, change := begin(t, gateway, body, map[string]string{strings.ToLower(rankHeader): "5"}, nil)
+		streams = append(streams, s)
+		seen[endpoints[0]]++
+		if len(endpoints) != 3 || endpoints[1] == endpoints[0] || slices.Contains(endpoints, "10.0.0.1:8005") {
+			t.Errorf("endpoints %v", endpoints)
+		}
+		if !change.Remove[strings.ToLower(rankHeader)] || change.Set[strings.ToLower(rankHeader)] != "" {
+			t.Errorf("the header is changed by %v: the client's rank must go", change)
+		}
+	}
+	for rank := range 8 {
+		want := 2
+		if rank == 5 {
+			want = 0
+		}
+		if got := seen[fmt.Sprintf("10.0.0.1:%d", 8000+rank)]; got != want {
+			t.Errorf("port %d got %d requests, want %d", 8000+rank, got, want)
+		}
+	}
+	for _, s := range streams {
+		s.Cancel()
+	}
+	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
+	eventually(t, "all are counted as 499", func() bool {
+		return testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP semmoe_router_requests_total Requests answered, by HTTP status code.
+# TYPE semmoe_router_requests_total counter
+semmoe_router_requests_total{code="499"} 14
+`), "semmoe_router_requests_total") == nil
+	})
+
+	for hint, want := range map[string][]string{
+		"10.0.0.1:8003": {"10.0.0.1:8003"}, "10.0.0.1:8002,10.0.0.1:8005,10.0.0.1:8006": {"10.0.0.1:8002", "10.0.0.1:8006"},
+		"10.0.0.1:8005": nil, "10.0.0.2": nil, "": nil,
+	} {
+		for range 4 {
+			s := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
+			s.RequestHeaders("POST", "/v1/completions", nil, false, structpb.NewStringValue(hint))
+			s.RequestBody([]byte(body), 1000, true)
+			if want == nil {
+				if code, change, message := s.Refused(); code != 503 || change.Set["retry-after"] == "" || !strings.Contains(message, "no serving pod is ready") {
+					t.Errorf("hint %q: code %d, %v, %s", hint, code, change, message)
+				}
+				continue
+			}
+			endpoints, _ := s.Picked()
+			if slices.Sort(endpoints); !slices.Equal(endpoints, want) {
+				t.Errorf("hint %q: endpoints %v, want %v", hint, endpoints, want)
+			}
+			s.Cancel()
+		}
+	}
+}
+
+// What is live in a pool, and where requests go after the first choice, follows the plan, the rank and the load.
+func TestFallbacks(t *testing.T) {
+	header := func(pod, plan string, ranks int) Backend {
+		return Backend{Pod: pod, Address: pod, Ranks: ranks, PlanDigest: plan}
+	}
+	ports := func(pod, plan string, addresses ...string) Backend {
+		return Backend{Pod: pod, Address: pod, Ranks: len(addresses), RankAddresses: addresses, PlanDigest: plan}
+	}
+	cases := map[string]struct {
+		backends []Backend // the first one is chosen, on rank 1 where it has ranks
+		load     map[string][]int64
+		eligible func(string) bool
+		ejected  string
+		want     []string
+	}{
+		"no other":                    {backends: []Backend{header("a", "", 4)}},
+		"the same rank of others":     {backends: []Backend{header("a", "", 2), header("b", "", 2), header("c", "", 2)}, load: map[string][]int64{"b": {0, 9}, "c": {9, 0}}, want: []string{"c", "b"}},
+		"at most two":                 {backends: []Backend{header("a", "", 2), header("b", "", 2), header("c", "", 2), header("d", "", 2)}, load: map[string][]int64{"b": {0, 3}, "c": {0, 2}, "d": {0, 1}}, want: []string{"d", "c"}},
+		"without ranks":               {backends: []Backend{header("a", "", 0), header("b", "", 0)}, want: []string{"b"}},
+		"of the same plan":            {backends: []Backend{header("a", "x", 2), header("b", "y", 2), header("c", "", 2)}},
+		"of as many ranks":            {backends: []Backend{header("a", "", 4), header("b", "", 2), header("c", "", 0)}},
+		"not where no header reaches": {backends: []Backend{header("a", "", 2), ports("b", "", "b:0", "b:1")}},
+		"not what needs a header":     {backends: []Backend{ports("a", "", "a:0", "a:1"), header("b", "", 2)}, want: []string{"a:0"}},
+		"other ranks come last":       {backends: []Backend{ports("a", "", "a:0", "a:1", "a:2"), ports("b", "", "b:0", "b:1", "b:2")}, load: map[string][]int64{"b": {5, 9, 5}, "a": {7, 0, 1}}, want: []string{"b:1", "a:2"}},
+		"live ranks":                  {backends: []Backend{ports("a", "", "a:0", "a:1", ""), ports("b", "", "b:0", "", "b:2")}, load: map[string][]int64{"a": {1, 0, 0}, "b": {2, 0, 3}}, want: []string{"a:0", "b:0"}},
+		"eligible ranks":              {backends: []Backend{header("a", "", 2), header("b", "", 2), header("c", "", 2)}, eligible: func(e string) bool { return e != "b" }, want: []string{"c"}},
+		"not what was just away":      {backends: []Backend{header("a", "", 2), header("b", "", 2), header("c", "", 2)}, ejected: "c", want: []string{"b"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			pool := newPool(tc.backends...)
+			var lease *Lease
+			for _, g := range pool.groups {
+				for _, b := range g.backends {
+					copy(b.outstanding, tc.load[b.Pod])
+					if b.Pod == tc.ejected {
+						b.ejectedUntil = pool.now().Add(time.Hour)
+					}
+					if b.Pod == tc.backends[0].Pod {
+						lease = &Lease{Backend: b.Backend, Rank: min(1, b.Ranks-1), on: b, pool: pool}
+					}
+				}
+			}
+			if got := pool.fallbacks(lease, &request{eligible: tc.eligible}, mostFallbacks); !slices.Equal(got, tc.want) {
+				t.Errorf("%v, want %v", got, tc.want)
+			}
+		})
+	}
+}
+
+// What has really served is what counts: its load while it serves, its rank and plan in what is observed.
+func TestCountsWhatHasServed(t *testing.T) {
+	p, _ := plans(t)
+	planned := func(b Backend) Backend { b.PlanDigest, b.Shape = p.artifact.Digest, &tinyShape; return b }
+	adapter := adapterOf(t, "SGLang")
+	header := func(pod string) Backend { return planned(Backend{Pod: pod, Address: pod + ":1", Ranks: 4}) }
+	ports := func(pod string) Backend {
+		return planned(Backend{Pod: pod, Address: pod + ":9", Ranks: 4, RankAddresses: []string{pod + ":0", pod + ":1", pod + ":2", pod + ":3"}})
+	}
+	cases := map[string]struct {
+		backends []Backend
+		served   func(endpoints []string) string
+		code     int
+		// what follows: a fallback is counted, the pod that is named, whether the plan's forecast still holds.
+		fallback bool
+		pod      func(endpoint string) string
+		forecast bool
+		counted  bool
+	}{
+		"the first choice":        {backends: []Backend{header("a"), header("b")}, served: func(e []string) string { return e[0] }, pod: podOf, forecast: true, counted: true},
+		"the gateway tells none":  {backends: []Backend{header("a")}, served: func([]string) string { return "" }, pod: func(string) string { return "a" }, forecast: true, counted: true},
+		"the second choice":       {backends: []Backend{header("a"), header("b")}, served: func(e []string) string { return e[1] }, fallback: true, pod: podOf, forecast: true, counted: true},
+		"a port of another pod":   {backends: []Backend{ports("a"), ports("b")}, served: func(e []string) string { return e[1] }, fallback: true, pod: podOf, forecast: true, counted: true},
+		"another port of the pod": {backends: []Backend{ports("a")}, served: func(e []string) string { return e[1] }, fallback: true, pod: podOf, forecast: true, counted: true},
+		"a pod of another plan":   {backends: []Backend{header("a")}, served: func([]string) string { return "other:1" }, fallback: true, pod: podOf, counted: true},
+		"nobody that is known":    {backends: []Backend{header("a")}, served: func([]string) string { return "10.9.9.9:1" }, fallback: true, pod: func(string) string { return "" }, counted: true},
+		"nobody":                  {backends: []Backend{header("a")}, served: func(e []string) string { return e[0] }, code: 503, pod: podOf, forecast: true},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			gatewaytest.NoLeaks(t)
+			pool := newPool(tc.backends...)
+			pool.AddLayout(p.layout)
+			gateway, _, registry := newPicker(t, pool, ProxyOptions{RankHeader: adapter.RankHeader})
+			s, endpoints, _ := begin(t, gateway, `{"prompt":[1,2,3],"max_tokens":5}`, map[string]string{"x-request-id": "an id"}, nil)
+			served := tc.served(endpoints)
+			pool.Set(append(tc.backends[:len(tc.backends):len(tc.backends)], Backend{Pod: "other", Address: "other:1", Ranks: 4, PlanDigest: "another"}))
+			s.ResponseHeaders(max(200, tc.code), nil, false, served)
+			told := s.Answered().Set
+			if pod := tc.pod(served); told["x-semmoe-pod"] != pod {
+				t.Errorf("pod %q is told, want %q", told["x-semmoe-pod"], pod)
+			}
+			if named := told["x-semmoe-plan"] != ""; named != tc.forecast {
+				t.Errorf("plan %q is told", told["x-semmoe-plan"])
+			}
+			onServed := int64(0)
+			pool.mu.Lock()
+			for _, g := range pool.groups {
+				for _, b := range g.backends {
+					for rank, tokens := range b.outstanding {
+						if tokens != 0 && (served == "" || b.Endpoint(rank) == served) && rankLabel(rank) == told["x-semmoe-rank"] {
+							onServed += tokens
+						} else if tokens != 0 {
+							t.Errorf("%d tokens are outstanding on rank %d of %s, told is rank %s", tokens, rank, b.Pod, told["x-semmoe-rank"])
+						}
+					}
+				}
+			}
+			pool.mu.Unlock()
+			if known := tc.pod(served) != ""; (onServed == 9) != known {
+				t.Errorf("%d tokens are outstanding where it serves", onServed)
+			}
+			s.ResponseBody([]byte("x"), 1, true)
+			s.Body(-1)
+			eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
+			want := ""
+			if tc.fallback {
+				want += "# HELP semmoe_router_retries_total Attempts that were repeated on another pod, by reason: unreachable or unavailable; fallback where a gateway did it.\n" +
+					"# TYPE semmoe_router_retries_total counter\nsemmoe_router_retries_total{reason=\"fallback\"} 1\n"
+			}
+			if tc.counted {
+				want += "# HELP semmoe_router_estimated_tokens_total Estimated tokens (prompt and limit of output) sent to each rank, summed over pods.\n" +
+					"# TYPE semmoe_router_estimated_tokens_total counter\nsemmoe_router_estimated_tokens_total{rank=\"" + told["x-semmoe-rank"] + "\"} 9\n"
+			}
+			if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "semmoe_router_retries_total", "semmoe_router_estimated_tokens_total"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// podOf is the pod that is named like the host of its endpoint.
+func podOf(endpoint string) string {
+	pod, _, _ := strings.Cut(endpoint, ":")
+	return pod
+}
+
+// Wherever a client leaves, nothing stays outstanding.
+func TestAGatewaysClientThatLeaves(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	p, _ := plans(t)
+	pool := newPool(Backend{Pod: "a", Address: "a:1", Ranks: 4, PlanDigest: p.artifact.Digest, Shape: &tinyShape})
+	pool.AddLayout(p.layout)
+	adapter := adapterOf(t, "SGLang")
+	gateway, _, _ := newPicker(t, pool, ProxyOptions{RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100})
+	for name, play := range map[string]func(*gatewaytest.Stream){
+		"before its body has ended": nil,
+		"before the response":       func(*gatewaytest.Stream) {},
+		"in a stream": func(s *gatewaytest.Stream) {
+			s.ResponseHeaders(200, map[string]string{"content-type": "text/event-stream"}, false, "a:1")
+			s.Answered()
+			s.ResponseBody([]byte("data: {\"choices\":[]}\n\ndata: {"), 5, false)
+			s.Body(10)
+		},
+		"in a response that is read whole": func(s *gatewaytest.Stream) {
+			s.ResponseHeaders(200, map[string]string{"content-type": "application/json"}, false, "a:1")
+			s.ResponseBody([]byte(`{"choices":`), 5, false)
+		},
+	} {
+		s := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
+		s.RequestHeaders("POST", "/v1/completions", nil, false, nil)
+		s.RequestBody([]byte(`{"prompt":"x"}`), 3, play != nil)
+		if play != nil {
+			s.Picked()
+			s.Body(-1)
+			if outstanding(pool) == 0 {
+				t.Errorf("%s: nothing is outstanding while it runs", name)
+			}
+			play(s)
+		}
+		s.Cancel()
+		eventually(t, name+": no token is outstanding", func() bool { return outstanding(pool) == 0 })
+	}
+}
+
+// Only the routes of the service reach an engine, by no spelling another one.
+func TestAGatewayReachesOnlyTheRoutes(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	gateway, _, registry := newPicker(t, newPool(Backend{Pod: "a", Address: "a:1", Ranks: 2}), ProxyOptions{RankHeader: rankHeader})
+	for request, want := range map[string]bool{
+		"GET /v1/models": true, "GET /v1/models/tiny?x=1": true, "GET /v1/models/a/b": true, "POST /v1/completions": true, "POST /v1/%63ompletions": true, "POST /generate": true,
+		"POST /v1/models": false, "GET /generate": false, "POST /flush_cache": false, "POST /v1/completions/../../flush_cache": false, "GET /v1/models/..%2f..%2fflush_cache": false,
+		"POST //generate": false, "POST /generate/": false, "POST http://x/generate": false, "POST *": false, "POST ": false, "GET /v1/models/%zz": false, "GET /": false,
+	} {
+		method, path, _ := strings.Cut(request, " ")
+		s := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
+		s.RequestHeaders(method, path, nil, true, nil)
+		if !want {
+			if code, _, body := s.Refused(); code != 404 || !strings.Contains(body, "is not a route of this service") {
+				t.Errorf("%s: code %d, %s", request, code, body)
+			}
+			continue
+		}
+		endpoints, change := s.Picked()
+		if !slices.Equal(endpoints, []string{"a:1"}) || change.Set["x-request-id"] == "" || change.Set[strings.ToLower(rankHeader)] == "" {
+			t.Errorf("%s: endpoints %v, header %v", request, endpoints, change)
+		}
+		s.ResponseHeaders(200, nil, true, "a:1")
+		if told := s.Answered().Set; told["x-request-id"] != change.Set["x-request-id"] || told["x-semmoe-rank"] != change.Set[strings.ToLower(rankHeader)] {
+			t.Errorf("%s: %v is told of %v", request, told, change)
+		}
+	}
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP semmoe_router_requests_total Requests answered, by HTTP status code.
+# TYPE semmoe_router_requests_total counter
+semmoe_router_requests_total{code="200"} 6
+semmoe_router_requests_total{code="404"} 12
+`), "semmoe_router_requests_total"); err != nil {
+		t.Error(err)
+	}
+}
+
+// A gateway that passes the response on as it is gets no request sampled, and none that asks for the experts of a permuted
+// checkpoint.
+func TestWhereTheResponseCannotBeChanged(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	adapter := adapterOf(t, "SGLang")
+	options := ProxyOptions{RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100}
+	pool := NewPool()
+	pool.AddLayout(&Layout{digest: "d", ranks: 2, hosts: permutedLayout(2, 2, 0, 3, 1).hosts, slots: permutedLayout(2, 2, 0, 3, 1).slots})
+	permuted := Backend{Pod: "permuted", Address: "p:1", Ranks: 2, PlanDigest: "d", Permuted: true, Shape: &permutedShape}
+	plain := Backend{Pod: "plain", Address: "a:1", Ranks: 2, PlanDigest: "d", Shape: &permutedShape}
+	pool.Set([]Backend{permuted, plain})
+	gateway, _, _ := newPicker(t, pool, options)
+	config := &extprocv3.ProtocolConfiguration{RequestBodyMode: processingv3.ProcessingMode_FULL_DUPLEX_STREAMED, ResponseBodyMode: processingv3.ProcessingMode_NONE}
+	open := func(body string) *gatewaytest.Stream {
+		s := gatewaytest.Open(t, gateway, config)
+		s.RequestHeaders("POST", "/v1/completions", nil, false, nil)
+		s.RequestBody([]byte(body), 1000, true)
+		return s
+	}
+	for range 20 {
+		s := open(`{"prompt":"x"}`)
+		s.Picked()
+		if body, _ := s.Body(-1); string(body) != `{"prompt":"x"}` {
+			t.Fatalf("the engine is asked %s", body)
+		}
+		s.Cancel()
+		s = open(`{"prompt":"x","return_routed_experts":true}`)
+		if endpoints, _ := s.Picked(); endpoints[0] != "a:1" {
+			t.Fatalf("endpoints %v for who asks for experts", endpoints)
+		}
+		s.Cancel()
+	}
+	pool.Set([]Backend{permuted})
+	if code, _, body := open(`{"prompt":"x","return_routed_experts":true}`).Refused(); code != 503 || !strings.Contains(body, "logical ids") {
+		t.Errorf("code %d, %s", code, body)
+	}
+}
+
+// A router in this mode starts from its snapshot without the API server, says when it is ready, and lets a running stream
+// finish when it is told to stop.
+func TestRunsAsAnEndpointPicker(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	dir := t.TempDir()
+	if err := SaveSnapshot(dir, []Backend{eightPorts("a", "10.0.0.1")}); err != nil {
+		t.Fatal(err)
+	}
+	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", freePort(t))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := Options{
+		ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20}, Namespace: "ns", Selector: "a=b", SnapshotDir: dir, Host: "127.0.0.1",
+		FetchPlan: func(context.Context, string, string) error { return nil }, MetricsPort: freePort(t), DrainTimeout: time.Minute,
+	}
+	options.EndpointPicker = &EndpointPickerOptions{Port: freePort(t), HealthPort: freePort(t)}
+	if options.EndpointPicker.TLS, err = picker.TLSConfig("", ""); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, clients, options) }()
+	health, err := grpc.NewClient(fmt.Sprintf("dns:///127.0.0.1:%d", options.EndpointPicker.HealthPort), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer health.Close()
+	ready := func() bool {
+		answer, err := healthpb.NewHealthClient(health).Check(t.Context(), &healthpb.HealthCheckRequest{Service: "readiness"})
+		return err == nil && answer.GetStatus() == healthpb.HealthCheckResponse_SERVING
+	}
+	eventually(t, "ready", ready)
+	address := fmt.Sprintf("127.0.0.1:%d", options.EndpointPicker.Port)
+	s, endpoints, _ := begin(t, gatewaytest.Dial(t, address), "{}", nil, nil)
+	if len(endpoints) != 3 || !strings.HasPrefix(endpoints[0], "10.0.0.1:800") {
+		t.Errorf("endpoints %v", endpoints)
+	}
+	stop()
+	eventually(t, "no new connections", func() bool {
+		connection, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true})
+		if err == nil {
+			connection.Close()
+		}
+		return err != nil
+	})
+	s.ResponseHeaders(200, nil, true, endpoints[0])
+	s.Answered()
+	if err := s.End(); err != io.EOF {
+		t.Errorf("the running stream ended with %v", err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("the router ended with %v", err)
+	}
+}

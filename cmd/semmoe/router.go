@@ -82,10 +82,14 @@ func newRouterCommand() *cobra.Command {
 	return command
 }
 
+// mostFallbacks bounds a header: who has tried so many endpoints has no use for another.
+const mostFallbacks = 16
+
 // gatewayFlags are the flags of a router that chooses for a gateway.
 type gatewayFlags struct {
 	on, plaintext     bool
 	port, healthPort  int
+	fallbacks         int
 	certFile, keyFile string
 }
 
@@ -94,6 +98,7 @@ func (g *gatewayFlags) add(command *cobra.Command) {
 	flags.BoolVar(&g.on, "endpoint-picker", false, "choose for a gateway (Envoy ext_proc, endpoint picker protocol 1.0) instead of proxying; --port and --endpoint-wait are not used then")
 	flags.IntVar(&g.port, "ext-proc-port", 9002, "port for gateways, with --endpoint-picker")
 	flags.IntVar(&g.healthPort, "health-port", 9003, "port for gRPC health checks without TLS, with --endpoint-picker")
+	flags.IntVar(&g.fallbacks, "fallbacks", 2, "endpoints that a gateway is told to try after the chosen one, with --endpoint-picker; 0 for one that reads a single endpoint, such as Envoy's ORIGINAL_DST cluster")
 	flags.StringVar(&g.certFile, "tls-cert-file", "", "PEM file with the certificate for gateways, read anew for each connection (default: one that the router makes and signs itself)")
 	flags.StringVar(&g.keyFile, "tls-key-file", "", "PEM file with the key of --tls-cert-file")
 	flags.BoolVar(&g.plaintext, "plaintext", false, "speak to gateways without TLS")
@@ -106,12 +111,14 @@ func (g *gatewayFlags) options() (*router.EndpointPickerOptions, error) {
 		return nil, errors.New("--plaintext, --tls-cert-file and --tls-key-file say how gateways are spoken to: they need --endpoint-picker")
 	case !g.on:
 		return nil, nil
+	case g.fallbacks < 0 || g.fallbacks > mostFallbacks:
+		return nil, fmt.Errorf("--fallbacks is %d: want 0 to %d", g.fallbacks, mostFallbacks)
 	case (g.certFile == "") != (g.keyFile == ""):
 		return nil, fmt.Errorf("--tls-cert-file is %q and --tls-key-file %q: want both, or neither", g.certFile, g.keyFile)
 	case g.plaintext && g.certFile != "":
 		return nil, errors.New("--plaintext contradicts --tls-cert-file: want one of them")
 	}
-	options := &router.EndpointPickerOptions{Port: g.port, HealthPort: g.healthPort}
+	options := &router.EndpointPickerOptions{Port: g.port, HealthPort: g.healthPort, Fallbacks: g.fallbacks}
 	if g.plaintext {
 		return options, nil
 	}

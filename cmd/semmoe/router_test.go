@@ -15,6 +15,8 @@ func TestGatewayFlags(t *testing.T) {
 		"a proxy":                 {nil, [2]int{}, false, ""},
 		"an endpoint picker":      {[]string{"--endpoint-picker"}, [2]int{9002, 9003}, true, ""},
 		"other ports":             {[]string{"--endpoint-picker", "--ext-proc-port=1", "--health-port=2"}, [2]int{1, 2}, true, ""},
+		"too many fallbacks":      {[]string{"--endpoint-picker", "--fallbacks=17"}, [2]int{}, false, "--fallbacks is 17: want 0 to 16"},
+		"less than no fallbacks":  {[]string{"--endpoint-picker", "--fallbacks=-1"}, [2]int{}, false, "--fallbacks is -1: want 0 to 16"},
 		"plain text":              {[]string{"--endpoint-picker", "--plaintext"}, [2]int{9002, 9003}, false, ""},
 		"plain text of a proxy":   {[]string{"--plaintext"}, [2]int{}, false, "need --endpoint-picker"},
 		"certificate of a proxy":  {[]string{"--tls-cert-file=a"}, [2]int{}, false, "need --endpoint-picker"},

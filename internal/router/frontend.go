@@ -20,6 +20,8 @@ type EndpointPickerOptions struct {
 	Port, HealthPort int
 	// TLS is nil for plain text.
 	TLS *tls.Config
+	// Fallbacks is how many endpoints a gateway is told beside the chosen one.
+	Fallbacks int
 }
 
 // frontend is where requests come to the router.
@@ -57,7 +59,7 @@ func newFrontend(pool *Pool, registry *prometheus.Registry, log logr.Logger, opt
 		listener.Close()
 		return nil, nil, err
 	}
-	chooser, observations := NewEndpointPicker(pool, registry, options.ProxyOptions)
+	chooser, observations := NewEndpointPicker(pool, registry, options.ProxyOptions, options.EndpointPicker.Fallbacks)
 	server := picker.NewServer(chooser, picker.Options{TLS: options.EndpointPicker.TLS, MaxBodyBytes: options.MaxBodyBytes})
 	return &gatewayFrontend{server, listener, probes}, observations, nil
 }

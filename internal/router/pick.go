@@ -15,19 +15,19 @@ import (
 	"github.com/semmoe/operator/internal/router/picker"
 )
 
-// mostFallbacks is how many endpoints a gateway is told beside the chosen one: enough for two pods that fail at once.
-const mostFallbacks = 2
-
 // endpointPicker chooses for a gateway: it chooses, samples and counts as the proxy does, and sends nothing itself.
 type endpointPicker struct {
 	core *sender
+	// fallbacks is how many endpoints a gateway is told beside the chosen one.
+	fallbacks int
 	// routes answers nothing: it only tells which routes there are.
 	routes *http.ServeMux
 }
 
-// NewEndpointPicker returns what chooses for gateways, and what it observes. It waits for no pod, whatever EndpointWait
+// NewEndpointPicker returns what chooses for gateways, and what it observes. It tells them at most so many endpoints to try
+// after the chosen one. It waits for no pod, whatever EndpointWait
 // says: a gateway gives up earlier, and may know another pool.
-func NewEndpointPicker(pool *Pool, registry prometheus.Registerer, options ProxyOptions) (picker.Picker, *Observations) {
+func NewEndpointPicker(pool *Pool, registry prometheus.Registerer, options ProxyOptions, fallbacks int) (picker.Picker, *Observations) {
 	core := &sender{pool: pool, options: options, metrics: newMetrics(registry, pool), observations: newObservations(registry, options)}
 	mux := http.NewServeMux()
 	for method, paths := range routes {
@@ -35,7 +35,7 @@ func NewEndpointPicker(pool *Pool, registry prometheus.Registerer, options Proxy
 			mux.Handle(method+" "+path, http.NotFoundHandler())
 		}
 	}
-	return &endpointPicker{core: core, routes: mux}, core.observations
+	return &endpointPicker{core: core, fallbacks: fallbacks, routes: mux}, core.observations
 }
 
 // Count counts an answer by its status code.
@@ -70,7 +70,7 @@ func (e *endpointPicker) Pick(_ context.Context, in *picker.Request) (picker.Exc
 	}
 	p.picked = e.core.observations.now()
 	p.decision = picker.Decision{
-		Endpoints:     append([]string{p.lease.endpoint()}, e.core.pool.fallbacks(p.lease, r, mostFallbacks)...),
+		Endpoints:     append([]string{p.lease.endpoint()}, e.core.pool.fallbacks(p.lease, r, e.fallbacks)...),
 		SetHeaders:    map[string]string{HeaderRequestID: id},
 		RemoveHeaders: []string{e.core.options.RankHeader},
 		Body:          body,

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"slices"
@@ -39,7 +40,7 @@ func newPicker(t *testing.T, pool *Pool, options ProxyOptions) (*grpc.ClientConn
 		options.MaxBodyBytes = 1 << 20
 	}
 	registry := prometheus.NewRegistry()
-	chooser, observations := NewEndpointPicker(pool, registry, options)
+	chooser, observations := NewEndpointPicker(pool, registry, options, 2)
 	config, err := picker.TLSConfig("", "")
 	if err != nil {
 		t.Fatal(err)
@@ -369,7 +370,7 @@ func TestFallbacks(t *testing.T) {
 					}
 				}
 			}
-			if got := pool.fallbacks(lease, &request{eligible: tc.eligible}, mostFallbacks); !slices.Equal(got, tc.want) {
+			if got := pool.fallbacks(lease, &request{eligible: tc.eligible}, 2); !slices.Equal(got, tc.want) {
 				t.Errorf("%v, want %v", got, tc.want)
 			}
 		})
@@ -592,7 +593,7 @@ func TestRunsAsAnEndpointPicker(t *testing.T) {
 		ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20}, Namespace: "ns", Selector: "a=b", SnapshotDir: dir, Host: "127.0.0.1",
 		FetchPlan: func(context.Context, string, string) error { return nil }, MetricsPort: freePort(t), DrainTimeout: time.Minute,
 	}
-	options.EndpointPicker = &EndpointPickerOptions{Port: freePort(t), HealthPort: freePort(t)}
+	options.EndpointPicker = &EndpointPickerOptions{Port: freePort(t), HealthPort: freePort(t), Fallbacks: 1}
 	if options.EndpointPicker.TLS, err = picker.TLSConfig("", ""); err != nil {
 		t.Fatal(err)
 	}
@@ -612,7 +613,7 @@ func TestRunsAsAnEndpointPicker(t *testing.T) {
 	eventually(t, "ready", ready)
 	address := fmt.Sprintf("127.0.0.1:%d", options.EndpointPicker.Port)
 	s, endpoints, _ := begin(t, gatewaytest.Dial(t, address), "{}", nil, nil)
-	if len(endpoints) != 3 || !strings.HasPrefix(endpoints[0], "10.0.0.1:800") {
+	if len(endpoints) != 2 || !strings.HasPrefix(endpoints[0], "10.0.0.1:800") {
 		t.Errorf("endpoints %v", endpoints)
 	}
 	stop()
@@ -631,4 +632,56 @@ func TestRunsAsAnEndpointPicker(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Errorf("the router ended with %v", err)
 	}
+}
+
+// Many clients at once, of which some leave, while pods come and go: each gets an endpoint that was there, or 503, and in
+// the end nothing is outstanding and nobody waits.
+func TestManyStreamsAtOnce(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	p, _ := plans(t)
+	adapter := adapterOf(t, "SGLang")
+	var pods []Backend
+	for i := range 4 {
+		pod := eightPorts(fmt.Sprint("pod-", i), fmt.Sprintf("10.0.0.%d", i))
+		if i%2 == 0 {
+			pod.Ranks, pod.RankAddresses, pod.PlanDigest, pod.Shape = 4, nil, p.artifact.Digest, &tinyShape
+		}
+		pods = append(pods, pod)
+	}
+	pool := newPool(pods...)
+	pool.AddLayout(p.layout)
+	gateway, _, _ := newPicker(t, pool, ProxyOptions{RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 50})
+	var clients sync.WaitGroup
+	for client := range 16 {
+		clients.Go(func() {
+			random := rand.New(rand.NewPCG(1, uint64(client)))
+			for i := range 25 {
+				pool.Set(pods[random.IntN(4):])
+				s := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
+				s.RequestHeaders("POST", "/v1/completions", map[string]string{"x-request-id": fmt.Sprint(client, "-", i)}, false, nil)
+				s.RequestBody(fmt.Appendf(nil, `{"prompt":[%d],"max_tokens":3}`, i), 1+random.IntN(40), true)
+				endpoints, change := s.Picked()
+				if pinned := change.Set[strings.ToLower(adapter.RankHeader)] != ""; pinned != slices.Contains([]string{"10.0.0.0:8000", "10.0.0.2:8000"}, endpoints[0]) {
+					t.Errorf("endpoints %v, header %v", endpoints, change)
+				}
+				s.Body(-1)
+				stage := random.IntN(4)
+				if stage > 0 {
+					s.ResponseHeaders(200, map[string]string{"content-type": "text/event-stream"}, false, endpoints[random.IntN(len(endpoints))])
+					s.Answered()
+				}
+				if stage > 1 {
+					s.ResponseBody([]byte("data: {\"text\":\"a\"}\n\ndata: [DONE]\n\n"), 1+random.IntN(40), stage > 2)
+				}
+				if stage > 2 {
+					if got, _ := s.Body(-1); string(got) != "data: {\"text\":\"a\"}\n\ndata: [DONE]\n\n" {
+						t.Errorf("the client got %q", got)
+					}
+				}
+				s.Cancel()
+			}
+		})
+	}
+	clients.Wait()
+	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
 }

@@ -808,3 +808,49 @@ func TestShutdown(t *testing.T) {
 		})
 	}
 }
+
+// One request of 4 KB and an answer of 20 events, over TLS: what both sides of the protocol cost together.
+func BenchmarkExchange(b *testing.B) {
+	config, err := TLSConfig("", "")
+	if err != nil {
+		b.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	probes, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	server := NewServer(&chooser{}, Options{TLS: config, MaxBodyBytes: maxBody})
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listener, probes) }()
+	defer func() {
+		if err := server.Shutdown(context.Background()); err != nil {
+			b.Error(err)
+		}
+		<-ended
+	}()
+	connection := gatewaytest.Dial(b, listener.Addr().String())
+	body := randomBytes(4096)
+	event := []byte("data: {\"choices\":[{\"index\":0,\"text\":\"a\"}]}\n\n")
+	b.ReportAllocs()
+	for b.Loop() {
+		s := gatewaytest.Open(b, connection, gatewaytest.FullDuplex)
+		s.RequestHeaders("POST", "/v1/completions", nil, false, nil)
+		s.RequestBody(body, len(body), true)
+		s.Picked()
+		s.Body(-1)
+		s.ResponseHeaders(200, map[string]string{"content-type": "text/event-stream"}, false, "10.0.0.1:8000")
+		s.Answered()
+		for i := range 20 {
+			s.ResponseBody(event, len(event), i == 19)
+			s.Body(len(event))
+		}
+		if err := s.End(); err != io.EOF {
+			b.Fatal(err)
+		}
+	}
+	connection.Close()
+}

@@ -5,16 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
-// file mirrors tokenizer.json. Constructs that are only looked at to refuse them stay raw.
+// file mirrors tokenizer.json. Constructs that are looked at by their type stay raw.
 type file struct {
 	AddedTokens   []fileAddedToken `json:"added_tokens"`
 	Normalizer    json.RawMessage  `json:"normalizer"`
-	PreTokenizer  *fileByteLevel   `json:"pre_tokenizer"`
-	PostProcessor *fileByteLevel   `json:"post_processor"`
-	Decoder       *fileByteLevel   `json:"decoder"`
+	PreTokenizer  json.RawMessage  `json:"pre_tokenizer"`
+	PostProcessor json.RawMessage  `json:"post_processor"`
+	Decoder       json.RawMessage  `json:"decoder"`
 	Truncation    json.RawMessage  `json:"truncation"`
 	Padding       json.RawMessage  `json:"padding"`
 	Model         fileModel        `json:"model"`
@@ -28,13 +31,6 @@ type fileAddedToken struct {
 	RStrip     bool   `json:"rstrip"`
 	Normalized bool   `json:"normalized"`
 	Special    bool   `json:"special"`
-}
-
-type fileByteLevel struct {
-	Type           string `json:"type"`
-	AddPrefixSpace bool   `json:"add_prefix_space"`
-	// UseRegex is true where the file does not say.
-	UseRegex *bool `json:"use_regex"`
 }
 
 type fileModel struct {
@@ -97,58 +93,129 @@ func Parse(text []byte) (*Tokenizer, error) {
 	if err := json.Unmarshal(text, &f); err != nil {
 		return nil, fmt.Errorf("not a tokenizer.json: %w", err)
 	}
-	if err := errors.Join(f.checkPipeline(), f.Model.check()); err != nil {
+	t := &Tokenizer{ids: map[string]int32{}}
+	var errs [5]error
+	t.normalizers, errs[0] = newNormalizers(f.Normalizer)
+	t.pre, errs[1] = f.preTokenizer()
+	errs[2] = f.checkPostProcessor()
+	t.spaceFirst, errs[3] = f.decodesFirstSpace()
+	errs[4] = f.Model.check()
+	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
-	t := &Tokenizer{split: gpt2Split, ids: map[string]int32{}}
-	if r := f.PreTokenizer.UseRegex; r != nil && !*r {
-		t.split = wholeText
+	if t.pre.byteLevel == f.Model.ByteFallback {
+		return nil, unsupported("model with byte_fallback %v, and ByteLevel in pre_tokenizer %v: exactly one is supported", f.Model.ByteFallback, t.pre.byteLevel)
 	}
-	if err := t.addVocabulary(f.Model.Vocab); err != nil {
+	if err := t.addVocabulary(&f.Model); err != nil {
 		return nil, err
 	}
 	if err := t.addAddedTokens(f.AddedTokens); err != nil {
 		return nil, err
 	}
-	bpe, err := newBPE(f.Model)
-	if err != nil {
+	var err error
+	if t.bpe, err = newBPE(&f.Model, t.pieces); err != nil {
 		return nil, err
 	}
-	t.bpe = bpe
+	if !t.pre.byteLevel && len(t.pre.cutters) == 0 && f.Model.spacesBegin() {
+		t.pre.cutters = append(t.pre.cutters, cutBeforeSpaces)
+	}
 	return t, nil
 }
 
-func (f *file) checkPipeline() error {
+func (f *file) preTokenizer() (*preTokenizer, error) {
 	var errs []error
-	refuse := func(bad bool, format string, args ...any) {
-		if bad {
-			errs = append(errs, fmt.Errorf("unsupported tokenizer: "+format, args...))
+	for name, raw := range map[string]json.RawMessage{"truncation": f.Truncation, "padding": f.Padding} {
+		if isSet(raw) {
+			errs = append(errs, unsupported("%s %.200s; only null is supported", name, raw))
 		}
 	}
-	for name, raw := range map[string]json.RawMessage{"normalizer": f.Normalizer, "truncation": f.Truncation, "padding": f.Padding} {
-		refuse(isSet(raw), "%s %.200s; only null is supported", name, raw)
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
 	}
-	switch {
-	case f.PreTokenizer == nil:
-		refuse(true, "no pre_tokenizer; only ByteLevel is supported")
-	case f.PreTokenizer.Type != "ByteLevel":
-		refuse(true, "pre_tokenizer of type %q; only ByteLevel is supported", f.PreTokenizer.Type)
-	default:
-		refuse(f.PreTokenizer.AddPrefixSpace, "pre_tokenizer with add_prefix_space")
+	var steps filePreTokenizer
+	if set, err := readJSON(f.PreTokenizer, "pre_tokenizer", &steps); err != nil || !set {
+		return &preTokenizer{}, err
 	}
-	refuse(f.PostProcessor != nil && f.PostProcessor.Type != "ByteLevel", "post_processor of type %q; only ByteLevel and null are supported", typeOf(f.PostProcessor))
-	refuse(typeOf(f.Decoder) != "ByteLevel", "decoder of type %q; only ByteLevel is supported", typeOf(f.Decoder))
-	for _, token := range f.AddedTokens {
-		refuse(token.SingleWord || token.LStrip || token.RStrip, "added token %q with single_word, lstrip or rstrip", token.Content)
-	}
-	return errors.Join(errs...)
+	return newPreTokenizer(steps.flat())
 }
 
-func typeOf(b *fileByteLevel) string {
-	if b == nil {
-		return "null"
+// checkPostProcessor accepts what only puts tokens around a text.
+func (f *file) checkPostProcessor() error {
+	var p filePostProcessor
+	if set, err := readJSON(f.PostProcessor, "post_processor", &p); err != nil || !set {
+		return err
 	}
-	return b.Type
+	return p.check()
+}
+
+type filePostProcessor struct {
+	Type       string              `json:"type"`
+	Processors []filePostProcessor `json:"processors"` // Sequence
+}
+
+func (p *filePostProcessor) check() error {
+	switch p.Type {
+	case "ByteLevel", "TemplateProcessing":
+		return nil
+	case "Sequence":
+		for _, one := range p.Processors {
+			if err := one.check(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return unsupported("post_processor of type %q; supported are ByteLevel, TemplateProcessing and Sequence", p.Type)
+}
+
+// fileDecoder is any decoder of a tokenizer.json.
+type fileDecoder struct {
+	Type     string        `json:"type"`
+	Decoders []fileDecoder `json:"decoders"` // Sequence
+	// Replace and Strip
+	Pattern *filePattern `json:"pattern"`
+	Content string       `json:"content"`
+	Start   int          `json:"start"`
+	Stop    int          `json:"stop"`
+	// Metaspace
+	PrependScheme string `json:"prepend_scheme"`
+}
+
+// decodesFirstSpace accepts the decoders that undo what the supported pre-tokenizers do, and reports whether they take a
+// space away at the begin.
+func (f *file) decodesFirstSpace() (bool, error) {
+	var d fileDecoder
+	set, err := readJSON(f.Decoder, "decoder", &d)
+	if err != nil {
+		return false, err
+	}
+	if !set {
+		return false, unsupported("no decoder; supported are ByteLevel, Metaspace and SentencePiece's sequence")
+	}
+	return d.takesFirstSpace()
+}
+
+func (d *fileDecoder) takesFirstSpace() (takes bool, err error) {
+	switch {
+	case d.Type == "ByteLevel", d.Type == "ByteFallback", d.Type == "Fuse":
+		return false, nil
+	case d.Type == "Replace" && d.Pattern != nil && d.Pattern.String != nil && *d.Pattern.String == spaceMark && d.Content == " ":
+		return false, nil
+	case d.Type == "Strip" && d.Content == " " && d.Start == 1 && d.Stop == 0:
+		return true, nil
+	case d.Type == "Metaspace":
+		return d.PrependScheme != "never", nil
+	case d.Type == "Sequence":
+		for _, one := range d.Decoders {
+			more, err := one.takesFirstSpace()
+			if err != nil {
+				return false, err
+			}
+			takes = takes || more
+		}
+		return takes, nil
+	}
+	return false, unsupported("decoder of type %q, or what it does; supported are ByteLevel, Metaspace and SentencePiece's sequence", d.Type)
 }
 
 func isSet(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
@@ -157,15 +224,22 @@ func (m *fileModel) check() error {
 	var errs []error
 	refuse := func(bad bool, format string, args ...any) {
 		if bad {
-			errs = append(errs, fmt.Errorf("unsupported tokenizer: model "+format, args...))
+			errs = append(errs, unsupported("model "+format, args...))
 		}
 	}
 	refuse(m.Type != "BPE", "of type %q; only BPE is supported", m.Type)
 	refuse(m.Dropout != nil && *m.Dropout != 0, "with dropout")
 	refuse(m.ContinuingSubwordPrefix != "", "with continuing_subword_prefix %q", m.ContinuingSubwordPrefix)
 	refuse(m.EndOfWordSuffix != "", "with end_of_word_suffix %q", m.EndOfWordSuffix)
-	refuse(m.ByteFallback, "with byte_fallback")
 	return errors.Join(errs...)
+}
+
+// spacesBegin reports whether each token that merges make has its spaces at its begin: then no merge crosses the place
+// before a space, and a text can be cut there.
+func (m *fileModel) spacesBegin() bool {
+	return !m.IgnoreMerges && !slices.ContainsFunc(m.Merges, func(parts fileMerge) bool {
+		return strings.Contains(strings.TrimLeft(parts[0]+parts[1], spaceMark), spaceMark)
+	})
 }
 
 // setPiece enters a token id.
@@ -181,28 +255,62 @@ func (t *Tokenizer) setPiece(id int32, piece string) error {
 	return nil
 }
 
-// addVocabulary enters the model's tokens. Entries that are not written in the byte-level alphabet can only be added
-// tokens that the file lists in the vocabulary too; they are kept as they stand.
-func (t *Tokenizer) addVocabulary(vocab map[string]int32) error {
-	owner := make(map[int32]string, len(vocab))
-	for written, id := range vocab {
-		if other, twice := owner[id]; twice {
-			return fmt.Errorf("tokens %q and %q share id %d", min(written, other), max(written, other), id)
-		}
-		owner[id] = written
-		piece, err := fromByteAlphabet(written)
-		if err != nil {
-			piece = written
-		}
-		if err := t.setPiece(id, piece); err != nil {
+// addVocabulary enters the model's tokens by the bytes that they stand for.
+func (t *Tokenizer) addVocabulary(m *fileModel) error {
+	taken := make([]bool, len(m.Vocab))
+	for written, id := range m.Vocab {
+		if err := t.setPiece(id, m.bytes(written)); err != nil {
 			return err
 		}
+		if missing := len(t.pieces) - len(taken); missing > 0 {
+			taken = append(taken, make([]bool, missing)...)
+		}
+		if taken[id] {
+			return m.shared(id)
+		}
+		taken[id] = true
 	}
 	return nil
 }
 
+// shared is the error for an id that several tokens have.
+func (m *fileModel) shared(id int32) error {
+	var owners []string
+	for written, other := range m.Vocab {
+		if other == id {
+			owners = append(owners, written)
+		}
+	}
+	slices.Sort(owners)
+	return fmt.Errorf("tokens %q and %q share id %d", owners[0], owners[1], id)
+}
+
+// bytes returns what a vocabulary entry stands for. One that is not written in the byte-level alphabet can only be an added
+// token that the file lists in the vocabulary too; it is kept as it stands.
+func (m *fileModel) bytes(written string) string {
+	if m.ByteFallback {
+		if b, ok := fallbackByte(written); ok {
+			return string([]byte{b})
+		}
+		return strings.ReplaceAll(written, spaceMark, " ")
+	}
+	if piece, err := fromByteAlphabet(written); err == nil {
+		return piece
+	}
+	return written
+}
+
+// fallbackByte reads the token of one byte, such as <0x0A>.
+func fallbackByte(written string) (byte, bool) {
+	if len(written) != len("<0x0A>") || !strings.HasPrefix(written, "<0x") || written[5] != '>' {
+		return 0, false
+	}
+	b, err := strconv.ParseUint(written[3:5], 16, 8)
+	return byte(b), err == nil
+}
+
 func (t *Tokenizer) addAddedTokens(list []fileAddedToken) error {
-	var raw, normalized []addedToken
+	var raw, later []addedToken
 	for _, token := range list {
 		if token.Content == "" {
 			return fmt.Errorf("added token %d is empty", token.ID)
@@ -212,43 +320,96 @@ func (t *Tokenizer) addAddedTokens(list []fileAddedToken) error {
 		}
 		t.special[token.ID] = token.Special
 		t.ids[token.Content] = token.ID
-		entry := addedToken{content: token.Content, id: token.ID}
+		entry := addedToken{token.Content, token.ID, token.SingleWord, token.LStrip, token.RStrip}
 		if token.Normalized {
-			normalized = append(normalized, entry)
+			later = append(later, entry)
 		} else {
 			raw = append(raw, entry)
 		}
 	}
-	t.raw, t.normalized = newAddedTokens(raw), newAddedTokens(normalized)
+	t.raw, t.normalized = newAddedTokens(raw), newAddedTokens(normalized(later, t.normalizers))
 	return nil
 }
 
-func newBPE(m fileModel) (*bpe, error) {
-	b := &bpe{merges: make(map[pair]merge, len(m.Merges)), cache: wordCache{words: map[string][]int32{}}}
-	for written, value := range byteAlphabet {
-		id, ok := m.Vocab[string(written)]
+// newBPE prepares the model; pieces are the bytes of its tokens.
+func newBPE(m *fileModel, pieces []string) (*bpe, error) {
+	b := &bpe{merges: newPairTable(len(m.Merges))}
+	if err := b.setBytes(m); err != nil {
+		return nil, err
+	}
+	if err := b.setMerges(m); err != nil {
+		return nil, err
+	}
+	b.setWords(m, pieces)
+	return b, nil
+}
+
+// setBytes enters the tokens that pieces begin as.
+func (b *bpe) setBytes(m *fileModel) error {
+	if !m.ByteFallback {
+		for written, value := range byteAlphabet {
+			id, ok := m.Vocab[string(written)]
+			if !ok {
+				return unsupported("the vocabulary has no token for byte 0x%02x", value)
+			}
+			b.byteTokens[value] = id
+		}
+		return nil
+	}
+	for value := range b.byteTokens {
+		id, ok := m.Vocab[fmt.Sprintf("<0x%02X>", value)]
 		if !ok {
-			return nil, fmt.Errorf("unsupported tokenizer: the vocabulary has no token for byte 0x%02x", value)
+			return unsupported("byte_fallback and no token <0x%02X> in the vocabulary", value)
 		}
 		b.byteTokens[value] = id
 	}
+	b.characters = map[rune]int32{}
+	for written, id := range m.Vocab {
+		if r, size := utf8.DecodeRuneInString(written); size == len(written) && size > 0 {
+			b.characters[r] = id
+		}
+	}
+	return nil
+}
+
+func (b *bpe) setMerges(m *fileModel) error {
 	for rank, parts := range m.Merges {
 		left, okLeft := m.Vocab[parts[0]]
 		right, okRight := m.Vocab[parts[1]]
 		joined, okJoined := m.Vocab[parts[0]+parts[1]]
 		if !okLeft || !okRight || !okJoined {
-			return nil, fmt.Errorf("merge %d (%q, %q): both parts and their concatenation must be in the vocabulary", rank, parts[0], parts[1])
+			return fmt.Errorf("merge %d (%q, %q): both parts and their concatenation must be in the vocabulary", rank, parts[0], parts[1])
 		}
 		// A repeated merge keeps its last rank, as in the reference implementation.
-		b.merges[pair{left, right}] = merge{rank: int32(rank), token: joined}
+		b.merges.put(left, right, merge{rank: int32(rank), token: joined})
 	}
-	if m.IgnoreMerges {
-		b.words = make(map[string]int32, len(m.Vocab))
+	return nil
+}
+
+// setWords finds the pieces that are one token. In a real vocabulary nearly all are; those that their own merges do not
+// lead to are only found without merging.
+func (b *bpe) setWords(m *fileModel, pieces []string) {
+	words := pieces
+	if m.ByteFallback {
+		words = make([]string, len(pieces))
 		for written, id := range m.Vocab {
-			if piece, err := fromByteAlphabet(written); err == nil {
-				b.words[piece] = id
-			}
+			words[id] = written
 		}
 	}
-	return b, nil
+	b.words = newWordTable(words)
+	var s scratch
+	var made []int32
+	for written, id := range m.Vocab {
+		piece := written
+		if !m.ByteFallback {
+			var err error
+			// An added token may have taken the place of the model's.
+			if piece, err = fromByteAlphabet(written); err != nil || piece != words[id] {
+				continue
+			}
+		}
+		if made = b.merge(made[:0], piece, &s); m.IgnoreMerges || len(made) == 1 && made[0] == id {
+			b.words.put(id)
+		}
+	}
 }

@@ -1,16 +1,24 @@
 package tokenizer
 
+import (
+	"runtime"
+	"slices"
+	"sync"
+)
+
 // Tokenizer encodes and decodes text. It is safe for concurrent use.
 type Tokenizer struct {
-	// raw and normalized are the added tokens that the file matches before and after normalization. There is no
-	// normalizer, but the first group still takes precedence.
+	// raw and normalized are the added tokens that the file matches before and after normalization.
 	raw, normalized *addedTokens
-	split           splitter
+	normalizers     []normalizer
+	pre             *preTokenizer
 	bpe             *bpe
 	// pieces holds the bytes of each token id, special tells which ids are control tokens; gaps in the ids are empty.
 	pieces  []string
 	special []bool
 	ids     map[string]int32
+	// spaceFirst tells that the text of tokens begins with a space that was not in what they were made from.
+	spaceFirst bool
 }
 
 // VocabSize is one more than the largest token id.
@@ -35,38 +43,156 @@ func (t *Tokenizer) AddedID(content string) (id int32, ok bool) {
 	return id, ok
 }
 
-// Encode returns the token ids of text; added tokens that stand in the text become their ids.
+// Encode returns the token ids of text; added tokens that stand in the text become their ids. What a post-processor puts
+// around every text, such as a token for its begin, is not among them.
 func (t *Tokenizer) Encode(text string) []int32 {
-	ids := make([]int32, 0, len(text)/3+1)
-	return t.appendAround(ids, text, t.raw, func(ids []int32, text string) []int32 {
-		return t.appendAround(ids, text, t.normalized, t.appendText)
-	})
+	return t.AppendTokens(make([]int32, 0, len(text)/3+1), text)
 }
 
-// appendAround appends the added tokens found in text and, by between, the text between them.
-func (t *Tokenizer) appendAround(ids []int32, text string, added *addedTokens, between func([]int32, string) []int32) []int32 {
-	for {
-		token, at, found := added.find(text)
-		if !found {
-			return between(ids, text)
-		}
-		ids = append(between(ids, text[:at]), token.id)
-		text = text[at+len(token.content):]
+// AppendTokens appends what Encode returns. A long text is encoded on several processors where that can be done exactly.
+func (t *Tokenizer) AppendTokens(ids []int32, text string) []int32 {
+	s := scratches.Get().(*scratch)
+	defer s.put()
+	t.raw.each(text, func(part span) {
+		text, begin := t.normalize(text[part.start:part.end]), part.start == 0
+		t.normalized.each(text, func(part span) {
+			ids = t.appendText(ids, text[part.start:part.end], begin && part.start == 0, s)
+		}, func(id int32) { ids = append(ids, id) })
+	}, func(id int32) { ids = append(ids, id) })
+	return ids
+}
+
+func (t *Tokenizer) normalize(text string) string {
+	for _, step := range t.normalizers {
+		text = step(text)
 	}
+	return text
 }
 
-func (t *Tokenizer) appendText(ids []int32, text string) []int32 {
+const (
+	// partBytes is about how much text is cut into pieces at once: the pieces stay in the processor's cache.
+	partBytes = 16 << 10
+	// parallelBytes is the text from which on starting another goroutine is worth its while.
+	parallelBytes = 64 << 10
+)
+
+// appendText appends the tokens of a text without added tokens; begin tells that it begins the whole input.
+func (t *Tokenizer) appendText(ids []int32, text string, begin bool, s *scratch) []int32 {
+	if t.pre.spaces != nil {
+		text = t.pre.spaces.write(text, begin)
+	}
+	if !t.pre.parts {
+		return t.appendPart(ids, text, s)
+	}
+	if workers := min(runtime.GOMAXPROCS(0), len(text)/parallelBytes+1); workers > 1 {
+		return t.appendParallel(ids, text, workers)
+	}
+	return t.appendParts(ids, text, s)
+}
+
+// appendParts appends the tokens of a text part by part.
+func (t *Tokenizer) appendParts(ids []int32, text string, s *scratch) []int32 {
 	for len(text) > 0 {
-		n := t.split(text)
-		ids = t.bpe.appendTokens(ids, text[:n])
-		text = text[n:]
+		end := partEnd(text, partBytes)
+		ids = t.appendPart(ids, text[:end], s)
+		text = text[end:]
 	}
 	return ids
 }
 
+// appendParallel gives each of several goroutines a share of the text.
+func (t *Tokenizer) appendParallel(ids []int32, text string, workers int) []int32 {
+	made := make([][]int32, workers)
+	var group sync.WaitGroup
+	for i := range made {
+		end := partEnd(text, len(text)/(workers-i))
+		share := text[:end]
+		text = text[end:]
+		group.Go(func() {
+			s := scratches.Get().(*scratch)
+			defer s.put()
+			made[i] = t.appendParts(make([]int32, 0, len(share)/3+1), share, s)
+		})
+	}
+	group.Wait()
+	return append(ids, slices.Concat(made...)...)
+}
+
+// partEnd returns where a text may be cut after at least so many bytes: before a space or line break that follows an ASCII
+// letter or digit.
+func partEnd(text string, least int) int {
+	for i := max(1, least); i < len(text); i++ {
+		if b := text[i-1]; (text[i] == ' ' || text[i] == '\n') && (isASCIILetter(b) || b >= '0' && b <= '9') {
+			return i
+		}
+	}
+	return len(text)
+}
+
+// appendPart appends the tokens of a text that is cut as a whole.
+func (t *Tokenizer) appendPart(ids []int32, text string, s *scratch) []int32 {
+	cutters := t.pre.cutters
+	if t.pre.prefixSpace && t.pre.regex {
+		cutters = cutters[:len(cutters)-1]
+	}
+	s.pieces = append(s.pieces[:0], span{0, len(text)})
+	for _, cut := range cutters {
+		s.more = s.more[:0]
+		for _, piece := range s.pieces {
+			s.more = cut(s.more, text, piece)
+		}
+		s.pieces, s.more = s.more, s.pieces
+	}
+	if t.pre.prefixSpace {
+		return t.appendPrefixed(ids, text, s)
+	}
+	for _, piece := range s.pieces {
+		ids = t.bpe.appendTokens(ids, text[piece.start:piece.end], s)
+	}
+	return ids
+}
+
+// appendPrefixed appends the tokens of pieces that each get a space in front before they are cut for the last time.
+func (t *Tokenizer) appendPrefixed(ids []int32, text string, s *scratch) []int32 {
+	for _, piece := range s.pieces {
+		written := text[piece.start:piece.end]
+		if written[0] != ' ' {
+			written = " " + written
+		}
+		if !t.pre.regex {
+			ids = t.bpe.appendTokens(ids, written, s)
+			continue
+		}
+		s.more = t.pre.cutters[len(t.pre.cutters)-1](s.more[:0], written, span{0, len(written)})
+		for _, word := range s.more {
+			ids = t.bpe.appendTokens(ids, written[word.start:word.end], s)
+		}
+	}
+	return ids
+}
+
+var scratches = sync.Pool{New: func() any { return &scratch{} }}
+
+// keptScratch bounds the memory that is kept from text to text, in entries of each kind.
+const keptScratch = 1 << 15
+
+// put gives the scratch back, unless an unusual text has made it large.
+func (s *scratch) put() {
+	if max(cap(s.pieces), cap(s.more), cap(s.tokens), cap(s.symbols), cap(s.queue)) <= keptScratch {
+		scratches.Put(s)
+	}
+}
+
 // DecodeBytes returns the bytes of the tokens; ids outside the vocabulary are left out, special tokens if asked for.
 func (t *Tokenizer) DecodeBytes(ids []int32, skipSpecial bool) []byte {
-	var raw []byte
+	raw := t.appendBytes(nil, ids, skipSpecial)
+	if t.spaceFirst && len(raw) > 0 && raw[0] == ' ' {
+		raw = raw[1:]
+	}
+	return raw
+}
+
+func (t *Tokenizer) appendBytes(raw []byte, ids []int32, skipSpecial bool) []byte {
 	for _, id := range ids {
 		if piece, ok := t.Token(id); ok && !(skipSpecial && t.IsSpecial(id)) {
 			raw = append(raw, piece...)
@@ -87,6 +213,7 @@ type Stream struct {
 	tokenizer   *Tokenizer
 	skipSpecial bool
 	pending     []byte
+	begun       bool
 }
 
 // NewStream starts a stream.
@@ -96,7 +223,13 @@ func (t *Tokenizer) NewStream(skipSpecial bool) *Stream {
 
 // Next returns the text that the next token completes, often but not always that token's own.
 func (s *Stream) Next(id int32) string {
-	s.pending = append(s.pending, s.tokenizer.DecodeBytes([]int32{id}, s.skipSpecial)...)
+	s.pending = s.tokenizer.appendBytes(s.pending, []int32{id}, s.skipSpecial)
+	if !s.begun && len(s.pending) > 0 {
+		s.begun = true
+		if s.tokenizer.spaceFirst && s.pending[0] == ' ' {
+			s.pending = s.pending[1:]
+		}
+	}
 	return s.take(false)
 }
 

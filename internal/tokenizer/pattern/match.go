@@ -1,0 +1,228 @@
+package pattern
+
+import "unicode/utf8"
+
+// Matcher finds the matches of a pattern in one text after the other.
+type Matcher struct {
+	pattern *Pattern
+	text    string
+	loops   []loopState
+	// failed are the places where choices, but for the outermost, do not lead to a match.
+	failed map[place]struct{}
+}
+
+// loopState is what is known of an unbounded loop over one set. Whether what follows a loop matches depends on the place
+// alone, so nothing is tried twice: without that, a long run of one character would take a time that grows with its
+// square.
+type loopState struct {
+	// runFrom and runEnd are part of a run of the set's characters, runEnd its end.
+	runFrom, runEnd int
+	// From every place between failedFrom and failedEnd, the end of the run, the loop leads to no match.
+	failedFrom, failedEnd int
+}
+
+// keptPlaces bounds the map of failed places that the next text uses again: to clear a large one takes longer than most
+// texts.
+const keptPlaces = 1 << 10
+
+type place struct {
+	node *node
+	at   int
+}
+
+// Matcher returns a matcher, to be used by one goroutine at a time.
+func (p *Pattern) Matcher() *Matcher {
+	return &Matcher{pattern: p, loops: make([]loopState, p.loops), failed: map[place]struct{}{}}
+}
+
+// Reset begins a new text.
+func (m *Matcher) Reset(text string) {
+	m.text = text
+	for i := range m.loops {
+		m.loops[i] = loopState{-1, -1, -1, -1}
+	}
+	if len(m.failed) > keptPlaces {
+		m.failed = map[place]struct{}{}
+	}
+	clear(m.failed)
+}
+
+// Find returns the first match that begins at a place or behind it.
+func (m *Matcher) Find(at int) (start, end int, found bool) {
+	for at < len(m.text) {
+		if m.pattern.begins[m.text[at]] {
+			if end := m.match(m.pattern.start, at); end >= 0 {
+				return at, end, true
+			}
+		}
+		_, size := utf8.DecodeRuneInString(m.text[at:])
+		at += size
+	}
+	return 0, 0, false
+}
+
+// character returns the character at a place and its length, 0 at the end. A byte that is not valid UTF-8 counts as
+// U+FFFD.
+func (m *Matcher) character(at int) (rune, int) {
+	if at < len(m.text) && m.text[at] < utf8.RuneSelf {
+		return rune(m.text[at]), 1
+	}
+	return utf8.DecodeRuneInString(m.text[at:])
+}
+
+// match returns the end of the match of n and all that follows it, or -1.
+func (m *Matcher) match(n *node, at int) int {
+	for {
+		switch n.op {
+		case opMatch:
+			return at
+		case opSet:
+			c, size := m.character(at)
+			if size == 0 || !n.set.has(c) {
+				return -1
+			}
+			at, n = at+size, n.next
+		case opLoop:
+			if n.max < 0 {
+				return m.unbounded(n, at)
+			}
+			return m.bounded(n, at)
+		case opChoice:
+			return m.choose(n, at)
+		case opAnchor:
+			if !m.holds(n.anchor, at) {
+				return -1
+			}
+			n = n.next
+		case opLook:
+			if (m.match(n.sub, at) >= 0) == n.negated {
+				return -1
+			}
+			n = n.next
+		}
+	}
+}
+
+func (m *Matcher) holds(a anchor, at int) bool {
+	switch a {
+	case lineBegin:
+		return at == 0 || m.text[at-1] == '\n' && at < len(m.text)
+	case lineEnd:
+		return at == len(m.text) || m.text[at] == '\n'
+	case textBegin:
+		return at == 0
+	}
+	return at == len(m.text)
+}
+
+// choose matches the first alternative that leads to a match.
+func (m *Matcher) choose(n *node, at int) int {
+	here := place{n, at}
+	if _, known := m.failed[here]; known {
+		return -1
+	}
+	for _, one := range n.choice {
+		if end := m.match(one, at); end >= 0 {
+			return end
+		}
+	}
+	if n != m.pattern.start {
+		m.failed[here] = struct{}{}
+	}
+	return -1
+}
+
+// bounded matches a loop over a set that has a greatest number of rounds.
+func (m *Matcher) bounded(n *node, at int) int {
+	end, rounds := at, 0
+	for rounds < n.max {
+		c, size := m.character(end)
+		if size == 0 || !n.set.has(c) {
+			break
+		}
+		end += size
+		rounds++
+	}
+	for ; rounds >= n.min; rounds-- {
+		if result := m.match(n.next, end); result >= 0 {
+			return result
+		}
+		if n.possessive || rounds == 0 {
+			break
+		}
+		end -= m.sizeBefore(end)
+	}
+	return -1
+}
+
+// unbounded matches a loop over a set that has no greatest number of rounds.
+func (m *Matcher) unbounded(n *node, at int) int {
+	end := m.runEnd(n, at)
+	least, ok := m.advance(at, n.min, end)
+	if !ok {
+		return -1
+	}
+	if n.next.op == opMatch || n.possessive {
+		return m.match(n.next, end)
+	}
+	state := &m.loops[n.loop]
+	from := end
+	if state.failedEnd == end {
+		if at >= state.failedFrom {
+			return -1
+		}
+		// The ends that the failed place has tried need not be tried again.
+		from, _ = m.advance(state.failedFrom, n.min, end)
+		from -= m.sizeBefore(from)
+	}
+	for ; ; from -= m.sizeBefore(from) {
+		if result := m.match(n.next, from); result >= 0 {
+			return result
+		}
+		if from <= least {
+			break
+		}
+	}
+	state.failedFrom, state.failedEnd = at, end
+	return -1
+}
+
+// advance goes on by a number of characters, and reports false where the end comes first.
+func (m *Matcher) advance(at, characters, end int) (int, bool) {
+	for range characters {
+		if at >= end {
+			return at, false
+		}
+		_, size := m.character(at)
+		at += size
+	}
+	return at, true
+}
+
+// runEnd is the end of the run of a loop's characters that begins at a place.
+func (m *Matcher) runEnd(n *node, at int) int {
+	state := &m.loops[n.loop]
+	if at >= state.runFrom && at <= state.runEnd {
+		return state.runEnd
+	}
+	end := at
+	for end < len(m.text) {
+		if end == state.runFrom {
+			end = state.runEnd
+			break
+		}
+		c, size := m.character(end)
+		if !n.set.has(c) {
+			break
+		}
+		end += size
+	}
+	state.runFrom, state.runEnd = at, end
+	return end
+}
+
+// sizeBefore is the length of the character that ends at a place; a byte that is not valid UTF-8 is one of its own.
+func (m *Matcher) sizeBefore(end int) int {
+	_, size := utf8.DecodeLastRuneInString(m.text[:end])
+	return size
+}

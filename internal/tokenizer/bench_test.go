@@ -65,7 +65,7 @@ func corpusWords() []string {
 	count := map[string]int{}
 	cutter := cutWords(knownWords[qwen2Pattern])
 	for _, document := range corpus.Written() {
-		for _, piece := range cutter(nil, document.Text, span{0, len(document.Text)}) {
+		for _, piece := range cutter(nil, document.Text, []span{{0, len(document.Text)}}) {
 			count[document.Text[piece.start:piece.end]]++
 		}
 	}
@@ -221,4 +221,3 @@ func TestMemoryOfARealVocabulary(t *testing.T) {
 		t.Errorf("%v, or not all tokens", err)
 	}
 }
-

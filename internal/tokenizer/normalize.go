@@ -75,7 +75,7 @@ func (f *fileNormalizer) replace() ([]normalizer, error) {
 	find := findPattern(compiled)
 	return []normalizer{func(text string) string {
 		var written strings.Builder
-		for _, m := range find(nil, text, span{0, len(text)}) {
+		for _, m := range find(nil, text, []span{{0, len(text)}}) {
 			if m.found {
 				written.WriteString(f.Content)
 			} else {

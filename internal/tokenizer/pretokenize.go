@@ -161,10 +161,12 @@ func isPunctuation(r rune) bool {
 type match struct {
 	span
 	found bool
+	// first marks the first one of a part: it has nothing to do with the match before it.
+	first bool
 }
 
-// finder appends the matches in a part of a text and what lies between them, in order and without gaps.
-type finder func(matches []match, text string, part span) []match
+// finder appends the matches in parts of a text and what lies between them, in order and without gaps.
+type finder func(matches []match, text string, parts []span) []match
 
 func (f *filePattern) finder() (finder, error) {
 	switch {
@@ -180,77 +182,81 @@ func (f *filePattern) finder() (finder, error) {
 	return nil, errors.New("pre_tokenizer Split has no pattern; allowed are a String that is not empty and a Regex")
 }
 
-// found appends a match and what lies before it.
-func found(matches []match, from int, at span) []match {
-	if at.start > from {
-		matches = append(matches, match{span{from, at.start}, false})
+// findEach is the finder that finds the next match in a part of a text, again and again. Positions are those in the whole
+// text.
+func findEach(matches []match, part span, next func(from int) (at span, ok bool)) []match {
+	before, from := len(matches), part.start
+	for {
+		at, ok := next(from)
+		if !ok {
+			break
+		}
+		if at.start > from {
+			matches = append(matches, match{span: span{from, at.start}})
+		}
+		matches = append(matches, match{span: at, found: true})
+		from = at.end
 	}
-	return append(matches, match{at, true})
-}
-
-// rest appends what lies behind the last match.
-func rest(matches []match, from, end int) []match {
-	if end > from {
-		matches = append(matches, match{span{from, end}, false})
+	if part.end > from {
+		matches = append(matches, match{span: span{from, part.end}})
+	}
+	if len(matches) > before {
+		matches[before].first = true
 	}
 	return matches
 }
 
 func findText(wanted string) finder {
-	return func(matches []match, text string, part span) []match {
-		from := part.start
-		for {
-			at := strings.Index(text[from:part.end], wanted)
-			if at < 0 {
-				return rest(matches, from, part.end)
-			}
-			end := from + at + len(wanted)
-			matches = found(matches, from, span{from + at, end})
-			from = end
+	return func(matches []match, text string, parts []span) []match {
+		for _, part := range parts {
+			matches = findEach(matches, part, func(from int) (span, bool) {
+				at := strings.Index(text[from:part.end], wanted)
+				return span{from + at, from + at + len(wanted)}, at >= 0
+			})
 		}
+		return matches
 	}
 }
 
 // findCharacters finds each character of a kind by itself.
 func findCharacters(wanted func(rune) bool) finder {
-	return func(matches []match, text string, part span) []match {
-		from := part.start
-		for at := part.start; at < part.end; {
-			r, size := utf8.DecodeRuneInString(text[at:part.end])
-			if wanted(r) {
-				matches = found(matches, from, span{at, at + size})
-				from = at + size
-			}
-			at += size
+	return func(matches []match, text string, parts []span) []match {
+		for _, part := range parts {
+			matches = findEach(matches, part, func(from int) (span, bool) {
+				at := strings.IndexFunc(text[from:part.end], wanted)
+				if at < 0 {
+					return span{}, false
+				}
+				_, size := utf8.DecodeRuneInString(text[from+at : part.end])
+				return span{from + at, from + at + size}, true
+			})
 		}
-		return rest(matches, from, part.end)
+		return matches
 	}
 }
 
 func findPattern(compiled *pattern.Pattern) finder {
 	matchers := sync.Pool{New: func() any { return compiled.Matcher() }}
-	return func(matches []match, text string, part span) []match {
+	return func(matches []match, text string, parts []span) []match {
 		m := matchers.Get().(*pattern.Matcher)
 		defer matchers.Put(m)
-		m.Reset(text[part.start:part.end])
-		defer m.Reset("") // or the pool would keep the text
-		from := part.start
-		for {
-			start, end, ok := m.Find(from - part.start)
-			if !ok {
-				return rest(matches, from, part.end)
-			}
-			matches = found(matches, from, span{part.start + start, part.start + end})
-			from = part.start + end
+		for _, part := range parts {
+			m.Reset(text[part.start:part.end])
+			matches = findEach(matches, part, func(from int) (span, bool) {
+				start, end, ok := m.Find(from - part.start)
+				return span{part.start + start, part.start + end}, ok
+			})
 		}
+		m.Reset("") // or the pool would keep the text
+		return matches
 	}
 }
 
 // invert takes what lies between matches for the matches.
 func invert(find finder) finder {
-	return func(matches []match, text string, part span) []match {
+	return func(matches []match, text string, parts []span) []match {
 		before := len(matches)
-		matches = find(matches, text, part)
+		matches = find(matches, text, parts)
 		for i := range matches[before:] {
 			matches[before+i].found = !matches[before+i].found
 		}
@@ -265,10 +271,11 @@ var matchBuffers = sync.Pool{New: func() any { return new([]match) }}
 
 // cut is the cutter that does with the matches of a finder what the behaviour says.
 func cut(find finder, behaviour string) cutter {
-	return func(pieces []span, text string, part span) []span {
+	return func(pieces []span, text string, parts []span) []span {
 		buffer := matchBuffers.Get().(*[]match)
-		defer matchBuffers.Put(buffer)
-		*buffer = find((*buffer)[:0], text, part)
+		if *buffer = find((*buffer)[:0], text, parts); cap(*buffer) <= keptScratch {
+			defer matchBuffers.Put(buffer)
+		}
 		return appendPieces(pieces, *buffer, behaviour)
 	}
 }
@@ -276,7 +283,6 @@ func cut(find finder, behaviour string) cutter {
 // appendPieces appends the pieces that matches make. Of several matches in a row only the first is merged with what lies
 // before it (MergedWithPrevious), or the last with what lies behind.
 func appendPieces(pieces []span, matches []match, behaviour string) []span {
-	first := len(pieces)
 	for i, m := range matches {
 		var joined bool
 		switch behaviour {
@@ -285,14 +291,14 @@ func appendPieces(pieces []span, matches []match, behaviour string) []span {
 				continue
 			}
 		case "MergedWithPrevious":
-			joined = i > 0 && m.found && !matches[i-1].found
+			joined = !m.first && m.found && !matches[i-1].found
 		case "MergedWithNext":
-			joined = i > 0 && matches[i-1].found && !m.found
+			joined = !m.first && matches[i-1].found && !m.found
 		case "Contiguous":
-			joined = i > 0 && m.found == matches[i-1].found
+			joined = !m.first && m.found == matches[i-1].found
 		}
-		if last := len(pieces) - 1; joined && last >= first {
-			pieces[last].end = m.end
+		if joined {
+			pieces[len(pieces)-1].end = m.end
 			continue
 		}
 		pieces = append(pieces, m.span)
@@ -334,21 +340,23 @@ func (m *metaspace) write(text string, begin bool) string {
 }
 
 // cutBeforeSpaces cuts before each run of written spaces.
-func cutBeforeSpaces(pieces []span, text string, part span) []span {
-	from := part.start
-	for at := from; at < part.end; {
-		next := strings.Index(text[at:part.end], spaceMark)
-		if next < 0 {
-			break
+func cutBeforeSpaces(pieces []span, text string, parts []span) []span {
+	for _, part := range parts {
+		from := part.start
+		for at := from; at < part.end; {
+			next := strings.Index(text[at:part.end], spaceMark)
+			if next < 0 {
+				break
+			}
+			if next > 0 {
+				pieces = append(pieces, span{from, at + next})
+				from = at + next
+			}
+			at += next + len(spaceMark)
 		}
-		if next > 0 {
-			pieces = append(pieces, span{from, at + next})
-			from = at + next
+		if part.end > from {
+			pieces = append(pieces, span{from, part.end})
 		}
-		at += next + len(spaceMark)
-	}
-	if part.end > from {
-		pieces = append(pieces, span{from, part.end})
 	}
 	return pieces
 }

@@ -5,9 +5,9 @@ import "unicode/utf8"
 // span is a part of a text, as byte offsets.
 type span struct{ start, end int }
 
-// cutter appends the pieces into which it cuts a part of a text, in order. Merges never cross pieces, and a piece knows
+// cutter appends the pieces into which it cuts parts of a text, in order. Merges never cross pieces, and a part knows
 // nothing of its neighbours.
-type cutter func(pieces []span, text string, part span) []span
+type cutter func(pieces []span, text string, parts []span) []span
 
 // word is how a family cuts: the length of the piece at a position, or 0 where its expression has no match there.
 type word func(t *classTable, text string, at int) (end int)
@@ -15,18 +15,25 @@ type word func(t *classTable, text string, at int) (end int)
 // cutWords cuts with a family's expression. What lies between matches is a piece as well.
 func cutWords(next word) cutter {
 	t := classes()
-	return func(pieces []span, text string, part span) []span {
-		text = text[:part.end]
-		for at := part.start; at < len(text); {
-			end := next(t, text, at)
-			for end == 0 {
-				end = gap(t, next, text, at)
-			}
-			pieces = append(pieces, span{at, end})
-			at = end
+	return func(pieces []span, text string, parts []span) []span {
+		for _, part := range parts {
+			pieces = appendWords(pieces, t, next, text[:part.end], part.start)
 		}
 		return pieces
 	}
+}
+
+// appendWords appends the pieces of a text from a position on.
+func appendWords(pieces []span, t *classTable, next word, text string, at int) []span {
+	for at < len(text) {
+		end := next(t, text, at)
+		if end == 0 {
+			end = gap(t, next, text, at)
+		}
+		pieces = append(pieces, span{at, end})
+		at = end
+	}
+	return pieces
 }
 
 // gap returns where the next match begins.
@@ -175,30 +182,30 @@ func casedWord(t *classTable, text string, at int) int {
 }
 
 // deepSeekV3 cuts as the three expressions of deepSeekV3Patterns do one after the other.
-func deepSeekV3(pieces []span, text string, part span) []span {
+func deepSeekV3(pieces []span, text string, parts []span) []span {
 	t := classes()
-	text = text[:part.end]
-	for at := part.start; at < len(text); {
-		alone := standsAlone(t, text, at)
-		if alone == classNumber {
-			_, size := t.at(text, at)
-			end := t.numbers(text, at+size, 2)
-			pieces = append(pieces, span{at, end})
+	for _, part := range parts {
+		text := text[:part.end]
+		for at := part.start; at < len(text); {
+			alone := standsAlone(t, text, at)
+			if alone == classNumber {
+				_, size := t.at(text, at)
+				end := t.numbers(text, at+size, 2)
+				pieces = append(pieces, span{at, end})
+				at = end
+				continue
+			}
+			end := at
+			for end < len(text) && standsAlone(t, text, end) == alone {
+				_, size := t.at(text, end)
+				end += size
+			}
+			pieces = appendWords(pieces, t, deepSeekV3Word, text[:end], at)
 			at = end
-			continue
 		}
-		end := at
-		for end < len(text) && standsAlone(t, text, end) == alone {
-			_, size := t.at(text, end)
-			end += size
-		}
-		pieces = cutDeepSeekV3Words(pieces, text, span{at, end})
-		at = end
 	}
 	return pieces
 }
-
-var cutDeepSeekV3Words = cutWords(deepSeekV3Word)
 
 // standsAlone returns classNumber for digits, classLetter for the Chinese and Japanese characters that are cut out, else 0.
 func standsAlone(t *classTable, text string, at int) class {

@@ -137,10 +137,7 @@ func (t *Tokenizer) appendPart(ids []int32, text string, s *scratch) []int32 {
 	}
 	s.pieces = append(s.pieces[:0], span{0, len(text)})
 	for _, cut := range cutters {
-		s.more = s.more[:0]
-		for _, piece := range s.pieces {
-			s.more = cut(s.more, text, piece)
-		}
+		s.more = cut(s.more[:0], text, s.pieces)
 		s.pieces, s.more = s.more, s.pieces
 	}
 	if t.pre.prefixSpace {
@@ -163,7 +160,7 @@ func (t *Tokenizer) appendPrefixed(ids []int32, text string, s *scratch) []int32
 			ids = t.bpe.appendTokens(ids, written, s)
 			continue
 		}
-		s.more = t.pre.cutters[len(t.pre.cutters)-1](s.more[:0], written, span{0, len(written)})
+		s.more = t.pre.cutters[len(t.pre.cutters)-1](s.more[:0], written, []span{{0, len(written)}})
 		for _, word := range s.more {
 			ids = t.bpe.appendTokens(ids, written[word.start:word.end], s)
 		}

@@ -55,7 +55,7 @@ func (m *Matcher) Find(at int) (start, end int, found bool) {
 				return at, end, true
 			}
 		}
-		_, size := utf8.DecodeRuneInString(m.text[at:])
+		_, size := m.character(at)
 		at += size
 	}
 	return 0, 0, false

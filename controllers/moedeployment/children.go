@@ -312,13 +312,17 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 		WithImage(image).
 		WithArgs(routerArgs(moed)...).
 		WithEnv(coreac.EnvVar().WithName(podIPVariable).WithValueFrom(coreac.EnvVarSource().
-			WithFieldRef(coreac.ObjectFieldSelector().WithAPIVersion("v1").WithFieldPath("status.podIP")))).
+			WithFieldRef(coreac.ObjectFieldSelector().WithAPIVersion("v1").WithFieldPath("status.podIP"))),
+			// Near its limit the collector shall work harder, before the kernel ends the process. The divisor must be given: a
+			// default of the API server's would look like a change of ours that is missing, for ever.
+			coreac.EnvVar().WithName("GOMEMLIMIT").WithValueFrom(coreac.EnvVarSource().
+				WithResourceFieldRef(coreac.ResourceFieldSelector().WithResource("limits.memory").WithDivisor(resource.MustParse("1"))))).
 		WithPorts(routerPorts(moed)...).
 		WithReadinessProbe(probe("/readyz")).
 		WithLivenessProbe(probe("/healthz").WithPeriodSeconds(10)).
 		WithLifecycle(coreac.Lifecycle().WithPreStop(coreac.LifecycleHandler().WithSleep(coreac.SleepAction().WithSeconds(drainSeconds)))).
 		WithResources(coreac.ResourceRequirements().
-			WithRequests(corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("64Mi")}).
+			WithRequests(corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("256Mi")}).
 			WithLimits(corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")})).
 		WithSecurityContext(coreac.SecurityContext().
 			WithAllowPrivilegeEscalation(false).

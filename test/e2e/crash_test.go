@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -120,6 +121,26 @@ func planning(t *testing.T, namespace string) {
 	waitPlanned(t, moed)
 }
 
+// switching: through all modes of routing and back.
+func switching(t *testing.T, namespace string) {
+	moed := newDeployment(namespace, "tiny")
+	create(t, moed)
+	waitComplete(t, moed)
+	mode := func(mode semmoev1.RoutingMode) {
+		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = mode })
+	}
+	mode(semmoev1.RoutingModeEndpointPicker)
+	eventually(t, patience, "there is an InferencePool", func() error {
+		_, err := getPool(t.Context(), moed)
+		return err
+	})
+	mode(semmoev1.RoutingModeNone)
+	eventually(t, patience, "the router is gone", func() error { return absent(t.Context(), &appsv1.Deployment{}, namespace, "tiny-router") })
+	mode(semmoev1.RoutingModeRouter)
+	eventually(t, patience, "the Service leads to the router, and what a Gateway needs is gone", func() error { return proxied(t.Context(), moed) })
+	waitComplete(t, moed)
+}
+
 // The manager is killed after its k-th write, and another started: whatever k, the end is the same as without a crash,
 // and the model is inspected once.
 func TestCrashAfterAnyWrite(t *testing.T) {
@@ -131,6 +152,13 @@ func TestCrashAfterAnyWrite(t *testing.T) {
 func TestCrashWhilePlanning(t *testing.T) {
 	t.Parallel()
 	enumerate(t, planning, 3)
+}
+
+// The same for changes of the mode of routing: nothing that another mode made is left.
+func TestCrashWhileSwitching(t *testing.T) {
+	t.Parallel()
+	installInferencePools(t)
+	enumerate(t, switching, 3)
 }
 
 // enumerate runs the story once without a crash, then with a crash after each of its writes, or after a seeded few.

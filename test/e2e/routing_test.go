@@ -50,6 +50,20 @@ func installInferencePools(t *testing.T) {
 	}
 }
 
+// removeInferencePools takes the kind InferencePool away, where it is.
+func removeInferencePools(t *testing.T) {
+	t.Helper()
+	kind := &unstructured.Unstructured{}
+	kind.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
+	kind.SetName("inferencepools.inference.networking.k8s.io")
+	if err := client.IgnoreNotFound(api.Delete(t.Context(), kind)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, patience, "the kind InferencePool is gone", func() error {
+		return absent(t.Context(), kind, "", kind.GetName())
+	})
+}
+
 // getPool reads the InferencePool of a MoEDeployment, from an API server that may just have learned of the kind.
 func getPool(ctx context.Context, moed *semmoev1.MoEDeployment) (*unstructured.Unstructured, error) {
 	pool := &unstructured.Unstructured{}
@@ -96,10 +110,13 @@ func steadily(t *testing.T, url string) (stop func()) {
 
 // Behind a Gateway: the kind that it needs may be missing, and come later; the InferencePool is kept as it should be; another
 // mode takes it away again, and no change of the mode fails a request.
+//
+// This test is not parallel to others: some need the kind.
 func TestEndpointPicker(t *testing.T) {
-	t.Parallel()
+	removeInferencePools(t)
 	namespace := newNamespace(t)
-	startManager(t, namespace, nil)
+	counting := newCrashing(0)
+	startManager(t, namespace, counting.newClient)
 	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker })
 	create(t, moed)
 	waitConditionWithin(t, patience, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "InferencePoolMissing", "inference.networking.k8s.io/v1", "Gateway API Inference Extension")
@@ -132,23 +149,16 @@ func TestEndpointPicker(t *testing.T) {
 	if err := absent(t.Context(), &networkingv1.NetworkPolicy{}, namespace, "tiny"); err != nil {
 		t.Errorf("engines are closed to Gateways: %v", err)
 	}
+	before := counting.count()
+	touchPods(t, moed, 5*time.Second)
+	if writes := counting.count() - before; writes != 0 {
+		t.Errorf("%d writes in steady state, want none", writes)
+	}
 
 	stop := steadily(t, url)
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeRouter })
 	waitComplete(t, moed)
-	eventually(t, patience, "the Service leads to the router, and what a Gateway needs is gone", func() error {
-		service, policy := &corev1.Service{}, &networkingv1.NetworkPolicy{}
-		if err := api.Get(t.Context(), client.ObjectKeyFromObject(moed), service); err != nil {
-			return err
-		}
-		if component := service.Spec.Selector[semmoev1.LabelComponent]; component != semmoev1.ComponentRouter {
-			return fmt.Errorf("the Service leads to %s", component)
-		}
-		if _, err := getPool(t.Context(), moed); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("the InferencePool: %v", err)
-		}
-		return errors.Join(absent(t.Context(), &corev1.Service{}, namespace, "tiny-router"), api.Get(t.Context(), client.ObjectKeyFromObject(moed), policy))
-	})
+	eventually(t, patience, "the Service leads to the router, and what a Gateway needs is gone", func() error { return proxied(t.Context(), moed) })
 	throughRouter(t, url)
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker })
 	eventually(t, patience, "there is an InferencePool again, and the engines are open", func() error {
@@ -165,6 +175,21 @@ func TestEndpointPicker(t *testing.T) {
 			absent(t.Context(), &networkingv1.NetworkPolicy{}, namespace, "tiny-router"))
 	})
 	stop()
+}
+
+// proxied returns an error unless all that mode Router makes is there, and nothing of mode EndpointPicker is.
+func proxied(ctx context.Context, moed *semmoev1.MoEDeployment) error {
+	service, key := &corev1.Service{}, client.ObjectKeyFromObject(moed)
+	if err := api.Get(ctx, key, service); err != nil {
+		return err
+	}
+	if component := service.Spec.Selector[semmoev1.LabelComponent]; component != semmoev1.ComponentRouter {
+		return fmt.Errorf("the Service leads to %s", component)
+	}
+	if _, err := getPool(ctx, moed); !apierrors.IsNotFound(err) {
+		return fmt.Errorf("the InferencePool: %v", err)
+	}
+	return errors.Join(absent(ctx, &corev1.Service{}, moed.Namespace, moed.Name+"-router"), api.Get(ctx, key, &networkingv1.NetworkPolicy{}))
 }
 
 func poolIsRight(t *testing.T, pool *unstructured.Unstructured) {

@@ -99,6 +99,7 @@ func steadily(t *testing.T, url string) (stop func()) {
 			}
 		})
 	}
+	t.Cleanup(clients.Wait) // also of a test that has failed: the context ends first
 	return func() {
 		cancel()
 		clients.Wait()
@@ -137,6 +138,7 @@ func TestEndpointPicker(t *testing.T) {
 	if err := api.Update(t.Context(), changed, client.FieldOwner("somebody")); err != nil {
 		t.Fatal(err)
 	}
+	touchPods(t, moed, time.Second) // else it is looked at twice a minute
 	eventually(t, patience, "an edited InferencePool is put right", func() error {
 		if pool, err = getPool(t.Context(), moed); err != nil {
 			return err
@@ -149,6 +151,7 @@ func TestEndpointPicker(t *testing.T) {
 	if err := absent(t.Context(), &networkingv1.NetworkPolicy{}, namespace, "tiny"); err != nil {
 		t.Errorf("engines are closed to Gateways: %v", err)
 	}
+	waitComplete(t, moed)
 	before := counting.count()
 	touchPods(t, moed, 5*time.Second)
 	if writes := counting.count() - before; writes != 0 {
@@ -161,6 +164,7 @@ func TestEndpointPicker(t *testing.T) {
 	eventually(t, patience, "the Service leads to the router, and what a Gateway needs is gone", func() error { return proxied(t.Context(), moed) })
 	throughRouter(t, url)
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker })
+	waitComplete(t, moed)
 	eventually(t, patience, "there is an InferencePool again, and the engines are open", func() error {
 		_, err := getPool(t.Context(), moed)
 		return errors.Join(err, absent(t.Context(), &networkingv1.NetworkPolicy{}, namespace, "tiny"))

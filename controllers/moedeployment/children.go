@@ -49,16 +49,16 @@ func (r *Reconciler) reconcileChildren(ctx context.Context, moed *semmoev1.MoEDe
 	if err := ensure(ctx, r.Client, &policyv1.PodDisruptionBudget{}, engineBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
 		return false, fmt.Errorf("reconcile PodDisruptionBudget of the engines: %w", err)
 	}
-	rolledOut := false
+	routerServes := false
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {
 		err = r.deleteRouter(ctx, moed)
 	} else {
-		rolledOut, err = r.reconcileRouter(ctx, moed)
+		routerServes, err = r.reconcileRouter(ctx, moed)
 	}
 	if err != nil {
 		return false, err
 	}
-	target, err := r.serviceTarget(ctx, moed, rolledOut)
+	target, err := r.serviceTarget(ctx, moed, routerServes)
 	if err != nil {
 		return false, err
 	}
@@ -74,8 +74,8 @@ func (r *Reconciler) reconcileChildren(ctx context.Context, moed *semmoev1.MoEDe
 	return false, r.deletePicker(ctx, moed)
 }
 
-// reconcileRouter writes the request router, and reports whether all of its pods are of the present mode and serve.
-func (r *Reconciler) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeployment) (rolledOut bool, err error) {
+// reconcileRouter writes the request router, and reports whether a pod of it serves that is as the spec wants it.
+func (r *Reconciler) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeployment) (serves bool, err error) {
 	account := &corev1.ServiceAccount{}
 	accountIntent := routerServiceAccount(moed)
 	if err := ensure(ctx, r.Client, account, accountIntent, coreac.ExtractServiceAccount); err != nil {
@@ -103,20 +103,19 @@ func (r *Reconciler) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDepl
 	if err := ensure(ctx, r.Client, &policyv1.PodDisruptionBudget{}, routerBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
 		return false, fmt.Errorf("reconcile PodDisruptionBudget of the request router: %w", err)
 	}
-	return intent.UID == nil && rolledOutAll(deployment), nil // what was just written is not in the cache's answer
+	return intent.UID == nil && updatedAvailable(deployment), nil // what was just written is not in the cache's answer
 }
 
-// rolledOutAll tells that all pods of a Deployment are of its present template, and available.
-func rolledOutAll(deployment *appsv1.Deployment) bool {
-	status, want := deployment.Status, ptr.Deref(deployment.Spec.Replicas, 1)
-	return status.ObservedGeneration == deployment.Generation &&
-		status.Replicas == want && status.UpdatedReplicas == want && status.AvailableReplicas == want
+// updatedAvailable tells that at least one pod of a Deployment's present template is available: more are than there are others.
+func updatedAvailable(deployment *appsv1.Deployment) bool {
+	status := deployment.Status
+	return status.ObservedGeneration == deployment.Generation && status.AvailableReplicas > status.Replicas-status.UpdatedReplicas
 }
 
 // serviceTarget is the component that the Service leads to: the request router, or, where that is no proxy, the engines
-// themselves. A Service that leads to the engines stays there until the router can take over: a change of the mode drops no
+// themselves. A Service that leads to the engines stays there until a router can take over: a change of the mode drops no
 // request.
-func (r *Reconciler) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeployment, routerRolledOut bool) (string, error) {
+func (r *Reconciler) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeployment, routerServes bool) (string, error) {
 	if moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
 		return semmoev1.ComponentEngine, nil
 	}
@@ -125,7 +124,7 @@ func (r *Reconciler) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeploy
 	if client.IgnoreNotFound(err) != nil {
 		return "", fmt.Errorf("read Service: %w", err)
 	}
-	if live.Spec.Selector[semmoev1.LabelComponent] == semmoev1.ComponentEngine && !routerRolledOut {
+	if live.Spec.Selector[semmoev1.LabelComponent] == semmoev1.ComponentEngine && !routerServes {
 		return semmoev1.ComponentEngine, nil
 	}
 	return semmoev1.ComponentRouter, nil

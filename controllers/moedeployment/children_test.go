@@ -58,25 +58,28 @@ func TestRouterArgs(t *testing.T) {
 	}
 }
 
-// A Service that leads to the engines goes over to the routers only when all of them are of the present template.
-func TestRolledOutAll(t *testing.T) {
-	whole := appsv1.DeploymentStatus{ObservedGeneration: 2, Replicas: 3, UpdatedReplicas: 3, AvailableReplicas: 3}
+// A Service that leads to the engines goes over to the routers as soon as one of the present template is available.
+func TestUpdatedAvailable(t *testing.T) {
 	cases := map[string]struct {
-		change func(*appsv1.DeploymentStatus)
-		want   bool
+		generation                   int64 // observed
+		replicas, updated, available int32
+		want                         bool
 	}{
-		"all of them":          {func(*appsv1.DeploymentStatus) {}, true},
-		"not observed yet":     {func(s *appsv1.DeploymentStatus) { s.ObservedGeneration = 1 }, false},
-		"an old one is left":   {func(s *appsv1.DeploymentStatus) { s.Replicas = 4 }, false},
-		"one is not replaced":  {func(s *appsv1.DeploymentStatus) { s.UpdatedReplicas = 2 }, false},
-		"one is not available": {func(s *appsv1.DeploymentStatus) { s.AvailableReplicas = 2 }, false},
+		"all of them":                    {2, 3, 3, 3, true},
+		"not observed yet":               {1, 3, 3, 3, false},
+		"the first of them":              {2, 3, 3, 1, true},
+		"none yet":                       {2, 3, 3, 0, false},
+		"one, beside the old ones":       {2, 4, 1, 4, true},
+		"one that starts, and old ones":  {2, 4, 1, 3, false},
+		"some of either, by the numbers": {2, 4, 2, 3, true},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			router := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Generation: 2}, Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](3)}, Status: whole}
-			tc.change(&router.Status)
-			if got := rolledOutAll(router); got != tc.want {
-				t.Errorf("rolled out is %v, want %v", got, tc.want)
+			router := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Generation: 2}, Status: appsv1.DeploymentStatus{
+				ObservedGeneration: tc.generation, Replicas: tc.replicas, UpdatedReplicas: tc.updated, AvailableReplicas: tc.available,
+			}}
+			if got := updatedAvailable(router); got != tc.want {
+				t.Errorf("one is available: %v, want %v", got, tc.want)
 			}
 		})
 	}

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -13,10 +12,15 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
 
-var sampledRequests = flag.Int("sampled-requests", 140, "requests of the run that the sampled rate is tested with")
+var (
+	sampledRequests = flag.Int("sampled-requests", 140, "requests of the run that the sampled rate is tested with")
+	sampledTrace    = flag.String("sampled-trace", "", "routing trace that the sampled rate is tested with, on 8 ranks, in place of the small model's")
+)
 
 // Of one run through the router, of which the engine itself has counted everything: the rate of the requests that were sampled
 // is within three standard errors of the engine's, and so it is for other ids of the same requests. The 95% interval covers
@@ -26,7 +30,7 @@ func TestSampledRateOfARun(t *testing.T) {
 	p, _ := plans(t)
 	address := startReferenceEngine(t, string(p.artifact.Files["engine/sglang.json"]))
 	adapter := adapterOf(t, "SGLang")
-	recorded, err := trace.Open(context.Background(), tinyTrace)
+	recorded, err := trace.Open(t.Context(), tinyTrace)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,30 +86,79 @@ func TestSampledRateOfARun(t *testing.T) {
 	}
 }
 
-// The same for the recorded routing of a model, dispatched by price.
+// The same for the recorded routing of a model, dispatched by price: of the small one's trace, cut into requests because it has
+// few, or of the held-out requests of a trace that is named.
 func TestSampledRateOfATrace(t *testing.T) {
-	p, _ := plans(t)
-	recorded, err := trace.Open(context.Background(), tinyTrace)
+	if *sampledTrace == "" {
+		p, _ := plans(t)
+		recorded, err := trace.Open(t.Context(), tinyTrace)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const length = 64
+		var pieces [][2]int
+		for end := length; end <= len(recorded.Tokens); end += length {
+			pieces = append(pieces, [2]int{end - length, end})
+		}
+		counts, _ := dispatched(t, p.layout, recorded, pieces)
+		resample(t, counts, 20)
+		return
+	}
+	recorded, err := trace.Open(t.Context(), *sampledTrace)
 	if err != nil {
 		t.Fatal(err)
 	}
-	resample(t, dispatched(t, p, recorded), 20)
+	solution, err := solver.Solve(t.Context(), recorded, solver.Options{
+		Ranks: 8, Attention: placement.DataParallel, Algorithm: placement.Auto, Forecast: solver.Table, TrainPercent: 20, Seed: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, held, err := trace.Split(recorded, 20, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var requests [][2]int
+	for _, i := range held {
+		requests = append(requests, [2]int{int(recorded.Offsets[i]), int(recorded.Offsets[i+1])})
+	}
+	counts, sketch := dispatched(t, newLayout(strings.Repeat("d", 64), solution.Plan, nil), recorded, requests)
+	bias, biasError := sketch.Forecast.Bias()
+	slope, slopeError := sketch.Forecast.Slope()
+	t.Logf("%d requests: LAR %.4f, standard error %.4f; forecast %.4f, bias %.4f (%.4f), slope %.2f (%.2f); %.2f remote ranks per token", len(counts),
+		sketch.Overall.Value(), sketch.Overall.StandardError(), sketch.Forecast.Predicted(), bias, biasError, slope, slopeError, sketch.RemoteRanksPerToken())
+	for _, percent := range []int{5, 10, 20} {
+		resample(t, counts, percent)
+	}
+	random := rand.New(rand.NewPCG(4, 4))
+	beyond := 0
+	for range 1000 {
+		var r lar.Ratio
+		for range 700 {
+			r.Add(counts[random.IntN(len(counts))])
+		}
+		if math.Abs(r.Value()-sketch.Overall.Value()) > 0.01 {
+			beyond++
+		}
+	}
+	t.Logf("700 requests drawn with replacement are off by more than .01 in %d of 1000 draws", beyond)
+	if beyond > 10 {
+		t.Error("700 requests do not tell the rate to .01")
+	}
 }
 
-// pieceTokens is the length of the requests that a trace is cut into: it has too few to draw from.
-const pieceTokens = 64
-
-// dispatched sends pieces of a trace to the ranks of a pool, and counts what each activates there.
-func dispatched(t *testing.T, p planned, recorded *trace.Trace) []lar.Activations {
+// dispatched sends requests, given by their bounds among a trace's tokens, to the ranks of a pool in random order, and
+// counts what each activates there.
+func dispatched(t *testing.T, l *Layout, recorded *trace.Trace, requests [][2]int) (counts []lar.Activations, all lar.Sketch) {
 	t.Helper()
+	m := recorded.Model
+	shape := lar.Shape{Layers: m.HiddenLayers, MoELayers: m.Layers, Experts: m.Experts, ExpertsPerToken: m.TopK}
 	pool := NewPool()
-	pool.Set([]Backend{{Pod: "p", Address: "x:1", Ranks: 4, Revision: "r", PlanDigest: p.artifact.Digest, Shape: &tinyShape}})
-	pool.AddLayout(p.layout)
-	var counts []lar.Activations
-	pieces := len(recorded.Tokens) / pieceTokens
-	for _, i := range rand.New(rand.NewPCG(2, 2)).Perm(pieces) {
-		tokens := recorded.Tokens[i*pieceTokens : (i+1)*pieceTokens]
-		ids, err := json.Marshal(tokens)
+	pool.Set([]Backend{{Pod: "p", Address: "x:1", Ranks: l.ranks, Revision: "r", PlanDigest: l.digest, Shape: &shape}})
+	pool.AddLayout(l)
+	for _, i := range rand.New(rand.NewPCG(2, 2)).Perm(len(requests)) {
+		begin, end := requests[i][0], requests[i][1]
+		ids, err := json.Marshal(recorded.Tokens[begin:end])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -117,19 +170,30 @@ func dispatched(t *testing.T, p planned, recorded *trace.Trace) []lar.Activation
 		if err != nil {
 			t.Fatal(err)
 		}
-		width := len(recorded.Experts) / len(recorded.Tokens)
-		var experts []int32
-		for _, expert := range recorded.Experts[i*pieceTokens*width : (i+1)*pieceTokens*width] {
-			experts = append(experts, int32(expert))
-		}
-		count, err := lar.CountActivations(experts, tinyShape, at)
+		count, err := lar.CountActivations(told(recorded, begin, end), shape, at)
 		if err != nil {
 			t.Fatal(err)
 		}
 		counts = append(counts, count.Activations)
+		all.Add(lar.Observation{Rank: lease.Rank, Count: count, Predicted: &lease.predicted})
 		lease.Release()
 	}
-	return counts
+	return counts, all
+}
+
+// told is what an engine tells of tokens of a trace [tokens, layers, experts per token].
+func told(recorded *trace.Trace, begin, end int) []int32 {
+	m := recorded.Model
+	experts := make([]int32, (end-begin)*m.HiddenLayers*m.TopK)
+	for position := begin; position < end; position++ {
+		for i, layer := range m.Layers {
+			row := experts[((position-begin)*m.HiddenLayers+layer)*m.TopK:]
+			for k, expert := range recorded.Row(position, i) {
+				row[k] = int32(expert)
+			}
+		}
+	}
+	return experts
 }
 
 // resample draws other ids for the requests of a run, and compares the rates of what is then sampled with that of all. It

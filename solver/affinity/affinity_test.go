@@ -2,6 +2,7 @@ package affinity_test
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -215,6 +216,32 @@ func TestRequestScoreOfAnySize(t *testing.T) {
 					t.Fatalf("%d ranks, %d tokens: rank %d has %v, want %v", ranks, length, rank, got[rank], share)
 				}
 			}
+		}
+	}
+}
+
+// Ids by Zipf's law, spread over a table of real size.
+func BenchmarkScoreTokens(b *testing.B) {
+	const vocabulary, prompts = 151_000, 8
+	for _, ranks := range []int{8, 64} {
+		random := rand.New(rand.NewPCG(1, 8))
+		table := &affinity.RankTable{Ranks: ranks, Score: make([]uint16, vocabulary*ranks)}
+		for i := range table.Score {
+			table.Score[i] = uint16(random.Uint32())
+		}
+		ids, zipf := random.Perm(vocabulary), rand.NewZipf(random, 1.1, 4, vocabulary-1)
+		for _, length := range []int{1_000, 32_768} {
+			tokens := make([]int32, prompts*length)
+			for i := range tokens {
+				tokens[i] = int32(ids[zipf.Uint64()])
+			}
+			scores, next := make([]float32, ranks), 0
+			b.Run(fmt.Sprintf("ranks=%d/tokens=%d", ranks, length), func(b *testing.B) {
+				for b.Loop() {
+					table.ScoreTokens(scores, tokens[next*length:][:length])
+					next = (next + 1) % prompts
+				}
+			})
 		}
 	}
 }

@@ -52,6 +52,7 @@ func newRouterCommand() *cobra.Command {
 			}
 			options.FetchPlan = planFetcher(options.Namespace)
 			options.RankHeader, options.RoutingKeyHeader, options.RoutedExperts = adapter.RankHeader, adapter.RoutingKeyHeader, adapter.RoutedExperts
+			options.TokenizePath = adapter.Generation.TokenizePath
 			rest, err := config.GetConfig()
 			if err != nil {
 				return err

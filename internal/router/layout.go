@@ -26,7 +26,8 @@ type Layout struct {
 	slots [][]int
 	// table is nil where requests have no rank (attention tensor parallelism).
 	table *affinity.RankTable
-	// tokenizer is nil where the checkpoint has none that can be read: then only token ids can be scored.
+	// tokenizer is nil where the checkpoint has none that can be read: then only token ids can be scored, and the texts for
+	// which an engine tells them.
 	tokenizer *tokenizer.Tokenizer
 }
 
@@ -105,7 +106,7 @@ func (l *Layout) score(p prompt) (scores []float32, tokens int, unscored string)
 			return nil, 0, unscoredNoTokenizer
 		}
 		for _, text := range p.texts {
-			ids = append(ids, l.tokenizer.Encode(text)...)
+			ids = l.tokenizer.AppendTokens(ids, text)
 		}
 	}
 	if len(ids) == 0 {

@@ -191,7 +191,7 @@ func (p *Plans) try(ctx context.Context, digest string, log logr.Logger) error {
 		return err
 	}
 	if unusable != nil {
-		log.Info("Scoring only requests that carry token ids", "reason", unusable.Error())
+		log.Info("Tokenizing nothing here: engines are asked for the token ids of shorter texts, where they can tell", "reason", unusable.Error())
 	}
 	p.pool.AddLayout(layout)
 	log.Info("Loaded a plan", "ranks", layout.ranks)

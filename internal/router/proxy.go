@@ -46,6 +46,8 @@ type ProxyOptions struct {
 	SamplePercent int
 	// LiveSamples is what is kept of the tokens of those requests; empty is LiveNone.
 	LiveSamples LiveSamples
+	// TokenizePath is the engine's route that tells the token ids of a prompt; empty where it has none.
+	TokenizePath string
 	// EndpointWait is how long a request may wait for a pod where none is ready.
 	EndpointWait time.Duration
 	// ClientTimeout is how long a client may take to send a body, and how long it may take nothing of an answer that waits
@@ -79,6 +81,7 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 			DisableCompression: true,
 		},
 	}
+	sender.tokenizer = newRemoteTokenizer(pool, sender.transport, options.TokenizePath)
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme = "http"
@@ -147,6 +150,7 @@ type sender struct {
 	options      ProxyOptions
 	metrics      *metrics
 	observations *Observations
+	tokenizer    *remoteTokenizer // nil where engines cannot be asked
 }
 
 // RoundTrip tries pods as long as nothing of a response has reached the client. That is safe for a request that a pod may
@@ -154,6 +158,7 @@ type sender struct {
 func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 	start, body := time.Now(), bodyOf(in)
 	request := newRequest(in.URL.Path, in.Header.Get(HeaderRequestID), body)
+	request.tokenize = s.tokenizer.tokenizer(in.Context())
 	request.asksExperts = request.inference && asks(body, s.options.RoutedExperts.RequestField)
 	deadline := start.Add(s.options.EndpointWait)
 	tried := map[string]bool{}

@@ -91,6 +91,8 @@ type request struct {
 	eligible func(endpoint string) bool
 	// prompt is empty where its tokens cannot be told.
 	prompt prompt
+	// tokenize asks an engine under a plan for the tokens of texts that cannot be told here; nil where none can be asked.
+	tokenize func(plan string, texts []string) prompt
 	// forecast is the latest one; a request that is sent again to pods of the same plan keeps it.
 	forecast forecast
 }
@@ -124,9 +126,14 @@ func newRequest(path, id string, data []byte) *request {
 // score makes the forecast of a layout. It takes as long as tokenizing does: no lock may be held.
 func (r *request) score(l *Layout) {
 	f := forecast{layout: l, rank: NoRank, tokens: r.tokens}
-	var prompt int
-	if f.scores, prompt, f.unscored = l.score(r.prompt); f.scores != nil {
-		f.tokens = int64(prompt) + r.output + 1
+	var length int
+	if f.scores, length, f.unscored = l.score(r.prompt); f.unscored == unscoredNoTokenizer && r.tokenize != nil {
+		if told := r.tokenize(l.digest, r.prompt.texts); !told.empty() {
+			f.scores, length, f.unscored = l.score(told)
+		}
+	}
+	if f.scores != nil {
+		f.tokens = int64(length) + r.output + 1
 	}
 	r.forecast = f
 }

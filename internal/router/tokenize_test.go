@@ -1,0 +1,111 @@
+package router
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Where the checkpoint's tokenizer cannot be used, a text is scored by the ids that its engine tells, and by load where it
+// tells none.
+func TestEngineTokenizes(t *testing.T) {
+	p, _ := plans(t)
+	layout := *p.layout
+	layout.tokenizer = nil
+	const text = "SELECT name FROM users"
+	ids, err := json.Marshal(p.layout.tokenizer.Encode(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := fmt.Sprintf(`{"count":4,"tokens":%s}`, ids)
+	for name, tc := range map[string]struct {
+		code   int
+		answer string
+		body   string
+		asked  int32 // in two requests
+		scored bool
+	}{
+		"ids":           {http.StatusOK, told, `{"prompt":"` + text + `"}`, 2, true},
+		"several texts": {http.StatusOK, told, `{"prompt":["SELECT name","FROM users"]}`, 2, true},
+		"ids at hand":   {http.StatusOK, told, `{"prompt":[1,2]}`, 0, true},
+		"no ids":        {http.StatusOK, `{"tokens":[]}`, `{"prompt":"x"}`, 2, false},
+		"not ids":       {http.StatusOK, `{"tokens":["a"]}`, `{"prompt":"x"}`, 2, false},
+		"not JSON":      {http.StatusOK, `tokens`, `{"prompt":"x"}`, 1, false},
+		"refused":       {http.StatusNotFound, `{}`, `{"prompt":"x"}`, 1, false},
+		"too long":      {http.StatusOK, told, `{"prompt":"` + strings.Repeat("x", tokenizeBytes+1) + `"}`, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var asked atomic.Int32
+			engine := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/tell" {
+					asked.Add(1)
+					w.WriteHeader(tc.code)
+					fmt.Fprint(w, tc.answer)
+				}
+			})
+			send := tokenizingRouter(t, engine, &layout)
+			for range 2 {
+				if got := send(tc.body) != ""; got != tc.scored {
+					t.Errorf("scored is %v", got)
+				}
+			}
+			if got := asked.Load(); got != tc.asked {
+				t.Errorf("the engine was asked %d times in two requests, want %d", got, tc.asked)
+			}
+		})
+	}
+}
+
+// tokenizingRouter returns what sends a completion and tells the plan that its rank was chosen by.
+func tokenizingRouter(t *testing.T, engine Backend, layout *Layout) func(body string) (plan string) {
+	t.Helper()
+	engine.PlanDigest = layout.digest
+	pool := NewPool()
+	pool.Set([]Backend{engine})
+	pool.AddLayout(layout)
+	proxy, _ := NewProxy(pool, prometheus.NewRegistry(), logr.Discard(), ProxyOptions{
+		RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: time.Second, TokenizePath: "/tell",
+	})
+	server := httptest.NewServer(proxy)
+	t.Cleanup(server.Close)
+	return func(body string) string {
+		response, answer := post(t, server.URL+"/v1/completions", body)
+		if response.StatusCode != http.StatusOK {
+			t.Errorf("%s: %s", response.Status, answer)
+		}
+		return response.Header.Get(HeaderPlan)
+	}
+}
+
+// An engine that does not answer holds a request up for a moment, and the next ones not at all.
+func TestEngineTokenizesNever(t *testing.T) {
+	p, _ := plans(t)
+	layout := *p.layout
+	layout.tokenizer = nil
+	var asked atomic.Int32
+	engine := newEngine(t, "a", 4, func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/tell" {
+			asked.Add(1)
+			_, _ = io.Copy(io.Discard, r.Body) // or the server does not see the client go
+			<-r.Context().Done()
+		}
+	})
+	send := tokenizingRouter(t, engine, &layout)
+	for range 5 {
+		if plan := send(`{"prompt":"x"}`); plan != "" {
+			t.Errorf("scored by plan %s", plan)
+		}
+	}
+	if got := asked.Load(); got > 2 { // the second where five requests take a second
+		t.Errorf("the engine was asked %d times", got)
+	}
+}

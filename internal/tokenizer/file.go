@@ -34,41 +34,14 @@ type fileAddedToken struct {
 }
 
 type fileModel struct {
-	Type                    string           `json:"type"`
-	Dropout                 *float64         `json:"dropout"`
-	ContinuingSubwordPrefix string           `json:"continuing_subword_prefix"`
-	EndOfWordSuffix         string           `json:"end_of_word_suffix"`
-	ByteFallback            bool             `json:"byte_fallback"`
-	IgnoreMerges            bool             `json:"ignore_merges"`
-	Vocab                   map[string]int32 `json:"vocab"`
-	Merges                  []fileMerge      `json:"merges"`
-}
-
-// fileMerge is written as "a b" or, by newer versions, as ["a", "b"].
-type fileMerge [2]string
-
-func (m *fileMerge) UnmarshalJSON(text []byte) error {
-	if len(text) > 0 && text[0] == '[' {
-		var parts []string
-		if err := json.Unmarshal(text, &parts); err != nil {
-			return err
-		}
-		if len(parts) != 2 {
-			return fmt.Errorf("merge %s does not have two parts", text)
-		}
-		*m = fileMerge(parts)
-		return nil
-	}
-	var joined string
-	if err := json.Unmarshal(text, &joined); err != nil {
-		return err
-	}
-	left, right, ok := strings.Cut(joined, " ")
-	if !ok || strings.Contains(right, " ") {
-		return fmt.Errorf("merge %q does not have two parts", joined)
-	}
-	*m = fileMerge{left, right}
-	return nil
+	Type                    string         `json:"type"`
+	Dropout                 *float64       `json:"dropout"`
+	ContinuingSubwordPrefix string         `json:"continuing_subword_prefix"`
+	EndOfWordSuffix         string         `json:"end_of_word_suffix"`
+	ByteFallback            bool           `json:"byte_fallback"`
+	IgnoreMerges            bool           `json:"ignore_merges"`
+	Vocab                   fileVocabulary `json:"vocab"`
+	Merges                  fileMerges     `json:"merges"`
 }
 
 // maxTokenID bounds the ids of a vocabulary, whose table has an entry for each.
@@ -237,7 +210,7 @@ func (m *fileModel) check() error {
 // spacesBegin reports whether each token that merges make has its spaces at its begin: then no merge crosses the place
 // before a space, and a text can be cut there.
 func (m *fileModel) spacesBegin() bool {
-	return !m.IgnoreMerges && !slices.ContainsFunc(m.Merges, func(parts fileMerge) bool {
+	return !m.IgnoreMerges && !slices.ContainsFunc(m.Merges, func(parts [2]string) bool {
 		return strings.Contains(strings.TrimLeft(parts[0]+parts[1], spaceMark), spaceMark)
 	})
 }

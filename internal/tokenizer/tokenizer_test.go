@@ -232,10 +232,17 @@ func TestParseRefuses(t *testing.T) {
 		"prepend scheme":  {set("pre_tokenizer", map[string]any{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "last"}), `prepend_scheme "last"`},
 		"shared id":       {model("vocab", map[string]int{"a": 7, "b": 7}), `tokens "a" and "b" share id 7`},
 		"missing byte":    {model("vocab", map[string]int{"a": 0}), "no token for byte"},
-		"merge of three":  {model("merges", []string{"a b c"}), `merge "a b c" does not have two parts`},
+		"merge of three":  {model("merges", []string{"a b c"}), `merge 0: "a b c" does not have two parts`},
 		"merge of one":    {model("merges", [][]string{{"a"}}), "does not have two parts"},
 		"merge unknown":   {model("merges", []string{"a z"}), `merge 0 ("a", "z")`},
-		"merges no array": {model("merges", "a"), "not a tokenizer.json"},
+		"merges no array": {model("merges", "a"), "an array is wanted"},
+		"merge a number":  {model("merges", []int{1}), "neither a string nor an array"},
+		"merge of a list": {model("merges", [][]any{{"a", []int{1}}}), "is not a string"},
+		"vocab no object": {model("vocab", []int{1}), "an object of ids is wanted"},
+		"vocab of texts":  {model("vocab", map[string]any{"a": "b"}), `token "a" has id "b"`},
+		"vocab of lists":  {model("vocab", map[string]any{"a": []string{"b, c"}}), `token "a" has id ["b;`},
+		"huge vocab id":   {model("vocab", map[string]any{"a": 1 << 40}), "allowed is 0 to"},
+		"fractional id":   {model("vocab", map[string]any{"a": 0.5}), "allowed is 0 to"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := small(t, []string{}, test.change)

@@ -305,7 +305,7 @@ func (s *search) place(ctx context.Context, by placement.Algorithm, deadline tim
 		Attention: s.options.Attention, Ranks: s.options.Ranks, Layers: s.trace.Model.Layers,
 		Messages: s.options.messages(), Occurrences: s.occurrences, Constraints: s.options.Constraints,
 		Tokens: s.tokens, Pairs: s.pairs, Transitions: s.transitions, Requests: s.requests,
-		Algorithm: by, RedundantSlots: s.options.RedundantSlots, Groups: s.groups, Current: s.options.Current, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
+		Algorithm: by, RedundantSlots: s.options.RedundantSlots, Groups: s.groups, Shrinkage: placement.DefaultShrinkage, Current: s.options.Current, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
 	})
 }
 

@@ -30,19 +30,24 @@ func (g *gram) mirror() {
 	}
 }
 
-// tokenGram is the Gram matrix of a layer's token rows.
-func tokenGram(c *affinity.Counts) *gram {
-	return rowGram(c.Experts, sparseRows{c.Start, c.Expert, c.Count}, c.Occurrences)
+// tokenGram is the Gram matrix of a layer's token rows; shrinkage is that of newSample.
+func tokenGram(c *affinity.Counts, shrinkage float32) *gram {
+	return rowGram(c.Experts, sparseRows{c.Start, c.Expert, c.Count}, c.Occurrences, shrinkage)
 }
 
 // rowGram is the Gram matrix of rows; sizes are their occurrences.
-func rowGram(n int, rows sparseRows, sizes []float32) *gram {
+func rowGram(n int, rows sparseRows, sizes []float32, shrinkage float32) *gram {
 	g := newGram(n)
 	for r, size := range sizes {
+		if size == 0 {
+			continue
+		}
+		worth := reliability(size, shrinkage)
+		scale := worth * worth / size
 		experts, counts := rows.row(r)
 		counts = counts[:len(experts)]
 		for i, e := range experts {
-			row, weight := g.row(int(e)), counts[i]/size
+			row, weight := g.row(int(e)), counts[i]*scale
 			for j := i + 1; j < len(experts); j++ {
 				row[experts[j]] += weight * counts[j]
 			}
@@ -52,8 +57,12 @@ func rowGram(n int, rows sparseRows, sizes []float32) *gram {
 	return g
 }
 
+// togetherWeight is that of single occurrences in mixedGram.
+const togetherWeight = 2
+
 // mixedGram is what a forecast that sees more than the token id can exploit: how alike different occurrences of a token
-// are, without the bias that the token row's own noise gives tokenGram, plus what single occurrences activate together.
+// are, without the bias that the token row's own noise gives tokenGram, plus what single occurrences activate together, which
+// counts more: by held-out locality with the forecast prefill, twice to three times as much.
 func mixedGram(c *affinity.Counts, pairs *affinity.Pairs) *gram {
 	g := newGram(c.Experts)
 	for token := range c.Vocabulary() {
@@ -72,7 +81,7 @@ func mixedGram(c *affinity.Counts, pairs *affinity.Pairs) *gram {
 	for e := range c.Experts {
 		row := g.row(e)
 		for f := e + 1; f < c.Experts; f++ {
-			row[f] += pairs.Together[e*c.Experts+f] - pairs.Within[e*c.Experts+f]
+			row[f] += togetherWeight*pairs.Together[e*c.Experts+f] - pairs.Within[e*c.Experts+f]
 		}
 	}
 	g.mirror()

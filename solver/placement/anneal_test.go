@@ -111,7 +111,7 @@ func TestGramIsTheProductOfTheRows(t *testing.T) {
 	for name, pair := range map[string]struct {
 		got  *gram
 		want []float64
-	}{"tokens": {tokenGram(&tokens[1]), wantTokens}, "requests": {requestGram(requests, 1), wantRequests}} {
+	}{"tokens": {tokenGram(&tokens[1], 0), wantTokens}, "requests": {requestGram(requests, 1), wantRequests}} {
 		for i, want := range pair.want {
 			if i/n == i%n {
 				want = 0

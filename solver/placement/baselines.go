@@ -112,7 +112,7 @@ func solveCoactivation(ctx context.Context, p *Problem) (Result, error) {
 		g := newGram(p.experts())
 		copy(g.values, p.Pairs[l].Together)
 		g.mirror()
-		rankOf[l] = annealed(g, p.Ranks, 1, p.Seed, uint64(l), stop).rankOf
+		rankOf[l] = annealed(g, p.Ranks, 1, starts, p.Seed, uint64(l), stop).rankOf
 	})
 	return p.result(rankOf, stop), err
 }

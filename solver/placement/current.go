@@ -117,7 +117,7 @@ func layerMoves(from, to *Placement) []int {
 func (s *layerSearch) improve(rankOf []int, pairs *affinity.Pairs, seed, layer uint64) ([]int, float64) {
 	some := s.sample
 	if valuedTokens(s.ranks) < gramTokens {
-		some = newSample(s.counts, gramTokens)
+		some = newSample(s.counts, gramTokens, s.shrinkage)
 	}
 	g := some.gram(s.counts.Experts)
 	if pairs != nil {

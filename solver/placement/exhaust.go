@@ -10,6 +10,10 @@ const (
 	// exhaustiveWork is what may be spent on looking at all placements of a layer, and polishWork on one round of all swaps.
 	exhaustiveWork = 2e8
 	polishWork     = 1e7
+	// searchWork bounds what improving takes in all layers together, in entries of rows and scores for each elite.
+	searchWork = 6e7
+	// leastRunsPerElite is of how many annealing runs one at least is improved.
+	leastRunsPerElite = 4
 	// leastWork is that of a glance at a placement of a layer with hardly any token ids: prices take time, too.
 	leastWork = 1000
 	// accurateSteps is the number of price steps that value a placement where that is cheap; steps times token ids times ranks
@@ -96,7 +100,9 @@ func (s *layerSearch) effort() (runs, improved int) {
 	case s.small():
 		return smallStarts, smallStarts
 	}
-	return starts, elites
+	// With many layers, or large ones, fewer runs are improved, down to one.
+	improved = max(1, min(elites, int(searchWork/(float64(s.layers)*float64(len(s.rows.expert)+len(s.tokens)*s.ranks)))))
+	return min(starts, leastRunsPerElite*improved), improved
 }
 
 // polish takes the best swap by value until none gains, where trying them all is cheap.

@@ -10,7 +10,7 @@ import (
 // Enumerate is the value of the best placement of the first layer, as the search of attention tensor parallelism values
 // placements.
 func Enumerate(ctx context.Context, p Problem) float64 {
-	s := newLayerSearch(&p.Tokens[0], p.Ranks, p.groups(), limit{ctx: ctx})
+	s := newLayerSearch(&p, &p.Tokens[0], limit{ctx: ctx})
 	best := 0.0
 	p.everyPlacement(func(rankOf []int) {
 		// More price steps lower a value: most placements are below the best one after a few.
@@ -82,7 +82,7 @@ func (p *Problem) everyPlacement(do func(rankOf []int)) {
 
 // ValueSampled is the value of the contiguous placement of the first layer by at most so many token ids.
 func ValueSampled(ctx context.Context, p Problem, tokens int) float64 {
-	s := newLayerSearchOf(&p.Tokens[0], p.Ranks, p.groups(), tokens, limit{ctx: ctx})
+	s := newLayerSearchOf(&p, &p.Tokens[0], tokens, limit{ctx: ctx})
 	_, value := s.value(contiguousRanks(s.counts.Experts, p.Ranks), nil)
 	return value
 }
@@ -95,7 +95,7 @@ func Value(ctx context.Context, p Problem, of *Placement) float64 {
 		for e, ranks := range of.Hosts(l) {
 			rankOf[e] = ranks[0]
 		}
-		_, value := newLayerSearch(&p.Tokens[l], p.Ranks, p.groups(), limit{ctx: ctx}).value(rankOf, nil)
+		_, value := newLayerSearch(&p, &p.Tokens[l], limit{ctx: ctx}).value(rankOf, nil)
 		sum += value / float64(len(of.Layers))
 	}
 	return sum
@@ -154,3 +154,51 @@ func NewDistinct(o *affinity.Occurrences, rankOf []int, own []int32, ranks int, 
 func (d Distinct) Gain(e, f int) float64 { return d.gain(e, f) }
 func (d Distinct) Swap(e, f int)         { d.swap(e, f) }
 func (d Distinct) Total() float64        { return d.total() }
+
+// Exchange is the exact search by swaps in the first layer, at the prices that balance a placement.
+type Exchange struct {
+	*exchange
+	prices []float64
+}
+
+// NewExchange begins one.
+func NewExchange(ctx context.Context, p Problem, rankOf []int) Exchange {
+	s := newLayerSearch(&p, &p.Tokens[0], limit{ctx: ctx})
+	prices, _ := s.value(rankOf, nil)
+	x := s.newExchange()
+	x.rankOf = slices.Clone(rankOf)
+	x.settle(prices)
+	return Exchange{x, prices}
+}
+
+// Gain and Swap are those of the search; Total is what it maximises, counted from the rows.
+func (x Exchange) Gain(e, f int) float64 { x.change(e, f); return x.gain(e, f) }
+func (x Exchange) Swap(e, f int)         { x.change(e, f); x.swap(e, f) }
+func (x Exchange) Total() float64 {
+	total := 0.0
+	for token, size := range x.search.sizes {
+		worth := make([]float64, x.search.ranks)
+		for rank, price := range x.prices {
+			worth[rank] = -float64(size) * price
+		}
+		experts, counts := x.search.rows.row(token)
+		for i, e := range experts {
+			worth[x.rankOf[e]] += float64(counts[i])
+		}
+		total += slices.Max(worth)
+	}
+	return total
+}
+
+// Exchanged is the value of a placement of the first layer before and after the rounds of swaps, and what they make of it.
+func Exchanged(ctx context.Context, p Problem, rankOf []int) (before, after float64, to []int) {
+	s := newLayerSearch(&p, &p.Tokens[0], limit{ctx: ctx})
+	prices, value := s.value(rankOf, nil)
+	c := s.exchanged(candidate{rankOf, prices, value})
+	_, before = s.value(rankOf, nil)
+	_, after = s.value(c.rankOf, nil)
+	return before, after, c.rankOf
+}
+
+// RankOf is the rank of an expert now.
+func (x Exchange) RankOf(e int) int { return x.rankOf[e] }

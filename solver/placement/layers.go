@@ -12,10 +12,12 @@ import (
 )
 
 const (
-	// starts is the number of annealing runs per layer.
+	// starts is the number of annealing runs per layer, elites how many of them are improved, by alternation and exact swaps. On
+	// held-out tokens more elites are worth more than more starts.
 	starts = 8
-	// elites is how many of them are improved by alternation.
-	elites = 3
+	elites = 6
+	// pairStarts is the number of annealing runs by co-activations, which are all that there is then.
+	pairStarts = 24
 	// alternations bounds the rounds of alternation; it ends before when nothing is gained.
 	alternations = 8
 	// priceSteps is the number of price updates that value one placement.
@@ -35,7 +37,7 @@ func solveLayers(ctx context.Context, p *Problem) (Result, error) {
 			failures[l] = err
 			return
 		}
-		s := newLayerSearch(counts, p.Ranks, p.groups(), stop)
+		s := newLayerSearch(p, counts, stop)
 		s.weigh(&p.Constraints)
 		var rankOf []int
 		var value float64
@@ -77,7 +79,10 @@ type layerSearch struct {
 	// groups is the number of groups within which experts may move. Group g has the g'th run of ranks: without a name, the
 	// order of ranks does not matter, nor does that of groups.
 	groups int
-	stop   limit
+	// layers is the number of layers to be searched: the more, the less each may take.
+	layers    int
+	shrinkage float32
+	stop      limit
 	// Placements are valued by a sample of the token ids.
 	sample
 	activations float64
@@ -87,27 +92,28 @@ type layerSearch struct {
 	exact  exactRanks
 }
 
-func newLayerSearch(c *affinity.Counts, ranks, groups int, stop limit) *layerSearch {
-	return newLayerSearchOf(c, ranks, groups, valuedTokens(ranks), stop)
+func newLayerSearch(p *Problem, c *affinity.Counts, stop limit) *layerSearch {
+	return newLayerSearchOf(p, c, valuedTokens(p.Ranks), stop)
 }
 
 // newLayerSearchOf values placements by at most that many token ids.
-func newLayerSearchOf(c *affinity.Counts, ranks, groups, tokens int, stop limit) *layerSearch {
-	s := &layerSearch{counts: c, ranks: ranks, groups: groups, stop: stop, sample: newSample(c, tokens)}
+func newLayerSearchOf(p *Problem, c *affinity.Counts, tokens int, stop limit) *layerSearch {
+	s := &layerSearch{counts: c, ranks: p.Ranks, groups: p.groups(), layers: len(p.Layers), shrinkage: float32(p.Shrinkage), stop: stop}
+	s.sample = newSample(c, tokens, s.shrinkage)
 	total := 0.0
 	for _, size := range s.sizes {
 		total += float64(size)
 	}
 	s.activations = max(total*float64(c.TopK), 1)
 	s.balance.Sizes = s.sizes
-	s.balance.Scores = make([]float32, len(s.tokens)*ranks)
-	s.balance.Limits = slices.Repeat([]float64{total / float64(ranks)}, ranks)
+	s.balance.Scores = make([]float32, len(s.tokens)*s.ranks)
+	s.balance.Limits = slices.Repeat([]float64{total / float64(s.ranks)}, s.ranks)
 	return s
 }
 
 // solve returns the best placement found and its value. The contiguous one is among the candidates.
 func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
-	g := tokenGram(s.counts)
+	g := tokenGram(s.counts, s.shrinkage)
 	contiguous := contiguousRanks(s.counts.Experts, s.ranks)
 	// A few price steps, as many for all, are enough to choose those that are worth more of them.
 	glanced := func(rankOf []int) candidate {
@@ -144,6 +150,9 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 			}
 			*c = candidate{rankOf, prices, value}
 		}
+	}
+	for i := range candidates {
+		candidates[i] = s.exchanged(candidates[i])
 	}
 	for i := range candidates {
 		candidates[i].rankOf = renamed(candidates[i].rankOf)
@@ -199,13 +208,13 @@ func (s *layerSearch) orContiguous(rankOf []int, value float64) ([]int, float64)
 // forecast will make of it is not known yet: there is nothing to alternate with.
 func (s *layerSearch) solvePairs(pairs *affinity.Pairs, seed, layer uint64) ([]int, float64) {
 	g := mixedGram(s.counts, pairs)
-	best := annealed(g, s.ranks, s.groups, seed, layer, s.stop)
+	best := annealed(g, s.ranks, s.groups, pairStarts, seed, layer, s.stop)
 	_, value := s.value(best.rankOf, nil)
 	return best.rankOf, value
 }
 
 // annealed is the partition of highest affinity of several annealing runs and the contiguous one.
-func annealed(g *gram, ranks, groups int, seed, layer uint64, stop limit) *partition {
+func annealed(g *gram, ranks, groups, starts int, seed, layer uint64, stop limit) *partition {
 	best := newPartition(g, contiguousRanks(g.n, ranks), ranks, groups)
 	for start := range starts {
 		if stop.reached() {

@@ -17,7 +17,7 @@ func (p *Problem) layerRefiner(l int, stop limit) (refiner, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := newLayerSearch(counts, p.Ranks, p.groups(), stop)
+	s := newLayerSearch(p, counts, stop)
 	s.weigh(&p.Constraints)
 	by := &tokenRefiner{search: s}
 	if p.Pairs != nil {
@@ -81,7 +81,7 @@ func (r *tokenRefiner) copies(_ int, rankOf []int) []float32 {
 func (r *tokenRefiner) annealed(rankOf []int, within *limits, seed uint64) []int {
 	g := r.pairs
 	if g == nil {
-		g = tokenGram(r.search.counts)
+		g = tokenGram(r.search.counts, r.search.shrinkage)
 	}
 	to := slices.Clone(rankOf)
 	annealSwaps(r.related(g, to), within, rand.New(rand.NewPCG(seed, 0x6c696d697473)), r.search.stop)
@@ -223,9 +223,9 @@ func (p *Problem) together(l int, stop limit) []int {
 	g.mirror()
 	nodes := p.nodes()
 	if nodes == 1 || p.groups() > 1 {
-		return annealed(g, p.Ranks, p.groups(), p.Seed, uint64(l), stop).rankOf
+		return annealed(g, p.Ranks, p.groups(), starts, p.Seed, uint64(l), stop).rankOf
 	}
-	nodeOf := annealed(g, nodes, 1, p.Seed, uint64(l), stop).rankOf
+	nodeOf := annealed(g, nodes, 1, starts, p.Seed, uint64(l), stop).rankOf
 	rankOf := make([]int, g.n)
 	for node := range nodes {
 		var members []int
@@ -234,7 +234,7 @@ func (p *Problem) together(l int, stop limit) []int {
 				members = append(members, e)
 			}
 		}
-		within := annealed(g.part(members), p.Ranks/nodes, 1, p.Seed, uint64(l), stop).rankOf
+		within := annealed(g.part(members), p.Ranks/nodes, 1, starts, p.Seed, uint64(l), stop).rankOf
 		for i, e := range members {
 			rankOf[e] = node*p.Ranks/nodes + within[i]
 		}

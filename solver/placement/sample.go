@@ -28,8 +28,9 @@ type sample struct {
 	sizes []float32
 }
 
-// newSample takes at most that many token ids.
-func newSample(c *affinity.Counts, allowed int) sample {
+// newSample takes at most that many token ids. A token id that occurs a times has a/(a+shrinkage) of its activations: the rest is
+// what the mean token would activate, which is local on all ranks alike, and left out.
+func newSample(c *affinity.Counts, allowed int, shrinkage float32) sample {
 	tokens, scale := sampleTokens(c, allowed)
 	entries := 0
 	for _, token := range tokens {
@@ -40,13 +41,20 @@ func newSample(c *affinity.Counts, allowed int) sample {
 	for i, token := range tokens {
 		experts, counts := c.Row(token)
 		rows.expert = append(rows.expert, experts...)
+		worth := scale[i] * reliability(c.Occurrences[token], shrinkage)
 		for _, n := range counts {
-			rows.count = append(rows.count, n*scale[i])
+			rows.count = append(rows.count, n*worth)
 		}
 		rows.start = append(rows.start, len(rows.expert))
 		sizes[i] = c.Occurrences[token] * scale[i]
 	}
 	return sample{tokens, rows, sizes}
+}
+
+// reliability is the share of a token id's activations that is expected of it again. Those of a rare one are chance for the most
+// part, and a search that takes them at their face value fits the profile and not the traffic that it stands for.
+func reliability(occurrences, shrinkage float32) float32 {
+	return occurrences / (occurrences + shrinkage)
 }
 
 // sampleTokens lists the token ids that occur, and how many of their like each stands for. Where they are too many, the more
@@ -93,4 +101,4 @@ func sortByFrequency(tokens []int, occurrences []float32) {
 }
 
 // gram is the Gram matrix of the sample.
-func (s *sample) gram(experts int) *gram { return rowGram(experts, s.rows, s.sizes) }
+func (s *sample) gram(experts int) *gram { return rowGram(experts, s.rows, s.sizes, 0) }

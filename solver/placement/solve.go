@@ -62,6 +62,9 @@ func ParseAlgorithm(name string) (Algorithm, error) {
 	return "", fmt.Errorf("algorithm %q is unknown; allowed is %s", name, strings.Trim(fmt.Sprint(Algorithms), "[]"))
 }
 
+// DefaultShrinkage is the Shrinkage of the highest held-out locality on recorded routing; between 2 and 8 it differs by less than 0.2%.
+const DefaultShrinkage = 4
+
 // Problem is what a placement is solved from.
 type Problem struct {
 	// Attention tells whether tokens or requests have a rank.
@@ -101,6 +104,9 @@ type Problem struct {
 	Transitions [][]float32
 	// Requests are the counts of each request; needed with DataParallel.
 	Requests *affinity.RequestCounts
+	// Shrinkage is how many occurrences of the mean token Auto adds to those of each token id (attention TP), because what a rare
+	// one activated is chance for the most part. At 0 the profile is taken at its face value.
+	Shrinkage float64
 	// Algorithm chooses the method.
 	Algorithm Algorithm
 	// Seed makes the search repeatable.

@@ -101,7 +101,7 @@ func benchMETIS(ctx context.Context, path string) ([]metisResult, error) {
 func placeOurs(ctx context.Context, t *trace.Trace, counts []affinity.Counts, ranks int) (*placement.Placement, float64, error) {
 	before := cpuSeconds()
 	result, err := placement.Solve(ctx, placement.Problem{
-		Attention: placement.TensorParallel, Ranks: ranks, Layers: t.Model.Layers, Tokens: counts, Algorithm: placement.Auto, Seed: 1,
+		Attention: placement.TensorParallel, Ranks: ranks, Layers: t.Model.Layers, Tokens: counts, Algorithm: placement.Auto, Seed: 1, Shrinkage: placement.DefaultShrinkage,
 	})
 	return result.Placement, cpuSeconds() - before, err
 }

@@ -62,7 +62,7 @@ func benchSolver(ctx context.Context) ([]solverResult, error) {
 func (s tokenShape) run(ctx context.Context) (solverResult, error) {
 	var loading atomic.Int64
 	p := placement.Problem{
-		Attention: placement.TensorParallel, Ranks: s.ranks, Layers: indices(s.layers), Experts: s.experts, Algorithm: placement.Auto, Seed: 1,
+		Attention: placement.TensorParallel, Ranks: s.ranks, Layers: indices(s.layers), Experts: s.experts, Algorithm: placement.Auto, Seed: 1, Shrinkage: placement.DefaultShrinkage,
 		LoadTokens: func(layer int) (*affinity.Counts, error) {
 			begin := time.Now()
 			defer func() { loading.Add(int64(time.Since(begin))) }()

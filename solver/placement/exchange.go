@@ -1,0 +1,246 @@
+package placement
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"github.com/semmoe/operator/solver/assign"
+)
+
+const (
+	// exchangeRounds bounds the rounds of swaps of one placement; they end before when nothing is gained.
+	exchangeRounds = 8
+	// exchangeTries is how many swaps a round tries for each expert.
+	exchangeTries = 1
+	// exchangeLeast is the smallest gain of a swap, as a share of all activations: less is rounding.
+	exchangeLeast = 1e-7
+)
+
+// exchange is a placement of one layer under search at given prices. A swap is valued exactly: every token id that activates one
+// of the two experts takes its best rank anew. The Gram matrix and the assignment for given ranks of the tokens know no such
+// choice, and stop at placements that this search still improves.
+type exchange struct {
+	search  *layerSearch
+	columns columns
+	rankOf  []int
+	// net is what each token id is worth on each rank, its size paid for [token ids × ranks]; best are its best ranks.
+	net  []float32
+	best []choice
+	// tokens are those that a swap changes, and deltas by how much its first rank gains and its second loses.
+	tokens []int32
+	deltas []float32
+}
+
+// choice are a token's best ranks, best first, with what they are worth. Of three, one at least is none of the two that a swap
+// changes; ranks that there are not are worth nothing that could be chosen.
+type choice struct {
+	rank  [3]int32
+	value [3]float32
+}
+
+// columns are rows by expert: the rows that activate it, ascending, and how often.
+type columns struct {
+	start []int
+	row   []int32
+	count []float32
+}
+
+func (s *sparseRows) columns(experts int) columns {
+	c := columns{make([]int, experts+1), make([]int32, len(s.expert)), make([]float32, len(s.expert))}
+	for _, e := range s.expert {
+		c.start[e+1]++
+	}
+	for e := range experts {
+		c.start[e+1] += c.start[e]
+	}
+	next := slices.Clone(c.start)
+	for r := range len(s.start) - 1 {
+		experts, counts := s.row(r)
+		for i, e := range experts {
+			c.row[next[e]], c.count[next[e]] = int32(r), counts[i]
+			next[e]++
+		}
+	}
+	return c
+}
+
+func (c *columns) column(e int) ([]int32, []float32) {
+	return c.row[c.start[e]:c.start[e+1]], c.count[c.start[e]:c.start[e+1]]
+}
+
+func (s *layerSearch) newExchange() *exchange {
+	return &exchange{
+		search: s, columns: s.rows.columns(s.counts.Experts), net: make([]float32, len(s.balance.Scores)), best: make([]choice, len(s.tokens)),
+	}
+}
+
+// exchanged is a placement after rounds of swaps, as long as prices that follow them confirm a gain.
+func (s *layerSearch) exchanged(c candidate) candidate {
+	if s.ranks < 2 {
+		return c
+	}
+	x := s.newExchange()
+	for range exchangeRounds {
+		if s.stop.reached() {
+			break
+		}
+		x.rankOf = slices.Clone(c.rankOf)
+		if !x.round(c.prices) {
+			break
+		}
+		prices, value := s.valueIn(s.steps()/3, x.rankOf, c.prices)
+		if value <= c.value*(1+1e-6) {
+			break
+		}
+		c = candidate{x.rankOf, prices, value}
+	}
+	return c
+}
+
+// round tries the swaps that promise most, and takes those that gain.
+func (x *exchange) round(prices assign.Prices) (taken bool) {
+	weight := x.search.affinities(x.rankOf, prices)
+	x.settle(prices)
+	for _, swap := range x.promising(weight) {
+		if x.rankOf[swap.e] == x.rankOf[swap.f] {
+			continue
+		}
+		x.change(swap.e, swap.f)
+		if x.gain(swap.e, swap.f) > exchangeLeast*x.search.activations {
+			x.swap(swap.e, swap.f)
+			taken = true
+		}
+	}
+	return taken
+}
+
+// settle fills net and best for the scores that the search holds.
+func (x *exchange) settle(prices assign.Prices) {
+	ranks := x.search.ranks
+	price := make([]float32, ranks)
+	for rank, p := range prices {
+		price[rank] = float32(p)
+	}
+	for token, size := range x.search.sizes {
+		scores, net := x.search.balance.Scores[token*ranks:(token+1)*ranks], x.net[token*ranks:(token+1)*ranks]
+		for rank, score := range scores {
+			net[rank] = score - size*price[rank]
+		}
+		x.best[token] = choose(net)
+	}
+}
+
+// choose returns the three best ranks.
+func choose(net []float32) choice {
+	lowest := float32(math.Inf(-1))
+	c := choice{[3]int32{-1, -1, -1}, [3]float32{lowest, lowest, lowest}}
+	for rank, v := range net {
+		if v <= c.value[2] {
+			continue
+		}
+		at := 2
+		for at > 0 && v > c.value[at-1] {
+			c.rank[at], c.value[at] = c.rank[at-1], c.value[at-1]
+			at--
+		}
+		c.rank[at], c.value[at] = int32(rank), v
+	}
+	return c
+}
+
+// beside is the value of the best rank that is neither of two.
+func (c *choice) beside(p, q int32) float32 {
+	for i, rank := range c.rank {
+		if rank != p && rank != q {
+			return c.value[i]
+		}
+	}
+	return c.value[2]
+}
+
+// change lists the token ids that a swap of two experts changes.
+func (x *exchange) change(e, f int) {
+	x.tokens, x.deltas = x.tokens[:0], x.deltas[:0]
+	ofE, countE := x.columns.column(e)
+	ofF, countF := x.columns.column(f)
+	i, j := 0, 0
+	for i < len(ofE) || j < len(ofF) {
+		switch {
+		case j == len(ofF) || i < len(ofE) && ofE[i] < ofF[j]:
+			x.tokens, x.deltas = append(x.tokens, ofE[i]), append(x.deltas, -countE[i])
+			i++
+		case i == len(ofE) || ofF[j] < ofE[i]:
+			x.tokens, x.deltas = append(x.tokens, ofF[j]), append(x.deltas, countF[j])
+			j++
+		default:
+			x.tokens, x.deltas = append(x.tokens, ofE[i]), append(x.deltas, countF[j]-countE[i])
+			i++
+			j++
+		}
+	}
+}
+
+// gain is what the swap, whose changes are listed, is worth in activations.
+func (x *exchange) gain(e, f int) float64 {
+	p, q := int32(x.rankOf[e]), int32(x.rankOf[f])
+	ranks, sum := x.search.ranks, 0.0
+	for i, token := range x.tokens {
+		net, best, d := x.net[int(token)*ranks:], &x.best[token], x.deltas[i]
+		sum += float64(max(net[p]+d, net[q]-d, best.beside(p, q)) - best.value[0])
+	}
+	return sum
+}
+
+// swap does the swap whose changes are listed.
+func (x *exchange) swap(e, f int) {
+	p, q, ranks := x.rankOf[e], x.rankOf[f], x.search.ranks
+	for i, token := range x.tokens {
+		net := x.net[int(token)*ranks : int(token+1)*ranks]
+		net[p] += x.deltas[i]
+		net[q] -= x.deltas[i]
+		x.best[token] = choose(net)
+	}
+	x.rankOf[e], x.rankOf[f] = q, p
+}
+
+// pair are two experts that may change places, and what that gains at least: with all tokens where they are.
+type pair struct {
+	e, f int
+	gain float32
+}
+
+// promising lists the swaps of the largest gains for tokens that stay, each expert's best one with every other rank among them;
+// weight is each expert's activations by the tokens of each rank.
+func (x *exchange) promising(weight []float32) []pair {
+	n, ranks := len(x.rankOf), x.search.ranks
+	size := n / x.search.groups
+	lists := make([]pair, ranks)
+	var pairs []pair
+	for e, p := range x.rankOf {
+		for rank := range lists {
+			lists[rank].f = -1
+		}
+		ofE := weight[e*ranks : (e+1)*ranks]
+		for f := e - e%size; f < e-e%size+size; f++ {
+			q := x.rankOf[f]
+			if q == p {
+				continue
+			}
+			gain := ofE[q] - ofE[p] + weight[f*ranks+p] - weight[f*ranks+q]
+			if lists[q].f < 0 || gain > lists[q].gain {
+				lists[q] = pair{min(e, f), max(e, f), gain}
+			}
+		}
+		for _, best := range lists {
+			if best.f >= 0 {
+				pairs = append(pairs, best)
+			}
+		}
+	}
+	slices.SortFunc(pairs, func(a, b pair) int {
+		return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Compare(a.e, b.e), cmp.Compare(a.f, b.f))
+	})
+	pairs = slices.CompactFunc(pairs, func(a, b pair) bool { return a.e == b.e && a.f == b.f })
+	return pairs[:min(len(pairs), exchangeTries*n)]
+}

@@ -10,7 +10,7 @@ import (
 
 const (
 	// exchangeRounds bounds the rounds of swaps of one placement; they end before when nothing is gained.
-	exchangeRounds = 8
+	exchangeRounds = 4
 	// exchangeTries is how many swaps a round tries for each expert.
 	exchangeTries = 1
 	// exchangeLeast is the smallest gain of a swap, as a share of all activations: less is rounding.

@@ -11,7 +11,7 @@ const (
 	exhaustiveWork = 2e8
 	polishWork     = 1e7
 	// searchWork bounds what improving takes in all layers together, in entries of rows and scores for each elite.
-	searchWork = 6e7
+	searchWork = 4.6e7
 	// leastRunsPerElite is of how many annealing runs one at least is improved.
 	leastRunsPerElite = 4
 	// leastWork is that of a glance at a placement of a layer with hardly any token ids: prices take time, too.

@@ -204,7 +204,6 @@ func BenchmarkParse(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	b.ReportMetric(keptMiB(b, text), "MiB-kept")
 }
 
 // keptMiB is the memory that a tokenizer keeps.

@@ -194,6 +194,18 @@ func BenchmarkUnusualText(b *testing.B) {
 	report(b, tokens, begin)
 }
 
+// BenchmarkLongRun encodes a megabyte of one character, which is one piece.
+func BenchmarkLongRun(b *testing.B) {
+	tok := parseOnce["big"](b)
+	text := strings.Repeat(" ", 1<<20)
+	tokens := 0
+	begin := userTime(b)
+	for b.Loop() {
+		tokens += len(tok.Encode(text))
+	}
+	report(b, tokens, begin)
+}
+
 // BenchmarkParse reads a tokenizer.json with a vocabulary of a real one's size.
 func BenchmarkParse(b *testing.B) {
 	text := synthetic(b, realVocabulary)

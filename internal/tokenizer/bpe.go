@@ -19,8 +19,8 @@ type bpe struct {
 	cache pieceCache
 }
 
-// smallPiece is the greatest number of symbols that are merged by looking at all pairs each time, which is faster than a
-// queue for most pieces and takes a time that grows with the square.
+// smallPiece is the greatest number of symbols that are merged by looking at all pairs each time, which needs no queue and
+// takes a time that grows with the square.
 const smallPiece = 64
 
 // scratch is memory that is used again from text to text.

@@ -23,8 +23,8 @@ const (
 // classBlock is the number of characters of a block. Most blocks are alike: unassigned, or of one script.
 const classBlock = 128
 
-// classTable tells the class of each character in two steps: looking through the ranges of Unicode's properties takes ten
-// times as long.
+// classTable tells the class of each character in two steps, where looking through the ranges of Unicode's properties takes
+// ten for each of them.
 type classTable struct {
 	block   [(unicode.MaxRune + 1) / classBlock]uint16
 	classes [][classBlock]class

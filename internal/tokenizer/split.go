@@ -48,7 +48,7 @@ func gap(t *classTable, next word, text string, at int) int {
 }
 
 // The expressions that families cut by. Where a file has exactly one of them, the function beside it is used; any other is
-// left to the package pattern, which takes several times as long.
+// left to the package pattern, which takes longer.
 const (
 	contractions = `(?i:'s|'t|'re|'ve|'m|'ll|'d)`
 	gpt2Pattern  = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`

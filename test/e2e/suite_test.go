@@ -85,7 +85,7 @@ func run(m *testing.M) (int, error) {
 		Binaries: binaries,
 		Images:   map[string]string{image: binary, nextImage: binary},
 		GPUs:     512,
-		Forward:  16,
+		Forward:  24,
 	})
 	if err != nil {
 		return 1, err

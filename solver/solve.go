@@ -62,6 +62,8 @@ type Plan struct {
 	Placement *placement.Placement
 	// HiddenLayers and Vocabulary are the model's; the placement tells the rest.
 	HiddenLayers, Vocabulary int
+	// Shape is what a token of the model costs by, as far as the trace tells.
+	Shape cost.Shape
 	// Ranks are the scores of attention data parallelism, Tokens those of tensor parallelism; the other is nil.
 	Ranks  *affinity.RankTable
 	Tokens *affinity.TokenTable
@@ -313,7 +315,7 @@ func (s *search) place(ctx context.Context, by placement.Algorithm, deadline tim
 func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.Algorithm) (*Plan, error) {
 	plan := &Plan{
 		Attention: s.options.Attention, Forecast: s.options.Forecast, Placement: p,
-		HiddenLayers: s.trace.Model.HiddenLayers, Vocabulary: s.trace.Model.Vocabulary,
+		HiddenLayers: s.trace.Model.HiddenLayers, Vocabulary: s.trace.Model.Vocabulary, Shape: cost.ShapeOf(&s.trace.Model),
 		Algorithm: by, TrainPercent: s.options.TrainPercent, Seed: s.options.Seed, TraceDigest: s.trace.Digest,
 		ModelDigest: s.trace.Model.Digest, Objective: s.options.objective(), RankCapacity: s.options.Constraints.RankCapacity,
 	}
@@ -358,6 +360,7 @@ func (p *Plan) hosts() []affinity.Hosts {
 func DefaultEvaluation() cost.Options {
 	return cost.Options{
 		BatchTokens: 4096, Shards: cost.EqualShards, Policy: dispatch.Price, Cap: 1.15, Orders: 5, RanksPerNode: 8, Link: cost.NVLinkH200,
+		Weights: dispatch.DefaultWeights, Workload: trace.Recorded,
 	}
 }
 

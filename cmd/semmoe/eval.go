@@ -17,9 +17,9 @@ import (
 
 // evalFlags are the flags of semmoe eval.
 type evalFlags struct {
-	trace, plan, requests, forecast, shards, policy string
-	batchTokens, orders, ranksPerNode               int
-	cap                                             float64
+	trace, plan, requests, forecast, shards, policy, workload, weights string
+	batchTokens, orders, ranksPerNode, cacheTokens, scorePercent       int
+	cap                                                                float64
 	// given tells whether a flag stands on the command line.
 	given func(name string) bool
 }
@@ -53,6 +53,10 @@ func newEvalCommand() *cobra.Command {
 	f.StringVar(&flags.policy, "policy", string(defaults.Policy), "attention dp: price, masked, window, round-robin, least-loaded or prefix")
 	f.Float64Var(&flags.cap, "cap", defaults.Cap, "attention dp: largest load of a rank over the last 128 requests, in fair shares (policies price and prefix)")
 	f.IntVar(&flags.orders, "orders", defaults.Orders, "attention dp: number of seeded arrival orders")
+	f.StringVar(&flags.weights, "weights", "", "attention dp: weights of what speaks for a rank, as in affinity=1,prefix=1,load=1; 1 is as modelled, 0 leaves it out (policy price)")
+	f.StringVar(&flags.workload, "workload", string(defaults.Workload), "attention dp: recorded requests as they are; shared-prefix: groups of them begin with the same system prompt; multi-turn: each is a conversation")
+	f.IntVar(&flags.cacheTokens, "cache-tokens", dispatch.DefaultCacheTokens, "attention dp: tokens that a rank keeps in its KV cache (workloads shared-prefix and multi-turn)")
+	f.IntVar(&flags.scorePercent, "score-percent", 0, "attention dp: print also what scores reach that see only the first part of each request; 0 does not")
 	f.IntVar(&flags.ranksPerNode, "ranks-per-node", defaults.RanksPerNode, "ranks that share a node, for node_lar and remote_nodes_per_token; a plan made for nodes tells its own")
 	return cmd
 }
@@ -87,6 +91,7 @@ func (f *evalFlags) run(ctx context.Context) (*evalReport, error) {
 	if p.RanksPerNode > 0 && !f.given("ranks-per-node") {
 		o.RanksPerNode = p.RanksPerNode
 	}
+	t, o.Requests = o.Workload.Build(t, o.Requests, o.Seed)
 	report, err := solver.Evaluate(ctx, t, p, o)
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
@@ -115,10 +120,21 @@ func (f *evalFlags) options() (cost.Options, error) {
 		return o, usageErrorf("--cap is %v; it must be at least 1", f.cap)
 	case f.orders < 1:
 		return o, usageErrorf("--orders is %d; it must be at least 1", f.orders)
+	case f.cacheTokens < 1:
+		return o, usageErrorf("--cache-tokens is %d; it must be at least 1", f.cacheTokens)
+	case f.scorePercent < 0 || f.scorePercent > 100:
+		return o, usageErrorf("--score-percent is %d; allowed is 0 to 100", f.scorePercent)
 	case f.ranksPerNode < 1:
 		return o, usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
 	}
+	o.CacheTokens, o.ScorePercent = f.cacheTokens, f.scorePercent
 	var err error
+	if o.Workload, err = trace.ParseWorkload(f.workload); err != nil {
+		return o, usageErrorf("--workload: %w", err)
+	}
+	if o.Weights, err = dispatch.ParseWeights(f.weights); err != nil {
+		return o, usageErrorf("--weights: %w", err)
+	}
 	if o.Policy, err = dispatch.ParsePolicy(f.policy); err != nil {
 		return o, usageErrorf("--policy: %w", err)
 	}
@@ -140,7 +156,7 @@ func (f *evalFlags) checkPlan(p *solver.Plan) error {
 	}
 	idle := []string{"shards"}
 	if p.Attention == placement.TensorParallel {
-		idle = []string{"policy", "cap", "orders"}
+		idle = []string{"policy", "cap", "orders", "weights", "workload", "cache-tokens", "score-percent"}
 	}
 	for _, name := range idle {
 		if f.given(name) {

@@ -218,6 +218,11 @@ func (f RequestForecast) Score(dst []float32, request int) {
 	f.table.ScoreTokens(dst, f.trace.Request(request))
 }
 
+// ScoreFirst does the same by the first tokens of the request alone.
+func (f RequestForecast) ScoreFirst(dst []float32, request, tokens int) {
+	f.table.ScoreTokens(dst, f.trace.Request(request)[:tokens])
+}
+
 // NewTokenTable builds the table of attention tensor parallelism; best is how many ranks are kept of each token.
 func NewTokenTable(layers []Counts, hosts []Hosts, ranks, best int, estimator Estimator) *TokenTable {
 	vocabulary := layers[0].Vocabulary()

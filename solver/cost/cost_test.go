@@ -42,7 +42,7 @@ func (f forcedRequests) Score(dst []float32, request int) { f.score(dst, f.reque
 func options(tr *trace.Trace) cost.Options {
 	return cost.Options{
 		Requests: tr.AllRequests(), Seed: 1, BatchTokens: 64, Shards: cost.EqualShards, Policy: dispatch.Price, Cap: 1.15, Orders: 3,
-		RanksPerNode: 2, Link: cost.NVLinkH200,
+		RanksPerNode: 2, Link: cost.NVLinkH200, Weights: dispatch.DefaultWeights,
 	}
 }
 
@@ -205,14 +205,23 @@ func FuzzCountsAgreeWithANaiveCount(f *testing.F) {
 		}
 		checkInvariants(t, report, ranks)
 		// Replay the scheduler to learn the ranks, then count them again.
-		scheduler, err := dispatch.NewScheduler(o.Policy, ranks, o.Cap)
+		scheduler, err := dispatch.NewScheduler(dispatch.Options{
+			Policy: o.Policy, Ranks: ranks, Cap: o.Cap, Weights: o.Weights, Costs: cost.ShapeOf(&tr.Model).Costs(o.Link),
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		own := make([]int, len(tr.Tokens))
 		var positions []int
 		for _, r := range trace.Shuffled(o.Requests, o.Seed) {
-			rank := scheduler.Assign(dispatch.Request{Scores: table[r*ranks : (r+1)*ranks], Tokens: tr.Length(r)})
+			places := make([]dispatch.Place, ranks)
+			for rank := range places {
+				places[rank] = dispatch.Place{Rank: rank, Outstanding: int64(scheduler.Load(rank))}
+			}
+			request := dispatch.Request{Scores: table[r*ranks : (r+1)*ranks], Tokens: tr.Length(r)}
+			decision := scheduler.Decide(&request, places)
+			scheduler.Take(&request, &decision)
+			rank := decision.Rank
 			for position := int(tr.Offsets[r]); position < int(tr.Offsets[r+1]); position++ {
 				own[position] = rank
 				positions = append(positions, position)
@@ -410,6 +419,9 @@ func TestEvaluationRefuses(t *testing.T) {
 		"no batch":        {func(o *cost.Options, _ *placement.Placement, _ *trace.Trace) { o.BatchTokens = 0 }, "batch tokens is 0"},
 		"no node":         {func(o *cost.Options, _ *placement.Placement, _ *trace.Trace) { o.RanksPerNode = 0 }, "ranks per node is 0"},
 		"no order":        {func(o *cost.Options, _ *placement.Placement, _ *trace.Trace) { o.Orders = 0 }, "orders is 0"},
+		"score percent":   {func(o *cost.Options, _ *placement.Placement, _ *trace.Trace) { o.ScorePercent = 101 }, "score percent is 101"},
+		"partial scores":  {func(o *cost.Options, _ *placement.Placement, _ *trace.Trace) { o.ScorePercent = 10 }, "cannot score a part"},
+		"cache tokens":    {func(o *cost.Options, _ *placement.Placement, _ *trace.Trace) { o.CacheTokens = -1 }, "cache tokens is -1"},
 		"no policy":       {func(o *cost.Options, _ *placement.Placement, _ *trace.Trace) { o.Policy = "" }, "allowed is price"},
 		"bad placement":   {func(_ *cost.Options, p *placement.Placement, _ *trace.Trace) { p.Layers[0].Slots[0] = 9 }, "expert 9"},
 		"other experts":   {func(_ *cost.Options, _ *placement.Placement, tr *trace.Trace) { tr.Model.Experts = 5 }, "the placement has 4 experts"},
@@ -434,5 +446,81 @@ func TestEvaluationRefuses(t *testing.T) {
 	cancel()
 	if _, err := cost.TensorParallel(cancelled, tr, p, randomTokens{2}, options(tr)); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v; want that of the context", err)
+	}
+}
+
+// Ranks keep what they compute: figures count the rest, and say what they would be without.
+func TestWorkloadsAreComputedOnce(t *testing.T) {
+	shape := tracetest.Small
+	shape.RequestsPerDocument, shape.TokensPerRequest = 3, 400
+	from := tracetest.Generate(shape, 5)
+	p := randomPlacement(from, 4, rand.New(rand.NewPCG(6, 6)))
+	for _, w := range []trace.Workload{trace.SharedPrefix, trace.MultiTurn} {
+		tr, requests := w.Build(from, from.AllRequests(), 1)
+		o := options(tr)
+		o.Requests, o.Workload, o.ScorePercent = requests, w, 10
+		forecast := partialForced{forcedRequests{forced{request: func(r int) int { return int(tr.Domains[r]) % 4 }}}, tr}
+		hits := map[dispatch.Policy]float64{}
+		for _, o.Policy = range dispatch.Policies {
+			report, err := cost.DataParallel(t.Context(), tr, p, forecast, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			reuse := report.Reuse
+			if reuse == nil || reuse.PrefixHitTokens <= 0 || reuse.PrefixHitTokens >= 1 || reuse.AllTokensLAR <= 0 || reuse.AllTokensWindowImbalance < 1 {
+				t.Fatalf("%s, %s: %+v", w, o.Policy, reuse)
+			}
+			if report.OracleLAR != 0 || report.UpperBound != 0 || report.LAR <= 0 || report.LAR >= 1 {
+				t.Errorf("%s, %s: lar %v, oracle %v, bound %v", w, o.Policy, report.LAR, report.OracleLAR, report.UpperBound)
+			}
+			if partial := report.PartialScores; partial == nil || partial.Percent != 10 || partial.RestLAR <= 0 || partial.WindowImbalance < 1 {
+				t.Errorf("%s, %s: partial scores %+v", w, o.Policy, partial)
+			}
+			if (report.Decision == nil) != (o.Policy == dispatch.Window) {
+				t.Errorf("%s, %s: decision %+v", w, o.Policy, report.Decision)
+			}
+			hits[o.Policy] = reuse.PrefixHitTokens
+		}
+		if hits[dispatch.Price] <= hits[dispatch.RoundRobin] || hits[dispatch.Prefix] <= hits[dispatch.RoundRobin] {
+			t.Errorf("%s: hits %v; want those of price and prefix above those of round-robin", w, hits)
+		}
+		o.Policy, o.CacheTokens = dispatch.Price, dispatch.PrefixBlock
+		small, err := cost.DataParallel(t.Context(), tr, p, forecast, o)
+		if err != nil || small.Reuse.PrefixHitTokens >= hits[dispatch.Price] {
+			t.Errorf("%s: caches of one block hit %+v, %v", w, small.Reuse, err)
+		}
+	}
+}
+
+// partialForced scores a part of a request as the whole of it.
+type partialForced struct {
+	forcedRequests
+	of *trace.Trace
+}
+
+func (f partialForced) ScoreFirst(dst []float32, request, tokens int) {
+	if tokens < 1 || tokens > f.of.Length(request) {
+		panic("a part of a request that it does not have")
+	}
+	f.Score(dst, request)
+}
+
+// The costs of DeepSeek-V3 and of a model of which nothing is known.
+func TestCostsByHand(t *testing.T) {
+	near := func(got, want float64) bool { return math.Abs(got-want) < 1e-6*want }
+	known := cost.Shape{MoELayers: 58, TopK: 8, HiddenSize: 7168, ActiveParameters: 37e9}.Costs(cost.NVLinkH200)
+	if !near(known.Exchange, 58*8*7168*2*2/283e3) || !near(known.Compute, 2*37e9/660e6) {
+		t.Errorf("costs %+v", known)
+	}
+	if unknown := (cost.Shape{}).Costs(cost.NVLinkH200); !near(unknown.Exchange, 8*4096*4/283e3) || !near(unknown.Compute, 2*12*4096*4096/660e6) {
+		t.Errorf("costs of an unknown model %+v", unknown)
+	}
+	model := trace.Model{Layers: []int{1, 2}, HiddenLayers: 3, HiddenSize: 10, TopK: 4, Config: `{"intermediate_size":30,"moe_intermediate_size":5,"n_shared_experts":1}`}
+	if got := cost.ShapeOf(&model).ActiveParameters; got != 3*4*100+3*10*30+2*3*10*5*5 {
+		t.Errorf("%d active parameters", got)
+	}
+	model.Config = `not json`
+	if got := cost.ShapeOf(&model).ActiveParameters; got != 0 {
+		t.Errorf("%d active parameters without a configuration", got)
 	}
 }

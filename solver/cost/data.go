@@ -2,6 +2,7 @@ package cost
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -21,25 +22,13 @@ func DataParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, f
 	if o.Orders < 1 {
 		return Report{}, fmt.Errorf("orders is %d; it must be at least 1", o.Orders)
 	}
-	requests, err := describe(ctx, t, p.Ranks, forecast, &o)
+	requests, err := describe(ctx, t, p.Ranks, forecast, &o, 100)
 	if err != nil {
 		return Report{}, err
 	}
-	orders := make([]*orderRun, o.Orders)
-	failures := make([]error, o.Orders)
-	err = affinity.Parallel(ctx, o.Orders, func(i int) {
-		run := &orderRun{trace: t, placement: p, options: &o, requests: requests}
-		run.order = trace.Shuffled(o.Requests, o.Seed+uint64(i))
-		failures[i] = run.play()
-		orders[i] = run
-	})
+	orders, err := playOrders(ctx, t, p, requests, &o)
 	if err != nil {
 		return Report{}, err
-	}
-	for _, failure := range failures {
-		if failure != nil {
-			return Report{}, failure
-		}
 	}
 	r := Report{WindowImbalance: new(float64)}
 	tallies := make([][]*tally, len(orders))
@@ -51,25 +40,134 @@ func DataParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, f
 	}
 	r.fill(tallies, t.Model.Layers)
 	r.ModelledUS = modelled(t, p, tallies, &o)
-	if o.WithoutBounds {
+	r.Decision = decisions(orders, &o)
+	if o.caches() {
+		r.Reuse = reuse(orders)
+	}
+	if o.ScorePercent > 0 {
+		if r.PartialScores, err = partial(ctx, t, p, forecast, &o); err != nil {
+			return Report{}, err
+		}
+	}
+	if o.WithoutBounds || o.caches() {
 		return r, nil
 	}
 	return r, bounds(ctx, t, p, orders, &o, &r)
 }
 
-// describe prepares what the scheduler is told about each request, indexed like the trace's requests.
-func describe(ctx context.Context, t *trace.Trace, ranks int, forecast RequestForecast, o *Options) ([]dispatch.Request, error) {
-	requests := make([]dispatch.Request, t.Requests())
+// caches reports whether ranks keep what they have computed. Requests as they were recorded are all computed in full: the policy
+// prefix knows what ranks would hold, and nothing is counted as cached.
+func (o *Options) caches() bool { return o.Workload != "" && o.Workload != trace.Recorded }
+
+// described is what a scheduler is told about a request.
+type described struct {
+	dispatch.Request
+	prefixes []uint64
+	// seen is the number of its first tokens that its scores are made of.
+	seen int
+}
+
+// describe prepares the requests, indexed like the trace's, with scores that see the given part of each, at least one token.
+func describe(ctx context.Context, t *trace.Trace, ranks int, forecast RequestForecast, o *Options, percent int) ([]described, error) {
+	beginnings, partial := forecast.(PartialForecast)
+	if percent < 100 && !partial {
+		return nil, fmt.Errorf("the forecast cannot score a part of a request")
+	}
+	requests := make([]described, t.Requests())
 	err := affinity.Parallel(ctx, len(o.Requests), func(i int) {
 		r := o.Requests[i]
-		scores := make([]float32, ranks)
-		forecast.Score(scores, r)
-		requests[r] = dispatch.Request{Scores: scores, Tokens: t.Length(r)}
-		if o.Policy == dispatch.Prefix {
-			requests[r].Prefixes = dispatch.PrefixHashes(nil, t.Request(r))
+		d := described{Request: dispatch.Request{Scores: make([]float32, ranks), Tokens: t.Length(r)}, seen: t.Length(r)}
+		if percent < 100 {
+			d.seen = max(1, t.Length(r)*percent/100)
+			beginnings.ScoreFirst(d.Scores, r, d.seen)
+		} else {
+			forecast.Score(d.Scores, r)
 		}
+		if o.caches() || o.Policy == dispatch.Prefix {
+			d.prefixes = dispatch.PrefixHashes(nil, t.Request(r))
+		}
+		requests[r] = d
 	})
 	return requests, err
+}
+
+// playOrders plays every arrival order.
+func playOrders(ctx context.Context, t *trace.Trace, p *placement.Placement, requests []described, o *Options) ([]*orderRun, error) {
+	orders := make([]*orderRun, o.Orders)
+	failures := make([]error, o.Orders)
+	err := affinity.Parallel(ctx, o.Orders, func(i int) {
+		run := &orderRun{trace: t, placement: p, options: o, requests: requests}
+		run.order = o.Workload.Arrivals(t, o.Requests, o.Seed+uint64(i))
+		failures[i] = run.play()
+		orders[i] = run
+	})
+	return orders, errors.Join(append(failures, err)...)
+}
+
+// partial plays the orders again with scores that see only the beginning of each request.
+func partial(ctx context.Context, t *trace.Trace, p *placement.Placement, forecast RequestForecast, o *Options) (*PartialScores, error) {
+	requests, err := describe(ctx, t, p.Ranks, forecast, o, o.ScorePercent)
+	if err != nil {
+		return nil, err
+	}
+	orders, err := playOrders(ctx, t, p, requests, o)
+	if err != nil {
+		return nil, err
+	}
+	r := &PartialScores{Percent: o.ScorePercent}
+	whole := Report{}
+	tallies := make([][]*tally, len(orders))
+	local, all := 0, 0
+	for i, run := range orders {
+		tallies[i] = run.tallies
+		r.WindowImbalance += run.windowImbalance / float64(len(orders))
+		for at, request := range run.order {
+			from := max(run.cached[at], requests[request].seen)
+			local += run.local(request, run.own[at], from)
+			all += run.activations(request, from)
+		}
+	}
+	whole.fill(tallies, t.Model.Layers)
+	r.LAR, r.RestLAR = whole.LAR, float64(local)/float64(max(all, 1))
+	return r, nil
+}
+
+// decisions are the mean components over all orders.
+func decisions(orders []*orderRun, o *Options) *DecisionReport {
+	if o.Policy == dispatch.Window {
+		return nil
+	}
+	var r DecisionReport
+	for _, run := range orders {
+		weight := 1 / float64(len(orders)*len(run.order))
+		for _, d := range run.decisions {
+			r.add(d.Affinity, d.Prefix, d.Price, d.Load, weight)
+		}
+	}
+	return &r
+}
+
+// reuse tells what was cached, and what the figures would be without.
+func reuse(orders []*orderRun) *Reuse {
+	r := &Reuse{}
+	weight := 1 / float64(len(orders))
+	for _, run := range orders {
+		cached, tokens, local, all := 0, 0, 0, 0
+		loads := make([]int, len(run.order)*run.placement.Ranks)
+		for at, request := range run.order {
+			cached += run.cached[at]
+			tokens += run.trace.Length(request)
+			local += run.local(request, run.own[at], 0)
+			all += run.activations(request, 0)
+			loads[at*run.placement.Ranks+run.own[at]] = run.trace.Length(request)
+		}
+		r.PrefixHitTokens += weight * float64(cached) / float64(tokens)
+		r.AllTokensLAR += weight * float64(local) / float64(all)
+		whole := orderRun{placement: run.placement, options: run.options, order: run.order}
+		whole.windows(loads, run.placement.Ranks)
+		r.AllTokensWindowImbalance += weight * whole.windowImbalance
+	}
+	return r
 }
 
 // orderRun evaluates one arrival order.
@@ -77,11 +175,13 @@ type orderRun struct {
 	trace     *trace.Trace
 	placement *placement.Placement
 	options   *Options
-	requests  []dispatch.Request
+	requests  []described
 	order     []int
-	// own is the rank of each request of order.
-	own     []int
-	tallies []*tally
+	// own is the rank of each request of order, cached how many of its tokens the rank had computed before; decisions say why, but
+	// for the policy window.
+	own, cached []int
+	decisions   []dispatch.Decision
+	tallies     []*tally
 
 	windowImbalance, expertWindowImbalance float64
 	baseline                               float64
@@ -99,7 +199,7 @@ func (r *orderRun) play() error {
 	width := (layers + 1) * ranks
 	loads := make([]int, len(r.order)*width)
 	for i, request := range r.order {
-		r.count(request, r.own[i], loads[i*width:(i+1)*width])
+		r.count(request, r.own[i], r.cached[i], loads[i*width:(i+1)*width])
 	}
 	r.windows(loads, width)
 	r.deal()
@@ -107,42 +207,109 @@ func (r *orderRun) play() error {
 }
 
 func (r *orderRun) schedule() error {
-	if r.options.Policy == dispatch.Window {
-		if r.options.RankCapacity != nil {
-			return fmt.Errorf("policy %s deals out equal numbers of requests; it knows no rank capacities", dispatch.Window)
-		}
-		queue := dispatch.NewQueue(r.placement.Ranks)
-		waiting := make([]dispatch.Request, 0, queue.Size())
-		for chunk := range slices.Chunk(r.order, queue.Size()) {
-			waiting = waiting[:0]
-			for _, request := range chunk {
-				waiting = append(waiting, r.requests[request])
-			}
-			r.own = append(r.own, queue.Assign(waiting)...)
-		}
-		return nil
+	caches := dispatch.NewPrefixes(r.options.CacheTokens)
+	for range r.placement.Ranks {
+		caches.Add()
 	}
-	scheduler, err := dispatch.NewWeightedScheduler(r.options.Policy, r.placement.Ranks, r.options.Cap, r.options.RankCapacity)
+	if r.options.Policy == dispatch.Window {
+		return r.scheduleQueues(caches)
+	}
+	costs := ShapeOf(&r.trace.Model).Costs(r.options.Link)
+	scheduler, err := dispatch.NewScheduler(dispatch.Options{
+		Policy: r.options.Policy, Ranks: r.placement.Ranks, Cap: r.options.Cap, Capacity: r.options.RankCapacity, Weights: r.options.Weights, Costs: costs,
+	})
 	if err != nil {
 		return err
 	}
+	places := make([]dispatch.Place, r.placement.Ranks)
 	for _, request := range r.order {
-		r.own = append(r.own, scheduler.Assign(r.requests[request]))
+		asked := &r.requests[request]
+		caches.Match(asked.prefixes)
+		for rank := range places {
+			// There is no clock here: what arrived last is what is outstanding.
+			places[rank] = dispatch.Place{Rank: rank, Outstanding: int64(scheduler.Load(rank)), Cached: r.cachedOn(rank, request, caches)}
+		}
+		d := scheduler.Decide(&asked.Request, places)
+		if !r.options.caches() {
+			d.Tokens = asked.Tokens
+		}
+		scheduler.Take(&asked.Request, &d)
+		r.serve(request, d.Rank, caches)
+		r.decisions = append(r.decisions, d)
 	}
 	return nil
 }
 
-// count counts a request on its rank and notes the load that it makes.
-func (r *orderRun) count(request, own int, load []int) {
+// scheduleQueues is the policy window.
+func (r *orderRun) scheduleQueues(caches *dispatch.Prefixes) error {
+	if r.options.RankCapacity != nil {
+		return fmt.Errorf("policy %s deals out equal numbers of requests; it knows no rank capacities", dispatch.Window)
+	}
+	queue := dispatch.NewQueue(r.placement.Ranks)
+	waiting := make([]dispatch.Request, 0, queue.Size())
+	for chunk := range slices.Chunk(r.order, queue.Size()) {
+		waiting = waiting[:0]
+		for _, request := range chunk {
+			waiting = append(waiting, r.requests[request].Request)
+		}
+		for i, rank := range queue.Assign(waiting) {
+			caches.Match(r.requests[chunk[i]].prefixes)
+			r.serve(chunk[i], rank, caches)
+		}
+	}
+	return nil
+}
+
+// serve notes that a rank serves the request that the caches were asked for last.
+func (r *orderRun) serve(request, rank int, caches *dispatch.Prefixes) {
+	r.own = append(r.own, rank)
+	cached := 0
+	if r.options.caches() {
+		cached = r.cachedOn(rank, request, caches).Tokens
+	}
+	r.cached = append(r.cached, cached)
+	caches.Put(rank, r.requests[request].prefixes)
+}
+
+// cachedOn is what of the request that the caches were asked for last need not be computed on a rank: never its last token, which the
+// next one follows from.
+func (r *orderRun) cachedOn(rank, request int, caches *dispatch.Prefixes) dispatch.Hit {
+	hit := caches.Hit(rank)
+	hit.Tokens = min(hit.Tokens, r.trace.Length(request)-1)
+	return hit
+}
+
+// local counts the activations of a request's tokens, from one of them on, whose expert is on a rank.
+func (r *orderRun) local(request, own, from int) int {
+	local := 0
+	for l, t := range r.tallies {
+		for position := int(r.trace.Offsets[request]) + from; position < int(r.trace.Offsets[request+1]); position++ {
+			for _, expert := range r.trace.Row(position, l) {
+				if slices.Contains(t.hosts[expert], own) {
+					local++
+				}
+			}
+		}
+	}
+	return local
+}
+
+// activations is the number of all of these.
+func (r *orderRun) activations(request, from int) int {
+	return max(0, r.trace.Length(request)-from) * len(r.tallies) * r.trace.Model.TopK
+}
+
+// count counts on its rank what is computed of a request, and notes the load that it makes.
+func (r *orderRun) count(request, own, cached int, load []int) {
 	ranks := r.placement.Ranks
-	load[own] = r.trace.Length(request)
+	load[own] = r.trace.Length(request) - cached
 	for l, t := range r.tallies {
 		served := load[(l+1)*ranks : (l+2)*ranks]
 		for rank, n := range t.served {
 			served[rank] = -n
 		}
-		for position := r.trace.Offsets[request]; position < r.trace.Offsets[request+1]; position++ {
-			t.add(r.trace.Row(int(position), l), own)
+		for position := int(r.trace.Offsets[request]) + cached; position < int(r.trace.Offsets[request+1]); position++ {
+			t.add(r.trace.Row(position, l), own)
 		}
 		for rank, n := range t.served {
 			served[rank] += n
@@ -292,7 +459,7 @@ func (s *realRoutes) oracle(limits []float64) float64 {
 }
 
 // unbalanced is the rate with every request on its best rank, and on that of its highest score, whatever the loads.
-func (s *realRoutes) unbalanced(described []dispatch.Request, requests []int) (best, scored float64) {
+func (s *realRoutes) unbalanced(described []described, requests []int) (best, scored float64) {
 	for i, request := range requests {
 		local := s.weighted.Scores[i*s.ranks : (i+1)*s.ranks]
 		best += float64(slices.Max(local))

@@ -35,6 +35,14 @@ type Options struct {
 	Policy dispatch.Policy
 	Cap    float64
 	Orders int
+	// Weights scale the components of the policy price.
+	Weights dispatch.Weights
+	// Workload says how Requests arrive; they are of its trace (see trace.Workload.Build). In others than trace.Recorded ranks keep what
+	// they have computed: CacheTokens each, 0 being dispatch.DefaultCacheTokens.
+	Workload    trace.Workload
+	CacheTokens int
+	// ScorePercent, where above 0, asks for figures of scores that see only this part of each request as well.
+	ScorePercent int
 	// RankCapacity are the ranks' shares of the tokens, in any unit; nil is equal shares. Token imbalances are relative to them.
 	RankCapacity []float64
 	// RanksPerNode tells which ranks share a node.
@@ -53,6 +61,10 @@ func (o *Options) validate(t *trace.Trace, p *placement.Placement) error {
 		return fmt.Errorf("batch tokens is %d; it must be at least 1", o.BatchTokens)
 	case o.RanksPerNode < 1:
 		return fmt.Errorf("ranks per node is %d; it must be at least 1", o.RanksPerNode)
+	case o.ScorePercent < 0 || o.ScorePercent > 100:
+		return fmt.Errorf("score percent is %d; allowed is 0 to 100", o.ScorePercent)
+	case o.CacheTokens < 0:
+		return fmt.Errorf("cache tokens is %d; it must be at least 0", o.CacheTokens)
 	}
 	if err := placement.CheckCapacity(o.RankCapacity, p.Ranks); err != nil {
 		return err
@@ -86,6 +98,11 @@ type TokenForecast interface {
 // RequestForecast scores the ranks for a request of the trace when it arrives.
 type RequestForecast interface {
 	Score(dst []float32, request int)
+}
+
+// PartialForecast is one that can also score a request by its first tokens alone.
+type PartialForecast interface {
+	ScoreFirst(dst []float32, request, tokens int)
 }
 
 // TensorParallel scores a plan for attention tensor parallelism. Batches are consecutive tokens of the shuffled requests.

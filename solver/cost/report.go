@@ -10,9 +10,10 @@ type Report struct {
 	// OracleLAR is the most that dispatch could reach with this placement if it knew the routes. Attention TP: the best rank
 	// of each token, without balance. Attention DP: the best assignment of the requests that loads no rank above the larger
 	// of its fair share and what the policy loaded it with.
-	OracleLAR float64 `json:"oracle_lar"`
+	// It is absent, as is UpperBound, where requests share what is computed: what then counts depends on the dispatch.
+	OracleLAR float64 `json:"oracle_lar,omitempty"`
 	// UpperBound is what no placement with equal slots and no dispatch can exceed on these requests.
-	UpperBound float64 `json:"upper_bound"`
+	UpperBound float64 `json:"upper_bound,omitempty"`
 	// Gap parts what is missing to an upper bound; nil without bounds.
 	Gap *Gap `json:"gap,omitempty"`
 	// TokenImbalance is the largest token load of a rank over the mean, TokenImbalanceMedian over the median.
@@ -39,8 +40,50 @@ type Report struct {
 	// ModelledUS is the modelled time of one MoE layer's two all-to-alls in microseconds; nil where the trace does not tell
 	// the model's hidden size.
 	ModelledUS *float64 `json:"modelled_us"`
+	// Reuse is about what ranks have cached (attention DP); nil where they are not asked to keep anything. All other figures count what
+	// is computed: a cached token activates no expert, and is no load.
+	Reuse *Reuse `json:"reuse,omitempty"`
+	// PartialScores are figures of the same requests scored by their beginnings (attention DP); nil where not asked for.
+	PartialScores *PartialScores `json:"partial_scores,omitempty"`
+	// Decision is what spoke for the ranks that were chosen (attention DP); nil for the policy window.
+	Decision *DecisionReport `json:"decision,omitempty"`
 	// PerLayer holds the figures of each MoE layer.
 	PerLayer []LayerReport `json:"per_layer"`
+}
+
+// Reuse tells what part of the prompts was not computed again.
+type Reuse struct {
+	// PrefixHitTokens are the tokens that the chosen rank had cached over all tokens of all prompts.
+	PrefixHitTokens float64 `json:"prefix_hit_tokens"`
+	// AllTokensLAR and AllTokensWindowImbalance are LAR and WindowImbalance as if nothing had been cached.
+	AllTokensLAR             float64 `json:"all_tokens_lar"`
+	AllTokensWindowImbalance float64 `json:"all_tokens_window_imbalance"`
+}
+
+// PartialScores are about scores that see only the beginning of each request.
+type PartialScores struct {
+	// Percent is the part of each request's tokens that is seen.
+	Percent int `json:"percent"`
+	// LAR is that of the whole requests, RestLAR that of the tokens that the scores have not seen.
+	LAR     float64 `json:"lar"`
+	RestLAR float64 `json:"rest_lar"`
+	// WindowImbalance is as in Report.
+	WindowImbalance float64 `json:"window_imbalance"`
+}
+
+// DecisionReport holds the components of the decisions taken, means over requests in microseconds (see dispatch.Decision).
+type DecisionReport struct {
+	Affinity float64 `json:"affinity_us"`
+	Prefix   float64 `json:"prefix_us"`
+	Price    float64 `json:"price_us"`
+	Load     float64 `json:"load_us"`
+}
+
+func (r *DecisionReport) add(affinity, prefix, price, load, weight float64) {
+	r.Affinity += weight * affinity
+	r.Prefix += weight * prefix
+	r.Price += weight * price
+	r.Load += weight * load
 }
 
 // Gap parts the distance between the local activation rate and an upper bound by what causes it. The parts add up to that

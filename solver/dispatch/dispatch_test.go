@@ -1,6 +1,7 @@
 package dispatch_test
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"strings"
@@ -11,20 +12,50 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-func scheduler(t *testing.T, policy dispatch.Policy, ranks int, loadCap float64) *dispatch.Scheduler {
+// pod is a scheduler with the places of one pod, at which what arrived last is outstanding, as an evaluation has it.
+type pod struct {
+	*dispatch.Scheduler
+	places []dispatch.Place
+	caches *dispatch.Prefixes
+}
+
+func scheduler(t testing.TB, policy dispatch.Policy, ranks int, loadCap float64) *pod {
 	t.Helper()
-	s, err := dispatch.NewScheduler(policy, ranks, loadCap)
+	return scheduled(t, dispatch.Options{
+		Policy: policy, Ranks: ranks, Cap: loadCap, Weights: dispatch.DefaultWeights, Costs: dispatch.Costs{Exchange: 1, Compute: 1},
+	})
+}
+
+func scheduled(t testing.TB, o dispatch.Options) *pod {
+	t.Helper()
+	s, err := dispatch.NewScheduler(o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s
+	p := &pod{Scheduler: s, places: make([]dispatch.Place, o.Ranks), caches: dispatch.NewPrefixes(0)}
+	for range o.Ranks {
+		p.caches.Add()
+	}
+	return p
+}
+
+// assign serves a request.
+func (p *pod) assign(r dispatch.Request, prefixes ...uint64) int {
+	p.caches.Match(prefixes)
+	for rank := range p.places {
+		p.places[rank] = dispatch.Place{Rank: rank, Outstanding: int64(p.Load(rank)), Cached: p.caches.Hit(rank)}
+	}
+	d := p.Decide(&r, p.places)
+	p.Take(&r, &d)
+	p.caches.Put(d.Rank, prefixes)
+	return d.Rank
 }
 
 // serve runs requests of one size through a scheduler.
-func serve(s *dispatch.Scheduler, scores ...[]float32) []int {
+func serve(s *pod, scores ...[]float32) []int {
 	var ranks []int
 	for _, row := range scores {
-		ranks = append(ranks, s.Assign(dispatch.Request{Scores: row, Tokens: 10}))
+		ranks = append(ranks, s.assign(dispatch.Request{Scores: row, Tokens: 10}))
 	}
 	return ranks
 }
@@ -80,10 +111,10 @@ func TestPriceHonoursTheSlidingCap(t *testing.T) {
 		}
 		size := 1 + random.IntN(500)
 		load, total := window(ranks, tokens, n)
-		rank := s.Assign(dispatch.Request{Scores: scores, Tokens: size})
-		// While fewer than 128 requests have arrived, half of the others count as spread evenly.
+		rank := s.assign(dispatch.Request{Scores: scores, Tokens: size})
+		// While fewer than 128 requests have arrived, the others count as spread evenly.
 		seen := min(len(ranks), dispatch.Arrivals-1)
-		missing := 0.5 * float64(dispatch.Arrivals-1-seen) * float64(total+size) / float64(seen+1)
+		missing := float64(dispatch.Arrivals-1-seen) * float64(total+size) / float64(seen+1)
 		limit := loadCap*(float64(total+size)+missing)/n - missing/n
 		if float64(load[rank]+size) > limit+1e-6 {
 			refusals++
@@ -108,7 +139,7 @@ func TestPricesFollowLoad(t *testing.T) {
 	s := scheduler(t, dispatch.Price, 4, 1e9)
 	load := make([]int, 4)
 	for range 4000 {
-		load[s.Assign(dispatch.Request{Scores: []float32{.3, .25, .25, .25}, Tokens: 100})]++
+		load[s.assign(dispatch.Request{Scores: []float32{.3, .25, .25, .25}, Tokens: 100})]++
 	}
 	for rank, n := range load {
 		if n < 900 || n > 1100 {
@@ -124,7 +155,7 @@ func TestRequestsWithoutTokensAreServed(t *testing.T) {
 		}
 		s := scheduler(t, policy, 3, 1.15)
 		for range 300 {
-			if rank := s.Assign(dispatch.Request{Scores: make([]float32, 3)}); rank < 0 || rank > 2 {
+			if rank := s.assign(dispatch.Request{Scores: make([]float32, 3)}); rank < 0 || rank > 2 {
 				t.Fatalf("%s: rank %d", policy, rank)
 			}
 		}
@@ -137,25 +168,23 @@ func TestPrefixStaysWithItsRank(t *testing.T) {
 		conversation[i] = int32(i)
 	}
 	other := append([]int32{-7}, conversation...)
-	request := func(tokens []int32) dispatch.Request {
-		return dispatch.Request{Scores: make([]float32, 4), Tokens: 1, Prefixes: dispatch.PrefixHashes(nil, tokens)}
+	send := func(s *pod, tokens []int32) int {
+		return s.assign(dispatch.Request{Scores: make([]float32, 4), Tokens: len(tokens)}, dispatch.PrefixHashes(nil, tokens)...)
+	}
+	for _, policy := range []dispatch.Policy{dispatch.Prefix, dispatch.Price} {
+		s := scheduler(t, policy, 4, 4)
+		first := send(s, conversation[:dispatch.PrefixBlock])
+		for range 3 {
+			send(s, other)
+		}
+		if again := send(s, conversation); again != first {
+			t.Errorf("%s: the longer request went to rank %d, its prefix to rank %d", policy, again, first)
+		}
 	}
 	s := scheduler(t, dispatch.Prefix, 4, 4)
-	first := s.Assign(request(conversation[:dispatch.PrefixBlock]))
-	for range 3 {
-		s.Assign(request(other))
-	}
-	if again := s.Assign(request(conversation)); again != first {
-		t.Errorf("the longer request went to rank %d, its prefix to rank %d", again, first)
-	}
-	if s.Assign(dispatch.Request{Scores: make([]float32, 4), Tokens: 1000}) == first {
+	first := send(s, conversation)
+	if s.assign(dispatch.Request{Scores: make([]float32, 4), Tokens: 1000}) == first {
 		t.Error("a request without a known prefix went to the busiest rank")
-	}
-	// At cap 1 an overloaded rank does not keep its prefix.
-	s = scheduler(t, dispatch.Prefix, 4, 1)
-	a, b := s.Assign(request(conversation)), s.Assign(request(conversation))
-	if a == b {
-		t.Errorf("both requests went to rank %d, above the cap", a)
 	}
 }
 
@@ -172,33 +201,211 @@ func TestPrefixHashes(t *testing.T) {
 	}
 }
 
-func TestAssignDoesNotAllocate(t *testing.T) {
+// A decision, and taking note of it, allocates nothing, for one pod and for many.
+func TestDecidingDoesNotAllocate(t *testing.T) {
 	for _, policy := range dispatch.Policies {
 		if policy == dispatch.Window {
 			continue
 		}
-		s := scheduler(t, policy, 8, 1.15)
-		request := dispatch.Request{Scores: make([]float32, 8), Tokens: 100, Prefixes: []uint64{1, 2}}
-		if n := testing.AllocsPerRun(500, func() { s.Assign(request) }); n != 0 {
-			t.Errorf("%s: %v allocations per request", policy, n)
+		for _, pods := range []int{1, 20} {
+			s := scheduler(t, policy, 8, 1.15)
+			places := somePlaces(pods, 8)
+			request := dispatch.Request{Scores: make([]float32, 8), Tokens: 100}
+			if n := testing.AllocsPerRun(500, func() {
+				d := s.Decide(&request, places)
+				s.Take(&request, &d)
+				s.caches.Match([]uint64{1, 2})
+				s.caches.Put(d.Rank, []uint64{1, 2})
+			}); n != 0 {
+				t.Errorf("%s, %d pods: %v allocations per request", policy, pods, n)
+			}
 		}
 	}
 }
 
+func somePlaces(pods, ranks int) []dispatch.Place {
+	var places []dispatch.Place
+	for pod := range pods {
+		for rank := range ranks {
+			places = append(places, dispatch.Place{Rank: rank, Outstanding: int64(37 * (pod + rank) % 100)})
+		}
+	}
+	return places
+}
+
 func TestNewSchedulerRefuses(t *testing.T) {
 	for name, test := range map[string]struct {
-		policy  dispatch.Policy
-		ranks   int
-		loadCap float64
-		want    string
+		change func(o *dispatch.Options)
+		want   string
 	}{
-		"window":   {dispatch.Window, 2, 1.15, "queues"},
-		"unknown":  {"fair", 2, 1.15, "allowed is price"},
-		"no ranks": {dispatch.Price, 0, 1.15, "at least 1 is needed"},
-		"low cap":  {dispatch.Price, 2, 0.9, "at least 1"},
+		"window":     {func(o *dispatch.Options) { o.Policy = dispatch.Window }, "queues"},
+		"unknown":    {func(o *dispatch.Options) { o.Policy = "fair" }, "allowed is price"},
+		"no ranks":   {func(o *dispatch.Options) { o.Ranks = 0 }, "at least 1 is needed"},
+		"low cap":    {func(o *dispatch.Options) { o.Cap = 0.9 }, "at least 1"},
+		"no cap":     {func(o *dispatch.Options) { o.Cap = math.NaN() }, "cap is NaN"},
+		"weight":     {func(o *dispatch.Options) { o.Weights.Prefix = -1 }, "weight prefix is -1"},
+		"costs":      {func(o *dispatch.Options) { o.Costs.Compute = math.NaN() }, "costs are 0 and NaN"},
+		"capacities": {func(o *dispatch.Options) { o.Policy, o.Capacity = dispatch.Masked, []float64{1, 2} }, "knows no rank capacities"},
 	} {
-		if _, err := dispatch.NewScheduler(test.policy, test.ranks, test.loadCap); err == nil || !strings.Contains(err.Error(), test.want) {
+		o := dispatch.Options{Policy: dispatch.Price, Ranks: 2, Cap: 1.15, Weights: dispatch.DefaultWeights}
+		test.change(&o)
+		if _, err := dispatch.NewScheduler(o); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v; want %q", name, err, test.want)
+		}
+	}
+}
+
+func TestParseWeights(t *testing.T) {
+	for text, want := range map[string]dispatch.Weights{
+		"": dispatch.DefaultWeights, "prefix=0": {Affinity: 1, Load: 1}, "affinity=0.5,load=2,prefix=3": {Affinity: .5, Prefix: 3, Load: 2},
+	} {
+		if got, err := dispatch.ParseWeights(text); err != nil || got != want {
+			t.Errorf("%q: %+v, %v", text, got, err)
+		}
+	}
+	for text, want := range map[string]string{
+		"speed=1": `weight "speed" is unknown`, "prefix": `weight "prefix" is not name=number`, "load=-1": "weight load is -1",
+		"load=NaN": "weight load is NaN", "load=Inf": "weight load is +Inf", ",": `weight "" is not`,
+	} {
+		if _, err := dispatch.ParseWeights(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: error %v; want %q", text, err, want)
+		}
+	}
+}
+
+// The components of a decision are microseconds, as computed by hand.
+func TestDecisionIsExplained(t *testing.T) {
+	o := dispatch.Options{
+		Policy: dispatch.Price, Ranks: 2, Cap: 2, Weights: dispatch.Weights{Affinity: 1, Prefix: .5, Load: 2}, Costs: dispatch.Costs{Exchange: 3, Compute: 5},
+	}
+	s := scheduled(t, o)
+	r := dispatch.Request{Scores: []float32{.5, .25}, Tokens: 100}
+	places := []dispatch.Place{
+		{Rank: 0, Outstanding: 1000},
+		{Rank: 1, Outstanding: 10, Cached: dispatch.Hit{Tokens: 64, Due: 32}},
+	}
+	got := s.Decide(&r, places)
+	want := dispatch.Decision{Place: 1, Rank: 1, Tokens: 36, Affinity: .25 * 100 * 3, Prefix: .5 * 32 * 5}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the idle place with the prefix: %s", diff)
+	}
+	got = s.Decide(&r, places[:1])
+	if want = (dispatch.Decision{Tokens: 100, Affinity: .5 * 100 * 3}); !cmp.Equal(want, got) {
+		t.Errorf("the only place: %s", cmp.Diff(want, got))
+	}
+	// 1,000 tokens are 1000 - 2·10 - 4·100 beyond what the other place allows for.
+	places[1].Cached = dispatch.Hit{}
+	s = scheduled(t, func() dispatch.Options { o := o; o.Policy = dispatch.Masked; return o }())
+	if got = s.Decide(&r, places); got.Place != 0 || got.Load != 2*5*580 {
+		t.Errorf("masked: %+v; want the best score, and a load of 5800", got)
+	}
+}
+
+// Without what a weight stands for, a decision does not see it.
+func TestWeightsLeaveOut(t *testing.T) {
+	for name, test := range map[string]struct {
+		weights dispatch.Weights
+		want    int
+	}{
+		"affinity": {dispatch.Weights{Affinity: 1}, 0}, "prefix": {dispatch.Weights{Prefix: 1}, 1}, "load": {dispatch.Weights{Load: 1}, 2}, "nothing": {dispatch.Weights{}, 2},
+	} {
+		s := scheduled(t, dispatch.Options{Policy: dispatch.Price, Ranks: 3, Cap: 3, Weights: test.weights, Costs: dispatch.Costs{Exchange: 1, Compute: 1}})
+		got := s.Decide(&dispatch.Request{Scores: []float32{.9, .5, .5}, Tokens: 100}, []dispatch.Place{
+			{Rank: 0, Outstanding: 9000}, {Rank: 1, Outstanding: 9000, Cached: dispatch.Hit{Tokens: 64, Due: 64}}, {Rank: 2},
+		})
+		if got.Place != test.want {
+			t.Errorf("%s alone: place %d, want %d", name, got.Place, test.want)
+		}
+	}
+}
+
+// Pods of a rank differ by what they hold and have to do; equals take turns.
+func TestPodsOfARank(t *testing.T) {
+	s := scheduler(t, dispatch.Price, 2, 2)
+	r := dispatch.Request{Scores: []float32{.1, .9}, Tokens: 100}
+	places := somePlaces(0, 0)
+	for range 3 {
+		places = append(places, dispatch.Place{Rank: 0}, dispatch.Place{Rank: 1})
+	}
+	seen := map[int]int{}
+	for range 300 {
+		seen[s.Decide(&r, places).Place]++
+	}
+	if len(seen) != 3 || seen[1] != 100 || seen[3] != 100 || seen[5] != 100 {
+		t.Errorf("equal pods were chosen %v times", seen)
+	}
+	places[1].Outstanding, places[5].Outstanding = 5, 5
+	if d := s.Decide(&r, places); d.Place != 3 {
+		t.Errorf("place %d was chosen, 3 is idle", d.Place)
+	}
+	places[5].Cached = dispatch.Hit{Tokens: 64, Due: 64}
+	if d := s.Decide(&r, places); d.Place != 5 || d.Tokens != 36 {
+		t.Errorf("%+v was chosen, place 5 holds the prefix", d)
+	}
+}
+
+// A rank that has stopped answering gets no more than what makes it stand out, and is not the cheapest when it is back.
+func TestStalledRank(t *testing.T) {
+	random := rand.New(rand.NewPCG(4, 4))
+	s := scheduler(t, dispatch.Price, 4, 1.15)
+	places := make([]dispatch.Place, 4)
+	stalled := 0
+	for i := range 2000 {
+		scores := make([]float32, 4)
+		for rank := range scores {
+			scores[rank] = .2 + .1*random.Float32()
+			places[rank] = dispatch.Place{Rank: rank}
+		}
+		places[1].Outstanding = int64(100 * stalled)
+		r := dispatch.Request{Scores: scores, Tokens: 100}
+		d := s.Decide(&r, places)
+		s.Take(&r, &d)
+		if d.Rank == 1 {
+			stalled++
+		}
+		if i == 1999 && stalled > dispatch.Slack+2 {
+			t.Errorf("a rank that does not answer got %d of 2000 requests", stalled)
+		}
+	}
+	back := make([]int, 4)
+	for range 400 {
+		r := dispatch.Request{Scores: []float32{.25, .25, .25, .25}, Tokens: 100}
+		d := s.Decide(&r, []dispatch.Place{{Rank: 0}, {Rank: 1}, {Rank: 2}, {Rank: 3}})
+		s.Take(&r, &d)
+		back[d.Rank]++
+	}
+	if back[1] > 200 {
+		t.Errorf("the rank that is back got %v of 400 requests", back)
+	}
+}
+
+// Whatever the places are, a decision is one of them.
+func TestEveryPolicyTakesAPlace(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 5))
+	for _, policy := range dispatch.Policies {
+		if policy == dispatch.Window {
+			continue
+		}
+		s := scheduler(t, policy, 5, 1.05)
+		for range 3000 {
+			places := make([]dispatch.Place, 1+random.IntN(7))
+			for i := range places {
+				places[i] = dispatch.Place{
+					Rank: random.IntN(5), Outstanding: int64(random.IntN(1000)),
+					Cached: dispatch.Hit{Tokens: random.IntN(300) - 50, Due: float64(random.IntN(200))},
+				}
+			}
+			r := dispatch.Request{Tokens: random.IntN(300)}
+			if random.IntN(4) > 0 {
+				r.Scores = []float32{random.Float32(), random.Float32(), 0, 1, random.Float32()}
+			}
+			d := s.Decide(&r, places)
+			if d.Place < 0 || d.Place >= len(places) || d.Rank != places[d.Place].Rank || d.Tokens < 0 || d.Tokens > r.Tokens || math.IsNaN(d.Value()) {
+				t.Fatalf("%s: %+v for %+v at %+v", policy, d, r, places)
+			}
+			if random.IntN(3) > 0 {
+				s.Take(&r, &d)
+			}
 		}
 	}
 }
@@ -263,14 +470,35 @@ func TestStreamEvensOutOverTime(t *testing.T) {
 	}
 }
 
-func BenchmarkPrice(b *testing.B) {
-	s, err := dispatch.NewScheduler(dispatch.Price, 8, 1.15)
-	if err != nil {
-		b.Fatal(err)
-	}
-	request := dispatch.Request{Scores: []float32{.1, .2, .1, .15, .12, .11, .1, .12}, Tokens: 400}
-	for b.Loop() {
-		s.Assign(request)
+// BenchmarkDecide measures a decision and taking note of it, prefixes included: 16 blocks, of which every place holds one half.
+func BenchmarkDecide(b *testing.B) {
+	for _, pods := range []int{1, 500} {
+		b.Run(fmt.Sprintf("%dx8", pods), func(b *testing.B) {
+			s := scheduler(b, dispatch.Price, 8, 1.15)
+			places := somePlaces(pods, 8)
+			caches := dispatch.NewPrefixes(0)
+			shared := make([]uint64, 16)
+			for i := range shared {
+				shared[i] = uint64(i+1) * 0x9e3779b97f4a7c15
+			}
+			for range places {
+				caches.Put(caches.Add(), shared[:8])
+			}
+			request := dispatch.Request{Scores: []float32{.1, .2, .1, .15, .12, .11, .1, .12}, Tokens: 1400}
+			b.ReportAllocs()
+			for n := 0; b.Loop(); n++ {
+				for i := 8; i < 16; i++ { // the other half is new each time
+					shared[i] = uint64(n*16+i) * 0xbf58476d1ce4e5b9
+				}
+				caches.Match(shared)
+				for i := range places {
+					places[i].Cached = caches.Hit(i)
+				}
+				d := s.Decide(&request, places)
+				s.Take(&request, &d)
+				caches.Put(d.Place, shared)
+			}
+		})
 	}
 }
 
@@ -280,10 +508,7 @@ func TestCapacities(t *testing.T) {
 	random := rand.New(rand.NewPCG(9, 9))
 	capacity := []float64{2, 1, 0.5, 0.5}
 	shards, stream := dispatch.NewWeightedShards(4, capacity), dispatch.NewWeightedStream(4, capacity)
-	scheduler, err := dispatch.NewWeightedScheduler(dispatch.Price, 4, 1.15, capacity)
-	if err != nil {
-		t.Fatal(err)
-	}
+	scheduler := scheduled(t, dispatch.Options{Policy: dispatch.Price, Ranks: 4, Cap: 1.15, Capacity: capacity, Weights: dispatch.DefaultWeights, Costs: dispatch.Costs{Exchange: 1}})
 	streamed, requests := make([]float64, 4), make([]float64, 4)
 	scores := make([]float32, 4*1001)
 	for round := range 60 {
@@ -301,7 +526,7 @@ func TestCapacities(t *testing.T) {
 			}
 		}
 		for i := range 20 {
-			requests[scheduler.Assign(dispatch.Request{Scores: scores[i*4 : (i+1)*4], Tokens: 10})]++
+			requests[scheduler.assign(dispatch.Request{Scores: scores[i*4 : (i+1)*4], Tokens: 10})]++
 		}
 		for rank, c := range capacity {
 			if want := 1001 * c / 4; math.Abs(dealt[rank]-want) > 1 {
@@ -316,8 +541,5 @@ func TestCapacities(t *testing.T) {
 		if share := requests[rank] / 1200; math.Abs(share-c/4) > 0.15*c/4 {
 			t.Errorf("requests: rank %d has %v of them, want %v", rank, share, c/4)
 		}
-	}
-	if _, err := dispatch.NewWeightedScheduler(dispatch.Masked, 4, 1.15, capacity); err == nil || !strings.Contains(err.Error(), "knows no rank capacities") {
-		t.Errorf("masked: error %v", err)
 	}
 }

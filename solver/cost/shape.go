@@ -1,0 +1,83 @@
+package cost
+
+import (
+	"encoding/json"
+
+	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// Shape is what a token costs by; 0 where it is not known.
+type Shape struct {
+	// MoELayers is the number of layers with routed experts, TopK how many of these a token activates in each.
+	MoELayers, TopK int
+	// HiddenSize is the width of the residual stream.
+	HiddenSize int
+	// ActiveParameters is the number of parameters that a token is multiplied with.
+	ActiveParameters int64
+}
+
+const (
+	// usualTopK and usualHiddenSize stand for what is not known: both are common among large models.
+	usualTopK, usualHiddenSize = 8, 4096
+	// usualWidth is the number of active parameters of a layer in squares of the hidden size, where they are not known: 4 for
+	// attention, 8 for experts.
+	usualWidth = 12
+	// flopsPerMicrosecond is what one H200 reaches in bf16 with grouped matrix products of 2,048 and more tokens for each expert,
+	// measured at 634 to 706 TFLOP/s.
+	flopsPerMicrosecond = 660e6
+)
+
+// ShapeOf reads the shape from a trace's model.
+func ShapeOf(m *trace.Model) Shape {
+	return Shape{MoELayers: len(m.Layers), TopK: m.TopK, HiddenSize: m.HiddenSize, ActiveParameters: activeParameters(m)}
+}
+
+// activeParameters estimates them from the model's configuration: attention as four square matrices, which is above what
+// grouped and latent attention have; embeddings do not count, as they are looked up. It is 0 where the sizes of experts are not told.
+func activeParameters(m *trace.Model) int64 {
+	var config struct {
+		Intermediate    int64 `json:"intermediate_size"`
+		MoEIntermediate int64 `json:"moe_intermediate_size"`
+		Shared          int64 `json:"n_shared_experts"`
+		SharedSize      int64 `json:"shared_expert_intermediate_size"`
+	}
+	if json.Unmarshal([]byte(m.Config), &config) != nil {
+		return 0
+	}
+	hidden, moe, layers := int64(m.HiddenSize), int64(len(m.Layers)), int64(m.HiddenLayers)
+	expert := config.MoEIntermediate
+	if expert == 0 {
+		expert = config.Intermediate
+	}
+	if expert <= 0 || hidden <= 0 {
+		return 0
+	}
+	const matrices = 3 // gate, up and down
+	attention := layers * 4 * hidden * hidden
+	dense := (layers - moe) * matrices * hidden * config.Intermediate
+	return attention + dense + moe*matrices*hidden*(expert*(int64(m.TopK)+config.Shared)+config.SharedSize)
+}
+
+// Costs are the microseconds of one token: what its activations send and bring back over the link in bf16 if none is local, and
+// its computation on the device that the link was measured on. What matters is their ratio.
+func (s Shape) Costs(link Link) dispatch.Costs {
+	if s.TopK == 0 {
+		s.TopK = usualTopK
+	}
+	if s.HiddenSize == 0 {
+		s.HiddenSize = usualHiddenSize
+	}
+	if s.MoELayers == 0 {
+		s.MoELayers = 1
+	}
+	if s.ActiveParameters == 0 {
+		s.ActiveParameters = int64(s.MoELayers) * usualWidth * int64(s.HiddenSize) * int64(s.HiddenSize)
+	}
+	const bf16, directions = 2, 2
+	activations := float64(s.MoELayers * s.TopK)
+	return dispatch.Costs{
+		Exchange: directions * activations * float64(s.HiddenSize) * bf16 / link.BytesPerMicrosecond,
+		Compute:  2 * float64(s.ActiveParameters) / flopsPerMicrosecond, // a multiplication and an addition for each
+	}
+}

@@ -1,0 +1,66 @@
+package dispatch
+
+// blockIndex finds blocks by hash: open addressing with linear probing. Entries are numbers of blocks plus one; 0 is free.
+type blockIndex struct {
+	entries []int32
+	used    int
+}
+
+// leastIndex is the initial number of entries, a power of two as all are.
+const leastIndex = 1 << 10
+
+// find is the number of the block of a hash, or -1.
+func (x *blockIndex) find(blocks []block, hash uint64) int {
+	if x.used == 0 {
+		return -1
+	}
+	mask := uint64(len(x.entries) - 1)
+	for i := hash & mask; x.entries[i] != 0; i = (i + 1) & mask {
+		if at := int(x.entries[i] - 1); blocks[at].hash == hash {
+			return at
+		}
+	}
+	return -1
+}
+
+// insert adds a block whose hash is not there yet. At most half of the entries are used, so that probes are few.
+func (x *blockIndex) insert(blocks []block, at int) {
+	if 2*(x.used+1) > len(x.entries) {
+		old := x.entries
+		x.entries = make([]int32, max(leastIndex, 2*len(old)))
+		for _, entry := range old {
+			if entry != 0 {
+				x.place(blocks, entry)
+			}
+		}
+	}
+	x.place(blocks, int32(at+1))
+	x.used++
+}
+
+func (x *blockIndex) place(blocks []block, entry int32) {
+	mask := uint64(len(x.entries) - 1)
+	i := blocks[entry-1].hash & mask
+	for x.entries[i] != 0 {
+		i = (i + 1) & mask
+	}
+	x.entries[i] = entry
+}
+
+// remove takes out the block of a hash that is there, and moves those up that a probe would miss.
+func (x *blockIndex) remove(blocks []block, hash uint64) {
+	mask := uint64(len(x.entries) - 1)
+	hole := hash & mask
+	for blocks[x.entries[hole]-1].hash != hash {
+		hole = (hole + 1) & mask
+	}
+	for i := (hole + 1) & mask; x.entries[i] != 0; i = (i + 1) & mask {
+		home := blocks[x.entries[i]-1].hash & mask
+		if (i-home)&mask >= (i-hole)&mask {
+			x.entries[hole] = x.entries[i]
+			hole = i
+		}
+	}
+	x.entries[hole] = 0
+	x.used--
+}

@@ -1,0 +1,152 @@
+package dispatch_test
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/semmoe/operator/solver/dispatch"
+)
+
+// conversationHashes are those of one of few conversations, cut somewhere: many have beginnings in common.
+func conversationHashes(random *rand.Rand) []uint64 {
+	var tokens []int32
+	for range 1 + random.IntN(6) {
+		piece := int32(random.IntN(3))
+		for range dispatch.PrefixBlock {
+			tokens = append(tokens, piece)
+		}
+	}
+	return dispatch.PrefixHashes(nil, tokens)
+}
+
+// While nothing is forgotten, what places are said to hold is exactly the longest beginning that they were given.
+func TestPrefixesAgreeWithALog(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 1))
+	p := dispatch.NewPrefixes(0)
+	given := map[int][][]uint64{}
+	var live []int
+	for range 4000 {
+		switch n := random.IntN(20); {
+		case n == 0 || len(live) == 0:
+			place := p.Add()
+			if _, used := given[place]; used {
+				t.Fatalf("place %d is given twice", place)
+			}
+			given[place] = nil
+			live = append(live, place)
+		case n == 1 && len(live) > 1:
+			i := random.IntN(len(live))
+			p.Remove(live[i])
+			delete(given, live[i])
+			live = slices.Delete(live, i, i+1)
+		case n < 8:
+			place, hashes := live[random.IntN(len(live))], conversationHashes(random)
+			p.Put(place, hashes)
+			given[place] = append(given[place], hashes)
+		default:
+			hashes := conversationHashes(random)
+			p.Match(hashes)
+			for _, place := range live {
+				want := 0
+				for _, had := range given[place] {
+					n := 0
+					for n < min(len(had), len(hashes)) && had[n] == hashes[n] {
+						n++
+					}
+					want = max(want, n*dispatch.PrefixBlock)
+				}
+				hit := p.Hit(place)
+				if hit.Tokens != want {
+					t.Fatalf("place %d is said to hold %d tokens, it was given %d", place, hit.Tokens, want)
+				}
+				if hit.Due < 0 || hit.Due > float64(want)/2 {
+					t.Fatalf("%d tokens that were asked for before count %v", want, hit.Due)
+				}
+			}
+		}
+	}
+}
+
+// A place forgets what it was not asked for longest, ends before beginnings, and never holds more than its cache.
+func TestPrefixesForget(t *testing.T) {
+	const blocks = 10
+	p := dispatch.NewPrefixes(blocks * dispatch.PrefixBlock)
+	place, other := p.Add(), p.Add()
+	old, hot := []uint64{1, 2, 3, 4, 5, 6}, []uint64{11, 12}
+	p.Put(place, old)
+	p.Put(place, hot)
+	p.Put(other, old)
+	held := func(hashes []uint64) int {
+		p.Match(hashes)
+		return p.Hit(place).Tokens / dispatch.PrefixBlock
+	}
+	for n := uint64(100); n < 104; n++ {
+		p.Put(place, hot)
+		p.Put(place, []uint64{n})
+	}
+	if got := held(old); got != 4 {
+		t.Errorf("%d blocks are left of the oldest, want 4: its end went first", got)
+	}
+	if got := held(hot); got != 2 {
+		t.Errorf("%d of the 2 blocks that were asked for again are left", got)
+	}
+	if p.Match(old); p.Hit(other).Tokens != 6*dispatch.PrefixBlock {
+		t.Errorf("another place holds %d tokens", p.Hit(other).Tokens)
+	}
+	long := make([]uint64, 3*blocks)
+	for i := range long {
+		long[i] = uint64(1000 + i)
+	}
+	p.Put(place, long)
+	if got := held(long); got < blocks-len(hot) || got > blocks {
+		t.Errorf("a cache of %d blocks, %d of which are in use, holds %d of a request", blocks, len(hot), got)
+	}
+	p.Remove(place)
+	if again := p.Add(); again != place || held(long) != 0 {
+		t.Errorf("place %d, added in its stead, holds %d blocks", again, held(long))
+	}
+}
+
+// Under constant eviction nothing grows without bound, and the same blocks are found by all places that hold them.
+func TestPrefixesUnderEviction(t *testing.T) {
+	random := rand.New(rand.NewPCG(2, 2))
+	const places, blocks = 5, 40
+	p := dispatch.NewPrefixes(blocks * dispatch.PrefixBlock)
+	for range places {
+		p.Add()
+	}
+	for range 20_000 {
+		hashes := make([]uint64, 1+random.IntN(8))
+		hash := uint64(random.IntN(200))
+		for i := range hashes {
+			hash = (hash + 1) * 0x9e3779b97f4a7c15
+			hashes[i] = hash
+		}
+		place := random.IntN(places)
+		p.Put(place, hashes)
+		p.Match(hashes)
+		if got := p.Hit(place).Tokens; got != len(hashes)*dispatch.PrefixBlock {
+			t.Fatalf("of %d blocks that were just given %d tokens are known", len(hashes), got)
+		}
+	}
+	if n := testing.AllocsPerRun(1000, func() {
+		p.Put(random.IntN(places), []uint64{random.Uint64(), random.Uint64()})
+	}); n > 0.1 {
+		t.Errorf("%v allocations for each request in steady state", n)
+	}
+}
+
+func TestTextPrefixHashes(t *testing.T) {
+	text := string(slices.Repeat([]byte("abcdefgh"), 100))
+	whole := dispatch.TextPrefixHashes(nil, []string{text})
+	if len(whole) != 3 {
+		t.Fatalf("%d hashes of %d bytes", len(whole), len(text))
+	}
+	if shorter := dispatch.TextPrefixHashes(nil, []string{text[:600]}); !slices.Equal(shorter, whole[:2]) {
+		t.Errorf("hashes %x of the beginning, %x of the whole", shorter, whole)
+	}
+	if parted := dispatch.TextPrefixHashes(nil, []string{text[:300], text[300:]}); parted[0] != whole[0] || parted[1] == whole[1] {
+		t.Errorf("hashes %x of two texts, %x of one", parted, whole)
+	}
+}

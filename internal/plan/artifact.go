@@ -51,8 +51,12 @@ type Manifest struct {
 	RankCapacity []float64           `json:"rank_capacity,omitempty"`
 	HiddenLayers int                 `json:"hidden_layers"`
 	Vocabulary   int                 `json:"vocab_size"`
-	TrainPercent int                 `json:"train_percent"`
-	Seed         uint64              `json:"seed"`
+	// TopK, HiddenSize and ActiveParameters are what a token costs by, absent where the trace did not tell.
+	TopK             int    `json:"experts_per_token,omitempty"`
+	HiddenSize       int    `json:"hidden_size,omitempty"`
+	ActiveParameters int64  `json:"active_parameters,omitempty"`
+	TrainPercent     int    `json:"train_percent"`
+	Seed             uint64 `json:"seed"`
 	// TraceDigest is the sha256 of the uncompressed trace.
 	TraceDigest string `json:"trace_digest"`
 	// ModelDigest identifies the checkpoint that the plan is for; absent where the trace did not tell.
@@ -92,6 +96,7 @@ func Encode(p *solver.Plan) (*Artifact, error) {
 	a := &Artifact{Files: files, Manifest: Manifest{
 		Format: Format, Attention: p.Attention, Forecast: p.Forecast, Algorithm: p.Algorithm, RankCapacity: p.RankCapacity,
 		HiddenLayers: p.HiddenLayers, Vocabulary: p.Vocabulary, TrainPercent: p.TrainPercent, Seed: p.Seed,
+		TopK: p.Shape.TopK, HiddenSize: p.Shape.HiddenSize, ActiveParameters: p.Shape.ActiveParameters,
 		TraceDigest: hex.EncodeToString(p.TraceDigest[:]), ModelDigest: p.ModelDigest, LayoutDigest: layout, Files: map[string]string{},
 	}}
 	if scoresMessages(p) {
@@ -116,6 +121,9 @@ func validate(p *solver.Plan) error {
 	switch {
 	case p.HiddenLayers <= last:
 		return invalidf("hidden_layers is %d; %s places layer %d", p.HiddenLayers, PlacementFile, last)
+	case p.Shape.TopK < 0 || p.Shape.HiddenSize < 0 || p.Shape.ActiveParameters < 0:
+		return invalidf("experts_per_token, hidden_size and active_parameters are %d, %d and %d; they must be at least 0",
+			p.Shape.TopK, p.Shape.HiddenSize, p.Shape.ActiveParameters)
 	case p.Vocabulary < 1:
 		return invalidf("vocab_size is %d; it must be at least 1", p.Vocabulary)
 	case p.TrainPercent < 1 || p.TrainPercent > 99:

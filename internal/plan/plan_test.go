@@ -258,6 +258,7 @@ func TestEncodeRefusesInconsistentPlans(t *testing.T) {
 		"layers":      {func(p *solver.Plan) { p.HiddenLayers = 1 }, "hidden_layers is 1"},
 		"forecast":    {func(p *solver.Plan) { p.Forecast = solver.Transition }, "forecast transition is for attention tp"},
 		"vocabulary":  {func(p *solver.Plan) { p.Vocabulary = 0 }, "vocab_size is 0"},
+		"shape":       {func(p *solver.Plan) { p.Shape.HiddenSize = -1 }, "hidden_size and active_parameters are 2, -1"},
 		"objective":   {func(p *solver.Plan) { p.Objective = "dedup" }, `objective "dedup" is unknown`},
 		"nodes":       {func(p *solver.Plan) { p.Objective = placement.NodeDedup }, "0 ranks per node"},
 		"capacities":  {func(p *solver.Plan) { p.RankCapacity = []float64{1} }, "rank_capacity: 1 rank capacities for 4 ranks"},

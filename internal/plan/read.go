@@ -13,6 +13,7 @@ import (
 
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/placement"
 )
 
@@ -74,6 +75,7 @@ func Decode(a *Artifact) (*solver.Plan, error) {
 	m := a.Manifest
 	p := &solver.Plan{
 		Attention: m.Attention, Forecast: m.Forecast, Algorithm: m.Algorithm, Placement: &placement.Placement{},
+		Shape:        cost.Shape{TopK: m.TopK, HiddenSize: m.HiddenSize, ActiveParameters: m.ActiveParameters},
 		HiddenLayers: m.HiddenLayers, Vocabulary: m.Vocabulary, TrainPercent: m.TrainPercent, Seed: m.Seed,
 		ModelDigest: m.ModelDigest, Objective: cmp.Or(m.Objective, placement.Activation), RanksPerNode: m.RanksPerNode, RankCapacity: m.RankCapacity,
 	}
@@ -91,6 +93,7 @@ func Decode(a *Artifact) (*solver.Plan, error) {
 	if err := p.Placement.Validate(); err != nil {
 		return nil, invalidf("%s: %v", PlacementFile, err)
 	}
+	p.Shape.MoELayers = len(p.Placement.Layers)
 	if err := decodeTables(p, a.Files[TablesFile], m.LayoutDigest); err != nil {
 		return nil, err
 	}

@@ -16,11 +16,12 @@ import (
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/internal/router"
 	"github.com/semmoe/operator/internal/router/picker"
+	"github.com/semmoe/operator/solver/dispatch"
 )
 
 func newRouterCommand() *cobra.Command {
 	var options router.Options
-	var engineType, liveSamples string
+	var engineType, liveSamples, policy, weights string
 	var gateway gatewayFlags
 	command := &cobra.Command{
 		Use:   "router",
@@ -50,6 +51,12 @@ func newRouterCommand() *cobra.Command {
 			if options.EndpointPicker, err = gateway.options(); err != nil {
 				return err
 			}
+			if options.Pool.Policy, err = dispatch.ParsePolicy(policy); err != nil {
+				return fmt.Errorf("--policy: %w", err)
+			}
+			if options.Pool.Weights, err = dispatch.ParseWeights(weights); err != nil {
+				return fmt.Errorf("--weights: %w", err)
+			}
 			options.FetchPlan = planFetcher(options.Namespace)
 			options.RankHeader, options.RoutingKeyHeader, options.RoutedExperts = adapter.RankHeader, adapter.RoutingKeyHeader, adapter.RoutedExperts
 			options.TokenizePath = adapter.Generation.TokenizePath
@@ -74,6 +81,12 @@ func newRouterCommand() *cobra.Command {
 	flags.StringVar(&engineType, "engine", "SGLang", "type of the engines: "+registry.Types())
 	flags.IntVar(&options.SamplePercent, "sample-percent", 0, "share of requests of which the engine is asked for the experts that their tokens activated")
 	flags.StringVar(&liveSamples, "live-samples", string(router.LiveCounts), "what is kept of the tokens of sampled requests: counts of token ids, experts and hashed bigrams; sequences, which also keeps prompts and answers as token ids; or none")
+	defaults := router.DefaultPoolOptions()
+	flags.StringVar(&policy, "policy", string(defaults.Policy), "how ranks are chosen: price, masked, round-robin, least-loaded or prefix")
+	flags.Float64Var(&options.Pool.Cap, "cap", defaults.Cap, "largest load of a rank over the last 128 requests, in fair shares (policies price and prefix)")
+	flags.StringVar(&weights, "weights", "", "weights of what speaks for a rank, as in affinity=1,prefix=1,load=1; 1 is as modelled in microseconds, 0 leaves it out (policy price)")
+	flags.IntVar(&options.Pool.PendingLimitPerRank, "pending-limit-per-rank", 0, "requests that a rank of a pod may have at a time; when all have as many, clients are answered 429. 0 is no limit")
+	flags.IntVar(&options.Pool.CacheTokensPerRank, "cache-tokens-per-rank", defaults.CacheTokensPerRank, "tokens that a rank keeps in its KV cache, as far as the router knows")
 	flags.Int64Var(&options.MaxBodyBytes, "max-body-bytes", 32<<20, "largest request body that is accepted")
 	flags.DurationVar(&options.EndpointWait, "endpoint-wait", 10*time.Second, "how long a request waits for a ready pod before it is answered with 503")
 	flags.DurationVar(&options.ClientTimeout, "client-timeout", time.Minute, "how long a client may take to send a body, and how long it may take nothing of an answer; 0 for ever")

@@ -3,34 +3,56 @@ package router
 import (
 	"cmp"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// choose takes a rank: first the plan, by the request's id, then a rank of it by forecast and price, then the pod with
-// the fewest outstanding tokens there. Without a forecast it is the rank with the fewest outstanding tokens. Where a
-// forecast is possible but not made, it returns the layout to make it with, and takes nothing.
-func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool, unknown *Layout) {
+// missing is what has to be known of a request before its place can be chosen, and takes time to find out: the forecast of a
+// layout, or the hashes of its text where there is none.
+type missing struct {
+	layout *Layout
+	text   bool
+}
+
+// choose takes a place: first the plan, by the request's id, then a rank of a pod of it by the policy. Where something has to be
+// known first, it returns that, and takes nothing.
+func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool, unknown missing) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	r.refused = nil
 	allowed := filter{tried: tried, eligible: r.eligible, now: p.now()}
+	if r.inference {
+		allowed.limit = p.options.PendingLimitPerRank
+	}
 	if r.asksExperts {
 		allowed.told = p.plans
 	}
 	g := p.chooseGroup(r.id, allowed)
 	if g == nil {
+		if full := allowed; full.limit > 0 {
+			if full.limit = 0; p.chooseGroup(r.id, full) != nil {
+				r.refused = errAllFull
+				return nil, false, missing{}
+			}
+		}
 		// Backends that were just found unreachable are taken only where there is no other.
 		allowed.ejected = true
 		if g = p.chooseGroup(r.id, allowed); g == nil {
-			return nil, false, nil
+			return nil, false, missing{}
 		}
 	}
 	plan := p.plans[g.plan]
-	if r.inference && plan != nil && r.forecast.layout != plan.layout {
-		return nil, false, plan.layout
+	if r.inference {
+		if plan != nil && r.forecast.layout != plan.layout {
+			return nil, false, missing{layout: plan.layout}
+		}
+		if !r.hashed && (plan == nil || r.forecast.prefixes == nil) {
+			return nil, false, missing{text: true}
+		}
 	}
-	return p.take(g, plan, r, allowed), true, nil
+	return p.take(g, plan, r, allowed), true, missing{}
 }
 
 // filter tells which ranks of which backends a request may go to.
@@ -43,6 +65,8 @@ type filter struct {
 	// told leaves out backends whose reported experts cannot be told by logical ids with these plans; nil where none are
 	// asked for.
 	told map[string]*scheduled
+	// limit is the number of pending requests at which a rank is full; 0 is none.
+	limit int
 }
 
 func (f filter) admits(b *backend) bool {
@@ -58,37 +82,24 @@ func (f filter) admits(b *backend) bool {
 	return f.ejected || !f.now.Before(b.ejectedUntil)
 }
 
-// admitsRank reports whether a rank of a backend that is admitted is admitted too.
-func (f filter) admitsRank(b *backend, rank int) bool {
+// takes reports whether a rank of a backend that is admitted may be chosen, and is not full.
+func (f filter) takes(b *backend, rank int) bool {
 	endpoint := b.Endpoint(rank)
-	return endpoint != "" && !f.tried[endpoint] && (f.eligible == nil || f.eligible(endpoint))
+	return endpoint != "" && !f.tried[endpoint] && (f.eligible == nil || f.eligible(endpoint)) && (f.limit == 0 || b.pending[rank] < f.limit)
 }
 
-// ranks is the number of ranks of a backend that are admitted.
-func (f filter) ranks(b *backend) int {
-	if !f.admits(b) {
-		return 0
-	}
-	if len(b.RankAddresses) == 0 { // all ranks have one endpoint
-		if f.admitsRank(b, 0) {
-			return len(b.outstanding)
-		}
-		return 0
-	}
-	n := 0
-	for rank := range b.outstanding {
-		if f.admitsRank(b, rank) {
-			n++
-		}
-	}
-	return n
-}
-
-// ranks is the number of ranks that are admitted.
+// ranks is the number of ranks of the backends that are admitted, without those that are full.
 func (g *group) ranks(allowed filter) uint64 {
 	var n uint64
 	for _, b := range g.backends {
-		n += uint64(allowed.ranks(b))
+		if !allowed.admits(b) {
+			continue
+		}
+		for rank := range b.outstanding {
+			if allowed.takes(b, rank) {
+				n++
+			}
+		}
 	}
 	return n
 }
@@ -133,31 +144,23 @@ type place struct {
 	rank int
 }
 
-// take takes a rank of the group. At least one of its backends is admitted.
+// take takes a place of the group. At least one is admitted.
 func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter) *Lease {
-	tokens, scored := r.tokens, false
+	lease := &Lease{pool: p, tokens: r.tokens}
 	var at place
-	if plan != nil && r.inference && r.forecast.scores != nil {
-		at, scored = g.byForecast(plan, &r.forecast, allowed)
-	}
-	if scored {
-		tokens = r.forecast.tokens
+	if r.inference {
+		at = p.bySchedule(g, plan, r, allowed, lease)
 	} else {
 		at = g.leastLoaded(allowed)
 	}
-	at.on.outstanding[at.rank] += tokens
-	lease := &Lease{Backend: at.on.Backend, Rank: at.rank, scored: scored, pool: p, on: at.on, tokens: tokens}
+	at.on.outstanding[at.rank] += lease.tokens
+	if r.inference {
+		at.on.pending[at.rank]++
+		lease.pending = 1
+	}
+	lease.Backend, lease.on, lease.Rank, lease.place = at.on.Backend, at.on, at.rank, at.rank
 	if at.on.Ranks == 0 {
 		lease.Rank = NoRank
-	}
-	switch {
-	case scored:
-		lease.predicted = float64(r.forecast.scores[at.rank])
-	case g.plan == "" || !r.inference:
-	case plan == nil:
-		lease.unscored = unscoredPending
-	default:
-		lease.unscored = cmp.Or(r.forecast.unscored, unscoredRanks)
 	}
 	if plan != nil {
 		lease.layout = plan.layout
@@ -165,52 +168,93 @@ func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter) *Leas
 	return lease
 }
 
-// slack is the number of requests of the present one's size that a rank may be ahead of all others before it is avoided:
-// at low load, chance alone puts a few on one rank.
-const slack = 4
-
-// byForecast lets the scheduler choose the rank. Its prices balance over time; they do not see that a rank has stopped
-// answering. So a rank that has far more outstanding than the others is left out, in favour of the one with least. It
-// reports false where no admitted backend has the ranks of the plan.
-func (g *group) byForecast(plan *scheduled, f *forecast, allowed filter) (place, bool) {
-	if f.rank == NoRank {
-		f.rank = plan.scheduler.Assign(dispatch.Request{Scores: f.scores, Tokens: int(f.tokens)})
+// bySchedule lets the policy choose. Where the plan is loaded and pods have its ranks, it is one of these, by the request's
+// forecast if it has one; else any place of the group.
+func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter, lease *Lease) place {
+	scheduler, asked := g.scheduler, dispatch.Request{Tokens: int(r.tokens)}
+	planned := plan != nil && p.gather(g, allowed, plan.layout.ranks)
+	if planned {
+		scheduler, asked.Scores = plan.scheduler, r.forecast.scores
+	} else {
+		p.gather(g, allowed, anyRanks)
 	}
-	chosen, least := place{rank: f.rank}, place{}
-	var total, places int64
-	ties := 0
+	prefixes := r.prefixes
+	if plan != nil && r.forecast.prefixes != nil {
+		prefixes = r.forecast.prefixes
+	}
+	if plan != nil && r.forecast.scores != nil {
+		asked.Tokens = int(r.forecast.tokens)
+	}
+	p.match(prefixes)
+	again := r.scheduler == scheduler
+	if again {
+		p.keepRank(r.rank)
+	}
+	d := scheduler.Decide(&asked, p.places)
+	if !again {
+		scheduler.Take(&asked, &d)
+		r.scheduler, r.rank = scheduler, d.Rank
+		p.spent.add(&d, asked.Tokens)
+	}
+	at := p.at[d.Place]
+	p.prefixes.Put(at.on.caches[at.rank], prefixes)
+	lease.tokens = int64(d.Tokens)
+	switch {
+	case asked.Scores != nil:
+		lease.scored, lease.predicted = true, float64(asked.Scores[d.Rank])
+	case g.plan == "":
+	case plan == nil:
+		lease.unscored = unscoredPending
+	default:
+		lease.unscored = cmp.Or(r.forecast.unscored, unscoredRanks)
+	}
+	return at
+}
+
+// anyRanks stands for any number of ranks.
+const anyRanks = -1
+
+// gather lists the places of the group's backends with that many ranks that are admitted, and reports whether there are any.
+func (p *Pool) gather(g *group, allowed filter, ranks int) bool {
+	p.places, p.at = p.places[:0], p.at[:0]
 	for _, b := range g.backends {
-		if b.Ranks != plan.layout.ranks || !allowed.admits(b) {
+		if ranks != anyRanks && b.Ranks != ranks || !allowed.admits(b) {
 			continue
 		}
-		switch {
-		case !allowed.admitsRank(b, f.rank):
-		case chosen.on == nil || b.outstanding[f.rank] < chosen.on.outstanding[f.rank]:
-			chosen.on, ties = b, 1
-		case b.outstanding[f.rank] == chosen.on.outstanding[f.rank]:
-			if ties++; rand.IntN(ties) == 0 { // or a quiet service would use one pod alone
-				chosen.on = b
-			}
-		}
 		for rank, load := range b.outstanding {
-			if !allowed.admitsRank(b, rank) {
-				continue
+			if allowed.takes(b, rank) {
+				p.places = append(p.places, dispatch.Place{Rank: rank, Outstanding: load})
+				p.at = append(p.at, place{b, rank})
 			}
-			if least.on == nil || load < least.on.outstanding[least.rank] {
-				least = place{b, rank}
-			}
-			total += load
-			places++
 		}
 	}
-	if chosen.on == nil { // no pod has the plan's ranks, or only some of them are admitted
-		return least, least.on != nil
+	return len(p.places) > 0
+}
+
+// match notes what the places hold of a request.
+func (p *Pool) match(prefixes []uint64) {
+	if len(prefixes) == 0 {
+		return
 	}
-	load := chosen.on.outstanding[f.rank]
-	if others := places - 1; others > 0 && load > 2*(total-load)/others+slack*f.tokens {
-		return least, true
+	p.prefixes.Match(prefixes)
+	for i, at := range p.at {
+		p.places[i].Cached = p.prefixes.Hit(at.on.caches[at.rank])
 	}
-	return chosen, true
+}
+
+// keepRank leaves only places of a rank, if there is one: a request that is sent again has been accounted for there.
+func (p *Pool) keepRank(rank int) {
+	if !slices.ContainsFunc(p.places, func(at dispatch.Place) bool { return at.Rank == rank }) {
+		return
+	}
+	n := 0
+	for i := range p.places {
+		if p.places[i].Rank == rank {
+			p.places[n], p.at[n] = p.places[i], p.at[i]
+			n++
+		}
+	}
+	p.places, p.at = p.places[:n], p.at[:n]
 }
 
 // leastLoaded is the rank with the fewest outstanding tokens. Ties are broken at random, so that several routers do not
@@ -224,7 +268,7 @@ func (g *group) leastLoaded(allowed filter) place {
 		}
 		for rank, load := range b.outstanding {
 			switch {
-			case !allowed.admitsRank(b, rank):
+			case !allowed.takes(b, rank):
 			case best.on == nil || load < best.on.outstanding[best.rank]:
 				best, ties = place{b, rank}, 1
 			case load == best.on.outstanding[best.rank]:

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/semmoe/operator/solver/dispatch"
 )
 
 func backendsOf(plan string, pods, ranks int, name string) []Backend {
@@ -164,10 +166,10 @@ func TestAvoidsAStalledRank(t *testing.T) {
 		}
 		lease.Release()
 	}
-	if stalled == 0 || stalled > 3*slack {
+	if stalled == 0 || stalled > 3*dispatch.Slack {
 		t.Errorf("a rank that never answers got %d of %d requests", stalled, len(requests))
 	}
-	if got := outstanding(pool); got > (slack+1)*largest {
+	if got := outstanding(pool); got > (dispatch.Slack+1)*largest {
 		t.Errorf("%d tokens wait on it, the largest request has %d", got, largest)
 	}
 }
@@ -364,6 +366,224 @@ func TestChoosesAmongThePortsThatAreAdmitted(t *testing.T) {
 			}
 			if !maps.Equal(got, tc.want) {
 				t.Errorf("%s, plan %q: ranks %v are used, want %v", name, plan, got, tc.want)
+			}
+		}
+	}
+}
+
+// poolWith is a pool with other options than the default ones.
+func poolWith(t *testing.T, change func(o *PoolOptions)) *Pool {
+	t.Helper()
+	options := DefaultPoolOptions()
+	change(&options)
+	pool, err := NewPoolWith(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pool
+}
+
+func TestPoolOptionsAreChecked(t *testing.T) {
+	for want, change := range map[string]func(o *PoolOptions){
+		`pending limit per rank is -1`: func(o *PoolOptions) { o.PendingLimitPerRank = -1 },
+		`cache tokens per rank is 0`:   func(o *PoolOptions) { o.CacheTokensPerRank = 0 },
+		`policy window decides on`:     func(o *PoolOptions) { o.Policy = dispatch.Window },
+		`cap is 0.5`:                   func(o *PoolOptions) { o.Cap = .5 },
+		`weight load is -1`:            func(o *PoolOptions) { o.Weights.Load = -1 },
+	} {
+		options := DefaultPoolOptions()
+		change(&options)
+		if _, err := NewPoolWith(options); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v; want %q", err, want)
+		}
+	}
+}
+
+// completion is a request for a text.
+func completion(id, prompt string) *request {
+	return newRequest("/v1/completions", id, fmt.Appendf(nil, `{"prompt":%q,"max_tokens":16}`, prompt))
+}
+
+// conversationOf is a text of that many bytes that no other number has.
+func conversationOf(number, bytes int) string {
+	random := rand.New(rand.NewPCG(uint64(number), 7))
+	text := make([]byte, bytes)
+	for i := range text {
+		text[i] = byte('a' + random.IntN(26))
+	}
+	return string(text)
+}
+
+// Without any plan, and under every policy that knows prefixes, a conversation stays where it began, as long as its pod does.
+func TestPrefixesWithoutAPlan(t *testing.T) {
+	for _, policy := range []dispatch.Policy{dispatch.Price, dispatch.Prefix} {
+		for _, ranks := range []int{0, 4} {
+			pool := poolWith(t, func(o *PoolOptions) { o.Policy, o.Cap = policy, 4 })
+			backends := backendsOf("", 3, ranks, "p")
+			pool.Set(backends)
+			began := map[int]*Lease{}
+			for n := range 12 {
+				lease, _ := pool.acquire(completion(fmt.Sprint(n), conversationOf(n, 3000)), nil)
+				lease.Release()
+				began[n] = lease
+			}
+			for n := range 12 {
+				again, _ := pool.acquire(completion(fmt.Sprint("again-", n), conversationOf(n, 3000)+" and then?"), nil)
+				if again.Backend.Pod != began[n].Backend.Pod || again.Rank != began[n].Rank {
+					t.Errorf("%s, %d ranks: a conversation went from rank %d of %s to rank %d of %s",
+						policy, ranks, began[n].Rank, began[n].Backend.Pod, again.Rank, again.Backend.Pod)
+				}
+				if want := int64(len(conversationOf(n, 3000)) / bytesPerToken / 2); again.tokens > want {
+					t.Errorf("%s: a request of which most is cached counts %d tokens", policy, again.tokens)
+				}
+				again.Release()
+			}
+			if spent := pool.Spent(); spent.cached == 0 || spent.prefix == 0 && policy == dispatch.Price {
+				t.Errorf("%s: decisions sum up to %+v", policy, spent)
+			}
+			// A pod that has gone and come back holds nothing, and another pod's knowledge is its own.
+			pool.Set(backends[1:])
+			pool.Set(backends)
+			for n, first := range began {
+				if lease, _ := pool.acquire(completion(fmt.Sprint("later-", n), conversationOf(n, 3000)), nil); first.Backend.Pod == "p-0" {
+					if lease.Backend.Pod == "p-0" && lease.tokens < 700 {
+						t.Errorf("%s: %d tokens are to be computed on a new pod", policy, lease.tokens)
+					}
+				} else if lease.Backend.Pod != first.Backend.Pod {
+					t.Errorf("%s: a conversation moved from %s to %s", policy, first.Backend.Pod, lease.Backend.Pod)
+				}
+			}
+		}
+	}
+}
+
+// With a plan, a conversation stays on a pod of its rank; tokens of its prompt are hashed, not its text.
+func TestPrefixesByTokens(t *testing.T) {
+	p, _ := plans(t)
+	pool := poolWith(t, func(o *PoolOptions) { o.Cap = 4 })
+	pool.Set(backendsOf(p.artifact.Digest, 3, 4, "p"))
+	pool.AddLayout(p.layout)
+	moved := 0
+	requests := samplePrompts(40)
+	for _, r := range requests {
+		text := strings.Repeat(r.prompt.texts[0], 8)
+		first, _ := pool.acquire(completion(r.id, text), nil)
+		first.Release()
+		again, _ := pool.acquire(completion(r.id+"again", text+" more"), nil)
+		again.Release()
+		if !again.scored || again.Backend.Pod != first.Backend.Pod || again.Rank != first.Rank {
+			moved++
+		}
+	}
+	if moved > len(requests)/10 {
+		t.Errorf("%d of %d conversations moved", moved, len(requests))
+	}
+	if spent := pool.Spent(); spent.cached < spent.tokens/4 {
+		t.Errorf("%.0f of %.0f tokens were cached", spent.cached, spent.tokens)
+	}
+}
+
+// A rank takes no more requests than the limit; when all are full the pool says so at once, and takes more when one has ended.
+func TestPendingLimit(t *testing.T) {
+	p, _ := plans(t)
+	for name, digest := range map[string]string{"no plan": "", "plan": p.artifact.Digest} {
+		t.Run(name, func(t *testing.T) {
+			const pods, ranks, limit = 2, 4, 3
+			pool := poolWith(t, func(o *PoolOptions) { o.PendingLimitPerRank = limit })
+			pool.Set(backendsOf(digest, pods, ranks, "p"))
+			pool.AddLayout(p.layout)
+			count := map[string]int{}
+			var leases []*Lease
+			for i, r := range samplePrompts(pods * ranks * limit) {
+				lease, ok := pool.acquire(r, nil)
+				if !ok {
+					t.Fatalf("request %d was refused: %v", i, r.refused)
+				}
+				at := fmt.Sprint(lease.Backend.Pod, lease.Rank)
+				if count[at]++; count[at] > limit {
+					t.Fatalf("%s has %d requests", at, count[at])
+				}
+				leases = append(leases, lease)
+			}
+			late := completion("late", "one more")
+			if _, ok := pool.wait(t.Context(), late, nil); ok || late.refused != errAllFull {
+				t.Fatalf("a request more: %v, refused with %v", ok, late.refused)
+			}
+			if _, ok := pool.acquire(newRequest("/v1/tokenize", "t", nil), nil); !ok {
+				t.Error("a request that generates nothing was refused")
+			}
+			leases[5].Release()
+			leases[5].Release()
+			lease, ok := pool.acquire(late, nil)
+			if !ok || late.refused != nil || lease.Backend.Pod != leases[5].Backend.Pod || lease.Rank != leases[5].Rank {
+				t.Errorf("after one has ended: %v, %v", lease, late.refused)
+			}
+			if _, ok := pool.acquire(completion("none", "x"), map[string]bool{"p-0:1": true, "p-1:1": true}); ok {
+				t.Error("a pod was taken that had been tried")
+			}
+		})
+	}
+}
+
+// While one plan's pods are full, requests go to the other's.
+func TestPendingLimitByGroup(t *testing.T) {
+	pool := poolWith(t, func(o *PoolOptions) { o.PendingLimitPerRank = 1 })
+	pool.Set(append(backendsOf("a", 1, 2, "a"), backendsOf("b", 1, 4, "b")...))
+	seen := map[string]int{}
+	for i := range 6 {
+		lease, ok := pool.acquire(completion(fmt.Sprint(i), "x"), nil)
+		if !ok {
+			t.Fatalf("request %d of 6 was refused", i)
+		}
+		seen[lease.Backend.Pod]++
+	}
+	if seen["a-0"] != 2 || seen["b-0"] != 4 {
+		t.Errorf("pods have %v requests", seen)
+	}
+}
+
+// Sending a request again neither counts in its plan's balance nor in what decisions were made by.
+func TestSentAgainCountsOnce(t *testing.T) {
+	p, _ := plans(t)
+	for name, digest := range map[string]string{"no plan": "", "plan": p.artifact.Digest} {
+		pool := NewPool()
+		pool.Set(backendsOf(digest, 3, 4, "p"))
+		pool.AddLayout(p.layout)
+		r := completion("r", "some text")
+		first, _ := pool.acquire(r, nil)
+		spent := pool.Spent()
+		load := r.scheduler.Load(first.Rank)
+		first.Release()
+		again, _ := pool.acquire(r, map[string]bool{first.Backend.Address: true})
+		if again.Rank != first.Rank || pool.Spent() != spent || r.scheduler.Load(first.Rank) != load {
+			t.Errorf("%s: from rank %d to %d, load %d and then %d, %+v and then %+v",
+				name, first.Rank, again.Rank, load, r.scheduler.Load(first.Rank), spent, pool.Spent())
+		}
+	}
+}
+
+// Every policy serves with and without a plan.
+func TestPolicies(t *testing.T) {
+	p, _ := plans(t)
+	for _, policy := range dispatch.Policies {
+		if policy == dispatch.Window {
+			continue
+		}
+		for _, digest := range []string{"", p.artifact.Digest} {
+			pool := poolWith(t, func(o *PoolOptions) { o.Policy = policy })
+			pool.Set(backendsOf(digest, 2, 4, "p"))
+			pool.AddLayout(p.layout)
+			ranks := map[int]int{}
+			for _, r := range samplePrompts(200) {
+				lease, ok := pool.acquire(r, nil)
+				if !ok || lease.scored != (digest != "") {
+					t.Fatalf("%s: %+v", policy, lease)
+				}
+				ranks[lease.Rank]++
+				lease.Release()
+			}
+			if len(ranks) != 4 {
+				t.Errorf("%s, plan %q: ranks had %v requests", policy, digest, ranks)
 			}
 		}
 	}

@@ -26,6 +26,9 @@ func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	allowed := filter{eligible: r.eligible, now: p.now()}
+	if r.inference {
+		allowed.limit = p.options.PendingLimitPerRank
+	}
 	if r.asksExperts {
 		allowed.told = p.plans
 	}
@@ -41,7 +44,7 @@ func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
 			for rank := range b.outstanding {
 				chosen := rank == max(0, l.Rank)
 				// Behind one port it is the header that decides, which names the chosen rank.
-				if b == l.on && chosen || !chosen && len(b.RankAddresses) == 0 || !allowed.admitsRank(b, rank) {
+				if b == l.on && chosen || !chosen && len(b.RankAddresses) == 0 || !allowed.takes(b, rank) {
 					continue
 				}
 				next := candidate{place: place{b, rank}, tie: rand.Uint32()}
@@ -72,8 +75,11 @@ func (l *Lease) move(endpoint string, r *request) {
 		pinned = l.Rank
 	}
 	to, layout := l.pool.find(endpoint, pinned)
-	l.on.outstanding[max(0, l.Rank)] -= l.tokens
-	to.on.outstanding[max(0, to.rank)] += l.tokens
+	l.on.outstanding[l.place] -= l.tokens
+	l.on.pending[l.place] -= l.pending
+	l.place = max(0, to.rank)
+	to.on.outstanding[l.place] += l.tokens
+	to.on.pending[l.place] += l.pending
 	if l.scored = l.scored && layout == l.layout && to.rank != NoRank; l.scored {
 		l.predicted = float64(r.forecast.scores[to.rank])
 	}
@@ -95,7 +101,7 @@ func (p *Pool) find(endpoint string, pinned int) (place, *Layout) {
 			return place{b, rank}, nil
 		}
 	}
-	return place{&backend{outstanding: make([]int64, 1)}, NoRank}, nil
+	return place{&backend{outstanding: make([]int64, 1), pending: make([]int, 1)}, NoRank}, nil
 }
 
 // rankAt is the rank that serves at an endpoint of the pod; behind one port it is the one that a header has pinned.

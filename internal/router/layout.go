@@ -10,6 +10,8 @@ import (
 	"github.com/semmoe/operator/internal/tokenizer"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/dispatch"
 )
 
 // shortDigest is the length of the part of a plan's digest that names it in headers.
@@ -24,6 +26,8 @@ type Layout struct {
 	// slots are the experts in the order in which a permuted checkpoint has them, by layer (nil for one that stays as it
 	// is): new expert j is old expert slots[layer][j]. It is nil where experts have several copies, which no checkpoint can.
 	slots [][]int
+	// shape is what a token costs by.
+	shape cost.Shape
 	// table is nil where requests have no rank (attention tensor parallelism).
 	table *affinity.RankTable
 	// tokenizer is nil where the checkpoint has none that can be read: then only token ids can be scored, and the texts for
@@ -34,6 +38,9 @@ type Layout struct {
 // newLayout prepares a plan; tokens may be nil.
 func newLayout(digest string, p *solver.Plan, tokens *tokenizer.Tokenizer) *Layout {
 	l := &Layout{digest: digest, ranks: p.Placement.Ranks, hosts: make([][][]int, p.HiddenLayers), table: p.Ranks, tokenizer: tokens}
+	if l.shape = p.Shape; l.shape.MoELayers == 0 {
+		l.shape.MoELayers = len(p.Placement.Layers)
+	}
 	for i, layer := range p.Placement.Layers {
 		l.hosts[layer.Layer] = p.Placement.Hosts(i)
 	}
@@ -94,25 +101,27 @@ const (
 	unscoredNoTokenizer = "no_tokenizer" // the prompt is text, and there is no tokenizer
 )
 
-// score forecasts the local share of a request on each rank from its prompt; prompt is the number of tokens in it. Where
-// it cannot, it says why.
-func (l *Layout) score(p prompt) (scores []float32, tokens int, unscored string) {
+// score forecasts the local share of a request on each rank from its prompt, and hashes its beginnings; tokens is the number of
+// tokens in it. Where it cannot, it says why.
+func (l *Layout) score(p prompt) (scores []float32, prefixes []uint64, tokens int, unscored string) {
 	if l.table == nil {
-		return nil, 0, unscoredNoTable
+		return nil, nil, 0, unscoredNoTable
 	}
 	ids := p.ids
 	if len(p.texts) > 0 {
 		if l.tokenizer == nil {
-			return nil, 0, unscoredNoTokenizer
+			return nil, nil, 0, unscoredNoTokenizer
 		}
 		for _, text := range p.texts {
 			ids = l.tokenizer.AppendTokens(ids, text)
 		}
 	}
 	if len(ids) == 0 {
-		return nil, 0, unscoredNoPrompt
+		return nil, nil, 0, unscoredNoPrompt
 	}
 	scores = make([]float32, l.ranks)
-	l.table.ScoreTokens(scores, ids[:min(len(ids), scoredTokens)])
-	return scores, len(ids) + p.more, ""
+	seen := ids[:min(len(ids), scoredTokens)]
+	l.table.ScoreTokens(scores, seen)
+	prefixes = dispatch.PrefixHashes(make([]uint64, 0, len(seen)/dispatch.PrefixBlock), seen)
+	return scores, prefixes, len(ids) + p.more, ""
 }

@@ -134,7 +134,7 @@ func TestLayoutScore(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			scores, tokens, unscored := tc.layout.score(tc.prompt)
+			scores, _, tokens, unscored := tc.layout.score(tc.prompt)
 			if diff := cmp.Diff(tc.scores, scores); diff != "" || tokens != tc.tokens || unscored != tc.unscored {
 				t.Errorf("%d tokens, unscored %q, (-want +got):\n%s", tokens, unscored, diff)
 			}

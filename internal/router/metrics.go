@@ -40,6 +40,7 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 	}, func() float64 { return float64(pool.Len()) }),
 		plansGauge("loaded", func() int { loaded, _ := pool.Plans(); return loaded }),
 		plansGauge("pending", func() int { _, pending := pool.Plans(); return pending }))
+	registry.MustRegister(decisionMetrics(pool)...)
 	return m
 }
 

@@ -29,6 +29,8 @@ type endpointPicker struct {
 // says: a gateway gives up earlier, and may know another pool.
 func NewEndpointPicker(pool *Pool, registry prometheus.Registerer, options ProxyOptions, fallbacks int) (picker.Picker, *Observations) {
 	core := &sender{pool: pool, options: options, metrics: newMetrics(registry, pool), observations: newObservations(registry, options)}
+	core.transport = newTransport()
+	core.tokenizer = newRemoteTokenizer(pool, core.transport, options.TokenizePath)
 	mux := http.NewServeMux()
 	for method, paths := range routes {
 		for _, path := range paths {
@@ -44,7 +46,7 @@ func (e *endpointPicker) Count(code int) {
 }
 
 // Pick takes a rank for a request.
-func (e *endpointPicker) Pick(_ context.Context, in *picker.Request) (picker.Exchange, error) {
+func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.Exchange, error) {
 	target, ok := e.route(in.Method, in.Path)
 	if !ok {
 		return nil, fmt.Errorf("%w: %s %s is not a route of this service", picker.ErrNoRoute, in.Method, in.Path)
@@ -54,33 +56,38 @@ func (e *endpointPicker) Pick(_ context.Context, in *picker.Request) (picker.Exc
 		id = rand.Text()
 	}
 	r := newRequest(target, id, in.Body)
+	r.tokenize = e.core.tokenizer.tokenizer(ctx)
 	if in.Subset != nil {
 		r.eligible = in.Subset.Contains
 	}
 	experts := e.core.options.RoutedExperts
 	r.asksExperts = r.inference && asks(in.Body, experts.RequestField)
-	p := &pickedRank{core: e.core, request: r, arrived: in.Arrived, fixed: in.BodyFixed || in.ResponseFixed}
-	var err error
-	if p.lease, err = e.take(r, in.ResponseFixed); err != nil {
+	lease, err := e.take(r, in.ResponseFixed)
+	if err != nil {
 		return nil, err
 	}
+	p := &pickedRank{core: e.core, request: r, lease: lease, arrived: in.Arrived}
 	body := in.Body
-	if !p.fixed { // what cannot be taken out of the answer again is not asked for
-		body, p.look = e.core.look(r, body, p.lease)
+	// What cannot be taken out of the answer again is not asked for.
+	if p.changes = !in.BodyFixed && !in.ResponseFixed; p.changes {
+		body, p.look = e.core.look(r, body, lease)
 	}
-	p.picked = e.core.observations.now()
 	p.decision = picker.Decision{
-		Endpoints:     append([]string{p.lease.endpoint()}, e.core.pool.fallbacks(p.lease, r, e.fallbacks)...),
+		Endpoints:     append([]string{lease.endpoint()}, e.core.pool.fallbacks(lease, r, e.fallbacks)...),
 		SetHeaders:    map[string]string{HeaderRequestID: id},
 		RemoveHeaders: []string{e.core.options.RankHeader},
 		Body:          body,
 	}
-	if p.lease.Backend.pinsByHeader(p.lease.Rank) {
-		p.decision.SetHeaders[e.core.options.RankHeader] = strconv.Itoa(p.lease.Rank)
+	if lease.Backend.pinsByHeader(lease.Rank) {
+		p.decision.SetHeaders[e.core.options.RankHeader] = strconv.Itoa(lease.Rank)
+	}
+	if value, set := e.core.routingKey(in.Header, r, lease); set {
+		p.decision.SetHeaders[e.core.options.RoutingKeyHeader] = value
 	}
 	if p.look.strips || r.asksExperts { // a compressed response could not be looked into
 		p.decision.RemoveHeaders = append(p.decision.RemoveHeaders, "Accept-Encoding")
 	}
+	p.sent = e.core.observations.now()
 	return p, nil
 }
 
@@ -102,6 +109,8 @@ func (e *endpointPicker) take(r *request, untranslated bool) (*Lease, error) {
 	for {
 		lease, ok := e.core.pool.acquire(r, tried)
 		switch {
+		case !ok && r.refused != nil:
+			return nil, fmt.Errorf("%w: %w", picker.ErrAllFull, r.refused)
 		case !ok && r.asksExperts:
 			return nil, fmt.Errorf("%w: %w", picker.ErrNoEndpoint, errNoTeller)
 		case !ok:
@@ -120,10 +129,10 @@ type pickedRank struct {
 	request  *request
 	lease    *Lease
 	decision picker.Decision
-	look     look
-	// fixed tells that the body of the request or of its response cannot be changed.
-	fixed           bool
-	arrived, picked time.Time
+	// changes tells that request and response can be changed, so that look says what was done to know the experts.
+	changes       bool
+	look          look
+	arrived, sent time.Time
 }
 
 func (p *pickedRank) Decision() picker.Decision { return p.decision }
@@ -141,11 +150,11 @@ func (p *pickedRank) ModifyResponse(served string, response *http.Response) erro
 	if response.StatusCode != http.StatusServiceUnavailable {
 		p.core.account(p.request, p.lease)
 	}
-	if !p.fixed {
-		p.core.survey(response, p.request, p.lease, p.look, p.picked)
-	}
 	p.lease.mark(response.Header)
 	response.Header.Set(HeaderRequestID, p.request.id)
+	if p.changes {
+		p.core.survey(response, p.request, p.lease, p.look, p.sent)
+	}
 	if err := p.core.rewrite(response, p.request, p.lease, p.look); err != nil {
 		return fmt.Errorf("read the engine's response: %w", err)
 	}

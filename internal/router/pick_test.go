@@ -589,7 +589,7 @@ func TestRunsAsAnEndpointPicker(t *testing.T) {
 		t.Fatal(err)
 	}
 	options := Options{
-		ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20}, Namespace: "ns", Selector: "a=b", SnapshotDir: dir, Host: "127.0.0.1",
+		ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20}, Pool: DefaultPoolOptions(), Namespace: "ns", Selector: "a=b", SnapshotDir: dir, Host: "127.0.0.1",
 		FetchPlan: func(context.Context, string, string) error { return nil }, MetricsPort: freePort(t), DrainTimeout: time.Minute,
 	}
 	options.EndpointPicker = &EndpointPickerOptions{Port: freePort(t), HealthPort: freePort(t), Fallbacks: 1}
@@ -683,4 +683,34 @@ func TestManyStreamsAtOnce(t *testing.T) {
 	}
 	clients.Wait()
 	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
+}
+
+// Where every rank has as many requests as it may, a gateway's client gets 429 at once; a place that comes free is taken.
+func TestAGatewaysClientWhereAllIsFull(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	options := DefaultPoolOptions()
+	options.PendingLimitPerRank = 1
+	pool, err := NewPoolWith(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool.Set([]Backend{{Pod: "a", Address: "a:1", Ranks: 2}})
+	gateway, _, _ := newPicker(t, pool, ProxyOptions{RankHeader: rankHeader})
+	first, _, _ := begin(t, gateway, `{"prompt":"x"}`, nil, nil)
+	begin(t, gateway, `{"prompt":"y"}`, nil, nil)
+	s := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
+	s.RequestHeaders("POST", "/v1/completions", nil, false, nil)
+	s.RequestBody([]byte(`{"prompt":"z"}`), 100, true)
+	if code, change, body := s.Refused(); code != 429 || change.Set["retry-after"] == "" {
+		t.Errorf("code %d, %v, %s", code, change, body)
+	}
+	first.Cancel()
+	eventually(t, "a rank has a place", func() bool {
+		pool.mu.Lock()
+		defer pool.mu.Unlock()
+		return pool.groups[0].backends[0].pending[0]+pool.groups[0].backends[0].pending[1] == 1
+	})
+	if _, endpoints, _ := begin(t, gateway, `{"prompt":"z"}`, nil, nil); endpoints[0] != "a:1" {
+		t.Errorf("endpoints %v", endpoints)
+	}
 }

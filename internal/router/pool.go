@@ -3,10 +3,14 @@ package router
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
@@ -17,9 +21,43 @@ const (
 	// ejection is how long a backend that could not be reached gets no request while others can take it: long enough not
 	// to pay a failed connection for each request, short enough that a wrong verdict does not matter.
 	ejection = time.Second
-	// loadCap bounds a rank's share of the last requests of its plan, as a multiple of the fair share.
-	loadCap = 1.15
 )
+
+// PoolOptions are the settings of a pool; the zero value stands for DefaultPoolOptions.
+type PoolOptions struct {
+	// Policy is any of dispatch but dispatch.Window; Cap bounds a rank's share of the last requests of its plan, as a multiple of the
+	// fair share; Weights scale what speaks for a place.
+	Policy  dispatch.Policy
+	Cap     float64
+	Weights dispatch.Weights
+	// PendingLimitPerRank is the number of inference requests that a rank of a pod may have at a time; 0 is any.
+	PendingLimitPerRank int
+	// CacheTokensPerRank is what a rank is thought to hold in its KV cache.
+	CacheTokensPerRank int
+}
+
+// DefaultPoolOptions are those of a router without flags.
+func DefaultPoolOptions() PoolOptions {
+	return PoolOptions{Policy: dispatch.Price, Cap: 1.15, Weights: dispatch.DefaultWeights, CacheTokensPerRank: dispatch.DefaultCacheTokens}
+}
+
+func (o *PoolOptions) validate() error {
+	switch {
+	case o.PendingLimitPerRank < 0:
+		return fmt.Errorf("pending limit per rank is %d; it must be at least 0", o.PendingLimitPerRank)
+	case o.CacheTokensPerRank < 1:
+		return fmt.Errorf("cache tokens per rank is %d; it must be at least 1", o.CacheTokensPerRank)
+	}
+	_, err := o.newScheduler(1, cost.Shape{})
+	return err
+}
+
+// newScheduler is for pods of that many ranks that serve a model of that shape.
+func (o *PoolOptions) newScheduler(ranks int, shape cost.Shape) (*dispatch.Scheduler, error) {
+	return dispatch.NewScheduler(dispatch.Options{
+		Policy: o.Policy, Ranks: ranks, Cap: o.Cap, Weights: o.Weights, Costs: shape.Costs(cost.NVLinkH200), First: rand.IntN(1 << 16),
+	})
+}
 
 // Pool holds the backends, the tokens outstanding on each of their ranks, and the plans that tell their ranks apart. It
 // is safe for concurrent use.
@@ -28,7 +66,14 @@ type Pool struct {
 	// groups holds the backends of each plan, and those without one, ordered by digest.
 	groups  []*group
 	plans   map[string]*scheduled // by digest
-	changed chan struct{}         // closed at each change, for those who wait for a backend
+	options PoolOptions
+	// prefixes knows what the places hold; spent sums what decisions were made by.
+	prefixes *dispatch.Prefixes
+	spent    spent
+	// places and at are those of the present decision.
+	places  []dispatch.Place
+	at      []place
+	changed chan struct{} // closed at each change, for those who wait for a backend
 	now     func() time.Time
 }
 
@@ -36,11 +81,16 @@ type Pool struct {
 type group struct {
 	plan     string
 	backends []*backend
+	// most is the largest number of ranks of its backends; scheduler is for these, where requests have no forecast.
+	most      int
+	scheduler *dispatch.Scheduler
 }
 
 type backend struct {
 	Backend
-	outstanding  []int64 // by rank
+	outstanding  []int64 // by rank: tokens
+	pending      []int   // by rank: inference requests
+	caches       []int   // by rank: its number among the pool's prefixes
 	ejectedUntil time.Time
 }
 
@@ -50,17 +100,36 @@ type scheduled struct {
 	scheduler *dispatch.Scheduler
 }
 
-// NewPool returns an empty pool.
+// NewPool returns an empty pool with the default options.
 func NewPool() *Pool {
-	return &Pool{plans: map[string]*scheduled{}, changed: make(chan struct{}), now: time.Now}
+	p, err := NewPoolWith(DefaultPoolOptions())
+	if err != nil {
+		panic(err) // the defaults are valid
+	}
+	return p
 }
 
-// Set replaces the backends. Those that stay keep their outstanding tokens.
+// NewPoolWith returns an empty pool.
+func NewPoolWith(options PoolOptions) (*Pool, error) {
+	if options == (PoolOptions{}) {
+		options = DefaultPoolOptions()
+	}
+	if err := options.validate(); err != nil {
+		return nil, err
+	}
+	return &Pool{
+		plans: map[string]*scheduled{}, changed: make(chan struct{}), now: time.Now,
+		options: options, prefixes: dispatch.NewPrefixes(options.CacheTokensPerRank),
+	}, nil
+}
+
+// Set replaces the backends. Those that stay keep their outstanding tokens, and what they are thought to have cached.
 func (p *Pool) Set(backends []Backend) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	old := map[string]*backend{}
+	oldGroups, old := map[string]*group{}, map[string]*backend{}
 	for _, g := range p.groups {
+		oldGroups[g.plan] = g
 		for _, b := range g.backends {
 			old[b.Address] = b
 		}
@@ -75,13 +144,54 @@ func (p *Pool) Set(backends []Backend) {
 			p.groups = append(p.groups, g)
 		}
 		next, stays := old[b.Address]
-		if !stays || !next.equal(b) {
-			next = &backend{Backend: b, outstanding: make([]int64, max(1, b.Ranks))}
+		if stays && next.equal(b) {
+			delete(old, b.Address)
+		} else {
+			next = p.newBackend(b)
 		}
 		g.backends = append(g.backends, next)
+		g.most = max(g.most, len(next.outstanding))
+	}
+	for _, gone := range old {
+		for _, cache := range gone.caches {
+			p.prefixes.Remove(cache)
+		}
+	}
+	for _, g := range p.groups {
+		if was := oldGroups[g.plan]; was != nil && was.most == g.most {
+			g.scheduler = was.scheduler
+		} else {
+			g.scheduler = p.mustSchedule(g.most, shapeOf(g.backends[0].Backend))
+		}
 	}
 	slices.SortFunc(p.groups, func(a, b *group) int { return cmp.Compare(a.plan, b.plan) })
 	p.notify()
+}
+
+func (p *Pool) newBackend(b Backend) *backend {
+	ranks := max(1, b.Ranks)
+	next := &backend{Backend: b, outstanding: make([]int64, ranks), pending: make([]int, ranks), caches: make([]int, ranks)}
+	for rank := range next.caches {
+		next.caches[rank] = p.prefixes.Add()
+	}
+	return next
+}
+
+// shapeOf is what a pod tells of its model.
+func shapeOf(b Backend) cost.Shape {
+	if b.Shape == nil {
+		return cost.Shape{}
+	}
+	return cost.Shape{MoELayers: len(b.Shape.MoELayers), TopK: b.Shape.ExpertsPerToken}
+}
+
+// mustSchedule returns a scheduler: the options were found valid, and there is a rank.
+func (p *Pool) mustSchedule(ranks int, shape cost.Shape) *dispatch.Scheduler {
+	scheduler, err := p.options.newScheduler(ranks, shape)
+	if err != nil {
+		panic(err)
+	}
+	return scheduler
 }
 
 // notify wakes those who wait for a backend. The lock must be held.
@@ -92,11 +202,7 @@ func (p *Pool) notify() {
 
 // AddLayout gives the pool a plan; backends that name it are scored from now on.
 func (p *Pool) AddLayout(l *Layout) {
-	// The policy and the cap are constants that it accepts, and a plan has a rank.
-	scheduler, err := dispatch.NewScheduler(dispatch.Price, l.ranks, loadCap)
-	if err != nil {
-		panic(err)
-	}
+	scheduler := p.mustSchedule(l.ranks, l.shape)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.plans[l.digest] = &scheduled{l, scheduler}
@@ -151,29 +257,40 @@ type Lease struct {
 	scored    bool
 	unscored  string
 
-	pool   *Pool
-	on     *backend
-	tokens int64
-	once   sync.Once
+	pool *Pool
+	on   *backend
+	// place is the rank of the backend that is charged with the tokens, and with the pending request.
+	place   int
+	tokens  int64
+	pending int
+	once    sync.Once
 }
 
 // endpoint is host:port of the rank.
 func (l *Lease) endpoint() string { return l.Backend.Endpoint(l.Rank) }
 
+// errAllFull says that every rank that a request could go to has as many requests as it may.
+var errAllFull = errors.New("all ranks have as many requests as they may")
+
 // acquire takes a rank for a request, among those whose endpoint is not in tried, and adds the request's tokens to
-// it. It reports false where none is left.
+// it. It reports false where none is left, or where all ranks are full: then the request's refused says so.
 func (p *Pool) acquire(r *request, tried map[string]bool) (*Lease, bool) {
 	for {
 		lease, ok, unknown := p.choose(r, tried)
-		if unknown == nil {
+		switch {
+		case unknown.layout != nil:
+			// The plan of the chosen pods has no forecast for the request yet. By the time it has, they may have changed.
+			r.score(unknown.layout)
+		case unknown.text:
+			r.hash()
+		default:
 			return lease, ok
 		}
-		// The plan of the chosen pods has no forecast for the request yet. By the time it has, they may have changed.
-		r.score(unknown)
 	}
 }
 
-// wait acquires as acquire does, and waits for a backend until the context ends where there is none.
+// wait acquires as acquire does, and waits for a backend until the context ends where there is none. Where all are full it does
+// not wait: the client does that better.
 func (p *Pool) wait(ctx context.Context, r *request, tried map[string]bool) (*Lease, bool) {
 	for {
 		p.mu.Lock()
@@ -181,6 +298,9 @@ func (p *Pool) wait(ctx context.Context, r *request, tried map[string]bool) (*Le
 		p.mu.Unlock()
 		if lease, ok := p.acquire(r, tried); ok {
 			return lease, true
+		}
+		if r.refused != nil {
+			return nil, false
 		}
 		select {
 		case <-ctx.Done():
@@ -195,7 +315,8 @@ func (l *Lease) Release() {
 	l.once.Do(func() {
 		l.pool.mu.Lock()
 		defer l.pool.mu.Unlock()
-		l.on.outstanding[max(0, l.Rank)] -= l.tokens
+		l.on.outstanding[l.place] -= l.tokens
+		l.on.pending[l.place] -= l.pending
 	})
 }
 

@@ -71,15 +71,7 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 		options:      options,
 		metrics:      newMetrics(registry, pool),
 		observations: newObservations(registry, options),
-		// One connection pool for all engines. No timeout on the response header: a long prompt on a loaded engine takes
-		// as long as it takes, and the client decides how long it waits.
-		transport: &http.Transport{
-			DialContext:         (&net.Dialer{Timeout: 2 * time.Second, KeepAlive: 15 * time.Second}).DialContext,
-			MaxIdleConnsPerHost: 256,
-			// The engines' servers close a connection that was idle for 5 s: a request that is sent at that moment is lost.
-			IdleConnTimeout:    4 * time.Second,
-			DisableCompression: true,
-		},
+		transport:    newTransport(),
 	}
 	sender.tokenizer = newRemoteTokenizer(pool, sender.transport, options.TokenizePath)
 	proxy := &httputil.ReverseProxy{
@@ -108,6 +100,18 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 		writeError(w, http.StatusNotFound, "not_found", fmt.Sprintf("%s %s is not a route of this service", r.Method, r.URL.Path))
 	})
 	return sender.metrics.count(identified(mux), options.ClientTimeout), sender.observations
+}
+
+// newTransport is one connection pool for all engines. There is no timeout on the response header: a long prompt on a loaded
+// engine takes as long as it takes, and the client decides how long it waits.
+func newTransport() *http.Transport {
+	return &http.Transport{
+		DialContext:         (&net.Dialer{Timeout: 2 * time.Second, KeepAlive: 15 * time.Second}).DialContext,
+		MaxIdleConnsPerHost: 256,
+		// The engines' servers close a connection that was idle for 5 s: a request that is sent at that moment is lost.
+		IdleConnTimeout:    4 * time.Second,
+		DisableCompression: true,
+	}
 }
 
 // identified gives each request an id, for the logs of the engine and the choice of the sample.
@@ -165,6 +169,8 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 	for sent := 0; ; {
 		lease, ok := s.acquire(in.Context(), deadline, request, tried)
 		switch {
+		case !ok && request.refused != nil:
+			return nil, request.refused
 		case !ok && request.asksExperts:
 			return nil, errNoTeller
 		case !ok:
@@ -240,6 +246,9 @@ func (s *sender) acquire(ctx context.Context, deadline time.Time, r *request, tr
 	if lease, ok := s.pool.acquire(r, tried); ok {
 		return lease, true
 	}
+	if r.refused != nil {
+		return nil, false
+	}
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	if len(tried) == 0 {
@@ -265,7 +274,9 @@ func (s *sender) attempt(in *http.Request, body []byte, r *request, lease *Lease
 	if lease.Backend.pinsByHeader(lease.Rank) {
 		out.Header.Set(s.options.RankHeader, strconv.Itoa(lease.Rank))
 	}
-	s.setRoutingKey(out.Header, r, lease)
+	if key, set := s.routingKey(out.Header, r, lease); set {
+		out.Header.Set(s.options.RoutingKeyHeader, key)
+	}
 	out.Body, out.ContentLength, out.TransferEncoding = http.NoBody, int64(len(body)), nil
 	if len(body) > 0 {
 		// A kept connection may turn out to be closed before anything was sent: then the transport takes another one.
@@ -282,15 +293,15 @@ func (s *sender) attempt(in *http.Request, body []byte, r *request, lease *Lease
 	return response, nil
 }
 
-// setRoutingKey names the rank that holds most of the request's experts, which may be another than the one that load has
+// routingKey names the rank that holds most of the request's experts, which may be another than the one that load has
 // left for it: requests of one kind that wait on a rank are then batched. A client's own key is left: it chooses no rank,
 // and whoever sets it knows more about its requests than a forecast.
-func (s *sender) setRoutingKey(header http.Header, r *request, lease *Lease) {
+func (s *sender) routingKey(header http.Header, r *request, lease *Lease) (key string, set bool) {
 	if s.options.RoutingKeyHeader == "" || !lease.scored || header.Get(s.options.RoutingKeyHeader) != "" {
-		return
+		return "", false
 	}
 	scores := r.forecast.scores
-	header.Set(s.options.RoutingKeyHeader, strconv.Itoa(slices.Index(scores, slices.Max(scores))))
+	return strconv.Itoa(slices.Index(scores, slices.Max(scores))), true
 }
 
 // mark says in a response's header who served it.
@@ -330,6 +341,9 @@ func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Lo
 	case errors.Is(err, errNoBackend), errors.Is(err, errNoTeller):
 		w.Header().Set("Retry-After", "5")
 		writeError(w, http.StatusServiceUnavailable, "service_unavailable", err.Error()+": try again later")
+	case errors.Is(err, errAllFull):
+		w.Header().Set("Retry-After", "1")
+		writeError(w, http.StatusTooManyRequests, "rate_limit_exceeded", err.Error()+": try again later")
 	default:
 		log.Error(err, "Failing a request")
 		writeError(w, http.StatusBadGateway, "bad_gateway", "the request could not be passed on to a serving pod")

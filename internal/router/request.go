@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	"github.com/semmoe/operator/internal/jsonscan"
+	"github.com/semmoe/operator/solver/dispatch"
 )
 
 const (
@@ -95,6 +96,15 @@ type request struct {
 	tokenize func(plan string, texts []string) prompt
 	// forecast is the latest one; a request that is sent again to pods of the same plan keeps it.
 	forecast forecast
+	// prefixes identify the beginnings of its text (dispatch.TextPrefixHashes) once it is hashed: for pods by whose plan it cannot be
+	// tokenized.
+	prefixes []uint64
+	hashed   bool
+	// scheduler is the one that has chosen its place, and rank what it chose: a request counts there once, however often it is sent.
+	scheduler *dispatch.Scheduler
+	rank      int
+	// refused says why the latest attempt to take a place has failed, where it is not that there is none.
+	refused error
 }
 
 // forecast is what a layout says of a request.
@@ -105,9 +115,8 @@ type forecast struct {
 	unscored string
 	// tokens is the request's load, its prompt counted.
 	tokens int64
-	// rank is what the scheduler chose, or NoRank before it was asked: a request counts there once, however often it is
-	// sent.
-	rank int
+	// prefixes identify the beginnings of its tokens (dispatch.PrefixHashes); nil where they cannot be told.
+	prefixes []uint64
 }
 
 // newRequest reads a request's body, which may be anything.
@@ -125,15 +134,25 @@ func newRequest(path, id string, data []byte) *request {
 
 // score makes the forecast of a layout. It takes as long as tokenizing does: no lock may be held.
 func (r *request) score(l *Layout) {
-	f := forecast{layout: l, rank: NoRank, tokens: r.tokens}
+	f := forecast{layout: l, tokens: r.tokens}
 	var length int
-	if f.scores, length, f.unscored = l.score(r.prompt); f.unscored == unscoredNoTokenizer && r.tokenize != nil {
+	if f.scores, f.prefixes, length, f.unscored = l.score(r.prompt); f.unscored == unscoredNoTokenizer && r.tokenize != nil {
 		if told := r.tokenize(l.digest, r.prompt.texts); !told.empty() {
-			f.scores, length, f.unscored = l.score(told)
+			f.scores, f.prefixes, length, f.unscored = l.score(told)
 		}
 	}
 	if f.scores != nil {
 		f.tokens = int64(length) + r.output + 1
 	}
 	r.forecast = f
+}
+
+// hash identifies the beginnings of the text, or of the token ids where the client gives these.
+func (r *request) hash() {
+	r.hashed = true
+	if len(r.prompt.texts) > 0 {
+		r.prefixes = dispatch.TextPrefixHashes(nil, r.prompt.texts)
+	} else {
+		r.prefixes = dispatch.PrefixHashes(nil, r.prompt.ids)
+	}
 }

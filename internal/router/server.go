@@ -22,6 +22,8 @@ import (
 // Options are the settings of a router.
 type Options struct {
 	ProxyOptions
+	// Pool are the settings by which ranks are chosen.
+	Pool PoolOptions
 	// Namespace and Selector find the engine pods.
 	Namespace, Selector string
 	// SnapshotDir is where the last known endpoints and the plans are kept.
@@ -58,7 +60,10 @@ func headerTimeoutOf(options Options) time.Duration {
 // Run serves until the context ends, then lets the running requests finish.
 func Run(ctx context.Context, clients kubernetes.Interface, options Options) error {
 	log := logr.FromContextOrDiscard(ctx)
-	pool := NewPool()
+	pool, err := NewPoolWith(options.Pool)
+	if err != nil {
+		return err
+	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 

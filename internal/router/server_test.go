@@ -60,7 +60,7 @@ func TestServesFromWhatItKeeps(t *testing.T) {
 	}
 	options := Options{
 		ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: time.Second},
-		Namespace:    "ns", Selector: "a=b", SnapshotDir: dir, FetchPlan: onlyFromDisk, ShutdownDelay: 2 * time.Second, Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Minute,
+		Pool:         DefaultPoolOptions(), Namespace: "ns", Selector: "a=b", SnapshotDir: dir, FetchPlan: onlyFromDisk, ShutdownDelay: 2 * time.Second, Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Minute,
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -139,7 +139,7 @@ func TestIsNotReadyWithoutEndpoints(t *testing.T) {
 	}
 	options := Options{
 		ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: 10 * time.Millisecond, ClientTimeout: 100 * time.Millisecond},
-		Namespace:    "ns", Selector: "a=b", SnapshotDir: t.TempDir(), Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Second,
+		Pool:         DefaultPoolOptions(), Namespace: "ns", Selector: "a=b", SnapshotDir: t.TempDir(), Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Second,
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

@@ -106,7 +106,7 @@ type faultRun struct {
 	// harmed are requests whose answer an engine has spoilt: their clients may see it.
 	harmed map[string]bool
 
-	whole, streams, scored, refused, broken, checked atomic.Int64
+	whole, streams, scored, refused, broken, left, checked atomic.Int64
 }
 
 func newFaultRun(t *testing.T, seed uint64) *faultRun {
@@ -145,7 +145,7 @@ func newFaultRun(t *testing.T, seed uint64) *faultRun {
 func (run *faultRun) change(stop chan struct{}) {
 	tick := time.NewTicker(15 * time.Millisecond)
 	defer tick.Stop()
-	for {
+	for i := 1; ; i++ {
 		select {
 		case <-stop:
 			return
@@ -153,7 +153,7 @@ func (run *faultRun) change(stop chan struct{}) {
 		}
 		run.mu.Lock()
 		what, layout := run.random.IntN(10), run.layouts[run.random.IntN(len(run.layouts))]
-		dark := run.random.IntN(400) == 0
+		dark := i%150 == 0
 		run.mu.Unlock()
 		switch {
 		case dark: // for longer than a request waits for a pod
@@ -258,11 +258,11 @@ func (run *faultRun) close() {
 }
 
 func (run *faultRun) report(grown int64) {
-	run.t.Logf("%d pods; %d whole answers, %d of them streams, %d scored; %d refused, %d broken off; %d forecasts checked; heap grown by %d KiB",
-		run.made, run.whole.Load(), run.streams.Load(), run.scored.Load(), run.refused.Load(), run.broken.Load(), run.checked.Load(), grown>>10)
+	run.t.Logf("%d pods; %d whole answers, %d of them streams, %d scored; %d refused, %d broken off, %d left by their clients; %d forecasts checked; heap grown by %d KiB",
+		run.made, run.whole.Load(), run.streams.Load(), run.scored.Load(), run.refused.Load(), run.broken.Load(), run.left.Load(), run.checked.Load(), grown>>10)
 	for what, count := range map[string]*atomic.Int64{
 		"whole answers": &run.whole, "streams": &run.streams, "scored requests": &run.scored, "refused requests": &run.refused,
-		"answers broken off": &run.broken, "forecasts": &run.checked,
+		"answers broken off": &run.broken, "clients that left": &run.left, "forecasts": &run.checked,
 	} {
 		if count.Load() == 0 {
 			run.t.Errorf("there were no %s: the run shows nothing", what)
@@ -420,7 +420,11 @@ func (c *faultClient) send(id string) {
 		c.t.Error(err)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	limit, leaves := patience, c.random.IntN(100) == 0
+	if leaves {
+		limit = time.Duration(c.random.IntN(int(20 * time.Millisecond)))
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	err = c.exchange(ctx, id, body, stream)
 	harmed := c.forgive(id)
@@ -433,6 +437,8 @@ func (c *faultClient) send(id string) {
 		if refusal.code < http.StatusInternalServerError {
 			c.t.Errorf("%s was refused with status %d, as if it were wrong", id, refusal.code)
 		}
+	case leaves && ctx.Err() != nil:
+		c.left.Add(1)
 	case isBroken(err):
 		c.broken.Add(1)
 		if !harmed {

@@ -248,6 +248,49 @@ func throughRouter(t *testing.T, url string) {
 	})
 }
 
+// More requests than the ranks may have are answered with 429 and Retry-After, those that are admitted in full, and when these
+// are done there is room again.
+func TestPendingLimit(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
+		m.Spec.Routing.PendingLimitPerRank = ptr.To[int32](1)
+		m.Spec.Routing.Weights = &semmoev1.RoutingWeights{PrefixPercent: ptr.To[int32](150)}
+	})
+	create(t, moed)
+	waitComplete(t, moed)
+	url := reach(t, moed)
+	var clients sync.WaitGroup
+	var admitted, refused atomic.Int64
+	for range 32 {
+		clients.Go(func() {
+			response, err := http.Post(url+"/v1/completions", "application/json", strings.NewReader(`{"model": "tiny", "prompt": "func main() {", "max_tokens": 200, "ignore_eos": true}`))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if response.StatusCode == http.StatusTooManyRequests && response.Header.Get("Retry-After") != "" {
+				refused.Add(1)
+				response.Body.Close()
+				return
+			}
+			if err := answered(response, nil); err != nil {
+				t.Error(err)
+			}
+			admitted.Add(1)
+		})
+	}
+	clients.Wait()
+	t.Logf("%d requests admitted, %d refused", admitted.Load(), refused.Load())
+	if admitted.Load() < 4 || refused.Load() == 0 {
+		t.Errorf("of 32 requests at a time %d are admitted and %d refused, with four ranks of one request each", admitted.Load(), refused.Load())
+	}
+	if err := ask(t.Context(), url, "tiny"); err != nil {
+		t.Error(err)
+	}
+}
+
 // sentBy returns an error unless a request is answered, and its rank was chosen by a plan.
 func sentBy(ctx context.Context, url, plan string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(`{"model": "tiny", "prompt": "func main() {", "max_tokens": 4}`))

@@ -356,3 +356,27 @@ func TestEvalExitCodes(t *testing.T) {
 		}
 	}
 }
+
+// eval makes other workloads of the trace, and refuses what it cannot make.
+func TestEvalWorkloads(t *testing.T) {
+	path, dir := filepath.Join("..", "..", "solver", "testdata", "tiny-32e-top4.safetensors.zst"), filepath.Join(t.TempDir(), "plan")
+	if code, _, message := runJSON(t, newSolveCommand(), "--trace", path, "--ep", "4", "--attention", "dp", "--out", dir); code != 0 {
+		t.Fatalf("solve: exit code %d: %s", code, message)
+	}
+	for _, workload := range []string{"shared-prefix", "multi-turn"} {
+		code, got, message := runJSON(t, newEvalCommand(), "--trace", path, "--plan", dir, "--workload", workload, "--score-percent", "10", "--weights", "load=0", "--orders", "2")
+		if code != 0 {
+			t.Fatalf("%s: exit code %d: %s", workload, code, message)
+		}
+		for _, field := range []string{"lar", "window_imbalance", "reuse", "partial_scores", "decision"} {
+			if got[field] == nil {
+				t.Errorf("%s: eval does not print %s", workload, field)
+			}
+		}
+	}
+	for _, args := range [][]string{{"--workload", "chat"}, {"--weights", "speed=1"}, {"--cache-tokens", "0"}, {"--score-percent", "101"}} {
+		if code, _, message := runJSON(t, newEvalCommand(), append([]string{"--trace", path, "--plan", dir}, args...)...); code != exitUsage || !strings.Contains(message, args[0]) {
+			t.Errorf("%v: exit code %d: %s", args, code, message)
+		}
+	}
+}

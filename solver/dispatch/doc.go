@@ -4,7 +4,8 @@
 // Invariants:
 //   - A decision depends on the requests seen so far, never on later ones; the window policy sees the queue that it is
 //     given and nothing else.
-//   - Deciding for one request allocates nothing and takes time proportional to the number of ranks.
+//   - Deciding for one request allocates nothing and takes time proportional to the number of places.
+//   - What speaks for a place is in microseconds saved; how far each component counts is a weight, and 1 is as modelled.
 //   - Load is counted in tokens. Every policy answers with a rank, whatever the scores and loads are.
 //   - Schedulers are not safe for concurrent use; the caller holds a lock.
 package dispatch

@@ -63,10 +63,9 @@ type Scheduler struct {
 	takenCount int
 	// turn is the next rank of RoundRobin, first the place at which the present search begins: equals take turns.
 	turn, first int
-	// sizes, spreads and requests estimate the mean size of a request and the mean lead of its best rank over the mean of
-	// all ranks; prices are relative to both.
+	// sizes over sized requests is their mean size, spreads over those that were scored the mean lead of the best rank over the mean
+	// of all ranks; prices are relative to both.
 	sizes, sized, spreads, scored float64
-	pin, all                      float64
 	// step is the rise of prices under the cap.
 	step float64
 }

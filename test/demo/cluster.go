@@ -40,7 +40,7 @@ func startCluster(ctx context.Context, s settings, out *progress) (*cluster, err
 		local, err := localcluster.Start(ctx, localcluster.Options{
 			Binaries: binaries,
 			Images:   map[string]string{s.image: filepath.Join(s.repository, "bin", "semmoe")},
-			Forward:  1,
+			Forward:  2,
 		})
 		if errors.Is(err, localcluster.ErrNamespacesRefused) {
 			return fmt.Errorf("%w (KUBECONFIG=... make demo uses an existing cluster)", err)

@@ -97,6 +97,11 @@ func (d *demo) closeLoop(ctx context.Context, heldOut []corpus.Request, r *repor
 	r.plan, r.predicted = moed.Status.PlanDigest, float64(*moed.Status.LAR.PredictedMilli)/1000
 	r.checks = append(r.checks, checkPlan(r.before, r.after, r.plan, r.predicted)...)
 
+	if r.inTurn, err = d.measureInTurn(ctx, heldOut); err != nil {
+		return err
+	}
+	r.checks = append(r.checks, checkInTurn(r.after, r.inTurn)...)
+
 	if err := d.out.step(ctx, "reshuffled weights asked for", func(func(string)) error { return d.reshuffle(ctx) }); err != nil {
 		return err
 	}

@@ -92,7 +92,7 @@ func run(ctx context.Context) error {
 	}
 	defer func() { c.stop() }() // more is added to it later
 
-	d := &demo{settings: s, cluster: c, out: out}
+	d := &demo{settings: s, cluster: c, out: out, routers: name}
 	defer d.cleanUp()
 	report, err := d.play(ctx, golden, train, heldOut)
 	if err != nil {

@@ -231,8 +231,12 @@ func (d *demo) forecastRate(ctx context.Context, revision string) (float64, erro
 
 // eachPod calls f with what every live pod of a component answers to a request.
 func (d *demo) eachPod(ctx context.Context, component string, port int, path string, f func(text string) error) error {
+	deployment := name
+	if component == "router" {
+		deployment = d.routers
+	}
 	pods, err := d.cluster.run(ctx, nil, "get", "pods", "-n", namespace,
-		"-l", "semmoe.io/deployment="+name+",semmoe.io/component="+component, "-o", livePods)
+		"-l", "semmoe.io/deployment="+deployment+",semmoe.io/component="+component, "-o", livePods)
 	if err != nil {
 		return err
 	}

@@ -27,10 +27,11 @@ const (
 type report struct {
 	answers []answer
 	// before is the default placement, after the plan as the engine's expert map, reshuffled the same by reshuffled weights.
-	before, after, reshuffled *measurement
-	plan                      string
-	predicted                 float64
-	checks                    []check
+	// inTurn is the plan as the engine's expert map, with requests dealt out in turn.
+	before, after, inTurn, reshuffled *measurement
+	plan                              string
+	predicted                         float64
+	checks                            []check
 }
 
 type check struct {
@@ -88,6 +89,16 @@ func checkOutputs(name string, before, after *measurement) check {
 	return check{name, equal == n, fmt.Sprintf("%d of %d prompts, token for token", equal, n)}
 }
 
+// checkInTurn compares requests that were sent by the plan with requests that were dealt out in turn over the same placement.
+func checkInTurn(after, inTurn *measurement) []check {
+	gain := after.lar() / inTurn.lar()
+	return []check{
+		{"and by the request router", gain >= wantedGain && engineAgrees(inTurn),
+			fmt.Sprintf("%.2f times the rate of round-robin on the same placement; wanted is %.1f", gain, wantedGain)},
+		checkOutputs("in turn, outputs are the same", after, inTurn),
+	}
+}
+
 // checkReshuffled compares the two ways in which the plan reaches the engine. Each rate is taken against the plan's forecast for
 // the ranks that the requests went to: that differs from run to run by more than what is looked for here.
 func checkReshuffled(before, byMap, byWeights *measurement) []check {
@@ -121,7 +132,7 @@ func (r *report) print(w io.Writer) {
 	}
 	table.Flush() //nolint:errcheck // a terminal
 	fmt.Fprintf(w, "\n%d held-out requests, %d tokens, EP size 4, attention data parallelism\n\n", len(r.after.replies), r.after.tokens())
-	all := []*measurement{r.before, r.after, r.reshuffled}
+	all := []*measurement{r.before, r.inTurn, r.after, r.reshuffled}
 	row := func(name string, format string, value func(*measurement) float64) {
 		fmt.Fprint(table, name)
 		for _, m := range all {
@@ -129,10 +140,10 @@ func (r *report) print(w io.Writer) {
 		}
 		fmt.Fprintln(table)
 	}
-	fmt.Fprintf(table, "\tDefault placement\tPlan %s\tby reshuffled weights\n", r.plan)
+	fmt.Fprintf(table, "\tDefault placement\tPlan, requests in turn\tPlan %s\tby reshuffled weights\n", r.plan)
 	row("Local activation rate, observed", "%.1f%%", func(m *measurement) float64 { return 100 * m.lar() })
 	row("Local activation rate, counted by the engine", "%.1f%%", func(m *measurement) float64 { return 100 * m.engine.lar() })
-	fmt.Fprintf(table, "Local activation rate, predicted\t\t%.1f%%\t%.1f%%\n", 100*r.predicted, 100*r.predicted)
+	fmt.Fprintf(table, "Local activation rate, predicted\t\t\t%.1f%%\t%.1f%%\n", 100*r.predicted, 100*r.predicted)
 	row("Remote activations", "%.1f%%", func(m *measurement) float64 { return 100 * (1 - m.lar()) })
 	row("Window imbalance of ranks", "%.3f", (*measurement).windowImbalance)
 	row("Seconds", "%.1f", func(m *measurement) float64 { return m.taken.Seconds() })

@@ -30,6 +30,8 @@ type demo struct {
 	cluster *cluster
 	out     *progress
 	address string // of the Service
+	// routers is the label of the request routers behind it.
+	routers string
 	volume  string // the artifact store's directory, where the demo has made one
 }
 

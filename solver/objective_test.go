@@ -1,6 +1,7 @@
 package solver_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/semmoe/operator/solver"
@@ -38,16 +39,19 @@ func TestMessagesAreNeverAboveContiguous(t *testing.T) {
 		tr := tracetest.Generate(shape, uint64(seed))
 		for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
 			for _, objective := range messages {
-				o := options(attention, 8)
-				o.Objective, o.RanksPerNode = objective, 2
-				solved := solve(t, tr, o)
-				o.Algorithm = placement.ContiguousAlgorithm
-				plain := solve(t, tr, o)
-				got, of := judged(objective, &solved.Report), judged(objective, &plain.Report)
-				if got > of {
-					t.Errorf("%d groups, %s, %s: %v; contiguous is %v", groups, attention, objective, got, of)
-				}
-				t.Logf("%d groups, %s, %s: %.3f, contiguous %.3f; %s", groups, attention, objective, got, of, solved.FallBack)
+				t.Run(fmt.Sprintf("%d groups, %s, %s", groups, attention, objective), func(t *testing.T) {
+					t.Parallel()
+					o := options(attention, 8)
+					o.Objective, o.RanksPerNode = objective, 2
+					solved := solve(t, tr, o)
+					o.Algorithm = placement.ContiguousAlgorithm
+					plain := solve(t, tr, o)
+					got, of := judged(objective, &solved.Report), judged(objective, &plain.Report)
+					if got > of {
+						t.Errorf("%d groups, %s, %s: %v; contiguous is %v", groups, attention, objective, got, of)
+					}
+					t.Logf("%d groups, %s, %s: %.3f, contiguous %.3f; %s", groups, attention, objective, got, of, solved.FallBack)
+				})
 			}
 		}
 	}
@@ -60,19 +64,25 @@ func TestObjectivesOnRealRouting(t *testing.T) {
 	for attention, objectives := range map[placement.Attention][]placement.Objective{
 		placement.TensorParallel: {placement.RankDedup, placement.Hierarchical}, placement.DataParallel: {placement.RankDedup, placement.NodeDedup},
 	} {
-		of := func(asked placement.Objective, by placement.Algorithm) *cost.Report {
-			o := options(attention, 8)
-			o.Objective, o.RanksPerNode, o.TrainPercent, o.Algorithm = asked, 2, 50, by
-			return &solve(t, tr, o).Report
-		}
-		contiguous, local := of(placement.Activation, placement.ContiguousAlgorithm), of(placement.Activation, placement.Auto)
-		for _, objective := range objectives {
-			got, plain, other := judged(objective, of(objective, placement.Auto)), judged(objective, contiguous), judged(objective, local)
-			if got > 0.95*plain || got > other {
-				t.Errorf("%s, %s: %.4f; contiguous %.4f, placed for activations %.4f", attention, objective, got, plain, other)
+		t.Run(string(attention), func(t *testing.T) {
+			t.Parallel()
+			of := func(t *testing.T, asked placement.Objective, by placement.Algorithm) *cost.Report {
+				o := options(attention, 8)
+				o.Objective, o.RanksPerNode, o.TrainPercent, o.Algorithm = asked, 2, 50, by
+				return &solve(t, tr, o).Report
 			}
-			t.Logf("%s, %s: %.4f; contiguous %.4f, placed for activations %.4f", attention, objective, got, plain, other)
-		}
+			contiguous, local := of(t, placement.Activation, placement.ContiguousAlgorithm), of(t, placement.Activation, placement.Auto)
+			for _, objective := range objectives {
+				t.Run(string(objective), func(t *testing.T) {
+					t.Parallel()
+					got, plain, other := judged(objective, of(t, objective, placement.Auto)), judged(objective, contiguous), judged(objective, local)
+					if got > 0.95*plain || got > other {
+						t.Errorf("%.4f; contiguous %.4f, placed for activations %.4f", got, plain, other)
+					}
+					t.Logf("%.4f; contiguous %.4f, placed for activations %.4f", got, plain, other)
+				})
+			}
+		})
 	}
 }
 

@@ -3,6 +3,7 @@ package solver_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"runtime"
 	"strings"
@@ -61,24 +62,27 @@ func TestGainOnRealRouting(t *testing.T) {
 		{placement.DataParallel, solver.Table, 4, 0.365},
 		{placement.DataParallel, solver.Table, 8, 0.215},
 	} {
-		o := options(test.attention, test.ranks)
-		o.TrainPercent, o.Forecast = 50, test.forecast
-		s := solve(t, tr, o)
-		if s.FallBack != "" || s.Report.LAR < test.least {
-			t.Errorf("%s, EP %d: local activation rate %.3f, want at least %.3f %s", test.attention, test.ranks, s.Report.LAR, test.least, s.FallBack)
-		}
-		if want := 1 / float64(test.ranks); math.Abs(s.Report.BaselineLAR-want) > 0.02 {
-			t.Errorf("%s, EP %d: baseline %.3f, want about %.3f", test.attention, test.ranks, s.Report.BaselineLAR, want)
-		}
-		if s.Report.OracleLAR < s.Report.LAR || s.Report.UpperBound < s.Report.OracleLAR {
-			t.Errorf("%s, EP %d: %+v", test.attention, test.ranks, s.Report)
-		}
-		if test.attention == placement.DataParallel && *s.Report.WindowImbalance > 1.35 {
-			t.Errorf("EP %d: window imbalance %v", test.ranks, *s.Report.WindowImbalance)
-		}
-		if s.TrainRequests+s.TestRequests != tr.Requests() || s.TrainRequests == 0 {
-			t.Errorf("%d train and %d test of %d requests", s.TrainRequests, s.TestRequests, tr.Requests())
-		}
+		t.Run(fmt.Sprintf("%s, %s, EP %d", test.attention, test.forecast, test.ranks), func(t *testing.T) {
+			t.Parallel()
+			o := options(test.attention, test.ranks)
+			o.TrainPercent, o.Forecast = 50, test.forecast
+			s := solve(t, tr, o)
+			if s.FallBack != "" || s.Report.LAR < test.least {
+				t.Errorf("%s, EP %d: local activation rate %.3f, want at least %.3f %s", test.attention, test.ranks, s.Report.LAR, test.least, s.FallBack)
+			}
+			if want := 1 / float64(test.ranks); math.Abs(s.Report.BaselineLAR-want) > 0.02 {
+				t.Errorf("%s, EP %d: baseline %.3f, want about %.3f", test.attention, test.ranks, s.Report.BaselineLAR, want)
+			}
+			if s.Report.OracleLAR < s.Report.LAR || s.Report.UpperBound < s.Report.OracleLAR {
+				t.Errorf("%s, EP %d: %+v", test.attention, test.ranks, s.Report)
+			}
+			if test.attention == placement.DataParallel && *s.Report.WindowImbalance > 1.35 {
+				t.Errorf("EP %d: window imbalance %v", test.ranks, *s.Report.WindowImbalance)
+			}
+			if s.TrainRequests+s.TestRequests != tr.Requests() || s.TrainRequests == 0 {
+				t.Errorf("%d train and %d test of %d requests", s.TrainRequests, s.TestRequests, tr.Requests())
+			}
+		})
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/picker"
 )
 
 // reported is what a router answers at /v1/observations.
@@ -296,4 +297,35 @@ func gauges(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 		}
 	}
 	return values
+}
+
+// A request whose answer a gateway does not let be changed is none that the sample is drawn from; others are sampled and timed
+// as those of the proxy.
+func TestPopulationThroughAGateway(t *testing.T) {
+	pool := NewPool()
+	pool.Set([]Backend{{Pod: "a", Address: "10.0.0.1:8000", Ranks: 4, Revision: "r", Shape: &tinyShape}})
+	chooser, observations := NewEndpointPicker(pool, prometheus.NewRegistry(), ProxyOptions{RoutedExperts: adapterOf(t, "SGLang").RoutedExperts, SamplePercent: 100}, 0)
+	for _, fixed := range []bool{true, false} {
+		exchange, err := chooser.Pick(t.Context(), &picker.Request{
+			Method: http.MethodPost, Path: "/v1/completions", Header: http.Header{}, Body: []byte(`{"prompt":"x"}`), ResponseFixed: fixed,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if asked := strings.Contains(string(exchange.Decision().Body), "return_routed_experts"); asked == fixed {
+			t.Errorf("response fixed is %v, and the engine is asked: %v", fixed, asked)
+		}
+		response := &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(`{"choices":[]}`))}
+		if err := exchange.ModifyResponse("", response); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, response.Body); err != nil {
+			t.Fatal(err)
+		}
+		exchange.Release()
+	}
+	report := reported(t, observations)
+	if p, asked := report.Population, report.CaptureCost.Asked.Requests; p.Eligible != 1 || p.Sampled != 1 || asked != 1 || report.CaptureCost.Plain.Requests != 0 {
+		t.Errorf("%d requests timed, population %+v", asked, p)
+	}
 }

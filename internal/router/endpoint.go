@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-
 	"github.com/semmoe/operator/internal/lar"
 )
 
@@ -108,8 +107,8 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 		RankAddresses: addresses,
 		Revision:      pod.Labels[semmoev1.LabelRevision],
 		PlanDigest:    pod.Annotations[semmoev1.AnnotationPlanDigest],
-		Permuted:      semmoev1.Realization(pod.Annotations[semmoev1.AnnotationRealization]) == semmoev1.RealizationReshuffledWeights,
 		ModelDigest:   pod.Annotations[semmoev1.AnnotationModelDigest],
+		Permuted:      semmoev1.Realization(pod.Annotations[semmoev1.AnnotationRealization]) == semmoev1.RealizationReshuffledWeights,
 	}, true
 }
 

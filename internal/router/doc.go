@@ -1,4 +1,5 @@
-// Package router is the request router: it proxies the OpenAI and native routes of the engines to their ranks.
+// Package router is the request router: it proxies the OpenAI and native routes of the engines to their ranks, or chooses ranks for a
+// gateway that does (package picker).
 //
 // Invariants:
 //   - An endpoint is a (pod, rank). Every ready pod is admitted; a pod that is being deleted gets no new request.
@@ -7,6 +8,8 @@
 //   - The plan is chosen before the rank, by a hash of the request's id, so that no plan gets the requests that suit it.
 //   - No lock is held while a prompt is tokenized or scored, and what is scored of a prompt is bounded.
 //   - A request is tried again on another pod only as long as nothing of a response has reached the client.
+//   - A request counts once in prices and on one place at a time, however often it is sent. Its place is given back whatever
+//     becomes of it.
 //   - Clients cannot choose a rank: their rank headers are dropped.
 //   - Serving needs neither the API server nor the operator nor the artifact store: the last known endpoints and plans
 //     are kept in memory and in a directory, from which a restarted router starts.

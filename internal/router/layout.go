@@ -120,8 +120,23 @@ func (l *Layout) score(p prompt) (scores []float32, prefixes []uint64, tokens in
 		return nil, nil, 0, unscoredNoPrompt
 	}
 	scores = make([]float32, l.ranks)
-	seen := ids[:min(len(ids), scoredTokens)]
-	l.table.ScoreTokens(scores, seen)
+	seen := ids[:min(len(ids), readTokens)]
+	l.table.ScoreTokens(scores, evenly(seen, scoredTokens))
 	prefixes = dispatch.PrefixHashes(make([]uint64, 0, len(seen)/dispatch.PrefixBlock), seen)
 	return scores, prefixes, len(ids) + p.more, ""
+}
+
+// evenly takes one token of every n, with the smallest n by which there are at most so many. Which of the n changes from one to
+// the next: text repeats itself, and every n-th token of a list may be the same one.
+func evenly(tokens []int32, most int) []int32 {
+	step := (len(tokens) + most - 1) / most
+	if step <= 1 {
+		return tokens
+	}
+	taken := make([]int32, 0, most)
+	for begin := 0; begin < len(tokens); begin += step {
+		at := begin + int(uint32(begin)*2654435761>>16)%step // the multiplier is Knuth's: near the golden ratio of 32 bits
+		taken = append(taken, tokens[min(at, len(tokens)-1)])
+	}
+	return taken
 }

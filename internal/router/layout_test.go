@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"math"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/tokenizer"
 	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/dispatch"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -139,5 +141,34 @@ func TestLayoutScore(t *testing.T) {
 				t.Errorf("%d tokens, unscored %q, (-want +got):\n%s", tokens, unscored, diff)
 			}
 		})
+	}
+}
+
+// Of a long prompt all parts count: its score is near that of all of its tokens, and not that of its beginning.
+func TestLongPromptIsScoredAllOver(t *testing.T) {
+	p, _ := plans(t)
+	var ids []int32
+	for _, text := range []string{"SELECT name FROM users WHERE id = 1;\n", "der Hund ist nicht im Haus, und das ist gut so.\n"} {
+		part := p.layout.tokenizer.Encode(text)
+		for n := len(ids) + readTokens/2; len(ids) < n; {
+			ids = append(ids, part...)
+		}
+	}
+	ids = ids[:readTokens]
+	all, beginning := make([]float32, 4), make([]float32, 4)
+	p.plan.Ranks.ScoreTokens(all, ids)
+	p.plan.Ranks.ScoreTokens(beginning, ids[:scoredTokens])
+	got, prefixes, tokens, _ := p.layout.score(prompt{ids: ids})
+	if tokens != readTokens || len(prefixes) != readTokens/dispatch.PrefixBlock {
+		t.Errorf("%d tokens and %d prefixes, want %d and %d", tokens, len(prefixes), readTokens, readTokens/dispatch.PrefixBlock)
+	}
+	apart := func(a, b []float32) (most float64) {
+		for rank := range a {
+			most = max(most, math.Abs(float64(a[rank]-b[rank])))
+		}
+		return most
+	}
+	if off, cut := apart(got, all), apart(beginning, all); off > .002 || cut < 5*off {
+		t.Errorf("the score is off by %.4f, that of the beginning by %.4f", off, cut)
 	}
 }

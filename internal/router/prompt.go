@@ -10,11 +10,13 @@ import (
 )
 
 const (
-	// scoredTokens bounds the part of a prompt that is scored: what a prompt is about shows in its beginning, and a prompt
-	// of any length costs a bounded time.
+	// readTokens bounds the beginning of a prompt that is looked at, so that a prompt of any length costs a bounded time, and
+	// readBytes the text that is tokenized for that.
+	readTokens = 128 << 10
+	readBytes  = readTokens * bytesPerToken
+	// scoredTokens bounds how many of these tokens are scored: of more, as many are taken evenly, whose
+	// mean share is near that of all.
 	scoredTokens = 32 << 10
-	// scoredBytes bounds the text that is tokenized for that.
-	scoredBytes = scoredTokens * bytesPerToken
 )
 
 // prompt is the beginning of what a request gives the model to read: texts to be tokenized one by one, or token ids.
@@ -31,7 +33,7 @@ func (p *prompt) empty() bool { return len(p.texts) == 0 && len(p.ids) == 0 }
 
 // add appends a text as far as the bound allows.
 func (p *prompt) add(text string, used *int) {
-	cut := min(len(text), scoredBytes-*used)
+	cut := min(len(text), readBytes-*used)
 	for cut > 0 && cut < len(text) && !utf8.RuneStart(text[cut]) {
 		cut--
 	}
@@ -107,7 +109,7 @@ func promptOfIDs(value []byte) prompt {
 					return prompt{}
 				}
 			}
-			if len(p.ids) < scoredTokens {
+			if len(p.ids) < readTokens {
 				p.ids = append(p.ids, int32(id))
 			} else {
 				p.more++

@@ -56,18 +56,18 @@ func TestPrompt(t *testing.T) {
 
 // What is scored is bounded, the load is not.
 func TestLongPrompt(t *testing.T) {
-	list := strings.Repeat("7,", scoredTokens+99) + "7"
+	list := strings.Repeat("7,", readTokens+99) + "7"
 	r := newRequest("/generate", "", []byte(`{"input_ids":[`+list+`],"sampling_params":{"max_new_tokens":0}}`))
-	if len(r.prompt.ids) != scoredTokens || r.prompt.more != 100 {
-		t.Errorf("%d ids and %d more, want %d and 100", len(r.prompt.ids), r.prompt.more, scoredTokens)
+	if len(r.prompt.ids) != readTokens || r.prompt.more != 100 {
+		t.Errorf("%d ids and %d more, want %d and 100", len(r.prompt.ids), r.prompt.more, readTokens)
 	}
 	// Three bytes a character: the bound falls inside one.
-	text := strings.Repeat("語", scoredBytes/3+1000)
+	text := strings.Repeat("語", readBytes/3+1000)
 	r = newRequest("/v1/completions", "", fmt.Appendf(nil, `{"prompt":[%q,"b"]}`, text))
-	if got := r.prompt.texts; len(got[0]) > scoredBytes || len(got[0]) < scoredBytes-3 || !utf8.ValidString(got[0]) {
+	if got := r.prompt.texts; len(got[0]) > readBytes || len(got[0]) < readBytes-3 || !utf8.ValidString(got[0]) {
 		t.Errorf("a text of %d bytes is scored, valid %v", len(got[0]), utf8.ValidString(got[0]))
 	}
-	if want := len(text) - scoredBytes; r.prompt.more < want/bytesPerToken-1 || r.prompt.more > want/bytesPerToken+1 {
+	if want := len(text) - readBytes; r.prompt.more < want/bytesPerToken-1 || r.prompt.more > want/bytesPerToken+1 {
 		t.Errorf("%d more tokens, want about %d", r.prompt.more, want/bytesPerToken)
 	}
 }
@@ -93,7 +93,7 @@ func FuzzRequest(f *testing.F) {
 				t.Fatalf("text %q", text)
 			}
 		}
-		if size > scoredBytes || len(r.prompt.ids) > scoredTokens {
+		if size > readBytes || len(r.prompt.ids) > readTokens {
 			t.Fatalf("%d bytes and %d ids are to be scored", size, len(r.prompt.ids))
 		}
 		for _, id := range r.prompt.ids {

@@ -56,7 +56,7 @@ type routerResult struct {
 	ScoringGoal float64 `json:"scoring_us_goal"`
 	Tokenizing  float64 `json:"tokenizing_us"`
 	// A prompt of 100,000 tokens: how much later its answer comes than from the engine itself, one at a time, and the same
-	// parts. Its first 32,768 tokens are tokenized and scored, the rest is estimated.
+	// parts. All of it is tokenized, and 32,768 of its tokens, taken evenly, are scored.
 	LongAdded       float64 `json:"long_prompt_added_ms"`
 	LongGoal        float64 `json:"long_prompt_added_ms_goal"`
 	LongScoring     float64 `json:"long_prompt_scoring_ms"`

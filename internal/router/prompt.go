@@ -16,7 +16,7 @@ const (
 	readBytes  = readTokens * bytesPerToken
 	// scoredTokens bounds how many of these tokens are scored: of more, as many are taken evenly, whose
 	// mean share is near that of all.
-	scoredTokens = 32 << 10
+	scoredTokens = 16 << 10
 )
 
 // prompt is the beginning of what a request gives the model to read: texts to be tokenized one by one, or token ids.

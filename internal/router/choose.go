@@ -108,20 +108,21 @@ func (g *group) ranks(allowed filter) uint64 {
 // given a fair sample of the same requests, whatever either would score them. It returns nil where no backend is
 // admitted.
 func (p *Pool) chooseGroup(id string, allowed filter) *group {
-	var total uint64
+	var few [8]uint64 // plans at a time: nearly always one or two
+	ranks, total := few[:0], uint64(0)
 	for _, g := range p.groups {
-		total += g.ranks(allowed)
+		ranks = append(ranks, g.ranks(allowed))
+		total += ranks[len(ranks)-1]
 	}
 	if total == 0 {
 		return nil
 	}
 	at := groupHash(id) % total
-	for _, g := range p.groups {
-		ranks := g.ranks(allowed)
-		if at < ranks {
+	for i, g := range p.groups {
+		if at < ranks[i] {
 			return g
 		}
-		at -= ranks
+		at -= ranks[i]
 	}
 	return nil
 }

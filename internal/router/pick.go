@@ -15,7 +15,7 @@ import (
 	"github.com/semmoe/operator/internal/router/picker"
 )
 
-// endpointPicker chooses for a gateway: it chooses, samples and counts as the proxy does, and sends nothing itself.
+// endpointPicker chooses for a gateway: it chooses, samples and counts as the proxy does, and sends no request itself.
 type endpointPicker struct {
 	core *sender
 	// fallbacks is how many endpoints a gateway is told beside the chosen one.
@@ -25,12 +25,9 @@ type endpointPicker struct {
 }
 
 // NewEndpointPicker returns what chooses for gateways, and what it observes. It tells them at most so many endpoints to try
-// after the chosen one. It waits for no pod, whatever EndpointWait
-// says: a gateway gives up earlier, and may know another pool.
+// after the chosen one. It waits for no pod, whatever EndpointWait says: a gateway gives up earlier, and may know another pool.
 func NewEndpointPicker(pool *Pool, registry prometheus.Registerer, options ProxyOptions, fallbacks int) (picker.Picker, *Observations) {
-	core := &sender{pool: pool, options: options, metrics: newMetrics(registry, pool), observations: newObservations(registry, options)}
-	core.transport = newTransport()
-	core.tokenizer = newRemoteTokenizer(pool, core.transport, options.TokenizePath)
+	core := newSender(pool, registry, options)
 	mux := http.NewServeMux()
 	for method, paths := range routes {
 		for _, path := range paths {
@@ -55,13 +52,10 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	if id == "" {
 		id = rand.Text()
 	}
-	r := newRequest(target, id, in.Body)
-	r.tokenize = e.core.tokenizer.tokenizer(ctx)
+	r := e.core.read(ctx, target, id, in.Body)
 	if in.Subset != nil {
 		r.eligible = in.Subset.Contains
 	}
-	experts := e.core.options.RoutedExperts
-	r.asksExperts = r.inference && asks(in.Body, experts.RequestField)
 	lease, err := e.take(r, in.ResponseFixed)
 	if err != nil {
 		return nil, err

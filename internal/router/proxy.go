@@ -66,14 +66,7 @@ var inference = map[string]bool{"/v1/completions": true, "/v1/chat/completions":
 
 // NewProxy returns the handler of the proxied routes, and what it observes.
 func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, options ProxyOptions) (http.Handler, *Observations) {
-	sender := &sender{
-		pool:         pool,
-		options:      options,
-		metrics:      newMetrics(registry, pool),
-		observations: newObservations(registry, options),
-		transport:    newTransport(),
-	}
-	sender.tokenizer = newRemoteTokenizer(pool, sender.transport, options.TokenizePath)
+	sender := newSender(pool, registry, options)
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme = "http"
@@ -157,13 +150,31 @@ type sender struct {
 	tokenizer    *remoteTokenizer // nil where engines cannot be asked
 }
 
+func newSender(pool *Pool, registry prometheus.Registerer, options ProxyOptions) *sender {
+	transport := newTransport()
+	return &sender{
+		pool:         pool,
+		transport:    transport,
+		options:      options,
+		metrics:      newMetrics(registry, pool),
+		observations: newObservations(registry, options),
+		tokenizer:    newRemoteTokenizer(pool, transport, options.TokenizePath),
+	}
+}
+
+// read reads what a client sends. The context is the request's.
+func (s *sender) read(ctx context.Context, path, id string, body []byte) *request {
+	r := newRequest(path, id, body)
+	r.tokenize = s.tokenizer.tokenizer(ctx)
+	r.asksExperts = r.inference && asks(body, s.options.RoutedExperts.RequestField)
+	return r
+}
+
 // RoundTrip tries pods as long as nothing of a response has reached the client. That is safe for a request that a pod may
 // have processed already, since to generate text changes nothing; what it has cost is lost.
 func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 	start, body := time.Now(), bodyOf(in)
-	request := newRequest(in.URL.Path, in.Header.Get(HeaderRequestID), body)
-	request.tokenize = s.tokenizer.tokenizer(in.Context())
-	request.asksExperts = request.inference && asks(body, s.options.RoutedExperts.RequestField)
+	request := s.read(in.Context(), in.URL.Path, in.Header.Get(HeaderRequestID), body)
 	deadline := start.Add(s.options.EndpointWait)
 	tried := map[string]bool{}
 	for sent := 0; ; {

@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
+	"sort"
+	"strconv"
 	"sync"
 	"time"
 
@@ -39,9 +41,13 @@ func ParseLiveSamples(name string) (LiveSamples, error) {
 }
 
 const (
-	// liveGeneration is how long counts are added to before new ones begin; what is told is the present generation and the one
-	// before, so of at least that time.
-	liveGeneration = 12 * time.Hour
+	// liveGeneration is how long counts are added to before new ones begin, and liveGenerationTokens how many tokens they hold by
+	// then, but for a router with little to do, whose counts end after liveLongest. What is told is the present generation and the
+	// one before. Short generations are what lets an observer part the traffic since a drift from the traffic before it; fewer
+	// tokens would tell little of any.
+	liveGeneration       = 10 * time.Minute
+	liveGenerationTokens = 50000
+	liveLongest          = 12 * time.Hour
 	// livePairs bounds the different pairs of token and expert of a generation, 18 bytes each at most.
 	livePairs = 2 << 20
 	// liveIDs bounds the expert ids of all kept sequences, two bytes each.
@@ -75,10 +81,12 @@ type live struct {
 	counted, uncounted prometheus.Counter
 }
 
-// sequence is one request's tokens with the experts that each activated [tokens, MoE layers, experts per token].
+// sequence is one request's tokens with the experts that each activated [tokens, MoE layers, experts per token], and when it was
+// sampled.
 type sequence struct {
 	tokens  []int32
 	experts []uint16
+	at      time.Time
 }
 
 func newLive(registry prometheus.Registerer, kind LiveSamples) *live {
@@ -152,6 +160,7 @@ func (l *live) keep(model counts.Model, layers int, rows sequence, whole bool) b
 	if whole {
 		// Tokens that follow one another in rows do so in the request.
 		l.current.AddBigrams(rows.tokens)
+		rows.at = begin
 		l.keepSequence(rows)
 	}
 	end := l.now()
@@ -167,12 +176,17 @@ func (l *live) turnTo(model counts.Model, layers int, now time.Time) bool {
 		l.current, l.began, l.since = counts.NewBounded(model, livePairs), now, now
 	case !same:
 		return false
-	case now.Sub(l.began) >= liveGeneration:
+	case l.complete(now.Sub(l.began)):
 		l.previous, l.since = l.current, l.began
 		l.current, l.began = counts.NewBounded(model, livePairs), now
 	}
 	l.last = now
 	return true
+}
+
+// complete tells that the present generation, of that age, is followed by another.
+func (l *live) complete(age time.Duration) bool {
+	return age >= liveGeneration && l.current.Tokens() >= liveGenerationTokens || age >= liveLongest
 }
 
 // keepSequence keeps a sequence, in the place of the oldest ones.
@@ -188,71 +202,162 @@ func (l *live) keepSequence(s sequence) {
 	}
 }
 
-// told is a copy of the counts, and since when they were made; nil where nothing is counted.
-func (l *live) told() (*counts.Counts, time.Time, error) {
+// generations are the counts of which all were made from a time on, and when the first of them began.
+func (l *live) generations(since time.Time) (told []*counts.Counts, from time.Time) {
+	if l.current == nil || l.began.Before(since) {
+		return nil, time.Time{}
+	}
+	if l.previous == nil || l.since.Before(since) {
+		return []*counts.Counts{l.current}, l.began
+	}
+	return []*counts.Counts{l.previous, l.current}, l.since
+}
+
+// told is a copy of the counts of which all were made from a time on, and since when they were; nil where there are none.
+func (l *live) told(since time.Time) (*counts.Counts, time.Time, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.current == nil {
+	generations, from := l.generations(since)
+	if len(generations) == 0 {
 		return nil, time.Time{}, nil
 	}
 	sum := counts.New(l.model)
-	for _, generation := range []*counts.Counts{l.previous, l.current} {
-		if generation != nil {
-			if err := sum.Merge(generation); err != nil {
-				return nil, time.Time{}, err
-			}
+	for _, generation := range generations {
+		if err := sum.Merge(generation); err != nil {
+			return nil, time.Time{}, err
 		}
 	}
-	return sum, l.since, nil
+	return sum, from, nil
 }
 
-// trace is a routing trace of the kept sequences, each of a document of its own; nil where there are none.
-func (l *live) trace() *trace.Trace {
+// countedSince is how many tokens told would hold.
+func (l *live) countedSince(since time.Time) (tokens int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.sequences) == 0 {
+	generations, _ := l.generations(since)
+	for _, generation := range generations {
+		tokens += generation.Tokens()
+	}
+	return tokens
+}
+
+// keptSince are the kept sequences that were sampled from a time on. It needs the lock.
+func (l *live) keptSince(since time.Time) []sequence {
+	return l.sequences[sort.Search(len(l.sequences), func(i int) bool { return !l.sequences[i].at.Before(since) }):]
+}
+
+// keptSizes are the numbers of requests and tokens that trace would hold.
+func (l *live) keptSizes(since time.Time) (requests int, tokens int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	kept := l.keptSince(since)
+	for _, s := range kept {
+		tokens += int64(len(s.tokens))
+	}
+	return len(kept), tokens
+}
+
+// trace is a routing trace of the sequences that were sampled from a time on, each of a document of its own; nil where there are
+// none.
+func (l *live) trace(since time.Time) *trace.Trace {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	kept := l.keptSince(since)
+	if len(kept) == 0 {
 		return nil
 	}
 	t := &trace.Trace{Offsets: []int64{0}, Model: trace.Model{
 		Digest: l.model.Digest, Experts: l.model.Experts, TopK: l.model.ExpertsPerToken, Vocabulary: l.model.Vocabulary,
 		Layers: slices.Clone(l.model.MoELayers), HiddenLayers: l.layers,
 	}}
-	for i, s := range l.sequences {
+	for i, s := range kept {
 		t.Tokens, t.Experts = append(t.Tokens, s.tokens...), append(t.Experts, s.experts...)
 		t.Offsets, t.Documents = append(t.Offsets, int64(len(t.Tokens))), append(t.Documents, int32(i))
 	}
 	return t
 }
 
-// headerSince says from when on live counts were made.
-const headerSince = "X-Semmoe-Since"
+// Where the live samples of a router are: counts, and sequences.
+const (
+	LiveCountsPath    = "/v1/live-counts"
+	LiveSequencesPath = "/v1/live-samples"
+)
+
+// QuerySince asks for what was sampled from a time on (RFC 3339).
+const QuerySince = "since"
+
+// What an answer, also one to HEAD, tells of live samples: how many requests (of sequences alone) and tokens there are. headerSince
+// says from when on counts were made.
+const (
+	HeaderRequests = "X-Semmoe-Requests"
+	HeaderTokens   = "X-Semmoe-Tokens"
+	headerSince    = "X-Semmoe-Since"
+)
+
+// since is the time that a request for live samples asks from; zero where it asks for all.
+func since(r *http.Request) (time.Time, error) {
+	text := r.URL.Query().Get(QuerySince)
+	if text == "" {
+		return time.Time{}, nil
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("query parameter %s is %q; want a time as 2006-01-02T15:04:05Z", QuerySince, text)
+	}
+	return at, nil
+}
 
 // serveCounts answers with the counts, as zstd-compressed safetensors; 204 before the first request.
-func (l *live) serveCounts(w http.ResponseWriter, _ *http.Request) {
-	sum, since, err := l.told()
-	switch {
-	case l.kind == LiveNone || l.kind == "":
+func (l *live) serveCounts(w http.ResponseWriter, r *http.Request) {
+	if l.kind == LiveNone || l.kind == "" {
 		writeError(w, http.StatusNotFound, "not_found", "live samples are not kept: see --live-samples")
+		return
+	}
+	from, err := since(r)
+	if err != nil {
+		writeError(w, http.StatusBadRequest, "invalid_request", err.Error())
+		return
+	}
+	if r.Method == http.MethodHead {
+		w.Header().Set(HeaderTokens, strconv.FormatInt(l.countedSince(from), 10))
+		return
+	}
+	switch sum, began, err := l.told(from); {
 	case err != nil:
 		writeError(w, http.StatusInternalServerError, "internal_error", err.Error())
 	case sum == nil:
 		w.WriteHeader(http.StatusNoContent)
 	default:
 		w.Header().Set("Content-Type", "application/zstd")
-		w.Header().Set(headerSince, since.UTC().Format(time.RFC3339))
+		w.Header().Set(headerSince, began.UTC().Format(time.RFC3339))
+		w.Header().Set(HeaderTokens, strconv.FormatInt(sum.Tokens(), 10))
 		_ = sum.WriteCompressed(w) // whoever asked has gone
 	}
 }
 
 // serveSequences answers with a routing trace, as zstd-compressed safetensors; 204 before the first request.
-func (l *live) serveSequences(w http.ResponseWriter, _ *http.Request) {
-	t := l.trace()
-	switch {
-	case l.kind != LiveSequences:
+func (l *live) serveSequences(w http.ResponseWriter, r *http.Request) {
+	if l.kind != LiveSequences {
 		writeError(w, http.StatusNotFound, "not_found", "sequences are not kept: see --live-samples")
+		return
+	}
+	from, err := since(r)
+	if err != nil {
+		writeError(w, http.StatusBadRequest, "invalid_request", err.Error())
+		return
+	}
+	if r.Method == http.MethodHead {
+		requests, tokens := l.keptSizes(from)
+		w.Header().Set(HeaderRequests, strconv.Itoa(requests))
+		w.Header().Set(HeaderTokens, strconv.FormatInt(tokens, 10))
+		return
+	}
+	switch t := l.trace(from); {
 	case t == nil:
 		w.WriteHeader(http.StatusNoContent)
 	default:
+		w.Header().Set(HeaderRequests, strconv.Itoa(t.Requests()))
+		w.Header().Set(HeaderTokens, strconv.Itoa(len(t.Tokens)))
 		encoder, err := zstd.NewWriter(w, zstd.WithEncoderConcurrency(1))
 		if err != nil {
 			writeError(w, http.StatusInternalServerError, "internal_error", err.Error())

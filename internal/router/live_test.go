@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -129,7 +130,7 @@ func TestLiveSamplesOfTheEngine(t *testing.T) {
 			if err != nil || samplesCode != http.StatusOK {
 				t.Fatal(samplesCode, err)
 			}
-			if diff := cmp.Diff(tc.want, sequence{recorded.Tokens, recorded.Experts}, cmp.AllowUnexported(sequence{})); diff != "" || recorded.Requests() != 1 || recorded.Model.Digest != "sha256:m" {
+			if diff := cmp.Diff(tc.want, sequence{tokens: recorded.Tokens, experts: recorded.Experts}, cmp.AllowUnexported(sequence{})); diff != "" || recorded.Requests() != 1 || recorded.Model.Digest != "sha256:m" {
 				t.Errorf("the trace's sequence (-want +got):\n%s", diff)
 			}
 		})
@@ -212,7 +213,7 @@ func TestRoutedRows(t *testing.T) {
 	shape := lar.Shape{Layers: 2, MoELayers: []int{1}, Experts: 4, ExpertsPerToken: 2, Vocabulary: 10}
 	experts := []int32{9, 9, 0, 1, 9, 9, 2, 4, 9, 9, 3, 0, 9, 9, 1, -1, 0, 0, 1, 2}
 	rows, whole := routedRows(shape, []int32{1, 2, 3, 4, 10}, experts)
-	if diff := cmp.Diff(sequence{[]int32{1, 3}, []uint16{0, 1, 3, 0}}, rows, cmp.AllowUnexported(sequence{})); diff != "" || whole {
+	if diff := cmp.Diff(sequence{tokens: []int32{1, 3}, experts: []uint16{0, 1, 3, 0}}, rows, cmp.AllowUnexported(sequence{})); diff != "" || whole {
 		t.Errorf("whole is %v, (-want +got):\n%s", whole, diff)
 	}
 	if rows, whole := routedRows(shape, []int32{1}, experts); !whole || len(rows.tokens) != 1 {
@@ -231,7 +232,7 @@ func TestLiveBounds(t *testing.T) {
 		l.add(digest, shape, tokens, make([]int32, 2*len(tokens)))
 	}
 	tokens := func() int64 {
-		sum, _, err := l.told()
+		sum, _, err := l.told(time.Time{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -242,9 +243,9 @@ func TestLiveBounds(t *testing.T) {
 	if got := tokens(); got != 2 || testutil.ToFloat64(l.uncounted) != 1 {
 		t.Errorf("%d tokens of the first model are counted", got)
 	}
-	now = now.Add(liveGeneration)
+	now = now.Add(liveLongest)
 	add("a", 1)
-	now = now.Add(liveGeneration - time.Minute)
+	now = now.Add(liveLongest - time.Minute)
 	add("a", 1)
 	if got := tokens(); got != 4 {
 		t.Errorf("%d tokens of two generations are counted", got)
@@ -254,12 +255,12 @@ func TestLiveBounds(t *testing.T) {
 	if got := tokens(); got != 3 {
 		t.Errorf("%d tokens are counted once the first generation is over", got)
 	}
-	if _, since, _ := l.told(); !since.Equal(time.Unix(1_700_000_000, 0).Add(liveGeneration)) {
+	if _, since, _ := l.told(time.Time{}); !since.Equal(time.Unix(1_700_000_000, 0).Add(liveLongest)) {
 		t.Errorf("counts since %v", since)
 	}
 	now = now.Add(liveSilence)
 	add("b", 3)
-	if got := tokens(); got != 1 || l.trace().Requests() != 1 || l.trace().Model.Digest != "b" {
+	if got := tokens(); got != 1 || l.trace(time.Time{}).Requests() != 1 || l.trace(time.Time{}).Model.Digest != "b" {
 		t.Errorf("%d tokens of the second model are counted", got)
 	}
 	// While counting has taken its share of the time, requests go uncounted.
@@ -279,7 +280,7 @@ func TestLiveBounds(t *testing.T) {
 	// Of sequences the last ones are kept.
 	l.sequences, l.ids = nil, 0
 	for range 5 {
-		l.keepSequence(sequence{make([]int32, liveIDs/8), make([]uint16, liveIDs/4)})
+		l.keepSequence(sequence{tokens: make([]int32, liveIDs/8), experts: make([]uint16, liveIDs/4)})
 	}
 	if len(l.sequences) != 4 || l.ids != liveIDs {
 		t.Errorf("%d sequences of %d ids are kept", len(l.sequences), l.ids)
@@ -291,5 +292,78 @@ func TestLiveBounds(t *testing.T) {
 	}
 	if _, err := ParseLiveSamples("Counts"); err == nil {
 		t.Error("Counts is accepted")
+	}
+}
+
+// Who asks for what was sampled from a time on gets nothing from before it: of counts, the generations that began later; a question
+// for the sizes alone is answered alike.
+func TestLiveSamplesSinceATime(t *testing.T) {
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	now := start
+	p, _ := plans(t)
+	pool := NewPool()
+	pool.AddLayout(p.layout)
+	_, observations := proxyServer(t, pool, ProxyOptions{LiveSamples: LiveSequences, MaxBodyBytes: 1 << 20, EndpointWait: time.Second})
+	l := observations.live
+	l.share, l.now = 0, func() time.Time { return now }
+	shape := lar.Shape{Layers: 1, MoELayers: []int{0}, Experts: 4, ExpertsPerToken: 2, Vocabulary: 10}
+	add := func(tokens int) { l.add("a", shape, make([]int32, tokens), slices.Repeat([]int32{0, 1}, tokens)) }
+
+	add(liveGenerationTokens - 1)
+	now = start.Add(liveGeneration)
+	add(2) // too few tokens for the end of a generation
+	now = now.Add(time.Minute)
+	add(5) // the next one begins
+	second := now
+	for _, tc := range []struct {
+		since                  time.Time
+		counted, requests, ids int
+	}{
+		{time.Time{}, liveGenerationTokens + 6, 3, liveGenerationTokens + 6},
+		{start, liveGenerationTokens + 6, 3, liveGenerationTokens + 6},
+		{start.Add(time.Second), 5, 2, 7},
+		{second, 5, 1, 5},
+		{second.Add(time.Second), 0, 0, 0},
+	} {
+		query := ""
+		if !tc.since.IsZero() {
+			query = "?" + QuerySince + "=" + tc.since.Format(time.RFC3339)
+		}
+		head := func(path string) http.Header {
+			recorder := httptest.NewRecorder()
+			probeRoutes(&atomic.Bool{}, prometheus.NewRegistry(), observations).ServeHTTP(recorder, httptest.NewRequest(http.MethodHead, path, nil))
+			if recorder.Code != http.StatusOK || recorder.Body.Len() > 0 {
+				t.Fatalf("HEAD %s: %d, %d bytes", path, recorder.Code, recorder.Body.Len())
+			}
+			return recorder.Header()
+		}
+		if got := head(LiveCountsPath + query).Get(HeaderTokens); got != fmt.Sprint(tc.counted) {
+			t.Errorf("since %v: %s tokens are counted, want %d", tc.since, got, tc.counted)
+		}
+		sizes := head(LiveSequencesPath + query)
+		if got, want := sizes.Get(HeaderRequests)+"/"+sizes.Get(HeaderTokens), fmt.Sprintf("%d/%d", tc.requests, tc.ids); got != want {
+			t.Errorf("since %v: %s requests/tokens, want %s", tc.since, got, want)
+		}
+		code, data := askFor(t, observations, LiveCountsPath+query)
+		if tc.counted == 0 {
+			if code != http.StatusNoContent {
+				t.Errorf("since %v: the answer is %d", tc.since, code)
+			}
+		} else if sum, err := counts.ReadCompressed(bytes.NewReader(data), 1<<24); err != nil || sum.Tokens() != int64(tc.counted) {
+			t.Errorf("since %v: %v", tc.since, err)
+		}
+		code, data = askFor(t, observations, LiveSequencesPath+query)
+		if tc.requests == 0 {
+			if code != http.StatusNoContent {
+				t.Errorf("since %v: the answer is %d", tc.since, code)
+			}
+		} else if recorded, err := trace.Read(bytes.NewReader(data), 1<<24); err != nil || len(recorded.Tokens) != tc.ids {
+			t.Errorf("since %v: %v", tc.since, err)
+		}
+	}
+	for _, path := range []string{LiveCountsPath, LiveSequencesPath} {
+		if code, data := askFor(t, observations, path+"?since=yesterday"); code != http.StatusBadRequest || !bytes.Contains(data, []byte("yesterday")) {
+			t.Errorf("%s with a malformed time: %d %s", path, code, data)
+		}
 	}
 }

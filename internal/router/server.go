@@ -121,8 +121,8 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 func probeRoutes(ready *atomic.Bool, registry *prometheus.Registry, observations *Observations) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /v1/observations", observations)
-	mux.HandleFunc("GET /v1/live-counts", observations.live.serveCounts)
-	mux.HandleFunc("GET /v1/live-samples", observations.live.serveSequences)
+	mux.HandleFunc("GET "+LiveCountsPath, observations.live.serveCounts)
+	mux.HandleFunc("GET "+LiveSequencesPath, observations.live.serveSequences)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {

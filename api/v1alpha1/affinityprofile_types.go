@@ -48,7 +48,9 @@ type AffinityProfileList struct {
 
 // AffinityProfileSpec is what to profile, and where.
 //
-// +kubebuilder:validation:XValidation:rule="self.target != 'Serving' || has(self.deploymentRef)",message="target Serving needs deploymentRef: the MoEDeployment that answers the requests",fieldPath=".deploymentRef"
+// +kubebuilder:validation:XValidation:rule="self.target == 'Dedicated' || has(self.deploymentRef)",message="targets Serving and Live need deploymentRef: the MoEDeployment that answers the requests",fieldPath=".deploymentRef"
+// +kubebuilder:validation:XValidation:rule="(self.target == 'Live') != has(self.dataset)",message="targets Serving and Dedicated need dataset, and target Live takes none: it profiles the requests of the deployment's clients",fieldPath=".dataset"
+// +kubebuilder:validation:XValidation:rule="(self.target == 'Live') == has(self.live)",message="target Live needs live, and no other target takes it",fieldPath=".live"
 type AffinityProfileSpec struct {
 	// model names the checkpoint.
 	// +required
@@ -62,26 +64,52 @@ type AffinityProfileSpec struct {
 	// +required
 	Parallelism ParallelismSpec `json:"parallelism"`
 
-	// dataset is what is sent to the model.
-	// +required
-	Dataset DatasetSpec `json:"dataset"`
+	// dataset is what is sent to the model, with targets Serving and Dedicated.
+	// +optional
+	Dataset *DatasetSpec `json:"dataset,omitempty"`
 
+	// With target Live, tokens bounds how many are taken, newest and oldest alike; the profile is complete once the routers
+	// have as many, or 25,000 if that is less. With samples Sequences, requests counts alike, with 100; longer ones than
+	// requestTokens are cut.
 	SamplingSpec `json:",inline"`
 
-	// target is Serving or Dedicated.
+	// target is Serving, Dedicated, or Live.
 	// +optional
 	// +kubebuilder:default=Serving
+	// +kubebuilder:validation:Enum=Serving;Dedicated;Live
 	Target ProfilingTarget `json:"target,omitempty"`
 
-	// deploymentRef is the MoEDeployment, in the same namespace, that answers the requests with target Serving.
+	// deploymentRef is the MoEDeployment, in the same namespace, that answers the requests with target Serving, and whose
+	// routers hold the samples with target Live.
 	// +optional
 	DeploymentRef *DeploymentReference `json:"deploymentRef,omitempty"`
+
+	// live says which samples a profile of target Live is made from.
+	// +optional
+	Live *LiveSpec `json:"live,omitempty"`
 
 	// template is merged over the pod template of the profiling Job: node selector, tolerations, resources. A container
 	// named "engine" is merged into the engine of target Dedicated, one named "profile" into the container that sends the
 	// requests. Labels and annotations under semmoe.io/ are reserved.
 	// +optional
 	Template *corev1.PodTemplateSpec `json:"template,omitempty"`
+}
+
+// LiveSpec says which samples of request routers a profile is made from.
+type LiveSpec struct {
+	// samples is Counts or Sequences. The routers must keep them: see spec.profiling.liveSamples of the MoEDeployment.
+	// +optional
+	// +kubebuilder:default=Counts
+	Samples LiveSamples `json:"samples,omitempty"`
+
+	// since is from when on samples count. Defaults to the creation of the profile.
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
+
+	// priorProfileRef names a complete AffinityProfile of the same model, in the same namespace: what routers do not know of
+	// the model, and its tokenizer, are taken from there.
+	// +required
+	PriorProfileRef ProfileReference `json:"priorProfileRef"`
 }
 
 // DeploymentReference names a MoEDeployment.

@@ -4,7 +4,7 @@ package v1alpha1
 const (
 	// LabelDeployment names the MoEDeployment that an object belongs to.
 	LabelDeployment = "semmoe.io/deployment"
-	// LabelComponent is the part that a pod plays: engine, router, inspect, profile, plan or answers.
+	// LabelComponent is the part that a pod plays: engine, router, inspect, profile, plan, answers or tables.
 	LabelComponent = "semmoe.io/component"
 	// LabelRevision is the revision of the serving workload: a short hash of template, engine, parallelism and model.
 	LabelRevision = "semmoe.io/revision"
@@ -14,6 +14,9 @@ const (
 	LabelProfile = "semmoe.io/profile"
 	// LabelPlan names the PlacementPlan that an object belongs to.
 	LabelPlan = "semmoe.io/plan"
+	// LabelBase stands on plans and profiles that were made because the traffic had drifted, and names the PlacementPlan that
+	// the MoEDeployment's spec itself asks for.
+	LabelBase = "semmoe.io/base"
 	// LabelMonitoring, with any value, is set by users on namespaces whose pods may read the metrics of engines and request
 	// routers.
 	LabelMonitoring = "semmoe.io/monitoring"
@@ -48,13 +51,14 @@ const (
 	// worth, kept on its ConfigMap so that it outlives the plan's status.
 	AnnotationReport = "semmoe.io/report"
 
-	// ComponentEngine to ComponentAnswers are the values of LabelComponent. Every object that the operator makes has one.
+	// ComponentEngine to ComponentTables are the values of LabelComponent. Every object that the operator makes has one.
 	ComponentEngine  = "engine"
 	ComponentRouter  = "router"
 	ComponentInspect = "inspect"
 	ComponentProfile = "profile"
 	ComponentPlan    = "plan"
 	ComponentAnswers = "answers"
+	ComponentTables  = "tables"
 
 	// EngineContainer is the name of the engine's container in a serving pod: an entry of that name in
 	// spec.template.spec.containers is merged into it.
@@ -79,6 +83,9 @@ const (
 	// mounted.
 	AnswersVolume    = "semmoe-answers"
 	AnswersMountPath = "/etc/semmoe/answers"
+	// TablesKey is the key of the ConfigMap that names, by the digest of the plan that pods were made for, the plan whose tables
+	// request routers are to use.
+	TablesKey = "tables.json"
 	// ServicePort is the port of the Service that clients talk to.
 	ServicePort = 8000
 	// PickerPort is the port on which a request router that is an endpoint picker speaks ext_proc, PickerHealthPort that of its

@@ -392,10 +392,26 @@ type PlacementSpec struct {
 	Solver SolverSpec `json:"solver,omitempty"`
 
 	// approval is what a plan waits for before it is rolled out: Automatic (nothing), Manual (the annotation
-	// semmoe.io/approve with the plan's short digest), or Advisory (it is never rolled out).
+	// semmoe.io/approve with the plan's short digest), or Advisory (it is never rolled out). New tables for the placement in
+	// service wait alike.
 	// +optional
 	// +kubebuilder:default=Automatic
 	Approval ApprovalMode `json:"approval,omitempty"`
+
+	// planRef pins a plan: the one that is named serves, whatever others promise, and no drift replaces it. It needs no other
+	// approval, but must promise a gain, and approval Advisory holds it all the same. Naming an older plan rolls back to it.
+	// +optional
+	PlanRef *PlanReference `json:"planRef,omitempty"`
+}
+
+// PlanReference names a PlacementPlan.
+type PlanReference struct {
+	// name of the PlacementPlan, in the same namespace. It must be of the model that is served, and for spec.parallelism and
+	// spec.engine.type; the MoEDeployment need not be its owner.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
 }
 
 // CacheSpec is a volume for copies of the checkpoint. Pods that share it share the copies: a pod that is restarted, and a
@@ -432,6 +448,15 @@ type RolloutSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	MaxSurge *int32 `json:"maxSurge,omitempty"`
+
+	// minimumGainPercent is by how much a plan that is to replace the one in service must lower the modelled time of an MoE
+	// layer, at the traffic since the drift. Where not even a local activation rate of 100% would, the plan's verdict is
+	// LocalityDoesNotPay.
+	// +optional
+	// +kubebuilder:default=2
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100
+	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 }
 
 // MoEDeploymentStatus is what the operator last observed.

@@ -15,6 +15,7 @@ import (
 // +kubebuilder:printcolumn:name="Plan",type=string,JSONPath=`.status.plan`
 // +kubebuilder:printcolumn:name="LAR",type=string,JSONPath=`.status.forecast.larSummary`
 // +kubebuilder:printcolumn:name="Baseline",type=string,JSONPath=`.status.forecast.baselineSummary`
+// +kubebuilder:printcolumn:name="Tier",type=string,JSONPath=`.status.tier`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:printcolumn:name="Profile",type=string,priority=1,JSONPath=`.spec.profileRef.name`
 // +kubebuilder:printcolumn:name="ConfigMap",type=string,priority=1,JSONPath=`.status.configMap`
@@ -47,6 +48,9 @@ type PlacementPlanList struct {
 }
 
 // PlacementPlanSpec is what to solve.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.current) || !has(self.priorProfileRef)",message="priorProfileRef needs current: without it the plan is made from its own profile alone",fieldPath=".priorProfileRef"
+// +kubebuilder:validation:XValidation:rule="has(self.current) || !has(self.minimumGainPercent)",message="minimumGainPercent needs current: it is the gain against that plan",fieldPath=".minimumGainPercent"
 type PlacementPlanSpec struct {
 	// profileRef names the AffinityProfile, in the same namespace, that the plan is made from.
 	// +required
@@ -80,6 +84,36 @@ type PlacementPlanSpec struct {
 	// +optional
 	// +kubebuilder:default={}
 	Solver SolverSpec `json:"solver,omitempty"`
+
+	// current is the plan in service, for a plan that is to replace it: the search starts from it, and it is what the result
+	// is compared with. New tables for its placement are made where they do nearly as well as a new placement.
+	// +optional
+	Current *CurrentPlan `json:"current,omitempty"`
+
+	// priorProfileRef names the AffinityProfile that the current plan was made from: what its tokens activated counts for those
+	// that the present profile has rarely, or never, seen. It needs current.
+	// +optional
+	PriorProfileRef *ProfileReference `json:"priorProfileRef,omitempty"`
+
+	// minimumGainPercent is by how much a plan must lower the modelled time of an MoE layer, against the current plan, to be
+	// worth anything. It needs current.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100
+	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
+}
+
+// CurrentPlan names a plan in service, as it stands in the artifact store.
+type CurrentPlan struct {
+	// planDigest is the full digest of the plan that the pods were made for.
+	// +required
+	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
+	PlanDigest string `json:"planDigest"`
+
+	// tablesDigest is the full digest of the plan whose tables the request routers use, where that is another one.
+	// +optional
+	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
+	TablesDigest string `json:"tablesDigest,omitempty"`
 }
 
 // SolverSpec says how a plan is searched for.
@@ -107,7 +141,7 @@ type SolverSpec struct {
 
 // Verdict is what a plan is worth.
 //
-// +kubebuilder:validation:Enum=Gain;NoGainExpected
+// +kubebuilder:validation:Enum=Gain;NoGainExpected;LocalityDoesNotPay
 type Verdict string
 
 const (
@@ -115,6 +149,21 @@ const (
 	VerdictGain Verdict = "Gain"
 	// VerdictNoGainExpected is a plan that does not: it is not rolled out.
 	VerdictNoGainExpected Verdict = "NoGainExpected"
+	// VerdictLocalityDoesNotPay is a plan where the time of a layer is that of latencies: not even a rate of 100% would gain
+	// what is asked for, and nothing is rolled out.
+	VerdictLocalityDoesNotPay Verdict = "LocalityDoesNotPay"
+)
+
+// Tier is what changes under a plan that replaces another one.
+//
+// +kubebuilder:validation:Enum=Tables;Layout
+type Tier string
+
+const (
+	// TierTables is new tables for the placement that serves: request routers swap them, and no pod is restarted.
+	TierTables Tier = "Tables"
+	// TierLayout is a new placement: it is rolled out.
+	TierLayout Tier = "Layout"
 )
 
 // PlacementPlanStatus is what the operator last observed.
@@ -158,6 +207,46 @@ type PlacementPlanStatus struct {
 	// forecast is the plan's score on the requests of the profile that it was not made from.
 	// +optional
 	Forecast *PlanForecast `json:"forecast,omitempty"`
+
+	// tier is what a plan with spec.current changes; empty where it changes nothing.
+	// +optional
+	Tier Tier `json:"tier,omitempty"`
+
+	// comparison is how a plan with spec.current compares with that one, on the same requests.
+	// +optional
+	Comparison *PlanComparison `json:"comparison,omitempty"`
+}
+
+// PlanComparison is how a plan compares with the one in service, on requests of its profile that it was not made from.
+type PlanComparison struct {
+	// currentLARMilli and candidateLARMilli are the local activation rates to expect, in thousandths.
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	CurrentLARMilli int32 `json:"currentLARMilli"`
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	CandidateLARMilli int32 `json:"candidateLARMilli"`
+
+	// currentNanos and candidateNanos are the modelled times of an MoE layer in nanoseconds: send, receive, and the GEMM of the
+	// slowest rank. They are absent where the profile does not tell the sizes of the model.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	CurrentNanos int64 `json:"currentNanos,omitempty"`
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	CandidateNanos int64 `json:"candidateNanos,omitempty"`
+
+	// movedExperts is how many experts, summed over layers, lie on another rank than under the plan in service.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	MovedExperts int32 `json:"movedExperts,omitempty"`
+
+	// requests is the number of requests that were compared; 0 where only counts of tokens are known.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	Requests int32 `json:"requests,omitempty"`
 }
 
 // PlanForecast is a plan's score on held-out requests, in thousandths.

@@ -56,8 +56,6 @@ type DatasetClaim struct {
 }
 
 // ProfilingTarget is where a profile is taken.
-//
-// +kubebuilder:validation:Enum=Serving;Dedicated
 type ProfilingTarget string
 
 const (
@@ -65,6 +63,33 @@ const (
 	ProfilingTargetServing ProfilingTarget = "Serving"
 	// ProfilingTargetDedicated starts an engine of its own for the time of the profile.
 	ProfilingTargetDedicated ProfilingTarget = "Dedicated"
+	// ProfilingTargetLive takes what the request routers keep of the requests that they sample: nothing is sent, and no
+	// device is needed. It is for AffinityProfiles alone.
+	ProfilingTargetLive ProfilingTarget = "Live"
+)
+
+// RefreshMode is how the model is profiled again when the traffic has drifted away from the plan.
+//
+// +kubebuilder:validation:Enum=Job;Live
+type RefreshMode string
+
+const (
+	// RefreshLive profiles what the routers sample of the traffic.
+	RefreshLive RefreshMode = "Live"
+	// RefreshJob sends the data set again, if its content has changed since.
+	RefreshJob RefreshMode = "Job"
+)
+
+// LiveSamples is what request routers keep of the tokens of sampled requests.
+//
+// +kubebuilder:validation:Enum=Counts;Sequences
+type LiveSamples string
+
+const (
+	// LiveSamplesCounts keeps how often token ids activated experts.
+	LiveSamplesCounts LiveSamples = "Counts"
+	// LiveSamplesSequences also keeps whole sequences of token ids: prompts and answers.
+	LiveSamplesSequences LiveSamples = "Sequences"
 )
 
 // SamplingSpec says how much of a data set is recorded.
@@ -109,7 +134,23 @@ type ProfilingSpec struct {
 	// Dedicated (a Job with an engine of its own, in a pod like the serving ones, which needs devices for its time).
 	// +optional
 	// +kubebuilder:default=Serving
+	// +kubebuilder:validation:Enum=Serving;Dedicated
 	Target ProfilingTarget `json:"target,omitempty"`
+
+	// refresh is how the model is profiled again when the traffic has drifted: Live (from what the request routers keep of
+	// sampled requests: no device is used) or Job (by the data set again; where its content is still the same, no Job is
+	// started, and no plan made).
+	// +optional
+	// +kubebuilder:default=Live
+	Refresh RefreshMode `json:"refresh,omitempty"`
+
+	// liveSamples is what the request routers keep, in memory, of the tokens of sampled requests: Counts (how often token ids
+	// activated experts and followed one another: no text can be read from them; with attention DataParallel they renew the
+	// tables of a plan, never its placement) or Sequences (also whole requests and answers as token ids: they are PROMPTS OF
+	// USERS, and a live profile stores a sample of them in the artifact store).
+	// +optional
+	// +kubebuilder:default=Counts
+	LiveSamples LiveSamples `json:"liveSamples,omitempty"`
 }
 
 // ProfileReference names an AffinityProfile.

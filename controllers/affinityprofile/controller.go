@@ -215,7 +215,7 @@ func (r *Reconciler) list(ctx context.Context, namespace string, with client.Mat
 
 func inputsOf(profile *semmoev1.AffinityProfile) inspection.Inputs {
 	inputs := inspection.InputsOf(profile.Spec.Model, profile.Spec.Template)
-	inputs.Dataset = &profile.Spec.Dataset
+	inputs.Dataset = profile.Spec.Dataset
 	return inputs
 }
 

@@ -28,7 +28,7 @@ func newProfile(change ...func(*semmoev1.AffinityProfile)) *semmoev1.AffinityPro
 			Parallelism: semmoev1.ParallelismSpec{
 				Attention: semmoev1.AttentionDataParallel, ExpertParallelSize: 4, ResourceName: "nvidia.com/gpu",
 			},
-			Dataset:      semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "d", Key: "d.jsonl"}},
+			Dataset:      &semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "d", Key: "d.jsonl"}},
 			SamplingSpec: semmoev1.SamplingSpec{Requests: 2000, Tokens: 200000, RequestTokens: 512},
 			Target:       semmoev1.ProfilingTargetDedicated,
 		},

@@ -66,7 +66,7 @@ func profileFor(moed *semmoev1.MoEDeployment, modelDigest string) *semmoev1.Affi
 	}, 8)
 	spec := semmoev1.AffinityProfileSpec{
 		Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: moed.Spec.Parallelism,
-		Dataset: *profiling.Dataset, SamplingSpec: profiling.SamplingSpec, Target: profiling.Target,
+		Dataset: profiling.Dataset, SamplingSpec: profiling.SamplingSpec, Target: profiling.Target,
 		Template: schedulingOf(moed.Spec.Template),
 	}
 	if profiling.Target == semmoev1.ProfilingTargetServing {

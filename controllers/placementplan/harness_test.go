@@ -177,7 +177,7 @@ func (w *world) newProfile(name string) *semmoev1.AffinityProfile {
 			Model:         semmoev1.ModelSpec{Volume: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 			Engine:        semmoev1.EngineSpec{Image: "engine"},
 			Parallelism:   semmoev1.ParallelismSpec{ExpertParallelSize: 4},
-			Dataset:       semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "texts"}},
+			Dataset:       &semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "texts"}},
 			Target:        semmoev1.ProfilingTargetServing,
 			DeploymentRef: &semmoev1.DeploymentReference{Name: "tiny"},
 		},

@@ -121,7 +121,7 @@ func TestSweep(t *testing.T) {
 			Model:       semmoev1.ModelSpec{Volume: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 			Engine:      semmoev1.EngineSpec{Image: "engine"},
 			Parallelism: semmoev1.ParallelismSpec{ExpertParallelSize: 4},
-			Dataset:     semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "texts"}},
+			Dataset:     &semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "texts"}},
 			Target:      semmoev1.ProfilingTargetDedicated,
 		},
 	}

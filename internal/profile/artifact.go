@@ -17,8 +17,8 @@ import (
 // Format is the format of a profile in the artifact store. A change of what is recorded for the same inputs changes it.
 const Format = "semmoe-profile/1"
 
-// The files of a profile: the routing trace, the counts over all recorded tokens, and the tokenizer of the checkpoint
-// where it has one. The result of the profile's scope is a Manifest, which names them.
+// The files of a profile: the routing trace, unless it is of live counts, the counts over all recorded tokens, and the tokenizer
+// of the checkpoint where it has one. The result of the profile's scope is a Manifest, which names them.
 const (
 	TraceFile     = "trace.safetensors.zst"
 	CountsFile    = "counts.safetensors.zst"
@@ -65,12 +65,22 @@ type Manifest struct {
 	DatasetDigest string   `json:"datasetDigest"`
 	Sampling      Sampling `json:"sampling"`
 	Summary       Summary  `json:"summary"`
+	// Live tells of a profile that was made from samples of live traffic; nil for one of a data set, whose digest stands above.
+	Live *Live `json:"live,omitempty"`
 	// Files holds the digest of each file by its name.
 	Files map[string]artifact.Digest `json:"files"`
 }
 
 // ID names the profile that the manifest is about.
-func (m Manifest) ID() string { return ID(m.ModelDigest, m.DatasetDigest, m.Sampling) }
+func (m Manifest) ID() string {
+	if m.Live != nil {
+		return LiveID(m.Live.UID)
+	}
+	return ID(m.ModelDigest, m.DatasetDigest, m.Sampling)
+}
+
+// HasTrace tells that the profile has a routing trace: one of live counts has none.
+func (m Manifest) HasTrace() bool { return m.Files[TraceFile] != "" }
 
 // validate tells what is wrong with the manifest of a scope.
 func (m Manifest) validate(scope artifact.Scope) error {
@@ -80,7 +90,11 @@ func (m Manifest) validate(scope artifact.Scope) error {
 	case m.ID() != scope.ID:
 		return fmt.Errorf("it is about the inputs %s", m.ID())
 	}
-	for _, name := range []string{TraceFile, CountsFile} {
+	required := []string{TraceFile, CountsFile}
+	if m.Live != nil && m.Live.Samples == LiveCounts {
+		required = required[1:]
+	}
+	for _, name := range required {
 		if m.Files[name] == "" {
 			return fmt.Errorf("it names no %s", name)
 		}
@@ -120,8 +134,7 @@ func FetchManifest(ctx context.Context, store *artifact.Client, scope artifact.S
 // Publish stores the files, given by name and path, and then the manifest, which is completed with their digests, as the
 // result of the scope. It returns the digest of the result that the scope has then: the first one that was published.
 func Publish(ctx context.Context, store *artifact.Client, scope artifact.Scope, m Manifest, files map[string]string) (artifact.Digest, error) {
-	m.Format, m.Files = Format, map[string]artifact.Digest{}
-	m.Summary.Seconds = 0 // the same profile is the same bytes, and has the same digest
+	m.Files = map[string]artifact.Digest{}
 	for name, path := range files {
 		digest, err := putFile(ctx, store, scope, path)
 		if err != nil {
@@ -129,6 +142,13 @@ func Publish(ctx context.Context, store *artifact.Client, scope artifact.Scope, 
 		}
 		m.Files[name] = digest
 	}
+	return publish(ctx, store, scope, m)
+}
+
+// publish stores the manifest, whose files are stored, as the result of the scope.
+func publish(ctx context.Context, store *artifact.Client, scope artifact.Scope, m Manifest) (artifact.Digest, error) {
+	m.Format = Format
+	m.Summary.Seconds = 0 // the same profile is the same bytes, and has the same digest
 	if err := m.validate(scope); err != nil {
 		return "", fmt.Errorf("the manifest for %s: %w", scope, err)
 	}

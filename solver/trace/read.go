@@ -11,12 +11,16 @@ import (
 	"hash"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/klauspost/compress/zstd"
 )
 
 // MaxBytes is the default bound on the uncompressed size of a trace: a small compressed file cannot fill the memory.
 const MaxBytes = 32 << 30
+
+// expertsTensor holds the experts of a trace.
+const expertsTensor = "routed_experts"
 
 // zstdMagic begins every zstd frame.
 var zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
@@ -57,26 +61,44 @@ func (r contextReader) Read(p []byte) (int, error) {
 
 // Read reads a trace of at most maxBytes uncompressed bytes and checks it.
 func Read(r io.Reader, maxBytes int64) (*Trace, error) {
+	return read(r, func(plain io.Reader) (*Trace, error) { return readPlain(plain, maxBytes) })
+}
+
+// ReadModel reads what a trace, plain or zstd-compressed, tells of the model, and nothing behind that.
+func ReadModel(r io.Reader) (Model, error) {
+	return read(r, func(plain io.Reader) (Model, error) {
+		tensors, metadata, err := newStream(plain).tensors()
+		if err != nil {
+			return Model{}, err
+		}
+		experts := slices.IndexFunc(tensors, func(t tensor) bool { return t.name == expertsTensor })
+		return parseModel(metadata, tensors[experts].shape) // it is there, or tensors had complained
+	})
+}
+
+// read has what is plain or zstd-compressed read as plain.
+func read[T any](r io.Reader, readPlain func(io.Reader) (T, error)) (T, error) {
+	var none T
 	input := &recordingReader{Reader: r}
 	source := bufio.NewReaderSize(input, 1<<20)
 	magic, err := source.Peek(len(zstdMagic))
 	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, err
+		return none, err
 	}
 	if !bytes.Equal(magic, zstdMagic) {
-		return readPlain(source, maxBytes)
+		return readPlain(source)
 	}
 	// One goroutine: the decoder must not read the source behind our back.
 	decoder, err := zstd.NewReader(source, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20))
 	if err != nil {
-		return nil, err
+		return none, err
 	}
 	defer decoder.Close()
-	t, err := readPlain(decoder, maxBytes)
+	content, err := readPlain(decoder)
 	if err != nil && !IsInvalid(err) && input.fault == nil {
-		return nil, invalidf("zstd data is damaged: %v", err)
+		return none, invalidf("zstd data is damaged: %v", err)
 	}
-	return t, err
+	return content, err
 }
 
 // recordingReader remembers that reading itself failed: every other error of a decoder is a fault of the data.
@@ -112,17 +134,27 @@ func (s *stream) next(n int, what string) ([]byte, error) {
 	return chunk, nil
 }
 
-func readPlain(r io.Reader, maxBytes int64) (*Trace, error) {
-	s := &stream{r: r, digest: sha256.New(), buffer: make([]byte, 64<<10)}
+func newStream(r io.Reader) *stream {
+	return &stream{r: r, digest: sha256.New(), buffer: make([]byte, 64<<10)}
+}
+
+// tensors reads the header: the tensors of a routing trace, and its metadata.
+func (s *stream) tensors() ([]tensor, map[string]string, error) {
 	text, err := s.header()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	tensors, metadata, err := parseHeader(text)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if err := checkTensors(tensors); err != nil {
+	return tensors, metadata, checkTensors(tensors)
+}
+
+func readPlain(r io.Reader, maxBytes int64) (*Trace, error) {
+	s := newStream(r)
+	tensors, metadata, err := s.tensors()
+	if err != nil {
 		return nil, err
 	}
 	if size := tensors[len(tensors)-1].end; size > maxBytes {
@@ -131,7 +163,7 @@ func readPlain(r io.Reader, maxBytes int64) (*Trace, error) {
 	t := &Trace{}
 	for _, entry := range tensors {
 		switch entry.name {
-		case "routed_experts":
+		case expertsTensor:
 			if t.Model, err = parseModel(metadata, entry.shape); err != nil {
 				return nil, err
 			}
@@ -186,7 +218,7 @@ func (t *Trace) decode(s *stream, entry tensor) (err error) {
 		t.Documents, err = decodeTensor[int32](s, entry)
 	case "request_domain":
 		t.Domains, err = decodeTensor[uint8](s, entry)
-	case "routed_experts":
+	case expertsTensor:
 		t.Experts, err = decodeTensor[uint16](s, entry)
 	case lookAheadExperts:
 		t.LookAhead.Experts, err = decodeTensor[uint16](s, entry)

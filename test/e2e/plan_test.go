@@ -61,7 +61,7 @@ func storedProfile(t *testing.T, namespace string) *semmoev1.AffinityProfile {
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "tiny"},
 		Spec: semmoev1.AffinityProfileSpec{
 			Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: moed.Spec.Parallelism,
-			Dataset: semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "texts"}},
+			Dataset: &semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "texts"}},
 			Target:  semmoev1.ProfilingTargetDedicated,
 			SamplingSpec: semmoev1.SamplingSpec{
 				Requests: int32(sampling.Requests), Tokens: int32(sampling.Tokens), RequestTokens: int32(sampling.RequestTokens),

@@ -31,7 +31,7 @@ func newProfile(namespace, name string, change ...func(*semmoev1.AffinityProfile
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 		Spec: semmoev1.AffinityProfileSpec{
 			Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: moed.Spec.Parallelism,
-			Dataset:      semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "requests"}},
+			Dataset:      &semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "requests"}},
 			SamplingSpec: semmoev1.SamplingSpec{Requests: 50, Tokens: 5000, RequestTokens: 64},
 			Target:       semmoev1.ProfilingTargetDedicated,
 		},
@@ -332,14 +332,14 @@ func TestProfileFaults(t *testing.T) {
 		},
 		"no claim": {
 			change: func(p *semmoev1.AffinityProfile) {
-				p.Spec.Dataset = semmoev1.DatasetSpec{PersistentVolumeClaim: &semmoev1.DatasetClaim{ClaimName: "absent-claim", Path: "d.jsonl"}}
+				p.Spec.Dataset = &semmoev1.DatasetSpec{PersistentVolumeClaim: &semmoev1.DatasetClaim{ClaimName: "absent-claim", Path: "d.jsonl"}}
 			},
 			reason:  "Unschedulable",
 			message: []string{`persistentvolumeclaim "absent-claim" not found`},
 		},
 		"no such file": {
 			change: func(p *semmoev1.AffinityProfile) {
-				p.Spec.Dataset = semmoev1.DatasetSpec{Path: "/models/nowhere.jsonl"}
+				p.Spec.Dataset = &semmoev1.DatasetSpec{Path: "/models/nowhere.jsonl"}
 			},
 			reason:  "DatasetInvalid",
 			stalls:  true,

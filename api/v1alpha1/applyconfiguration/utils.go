@@ -24,6 +24,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.AffinityProfileStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("CacheSpec"):
 		return &apiv1alpha1.CacheSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("CurrentPlan"):
+		return &apiv1alpha1.CurrentPlanApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DatasetClaim"):
 		return &apiv1alpha1.DatasetClaimApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DatasetConfigMap"):
@@ -36,6 +38,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.EngineSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("LARStatus"):
 		return &apiv1alpha1.LARStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("LiveSpec"):
+		return &apiv1alpha1.LiveSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ModelSpec"):
 		return &apiv1alpha1.ModelSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ModelStatus"):
@@ -56,8 +60,12 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.PlacementPlanStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PlacementSpec"):
 		return &apiv1alpha1.PlacementSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PlanComparison"):
+		return &apiv1alpha1.PlanComparisonApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PlanForecast"):
 		return &apiv1alpha1.PlanForecastApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PlanReference"):
+		return &apiv1alpha1.PlanReferenceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ProfileProgress"):
 		return &apiv1alpha1.ProfileProgressApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ProfileReference"):

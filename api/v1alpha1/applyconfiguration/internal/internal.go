@@ -53,6 +53,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: engine
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.EngineSpec
+    - name: live
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.LiveSpec
     - name: model
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.ModelSpec
@@ -117,6 +120,15 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: volume
       type:
         namedType: io.k8s.api.core.v1.VolumeSource
+- name: com.github.semmoe.operator.api.v1alpha1.CurrentPlan
+  map:
+    fields:
+    - name: planDigest
+      type:
+        scalar: string
+    - name: tablesDigest
+      type:
+        scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.DatasetClaim
   map:
     fields:
@@ -214,6 +226,21 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: summary
       type:
         scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.LiveSamples
+  scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.LiveSpec
+  map:
+    fields:
+    - name: priorProfileRef
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ProfileReference
+    - name: samples
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.LiveSamples
+      default: Counts
+    - name: since
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
 - name: com.github.semmoe.operator.api.v1alpha1.MoEDeployment
   map:
     fields:
@@ -401,6 +428,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.AttentionParallelism
       default: DataParallel
+    - name: current
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.CurrentPlan
     - name: engine
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.EngineType
@@ -408,6 +438,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: expertParallelSize
       type:
         scalar: numeric
+    - name: minimumGainPercent
+      type:
+        scalar: numeric
+    - name: priorProfileRef
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ProfileReference
     - name: profileRef
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.ProfileReference
@@ -422,6 +458,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.semmoe.operator.api.v1alpha1.PlacementPlanStatus
   map:
     fields:
+    - name: comparison
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.PlanComparison
     - name: conditions
       type:
         list:
@@ -448,6 +487,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: planDigest
       type:
         scalar: string
+    - name: tier
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.Tier
     - name: verdict
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.Verdict
@@ -461,6 +503,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: cache
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.CacheSpec
+    - name: planRef
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.PlanReference
     - name: realization
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.Realization
@@ -469,6 +514,27 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.SolverSpec
       default: {}
+- name: com.github.semmoe.operator.api.v1alpha1.PlanComparison
+  map:
+    fields:
+    - name: candidateLARMilli
+      type:
+        scalar: numeric
+    - name: candidateNanos
+      type:
+        scalar: numeric
+    - name: currentLARMilli
+      type:
+        scalar: numeric
+    - name: currentNanos
+      type:
+        scalar: numeric
+    - name: movedExperts
+      type:
+        scalar: numeric
+    - name: requests
+      type:
+        scalar: numeric
 - name: com.github.semmoe.operator.api.v1alpha1.PlanForecast
   map:
     fields:
@@ -490,6 +556,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: windowImbalanceMilli
       type:
         scalar: numeric
+- name: com.github.semmoe.operator.api.v1alpha1.PlanReference
+  map:
+    fields:
+    - name: name
+      type:
+        scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.ProfileProgress
   map:
     fields:
@@ -547,9 +619,17 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: dataset
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.DatasetSpec
+    - name: liveSamples
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.LiveSamples
+      default: Counts
     - name: profileRef
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.ProfileReference
+    - name: refresh
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RefreshMode
+      default: Live
     - name: requestTokens
       type:
         scalar: numeric
@@ -581,6 +661,8 @@ var schemaYAML = typed.YAMLObject(`types:
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.ReconciliationMode
   scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.RefreshMode
+  scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.ReshuffleStatus
   map:
     fields:
@@ -607,6 +689,10 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
       default: 1
+    - name: minimumGainPercent
+      type:
+        scalar: numeric
+      default: 2
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingMode
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingSpec
@@ -683,6 +769,8 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
       default: 80
+- name: com.github.semmoe.operator.api.v1alpha1.Tier
+  scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.Verdict
   scalar: string
 - name: io.k8s.api.core.v1.AWSElasticBlockStoreVolumeSource

@@ -18,13 +18,19 @@ type AffinityProfileSpecApplyConfiguration struct {
 	Engine *EngineSpecApplyConfiguration `json:"engine,omitempty"`
 	// parallelism is how a dedicated engine spreads the model over devices.
 	Parallelism *ParallelismSpecApplyConfiguration `json:"parallelism,omitempty"`
-	// dataset is what is sent to the model.
-	Dataset                        *DatasetSpecApplyConfiguration `json:"dataset,omitempty"`
+	// dataset is what is sent to the model, with targets Serving and Dedicated.
+	Dataset *DatasetSpecApplyConfiguration `json:"dataset,omitempty"`
+	// With target Live, tokens bounds how many are taken, newest and oldest alike; the profile is complete once the routers
+	// have as many, or 25,000 if that is less. With samples Sequences, requests counts alike, with 100; longer ones than
+	// requestTokens are cut.
 	SamplingSpecApplyConfiguration `json:",inline"`
-	// target is Serving or Dedicated.
+	// target is Serving, Dedicated, or Live.
 	Target *apiv1alpha1.ProfilingTarget `json:"target,omitempty"`
-	// deploymentRef is the MoEDeployment, in the same namespace, that answers the requests with target Serving.
+	// deploymentRef is the MoEDeployment, in the same namespace, that answers the requests with target Serving, and whose
+	// routers hold the samples with target Live.
 	DeploymentRef *DeploymentReferenceApplyConfiguration `json:"deploymentRef,omitempty"`
+	// live says which samples a profile of target Live is made from.
+	Live *LiveSpecApplyConfiguration `json:"live,omitempty"`
 	// template is merged over the pod template of the profiling Job: node selector, tolerations, resources. A container
 	// named "engine" is merged into the engine of target Dedicated, one named "profile" into the container that sends the
 	// requests. Labels and annotations under semmoe.io/ are reserved.
@@ -106,6 +112,14 @@ func (b *AffinityProfileSpecApplyConfiguration) WithTarget(value apiv1alpha1.Pro
 // If called multiple times, the DeploymentRef field is set to the value of the last call.
 func (b *AffinityProfileSpecApplyConfiguration) WithDeploymentRef(value *DeploymentReferenceApplyConfiguration) *AffinityProfileSpecApplyConfiguration {
 	b.DeploymentRef = value
+	return b
+}
+
+// WithLive sets the Live field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Live field is set to the value of the last call.
+func (b *AffinityProfileSpecApplyConfiguration) WithLive(value *LiveSpecApplyConfiguration) *AffinityProfileSpecApplyConfiguration {
+	b.Live = value
 	return b
 }
 

@@ -25,6 +25,15 @@ type PlacementPlanSpecApplyConfiguration struct {
 	Realization *apiv1alpha1.Realization `json:"realization,omitempty"`
 	// solver says how the plan is searched for.
 	Solver *SolverSpecApplyConfiguration `json:"solver,omitempty"`
+	// current is the plan in service, for a plan that is to replace it: the search starts from it, and it is what the result
+	// is compared with. New tables for its placement are made where they do nearly as well as a new placement.
+	Current *CurrentPlanApplyConfiguration `json:"current,omitempty"`
+	// priorProfileRef names the AffinityProfile that the current plan was made from: what its tokens activated counts for those
+	// that the present profile has rarely, or never, seen. It needs current.
+	PriorProfileRef *ProfileReferenceApplyConfiguration `json:"priorProfileRef,omitempty"`
+	// minimumGainPercent is by how much a plan must lower the modelled time of an MoE layer, against the current plan, to be
+	// worth anything. It needs current.
+	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 }
 
 // PlacementPlanSpecApplyConfiguration constructs a declarative configuration of the PlacementPlanSpec type for use with
@@ -78,5 +87,29 @@ func (b *PlacementPlanSpecApplyConfiguration) WithRealization(value apiv1alpha1.
 // If called multiple times, the Solver field is set to the value of the last call.
 func (b *PlacementPlanSpecApplyConfiguration) WithSolver(value *SolverSpecApplyConfiguration) *PlacementPlanSpecApplyConfiguration {
 	b.Solver = value
+	return b
+}
+
+// WithCurrent sets the Current field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Current field is set to the value of the last call.
+func (b *PlacementPlanSpecApplyConfiguration) WithCurrent(value *CurrentPlanApplyConfiguration) *PlacementPlanSpecApplyConfiguration {
+	b.Current = value
+	return b
+}
+
+// WithPriorProfileRef sets the PriorProfileRef field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the PriorProfileRef field is set to the value of the last call.
+func (b *PlacementPlanSpecApplyConfiguration) WithPriorProfileRef(value *ProfileReferenceApplyConfiguration) *PlacementPlanSpecApplyConfiguration {
+	b.PriorProfileRef = value
+	return b
+}
+
+// WithMinimumGainPercent sets the MinimumGainPercent field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MinimumGainPercent field is set to the value of the last call.
+func (b *PlacementPlanSpecApplyConfiguration) WithMinimumGainPercent(value int32) *PlacementPlanSpecApplyConfiguration {
+	b.MinimumGainPercent = &value
 	return b
 }

@@ -28,6 +28,10 @@ type PlacementPlanStatusApplyConfiguration struct {
 	Verdict *apiv1alpha1.Verdict `json:"verdict,omitempty"`
 	// forecast is the plan's score on the requests of the profile that it was not made from.
 	Forecast *PlanForecastApplyConfiguration `json:"forecast,omitempty"`
+	// tier is what a plan with spec.current changes; empty where it changes nothing.
+	Tier *apiv1alpha1.Tier `json:"tier,omitempty"`
+	// comparison is how a plan with spec.current compares with that one, on the same requests.
+	Comparison *PlanComparisonApplyConfiguration `json:"comparison,omitempty"`
 }
 
 // PlacementPlanStatusApplyConfiguration constructs a declarative configuration of the PlacementPlanStatus type for use with
@@ -102,5 +106,21 @@ func (b *PlacementPlanStatusApplyConfiguration) WithVerdict(value apiv1alpha1.Ve
 // If called multiple times, the Forecast field is set to the value of the last call.
 func (b *PlacementPlanStatusApplyConfiguration) WithForecast(value *PlanForecastApplyConfiguration) *PlacementPlanStatusApplyConfiguration {
 	b.Forecast = value
+	return b
+}
+
+// WithTier sets the Tier field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Tier field is set to the value of the last call.
+func (b *PlacementPlanStatusApplyConfiguration) WithTier(value apiv1alpha1.Tier) *PlacementPlanStatusApplyConfiguration {
+	b.Tier = &value
+	return b
+}
+
+// WithComparison sets the Comparison field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Comparison field is set to the value of the last call.
+func (b *PlacementPlanStatusApplyConfiguration) WithComparison(value *PlanComparisonApplyConfiguration) *PlacementPlanStatusApplyConfiguration {
+	b.Comparison = value
 	return b
 }

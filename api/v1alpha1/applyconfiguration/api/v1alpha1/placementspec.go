@@ -22,8 +22,12 @@ type PlacementSpecApplyConfiguration struct {
 	// solver says how a plan is searched for.
 	Solver *SolverSpecApplyConfiguration `json:"solver,omitempty"`
 	// approval is what a plan waits for before it is rolled out: Automatic (nothing), Manual (the annotation
-	// semmoe.io/approve with the plan's short digest), or Advisory (it is never rolled out).
+	// semmoe.io/approve with the plan's short digest), or Advisory (it is never rolled out). New tables for the placement in
+	// service wait alike.
 	Approval *apiv1alpha1.ApprovalMode `json:"approval,omitempty"`
+	// planRef pins a plan: the one that is named serves, whatever others promise, and no drift replaces it. It needs no other
+	// approval, but must promise a gain, and approval Advisory holds it all the same. Naming an older plan rolls back to it.
+	PlanRef *PlanReferenceApplyConfiguration `json:"planRef,omitempty"`
 }
 
 // PlacementSpecApplyConfiguration constructs a declarative configuration of the PlacementSpec type for use with
@@ -61,5 +65,13 @@ func (b *PlacementSpecApplyConfiguration) WithSolver(value *SolverSpecApplyConfi
 // If called multiple times, the Approval field is set to the value of the last call.
 func (b *PlacementSpecApplyConfiguration) WithApproval(value apiv1alpha1.ApprovalMode) *PlacementSpecApplyConfiguration {
 	b.Approval = &value
+	return b
+}
+
+// WithPlanRef sets the PlanRef field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the PlanRef field is set to the value of the last call.
+func (b *PlacementSpecApplyConfiguration) WithPlanRef(value *PlanReferenceApplyConfiguration) *PlacementSpecApplyConfiguration {
+	b.PlanRef = value
 	return b
 }

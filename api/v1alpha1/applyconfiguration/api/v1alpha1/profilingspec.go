@@ -19,6 +19,15 @@ type ProfilingSpecApplyConfiguration struct {
 	// target is Serving (the running deployment answers the requests of the data set, beside its other traffic) or
 	// Dedicated (a Job with an engine of its own, in a pod like the serving ones, which needs devices for its time).
 	Target *apiv1alpha1.ProfilingTarget `json:"target,omitempty"`
+	// refresh is how the model is profiled again when the traffic has drifted: Live (from what the request routers keep of
+	// sampled requests: no device is used) or Job (by the data set again; where its content is still the same, no Job is
+	// started, and no plan made).
+	Refresh *apiv1alpha1.RefreshMode `json:"refresh,omitempty"`
+	// liveSamples is what the request routers keep, in memory, of the tokens of sampled requests: Counts (how often token ids
+	// activated experts and followed one another: no text can be read from them; with attention DataParallel they renew the
+	// tables of a plan, never its placement) or Sequences (also whole requests and answers as token ids: they are PROMPTS OF
+	// USERS, and a live profile stores a sample of them in the artifact store).
+	LiveSamples *apiv1alpha1.LiveSamples `json:"liveSamples,omitempty"`
 }
 
 // ProfilingSpecApplyConfiguration constructs a declarative configuration of the ProfilingSpec type for use with
@@ -72,5 +81,21 @@ func (b *ProfilingSpecApplyConfiguration) WithRequestTokens(value int32) *Profil
 // If called multiple times, the Target field is set to the value of the last call.
 func (b *ProfilingSpecApplyConfiguration) WithTarget(value apiv1alpha1.ProfilingTarget) *ProfilingSpecApplyConfiguration {
 	b.Target = &value
+	return b
+}
+
+// WithRefresh sets the Refresh field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Refresh field is set to the value of the last call.
+func (b *ProfilingSpecApplyConfiguration) WithRefresh(value apiv1alpha1.RefreshMode) *ProfilingSpecApplyConfiguration {
+	b.Refresh = &value
+	return b
+}
+
+// WithLiveSamples sets the LiveSamples field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the LiveSamples field is set to the value of the last call.
+func (b *ProfilingSpecApplyConfiguration) WithLiveSamples(value apiv1alpha1.LiveSamples) *ProfilingSpecApplyConfiguration {
+	b.LiveSamples = &value
 	return b
 }

@@ -13,6 +13,10 @@ type RolloutSpecApplyConfiguration struct {
 	// maxSurge is how many replicas may exist beyond spec.replicas while revisions change. It needs as many spare sets of
 	// devices. Above 0, the last replica that serves stays until a new one does.
 	MaxSurge *int32 `json:"maxSurge,omitempty"`
+	// minimumGainPercent is by how much a plan that is to replace the one in service must lower the modelled time of an MoE
+	// layer, at the traffic since the drift. Where not even a local activation rate of 100% would, the plan's verdict is
+	// LocalityDoesNotPay.
+	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 }
 
 // RolloutSpecApplyConfiguration constructs a declarative configuration of the RolloutSpec type for use with
@@ -34,5 +38,13 @@ func (b *RolloutSpecApplyConfiguration) WithMaxUnavailable(value int32) *Rollout
 // If called multiple times, the MaxSurge field is set to the value of the last call.
 func (b *RolloutSpecApplyConfiguration) WithMaxSurge(value int32) *RolloutSpecApplyConfiguration {
 	b.MaxSurge = &value
+	return b
+}
+
+// WithMinimumGainPercent sets the MinimumGainPercent field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MinimumGainPercent field is set to the value of the last call.
+func (b *RolloutSpecApplyConfiguration) WithMinimumGainPercent(value int32) *RolloutSpecApplyConfiguration {
+	b.MinimumGainPercent = &value
 	return b
 }

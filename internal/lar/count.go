@@ -57,8 +57,31 @@ type Observation struct {
 	Plan string `json:"plan,omitempty"`
 	Rank int    `json:"rank"`
 	Count
-	// Predicted is the forecast local share of the prompt on the rank; nil where it was not scored.
-	Predicted *float64 `json:"predicted,omitempty"`
+	// Forecast is what the tables said of the request before it ran; nil where it was not scored.
+	Forecast *Forecast `json:"forecast,omitempty"`
+}
+
+// Forecast is what forecast tables say of a request's prompt. Shares are local ones of its activations, as far as tables know
+// them.
+type Forecast struct {
+	// Tables is the full digest of the plan whose tables scored it: of the plan that the pod serves under, or of one with newer
+	// tables for the same layout.
+	Tables string `json:"tables"`
+	// Best is the rank of the pod with the highest share, whether or not it served, and Highest that share; Predicted is the
+	// share of the rank that served.
+	Best      int     `json:"best"`
+	Highest   float64 `json:"highest"`
+	Predicted float64 `json:"predicted"`
+	// Known is the share of the scored tokens that the tables have seen.
+	Known float64 `json:"known"`
+}
+
+// Validate refuses what no tables say.
+func (f Forecast) Validate() error {
+	if f.Best < 0 {
+		return fmt.Errorf("best is %d: it cannot be negative", f.Best)
+	}
+	return finite(map[string]float64{"highest": f.Highest, "predicted": f.Predicted, "known": f.Known}, true)
 }
 
 // Count is what one request activated.

@@ -2,8 +2,8 @@ package lar
 
 import "fmt"
 
-// Report is what a router answers at /v1/observations. Those of several routers are merged by their sums: Last, Window and
-// CaptureCost.
+// Report is what a router answers at /v1/observations. Those of several routers are merged by their sums: Last, Window,
+// Service and CaptureCost.
 type Report struct {
 	Population Population `json:"population"`
 	// Imbalance is the largest over the mean load of the ranks, over the last requests; nil before the first.
@@ -11,6 +11,11 @@ type Report struct {
 	// Last is the sum of Observations, Window of what was sampled in the last Buckets times BucketTime.
 	Last   Set      `json:"last"`
 	Window []Bucket `json:"window"`
+	// Service are the last ServiceBuckets times ServiceBucketTime of all inference requests, sampled or not.
+	Service []ServiceBucket `json:"service"`
+	// Tables tells for the full digest of each plan that pods serve under, and that is loaded, that of the plan whose tables
+	// score its requests: its own, or one with newer tables for the same layout.
+	Tables map[string]string `json:"tables"`
 	// CaptureCost is of the last hour; nil where the engine tells the experts unasked: there is nothing to compare with.
 	CaptureCost *CaptureCost `json:"captureCost"`
 	// Observations are the last sampled requests, the oldest first.
@@ -59,6 +64,22 @@ func (r Report) Validate() error {
 	for i, bucket := range r.Window {
 		if bucket.Eligible < 0 {
 			return fmt.Errorf("window[%d].eligible is %d: it cannot be negative", i, bucket.Eligible)
+		}
+	}
+	if len(r.Service) > 2*ServiceBuckets {
+		return fmt.Errorf("service: %d buckets: at most %d are allowed", len(r.Service), 2*ServiceBuckets)
+	}
+	for i, bucket := range r.Service {
+		if err := bucket.validate(); err != nil {
+			return fmt.Errorf("service[%d].%w", i, err)
+		}
+	}
+	for i, observation := range r.Observations {
+		if observation.Forecast == nil {
+			continue
+		}
+		if err := observation.Forecast.Validate(); err != nil {
+			return fmt.Errorf("observations[%d].forecast.%w", i, err)
 		}
 	}
 	if r.CaptureCost != nil {

@@ -43,8 +43,8 @@ func (s *Sketch) Add(o Observation) {
 	s.TokenLayers += o.TokenLayers
 	s.RemoteRanks += o.RemoteRanks
 	s.SavedBytes += o.SavedBytes
-	if o.Predicted != nil {
-		s.Forecast.Add(o.Activations, *o.Predicted)
+	if o.Forecast != nil {
+		s.Forecast.Add(o.Activations, o.Forecast.Predicted)
 	}
 }
 

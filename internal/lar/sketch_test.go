@@ -20,8 +20,7 @@ func observations(random *rand.Rand, n int) []Observation {
 		o := Observation{Time: start.Add(time.Duration(random.IntN(300)) * time.Second), Revision: fmt.Sprint("r", random.IntN(2)), Rank: random.IntN(6) - 1}
 		if random.IntN(3) > 0 {
 			o.Plan = fmt.Sprint("p", random.IntN(2))
-			o.Predicted = new(float64)
-			*o.Predicted = float64(random.IntN(65)) / 64
+			o.Forecast = &Forecast{Predicted: float64(random.IntN(65)) / 64}
 		}
 		o.LayerGroups = make([]Activations, 1+random.IntN(4))
 		for g := range o.LayerGroups {
@@ -156,7 +155,7 @@ func TestSetCodec(t *testing.T) {
 
 // Whatever is decoded can be merged, asked for its figures, and told again.
 func FuzzReport(f *testing.F) {
-	seed := Report{Last: setOf(observations(rand.New(rand.NewPCG(4, 4)), 3)), CaptureCost: &CaptureCost{}, Window: []Bucket{{Start: 10, Eligible: 3, Sketches: setOf(observations(rand.New(rand.NewPCG(4, 5)), 2))}}}
+	seed := Report{Service: []ServiceBucket{{Start: start, Revisions: map[string]Service{"r0": {Requests: 1, Answer: Moments{1, 2, 4}}}}}, Last: setOf(observations(rand.New(rand.NewPCG(4, 4)), 3)), CaptureCost: &CaptureCost{}, Window: []Bucket{{Start: 10, Eligible: 3, Sketches: setOf(observations(rand.New(rand.NewPCG(4, 5)), 2))}}}
 	text, err := json.Marshal(seed)
 	if err != nil {
 		f.Fatal(err)
@@ -172,6 +171,7 @@ func FuzzReport(f *testing.F) {
 		sum.Overall.StandardError()
 		sum.Forecast.Slope()
 		report.Revision("r0")
+		report.ServiceSince(start)
 		merged := MergeBuckets(report.Window, report.Window)
 		Sum(merged)
 		if report.CaptureCost != nil {

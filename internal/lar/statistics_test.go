@@ -23,7 +23,7 @@ func TestStandardErrors(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 400_000 {
 		a, predicted := request(random)
-		truth.Add(Observation{Count: Count{Activations: a}, Predicted: &predicted})
+		truth.Add(Observation{Count: Count{Activations: a}, Forecast: &Forecast{Predicted: predicted}})
 	}
 	trueBias, _ := truth.Forecast.Bias()
 	trueSlope, _ := truth.Forecast.Slope()
@@ -38,7 +38,7 @@ func TestStandardErrors(t *testing.T) {
 		var s Sketch
 		for range requests {
 			a, predicted := request(random)
-			s.Add(Observation{Count: Count{Activations: a}, Predicted: &predicted})
+			s.Add(Observation{Count: Count{Activations: a}, Forecast: &Forecast{Predicted: predicted}})
 		}
 		for name, estimate := range estimates {
 			value, standardError := estimate(s)
@@ -125,7 +125,7 @@ func TestTooLittleToTell(t *testing.T) {
 		t.Error("nothing has a rate")
 	}
 	for n := 1; n <= 3; n++ {
-		s.Add(Observation{Count: Count{Activations: Activations{1, 4}}, Predicted: &x})
+		s.Add(Observation{Count: Count{Activations: Activations{1, 4}}, Forecast: &Forecast{Predicted: x}})
 		slope, _ := s.Forecast.Slope()
 		if told := !math.IsNaN(s.Overall.StandardError()); told != (n > 1) || !math.IsNaN(slope) {
 			t.Errorf("%d requests, all alike: standard error %v, slope %v", n, s.Overall.StandardError(), slope)

@@ -244,7 +244,7 @@ func TestObservedMetrics(t *testing.T) {
 		predicted := 0.2 + float64(i%5)/100
 		o.addEligible(i%2 == 0)
 		o.addEligible(false)
-		o.add(lar.Observation{Revision: "r", Rank: i % 4, Predicted: &predicted, Count: lar.Count{
+		o.add(lar.Observation{Revision: "r", Rank: i % 4, Forecast: &lar.Forecast{Predicted: predicted}, Count: lar.Count{
 			Activations: lar.Activations{Local: int64(20 + i%5), Total: 100}, LayerGroups: []lar.Activations{{Local: 10, Total: 50}, {Local: int64(10 + i%5), Total: 50}},
 			Tokens: 5, TokenLayers: 10, RemoteRanks: 20, SavedBytes: 1000,
 		}})

@@ -202,7 +202,7 @@ func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter,
 	lease.tokens = int64(d.Tokens)
 	switch {
 	case asked.Scores != nil:
-		lease.scored, lease.predicted = true, float64(asked.Scores[d.Rank])
+		lease.scored = true
 	case g.plan == "":
 	case plan == nil:
 		lease.unscored = unscoredPending

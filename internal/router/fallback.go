@@ -67,7 +67,7 @@ func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
 
 // move makes the lease one of the endpoint that has really served: its load, and what is observed, are that one's. An
 // endpoint that the pool does not know has neither. It must come before Release.
-func (l *Lease) move(endpoint string, r *request) {
+func (l *Lease) move(endpoint string) {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
 	pinned := NoRank
@@ -80,9 +80,7 @@ func (l *Lease) move(endpoint string, r *request) {
 	l.place = max(0, to.rank)
 	to.on.outstanding[l.place] += l.tokens
 	to.on.pending[l.place] += l.pending
-	if l.scored = l.scored && layout == l.layout && to.rank != NoRank; l.scored {
-		l.predicted = float64(r.forecast.scores[to.rank])
-	}
+	l.scored = l.scored && layout == l.layout && to.rank != NoRank
 	l.on, l.Backend, l.Rank, l.layout = to.on, to.on.Backend, to.rank, layout
 }
 

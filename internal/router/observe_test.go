@@ -184,8 +184,11 @@ func TestObservesUnderAPlan(t *testing.T) {
 	}
 	tokens := int64(0)
 	for _, observation := range observations.recent() {
-		if observation.Plan != p.artifact.Digest || observation.Predicted == nil {
+		if observation.Plan != p.artifact.Digest || observation.Forecast == nil {
 			t.Fatalf("%+v is not of the plan, or was not scored", observation)
+		}
+		if f := observation.Forecast; f.Tables != p.artifact.Digest || f.Highest < f.Predicted || f.Best == observation.Rank && f.Highest != f.Predicted {
+			t.Errorf("rank %d has forecast %+v", observation.Rank, f)
 		}
 		tokens += int64(observation.Tokens)
 	}
@@ -200,7 +203,7 @@ func TestObservesUnderAPlan(t *testing.T) {
 		t.Errorf("the local activation rate is %.3f, forecast was %.3f", rateOf(observations), observations.report().Last.All().Forecast.Predicted())
 	}
 	for _, observation := range plain.recent() {
-		if observation.Plan != "" || observation.Predicted != nil {
+		if observation.Plan != "" || observation.Forecast != nil {
 			t.Fatalf("%+v is of no plan", observation)
 		}
 	}

@@ -138,7 +138,7 @@ func (p *pickedRank) ModifyResponse(served string, response *http.Response) erro
 	p.core.metrics.firstByte.Observe(time.Since(p.arrived).Seconds())
 	if served != "" && served != p.lease.endpoint() {
 		p.core.metrics.retries.WithLabelValues("fallback").Inc()
-		p.lease.move(served, p.request)
+		p.lease.move(served)
 	}
 	// Of 503 nobody can tell whether a pod has said it, or the gateway that has reached none.
 	if response.StatusCode != http.StatusServiceUnavailable {

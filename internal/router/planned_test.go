@@ -5,6 +5,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/semmoe/operator/internal/lar"
 )
 
 // A response names the plan by whose forecast its rank was chosen, and no other.
@@ -150,8 +153,10 @@ func TestForecastIsOfThePodsPlan(t *testing.T) {
 			p := byDigest[lease.Backend.PlanDigest]
 			scores := make([]float32, 4)
 			p.plan.Ranks.ScoreTokens(scores, p.layout.tokenizer.Encode(r.prompt.texts[0]))
-			if lease.layout != p.layout || lease.predicted != float64(scores[lease.Rank]) {
-				t.Fatalf("%s on rank %d is predicted as %v by plan %s, its own plan says %v", lease.Backend.Pod, lease.Rank, lease.predicted, lease.layout.digest, scores)
+			told := r.forecast.on(lease.Rank)
+			want := &lar.Forecast{Tables: lease.Backend.PlanDigest, Best: told.Best, Highest: share(slices.Max(scores)), Predicted: share(scores[lease.Rank])}
+			if !lease.scored || lease.layout != p.layout || scores[told.Best] != slices.Max(scores) || *told != *want {
+				t.Fatalf("%s on rank %d: forecast %+v, its own plan says %+v of %v", lease.Backend.Pod, lease.Rank, told, want, scores)
 			}
 			lease.Release()
 			seen[lease.Backend.Pod]++

@@ -251,11 +251,10 @@ type Lease struct {
 
 	// layout is the backend's plan; nil where it has none, or the plan is not loaded.
 	layout *Layout
-	// predicted is the forecast local share of the request on the rank, scored whether there is one; unscored says why
-	// there is none although the backend has a plan.
-	predicted float64
-	scored    bool
-	unscored  string
+	// scored tells that the layout's tables have scored the request, whose forecast says how; unscored says why they have not
+	// although the backend has a plan.
+	scored   bool
+	unscored string
 
 	pool *Pool
 	on   *backend

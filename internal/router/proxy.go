@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -311,8 +310,7 @@ func (s *sender) routingKey(header http.Header, r *request, lease *Lease) (key s
 	if s.options.RoutingKeyHeader == "" || !lease.scored || header.Get(s.options.RoutingKeyHeader) != "" {
 		return "", false
 	}
-	scores := r.forecast.scores
-	return strconv.Itoa(slices.Index(scores, slices.Max(scores))), true
+	return strconv.Itoa(r.forecast.best), true
 }
 
 // mark says in a response's header who served it.

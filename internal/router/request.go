@@ -2,9 +2,12 @@ package router
 
 import (
 	"bytes"
+	"math"
+	"slices"
 	"strconv"
 
 	"github.com/semmoe/operator/internal/jsonscan"
+	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
@@ -113,6 +116,8 @@ type forecast struct {
 	// scores are the expected local shares by rank; nil where unscored says why there are none.
 	scores   []float32
 	unscored string
+	// best is the rank with the highest of them.
+	best int
 	// tokens is the request's load, its prompt counted.
 	tokens int64
 	// prefixes identify the beginnings of its tokens (dispatch.PrefixHashes); nil where they cannot be told.
@@ -142,10 +147,21 @@ func (r *request) score(l *Layout) {
 		}
 	}
 	if f.scores != nil {
+		f.best = slices.Index(f.scores, slices.Max(f.scores))
 		f.tokens = int64(length) + r.output + 1
 	}
 	r.forecast = f
 }
+
+// on is what is told of the forecast for a request that a rank has served; there must be scores.
+func (f *forecast) on(rank int) *lar.Forecast {
+	return &lar.Forecast{
+		Tables: f.layout.digest, Best: f.best, Highest: share(f.scores[f.best]), Predicted: share(f.scores[rank]),
+	}
+}
+
+// share is a share to six decimals, more than a table has: the text of a thousand of them is then half as long.
+func share(value float32) float64 { return math.Round(1e6*float64(value)) / 1e6 }
 
 // hash identifies the beginnings of the text, or of the token ids where the client gives these.
 func (r *request) hash() {

@@ -94,7 +94,7 @@ type meter struct {
 	engine       engine.RoutedExperts
 	observations *Observations
 	lease        *Lease
-	// request is what was sent; live samples need its prompt.
+	// request is what was sent: its forecast is observed, and its prompt is what live samples need.
 	request *request
 	// sampled tells that they are counted; those of other responses are only taken out.
 	sampled bool
@@ -189,7 +189,7 @@ func (m *meter) observe(text string) (lar.Observation, error) {
 	}
 	observation := lar.Observation{Revision: backend.Revision, Plan: backend.PlanDigest, Rank: m.lease.Rank, Count: count}
 	if m.lease.scored {
-		observation.Predicted = &m.lease.predicted
+		observation.Forecast = m.request.forecast.on(m.lease.Rank)
 	}
 	return observation, nil
 }

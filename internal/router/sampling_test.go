@@ -162,7 +162,8 @@ func dispatched(t *testing.T, l *Layout, recorded *trace.Trace, requests [][2]in
 		if err != nil {
 			t.Fatal(err)
 		}
-		lease, ok := pool.acquire(newRequest("/generate", fmt.Sprint(i), fmt.Appendf(nil, `{"input_ids":%s,"sampling_params":{"max_new_tokens":1}}`, ids)), nil)
+		r := newRequest("/generate", fmt.Sprint(i), fmt.Appendf(nil, `{"input_ids":%s,"sampling_params":{"max_new_tokens":1}}`, ids))
+		lease, ok := pool.acquire(r, nil)
 		if !ok || !lease.scored {
 			t.Fatalf("request %d is not scored", i)
 		}
@@ -175,7 +176,7 @@ func dispatched(t *testing.T, l *Layout, recorded *trace.Trace, requests [][2]in
 			t.Fatal(err)
 		}
 		counts = append(counts, count.Activations)
-		all.Add(lar.Observation{Rank: lease.Rank, Count: count, Predicted: &lease.predicted})
+		all.Add(lar.Observation{Rank: lease.Rank, Count: count, Forecast: r.forecast.on(lease.Rank)})
 		lease.Release()
 	}
 	return counts, all

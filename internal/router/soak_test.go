@@ -238,12 +238,12 @@ func (run *faultRun) forgive(id string) bool {
 // checkForecasts requires that what was forecast for each sampled request is what its pod's plan says of any.
 func (run *faultRun) checkForecasts() {
 	for _, o := range run.observations.recent() {
-		if o.Predicted == nil {
+		if o.Forecast == nil {
 			continue
 		}
 		run.checked.Add(1)
-		if math.Abs(*o.Predicted-run.share[o.Plan]) > 1e-3 {
-			run.t.Errorf("a request to a pod of plan %.8s is predicted as %v; that plan says %v of every request", o.Plan, *o.Predicted, run.share[o.Plan])
+		if math.Abs(o.Forecast.Predicted-run.share[o.Plan]) > 1e-3 {
+			run.t.Errorf("a request to a pod of plan %.8s is predicted as %v; that plan says %v of every request", o.Plan, o.Forecast.Predicted, run.share[o.Plan])
 			return
 		}
 	}

@@ -216,8 +216,8 @@ func (d *demo) forecastRate(ctx context.Context, revision string) (float64, erro
 			return err
 		}
 		for _, o := range told.Observations {
-			if o.Revision == revision && o.Predicted != nil {
-				local += *o.Predicted * float64(o.Total)
+			if o.Revision == revision && o.Forecast != nil {
+				local += o.Forecast.Predicted * float64(o.Total)
 				all += float64(o.Total)
 			}
 		}

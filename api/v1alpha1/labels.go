@@ -45,6 +45,13 @@ const (
 	// AnnotationOutputChanged, followed by a revision, stands on a plan under which that revision has given other answers than
 	// the model without a plan; the value says which. Neither is tried again together: remove the annotation to do so.
 	AnnotationOutputChanged = "output-changed.semmoe.io/"
+	// AnnotationFailed, followed by a revision, stands on a plan of which that revision was a canary, and was taken back; the value
+	// says why. The plan is not tried again: remove the annotation to do so.
+	AnnotationFailed = "failed.semmoe.io/"
+	// AnnotationRollout stands on a workload that has not proven itself: RolloutCanary or RolloutPromoting.
+	AnnotationRollout = "semmoe.io/rollout"
+	RolloutCanary     = "Canary"
+	RolloutPromoting  = "Promoting"
 	// AnnotationApprove names, by its short digest, the plan that may be rolled out.
 	AnnotationApprove = "semmoe.io/approve"
 	// AnnotationReport is the result of an inspection, kept on its Job so that it outlives the Job's pod, or what a plan is

@@ -457,7 +457,42 @@ type RolloutSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
+
+	// canaryReplicas is on how many replicas a new plan serves until it has proven itself; at least one replica stays with the
+	// plan that is in service, as long as there are two. Other changes have no canary.
+	// +optional
+	// +kubebuilder:default=1
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	CanaryReplicas int32 `json:"canaryReplicas,omitempty"`
+
+	// soakSeconds is how long they must serve before the plan may be promoted: counted from when they are ready. From then on it
+	// is promoted once its local activation rate is seen to be higher than that of the plan in service, and taken back at any
+	// time when that rate, failures or latencies are worse. With 0 nothing is compared: a plan is promoted when its canary is
+	// ready.
+	// +optional
+	// +kubebuilder:default=300
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=86400
+	SoakSeconds *int32 `json:"soakSeconds,omitempty"`
+
+	// rollback is Automatic, or Manual to leave a plan that has failed on its canary until somebody has looked at it.
+	// +optional
+	// +kubebuilder:default=Automatic
+	Rollback RollbackMode `json:"rollback,omitempty"`
 }
+
+// RollbackMode says who takes back a plan that has failed.
+//
+// +kubebuilder:validation:Enum=Automatic;Manual
+type RollbackMode string
+
+const (
+	// RollbackAutomatic lets the operator take it back at once.
+	RollbackAutomatic RollbackMode = "Automatic"
+	// RollbackManual leaves it on its canary. The annotation failed.semmoe.io/<revision> on the PlacementPlan takes it back.
+	RollbackManual RollbackMode = "Manual"
+)
 
 // MoEDeploymentStatus is what the operator last observed.
 type MoEDeploymentStatus struct {
@@ -522,6 +557,10 @@ type MoEDeploymentStatus struct {
 	// +kubebuilder:validation:MaxLength=16
 	PlanDigest string `json:"planDigest,omitempty"`
 
+	// rollout tells how a new plan comes into service; absent where none does.
+	// +optional
+	Rollout *RolloutStatus `json:"rollout,omitempty"`
+
 	// lar is the local activation rate: the share of activations of routed experts whose expert lies on the rank
 	// that serves the token. What is observed moves on a change of 20 milli or more, and at most once a minute; exact
 	// figures are metrics.
@@ -540,6 +579,51 @@ type MoEDeploymentStatus struct {
 	// model is what the inspection found in the checkpoint.
 	// +optional
 	Model *ModelStatus `json:"model,omitempty"`
+}
+
+// RolloutPhase is how far a new plan has come.
+//
+// +kubebuilder:validation:Enum=None;Canary;Promoting;RollingBack
+type RolloutPhase string
+
+const (
+	// RolloutPhaseNone: no plan is on its way. It is a phase of metrics alone.
+	RolloutPhaseNone RolloutPhase = "None"
+	// RolloutPhaseCanary: a few replicas serve under it, and it is compared with what is in service.
+	RolloutPhaseCanary RolloutPhase = "Canary"
+	// RolloutPhasePromoting: it has proven itself, and replicas move to it.
+	RolloutPhasePromoting RolloutPhase = "Promoting"
+	// RolloutPhaseRollingBack: it has failed, and its replicas go back.
+	RolloutPhaseRollingBack RolloutPhase = "RollingBack"
+)
+
+// RolloutStatus is how a new plan comes into service.
+type RolloutStatus struct {
+	// phase is Canary, Promoting or RollingBack.
+	// +required
+	Phase RolloutPhase `json:"phase"`
+
+	// since is when the phase began.
+	// +required
+	Since metav1.Time `json:"since"`
+
+	// stableRevision is the revision that is in service, candidateRevision that of the new plan.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	StableRevision string `json:"stableRevision,omitempty"`
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	CandidateRevision string `json:"candidateRevision,omitempty"`
+
+	// candidatePlan is the short digest of the new plan.
+	// +optional
+	// +kubebuilder:validation:MaxLength=16
+	CandidatePlan string `json:"candidatePlan,omitempty"`
+
+	// message says what it waits for, or why it has failed.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	Message string `json:"message,omitempty"`
 }
 
 // RoutingStatus is how the requests that the routers sampled last are spread over the ranks.

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -18,7 +16,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -160,9 +157,18 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		}
 	}
 
+	if o.Planning.Candidate != nil {
+		o.CandidateRevision = revisionOf(moed, *o.Inspection.Report, o.Planning.Candidate)
+	}
+	if observes(moed) && o.Revision != "" {
+		o.Reports = r.observeRouters(ctx, observed.routerPods)
+		o.Observed = trafficOf(o.Reports, o.Revision)
+		o.RankTokens, o.Enough = o.Observed.rankLoads(), o.Observed.enough()
+	}
+
 	after, inspectErr := inspection.Reconcile(ctx, r.Client, manager, o.Inspection, r.nextInspection(moed), now)
-	settled, rolloutErr := r.reconcileRevisions(ctx, moed, o, observed.revisions)
-	o.Settled = settled
+	settled, rolledOut, rolloutErr := r.reconcileRevisions(ctx, moed, o, observed.revisions, now)
+	o.Settled, o.Rollout = settled, rolledOut
 	poolKindMissing, childrenErr := r.reconcileChildren(ctx, moed)
 	o.PoolKindMissing = poolKindMissing
 	phases := errors.Join(inspectErr, planErr, rolloutErr, childrenErr)
@@ -180,13 +186,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		}
 	}
 	o.Problem = found
-	after = outcome.Soonest(outcome.Soonest(after, again), o.Planning.Again)
+	after = outcome.Soonest(outcome.Soonest(after, again), outcome.Soonest(o.Planning.Again, o.Rollout.Again))
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
 		after = outcome.Soonest(after, poolPeriod)
 	}
 	if observes(moed) && o.Revision != "" {
-		o.Observed = r.observeRouters(ctx, observed.routerPods, o.Revision)
-		o.RankTokens, o.Enough = o.Observed.rankLoads(), o.Observed.enough()
 		after = outcome.Soonest(after, observePeriod)
 	}
 	if err := r.applyStatus(ctx, moed, statusOf(moed, o, now)); err != nil {
@@ -244,85 +248,6 @@ func (r *Reconciler) nextInspection(moed *semmoev1.MoEDeployment) func(attempt i
 		return nil
 	}
 	return func(attempt int) *batchv1.Job { return inspectionJob(moed, r.Image, attempt) }
-}
-
-// reconcileRevisions creates the workload of the revision that the spec asks for, moves replicas towards it within the
-// budget, and removes empty old ones. It reports whether all replicas are asked of that revision alone.
-func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, workloads []*appsv1.StatefulSet) (bool, error) {
-	current := -1
-	if o.Invalid == nil && o.Revision != "" && !paused(moed) {
-		name := moed.Name + "-" + o.Revision
-		if current = slices.IndexFunc(workloads, func(w *appsv1.StatefulSet) bool { return w.Name == name }); current < 0 {
-			workload, err := render(moed, o.Revision, *o.Inspection.Report, o.Planning.Serving, r.Image)
-			if err != nil {
-				return false, err
-			}
-			workloads, current = slices.Insert(slices.Clone(workloads), 0, workload), 0
-		}
-	}
-	states := make([]revisionState, len(workloads))
-	for i, workload := range workloads {
-		states[i] = stateOf(workload, o.Pods)
-	}
-	b := budget{Replicas: *moed.Spec.Replicas, MaxUnavailable: *moed.Spec.Rollout.MaxUnavailable, MaxSurge: *moed.Spec.Rollout.MaxSurge}
-	target := planReplicas(b, states, current)
-	for i, workload := range workloads {
-		if err := r.scale(ctx, workload, target[i], i == current); err != nil {
-			return false, err
-		}
-	}
-	return current >= 0 && states[current].Replicas == b.Replicas && totalReplicas(states) == b.Replicas, nil
-}
-
-func totalReplicas(states []revisionState) int32 {
-	var total int32
-	for _, state := range states {
-		total += state.Replicas
-	}
-	return total
-}
-
-// scale creates the workload, brings it to a number of replicas, or deletes it once it is neither wanted nor has pods.
-func (r *Reconciler) scale(ctx context.Context, workload *appsv1.StatefulSet, replicas int32, current bool) error {
-	switch {
-	case workload.UID == "":
-		workload.Spec.Replicas = &replicas
-		if err := r.Create(ctx, workload, client.FieldOwner(manager)); err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("create workload %s: %w", workload.Name, err)
-		}
-	case *workload.Spec.Replicas != replicas:
-		base := workload.DeepCopy()
-		workload.Spec.Replicas = &replicas
-		// The lock refuses a decision that was made from a stale cache.
-		if err := r.Patch(ctx, workload, client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{}), client.FieldOwner(manager)); err != nil {
-			return fmt.Errorf("scale workload %s: %w", workload.Name, err)
-		}
-	case !current && replicas == 0 && workload.Status.Replicas == 0 && workload.Status.ObservedGeneration == workload.Generation:
-		if err := r.Delete(ctx, workload, client.Preconditions{UID: &workload.UID, ResourceVersion: &workload.ResourceVersion}); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("delete workload %s: %w", workload.Name, err)
-		}
-	}
-	return nil
-}
-
-// stateOf is the planner's view of a workload and its pods.
-func stateOf(workload *appsv1.StatefulSet, pods []*corev1.Pod) revisionState {
-	state := revisionState{Replicas: *workload.Spec.Replicas}
-	if workload.UID == "" {
-		return state
-	}
-	state.Ready = make([]bool, state.Replicas)
-	for _, pod := range pods {
-		if !metav1.IsControlledBy(pod, workload) || pod.DeletionTimestamp != nil {
-			continue
-		}
-		state.Existing++
-		ordinal, err := strconv.Atoi(pod.Name[strings.LastIndexByte(pod.Name, '-')+1:])
-		if err == nil && ordinal < len(state.Ready) {
-			state.Ready[ordinal] = podhealth.Ready(pod)
-		}
-	}
-	return state
 }
 
 // refusedPods reads why the pods of a workload, or of the inspection, cannot be created: a quota, or the pod security

@@ -26,7 +26,7 @@ func deployment(change ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment
 			Replicas:       ptr.To[int32](2),
 			Placement:      semmoev1.PlacementSpec{Approval: semmoev1.ApprovalAutomatic, Solver: semmoev1.SolverSpec{TimeBudgetSeconds: 300, Seed: ptr.To[int64](1), TrainPercent: 80}},
 			Routing:        semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Replicas: 2},
-			Rollout:        semmoev1.RolloutSpec{MaxUnavailable: ptr.To[int32](1), MaxSurge: ptr.To[int32](0)},
+			Rollout:        semmoev1.RolloutSpec{MaxUnavailable: ptr.To[int32](1), MaxSurge: ptr.To[int32](0), CanaryReplicas: 1, SoakSeconds: ptr.To[int32](300), Rollback: semmoev1.RollbackAutomatic},
 			Reconciliation: semmoev1.ReconciliationActive,
 		},
 	}

@@ -39,12 +39,16 @@ type traffic struct {
 	Capture lar.CaptureCost
 }
 
-// add adds what a router told.
-func (o *traffic) add(report lar.Report, revision string) {
-	o.Sketch.Merge(report.Revision(revision))
-	if report.CaptureCost != nil {
-		o.Capture.Merge(*report.CaptureCost)
+// trafficOf sums what routers told of a revision.
+func trafficOf(reports []lar.Report, revision string) traffic {
+	var sum traffic
+	for _, report := range reports {
+		sum.Sketch.Merge(report.Revision(revision))
+		if report.CaptureCost != nil {
+			sum.Capture.Merge(*report.CaptureCost)
+		}
 	}
+	return sum
 }
 
 // enough tells that the rate of the requests says something.
@@ -61,11 +65,11 @@ func (o traffic) rankLoads() map[int]int64 {
 	return loads
 }
 
-// observeRouters sums what the routers observed of a revision. Routers that cannot be reached are left out: the rate of the
-// others is as good.
-func (r *Reconciler) observeRouters(ctx context.Context, routers []*corev1.Pod, revision string) traffic {
+// observeRouters asks the routers what they observed. Routers that cannot be reached are left out: what the others saw is as
+// good.
+func (r *Reconciler) observeRouters(ctx context.Context, routers []*corev1.Pod) []lar.Report {
 	log := logr.FromContextOrDiscard(ctx)
-	var sum traffic
+	var reports []lar.Report
 	for _, pod := range routers {
 		if !podhealth.Ready(pod) || pod.Status.PodIP == "" {
 			continue
@@ -75,9 +79,9 @@ func (r *Reconciler) observeRouters(ctx context.Context, routers []*corev1.Pod, 
 			log.V(1).Info("Leaving a router out of the observed local activation rate", "pod", pod.Name, "reason", err.Error())
 			continue
 		}
-		sum.add(report, revision)
+		reports = append(reports, report)
 	}
-	return sum
+	return reports
 }
 
 // maxReport bounds a router's report; a usual one is a few hundred kilobytes.

@@ -121,7 +121,7 @@ func TestObserveRouters(t *testing.T) {
 	unready := pod("unready", "")
 	unready.Status.PodIP, unready.Status.Conditions = "10.0.0.1", nil
 	r := &Reconciler{HTTP: &http.Client{Transport: network}}
-	got := r.observeRouters(context.Background(), append(pods, unready), "r")
+	got := trafficOf(r.observeRouters(context.Background(), append(pods, unready)), "r")
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("observed (-want +got):\n%s", diff)
 	}

@@ -29,8 +29,10 @@ type planning struct {
 	ProfileName string
 	// Plan is the plan for the present inputs; nil where there is none (yet).
 	Plan *semmoev1.PlacementPlan
-	// Serving is what to serve under: Plan once it may be rolled out, what is in service until then; nil for no plan.
+	// Serving is what to serve under: what has proven itself; nil for no plan.
 	Serving *layout
+	// Candidate is what to try beside it: Plan once it may be rolled out; nil where there is nothing to try.
+	Candidate *layout
 	// Promise is the plan that Serving is of; nil where it does not exist any more, or has not told its figures yet.
 	Promise *semmoev1.PlacementPlan
 	// Why says why the serving plan does not reach the engine in the preferred way; empty where it does.
@@ -174,15 +176,16 @@ type choice struct {
 	answers answers
 }
 
-// chooseLayout decides what to serve under: the plan for the present inputs where it may be rolled out, else what is in
-// service while it fits the spec, else no plan. A layout whose revision was seen to change answers is none of these.
-func (c *choice) chooseLayout() (serving *layout, hold verdict) {
+// chooseLayout decides what to serve under: what is in service while it fits the spec, else no plan. The plan for the present
+// inputs is the candidate beside it, where it may be rolled out. A layout whose revision was seen to change answers is none of
+// these.
+func (c *choice) chooseLayout() (serving, candidate *layout, hold verdict) {
 	inService := c.inService()
 	if inService != nil && (c.refusal(inService) != "" || c.answers.Stranded) {
 		inService = nil // under it no pod would become ready
 	}
 	if !published(c.wanted, c.moed, c.report.ModelDigest) {
-		return inService, verdict{}
+		return inService, nil, verdict{}
 	}
 	var refused *layout
 	var open []*layout
@@ -192,7 +195,7 @@ func (c *choice) chooseLayout() (serving *layout, hold verdict) {
 		case len(candidate.support.Refusals) > 0:
 			impossible = append(impossible, candidate.support.Refusals[0].Message)
 		case inService != nil && *l == *inService:
-			return inService, verdict{}
+			return inService, nil, verdict{}
 		case c.refusal(l) != "":
 			refused = l
 		default:
@@ -207,12 +210,36 @@ func (c *choice) chooseLayout() (serving *layout, hold verdict) {
 	case len(open) == 0 && hold.reason == "":
 		hold = no("NotRealizable", fmt.Sprintf("Plan %s cannot reach the engine. %s", c.wanted.Status.Plan, strings.Join(impossible, ". ")))
 	case hold.reason != "":
-	case c.answers.Missing != "":
+	case c.failedText(open[0]) != "":
+		hold = no(reasonRolledBack, c.failedText(open[0]))
+	case c.answers.Missing != "" && !c.tried(open[0]):
 		hold = no("AwaitingAnswers", fmt.Sprintf("Plan %s is rolled out once it can be proven that it does not change the model's answers: %s", c.wanted.Status.Plan, c.answers.Missing))
+	case !c.needsTrial(inService, open[0]):
+		return open[0], nil, verdict{}
 	default:
-		return open[0], verdict{}
+		return inService, open[0], verdict{}
 	}
-	return inService, hold
+	return inService, nil, hold
+}
+
+// needsTrial tells that a layout has to prove itself: it is of another plan than what serves.
+func (c *choice) needsTrial(inService, l *layout) bool {
+	return len(c.workloads) > 0 && (inService == nil || inService.Digest != l.Digest)
+}
+
+// tried tells that a layout has a workload already.
+func (c *choice) tried(l *layout) bool {
+	revision := revisionOf(c.moed, c.report, l)
+	return slices.ContainsFunc(c.workloads, func(w *appsv1.StatefulSet) bool { return w.Labels[semmoev1.LabelRevision] == revision })
+}
+
+// failedText says that a layout's plan has failed as a canary; empty where it has not.
+func (c *choice) failedText(l *layout) string {
+	key, told := failure(c.moed, c.wanted, revisionOf(c.moed, c.report, l))
+	if key == "" {
+		return ""
+	}
+	return fmt.Sprintf("Plan %s was tried on a canary and taken back. %s. It is not tried again until the annotation %s is removed from PlacementPlan %s", l.Short(), told, key, c.wanted.Name)
 }
 
 // candidate is a way in which the wanted plan can be served under.
@@ -235,7 +262,7 @@ func (c *choice) candidates() []candidate {
 			Family: c.report.Family, Quantization: c.report.Quantization, Groups: c.report.Groups,
 			KeepsGroups: c.wanted.Spec.Realization == semmoev1.RealizationReshuffledWeights,
 		})
-		if realization == semmoev1.RealizationReshuffledWeights && c.moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
+		if realization == semmoev1.RealizationReshuffledWeights && c.moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
 			support.Refuse("NeedsRouter", "Reshuffled weights need spec.routing.mode Router: engines tell the experts of such a checkpoint by their new numbers, and clients of the Service would get them untranslated")
 		}
 		candidates = append(candidates, candidate{layoutOf(c.wanted, realization), support})
@@ -248,12 +275,13 @@ func (c *choice) refusal(l *layout) string { return c.changed[revisionOf(c.moed,
 
 // inService is the layout of the newest workload that has replicas, or of the newest of all where none has, where it still
 // fits the spec. It is read from the workload alone: a plan whose status was lost, or which was deleted, is still in service.
-// A workload that was seen to change answers is passed over.
+// A workload that was seen to change answers is passed over, and so is one that has not proven itself.
 func (c *choice) inService() *layout {
 	ranks := strconv.Itoa(int(c.moed.Spec.Parallelism.ExpertParallelSize))
 	empty := func(w *appsv1.StatefulSet) bool { return w.Spec.Replicas == nil || *w.Spec.Replicas == 0 }
-	scaledToZero := !slices.ContainsFunc(c.workloads, func(w *appsv1.StatefulSet) bool { return !empty(w) })
-	for i, workload := range c.workloads {
+	workloads := proven(c.workloads)
+	scaledToZero := !slices.ContainsFunc(workloads, func(w *appsv1.StatefulSet) bool { return !empty(w) })
+	for i, workload := range workloads {
 		if empty(workload) && !(scaledToZero && i == 0) || c.changed[workload.Labels[semmoev1.LabelRevision]] != "" {
 			continue
 		}
@@ -291,8 +319,7 @@ func promiseOf(serving *layout, plans ...*semmoev1.PlacementPlan) *semmoev1.Plac
 // holdBack is why a plan that is ready is not rolled out; its zero value where it is.
 func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) verdict {
 	short := plan.Status.Plan
-	approved := moed.Annotations[semmoev1.AnnotationApprove] == short
-	approve := fmt.Sprintf("kubectl annotate moed -n %s %s %s=%s --overwrite", moed.Namespace, moed.Name, semmoev1.AnnotationApprove, short)
+	approved, approve := approved(moed, short), approveCommand(moed, short)
 	no := func(reason, format string, args ...any) verdict {
 		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}
 	}
@@ -301,8 +328,8 @@ func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) verdic
 		return no("NoGainExpected", "Plan %s promises no gain (%s against %s without it), and is not rolled out", short, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)
 	case moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
 		return no("NotRealizable", "Plan %s is for attention TensorParallel: it pays only in an engine that shuffles tokens by the plan's tables, which %s does not", short, moed.Spec.Engine.Type)
-	case moed.Spec.Routing.Mode == semmoev1.RoutingModeNone:
-		return no("NoRouter", "Plan %s pays only if requests are sent to the ranks that hold their experts: set spec.routing.mode to Router or EndpointPicker", short)
+	case moed.Spec.Routing.Mode == semmoev1.RoutingModeNone && !approved:
+		return no("NoRouter", "Plan %s pays only if requests are sent to the ranks that hold their experts: set spec.routing.mode to Router or EndpointPicker, or, where somebody else sends them there, approve it with: %s", short, approve)
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
 		return no("Advisory", "Plan %s promises %s against %s without it; spec.placement.approval is Advisory: nothing is rolled out", short, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !approved:
@@ -352,6 +379,9 @@ const (
 	reasonOtherModel      = "OtherModel"
 	reasonOutputChanged   = "OutputChanged"
 )
+
+// reasonRolledBack is that of RolledOut where a canary has failed: what serves is sound.
+const reasonRolledBack = "RolledBack"
 
 func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
 	no := func(reason, message string) verdict { return verdict{metav1.ConditionFalse, reason, message} }
@@ -416,6 +446,10 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 	switch {
 	case p.Hold.reason != "":
 		return p.Hold
+	case p.Candidate != nil && paused(moed):
+		return no("Paused", "Plan %s is tried once spec.reconciliation is Active", p.Candidate.Short())
+	case p.Candidate != nil:
+		return no(o.Rollout.Reason, "%s", o.Rollout.Message)
 	case p.Serving == nil:
 		return no("NoPlan", "There is no plan to roll out")
 	case p.Plan == nil || p.Plan.Status.PlanDigest != p.Serving.Digest:

@@ -14,6 +14,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/owned"
 )
 
 // model is the digest of the checkpoint of the fixtures.
@@ -53,6 +54,12 @@ func workloadUnder(t *testing.T, plan *semmoev1.PlacementPlan, replicas int32) *
 	return workload
 }
 
+// trial is a workload that has not proven itself.
+func trial(workload *appsv1.StatefulSet) *appsv1.StatefulSet {
+	metav1.SetMetaDataAnnotation(&workload.ObjectMeta, semmoev1.AnnotationRollout, semmoev1.RolloutCanary)
+	return workload
+}
+
 // olderWorkload is one whose pods do not tell their engine.
 func olderWorkload(t *testing.T, plan *semmoev1.PlacementPlan) *appsv1.StatefulSet {
 	t.Helper()
@@ -68,6 +75,13 @@ func TestChooseLayout(t *testing.T) {
 	gone := planOf("gone", "cc", nil)
 	lost := planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status = semmoev1.PlacementPlanStatus{} })
 	noGain := planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Verdict = semmoev1.VerdictNoGainExpected })
+	failedOnce := planOf("new", "bb", func(p *semmoev1.PlacementPlan) {
+		p.OwnerReferences = owned.ControllerReference(deployment(), "MoEDeployment")
+		p.Annotations = map[string]string{semmoev1.AnnotationFailed + "r0": "MoreFailures: 9 of 10"} // with another template
+	})
+	failedElsewhere := planOf("new", "bb", func(p *semmoev1.PlacementPlan) {
+		p.Annotations = map[string]string{semmoev1.AnnotationFailed + "r0": "MoreFailures: 9 of 10"}
+	})
 	approval := func(mode semmoev1.ApprovalMode) func(*semmoev1.MoEDeployment) {
 		return func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = mode }
 	}
@@ -77,13 +91,23 @@ func TestChooseLayout(t *testing.T) {
 		wanted    *semmoev1.PlacementPlan
 		workloads []*appsv1.StatefulSet
 		want      *semmoev1.PlacementPlan
+		try       *semmoev1.PlacementPlan
 		hold      string
 	}{
 		"none yet":                        {},
 		"ready":                           {wanted: fresh, want: fresh},
 		"not ready":                       {wanted: waiting},
 		"not ready, the old one stays":    {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}, want: old},
-		"ready, replaces the old one":     {wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}, want: fresh},
+		"ready, replaces the old one":     {wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}, want: old, try: fresh},
+		"ready, the first plan":           {wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, nil, 2)}, try: fresh},
+		"on its canary":                   {wanted: fresh, workloads: []*appsv1.StatefulSet{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, try: fresh},
+		"the canary has the only replica": {wanted: fresh, workloads: []*appsv1.StatefulSet{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 0)}, want: old, try: fresh},
+		"the canary is all that is left":  {wanted: fresh, workloads: []*appsv1.StatefulSet{trial(workloadUnder(t, fresh, 1))}, want: fresh},
+		"on its canary, withdrawn":        {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, workloads: []*appsv1.StatefulSet{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, hold: "AwaitingApproval"},
+		"failed":                          {wanted: failedOnce, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}, want: old, hold: "RolledBack"},
+		"failed, and nothing serves":      {wanted: failedOnce, hold: "RolledBack"},
+		"failed for somebody else":        {wanted: failedElsewhere, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}, want: old, try: fresh},
+		"failed, but in service":          {wanted: failedOnce, workloads: []*appsv1.StatefulSet{workloadUnder(t, fresh, 2)}, want: fresh},
 		"of another checkpoint":           {wanted: otherModel},
 		"no gain":                         {wanted: noGain, hold: "NoGainExpected"},
 		"no gain, the old one stays":      {wanted: noGain, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}, want: old, hold: "NoGainExpected"},
@@ -97,6 +121,7 @@ func TestChooseLayout(t *testing.T) {
 			m.Spec.Replicas = ptr.To[int32](1)
 			m.Spec.Rollout.MaxSurge = ptr.To[int32](1)
 		}}, wanted: fresh, want: fresh},
+		"no router, approved":                 {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }, approve}, wanted: fresh, want: fresh},
 		"endpoint picker":                     {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker }}, wanted: fresh, want: fresh},
 		"no router":                           {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, wanted: fresh, hold: "NoRouter"},
 		"EP size changed: no plan fits":       {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
@@ -115,13 +140,16 @@ func TestChooseLayout(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			c := choice{moed: deployment(tc.change...), report: report(), wanted: tc.wanted, workloads: tc.workloads}
-			got, hold := c.chooseLayout()
-			var want *layout
+			serving, candidate, hold := c.chooseLayout()
+			var want, try *layout
 			if tc.want != nil {
 				want = layoutOf(tc.want, semmoev1.RealizationEngineMap)
 			}
-			if diff := cmp.Diff(want, got); diff != "" || hold.reason != tc.hold {
-				t.Errorf("holds because of %q, want %q; layout (-want +got):\n%s", hold.reason, tc.hold, diff)
+			if tc.try != nil {
+				try = layoutOf(tc.try, semmoev1.RealizationEngineMap)
+			}
+			if diff := cmp.Diff([]*layout{want, try}, []*layout{serving, candidate}); diff != "" || hold.reason != tc.hold {
+				t.Errorf("holds because of %q, want %q; what serves, and what is tried (-want +got):\n%s", hold.reason, tc.hold, diff)
 			}
 			if strings.Contains(hold.message, "%!") {
 				t.Errorf("message %q", hold.message)
@@ -167,6 +195,7 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		changed   []string
 		answers   answers
 		want      *layout
+		try       bool // want is tried, and no plan serves
 		hold      string
 		why       string
 	}{
@@ -176,7 +205,8 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		"nobody left to give them":            {wanted: fresh, answers: answers{Missing: "soon", Stranded: true}, workloads: inService(byMap(fresh), "r1"), hold: "AwaitingAnswers"},
 		"asked for weights":                   {change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, wanted: fresh, want: byWeights(fresh)},
 		"the map changes answers":             {wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byWeights(fresh), why: "since by the engine's expert map answers change: told"},
-		"the map changes answers, in service": {wanted: fresh, changed: []string{revision(byMap(fresh))}, workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), why: "answers change"},
+		"the map changes answers, in service": {wanted: fresh, changed: []string{revision(byMap(fresh))}, workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "answers change"},
+		"on a canary that has lost them":      {wanted: fresh, answers: answers{Missing: "soon"}, workloads: append(inService(nil, "r1"), trial(inService(byMap(fresh), revision(byMap(fresh)))[0])), want: byMap(fresh), try: true},
 		"with another image it did":           {change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byMap(fresh)},
 		"both change answers":                 {wanted: fresh, changed: []string{revision(byMap(fresh)), revision(byWeights(fresh))}, workloads: inService(byMap(old), "r1"), want: byMap(old), hold: "OutputChanged"},
 		"both, and the old one with this image": {change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, workloads: inService(byMap(old), "r1"),
@@ -204,7 +234,10 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 			for _, r := range tc.changed {
 				c.changed[r] = "told"
 			}
-			got, hold := c.chooseLayout()
+			got, candidate, hold := c.chooseLayout()
+			if tc.try && got == nil {
+				got = candidate
+			}
 			if diff := cmp.Diff(tc.want, got); diff != "" || hold.reason != tc.hold {
 				t.Errorf("holds because of %q (%s), want %q; layout (-want +got):\n%s", hold.reason, hold.message, tc.hold, diff)
 			}

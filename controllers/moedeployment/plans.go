@@ -48,11 +48,11 @@ func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDe
 			return p, err
 		}
 		c := choice{moed: moed, report: report, wanted: p.Plan, workloads: workloads, changed: changed}
-		if p.Serving, p.Hold = c.chooseLayout(); p.Serving != nil {
+		if p.Serving, p.Candidate, p.Hold = c.chooseLayout(); p.Serving != nil || p.Candidate != nil {
 			if c.answers, err = r.reconcileAnswers(ctx, moed, report, observed, active); err != nil {
 				return p, err
 			}
-			p.Serving, p.Hold = c.chooseLayout()
+			p.Serving, p.Candidate, p.Hold = c.chooseLayout()
 		}
 		p.Why, p.Warnings, p.Again = c.why(p.Serving), c.warnings(p.Serving), c.answers.Again
 		p.Promise = promiseOf(p.Serving, appendPlan(plans, p.Plan)...)

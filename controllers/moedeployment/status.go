@@ -18,6 +18,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
 )
 
@@ -29,14 +30,20 @@ type observation struct {
 	Inspection inspection.State
 	// Revision is what the spec asks for; empty while that is not known.
 	Revision string
+	// CandidateRevision is what is tried beside it; empty where nothing is.
+	CandidateRevision string
 	// Settled tells that the replicas asked for are all of Revision.
 	Settled bool
+	// Rollout is how the candidate fares, or one that has failed goes back.
+	Rollout rolloutState
 	// Pods are the engine pods.
 	Pods []*corev1.Pod
 	// Router is the request router's Deployment; nil where there is none.
 	Router *appsv1.Deployment
 	// Planning is what profiles and plans tell.
 	Planning planning
+	// Reports are what the routers told.
+	Reports []lar.Report
 	// Observed is what routers sampled of the revision; Enough tells that it says something.
 	Observed traffic
 	Enough   bool
@@ -60,6 +67,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		Revision:           o.Revision,
 		Profile:            o.Planning.ProfileName,
 		PlanDigest:         shortDigest(o.Planning.Serving),
+		Rollout:            rolloutStatus(moed.Status.Rollout, o, now),
 		LAR:                larStatus(moed.Status.LAR, o, observes(moed), now),
 		Routing:            captureStatus(routingStatus(moed.Status.Routing, o, moed.Spec.Parallelism.ExpertParallelSize, observes(moed), now), moed.Status.Routing, o, observes(moed), now),
 		Endpoint:           fmt.Sprintf("http://%s.%s.svc:%d", moed.Name, moed.Namespace, semmoev1.ServicePort),
@@ -99,12 +107,12 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		})
 	}
 	fault := faultOf(moed, o)
-	stalled := fault != nil && fault.stalls
+	stalled := fault != nil && fault.stalls || o.Rollout.Held
 	complete := o.Settled && status.UpdatedReplicas == *moed.Spec.Replicas && status.Replicas == *moed.Spec.Replicas
 	set(semmoev1.ConditionReady, readyVerdict(moed, o, status, fault))
 	set(semmoev1.ConditionProgressing, progressingVerdict(moed, o, status, complete, stalled))
 	set(semmoev1.ConditionDegraded, degradedVerdict(fault))
-	set(semmoev1.ConditionStalled, stalledVerdict(fault))
+	set(semmoev1.ConditionStalled, stalledVerdict(fault, o.Rollout))
 	set(semmoev1.ConditionReconciling, reconcilingVerdict(moed, o, status, complete, stalled))
 	set(semmoev1.ConditionProfiled, profiledVerdict(moed, o))
 	set(semmoev1.ConditionPlanned, plannedVerdict(moed, o))
@@ -182,6 +190,10 @@ func progressingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 		return verdict{metav1.ConditionFalse, "Complete", fmt.Sprintf("All %d replicas are of revision %s", *moed.Spec.Replicas, o.Revision)}
 	case o.Inspection.Report == nil:
 		return verdict{metav1.ConditionTrue, "InspectingModel", "The checkpoint is being inspected"}
+	case o.Rollout.Reason == reasonUnconfirmed:
+		return verdict{metav1.ConditionFalse, o.Rollout.Reason, o.Rollout.Message}
+	case o.Rollout.Phase != "":
+		return verdict{metav1.ConditionTrue, string(o.Rollout.Phase), o.Rollout.Message}
 	case !o.Settled:
 		return verdict{metav1.ConditionTrue, "RollingOut", fmt.Sprintf("%d of %d replicas are of revision %s", status.UpdatedReplicas, *moed.Spec.Replicas, o.Revision)}
 	default:
@@ -196,11 +208,14 @@ func degradedVerdict(fault *fault) verdict {
 	return verdict{metav1.ConditionTrue, fault.reason, fault.message}
 }
 
-func stalledVerdict(fault *fault) verdict {
-	if fault == nil || !fault.stalls {
-		return verdict{metav1.ConditionFalse, "NotStalled", "Nothing waits for a human"}
+func stalledVerdict(fault *fault, rollout rolloutState) verdict {
+	switch {
+	case fault != nil && fault.stalls:
+		return verdict{metav1.ConditionTrue, fault.reason, fault.message}
+	case rollout.Held:
+		return verdict{metav1.ConditionTrue, rollout.Reason, rollout.Message}
 	}
-	return verdict{metav1.ConditionTrue, fault.reason, fault.message}
+	return verdict{metav1.ConditionFalse, "NotStalled", "Nothing waits for a human"}
 }
 
 // reconcilingVerdict is True only for work that a new generation causes: once that has been finished, a pod that is lost
@@ -213,7 +228,8 @@ func reconcilingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 		return verdict{metav1.ConditionFalse, "Stalled", "The condition Stalled names what must be mended"}
 	case paused(moed):
 		return verdict{metav1.ConditionFalse, "Paused", "spec.reconciliation is Paused"}
-	case complete, finished && o.Settled:
+	case complete, finished && o.Settled, o.Rollout.Phase != "":
+		// A plan is tried only where the generation is in service: what a canary does is no work of the generation's.
 		return verdict{metav1.ConditionFalse, "Complete", fmt.Sprintf("Generation %d is in service", moed.Generation)}
 	default:
 		return verdict{metav1.ConditionTrue, "InProgress", fmt.Sprintf("Generation %d is being brought into service", moed.Generation)}
@@ -267,7 +283,7 @@ func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoe
 			}
 		}
 		level := corev1.EventTypeNormal
-		lost := kind == semmoev1.ConditionReady && !holds && had
+		lost := kind == semmoev1.ConditionReady && !holds && had || kind == semmoev1.ConditionRolledOut && after.Reason == reasonRolledBack
 		if lost || kind == semmoev1.ConditionDegraded && holds {
 			level = corev1.EventTypeWarning
 		}

@@ -238,6 +238,8 @@ func newDeployment(namespace, name string, change ...func(*semmoev1.MoEDeploymen
 			Parallelism: semmoev1.ParallelismSpec{ExpertParallelSize: 4},
 			Replicas:    ptr.To[int32](1),
 			Routing:     semmoev1.RoutingSpec{Replicas: 1},
+			// A canary is compared in the stories that are told of that: others have no requests to compare.
+			Rollout: semmoev1.RolloutSpec{SoakSeconds: ptr.To[int32](0)},
 		},
 	}
 	for _, c := range change {

@@ -80,6 +80,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.ReshuffleStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RolloutSpec"):
 		return &apiv1alpha1.RolloutSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RolloutStatus"):
+		return &apiv1alpha1.RolloutStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingSpec"):
 		return &apiv1alpha1.RoutingSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingStatus"):

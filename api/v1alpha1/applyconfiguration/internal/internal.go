@@ -341,6 +341,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: revision
       type:
         scalar: string
+    - name: rollout
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RolloutStatus
     - name: routing
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.RoutingStatus
@@ -678,9 +681,17 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: seconds
       type:
         scalar: numeric
+- name: com.github.semmoe.operator.api.v1alpha1.RollbackMode
+  scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.RolloutPhase
+  scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.RolloutSpec
   map:
     fields:
+    - name: canaryReplicas
+      type:
+        scalar: numeric
+      default: 1
     - name: maxSurge
       type:
         scalar: numeric
@@ -693,6 +704,35 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
       default: 2
+    - name: rollback
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RollbackMode
+      default: Automatic
+    - name: soakSeconds
+      type:
+        scalar: numeric
+      default: 300
+- name: com.github.semmoe.operator.api.v1alpha1.RolloutStatus
+  map:
+    fields:
+    - name: candidatePlan
+      type:
+        scalar: string
+    - name: candidateRevision
+      type:
+        scalar: string
+    - name: message
+      type:
+        scalar: string
+    - name: phase
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RolloutPhase
+    - name: since
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: stableRevision
+      type:
+        scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingMode
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingSpec

@@ -35,6 +35,8 @@ type MoEDeploymentStatusApplyConfiguration struct {
 	Plan    *string `json:"plan,omitempty"`
 	// planDigest is the short digest of the plan that the revision serves under; empty without one.
 	PlanDigest *string `json:"planDigest,omitempty"`
+	// rollout tells how a new plan comes into service; absent where none does.
+	Rollout *RolloutStatusApplyConfiguration `json:"rollout,omitempty"`
 	// lar is the local activation rate: the share of activations of routed experts whose expert lies on the rank
 	// that serves the token. What is observed moves on a change of 20 milli or more, and at most once a minute; exact
 	// figures are metrics.
@@ -152,6 +154,14 @@ func (b *MoEDeploymentStatusApplyConfiguration) WithPlan(value string) *MoEDeplo
 // If called multiple times, the PlanDigest field is set to the value of the last call.
 func (b *MoEDeploymentStatusApplyConfiguration) WithPlanDigest(value string) *MoEDeploymentStatusApplyConfiguration {
 	b.PlanDigest = &value
+	return b
+}
+
+// WithRollout sets the Rollout field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Rollout field is set to the value of the last call.
+func (b *MoEDeploymentStatusApplyConfiguration) WithRollout(value *RolloutStatusApplyConfiguration) *MoEDeploymentStatusApplyConfiguration {
+	b.Rollout = value
 	return b
 }
 

@@ -2,6 +2,10 @@
 
 package v1alpha1
 
+import (
+	apiv1alpha1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
 // RolloutSpecApplyConfiguration represents a declarative configuration of the RolloutSpec type for use
 // with apply.
 //
@@ -17,6 +21,16 @@ type RolloutSpecApplyConfiguration struct {
 	// layer, at the traffic since the drift. Where not even a local activation rate of 100% would, the plan's verdict is
 	// LocalityDoesNotPay.
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
+	// canaryReplicas is on how many replicas a new plan serves until it has proven itself; at least one replica stays with the
+	// plan that is in service, as long as there are two. Other changes have no canary.
+	CanaryReplicas *int32 `json:"canaryReplicas,omitempty"`
+	// soakSeconds is how long they must serve before the plan may be promoted: counted from when they are ready. From then on it
+	// is promoted once its local activation rate is seen to be higher than that of the plan in service, and taken back at any
+	// time when that rate, failures or latencies are worse. With 0 nothing is compared: a plan is promoted when its canary is
+	// ready.
+	SoakSeconds *int32 `json:"soakSeconds,omitempty"`
+	// rollback is Automatic, or Manual to leave a plan that has failed on its canary until somebody has looked at it.
+	Rollback *apiv1alpha1.RollbackMode `json:"rollback,omitempty"`
 }
 
 // RolloutSpecApplyConfiguration constructs a declarative configuration of the RolloutSpec type for use with
@@ -46,5 +60,29 @@ func (b *RolloutSpecApplyConfiguration) WithMaxSurge(value int32) *RolloutSpecAp
 // If called multiple times, the MinimumGainPercent field is set to the value of the last call.
 func (b *RolloutSpecApplyConfiguration) WithMinimumGainPercent(value int32) *RolloutSpecApplyConfiguration {
 	b.MinimumGainPercent = &value
+	return b
+}
+
+// WithCanaryReplicas sets the CanaryReplicas field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the CanaryReplicas field is set to the value of the last call.
+func (b *RolloutSpecApplyConfiguration) WithCanaryReplicas(value int32) *RolloutSpecApplyConfiguration {
+	b.CanaryReplicas = &value
+	return b
+}
+
+// WithSoakSeconds sets the SoakSeconds field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the SoakSeconds field is set to the value of the last call.
+func (b *RolloutSpecApplyConfiguration) WithSoakSeconds(value int32) *RolloutSpecApplyConfiguration {
+	b.SoakSeconds = &value
+	return b
+}
+
+// WithRollback sets the Rollback field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Rollback field is set to the value of the last call.
+func (b *RolloutSpecApplyConfiguration) WithRollback(value apiv1alpha1.RollbackMode) *RolloutSpecApplyConfiguration {
+	b.Rollback = &value
 	return b
 }

@@ -1,0 +1,137 @@
+package moedeployment
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/rollout"
+)
+
+// onTrial tells that a workload has not proven itself.
+func onTrial(workload *appsv1.StatefulSet) bool {
+	return workload.Annotations[semmoev1.AnnotationRollout] != ""
+}
+
+// proven are the workloads that have proven themselves. Where none is left, as when somebody has deleted it during a canary, those
+// on trial are all that serves.
+func proven(workloads []*appsv1.StatefulSet) []*appsv1.StatefulSet {
+	if !slices.ContainsFunc(workloads, func(w *appsv1.StatefulSet) bool { return !onTrial(w) }) {
+		return workloads
+	}
+	return slices.DeleteFunc(slices.Clone(workloads), onTrial)
+}
+
+// mark writes on a workload how far it has proven itself; empty is all the way.
+func (r *Reconciler) mark(ctx context.Context, workload *appsv1.StatefulSet, step string) error {
+	if workload.Annotations[semmoev1.AnnotationRollout] == step {
+		return nil
+	}
+	base := workload.DeepCopy()
+	if step == "" {
+		delete(workload.Annotations, semmoev1.AnnotationRollout)
+	} else {
+		metav1.SetMetaDataAnnotation(&workload.ObjectMeta, semmoev1.AnnotationRollout, step)
+	}
+	if workload.UID == "" {
+		return nil // it is written when it is created
+	}
+	// The lock refuses a decision that was made from a stale cache.
+	if err := r.Patch(ctx, workload, client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{}), client.FieldOwner(manager)); err != nil {
+		return fmt.Errorf("mark workload %s: %w", workload.Name, err)
+	}
+	return nil
+}
+
+// trialOf is what is known of a candidate's workload.
+func trialOf(moed *semmoev1.MoEDeployment, candidate *appsv1.StatefulSet, o observation, now time.Time) rollout.Trial {
+	trial := rollout.Trial{
+		Now:        now,
+		Canary:     rollout.CanarySize(*moed.Spec.Replicas, moed.Spec.Rollout.CanaryReplicas),
+		Soak:       time.Duration(*moed.Spec.Rollout.SoakSeconds) * time.Second,
+		Promoting:  candidate.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting,
+		Approved:   approved(moed, o.Planning.Candidate.Short()),
+		Measured:   observes(moed),
+		Comparison: rollout.Comparison{Verdict: rollout.TooFew},
+	}
+	for _, pod := range o.Pods {
+		if metav1.IsControlledBy(pod, candidate) && pod.DeletionTimestamp == nil {
+			trial.Replicas = append(trial.Replicas, replicaOf(pod))
+		}
+	}
+	slices.SortFunc(trial.Replicas, func(a, b rollout.Replica) int { return strings.Compare(a.Name, b.Name) })
+	if since, serves := trial.ServesSince(); serves {
+		trial.Comparison = rollout.Compare(sampleOf(o.Reports, candidate.Labels[semmoev1.LabelRevision], since), sampleOf(o.Reports, o.Revision, since))
+	}
+	return trial
+}
+
+func replicaOf(pod *corev1.Pod) rollout.Replica {
+	replica := rollout.Replica{Name: pod.Name, Ready: podhealth.Ready(pod), Since: pod.CreationTimestamp.Time}
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodReady && !condition.LastTransitionTime.IsZero() {
+			replica.Since = condition.LastTransitionTime.Time
+		}
+	}
+	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		replica.Restarts = max(replica.Restarts, status.RestartCount)
+	}
+	return replica
+}
+
+// sampleOf is how requests to a revision have gone since a time. Under a plan only those count that were sent by its tables: a
+// plan whose tables are not at hand yet has not been tried.
+func sampleOf(reports []lar.Report, revision string, since time.Time) rollout.Sample {
+	var sample rollout.Sample
+	for _, report := range reports {
+		sample.Service.Merge(report.ServiceSince(since)[revision])
+		for _, observation := range report.Observations {
+			if observation.Revision == revision && !observation.Time.Before(since) && (observation.Plan == "" || observation.Forecast != nil) {
+				sample.Locality.Add(observation.Activations)
+			}
+		}
+	}
+	return sample
+}
+
+func approved(moed *semmoev1.MoEDeployment, short string) bool {
+	return moed.Annotations[semmoev1.AnnotationApprove] == short
+}
+
+// approveCommand approves a plan.
+func approveCommand(moed *semmoev1.MoEDeployment, short string) string {
+	return fmt.Sprintf("kubectl annotate moed -n %s %s %s=%s --overwrite", moed.Namespace, moed.Name, semmoev1.AnnotationApprove, short)
+}
+
+// giveUp records on a plan that its canary has failed, where that outlives the canary.
+func (r *Reconciler) giveUp(ctx context.Context, plan *semmoev1.PlacementPlan, revision string, decision rollout.Decision) error {
+	base := plan.DeepCopy()
+	metav1.SetMetaDataAnnotation(&plan.ObjectMeta, semmoev1.AnnotationFailed+revision, podhealth.Truncate(decision.Reason+": "+decision.Message, 512))
+	if err := r.Patch(ctx, plan, client.MergeFrom(base), client.FieldOwner(manager)); err != nil {
+		return fmt.Errorf("annotate PlacementPlan %s: %w", plan.Name, err)
+	}
+	return nil
+}
+
+// failure is the annotation that tells that a canary of the plan has failed, and what it says; empty where none does. A plan of
+// the MoEDeployment's own is not tried again in another revision either; one that others use too may have failed for them.
+func failure(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, revision string) (key, told string) {
+	for _, key := range slices.Sorted(maps.Keys(plan.Annotations)) {
+		of, ok := strings.CutPrefix(key, semmoev1.AnnotationFailed)
+		if ok && (of == revision || metav1.IsControlledBy(plan, moed)) {
+			return key, plan.Annotations[key]
+		}
+	}
+	return "", ""
+}

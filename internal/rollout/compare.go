@@ -1,0 +1,143 @@
+package rollout
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/semmoe/operator/internal/lar"
+)
+
+const (
+	// sigmas is by how many standard errors a difference must exceed its margin to be told from chance. A look at a comparison
+	// errs once in 700 that way. It is looked at again and again as requests come in, so that chance gets many tries: over a soak of
+	// 300 times as many requests as the first look had, all looks together err in at most one of twenty.
+	sigmas = 3
+	// leastRequests of either revision are needed: with fewer, sums of requests are not nearly normal.
+	leastRequests = 30
+	// latencyMargin is by how much, relative to the stable revision, a candidate's times may be longer: its caches are cold.
+	latencyMargin = 0.2
+	// failureMargin is by how much more of the requests may fail.
+	failureMargin = 0.01
+	// leastGain is the difference of local activation rates that a comparison must be able to tell before it says that there is
+	// none.
+	leastGain = 0.02
+)
+
+// Sample is how requests to a revision went.
+type Sample struct {
+	// Locality is of the sampled requests.
+	Locality lar.Ratio
+	// Service is of all requests.
+	Service lar.Service
+}
+
+// Merge adds the requests of another sample.
+func (s *Sample) Merge(other Sample) {
+	s.Locality.Merge(other.Locality)
+	s.Service.Merge(other.Service)
+}
+
+// Verdict is what a comparison says.
+type Verdict string
+
+const (
+	// TooFew: the requests do not tell.
+	TooFew Verdict = "TooFew"
+	// Better: the candidate's local activation rate is higher, and nothing is worse.
+	Better Verdict = "Better"
+	// NotBetter: the rate is not higher by as much as matters.
+	NotBetter Verdict = "NotBetter"
+	// Worse: the rate is lower, more requests fail, or answers come later.
+	Worse Verdict = "Worse"
+)
+
+// Comparison is what a comparison found, and a message that says so. Reason says what is worse.
+type Comparison struct {
+	Verdict         Verdict
+	Reason, Message string
+}
+
+// Compare compares a candidate with the stable revision by requests of the same time. The requests must have been given to
+// either whatever they are, else the two differ by that.
+func Compare(candidate, stable Sample) Comparison {
+	locality := compareLocality(candidate.Locality, stable.Locality)
+	if locality.Verdict == Worse {
+		return locality
+	}
+	service := []Comparison{
+		compareFailures(candidate.Service, stable.Service),
+		compareTimes("FirstTokenSlower", "the first token", candidate.Service.FirstToken, stable.Service.FirstToken),
+		compareTimes("InterTokenSlower", "each further token", candidate.Service.InterToken, stable.Service.InterToken),
+		compareTimes("AnswersSlower", "an answer in one piece", candidate.Service.Answer, stable.Service.Answer),
+	}
+	for _, found := range service {
+		if found.Verdict == Worse {
+			return found
+		}
+	}
+	return locality
+}
+
+// compareLocality tests the difference of the rates, by the standard errors of ratios of sums.
+func compareLocality(candidate, stable lar.Ratio) Comparison {
+	if candidate.Requests < leastRequests || stable.Requests < leastRequests || candidate.Total == 0 || stable.Total == 0 {
+		return Comparison{Verdict: TooFew, Message: fmt.Sprintf("fewer than %d requests of either were sampled", leastRequests)}
+	}
+	found := Comparison{Message: fmt.Sprintf("its local activation rate is %.1f%% over %d sampled requests, against %.1f%% over %d of the stable revision",
+		100*candidate.Value(), candidate.Requests, 100*stable.Value(), stable.Requests)}
+	difference := candidate.Value() - stable.Value()
+	bound := sigmas * math.Hypot(candidate.StandardError(), stable.StandardError())
+	switch {
+	case difference-bound > 0:
+		found.Verdict = Better
+	case difference+bound < 0:
+		found.Verdict, found.Reason = Worse, "LocalityWorse"
+	case bound <= leastGain:
+		found.Verdict = NotBetter
+	default:
+		found.Verdict = TooFew
+	}
+	return found
+}
+
+// compareFailures tests the difference of the shares that fail. Either gets one failure and one success more than it had, without
+// which a share of none would have no error (Agresti and Caffo 2000).
+func compareFailures(candidate, stable lar.Service) Comparison {
+	if candidate.Requests < leastRequests || stable.Requests < leastRequests {
+		return Comparison{Verdict: TooFew}
+	}
+	share := func(s lar.Service) (value, variance float64) {
+		n := float64(s.Requests) + 2
+		value = (float64(s.Failures) + 1) / n
+		return value, value * (1 - value) / n
+	}
+	ours, ourVariance := share(candidate)
+	theirs, theirVariance := share(stable)
+	if ours-theirs-failureMargin <= sigmas*math.Sqrt(ourVariance+theirVariance) {
+		return Comparison{Verdict: NotBetter}
+	}
+	return Comparison{Worse, "MoreFailures", fmt.Sprintf("%d of its %d requests failed, against %d of %d of the stable revision",
+		candidate.Failures, candidate.Requests, stable.Failures, stable.Requests)}
+}
+
+// compareTimes tests whether a mean time is longer than the stable revision's and its margin, by their standard errors.
+func compareTimes(reason, what string, candidate, stable lar.Moments) Comparison {
+	if candidate.N < leastRequests || stable.N < leastRequests {
+		return Comparison{Verdict: TooFew}
+	}
+	ours, ourVariance := mean(candidate)
+	theirs, theirVariance := mean(stable)
+	const factor = 1 + latencyMargin
+	if ours-factor*theirs <= sigmas*math.Sqrt(ourVariance+factor*factor*theirVariance) {
+		return Comparison{Verdict: NotBetter}
+	}
+	return Comparison{Worse, reason, fmt.Sprintf("%s takes it %.4g s in the mean of %d requests, against %.4g s in %d of the stable revision",
+		what, ours, candidate.N, theirs, stable.N)}
+}
+
+// mean is the mean, and the variance of it as an estimate.
+func mean(m lar.Moments) (value, variance float64) {
+	n := float64(m.N)
+	value = m.Sum / n
+	return value, max(0, m.SumSquares-m.Sum*value) / (n - 1) / n
+}

@@ -1,0 +1,122 @@
+package rollout
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func revision(replicas int32, ready ...int) Revision {
+	r := Revision{Replicas: replicas, Existing: replicas, Ready: make([]bool, replicas)}
+	for _, ordinal := range ready {
+		r.Ready[ordinal] = true
+	}
+	return r
+}
+
+func TestReplicas(t *testing.T) {
+	cases := map[string]struct {
+		budget    Budget
+		revisions []Revision
+		current   int
+		want      []int32
+	}{
+		"first revision starts at once":           {Budget{3, 1, 0}, []Revision{revision(0)}, 0, []int32{3}},
+		"one goes first, without spare devices":   {Budget{3, 1, 0}, []Revision{revision(0), revision(3, 0, 1, 2)}, 0, []int32{0, 2}},
+		"its pod is still there":                  {Budget{3, 1, 0}, []Revision{revision(0), {Replicas: 2, Existing: 3, Ready: []bool{true, true}}}, 0, []int32{0, 2}},
+		"then one comes":                          {Budget{3, 1, 0}, []Revision{revision(0), revision(2, 0, 1)}, 0, []int32{1, 2}},
+		"waits for the new one to be ready":       {Budget{3, 1, 0}, []Revision{revision(1), revision(2, 0, 1)}, 0, []int32{1, 2}},
+		"goes on when it is":                      {Budget{3, 1, 0}, []Revision{revision(1, 0), revision(2, 0, 1)}, 0, []int32{1, 1}},
+		"the last one goes":                       {Budget{3, 1, 0}, []Revision{revision(2, 0, 1), revision(1, 0)}, 0, []int32{2, 0}},
+		"surge first, nothing unavailable":        {Budget{2, 0, 1}, []Revision{revision(0), revision(2, 0, 1)}, 0, []int32{1, 2}},
+		"surge, then one old goes":                {Budget{2, 0, 1}, []Revision{revision(1, 0), revision(2, 0, 1)}, 0, []int32{1, 1}},
+		"a broken old revision does not block":    {Budget{2, 1, 0}, []Revision{revision(0), revision(1), revision(1, 0)}, 0, []int32{0, 0, 1}},
+		"an unready old pod on top goes for free": {Budget{2, 1, 0}, []Revision{revision(0), revision(2, 0)}, 0, []int32{0, 1}},
+		"a single replica has a gap":              {Budget{1, 1, 0}, []Revision{revision(0), revision(1, 0)}, 0, []int32{0, 0}},
+		"a single replica, surge: none":           {Budget{1, 1, 1}, []Revision{revision(0), revision(1, 0)}, 0, []int32{1, 1}},
+		"its successor does not serve yet":        {Budget{1, 1, 1}, []Revision{revision(1), revision(1, 0)}, 0, []int32{1, 1}},
+		"its successor serves":                    {Budget{1, 1, 1}, []Revision{revision(1, 0), revision(1, 0)}, 0, []int32{1, 0}},
+		"scaled to zero, surge":                   {Budget{0, 1, 1}, []Revision{revision(1), revision(1, 0)}, 0, []int32{0, 0}},
+		"scaled down in the middle of a roll-out": {Budget{1, 1, 0}, []Revision{revision(2, 0), revision(2, 0, 1)}, 0, []int32{1, 0}},
+		"scaled to zero":                          {Budget{0, 1, 0}, []Revision{revision(2, 0, 1)}, 0, []int32{0}},
+		"unknown revision: nothing moves":         {Budget{2, 1, 0}, []Revision{revision(1, 0), revision(1, 0)}, -1, []int32{1, 1}},
+		"unknown revision: grows what works":      {Budget{3, 1, 0}, []Revision{revision(1), revision(1, 0)}, -1, []int32{1, 2}},
+		"unknown revision: shrinks the oldest":    {Budget{1, 1, 0}, []Revision{revision(1, 0), revision(1, 0)}, -1, []int32{1, 0}},
+		"no revision at all":                      {Budget{1, 1, 0}, nil, -1, []int32{}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tc.want, Replicas(tc.budget, tc.revisions, Goal{Stable: tc.current, Candidate: None})); diff != "" {
+				t.Errorf("replicas (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// From random states, with pods that become ready in random order (those of a broken revision never do), every step
+// keeps the bounds, and a roll-out to a working revision ends.
+func TestReplicasKeepsBoundsAndEnds(t *testing.T) {
+	for seed := range uint64(3000) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		b := Budget{Replicas: random.Int32N(6), MaxUnavailable: random.Int32N(4), MaxSurge: random.Int32N(3)}
+		if b.MaxUnavailable == 0 && b.MaxSurge == 0 {
+			b.MaxSurge = 1
+		}
+		revisions := make([]Revision, 1+random.IntN(4))
+		broken := make([]bool, len(revisions))
+		for i := range revisions {
+			broken[i] = random.IntN(3) == 0
+			revisions[i] = revision(random.Int32N(4))
+			revisions[i].Existing += random.Int32N(2)
+			for ordinal := range revisions[i].Ready {
+				revisions[i].Ready[ordinal] = !broken[i] && random.IntN(2) == 0
+			}
+		}
+		current := random.IntN(len(revisions))
+		broken[current] = false
+
+		done := false
+		for step := 0; step < 200 && !done; step++ {
+			before := make([]int32, len(revisions))
+			for i, r := range revisions {
+				before[i] = r.Replicas
+			}
+			availableBefore := availableReplicas(revisions, before)
+			target := Replicas(b, revisions, Goal{Stable: current, Candidate: None})
+			if total := occupied(revisions, target); total > max(occupied(revisions, before), b.Replicas+b.MaxSurge) {
+				t.Fatalf("seed %d: %d replicas, above %d + surge %d", seed, total, b.Replicas, b.MaxSurge)
+			}
+			// The current revision is cut to what is asked whatever its readiness: that is a scale-down, not a roll-out.
+			if cut := before[current] > b.Replicas; !cut {
+				if available := availableReplicas(revisions, target); available < min(availableBefore, b.Minimum()) {
+					t.Fatalf("seed %d: %d available, want %d of budget %+v", seed, available, b.Minimum(), b)
+				}
+			}
+			var starting [][2]int
+			done = target[current] == b.Replicas && sum(target) == b.Replicas
+			for i := range revisions {
+				next := revision(target[i])
+				copy(next.Ready, revisions[i].Ready)
+				if next.Existing < revisions[i].Existing && random.IntN(2) == 0 {
+					next.Existing = revisions[i].Existing // its pods are not terminating yet
+					done = false
+				}
+				revisions[i] = next
+				for ordinal, ready := range next.Ready {
+					if !ready && !broken[i] {
+						starting = append(starting, [2]int{i, ordinal})
+						done = false
+					}
+				}
+			}
+			if len(starting) > 0 {
+				pick := starting[random.IntN(len(starting))]
+				revisions[pick[0]].Ready[pick[1]] = true
+			}
+		}
+		if !done {
+			t.Fatalf("seed %d: the roll-out does not end: budget %+v, revisions %+v, current %d", seed, b, revisions, current)
+		}
+	}
+}

@@ -144,7 +144,7 @@ type AffinityProfileStatus struct {
 	// +optional
 	Model *ModelStatus `json:"model,omitempty"`
 
-	// progress is how far the profiling Job is, while it runs.
+	// progress is how far the profiling Job is, while it runs, or how much the request routers have sampled.
 	// +optional
 	Progress *ProfileProgress `json:"progress,omitempty"`
 
@@ -155,7 +155,8 @@ type AffinityProfileStatus struct {
 
 // ProfileProgress is how far a profiling Job is; it moves every 10 seconds at most.
 type ProfileProgress struct {
-	// requestsDone of requestsTotal have been answered.
+	// requestsDone of requestsTotal have been answered. With target Live it is tokens first, and requests once they suffice, that
+	// the request routers have sampled.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	RequestsDone int32 `json:"requestsDone"`

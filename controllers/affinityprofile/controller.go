@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -54,6 +55,9 @@ type Reconciler struct {
 	Image string
 	// Now is the clock.
 	Now func() time.Time
+
+	// collecting is held while the samples of request routers are in memory.
+	collecting sync.Mutex
 }
 
 // SetupWithManager registers the controller.
@@ -99,6 +103,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	if profile.DeletionTimestamp != nil {
 		return ctrl.Result{}, nil // the Jobs are garbage-collected by their owner references
+	}
+	if profile.Spec.Target == semmoev1.ProfilingTargetLive {
+		return r.reconcileLive(ctx, profile)
 	}
 	now := r.Now()
 	o, pods, err := r.observe(ctx, profile, now)

@@ -38,6 +38,14 @@ type observation struct {
 	Attempts attempts
 	// Deployment is why the deployment that is to answer the requests cannot yet; empty where it can.
 	Deployment string
+	// Live is what routers have sampled; nil for other targets than Live, and where they were not asked.
+	Live *liveState
+	// LiveWaits is what of its inputs a live profile lacks; empty where it lacks nothing.
+	LiveWaits string
+	// LiveFailure is why what they have could not be made a profile; empty where it could, or was not tried.
+	LiveFailure string
+	// Model is the model of a live profile's result; nil without one.
+	Model *semmoev1.ModelStatus
 	// Progress is how far the Job at work is; nil while it does not send requests.
 	Progress *semmoev1.ProfileProgress
 	// Problem is what keeps a pod from running.

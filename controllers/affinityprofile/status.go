@@ -41,6 +41,7 @@ func statusOf(profile *semmoev1.AffinityProfile, o observation) semmoev1.Affinit
 	if o.Result == nil {
 		status.Progress = o.Progress
 	}
+	status.Model = o.Model
 	if report := o.Inspection.Report; report != nil {
 		status.Model = &semmoev1.ModelStatus{
 			Digest:          report.ModelDigest,
@@ -81,6 +82,10 @@ func faultOf(o observation) *fault {
 		return &fault{"StoreUnavailable", o.StoreFailure, false}
 	case o.Result != nil:
 		return nil
+	case o.Live != nil && o.Live.None:
+		return &fault{"NoLiveSamples", "The request routers do not keep the samples of spec.live.samples: set spec.profiling.liveSamples of the MoEDeployment to Sequences, or make a profile of Counts", false}
+	case o.LiveFailure != "":
+		return &fault{"ProfilingFailed", "The routers' samples could not be made a profile, and are read again: " + o.LiveFailure, false}
 	case a.Running == nil && a.FinalReason != "":
 		return &fault{a.FinalReason, fmt.Sprintf("%s. Another attempt would end in the same way, so none is made: mend it and delete Job %s, or create another AffinityProfile", a.Failure, a.Last.Name), true}
 	case a.Crash != "":
@@ -112,6 +117,12 @@ func stage(o observation) (reason, message string) {
 	switch {
 	case o.ID == "":
 		return "Inspecting", "The model and the data set are being inspected; no device is used before they are found to be sound"
+	case o.LiveWaits != "":
+		return "WaitingForInputs", o.LiveWaits
+	case o.Live != nil && o.Live.enough():
+		return "WaitingForTurn", "The routers' samples are read once those of another profile have been"
+	case o.Live != nil:
+		return "WaitingForSamples", waitingText(o.Live)
 	case a.Running != nil && !a.Ours:
 		return "WaitingForOtherProfile", fmt.Sprintf("Job %s of AffinityProfile %s records a profile of the same inputs: its result will be shared", a.Running.Name, a.Running.Labels[semmoev1.LabelProfile])
 	case a.Running != nil && a.Running.DeletionTimestamp != nil:
@@ -124,6 +135,18 @@ func stage(o observation) (reason, message string) {
 		return "WaitingForDeployment", o.Deployment + ": the profile is taken once it serves"
 	}
 	return "StartingJob", "The profiling Job is being created"
+}
+
+// waitingText says what a live profile waits for; how much of it there is, status.progress tells.
+func waitingText(l *liveState) string {
+	text := fmt.Sprintf("The profile is complete once the request routers have sampled %d tokens", l.WantTokens)
+	if l.WantRequests > 0 {
+		text += fmt.Sprintf(" of %d requests", l.WantRequests)
+	}
+	if l.Routers == 0 {
+		return text + ": none of them can be asked now"
+	}
+	return text + ": see status.progress"
 }
 
 func progressingVerdict(o observation, stalled bool) verdict {

@@ -29,6 +29,9 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 	if !adapter.TellsExperts() {
 		return invalidf("EngineCannotTell", "spec.engine.type: %s does not tell the experts of a request, and cannot profile: use another engine", adapter.Type)
 	}
+	if profile.Spec.Target == semmoev1.ProfilingTargetLive {
+		return validateLive(profile)
+	}
 	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated {
 		if _, err := adapter.Args(launch(profile), profile.Spec.Engine.Args); err != nil {
 			return invalidf("ContradictingFlags", "%v", err)
@@ -39,6 +42,14 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 	}
 	if template := profile.Spec.Template; template != nil {
 		return validateTemplate(template)
+	}
+	return nil
+}
+
+// validateLive refuses what a profile of target Live has no use for.
+func validateLive(profile *semmoev1.AffinityProfile) *invalidError {
+	if profile.Spec.Template != nil {
+		return invalidf("InvalidSpec", "spec.template: a profile of target Live has no pods: remove it")
 	}
 	return nil
 }

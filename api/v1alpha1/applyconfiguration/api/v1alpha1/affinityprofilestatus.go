@@ -19,7 +19,7 @@ type AffinityProfileStatusApplyConfiguration struct {
 	Inputs *string `json:"inputs,omitempty"`
 	// model is what the inspection found in the checkpoint.
 	Model *ModelStatusApplyConfiguration `json:"model,omitempty"`
-	// progress is how far the profiling Job is, while it runs.
+	// progress is how far the profiling Job is, while it runs, or how much the request routers have sampled.
 	Progress *ProfileProgressApplyConfiguration `json:"progress,omitempty"`
 	// result describes the profile, once it is in the store.
 	Result *ProfileResultApplyConfiguration `json:"result,omitempty"`

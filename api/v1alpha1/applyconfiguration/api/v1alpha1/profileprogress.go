@@ -7,7 +7,8 @@ package v1alpha1
 //
 // ProfileProgress is how far a profiling Job is; it moves every 10 seconds at most.
 type ProfileProgressApplyConfiguration struct {
-	// requestsDone of requestsTotal have been answered.
+	// requestsDone of requestsTotal have been answered. With target Live it is tokens first, and requests once they suffice, that
+	// the request routers have sampled.
 	RequestsDone *int32 `json:"requestsDone,omitempty"`
 	// requestsTotal is the number of requests to send.
 	RequestsTotal *int32 `json:"requestsTotal,omitempty"`

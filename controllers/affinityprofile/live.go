@@ -1,0 +1,358 @@
+package affinityprofile
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/counts"
+	"github.com/semmoe/operator/internal/outcome"
+	"github.com/semmoe/operator/internal/podhealth"
+	recording "github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+const (
+	// samplesPeriod is how often routers are asked how many samples they have.
+	samplesPeriod = 15 * time.Second
+	// sizesTimeout and samplesTimeout bound a question to one router for the sizes of its samples, and for the samples.
+	sizesTimeout   = 2 * time.Second
+	samplesTimeout = 20 * time.Second
+	// enoughTokens and enoughRequests are waited for, where the sampling does not ask for fewer: new tables made from 25,000 tokens
+	// recover nearly half of what is lost to a drift, and a plan is judged by a part of the requests.
+	enoughTokens   = 25000
+	enoughRequests = 100
+	// maxSampleBytes bounds what is read of one router, uncompressed. A router keeps about 32 MB of expert ids and 8 MB for each
+	// million of tokens, or counts of 72 MB.
+	maxSampleBytes = 192 << 20
+	// maxTokenizerBytes bounds a tokenizer; the largest known ones have about 35 MB.
+	maxTokenizerBytes = 256 << 20
+	// liveSeed makes the sample of what routers have repeatable.
+	liveSeed = 1
+	// routerMetricsPort is where request routers tell their samples.
+	routerMetricsPort = 9090
+)
+
+// liveState is what is known of the samples that a live profile waits for.
+type liveState struct {
+	// Routers is how many request routers are asked.
+	Routers int
+	// Requests and Tokens are how much they have; WantRequests and WantTokens how much is waited for. With counts there are no
+	// requests.
+	Requests, Tokens, WantRequests, WantTokens int64
+	// None tells that no router keeps such samples.
+	None bool
+}
+
+func (l *liveState) enough() bool {
+	return l.Tokens >= l.WantTokens && l.Requests >= l.WantRequests
+}
+
+// progress is how far the profile is, in tokens.
+func (l *liveState) progress() *semmoev1.ProfileProgress {
+	done, total := l.Tokens, l.WantTokens
+	if l.Tokens >= l.WantTokens {
+		done, total = l.Requests, l.WantRequests
+	}
+	if done == 0 || total == 0 {
+		return nil
+	}
+	return &semmoev1.ProfileProgress{RequestsDone: int32(done), RequestsTotal: int32(total), Summary: fmt.Sprintf("%d/%d", done, total)}
+}
+
+// wantedSamples is what a live profile waits for.
+func wantedSamples(profile *semmoev1.AffinityProfile) liveState {
+	l := liveState{WantTokens: min(int64(profile.Spec.Tokens), enoughTokens)}
+	if profile.Spec.Live.Samples == semmoev1.LiveSamplesSequences {
+		l.WantRequests = min(int64(profile.Spec.Requests), enoughRequests)
+	}
+	return l
+}
+
+// samplesSince is from when on samples count.
+func samplesSince(profile *semmoev1.AffinityProfile) time.Time {
+	if since := profile.Spec.Live.Since; since != nil {
+		return since.Time
+	}
+	return profile.CreationTimestamp.Time
+}
+
+// reconcileLive makes a profile of what routers have sampled: it needs no Job. The store has the result, or nothing: whenever this
+// ends in between, the next one begins again.
+func (r *Reconciler) reconcileLive(ctx context.Context, profile *semmoev1.AffinityProfile) (ctrl.Result, error) {
+	o := observation{Invalid: validate(profile), ID: recording.LiveID(string(profile.UID))}
+	var after time.Duration
+	var err error
+	if o.Invalid == nil {
+		after, err = r.makeLive(ctx, profile, &o)
+	}
+	o.Failure = outcome.Lasting(err)
+	err = errors.Join(err, r.applyStatus(ctx, profile, statusOf(profile, o)))
+	return ctrl.Result{RequeueAfter: after}, err
+}
+
+// makeLive completes the observation, and publishes the profile once the routers have enough. It returns when to look again.
+func (r *Reconciler) makeLive(ctx context.Context, profile *semmoev1.AffinityProfile, o *observation) (time.Duration, error) {
+	store, err := r.Store.Client(ctx)
+	if err == nil {
+		err = r.findLive(ctx, store, profile, o)
+	}
+	if err != nil {
+		o.StoreFailure = storeAdvice(err)
+		if profile.Status.Inputs == o.ID {
+			o.Result, o.Model = profile.Status.Result, profile.Status.Model
+		}
+		return storePeriod, nil
+	}
+	if o.Result != nil {
+		return 0, nil
+	}
+	prior, err := r.liveInputs(ctx, profile, o)
+	if err != nil || o.LiveWaits != "" {
+		return samplesPeriod, err
+	}
+	routers, err := r.routersOf(ctx, profile)
+	if err != nil {
+		return 0, err
+	}
+	state := wantedSamples(profile)
+	r.askSizes(ctx, profile, routers, &state)
+	o.Live, o.Progress = &state, state.progress()
+	// Samples of several profiles at once could be more than the memory.
+	if !state.enough() || !r.collecting.TryLock() {
+		return samplesPeriod, nil
+	}
+	defer r.collecting.Unlock()
+	if err := r.publishLive(ctx, store, profile, prior, routers); err != nil {
+		logr.FromContextOrDiscard(ctx).Info("A live profile is tried again", "profile", profile.Name, "reason", err.Error())
+		o.LiveFailure = podhealth.Truncate(err.Error(), 512)
+		return samplesPeriod, nil
+	}
+	return 0, r.findLive(ctx, store, profile, o)
+}
+
+// findLive looks for the result in the store.
+func (r *Reconciler) findLive(ctx context.Context, store *artifact.Client, profile *semmoev1.AffinityProfile, o *observation) error {
+	scope := artifact.Scope{Namespace: profile.Namespace, Kind: artifact.Profile, ID: o.ID}
+	digest, err := store.Published(ctx, scope)
+	if errors.Is(err, artifact.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if known := profile.Status.Result; known != nil && known.Digest == string(digest) && profile.Status.Model != nil {
+		o.Result, o.Model = known, profile.Status.Model // what a digest names never changes
+		return nil
+	}
+	manifest, err := recording.FetchManifest(ctx, store, scope, digest)
+	if err != nil {
+		return err
+	}
+	if manifest.Live == nil {
+		return fmt.Errorf("the result of %s is not that of a live profile", scope)
+	}
+	m := manifest.Live.Model
+	o.Result = resultOf(digest, manifest.Summary)
+	o.Model = &semmoev1.ModelStatus{
+		Digest: manifest.ModelDigest, Family: m.Type, Layers: int32(m.HiddenLayers), MoELayers: int32(len(m.Layers)),
+		Experts: int32(m.Experts), ExpertsPerToken: int32(m.TopK),
+	}
+	return nil
+}
+
+// liveInputs reads the prior profile, and says in the observation why the profile cannot be taken.
+func (r *Reconciler) liveInputs(ctx context.Context, profile *semmoev1.AffinityProfile, o *observation) (*semmoev1.AffinityProfile, error) {
+	name := profile.Spec.Live.PriorProfileRef.Name
+	prior := &semmoev1.AffinityProfile{}
+	err := r.Get(ctx, client.ObjectKey{Namespace: profile.Namespace, Name: name}, prior)
+	switch {
+	case apierrors.IsNotFound(err):
+		o.LiveWaits = fmt.Sprintf("spec.live.priorProfileRef: there is no AffinityProfile %q in this namespace", name)
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("get AffinityProfile %s: %w", name, err)
+	case !meta.IsStatusConditionTrue(prior.Status.Conditions, semmoev1.ConditionReady) || prior.Status.Result == nil || prior.Status.Model == nil:
+		o.LiveWaits = fmt.Sprintf("AffinityProfile %s (spec.live.priorProfileRef) is not complete", name)
+		return nil, nil
+	}
+	moed := &semmoev1.MoEDeployment{}
+	deployment := profile.Spec.DeploymentRef.Name
+	err = r.Get(ctx, client.ObjectKey{Namespace: profile.Namespace, Name: deployment}, moed)
+	switch {
+	case apierrors.IsNotFound(err):
+		o.LiveWaits = fmt.Sprintf("spec.deploymentRef: there is no MoEDeployment %q in this namespace", deployment)
+	case err != nil:
+		return nil, fmt.Errorf("get MoEDeployment %s: %w", deployment, err)
+	case moed.Spec.Reconciliation == semmoev1.ReconciliationPaused:
+		o.LiveWaits = fmt.Sprintf("MoEDeployment %s is paused (spec.reconciliation)", deployment)
+	}
+	return prior, nil
+}
+
+// routersOf are the request routers of the profile's deployment that can be asked, in the order of their names.
+func (r *Reconciler) routersOf(ctx context.Context, profile *semmoev1.AffinityProfile) ([]*corev1.Pod, error) {
+	_, pods, err := r.list(ctx, profile.Namespace, client.MatchingLabels{
+		semmoev1.LabelDeployment: profile.Spec.DeploymentRef.Name, semmoev1.LabelComponent: semmoev1.ComponentRouter,
+	})
+	pods = slices.DeleteFunc(pods, func(pod *corev1.Pod) bool { return !podhealth.Ready(pod) || pod.Status.PodIP == "" })
+	slices.SortFunc(pods, func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
+	return pods, err
+}
+
+// askSizes sums how many samples the routers have. Routers that cannot be reached count for nothing, and are asked again.
+func (r *Reconciler) askSizes(ctx context.Context, profile *semmoev1.AffinityProfile, routers []*corev1.Pod, state *liveState) {
+	log := logr.FromContextOrDiscard(ctx)
+	none := 0
+	for _, pod := range routers {
+		response, err := r.askSamples(ctx, http.MethodHead, profile, pod, sizesTimeout)
+		if err != nil {
+			log.V(1).Info("A request router does not tell its samples", "pod", pod.Name, "reason", err.Error())
+			continue
+		}
+		response.Body.Close()
+		switch response.StatusCode {
+		case http.StatusOK:
+			state.Routers++
+			state.Tokens += headerNumber(response, router.HeaderTokens)
+			state.Requests += headerNumber(response, router.HeaderRequests)
+		case http.StatusNotFound:
+			none++
+		}
+	}
+	state.None = none > 0 && state.Routers == 0
+}
+
+func headerNumber(response *http.Response, name string) int64 {
+	n, err := strconv.ParseInt(response.Header.Get(name), 10, 64)
+	if err != nil || n < 0 {
+		return 0
+	}
+	return n
+}
+
+// askSamples asks a router for the samples of a profile. The caller closes the body; the time is bounded until then.
+func (r *Reconciler) askSamples(ctx context.Context, method string, profile *semmoev1.AffinityProfile, pod *corev1.Pod, timeout time.Duration) (*http.Response, error) {
+	path := router.LiveCountsPath
+	if profile.Spec.Live.Samples == semmoev1.LiveSamplesSequences {
+		path = router.LiveSequencesPath
+	}
+	address := url.URL{
+		Scheme: "http", Host: net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(routerMetricsPort)), Path: path,
+		RawQuery: url.Values{router.QuerySince: {samplesSince(profile).UTC().Format(time.RFC3339)}}.Encode(),
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	request, err := http.NewRequestWithContext(ctx, method, address.String(), nil)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	response, err := r.HTTP.Do(request)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	response.Body = &cancelledBody{response.Body, cancel}
+	return response, nil
+}
+
+// cancelledBody ends the context of its request when it is closed.
+type cancelledBody struct {
+	io.ReadCloser
+	cancel context.CancelFunc
+}
+
+func (b *cancelledBody) Close() error {
+	defer b.cancel()
+	return b.ReadCloser.Close()
+}
+
+// publishLive makes the profile of what the routers have now, and publishes it.
+func (r *Reconciler) publishLive(ctx context.Context, store *artifact.Client, profile, prior *semmoev1.AffinityProfile, routers []*corev1.Pod) error {
+	from := artifact.Scope{Namespace: prior.Namespace, Kind: artifact.Profile, ID: prior.Status.Inputs}
+	manifest, err := recording.FetchManifest(ctx, store, from, artifact.Digest(prior.Status.Result.Digest))
+	if err != nil {
+		return fmt.Errorf("read AffinityProfile %s: %w", prior.Name, err)
+	}
+	model, err := recording.FetchModel(ctx, store, from, manifest)
+	if err != nil {
+		return fmt.Errorf("read AffinityProfile %s: %w", prior.Name, err)
+	}
+	var tokenizer []byte
+	if digest, has := manifest.Files[recording.TokenizerFile]; has {
+		if tokenizer, err = store.ReadAll(ctx, from, digest, maxTokenizerBytes); err != nil {
+			return fmt.Errorf("read the tokenizer of AffinityProfile %s: %w", prior.Name, err)
+		}
+	}
+	made, err := r.collect(ctx, profile, routers, model, manifest.ModelDigest)
+	if err != nil {
+		return err
+	}
+	_, err = recording.PublishLive(ctx, store, artifact.Scope{Namespace: profile.Namespace, Kind: artifact.Profile, ID: recording.LiveID(string(profile.UID))}, made, recording.Manifest{
+		ModelDigest: manifest.ModelDigest, Sampling: samplingOf(profile),
+		Live: &recording.Live{UID: string(profile.UID), Samples: string(profile.Spec.Live.Samples), Model: model},
+	}, tokenizer)
+	return err
+}
+
+// collect makes a profile of what the routers have. One that cannot be read now keeps it from being made: its part of the traffic
+// would be missing.
+func (r *Reconciler) collect(ctx context.Context, profile *semmoev1.AffinityProfile, routers []*corev1.Pod, model recording.Model, digest string) (*recording.Profile, error) {
+	var sequences []*trace.Trace
+	var counted []*counts.Counts
+	for _, pod := range routers {
+		err := r.readSamples(ctx, profile, pod, func(body io.Reader) (err error) {
+			if profile.Spec.Live.Samples == semmoev1.LiveSamplesSequences {
+				var part *trace.Trace
+				part, err = trace.Read(body, maxSampleBytes)
+				sequences = append(sequences, part)
+				return err
+			}
+			var part *counts.Counts
+			part, err = counts.ReadCompressed(body, maxSampleBytes)
+			counted = append(counted, part)
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("read the samples of request router %s: %w", pod.Name, err)
+		}
+	}
+	if profile.Spec.Live.Samples == semmoev1.LiveSamplesSequences {
+		return recording.FromSequences(sequences, model, digest, samplingOf(profile), liveSeed)
+	}
+	return recording.FromCounts(counted, model, digest)
+}
+
+// readSamples has what a router has sampled read; a router without samples is passed over.
+func (r *Reconciler) readSamples(ctx context.Context, profile *semmoev1.AffinityProfile, pod *corev1.Pod, read func(io.Reader) error) error {
+	response, err := r.askSamples(ctx, http.MethodGet, profile, pod, samplesTimeout)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	switch response.StatusCode {
+	case http.StatusOK:
+		return read(response.Body)
+	case http.StatusNoContent, http.StatusNotFound:
+		return nil
+	}
+	return errors.New(response.Status)
+}

@@ -61,7 +61,7 @@ func trialOf(moed *semmoev1.MoEDeployment, candidate *appsv1.StatefulSet, o obse
 		Canary:     rollout.CanarySize(*moed.Spec.Replicas, moed.Spec.Rollout.CanaryReplicas),
 		Soak:       time.Duration(*moed.Spec.Rollout.SoakSeconds) * time.Second,
 		Promoting:  candidate.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting,
-		Approved:   approved(moed, o.Planning.Candidate.Short()),
+		Approved:   approved(moed, o.Planning.Candidate.Short()) || pinned(moed, o.Planning.Plan),
 		Measured:   observes(moed),
 		Comparison: rollout.Comparison{Verdict: rollout.TooFew},
 	}

@@ -28,6 +28,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/apply"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/router"
 )
 
 // routerClusterRole is what a request router may do; it is bound in its namespace.
@@ -133,7 +134,7 @@ func (r *Reconciler) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeploy
 // storeAuthority is the certificate authority of the artifact store, where routers need the store: they read plans from
 // it. Without a store, or before it has published the authority, it is empty: routers serve without plans then.
 func (r *Reconciler) storeAuthority(ctx context.Context, moed *semmoev1.MoEDeployment) (string, error) {
-	if moed.Spec.Profiling == nil {
+	if !usesPlans(moed) {
 		return "", nil
 	}
 	authority, err := r.Store.Authority(ctx)
@@ -265,6 +266,9 @@ func routerArgs(moed *semmoev1.MoEDeployment) []string {
 		"--sample-percent=" + strconv.Itoa(int(samplePercent(moed))),
 		"--host=$(" + podIPVariable + ")",
 		fmt.Sprintf("--drain-timeout=%ds", graceSeconds),
+	}
+	if profiling := moed.Spec.Profiling; profiling != nil && profiling.LiveSamples == semmoev1.LiveSamplesSequences {
+		args = append(args, "--live-samples="+string(router.LiveSequences))
 	}
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
 		args = append(args, "--endpoint-picker")

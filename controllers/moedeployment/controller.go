@@ -85,6 +85,7 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 		Owns(&rbacv1.RoleBinding{}).
 		Owns(&semmoev1.PlacementPlan{}).
 		Watches(&semmoev1.AffinityProfile{}, handler.EnqueueRequestsFromMapFunc(r.whoseProfile)).
+		Watches(&semmoev1.PlacementPlan{}, handler.EnqueueRequestsFromMapFunc(r.whosePin)).
 		// Pods belong to workloads, not to us: their label leads back.
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, pod client.Object) []reconcile.Request {
 			name := pod.GetLabels()[semmoev1.LabelDeployment]
@@ -115,6 +116,23 @@ func (r *Reconciler) whoseProfile(ctx context.Context, profile client.Object) []
 		moed := &list.Items[i]
 		named := moed.Spec.Profiling != nil && moed.Spec.Profiling.ProfileRef != nil && moed.Spec.Profiling.ProfileRef.Name == profile.GetName()
 		if named || metav1.IsControlledBy(profile, moed) {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(moed)})
+		}
+	}
+	return requests
+}
+
+// whosePin are the MoEDeployments that pin a plan.
+func (r *Reconciler) whosePin(ctx context.Context, plan client.Object) []reconcile.Request {
+	var list semmoev1.MoEDeploymentList
+	if err := r.List(ctx, &list, client.InNamespace(plan.GetNamespace())); err != nil {
+		logr.FromContextOrDiscard(ctx).Error(err, "Listing the MoEDeployments that pin a plan", "plan", plan.GetName())
+		return nil
+	}
+	var requests []reconcile.Request
+	for i := range list.Items {
+		moed := &list.Items[i]
+		if ref := moed.Spec.Placement.PlanRef; ref != nil && ref.Name == plan.GetName() {
 			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(moed)})
 		}
 	}
@@ -192,6 +210,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	if observes(moed) && o.Revision != "" {
 		after = outcome.Soonest(after, observePeriod)
+	}
+	if o.Inspection.Report != nil && o.Invalid == nil && planErr == nil {
+		if o.Replan, err = r.reconcileReplan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, driftOf(moed, o, now)); err != nil {
+			phases = errors.Join(phases, err)
+		}
 	}
 	if err := r.applyStatus(ctx, moed, statusOf(moed, o, now)); err != nil {
 		phases = errors.Join(phases, err)

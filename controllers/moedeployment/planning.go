@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/checkpoint"
@@ -27,8 +28,22 @@ type planning struct {
 	Profile *semmoev1.AffinityProfile
 	// ProfileName is its name, known before it exists; empty where none is asked for.
 	ProfileName string
-	// Plan is the plan for the present inputs; nil where there is none (yet).
+	// Base is the plan that the spec itself asks for; nil where there is none (yet). Lineage is what drift has led to since.
+	Base    *semmoev1.PlacementPlan
+	Lineage lineage
+	// Plan is the plan whose layout is wanted: Base, one that drift has led to, or the one that the spec pins; nil where there is
+	// none (yet).
 	Plan *semmoev1.PlacementPlan
+	// Pin is why the pinned plan cannot be served; its zero value where it can, or where none is pinned.
+	Pin verdict
+	// Tables is the plan whose tables are used with the layout in service; nil where those are its own. TablesHold is why newer
+	// ones are not.
+	Tables     *semmoev1.PlacementPlan
+	TablesHold verdict
+	// PinnedTables is the pinned plan, where it has new tables for a layout that exists; nil otherwise.
+	PinnedTables *semmoev1.PlacementPlan
+	// Named are the plans that routers are told to use the tables of.
+	Named []string
 	// Serving is what to serve under: what has proven itself; nil for no plan.
 	Serving *layout
 	// Candidate is what to try beside it: Plan once it may be rolled out; nil where there is nothing to try.
@@ -319,13 +334,13 @@ func promiseOf(serving *layout, plans ...*semmoev1.PlacementPlan) *semmoev1.Plac
 // holdBack is why a plan that is ready is not rolled out; its zero value where it is.
 func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) verdict {
 	short := plan.Status.Plan
-	approved, approve := approved(moed, short), approveCommand(moed, short)
+	approved, approve := approved(moed, short) || pinned(moed, plan), approveCommand(moed, short)
 	no := func(reason, format string, args ...any) verdict {
 		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}
 	}
 	switch {
 	case plan.Status.Verdict != semmoev1.VerdictGain:
-		return no("NoGainExpected", "Plan %s promises no gain (%s against %s without it), and is not rolled out", short, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)
+		return no(string(plan.Status.Verdict), "Plan %s promises no gain (%s against %s without it), and is not rolled out", short, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)
 	case moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
 		return no("NotRealizable", "Plan %s is for attention TensorParallel: it pays only in an engine that shuffles tokens by the plan's tables, which %s does not", short, moed.Spec.Engine.Type)
 	case moed.Spec.Routing.Mode == semmoev1.RoutingModeNone && !approved:
@@ -348,10 +363,20 @@ func forecastOf(plan *semmoev1.PlacementPlan) semmoev1.PlanForecast {
 	return *plan.Status.Forecast
 }
 
-// obsoletePlans are plans of ours that nothing needs: not asked for, and named by no workload.
-func obsoletePlans(plans []*semmoev1.PlacementPlan, p planning, workloads []*appsv1.StatefulSet) []*semmoev1.PlacementPlan {
+// needs tells that a plan is asked for, is what drift has led to last, or is named to the routers.
+func (p *planning) needs(plan *semmoev1.PlacementPlan) bool {
+	for _, needed := range append([]*semmoev1.PlacementPlan{p.Plan, p.Base, p.Tables}, p.Lineage.plans[:min(1, len(p.Lineage.plans))]...) {
+		if needed != nil && needed.Name == plan.Name {
+			return true
+		}
+	}
+	return slices.Contains(p.Named, plan.Name)
+}
+
+// obsoletePlans are plans of ours that nothing needs: not asked for, not made for a drift of late, and named by no workload.
+func obsoletePlans(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan, p planning, workloads []*appsv1.StatefulSet, now time.Time) []*semmoev1.PlacementPlan {
 	return slices.DeleteFunc(slices.Clone(plans), func(plan *semmoev1.PlacementPlan) bool {
-		wanted := p.Plan != nil && p.Plan.Name == plan.Name
+		wanted := p.needs(plan) || recentReplan(plan, now) || pinned(moed, plan)
 		return plan.DeletionTimestamp != nil || wanted || slices.ContainsFunc(workloads, func(w *appsv1.StatefulSet) bool { return mounts(w, plan) })
 	})
 }
@@ -364,11 +389,13 @@ func mounts(workload *appsv1.StatefulSet, plan *semmoev1.PlacementPlan) bool {
 	})
 }
 
-// obsoleteProfiles are profiles of ours that neither the spec nor a plan that is kept names.
-func obsoleteProfiles(profiles []*semmoev1.AffinityProfile, p planning, kept []*semmoev1.PlacementPlan) []*semmoev1.AffinityProfile {
+// obsoleteProfiles are profiles of ours that neither the spec nor a plan that is kept names, and that were not made for a drift of
+// late.
+func obsoleteProfiles(profiles []*semmoev1.AffinityProfile, p planning, kept []*semmoev1.PlacementPlan, now time.Time) []*semmoev1.AffinityProfile {
 	return slices.DeleteFunc(slices.Clone(profiles), func(profile *semmoev1.AffinityProfile) bool {
-		return profile.DeletionTimestamp != nil || profile.Name == p.ProfileName || slices.ContainsFunc(kept, func(plan *semmoev1.PlacementPlan) bool {
-			return plan.Spec.ProfileRef.Name == profile.Name
+		return profile.DeletionTimestamp != nil || profile.Name == p.ProfileName || recentReplan(profile, now) || slices.ContainsFunc(kept, func(plan *semmoev1.PlacementPlan) bool {
+			prior := plan.Spec.PriorProfileRef
+			return plan.Spec.ProfileRef.Name == profile.Name || prior != nil && prior.Name == profile.Name
 		})
 	})
 }
@@ -410,6 +437,11 @@ func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
 	no := func(reason, message string) verdict { return verdict{metav1.ConditionFalse, reason, message} }
 	plan := o.Planning.Plan
 	switch {
+	case o.Planning.Pin.reason != "":
+		return o.Planning.Pin
+	case moed.Spec.Placement.PlanRef != nil && plan != nil && o.Inspection.Report != nil:
+		return verdict{metav1.ConditionTrue, "Pinned", fmt.Sprintf("spec.placement.planRef pins PlacementPlan %s (%s), which promises a local activation rate of %s; the default placement has %s",
+			plan.Name, plan.Status.Plan, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)}
 	case moed.Spec.Profiling == nil:
 		return no("NoProfile", "There is no plan without a profile")
 	case o.Inspection.Report == nil || !profiled(o.Planning.Profile, o.Inspection.Report.ModelDigest):
@@ -421,10 +453,14 @@ func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
 	case published(plan, moed, o.Inspection.Report.ModelDigest):
 		reason := "Planned"
 		if plan.Status.Verdict != semmoev1.VerdictGain {
-			reason = string(semmoev1.VerdictNoGainExpected)
+			reason = string(plan.Status.Verdict)
 		}
-		return verdict{metav1.ConditionTrue, reason, fmt.Sprintf("PlacementPlan %s (%s) promises a local activation rate of %s; the default placement has %s",
-			plan.Name, plan.Status.Plan, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)}
+		text := fmt.Sprintf("PlacementPlan %s (%s) promises a local activation rate of %s; the default placement has %s",
+			plan.Name, plan.Status.Plan, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)
+		if o.Replan.reason != "" {
+			text += ". " + o.Replan.reason + ": " + o.Replan.message
+		}
+		return verdict{metav1.ConditionTrue, reason, text}
 	}
 	return no(childVerdict("PlacementPlan", plan.Name, plan.Status.Conditions, "Planning"))
 }
@@ -459,7 +495,19 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 	case !complete:
 		return no("RollingOut", "Plan %s is being rolled out", p.Serving.Short())
 	}
-	return verdict{metav1.ConditionTrue, "RolledOut", fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), realizationText[p.Serving.Realization], p.Why) + p.Warnings}
+	return verdict{metav1.ConditionTrue, "RolledOut", fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), realizationText[p.Serving.Realization], p.Why) + p.Warnings + p.tablesText()}
+}
+
+// tablesText says whose tables are used with the layout in service, and what keeps newer ones from it; empty for its own.
+func (p *planning) tablesText() string {
+	text := ""
+	if p.Tables != nil {
+		text = fmt.Sprintf(". Requests are sent by the tables of plan %s (PlacementPlan %s)", p.Tables.Status.Plan, p.Tables.Name)
+	}
+	if p.TablesHold.reason != "" {
+		text += ". " + p.TablesHold.reason + ": " + p.TablesHold.message
+	}
+	return text
 }
 
 // onTargetPercent is how far, relative to the plan's promise, the observed rate may lie below it.
@@ -491,6 +539,9 @@ func profilingFault(moed *semmoev1.MoEDeployment, o observation) *fault {
 	if profile := profiledVerdict(moed, o); profile.reason == reasonProfileNotFound || profile.reason == reasonOtherModel {
 		return &fault{profile.reason, profile.message, false}
 	}
+	if pin := o.Planning.Pin; slices.Contains(pinFaults, pin.reason) {
+		return &fault{pin.reason, pin.message, false}
+	}
 	p := o.Planning
 	if p.Hold.reason == reasonOutputChanged {
 		return &fault{p.Hold.reason, p.Hold.message, false}
@@ -509,9 +560,9 @@ func profilingFault(moed *semmoev1.MoEDeployment, o observation) *fault {
 	return &fault{degraded.Reason, fmt.Sprintf("%s %s: %s", kind, name, degraded.Message), false}
 }
 
-// newestFirst orders plans for a stable choice among equals.
-func newestFirst(plans []*semmoev1.PlacementPlan) {
-	slices.SortFunc(plans, func(a, b *semmoev1.PlacementPlan) int {
-		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+// newestFirst orders objects for a stable choice among equals.
+func newestFirst[T client.Object](objects []T) {
+	slices.SortFunc(objects, func(a, b T) int {
+		return cmp.Or(b.GetCreationTimestamp().Compare(a.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName()))
 	})
 }

@@ -496,15 +496,15 @@ func TestObsolete(t *testing.T) {
 	used, wanted, gone := planOf("used", "aa", nil), planOf("wanted", "bb", nil), planOf("gone", "cc", nil)
 	plans := []*semmoev1.PlacementPlan{used, wanted, gone}
 	workloads := []*appsv1.StatefulSet{workloadUnder(t, used, 0)}
-	obsolete := obsoletePlans(plans, planning{Plan: wanted}, workloads)
+	obsolete := obsoletePlans(deployment(), plans, planning{Plan: wanted}, workloads, start)
 	if len(obsolete) != 1 || obsolete[0] != gone {
 		t.Errorf("obsolete are %d plans, want the one that nothing names", len(obsolete))
 	}
 	profiles := []*semmoev1.AffinityProfile{{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, {ObjectMeta: metav1.ObjectMeta{Name: "q"}}}
-	if left := obsoleteProfiles(profiles, planning{}, keptPlans(plans, obsolete)); len(left) != 1 || left[0].Name != "q" {
+	if left := obsoleteProfiles(profiles, planning{}, keptPlans(plans, obsolete), start); len(left) != 1 || left[0].Name != "q" {
 		t.Errorf("obsolete profiles are %v, want q: a plan that is kept names p", left)
 	}
-	if left := obsoletePlans(plans, planning{}, nil); len(left) != 3 {
+	if left := obsoletePlans(deployment(), plans, planning{}, nil, start); len(left) != 3 {
 		t.Errorf("without profiling and workloads %d plans are obsolete, want all", len(left))
 	}
 }

@@ -1,6 +1,7 @@
 package moedeployment
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,7 @@ import (
 
 // +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles;placementplans,verbs=get;list;watch;create;delete
 // +kubebuilder:rbac:groups=semmoe.io,resources=placementplans,verbs=patch
-// +kubebuilder:rbac:groups=core,resources=configmaps,verbs=get;list;watch;create;delete
+// +kubebuilder:rbac:groups=core,resources=configmaps,verbs=get;list;watch;create;patch;delete
 
 // reconcilePlanning creates the profile and the plan that the spec asks for, deletes those that nothing needs any more,
 // and chooses the plan to serve under. While paused it creates and deletes nothing.
@@ -29,7 +30,7 @@ func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDe
 	if err != nil {
 		return planning{}, err
 	}
-	if moed.Spec.Profiling == nil && len(profiles)+len(plans) == 0 {
+	if !usesPlans(moed) && len(profiles)+len(plans) == 0 {
 		return planning{}, nil
 	}
 	active := !paused(moed)
@@ -38,11 +39,18 @@ func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDe
 		return p, err
 	}
 	if profiled(p.Profile, modelDigest) {
-		if p.Plan, err = r.reconcilePlan(ctx, moed, p.Profile, report.Groups, active); err != nil {
+		if p.Base, err = r.reconcilePlan(ctx, moed, p.Profile, report.Groups, active); err != nil {
 			return p, err
 		}
 	}
-	if moed.Spec.Profiling != nil {
+	p.Lineage = lineageOf(p.Base, profiles, plans)
+	if p.Plan = p.Lineage.wanted(moed, p.Base, modelDigest); moed.Spec.Placement.PlanRef != nil {
+		if p.Plan, p.Pin, err = r.reconcilePin(ctx, moed, modelDigest); err != nil {
+			return p, err
+		}
+		p.followTables(plans)
+	}
+	if usesPlans(moed) {
 		changed, err := r.recordChangedOutputs(ctx, observed, appendPlan(plans, p.Plan))
 		if err != nil {
 			return p, err
@@ -55,14 +63,34 @@ func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDe
 			p.Serving, p.Candidate, p.Hold = c.chooseLayout()
 		}
 		p.Why, p.Warnings, p.Again = c.why(p.Serving), c.warnings(p.Serving), c.answers.Again
-		p.Promise = promiseOf(p.Serving, appendPlan(plans, p.Plan)...)
+		if err := r.reconcileTables(ctx, moed, modelDigest, &p, workloads, active); err != nil {
+			return p, err
+		}
+		p.Promise = cmp.Or(p.Tables, promiseOf(p.Serving, appendPlan(plans, p.Plan)...))
 	}
 	if !active {
 		return p, nil
 	}
-	obsolete := obsoletePlans(plans, p, workloads)
+	now := r.Now()
+	obsolete := obsoletePlans(moed, plans, p, workloads, now)
 	kept := keptPlans(plans, obsolete)
-	return p, errors.Join(deleteAll(ctx, r.Client, obsolete), deleteAll(ctx, r.Client, obsoleteProfiles(profiles, p, kept)))
+	return p, errors.Join(deleteAll(ctx, r.Client, obsolete), deleteAll(ctx, r.Client, obsoleteProfiles(profiles, p, kept, now)))
+}
+
+// usesPlans tells that the spec asks for a plan, or names one.
+func usesPlans(moed *semmoev1.MoEDeployment) bool {
+	return moed.Spec.Profiling != nil || moed.Spec.Placement.PlanRef != nil
+}
+
+// followTables takes for the layout of a pinned plan that has new tables alone the one that they are for, where that exists: pods
+// need not be restarted to swap tables.
+func (p *planning) followTables(plans []*semmoev1.PlacementPlan) {
+	if p.Plan == nil || p.Plan.Status.Tier != semmoev1.TierTables || p.Plan.Spec.Current == nil {
+		return
+	}
+	if layout := planWithDigest(p.Plan.Spec.Current.PlanDigest, appendPlan(plans, p.Base)); layout != nil {
+		p.PinnedTables, p.Plan = p.Plan, layout
+	}
 }
 
 func (r *Reconciler) ownProfilesAndPlans(ctx context.Context, moed *semmoev1.MoEDeployment) ([]*semmoev1.AffinityProfile, []*semmoev1.PlacementPlan, error) {

@@ -88,7 +88,7 @@ func samplePercent(moed *semmoev1.MoEDeployment) int32 {
 		return 0
 	case moed.Spec.Routing.SamplePercent != nil:
 		return *moed.Spec.Routing.SamplePercent
-	case moed.Spec.Profiling != nil:
+	case usesPlans(moed):
 		return defaultSamplePercent
 	}
 	return 0

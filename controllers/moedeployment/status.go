@@ -42,6 +42,8 @@ type observation struct {
 	Router *appsv1.Deployment
 	// Planning is what profiles and plans tell.
 	Planning planning
+	// Replan is where the plan for a drift is; its zero value where none is being made.
+	Replan verdict
 	// Reports are what the routers told.
 	Reports []lar.Report
 	// Observed is what routers sampled of the revision; Enough tells that it says something.

@@ -1,0 +1,413 @@
+package moedeployment
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/owned"
+)
+
+const (
+	// replanMemory is how long plans and profiles that drift has led to are kept at least: the daily cap counts them.
+	replanMemory = 24 * time.Hour
+	// onsetMemory bounds how far back samples of a live profile may lie: an onset that is estimated earlier says that the drift
+	// is as old as what is remembered.
+	onsetMemory = 24 * time.Hour
+	// datasetPeriod is how often a data set that had not changed is looked at again, while the traffic has drifted.
+	datasetPeriod = time.Hour
+)
+
+// lineage is what drift has led to since the plan that the spec itself asks for was made, the newest first. Another data set, profile
+// or shape of the deployment makes another plan for the spec, and with it a lineage that is empty.
+type lineage struct {
+	profiles []*semmoev1.AffinityProfile
+	plans    []*semmoev1.PlacementPlan
+}
+
+// lineageOf picks from the profiles and plans of a MoEDeployment those of a base plan; none without one.
+func lineageOf(base *semmoev1.PlacementPlan, profiles []*semmoev1.AffinityProfile, plans []*semmoev1.PlacementPlan) lineage {
+	var l lineage
+	if base == nil {
+		return l
+	}
+	of := func(object client.Object) bool {
+		return object.GetLabels()[semmoev1.LabelBase] == base.Name && object.GetDeletionTimestamp() == nil
+	}
+	for _, profile := range profiles {
+		if of(profile) {
+			l.profiles = append(l.profiles, profile)
+		}
+	}
+	for _, plan := range plans {
+		if of(plan) && plan.Spec.Current != nil {
+			l.plans = append(l.plans, plan)
+		}
+	}
+	newestFirst(l.profiles)
+	newestFirst(l.plans)
+	return l
+}
+
+// replaces tells that a plan is worth bringing into service in a tier.
+func replaces(plan *semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, modelDigest string, tier semmoev1.Tier) bool {
+	return published(plan, moed, modelDigest) && plan.Status.Verdict == semmoev1.VerdictGain && plan.Status.Tier == tier
+}
+
+// wanted is the plan whose layout is to serve: that of the newest plan that drift has led to and that is worth it. Where that is new
+// tables, it is the plan that they are for.
+func (l lineage) wanted(moed *semmoev1.MoEDeployment, base *semmoev1.PlacementPlan, modelDigest string) *semmoev1.PlacementPlan {
+	for _, plan := range l.plans {
+		if replaces(plan, moed, modelDigest, semmoev1.TierLayout) {
+			return plan
+		}
+		if replaces(plan, moed, modelDigest, semmoev1.TierTables) {
+			return cmp.Or(planWithDigest(plan.Spec.Current.PlanDigest, l.plans), base)
+		}
+	}
+	return base
+}
+
+// tablesFor is the newest plan with new tables for a layout that may be used: it is in use already, or nothing holds it. held is one
+// that is newer, and why it is not used.
+func (l lineage) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, inUse string) (tables *semmoev1.PlacementPlan, held verdict) {
+	for _, plan := range l.plans {
+		if !replaces(plan, moed, modelDigest, semmoev1.TierTables) || plan.Spec.Current.PlanDigest != layout {
+			continue
+		}
+		hold := holdTables(moed, plan)
+		if hold.reason == "" || plan.Status.PlanDigest == inUse {
+			return plan, held
+		}
+		held = cmp.Or(held, hold)
+	}
+	return nil, held
+}
+
+// holdTables is why new tables are not used although they promise a gain; its zero value where they are.
+func holdTables(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) verdict {
+	short, gain := plan.Status.Plan, comparisonText(plan)
+	switch {
+	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
+		return verdict{metav1.ConditionFalse, "Advisory", fmt.Sprintf("Plan %s has new tables for the placement in service (%s); spec.placement.approval is Advisory: they are not used", short, gain)}
+	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !approved(moed, short) && !pinned(moed, plan):
+		return verdict{metav1.ConditionFalse, "AwaitingApproval", fmt.Sprintf("Plan %s has new tables for the placement in service (%s); approve them with: %s", short, gain, approveCommand(moed, short))}
+	}
+	return verdict{}
+}
+
+// comparisonText says how a plan compares with the one in service.
+func comparisonText(plan *semmoev1.PlacementPlan) string {
+	c := plan.Status.Comparison
+	if c == nil {
+		return "it is not compared with the one in service"
+	}
+	text := fmt.Sprintf("%s against %s of the one in service, on recent requests", percent(c.CandidateLARMilli), percent(c.CurrentLARMilli))
+	if c.CurrentNanos > 0 {
+		text += fmt.Sprintf("; a layer takes %.1f µs against %.1f", float64(c.CandidateNanos)/1000, float64(c.CurrentNanos)/1000)
+	}
+	return text
+}
+
+// planWithDigest is the plan of that digest; nil where there is none.
+func planWithDigest(digest string, plans []*semmoev1.PlacementPlan) *semmoev1.PlacementPlan {
+	for _, plan := range plans {
+		if plan != nil && digest != "" && plan.Status.PlanDigest == digest {
+			return plan
+		}
+	}
+	return nil
+}
+
+// pinned tells that the spec names the plan.
+func pinned(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) bool {
+	return plan != nil && moed.Spec.Placement.PlanRef != nil && moed.Spec.Placement.PlanRef.Name == plan.Name
+}
+
+// driftSignal is what the next step after a drift is decided from, besides objects.
+type driftSignal struct {
+	// Drifted tells that traffic has drifted away from the plan, and that a plan may be made for it now. OnTarget tells that it is
+	// known not to have: what was begun for a drift that has passed is given up.
+	Drifted, OnTarget bool
+	// Since is when it began, as far as that is known; zero where it is not.
+	Since time.Time
+	// Now is the time.
+	Now time.Time
+}
+
+// replanStep is what to do next about a drift, and what to say.
+type replanStep struct {
+	// Profile and Plan are to be created, Abandoned to be deleted; nil for nothing.
+	Profile, Abandoned *semmoev1.AffinityProfile
+	Plan               *semmoev1.PlacementPlan
+	// Say tells where the plan for a drift is; its zero value where none is being made.
+	Say verdict
+}
+
+// nextReplan decides what follows a drift, from what is there: first a profile of the traffic, then a plan that names the one in
+// service. Names follow from what was observed, so that whoever begins again does not do it twice.
+func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p planning, d driftSignal) replanStep {
+	say := func(reason, format string, args ...any) replanStep {
+		return replanStep{Say: verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}}
+	}
+	switch {
+	case p.Base == nil || p.Serving == nil || paused(moed):
+		return replanStep{}
+	case moed.Spec.Placement.PlanRef != nil && d.Drifted:
+		return say("Pinned", "The traffic has drifted; spec.placement.planRef pins PlacementPlan %s, and no other is made", moed.Spec.Placement.PlanRef.Name)
+	case moed.Spec.Placement.PlanRef != nil:
+		return replanStep{}
+	}
+	if profile := p.Lineage.pending(); profile != nil {
+		return p.afterProfile(moed, modelDigest, profile, d)
+	}
+	if len(p.Lineage.plans) > 0 {
+		if plan := p.Lineage.plans[0]; plan.Status.Verdict == "" {
+			return say(childVerdict("PlacementPlan", plan.Name, plan.Status.Conditions, "Planning"))
+		}
+	}
+	if d.Drifted {
+		return p.profileAnew(moed, modelDigest, d)
+	}
+	return replanStep{Say: p.Lineage.outcome(moed, modelDigest)}
+}
+
+// outcome says what the last plan that drift has led to is worth, where it changes nothing.
+func (l lineage) outcome(moed *semmoev1.MoEDeployment, modelDigest string) verdict {
+	if len(l.plans) == 0 || !published(l.plans[0], moed, modelDigest) || l.plans[0].Status.Verdict == semmoev1.VerdictGain {
+		return verdict{}
+	}
+	plan := l.plans[0]
+	return verdict{metav1.ConditionFalse, string(plan.Status.Verdict), fmt.Sprintf("PlacementPlan %s, made for drifted traffic, changes nothing: %s", plan.Name, comparisonText(plan))}
+}
+
+// pending is the newest profile, where no plan was made from it; nil where one was.
+func (l lineage) pending() *semmoev1.AffinityProfile {
+	if len(l.profiles) == 0 {
+		return nil
+	}
+	newest := l.profiles[0]
+	if slices.ContainsFunc(l.plans, func(plan *semmoev1.PlacementPlan) bool { return plan.Spec.ProfileRef.Name == newest.Name }) {
+		return nil
+	}
+	return newest
+}
+
+// afterProfile is what follows a profile from which no plan was made yet.
+func (p planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmoev1.AffinityProfile, d driftSignal) replanStep {
+	complete := profiled(profile, modelDigest)
+	unchanged := complete && p.Profile != nil && p.Profile.Status.Result != nil && profile.Status.Result.Digest == p.Profile.Status.Result.Digest
+	say := func(reason, message string) replanStep {
+		return replanStep{Say: verdict{metav1.ConditionFalse, reason, message}}
+	}
+	switch {
+	case unchanged && d.Drifted && d.Now.Sub(profile.CreationTimestamp.Time) >= datasetPeriod:
+		return p.profileAnew(moed, modelDigest, d)
+	case unchanged:
+		return say("DatasetUnchanged", "The traffic has drifted, but the data set is the one that the plan in service was made from: renew its content, or set spec.profiling.refresh to Live")
+	case !complete && d.OnTarget:
+		step := say("DriftPassed", "The traffic is as the plan promises again: the profile of the drift is given up")
+		step.Abandoned = profile
+		return step
+	case !complete && profile.Status.Model != nil && profile.Status.Model.Digest != modelDigest:
+		return replanStep{Abandoned: profile} // another checkpoint serves now
+	case !complete:
+		return say(childVerdict("AffinityProfile", profile.Name, profile.Status.Conditions, "Profiling"))
+	}
+	step := say("Replanning", fmt.Sprintf("A plan is made from AffinityProfile %s to replace plan %s", profile.Name, p.Serving.Short()))
+	step.Plan = p.replanFor(moed, profile)
+	return step
+}
+
+// profileAnew is the profile of the traffic, or of the data set, that a plan after a drift is to be made from.
+func (p planning) profileAnew(moed *semmoev1.MoEDeployment, modelDigest string, d driftSignal) replanStep {
+	after := ""
+	if len(p.Lineage.profiles) > 0 {
+		after = p.Lineage.profiles[0].Name
+	}
+	current := p.current()
+	name := moed.Name + "-" + owned.ShortHash(struct{ Model, Base, Plan, Tables, After string }{
+		modelDigest, p.Base.Name, current.PlanDigest, current.TablesDigest, after,
+	}, 8)
+	var profile *semmoev1.AffinityProfile
+	if moed.Spec.Profiling.Refresh == semmoev1.RefreshJob {
+		profile = profileFor(moed, modelDigest)
+	} else {
+		profile = p.liveProfile(moed, d)
+	}
+	if profile == nil {
+		return replanStep{Say: verdict{metav1.ConditionFalse, "NoDataset", "The traffic has drifted; spec.profiling.refresh is Job, and spec.profiling names no data set: name one, or set refresh to Live"}}
+	}
+	profile.Name, profile.Labels[semmoev1.LabelBase] = name, p.Base.Name
+	return replanStep{
+		Profile: profile,
+		Say:     verdict{metav1.ConditionFalse, "Profiling", fmt.Sprintf("The traffic has drifted: AffinityProfile %s is made of it", name)},
+	}
+}
+
+// liveProfile is a profile of what the routers sample, without its name.
+func (p planning) liveProfile(moed *semmoev1.MoEDeployment, d driftSignal) *semmoev1.AffinityProfile {
+	since := d.Since
+	if since.IsZero() || d.Now.Sub(since) > onsetMemory {
+		since = d.Now
+	}
+	return &semmoev1.AffinityProfile{
+		ObjectMeta: metav1.ObjectMeta{Namespace: moed.Namespace, Labels: labelsOf(moed, semmoev1.ComponentProfile), OwnerReferences: owned.ControllerReference(moed, "MoEDeployment")},
+		Spec: semmoev1.AffinityProfileSpec{
+			Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: moed.Spec.Parallelism,
+			SamplingSpec: moed.Spec.Profiling.SamplingSpec, Target: semmoev1.ProfilingTargetLive,
+			DeploymentRef: &semmoev1.DeploymentReference{Name: moed.Name},
+			Live: &semmoev1.LiveSpec{
+				Samples: moed.Spec.Profiling.LiveSamples, Since: new(metav1.NewTime(since.Truncate(time.Second))),
+				PriorProfileRef: semmoev1.ProfileReference{Name: p.priorName()},
+			},
+		},
+	}
+}
+
+// current is the plan in service.
+func (p planning) current() semmoev1.CurrentPlan {
+	current := semmoev1.CurrentPlan{PlanDigest: p.Serving.Digest}
+	if p.Tables != nil {
+		current.TablesDigest = p.Tables.Status.PlanDigest
+	}
+	return current
+}
+
+// priorName is the profile that the plan in service was made from; one without a routing trace says less of tokens that are rare
+// now than the one before it.
+func (p planning) priorName() string {
+	for _, plan := range []*semmoev1.PlacementPlan{p.Tables, p.Promise, p.Base} {
+		if plan == nil {
+			continue
+		}
+		for _, profile := range append(slices.Clone(p.Lineage.profiles), p.Profile) {
+			if profile != nil && profile.Name == plan.Spec.ProfileRef.Name && profile.Status.Result != nil && profile.Status.Result.TracedTokens > 0 {
+				return profile.Name
+			}
+		}
+	}
+	return p.ProfileName
+}
+
+// replanFor is the plan made from a profile to replace the one in service.
+func (p planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile) *semmoev1.PlacementPlan {
+	plan := planFor(moed, profile, p.Base.Spec.Realization)
+	current := p.current()
+	plan.Spec.Current, plan.Spec.PriorProfileRef = &current, &semmoev1.ProfileReference{Name: p.priorName()}
+	plan.Spec.MinimumGainPercent = moed.Spec.Rollout.MinimumGainPercent
+	plan.Labels[semmoev1.LabelBase] = p.Base.Name
+	plan.Name = moed.Name + "-" + owned.ShortHash(struct {
+		Like    string
+		Current semmoev1.CurrentPlan
+		Gain    *int32
+	}{plan.Name, current, plan.Spec.MinimumGainPercent}, 8)
+	return plan
+}
+
+// reconcileReplan does what follows a drift, and says what that is.
+func (r *Reconciler) reconcileReplan(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p planning, d driftSignal) (verdict, error) {
+	step := nextReplan(moed, modelDigest, p, d)
+	if step.Abandoned != nil {
+		if err := deleteAll(ctx, r.Client, []*semmoev1.AffinityProfile{step.Abandoned}); err != nil {
+			return step.Say, err
+		}
+	}
+	var made client.Object
+	switch {
+	case step.Profile != nil:
+		made = step.Profile
+	case step.Plan != nil:
+		made = step.Plan
+	default:
+		return step.Say, nil
+	}
+	err := r.Create(ctx, made, client.FieldOwner(manager))
+	if apierrors.IsAlreadyExists(err) {
+		return step.Say, nil // the cache does not show it yet
+	}
+	if err != nil {
+		return step.Say, fmt.Errorf("create %T %s: %w", made, made.GetName(), err)
+	}
+	r.Recorder.Eventf(moed, made, corev1.EventTypeNormal, step.Say.reason, "Replan", "%s", step.Say.message)
+	return step.Say, nil
+}
+
+// recentReplan tells that an object was made for a drift, and counts still.
+func recentReplan(object client.Object, now time.Time) bool {
+	return object.GetLabels()[semmoev1.LabelBase] != "" && now.Sub(object.GetCreationTimestamp().Time) < replanMemory
+}
+
+// reconcilePin reads the plan that the spec pins, and says why it cannot be served; the plan is nil then.
+func (r *Reconciler) reconcilePin(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string) (*semmoev1.PlacementPlan, verdict, error) {
+	name := moed.Spec.Placement.PlanRef.Name
+	plan := &semmoev1.PlacementPlan{}
+	err := r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: name}, plan)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, verdict{}, fmt.Errorf("get PlacementPlan %s: %w", name, err)
+	}
+	if err != nil {
+		plan = nil
+	}
+	fault := pinFault(moed, plan, modelDigest)
+	if fault.reason != "" {
+		return nil, fault, nil
+	}
+	return plan, fault, nil
+}
+
+// reasonPlanNotFound to reasonOtherEngine are those of a pinned plan that cannot be served, with reasonOtherModel; pinFaults are all of
+// them.
+const (
+	reasonPlanNotFound     = "PlanNotFound"
+	reasonOtherParallelism = "OtherParallelism"
+	reasonOtherEngine      = "OtherEngine"
+)
+
+var pinFaults = []string{reasonPlanNotFound, reasonOtherParallelism, reasonOtherEngine, reasonOtherModel}
+
+// pinFault is why a pinned plan cannot be served; its zero value where it can.
+func pinFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, modelDigest string) verdict {
+	name := moed.Spec.Placement.PlanRef.Name
+	no := func(reason, format string, args ...any) verdict {
+		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf("spec.placement.planRef: "+format, args...)}
+	}
+	switch {
+	case plan == nil:
+		return no(reasonPlanNotFound, "there is no PlacementPlan %q in namespace %s: create it, or name another", name, moed.Namespace)
+	case plan.Spec.ExpertParallelSize != moed.Spec.Parallelism.ExpertParallelSize || plan.Spec.Attention != moed.Spec.Parallelism.Attention:
+		return no(reasonOtherParallelism, "PlacementPlan %s is for attention %s on %d ranks, and spec.parallelism says %s on %d: name a plan of that shape",
+			name, plan.Spec.Attention, plan.Spec.ExpertParallelSize, moed.Spec.Parallelism.Attention, moed.Spec.Parallelism.ExpertParallelSize)
+	case plan.Spec.Engine != moed.Spec.Engine.Type:
+		return no(reasonOtherEngine, "PlacementPlan %s has the map of %s, and spec.engine.type is %s: name a plan for that engine", name, plan.Spec.Engine, moed.Spec.Engine.Type)
+	case plan.Status.ModelDigest != "" && plan.Status.ModelDigest != modelDigest:
+		return no(reasonOtherModel, "PlacementPlan %s is of another checkpoint (digest %s) than the one that is served (%s): name a plan of this model", name, plan.Status.ModelDigest, modelDigest)
+	case plan.DeletionTimestamp != nil || !meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionReady) || plan.Status.PlanDigest == "":
+		reason, message := childVerdict("PlacementPlan", name, plan.Status.Conditions, "Planning")
+		return verdict{metav1.ConditionFalse, reason, message}
+	}
+	return verdict{}
+}
+
+// replanPause is the least time between two plans that drift leads to.
+const replanPause = time.Hour
+
+// driftOf is what the observed local activation rate says of drift: one below the promise, with all replicas of one revision.
+func driftOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) driftSignal {
+	locality := localityVerdict(moed, o, larStatus(moed.Status.LAR, o, observes(moed), now))
+	paused := len(o.Planning.Lineage.plans) > 0 && now.Sub(o.Planning.Lineage.plans[0].CreationTimestamp.Time) < replanPause
+	return driftSignal{
+		Drifted:  locality.status == metav1.ConditionFalse && o.Settled && o.Planning.Candidate == nil && !paused,
+		OnTarget: locality.status == metav1.ConditionTrue,
+		Now:      now,
+	}
+}

@@ -1,0 +1,127 @@
+package moedeployment
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coreac "k8s.io/client-go/applyconfigurations/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// tablesName is the ConfigMap that tells request routers which tables to use.
+func tablesName(moed *semmoev1.MoEDeployment) string { return moed.Name + "-tables" }
+
+// tablesInUse reads, by the digest of the plan that pods were made for, the digest of the plan whose tables routers are told to use.
+// exists tells that the ConfigMap is there; one that somebody has damaged says nothing.
+func (r *Reconciler) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployment) (inUse map[string]string, exists bool, err error) {
+	live := &corev1.ConfigMap{}
+	err = r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: tablesName(moed)}, live)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, false, nil
+	case err != nil:
+		return nil, false, fmt.Errorf("get ConfigMap %s: %w", tablesName(moed), err)
+	case !metav1.IsControlledBy(live, moed):
+		return nil, false, fmt.Errorf("ConfigMap %s exists and belongs to somebody else: delete it", live.Name)
+	}
+	if json.Unmarshal([]byte(live.Data[semmoev1.TablesKey]), &inUse) != nil {
+		inUse = nil
+	}
+	return inUse, true, nil
+}
+
+// reconcileTables tells the routers which tables to use with the layouts in service, and completes the planning by what they use with
+// the one that serves. While paused it leaves all as it is.
+func (r *Reconciler) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p *planning, workloads []*appsv1.StatefulSet, active bool) error {
+	inUse, exists, err := r.tablesInUse(ctx, moed)
+	if err != nil {
+		return err
+	}
+	wanted := map[string]string{}
+	for _, layout := range layoutsInService(p, workloads) {
+		tables, hold := p.tablesFor(moed, modelDigest, layout, inUse[layout])
+		if tables != nil {
+			wanted[layout] = tables.Status.PlanDigest
+			p.Named = append(p.Named, tables.Name)
+		}
+		if p.Serving != nil && p.Serving.Digest == layout {
+			p.Tables, p.TablesHold = tables, hold
+		}
+	}
+	if !active || !exists && len(wanted) == 0 {
+		return nil
+	}
+	intent, err := tablesConfigMap(moed, wanted)
+	if err != nil {
+		return err
+	}
+	if err := ensure(ctx, r.Client, &corev1.ConfigMap{}, intent, coreac.ExtractConfigMap); err != nil {
+		return fmt.Errorf("reconcile ConfigMap of the tables: %w", err)
+	}
+	if p.Serving != nil && wanted[p.Serving.Digest] != inUse[p.Serving.Digest] {
+		r.tellTables(moed, p)
+	}
+	return nil
+}
+
+// tellTables records that the routers are told to use other tables.
+func (r *Reconciler) tellTables(moed *semmoev1.MoEDeployment, p *planning) {
+	if p.Tables == nil {
+		r.Recorder.Eventf(moed, nil, corev1.EventTypeNormal, "TablesReverted", "Replan", "The routers go back to the tables of plan %s", p.Serving.Short())
+		return
+	}
+	r.Recorder.Eventf(moed, p.Tables, corev1.EventTypeNormal, "TablesSwapped", "Replan", "The routers use the tables of plan %s with the placement of plan %s (%s); no pod is restarted",
+		p.Tables.Status.Plan, p.Serving.Short(), comparisonText(p.Tables))
+}
+
+// tablesFor is the plan whose tables are used with a layout: that which the spec pins, or the newest of the lineage.
+func (p *planning) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, inUse string) (*semmoev1.PlacementPlan, verdict) {
+	if moed.Spec.Placement.PlanRef == nil {
+		return p.Lineage.tablesFor(moed, modelDigest, layout, inUse)
+	}
+	if pin := p.PinnedTables; pin != nil && pin.Spec.Current.PlanDigest == layout {
+		if hold := holdTables(moed, pin); hold.reason != "" && pin.Status.PlanDigest != inUse {
+			return nil, hold
+		}
+		return pin, verdict{}
+	}
+	return nil, verdict{}
+}
+
+// layoutsInService are the digests of the plans that pods serve under, or will.
+func layoutsInService(p *planning, workloads []*appsv1.StatefulSet) []string {
+	var digests []string
+	seen := map[string]bool{"": true}
+	add := func(digest string) {
+		if !seen[digest] {
+			seen[digest], digests = true, append(digests, digest)
+		}
+	}
+	for _, l := range []*layout{p.Serving, p.Candidate} {
+		if l != nil {
+			add(l.Digest)
+		}
+	}
+	for _, workload := range workloads {
+		add(workload.Spec.Template.Annotations[semmoev1.AnnotationPlanDigest])
+	}
+	return digests
+}
+
+func tablesConfigMap(moed *semmoev1.MoEDeployment, tables map[string]string) (*coreac.ConfigMapApplyConfiguration, error) {
+	text, err := json.Marshal(tables) // in the order of the keys
+	if err != nil {
+		return nil, err
+	}
+	return coreac.ConfigMap(tablesName(moed), moed.Namespace).
+		WithLabels(labelsOf(moed, semmoev1.ComponentTables)).
+		WithOwnerReferences(ownerReference(moed)).
+		WithData(map[string]string{semmoev1.TablesKey: string(text)}), nil
+}

@@ -86,6 +86,9 @@ type Plan struct {
 	TraceDigest  [sha256.Size]byte
 	// ModelDigest identifies the checkpoint that the trace was recorded from; empty where the trace does not tell.
 	ModelDigest string
+	// Layout is the digest of the plan that this one has the placement of, with new tables alone; empty where the placement was
+	// solved together with the tables.
+	Layout string
 }
 
 // Options are the inputs of Solve besides the trace.

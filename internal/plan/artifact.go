@@ -1,6 +1,8 @@
 package plan
 
 import (
+	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -63,6 +65,9 @@ type Manifest struct {
 	ModelDigest string `json:"model_digest,omitempty"`
 	// LayoutDigest is the sha256 of placement.json.
 	LayoutDigest string `json:"layout_digest"`
+	// Layout is the digest of the plan whose placement this is, absent where the placement was solved for this plan: the tables
+	// may be used with pods of that plan.
+	Layout string `json:"layout,omitempty"`
 	// Files holds the sha256 of every file but manifest.json and report.json.
 	Files map[string]string `json:"files"`
 }
@@ -97,7 +102,7 @@ func Encode(p *solver.Plan) (*Artifact, error) {
 		Format: Format, Attention: p.Attention, Forecast: p.Forecast, Algorithm: p.Algorithm, RankCapacity: p.RankCapacity,
 		HiddenLayers: p.HiddenLayers, Vocabulary: p.Vocabulary, TrainPercent: p.TrainPercent, Seed: p.Seed,
 		TopK: p.Shape.TopK, HiddenSize: p.Shape.HiddenSize, ActiveParameters: p.Shape.ActiveParameters,
-		TraceDigest: hex.EncodeToString(p.TraceDigest[:]), ModelDigest: p.ModelDigest, LayoutDigest: layout, Files: map[string]string{},
+		TraceDigest: hex.EncodeToString(p.TraceDigest[:]), ModelDigest: p.ModelDigest, LayoutDigest: layout, Layout: p.Layout, Files: map[string]string{},
 	}}
 	if scoresMessages(p) {
 		a.Manifest.Objective, a.Manifest.RanksPerNode = p.Objective, p.RanksPerNode
@@ -128,6 +133,8 @@ func validate(p *solver.Plan) error {
 		return invalidf("vocab_size is %d; it must be at least 1", p.Vocabulary)
 	case p.TrainPercent < 1 || p.TrainPercent > 99:
 		return invalidf("train_percent is %d; allowed is 1 to 99", p.TrainPercent)
+	case p.Layout != "" && !isDigest(p.Layout):
+		return invalidf("layout is %q; it must be the digest of a plan, 64 hexadecimal digits in lower case", p.Layout)
 	}
 	if scoresMessages(p) {
 		if err := placement.CheckObjective(p.Objective, p.Placement.Ranks, p.RanksPerNode); err != nil {
@@ -173,6 +180,26 @@ func validate(p *solver.Plan) error {
 // scoresMessages reports whether the tables score by another objective than the usual one.
 func scoresMessages(p *solver.Plan) bool {
 	return p.Objective != "" && p.Objective != placement.Activation
+}
+
+// isDigest reports whether text is a sha256 in the form that digest gives it.
+func isDigest(text string) bool {
+	sum, err := hex.DecodeString(text)
+	return err == nil && len(sum) == sha256.Size && hex.EncodeToString(sum) == text
+}
+
+// OnLayoutOf makes a plan one of new tables for the placement of another, which pods may be serving with. The placements must be the
+// same byte for byte; the plan that is named is always the one that the placement was solved for.
+func OnLayoutOf(p *solver.Plan, current *Artifact) error {
+	text, err := encodeJSON(p.Placement)
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(text, current.Files[PlacementFile]) {
+		return invalidf("%s of the new tables is not that of plan %s", PlacementFile, current.Digest)
+	}
+	p.Layout = cmp.Or(current.Manifest.Layout, current.Digest)
+	return nil
 }
 
 func digest(content []byte) string {

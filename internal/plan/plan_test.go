@@ -445,3 +445,39 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// New tables name the plan in the pods, also when they follow other new tables.
+func TestNewTablesNameTheLayoutTheyAreFor(t *testing.T) {
+	current := encode(t, solved(t, placement.DataParallel))
+	first := solved(t, placement.DataParallel)
+	first.Ranks.Score[0] ^= 1
+	if err := plan.OnLayoutOf(first, current); err != nil {
+		t.Fatal(err)
+	}
+	dir, a := written(t, first)
+	read, _, err := plan.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if read.Layout != current.Digest || a.Manifest.Layout != current.Digest || a.Digest == current.Digest {
+		t.Errorf("plan %s has layout %q, read back %q; want %s", a.Digest, a.Manifest.Layout, read.Layout, current.Digest)
+	}
+	if a.Manifest.LayoutDigest != current.Manifest.LayoutDigest {
+		t.Error("the placement has changed")
+	}
+	second := solved(t, placement.DataParallel)
+	if err := plan.OnLayoutOf(second, a); err != nil || second.Layout != current.Digest {
+		t.Errorf("tables after tables: layout %q, %v; want that of the placement, %s", second.Layout, err, current.Digest)
+	}
+	slots := second.Placement.Layers[0].Slots
+	slots[0], slots[len(slots)-1] = slots[len(slots)-1], slots[0]
+	if err := plan.OnLayoutOf(second, current); !plan.IsInvalid(err) {
+		t.Errorf("another placement: %v", err)
+	}
+	for _, layout := range []string{"short", strings.Repeat("A", 64), strings.Repeat("g", 64), current.Digest + "0"} {
+		first.Layout = layout
+		if _, err := plan.Encode(first); err == nil || !strings.Contains(err.Error(), "layout is") {
+			t.Errorf("layout %q: %v", layout, err)
+		}
+	}
+}

@@ -114,6 +114,8 @@ type Options struct {
 	Embeddings *embedding.Table
 	// Current is the placement in service, if any: Auto starts from it, which is faster, and moves few experts.
 	Current *placement.Placement
+	// Fresh has the search start from nothing all the same: Current was solved for other traffic.
+	Fresh bool
 	// TrainPercent of the requests are learnt from, by whole documents; the others judge the plan.
 	TrainPercent int
 	// Seed makes split, search and evaluation repeatable.
@@ -156,6 +158,18 @@ const (
 // Solve splits the trace, solves the placement on the train requests, builds the tables and scores the plan on the test
 // requests. Errors about the trace are *trace.InvalidError.
 func Solve(ctx context.Context, t *trace.Trace, o Options) (*Solution, error) {
+	s, err := newSearch(t, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.count(ctx); err != nil {
+		return nil, err
+	}
+	return s.run(ctx)
+}
+
+// newSearch checks the options against the trace, and splits it.
+func newSearch(t *trace.Trace, o Options) (*search, error) {
 	if err := placement.CheckRanks(o.Ranks, t.Model.Experts); err != nil {
 		return nil, err
 	}
@@ -188,11 +202,7 @@ func Solve(ctx context.Context, t *trace.Trace, o Options) (*Solution, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &search{trace: t, options: o, groups: groups, train: train, test: test}
-	if err := s.count(ctx); err != nil {
-		return nil, err
-	}
-	return s.run(ctx)
+	return &search{trace: t, options: o, groups: groups, train: train, test: test}, nil
 }
 
 // CheckForecast checks that a forecast can be computed from a trace for a number of ranks.
@@ -226,6 +236,8 @@ type search struct {
 	requests    *affinity.RequestCounts
 	neighbours  *affinity.Neighbours
 	occurrences *affinity.Occurrences
+	// keep is how many ranks of each token a table is to keep where that is more than the usual number.
+	keep int
 }
 
 func (s *search) progress(step string) func(done, total int) {
@@ -310,7 +322,7 @@ func (s *search) place(ctx context.Context, by placement.Algorithm, deadline tim
 		Attention: s.options.Attention, Ranks: s.options.Ranks, Layers: s.trace.Model.Layers,
 		Messages: s.options.messages(), Occurrences: s.occurrences, Constraints: s.options.Constraints,
 		Tokens: s.tokens, Pairs: s.pairs, Transitions: s.transitions, Requests: s.requests,
-		Algorithm: by, RedundantSlots: s.options.RedundantSlots, Groups: s.groups, Shrinkage: placement.DefaultShrinkage, Current: s.options.Current, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
+		Algorithm: by, RedundantSlots: s.options.RedundantSlots, Groups: s.groups, Shrinkage: placement.DefaultShrinkage, Current: s.options.Current, Fresh: s.options.Fresh, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
 	})
 }
 
@@ -332,7 +344,7 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 		plan.Ranks.Spread(s.options.messages())
 		return plan, nil
 	}
-	best := bestRanks
+	best := max(bestRanks, s.keep)
 	if plan.Forecast.Contextual() {
 		best = contextRanks
 	}

@@ -108,9 +108,8 @@ func (c *Counts) appendRow(row []float32) {
 
 // Merge returns weightA·a + weightB·b: the union of two profiles, or an old profile faded by its age.
 func Merge(a, b *Counts, weightA, weightB float32) (Counts, error) {
-	if a.Experts != b.Experts || a.TopK != b.TopK || a.Vocabulary() != b.Vocabulary() {
-		return Counts{}, fmt.Errorf("profiles differ: %d and %d experts, top-%d and top-%d, vocabulary %d and %d",
-			a.Experts, b.Experts, a.TopK, b.TopK, a.Vocabulary(), b.Vocabulary())
+	if err := alike(a, b); err != nil {
+		return Counts{}, err
 	}
 	if weightA < 0 || weightB < 0 {
 		return Counts{}, errors.New("weights of profiles cannot be negative")
@@ -118,20 +117,20 @@ func Merge(a, b *Counts, weightA, weightB float32) (Counts, error) {
 	c := Counts{Experts: a.Experts, TopK: a.TopK, Start: make([]int, a.Vocabulary()+1), Occurrences: make([]float32, a.Vocabulary())}
 	row := make([]float32, a.Experts)
 	for id := range a.Vocabulary() {
-		for _, side := range []struct {
-			counts *Counts
-			weight float32
-		}{{a, weightA}, {b, weightB}} {
-			experts, counts := side.counts.Row(id)
-			for i, expert := range experts {
-				row[expert] += side.weight * counts[i]
-			}
-			c.Occurrences[id] += side.weight * side.counts.Occurrences[id]
-		}
+		c.Occurrences[id] = a.addRow(row, id, weightA) + b.addRow(row, id, weightB)
 		c.appendRow(row)
 		c.Start[id+1] = len(c.Expert)
 	}
 	return c, nil
+}
+
+// alike refuses counts of different models.
+func alike(a, b *Counts) error {
+	if a.Experts != b.Experts || a.TopK != b.TopK || a.Vocabulary() != b.Vocabulary() {
+		return fmt.Errorf("profiles differ: %d and %d experts, top-%d and top-%d, vocabulary %d and %d",
+			a.Experts, b.Experts, a.TopK, b.TopK, a.Vocabulary(), b.Vocabulary())
+	}
+	return nil
 }
 
 // RequestCounts are the activations of whole requests over all MoE layers.

@@ -84,9 +84,9 @@ func sampleRequests(c *affinity.RequestCounts, seed uint64) *affinity.RequestCou
 	return &part
 }
 
-// jointBegins are the ways to assign the requests at first: the current placement's alone where there is one.
+// jointBegins are the ways to assign the requests at first: the current placement's alone where the search goes on from it.
 func (p *Problem) jointBegins() []func(*jointSearch, *rand.Rand) []int {
-	if p.Current != nil {
+	if p.warm() {
 		return []func(*jointSearch, *rand.Rand) []int{func(s *jointSearch, _ *rand.Rand) []int {
 			rankOf := p.allCurrentRanks()
 			ranks, _ := s.bestRequests(rankOf, make([]extras, len(rankOf)))

@@ -42,7 +42,7 @@ func solveLayers(ctx context.Context, p *Problem) (Result, error) {
 		var rankOf []int
 		var value float64
 		switch {
-		case p.Current != nil:
+		case p.warm():
 			rankOf, value = s.improve(p.currentRanks(l), p.pairs(l), p.Seed, uint64(l))
 		case p.Pairs != nil:
 			rankOf, value = s.solvePairs(&p.Pairs[l], p.Seed, uint64(l))

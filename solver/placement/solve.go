@@ -62,6 +62,9 @@ func ParseAlgorithm(name string) (Algorithm, error) {
 	return "", fmt.Errorf("algorithm %q is unknown; allowed is %s", name, strings.Trim(fmt.Sprint(Algorithms), "[]"))
 }
 
+// warm reports whether the search goes on from the placement in service alone.
+func (p *Problem) warm() bool { return p.Current != nil && !p.Fresh }
+
 // DefaultShrinkage is the Shrinkage of the highest held-out locality on recorded routing; between 2 and 8 it differs by less than 0.2%.
 const DefaultShrinkage = 4
 
@@ -96,6 +99,9 @@ type Problem struct {
 	// Current is the placement in service, if any. Auto then starts from it, which is much faster than from nothing, and
 	// names ranks so that few experts move.
 	Current *Placement
+	// Fresh has Auto start from nothing all the same, as for a Current that was solved for other traffic: that is then one
+	// candidate among others, what moves are counted from, and what ranks are named after.
+	Fresh bool
 	// Pairs are the co-activations of each MoE layer. Coactivation needs them; where Auto has them (attention TP), it places
 	// experts for a forecast that tells the occurrences of a token apart, no longer for its mean alone.
 	Pairs []affinity.Pairs

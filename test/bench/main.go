@@ -2,7 +2,8 @@
 // this machine, and prints one JSON object. With the argument "solver" it measures the solver alone, with "router" the request
 // router in front of an engine that answers at once, with "reshuffle" the reshuffling of a checkpoint of 8 GiB, which needs three
 // times that much disk and is measured only then; with "metis", and a routing trace if it is not to be the one in
-// solver/testdata, our search against METIS. It judges nothing: the goals stand beside the figures.
+// solver/testdata, our search against METIS; with "replan" (and -help) what re-plans recover from few tokens after the kinds of
+// text have changed. It judges nothing: the goals stand beside the figures.
 package main
 
 import (
@@ -79,6 +80,13 @@ func run(ctx context.Context) error {
 			path = os.Args[2]
 		}
 		r, err := benchMETIS(ctx, path)
+		if err != nil {
+			return err
+		}
+		return out.Encode(r)
+	}
+	if len(os.Args) >= 2 && os.Args[1] == "replan" {
+		r, err := benchReplan(ctx, os.Args[2:])
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,292 @@
+package solver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// ReplanOptions are the inputs of Replan besides the traces and the plan in service.
+type ReplanOptions struct {
+	// Options are those of Solve. What the plan in service tells (EP size, attention, forecast, objective, rank capacities,
+	// redundant slots, and the placement to start from) is taken from there.
+	Options
+	// MoveGainPercent is what an expert must gain to change its rank: local activations over the profile, in percent of the
+	// activations of the mean expert of a layer. With objectives of messages it is messages saved.
+	MoveGainPercent float64
+	Choice
+}
+
+const (
+	// DefaultPriorPercent is what old counts weigh, in percent of the recent ones.
+	DefaultPriorPercent = 25
+	// DefaultMoveGainPercent keeps experts where they are whose move would gain next to nothing.
+	DefaultMoveGainPercent = 1
+	// DefaultReplanTrainPercent of the recent requests are learnt from: there are few, and differences between plans on the same
+	// requests are seen on few.
+	DefaultReplanTrainPercent = 80
+
+	// leastRecentRequests and leastHeldOut are the fewest requests that a plan is made from and judged by: below that, one long
+	// request decides.
+	leastRecentRequests, leastHeldOut = 20, 4
+	// foreignRanks is how many ranks of each token a table keeps on a placement that was solved for other traffic: it spreads a
+	// token's experts over more of them.
+	foreignRanks = 2 * bestRanks
+)
+
+// ErrTooFewRequests is in the tree of the error that Replan returns where there are too few recent requests: wait for more.
+var ErrTooFewRequests = errors.New("too few recent requests for a new plan")
+
+// Candidate is a plan with what it is worth on the held-out recent requests.
+type Candidate struct {
+	Plan  *Plan
+	Score Score
+	// Moves is the number of experts, over all layers, that ranks hold and did not hold before.
+	Moves int
+}
+
+// Replanned is what Replan found.
+type Replanned struct {
+	// Current is the plan in service, Tables the same placement with new tables, Layout a new placement.
+	Current, Tables, Layout Candidate
+	Decision
+	// Trust is how many occurrences an old row of a token weighs at most in the new tables; 0 without a prior.
+	Trust affinity.Trust
+	// Unmet says which load limits the new placement does not keep; Truncated is set when the time budget cut its search off.
+	Unmet     []string
+	Truncated bool
+	// TrainRequests and TestRequests count the recent requests that were learnt from and that judge.
+	TrainRequests, TestRequests int
+}
+
+// Replan makes new tables for the placement in service, and a new placement, from recent requests and, where it is not nil, an
+// older trace of the same model, scores both and the plan in service on held-out documents of the recent requests, and says
+// which is the cheapest that is worth having. When the placement is solved the older requests weigh priorPercent of the recent
+// ones; the tables trust each old row as far as the recent requests confirm the old ones. 0 percent leaves the prior out.
+// Errors about a trace are *trace.InvalidError.
+func Replan(ctx context.Context, recent, prior *trace.Trace, priorPercent int, current *Plan, o ReplanOptions) (*Replanned, error) {
+	r, err := newReplan(recent, prior, priorPercent, current, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.count(ctx); err != nil {
+		return nil, err
+	}
+	out := &Replanned{Trust: r.trust, TrainRequests: len(r.train), TestRequests: len(r.test)}
+	if out.Current, err = r.candidate(ctx, current); err != nil {
+		return nil, err
+	}
+	tables, err := r.newTables(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if out.Tables, err = r.candidate(ctx, tables); err != nil {
+		return nil, err
+	}
+	solved, err := r.newLayout(ctx)
+	if err != nil {
+		return nil, err
+	}
+	layout, err := r.plan(ctx, solved.Placement, placement.Auto)
+	if err != nil {
+		return nil, err
+	}
+	if out.Layout, err = r.candidate(ctx, layout); err != nil {
+		return nil, err
+	}
+	out.Unmet, out.Truncated = solved.Unmet, solved.Truncated
+	out.Decision = o.Choose(out.Current.Score, out.Tables.Score, out.Layout.Score, r.local())
+	return out, nil
+}
+
+// replan is one Replan. The counts of the search are the recent ones until count has blended them with the prior.
+type replan struct {
+	search
+	prior        *trace.Trace
+	priorPercent float64
+	current      *Plan
+	choice       Choice
+	moveGain     float64
+	layer        cost.Layer
+	trust        affinity.Trust
+	// placing are the token counts that the placement is solved from: old ones fade as a whole there.
+	placing []affinity.Counts
+	// seen is how many tokens these are.
+	seen float64
+}
+
+func newReplan(recent, prior *trace.Trace, priorPercent int, current *Plan, o ReplanOptions) (*replan, error) {
+	if err := errors.Join(fits(recent, current), o.Choice.check(), checkPrior(recent, prior, priorPercent)); err != nil {
+		return nil, err
+	}
+	if !(o.MoveGainPercent >= 0) {
+		return nil, fmt.Errorf("move gain percent is %v; it cannot be negative", o.MoveGainPercent)
+	}
+	if n := recent.Requests(); n < leastRecentRequests {
+		return nil, fmt.Errorf("%w: there are %d, at least %d are needed", ErrTooFewRequests, n, leastRecentRequests)
+	}
+	p := current.Placement
+	o.Ranks, o.Attention, o.Forecast, o.Algorithm = p.Ranks, current.Attention, current.Forecast, placement.Auto
+	o.Objective, o.RanksPerNode, o.Current, o.Fresh = current.Objective, max(current.RanksPerNode, o.RanksPerNode), p, true
+	o.RedundantSlots, o.Constraints.RankCapacity = p.SlotsPerRank-p.Experts/p.Ranks, current.RankCapacity
+	if p.Experts%p.Ranks != 0 {
+		return nil, fmt.Errorf("the plan in service has %d experts on %d ranks; only a number of ranks that divides the experts can be solved for", p.Experts, p.Ranks)
+	}
+	s, err := newSearch(recent, o.Options)
+	if err != nil {
+		return nil, err
+	}
+	if len(s.test) < leastHeldOut {
+		return nil, fmt.Errorf("%w: %d of %d are held out, at least %d are needed: the others are of the same documents", ErrTooFewRequests, len(s.test), recent.Requests(), leastHeldOut)
+	}
+	if priorPercent == 0 {
+		prior = nil
+	}
+	link := cost.NVLinkH200
+	if p.Ranks > s.options.ranksPerNode() {
+		link = cost.RDMA400
+	}
+	return &replan{
+		search: *s, prior: prior, priorPercent: float64(priorPercent), current: current, choice: o.Choice, moveGain: o.MoveGainPercent,
+		layer: cost.LayerOf(&recent.Model, link, p.Ranks, p.SlotsPerRank),
+	}, nil
+}
+
+// fits refuses a trace of another model than that of the plan.
+func fits(t *trace.Trace, p *Plan) error {
+	if err := cost.Matches(t, p.Placement); err != nil {
+		return err
+	}
+	switch {
+	case p.Vocabulary != t.Model.Vocabulary:
+		return fmt.Errorf("the plan's tables are for a vocabulary of %d, the trace's is %d", p.Vocabulary, t.Model.Vocabulary)
+	case p.ModelDigest != "" && t.Model.Digest != "" && p.ModelDigest != t.Model.Digest:
+		return fmt.Errorf("the plan is for model %s, the trace is of model %s", p.ModelDigest, t.Model.Digest)
+	}
+	return nil
+}
+
+// checkPrior refuses an older trace of another model, and a weight that is none.
+func checkPrior(recent, prior *trace.Trace, percent int) error {
+	if percent < 0 || percent > 100 {
+		return fmt.Errorf("prior percent is %d; allowed is 0 to 100", percent)
+	}
+	if prior == nil {
+		return nil
+	}
+	a, b := &recent.Model, &prior.Model
+	if a.Digest != "" && b.Digest != "" && a.Digest != b.Digest || a.Vocabulary != b.Vocabulary || a.Experts != b.Experts || a.TopK != b.TopK || !slices.Equal(a.Layers, b.Layers) {
+		return errors.New("the prior trace is of another model than the recent one")
+	}
+	return nil
+}
+
+// count counts both traces and blends them: tokens for the tables, and for the placement what it is solved from.
+func (r *replan) count(ctx context.Context) error {
+	if err := r.search.count(ctx); err != nil {
+		return err
+	}
+	r.placing, r.seen = r.tokens, r.tokens[0].Tokens()
+	if r.prior == nil {
+		return nil
+	}
+	all := r.prior.AllRequests()
+	old, err := affinity.CountTokens(ctx, r.prior, all)
+	if err != nil {
+		return err
+	}
+	if r.trust, err = r.fitTrust(ctx, old); err != nil {
+		return err
+	}
+	weight := affinity.Fade(r.seen, old[0].Tokens(), r.priorPercent)
+	if r.placing, err = affinity.MergeLayers(r.tokens, old, 1, weight); err != nil {
+		return err
+	}
+	r.seen = r.placing[0].Tokens()
+	if r.requests != nil {
+		if err := r.fadeRequests(ctx, all, weight); err != nil {
+			return err
+		}
+	}
+	r.tokens, err = affinity.BlendLayers(r.tokens, old, r.trust)
+	return err
+}
+
+// fitTrust finds how far the recent requests confirm the old ones, by two halves of the train requests.
+func (r *replan) fitTrust(ctx context.Context, old []affinity.Counts) (affinity.Trust, error) {
+	part := r.trace.Subset(r.train)
+	first, second, err := trace.Split(part, 50, r.options.Seed)
+	if err != nil {
+		return 0, err
+	}
+	a, err := affinity.CountTokens(ctx, part, first)
+	if err != nil {
+		return 0, err
+	}
+	b, err := affinity.CountTokens(ctx, part, second)
+	if err != nil {
+		return 0, err
+	}
+	return affinity.FitTrust(ctx, a, b, old)
+}
+
+// fadeRequests adds a sample of the old requests to the counts of recent ones, no larger than the memory for these allows.
+func (r *replan) fadeRequests(ctx context.Context, all []int, weight float32) error {
+	room := max(maxRequestCells/(len(r.trace.Model.Layers)*r.trace.Model.Experts)-len(r.requests.Rows), 1)
+	if room < len(all) {
+		picked := trace.Shuffled(all, r.options.Seed)[:room]
+		slices.Sort(picked)
+		weight *= float32(r.prior.TokenCount(all)) / float32(r.prior.TokenCount(picked))
+		all = picked
+	}
+	old, err := affinity.CountRequests(ctx, r.prior, all)
+	if err != nil {
+		return err
+	}
+	r.requests, err = r.requests.Merge(old, weight)
+	return err
+}
+
+// newTables makes tables for the placement in service.
+func (r *replan) newTables(ctx context.Context) (*Plan, error) {
+	s := r.search
+	s.keep = foreignRanks
+	return s.plan(ctx, r.current.Placement, r.current.Algorithm)
+}
+
+// newLayout solves a placement from nothing and from the one in service, at a price for each expert that moves.
+func (r *replan) newLayout(ctx context.Context) (placement.Result, error) {
+	s := r.search
+	s.tokens = r.placing
+	s.options.Constraints.MigrationCost = r.moveGain / 100 * r.seen * float64(r.trace.Model.TopK) / float64(r.trace.Model.Experts)
+	var deadline time.Time
+	if s.options.TimeBudget > 0 {
+		deadline = time.Now().Add(s.options.TimeBudget)
+	}
+	return s.place(ctx, placement.Auto, deadline)
+}
+
+// candidate scores a plan on the held-out requests.
+func (r *replan) candidate(ctx context.Context, p *Plan) (Candidate, error) {
+	c := Candidate{Plan: p, Moves: placement.Moves(r.current.Placement, p.Placement)}
+	for _, tokens := range r.choice.BatchTokens {
+		o := r.evaluation()
+		o.BatchTokens, o.Link = tokens, r.layer.Link
+		report, err := Evaluate(ctx, r.trace, p, o)
+		if err != nil {
+			return Candidate{}, err
+		}
+		c.Score.add(&report, r.layer.TimeOf(tokens, &report), 1/float64(len(r.choice.BatchTokens)))
+	}
+	return c, nil
+}
+
+// local is the time if every activation were local.
+func (r *replan) local() float64 { return localTime(r.layer, r.choice.BatchTokens) }

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// replanResult is what plans recover of the local activation rate that was lost when other kinds of text came, means over seeds.
+type replanResult struct {
+	Trace     string              `json:"trace"`
+	Attention placement.Attention `json:"attention"`
+	Ranks     int                 `json:"ep_size"`
+	Seeds     int                 `json:"seeds"`
+	// Own is the rate of the old plan on held-out requests of its own kinds of text, Served on those that are served now; Scratch is
+	// that of a plan made from PoolTokens of these and nothing else.
+	Own        float64 `json:"own_lar"`
+	Served     float64 `json:"served_lar"`
+	Scratch    float64 `json:"scratch_lar"`
+	PoolTokens int     `json:"pool_tokens"`
+	// Live are the re-plans from fewer tokens.
+	Live []liveResult `json:"live"`
+}
+
+// liveResult is a re-plan that learns from Tokens recent tokens; those that it holds out to judge by come on top. Tables and Layout are what new tables, and
+// a new placement, recover of Scratch - Served: the mean, and every seed's.
+type liveResult struct {
+	Tokens      int       `json:"tokens"`
+	Tables      float64   `json:"tables_recovered"`
+	Layout      float64   `json:"layout_recovered"`
+	TablesSeeds []float64 `json:"tables_seeds"`
+	LayoutSeeds []float64 `json:"layout_seeds"`
+	// Moved is the share of all experts that the new placement moves.
+	Moved float64 `json:"moved"`
+	// Trust are the occurrences that old rows weighed at most, in the seeds' order.
+	Trust []float64 `json:"trust"`
+}
+
+// replanBench are the flags of the measurement.
+type replanBench struct {
+	trace, attention, learnt, served, tokens string
+	ranks, seeds, train                      int
+}
+
+func benchReplan(ctx context.Context, args []string) (*replanResult, error) {
+	var b replanBench
+	flags := flag.NewFlagSet("replan", flag.ContinueOnError)
+	flags.StringVar(&b.trace, "trace", metisTrace, "routing trace whose requests have kinds of text")
+	flags.StringVar(&b.attention, "attention", string(placement.TensorParallel), "tp or dp")
+	flags.IntVar(&b.ranks, "ep", 8, "EP size")
+	flags.IntVar(&b.seeds, "seeds", 5, "number of splits")
+	flags.IntVar(&b.train, "train-percent", solver.DefaultReplanTrainPercent, "percent of the recent requests to learn from")
+	flags.StringVar(&b.learnt, "learnt", "c,go,js,python,sql,yamljson", "kinds of text that the old plan is made from")
+	flags.StringVar(&b.served, "served", "chinese,english,french,german,japanese,russian,spanish", "kinds of text that are served")
+	flags.StringVar(&b.tokens, "tokens", "10000,25000,50000,100000", "numbers of recent tokens")
+	if err := flags.Parse(args); err != nil {
+		return nil, err
+	}
+	t, err := trace.Open(ctx, b.trace)
+	if err != nil {
+		return nil, err
+	}
+	r := &replanResult{Trace: b.trace, Attention: placement.Attention(b.attention), Ranks: b.ranks, Seeds: b.seeds}
+	for _, text := range strings.Split(b.tokens, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			return nil, fmt.Errorf("-tokens: %w", err)
+		}
+		r.Live = append(r.Live, liveResult{Tokens: n})
+	}
+	for seed := range uint64(b.seeds) {
+		if err := r.add(ctx, t, &b, seed+1); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// halves are the requests of some kinds of text in two parts of whole documents.
+func halves(t *trace.Trace, kinds string, seed uint64) (first, second *trace.Trace, err error) {
+	var requests []int
+	for request := range t.Requests() {
+		if slices.Contains(strings.Split(kinds, ","), t.Model.Domains[t.Domains[request]]) {
+			requests = append(requests, request)
+		}
+	}
+	of := t.Subset(requests)
+	a, b, err := trace.Split(of, 50, seed)
+	if err != nil {
+		return nil, nil, err
+	}
+	return of.Subset(a), of.Subset(b), nil
+}
+
+// add measures one split.
+func (r *replanResult) add(ctx context.Context, t *trace.Trace, b *replanBench, seed uint64) error {
+	learnt, own, err := halves(t, b.learnt, seed)
+	if err != nil {
+		return err
+	}
+	pool, served, err := halves(t, b.served, seed)
+	if err != nil {
+		return err
+	}
+	// The kinds of text of live requests are not known.
+	learnt.Domains, pool.Domains = nil, nil
+	options := solver.Options{
+		Ranks: b.ranks, Attention: r.Attention, Algorithm: placement.Auto, Forecast: solver.Table, TrainPercent: 99, Seed: seed,
+	}
+	old, err := solver.Solve(ctx, learnt, options)
+	if err != nil {
+		return err
+	}
+	scratch, err := solver.Solve(ctx, pool, options)
+	if err != nil {
+		return err
+	}
+	rates := make([]float64, 3)
+	for i, of := range []struct {
+		on   *trace.Trace
+		plan *solver.Plan
+	}{{own, old.Plan}, {served, old.Plan}, {served, scratch.Plan}} {
+		if rates[i], err = rateOf(ctx, of.on, of.plan); err != nil {
+			return err
+		}
+	}
+	share := 1 / float64(b.seeds)
+	r.Own += share * rates[0]
+	r.Served += share * rates[1]
+	r.Scratch += share * rates[2]
+	r.PoolTokens += len(pool.Tokens) / b.seeds
+	options.TrainPercent = b.train
+	for i := range r.Live {
+		live := &r.Live[i]
+		recent := pool.Subset(trace.Sample(pool, pool.AllRequests(), live.Tokens*100/b.train, seed))
+		found, err := solver.Replan(ctx, recent, learnt, solver.DefaultPriorPercent, old.Plan, solver.ReplanOptions{
+			Options: options, MoveGainPercent: solver.DefaultMoveGainPercent, Choice: solver.Choice{BatchTokens: []int{4096}},
+		})
+		if err != nil {
+			return err
+		}
+		recovered := func(p *solver.Plan) (float64, error) {
+			rate, err := rateOf(ctx, served, p)
+			return (rate - rates[1]) / (rates[2] - rates[1]), err
+		}
+		tables, err := recovered(found.Tables.Plan)
+		if err != nil {
+			return err
+		}
+		layout, err := recovered(found.Layout.Plan)
+		if err != nil {
+			return err
+		}
+		live.Tables += share * tables
+		live.Layout += share * layout
+		live.TablesSeeds, live.LayoutSeeds = append(live.TablesSeeds, tables), append(live.LayoutSeeds, layout)
+		live.Moved += share * float64(found.Layout.Moves) / float64(len(t.Model.Layers)*t.Model.Experts)
+		live.Trust = append(live.Trust, min(float64(found.Trust), 1e9)) // JSON knows no infinity
+	}
+	return nil
+}
+
+// rateOf is the local activation rate of a plan on all requests of a trace.
+func rateOf(ctx context.Context, t *trace.Trace, p *solver.Plan) (float64, error) {
+	o := solver.DefaultEvaluation()
+	o.Requests, o.Seed, o.WithoutBounds = t.AllRequests(), p.Seed, true
+	report, err := solver.Evaluate(ctx, t, p, o)
+	return report.LAR, err
+}

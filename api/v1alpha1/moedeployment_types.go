@@ -455,7 +455,7 @@ type RolloutSpec struct {
 	// +optional
 	// +kubebuilder:default=2
 	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=100
+	// +kubebuilder:validation:Maximum=99
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 
 	// canaryReplicas is on how many replicas a new plan serves until it has proven itself; at least one replica stays with the

@@ -51,6 +51,7 @@ type PlacementPlanList struct {
 //
 // +kubebuilder:validation:XValidation:rule="has(self.current) || !has(self.priorProfileRef)",message="priorProfileRef needs current: without it the plan is made from its own profile alone",fieldPath=".priorProfileRef"
 // +kubebuilder:validation:XValidation:rule="has(self.current) || !has(self.minimumGainPercent)",message="minimumGainPercent needs current: it is the gain against that plan",fieldPath=".minimumGainPercent"
+// +kubebuilder:validation:XValidation:rule="has(self.current) || !has(self.batchTokens)",message="batchTokens needs current: it is what the plan is compared with that one at",fieldPath=".batchTokens"
 type PlacementPlanSpec struct {
 	// profileRef names the AffinityProfile, in the same namespace, that the plan is made from.
 	// +required
@@ -99,8 +100,15 @@ type PlacementPlanSpec struct {
 	// worth anything. It needs current.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=100
+	// +kubebuilder:validation:Maximum=99
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
+
+	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica, where a plan is compared with the
+	// one in service: the larger, the more locality pays. Defaults to 4096. It needs current.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1048576
+	BatchTokens int32 `json:"batchTokens,omitempty"`
 }
 
 // CurrentPlan names a plan in service, as it stands in the artifact store.
@@ -114,6 +122,13 @@ type CurrentPlan struct {
 	// +optional
 	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
 	TablesDigest string `json:"tablesDigest,omitempty"`
+
+	// targetLARMilli is the local activation rate, in thousandths, with which new tables for its placement are good enough,
+	// whatever a new placement would gain. Without it they must gain nearly as much as that.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	TargetLARMilli int32 `json:"targetLARMilli,omitempty"`
 }
 
 // SolverSpec says how a plan is searched for.
@@ -242,6 +257,11 @@ type PlanComparison struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	MovedExperts int32 `json:"movedExperts,omitempty"`
+
+	// reason says why the tier was chosen, or none.
+	// +optional
+	// +kubebuilder:validation:MaxLength=512
+	Reason string `json:"reason,omitempty"`
 
 	// requests is the number of requests that were compared; 0 where only counts of tokens are known.
 	// +optional

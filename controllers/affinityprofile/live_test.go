@@ -152,7 +152,9 @@ func (l *live) prior(namespace string) {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	p := newProfile(serving, func(p *semmoev1.AffinityProfile) { p.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: "prior"} })
+	p := newProfile(serving, func(p *semmoev1.AffinityProfile) {
+		p.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: "prior"}
+	})
 	l.create(p)
 	p.Status = semmoev1.AffinityProfileStatus{
 		Inputs: manifest.ID(), Result: &semmoev1.ProfileResult{Digest: string(digest)}, Model: &semmoev1.ModelStatus{Digest: liveDigest, Family: "qwen3_moe", Experts: 16},

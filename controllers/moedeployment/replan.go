@@ -171,7 +171,8 @@ func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p planning, d 
 		return p.afterProfile(moed, modelDigest, profile, d)
 	}
 	if len(p.Lineage.plans) > 0 {
-		if plan := p.Lineage.plans[0]; plan.Status.Verdict == "" {
+		// One that is stalled will never be solved, as from too few requests.
+		if plan := p.Lineage.plans[0]; plan.Status.Verdict == "" && !meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionStalled) {
 			return say(childVerdict("PlacementPlan", plan.Name, plan.Status.Conditions, "Planning"))
 		}
 	}
@@ -303,6 +304,7 @@ func (p planning) priorName() string {
 func (p planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile) *semmoev1.PlacementPlan {
 	plan := planFor(moed, profile, p.Base.Spec.Realization)
 	current := p.current()
+	current.TargetLARMilli = forecastOf(p.Promise).LARMilli * (100 - onTargetPercent) / 100
 	plan.Spec.Current, plan.Spec.PriorProfileRef = &current, &semmoev1.ProfileReference{Name: p.priorName()}
 	plan.Spec.MinimumGainPercent = moed.Spec.Rollout.MinimumGainPercent
 	plan.Labels[semmoev1.LabelBase] = p.Base.Name

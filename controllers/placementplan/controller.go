@@ -89,7 +89,8 @@ func (r *Reconciler) plansOf(ctx context.Context, profile client.Object) []recon
 	}
 	var requests []reconcile.Request
 	for i := range plans.Items {
-		if plans.Items[i].Spec.ProfileRef.Name == profile.GetName() {
+		spec := plans.Items[i].Spec
+		if spec.ProfileRef.Name == profile.GetName() || spec.PriorProfileRef != nil && spec.PriorProfileRef.Name == profile.GetName() {
 			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&plans.Items[i])})
 		}
 	}
@@ -118,6 +119,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 type observation struct {
 	// Profile is what the plan is made from; nil where it does not exist.
 	Profile *semmoev1.AffinityProfile
+	// Prior is the profile of the plan in service; nil where none is named, or it does not exist.
+	Prior *semmoev1.AffinityProfile
 	// ConfigMaps are those that say that they are the plan's, by name.
 	ConfigMaps map[string]*corev1.ConfigMap
 	// Inputs name the inputs of the plan; nil while the profile has no result.
@@ -135,12 +138,14 @@ type observation struct {
 // observe reads the profile and the ConfigMaps.
 func (r *Reconciler) observe(ctx context.Context, plan *semmoev1.PlacementPlan) (observation, error) {
 	o := observation{ConfigMaps: map[string]*corev1.ConfigMap{}}
-	profile := &semmoev1.AffinityProfile{}
-	switch err := r.Get(ctx, client.ObjectKey{Namespace: plan.Namespace, Name: plan.Spec.ProfileRef.Name}, profile); {
-	case err == nil:
-		o.Profile = profile
-	case !apierrors.IsNotFound(err):
-		return o, fmt.Errorf("get the profile: %w", err)
+	var err error
+	if o.Profile, err = r.profile(ctx, plan.Namespace, plan.Spec.ProfileRef.Name); err != nil {
+		return o, err
+	}
+	if ref := plan.Spec.PriorProfileRef; ref != nil {
+		if o.Prior, err = r.profile(ctx, plan.Namespace, ref.Name); err != nil {
+			return o, err
+		}
 	}
 	var configMaps corev1.ConfigMapList
 	if err := r.List(ctx, &configMaps, client.InNamespace(plan.Namespace), client.MatchingLabels{semmoev1.LabelPlan: plan.Name}); err != nil {
@@ -149,8 +154,21 @@ func (r *Reconciler) observe(ctx context.Context, plan *semmoev1.PlacementPlan) 
 	for i := range configMaps.Items {
 		o.ConfigMaps[configMaps.Items[i].Name] = &configMaps.Items[i]
 	}
-	o.Inputs = inputsOf(plan, o.Profile)
+	o.Inputs = inputsOf(plan, o.Profile, o.Prior)
 	return o, nil
+}
+
+// profile reads an AffinityProfile; nil where it does not exist.
+func (r *Reconciler) profile(ctx context.Context, namespace, name string) (*semmoev1.AffinityProfile, error) {
+	profile := &semmoev1.AffinityProfile{}
+	err := r.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, profile)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get the profile %s: %w", name, err)
+	}
+	return profile, nil
 }
 
 // act looks for the plan, has it solved where it is nowhere, and publishes its ConfigMap. It completes the observation,
@@ -282,6 +300,7 @@ func fromStatus(plan *semmoev1.PlacementPlan) *solved {
 	}
 	return &solved{
 		PlanDigest: plan.Status.PlanDigest, ModelDigest: plan.Status.ModelDigest, Verdict: plan.Status.Verdict, Forecast: plan.Status.Forecast,
+		Tier: plan.Status.Tier, Comparison: plan.Status.Comparison,
 	}
 }
 
@@ -297,14 +316,20 @@ func (r *Reconciler) solve(ctx context.Context, store *artifact.Client, plan *se
 	}
 	if o.Inputs == nil {
 		r.jobs.Cancel(key)
-		if o.Profile == nil {
+		switch {
+		case o.Profile == nil:
 			o.Fault = &fault{"ProfileNotFound", fmt.Sprintf("spec.profileRef.name: there is no AffinityProfile %s in this namespace: create it", plan.Spec.ProfileRef.Name), false}
+		case plan.Spec.PriorProfileRef != nil && o.Prior == nil:
+			o.Fault = &fault{"ProfileNotFound", fmt.Sprintf("spec.priorProfileRef.name: there is no AffinityProfile %s in this namespace: create it", plan.Spec.PriorProfileRef.Name), false}
 		}
 		return 0 // a change of the profile leads back here
 	}
 	t := &task{
 		client: store, engine: plan.Spec.Engine, inputs: *o.Inputs, now: r.Now,
 		scope: artifact.Scope{Namespace: plan.Namespace, Kind: artifact.Profile, ID: o.Profile.Status.Inputs},
+	}
+	if o.Prior != nil {
+		t.prior = artifact.Scope{Namespace: plan.Namespace, Kind: artifact.Profile, ID: o.Prior.Status.Inputs}
 	}
 	log := logr.FromContextOrDiscard(ctx)
 	state, failed := r.jobs.Ensure(key, o.Inputs.ID(), func(ctx context.Context, tell func(step string, done, total int)) error {

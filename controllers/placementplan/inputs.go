@@ -41,6 +41,8 @@ type solveInputs struct {
 	TimeBudgetSeconds int                 `json:"timeBudgetSeconds"`
 	// PreserveGroups is left out where it is false.
 	PreserveGroups bool `json:"preserveGroups,omitempty"`
+	// Replan is about the plan in service; nil where there is none to compare with.
+	Replan *replanInputs `json:"replan,omitempty"`
 }
 
 // attentions are the solver's names of the engine's attention parallelism.
@@ -49,14 +51,24 @@ var attentions = map[semmoev1.AttentionParallelism]placement.Attention{
 	semmoev1.AttentionTensorParallel: placement.TensorParallel,
 }
 
-// inputsOf are the inputs of a plan made from a profile; nil where the profile has no result yet.
-func inputsOf(plan *semmoev1.PlacementPlan, profile *semmoev1.AffinityProfile) *solveInputs {
+// resultOf is the digest of a profile's result; empty where it has none yet.
+func resultOf(profile *semmoev1.AffinityProfile) artifact.Digest {
 	if profile == nil || profile.Status.Result == nil || !meta.IsStatusConditionTrue(profile.Status.Conditions, semmoev1.ConditionReady) {
-		return nil
+		return ""
 	}
 	digest, err := artifact.ParseDigest(profile.Status.Result.Digest)
 	if err != nil {
-		return nil // a status of another version: its controller is about to write its own
+		return "" // a status of another version: its controller is about to write its own
+	}
+	return digest
+}
+
+// inputsOf are the inputs of a plan made from a profile and, where the plan names one, the profile before it; nil where either has no
+// result yet.
+func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityProfile) *solveInputs {
+	digest, priorDigest := resultOf(profile), resultOf(prior)
+	if digest == "" || plan.Spec.PriorProfileRef != nil && priorDigest == "" {
+		return nil
 	}
 	return &solveInputs{
 		Format: solutionFormat, Profile: digest,
@@ -65,6 +77,7 @@ func inputsOf(plan *semmoev1.PlacementPlan, profile *semmoev1.AffinityProfile) *
 		TrainPercent: int(plan.Spec.Solver.TrainPercent), Seed: uint64(ptr.Deref(plan.Spec.Solver.Seed, 1)),
 		TimeBudgetSeconds: int(plan.Spec.Solver.TimeBudgetSeconds),
 		PreserveGroups:    plan.Spec.Realization == semmoev1.RealizationReshuffledWeights,
+		Replan:            replanInputsOf(plan, priorDigest),
 	}
 }
 
@@ -93,6 +106,8 @@ type solution struct {
 	TestRequests  int         `json:"testRequests"`
 	Seconds       float64     `json:"seconds"`
 	Report        cost.Report `json:"report"`
+	// Replan is how the plan compares with the one in service; nil where there is none.
+	Replan *replanned `json:"replan,omitempty"`
 }
 
 // solved is what the operator keeps of a solution, also where the store is away: on the ConfigMap, as JSON, and in the
@@ -104,6 +119,9 @@ type solved struct {
 	Verdict     semmoev1.Verdict       `json:"verdict"`
 	Forecast    *semmoev1.PlanForecast `json:"forecast"`
 	Truncated   bool                   `json:"truncated,omitempty"`
+	// Tier and Comparison are those of a plan that is to replace one in service.
+	Tier       semmoev1.Tier            `json:"tier,omitempty"`
+	Comparison *semmoev1.PlanComparison `json:"comparison,omitempty"`
 }
 
 // solved is what to keep of a solution; nil of none.
@@ -113,6 +131,7 @@ func (s *solution) solved() *solved {
 	}
 	return &solved{
 		PlanDigest: s.PlanDigest, Inputs: s.Inputs.ID(), ModelDigest: s.ModelDigest, Verdict: verdictOf(s), Forecast: forecastOf(s), Truncated: s.Truncated,
+		Tier: s.Replan.tier(), Comparison: s.Replan.comparison(),
 	}
 }
 

@@ -49,6 +49,7 @@ func invalidRanks(err error) *invalidError {
 type task struct {
 	client *artifact.Client
 	scope  artifact.Scope // of the profile
+	prior  artifact.Scope // of the profile of the plan in service, where the inputs name one
 	engine semmoev1.EngineType
 	inputs solveInputs
 	now    func() time.Time
@@ -75,7 +76,7 @@ func (t *task) run(ctx context.Context, tell func(step string, done, total int))
 	}
 	// A trace and the tables made from it can be hundreds of megabytes, and the next solve may be days away.
 	defer debug.FreeOSMemory()
-	found, err := t.solve(ctx, manifest, tell)
+	found, replan, err := t.find(ctx, manifest, tell)
 	if err != nil {
 		return err
 	}
@@ -97,7 +98,7 @@ func (t *task) run(ctx context.Context, tell func(step string, done, total int))
 	result := &solution{
 		Format: solutionFormat, Inputs: t.inputs, PlanDigest: encoded.Digest, ModelDigest: manifest.ModelDigest,
 		FallBack: found.FallBack, Truncated: found.Truncated, TrainRequests: found.TrainRequests, TestRequests: found.TestRequests,
-		Seconds: t.now().Sub(begin).Seconds(), Report: found.Report,
+		Seconds: t.now().Sub(begin).Seconds(), Report: found.Report, Replan: replan,
 	}
 	if err := publishSolution(ctx, t.client, namespace, result, known); err != nil {
 		return err
@@ -110,20 +111,24 @@ func (t *task) run(ctx context.Context, tell func(step string, done, total int))
 // traceBound is the largest uncompressed trace that fits a limit on the process's memory in bytes.
 func traceBound(memoryLimit int64) int64 { return min(maxTraceBytes, memoryLimit/memoryPerTrace) }
 
+// find solves a plan alone, or one that is to replace the one in service.
+func (t *task) find(ctx context.Context, manifest profile.Manifest, tell func(step string, done, total int)) (*solver.Solution, *replanned, error) {
+	if t.inputs.Replan != nil {
+		return t.replan(ctx, manifest, tell)
+	}
+	if !manifest.HasTrace() {
+		return nil, nil, invalidf("ProfileInvalid", "the profile is of live counts, and has no routing trace: a plan of its own cannot be made from it; give spec.current, or make a profile of a data set or of sequences")
+	}
+	found, err := t.solve(ctx, manifest, tell)
+	return found, nil, err
+}
+
 // solve reads the trace and solves. Only the plan and its score outlive it.
 func (t *task) solve(ctx context.Context, manifest profile.Manifest, tell func(step string, done, total int)) (*solver.Solution, error) {
-	bound := traceBound(debug.SetMemoryLimit(-1))
-	recorded, err := t.trace(ctx, manifest, bound)
-	if trace.IsInvalid(err) {
-		return nil, invalidf("ProfileInvalid", "the profile's routing trace: %v (the manager's memory limit, GOMEMLIMIT, allows for %d bytes)", err, bound)
-	}
+	recorded, err := t.recorded(ctx, t.scope, manifest, traceBound(debug.SetMemoryLimit(-1)))
 	if err != nil {
-		return nil, fmt.Errorf("read the profile's routing trace: %w", err)
+		return nil, err
 	}
-	if digest := recorded.Model.Digest; digest != "" && digest != manifest.ModelDigest {
-		return nil, invalidf("ProfileInvalid", "the profile's routing trace is of model %q, the profile of %q", digest, manifest.ModelDigest)
-	}
-	recorded.Model.Digest = manifest.ModelDigest
 	if err := placement.CheckRanks(t.inputs.Ranks, recorded.Model.Experts); err != nil {
 		return nil, invalidRanks(err)
 	}
@@ -134,9 +139,25 @@ func (t *task) solve(ctx context.Context, manifest profile.Manifest, tell func(s
 	return found, err
 }
 
+// recorded reads the routing trace of a profile, of at most so many bytes, and checks that it is of the profile's model.
+func (t *task) recorded(ctx context.Context, scope artifact.Scope, manifest profile.Manifest, bound int64) (*trace.Trace, error) {
+	recorded, err := t.trace(ctx, scope, manifest, bound)
+	if trace.IsInvalid(err) {
+		return nil, invalidf("ProfileInvalid", "the profile's routing trace: %v (the manager's memory limit, GOMEMLIMIT, allows for %d bytes)", err, bound)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the profile's routing trace: %w", err)
+	}
+	if digest := recorded.Model.Digest; digest != "" && digest != manifest.ModelDigest {
+		return nil, invalidf("ProfileInvalid", "the profile's routing trace is of model %q, the profile of %q", digest, manifest.ModelDigest)
+	}
+	recorded.Model.Digest = manifest.ModelDigest
+	return recorded, nil
+}
+
 // trace reads the routing trace as it arrives from the store.
-func (t *task) trace(ctx context.Context, manifest profile.Manifest, maxBytes int64) (*trace.Trace, error) {
-	stream, err := t.client.Get(ctx, t.scope, manifest.Files[profile.TraceFile])
+func (t *task) trace(ctx context.Context, scope artifact.Scope, manifest profile.Manifest, maxBytes int64) (*trace.Trace, error) {
+	stream, err := t.client.Get(ctx, scope, manifest.Files[profile.TraceFile])
 	if err != nil {
 		return nil, err
 	}

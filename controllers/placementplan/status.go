@@ -49,6 +49,7 @@ func statusOf(plan *semmoev1.PlacementPlan, o observation, now time.Time) semmoe
 	if o.Solved != nil {
 		status.Plan, status.PlanDigest, status.ModelDigest = artifact.Digest(o.Solved.PlanDigest).Short(), o.Solved.PlanDigest, o.Solved.ModelDigest
 		status.Verdict, status.Forecast = o.Solved.Verdict, o.Solved.Forecast
+		status.Tier, status.Comparison = o.Solved.Tier, o.Solved.Comparison
 		if o.Published {
 			status.ConfigMap = configMapName(plan, o.Solved.PlanDigest)
 		}
@@ -69,6 +70,9 @@ func statusOf(plan *semmoev1.PlacementPlan, o observation, now time.Time) semmoe
 
 // verdictOf is what a plan is worth.
 func verdictOf(s *solution) semmoev1.Verdict {
+	if s.Replan != nil {
+		return semmoev1.Verdict(s.Replan.Decision.Verdict)
+	}
 	if s.FallBack != "" || s.Report.LAR < worthwhile*s.Report.BaselineLAR {
 		return semmoev1.VerdictNoGainExpected
 	}
@@ -112,9 +116,16 @@ func publishedCondition(o observation, status semmoev1.PlacementPlanStatus) cond
 	if f := status.Forecast; f != nil {
 		message += fmt.Sprintf("; on requests that it has not seen its local activation rate is %s, that of the default placement %s", f.LARSummary, f.BaselineSummary)
 	}
-	if status.Verdict == semmoev1.VerdictNoGainExpected {
-		reason = string(semmoev1.VerdictNoGainExpected)
+	if c := status.Comparison; c != nil {
+		message += ". Compared with the plan in service: " + c.Reason
+	}
+	switch status.Verdict {
+	case semmoev1.VerdictNoGainExpected:
+		reason = string(status.Verdict)
 		message += ": no gain is expected, and it is not rolled out"
+	case semmoev1.VerdictLocalityDoesNotPay:
+		reason = string(status.Verdict)
+		message += ": nothing is rolled out"
 	}
 	if o.Solved.Truncated {
 		message += "; the time budget (spec.solver.timeBudgetSeconds) cut the search off"
@@ -132,9 +143,13 @@ func stage(plan *semmoev1.PlacementPlan, o observation) (reason, message string)
 	case o.Solving != nil:
 		return "Solving", fmt.Sprintf("%s: %d of %d", o.Solving.Step, o.Solving.Done, o.Solving.Total)
 	}
-	message = fmt.Sprintf("AffinityProfile %s is not ready", plan.Spec.ProfileRef.Name)
-	if o.Profile != nil {
-		if stalled := meta.FindStatusCondition(o.Profile.Status.Conditions, semmoev1.ConditionStalled); stalled != nil && stalled.Status == metav1.ConditionTrue {
+	name, waited := plan.Spec.ProfileRef.Name, o.Profile
+	if plan.Spec.PriorProfileRef != nil && resultOf(o.Profile) != "" {
+		name, waited = plan.Spec.PriorProfileRef.Name, o.Prior
+	}
+	message = fmt.Sprintf("AffinityProfile %s is not ready", name)
+	if waited != nil {
+		if stalled := meta.FindStatusCondition(waited.Status.Conditions, semmoev1.ConditionStalled); stalled != nil && stalled.Status == metav1.ConditionTrue {
 			message += ": " + stalled.Message
 		}
 	}

@@ -1,6 +1,9 @@
 package retention
 
 import (
+	"encoding/json"
+
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -17,6 +20,8 @@ type references struct {
 	ConfigMaps []metav1.PartialObjectMetadata
 	// Annotated are workloads, their pod templates, and pods.
 	Annotated []metav1.ObjectMeta
+	// Tables are the ConfigMaps that tell routers which plans' tables to use.
+	Tables []corev1.ConfigMap
 }
 
 // live is what must stay: scopes, and all scopes of some namespaces.
@@ -43,6 +48,7 @@ func liveOf(r references) live {
 	}
 	for _, p := range r.Plans {
 		l.add(p.Namespace, artifact.Plan, p.Status.Plan)
+		l.addCurrent(p)
 		// The ConfigMap names the solution that led to the plan.
 		if !published.Has(p.Namespace+"/"+p.Status.ConfigMap) && !stalled(p.Generation, p.Status.Conditions) {
 			l.namespaces.Insert(p.Namespace)
@@ -50,6 +56,9 @@ func liveOf(r references) live {
 	}
 	for _, o := range r.Annotated {
 		l.addDigest(o.Namespace, o.Annotations)
+	}
+	for _, c := range r.Tables {
+		l.addTables(c)
 	}
 	return l
 }
@@ -69,6 +78,35 @@ func (l live) add(namespace string, kind artifact.Kind, id string) {
 func (l live) addDigest(namespace string, annotations map[string]string) {
 	if digest, err := artifact.ParseDigest(annotations[semmoev1.AnnotationPlanDigest]); err == nil {
 		l.add(namespace, artifact.Plan, digest.Short())
+	}
+}
+
+// addCurrent adds the plan that another one is to replace: it is read when that is solved.
+func (l live) addCurrent(p semmoev1.PlacementPlan) {
+	if p.Spec.Current == nil {
+		return
+	}
+	for _, text := range []string{p.Spec.Current.PlanDigest, p.Spec.Current.TablesDigest} {
+		if digest, err := artifact.ParseDigest(text); err == nil {
+			l.add(p.Namespace, artifact.Plan, digest.Short())
+		}
+	}
+}
+
+// addTables adds the plans that a ConfigMap names to routers: those that pods were made for, and those whose tables are used. What
+// cannot be read keeps everything of its namespace.
+func (l live) addTables(c corev1.ConfigMap) {
+	var tables map[string]string
+	if json.Unmarshal([]byte(c.Data[semmoev1.TablesKey]), &tables) != nil {
+		l.namespaces.Insert(c.Namespace)
+		return
+	}
+	for layout, plan := range tables {
+		for _, text := range []string{layout, plan} {
+			if digest, err := artifact.ParseDigest(text); err == nil {
+				l.add(c.Namespace, artifact.Plan, digest.Short())
+			}
+		}
 	}
 }
 

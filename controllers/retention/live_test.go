@@ -1,12 +1,14 @@
 package retention
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
@@ -79,6 +81,24 @@ func TestLive(t *testing.T) {
 		"ConfigMap alone": {
 			references: references{ConfigMaps: []metav1.PartialObjectMetadata{configMap}},
 			scopes:     []artifact.Scope{plans(inputs), plans(short)},
+		},
+		"plan to replace another": {
+			references: references{Plans: []semmoev1.PlacementPlan{{
+				ObjectMeta: object("p"), Spec: semmoev1.PlacementPlanSpec{Current: &semmoev1.CurrentPlan{PlanDigest: digest, TablesDigest: strings.Repeat(inputs, 4)}},
+			}}},
+			scopes:     []artifact.Scope{plans(short), plans(inputs)},
+			namespaces: []string{"ns"},
+		},
+		"tables": {
+			references: references{Tables: []corev1.ConfigMap{
+				{ObjectMeta: object("t"), Data: map[string]string{semmoev1.TablesKey: fmt.Sprintf(`{%q:%q}`, digest, strings.Repeat(inputs, 4))}},
+				{ObjectMeta: object("none"), Data: map[string]string{semmoev1.TablesKey: `{}`}},
+			}},
+			scopes: []artifact.Scope{plans(short), plans(inputs)},
+		},
+		"damaged tables": {
+			references: references{Tables: []corev1.ConfigMap{{ObjectMeta: object("t"), Data: map[string]string{semmoev1.TablesKey: "{"}}}},
+			namespaces: []string{"ns"},
 		},
 		"pods": {
 			references: references{Annotated: []metav1.ObjectMeta{

@@ -116,6 +116,7 @@ func (s *Sweeper) addReferences(ctx context.Context, all *references, namespace 
 	var plans semmoev1.PlacementPlanList
 	var stateful appsv1.StatefulSetList
 	var deployments appsv1.DeploymentList
+	var tables corev1.ConfigMapList
 	configMaps, pods := metadataOf("ConfigMapList"), metadataOf("PodList")
 	if err := errors.Join(
 		s.Reader.List(ctx, &profiles, in),
@@ -123,6 +124,7 @@ func (s *Sweeper) addReferences(ctx context.Context, all *references, namespace 
 		s.Reader.List(ctx, &stateful, in),
 		s.Reader.List(ctx, &deployments, in),
 		s.Reader.List(ctx, configMaps, in, client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentPlan}),
+		s.Reader.List(ctx, &tables, in, client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentTables}),
 		s.Reader.List(ctx, pods, in),
 	); err != nil {
 		return err
@@ -130,6 +132,7 @@ func (s *Sweeper) addReferences(ctx context.Context, all *references, namespace 
 	all.Profiles = append(all.Profiles, profiles.Items...)
 	all.Plans = append(all.Plans, plans.Items...)
 	all.ConfigMaps = append(all.ConfigMaps, configMaps.Items...)
+	all.Tables = append(all.Tables, tables.Items...)
 	for i := range stateful.Items {
 		all.addWorkload(&stateful.Items[i].ObjectMeta, &stateful.Items[i].Spec.Template)
 	}

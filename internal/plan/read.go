@@ -30,7 +30,12 @@ func required() []string {
 
 // Read reads the plan in a directory and verifies every hash; report.json is not part of it.
 func Read(dir string) (*solver.Plan, *Artifact, error) {
-	content, err := readFile(dir, ManifestFile)
+	return ReadFiles(func(name string) ([]byte, error) { return readFile(dir, name) })
+}
+
+// ReadFiles is Read of files that are not in a directory.
+func ReadFiles(file func(name string) ([]byte, error)) (*solver.Plan, *Artifact, error) {
+	content, err := file(ManifestFile)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -50,7 +55,7 @@ func Read(dir string) (*solver.Plan, *Artifact, error) {
 		if !slices.Contains(required(), name) && name != GatePermutationFile {
 			return nil, nil, invalidf("%s: %q is no file of a plan", ManifestFile, name)
 		}
-		if content, err = readFile(dir, name); err != nil {
+		if content, err = file(name); err != nil {
 			return nil, nil, err
 		}
 		if got := digest(content); got != want {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/solver"
 )
 
 // maxLayoutFile bounds what is read into memory of a file that a ConfigMap is made of.
@@ -125,6 +126,33 @@ func hasDigest(path string, want artifact.Digest) error {
 	defer file.Close()
 	_, err = io.Copy(io.Discard, artifact.Verified(file, want))
 	return err
+}
+
+// maxPlanFile bounds what is read into memory of a file of a plan that is decoded there; tables of the largest known vocabularies and
+// 64 ranks have some tens of megabytes for each hundred layers.
+const maxPlanFile = 1 << 30
+
+// FetchPlan reads a plan from the store into memory.
+func FetchPlan(ctx context.Context, client *artifact.Client, namespace, planDigest string) (*solver.Plan, *plan.Artifact, error) {
+	scope, err := Scope(namespace, planDigest)
+	if err != nil {
+		return nil, nil, err
+	}
+	l, _, err := readList(ctx, client, scope, planDigest)
+	if err != nil {
+		return nil, nil, err
+	}
+	decoded, a, err := plan.ReadFiles(func(name string) ([]byte, error) {
+		digest, listed := l.Files[name]
+		if !listed {
+			return nil, fmt.Errorf("%s of plan %s does not list %s", File, scope.ID, name)
+		}
+		return client.ReadAll(ctx, scope, digest, maxPlanFile)
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("plan %s in the store: %w", scope.ID, err)
+	}
+	return decoded, a, nil
 }
 
 // FetchLayout reads from the store what ConfigMapData needs of a plan: all files but the tables and the tokenizer.

@@ -129,6 +129,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: tablesDigest
       type:
         scalar: string
+    - name: targetLARMilli
+      type:
+        scalar: numeric
 - name: com.github.semmoe.operator.api.v1alpha1.DatasetClaim
   map:
     fields:
@@ -431,6 +434,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.AttentionParallelism
       default: DataParallel
+    - name: batchTokens
+      type:
+        scalar: numeric
     - name: current
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.CurrentPlan
@@ -535,6 +541,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: movedExperts
       type:
         scalar: numeric
+    - name: reason
+      type:
+        scalar: string
     - name: requests
       type:
         scalar: numeric

@@ -11,6 +11,9 @@ type CurrentPlanApplyConfiguration struct {
 	PlanDigest *string `json:"planDigest,omitempty"`
 	// tablesDigest is the full digest of the plan whose tables the request routers use, where that is another one.
 	TablesDigest *string `json:"tablesDigest,omitempty"`
+	// targetLARMilli is the local activation rate, in thousandths, with which new tables for its placement are good enough,
+	// whatever a new placement would gain. Without it they must gain nearly as much as that.
+	TargetLARMilli *int32 `json:"targetLARMilli,omitempty"`
 }
 
 // CurrentPlanApplyConfiguration constructs a declarative configuration of the CurrentPlan type for use with
@@ -32,5 +35,13 @@ func (b *CurrentPlanApplyConfiguration) WithPlanDigest(value string) *CurrentPla
 // If called multiple times, the TablesDigest field is set to the value of the last call.
 func (b *CurrentPlanApplyConfiguration) WithTablesDigest(value string) *CurrentPlanApplyConfiguration {
 	b.TablesDigest = &value
+	return b
+}
+
+// WithTargetLARMilli sets the TargetLARMilli field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the TargetLARMilli field is set to the value of the last call.
+func (b *CurrentPlanApplyConfiguration) WithTargetLARMilli(value int32) *CurrentPlanApplyConfiguration {
+	b.TargetLARMilli = &value
 	return b
 }

@@ -34,6 +34,9 @@ type PlacementPlanSpecApplyConfiguration struct {
 	// minimumGainPercent is by how much a plan must lower the modelled time of an MoE layer, against the current plan, to be
 	// worth anything. It needs current.
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
+	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica, where a plan is compared with the
+	// one in service: the larger, the more locality pays. Defaults to 4096. It needs current.
+	BatchTokens *int32 `json:"batchTokens,omitempty"`
 }
 
 // PlacementPlanSpecApplyConfiguration constructs a declarative configuration of the PlacementPlanSpec type for use with
@@ -111,5 +114,13 @@ func (b *PlacementPlanSpecApplyConfiguration) WithPriorProfileRef(value *Profile
 // If called multiple times, the MinimumGainPercent field is set to the value of the last call.
 func (b *PlacementPlanSpecApplyConfiguration) WithMinimumGainPercent(value int32) *PlacementPlanSpecApplyConfiguration {
 	b.MinimumGainPercent = &value
+	return b
+}
+
+// WithBatchTokens sets the BatchTokens field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the BatchTokens field is set to the value of the last call.
+func (b *PlacementPlanSpecApplyConfiguration) WithBatchTokens(value int32) *PlacementPlanSpecApplyConfiguration {
+	b.BatchTokens = &value
 	return b
 }

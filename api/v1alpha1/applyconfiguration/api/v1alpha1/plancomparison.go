@@ -16,6 +16,8 @@ type PlanComparisonApplyConfiguration struct {
 	CandidateNanos *int64 `json:"candidateNanos,omitempty"`
 	// movedExperts is how many experts, summed over layers, lie on another rank than under the plan in service.
 	MovedExperts *int32 `json:"movedExperts,omitempty"`
+	// reason says why the tier was chosen, or none.
+	Reason *string `json:"reason,omitempty"`
 	// requests is the number of requests that were compared; 0 where only counts of tokens are known.
 	Requests *int32 `json:"requests,omitempty"`
 }
@@ -63,6 +65,14 @@ func (b *PlanComparisonApplyConfiguration) WithCandidateNanos(value int64) *Plan
 // If called multiple times, the MovedExperts field is set to the value of the last call.
 func (b *PlanComparisonApplyConfiguration) WithMovedExperts(value int32) *PlanComparisonApplyConfiguration {
 	b.MovedExperts = &value
+	return b
+}
+
+// WithReason sets the Reason field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Reason field is set to the value of the last call.
+func (b *PlanComparisonApplyConfiguration) WithReason(value string) *PlanComparisonApplyConfiguration {
+	b.Reason = &value
 	return b
 }
 

@@ -1,0 +1,397 @@
+package moedeployment
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// profiledBy is a complete profile of the fixtures' model, made at a time.
+func profiledBy(name, digest string, made time.Time, change ...func(*semmoev1.AffinityProfile)) *semmoev1.AffinityProfile {
+	p := &semmoev1.AffinityProfile{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(made)},
+		Status: semmoev1.AffinityProfileStatus{
+			Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
+			Result:     &semmoev1.ProfileResult{Digest: digest, Tokens: 1000, TracedTokens: 1000}, Model: &semmoev1.ModelStatus{Digest: model},
+		},
+	}
+	for _, c := range change {
+		c(p)
+	}
+	return p
+}
+
+func ofBase(name string) func(*semmoev1.AffinityProfile) {
+	return func(p *semmoev1.AffinityProfile) { p.Labels = map[string]string{semmoev1.LabelBase: name} }
+}
+
+func incomplete(p *semmoev1.AffinityProfile) {
+	p.Status.Conditions[0] = metav1.Condition{Type: semmoev1.ConditionReady, Status: metav1.ConditionFalse, Reason: "WaitingForSamples", Message: "few"}
+}
+
+// replanOf is a plan that drift has led to, of a tier, to replace the plan with a digest.
+func replanOf(name, digest, current string, tier semmoev1.Tier, made time.Time, change ...func(*semmoev1.PlacementPlan)) *semmoev1.PlacementPlan {
+	return planOf(name, digest, func(p *semmoev1.PlacementPlan) {
+		p.Labels = map[string]string{semmoev1.LabelBase: "base"}
+		p.CreationTimestamp = metav1.NewTime(made)
+		p.Spec.ProfileRef.Name = "of-" + name
+		p.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: current + "-full"}
+		p.Status.Tier = tier
+		for _, c := range change {
+			c(p)
+		}
+	})
+}
+
+func worthless(p *semmoev1.PlacementPlan) {
+	p.Status.Verdict, p.Status.Tier = semmoev1.VerdictNoGainExpected, ""
+}
+
+func unsolved(p *semmoev1.PlacementPlan) { p.Status = semmoev1.PlacementPlanStatus{} }
+
+// The newest plan that is worth it decides which layout is wanted and which tables are used; what was made for another base counts
+// for nothing.
+func TestLineage(t *testing.T) {
+	base := planOf("base", "b0", nil)
+	at := func(minutes int) time.Time { return start.Add(time.Duration(minutes) * time.Minute) }
+	tables, layout := semmoev1.TierTables, semmoev1.TierLayout
+	elsewhere := replanOf("other", "x1", "b0", layout, at(9))
+	elsewhere.Labels[semmoev1.LabelBase] = "another"
+	manual := func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual }
+	advisory := func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalAdvisory }
+	approve := func(m *semmoev1.MoEDeployment) {
+		manual(m)
+		m.Annotations = map[string]string{semmoev1.AnnotationApprove: "t1"}
+	}
+	for name, tc := range map[string]struct {
+		change []func(*semmoev1.MoEDeployment)
+		plans  []*semmoev1.PlacementPlan
+		// in is the layout in service, inUse the tables in use with it.
+		in, inUse            string
+		wanted, tables, held string
+	}{
+		"nothing has drifted":       {in: "b0-full", wanted: "base"},
+		"new tables":                {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", tables: "t1"},
+		"of another layout":         {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b9", tables, at(1))}, in: "b0-full", wanted: "base"},
+		"new layout":                {plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1))}, in: "b0-full", wanted: "l1"},
+		"no gain":                   {plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1), worthless)}, in: "b0-full", wanted: "base"},
+		"not solved":                {plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1), unsolved)}, in: "b0-full", wanted: "base"},
+		"tables of a new layout":    {plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("t1", "t1", "l1", tables, at(2))}, in: "l1-full", wanted: "l1", tables: "t1"},
+		"a layout after tables":     {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("l1", "l1", "b0", layout, at(2))}, in: "b0-full", wanted: "l1", tables: "t1"},
+		"tables after a layout":     {plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("t1", "t1", "b0", tables, at(2))}, in: "b0-full", wanted: "base", tables: "t1"},
+		"newer tables":              {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("t2", "t2", "b0", tables, at(2))}, in: "b0-full", wanted: "base", tables: "t2"},
+		"newer ones without gain":   {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("t2", "t2", "b0", tables, at(2), worthless)}, in: "b0-full", wanted: "base", tables: "t1"},
+		"of another base":           {plans: []*semmoev1.PlacementPlan{elsewhere}, in: "b0-full", wanted: "base"},
+		"the layout's plan is gone": {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "gone", tables, at(1))}, in: "gone-full", wanted: "base", tables: "t1"},
+		"to be approved":            {change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", held: "AwaitingApproval"},
+		"approved":                  {change: []func(*semmoev1.MoEDeployment){approve}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", tables: "t1"},
+		"approved before":           {change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", inUse: "t1-full", wanted: "base", tables: "t1"},
+		"the older ones stay":       {change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("t2", "t2", "b0", tables, at(2))}, in: "b0-full", inUse: "t1-full", wanted: "base", tables: "t1", held: "AwaitingApproval"},
+		"advice":                    {change: []func(*semmoev1.MoEDeployment){advisory}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", held: "Advisory"},
+	} {
+		moed := deployment(tc.change...)
+		l := lineageOf(base, nil, tc.plans)
+		got := l.wanted(moed, base, model)
+		tables, held := l.tablesFor(moed, model, tc.in, tc.inUse)
+		if got.Name != tc.wanted || nameOf(tables) != tc.tables || held.reason != tc.held {
+			t.Errorf("%s: wanted %s with the tables of %q, held %q; want %s, %q, %q", name, got.Name, nameOf(tables), held.reason, tc.wanted, tc.tables, tc.held)
+		}
+	}
+	if l := lineageOf(nil, nil, []*semmoev1.PlacementPlan{elsewhere}); len(l.plans) != 0 || l.wanted(deployment(), nil, model) != nil {
+		t.Error("without a plan of the spec there is a lineage")
+	}
+}
+
+func nameOf(plan *semmoev1.PlacementPlan) string {
+	if plan == nil {
+		return ""
+	}
+	return plan.Name
+}
+
+// Each step after a drift follows from what is there, and is taken once.
+func TestNextReplan(t *testing.T) {
+	refresh := func(mode semmoev1.RefreshMode, dataset *semmoev1.DatasetSpec) func(*semmoev1.MoEDeployment) {
+		return func(m *semmoev1.MoEDeployment) {
+			m.Spec.Profiling = &semmoev1.ProfilingSpec{
+				Dataset: dataset, Refresh: mode, LiveSamples: semmoev1.LiveSamplesSequences, Target: semmoev1.ProfilingTargetServing,
+				SamplingSpec: semmoev1.SamplingSpec{Requests: 10, Tokens: 1000, RequestTokens: 5},
+			}
+			m.Spec.Rollout.MinimumGainPercent = ptr.To[int32](2)
+		}
+	}
+	live := refresh(semmoev1.RefreshLive, &semmoev1.DatasetSpec{Path: "/models/d"})
+	job := refresh(semmoev1.RefreshJob, &semmoev1.DatasetSpec{Path: "/models/d"})
+	base, later := planOf("base", "b0", nil), start.Add(2*time.Hour)
+	begun := profiledBy("begun", "r1", start, ofBase("base"))
+	few := profiledBy("begun", "r1", start, ofBase("base"), incomplete)
+	same := profiledBy("begun", "r0", start, ofBase("base"))
+	made := replanOf("made", "t1", "b0", semmoev1.TierTables, start.Add(time.Minute), func(p *semmoev1.PlacementPlan) { p.Spec.ProfileRef.Name = "begun" })
+	solving := made.DeepCopy()
+	unsolved(solving)
+	stuck := solving.DeepCopy()
+	stuck.Status.Conditions = []metav1.Condition{{Type: semmoev1.ConditionStalled, Status: metav1.ConditionTrue}}
+	vain := made.DeepCopy()
+	worthless(vain)
+	drifted, onTarget := driftSignal{Drifted: true, Now: later}, driftSignal{OnTarget: true, Now: later}
+	for name, tc := range map[string]struct {
+		change   func(*semmoev1.MoEDeployment)
+		profiles []*semmoev1.AffinityProfile
+		plans    []*semmoev1.PlacementPlan
+		drift    driftSignal
+		// profile, plan and abandoned tell what is done.
+		profile semmoev1.ProfilingTarget
+		plan    bool
+		abandon bool
+		say     string
+	}{
+		"no drift":                 {change: live, drift: driftSignal{Now: later}},
+		"drift":                    {change: live, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"by a Job":                 {change: job, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
+		"by a Job without data":    {change: refresh(semmoev1.RefreshJob, nil), drift: drifted, say: "NoDataset"},
+		"paused":                   {change: func(m *semmoev1.MoEDeployment) { live(m); m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, drift: drifted},
+		"pinned":                   {change: func(m *semmoev1.MoEDeployment) { live(m); m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"} }, drift: drifted, say: "Pinned"},
+		"profile under way":        {change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, say: "WaitingForSamples"},
+		"nothing known meanwhile":  {change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, say: "WaitingForSamples"},
+		"the drift has passed":     {change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: onTarget, abandon: true, say: "DriftPassed"},
+		"profile complete":         {change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: drifted, plan: true, say: "Replanning"},
+		"complete, drift unknown":  {change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, plan: true, say: "Replanning"},
+		"data set unchanged":       {change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: start.Add(time.Minute)}, say: "DatasetUnchanged"},
+		"data set unchanged, late": {change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
+		"plan being solved":        {change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{solving}, drift: drifted, say: "Planning"},
+		"plan cannot be solved":    {change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"plan in use":              {change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: onTarget},
+		"drift again":              {change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"plan without gain":        {change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{vain}, drift: driftSignal{Now: later}, say: "NoGainExpected"},
+	} {
+		moed := deployment(tc.change)
+		p := planning{
+			Base: base, Plan: base, Promise: base, Serving: layoutOf(base, semmoev1.RealizationEngineMap),
+			Profile: profiledBy("p", "r0", start), ProfileName: "p", Lineage: lineageOf(base, tc.profiles, tc.plans),
+		}
+		step := nextReplan(moed, model, p, tc.drift)
+		target := semmoev1.ProfilingTarget("")
+		if step.Profile != nil {
+			target = step.Profile.Spec.Target
+		}
+		if target != tc.profile || (step.Plan != nil) != tc.plan || (step.Abandoned != nil) != tc.abandon || step.Say.reason != tc.say {
+			t.Errorf("%s: profile %q, plan %v, abandoned %v, says %q; want %q, %v, %v, %q", name, target, step.Plan != nil, step.Abandoned != nil, step.Say.reason, tc.profile, tc.plan, tc.abandon, tc.say)
+		}
+		if again := nextReplan(moed, model, p, tc.drift); step.Profile != nil && again.Profile.Name != step.Profile.Name || step.Plan != nil && again.Plan.Name != step.Plan.Name {
+			t.Errorf("%s: the same objects lead to another name", name)
+		}
+	}
+}
+
+// What is made says of what, and is named by that alone: whoever begins again, with the same objects, makes the same.
+func TestReplanObjects(t *testing.T) {
+	moed := deployment(func(m *semmoev1.MoEDeployment) {
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{Refresh: semmoev1.RefreshLive, LiveSamples: semmoev1.LiveSamplesCounts, SamplingSpec: semmoev1.SamplingSpec{Requests: 10, Tokens: 1000}}
+		m.Spec.Rollout.MinimumGainPercent = ptr.To[int32](3)
+	})
+	base := planOf("base", "b0", nil)
+	tables := replanOf("t1", "t1", "b0", semmoev1.TierTables, start)
+	p := planning{
+		Base: base, Plan: base, Promise: tables, Tables: tables, Serving: layoutOf(base, semmoev1.RealizationEngineMap),
+		Profile: profiledBy("p", "r0", start), ProfileName: "p",
+	}
+	now := start.Add(time.Hour)
+	onset := now.Add(-10 * time.Minute)
+	step := p.profileAnew(moed, model, driftSignal{Drifted: true, Since: onset, Now: now})
+	live := step.Profile.Spec.Live
+	if live.Samples != semmoev1.LiveSamplesCounts || !live.Since.Time.Equal(onset) || live.PriorProfileRef.Name != "p" || step.Profile.Labels[semmoev1.LabelBase] != "base" {
+		t.Errorf("profile %+v, labels %v", live, step.Profile.Labels)
+	}
+	if later := p.profileAnew(moed, model, driftSignal{Drifted: true, Now: now.Add(time.Minute)}); later.Profile.Name != step.Profile.Name || !later.Profile.Spec.Live.Since.Time.Equal(now.Add(time.Minute)) {
+		t.Errorf("the name follows the time: %s and %s", step.Profile.Name, later.Profile.Name)
+	}
+	names := map[string]bool{step.Profile.Name: true}
+	for name, change := range map[string]func(*planning){
+		"other tables":      func(p *planning) { p.Tables = nil },
+		"another layout":    func(p *planning) { p.Serving = &layout{"x", "c", semmoev1.RealizationEngineMap} },
+		"another base":      func(p *planning) { p.Base = planOf("base2", "b2", nil) },
+		"one before it":     func(p *planning) { p.Lineage.profiles = []*semmoev1.AffinityProfile{profiledBy("q", "r1", start)} },
+		"another before it": func(p *planning) { p.Lineage.profiles = []*semmoev1.AffinityProfile{profiledBy("s", "r1", start)} },
+	} {
+		other := p
+		change(&other)
+		made := other.profileAnew(moed, model, driftSignal{Drifted: true, Now: now}).Profile.Name
+		if names[made] {
+			t.Errorf("%s leads to the same name", name)
+		}
+		names[made] = true
+	}
+
+	plan := p.replanFor(moed, profiledBy("q", "r1", now, ofBase("base")))
+	if got, want := *plan.Spec.Current, (semmoev1.CurrentPlan{PlanDigest: "b0-full", TablesDigest: "t1-full", TargetLARMilli: 360}); got != want {
+		t.Errorf("current %+v, want %+v", got, want)
+	}
+	if plan.Spec.ProfileRef.Name != "q" || plan.Spec.PriorProfileRef.Name != "p" || *plan.Spec.MinimumGainPercent != 3 || plan.Labels[semmoev1.LabelBase] != "base" {
+		t.Errorf("plan %+v", plan.Spec)
+	}
+	if other := p.replanFor(moed, profiledBy("q", "r2", now)); other.Name == plan.Name {
+		t.Error("another result of the profile leads to the same plan")
+	}
+}
+
+// A pin is refused for what it names, and honoured otherwise.
+func TestPinFault(t *testing.T) {
+	pin := deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"} })
+	for name, tc := range map[string]struct {
+		change func(*semmoev1.PlacementPlan)
+		want   string
+	}{
+		"fits":            {nil, ""},
+		"another size":    {func(p *semmoev1.PlacementPlan) { p.Spec.ExpertParallelSize = 8 }, "OtherParallelism"},
+		"other attention": {func(p *semmoev1.PlacementPlan) { p.Spec.Attention = semmoev1.AttentionTensorParallel }, "OtherParallelism"},
+		"another engine":  {func(p *semmoev1.PlacementPlan) { p.Spec.Engine = semmoev1.EngineVLLM }, "OtherEngine"},
+		"another model":   {func(p *semmoev1.PlacementPlan) { p.Status.ModelDigest = "sha256:x" }, "OtherModel"},
+		"not ready":       {func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }, "Published"},
+	} {
+		if got := pinFault(pin, planOf("x", "aa", tc.change), model); got.reason != tc.want {
+			t.Errorf("%s: %q (%s), want %q", name, got.reason, got.message, tc.want)
+		}
+	}
+	if got := pinFault(pin, nil, model); got.reason != reasonPlanNotFound || !strings.Contains(got.message, `"x"`) {
+		t.Errorf("absent: %+v", got)
+	}
+	held := planOf("x", "aa", nil)
+	for _, change := range []func(*semmoev1.MoEDeployment){
+		func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual },
+		func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) },
+	} {
+		moed := deployment(change)
+		if holdBack(moed, held).reason == "" {
+			t.Error("a plan that nobody has approved is not held")
+		}
+		moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"}
+		if hold := holdBack(moed, held); hold.reason != "" {
+			t.Errorf("a pinned plan is held: %+v", hold)
+		}
+	}
+}
+
+// What drift has led to is remembered for a day, and what pods or routers use for as long as they do.
+func TestReplansAreRemembered(t *testing.T) {
+	base := planOf("base", "b0", nil)
+	now := start.Add(48 * time.Hour)
+	young, old := now.Add(-time.Hour), start
+	named := replanOf("named", "n1", "b0", semmoev1.TierTables, old)
+	plans := []*semmoev1.PlacementPlan{
+		base, named, replanOf("young", "y1", "b0", semmoev1.TierLayout, young, worthless), replanOf("old", "o1", "b0", semmoev1.TierLayout, old),
+		replanOf("last", "l1", "b0", semmoev1.TierTables, old.Add(time.Hour)), replanOf("pin", "p1", "b0", semmoev1.TierLayout, old),
+	}
+	moed := deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "pin"} })
+	p := planning{Base: base, Plan: base, Named: []string{"named"}, ProfileName: "p"}
+	p.Lineage.plans = plans[4:5]
+	obsolete := obsoletePlans(moed, plans, p, nil, now)
+	if len(obsolete) != 1 || obsolete[0].Name != "old" {
+		t.Errorf("obsolete are %d plans, want old alone", len(obsolete))
+	}
+	profiles := []*semmoev1.AffinityProfile{
+		profiledBy("p", "r", old), profiledBy("of-named", "r", old, ofBase("base")), profiledBy("of-old", "r", old, ofBase("base")), profiledBy("new", "r", young, ofBase("base")),
+	}
+	if left := obsoleteProfiles(profiles, p, keptPlans(plans, obsolete), now); len(left) != 1 || left[0].Name != "of-old" {
+		t.Errorf("obsolete are %d profiles, want of-old alone", len(left))
+	}
+}
+
+// Routers are told of new tables for the layouts that pods have, once; a layout that goes takes its entry with it, and the last
+// entry does not take the ConfigMap.
+func TestReconcileTables(t *testing.T) {
+	s := runtime.NewScheme()
+	if err := scheme.AddToScheme(s); err != nil {
+		t.Fatal(err)
+	}
+	if err := semmoev1.AddToScheme(s); err != nil {
+		t.Fatal(err)
+	}
+	writes := 0
+	api := fake.NewClientBuilder().WithScheme(s).WithReturnManagedFields().Build()
+	recorder := events.NewFakeRecorder(10)
+	r := &Reconciler{Client: countingClient{api, &writes}, Recorder: recorder}
+	moed, base := deployment(), planOf("base", "b0", nil)
+	t1, t2 := replanOf("t1", "t1", "b0", semmoev1.TierTables, start), replanOf("t2", "t2", "b0", semmoev1.TierTables, start.Add(time.Minute))
+	workloads := []*appsv1.StatefulSet{workloadUnder(t, base, 2)}
+	reconcile := func(moed *semmoev1.MoEDeployment, plans ...*semmoev1.PlacementPlan) planning {
+		t.Helper()
+		p := planning{Base: base, Plan: base, Serving: layoutOf(base, semmoev1.RealizationEngineMap), Lineage: lineageOf(base, nil, plans)}
+		if err := r.reconcileTables(context.Background(), moed, model, &p, workloads, true); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	told := func() map[string]string {
+		t.Helper()
+		inUse, _, err := r.tablesInUse(context.Background(), moed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return inUse
+	}
+	if reconcile(moed); writes != 0 {
+		t.Errorf("%d writes without new tables", writes)
+	}
+	p := reconcile(moed, t1)
+	if want := map[string]string{"b0-full": "t1-full"}; !maps.Equal(told(), want) || p.Tables != t1 || !slices.Equal(p.Named, []string{"t1"}) {
+		t.Errorf("told %v, want %v; tables %v, named %v", told(), want, p.Tables, p.Named)
+	}
+	if event := <-recorder.Events; !strings.Contains(event, "TablesSwapped") {
+		t.Errorf("event %q", event)
+	}
+	if reconcile(moed, t1); writes != 1 {
+		t.Errorf("%d writes, want one", writes)
+	}
+	manual := deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual })
+	if p := reconcile(manual, t1, t2); p.Tables != t1 || p.TablesHold.reason != "AwaitingApproval" || writes != 1 {
+		t.Errorf("tables %s, held %q, %d writes; want those in use until others are approved", nameOf(p.Tables), p.TablesHold.reason, writes)
+	}
+	if p := reconcile(moed, t1, t2); p.Tables != t2 || told()["b0-full"] != "t2-full" {
+		t.Errorf("tables %s, told %v", nameOf(p.Tables), told())
+	}
+	<-recorder.Events
+	if reconcile(moed); len(told()) != 0 || writes != 3 {
+		t.Errorf("told %v after %d writes, want nothing after 3", told(), writes)
+	}
+	if event := <-recorder.Events; !strings.Contains(event, "TablesReverted") {
+		t.Errorf("event %q", event)
+	}
+	foreign := &corev1.ConfigMap{}
+	if err := api.Get(context.Background(), client.ObjectKey{Namespace: "ns", Name: "m-tables"}, foreign); err != nil {
+		t.Fatal(err)
+	}
+	foreign.OwnerReferences = nil
+	if err := api.Update(context.Background(), foreign); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := r.tablesInUse(context.Background(), moed); err == nil || !strings.Contains(err.Error(), "m-tables") {
+		t.Errorf("somebody else's ConfigMap: %v", err)
+	}
+}
+
+// countingClient counts what is applied.
+type countingClient struct {
+	client.Client
+	writes *int
+}
+
+func (c countingClient) Apply(ctx context.Context, object runtime.ApplyConfiguration, options ...client.ApplyOption) error {
+	*c.writes++
+	return c.Client.Apply(ctx, object, options...)
+}

@@ -1,0 +1,180 @@
+package placementplan
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime/debug"
+
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/plan/bundle"
+	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// defaultBatchTokens is how many tokens a layer computes at a time, where nobody says: a step of prefill.
+const defaultBatchTokens = 4096
+
+// replanInputs is what a plan that is to replace the one in service depends on besides.
+type replanInputs struct {
+	// Plan is the digest of the plan that the pods were made for, Tables that of the plan whose tables are used; empty where those
+	// are its own.
+	Plan   string `json:"plan"`
+	Tables string `json:"tables,omitempty"`
+	// Prior is the digest of the result of the profile of the plan in service; empty where none is named.
+	Prior              artifact.Digest `json:"prior,omitempty"`
+	TargetLARMilli     int             `json:"targetLARMilli,omitempty"`
+	MinimumGainPercent int             `json:"minimumGainPercent"`
+	BatchTokens        int             `json:"batchTokens"`
+}
+
+// replanInputsOf are those of a plan; nil where it is to replace none.
+func replanInputsOf(p *semmoev1.PlacementPlan, prior artifact.Digest) *replanInputs {
+	current := p.Spec.Current
+	if current == nil {
+		return nil
+	}
+	return &replanInputs{
+		Plan: current.PlanDigest, Tables: current.TablesDigest, Prior: prior, TargetLARMilli: int(current.TargetLARMilli),
+		MinimumGainPercent: int(ptr.Deref(p.Spec.MinimumGainPercent, 0)), BatchTokens: int(cmp.Or(p.Spec.BatchTokens, defaultBatchTokens)),
+	}
+}
+
+// replanned is how a plan compares with the one in service.
+type replanned struct {
+	solver.Decision
+	Current   solver.Score `json:"current"`
+	Candidate solver.Score `json:"candidate"`
+	Moves     int          `json:"moves"`
+	Requests  int          `json:"requests"`
+}
+
+// tiers are the kinds of change, as the solver names them.
+var tiers = map[solver.Tier]semmoev1.Tier{solver.TablesTier: semmoev1.TierTables, solver.LayoutTier: semmoev1.TierLayout}
+
+func (r *replanned) tier() semmoev1.Tier {
+	if r == nil {
+		return ""
+	}
+	return tiers[r.Decision.Tier]
+}
+
+func (r *replanned) comparison() *semmoev1.PlanComparison {
+	if r == nil {
+		return nil
+	}
+	nanos := func(s solver.Score) int64 {
+		if us := s.Total(); us > 0 && us < math.MaxInt32 {
+			return int64(math.Round(1000 * us))
+		}
+		return 0 // the profile does not tell the sizes of the model
+	}
+	return &semmoev1.PlanComparison{
+		CurrentLARMilli: rate(r.Current.LAR), CandidateLARMilli: rate(r.Candidate.LAR),
+		CurrentNanos: nanos(r.Current), CandidateNanos: nanos(r.Candidate),
+		MovedExperts: int32(r.Moves), Requests: int32(r.Requests), Reason: podhealth.Truncate(r.Reason, 512),
+	}
+}
+
+// replan makes a plan that is to replace the one in service. Where nothing is worth a change it is the new placement all the same, and
+// its verdict says so.
+func (t *task) replan(ctx context.Context, manifest profile.Manifest, tell func(step string, done, total int)) (*solver.Solution, *replanned, error) {
+	tell("Reading the plan in service", 0, 1)
+	current, encoded, err := t.current(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	recent, prior, err := t.traces(ctx, manifest)
+	if err != nil {
+		return nil, nil, err
+	}
+	found, err := solver.Replan(ctx, recent, prior, solver.DefaultPriorPercent, current, t.replanOptions(tell))
+	switch {
+	case errors.Is(err, solver.ErrTooFewRequests):
+		return nil, nil, invalidf("TooFewRequests", "the profile: %v", err)
+	case trace.IsInvalid(err):
+		return nil, nil, invalidf("ProfileInvalid", "the profile's routing trace: %v", err)
+	case err != nil:
+		return nil, nil, err
+	}
+	chosen := found.Layout
+	if found.Decision.Tier == solver.TablesTier {
+		chosen = found.Tables
+		if err := plan.OnLayoutOf(chosen.Plan, encoded); err != nil {
+			return nil, nil, err
+		}
+	}
+	solution, err := t.scored(ctx, recent, chosen.Plan, found)
+	return solution, &replanned{found.Decision, found.Current.Score, chosen.Score, chosen.Moves, found.TestRequests}, err
+}
+
+// current reads the plan in service: the placement that pods have, with the tables that routers use.
+func (t *task) current(ctx context.Context) (*solver.Plan, *plan.Artifact, error) {
+	in := t.inputs.Replan
+	digest := cmp.Or(in.Tables, in.Plan)
+	current, encoded, err := bundle.FetchPlan(ctx, t.client, t.scope.Namespace, digest)
+	switch {
+	case errors.Is(err, artifact.ErrNotFound):
+		return nil, nil, invalidf("CurrentPlanLost", "spec.current: the artifact store does not have plan %s any more: %v", digest, err)
+	case plan.IsInvalid(err):
+		return nil, nil, invalidf("CurrentPlanInvalid", "spec.current: %v", err)
+	case err != nil:
+		return nil, nil, fmt.Errorf("read the plan in service: %w", err)
+	case in.Tables != "" && encoded.Manifest.Layout != in.Plan:
+		return nil, nil, invalidf("CurrentPlanInvalid", "spec.current.tablesDigest: plan %s is for the placement of plan %q, not for that of spec.current.planDigest", in.Tables, encoded.Manifest.Layout)
+	}
+	return current, encoded, nil
+}
+
+// traces reads the recent routing trace, and that of the profile before it; nil where that has none. Each gets half of the memory.
+func (t *task) traces(ctx context.Context, manifest profile.Manifest) (recent, prior *trace.Trace, err error) {
+	if !manifest.HasTrace() {
+		return nil, nil, invalidf("ProfileInvalid", "the profile is of live counts, and has no routing trace: set spec.profiling.liveSamples of the MoEDeployment to Sequences")
+	}
+	bound := traceBound(debug.SetMemoryLimit(-1)) / 2
+	if recent, err = t.recorded(ctx, t.scope, manifest, bound); err != nil || t.inputs.Replan.Prior == "" {
+		return recent, nil, err
+	}
+	before, err := profile.FetchManifest(ctx, t.client, t.prior, t.inputs.Replan.Prior)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the profile of the plan in service: %w", err)
+	}
+	if !before.HasTrace() {
+		return recent, nil, nil
+	}
+	prior, err = t.recorded(ctx, t.prior, before, bound)
+	return recent, prior, err
+}
+
+func (t *task) replanOptions(tell func(step string, done, total int)) solver.ReplanOptions {
+	in := t.inputs.Replan
+	return solver.ReplanOptions{
+		Options: t.inputs.options(tell), MoveGainPercent: solver.DefaultMoveGainPercent,
+		Choice: solver.Choice{
+			BatchTokens: []int{in.BatchTokens}, MinimumGainPercent: float64(in.MinimumGainPercent), TargetLAR: float64(in.TargetLARMilli) / 1000,
+		},
+	}
+}
+
+// scored scores the chosen plan as one of its own, on the requests that it was not made from.
+func (t *task) scored(ctx context.Context, recent *trace.Trace, chosen *solver.Plan, found *solver.Replanned) (*solver.Solution, error) {
+	_, test, err := trace.Split(recent, chosen.TrainPercent, chosen.Seed)
+	if err != nil {
+		return nil, err
+	}
+	o := solver.DefaultEvaluation()
+	o.Requests, o.BatchTokens, o.Seed = test, t.inputs.Replan.BatchTokens, chosen.Seed
+	report, err := solver.Evaluate(ctx, recent, chosen, o)
+	if err != nil {
+		return nil, err
+	}
+	return &solver.Solution{Plan: chosen, Report: report, Truncated: found.Truncated, TrainRequests: found.TrainRequests, TestRequests: found.TestRequests}, nil
+}

@@ -1,0 +1,148 @@
+package placementplan
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/plan/bundle"
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// traffic are two traces of one model: requests of some domains, and of the others.
+func traffic(t *testing.T) (before, after []byte) {
+	t.Helper()
+	recorded, err := trace.Read(bytes.NewReader(traceFile(t)), 1<<30)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if recorded.Domains == nil {
+		t.Fatal("the trace tells no domains")
+	}
+	sides := [2][]int{}
+	for request, domain := range recorded.Domains {
+		side := int(domain) % 2
+		sides[side] = append(sides[side], request)
+	}
+	files := [2][]byte{}
+	for side, requests := range sides {
+		part := recorded.Subset(requests)
+		var file bytes.Buffer
+		if err := trace.Write(&file, part); err != nil {
+			t.Fatal(err)
+		}
+		files[side] = file.Bytes()
+	}
+	return files[0], files[1]
+}
+
+// A plan that names the one in service is compared with it on recent requests: new tables for its placement, or a new placement, come
+// out, and both survive the loss of the status.
+func TestReplan(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	before, after := traffic(t)
+	old, recent := w.newProfile("old"), w.newProfile("recent")
+	w.complete(old, before)
+	base := w.newPlan("base", "old")
+	base = w.wait(base, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+
+	replan := func(name string, change ...func(*semmoev1.PlacementPlanSpec)) *semmoev1.PlacementPlan {
+		return w.newPlan(name, "recent", func(p *semmoev1.PlacementPlan) {
+			p.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: base.Status.PlanDigest}
+			p.Spec.PriorProfileRef = &semmoev1.ProfileReference{Name: "old"}
+			p.Spec.MinimumGainPercent = ptr.To[int32](0)
+			for _, c := range change {
+				c(&p.Spec)
+			}
+		})
+	}
+	next := replan("next", func(s *semmoev1.PlacementPlanSpec) { s.Current.TargetLARMilli = 1 })
+	w.wait(next, semmoev1.ConditionReady, metav1.ConditionFalse, "WaitingForProfile", "recent")
+	w.complete(recent, after)
+	next = w.wait(next, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	if next.Status.Tier != semmoev1.TierTables || next.Status.Verdict != semmoev1.VerdictGain {
+		t.Fatalf("tier %q, verdict %s, %+v", next.Status.Tier, next.Status.Verdict, next.Status.Comparison)
+	}
+	c := next.Status.Comparison
+	if c == nil || c.CandidateLARMilli <= c.CurrentLARMilli || c.CurrentNanos <= c.CandidateNanos || c.CandidateNanos == 0 || c.MovedExperts != 0 || c.Requests == 0 || c.Reason == "" {
+		t.Errorf("comparison %+v", c)
+	}
+	stored, artifact, err := bundle.FetchPlan(t.Context(), w.client, w.namespace, next.Status.PlanDigest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	current, currentArtifact, err := bundle.FetchPlan(t.Context(), w.client, w.namespace, base.Status.PlanDigest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if artifact.Manifest.Layout != base.Status.PlanDigest || stored.Layout != base.Status.PlanDigest || !bytes.Equal(artifact.Files[plan.PlacementFile], currentArtifact.Files[plan.PlacementFile]) {
+		t.Errorf("the tables are for the layout %q, want %s with the same placement", artifact.Manifest.Layout, base.Status.PlanDigest)
+	}
+	if diff := cmp.Diff(current.Placement, stored.Placement); diff != "" {
+		t.Errorf("the placement has changed (-current +new):\n%s", diff)
+	}
+
+	want, times := facts(next), w.stored()
+	w.wipe(next)
+	next = w.wait(next, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	if diff := cmp.Diff(want, facts(next)); diff != "" {
+		t.Errorf("the status after it was lost (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(times, w.stored()); diff != "" {
+		t.Errorf("it was solved again (-before +after):\n%s", diff)
+	}
+
+	// Tables after tables are for the same layout.
+	third := replan("third", func(s *semmoev1.PlacementPlanSpec) {
+		s.Current.TablesDigest, s.Current.TargetLARMilli = next.Status.PlanDigest, 1
+	})
+	third = w.wait(third, semmoev1.ConditionProgressing, metav1.ConditionFalse, "Complete")
+	if c := third.Status.Comparison; c == nil || c.CurrentLARMilli != next.Status.Comparison.CandidateLARMilli {
+		t.Errorf("compared with %+v; the tables in use have a rate of %d on the same requests", c, next.Status.Comparison.CandidateLARMilli)
+	}
+
+	// Where nothing would gain enough, or locality gains nothing, that is said, with the figures.
+	small := replan("small", func(s *semmoev1.PlacementPlanSpec) { s.MinimumGainPercent, s.BatchTokens = ptr.To[int32](99), 8 })
+	small = w.wait(small, semmoev1.ConditionReady, metav1.ConditionTrue, "LocalityDoesNotPay", "latency dominates")
+	if small.Status.Tier != "" || small.Status.Verdict != semmoev1.VerdictLocalityDoesNotPay || small.Status.Comparison == nil {
+		t.Errorf("tier %q, verdict %s, comparison %+v", small.Status.Tier, small.Status.Verdict, small.Status.Comparison)
+	}
+
+	for name, tc := range map[string]struct {
+		change func(*semmoev1.PlacementPlanSpec)
+		reason string
+	}{
+		"lost":  {func(s *semmoev1.PlacementPlanSpec) { s.Current.PlanDigest = strings.Repeat("0", 64) }, "CurrentPlanLost"},
+		"other": {func(s *semmoev1.PlacementPlanSpec) { s.Current.TablesDigest = base.Status.PlanDigest }, "CurrentPlanInvalid"},
+	} {
+		w.wait(replan(name, tc.change), semmoev1.ConditionStalled, metav1.ConditionTrue, tc.reason, "spec.current")
+	}
+	w.wait(replan("absent", func(s *semmoev1.PlacementPlanSpec) { s.PriorProfileRef.Name = "absent" }), semmoev1.ConditionDegraded, metav1.ConditionTrue, "ProfileNotFound", "spec.priorProfileRef")
+}
+
+// What the solver found is told as it is.
+func TestComparison(t *testing.T) {
+	if (*replanned)(nil).tier() != "" || (*replanned)(nil).comparison() != nil {
+		t.Error("a plan that replaces none has a tier or a comparison")
+	}
+	score := func(lar, us float64) solver.Score {
+		return solver.Score{LAR: lar, LayerTime: cost.LayerTime{Exchange: us}}
+	}
+	r := &replanned{solver.Decision{Tier: solver.LayoutTier, Verdict: solver.Gain, Reason: "why"}, score(0.3, 12.3456), score(0.45, 10), 7, 20}
+	want := &semmoev1.PlanComparison{CurrentLARMilli: 300, CandidateLARMilli: 450, CurrentNanos: 12346, CandidateNanos: 10000, MovedExperts: 7, Reason: "why", Requests: 20}
+	if diff := cmp.Diff(want, r.comparison()); diff != "" || r.tier() != semmoev1.TierLayout {
+		t.Errorf("tier %s, comparison (-want +got):\n%s", r.tier(), diff)
+	}
+	if got := verdictOf(&solution{Replan: &replanned{Decision: solver.Decision{Verdict: solver.LocalityDoesNotPay}}}); got != semmoev1.VerdictLocalityDoesNotPay {
+		t.Errorf("verdict %s", got)
+	}
+}

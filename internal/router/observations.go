@@ -1,9 +1,12 @@
 package router
 
 import (
+	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"math"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,14 +19,16 @@ import (
 // few hundred kilobytes.
 const ringSize = 1024
 
-// Observations keeps what sampled requests showed: the last ones, and sums over the last two minutes. It is safe for
-// concurrent use.
+// Observations keeps what sampled requests showed, the last ones and sums over the last two minutes, and how all requests of the
+// last hour went. It is safe for concurrent use.
 type Observations struct {
 	mu      sync.Mutex
 	ring    []lar.Observation
 	next    int
 	sums    lar.Window
 	capture captureWatch
+	// service tells how requests went, sampled or not.
+	service lar.ServiceWindow
 	// population counts what the sample was drawn from.
 	population lar.Population
 	started    time.Time
@@ -115,7 +120,7 @@ func (o *Observations) report() lar.Report {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := o.now()
-	r.Window, r.Population = o.sums.Recent(now), o.population
+	r.Window, r.Population, r.Service = o.sums.Recent(now), o.population, o.service.Recent(now)
 	if o.capture.narrowed(now) {
 		r.Population.Replicas = lar.ReplicasOne
 	}
@@ -126,8 +131,16 @@ func (o *Observations) report() lar.Report {
 	return r
 }
 
-// ServeHTTP answers with a lar.Report: sums to be added to those of other routers, and the requests themselves.
-func (o *Observations) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+// ServeHTTP answers with a lar.Report: sums to be added to those of other routers, and the requests themselves. It is compressed
+// for those who take that, as Go's clients do: the operator asks the routers of all deployments once a minute.
+func (o *Observations) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(o.report())
+	w.Header().Set("Vary", "Accept-Encoding")
+	if !strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		_ = json.NewEncoder(w).Encode(o.report()) // whoever asked has gone
+		return
+	}
+	w.Header().Set("Content-Encoding", "gzip")
+	compressed := gzip.NewWriter(w)
+	_ = errors.Join(json.NewEncoder(compressed).Encode(o.report()), compressed.Close()) // as above
 }

@@ -127,17 +127,25 @@ type pickedRank struct {
 	changes       bool
 	look          look
 	arrived, sent time.Time
+	// body is the answer's, until it has ended; nil before it has come.
+	body *servedBody
 }
 
 func (p *pickedRank) Decision() picker.Decision { return p.decision }
 
-func (p *pickedRank) Release() { p.lease.Release() }
+func (p *pickedRank) Release() {
+	if p.body != nil {
+		p.body.end(nil)
+	}
+	p.lease.Release()
+}
 
 // ModifyResponse counts the request for the rank that has really served it, and does with the response what the proxy does.
 func (p *pickedRank) ModifyResponse(served string, response *http.Response) error {
 	p.core.metrics.firstByte.Observe(time.Since(p.arrived).Seconds())
 	if served != "" && served != p.lease.endpoint() {
 		p.core.metrics.retries.WithLabelValues("fallback").Inc()
+		p.core.failed(p.request, p.lease)
 		p.lease.move(served)
 	}
 	// Of 503 nobody can tell whether a pod has said it, or the gateway that has reached none.
@@ -146,6 +154,8 @@ func (p *pickedRank) ModifyResponse(served string, response *http.Response) erro
 	}
 	p.lease.mark(response.Header)
 	response.Header.Set(HeaderRequestID, p.request.id)
+	// Where the answer breaks off, the gateway does not say who has broken it.
+	p.body = p.core.follow(nil, response, p.request, p.lease, p.sent)
 	if p.changes {
 		p.core.survey(response, p.request, p.lease, p.look, p.sent)
 	}

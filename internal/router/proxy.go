@@ -192,6 +192,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		if err == nil && response.StatusCode != http.StatusServiceUnavailable {
 			s.metrics.firstByte.Observe(time.Since(start).Seconds())
 			s.account(request, lease)
+			s.follow(in.Context(), response, request, lease, began)
 			s.survey(response, request, lease, look, began)
 			if err := s.rewrite(response, request, lease, look); err != nil {
 				response.Body.Close()
@@ -205,6 +206,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		if in.Context().Err() != nil {
 			return nil, in.Context().Err()
 		}
+		s.failed(request, lease)
 		tried[lease.endpoint()] = true
 		if err == nil { // a pod that says 503 is loading or draining
 			s.metrics.retries.WithLabelValues("unavailable").Inc()

@@ -1,0 +1,131 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/semmoe/operator/internal/lar"
+)
+
+// follow counts how a pod that has answered serves an inference request: at once where it refuses it, else at the end of the
+// body. It returns what has to be ended where nobody closes the body; nil where nothing has. client is the client's context: an
+// answer that breaks off while that goes on is the pod's failure. It is nil where the two cannot be told apart.
+func (s *sender) follow(client context.Context, response *http.Response, r *request, lease *Lease, sent time.Time) *servedBody {
+	switch {
+	case !r.inference:
+		return nil
+	case response.StatusCode >= http.StatusInternalServerError:
+		s.failed(r, lease)
+		return nil
+	case response.StatusCode != http.StatusOK: // it takes no time to refuse a request
+		s.observations.served(lease.Backend.Revision, lar.Service{Requests: 1})
+		return nil
+	}
+	body := &servedBody{
+		ReadCloser: response.Body, observations: s.observations, revision: lease.Backend.Revision, client: client, sent: sent,
+		streamed: isStream(response),
+	}
+	response.Body = body
+	return body
+}
+
+// failed counts an inference request that a pod has failed to serve.
+func (s *sender) failed(r *request, lease *Lease) {
+	if r.inference {
+		s.observations.served(lease.Backend.Revision, lar.Service{Requests: 1, Failures: 1})
+	}
+}
+
+// served counts a request to a revision that has ended.
+func (o *Observations) served(revision string, ended lar.Service) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.service.Add(o.now(), revision, ended)
+}
+
+// servedBody is the body of an answer as the pod sends it, whose time is taken on its way.
+type servedBody struct {
+	io.ReadCloser
+	observations *Observations
+	revision     string
+	client       context.Context
+	sent         time.Time
+	streamed     bool
+	events       events
+	// first and last are when the first and the last event of a stream had come.
+	first, last time.Time
+	ended       bool
+}
+
+func (b *servedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if b.streamed && b.events.add(p[:n]) {
+		b.last = b.observations.now()
+		if b.first.IsZero() {
+			b.first = b.last
+		}
+	}
+	if err != nil {
+		b.end(err)
+	}
+	return n, err
+}
+
+func (b *servedBody) Close() error {
+	b.end(nil)
+	return b.ReadCloser.Close()
+}
+
+// end counts the request once. The error is what has ended the body; nil where its reader has left it.
+func (b *servedBody) end(err error) {
+	if b.ended {
+		return
+	}
+	b.ended = true
+	one := lar.Service{Requests: 1}
+	switch {
+	case err == io.EOF && !b.streamed:
+		one.Answer.Add(b.observations.now().Sub(b.sent).Seconds())
+	case err != nil && err != io.EOF && b.client != nil && b.client.Err() == nil:
+		one.Failures = 1
+	}
+	if b.events.n > 0 {
+		one.FirstToken.Add(b.first.Sub(b.sent).Seconds())
+	}
+	if b.events.n > 1 {
+		one.InterToken.Add(b.last.Sub(b.first).Seconds() / float64(b.events.n-1))
+	}
+	b.observations.served(b.revision, one)
+}
+
+// events counts the events of a stream of server-sent events, however it is cut into pieces. Comments, which keep connections
+// alive, are none.
+type events struct {
+	n int
+	// filled tells that the present event has a field, line that the present line is not empty.
+	filled, line bool
+}
+
+// add reads a piece, and reports whether it has ended an event.
+func (e *events) add(piece []byte) bool {
+	before := e.n
+	for len(piece) > 0 {
+		text, rest, ended := bytes.Cut(piece, []byte{'\n'})
+		if text = bytes.TrimRight(text, "\r"); len(text) > 0 && !e.line {
+			e.line = true
+			e.filled = e.filled || text[0] != ':'
+		}
+		if ended {
+			if !e.line && e.filled {
+				e.n++
+				e.filled = false
+			}
+			e.line = false
+		}
+		piece = rest
+	}
+	return e.n > before
+}

@@ -1,0 +1,241 @@
+package router
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/semmoe/operator/internal/lar"
+)
+
+// testClock is a time that passes when a test says so.
+type testClock struct{ nanoseconds atomic.Int64 }
+
+var clockStart = time.Unix(1_700_000_000, 0)
+
+func (c *testClock) now() time.Time       { return clockStart.Add(time.Duration(c.nanoseconds.Load())) }
+func (c *testClock) pass(seconds float64) { c.nanoseconds.Add(int64(seconds * float64(time.Second))) }
+func of(seconds ...float64) (m lar.Moments) {
+	for _, s := range seconds {
+		m.Add(s)
+	}
+	return m
+}
+
+// servedBy are the sums by revision that a router reports.
+func servedBy(t *testing.T, o *Observations) map[string]lar.Service {
+	t.Helper()
+	return reported(t, o).ServiceSince(time.Time{})
+}
+
+// Each pod that a request is sent to answers for it: by its status, by what breaks, and by the time that its answer takes, which
+// is that of the first event, between events, or of the whole.
+func TestCountsHowRequestsGo(t *testing.T) {
+	const stream, whole = "text/event-stream", "application/json"
+	answers := func(kind string, pieces ...string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", kind)
+			for _, piece := range pieces {
+				io.WriteString(w, piece) //nolint:errcheck // the client checks
+				w.(http.Flusher).Flush()
+			}
+		}
+	}
+	status := func(code int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
+	}
+	breaks := func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", stream)
+		io.WriteString(w, "data: 1\n\n") //nolint:errcheck // the client checks
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	}
+	refuses := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+	one := func(change func(*lar.Service)) lar.Service {
+		s := lar.Service{Requests: 1}
+		change(&s)
+		return s
+	}
+	failed := lar.Service{Requests: 1, Failures: 1}
+	type revisions = map[string]lar.Service
+	for name, tc := range map[string]struct {
+		path          string
+		first, second http.HandlerFunc // that of revision a, and of b, which is tried after it
+		want          revisions
+	}{
+		"in one piece":      {"/v1/completions", answers(whole, "{", "}"), nil, revisions{"a": one(func(s *lar.Service) { s.Answer = of(0) })}},
+		"a stream":          {"/v1/completions", answers(stream, "data: 1\n\n"), nil, revisions{"a": one(func(s *lar.Service) { s.FirstToken = of(0) })}},
+		"many events":       {"/generate", answers(stream, "data: 1\n\n", "data: 2\n\n"), nil, revisions{"a": one(func(s *lar.Service) { s.FirstToken, s.InterToken = of(0), of(0) })}},
+		"empty":             {"/generate", answers(stream), nil, revisions{"a": {Requests: 1}}},
+		"refused":           {"/generate", status(400), nil, revisions{"a": {Requests: 1}}},
+		"too many":          {"/generate", status(429), nil, revisions{"a": {Requests: 1}}},
+		"an error":          {"/generate", status(500), nil, revisions{"a": failed}},
+		"breaks off":        {"/generate", breaks, nil, revisions{"a": one(func(s *lar.Service) { s.Failures, s.FirstToken = 1, of(0) })}},
+		"loads, the second": {"/generate", status(503), answers(whole, "{}"), revisions{"a": failed, "b": one(func(s *lar.Service) { s.Answer = of(0) })}},
+		"goes, the second":  {"/generate", refuses, answers(whole, "{}"), revisions{"a": failed, "b": one(func(s *lar.Service) { s.Answer = of(0) })}},
+		"no tokens":         {"/v1/tokenize", status(500), nil, revisions{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			engine := newEngine(t, "a", 0, tc.first)
+			engine.Revision = "a"
+			pool := newPool(engine)
+			url, observations := proxyServer(t, pool, ProxyOptions{MaxBodyBytes: 1 << 10, EndpointWait: time.Second})
+			clock := &testClock{}
+			observations.now = clock.now
+			if tc.second != nil {
+				second := newEngine(t, "b", 0, tc.second)
+				second.Revision = "b"
+				pool.Set([]Backend{engine, second})
+				// It is tried second because it has more to do.
+				lease, _ := pool.acquire(newRequest("/v1/models", "x", nil), map[string]bool{engine.Address: true})
+				defer lease.Release()
+			}
+			response, err := http.Post(url+tc.path, "application/json", strings.NewReader("{}"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			io.Copy(io.Discard, response.Body) //nolint:errcheck // some break off
+			response.Body.Close()
+			counted := func() bool { return cmp.Equal(tc.want, servedBy(t, observations), cmpopts.EquateEmpty()) }
+			eventually(t, "the request is counted", counted)
+		})
+	}
+}
+
+// Times are those that clients see: a request is followed event by event.
+func TestTimesOfAStream(t *testing.T) {
+	clock := &testClock{}
+	next := make(chan struct{})
+	engine := newEngine(t, "a", 0, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		w.(http.Flusher).Flush()
+		for i := range 4 {
+			<-next
+			fmt.Fprintf(w, "data: %d\n\n", i)
+			w.(http.Flusher).Flush()
+		}
+		<-next
+	})
+	engine.Revision = "a"
+	url, observations := proxyServer(t, newPool(engine), ProxyOptions{MaxBodyBytes: 1 << 10, EndpointWait: time.Second})
+	observations.now = clock.now
+	want := lar.Service{}
+	for _, leavesAfter := range []int{4, 2, 1} {
+		response, err := http.Post(url+"/generate", "application/json", strings.NewReader("{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		events := bufio.NewReader(response.Body)
+		for range leavesAfter {
+			clock.pass(2)
+			next <- struct{}{}
+			for range 2 {
+				if _, err := events.ReadString('\n'); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		want.Requests++
+		want.FirstToken.Add(2)
+		if leavesAfter > 1 {
+			want.InterToken.Add(2)
+		}
+		// To leave is no failure of the engine's.
+		response.Body.Close()
+		eventually(t, "the request is counted", func() bool { return servedBy(t, observations)["a"] == want })
+		for range 5 - leavesAfter {
+			next <- struct{}{}
+		}
+	}
+}
+
+// What a gateway sends on is counted as what the router sends itself, as far as the gateway tells.
+func TestCountsHowAGatewaysRequestsGo(t *testing.T) {
+	engines := []Backend{{Pod: "a", Address: "a:1", Revision: "a"}, {Pod: "b", Address: "b:1", Revision: "b"}}
+	gateway, observations, _ := newPicker(t, newPool(engines...), ProxyOptions{})
+	clock := &testClock{}
+	observations.now = clock.now
+	want := map[string]lar.Service{}
+	add := func(revision string, s lar.Service) {
+		sum := want[revision]
+		sum.Merge(s)
+		want[revision] = sum
+	}
+	for name, tc := range map[string]struct {
+		code     int
+		fallback bool
+		leaves   bool
+		kind     string
+		want     lar.Service
+	}{
+		"a stream":     {200, false, false, "text/event-stream", lar.Service{Requests: 1, FirstToken: of(2)}},
+		"in one piece": {200, false, false, "application/json", lar.Service{Requests: 1, Answer: of(2)}},
+		"an error":     {500, false, false, "application/json", lar.Service{Requests: 1, Failures: 1}},
+		"refused":      {404, false, false, "application/json", lar.Service{Requests: 1}},
+		"the second":   {200, true, false, "application/json", lar.Service{Requests: 1, Answer: of(2)}},
+		"leaves":       {200, false, true, "text/event-stream", lar.Service{Requests: 1, FirstToken: of(2)}},
+	} {
+		s, endpoints, _ := begin(t, gateway, "{}", nil, nil)
+		served := endpoints[0]
+		if tc.fallback {
+			add(podOf(served), lar.Service{Requests: 1, Failures: 1})
+			served = endpoints[1]
+		}
+		add(podOf(served), tc.want)
+		s.ResponseHeaders(tc.code, map[string]string{"content-type": tc.kind}, false, served)
+		s.Answered()
+		clock.pass(2)
+		s.ResponseBody([]byte("data: 1\n\n"), 100, !tc.leaves)
+		if tc.leaves {
+			s.Body(1)
+			if err := s.End(); err != io.EOF {
+				t.Fatal(err)
+			}
+		} else {
+			s.Body(-1)
+		}
+		eventually(t, name+": the request is counted", func() bool { return cmp.Equal(want, servedBy(t, observations)) })
+	}
+}
+
+// However a stream is cut into pieces, its events are the same.
+func TestEvents(t *testing.T) {
+	for text, want := range map[string]int{
+		"":                                      0,
+		"data: 1\n\n":                           1,
+		"data: 1":                               0,
+		"\n\n\n":                                0,
+		": ping\n\n":                            0,
+		": ping\n\ndata: 1\n\n":                 1,
+		"event: x\ndata: 1\n\ndata: 2\n\n":      2,
+		"data: 1\r\n\r\ndata: 2\r\n\r\n":        2,
+		": why\ndata: 1\n\n\ndata: [DONE]\n\n":  2,
+		"data:1\ndata:2\n\ndata:3\n\n: end\n\n": 2,
+	} {
+		random := rand.New(rand.NewPCG(1, 1))
+		for range 50 {
+			var e events
+			told := 0
+			for rest := text; rest != ""; {
+				n := 1 + random.IntN(len(rest))
+				before := e.n
+				if e.add([]byte(rest[:n])) {
+					told += e.n - before
+				}
+				rest = rest[n:]
+			}
+			if e.n != want || told != want {
+				t.Fatalf("%q has %d events, %d of them told; want %d", text, e.n, told, want)
+			}
+		}
+	}
+}

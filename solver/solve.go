@@ -73,6 +73,8 @@ type Plan struct {
 	Context *forecast.Model
 	// LookAhead is the correction of the forecast LookAhead; nil for all others.
 	LookAhead *forecast.LookAhead
+	// Seen is what the tables have learnt from; nil in plans of earlier versions.
+	Seen *affinity.Seen
 	// Objective and RanksPerNode are what the scores are about; RanksPerNode is 0 where the objective is Activation.
 	Objective    placement.Objective
 	RanksPerNode int
@@ -338,6 +340,7 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 		plan.RanksPerNode = s.options.ranksPerNode()
 	}
 	hosts := plan.hosts()
+	plan.Seen = affinity.NewSeen(s.trace, s.train)
 	estimator := affinity.Estimator{Shrinkage: shrinkage, Neighbours: s.neighbours}
 	if plan.Attention == placement.DataParallel {
 		plan.Ranks = affinity.NewRankTable(s.tokens, hosts, p.Ranks, estimator)

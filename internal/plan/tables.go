@@ -22,6 +22,8 @@ const (
 	tokenScore     = "token_score"
 	transitionRank = "transition_rank"
 	transitionConf = "transition_confidence"
+	tokenSeen      = "token_seen"
+	pairSeen       = "pair_seen"
 )
 
 const (
@@ -115,6 +117,10 @@ func encodeTables(p *solver.Plan, layout string) ([]byte, error) {
 		arrays[transitionRank] = array{dtype: rankDType(t.Ranks), shape: shape, values: t.Rank}
 		arrays[transitionConf] = array{dtype: u16, shape: shape, values: t.Confidence}
 	}
+	if s := p.Seen; s != nil {
+		arrays[tokenSeen] = array{dtype: u16, shape: []int{len(s.Tokens)}, values: s.Tokens}
+		arrays[pairSeen] = array{dtype: u16, shape: []int{len(s.Pairs)}, values: s.Pairs}
+	}
 	if p.LookAhead != nil {
 		addLookAhead(arrays, metadata, p.LookAhead)
 	}
@@ -181,10 +187,16 @@ func decodeTables(p *solver.Plan, content []byte, layout string) error {
 	}
 	if p.Attention == placement.DataParallel {
 		a, err := take(arrays, tokenRankScore, u16, p.Vocabulary, p.Placement.Ranks)
+		if err != nil {
+			return err
+		}
 		p.Ranks = &affinity.RankTable{Ranks: p.Placement.Ranks, Score: a.values}
-		return err
+		return decodeSeen(p, arrays)
 	}
 	if err := decodeTokenTable(p, arrays); err != nil {
+		return err
+	}
+	if err := decodeSeen(p, arrays); err != nil {
 		return err
 	}
 	if err := decodeTransitions(p, arrays); err != nil {
@@ -219,6 +231,26 @@ func decodeTransitions(p *solver.Plan, arrays map[string]array) error {
 		return err
 	}
 	p.Transitions = &affinity.Transitions{Layers: layers, Ranks: n, Rank: ranks.values, Confidence: confidence.values}
+	return nil
+}
+
+// decodeSeen leaves a plan without what its tables have learnt from where its files do not tell: those of earlier versions.
+func decodeSeen(p *solver.Plan, arrays map[string]array) error {
+	pairs, hasPairs := arrays[pairSeen]
+	if _, hasTokens := arrays[tokenSeen]; !hasTokens && !hasPairs {
+		return nil
+	}
+	tokens, err := take(arrays, tokenSeen, u16, (p.Vocabulary+15)/16)
+	if err != nil {
+		return err
+	}
+	if n := len(pairs.values); n == 0 || n&(n-1) != 0 {
+		return invalidf("%s: tensor %q has shape %v; it must be a power of two", TablesFile, pairSeen, pairs.shape)
+	}
+	if pairs, err = take(arrays, pairSeen, u16, len(pairs.values)); err != nil {
+		return err
+	}
+	p.Seen = &affinity.Seen{Tokens: tokens.values, Pairs: pairs.values}
 	return nil
 }
 

@@ -72,8 +72,10 @@ type Forecast struct {
 	Best      int     `json:"best"`
 	Highest   float64 `json:"highest"`
 	Predicted float64 `json:"predicted"`
-	// Known is the share of the scored tokens that the tables have seen.
+	// Known is the share of its first scored tokens that the tables have learnt from, Pairs that of the pairs of successive ones; 1
+	// where the tables do not tell.
 	Known float64 `json:"known"`
+	Pairs float64 `json:"pairs"`
 }
 
 // Validate refuses what no tables say.
@@ -81,7 +83,7 @@ func (f Forecast) Validate() error {
 	if f.Best < 0 {
 		return fmt.Errorf("best is %d: it cannot be negative", f.Best)
 	}
-	return finite(map[string]float64{"highest": f.Highest, "predicted": f.Predicted, "known": f.Known}, true)
+	return finite(map[string]float64{"highest": f.Highest, "predicted": f.Predicted, "known": f.Known, "pairs": f.Pairs}, true)
 }
 
 // Count is what one request activated.

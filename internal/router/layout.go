@@ -30,6 +30,8 @@ type Layout struct {
 	shape cost.Shape
 	// table is nil where requests have no rank (attention tensor parallelism).
 	table *affinity.RankTable
+	// seen is what the table has learnt from; nil for plans of earlier versions, which do not tell.
+	seen *affinity.Seen
 	// tokenizer is nil where the checkpoint has none that can be read: then only token ids can be scored, and the texts for
 	// which an engine tells them.
 	tokenizer *tokenizer.Tokenizer
@@ -37,7 +39,7 @@ type Layout struct {
 
 // newLayout prepares a plan; tokens may be nil.
 func newLayout(digest string, p *solver.Plan, tokens *tokenizer.Tokenizer) *Layout {
-	l := &Layout{digest: digest, ranks: p.Placement.Ranks, hosts: make([][][]int, p.HiddenLayers), table: p.Ranks, tokenizer: tokens}
+	l := &Layout{digest: digest, ranks: p.Placement.Ranks, hosts: make([][][]int, p.HiddenLayers), table: p.Ranks, seen: p.Seen, tokenizer: tokens}
 	if l.shape = p.Shape; l.shape.MoELayers == 0 {
 		l.shape.MoELayers = len(p.Placement.Layers)
 	}
@@ -101,29 +103,38 @@ const (
 	unscoredNoTokenizer = "no_tokenizer" // the prompt is text, and there is no tokenizer
 )
 
-// score forecasts the local share of a request on each rank from its prompt, and hashes its beginnings; tokens is the number of
-// tokens in it. Where it cannot, it says why.
-func (l *Layout) score(p prompt) (scores []float32, prefixes []uint64, tokens int, unscored string) {
+// score forecasts the local share of a request on each rank from its prompt, and hashes its beginnings; ids are the tokens that
+// were read. Where it cannot, it says why.
+func (l *Layout) score(p prompt) (scores []float32, prefixes []uint64, ids []int32, unscored string) {
 	if l.table == nil {
-		return nil, nil, 0, unscoredNoTable
+		return nil, nil, nil, unscoredNoTable
 	}
-	ids := p.ids
+	ids = p.ids
 	if len(p.texts) > 0 {
 		if l.tokenizer == nil {
-			return nil, nil, 0, unscoredNoTokenizer
+			return nil, nil, nil, unscoredNoTokenizer
 		}
 		for _, text := range p.texts {
 			ids = l.tokenizer.AppendTokens(ids, text)
 		}
 	}
 	if len(ids) == 0 {
-		return nil, nil, 0, unscoredNoPrompt
+		return nil, nil, nil, unscoredNoPrompt
 	}
 	scores = make([]float32, l.ranks)
 	seen := ids[:min(len(ids), readTokens)]
 	l.table.ScoreTokens(scores, evenly(seen, scoredTokens))
 	prefixes = dispatch.PrefixHashes(make([]uint64, 0, len(seen)/dispatch.PrefixBlock), seen)
-	return scores, prefixes, len(ids) + p.more, ""
+	return scores, prefixes, ids, ""
+}
+
+// known is the share of the first tokens of a request that the table has learnt from, and of the pairs of successive ones; 1 where
+// the plan does not tell.
+func (l *Layout) known(ids []int32) (tokens, pairs float64) {
+	if l.seen == nil {
+		return 1, 1
+	}
+	return l.seen.Shares(ids[:min(len(ids), scoredTokens)])
 }
 
 // evenly takes one token of every n, with the smallest n by which there are at most so many. Which of the n changes from one to

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
@@ -127,7 +128,7 @@ func TestLayoutScore(t *testing.T) {
 	}{
 		"text":                      {p.layout, prompt{texts: []string{text}}, want, len(ids), ""},
 		"ids":                       {p.layout, prompt{ids: ids}, want, len(ids), ""},
-		"more than is scored":       {p.layout, prompt{ids: ids, more: 7}, want, len(ids) + 7, ""},
+		"more than is scored":       {p.layout, prompt{ids: ids, more: 7}, want, len(ids), ""},
 		"nothing":                   {p.layout, prompt{}, nil, 0, unscoredNoPrompt},
 		"no table":                  {&withoutTable, prompt{ids: ids}, nil, 0, unscoredNoTable},
 		"text without a tokenizer":  {&withoutTokenizer, prompt{texts: []string{text}}, nil, 0, unscoredNoTokenizer},
@@ -136,11 +137,35 @@ func TestLayoutScore(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			scores, _, tokens, unscored := tc.layout.score(tc.prompt)
+			scores, _, ids, unscored := tc.layout.score(tc.prompt)
+			tokens := len(ids)
 			if diff := cmp.Diff(tc.scores, scores); diff != "" || tokens != tc.tokens || unscored != tc.unscored {
 				t.Errorf("%d tokens, unscored %q, (-want +got):\n%s", tokens, unscored, diff)
 			}
 		})
+	}
+}
+
+// What the tables have learnt from is known; of a plan that does not tell, everything is.
+func TestKnownTokens(t *testing.T) {
+	p, _ := plans(t)
+	silent := *p.layout
+	silent.seen = nil
+	ids := p.layout.tokenizer.Encode("func main() {")
+	strange := append(append([]int32{}, ids...), 1<<30)
+	for name, tc := range map[string]struct {
+		layout *Layout
+		ids    []int32
+		known  float64
+	}{
+		"known":               {p.layout, ids, 1},
+		"one beyond":          {p.layout, strange, float64(len(ids)) / float64(len(ids)+1)},
+		"an older plan":       {&silent, strange, 1},
+		"beyond what is read": {p.layout, append(slices.Repeat(ids[:1], scoredTokens), 1<<30), 1},
+	} {
+		if known, pairs := tc.layout.known(tc.ids); known != tc.known || pairs > 1 {
+			t.Errorf("%s: %v of the tokens are known, and %v of their pairs, want %v", name, known, pairs, tc.known)
+		}
 	}
 }
 
@@ -158,9 +183,9 @@ func TestLongPromptIsScoredAllOver(t *testing.T) {
 	all, beginning := make([]float32, 4), make([]float32, 4)
 	p.plan.Ranks.ScoreTokens(all, ids)
 	p.plan.Ranks.ScoreTokens(beginning, ids[:scoredTokens])
-	got, prefixes, tokens, _ := p.layout.score(prompt{ids: ids})
-	if tokens != readTokens || len(prefixes) != readTokens/dispatch.PrefixBlock {
-		t.Errorf("%d tokens and %d prefixes, want %d and %d", tokens, len(prefixes), readTokens, readTokens/dispatch.PrefixBlock)
+	got, prefixes, read, _ := p.layout.score(prompt{ids: ids})
+	if tokens := len(read); tokens != readTokens || len(prefixes) != readTokens/dispatch.PrefixBlock {
+		t.Errorf("%d tokens and %d prefixes, want %d and %d", len(read), len(prefixes), readTokens, readTokens/dispatch.PrefixBlock)
 	}
 	apart := func(a, b []float32) (most float64) {
 		for rank := range a {

@@ -143,7 +143,8 @@ func TestForecastIsOfThePodsPlan(t *testing.T) {
 	pool.AddLayout(second.layout)
 	pool.Set(append(backendsOf(first.artifact.Digest, 2, 4, "first"), backendsOf(second.artifact.Digest, 2, 4, "second")...))
 	seen := map[string]int{}
-	for _, r := range samplePrompts(300) {
+	for i, r := range samplePrompts(300) {
+		r.sampled = i%2 == 0
 		tried := map[string]bool{}
 		for {
 			lease, ok := pool.acquire(r, tried)
@@ -152,9 +153,14 @@ func TestForecastIsOfThePodsPlan(t *testing.T) {
 			}
 			p := byDigest[lease.Backend.PlanDigest]
 			scores := make([]float32, 4)
-			p.plan.Ranks.ScoreTokens(scores, p.layout.tokenizer.Encode(r.prompt.texts[0]))
+			ids := p.layout.tokenizer.Encode(r.prompt.texts[0])
+			p.plan.Ranks.ScoreTokens(scores, ids)
 			told := r.forecast.on(lease.Rank)
-			want := &lar.Forecast{Tables: lease.Backend.PlanDigest, Best: told.Best, Highest: share(slices.Max(scores)), Predicted: share(scores[lease.Rank])}
+			want := &lar.Forecast{Tables: lease.Backend.PlanDigest, Best: told.Best, Highest: share(float64(slices.Max(scores))), Predicted: share(float64(scores[lease.Rank]))}
+			if r.sampled {
+				known, pairs := p.plan.Seen.Shares(ids)
+				want.Known, want.Pairs = share(known), share(pairs)
+			}
 			if !lease.scored || lease.layout != p.layout || scores[told.Best] != slices.Max(scores) || *told != *want {
 				t.Fatalf("%s on rank %d: forecast %+v, its own plan says %+v of %v", lease.Backend.Pod, lease.Rank, told, want, scores)
 			}

@@ -61,6 +61,10 @@ func TestLongPrompt(t *testing.T) {
 	if len(r.prompt.ids) != readTokens || r.prompt.more != 100 {
 		t.Errorf("%d ids and %d more, want %d and 100", len(r.prompt.ids), r.prompt.more, readTokens)
 	}
+	p, _ := plans(t)
+	if r.score(p.layout); r.forecast.tokens != readTokens+100+1 {
+		t.Errorf("a load of %d tokens, want %d", r.forecast.tokens, readTokens+100+1)
+	}
 	// Three bytes a character: the bound falls inside one.
 	text := strings.Repeat("語", readBytes/3+1000)
 	r = newRequest("/v1/completions", "", fmt.Appendf(nil, `{"prompt":[%q,"b"]}`, text))

@@ -87,6 +87,8 @@ type request struct {
 	id string
 	// output is what the request is expected to generate, tokens its whole load as estimated from its length.
 	output, tokens int64
+	// sampled tells that it is one of those whose experts are asked for, if its pod is one that is asked.
+	sampled bool
 	// inference tells that the request's tokens activate experts.
 	inference bool
 	// asksExperts tells that the client wants to know the routed experts itself.
@@ -118,6 +120,9 @@ type forecast struct {
 	unscored string
 	// best is the rank with the highest of them.
 	best int
+	// known and pairs are the shares of its tokens, and of pairs of them, that the tables have learnt from; told for sampled
+	// requests alone.
+	known, pairs float64
 	// tokens is the request's load, its prompt counted.
 	tokens int64
 	// prefixes identify the beginnings of its tokens (dispatch.PrefixHashes); nil where they cannot be told.
@@ -140,15 +145,20 @@ func newRequest(path, id string, data []byte) *request {
 // score makes the forecast of a layout. It takes as long as tokenizing does: no lock may be held.
 func (r *request) score(l *Layout) {
 	f := forecast{layout: l, tokens: r.tokens}
-	var length int
-	if f.scores, f.prefixes, length, f.unscored = l.score(r.prompt); f.unscored == unscoredNoTokenizer && r.tokenize != nil {
+	from := r.prompt
+	var ids []int32
+	if f.scores, f.prefixes, ids, f.unscored = l.score(from); f.unscored == unscoredNoTokenizer && r.tokenize != nil {
 		if told := r.tokenize(l.digest, r.prompt.texts); !told.empty() {
-			f.scores, f.prefixes, length, f.unscored = l.score(told)
+			from = told
+			f.scores, f.prefixes, ids, f.unscored = l.score(from)
 		}
 	}
 	if f.scores != nil {
 		f.best = slices.Index(f.scores, slices.Max(f.scores))
-		f.tokens = int64(length) + r.output + 1
+		f.tokens = int64(len(ids)+from.more) + r.output + 1
+		if r.sampled {
+			f.known, f.pairs = l.known(ids)
+		}
 	}
 	r.forecast = f
 }
@@ -156,12 +166,13 @@ func (r *request) score(l *Layout) {
 // on is what is told of the forecast for a request that a rank has served; there must be scores.
 func (f *forecast) on(rank int) *lar.Forecast {
 	return &lar.Forecast{
-		Tables: f.layout.digest, Best: f.best, Highest: share(f.scores[f.best]), Predicted: share(f.scores[rank]),
+		Tables: f.layout.digest, Best: f.best, Highest: share(float64(f.scores[f.best])), Predicted: share(float64(f.scores[rank])),
+		Known: share(f.known), Pairs: share(f.pairs),
 	}
 }
 
 // share is a share to six decimals, more than a table has: the text of a thousand of them is then half as long.
-func share(value float32) float64 { return math.Round(1e6*float64(value)) / 1e6 }
+func share(value float64) float64 { return math.Round(1e6*value) / 1e6 }
 
 // hash identifies the beginnings of the text, or of the token ids where the client gives these.
 func (r *request) hash() {

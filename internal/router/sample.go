@@ -61,7 +61,7 @@ func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ lo
 	if engine.Decode == nil || !r.inference {
 		return body, look{}
 	}
-	chosen := sampled(r.id, s.options.SamplePercent) && s.observations.samples(s.pool, lease.Backend)
+	chosen := r.sampled && s.observations.samples(s.pool, lease.Backend)
 	if !chosen && !engine.Unasked {
 		return body, look{}
 	}

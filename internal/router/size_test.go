@@ -34,7 +34,7 @@ func TestReportSize(t *testing.T) {
 			count.Total += group.Total
 		}
 		o.add(lar.Observation{Revision: revision, Plan: strings.Repeat("ab12", 16), Rank: i % 16, Count: count, Forecast: &lar.Forecast{
-			Tables: strings.Repeat("cd34", 16), Best: i % 16, Highest: share(random.Float32()), Predicted: share(random.Float32()), Known: share(random.Float32()),
+			Tables: strings.Repeat("cd34", 16), Best: i % 16, Highest: share(random.Float64()), Predicted: share(random.Float64()), Known: share(random.Float64()), Pairs: share(random.Float64()),
 		}})
 	}
 	var told [2]lar.Report

@@ -78,6 +78,7 @@ func newRouterCommand() *cobra.Command {
 	flags.IntVar(&options.Port, "port", 8000, "port for clients")
 	flags.IntVar(&options.MetricsPort, "metrics-port", 9090, "port for /healthz, /readyz and /metrics")
 	flags.StringVar(&options.SnapshotDir, "snapshot-dir", "/var/lib/semmoe", "directory in which the last known endpoints and the plans are kept, so that the router can start without the API server")
+	flags.StringVar(&options.TablesFile, "tables-file", "", "JSON object that says, by the digest of a plan that pods name, of which plan with the same layout the tables are used in the place of its own; read every few seconds, and may be absent")
 	flags.StringVar(&engineType, "engine", "SGLang", "type of the engines: "+registry.Types())
 	flags.IntVar(&options.SamplePercent, "sample-percent", 0, "share of requests of which the engine is asked for the experts that their tokens activated")
 	flags.StringVar(&liveSamples, "live-samples", string(router.LiveCounts), "what is kept of the tokens of sampled requests: counts of token ids, experts and hashed bigrams; sequences, which also keeps prompts and answers as token ids; or none")

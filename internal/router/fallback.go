@@ -80,7 +80,8 @@ func (l *Lease) move(endpoint string) {
 	l.place = max(0, to.rank)
 	to.on.outstanding[l.place] += l.tokens
 	to.on.pending[l.place] += l.pending
-	l.scored = l.scored && layout == l.layout && to.rank != NoRank
+	// New tables may have been swapped in since: the forecast is still one for where these pods have their experts.
+	l.scored = l.scored && layout != nil && layout.digest == l.layout.digest && to.rank != NoRank
 	l.on, l.Backend, l.Rank, l.layout = to.on, to.on.Backend, to.rank, layout
 }
 

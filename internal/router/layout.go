@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 
@@ -21,6 +22,11 @@ const shortDigest = 16
 type Layout struct {
 	digest string
 	ranks  int
+	// root is the digest of the plan that the placement was solved for, this one's or an earlier one's with other tables, and
+	// placement the sha256 of placement.json.
+	root, placement string
+	// tables is the digest of the plan whose table this is: another's where newer ones were swapped in.
+	tables string
 	// hosts are the ranks with a copy, by layer (the model's index; nil for a dense one) and expert.
 	hosts [][][]int
 	// slots are the experts in the order in which a permuted checkpoint has them, by layer (nil for one that stays as it
@@ -39,7 +45,10 @@ type Layout struct {
 
 // newLayout prepares a plan; tokens may be nil.
 func newLayout(digest string, p *solver.Plan, tokens *tokenizer.Tokenizer) *Layout {
-	l := &Layout{digest: digest, ranks: p.Placement.Ranks, hosts: make([][][]int, p.HiddenLayers), table: p.Ranks, seen: p.Seen, tokenizer: tokens}
+	l := &Layout{
+		digest: digest, root: cmp.Or(p.Layout, digest), tables: digest, ranks: p.Placement.Ranks,
+		hosts: make([][][]int, p.HiddenLayers), table: p.Ranks, seen: p.Seen, tokenizer: tokens,
+	}
 	if l.shape = p.Shape; l.shape.MoELayers == 0 {
 		l.shape.MoELayers = len(p.Placement.Layers)
 	}
@@ -55,9 +64,9 @@ func newLayout(digest string, p *solver.Plan, tokens *tokenizer.Tokenizer) *Layo
 	return l
 }
 
-// readLayout reads the plan of a digest from a directory that bundle.Fetch has made. unusable is what keeps the tokenizer
-// from being used: the layout is usable without.
-func readLayout(dir, digest string) (l *Layout, unusable, err error) {
+// readLayout reads the plan of a digest from a directory that bundle.Fetch has made, with its tokenizer unless tablesOnly. unusable
+// is what keeps the tokenizer from being used: the layout is usable without.
+func readLayout(dir, digest string, tablesOnly bool) (l *Layout, unusable, err error) {
 	p, files, err := plan.Read(dir)
 	if err != nil {
 		return nil, nil, err
@@ -65,8 +74,30 @@ func readLayout(dir, digest string) (l *Layout, unusable, err error) {
 	if files.Digest != digest {
 		return nil, nil, fmt.Errorf("%s holds plan %s, not %s", dir, files.Digest, digest)
 	}
-	tokens, unusable := tokenizer.Load(filepath.Join(dir, bundle.TokenizerFile))
-	return newLayout(digest, p, tokens), unusable, nil
+	var tokens *tokenizer.Tokenizer
+	if !tablesOnly {
+		tokens, unusable = tokenizer.Load(filepath.Join(dir, bundle.TokenizerFile))
+	}
+	l = newLayout(digest, p, tokens)
+	l.placement = files.Manifest.LayoutDigest
+	return l, unusable, nil
+}
+
+// withTables is the layout with the tables of another plan, which must have the same placement.
+func (l *Layout) withTables(from *Layout) (*Layout, error) {
+	switch {
+	case from == l:
+		return l, nil
+	case from.root != l.root:
+		return nil, fmt.Errorf("the tables of plan %s are for the layout of plan %s; the pods have that of plan %s", from.digest, from.root, l.root)
+	case from.placement != l.placement:
+		return nil, fmt.Errorf("plan %s has another placement than plan %s, whose layout it names", from.digest, l.root)
+	case (from.table == nil) != (l.table == nil):
+		return nil, fmt.Errorf("the tables of plan %s are for another kind of attention than plan %s", from.digest, l.digest)
+	}
+	swapped := *l
+	swapped.table, swapped.seen, swapped.tables = from.table, from.seen, from.digest
+	return &swapped, nil
 }
 
 // locality tells which experts of a model of that shape are local to a rank.

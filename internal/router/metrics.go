@@ -41,6 +41,7 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 		plansGauge("loaded", func() int { loaded, _ := pool.Plans(); return loaded }),
 		plansGauge("pending", func() int { _, pending := pool.Plans(); return pending }))
 	registry.MustRegister(decisionMetrics(pool)...)
+	registry.MustRegister(tablesCollector{pool})
 	return m
 }
 
@@ -49,6 +50,19 @@ func plansGauge(state string, count func() int) prometheus.Collector {
 		Name: "semmoe_router_plans", Help: "Plans that engine pods name, by state: loaded, or pending while they cannot be read.",
 		ConstLabels: prometheus.Labels{"state": state},
 	}, func() float64 { return float64(count()) })
+}
+
+// tablesCollector tells whose tables score requests, for each plan that engine pods name: nearly always one or two.
+type tablesCollector struct{ pool *Pool }
+
+var tablesMetric = describe("semmoe_router_tables_info", "1 for each plan that engine pods name and that is loaded, with the plan whose tables score its requests: its own, or one with newer tables for the same layout.", "plan", "tables")
+
+func (c tablesCollector) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- tablesMetric }
+
+func (c tablesCollector) Collect(metrics chan<- prometheus.Metric) {
+	for plan, tables := range c.pool.Tables() {
+		metrics <- prometheus.MustNewConstMetric(tablesMetric, prometheus.GaugeValue, 1, plan[:shortDigest], tables[:shortDigest])
+	}
 }
 
 func rankLabel(rank int) string {

@@ -22,6 +22,8 @@ const ringSize = 1024
 // Observations keeps what sampled requests showed, the last ones and sums over the last two minutes, and how all requests of the
 // last hour went. It is safe for concurrent use.
 type Observations struct {
+	pool *Pool
+
 	mu      sync.Mutex
 	ring    []lar.Observation
 	next    int
@@ -44,8 +46,9 @@ type Observations struct {
 }
 
 // newObservations registers the metrics of what is observed with a proxy's options.
-func newObservations(registry prometheus.Registerer, options ProxyOptions) *Observations {
+func newObservations(registry prometheus.Registerer, options ProxyOptions, pool *Pool) *Observations {
 	o := &Observations{
+		pool:       pool,
 		population: lar.Population{Requests: lar.RequestsAll, Replicas: lar.ReplicasAll, SamplePercent: options.SamplePercent},
 		now:        time.Now, started: time.Now(),
 		live: newLive(registry, options.LiveSamples),
@@ -110,7 +113,7 @@ func (o *Observations) recent() []lar.Observation {
 
 // report is all that is observed. What it holds is shared with nobody.
 func (o *Observations) report() lar.Report {
-	r := lar.Report{Observations: o.recent(), Last: lar.Set{}}
+	r := lar.Report{Observations: o.recent(), Last: lar.Set{}, Tables: o.pool.Tables()}
 	for _, observation := range r.Observations {
 		r.Last.Add(observation)
 	}

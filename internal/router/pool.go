@@ -94,10 +94,10 @@ type backend struct {
 	ejectedUntil time.Time
 }
 
-// scheduled is a plan with the scheduler of its requests.
+// scheduled is a plan with the scheduler of its requests. layout is own, or has another plan's tables in the place of its own.
 type scheduled struct {
-	layout    *Layout
-	scheduler *dispatch.Scheduler
+	own, layout *Layout
+	scheduler   *dispatch.Scheduler
 }
 
 // NewPool returns an empty pool with the default options.
@@ -200,12 +200,12 @@ func (p *Pool) notify() {
 	p.changed = make(chan struct{})
 }
 
-// AddLayout gives the pool a plan; backends that name it are scored from now on.
+// AddLayout gives the pool a plan; backends that name it are scored from now on, with the plan's own tables.
 func (p *Pool) AddLayout(l *Layout) {
 	scheduler := p.mustSchedule(l.ranks, l.shape)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.plans[l.digest] = &scheduled{l, scheduler}
+	p.plans[l.digest] = &scheduled{l, l, scheduler}
 	p.notify() // a request for routed experts may have waited for it
 }
 
@@ -214,6 +214,42 @@ func (p *Pool) DropLayout(digest string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.plans, digest)
+}
+
+// errNotLoaded says that a plan is not in the pool.
+var errNotLoaded = errors.New("not loaded yet")
+
+// UseTables has requests to backends that name a plan scored with the tables of a plan from now on, which can be the same. What
+// runs stays as it was forecast, and prices stay too: they are about how much ranks have had, which is no other by new tables.
+func (p *Pool) UseTables(plan, tables string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	to, from := p.plans[plan], p.plans[tables]
+	if to == nil || from == nil {
+		return errNotLoaded
+	}
+	if to.layout.tables == tables {
+		return nil
+	}
+	layout, err := to.own.withTables(from.own)
+	if err == nil {
+		to.layout = layout
+	}
+	return err
+}
+
+// Tables are the digests of the plans whose tables score requests, by that of the plan that backends name. Plans that are not
+// loaded are left out.
+func (p *Pool) Tables() map[string]string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	tables := map[string]string{}
+	for _, g := range p.groups {
+		if plan := p.plans[g.plan]; plan != nil {
+			tables[g.plan] = plan.layout.tables
+		}
+	}
+	return tables
 }
 
 // Len is the number of backends.

@@ -156,7 +156,7 @@ func newSender(pool *Pool, registry prometheus.Registerer, options ProxyOptions)
 		transport:    transport,
 		options:      options,
 		metrics:      newMetrics(registry, pool),
-		observations: newObservations(registry, options),
+		observations: newObservations(registry, options, pool),
 		tokenizer:    newRemoteTokenizer(pool, transport, options.TokenizePath),
 	}
 }
@@ -322,7 +322,7 @@ func (l *Lease) mark(header http.Header) {
 	header.Set(HeaderRank, rankLabel(l.Rank))
 	header.Del(HeaderPlan)
 	if l.scored {
-		header.Set(HeaderPlan, l.layout.digest[:shortDigest])
+		header.Set(HeaderPlan, l.layout.tables[:shortDigest])
 	}
 }
 

@@ -166,7 +166,7 @@ func (r *request) score(l *Layout) {
 // on is what is told of the forecast for a request that a rank has served; there must be scores.
 func (f *forecast) on(rank int) *lar.Forecast {
 	return &lar.Forecast{
-		Tables: f.layout.digest, Best: f.best, Highest: share(float64(f.scores[f.best])), Predicted: share(float64(f.scores[rank])),
+		Tables: f.layout.tables, Best: f.best, Highest: share(float64(f.scores[f.best])), Predicted: share(float64(f.scores[rank])),
 		Known: share(f.known), Pairs: share(f.pairs),
 	}
 }

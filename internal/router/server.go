@@ -28,6 +28,8 @@ type Options struct {
 	Namespace, Selector string
 	// SnapshotDir is where the last known endpoints and the plans are kept.
 	SnapshotDir string
+	// TablesFile says whose tables are used in the place of a plan's own (see readTables); empty where every plan uses its own.
+	TablesFile string
 	// FetchPlan brings the plans of pods that have one; nil where there is no artifact store: then all requests are
 	// balanced by load.
 	FetchPlan FetchPlan
@@ -98,6 +100,11 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 			plans.Want(backends)
 		}
 		group.Go(func() error { return plans.Run(groupCtx) })
+		if options.TablesFile == "" {
+			plans.SetTables(nil)
+		} else {
+			group.Go(func() error { watchTables(groupCtx, options.TablesFile, tablesPeriod, plans.SetTables); return nil })
+		}
 	}
 	group.Go(func() error {
 		return Watch(groupCtx, clients, options.Namespace, options.Selector, options.SnapshotDir, set, func() { setReady(true) })

@@ -18,7 +18,7 @@ import (
 
 // A report stays small however long a router serves: here three revisions of 16 ranks at once, for an hour and more.
 func TestReportSize(t *testing.T) {
-	o := newObservations(prometheus.NewRegistry(), ProxyOptions{SamplePercent: 100})
+	o := newObservations(prometheus.NewRegistry(), ProxyOptions{SamplePercent: 100}, NewPool())
 	clock := &testClock{}
 	o.now = clock.now
 	random := rand.New(rand.NewPCG(1, 1))

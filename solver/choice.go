@@ -48,7 +48,8 @@ const (
 	tablesSuffice = 0.95
 )
 
-func (c *Choice) check() error {
+// Check refuses what cannot be chosen by.
+func (c *Choice) Check() error {
 	if len(c.BatchTokens) == 0 {
 		return fmt.Errorf("batch tokens is empty: name the size of a batch, in tokens over all ranks")
 	}

@@ -123,7 +123,7 @@ type replan struct {
 }
 
 func newReplan(recent, prior *trace.Trace, priorPercent int, current *Plan, o ReplanOptions) (*replan, error) {
-	if err := errors.Join(fits(recent, current), o.Choice.check(), checkPrior(recent, prior, priorPercent)); err != nil {
+	if err := errors.Join(fits(recent, current), o.Check(), checkPrior(recent, prior, priorPercent)); err != nil {
 		return nil, err
 	}
 	if !(o.MoveGainPercent >= 0) {

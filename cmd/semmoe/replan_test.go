@@ -1,0 +1,115 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/solver/trace"
+	"github.com/semmoe/operator/solver/trace/tracetest"
+)
+
+// replanned are the files of a plan that was made from one half of the kinds of text, and traces of that half and the other.
+func replanned(t *testing.T) (dir, old, recent string) {
+	t.Helper()
+	shape := tracetest.Small
+	shape.Groups, shape.Experts, shape.DocumentsPerDomain, shape.Noise = 4, 32, 20, 10
+	all := tracetest.Generate(shape, 1)
+	half := func(first bool) *trace.Trace {
+		var requests []int
+		for r, domain := range all.Domains {
+			if domain < 2 == first {
+				requests = append(requests, r)
+			}
+		}
+		return all.Subset(requests)
+	}
+	old, recent = created(t, half(true)), created(t, half(false))
+	dir, _ = solved(t, "dp", "--trace", old)
+	return dir, old, recent
+}
+
+func TestReplanPrintsScoresAndWritesWhatItChose(t *testing.T) {
+	current, old, recent := replanned(t)
+	_, before, err := plan.Read(current)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		flags  []string
+		tier   string
+		layout string
+	}{
+		{[]string{"--prior", old, "--batch-tokens", "131072"}, "layout", ""},
+		{[]string{"--batch-tokens", "65536,131072", "--target-lar", ".01", "--minimum-gain-percent", "0"}, "tables", before.Digest},
+		{[]string{"--batch-tokens", "16"}, "none", ""},
+	} {
+		out := filepath.Join(t.TempDir(), "plan")
+		code, got, message := runJSON(t, newReplanCommand(), append(test.flags, "--trace", recent, "--current", current, "--out", out, "--train-percent", "60")...)
+		if code != 0 {
+			t.Fatalf("%v: exit code %d: %s", test.flags, code, message)
+		}
+		if got["tier"] != test.tier || got["reason"] == "" {
+			t.Fatalf("%v: tier %v, wanted %s: %v", test.flags, got["tier"], test.tier, got["reason"])
+		}
+		for _, candidate := range []string{"current", "tables", "layout"} {
+			scores, _ := got[candidate].(map[string]any)
+			for _, field := range []string{"plan_digest", "lar", "exchange_us", "compute_us", "modelled_us", "token_imbalance", "expert_imbalance", "moves"} {
+				if _, ok := scores[field]; !ok {
+					t.Errorf("%v: %s has no %s", test.flags, candidate, field)
+				}
+			}
+		}
+		if digest := got["current"].(map[string]any)["plan_digest"]; digest != before.Digest {
+			t.Errorf("%v: the plan in service is %v; want %s", test.flags, digest, before.Digest)
+		}
+		if test.tier == "none" {
+			if _, err := os.Stat(out); !os.IsNotExist(err) || got["verdict"] != "LocalityDoesNotPay" {
+				t.Errorf("%v: a plan was written, %v, or the verdict is %v", test.flags, err, got["verdict"])
+			}
+			continue
+		}
+		_, written, err := plan.Read(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if written.Digest != got["plan_digest"] || written.Manifest.Layout != test.layout || written.Digest != got[test.tier].(map[string]any)["plan_digest"] {
+			t.Errorf("%v: plan %s with layout %q was written; printed is %v", test.flags, written.Digest, written.Manifest.Layout, got["plan_digest"])
+		}
+	}
+}
+
+func TestReplanRefusals(t *testing.T) {
+	current, old, recent := replanned(t)
+	out := filepath.Join(t.TempDir(), "plan")
+	for _, test := range []struct {
+		flags []string
+		code  int
+		want  string
+	}{
+		{[]string{"--current", current, "--out", out}, exitUsage, "--trace is missing"},
+		{[]string{"--trace", recent, "--out", out}, exitUsage, "--current is missing"},
+		{[]string{"--trace", recent, "--current", current}, exitUsage, "--out is missing"},
+		{[]string{"--trace", recent, "--current", current, "--out", out, "--batch-tokens", "0"}, exitUsage, "batch tokens is 0"},
+		{[]string{"--trace", recent, "--current", current, "--out", out, "--prior-percent", "101"}, exitUsage, "--prior-percent is 101"},
+		{[]string{"--trace", recent, "--current", current, "--out", out, "--minimum-gain-percent", "100"}, exitUsage, "minimum gain percent is 100"},
+		{[]string{"--trace", recent, "--current", out, "--out", out}, exitInvalidFile, "manifest.json is missing"},
+		{[]string{"--trace", recent, "--current", current, "--out", out, "--prior", sampleTrace}, exitInvalidFile, "of another model"},
+		{[]string{"--trace", created(t, firstRequests(t, old, 8)), "--current", current, "--out", out}, 1, "too few recent requests"},
+	} {
+		if code, _, message := runJSON(t, newReplanCommand(), test.flags...); code != test.code || !strings.Contains(message, test.want) {
+			t.Errorf("%v: exit code %d, %q; want %d, %q", test.flags, code, message, test.code, test.want)
+		}
+	}
+}
+
+func firstRequests(t *testing.T, path string, n int) *trace.Trace {
+	t.Helper()
+	all, err := trace.Open(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all.Subset(all.AllRequests()[:n])
+}

@@ -1,0 +1,132 @@
+package affinity_test
+
+import (
+	"math"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/trace/tracetest"
+)
+
+func TestBlendLiesBetweenItsParts(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 1)
+	recent, prior := count(t, tr, []int{0, 1, 2})[0], count(t, tr, []int{3, 4, 5, 6, 7})[0]
+	blend := func(trust affinity.Trust) affinity.Counts {
+		t.Helper()
+		c, err := affinity.Blend(&recent, &prior, trust)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	if diff := cmp.Diff(recent, blend(0)); diff != "" {
+		t.Errorf("without trust:\n%s", diff)
+	}
+	sum, err := affinity.Merge(&recent, &prior, 1, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(sum, blend(affinity.Trust(math.Inf(1)))); diff != "" {
+		t.Errorf("with full trust:\n%s", diff)
+	}
+	last := blend(0)
+	for _, trust := range []affinity.Trust{0.5, 1, 4, 64} {
+		c := blend(trust)
+		for token, n := range c.Occurrences {
+			added := float64(n - recent.Occurrences[token])
+			if most := min(float64(trust), float64(prior.Occurrences[token])); added > most*(1+1e-5) || n < last.Occurrences[token] {
+				t.Fatalf("trust %v, token %d: the prior adds %v of %v occurrences", trust, token, added, prior.Occurrences[token])
+			}
+			activations := float32(0)
+			_, counts := c.Row(token)
+			for _, x := range counts {
+				activations += x
+			}
+			if math.Abs(float64(activations-n*float32(c.TopK))) > 1e-3 {
+				t.Fatalf("trust %v, token %d: %v activations of %v occurrences", trust, token, activations, n)
+			}
+		}
+		last = c
+	}
+	other := prior
+	other.Experts++
+	if _, err := affinity.Blend(&recent, &other, 1); err == nil {
+		t.Error("profiles of different models were blended")
+	}
+}
+
+func TestFade(t *testing.T) {
+	for _, test := range []struct {
+		recent, prior, percent float64
+		want                   float32
+	}{
+		{100, 1000, 25, 0.025}, {1000, 100, 25, 1}, {100, 0, 25, 0}, {0, 100, 25, 0}, {100, 100, 0, 0},
+	} {
+		if got := affinity.Fade(test.recent, test.prior, test.percent); got != test.want {
+			t.Errorf("%+v: %v", test, got)
+		}
+	}
+}
+
+// TestTrustFollowsTheTraffic has a prior of the same traffic, which is worth as much as recent counts, and one of tokens whose
+// experts are others.
+func TestTrustFollowsTheTraffic(t *testing.T) {
+	shape := tracetest.Small
+	shape.DocumentsPerDomain = 30
+	tr := tracetest.Generate(shape, 1)
+	n := tr.Requests()
+	first, second, prior := count(t, tr, every(0, n)), count(t, tr, every(1, n)), count(t, tr, every(2, n))
+	same, err := affinity.FitTrust(t.Context(), first, second, prior)
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign := count(t, tracetest.Generate(shape, 2), every(2, n))
+	other, err := affinity.FitTrust(t.Context(), first, second, foreign)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if same < 64 || other > 8 {
+		t.Errorf("trust %v in counts of the same traffic, %v in those of another model", same, other)
+	}
+	if _, err := affinity.FitTrust(t.Context(), first, second[:1], prior); err == nil {
+		t.Error("halves of different layers were accepted")
+	}
+}
+
+// every lists every third of n requests.
+func every(from, n int) (requests []int) {
+	for r := from; r < n; r += 3 {
+		requests = append(requests, r)
+	}
+	return requests
+}
+
+func TestMergedRequestsCountByWeight(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 1)
+	a, err := affinity.CountRequests(t.Context(), tr, []int{1, 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := affinity.CountRequests(t.Context(), tr, []int{5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	merged, err := a.Merge(b, 0.5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(a.Rows) != 2 || len(merged.Rows) != 3 || merged.Tokens[2] != b.Tokens[0]/2 {
+		t.Fatalf("%d requests of %d; %v", len(merged.Rows), len(a.Rows), merged.Tokens)
+	}
+	for i, n := range b.Rows[0] {
+		if merged.Rows[2][i] != n/2 {
+			t.Fatalf("entry %d is %v; want half of %v", i, merged.Rows[2][i], n)
+		}
+	}
+	b.TopK++
+	if _, err := a.Merge(b, 1); err == nil {
+		t.Error("requests of different models were merged")
+	}
+}

@@ -130,3 +130,35 @@ func TestMergedRequestsCountByWeight(t *testing.T) {
 		t.Error("requests of different models were merged")
 	}
 }
+
+// Both parts of counts are counts of whole occurrences, and together what was parted.
+func TestPartsAddUp(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 1)
+	whole := count(t, tr, tr.AllRequests())
+	first, second, err := affinity.PartLayers(t.Context(), whole, 70, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum, err := affinity.MergeLayers(first, second, 1, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(whole, sum); diff != "" {
+		t.Error(diff)
+	}
+	for l := range whole {
+		if share := first[l].Tokens() / whole[l].Tokens(); math.Abs(share-0.7) > 0.05 {
+			t.Errorf("layer %d: the first part has %v of the tokens; want .7", l, share)
+		}
+		for token, n := range first[l].Occurrences {
+			activations := float32(0)
+			_, counts := first[l].Row(token)
+			for _, x := range counts {
+				activations += x
+			}
+			if activations != n*float32(first[l].TopK) || n != first[0].Occurrences[token] {
+				t.Fatalf("layer %d, token %d: %v activations of %v occurrences; %v in the first layer", l, token, activations, n, first[0].Occurrences[token])
+			}
+		}
+	}
+}

@@ -1,0 +1,327 @@
+package solver
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/assign"
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// CountedProfile are counts of tokens and experts without the requests that they are of, as routers keep them.
+type CountedProfile struct {
+	// Layers are the counts of each MoE layer.
+	Layers []affinity.Counts
+	// Digest is the sha256 of the file that they were read from; plans name it as that of their trace.
+	Digest [sha256.Size]byte
+	// Groups is the number of groups of experts that the gate chooses among first; 0 or 1 is none. They are kept whole where
+	// ReplanOptions.PreserveGroups asks for it.
+	Groups int
+}
+
+const (
+	// leastRecentTokens is the fewest counted tokens that a plan is made from.
+	leastRecentTokens = 2000
+	// countedChunks is the number of parts of a rank's fair share in which a token id is sent to ranks when counts are scored: one that
+	// is frequent has several ranks, as in service.
+	countedChunks = 8
+	// countedTolerance is how far a rank may exceed its share of the tokens there.
+	countedTolerance = 0.02
+	// leastErrorGain is by how much new tables of attention DP must be nearer to what is counted, in proportion, to be preferred.
+	leastErrorGain = 0.01
+)
+
+// ReplanCounts is Replan from counts alone. Tokens are dealt to both sides of the split one by one, as counts do not tell of which
+// document they are: what one document repeats is known on both sides, and scores are higher than what service will bring, those
+// of new plans more so. With attention TP tables and placement are scored by sending each token id, in parts, to balanced ranks.
+//
+// With attention DP a request has one rank, and counts do not tell which tokens it has: there are tables alone, without a score, and
+// they are preferred where they forecast the held-out counts better than the tables in service; Layout has no plan. Neither has
+// it with an objective of messages, for which the experts of single tokens must be known. Forecasts of more than the token id need
+// sequences, and are refused.
+func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.Counts, priorPercent int, current *Plan, o ReplanOptions) (*Replanned, error) {
+	r, err := newCountsReplan(ctx, recent, prior, priorPercent, current, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.blend(ctx, prior, float64(priorPercent)); err != nil {
+		return nil, err
+	}
+	out := &Replanned{Trust: r.trust, Current: r.candidate(current), Tables: r.candidate(r.tables(current.Placement, foreignRanks))}
+	if current.Attention == placement.DataParallel {
+		out.Decision = r.nearer(current, out.Tables.Plan)
+		return out, nil
+	}
+	layout := out.Current.Score
+	if current.messages().None() {
+		solved, err := r.place(ctx)
+		if err != nil {
+			return nil, err
+		}
+		out.Layout = r.candidate(r.tables(solved.Placement, bestRanks))
+		out.Unmet, out.Truncated, layout = solved.Unmet, solved.Truncated, out.Layout.Score
+	}
+	out.Decision = o.Choose(out.Current.Score, out.Tables.Score, layout, localTime(r.layer, o.BatchTokens))
+	return out, nil
+}
+
+// countsReplan is one ReplanCounts.
+type countsReplan struct {
+	options ReplanOptions
+	current *Plan
+	digest  [sha256.Size]byte
+	layer   cost.Layer
+	groups  int
+	trust   affinity.Trust
+	// learnt are the recent counts to learn from, which blend joins with the prior, heldOut those that judge; placing are what the
+	// placement is solved from.
+	learnt, heldOut, placing []affinity.Counts
+}
+
+func newCountsReplan(ctx context.Context, recent CountedProfile, prior []affinity.Counts, priorPercent int, current *Plan, o ReplanOptions) (*countsReplan, error) {
+	if err := o.Check(); err != nil {
+		return nil, err
+	}
+	p := current.Placement
+	switch {
+	case !(o.MoveGainPercent >= 0):
+		return nil, fmt.Errorf("move gain percent is %v; it cannot be negative", o.MoveGainPercent)
+	case priorPercent < 0 || priorPercent > 100:
+		return nil, fmt.Errorf("prior percent is %d; allowed is 0 to 100", priorPercent)
+	case o.TrainPercent < 1 || o.TrainPercent > 99:
+		return nil, fmt.Errorf("train percent is %d; allowed is 1 to 99", o.TrainPercent)
+	case current.Forecast != Table:
+		return nil, fmt.Errorf("the plan in service has forecast %s; counts do not tell the order of tokens: give a trace", current.Forecast)
+	}
+	for name, layers := range map[string][]affinity.Counts{"recent": recent.Layers, "prior": prior} {
+		if layers != nil && (len(layers) != len(p.Layers) || layers[0].Experts != p.Experts || layers[0].Vocabulary() != current.Vocabulary) {
+			return nil, fmt.Errorf("the %s counts are not of the plan's model: %d experts in %d MoE layers, vocabulary %d", name, p.Experts, len(p.Layers), current.Vocabulary)
+		}
+	}
+	if len(recent.Layers) == 0 || recent.Layers[0].Tokens() < leastRecentTokens {
+		return nil, fmt.Errorf("%w: at least %d counted tokens are needed", ErrTooFewRequests, leastRecentTokens)
+	}
+	groups := 1
+	if o.PreserveGroups {
+		groups = max(recent.Groups, 1)
+	}
+	link := cost.NVLinkH200
+	if p.Ranks > max(current.RanksPerNode, o.ranksPerNode()) {
+		link = cost.RDMA400
+	}
+	model := trace.Model{TopK: recent.Layers[0].TopK, HiddenSize: current.Shape.HiddenSize}
+	r := &countsReplan{
+		options: o, current: current, digest: recent.Digest, groups: groups, layer: cost.LayerOf(&model, link, p.Ranks, p.SlotsPerRank),
+	}
+	var err error
+	r.learnt, r.heldOut, err = affinity.PartLayers(ctx, recent.Layers, o.TrainPercent, o.Seed)
+	return r, err
+}
+
+// blend joins the counts to learn from with the prior.
+func (r *countsReplan) blend(ctx context.Context, prior []affinity.Counts, percent float64) error {
+	r.placing = r.learnt
+	if prior == nil || percent == 0 {
+		return nil
+	}
+	first, second, err := affinity.PartLayers(ctx, r.learnt, 50, r.options.Seed+1)
+	if err != nil {
+		return err
+	}
+	if r.trust, err = affinity.FitTrust(ctx, first, second, prior); err != nil {
+		return err
+	}
+	weight := affinity.Fade(r.learnt[0].Tokens(), prior[0].Tokens(), percent)
+	if r.placing, err = affinity.MergeLayers(r.learnt, prior, 1, weight); err != nil {
+		return err
+	}
+	r.learnt, err = affinity.BlendLayers(r.learnt, prior, r.trust)
+	return err
+}
+
+// tables is a plan with new tables for a placement. What was learnt about sequences of ranks is kept with the placement.
+func (r *countsReplan) tables(p *placement.Placement, best int) *Plan {
+	c := r.current
+	plan := &Plan{
+		Attention: c.Attention, Forecast: Table, Placement: p, HiddenLayers: c.HiddenLayers, Vocabulary: c.Vocabulary, Shape: c.Shape, Algorithm: placement.Auto,
+		TrainPercent: r.options.TrainPercent, Seed: r.options.Seed, TraceDigest: r.digest, ModelDigest: c.ModelDigest,
+		Objective: c.Objective, RanksPerNode: c.RanksPerNode, RankCapacity: c.RankCapacity,
+	}
+	if p == c.Placement {
+		plan.Algorithm, plan.Transitions = c.Algorithm, c.Transitions
+	}
+	estimator := affinity.Estimator{Shrinkage: shrinkage}
+	if c.Attention == placement.DataParallel {
+		plan.Ranks = affinity.NewRankTable(r.learnt, plan.hosts(), p.Ranks, estimator)
+		plan.Ranks.Spread(c.messages())
+	} else {
+		plan.Tokens = affinity.NewTokenTable(r.learnt, plan.hosts(), p.Ranks, best, estimator)
+	}
+	return plan
+}
+
+// place solves a placement (attention TP), as Replan does.
+func (r *countsReplan) place(ctx context.Context) (placement.Result, error) {
+	p, o := r.current.Placement, r.options
+	constraints := o.Constraints
+	constraints.RankCapacity = r.current.RankCapacity
+	constraints.MigrationCost = o.MoveGainPercent / 100 * r.placing[0].Tokens() * float64(r.placing[0].TopK) / float64(p.Experts)
+	problem := placement.Problem{
+		Attention: placement.TensorParallel, Ranks: p.Ranks, Tokens: r.placing, Constraints: constraints, Algorithm: placement.Auto,
+		RedundantSlots: p.SlotsPerRank - p.Experts/p.Ranks, Shrinkage: placement.DefaultShrinkage, Current: p, Fresh: true, Groups: r.groups, Seed: o.Seed,
+	}
+	for _, layer := range p.Layers {
+		problem.Layers = append(problem.Layers, layer.Layer)
+	}
+	if o.TimeBudget > 0 {
+		problem.Deadline = time.Now().Add(o.TimeBudget)
+	}
+	if o.Progress != nil {
+		problem.Progress = func(done, total int) { o.Progress("Placement", done, total) }
+	}
+	return placement.Solve(ctx, problem)
+}
+
+// candidate scores a plan on the held-out counts; with attention DP it has no score.
+func (r *countsReplan) candidate(p *Plan) Candidate {
+	c := Candidate{Plan: p, Moves: placement.Moves(r.current.Placement, p.Placement)}
+	if p.Attention == placement.DataParallel {
+		return c
+	}
+	var sum countedScore
+	hosts := p.hosts()
+	for l := range r.heldOut {
+		sum.add(scoreCounts(&r.heldOut[l], p, l, hosts[l]), 1/float64(len(r.heldOut)))
+	}
+	for _, tokens := range r.options.BatchTokens {
+		t := r.layer.Time(tokens, sum.exchange, sum.load)
+		c.Score.Exchange += t.Exchange / float64(len(r.options.BatchTokens))
+		c.Score.Compute += t.Compute / float64(len(r.options.BatchTokens))
+	}
+	c.Score.LAR, c.Score.TokenImbalance, c.Score.ExpertImbalance = sum.lar, sum.tokens, sum.load
+	return c
+}
+
+// countedScore is what a layer's counts make of a plan: the local rate, and of the busiest rank, in fair shares, what it
+// exchanges, computes and holds of tokens.
+type countedScore struct{ lar, exchange, load, tokens float64 }
+
+func (s *countedScore) add(t countedScore, weight float64) {
+	s.lar += weight * t.lar
+	s.exchange += weight * t.exchange
+	s.load += weight * t.load
+	s.tokens += weight * t.tokens
+}
+
+// scoreCounts sends the counted tokens of a layer to ranks by a plan's table, balanced as a batch is.
+func scoreCounts(c *affinity.Counts, p *Plan, layer int, hosts affinity.Hosts) countedScore {
+	ranks := p.Placement.Ranks
+	total := c.Tokens()
+	w, owner := countedItems(c, p, layer, total)
+	prices, _ := w.Price(countedSteps, nil, true)
+	bins := w.Assign(prices, countedTolerance)
+	tokens, sent, received, served := make([]float64, ranks), make([]float64, ranks), make([]float64, ranks), make([]float64, ranks)
+	local := 0.0
+	for item, rank := range bins {
+		token := owner[item]
+		part := float64(w.Sizes[item]) / float64(c.Occurrences[token])
+		tokens[rank] += float64(w.Sizes[item])
+		experts, counts := c.Row(token)
+		for i, e := range experts {
+			n := part * float64(counts[i])
+			if slices.Contains(hosts[e], rank) {
+				local += n
+				served[rank] += n
+				continue
+			}
+			sent[rank] += n
+			for _, to := range hosts[e] { // copies take turns
+				received[to] += n / float64(len(hosts[e]))
+				served[to] += n / float64(len(hosts[e]))
+			}
+		}
+	}
+	activations := max(total*float64(c.TopK), 1)
+	share := activations / float64(ranks)
+	return countedScore{
+		lar: local / activations, exchange: max(slices.Max(sent), slices.Max(received)) / share, load: slices.Max(served) / share,
+		tokens: slices.Max(tokens) * float64(ranks) / max(total, 1),
+	}
+}
+
+// countedSteps is the number of price updates that balance the tokens of a layer.
+const countedSteps = 60
+
+// countedItems are the token ids in parts, with their scores on each rank; owner is the token id of each part.
+func countedItems(c *affinity.Counts, p *Plan, layer int, total float64) (w assign.Weighted, owner []int) {
+	ranks := p.Placement.Ranks
+	w.Limits = slices.Repeat([]float64{total / float64(ranks)}, ranks)
+	if p.RankCapacity != nil {
+		whole := 0.0
+		for _, share := range p.RankCapacity {
+			whole += share
+		}
+		for rank, share := range p.RankCapacity {
+			w.Limits[rank] = total * share / whole
+		}
+	}
+	most := max(float32(slices.Min(w.Limits))/countedChunks, 1)
+	score := make([]float32, ranks)
+	for token, n := range c.Occurrences {
+		if n == 0 {
+			continue
+		}
+		p.Tokens.ScoreToken(score, layer, int32(token))
+		if m := p.messages(); !m.None() {
+			m.Expect(score, c.TopK)
+		}
+		parts := int((n + most - 1) / most)
+		size := n / float32(parts)
+		for range parts {
+			w.Sizes, owner = append(w.Sizes, size), append(owner, token)
+			for _, s := range score {
+				w.Scores = append(w.Scores, s*size)
+			}
+		}
+	}
+	return w, owner
+}
+
+// nearer chooses between the tables in service and new ones by how far they are from the held-out counts (attention DP).
+func (r *countsReplan) nearer(current, tables *Plan) Decision {
+	before, after := r.tableError(current), r.tableError(tables)
+	if before > 0 && after < before*(1-leastErrorGain) {
+		d := Decision{}
+		d.take(TablesTier, "new tables are %.1f%% nearer to what tokens activate now; counts do not tell what that gains in time", 100*(1-after/before))
+		return d
+	}
+	return Decision{Tier: NoTier, Verdict: NoGainExpected, Reason: "new tables are no nearer to what tokens activate now than those in service"}
+}
+
+// tableError is the mean square, over the held-out tokens, of the distance between a table's shares and the counted ones.
+func (r *countsReplan) tableError(p *Plan) float64 {
+	ranks, hosts := p.Placement.Ranks, p.hosts()
+	truth := affinity.NewRankTable(r.heldOut, hosts, ranks, affinity.Estimator{})
+	truth.Spread(p.messages())
+	scored, counted := make([]float32, ranks), make([]float32, ranks)
+	sum, total := 0.0, 0.0
+	for token, n := range r.heldOut[0].Occurrences {
+		if n == 0 {
+			continue
+		}
+		p.Ranks.ScoreTokens(scored, []int32{int32(token)})
+		truth.ScoreTokens(counted, []int32{int32(token)})
+		for rank, share := range scored {
+			d := float64(share - counted[rank])
+			sum += float64(n) * d * d
+		}
+		total += float64(n)
+	}
+	return sum / max(total, 1)
+}

@@ -95,6 +95,12 @@ type MoEDeploymentSpec struct {
 	// +kubebuilder:default={}
 	Routing RoutingSpec `json:"routing,omitempty"`
 
+	// drift says how it is found out that requests have moved away from what the plan in service was made for, and how often a
+	// new plan may be made for that.
+	// +optional
+	// +kubebuilder:default={}
+	Drift DriftSpec `json:"drift,omitempty"`
+
 	// rollout bounds what may be out of service, or additional, while replicas move from one revision to the next.
 	// +optional
 	// +kubebuilder:default={}
@@ -429,6 +435,94 @@ type CacheSpec struct {
 	SizeBytes *int64 `json:"sizeBytes,omitempty"`
 }
 
+// DriftSource is where the local activation rate of what is served is read.
+//
+// +kubebuilder:validation:Enum=Router;Prometheus
+type DriftSource string
+
+const (
+	// DriftSourceRouter is the sample of the request routers: a sequential test of each sampled request against what the plan
+	// makes expect of it.
+	DriftSourceRouter DriftSource = "Router"
+	// DriftSourcePrometheus is the answer of a Prometheus server to a query.
+	DriftSourcePrometheus DriftSource = "Prometheus"
+)
+
+// DriftSpec says when requests count as drifted away from a plan. A source that is away, or that tells nothing, is never drift:
+// condition LocalityOnTarget is then Unknown, and says why.
+//
+// +kubebuilder:validation:XValidation:rule="(has(self.source) && self.source == 'Prometheus') == has(self.prometheus)",message="prometheus is required with source Prometheus, and goes with no other",fieldPath=".prometheus"
+type DriftSpec struct {
+	// source is Router (the requests that request routers sample; needs routing.samplePercent above 0), or Prometheus (the
+	// answer to prometheus.query).
+	// +optional
+	// +kubebuilder:default=Router
+	Source DriftSource `json:"source,omitempty"`
+
+	// prometheus is the server that is asked with source Prometheus.
+	// +optional
+	Prometheus *PrometheusSource `json:"prometheus,omitempty"`
+
+	// thresholdPercent is the drop of the local activation rate that is to be found, relative to what the plan in service
+	// promises. With source Router a smaller one takes more requests to find, about by the square; one of half of it
+	// goes for chance. With source Prometheus every value of the query is compared with the promise less the threshold.
+	// +optional
+	// +kubebuilder:default=10
+	// +kubebuilder:validation:Minimum=5
+	// +kubebuilder:validation:Maximum=50
+	ThresholdPercent int32 `json:"thresholdPercent,omitempty"`
+
+	// windowSeconds is how far back what is observed counts. With source Router older samples are left out, and with none
+	// in the window nothing is known. With source Prometheus the rate must be below the threshold for nine tenths of it, and
+	// values must be there for three quarters of it.
+	// +optional
+	// +kubebuilder:default=3600
+	// +kubebuilder:validation:Minimum=60
+	// +kubebuilder:validation:Maximum=86400
+	WindowSeconds int32 `json:"windowSeconds,omitempty"`
+
+	// cooldownSeconds is the least time between two plans: none is made for drift before the plan in service, and the last
+	// one that was made for drift, are as old. Drift is told all the same.
+	// +optional
+	// +kubebuilder:default=3600
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=604800
+	CooldownSeconds *int32 `json:"cooldownSeconds,omitempty"`
+
+	// maxReplansPerDay bounds the plans that are made for drift within 24 hours; with 0 drift is told, and nothing is planned.
+	// +optional
+	// +kubebuilder:default=4
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=96
+	MaxReplansPerDay *int32 `json:"maxReplansPerDay,omitempty"`
+}
+
+// PrometheusSource is a query of a Prometheus server, or of one that speaks its HTTP API.
+type PrometheusSource struct {
+	// address is the server's base URL, as the operator reaches it: http:// or https://, host, optionally port and path.
+	// The certificate of an https server must be valid for the certificate authorities of the operator's image. Redirections
+	// are not followed.
+	// +required
+	// +kubebuilder:validation:MinLength=8
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:Pattern=`^https?://([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[-A-Za-z0-9._~/]*)?$`
+	Address string `json:"address"`
+
+	// query is a PromQL expression of one series with the local activation rate of what this MoEDeployment serves, from 0 to 1.
+	// It is asked for once a minute, with values for two windows.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=4096
+	Query string `json:"query"`
+
+	// authSecret is the name of a Secret in this namespace whose key "token" is sent as a bearer token. The operator may read no
+	// Secrets by itself: grant its ServiceAccount to get this one.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	AuthSecret string `json:"authSecret,omitempty"`
+}
+
 // RolloutSpec bounds a roll-out.
 //
 // +kubebuilder:validation:XValidation:rule="(has(self.maxUnavailable) ? self.maxUnavailable : 1) > 0 || (has(self.maxSurge) ? self.maxSurge : 0) > 0",message="maxUnavailable and maxSurge must not both be 0: no replica could ever be replaced",fieldPath=".maxUnavailable"
@@ -566,6 +660,11 @@ type MoEDeploymentStatus struct {
 	// figures are metrics.
 	// +optional
 	LAR *LARStatus `json:"lar,omitempty"`
+
+	// drift tells how near what is served is to count as drifted away from the plan in service; absent while that is not
+	// known. Like lar, it moves by steps, at most once a minute.
+	// +optional
+	Drift *DriftStatus `json:"drift,omitempty"`
 
 	// routing tells how requests are spread over the ranks. Like lar, it moves on a change of 20 milli or more, and at most
 	// once a minute.
@@ -760,4 +859,52 @@ type LARStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=16
 	BaselineSummary string `json:"baselineSummary,omitempty"`
+}
+
+// DriftStatus is the state of the test for drift.
+type DriftStatus struct {
+	// statisticMilli is the value of the test, and thresholdMilli the value above which requests have drifted, both in
+	// thousandths. With source Router it is what the sampled requests lacked in local share beyond half of the drop that is to
+	// be found, summed up; with source Prometheus the part of the window in which the rate was too low. It moves by a quarter
+	// of the threshold, or of itself.
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	StatisticMilli int32 `json:"statisticMilli"`
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	ThresholdMilli int32 `json:"thresholdMilli"`
+
+	// since is when requests began to count as drifted; absent while they do not.
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
+
+	// causes tell where the drop comes from, while requests count as drifted and the routers' sample tells.
+	// +optional
+	Causes *DriftCauses `json:"causes,omitempty"`
+
+	// observedTime is when the above was read.
+	// +optional
+	ObservedTime *metav1.Time `json:"observedTime,omitempty"`
+}
+
+// DriftCauses are shares of the drop of the local activation rate, in thousandths. What they lack to 1000 has none of these
+// causes: the same tokens activate other experts than they did.
+type DriftCauses struct {
+	// newTokensMilli is the share of tokens that the plan's tables have not seen.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	NewTokensMilli int32 `json:"newTokensMilli"`
+
+	// changedMixMilli is the share of another mix of kinds of requests.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	ChangedMixMilli int32 `json:"changedMixMilli"`
+
+	// loadBalancingMilli is the share of requests that were sent to other ranks than their best ones, to spread load.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	LoadBalancingMilli int32 `json:"loadBalancingMilli"`
 }

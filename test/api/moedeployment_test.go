@@ -95,6 +95,8 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("defaults of the deployment: %+v", spec)
 	case *spec.Rollout.MaxUnavailable != 1, *spec.Rollout.MaxSurge != 0:
 		t.Errorf("defaults of the roll-out: %+v", spec.Rollout)
+	case spec.Drift.Source != "Router", spec.Drift.ThresholdPercent != 10, spec.Drift.WindowSeconds != 3600, *spec.Drift.CooldownSeconds != 3600, *spec.Drift.MaxReplansPerDay != 4:
+		t.Errorf("defaults of drift: %+v", spec.Drift)
 	case spec.Engine.Type != "SGLang", spec.Engine.Port != 30000, spec.Model.Path != "/models":
 		t.Errorf("defaults of engine and model: %+v %+v", spec.Engine, spec.Model)
 	case spec.Parallelism.Attention != "DataParallel", spec.Parallelism.ResourceName != "nvidia.com/gpu":
@@ -105,6 +107,11 @@ func TestDefaults(t *testing.T) {
 // dataset is a profiling spec with a data set from one source.
 func dataset(source string, value any) map[string]any {
 	return map[string]any{"dataset": map[string]any{source: value}}
+}
+
+// prometheus is a drift spec with a server.
+func prometheus(address, query string) map[string]any {
+	return map[string]any{"source": "Prometheus", "prometheus": map[string]any{"address": address, "query": query}}
 }
 
 // Every bad value is refused with a message that names the field and what is allowed.
@@ -164,6 +171,21 @@ func TestValidation(t *testing.T) {
 		"train percent":                  {"spec.placement.solver", map[string]any{"trainPercent": int64(100)}, []string{"spec.placement.solver.trainPercent", "less than or equal to 99"}},
 		"no router pod":                  {"spec.routing.replicas", 0, []string{"spec.routing.replicas", "greater than or equal to 1"}},
 		"a budget that never moves":      {"spec.rollout.maxUnavailable", 0, []string{"spec.rollout.maxUnavailable", "must not both be 0"}},
+		"drift by Prometheus":            {"spec.drift", prometheus("https://prometheus.monitoring.svc:9090/tenant/a", "avg(lar)"), nil},
+		"drift by Prometheus, IPv6":      {"spec.drift", prometheus("http://[fd00::1]:9090", "lar"), nil},
+		"Prometheus without an address":  {"spec.drift", map[string]any{"source": "Prometheus"}, []string{"spec.drift.prometheus", "required with source Prometheus"}},
+		"an address for the routers":     {"spec.drift", map[string]any{"prometheus": map[string]any{"address": "http://p", "query": "lar"}}, []string{"spec.drift.prometheus", "goes with no other"}},
+		"no query":                       {"spec.drift", prometheus("http://p", ""), []string{"spec.drift.prometheus.query", "at least 1 chars long"}},
+		"an address of files":            {"spec.drift", prometheus("file:///etc/passwd", "lar"), []string{"spec.drift.prometheus.address", "should match"}},
+		"an address with a password":     {"spec.drift", prometheus("http://user:word@p", "lar"), []string{"spec.drift.prometheus.address", "should match"}},
+		"an address with a query":        {"spec.drift", prometheus("http://p/?a=b", "lar"), []string{"spec.drift.prometheus.address", "should match"}},
+		"unknown source of drift":        {"spec.drift.source", "Thanos", []string{"spec.drift.source", `"Router", "Prometheus"`}},
+		"a threshold within chance":      {"spec.drift.thresholdPercent", 4, []string{"spec.drift.thresholdPercent", "greater than or equal to 5"}},
+		"a threshold above half":         {"spec.drift.thresholdPercent", 51, []string{"spec.drift.thresholdPercent", "less than or equal to 50"}},
+		"a window of seconds":            {"spec.drift.windowSeconds", 59, []string{"spec.drift.windowSeconds", "greater than or equal to 60"}},
+		"no cooldown":                    {"spec.drift.cooldownSeconds", 0, nil},
+		"no plan for drift":              {"spec.drift.maxReplansPerDay", 0, nil},
+		"plans without end":              {"spec.drift.maxReplansPerDay", 97, []string{"spec.drift.maxReplansPerDay", "less than or equal to 96"}},
 		"pausing":                        {"spec.reconciliation", "Paused", nil},
 		"unknown reconciliation":         {"spec.reconciliation", "Off", []string{"spec.reconciliation", `"Active", "Paused"`}},
 		"misspelled field":               {"spec.replica", 1, []string{"unknown field", "spec.replica"}},

@@ -34,6 +34,12 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.DatasetSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DeploymentReference"):
 		return &apiv1alpha1.DeploymentReferenceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("DriftCauses"):
+		return &apiv1alpha1.DriftCausesApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("DriftSpec"):
+		return &apiv1alpha1.DriftSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("DriftStatus"):
+		return &apiv1alpha1.DriftStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("EngineSpec"):
 		return &apiv1alpha1.EngineSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("LARStatus"):
@@ -74,6 +80,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.ProfileResultApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ProfilingSpec"):
 		return &apiv1alpha1.ProfilingSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PrometheusSource"):
+		return &apiv1alpha1.PrometheusSourceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RankShare"):
 		return &apiv1alpha1.RankShareApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ReshuffleStatus"):

@@ -169,6 +169,64 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: name
       type:
         scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.DriftCauses
+  map:
+    fields:
+    - name: changedMixMilli
+      type:
+        scalar: numeric
+    - name: loadBalancingMilli
+      type:
+        scalar: numeric
+    - name: newTokensMilli
+      type:
+        scalar: numeric
+- name: com.github.semmoe.operator.api.v1alpha1.DriftSource
+  scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.DriftSpec
+  map:
+    fields:
+    - name: cooldownSeconds
+      type:
+        scalar: numeric
+      default: 3600
+    - name: maxReplansPerDay
+      type:
+        scalar: numeric
+      default: 4
+    - name: prometheus
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.PrometheusSource
+    - name: source
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.DriftSource
+      default: Router
+    - name: thresholdPercent
+      type:
+        scalar: numeric
+      default: 10
+    - name: windowSeconds
+      type:
+        scalar: numeric
+      default: 3600
+- name: com.github.semmoe.operator.api.v1alpha1.DriftStatus
+  map:
+    fields:
+    - name: causes
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.DriftCauses
+    - name: observedTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: since
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: statisticMilli
+      type:
+        scalar: numeric
+    - name: thresholdMilli
+      type:
+        scalar: numeric
 - name: com.github.semmoe.operator.api.v1alpha1.EngineSpec
   map:
     fields:
@@ -265,6 +323,10 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.semmoe.operator.api.v1alpha1.MoEDeploymentSpec
   map:
     fields:
+    - name: drift
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.DriftSpec
+      default: {}
     - name: engine
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.EngineSpec
@@ -311,6 +373,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - type
+    - name: drift
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.DriftStatus
     - name: endpoint
       type:
         scalar: string
@@ -660,6 +725,18 @@ var schemaYAML = typed.YAMLObject(`types:
       default: 200000
 - name: com.github.semmoe.operator.api.v1alpha1.ProfilingTarget
   scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.PrometheusSource
+  map:
+    fields:
+    - name: address
+      type:
+        scalar: string
+    - name: authSecret
+      type:
+        scalar: string
+    - name: query
+      type:
+        scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.RankShare
   map:
     fields:

@@ -31,6 +31,9 @@ type MoEDeploymentSpecApplyConfiguration struct {
 	Placement *PlacementSpecApplyConfiguration `json:"placement,omitempty"`
 	// routing is how requests reach the ranks.
 	Routing *RoutingSpecApplyConfiguration `json:"routing,omitempty"`
+	// drift says how it is found out that requests have moved away from what the plan in service was made for, and how often a
+	// new plan may be made for that.
+	Drift *DriftSpecApplyConfiguration `json:"drift,omitempty"`
 	// rollout bounds what may be out of service, or additional, while replicas move from one revision to the next.
 	Rollout *RolloutSpecApplyConfiguration `json:"rollout,omitempty"`
 	// reconciliation is Active, or Paused to stop roll-outs: what serves goes on serving at the asked number of replicas
@@ -105,6 +108,14 @@ func (b *MoEDeploymentSpecApplyConfiguration) WithPlacement(value *PlacementSpec
 // If called multiple times, the Routing field is set to the value of the last call.
 func (b *MoEDeploymentSpecApplyConfiguration) WithRouting(value *RoutingSpecApplyConfiguration) *MoEDeploymentSpecApplyConfiguration {
 	b.Routing = value
+	return b
+}
+
+// WithDrift sets the Drift field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Drift field is set to the value of the last call.
+func (b *MoEDeploymentSpecApplyConfiguration) WithDrift(value *DriftSpecApplyConfiguration) *MoEDeploymentSpecApplyConfiguration {
+	b.Drift = value
 	return b
 }
 

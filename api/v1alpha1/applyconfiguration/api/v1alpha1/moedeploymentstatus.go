@@ -41,6 +41,9 @@ type MoEDeploymentStatusApplyConfiguration struct {
 	// that serves the token. What is observed moves on a change of 20 milli or more, and at most once a minute; exact
 	// figures are metrics.
 	LAR *LARStatusApplyConfiguration `json:"lar,omitempty"`
+	// drift tells how near what is served is to count as drifted away from the plan in service; absent while that is not
+	// known. Like lar, it moves by steps, at most once a minute.
+	Drift *DriftStatusApplyConfiguration `json:"drift,omitempty"`
 	// routing tells how requests are spread over the ranks. Like lar, it moves on a change of 20 milli or more, and at most
 	// once a minute.
 	Routing *RoutingStatusApplyConfiguration `json:"routing,omitempty"`
@@ -170,6 +173,14 @@ func (b *MoEDeploymentStatusApplyConfiguration) WithRollout(value *RolloutStatus
 // If called multiple times, the LAR field is set to the value of the last call.
 func (b *MoEDeploymentStatusApplyConfiguration) WithLAR(value *LARStatusApplyConfiguration) *MoEDeploymentStatusApplyConfiguration {
 	b.LAR = value
+	return b
+}
+
+// WithDrift sets the Drift field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Drift field is set to the value of the last call.
+func (b *MoEDeploymentStatusApplyConfiguration) WithDrift(value *DriftStatusApplyConfiguration) *MoEDeploymentStatusApplyConfiguration {
+	b.Drift = value
 	return b
 }
 

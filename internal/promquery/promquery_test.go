@@ -1,0 +1,173 @@
+package promquery_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/semmoe/operator/internal/promquery"
+)
+
+var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// query is for three values, a minute apart.
+func query(address string) promquery.Query {
+	return promquery.Query{Address: address, Expression: `avg(local)`, Start: start, End: start.Add(2 * time.Minute), Step: time.Minute}
+}
+
+// matrix is an answer with series of values.
+func matrix(series ...string) string {
+	return `{"status":"success","data":{"resultType":"matrix","result":[` + strings.Join(series, ",") + `]}}`
+}
+
+const one = `{"metric":{},"values":[[1772366400,"0.25"],[1772366460.000,"NaN"],[1772366520,"+Inf"]]}`
+
+// answer is a server that gives one answer.
+func answer(t *testing.T, status int, text string) string {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		fmt.Fprint(w, text)
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// What is asked is what Prometheus' API takes, with the token, below the address' path; and the values come back in order,
+// those that are no numbers too.
+func TestRange(t *testing.T) {
+	var asked url.Values
+	var path, authorization string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := r.ParseForm(); err != nil {
+			t.Error(err)
+		}
+		asked, path, authorization = r.Form, r.URL.Path, r.Header.Get("Authorization")
+		fmt.Fprint(w, matrix(one))
+	}))
+	t.Cleanup(server.Close)
+	q := query(server.URL + "/tenant/a/")
+	q.Token = "secret"
+	got, err := new(promquery.Client).Range(t.Context(), q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []promquery.Point{{Time: start, Value: 0.25}, {Time: start.Add(time.Minute), Value: math.NaN()}, {Time: start.Add(2 * time.Minute), Value: math.Inf(1)}}
+	if diff := cmp.Diff(want, got, cmpopts.EquateNaNs(), cmpopts.EquateApproxTime(0)); diff != "" {
+		t.Errorf("points (-want +got):\n%s", diff)
+	}
+	form := url.Values{"query": {"avg(local)"}, "start": {"1772366400"}, "end": {"1772366520"}, "step": {"60"}}
+	if diff := cmp.Diff(form, asked); diff != "" || path != "/tenant/a/api/v1/query_range" || authorization != "Bearer secret" {
+		t.Errorf("asked at %s as %q (-want +got):\n%s", path, authorization, diff)
+	}
+}
+
+// Every answer that is not one series is an error with a reason of its own, and a text without anything that an address which is
+// not Prometheus' has sent.
+func TestRangeFails(t *testing.T) {
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("a redirection was followed") }))
+	t.Cleanup(elsewhere.Close)
+	redirecting := httptest.NewServer(http.RedirectHandler(elsewhere.URL, http.StatusTemporaryRedirect))
+	t.Cleanup(redirecting.Close)
+	cut := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "1000")
+		fmt.Fprint(w, "{")
+	}))
+	t.Cleanup(cut.Close)
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	for name, tc := range map[string]struct {
+		address         string
+		reason, message string // a part of it
+	}{
+		"no series":        {answer(t, 200, matrix()), promquery.NoSeries, "no series"},
+		"several series":   {answer(t, 200, matrix(one, one)), promquery.SeveralSeries, "aggregate"},
+		"instant vector":   {answer(t, 200, `{"status":"success","data":{"resultType":"vector","result":[]}}`), promquery.NoPrometheus, "does not answer as Prometheus"},
+		"unknown type":     {answer(t, 200, `{"status":"success","data":{"resultType":"secret","result":[]}}`), promquery.NoPrometheus, "does not answer as Prometheus"},
+		"no data":          {answer(t, 200, `{"status":"success"}`), promquery.NoPrometheus, "does not answer as Prometheus"},
+		"not JSON":         {answer(t, 200, `<html>secret</html>`), promquery.NoPrometheus, "does not answer as Prometheus"},
+		"nothing":          {answer(t, 204, ``), promquery.NoPrometheus, "does not answer as Prometheus"},
+		"too long":         {answer(t, 200, matrix(`{"metric":{"a":"`+strings.Repeat("x", 2<<20)+`"},"values":[]}`)), promquery.NoPrometheus, "more than 1048576 bytes"},
+		"warning":          {answer(t, 200, `{"status":"success","warnings":["partial\nresponse"],"data":{"resultType":"matrix","result":[`+one+`]}}`), promquery.Warned, "partial response"},
+		"parse error":      {answer(t, 400, `{"status":"error","errorType":"bad_data","error":"1:5: parse error"}`), promquery.Refused, "1:5: parse error"},
+		"long error":       {answer(t, 422, `{"status":"error","errorType":"execution","error":"`+strings.Repeat("é", 500)+`"}`), promquery.Refused, "..."},
+		"query timed out":  {answer(t, 422, `{"status":"error","errorType":"timeout","error":"query timed out"}`), promquery.Refused, "query timed out"},
+		"unauthorized":     {answer(t, 401, "secret"), promquery.Refused, "client error: 401"},
+		"forbidden":        {answer(t, 403, "secret"), promquery.Refused, "client error: 403"},
+		"overloaded":       {answer(t, 503, "secret"), promquery.Unavailable, "server error: 503"},
+		"redirection":      {redirecting.URL, promquery.NoPrometheus, "does not answer as Prometheus"},
+		"broken off":       {cut.URL, promquery.Unavailable, "cannot be reached"},
+		"nobody there":     {gone.URL, promquery.Unavailable, "cannot be reached"},
+		"not a URL at all": {"http://[::1", promquery.Refused, "no URL"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			points, err := new(promquery.Client).Range(t.Context(), query(tc.address))
+			var told *promquery.Error
+			if points != nil || !errors.As(err, &told) {
+				t.Fatalf("got %v and error %v, want an *Error", points, err)
+			}
+			if told.Reason != tc.reason || !strings.Contains(told.Message, tc.message) {
+				t.Errorf("reason %s (%s), want %s with %q", told.Reason, told.Message, tc.reason, tc.message)
+			}
+			if strings.Contains(told.Message, "secret") || len(told.Message) > 500 {
+				t.Errorf("the message %q repeats what was answered", told.Message)
+			}
+		})
+	}
+}
+
+// hanging never answers, and ends with the request.
+type hanging struct{ asked int }
+
+func (h *hanging) RoundTrip(request *http.Request) (*http.Response, error) {
+	h.asked++
+	if _, bounded := request.Context().Deadline(); !bounded {
+		return nil, errors.New("the request has no deadline")
+	}
+	return nil, context.DeadlineExceeded
+}
+
+// A server that does not answer is left alone for a while, by its address alone, whatever is asked of it.
+func TestRangeLeavesAbsentServersAlone(t *testing.T) {
+	now, transport := start, &hanging{}
+	client := &promquery.Client{Transport: transport, Now: func() time.Time { return now }}
+	for i, step := range []struct {
+		after   time.Duration
+		address string
+		asked   int // in all
+	}{
+		{0, "http://a", 1}, {49 * time.Second, "http://a", 1}, {0, "http://b", 2}, {2 * time.Second, "http://a", 3}, {0, "http://a", 3}, {0, "http://b", 3}, {51 * time.Second, "http://b", 4},
+	} {
+		now = now.Add(step.after)
+		_, err := client.Range(t.Context(), query(step.address))
+		var told *promquery.Error
+		if !errors.As(err, &told) || told.Reason != promquery.Unavailable || !strings.Contains(told.Message, "within 5s") {
+			t.Fatalf("step %d: error %v, want that there was no answer in time", i, err)
+		}
+		if transport.asked != step.asked {
+			t.Errorf("step %d: asked %d times, want %d", i, transport.asked, step.asked)
+		}
+	}
+	// Whoever gives up by himself says nothing of the server.
+	client.Transport = nil
+	address := answer(t, 200, matrix(one))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := client.Range(ctx, query(address)); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want that it was cancelled", err)
+	}
+	if _, err := client.Range(t.Context(), query(address)); err != nil {
+		t.Errorf("a server that answers is left alone: %v", err)
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/drift"
 	"github.com/semmoe/operator/solver/embedding"
 	"github.com/semmoe/operator/solver/forecast"
 	"github.com/semmoe/operator/solver/placement"
@@ -91,6 +92,8 @@ type Plan struct {
 	// Layout is the digest of the plan that this one has the placement of, with new tables alone; empty where the placement was
 	// solved together with the tables.
 	Layout string
+	// Drift is the test of whether traffic has moved away from the plan; nil where there is none (see CalibrateDrift).
+	Drift *drift.Calibration
 }
 
 // Options are the inputs of Solve besides the trace.
@@ -141,6 +144,8 @@ type Solution struct {
 	Truncated bool
 	// TrainRequests and TestRequests count the requests on both sides of the split.
 	TrainRequests, TestRequests int
+	// HeldOut are the latter: requests of the trace.
+	HeldOut []int
 }
 
 const (
@@ -293,7 +298,7 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 	if err != nil {
 		return nil, err
 	}
-	solution := &Solution{Truncated: result.Truncated, Unmet: result.Unmet, TrainRequests: len(s.train), TestRequests: len(s.test)}
+	solution := &Solution{Truncated: result.Truncated, Unmet: result.Unmet, TrainRequests: len(s.train), TestRequests: len(s.test), HeldOut: s.test}
 	by := s.options.Algorithm
 	if by == placement.Auto && !result.Truncated {
 		if solution.FallBack, err = s.validate(ctx, deadline); err != nil {
@@ -384,24 +389,30 @@ func DefaultEvaluation() cost.Options {
 
 // Evaluate scores a plan on requests of a trace.
 func Evaluate(ctx context.Context, t *trace.Trace, plan *Plan, o cost.Options) (cost.Report, error) {
-	if err := cost.Matches(t, plan.Placement); err != nil {
+	if err := plan.matches(t); err != nil {
 		return cost.Report{}, err
-	}
-	if plan.Vocabulary != t.Model.Vocabulary {
-		return cost.Report{}, fmt.Errorf("the plan's tables are for a vocabulary of %d, the trace's is %d", plan.Vocabulary, t.Model.Vocabulary)
 	}
 	o.RankCapacity = plan.RankCapacity
 	if plan.Attention == placement.DataParallel {
 		return cost.DataParallel(ctx, t, plan.Placement, plan.Ranks.Forecast(t), o)
 	}
-	tokens, err := plan.bind(t)
+	tokens, err := plan.tokenForecast(t)
 	if err != nil {
 		return cost.Report{}, err
 	}
-	if m := plan.messages(); !m.None() {
+	return cost.TensorParallel(ctx, t, plan.Placement, tokens, o)
+}
+
+// tokenForecast scores the tokens of a trace by the plan's objective (attention TP).
+func (p *Plan) tokenForecast(t *trace.Trace) (cost.TokenForecast, error) {
+	tokens, err := p.bind(t)
+	if err != nil {
+		return nil, err
+	}
+	if m := p.messages(); !m.None() {
 		tokens = messageForecast{tokens, m, t.Model.TopK}
 	}
-	return cost.TensorParallel(ctx, t, plan.Placement, tokens, o)
+	return tokens, nil
 }
 
 // bind readies the plan's forecast for the tokens of a trace.

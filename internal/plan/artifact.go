@@ -19,6 +19,7 @@ const (
 	PlacementFile       = "placement.json"
 	GatePermutationFile = "gate-permutation.json"
 	TablesFile          = "tables.safetensors"
+	DriftFile           = "drift.json"
 	ReportFile          = "report.json"
 )
 
@@ -95,6 +96,11 @@ func Encode(p *solver.Plan) (*Artifact, error) {
 	if files[TablesFile], err = encodeTables(p, layout); err != nil {
 		return nil, err
 	}
+	if p.Drift != nil {
+		if files[DriftFile], err = encodeJSON(p.Drift); err != nil {
+			return nil, err
+		}
+	}
 	if err := addEngineFiles(files, p); err != nil {
 		return nil, err
 	}
@@ -166,6 +172,11 @@ func validate(p *solver.Plan) error {
 			return invalidf("%s: %v", TablesFile, err)
 		}
 	}
+	if p.Drift != nil {
+		if err := checkDrift(p); err != nil {
+			return invalidf("%s: %v", DriftFile, err)
+		}
+	}
 	switch {
 	case p.Attention == placement.DataParallel && p.Ranks != nil && p.Tokens == nil:
 		return nil
@@ -175,6 +186,18 @@ func validate(p *solver.Plan) error {
 		return invalidf("%s does not hold the tables of attention %s, and those alone", TablesFile, p.Attention)
 	}
 	return invalidf("attention is %q; allowed is dp, tp", p.Attention)
+}
+
+// checkDrift checks the calibration against the ranks that requests of the plan have.
+func checkDrift(p *solver.Plan) error {
+	ranks := 1
+	if p.Attention == placement.DataParallel {
+		ranks = p.Placement.Ranks
+	}
+	if p.Drift.Ranks != ranks {
+		return fmt.Errorf("ranks is %d; requests of this plan have %d", p.Drift.Ranks, ranks)
+	}
+	return p.Drift.Validate()
 }
 
 // scoresMessages reports whether the tables score by another objective than the usual one.

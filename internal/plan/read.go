@@ -14,6 +14,7 @@ import (
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/drift"
 	"github.com/semmoe/operator/solver/placement"
 )
 
@@ -52,7 +53,7 @@ func ReadFiles(file func(name string) ([]byte, error)) (*solver.Plan, *Artifact,
 		}
 	}
 	for name, want := range a.Manifest.Files {
-		if !slices.Contains(required(), name) && name != GatePermutationFile {
+		if !slices.Contains(required(), name) && name != GatePermutationFile && name != DriftFile {
 			return nil, nil, invalidf("%s: %q is no file of a plan", ManifestFile, name)
 		}
 		if content, err = file(name); err != nil {
@@ -101,6 +102,12 @@ func Decode(a *Artifact) (*solver.Plan, error) {
 	p.Shape.MoELayers = len(p.Placement.Layers)
 	if err := decodeTables(p, a.Files[TablesFile], m.LayoutDigest); err != nil {
 		return nil, err
+	}
+	if content, has := a.Files[DriftFile]; has {
+		p.Drift = &drift.Calibration{}
+		if err := decodeJSON(DriftFile, content, p.Drift); err != nil {
+			return nil, err
+		}
 	}
 	return p, validate(p)
 }

@@ -1,0 +1,139 @@
+package solver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/drift"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+const (
+	// maxDriftRequests and maxDriftRows bound what a drift test is calibrated with: requests, and rows of activations (tokens times MoE
+	// layers). More tell little more, and cost seconds.
+	maxDriftRequests = 2000
+	maxDriftRows     = 6 << 20
+	// leastOfKind is the number of requests below which a kind is put together with the other rare ones: a run of one request again and
+	// again is no traffic.
+	leastOfKind = 10
+	// forecastKinds is the number of kinds by forecast.
+	forecastKinds = 8
+)
+
+// CalibrateDrift makes the drift test of a plan from requests of the trace that the plan was not solved from; of many, from a seeded
+// sample. It is nil where there are too few.
+func CalibrateDrift(ctx context.Context, t *trace.Trace, p *Plan, heldOut []int) (*drift.Calibration, error) {
+	requests := driftSample(t, heldOut, p.Seed)
+	if len(requests) < drift.LeastRequests {
+		return nil, nil
+	}
+	served, err := DriftRequests(ctx, t, p, requests)
+	if err != nil {
+		return nil, err
+	}
+	o := drift.DefaultOptions()
+	o.Seed, o.Chance = p.Seed, 1/float64(p.Placement.Ranks)
+	return drift.Calibrate(ctx, served, o)
+}
+
+// driftSample bounds the requests.
+func driftSample(t *trace.Trace, requests []int, seed uint64) []int {
+	picked := trace.Sample(t, requests, maxDriftRows/len(t.Model.Layers), seed)
+	if len(picked) > maxDriftRequests {
+		picked = trace.Shuffled(picked, seed)[:maxDriftRequests]
+		slices.Sort(picked)
+	}
+	return picked
+}
+
+// HeldOut are the requests that the plan's split holds back: those of the named domains, and all others.
+func HeldOut(t *trace.Trace, p *Plan, domains []uint8) (others, named []int, err error) {
+	_, test, err := trace.Split(t, p.TrainPercent, p.Seed)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, r := range test {
+		if t.Domains != nil && slices.Contains(domains, t.Domains[r]) {
+			named = append(named, r)
+		} else {
+			others = append(others, r)
+		}
+	}
+	return others, named, nil
+}
+
+// DriftRequests are requests of a trace as the plan serves them, to calibrate its drift test with or to try it on. Their kinds are
+// the trace's domains. Where it has none they are alike in their best rank, or in their forecast where requests have no rank.
+func DriftRequests(ctx context.Context, t *trace.Trace, p *Plan, requests []int) ([]drift.Request, error) {
+	if err := p.matches(t); err != nil {
+		return nil, err
+	}
+	o := DefaultEvaluation()
+	o.Requests, o.Seed, o.RankCapacity = requests, p.Seed, p.RankCapacity
+	var shares []cost.RequestShare
+	var err error
+	if p.Attention == placement.DataParallel {
+		shares, err = cost.DataParallelShares(ctx, t, p.Placement, p.Ranks.Forecast(t), o)
+	} else {
+		var tokens cost.TokenForecast
+		if tokens, err = p.tokenForecast(t); err != nil {
+			return nil, err
+		}
+		shares, err = cost.TensorParallelShares(ctx, t, p.Placement, tokens, o)
+	}
+	if err != nil {
+		return nil, err
+	}
+	served := make([]drift.Request, len(requests))
+	for i, r := range requests {
+		served[i] = drift.Request{Tokens: t.Length(r), Known: 1, Pairs: 1, Predicted: shares[i].Predicted, Local: shares[i].Local}
+		if p.Seen != nil {
+			served[i].Known, served[i].Pairs = p.Seen.Shares(t.Request(r))
+		}
+	}
+	nameKinds(served, t, requests)
+	return served, nil
+}
+
+// matches checks that a trace is of the plan's model.
+func (p *Plan) matches(t *trace.Trace) error {
+	if err := cost.Matches(t, p.Placement); err != nil {
+		return err
+	}
+	if p.Vocabulary != t.Model.Vocabulary {
+		return fmt.Errorf("the plan's tables are for a vocabulary of %d, the trace's is %d", p.Vocabulary, t.Model.Vocabulary)
+	}
+	return nil
+}
+
+// nameKinds sets the kinds of requests of a trace.
+func nameKinds(served []drift.Request, t *trace.Trace, requests []int) {
+	const rare = -1
+	var bounds []float32
+	for i := range served {
+		bounds = append(bounds, slices.Max(served[i].Predicted))
+	}
+	slices.Sort(bounds)
+	n := map[int]int{}
+	for i, r := range requests {
+		s := &served[i]
+		switch {
+		case t.Domains != nil:
+			s.Kind = int(t.Domains[r])
+		case len(s.Predicted) > 1:
+			s.Kind = slices.Index(s.Predicted, slices.Max(s.Predicted))
+		default:
+			at, _ := slices.BinarySearch(bounds, s.Predicted[0])
+			s.Kind = at * forecastKinds / len(bounds)
+		}
+		n[s.Kind]++
+	}
+	for i := range served {
+		if n[served[i].Kind] < leastOfKind {
+			served[i].Kind = rare
+		}
+	}
+}

@@ -1,0 +1,317 @@
+package drift
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// made are requests of as many kinds as ranks: each kind has its rank, of which the forecast tells half of what is so. Without
+// ranks there is one column.
+func made(n, ranks int, seed uint64) []Request {
+	random := rand.New(rand.NewPCG(seed, 7))
+	requests := make([]Request, n)
+	for i := range requests {
+		kind := i % max(ranks, 4)
+		r := Request{Kind: kind, Tokens: 200 + random.IntN(400), Known: 0.85 + 0.1*random.Float64(), Pairs: 0.3 + 0.1*random.Float64()}
+		for rank := range ranks {
+			local := 0.1 + 0.02*random.NormFloat64()
+			if rank == kind || ranks == 1 {
+				local += 0.15 + 0.03*random.NormFloat64()
+			}
+			r.Local = append(r.Local, local)
+			r.Predicted = append(r.Predicted, float32(0.12+0.4*(local-0.12)+0.005*random.NormFloat64()))
+		}
+		requests[i] = r
+	}
+	return requests
+}
+
+func options() Options {
+	o := DefaultOptions()
+	o.Steps, o.Chance = 50_000, 0.125
+	return o
+}
+
+func calibrated(t *testing.T, requests []Request) *Calibration {
+	t.Helper()
+	c, err := Calibrate(t.Context(), requests, options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func drawn(t *testing.T, requests []Request, n int, seed uint64) []Sample {
+	t.Helper()
+	traffic, err := NewTraffic(requests, Order{Sticky: 0.5, Seed: seed})
+	if err != nil {
+		t.Fatal(err)
+	}
+	samples := make([]Sample, n)
+	for i := range samples {
+		samples[i] = traffic.Next()
+	}
+	return samples
+}
+
+func TestUsualTrafficIsNoDriftAndDropsAreFound(t *testing.T) {
+	for _, ranks := range []int{1, 4} {
+		requests := made(400, ranks, 1)
+		c := calibrated(t, requests)
+		for _, order := range c.orders() {
+			// Other requests of the same kinds than the test was made from.
+			alarms, err := c.Alarms(t.Context(), made(400, ranks, 2), order, 100_000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if alarms > 0 {
+				t.Errorf("%d ranks, %+v: %d false alarms", ranks, order, alarms)
+			}
+			last := math.MaxInt
+			for _, drop := range []float64{.1, .2, .5} {
+				delays, err := c.Delays(t.Context(), requests, Change{Drop: drop}, order, 40, 5000)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if delays[37] > 600 || delays[20] > last {
+					t.Errorf("%d ranks, %+v: a drop of %v is found after %d requests, in 95%% of runs %d", ranks, order, drop, delays[20], delays[37])
+				}
+				last = delays[20]
+			}
+			other := made(100, ranks, 3)
+			for i := range other {
+				other[i].Known, other[i].Pairs = .5, .1
+			}
+			delays, err := c.Delays(t.Context(), requests, Change{To: other}, order, 40, 5000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if delays[37] > 25 {
+				t.Errorf("%d ranks, %+v: new text is found after %d requests", ranks, order, delays[37])
+			}
+		}
+	}
+}
+
+func (c *Calibration) orders() []Order { return []Order{{0, 5}, {.9, 5}} }
+
+// Whoever has the samples has the statistic, and the same requests lead to the same calibration.
+func TestStatisticIsAFunctionOfTheSamples(t *testing.T) {
+	requests := made(100, 4, 1)
+	c := calibrated(t, requests)
+	if diff := cmp.Diff(c, calibrated(t, requests)); diff != "" {
+		t.Errorf("the same requests lead to another calibration:\n%s", diff)
+	}
+	samples := drawn(t, requests, 500, 3)
+	for i := range samples {
+		samples[i].Local *= .9
+	}
+	var statistic Statistic
+	for i, s := range samples {
+		statistic = c.Next(statistic, s)
+		if got := c.Of(samples[:i+1]); got != statistic {
+			t.Fatalf("after %d samples the statistic is %v, of all of them %v", i+1, statistic, got)
+		}
+	}
+	if statistic == (Statistic{}) {
+		t.Error("a drop has not moved the statistic")
+	}
+}
+
+// A lower local share, or more that is new, never makes the statistic lower.
+func TestStatisticIsMonotone(t *testing.T) {
+	requests := made(100, 4, 1)
+	c := calibrated(t, requests)
+	random := rand.New(rand.NewPCG(5, 5))
+	for seed := range uint64(50) {
+		samples := drawn(t, requests, 100, seed)
+		before := c.Of(samples)
+		at := &samples[random.IntN(len(samples))]
+		at.Local -= random.Float64()
+		at.Known -= random.Float64()
+		after := c.Of(samples)
+		if after.Residual < before.Residual || after.Level < before.Level || after.Novelty < before.Novelty {
+			t.Fatalf("seed %d: %v became %v by a worse sample", seed, before, after)
+		}
+	}
+}
+
+func TestNoNumberIsNoEvidence(t *testing.T) {
+	requests := made(100, 4, 1)
+	c := calibrated(t, requests)
+	samples := drawn(t, requests, 50, 3)
+	for i := range samples {
+		samples[i].Local *= .8
+		samples[i].Known *= .9
+	}
+	before := c.Of(samples)
+	s := samples[0]
+	nan, inf := math.NaN(), math.Inf(1)
+	for name, tc := range map[string]struct {
+		sample Sample
+		// novelty tells that the share of what is new is known all the same.
+		novelty bool
+	}{
+		"no local share":      {Sample{s.Best, s.Rank, s.Highest, s.Predicted, nan, nan, nan}, false},
+		"infinite":            {Sample{s.Best, s.Rank, s.Highest, s.Predicted, -inf, -inf, inf}, false},
+		"no forecast":         {Sample{s.Best, s.Rank, nan, nan, s.Local, nan, nan}, false},
+		"rank beyond":         {Sample{s.Best, 4, s.Highest, s.Predicted, 0, nan, 1}, false},
+		"best rank below":     {Sample{-1, 0, s.Highest, s.Predicted, 0, 1, nan}, false},
+		"new, and not scored": {Sample{s.Best, s.Rank, nan, nan, nan, 0, 0}, true},
+	} {
+		after := c.Next(before, tc.sample)
+		want := before
+		if tc.novelty {
+			want.Novelty += 1 - c.Novelty.Reference
+		}
+		if diff := cmp.Diff(want, after); diff != "" {
+			t.Errorf("%s: the statistic changed (-want +got):\n%s", name, diff)
+		}
+	}
+	if got := c.Explain([]Sample{{Local: nan}}); got.Samples != 0 || got.Rest != 0 {
+		t.Errorf("no number is explained by %+v", got)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	requests := made(400, 4, 1)
+	c := calibrated(t, requests)
+	largest := func(causes Causes) string {
+		name, most := "", 0.0
+		for n, share := range map[string]float64{"new tokens": causes.NewTokens, "mix": causes.Mix, "balance": causes.Balance, "rest": causes.Rest} {
+			if share > most {
+				name, most = n, share
+			}
+		}
+		return name
+	}
+	best := func(s Sample) Sample { s.Rank, s.Predicted = s.Best, s.Highest; return s }
+	for name, tc := range map[string]struct {
+		change func(Sample) Sample
+		want   string
+	}{
+		"routing changed": {func(s Sample) Sample { s.Local *= .7; return s }, "rest"},
+		"new tokens": {func(s Sample) Sample {
+			s.Known, s.Local = .3, s.Local-.08
+			s.Highest, s.Predicted = s.Highest-.04, s.Predicted-.04
+			return s
+		}, "new tokens"},
+		// The plan expects less of these requests wherever they are served, and is right.
+		"requests that fit no rank": {func(s Sample) Sample {
+			s = best(s)
+			s.Highest, s.Predicted = s.Highest-.05, s.Predicted-.05
+			s.Local = c.Expected(s)
+			return s
+		}, "mix"},
+		// Balance alone is no drift; beside one it takes its part of the drop.
+		"served elsewhere": {func(s Sample) Sample {
+			s.Rank = (s.Best + 1) % 4
+			s.Predicted = c.Predicted[s.Best*4+s.Rank]
+			s.Local = c.Expected(s) - .03
+			return s
+		}, "balance"},
+	} {
+		samples := drawn(t, requests, 300, 9)
+		for i := range samples {
+			samples[i] = tc.change(samples[i])
+		}
+		causes := c.Explain(samples)
+		if got := largest(causes); got != tc.want {
+			t.Errorf("%s: the largest cause is %q, of %+v", name, got, causes)
+		}
+		if sum := causes.NewTokens + causes.Mix + causes.Balance + causes.Rest; math.Abs(sum-1) > 1e-9 {
+			t.Errorf("%s: the shares sum to %v", name, sum)
+		}
+	}
+	// What came before the change does not count.
+	samples := drawn(t, requests, 300, 9)
+	for i := range samples[200:] {
+		samples[200+i].Local *= .5
+	}
+	if causes := c.Explain(samples); causes.Samples < 100 || causes.Samples > 140 {
+		t.Errorf("%d samples are counted after a change 100 samples ago", causes.Samples)
+	}
+}
+
+func TestCalibrateRefuses(t *testing.T) {
+	for name, tc := range map[string]struct {
+		requests []Request
+		change   func(*Options)
+		want     string
+	}{
+		"few requests":   {made(LeastRequests-1, 4, 1), func(*Options) {}, "49 held-out requests"},
+		"no false alarm": {made(100, 4, 1), func(o *Options) { o.FalseAlarms = 0 }, "false alarms is 0"},
+		"few steps":      {made(100, 4, 1), func(o *Options) { o.Steps = 1 }, "steps is 1"},
+		"always sticky":  {made(100, 4, 1), func(o *Options) { o.Sticky = 1 }, "sticky is 1"},
+	} {
+		o := options()
+		tc.change(&o)
+		if _, err := Calibrate(t.Context(), tc.requests, o); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: error %v; want %q", name, err, tc.want)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Calibrate(ctx, made(100, 4, 1), options()); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: error %v", err)
+	}
+}
+
+// Requests that are all alike leave charts that never move: the first other one is no alarm yet.
+func TestRequestsAllAlike(t *testing.T) {
+	requests := make([]Request, 60)
+	for i := range requests {
+		requests[i] = Request{Tokens: 100, Known: 1, Pairs: 1, Predicted: []float32{.25, .25}, Local: []float64{.25, .25}}
+	}
+	c := calibrated(t, requests)
+	statistic := c.Next(Statistic{}, Sample{Predicted: .25, Highest: .25, Local: .2, Known: .95, Pairs: .9})
+	if c.Drifted(statistic) {
+		t.Errorf("one request is an alarm: %v against %+v", statistic, c)
+	}
+}
+
+func TestCalibrationIsItsText(t *testing.T) {
+	c := calibrated(t, made(100, 4, 1))
+	text, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var read Calibration
+	if err := json.Unmarshal(text, &read); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(c, &read); diff != "" {
+		t.Errorf("what was read differs:\n%s", diff)
+	}
+	for name, tc := range map[string]struct {
+		change func(*Calibration)
+		want   string
+	}{
+		"ranks":       {func(c *Calibration) { c.Ranks = 0 }, "ranks is 0"},
+		"many ranks":  {func(c *Calibration) { c.Ranks = 1 << 20 }, "ranks is 1048576"},
+		"cells":       {func(c *Calibration) { c.Local = c.Local[1:] }, "local has 15 entries"},
+		"requests":    {func(c *Calibration) { c.Requests = 3 }, "requests is 3"},
+		"rate":        {func(c *Calibration) { c.FalseAlarms = 1 }, "false_alarms is 1"},
+		"slope":       {func(c *Calibration) { c.Slopes.Highest = math.NaN() }, "one is NaN"},
+		"reference":   {func(c *Calibration) { c.Level.Reference = 2 }, "level.reference is 2"},
+		"threshold":   {func(c *Calibration) { c.Novelty.Threshold = 0 }, "novelty.threshold is 0"},
+		"usual share": {func(c *Calibration) { c.Usual.Known = -1 }, "usual is"},
+		"chance":      {func(c *Calibration) { c.Chance = math.Inf(1) }, "chance is +Inf"},
+	} {
+		wrong := read
+		tc.change(&wrong)
+		if err := wrong.Validate(); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: error %v; want %q", name, err, tc.want)
+		}
+	}
+}

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/affinityprofile"
@@ -30,6 +31,7 @@ import (
 	"github.com/semmoe/operator/controllers/placementplan"
 	"github.com/semmoe/operator/controllers/retention"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/promquery"
 )
 
 // Options are the settings of the operator.
@@ -85,14 +87,22 @@ func NewManager(config *rest.Config, options Options, base ctrl.Options) (ctrl.M
 
 func addControllers(manager ctrl.Manager, options Options) error {
 	deployments := &moedeployment.Reconciler{
-		Client:    manager.GetClient(),
-		Events:    manager.GetAPIReader(),
-		Recorder:  manager.GetEventRecorder("semmoe-moedeployment"),
-		HTTP:      options.HTTP,
-		Store:     options.Store,
-		Image:     options.Image,
-		Namespace: options.OwnNamespace,
-		Now:       time.Now,
+		Client:     manager.GetClient(),
+		Events:     manager.GetAPIReader(),
+		Secrets:    manager.GetAPIReader(),
+		Recorder:   manager.GetEventRecorder("semmoe-moedeployment"),
+		HTTP:       options.HTTP,
+		Prometheus: &promquery.Client{},
+		Metrics:    moedeployment.NewMetrics(time.Now),
+		Store:      options.Store,
+		Image:      options.Image,
+		Namespace:  options.OwnNamespace,
+		Now:        time.Now,
+	}
+	// A manager that is started anew in the same process takes over from the one before.
+	metrics.Registry.Unregister(deployments.Metrics)
+	if err := metrics.Registry.Register(deployments.Metrics); err != nil {
+		return fmt.Errorf("register the metrics of MoEDeployments: %w", err)
 	}
 	if err := deployments.SetupWithManager(manager); err != nil {
 		return fmt.Errorf("set up the MoEDeployment controller: %w", err)

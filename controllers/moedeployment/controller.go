@@ -16,6 +16,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -32,6 +33,7 @@ import (
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/outcome"
 	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/promquery"
 )
 
 // +kubebuilder:rbac:groups=semmoe.io,resources=moedeployments,verbs=get;list;watch
@@ -57,6 +59,12 @@ type Reconciler struct {
 	Events client.Reader
 	// Recorder tells transitions.
 	Recorder events.EventRecorder
+	// Secrets reads Secrets past the cache: the operator may neither list nor watch them.
+	Secrets client.Reader
+	// Prometheus asks the servers that specs name.
+	Prometheus *promquery.Client
+	// Metrics are told what is observed.
+	Metrics *Metrics
 	// HTTP asks the request routers what they observed.
 	HTTP *http.Client
 	// Store is how the artifact store is reached; request routers read plans from it.
@@ -153,9 +161,13 @@ type children struct {
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	moed := &semmoev1.MoEDeployment{}
 	if err := r.Get(ctx, request.NamespacedName, moed); err != nil {
+		if apierrors.IsNotFound(err) {
+			r.Metrics.forget(request.NamespacedName)
+		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if moed.DeletionTimestamp != nil {
+		r.Metrics.forget(request.NamespacedName)
 		return ctrl.Result{}, nil // the children are garbage-collected by their owner references
 	}
 	observed, err := r.observe(ctx, moed)
@@ -183,6 +195,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		o.Observed = trafficOf(o.Reports, o.Revision)
 		o.RankTokens, o.Enough = o.Observed.rankLoads(), o.Observed.enough()
 	}
+	if planErr == nil {
+		o.Drift = r.assess(ctx, moed, o.Planning.Serving, o.Planning.Promise, o.Planning.Plans, o.Reports, observed.revisions, now)
+		r.Metrics.set(request.NamespacedName, figuresOf(o, replansLastDay(replansOf(moed, o.Planning.Plans), now)))
+	}
 
 	after, inspectErr := inspection.Reconcile(ctx, r.Client, manager, o.Inspection, r.nextInspection(moed), now)
 	settled, rolledOut, rolloutErr := r.reconcileRevisions(ctx, moed, o, observed.revisions, now)
@@ -208,7 +224,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
 		after = outcome.Soonest(after, poolPeriod)
 	}
-	if observes(moed) && o.Revision != "" {
+	if (observes(moed) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus) && o.Revision != "" {
 		after = outcome.Soonest(after, observePeriod)
 	}
 	if o.Inspection.Report != nil && o.Invalid == nil && planErr == nil {

@@ -27,6 +27,9 @@ func deployment(change ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment
 			Placement:      semmoev1.PlacementSpec{Approval: semmoev1.ApprovalAutomatic, Solver: semmoev1.SolverSpec{TimeBudgetSeconds: 300, Seed: ptr.To[int64](1), TrainPercent: 80}},
 			Routing:        semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Replicas: 2},
 			Rollout:        semmoev1.RolloutSpec{MaxUnavailable: ptr.To[int32](1), MaxSurge: ptr.To[int32](0), CanaryReplicas: 1, SoakSeconds: ptr.To[int32](300), Rollback: semmoev1.RollbackAutomatic},
+			Drift: semmoev1.DriftSpec{
+				Source: semmoev1.DriftSourceRouter, ThresholdPercent: 10, WindowSeconds: 3600, CooldownSeconds: ptr.To[int32](3600), MaxReplansPerDay: ptr.To[int32](4),
+			},
 			Reconciliation: semmoev1.ReconciliationActive,
 		},
 	}

@@ -44,6 +44,8 @@ type planning struct {
 	PinnedTables *semmoev1.PlacementPlan
 	// Named are the plans that routers are told to use the tables of.
 	Named []string
+	// Plans are the MoEDeployment's own, the newest first.
+	Plans []*semmoev1.PlacementPlan
 	// Serving is what to serve under: what has proven itself; nil for no plan.
 	Serving *layout
 	// Candidate is what to try beside it: Plan once it may be rolled out; nil where there is nothing to try.
@@ -508,29 +510,6 @@ func (p *planning) tablesText() string {
 		text += ". " + p.TablesHold.reason + ": " + p.TablesHold.message
 	}
 	return text
-}
-
-// onTargetPercent is how far, relative to the plan's promise, the observed rate may lie below it.
-const onTargetPercent = 10
-
-func localityVerdict(moed *semmoev1.MoEDeployment, o observation, lar *semmoev1.LARStatus) verdict {
-	unknown := func(reason, message string) verdict { return verdict{metav1.ConditionUnknown, reason, message} }
-	switch {
-	case o.Planning.Serving == nil:
-		return unknown("NoPlan", "Without a plan there is no promised local activation rate to compare with")
-	case !engineTells(moed):
-		return unknown(reasonEngineCannotTell, fmt.Sprintf("%s does not tell the experts of a request: the local activation rate cannot be measured, and the plan stays until its inputs change", moed.Spec.Engine.Type))
-	case !observes(moed):
-		return unknown("NotObserved", "Nothing is sampled: set spec.routing.samplePercent above 0")
-	case lar == nil || lar.ObservedMilli == nil || lar.ObservedRevision != o.Revision || lar.PredictedMilli == nil:
-		return unknown("TooFewSamples", fmt.Sprintf("The routers have sampled fewer than %d requests of this revision", enoughSamples))
-	}
-	observed, predicted := *lar.ObservedMilli, *lar.PredictedMilli
-	text := fmt.Sprintf("The observed local activation rate is %s, the plan promises %s", percent(observed), percent(predicted))
-	if observed*100 < predicted*(100-onTargetPercent) {
-		return verdict{metav1.ConditionFalse, "BelowPromise", text + ": profile requests that are more like those that are served now"}
-	}
-	return verdict{metav1.ConditionTrue, "OnTarget", text}
 }
 
 // profilingFault is what a profile or plan says is wrong with it, or that the named one is of no use: the model serves all

@@ -356,8 +356,8 @@ func TestPlanningConditions(t *testing.T) {
 		return observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Settled: true, Pods: pods, Planning: p,
 			Router: &appsv1.Deployment{Status: appsv1.DeploymentStatus{AvailableReplicas: 1}}}
 	}
-	sampled := func(o observation, local int64) observation {
-		o.Observed, o.Enough = sampledOf(local), true
+	sampled := func(o observation, a assessment) observation {
+		o.Drift = a
 		return o
 	}
 	cases := map[string]struct {
@@ -366,13 +366,14 @@ func TestPlanningConditions(t *testing.T) {
 	}{
 		"profile of another model": {serving(planning{ProfileName: "p", Profile: &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{Model: &semmoev1.ModelStatus{Digest: "other"}}}}),
 			map[string]string{"Profiled": "False OtherModel", "Degraded": "True OtherModel", "Stalled": "False NotStalled", "Ready": "True Serving"}},
-		"profile to come": {serving(planning{ProfileName: "p"}), map[string]string{"Profiled": "False WaitingForProfile", "Planned": "False WaitingForProfile", "RolledOut": "False NoPlan", "LocalityOnTarget": "Unknown NoPlan", "Ready": "True Serving", "Degraded": "False AsExpected"}},
+		"profile to come": {sampled(serving(planning{ProfileName: "p"}), assessDrift(driftInput{})), map[string]string{"Profiled": "False WaitingForProfile", "Planned": "False WaitingForProfile", "RolledOut": "False NoPlan", "LocalityOnTarget": "Unknown NoPlan", "Ready": "True Serving", "Degraded": "False AsExpected"}},
 		"broken profile":  {serving(planning{ProfileName: "p", Profile: broken}), map[string]string{"Profiled": "False DatasetInvalid", "Degraded": "True DatasetInvalid", "Stalled": "False NotStalled", "Ready": "True Serving"}},
 		"plan to come":    {serving(planning{Profile: profile}), map[string]string{"Profiled": "True Profiled", "Planned": "False WaitingForPlan"}},
 		"held":            {serving(planning{Profile: profile, Plan: plan, Hold: verdict{metav1.ConditionFalse, "AwaitingApproval", "m"}}), map[string]string{"Planned": "True Planned", "RolledOut": "False AwaitingApproval"}},
-		"in service":      {serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), map[string]string{"RolledOut": "True RolledOut", "LocalityOnTarget": "Unknown TooFewSamples"}},
-		"on target":       {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), 361), map[string]string{"LocalityOnTarget": "True OnTarget"}},
-		"below":           {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), 359), map[string]string{"LocalityOnTarget": "False BelowPromise", "Ready": "True Serving"}},
+		"in service":      {serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), map[string]string{"RolledOut": "True RolledOut", "LocalityOnTarget": "Unknown NotAssessed"}},
+		"on target":       {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), assessment{Status: localityOnTarget, Reason: "OnTarget"}), map[string]string{"LocalityOnTarget": "True OnTarget"}},
+		"below":           {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), assessment{Status: localityBelowPromise, Reason: "BelowPromise"}), map[string]string{"LocalityOnTarget": "False BelowPromise", "Ready": "True Serving"}},
+		"drifted":         {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), assessment{Status: localityDrifted, Reason: "Drifted"}), map[string]string{"LocalityOnTarget": "False Drifted", "Ready": "True Serving", "Degraded": "False AsExpected"}},
 		"the next to come": {serving(planning{Profile: profile, Plan: planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }), Serving: layoutOf(other, semmoev1.RealizationEngineMap), Promise: other}),
 			map[string]string{"Planned": "False Published", "RolledOut": "False WaitingForPlan"}},
 	}
@@ -398,7 +399,9 @@ func TestLocalityThatCannotBeMeasured(t *testing.T) {
 	found := report()
 	plan := planOf("new", "bb", nil)
 	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planning{Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}
-	status := statusOf(deployment(engineOf(semmoev1.EngineTensorRTLLM)), o, start)
+	moed := deployment(engineOf(semmoev1.EngineTensorRTLLM))
+	o.Drift = (&Reconciler{}).assess(t.Context(), moed, o.Planning.Serving, plan, nil, nil, nil, start)
+	status := statusOf(moed, o, start)
 	c := meta.FindStatusCondition(status.Conditions, semmoev1.ConditionLocalityOnTarget)
 	if c.Status != metav1.ConditionUnknown || c.Reason != "EngineCannotTell" || !strings.Contains(c.Message, "TensorRTLLM does not tell the experts of a request") {
 		t.Errorf("LocalityOnTarget is %s %s (%s)", c.Status, c.Reason, c.Message)

@@ -34,7 +34,7 @@ func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDe
 		return planning{}, nil
 	}
 	active := !paused(moed)
-	var p planning
+	p := planning{Plans: plans}
 	if p.Profile, p.ProfileName, err = r.reconcileProfile(ctx, moed, modelDigest, active); err != nil {
 		return p, err
 	}

@@ -49,6 +49,8 @@ type observation struct {
 	// Observed is what routers sampled of the revision; Enough tells that it says something.
 	Observed traffic
 	Enough   bool
+	// Drift is how what is served stands to the plan in service.
+	Drift assessment
 	// RankTokens is how many of the sampled tokens each rank got.
 	RankTokens map[int]int64
 	// PoolKindMissing tells that the mode needs an InferencePool, and the cluster has no such kind.
@@ -71,6 +73,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		PlanDigest:         shortDigest(o.Planning.Serving),
 		Rollout:            rolloutStatus(moed.Status.Rollout, o, now),
 		LAR:                larStatus(moed.Status.LAR, o, observes(moed), now),
+		Drift:              driftStatus(moed.Status.Drift, o.Drift, now),
 		Routing:            captureStatus(routingStatus(moed.Status.Routing, o, moed.Spec.Parallelism.ExpertParallelSize, observes(moed), now), moed.Status.Routing, o, observes(moed), now),
 		Endpoint:           fmt.Sprintf("http://%s.%s.svc:%d", moed.Name, moed.Namespace, semmoev1.ServicePort),
 	}
@@ -119,7 +122,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	set(semmoev1.ConditionProfiled, profiledVerdict(moed, o))
 	set(semmoev1.ConditionPlanned, plannedVerdict(moed, o))
 	set(semmoev1.ConditionRolledOut, rolledOutVerdict(moed, o, complete))
-	set(semmoev1.ConditionLocalityOnTarget, localityVerdict(moed, o, status.LAR))
+	set(semmoev1.ConditionLocalityOnTarget, localityVerdict(o.Drift, status.LAR, status.Drift))
 	return status
 }
 
@@ -259,10 +262,11 @@ func (r *Reconciler) applyStatus(ctx context.Context, moed *semmoev1.MoEDeployme
 	return nil
 }
 
-// toldConditions are those whose changes are events. LocalityOnTarget is a metric's: it may change at any time.
+// toldConditions are those whose changes are events. Of LocalityOnTarget what becomes False, or was so, is told: that samples are few
+// may change at any time.
 var toldConditions = []string{
 	semmoev1.ConditionProgressing, semmoev1.ConditionDegraded, semmoev1.ConditionReady,
-	semmoev1.ConditionProfiled, semmoev1.ConditionPlanned, semmoev1.ConditionRolledOut,
+	semmoev1.ConditionProfiled, semmoev1.ConditionPlanned, semmoev1.ConditionRolledOut, semmoev1.ConditionLocalityOnTarget,
 }
 
 // tellTransitions records an event for each change of a condition that somebody may wait for.
@@ -284,9 +288,13 @@ func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoe
 				continue // the profile, or the plan, tells its own steps
 			}
 		}
+		missed := kind == semmoev1.ConditionLocalityOnTarget && after.Status == metav1.ConditionFalse
+		if kind == semmoev1.ConditionLocalityOnTarget && !missed && (before == nil || before.Status != metav1.ConditionFalse) {
+			continue
+		}
 		level := corev1.EventTypeNormal
 		lost := kind == semmoev1.ConditionReady && !holds && had || kind == semmoev1.ConditionRolledOut && after.Reason == reasonRolledBack
-		if lost || kind == semmoev1.ConditionDegraded && holds {
+		if lost || missed || kind == semmoev1.ConditionDegraded && holds {
 			level = corev1.EventTypeWarning
 		}
 		r.Recorder.Eventf(moed, nil, level, after.Reason, "Reconcile", "%s is %s: %s", kind, after.Status, podhealth.Truncate(after.Message, 900))

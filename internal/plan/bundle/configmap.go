@@ -13,7 +13,7 @@ const maxConfigMapBytes = 900 << 10
 
 // ConfigMapData is what the ConfigMap of a plan holds for an engine: manifest.json, placement.json, gate-permutation.json
 // where the plan has one, and the engine's map, where it reads one, under its base name. An engine that reads none needs
-// the permutation.
+// the permutation. drift.json, which the operator reads, comes along where there is room: engines serve without it.
 func ConfigMapData(a *plan.Artifact, engineType string) (map[string]string, error) {
 	adapter, err := registry.For(engineType)
 	if err != nil {
@@ -38,6 +38,9 @@ func ConfigMapData(a *plan.Artifact, engineType string) (map[string]string, erro
 		}
 		data[path.Base(name)] = string(content)
 		size += len(path.Base(name)) + len(content)
+	}
+	if content, has := a.Files[plan.DriftFile]; has && size+len(plan.DriftFile)+len(content) <= maxConfigMapBytes {
+		data[plan.DriftFile] = string(content)
 	}
 	if size > maxConfigMapBytes {
 		return nil, fmt.Errorf("the layout has %d bytes; a ConfigMap may hold %d: the model has too many layers and experts for one", size, maxConfigMapBytes)

@@ -1,0 +1,422 @@
+package moedeployment
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/promquery"
+	"github.com/semmoe/operator/solver/drift"
+)
+
+// observed is a sampled request under the layout "ab-full", scored by tables, some seconds before start.
+func observed(before int, tables string, local int64) lar.Observation {
+	return lar.Observation{
+		Time: start.Add(-time.Duration(before) * time.Second), Revision: "r1", Plan: "ab-full", Rank: 1, Count: lar.Count{Activations: lar.Activations{Local: local, Total: 100}},
+		Forecast: &lar.Forecast{Tables: tables, Best: 1, Highest: 0.4, Predicted: 0.4, Known: 1, Pairs: 1},
+	}
+}
+
+// Rings of several routers are put in order of time, whichever router has what; other plans, other tables, and times far from
+// now are left out.
+func TestEvidenceOf(t *testing.T) {
+	unscored, other, empty, odd := observed(4, "ab-full", 40), observed(4, "ab-full", 40), observed(4, "ab-full", 0), observed(4, "ab-full", 101)
+	unscored.Forecast, other.Plan, empty.Total = nil, "cd-full", 0
+	a := lar.Report{Observations: []lar.Observation{observed(9, "new", 1), observed(3, "new", 3), unscored, other, empty}}
+	b := lar.Report{Observations: []lar.Observation{observed(3601, "new", 9), observed(8, "ab-full", 9), observed(5, "new", 2), odd, observed(-3601, "new", 9), observed(2, "new", 4)}}
+	for _, reports := range [][]lar.Report{{a, b}, {b, a}} {
+		got := evidenceOf(reports, "ab-full", start, time.Hour)
+		var shares []float64
+		for _, s := range got.Samples {
+			shares = append(shares, s.Local)
+		}
+		if !slices.Equal(shares, []float64{0.01, 0.02, 0.03, 0.04}) || got.Tables != "new" || got.Answered != 2 || !got.Newest.Equal(start.Add(-2*time.Second)) {
+			t.Errorf("evidence %+v", got)
+		}
+		if s := got.Samples[0]; s.Best != 1 || s.Rank != 1 || s.Highest != 0.4 || s.Predicted != 0.4 || s.Known != 1 || s.Pairs != 1 {
+			t.Errorf("sample %+v", s)
+		}
+	}
+	if got := evidenceOf([]lar.Report{a, b}, "ef", start, time.Hour); !got.Newest.IsZero() || got.Answered != 2 {
+		t.Errorf("evidence of a layout that nobody serves: %+v", got)
+	}
+}
+
+// cluster has ConfigMaps and Secrets, and refuses what is forbidden.
+type cluster struct {
+	client.Client
+	configMaps map[string]map[string]string
+	secrets    map[string]map[string][]byte
+	forbidden  bool
+}
+
+func (c *cluster) Get(_ context.Context, key client.ObjectKey, object client.Object, _ ...client.GetOption) error {
+	if c.forbidden {
+		return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, key.Name, errors.New("no"))
+	}
+	switch object := object.(type) {
+	case *corev1.ConfigMap:
+		if data, has := c.configMaps[key.Name]; has && key.Namespace == "ns" {
+			object.Data = data
+			return nil
+		}
+	case *corev1.Secret:
+		if data, has := c.secrets[key.Name]; has && key.Namespace == "ns" {
+			object.Data = data
+			return nil
+		}
+	}
+	return apierrors.NewNotFound(schema.GroupResource{}, key.Name)
+}
+
+func sum(text []byte) string {
+	digest := sha256.Sum256(text)
+	return hex.EncodeToString(digest[:])
+}
+
+// withCalibration is the content of the ConfigMap of a plan with a calibration, and the plan's digest.
+func withCalibration(t *testing.T, c *drift.Calibration) (data map[string]string, digest string) {
+	t.Helper()
+	content, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := json.Marshal(plan.Manifest{Files: map[string]string{plan.DriftFile: sum(content)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string]string{plan.ManifestFile: string(manifest), plan.DriftFile: string(content)}, sum(manifest)
+}
+
+// From routers' reports and the plan's ConfigMap alone, drift is found, and judged by the calibration of the tables in use, also
+// where these are of a newer plan than the layout.
+func TestAssessFromRouters(t *testing.T) {
+	data, digest := withCalibration(t, calibration())
+	old := planFor400()
+	newer := planOf("newer", "cd", func(p *semmoev1.PlacementPlan) {
+		p.Status.PlanDigest, p.Status.ConfigMap = digest, "newer-cm"
+		p.CreationTimestamp = metav1.NewTime(start.Add(-2 * time.Hour))
+		p.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: "ab-full"}
+		p.OwnerReferences = []metav1.OwnerReference{{UID: "uid", Controller: new(true)}}
+	})
+	plans := []*semmoev1.PlacementPlan{newer, old}
+	reports := []lar.Report{{}, {}}
+	for i := range 200 {
+		local := int64(40)
+		if i < 100 {
+			local = 30
+		}
+		reports[i%2].Observations = append([]lar.Observation{observed(i, digest, local)}, reports[i%2].Observations...)
+	}
+	r := &Reconciler{Client: &cluster{configMaps: map[string]map[string]string{"newer-cm": data}}}
+	moed := deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = new(int32(5)) })
+	serving := layoutOf(old, semmoev1.RealizationEngineMap)
+	a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, start)
+	if a.Status != localityDrifted || !a.Replan() || a.Plan != newer || a.Causes == nil || a.Since.Before(start.Add(-101*time.Second)) || a.Statistic <= a.Threshold {
+		t.Errorf("assessment %+v", a)
+	}
+	again := r.assess(t.Context(), moed, serving, old, plans, slices.Clone(reports), nil, start)
+	if diff := cmp.Diff(a, again, cmp.AllowUnexported(assessment{}, finding{})); diff != "" {
+		t.Errorf("the same reports come to something else:\n%s", diff)
+	}
+	moed.Spec.Drift.MaxReplansPerDay = new(int32(1))
+	if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, start); a.Hold.reason != "DailyCap" {
+		t.Errorf("hold %+v: the newer plan was made for drift", a.Hold)
+	}
+	trial := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{semmoev1.AnnotationRollout: "canary"}}, Spec: appsv1.StatefulSetSpec{Replicas: new(int32(1))}}
+	if a := r.assess(t.Context(), moed, serving, old, plans, reports, []*appsv1.StatefulSet{trial}, start); a.Hold.reason != "RollingOut" {
+		t.Errorf("hold %+v with a revision on trial", a.Hold)
+	}
+	moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "p"}
+	if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, start); a.Hold.reason != "PlanPinned" {
+		t.Errorf("hold %+v with a plan that is pinned", a.Hold)
+	}
+}
+
+// A calibration counts only as the plan's own: what was edited, or is cut off, is as good as none.
+func TestCalibrationIn(t *testing.T) {
+	data, digest := withCalibration(t, calibration())
+	invalid := calibration()
+	invalid.Ranks = 3
+	bad, badDigest := withCalibration(t, invalid)
+	changed := func(key, text string) map[string]string {
+		c := maps.Clone(data)
+		c[key] = text
+		return c
+	}
+	for name, tc := range map[string]struct {
+		data   map[string]string
+		digest string
+		found  bool
+		err    string
+	}{
+		"as published":       {data, digest, true, ""},
+		"none":               {map[string]string{plan.ManifestFile: data[plan.ManifestFile]}, digest, false, ""},
+		"another plan's":     {data, strings.Repeat("0", 64), false, "manifest.json is damaged"},
+		"edited":             {changed(plan.DriftFile, "{}"), digest, false, "drift.json is damaged"},
+		"edited manifest":    {changed(plan.ManifestFile, "{}"), digest, false, "manifest.json is damaged"},
+		"no manifest":        {changed(plan.ManifestFile, ""), digest, false, "manifest.json"},
+		"not of its own use": {bad, badDigest, false, "drift.json: predicted"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := calibrationIn(tc.data, tc.digest)
+			if (c != nil) != tc.found || (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+				t.Errorf("calibration %v, error %v; want %v, %q", c, err, tc.found, tc.err)
+			}
+		})
+	}
+}
+
+// A real server that speaks Prometheus' API is asked with the Secret's token for two windows, and drift is found; every way in which
+// it does not tell is Unknown.
+func TestAssessFromPrometheus(t *testing.T) {
+	value, authorization, status := "0.3", "", http.StatusOK
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		authorization = request.Header.Get("Authorization")
+		if err := request.ParseForm(); err != nil {
+			t.Error(err)
+		}
+		var begin, end, step float64
+		for name, into := range map[string]*float64{"start": &begin, "end": &end, "step": &step} {
+			if _, err := fmt.Sscan(request.Form.Get(name), into); err != nil {
+				t.Error(name, err)
+			}
+		}
+		w.WriteHeader(status)
+		var pairs []string
+		for at := begin; at <= end; at += step {
+			pairs = append(pairs, fmt.Sprintf(`[%v,%q]`, int64(at), value))
+		}
+		if len(pairs) != 2*windowSteps {
+			t.Errorf("%d values are asked for", len(pairs))
+		}
+		fmt.Fprintf(w, `{"status":"success","data":{"resultType":"matrix","result":[{"metric":{"job":"x"},"values":[%s]}]}}`, strings.Join(pairs, ","))
+	}))
+	t.Cleanup(server.Close)
+	kube := &cluster{secrets: map[string]map[string][]byte{"prom": {"token": []byte("word")}, "empty": {"other": []byte("x")}}}
+	moed := deployment(func(m *semmoev1.MoEDeployment) {
+		m.Spec.Drift.Source = semmoev1.DriftSourcePrometheus
+		m.Spec.Drift.Prometheus = &semmoev1.PrometheusSource{Address: server.URL, Query: "lar", AuthSecret: "prom"}
+	})
+	inUse := planFor400()
+	r := &Reconciler{Client: kube, Secrets: kube, Prometheus: &promquery.Client{}}
+	assess := func(now time.Time) assessment {
+		return r.assess(t.Context(), moed, layoutOf(inUse, semmoev1.RealizationEngineMap), inUse, nil, nil, nil, now)
+	}
+	if a := assess(start); a.Status != localityDrifted || !a.Replan() || a.Causes != nil || authorization != "Bearer word" {
+		t.Errorf("assessment %+v, asked as %q", a, authorization)
+	}
+	for name, tc := range map[string]struct {
+		value  string
+		status int
+		secret string
+		made   time.Duration // ago
+		fails  bool          // the API server
+		want   string
+	}{
+		"on target":           {"0.4", 200, "prom", 24 * time.Hour, false, "OnTarget"},
+		"no numbers":          {"NaN", 200, "prom", 24 * time.Hour, false, "PrometheusStale"},
+		"percent":             {"40", 200, "prom", 24 * time.Hour, false, "PrometheusNotARate"},
+		"down":                {"0.3", 503, "", 24 * time.Hour, false, "PrometheusUnavailable"},
+		"still left alone":    {"0.3", 200, "", 24 * time.Hour, false, "PrometheusUnavailable"},
+		"the plan is younger": {"0.3", 200, "", 40 * time.Minute, false, "TooFewValues"},
+		"no Secret":           {"0.3", 200, "gone", 24 * time.Hour, false, "SecretNotFound"},
+		"no token":            {"0.3", 200, "empty", 24 * time.Hour, false, "SecretNotFound"},
+		"no right to read":    {"0.3", 200, "prom", 24 * time.Hour, true, "SecretForbidden"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			value, status, kube.forbidden = tc.value, tc.status, tc.fails
+			moed.Spec.Drift.Prometheus.AuthSecret = tc.secret
+			inUse.CreationTimestamp = metav1.NewTime(start.Add(-tc.made))
+			if name == "still left alone" {
+				status = 503
+				assess(start)
+				status = tc.status
+			} else {
+				r.Prometheus = &promquery.Client{}
+			}
+			if a := assess(start); a.Reason != tc.want || a.Message == "" || a.Replan() {
+				t.Errorf("reason %s (%s), want %s", a.Reason, a.Message, tc.want)
+			}
+		})
+	}
+}
+
+// The reported test moves by a quarter of its threshold, or of itself, at most once a minute; an alarm is told at once, and keeps
+// the time at which it began.
+func TestDriftStatus(t *testing.T) {
+	is := func(statistic float64, change ...func(*assessment)) assessment {
+		a := assessment{Status: localityOnTarget, Tested: true, Statistic: statistic, Threshold: 1}
+		for _, c := range change {
+			c(&a)
+		}
+		return a
+	}
+	alarm := func(since time.Duration, newTokens float64) func(*assessment) {
+		return func(a *assessment) {
+			a.Status, a.Since, a.Causes = localityDrifted, start.Add(since), &drift.Causes{NewTokens: newTokens, Mix: 0.2}
+		}
+	}
+	at := func(statistic int32, after time.Duration) *semmoev1.DriftStatus {
+		return &semmoev1.DriftStatus{StatisticMilli: statistic, ThresholdMilli: 1000, ObservedTime: &metav1.Time{Time: start.Add(after)}}
+	}
+	drifted := func(statistic int32, after time.Duration, newTokens int32) *semmoev1.DriftStatus {
+		status := at(statistic, after)
+		status.Since, status.Causes = &metav1.Time{Time: start}, &semmoev1.DriftCauses{NewTokensMilli: newTokens, ChangedMixMilli: 200}
+		return status
+	}
+	for name, tc := range map[string]struct {
+		previous *semmoev1.DriftStatus
+		a        assessment
+		after    time.Duration
+		want     *semmoev1.DriftStatus
+	}{
+		"first":                        {nil, is(0.1), 0, at(100, 0)},
+		"not tested":                   {at(100, 0), assessment{}, time.Hour, nil},
+		"a small change":               {at(100, 0), is(0.349), time.Hour, at(100, 0)},
+		"a step":                       {at(100, 0), is(0.35), time.Hour, at(350, time.Hour)},
+		"a step within the minute":     {at(100, 0), is(0.9), 59 * time.Second, at(100, 0)},
+		"an alarm":                     {at(900, 0), is(1.01, alarm(0, 0.5)), time.Second, drifted(1010, time.Second, 500)},
+		"the end of one":               {drifted(1010, 0, 500), is(0.49), time.Second, at(490, time.Second)},
+		"onset forgotten":              {drifted(4000, 0, 500), is(4.9, alarm(time.Hour, 0.55)), 2 * time.Hour, drifted(4000, 0, 500)},
+		"a step of itself":             {drifted(4000, 0, 500), is(5, alarm(time.Hour, 0.5)), 2 * time.Hour, drifted(5000, 2*time.Hour, 500)},
+		"other causes":                 {drifted(4000, 0, 500), is(4, alarm(time.Hour, 0.6)), 2 * time.Hour, drifted(4000, 2*time.Hour, 600)},
+		"from Prometheus":              {at(100, 0), assessment{Tested: true, Statistic: 0.1, Threshold: 0.9}, 0, &semmoev1.DriftStatus{StatisticMilli: 100, ThresholdMilli: 900, ObservedTime: &metav1.Time{Time: start}}},
+		"what is no number, and large": {nil, is(math.Inf(1)), 0, at(1e9, 0)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tc.want, driftStatus(tc.previous, tc.a, start.Add(tc.after))); diff != "" {
+				t.Errorf("drift (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// The condition tells where the drop comes from and why nothing is done for it, with the figures of the status.
+func TestLocalityVerdict(t *testing.T) {
+	a := assessDrift(served(shifted, func(in *driftInput) { in.Paused = true }))
+	got := localityVerdict(a, &semmoev1.LARStatus{ObservedMilli: new(int32(312))}, &semmoev1.DriftStatus{Causes: &semmoev1.DriftCauses{NewTokensMilli: 500, LoadBalancingMilli: 100}})
+	if got.status != metav1.ConditionFalse || got.reason != "Drifted" {
+		t.Errorf("%s %s", got.status, got.reason)
+	}
+	for _, part := range []string{"31.2%", "promises 40.0%", "50.0% comes with tokens that the plan has not seen", "10.0% with spreading load", "40.0% with tokens that activate other experts", "(Paused): spec.reconciliation is Paused."} {
+		if !strings.Contains(got.message, part) {
+			t.Errorf("the message lacks %q: %s", part, got.message)
+		}
+	}
+}
+
+// LocalityOnTarget is told where it becomes False, as a warning, and where it was; samples that come and go are not.
+func TestLocalityEvents(t *testing.T) {
+	condition := func(status metav1.ConditionStatus, reason string) []metav1.Condition {
+		if status == "" {
+			return nil
+		}
+		list := []metav1.Condition{{Type: semmoev1.ConditionLocalityOnTarget, Status: status, Reason: reason, Message: "m"}}
+		for _, kind := range toldConditions {
+			if kind != semmoev1.ConditionLocalityOnTarget {
+				list = append(list, metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: "Same"})
+			}
+		}
+		return list
+	}
+	for name, tc := range map[string]struct {
+		before, after             metav1.ConditionStatus
+		beforeReason, afterReason string
+		event                     string // its beginning
+	}{
+		"drift":           {metav1.ConditionTrue, metav1.ConditionFalse, "OnTarget", "Drifted", "Warning Drifted LocalityOnTarget is False"},
+		"drift, at once":  {metav1.ConditionUnknown, metav1.ConditionFalse, "TooFewSamples", "Drifted", "Warning Drifted"},
+		"mended":          {metav1.ConditionFalse, metav1.ConditionTrue, "Drifted", "OnTarget", "Normal OnTarget"},
+		"not known now":   {metav1.ConditionFalse, metav1.ConditionUnknown, "Drifted", "Stale", "Normal Stale"},
+		"the same":        {metav1.ConditionFalse, metav1.ConditionFalse, "Drifted", "Drifted", ""},
+		"quiet":           {metav1.ConditionTrue, metav1.ConditionUnknown, "OnTarget", "Stale", ""},
+		"loud again":      {metav1.ConditionUnknown, metav1.ConditionTrue, "Stale", "OnTarget", ""},
+		"another unknown": {metav1.ConditionUnknown, metav1.ConditionUnknown, "Stale", "RoutersUnreachable", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			recorder := events.NewFakeRecorder(8)
+			moed := deployment(func(m *semmoev1.MoEDeployment) { m.Status.Conditions = condition(tc.before, tc.beforeReason) })
+			(&Reconciler{Recorder: recorder}).tellTransitions(moed, semmoev1.MoEDeploymentStatus{Conditions: condition(tc.after, tc.afterReason)})
+			select {
+			case got := <-recorder.Events:
+				if tc.event == "" || !strings.HasPrefix(got, tc.event) {
+					t.Errorf("event %q, want %q", got, tc.event)
+				}
+			default:
+				if tc.event != "" {
+					t.Error("no event")
+				}
+			}
+		})
+	}
+}
+
+// Metrics are named as Prometheus wants, tell what is known, and end with their object.
+func TestMetrics(t *testing.T) {
+	m := NewMetrics(func() time.Time { return start })
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(m)
+	inUse := planFor400()
+	m.set(types.NamespacedName{Namespace: "ns", Name: "a"}, figuresOf(observation{
+		Observed: sampledOf(300), Enough: true, Planning: planning{Serving: layoutOf(inUse, semmoev1.RealizationEngineMap)},
+		Drift: assessment{Tested: true, Statistic: 1.5, Threshold: 1, Plan: inUse},
+	}, 2))
+	m.set(types.NamespacedName{Namespace: "ns", Name: "b"}, figuresOf(observation{}, 0))
+	problems, err := testutil.GatherAndLint(registry)
+	if err != nil || len(problems) > 0 {
+		t.Errorf("problems %v, error %v", problems, err)
+	}
+	want := map[string]float64{"semmoe_drift_statistic": 1.5, "semmoe_drift_threshold": 1, "semmoe_lar_observed_ratio": 0.3, "semmoe_lar_promised_ratio": 0.4, "semmoe_plan_age_seconds": 86400, "semmoe_replans_last_day": 2}
+	gather := func(object string) map[string]float64 {
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]float64{}
+		for _, family := range families {
+			for _, metric := range family.Metric {
+				if metric.Label[0].GetValue() == object {
+					got[family.GetName()] = metric.Gauge.GetValue()
+				}
+			}
+		}
+		return got
+	}
+	if diff := cmp.Diff(want, gather("a")); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]float64{"semmoe_replans_last_day": 0}, gather("b")); diff != "" {
+		t.Errorf("metrics of an object without a plan (-want +got):\n%s", diff)
+	}
+	m.forget(types.NamespacedName{Namespace: "ns", Name: "a"})
+	if got := gather("a"); len(got) > 0 {
+		t.Errorf("a deleted object still has %v", got)
+	}
+}

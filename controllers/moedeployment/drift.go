@@ -1,0 +1,327 @@
+package moedeployment
+
+import (
+	"fmt"
+	"time"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/solver/drift"
+)
+
+// locality is how what is served stands to what the plan in service was made for.
+type locality string
+
+const (
+	// localityUnknown: it cannot be told. Nothing is ever done for it.
+	localityUnknown locality = "Unknown"
+	// localityOnTarget: requests are as they were.
+	localityOnTarget locality = "OnTarget"
+	// localityBelowPromise: requests do not get what the plan promises, but have not been seen to be others than before.
+	localityBelowPromise locality = "BelowPromise"
+	// localityDrifted: requests are others than those that the plan was made for.
+	localityDrifted locality = "Drifted"
+)
+
+// assessment is what is known of drift.
+type assessment struct {
+	Status locality
+	// Reason and Message say why, in words that stay the same while that does.
+	Reason, Message string
+	// Tested tells that there is a test; Statistic is then its value, above Threshold an alarm.
+	Tested               bool
+	Statistic, Threshold float64
+	// Since is when the drift began, as far as samples tell; Causes where the drop comes from, nil where that is not known. Both are
+	// for Drifted alone.
+	Since  time.Time
+	Causes *drift.Causes
+	// Plan is the plan in use, of whose tables there may be newer ones than of its layout; nil where it is not known.
+	Plan *semmoev1.PlacementPlan
+	// Hold is why no plan is made for the drift now; its zero value where one may be.
+	Hold finding
+}
+
+// Replan reports whether a plan is to be made for drift.
+func (a assessment) Replan() bool { return a.Status == localityDrifted && a.Hold.reason == "" }
+
+// driftInput is all that an assessment is made from.
+type driftInput struct {
+	Now  time.Time
+	Spec semmoev1.DriftSpec
+	// Serving is what is in service; nil for no plan. Plan is the plan in use: that of Serving, or of newer tables for it; nil
+	// where it does not exist any more.
+	Serving *layout
+	Plan    *semmoev1.PlacementPlan
+	// Engine is the type of the engine, EngineTells that it tells the experts of requests, Observed that routers sample some.
+	Engine      semmoev1.EngineType
+	EngineTells bool
+	Observed    bool
+	// Routers is what routers tell; Rate is the rate over all that they sampled of what is in service, WasBelow that it was
+	// reported to be below the promise.
+	Routers  routerEvidence
+	Rate     lar.Ratio
+	WasBelow bool
+	// Prometheus is what Prometheus tells.
+	Prometheus prometheusEvidence
+	// Paused, Pinned and RollingOut tell that the user has stopped planning, that he has chosen the plan, and that revisions change.
+	Paused, Pinned, RollingOut bool
+	// Replans are the times at which plans were made for drift, the newest first.
+	Replans []time.Time
+}
+
+// finding is a reason and a message for a condition.
+type finding struct{ reason, message string }
+
+// policy is one link of a chain: it is violated for a reason, or has no objection.
+type policy func(driftInput) (reason, message string, violated bool)
+
+// firstViolated is what the first violated policy of a chain finds; its zero value where none is.
+func firstViolated(chain []policy, in driftInput) finding {
+	for _, link := range chain {
+		if reason, message, violated := link(in); violated {
+			return finding{reason, message}
+		}
+	}
+	return finding{}
+}
+
+// unknowns are the reasons for which nothing is known, in order: what comes first makes what follows meaningless. Whatever is
+// missing, old or no number ends here, never in drift.
+var unknowns = []policy{
+	noPlan,
+	engineCannotTell,
+	notObserved,
+	noPromise,
+	routersUnreachable,
+	nothingObserved,
+	notScored,
+	tooFewSamples,
+	prometheusSilent,
+	prometheusStale,
+	notARate,
+	tooFewValues,
+}
+
+// holds are the reasons for which no plan is made for drift that was found, in order: first what the user has asked for, then
+// what passes by itself.
+var holds = []policy{
+	holdPaused,
+	holdPinned,
+	holdOff,
+	holdRollOut,
+	holdYoungPlan,
+	holdCooldown,
+	holdDailyCap,
+}
+
+// assessDrift is what the evidence comes to.
+func assessDrift(in driftInput) assessment {
+	a := assessment{Status: localityUnknown, Plan: in.Plan}
+	if unknown := firstViolated(unknowns, in); unknown.reason != "" {
+		a.Reason, a.Message = unknown.reason, unknown.message
+		return a
+	}
+	result := in.test()
+	a.Tested, a.Statistic, a.Threshold = result.Tested, result.Statistic, result.Threshold
+	switch {
+	case result.Alarm:
+		a.Status, a.Since, a.Causes = localityDrifted, result.Since, result.Causes
+		a.Message = "Requests are no longer those that the plan was made for"
+		a.Hold = firstViolated(holds, in)
+	case in.below():
+		a.Status = localityBelowPromise
+		a.Message = "Requests do not get what the plan promises, but have not been seen to change since it was made: profile requests that are more like those that are served"
+	default:
+		a.Status = localityOnTarget
+		a.Message = "Requests get what the plan promises"
+	}
+	if !a.Tested {
+		a.Message += ". Whether they drift is not tested: the plan was made from too few requests to tell drift from chance"
+	}
+	a.Reason = string(a.Status)
+	return a
+}
+
+// testResult is the state of the test for drift.
+type testResult struct {
+	// Tested is false where the plan has no calibration.
+	Tested               bool
+	Statistic, Threshold float64
+	Alarm                bool
+	Since                time.Time
+	Causes               *drift.Causes
+}
+
+// test runs the test of the source.
+func (in driftInput) test() testResult {
+	if in.Spec.Source == semmoev1.DriftSourcePrometheus {
+		return testValues(in.Prometheus.Points, in.Prometheus.Window, in.bar())
+	}
+	if in.Routers.Calibration == nil {
+		return testResult{}
+	}
+	return testSamples(calibrationFor(in.Routers.Calibration, in.Spec.ThresholdPercent), in.Routers.Samples)
+}
+
+// promised is the local activation rate that the plan in use promises.
+func (in driftInput) promised() float64 { return float64(forecastOf(in.Plan).LARMilli) / 1000 }
+
+// bar is the promise less the threshold.
+func (in driftInput) bar() float64 {
+	return in.promised() * (1 - float64(in.Spec.ThresholdPercent)/100)
+}
+
+// belowErrors is how many standard errors below the bar a rate must be to be reported there: a few samples scatter widely.
+const belowErrors = 2
+
+// below reports whether the routers' samples are below the promise by more than the threshold. Once they are, they stay so until
+// half of that is made good: a rate on the bar would come and go.
+func (in driftInput) below() bool {
+	if in.Spec.Source != semmoev1.DriftSourceRouter || in.Rate.Requests < enoughSamples {
+		return false
+	}
+	rate := in.Rate.Value()
+	if in.WasBelow {
+		return rate < (in.bar()+in.promised())/2
+	}
+	return rate+belowErrors*in.Rate.StandardError() < in.bar()
+}
+
+// noPlan: the engine's own placement promises nothing.
+func noPlan(in driftInput) (reason, message string, violated bool) {
+	return "NoPlan", "Without a plan there is no promised local activation rate to compare with", in.Serving == nil
+}
+
+// engineCannotTell: no sample will ever come.
+func engineCannotTell(in driftInput) (reason, message string, violated bool) {
+	return reasonEngineCannotTell, fmt.Sprintf("%s does not tell the experts of a request: the local activation rate cannot be measured, and the plan stays until its inputs change", in.Engine),
+		in.fromRouters() && !in.EngineTells
+}
+
+// notObserved: no sample is asked for.
+func notObserved(in driftInput) (reason, message string, violated bool) {
+	return "NotObserved", "Nothing is sampled: set spec.routing.samplePercent above 0", in.fromRouters() && !in.Observed
+}
+
+// noPromise: what serves goes on serving when its plan is deleted, and routers go on with tables whose plan is, but what these promised
+// went with them.
+func noPromise(in driftInput) (reason, message string, violated bool) {
+	return "PlanNotFound", "The PlacementPlan of what is in service does not exist any more, or has not told its figures yet: there is nothing to compare with",
+		in.Plan == nil || in.Plan.Status.Forecast == nil || in.Routers.Tables != "" && in.Routers.Tables != in.Plan.Status.PlanDigest
+}
+
+// routersUnreachable: samples are somewhere, and cannot be read.
+func routersUnreachable(in driftInput) (reason, message string, violated bool) {
+	return "RoutersUnreachable", "No request router tells what it has observed: none is ready, or the operator cannot reach their metrics port", in.fromRouters() && in.Routers.Answered == 0
+}
+
+// nothingObserved: samples are old, as in a quiet service, after a clock was set, or while routers do not sample.
+func nothingObserved(in driftInput) (reason, message string, violated bool) {
+	return "Stale", fmt.Sprintf("The routers have sampled no request under this plan in the last %d seconds (spec.drift.windowSeconds)", in.Spec.WindowSeconds),
+		in.fromRouters() && in.Routers.Newest.IsZero()
+}
+
+// notScored: without the tables nothing is known of what a request should have got.
+func notScored(in driftInput) (reason, message string, violated bool) {
+	return "NotScored", "The routers have not loaded the tables of the plan: what they sample cannot be compared with it", in.fromRouters() && in.Routers.Tables == ""
+}
+
+// tooFewSamples: chance has the say.
+func tooFewSamples(in driftInput) (reason, message string, violated bool) {
+	samples := int64(len(in.Routers.Samples))
+	if in.Routers.Calibration == nil {
+		samples = in.Rate.Requests
+	}
+	return "TooFewSamples", fmt.Sprintf("The routers have sampled fewer than %d requests under this plan that its tables scored", enoughSamples), in.fromRouters() && samples < enoughSamples
+}
+
+// prometheusSilent: there is no series to look at.
+func prometheusSilent(in driftInput) (reason, message string, violated bool) {
+	return in.Prometheus.Problem.reason, in.Prometheus.Problem.message, in.fromPrometheus() && in.Prometheus.Problem.reason != ""
+}
+
+// prometheusStale: the series has ended, as when nothing is scraped any more; its last values say nothing of now.
+func prometheusStale(in driftInput) (reason, message string, violated bool) {
+	points := in.Prometheus.Points
+	return "PrometheusStale", "The query has no value of the last minutes that is a number",
+		in.fromPrometheus() && (len(points) == 0 || in.Now.Sub(points[len(points)-1].Time) > staleSteps*in.Prometheus.step())
+}
+
+// notARate: the query is of something else, and everything would seem to be drift, or nothing.
+func notARate(in driftInput) (reason, message string, violated bool) {
+	outside := false
+	for _, point := range in.Prometheus.Points {
+		outside = outside || point.Value < 0 || point.Value > 1
+	}
+	return "PrometheusNotARate", "The query has values below 0 or above 1: it must be a local activation rate, and a share, not percent", in.fromPrometheus() && outside
+}
+
+// tooFewValues: the window is not covered yet, or has gaps.
+func tooFewValues(in driftInput) (reason, message string, violated bool) {
+	return "TooFewValues", fmt.Sprintf("The query has had values for less than three quarters of the last %d seconds (spec.drift.windowSeconds) under this plan", in.Spec.WindowSeconds),
+		in.fromPrometheus() && !in.Prometheus.covered()
+}
+
+func (in driftInput) fromRouters() bool    { return in.Spec.Source == semmoev1.DriftSourceRouter }
+func (in driftInput) fromPrometheus() bool { return in.Spec.Source == semmoev1.DriftSourcePrometheus }
+
+// holdPaused: nothing new is begun.
+func holdPaused(in driftInput) (reason, message string, violated bool) {
+	return "Paused", "spec.reconciliation is Paused", in.Paused
+}
+
+// holdPinned: a plan that the user has chosen is replaced by him alone.
+func holdPinned(in driftInput) (reason, message string, violated bool) {
+	return "PlanPinned", "spec.placement.planRef pins the plan", in.Pinned
+}
+
+// holdOff: drift is to be told, not acted upon.
+func holdOff(in driftInput) (reason, message string, violated bool) {
+	return "ReplansOff", "spec.drift.maxReplansPerDay is 0", *in.Spec.MaxReplansPerDay == 0
+}
+
+// holdRollOut: samples are of two revisions, and one of them may be a plan for this very drift.
+func holdRollOut(in driftInput) (reason, message string, violated bool) {
+	return "RollingOut", "Revisions are being changed", in.RollingOut
+}
+
+// holdYoungPlan: a plan that is in use since a short time only has seen little of its requests. An age below zero, as after the
+// clock was set back, is young.
+func holdYoungPlan(in driftInput) (reason, message string, violated bool) {
+	until := in.Plan.CreationTimestamp.Add(in.cooldown())
+	return "PlanTooYoung", "The plan in use is younger than spec.drift.cooldownSeconds, until " + stamp(until), in.Now.Before(until)
+}
+
+// holdCooldown: the last plan that was made for drift was no gain, or failed; another one right after it would fare alike.
+func holdCooldown(in driftInput) (reason, message string, violated bool) {
+	if len(in.Replans) == 0 {
+		return "", "", false
+	}
+	until := in.Replans[0].Add(in.cooldown())
+	return "Cooldown", "The last plan for drift was made less than spec.drift.cooldownSeconds ago, until " + stamp(until), in.Now.Before(until)
+}
+
+// holdDailyCap: requests that change for ever, or a test that is wrong, must not cost without end.
+func holdDailyCap(in driftInput) (reason, message string, violated bool) {
+	made := replansLastDay(in.Replans, in.Now)
+	return "DailyCap", fmt.Sprintf("%d plans were made for drift within 24 hours; spec.drift.maxReplansPerDay is %d", made, *in.Spec.MaxReplansPerDay),
+		made >= int(*in.Spec.MaxReplansPerDay)
+}
+
+// replansLastDay counts the plans that were made within 24 hours, and those that a clock which was set back puts after now.
+func replansLastDay(replans []time.Time, now time.Time) int {
+	count := 0
+	for _, made := range replans {
+		if now.Sub(made) < 24*time.Hour {
+			count++
+		}
+	}
+	return count
+}
+
+func (in driftInput) cooldown() time.Duration {
+	return time.Duration(*in.Spec.CooldownSeconds) * time.Second
+}
+
+// stamp is a time as conditions tell it.
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

@@ -1,0 +1,103 @@
+package moedeployment
+
+import (
+	"math"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// figures are what the metrics of one MoEDeployment are made from. What is not known is NaN, or zero for a time, and has no series.
+type figures struct {
+	Statistic, Threshold, Observed, Promised float64
+	PlanCreated                              time.Time
+	Replans                                  int
+}
+
+// figuresOf are the figures of an observation.
+func figuresOf(o observation, replans int) figures {
+	f := figures{Statistic: math.NaN(), Threshold: math.NaN(), Observed: math.NaN(), Promised: math.NaN(), Replans: replans}
+	if o.Drift.Tested {
+		f.Statistic, f.Threshold = o.Drift.Statistic, o.Drift.Threshold
+	}
+	if o.Enough {
+		f.Observed = o.Observed.Sketch.Overall.Value()
+	}
+	if plan := o.Drift.Plan; plan != nil && o.Planning.Serving != nil {
+		f.PlanCreated = plan.CreationTimestamp.Time
+		if plan.Status.Forecast != nil {
+			f.Promised = float64(plan.Status.Forecast.LARMilli) / 1000
+		}
+	}
+	return f
+}
+
+// Metrics tell what MoEDeployments have come to: one series each, for as long as the object is there. They are of the manager that
+// leads; others have none.
+type Metrics struct {
+	now func() time.Time
+
+	mu sync.Mutex
+	of map[types.NamespacedName]figures
+}
+
+// NewMetrics returns metrics that are to be registered.
+func NewMetrics(now func() time.Time) *Metrics {
+	return &Metrics{now: now, of: map[types.NamespacedName]figures{}}
+}
+
+func (m *Metrics) set(key types.NamespacedName, f figures) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.of[key] = f
+}
+
+// forget removes the series of an object that is gone.
+func (m *Metrics) forget(key types.NamespacedName) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.of, key)
+}
+
+func describe(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, []string{"namespace", "name"}, nil)
+}
+
+var (
+	statisticDesc = describe("semmoe_drift_statistic", "Value of the test for drift; absent while it cannot be told.")
+	thresholdDesc = describe("semmoe_drift_threshold", "Value of semmoe_drift_statistic above which requests count as drifted away from the plan.")
+	observedDesc  = describe("semmoe_lar_observed_ratio", "Local activation rate that request routers observe of the revision in service; absent with too few samples.")
+	promisedDesc  = describe("semmoe_lar_promised_ratio", "Local activation rate that the plan in use promises; absent without a plan.")
+	ageDesc       = describe("semmoe_plan_age_seconds", "Age of the plan in use; absent without a plan.")
+	replansDesc   = describe("semmoe_replans_last_day", "Plans that were made for drift within 24 hours.")
+)
+
+// Describe tells all metrics.
+func (m *Metrics) Describe(descriptions chan<- *prometheus.Desc) {
+	for _, description := range []*prometheus.Desc{statisticDesc, thresholdDesc, observedDesc, promisedDesc, ageDesc, replansDesc} {
+		descriptions <- description
+	}
+}
+
+// Collect tells the metrics of all objects.
+func (m *Metrics) Collect(metrics chan<- prometheus.Metric) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for key, f := range m.of {
+		gauge := func(description *prometheus.Desc, value float64) {
+			if !math.IsNaN(value) {
+				metrics <- prometheus.MustNewConstMetric(description, prometheus.GaugeValue, value, key.Namespace, key.Name)
+			}
+		}
+		gauge(statisticDesc, f.Statistic)
+		gauge(thresholdDesc, f.Threshold)
+		gauge(observedDesc, f.Observed)
+		gauge(promisedDesc, f.Promised)
+		gauge(replansDesc, float64(f.Replans))
+		if !f.PlanCreated.IsZero() {
+			gauge(ageDesc, m.now().Sub(f.PlanCreated).Seconds())
+		}
+	}
+}

@@ -228,7 +228,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		after = outcome.Soonest(after, observePeriod)
 	}
 	if o.Inspection.Report != nil && o.Invalid == nil && planErr == nil {
-		if o.Replan, err = r.reconcileReplan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, driftOf(moed, o, now)); err != nil {
+		if o.Replan, err = r.reconcileReplan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, driftOf(o.Drift, now)); err != nil {
 			phases = errors.Join(phases, err)
 		}
 	}

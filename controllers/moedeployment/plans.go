@@ -1,7 +1,6 @@
 package moedeployment
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,7 +65,10 @@ func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDe
 		if err := r.reconcileTables(ctx, moed, modelDigest, &p, workloads, active); err != nil {
 			return p, err
 		}
-		p.Promise = cmp.Or(p.Tables, promiseOf(p.Serving, appendPlan(plans, p.Plan)...))
+		p.Promise = promiseOf(p.Serving, appendPlan(plans, p.Plan)...)
+		if p.Tables != nil && p.Tables.Status.Forecast != nil { // of counts alone there is none
+			p.Promise = p.Tables
+		}
 	}
 	if !active {
 		return p, nil

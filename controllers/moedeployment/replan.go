@@ -304,7 +304,7 @@ func (p planning) priorName() string {
 func (p planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile) *semmoev1.PlacementPlan {
 	plan := planFor(moed, profile, p.Base.Spec.Realization)
 	current := p.current()
-	current.TargetLARMilli = forecastOf(p.Promise).LARMilli * (100 - onTargetPercent) / 100
+	current.TargetLARMilli = forecastOf(p.Promise).LARMilli * (100 - moed.Spec.Drift.ThresholdPercent) / 100
 	plan.Spec.Current, plan.Spec.PriorProfileRef = &current, &semmoev1.ProfileReference{Name: p.priorName()}
 	plan.Spec.MinimumGainPercent = moed.Spec.Rollout.MinimumGainPercent
 	plan.Labels[semmoev1.LabelBase] = p.Base.Name
@@ -400,16 +400,7 @@ func pinFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, modelD
 	return verdict{}
 }
 
-// replanPause is the least time between two plans that drift leads to.
-const replanPause = time.Hour
-
-// driftOf is what the observed local activation rate says of drift: one below the promise, with all replicas of one revision.
-func driftOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) driftSignal {
-	locality := localityVerdict(moed, o, larStatus(moed.Status.LAR, o, observes(moed), now))
-	paused := len(o.Planning.Lineage.plans) > 0 && now.Sub(o.Planning.Lineage.plans[0].CreationTimestamp.Time) < replanPause
-	return driftSignal{
-		Drifted:  locality.status == metav1.ConditionFalse && o.Settled && o.Planning.Candidate == nil && !paused,
-		OnTarget: locality.status == metav1.ConditionTrue,
-		Now:      now,
-	}
+// driftOf is what the assessment asks for.
+func driftOf(a assessment, now time.Time) driftSignal {
+	return driftSignal{Drifted: a.Replan(), OnTarget: a.Status == localityOnTarget, Since: a.Since, Now: now}
 }

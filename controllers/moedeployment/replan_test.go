@@ -161,12 +161,15 @@ func TestNextReplan(t *testing.T) {
 		abandon bool
 		say     string
 	}{
-		"no drift":                 {change: live, drift: driftSignal{Now: later}},
-		"drift":                    {change: live, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
-		"by a Job":                 {change: job, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
-		"by a Job without data":    {change: refresh(semmoev1.RefreshJob, nil), drift: drifted, say: "NoDataset"},
-		"paused":                   {change: func(m *semmoev1.MoEDeployment) { live(m); m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, drift: drifted},
-		"pinned":                   {change: func(m *semmoev1.MoEDeployment) { live(m); m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"} }, drift: drifted, say: "Pinned"},
+		"no drift":              {change: live, drift: driftSignal{Now: later}},
+		"drift":                 {change: live, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"by a Job":              {change: job, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
+		"by a Job without data": {change: refresh(semmoev1.RefreshJob, nil), drift: drifted, say: "NoDataset"},
+		"paused":                {change: func(m *semmoev1.MoEDeployment) { live(m); m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, drift: drifted},
+		"pinned": {change: func(m *semmoev1.MoEDeployment) {
+			live(m)
+			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"}
+		}, drift: drifted, say: "Pinned"},
 		"profile under way":        {change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, say: "WaitingForSamples"},
 		"nothing known meanwhile":  {change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, say: "WaitingForSamples"},
 		"the drift has passed":     {change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: onTarget, abandon: true, say: "DriftPassed"},
@@ -204,6 +207,7 @@ func TestReplanObjects(t *testing.T) {
 	moed := deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{Refresh: semmoev1.RefreshLive, LiveSamples: semmoev1.LiveSamplesCounts, SamplingSpec: semmoev1.SamplingSpec{Requests: 10, Tokens: 1000}}
 		m.Spec.Rollout.MinimumGainPercent = ptr.To[int32](3)
+		m.Spec.Drift.ThresholdPercent = 10
 	})
 	base := planOf("base", "b0", nil)
 	tables := replanOf("t1", "t1", "b0", semmoev1.TierTables, start)

@@ -202,8 +202,14 @@ func (w *world) complete(p *semmoev1.AffinityProfile, trace []byte) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	w.report(p, manifest.ID(), digest)
+}
+
+// report reports a profile ready.
+func (w *world) report(p *semmoev1.AffinityProfile, inputs string, digest artifact.Digest) {
+	w.t.Helper()
 	p.Status = semmoev1.AffinityProfileStatus{
-		Inputs: manifest.ID(), Result: &semmoev1.ProfileResult{Digest: string(digest)}, Model: &semmoev1.ModelStatus{Digest: modelDigest, Experts: 32},
+		Inputs: inputs, Result: &semmoev1.ProfileResult{Digest: string(digest)}, Model: &semmoev1.ModelStatus{Digest: modelDigest, Experts: 32},
 		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled", LastTransitionTime: metav1.Now()}},
 	}
 	if err := api.Status().Update(w.t.Context(), p); err != nil {

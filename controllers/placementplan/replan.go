@@ -3,8 +3,10 @@ package placementplan
 import (
 	"cmp"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"runtime/debug"
 
@@ -12,11 +14,13 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/counts"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/internal/podhealth"
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -92,11 +96,17 @@ func (t *task) replan(ctx context.Context, manifest profile.Manifest, tell func(
 	if err != nil {
 		return nil, nil, err
 	}
-	recent, prior, err := t.traces(ctx, manifest)
+	prior, err := t.priorManifest(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	found, err := solver.Replan(ctx, recent, prior, solver.DefaultPriorPercent, current, t.replanOptions(tell))
+	var recent *trace.Trace
+	var found *solver.Replanned
+	if manifest.HasTrace() {
+		recent, found, err = t.replanFromTraces(ctx, manifest, prior, current, tell)
+	} else {
+		found, err = t.replanFromCounts(ctx, manifest, prior, current, tell)
+	}
 	switch {
 	case errors.Is(err, solver.ErrTooFewRequests):
 		return nil, nil, invalidf("TooFewRequests", "the profile: %v", err)
@@ -106,14 +116,18 @@ func (t *task) replan(ctx context.Context, manifest profile.Manifest, tell func(
 		return nil, nil, err
 	}
 	chosen := found.Layout
-	if found.Decision.Tier == solver.TablesTier {
+	if found.Decision.Tier == solver.TablesTier || chosen.Plan == nil { // of counts alone there may be no new layout
 		chosen = found.Tables
 		if err := plan.OnLayoutOf(chosen.Plan, encoded); err != nil {
 			return nil, nil, err
 		}
 	}
+	result := &replanned{found.Decision, found.Current.Score, chosen.Score, chosen.Moves, found.TestRequests}
+	if recent == nil {
+		return &solver.Solution{Plan: chosen.Plan, Truncated: found.Truncated}, result, nil
+	}
 	solution, err := t.scored(ctx, recent, chosen.Plan, found)
-	return solution, &replanned{found.Decision, found.Current.Score, chosen.Score, chosen.Moves, found.TestRequests}, err
+	return solution, result, err
 }
 
 // current reads the plan in service: the placement that pods have, with the tables that routers use.
@@ -134,24 +148,82 @@ func (t *task) current(ctx context.Context) (*solver.Plan, *plan.Artifact, error
 	return current, encoded, nil
 }
 
-// traces reads the recent routing trace, and that of the profile before it; nil where that has none. Each gets half of the memory.
-func (t *task) traces(ctx context.Context, manifest profile.Manifest) (recent, prior *trace.Trace, err error) {
-	if !manifest.HasTrace() {
-		return nil, nil, invalidf("ProfileInvalid", "the profile is of live counts, and has no routing trace: set spec.profiling.liveSamples of the MoEDeployment to Sequences")
+// priorManifest is that of the profile of the plan in service; nil where the inputs name none.
+func (t *task) priorManifest(ctx context.Context) (*profile.Manifest, error) {
+	if t.inputs.Replan.Prior == "" {
+		return nil, nil
 	}
-	bound := traceBound(debug.SetMemoryLimit(-1)) / 2
-	if recent, err = t.recorded(ctx, t.scope, manifest, bound); err != nil || t.inputs.Replan.Prior == "" {
-		return recent, nil, err
-	}
-	before, err := profile.FetchManifest(ctx, t.client, t.prior, t.inputs.Replan.Prior)
+	manifest, err := profile.FetchManifest(ctx, t.client, t.prior, t.inputs.Replan.Prior)
 	if err != nil {
-		return nil, nil, fmt.Errorf("read the profile of the plan in service: %w", err)
+		return nil, fmt.Errorf("read the profile of the plan in service: %w", err)
 	}
-	if !before.HasTrace() {
-		return recent, nil, nil
+	return &manifest, nil
+}
+
+// replanFromTraces solves from the recent routing trace and, where it has one, that of the profile before it. Each gets half of the
+// memory.
+func (t *task) replanFromTraces(ctx context.Context, manifest profile.Manifest, before *profile.Manifest, current *solver.Plan, tell func(string, int, int)) (*trace.Trace, *solver.Replanned, error) {
+	bound := traceBound(debug.SetMemoryLimit(-1)) / 2
+	recent, err := t.recorded(ctx, t.scope, manifest, bound)
+	if err != nil {
+		return nil, nil, err
 	}
-	prior, err = t.recorded(ctx, t.prior, before, bound)
-	return recent, prior, err
+	var prior *trace.Trace
+	if before != nil && before.HasTrace() {
+		if prior, err = t.recorded(ctx, t.prior, *before, bound); err != nil {
+			return nil, nil, err
+		}
+	}
+	found, err := solver.Replan(ctx, recent, prior, solver.DefaultPriorPercent, current, t.replanOptions(tell))
+	return recent, found, err
+}
+
+// replanFromCounts solves from the counts of the profile and of the one before it.
+func (t *task) replanFromCounts(ctx context.Context, manifest profile.Manifest, before *profile.Manifest, current *solver.Plan, tell func(string, int, int)) (*solver.Replanned, error) {
+	recent, err := t.counted(ctx, t.scope, manifest)
+	if err != nil {
+		return nil, err
+	}
+	digest, err := hex.DecodeString(string(manifest.Files[profile.CountsFile]))
+	if err != nil {
+		return nil, err
+	}
+	var prior []affinity.Counts
+	if before != nil {
+		if prior, err = t.counted(ctx, t.prior, *before); err != nil {
+			return nil, err
+		}
+	}
+	groups := 0
+	if manifest.Live != nil {
+		if groups, err = manifest.Live.Model.Groups(); err != nil {
+			return nil, invalidf("ProfileInvalid", "%v", err)
+		}
+	}
+	counted := solver.CountedProfile{Layers: recent, Groups: groups}
+	copy(counted.Digest[:], digest)
+	return solver.ReplanCounts(ctx, counted, prior, solver.DefaultPriorPercent, current, t.replanOptions(tell))
+}
+
+// counted reads the counts of a profile.
+func (t *task) counted(ctx context.Context, scope artifact.Scope, manifest profile.Manifest) ([]affinity.Counts, error) {
+	stream, err := t.client.Get(ctx, scope, manifest.Files[profile.CountsFile])
+	if err != nil {
+		return nil, fmt.Errorf("read the counts of %s: %w", scope, err)
+	}
+	defer stream.Close()
+	counted, err := counts.ReadCompressed(stream, traceBound(debug.SetMemoryLimit(-1))/2)
+	// What arrived counts only if it was verified to its end; otherwise a fault in it is the transfer's.
+	if _, rest := io.Copy(io.Discard, stream); rest != nil {
+		return nil, fmt.Errorf("read the counts of %s: %w", scope, rest)
+	}
+	if err != nil {
+		return nil, invalidf("ProfileInvalid", "the counts of %s: %v", scope, err)
+	}
+	if digest := counted.Model.Digest; digest != "" && digest != manifest.ModelDigest {
+		return nil, invalidf("ProfileInvalid", "the counts of %s are of model %q, the profile of %q", scope, digest, manifest.ModelDigest)
+	}
+	return counted.Layers(), nil
 }
 
 func (t *task) replanOptions(tell func(step string, done, total int)) solver.ReplanOptions {

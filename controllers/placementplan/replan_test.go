@@ -10,8 +10,11 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/counts"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
+	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/trace"
@@ -76,7 +79,7 @@ func TestReplan(t *testing.T) {
 	if c == nil || c.CandidateLARMilli <= c.CurrentLARMilli || c.CurrentNanos <= c.CandidateNanos || c.CandidateNanos == 0 || c.MovedExperts != 0 || c.Requests == 0 || c.Reason == "" {
 		t.Errorf("comparison %+v", c)
 	}
-	stored, artifact, err := bundle.FetchPlan(t.Context(), w.client, w.namespace, next.Status.PlanDigest)
+	stored, encoded, err := bundle.FetchPlan(t.Context(), w.client, w.namespace, next.Status.PlanDigest)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,8 +87,8 @@ func TestReplan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if artifact.Manifest.Layout != base.Status.PlanDigest || stored.Layout != base.Status.PlanDigest || !bytes.Equal(artifact.Files[plan.PlacementFile], currentArtifact.Files[plan.PlacementFile]) {
-		t.Errorf("the tables are for the layout %q, want %s with the same placement", artifact.Manifest.Layout, base.Status.PlanDigest)
+	if encoded.Manifest.Layout != base.Status.PlanDigest || stored.Layout != base.Status.PlanDigest || !bytes.Equal(encoded.Files[plan.PlacementFile], currentArtifact.Files[plan.PlacementFile]) {
+		t.Errorf("the tables are for the layout %q, want %s with the same placement", encoded.Manifest.Layout, base.Status.PlanDigest)
 	}
 	if diff := cmp.Diff(current.Placement, stored.Placement); diff != "" {
 		t.Errorf("the placement has changed (-current +new):\n%s", diff)
@@ -127,6 +130,55 @@ func TestReplan(t *testing.T) {
 		w.wait(replan(name, tc.change), semmoev1.ConditionStalled, metav1.ConditionTrue, tc.reason, "spec.current")
 	}
 	w.wait(replan("absent", func(s *semmoev1.PlacementPlanSpec) { s.PriorProfileRef.Name = "absent" }), semmoev1.ConditionDegraded, metav1.ConditionTrue, "ProfileNotFound", "spec.priorProfileRef")
+}
+
+// From counts alone, without any sequence, new tables come out; and a plan of its own cannot be made of them.
+func TestReplanFromCounts(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	before, after := traffic(t)
+	old := w.newProfile("old")
+	w.complete(old, before)
+	base := w.newPlan("base", "old")
+	base = w.wait(base, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	w.completeLive(w.newProfile("live"), after)
+	next := w.newPlan("next", "live", func(p *semmoev1.PlacementPlan) {
+		p.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: base.Status.PlanDigest}
+		p.Spec.MinimumGainPercent = ptr.To[int32](0)
+	})
+	next = w.wait(next, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", "counts do not tell")
+	if next.Status.Tier != semmoev1.TierTables || next.Status.Verdict != semmoev1.VerdictGain || next.Status.Forecast != nil || next.Status.Comparison.Requests != 0 {
+		t.Errorf("tier %q, verdict %s, forecast %+v, comparison %+v", next.Status.Tier, next.Status.Verdict, next.Status.Forecast, next.Status.Comparison)
+	}
+	if _, encoded, err := bundle.FetchPlan(t.Context(), w.client, w.namespace, next.Status.PlanDigest); err != nil || encoded.Manifest.Layout != base.Status.PlanDigest {
+		t.Errorf("the tables are not for the layout of the plan in service: %v", err)
+	}
+	w.wait(w.newPlan("alone", "live"), semmoev1.ConditionStalled, metav1.ConditionTrue, "ProfileInvalid", "live counts")
+}
+
+// completeLive publishes the counts of a trace as the result of a live profile, and reports it ready.
+func (w *world) completeLive(p *semmoev1.AffinityProfile, file []byte) {
+	w.t.Helper()
+	recorded, err := trace.Read(bytes.NewReader(file), 1<<30)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	m := recorded.Model
+	model := profile.Model{Type: m.Type, Experts: m.Experts, TopK: m.TopK, Vocabulary: m.Vocabulary, Layers: m.Layers, HiddenLayers: m.HiddenLayers, HiddenSize: m.HiddenSize, Config: m.Config}
+	c := counts.New(counts.Model{Digest: modelDigest, MoELayers: m.Layers, Experts: m.Experts, ExpertsPerToken: m.TopK, Vocabulary: m.Vocabulary})
+	c.Add(recorded.Tokens, recorded.Experts)
+	made, err := profile.FromCounts([]*counts.Counts{c}, model, modelDigest)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	scope := artifact.Scope{Namespace: w.namespace, Kind: artifact.Profile, ID: profile.LiveID(string(p.UID))}
+	digest, err := profile.PublishLive(w.t.Context(), w.client, scope, made, profile.Manifest{
+		ModelDigest: modelDigest, Live: &profile.Live{UID: string(p.UID), Samples: profile.LiveCounts, Model: model},
+	}, nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.report(p, scope.ID, digest)
 }
 
 // What the solver found is told as it is.

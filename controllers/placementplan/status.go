@@ -79,7 +79,11 @@ func verdictOf(s *solution) semmoev1.Verdict {
 	return semmoev1.VerdictGain
 }
 
+// forecastOf is what a plan promises; nil where only counts of tokens are known.
 func forecastOf(s *solution) *semmoev1.PlanForecast {
+	if s.TestRequests == 0 {
+		return nil
+	}
 	forecast := &semmoev1.PlanForecast{
 		LARMilli: rate(s.Report.LAR), BaselineMilli: rate(s.Report.BaselineLAR), UpperBoundMilli: rate(s.Report.UpperBound),
 		LARSummary: percent(s.Report.LAR), BaselineSummary: percent(s.Report.BaselineLAR),

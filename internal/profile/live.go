@@ -69,6 +69,12 @@ func FetchModel(ctx context.Context, store *artifact.Client, scope artifact.Scop
 	return Model{found.Type, found.Experts, found.TopK, found.Vocabulary, found.Layers, found.HiddenLayers, found.HiddenSize, found.Config}, nil
 }
 
+// Groups is the number of groups of experts that the model's gate chooses among first, as trace.Model tells it.
+func (m Model) Groups() (int, error) {
+	traced := m.traced("")
+	return traced.Groups()
+}
+
 // traced is the model as a trace has it.
 func (m Model) traced(digest string) trace.Model {
 	return trace.Model{

@@ -1,0 +1,30 @@
+package counts
+
+import "github.com/semmoe/operator/solver/affinity"
+
+// Layers are the counts as the solver takes them, one for each MoE layer.
+func (c *Counts) Layers() []affinity.Counts {
+	layers := make([]affinity.Counts, len(c.layers))
+	for layer := range c.layers {
+		layers[layer] = c.layer(layer)
+	}
+	return layers
+}
+
+func (c *Counts) layer(layer int) affinity.Counts {
+	l := affinity.Counts{
+		Experts: c.Model.Experts, TopK: c.Model.ExpertsPerToken,
+		Start: make([]int, c.Model.Vocabulary+1), Occurrences: make([]float32, c.Model.Vocabulary),
+	}
+	for token, n := range c.occurrences {
+		l.Occurrences[token] = float32(n)
+	}
+	c.Each(layer, func(token int32, expert uint16, n uint32) {
+		l.Expert, l.Count = append(l.Expert, expert), append(l.Count, float32(n))
+		l.Start[token+1] = len(l.Expert)
+	})
+	for token := range c.Model.Vocabulary { // of a token that did not occur: where the one before it ends
+		l.Start[token+1] = max(l.Start[token+1], l.Start[token])
+	}
+	return l
+}

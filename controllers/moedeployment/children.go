@@ -37,6 +37,9 @@ const routerClusterRole = "semmoe-router"
 // exitSeconds is what a request router may take to end once it has drained, or has given up draining.
 const exitSeconds = 10
 
+// tablesMountPath is where a request router finds the ConfigMap that says whose tables it uses.
+const tablesMountPath = "/etc/semmoe/tables"
+
 // routerMetricsPort is where a request router answers probes, metrics and observations.
 const routerMetricsPort = 9090
 
@@ -270,6 +273,9 @@ func routerArgs(moed *semmoev1.MoEDeployment) []string {
 	if profiling := moed.Spec.Profiling; profiling != nil && profiling.LiveSamples == semmoev1.LiveSamplesSequences {
 		args = append(args, "--live-samples="+string(router.LiveSequences))
 	}
+	if usesPlans(moed) {
+		args = append(args, "--tables-file="+tablesMountPath+"/"+semmoev1.TablesKey)
+	}
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
 		args = append(args, "--endpoint-picker")
 	}
@@ -333,6 +339,9 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 			WithCapabilities(coreac.Capabilities().WithDrop("ALL"))).
 		WithTerminationMessagePolicy(corev1.TerminationMessageFallbackToLogsOnError).
 		WithVolumeMounts(coreac.VolumeMount().WithName("snapshot").WithMountPath("/var/lib/semmoe"))
+	if usesPlans(moed) {
+		container.WithVolumeMounts(coreac.VolumeMount().WithName("tables").WithMountPath(tablesMountPath).WithReadOnly(true))
+	}
 	spec := coreac.PodSpec().
 		WithServiceAccountName(routerName(moed)).
 		WithEnableServiceLinks(false).
@@ -345,6 +354,11 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 			WithLabelSelector(metav1ac.LabelSelector().WithMatchLabels(selector(moed, semmoev1.ComponentRouter)))).
 		WithContainers(container).
 		WithVolumes(coreac.Volume().WithName("snapshot").WithEmptyDir(coreac.EmptyDirVolumeSource()))
+	if usesPlans(moed) {
+		// It is not there before tables are swapped for the first time, and the router must start all the same.
+		spec.WithVolumes(coreac.Volume().WithName("tables").WithConfigMap(
+			coreac.ConfigMapVolumeSource().WithName(tablesName(moed)).WithOptional(true)))
+	}
 	if template := moed.Spec.Template; template != nil {
 		for _, secret := range template.Spec.ImagePullSecrets {
 			spec.WithImagePullSecrets(coreac.LocalObjectReference().WithName(secret.Name))

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coreac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -55,6 +56,27 @@ func TestRouterArgs(t *testing.T) {
 				t.Errorf("a router is killed after %d s, while it may drain for %d s", grace, drain)
 			}
 		})
+	}
+}
+
+// The router of a deployment that is profiled finds there whose tables to use, and starts where nothing says so yet.
+func TestRouterTables(t *testing.T) {
+	of := func(profiling *semmoev1.ProfilingSpec) *coreac.PodSpecApplyConfiguration {
+		return routerDeployment(deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Profiling = profiling }), "semmoe:1", "uid").Spec.Template.Spec
+	}
+	plain, profiled := of(nil), of(&semmoev1.ProfilingSpec{})
+	for _, pod := range []*coreac.PodSpecApplyConfiguration{plain, profiled} {
+		if got := slices.Contains(pod.Containers[0].Args, "--tables-file=/etc/semmoe/tables/tables.json"); got != (pod == profiled) {
+			t.Errorf("arguments %q", pod.Containers[0].Args)
+		}
+	}
+	mount := coreac.VolumeMount().WithName("tables").WithMountPath("/etc/semmoe/tables").WithReadOnly(true)
+	if diff := cmp.Diff(append(slices.Clone(plain.Containers[0].VolumeMounts), *mount), profiled.Containers[0].VolumeMounts); diff != "" {
+		t.Errorf("mounts (-want +got):\n%s", diff)
+	}
+	volume := coreac.Volume().WithName("tables").WithConfigMap(coreac.ConfigMapVolumeSource().WithName("m-tables").WithOptional(true))
+	if diff := cmp.Diff(append(slices.Clone(plain.Volumes), *volume), profiled.Volumes); diff != "" {
+		t.Errorf("volumes (-want +got):\n%s", diff)
 	}
 }
 

@@ -13,6 +13,9 @@ const manager = "semmoe-moedeployment"
 func podsServiceName(moed *semmoev1.MoEDeployment) string { return moed.Name + "-pods" }
 func routerName(moed *semmoev1.MoEDeployment) string      { return moed.Name + "-router" }
 
+// tablesName is the ConfigMap that says whose tables the request router uses. There may be none.
+func tablesName(moed *semmoev1.MoEDeployment) string { return moed.Name + "-tables" }
+
 // selector selects the pods of one component of a MoEDeployment.
 func selector(moed *semmoev1.MoEDeployment, component string) map[string]string {
 	return map[string]string{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: component}

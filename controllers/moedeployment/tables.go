@@ -15,9 +15,6 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// tablesName is the ConfigMap that tells request routers which tables to use.
-func tablesName(moed *semmoev1.MoEDeployment) string { return moed.Name + "-tables" }
-
 // tablesInUse reads, by the digest of the plan that pods were made for, the digest of the plan whose tables routers are told to use.
 // exists tells that the ConfigMap is there; one that somebody has damaged says nothing.
 func (r *Reconciler) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployment) (inUse map[string]string, exists bool, err error) {

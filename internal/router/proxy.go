@@ -26,7 +26,7 @@ import (
 const (
 	HeaderPod  = "X-Semmoe-Pod"
 	HeaderRank = "X-Semmoe-Rank"
-	// HeaderPlan is the short digest of the plan by whose forecast the rank was chosen; absent where it was chosen by load.
+	// HeaderPlan is the short digest of the plan by whose tables the rank was chosen; absent where it was chosen by load.
 	HeaderPlan = "X-Semmoe-Plan"
 )
 

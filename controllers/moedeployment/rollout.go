@@ -38,13 +38,10 @@ const (
 	reasonRollbackHeld = "RollbackHeld"
 )
 
-// rollOut are the workloads of a MoEDeployment, the newest first, and what replicas are moved towards among them.
-type rollOut struct {
+// moves are the workloads of a MoEDeployment, the newest first, and what is to be decided from them.
+type moves struct {
 	workloads []*appsv1.StatefulSet
-	states    []rollout.Revision
-	budget    rollout.Budget
-	// stable and candidate are indices; rollout.None where there is none.
-	stable, candidate int
+	in        rollout.Input
 }
 
 // reconcileRevisions creates the workload of the revision that the spec asks for, moves replicas towards it within the
@@ -52,137 +49,138 @@ type rollOut struct {
 // alone, and how the candidate fares.
 func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, workloads []*appsv1.StatefulSet, now time.Time) (bool, rolloutState, error) {
 	var state rolloutState
-	moves, err := r.revisionsOf(moed, o, workloads)
+	m, err := r.movesOf(moed, o, workloads, now)
 	if err != nil {
 		return false, state, err
 	}
-	goal := rollout.Goal{Stable: moves.stable, Candidate: rollout.None}
-	if moves.stable != rollout.None {
+	action := rollout.Next(m.in)
+	if m.in.Stable != rollout.None {
 		// What serves is proven, whoever has proven it.
-		if err := r.mark(ctx, moves.workloads[moves.stable], ""); err != nil {
+		if err := r.mark(ctx, m.workloads[m.in.Stable], ""); err != nil {
 			return false, state, err
 		}
-		if goal, state, err = r.tryCandidate(ctx, moed, o, moves, now); err != nil {
-			return false, state, err
-		}
-	}
-	target := rollout.Replicas(moves.budget, moves.states, goal)
-	for i, workload := range moves.workloads {
-		if err := r.scale(ctx, workload, target[i], i == moves.stable || i == moves.candidate); err != nil {
+		if m.in.Candidate == rollout.None {
+			state = withoutCandidate(o, m)
+		} else if state, err = r.decided(ctx, moed, o, m, action); err != nil {
 			return false, state, err
 		}
 	}
-	settled := moves.stable != rollout.None && moves.states[moves.stable].Replicas == moves.budget.Replicas && totalReplicas(moves.states) == moves.budget.Replicas
+	for i, workload := range m.workloads {
+		if err := r.scale(ctx, workload, action.Replicas[i], i == m.in.Stable || i == m.in.Candidate); err != nil {
+			return false, state, err
+		}
+	}
+	settled := m.in.Stable != rollout.None && m.in.Revisions[m.in.Stable].Replicas == m.in.Budget.Replicas && totalReplicas(m.in.Revisions) == m.in.Budget.Replicas
 	return settled, state, nil
 }
 
-// revisionsOf adds the workloads that are to be created to those that exist: that of the revision that serves, and that of the
+// movesOf adds the workloads that are to be created to those that exist: that of the revision that serves, and that of the
 // candidate once nothing else is being changed.
-func (r *Reconciler) revisionsOf(moed *semmoev1.MoEDeployment, o observation, workloads []*appsv1.StatefulSet) (rollOut, error) {
-	m := rollOut{
-		workloads: slices.Clone(workloads), stable: rollout.None, candidate: rollout.None,
-		budget: rollout.Budget{Replicas: *moed.Spec.Replicas, MaxUnavailable: *moed.Spec.Rollout.MaxUnavailable, MaxSurge: *moed.Spec.Rollout.MaxSurge},
+func (r *Reconciler) movesOf(moed *semmoev1.MoEDeployment, o observation, workloads []*appsv1.StatefulSet, now time.Time) (moves, error) {
+	m := moves{slices.Clone(workloads), rollout.Input{
+		Budget: rollout.Budget{Replicas: *moed.Spec.Replicas, MaxUnavailable: *moed.Spec.Rollout.MaxUnavailable, MaxSurge: *moed.Spec.Rollout.MaxSurge},
+		Stable: rollout.None, Candidate: rollout.None, Canary: moed.Spec.Rollout.CanaryReplicas, Hold: moed.Spec.Rollout.Rollback == semmoev1.RollbackManual,
+	}}
+	for _, workload := range workloads {
+		m.in.Revisions = append(m.in.Revisions, stateOf(workload, o.Pods))
 	}
-	if o.Invalid == nil && o.Revision != "" && !paused(moed) {
-		if err := r.add(&m, moed, o); err != nil {
+	if o.Invalid != nil || o.Revision == "" || paused(moed) {
+		return m, nil
+	}
+	find := func(revision string) int {
+		return slices.IndexFunc(m.workloads, func(w *appsv1.StatefulSet) bool { return w.Name == moed.Name+"-"+revision })
+	}
+	if m.in.Stable = find(o.Revision); m.in.Stable == rollout.None {
+		if err := r.add(&m, moed, o, o.Revision, o.Planning.Serving, ""); err != nil {
 			return m, err
 		}
+		m.in.Stable = 0
 	}
-	for _, workload := range m.workloads {
-		m.states = append(m.states, stateOf(workload, o.Pods))
+	if o.Planning.Candidate == nil {
+		return m, nil
+	}
+	switch at := find(o.CandidateRevision); {
+	case at >= 0 && onTrial(m.workloads[at]):
+		m.in.Candidate = at
+	case at >= 0: // left over from when it was in service: it goes, and comes back as a canary
+	case rollout.MayTry(m.in.Budget, m.in.Revisions, m.in.Stable):
+		if err := r.add(&m, moed, o, o.CandidateRevision, o.Planning.Candidate, semmoev1.RolloutCanary); err != nil {
+			return m, err
+		}
+		m.in.Stable, m.in.Candidate = m.in.Stable+1, 0
+	}
+	if m.in.Candidate != rollout.None {
+		m.in.Trial = trialOf(moed, m.workloads[m.in.Candidate], o, now)
 	}
 	return m, nil
 }
 
-// add finds or makes the workloads of the revision that serves and of the candidate.
-func (r *Reconciler) add(m *rollOut, moed *semmoev1.MoEDeployment, o observation) error {
-	find := func(revision string) int {
-		return slices.IndexFunc(m.workloads, func(w *appsv1.StatefulSet) bool { return w.Name == moed.Name+"-"+revision })
+// add puts the workload of a revision, that is still to be created, before the others.
+func (r *Reconciler) add(m *moves, moed *semmoev1.MoEDeployment, o observation, revision string, under *layout, step string) error {
+	workload, err := render(moed, revision, *o.Inspection.Report, under, r.Image)
+	if err != nil {
+		return err
 	}
-	if m.stable = find(o.Revision); m.stable < 0 {
-		workload, err := render(moed, o.Revision, *o.Inspection.Report, o.Planning.Serving, r.Image)
-		if err != nil {
-			return err
-		}
-		m.workloads, m.stable = slices.Insert(m.workloads, 0, workload), 0
+	if step != "" {
+		metav1.SetMetaDataAnnotation(&workload.ObjectMeta, semmoev1.AnnotationRollout, step)
 	}
-	if o.Planning.Candidate == nil {
-		return nil
-	}
-	at := find(o.CandidateRevision)
-	switch {
-	case at >= 0 && onTrial(m.workloads[at]):
-		m.candidate = at
-	case at >= 0: // left over from when it was in service: it goes, and comes back as a canary
-	case m.mayTry(o.Pods):
-		workload, err := render(moed, o.CandidateRevision, *o.Inspection.Report, o.Planning.Candidate, r.Image)
-		if err != nil {
-			return err
-		}
-		metav1.SetMetaDataAnnotation(&workload.ObjectMeta, semmoev1.AnnotationRollout, semmoev1.RolloutCanary)
-		m.workloads, m.stable, m.candidate = slices.Insert(m.workloads, 0, workload), m.stable+1, 0
-	}
+	m.workloads = slices.Insert(m.workloads, 0, workload)
+	m.in.Revisions = slices.Insert(m.in.Revisions, 0, stateOf(workload, o.Pods))
 	return nil
 }
 
-// mayTry tells that the revision that serves is complete, and nothing else is left: a user's change comes first.
-func (m *rollOut) mayTry(pods []*corev1.Pod) bool {
-	for i, workload := range m.workloads {
-		state := stateOf(workload, pods)
-		switch {
-		case i != m.stable && (state.Replicas > 0 || state.Existing > 0):
-			return false
-		case i == m.stable && (state.Replicas != m.budget.Replicas || state.ReadyReplicas(state.Replicas) < max(1, m.budget.Minimum())):
-			return false
-		}
-	}
-	return true
-}
-
-// tryCandidate decides on the candidate, and what replicas are moved towards by that.
-func (r *Reconciler) tryCandidate(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, m rollOut, now time.Time) (rollout.Goal, rolloutState, error) {
-	goal := rollout.Goal{Stable: m.stable, Candidate: rollout.None}
-	if m.candidate == rollout.None {
-		return goal, withoutCandidate(o, m), nil
-	}
-	workload := m.workloads[m.candidate]
-	decision := rollout.Judge(trialOf(moed, workload, o, now))
-	plan := o.Planning.Candidate.Short()
+// decided records what was decided on the candidate, where it outlives this reconciliation, and tells it.
+func (r *Reconciler) decided(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, m moves, action rollout.Action) (rolloutState, error) {
+	workload, decision, plan := m.workloads[m.in.Candidate], action.Decision, o.Planning.Candidate.Short()
 	state := rolloutState{
 		Phase: semmoev1.RolloutPhaseCanary, Reason: decision.Reason, Candidate: o.CandidateRevision, Plan: plan, Again: decision.Again,
-		Message: fmt.Sprintf("Plan %s is tried on %d of %d replicas: %s", plan, rollout.CanarySize(m.budget.Replicas, moed.Spec.Rollout.CanaryReplicas), m.budget.Replicas, decision.Message),
+		Message: fmt.Sprintf("Plan %s is tried on %d of %d replicas: %s", plan, m.in.Trial.Canary, m.in.Budget.Replicas, decision.Message),
 	}
-	canary := rollout.Goal{Stable: m.stable, Candidate: m.candidate, Canary: moed.Spec.Rollout.CanaryReplicas}
 	switch {
-	case decision.Step == rollout.StepRollBack && moed.Spec.Rollout.Rollback == semmoev1.RollbackManual:
+	case decision.Step == rollout.StepRollBack && m.in.Hold:
 		state.Held, state.Reason = true, reasonRollbackHeld
-		state.Message = fmt.Sprintf("Plan %s has failed on its canary, and spec.rollout.rollback is Manual. %s: %s. Take it back with: kubectl annotate pplan -n %s %s %s%s=Manual",
-			plan, decision.Reason, decision.Message, moed.Namespace, o.Planning.Plan.Name, semmoev1.AnnotationFailed, o.CandidateRevision)
-		return canary, state, r.mark(ctx, workload, semmoev1.RolloutCanary)
+		state.Message = fmt.Sprintf("Plan %s has failed on its canary (%s), and spec.rollout.rollback is Manual. Take it back with: kubectl annotate pplan -n %s %s %s%s=%s",
+			plan, decision.Reason, moed.Namespace, o.Planning.Plan.Name, semmoev1.AnnotationFailed, o.CandidateRevision, decision.Reason)
+		return state, r.mark(ctx, workload, semmoev1.RolloutCanary)
 	case decision.Step == rollout.StepRollBack:
 		state.Phase, state.Message = semmoev1.RolloutPhaseRollingBack, fmt.Sprintf("Plan %s is taken back. %s: %s", plan, decision.Reason, decision.Message)
-		return goal, state, r.giveUp(ctx, o.Planning.Plan, o.CandidateRevision, decision)
+		return state, r.giveUp(ctx, o.Planning.Plan, o.CandidateRevision, decision)
 	case decision.Step == rollout.StepPromote:
 		state.Phase, state.Reason = semmoev1.RolloutPhasePromoting, "Promoting"
 		state.Message = fmt.Sprintf("Plan %s has proven itself, and replicas move to it", plan)
-		goal.Stable = m.candidate
-		return goal, state, r.promote(ctx, moed, m, decision)
+		return state, r.promote(ctx, moed, workload, action)
 	case decision.Reason == reasonUnconfirmed:
 		state.Message += fmt.Sprintf(". It is promoted once it is seen to be better (spec.routing.samplePercent above 0, and requests), or with: %s", approveCommand(moed, plan))
 	}
-	return canary, state, nil
+	return state, nil
+}
+
+// promote lets replicas move to a candidate, and takes it for proven when nothing else is left.
+func (r *Reconciler) promote(ctx context.Context, moed *semmoev1.MoEDeployment, workload *appsv1.StatefulSet, action rollout.Action) error {
+	if workload.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting {
+		if action.Proven {
+			return r.mark(ctx, workload, "")
+		}
+		return nil
+	}
+	if err := r.mark(ctx, workload, semmoev1.RolloutPromoting); err != nil {
+		return err
+	}
+	r.Recorder.Eventf(moed, nil, corev1.EventTypeNormal, "CanaryPromoted", "Reconcile", "Revision %s is promoted: %s",
+		workload.Labels[semmoev1.LabelRevision], podhealth.Truncate(action.Decision.Message, 900))
+	return nil
 }
 
 // withoutCandidate is the state where no candidate is tried: one that has failed may be going back, or one may wait for a change
 // that the user has made.
-func withoutCandidate(o observation, m rollOut) rolloutState {
+func withoutCandidate(o observation, m moves) rolloutState {
 	var state rolloutState
 	if o.Planning.Candidate != nil {
 		state.Reason = "WaitingForReplicas"
 		state.Message = fmt.Sprintf("Plan %s is tried once revision %s is on all replicas", o.Planning.Candidate.Short(), o.Revision)
 	}
 	for i, workload := range m.workloads {
-		if i == m.stable || !onTrial(workload) || m.states[i].Replicas == 0 && m.states[i].Existing == 0 {
+		if state := m.in.Revisions[i]; i == m.in.Stable || !onTrial(workload) || state.Replicas == 0 && state.Existing == 0 {
 			continue
 		}
 		if reason := o.Planning.Hold.reason; reason == reasonRolledBack || reason == reasonOutputChanged {
@@ -194,27 +192,6 @@ func withoutCandidate(o observation, m rollOut) rolloutState {
 		}
 	}
 	return state
-}
-
-// promote lets replicas move to the candidate, and takes it for proven when nothing else is left.
-func (r *Reconciler) promote(ctx context.Context, moed *semmoev1.MoEDeployment, m rollOut, decision rollout.Decision) error {
-	workload := m.workloads[m.candidate]
-	if workload.Annotations[semmoev1.AnnotationRollout] != semmoev1.RolloutPromoting {
-		if err := r.mark(ctx, workload, semmoev1.RolloutPromoting); err != nil {
-			return err
-		}
-		r.Recorder.Eventf(moed, nil, corev1.EventTypeNormal, "CanaryPromoted", "Reconcile", "Revision %s is promoted: %s", workload.Labels[semmoev1.LabelRevision], podhealth.Truncate(decision.Message, 900))
-		return nil
-	}
-	for i, state := range m.states {
-		if i != m.candidate && (state.Replicas > 0 || state.Existing > 0) {
-			return nil
-		}
-	}
-	if state := m.states[m.candidate]; state.Replicas == m.budget.Replicas && state.ReadyReplicas(state.Replicas) >= m.budget.Minimum() {
-		return r.mark(ctx, workload, "")
-	}
-	return nil
 }
 
 // rolloutStatus reports how a new plan comes into service. It reads what was reported before only for the time since when.

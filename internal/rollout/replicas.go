@@ -115,11 +115,12 @@ func Replicas(b Budget, revisions []Revision, goal Goal) []int32 {
 	return target
 }
 
-// retire takes from revisions what they have beyond what they shall have: from a candidate first, then from old ones, the oldest
-// first, and from the stable one last. What that has beyond all replicas goes whatever serves: it is a scale-down, not a roll-out.
+// retire takes from revisions what they have beyond what they shall have: from a candidate first, then from what has not
+// proven itself, from old ones, the oldest first, and from the stable one last. What that has beyond all replicas goes whatever
+// serves: it is a scale-down, not a roll-out.
 func retire(b Budget, revisions []Revision, target, want []int32, goal Goal) {
 	available := availableReplicas(revisions, target)
-	for _, i := range retirement(len(revisions), goal) {
+	for _, i := range retirement(revisions, goal) {
 		for target[i] > want[i] {
 			if revisions[i].ready(target[i] - 1) {
 				if available <= b.Minimum() {
@@ -134,14 +135,16 @@ func retire(b Budget, revisions []Revision, target, want []int32, goal Goal) {
 }
 
 // retirement is the order in which revisions give replicas up.
-func retirement(revisions int, goal Goal) []int {
+func retirement(revisions []Revision, goal Goal) []int {
 	var order []int
 	if goal.Candidate != None {
 		order = append(order, goal.Candidate)
 	}
-	for i := revisions - 1; i >= 0; i-- {
-		if i != goal.Stable && i != goal.Candidate {
-			order = append(order, i)
+	for _, trial := range []bool{true, false} {
+		for i := len(revisions) - 1; i >= 0; i-- {
+			if i != goal.Stable && i != goal.Candidate && revisions[i].Trial == trial {
+				order = append(order, i)
+			}
 		}
 	}
 	return append(order, goal.Stable)

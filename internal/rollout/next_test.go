@@ -1,0 +1,239 @@
+package rollout
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write testdata anew")
+
+// What the planner does is written down, scenario by scenario: a log of what changes.
+func TestScenarios(t *testing.T) {
+	old, fresh := &layout{name: "old"}, &layout{name: "new", verdict: Better}
+	cases := map[string]struct {
+		budget Budget
+		change func(w *world)
+	}{
+		"better":            {Budget{3, 1, 0}, func(w *world) { w.wanted = fresh; w.settle(time.Hour) }},
+		"better-with-surge": {Budget{2, 0, 1}, func(w *world) { w.wanted = fresh; w.settle(time.Hour) }},
+		"two-canaries":      {Budget{6, 2, 0}, func(w *world) { w.canary, w.wanted = 2, fresh; w.settle(time.Hour) }},
+		"without-soak":      {Budget{3, 1, 0}, func(w *world) { w.soak, w.wanted = 0, fresh; w.settle(time.Hour) }},
+		"single-replica": {Budget{1, 1, 0}, func(w *world) {
+			w.approved, w.wanted = true, &layout{name: "new", verdict: TooFew}
+			w.settle(time.Hour)
+		}},
+		"single-with-surge": {Budget{1, 1, 1}, func(w *world) { w.wanted = fresh; w.settle(time.Hour) }},
+		"worse":             {Budget{3, 1, 0}, func(w *world) { w.wanted = &layout{name: "new", verdict: Worse}; w.settle(time.Hour) }},
+		"worse-held":        {Budget{3, 1, 0}, func(w *world) { w.hold, w.wanted = true, &layout{name: "new", verdict: Worse}; w.settle(time.Hour) }},
+		"no-gain":           {Budget{3, 1, 0}, func(w *world) { w.wanted = &layout{name: "new", verdict: NotBetter}; w.settle(3 * time.Hour) }},
+		"nobody-can-tell":   {Budget{3, 1, 0}, func(w *world) { w.wanted = &layout{name: "new", verdict: TooFew}; w.settle(3 * time.Hour) }},
+		"crashing":          {Budget{3, 1, 0}, func(w *world) { w.wanted = &layout{name: "new", broken: true, crashing: true}; w.settle(time.Hour) }},
+		"never-ready":       {Budget{3, 1, 0}, func(w *world) { w.wanted = &layout{name: "new", broken: true}; w.settle(2 * time.Hour) }},
+		"change-on-canary":  {Budget{3, 1, 0}, func(w *world) { w.wanted = fresh; w.settle(2 * time.Minute); w.template++; w.settle(time.Hour) }},
+		"scaled-on-canary": {Budget{3, 1, 0}, func(w *world) {
+			w.wanted = fresh
+			w.settle(2 * time.Minute)
+			w.budget.Replicas = 5
+			w.settle(2 * time.Minute)
+			w.budget.Replicas = 2
+			w.settle(time.Hour)
+		}},
+		"another-plan": {Budget{3, 1, 0}, func(w *world) {
+			w.wanted = fresh
+			w.settle(2 * time.Minute)
+			w.wanted = &layout{name: "newer", verdict: Better}
+			w.settle(time.Hour)
+		}},
+		"worse-when-it-goes": {Budget{4, 1, 0}, func(w *world) {
+			w.wanted = &layout{name: "new", verdict: Better}
+			w.settle(5*time.Minute + 40*time.Second)
+			w.wanted.verdict = Worse
+			w.settle(time.Hour)
+		}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(tc.budget, old)
+			w.settle(time.Minute)
+			tc.change(w)
+			got := strings.Join(w.log, "\n") + "\n"
+			file := filepath.Join("testdata", name+".golden")
+			if *rewrite {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Whatever happens in whatever order, no step leaves fewer replicas in service than the budget allows, or asks for more than
+// there may be; a canary has no more than its share until it is promoted; and when nothing happens any more, neither does the
+// planner, and what serves is what shall.
+func TestAnyOrder(t *testing.T) {
+	worst := 0
+	for seed := range uint64(500) {
+		random := rand.New(rand.NewPCG(seed, 7))
+		b := Budget{Replicas: random.Int32N(6), MaxUnavailable: random.Int32N(3), MaxSurge: random.Int32N(3)}
+		if b.MaxUnavailable == 0 && b.MaxSurge == 0 {
+			b.MaxSurge = 1
+		}
+		w := newWorld(b, &layout{name: "first"})
+		w.canary, w.hold, w.approved = 1+random.Int32N(3), random.IntN(4) == 0, random.IntN(3) == 0
+		if random.IntN(4) == 0 {
+			w.soak = 0
+		}
+		for range 60 {
+			happen(w, random)
+			check(t, seed, w)
+		}
+		w.hold = false // a human takes back what has failed
+		moves := w.settle(5 * time.Hour)
+		worst = max(worst, moves)
+		if bound := 8 * (int(w.budget.Replicas+w.budget.MaxSurge) + 5); moves > bound {
+			t.Fatalf("seed %d: %d steps after the last event, want at most %d:\n%s", seed, moves, bound, strings.Join(w.log, "\n"))
+		}
+		if w.decide() {
+			t.Fatalf("seed %d: it does not end:\n%s", seed, strings.Join(w.log, "\n"))
+		}
+		ended(t, seed, w)
+	}
+	t.Logf("at most %d steps after the last event", worst)
+}
+
+// happen lets something happen.
+func happen(w *world, random *rand.Rand) {
+	w.now = w.now.Add(time.Duration(random.IntN(120)) * time.Second)
+	switch random.IntN(12) {
+	case 0:
+		w.template++
+	case 1:
+		verdicts := []Verdict{Better, Better, NotBetter, Worse, TooFew}
+		w.wanted = &layout{name: fmt.Sprint("p", random.IntN(1000000)), verdict: verdicts[random.IntN(len(verdicts))], broken: random.IntN(4) == 0, crashing: random.IntN(2) == 0}
+	case 2:
+		w.budget.Replicas = random.Int32N(6)
+	case 3:
+		w.now = w.now.Add(time.Duration(random.IntN(90)) * time.Minute)
+	case 4:
+		w.now = w.now.Add(-time.Duration(random.IntN(30)) * time.Minute) // a clock that is set back
+	}
+	for _, work := range w.workloads {
+		if random.IntN(2) == 0 {
+			clear(work.leaving)
+		}
+		for _, ordinal := range ordinals(work) {
+			pod := work.pods[ordinal]
+			switch {
+			case random.IntN(40) == 0:
+				delete(work.pods, ordinal)
+			case random.IntN(30) == 0 && pod.ready:
+				pod.ready, pod.since = false, w.now
+			case random.IntN(2) == 0 && !pod.ready && !work.plan.broken:
+				pod.ready, pod.since = true, w.now
+			}
+		}
+		work.fill(w.now)
+	}
+}
+
+// check lets the controller decide, and looks at what it did.
+func check(t *testing.T, seed uint64, w *world) {
+	t.Helper()
+	type numbers struct {
+		total, available int32
+		replicas         map[*workload]int32
+	}
+	count := func() numbers {
+		n := numbers{replicas: map[*workload]int32{}}
+		for _, work := range w.workloads {
+			r := w.revision(work)
+			n.total += max(r.Existing, r.Replicas)
+			n.available += r.ReadyReplicas(r.Replicas)
+			n.replicas[work] = work.replicas
+		}
+		return n
+	}
+	before := count()
+	scaledDown := false
+	for _, work := range w.workloads {
+		scaledDown = scaledDown || work.replicas > w.budget.Replicas
+	}
+	w.decide()
+	after := count()
+	fatal := func(format string, args ...any) {
+		t.Helper()
+		t.Fatalf("seed %d, %+v: %s:\n%s", seed, w.budget, fmt.Sprintf(format, args...), strings.Join(w.log, "\n"))
+	}
+	if after.total > max(before.total, w.budget.Replicas+w.budget.MaxSurge) {
+		fatal("%d replicas", after.total)
+	}
+	if !scaledDown && after.available < min(before.available, w.budget.Minimum()) {
+		fatal("%d available of %d", after.available, before.available)
+	}
+	trials := 0
+	for _, work := range w.workloads {
+		if work.trial == "" {
+			continue
+		}
+		if work.replicas > 0 && work.template == w.template && work.plan == w.wanted {
+			trials++
+		}
+		canary := CanarySize(w.budget.Replicas, w.canary)
+		if work.trial == "Canary" && work.replicas > max(canary, before.replicas[work]) {
+			fatal("a canary of %d replicas, want at most %d", work.replicas, canary)
+		}
+	}
+	if trials > 1 {
+		fatal("%d candidates at a time", trials)
+	}
+}
+
+// ended looks at where it all has led.
+func ended(t *testing.T, seed uint64, w *world) {
+	t.Helper()
+	fatal := func(format string, args ...any) {
+		t.Helper()
+		t.Fatalf("seed %d, %+v: %s; %+v is wanted:\n%s", seed, w.budget, fmt.Sprintf(format, args...), *w.wanted, strings.Join(w.log, "\n"))
+	}
+	stable := w.workloads[w.find(w.template, w.stablePlan())]
+	ready := w.revision(stable).ReadyReplicas(stable.replicas)
+	if w.budget.Replicas == 0 {
+		if stable.replicas != 0 {
+			fatal("%s has %d replicas, none is wanted", stable.name(), stable.replicas)
+		}
+		return
+	}
+	good := !w.wanted.broken && (w.soak == 0 || w.wanted.verdict == Better || w.wanted.verdict == TooFew && w.approved)
+	switch {
+	case w.failed[w.wanted.name] != "" || stable.plan == w.wanted, w.wanted.verdict == TooFew && !w.wanted.broken:
+	case good:
+		fatal("it has not been promoted")
+	default:
+		fatal("it has not been taken back")
+	}
+	if stable.plan.broken && stable.plan.name != "first" {
+		fatal("%s serves, and cannot", stable.name())
+	}
+	var total int32
+	for _, work := range w.workloads {
+		total += work.replicas
+	}
+	if total < w.budget.Replicas || ready < w.budget.Replicas-CanarySize(w.budget.Replicas, w.canary) {
+		fatal("%d replicas, %d ready of %s", total, ready, stable.name())
+	}
+}

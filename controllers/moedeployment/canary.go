@@ -90,17 +90,22 @@ func replicaOf(pod *corev1.Pod) rollout.Replica {
 	return replica
 }
 
-// sampleOf is how requests to a revision have gone since a time. Under a plan only those count that were sent by its tables: a
-// plan whose tables are not at hand yet has not been tried.
+// sampleOf is how requests to a revision have gone since a time. Local activation rates are of whole minutes, or of the last sampled
+// requests where these are more, as in a quiet service or after a short time.
 func sampleOf(reports []lar.Report, revision string, since time.Time) rollout.Sample {
 	var sample rollout.Sample
+	var last lar.Ratio
 	for _, report := range reports {
-		sample.Service.Merge(report.ServiceSince(since)[revision])
+		served := report.ServiceSince(since)[revision]
+		sample.Merge(rollout.Sample{Locality: served.Locality, Service: served})
 		for _, observation := range report.Observations {
-			if observation.Revision == revision && !observation.Time.Before(since) && (observation.Plan == "" || observation.Forecast != nil) {
-				sample.Locality.Add(observation.Activations)
+			if observation.Revision == revision && observation.Routed() && !observation.Time.Before(since) {
+				last.Add(observation.Activations)
 			}
 		}
+	}
+	if last.Requests > sample.Locality.Requests {
+		sample.Locality = last
 	}
 	return sample
 }

@@ -375,10 +375,13 @@ func (p *planning) needs(plan *semmoev1.PlacementPlan) bool {
 	return slices.Contains(p.Named, plan.Name)
 }
 
-// obsoletePlans are plans of ours that nothing needs: not asked for, not made for a drift of late, and named by no workload.
+// obsoletePlans are plans of ours that nothing needs: not asked for, not made for a drift of late, and named by no workload. Which plan
+// of a profile is asked for is not known while the profile is not complete, as after its status was lost: they are kept, and with them
+// what they have failed at.
 func obsoletePlans(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan, p planning, workloads []*appsv1.StatefulSet, now time.Time) []*semmoev1.PlacementPlan {
 	return slices.DeleteFunc(slices.Clone(plans), func(plan *semmoev1.PlacementPlan) bool {
-		wanted := p.needs(plan) || recentReplan(plan, now) || pinned(moed, plan)
+		unknown := p.Plan == nil && p.ProfileName != "" && p.ProfileName == plan.Spec.ProfileRef.Name
+		wanted := p.needs(plan) || unknown || recentReplan(plan, now) || pinned(moed, plan)
 		return plan.DeletionTimestamp != nil || wanted || slices.ContainsFunc(workloads, func(w *appsv1.StatefulSet) bool { return mounts(w, plan) })
 	})
 }

@@ -507,6 +507,12 @@ func TestObsolete(t *testing.T) {
 	if left := obsoleteProfiles(profiles, planning{}, keptPlans(plans, obsolete), start); len(left) != 1 || left[0].Name != "q" {
 		t.Errorf("obsolete profiles are %v, want q: a plan that is kept names p", left)
 	}
+	if left := obsoletePlans(deployment(), plans, planning{ProfileName: "p"}, nil, start); len(left) != 0 {
+		t.Errorf("%d plans are obsolete of a profile that is not complete, want none", len(left))
+	}
+	if left := obsoletePlans(deployment(), plans, planning{ProfileName: "q"}, nil, start); len(left) != 3 {
+		t.Errorf("%d plans of another profile are obsolete, want all", len(left))
+	}
 	if left := obsoletePlans(deployment(), plans, planning{}, nil, start); len(left) != 3 {
 		t.Errorf("without profiling and workloads %d plans are obsolete, want all", len(left))
 	}

@@ -61,6 +61,10 @@ type Observation struct {
 	Forecast *Forecast `json:"forecast,omitempty"`
 }
 
+// Routed tells that the request was sent as its pod's plan wants it, as far as there is one: a plan whose tables are not at hand
+// yet has not been tried.
+func (o Observation) Routed() bool { return o.Plan == "" || o.Forecast != nil }
+
 // Forecast is what forecast tables say of a request's prompt. Shares are local ones of its activations, as far as tables know
 // them.
 type Forecast struct {

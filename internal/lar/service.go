@@ -56,6 +56,9 @@ type Service struct {
 	// Answer is of answers in one piece: the time to the end, prompt and all tokens together. Nothing tells it apart into the two
 	// above.
 	Answer Moments `json:"answer"`
+	// Locality is of those that were sampled, and, under a plan, that its tables had scored: of a fleet's one canary the last
+	// observations hold too few.
+	Locality Ratio `json:"locality"`
 }
 
 // Merge adds the requests of others.
@@ -65,6 +68,7 @@ func (s *Service) Merge(other Service) {
 	s.FirstToken.Merge(other.FirstToken)
 	s.InterToken.Merge(other.InterToken)
 	s.Answer.Merge(other.Answer)
+	s.Locality.Merge(other.Locality)
 }
 
 // Validate refuses sums that no requests have.
@@ -79,6 +83,9 @@ func (s Service) Validate() error {
 		if moments.N > s.Requests {
 			return fmt.Errorf("%s.n is %d of %d requests: it cannot be more", name, moments.N, s.Requests)
 		}
+	}
+	if err := s.Locality.Validate(); err != nil {
+		return fmt.Errorf("locality: %w", err)
 	}
 	return nil
 }

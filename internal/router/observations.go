@@ -78,6 +78,11 @@ func (o *Observations) add(observation lar.Observation) {
 	defer o.mu.Unlock()
 	observation.Time = o.now()
 	o.sums.Add(observation)
+	if observation.Routed() {
+		var locality lar.Ratio
+		locality.Add(observation.Activations)
+		o.service.Add(observation.Time, observation.Revision, lar.Service{Locality: locality})
+	}
 	if len(o.ring) < ringSize {
 		o.ring = append(o.ring, observation)
 		return

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/semmoe/operator/internal/lar"
 )
@@ -236,6 +237,24 @@ func TestEvents(t *testing.T) {
 			if e.n != want || told != want {
 				t.Fatalf("%q has %d events, %d of them told; want %d", text, e.n, told, want)
 			}
+		}
+	}
+}
+
+// The local activation rate of each revision is kept minute by minute, of the requests that were sent as the pod's plan wants it.
+func TestKeepsLocalityByMinute(t *testing.T) {
+	o := newObservations(prometheus.NewRegistry(), ProxyOptions{SamplePercent: 100})
+	for _, observation := range []lar.Observation{
+		{Revision: "unplanned", Count: lar.Count{Activations: lar.Activations{Local: 1, Total: 4}}},
+		{Revision: "planned", Plan: "d", Count: lar.Count{Activations: lar.Activations{Local: 2, Total: 4}}}, // before the tables came
+		{Revision: "planned", Plan: "d", Forecast: &lar.Forecast{Tables: "d"}, Count: lar.Count{Activations: lar.Activations{Local: 3, Total: 4}}},
+	} {
+		o.add(observation)
+	}
+	got := servedBy(t, o)
+	for revision, local := range map[string]int64{"unplanned": 1, "planned": 3} {
+		if locality := got[revision].Locality; locality.Requests != 1 || locality.Local != local || got[revision].Requests != 0 {
+			t.Errorf("%s: %+v, want one sampled request with %d local activations", revision, got[revision], local)
 		}
 	}
 }

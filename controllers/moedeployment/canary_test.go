@@ -1,0 +1,249 @@
+package moedeployment
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/lar"
+)
+
+// trialCase is a deployment of two replicas, one of which is the canary of a plan.
+type trialCase struct {
+	moed      *semmoev1.MoEDeployment
+	plan      *semmoev1.PlacementPlan
+	o         observation
+	workloads []*appsv1.StatefulSet
+	c         client.Client
+	r         *Reconciler
+	events    *events.FakeRecorder
+}
+
+func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase {
+	t.Helper()
+	found, moed := report(), deployment(append([]func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](100) }}, change...)...)
+	plan := planOf("new", "bb", nil)
+	candidate := layoutOf(plan, semmoev1.RealizationEngineMap)
+	tc := &trialCase{moed: moed, plan: plan, events: events.NewFakeRecorder(16)}
+	tc.o = observation{
+		Inspection: inspection.State{Report: &found}, Revision: revisionOf(moed, found, nil), CandidateRevision: revisionOf(moed, found, candidate),
+		Planning: planning{Plan: plan, Candidate: candidate},
+	}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), semmoev1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	for i, of := range []struct {
+		revision string
+		under    *layout
+		mark     string
+	}{{tc.o.CandidateRevision, candidate, semmoev1.RolloutCanary}, {tc.o.Revision, nil, ""}} {
+		workload, err := render(moed, of.revision, found, of.under, "semmoe:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		workload.UID, workload.Spec.Replicas = types.UID(of.revision), ptr.To[int32](1)
+		if of.mark != "" {
+			metav1.SetMetaDataAnnotation(&workload.ObjectMeta, semmoev1.AnnotationRollout, of.mark)
+		}
+		tc.workloads = append(tc.workloads, workload)
+		tc.o.Pods = append(tc.o.Pods, pod(workload.Name+"-0", of.revision, func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(workload, appsv1.SchemeGroupVersion.WithKind("StatefulSet"))}
+			p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(time.Duration(i) * time.Second))
+		}))
+	}
+	tc.c = fake.NewClientBuilder().WithScheme(scheme).WithObjects(tc.workloads[0], tc.workloads[1], plan).Build()
+	for _, object := range []client.Object{tc.workloads[0], tc.workloads[1], plan} {
+		if err := tc.c.Get(context.Background(), client.ObjectKeyFromObject(object), object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tc.r = &Reconciler{Client: tc.c, Recorder: tc.events, Image: "semmoe:1"}
+	return tc
+}
+
+// saw tells routers' samples: as many of either revision, with so much of ten activations local.
+func (tc *trialCase) saw(requests int, candidate, stable int64) {
+	var report lar.Report
+	for range requests {
+		for revision, local := range map[string]int64{tc.o.CandidateRevision: candidate, tc.o.Revision: stable} {
+			report.Observations = append(report.Observations, lar.Observation{
+				Time: start.Add(time.Minute), Revision: revision, Count: lar.Count{Activations: lar.Activations{Local: local, Total: 10}},
+			})
+		}
+	}
+	tc.o.Reports = []lar.Report{report}
+}
+
+func (tc *trialCase) reconcile(t *testing.T, now time.Time) rolloutState {
+	t.Helper()
+	_, state, err := tc.r.reconcileRevisions(context.Background(), tc.moed, tc.o, tc.workloads, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return state
+}
+
+// stored is what the API server has of the candidate's workload and of the plan.
+func (tc *trialCase) stored(t *testing.T) (*appsv1.StatefulSet, *semmoev1.PlacementPlan) {
+	t.Helper()
+	workload, plan := &appsv1.StatefulSet{}, &semmoev1.PlacementPlan{}
+	for object, from := range map[client.Object]client.Object{workload: tc.workloads[0], plan: tc.plan} {
+		if err := tc.c.Get(context.Background(), client.ObjectKeyFromObject(from), object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return workload, plan
+}
+
+// What is decided on a canary stands where it outlives the manager: on its workload, or on its plan.
+func TestCanaryIsDecided(t *testing.T) {
+	soaked := start.Add(10 * time.Minute)
+	manual := func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.Rollback = semmoev1.RollbackManual }
+	approve := func(m *semmoev1.MoEDeployment) {
+		m.Annotations = map[string]string{semmoev1.AnnotationApprove: "bb-full"}
+	}
+	unsampled := func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](0) }
+	cases := map[string]struct {
+		change            []func(*semmoev1.MoEDeployment)
+		requests          int
+		candidate, stable int64
+		now               time.Time
+		phase             semmoev1.RolloutPhase
+		reason, mark      string
+		failed            string // begins the plan's annotation
+		replicas          int32
+		held              bool
+	}{
+		"better, but it still soaks": {requests: 50, candidate: 8, stable: 2, now: start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", replicas: 1},
+		"better":                     {requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", replicas: 1},
+		"worse, while it soaks":      {requests: 50, candidate: 2, stable: 8, now: start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseRollingBack, reason: "LocalityWorse", mark: "Canary", failed: "LocalityWorse: its local", replicas: 0},
+		"worse, held":                {change: []func(*semmoev1.MoEDeployment){manual}, requests: 50, candidate: 2, stable: 8, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "RollbackHeld", mark: "Canary", replicas: 1, held: true},
+		"few requests":               {requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", replicas: 1},
+		"few requests, approved":     {change: []func(*semmoev1.MoEDeployment){approve}, requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", replicas: 1},
+		"few requests for long":      {requests: 5, candidate: 8, stable: 2, now: start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "Unconfirmed", mark: "Canary", replicas: 1},
+		"nothing is sampled":         {change: []func(*semmoev1.MoEDeployment){unsampled}, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Unconfirmed", mark: "Canary", replicas: 1},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			trial := newTrial(t, tc.change...)
+			trial.saw(tc.requests, tc.candidate, tc.stable)
+			state := trial.reconcile(t, tc.now)
+			workload, plan := trial.stored(t)
+			if state.Phase != tc.phase || state.Reason != tc.reason || state.Held != tc.held || strings.Contains(state.Message, "%!") {
+				t.Errorf("state is %+v", state)
+			}
+			if got := workload.Annotations[semmoev1.AnnotationRollout]; got != tc.mark || *workload.Spec.Replicas != tc.replicas {
+				t.Errorf("the workload is marked %q and has %d replicas, want %q and %d", got, *workload.Spec.Replicas, tc.mark, tc.replicas)
+			}
+			if got := plan.Annotations[semmoev1.AnnotationFailed+trial.o.CandidateRevision]; !strings.HasPrefix(got, tc.failed) || (got == "") != (tc.failed == "") {
+				t.Errorf("the plan says %q, want %q", got, tc.failed)
+			}
+
+			trial.o.Rollout = state
+			status := statusOf(trial.moed, trial.o, tc.now)
+			if status.Rollout == nil || status.Rollout.Phase != tc.phase || status.Rollout.StableRevision != trial.o.Revision || status.Rollout.CandidatePlan != "bb-full" {
+				t.Errorf("status.rollout is %+v", status.Rollout)
+			}
+			for kind, want := range map[string]bool{semmoev1.ConditionStalled: tc.held, semmoev1.ConditionDegraded: false, semmoev1.ConditionReconciling: false} {
+				if got := meta.IsStatusConditionTrue(status.Conditions, kind); got != want {
+					t.Errorf("%s is %v, want %v", kind, got, want)
+				}
+			}
+			trial.moed.Status = status
+			if again := statusOf(trial.moed, trial.o, tc.now.Add(time.Minute)); again.Rollout.Since != status.Rollout.Since {
+				t.Errorf("the phase began at %v, and a minute later at %v", status.Rollout.Since, again.Rollout.Since)
+			}
+		})
+	}
+}
+
+// A promoted plan that serves alone is proven, and the revision before it is removed only then.
+func TestCanaryIsProven(t *testing.T) {
+	trial := newTrial(t, func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) })
+	candidate, stable := trial.workloads[0], trial.workloads[1]
+	candidate.Annotations[semmoev1.AnnotationRollout] = semmoev1.RolloutPromoting
+	stable.Spec.Replicas = ptr.To[int32](0)
+	for _, workload := range trial.workloads {
+		if err := trial.c.Update(context.Background(), workload); err != nil {
+			t.Fatal(err)
+		}
+	}
+	trial.o.Pods = trial.o.Pods[:1]
+	trial.reconcile(t, start.Add(time.Hour))
+	if workload, _ := trial.stored(t); onTrial(workload) {
+		t.Error("the workload is still on trial")
+	}
+	if err := trial.c.Get(context.Background(), client.ObjectKeyFromObject(stable), stable); err != nil {
+		t.Errorf("the workload before it: %v", err)
+	}
+}
+
+// A canary waits until the revision that serves is complete, and is created with its mark.
+func TestCanaryBegins(t *testing.T) {
+	trial := newTrial(t)
+	stable := trial.workloads[1]
+	trial.workloads, trial.o.Pods = trial.workloads[1:], trial.o.Pods[1:]
+	if err := trial.c.DeleteAllOf(context.Background(), &appsv1.StatefulSet{}, client.InNamespace("ns"), client.MatchingLabels{semmoev1.LabelRevision: trial.o.CandidateRevision}); err != nil {
+		t.Fatal(err)
+	}
+	if state := trial.reconcile(t, start); state.Phase != "" || state.Reason != "WaitingForReplicas" {
+		t.Errorf("with one of two replicas: %+v", state)
+	}
+	second := *trial.o.Pods[0].DeepCopy()
+	second.Name = stable.Name + "-1"
+	trial.o.Pods = append(trial.o.Pods, &second)
+	if state := trial.reconcile(t, start); state.Phase != semmoev1.RolloutPhaseCanary || state.Reason != "CanaryStarting" {
+		t.Errorf("with both replicas: %+v", state)
+	}
+	begun := &appsv1.StatefulSet{}
+	if err := trial.c.Get(context.Background(), client.ObjectKey{Namespace: "ns", Name: "m-" + trial.o.CandidateRevision}, begun); err != nil {
+		t.Fatal(err)
+	}
+	if begun.Annotations[semmoev1.AnnotationRollout] != semmoev1.RolloutCanary || begun.Spec.Template.Annotations[semmoev1.AnnotationRollout] != "" {
+		t.Errorf("the annotations are %v", begun.Annotations)
+	}
+}
+
+func TestSampleOf(t *testing.T) {
+	since := start.Add(30 * time.Second)
+	at := func(after time.Duration, change ...func(*lar.Observation)) lar.Observation {
+		o := lar.Observation{Time: start.Add(after), Revision: "r", Count: lar.Count{Activations: lar.Activations{Local: 1, Total: 4}}}
+		for _, c := range change {
+			c(&o)
+		}
+		return o
+	}
+	planned := func(o *lar.Observation) { o.Plan = "d" }
+	scored := func(o *lar.Observation) { o.Plan, o.Forecast = "d", &lar.Forecast{} }
+	other := func(o *lar.Observation) { o.Revision = "s" }
+	minute := lar.ServiceBucket{Start: start.Add(time.Minute), Revisions: map[string]lar.Service{"r": {Requests: 7, Locality: lar.Ratio{Requests: 3}}}}
+	before := lar.ServiceBucket{Start: start, Revisions: map[string]lar.Service{"r": {Requests: 100, Locality: lar.Ratio{Requests: 50}}}}
+	got := sampleOf([]lar.Report{{
+		Observations: []lar.Observation{at(0), at(time.Minute), at(time.Minute, planned), at(time.Minute, scored), at(time.Minute, other)},
+		Service:      []lar.ServiceBucket{before, minute},
+	}}, "r", since)
+	if got.Locality.Requests != 3 || got.Service.Requests != 7 {
+		t.Errorf("%d sampled requests of %d, want those of the whole minute: 3 of 7", got.Locality.Requests, got.Service.Requests)
+	}
+	got = sampleOf([]lar.Report{{Observations: []lar.Observation{at(0), at(time.Minute), at(time.Minute, planned), at(time.Minute, scored), at(time.Minute, other)}}}, "r", since)
+	if got.Locality.Requests != 2 {
+		t.Errorf("%d sampled requests, want the two that were sent as the plan wants it, as far as there is one", got.Locality.Requests)
+	}
+}

@@ -31,12 +31,18 @@ import (
 // storedProfile is an AffinityProfile of the small model whose result lies in the store already: no engine is needed.
 func storedProfile(t *testing.T, namespace string) *semmoev1.AffinityProfile {
 	t.Helper()
+	return storedProfileOf(t, namespace, "tiny", "texts", filepath.Join(repository, "solver", "testdata", "tiny-32e-top4.safetensors.zst"))
+}
+
+// storedProfileOf is one whose result is the routing trace of a file. Its data set is a ConfigMap of one request.
+func storedProfileOf(t *testing.T, namespace, name, dataset, trace string) *semmoev1.AffinityProfile {
+	t.Helper()
 	model, err := checkpoint.Inspect(checkpointDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	texts := `{"prompt": "func main() {"}` + "\n"
-	create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "texts"}, Data: map[string]string{"dataset.jsonl": texts}})
+	texts := fmt.Sprintf("{\"prompt\": %q}\n", "func "+dataset+"() {")
+	create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: dataset}, Data: map[string]string{"dataset.jsonl": texts}})
 	sum := sha256.Sum256([]byte(texts))
 	counts := filepath.Join(t.TempDir(), profile.CountsFile)
 	if err := os.WriteFile(counts, nil, 0o600); err != nil {
@@ -50,7 +56,7 @@ func storedProfile(t *testing.T, namespace string) *semmoev1.AffinityProfile {
 	manifest := profile.Manifest{ModelDigest: model.ModelDigest, DatasetDigest: hex.EncodeToString(sum[:]), Sampling: sampling}
 	scope := artifact.Scope{Namespace: namespace, Kind: artifact.Profile, ID: manifest.ID()}
 	if _, err := profile.Publish(t.Context(), store, scope, manifest, map[string]string{
-		profile.TraceFile:     filepath.Join(repository, "solver", "testdata", "tiny-32e-top4.safetensors.zst"),
+		profile.TraceFile:     trace,
 		profile.CountsFile:    counts,
 		profile.TokenizerFile: filepath.Join(checkpointDir(), "tokenizer.json"),
 	}); err != nil {
@@ -58,10 +64,10 @@ func storedProfile(t *testing.T, namespace string) *semmoev1.AffinityProfile {
 	}
 	moed := newDeployment(namespace, "unused")
 	p := &semmoev1.AffinityProfile{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "tiny"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 		Spec: semmoev1.AffinityProfileSpec{
 			Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: moed.Spec.Parallelism,
-			Dataset: &semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "texts"}},
+			Dataset: &semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: dataset}},
 			Target:  semmoev1.ProfilingTargetDedicated,
 			SamplingSpec: semmoev1.SamplingSpec{
 				Requests: int32(sampling.Requests), Tokens: int32(sampling.Tokens), RequestTokens: int32(sampling.RequestTokens),

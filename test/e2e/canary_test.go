@@ -1,0 +1,175 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/solver/trace"
+	"github.com/semmoe/operator/test/corpus"
+)
+
+// scrambled is a routing trace of the small model in which the experts of each layer have changed their numbers. A plan that is
+// made from it promises as much as one of the true trace, and keeps nothing of it.
+func scrambled(t *testing.T) string {
+	t.Helper()
+	routes, err := trace.Open(t.Context(), filepath.Join(repository, "solver", "testdata", "tiny-32e-top4.safetensors.zst"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	layers := len(routes.Model.Layers)
+	renumbered := make([][]int, layers)
+	for layer := range renumbered {
+		renumbered[layer] = random.Perm(routes.Model.Experts)
+	}
+	for i, expert := range routes.Experts {
+		routes.Experts[i] = uint16(renumbered[i/routes.Model.TopK%layers][expert])
+	}
+	routes.LookAhead = nil
+	name := filepath.Join(t.TempDir(), "scrambled.safetensors.zst")
+	if err := trace.Create(name, routes); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// readers send requests of all kinds of text until they are stopped, and fail the test where one is not answered in full.
+func readers(t *testing.T, url string) (stop func()) {
+	t.Helper()
+	requests := corpus.Requests(corpus.Written(), 300)
+	ctx, cancel := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	var next, served atomic.Int64
+	for range 4 {
+		clients.Go(func() {
+			for ctx.Err() == nil {
+				text := requests[next.Add(1)%int64(len(requests))].Text
+				body := fmt.Sprintf(`{"model": "tiny", "prompt": %q, "max_tokens": 2, "temperature": 0}`, strings.ToValidUTF8(text, ""))
+				if err := answered(http.Post(url+"/v1/completions", "application/json", strings.NewReader(body))); err != nil {
+					t.Errorf("a request failed: %v", err)
+				}
+				served.Add(1)
+			}
+		})
+	}
+	t.Cleanup(clients.Wait) // also of a test that has failed: the context ends first
+	return func() {
+		cancel()
+		clients.Wait()
+		t.Logf("%d requests were served", served.Load())
+	}
+}
+
+// phaseOf is how far a new plan has come; empty where none is on its way.
+func phaseOf(moed *semmoev1.MoEDeployment) semmoev1.RolloutPhase {
+	if moed.Status.Rollout == nil {
+		return ""
+	}
+	return moed.Status.Rollout.Phase
+}
+
+// A plan that is better than none is promoted from its canary; one that promises as much and is worse is taken back by itself,
+// and not tried again until somebody asks for it. Nobody notices.
+func TestCanary(t *testing.T) {
+	t.Parallel()
+	whole, namespace := t, newNamespace(t)
+	stopManager := startManager(whole, namespace, nil)
+	storedProfile(t, namespace)
+	storedProfileOf(t, namespace, "scrambled", "others", scrambled(t))
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
+		m.Spec.Replicas = ptr.To[int32](3)
+		m.Spec.Routing.SamplePercent = ptr.To[int32](100)
+		m.Spec.Rollout.SoakSeconds = ptr.To[int32](5)
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "tiny"}}
+	})
+	create(t, moed)
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
+	url := reach(t, moed)
+	eventually(t, patience, "the first request is answered", func() error { return ask(t.Context(), url, "tiny") })
+
+	// Without requests nothing tells whether the plan is better: it stays on its canary.
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "Canary", "1 of 3 replicas")
+	told := get(t, moed)
+	if told.Status.Rollout == nil || told.Status.Rollout.Phase != semmoev1.RolloutPhaseCanary || told.Status.Rollout.CandidateRevision == told.Status.Revision {
+		t.Errorf("status.rollout is %+v", told.Status.Rollout)
+	}
+	if err := conditionIs(told.Status.Conditions, told.Generation, semmoev1.ConditionReconciling, metav1.ConditionFalse, "Complete"); err != nil {
+		t.Error(err)
+	}
+	stop := readers(t, url)
+	good := waitPlanned(t, moed).Status.PlanDigest
+	eventually(t, patience, "requests are sent by it", func() error { return sentBy(t.Context(), url, good) })
+
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Profiling.ProfileRef.Name = "scrambled" })
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "RolledBack", "LocalityWorse")
+	eventually(t, patience, "taken back", func() error {
+		current := get(t, moed)
+		if workloads := listWorkloads(t, moed); len(workloads) != 1 || current.Status.PlanDigest != good || phaseOf(current) != "" {
+			return fmt.Errorf("%d workloads, plan %s, phase %s", len(workloads), current.Status.PlanDigest, phaseOf(current))
+		}
+		return complete(current)
+	})
+	bad := &semmoev1.PlacementPlan{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: get(t, moed).Status.Plan}}
+	if err := api.Get(t.Context(), client.ObjectKeyFromObject(bad), bad); err != nil {
+		t.Fatal(err)
+	}
+	if bad.Status.Verdict != semmoev1.VerdictGain {
+		t.Errorf("the bad plan promises no gain: %+v", bad.Status)
+	}
+	failures := failuresOf(bad)
+	if len(failures) != 1 {
+		t.Fatalf("the annotations of the bad plan are %v", bad.Annotations)
+	}
+	t.Logf("taken back: %s", bad.Annotations[failures[0]])
+
+	// It is not tried again, whatever is lost.
+	pods := podUIDs(t, moed)
+	stopManager()
+	wipeStatus(t, moed)
+	startManager(whole, namespace, nil)
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "RolledBack", "LocalityWorse")
+	if diff := cmp.Diff(pods, podUIDs(t, moed)); diff != "" {
+		t.Errorf("other pods (-before +after):\n%s", diff)
+	}
+
+	// Once somebody asks for it, it is; and what has failed it is not this time left to the operator to take back.
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.Rollback = semmoev1.RollbackManual })
+	if err := api.Patch(t.Context(), bad, client.RawPatch("application/merge-patch+json", []byte(fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, failures[0])))); err != nil {
+		t.Fatal(err)
+	}
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionStalled, metav1.ConditionTrue, "RollbackHeld", "LocalityWorse", failures[0])
+	if held := get(t, moed); !meta.IsStatusConditionTrue(held.Status.Conditions, semmoev1.ConditionReady) || meta.IsStatusConditionTrue(held.Status.Conditions, semmoev1.ConditionDegraded) {
+		t.Errorf("the conditions are %+v", held.Status.Conditions)
+	}
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Profiling.ProfileRef.Name = "tiny" })
+	again := waitPlanned(t, moed)
+	if again.Status.PlanDigest != good {
+		t.Errorf("plan %s, want %s", again.Status.PlanDigest, good)
+	}
+	stop()
+}
+
+// failuresOf are the annotations of a plan that tell that it has failed.
+func failuresOf(plan *semmoev1.PlacementPlan) []string {
+	var keys []string
+	for key := range plan.Annotations {
+		if strings.HasPrefix(key, semmoev1.AnnotationFailed) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}

@@ -163,6 +163,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if err := r.Get(ctx, request.NamespacedName, moed); err != nil {
 		if apierrors.IsNotFound(err) {
 			r.Metrics.forget(request.NamespacedName)
+			forgetRollout(request.NamespacedName)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
@@ -232,7 +233,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 			phases = errors.Join(phases, err)
 		}
 	}
-	if err := r.applyStatus(ctx, moed, statusOf(moed, o, now)); err != nil {
+	status := statusOf(moed, o, now)
+	measureRollout(request.NamespacedName, status.Rollout)
+	if err := r.applyStatus(ctx, moed, status); err != nil {
 		phases = errors.Join(phases, err)
 	}
 	if phases != nil {

@@ -24,12 +24,8 @@ func onTrial(workload *appsv1.StatefulSet) bool {
 	return workload.Annotations[semmoev1.AnnotationRollout] != ""
 }
 
-// proven are the workloads that have proven themselves. Where none is left, as when somebody has deleted it during a canary, those
-// on trial are all that serves.
+// proven are the workloads that have proven themselves.
 func proven(workloads []*appsv1.StatefulSet) []*appsv1.StatefulSet {
-	if !slices.ContainsFunc(workloads, func(w *appsv1.StatefulSet) bool { return !onTrial(w) }) {
-		return workloads
-	}
 	return slices.DeleteFunc(slices.Clone(workloads), onTrial)
 }
 

@@ -133,7 +133,7 @@ func TestCanaryIsDecided(t *testing.T) {
 	}{
 		"better, but it still soaks": {requests: 50, candidate: 8, stable: 2, now: start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", replicas: 1},
 		"better":                     {requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", replicas: 1},
-		"worse, while it soaks":      {requests: 50, candidate: 2, stable: 8, now: start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseRollingBack, reason: "LocalityWorse", mark: "Canary", failed: "LocalityWorse: its local", replicas: 0},
+		"worse, while it soaks":      {requests: 50, candidate: 2, stable: 8, now: start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "LocalityWorse: its local", replicas: 1},
 		"worse, held":                {change: []func(*semmoev1.MoEDeployment){manual}, requests: 50, candidate: 2, stable: 8, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "RollbackHeld", mark: "Canary", replicas: 1, held: true},
 		"few requests":               {requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", replicas: 1},
 		"few requests, approved":     {change: []func(*semmoev1.MoEDeployment){approve}, requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", replicas: 1},
@@ -171,6 +171,17 @@ func TestCanaryIsDecided(t *testing.T) {
 				t.Errorf("the phase began at %v, and a minute later at %v", status.Rollout.Since, again.Rollout.Since)
 			}
 		})
+	}
+}
+
+// A plan that has failed gives its replica back, and nothing tells but the plan.
+func TestCanaryGoesBack(t *testing.T) {
+	trial := newTrial(t)
+	trial.o.Planning.Candidate, trial.o.CandidateRevision = nil, ""
+	trial.o.Planning.Hold = verdict{metav1.ConditionFalse, reasonRolledBack, "why"}
+	state := trial.reconcile(t, start)
+	if workload, _ := trial.stored(t); *workload.Spec.Replicas != 0 || state.Phase != semmoev1.RolloutPhaseRollingBack || state.Message != "why" || state.Plan != "bb-full" {
+		t.Errorf("%d replicas, state %+v", *workload.Spec.Replicas, state)
 	}
 }
 

@@ -102,7 +102,7 @@ func TestChooseLayout(t *testing.T) {
 		"ready, the first plan":           {wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, nil, 2)}, try: fresh},
 		"on its canary":                   {wanted: fresh, workloads: []*appsv1.StatefulSet{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, try: fresh},
 		"the canary has the only replica": {wanted: fresh, workloads: []*appsv1.StatefulSet{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 0)}, want: old, try: fresh},
-		"the canary is all that is left":  {wanted: fresh, workloads: []*appsv1.StatefulSet{trial(workloadUnder(t, fresh, 1))}, want: fresh},
+		"the canary is all that is left":  {wanted: fresh, workloads: []*appsv1.StatefulSet{trial(workloadUnder(t, fresh, 1))}, try: fresh},
 		"on its canary, withdrawn":        {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, workloads: []*appsv1.StatefulSet{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, hold: "AwaitingApproval"},
 		"failed":                          {wanted: failedOnce, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}, want: old, hold: "RolledBack"},
 		"failed, and nothing serves":      {wanted: failedOnce, hold: "RolledBack"},

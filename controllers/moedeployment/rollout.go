@@ -61,7 +61,8 @@ func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoED
 		}
 		if m.in.Candidate == rollout.None {
 			state = withoutCandidate(o, m)
-		} else if state, err = r.decided(ctx, moed, o, m, action); err != nil {
+		} else if state, err = r.decided(ctx, moed, o, m, action); err != nil || state.Phase == semmoev1.RolloutPhaseRollingBack {
+			// A candidate goes when the cache shows that its plan has failed: else it could be begun again in between.
 			return false, state, err
 		}
 	}
@@ -143,7 +144,8 @@ func (r *Reconciler) decided(ctx context.Context, moed *semmoev1.MoEDeployment, 
 			plan, decision.Reason, moed.Namespace, o.Planning.Plan.Name, semmoev1.AnnotationFailed, o.CandidateRevision, decision.Reason)
 		return state, r.mark(ctx, workload, semmoev1.RolloutCanary)
 	case decision.Step == rollout.StepRollBack:
-		state.Phase, state.Message = semmoev1.RolloutPhaseRollingBack, fmt.Sprintf("Plan %s is taken back. %s: %s", plan, decision.Reason, decision.Message)
+		state.Phase, state.Reason, state.Again = semmoev1.RolloutPhaseRollingBack, reasonRolledBack, time.Second
+		state.Message = fmt.Sprintf("Plan %s is taken back. %s: %s", plan, decision.Reason, decision.Message)
 		return state, r.giveUp(ctx, o.Planning.Plan, o.CandidateRevision, decision)
 	case decision.Step == rollout.StepPromote:
 		state.Phase, state.Reason = semmoev1.RolloutPhasePromoting, "Promoting"

@@ -120,3 +120,44 @@ func TestReplicasKeepsBoundsAndEnds(t *testing.T) {
 		}
 	}
 }
+
+// The candidate is revision 0, what serves is revision 1.
+func TestReplicasOfACanary(t *testing.T) {
+	trial := func(r Revision) Revision { r.Trial = true; return r }
+	cases := map[string]struct {
+		budget    Budget
+		revisions []Revision
+		canary    int32
+		paused    bool
+		want      []int32
+	}{
+		"one goes for it":                         {Budget{3, 1, 0}, []Revision{trial(revision(0)), revision(3, 0, 1, 2)}, 1, false, []int32{0, 2}},
+		"it comes":                                {Budget{3, 1, 0}, []Revision{trial(revision(0)), revision(2, 0, 1)}, 1, false, []int32{1, 2}},
+		"it serves, and stays small":              {Budget{3, 1, 0}, []Revision{trial(revision(1, 0)), revision(2, 0, 1)}, 1, false, []int32{1, 2}},
+		"with surge it comes first":               {Budget{3, 0, 1}, []Revision{trial(revision(0)), revision(3, 0, 1, 2)}, 1, false, []int32{1, 3}},
+		"and one goes when it serves":             {Budget{3, 0, 1}, []Revision{trial(revision(1, 0)), revision(3, 0, 1, 2)}, 1, false, []int32{1, 2}},
+		"two at a time":                           {Budget{6, 2, 0}, []Revision{trial(revision(0)), revision(6, 0, 1, 2, 3, 4, 5)}, 2, false, []int32{0, 4}},
+		"never all of them":                       {Budget{2, 1, 0}, []Revision{trial(revision(1, 0)), revision(1, 0)}, 5, false, []int32{1, 1}},
+		"the only replica":                        {Budget{1, 1, 0}, []Revision{trial(revision(0)), revision(0)}, 1, false, []int32{1, 0}},
+		"the only replica stays, with surge":      {Budget{1, 1, 1}, []Revision{trial(revision(1, 0)), revision(1, 0)}, 1, false, []int32{1, 1}},
+		"nobody gives up what serves for it":      {Budget{3, 1, 0}, []Revision{trial(revision(0)), revision(3, 1, 2)}, 1, false, []int32{0, 3}},
+		"scaled up: the rest grows":               {Budget{5, 1, 0}, []Revision{trial(revision(1, 0)), revision(2, 0, 1)}, 1, false, []int32{1, 4}},
+		"scaled down: the rest shrinks":           {Budget{2, 1, 0}, []Revision{trial(revision(1, 0)), revision(4, 0, 1, 2, 3)}, 1, false, []int32{1, 1}},
+		"scaled to zero":                          {Budget{0, 1, 0}, []Revision{trial(revision(1, 0)), revision(2, 0, 1)}, 1, false, []int32{0, 0}},
+		"a smaller canary":                        {Budget{4, 1, 0}, []Revision{trial(revision(2, 0, 1)), revision(2, 0, 1)}, 1, false, []int32{1, 2}},
+		"paused: what serves grows":               {Budget{4, 1, 0}, []Revision{trial(revision(1, 0)), revision(1, 0)}, 1, true, []int32{1, 3}},
+		"paused: also where the canary is larger": {Budget{4, 1, 0}, []Revision{trial(revision(2, 0, 1)), revision(1, 0)}, 1, true, []int32{2, 2}},
+		"paused: the canary shrinks first":        {Budget{2, 1, 0}, []Revision{trial(revision(1, 0)), revision(2, 0, 1)}, 1, true, []int32{0, 2}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			goal := Goal{Stable: 1, Candidate: 0, Canary: tc.canary}
+			if tc.paused {
+				goal.Stable, goal.Candidate = None, None
+			}
+			if diff := cmp.Diff(tc.want, Replicas(tc.budget, tc.revisions, goal)); diff != "" {
+				t.Errorf("replicas (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -211,7 +211,10 @@ const (
 // driftStatus is the reported state of the test. Like the rate it stays at the previous report until it differs by a step and a minute
 // has passed, but an alarm is told at once.
 func driftStatus(previous *semmoev1.DriftStatus, a assessment, now time.Time) *semmoev1.DriftStatus {
-	if !a.Tested {
+	switch {
+	case a.Status == "":
+		return previous
+	case !a.Tested:
 		return nil
 	}
 	status := &semmoev1.DriftStatus{StatisticMilli: milliOf(a.Statistic), ThresholdMilli: milliOf(a.Threshold), ObservedTime: new(metav1.NewTime(now.Truncate(time.Second)))}

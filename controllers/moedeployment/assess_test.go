@@ -22,6 +22,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -29,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/promquery"
@@ -298,7 +300,9 @@ func TestDriftStatus(t *testing.T) {
 		want     *semmoev1.DriftStatus
 	}{
 		"first":                        {nil, is(0.1), 0, at(100, 0)},
-		"not tested":                   {at(100, 0), assessment{}, time.Hour, nil},
+		"not tested":                   {at(100, 0), assessment{Status: localityOnTarget}, time.Hour, nil},
+		"not known":                    {at(100, 0), assessment{Status: localityUnknown}, time.Hour, nil},
+		"not assessed":                 {at(100, 0), assessment{}, time.Hour, at(100, 0)},
 		"a small change":               {at(100, 0), is(0.349), time.Hour, at(100, 0)},
 		"a step":                       {at(100, 0), is(0.35), time.Hour, at(350, time.Hour)},
 		"a step within the minute":     {at(100, 0), is(0.9), 59 * time.Second, at(100, 0)},
@@ -307,7 +311,7 @@ func TestDriftStatus(t *testing.T) {
 		"onset forgotten":              {drifted(4000, 0, 500), is(4.9, alarm(time.Hour, 0.55)), 2 * time.Hour, drifted(4000, 0, 500)},
 		"a step of itself":             {drifted(4000, 0, 500), is(5, alarm(time.Hour, 0.5)), 2 * time.Hour, drifted(5000, 2*time.Hour, 500)},
 		"other causes":                 {drifted(4000, 0, 500), is(4, alarm(time.Hour, 0.6)), 2 * time.Hour, drifted(4000, 2*time.Hour, 600)},
-		"from Prometheus":              {at(100, 0), assessment{Tested: true, Statistic: 0.1, Threshold: 0.9}, 0, &semmoev1.DriftStatus{StatisticMilli: 100, ThresholdMilli: 900, ObservedTime: &metav1.Time{Time: start}}},
+		"from Prometheus":              {at(100, 0), assessment{Status: localityOnTarget, Tested: true, Statistic: 0.1, Threshold: 0.9}, 0, &semmoev1.DriftStatus{StatisticMilli: 100, ThresholdMilli: 900, ObservedTime: &metav1.Time{Time: start}}},
 		"what is no number, and large": {nil, is(math.Inf(1)), 0, at(1e9, 0)},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -418,5 +422,19 @@ func TestMetrics(t *testing.T) {
 	m.forget(types.NamespacedName{Namespace: "ns", Name: "a"})
 	if got := gather("a"); len(got) > 0 {
 		t.Errorf("a deleted object still has %v", got)
+	}
+}
+
+// An error that keeps drift from being assessed leaves what was reported: it would else come and go with every conflict.
+func TestLocalityOutlivesErrors(t *testing.T) {
+	found := report()
+	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Drift: assessment{Status: localityDrifted, Reason: "Drifted", Tested: true, Statistic: 2, Threshold: 1, Since: start}}
+	moed := deployment()
+	moed.Status = statusOf(moed, o, start)
+	o.Drift = assessment{}
+	again := statusOf(moed, o, start.Add(time.Hour))
+	condition := meta.FindStatusCondition(again.Conditions, semmoev1.ConditionLocalityOnTarget)
+	if condition.Reason != "Drifted" || again.Drift == nil || again.Drift.Since == nil {
+		t.Errorf("after an error: %+v, drift %+v", condition, again.Drift)
 	}
 }

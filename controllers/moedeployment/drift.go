@@ -136,7 +136,7 @@ func assessDrift(in driftInput) assessment {
 		a.Message = "Requests get what the plan promises"
 	}
 	if !a.Tested {
-		a.Message += ". Whether they drift is not tested: the plan was made from too few requests to tell drift from chance"
+		a.Message += ". Whether they drift is not tested: the plan has no calibration (drift.json), as one that was made from too few requests, or by an earlier version"
 	}
 	a.Reason = string(a.Status)
 	return a

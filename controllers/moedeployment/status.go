@@ -49,7 +49,8 @@ type observation struct {
 	// Observed is what routers sampled of the revision; Enough tells that it says something.
 	Observed traffic
 	Enough   bool
-	// Drift is how what is served stands to the plan in service.
+	// Drift is how what is served stands to the plan in service; its zero value where an error kept it from being assessed, and what was
+	// reported stays.
 	Drift assessment
 	// RankTokens is how many of the sampled tokens each rank got.
 	RankTokens map[int]int64
@@ -122,7 +123,9 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	set(semmoev1.ConditionProfiled, profiledVerdict(moed, o))
 	set(semmoev1.ConditionPlanned, plannedVerdict(moed, o))
 	set(semmoev1.ConditionRolledOut, rolledOutVerdict(moed, o, complete))
-	set(semmoev1.ConditionLocalityOnTarget, localityVerdict(o.Drift, status.LAR, status.Drift))
+	if o.Drift.Status != "" || meta.FindStatusCondition(status.Conditions, semmoev1.ConditionLocalityOnTarget) == nil {
+		set(semmoev1.ConditionLocalityOnTarget, localityVerdict(o.Drift, status.LAR, status.Drift))
+	}
 	return status
 }
 

@@ -270,6 +270,14 @@ func TestConfigMapData(t *testing.T) {
 			t.Errorf("%s: keys %s, error %v", engine, got, err)
 		}
 	}
+	for size, holds := range map[int]bool{1000: true, 900 << 10: false} {
+		a.Files[plan.DriftFile] = bytes.Repeat([]byte(" "), size)
+		data, err := bundle.ConfigMapData(a, "SGLang")
+		if _, has := data[plan.DriftFile]; err != nil || has != holds || len(data) != 4+map[bool]int{true: 1}[holds] {
+			t.Errorf("a calibration of %d bytes: held is %v of %d keys, error %v", size, has, len(data), err)
+		}
+	}
+	delete(a.Files, plan.DriftFile)
 	permutation := a.Files[plan.GatePermutationFile]
 	delete(a.Files, plan.GatePermutationFile)
 	if _, err := bundle.ConfigMapData(a, "VLLM"); err == nil || !strings.Contains(err.Error(), "redundant experts") {

@@ -334,3 +334,46 @@ func TestSmallBatchesDoNotPay(t *testing.T) {
 		t.Errorf("%+v", got.Decision)
 	}
 }
+
+// TestReplanRecoversOnRealRouting makes a plan from program code and serves prose: what new tables, and a new placement, made from
+// part of the prose recover on the rest of what a plan made from that part alone would bring. docs/planning.md has the
+// figures for larger traces.
+func TestReplanRecoversOnRealRouting(t *testing.T) {
+	all := real(t)
+	kinds := func(names ...string) (of []int) {
+		for r, domain := range all.Domains {
+			if slices.Contains(names, all.Model.Domains[domain]) {
+				of = append(of, r)
+			}
+		}
+		return of
+	}
+	code, prose := all.Subset(kinds("c", "go", "js", "python", "sql", "yamljson")), all.Subset(kinds("chinese", "english", "french", "german", "japanese", "russian", "spanish"))
+	learnt, test, err := trace.Split(prose, 60, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	recent := prose.Subset(learnt)
+	code.Domains, recent.Domains = nil, nil
+	o := options(placement.TensorParallel, 8)
+	o.TrainPercent = 75
+	current, scratch := solve(t, code, o).Plan, solve(t, recent, o).Plan
+	r := bigBatches()
+	r.TrainPercent = 75
+	got := replan(t, recent, code, current, r)
+	e := solver.DefaultEvaluation()
+	e.Requests, e.Seed, e.WithoutBounds = test, 1, true
+	rate := func(p *solver.Plan) float64 {
+		report, err := solver.Evaluate(t.Context(), prose, p, e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return report.LAR
+	}
+	before, best := rate(current), rate(scratch)
+	tables, layout := (rate(got.Tables.Plan)-before)/(best-before), (rate(got.Layout.Plan)-before)/(best-before)
+	t.Logf("%d tokens: LAR %.3f, from scratch %.3f; new tables recover %.2f, a new placement %.2f; trust %v", len(recent.Tokens), before, best, tables, layout, got.Trust)
+	if tables < 0.5 || layout < 0.95 || best < before*1.1 {
+		t.Errorf("LAR %.3f, from scratch %.3f: new tables recover %.2f of the loss, a new placement %.2f", before, best, tables, layout)
+	}
+}

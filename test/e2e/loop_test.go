@@ -203,7 +203,6 @@ func dropProfilingJobs(state map[string]string) {
 			delete(state, key)
 		}
 	}
-	delete(state, "jobs")
 }
 
 // wipeStatus empties the status of the deployment, its profiles and its plans, as a restored backup would.

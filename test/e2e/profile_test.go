@@ -22,6 +22,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/solver/trace"
+	"github.com/semmoe/operator/test/faults"
 )
 
 // newProfile is a profile of the small model by an engine of its own, on the data set of requests().
@@ -254,8 +255,8 @@ func TestProfileDedicated(t *testing.T) {
 	})
 	t.Run("steady", func(t *testing.T) {
 		stop()
-		counting := newCrashing(0)
-		endCounting := startManager(t, namespace, counting.newClient)
+		counting := faults.New(faults.Schedule{})
+		endCounting := startManager(t, namespace, counting)
 		before := getProfile(t, p).ResourceVersion
 		for i := range 20 { // reconciliations go on: somebody touches the profile in fields that are not ours
 			base := getProfile(t, p)
@@ -267,7 +268,7 @@ func TestProfileDedicated(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		endCounting()
-		if writes := counting.count(); writes != 0 || getProfile(t, p).ResourceVersion == before {
+		if writes := counting.Writes(); writes != 0 || getProfile(t, p).ResourceVersion == before {
 			t.Errorf("%d writes in steady state, want none", writes)
 		}
 		stop = startManager(suite, namespace, nil)

@@ -32,6 +32,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/test/faults"
 )
 
 // installInferencePools adds the kind InferencePool to the cluster, as its release has it.
@@ -116,8 +117,8 @@ func steadily(t *testing.T, url string) (stop func()) {
 func TestEndpointPicker(t *testing.T) {
 	removeInferencePools(t)
 	namespace := newNamespace(t)
-	counting := newCrashing(0)
-	startManager(t, namespace, counting.newClient)
+	counting := faults.New(faults.Schedule{})
+	startManager(t, namespace, counting)
 	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker })
 	create(t, moed)
 	waitConditionWithin(t, patience, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "InferencePoolMissing", "inference.networking.k8s.io/v1", "Gateway API Inference Extension")
@@ -152,9 +153,9 @@ func TestEndpointPicker(t *testing.T) {
 		t.Errorf("engines are closed to Gateways: %v", err)
 	}
 	waitComplete(t, moed)
-	before := counting.count()
+	before := counting.Writes()
 	touchPods(t, moed, 5*time.Second)
-	if writes := counting.count() - before; writes != 0 {
+	if writes := counting.Writes() - before; writes != 0 {
 		t.Errorf("%d writes in steady state, want none", writes)
 	}
 

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/faults"
 )
 
 // In steady state nothing is written, also not by a manager that has just started.
@@ -21,11 +22,11 @@ func TestSteadyStateWritesNothing(t *testing.T) {
 	waitComplete(t, moed)
 	stop()
 
-	counting := newCrashing(0)
-	startManager(t, namespace, counting.newClient)
+	counting := faults.New(faults.Schedule{})
+	startManager(t, namespace, counting)
 	quiet := 10 * time.Second
 	touchPods(t, moed, quiet)
-	if writes := counting.count(); writes != 0 {
+	if writes := counting.Writes(); writes != 0 {
 		t.Errorf("%d writes in %v of steady state, want none", writes, quiet)
 	}
 }

@@ -26,7 +26,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
-	"sigs.k8s.io/controller-runtime/pkg/config"
+	controllerconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -34,6 +34,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers"
+	"github.com/semmoe/operator/test/faults"
 	"github.com/semmoe/operator/test/localcluster"
 )
 
@@ -51,7 +52,7 @@ var (
 	repository string
 	cluster    *localcluster.Cluster
 	restConfig *rest.Config
-	api        client.Client
+	api        client.WithWatch
 )
 
 func TestMain(m *testing.M) {
@@ -100,7 +101,7 @@ func run(m *testing.M) (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	if api, err = client.New(restConfig, client.Options{Scheme: scheme}); err != nil {
+	if api, err = client.NewWithWatch(restConfig, client.Options{Scheme: scheme}); err != nil {
 		return 1, err
 	}
 	// The request router's role comes with the installation.
@@ -153,20 +154,24 @@ func newNamespace(t *testing.T) string {
 	return name
 }
 
-// startManager runs a manager for one namespace until the test, or the returned function, ends it. newClient may be nil.
-func startManager(t *testing.T, namespace string, newClient client.NewClientFunc) (stop func()) {
+// startManager runs a manager for one namespace until the test, or the returned function, ends it. Its faults may be nil.
+func startManager(t *testing.T, namespace string, injector *faults.Injector) (stop func()) {
 	t.Helper()
-	return startManagerOf(t, image, namespace, newClient)
+	return startManagerOf(t, image, namespace, injector)
 }
 
 // startManagerOf runs a manager of one release, told by the image of its own containers.
-func startManagerOf(t *testing.T, release, namespace string, newClient client.NewClientFunc) (stop func()) {
+func startManagerOf(t *testing.T, release, namespace string, injector *faults.Injector) (stop func()) {
 	t.Helper()
+	config, log := restConfig, ctrl.Log
+	if injector != nil {
+		config, log = injector.Config(restConfig), injector.Logger(ctrl.Log)
+	}
 	options := controllers.Options{Image: release, Namespaces: []string{namespace}, HTTP: podClient(t), Store: startStore(t)}
-	manager, err := controllers.NewManager(restConfig, options, ctrl.Options{
+	manager, err := controllers.NewManager(config, options, ctrl.Options{
 		Metrics:    metricsserver.Options{BindAddress: "0"},
-		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
-		NewClient:  newClient,
+		Controller: controllerconfig.Controller{SkipNameValidation: ptr.To(true)},
+		Logger:     log,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,68 @@
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/semmoe/operator/test/faults"
+)
+
+// hazards are what any story must survive, beside a crash. With maxLag stale caches there are that many more.
+var hazards = []hazard{
+	{name: "30% conflicts, and a foreign writer every 50 ms", schedule: faults.Schedule{Seed: 1, Conflicts: 30}, touched: true},
+	{name: "429, 5xx and time-outs", schedule: faults.Schedule{Seed: 2, Throttled: 3, Failed: 10, TimedOut: 5}},
+	{name: "answers lost", schedule: faults.Schedule{Seed: 3, Lost: 30}},
+	{name: "all at once", schedule: faults.Schedule{Seed: 4, Conflicts: 10, Throttled: 2, Failed: 5, TimedOut: 2, Lost: 10, Lag: 2}, touched: true},
+}
+
+// maxLag is the greatest lag of a cache that is tried, in writes of the manager.
+const maxLag = 10
+
+// stale is a manager whose cache lags by some of its writes, which dies at a seeded one; what its successor lists at first
+// is as old, and lags as much.
+func stale(lag, writes int) hazard {
+	random := rand.New(rand.NewPCG(uint64(lag), 1))
+	crash := lag + 1 + random.IntN(max(1, writes-lag))
+	return hazard{
+		name:     fmt.Sprintf("a cache that lags by %d writes, and a crash after write %d", lag, crash),
+		schedule: faults.Schedule{Lag: lag, CrashAfter: crash}, successor: &faults.Schedule{Lag: lag},
+	}
+}
+
+// Every story survives every hazard: it ends as without, nothing is made twice, and nothing that serves is deleted.
+func TestHazards(t *testing.T) {
+	t.Parallel()
+	slots := make(chan struct{}, 4)
+	for at, s := range stories {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			for _, h := range chosen(at, allHazards(cleanRun(t, s).writes)) {
+				t.Run(h.name, func(t *testing.T) {
+					t.Parallel()
+					slots <- struct{}{}
+					defer func() { <-slots }()
+					survive(t, s, h)
+				})
+			}
+		})
+	}
+}
+
+func allHazards(writes int) []hazard {
+	all := slices.Clone(hazards)
+	for lag := 1; lag <= maxLag; lag++ {
+		all = append(all, stale(lag, writes))
+	}
+	return all
+}
+
+// chosen are all hazards, or in the short form one of each kind that no story before has met, and one that lags.
+func chosen(story int, all []hazard) []hazard {
+	if *full {
+		return all
+	}
+	random := rand.New(rand.NewPCG(uint64(story), 2))
+	return []hazard{all[story%len(hazards)], all[len(hazards)+random.IntN(maxLag)]}
+}

@@ -1,0 +1,80 @@
+package e2e
+
+import (
+	"fmt"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// story is what a user does, told against a namespace in which a manager runs, to its good end. Every fault is tried on every
+// story: a new one is an entry of stories.
+type story struct {
+	name string
+	tell func(t *testing.T, namespace string)
+	// needs prepares the cluster; may be nil.
+	needs func(t *testing.T)
+	// points is how many of its crash points the short form tries.
+	points int
+	// profilingJobs is how many profiling Jobs it needs.
+	profilingJobs int
+}
+
+var stories = []story{
+	{name: "serving", tell: serving, points: 4},
+	{name: "planning", tell: planning, points: 3, profilingJobs: 1},
+	{name: "switching", tell: switching, points: 3, needs: installInferencePools},
+}
+
+// serving: into service, a change rolled out, scaled.
+func serving(t *testing.T, namespace string) {
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](2) })
+	create(t, moed)
+	waitComplete(t, moed)
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "CHANGED", Value: "yes"}} })
+	eventually(t, patience, "the change is rolled out", func() error {
+		if workloads := listWorkloads(t, moed); len(workloads) != 1 || len(workloads[0].Spec.Template.Spec.Containers[0].Env) != 2 {
+			return fmt.Errorf("%d workloads", len(workloads))
+		}
+		return complete(get(t, moed))
+	})
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) })
+	eventually(t, patience, "scaled down", func() error {
+		if pods := listEnginePods(t, moed); len(pods) != 1 {
+			return fmt.Errorf("%d pods", len(pods))
+		}
+		return complete(get(t, moed))
+	})
+}
+
+// planning: profiled through the running deployment, planned, and rolled out.
+func planning(t *testing.T, namespace string) {
+	create(t, dataset(t, namespace, 4))
+	moed := profiledDeployment(namespace)
+	create(t, moed)
+	waitPlanned(t, moed)
+}
+
+// switching: through all modes of routing and back.
+func switching(t *testing.T, namespace string) {
+	moed := newDeployment(namespace, "tiny")
+	create(t, moed)
+	waitComplete(t, moed)
+	mode := func(mode semmoev1.RoutingMode) {
+		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = mode })
+	}
+	mode(semmoev1.RoutingModeEndpointPicker)
+	eventually(t, patience, "there is an InferencePool", func() error {
+		_, err := getPool(t.Context(), moed)
+		return err
+	})
+	mode(semmoev1.RoutingModeNone)
+	eventually(t, patience, "the router is gone", func() error { return absent(t.Context(), &appsv1.Deployment{}, namespace, "tiny-router") })
+	mode(semmoev1.RoutingModeRouter)
+	eventually(t, patience, "the Service leads to the router, and what a Gateway needs is gone", func() error { return proxied(t.Context(), moed) })
+	waitComplete(t, moed)
+}

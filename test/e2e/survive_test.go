@@ -1,0 +1,247 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/faults"
+)
+
+// hazard is what goes wrong while a story is told.
+type hazard struct {
+	name     string
+	schedule faults.Schedule
+	// successor is what goes wrong with the manager that follows one that has died; nil: none follows. Its lists begin as
+	// old as it lags behind.
+	successor *faults.Schedule
+	// touched has a foreign writer change metadata all the time.
+	touched bool
+}
+
+const (
+	// touchPeriod is how often a foreign writer writes.
+	touchPeriod = 50 * time.Millisecond
+	// settling is how long what lags behind may have a last word when the story has been told.
+	settling = 30 * time.Second
+)
+
+// outcome is what came of a story.
+type outcome struct {
+	state    map[string]string // see faults.Dump
+	counts   map[string]string // see faults.Journal
+	troubles []string
+	writes   int
+	took     time.Duration
+}
+
+var cleanRuns sync.Map // by the story's name: func() *outcome
+
+// cleanRun is what comes of a story while nothing goes wrong. It is told once for all tests.
+func cleanRun(t *testing.T, s story) *outcome {
+	t.Helper()
+	once, _ := cleanRuns.LoadOrStore(s.name, sync.OnceValue(func() *outcome {
+		if s.needs != nil {
+			s.needs(t)
+		}
+		namespace := newNamespace(t)
+		journal := follow(t, namespace)
+		injector := faults.New(faults.Schedule{})
+		stop := startManager(t, namespace, injector)
+		begin := time.Now()
+		s.tell(t, namespace)
+		clean := &outcome{took: time.Since(begin), state: endState(t, namespace), writes: injector.Writes(), troubles: journal.Troubles()}
+		stop()
+		var err error
+		if clean.counts, err = journal.Counts(); err != nil {
+			t.Error(err)
+		}
+		if jobs := profilingJobsMade(journal); jobs != s.profilingJobs {
+			t.Errorf("%d profiling Jobs, want %d", jobs, s.profilingJobs)
+		}
+		t.Logf("%s without a fault: %.1f s, %v", s.name, clean.took.Seconds(), injector)
+		clearNamespace(t, namespace)
+		return clean
+	}))
+	clean := once.(func() *outcome)()
+	if clean == nil {
+		t.Fatalf("%s without a fault has failed", s.name)
+	}
+	return clean
+}
+
+func profilingJobsMade(journal *faults.Journal) int {
+	return journal.Made(func(object string) bool { return strings.HasPrefix(object, "Job profile-") })
+}
+
+// survive tells a story while something goes wrong, and compares what came of it with what comes of it otherwise: what is
+// left is the same, each object was made and deleted as often, no profiling Job was run twice, no other trouble was told, and
+// the writes are bounded.
+func survive(t *testing.T, s story, h hazard) {
+	clean := cleanRun(t, s)
+	namespace := newNamespace(t)
+	journal := follow(t, namespace)
+	ctx, told := context.WithCancel(t.Context())
+	managers := endangeredManagers(ctx, t, namespace, h)
+	touches := make(chan int, 1)
+	go func() {
+		if !h.touched {
+			touches <- 0
+			return
+		}
+		touches <- faults.Touch(ctx, api, namespace, kinds(), touchPeriod)
+	}()
+	begin := time.Now()
+	s.tell(t, namespace)
+	took := time.Since(begin)
+	told()
+	touched := <-touches
+
+	eventually(t, settling, "the end of the clean run", func() error {
+		return same("end state", clean.state, endState(t, namespace))
+	})
+	eventually(t, settling, "as many objects made and deleted as in the clean run", func() error {
+		counts, err := journal.Counts()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return same("record", clean.counts, counts)
+	})
+	writes, figures := 0, ""
+	for _, manager := range managers() {
+		writes += manager.Writes()
+		figures += "; " + manager.String()
+		if refused := manager.Refused(); len(refused) > 0 {
+			t.Errorf("whole objects were updated: %v", refused)
+		}
+		if panics := manager.Panics(); panics > 0 {
+			t.Errorf("%d reconciliations panicked", panics)
+		}
+	}
+	if jobs := profilingJobsMade(journal); jobs != s.profilingJobs {
+		t.Errorf("%d profiling Jobs, want %d", jobs, s.profilingJobs)
+	}
+	if diff := cmp.Diff(clean.troubles, journal.Troubles()); diff != "" {
+		t.Errorf("other troubles were told (-want +got):\n%s", diff)
+	}
+	if bound := 2*clean.writes + 20; writes > bound {
+		t.Errorf("%d writes, want at most %d: the clean run has %d", writes, bound, clean.writes)
+	}
+	t.Logf("%s, %s: %.1f s (clean: %.1f s), %d writes (clean: %d), %d by a foreign writer%s", s.name, h.name, took.Seconds(), clean.took.Seconds(), writes, clean.writes, touched, figures)
+	clearNamespace(t, namespace)
+}
+
+// endangeredManagers starts a manager in danger, and its successor when it has died. The returned function tells all of them,
+// once ctx has ended.
+func endangeredManagers(ctx context.Context, t *testing.T, namespace string, h hazard) func() []*faults.Injector {
+	t.Helper()
+	first := faults.New(h.schedule)
+	stop := startManager(t, namespace, first)
+	managers := []*faults.Injector{first}
+	if h.successor == nil {
+		return func() []*faults.Injector { return managers }
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-first.Crashed():
+			stop()
+			after := *h.successor
+			if after.Lag > 0 {
+				after.ListVersion = first.VersionBefore(after.Lag)
+			}
+			second := faults.New(after)
+			startManager(t, namespace, second)
+			managers = append(managers, second)
+		case <-ctx.Done(): // the story needed fewer writes than the clean one
+		}
+	}()
+	return func() []*faults.Injector {
+		<-done
+		return managers
+	}
+}
+
+func same(what string, want, got map[string]string) error {
+	if diff := cmp.Diff(want, got); diff != "" {
+		return fmt.Errorf("another %s (-want +got):\n%s", what, diff)
+	}
+	return nil
+}
+
+// follow records what is made and deleted in a namespace until the test ends.
+func follow(t *testing.T, namespace string) *faults.Journal {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	t.Cleanup(stop)
+	journal, err := faults.Follow(ctx, api, namespace, lasting())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return journal
+}
+
+// endState is what is left of a namespace's objects when everything that differs between two runs is taken away; see
+// faults.Dump. It waits, for a while, until they stand still. Pods are left out.
+func endState(t *testing.T, namespace string) map[string]string {
+	t.Helper()
+	var last map[string]string
+	for range 20 {
+		state, err := faults.Dump(t.Context(), api, namespace, lasting())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if maps.Equal(last, state) {
+			break
+		}
+		last = state
+		time.Sleep(300 * time.Millisecond)
+	}
+	return last
+}
+
+func compare(t *testing.T, want, got map[string]string) {
+	t.Helper()
+	if err := same("end state", want, got); err != nil {
+		t.Error(err)
+	}
+}
+
+// clearNamespace takes the pods away: the node has room for only so many.
+func clearNamespace(t *testing.T, namespace string) {
+	t.Helper()
+	if err := api.DeleteAllOf(t.Context(), &semmoev1.MoEDeployment{}, client.InNamespace(namespace), client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
+		t.Error(err)
+	}
+}
+
+func objects(list client.ObjectList) []client.Object {
+	var all []client.Object
+	_ = meta.EachListItem(list, func(item runtime.Object) error { // the function returns no error
+		all = append(all, item.(client.Object))
+		return nil
+	})
+	return all
+}
+
+// lasting are the kinds but pods, which come and go as the cluster likes.
+func lasting() []client.ObjectList {
+	return slices.DeleteFunc(kinds(), func(list client.ObjectList) bool {
+		_, pods := list.(*corev1.PodList)
+		return pods
+	})
+}

@@ -23,7 +23,6 @@ type Journal struct {
 	mu      sync.Mutex
 	added   map[string]int
 	deleted map[string]int
-	changes int
 	// troubles are the conditions that told of trouble at any time.
 	troubles map[string]bool
 	err      error
@@ -34,7 +33,7 @@ var given = []string{"default", "kube-root-ca.crt"}
 
 // Follow records from now on, until the context ends.
 func Follow(ctx context.Context, c client.WithWatch, namespace string, kinds []client.ObjectList) (*Journal, error) {
-	j := &Journal{added: map[string]int{}, deleted: map[string]int{}, troubles: map[string]bool{}}
+	j := newJournal()
 	for _, kind := range kinds {
 		list := kind.DeepCopyObject().(client.ObjectList)
 		if err := c.List(ctx, list, client.InNamespace(namespace)); err != nil {
@@ -49,6 +48,10 @@ func Follow(ctx context.Context, c client.WithWatch, namespace string, kinds []c
 		go j.record(ctx, c, watcher)
 	}
 	return j, nil
+}
+
+func newJournal() *Journal {
+	return &Journal{added: map[string]int{}, deleted: map[string]int{}, troubles: map[string]bool{}}
 }
 
 type watchFunc func(context.Context, metav1.ListOptions) (watch.Interface, error)
@@ -84,7 +87,6 @@ func (j *Journal) record(ctx context.Context, c client.Client, watcher watch.Int
 func (j *Journal) note(what watch.EventType, object string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.changes++
 	switch what {
 	case watch.Added:
 		j.added[object]++
@@ -151,11 +153,4 @@ func (j *Journal) Made(which func(object string) bool) int {
 		}
 	}
 	return total
-}
-
-// Changes counts all that was recorded.
-func (j *Journal) Changes() int {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.changes
 }

@@ -1,0 +1,135 @@
+package faults
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+var dumped = []client.ObjectList{&corev1.ConfigMapList{}, &appsv1.DeploymentList{}, &semmoev1.MoEDeploymentList{}}
+
+func fakeClient(t *testing.T) client.Client {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	if err := semmoev1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	return fake.NewClientBuilder().WithScheme(scheme).Build()
+}
+
+// world is a namespace with a MoEDeployment, its router, and a ConfigMap.
+func world(namespace, uid string, change func(*semmoev1.MoEDeployment, *appsv1.Deployment, *corev1.ConfigMap)) []client.Object {
+	moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "m", UID: types.UID("m-" + uid)}}
+	moed.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Serving", Message: uid}, {Type: followsTraffic, Status: metav1.ConditionUnknown, Reason: uid}}
+	owner := metav1.OwnerReference{APIVersion: "semmoe.io/v1alpha1", Kind: "MoEDeployment", Name: "m", UID: moed.UID}
+	router := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "r", UID: types.UID("r-" + uid), OwnerReferences: []metav1.OwnerReference{owner}}}
+	router.Spec.Template.Annotations = map[string]string{"owner": string(moed.UID), "namespace": namespace}
+	configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "c", CreationTimestamp: metav1.NewTime(time.Now())}, Data: map[string]string{"a": "b"}}
+	if change != nil {
+		change(moed, router, configMap)
+	}
+	return []client.Object{moed, router, configMap}
+}
+
+// What differs between two runs is no part of a dump, and all that an operator decides is.
+func TestDump(t *testing.T) {
+	c := fakeClient(t)
+	dump := func(namespace, uid string, change func(*semmoev1.MoEDeployment, *appsv1.Deployment, *corev1.ConfigMap)) map[string]string {
+		t.Helper()
+		for _, object := range world(namespace, uid, change) {
+			if err := c.Create(t.Context(), object); err != nil {
+				t.Fatal(err)
+			}
+		}
+		state, err := Dump(t.Context(), c, namespace, dumped)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return state
+	}
+	differs := func(a, b map[string]string) (names []string) {
+		for name := range a {
+			if a[name] != b[name] {
+				names = append(names, name)
+			}
+		}
+		return names
+	}
+	clean := dump("one", "1", nil)
+	if len(clean) != 3 {
+		t.Fatalf("%d objects in %v", len(clean), clean)
+	}
+	touched := dump("two", "2", func(m *semmoev1.MoEDeployment, r *appsv1.Deployment, _ *corev1.ConfigMap) {
+		m.Annotations = map[string]string{ForeignAnnotation: "1"}
+		r.Annotations = map[string]string{"deployment.kubernetes.io/revision": "3"}
+		r.Generation = 7
+	})
+	if got := differs(clean, touched); len(got) > 0 {
+		t.Errorf("%v differ:\n%v\n%v", got, clean, touched)
+	}
+	n := 0
+	for want, change := range map[string]func(*semmoev1.MoEDeployment, *appsv1.Deployment, *corev1.ConfigMap){
+		"ConfigMap c": func(_ *semmoev1.MoEDeployment, _ *appsv1.Deployment, c *corev1.ConfigMap) { c.Data["a"] = "c" },
+		"MoEDeployment m": func(m *semmoev1.MoEDeployment, _ *appsv1.Deployment, _ *corev1.ConfigMap) {
+			m.Status.Conditions[0].Reason = "Other"
+		},
+		"Deployment r": func(_ *semmoev1.MoEDeployment, r *appsv1.Deployment, _ *corev1.ConfigMap) { r.OwnerReferences = nil },
+	} {
+		n++
+		if got := strings.Join(differs(clean, dump(fmt.Sprintf("changed-%d", n), "1", change)), ", "); got != want {
+			t.Errorf("%s differs, want %s", got, want)
+		}
+	}
+	// The identity of something that is no longer there is not taken for another's.
+	stale := dump("stale", "1", func(_ *semmoev1.MoEDeployment, r *appsv1.Deployment, _ *corev1.ConfigMap) {
+		r.Spec.Template.Annotations["owner"] = "m-0"
+	})
+	if got := strings.Join(differs(clean, stale), ", "); got != "Deployment r" {
+		t.Errorf("%q differs, want the router that names a lost owner", got)
+	}
+}
+
+// A journal tells what an end state does not: that something was deleted and made again, and that there was trouble.
+func TestJournal(t *testing.T) {
+	j := newJournal()
+	for _, e := range []watch.EventType{watch.Added, watch.Modified, watch.Deleted, watch.Added} {
+		j.note(e, "ConfigMap c")
+	}
+	j.note(watch.Deleted, "Service s")
+	moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Name: "m"}}
+	for _, status := range []metav1.ConditionStatus{metav1.ConditionFalse, metav1.ConditionTrue, metav1.ConditionFalse} {
+		moed.Status.Conditions = []metav1.Condition{{Type: "Degraded", Status: status, Reason: "Trouble"}, {Type: "Ready", Status: status, Reason: "Serving"}}
+		j.look("MoEDeployment", moed)
+	}
+	counts, err := j.Counts()
+	if err != nil || len(counts) != 2 || counts["ConfigMap c"] != "made 2 times, deleted 1 times" || counts["Service s"] != "made 0 times, deleted 1 times" {
+		t.Errorf("counts %v, %v", counts, err)
+	}
+	if got := strings.Join(j.Troubles(), ", "); got != "MoEDeployment m: Degraded True Trouble" {
+		t.Errorf("troubles %q", got)
+	}
+	if got := j.Made(func(object string) bool { return strings.HasPrefix(object, "ConfigMap ") }); got != 2 {
+		t.Errorf("%d ConfigMaps were made, want 2", got)
+	}
+	j.fail(errors.New("a gap"))
+	if _, err := j.Counts(); err == nil {
+		t.Error("a gap in the record is not told")
+	}
+}

@@ -388,6 +388,11 @@ func (c *Cluster) ResumeAPIServer(ctx context.Context) error {
 	return c.call(ctx, "PauseAPIServer", false)
 }
 
+// RestartAPIServer kills the API server and starts another, which answers some seconds later.
+func (c *Cluster) RestartAPIServer(ctx context.Context) error {
+	return c.call(ctx, "RestartAPIServer", supervisor.Nothing{})
+}
+
 func newProgress(w io.Writer) func(string) {
 	start := time.Now()
 	return func(message string) {

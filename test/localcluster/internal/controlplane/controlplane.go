@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -40,28 +41,70 @@ const (
 // Programs lists what Run needs in its binaries directory.
 func Programs() []string { return []string{etcd, apiServer, controllerManager, scheduler} }
 
+// Server is the API server's process.
+type Server struct {
+	mu         sync.Mutex
+	process    *os.Process // nil before it was started
+	restarting bool
+}
+
+// Signal sends it a signal.
+func (s *Server) Signal(signal os.Signal) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.process.Signal(signal)
+}
+
+// Restart kills it, and has Run start another.
+func (s *Server) Restart() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.restarting = true
+	return s.process.Kill()
+}
+
+func (s *Server) started(process *os.Process) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.process, s.restarting = process, false
+}
+
+func (s *Server) toBeRestarted() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.restarting
+}
+
 // Run runs the programs of the directory binaries with their state, credentials (WriteCredentials) and logs below dir.
-// It returns when one of them ends, with an error that names it and its log, or when ctx ends. ready is called once,
-// when the API server answers, with the API server's process.
-func Run(ctx context.Context, binaries, dir string, client kubernetes.Interface, ready func(apiServer *os.Process)) error {
+// It returns when one of them ends that is not to be restarted, with an error that names it and its log, or when ctx ends.
+// ready is called once, when the API server answers.
+func Run(ctx context.Context, binaries, dir string, client kubernetes.Interface, ready func(*Server)) error {
 	if err := os.MkdirAll(filepath.Join(dir, "etcd"), 0o700); err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	run := func(name string, args []string, started func(*os.Process)) {
-		group.Go(func() error { return runProgram(ctx, filepath.Join(binaries, name), args, logFile(dir, name), started) })
+	start := func(name string, args []string) {
+		group.Go(func() error {
+			return runProgram(ctx, filepath.Join(binaries, name), args, logFile(dir, name), func(*os.Process) {})
+		})
 	}
-	start := func(name string, args []string) { run(name, args, func(*os.Process) {}) }
 	start(etcd, etcdArgs(dir))
-	server := make(chan *os.Process, 1)
-	run(apiServer, apiServerArgs(dir), func(process *os.Process) { server <- process })
+	server := &Server{}
+	group.Go(func() error {
+		for {
+			err := runProgram(ctx, filepath.Join(binaries, apiServer), apiServerArgs(dir), logFile(dir, apiServer), server.started)
+			if ctx.Err() != nil || !server.toBeRestarted() {
+				return err
+			}
+		}
+	})
 	group.Go(func() error {
 		if err := waitReady(ctx, client); err != nil {
 			return fmt.Errorf("kube-apiserver does not get ready: %w (its log: %s)", err, logFile(dir, apiServer))
 		}
 		start(controllerManager, controllerManagerArgs(dir))
 		start(scheduler, schedulerArgs(dir))
-		ready(<-server) // it answers, so it was started
+		ready(server)
 		return nil
 	})
 	return group.Wait()

@@ -81,8 +81,8 @@ type Supervisor struct {
 	listeners []net.Listener
 
 	mu        sync.Mutex
-	node      *node.Agent // nil before Up
-	apiServer *os.Process // the same
+	node      *node.Agent          // nil before Up
+	apiServer *controlplane.Server // the same
 	forwarded map[int]ForwardArgs
 }
 
@@ -162,10 +162,10 @@ func (s *Supervisor) Up(args UpArgs, _ *Nothing) error {
 		return err
 	}
 	ready, failed := make(chan struct{}), make(chan error, 1)
-	var apiServer *os.Process
+	var apiServer *controlplane.Server
 	go func() {
-		err := controlplane.Run(ctx, args.Binaries, args.Dir, client, func(process *os.Process) {
-			apiServer = process
+		err := controlplane.Run(ctx, args.Binaries, args.Dir, client, func(server *controlplane.Server) {
+			apiServer = server
 			close(ready)
 		})
 		select {
@@ -210,6 +210,16 @@ func (s *Supervisor) PauseAPIServer(paused bool, _ *Nothing) error {
 		return s.apiServer.Signal(unix.SIGSTOP)
 	}
 	return s.apiServer.Signal(unix.SIGCONT)
+}
+
+// RestartAPIServer kills the API server; another takes its place at once.
+func (s *Supervisor) RestartAPIServer(Nothing, *Nothing) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.apiServer == nil {
+		return errNotUp
+	}
+	return s.apiServer.Restart()
 }
 
 // Forward begins to forward the connections of an inherited listener to a Service.

@@ -23,12 +23,11 @@ func TestCrashAfterAnyWrite(t *testing.T) {
 			}
 			points := crashPoints(s, clean.writes)
 			t.Logf("%d of %d crash points", len(points), clean.writes)
-			slots := make(chan struct{}, 4)
 			var runs sync.WaitGroup
 			for _, point := range points {
 				runs.Go(func() {
-					slots <- struct{}{}
-					defer func() { <-slots }()
+					storySlots <- struct{}{}
+					defer func() { <-storySlots }()
 					t.Run(fmt.Sprintf("write %d", point), func(t *testing.T) {
 						survive(t, s, hazard{name: fmt.Sprintf("crash after write %d", point), schedule: faults.Schedule{CrashAfter: point}, successor: &faults.Schedule{}})
 					})

@@ -34,15 +34,14 @@ func stale(lag, writes int) hazard {
 // Every story survives every hazard: it ends as without, nothing is made twice, and nothing that serves is deleted.
 func TestHazards(t *testing.T) {
 	t.Parallel()
-	slots := make(chan struct{}, 4)
 	for at, s := range stories {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
 			for _, h := range chosen(at, allHazards(cleanRun(t, s).writes)) {
 				t.Run(h.name, func(t *testing.T) {
 					t.Parallel()
-					slots <- struct{}{}
-					defer func() { <-slots }()
+					storySlots <- struct{}{}
+					defer func() { <-storySlots }()
 					survive(t, s, h)
 				})
 			}

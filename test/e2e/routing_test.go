@@ -1,17 +1,14 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -431,21 +428,7 @@ func TestRouterWithoutAPIServer(t *testing.T) {
 // routerProcess is the process of a namespace's only request router, as this machine numbers it; 0 where there is none.
 func routerProcess(t *testing.T, namespace string) int {
 	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range files {
-		line, err := os.ReadFile(file) // a process may have ended meanwhile
-		words := bytes.Split(line, []byte{0})
-		if err != nil || len(words) < 3 || string(words[1]) != "router" || string(words[2]) != "--namespace="+namespace {
-			continue
-		}
-		process, err := strconv.Atoi(strings.Split(file, "/")[2])
-		if err != nil {
-			t.Fatal(err)
-		}
-		return process
-	}
-	return 0
+	return process(t, func(args []string) bool {
+		return len(args) > 2 && args[1] == "router" && args[2] == "--namespace="+namespace
+	})
 }

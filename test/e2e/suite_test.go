@@ -86,7 +86,7 @@ func run(m *testing.M) (int, error) {
 		Binaries: binaries,
 		Images:   map[string]string{image: binary, nextImage: binary},
 		GPUs:     512,
-		Forward:  24,
+		Forward:  32,
 	})
 	if err != nil {
 		return 1, err

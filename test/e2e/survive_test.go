@@ -39,6 +39,9 @@ const (
 	settling = 30 * time.Second
 )
 
+// storySlots are the stories that are told at a time: the node has room for only so many pods.
+var storySlots = make(chan struct{}, 8)
+
 // outcome is what came of a story.
 type outcome struct {
 	state    map[string]string // see faults.Dump
@@ -221,7 +224,7 @@ func compare(t *testing.T, want, got map[string]string) {
 	}
 }
 
-// clearNamespace takes the pods away: the node has room for only so many.
+// clearNamespace takes the pods away.
 func clearNamespace(t *testing.T, namespace string) {
 	t.Helper()
 	if err := api.DeleteAllOf(t.Context(), &semmoev1.MoEDeployment{}, client.InNamespace(namespace), client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {

@@ -87,22 +87,6 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 // Crashed is closed when the manager has died.
 func (i *Injector) Crashed() <-chan struct{} { return i.crashed }
 
-// Kill lets the manager die now: nothing that it asks for from now on is done, and nothing tells it so but errors.
-func (i *Injector) Kill() {
-	i.dying.Lock()
-	defer i.dying.Unlock()
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.die()
-}
-
-func (i *Injector) die() {
-	if !i.dead {
-		i.dead = true
-		close(i.crashed)
-	}
-}
-
 // Writes counts the writes that were done, whether or not the manager was told so.
 func (i *Injector) Writes() int {
 	i.mu.Lock()
@@ -260,7 +244,8 @@ func (i *Injector) done(status int, body []byte) (crashed bool) {
 	close(i.written)
 	i.written = make(chan struct{})
 	if i.writes == i.schedule.CrashAfter {
-		i.die()
+		i.dead = true
+		close(i.crashed)
 		return true
 	}
 	return false

@@ -1,0 +1,277 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/faults"
+)
+
+const (
+	// resumption is how soon after its return an API server is worked with again.
+	resumption = 30 * time.Second
+	// succession is how soon a leader that was killed has a successor that acts: its lease is 15 s.
+	succession = 20 * time.Second
+)
+
+// traffic are clients that ask without a pause.
+type traffic struct {
+	stop    context.CancelFunc
+	clients sync.WaitGroup
+	mu      sync.Mutex
+	served  int
+	failed  []error
+}
+
+// startTraffic asks until the returned traffic is ended.
+func startTraffic(t *testing.T, url string) *traffic {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	all := &traffic{stop: stop}
+	t.Cleanup(stop)
+	for range 2 {
+		all.clients.Go(func() {
+			for ctx.Err() == nil {
+				err := ask(context.WithoutCancel(ctx), url, "tiny")
+				all.mu.Lock()
+				if all.served++; err != nil {
+					all.failed = append(all.failed, err)
+				}
+				all.mu.Unlock()
+			}
+		})
+	}
+	return all
+}
+
+// end ends the traffic, and fails the test if a request has failed. It returns how many were served.
+func (a *traffic) end(t *testing.T) int {
+	t.Helper()
+	a.stop()
+	a.clients.Wait()
+	if len(a.failed) > 0 {
+		t.Errorf("%d of %d requests failed, the first with %v", len(a.failed), a.served, a.failed[0])
+	}
+	if a.served < 10 {
+		t.Errorf("only %d requests were served: that was no traffic", a.served)
+	}
+	return a.served
+}
+
+// readySince is when the deployment became ready; an error where it is not.
+func readySince(moed *semmoev1.MoEDeployment) (metav1.Time, error) {
+	c := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionReady)
+	if c == nil || c.Status != metav1.ConditionTrue {
+		return metav1.Time{}, fmt.Errorf("Ready is %+v", c)
+	}
+	return c.LastTransitionTime, nil
+}
+
+// While the API server stands still, and when it is another, requests are served by the same pods; afterwards the manager
+// goes on within the promised time, by a new manager or the old, and has made or deleted nothing that it should not.
+//
+// This test is not parallel to others: they need the API server.
+func TestAPIServerOutage(t *testing.T) {
+	outage := 8 * time.Second
+	if *full {
+		outage = time.Minute
+	}
+	for name, away := range map[string]func(context.Context) error{
+		fmt.Sprintf("stands still for %v", outage): func(ctx context.Context) error {
+			if err := cluster.PauseAPIServer(ctx); err != nil {
+				return err
+			}
+			time.Sleep(outage)
+			return cluster.ResumeAPIServer(context.WithoutCancel(ctx))
+		},
+		"restarted": cluster.RestartAPIServer,
+	} {
+		t.Run(name, func(t *testing.T) {
+			namespace := newNamespace(t)
+			journal := follow(t, namespace)
+			injector := faults.New(faults.Schedule{})
+			startManager(t, namespace, injector)
+			moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](2) })
+			create(t, moed)
+			since, err := readySince(waitComplete(t, moed))
+			if err != nil {
+				t.Fatal(err)
+			}
+			state, pods, writes := endState(t, namespace), podUIDs(t, moed), injector.Writes()
+			counts, err := journal.Counts()
+			if err != nil {
+				t.Fatal(err)
+			}
+			asking := startTraffic(t, reach(t, moed))
+
+			if err := away(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			back := time.Now()
+			eventually(t, patience, "the API server answers", func() error { return answers(t.Context()) })
+			answered := time.Since(back)
+			served := asking.end(t)
+			if diff := cmp.Diff(pods, podUIDs(t, moed)); diff != "" {
+				t.Errorf("other pods (-before +after):\n%s", diff)
+			}
+			update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Replicas = 2 })
+			asked := time.Now()
+			eventually(t, resumption, "the manager acts", func() error {
+				router := &appsv1.Deployment{}
+				if err := api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "tiny-router"}, router); err != nil {
+					return err
+				}
+				if *router.Spec.Replicas != 2 {
+					return fmt.Errorf("%d replicas", *router.Spec.Replicas)
+				}
+				return nil
+			})
+			acted := time.Since(asked)
+			update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Replicas = 1 })
+			if again, err := readySince(waitComplete(t, moed)); err != nil || again != since {
+				t.Errorf("it is ready since %v, was since %v, %v", again, since, err)
+			}
+			eventually(t, settling, "the state before", func() error { return same("state", state, endState(t, namespace)) })
+			after, err := journal.Counts()
+			if err == nil {
+				err = same("record", counts, after)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			if troubles := journal.Troubles(); len(troubles) > 0 {
+				t.Errorf("troubles were told: %v", troubles)
+			}
+			t.Logf("the API server %s: answers after %.1f s, and the manager acts after another %.1f s; %d requests served meanwhile, none failed; %d writes before, %v after",
+				name, answered.Seconds(), acted.Seconds(), served, writes, injector)
+			clearNamespace(t, namespace)
+		})
+	}
+}
+
+// answers tells whether the API server does.
+func answers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	return api.Get(ctx, client.ObjectKey{Name: "default"}, &corev1.Namespace{})
+}
+
+// What happens while watches are broken is never seen: an object that changes and changes back, one that comes and goes, a
+// child that is deleted. The manager ends where it was, and has made nothing of what it did not see.
+func TestUnobservedChanges(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	journal := follow(t, namespace)
+	injector := faults.New(faults.Schedule{})
+	startManager(t, namespace, injector)
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](2) })
+	create(t, moed)
+	waitComplete(t, moed)
+	state, pods, writes := endState(t, namespace), podUIDs(t, moed), injector.Writes()
+	want, err := journal.Counts()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	injector.Blind()
+	for _, replicas := range []int32{4, 2} {
+		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To(replicas) })
+	}
+	for _, env := range [][]corev1.EnvVar{{{Name: "CHANGED", Value: "yes"}}, nil} {
+		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = env })
+	}
+	ghost := newDeployment(namespace, "ghost")
+	create(t, ghost)
+	deleteAndWait(t, get(t, ghost))
+	lost := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "tiny"}}
+	if err := api.Delete(t.Context(), lost); err != nil {
+		t.Fatal(err)
+	}
+	injector.See()
+	seeing := time.Now()
+	eventually(t, patience, "the Service is back", func() error { return api.Get(t.Context(), client.ObjectKeyFromObject(lost), lost) })
+	waitComplete(t, moed)
+	took := time.Since(seeing)
+	eventually(t, settling, "the state before", func() error { return same("state", state, endState(t, namespace)) })
+	want["MoEDeployment ghost"], want["Service tiny"] = "made 1 times, deleted 1 times", "made 2 times, deleted 1 times"
+	eventually(t, settling, "nothing but that is made or deleted", func() error {
+		counts, err := journal.Counts()
+		return errors.Join(err, same("record", want, counts))
+	})
+	if now := podUIDs(t, moed); !slices.Equal(pods, now) {
+		t.Errorf("the pods are %v, were %v", now, pods)
+	}
+	if took > resumption {
+		t.Errorf("it took %v to go on, want at most %v", took, resumption)
+	}
+	t.Logf("the manager has caught up %.1f s after it saw again, with %d writes; %v", took.Seconds(), injector.Writes()-writes, injector)
+}
+
+// What is deleted and edited while there is no operator is mended by the next one, without touching what serves.
+func TestOperatorAbsent(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	stop := startManager(t, namespace, nil)
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](2) })
+	create(t, moed)
+	waitComplete(t, moed)
+	state, pods := endState(t, namespace), podUIDs(t, moed)
+	stop()
+
+	// All that can be lost while the pods of the engine go on.
+	deleted := 0
+	for _, list := range kinds() {
+		if err := api.List(t.Context(), list, client.InNamespace(namespace), client.HasLabels{semmoev1.LabelComponent}); err != nil {
+			t.Fatal(err)
+		}
+		for _, object := range objects(list) {
+			switch kindOf(object) {
+			case "Pod", "MoEDeployment":
+				continue
+			case "StatefulSet": // its pods are left behind, and taken over again
+				if err := api.Delete(t.Context(), object, client.PropagationPolicy(metav1.DeletePropagationOrphan)); err != nil {
+					t.Fatal(err)
+				}
+			case "Deployment":
+				edited := object.(*appsv1.Deployment)
+				edited.Spec.Replicas = ptr.To[int32](3)
+				if err := api.Update(t.Context(), edited, client.FieldOwner("somebody")); err != nil {
+					t.Fatal(err)
+				}
+			default:
+				if err := api.Delete(t.Context(), object, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			deleted++
+		}
+	}
+	eventually(t, patience, "the workload is gone", func() error {
+		if workloads := listWorkloads(t, moed); len(workloads) > 0 {
+			return fmt.Errorf("%d workloads", len(workloads))
+		}
+		return nil
+	})
+	injector := faults.New(faults.Schedule{})
+	startManager(t, namespace, injector)
+	begin := time.Now()
+	eventually(t, time.Minute, "the state before", func() error { return same("state", state, endState(t, namespace)) })
+	t.Logf("%d objects deleted or edited; mended after %.1f s: %v", deleted, time.Since(begin).Seconds(), injector)
+	if now := podUIDs(t, moed); !slices.Equal(pods, now) {
+		t.Errorf("the pods are %v, were %v", now, pods)
+	}
+}

@@ -1,0 +1,380 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/faults"
+)
+
+// process is the process, as this machine numbers it, whose arguments satisfy the function; 0 where there is none.
+func process(t *testing.T, is func(args []string) bool) int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		line, err := os.ReadFile(file) // a process may have ended meanwhile
+		if err != nil || !is(strings.Split(string(bytes.TrimRight(line, "\x00")), "\x00")) {
+			continue
+		}
+		number, err := strconv.Atoi(strings.Split(file, "/")[2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return number
+	}
+	return 0
+}
+
+// Two managers as they are installed, with the rights that they are installed with: when the leader is killed, another acts
+// within the promised time, and nothing is made anew.
+func TestLeaderKilled(t *testing.T) {
+	t.Parallel()
+	startStore(t)
+	namespace := newNamespace(t)
+	journal := follow(t, namespace)
+	installManagers(t, namespace)
+	moed := newDeployment(namespace, "tiny")
+	create(t, moed)
+	waitComplete(t, moed)
+	counts, err := journal.Counts()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	leader := &corev1.Pod{}
+	lease := &coordinationv1.Lease{}
+	if err := api.Get(t.Context(), client.ObjectKey{Namespace: storeNamespace, Name: "manager.semmoe.io"}, lease); err != nil {
+		t.Fatal(err)
+	}
+	holder := *lease.Spec.HolderIdentity
+	name, _, _ := strings.Cut(holder, "_")
+	if err := api.Get(t.Context(), client.ObjectKey{Namespace: storeNamespace, Name: name}, leader); err != nil {
+		t.Fatal(err)
+	}
+	number := process(t, func(args []string) bool {
+		return len(args) > 2 && args[1] == "manager" && slices.Contains(args, "--health-probe-bind-address="+leader.Status.PodIP+":8081")
+	})
+	if number == 0 {
+		t.Fatalf("the leader %s has no process", holder)
+	}
+	if err := syscall.Kill(number, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	killed := time.Now()
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Replicas = 2 })
+	eventually(t, patience, "the successor acts", func() error {
+		router := &appsv1.Deployment{}
+		if err := api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: "tiny-router"}, router); err != nil {
+			return err
+		}
+		if *router.Spec.Replicas != 2 {
+			return fmt.Errorf("%d replicas", *router.Spec.Replicas)
+		}
+		return nil
+	})
+	took := time.Since(killed)
+	if err := api.Get(t.Context(), client.ObjectKeyFromObject(lease), lease); err != nil {
+		t.Fatal(err)
+	}
+	if *lease.Spec.HolderIdentity == holder {
+		t.Errorf("the leader is still %s", holder)
+	}
+	if took > succession {
+		t.Errorf("the successor acted after %v, want at most %v", took, succession)
+	}
+	waitComplete(t, moed)
+	after, err := journal.Counts()
+	if err := errors.Join(err, same("record", counts, after)); err != nil {
+		t.Error(err)
+	}
+	t.Logf("the leader was killed, and its successor acted after %.1f s", took.Seconds())
+	clearNamespace(t, namespace)
+}
+
+// installManagers installs the operator as config has it, for one namespace, until the test ends.
+func installManagers(t *testing.T, namespace string) {
+	t.Helper()
+	for _, file := range []string{"rbac/role.yaml", "rbac/manager.yaml"} {
+		if err := applyAll(t.Context(), filepath.Join(repository, "config", file)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	data, err := os.ReadFile(filepath.Join(repository, "config", "manager", "manager.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	manager := &appsv1.Deployment{}
+	for _, document := range bytes.Split(data, []byte("\n---\n")) {
+		if bytes.Contains(document, []byte("kind: Deployment")) {
+			if err := yaml.UnmarshalStrict(document, manager); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	container := &manager.Spec.Template.Spec.Containers[0]
+	container.Args = append(container.Args, "--namespaces="+namespace)
+	create(t, manager)
+	t.Cleanup(func() {
+		if err := api.Delete(context.Background(), manager, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
+			t.Error(err)
+		}
+	})
+	eventually(t, patience, "two managers are ready", func() error {
+		if err := api.Get(t.Context(), client.ObjectKeyFromObject(manager), manager); err != nil {
+			return err
+		}
+		if manager.Status.ReadyReplicas != 2 {
+			return fmt.Errorf("status %+v", manager.Status)
+		}
+		return nil
+	})
+}
+
+// The only node goes with all pods, and comes back: what is missing is told within a minute, nothing is made anew but pods,
+// and it serves again.
+//
+// This test is not parallel to others: they need the node.
+func TestNodeLost(t *testing.T) {
+	namespace := newNamespace(t)
+	startStore(t)
+	journal := follow(t, namespace)
+	injector := faults.New(faults.Schedule{})
+	startManager(t, namespace, injector)
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](2) })
+	create(t, moed)
+	waitComplete(t, moed)
+	state, writes := endState(t, namespace), injector.Writes()
+	counts, err := journal.Counts()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	taint := func(taints string) {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "local"}}
+		if err := api.Patch(context.WithoutCancel(t.Context()), node, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"taints":`+taints+`}}`))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	taint(`[{"key":"e2e.semmoe.io/lost","effect":"NoExecute"}]`)
+	lost := time.Now()
+	restore := func() { taint("null") }
+	defer restore()
+	eventually(t, time.Minute, "the loss is told", func() error {
+		current := get(t, moed)
+		if _, err := readySince(current); err == nil {
+			return errors.New("it is Ready")
+		}
+		return conditionIs(current.Status.Conditions, current.Generation, semmoev1.ConditionDegraded, metav1.ConditionTrue, "Unschedulable")
+	})
+	told := time.Since(lost)
+	restore()
+	back := time.Now()
+	waitComplete(t, moed)
+	eventually(t, patience, "it answers", func() error { return ask(t.Context(), reach(t, moed), "tiny") })
+	serves := time.Since(back)
+	eventually(t, patience, "the store answers", func() error { return tryStore(t.Context(), startStore(t)) })
+	eventually(t, settling, "the state before", func() error { return same("state", state, endState(t, namespace)) })
+	after, err := journal.Counts()
+	if err := errors.Join(err, same("record", counts, after)); err != nil {
+		t.Error(err)
+	}
+	t.Logf("the loss of the node was told after %.1f s; %.1f s after its return it serves; %d writes, %v", told.Seconds(), serves.Seconds(), injector.Writes()-writes, injector)
+	clearNamespace(t, namespace)
+}
+
+// storeFaults are what may befall the artifact store while a profile is taken and planned. Each returns what mends it.
+var storeFaults = map[string]func(t *testing.T) (mend func()){
+	"gone": func(t *testing.T) func() {
+		scale := func(replicas int) {
+			store := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: storeNamespace, Name: storeName}}
+			patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas)
+			if err := api.Patch(context.WithoutCancel(t.Context()), store, client.RawPatch(types.MergePatchType, patch)); err != nil {
+				t.Error(err)
+			}
+		}
+		scale(0)
+		eventually(t, patience, "the store is gone", func() error {
+			if tryStore(t.Context(), startStore(t)) == nil {
+				return errors.New("it answers")
+			}
+			return nil
+		})
+		return func() { scale(1) }
+	},
+	// The store cannot make a file longer than a header: it is told of it as of a full disk.
+	"full": func(t *testing.T) func() {
+		limit := func(bytes uint64) {
+			number := process(t, func(args []string) bool {
+				return len(args) > 1 && strings.HasSuffix(args[0], "semmoe") && args[1] == "store"
+			})
+			if number == 0 {
+				t.Fatal("the store has no process")
+			}
+			if err := unix.Prlimit(number, unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: bytes, Max: unix.RLIM_INFINITY}, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		limit(100)
+		return func() { limit(unix.RLIM_INFINITY) }
+	},
+}
+
+// Without its store, or with one that is full, the operator serves, says what is wrong within a minute, and profiles and plans
+// when the store is mended. No profile that was stored is taken again.
+//
+// This test is not parallel to others: they need the store.
+func TestStoreFaults(t *testing.T) {
+	for name, damage := range storeFaults {
+		t.Run(name, func(t *testing.T) {
+			startStore(t)
+			namespace := newNamespace(t)
+			journal := follow(t, namespace)
+			injector := faults.New(faults.Schedule{})
+			startManager(t, namespace, injector)
+			storedProfile(t, namespace)
+			mend := damage(t)
+			mended := false
+			defer func() {
+				if !mended {
+					mend()
+				}
+			}()
+			moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
+				m.Spec.Replicas = ptr.To[int32](2)
+				m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "tiny"}}
+			})
+			create(t, moed)
+			begin := time.Now()
+			eventually(t, patience, "it serves", func() error {
+				_, err := readySince(get(t, moed))
+				return err
+			})
+			waitConditionWithin(t, time.Minute, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "StoreUnavailable")
+			told := time.Since(begin)
+			if err := ask(t.Context(), reach(t, moed), "tiny"); err != nil {
+				t.Error(err)
+			}
+			mend()
+			mended = true
+			back := time.Now()
+			waitPlanned(t, moed)
+			if jobs := profilingJobsMade(journal); jobs != 0 {
+				t.Errorf("%d profiling Jobs for a profile that is stored", jobs)
+			}
+			t.Logf("a store that is %s is told after %.1f s; the plan is in service %.1f s after its return; %v", name, told.Seconds(), time.Since(back).Seconds(), injector)
+			clearNamespace(t, namespace)
+		})
+	}
+}
+
+// Each thing that the cluster refuses the operator is told by a condition within a minute, and mended without a trace.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		refuse func(t *testing.T, namespace string) (allow client.Object)
+		reason string
+		parts  []string
+	}{
+		"a quota of no pods": {
+			refuse: func(t *testing.T, namespace string) client.Object {
+				quota := &corev1.ResourceQuota{
+					ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "none"},
+					Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("0")}},
+				}
+				create(t, quota)
+				eventually(t, patience, "the quota holds", func() error {
+					if err := api.Get(t.Context(), client.ObjectKeyFromObject(quota), quota); err != nil {
+						return err
+					}
+					if len(quota.Status.Hard) == 0 {
+						return errors.New("it is not observed yet")
+					}
+					return nil
+				})
+				return quota
+			},
+			reason: "PodsRefused", parts: []string{"exceeded quota: none"},
+		},
+		"a webhook that is down": {
+			refuse: func(t *testing.T, namespace string) client.Object {
+				hook := &admissionv1.ValidatingWebhookConfiguration{
+					ObjectMeta: metav1.ObjectMeta{Name: namespace},
+					Webhooks: []admissionv1.ValidatingWebhook{{
+						Name: "down.example.com", FailurePolicy: ptr.To(admissionv1.Fail), SideEffects: ptr.To(admissionv1.SideEffectClassNone),
+						AdmissionReviewVersions: []string{"v1"}, TimeoutSeconds: ptr.To[int32](1),
+						ClientConfig:      admissionv1.WebhookClientConfig{URL: ptr.To("https://127.0.0.1:1/")},
+						NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: namespace}},
+						Rules: []admissionv1.RuleWithOperations{{
+							Operations: []admissionv1.OperationType{admissionv1.Create},
+							Rule:       admissionv1.Rule{APIGroups: []string{"apps"}, APIVersions: []string{"v1"}, Resources: []string{"statefulsets"}},
+						}},
+					}},
+				}
+				create(t, hook)
+				return hook
+			},
+			reason: "ReconcileFailed", parts: []string{"down.example.com"},
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			namespace := newNamespace(t)
+			injector := faults.New(faults.Schedule{})
+			startManager(t, namespace, injector)
+			moed := newDeployment(namespace, "tiny")
+			create(t, moed)
+			waitComplete(t, moed)
+			state, writes := endState(t, namespace), injector.Writes()
+
+			allow := tc.refuse(t, namespace)
+			t.Cleanup(func() {
+				if err := client.IgnoreNotFound(api.Delete(context.Background(), allow)); err != nil {
+					t.Error(err)
+				}
+			})
+			workload := listWorkloads(t, moed)[0]
+			if err := api.Delete(t.Context(), &workload, client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
+				t.Fatal(err)
+			}
+			refused := time.Now()
+			waitConditionWithin(t, time.Minute, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, tc.reason, tc.parts...)
+			told := time.Since(refused)
+			if err := api.Delete(t.Context(), allow); err != nil {
+				t.Fatal(err)
+			}
+			allowed := time.Now()
+			waitComplete(t, moed)
+			mended := time.Since(allowed)
+			eventually(t, settling, "the state before", func() error { return same("state", state, endState(t, namespace)) })
+			t.Logf("%s is told after %.1f s; mended %.1f s after it is gone; %d writes; %v", name, told.Seconds(), mended.Seconds(), injector.Writes()-writes, injector)
+			clearNamespace(t, namespace)
+		})
+	}
+}

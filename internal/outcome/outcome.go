@@ -2,6 +2,7 @@
 package outcome
 
 import (
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -9,13 +10,19 @@ import (
 	"github.com/semmoe/operator/internal/podhealth"
 )
 
-// Lasting is the text of an error that retries alone will not cure: what the API server refuses. Conflicts and outages
-// pass, and are not worth a condition.
+// Lasting is the text of an error that retries alone will not cure: what the API server refuses, by itself or for want of a
+// webhook. Conflicts and outages pass, and are not worth a condition.
 func Lasting(err error) string {
-	if err == nil || !(apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
+	if err == nil || !(apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || webhookAway(err)) {
 		return ""
 	}
 	return podhealth.Truncate(err.Error(), 1024)
+}
+
+// webhookAway tells whether an admission webhook with failure policy Fail could not be asked. The API server reports that as
+// an internal error, which only its text tells from others.
+func webhookAway(err error) bool {
+	return apierrors.IsInternalError(err) && strings.Contains(err.Error(), "failed calling webhook")
 }
 
 // Soonest is the shorter of two times to wait, of which 0 means for ever.

@@ -15,7 +15,11 @@ func TestLasting(t *testing.T) {
 	if got := Lasting(fmt.Errorf("create: %w", apierrors.NewForbidden(pods, "p", errors.New("exceeded quota")))); got == "" {
 		t.Error("what the API server refuses is not told")
 	}
-	for _, err := range []error{nil, errors.New("connection refused"), apierrors.NewConflict(pods, "p", errors.New("stale"))} {
+	away := apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com": connection refused`))
+	if got := Lasting(fmt.Errorf("create: %w", away)); got == "" {
+		t.Error("a webhook that is away is not told")
+	}
+	for _, err := range []error{nil, errors.New("connection refused"), apierrors.NewInternalError(errors.New("etcdserver: leader changed")), apierrors.NewConflict(pods, "p", errors.New("stale"))} {
 		if got := Lasting(err); got != "" {
 			t.Errorf("%v is told as %q, although it passes", err, got)
 		}

@@ -208,9 +208,12 @@ func TestNodeLost(t *testing.T) {
 	clearNamespace(t, namespace)
 }
 
-// storeFaults are what may befall the artifact store while a profile is taken and planned. Each returns what mends it.
-var storeFaults = map[string]func(t *testing.T) (mend func()){
-	"gone": func(t *testing.T) func() {
+// storeFaults are what may befall the artifact store before a plan is stored in it. Each damage returns what mends it.
+var storeFaults = map[string]struct {
+	damage          func(t *testing.T) (mend func())
+	reason, message string
+}{
+	"gone": {reason: "StoreUnavailable", message: "artifact store", damage: func(t *testing.T) func() {
 		scale := func(replicas int) {
 			store := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: storeNamespace, Name: storeName}}
 			patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas)
@@ -226,9 +229,9 @@ var storeFaults = map[string]func(t *testing.T) (mend func()){
 			return nil
 		})
 		return func() { scale(1) }
-	},
+	}},
 	// The store cannot make a file longer than a header: it is told of it as of a full disk.
-	"full": func(t *testing.T) func() {
+	"full": {reason: "SolveFailed", message: "the store is full", damage: func(t *testing.T) func() {
 		limit := func(bytes uint64) {
 			number := process(t, func(args []string) bool {
 				return len(args) > 1 && strings.HasSuffix(args[0], "semmoe") && args[1] == "store"
@@ -242,7 +245,7 @@ var storeFaults = map[string]func(t *testing.T) (mend func()){
 		}
 		limit(100)
 		return func() { limit(unix.RLIM_INFINITY) }
-	},
+	}},
 }
 
 // Without its store, or with one that is full, the operator serves, says what is wrong within a minute, and profiles and plans
@@ -250,7 +253,7 @@ var storeFaults = map[string]func(t *testing.T) (mend func()){
 //
 // This test is not parallel to others: they need the store.
 func TestStoreFaults(t *testing.T) {
-	for name, damage := range storeFaults {
+	for name, tc := range storeFaults {
 		t.Run(name, func(t *testing.T) {
 			startStore(t)
 			namespace := newNamespace(t)
@@ -258,7 +261,7 @@ func TestStoreFaults(t *testing.T) {
 			injector := faults.New(faults.Schedule{})
 			startManager(t, namespace, injector)
 			storedProfile(t, namespace)
-			mend := damage(t)
+			mend := tc.damage(t)
 			mended := false
 			defer func() {
 				if !mended {
@@ -275,7 +278,7 @@ func TestStoreFaults(t *testing.T) {
 				_, err := readySince(get(t, moed))
 				return err
 			})
-			waitConditionWithin(t, time.Minute, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "StoreUnavailable")
+			waitConditionWithin(t, time.Minute, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, tc.reason, tc.message)
 			told := time.Since(begin)
 			if err := ask(t.Context(), reach(t, moed), "tiny"); err != nil {
 				t.Error(err)

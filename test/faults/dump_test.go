@@ -22,7 +22,7 @@ import (
 
 var dumped = []client.ObjectList{&corev1.ConfigMapList{}, &appsv1.DeploymentList{}, &semmoev1.MoEDeploymentList{}}
 
-func fakeClient(t *testing.T) client.Client {
+func fakeClient(t *testing.T) client.WithWatch {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	if err := clientgoscheme.AddToScheme(scheme); err != nil {
@@ -113,10 +113,11 @@ func TestJournal(t *testing.T) {
 		j.note(e, "ConfigMap c")
 	}
 	j.note(watch.Deleted, "Service s")
+	j.note(watch.Added, "ConfigMap kube-root-ca.crt")
 	moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Name: "m"}}
 	for _, status := range []metav1.ConditionStatus{metav1.ConditionFalse, metav1.ConditionTrue, metav1.ConditionFalse} {
 		moed.Status.Conditions = []metav1.Condition{{Type: "Degraded", Status: status, Reason: "Trouble"}, {Type: "Ready", Status: status, Reason: "Serving"}}
-		j.look("MoEDeployment", moed)
+		j.look("MoEDeployment m", moed)
 	}
 	counts, err := j.Counts()
 	if err != nil || len(counts) != 2 || counts["ConfigMap c"] != "made 2 times, deleted 1 times" || counts["Service s"] != "made 0 times, deleted 1 times" {
@@ -131,5 +132,30 @@ func TestJournal(t *testing.T) {
 	j.fail(errors.New("a gap"))
 	if _, err := j.Counts(); err == nil {
 		t.Error("a gap in the record is not told")
+	}
+}
+
+// Where a watch has a gap, what came and went meanwhile is told by its identity.
+func TestJournalAcrossAGap(t *testing.T) {
+	c := fakeClient(t)
+	object := func(name, uid string) *corev1.ConfigMap {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "one", Name: name, UID: types.UID(uid)}}
+	}
+	j := newJournal()
+	f := &follower{journal: j, client: c, namespace: "one", kind: &corev1.ConfigMapList{}, known: map[types.UID]string{"1": "ConfigMap stays", "2": "ConfigMap goes", "3": "ConfigMap again"}}
+	for _, there := range []*corev1.ConfigMap{object("stays", "1"), object("again", "4"), object("comes", "5")} {
+		if err := c.Create(t.Context(), there); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if _, err := f.list(t.Context(), j.note); err != nil {
+			t.Fatal(err)
+		}
+	}
+	counts, err := j.Counts()
+	if err != nil || len(counts) != 3 || counts["ConfigMap goes"] != "made 0 times, deleted 1 times" ||
+		counts["ConfigMap again"] != "made 1 times, deleted 1 times" || counts["ConfigMap comes"] != "made 1 times, deleted 0 times" {
+		t.Errorf("counts %v, %v", counts, err)
 	}
 }

@@ -2,15 +2,17 @@ package faults
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	toolswatch "k8s.io/client-go/tools/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -28,24 +30,19 @@ type Journal struct {
 	err      error
 }
 
-// given are the names of objects that every namespace has.
-var given = []string{"default", "kube-root-ca.crt"}
+// given are the objects that every namespace has.
+var given = []string{"ServiceAccount default", "ConfigMap kube-root-ca.crt"}
 
 // Follow records from now on, until the context ends.
 func Follow(ctx context.Context, c client.WithWatch, namespace string, kinds []client.ObjectList) (*Journal, error) {
 	j := newJournal()
 	for _, kind := range kinds {
-		list := kind.DeepCopyObject().(client.ObjectList)
-		if err := c.List(ctx, list, client.InNamespace(namespace)); err != nil {
-			return nil, err
-		}
-		watcher, err := toolswatch.NewRetryWatcherWithContext(ctx, list.GetResourceVersion(), watchFunc(func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			return c.Watch(ctx, list.DeepCopyObject().(client.ObjectList), client.InNamespace(namespace), &client.ListOptions{Raw: &options})
-		}))
+		f := &follower{journal: j, client: c, namespace: namespace, kind: kind, known: map[types.UID]string{}}
+		version, err := f.list(ctx, func(watch.EventType, string) {})
 		if err != nil {
 			return nil, err
 		}
-		go j.record(ctx, c, watcher)
+		go f.follow(ctx, version)
 	}
 	return j, nil
 }
@@ -54,37 +51,101 @@ func newJournal() *Journal {
 	return &Journal{added: map[string]int{}, deleted: map[string]int{}, troubles: map[string]bool{}}
 }
 
+// follower records one kind.
+type follower struct {
+	journal   *Journal
+	client    client.WithWatch
+	namespace string
+	kind      client.ObjectList
+	known     map[types.UID]string // what is there, by identity
+}
+
+// follow records what the watch tells. An API server that is new may not know the version that the watch has come to: then
+// what is there is compared with what was, so that only an object that both came and went is missed.
+func (f *follower) follow(ctx context.Context, version string) {
+	for ctx.Err() == nil {
+		watcher, err := toolswatch.NewRetryWatcherWithContext(ctx, version, watchFunc(func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			return f.client.Watch(ctx, f.kind.DeepCopyObject().(client.ObjectList), client.InNamespace(f.namespace), &client.ListOptions{Raw: &options})
+		}))
+		if err != nil {
+			f.journal.fail(err)
+			return
+		}
+		for e := range watcher.ResultChan() {
+			if object, ok := e.Object.(client.Object); ok {
+				f.see(e.Type, object)
+			}
+		}
+		for ctx.Err() == nil {
+			if version, err = f.list(ctx, f.journal.note); err == nil {
+				break
+			}
+		}
+	}
+}
+
+// list tells what came and went since the last event or list, and returns the version of the list.
+func (f *follower) list(ctx context.Context, tell func(watch.EventType, string)) (string, error) {
+	list := f.kind.DeepCopyObject().(client.ObjectList)
+	ctx, cancel := context.WithTimeout(ctx, listTime)
+	defer cancel()
+	if err := f.client.List(ctx, list, client.InNamespace(f.namespace)); err != nil {
+		return "", err
+	}
+	before := f.known
+	f.known = map[types.UID]string{}
+	err := meta.EachListItem(list, func(item runtime.Object) error {
+		object := item.(client.Object)
+		name, err := f.name(object)
+		if f.known[object.GetUID()] = name; before[object.GetUID()] == "" {
+			tell(watch.Added, name)
+		}
+		return err
+	})
+	for uid, name := range before {
+		if f.known[uid] == "" {
+			tell(watch.Deleted, name)
+		}
+	}
+	return list.GetResourceVersion(), err
+}
+
+// listTime bounds a list, which an API server that stands still would never answer.
+const listTime = 5 * time.Second
+
+// name is an object's kind and name.
+func (f *follower) name(object client.Object) (string, error) {
+	gvk, err := apiutil.GVKForObject(object, f.client.Scheme())
+	return gvk.Kind + " " + object.GetName(), err
+}
+
+// see records an event.
+func (f *follower) see(what watch.EventType, object client.Object) {
+	name, err := f.name(object)
+	if err != nil {
+		f.journal.fail(err)
+		return
+	}
+	if what == watch.Deleted {
+		delete(f.known, object.GetUID())
+	} else {
+		f.known[object.GetUID()] = name
+	}
+	f.journal.note(what, name)
+	f.journal.look(name, object)
+}
+
 type watchFunc func(context.Context, metav1.ListOptions) (watch.Interface, error)
 
 func (f watchFunc) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	return f(ctx, options)
 }
 
-func (j *Journal) record(ctx context.Context, c client.Client, watcher watch.Interface) {
-	for e := range watcher.ResultChan() {
-		object, ok := e.Object.(client.Object)
-		if !ok {
-			j.fail(fmt.Errorf("a watch ended with %v", e.Object))
-			continue
-		}
-		gvk, err := apiutil.GVKForObject(object, c.Scheme())
-		if err != nil {
-			j.fail(err)
-			continue
-		}
-		if !slices.Contains(given, object.GetName()) {
-			j.note(e.Type, gvk.Kind+" "+object.GetName())
-		}
-		if gvk.Group == ownGroup {
-			j.look(gvk.Kind, object)
-		}
-	}
-	if ctx.Err() == nil {
-		j.fail(errors.New("a watch ended before its time"))
-	}
-}
-
+// note counts an object that came or went. What every namespace has is left out.
 func (j *Journal) note(what watch.EventType, object string) {
+	if slices.Contains(given, object) {
+		return
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	switch what {
@@ -95,8 +156,8 @@ func (j *Journal) note(what watch.EventType, object string) {
 	}
 }
 
-// look keeps the conditions that tell of trouble.
-func (j *Journal) look(kind string, object client.Object) {
+// look keeps the conditions that tell of trouble, as the operator's own kinds do.
+func (j *Journal) look(name string, object client.Object) {
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 	if err != nil {
 		j.fail(err)
@@ -106,7 +167,7 @@ func (j *Journal) look(kind string, object client.Object) {
 	defer j.mu.Unlock()
 	for condition, told := range conditions(fields) {
 		if (condition == "Degraded" || condition == "Stalled") && strings.HasPrefix(told, "True") {
-			j.troubles[fmt.Sprintf("%s %s: %s %s", kind, object.GetName(), condition, told)] = true
+			j.troubles[fmt.Sprintf("%s: %s %s", name, condition, told)] = true
 		}
 	}
 }

@@ -44,8 +44,8 @@ type Environment struct {
 	server  *envtest.Environment
 }
 
-// Start starts an API server; Stop ends it. It is slow: call it once, from TestMain.
-func Start(ctx context.Context) (*Environment, error) {
+// Start starts an API server, with flags that configure may change; Stop ends it. It is slow: call it once, from TestMain.
+func Start(ctx context.Context, configure ...func(*envtest.APIServer)) (*Environment, error) {
 	binaries, err := localcluster.FindBinaries()
 	if err != nil {
 		return nil, err
@@ -55,6 +55,9 @@ func Start(ctx context.Context) (*Environment, error) {
 	e := &Environment{server: &envtest.Environment{
 		BinaryAssetsDirectory: binaries, CRDDirectoryPaths: []string{filepath.Join(config, "crd")}, ErrorIfCRDPathMissing: true,
 	}}
+	for _, c := range configure {
+		c(e.server.ControlPlane.GetAPIServer())
+	}
 	if e.Config, err = e.server.Start(); err != nil {
 		return nil, fmt.Errorf("start the API server: %w", err)
 	}
@@ -123,10 +126,14 @@ func (e *Environment) Run(t testing.TB) *Store {
 }
 
 func (s *Store) dial(ctx context.Context, network, _ string) (net.Conn, error) {
+	return (&net.Dialer{}).DialContext(ctx, network, s.Address())
+}
+
+// Address is where the store listens, for a manager that runs as a process of its own.
+func (s *Store) Address() string {
 	s.mu.Lock()
-	address := s.address
-	s.mu.Unlock()
-	return (&net.Dialer{}).DialContext(ctx, network, address)
+	defer s.mu.Unlock()
+	return s.address
 }
 
 // Start starts the store again after Stop.

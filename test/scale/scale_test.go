@@ -1,0 +1,183 @@
+package scale
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/nodeless"
+)
+
+const (
+	// maxMemory is what the manager may have resident at any time, maxCores what it may use on average while nothing changes.
+	maxMemory = 512 << 20
+	maxCores  = 1.0
+	// observePeriod is how often a MoEDeployment that is observed is reconciled although nothing happens, checkPeriod how often a
+	// plan is looked for in the store; see controllers/moedeployment and controllers/placementplan.
+	observePeriod = time.Minute
+	checkPeriod   = 10 * time.Minute
+)
+
+// Many MoEDeployments that share a profile get their plans; then nothing is written while nothing changes, reconciliations are those
+// that a clock asks for, and the manager stays small.
+func TestSteadyState(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long")
+	}
+	n, quiet := *deployments, *steady
+	if n == 0 && *full {
+		n = 500
+	} else if n == 0 {
+		n = 40
+	}
+	if quiet == 0 && *full {
+		quiet = 10 * time.Minute
+	} else if quiet == 0 {
+		quiet = 10 * time.Second
+	}
+	w := newWorld(t)
+	w.createProfile(t)
+
+	begin, before := time.Now(), w.usage(t)
+	last := w.createDeployments(t, n)
+	w.waitPlanned(t, n, begin, last)
+	w.waitInService(t, n)
+	w.waitQuiet(t)
+	t.Logf("%d MoEDeployments in service, and nothing left to write, after %.1f s; %s", n, time.Since(begin).Seconds(), w.usedSince(t, before, begin))
+	if solved := w.solved(t); solved != 1 {
+		t.Errorf("%d plans were solved: the same inputs must be solved once", solved)
+	}
+	t.Logf("writes until then:%s", table(w.writes(t)))
+	t.Logf("reconciliations until then:%s", table(w.reconciles(t)))
+
+	w.checkSteady(t, n, quiet)
+}
+
+// createDeployments creates n MoEDeployments, and returns when the last one was.
+func (w *world) createDeployments(t *testing.T, n int) time.Time {
+	t.Helper()
+	for i := range n {
+		w.create(t, newDeployment(i))
+	}
+	return time.Now()
+}
+
+// waitPlanned waits until each of n MoEDeployments has a plan.
+func (w *world) waitPlanned(t *testing.T, n int, begin, last time.Time) {
+	t.Helper()
+	w.eventually(t, patience(n), "each MoEDeployment has a plan", func() error {
+		return w.each(t, n, func(moed *semmoev1.MoEDeployment) error {
+			if !meta.IsStatusConditionTrue(moed.Status.Conditions, semmoev1.ConditionPlanned) {
+				return fmt.Errorf("%s is not planned", moed.Name)
+			}
+			return nil
+		})
+	})
+	t.Logf("the last of %d MoEDeployments has its first plan %.1f s after it was created, %.1f s after the first one was", n, time.Since(last).Seconds(), time.Since(begin).Seconds())
+}
+
+// waitInService waits until each of n MoEDeployments serves under its plan.
+func (w *world) waitInService(t *testing.T, n int) {
+	t.Helper()
+	w.eventually(t, patience(n)+2*observePeriod, "each MoEDeployment is in service", func() error { return w.each(t, n, inService) })
+}
+
+// patience is how long anything may take that n MoEDeployments wait for.
+func patience(n int) time.Duration { return 2*time.Minute + time.Duration(n)*2*time.Second }
+
+// each checks all MoEDeployments, of which there must be n.
+func (w *world) each(t *testing.T, n int, check func(*semmoev1.MoEDeployment) error) error {
+	t.Helper()
+	list, err := w.list(t.Context())
+	if err != nil {
+		return err
+	}
+	if len(list) != n {
+		return fmt.Errorf("%d MoEDeployments, want %d", len(list), n)
+	}
+	failed := 0
+	var first error
+	for i := range list {
+		if err := check(&list[i]); err != nil {
+			failed++
+			first = errors.Join(first, err)
+			if failed == 3 {
+				break
+			}
+		}
+	}
+	return first
+}
+
+// waitQuiet waits until nothing was written for longer than anybody waits before the next try: client-go's recorder posts an event
+// again after 10 s.
+func (w *world) waitQuiet(t *testing.T) {
+	t.Helper()
+	const while = 12 * time.Second
+	known, since := total(w.writes(t)), time.Now()
+	w.eventually(t, 5*time.Minute, "nothing is written any more", func() error {
+		if now := total(w.writes(t)); now != known {
+			known, since = now, time.Now()
+		}
+		if quiet := time.Since(since); quiet < while {
+			return fmt.Errorf("the last write was %v ago", quiet)
+		}
+		return nil
+	})
+}
+
+// checkSteady watches while nothing changes.
+func (w *world) checkSteady(t *testing.T, n int, quiet time.Duration) {
+	t.Helper()
+	begin, before, writesBefore, reconcilesBefore := time.Now(), w.usage(t), w.writes(t), w.reconciles(t)
+	select {
+	case <-time.After(quiet):
+	case <-w.manager.Ended():
+		t.Fatal(w.manager.Stop())
+	}
+	written, reconciled := since(writesBefore, w.writes(t)), since(reconcilesBefore, w.reconciles(t))
+	after := w.usage(t)
+	t.Logf("steady state of %d MoEDeployments over %v: %d writes, reconciliations %v, %s", n, quiet, total(written), reconciled, w.usedSince(t, before, begin))
+	if total(written) > 0 {
+		t.Errorf("written in %v of steady state, want nothing:%s", quiet, table(written))
+	}
+	for controller, limit := range map[string]int{
+		"moedeployment": n * (int(quiet/observePeriod) + 1), "placementplan": n * (int(quiet/checkPeriod) + 1), "affinityprofile": int(quiet/observePeriod) + 1,
+	} {
+		if got := reconciled[controller]; got > limit {
+			t.Errorf("controller %s has reconciled %d times in %v of steady state, want at most %d", controller, got, quiet, limit)
+		}
+	}
+	if after.Peak > maxMemory {
+		t.Errorf("the manager had %d MiB resident, want at most %d", after.Peak>>20, maxMemory>>20)
+	}
+	if cores := (after.CPU() - before.CPU()).Seconds() / time.Since(begin).Seconds(); cores > maxCores {
+		t.Errorf("the manager used %.2f cores in steady state, want at most %v", cores, maxCores)
+	}
+}
+
+func (w *world) usage(t *testing.T) nodeless.Usage {
+	t.Helper()
+	usage, err := w.manager.Usage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return usage
+}
+
+// usedSince tells what the manager has used since a moment, and what kube-controller-manager, the other client of the API server, has
+// used in all.
+func (w *world) usedSince(t *testing.T, before nodeless.Usage, begin time.Time) string {
+	t.Helper()
+	after, elapsed := w.usage(t), time.Since(begin).Seconds()
+	other, err := w.cluster.ControllerManager().Usage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("manager: %.1f s of user and %.1f s of system CPU time (%.3f cores), %d MiB resident, at most %d MiB; kube-controller-manager so far: %.1f s",
+		(after.User - before.User).Seconds(), (after.System - before.System).Seconds(), (after.CPU()-before.CPU()).Seconds()/elapsed, after.Resident>>20, after.Peak>>20, other.CPU().Seconds())
+}

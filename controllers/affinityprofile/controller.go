@@ -83,13 +83,14 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 // profilesOf are the profiles that are taken through a deployment, or belong to it.
 func (r *Reconciler) profilesOf(ctx context.Context, moed client.Object) []reconcile.Request {
 	var profiles semmoev1.AffinityProfileList
-	if err := r.List(ctx, &profiles, client.InNamespace(moed.GetNamespace())); err != nil {
+	if err := r.List(ctx, &profiles, client.InNamespace(moed.GetNamespace()), client.UnsafeDisableDeepCopy); err != nil {
 		return nil // the cache is not there yet, and will report the profiles themselves
 	}
 	var requests []reconcile.Request
-	for _, profile := range profiles.Items {
-		if ref := profile.Spec.DeploymentRef; ref != nil && ref.Name == moed.GetName() || metav1.IsControlledBy(&profile, moed) {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&profile)})
+	for i := range profiles.Items {
+		profile := &profiles.Items[i]
+		if ref := profile.Spec.DeploymentRef; ref != nil && ref.Name == moed.GetName() || metav1.IsControlledBy(profile, moed) {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(profile)})
 		}
 	}
 	return requests

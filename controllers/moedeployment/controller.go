@@ -115,7 +115,7 @@ var statusWiped = predicate.NewPredicateFuncs(func(object client.Object) bool {
 // whoseProfile are the MoEDeployments that a profile belongs to, or that name it.
 func (r *Reconciler) whoseProfile(ctx context.Context, profile client.Object) []reconcile.Request {
 	var list semmoev1.MoEDeploymentList
-	if err := r.List(ctx, &list, client.InNamespace(profile.GetNamespace())); err != nil {
+	if err := r.List(ctx, &list, client.InNamespace(profile.GetNamespace()), client.UnsafeDisableDeepCopy); err != nil {
 		logr.FromContextOrDiscard(ctx).Error(err, "Listing the MoEDeployments that a profile concerns", "profile", profile.GetName())
 		return nil
 	}

@@ -98,7 +98,9 @@ func (p *planning) followTables(plans []*semmoev1.PlacementPlan) {
 func (r *Reconciler) ownProfilesAndPlans(ctx context.Context, moed *semmoev1.MoEDeployment) ([]*semmoev1.AffinityProfile, []*semmoev1.PlacementPlan, error) {
 	var profileList semmoev1.AffinityProfileList
 	var planList semmoev1.PlacementPlanList
-	if err := errors.Join(r.List(ctx, &profileList, client.InNamespace(moed.Namespace)), r.List(ctx, &planList, client.InNamespace(moed.Namespace))); err != nil {
+	// Others' are not even copied: with as many plans in a namespace as MoEDeployments, the work would grow with their square.
+	ours := []client.ListOption{client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name}}
+	if err := errors.Join(r.List(ctx, &profileList, ours...), r.List(ctx, &planList, ours...)); err != nil {
 		return nil, nil, fmt.Errorf("list profiles and plans: %w", err)
 	}
 	var profiles []*semmoev1.AffinityProfile

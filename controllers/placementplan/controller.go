@@ -83,7 +83,7 @@ var statusWiped = predicate.NewPredicateFuncs(func(object client.Object) bool {
 // plansOf are the plans that are made from a profile.
 func (r *Reconciler) plansOf(ctx context.Context, profile client.Object) []reconcile.Request {
 	var plans semmoev1.PlacementPlanList
-	if err := r.List(ctx, &plans, client.InNamespace(profile.GetNamespace())); err != nil {
+	if err := r.List(ctx, &plans, client.InNamespace(profile.GetNamespace()), client.UnsafeDisableDeepCopy); err != nil {
 		logr.FromContextOrDiscard(ctx).Error(err, "Cannot list the plans of a profile", "profile", profile.GetName())
 		return nil
 	}

@@ -33,8 +33,12 @@ type Cluster struct {
 
 // Start starts a control plane; Stop ends it. It is slow: call it once, from TestMain.
 func Start(ctx context.Context) (*Cluster, error) {
-	// Where envtest leaves it out, no pod may have a token, and those of profiling Jobs need one.
-	environment, err := storetest.Start(ctx, func(server *envtest.APIServer) { server.Configure().Disable("disable-admission-plugins") })
+	environment, err := storetest.Start(ctx, func(server *envtest.APIServer) {
+		// Where envtest leaves it out, no pod may have a token, and those of profiling Jobs need one.
+		server.Configure().Disable("disable-admission-plugins").
+			// Its range has addresses for 254 Services.
+			Set("service-cluster-ip-range", "10.96.0.0/16")
+	})
 	if err != nil {
 		return nil, err
 	}

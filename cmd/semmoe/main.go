@@ -27,7 +27,7 @@ func main() {
 		SilenceErrors: true,
 	}
 	root.AddCommand(newManagerCommand(), newInspectCommand(), newRouterCommand(), newEngineCommand(), newProfileCommand(), newStoreCommand(),
-		newSolveCommand(), newReplanCommand(), newEvalCommand(), newVerifyCommand(), newCompareCommand(), newStatsCommand(), newReshuffleCommand(),
+		newSolveCommand(), newReplanCommand(), newEvalCommand(), newDriftCommand(), newVerifyCommand(), newCompareCommand(), newStatsCommand(), newReshuffleCommand(),
 		newProbeCommand(), newLookAheadCommand())
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintf(os.Stderr, "semmoe: %v\n", err)

@@ -53,6 +53,7 @@ func inputError(err error) error {
 type solveFlags struct {
 	trace, out, current, attention, algorithm, forecast, embeddings, objective string
 	ranks, ranksPerNode, redundantSlots, trainPercent                          int
+	withoutDomains                                                             []string
 	constraints                                                                constraintFlags
 	preserveGroups                                                             bool
 	seed                                                                       uint64
@@ -73,7 +74,7 @@ func newSolveCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return solve(cmd.Context(), flags.trace, flags.out, options, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return solve(cmd.Context(), flags.trace, flags.withoutDomains, flags.out, options, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
@@ -89,6 +90,7 @@ func newSolveCommand() *cobra.Command {
 	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots per rank, for copies of experts of other ranks (auto, eplb, contiguous, round-robin)")
 	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep the groups whole that the gate chooses among (n_group), so that semmoe reshuffle can apply the plan\n(auto, contiguous; EP size and groups must divide one another)")
 	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents")
+	f.StringSliceVar(&flags.withoutDomains, "without-domains", nil, "domains of the trace to leave out, for semmoe drift to switch to")
 	f.Uint64Var(&flags.seed, "seed", 1, "seed of the split, the search and the evaluation")
 	f.StringVar(&flags.objective, "objective", string(placement.Activation), "what to minimise: activation (remote activations), rank-dedup (other ranks per token), node-dedup (other nodes per\ntoken), hierarchical (both, each by what a message costs); algorithm auto searches for it, all tables score by it")
 	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "ranks that share a node")
@@ -196,11 +198,21 @@ type solveReport struct {
 	Seconds       float64             `json:"seconds"`
 }
 
-func solve(ctx context.Context, tracePath, out string, o solver.Options, stdout, stderr io.Writer) error {
+func solve(ctx context.Context, tracePath string, withoutDomains []string, out string, o solver.Options, stdout, stderr io.Writer) error {
 	begin := time.Now()
 	t, err := trace.Open(ctx, tracePath)
 	if err != nil {
 		return inputError(err)
+	}
+	leave, err := domainIndices(t, withoutDomains)
+	if err != nil {
+		return usageErrorf("--without-domains: %w", err)
+	}
+	if len(leave) > 0 {
+		t = without(t, leave)
+	}
+	if t.Requests() == 0 {
+		return usageErrorf("--without-domains names all domains; some must be left to learn from")
 	}
 	if err := placement.CheckRanks(o.Ranks, t.Model.Experts); err != nil {
 		return usageErrorf("--ep: %w", err)
@@ -232,6 +244,9 @@ func solve(ctx context.Context, tracePath, out string, o solver.Options, stdout,
 	bar.clear()
 	if err != nil {
 		return inputError(err)
+	}
+	if solution.Plan.Drift, err = solver.CalibrateDrift(ctx, t, solution.Plan, solution.HeldOut); err != nil {
+		return err
 	}
 	artifact, err := plan.Encode(solution.Plan)
 	if err != nil {

@@ -136,6 +136,11 @@ func (t *task) solve(ctx context.Context, manifest profile.Manifest, tell func(s
 	if trace.IsInvalid(err) {
 		return nil, invalidf("ProfileInvalid", "the profile's routing trace: %v", err)
 	}
+	if err != nil {
+		return nil, err
+	}
+	tell("Calibrating the drift test", 0, 1)
+	found.Plan.Drift, err = solver.CalibrateDrift(ctx, recorded, found.Plan, found.HeldOut)
 	return found, err
 }
 

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/semmoe/operator/solver/trace/tracetest"
+)
+
+func TestDriftPrintsAlarmsAndDelays(t *testing.T) {
+	shape := tracetest.Small
+	shape.Experts, shape.Groups, shape.DocumentsPerDomain = 16, 4, 20
+	path := created(t, tracetest.Generate(shape, 1))
+	dir, _ := solved(t, "dp", "--trace", path, "--without-domains", "domain-3")
+	flags := []string{"--trace", path, "--plan", dir, "--runs", "20", "--steps", "2000"}
+	code, got, message := runJSON(t, newDriftCommand(), append(flags, "--domains", "domain-3", "--rate", "20")...)
+	if code != 0 {
+		t.Fatalf("exit code %d: %s", code, message)
+	}
+	var report driftReport
+	text, err := json.Marshal(got)
+	if err == nil {
+		err = json.Unmarshal(text, &report)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Orders) != 2 || report.Orders[0].Sticky != 0 || report.Orders[1].Sticky != 0.9 {
+		t.Fatalf("orders are %+v", report.Orders)
+	}
+	for _, order := range report.Orders {
+		if order.Switch == nil || order.Switch.Unfound > 0 || order.Switch.Requests.P95 > 30 {
+			t.Errorf("sticky %v: the switch is found after %+v", order.Sticky, order.Switch)
+		}
+		// One of twenty requests in a second is sampled.
+		if order.Drop.Requests.Median <= 0 || order.Drop.Requests.Median != order.Drop.Seconds.Median {
+			t.Errorf("sticky %v: the drop is found after %+v", order.Sticky, order.Drop)
+		}
+	}
+	if code, got, _ = runJSON(t, newDriftCommand(), flags...); code != 0 {
+		t.Fatalf("without domains: exit code %d", code)
+	}
+	if _, has := got["orders"].([]any)[0].(map[string]any)["switch"]; has {
+		t.Error("a switch to no domain is reported")
+	}
+}
+
+func TestDriftRefuses(t *testing.T) {
+	path := created(t, tracetest.Generate(tracetest.Small, 1))
+	dir, _ := solved(t, "dp", "--trace", path) // too few requests for a drift test
+	for name, test := range map[string]struct {
+		flags []string
+		code  int
+		want  string
+	}{
+		"no trace":      {[]string{"--plan", dir}, exitUsage, "--trace is missing"},
+		"no plan":       {[]string{"--trace", path}, exitUsage, "--plan is missing"},
+		"runs":          {[]string{"--trace", path, "--plan", dir, "--runs", "0"}, exitUsage, "--runs is 0"},
+		"sticky":        {[]string{"--trace", path, "--plan", dir, "--sticky", "1"}, exitUsage, "--sticky is 1"},
+		"drop":          {[]string{"--trace", path, "--plan", dir, "--drop", "101"}, exitUsage, "--drop is 101"},
+		"no drift test": {[]string{"--trace", path, "--plan", dir}, exitInvalidFile, "drift.json"},
+		"no directory":  {[]string{"--trace", path, "--plan", t.TempDir()}, exitInvalidFile, "manifest.json is missing"},
+	} {
+		code, _, message := runJSON(t, newDriftCommand(), test.flags...)
+		if code != test.code || !strings.Contains(message, test.want) {
+			t.Errorf("%s: exit code %d, %q; want %d and %q", name, code, message, test.code, test.want)
+		}
+	}
+}

@@ -25,6 +25,8 @@ go test -count=1 -timeout 30m ./internal/router -run SampledRate -v -args -sampl
 echo "=== 10,000 random placements under every kind of constraint"
 go test -count=1 -timeout 2h ./solver/placement -run 'ConstraintsHold|UnderConstraints|GroupsStayWhole|CopiesAreValid' \
   -args -constraint-instances 10000 -group-instances 10000 -copy-instances 10000
+echo "=== a million undisturbed requests to the drift test"
+go test -count=1 -timeout 30m ./solver -run 'TestDriftGoals$' -v -args -drift-steps 1000000
 echo "=== a million requests to the request router, while engines, pods and plans fail and change"
 go test -race -count=1 -timeout 3h ./internal/router -run 'TestFaults$' -v -args -soak-requests 1000000
 for round in $(seq "$rounds"); do

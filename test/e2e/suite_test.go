@@ -224,6 +224,7 @@ func (p podTransport) RoundTrip(request *http.Request) (*http.Response, error) {
 		if err != nil {
 			return nil, err
 		}
+		through.RawQuery = request.URL.RawQuery
 		request = request.Clone(request.Context())
 		request.URL, request.Host = through, through.Host
 		return p.next.RoundTrip(request)

@@ -1,0 +1,215 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/test/corpus"
+)
+
+// prometheusWith is a server that answers every range query with one value at every step.
+func prometheusWith(t *testing.T, milli *atomic.Int64) string {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		number := func(name string) float64 {
+			n, err := strconv.ParseFloat(r.FormValue(name), 64)
+			if err != nil {
+				t.Errorf("the query has %s %q", name, r.FormValue(name))
+			}
+			return n
+		}
+		var values [][]any
+		for at := number("start"); at <= number("end"); at += number("step") {
+			values = append(values, []any{at, fmt.Sprint(float64(milli.Load()) / 1000)})
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(map[string]any{"status": "success", "data": map[string]any{
+			"resultType": "matrix", "result": []any{map[string]any{"metric": map[string]string{}, "values": values}},
+		}}); err != nil {
+			t.Error(err)
+		}
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// requestsOf are requests of one kind of text.
+func requestsOf(kind string, documents int) []corpus.Request {
+	var chosen []corpus.Document
+	for _, document := range corpus.Written() {
+		if document.Kind == kind && len(chosen) < documents {
+			chosen = append(chosen, document)
+		}
+	}
+	return corpus.Requests(chosen, 300)
+}
+
+// sampled is what the routers sampled under the tables of a plan, by its full digest.
+func sampled(t *testing.T, moed *semmoev1.MoEDeployment, plan string) (rate lar.Activations) {
+	t.Helper()
+	reach := podClient(t)
+	var pods corev1.PodList
+	if err := api.List(t.Context(), &pods, client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentRouter}); err != nil {
+		t.Fatal(err)
+	}
+	for _, pod := range pods.Items {
+		response, err := reach.Get("http://" + pod.Status.PodIP + ":9090/v1/observations")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var report lar.Report
+		err = json.NewDecoder(response.Body).Decode(&report)
+		response.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, observation := range report.Observations {
+			if observation.Forecast != nil && observation.Forecast.Tables == plan {
+				rate.Local += observation.Local
+				rate.Total += observation.Total
+			}
+		}
+	}
+	return rate
+}
+
+// Traffic drifts to another kind of text. A profile is made of what the routers sample, a plan from that, and new tables reach the
+// routers: no pod is restarted, no request fails, no device is used, and more of the activations are local.
+func TestReplanSwapsTables(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	stop := startManager(t, namespace, nil)
+	lines, err := corpus.JSONL(requestsOf("english", 30))
+	if err != nil {
+		t.Fatal(err)
+	}
+	create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "corpus"}, Data: map[string]string{"dataset.jsonl": string(lines)}})
+	var observed atomic.Int64
+	observed.Store(1000)
+	moed := profiledDeployment(namespace, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Profiling.LiveSamples = semmoev1.LiveSamplesSequences
+		m.Spec.Profiling.SamplingSpec = semmoev1.SamplingSpec{Requests: 60, Tokens: 6000, RequestTokens: 512}
+		// New tables are good enough at half of what was promised, and worth it at any gain: this story is of tables.
+		m.Spec.Rollout.MinimumGainPercent = ptr.To[int32](0)
+		m.Spec.Drift = semmoev1.DriftSpec{
+			Source: semmoev1.DriftSourcePrometheus, Prometheus: &semmoev1.PrometheusSource{Address: prometheusWith(t, &observed), Query: "lar"},
+			ThresholdPercent: 50, WindowSeconds: 60, CooldownSeconds: ptr.To[int32](0), MaxReplansPerDay: ptr.To[int32](1),
+		}
+	})
+	create(t, moed)
+	planned := waitPlanned(t, moed)
+	url := reach(t, moed)
+	base := &semmoev1.PlacementPlan{}
+	if err := api.Get(t.Context(), types.NamespacedName{Namespace: namespace, Name: planned.Status.Plan}, base); err != nil {
+		t.Fatal(err)
+	}
+	jobs := profilingJobs(t, namespace)
+	engines, routers := podNames(t, moed, semmoev1.ComponentEngine), podNames(t, moed, semmoev1.ComponentRouter)
+
+	drifted := requestsOf("python", 30)
+	send := func() (plan string) {
+		t.Helper()
+		for i := range drifted {
+			body, err := json.Marshal(map[string]any{"model": "tiny", "prompt": drifted[i].Text, "max_tokens": 2, "temperature": 0})
+			if err != nil {
+				t.Fatal(err)
+			}
+			response, err := http.Post(url+"/v1/completions", "application/json", bytes.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			response.Body.Close()
+			if response.StatusCode != http.StatusOK {
+				t.Fatalf("a request failed: %s", response.Status)
+			}
+			plan = response.Header.Get(router.HeaderPlan)
+		}
+		return plan
+	}
+	eventually(t, patience, "requests are sent by the plan", func() error {
+		if got := send(); got != planned.Status.PlanDigest {
+			return fmt.Errorf("by %q", got)
+		}
+		return nil
+	})
+	send()
+	before := sampled(t, moed, base.Status.PlanDigest)
+
+	observed.Store(0) // half of the promise is far away: an alarm once it has been so for the window
+	stop()
+	startManager(t, namespace, nil) // by another manager, which knows nothing but what is there
+	replan := &semmoev1.PlacementPlan{}
+	eventually(t, 4*time.Minute, "a plan is made for the drift", func() error {
+		send() // the live profile is of what is sampled from the drift on
+		var plans semmoev1.PlacementPlanList
+		if err := api.List(t.Context(), &plans, client.InNamespace(namespace)); err != nil {
+			return err
+		}
+		for i := range plans.Items {
+			if p := &plans.Items[i]; p.Spec.Current != nil && p.Status.Verdict != "" {
+				replan = p
+				return nil
+			}
+		}
+		return errors.New("not yet")
+	})
+	if replan.Status.Tier != semmoev1.TierTables || replan.Spec.Current.PlanDigest != base.Status.PlanDigest || replan.Labels[semmoev1.LabelBase] != base.Name {
+		t.Fatalf("plan %+v of tier %q, %+v", replan.Spec, replan.Status.Tier, replan.Status.Comparison)
+	}
+	eventually(t, patience, "the routers use the new tables", func() error {
+		if got := send(); got != replan.Status.Plan {
+			return fmt.Errorf("requests are sent by %q, want %s", got, replan.Status.Plan)
+		}
+		return nil
+	})
+	send()
+	after := sampled(t, moed, replan.Status.PlanDigest)
+	rate := func(a lar.Activations) float64 { return float64(a.Local) / float64(max(a.Total, 1)) }
+	t.Logf("local activation rate of drifted requests: %.3f before, %.3f with new tables (%+v)", rate(before), rate(after), replan.Status.Comparison)
+	if before.Total == 0 || after.Total == 0 || rate(after) <= rate(before) {
+		t.Errorf("the local activation rate is %+v, before it was %+v", after, before)
+	}
+	if got := podNames(t, moed, semmoev1.ComponentEngine); !slices.Equal(got, engines) {
+		t.Errorf("engine pods %v, were %v", got, engines)
+	}
+	if got := podNames(t, moed, semmoev1.ComponentRouter); !slices.Equal(got, routers) {
+		t.Errorf("router pods %v, were %v", got, routers)
+	}
+	if got := profilingJobs(t, namespace); !slices.Equal(got, jobs) {
+		t.Errorf("profiling Jobs %v, were %v", got, jobs)
+	}
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", "by the tables of plan "+replan.Status.Plan)
+
+	// A pin rolls back, to the tables that the layout came with.
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: base.Name} })
+	eventually(t, patience, "the routers are back at the plan's own tables", func() error {
+		if got := send(); got != base.Status.Plan {
+			return fmt.Errorf("requests are sent by %q, want %s", got, base.Status.Plan)
+		}
+		return nil
+	})
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionPlanned, metav1.ConditionTrue, "Pinned", base.Name)
+	if got := podNames(t, moed, semmoev1.ComponentEngine); !slices.Equal(got, engines) {
+		t.Errorf("engine pods %v, were %v", got, engines)
+	}
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef.Name = "absent" })
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionPlanned, metav1.ConditionFalse, "PlanNotFound", "absent")
+}

@@ -119,6 +119,7 @@ type SamplingSpec struct {
 // ProfilingSpec asks for a profile of the model, and a placement plan made from it.
 //
 // +kubebuilder:validation:XValidation:rule="(has(self.dataset) ? 1 : 0) + (has(self.profileRef) ? 1 : 0) == 1",message="give either dataset or profileRef"
+// +kubebuilder:validation:XValidation:rule="!has(self.refresh) || self.refresh != 'Job' || has(self.dataset)",message="refresh Job needs dataset: there is nothing to send again; use Live",fieldPath=".refresh"
 type ProfilingSpec struct {
 	// dataset is what is sent to the model to see which experts its tokens activate.
 	// +optional

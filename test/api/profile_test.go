@@ -72,10 +72,48 @@ func article(kind string) string {
 func TestServingProfileNeedsADeployment(t *testing.T) {
 	serving := strings.NewReplacer("NAME", "serving", "target: Dedicated", "target: Serving").Replace(minimalProfile)
 	err := api.Create(t.Context(), object(t, serving))
-	if err == nil || !strings.Contains(err.Error(), "target Serving needs deploymentRef") {
+	if err == nil || !strings.Contains(err.Error(), "targets Serving and Live need deploymentRef") {
 		t.Errorf("error %v, want one that names deploymentRef", err)
 	}
 	if err := api.Create(t.Context(), object(t, serving+"  deploymentRef: {name: m}\n")); err != nil {
 		t.Error(err)
+	}
+}
+
+// A live profile says which samples it is made from, and sends nothing; other profiles have a data set.
+func TestLiveProfile(t *testing.T) {
+	live := strings.NewReplacer("target: Dedicated", "target: Live\n  deploymentRef: {name: m}\n  live: {priorProfileRef: {name: p}}", "  dataset: {configMap: {name: d}}\n", "").Replace(minimalProfile)
+	for name, tc := range map[string]struct{ text, want string }{
+		"live":                      {live, ""},
+		"live-with-a-data-set":      {live + "  dataset: {configMap: {name: d}}\n", "target Live takes none"},
+		"live-without-samples":      {strings.Replace(live, "  live: {priorProfileRef: {name: p}}\n", "", 1), "target Live needs live"},
+		"live-without-a-deployment": {strings.Replace(live, "  deploymentRef: {name: m}\n", "", 1), "targets Serving and Live need deploymentRef"},
+		"live-without-a-prior":      {strings.Replace(live, "{priorProfileRef: {name: p}}", "{samples: Counts}", 1), "priorProfileRef"},
+		"dedicated-without-data":    {strings.Replace(minimalProfile, "  dataset: {configMap: {name: d}}\n", "", 1), "need dataset"},
+		"dedicated-with-samples":    {minimalProfile + "  live: {priorProfileRef: {name: p}}\n", "no other target takes it"},
+	} {
+		err := api.Create(t.Context(), object(t, strings.Replace(tc.text, "NAME", name, 1)))
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%s: error %v, want %q", name, err, tc.want)
+		}
+	}
+}
+
+// What is about the plan in service needs that plan.
+func TestReplanNeedsCurrent(t *testing.T) {
+	digest := strings.Repeat("0a", 32)
+	current := "  current: {planDigest: " + digest + "}\n"
+	for name, tc := range map[string]struct{ more, want string }{
+		"replan":        {current + "  priorProfileRef: {name: q}\n  minimumGainPercent: 2\n  batchTokens: 64\n", ""},
+		"prior-alone":   {"  priorProfileRef: {name: q}\n", "priorProfileRef needs current"},
+		"gain-alone":    {"  minimumGainPercent: 2\n", "minimumGainPercent needs current"},
+		"batch-alone":   {"  batchTokens: 64\n", "batchTokens needs current"},
+		"short-digest":  {"  current: {planDigest: abcd}\n", "planDigest"},
+		"too-much-gain": {current + "  minimumGainPercent: 100\n", "minimumGainPercent"},
+	} {
+		err := api.Create(t.Context(), object(t, strings.Replace(minimalPlan, "NAME", name, 1)+tc.more))
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%s: error %v, want %q", name, err, tc.want)
+		}
 	}
 }

@@ -106,3 +106,13 @@ func TestUpdatedAvailable(t *testing.T) {
 		})
 	}
 }
+
+// Sequences are kept where somebody asks for them, and nowhere else: they are prompts.
+func TestRouterKeepsSequencesOnDemand(t *testing.T) {
+	for samples, want := range map[semmoev1.LiveSamples]bool{semmoev1.LiveSamplesCounts: false, semmoev1.LiveSamplesSequences: true, "": false} {
+		args := routerArgs(deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Profiling = &semmoev1.ProfilingSpec{LiveSamples: samples} }))
+		if got := slices.Contains(args, "--live-samples=sequences"); got != want {
+			t.Errorf("liveSamples %q: arguments %v", samples, args)
+		}
+	}
+}

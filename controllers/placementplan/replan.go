@@ -236,7 +236,7 @@ func (t *task) replanOptions(tell func(step string, done, total int)) solver.Rep
 	}
 }
 
-// scored scores the chosen plan as one of its own, on the requests that it was not made from.
+// scored scores the chosen plan as one of its own, and calibrates its drift test, on the requests that it was not made from.
 func (t *task) scored(ctx context.Context, recent *trace.Trace, chosen *solver.Plan, found *solver.Replanned) (*solver.Solution, error) {
 	_, test, err := trace.Split(recent, chosen.TrainPercent, chosen.Seed)
 	if err != nil {
@@ -246,6 +246,9 @@ func (t *task) scored(ctx context.Context, recent *trace.Trace, chosen *solver.P
 	o.Requests, o.BatchTokens, o.Seed = test, t.inputs.Replan.BatchTokens, chosen.Seed
 	report, err := solver.Evaluate(ctx, recent, chosen, o)
 	if err != nil {
+		return nil, err
+	}
+	if chosen.Drift, err = solver.CalibrateDrift(ctx, recent, chosen, test); err != nil {
 		return nil, err
 	}
 	return &solver.Solution{Plan: chosen, Report: report, Truncated: found.Truncated, TrainRequests: found.TrainRequests, TestRequests: found.TestRequests}, nil

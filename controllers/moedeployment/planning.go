@@ -445,6 +445,7 @@ func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
 	case o.Planning.Pin.reason != "":
 		return o.Planning.Pin
 	case moed.Spec.Placement.PlanRef != nil && plan != nil && o.Inspection.Report != nil:
+		plan = cmp.Or(o.Planning.PinnedTables, plan)
 		return verdict{metav1.ConditionTrue, "Pinned", fmt.Sprintf("spec.placement.planRef pins PlacementPlan %s (%s), which promises a local activation rate of %s; the default placement has %s",
 			plan.Name, plan.Status.Plan, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)}
 	case moed.Spec.Profiling == nil:

@@ -7,5 +7,6 @@
 //     of processors, unless a time budget cut the search off.
 //   - No document is both learnt from and evaluated on.
 //   - Whether a solved placement is taken, or the default one, is decided on documents of the train part: the held-out
-//     requests judge a plan and never choose it. Where there is no gain, the solution says so.
+//     requests judge a plan and never choose it. Where there is no gain, the solution says so. Replan alone chooses by them, among
+//     three plans.
 package solver

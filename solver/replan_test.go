@@ -336,7 +336,7 @@ func TestSmallBatchesDoNotPay(t *testing.T) {
 }
 
 // TestReplanRecoversOnRealRouting makes a plan from program code and serves prose: what new tables, and a new placement, made from
-// part of the prose recover on the rest of what a plan made from that part alone would bring. docs/planning.md has the
+// part of the prose recover on the rest of what a plan made from that part alone would bring. docs/solving.md has the
 // figures for larger traces.
 func TestReplanRecoversOnRealRouting(t *testing.T) {
 	all := real(t)

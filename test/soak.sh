@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # soak.sh : long runs that find what a quick test does not. SOAK_MINUTES (default 10) is the time of each fuzz target, the trace reader and
-# the plan codec among them; then placements against enumeration, kills, faults around the request router, the sampled local
+# the plan codec among them; then placements against enumeration, kills, roll-outs, faults around the request router, the sampled local
 # activation rate against the engine's, and the end-to-end suite, with every crash point, as often as SOAK_ROUNDS says (default 1).
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
@@ -27,6 +27,8 @@ go test -count=1 -timeout 2h ./solver/placement -run 'ConstraintsHold|UnderConst
   -args -constraint-instances 10000 -group-instances 10000 -copy-instances 10000
 echo "=== a million undisturbed requests to the drift test"
 go test -count=1 -timeout 30m ./solver -run 'TestDriftGoals$' -v -args -drift-steps 1000000
+echo "=== 10,000 random orders of events in roll-outs"
+go test -count=1 -timeout 1h ./internal/rollout -run 'AnyOrder' -v -args -orders 10000
 echo "=== a million requests to the request router, while engines, pods and plans fail and change"
 go test -race -count=1 -timeout 3h ./internal/router -run 'TestFaults$' -v -args -soak-requests 1000000
 for round in $(seq "$rounds"); do

@@ -13,7 +13,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write testdata anew")
+var (
+	rewrite = flag.Bool("rewrite", false, "write testdata anew")
+	orders  = flag.Uint64("orders", 150, "random orders of events")
+)
 
 // What the planner does is written down, scenario by scenario: a log of what changes.
 func TestScenarios(t *testing.T) {
@@ -87,7 +90,7 @@ func TestScenarios(t *testing.T) {
 // planner, and what serves is what shall.
 func TestAnyOrder(t *testing.T) {
 	worst := 0
-	for seed := range uint64(500) {
+	for seed := range *orders {
 		random := rand.New(rand.NewPCG(seed, 7))
 		b := Budget{Replicas: random.Int32N(6), MaxUnavailable: random.Int32N(3), MaxSurge: random.Int32N(3)}
 		if b.MaxUnavailable == 0 && b.MaxSurge == 0 {

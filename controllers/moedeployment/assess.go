@@ -42,8 +42,14 @@ func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, s
 	window := time.Duration(moed.Spec.Drift.WindowSeconds) * time.Second
 	in.Routers = evidenceOf(reports, serving.Digest, now, window)
 	in.Rate = rateUnder(reports, serving.Digest)
-	if newer := promiseOf(&layout{Digest: in.Routers.Tables}, plans...); newer != nil {
+	if newer := withDigest(plans, in.Routers.Tables); newer != nil {
 		in.Plan = newer
+	}
+	if in.Plan != nil {
+		in.Promise = in.Plan.Status.Forecast
+	}
+	if in.Promise == nil && promise != nil {
+		in.Promise = promise.Status.Forecast
 	}
 	switch {
 	case in.Plan == nil:
@@ -53,6 +59,16 @@ func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, s
 		in.Routers.Calibration = r.calibrationOf(ctx, in.Plan)
 	}
 	return assessDrift(in)
+}
+
+// withDigest is the plan with that digest; nil where there is none.
+func withDigest(plans []*semmoev1.PlacementPlan, digest string) *semmoev1.PlacementPlan {
+	for _, p := range plans {
+		if digest != "" && p.Status.PlanDigest == digest {
+			return p
+		}
+	}
+	return nil
 }
 
 // wasBelow reads from the previous status whether the rate was reported below the promise: it only keeps the report from coming and
@@ -128,15 +144,15 @@ func calibrationIn(data map[string]string, planDigest string) (*drift.Calibratio
 	if !has {
 		return nil, nil
 	}
+	if err := checkSum(plan.ManifestFile, data[plan.ManifestFile], planDigest); err != nil {
+		return nil, err
+	}
 	var manifest plan.Manifest
 	if err := json.Unmarshal([]byte(data[plan.ManifestFile]), &manifest); err != nil {
 		return nil, fmt.Errorf("%s: %w", plan.ManifestFile, err)
 	}
-	for name, want := range map[string]string{plan.ManifestFile: planDigest, plan.DriftFile: manifest.Files[plan.DriftFile]} {
-		sum := sha256.Sum256([]byte(data[name]))
-		if got := hex.EncodeToString(sum[:]); got != want {
-			return nil, fmt.Errorf("%s is damaged: its sha256 is %s, want %s", name, got, want)
-		}
+	if err := checkSum(plan.DriftFile, text, manifest.Files[plan.DriftFile]); err != nil {
+		return nil, err
 	}
 	calibration := &drift.Calibration{}
 	if err := json.Unmarshal([]byte(text), calibration); err != nil {
@@ -146,6 +162,15 @@ func calibrationIn(data map[string]string, planDigest string) (*drift.Calibratio
 		return nil, fmt.Errorf("%s: %w", plan.DriftFile, err)
 	}
 	return calibration, nil
+}
+
+// checkSum refuses content that has not the sha256 that is wanted.
+func checkSum(name, content, want string) error {
+	sum := sha256.Sum256([]byte(content))
+	if got := hex.EncodeToString(sum[:]); got != want {
+		return fmt.Errorf("%s is damaged: its sha256 is %s, want %s", name, got, want)
+	}
+	return nil
 }
 
 // tokenKey is the key of a Secret with a bearer token.
@@ -269,7 +294,7 @@ func localityVerdict(a assessment, rate *semmoev1.LARStatus, test *semmoev1.Drif
 	}
 	text := a.Message + "."
 	if rate != nil && rate.ObservedMilli != nil {
-		text += fmt.Sprintf(" The observed local activation rate is %s, the plan promises %s.", percent(*rate.ObservedMilli), forecastOf(a.Plan).LARSummary)
+		text += fmt.Sprintf(" The observed local activation rate is %s, the plan promises %s.", percent(*rate.ObservedMilli), a.Promise.LARSummary)
 	}
 	if a.Status != localityDrifted {
 		return verdict{status, a.Reason, text}

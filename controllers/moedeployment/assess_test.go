@@ -147,6 +147,10 @@ func TestAssessFromRouters(t *testing.T) {
 	if diff := cmp.Diff(a, again, cmp.AllowUnexported(assessment{}, finding{})); diff != "" {
 		t.Errorf("the same reports come to something else:\n%s", diff)
 	}
+	newer.Status.Forecast = nil // made from counts alone: the layout's plan tells the promise
+	if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, start); a.Status != localityDrifted || a.Plan != newer || a.Promise.LARMilli != 400 {
+		t.Errorf("with tables that do not tell a figure: %+v", a)
+	}
 	moed.Spec.Drift.MaxReplansPerDay = new(int32(1))
 	if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, start); a.Hold.reason != "DailyCap" {
 		t.Errorf("hold %+v: the newer plan was made for drift", a.Hold)
@@ -390,7 +394,7 @@ func TestMetrics(t *testing.T) {
 	inUse := planFor400()
 	m.set(types.NamespacedName{Namespace: "ns", Name: "a"}, figuresOf(observation{
 		Observed: sampledOf(300), Enough: true, Planning: planning{Serving: layoutOf(inUse, semmoev1.RealizationEngineMap)},
-		Drift: assessment{Tested: true, Statistic: 1.5, Threshold: 1, Plan: inUse},
+		Drift: assessment{Tested: true, Statistic: 1.5, Threshold: 1, Plan: inUse, Promise: *inUse.Status.Forecast},
 	}, 2))
 	m.set(types.NamespacedName{Namespace: "ns", Name: "b"}, figuresOf(observation{}, 0))
 	problems, err := testutil.GatherAndLint(registry)

@@ -35,8 +35,10 @@ type assessment struct {
 	// for Drifted alone.
 	Since  time.Time
 	Causes *drift.Causes
-	// Plan is the plan in use, of whose tables there may be newer ones than of its layout; nil where it is not known.
-	Plan *semmoev1.PlacementPlan
+	// Plan is the plan in use: that of the layout, or of newer tables for it; nil where it is not known. Promise is what it promises, or
+	// the layout's plan where it does not tell.
+	Plan    *semmoev1.PlacementPlan
+	Promise semmoev1.PlanForecast
 	// Hold is why no plan is made for the drift now; its zero value where one may be.
 	Hold finding
 }
@@ -49,9 +51,11 @@ type driftInput struct {
 	Now  time.Time
 	Spec semmoev1.DriftSpec
 	// Serving is what is in service; nil for no plan. Plan is the plan in use: that of Serving, or of newer tables for it; nil
-	// where it does not exist any more.
+	// where it does not exist any more. Promise is what it promises, or the plan of Serving where it does not tell, as one that was made
+	// from counts alone; nil where neither does.
 	Serving *layout
 	Plan    *semmoev1.PlacementPlan
+	Promise *semmoev1.PlanForecast
 	// Engine is the type of the engine, EngineTells that it tells the experts of requests, Observed that routers sample some.
 	Engine      semmoev1.EngineType
 	EngineTells bool
@@ -121,6 +125,7 @@ func assessDrift(in driftInput) assessment {
 		a.Reason, a.Message = unknown.reason, unknown.message
 		return a
 	}
+	a.Promise = *in.Promise
 	result := in.test()
 	a.Tested, a.Statistic, a.Threshold = result.Tested, result.Statistic, result.Threshold
 	switch {
@@ -136,7 +141,7 @@ func assessDrift(in driftInput) assessment {
 		a.Message = "Requests get what the plan promises"
 	}
 	if !a.Tested {
-		a.Message += ". Whether they drift is not tested: the plan has no calibration (drift.json), as one that was made from too few requests, or by an earlier version"
+		a.Message += ". Whether they drift is not tested: the plan has no calibration (drift.json), as one that was made from counts or from too few requests, or by an earlier version"
 	}
 	a.Reason = string(a.Status)
 	return a
@@ -164,7 +169,7 @@ func (in driftInput) test() testResult {
 }
 
 // promised is the local activation rate that the plan in use promises.
-func (in driftInput) promised() float64 { return float64(forecastOf(in.Plan).LARMilli) / 1000 }
+func (in driftInput) promised() float64 { return float64(in.Promise.LARMilli) / 1000 }
 
 // bar is the promise less the threshold.
 func (in driftInput) bar() float64 {
@@ -207,7 +212,7 @@ func notObserved(in driftInput) (reason, message string, violated bool) {
 // went with them.
 func noPromise(in driftInput) (reason, message string, violated bool) {
 	return "PlanNotFound", "The PlacementPlan of what is in service does not exist any more, or has not told its figures yet: there is nothing to compare with",
-		in.Plan == nil || in.Plan.Status.Forecast == nil || in.Routers.Tables != "" && in.Routers.Tables != in.Plan.Status.PlanDigest
+		in.Plan == nil || in.Promise == nil || in.Routers.Tables != "" && in.Routers.Tables != in.Plan.Status.PlanDigest
 }
 
 // routersUnreachable: samples are somewhere, and cannot be read.

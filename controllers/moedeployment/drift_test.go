@@ -51,7 +51,7 @@ func served(change ...func(*driftInput)) driftInput {
 		rate.Add(lar.Activations{Local: 40, Total: 100})
 	}
 	in := driftInput{
-		Now: start, Spec: deployment().Spec.Drift, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Plan: plan,
+		Now: start, Spec: deployment().Spec.Drift, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Plan: plan, Promise: plan.Status.Forecast,
 		Engine: semmoev1.EngineSGLang, EngineTells: true, Observed: true, Rate: rate,
 		Routers: routerEvidence{Answered: 1, Newest: start, Tables: plan.Status.PlanDigest, Samples: samples(200, always(0.4)), Calibration: calibration()},
 	}
@@ -133,7 +133,7 @@ func TestAssessDrift(t *testing.T) {
 		"no plan":                    {served(func(in *driftInput) { in.Serving = nil }), localityUnknown, "NoPlan", "", "Without a plan"},
 		"plan deleted":               {served(func(in *driftInput) { in.Plan = nil }), localityUnknown, "PlanNotFound", "", "does not exist"},
 		"plan of the tables deleted": {served(func(in *driftInput) { in.Routers.Tables = "other" }), localityUnknown, "PlanNotFound", "", "does not exist"},
-		"plan without figures":       {served(func(in *driftInput) { in.Plan.Status.Forecast = nil }), localityUnknown, "PlanNotFound", "", "not told its figures"},
+		"plan without figures":       {served(func(in *driftInput) { in.Promise = nil }), localityUnknown, "PlanNotFound", "", "not told its figures"},
 		"an engine that cannot tell": {served(shifted, func(in *driftInput) { in.EngineTells, in.Engine = false, semmoev1.EngineTensorRTLLM }), localityUnknown, "EngineCannotTell", "", "TensorRTLLM"},
 		"nothing is sampled":         {served(shifted, func(in *driftInput) { in.Observed = false }), localityUnknown, "NotObserved", "", "samplePercent"},
 		"no router answers":          {served(shifted, func(in *driftInput) { in.Routers.Answered = 0 }), localityUnknown, "RoutersUnreachable", "", "No request router"},

@@ -27,9 +27,9 @@ func figuresOf(o observation, replans int) figures {
 	}
 	if plan := o.Drift.Plan; plan != nil && o.Planning.Serving != nil {
 		f.PlanCreated = plan.CreationTimestamp.Time
-		if plan.Status.Forecast != nil {
-			f.Promised = float64(plan.Status.Forecast.LARMilli) / 1000
-		}
+	}
+	if o.Drift.Promise.LARMilli > 0 {
+		f.Promised = float64(o.Drift.Promise.LARMilli) / 1000
 	}
 	return f
 }

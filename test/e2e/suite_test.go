@@ -47,7 +47,7 @@ const (
 )
 
 var (
-	full = flag.Bool("full", false, "enumerate every crash point instead of a seeded part")
+	full = flag.Bool("full", false, "every crash point and every fault, instead of a seeded part")
 
 	repository string
 	cluster    *localcluster.Cluster
@@ -109,6 +109,14 @@ func run(m *testing.M) (int, error) {
 		return 1, err
 	}
 	return m.Run(), nil
+}
+
+// long leaves a test to the full form of the suite: one that nothing else may run beside.
+func long(t *testing.T) {
+	t.Helper()
+	if !*full {
+		t.Skip("only with -args -full")
+	}
 }
 
 // logFile is where the managers log to: nowhere, unless E2E_LOG names a file.

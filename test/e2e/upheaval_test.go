@@ -161,6 +161,7 @@ func installManagers(t *testing.T, namespace string) {
 //
 // This test is not parallel to others: they need the node.
 func TestNodeLost(t *testing.T) {
+	long(t)
 	namespace := newNamespace(t)
 	startStore(t)
 	journal := follow(t, namespace)
@@ -253,6 +254,7 @@ var storeFaults = map[string]struct {
 //
 // This test is not parallel to others: they need the store.
 func TestStoreFaults(t *testing.T) {
+	long(t)
 	for name, tc := range storeFaults {
 		t.Run(name, func(t *testing.T) {
 			startStore(t)

@@ -40,7 +40,7 @@ const (
 )
 
 // storySlots are the stories that are told at a time: the node has room for only so many pods.
-var storySlots = make(chan struct{}, 8)
+var storySlots = make(chan struct{}, 4)
 
 // outcome is what came of a story.
 type outcome struct {
@@ -51,12 +51,23 @@ type outcome struct {
 	took     time.Duration
 }
 
-var cleanRuns sync.Map // by the story's name: func() *outcome
+// cleanRuns are those that have been told, by the story's name.
+var cleanRuns sync.Map
+
+// onceRun is a run that is told once. It has no outcome where that failed.
+type onceRun struct {
+	sync.Once
+	outcome *outcome
+}
 
 // cleanRun is what comes of a story while nothing goes wrong. It is told once for all tests.
 func cleanRun(t *testing.T, s story) *outcome {
 	t.Helper()
-	once, _ := cleanRuns.LoadOrStore(s.name, sync.OnceValue(func() *outcome {
+	stored, _ := cleanRuns.LoadOrStore(s.name, &onceRun{})
+	run := stored.(*onceRun)
+	run.Do(func() {
+		storySlots <- struct{}{}
+		defer func() { <-storySlots }()
 		if s.needs != nil {
 			s.needs(t)
 		}
@@ -77,13 +88,12 @@ func cleanRun(t *testing.T, s story) *outcome {
 		}
 		t.Logf("%s without a fault: %.1f s, %v", s.name, clean.took.Seconds(), injector)
 		clearNamespace(t, namespace)
-		return clean
-	}))
-	clean := once.(func() *outcome)()
-	if clean == nil {
+		run.outcome = clean
+	})
+	if run.outcome == nil {
 		t.Fatalf("%s without a fault has failed", s.name)
 	}
-	return clean
+	return run.outcome
 }
 
 func profilingJobsMade(journal *faults.Journal) int {

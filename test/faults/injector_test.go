@@ -52,9 +52,10 @@ func TestChoices(t *testing.T) {
 	for _, write := range []bool{false, true} {
 		hits := map[fault]int{}
 		for i := range uint64(n) {
-			hits[schedule.choose(i, write)]++
-			if schedule.choose(i, write) != schedule.choose(i, write) {
-				t.Fatal("the choice is not repeated")
+			chosen := schedule.choose(i, write)
+			hits[chosen]++
+			if again := schedule.choose(i, write); again != chosen {
+				t.Fatalf("request %d is %q, and then %q", i, chosen, again)
 			}
 		}
 		for f, percent := range map[fault]int{throttled: 5, failed: 10, timedOut: 5, conflict: 30, lost: 20} {

@@ -30,6 +30,20 @@ func TestInputsID(t *testing.T) {
 	}
 }
 
+// A plan for reshuffled weights is solved within whole groups of experts, one for an expert map is not.
+func TestReshuffledWeightsKeepGroups(t *testing.T) {
+	profile := &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{
+		Result:     &semmoev1.ProfileResult{Digest: strings.Repeat("ab", 32)},
+		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue}},
+	}}
+	for realization, want := range map[semmoev1.Realization]bool{semmoev1.RealizationEngineMap: false, semmoev1.RealizationReshuffledWeights: true} {
+		plan := &semmoev1.PlacementPlan{Spec: semmoev1.PlacementPlanSpec{ExpertParallelSize: 4, Realization: realization}}
+		if inputs := inputsOf(plan, profile); inputs == nil || inputs.options(nil).PreserveGroups != want {
+			t.Errorf("%s: inputs %+v, want PreserveGroups %v", realization, inputs, want)
+		}
+	}
+}
+
 func testSolution(lar, baseline float64) *solution {
 	return &solution{
 		Format: solutionFormat, PlanDigest: strings.Repeat("0123456789abcdef", 4), ModelDigest: modelDigest,

@@ -1,0 +1,50 @@
+package walk
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// checkElsewhere holds that each field that is said to be shown elsewhere exists, and that so does the test.
+func checkElsewhere(t *testing.T) {
+	t.Helper()
+	known := map[string]bool{}
+	for kind, of := range map[string]struct {
+		plural string
+		spec   reflect.Type
+	}{
+		"MoEDeployment":   {"moedeployments", reflect.TypeFor[semmoev1.MoEDeploymentSpec]()},
+		"AffinityProfile": {"affinityprofiles", reflect.TypeFor[semmoev1.AffinityProfileSpec]()},
+		"PlacementPlan":   {"placementplans", reflect.TypeFor[semmoev1.PlacementPlanSpec]()},
+	} {
+		for _, f := range fieldsOf(t, nil, specSchema(t, of.plural), of.spec) {
+			known[kind+" "+f.String()] = true
+		}
+	}
+	for name, test := range shownElsewhere {
+		if !known[name] {
+			t.Errorf("%s is said to be shown by %s, and is no field", name, test)
+		}
+		directory, function, _ := strings.Cut(test, " ")
+		files, err := filepath.Glob(filepath.Join(repository, directory, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found = found || strings.Contains(string(text), "func "+function+"(")
+		}
+		if !found {
+			t.Errorf("%s is said to be shown by %s in %s, which has no such test", name, function, directory)
+		}
+	}
+}

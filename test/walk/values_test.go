@@ -1,0 +1,118 @@
+package walk
+
+import (
+	"strings"
+)
+
+// coreValues are sensible values of Kubernetes' own types.
+var coreValues = map[string][]any{
+	"VolumeSource": {
+		map[string]any{"hostPath": map[string]any{"path": "/srv/other"}},
+		map[string]any{"persistentVolumeClaim": map[string]any{"claimName": "other"}},
+	},
+	"PodTemplateSpec": {
+		map[string]any{"metadata": map[string]any{"labels": map[string]any{"team": "a"}}, "spec": map[string]any{
+			"containers":   []any{map[string]any{"name": "engine", "resources": map[string]any{"requests": map[string]any{"cpu": "3"}}}},
+			"nodeSelector": map[string]any{"pool": "other"},
+		}},
+		map[string]any{"spec": map[string]any{"containers": []any{}, "imagePullSecrets": []any{map[string]any{"name": "other"}}}},
+	},
+	"[]EnvVar": {
+		[]any{map[string]any{"name": "OTHER", "value": "1"}},
+		[]any{map[string]any{"name": "POD_IP", "value": "127.0.0.1"}}, // the operator's: to be named by a condition
+	},
+}
+
+// largest bounds the numbers that are tried: a thousand replicas show no more than three do.
+const largest = 1 << 20
+
+// candidates are values to try in place of the present one, which may be nil; the API server may refuse some of them.
+func (f field) candidates(present any) []any {
+	if f.core != "" {
+		return coreValues[f.core]
+	}
+	if len(f.schema.Enum) > 0 {
+		return f.schema.Enum
+	}
+	if present == nil {
+		present = f.schema.Default
+	}
+	switch f.schema.Type {
+	case "integer":
+		return f.numbers(present)
+	case "array":
+		return []any{[]any{"--other-option"}, []any{"/bin/other", "run"}}
+	}
+	text, _ := present.(string)
+	var texts []any
+	for _, candidate := range []string{text + "/other", text + "other", "other", "/models/other", "other/path", "example.com/other"} {
+		texts = append(texts, candidate)
+	}
+	return texts
+}
+
+func (f field) numbers(present any) []any {
+	now := int64(0)
+	switch n := present.(type) {
+	case int64:
+		now = n
+	case float64:
+		now = int64(n)
+	}
+	var numbers []any
+	add := func(n int64) {
+		if f.schema.Minimum != nil && n < *f.schema.Minimum || f.schema.Maximum != nil && n > *f.schema.Maximum || n > largest {
+			return
+		}
+		numbers = append(numbers, n)
+	}
+	add(now + 1)
+	add(now - 1)
+	if f.schema.Minimum != nil {
+		add(*f.schema.Minimum)
+		add(*f.schema.Minimum + 1)
+	}
+	return numbers
+}
+
+// invalid are values that the schema itself forbids.
+func (f field) invalid() []any {
+	s := f.schema
+	if f.core != "" || s.Type == "array" {
+		values := []any{"text"}
+		if s.MaxItems != nil {
+			many := make([]any, *s.MaxItems+1)
+			for i := range many {
+				many[i] = "x"
+			}
+			if f.core == "" {
+				values = append(values, many)
+			}
+		}
+		return values
+	}
+	if s.Type == "integer" {
+		values := []any{"text", 1.5, map[string]any{"a": "b"}}
+		if s.Minimum != nil {
+			values = append(values, *s.Minimum-1)
+		}
+		if s.Maximum != nil {
+			values = append(values, *s.Maximum+1)
+		}
+		return values
+	}
+	values := []any{int64(7), []any{"text"}}
+	switch {
+	case len(s.Enum) > 0:
+		values = append(values, "NoSuchValue", "")
+	case s.Pattern != "":
+		values = append(values, "no such pattern!")
+	}
+	if s.MinLength != nil && *s.MinLength > 0 {
+		values = append(values, "")
+	}
+	if s.MaxLength != nil {
+		values = append(values, strings.Repeat("x", int(*s.MaxLength)+1))
+	}
+	return values
+}

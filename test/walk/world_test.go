@@ -1,0 +1,189 @@
+package walk
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/log/zap"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers"
+	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/test/nodeless"
+)
+
+var (
+	walks = flag.Int("walks", 4, "random walks over specs")
+	steps = flag.Int("steps", 6, "changes of the spec in each walk")
+	seed  = flag.Uint64("seed", 1, "of the walks")
+
+	repository string
+	cluster    *nodeless.Cluster
+	agent      *nodeless.Agent
+	// api writes and reads; seen reads from a cache, since states are read very often.
+	api  client.Client
+	seen cache.Cache
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if testing.Short() {
+		fmt.Println("skipped: long")
+		return
+	}
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (code int, err error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	ctrl.SetLogger(zap.New(zap.WriteTo(logFile())))
+	if repository, err = filepath.Abs(filepath.Join("..", "..")); err != nil {
+		return 1, err
+	}
+	if cluster, err = nodeless.Start(ctx); err != nil {
+		return 1, err
+	}
+	defer cluster.Stop() //nolint:errcheck // the processes end with this one
+	scheme, err := controllers.Scheme()
+	if err != nil {
+		return 1, err
+	}
+	cluster.Config.QPS = -1
+	if api, err = client.New(cluster.Config, client.Options{Scheme: scheme}); err != nil {
+		return 1, err
+	}
+	api = client.WithFieldValidation(api, "Strict")
+	if seen, err = cache.New(cluster.Config, cache.Options{Scheme: scheme}); err != nil {
+		return 1, err
+	}
+	go seen.Start(ctx) //nolint:errcheck // what does not start fails every read
+	for _, list := range kinds() {
+		if _, err := seen.GetInformer(ctx, objectOf(list)); err != nil {
+			return 1, err
+		}
+	}
+	return m.Run(), nil
+}
+
+// logFile is where the manager logs to: nowhere, unless WALK_LOG names a file.
+func logFile() *os.File {
+	name := os.Getenv("WALK_LOG")
+	if name == "" {
+		name = os.DevNull
+	}
+	file, err := os.OpenFile(name, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return os.Stderr
+	}
+	return file
+}
+
+// startManager runs the controllers for all namespaces, and the agent, until the test ends.
+func startManager(t *testing.T) {
+	t.Helper()
+	store := cluster.Run(t)
+	var err error
+	if agent, err = nodeless.NewAgent(cluster.Config, store.Client(t), repository); err != nil {
+		t.Fatal(err)
+	}
+	runUntilEnd(t, agent.Run)
+	startController(t, store.Access)
+}
+
+func startController(t *testing.T, store *access.Access) {
+	t.Helper()
+	manager, err := controllers.NewManager(cluster.Config, controllers.Options{Image: "semmoe:dev", HTTP: &http.Client{Transport: agent}, Store: store, SolverWorkers: 4}, ctrl.Options{
+		Metrics:    metricsserver.Options{BindAddress: "0"},
+		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runUntilEnd(t, manager.Start)
+}
+
+// runUntilEnd runs what works until its context ends, which it does with the test.
+func runUntilEnd(t *testing.T, f func(context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- f(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+var namespaces atomic.Int32
+
+// newNamespace makes a namespace. Where that fails it says so, and so will everything that is done there: any goroutine may call it.
+func newNamespace(t *testing.T) string {
+	t.Helper()
+	name := fmt.Sprintf("walk-%d", namespaces.Add(1))
+	if err := cluster.NewNamespace(t.Context(), name); err != nil {
+		t.Error(err)
+	}
+	return name
+}
+
+// objectNamed is an object of ours with a spec.
+func objectNamed(kind, namespace, name string, s spec) *unstructured.Unstructured {
+	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any(s.clone())}}
+	u.SetGroupVersionKind(semmoev1.GroupVersion.WithKind(kind))
+	u.SetNamespace(namespace)
+	u.SetName(name)
+	return u
+}
+
+// replace gives an object another spec, and returns it as it is then. The error is the API server's refusal.
+func replace(ctx context.Context, object *unstructured.Unstructured, s spec, options ...client.PatchOption) (*unstructured.Unstructured, error) {
+	patch, err := json.Marshal([]any{map[string]any{"op": "replace", "path": "/spec", "value": s}})
+	if err != nil {
+		return nil, err
+	}
+	next := object.DeepCopy()
+	return next, api.Patch(ctx, next, client.RawPatch(types.JSONPatchType, patch), options...)
+}
+
+// counter sums a counter of the manager over all controllers.
+func counter(t *testing.T, name string) float64 {
+	t.Helper()
+	families, err := metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := 0.0
+	for _, family := range families {
+		if family.GetName() == name {
+			for _, metric := range family.GetMetric() {
+				sum += metric.GetCounter().GetValue()
+			}
+		}
+	}
+	return sum
+}

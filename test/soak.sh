@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # soak.sh : long runs that find what a quick test does not. SOAK_MINUTES (default 10) is the time of each fuzz target, the trace reader and
 # the plan codec among them; then placements against enumeration, kills, roll-outs, faults around the request router, the sampled local
-# activation rate against the engine's, and the end-to-end suite, with every crash point, as often as SOAK_ROUNDS says (default 1).
+# activation rate against the engine's, random walks over specs, and the end-to-end suite, with every crash point, as often as
+# SOAK_ROUNDS says (default 1).
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 minutes=${SOAK_MINUTES:-10}
@@ -31,6 +32,8 @@ echo "=== 10,000 random orders of events in roll-outs"
 go test -count=1 -timeout 1h ./internal/rollout -run 'AnyOrder' -v -args -orders 10000
 echo "=== a million requests to the request router, while engines, pods and plans fail and change"
 go test -race -count=1 -timeout 3h ./internal/router -run 'TestFaults$' -v -args -soak-requests 1000000
+echo "=== 100 random walks over specs"
+go test -race -count=1 -timeout 3h ./test/walk -v -args -walks 100 -steps 12
 for round in $(seq "$rounds"); do
   echo "=== end-to-end suite, round $round of $rounds"
   make e2e

@@ -188,7 +188,7 @@ func TestCalibrationIn(t *testing.T) {
 		"edited":             {changed(plan.DriftFile, "{}"), digest, false, "drift.json is damaged"},
 		"edited manifest":    {changed(plan.ManifestFile, "{}"), digest, false, "manifest.json is damaged"},
 		"no manifest":        {changed(plan.ManifestFile, ""), digest, false, "manifest.json"},
-		"not of its own use": {bad, badDigest, false, "drift.json: predicted"},
+		"not of its own use": {bad, badDigest, false, "3 ranks need 9"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, err := calibrationIn(tc.data, tc.digest)

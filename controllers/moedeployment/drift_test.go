@@ -21,7 +21,7 @@ import (
 func calibration() *drift.Calibration {
 	flat := []float64{0.4, 0.4, 0.4, 0.4}
 	return &drift.Calibration{
-		Ranks: 2, Requests: 1000, FalseAlarms: 1e-7, Predicted: flat, Local: flat, Slope: 1, Chance: 0.25,
+		Ranks: 2, Requests: 1000, FalseAlarms: 1e-7, Highest: flat, Predicted: flat, Local: flat, Slopes: drift.Slopes{Best: 1, Predicted: 1}, Chance: 0.25,
 		Usual:    drift.Usual{Served: 0.4, Best: 0.4, Known: 1},
 		Residual: drift.Chart{Reference: 0.05, Threshold: 2}, Level: drift.Chart{Reference: 0.1, Threshold: 4}, Novelty: drift.Chart{Reference: 0.2, Threshold: 10},
 	}

@@ -38,7 +38,7 @@ func TestReshuffledWeightsKeepGroups(t *testing.T) {
 	}}
 	for realization, want := range map[semmoev1.Realization]bool{semmoev1.RealizationEngineMap: false, semmoev1.RealizationReshuffledWeights: true} {
 		plan := &semmoev1.PlacementPlan{Spec: semmoev1.PlacementPlanSpec{ExpertParallelSize: 4, Realization: realization}}
-		if inputs := inputsOf(plan, profile); inputs == nil || inputs.options(nil).PreserveGroups != want {
+		if inputs := inputsOf(plan, profile, nil); inputs == nil || inputs.options(nil).PreserveGroups != want {
 			t.Errorf("%s: inputs %+v, want PreserveGroups %v", realization, inputs, want)
 		}
 	}
@@ -46,7 +46,7 @@ func TestReshuffledWeightsKeepGroups(t *testing.T) {
 
 func testSolution(lar, baseline float64) *solution {
 	return &solution{
-		Format: solutionFormat, PlanDigest: strings.Repeat("0123456789abcdef", 4), ModelDigest: modelDigest,
+		Format: solutionFormat, PlanDigest: strings.Repeat("0123456789abcdef", 4), ModelDigest: modelDigest, TestRequests: 10,
 		Report: cost.Report{LAR: lar, BaselineLAR: baseline, UpperBound: 0.61249, WindowImbalance: ptr.To(1.1234)},
 	}
 }

@@ -155,7 +155,7 @@ func (p *pickedRank) ModifyResponse(served string, response *http.Response) erro
 	p.lease.mark(response.Header)
 	response.Header.Set(HeaderRequestID, p.request.id)
 	// Where the answer breaks off, the gateway does not say who has broken it.
-	p.body = p.core.follow(nil, response, p.request, p.lease, p.sent)
+	p.body = p.core.follow(func() bool { return true }, response, p.request, p.lease, p.sent)
 	if p.changes {
 		p.core.survey(response, p.request, p.lease, p.look, p.sent)
 	}

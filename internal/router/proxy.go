@@ -193,7 +193,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		if err == nil && response.StatusCode != http.StatusServiceUnavailable {
 			s.metrics.firstByte.Observe(time.Since(start).Seconds())
 			s.account(request, lease)
-			s.follow(in.Context(), response, request, lease, began)
+			s.follow(func() bool { return in.Context().Err() != nil }, response, request, lease, began)
 			s.survey(response, request, lease, look, began)
 			if err := s.rewrite(response, request, lease, look); err != nil {
 				response.Body.Close()

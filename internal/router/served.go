@@ -2,7 +2,6 @@ package router
 
 import (
 	"bytes"
-	"context"
 	"io"
 	"net/http"
 	"time"
@@ -11,9 +10,9 @@ import (
 )
 
 // follow counts how a pod that has answered serves an inference request: at once where it refuses it, else at the end of the
-// body. It returns what has to be ended where nobody closes the body; nil where nothing has. client is the client's context: an
-// answer that breaks off while that goes on is the pod's failure. It is nil where the two cannot be told apart.
-func (s *sender) follow(client context.Context, response *http.Response, r *request, lease *Lease, sent time.Time) *servedBody {
+// body. It returns what has to be ended where nobody closes the body; nil where nothing has. An answer that breaks off is the pod's
+// failure, unless the client may have gone.
+func (s *sender) follow(gone func() bool, response *http.Response, r *request, lease *Lease, sent time.Time) *servedBody {
 	switch {
 	case !r.inference:
 		return nil
@@ -25,7 +24,7 @@ func (s *sender) follow(client context.Context, response *http.Response, r *requ
 		return nil
 	}
 	body := &servedBody{
-		ReadCloser: response.Body, observations: s.observations, revision: lease.Backend.Revision, client: client, sent: sent,
+		ReadCloser: response.Body, observations: s.observations, revision: lease.Backend.Revision, gone: gone, sent: sent,
 		streamed: isStream(response),
 	}
 	response.Body = body
@@ -51,7 +50,7 @@ type servedBody struct {
 	io.ReadCloser
 	observations *Observations
 	revision     string
-	client       context.Context
+	gone         func() bool
 	sent         time.Time
 	streamed     bool
 	events       events
@@ -89,7 +88,7 @@ func (b *servedBody) end(err error) {
 	switch {
 	case err == io.EOF && !b.streamed:
 		one.Answer.Add(b.observations.now().Sub(b.sent).Seconds())
-	case err != nil && err != io.EOF && b.client != nil && b.client.Err() == nil:
+	case err != nil && err != io.EOF && !b.gone():
 		one.Failures = 1
 	}
 	if b.events.n > 0 {

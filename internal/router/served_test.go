@@ -243,7 +243,7 @@ func TestEvents(t *testing.T) {
 
 // The local activation rate of each revision is kept minute by minute, of the requests that were sent as the pod's plan wants it.
 func TestKeepsLocalityByMinute(t *testing.T) {
-	o := newObservations(prometheus.NewRegistry(), ProxyOptions{SamplePercent: 100})
+	o := newObservations(prometheus.NewRegistry(), ProxyOptions{SamplePercent: 100}, NewPool())
 	for _, observation := range []lar.Observation{
 		{Revision: "unplanned", Count: lar.Count{Activations: lar.Activations{Local: 1, Total: 4}}},
 		{Revision: "planned", Plan: "d", Count: lar.Count{Activations: lar.Activations{Local: 2, Total: 4}}}, // before the tables came

@@ -167,7 +167,7 @@ func (w *world) createProfile(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: profile},
 		Spec: semmoev1.AffinityProfileSpec{
 			Model: model(), Engine: semmoev1.EngineSpec{Image: "engine:1"}, Parallelism: semmoev1.ParallelismSpec{ExpertParallelSize: 4},
-			Dataset: semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "texts"}}, Target: semmoev1.ProfilingTargetDedicated,
+			Dataset: &semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "texts"}}, Target: semmoev1.ProfilingTargetDedicated,
 		},
 	}
 	w.create(t, p)

@@ -395,13 +395,15 @@ func TestMetrics(t *testing.T) {
 	m.set(types.NamespacedName{Namespace: "ns", Name: "a"}, figuresOf(observation{
 		Observed: sampledOf(300), Enough: true, Planning: planning{Serving: layoutOf(inUse, semmoev1.RealizationEngineMap)},
 		Drift: assessment{Tested: true, Statistic: 1.5, Threshold: 1, Plan: inUse, Promise: *inUse.Status.Forecast},
-	}, 2))
-	m.set(types.NamespacedName{Namespace: "ns", Name: "b"}, figuresOf(observation{}, 0))
+	}, 2, &semmoev1.RolloutStatus{Phase: semmoev1.RolloutPhaseCanary, Since: metav1.NewTime(start)}))
+	m.set(types.NamespacedName{Namespace: "ns", Name: "b"}, figuresOf(observation{}, 0, nil))
 	problems, err := testutil.GatherAndLint(registry)
 	if err != nil || len(problems) > 0 {
 		t.Errorf("problems %v, error %v", problems, err)
 	}
-	want := map[string]float64{"semmoe_drift_statistic": 1.5, "semmoe_drift_threshold": 1, "semmoe_lar_observed_ratio": 0.3, "semmoe_lar_promised_ratio": 0.4, "semmoe_plan_age_seconds": 86400, "semmoe_replans_last_day": 2}
+	want := map[string]float64{"semmoe_drift_statistic": 1.5, "semmoe_drift_threshold": 1, "semmoe_lar_observed_ratio": 0.3, "semmoe_lar_promised_ratio": 0.4, "semmoe_plan_age_seconds": 86400, "semmoe_replans_last_day": 2,
+		"semmoe_rollout_phase Canary": 1, "semmoe_rollout_phase None": 0, "semmoe_rollout_phase Promoting": 0, "semmoe_rollout_phase RollingBack": 0,
+		"semmoe_rollout_phase_start_time_seconds": float64(start.Unix())}
 	gather := func(object string) map[string]float64 {
 		families, err := registry.Gather()
 		if err != nil {
@@ -410,9 +412,14 @@ func TestMetrics(t *testing.T) {
 		got := map[string]float64{}
 		for _, family := range families {
 			for _, metric := range family.Metric {
-				if metric.Label[0].GetValue() == object {
-					got[family.GetName()] = metric.Gauge.GetValue()
+				if metric.Label[0].GetValue() != object {
+					continue
 				}
+				name := family.GetName()
+				if len(metric.Label) > 2 {
+					name += " " + metric.Label[2].GetValue()
+				}
+				got[name] = metric.Gauge.GetValue()
 			}
 		}
 		return got
@@ -420,7 +427,8 @@ func TestMetrics(t *testing.T) {
 	if diff := cmp.Diff(want, gather("a")); diff != "" {
 		t.Errorf("metrics (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]float64{"semmoe_replans_last_day": 0}, gather("b")); diff != "" {
+	if diff := cmp.Diff(map[string]float64{"semmoe_replans_last_day": 0,
+		"semmoe_rollout_phase Canary": 0, "semmoe_rollout_phase None": 1, "semmoe_rollout_phase Promoting": 0, "semmoe_rollout_phase RollingBack": 0}, gather("b")); diff != "" {
 		t.Errorf("metrics of an object without a plan (-want +got):\n%s", diff)
 	}
 	m.forget(types.NamespacedName{Namespace: "ns", Name: "a"})

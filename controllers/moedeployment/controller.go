@@ -163,7 +163,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if err := r.Get(ctx, request.NamespacedName, moed); err != nil {
 		if apierrors.IsNotFound(err) {
 			r.Metrics.forget(request.NamespacedName)
-			forgetRollout(request.NamespacedName)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
@@ -198,7 +197,6 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	if planErr == nil {
 		o.Drift = r.assess(ctx, moed, o.Planning.Serving, o.Planning.Promise, o.Planning.Plans, o.Reports, observed.revisions, now)
-		r.Metrics.set(request.NamespacedName, figuresOf(o, replansLastDay(replansOf(moed, o.Planning.Plans), now)))
 	}
 
 	after, inspectErr := inspection.Reconcile(ctx, r.Client, manager, o.Inspection, r.nextInspection(moed), now)
@@ -234,7 +232,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		}
 	}
 	status := statusOf(moed, o, now)
-	measureRollout(request.NamespacedName, status.Rollout)
+	if planErr == nil {
+		r.Metrics.set(request.NamespacedName, figuresOf(o, replansLastDay(replansOf(moed, o.Planning.Plans), now), status.Rollout))
+	}
 	if err := r.applyStatus(ctx, moed, status); err != nil {
 		phases = errors.Join(phases, err)
 	}

@@ -7,6 +7,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
 // figures are what the metrics of one MoEDeployment are made from. What is not known is NaN, or zero for a time, and has no series.
@@ -14,11 +16,13 @@ type figures struct {
 	Statistic, Threshold, Observed, Promised float64
 	PlanCreated                              time.Time
 	Replans                                  int
+	// Rollout is how a new plan comes into service; nil where none does.
+	Rollout *semmoev1.RolloutStatus
 }
 
 // figuresOf are the figures of an observation.
-func figuresOf(o observation, replans int) figures {
-	f := figures{Statistic: math.NaN(), Threshold: math.NaN(), Observed: math.NaN(), Promised: math.NaN(), Replans: replans}
+func figuresOf(o observation, replans int, rollout *semmoev1.RolloutStatus) figures {
+	f := figures{Statistic: math.NaN(), Threshold: math.NaN(), Observed: math.NaN(), Promised: math.NaN(), Replans: replans, Rollout: rollout}
 	if o.Drift.Tested {
 		f.Statistic, f.Threshold = o.Drift.Statistic, o.Drift.Threshold
 	}
@@ -61,8 +65,13 @@ func (m *Metrics) forget(key types.NamespacedName) {
 	delete(m.of, key)
 }
 
-func describe(name, help string) *prometheus.Desc {
-	return prometheus.NewDesc(name, help, []string{"namespace", "name"}, nil)
+func describe(name, help string, more ...string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, append([]string{"namespace", "name"}, more...), nil)
+}
+
+// phases are all values of the label phase.
+var phases = []semmoev1.RolloutPhase{
+	semmoev1.RolloutPhaseNone, semmoev1.RolloutPhaseCanary, semmoev1.RolloutPhasePromoting, semmoev1.RolloutPhaseRollingBack,
 }
 
 var (
@@ -72,11 +81,13 @@ var (
 	promisedDesc  = describe("semmoe_lar_promised_ratio", "Local activation rate that the plan in use promises; absent without a plan.")
 	ageDesc       = describe("semmoe_plan_age_seconds", "Age of the plan in use; absent without a plan.")
 	replansDesc   = describe("semmoe_replans_last_day", "Plans that were made for drift within 24 hours.")
+	phaseDesc     = describe("semmoe_rollout_phase", "1 for how far a new plan of a MoEDeployment has come (None, Canary, Promoting, RollingBack), else 0.", "phase")
+	startDesc     = describe("semmoe_rollout_phase_start_time_seconds", "When that phase began, in seconds since 1970; absent where no plan is on its way.")
 )
 
 // Describe tells all metrics.
 func (m *Metrics) Describe(descriptions chan<- *prometheus.Desc) {
-	for _, description := range []*prometheus.Desc{statisticDesc, thresholdDesc, observedDesc, promisedDesc, ageDesc, replansDesc} {
+	for _, description := range []*prometheus.Desc{statisticDesc, thresholdDesc, observedDesc, promisedDesc, ageDesc, replansDesc, phaseDesc, startDesc} {
 		descriptions <- description
 	}
 }
@@ -86,10 +97,22 @@ func (m *Metrics) Collect(metrics chan<- prometheus.Metric) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for key, f := range m.of {
-		gauge := func(description *prometheus.Desc, value float64) {
+		gauge := func(description *prometheus.Desc, value float64, more ...string) {
 			if !math.IsNaN(value) {
-				metrics <- prometheus.MustNewConstMetric(description, prometheus.GaugeValue, value, key.Namespace, key.Name)
+				metrics <- prometheus.MustNewConstMetric(description, prometheus.GaugeValue, value, append([]string{key.Namespace, key.Name}, more...)...)
 			}
+		}
+		phase := semmoev1.RolloutPhaseNone
+		if f.Rollout != nil {
+			phase = f.Rollout.Phase
+			gauge(startDesc, float64(f.Rollout.Since.Unix()))
+		}
+		for _, p := range phases {
+			value := 0.0
+			if p == phase {
+				value = 1
+			}
+			gauge(phaseDesc, value, string(p))
 		}
 		gauge(statisticDesc, f.Statistic)
 		gauge(thresholdDesc, f.Threshold)

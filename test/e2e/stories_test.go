@@ -1,12 +1,17 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
@@ -73,7 +78,15 @@ func switching(t *testing.T, namespace string) {
 		return err
 	})
 	mode(semmoev1.RoutingModeNone)
-	eventually(t, patience, "the router is gone", func() error { return absent(t.Context(), &appsv1.Deployment{}, namespace, "tiny-router") })
+	eventually(t, patience, "the router is gone, and what it had", func() error {
+		var left []error
+		for _, kind := range []client.Object{
+			&appsv1.Deployment{}, &networkingv1.NetworkPolicy{}, &policyv1.PodDisruptionBudget{}, &rbacv1.RoleBinding{}, &corev1.ServiceAccount{},
+		} {
+			left = append(left, absent(t.Context(), kind, namespace, "tiny-router"))
+		}
+		return errors.Join(left...)
+	})
 	mode(semmoev1.RoutingModeRouter)
 	eventually(t, patience, "the Service leads to the router, and what a Gateway needs is gone", func() error { return proxied(t.Context(), moed) })
 	waitComplete(t, moed)

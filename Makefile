@@ -51,6 +51,7 @@ demo: build controlplane ## From nothing to a served model, on a local control p
 e2e: build controlplane ## Run the end-to-end suite in full on the local control plane
 	go test -race -count=1 -timeout 90m ./test/e2e -args -full
 	go test -count=1 -timeout 90m ./test/scale -v -args -full
+	go test -race -count=1 -timeout 90m ./test/walk -v -args -full
 
 .PHONY: e2e-cluster
 e2e-cluster: image ## Run the demo's scenario on a real cluster (kubelet, containerd, CoreDNS) made for it; needs root

@@ -33,7 +33,7 @@ go test -count=1 -timeout 1h ./internal/rollout -run 'AnyOrder' -v -args -orders
 echo "=== a million requests to the request router, while engines, pods and plans fail and change"
 go test -race -count=1 -timeout 3h ./internal/router -run 'TestFaults$' -v -args -soak-requests 1000000
 echo "=== 100 random walks over specs"
-go test -race -count=1 -timeout 3h ./test/walk -v -args -walks 100 -steps 12
+go test -race -count=1 -timeout 3h ./test/walk -v -args -full -walks 100 -steps 12
 for round in $(seq "$rounds"); do
   echo "=== end-to-end suite, round $round of $rounds"
   make e2e

@@ -4,11 +4,14 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router"
 )
 
 // ServeHTTP answers for the pod at the request's address, as a proxy that stands before all of them: a manager that is given it by
@@ -25,6 +28,13 @@ func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer = completion()
 	case component == semmoev1.ComponentRouter && r.URL.Path == "/v1/observations":
 		answer = a.observations(pod)
+	case component == semmoev1.ComponentRouter && r.URL.Path == router.LiveCountsPath && r.Method == http.MethodHead:
+		tokens := liveTokens
+		if since, err := time.Parse(time.RFC3339, r.URL.Query().Get(router.QuerySince)); err == nil && since.After(time.Now()) {
+			tokens = 0
+		}
+		w.Header().Set(router.HeaderTokens, strconv.Itoa(tokens))
+		return
 	default:
 		http.NotFound(w, r)
 		return
@@ -32,6 +42,9 @@ func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(answer) // a manager that went away needs no answer
 }
+
+// liveTokens is how many tokens every router has counted at any time that is not to come: fewer than any profile waits for.
+const liveTokens = 500
 
 // RoundTrip answers for the pods inside this process.
 func (a *Agent) RoundTrip(r *http.Request) (*http.Response, error) {

@@ -32,12 +32,12 @@ func TestSteadyState(t *testing.T) {
 	if n == 0 && *full {
 		n = 500
 	} else if n == 0 {
-		n = 40
+		n = 12
 	}
 	if quiet == 0 && *full {
 		quiet = 10 * time.Minute
 	} else if quiet == 0 {
-		quiet = 10 * time.Second
+		quiet = 5 * time.Second
 	}
 	w := newWorld(t)
 	w.createProfile(t)

@@ -31,8 +31,8 @@ const (
 
 var (
 	full        = flag.Bool("full", false, "500 MoEDeployments, and ten minutes of steady state")
-	deployments = flag.Int("deployments", 0, "how many MoEDeployments; 0 means 40, or 500 in full")
-	steady      = flag.Duration("steady", 0, "how long nothing changes; 0 means 10 s, or 10 minutes in full")
+	deployments = flag.Int("deployments", 0, "how many MoEDeployments; 0 means 12, or 500 in full")
+	steady      = flag.Duration("steady", 0, "how long nothing changes; 0 means 5 s, or 10 minutes in full")
 	binary      = flag.String("semmoe", filepath.Join("..", "..", "bin", "semmoe"), "the program whose manager is measured")
 )
 

@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -17,8 +19,6 @@ type kind struct {
 	name, plural string
 	spec         reflect.Type
 	situations   []situation
-	// prepare makes what specs name.
-	prepare func(ctx context.Context, namespace string) error
 }
 
 const profiling = `
@@ -31,6 +31,14 @@ const dedicated = profiling + `
 dataset: {configMap: {name: texts}}
 target: Dedicated
 `
+
+const planned = `
+profileRef: {name: shared}
+expertParallelSize: 4
+`
+
+// unknownDigest stands for that of the plan in service, until there is one.
+var unknownDigest = strings.Repeat("0", 64)
 
 var immutable = []kind{
 	{
@@ -46,70 +54,115 @@ dataset: {path: /models/dataset.jsonl}
 target: Serving
 deploymentRef: {name: other}
 `},
+			{name: "what routers sample", spec: profiling + `
+target: Live
+deploymentRef: {name: other}
+live: {priorProfileRef: {name: shared}}
+`, prepare: func(ctx context.Context, namespace string, _ spec) error {
+				if err := makeProfile(ctx, namespace, nil); err != nil {
+					return err
+				}
+				_, err := made(ctx, objectNamed("MoEDeployment", namespace, "other", specOf(serving)))
+				return err
+			}},
 		},
-		prepare: func(context.Context, string) error { return nil },
 	},
 	{
 		name: "PlacementPlan", plural: "placementplans", spec: reflect.TypeFor[semmoev1.PlacementPlanSpec](),
-		situations: []situation{{name: "a plan of a profile", spec: `{profileRef: {name: shared}, expertParallelSize: 4}`}},
-		prepare: func(ctx context.Context, namespace string) error {
-			profile := objectNamed("AffinityProfile", namespace, "shared", specOf(dedicated))
-			if err := api.Create(ctx, profile); err != nil {
-				return err
-			}
-			_, err := settled(ctx, profile)
-			return err
+		situations: []situation{
+			{name: "a plan of a profile", spec: planned, prepare: makeProfile},
+			{name: "a plan in place of another", spec: planned + `
+current: {planDigest: "` + unknownDigest + `"}
+`, prepare: makePlan},
 		},
 	},
 }
 
+// made creates an object, and waits until nothing more follows from it.
+func made(ctx context.Context, object *unstructured.Unstructured) (map[string]string, error) {
+	if err := api.Create(ctx, object); err != nil {
+		return nil, err
+	}
+	return settled(ctx, object)
+}
+
+// makeProfile makes the profile "shared".
+func makeProfile(ctx context.Context, namespace string, _ spec) error {
+	_, err := made(ctx, objectNamed("AffinityProfile", namespace, "shared", specOf(dedicated)))
+	return err
+}
+
+// makePlan makes the plan in service from the profile "shared", and names it in a spec that names none.
+func makePlan(ctx context.Context, namespace string, s spec) error {
+	if err := makeProfile(ctx, namespace, nil); err != nil {
+		return err
+	}
+	plan := objectNamed("PlacementPlan", namespace, "base", specOf(planned))
+	if _, err := made(ctx, plan); err != nil {
+		return err
+	}
+	if err := api.Get(ctx, client.ObjectKeyFromObject(plan), plan); err != nil {
+		return err
+	}
+	digest, _, _ := unstructured.NestedString(plan.Object, "status", "planDigest")
+	if digest == "" {
+		return fmt.Errorf("PlacementPlan base has no digest: %v", plan.Object["status"])
+	}
+	if current, ok := s["current"].(map[string]any); ok && current["planDigest"] == unknownDigest {
+		current["planDigest"] = digest
+	}
+	return nil
+}
+
 // checkImmutable makes objects that differ in one field each, until something else follows than without.
-func checkImmutable(t *testing.T, k kind) {
+func checkImmutable(t *testing.T, k kind, fields []field) {
 	root := specSchema(t, k.plural)
-	showEffects(t, k.name, k.situations, fieldsOf(t, nil, root, k.spec), func(in situation, queue <-chan field, without func(field)) {
-		base, err := k.follows(t, specOf(in.spec))
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		for f := range queue {
-			acts, err := k.hasEffect(t, base, root, specOf(in.spec), f)
-			if err != nil {
-				t.Errorf("%s: %v: %v", in.name, f, err)
-			}
-			if !acts {
-				without(f)
-			}
-		}
+	showEffects(t, k.name, k.situations, fields, func(in situation, queue <-chan field, without func(field)) {
+		tryAlone(t, k.name, in, root, queue, without)
 	})
 }
 
+// tryAlone takes fields from the queue, and tries each value on an object of its own.
+func tryAlone(t *testing.T, kind string, in situation, root schema, queue <-chan field, without func(field)) {
+	base, err := follows(t, kind, in, specOf(in.spec))
+	if err != nil {
+		t.Errorf("%s: %v", in.name, err)
+		return
+	}
+	for f := range queue {
+		acts, err := hasEffectAlone(t, kind, in, base, root, f)
+		if err != nil {
+			t.Errorf("%s: %v: %v", in.name, f, err)
+		}
+		if !acts {
+			without(f)
+		}
+	}
+}
+
 // follows is the state that a spec leads to.
-func (k kind) follows(t *testing.T, s spec) (map[string]string, error) {
+func follows(t *testing.T, kind string, in situation, s spec) (map[string]string, error) {
 	namespace := newNamespace(t)
-	if err := k.prepare(t.Context(), namespace); err != nil {
+	if err := in.prepared(t.Context(), namespace, s); err != nil {
 		return nil, err
 	}
-	object := objectNamed(k.name, namespace, "m", s)
-	if err := api.Create(t.Context(), object); err != nil {
-		return nil, err
-	}
-	state, err := settled(t.Context(), object)
+	object := objectNamed(kind, namespace, "m", s)
+	state, err := made(t.Context(), object)
 	if err == nil {
 		err = faultNamed(t.Context(), object)
 	}
 	return state, err
 }
 
-// hasEffect tries one value of a field after the other.
-func (k kind) hasEffect(t *testing.T, base map[string]string, root schema, start spec, f field) (bool, error) {
-	tried := 0
+// hasEffectAlone tries one value of a field after the other.
+func hasEffectAlone(t *testing.T, kind string, in situation, base map[string]string, root schema, f field) (bool, error) {
+	tried, start := 0, specOf(in.spec)
 	for _, value := range f.candidates(start.get(f.path)) {
 		changed := start.with(root, f.path, value)
 		if reflect.DeepEqual(start.get(f.path), value) || tried == maxCandidates {
 			continue
 		}
-		err := api.Create(t.Context(), objectNamed(k.name, "default", "m", changed), client.DryRunAll)
+		err := api.Create(t.Context(), objectNamed(kind, "default", "m", changed), client.DryRunAll)
 		if refused(err) {
 			continue
 		}
@@ -117,7 +170,7 @@ func (k kind) hasEffect(t *testing.T, base map[string]string, root schema, start
 			return false, err
 		}
 		tried++
-		state, err := k.follows(t, changed)
+		state, err := follows(t, kind, in, changed)
 		if err != nil {
 			return false, fmt.Errorf("= %v: %w", value, err)
 		}

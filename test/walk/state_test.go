@@ -131,7 +131,7 @@ func unfinished(object client.Object, owners map[types.UID]bool) error {
 	}
 	switch o := object.(type) {
 	case *semmoev1.MoEDeployment:
-		if locality := meta.FindStatusCondition(o.Status.Conditions, semmoev1.ConditionLocalityOnTarget); locality != nil && locality.Reason == "TooFewSamples" {
+		if locality := meta.FindStatusCondition(o.Status.Conditions, semmoev1.ConditionLocalityOnTarget); locality != nil && slices.Contains([]string{"NotAssessed", "RoutersUnreachable", "TooFewSamples"}, locality.Reason) {
 			return errNotObserved
 		}
 		if err := inProgress(o.Generation, o.Status.ObservedGeneration, o.Status.Conditions); err != nil {
@@ -176,7 +176,7 @@ func inProgress(generation, observed int64, conditions []metav1.Condition) error
 	}
 	if progressing := meta.FindStatusCondition(conditions, semmoev1.ConditionProgressing); progressing == nil ||
 		progressing.Status == metav1.ConditionTrue && !meta.IsStatusConditionTrue(conditions, semmoev1.ConditionDegraded) {
-		if progressing != nil && strings.HasPrefix(progressing.Reason, "WaitingFor") && progressing.Reason != "WaitingForReplicas" {
+		if progressing != nil && (progressing.Reason == "Canary" || strings.HasPrefix(progressing.Reason, "WaitingFor") && progressing.Reason != "WaitingForReplicas") {
 			return fmt.Errorf("%w: %s", errWaits, progressing.Message)
 		}
 		return fmt.Errorf("it is progressing: %+v", progressing)

@@ -17,6 +17,7 @@ var coreValues = map[string][]any{
 		}},
 		map[string]any{"spec": map[string]any{"containers": []any{}, "imagePullSecrets": []any{map[string]any{"name": "other"}}}},
 	},
+	"Time": {"2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z"},
 	"[]EnvVar": {
 		[]any{map[string]any{"name": "OTHER", "value": "1"}},
 		[]any{map[string]any{"name": "POD_IP", "value": "127.0.0.1"}}, // the operator's: to be named by a condition
@@ -25,6 +26,9 @@ var coreValues = map[string][]any{
 
 // largest bounds the numbers that are tried: a thousand replicas show no more than three do.
 const largest = 1 << 20
+
+// digestPattern is that of fields with a sha256.
+const digestPattern = "^[0-9a-f]{64}$"
 
 // candidates are values to try in place of the present one, which may be nil; the API server may refuse some of them.
 func (f field) candidates(present any) []any {
@@ -42,6 +46,9 @@ func (f field) candidates(present any) []any {
 		return f.numbers(present)
 	case "array":
 		return []any{[]any{"--other-option"}, []any{"/bin/other", "run"}}
+	}
+	if f.schema.Pattern == digestPattern {
+		return []any{strings.Repeat("1", 64)}
 	}
 	text, _ := present.(string)
 	var texts []any

@@ -3,13 +3,16 @@ package walk
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -29,13 +32,16 @@ import (
 )
 
 var (
-	walks = flag.Int("walks", 4, "random walks over specs")
-	steps = flag.Int("steps", 6, "changes of the spec in each walk")
-	seed  = flag.Uint64("seed", 1, "of the walks")
+	full  = flag.Bool("full", false, "try every field in every situation that it may need, and walk further; a seeded few are tried otherwise")
+	walks = flag.Int("walks", 0, "random walks over specs; 0 means 1, or 4 in full")
+	steps = flag.Int("steps", 0, "changes of the spec in each walk; 0 means 4, or 6 in full")
+	only  = flag.String("fields", "", "try only fields whose path matches this regular expression")
+	seed  = flag.Uint64("seed", 1, "of the walks, and of the fields that are tried")
 
 	repository string
 	cluster    *nodeless.Cluster
 	agent      *nodeless.Agent
+	prometheus *httptest.Server
 	// api writes and reads; seen reads from a cache, since states are read very often.
 	api  client.Client
 	seen cache.Cache
@@ -43,6 +49,7 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	*walks, *steps = orDefault(*walks, 1, 4), orDefault(*steps, 4, 6)
 	if testing.Short() {
 		fmt.Println("skipped: long")
 		return
@@ -53,6 +60,17 @@ func TestMain(m *testing.M) {
 		code = 1
 	}
 	os.Exit(code)
+}
+
+// orDefault is a number that was given, or else one for the few or for the full form.
+func orDefault(given, few, inFull int) int {
+	switch {
+	case given > 0:
+		return given
+	case *full:
+		return inFull
+	}
+	return few
 }
 
 func run(m *testing.M) (code int, err error) {
@@ -78,6 +96,8 @@ func run(m *testing.M) (code int, err error) {
 	if seen, err = cache.New(cluster.Config, cache.Options{Scheme: scheme}); err != nil {
 		return 1, err
 	}
+	prometheus = httptest.NewServer(http.HandlerFunc(answerQuery))
+	defer prometheus.Close()
 	go seen.Start(ctx) //nolint:errcheck // what does not start fails every read
 	for _, list := range kinds() {
 		if _, err := seen.GetInformer(ctx, objectOf(list)); err != nil {
@@ -85,6 +105,29 @@ func run(m *testing.M) (code int, err error) {
 		}
 	}
 	return m.Run(), nil
+}
+
+// answerQuery answers as Prometheus does where the expression "lar" yields a series without any number, and others yield none.
+func answerQuery(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path != "/api/v1/query_range" {
+		http.NotFound(w, r)
+		return
+	}
+	series := ""
+	if r.FormValue("query") == "lar" {
+		series = fmt.Sprintf(`{"metric":{},"values":[[%d,"NaN"]]}`, time.Now().Unix())
+	}
+	fmt.Fprintf(w, `{"status":"success","data":{"resultType":"matrix","result":[%s]}}`, series)
+}
+
+// nameServer has a spec ask the server of this package.
+func nameServer(_ context.Context, _ string, s spec) error {
+	source, found := nested(s, "drift", "prometheus")
+	if !found {
+		return errors.New("the spec asks no Prometheus")
+	}
+	source["address"] = prometheus.URL
+	return nil
 }
 
 // logFile is where the manager logs to: nowhere, unless WALK_LOG names a file.

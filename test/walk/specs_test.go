@@ -92,9 +92,6 @@ var shownElsewhere = map[string]string{
 	"MoEDeployment spec.rollout.rollback": "controllers/moedeployment TestCanaryIsDecided",
 	// It is refused without what is to be asked, and that is refused without it.
 	"MoEDeployment spec.drift.source": "controllers/moedeployment TestAssessFromPrometheus",
-	// A plan that is made from the profile of the one in service gains nothing, whatever is asked of it.
-	"PlacementPlan spec.minimumGainPercent":     "controllers/placementplan TestReplan",
-	"PlacementPlan spec.current.targetLARMilli": "solver TestChoose",
 }
 
 // TestSpecs is one test, since all of it needs the same manager.

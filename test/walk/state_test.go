@@ -163,7 +163,10 @@ func unplanned(moed *semmoev1.MoEDeployment) error {
 		return fmt.Errorf("%w: it has no plan", errWaits)
 	}
 	rolled := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionRolledOut)
-	if rolled == nil || slices.Contains([]string{"NoPlan", "RollingOut", "AwaitingAnswers", "WaitingForPlan"}, rolled.Reason) {
+	if rolled != nil && slices.Contains([]string{"CanaryStarting", "Promoting"}, rolled.Reason) {
+		return fmt.Errorf("RolledOut is %+v", rolled)
+	}
+	if rolled == nil || slices.Contains([]string{"NoPlan", "RollingOut", "AwaitingAnswers", "WaitingForPlan", "Canary"}, rolled.Reason) {
 		return fmt.Errorf("%w: RolledOut is %+v", errWaits, rolled)
 	}
 	return nil

@@ -17,11 +17,13 @@ import (
 
 // driftFlags are the flags of semmoe drift.
 type driftFlags struct {
-	trace, plan                    string
-	domains                        []string
-	runs, steps                    int
-	sticky, drop, rate, percentage float64
-	seed                           uint64
+	trace, plan              string
+	domains                  []string
+	otherDocuments           bool
+	runs, steps              int
+	drops                    []float64
+	sticky, rate, percentage float64
+	seed                     uint64
 }
 
 func newDriftCommand() *cobra.Command {
@@ -32,7 +34,8 @@ func newDriftCommand() *cobra.Command {
 		Long: "Draw requests of a routing trace at random and in runs of one domain, dispatch them by the plan, and print as one JSON object how\n" +
 			"often its drift test gives a false alarm, and how many sampled requests it needs to find a drop of the local activation rate and,\n" +
 			"where --domains names some, a switch to requests of these. Usual traffic are the requests that the plan's split holds back, of\n" +
-			"all other domains.\n" +
+			"all other domains: those that its drift test was made from. With --other-documents the test is made anew from half of their\n" +
+			"documents, and tried on the other half.\n" +
 			"Exit code 2: the command line must be changed; 3: the trace or the plan is invalid; 1: try again.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -48,13 +51,14 @@ func newDriftCommand() *cobra.Command {
 	f.StringVar(&flags.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
 	f.StringVar(&flags.plan, "plan", "", "directory of the plan (required)")
 	f.StringSliceVar(&flags.domains, "domains", nil, "domains of the trace to switch to; the plan is best made without them (semmoe solve --without-domains)")
+	f.BoolVar(&flags.otherDocuments, "other-documents", false, "try the test on documents that it was not made from: make it from half of those held back, and draw from the others")
 	f.IntVar(&flags.runs, "runs", 300, "runs in which a change is to be found")
 	f.IntVar(&flags.steps, "steps", 1_000_000, "undisturbed requests in each order in which false alarms are counted")
 	f.Float64Var(&flags.sticky, "sticky", 0.9, "probability that a request has the domain of the one before it, in the order that is tried beside a random one")
-	f.Float64Var(&flags.drop, "drop", 10, "drop of the local activation rate in percent of it")
+	f.Float64SliceVar(&flags.drops, "drop", []float64{10}, "drops of the local activation rate in percent of it, separated by commas")
 	f.Float64Var(&flags.rate, "rate", 10, "requests per second, for delays in seconds")
 	f.Float64Var(&flags.percentage, "sample-percent", 5, "percent of the requests that are sampled, for delays in seconds")
-	f.Uint64Var(&flags.seed, "seed", 1, "seed of the traffic")
+	f.Uint64Var(&flags.seed, "seed", 2, "seed of the traffic; best another than the plan's, with which its thresholds were simulated")
 	return cmd
 }
 
@@ -70,12 +74,15 @@ func (f *driftFlags) check() error {
 		return usageErrorf("--steps is %d; it cannot be negative", f.steps)
 	case !(f.sticky >= 0 && f.sticky < 1):
 		return usageErrorf("--sticky is %v; it must be from 0 to below 1", f.sticky)
-	case !(f.drop > 0 && f.drop <= 100):
-		return usageErrorf("--drop is %v; it must be above 0 and at most 100", f.drop)
 	case !(f.rate > 0):
 		return usageErrorf("--rate is %v; it must be above 0", f.rate)
 	case !(f.percentage > 0 && f.percentage <= 100):
 		return usageErrorf("--sample-percent is %v; it must be above 0 and at most 100", f.percentage)
+	}
+	for _, drop := range f.drops {
+		if !(drop > 0 && drop <= 100) {
+			return usageErrorf("--drop is %v; it must be above 0 and at most 100", drop)
+		}
 	}
 	return nil
 }
@@ -83,7 +90,7 @@ func (f *driftFlags) check() error {
 // driftReport is what drift prints.
 type driftReport struct {
 	PlanDigest string `json:"plan_digest"`
-	// Usual and Switched are the numbers of requests that traffic is drawn from.
+	// Usual and Switched are the numbers of requests that traffic is drawn from, Calibration the test that is tried on it.
 	Usual       int                `json:"usual_requests"`
 	Switched    int                `json:"switched_requests,omitempty"`
 	Calibration *drift.Calibration `json:"calibration"`
@@ -95,8 +102,14 @@ type driftOrder struct {
 	Sticky      float64     `json:"sticky"`
 	Steps       int         `json:"steps"`
 	FalseAlarms int         `json:"false_alarms"`
-	Drop        driftDelay  `json:"drop"`
+	Drops       []driftDrop `json:"drops"`
 	Switch      *driftDelay `json:"switch,omitempty"`
+}
+
+// driftDrop is how soon a drop is found.
+type driftDrop struct {
+	Percent float64 `json:"percent"`
+	driftDelay
 }
 
 // driftDelay are quantiles of a delay, in sampled requests and in seconds. Unfound counts the runs without an alarm within maxDelay
@@ -132,22 +145,26 @@ func (f *driftFlags) run(ctx context.Context) (*driftReport, error) {
 	if err != nil {
 		return nil, inputError(err)
 	}
-	usual, switched, err := f.traffic(ctx, t, p)
+	trial, err := f.trial(ctx, t, p)
 	if err != nil {
 		return nil, err
 	}
-	report := &driftReport{PlanDigest: files.Digest, Usual: len(usual), Switched: len(switched), Calibration: p.Drift}
+	report := &driftReport{PlanDigest: files.Digest, Usual: len(trial.usual), Switched: len(trial.switched), Calibration: trial.test}
 	for _, sticky := range []float64{0, f.sticky} {
 		order := driftOrder{Sticky: sticky, Steps: f.steps}
 		by := drift.Order{Sticky: sticky, Seed: f.seed}
-		if order.FalseAlarms, err = p.Drift.Alarms(ctx, usual, by, f.steps); err != nil {
+		if order.FalseAlarms, err = trial.test.Alarms(ctx, trial.usual, by, f.steps); err != nil {
 			return nil, err
 		}
-		if order.Drop, err = f.delay(ctx, p.Drift, usual, drift.Change{Drop: f.drop / 100}, by); err != nil {
-			return nil, err
+		for _, drop := range f.drops {
+			found, err := f.delay(ctx, trial, drift.Change{Drop: drop / 100}, by)
+			if err != nil {
+				return nil, err
+			}
+			order.Drops = append(order.Drops, driftDrop{drop, found})
 		}
-		if len(switched) > 0 {
-			found, err := f.delay(ctx, p.Drift, usual, drift.Change{To: switched}, by)
+		if len(trial.switched) > 0 {
+			found, err := f.delay(ctx, trial, drift.Change{To: trial.switched}, by)
 			if err != nil {
 				return nil, err
 			}
@@ -158,28 +175,61 @@ func (f *driftFlags) run(ctx context.Context) (*driftReport, error) {
 	return report, nil
 }
 
-// traffic are the requests before and after a switch, as the plan serves them.
-func (f *driftFlags) traffic(ctx context.Context, t *trace.Trace, p *solver.Plan) (usual, switched []drift.Request, err error) {
+// driftTrial is a drift test, and the requests before and after a switch, as the plan serves them.
+type driftTrial struct {
+	test            *drift.Calibration
+	usual, switched []drift.Request
+}
+
+func (f *driftFlags) trial(ctx context.Context, t *trace.Trace, p *solver.Plan) (*driftTrial, error) {
 	to, err := domainIndices(t, f.domains)
 	if err != nil {
-		return nil, nil, usageErrorf("--domains: %w", err)
+		return nil, usageErrorf("--domains: %w", err)
 	}
 	held, others, err := solver.HeldOut(t, p, to)
 	if err != nil {
-		return nil, nil, inputError(err)
+		return nil, inputError(err)
 	}
 	if len(held) == 0 {
-		return nil, nil, usageErrorf("--domains names all domains; some must be left for usual traffic")
+		return nil, usageErrorf("--domains names all domains; some must be left for usual traffic")
 	}
-	if usual, err = solver.DriftRequests(ctx, t, p, held); err != nil || len(others) == 0 {
-		return usual, nil, inputError(err)
+	trial := &driftTrial{test: p.Drift}
+	if f.otherDocuments {
+		if trial.test, held, err = otherDocuments(ctx, t, p, held); err != nil {
+			return nil, err
+		}
 	}
-	switched, err = solver.DriftRequests(ctx, t, p, others)
-	return usual, switched, inputError(err)
+	if trial.usual, err = solver.DriftRequests(ctx, t, p, held); err != nil {
+		return nil, inputError(err)
+	}
+	if len(others) > 0 {
+		trial.switched, err = solver.DriftRequests(ctx, t, p, others)
+	}
+	return trial, inputError(err)
 }
 
-func (f *driftFlags) delay(ctx context.Context, c *drift.Calibration, usual []drift.Request, change drift.Change, order drift.Order) (driftDelay, error) {
-	delays, err := c.Delays(ctx, usual, change, order, f.runs, maxDelay)
+// otherDocuments makes a plan's drift test anew from half of the documents of held-out requests; the requests of the other half are what
+// it has not seen.
+func otherDocuments(ctx context.Context, t *trace.Trace, p *solver.Plan, heldOut []int) (*drift.Calibration, []int, error) {
+	const half = 50
+	seen, unseen, err := trace.Split(t.Subset(heldOut), half, p.Seed)
+	if err != nil {
+		return nil, nil, inputError(err)
+	}
+	for _, part := range [][]int{seen, unseen} {
+		for i, at := range part {
+			part[i] = heldOut[at]
+		}
+	}
+	test, err := solver.CalibrateDrift(ctx, t, p, seen)
+	if err == nil && test == nil {
+		err = usageErrorf("--other-documents: half of the documents have %d held-out requests; a drift test needs %d", len(seen), drift.LeastRequests)
+	}
+	return test, unseen, inputError(err)
+}
+
+func (f *driftFlags) delay(ctx context.Context, trial *driftTrial, change drift.Change, order drift.Order) (driftDelay, error) {
+	delays, err := trial.test.Delays(ctx, trial.usual, change, order, f.runs, maxDelay)
 	if err != nil {
 		return driftDelay{}, err
 	}

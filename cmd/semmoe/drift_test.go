@@ -14,7 +14,7 @@ func TestDriftPrintsAlarmsAndDelays(t *testing.T) {
 	path := created(t, tracetest.Generate(shape, 1))
 	dir, _ := solved(t, "dp", "--trace", path, "--without-domains", "domain-3")
 	flags := []string{"--trace", path, "--plan", dir, "--runs", "20", "--steps", "2000"}
-	code, got, message := runJSON(t, newDriftCommand(), append(flags, "--domains", "domain-3", "--rate", "20")...)
+	code, got, message := runJSON(t, newDriftCommand(), append(flags, "--domains", "domain-3", "--rate", "20", "--drop", "10,50")...)
 	if code != 0 {
 		t.Fatalf("exit code %d: %s", code, message)
 	}
@@ -34,8 +34,12 @@ func TestDriftPrintsAlarmsAndDelays(t *testing.T) {
 			t.Errorf("sticky %v: the switch is found after %+v", order.Sticky, order.Switch)
 		}
 		// One of twenty requests in a second is sampled.
-		if order.Drop.Requests.Median <= 0 || order.Drop.Requests.Median != order.Drop.Seconds.Median {
-			t.Errorf("sticky %v: the drop is found after %+v", order.Sticky, order.Drop)
+		if len(order.Drops) != 2 || order.Drops[0].Percent != 10 || order.Drops[1].Percent != 50 {
+			t.Fatalf("sticky %v: drops are %+v", order.Sticky, order.Drops)
+		}
+		small, large := order.Drops[0], order.Drops[1]
+		if large.Requests.Median <= 0 || large.Requests.Median > small.Requests.Median || large.Requests.Median != large.Seconds.Median {
+			t.Errorf("sticky %v: the drops are found after %+v", order.Sticky, order.Drops)
 		}
 	}
 	if code, got, _ = runJSON(t, newDriftCommand(), flags...); code != 0 {
@@ -43,6 +47,11 @@ func TestDriftPrintsAlarmsAndDelays(t *testing.T) {
 	}
 	if _, has := got["orders"].([]any)[0].(map[string]any)["switch"]; has {
 		t.Error("a switch to no domain is reported")
+	}
+	_, other, _ := runJSON(t, newDriftCommand(), append(flags, "--other-documents")...)
+	all, half := got["usual_requests"].(float64), other["usual_requests"].(float64)
+	if from := other["calibration"].(map[string]any)["requests"].(float64); from < 0.4*all || from > 0.6*all || from+half != all {
+		t.Errorf("of %v requests, a test that is made from %v is tried on %v others", all, from, half)
 	}
 }
 
@@ -58,7 +67,7 @@ func TestDriftRefuses(t *testing.T) {
 		"no plan":       {[]string{"--trace", path}, exitUsage, "--plan is missing"},
 		"runs":          {[]string{"--trace", path, "--plan", dir, "--runs", "0"}, exitUsage, "--runs is 0"},
 		"sticky":        {[]string{"--trace", path, "--plan", dir, "--sticky", "1"}, exitUsage, "--sticky is 1"},
-		"drop":          {[]string{"--trace", path, "--plan", dir, "--drop", "101"}, exitUsage, "--drop is 101"},
+		"drop":          {[]string{"--trace", path, "--plan", dir, "--drop", "10,101"}, exitUsage, "--drop is 101"},
 		"no drift test": {[]string{"--trace", path, "--plan", dir}, exitInvalidFile, "drift.json"},
 		"no directory":  {[]string{"--trace", path, "--plan", t.TempDir()}, exitInvalidFile, "manifest.json is missing"},
 	} {

@@ -191,7 +191,7 @@ func newDeployment(i int) *semmoev1.MoEDeployment {
 			Replicas:  ptr.To[int32](1),
 			Profiling: &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: profile}},
 			Routing:   semmoev1.RoutingSpec{Replicas: 1},
-			Rollout:   semmoev1.RolloutSpec{MaxSurge: ptr.To[int32](1)},
+			Rollout:   semmoev1.RolloutSpec{MaxSurge: ptr.To[int32](1), SoakSeconds: ptr.To[int32](0)},
 		},
 	}
 }

@@ -111,8 +111,10 @@ func serve(requests []Request, o *Options) ([][]float64, error) {
 	return served, nil
 }
 
-// prior is the number of requests of a cell that weigh as much as the mean of all cells like it: a cell with few says little.
-const prior = 2
+// prior is the number of requests of a cell that weigh as much as the mean of all cells like it. It is little, so that cells that a
+// request rarely comes to have a mean at all: what is shrunk of the others comes back as residuals that differ with the order of
+// requests, and the test has to be centred on the lower ones.
+const prior = 0.2
 
 // cell sums what is known of requests with one best rank on one rank, by their weight.
 type cell struct{ weight, highest, predicted, local float64 }
@@ -336,14 +338,20 @@ func (c *Calibration) peaks(ctx context.Context, requests []Request, order Order
 	return peaks, nil
 }
 
-// tail is the height that as many peaks are expected to exceed. The peaks of a random walk with negative drift have an
-// exponential tail (Siegmund 1985, chapter II); its rate is taken from the highest ones. Of few peaks twice the highest is taken.
+// tail is the height that as many peaks are expected to exceed: by the highest 500, or by the highest 50 where these lie further apart,
+// as they do where few kinds of requests move a chart that others leave at zero. Of few peaks twice the highest is taken.
 func tail(peaks []float64, exceeding float64) float64 {
 	slices.Sort(peaks)
-	top := min(len(peaks)/4, 500)
-	if top == 0 {
+	if len(peaks) < 4 {
 		return 2 * peaks[len(peaks)-1]
 	}
+	return max(extrapolated(peaks, 500, exceeding), extrapolated(peaks, 50, exceeding))
+}
+
+// extrapolated is that height by the highest peaks, at most a quarter of them. The peaks of a random walk with negative drift have an
+// exponential tail (Siegmund 1985, chapter II).
+func extrapolated(peaks []float64, top int, exceeding float64) float64 {
+	top = min(len(peaks)/4, top)
 	level, excess := peaks[len(peaks)-1-top], 0.0
 	for _, peak := range peaks[len(peaks)-top:] {
 		excess += (peak - level) / float64(top)

@@ -243,6 +243,35 @@ func TestExplain(t *testing.T) {
 	}
 }
 
+// Peaks with an exponential tail tell about where it goes on, also where few of them make it: the many alone would tell a third of that.
+func TestTailOfPeaks(t *testing.T) {
+	const n, exceeding = 100_000, 0.1
+	for name, tc := range map[string]struct {
+		// of as many peaks one is as many times as high.
+		of, times int
+		want      float64
+	}{
+		"all alike":          {1, 1, math.Log(n / exceeding)},
+		"a few go on longer": {1000, 8, 8 * math.Log(n/1000/exceeding)},
+	} {
+		for seed := range uint64(10) {
+			random := rand.New(rand.NewPCG(seed, 3))
+			peaks := make([]float64, n)
+			for i := range peaks {
+				if peaks[i] = random.ExpFloat64(); i%tc.of == 0 {
+					peaks[i] *= float64(tc.times)
+				}
+			}
+			if got := tail(peaks, exceeding); got < 0.5*tc.want || got > 1.5*tc.want {
+				t.Errorf("%s, seed %d: the tail is %.1f; want about %.1f", name, seed, got, tc.want)
+			}
+		}
+	}
+	if got := tail([]float64{1, 3}, exceeding); got != 6 {
+		t.Errorf("the tail of two peaks is %v; want twice the highest", got)
+	}
+}
+
 func TestCalibrateRefuses(t *testing.T) {
 	for name, tc := range map[string]struct {
 		requests []Request

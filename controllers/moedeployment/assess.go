@@ -42,7 +42,7 @@ func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, s
 	window := time.Duration(moed.Spec.Drift.WindowSeconds) * time.Second
 	in.Routers = evidenceOf(reports, serving.Digest, now, window)
 	in.Rate = rateUnder(reports, serving.Digest)
-	if newer := withDigest(plans, in.Routers.Tables); newer != nil {
+	if newer := planWithDigest(in.Routers.Tables, plans); newer != nil {
 		in.Plan = newer
 	}
 	if in.Plan != nil {
@@ -59,16 +59,6 @@ func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, s
 		in.Routers.Calibration = r.calibrationOf(ctx, in.Plan)
 	}
 	return assessDrift(in)
-}
-
-// withDigest is the plan with that digest; nil where there is none.
-func withDigest(plans []*semmoev1.PlacementPlan, digest string) *semmoev1.PlacementPlan {
-	for _, p := range plans {
-		if digest != "" && p.Status.PlanDigest == digest {
-			return p
-		}
-	}
-	return nil
 }
 
 // wasBelow reads from the previous status whether the rate was reported below the promise: it only keeps the report from coming and

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/dispatch"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
@@ -39,10 +40,13 @@ type forcedRequests struct{ forced }
 
 func (f forcedRequests) Score(dst []float32, request int) { f.score(dst, f.request(request)) }
 
+// machines are those of the tests: ranks of one node, as measured.
+var machines = cost.NodeOf(hardware.DefaultProfile())
+
 func options(tr *trace.Trace) cost.Options {
 	return cost.Options{
 		Requests: tr.AllRequests(), Seed: 1, BatchTokens: 64, Shards: cost.EqualShards, Policy: dispatch.Price, Cap: 1.15, Orders: 3,
-		RanksPerNode: 2, Link: cost.NVLinkH200, Weights: dispatch.DefaultWeights,
+		RanksPerNode: 2, Machines: machines, Weights: dispatch.DefaultWeights,
 	}
 }
 
@@ -71,10 +75,10 @@ func TestTensorParallelByHand(t *testing.T) {
 	// Local: one of {0,1}, both of {0,2}, one of {2,3}, both of {3,1}.
 	one := 1.0
 	// Each rank sends one activation and receives one; a fair share is four of eight.
-	us := 2 * (86 + 64/2*0.25*2*1000*2/283e3)
+	us := 2 * machines.Link.Microseconds(64/2*0.25*2*1000*2)
 	want := cost.Report{
 		LAR: 6. / 8, OracleLAR: 6. / 8, TokenImbalance: 1, TokenImbalanceMedian: 1, BatchImbalance: &one,
-		ExpertImbalance: 1, ExpertWindowImbalance: 1, RemoteRanksPerToken: 0.5, RemoteNodesPerToken: 0.5, NodeLAR: 6. / 8, MaxSend: 0.25, MaxRecv: 0.25, ModelledUS: &us,
+		ExpertImbalance: 1, ExpertWindowImbalance: 1, RemoteRanksPerToken: 0.5, RemoteNodesPerToken: 0.5, NodeLAR: 6. / 8, MaxSend: 0.25, MaxRecv: 0.25, ModelledUS: &us, Hardware: hardware.Default,
 		PerLayer: []cost.LayerReport{{Layer: 1, LAR: 6. / 8, TokenImbalance: 1, ExpertImbalance: 1}},
 	}
 	if diff := cmp.Diff(want, got, approximately, cmpopts.IgnoreFields(cost.Report{}, "BaselineLAR", "UpperBound", "Gap")); diff != "" {
@@ -206,7 +210,7 @@ func FuzzCountsAgreeWithANaiveCount(f *testing.F) {
 		checkInvariants(t, report, ranks)
 		// Replay the scheduler to learn the ranks, then count them again.
 		scheduler, err := dispatch.NewScheduler(dispatch.Options{
-			Policy: o.Policy, Ranks: ranks, Cap: o.Cap, Weights: o.Weights, Costs: cost.ShapeOf(&tr.Model).Costs(o.Link),
+			Policy: o.Policy, Ranks: ranks, Cap: o.Cap, Weights: o.Weights, Costs: cost.ShapeOf(&tr.Model).Costs(o.Machines),
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -508,11 +512,11 @@ func (f partialForced) ScoreFirst(dst []float32, request, tokens int) {
 // The costs of DeepSeek-V3 and of a model of which nothing is known.
 func TestCostsByHand(t *testing.T) {
 	near := func(got, want float64) bool { return math.Abs(got-want) < 1e-6*want }
-	known := cost.Shape{MoELayers: 58, TopK: 8, HiddenSize: 7168, ActiveParameters: 37e9}.Costs(cost.NVLinkH200)
-	if !near(known.Exchange, 58*8*7168*2*2/283e3) || !near(known.Compute, 2*37e9/660e6) {
+	known := cost.Shape{MoELayers: 58, TopK: 8, HiddenSize: 7168, ActiveParameters: 37e9}.Costs(machines)
+	if !near(known.Exchange, 58*8*7168*2*2/machines.Link.BytesPerMicrosecond) || !near(known.Compute, 2*37e9/machines.Grouped.FlopsPerMicrosecond) {
 		t.Errorf("costs %+v", known)
 	}
-	if unknown := (cost.Shape{}).Costs(cost.NVLinkH200); !near(unknown.Exchange, 8*4096*4/283e3) || !near(unknown.Compute, 2*12*4096*4096/660e6) {
+	if unknown := (cost.Shape{}).Costs(machines); !near(unknown.Exchange, 8*4096*4/machines.Link.BytesPerMicrosecond) || !near(unknown.Compute, 2*12*4096*4096/machines.Grouped.FlopsPerMicrosecond) {
 		t.Errorf("costs of an unknown model %+v", unknown)
 	}
 	model := trace.Model{Layers: []int{1, 2}, HiddenLayers: 3, HiddenSize: 10, TopK: 4, Config: `{"intermediate_size":30,"moe_intermediate_size":5,"n_shared_experts":1}`}

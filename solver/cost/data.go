@@ -39,10 +39,16 @@ func DataParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, f
 		r.BaselineLAR += run.baseline / float64(o.Orders)
 	}
 	r.fill(tallies, t.Model.Layers)
-	r.ModelledUS = modelled(t, p, tallies, &o)
+	r.model(t, p, tallies, &o)
+	if o.Volume {
+		r.addVolume(t, p, tallies, &o)
+	}
 	r.Decision = decisions(orders, &o)
 	if o.caches() {
 		r.Reuse = reuse(orders)
+	}
+	if o.Detail {
+		r.Detail = newDetail(tallies)
 	}
 	if o.ScorePercent > 0 {
 		if r.PartialScores, err = partial(ctx, t, p, forecast, &o); err != nil {
@@ -193,7 +199,7 @@ func (r *orderRun) play() error {
 	}
 	layers, ranks := len(r.placement.Layers), r.placement.Ranks
 	for l := range layers {
-		r.tallies = append(r.tallies, newTally(r.placement.Hosts(l), ranks, r.options))
+		r.tallies = append(r.tallies, newTally(r.placement.Hosts(l), ranks, kindsOf(r.trace), r.options))
 	}
 	// loads holds, for each request, its tokens per rank and then its activations per layer and rank.
 	width := (layers + 1) * ranks
@@ -214,7 +220,7 @@ func (r *orderRun) schedule() error {
 	if r.options.Policy == dispatch.Window {
 		return r.scheduleQueues(caches)
 	}
-	costs := ShapeOf(&r.trace.Model).Costs(r.options.Link)
+	costs := ShapeOf(&r.trace.Model).Costs(r.options.Machines)
 	scheduler, err := dispatch.NewScheduler(dispatch.Options{
 		Policy: r.options.Policy, Ranks: r.placement.Ranks, Cap: r.options.Cap, Capacity: r.options.RankCapacity, Weights: r.options.Weights, Costs: costs,
 	})
@@ -309,7 +315,10 @@ func (r *orderRun) count(request, own, cached int, load []int) {
 			served[rank] = -n
 		}
 		for position := int(r.trace.Offsets[request]) + cached; position < int(r.trace.Offsets[request+1]); position++ {
-			t.add(r.trace.Row(position, l), own)
+			local := t.add(r.trace.Row(position, l), own)
+			if t.kinds != nil {
+				t.kinds[kindOf(r.trace, request)].add(own, local, r.trace.Model.TopK)
+			}
 		}
 		for rank, n := range t.served {
 			served[rank] += n
@@ -378,6 +387,11 @@ func bounds(ctx context.Context, t *trace.Trace, p *placement.Placement, orders 
 		return err
 	}
 	routes := newRealRoutes(counts, p, o.RankCapacity)
+	if r.Detail != nil {
+		if err := routes.layers(ctx, p, orders[0].tallies[0].tokens, r.Detail); err != nil {
+			return err
+		}
+	}
 	highestLoad := 1.0
 	for _, run := range orders {
 		limits := routes.limits(run.tallies[0].tokens)

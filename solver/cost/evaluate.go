@@ -47,8 +47,12 @@ type Options struct {
 	RankCapacity []float64
 	// RanksPerNode tells which ranks share a node.
 	RanksPerNode int
-	// Link times the exchanges.
-	Link Link
+	// Machines time the exchanges.
+	Machines Machines
+	// Volume asks for Report.Volume.
+	Volume bool
+	// Detail asks for Report.Detail.
+	Detail bool
 	// WithoutBounds leaves OracleLAR and UpperBound out, which cost most of the time.
 	WithoutBounds bool
 }
@@ -113,16 +117,23 @@ func TensorParallel(ctx context.Context, t *trace.Trace, p *placement.Placement,
 	if o.Shards != EqualShards && o.Shards != FreeShards {
 		return Report{}, fmt.Errorf("shards is %q; allowed is equal, free", o.Shards)
 	}
+	return tensorParallel(ctx, t, p, &o, func(run *layerRun, positions []int) { run.dispatch(forecast, positions) })
+}
+
+// tensorParallel scores a placement whose tokens are assigned by a function, layer by layer.
+func tensorParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, o *Options, dispatch func(run *layerRun, positions []int)) (Report, error) {
 	var positions []int
 	for _, r := range trace.Shuffled(o.Requests, o.Seed) {
 		for at := t.Offsets[r]; at < t.Offsets[r+1]; at++ {
 			positions = append(positions, int(at))
 		}
 	}
+	kinds := o.kindOfPositions(t)
 	runs := make([]*layerRun, len(p.Layers))
 	err := affinity.Parallel(ctx, len(p.Layers), func(l int) {
-		run := newLayerRun(t, p, l, &o)
-		run.dispatch(forecast, positions)
+		run := newLayerRun(t, p, l, o)
+		run.kinds = kinds
+		dispatch(run, positions)
 		run.deal(positions)
 		if !o.WithoutBounds {
 			run.bounds(positions)
@@ -132,7 +143,7 @@ func TensorParallel(ctx context.Context, t *trace.Trace, p *placement.Placement,
 	if err != nil {
 		return Report{}, err
 	}
-	return tensorReport(t, p, runs, &o), nil
+	return tensorReport(t, p, runs, o), nil
 }
 
 // baselineRanks is the largest number of ranks up to the plan's that divides the experts: engines refuse others without
@@ -162,14 +173,24 @@ func tensorReport(t *trace.Trace, p *placement.Placement, runs []*layerRun, o *O
 	if !o.WithoutBounds {
 		r.Gap = newGap(r.UpperBound, r.OracleLAR, scored, r.LAR)
 	}
-	r.ModelledUS = modelled(t, p, [][]*tally{tallies}, o)
+	r.model(t, p, [][]*tally{tallies}, o)
+	if o.Volume {
+		r.addVolume(t, p, [][]*tally{tallies}, o)
+	}
+	if o.Detail {
+		r.Detail = newDetail([][]*tally{tallies})
+		for l, run := range runs {
+			r.Detail.Layers[l].OracleLAR, r.Detail.Layers[l].UpperBound = run.oracle, run.upper
+		}
+	}
 	return r
 }
 
-func modelled(t *trace.Trace, p *placement.Placement, runs [][]*tally, o *Options) *float64 {
+// model fills in the modelled time, where the trace tells what it takes.
+func (r *Report) model(t *trace.Trace, p *placement.Placement, runs [][]*tally, o *Options) {
 	if t.Model.HiddenSize == 0 {
-		return nil
+		return
 	}
-	us := layerMicroseconds(o.Link, float64(o.BatchTokens)/float64(p.Ranks), exchange(runs), t.Model.TopK, t.Model.HiddenSize)
-	return &us
+	us := layerMicroseconds(o.Machines.Link, float64(o.BatchTokens)/float64(p.Ranks), exchange(runs), t.Model.TopK, t.Model.HiddenSize)
+	r.ModelledUS, r.Hardware = &us, o.Machines.Profile
 }

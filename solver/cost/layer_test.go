@@ -5,31 +5,13 @@ import (
 	"testing"
 
 	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// TestProductsAreAsMeasured compares with grouped gate and up projections measured on one H200, in microseconds.
-func TestProductsAreAsMeasured(t *testing.T) {
-	for _, m := range []struct {
-		hidden, inter, experts, tokens int
-		us                             float64
-	}{
-		{2048, 768, 16, 1, 66.6}, {2048, 768, 16, 128, 62.0}, {2048, 768, 16, 512, 106.8}, {2048, 768, 16, 4096, 625.5},
-		{2048, 1408, 8, 8, 64.2}, {2048, 1408, 8, 1024, 180.6}, {2048, 1408, 8, 3072, 406.8},
-		{5120, 1536, 20, 32, 238.3}, {5120, 1536, 20, 512, 500.5}, {5120, 1536, 20, 4096, 3881.5},
-		{7168, 2048, 32, 8, 647.5}, {7168, 2048, 32, 128, 562.0}, {7168, 2048, 32, 512, 1374.6}, {7168, 2048, 32, 2048, 5834.1},
-	} {
-		expert := 2 * float64(m.hidden*m.inter)
-		got := cost.H200.Products(float64(m.experts)*expert, float64(m.experts*m.tokens)*expert)
-		if math.Abs(got/m.us-1) > 0.16 {
-			t.Errorf("%+v: modelled %.1f", m, got)
-		}
-	}
-}
-
 func TestLayerTime(t *testing.T) {
 	model := trace.Model{TopK: 8, HiddenSize: 2048, Config: `{"moe_intermediate_size":768}`}
-	l := cost.LayerOf(&model, cost.NVLinkH200, 8, 16)
+	l := cost.LayerOf(&model, machines, 8, 16)
 	if l.ExpertSize != 768 || l.SlotsPerRank != 16 {
 		t.Fatalf("%+v", l)
 	}
@@ -37,8 +19,16 @@ func TestLayerTime(t *testing.T) {
 	if got := l.Time(8*8192, .4, 1).Exchange / 2; math.Abs(got/451-1) > 0.1 {
 		t.Errorf("an exchange takes %.0f µs", got)
 	}
-	local := l.LocalTime(4096)
-	for _, slower := range []cost.LayerTime{l.Time(4096, .5, 1), l.Time(4096, 0, 1.5), l.Time(8192, 0, 1)} {
+	// 128 × 8 activations of 16 experts are 64 rows for each: up and down projection.
+	weights := float64(16 * 2048 * 768)
+	if got, want := l.Time(8*128, .4, 1).Compute, machines.Grouped.Microseconds(2*weights, 64)+machines.Grouped.Microseconds(weights, 64); math.Abs(got-want) > 1e-9 {
+		t.Errorf("64 rows for each of 16 experts take %v µs; wanted are %v", got, want)
+	}
+	if none := l.Time(1, 0, 0).Compute; none != 2*machines.Grouped.Floor {
+		t.Errorf("without an activation the kernels take %v µs; their floors are %v", none, 2*machines.Grouped.Floor)
+	}
+	local := l.LocalTime(16384)
+	for _, slower := range []cost.LayerTime{l.Time(16384, .5, 1), l.Time(16384, 0, 1.5), l.Time(32768, 0, 1)} {
 		if slower.Total() <= local.Total() {
 			t.Errorf("%+v is faster than %+v", slower, local)
 		}
@@ -47,11 +37,34 @@ func TestLayerTime(t *testing.T) {
 	if got := l.TimeOf(4096, &report); got != l.Time(4096, .6, 1.2) {
 		t.Errorf("%+v: the busier of sending and receiving counts", got)
 	}
-	unknown := cost.LayerOf(&trace.Model{TopK: 8}, cost.NVLinkH200, 8, 16)
+	unknown := cost.LayerOf(&trace.Model{TopK: 8}, machines, 8, 16)
 	if unknown.HiddenSize != 4096 || unknown.ExpertSize != 1536 {
 		t.Errorf("%+v", unknown)
 	}
-	if dense := cost.LayerOf(&trace.Model{HiddenSize: 10, Config: `{"intermediate_size":20}`}, cost.NVLinkH200, 8, 16); dense.ExpertSize != 20 {
+	if dense := cost.LayerOf(&trace.Model{HiddenSize: 10, Config: `{"intermediate_size":20}`}, machines, 8, 16); dense.ExpertSize != 20 {
 		t.Errorf("%+v", dense)
+	}
+}
+
+// Ranks of several nodes exchange over network cards, unless several nodes were measured.
+func TestMachinesAreTheProfiles(t *testing.T) {
+	p := *hardware.DefaultProfile()
+	node := cost.MachinesOf(&p, 8, 8)
+	if node.Nominal || node.Profile != hardware.Default || node.Link.BytesPerMicrosecond != p.AllToAll.PerMicrosecond || node.Link.StartMicroseconds != p.AllToAll.Start {
+		t.Errorf("a node is %+v; the profile has %+v", node.Link, p.AllToAll)
+	}
+	if node.Link.Error < p.AllToAll.Fit.HeldOutMedianError || node.Link.Error > p.AllToAll.Fit.MaxError {
+		t.Errorf("the error is %v; the median of held-out points is %v, the largest %v", node.Link.Error, p.AllToAll.Fit.HeldOutMedianError, p.AllToAll.Fit.MaxError)
+	}
+	nodes := cost.MachinesOf(&p, 16, 8)
+	if !nodes.Nominal || nodes.Link.BytesPerMicrosecond != 50e3 || nodes.Link.StartMicroseconds != p.AllToAll.Start || nodes.Grouped.FlopsPerMicrosecond != p.Grouped.FlopsPerMicrosecond {
+		t.Errorf("two nodes are %+v", nodes)
+	}
+	if ratio := cost.NodeMessage(&p); math.Abs(ratio-node.Link.BytesPerMicrosecond/nodes.Link.BytesPerMicrosecond) > 1e-12 {
+		t.Errorf("a message to a node costs %v messages to a rank", ratio)
+	}
+	p.Ranks = 16
+	if measured := cost.MachinesOf(&p, 16, 8); measured.Nominal || measured.Link != node.Link {
+		t.Errorf("sixteen ranks that were measured over nodes of eight are %+v", measured.Link)
 	}
 }

@@ -1,30 +1,61 @@
 package cost
 
+import "github.com/semmoe/operator/solver/cost/hardware"
+
 // Link models an all-to-all: a start-up time and a bandwidth, both per rank.
 type Link struct {
 	// StartMicroseconds is the time of an exchange without data.
 	StartMicroseconds float64
 	// BytesPerMicrosecond is what a rank sends, or receives, in a microsecond.
 	BytesPerMicrosecond float64
-}
-
-// NVLinkH200 is the least-squares fit (R² 0.996) over 56 measured all-to-alls between 4 H200 over NVLink with NCCL 2.28:
-// 64 to 8,192 tokens per rank, top-8, hidden size 2,048 and 7,168, bf16, local activation rates .25 to .9.
-var NVLinkH200 = Link{StartMicroseconds: 86, BytesPerMicrosecond: 283e3}
-
-// RDMA400 is one 400 Gb/s adapter for each rank, at its nominal rate; dispatch kernels have been measured at 43 to 58 GB/s
-// over such. The time without data has not been measured: it is that of NVLink.
-var RDMA400 = Link{StartMicroseconds: 86, BytesPerMicrosecond: 50e3}
-
-// NodeMessage is what a message to another node costs in messages to another rank: the rates' ratio, as both carry the same
-// token.
-func NodeMessage(ranks, nodes Link) float64 {
-	return ranks.BytesPerMicrosecond / nodes.BytesPerMicrosecond
+	// Error is the relative error of a time (see hardware.Fit.Error).
+	Error float64
 }
 
 // Microseconds is the time in which a rank exchanges that many bytes.
 func (l Link) Microseconds(bytes float64) float64 {
 	return l.StartMicroseconds + bytes/l.BytesPerMicrosecond
+}
+
+// Machines are what a MoE layer runs on, as a hardware profile has them: the exchange among its ranks, and the grouped products of one.
+type Machines struct {
+	// Profile is the name of the hardware profile.
+	Profile string
+	Link    Link
+	Grouped hardware.GEMM
+	// Nominal is set where the exchange is not measured, but that of a network card at its nominal rate.
+	Nominal bool
+}
+
+// NodeOf is for ranks that exchange as those did that the profile was measured on.
+func NodeOf(p *hardware.Profile) Machines {
+	line := &p.AllToAll
+	return Machines{
+		Profile: p.Name, Grouped: p.Grouped,
+		Link: Link{StartMicroseconds: line.Start, BytesPerMicrosecond: line.PerMicrosecond, Error: line.Fit.Error()},
+	}
+}
+
+// MachinesOf is for that many ranks. Where they have several nodes, and the profile is of ranks that had one, the exchange is that of network cards:
+// what was measured within a node would promise several times their rate.
+func MachinesOf(p *hardware.Profile, ranks, ranksPerNode int) Machines {
+	m := NodeOf(p)
+	if ranks > ranksPerNode && p.Ranks <= ranksPerNode {
+		m.Link, m.Nominal = rdma400(p), true
+	}
+	return m
+}
+
+// rdma400 is one 400 Gb/s adapter for each rank, at its nominal rate; dispatch kernels have been measured at 43 to 58 GB/s over such, which is
+// the error. The time without data has not been measured: it is that of the profile's exchange.
+func rdma400(p *hardware.Profile) Link {
+	return Link{StartMicroseconds: p.AllToAll.Start, BytesPerMicrosecond: 50e3, Error: 0.16}
+}
+
+// NodeMessage is what a message to another node costs in messages to another rank: the rates' ratio, as both carry the same
+// token.
+func NodeMessage(p *hardware.Profile) float64 {
+	return p.AllToAll.PerMicrosecond / rdma400(p).BytesPerMicrosecond
 }
 
 // layerMicroseconds is the time of a MoE layer's dispatch and combine, bf16 each way, when a rank holds that many tokens

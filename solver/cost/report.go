@@ -38,8 +38,11 @@ type Report struct {
 	MaxSend float64 `json:"max_send"`
 	MaxRecv float64 `json:"max_recv"`
 	// ModelledUS is the modelled time of one MoE layer's two all-to-alls in microseconds; nil where the trace does not tell
-	// the model's hidden size.
+	// the model's hidden size. Hardware names the profile that it is modelled by.
 	ModelledUS *float64 `json:"modelled_us"`
+	Hardware   string   `json:"hardware,omitempty"`
+	// Volume is what dispatch and combination send; nil where not asked for.
+	Volume *VolumeReport `json:"volume,omitempty"`
 	// Reuse is about what ranks have cached (attention DP); nil where they are not asked to keep anything. All other figures count what
 	// is computed: a cached token activates no expert, and is no load.
 	Reuse *Reuse `json:"reuse,omitempty"`
@@ -49,6 +52,8 @@ type Report struct {
 	Decision *DecisionReport `json:"decision,omitempty"`
 	// PerLayer holds the figures of each MoE layer.
 	PerLayer []LayerReport `json:"per_layer"`
+	// Detail is what the figures are means of; nil where not asked for. It is for pictures, and is not printed.
+	Detail *Detail `json:"-"`
 }
 
 // Reuse tells what part of the prompts was not computed again.

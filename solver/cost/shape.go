@@ -23,9 +23,6 @@ const (
 	// usualWidth is the number of active parameters of a layer in squares of the hidden size, where they are not known: 4 for
 	// attention, 8 for experts.
 	usualWidth = 12
-	// flopsPerMicrosecond is what one H200 reaches in bf16 with grouped matrix products of 2,048 and more tokens for each expert,
-	// measured at 634 to 706 TFLOP/s.
-	flopsPerMicrosecond = 660e6
 )
 
 // ShapeOf reads the shape from a trace's model.
@@ -60,8 +57,8 @@ func activeParameters(m *trace.Model) int64 {
 }
 
 // Costs are the microseconds of one token: what its activations send and bring back over the link in bf16 if none is local, and
-// its computation on the device that the link was measured on. What matters is their ratio.
-func (s Shape) Costs(link Link) dispatch.Costs {
+// its computation at the rate of grouped products. What matters is their ratio.
+func (s Shape) Costs(m Machines) dispatch.Costs {
 	if s.TopK == 0 {
 		s.TopK = usualTopK
 	}
@@ -77,7 +74,7 @@ func (s Shape) Costs(link Link) dispatch.Costs {
 	const bf16, directions = 2, 2
 	activations := float64(s.MoELayers * s.TopK)
 	return dispatch.Costs{
-		Exchange: directions * activations * float64(s.HiddenSize) * bf16 / link.BytesPerMicrosecond,
-		Compute:  2 * float64(s.ActiveParameters) / flopsPerMicrosecond, // a multiplication and an addition for each
+		Exchange: directions * activations * float64(s.HiddenSize) * bf16 / m.Link.BytesPerMicrosecond,
+		Compute:  2 * float64(s.ActiveParameters) / m.Grouped.FlopsPerMicrosecond, // a multiplication and an addition for each
 	}
 }

@@ -1,6 +1,10 @@
 package cost
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/semmoe/operator/solver/cost/volume"
+)
 
 // tally counts what happens in one MoE layer.
 type tally struct {
@@ -22,9 +26,15 @@ type tally struct {
 	seen, seenNode []int
 	// turn deals the activations of a distant expert with several copies out to them.
 	turn int
+	// kinds are the same for each kind of text; nil where they are not asked for.
+	kinds []kindTally
+	// messages counts what is sent batch by batch, and on is the ranks that compute the present token's activations; nil where volumes are not
+	// asked for.
+	messages *volume.Counter
+	on       []int
 }
 
-func newTally(hosts [][]int, ranks int, o *Options) *tally {
+func newTally(hosts [][]int, ranks, kinds int, o *Options) *tally {
 	t := &tally{
 		hosts: hosts, home: make([]int, len(hosts)), options: o, ranksPerNode: o.RanksPerNode,
 		tokens: make([]int, ranks), served: make([]int, ranks), sent: make([]int, ranks), received: make([]int, ranks), seen: make([]int, ranks),
@@ -36,20 +46,33 @@ func newTally(hosts [][]int, ranks int, o *Options) *tally {
 			t.home[expert] = -1
 		}
 	}
+	if o.Volume {
+		t.messages = volume.NewCounter(volume.Topology{Ranks: ranks, RanksPerNode: o.RanksPerNode}, o.BatchTokens)
+	}
+	if o.Detail {
+		t.kinds = make([]kindTally, kinds)
+		for kind := range t.kinds {
+			t.kinds[kind].tokens = make([]int, ranks)
+		}
+	}
 	return t
 }
 
-// add counts one token on its rank with the experts that it activates.
-func (t *tally) add(experts []uint16, own int) {
+// add counts one token on its rank with the experts that it activates, and returns how many of these are local.
+func (t *tally) add(experts []uint16, own int) int {
 	t.tokens[own]++
 	t.turn++
 	t.activations += len(experts)
 	node := own / t.ranksPerNode
 	local := 0
+	t.on = t.on[:0]
 	for _, expert := range experts {
 		rank := t.home[expert]
 		if rank < 0 {
 			rank = t.serve(int(expert), own)
+		}
+		if t.messages != nil {
+			t.on = append(t.on, rank)
 		}
 		t.served[rank]++
 		if rank == own {
@@ -68,9 +91,13 @@ func (t *tally) add(experts []uint16, own int) {
 			t.remoteRanks++
 		}
 	}
+	if t.messages != nil {
+		t.messages.Add(own, t.on)
+	}
 	t.local += local
 	t.onNode += local
 	t.sent[own] += len(experts) - local
+	return local
 }
 
 // serve is the rank that computes an expert with several copies for a token on rank own.

@@ -19,13 +19,15 @@ type layerRun struct {
 
 	batchImbalance, batchExpertImbalance float64
 	baseline, oracle, upper              float64
+	// kinds are the kinds of text of the trace's tokens; nil where they are not asked for.
+	kinds []uint8
 	// scored is the rate that taking each token's highest score would reach, without balance.
 	scored float64
 }
 
 func newLayerRun(t *trace.Trace, p *placement.Placement, layer int, o *Options) *layerRun {
 	return &layerRun{
-		trace: t, placement: p, options: o, layer: layer, tally: newTally(p.Hosts(layer), p.Ranks, o),
+		trace: t, placement: p, options: o, layer: layer, tally: newTally(p.Hosts(layer), p.Ranks, kindsOf(t), o),
 	}
 }
 
@@ -81,7 +83,10 @@ func (r *layerRun) localOn(rank, position int) int {
 func (r *layerRun) count(batch []int, own []int) {
 	tokens, served := slices.Clone(r.tally.tokens), slices.Clone(r.tally.served)
 	for i, position := range batch {
-		r.tally.add(r.trace.Row(position, r.layer), own[i])
+		local := r.tally.add(r.trace.Row(position, r.layer), own[i])
+		if r.kinds != nil {
+			r.tally.kinds[r.kinds[position]].add(own[i], local, r.trace.Model.TopK)
+		}
 	}
 	for rank := range tokens {
 		tokens[rank] = r.tally.tokens[rank] - tokens[rank]

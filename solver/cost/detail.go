@@ -1,0 +1,161 @@
+package cost
+
+import (
+	"context"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/placement/bound"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// Detail is what the figures of a Report are means of.
+type Detail struct {
+	// Layers has an entry for each MoE layer.
+	Layers []LayerDetail
+}
+
+// LayerDetail are the ranks and the kinds of text in one MoE layer, means over the arrival orders (attention DP).
+type LayerDetail struct {
+	// OracleLAR and UpperBound are the layer's parts of those of the Report; 0 without bounds. With attention DP a request has one rank
+	// for all layers: OracleLAR is the layer's local rate under the oracle's assignment of requests (of the first arrival order), while
+	// UpperBound would let requests choose anew in each layer, so that its mean over layers may be above the Report's.
+	OracleLAR, UpperBound float64
+	// Tokens are the tokens that are dispatched to each rank, Served the activations that its experts compute, as multiples of a rank's
+	// equal share.
+	Tokens, Served []float64
+	// Kinds are the kinds of text: the trace's domains, or all text as one kind.
+	Kinds []KindDetail
+}
+
+// KindDetail is one kind of text in one MoE layer.
+type KindDetail struct {
+	// Activations is the kind's share of all activations; 0 where no request is of the kind.
+	Activations float64
+	// LAR is its local activation rate.
+	LAR float64
+	// Ranks are the shares of its tokens that are dispatched to each rank.
+	Ranks []float64
+}
+
+// kindTally counts one kind of text in one MoE layer.
+type kindTally struct {
+	tokens             []int
+	local, activations int
+}
+
+func (k *kindTally) add(own, local, activations int) {
+	k.tokens[own]++
+	k.local += local
+	k.activations += activations
+}
+
+// kindsOf is the number of kinds of text.
+func kindsOf(t *trace.Trace) int {
+	kinds := max(1, len(t.Model.Domains))
+	for _, domain := range t.Domains {
+		kinds = max(kinds, int(domain)+1)
+	}
+	return kinds
+}
+
+func kindOf(t *trace.Trace, request int) uint8 {
+	if t.Domains == nil {
+		return 0
+	}
+	return t.Domains[request]
+}
+
+// kindOfPositions is the kind of each token of the trace; nil where details are not asked for.
+func (o *Options) kindOfPositions(t *trace.Trace) []uint8 {
+	if !o.Detail {
+		return nil
+	}
+	kinds := make([]uint8, len(t.Tokens))
+	for _, request := range o.Requests {
+		for at := t.Offsets[request]; at < t.Offsets[request+1]; at++ {
+			kinds[at] = kindOf(t, request)
+		}
+	}
+	return kinds
+}
+
+// newDetail is the mean over runs [run][layer].
+func newDetail(runs [][]*tally) *Detail {
+	d := &Detail{Layers: make([]LayerDetail, len(runs[0]))}
+	for l := range d.Layers {
+		ranks := len(runs[0][l].tokens)
+		layer := LayerDetail{Tokens: make([]float64, ranks), Served: make([]float64, ranks), Kinds: make([]KindDetail, len(runs[0][l].kinds))}
+		for kind := range layer.Kinds {
+			layer.Kinds[kind].Ranks = make([]float64, ranks)
+		}
+		for _, run := range runs {
+			layer.add(run[l], 1/float64(len(runs)))
+		}
+		d.Layers[l] = layer
+	}
+	return d
+}
+
+func (d *LayerDetail) add(t *tally, weight float64) {
+	tokens, ranks := 0, float64(len(t.tokens))
+	for _, n := range t.tokens {
+		tokens += n
+	}
+	for rank := range t.tokens {
+		d.Tokens[rank] += weight * ranks * float64(t.tokens[rank]) / float64(max(tokens, 1))
+		d.Served[rank] += weight * ranks * float64(t.served[rank]) / float64(max(t.activations, 1))
+	}
+	for i, kind := range t.kinds {
+		of, total := &d.Kinds[i], 0
+		for _, n := range kind.tokens {
+			total += n
+		}
+		of.Activations += weight * float64(kind.activations) / float64(max(t.activations, 1))
+		of.LAR += weight * float64(kind.local) / float64(max(kind.activations, 1))
+		for rank, n := range kind.tokens {
+			of.Ranks[rank] += weight * float64(n) / float64(max(total, 1))
+		}
+	}
+}
+
+// layers fills in what the oracle reaches in each layer, with the loads that ranks had, and what no placement exceeds there.
+func (s *realRoutes) layers(ctx context.Context, p *placement.Placement, tokens []int, d *Detail) error {
+	const steps = 150
+	s.weighted.Limits = s.limits(tokens)
+	prices, _ := s.weighted.Price(steps, nil, false)
+	rankOf := s.weighted.Assign(prices, 0)
+	highestLoad := 1.0
+	for _, limit := range s.weighted.Limits {
+		highestLoad = max(highestLoad, limit/s.fair)
+	}
+	c := s.counts
+	return affinity.Parallel(ctx, c.Layers, func(l int) {
+		hosts, local, all := p.Hosts(l), 0.0, 0.0
+		rows := bound.New(s.ranks, c.Experts, 1)
+		var columns []int
+		var activations []float64
+		for r, row := range c.Rows {
+			columns, activations = columns[:0], activations[:0]
+			for expert, n := range row[l*c.Experts : (l+1)*c.Experts] {
+				if n == 0 {
+					continue
+				}
+				columns, activations = append(columns, expert), append(activations, float64(n))
+				all += float64(n)
+				for _, rank := range hosts[expert] {
+					if rank == rankOf[r] {
+						local += float64(n)
+					}
+				}
+			}
+			if !p.Redundant() {
+				rows.Add(columns, activations, float64(c.Tokens[r]), s.concentration(r))
+			}
+		}
+		d.Layers[l].OracleLAR, d.Layers[l].UpperBound = local/all, float64(min(p.SlotsPerRank, c.TopK))/float64(c.TopK)
+		if !p.Redundant() {
+			d.Layers[l].UpperBound = min(rows.PerRow(), rows.Tangent(0), rows.Balanced(highestLoad))
+		}
+	})
+}

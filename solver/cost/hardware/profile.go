@@ -1,0 +1,217 @@
+package hardware
+
+import (
+	"bytes"
+	"embed"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Format is the value of a profile's member of that name.
+const Format = "semmoe.io/hardware-profile/v1"
+
+// Profile is what machines are known to take.
+type Profile struct {
+	Format string `json:"format"`
+	// Name is what the profile is called, GPU and Ranks what was measured.
+	Name  string `json:"name"`
+	GPU   string `json:"gpu"`
+	Ranks int    `json:"ranks"`
+	// MemoryBytes is that of a rank.
+	MemoryBytes float64 `json:"memory_bytes"`
+	// Grouped multiplies for all experts of a rank in one kernel, Dense for one in each; bf16.
+	Grouped GEMM `json:"grouped_gemm"`
+	Dense   GEMM `json:"dense_gemm"`
+	// Attention is by floating-point operations: 2 batch × heads × sequence² × head size of query and value together, halved as it is causal.
+	Attention Line `json:"attention"`
+	// AllToAll is by the bytes that the busiest rank sends or receives, and so is A2E, between groups of ranks; the others by the size of the
+	// buffer.
+	AllToAll      Line        `json:"all_to_all"`
+	AllReduce     Line        `json:"all_reduce"`
+	ReduceScatter Line        `json:"reduce_scatter"`
+	AllGather     Line        `json:"all_gather"`
+	A2E           []Bipartite `json:"a2e,omitempty"`
+	// Products are the measured products, by which grouped or dense kernels are chosen.
+	Products []MeasuredProducts `json:"products"`
+}
+
+// Line is a start-up time and a rate.
+type Line struct {
+	Start          float64 `json:"start_us"`
+	PerMicrosecond float64 `json:"per_us"`
+	Fit            Fit     `json:"fit"`
+}
+
+// Microseconds is the time of that much work.
+func (l Line) Microseconds(work float64) float64 { return l.Start + work/l.PerMicrosecond }
+
+// Bipartite is the exchange between an attention group and an expert group of given sizes, one way.
+type Bipartite struct {
+	AttentionRanks int  `json:"attention_ranks"`
+	ExpertRanks    int  `json:"expert_ranks"`
+	Line           Line `json:"line"`
+}
+
+// GEMM is a kernel that takes no less than a floor, and else a start-up time and the longer of reading the weights and multiplying.
+type GEMM struct {
+	Floor               float64 `json:"floor_us"`
+	Start               float64 `json:"start_us"`
+	BytesPerMicrosecond float64 `json:"bytes_per_us"`
+	FlopsPerMicrosecond float64 `json:"flops_per_us"`
+	Fit                 Fit     `json:"fit"`
+}
+
+// Microseconds is the time of a kernel that reads that many weights and multiplies each with that many rows, in bf16.
+func (g GEMM) Microseconds(weights, rows float64) float64 {
+	const bf16, multiplyAndAdd = 2, 2
+	return max(g.Floor, g.Start+max(weights*bf16/g.BytesPerMicrosecond, weights*rows*multiplyAndAdd/g.FlopsPerMicrosecond))
+}
+
+// Block is the time of a gated feed-forward block: gate and up projection in one kernel, the down projection in another. The weights are
+// those of one of the three matrices.
+func (g GEMM) Block(weights, rows float64) float64 {
+	return g.Microseconds(2*weights, rows) + g.Microseconds(weights, rows)
+}
+
+// Fit tells how well a model agrees with its measurements. Errors are relative, modelled over measured less 1.
+type Fit struct {
+	Points int `json:"points"`
+	// R2 is the part of the variance of the times that the model explains.
+	R2 float64 `json:"r2"`
+	// MedianError and MaxError are of the measurements that it was fitted to, the others of those held out: each fifth in turn.
+	MedianError        float64 `json:"median_error"`
+	MaxError           float64 `json:"max_error"`
+	HeldOutMedianError float64 `json:"held_out_median_error"`
+	HeldOutMaxError    float64 `json:"held_out_max_error"`
+	// Residuals are in the order of the measurements.
+	Residuals []float64 `json:"residuals"`
+}
+
+// Error is the relative error to be expected of a time: the root mean square of the residuals, and no less than the error at points that the model
+// has not seen, which is all that a profile without residuals tells.
+func (f *Fit) Error() float64 {
+	sum := 0.0
+	for _, r := range f.Residuals {
+		sum += r * r / float64(len(f.Residuals))
+	}
+	return max(math.Sqrt(sum), f.HeldOutMedianError)
+}
+
+// Between is the exchange between groups of those sizes: as measured, else that of an all-to-all.
+func (p *Profile) Between(attentionRanks, expertRanks int) Line {
+	for _, b := range p.A2E {
+		if b.AttentionRanks == attentionRanks && b.ExpertRanks == expertRanks {
+			return b.Line
+		}
+	}
+	return p.AllToAll
+}
+
+// Parse reads a profile, and refuses what no measurements lead to.
+func Parse(text []byte) (*Profile, error) {
+	p := &Profile{}
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(p); err != nil {
+		return nil, err
+	}
+	return p, p.Check()
+}
+
+// Check names the member that is not as it must be.
+func (p *Profile) Check() error {
+	switch {
+	case p.Format != Format:
+		return fmt.Errorf("format is %q; it must be %q", p.Format, Format)
+	case p.Name == "":
+		return fmt.Errorf("name is missing")
+	case p.Ranks < 2:
+		return fmt.Errorf("ranks is %d; it must be at least 2", p.Ranks)
+	case !above(p.MemoryBytes):
+		return fmt.Errorf("memory_bytes is %v; it must be above 0", p.MemoryBytes)
+	}
+	type named struct {
+		name string
+		Line
+	}
+	lines := []named{
+		{"attention", p.Attention}, {"all_to_all", p.AllToAll}, {"all_reduce", p.AllReduce}, {"reduce_scatter", p.ReduceScatter}, {"all_gather", p.AllGather},
+	}
+	for i, b := range p.A2E {
+		if b.AttentionRanks < 1 || b.ExpertRanks < 1 {
+			return fmt.Errorf("a2e[%d] is between %d and %d ranks; both must be at least 1", i, b.AttentionRanks, b.ExpertRanks)
+		}
+		lines = append(lines, named{fmt.Sprintf("a2e[%d].line", i), b.Line})
+	}
+	for _, l := range lines {
+		if !atLeastZero(l.Start) || !above(l.PerMicrosecond) {
+			return fmt.Errorf("%s: start_us is %v, per_us %v; the first must be at least 0, the second above 0", l.name, l.Start, l.PerMicrosecond)
+		}
+	}
+	for name, g := range map[string]GEMM{"grouped_gemm": p.Grouped, "dense_gemm": p.Dense} {
+		if !atLeastZero(g.Floor) || !atLeastZero(g.Start) || !above(g.BytesPerMicrosecond) || !above(g.FlopsPerMicrosecond) {
+			return fmt.Errorf("%s: floor_us is %v, start_us %v, bytes_per_us %v, flops_per_us %v; the first two must be at least 0, the others above 0",
+				name, g.Floor, g.Start, g.BytesPerMicrosecond, g.FlopsPerMicrosecond)
+		}
+	}
+	for i, m := range p.Products {
+		if !above(m.Hidden) || !above(m.Inter) || !above(m.Experts) || !above(m.TokensPerExpert) || !above(m.Microseconds) || !above(m.Dense) {
+			return fmt.Errorf("products[%d] is %+v; all must be above 0", i, m)
+		}
+	}
+	return nil
+}
+
+func above(v float64) bool { return v > 0 && !math.IsInf(v, 0) }
+
+func atLeastZero(v float64) bool { return v >= 0 && !math.IsInf(v, 0) }
+
+// builtIn are profiles of machines that were measured. They are written by semmoe calibrate.
+//
+//go:embed profiles/*.json
+var builtIn embed.FS
+
+//go:generate go run ../../../cmd/semmoe calibrate --measurements testdata/h200x4.json --name h200-nvlink --memory-gib 141 --out profiles/h200-nvlink.json
+
+// Default is the name of the profile that is taken where none is named.
+const Default = "h200-nvlink"
+
+// Names are those of the built-in profiles, sorted.
+func Names() []string {
+	entries, err := builtIn.ReadDir("profiles")
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	var names []string
+	for _, entry := range entries {
+		names = append(names, strings.TrimSuffix(entry.Name(), ".json"))
+	}
+	return names
+}
+
+// BuiltIn is the profile of that name.
+func BuiltIn(name string) (*Profile, error) {
+	if !slices.Contains(Names(), name) {
+		return nil, fmt.Errorf("there is no built-in hardware profile %q; there are %s", name, strings.Join(Names(), ", "))
+	}
+	text, err := builtIn.ReadFile("profiles/" + name + ".json")
+	if err != nil {
+		return nil, err
+	}
+	return Parse(text)
+}
+
+// DefaultProfile is the profile that is called Default. All who ask share it, and nobody may change it.
+func DefaultProfile() *Profile { return defaultProfile() }
+
+var defaultProfile = sync.OnceValue(func() *Profile {
+	p, err := BuiltIn(Default)
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	return p
+})

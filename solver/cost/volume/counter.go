@@ -1,0 +1,208 @@
+package volume
+
+import "slices"
+
+// The objectives that are counted, in the order of placement.Objectives.
+const (
+	activation = iota
+	rankDedup
+	nodeDedup
+	hierarchical
+	objectives
+)
+
+// Topology says which ranks share a node: RanksPerNode consecutive ones, of which the last node may have fewer.
+type Topology struct{ Ranks, RanksPerNode int }
+
+// nodes is their number.
+func (t Topology) nodes() int { return (t.Ranks + t.RanksPerNode - 1) / t.RanksPerNode }
+
+// gateway is the rank of a node that takes what rank from sends to the node: the one with the same place among the node's ranks, as it has the
+// network card on the same rail.
+func (t Topology) gateway(from, node int) int {
+	return min(node*t.RanksPerNode+from%t.RanksPerNode, t.Ranks-1)
+}
+
+// Flow is what passes the links of one class in one exchange, in messages or bytes.
+type Flow struct {
+	// Total is what all ranks send, MaxSend what the busiest one sends, MaxRecv what the busiest one receives.
+	Total   float64 `json:"total"`
+	MaxSend float64 `json:"max_send"`
+	MaxRecv float64 `json:"max_recv"`
+	// Padded is what all ranks send where every pair of ranks has room for as much as the busiest pair: in an exchange of equal parts, which needs
+	// no counts beforehand.
+	Padded float64 `json:"padded"`
+}
+
+func (f Flow) scaled(by float64) Flow {
+	return Flow{Total: by * f.Total, MaxSend: by * f.MaxSend, MaxRecv: by * f.MaxRecv, Padded: by * f.Padded}
+}
+
+func (f *Flow) add(g Flow, weight float64) {
+	f.Total += weight * g.Total
+	f.MaxSend += weight * g.MaxSend
+	f.MaxRecv += weight * g.MaxRecv
+	f.Padded += weight * g.Padded
+}
+
+// Links are the flows within nodes and between nodes; a class that nothing passes is left out of a file.
+type Links struct {
+	Node    Flow `json:"node,omitzero"`
+	Network Flow `json:"network,omitzero"`
+}
+
+func (l Links) scaled(by float64) Links {
+	return Links{Node: l.Node.scaled(by), Network: l.Network.scaled(by)}
+}
+
+// back are the flows of the answers: who has sent receives.
+func (l Links) back() Links {
+	for _, f := range []*Flow{&l.Node, &l.Network} {
+		f.MaxSend, f.MaxRecv = f.MaxRecv, f.MaxSend
+	}
+	return l
+}
+
+// Messages are the messages of one dispatch, by objective in the order of placement.Objectives.
+type Messages [objectives]Links
+
+// Add adds the messages of another dispatch with a weight.
+func (m *Messages) Add(other *Messages, weight float64) {
+	for i := range m {
+		m[i].Node.add(other[i].Node, weight)
+		m[i].Network.add(other[i].Network, weight)
+	}
+}
+
+// Counter counts the messages of one MoE layer, batch by batch. Make one with NewCounter.
+type Counter struct {
+	topology    Topology
+	batchTokens int
+	// tokens are those of the open batch; pairs its messages from rank to rank [objective][ranks × ranks].
+	tokens int
+	pairs  [objectives][]int
+	// batches are closed, sum is over them.
+	batches int
+	sum     Messages
+	// token numbers the tokens; seen and seenNode hold the last token that had an expert on each rank and node.
+	token          int
+	seen, seenNode []int
+}
+
+// NewCounter is for batches of that many tokens over all ranks, at least 1.
+func NewCounter(t Topology, batchTokens int) *Counter {
+	c := &Counter{topology: t, batchTokens: batchTokens, seen: make([]int, t.Ranks), seenNode: make([]int, t.nodes())}
+	for i := range c.pairs {
+		c.pairs[i] = make([]int, t.Ranks*t.Ranks)
+	}
+	return c
+}
+
+// Add counts a token of rank own whose activations are computed on the given ranks, one for each activation.
+func (c *Counter) Add(own int, on []int) {
+	c.token++
+	c.tokens++
+	for _, rank := range on {
+		if rank == own {
+			continue
+		}
+		c.send(activation, own, rank)
+		if c.seen[rank] == c.token {
+			continue
+		}
+		c.seen[rank] = c.token
+		c.send(rankDedup, own, rank)
+		c.route(own, rank)
+	}
+	if c.tokens == c.batchTokens {
+		c.close()
+	}
+}
+
+// route sends a token to a rank by way of the rank's node, to which it goes once.
+func (c *Counter) route(own, rank int) {
+	node := rank / c.topology.RanksPerNode
+	if node == own/c.topology.RanksPerNode {
+		c.send(hierarchical, own, rank)
+		return
+	}
+	gateway := c.topology.gateway(own, node)
+	if c.seenNode[node] != c.token {
+		c.seenNode[node] = c.token
+		c.send(nodeDedup, own, gateway)
+		c.send(hierarchical, own, gateway)
+	}
+	if rank != gateway {
+		c.send(hierarchical, gateway, rank)
+	}
+}
+
+func (c *Counter) send(objective, from, to int) { c.pairs[objective][from*c.topology.Ranks+to]++ }
+
+func (c *Counter) close() {
+	m := c.open()
+	c.sum.Add(&m, 1)
+	c.batches++
+	c.tokens = 0
+	for i := range c.pairs {
+		clear(c.pairs[i])
+	}
+}
+
+// open are the messages of the open batch.
+func (c *Counter) open() (m Messages) {
+	for i, pairs := range c.pairs {
+		m[i] = c.topology.links(pairs)
+	}
+	return m
+}
+
+// links sorts the messages from rank to rank by the class of their link.
+func (t Topology) links(pairs []int) Links {
+	const node, network = 0, 1
+	var sent, received [2][]int
+	for class := range sent {
+		sent[class], received[class] = make([]int, t.Ranks), make([]int, t.Ranks)
+	}
+	var most, peers [2]int
+	for at, n := range pairs {
+		from, to, class := at/t.Ranks, at%t.Ranks, network
+		if from == to {
+			continue
+		}
+		if from/t.RanksPerNode == to/t.RanksPerNode {
+			class = node
+		}
+		sent[class][from] += n
+		received[class][to] += n
+		most[class] = max(most[class], n)
+		peers[class]++
+	}
+	flow := func(class int) Flow {
+		total := 0
+		for _, n := range sent[class] {
+			total += n
+		}
+		return Flow{
+			Total: float64(total), MaxSend: float64(slices.Max(sent[class])), MaxRecv: float64(slices.Max(received[class])),
+			Padded: float64(most[class] * peers[class]),
+		}
+	}
+	return Links{Node: flow(node), Network: flow(network)}
+}
+
+// Batches is the number of whole batches.
+func (c *Counter) Batches() int { return c.batches }
+
+// Tokens are those of the batch that is not whole yet.
+func (c *Counter) Tokens() int { return c.tokens }
+
+// Messages is the mean over whole batches; without one it is the messages of what there is.
+func (c *Counter) Messages() Messages {
+	if c.batches == 0 {
+		return c.open()
+	}
+	var mean Messages
+	mean.Add(&c.sum, 1/float64(c.batches))
+	return mean
+}

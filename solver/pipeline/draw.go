@@ -1,0 +1,17 @@
+package pipeline
+
+import "fmt"
+
+// Draw draws the first layers of a plan for samples of a length. It simulates one layer more than is drawn: what comes after does not change
+// the first ones.
+func (p *Plan) Draw(sequence, layers int) ([]byte, error) {
+	sizes := p.Sizes
+	sizes.Layers = min(sizes.Layers, layers+1)
+	schedule, err := Simulate(p.Durations, sizes, p.Order)
+	if err != nil {
+		return nil, err
+	}
+	title := fmt.Sprintf("%d attention and %d expert ranks, %d tokens: micro-batches %d × samples %d, chunks %d, %s", p.AttentionRanks, p.ExpertRanks, sequence,
+		p.Sizes.MicroBatches, p.Samples, p.Sizes.Chunks, p.OrderName)
+	return Gantt(schedule, title, layers), nil
+}

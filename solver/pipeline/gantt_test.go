@@ -1,0 +1,71 @@
+package pipeline
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+)
+
+// wellFormed reads a drawing to its end, and counts its elements.
+func wellFormed(t *testing.T, svg []byte) map[string]int {
+	t.Helper()
+	elements := map[string]int{}
+	for d := xml.NewDecoder(bytes.NewReader(svg)); ; {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			return elements
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if start, ok := token.(xml.StartElement); ok {
+			elements[start.Name.Local]++
+		}
+	}
+}
+
+func TestGanttDrawsEveryTask(t *testing.T) {
+	s, err := Simulate(Durations{30, 10, 12, 14, 12}, Sizes{3, 2, 2}, AASS(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	svg := Gantt(s, "a <schedule> & more", 3)
+	if got := wellFormed(t, svg)["g"]; got != len(s.Tasks) {
+		t.Errorf("%d bars are drawn; there are %d tasks", got, len(s.Tasks))
+	}
+	for _, want := range []string{
+		"a &lt;schedule&gt; &amp; more", "attention of micro-batch 0, layer 0: 0.0 to 30.0 µs", "experts of micro-batch 1, layer 2, chunk 1:", "The first 3 of 3 layers",
+		"prefers-color-scheme: dark", "shared experts", fmt.Sprintf("Busy: attention group %.0f%%.", 100*3*2*40/s.Makespan),
+	} {
+		if !strings.Contains(string(svg), want) {
+			t.Errorf("the drawing does not have %q", want)
+		}
+	}
+	if bytes.Contains(svg, []byte("<script")) || bytes.Contains(svg, []byte("href")) {
+		t.Error("the drawing loads or runs something")
+	}
+}
+
+// What cannot be told apart is one bar, and what comes after the layers that are shown is cut off.
+func TestGanttStaysSmall(t *testing.T) {
+	s, err := Simulate(Durations{3000, 0, 1, 2, 1}, Sizes{8, 2, 2000}, ASAS(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	svg := Gantt(s, "many chunks", 2)
+	if bars := wellFormed(t, svg)["g"]; bars > 60 || bars < 4*2*2 {
+		t.Errorf("%d bars are drawn", bars)
+	}
+	for _, no := range []string{"layer 7", "S shared experts"} {
+		if strings.Contains(string(svg), no) {
+			t.Errorf("the drawing has %q", no)
+		}
+	}
+	if !strings.Contains(string(svg), "chunks 0 to 1999") {
+		t.Error("no chunks were joined")
+	}
+}

@@ -1,0 +1,185 @@
+package pipeline
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Batches are those of a stream that have samples of one length: what is sought for one of them, and how many there are. Each has as many
+// samples as fit.
+type Batches struct {
+	Problem *Problem
+	Count   int
+}
+
+// Stream is what batches of different lengths take together. Groups have ranks for good, while micro-batches, chunks and order can follow
+// the length of each batch, or stay.
+type Stream struct {
+	// Batches is their number, Lengths that of different lengths, MeanSequence the mean length of a batch.
+	Batches      int     `json:"batches"`
+	Lengths      int     `json:"lengths"`
+	MeanSequence float64 `json:"mean_sequence"`
+	// Adaptive has a schedule for each length, all with the groups that suit the stream best. Fixed is the one schedule, of those for each length, that
+	// suits the whole stream best, and Mean the one for the length that is nearest to the mean.
+	Adaptive StreamSchedule `json:"adaptive"`
+	Fixed    StreamSchedule `json:"fixed"`
+	Mean     StreamSchedule `json:"mean"`
+}
+
+// StreamSchedule is one way to process a stream.
+type StreamSchedule struct {
+	AttentionRanks int `json:"attention_ranks"`
+	ExpertRanks    int `json:"expert_ranks"`
+	// Sequence is the length that the schedule was found for; 0 where each batch has its own.
+	Sequence        int     `json:"sequence,omitempty"`
+	TokensPerSecond float64 `json:"tokens_per_second"`
+}
+
+// SearchStream compares schedules that follow the lengths of a stream with those that do not. All problems must have the same splits.
+func SearchStream(ctx context.Context, stream []Batches) (*Stream, error) {
+	if len(stream) == 0 {
+		return nil, fmt.Errorf("the stream has no batch")
+	}
+	r := &Stream{Lengths: len(stream)}
+	sum := 0.0
+	for _, b := range stream {
+		if b.Count < 1 {
+			return nil, fmt.Errorf("the stream has %d batches of %d tokens; allowed is at least 1", b.Count, b.Problem.Sequence)
+		}
+		r.Batches += b.Count
+		sum += float64(b.Count) * float64(b.Problem.Sequence)
+	}
+	r.MeanSequence = sum / float64(r.Batches)
+	plans := make([]Plan, len(stream))
+	for i, b := range stream {
+		plan, err := searchOne(ctx, b.Problem)
+		if err != nil {
+			return nil, err
+		}
+		plans[i] = *plan
+	}
+	if err := r.adapt(ctx, stream, plans); err != nil {
+		return nil, err
+	}
+	return r, r.fix(ctx, stream, plans)
+}
+
+// searchOne finds the schedule for one length.
+func searchOne(ctx context.Context, p *Problem) (*Plan, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	result, err := Search(p)
+	if err != nil {
+		return nil, fmt.Errorf("sequence %d: %w", p.Sequence, err)
+	}
+	return &result.Plan, nil
+}
+
+// adapt tries the groups of each length's schedule for all lengths.
+func (r *Stream) adapt(ctx context.Context, stream []Batches, plans []Plan) error {
+	tried := map[int]bool{}
+	for _, of := range plans {
+		if tried[of.AttentionRanks] {
+			continue
+		}
+		tried[of.AttentionRanks] = true
+		throughput, err := throughputOf(stream, func(i int, p *Problem) (*Plan, error) {
+			if plans[i].AttentionRanks == of.AttentionRanks {
+				return &plans[i], nil
+			}
+			split, err := p.split(&of)
+			if err != nil {
+				return nil, err
+			}
+			narrowed := *p
+			narrowed.Splits = []Split{*split}
+			return searchOne(ctx, &narrowed)
+		})
+		if err != nil {
+			return err
+		}
+		if throughput > r.Adaptive.TokensPerSecond {
+			r.Adaptive = StreamSchedule{of.AttentionRanks, of.ExpertRanks, 0, throughput}
+		}
+	}
+	return nil
+}
+
+// fix tries each length's schedule for all lengths.
+func (r *Stream) fix(ctx context.Context, stream []Batches, plans []Plan) error {
+	nearest := slices.MinFunc(stream, func(a, b Batches) int {
+		return cmp.Compare(math.Abs(float64(a.Problem.Sequence)-r.MeanSequence), math.Abs(float64(b.Problem.Sequence)-r.MeanSequence))
+	})
+	for i := range plans {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		throughput, err := throughputOf(stream, func(_ int, p *Problem) (*Plan, error) { return Keep(p, &plans[i]) })
+		if err != nil {
+			return err
+		}
+		sequence := stream[i].Problem.Sequence
+		fixed := StreamSchedule{plans[i].AttentionRanks, plans[i].ExpertRanks, sequence, throughput}
+		if throughput > r.Fixed.TokensPerSecond {
+			r.Fixed = fixed
+		}
+		if sequence == nearest.Problem.Sequence {
+			r.Mean = fixed
+		}
+	}
+	return nil
+}
+
+// throughputOf is that of a stream whose batches have the plans given, in tokens per second. A batch takes as long as its samples at the plan's
+// throughput, also where these do not divide by its micro-batches.
+func throughputOf(stream []Batches, plan func(i int, p *Problem) (*Plan, error)) (float64, error) {
+	tokens, seconds := 0.0, 0.0
+	for i, b := range stream {
+		p, err := plan(i, b.Problem)
+		if err != nil {
+			return 0, err
+		}
+		split, err := b.Problem.split(p)
+		if err != nil {
+			return 0, err
+		}
+		// The batch is the same whatever the groups: what a rank holds, times all ranks.
+		batch := float64(b.Count) * float64(split.Samples) * float64(split.AttentionRanks+split.ExpertRanks) * float64(b.Problem.Sequence)
+		tokens += batch
+		seconds += batch / p.TokensPerSecond
+	}
+	return tokens / seconds, nil
+}
+
+// split is the one with a plan's groups.
+func (p *Problem) split(plan *Plan) (*Split, error) {
+	for i := range p.Splits {
+		if s := &p.Splits[i]; s.AttentionRanks == plan.AttentionRanks && s.ExpertRanks == plan.ExpertRanks {
+			return s, nil
+		}
+	}
+	return nil, fmt.Errorf("sequence %d: there is no split of %d attention and %d expert ranks", p.Sequence, plan.AttentionRanks, plan.ExpertRanks)
+}
+
+// Keep is what becomes of a schedule at another length than it was found for: groups, micro-batches, chunks and order stay, and a micro-batch has as
+// many samples as fit. Where fewer fit than there are micro-batches, or a chunk would have less than a token for each expert, there are fewer.
+func Keep(p *Problem, old *Plan) (*Plan, error) {
+	split, err := p.split(old)
+	if err != nil {
+		return nil, err
+	}
+	batches, order := old.Sizes.MicroBatches, old.Order
+	if split.Samples < batches {
+		batches, order = split.Samples, ASAS(split.Samples)
+	}
+	s := &searcher{problem: p}
+	c := candidate{split: split, samples: split.Samples / batches, microBatches: batches}
+	chunks := min(old.Sizes.Chunks, p.mostChunks(split, c.samples))
+	makespan := s.makespan(p.durations(split, c.samples, chunks), Sizes{p.Layers, batches, chunks}, order)
+	kept := s.plan(&c, chunks, order, makespan)
+	return &kept, nil
+}

@@ -1,0 +1,270 @@
+package pipeline
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+)
+
+// backbones are the two models of FinDEP's measurements.
+func backbones(t *testing.T) map[string]*Shape {
+	return map[string]*Shape{"DeepSeek-V2": latent(t), "Qwen3-235B-A22B": groupedQueries(t)}
+}
+
+// sized is the best plan of ASAS and AASS with given samples and micro-batches, as the simulator has it.
+func sized(t *testing.T, p *Problem, split *Split, samples, batches int) *Plan {
+	t.Helper()
+	s := &searcher{problem: p}
+	c := candidate{split: split, samples: samples, microBatches: batches}
+	var best Plan
+	for _, order := range []Order{ASAS(batches), AASS(batches)} {
+		chunks, least := s.leastChunks(&c, func(d Durations, sizes Sizes) float64 { return s.makespan(d, sizes, order) })
+		plan := s.plan(&c, chunks, order, least)
+		schedule, err := Simulate(plan.Durations, plan.Sizes, plan.Order)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !near(least, schedule.Makespan) {
+			t.Fatalf("%+v: the simulator says %v", plan, schedule.Makespan)
+		}
+		if plan.TokensPerSecond > best.TokensPerSecond {
+			best = plan
+		}
+	}
+	return &best
+}
+
+// Throughput does not fall as micro-batches have more samples, nor as there are more of them: the search leaves out all others by that
+// (FinDEP's Tables 3 and 4).
+func TestThroughputGrowsWithSamplesAndMicroBatches(t *testing.T) {
+	lengths := []int{1024, 2048, 4096}
+	if testing.Short() {
+		lengths = lengths[1:2]
+	}
+	for name, shape := range backbones(t) {
+		for _, sequence := range lengths {
+			v := serving()
+			v.Sequence, v.Samples = sequence, 64
+			p, err := shape.Problem(profile(t), v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if testing.Short() {
+				p.Layers = 4
+			}
+			split := &p.Splits[3] // 4 + 4
+			var lines []string
+			above := make([]float64, 5)
+			for _, samples := range []int{1, 2, 3, 4, 6, 8} {
+				line, before := fmt.Sprintf("| %s | %d | %d", name, sequence, samples), 0.0
+				for i, batches := range []int{1, 2, 3, 4, 8} {
+					got := sized(t, p, split, samples, batches).TokensPerSecond
+					if got < before*(1-1e-9) || got < above[i]*(1-1e-9) {
+						t.Errorf("%s, %d tokens: %d micro-batches of %d samples reach %v tokens/s, fewer %v, with fewer samples %v", name, sequence, batches, samples, got, before, above[i])
+					}
+					before, above[i] = got, got
+					line += fmt.Sprintf(" | %.0f", got)
+				}
+				lines = append(lines, line+" |")
+			}
+			t.Logf("tokens/s with 1, 2, 3, 4 and 8 micro-batches, by their samples:\n%s", strings.Join(lines, "\n"))
+		}
+	}
+}
+
+// The same for random times, and all sizes up to a few.
+func TestThroughputGrowsForRandomTimes(t *testing.T) {
+	r := rand.New(rand.NewPCG(17, 18))
+	for range instances(200) {
+		p := randomProblem(r)
+		split := &p.Splits[0]
+		s := &searcher{problem: p}
+		reached := func(samples, batches int) float64 {
+			c := candidate{split: split, samples: samples, microBatches: batches}
+			least := math.Inf(1)
+			for _, order := range []Order{ASAS(batches), AASS(batches)} {
+				_, time := s.leastChunks(&c, func(d Durations, sizes Sizes) float64 { return s.makespan(d, sizes, order) })
+				least = min(least, time)
+			}
+			return s.tokens(&c) / least
+		}
+		for samples := 1; samples <= 4; samples++ {
+			for batches := 1; batches <= 4; batches++ {
+				got := reached(samples, batches)
+				if more := reached(samples, batches+1); more < got*(1-1e-9) {
+					t.Fatalf("%+v: %d micro-batches of %d samples reach %v, one more %v", p, batches, samples, got, more)
+				}
+				if more := reached(2*samples, batches); more < got*(1-1e-9) {
+					t.Fatalf("%+v: %d micro-batches of %d samples reach %v, of twice as many %v", p, batches, samples, got, more)
+				}
+			}
+		}
+	}
+}
+
+// By hand: attention to 30, dispatch to 42, experts to 56, combine to 68, which is exposed from 30 to 42 and from 56 to 68, but where shared experts
+// are at work.
+func TestExposedByHand(t *testing.T) {
+	for _, c := range []struct {
+		durations Durations
+		sizes     Sizes
+		want      float64
+	}{
+		{Durations{30, 0, 12, 14, 12}, Sizes{1, 1, 1}, 24},
+		{Durations{30, 0, 12, 14, 12}, Sizes{5, 1, 1}, 120},
+		{Durations{30, 5, 12, 14, 12}, Sizes{1, 1, 1}, 19},
+		{Durations{30, 40, 12, 14, 12}, Sizes{1, 1, 1}, 0},
+		{Durations{30, 0, 12, 14, 12}, Sizes{1, 2, 1}, 24}, // from 60 to 72, beside the first combine, and the last combine
+		{Durations{10, 0, 4, 8, 4}, Sizes{1, 1, 2}, 8},     // the first dispatch and the last combine
+	} {
+		s, err := Simulate(c.durations, c.sizes, ASAS(c.sizes.MicroBatches))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Exposed(); !near(got, c.want) {
+			t.Errorf("%+v %+v: %v µs are exposed; wanted are %v", c.durations, c.sizes, got, c.want)
+		}
+	}
+}
+
+// What is exposed is what neither group is busy for, and no more than the links are.
+func TestExposedOfRandomSchedules(t *testing.T) {
+	r := rand.New(rand.NewPCG(19, 20))
+	for range instances(300) {
+		d, sizes := randomDurations(r), randomSizes(r)
+		s, err := Simulate(d, sizes, randomOrder(r, sizes.MicroBatches))
+		if err != nil {
+			t.Fatal(err)
+		}
+		links := float64(sizes.Layers*sizes.MicroBatches*sizes.Chunks) * (d.Dispatch + d.Combine)
+		computed := float64(sizes.Layers*sizes.MicroBatches) * max(d.own(), float64(sizes.Chunks)*d.Experts)
+		got := s.Exposed()
+		if got < -1e-9 || got > links*(1+1e-9) || got > s.Makespan*(1+1e-9)-computed {
+			t.Fatalf("%+v %+v: %v µs are exposed, links are busy for %v, one of the groups for at least %v of %v", d, sizes, got, links, computed, s.Makespan)
+		}
+		// Some task is always under way, so that the rest of the makespan is computed in.
+		if covered := s.covered(func(Resource) bool { return true }); !near(covered, s.Makespan) {
+			t.Fatalf("%+v %+v: something is done in %v of %v µs", d, sizes, covered, s.Makespan)
+		}
+	}
+}
+
+// FinDEP's Table 7: the schedule leaves no more of its exchanges exposed than none does.
+func TestSchedulesHideExchanges(t *testing.T) {
+	for name, shape := range backbones(t) {
+		for _, sequence := range []int{1024, 4096, 8192} {
+			v := serving()
+			v.Sequence = sequence
+			p, err := shape.Problem(profile(t), v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := Search(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var shares []float64
+			for _, plan := range []*Plan{&r.Plan, &r.PPPipe, &r.Naive} {
+				share, err := plan.ExposedShare()
+				if err != nil {
+					t.Fatal(err)
+				}
+				shares = append(shares, share)
+			}
+			t.Logf("%s, %d tokens: %.2f%% exposed, PPPipe %.2f%%, naive %.2f%%", name, sequence, 100*shares[0], 100*shares[1], 100*shares[2])
+			if shares[0] > shares[2] || shares[1] > shares[2] || shares[2] <= 0 {
+				t.Errorf("%s, %d tokens: exposed are %v with the schedule, %v with PPPipe, %v without", name, sequence, shares[0], shares[1], shares[2])
+			}
+		}
+	}
+}
+
+// streamOf has batches of the backbone by length.
+func streamOf(t *testing.T, shape *Shape, counts map[int]int) []Batches {
+	t.Helper()
+	var stream []Batches
+	for _, sequence := range []int{512, 1024, 2048, 4096, 8192} {
+		if counts[sequence] == 0 {
+			continue
+		}
+		v := serving()
+		v.Sequence = sequence
+		p, err := shape.Problem(profile(t), v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stream = append(stream, Batches{p, counts[sequence]})
+	}
+	return stream
+}
+
+// A schedule for each length is never behind one for all (FinDEP's Table 6).
+func TestAdaptiveIsNotBehindFixed(t *testing.T) {
+	for name, shape := range backbones(t) {
+		s, err := SearchStream(t.Context(), streamOf(t, shape, map[int]int{512: 10, 1024: 8, 2048: 6, 4096: 3, 8192: 1}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: adaptive over the mean length's %.4f, over the best fixed %.4f", name, s.Adaptive.TokensPerSecond/s.Mean.TokensPerSecond, s.Adaptive.TokensPerSecond/s.Fixed.TokensPerSecond)
+		if s.Batches != 28 || s.Lengths != 5 || s.Mean.Sequence != 2048 || math.Abs(s.MeanSequence-1645.7) > 0.1 {
+			t.Errorf("%s: the stream is %+v", name, s)
+		}
+		if s.Adaptive.TokensPerSecond < s.Fixed.TokensPerSecond*(1-1e-9) || s.Fixed.TokensPerSecond < s.Mean.TokensPerSecond || s.Mean.TokensPerSecond <= 0 {
+			t.Errorf("%s: %+v", name, s)
+		}
+		one, err := SearchStream(t.Context(), streamOf(t, shape, map[int]int{2048: 7}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !near(one.Adaptive.TokensPerSecond, one.Fixed.TokensPerSecond) || one.Mean != one.Fixed {
+			t.Errorf("%s: with one length %+v", name, one)
+		}
+	}
+}
+
+// A schedule that is kept at its own length is itself; at another one it is what the simulator makes of it.
+func TestKeep(t *testing.T) {
+	r := rand.New(rand.NewPCG(21, 22))
+	for range instances(100) {
+		p := randomProblem(r)
+		p.Splits = p.Splits[:1] // others may have groups of the same sizes
+		found, err := Search(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept, err := Keep(p, &found.Plan)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !near(kept.TokensPerSecond, found.Plan.TokensPerSecond) || kept.Sizes != found.Plan.Sizes {
+			t.Fatalf("%+v becomes %+v", found.Plan, kept)
+		}
+		other := *p
+		other.Sequence = 1 + r.IntN(40)
+		if kept, err = Keep(&other, &found.Plan); err != nil {
+			t.Fatal(err)
+		}
+		schedule, err := Simulate(kept.Durations, kept.Sizes, kept.Order)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !near(kept.Makespan, schedule.Makespan) || kept.AttentionRanks != found.Plan.AttentionRanks || kept.Sizes.Chunks > found.Plan.Sizes.Chunks {
+			t.Fatalf("%+v becomes %+v; the simulator says %v", found.Plan, kept, schedule.Makespan)
+		}
+	}
+}
+
+func TestStreamRefuses(t *testing.T) {
+	if _, err := SearchStream(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "no batch") {
+		t.Errorf("an empty stream: %v", err)
+	}
+	p := randomProblem(rand.New(rand.NewPCG(23, 24)))
+	if _, err := SearchStream(t.Context(), []Batches{{p, 0}}); err == nil || !strings.Contains(err.Error(), "0 batches of") {
+		t.Errorf("no batch of a length: %v", err)
+	}
+	if _, err := Keep(p, &Plan{AttentionRanks: 99, ExpertRanks: 1}); err == nil || !strings.Contains(err.Error(), "no split of 99 attention and 1 expert ranks") {
+		t.Errorf("other groups: %v", err)
+	}
+}

@@ -1,0 +1,139 @@
+package simulate
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// engine serves requests by one method.
+type engine struct {
+	trace   *trace.Trace
+	method  *Method
+	options *Options
+	// expected is the output that a router takes a request to have.
+	expected int
+	step     *stepper
+	lanes    []*lane
+	// scheduler sends requests to ranks, which are its places (attention DP).
+	scheduler *dispatch.Scheduler
+	places    []dispatch.Place
+	scores    []float32
+	now       float64
+	record    *record
+}
+
+func newEngine(t *trace.Trace, m *Method, requests []Request, o *Options) (*engine, error) {
+	if err := o.check(t, m); err != nil {
+		return nil, err
+	}
+	e := &engine{trace: t, method: m, options: o, step: newStepper(t, m, o), record: &record{}}
+	lanes, outputs := o.lanes(), 0
+	for i, r := range requests {
+		if room := o.CacheTokens / lanes; r.Prompt+r.Output > room {
+			return nil, fmt.Errorf("request %d has %d tokens; the KV cache of a rank has room for %d", i, r.Prompt+r.Output, room)
+		}
+		outputs += r.Output
+	}
+	e.expected = (outputs + len(requests)/2) / len(requests)
+	return e, e.restart()
+}
+
+// restart empties the engine.
+func (e *engine) restart() error {
+	lanes := e.options.lanes()
+	e.now, e.lanes = 0, nil
+	for range lanes {
+		e.lanes = append(e.lanes, &lane{
+			free: e.options.CacheTokens / lanes, stepTokens: e.options.StepTokens / lanes, mostRunning: e.options.Running / lanes,
+		})
+	}
+	if e.options.Attention != placement.DataParallel {
+		return nil
+	}
+	var err error
+	e.scheduler, err = dispatch.NewScheduler(dispatch.Options{
+		Policy: e.method.Policy, Ranks: lanes, Cap: e.options.Cap, Weights: e.options.Weights, Costs: e.options.costs(),
+	})
+	e.places, e.scores = make([]dispatch.Place, lanes), make([]float32, lanes)
+	return err
+}
+
+// run serves requests that arrive at a rate, in requests per second, and returns when the last has ended.
+func (e *engine) run(ctx context.Context, requests []Request, rate float64) error {
+	const second = 1e6
+	all := make([]served, len(requests))
+	for i := range requests {
+		all[i] = served{Request: &requests[i], arrival: requests[i].Arrival / rate * second}
+	}
+	const warming = 4 // a quarter
+	e.record.from = all[len(all)/warming].arrival
+	for ended, next := 0, 0; ended < len(all); {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		for ; next < len(all) && all[next].arrival <= e.now; next++ {
+			e.send(&all[next])
+		}
+		tokens := 0
+		for _, l := range e.lanes {
+			tokens += l.batch()
+		}
+		if tokens == 0 {
+			e.now = all[next].arrival // a lane with requests has tokens: what is left has yet to come
+			continue
+		}
+		stages := e.step.time(e.lanes)
+		e.now += stages.Total()
+		for _, l := range e.lanes {
+			l.finish(e.now, func(s *served) { e.record.token(s, e.now) }, func(s *served) {
+				l.outstanding -= e.size(s)
+				e.record.end(s, e.now)
+				ended++
+			})
+		}
+		e.record.step(stages, tokens, e.now)
+	}
+	return nil
+}
+
+// send gives a request to a lane.
+func (e *engine) send(s *served) {
+	at := 0
+	if e.scheduler != nil {
+		for rank, l := range e.lanes {
+			e.places[rank] = dispatch.Place{Rank: rank, Outstanding: l.outstanding, Unanswered: e.unanswered(l)}
+		}
+		asked := dispatch.Request{Tokens: int(e.size(s))}
+		if e.method.Requests != nil {
+			e.method.Requests.ScoreFirst(e.scores, s.Source, min(s.Prompt, e.trace.Length(s.Source)))
+			asked.Scores = e.scores
+		}
+		d := e.scheduler.Decide(&asked, e.places)
+		e.scheduler.Take(&asked, &d)
+		at = d.Rank
+	}
+	l := e.lanes[at]
+	l.waiting = append(l.waiting, s)
+	l.outstanding += e.size(s)
+}
+
+// unanswered are the tokens of a lane's requests whose output has not begun, as a router counts them.
+func (e *engine) unanswered(l *lane) int64 {
+	var tokens int64
+	for _, s := range l.waiting {
+		tokens += e.size(s)
+	}
+	for _, s := range l.running {
+		if s.produced == 0 {
+			tokens += e.size(s)
+		}
+	}
+	return tokens
+}
+
+// size is what a router takes a request to need.
+func (e *engine) size(s *served) int64 { return int64(s.Prompt + e.expected) }

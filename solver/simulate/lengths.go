@@ -1,0 +1,80 @@
+package simulate
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+)
+
+// Lengths are those of prompts or outputs, in tokens.
+type Lengths struct {
+	kind string
+	a, b float64
+}
+
+// The kinds of lengths.
+const (
+	recordedLengths    = "trace"
+	fixedLengths       = "fixed"
+	uniformLengths     = "uniform"
+	exponentialLengths = "exp"
+	lognormalLengths   = "lognormal"
+)
+
+// mostTokens bounds a drawn length: a tail without end would have one request decide a run.
+const mostTokens = 1 << 17
+
+// LengthsUsage says what ParseLengths reads.
+const LengthsUsage = "trace (as recorded), N, uniform:LEAST:MOST, exp:MEAN or lognormal:MEDIAN:SIGMA"
+
+// Recorded are the lengths of the trace's requests.
+var Recorded = Lengths{kind: recordedLengths}
+
+// ParseLengths reads a distribution.
+func ParseLengths(text string) (Lengths, error) {
+	if text == recordedLengths {
+		return Recorded, nil
+	}
+	words := strings.Split(text, ":")
+	if len(words) == 1 {
+		words = []string{fixedLengths, text}
+	}
+	numbers := make([]float64, len(words)-1)
+	for i, word := range words[1:] {
+		var err error
+		if numbers[i], err = strconv.ParseFloat(word, 64); err != nil || math.IsNaN(numbers[i]) || numbers[i] > mostTokens {
+			return Lengths{}, fmt.Errorf("%q in lengths %q must be a number of at most %d", word, text, mostTokens)
+		}
+	}
+	l := Lengths{kind: words[0], a: numbers[0]}
+	switch {
+	case len(numbers) == 1 && (l.kind == fixedLengths && l.a == math.Trunc(l.a) || l.kind == exponentialLengths) && l.a >= 1:
+		return l, nil
+	case len(numbers) == 2 && l.kind == uniformLengths && l.a >= 1 && numbers[1] >= l.a && l.a == math.Trunc(l.a) && numbers[1] == math.Trunc(numbers[1]):
+		l.b = numbers[1]
+		return l, nil
+	case len(numbers) == 2 && l.kind == lognormalLengths && l.a >= 1 && numbers[1] >= 0 && numbers[1] <= 4:
+		l.b = numbers[1]
+		return l, nil
+	}
+	return Lengths{}, fmt.Errorf("lengths %q are not %s; numbers must be at least 1, SIGMA 0 to 4", text, LengthsUsage)
+}
+
+// draw is one length, at least 1; recorded is that of the trace's request.
+func (l Lengths) draw(random *rand.Rand, recorded int) int {
+	n := l.a
+	switch l.kind {
+	case recordedLengths:
+		return recorded
+	case uniformLengths:
+		n = l.a + float64(random.IntN(int(l.b-l.a)+1))
+	case exponentialLengths:
+		// Rounded up, the mean is above that of what is rounded by about a half.
+		n = math.Ceil(random.ExpFloat64() * max(l.a-0.5, 0.5))
+	case lognormalLengths:
+		n = math.Round(l.a * math.Exp(l.b*random.NormFloat64()))
+	}
+	return int(min(max(n, 1), mostTokens))
+}

@@ -1,0 +1,177 @@
+package simulate
+
+import (
+	"slices"
+
+	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// Stages are the time of steps by what it is spent on, in microseconds.
+type Stages struct {
+	// Attention has its projections, Dense the shared experts and the layers without experts, Collectives what ranks of attention TP
+	// reduce, scatter and gather.
+	Attention, Dense, Collectives float64
+	// Experts are the stages of the MoE layers.
+	Experts LayerTime
+}
+
+// Total is their sum.
+func (s *Stages) Total() float64 { return s.Attention + s.Dense + s.Collectives + s.Experts.Total() }
+
+func (s *Stages) add(x Stages) {
+	s.Attention += x.Attention
+	s.Dense += x.Dense
+	s.Collectives += x.Collectives
+	s.Experts.add(x.Experts, 1)
+}
+
+func (t *LayerTime) add(x LayerTime, weight float64) {
+	t.Gate += weight * x.Gate
+	t.Dispatch += weight * x.Dispatch
+	t.Products += weight * x.Products
+	t.Combine += weight * x.Combine
+}
+
+// stepper times steps.
+type stepper struct {
+	trace   *trace.Trace
+	options *Options
+	method  *Method
+	dense   *dense
+	layer   Layer
+	routes  []*routes
+	counts  *Counts
+	// positions are those of the step's tokens in the trace, owners their ranks; scores [tokens × ranks].
+	positions, owners []int
+	scores            []float32
+	shards            *dispatch.Shards
+	batch             []sequence
+	// rows and local count the activations of all steps, and those whose expert was on the token's rank.
+	rows, local int
+}
+
+func newStepper(t *trace.Trace, m *Method, o *Options) *stepper {
+	share := 1
+	if o.Attention == placement.TensorParallel {
+		share = o.Topology.Ranks
+	}
+	s := &stepper{
+		trace: t, options: o, method: m, dense: newDense(&o.Shape, o.Profile, share), layer: o.layer(), counts: NewCounts(m.Placement.Ranks, m.Placement.SlotsPerRank),
+		shards: dispatch.NewShards(m.Placement.Ranks),
+	}
+	for l := range m.Placement.Layers {
+		s.routes = append(s.routes, newRoutes(m.Placement, l, o.Topology.Links[0].RanksPerGroup))
+	}
+	return s
+}
+
+// time is that of a step over all lanes, each of which waits for the slowest.
+func (s *stepper) time(lanes []*lane) Stages {
+	var us Stages
+	s.positions, s.owners = s.positions[:0], s.owners[:0]
+	most := 0
+	for rank, l := range lanes {
+		before := len(s.positions)
+		us.Attention = max(us.Attention, s.attention(l, rank))
+		most = max(most, len(s.positions)-before)
+	}
+	shape := &s.options.Shape
+	for l, routes := range s.routes {
+		us.Experts.add(s.moe(l, routes), float64(shape.MoELayers)/float64(len(s.routes)))
+	}
+	us.Attention *= float64(shape.HiddenLayers)
+	us.Dense = s.denseTime(most)
+	if len(lanes) == 1 && s.options.Topology.Ranks > 1 {
+		us.Collectives = s.collectives(len(s.positions))
+	}
+	return us
+}
+
+// attention is the time of a lane in one layer. It notes the lane's tokens.
+func (s *stepper) attention(l *lane, rank int) float64 {
+	s.batch = s.batch[:0]
+	for _, r := range l.running {
+		if r.query == 0 {
+			continue
+		}
+		s.batch = append(s.batch, sequence{r.query, r.computed})
+		first, length := int(s.trace.Offsets[r.Source]), s.trace.Length(r.Source)
+		for i := range r.query {
+			s.positions, s.owners = append(s.positions, first+(r.computed+i)%length), append(s.owners, rank)
+		}
+	}
+	return s.dense.attention(s.batch)
+}
+
+// denseTime is that of the shared experts, which each rank computes for its tokens, and of the layers without experts.
+func (s *stepper) denseTime(tokens int) float64 {
+	shape := &s.options.Shape
+	shared, width := float64(tokens), float64(shape.DenseSize)
+	if s.options.Attention == placement.TensorParallel {
+		ranks := float64(s.options.Topology.Ranks)
+		width /= ranks
+		if s.options.Collective == ReduceScatter {
+			shared /= ranks
+		}
+	}
+	return float64(shape.MoELayers)*s.dense.forward(float64(shape.SharedSize), shared) + float64(shape.HiddenLayers-shape.MoELayers)*s.dense.forward(width, float64(tokens))
+}
+
+// collectives are those of all layers: after attention, and after the experts or the dense block. The profile's are scaled to the slowest links.
+func (s *stepper) collectives(tokens int) float64 {
+	shape, p := &s.options.Shape, s.options.Profile
+	slower := p.AllToAll.PerMicrosecond / s.options.Topology.slowest().Line.PerMicrosecond
+	bytes := slower * float64(tokens) * float64(shape.Hidden) * bf16
+	reduced := p.AllReduce.Microseconds(bytes)
+	moe := 2 * reduced
+	if s.options.Collective == ReduceScatter {
+		moe = p.ReduceScatter.Microseconds(bytes) + p.AllGather.Microseconds(bytes)
+	}
+	return float64(shape.MoELayers)*moe + float64(shape.HiddenLayers-shape.MoELayers)*2*reduced
+}
+
+// moe is the time of the step's tokens in one MoE layer of the trace.
+func (s *stepper) moe(layer int, routes *routes) LayerTime {
+	s.counts.clear()
+	if s.options.Attention == placement.TensorParallel {
+		s.assign(layer)
+	}
+	for i, position := range s.positions {
+		routes.add(s.counts, s.trace.Row(position, layer), s.owners[i])
+	}
+	ranks := s.options.Topology.Ranks
+	for from := range ranks {
+		for to := range ranks {
+			s.rows += s.counts.Rows[from*ranks+to]
+		}
+		s.local += s.counts.Rows[from*ranks+from]
+	}
+	if s.options.Attention == placement.TensorParallel && s.options.Collective == AllReduce {
+		// Every rank has all tokens: it chooses their experts, and computes its own.
+		for rank := range s.counts.Tokens {
+			s.counts.Tokens[rank] = len(s.positions)
+		}
+		us := s.layer.Time(s.options.Profile, &s.options.Topology, s.counts)
+		us.Dispatch, us.Combine = 0, 0
+		return us
+	}
+	return s.layer.Time(s.options.Profile, &s.options.Topology, s.counts)
+}
+
+// assign parts the tokens of the batch into equal shards (attention TP).
+func (s *stepper) assign(layer int) {
+	ranks := s.options.Topology.Ranks
+	if s.method.Tokens == nil || s.options.Collective == AllReduce {
+		for i := range s.owners {
+			s.owners[i] = i % ranks
+		}
+		return
+	}
+	s.scores = slices.Grow(s.scores[:0], len(s.positions)*ranks)[:len(s.positions)*ranks]
+	for i, position := range s.positions {
+		s.method.Tokens.Score(s.scores[i*ranks:(i+1)*ranks], layer, position)
+	}
+	copy(s.owners, s.shards.Assign(s.scores))
+}

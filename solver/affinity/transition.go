@@ -72,12 +72,15 @@ func RankShares(dst []float32, experts []uint16, hosts Hosts) {
 	}
 }
 
+// MainRank is the rank that holds most of a token's experts, the lowest among equals. scratch has an element for each rank.
+func MainRank(experts []uint16, hosts Hosts, scratch []float32) int {
+	RankShares(scratch, experts, hosts)
+	return slices.Index(scratch, slices.Max(scratch))
+}
+
 // sequence is the row for a position in a layer.
 func sequence(t *trace.Trace, hosts []Hosts, layer, position int, scratch []float32) int {
-	at := func(l int) int {
-		RankShares(scratch, t.Row(position, l), hosts[l])
-		return slices.Index(scratch, slices.Max(scratch))
-	}
+	at := func(l int) int { return MainRank(t.Row(position, l), hosts[l], scratch) }
 	switch layer {
 	case 0:
 		return 0

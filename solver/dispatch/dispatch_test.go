@@ -379,6 +379,31 @@ func TestStalledRank(t *testing.T) {
 	}
 }
 
+// Prompts that wait on one rank keep all of them waiting: a place without any is worth what half of a prompt's computation takes.
+func TestPromptsWaitOnRanksOfTheirOwn(t *testing.T) {
+	for name, c := range map[string]struct {
+		score      float32 // that of rank 0; the other's is .1
+		unanswered [2]int64
+		rank       int
+		wait       float64
+	}{
+		"none waits":                         {.4, [2]int64{}, 0, 0},
+		"one waits, for little":              {.4, [2]int64{500, 0}, 1, 0},
+		"one waits, for more than the wait":  {.9, [2]int64{500, 0}, 0, 50},
+		"a short one waits":                  {.4, [2]int64{20, 0}, 0, 10},
+		"as many on both":                    {.4, [2]int64{500, 500}, 0, 50},
+		"the steps are long because of both": {.4, [2]int64{500, 480}, 0, 50},
+		"another has more":                   {.4, [2]int64{300, 500}, 0, 0},
+	} {
+		s := scheduled(t, dispatch.Options{Policy: dispatch.Price, Ranks: 2, Cap: 2, Weights: dispatch.Weights{Affinity: 1, Wait: 1}, Costs: dispatch.Costs{Exchange: 1, Compute: 1}})
+		r := dispatch.Request{Scores: []float32{c.score, .1}, Tokens: 100}
+		d := s.Decide(&r, []dispatch.Place{{Rank: 0, Unanswered: c.unanswered[0]}, {Rank: 1, Unanswered: c.unanswered[1]}})
+		if d.Rank != c.rank || d.Wait != c.wait {
+			t.Errorf("%s: rank %d at a wait of %v µs; want %d and %v", name, d.Rank, d.Wait, c.rank, c.wait)
+		}
+	}
+}
+
 // Whatever the places are, a decision is one of them.
 func TestEveryPolicyTakesAPlace(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 5))
@@ -391,7 +416,7 @@ func TestEveryPolicyTakesAPlace(t *testing.T) {
 			places := make([]dispatch.Place, 1+random.IntN(7))
 			for i := range places {
 				places[i] = dispatch.Place{
-					Rank: random.IntN(5), Outstanding: int64(random.IntN(1000)),
+					Rank: random.IntN(5), Outstanding: int64(random.IntN(1000)), Unanswered: int64(random.IntN(500)),
 					Cached: dispatch.Hit{Tokens: random.IntN(300) - 50, Due: float64(random.IntN(200))},
 				}
 			}

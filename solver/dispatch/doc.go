@@ -6,6 +6,7 @@
 //     given and nothing else.
 //   - Deciding for one request allocates nothing and takes time proportional to the number of places.
 //   - What speaks for a place is in microseconds saved; how far each component counts is a weight, and 1 is as modelled.
+//   - A shuffle moves a batch's tokens and changes none: Resume undoes Rebatch, and every rank has exactly its share.
 //   - Load is counted in tokens. Every policy answers with a rank, whatever the scores and loads are.
 //   - Schedulers are not safe for concurrent use; the caller holds a lock.
 package dispatch

@@ -239,7 +239,7 @@ func (s *Scheduler) compare(r *Request, places []Place, c crowd) candidates {
 		}
 		s.inLine[i] = false
 	}
-	perCached, perAhead := s.weights.Prefix*s.costs.Compute, s.weights.Load*s.costs.Compute
+	perCached, perAhead, perLonger := s.weights.Prefix*s.costs.Compute, s.weights.Load*s.costs.Compute, s.weights.Wait*s.costs.Compute*own
 	slope, threshold := c.aheadLine(r.Tokens)
 	best, bestOpen, bestAny := candidates{-1, -1}, 0.0, 0.0
 	for n := range places {
@@ -259,6 +259,7 @@ func (s *Scheduler) compare(r *Request, places []Place, c crowd) candidates {
 		} else {
 			s.inLine[place.Rank] = true
 		}
+		value -= perLonger * c.longer(place.Unanswered, r.Tokens-cached, r.Tokens)
 		if float64(r.Tokens-cached) <= s.rooms[place.Rank] &&
 			(best.open < 0 || value > bestOpen || value == bestOpen && place.Outstanding < places[best.open].Outstanding) {
 			best.open, bestOpen = i, value

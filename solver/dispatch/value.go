@@ -22,6 +22,8 @@ type Place struct {
 	Rank int
 	// Outstanding are the tokens of the requests that were sent there and have not ended.
 	Outstanding int64
+	// Unanswered are those of them whose answer has not begun: prompts that the next steps compute.
+	Unanswered int64
 	// Cached is what it probably holds of the request (see Prefixes).
 	Cached Hit
 }
@@ -35,12 +37,13 @@ type Costs struct {
 }
 
 // Weights scale the components of a decision's value: 1 is as modelled, 0 leaves the component out.
-type Weights struct{ Affinity, Prefix, Load float64 }
+type Weights struct{ Affinity, Prefix, Load, Wait float64 }
 
-// DefaultWeights take every component as modelled.
+// DefaultWeights take every component as modelled but Wait, which is left out: it serves sooner under load, and for that gives up local
+// activations that a plan promises.
 var DefaultWeights = Weights{Affinity: 1, Prefix: 1, Load: 1}
 
-// ParseWeights reads weights as in "affinity=1,prefix=0.5,load=1"; those that are not named are 1.
+// ParseWeights reads weights as in "affinity=1,prefix=0.5,load=1,wait=1"; those that are not named are the default's.
 func ParseWeights(text string) (Weights, error) {
 	w := DefaultWeights
 	if text == "" {
@@ -59,8 +62,10 @@ func ParseWeights(text string) (Weights, error) {
 			w.Prefix = value
 		case "load":
 			w.Load = value
+		case "wait":
+			w.Wait = value
 		default:
-			return w, fmt.Errorf("weight %q is unknown; allowed is affinity, prefix, load", name)
+			return w, fmt.Errorf("weight %q is unknown; allowed is affinity, prefix, load, wait", name)
 		}
 	}
 	return w, w.validate()
@@ -70,7 +75,7 @@ func (w Weights) validate() error {
 	for _, weight := range []struct {
 		name  string
 		value float64
-	}{{"affinity", w.Affinity}, {"prefix", w.Prefix}, {"load", w.Load}} {
+	}{{"affinity", w.Affinity}, {"prefix", w.Prefix}, {"load", w.Load}, {"wait", w.Wait}} {
 		if !(weight.value >= 0) || math.IsInf(weight.value, 1) {
 			return fmt.Errorf("weight %s is %v; it must be a number of at least 0", weight.name, weight.value)
 		}
@@ -95,25 +100,34 @@ type Decision struct {
 	Price float64
 	// Load is the time that tokens far ahead of the other places' take.
 	Load float64
+	// Wait is the time by which prompts that wait on one rank make the steps of all longer.
+	Wait float64
 }
 
 // Value is what the policy Price makes as large as it can.
-func (d *Decision) Value() float64 { return d.Affinity + d.Prefix - d.Price - d.Load }
+func (d *Decision) Value() float64 { return d.Affinity + d.Prefix - d.Price - d.Load - d.Wait }
 
 // Slack is the number of requests of the present one's size that a place may be ahead of the others before its load counts:
 // at low load, chance alone puts a few on one rank, and an engine computes them in one batch.
 const Slack = 4
 
+// own is the part of a token's computation that its rank does alone, attention and dense layers: experts are computed by all ranks. That
+// of a model depends on its sizes; from a tenth to all of it, simulated latencies hardly differ.
+const own = 0.5
+
 // crowd is what is outstanding over all places that may be chosen.
 type crowd struct {
 	total  int64
 	places int
+	// unanswered are the most of a place.
+	unanswered int64
 }
 
 func newCrowd(places []Place) crowd {
 	c := crowd{places: len(places)}
 	for i := range places {
 		c.total += places[i].Outstanding
+		c.unanswered = max(c.unanswered, places[i].Unanswered)
 	}
 	return c
 }
@@ -134,6 +148,13 @@ func (c crowd) aheadLine(tokens int) (slope, threshold float64) {
 	return 1 + share, share*float64(c.total) + float64(Slack*tokens)
 }
 
+// longer is by how many tokens the prompts that wait at a place, with those of a request that it has to compute, exceed what waits anywhere,
+// beyond what the request does at an idle place. Ranks share each step, which takes as long as that of the rank with the most tokens: two
+// prompts on one rank, with none on another, keep all of them waiting.
+func (c crowd) longer(unanswered int64, computed, tokens int) float64 {
+	return float64(max(0, unanswered+int64(computed)-max(c.unanswered, int64(tokens))))
+}
+
 // cachedOf is how much of a request a place holds.
 func cachedOf(r *Request, place *Place) int { return min(max(place.Cached.Tokens, 0), r.Tokens) }
 
@@ -150,5 +171,6 @@ func (s *Scheduler) weigh(r *Request, index int, place *Place, c crowd) Decision
 	d.Price = exchange * ask * float64(r.Tokens)
 	d.Prefix = s.weights.Prefix * s.costs.Compute * min(place.Cached.Due, float64(cached))
 	d.Load = s.weights.Load * s.costs.Compute * c.ahead(place.Outstanding, r.Tokens)
+	d.Wait = s.weights.Wait * s.costs.Compute * own * c.longer(place.Unanswered, d.Tokens, r.Tokens)
 	return d
 }

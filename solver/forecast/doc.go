@@ -7,7 +7,8 @@
 // is counted, weights are trained on documents whose own counts have been taken out of the tables: a token that occurs in
 // one document only is as unknown in training as it will be in service.
 //
-// LookAhead is another model, for engines that can apply a layer's gate before its attention: it corrects what the gate says.
+// LookAhead is another model, for engines that can apply a layer's gate before its attention: it corrects what the gate says. LookBack
+// is the smallest one, for engines that know of earlier layers no more than the rank that held most of a token's experts.
 //
 // Invariants:
 //   - A score depends on nothing that the kind of forecast may not know: never on the routes of the layer at hand or of

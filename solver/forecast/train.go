@@ -123,30 +123,24 @@ func (m *Model) countPairs(c *corpus) {
 	}
 }
 
-// countedRows are the tables of one layer as sums over positions, from which documents can be taken out.
-type countedRows struct {
+// tokenRows are the rows of token ids in one layer as sums over positions, from which documents can be taken out.
+type tokenRows struct {
 	corpus *corpus
-	model  *Model
 	ranks  int
-	layer  int
 	// routed are the shares per rank of each position's activations [positions of the trace, ranks].
 	routed []float32
-	// tokenSum and pairSum are their sums, tokenCount and pairCount the numbers of occurrences.
-	tokenSum, pairSum     []float32
-	tokenCount, pairCount []float32
-	prior                 []float32
-	// begin is the first position of the request that is looked at.
-	begin int
-	base  []float32
+	// tokenSum are their sums by token id, tokenCount the numbers of occurrences.
+	tokenSum, tokenCount []float32
+	// prior is the mean over all positions, which stays as it is when documents are taken out.
+	prior []float32
 }
 
-func newCountedRows(m *Model, c *corpus, hosts affinity.Hosts, layer int) *countedRows {
-	r := &countedRows{
-		corpus: c, model: m, ranks: m.Ranks, layer: layer,
-		tokenSum: make([]float32, m.Vocabulary*m.Ranks), pairSum: make([]float32, m.Pairs()*m.Ranks),
-		tokenCount: make([]float32, m.Vocabulary), pairCount: make([]float32, m.Pairs()), prior: make([]float32, m.Ranks), base: make([]float32, m.Ranks),
+func newTokenRows(c *corpus, hosts affinity.Hosts, ranks, layer int) *tokenRows {
+	vocabulary := c.trace.Model.Vocabulary
+	r := &tokenRows{
+		corpus: c, ranks: ranks, routed: routedShares(nil, c.trace, hosts, ranks, layer, 0, len(c.trace.Tokens)),
+		tokenSum: make([]float32, vocabulary*ranks), tokenCount: make([]float32, vocabulary), prior: make([]float32, ranks),
 	}
-	r.routed = routedShares(nil, c.trace, hosts, m.Ranks, layer, 0, len(c.trace.Tokens))
 	n := float32(0)
 	for _, document := range c.documents {
 		r.count(document, 1)
@@ -161,17 +155,15 @@ func newCountedRows(m *Model, c *corpus, hosts affinity.Hosts, layer int) *count
 	return r
 }
 
+// position are the shares per rank of a position's activations.
+func (r *tokenRows) position(p int) []float32 { return r.routed[p*r.ranks : (p+1)*r.ranks] }
+
 // count adds a document to the sums (sign 1) or takes it out (sign -1).
-func (r *countedRows) count(document []int, sign float32) {
+func (r *tokenRows) count(document []int, sign float32) {
 	r.corpus.each(document, func(p, _ int) {
-		routed := r.routed[p*r.ranks : (p+1)*r.ranks]
 		id := int(r.corpus.trace.Tokens[p])
 		r.tokenCount[id] += sign
-		add(r.tokenSum[id*r.ranks:(id+1)*r.ranks], routed, sign)
-		if pair := int(r.corpus.pairOf[p]); pair >= 0 {
-			r.pairCount[pair] += sign
-			add(r.pairSum[pair*r.ranks:(pair+1)*r.ranks], routed, sign)
-		}
+		add(r.tokenSum[id*r.ranks:(id+1)*r.ranks], r.position(p), sign)
 	})
 }
 
@@ -181,13 +173,50 @@ func add(sum, row []float32, weight float32) {
 	}
 }
 
-func (r *countedRows) token(dst []float32, id int32) int {
+func (r *tokenRows) token(dst []float32, id int32) int {
 	n := r.tokenCount[id]
 	sum := r.tokenSum[int(id)*r.ranks : (int(id)+1)*r.ranks]
 	for rank := range dst {
 		dst[rank] = (max(sum[rank], 0) + shrinkage*r.prior[rank]) / (n + shrinkage)
 	}
 	return level(int(n))
+}
+
+// countedRows are the tables of one layer of a Model.
+type countedRows struct {
+	tokenRows
+	model *Model
+	// pairSum and pairCount are the sums of pairs.
+	pairSum, pairCount []float32
+	// begin is the first position of the request that is looked at.
+	begin int
+	base  []float32
+}
+
+func newCountedRows(m *Model, c *corpus, hosts affinity.Hosts, layer int) *countedRows {
+	r := &countedRows{
+		tokenRows: *newTokenRows(c, hosts, m.Ranks, layer), model: m,
+		pairSum: make([]float32, m.Pairs()*m.Ranks), pairCount: make([]float32, m.Pairs()), base: make([]float32, m.Ranks),
+	}
+	for _, document := range c.documents {
+		r.countPairs(document, 1)
+	}
+	return r
+}
+
+// count adds a document to the sums (sign 1) or takes it out (sign -1).
+func (r *countedRows) count(document []int, sign float32) {
+	r.tokenRows.count(document, sign)
+	r.countPairs(document, sign)
+}
+
+func (r *countedRows) countPairs(document []int, sign float32) {
+	r.corpus.each(document, func(p, _ int) {
+		if pair := int(r.corpus.pairOf[p]); pair >= 0 {
+			r.pairCount[pair] += sign
+			add(r.pairSum[pair*r.ranks:(pair+1)*r.ranks], r.position(p), sign)
+		}
+	})
 }
 
 func (r *countedRows) pair(dst []float32, index int) int {

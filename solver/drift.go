@@ -16,9 +16,6 @@ const (
 	// layers). More tell little more, and cost seconds.
 	maxDriftRequests = 2000
 	maxDriftRows     = 6 << 20
-	// leastOfKind is the number of requests below which a kind is put together with the other rare ones: a run of one request again and
-	// again is no traffic.
-	leastOfKind = 10
 	// forecastKinds is the number of kinds by forecast.
 	forecastKinds = 8
 )
@@ -111,13 +108,11 @@ func (p *Plan) matches(t *trace.Trace) error {
 
 // nameKinds sets the kinds of requests of a trace.
 func nameKinds(served []drift.Request, t *trace.Trace, requests []int) {
-	const rare = -1
 	var bounds []float32
 	for i := range served {
 		bounds = append(bounds, slices.Max(served[i].Predicted))
 	}
 	slices.Sort(bounds)
-	n := map[int]int{}
 	for i, r := range requests {
 		s := &served[i]
 		switch {
@@ -128,12 +123,6 @@ func nameKinds(served []drift.Request, t *trace.Trace, requests []int) {
 		default:
 			at, _ := slices.BinarySearch(bounds, s.Predicted[0])
 			s.Kind = at * forecastKinds / len(bounds)
-		}
-		n[s.Kind]++
-	}
-	for i := range served {
-		if n[served[i].Kind] < leastOfKind {
-			served[i].Kind = rare
 		}
 	}
 }

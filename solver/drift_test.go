@@ -2,6 +2,11 @@ package solver_test
 
 import (
 	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -13,10 +18,18 @@ import (
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
 
-var driftSteps = flag.Int("drift-steps", 30_000, "simulated requests in which false alarms are counted")
+var (
+	driftSteps     = flag.Int("drift-steps", 30_000, "simulated requests in which false alarms are counted")
+	driftTrace     = flag.String("drift-trace", "", "routing trace of which drift tests are made from few requests (default: a generated one)")
+	driftEP        = flag.Int("drift-ep", 4, "EP size of the plan that they are of")
+	driftSizes     = flag.String("drift-sizes", "50,75,100", "numbers of requests that they are made from")
+	driftResamples = flag.Int("drift-resamples", 2, "drift tests for each number, each from other requests")
+	driftAllowed   = flag.Float64("drift-allowed", 1e-6, "false alarms per request that are allowed")
+)
 
 // The goals of the drift test, for a plan that is made from four domains and then served two others. Each has tokens of its own.
 func TestDriftGoals(t *testing.T) {
+	figures(t)
 	recorded := tracetest.Generate(tracetest.Shape{
 		Experts: 16, TopK: 2, Layers: 3, Vocabulary: 600, Domains: 6, DocumentsPerDomain: 60, RequestsPerDocument: 1, TokensPerRequest: 150,
 		Noise: 20, Groups: 4,
@@ -106,3 +119,124 @@ func TestCalibrateDrift(t *testing.T) {
 		t.Errorf("few requests: calibration %v, error %v", few, err)
 	}
 }
+
+// A test that is made from few requests may be slow, and is never wrong: other requests of the same kinds raise no alarm, and a change
+// that is large enough is found.
+func TestDriftFromFewRequests(t *testing.T) {
+	figures(t)
+	recorded := tracetest.Generate(tracetest.Shape{
+		Experts: 16, TopK: 2, Layers: 3, Vocabulary: 600, Domains: 6, DocumentsPerDomain: 120, RequestsPerDocument: 1, TokensPerRequest: 150,
+		Noise: 20, Groups: 4,
+	}, 1)
+	if *driftTrace != "" {
+		var err error
+		if recorded, err = trace.Open(t.Context(), *driftTrace); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
+		solution, err := solver.Solve(t.Context(), recorded, solver.Options{
+			Ranks: *driftEP, Attention: attention, Algorithm: placement.Auto, Forecast: solver.Table, TrainPercent: 20, Seed: 1,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		served, err := solver.DriftRequests(t.Context(), recorded, solution.Plan, solution.HeldOut)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, size := range strings.Split(*driftSizes, ",") {
+			n, err := strconv.Atoi(size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var tried fewRequests
+			for set := range *driftResamples {
+				seen, unseen := resampled(recorded, solution.HeldOut, served, n, uint64(set))
+				tried.try(t, seen, unseen, uint64(set))
+			}
+			t.Logf("attention %s, EP %d, %d requests: %s", attention, *driftEP, n, tried.report())
+			for order, alarms := range tried.alarms {
+				if allowed := int(*driftAllowed * float64(tried.requests)); alarms > allowed {
+					t.Errorf("attention %s, order %d, from %d requests: %d false alarms in %d requests; %d are allowed", attention, order, n, alarms, tried.requests, allowed)
+				}
+			}
+			if median(tried.halved) >= fewLimit {
+				t.Errorf("attention %s, from %d requests: that half of what is local is missing is not found within %d requests", attention, n, fewLimit)
+			}
+		}
+	}
+}
+
+// resampled parts held-out requests by whole documents in seeded order: at least n, and all others.
+func resampled(t *trace.Trace, heldOut []int, served []drift.Request, n int, seed uint64) (seen, unseen []drift.Request) {
+	byDocument := map[int32][]drift.Request{}
+	var documents []int32
+	for i, r := range heldOut {
+		document := t.Documents[r]
+		if byDocument[document] == nil {
+			documents = append(documents, document)
+		}
+		byDocument[document] = append(byDocument[document], served[i])
+	}
+	rand.New(rand.NewPCG(seed, 1)).Shuffle(len(documents), func(i, j int) { documents[i], documents[j] = documents[j], documents[i] })
+	for _, document := range documents {
+		if len(seen) < n {
+			seen = append(seen, byDocument[document]...)
+		} else {
+			unseen = append(unseen, byDocument[document]...)
+		}
+	}
+	return seen, unseen
+}
+
+// fewLimit is the number of requests within which a change is looked for.
+const fewLimit = 3000
+
+// fewRequests is what tests that were made from few requests do on others: false alarms among so many requests in random order and in
+// runs of one domain, and after how many requests they find that a tenth or half of what is local is missing.
+type fewRequests struct {
+	alarms         [2]int
+	requests, sets int
+	// wrong counts the tests that raised any.
+	wrong         [2]int
+	tenth, halved []int
+	reference     float64
+}
+
+func (f *fewRequests) try(t *testing.T, seen, unseen []drift.Request, seed uint64) {
+	t.Helper()
+	o := drift.DefaultOptions()
+	o.Seed, o.Chance, o.Steps = seed, 1/float64(*driftEP), 50_000
+	c, err := drift.Calibrate(t.Context(), seen, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.requests += *driftSteps
+	f.sets++
+	f.reference += c.Residual.Reference
+	for i, order := range []drift.Order{{Sticky: 0, Seed: 77 + seed}, {Sticky: .9, Seed: 77 + seed}} {
+		alarms, err := c.Alarms(t.Context(), unseen, order, *driftSteps)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.alarms[i] += alarms; alarms > 0 {
+			f.wrong[i]++
+		}
+		for drop, delays := range map[float64]*[]int{.1: &f.tenth, .5: &f.halved} {
+			found, err := c.Delays(t.Context(), unseen, drift.Change{Drop: drop}, order, 5, fewLimit)
+			if err != nil {
+				t.Fatal(err)
+			}
+			*delays = append(*delays, found...)
+		}
+	}
+}
+
+func (f *fewRequests) report() string {
+	thousands := float64(f.requests) / 1000
+	return fmt.Sprintf("%.4f and %.4f false alarms in 1,000 requests (random order and runs; of %d tests %d and %d raise any), a tenth less is found after %d, half after %d; mean reference %.3f",
+		float64(f.alarms[0])/thousands, float64(f.alarms[1])/thousands, f.sets, f.wrong[0], f.wrong[1], median(f.tenth), median(f.halved), f.reference/float64(f.sets))
+}
+
+func median(values []int) int { return slices.Sorted(slices.Values(values))[len(values)/2] }

@@ -10,6 +10,7 @@ import (
 // TestGroupsAreNeverBelowContiguous solves with as many ranks as groups, and with twice as many, and compares held-out rates
 // with those of the default placement under the same tables and dispatch.
 func TestGroupsAreNeverBelowContiguous(t *testing.T) {
+	figures(t)
 	shape := tracetest.Shape{
 		Experts: 32, TopK: 2, Layers: 3, Vocabulary: 100, Domains: 4, DocumentsPerDomain: 20, RequestsPerDocument: 3, TokensPerRequest: 60,
 		Noise: 10, Groups: 4,

@@ -6,6 +6,7 @@ import (
 
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
@@ -18,7 +19,7 @@ func judged(of placement.Objective, r *cost.Report) float64 {
 	case placement.NodeDedup:
 		return r.RemoteNodesPerToken
 	case placement.Hierarchical:
-		return r.RemoteRanksPerToken + cost.NodeMessage(cost.NVLinkH200, cost.RDMA400)*r.RemoteNodesPerToken
+		return r.RemoteRanksPerToken + cost.NodeMessage(hardware.DefaultProfile())*r.RemoteNodesPerToken
 	default:
 		return -r.LAR
 	}
@@ -30,6 +31,7 @@ var messages = []placement.Objective{placement.RankDedup, placement.NodeDedup, p
 // ranks, as many as nodes, and groups over several ranks. No objective is above that of the default placement on held-out
 // requests, under the same tables and dispatch.
 func TestMessagesAreNeverAboveContiguous(t *testing.T) {
+	figures(t)
 	shape := tracetest.Shape{
 		Experts: 32, TopK: 4, Layers: 2, Vocabulary: 100, Domains: 4, DocumentsPerDomain: 16, RequestsPerDocument: 3, TokensPerRequest: 50,
 		Noise: 10,
@@ -60,6 +62,7 @@ func TestMessagesAreNeverAboveContiguous(t *testing.T) {
 // TestObjectivesOnRealRouting requires of every objective, on a small piece of a real trace, that it counts less than the
 // default placement, and than a placement made for activations.
 func TestObjectivesOnRealRouting(t *testing.T) {
+	figures(t)
 	tr := real(t)
 	for attention, objectives := range map[placement.Attention][]placement.Objective{
 		placement.TensorParallel: {placement.RankDedup, placement.Hierarchical}, placement.DataParallel: {placement.RankDedup, placement.NodeDedup},

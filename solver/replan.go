@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -21,7 +23,14 @@ type ReplanOptions struct {
 	// MoveGainPercent is what an expert must gain to change its rank: local activations over the profile, in percent of the
 	// activations of the mean expert of a layer. With objectives of messages it is messages saved.
 	MoveGainPercent float64
+	// Hardware is what times are modelled by; nil is hardware.DefaultProfile.
+	Hardware *hardware.Profile
 	Choice
+}
+
+// machines are those that serve on that many ranks.
+func (o *ReplanOptions) machines(ranks, ranksPerNode int) cost.Machines {
+	return cost.MachinesOf(cmp.Or(o.Hardware, hardware.DefaultProfile()), ranks, ranksPerNode)
 }
 
 const (
@@ -90,20 +99,7 @@ func Replan(ctx context.Context, recent, prior *trace.Trace, priorPercent int, c
 	if out.Tables, err = r.candidate(ctx, tables); err != nil {
 		return nil, err
 	}
-	solved, err := r.newLayout(ctx)
-	if err != nil {
-		return nil, err
-	}
-	layout, err := r.plan(ctx, solved.Placement, placement.Auto)
-	if err != nil {
-		return nil, err
-	}
-	if out.Layout, err = r.candidate(ctx, layout); err != nil {
-		return nil, err
-	}
-	out.Unmet, out.Truncated = solved.Unmet, solved.Truncated
-	out.Decision = o.Choose(out.Current.Score, out.Tables.Score, out.Layout.Score, r.local())
-	return out, nil
+	return out, r.newLayouts(ctx, out)
 }
 
 // replan is one Replan. The counts of the search are the recent ones until count has blended them with the prior.
@@ -149,13 +145,9 @@ func newReplan(recent, prior *trace.Trace, priorPercent int, current *Plan, o Re
 	if priorPercent == 0 {
 		prior = nil
 	}
-	link := cost.NVLinkH200
-	if p.Ranks > s.options.ranksPerNode() {
-		link = cost.RDMA400
-	}
 	return &replan{
 		search: *s, prior: prior, priorPercent: float64(priorPercent), current: current, choice: o.Choice, moveGain: o.MoveGainPercent,
-		layer: cost.LayerOf(&recent.Model, link, p.Ranks, p.SlotsPerRank),
+		layer: cost.LayerOf(&recent.Model, o.machines(p.Ranks, s.options.ranksPerNode()), p.Ranks, p.SlotsPerRank),
 	}, nil
 }
 
@@ -261,15 +253,53 @@ func (r *replan) newTables(ctx context.Context) (*Plan, error) {
 	return s.plan(ctx, r.current.Placement, r.current.Algorithm)
 }
 
+// expertLoadLimits are limits on the load of a rank's experts, in percent of the mean, under which new placements are solved; 0 is none.
+// A layer waits for its slowest rank: where a placement that gathers experts that fire together gathers their load as well, and does
+// not pay for that reason, one that is a little less local may.
+var expertLoadLimits = []float64{0, 130, 110}
+
+// newLayouts finds the most local new placement that pays, or the most local one where none does, and decides.
+func (r *replan) newLayouts(ctx context.Context, out *Replanned) error {
+	var deadline time.Time
+	if budget := r.options.TimeBudget; budget > 0 {
+		deadline = time.Now().Add(budget)
+	}
+	limits := expertLoadLimits
+	if given := r.options.Constraints.ExpertLoadLimit; given > 0 || r.options.RedundantSlots > 0 { // copies share load: they know no limit
+		limits = []float64{given}
+	}
+	for _, limit := range limits {
+		solved, err := r.newLayout(ctx, limit, deadline)
+		if err != nil {
+			return err
+		}
+		plan, err := r.plan(ctx, solved.Placement, placement.Auto)
+		if err != nil {
+			return err
+		}
+		layout, err := r.candidate(ctx, plan)
+		if err != nil {
+			return err
+		}
+		out.Truncated = out.Truncated || solved.Truncated
+		decision := r.choice.Choose(out.Current.Score, out.Tables.Score, layout.Score, r.local())
+		pays := decision.LayoutGainPercent >= r.choice.MinimumGainPercent
+		if out.Layout.Plan == nil || pays {
+			out.Layout, out.Unmet, out.Decision = layout, solved.Unmet, decision
+		}
+		if pays || decision.Verdict == LocalityDoesNotPay {
+			break
+		}
+	}
+	return nil
+}
+
 // newLayout solves a placement from nothing and from the one in service, at a price for each expert that moves.
-func (r *replan) newLayout(ctx context.Context) (placement.Result, error) {
+func (r *replan) newLayout(ctx context.Context, expertLoadLimit float64, deadline time.Time) (placement.Result, error) {
 	s := r.search
+	s.options.Constraints.ExpertLoadLimit = expertLoadLimit
 	s.tokens = r.placing
 	s.options.Constraints.MigrationCost = r.moveGain / 100 * r.seen * float64(r.trace.Model.TopK) / float64(r.trace.Model.Experts)
-	var deadline time.Time
-	if s.options.TimeBudget > 0 {
-		deadline = time.Now().Add(s.options.TimeBudget)
-	}
 	return s.place(ctx, placement.Auto, deadline)
 }
 
@@ -278,7 +308,7 @@ func (r *replan) candidate(ctx context.Context, p *Plan) (Candidate, error) {
 	c := Candidate{Plan: p, Moves: placement.Moves(r.current.Placement, p.Placement)}
 	for _, tokens := range r.choice.BatchTokens {
 		o := r.evaluation()
-		o.BatchTokens, o.Link = tokens, r.layer.Link
+		o.BatchTokens, o.Machines = tokens, r.layer.Machines
 		report, err := Evaluate(ctx, r.trace, p, o)
 		if err != nil {
 			return Candidate{}, err

@@ -111,13 +111,10 @@ func newCountsReplan(ctx context.Context, recent CountedProfile, prior []affinit
 	if o.PreserveGroups {
 		groups = max(recent.Groups, 1)
 	}
-	link := cost.NVLinkH200
-	if p.Ranks > max(current.RanksPerNode, o.ranksPerNode()) {
-		link = cost.RDMA400
-	}
+	machines := o.machines(p.Ranks, max(current.RanksPerNode, o.ranksPerNode()))
 	model := trace.Model{TopK: recent.Layers[0].TopK, HiddenSize: current.Shape.HiddenSize}
 	r := &countsReplan{
-		options: o, current: current, digest: recent.Digest, groups: groups, layer: cost.LayerOf(&model, link, p.Ranks, p.SlotsPerRank),
+		options: o, current: current, digest: recent.Digest, groups: groups, layer: cost.LayerOf(&model, machines, p.Ranks, p.SlotsPerRank),
 	}
 	var err error
 	r.learnt, r.heldOut, err = affinity.PartLayers(ctx, recent.Layers, o.TrainPercent, o.Seed)

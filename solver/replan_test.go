@@ -203,6 +203,31 @@ func TestMovesHaveAPrice(t *testing.T) {
 	}
 }
 
+// A placement that gathers load with the experts is left for one that a layer waits less for, where only that pays.
+func TestReplanEvensLoad(t *testing.T) {
+	all := real(t)
+	half := all.Requests() / 2
+	old, recent := all.Subset(all.AllRequests()[:half]), all.Subset(all.AllRequests()[half:])
+	current := solve(t, old, options(placement.TensorParallel, 8)).Plan
+	r := bigBatches()
+	r.MinimumGainPercent = 0
+	r.Constraints.ExpertLoadLimit = 800 // all of the load on one of eight ranks: no limit
+	local := replan(t, recent, nil, current, r)
+	for _, least := range []float64{max(local.LayoutGainPercent, 0), max(local.LayoutGainPercent, 0) + 1} {
+		r.MinimumGainPercent, r.Constraints.ExpertLoadLimit = least, 0
+		got := replan(t, recent, nil, current, r)
+		t.Logf("wanted %.1f%%: load %.2f of the mean, LAR %.3f, gain %.1f%%; without limits load %.2f, LAR %.3f, gain %.1f%%", least,
+			got.Layout.Score.ExpertImbalance, got.Layout.Score.LAR, got.LayoutGainPercent, local.Layout.Score.ExpertImbalance, local.Layout.Score.LAR, local.LayoutGainPercent)
+		pays := local.LayoutGainPercent >= least
+		if kept := got.Layout.Score.LAR == local.Layout.Score.LAR; kept != pays {
+			t.Errorf("wanted %.1f%%: the most local placement gains %.1f%%, and whether it was kept is %t", least, local.LayoutGainPercent, kept)
+		}
+		if !pays && got.Layout.Score.Total() >= local.Layout.Score.Total() {
+			t.Errorf("another placement was taken, with modelled time %v instead of %v", got.Layout.Score.Total(), local.Layout.Score.Total())
+		}
+	}
+}
+
 func TestReplanIsDeterministic(t *testing.T) {
 	old, recent := drifting(5)
 	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
@@ -339,6 +364,7 @@ func TestSmallBatchesDoNotPay(t *testing.T) {
 // part of the prose recover on the rest of what a plan made from that part alone would bring. docs/solving.md has the
 // figures for larger traces.
 func TestReplanRecoversOnRealRouting(t *testing.T) {
+	figures(t)
 	all := real(t)
 	kinds := func(names ...string) (of []int) {
 		for r, domain := range all.Domains {
@@ -372,7 +398,7 @@ func TestReplanRecoversOnRealRouting(t *testing.T) {
 	}
 	before, best := rate(current), rate(scratch)
 	tables, layout := (rate(got.Tables.Plan)-before)/(best-before), (rate(got.Layout.Plan)-before)/(best-before)
-	t.Logf("%d tokens: LAR %.3f, from scratch %.3f; new tables recover %.2f, a new placement %.2f; trust %v", len(recent.Tokens), before, best, tables, layout, got.Trust)
+	t.Logf("%d tokens: LAR %.3f, from scratch %.3f; new tables recover %.2f, a new placement %.2f; trust %v; %s: %s", len(recent.Tokens), before, best, tables, layout, got.Trust, got.Tier, got.Reason)
 	if tables < 0.5 || layout < 0.95 || best < before*1.1 {
 		t.Errorf("LAR %.3f, from scratch %.3f: new tables recover %.2f of the loss, a new placement %.2f", before, best, tables, layout)
 	}

@@ -10,11 +10,13 @@ import (
 
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/dispatch"
 	"github.com/semmoe/operator/solver/drift"
 	"github.com/semmoe/operator/solver/embedding"
 	"github.com/semmoe/operator/solver/forecast"
 	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/schedule"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -38,13 +40,18 @@ const (
 	// Transition scores by token id and by the ranks of the token's experts in the two layers before, as the papers do
 	// (attention TP).
 	Transition Forecast = "transition"
+	// LookBack scores by the same, but weighs whole distributions over ranks, after up to four layers (attention TP).
+	LookBack Forecast = "lookback"
 )
 
 // Forecasts lists the forecasts that a plan can carry.
-var Forecasts = []Forecast{Table, Prefill, Decode, Transition, LookAhead, RawLookAhead}
+var Forecasts = []Forecast{Table, Prefill, Decode, Transition, LookBack, LookAhead, RawLookAhead}
 
 // Contextual reports whether the forecast is that of a forecast.Model.
 func (f Forecast) Contextual() bool { return f == Prefill || f == Decode }
+
+// Trained reports whether the forecast needs tables that no plan has but those that carry it.
+func (f Forecast) Trained() bool { return f.Contextual() || f == LookAhead || f == LookBack }
 
 // ParseForecast returns the forecast of that name.
 func ParseForecast(name string) (Forecast, error) {
@@ -74,6 +81,8 @@ type Plan struct {
 	Context *forecast.Model
 	// LookAhead is the correction of the forecast LookAhead; nil for all others.
 	LookAhead *forecast.LookAhead
+	// LookBack are the tables of the forecast LookBack, read beside the token table; nil for all others.
+	LookBack *forecast.LookBack
 	// Seen is what the tables have learnt from; nil in plans of earlier versions.
 	Seen *affinity.Seen
 	// Objective and RanksPerNode are what the scores are about; RanksPerNode is 0 where the objective is Activation.
@@ -94,6 +103,8 @@ type Plan struct {
 	Layout string
 	// Drift is the test of whether traffic has moved away from the plan; nil where there is none (see CalibrateDrift).
 	Drift *drift.Calibration
+	// Schedule is about the work inside MoE layers; nil where the model's shape is not known (see ScheduleLayers).
+	Schedule *schedule.Schedule
 }
 
 // Options are the inputs of Solve besides the trace.
@@ -109,6 +120,9 @@ type Options struct {
 	// placement.Activation. RanksPerNode tells which ranks share a node, and 0 stands for DefaultEvaluation's.
 	Objective    placement.Objective
 	RanksPerNode int
+	// Unshuffled tells of attention tensor parallelism in an engine that leaves tokens where attention puts them: they lie on the ranks in
+	// turn, whatever tables say. The local activation rate is then the same under every placement, so that the objective must be another.
+	Unshuffled bool
 	// Constraints narrow the choice of the placement.
 	Constraints placement.Constraints
 	// PreserveGroups keeps the groups whole that the model's gate chooses among, so that a checkpoint permuted by the placement
@@ -136,6 +150,8 @@ type Solution struct {
 	Plan *Plan
 	// Report is the plan's score on the held-out requests.
 	Report cost.Report
+	// Unplanned is the score of what serves without a plan on the same requests; nil but for tokens that are not shuffled.
+	Unplanned *cost.Report
 	// Unmet says which load limits the placement does not keep on the profile.
 	Unmet []string
 	// FallBack says why the default placement was taken instead; empty where it was not.
@@ -151,7 +167,7 @@ type Solution struct {
 const (
 	// bestRanks is how many ranks a token table keeps of each token: a frequent token is split over several.
 	bestRanks = 4
-	// contextRanks is the same for a table that a context forecast reads: it weighs all ranks against one another.
+	// contextRanks is the same for a table that another forecast reads and weighs: it compares all ranks with one another.
 	contextRanks = 16
 	// maxOccurrences is the number of tokens by which distinct ranks are counted during the search.
 	maxOccurrences = 1 << 15
@@ -219,6 +235,8 @@ func CheckForecast(f Forecast, ranks int, t *trace.Trace) error {
 		return forecast.RawLookAhead(&t.Model).Fits(t)
 	case f == Transition && ranks > affinity.MaxTransitionRanks:
 		return fmt.Errorf("forecast %s is for at most %d ranks, not %d", f, affinity.MaxTransitionRanks, ranks)
+	case f == LookBack && ranks > forecast.MaxLookBackRanks:
+		return fmt.Errorf("forecast %s is for at most %d ranks, not %d", f, forecast.MaxLookBackRanks, ranks)
 	}
 	return nil
 }
@@ -319,8 +337,26 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 	}
 	o := s.evaluation()
 	o.WithoutBounds = false
-	solution.Report, err = Evaluate(ctx, s.trace, solution.Plan, o)
-	return solution, err
+	if solution.Report, err = s.evaluate(ctx, solution.Plan, o); err != nil {
+		return nil, err
+	}
+	if s.options.Unshuffled {
+		unplanned, err := cost.Dealt(ctx, s.trace, s.options.Attention, s.options.Ranks, o)
+		if err != nil {
+			return nil, err
+		}
+		solution.Unplanned = &unplanned
+	}
+	return solution, nil
+}
+
+// evaluate scores a plan as the engine is going to use it.
+func (s *search) evaluate(ctx context.Context, plan *Plan, o cost.Options) (cost.Report, error) {
+	if !s.options.Unshuffled {
+		return Evaluate(ctx, s.trace, plan, o)
+	}
+	o.RankCapacity = plan.RankCapacity
+	return cost.TensorParallel(ctx, s.trace, plan.Placement, noForecast{}, o)
 }
 
 // place solves the placement on the train requests by an algorithm.
@@ -353,7 +389,7 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 		return plan, nil
 	}
 	best := max(bestRanks, s.keep)
-	if plan.Forecast.Contextual() {
+	if plan.Forecast.Contextual() || plan.Forecast == LookBack {
 		best = contextRanks
 	}
 	plan.Tokens = affinity.NewTokenTable(s.tokens, hosts, p.Ranks, best, estimator)
@@ -366,6 +402,8 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 		plan.Context, err = forecast.Train(ctx, s.trace, s.train, hosts, p.Ranks, plan.Forecast == Decode, s.options.Seed, s.progress("Forecast"))
 	case LookAhead:
 		plan.LookAhead, err = forecast.TrainLookAhead(ctx, s.trace, s.train, s.options.Seed, s.progress("Forecast"))
+	case LookBack:
+		plan.LookBack, err = forecast.TrainLookBack(ctx, s.trace, s.train, hosts, p.Ranks, forecast.LookBackDepth(p.Ranks), s.options.Seed, s.progress("Forecast"))
 	}
 	return plan, err
 }
@@ -382,7 +420,7 @@ func (p *Plan) hosts() []affinity.Hosts {
 // DefaultEvaluation is how plans are scored unless told otherwise; Requests and Seed are left to the caller.
 func DefaultEvaluation() cost.Options {
 	return cost.Options{
-		BatchTokens: 4096, Shards: cost.EqualShards, Policy: dispatch.Price, Cap: 1.15, Orders: 5, RanksPerNode: 8, Link: cost.NVLinkH200,
+		BatchTokens: 4096, Shards: cost.EqualShards, Policy: dispatch.Price, Cap: 1.15, Orders: 5, RanksPerNode: 8, Machines: cost.NodeOf(hardware.DefaultProfile()),
 		Weights: dispatch.DefaultWeights, Workload: trace.Recorded,
 	}
 }
@@ -425,6 +463,8 @@ func (p *Plan) bind(t *trace.Trace) (cost.TokenForecast, error) {
 	case RawLookAhead:
 		raw := forecast.RawLookAhead(&t.Model)
 		return raw.Bind(p.hosts(), t), raw.Fits(t)
+	case LookBack:
+		return p.LookBack.Bind(p.Tokens, p.hosts(), t), nil
 	case Transition:
 		if p.Transitions == nil {
 			return nil, fmt.Errorf("the plan has no table of transitions between ranks")

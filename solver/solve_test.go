@@ -28,6 +28,9 @@ func TestSolve(t *testing.T) {
 	for name, tr := range map[string]*trace.Trace{"generated": generated, "recorded": real} {
 		for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
 			t.Run(name+" "+string(attention), func(t *testing.T) {
+				if name == "recorded" && testing.Short() {
+					t.Skip("only without -short")
+				}
 				solution, err := Solve(t.Context(), tr, options(attention, 4))
 				if err != nil {
 					t.Fatal(err)

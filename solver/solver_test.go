@@ -36,6 +36,15 @@ func solve(t *testing.T, tr *trace.Trace, o solver.Options) *solver.Solution {
 	return solution
 }
 
+// figures leaves a test of figures to the run without the race detector, which makes arithmetic about ten times slower: the other
+// tests let it see the same code at work on less.
+func figures(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("figures are checked without -short")
+	}
+}
+
 func real(t *testing.T) *trace.Trace {
 	t.Helper()
 	tr, err := trace.Open(t.Context(), "testdata/tiny-32e-top4.safetensors.zst")
@@ -48,6 +57,7 @@ func real(t *testing.T) *trace.Trace {
 // TestGainOnRealRouting fixes what the solver reaches on a small piece of a real trace, held-out, with some room. There are
 // fewer requests than one window of the scheduler holds, which costs balance.
 func TestGainOnRealRouting(t *testing.T) {
+	figures(t)
 	tr := real(t)
 	for _, test := range []struct {
 		attention placement.Attention
@@ -123,6 +133,7 @@ func TestSolveIsDeterministic(t *testing.T) {
 // TestNoGainIsSaid uses traces in which there is nothing to learn: routing is noise. What the solver keeps of it was decided
 // without the test requests, so it may be below the default placement by chance, not by more.
 func TestNoGainIsSaid(t *testing.T) {
+	figures(t)
 	shape := tracetest.Small
 	shape.Noise, shape.DocumentsPerDomain = 100, 20
 	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {

@@ -86,6 +86,6 @@ func (s *search) score(ctx context.Context, by placement.Algorithm, deadline tim
 	if err != nil {
 		return cost.Report{}, false, err
 	}
-	report, err = Evaluate(ctx, s.trace, plan, s.evaluation())
+	report, err = s.evaluate(ctx, plan, s.evaluation())
 	return report, result.Truncated, err
 }

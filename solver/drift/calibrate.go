@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
 )
 
@@ -47,12 +48,14 @@ func (o *Options) validate(requests []Request) error {
 func (o *Options) orders() []Order { return []Order{{0, o.Seed}, {o.Sticky, o.Seed}} }
 
 const (
-	// LeastRequests is the number of requests below which neither a mean nor a tail is known.
+	// LeastRequests is the number of requests below which no mean is known well enough to tell any change from chance.
 	LeastRequests = 50
 	// leastSteps is the number of simulated requests below which the tail of a chart is not seen.
 	leastSteps = 1000
 	// meanSteps is the part of the steps that means are taken from, one in as many.
 	meanSteps = 10
+	// peakStream tells the random numbers of peaks from those of traffic.
+	peakStream = 1
 	// stepsPerCheck is the number of simulated requests between two looks at whether to go on: tens of milliseconds.
 	stepsPerCheck = 100_000
 )
@@ -75,9 +78,7 @@ func Calibrate(ctx context.Context, requests []Request, o Options) (*Calibration
 	if err := c.centre(requests, &o); err != nil {
 		return nil, err
 	}
-	kinds := spread(c, requests)
-	c.Novelty.Reference = kinds.newest(o.Novelty)
-	return c, c.limit(ctx, requests, kinds, &o)
+	return c, c.limit(ctx, requests, &o)
 }
 
 // serve is how often each rank serves each request in simulated traffic [request][rank], relative to how often the request comes. A
@@ -227,109 +228,110 @@ func (c *Calibration) centre(requests []Request, o *Options) error {
 	return nil
 }
 
-// deviation is the mean and the variance of a number of values.
-type deviation struct{ n, mean, squares float64 }
-
-func (d *deviation) add(x float64) {
-	d.n++
-	above := x - d.mean
-	d.mean += above / d.n
-	d.squares += above * (x - d.mean)
-}
-
-// standardError is that of the mean.
-func (d *deviation) standardError() float64 { return math.Sqrt(d.squares) / d.n }
-
-// kinds are the residuals on best ranks, and the share of what is new, of the requests of each kind.
-type kinds map[int]*struct{ residual, novelty deviation }
-
-func spread(c *Calibration, requests []Request) kinds {
-	of := kinds{}
-	for i := range requests {
-		s := requests[i].sample(requests[i].best())
-		if of[requests[i].Kind] == nil {
-			of[requests[i].Kind] = &struct{ residual, novelty deviation }{}
-		}
-		of[requests[i].Kind].residual.add(s.Local - c.Expected(s))
-		of[requests[i].Kind].novelty.add(s.novelty())
-	}
-	return of
-}
-
-// newest is the share of what is new in requests of the kind with most of it, and as many standard deviations of the requests of a
-// kind above.
-func (k kinds) newest(deviations float64) float64 {
-	most, squares, n := 0.0, 0.0, 0.0
-	for _, kind := range sorted(k) {
-		most = max(most, k[kind].novelty.mean)
-		squares += k[kind].novelty.squares
-		n += k[kind].novelty.n
-	}
-	return min(1, max(leastReference, most+deviations*math.Sqrt(squares/n)))
-}
-
-// sorted are the kinds in ascending order: sums of them must not depend on that of a map.
-func sorted(k kinds) []int {
-	names := make([]int, 0, len(k))
-	for kind := range k {
-		names = append(names, kind)
-	}
-	slices.Sort(names)
-	return names
-}
-
 const (
 	// leastReference and leastThreshold keep a chart that has never moved from alarming at the first request that is otherwise.
 	leastReference, leastThreshold = 0.02, 0.1
 )
 
-// limit sets the thresholds: in each order, what all charts together exceed as often as is allowed. The mean of a kind is known to its
-// standard error, which a run of requests of that kind adds up: these are taken to be worse by it than they were.
-func (c *Calibration) limit(ctx context.Context, requests []Request, of kinds, o *Options) error {
-	c.Residual.Threshold, c.Level.Threshold, c.Novelty.Threshold = leastThreshold, leastThreshold, leastThreshold
-	worse := slices.Clone(requests)
-	for i := range worse {
-		kind := of[worse[i].Kind]
-		worse[i].Local = slices.Clone(worse[i].Local)
-		for rank := range worse[i].Local {
-			worse[i].Local[rank] -= kind.residual.standardError()
-		}
-		worse[i].Known -= kind.novelty.standardError()
-		worse[i].Pairs -= kind.novelty.standardError()
-	}
-	for i, order := range o.orders() {
-		peaks, err := c.peaks(ctx, [][]Request{requests, worse}[i], order, o.Steps)
+// widths are by how much more than is asked for references may be.
+var widths = []float64{1, 1.5, 2, 3, 4, 6}
+
+// reach is the number of requests within which a change of twice the reference is to be found.
+const reach = 1000
+
+// limit sets references and thresholds. The mean of few requests may be off by more than the reference: what usual requests give is
+// then evidence of a change, and no threshold is both safe and of use. A chart that does not find a change of twice its reference
+// within reach gets a larger one: it looks for what so few requests can tell from chance.
+func (c *Calibration) limit(ctx context.Context, requests []Request, o *Options) error {
+	var found [charts]bool
+	for _, width := range widths {
+		of := c.refer(requests, o, width, found)
+		thresholds, err := c.thresholds(ctx, requests, of, o)
 		if err != nil {
 			return err
 		}
-		exceeding := o.FalseAlarms * float64(o.Steps) / float64(len(peaks))
-		for chart, threshold := range []*float64{&c.Residual.Threshold, &c.Level.Threshold, &c.Novelty.Threshold} {
-			*threshold = max(*threshold, tail(peaks[chart], exceeding))
+		changes := [charts]float64{width * o.Residual * c.Usual.Served, width * o.Level * c.Usual.Best, width * o.Novelty * of.within[noveltyChart]}
+		for chart, set := range c.charts() {
+			if !found[chart] {
+				set.Threshold = thresholds[chart]
+				found[chart] = set.Threshold <= max(leastThreshold, reach*changes[chart])
+			}
+		}
+		if found == [charts]bool{true, true, true} {
+			break
 		}
 	}
 	return nil
 }
 
-// peaks are the highest values of each chart between times at which it is zero.
-func (c *Calibration) peaks(ctx context.Context, requests []Request, order Order, steps int) ([3][]float64, error) {
-	var peaks [3][]float64
+// refer gives the charts whose threshold was not found yet references of a width, and returns what is known of the kinds under these.
+func (c *Calibration) refer(requests []Request, o *Options, width float64, found [charts]bool) *kinds {
+	for chart, reference := range [charts]float64{residualChart: o.Residual, levelChart: o.Level} {
+		if !found[chart] {
+			c.charts()[chart].Reference = min(1, width*reference)
+		}
+	}
+	kept := c.Novelty.Reference
+	c.Novelty.Reference = 0 // the share of what is new itself
+	of := kindsOf(c, requests)
+	if c.Novelty.Reference = kept; !found[noveltyChart] {
+		c.Novelty.Reference = of.newest(width * o.Novelty)
+	}
+	return of
+}
+
+// unseen is how many requests that are not local at all thresholds withstand, times the number of requests that they are made
+// from: what comes less often than once in as many was not seen, and a run of a kind may repeat it.
+const unseen = 200
+
+// thresholds are what all charts together exceed as often as is allowed, in the order of requests in which that is higher.
+func (c *Calibration) thresholds(ctx context.Context, requests []Request, of *kinds, o *Options) ([charts]float64, error) {
+	withstood := unseen / float64(len(requests))
+	thresholds := [charts]float64{
+		max(leastThreshold, withstood*c.Usual.Served), max(leastThreshold, withstood*c.Usual.Best), leastThreshold,
+	}
+	exceeding := o.FalseAlarms * float64(o.Steps) / charts
+	for _, order := range o.orders() {
+		peaks, err := c.peaks(ctx, requests, of, order, o.Steps)
+		if err != nil {
+			return thresholds, err
+		}
+		for chart := range thresholds {
+			thresholds[chart] = max(thresholds[chart], tail(peaks[chart], exceeding))
+		}
+	}
+	return thresholds, nil
+}
+
+// peaks are the highest values of each chart between times at which it is zero, in traffic as bad as is to be feared.
+func (c *Calibration) peaks(ctx context.Context, requests []Request, of *kinds, order Order, steps int) ([charts][]float64, error) {
+	var peaks [charts][]float64
 	traffic, err := NewTraffic(requests, order)
 	if err != nil {
 		return peaks, err
 	}
-	var statistic Statistic
-	var peak [3]float64
+	random := rand.New(rand.NewPCG(order.Seed, peakStream))
+	var values, peak [charts]float64
 	for i := range steps {
 		if i%stepsPerCheck == 0 && ctx.Err() != nil {
 			return peaks, ctx.Err()
 		}
-		statistic = c.Next(statistic, traffic.Next())
-		for chart, value := range [3]float64{statistic.Residual, statistic.Level, statistic.Novelty} {
-			if value == 0 && peak[chart] > 0 {
+		request, rank := traffic.next()
+		evidence := c.evidence(requests[request].sample(rank))
+		if order.Sticky > 0 {
+			evidence = of.run(evidence, request, requests[request].Kind, random)
+		} else {
+			for chart := range evidence {
+				evidence[chart] += of.worse[chart]
+			}
+		}
+		for chart := range values {
+			values[chart] = climb(values[chart], evidence[chart])
+			if values[chart] == 0 && peak[chart] > 0 {
 				peaks[chart] = append(peaks[chart], peak[chart])
 				peak[chart] = 0
 			}
-			peak[chart] = max(peak[chart], value)
+			peak[chart] = max(peak[chart], values[chart])
 		}
 	}
 	for chart, value := range peak {

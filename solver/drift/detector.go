@@ -106,12 +106,25 @@ func (c *Calibration) expectedOnBest(s Sample) float64 {
 // onBest is what a request would have shown on its best rank.
 func (c *Calibration) onBest(s Sample) float64 { return s.Local - c.Expected(s) + c.expectedOnBest(s) }
 
+// charts are those of the calibration.
+func (c *Calibration) charts() [charts]*Chart {
+	return [charts]*Chart{&c.Residual, &c.Level, &c.Novelty}
+}
+
+// evidence is what a sample adds to each chart that is above zero: NaN or infinite where something is not known.
+func (c *Calibration) evidence(s Sample) [charts]float64 {
+	return [charts]float64{
+		(1-c.Residual.Reference)*c.Expected(s) - s.Local, (1-c.Level.Reference)*c.Usual.Best - c.onBest(s), s.novelty() - c.Novelty.Reference,
+	}
+}
+
 // Next is the statistic after one more sample.
 func (c *Calibration) Next(statistic Statistic, s Sample) Statistic {
+	evidence := c.evidence(s)
 	return Statistic{
-		Residual: climb(statistic.Residual, (1-c.Residual.Reference)*c.Expected(s)-s.Local),
-		Level:    climb(statistic.Level, (1-c.Level.Reference)*c.Usual.Best-c.onBest(s)),
-		Novelty:  climb(statistic.Novelty, s.novelty()-c.Novelty.Reference),
+		Residual: climb(statistic.Residual, evidence[residualChart]),
+		Level:    climb(statistic.Level, evidence[levelChart]),
+		Novelty:  climb(statistic.Novelty, evidence[noveltyChart]),
 	}
 }
 

@@ -80,7 +80,8 @@ func sampled(p *placement.Problem, tr *trace.Trace, of placement.Objective) {
 func TestConstraintsHold(t *testing.T) {
 	random := rand.New(rand.NewPCG(31, 31))
 	infeasible, unmet := 0, 0
-	for instance := range *constraintInstances {
+	n := instances(*constraintInstances)
+	for instance := range n {
 		p := randomConstrained(t, random, instance)
 		name := fmt.Sprintf("instance %d: %s, EP %d, %+v, %+v", instance, p.Attention, p.Ranks, p.Messages, p.Constraints)
 		result, err := placement.Solve(t.Context(), p)
@@ -114,7 +115,7 @@ func TestConstraintsHold(t *testing.T) {
 			t.Fatalf("%s: worth %v with excess %v; the default placement %v with %v", name, value, excess, least, mostExcess)
 		}
 	}
-	t.Logf("%d instances: %d contradict themselves, %d have limits that cannot be met", *constraintInstances, infeasible, unmet)
+	t.Logf("%d instances: %d contradict themselves, %d have limits that cannot be met", n, infeasible, unmet)
 }
 
 // leastMoves is the largest number of experts over layers that pins, and slots that are new, move at least.
@@ -251,7 +252,7 @@ func feasible(p placement.Problem, l int, most float64) bool {
 // TestGroupsUnderConstraints solves every relation of groups and ranks with loads limited and moves counted.
 func TestGroupsUnderConstraints(t *testing.T) {
 	random := rand.New(rand.NewPCG(32, 32))
-	for instance := range *constraintInstances / 4 {
+	for instance := range instances(*constraintInstances / 4) {
 		p := randomGrouped(random, instance)
 		p.Constraints.ExpertLoadLimit = 100 + 100*random.Float64()
 		p.Current = solve(t, p).Placement

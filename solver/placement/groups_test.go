@@ -59,7 +59,7 @@ func valueOf(t *testing.T, p placement.Problem, of *placement.Placement) float64
 // service that may have torn the groups apart.
 func TestGroupsStayWhole(t *testing.T) {
 	random := rand.New(rand.NewPCG(11, 11))
-	for instance := range *groupInstances {
+	for instance := range instances(*groupInstances) {
 		p := randomGrouped(random, instance)
 		if instance%5 == 4 {
 			p.Current = shuffled(p, random)

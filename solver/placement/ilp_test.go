@@ -19,6 +19,9 @@ import (
 // TestAutoReachesTheOptimumOfAnExactSolver compares with an integer linear program that knows nothing of the search: neither its
 // prices nor how it values a placement. It needs cbc (Debian's package coinor-cbc) and is skipped without.
 func TestAutoReachesTheOptimumOfAnExactSolver(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the exact program is solved without -short")
+	}
 	cbc, err := exec.LookPath("cbc")
 	if err != nil {
 		t.Skip("cbc is not installed: the comparison with an exact integer program is left out")

@@ -1,0 +1,65 @@
+package solver
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// DealBatch returns the rank of each token of a batch in each MoE layer [MoE layers][tokens]: the highest sum of the plan's forecast
+// under which every rank has equally many tokens (attention TP). positions are the batch's tokens in the trace. by is the plan's
+// forecast, or one that needs no tables but those that every plan has.
+func (p *Plan) DealBatch(ctx context.Context, t *trace.Trace, by Forecast, positions []int) ([][]int, error) {
+	switch {
+	case p.Attention != placement.TensorParallel:
+		return nil, fmt.Errorf("tokens have ranks of their own with attention %s alone; the plan's is %s", placement.TensorParallel, p.Attention)
+	case by != p.Forecast && by.Trained():
+		return nil, fmt.Errorf("forecast is %s; this plan carries the tables of %s", by, p.Forecast)
+	}
+	plan := *p
+	plan.Forecast = by
+	if err := plan.matches(t); err != nil {
+		return nil, err
+	}
+	forecast, err := plan.tokenForecast(t)
+	if err != nil {
+		return nil, err
+	}
+	return p.deal(ctx, forecast, positions)
+}
+
+// DealBatchByRoutes is DealBatch with the real routes of the trace in the place of a forecast: no forecast does better under the
+// plan's placement.
+func (p *Plan) DealBatchByRoutes(ctx context.Context, t *trace.Trace, positions []int) ([][]int, error) {
+	if err := p.matches(t); err != nil {
+		return nil, err
+	}
+	return p.deal(ctx, routeScores{t, p.hosts()}, positions)
+}
+
+func (p *Plan) deal(ctx context.Context, forecast cost.TokenForecast, positions []int) ([][]int, error) {
+	ranks := make([][]int, len(p.Placement.Layers))
+	err := affinity.Parallel(ctx, len(ranks), func(l int) {
+		scores := make([]float32, len(positions)*p.Placement.Ranks)
+		for i, position := range positions {
+			forecast.Score(scores[i*p.Placement.Ranks:(i+1)*p.Placement.Ranks], l, position)
+		}
+		ranks[l] = dispatch.NewShards(p.Placement.Ranks).Assign(scores)
+	})
+	return ranks, err
+}
+
+// routeScores scores a token by the experts that it activates.
+type routeScores struct {
+	trace *trace.Trace
+	hosts []affinity.Hosts
+}
+
+func (r routeScores) Score(dst []float32, layer, position int) {
+	affinity.RankShares(dst, r.trace.Row(position, layer), r.hosts[layer])
+}

@@ -1,0 +1,27 @@
+package solver
+
+import (
+	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/solver/pipeline"
+	"github.com/semmoe/operator/solver/schedule"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// ScheduleLayers makes the schedule of a plan inside its MoE layers, for machines and a local activation rate. It is nil where the
+// model's configuration does not tell all sizes, and for a single rank.
+func ScheduleLayers(m *trace.Model, p *Plan, lar float64, machines *hardware.Profile) (*schedule.Schedule, error) {
+	shape := shapeOf(m)
+	if shape == nil {
+		return nil, nil
+	}
+	return schedule.Of(shape, machines, schedule.Inputs{Ranks: p.Placement.Ranks, SlotsPerRank: p.Placement.SlotsPerRank, LAR: lar})
+}
+
+// shapeOf is the shape of a model; nil where its configuration does not tell it.
+func shapeOf(m *trace.Model) *pipeline.Shape {
+	s, err := pipeline.ShapeOf(m)
+	if err != nil || s.Check() != nil {
+		return nil
+	}
+	return &s
+}

@@ -1,0 +1,48 @@
+package solver_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// A schedule is made where the trace tells the model's shape, and nowhere else.
+func TestScheduleLayers(t *testing.T) {
+	recorded, err := trace.Open(t.Context(), "testdata/tiny-32e-top4.safetensors.zst")
+	if err != nil {
+		t.Fatal(err)
+	}
+	machines, err := hardware.BuiltIn(hardware.Default)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &solver.Plan{Placement: &placement.Placement{Ranks: 4, Experts: 32, SlotsPerRank: 9}}
+	first, err := solver.ScheduleLayers(&recorded.Model, p, 0.4, machines)
+	if err != nil || first == nil {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	if first.Ranks != 4 || first.LAR != 0.4 || first.Model.Experts != 32 || first.Model.TopK != 4 || first.Model.MoELayers != len(recorded.Model.Layers) || first.Model.Hidden != recorded.Model.HiddenSize {
+		t.Errorf("the schedule is for %+v", first)
+	}
+	again, err := solver.ScheduleLayers(&recorded.Model, p, 0.4, machines)
+	if diff := cmp.Diff(first, again); diff != "" || err != nil {
+		t.Errorf("the same inputs lead to another schedule, error %v:\n%s", err, diff)
+	}
+	for name, config := range map[string]string{"no configuration": "", "no heads": strings.ReplaceAll(recorded.Model.Config, "num_attention_heads", "attention_heads"), "no JSON": "{"} {
+		m := recorded.Model
+		m.Config = config
+		if s, err := solver.ScheduleLayers(&m, p, 0.4, machines); s != nil || err != nil {
+			t.Errorf("%s: %+v, %v", name, s, err)
+		}
+	}
+	p.Placement.Ranks, p.Placement.SlotsPerRank = 1, 32
+	if s, err := solver.ScheduleLayers(&recorded.Model, p, 1, machines); s != nil || err != nil {
+		t.Errorf("one rank: %+v, %v", s, err)
+	}
+}

@@ -1,0 +1,104 @@
+package solver
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/simulate"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// ServingMethod names a way to serve that simulations compare.
+type ServingMethod string
+
+// The methods.
+const (
+	// Vanilla is what engines do by default: contiguous experts, requests or tokens dealt out in turn.
+	Vanilla ServingMethod = "vanilla"
+	// BalancedServing and TunedServing have the placements of EPLB and MoETuner, and deal out as well.
+	BalancedServing ServingMethod = "eplb"
+	TunedServing    ServingMethod = "moetuner"
+	// OurServing has our placement, and dispatches by its forecast.
+	OurServing ServingMethod = "semmoe"
+)
+
+// ServingMethods lists all of them.
+var ServingMethods = []ServingMethod{Vanilla, BalancedServing, TunedServing, OurServing}
+
+// ParseServingMethod returns the method of that name.
+func ParseServingMethod(name string) (ServingMethod, error) {
+	for _, m := range ServingMethods {
+		if string(m) == name {
+			return m, nil
+		}
+	}
+	return "", fmt.Errorf("method %q is unknown; allowed is %v", name, ServingMethods)
+}
+
+// algorithm is that of the method's placement.
+func (m ServingMethod) algorithm() placement.Algorithm {
+	switch m {
+	case BalancedServing:
+		return placement.EPLB
+	case TunedServing:
+		return placement.MoETuner
+	case OurServing:
+		return placement.Auto
+	default:
+		return placement.ContiguousAlgorithm
+	}
+}
+
+// SolveServing solves methods on the same train requests, and returns them with the requests that were held back. Of the options the algorithm is
+// the methods'; forecast, objective, constraints and the policy (attention DP) are for OurServing alone.
+func SolveServing(ctx context.Context, t *trace.Trace, methods []ServingMethod, policy dispatch.Policy, o Options) ([]simulate.Method, []int, error) {
+	var solved []simulate.Method
+	var heldOut []int
+	for _, m := range methods {
+		own := o
+		own.Algorithm = m.algorithm()
+		if m != OurServing {
+			own.Forecast, own.Objective, own.Constraints, own.Embeddings = Table, placement.Activation, placement.Constraints{}, nil
+		}
+		if placement.CheckSlots(own.Algorithm, own.Ranks, t.Model.Experts, own.RedundantSlots) != nil {
+			own.RedundantSlots = 0 // the algorithm knows none
+		}
+		s, err := newSearch(t, own)
+		if err != nil {
+			return nil, nil, err
+		}
+		method, err := s.serving(ctx, m, policy)
+		if err != nil {
+			return nil, nil, err
+		}
+		solved, heldOut = append(solved, *method), s.test
+	}
+	return solved, heldOut, nil
+}
+
+// serving solves one method.
+func (s *search) serving(ctx context.Context, m ServingMethod, policy dispatch.Policy) (*simulate.Method, error) {
+	if err := s.count(ctx); err != nil {
+		return nil, err
+	}
+	p, err := s.placed(ctx)
+	if err != nil {
+		return nil, err
+	}
+	method := &simulate.Method{Name: string(m), Placement: p.placement, Policy: dispatch.RoundRobin}
+	if m != OurServing {
+		return method, nil
+	}
+	plan, err := s.plan(ctx, p.placement, s.options.Algorithm)
+	if err != nil {
+		return nil, err
+	}
+	if s.options.Attention == placement.DataParallel {
+		method.Policy, method.Requests = policy, plan.Ranks.Forecast(s.trace)
+		return method, nil
+	}
+	method.Tokens, err = plan.tokenForecast(s.trace)
+	return method, err
+}

@@ -1,0 +1,90 @@
+package solver_test
+
+import (
+	"testing"
+
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/pipeline"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/simulate"
+	"github.com/semmoe/operator/solver/trace/tracetest"
+)
+
+// TestOursServesNoLess serves a small piece of real routing on PCIe islands, where exchanges take most of a step: our placement and forecast
+// keep the latency objective at a rate no lower than the default's, and so does nothing that deals tokens out.
+func TestOursServesNoLess(t *testing.T) {
+	figures(t)
+	tr := real(t)
+	p, err := hardware.BuiltIn(hardware.Default)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := options(placement.TensorParallel, 8)
+	methods, heldOut, err := solver.SolveServing(t.Context(), tr, solver.ServingMethods, dispatch.Price, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	outputs, err := simulate.ParseLengths("exp:16")
+	if err != nil {
+		t.Fatal(err)
+	}
+	requests, err := (&simulate.Workload{Sources: heldOut, Count: 400, Prompts: simulate.Recorded, Outputs: outputs, Seed: 1}).Draw(tr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The sizes of Qwen3-30B-A3B, with the experts and layers of the trace.
+	shape := pipeline.Shape{
+		HiddenLayers: 4, MoELayers: 4, Experts: tr.Model.Experts, TopK: tr.Model.TopK, Hidden: 2048, ExpertSize: 768, Heads: 32, KVHeads: 4, QueryDim: 128, ValueDim: 128,
+	}
+	r, err := simulate.Compare(t.Context(), tr, methods, requests, []float64{100}, simulate.DefaultGoal, &simulate.Options{
+		Attention: placement.TensorParallel, Collective: simulate.ReduceScatter, Shape: shape, Profile: p, Topology: simulate.Islands(8, p),
+		Messages: simulate.PerActivation, DispatchBytes: 2, StepTokens: 8192, Running: 1024, CacheTokens: 1 << 20, Cap: 1.15,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	byName := map[string]simulate.Curve{}
+	for _, c := range r.Curves {
+		byName[c.Method] = c
+		t.Logf("%s: %.1f requests a second, local activation rate %.3f, %.0f tokens a step, %+v", c.Method, c.Goodput, c.Served.LAR, c.Served.StepTokens, c.Served.Step)
+	}
+	ours, first := byName[string(solver.OurServing)], byName[string(solver.Vanilla)]
+	if len(r.Curves) != 4 || ours.Goodput < first.Goodput || ours.Served.LAR < first.Served.LAR+0.1 {
+		t.Errorf("ours serves %.1f requests a second at a local activation rate of %.3f, the default %.1f at %.3f", ours.Goodput, ours.Served.LAR, first.Goodput, first.Served.LAR)
+	}
+}
+
+// Methods are placed as they say, and know what they dispatch by.
+func TestServingMethods(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 1)
+	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
+		o := options(attention, 4)
+		o.RedundantSlots = 1
+		methods, heldOut, err := solver.SolveServing(t.Context(), tr, solver.ServingMethods, dispatch.Masked, o)
+		if err != nil || len(methods) != 4 || len(heldOut) == 0 || len(heldOut) >= tr.Requests() {
+			t.Fatalf("%d methods, %d requests held out, error %v", len(methods), len(heldOut), err)
+		}
+		for _, m := range methods {
+			ours := m.Name == string(solver.OurServing)
+			if forecast := m.Requests != nil || m.Tokens != nil; forecast != ours {
+				t.Errorf("%s, attention %s: a forecast %t", m.Name, attention, forecast)
+			}
+			if (m.Policy == dispatch.Masked) != (ours && attention == placement.DataParallel) {
+				t.Errorf("%s, attention %s: policy %s", m.Name, attention, m.Policy)
+			}
+			if copies := m.Placement.Redundant(); copies == (m.Name == string(solver.TunedServing)) {
+				t.Errorf("%s, attention %s: copies %t", m.Name, attention, copies)
+			}
+		}
+	}
+	if _, err := solver.ParseServingMethod("exflow"); err == nil {
+		t.Error("exflow is a method")
+	}
+	for _, m := range solver.ServingMethods {
+		if got, err := solver.ParseServingMethod(string(m)); got != m || err != nil {
+			t.Errorf("%s: %s, error %v", m, got, err)
+		}
+	}
+}

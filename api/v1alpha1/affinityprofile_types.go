@@ -51,6 +51,7 @@ type AffinityProfileList struct {
 // +kubebuilder:validation:XValidation:rule="self.target == 'Dedicated' || has(self.deploymentRef)",message="targets Serving and Live need deploymentRef: the MoEDeployment that answers the requests",fieldPath=".deploymentRef"
 // +kubebuilder:validation:XValidation:rule="(self.target == 'Live') != has(self.dataset)",message="targets Serving and Dedicated need dataset, and target Live takes none: it profiles the requests of the deployment's clients",fieldPath=".dataset"
 // +kubebuilder:validation:XValidation:rule="(self.target == 'Live') == has(self.live)",message="target Live needs live, and no other target takes it",fieldPath=".live"
+// +kubebuilder:validation:XValidation:rule="!has(self.parallelism.podsPerReplica)",message="podsPerReplica is a MoEDeployment's: which experts a token activates does not depend on it, and a profiling Job has one pod: remove it",fieldPath=".parallelism.podsPerReplica"
 type AffinityProfileSpec struct {
 	// model names the checkpoint.
 	// +required

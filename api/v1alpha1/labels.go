@@ -4,7 +4,7 @@ package v1alpha1
 const (
 	// LabelDeployment names the MoEDeployment that an object belongs to.
 	LabelDeployment = "semmoe.io/deployment"
-	// LabelComponent is the part that a pod plays: engine, router, inspect, profile, plan, answers or tables.
+	// LabelComponent is the part that a pod plays: engine, worker, router, inspect, profile, plan, answers or tables.
 	LabelComponent = "semmoe.io/component"
 	// LabelRevision is the revision of the serving workload: a short hash of template, engine, parallelism and model.
 	LabelRevision = "semmoe.io/revision"
@@ -27,11 +27,16 @@ const (
 	AnnotationEngineOptions = "semmoe.io/engine-options"
 	// AnnotationRanks is the number of ranks that requests to an engine pod can be pinned to.
 	AnnotationRanks = "semmoe.io/ranks"
+	// AnnotationExpertParallelSize is the number of ranks of an engine pod under a plan whose requests have none: attention is
+	// TensorParallel.
+	AnnotationExpertParallelSize = "semmoe.io/expert-parallel-size"
 	// AnnotationPort is the port on which an engine pod serves.
 	AnnotationPort = "semmoe.io/port"
 	// AnnotationRankPorts are the ports on which the ranks of an engine pod serve, in the order of the ranks, separated by
 	// commas; absent where all ranks share the port of AnnotationPort.
 	AnnotationRankPorts = "semmoe.io/rank-ports"
+	// AnnotationPodsPerReplica is, on an engine pod that answers requests, the number of pods of its replica; absent for one.
+	AnnotationPodsPerReplica = "semmoe.io/pods-per-replica"
 	// AnnotationModelShape is what routers must know of the model to count activations, as JSON.
 	AnnotationModelShape = "semmoe.io/model-shape"
 	// AnnotationModelDigest is the full digest of the checkpoint that a revision serves.
@@ -52,6 +57,9 @@ const (
 	AnnotationRollout = "semmoe.io/rollout"
 	RolloutCanary     = "Canary"
 	RolloutPromoting  = "Promoting"
+	// AnnotationRemade stands on a workload of replicas of several pods, and says which of them were made anew since they were last
+	// ready, as JSON.
+	AnnotationRemade = "semmoe.io/remade"
 	// AnnotationApprove names, by its short digest, the plan that may be rolled out.
 	AnnotationApprove = "semmoe.io/approve"
 	// AnnotationReport is the result of an inspection, kept on its Job so that it outlives the Job's pod, or what a plan is
@@ -59,7 +67,9 @@ const (
 	AnnotationReport = "semmoe.io/report"
 
 	// ComponentEngine to ComponentTables are the values of LabelComponent. Every object that the operator makes has one.
-	ComponentEngine  = "engine"
+	ComponentEngine = "engine"
+	// ComponentWorker is that of the further pods of a replica that has several: they answer no requests.
+	ComponentWorker  = "worker"
 	ComponentRouter  = "router"
 	ComponentInspect = "inspect"
 	ComponentProfile = "profile"
@@ -83,6 +93,16 @@ const (
 	EngineOptionsPath   = "/etc/semmoe/engine/options.yaml"
 	// PlanMountPath is where a plan's ConfigMap is mounted in the pods that serve under it.
 	PlanMountPath = "/etc/semmoe/plan"
+	// TablesVolume is the name of the volume in which an engine that shuffles tokens finds a whole plan, TablesMountPath where it is
+	// mounted, and TablesPath the plan's directory there. It is absent where the artifact store was away when the pod started.
+	TablesVolume    = "semmoe-tables"
+	TablesMountPath = "/var/lib/semmoe"
+	TablesPath      = "/var/lib/semmoe/plan"
+	// TablesVariable, PlacementVariable and PlanDigestVariable are the environment variables that tell such an engine the path of
+	// tables.safetensors, that of placement.json, and the full digest of the plan.
+	TablesVariable     = "SEMMOE_TABLES"
+	PlacementVariable  = "SEMMOE_PLACEMENT"
+	PlanDigestVariable = "SEMMOE_PLAN_DIGEST"
 	// CacheVolume is the name of the volume that holds permuted copies of the checkpoint, CacheMountPath where it is mounted.
 	CacheVolume    = "semmoe-cache"
 	CacheMountPath = "/var/cache/semmoe"

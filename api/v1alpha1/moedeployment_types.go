@@ -23,6 +23,7 @@ import (
 // +kubebuilder:printcolumn:name="Endpoint",type=string,priority=1,JSONPath=`.status.endpoint`
 // +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
 // +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",message="metadata.name must be at most 40 characters: lower-case letters, digits and '-', starting with a letter and ending with a letter or digit"
+// +kubebuilder:validation:XValidation:rule="!has(self.spec.parallelism.podsPerReplica) || self.spec.parallelism.podsPerReplica == 1 || size(self.metadata.name) <= 36",message="metadata.name must be at most 36 characters where spec.parallelism.podsPerReplica is above 1: a label of the pods is longer than their workload's name"
 type MoEDeployment struct {
 	metav1.TypeMeta `json:",inline"`
 
@@ -54,6 +55,8 @@ type MoEDeploymentList struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.routing.samplePercent) || self.routing.samplePercent == 0 || (self.routing.mode != 'None' && self.parallelism.attention == 'DataParallel')",message="samplePercent needs routing.mode Router or EndpointPicker, and parallelism.attention DataParallel: elsewhere requests have no rank to compare with",fieldPath=".routing.samplePercent"
 // +kubebuilder:validation:XValidation:rule="self.routing.mode != 'EndpointPicker' || self.engine.type != 'TensorRTLLM'",message="mode EndpointPicker needs an engine that takes requests for a rank, and TensorRTLLM takes none: use Router or None",fieldPath=".routing.mode"
 // +kubebuilder:validation:XValidation:rule="!has(self.routing.weights) || !has(self.routing.weights.affinityPercent) || self.routing.weights.affinityPercent == 0 || (self.parallelism.attention == 'DataParallel' && self.engine.type != 'TensorRTLLM')",message="affinityPercent needs parallelism.attention DataParallel and an engine that takes requests for a rank (TensorRTLLM takes none): elsewhere requests have no rank; use 0, or remove it",fieldPath=".routing.weights.affinityPercent"
+// +kubebuilder:validation:XValidation:rule="!has(self.parallelism.podsPerReplica) || self.parallelism.podsPerReplica == 1 || !has(self.profiling) || !has(self.profiling.target) || self.profiling.target != 'Dedicated'",message="target Dedicated needs parallelism.podsPerReplica 1: a profiling Job has one pod; use Serving",fieldPath=".profiling.target"
+// +kubebuilder:validation:XValidation:rule="!has(self.placement.tokenShuffle) || self.placement.tokenShuffle == 'Disabled' || (self.parallelism.attention == 'TensorParallel' && self.engine.type == 'SGLang')",message="tokenShuffle Enabled needs parallelism.attention TensorParallel and engine.type SGLang: with DataParallel tokens follow their request, and other engines have no all-to-all with TensorParallel",fieldPath=".placement.tokenShuffle"
 type MoEDeploymentSpec struct {
 	// model names the checkpoint to serve.
 	// +required
@@ -202,12 +205,60 @@ type EngineSpec struct {
 	// +kubebuilder:validation:MaxItems=256
 	Env []corev1.EnvVar `json:"env,omitempty"`
 
+	// overlap lets the exchange of some tokens go on beside the computation of others, as far as the engine has flags for it. Without
+	// it nothing of the kind is set. SGLang and VLLM alone have any, with an all-to-all backend in args.
+	// +optional
+	Overlap *OverlapSpec `json:"overlap,omitempty"`
+
 	// port is the engine's HTTP port.
 	// +optional
 	// +kubebuilder:default=30000
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	Port int32 `json:"port,omitempty"`
+}
+
+// OverlapSpec is what engines offer to have exchange and computation go on beside each other. What is not given is not set.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.microBatches) || has(self.communicationSMs)",message="give microBatches, communicationSMs, or both"
+// +kubebuilder:validation:XValidation:rule="has(self.microBatches) || !has(self.decodeThresholdTokens)",message="decodeThresholdTokens needs microBatches: it says which steps are cut",fieldPath=".decodeThresholdTokens"
+// +kubebuilder:validation:XValidation:rule="has(self.microBatches) || !has(self.prefillThresholdTokens)",message="prefillThresholdTokens needs microBatches: it says which steps are cut",fieldPath=".prefillThresholdTokens"
+// +kubebuilder:validation:XValidation:rule="has(self.microBatches) || !has(self.distributionThresholdPercent)",message="distributionThresholdPercent needs microBatches: it says how steps are cut",fieldPath=".distributionThresholdPercent"
+type OverlapSpec struct {
+	// microBatches is into how many parts the engine cuts the tokens of a step, to exchange those of one while it computes another:
+	// exactly 2 with SGLang (--enable-two-batch-overlap), 2 (--enable-dbo) or more (--ubatch-size) with VLLM, which needs attention
+	// DataParallel.
+	// +optional
+	// +kubebuilder:validation:Minimum=2
+	// +kubebuilder:validation:Maximum=16
+	MicroBatches int32 `json:"microBatches,omitempty"`
+
+	// decodeThresholdTokens is the least number of tokens of a step of decoding alone that VLLM cuts (--dbo-decode-token-threshold).
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1048576
+	DecodeThresholdTokens int32 `json:"decodeThresholdTokens,omitempty"`
+
+	// prefillThresholdTokens is the same of a step with prompts (--dbo-prefill-token-threshold).
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1048576
+	PrefillThresholdTokens int32 `json:"prefillThresholdTokens,omitempty"`
+
+	// distributionThresholdPercent is the least share of a step's tokens that SGLang wants in either part; below it, it cuts within a
+	// request instead of between two (--tbo-token-distribution-threshold). 0 never does.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=50
+	DistributionThresholdPercent *int32 `json:"distributionThresholdPercent,omitempty"`
+
+	// communicationSMs is how many of a GPU's streaming multiprocessors exchange tokens in the place of computing, of SGLang with
+	// DeepEP in its mode normal (num_sms of --deepep-config). DeepEP takes even numbers alone.
+	// +optional
+	// +kubebuilder:validation:Minimum=2
+	// +kubebuilder:validation:Maximum=128
+	// +kubebuilder:validation:MultipleOf=2
+	CommunicationSMs int32 `json:"communicationSMs,omitempty"`
 }
 
 // AttentionParallelism is how attention is spread over the devices of a replica.
@@ -223,6 +274,8 @@ const (
 )
 
 // ParallelismSpec says how one replica spreads the model over its devices.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.podsPerReplica) || self.expertParallelSize % self.podsPerReplica == 0",message="podsPerReplica must divide expertParallelSize: every pod has as many ranks",fieldPath=".podsPerReplica"
 type ParallelismSpec struct {
 	// attention is DataParallel (each request lives on one rank; the number of data-parallel ranks equals
 	// expertParallelSize), or TensorParallel.
@@ -237,115 +290,23 @@ type ParallelismSpec struct {
 	// +kubebuilder:validation:Maximum=1024
 	ExpertParallelSize int32 `json:"expertParallelSize"`
 
-	// resourceName is the extended resource of a device: each pod asks for expertParallelSize of it.
+	// podsPerReplica is the number of pods that the ranks of one replica are spread over, in order and evenly, where a replica
+	// needs more devices than a node has. Default 1. More need the kind LeaderWorkerSet in the cluster
+	// (leaderworkerset.x-k8s.io/v1), and an engine that flags can spread: SGLang, or VLLM and VLLMAscend over 2 pods with attention
+	// DataParallel. The first pod answers requests for all.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=256
+	PodsPerReplica *int32 `json:"podsPerReplica,omitempty"`
+
+	// resourceName is the extended resource of a device: each pod asks for expertParallelSize of it, divided by
+	// podsPerReplica.
 	// +optional
 	// +kubebuilder:default=nvidia.com/gpu
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`
 	ResourceName string `json:"resourceName,omitempty"`
-}
-
-// RoutingMode is who sends requests to ranks.
-//
-// +kubebuilder:validation:Enum=Router;EndpointPicker;None
-type RoutingMode string
-
-const (
-	// RoutingModeRouter puts the operator's request router in front of the ranks.
-	RoutingModeRouter RoutingMode = "Router"
-	// RoutingModeEndpointPicker leaves the proxying to a Gateway, which asks the request router for the pod and the rank of each
-	// request: the endpoint picker protocol of the Gateway API Inference Extension.
-	RoutingModeEndpointPicker RoutingMode = "EndpointPicker"
-	// RoutingModeNone leaves it to the Service, which spreads connections over ready pods; the engine picks the rank.
-	RoutingModeNone RoutingMode = "None"
-)
-
-// NetworkPolicyMode says whether the operator makes NetworkPolicies.
-//
-// +kubebuilder:validation:Enum=Managed;None
-type NetworkPolicyMode string
-
-const (
-	// NetworkPolicyManaged lets the operator make them.
-	NetworkPolicyManaged NetworkPolicyMode = "Managed"
-	// NetworkPolicyNone leaves them to others.
-	NetworkPolicyNone NetworkPolicyMode = "None"
-)
-
-// RoutingSpec is how requests reach the ranks.
-//
-// +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.weights)",message="weights need mode Router or EndpointPicker: with None the engine picks the rank, and weighs nothing",fieldPath=".weights"
-// +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.pendingLimitPerRank)",message="pendingLimitPerRank needs mode Router or EndpointPicker: with None nobody counts requests",fieldPath=".pendingLimitPerRank"
-type RoutingSpec struct {
-	// mode is Router; EndpointPicker for a Gateway that asks the request router by way of an InferencePool of the
-	// MoEDeployment's name, while the Service leads to the engine's pods; or None for a plain Service in front of the engine's
-	// pods.
-	// +optional
-	// +kubebuilder:default=Router
-	Mode RoutingMode `json:"mode,omitempty"`
-
-	// replicas is the number of request router pods.
-	// +optional
-	// +kubebuilder:default=2
-	// +kubebuilder:validation:Minimum=1
-	// +kubebuilder:validation:Maximum=100
-	Replicas int32 `json:"replicas,omitempty"`
-
-	// weights says how much each of the reasons to choose a rank counts. They are estimates in one unit, time saved, so
-	// that 100 for each is right wherever the estimates are.
-	// +optional
-	Weights *RoutingWeights `json:"weights,omitempty"`
-
-	// pendingLimitPerRank is how many requests may be outstanding on a rank (on a pod, where requests have no rank). Where
-	// all ranks have as many, requests are answered with 429 and Retry-After. Without it there is no limit: engines queue, and
-	// bound their queues themselves, and only their owner knows from which length on clients are better sent away.
-	// +optional
-	// +kubebuilder:validation:Minimum=1
-	// +kubebuilder:validation:Maximum=1000000
-	PendingLimitPerRank *int32 `json:"pendingLimitPerRank,omitempty"`
-
-	// samplePercent is the share of requests of which the router asks the engine for the experts that their tokens
-	// activated, to observe the local activation rate. Clients never see it. Engines pay for the capture (reports go from a few
-	// percent of throughput to much more), so the default is 5 where spec.profiling is given and requests have ranks, and 0
-	// (nothing is observed) elsewhere. A change between 0 and more starts the engines anew. VLLM and VLLMAscend tell the
-	// experts of unstreamed requests alone; TensorRTLLM tells none.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=100
-	SamplePercent *int32 `json:"samplePercent,omitempty"`
-
-	// networkPolicy is Managed, or None. Managed keeps others than the request routers, the operator and monitoring away from
-	// the engines' serving port (mode Router), and others than the operator and monitoring from the routers' metrics and
-	// observations; everything else stays open. Monitoring is every namespace with the label semmoe.io/monitoring.
-	// +optional
-	// +kubebuilder:default=Managed
-	NetworkPolicy NetworkPolicyMode `json:"networkPolicy,omitempty"`
-}
-
-// RoutingWeights weigh the reasons to choose a rank, in percent: 100 counts a reason as it is estimated, 0 not at all.
-//
-// +kubebuilder:validation:XValidation:rule="(has(self.affinityPercent) ? self.affinityPercent : 100) + (has(self.prefixPercent) ? self.prefixPercent : 100) + (has(self.loadPercent) ? self.loadPercent : 100) > 0",message="at least one of affinityPercent, prefixPercent and loadPercent must be above 0: else nothing tells ranks apart"
-type RoutingWeights struct {
-	// affinityPercent weighs the communication that is saved where a request's experts lie on the rank, by the plan's forecast;
-	// default 100. It needs requests that have a rank.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=1000
-	AffinityPercent *int32 `json:"affinityPercent,omitempty"`
-
-	// prefixPercent weighs the computation that is saved where the rank still has the beginning of the prompt in its cache;
-	// default 100.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=1000
-	PrefixPercent *int32 `json:"prefixPercent,omitempty"`
-
-	// loadPercent weighs the wait behind what is outstanding on the rank; default 100.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=1000
-	LoadPercent *int32 `json:"loadPercent,omitempty"`
 }
 
 // ApprovalMode says what a new plan waits for.
@@ -376,6 +337,18 @@ const (
 	RealizationReshuffledWeights Realization = "ReshuffledWeights"
 )
 
+// TokenShuffle says whether an engine with attention TensorParallel sends tokens to the ranks of a plan's tables.
+//
+// +kubebuilder:validation:Enum=Disabled;Enabled
+type TokenShuffle string
+
+const (
+	// TokenShuffleDisabled leaves tokens where attention puts them.
+	TokenShuffleDisabled TokenShuffle = "Disabled"
+	// TokenShuffleEnabled sends each token to the rank that is most likely to hold its experts.
+	TokenShuffleEnabled TokenShuffle = "Enabled"
+)
+
 // PlacementSpec says how plans are made and when they are rolled out.
 type PlacementSpec struct {
 	// realization is how a plan reaches the engine: EngineMap (the engine's own expert map), ReshuffledWeights (a copy of the
@@ -386,6 +359,14 @@ type PlacementSpec struct {
 	// +kubebuilder:default=Auto
 	// +kubebuilder:validation:Enum=Auto;EngineMap;ReshuffledWeights
 	Realization Realization `json:"realization,omitempty"`
+
+	// tokenShuffle is Enabled where the engine's image has a consumer of the plan's tables (docs/integrations/torch, or another one that
+	// reads the same variables): tokens are sent, inside the collective after attention, to the rank that most likely holds their
+	// experts, and engine pods are given the tables. No engine does that by itself. It needs parallelism.attention TensorParallel
+	// and engine SGLang. With Disabled, the default, and TensorParallel one activation in expertParallelSize is local under any
+	// plan: plans have the experts of a token on as few ranks as possible instead.
+	// +optional
+	TokenShuffle TokenShuffle `json:"tokenShuffle,omitempty"`
 
 	// cache is where copies of the checkpoint are kept with ReshuffledWeights. Without it each pod makes its own, in an
 	// emptyDir for which it requests ephemeral storage of the size of the checkpoint.
@@ -552,6 +533,13 @@ type RolloutSpec struct {
 	// +kubebuilder:validation:Maximum=99
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 
+	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica, where that gain is modelled: the
+	// larger, the more locality pays. Set it to what the engine reaches under load. Defaults to 4096.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1048576
+	BatchTokens int32 `json:"batchTokens,omitempty"`
+
 	// canaryReplicas is on how many replicas a new plan serves until it has proven itself; at least one replica stays with the
 	// plan that is in service, as long as there are two. Other changes have no canary.
 	// +optional
@@ -587,324 +575,3 @@ const (
 	// RollbackManual leaves it on its canary. The annotation failed.semmoe.io/<revision> on the PlacementPlan takes it back.
 	RollbackManual RollbackMode = "Manual"
 )
-
-// MoEDeploymentStatus is what the operator last observed.
-type MoEDeploymentStatus struct {
-	// conditions tell the state: Ready, Progressing, Degraded, Profiled, Planned, RolledOut, LocalityOnTarget,
-	// Reconciling, Stalled.
-	// +optional
-	// +listType=map
-	// +listMapKey=type
-	// +kubebuilder:validation:MaxItems=16
-	Conditions []metav1.Condition `json:"conditions,omitempty"`
-
-	// observedGeneration is the generation of the spec that this status is about.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-
-	// replicas is the number of serving pods of all revisions.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	Replicas int32 `json:"replicas"`
-
-	// readyReplicas is the number of serving pods that are ready.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	ReadyReplicas int32 `json:"readyReplicas"`
-
-	// updatedReplicas is the number of ready pods of the revision that the spec asks for.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	UpdatedReplicas int32 `json:"updatedReplicas"`
-
-	// summary is "ready/asked" replicas, for printing only.
-	// +optional
-	// +kubebuilder:validation:MaxLength=32
-	Summary string `json:"summary,omitempty"`
-
-	// selector selects the serving pods, for autoscalers.
-	// +optional
-	// +kubebuilder:validation:MaxLength=1024
-	Selector string `json:"selector,omitempty"`
-
-	// revision is the revision that the spec asks for, once the model has been inspected.
-	// +optional
-	// +kubebuilder:validation:MaxLength=63
-	Revision string `json:"revision,omitempty"`
-
-	// endpoint is the address, inside the cluster, that clients send their requests to.
-	// +optional
-	// +kubebuilder:validation:MaxLength=512
-	Endpoint string `json:"endpoint,omitempty"`
-
-	// profile is the AffinityProfile that plans are made from, plan the PlacementPlan made from it.
-	// +optional
-	// +kubebuilder:validation:MaxLength=63
-	Profile string `json:"profile,omitempty"`
-	// +optional
-	// +kubebuilder:validation:MaxLength=63
-	Plan string `json:"plan,omitempty"`
-
-	// planDigest is the short digest of the plan that the revision serves under; empty without one.
-	// +optional
-	// +kubebuilder:validation:MaxLength=16
-	PlanDigest string `json:"planDigest,omitempty"`
-
-	// rollout tells how a new plan comes into service; absent where none does.
-	// +optional
-	Rollout *RolloutStatus `json:"rollout,omitempty"`
-
-	// lar is the local activation rate: the share of activations of routed experts whose expert lies on the rank
-	// that serves the token. What is observed moves on a change of 20 milli or more, and at most once a minute; exact
-	// figures are metrics.
-	// +optional
-	LAR *LARStatus `json:"lar,omitempty"`
-
-	// drift tells how near what is served is to count as drifted away from the plan in service; absent while that is not
-	// known. Like lar, it moves by steps, at most once a minute.
-	// +optional
-	Drift *DriftStatus `json:"drift,omitempty"`
-
-	// routing tells how requests are spread over the ranks. Like lar, it moves on a change of 20 milli or more, and at most
-	// once a minute.
-	// +optional
-	Routing *RoutingStatus `json:"routing,omitempty"`
-
-	// reshuffle tells what the copies of the checkpoint have cost that the pods of the revision serve.
-	// +optional
-	Reshuffle *ReshuffleStatus `json:"reshuffle,omitempty"`
-
-	// model is what the inspection found in the checkpoint.
-	// +optional
-	Model *ModelStatus `json:"model,omitempty"`
-}
-
-// RolloutPhase is how far a new plan has come.
-//
-// +kubebuilder:validation:Enum=None;Canary;Promoting;RollingBack
-type RolloutPhase string
-
-const (
-	// RolloutPhaseNone: no plan is on its way. It is a phase of metrics alone.
-	RolloutPhaseNone RolloutPhase = "None"
-	// RolloutPhaseCanary: a few replicas serve under it, and it is compared with what is in service.
-	RolloutPhaseCanary RolloutPhase = "Canary"
-	// RolloutPhasePromoting: it has proven itself, and replicas move to it.
-	RolloutPhasePromoting RolloutPhase = "Promoting"
-	// RolloutPhaseRollingBack: it has failed, and its replicas go back.
-	RolloutPhaseRollingBack RolloutPhase = "RollingBack"
-)
-
-// RolloutStatus is how a new plan comes into service.
-type RolloutStatus struct {
-	// phase is Canary, Promoting or RollingBack.
-	// +required
-	Phase RolloutPhase `json:"phase"`
-
-	// since is when the phase began.
-	// +required
-	Since metav1.Time `json:"since"`
-
-	// stableRevision is the revision that is in service, candidateRevision that of the new plan.
-	// +optional
-	// +kubebuilder:validation:MaxLength=63
-	StableRevision string `json:"stableRevision,omitempty"`
-	// +optional
-	// +kubebuilder:validation:MaxLength=63
-	CandidateRevision string `json:"candidateRevision,omitempty"`
-
-	// candidatePlan is the short digest of the new plan.
-	// +optional
-	// +kubebuilder:validation:MaxLength=16
-	CandidatePlan string `json:"candidatePlan,omitempty"`
-
-	// message says what it waits for, or why it has failed.
-	// +optional
-	// +kubebuilder:validation:MaxLength=1024
-	Message string `json:"message,omitempty"`
-}
-
-// RoutingStatus is how the requests that the routers sampled last are spread over the ranks.
-type RoutingStatus struct {
-	// ranks has every rank's share of the tokens, those that got nothing too.
-	// +optional
-	// +listType=map
-	// +listMapKey=rank
-	// +kubebuilder:validation:MaxItems=1024
-	Ranks []RankShare `json:"ranks,omitempty"`
-
-	// observedTime is when they were read, observedRevision the revision that they were read of.
-	// +optional
-	ObservedTime *metav1.Time `json:"observedTime,omitempty"`
-	// +optional
-	// +kubebuilder:validation:MaxLength=63
-	ObservedRevision string `json:"observedRevision,omitempty"`
-
-	// captureCostMilli is by how much longer requests take, per token, of which the engine is asked for the routed experts than
-	// others on the same pods, in thousandths: 50 is 5%. It is absent until 100 of either have been compared, and with engines
-	// that tell the experts unasked.
-	// +optional
-	// +kubebuilder:validation:Minimum=-1000
-	CaptureCostMilli *int32 `json:"captureCostMilli,omitempty"`
-
-	// captureCostTime is when that was read.
-	// +optional
-	CaptureCostTime *metav1.Time `json:"captureCostTime,omitempty"`
-}
-
-// RankShare is what one rank gets, summed over all pods of the revision.
-type RankShare struct {
-	// rank is the rank's number, from 0.
-	// +required
-	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=1023
-	Rank int32 `json:"rank"`
-
-	// shareMilli is the rank's share of the tokens of the sampled requests, in thousandths: 1000 divided by the number of
-	// ranks where they are spread evenly. The shares sum to 1000.
-	// +required
-	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=1000
-	ShareMilli int32 `json:"shareMilli"`
-}
-
-// ReshuffleStatus is what the permuted copies of the checkpoint have cost, summed over the present pods of the revision.
-type ReshuffleStatus struct {
-	// made is the number of pods that have made a copy, found the number of those that have found one in the cache.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	Made int32 `json:"made"`
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	Found int32 `json:"found"`
-
-	// bytes is the size of all copies that were made.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	Bytes int64 `json:"bytes"`
-
-	// seconds is how long the slowest pod has taken.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	Seconds int64 `json:"seconds"`
-}
-
-// ModelStatus is what the inspection found in the checkpoint.
-type ModelStatus struct {
-	// digest identifies the checkpoint: sha256 of its config, index and the header and size of each shard.
-	// +required
-	// +kubebuilder:validation:MaxLength=71
-	Digest string `json:"digest"`
-
-	// family is the model family (config.json's model_type).
-	// +required
-	// +kubebuilder:validation:MaxLength=63
-	Family string `json:"family"`
-
-	// layers is the number of hidden layers, dense ones included.
-	// +required
-	// +kubebuilder:validation:Minimum=0
-	Layers int32 `json:"layers"`
-
-	// moeLayers is the number of layers with routed experts.
-	// +required
-	// +kubebuilder:validation:Minimum=0
-	MoELayers int32 `json:"moeLayers"`
-
-	// experts is the number of routed experts of an MoE layer.
-	// +required
-	// +kubebuilder:validation:Minimum=0
-	Experts int32 `json:"experts"`
-
-	// expertsPerToken is how many experts each token is sent to.
-	// +required
-	// +kubebuilder:validation:Minimum=0
-	ExpertsPerToken int32 `json:"expertsPerToken"`
-}
-
-// LARStatus is the local activation rate: what the default placement has, what the plan promises, and what is observed
-// under the revision that the spec asks for, over the requests that the routers sampled last.
-type LARStatus struct {
-	// baselineMilli is the rate of the default placement with round-robin requests, on the held-out part of the profile, in
-	// thousandths.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=1000
-	BaselineMilli *int32 `json:"baselineMilli,omitempty"`
-
-	// predictedMilli is the rate that the plan in service promises.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=1000
-	PredictedMilli *int32 `json:"predictedMilli,omitempty"`
-
-	// observedMilli is the observed rate; absent where too few requests were sampled.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=1000
-	ObservedMilli *int32 `json:"observedMilli,omitempty"`
-
-	// observedTime is when it was read, observedRevision the revision that it was read of.
-	// +optional
-	ObservedTime *metav1.Time `json:"observedTime,omitempty"`
-	// +optional
-	// +kubebuilder:validation:MaxLength=63
-	ObservedRevision string `json:"observedRevision,omitempty"`
-
-	// summary and baselineSummary are the observed rate and the baseline in percent, for printing only.
-	// +optional
-	// +kubebuilder:validation:MaxLength=16
-	Summary string `json:"summary,omitempty"`
-	// +optional
-	// +kubebuilder:validation:MaxLength=16
-	BaselineSummary string `json:"baselineSummary,omitempty"`
-}
-
-// DriftStatus is the state of the test for drift.
-type DriftStatus struct {
-	// statisticMilli is the value of the test, and thresholdMilli the value above which requests have drifted, both in
-	// thousandths. With source Router it is what the sampled requests lacked in local share beyond half of the drop that is to
-	// be found, summed up; with source Prometheus the part of the window in which the rate was too low. It moves by a quarter
-	// of the threshold, or of itself.
-	// +required
-	// +kubebuilder:validation:Minimum=0
-	StatisticMilli int32 `json:"statisticMilli"`
-	// +required
-	// +kubebuilder:validation:Minimum=0
-	ThresholdMilli int32 `json:"thresholdMilli"`
-
-	// since is when requests began to count as drifted; absent while they do not.
-	// +optional
-	Since *metav1.Time `json:"since,omitempty"`
-
-	// causes tell where the drop comes from, while requests count as drifted and the routers' sample tells.
-	// +optional
-	Causes *DriftCauses `json:"causes,omitempty"`
-
-	// observedTime is when the above was read.
-	// +optional
-	ObservedTime *metav1.Time `json:"observedTime,omitempty"`
-}
-
-// DriftCauses are shares of the drop of the local activation rate, in thousandths. What they lack to 1000 has none of these
-// causes: the same tokens activate other experts than they did.
-type DriftCauses struct {
-	// newTokensMilli is the share of tokens that the plan's tables have not seen.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=1000
-	NewTokensMilli int32 `json:"newTokensMilli"`
-
-	// changedMixMilli is the share of another mix of kinds of requests.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=1000
-	ChangedMixMilli int32 `json:"changedMixMilli"`
-
-	// loadBalancingMilli is the share of requests that were sent to other ranks than their best ones, to spread load.
-	// +optional
-	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=1000
-	LoadBalancingMilli int32 `json:"loadBalancingMilli"`
-}

@@ -52,6 +52,8 @@ type PlacementPlanList struct {
 // +kubebuilder:validation:XValidation:rule="has(self.current) || !has(self.priorProfileRef)",message="priorProfileRef needs current: without it the plan is made from its own profile alone",fieldPath=".priorProfileRef"
 // +kubebuilder:validation:XValidation:rule="has(self.current) || !has(self.minimumGainPercent)",message="minimumGainPercent needs current: it is the gain against that plan",fieldPath=".minimumGainPercent"
 // +kubebuilder:validation:XValidation:rule="has(self.current) || !has(self.batchTokens)",message="batchTokens needs current: it is what the plan is compared with that one at",fieldPath=".batchTokens"
+// +kubebuilder:validation:XValidation:rule="!has(self.tokenShuffle) || self.attention == 'TensorParallel'",message="tokenShuffle needs attention TensorParallel: elsewhere requests have ranks, and tokens follow them",fieldPath=".tokenShuffle"
+// +kubebuilder:validation:XValidation:rule="!has(self.tokenShuffle) || self.tokenShuffle == 'Enabled' || !has(self.current)",message="tokenShuffle Disabled goes without current: traffic does not change a rate that hangs on the number of ranks alone",fieldPath=".tokenShuffle"
 type PlacementPlanSpec struct {
 	// profileRef names the AffinityProfile, in the same namespace, that the plan is made from.
 	// +required
@@ -80,6 +82,12 @@ type PlacementPlanSpec struct {
 	// +kubebuilder:default=EngineMap
 	// +kubebuilder:validation:Enum=EngineMap;ReshuffledWeights
 	Realization Realization `json:"realization,omitempty"`
+
+	// tokenShuffle tells whether the engine sends tokens to the ranks of the plan's tables. With Disabled it leaves them where attention
+	// puts them: one activation in expertParallelSize is local under any plan, and the plan has the experts of a token on as few ranks
+	// as possible instead. Default Enabled. It needs attention TensorParallel.
+	// +optional
+	TokenShuffle TokenShuffle `json:"tokenShuffle,omitempty"`
 
 	// solver says how the plan is searched for.
 	// +optional
@@ -215,6 +223,12 @@ type PlacementPlanStatus struct {
 	// +kubebuilder:validation:MaxLength=253
 	ConfigMap string `json:"configMap,omitempty"`
 
+	// stableConfigMap holds the same under a name that is known before the plan is solved: the plan's, followed by "-plan". It is
+	// for workloads of yours, made where the plan belongs to no MoEDeployment, and never changed.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	StableConfigMap string `json:"stableConfigMap,omitempty"`
+
 	// verdict says whether the plan is worth rolling out.
 	// +optional
 	Verdict Verdict `json:"verdict,omitempty"`
@@ -293,6 +307,15 @@ type PlanForecast struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	WindowImbalanceMilli int32 `json:"windowImbalanceMilli,omitempty"`
+
+	// remoteRanksMilli and baselineRemoteRanksMilli are on how many other ranks than its own the experts of a token lie, under the plan
+	// and in the default placement. They are told where tokens are not shuffled.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	RemoteRanksMilli int32 `json:"remoteRanksMilli,omitempty"`
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	BaselineRemoteRanksMilli int32 `json:"baselineRemoteRanksMilli,omitempty"`
 
 	// larSummary and baselineSummary are the rates in percent, for printing only.
 	// +optional

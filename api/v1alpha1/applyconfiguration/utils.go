@@ -56,6 +56,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.MoEDeploymentSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MoEDeploymentStatus"):
 		return &apiv1alpha1.MoEDeploymentStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("OverlapSpec"):
+		return &apiv1alpha1.OverlapSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ParallelismSpec"):
 		return &apiv1alpha1.ParallelismSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PlacementPlan"):

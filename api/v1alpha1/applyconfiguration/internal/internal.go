@@ -253,6 +253,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: image
       type:
         scalar: string
+    - name: overlap
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.OverlapSpec
     - name: port
       type:
         scalar: numeric
@@ -460,6 +463,24 @@ var schemaYAML = typed.YAMLObject(`types:
         scalar: numeric
 - name: com.github.semmoe.operator.api.v1alpha1.NetworkPolicyMode
   scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.OverlapSpec
+  map:
+    fields:
+    - name: communicationSMs
+      type:
+        scalar: numeric
+    - name: decodeThresholdTokens
+      type:
+        scalar: numeric
+    - name: distributionThresholdPercent
+      type:
+        scalar: numeric
+    - name: microBatches
+      type:
+        scalar: numeric
+    - name: prefillThresholdTokens
+      type:
+        scalar: numeric
 - name: com.github.semmoe.operator.api.v1alpha1.ParallelismSpec
   map:
     fields:
@@ -468,6 +489,9 @@ var schemaYAML = typed.YAMLObject(`types:
         namedType: com.github.semmoe.operator.api.v1alpha1.AttentionParallelism
       default: DataParallel
     - name: expertParallelSize
+      type:
+        scalar: numeric
+    - name: podsPerReplica
       type:
         scalar: numeric
     - name: resourceName
@@ -529,6 +553,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.SolverSpec
       default: {}
+    - name: tokenShuffle
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.TokenShuffle
 - name: com.github.semmoe.operator.api.v1alpha1.PlacementPlanStatus
   map:
     fields:
@@ -561,6 +588,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: planDigest
       type:
         scalar: string
+    - name: stableConfigMap
+      type:
+        scalar: string
     - name: tier
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.Tier
@@ -588,6 +618,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.SolverSpec
       default: {}
+    - name: tokenShuffle
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.TokenShuffle
 - name: com.github.semmoe.operator.api.v1alpha1.PlanComparison
   map:
     fields:
@@ -618,6 +651,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: baselineMilli
       type:
         scalar: numeric
+    - name: baselineRemoteRanksMilli
+      type:
+        scalar: numeric
     - name: baselineSummary
       type:
         scalar: string
@@ -627,6 +663,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: larSummary
       type:
         scalar: string
+    - name: remoteRanksMilli
+      type:
+        scalar: numeric
     - name: upperBoundMilli
       type:
         scalar: numeric
@@ -774,6 +813,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.semmoe.operator.api.v1alpha1.RolloutSpec
   map:
     fields:
+    - name: batchTokens
+      type:
+        scalar: numeric
     - name: canaryReplicas
       type:
         scalar: numeric
@@ -880,6 +922,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: prefixPercent
       type:
         scalar: numeric
+    - name: waitPercent
+      type:
+        scalar: numeric
 - name: com.github.semmoe.operator.api.v1alpha1.SolverSpec
   map:
     fields:
@@ -896,6 +941,8 @@ var schemaYAML = typed.YAMLObject(`types:
         scalar: numeric
       default: 80
 - name: com.github.semmoe.operator.api.v1alpha1.Tier
+  scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.TokenShuffle
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.Verdict
   scalar: string

@@ -24,6 +24,9 @@ type EngineSpecApplyConfiguration struct {
 	Args []string `json:"args,omitempty"`
 	// env are further environment variables of the engine.
 	Env []v1.EnvVar `json:"env,omitempty"`
+	// overlap lets the exchange of some tokens go on beside the computation of others, as far as the engine has flags for it. Without
+	// it nothing of the kind is set. SGLang and VLLM alone have any, with an all-to-all backend in args.
+	Overlap *OverlapSpecApplyConfiguration `json:"overlap,omitempty"`
 	// port is the engine's HTTP port.
 	Port *int32 `json:"port,omitempty"`
 }
@@ -77,6 +80,14 @@ func (b *EngineSpecApplyConfiguration) WithEnv(values ...v1.EnvVar) *EngineSpecA
 	for i := range values {
 		b.Env = append(b.Env, values[i])
 	}
+	return b
+}
+
+// WithOverlap sets the Overlap field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Overlap field is set to the value of the last call.
+func (b *EngineSpecApplyConfiguration) WithOverlap(value *OverlapSpecApplyConfiguration) *EngineSpecApplyConfiguration {
+	b.Overlap = value
 	return b
 }
 

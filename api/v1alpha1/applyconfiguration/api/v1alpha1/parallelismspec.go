@@ -17,7 +17,13 @@ type ParallelismSpecApplyConfiguration struct {
 	// expertParallelSize is the number of ranks, and devices, over which the experts of one replica are spread. It must
 	// divide the number of experts of the model.
 	ExpertParallelSize *int32 `json:"expertParallelSize,omitempty"`
-	// resourceName is the extended resource of a device: each pod asks for expertParallelSize of it.
+	// podsPerReplica is the number of pods that the ranks of one replica are spread over, in order and evenly, where a replica
+	// needs more devices than a node has. Default 1. More need the kind LeaderWorkerSet in the cluster
+	// (leaderworkerset.x-k8s.io/v1), and an engine that flags can spread: SGLang, or VLLM and VLLMAscend over 2 pods with attention
+	// DataParallel. The first pod answers requests for all.
+	PodsPerReplica *int32 `json:"podsPerReplica,omitempty"`
+	// resourceName is the extended resource of a device: each pod asks for expertParallelSize of it, divided by
+	// podsPerReplica.
 	ResourceName *string `json:"resourceName,omitempty"`
 }
 
@@ -40,6 +46,14 @@ func (b *ParallelismSpecApplyConfiguration) WithAttention(value apiv1alpha1.Atte
 // If called multiple times, the ExpertParallelSize field is set to the value of the last call.
 func (b *ParallelismSpecApplyConfiguration) WithExpertParallelSize(value int32) *ParallelismSpecApplyConfiguration {
 	b.ExpertParallelSize = &value
+	return b
+}
+
+// WithPodsPerReplica sets the PodsPerReplica field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the PodsPerReplica field is set to the value of the last call.
+func (b *ParallelismSpecApplyConfiguration) WithPodsPerReplica(value int32) *ParallelismSpecApplyConfiguration {
+	b.PodsPerReplica = &value
 	return b
 }
 

@@ -23,6 +23,10 @@ type PlacementPlanSpecApplyConfiguration struct {
 	// groups of them stay within whole groups, since a permuted checkpoint computes the same only then. An EngineMap has no
 	// such limit; for a gate without groups both give the same plan.
 	Realization *apiv1alpha1.Realization `json:"realization,omitempty"`
+	// tokenShuffle tells whether the engine sends tokens to the ranks of the plan's tables. With Disabled it leaves them where attention
+	// puts them: one activation in expertParallelSize is local under any plan, and the plan has the experts of a token on as few ranks
+	// as possible instead. Default Enabled. It needs attention TensorParallel.
+	TokenShuffle *apiv1alpha1.TokenShuffle `json:"tokenShuffle,omitempty"`
 	// solver says how the plan is searched for.
 	Solver *SolverSpecApplyConfiguration `json:"solver,omitempty"`
 	// current is the plan in service, for a plan that is to replace it: the search starts from it, and it is what the result
@@ -82,6 +86,14 @@ func (b *PlacementPlanSpecApplyConfiguration) WithEngine(value apiv1alpha1.Engin
 // If called multiple times, the Realization field is set to the value of the last call.
 func (b *PlacementPlanSpecApplyConfiguration) WithRealization(value apiv1alpha1.Realization) *PlacementPlanSpecApplyConfiguration {
 	b.Realization = &value
+	return b
+}
+
+// WithTokenShuffle sets the TokenShuffle field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the TokenShuffle field is set to the value of the last call.
+func (b *PlacementPlanSpecApplyConfiguration) WithTokenShuffle(value apiv1alpha1.TokenShuffle) *PlacementPlanSpecApplyConfiguration {
+	b.TokenShuffle = &value
 	return b
 }
 

@@ -24,6 +24,9 @@ type PlacementPlanStatusApplyConfiguration struct {
 	ModelDigest *string `json:"modelDigest,omitempty"`
 	// configMap holds the placement and the engine's map.
 	ConfigMap *string `json:"configMap,omitempty"`
+	// stableConfigMap holds the same under a name that is known before the plan is solved: the plan's, followed by "-plan". It is
+	// for workloads of yours, made where the plan belongs to no MoEDeployment, and never changed.
+	StableConfigMap *string `json:"stableConfigMap,omitempty"`
 	// verdict says whether the plan is worth rolling out.
 	Verdict *apiv1alpha1.Verdict `json:"verdict,omitempty"`
 	// forecast is the plan's score on the requests of the profile that it was not made from.
@@ -90,6 +93,14 @@ func (b *PlacementPlanStatusApplyConfiguration) WithModelDigest(value string) *P
 // If called multiple times, the ConfigMap field is set to the value of the last call.
 func (b *PlacementPlanStatusApplyConfiguration) WithConfigMap(value string) *PlacementPlanStatusApplyConfiguration {
 	b.ConfigMap = &value
+	return b
+}
+
+// WithStableConfigMap sets the StableConfigMap field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the StableConfigMap field is set to the value of the last call.
+func (b *PlacementPlanStatusApplyConfiguration) WithStableConfigMap(value string) *PlacementPlanStatusApplyConfiguration {
+	b.StableConfigMap = &value
 	return b
 }
 

@@ -16,6 +16,12 @@ type PlacementSpecApplyConfiguration struct {
 	// that engine and model can carry and that does not change the model's answers. Condition RolledOut says which one is in
 	// service.
 	Realization *apiv1alpha1.Realization `json:"realization,omitempty"`
+	// tokenShuffle is Enabled where the engine's image has a consumer of the plan's tables (docs/integrations/torch, or another one that
+	// reads the same variables): tokens are sent, inside the collective after attention, to the rank that most likely holds their
+	// experts, and engine pods are given the tables. No engine does that by itself. It needs parallelism.attention TensorParallel
+	// and engine SGLang. With Disabled, the default, and TensorParallel one activation in expertParallelSize is local under any
+	// plan: plans have the experts of a token on as few ranks as possible instead.
+	TokenShuffle *apiv1alpha1.TokenShuffle `json:"tokenShuffle,omitempty"`
 	// cache is where copies of the checkpoint are kept with ReshuffledWeights. Without it each pod makes its own, in an
 	// emptyDir for which it requests ephemeral storage of the size of the checkpoint.
 	Cache *CacheSpecApplyConfiguration `json:"cache,omitempty"`
@@ -41,6 +47,14 @@ func PlacementSpec() *PlacementSpecApplyConfiguration {
 // If called multiple times, the Realization field is set to the value of the last call.
 func (b *PlacementSpecApplyConfiguration) WithRealization(value apiv1alpha1.Realization) *PlacementSpecApplyConfiguration {
 	b.Realization = &value
+	return b
+}
+
+// WithTokenShuffle sets the TokenShuffle field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the TokenShuffle field is set to the value of the last call.
+func (b *PlacementSpecApplyConfiguration) WithTokenShuffle(value apiv1alpha1.TokenShuffle) *PlacementSpecApplyConfiguration {
+	b.TokenShuffle = &value
 	return b
 }
 

@@ -15,6 +15,10 @@ type PlanForecastApplyConfiguration struct {
 	UpperBoundMilli *int32 `json:"upperBoundMilli,omitempty"`
 	// windowImbalanceMilli is the mean of the busiest rank's load over the mean load, over the last 128 requests.
 	WindowImbalanceMilli *int32 `json:"windowImbalanceMilli,omitempty"`
+	// remoteRanksMilli and baselineRemoteRanksMilli are on how many other ranks than its own the experts of a token lie, under the plan
+	// and in the default placement. They are told where tokens are not shuffled.
+	RemoteRanksMilli         *int32 `json:"remoteRanksMilli,omitempty"`
+	BaselineRemoteRanksMilli *int32 `json:"baselineRemoteRanksMilli,omitempty"`
 	// larSummary and baselineSummary are the rates in percent, for printing only.
 	LARSummary      *string `json:"larSummary,omitempty"`
 	BaselineSummary *string `json:"baselineSummary,omitempty"`
@@ -55,6 +59,22 @@ func (b *PlanForecastApplyConfiguration) WithUpperBoundMilli(value int32) *PlanF
 // If called multiple times, the WindowImbalanceMilli field is set to the value of the last call.
 func (b *PlanForecastApplyConfiguration) WithWindowImbalanceMilli(value int32) *PlanForecastApplyConfiguration {
 	b.WindowImbalanceMilli = &value
+	return b
+}
+
+// WithRemoteRanksMilli sets the RemoteRanksMilli field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the RemoteRanksMilli field is set to the value of the last call.
+func (b *PlanForecastApplyConfiguration) WithRemoteRanksMilli(value int32) *PlanForecastApplyConfiguration {
+	b.RemoteRanksMilli = &value
+	return b
+}
+
+// WithBaselineRemoteRanksMilli sets the BaselineRemoteRanksMilli field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the BaselineRemoteRanksMilli field is set to the value of the last call.
+func (b *PlanForecastApplyConfiguration) WithBaselineRemoteRanksMilli(value int32) *PlanForecastApplyConfiguration {
+	b.BaselineRemoteRanksMilli = &value
 	return b
 }
 

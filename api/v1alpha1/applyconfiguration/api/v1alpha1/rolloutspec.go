@@ -21,6 +21,9 @@ type RolloutSpecApplyConfiguration struct {
 	// layer, at the traffic since the drift. Where not even a local activation rate of 100% would, the plan's verdict is
 	// LocalityDoesNotPay.
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
+	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica, where that gain is modelled: the
+	// larger, the more locality pays. Set it to what the engine reaches under load. Defaults to 4096.
+	BatchTokens *int32 `json:"batchTokens,omitempty"`
 	// canaryReplicas is on how many replicas a new plan serves until it has proven itself; at least one replica stays with the
 	// plan that is in service, as long as there are two. Other changes have no canary.
 	CanaryReplicas *int32 `json:"canaryReplicas,omitempty"`
@@ -60,6 +63,14 @@ func (b *RolloutSpecApplyConfiguration) WithMaxSurge(value int32) *RolloutSpecAp
 // If called multiple times, the MinimumGainPercent field is set to the value of the last call.
 func (b *RolloutSpecApplyConfiguration) WithMinimumGainPercent(value int32) *RolloutSpecApplyConfiguration {
 	b.MinimumGainPercent = &value
+	return b
+}
+
+// WithBatchTokens sets the BatchTokens field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the BatchTokens field is set to the value of the last call.
+func (b *RolloutSpecApplyConfiguration) WithBatchTokens(value int32) *RolloutSpecApplyConfiguration {
+	b.BatchTokens = &value
 	return b
 }
 

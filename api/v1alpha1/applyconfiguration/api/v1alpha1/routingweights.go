@@ -15,6 +15,10 @@ type RoutingWeightsApplyConfiguration struct {
 	PrefixPercent *int32 `json:"prefixPercent,omitempty"`
 	// loadPercent weighs the wait behind what is outstanding on the rank; default 100.
 	LoadPercent *int32 `json:"loadPercent,omitempty"`
+	// waitPercent weighs the time by which prompts that wait on one rank make the steps of all ranks longer: requests go to ranks on which
+	// none waits. Default 0. Above it requests are answered sooner under load, and fewer activations are local than the plan
+	// promises. Only answers that are streamed tell when they begin.
+	WaitPercent *int32 `json:"waitPercent,omitempty"`
 }
 
 // RoutingWeightsApplyConfiguration constructs a declarative configuration of the RoutingWeights type for use with
@@ -44,5 +48,13 @@ func (b *RoutingWeightsApplyConfiguration) WithPrefixPercent(value int32) *Routi
 // If called multiple times, the LoadPercent field is set to the value of the last call.
 func (b *RoutingWeightsApplyConfiguration) WithLoadPercent(value int32) *RoutingWeightsApplyConfiguration {
 	b.LoadPercent = &value
+	return b
+}
+
+// WithWaitPercent sets the WaitPercent field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the WaitPercent field is set to the value of the last call.
+func (b *RoutingWeightsApplyConfiguration) WithWaitPercent(value int32) *RoutingWeightsApplyConfiguration {
+	b.WaitPercent = &value
 	return b
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
 // Adapter is one engine's command line and HTTP surface.
@@ -35,6 +37,14 @@ type Adapter struct {
 	Variables func(Launch) []Variable
 	// Options is the content of the options file that the engine reads at Launch.OptionsFile; nil where flags say it all.
 	Options func(Launch) []byte
+	// TensorParallelExchange tells that an all-to-all can carry tokens between ranks also where attention is tensor parallel. Elsewhere
+	// every rank has every token then, and no placement saves anything.
+	TensorParallelExchange bool
+	// CheckOverlap tells why the engine, or its model where that is known, cannot do the situation's Launch.Overlap, and names the field;
+	// nil where it has no flag for any of it. Call Adapter.Overlaps.
+	CheckOverlap func(Situation) error
+	// Nodes is how a replica is spread over several pods; nil where flags alone cannot do that.
+	Nodes *Nodes
 	// Check adds to a verdict what only this engine, or some of its models, cannot do; nil for nothing.
 	Check func(Situation, *Support)
 }
@@ -44,6 +54,43 @@ func (a Adapter) Pins() bool { return a.RankHeader != "" }
 
 // TellsExperts tells that the engine can be asked which experts a request's tokens activated.
 func (a Adapter) TellsExperts() bool { return a.RoutedExperts.Decode != nil }
+
+// CheckExchange fails where no all-to-all carries tokens between ranks, which is what plans make cheaper, and names the field.
+func (a Adapter) CheckExchange(launch Launch) error {
+	if launch.AttentionDP || a.TensorParallelExchange {
+		return nil
+	}
+	return fmt.Errorf("spec.parallelism.attention: with TensorParallel (data-parallel size 1) every rank of %s has every token, and there is no all-to-all that a plan could make cheaper: use DataParallel, or serve without spec.profiling and spec.placement.planRef", a.Type)
+}
+
+// Nodes is how an engine is spread over several pods, each with as many of the ranks. Pod 0 answers requests for all.
+type Nodes struct {
+	// Most is the largest number of pods, 0 for any; Why says why no more.
+	Most int32
+	Why  string
+	// AttentionDP tells that attention must be data parallel.
+	AttentionDP bool
+	// WorkersAnswer tells that the other pods answer HealthPath too.
+	WorkersAnswer bool
+}
+
+// CheckNodes fails where the engine cannot be spread over the launch's number of pods, and names the field.
+func (a Adapter) CheckNodes(launch Launch) error {
+	const field = "spec.parallelism.podsPerReplica"
+	switch n := launch.Nodes; {
+	case n <= 1:
+		return nil
+	case launch.Ranks%n != 0:
+		return fmt.Errorf("%s: %d does not divide spec.parallelism.expertParallelSize, which is %d: every pod has as many ranks", field, n, launch.Ranks)
+	case a.Nodes == nil:
+		return fmt.Errorf("%s: %d: %s cannot be spread over pods by flags alone; use 1", field, n, a.Type)
+	case a.Nodes.Most > 0 && n > a.Nodes.Most:
+		return fmt.Errorf("%s: %d: at most %d with %s, %s", field, n, a.Nodes.Most, a.Type, a.Nodes.Why)
+	case a.Nodes.AttentionDP && !launch.AttentionDP:
+		return fmt.Errorf("%s: %d needs spec.parallelism.attention DataParallel with %s; use that, or 1", field, n, a.Type)
+	}
+	return nil
+}
 
 // Launch is what an engine is started with.
 type Launch struct {
@@ -66,8 +113,16 @@ type Launch struct {
 	Reshuffled bool
 	// AttentionDP is true where each rank computes the attention of its own requests.
 	AttentionDP bool
+	// Nodes is the number of pods that the ranks of a replica are spread over; 0 and 1 are one pod.
+	Nodes int32
+	// NodeRank is the number of the pod among them, as its command line sees it, and Worker tells that it is not 0. LeaderAddress is
+	// where pod 0 is found. All are empty with one pod.
+	NodeRank, LeaderAddress string
+	Worker                  bool
 	// OptionsFile is the path of the file with the adapter's Options, where it has any.
 	OptionsFile string
+	// Overlap is how exchange and computation are to go on beside each other; its zero value sets nothing.
+	Overlap semmoev1.OverlapSpec
 }
 
 // PlacementMatters tells that somebody relies on knowing where the engine has its experts: a plan puts them there, or what

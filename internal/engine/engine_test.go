@@ -131,6 +131,54 @@ func TestPlacementFlags(t *testing.T) {
 	}
 }
 
+// TestNodes checks how a replica is spread over pods.
+func TestNodes(t *testing.T) {
+	spread := func(nodes int32) engine.Launch {
+		return engine.Launch{ModelPath: "/models/m", ServedModelName: "m", Host: "h", Port: 1, Ranks: 8, AttentionDP: true, Nodes: nodes, NodeRank: "$(INDEX)", LeaderAddress: "leader"}
+	}
+	worker := spread(2)
+	worker.Worker = true
+	tensorParallel := spread(2)
+	tensorParallel.AttentionDP = false
+	for name, test := range map[string]struct {
+		engine  string
+		launch  engine.Launch
+		user    string
+		want    string // the end of the command line
+		wantErr string
+	}{
+		"SGLang, one pod":         {engine: "SGLang", launch: spread(1), want: "--enable-dp-attention"},
+		"SGLang":                  {engine: "SGLang", launch: spread(4), want: "--enable-dp-attention --nnodes 4 --node-rank $(INDEX) --dist-init-addr leader:20000"},
+		"SGLang, attention TP":    {engine: "SGLang", launch: tensorParallel, want: "--ep-size 8 --nnodes 2 --node-rank $(INDEX) --dist-init-addr leader:20000"},
+		"SGLang, the user's":      {engine: "SGLang", launch: spread(1), user: "--nnodes 2", wantErr: `"--nnodes" contradicts spec.parallelism.podsPerReplica`},
+		"SGLang, uneven":          {engine: "SGLang", launch: spread(3), wantErr: "spec.parallelism.podsPerReplica: 3 does not divide spec.parallelism.expertParallelSize, which is 8"},
+		"vLLM, leader":            {engine: "VLLM", launch: spread(2), want: "--data-parallel-size-local 4 --data-parallel-address leader --data-parallel-rpc-port 13345"},
+		"vLLM, worker":            {engine: "VLLM", launch: worker, want: "--data-parallel-rpc-port 13345 --data-parallel-start-rank 4 --headless"},
+		"vLLM, many":              {engine: "VLLM", launch: spread(4), wantErr: "spec.parallelism.podsPerReplica: 4: at most 2 with VLLM"},
+		"vLLM, attention TP":      {engine: "VLLM", launch: tensorParallel, wantErr: "needs spec.parallelism.attention DataParallel"},
+		"TensorRT cannot":         {engine: "TensorRTLLM", launch: spread(2), wantErr: "TensorRTLLM cannot be spread over pods"},
+		"vLLM Ascend, as vLLM is": {engine: "VLLMAscend", launch: worker, want: "--data-parallel-start-rank 4 --headless"},
+	} {
+		adapter, err := registry.For(test.engine)
+		if err != nil {
+			t.Fatal(err)
+		}
+		args, err := adapter.Args(test.launch, strings.Fields(test.user))
+		if err == nil {
+			err = adapter.CheckNodes(test.launch)
+		}
+		if test.wantErr != "" {
+			if err == nil || !strings.Contains(err.Error(), test.wantErr) {
+				t.Errorf("%s: error %v, want %q", name, err, test.wantErr)
+			}
+			continue
+		}
+		if got := strings.Join(args, " "); err != nil || !strings.HasSuffix(got, test.want) {
+			t.Errorf("%s: %v: %s\nwant %s", name, err, got, test.want)
+		}
+	}
+}
+
 func TestVariables(t *testing.T) {
 	adapter, err := registry.For("VLLMAscend")
 	if err != nil {

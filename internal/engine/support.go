@@ -69,8 +69,8 @@ func (a Adapter) Support(s Situation) Support {
 	if launch.Ranks < 2 {
 		verdict.Refuse("SingleRank", "spec.parallelism.expertParallelSize is %d: on one rank every expert is local, whatever the placement", launch.Ranks)
 	}
-	if !launch.AttentionDP {
-		verdict.Refuse("NoShuffleConsumer", "spec.parallelism.attention is TensorParallel: a plan pays only in an engine that shuffles tokens by the plan's tables, which %s does not; use DataParallel", a.Type)
+	if err := a.CheckExchange(launch); err != nil {
+		verdict.Refuse(ReasonNoAllToAll, "%v", err)
 	}
 	if _, err := a.Args(launch, s.UserArgs); err != nil {
 		verdict.Refuse("ContradictingFlags", "%v", err)
@@ -97,14 +97,19 @@ func (a Adapter) checkPermutation(s Situation, verdict *Support) {
 	}
 }
 
-// ReasonNoAllToAll is the warning that locality cannot pay.
+// ReasonNoAllToAll is that locality cannot pay: a refusal where attention is tensor parallel, else a warning.
 const ReasonNoAllToAll = "NoAllToAll"
 
-// WarnNoAllToAll warns that an engine exchanges tokens by a collective of all ranks.
-func (s *Support) WarnNoAllToAll(flag, value, example string) {
+// NoAllToAll tells that an engine exchanges tokens by a collective of all ranks. With attention tensor parallelism these have every token
+// already, and a plan has nothing to save.
+func (s *Support) NoAllToAll(launch Launch, flag, value, example string) {
 	given := fmt.Sprintf("spec.engine.args has no %s", flag)
 	if value != "" {
 		given = fmt.Sprintf("spec.engine.args sets %s %s", flag, value)
+	}
+	if !launch.AttentionDP {
+		s.Refuse(ReasonNoAllToAll, "%s, and spec.parallelism.attention is TensorParallel: without an all-to-all backend every rank has every token, and a plan saves nothing. Set %s, for example to %s", given, flag, example)
+		return
 	}
 	s.Warn(ReasonNoAllToAll, "%s: without an all-to-all backend every rank takes part in the exchange of every token, and locality saves little. Set %s, for example to %s", given, flag, example)
 }

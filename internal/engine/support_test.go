@@ -54,7 +54,8 @@ func TestSupport(t *testing.T) {
 		"SGLang, recorder":                 {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend deepep --enable-expert-distribution-metrics"), warnings: "RecorderNeedsMode"},
 		"SGLang, recorder, auto":           {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend=deepep --deepep-mode auto --expert-distribution-recorder-mode stat"), warnings: "RecorderNeedsMode"},
 		"SGLang, recorder, normal":         {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend deepep --deepep-mode normal --expert-distribution-recorder-mode stat")},
-		"SGLang, attention TP":             {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { s.Launch.AttentionDP = false }, refusals: "NoShuffleConsumer"},
+		"SGLang, attention TP":             {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { s.Launch.AttentionDP = false }},
+		"SGLang, attention TP, no backend": {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { args("")(s); s.Launch.AttentionDP = false }, refusals: "NoAllToAll", warnings: "UnprovenMap"},
 		"SGLang, one rank":                 {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { s.Launch.Ranks = 1 }, refusals: "SingleRank"},
 		"SGLang, copies, map":              {engine: "SGLang", realization: byMap, change: copies},
 		"SGLang, copies, weights":          {engine: "SGLang", realization: byWeights, change: copies, refusals: "RedundantExperts"},
@@ -74,7 +75,7 @@ func TestSupport(t *testing.T) {
 			args("--all2all-backend pplx")(s)
 			groups(false)(s)
 			s.Launch.AttentionDP = false
-		}, refusals: "GroupLimitedGate NoShuffleConsumer"},
+		}, refusals: "GroupLimitedGate NoAllToAll"},
 
 		"Ascend, map":              {engine: "VLLMAscend", realization: byMap},
 		"Ascend, map, config":      {engine: "VLLMAscend", realization: byMap, change: args("--additional-config {}"), refusals: "ContradictingFlags"},
@@ -85,7 +86,7 @@ func TestSupport(t *testing.T) {
 
 		"TensorRT, map":               {engine: "TensorRTLLM", realization: byMap, change: args(""), warnings: "CannotPin"},
 		"TensorRT, weights":           {engine: "TensorRTLLM", realization: byWeights, change: args(""), refusals: "CannotPin"},
-		"TensorRT, attention TP":      {engine: "TensorRTLLM", realization: byMap, change: func(s *engine.Situation) { args("")(s); s.Launch.AttentionDP = false }, refusals: "NoShuffleConsumer", warnings: "CannotPin"},
+		"TensorRT, attention TP":      {engine: "TensorRTLLM", realization: byMap, change: func(s *engine.Situation) { args("")(s); s.Launch.AttentionDP = false }, refusals: "NoAllToAll", warnings: "CannotPin"},
 		"TensorRT, one rank":          {engine: "TensorRTLLM", realization: byMap, change: func(s *engine.Situation) { args("")(s); s.Launch.Ranks = 1 }, refusals: "SingleRank", warnings: "CannotPin"},
 		"TensorRT, options of theirs": {engine: "TensorRTLLM", realization: byMap, change: args("--extra_llm_api_options /x.yaml"), refusals: "ContradictingFlags", warnings: "CannotPin"},
 	} {

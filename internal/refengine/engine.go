@@ -16,6 +16,7 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine/sglang"
 	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/refengine/group"
 	"github.com/semmoe/operator/internal/refengine/locality"
 	"github.com/semmoe/operator/internal/refengine/model"
 	"github.com/semmoe/operator/internal/refengine/server"
@@ -46,11 +47,19 @@ func serve(ctx context.Context, listener net.Listener, o Options) error {
 	defer web.Close()
 	log.Info("Listening", "address", listener.Addr().String())
 
+	if o.NodeRank > 0 {
+		return member(ctx, front, webDone, o)
+	}
 	started := time.Now()
 	engine, err := load(o)
 	if err != nil {
 		return err
 	}
+	lost, leave, err := lead(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	// The scheduler outlives ctx, so that requests can end.
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	workDone := make(chan struct{})
@@ -60,9 +69,14 @@ func serve(ctx context.Context, listener net.Listener, o Options) error {
 	log.Info("Ready", "model", o.ModelPath, "architecture", engine.Model.String(), "ranks", o.EPSize,
 		"attentionDP", o.EnableDPAttention, "trivialExpertMap", o.InitExpertLocation == locality.Trivial, "fault", o.Fault, "seconds", time.Since(started).Seconds())
 
+	var end error
 	select {
 	case err := <-webDone:
 		return fmt.Errorf("http server: %w", err)
+	case end = <-lost:
+		if !errors.Is(end, group.ErrLeaving) {
+			return end
+		}
 	case <-ctx.Done():
 	}
 	log.Info("Draining")
@@ -72,7 +86,52 @@ func serve(ctx context.Context, listener net.Listener, o Options) error {
 		return fmt.Errorf("http server: %w", err)
 	}
 	log.Info("Stopped")
-	return nil
+	if ctx.Err() != nil {
+		return nil
+	}
+	return end // what starts it again is to start the whole group
+}
+
+// lead waits for the other nodes, where there are any.
+func lead(ctx context.Context, o Options) (lost <-chan error, leave func(), err error) {
+	if o.Nodes == 1 {
+		return nil, func() {}, nil
+	}
+	_, port, err := net.SplitHostPort(o.DistInitAddr)
+	if err != nil {
+		return nil, nil, checkpoint.Invalidf("--dist-init-addr %q is not host:port: %v", o.DistInitAddr, err)
+	}
+	listener, err := net.Listen("tcp", net.JoinHostPort(o.Host, port))
+	if err != nil {
+		return nil, nil, fmt.Errorf("--dist-init-addr %s: %w", o.DistInitAddr, err)
+	}
+	return group.Lead(ctx, listener, o.Nodes)
+}
+
+// member is a node other than the first: it answers health once the group is whole, and ends with it. Told to stop, it asks the leader to
+// drain, and waits for that: requests need it to the last.
+func member(ctx context.Context, front *server.Server, webDone <-chan error, o Options) error {
+	log := logr.FromContextOrDiscard(ctx)
+	wait, leave, err := group.Join(ctx, o.DistInitAddr, o.NodeRank, o.Nodes)
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, leave)()
+	front.SetMember()
+	log.Info("Joined", "leader", o.DistInitAddr, "nodeRank", o.NodeRank, "nodes", o.Nodes)
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- wait(work) }()
+	select {
+	case err := <-webDone:
+		return fmt.Errorf("http server: %w", err)
+	case <-ended:
+		if ctx.Err() == nil {
+			return fmt.Errorf("node 0 at %s is lost", o.DistInitAddr)
+		}
+		return nil
+	}
 }
 
 // load reads the model and everything that belongs to it.

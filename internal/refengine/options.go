@@ -2,6 +2,8 @@ package refengine
 
 import (
 	"runtime"
+	"slices"
+	"strings"
 
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/refengine/locality"
@@ -19,6 +21,13 @@ type Options struct {
 	// TPSize counts the devices, DPSize the data-parallel ranks of attention, EPSize the expert-parallel ranks.
 	TPSize, DPSize, EPSize int
 	EnableDPAttention      bool
+	// Nodes is the number of processes that one engine is spread over, NodeRank which of them this is: 0 serves, the others hold the
+	// group together. They meet at DistInitAddr, host:port of node 0.
+	Nodes, NodeRank int
+	DistInitAddr    string
+	// AllToAllBackend is one of AllToAllBackends. Ranks are logical, and nothing has to be sent: it is taken so that a command line of
+	// SGLang's starts this engine, too.
+	AllToAllBackend string
 	// InitExpertLocation is "trivial", the path of a .json file, or JSON; see locality.Parse.
 	InitExpertLocation string
 	RedundantExperts   int
@@ -34,10 +43,13 @@ type Options struct {
 	Fault string
 }
 
+// AllToAllBackends are those that SGLang knows; the first is its default.
+var AllToAllBackends = []string{"none", "deepep", "mooncake", "mori", "nixl", "flashinfer", "ascend_fuseep"}
+
 // DefaultOptions returns the options of an engine of one rank.
 func DefaultOptions() Options {
 	return Options{
-		Host: "127.0.0.1", Port: 30000, TPSize: 1, DPSize: 1, EPSize: 1, InitExpertLocation: locality.Trivial,
+		Host: "127.0.0.1", Port: 30000, TPSize: 1, DPSize: 1, EPSize: 1, Nodes: 1, AllToAllBackend: AllToAllBackends[0], InitExpertLocation: locality.Trivial,
 		MaxRunning: 64, MaxQueued: 1024, ChunkedPrefillSize: 512, Threads: runtime.GOMAXPROCS(0),
 	}
 }
@@ -56,6 +68,8 @@ func (o Options) Validate() error {
 		{"--tp-size", o.TPSize, 1, 1 << 16},
 		{"--dp-size", o.DPSize, 1, 1 << 16},
 		{"--ep-size", o.EPSize, 1, 1 << 16},
+		{"--nnodes", o.Nodes, 1, 1 << 10},
+		{"--node-rank", o.NodeRank, 0, o.Nodes - 1},
 		{"--ep-num-redundant-experts", o.RedundantExperts, 0, 1 << 16},
 		{"--max-running-requests", o.MaxRunning, 1, 1 << 16},
 		{"--max-queued-requests", o.MaxQueued, 1, 1 << 24},
@@ -66,6 +80,9 @@ func (o Options) Validate() error {
 		if option.value < option.least || option.value > option.top {
 			return checkpoint.Invalidf("%s is %d; allowed is %d to %d", option.name, option.value, option.least, option.top)
 		}
+	}
+	if !slices.Contains(AllToAllBackends, o.AllToAllBackend) {
+		return checkpoint.Invalidf("--moe-a2a-backend is %q; allowed is %s", o.AllToAllBackend, strings.Join(AllToAllBackends, ", "))
 	}
 	if o.Fault != "" && o.Fault != FaultIgnoreMapAtDispatch {
 		return checkpoint.Invalidf("--fault is %q; allowed is %s, or nothing", o.Fault, FaultIgnoreMapAtDispatch)
@@ -83,6 +100,10 @@ func (o Options) checkParallelism() error {
 		return checkpoint.Invalidf("--tp-size %d and --ep-size %d differ: --tp-size counts the devices, and each holds a part of the experts, so both must be equal", o.TPSize, o.EPSize)
 	case o.EnableDPAttention && o.DPSize != o.EPSize:
 		return checkpoint.Invalidf("--dp-size %d and --ep-size %d differ: with --enable-dp-attention both must be equal, so that data-parallel rank d is expert-parallel rank d", o.DPSize, o.EPSize)
+	case o.TPSize%o.Nodes != 0:
+		return checkpoint.Invalidf("--tp-size %d is no multiple of --nnodes %d: every node has as many devices", o.TPSize, o.Nodes)
+	case o.Nodes > 1 && o.DistInitAddr == "":
+		return checkpoint.Invalidf("--dist-init-addr is missing: with --nnodes %d it says where the nodes meet, host:port of node 0", o.Nodes)
 	case !o.EnableDPAttention && o.DPSize != 1:
 		return checkpoint.Invalidf("--dp-size %d without --enable-dp-attention is not supported: add --enable-dp-attention or use --dp-size 1", o.DPSize)
 	}

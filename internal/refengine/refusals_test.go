@@ -87,18 +87,22 @@ func TestOptionsThatContradict(t *testing.T) {
 		change func(*Options)
 		want   []string
 	}{
-		"no model":         {func(o *Options) { o.ModelPath = "" }, []string{"--model-path"}},
-		"tp and ep":        {func(o *Options) { o.TPSize = 2 }, []string{"--tp-size 2", "--ep-size 1"}},
-		"dp and ep":        {func(o *Options) { o.TPSize, o.EPSize, o.DPSize, o.EnableDPAttention = 4, 4, 2, true }, []string{"--dp-size 2", "--ep-size 4"}},
-		"dp without flag":  {func(o *Options) { o.DPSize = 2 }, []string{"--dp-size 2", "--enable-dp-attention"}},
-		"ep does not fit":  {func(o *Options) { o.TPSize, o.EPSize = 3, 3 }, []string{"3", "32 experts", "1, 2, 4, 8, 16, 32"}},
-		"redundant":        {func(o *Options) { o.TPSize, o.EPSize, o.RedundantExperts = 3, 3, 3 }, []string{"size 3", "35 slots"}},
-		"map":              {func(o *Options) { o.InitExpertLocation = "{}" }, []string{"--init-expert-location", "physical_to_logical_map"}},
-		"context too long": {func(o *Options) { o.ContextLength = 4096 }, []string{"4096", "2048"}},
-		"no thread":        {func(o *Options) { o.Threads = 0 }, []string{"--threads is 0"}},
-		"negative port":    {func(o *Options) { o.Port = -1 }, []string{"--port is -1"}},
-		"no such model":    {func(o *Options) { o.ModelPath = "testdata/none" }, []string{"testdata/none does not exist"}},
-		"no such fault":    {func(o *Options) { o.Fault = "x" }, []string{`--fault is "x"`, FaultIgnoreMapAtDispatch}},
+		"no model":          {func(o *Options) { o.ModelPath = "" }, []string{"--model-path"}},
+		"tp and ep":         {func(o *Options) { o.TPSize = 2 }, []string{"--tp-size 2", "--ep-size 1"}},
+		"dp and ep":         {func(o *Options) { o.TPSize, o.EPSize, o.DPSize, o.EnableDPAttention = 4, 4, 2, true }, []string{"--dp-size 2", "--ep-size 4"}},
+		"nodes and devices": {func(o *Options) { fourRanks(o); o.Nodes, o.DistInitAddr = 3, "h:1" }, []string{"--tp-size 4", "--nnodes 3"}},
+		"no meeting point":  {func(o *Options) { fourRanks(o); o.Nodes = 2 }, []string{"--dist-init-addr", "--nnodes 2"}},
+		"node beyond":       {func(o *Options) { fourRanks(o); o.Nodes, o.NodeRank = 2, 2 }, []string{"--node-rank is 2", "0 to 1"}},
+		"dp without flag":   {func(o *Options) { o.DPSize = 2 }, []string{"--dp-size 2", "--enable-dp-attention"}},
+		"ep does not fit":   {func(o *Options) { o.TPSize, o.EPSize = 3, 3 }, []string{"3", "32 experts", "1, 2, 4, 8, 16, 32"}},
+		"redundant":         {func(o *Options) { o.TPSize, o.EPSize, o.RedundantExperts = 3, 3, 3 }, []string{"size 3", "35 slots"}},
+		"map":               {func(o *Options) { o.InitExpertLocation = "{}" }, []string{"--init-expert-location", "physical_to_logical_map"}},
+		"context too long":  {func(o *Options) { o.ContextLength = 4096 }, []string{"4096", "2048"}},
+		"no thread":         {func(o *Options) { o.Threads = 0 }, []string{"--threads is 0"}},
+		"negative port":     {func(o *Options) { o.Port = -1 }, []string{"--port is -1"}},
+		"no such model":     {func(o *Options) { o.ModelPath = "testdata/none" }, []string{"testdata/none does not exist"}},
+		"no such exchange":  {func(o *Options) { o.AllToAllBackend = "x" }, []string{`--moe-a2a-backend is "x"`, "none, deepep"}},
+		"no such fault":     {func(o *Options) { o.Fault = "x" }, []string{`--fault is "x"`, FaultIgnoreMapAtDispatch}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := DefaultOptions()

@@ -15,7 +15,7 @@ func check(s engine.Situation, verdict *engine.Support) {
 	backend, _ := engine.FlagValue(s.UserArgs, "--moe-a2a-backend")
 	allToAll := backend != "" && backend != "none"
 	if !allToAll {
-		verdict.WarnNoAllToAll("--moe-a2a-backend", backend, "deepep")
+		verdict.NoAllToAll(s.Launch, "--moe-a2a-backend", backend, "deepep")
 	}
 	if s.Realization == engine.EngineMap {
 		checkMap(s, allToAll, verdict)

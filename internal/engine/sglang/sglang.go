@@ -38,7 +38,12 @@ func Adapter() engine.Adapter {
 		},
 		Generation: engine.Generation{TokenizePath: "/v1/tokenize", Path: "/generate", Body: generateBody, Answer: readGenerated},
 		Flags:      flags,
-		Check:      check,
+		// Before an all-to-all the tokens of the batch are scattered over the ranks of attention.
+		TensorParallelExchange: true,
+		CheckOverlap:           checkOverlap,
+
+		Nodes: &engine.Nodes{WorkersAnswer: true},
+		Check: check,
 	}
 }
 
@@ -65,10 +70,26 @@ func flags(launch engine.Launch) []engine.Flag {
 		dpAttention,
 		{Names: []string{"--enable-return-routed-experts"}, Source: "spec.routing.samplePercent", Forbidden: !launch.RoutedExperts},
 	}
+	all = append(all, nodeFlags(launch)...)
+	all = append(all, overlapFlags(launch.Overlap)...)
 	if launch.PlacementMatters() {
 		all = append(all, placementFlags(launch)...)
 	}
 	return all
+}
+
+// meetingPort is where the nodes of a replica meet; the pods have addresses of their own, so that it need not be free elsewhere.
+const meetingPort = 20000
+
+// nodeFlags: every node is started alike but for its number, and node 0 answers requests; the others answer /health alone.
+func nodeFlags(launch engine.Launch) []engine.Flag {
+	const source = "spec.parallelism.podsPerReplica"
+	one := launch.Nodes <= 1
+	return []engine.Flag{
+		{Names: []string{"--nnodes"}, Value: strconv.Itoa(int(launch.Nodes)), Source: source, Forbidden: one},
+		{Names: []string{"--node-rank"}, Value: launch.NodeRank, Source: source, Forbidden: one},
+		{Names: []string{"--dist-init-addr", "--nccl-init-addr"}, Value: fmt.Sprintf("%s:%d", launch.LeaderAddress, meetingPort), Source: source, Forbidden: one},
+	}
 }
 
 // placementFlags keep experts where they are known to be.

@@ -27,7 +27,10 @@ func Adapter() engine.Adapter {
 		},
 		Generation: engine.Generation{TokenizePath: "/tokenize", Path: "/v1/completions", Body: completionBody, Answer: readCompletion},
 		Flags:      Flags,
+		Nodes:      &engine.Nodes{Most: 2, Why: "whose further nodes each need another first rank in their flags, which pods of one template cannot have", AttentionDP: true},
 		Check:      check,
+
+		CheckOverlap: checkOverlap,
 	}
 }
 
@@ -55,11 +58,12 @@ func Flags(launch engine.Launch) []engine.Flag {
 		{Names: []string{"--enable-return-routed-experts"}, Source: "spec.routing.samplePercent", Forbidden: !launch.RoutedExperts},
 	}
 	for _, name := range []string{
-		"--data-parallel-rank", "--data-parallel-start-rank", "--data-parallel-size-local", "--data-parallel-external-lb",
-		"--data-parallel-hybrid-lb", "--data-parallel-multi-port-external-lb", "--headless",
+		"--data-parallel-rank", "--data-parallel-external-lb", "--data-parallel-hybrid-lb", "--data-parallel-multi-port-external-lb",
 	} {
 		all = append(all, engine.Flag{Names: []string{name}, Source: attention, Forbidden: true})
 	}
+	all = append(all, nodeFlags(launch)...)
+	all = append(all, overlapFlags(launch.Overlap)...)
 	if launch.PlacementMatters() {
 		all = append(all,
 			// The engine's own load balancer, and scaling in place, would move experts away from where they are known to be.
@@ -71,13 +75,33 @@ func Flags(launch engine.Launch) []engine.Flag {
 	return all
 }
 
+// rpcPort is where the nodes of a replica meet.
+const rpcPort = "13345"
+
+// nodeFlags: the first node's server balances over the ranks of all nodes, the others have no server.
+func nodeFlags(launch engine.Launch) []engine.Flag {
+	const source = "spec.parallelism.podsPerReplica"
+	one := launch.Nodes <= 1
+	local := strconv.Itoa(int(launch.Ranks / max(1, launch.Nodes)))
+	return []engine.Flag{
+		{Names: []string{"--data-parallel-size-local", "-dpl"}, Value: local, Source: source, Forbidden: one},
+		{Names: []string{"--data-parallel-address", "-dpa"}, Value: launch.LeaderAddress, Source: source, Forbidden: one},
+		{Names: []string{"--data-parallel-rpc-port", "-dpp"}, Value: rpcPort, Source: source, Forbidden: one},
+		{Names: []string{"--data-parallel-start-rank", "-dpr"}, Value: local, Source: source, Forbidden: one || !launch.Worker},
+		{Names: []string{"--headless"}, Source: source, Forbidden: one || !launch.Worker},
+	}
+}
+
 // collectives are the backends by which every rank takes part in the exchange of every token; the first is the engine's
 // default.
 var collectives = []string{"allgather_reducescatter", "naive"}
 
 func check(s engine.Situation, verdict *engine.Support) {
+	if !s.Launch.AttentionDP {
+		return // there is none, whatever the backend
+	}
 	if backend, given := engine.FlagValue(s.UserArgs, "--all2all-backend"); !given || slices.Contains(collectives, backend) {
-		verdict.WarnNoAllToAll("--all2all-backend", backend, "deepep_low_latency")
+		verdict.NoAllToAll(s.Launch, "--all2all-backend", backend, "deepep_low_latency")
 	}
 }
 

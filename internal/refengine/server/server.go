@@ -11,7 +11,9 @@ import (
 type Server struct {
 	engine   atomic.Pointer[Engine]
 	draining atomic.Bool
-	mux      *http.ServeMux
+	// member tells that another process of the same engine serves: health is all that this one answers.
+	member atomic.Bool
+	mux    *http.ServeMux
 }
 
 // New returns a server that is not ready.
@@ -41,6 +43,9 @@ func New() *Server {
 // SetEngine makes the server ready.
 func (s *Server) SetEngine(e *Engine) { s.engine.Store(e) }
 
+// SetMember makes the server one of an engine that another process serves.
+func (s *Server) SetMember() { s.member.Store(true) }
+
 // Drain makes health fail and refuses new requests. The returned channel is closed when no request is left.
 func (s *Server) Drain() <-chan struct{} {
 	s.draining.Store(true)
@@ -66,6 +71,10 @@ func (s *Server) ready() (*Engine, error) {
 }
 
 func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
+	if s.member.Load() {
+		w.WriteHeader(http.StatusOK)
+		return
+	}
 	if _, err := s.ready(); err != nil {
 		writeError(w, err)
 		return

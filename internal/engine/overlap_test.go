@@ -1,0 +1,93 @@
+package engine_test
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/engine/registry"
+)
+
+// TestOverlap checks the flags of each engine, what it refuses for want of one, and that nobody else may set them then.
+func TestOverlap(t *testing.T) {
+	type spec = semmoev1.OverlapSpec
+	const deepep, lowLatency = "--moe-a2a-backend deepep", "--all2all-backend deepep_low_latency"
+	for name, test := range map[string]struct {
+		engine  string
+		overlap spec
+		user    string
+		env     string
+		family  string
+		tensor  bool   // attention TensorParallel
+		ranks   int32  // 0: 8
+		want    string // part of the command line
+		wantErr string
+	}{
+		"nothing is set":                 {engine: "SGLang", user: "--enable-two-batch-overlap", want: "--enable-two-batch-overlap"},
+		"nothing is asked of any engine": {engine: "TensorRTLLM"},
+		"SGLang":                         {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep, want: "--enable-two-batch-overlap --moe-a2a-backend deepep"},
+		"SGLang, attention TP":           {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep, tensor: true, want: "--enable-two-batch-overlap"},
+		"SGLang, share":                  {engine: "SGLang", overlap: spec{MicroBatches: 2, DistributionThresholdPercent: ptr.To[int32](35)}, user: deepep, want: "--enable-two-batch-overlap --tbo-token-distribution-threshold 0.35"},
+		"SGLang, no share":               {engine: "SGLang", overlap: spec{MicroBatches: 2, DistributionThresholdPercent: ptr.To[int32](0)}, user: deepep, want: "--tbo-token-distribution-threshold 0.00"},
+		"SGLang, multiprocessors":        {engine: "SGLang", overlap: spec{CommunicationSMs: 24}, user: deepep, want: `--deepep-config {"normal_dispatch":{"num_sms":24},"normal_combine":{"num_sms":24}} --moe-a2a-backend`},
+		"SGLang, a model that can":       {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep, family: "qwen3_moe", want: "--enable-two-batch-overlap"},
+		"SGLang, one that cannot":        {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep, family: "mixtral", wantErr: `spec.engine.overlap.microBatches: SGLang does not cut the steps of models of type "mixtral"`},
+		"SGLang, multiprocessors of any": {engine: "SGLang", overlap: spec{CommunicationSMs: 24}, user: deepep, family: "mixtral", want: "--deepep-config"},
+		"SGLang, three":                  {engine: "SGLang", overlap: spec{MicroBatches: 3}, user: deepep, wantErr: "spec.engine.overlap.microBatches: 3: SGLang cuts a step into exactly 2"},
+		"SGLang, threshold of decoding":  {engine: "SGLang", overlap: spec{MicroBatches: 2, DecodeThresholdTokens: 8}, user: deepep, wantErr: "spec.engine.overlap.decodeThresholdTokens: SGLang has no flag for it"},
+		"SGLang, threshold of prompts":   {engine: "SGLang", overlap: spec{MicroBatches: 2, PrefillThresholdTokens: 8}, user: deepep, wantErr: "spec.engine.overlap.prefillThresholdTokens: SGLang has no flag for it"},
+		"SGLang, no backend":             {engine: "SGLang", overlap: spec{MicroBatches: 2}, wantErr: "spec.engine.overlap: without an all-to-all backend"},
+		"SGLang, backend none":           {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: "--moe-a2a-backend=none", wantErr: "set --moe-a2a-backend in spec.engine.args"},
+		"SGLang, another backend":        {engine: "SGLang", overlap: spec{CommunicationSMs: 24}, user: "--moe-a2a-backend mooncake", wantErr: "spec.engine.overlap.communicationSMs: it is DeepEP's, and --moe-a2a-backend in spec.engine.args is mooncake"},
+		"SGLang, low latency":            {engine: "SGLang", overlap: spec{CommunicationSMs: 24}, user: deepep + " --deepep-mode low_latency", wantErr: "spec.engine.overlap.communicationSMs: DeepEP takes no number"},
+		"SGLang, both":                   {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep + " --enable-two-batch-overlap", wantErr: `"--enable-two-batch-overlap" contradicts spec.engine.overlap.microBatches`},
+		"SGLang, fused experts":          {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep + " --enforce-shared-experts-fusion", wantErr: `"--enforce-shared-experts-fusion" contradicts spec.engine.overlap.microBatches`},
+		"SGLang, a config of theirs":     {engine: "SGLang", overlap: spec{CommunicationSMs: 24}, user: deepep + " --deepep-config x.json", wantErr: `"--deepep-config" contradicts spec.engine.overlap.communicationSMs`},
+		"SGLang, a config beside halves": {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep + " --deepep-config x.json", want: "--deepep-config x.json"},
+
+		"vLLM":                     {engine: "VLLM", overlap: spec{MicroBatches: 2}, user: lowLatency, want: "--enable-dbo --all2all-backend"},
+		"vLLM, four":               {engine: "VLLM", overlap: spec{MicroBatches: 4}, user: "--all2all-backend=deepep_high_throughput", want: "--ubatch-size 4 --all2all-backend"},
+		"vLLM, thresholds":         {engine: "VLLM", overlap: spec{MicroBatches: 2, DecodeThresholdTokens: 16, PrefillThresholdTokens: 1024}, user: lowLatency, want: "--enable-dbo --dbo-decode-token-threshold 16 --dbo-prefill-token-threshold 1024 --all2all-backend"},
+		"vLLM, backend by name":    {engine: "VLLM", overlap: spec{MicroBatches: 2}, env: "VLLM_ALL2ALL_BACKEND", want: "--enable-dbo"},
+		"vLLM, no backend":         {engine: "VLLM", overlap: spec{MicroBatches: 2}, wantErr: "spec.engine.overlap: VLLM computes beside DeepEP alone"},
+		"vLLM, a collective":       {engine: "VLLM", overlap: spec{MicroBatches: 2}, user: "--all2all-backend naive", env: "VLLM_ALL2ALL_BACKEND", wantErr: "set --all2all-backend"},
+		"vLLM, attention TP":       {engine: "VLLM", overlap: spec{MicroBatches: 2}, user: lowLatency, tensor: true, wantErr: "spec.engine.overlap: VLLM cuts steps of data-parallel ranks alone"},
+		"vLLM, one rank":           {engine: "VLLM", overlap: spec{MicroBatches: 2}, user: lowLatency, ranks: 1, wantErr: "spec.parallelism.expertParallelSize is 1"},
+		"vLLM, share":              {engine: "VLLM", overlap: spec{MicroBatches: 2, DistributionThresholdPercent: ptr.To[int32](0)}, user: lowLatency, wantErr: "spec.engine.overlap.distributionThresholdPercent: VLLM has no flag for it"},
+		"vLLM, multiprocessors":    {engine: "VLLM", overlap: spec{CommunicationSMs: 24}, user: lowLatency, wantErr: "VLLM_DBO_COMM_SMS"},
+		"vLLM, both":               {engine: "VLLM", overlap: spec{MicroBatches: 2}, user: lowLatency + " --ubatch_size=4", wantErr: `"--ubatch_size=4" contradicts spec.engine.overlap.microBatches`},
+		"vLLM, four and two":       {engine: "VLLM", overlap: spec{MicroBatches: 4}, user: lowLatency + " --enable-dbo", wantErr: `"--enable-dbo" contradicts spec.engine.overlap.microBatches`},
+		"vLLM, threshold of ours":  {engine: "VLLM", overlap: spec{MicroBatches: 2, DecodeThresholdTokens: 16}, user: lowLatency + " --dbo-decode-token-threshold 8", wantErr: "contradicts spec.engine.overlap.decodeThresholdTokens"},
+		"vLLM, another of theirs":  {engine: "VLLM", overlap: spec{MicroBatches: 2, DecodeThresholdTokens: 16}, user: lowLatency + " --dbo-prefill-token-threshold 8", want: "--dbo-prefill-token-threshold 8"},
+		"Ascend has none":          {engine: "VLLMAscend", overlap: spec{MicroBatches: 2}, user: lowLatency, wantErr: "spec.engine.overlap: VLLMAscend has no flag for it"},
+		"TensorRT-LLM has neither": {engine: "TensorRTLLM", overlap: spec{CommunicationSMs: 2}, wantErr: "spec.engine.overlap: TensorRTLLM has no flag for it"},
+	} {
+		adapter, err := registry.For(test.engine)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := engine.Situation{
+			Launch:   engine.Launch{ModelPath: "/models/m", Ranks: 8, AttentionDP: !test.tensor, Overlap: test.overlap},
+			UserArgs: strings.Fields(test.user), UserEnv: strings.Fields(test.env), Family: test.family,
+		}
+		if test.ranks > 0 {
+			s.Launch.Ranks = test.ranks
+		}
+		err = adapter.Overlaps(s)
+		var args []string
+		if err == nil {
+			args, err = adapter.Args(s.Launch, s.UserArgs)
+		}
+		switch got := strings.Join(args, " "); {
+		case test.wantErr != "":
+			if err == nil || !strings.Contains(err.Error(), test.wantErr) {
+				t.Errorf("%s: error %v, want %q", name, err, test.wantErr)
+			}
+		case err != nil || !strings.Contains(got, test.want):
+			t.Errorf("%s: %v: %s\nwant %s", name, err, got, test.want)
+		}
+	}
+}

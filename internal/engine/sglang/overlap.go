@@ -1,0 +1,57 @@
+package sglang
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/engine"
+)
+
+// cut are the families whose models SGLang computes in two parts of a step; it knows a few more that are no families here.
+var cut = []string{"deepseek_v2", "deepseek_v3", "glm4_moe", "kimi_k2", "qwen2_moe", "qwen3_moe"}
+
+// checkOverlap knows what --enable-two-batch-overlap and --deepep-config need.
+func checkOverlap(s engine.Situation) error {
+	o := s.Launch.Overlap
+	backend, _ := engine.FlagValue(s.UserArgs, "--moe-a2a-backend")
+	mode, _ := engine.FlagValue(s.UserArgs, "--deepep-mode")
+	switch {
+	case o.DecodeThresholdTokens > 0:
+		return engine.RefuseOverlap("SGLang", "decodeThresholdTokens", "")
+	case o.PrefillThresholdTokens > 0:
+		return engine.RefuseOverlap("SGLang", "prefillThresholdTokens", "")
+	case o.MicroBatches > 2:
+		return fmt.Errorf("%s.microBatches: %d: SGLang cuts a step into exactly 2; use 2", engine.OverlapField, o.MicroBatches)
+	case backend == "" || backend == "none":
+		return fmt.Errorf("%s: without an all-to-all backend there is no exchange to go on beside: set --moe-a2a-backend in spec.engine.args, for example to deepep, or remove the field", engine.OverlapField)
+	case o.CommunicationSMs > 0 && backend != "deepep":
+		return fmt.Errorf("%s.communicationSMs: it is DeepEP's, and --moe-a2a-backend in spec.engine.args is %s: use deepep, or remove the field", engine.OverlapField, backend)
+	case o.CommunicationSMs > 0 && mode == "low_latency":
+		return fmt.Errorf("%s.communicationSMs: DeepEP takes no number of multiprocessors with --deepep-mode low_latency: use normal or auto in spec.engine.args, or remove the field", engine.OverlapField)
+	case o.MicroBatches > 0 && s.Family != "" && !slices.Contains(cut, s.Family):
+		return fmt.Errorf("%s.microBatches: SGLang does not cut the steps of models of type %q, only of %s: remove the field", engine.OverlapField, s.Family, strings.Join(cut, ", "))
+	}
+	return nil
+}
+
+// overlapFlags are those of what is asked for alone.
+func overlapFlags(o semmoev1.OverlapSpec) []engine.Flag {
+	var all []engine.Flag
+	if o.MicroBatches > 0 {
+		const source = engine.OverlapField + ".microBatches"
+		all = append(all, engine.Flag{Names: []string{"--enable-two-batch-overlap"}, Source: source},
+			// The engine refuses both together.
+			engine.Flag{Names: []string{"--enforce-shared-experts-fusion"}, Source: source, Forbidden: true})
+	}
+	if o.DistributionThresholdPercent != nil {
+		all = append(all, engine.Flag{Names: []string{"--tbo-token-distribution-threshold"}, Value: fmt.Sprintf("%.2f", float64(*o.DistributionThresholdPercent)/100), Source: engine.OverlapField + ".distributionThresholdPercent"})
+	}
+	if o.CommunicationSMs > 0 {
+		// Both must have the same number.
+		sms := fmt.Sprintf(`{"num_sms":%d}`, o.CommunicationSMs)
+		all = append(all, engine.Flag{Names: []string{"--deepep-config"}, Value: fmt.Sprintf(`{"normal_dispatch":%s,"normal_combine":%s}`, sms, sms), Source: engine.OverlapField + ".communicationSMs"})
+	}
+	return all
+}

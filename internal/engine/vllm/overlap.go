@@ -1,0 +1,55 @@
+package vllm
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/engine"
+)
+
+// overlapping are the all-to-all backends beside which vLLM computes; backendVariable names one in older releases.
+var overlapping = []string{"deepep_low_latency", "deepep_high_throughput"}
+
+const backendVariable = "VLLM_ALL2ALL_BACKEND"
+
+// checkOverlap knows what --enable-dbo and --ubatch-size need. A rank that cannot cut its step keeps all from it.
+func checkOverlap(s engine.Situation) error {
+	o := s.Launch.Overlap
+	backend, given := engine.FlagValue(s.UserArgs, "--all2all-backend")
+	switch {
+	case o.DistributionThresholdPercent != nil:
+		return engine.RefuseOverlap("VLLM", "distributionThresholdPercent", "")
+	case o.CommunicationSMs > 0:
+		return engine.RefuseOverlap("VLLM", "communicationSMs", ", but a variable that spec.engine.env can set, VLLM_DBO_COMM_SMS")
+	case !s.Launch.AttentionDP:
+		return fmt.Errorf("%s: VLLM cuts steps of data-parallel ranks alone, and spec.parallelism.attention is TensorParallel: use DataParallel, or remove the field", engine.OverlapField)
+	case s.Launch.Ranks < 2:
+		return fmt.Errorf("%s: spec.parallelism.expertParallelSize is %d: with one rank there is no exchange to go on beside: remove the field", engine.OverlapField, s.Launch.Ranks)
+	case !slices.Contains(overlapping, backend) && (given || !slices.Contains(s.UserEnv, backendVariable)):
+		return fmt.Errorf("%s: VLLM computes beside DeepEP alone: set --all2all-backend in spec.engine.args to %s or %s, or remove the field", engine.OverlapField, overlapping[0], overlapping[1])
+	}
+	return nil
+}
+
+// overlapFlags: --enable-dbo means two parts, whatever --ubatch-size says, and is older.
+func overlapFlags(o semmoev1.OverlapSpec) []engine.Flag {
+	var all []engine.Flag
+	threshold := func(name, member string, tokens int32) {
+		if tokens > 0 {
+			all = append(all, engine.Flag{Names: []string{name}, Value: strconv.Itoa(int(tokens)), Source: engine.OverlapField + "." + member})
+		}
+	}
+	if o.MicroBatches > 0 {
+		const source = engine.OverlapField + ".microBatches"
+		two := o.MicroBatches == 2
+		all = append(all,
+			engine.Flag{Names: []string{"--enable-dbo"}, Source: source, Forbidden: !two},
+			engine.Flag{Names: []string{"--no-enable-dbo"}, Source: source, Forbidden: true},
+			engine.Flag{Names: []string{"--ubatch-size"}, Value: strconv.Itoa(int(o.MicroBatches)), Source: source, Forbidden: two})
+	}
+	threshold("--dbo-decode-token-threshold", "decodeThresholdTokens", o.DecodeThresholdTokens)
+	threshold("--dbo-prefill-token-threshold", "prefillThresholdTokens", o.PrefillThresholdTokens)
+	return all
+}

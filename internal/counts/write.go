@@ -7,11 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"strconv"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/semmoe/operator/internal/wholefile"
 )
 
 // Format is the value of "format" in the metadata of a counts file.
@@ -21,25 +21,7 @@ const Format = "semmoe-counts/1"
 const bigramTensor = "bigram_counts"
 
 // Create writes the counts to a zstd-compressed safetensors file, which appears complete or not at all.
-func (c *Counts) Create(path string) (err error) {
-	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			file.Close()
-			os.Remove(file.Name())
-		}
-	}()
-	if err = c.WriteCompressed(file); err != nil {
-		return err
-	}
-	if err = errors.Join(file.Chmod(0o644), file.Sync(), file.Close()); err != nil {
-		return err
-	}
-	return os.Rename(file.Name(), path)
-}
+func (c *Counts) Create(path string) error { return wholefile.Write(path, 0o644, c.WriteCompressed) }
 
 // WriteCompressed writes the counts as zstd-compressed safetensors.
 func (c *Counts) WriteCompressed(w io.Writer) error {

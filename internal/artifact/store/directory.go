@@ -89,20 +89,20 @@ func (d *directory) sync() error { return d.handle.Sync() }
 
 // fits tells before the first byte is sent that an upload has no chance.
 func (d *directory) fits(size int64) error {
-	free, err := d.free()
+	free, _, err := d.space()
 	if err == nil && size > free {
 		return syscall.ENOSPC
 	}
 	return err
 }
 
-// free is the number of bytes that can still be written.
-func (d *directory) free() (int64, error) {
+// space is the number of bytes that can still be written, and that there are on the file system.
+func (d *directory) space() (free, capacity int64, err error) {
 	var stat unix.Statfs_t
 	if err := unix.Fstatfs(int(d.handle.Fd()), &stat); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	return int64(stat.Bavail) * stat.Bsize, nil
+	return int64(stat.Bavail) * stat.Bsize, int64(stat.Blocks) * stat.Bsize, nil
 }
 
 func (d *directory) close() error { return errors.Join(d.lock.Close(), d.handle.Close()) }

@@ -1,6 +1,9 @@
 package store
 
 import (
+	"net/http"
+	"strconv"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
@@ -34,23 +37,27 @@ func newMetrics(registry *prometheus.Registry) *metrics {
 			Name: "semmoe_store_corrupt_reads_total", Help: "Reads of an artifact whose stored bytes are not those of its digest.",
 		}),
 	}
+	// A full store is alerted on: a counter that begins with the first refusal would hide it.
+	m.requests.WithLabelValues("put", strconv.Itoa(http.StatusInsufficientStorage))
 	registry.MustRegister(m.requests, m.seconds, m.bytes, m.reviews, m.corrupt,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
-// watchSpace adds the free space of a store on a directory.
+// watchSpace adds the space of a store on a directory.
 func watchSpace(registry *prometheus.Registry, store *Store) {
 	if store.dir == nil {
 		return
 	}
 	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "semmoe_store_free_bytes", Help: "Bytes that the store's volume can still take.",
+		Name: "semmoe_store_free_bytes", Help: "Bytes that the store's volume can still take; absent in a bucket.",
 	}, func() float64 {
-		free, err := store.dir.free()
-		if err != nil {
-			return 0
-		}
+		free, _, _ := store.dir.space() // one that cannot be asked can take nothing
 		return float64(free)
+	}), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "semmoe_store_capacity_bytes", Help: "Bytes that the store's volume holds in all; absent in a bucket.",
+	}, func() float64 {
+		_, capacity, _ := store.dir.space()
+		return float64(capacity)
 	}))
 }

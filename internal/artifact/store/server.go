@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
+
+	"github.com/semmoe/operator/internal/authority"
 )
 
 // Options are the settings of a store.
@@ -124,7 +126,9 @@ func certificates(ctx context.Context, group *errgroup.Group, clients kubernetes
 		if err != nil {
 			return nil, err
 		}
-		return (&issuer{authority: own, hosts: options.TLSHosts}).get, nil
+		issuer := authority.NewIssuer(options.TLSHosts...)
+		issuer.Use(own)
+		return issuer.Certificate, nil
 	}
 	watcher, err := certwatcher.New(options.TLSCertFile, options.TLSKeyFile)
 	if err != nil {

@@ -1,0 +1,202 @@
+package authority
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"math/big"
+	"net"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
+)
+
+const (
+	// Lifetime is how long an authority is valid.
+	Lifetime = 10 * 365 * 24 * time.Hour
+	// CertificateLifetime is how long a server's certificate is valid.
+	CertificateLifetime = 90 * 24 * time.Hour
+	// backdated covers clocks of clients that are behind.
+	backdated = time.Hour
+)
+
+// Authority signs the certificates of servers.
+type Authority struct {
+	// certificates: the first is the authority's own; after it come those of its predecessors that are still valid.
+	certificates []*x509.Certificate
+	key          *ecdsa.PrivateKey
+}
+
+// Load reads the authority in a Secret, or makes one called subject where there is none yet. Of several processes that do so
+// together, the one whose Secret is created first wins.
+func Load(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, subject string, now time.Time) (*Authority, error) {
+	_, a, err := load(ctx, clients, name, subject, now)
+	return a, err
+}
+
+// Renew is Load, and replaces an authority that has less than a third of its life left by another one, beside which its certificate
+// stays in the bundle. Clients must be given the new bundle before they meet a certificate of the new one.
+func Renew(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, subject string, now time.Time) (*Authority, error) {
+	secret, a, err := load(ctx, clients, name, subject, now)
+	if err != nil || now.Before(a.certificates[0].NotAfter.Add(-Lifetime/3)) {
+		return a, err
+	}
+	next, err := newSecret(name, subject, now, a.certificates...)
+	if err != nil {
+		return nil, err
+	}
+	secret = secret.DeepCopy()
+	secret.Data = next.Data
+	_, err = clients.CoreV1().Secrets(name.Namespace).Update(ctx, secret, metav1.UpdateOptions{})
+	if err != nil && !apierrors.IsConflict(err) {
+		return nil, fmt.Errorf("renew the certificate authority: %w", err)
+	}
+	// What another one has written counts.
+	return Load(ctx, clients, name, subject, now)
+}
+
+func load(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, subject string, now time.Time) (*corev1.Secret, *Authority, error) {
+	secrets := clients.CoreV1().Secrets(name.Namespace)
+	secret, err := secrets.Get(ctx, name.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		if secret, err = newSecret(name, subject, now); err != nil {
+			return nil, nil, err
+		}
+		created, createErr := secrets.Create(ctx, secret, metav1.CreateOptions{})
+		secret, err = created, createErr
+		if apierrors.IsAlreadyExists(err) {
+			secret, err = secrets.Get(ctx, name.Name, metav1.GetOptions{})
+		}
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("certificate authority: %w", err)
+	}
+	a, err := parse(secret, now)
+	if err != nil {
+		return nil, nil, fmt.Errorf("certificate authority: Secret %s: %w; delete it for a new one", name, err)
+	}
+	return secret, a, nil
+}
+
+// newSecret makes an authority; certificates of predecessors come after its own.
+func newSecret(name types.NamespacedName, subject string, now time.Time, predecessors ...*x509.Certificate) (*corev1.Secret, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		SerialNumber:          serial,
+		Subject:               pkix.Name{CommonName: subject},
+		NotBefore:             now.Add(-backdated),
+		NotAfter:              now.Add(Lifetime),
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+		MaxPathLenZero:        true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, err
+	}
+	certificate, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, err
+	}
+	bundle, err := cert.EncodeCertificates(append([]*x509.Certificate{certificate}, predecessors...)...)
+	if err != nil {
+		return nil, err
+	}
+	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
+	if err != nil {
+		return nil, err
+	}
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name},
+		Type:       corev1.SecretTypeTLS,
+		Data:       map[string][]byte{corev1.TLSCertKey: bundle, corev1.TLSPrivateKeyKey: keyPEM},
+	}, nil
+}
+
+func parse(secret *corev1.Secret, now time.Time) (*Authority, error) {
+	certificates, err := cert.ParseCertsPEM(secret.Data[corev1.TLSCertKey])
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", corev1.TLSCertKey, err)
+	}
+	parsed, err := keyutil.ParsePrivateKeyPEM(secret.Data[corev1.TLSPrivateKeyKey])
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", corev1.TLSPrivateKeyKey, err)
+	}
+	key, ok := parsed.(*ecdsa.PrivateKey)
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("%s: is a %T, must be an ECDSA key", corev1.TLSPrivateKeyKey, parsed)
+	case !certificates[0].IsCA:
+		return nil, fmt.Errorf("%s: is not a certificate authority's", corev1.TLSCertKey)
+	case !key.PublicKey.Equal(certificates[0].PublicKey):
+		return nil, fmt.Errorf("%s and %s do not belong together", corev1.TLSCertKey, corev1.TLSPrivateKeyKey)
+	case now.After(certificates[0].NotAfter):
+		return nil, fmt.Errorf("%s: expired on %s", corev1.TLSCertKey, certificates[0].NotAfter.Format(time.DateOnly))
+	}
+	certificates = slices.DeleteFunc(certificates, func(c *x509.Certificate) bool { return now.After(c.NotAfter) })
+	return &Authority{certificates: certificates, key: key}, nil
+}
+
+// Bundle is what clients trust, as PEM.
+func (a *Authority) Bundle() ([]byte, error) { return cert.EncodeCertificates(a.certificates...) }
+
+// Issue makes a server's certificate for names and addresses.
+func (a *Authority) Issue(hosts []string, now time.Time) (*tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      a.certificates[0].Subject,
+		NotBefore:    now.Add(-backdated),
+		NotAfter:     now.Add(CertificateLifetime),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	for _, host := range hosts {
+		if ip := net.ParseIP(host); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, host)
+		}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.certificates[0], key.Public(), a.key)
+	if err != nil {
+		return nil, err
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, nil
+}
+
+// newSerial: clients may refuse two certificates of one authority with the same number.
+func newSerial() (*big.Int, error) {
+	return rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+}

@@ -20,6 +20,7 @@ const (
 	GatePermutationFile = "gate-permutation.json"
 	TablesFile          = "tables.safetensors"
 	DriftFile           = "drift.json"
+	ScheduleFile        = "schedule.json"
 	ReportFile          = "report.json"
 )
 
@@ -101,6 +102,11 @@ func Encode(p *solver.Plan) (*Artifact, error) {
 			return nil, err
 		}
 	}
+	if p.Schedule != nil {
+		if files[ScheduleFile], err = encodeJSON(p.Schedule); err != nil {
+			return nil, err
+		}
+	}
 	if err := addEngineFiles(files, p); err != nil {
 		return nil, err
 	}
@@ -159,7 +165,7 @@ func validate(p *solver.Plan) error {
 	if p.Attention == placement.DataParallel && p.Forecast != solver.Table {
 		return invalidf("forecast %s is for attention %s", p.Forecast, placement.TensorParallel)
 	}
-	if (p.Context != nil) != p.Forecast.Contextual() || (p.LookAhead != nil) != (p.Forecast == solver.LookAhead) {
+	if (p.Context != nil) != p.Forecast.Contextual() || (p.LookAhead != nil) != (p.Forecast == solver.LookAhead) || (p.LookBack != nil) != (p.Forecast == solver.LookBack) {
 		return invalidf("%s does not hold the tables of forecast %s, and those alone", TablesFile, p.Forecast)
 	}
 	if p.Context != nil {
@@ -172,9 +178,19 @@ func validate(p *solver.Plan) error {
 			return invalidf("%s: %v", TablesFile, err)
 		}
 	}
+	if p.LookBack != nil {
+		if err := p.LookBack.Validate(); err != nil {
+			return invalidf("%s: %v", TablesFile, err)
+		}
+	}
 	if p.Drift != nil {
 		if err := checkDrift(p); err != nil {
 			return invalidf("%s: %v", DriftFile, err)
+		}
+	}
+	if p.Schedule != nil {
+		if err := p.Schedule.Check(p.Placement.Ranks); err != nil {
+			return invalidf("%s: %v", ScheduleFile, err)
 		}
 	}
 	switch {

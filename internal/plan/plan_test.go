@@ -81,7 +81,7 @@ func TestReadReturnsWhatWasWritten(t *testing.T) {
 		solve(t, placement.DataParallel, solver.Table), solve(t, placement.TensorParallel, solver.Table),
 		solve(t, placement.TensorParallel, solver.Prefill), solve(t, placement.TensorParallel, solver.Decode),
 		solve(t, placement.TensorParallel, solver.Transition), solve(t, placement.TensorParallel, solver.LookAhead),
-		solve(t, placement.TensorParallel, solver.RawLookAhead),
+		solve(t, placement.TensorParallel, solver.RawLookAhead), solve(t, placement.TensorParallel, solver.LookBack),
 	} {
 		dir, a := written(t, want)
 		got, read, err := plan.Read(dir)
@@ -329,6 +329,18 @@ func TestDecodeRefusesOtherForecasts(t *testing.T) {
 	p := *ahead
 	p.LookAhead = nil
 	if _, err := plan.Encode(&p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), "does not hold the tables of forecast lookahead") {
+		t.Errorf("error %v", err)
+	}
+	back := solve(t, placement.TensorParallel, solver.LookBack)
+	p = *back
+	p.LookBack = nil
+	if _, err := plan.Encode(&p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), "does not hold the tables of forecast lookback") {
+		t.Errorf("error %v", err)
+	}
+	short := *back.LookBack
+	short.Depth--
+	p.LookBack = &short
+	if _, err := plan.Encode(&p); !plan.IsInvalid(err) || !strings.Contains(err.Error(), "the look-back has 3072 factors; 3 layers of 4 ranks need 768") {
 		t.Errorf("error %v", err)
 	}
 	p = *prefill

@@ -16,6 +16,7 @@ import (
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/drift"
 	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/schedule"
 )
 
 // required are the files without which a directory is no plan.
@@ -28,6 +29,9 @@ func required() []string {
 	}
 	return names
 }
+
+// optional are the files that some plans have.
+var optional = []string{GatePermutationFile, DriftFile, ScheduleFile}
 
 // Read reads the plan in a directory and verifies every hash; report.json is not part of it.
 func Read(dir string) (*solver.Plan, *Artifact, error) {
@@ -53,7 +57,7 @@ func ReadFiles(file func(name string) ([]byte, error)) (*solver.Plan, *Artifact,
 		}
 	}
 	for name, want := range a.Manifest.Files {
-		if !slices.Contains(required(), name) && name != GatePermutationFile && name != DriftFile {
+		if !slices.Contains(required(), name) && !slices.Contains(optional, name) {
 			return nil, nil, invalidf("%s: %q is no file of a plan", ManifestFile, name)
 		}
 		if content, err = file(name); err != nil {
@@ -106,6 +110,12 @@ func Decode(a *Artifact) (*solver.Plan, error) {
 	if content, has := a.Files[DriftFile]; has {
 		p.Drift = &drift.Calibration{}
 		if err := decodeJSON(DriftFile, content, p.Drift); err != nil {
+			return nil, err
+		}
+	}
+	if content, has := a.Files[ScheduleFile]; has {
+		p.Schedule = &schedule.Schedule{}
+		if err := decodeJSON(ScheduleFile, content, p.Schedule); err != nil {
 			return nil, err
 		}
 	}

@@ -124,6 +124,9 @@ func encodeTables(p *solver.Plan, layout string) ([]byte, error) {
 	if p.LookAhead != nil {
 		addLookAhead(arrays, metadata, p.LookAhead)
 	}
+	if p.LookBack != nil {
+		addLookBack(arrays, metadata, p.LookBack)
+	}
 	if p.Context != nil {
 		metadata[topK] = strconv.Itoa(p.Context.TopK)
 		addForecast(arrays, p.Context)
@@ -205,6 +208,8 @@ func decodeTables(p *solver.Plan, content []byte, layout string) error {
 	switch {
 	case p.Forecast == solver.LookAhead:
 		return decodeLookAhead(p, arrays, metadata)
+	case p.Forecast == solver.LookBack:
+		return decodeLookBack(p, arrays, metadata)
 	case p.Forecast.Contextual():
 		return decodeForecast(p, arrays, metadata)
 	}

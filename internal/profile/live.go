@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -89,8 +90,8 @@ func (m Model) counted(digest string) counts.Model {
 }
 
 // FromSequences makes a profile of a uniform sample, which the seed decides, of the requests that routers have kept: at most as
-// many, and as long, as the sampling says. Each is a document of its own, since nobody knows which belong together. Traces of
-// another model than m, of that digest, are refused.
+// many, and as long, as the sampling says. Which belong together nobody knows, and each is a document of its own; but those of the
+// same tokens, as of a client that repeats itself, are one. Traces of another model than m, of that digest, are refused.
 func FromSequences(parts []*trace.Trace, m Model, digest string, s Sampling, seed uint64) (*Profile, error) {
 	type request struct{ part, at int }
 	var all []request
@@ -114,12 +115,13 @@ func FromSequences(parts []*trace.Trace, m Model, digest string, s Sampling, see
 	slices.Sort(taken)
 	t := &trace.Trace{Model: m.traced(digest), Offsets: []int64{0}}
 	width := len(m.Layers) * m.TopK
-	for document, i := range taken {
+	for _, i := range taken {
 		part, from, n := parts[all[i].part], int(parts[all[i].part].Offsets[all[i].at]), length(all[i])
 		t.Tokens = append(t.Tokens, part.Tokens[from:from+n]...)
 		t.Experts = append(t.Experts, part.Experts[from*width:(from+n)*width]...)
-		t.Offsets, t.Documents = append(t.Offsets, int64(len(t.Tokens))), append(t.Documents, int32(document))
+		t.Offsets = append(t.Offsets, int64(len(t.Tokens)))
 	}
+	t.Documents = documentsOf(t)
 	if err := t.Validate(); err != nil {
 		return nil, err
 	}
@@ -128,6 +130,32 @@ func FromSequences(parts []*trace.Trace, m Model, digest string, s Sampling, see
 	p := fromCounts(c)
 	p.Trace, p.Summary.Requests, p.Summary.TracedTokens = t, t.Requests(), len(t.Tokens)
 	return p, nil
+}
+
+// documentsOf numbers the requests of a trace, equal ones alike: a plan must not be judged, nor its test for drift made, by requests
+// that it was made from. Where all are the same, they are told apart all the same, since one document cannot be split.
+func documentsOf(t *trace.Trace) []int32 {
+	numbers := map[string]int32{}
+	documents := make([]int32, t.Requests())
+	var key []byte
+	for r := range documents {
+		key = key[:0]
+		for _, token := range t.Request(r) {
+			key = binary.LittleEndian.AppendUint32(key, uint32(token))
+		}
+		number, known := numbers[string(key)]
+		if !known {
+			number = int32(len(numbers))
+			numbers[string(key)] = number
+		}
+		documents[r] = number
+	}
+	if len(numbers) == 1 {
+		for r := range documents {
+			documents[r] = int32(r)
+		}
+	}
+	return documents
 }
 
 func countedBy(m trace.Model) counts.Model {

@@ -270,14 +270,23 @@ func TestConfigMapData(t *testing.T) {
 			t.Errorf("%s: keys %s, error %v", engine, got, err)
 		}
 	}
-	for size, holds := range map[int]bool{1000: true, 900 << 10: false} {
-		a.Files[plan.DriftFile] = bytes.Repeat([]byte(" "), size)
-		data, err := bundle.ConfigMapData(a, "SGLang")
-		if _, has := data[plan.DriftFile]; err != nil || has != holds || len(data) != 4+map[bool]int{true: 1}[holds] {
-			t.Errorf("a calibration of %d bytes: held is %v of %d keys, error %v", size, has, len(data), err)
+	for _, name := range []string{plan.DriftFile, plan.ScheduleFile} {
+		for size, holds := range map[int]bool{1000: true, 900 << 10: false} {
+			a.Files[name] = bytes.Repeat([]byte(" "), size)
+			data, err := bundle.ConfigMapData(a, "SGLang")
+			if _, has := data[name]; err != nil || has != holds || len(data) != 4+map[bool]int{true: 1}[holds] {
+				t.Errorf("%s of %d bytes: held is %v of %d keys, error %v", name, size, has, len(data), err)
+			}
 		}
+		delete(a.Files, name)
+	}
+	a.Files[plan.DriftFile], a.Files[plan.ScheduleFile] = bytes.Repeat([]byte(" "), 500<<10), bytes.Repeat([]byte(" "), 500<<10)
+	data, err := bundle.ConfigMapData(a, "SGLang")
+	if _, has := data[plan.ScheduleFile]; err != nil || has || data[plan.DriftFile] == "" {
+		t.Errorf("room for one of two: %d keys, error %v", len(data), err)
 	}
 	delete(a.Files, plan.DriftFile)
+	delete(a.Files, plan.ScheduleFile)
 	permutation := a.Files[plan.GatePermutationFile]
 	delete(a.Files, plan.GatePermutationFile)
 	if _, err := bundle.ConfigMapData(a, "VLLM"); err == nil || !strings.Contains(err.Error(), "redundant experts") {

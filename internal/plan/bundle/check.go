@@ -19,26 +19,29 @@ import (
 
 // Mounted is a plan as an engine's pod sees it.
 type Mounted struct {
+	// Digest is the plan's: that of the manifest.
+	Digest    artifact.Digest
 	Manifest  plan.Manifest
 	Placement placement.Placement
 }
 
 // Check verifies the plan in a directory: a mounted ConfigMap of ConfigMapData, or a plan directory. The manifest must be
-// that of the digest, every file that is there must be the manifest's, and placement.json and an engine's map must be
-// there.
+// that of the digest, unless that is empty; every file that is there must be the manifest's, and placement.json and an
+// engine's map must be there.
 func Check(dir, planDigest string) (*Mounted, error) {
-	want, err := artifact.ParseDigest(planDigest)
-	if err != nil {
-		return nil, fmt.Errorf("plan digest: %w", err)
+	if planDigest != "" {
+		if _, err := artifact.ParseDigest(planDigest); err != nil {
+			return nil, fmt.Errorf("plan digest: %w", err)
+		}
 	}
 	text, err := os.ReadFile(filepath.Join(dir, plan.ManifestFile))
 	if err != nil {
 		return nil, fmt.Errorf("%w: is the plan's ConfigMap mounted there?", err)
 	}
-	if got := digestOf(text); got != want {
-		return nil, fmt.Errorf("%s holds plan %s, not %s", dir, got, want)
+	m := &Mounted{Digest: digestOf(text)}
+	if planDigest != "" && string(m.Digest) != planDigest {
+		return nil, fmt.Errorf("%s holds plan %s, not %s", dir, m.Digest, planDigest)
 	}
-	m := &Mounted{}
 	if err := json.Unmarshal(text, &m.Manifest); err != nil {
 		return nil, fmt.Errorf("%s: %w", plan.ManifestFile, err)
 	}

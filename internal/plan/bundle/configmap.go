@@ -13,7 +13,7 @@ const maxConfigMapBytes = 900 << 10
 
 // ConfigMapData is what the ConfigMap of a plan holds for an engine: manifest.json, placement.json, gate-permutation.json
 // where the plan has one, and the engine's map, where it reads one, under its base name. An engine that reads none needs
-// the permutation. drift.json, which the operator reads, comes along where there is room: engines serve without it.
+// the permutation. drift.json, which the operator reads, and schedule.json, for plug-ins of the engine, come along where there is room: engines serve without them.
 func ConfigMapData(a *plan.Artifact, engineType string) (map[string]string, error) {
 	adapter, err := registry.For(engineType)
 	if err != nil {
@@ -39,8 +39,11 @@ func ConfigMapData(a *plan.Artifact, engineType string) (map[string]string, erro
 		data[path.Base(name)] = string(content)
 		size += len(path.Base(name)) + len(content)
 	}
-	if content, has := a.Files[plan.DriftFile]; has && size+len(plan.DriftFile)+len(content) <= maxConfigMapBytes {
-		data[plan.DriftFile] = string(content)
+	for _, name := range []string{plan.DriftFile, plan.ScheduleFile} {
+		if content, has := a.Files[name]; has && size+len(name)+len(content) <= maxConfigMapBytes {
+			data[name] = string(content)
+			size += len(name) + len(content)
+		}
 	}
 	if size > maxConfigMapBytes {
 		return nil, fmt.Errorf("the layout has %d bytes; a ConfigMap may hold %d: the model has too many layers and experts for one", size, maxConfigMapBytes)

@@ -1,0 +1,193 @@
+package calibration
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+const (
+	second = `{"event": "measured", "done": 1, "total": 2, "section": "copy"}` + "\n"
+	third  = `{"event": "measured", "done": 2, "total": 2, "section": "gemm"}` + "\n"
+	json1  = `{"version":1,"world":2,"gpu":"A","timing":"device","copy":[{}]}`
+	last   = `{"event": "result", "calibration": ` + json1 + "}\n"
+)
+
+// node plays the part of what runs Jobs: it answers each question for the pods with the next of its states, and each for the log with the
+// next of its logs; the last ones stay.
+type node struct {
+	states []corev1.PodStatus
+	logs   []string
+	failed bool
+}
+
+func (n *node) clients() *fake.Clientset {
+	clients := fake.NewClientset()
+	clients.PrependReactor("get", "jobs", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if !n.failed {
+			return false, nil, nil
+		}
+		return true, &batchv1.Job{Status: batchv1.JobStatus{Conditions: []batchv1.JobCondition{
+			{Type: batchv1.JobFailed, Status: corev1.ConditionTrue, Reason: "DeadlineExceeded", Message: "too long"},
+		}}}, nil
+	})
+	clients.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		list := &corev1.PodList{}
+		if len(n.states) > 0 {
+			job := &metav1.ObjectMeta{Name: "h200"} // the fake API server gives no UIDs
+			list.Items = []corev1.Pod{{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "h200-x", Labels: map[string]string{batchv1.JobNameLabel: "h200"}, OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(job, batchv1.SchemeGroupVersion.WithKind("Job"))}},
+				Status:     n.states[0],
+			}}
+			n.states = n.states[min(1, len(n.states)-1):]
+		}
+		return true, list, nil
+	})
+	clients.PrependReactor("get", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.GetSubresource() != "log" {
+			return false, nil, nil
+		}
+		text := n.logs[0]
+		n.logs = n.logs[min(1, len(n.logs)-1):]
+		if text == "" {
+			return true, nil, apierrors.NewBadRequest("container is waiting to start")
+		}
+		return true, &runtime.Unknown{Raw: []byte(text)}, nil
+	})
+	return clients
+}
+
+func phase(p corev1.PodPhase) corev1.PodStatus { return corev1.PodStatus{Phase: p} }
+
+func unschedulable() corev1.PodStatus {
+	return corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{
+		{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "0/2 nodes: insufficient nvidia.com/gpu"},
+	}}
+}
+
+func ended(code int32, reason string) corev1.PodStatus {
+	return corev1.PodStatus{Phase: corev1.PodFailed, ContainerStatuses: []corev1.ContainerStatus{
+		{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Reason: reason}}},
+	}}
+}
+
+func jobsLeft(t *testing.T, clients *fake.Clientset) int {
+	t.Helper()
+	list, err := clients.BatchV1().Jobs("team").List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list.Items)
+}
+
+// A pod that waits for a GPU, a log that cannot be read yet and one that breaks off delay a result, and tell nothing twice.
+func TestRunOnCluster(t *testing.T) {
+	n := &node{
+		states: []corev1.PodStatus{unschedulable(), unschedulable(), phase(corev1.PodRunning), phase(corev1.PodRunning), phase(corev1.PodRunning), phase(corev1.PodSucceeded)},
+		logs:   []string{"", start + second, start + second + third + `{"event": "res`, start + second + third + last},
+	}
+	clients := n.clients()
+	var told []string
+	cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
+	result, err := cluster.Run(t.Context(), example(), func(e Event) { told = append(told, e.Event+" "+e.Section+e.Message) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(result.JSON) != json1 {
+		t.Errorf("result %s", result.JSON)
+	}
+	want := []string{"waiting 0/2 nodes: insufficient nvidia.com/gpu", "start ", "measured copy", "measured gemm"}
+	if diff := cmp.Diff(want, told); diff != "" {
+		t.Error(diff)
+	}
+	if left := jobsLeft(t, clients); left != 0 {
+		t.Errorf("%d Jobs are left", left)
+	}
+	script, err := clients.CoreV1().ConfigMaps("team").Get(t.Context(), "h200", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if owner := metav1.GetControllerOf(script); owner == nil || owner.Kind != "Job" || owner.Name != "h200" || script.Data[scriptKey] != Script {
+		t.Errorf("the script's ConfigMap belongs to %v", owner)
+	}
+}
+
+// A Job that fails is left, with what is known of the reason.
+func TestRunFails(t *testing.T) {
+	for want, n := range map[string]*node{
+		"no GPU here; Job team/h200 is left":                 {states: []corev1.PodStatus{ended(3, "Error")}, logs: []string{start + `{"event": "error", "message": "no GPU here"}`}},
+		"exit code 137 (OOMKilled): see kubectl logs h200-x": {states: []corev1.PodStatus{phase(corev1.PodRunning), ended(137, "OOMKilled")}, logs: []string{start}},
+		"pod h200-x is Failed (no reason is known)":          {states: []corev1.PodStatus{phase(corev1.PodFailed)}, logs: []string{start}},
+		"(DeadlineExceeded: too long): 0/2 nodes":            {states: []corev1.PodStatus{unschedulable()}, failed: true},
+		"the Job has failed (DeadlineExceeded: too long);":   {failed: true},
+	} {
+		clients := n.clients()
+		cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
+		_, err := cluster.Run(t.Context(), example(), func(Event) {})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		if left := jobsLeft(t, clients); left != 1 {
+			t.Errorf("%q: %d Jobs are left, want 1", want, left)
+		}
+		if _, err := cluster.Run(t.Context(), example(), func(Event) {}); err == nil || !strings.Contains(err.Error(), "there is a Job team/h200 already") {
+			t.Errorf("a second one: %v", err)
+		}
+	}
+}
+
+// One that is interrupted holds no GPU any longer.
+func TestRunInterrupted(t *testing.T) {
+	n := &node{states: []corev1.PodStatus{unschedulable()}}
+	clients := n.clients()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	enough := errors.New("enough")
+	cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
+	if _, err := cluster.Run(ctx, example(), func(Event) { cancel(enough) }); !errors.Is(err, enough) {
+		t.Errorf("%v, want %v", err, enough)
+	}
+	if left := jobsLeft(t, clients); left != 0 {
+		t.Errorf("%d Jobs are left", left)
+	}
+}
+
+func TestRunKeeps(t *testing.T) {
+	clients := (&node{states: []corev1.PodStatus{phase(corev1.PodSucceeded)}, logs: []string{last}}).clients()
+	cluster := &Cluster{Clients: clients, Poll: time.Millisecond, Keep: true}
+	if _, err := cluster.Run(t.Context(), example(), func(Event) {}); err != nil || jobsLeft(t, clients) != 1 {
+		t.Errorf("%v, %d Jobs are left", err, jobsLeft(t, clients))
+	}
+}
+
+// A result replaces an older one, and nothing else.
+func TestStore(t *testing.T) {
+	foreign := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "other"}, Data: map[string]string{ResultKey: "{}"}}
+	clients := fake.NewClientset(foreign)
+	cluster := &Cluster{Clients: clients}
+	for _, text := range []string{"old", "new"} {
+		if err := cluster.Store(t.Context(), "team", "h200", &Result{JSON: []byte(text)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stored, err := clients.CoreV1().ConfigMaps("team").Get(t.Context(), "h200", metav1.GetOptions{})
+	if err != nil || stored.Data[ResultKey] != "new" {
+		t.Errorf("%v, %v", stored, err)
+	}
+	if err := cluster.Store(t.Context(), "team", "other", &Result{JSON: []byte("x")}); err == nil || !strings.Contains(err.Error(), "ConfigMap team/other holds no calibration") {
+		t.Errorf("a ConfigMap of somebody else: %v", err)
+	}
+	if err := cluster.Store(t.Context(), "team", "large", &Result{JSON: make([]byte, maxResult+1)}); err == nil || !strings.Contains(err.Error(), "write it to a file") {
+		t.Errorf("a large one: %v", err)
+	}
+}

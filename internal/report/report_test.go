@@ -1,0 +1,536 @@
+package report
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/solver/pipeline"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+	"github.com/semmoe/operator/solver/trace/tracetest"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+const sizes = `{"hidden_size":1024,"moe_intermediate_size":512}`
+
+// generated is a small trace of a model whose sizes are known.
+func generated() *trace.Trace {
+	t := tracetest.Generate(tracetest.Small, 3)
+	t.Model.Config = sizes
+	return t
+}
+
+// solved is a plan for a trace, and what a report on it is made of.
+func solved(t *testing.T, tr *trace.Trace, attention placement.Attention, ranks, redundant int) Input {
+	t.Helper()
+	s, err := solver.Solve(t.Context(), tr, solver.Options{
+		Ranks: ranks, Attention: attention, Algorithm: placement.Auto, Forecast: solver.Table, RedundantSlots: redundant, TrainPercent: 40, Seed: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Input{Name: "a plan", Plan: s.Plan, Digest: strings.Repeat("1f", 32), Trace: tr, Requests: s.HeldOut, BatchTokens: 4096}
+}
+
+func built(t *testing.T, in Input) *Data {
+	t.Helper()
+	d, err := Build(t.Context(), in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func rendered(t *testing.T, d *Data) []byte {
+	t.Helper()
+	var page bytes.Buffer
+	if err := Render(&page, d); err != nil {
+		t.Fatal(err)
+	}
+	return page.Bytes()
+}
+
+// TestFiguresAreThoseOfTheCostModel holds a report on recorded routing against package cost.
+func TestFiguresAreThoseOfTheCostModel(t *testing.T) {
+	recorded, err := trace.Open(t.Context(), "../../solver/testdata/tiny-32e-top4.safetensors.zst")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := recorded.Subset(trace.Shuffled(recorded.AllRequests(), 1)[:44])
+	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
+		in := solved(t, tr, attention, 4, 0)
+		d := built(t, in)
+		o := solver.DefaultEvaluation()
+		o.Requests, o.Seed = in.Requests, in.Plan.Seed
+		want, err := solver.Evaluate(t.Context(), tr, in.Plan, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dealt, err := cost.Dealt(t.Context(), tr, attention, 4, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		layer := cost.LayerOf(&tr.Model, cost.NodeOf(hardware.DefaultProfile()), 4, 8)
+		before, after := layer.TimeOf(4096, &dealt), layer.TimeOf(4096, &want)
+		s := d.Score
+		lar, kinds, ranks := 0.0, 0.0, 0.0
+		for l := range s.Layers {
+			lar += s.Layers[l].After / float64(len(s.Layers))
+		}
+		for _, k := range s.Kinds {
+			kinds += k.After * k.Activations
+		}
+		for _, r := range s.Ranks {
+			ranks += r.ServedAfter
+		}
+		for name, f := range map[string]struct{ got, want float64 }{
+			"rate":                        {s.After, want.LAR},
+			"rate today":                  {s.Before, want.BaselineLAR},
+			"oracle":                      {s.Oracle, want.OracleLAR},
+			"bound":                       {s.Bound, want.UpperBound},
+			"mean over layers":            {lar, want.LAR},
+			"mean over kinds":             {kinds, want.LAR},
+			"loads of ranks":              {ranks, 4},
+			"busiest rank":                {s.ImbalanceAfter, want.ExpertWindowImbalance},
+			"time":                        {s.Times.Served.After.Total(), after.Total()},
+			"time today":                  {s.Times.Served.Before.Total(), before.Total()},
+			"time saved":                  {s.Times.Served.Saved, before.Total() - after.Total()},
+			"time saved in the table":     {s.Times.Sizes[3].Saved, before.Total() - after.Total()},
+			"experts moved":               {float64(d.Change.Total), float64(placement.Moves(in.today(), in.Plan.Placement))},
+			"weights of an expert":        {float64(d.Change.ExpertWeights), float64(cost.ExpertWeights(&tr.Model))},
+			"tokens that the figures are": {float64(s.Tokens), float64(tokens(tr, in.Requests))},
+		} {
+			if math.Abs(f.got-f.want) > 1e-9 {
+				t.Errorf("attention %s: %s is %v; wanted is %v", attention, name, f.got, f.want)
+			}
+		}
+		if s.GainError <= 0 || s.GainError > 0.05 || s.Times.Served.Error <= 0 {
+			t.Errorf("attention %s: the errors are %v of the rate, %v µs of the time saved", attention, s.GainError, s.Times.Served.Error)
+		}
+		for _, l := range s.Layers {
+			if l.TogetherAfter <= l.TogetherBefore {
+				t.Errorf("attention %s: layer %d: experts of a rank fire together %v times as often as chance with the plan, %v today", attention, l.Layer, l.TogetherAfter, l.TogetherBefore)
+			}
+		}
+	}
+}
+
+func tokens(tr *trace.Trace, requests []int) (n int) {
+	for _, r := range requests {
+		n += tr.Length(r)
+	}
+	return n
+}
+
+func TestAPlanAgainstItselfSavesNothing(t *testing.T) {
+	in := solved(t, generated(), placement.DataParallel, 4, 0)
+	in.Current, in.CurrentDigest = in.Plan, in.Digest
+	d := built(t, in)
+	if d.Change.Total != 0 || d.Score.After != d.Score.Before || d.Score.Times.Served.Saved != 0 || d.Score.Times.Served.Error != 0 || d.Score.Times.PaysFrom != 0 {
+		t.Errorf("%d moves, rates %v and %v, %+v", d.Change.Total, d.Score.Before, d.Score.After, d.Score.Times.Served)
+	}
+	page := string(rendered(t, d))
+	for _, want := range []string{"the plan in service, " + in.Digest[:16], "This plan leaves every expert where it is, and keeps "} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page does not have %q", want)
+		}
+	}
+}
+
+func TestCalibrationTimesThePage(t *testing.T) {
+	in := solved(t, generated(), placement.TensorParallel, 4, 0)
+	slow, nvlink := hardware.Line{Start: 10, PerMicrosecond: 1e3}, cost.NodeOf(hardware.DefaultProfile()).Link
+	measured := &hardware.Calibration{GPU: "a slow machine"}
+	for bytes := 1e5; bytes < 1e8; bytes *= 3 {
+		measured.AllToAll = append(measured.AllToAll, hardware.MeasuredExchange{Bytes: bytes, Microseconds: slow.Microseconds(bytes)})
+	}
+	fast := built(t, in).Score.Times
+	var err error
+	if in.Hardware, err = hardware.DefaultProfile().With(measured); err != nil {
+		t.Fatal(err)
+	}
+	d := built(t, in)
+	exchange := (fast.Served.After.Exchange - 2*nvlink.StartMicroseconds) * nvlink.BytesPerMicrosecond / 1e3
+	if got := d.Score.Times.Served.After.Exchange; math.Abs(got/(exchange+20)-1) > 1e-6 {
+		t.Errorf("over a link of 1 GB/s the exchanges take %v µs; wanted are %v", got, exchange+20)
+	}
+	if page := string(rendered(t, d)); !strings.Contains(page, "a slow machine") || !strings.Contains(d.Summary(), "a slow machine") {
+		t.Error("the page, or its summary, does not say whose times these are")
+	}
+}
+
+// The time to the first token has all passes and layers, of which the plan saves what it saves of layers with experts.
+func TestTimeToTheFirstToken(t *testing.T) {
+	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
+		tr := generated()
+		in := solved(t, tr, attention, 4, 0)
+		in.Requests = in.Requests[:4] // too few documents for eight scores more
+		if d := built(t, in); d.Score.Times.PromptTokens != 0 || d.Score.Times.Served.First != 0 || !strings.Contains(string(rendered(t, d)), "num_attention_heads") {
+			t.Errorf("attention %s: without the sizes of attention the time to the first token is %v µs, or the page does not say what it lacks", attention, d.Score.Times.Served.First)
+		}
+		tr.Model.Config = `{"hidden_size":1024,"moe_intermediate_size":512,"intermediate_size":2048,"num_attention_heads":16}`
+		d := built(t, in)
+		shape, err := pipeline.ShapeOf(&tr.Model)
+		if err != nil {
+			t.Fatal(err)
+		}
+		prompt := tokens(tr, in.Requests) / len(in.Requests)
+		for _, size := range d.Score.Times.Sizes {
+			pass := pipeline.Pass{Ranks: 4, Tokens: size.BatchTokens, Sequence: prompt, TensorParallel: attention == placement.TensorParallel}
+			passes, layers := float64(pass.PassesOfPrompt()), float64(len(tr.Model.Layers))
+			for name, f := range map[string]struct{ got, want float64 }{
+				"today": {size.First, passes * (shape.OutsideExperts(hardware.DefaultProfile(), pass) + layers*size.Before.Total())},
+				"saved": {size.FirstSaved, passes * layers * size.Saved},
+				"error": {size.FirstError, passes * layers * size.Error},
+			} {
+				if math.Abs(f.got-f.want) > 1e-9*math.Abs(f.want) {
+					t.Errorf("attention %s, %d tokens a batch: %s: %v; wanted is %v", attention, size.BatchTokens, name, f.got, f.want)
+				}
+			}
+			if math.Abs(size.FirstPercent()) >= math.Abs(size.SavedPercent()) {
+				t.Errorf("attention %s, %d tokens a batch: of the first token %v%% is saved, of a layer with experts %v%%", attention, size.BatchTokens, size.FirstPercent(), size.SavedPercent())
+			}
+		}
+		want := fmt.Sprintf("Of the time to the first token of a prompt of %d tokens it saves ", prompt)
+		if page := string(rendered(t, d)); !strings.Contains(page, "First token, today") || !strings.Contains(d.Summary(), want) {
+			t.Errorf("attention %s: the page has no column of it, or the summary is %q", attention, d.Summary())
+		}
+	}
+}
+
+func TestBuildRefuses(t *testing.T) {
+	in := solved(t, generated(), placement.DataParallel, 4, 0)
+	tp, small := solved(t, generated(), placement.TensorParallel, 4, 0), solved(t, generated(), placement.DataParallel, 2, 0)
+	other := tracetest.Small
+	other.Layers = 2
+	for want, change := range map[string]func(in *Input){
+		"attention tp":            func(in *Input) { in.Current = tp.Plan },
+		"3 MoE layers on 2 ranks": func(in *Input) { in.Current = small.Plan },
+		"batch tokens is 0":       func(in *Input) { in.BatchTokens = 0 },
+		"no request":              func(in *Input) { in.Requests = nil },
+		"the trace 16 in 2":       func(in *Input) { in.Trace = tracetest.Generate(other, 1) },
+		"vocabulary of 200":       func(in *Input) { tr := *in.Trace; tr.Model.Vocabulary = 300; in.Trace = &tr },
+	} {
+		in := in
+		change(&in)
+		if _, err := Build(t.Context(), in); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("wanted is an error with %q; got %v", want, err)
+		}
+	}
+}
+
+func TestTogetherByHand(t *testing.T) {
+	// Two tokens with experts 0 and 1, one with 2 and 3, one with 0 and 2.
+	tr := &trace.Trace{
+		Model:  trace.Model{Experts: 4, TopK: 2, Vocabulary: 4, Layers: []int{1}, HiddenLayers: 2},
+		Tokens: []int32{0, 0, 1, 2}, Offsets: []int64{0, 2, 3, 4}, Documents: []int32{0, 1, 2},
+		Experts: []uint16{0, 1, 0, 1, 2, 3, 0, 2},
+	}
+	pairs, err := countTogether(t.Context(), tr, tr.AllRequests(), placement.TensorParallel, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &pairs[0]
+	// Busy are 3, 2, 2, 1 activations: the products of all ordered pairs sum to 8² less 18, the pairs are 8.
+	scale := 8.0 / 46
+	for _, c := range []struct {
+		e, f int
+		want float64
+	}{{0, 1, 2 / (scale * 6)}, {1, 0, 2 / (scale * 6)}, {2, 3, 1 / (scale * 2)}, {0, 3, 0}} {
+		if got := g.timesChance(c.e, c.f); math.Abs(got-c.want) > 1e-9 {
+			t.Errorf("experts %d and %d fire together %v times as often as chance; wanted are %v", c.e, c.f, got, c.want)
+		}
+	}
+	if got, want := g.withinRanks([][]int{{0}, {0}, {1}, {1}}), 3/(scale*(6+2)); math.Abs(got-want) > 1e-9 {
+		t.Errorf("within ranks it is %v; wanted is %v", got, want)
+	}
+	if got := g.withinRanks([][]int{{0}, {1}, {2}, {3}}); got != 1 {
+		t.Errorf("without pairs within ranks it is %v; wanted is 1", got)
+	}
+	requests, err := countTogether(t.Context(), tr, tr.AllRequests(), placement.DataParallel, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The first request has two tokens with experts 0 and 1 each: 2·2/2.
+	if got := requests[0].count[1]; got != 2 {
+		t.Errorf("request counts of experts 0 and 1 are %v; wanted are 2", got)
+	}
+}
+
+func TestJackknifeOfAMeanIsItsStandardError(t *testing.T) {
+	values, mean, sum := []float64{1, 4, 2, 8, 5, 7, 1, 3}, 31.0/8, 0.0
+	var spread []pair
+	for _, v := range values {
+		spread = append(spread, pair{after: cost.Report{LAR: (31 - v) / 7}})
+		sum += (v - mean) * (v - mean)
+	}
+	want := math.Sqrt(sum / 7 / 8)
+	if got := jackknife(spread, func(p pair) float64 { return p.after.LAR }); math.Abs(got-want) > 1e-12 {
+		t.Errorf("the standard error is %v; wanted is %v", got, want)
+	}
+	if got := jackknife(nil, func(pair) float64 { return 1 }); got != 0 {
+		t.Errorf("without parts it is %v", got)
+	}
+}
+
+func TestDrawTakesMeans(t *testing.T) {
+	h := draw(2*maxCells, 2, nil, nil, func(row, column int) float32 {
+		if column == 1 {
+			return -1
+		}
+		return float32(row % 2)
+	})
+	if h.Rows != maxCells || h.Columns != 2 || h.Values[0] != 0.5 || h.Values[1] != -1 {
+		t.Errorf("%d × %d cells that begin with %v", h.Rows, h.Columns, h.Values[:2])
+	}
+	h.Low, h.Top = 0, 1
+	for v, want := range map[float32]uint8{-1: 0, 0: 1, 0.5: 8, 1: levels, 7: levels} {
+		if got := h.level(v); got != want {
+			t.Errorf("the colour of %v is %d; wanted is %d", v, got, want)
+		}
+	}
+}
+
+func TestPaletteDarkensEvenly(t *testing.T) {
+	luminance := func(i int) float64 {
+		r, g, b, _ := palette[i].RGBA()
+		return 0.2126*float64(r) + 0.7152*float64(g) + 0.0722*float64(b)
+	}
+	for i := 2; i < len(palette); i++ {
+		if luminance(i) >= luminance(i-1) {
+			t.Errorf("colour %d is not darker than the one before", i)
+		}
+	}
+}
+
+func TestWords(t *testing.T) {
+	for _, c := range []struct{ got, want string }{
+		{count(0), "0"}, {count(999), "999"}, {count(262144), "262,144"}, {count(-1234), "-1,234"}, {count(-123), "-123"},
+		{points(-2.34), "−2.3%"}, {points(-0.04), "0.0%"}, {percent(0.2289), "22.9%"}, {plural(1, "rank"), "1 rank"}, {plural(2000, "rank"), "2,000 ranks"},
+		{microseconds(12.34), "12.3 µs"}, {microseconds(-258), "−258 µs"}, {microseconds(1910), "1.91 ms"}, {microseconds(45678), "45.7 ms"}, {microseconds(456789), "457 ms"},
+		{bytes10(900), "900 bytes"}, {bytes10(53.7e6), "53.7 MB"}, {bytes10(408e6), "408 MB"}, {bytes10(2.5e12), "2.5 TB"}, {short("abc"), "abc"},
+	} {
+		if c.got != c.want {
+			t.Errorf("%q; wanted is %q", c.got, c.want)
+		}
+	}
+}
+
+func TestVerdicts(t *testing.T) {
+	at := func(before, saved, most, err float64) *Data {
+		served := Size{BatchTokens: 4096, Before: cost.LayerTime{Exchange: before}, Saved: saved, Most: most, Error: err}
+		return &Data{Score: &Score{Times: &Times{Served: served}}}
+	}
+	for want, d := range map[string]*Data{
+		"At 4,096 tokens a batch it pays: a MoE layer's modelled time falls by 20.0% (95% interval: 18.0% to 22.0%).": at(100, 20, 60, 2),
+		"it probably pays": at(100, 6, 60, 2),
+		"latency dominates: even if every activation were local and all ranks equally busy, a MoE layer's modelled time would fall by 3.0%; by this plan it falls by 1.0%": at(100, 1, 3, 0),
+		"no gain worth a roll-out is expected: a MoE layer's modelled time falls by −2.0%":                                                                                 at(100, -2, 30, 0),
+	} {
+		if got := d.verdict(); !strings.Contains(got, want) {
+			t.Errorf("%q; wanted is %q", got, want)
+		}
+	}
+	if got := (&Data{}).verdict(); got != "" {
+		t.Errorf("without times the verdict is %q", got)
+	}
+}
+
+// somePages are pages of all shapes that there are.
+func somePages(t *testing.T) map[string]*Data {
+	t.Helper()
+	whole := solved(t, generated(), placement.DataParallel, 4, 0)
+	tokens := solved(t, generated(), placement.TensorParallel, 4, 0)
+	bare := whole
+	bare.Trace = nil
+	unnamed := generated()
+	unnamed.Domains, unnamed.Model.Domains = nil, nil
+	few := whole
+	few.Requests = whole.Requests[:4]
+	nameless := solved(t, unnamed, placement.DataParallel, 8, 0)
+	nameless.Trace.Model.Config = "{}"
+	return map[string]*Data{
+		"dp": built(t, whole), "tp": built(t, tokens), "no trace": built(t, bare), "no kinds, no sizes": built(t, nameless), "few documents": built(t, few),
+		"copies": built(t, solved(t, generated(), placement.DataParallel, 4, 2)), "one rank": built(t, solved(t, generated(), placement.TensorParallel, 1, 0)),
+		"large": large(),
+	}
+}
+
+// large is a report as large as they come: noise, which no compression makes smaller, in every picture.
+func large() *Data {
+	const layers, experts, ranks, kinds = 61, 256, 64, 20
+	random := rand.New(rand.NewPCG(1, 1))
+	noise := func(rows, columns int) Heat {
+		h := Heat{Rows: rows, Columns: columns, Low: 0, Top: 1}
+		for range rows * columns {
+			h.Values = append(h.Values, random.Float32())
+		}
+		for rank := 1; rank < ranks; rank++ {
+			h.ColumnBounds = append(h.ColumnBounds, float64(rank)/ranks)
+		}
+		h.RowBounds = h.ColumnBounds
+		return h
+	}
+	loads := func() []float64 {
+		row := make([]float64, ranks)
+		for rank := range row {
+			row[rank] = random.Float64()
+		}
+		return row
+	}
+	s := &Score{Requests: 1e6, Tokens: 1e9, After: 0.4, Before: 0.1, Oracle: 0.5, Bound: 0.6, GainError: 0.001, Ranks: make([]Rank, ranks), Times: &Times{}}
+	d := &Data{Name: "large", Digest: strings.Repeat("2e", 32), Attention: placement.DataParallel, Ranks: ranks, Experts: experts, SlotsPerRank: experts / ranks, Layers: layers, Score: s}
+	d.Change.Slots = layers * experts
+	for l := range layers {
+		s.Layers = append(s.Layers, Layer{Layer: l + 3, Before: 0.1, After: random.Float64() / 2, Oracle: 0.5, Bound: 0.6, TogetherBefore: 1, TogetherAfter: 2})
+		s.LoadBefore, s.LoadAfter = append(s.LoadBefore, loads()), append(s.LoadAfter, loads())
+		d.Change.Moves = append(d.Change.Moves, LayerMoves{l + 3, 200})
+	}
+	for i := range kinds {
+		s.Kinds = append(s.Kinds, Kind{Name: fmt.Sprintf("kind %d", i), Activations: 1. / kinds, Before: 0.1, After: 0.4, Ranks: loads()})
+	}
+	for i, place := range []string{"highest", "median", "lowest"} {
+		s.Pictures = append(s.Pictures, Picture{
+			Layer: s.Layers[i], Place: place, PairsBefore: noise(maxCells, maxCells), PairsAfter: noise(maxCells, maxCells),
+			TokensBefore: noise(mostTokens, maxCells), TokensAfter: noise(mostTokens, maxCells),
+		})
+	}
+	for _, batch := range batchSizes {
+		s.Times.Sizes = append(s.Times.Sizes, Size{BatchTokens: batch, Before: cost.LayerTime{Exchange: 1000, Compute: 100}, After: cost.LayerTime{Exchange: 700, Compute: 100}, Saved: 300, Error: 50})
+	}
+	s.Times.Served = s.Times.Sizes[0]
+	return d
+}
+
+func TestLargePageIsBelowTwoMegabytes(t *testing.T) {
+	if size := len(rendered(t, large())); size > 2e6 {
+		t.Errorf("the page has %d bytes", size)
+	}
+}
+
+func TestPagesAreWellFormedAndAccessible(t *testing.T) {
+	for name, d := range somePages(t) {
+		page := rendered(t, d)
+		for _, fault := range faults(page) {
+			t.Errorf("%s: %s", name, fault)
+		}
+		text := withoutImages(string(page))
+		for _, foreign := range []string{"http:", "https:", "//", "url(", "<script", "ZgotmplZ", "NaN", "Inf", "%!"} {
+			if strings.Contains(text, foreign) {
+				t.Errorf("%s: the page has %q", name, foreign)
+			}
+		}
+	}
+}
+
+// withoutImages leaves the pictures' base64 out, in which any letters may follow one another.
+func withoutImages(page string) string {
+	var b strings.Builder
+	for i, part := range strings.Split(page, `src="data:image/png;base64,`) {
+		if i > 0 {
+			_, part, _ = strings.Cut(part, `"`)
+		}
+		b.WriteString(part)
+	}
+	return b.String()
+}
+
+// faults parses a page as XML and lists what is not well formed, and what a reader who does not see it would miss.
+func faults(page []byte) (out []string) {
+	decoder := xml.NewDecoder(bytes.NewReader(page))
+	ids, level, landmarks := map[string]bool{}, 0, map[string]int{}
+	for {
+		token, err := decoder.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return append(out, err.Error())
+		}
+		element, ok := token.(xml.StartElement)
+		if !ok {
+			continue
+		}
+		attribute := func(name string) string {
+			for _, a := range element.Attr {
+				if a.Name.Local == name {
+					return a.Value
+				}
+			}
+			return ""
+		}
+		name := element.Name.Local
+		landmarks[name]++
+		if id := attribute("id"); id != "" {
+			if ids[id] {
+				out = append(out, "two elements have the id "+id)
+			}
+			ids[id] = true
+		}
+		switch {
+		case name == "html" && attribute("lang") == "":
+			out = append(out, "html has no lang")
+		case name == "img" && attribute("alt") == "":
+			out = append(out, "an img has no alt")
+		case name == "svg" && attribute("aria-hidden") != "true":
+			out = append(out, "an svg is neither hidden nor described")
+		case attribute("role") == "img" && attribute("aria-label") == "", attribute("role") == "region" && attribute("aria-label") == "":
+			out = append(out, "a "+name+" with a role has no label")
+		case name == "section" && !strings.Contains(string(page), `id="`+attribute("aria-labelledby")+`"`):
+			out = append(out, "a section has no heading")
+		case name == "th" && attribute("scope") == "":
+			out = append(out, "a th has no scope")
+		case len(name) == 2 && name[0] == 'h' && name[1] >= '1' && name[1] <= '6':
+			if now := int(name[1] - '0'); now > level+1 {
+				out = append(out, fmt.Sprintf("h%d follows h%d", now, level))
+			} else {
+				level = now
+			}
+		}
+	}
+	for _, once := range []string{"h1", "main", "header", "footer", "title"} {
+		if landmarks[once] != 1 {
+			out = append(out, fmt.Sprintf("there are %d %s", landmarks[once], once))
+		}
+	}
+	return out
+}
+
+func TestForeignTextIsEscaped(t *testing.T) {
+	const evil = `"><script>alert('x')</script>`
+	d := built(t, solved(t, generated(), placement.DataParallel, 4, 0))
+	d.Name, d.ModelDigest, d.Algorithm, d.Objective, d.Today = evil, evil, evil, evil, evil
+	d.Score.Times.Machines.Profile, d.Score.TraceDigest = evil, evil
+	for i := range d.Score.Kinds {
+		d.Score.Kinds[i].Name = evil
+	}
+	page := string(rendered(t, d))
+	if strings.Contains(page, "<script") || strings.Count(page, "&lt;script&gt;") < 8 {
+		t.Errorf("%d places have the text escaped; it is there bare: %v", strings.Count(page, "&lt;script&gt;"), strings.Contains(page, "<script"))
+	}
+	for _, fault := range faults([]byte(page)) {
+		t.Error(fault)
+	}
+}
+
+func TestSameInputsGiveTheSameBytes(t *testing.T) {
+	in := solved(t, generated(), placement.TensorParallel, 4, 0)
+	first := rendered(t, built(t, in))
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	if !bytes.Equal(first, rendered(t, built(t, in))) {
+		t.Error("two pages of the same plan differ")
+	}
+}

@@ -1,0 +1,100 @@
+package report
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/solver/placement"
+)
+
+// scheduled is an input whose plan has a schedule, for ranks with that much memory.
+func scheduled(t *testing.T, memoryBytes float64) Input {
+	t.Helper()
+	tr := generated()
+	tr.Model.Config = `{"hidden_size":1024,"moe_intermediate_size":512,"num_attention_heads":8}`
+	in := solved(t, tr, placement.DataParallel, 4, 0)
+	machines, err := hardware.BuiltIn(hardware.Default)
+	if err != nil {
+		t.Fatal(err)
+	}
+	machines.MemoryBytes = memoryBytes
+	if in.Plan.Schedule, err = solver.ScheduleLayers(&tr.Model, in.Plan, 0.5, machines); err != nil || in.Plan.Schedule == nil {
+		t.Fatalf("no schedule: %v", err)
+	}
+	return in
+}
+
+// The page has the schedules' figures, and a drawing that is complete in itself.
+func TestWorkInsideALayer(t *testing.T) {
+	in := scheduled(t, 100e9)
+	page := string(rendered(t, built(t, in)))
+	for _, want := range []string{
+		"The work inside a layer", "<code>h200-nvlink</code>", "Attention and experts on ranks of their own", "Attention and experts on the same ranks", "at most 16,384 tokens on an attention rank",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page does not have %q", want)
+		}
+	}
+	for _, l := range in.Plan.Schedule.Disaggregated {
+		want := fmt.Sprintf(`<tr><th scope="row">%s</th><td>%d</td><td>%d</td><td>%d</td><td>%d</td><td>%d</td><td>%s</td><td>%s</td>`, count(l.Sequence), l.AttentionRanks, l.ExpertRanks,
+			l.Sizes.MicroBatches, l.Samples, l.Sizes.Chunks, l.OrderName, count(int(l.TokensPerSecond+0.5)))
+		if !strings.Contains(page, want) {
+			t.Errorf("the page does not have %q", want)
+		}
+	}
+	for _, l := range in.Plan.Schedule.Shared {
+		if want := fmt.Sprintf(`<tr><th scope="row">%s</th><td>%d</td><td>%s</td>`, count(l.TokensPerRank), l.Groups, l.Kernel); !strings.Contains(page, want) {
+			t.Errorf("the page does not have %q", want)
+		}
+	}
+	found := regexp.MustCompile(`src="data:image/svg\+xml;base64,([^"]*)" alt="Timeline of the first 2 MoE layers`).FindStringSubmatch(strings.ReplaceAll(page, "&#43;", "+"))
+	if found == nil {
+		t.Fatal("the page has no drawing")
+	}
+	drawing, err := base64.StdEncoding.DecodeString(found[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	bars := 0
+	for d := xml.NewDecoder(bytes.NewReader(drawing)); ; {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if start, ok := token.(xml.StartElement); ok && start.Name.Local == "g" {
+			bars++
+		}
+	}
+	if bars < 8 {
+		t.Errorf("%d bars are drawn; two layers have at least 8", bars)
+	}
+}
+
+// Without a trace the schedule is shown all the same; without a schedule, or without room, the page says nothing that is not so.
+func TestWorkThatIsNotKnown(t *testing.T) {
+	in := scheduled(t, 100e9)
+	in.Trace = nil
+	if page := rendered(t, built(t, in)); !bytes.Contains(page, []byte("image/svg")) {
+		t.Error("without a trace the schedule is missing")
+	}
+	in.Plan.Schedule = nil
+	if page := rendered(t, built(t, in)); bytes.Contains(page, []byte("The work inside a layer")) {
+		t.Error("there is a schedule in the page of a plan without one")
+	}
+	page := string(rendered(t, built(t, scheduled(t, 1))))
+	if !strings.Contains(page, "no split of the 4 ranks has room for the model") || strings.Contains(page, "image/svg") {
+		t.Error("the page does not say that there is no room")
+	}
+}

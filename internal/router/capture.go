@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/discovery"
 )
 
 const (
@@ -73,7 +74,7 @@ func (c *captureWatch) narrowed(now time.Time) bool { return now.Before(c.narrow
 // samples reports whether requests to a backend are sampled. While capture is too dear, those to one pod of each plan are:
 // the same one for every router. Which pod a request goes to does not depend on whether it is in the sample, so that stays
 // one of all requests to that pod.
-func (o *Observations) samples(pool *Pool, b Backend) bool {
+func (o *Observations) samples(pool *Pool, b discovery.Backend) bool {
 	o.mu.Lock()
 	narrowed := o.capture.narrowed(o.now())
 	o.mu.Unlock()

@@ -18,7 +18,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/picker"
+	"github.com/semmoe/operator/internal/router/plans/planstest"
 )
 
 // reported is what a router answers at /v1/observations.
@@ -85,7 +87,7 @@ func TestNarrows(t *testing.T) {
 func TestSamplesOnePodWhileNarrowed(t *testing.T) {
 	var mu sync.Mutex
 	asked, served := map[string]int{}, map[string]int{}
-	engineOf := func(name, plan string) Backend {
+	engineOf := func(name, plan string) discovery.Backend {
 		b := newEngine(t, name, 4, func(w http.ResponseWriter, r *http.Request) {
 			body, err := io.ReadAll(r.Body)
 			if err != nil {
@@ -102,7 +104,7 @@ func TestSamplesOnePodWhileNarrowed(t *testing.T) {
 		b.PlanDigest = plan
 		return b
 	}
-	backends := []Backend{engineOf("a-0", "a"), engineOf("a-1", "a"), engineOf("a-2", "a"), engineOf("b-0", "b"), engineOf("b-1", "b")}
+	backends := []discovery.Backend{engineOf("a-0", "a"), engineOf("a-1", "a"), engineOf("a-2", "a"), engineOf("b-0", "b"), engineOf("b-1", "b")}
 	pool := NewPool()
 	pool.Set(backends)
 	adapter := adapterOf(t, "SGLang")
@@ -117,7 +119,7 @@ func TestSamplesOnePodWhileNarrowed(t *testing.T) {
 		}
 	}
 	other := NewPool()
-	other.Set([]Backend{backends[4], backends[2], backends[0], backends[3], backends[1]})
+	other.Set([]discovery.Backend{backends[4], backends[2], backends[0], backends[3], backends[1]})
 	want := map[string]int{}
 	for _, plan := range []string{"a", "b"} {
 		pod := pool.sampledPod(plan)
@@ -213,7 +215,7 @@ func TestPopulationOfVLLM(t *testing.T) {
 		}
 		fmt.Fprintf(w, `{"choices":[{"text":"a","routed_experts":%q}]}`, vllmRouting())
 	})
-	backend.Shape, backend.Revision = &tinyShape, "r"
+	backend.Shape, backend.Revision = &planstest.Shape, "r"
 	url, observations := routerFor(t, adapterOf(t, "VLLM"), 100, backend)
 	for range 3 {
 		post(t, url+"/v1/completions", `{"prompt":"x"}`)
@@ -303,7 +305,7 @@ func gauges(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 // as those of the proxy.
 func TestPopulationThroughAGateway(t *testing.T) {
 	pool := NewPool()
-	pool.Set([]Backend{{Pod: "a", Address: "10.0.0.1:8000", Ranks: 4, Revision: "r", Shape: &tinyShape}})
+	pool.Set([]discovery.Backend{{Pod: "a", Address: "10.0.0.1:8000", Ranks: 4, Revision: "r", Shape: &planstest.Shape}})
 	chooser, observations := NewEndpointPicker(pool, prometheus.NewRegistry(), ProxyOptions{RoutedExperts: adapterOf(t, "SGLang").RoutedExperts, SamplePercent: 100}, 0)
 	for _, fixed := range []bool{true, false} {
 		exchange, err := chooser.Pick(t.Context(), &picker.Request{

@@ -6,13 +6,15 @@ import (
 	"slices"
 	"time"
 
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
 // missing is what has to be known of a request before its place can be chosen, and takes time to find out: the forecast of a
 // layout, or the hashes of its text where there is none.
 type missing struct {
-	layout *Layout
+	layout *plans.Layout
 	text   bool
 }
 
@@ -71,11 +73,11 @@ type filter struct {
 
 func (f filter) admits(b *backend) bool {
 	if f.told != nil {
-		var layout *Layout
+		var layout *plans.Layout
 		if plan := f.told[b.PlanDigest]; plan != nil {
 			layout = plan.layout
 		}
-		if !b.tellsLogical(layout) {
+		if !tellsLogical(b.Backend, layout) {
 			return false
 		}
 	}
@@ -158,10 +160,12 @@ func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter) *Leas
 	if r.inference {
 		at.on.pending[at.rank]++
 		lease.pending = 1
+		at.on.unanswered[at.rank] += lease.tokens
+		lease.unanswered = lease.tokens
 	}
 	lease.Backend, lease.on, lease.Rank, lease.place = at.on.Backend, at.on, at.rank, at.rank
 	if at.on.Ranks == 0 {
-		lease.Rank = NoRank
+		lease.Rank = discovery.NoRank
 	}
 	if plan != nil {
 		lease.layout = plan.layout
@@ -173,7 +177,7 @@ func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter) *Leas
 // forecast if it has one; else any place of the group.
 func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter, lease *Lease) place {
 	scheduler, asked := g.scheduler, dispatch.Request{Tokens: int(r.tokens)}
-	planned := plan != nil && p.gather(g, allowed, plan.layout.ranks)
+	planned := plan != nil && p.gather(g, allowed, plan.layout.Ranks)
 	if planned {
 		scheduler, asked.Scores = plan.scheduler, r.forecast.scores
 	} else {
@@ -212,6 +216,12 @@ func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter,
 	return at
 }
 
+// Why a request to pods with a plan was not scored, beside what plans.Layout says.
+const (
+	unscoredPending = "plan_pending" // the plan is not loaded yet
+	unscoredRanks   = "ranks_differ" // no pod has the plan's number of ranks
+)
+
 // anyRanks stands for any number of ranks.
 const anyRanks = -1
 
@@ -224,7 +234,7 @@ func (p *Pool) gather(g *group, allowed filter, ranks int) bool {
 		}
 		for rank, load := range b.outstanding {
 			if allowed.takes(b, rank) {
-				p.places = append(p.places, dispatch.Place{Rank: rank, Outstanding: load})
+				p.places = append(p.places, dispatch.Place{Rank: rank, Outstanding: load, Unanswered: b.unanswered[rank]})
 				p.at = append(p.at, place{b, rank})
 			}
 		}

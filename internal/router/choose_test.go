@@ -10,14 +10,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/plans"
+	"github.com/semmoe/operator/internal/router/wire"
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-func backendsOf(plan string, pods, ranks int, name string) []Backend {
-	var all []Backend
+func backendsOf(plan string, pods, ranks int, name string) []discovery.Backend {
+	var all []discovery.Backend
 	for i := range pods {
 		pod := fmt.Sprintf("%s-%d", name, i)
-		all = append(all, Backend{Pod: pod, Address: pod + ":1", Ranks: ranks, PlanDigest: plan})
+		all = append(all, discovery.Backend{Pod: pod, Address: pod + ":1", Ranks: ranks, PlanDigest: plan})
 	}
 	return all
 }
@@ -104,9 +107,9 @@ func samplePrompts(n int) []*request {
 
 // Requests go where their experts are, evenly over the ranks, and over the pods of a rank.
 func TestChoosesByForecast(t *testing.T) {
-	p, _ := plans(t)
+	p, _ := solved(t)
 	pool := NewPool()
-	pool.Set(backendsOf(p.artifact.Digest, 2, 4, "p"))
+	pool.Set(backendsOf(p.Artifact.Digest, 2, 4, "p"))
 	pool.AddLayout(p.layout)
 	var balance window
 	var predicted, mean, worst float64
@@ -147,9 +150,9 @@ func TestChoosesByForecast(t *testing.T) {
 // A rank that has stopped answering does not collect requests; those that the scheduler sends there go elsewhere, and are
 // still accounted under their plan.
 func TestAvoidsAStalledRank(t *testing.T) {
-	p, _ := plans(t)
+	p, _ := solved(t)
 	pool := NewPool()
-	pool.Set(backendsOf(p.artifact.Digest, 1, 4, "p"))
+	pool.Set(backendsOf(p.Artifact.Digest, 1, 4, "p"))
 	pool.AddLayout(p.layout)
 	stalled := 0
 	var largest int64
@@ -176,9 +179,9 @@ func TestAvoidsAStalledRank(t *testing.T) {
 
 // A request that is sent again counts once for the balance, and keeps its rank on another pod of its plan.
 func TestSentAgain(t *testing.T) {
-	p, _ := plans(t)
+	p, _ := solved(t)
 	pool := NewPool()
-	pool.Set(backendsOf(p.artifact.Digest, 3, 4, "p"))
+	pool.Set(backendsOf(p.Artifact.Digest, 3, 4, "p"))
 	pool.AddLayout(p.layout)
 	for _, r := range samplePrompts(50) {
 		tried := map[string]bool{}
@@ -198,10 +201,10 @@ func TestSentAgain(t *testing.T) {
 
 // One request at a time leaves nothing outstanding to compare: the pods that hold a rank share its requests all the same.
 func TestQuietServiceUsesAllPods(t *testing.T) {
-	p, _ := plans(t)
+	p, _ := solved(t)
 	const pods, requests = 3, 300
 	pool := NewPool()
-	pool.Set(backendsOf(p.artifact.Digest, pods, 4, "p"))
+	pool.Set(backendsOf(p.Artifact.Digest, pods, 4, "p"))
 	pool.AddLayout(p.layout)
 	served := map[string]int{}
 	for _, r := range samplePrompts(requests) {
@@ -224,7 +227,7 @@ func TestQuietServiceUsesAllPods(t *testing.T) {
 
 // Without a forecast the choice is by load, and says why.
 func TestUnscored(t *testing.T) {
-	p, _ := plans(t)
+	p, _ := solved(t)
 	chat := func(body string) *request { return newRequest("/v1/completions", "id", []byte(body)) }
 	cases := map[string]struct {
 		plan     string
@@ -234,15 +237,15 @@ func TestUnscored(t *testing.T) {
 		scored   bool
 		unscored string
 	}{
-		"scored":          {p.artifact.Digest, 4, true, chat(`{"prompt":"a"}`), true, ""},
+		"scored":          {p.Artifact.Digest, 4, true, chat(`{"prompt":"a"}`), true, ""},
 		"no plan":         {"", 4, true, chat(`{"prompt":"a"}`), false, ""},
-		"plan pending":    {p.artifact.Digest, 4, false, chat(`{"prompt":"a"}`), false, unscoredPending},
-		"no prompt":       {p.artifact.Digest, 4, true, chat(`{}`), false, unscoredNoPrompt},
-		"other ranks":     {p.artifact.Digest, 8, true, chat(`{"prompt":"a"}`), false, unscoredRanks},
-		"takes no rank":   {p.artifact.Digest, 0, true, chat(`{"prompt":"a"}`), false, unscoredRanks},
-		"not inference":   {p.artifact.Digest, 4, true, newRequest("/v1/models", "id", nil), false, ""},
+		"plan pending":    {p.Artifact.Digest, 4, false, chat(`{"prompt":"a"}`), false, unscoredPending},
+		"no prompt":       {p.Artifact.Digest, 4, true, chat(`{}`), false, plans.NoPrompt},
+		"other ranks":     {p.Artifact.Digest, 8, true, chat(`{"prompt":"a"}`), false, unscoredRanks},
+		"takes no rank":   {p.Artifact.Digest, 0, true, chat(`{"prompt":"a"}`), false, unscoredRanks},
+		"not inference":   {p.Artifact.Digest, 4, true, newRequest("/v1/models", "id", nil), false, ""},
 		"malformed plan":  {"../../etc", 4, true, chat(`{"prompt":"a"}`), false, unscoredPending},
-		"body is no JSON": {p.artifact.Digest, 4, true, chat(`a`), false, unscoredNoPrompt},
+		"body is no JSON": {p.Artifact.Digest, 4, true, chat(`a`), false, plans.NoPrompt},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -273,7 +276,7 @@ func TestWindow(t *testing.T) {
 	if !math.IsNaN(w.imbalance()) {
 		t.Error("an imbalance without a request")
 	}
-	w.add(arrival{NoRank, 0, 100})
+	w.add(arrival{discovery.NoRank, 0, 100})
 	if !math.IsNaN(w.imbalance()) {
 		t.Error("a request without a rank counts")
 	}
@@ -291,12 +294,12 @@ func TestWindow(t *testing.T) {
 
 // BenchmarkChoose measures what the choice of a rank costs: reading the request, tokenizing, scoring, scheduling.
 func BenchmarkChoose(b *testing.B) {
-	p, _ := plans(b)
+	p, _ := solved(b)
 	random := rand.New(rand.NewPCG(3, 4))
 	text := func(tokens int) []byte {
 		var s strings.Builder
 		for range tokens {
-			piece, _ := p.layout.tokenizer.Token(int32(1 + random.IntN(4000)))
+			piece, _ := p.layout.Tokenizer.Token(int32(1 + random.IntN(4000)))
 			s.WriteString(piece)
 		}
 		body, err := json.Marshal(map[string]string{"prompt": strings.ToValidUTF8(s.String(), "")})
@@ -314,7 +317,7 @@ func BenchmarkChoose(b *testing.B) {
 	}{{"text1000", text(1000)}, {"ids1000", ids(1000)}, {"text100000", text(100_000)}, {"short", []byte(`{"prompt":"hello"}`)}} {
 		b.Run(bench.name, func(b *testing.B) {
 			pool := NewPool()
-			pool.Set(backendsOf(p.artifact.Digest, 16, 4, "p"))
+			pool.Set(backendsOf(p.Artifact.Digest, 16, 4, "p"))
 			pool.AddLayout(p.layout)
 			b.ReportAllocs()
 			for b.Loop() {
@@ -331,7 +334,7 @@ func BenchmarkChoose(b *testing.B) {
 // Of a pod whose ranks have ports of their own, those that are not live, not eligible or tried get nothing, with a forecast
 // as without; the others share the load.
 func TestChoosesAmongThePortsThatAreAdmitted(t *testing.T) {
-	p, _ := plans(t)
+	p, _ := solved(t)
 	addresses := []string{"a:0", "a:1", "", "a:3"}
 	for name, tc := range map[string]struct {
 		tried    map[string]bool
@@ -344,10 +347,10 @@ func TestChoosesAmongThePortsThatAreAdmitted(t *testing.T) {
 		"eligible and tried": {map[string]bool{"a:1": true}, func(endpoint string) bool { return endpoint != "a:0" }, map[int]bool{3: true}},
 		"none":               {nil, func(string) bool { return false }, map[int]bool{}},
 	} {
-		for _, plan := range []string{"", p.artifact.Digest} {
+		for _, plan := range []string{"", p.Artifact.Digest} {
 			pool := NewPool()
 			pool.AddLayout(p.layout)
-			pool.Set([]Backend{{Pod: "a", Address: "a:9", Ranks: 4, RankAddresses: addresses, PlanDigest: plan}})
+			pool.Set([]discovery.Backend{{Pod: "a", Address: "a:9", Ranks: 4, RankAddresses: addresses, PlanDigest: plan}})
 			got := map[int]bool{}
 			for i := range 200 {
 				r := newRequest("/v1/completions", fmt.Sprint(i), fmt.Appendf(nil, `{"prompt":[%d],"max_tokens":8}`, i))
@@ -433,7 +436,7 @@ func TestPrefixesWithoutAPlan(t *testing.T) {
 					t.Errorf("%s, %d ranks: a conversation went from rank %d of %s to rank %d of %s",
 						policy, ranks, began[n].Rank, began[n].Backend.Pod, again.Rank, again.Backend.Pod)
 				}
-				if want := int64(len(conversationOf(n, 3000)) / bytesPerToken / 2); again.tokens > want {
+				if want := int64(len(conversationOf(n, 3000)) / wire.BytesPerToken / 2); again.tokens > want {
 					t.Errorf("%s: a request of which most is cached counts %d tokens", policy, again.tokens)
 				}
 				again.Release()
@@ -459,14 +462,14 @@ func TestPrefixesWithoutAPlan(t *testing.T) {
 
 // With a plan, a conversation stays on a pod of its rank; tokens of its prompt are hashed, not its text.
 func TestPrefixesByTokens(t *testing.T) {
-	p, _ := plans(t)
+	p, _ := solved(t)
 	pool := poolWith(t, func(o *PoolOptions) { o.Cap = 4 })
-	pool.Set(backendsOf(p.artifact.Digest, 3, 4, "p"))
+	pool.Set(backendsOf(p.Artifact.Digest, 3, 4, "p"))
 	pool.AddLayout(p.layout)
 	moved := 0
 	requests := samplePrompts(40)
 	for _, r := range requests {
-		text := strings.Repeat(r.prompt.texts[0], 8)
+		text := strings.Repeat(r.prompt.Texts[0], 8)
 		first, _ := pool.acquire(completion(r.id, text), nil)
 		first.Release()
 		again, _ := pool.acquire(completion(r.id+"again", text+" more"), nil)
@@ -485,8 +488,8 @@ func TestPrefixesByTokens(t *testing.T) {
 
 // A rank takes no more requests than the limit; when all are full the pool says so at once, and takes more when one has ended.
 func TestPendingLimit(t *testing.T) {
-	p, _ := plans(t)
-	for name, digest := range map[string]string{"no plan": "", "plan": p.artifact.Digest} {
+	p, _ := solved(t)
+	for name, digest := range map[string]string{"no plan": "", "plan": p.Artifact.Digest} {
 		t.Run(name, func(t *testing.T) {
 			const pods, ranks, limit = 2, 4, 3
 			pool := poolWith(t, func(o *PoolOptions) { o.PendingLimitPerRank = limit })
@@ -544,8 +547,8 @@ func TestPendingLimitByGroup(t *testing.T) {
 
 // Sending a request again neither counts in its plan's balance nor in what decisions were made by.
 func TestSentAgainCountsOnce(t *testing.T) {
-	p, _ := plans(t)
-	for name, digest := range map[string]string{"no plan": "", "plan": p.artifact.Digest} {
+	p, _ := solved(t)
+	for name, digest := range map[string]string{"no plan": "", "plan": p.Artifact.Digest} {
 		pool := NewPool()
 		pool.Set(backendsOf(digest, 3, 4, "p"))
 		pool.AddLayout(p.layout)
@@ -564,12 +567,12 @@ func TestSentAgainCountsOnce(t *testing.T) {
 
 // Every policy serves with and without a plan.
 func TestPolicies(t *testing.T) {
-	p, _ := plans(t)
+	p, _ := solved(t)
 	for _, policy := range dispatch.Policies {
 		if policy == dispatch.Window {
 			continue
 		}
-		for _, digest := range []string{"", p.artifact.Digest} {
+		for _, digest := range []string{"", p.Artifact.Digest} {
 			pool := poolWith(t, func(o *PoolOptions) { o.Policy = policy })
 			pool.Set(backendsOf(digest, 2, 4, "p"))
 			pool.AddLayout(p.layout)

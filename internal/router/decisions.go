@@ -22,6 +22,8 @@ func (s *spent) add(d *dispatch.Decision, tokens int) {
 	s.tokens += float64(tokens)
 }
 
+const microsecondsPerSecond = 1e6
+
 // Spent is a copy of the pool's sums.
 func (p *Pool) Spent() spent {
 	p.mu.Lock()
@@ -29,7 +31,7 @@ func (p *Pool) Spent() spent {
 	return p.spent
 }
 
-// decisionMetrics tell what spoke for the places that were chosen. Prices can be below 0, so their sum is a gauge, as all are.
+// decisionMetrics tell what spoke for the places that were chosen. Prices can be below 0, so that what they come to is a gauge, as all are.
 func decisionMetrics(pool *Pool) []prometheus.Collector {
 	var all []prometheus.Collector
 	for component, of := range map[string]func(spent) float64{
@@ -39,9 +41,9 @@ func decisionMetrics(pool *Pool) []prometheus.Collector {
 		"load":     func(s spent) float64 { return s.load },
 	} {
 		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "semmoe_router_decision_microseconds_sum", Help: "Sum over requests of what spoke for the chosen rank (affinity, prefix) and against it (price, load), in modelled microseconds.",
+			Name: "semmoe_router_decision_seconds", Help: "Sum over requests of what spoke for the chosen rank (affinity, prefix) and against it (price, load), in modelled seconds; it may fall.",
 			ConstLabels: prometheus.Labels{"component": component},
-		}, func() float64 { return of(pool.Spent()) }))
+		}, func() float64 { return of(pool.Spent()) / microsecondsPerSecond }))
 	}
 	return append(all, prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "semmoe_router_prefix_hit_tokens_total", Help: "Tokens of prompts that the chosen ranks were thought to hold in their KV caches.",

@@ -1,6 +1,10 @@
 // Package router is the request router: it proxies the OpenAI and native routes of the engines to their ranks, or chooses ranks for a
 // gateway that does (package picker).
 //
+// Package discovery tells it which pods there are, package plans what each plan says of a request. It is itself the pool, which takes
+// a place for each request, the ways that requests go by, and what is observed of them. Package wire reads and edits what is on its
+// way, and package livesamples keeps the tokens of sampled requests.
+//
 // Invariants:
 //   - An endpoint is a (pod, rank). Every ready pod is admitted; a pod that is being deleted gets no new request.
 //   - A request is scored only with the tables of the plan that its pod serves under, or of one with the same placement, and

@@ -18,6 +18,8 @@ import (
 
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/plans/planstest"
 )
 
 func adapterOf(t *testing.T, engineType string) engine.Adapter {
@@ -30,10 +32,10 @@ func adapterOf(t *testing.T, engineType string) engine.Adapter {
 }
 
 // routerFor serves a router in front of one backend, as it is configured for an engine.
-func routerFor(t *testing.T, adapter engine.Adapter, percent int, backend Backend) (string, *Observations) {
+func routerFor(t *testing.T, adapter engine.Adapter, percent int, backend discovery.Backend) (string, *Observations) {
 	t.Helper()
 	pool := NewPool()
-	pool.Set([]Backend{backend})
+	pool.Set([]discovery.Backend{backend})
 	proxy, observations := NewProxy(pool, prometheus.NewRegistry(), logr.Discard(), ProxyOptions{
 		RankHeader: adapter.RankHeader, RoutingKeyHeader: adapter.RoutingKeyHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
 	})
@@ -48,7 +50,7 @@ func TestPinsByTheHeaderOfTheEngine(t *testing.T) {
 		headers := make(chan http.Header, 1)
 		backend := newEngine(t, "a", 4, func(_ http.ResponseWriter, r *http.Request) { headers <- r.Header.Clone() })
 		if !adapter.Pins() {
-			backend = withoutRanks([]Backend{backend})[0]
+			backend = discovery.WithoutRanks([]discovery.Backend{backend})[0]
 		}
 		url, _ := routerFor(t, adapter, 0, backend)
 		request, err := http.NewRequest(http.MethodPost, url+"/v1/completions", strings.NewReader(`{"prompt":"x"}`))
@@ -71,14 +73,6 @@ func TestPinsByTheHeaderOfTheEngine(t *testing.T) {
 	}
 }
 
-func TestBackendsWithoutRanks(t *testing.T) {
-	before := []Backend{{Pod: "a", Address: "x:1", Ranks: 4, Revision: "r", PlanDigest: "d", Shape: &tinyShape}}
-	after := withoutRanks(before)
-	if want := (Backend{Pod: "a", Address: "x:1", Revision: "r", Shape: &tinyShape}); !after[0].equal(want) || before[0].Ranks != 4 {
-		t.Errorf("%+v becomes %+v", before[0], after[0])
-	}
-}
-
 // vllmRouting is what vLLM tells of two tokens: an array of two tokens, four layers and four experts, all of them expert 9.
 func vllmRouting() string {
 	header := "{'descr': '|u1', 'fortran_order': False, 'shape': (2, 4, 4), }"
@@ -94,8 +88,8 @@ func vllmRouting() string {
 // vLLM tells the experts of every unstreamed request, asked or not: no client gets what it did not ask for, those of the
 // sample are counted, and a stream, which has none, is no failure.
 func TestObservesVLLM(t *testing.T) {
-	if tinyShape.Layers != 4 || tinyShape.ExpertsPerToken != 4 || len(tinyShape.MoELayers) != 4 {
-		t.Fatalf("the fixture is not made for %+v", tinyShape)
+	if planstest.Shape.Layers != 4 || planstest.Shape.ExpertsPerToken != 4 || len(planstest.Shape.MoELayers) != 4 {
+		t.Fatalf("the fixture is not made for %+v", planstest.Shape)
 	}
 	backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
@@ -114,7 +108,7 @@ func TestObservesVLLM(t *testing.T) {
 		w.Header().Set("X-Got", string(body))
 		fmt.Fprintf(w, `{"id":"c","choices":[{"index":0,"text":"a","routed_experts":%q},{"index":1,"text":"b","routed_experts":%q}],"usage":{}}`, vllmRouting(), vllmRouting())
 	})
-	backend.Shape, backend.Revision = &tinyShape, "r"
+	backend.Shape, backend.Revision = &planstest.Shape, "r"
 	const want = `{"id":"c","choices":[{"index":0,"text":"a"},{"index":1,"text":"b"}],"usage":{}}`
 	for _, percent := range []int{0, 100} {
 		url, observations := routerFor(t, adapterOf(t, "VLLM"), percent, backend)
@@ -151,7 +145,7 @@ func TestObservesABatch(t *testing.T) {
 	backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, `[{"text":"a","meta_info":{"routed_experts":%q,"id":1}},{"text":"b","meta_info":{"id":2,"routed_experts":%q}}]`, routing, routing)
 	})
-	backend.Shape, backend.Revision = &tinyShape, "r"
+	backend.Shape, backend.Revision = &planstest.Shape, "r"
 	url, observations := routerFor(t, adapterOf(t, "SGLang"), 100, backend)
 	_, got := post(t, url+"/generate", `{"text":["x","y"]}`)
 	if want := `[{"text":"a","meta_info":{"id":1}},{"text":"b","meta_info":{"id":2}}]`; got != want || !json.Valid([]byte(got)) {

@@ -4,6 +4,9 @@ import (
 	"cmp"
 	"math/rand/v2"
 	"slices"
+
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/plans"
 )
 
 // candidate is a place that could take a request in another's stead.
@@ -38,7 +41,7 @@ func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
 			continue
 		}
 		for _, b := range g.backends {
-			if b.Ranks != l.Backend.Ranks || b.pinsByHeader(l.Rank) != l.Backend.pinsByHeader(l.Rank) || !allowed.admits(b) {
+			if b.Ranks != l.Backend.Ranks || b.PinsByHeader(l.Rank) != l.Backend.PinsByHeader(l.Rank) || !allowed.admits(b) {
 				continue
 			}
 			for rank := range b.outstanding {
@@ -70,24 +73,26 @@ func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
 func (l *Lease) move(endpoint string) {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
-	pinned := NoRank
-	if l.Backend.pinsByHeader(l.Rank) {
+	pinned := discovery.NoRank
+	if l.Backend.PinsByHeader(l.Rank) {
 		pinned = l.Rank
 	}
 	to, layout := l.pool.find(endpoint, pinned)
 	l.on.outstanding[l.place] -= l.tokens
 	l.on.pending[l.place] -= l.pending
+	l.on.unanswered[l.place] -= l.unanswered
 	l.place = max(0, to.rank)
 	to.on.outstanding[l.place] += l.tokens
 	to.on.pending[l.place] += l.pending
+	to.on.unanswered[l.place] += l.unanswered
 	// New tables may have been swapped in since: the forecast is still one for where these pods have their experts.
-	l.scored = l.scored && layout != nil && layout.digest == l.layout.digest && to.rank != NoRank
+	l.scored = l.scored && layout != nil && layout.Digest == l.layout.Digest && to.rank != discovery.NoRank
 	l.on, l.Backend, l.Rank, l.layout = to.on, to.on.Backend, to.rank, layout
 }
 
 // find is the place of an endpoint, and the layout of its plan where that is loaded. What the pool does not know is a
 // place of its own. The lock must be held.
-func (p *Pool) find(endpoint string, pinned int) (place, *Layout) {
+func (p *Pool) find(endpoint string, pinned int) (place, *plans.Layout) {
 	for _, g := range p.groups {
 		for _, b := range g.backends {
 			rank, found := b.rankAt(endpoint, pinned)
@@ -100,7 +105,7 @@ func (p *Pool) find(endpoint string, pinned int) (place, *Layout) {
 			return place{b, rank}, nil
 		}
 	}
-	return place{&backend{outstanding: make([]int64, 1), pending: make([]int, 1)}, NoRank}, nil
+	return place{&backend{outstanding: make([]int64, 1), unanswered: make([]int64, 1), pending: make([]int, 1)}, discovery.NoRank}, nil
 }
 
 // rankAt is the rank that serves at an endpoint of the pod; behind one port it is the one that a header has pinned.
@@ -110,9 +115,9 @@ func (b *backend) rankAt(endpoint string, pinned int) (rank int, found bool) {
 		rank = slices.Index(b.RankAddresses, endpoint)
 		return rank, rank >= 0
 	case b.Address != endpoint:
-		return NoRank, false
+		return discovery.NoRank, false
 	case b.Ranks == 0:
-		return NoRank, true
+		return discovery.NoRank, true
 	}
-	return pinned, pinned != NoRank && pinned < b.Ranks
+	return pinned, pinned != discovery.NoRank && pinned < b.Ranks
 }

@@ -3,7 +3,6 @@ package router
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -26,89 +25,38 @@ import (
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/refengine/locality"
 	"github.com/semmoe/operator/internal/reshuffle"
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/plans"
+	"github.com/semmoe/operator/internal/router/plans/planstest"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/placement"
 )
 
-func TestEditMember(t *testing.T) {
-	upper := func(value []byte) ([]byte, error) { return []byte(strings.ToUpper(string(value))), nil }
-	for name, tc := range map[string]struct{ data, path, want string }{
-		"member":              {` { "a" : "x", "b":"x" } `, "a", ` { "a" : "X", "b":"x" } `},
-		"deeper":              {`{"m":{"k":1, "a": "x"},"a":"x"}`, "m a", `{"m":{"k":1, "a": "X"},"a":"x"}`},
-		"absent":              {`{"b":"x"}`, "a", `{"b":"x"}`},
-		"absent below":        {`{"m":{"b":"x"}}`, "m a", `{"m":{"b":"x"}}`},
-		"no object below":     {`{"m":"a"}`, "m a", `{"m":"a"}`},
-		"a batch":             {` [{"a":"x"} , {"b":"x"},{"a":"y"}]` + "\n", "a", ` [{"a":"X"} , {"b":"x"},{"a":"Y"}]` + "\n"},
-		"an array on the way": {`{"c":[{"a":"x"},{"a":"y"}]}`, "c a", `{"c":[{"a":"X"},{"a":"Y"}]}`},
-		"empty array":         {`[ ]`, "a", `[ ]`},
-		"end of a stream":     {" [DONE]\n", "a", " [DONE]\n"},
-		"no JSON":             {`{"a":"x"`, "a", `{"a":"x"`},
-		"nothing":             {``, "a", ``},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := editMember([]byte(tc.data), strings.Fields(tc.path), upper)
-			if string(got) != tc.want || err != nil {
-				t.Errorf("%q, %v; want %q", got, err, tc.want)
-			}
-		})
-	}
-	fails := errors.New("fails")
-	for _, data := range []string{`{"a":1}`, `[{"a":1}]`} {
-		if _, err := editMember([]byte(data), []string{"a"}, func([]byte) ([]byte, error) { return nil, fails }); !errors.Is(err, fails) {
-			t.Errorf("%s: error %v", data, err)
-		}
-	}
-}
-
-func TestAsks(t *testing.T) {
-	for body, want := range map[string]bool{
-		`{"r":true}`: true, `{"r":1}`: true, `{"r":false}`: false, `{"r":null}`: false, `{"R":true}`: false, `{"p":"r"}`: false,
-		`{"r":false,"r":true}`: true, `{"\u0072":true}`: true, `{"r":true,"temperature":NaN}`: true, `{"temperature":NaN}`: true, `{`: false, ``: false,
-	} {
-		if got := asks([]byte(body), "r"); got != want {
-			t.Errorf("%s: %v, want %v", body, got, want)
-		}
-	}
-	if asks([]byte("x"), "") {
-		t.Error("an engine that cannot be asked was")
-	}
-}
-
 // permutedLayout is a plan of three layers, of which the first is dense, for four experts on two ranks.
-func permutedLayout(slotsPerRank int, slots ...int) *Layout {
-	return newLayout("d", &solver.Plan{HiddenLayers: 3, Placement: &placement.Placement{
+func permutedLayout(slotsPerRank int, slots ...int) *plans.Layout {
+	return plans.New("d", &solver.Plan{HiddenLayers: 3, Placement: &placement.Placement{
 		Ranks: 2, Experts: 4, SlotsPerRank: slotsPerRank, Layers: []placement.Layer{{Layer: 1, Slots: slots}},
 	}}, nil)
 }
 
 var permutedShape = lar.Shape{Layers: 3, MoELayers: []int{1}, Experts: 4, ExpertsPerToken: 2}
 
-func TestToLogical(t *testing.T) {
-	l := permutedLayout(2, 2, 0, 3, 1)
-	got := []int32{0, 1, 0, 1, 2, 3, 3, 3, 2, 3, 0, 0, 0, 0, 4, -1, 1, 1}
-	l.toLogical(got, 2)
-	// Layer 0 is dense, layer 2 is not listed; 4 is a shared expert.
-	if diff := cmp.Diff([]int32{0, 1, 2, 0, 2, 3, 3, 3, 3, 1, 0, 0, 0, 0, 4, -1, 1, 1}, got); diff != "" {
-		t.Error(diff)
-	}
-}
-
 func TestTellsLogical(t *testing.T) {
 	l, other := permutedLayout(2, 2, 0, 3, 1), permutedShape
 	other.Experts = 8
 	for name, tc := range map[string]struct {
-		backend Backend
-		layout  *Layout
+		backend discovery.Backend
+		layout  *plans.Layout
 		want    bool
 	}{
-		"not permuted":     {Backend{}, nil, true},
-		"permuted":         {Backend{Permuted: true, Shape: &permutedShape}, l, true},
-		"plan not loaded":  {Backend{Permuted: true, Shape: &permutedShape}, nil, false},
-		"no shape":         {Backend{Permuted: true}, l, false},
-		"another shape":    {Backend{Permuted: true, Shape: &other}, l, false},
-		"redundant copies": {Backend{Permuted: true, Shape: &permutedShape}, permutedLayout(3, 0, 1, 2, 0, 3, 1), false},
+		"not permuted":     {discovery.Backend{}, nil, true},
+		"permuted":         {discovery.Backend{Permuted: true, Shape: &permutedShape}, l, true},
+		"plan not loaded":  {discovery.Backend{Permuted: true, Shape: &permutedShape}, nil, false},
+		"no shape":         {discovery.Backend{Permuted: true}, l, false},
+		"another shape":    {discovery.Backend{Permuted: true, Shape: &other}, l, false},
+		"redundant copies": {discovery.Backend{Permuted: true, Shape: &permutedShape}, permutedLayout(3, 0, 1, 2, 0, 3, 1), false},
 	} {
-		if got := tc.backend.tellsLogical(tc.layout); got != tc.want {
+		if got := tellsLogical(tc.backend, tc.layout); got != tc.want {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
 		}
 	}
@@ -124,7 +72,7 @@ func TestTranslate(t *testing.T) {
 			},
 			Encode: func(ids []int32, layers, top int) string { return strings.ReplaceAll(fmt.Sprint(ids), " ", ",") },
 		},
-		lease: &Lease{Backend: Backend{Permuted: true, Shape: &permutedShape}, layout: permutedLayout(2, 2, 0, 3, 1)},
+		lease: &Lease{Backend: discovery.Backend{Permuted: true, Shape: &permutedShape}, layout: permutedLayout(2, 2, 0, 3, 1)},
 	}
 	for data, want := range map[string]string{
 		`{"m": {"e": "[0,1,0,1,0,1]", "x":[0,1]}}`:             `{"m": {"e": "[0,1,2,0,0,1]", "x":[0,1]}}`,
@@ -159,7 +107,7 @@ func TestUnreadableExpertsAreNotPassedOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	pool := NewPool()
-	pool.Set([]Backend{permuted})
+	pool.Set([]discovery.Backend{permuted})
 	pool.AddLayout(permutedLayout(2, 2, 0, 3, 1))
 	url, _ := proxyServer(t, pool, ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 16, EndpointWait: time.Second, RoutedExperts: adapter.RoutedExperts})
 	if response, body := post(t, url+"/generate", `{"return_routed_experts":true}`); response.StatusCode != http.StatusBadGateway || strings.Contains(body, "secret") {
@@ -192,12 +140,12 @@ func TestAsksWhileThePlanIsPending(t *testing.T) {
 	permuted, plain := newEngine(t, "permuted", 2, handler), newEngine(t, "plain", 2, handler)
 	permuted.PlanDigest, permuted.Permuted, permuted.Shape = strings.Repeat("d", 64), true, &permutedShape
 	layout := permutedLayout(2, 2, 0, 3, 1)
-	layout.digest = permuted.PlanDigest
+	layout.Digest = permuted.PlanDigest
 	adapter, err := registry.For("SGLang")
 	if err != nil {
 		t.Fatal(err)
 	}
-	serve := func(wait time.Duration, backends ...Backend) (string, *Pool) {
+	serve := func(wait time.Duration, backends ...discovery.Backend) (string, *Pool) {
 		pool := NewPool()
 		pool.Set(backends)
 		url, _ := proxyServer(t, pool, ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 16, EndpointWait: wait, RoutedExperts: adapter.RoutedExperts})
@@ -254,13 +202,13 @@ var routedExperts = regexp.MustCompile(`"routed_experts":\s*"([^"]+)"`)
 // On the real engine a permuted checkpoint cannot be told from the original: the same answers, the same routed experts for
 // clients that ask, and the local activation rate of the engine with an expert map.
 func TestPermutedCheckpoint(t *testing.T) {
-	p, _ := plans(t)
-	permutation, err := reshuffle.ParsePermutation(p.artifact.Files[plan.GatePermutationFile])
+	p, _ := solved(t)
+	permutation, err := reshuffle.ParsePermutation(p.Artifact.Files[plan.GatePermutationFile])
 	if err != nil {
 		t.Fatal(err)
 	}
 	checkpoint := filepath.Join(t.TempDir(), "permuted")
-	if _, err := reshuffle.Run(context.Background(), reshuffle.Options{Model: tinyCheckpoint, Permutation: permutation, Out: checkpoint}); err != nil {
+	if _, err := reshuffle.Run(context.Background(), reshuffle.Options{Model: planstest.Checkpoint, Permutation: permutation, Out: checkpoint}); err != nil {
 		t.Fatal(err)
 	}
 	adapter, err := registry.For("SGLang")
@@ -269,7 +217,7 @@ func TestPermutedCheckpoint(t *testing.T) {
 	}
 	serve := func(address string, permuted bool) (string, *Observations) {
 		pool := NewPool()
-		pool.Set([]Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", PlanDigest: p.artifact.Digest, Permuted: permuted, Shape: &tinyShape}})
+		pool.Set([]discovery.Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", PlanDigest: p.Artifact.Digest, Permuted: permuted, Shape: &planstest.Shape}})
 		pool.AddLayout(p.layout)
 		return proxyServer(t, pool, ProxyOptions{
 			RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
@@ -277,7 +225,7 @@ func TestPermutedCheckpoint(t *testing.T) {
 	}
 	permutedEngine := startReferenceEngineOn(t, checkpoint, locality.Trivial)
 	permutedURL, permuted := serve(permutedEngine, true)
-	mappedURL, mapped := serve(startReferenceEngine(t, string(p.artifact.Files[plan.MapFile(adapter)])), false)
+	mappedURL, mapped := serve(startReferenceEngine(t, string(p.Artifact.Files[plan.MapFile(adapter)])), false)
 
 	prompts := []string{"func main() {", "SELECT name FROM users", "der Hund und die Katze", "if err != nil {"}
 	before := engineActivations(t, permutedEngine)

@@ -1,9 +1,13 @@
 package router
 
 import (
+	"net/http"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/plans"
 )
 
 // metrics are the router's own; their labels are bounded by HTTP status codes, the ranks of one replica and the reasons
@@ -35,6 +39,10 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 			Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 14),
 		}),
 	}
+	// Refusals are alerted on: a counter that begins with the first of them would hide it.
+	for _, code := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable} {
+		m.requests.WithLabelValues(strconv.Itoa(code))
+	}
 	registry.MustRegister(m.requests, m.retries, m.tokens, m.unscored, m.firstByte, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "semmoe_router_backends", Help: "Engine pods that may get new requests.",
 	}, func() float64 { return float64(pool.Len()) }),
@@ -61,12 +69,12 @@ func (c tablesCollector) Describe(descriptions chan<- *prometheus.Desc) { descri
 
 func (c tablesCollector) Collect(metrics chan<- prometheus.Metric) {
 	for plan, tables := range c.pool.Tables() {
-		metrics <- prometheus.MustNewConstMetric(tablesMetric, prometheus.GaugeValue, 1, plan[:shortDigest], tables[:shortDigest])
+		metrics <- prometheus.MustNewConstMetric(tablesMetric, prometheus.GaugeValue, 1, plan[:plans.ShortDigest], tables[:plans.ShortDigest])
 	}
 }
 
 func rankLabel(rank int) string {
-	if rank == NoRank {
+	if rank == discovery.NoRank {
 		return "none"
 	}
 	return strconv.Itoa(rank)

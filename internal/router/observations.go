@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/livesamples"
 )
 
 // ringSize is how many sampled requests are remembered one by one: enough for a standard error of about one percent, and a
@@ -39,7 +40,7 @@ type Observations struct {
 	window window
 
 	// live keeps the tokens of sampled requests.
-	live *live
+	live *livesamples.Keeper
 
 	activations *prometheus.CounterVec
 	failures    prometheus.Counter
@@ -51,7 +52,7 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 		pool:       pool,
 		population: lar.Population{Requests: lar.RequestsAll, Replicas: lar.ReplicasAll, SamplePercent: options.SamplePercent},
 		now:        time.Now, started: time.Now(),
-		live: newLive(registry, options.LiveSamples),
+		live: livesamples.New(registry, options.LiveSamples),
 		activations: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semmoe_activations_total", Help: "Activations of routed experts in sampled requests, by the rank that served and whether the expert lies on it.",
 		}, []string{"rank", "locality"}),

@@ -24,12 +24,15 @@ import (
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/refengine"
 	"github.com/semmoe/operator/internal/refengine/locality"
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/plans"
+	"github.com/semmoe/operator/internal/router/plans/planstest"
 )
 
 // startReferenceEngine serves the small model on four ranks, under an expert map, and returns its address.
 func startReferenceEngine(t *testing.T, expertMap string) string {
 	t.Helper()
-	return startReferenceEngineOn(t, tinyCheckpoint, expertMap)
+	return startReferenceEngineOn(t, planstest.Checkpoint, expertMap)
 }
 
 // startReferenceEngineOn serves a checkpoint of the small model's shape.
@@ -73,7 +76,7 @@ func TestObservesWhatTheEngineComputes(t *testing.T) {
 	}
 	newProxy := func(percent int) (string, *Observations) {
 		pool := NewPool()
-		pool.Set([]Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", Shape: &tinyShape}})
+		pool.Set([]discovery.Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", Shape: &planstest.Shape}})
 		proxy, observations := NewProxy(pool, prometheus.NewRegistry(), logr.Discard(), ProxyOptions{
 			RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
 		})
@@ -139,14 +142,14 @@ func TestObservesWhatTheEngineComputes(t *testing.T) {
 // Under a plan the router's count is the engine's own too, by the plan's placement, and close to what was forecast; the
 // rate is above that of the same requests spread evenly over the ranks of an engine without a plan.
 func TestObservesUnderAPlan(t *testing.T) {
-	p, _ := plans(t)
+	p, _ := solved(t)
 	adapter, err := registry.For("SGLang")
 	if err != nil {
 		t.Fatal(err)
 	}
-	serve := func(address, planDigest string, layouts ...*Layout) (string, *Observations, *prometheus.Registry) {
+	serve := func(address, planDigest string, layouts ...*plans.Layout) (string, *Observations, *prometheus.Registry) {
 		pool := NewPool()
-		pool.Set([]Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", PlanDigest: planDigest, Shape: &tinyShape}})
+		pool.Set([]discovery.Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", PlanDigest: planDigest, Shape: &planstest.Shape}})
 		for _, l := range layouts {
 			pool.AddLayout(l)
 		}
@@ -158,9 +161,9 @@ func TestObservesUnderAPlan(t *testing.T) {
 		t.Cleanup(server.Close)
 		return server.URL, observations, registry
 	}
-	planned := startReferenceEngine(t, string(p.artifact.Files["engine/sglang.json"]))
-	url, observations, registry := serve(planned, p.artifact.Digest, p.layout)
-	pendingURL, pending, _ := serve(planned, p.artifact.Digest)
+	planned := startReferenceEngine(t, string(p.Artifact.Files["engine/sglang.json"]))
+	url, observations, registry := serve(planned, p.Artifact.Digest, p.layout)
+	pendingURL, pending, _ := serve(planned, p.Artifact.Digest)
 	plainURL, plain, _ := serve(startReferenceEngine(t, locality.Trivial), "")
 
 	prompts := []string{
@@ -184,15 +187,15 @@ func TestObservesUnderAPlan(t *testing.T) {
 	}
 	tokens := int64(0)
 	for _, observation := range observations.recent() {
-		if observation.Plan != p.artifact.Digest || observation.Forecast == nil {
+		if observation.Plan != p.Artifact.Digest || observation.Forecast == nil {
 			t.Fatalf("%+v is not of the plan, or was not scored", observation)
 		}
-		if f := observation.Forecast; f.Tables != p.artifact.Digest || f.Highest < f.Predicted || f.Best == observation.Rank && f.Highest != f.Predicted {
+		if f := observation.Forecast; f.Tables != p.Artifact.Digest || f.Highest < f.Predicted || f.Best == observation.Rank && f.Highest != f.Predicted {
 			t.Errorf("rank %d has forecast %+v", observation.Rank, f)
 		}
 		tokens += int64(observation.Tokens)
 	}
-	if got := tokens * int64(len(tinyShape.MoELayers)*tinyShape.ExpertsPerToken); got != sum.Total {
+	if got := tokens * int64(len(planstest.Shape.MoELayers)*planstest.Shape.ExpertsPerToken); got != sum.Total {
 		t.Errorf("%d tokens make %d activations, counted are %d", tokens, got, sum.Total)
 	}
 	t.Logf("LAR %.3f, predicted %.3f, without a plan %.3f, imbalance %.3f", rateOf(observations), observations.report().Last.All().Forecast.Predicted(), rateOf(plain), observations.window.imbalance())

@@ -72,7 +72,7 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 		RemoveHeaders: []string{e.core.options.RankHeader},
 		Body:          body,
 	}
-	if lease.Backend.pinsByHeader(lease.Rank) {
+	if lease.Backend.PinsByHeader(lease.Rank) {
 		p.decision.SetHeaders[e.core.options.RankHeader] = strconv.Itoa(lease.Rank)
 	}
 	if value, set := e.core.routingKey(in.Header, r, lease); set {

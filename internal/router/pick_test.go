@@ -26,8 +26,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/picker"
 	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
+	"github.com/semmoe/operator/internal/router/plans/planstest"
 )
 
 // newPicker serves an endpoint picker over a pool, and returns a gateway's connection to it.
@@ -62,7 +64,7 @@ func newPicker(t *testing.T, pool *Pool, options ProxyOptions) (*grpc.ClientConn
 	return gatewaytest.Dial(t, listeners[0].Addr().String()), observations, registry
 }
 
-func newPool(backends ...Backend) *Pool {
+func newPool(backends ...discovery.Backend) *Pool {
 	pool := NewPool()
 	pool.Set(backends)
 	return pool
@@ -168,10 +170,10 @@ func throughGateway(t *testing.T, gateway *grpc.ClientConn, path, body string, c
 // they come, sampled or not; and the same is observed.
 func TestAGatewaysClientGetsWhatTheProxysGets(t *testing.T) {
 	gatewaytest.NoLeaks(t)
-	p, _ := plans(t)
-	address := startReferenceEngine(t, string(p.artifact.Files["engine/sglang.json"]))
+	p, _ := solved(t)
+	address := startReferenceEngine(t, string(p.Artifact.Files["engine/sglang.json"]))
 	backend := newEngine(t, "p", 4, (&recorder{address: address, records: map[string]record{}}).ServeHTTP)
-	backend.Shape, backend.PlanDigest, backend.Revision = &tinyShape, p.artifact.Digest, "r"
+	backend.Shape, backend.PlanDigest, backend.Revision = &planstest.Shape, p.Artifact.Digest, "r"
 	requests := map[string]string{
 		"/v1/completions stream":      `{"model":"tiny","prompt":"func main() {","max_tokens":6,"stream":true,"stream_options":{"include_usage":true}}`,
 		"/v1/completions":             `{"model":"tiny","prompt":"SELECT name FROM","max_tokens":6}`,
@@ -240,7 +242,7 @@ func TestAGatewaysClientGetsNoExpertsOfVLLM(t *testing.T) {
 	engine := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, `{"id":"c","choices":[{"index":0,"text":"a","routed_experts":%q}],"usage":{}}`, vllmRouting())
 	})
-	engine.Shape = &tinyShape
+	engine.Shape = &planstest.Shape
 	adapter := adapterOf(t, "VLLM")
 	gateway, observed, _ := newPicker(t, newPool(engine), ProxyOptions{RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100})
 	if _, got := throughGateway(t, gateway, "/v1/completions", `{"prompt":"x"}`, 11); got != `{"id":"c","choices":[{"index":0,"text":"a"}],"usage":{}}` {
@@ -252,8 +254,8 @@ func TestAGatewaysClientGetsNoExpertsOfVLLM(t *testing.T) {
 }
 
 // eightPorts is a pod of an InferencePool with eight ports, each of them a rank.
-func eightPorts(pod, host string) Backend {
-	b := Backend{Pod: pod, Address: host + ":8000", Ranks: 8}
+func eightPorts(pod, host string) discovery.Backend {
+	b := discovery.Backend{Pod: pod, Address: host + ":8000", Ranks: 8}
 	for rank := range 8 {
 		b.RankAddresses = append(b.RankAddresses, fmt.Sprintf("%s:%d", host, 8000+rank))
 	}
@@ -299,7 +301,9 @@ func TestPicksAmongEightPorts(t *testing.T) {
 		return testutil.GatherAndCompare(registry, strings.NewReader(`
 # HELP semmoe_router_requests_total Requests answered, by HTTP status code.
 # TYPE semmoe_router_requests_total counter
+semmoe_router_requests_total{code="429"} 0
 semmoe_router_requests_total{code="499"} 14
+semmoe_router_requests_total{code="503"} 0
 `), "semmoe_router_requests_total") == nil
 	})
 
@@ -326,137 +330,6 @@ semmoe_router_requests_total{code="499"} 14
 	}
 }
 
-// What is live in a pool, and where requests go after the first choice, follows the plan, the rank and the load.
-func TestFallbacks(t *testing.T) {
-	header := func(pod, plan string, ranks int) Backend {
-		return Backend{Pod: pod, Address: pod, Ranks: ranks, PlanDigest: plan}
-	}
-	ports := func(pod, plan string, addresses ...string) Backend {
-		return Backend{Pod: pod, Address: pod, Ranks: len(addresses), RankAddresses: addresses, PlanDigest: plan}
-	}
-	cases := map[string]struct {
-		backends []Backend // the first one is chosen, on rank 1 where it has ranks
-		load     map[string][]int64
-		eligible func(string) bool
-		ejected  string
-		want     []string
-	}{
-		"no other":                    {backends: []Backend{header("a", "", 4)}},
-		"the same rank of others":     {backends: []Backend{header("a", "", 2), header("b", "", 2), header("c", "", 2)}, load: map[string][]int64{"b": {0, 9}, "c": {9, 0}}, want: []string{"c", "b"}},
-		"at most two":                 {backends: []Backend{header("a", "", 2), header("b", "", 2), header("c", "", 2), header("d", "", 2)}, load: map[string][]int64{"b": {0, 3}, "c": {0, 2}, "d": {0, 1}}, want: []string{"d", "c"}},
-		"without ranks":               {backends: []Backend{header("a", "", 0), header("b", "", 0)}, want: []string{"b"}},
-		"of the same plan":            {backends: []Backend{header("a", "x", 2), header("b", "y", 2), header("c", "", 2)}},
-		"of as many ranks":            {backends: []Backend{header("a", "", 4), header("b", "", 2), header("c", "", 0)}},
-		"not where no header reaches": {backends: []Backend{header("a", "", 2), ports("b", "", "b:0", "b:1")}},
-		"not what needs a header":     {backends: []Backend{ports("a", "", "a:0", "a:1"), header("b", "", 2)}, want: []string{"a:0"}},
-		"other ranks come last":       {backends: []Backend{ports("a", "", "a:0", "a:1", "a:2"), ports("b", "", "b:0", "b:1", "b:2")}, load: map[string][]int64{"b": {5, 9, 5}, "a": {7, 0, 1}}, want: []string{"b:1", "a:2"}},
-		"live ranks":                  {backends: []Backend{ports("a", "", "a:0", "a:1", ""), ports("b", "", "b:0", "", "b:2")}, load: map[string][]int64{"a": {1, 0, 0}, "b": {2, 0, 3}}, want: []string{"a:0", "b:0"}},
-		"eligible ranks":              {backends: []Backend{header("a", "", 2), header("b", "", 2), header("c", "", 2)}, eligible: func(e string) bool { return e != "b" }, want: []string{"c"}},
-		"not what was just away":      {backends: []Backend{header("a", "", 2), header("b", "", 2), header("c", "", 2)}, ejected: "c", want: []string{"b"}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			pool := newPool(tc.backends...)
-			var lease *Lease
-			for _, g := range pool.groups {
-				for _, b := range g.backends {
-					copy(b.outstanding, tc.load[b.Pod])
-					if b.Pod == tc.ejected {
-						b.ejectedUntil = pool.now().Add(time.Hour)
-					}
-					if b.Pod == tc.backends[0].Pod {
-						lease = &Lease{Backend: b.Backend, Rank: min(1, b.Ranks-1), on: b, pool: pool}
-					}
-				}
-			}
-			if got := pool.fallbacks(lease, &request{eligible: tc.eligible}, 2); !slices.Equal(got, tc.want) {
-				t.Errorf("%v, want %v", got, tc.want)
-			}
-		})
-	}
-}
-
-// What has really served is what counts: its load while it serves, its rank and plan in what is observed.
-func TestCountsWhatHasServed(t *testing.T) {
-	p, _ := plans(t)
-	planned := func(b Backend) Backend { b.PlanDigest, b.Shape = p.artifact.Digest, &tinyShape; return b }
-	adapter := adapterOf(t, "SGLang")
-	header := func(pod string) Backend { return planned(Backend{Pod: pod, Address: pod + ":1", Ranks: 4}) }
-	ports := func(pod string) Backend {
-		return planned(Backend{Pod: pod, Address: pod + ":9", Ranks: 4, RankAddresses: []string{pod + ":0", pod + ":1", pod + ":2", pod + ":3"}})
-	}
-	cases := map[string]struct {
-		backends []Backend
-		served   func(endpoints []string) string
-		code     int
-		// what follows: a fallback is counted, the pod that is named, whether the plan's forecast still holds.
-		fallback bool
-		pod      func(endpoint string) string
-		forecast bool
-		counted  bool
-	}{
-		"the first choice":        {backends: []Backend{header("a"), header("b")}, served: func(e []string) string { return e[0] }, pod: podOf, forecast: true, counted: true},
-		"the gateway tells none":  {backends: []Backend{header("a")}, served: func([]string) string { return "" }, pod: func(string) string { return "a" }, forecast: true, counted: true},
-		"the second choice":       {backends: []Backend{header("a"), header("b")}, served: func(e []string) string { return e[1] }, fallback: true, pod: podOf, forecast: true, counted: true},
-		"a port of another pod":   {backends: []Backend{ports("a"), ports("b")}, served: func(e []string) string { return e[1] }, fallback: true, pod: podOf, forecast: true, counted: true},
-		"another port of the pod": {backends: []Backend{ports("a")}, served: func(e []string) string { return e[1] }, fallback: true, pod: podOf, forecast: true, counted: true},
-		"a pod of another plan":   {backends: []Backend{header("a")}, served: func([]string) string { return "other:1" }, fallback: true, pod: podOf, counted: true},
-		"nobody that is known":    {backends: []Backend{header("a")}, served: func([]string) string { return "10.9.9.9:1" }, fallback: true, pod: func(string) string { return "" }, counted: true},
-		"nobody":                  {backends: []Backend{header("a")}, served: func(e []string) string { return e[0] }, code: 503, pod: podOf, forecast: true},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			gatewaytest.NoLeaks(t)
-			pool := newPool(tc.backends...)
-			pool.AddLayout(p.layout)
-			gateway, _, registry := newPicker(t, pool, ProxyOptions{RankHeader: adapter.RankHeader})
-			s, endpoints, _ := begin(t, gateway, `{"prompt":[1,2,3],"max_tokens":5}`, map[string]string{"x-request-id": "an id"}, nil)
-			served := tc.served(endpoints)
-			pool.Set(append(tc.backends[:len(tc.backends):len(tc.backends)], Backend{Pod: "other", Address: "other:1", Ranks: 4, PlanDigest: "another"}))
-			s.ResponseHeaders(max(200, tc.code), nil, false, served)
-			told := s.Answered().Set
-			if pod := tc.pod(served); told["x-semmoe-pod"] != pod {
-				t.Errorf("pod %q is told, want %q", told["x-semmoe-pod"], pod)
-			}
-			if named := told["x-semmoe-plan"] != ""; named != tc.forecast {
-				t.Errorf("plan %q is told", told["x-semmoe-plan"])
-			}
-			onServed := int64(0)
-			pool.mu.Lock()
-			for _, g := range pool.groups {
-				for _, b := range g.backends {
-					for rank, tokens := range b.outstanding {
-						if tokens != 0 && (served == "" || b.Endpoint(rank) == served) && rankLabel(rank) == told["x-semmoe-rank"] {
-							onServed += tokens
-						} else if tokens != 0 {
-							t.Errorf("%d tokens are outstanding on rank %d of %s, told is rank %s", tokens, rank, b.Pod, told["x-semmoe-rank"])
-						}
-					}
-				}
-			}
-			pool.mu.Unlock()
-			if known := tc.pod(served) != ""; (onServed == 9) != known {
-				t.Errorf("%d tokens are outstanding where it serves", onServed)
-			}
-			s.ResponseBody([]byte("x"), 1, true)
-			s.Body(-1)
-			eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
-			want := ""
-			if tc.fallback {
-				want += "# HELP semmoe_router_retries_total Attempts that were repeated on another pod, by reason: unreachable or unavailable; fallback where a gateway did it.\n" +
-					"# TYPE semmoe_router_retries_total counter\nsemmoe_router_retries_total{reason=\"fallback\"} 1\n"
-			}
-			if tc.counted {
-				want += "# HELP semmoe_router_estimated_tokens_total Estimated tokens (prompt and limit of output) sent to each rank, summed over pods.\n" +
-					"# TYPE semmoe_router_estimated_tokens_total counter\nsemmoe_router_estimated_tokens_total{rank=\"" + told["x-semmoe-rank"] + "\"} 9\n"
-			}
-			if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "semmoe_router_retries_total", "semmoe_router_estimated_tokens_total"); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-}
-
 // podOf is the pod that is named like the host of its endpoint.
 func podOf(endpoint string) string {
 	pod, _, _ := strings.Cut(endpoint, ":")
@@ -466,8 +339,8 @@ func podOf(endpoint string) string {
 // Wherever a client leaves, nothing stays outstanding.
 func TestAGatewaysClientThatLeaves(t *testing.T) {
 	gatewaytest.NoLeaks(t)
-	p, _ := plans(t)
-	pool := newPool(Backend{Pod: "a", Address: "a:1", Ranks: 4, PlanDigest: p.artifact.Digest, Shape: &tinyShape})
+	p, _ := solved(t)
+	pool := newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 4, PlanDigest: p.Artifact.Digest, Shape: &planstest.Shape})
 	pool.AddLayout(p.layout)
 	adapter := adapterOf(t, "SGLang")
 	gateway, _, _ := newPicker(t, pool, ProxyOptions{RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100})
@@ -504,7 +377,7 @@ func TestAGatewaysClientThatLeaves(t *testing.T) {
 // Only the routes of the service reach an engine, by no spelling another one.
 func TestAGatewayReachesOnlyTheRoutes(t *testing.T) {
 	gatewaytest.NoLeaks(t)
-	gateway, _, registry := newPicker(t, newPool(Backend{Pod: "a", Address: "a:1", Ranks: 2}), ProxyOptions{RankHeader: rankHeader})
+	gateway, _, registry := newPicker(t, newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 2}), ProxyOptions{RankHeader: rankHeader})
 	for request, want := range map[string]bool{
 		"GET /v1/models": true, "GET /v1/models/tiny?x=1": true, "GET /v1/models/a/b": true, "POST /v1/completions": true, "POST /v1/%63ompletions": true, "POST /generate": true,
 		"POST /v1/models": false, "GET /generate": false, "POST /flush_cache": false, "POST /v1/completions/../../flush_cache": false, "GET /v1/models/..%2f..%2fflush_cache": false,
@@ -533,6 +406,8 @@ func TestAGatewayReachesOnlyTheRoutes(t *testing.T) {
 # TYPE semmoe_router_requests_total counter
 semmoe_router_requests_total{code="200"} 6
 semmoe_router_requests_total{code="404"} 12
+semmoe_router_requests_total{code="429"} 0
+semmoe_router_requests_total{code="503"} 0
 `), "semmoe_router_requests_total"); err != nil {
 		t.Error(err)
 	}
@@ -545,10 +420,10 @@ func TestWhereTheResponseCannotBeChanged(t *testing.T) {
 	adapter := adapterOf(t, "SGLang")
 	options := ProxyOptions{RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100}
 	pool := NewPool()
-	pool.AddLayout(&Layout{digest: "d", ranks: 2, hosts: permutedLayout(2, 2, 0, 3, 1).hosts, slots: permutedLayout(2, 2, 0, 3, 1).slots})
-	permuted := Backend{Pod: "permuted", Address: "p:1", Ranks: 2, PlanDigest: "d", Permuted: true, Shape: &permutedShape}
-	plain := Backend{Pod: "plain", Address: "a:1", Ranks: 2, PlanDigest: "d", Shape: &permutedShape}
-	pool.Set([]Backend{permuted, plain})
+	pool.AddLayout(permutedLayout(2, 2, 0, 3, 1))
+	permuted := discovery.Backend{Pod: "permuted", Address: "p:1", Ranks: 2, PlanDigest: "d", Permuted: true, Shape: &permutedShape}
+	plain := discovery.Backend{Pod: "plain", Address: "a:1", Ranks: 2, PlanDigest: "d", Shape: &permutedShape}
+	pool.Set([]discovery.Backend{permuted, plain})
 	gateway, _, _ := newPicker(t, pool, options)
 	config := &extprocv3.ProtocolConfiguration{RequestBodyMode: processingv3.ProcessingMode_FULL_DUPLEX_STREAMED, ResponseBodyMode: processingv3.ProcessingMode_NONE}
 	open := func(body string) *gatewaytest.Stream {
@@ -570,7 +445,7 @@ func TestWhereTheResponseCannotBeChanged(t *testing.T) {
 		}
 		s.Cancel()
 	}
-	pool.Set([]Backend{permuted})
+	pool.Set([]discovery.Backend{permuted})
 	if code, _, body := open(`{"prompt":"x","return_routed_experts":true}`).Refused(); code != 503 || !strings.Contains(body, "logical ids") {
 		t.Errorf("code %d, %s", code, body)
 	}
@@ -581,7 +456,7 @@ func TestWhereTheResponseCannotBeChanged(t *testing.T) {
 func TestRunsAsAnEndpointPicker(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	dir := t.TempDir()
-	if err := SaveSnapshot(dir, []Backend{eightPorts("a", "10.0.0.1")}); err != nil {
+	if err := discovery.SaveSnapshot(dir, []discovery.Backend{eightPorts("a", "10.0.0.1")}); err != nil {
 		t.Fatal(err)
 	}
 	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", freePort(t))})
@@ -637,13 +512,13 @@ func TestRunsAsAnEndpointPicker(t *testing.T) {
 // the end nothing is outstanding and nobody waits.
 func TestManyStreamsAtOnce(t *testing.T) {
 	gatewaytest.NoLeaks(t)
-	p, _ := plans(t)
+	p, _ := solved(t)
 	adapter := adapterOf(t, "SGLang")
-	var pods []Backend
+	var pods []discovery.Backend
 	for i := range 4 {
 		pod := eightPorts(fmt.Sprint("pod-", i), fmt.Sprintf("10.0.0.%d", i))
 		if i%2 == 0 {
-			pod.Ranks, pod.RankAddresses, pod.PlanDigest, pod.Shape = 4, nil, p.artifact.Digest, &tinyShape
+			pod.Ranks, pod.RankAddresses, pod.PlanDigest, pod.Shape = 4, nil, p.Artifact.Digest, &planstest.Shape
 		}
 		pods = append(pods, pod)
 	}
@@ -694,7 +569,7 @@ func TestAGatewaysClientWhereAllIsFull(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pool.Set([]Backend{{Pod: "a", Address: "a:1", Ranks: 2}})
+	pool.Set([]discovery.Backend{{Pod: "a", Address: "a:1", Ranks: 2}})
 	gateway, _, _ := newPicker(t, pool, ProxyOptions{RankHeader: rankHeader})
 	first, _, _ := begin(t, gateway, `{"prompt":"x"}`, nil, nil)
 	begin(t, gateway, `{"prompt":"y"}`, nil, nil)

@@ -15,13 +15,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/plans"
 )
 
 // A response names the plan by whose forecast its rank was chosen, and no other.
 func TestNamesThePlan(t *testing.T) {
-	p, _ := plans(t)
+	p, _ := solved(t)
 	engine := newEngine(t, "a", 4, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(HeaderPlan, "the engine's own") })
-	engine.PlanDigest = p.artifact.Digest
+	engine.PlanDigest = p.Artifact.Digest
 	router, pool, registry := newRouter(t, time.Second, engine)
 	send := func(path, body string) string {
 		response, _ := post(t, router.URL+path, body)
@@ -32,7 +34,7 @@ func TestNamesThePlan(t *testing.T) {
 	}
 	pool.AddLayout(p.layout)
 	for name, tc := range map[string]struct{ path, body, want string }{
-		"scored":       {"/v1/completions", `{"prompt":"x"}`, p.short()},
+		"scored":       {"/v1/completions", `{"prompt":"x"}`, p.Short()},
 		"no prompt":    {"/v1/completions", `{}`, ""},
 		"no inference": {"/v1/tokenize", `{"prompt":"x"}`, ""},
 	} {
@@ -57,9 +59,9 @@ semmoe_router_unscored_requests_total{reason="plan_pending"} 1
 
 // While pods and plans come and go no request is lost, and none is scored with another plan's table than its pod's.
 func TestPlansChangeUnderLoad(t *testing.T) {
-	first, second := plans(t)
+	first, second := solved(t)
 	var busy atomic.Int32
-	engine := func(name, planDigest string) Backend {
+	engine := func(name, planDigest string) discovery.Backend {
 		b := newEngine(t, name, 4, func(w http.ResponseWriter, r *http.Request) {
 			// Some pods refuse now and then: requests move to another, of another plan perhaps.
 			if busy.Add(1)%7 == 0 && name != "old-0" {
@@ -71,11 +73,11 @@ func TestPlansChangeUnderLoad(t *testing.T) {
 		b.PlanDigest = planDigest
 		return b
 	}
-	none := []Backend{engine("none-0", "")}
-	old := []Backend{engine("old-0", first.artifact.Digest), engine("old-1", first.artifact.Digest)}
-	young := []Backend{engine("young-0", second.artifact.Digest), engine("young-1", second.artifact.Digest)}
-	want := map[string]string{"none": "", "old": first.short(), "young": second.short()}
-	stages := [][]Backend{none, append(none[:1:1], old...), old, append(old[:1:1], young...), append(old[:2:2], young...)}
+	none := []discovery.Backend{engine("none-0", "")}
+	old := []discovery.Backend{engine("old-0", first.Artifact.Digest), engine("old-1", first.Artifact.Digest)}
+	young := []discovery.Backend{engine("young-0", second.Artifact.Digest), engine("young-1", second.Artifact.Digest)}
+	want := map[string]string{"none": "", "old": first.Short(), "young": second.Short()}
+	stages := [][]discovery.Backend{none, append(none[:1:1], old...), old, append(old[:1:1], young...), append(old[:2:2], young...)}
 	router, pool, _ := newRouter(t, 10*time.Second, none...)
 
 	stop := make(chan struct{})
@@ -91,9 +93,9 @@ func TestPlansChangeUnderLoad(t *testing.T) {
 			pool.Set(stages[random.IntN(len(stages))])
 			p := []planned{first, second}[random.IntN(2)]
 			if random.IntN(3) == 0 {
-				pool.DropLayout(p.artifact.Digest)
+				pool.DropLayout(p.Artifact.Digest)
 			} else {
-				pool.AddLayout(newLayout(p.artifact.Digest, p.plan, p.layout.tokenizer))
+				pool.AddLayout(plans.New(p.Artifact.Digest, p.Plan, p.layout.Tokenizer))
 			}
 		}
 	})
@@ -136,12 +138,12 @@ func TestPlansChangeUnderLoad(t *testing.T) {
 
 // The forecast that a lease carries is that of its pod's plan, computed anew from that plan's table.
 func TestForecastIsOfThePodsPlan(t *testing.T) {
-	first, second := plans(t)
-	byDigest := map[string]planned{first.artifact.Digest: first, second.artifact.Digest: second}
+	first, second := solved(t)
+	byDigest := map[string]planned{first.Artifact.Digest: first, second.Artifact.Digest: second}
 	pool := NewPool()
 	pool.AddLayout(first.layout)
 	pool.AddLayout(second.layout)
-	pool.Set(append(backendsOf(first.artifact.Digest, 2, 4, "first"), backendsOf(second.artifact.Digest, 2, 4, "second")...))
+	pool.Set(append(backendsOf(first.Artifact.Digest, 2, 4, "first"), backendsOf(second.Artifact.Digest, 2, 4, "second")...))
 	seen := map[string]int{}
 	for i, r := range samplePrompts(300) {
 		r.sampled = i%2 == 0
@@ -153,12 +155,12 @@ func TestForecastIsOfThePodsPlan(t *testing.T) {
 			}
 			p := byDigest[lease.Backend.PlanDigest]
 			scores := make([]float32, 4)
-			ids := p.layout.tokenizer.Encode(r.prompt.texts[0])
-			p.plan.Ranks.ScoreTokens(scores, ids)
+			ids := p.layout.Tokenizer.Encode(r.prompt.Texts[0])
+			p.Plan.Ranks.ScoreTokens(scores, ids)
 			told := r.forecast.on(lease.Rank)
 			want := &lar.Forecast{Tables: lease.Backend.PlanDigest, Best: told.Best, Highest: share(float64(slices.Max(scores))), Predicted: share(float64(scores[lease.Rank]))}
 			if r.sampled {
-				known, pairs := p.plan.Seen.Shares(ids)
+				known, pairs := p.Plan.Seen.Shares(ids)
 				want.Known, want.Pairs = share(known), share(pairs)
 			}
 			if !lease.scored || lease.layout != p.layout || scores[told.Best] != slices.Max(scores) || *told != *want {

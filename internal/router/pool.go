@@ -10,12 +10,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/dispatch"
 )
-
-// NoRank is the rank of a backend that takes none.
-const NoRank = -1
 
 const (
 	// ejection is how long a backend that could not be reached gets no request while others can take it: long enough not
@@ -55,7 +55,7 @@ func (o *PoolOptions) validate() error {
 // newScheduler is for pods of that many ranks that serve a model of that shape.
 func (o *PoolOptions) newScheduler(ranks int, shape cost.Shape) (*dispatch.Scheduler, error) {
 	return dispatch.NewScheduler(dispatch.Options{
-		Policy: o.Policy, Ranks: ranks, Cap: o.Cap, Weights: o.Weights, Costs: shape.Costs(cost.NVLinkH200), First: rand.IntN(1 << 16),
+		Policy: o.Policy, Ranks: ranks, Cap: o.Cap, Weights: o.Weights, Costs: shape.Costs(cost.NodeOf(hardware.DefaultProfile())), First: rand.IntN(1 << 16),
 	})
 }
 
@@ -87,8 +87,9 @@ type group struct {
 }
 
 type backend struct {
-	Backend
+	discovery.Backend
 	outstanding  []int64 // by rank: tokens
+	unanswered   []int64 // by rank: those of inference requests whose answer has not begun
 	pending      []int   // by rank: inference requests
 	caches       []int   // by rank: its number among the pool's prefixes
 	ejectedUntil time.Time
@@ -96,7 +97,7 @@ type backend struct {
 
 // scheduled is a plan with the scheduler of its requests. layout is own, or has another plan's tables in the place of its own.
 type scheduled struct {
-	own, layout *Layout
+	own, layout *plans.Layout
 	scheduler   *dispatch.Scheduler
 }
 
@@ -124,7 +125,7 @@ func NewPoolWith(options PoolOptions) (*Pool, error) {
 }
 
 // Set replaces the backends. Those that stay keep their outstanding tokens, and what they are thought to have cached.
-func (p *Pool) Set(backends []Backend) {
+func (p *Pool) Set(backends []discovery.Backend) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	oldGroups, old := map[string]*group{}, map[string]*backend{}
@@ -144,7 +145,7 @@ func (p *Pool) Set(backends []Backend) {
 			p.groups = append(p.groups, g)
 		}
 		next, stays := old[b.Address]
-		if stays && next.equal(b) {
+		if stays && next.Equal(b) {
 			delete(old, b.Address)
 		} else {
 			next = p.newBackend(b)
@@ -168,9 +169,9 @@ func (p *Pool) Set(backends []Backend) {
 	p.notify()
 }
 
-func (p *Pool) newBackend(b Backend) *backend {
+func (p *Pool) newBackend(b discovery.Backend) *backend {
 	ranks := max(1, b.Ranks)
-	next := &backend{Backend: b, outstanding: make([]int64, ranks), pending: make([]int, ranks), caches: make([]int, ranks)}
+	next := &backend{Backend: b, outstanding: make([]int64, ranks), unanswered: make([]int64, ranks), pending: make([]int, ranks), caches: make([]int, ranks)}
 	for rank := range next.caches {
 		next.caches[rank] = p.prefixes.Add()
 	}
@@ -178,7 +179,7 @@ func (p *Pool) newBackend(b Backend) *backend {
 }
 
 // shapeOf is what a pod tells of its model.
-func shapeOf(b Backend) cost.Shape {
+func shapeOf(b discovery.Backend) cost.Shape {
 	if b.Shape == nil {
 		return cost.Shape{}
 	}
@@ -201,11 +202,11 @@ func (p *Pool) notify() {
 }
 
 // AddLayout gives the pool a plan; backends that name it are scored from now on, with the plan's own tables.
-func (p *Pool) AddLayout(l *Layout) {
-	scheduler := p.mustSchedule(l.ranks, l.shape)
+func (p *Pool) AddLayout(l *plans.Layout) {
+	scheduler := p.mustSchedule(l.Ranks, l.Shape)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.plans[l.digest] = &scheduled{l, l, scheduler}
+	p.plans[l.Digest] = &scheduled{l, l, scheduler}
 	p.notify() // a request for routed experts may have waited for it
 }
 
@@ -216,9 +217,6 @@ func (p *Pool) DropLayout(digest string) {
 	delete(p.plans, digest)
 }
 
-// errNotLoaded says that a plan is not in the pool.
-var errNotLoaded = errors.New("not loaded yet")
-
 // UseTables has requests to backends that name a plan scored with the tables of a plan from now on, which can be the same. What
 // runs stays as it was forecast, and prices stay too: they are about how much ranks have had, which is no other by new tables.
 func (p *Pool) UseTables(plan, tables string) error {
@@ -226,12 +224,12 @@ func (p *Pool) UseTables(plan, tables string) error {
 	defer p.mu.Unlock()
 	to, from := p.plans[plan], p.plans[tables]
 	if to == nil || from == nil {
-		return errNotLoaded
+		return plans.ErrNotLoaded
 	}
-	if to.layout.tables == tables {
+	if to.layout.Tables == tables {
 		return nil
 	}
-	layout, err := to.own.withTables(from.own)
+	layout, err := to.own.WithTables(from.own)
 	if err == nil {
 		to.layout = layout
 	}
@@ -246,7 +244,7 @@ func (p *Pool) Tables() map[string]string {
 	tables := map[string]string{}
 	for _, g := range p.groups {
 		if plan := p.plans[g.plan]; plan != nil {
-			tables[g.plan] = plan.layout.tables
+			tables[g.plan] = plan.layout.Tables
 		}
 	}
 	return tables
@@ -281,12 +279,12 @@ func (p *Pool) Plans() (loaded, pending int) {
 
 // Lease is a place on one rank, taken for the time of a request.
 type Lease struct {
-	Backend Backend
+	Backend discovery.Backend
 	// Rank is the rank to pin to, or NoRank.
 	Rank int
 
 	// layout is the backend's plan; nil where it has none, or the plan is not loaded.
-	layout *Layout
+	layout *plans.Layout
 	// scored tells that the layout's tables have scored the request, whose forecast says how; unscored says why they have not
 	// although the backend has a plan.
 	scored   bool
@@ -298,7 +296,9 @@ type Lease struct {
 	place   int
 	tokens  int64
 	pending int
-	once    sync.Once
+	// unanswered are the tokens while the answer of an inference request has not begun; 0 then.
+	unanswered int64
+	once       sync.Once
 }
 
 // endpoint is host:port of the rank.
@@ -352,7 +352,20 @@ func (l *Lease) Release() {
 		defer l.pool.mu.Unlock()
 		l.on.outstanding[l.place] -= l.tokens
 		l.on.pending[l.place] -= l.pending
+		l.answer()
 	})
+}
+
+// Answered tells that the first event of a streamed answer has come. Further calls do nothing.
+func (l *Lease) Answered() {
+	l.pool.mu.Lock()
+	defer l.pool.mu.Unlock()
+	l.answer()
+}
+
+func (l *Lease) answer() {
+	l.on.unanswered[l.place] -= l.unanswered
+	l.unanswered = 0
 }
 
 // Eject keeps requests away from the lease's backend for a moment: it could not be reached.

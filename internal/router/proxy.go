@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +19,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/router/livesamples"
+	"github.com/semmoe/operator/internal/router/plans"
+	"github.com/semmoe/operator/internal/router/wire"
 )
 
 // Headers of a response that say who served it.
@@ -43,8 +45,8 @@ type ProxyOptions struct {
 	// asked.
 	RoutedExperts engine.RoutedExperts
 	SamplePercent int
-	// LiveSamples is what is kept of the tokens of those requests; empty is LiveNone.
-	LiveSamples LiveSamples
+	// LiveSamples is what is kept of the tokens of those requests; empty is livesamples.None.
+	LiveSamples livesamples.Kind
 	// TokenizePath is the engine's route that tells the token ids of a prompt; empty where it has none.
 	TokenizePath string
 	// EndpointWait is how long a request may wait for a pod where none is ready.
@@ -89,7 +91,7 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 		}
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, http.StatusNotFound, "not_found", fmt.Sprintf("%s %s is not a route of this service", r.Method, r.URL.Path))
+		wire.WriteError(w, http.StatusNotFound, "not_found", fmt.Sprintf("%s %s is not a route of this service", r.Method, r.URL.Path))
 	})
 	return sender.metrics.count(identified(mux), options.ClientTimeout), sender.observations
 }
@@ -166,7 +168,7 @@ func (s *sender) read(ctx context.Context, path, id string, body []byte) *reques
 	r := newRequest(path, id, body)
 	r.tokenize = s.tokenizer.tokenizer(ctx)
 	r.sampled = r.inference && sampled(id, s.options.SamplePercent)
-	r.asksExperts = r.inference && asks(body, s.options.RoutedExperts.RequestField)
+	r.asksExperts = r.inference && wire.Asks(body, s.options.RoutedExperts.RequestField)
 	return r
 }
 
@@ -284,7 +286,7 @@ func (s *sender) attempt(in *http.Request, body []byte, r *request, lease *Lease
 	out.URL.Host = lease.endpoint()
 	out.Header.Del("Accept-Encoding") // a compressed response could not be looked into, and the way is short
 	out.Host = out.URL.Host
-	if lease.Backend.pinsByHeader(lease.Rank) {
+	if lease.Backend.PinsByHeader(lease.Rank) {
 		out.Header.Set(s.options.RankHeader, strconv.Itoa(lease.Rank))
 	}
 	if key, set := s.routingKey(out.Header, r, lease); set {
@@ -322,7 +324,7 @@ func (l *Lease) mark(header http.Header) {
 	header.Set(HeaderRank, rankLabel(l.Rank))
 	header.Del(HeaderPlan)
 	if l.scored {
-		header.Set(HeaderPlan, l.layout.tables[:shortDigest])
+		header.Set(HeaderPlan, l.layout.Tables[:plans.ShortDigest])
 	}
 }
 
@@ -342,29 +344,22 @@ func (b *leasedBody) Close() error {
 func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Logger) {
 	switch {
 	case errors.Is(err, errBodyTooBig):
-		writeError(w, http.StatusRequestEntityTooLarge, "invalid_request_error", err.Error())
+		wire.WriteError(w, http.StatusRequestEntityTooLarge, "invalid_request_error", err.Error())
 	case errors.Is(err, errBodyTooSlow):
-		writeError(w, http.StatusRequestTimeout, "invalid_request_error", err.Error())
+		wire.WriteError(w, http.StatusRequestTimeout, "invalid_request_error", err.Error())
 	case r.Context().Err() != nil:
 		// The client has gone; 499 is what proxies log for that. Nobody reads it.
 		w.WriteHeader(499)
 	case errors.Is(err, errBodyBroken):
-		writeError(w, http.StatusBadRequest, "invalid_request_error", err.Error())
+		wire.WriteError(w, http.StatusBadRequest, "invalid_request_error", err.Error())
 	case errors.Is(err, errNoBackend), errors.Is(err, errNoTeller):
 		w.Header().Set("Retry-After", "5")
-		writeError(w, http.StatusServiceUnavailable, "service_unavailable", err.Error()+": try again later")
+		wire.WriteError(w, http.StatusServiceUnavailable, "service_unavailable", err.Error()+": try again later")
 	case errors.Is(err, errAllFull):
 		w.Header().Set("Retry-After", "1")
-		writeError(w, http.StatusTooManyRequests, "rate_limit_exceeded", err.Error()+": try again later")
+		wire.WriteError(w, http.StatusTooManyRequests, "rate_limit_exceeded", err.Error()+": try again later")
 	default:
 		log.Error(err, "Failing a request")
-		writeError(w, http.StatusBadGateway, "bad_gateway", "the request could not be passed on to a serving pod")
+		wire.WriteError(w, http.StatusBadGateway, "bad_gateway", "the request could not be passed on to a serving pod")
 	}
-}
-
-// writeError writes an error in OpenAI's shape.
-func writeError(w http.ResponseWriter, code int, kind, message string) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]any{"message": message, "type": kind, "code": code}})
 }

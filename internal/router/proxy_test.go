@@ -17,12 +17,15 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/wire"
 )
 
 const rankHeader = "X-Data-Parallel-Rank"
 
 // newRouter serves a router over the given backends.
-func newRouter(t *testing.T, wait time.Duration, backends ...Backend) (*httptest.Server, *Pool, *prometheus.Registry) {
+func newRouter(t *testing.T, wait time.Duration, backends ...discovery.Backend) (*httptest.Server, *Pool, *prometheus.Registry) {
 	t.Helper()
 	pool := NewPool()
 	pool.Set(backends)
@@ -33,11 +36,11 @@ func newRouter(t *testing.T, wait time.Duration, backends ...Backend) (*httptest
 	return server, pool, registry
 }
 
-func newEngine(t *testing.T, name string, ranks int, handler http.HandlerFunc) Backend {
+func newEngine(t *testing.T, name string, ranks int, handler http.HandlerFunc) discovery.Backend {
 	t.Helper()
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
-	return Backend{Pod: name, Address: strings.TrimPrefix(server.URL, "http://"), Ranks: ranks}
+	return discovery.Backend{Pod: name, Address: strings.TrimPrefix(server.URL, "http://"), Ranks: ranks}
 }
 
 func post(t *testing.T, url, body string) (*http.Response, string) {
@@ -99,17 +102,26 @@ func TestPinsToRanksByOutstandingTokens(t *testing.T) {
 }
 
 func outstanding(p *Pool) int64 {
+	total, unanswered := loads(p)
+	if total == 0 {
+		return unanswered // where nothing is outstanding, nothing can be
+	}
+	return total
+}
+
+// loads are the tokens outstanding over all ranks, and those of answers that have not begun.
+func loads(p *Pool) (outstanding, unanswered int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var total int64
 	for _, g := range p.groups {
 		for _, b := range g.backends {
-			for _, tokens := range b.outstanding {
-				total += tokens
+			for rank, tokens := range b.outstanding {
+				outstanding += tokens
+				unanswered += b.unanswered[rank]
 			}
 		}
 	}
-	return total
+	return outstanding, unanswered
 }
 
 func TestTriesAnotherPodWhileNothingWasSent(t *testing.T) {
@@ -127,7 +139,7 @@ func TestTriesAnotherPodWhileNothingWasSent(t *testing.T) {
 		body, _ := io.ReadAll(r.Body)
 		w.Write(body) //nolint:errcheck // the client checks
 	})
-	gone := Backend{Pod: "gone", Address: "127.0.0.1:1", Ranks: 2}
+	gone := discovery.Backend{Pod: "gone", Address: "127.0.0.1:1", Ranks: 2}
 	router, pool, _ := newRouter(t, time.Second, draining, hangsUp, gone, good)
 	for i := range 50 {
 		body := fmt.Sprintf(`{"prompt":"request %d"}`, i)
@@ -200,6 +212,37 @@ func TestStreamsWithoutBuffering(t *testing.T) {
 	}
 }
 
+// A prompt makes steps longer until its answer begins: with the first event of a stream, and else with all of it.
+func TestAnswersThatHaveBegun(t *testing.T) {
+	next := make(chan struct{})
+	engine := newEngine(t, "a", 1, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		w.(http.Flusher).Flush() // engines send the header before there is a token
+		<-next
+		io.WriteString(w, "data: 1\n\n") //nolint:errcheck // the client checks
+		w.(http.Flusher).Flush()
+		<-next
+	})
+	router, pool, _ := newRouter(t, time.Second, engine)
+	response, err := http.Post(router.URL+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if all, unanswered := loads(pool); all == 0 || unanswered != all {
+		t.Errorf("before the first event %d tokens of %d are unanswered", unanswered, all)
+	}
+	next <- struct{}{}
+	if _, err := bufio.NewReader(response.Body).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	if all, unanswered := loads(pool); all == 0 || unanswered != 0 {
+		t.Errorf("after the first event %d tokens of %d are unanswered", unanswered, all)
+	}
+	next <- struct{}{}
+	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
+}
+
 func TestClientThatLeavesCancelsTheEngine(t *testing.T) {
 	started, cancelled := make(chan struct{}), make(chan struct{})
 	engine := newEngine(t, "a", 1, func(w http.ResponseWriter, r *http.Request) {
@@ -226,20 +269,20 @@ func TestClientThatLeavesCancelsTheEngine(t *testing.T) {
 	}
 	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
 	eventually(t, "the request is counted as 499", func() bool {
-		metrics, _ := registry.Gather()
-		for _, family := range metrics {
-			if family.GetName() == "semmoe_router_requests_total" && len(family.GetMetric()) == 1 {
-				return family.GetMetric()[0].GetLabel()[0].GetValue() == "499"
-			}
-		}
-		return false
+		return testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP semmoe_router_requests_total Requests answered, by HTTP status code.
+# TYPE semmoe_router_requests_total counter
+semmoe_router_requests_total{code="429"} 0
+semmoe_router_requests_total{code="499"} 1
+semmoe_router_requests_total{code="503"} 0
+`), "semmoe_router_requests_total") == nil
 	})
 }
 
 func TestWaitsForAPod(t *testing.T) {
 	router, pool, _ := newRouter(t, 10*time.Second)
 	engine := newEngine(t, "late", 1, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "ok") })
-	time.AfterFunc(50*time.Millisecond, func() { pool.Set([]Backend{engine}) })
+	time.AfterFunc(50*time.Millisecond, func() { pool.Set([]discovery.Backend{engine}) })
 	if response, body := post(t, router.URL+"/v1/completions", `{}`); response.StatusCode != http.StatusOK || body != "ok" {
 		t.Errorf("status %d, body %q", response.StatusCode, body)
 	}
@@ -249,14 +292,14 @@ func TestAnswersForItself(t *testing.T) {
 	engine := newEngine(t, "a", 1, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "from the engine") })
 	cases := map[string]struct {
 		method, path, body string
-		backends           []Backend
+		backends           []discovery.Backend
 		code               int
 		message            string
 	}{
 		"no pod":               {http.MethodPost, "/v1/completions", "{}", nil, 503, "no serving pod is ready"},
-		"administrative route": {http.MethodPost, "/flush_cache", "{}", []Backend{engine}, 404, "POST /flush_cache is not a route of this service"},
-		"wrong method":         {http.MethodDelete, "/v1/models", "", []Backend{engine}, 404, "DELETE /v1/models is not a route"},
-		"body too large":       {http.MethodPost, "/v1/completions", strings.Repeat("x", 1<<16+1), []Backend{engine}, 413, "at most 65536 bytes"},
+		"administrative route": {http.MethodPost, "/flush_cache", "{}", []discovery.Backend{engine}, 404, "POST /flush_cache is not a route of this service"},
+		"wrong method":         {http.MethodDelete, "/v1/models", "", []discovery.Backend{engine}, 404, "DELETE /v1/models is not a route"},
+		"body too large":       {http.MethodPost, "/v1/completions", strings.Repeat("x", 1<<16+1), []discovery.Backend{engine}, 413, "at most 65536 bytes"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -312,6 +355,17 @@ func TestEstimateTokens(t *testing.T) {
 	}
 }
 
+// Of a long prompt a part is scored, and all of it is load.
+func TestLoadOfALongPrompt(t *testing.T) {
+	const more = 100
+	list := strings.Repeat("7,", wire.ReadTokens+more-1) + "7"
+	r := newRequest("/generate", "", []byte(`{"input_ids":[`+list+`],"sampling_params":{"max_new_tokens":0}}`))
+	p, _ := solved(t)
+	if r.score(p.layout); r.forecast.tokens != wire.ReadTokens+more+1 {
+		t.Errorf("a load of %d tokens, want %d", r.forecast.tokens, wire.ReadTokens+more+1)
+	}
+}
+
 // A rank that has a port of its own is reached there, without a header; where one cannot be reached, the next is tried.
 func TestSendsToThePortOfTheRank(t *testing.T) {
 	var ports []string
@@ -324,7 +378,7 @@ func TestSendsToThePortOfTheRank(t *testing.T) {
 		}).Address)
 	}
 	ports[5] = "127.0.0.1:1" // nobody listens
-	router, pool, _ := newRouter(t, time.Second, Backend{Pod: "a", Address: ports[0], Ranks: 8, RankAddresses: ports})
+	router, pool, _ := newRouter(t, time.Second, discovery.Backend{Pod: "a", Address: ports[0], Ranks: 8, RankAddresses: ports})
 	served := map[string]bool{}
 	for range 200 {
 		response, body := post(t, router.URL+"/v1/completions", `{"prompt":"x"}`)
@@ -349,7 +403,7 @@ func TestAllFull(t *testing.T) {
 		io.Copy(w, r.Body) //nolint:errcheck // the client checks
 	})
 	pool := poolWith(t, func(o *PoolOptions) { o.PendingLimitPerRank = 1 })
-	pool.Set([]Backend{engine})
+	pool.Set([]discovery.Backend{engine})
 	proxy, _ := NewProxy(pool, prometheus.NewRegistry(), logr.Discard(), ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 16, EndpointWait: time.Minute})
 	server := httptest.NewServer(proxy)
 	defer server.Close()

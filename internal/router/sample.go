@@ -1,17 +1,16 @@
 package router
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"hash/fnv"
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/semmoe/operator/internal/engine"
-	"github.com/semmoe/operator/internal/jsonscan"
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/wire"
 )
 
 // HeaderRequestID identifies a request; the router gives one to a request that has none.
@@ -28,24 +27,6 @@ func sampled(requestID string, percent int) bool {
 	mixed *= 0x85ebca6b
 	mixed ^= mixed >> 13
 	return int(mixed%100) < percent
-}
-
-// ask adds a true boolean member to a JSON object. It reports false, and leaves the body alone, where the body is no
-// object or has the member already: then the answer to it is the client's.
-func ask(body []byte, field string) ([]byte, bool) {
-	members, ok := jsonscan.Object(body, nil)
-	if !ok || jsonscan.Get(body, members, field) != nil {
-		return body, false
-	}
-	open := bytes.IndexByte(body, '{') + 1
-	member := strconv.Quote(field) + ":true"
-	if len(members) > 0 {
-		member += ","
-	}
-	out := make([]byte, 0, len(body)+len(member))
-	out = append(out, body[:open]...)
-	out = append(out, member...)
-	return append(out, body[open:]...), true
 }
 
 // look is what the router does to know the experts of a request to a pod.
@@ -65,7 +46,7 @@ func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ lo
 	if !chosen && !engine.Unasked {
 		return body, look{}
 	}
-	asked, ok := ask(body, engine.RequestField)
+	asked, ok := wire.Ask(body, engine.RequestField)
 	if engine.Unasked {
 		asked = body
 	}
@@ -79,7 +60,7 @@ func (s *sender) survey(response *http.Response, r *request, lease *Lease, look 
 	if engine.Decode == nil || !r.inference || r.asksExperts || response.StatusCode != http.StatusOK || !s.observations.samples(s.pool, lease.Backend) {
 		return
 	}
-	if engine.UnstreamedOnly && isStream(response) {
+	if engine.UnstreamedOnly && wire.IsStream(response) {
 		s.observations.addStreamed()
 		return
 	}
@@ -100,13 +81,13 @@ type meter struct {
 	sampled bool
 
 	// tokens is what the response tells of its tokens, experts the decoded experts.
-	tokens  toldTokens
+	tokens  wire.Told
 	experts []int32
 }
 
 // wrap makes the response the client's: without the routed experts, and without an event that carries nothing else.
 func (m *meter) wrap(response *http.Response) error {
-	if m.engine.UnstreamedOnly && isStream(response) {
+	if m.engine.UnstreamedOnly && wire.IsStream(response) {
 		return nil
 	}
 	found := ""
@@ -118,12 +99,12 @@ func (m *meter) wrap(response *http.Response) error {
 		switch {
 		case event && text == "":
 			return data, nil
-		case event && carriesNothing(rest):
+		case event && wire.CarriesNothing(rest):
 			return nil, nil
 		}
 		return rest, nil
 	}
-	if err := rewrite(response, edit, func() { m.count(found) }); err != nil {
+	if err := wire.Rewrite(response, edit, func() { m.count(found) }); err != nil {
 		return err
 	}
 	if m.sampled {
@@ -137,7 +118,7 @@ func (m *meter) wrap(response *http.Response) error {
 // begin with its prompt, the first one's are found.
 func (m *meter) take(data []byte) (found string, rest []byte) {
 	for _, path := range m.engine.ResponsePaths {
-		values, without := cutMembers(data, path)
+		values, without := wire.CutMembers(data, path)
 		data = without
 		for _, value := range values {
 			var text string
@@ -147,7 +128,7 @@ func (m *meter) take(data []byte) (found string, rest []byte) {
 		}
 	}
 	if m.sampled {
-		m.tokens.read(data)
+		m.tokens.Read(data)
 	}
 	return found, data
 }
@@ -170,7 +151,7 @@ var errNotTold = errors.New("the response, or what is known of its pod, does not
 // observe counts by the placement that the pod serves under: a pod whose plan is not at hand cannot be counted at all.
 func (m *meter) observe(text string) (lar.Observation, error) {
 	backend := m.lease.Backend
-	if text == "" || backend.Shape == nil || m.lease.Rank == NoRank {
+	if text == "" || backend.Shape == nil || m.lease.Rank == discovery.NoRank {
 		return lar.Observation{}, errNotTold
 	}
 	shape := *backend.Shape
@@ -202,5 +183,5 @@ func (l *Lease) locality() (lar.Locality, error) {
 	case l.layout == nil:
 		return lar.Locality{}, errNotTold
 	}
-	return l.layout.locality(*l.Backend.Shape, l.Backend.Ranks, l.Rank)
+	return l.layout.Locality(*l.Backend.Shape, l.Backend.Ranks, l.Rank)
 }

@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/plans"
+	"github.com/semmoe/operator/internal/router/plans/planstest"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
@@ -22,21 +25,37 @@ var (
 	sampledTrace    = flag.String("sampled-trace", "", "routing trace that the sampled rate is tested with, on 8 ranks, in place of the small model's")
 )
 
+func TestSampledIsTheAskedPart(t *testing.T) {
+	const requests = 100_000
+	for _, percent := range []int{0, 1, 5, 50, 100} {
+		count := 0
+		for i := range requests {
+			if sampled(fmt.Sprintf("request-%d", i), percent) {
+				count++
+			}
+		}
+		p := float64(percent) / 100
+		if off := math.Abs(float64(count)/requests - p); off > 4*math.Sqrt(p*(1-p)/requests) {
+			t.Errorf("%d%% sampled as %d of %d", percent, count, requests)
+		}
+	}
+}
+
 // Of one run through the router, of which the engine itself has counted everything: the rate of the requests that were sampled
 // is within three standard errors of the engine's, and so it is for other ids of the same requests. The 95% interval covers
 // the engine's rate in at least 93% of such resamples. Where half of the run are 700 requests or more, every such half has a
 // rate within .01 of it.
 func TestSampledRateOfARun(t *testing.T) {
-	p, _ := plans(t)
-	address := startReferenceEngine(t, string(p.artifact.Files["engine/sglang.json"]))
+	p, _ := solved(t)
+	address := startReferenceEngine(t, string(p.Artifact.Files["engine/sglang.json"]))
 	adapter := adapterOf(t, "SGLang")
-	recorded, err := trace.Open(t.Context(), tinyTrace)
+	recorded, err := trace.Open(t.Context(), planstest.Trace)
 	if err != nil {
 		t.Fatal(err)
 	}
 	serve := func(percent int) (string, *Observations) {
 		pool := NewPool()
-		pool.Set([]Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", PlanDigest: p.artifact.Digest, Shape: &tinyShape}})
+		pool.Set([]discovery.Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", PlanDigest: p.Artifact.Digest, Shape: &planstest.Shape}})
 		pool.AddLayout(p.layout)
 		return proxyServer(t, pool, ProxyOptions{
 			RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
@@ -90,8 +109,8 @@ func TestSampledRateOfARun(t *testing.T) {
 // few, or of the held-out requests of a trace that is named.
 func TestSampledRateOfATrace(t *testing.T) {
 	if *sampledTrace == "" {
-		p, _ := plans(t)
-		recorded, err := trace.Open(t.Context(), tinyTrace)
+		p, _ := solved(t)
+		recorded, err := trace.Open(t.Context(), planstest.Trace)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -122,7 +141,7 @@ func TestSampledRateOfATrace(t *testing.T) {
 	for _, i := range held {
 		requests = append(requests, [2]int{int(recorded.Offsets[i]), int(recorded.Offsets[i+1])})
 	}
-	counts, sketch := dispatched(t, newLayout(strings.Repeat("d", 64), solution.Plan, nil), recorded, requests)
+	counts, sketch := dispatched(t, plans.New(strings.Repeat("d", 64), solution.Plan, nil), recorded, requests)
 	bias, biasError := sketch.Forecast.Bias()
 	slope, slopeError := sketch.Forecast.Slope()
 	t.Logf("%d requests: LAR %.4f, standard error %.4f; forecast %.4f, bias %.4f (%.4f), slope %.2f (%.2f); %.2f remote ranks per token", len(counts),
@@ -149,12 +168,12 @@ func TestSampledRateOfATrace(t *testing.T) {
 
 // dispatched sends requests, given by their bounds among a trace's tokens, to the ranks of a pool in random order, and
 // counts what each activates there.
-func dispatched(t *testing.T, l *Layout, recorded *trace.Trace, requests [][2]int) (counts []lar.Activations, all lar.Sketch) {
+func dispatched(t *testing.T, l *plans.Layout, recorded *trace.Trace, requests [][2]int) (counts []lar.Activations, all lar.Sketch) {
 	t.Helper()
 	m := recorded.Model
 	shape := lar.Shape{Layers: m.HiddenLayers, MoELayers: m.Layers, Experts: m.Experts, ExpertsPerToken: m.TopK}
 	pool := NewPool()
-	pool.Set([]Backend{{Pod: "p", Address: "x:1", Ranks: l.ranks, Revision: "r", PlanDigest: l.digest, Shape: &shape}})
+	pool.Set([]discovery.Backend{{Pod: "p", Address: "x:1", Ranks: l.Ranks, Revision: "r", PlanDigest: l.Digest, Shape: &shape}})
 	pool.AddLayout(l)
 	for _, i := range rand.New(rand.NewPCG(2, 2)).Perm(len(requests)) {
 		begin, end := requests[i][0], requests[i][1]

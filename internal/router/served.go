@@ -1,12 +1,12 @@
 package router
 
 import (
-	"bytes"
 	"io"
 	"net/http"
 	"time"
 
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/wire"
 )
 
 // follow counts how a pod that has answered serves an inference request: at once where it refuses it, else at the end of the
@@ -25,7 +25,7 @@ func (s *sender) follow(gone func() bool, response *http.Response, r *request, l
 	}
 	body := &servedBody{
 		ReadCloser: response.Body, observations: s.observations, revision: lease.Backend.Revision, gone: gone, sent: sent,
-		streamed: isStream(response),
+		streamed: wire.IsStream(response), begun: lease.Answered,
 	}
 	response.Body = body
 	return body
@@ -53,7 +53,9 @@ type servedBody struct {
 	gone         func() bool
 	sent         time.Time
 	streamed     bool
-	events       events
+	// begun is called at the first event of a stream.
+	begun  func()
+	events wire.Events
 	// first and last are when the first and the last event of a stream had come.
 	first, last time.Time
 	ended       bool
@@ -61,10 +63,11 @@ type servedBody struct {
 
 func (b *servedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if b.streamed && b.events.add(p[:n]) {
+	if b.streamed && b.events.Add(p[:n]) {
 		b.last = b.observations.now()
 		if b.first.IsZero() {
 			b.first = b.last
+			b.begun()
 		}
 	}
 	if err != nil {
@@ -91,40 +94,11 @@ func (b *servedBody) end(err error) {
 	case err != nil && err != io.EOF && !b.gone():
 		one.Failures = 1
 	}
-	if b.events.n > 0 {
+	if b.events.N > 0 {
 		one.FirstToken.Add(b.first.Sub(b.sent).Seconds())
 	}
-	if b.events.n > 1 {
-		one.InterToken.Add(b.last.Sub(b.first).Seconds() / float64(b.events.n-1))
+	if b.events.N > 1 {
+		one.InterToken.Add(b.last.Sub(b.first).Seconds() / float64(b.events.N-1))
 	}
 	b.observations.served(b.revision, one)
-}
-
-// events counts the events of a stream of server-sent events, however it is cut into pieces. Comments, which keep connections
-// alive, are none.
-type events struct {
-	n int
-	// filled tells that the present event has a field, line that the present line is not empty.
-	filled, line bool
-}
-
-// add reads a piece, and reports whether it has ended an event.
-func (e *events) add(piece []byte) bool {
-	before := e.n
-	for len(piece) > 0 {
-		text, rest, ended := bytes.Cut(piece, []byte{'\n'})
-		if text = bytes.TrimRight(text, "\r"); len(text) > 0 && !e.line {
-			e.line = true
-			e.filled = e.filled || text[0] != ':'
-		}
-		if ended {
-			if !e.line && e.filled {
-				e.n++
-				e.filled = false
-			}
-			e.line = false
-		}
-		piece = rest
-	}
-	return e.n > before
 }

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -16,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/discovery"
 )
 
 // testClock is a time that passes when a test says so.
@@ -95,7 +95,7 @@ func TestCountsHowRequestsGo(t *testing.T) {
 			if tc.second != nil {
 				second := newEngine(t, "b", 0, tc.second)
 				second.Revision = "b"
-				pool.Set([]Backend{engine, second})
+				pool.Set([]discovery.Backend{engine, second})
 				// It is tried second because it has more to do.
 				lease, _ := pool.acquire(newRequest("/v1/models", "x", nil), map[string]bool{engine.Address: true})
 				defer lease.Release()
@@ -161,7 +161,7 @@ func TestTimesOfAStream(t *testing.T) {
 
 // What a gateway sends on is counted as what the router sends itself, as far as the gateway tells.
 func TestCountsHowAGatewaysRequestsGo(t *testing.T) {
-	engines := []Backend{{Pod: "a", Address: "a:1", Revision: "a"}, {Pod: "b", Address: "b:1", Revision: "b"}}
+	engines := []discovery.Backend{{Pod: "a", Address: "a:1", Revision: "a"}, {Pod: "b", Address: "b:1", Revision: "b"}}
 	gateway, observations, _ := newPicker(t, newPool(engines...), ProxyOptions{})
 	clock := &testClock{}
 	observations.now = clock.now
@@ -205,39 +205,6 @@ func TestCountsHowAGatewaysRequestsGo(t *testing.T) {
 			s.Body(-1)
 		}
 		eventually(t, name+": the request is counted", func() bool { return cmp.Equal(want, servedBy(t, observations)) })
-	}
-}
-
-// However a stream is cut into pieces, its events are the same.
-func TestEvents(t *testing.T) {
-	for text, want := range map[string]int{
-		"":                                      0,
-		"data: 1\n\n":                           1,
-		"data: 1":                               0,
-		"\n\n\n":                                0,
-		": ping\n\n":                            0,
-		": ping\n\ndata: 1\n\n":                 1,
-		"event: x\ndata: 1\n\ndata: 2\n\n":      2,
-		"data: 1\r\n\r\ndata: 2\r\n\r\n":        2,
-		": why\ndata: 1\n\n\ndata: [DONE]\n\n":  2,
-		"data:1\ndata:2\n\ndata:3\n\n: end\n\n": 2,
-	} {
-		random := rand.New(rand.NewPCG(1, 1))
-		for range 50 {
-			var e events
-			told := 0
-			for rest := text; rest != ""; {
-				n := 1 + random.IntN(len(rest))
-				before := e.n
-				if e.add([]byte(rest[:n])) {
-					told += e.n - before
-				}
-				rest = rest[n:]
-			}
-			if e.n != want || told != want {
-				t.Fatalf("%q has %d events, %d of them told; want %d", text, e.n, told, want)
-			}
-		}
 	}
 }
 

@@ -17,6 +17,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/livesamples"
+	"github.com/semmoe/operator/internal/router/plans"
 )
 
 // Options are the settings of a router.
@@ -28,11 +32,13 @@ type Options struct {
 	Namespace, Selector string
 	// SnapshotDir is where the last known endpoints and the plans are kept.
 	SnapshotDir string
-	// TablesFile says whose tables are used in the place of a plan's own (see readTables); empty where every plan uses its own.
+	// TablesFile says whose tables are used in the place of a plan's own (see plans.WatchTables); empty where every plan uses its own.
 	TablesFile string
+	// DefaultPlan is the full digest of the plan of pods that name none; empty where such pods have none.
+	DefaultPlan string
 	// FetchPlan brings the plans of pods that have one; nil where there is no artifact store: then all requests are
 	// balanced by load.
-	FetchPlan FetchPlan
+	FetchPlan plans.Fetch
 	// Host is the address to listen on; Port is for clients, MetricsPort for probes and metrics.
 	Host              string
 	Port, MetricsPort int
@@ -90,24 +96,25 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	switch {
 	case options.RankHeader == "":
 		log.Info("Balancing by load alone: the engine takes no rank")
-		set = func(backends []Backend) { pool.Set(withoutRanks(backends)) }
+		set = func(backends []discovery.Backend) { pool.Set(discovery.WithoutRanks(backends)) }
 	case options.FetchPlan == nil:
 		log.Info("Balancing by load alone: no artifact store is configured")
 	default:
-		plans := NewPlans(filepath.Join(options.SnapshotDir, plansName), options.FetchPlan, pool)
-		set = func(backends []Backend) {
+		keeper := plans.NewKeeper(filepath.Join(options.SnapshotDir, plansName), options.FetchPlan, pool)
+		set = func(backends []discovery.Backend) {
+			backends = discovery.WithDefaultPlan(backends, options.DefaultPlan)
 			pool.Set(backends)
-			plans.Want(backends)
+			keeper.Want(backends)
 		}
-		group.Go(func() error { return plans.Run(groupCtx) })
+		group.Go(func() error { return keeper.Run(groupCtx) })
 		if options.TablesFile == "" {
-			plans.SetTables(nil)
+			keeper.SetTables(nil)
 		} else {
-			group.Go(func() error { watchTables(groupCtx, options.TablesFile, tablesPeriod, plans.SetTables); return nil })
+			group.Go(func() error { plans.WatchTables(groupCtx, options.TablesFile, keeper.SetTables); return nil })
 		}
 	}
 	group.Go(func() error {
-		return Watch(groupCtx, clients, options.Namespace, options.Selector, options.SnapshotDir, set, func() { setReady(true) })
+		return discovery.Watch(groupCtx, clients, options.Namespace, options.Selector, options.SnapshotDir, set, func() { setReady(true) })
 	})
 	group.Go(service.Serve)
 	group.Go(func() error { return ignoreClosed(probes.Serve(probesListener)) })
@@ -128,8 +135,8 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 func probeRoutes(ready *atomic.Bool, registry *prometheus.Registry, observations *Observations) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /v1/observations", observations)
-	mux.HandleFunc("GET "+LiveCountsPath, observations.live.serveCounts)
-	mux.HandleFunc("GET "+LiveSequencesPath, observations.live.serveSequences)
+	mux.HandleFunc("GET "+livesamples.CountsPath, observations.live.ServeCounts)
+	mux.HandleFunc("GET "+livesamples.SequencesPath, observations.live.ServeSequences)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {

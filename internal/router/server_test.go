@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/router/discovery"
 )
 
 // freePort is a port of the loopback address that nobody listens on.
@@ -32,7 +33,7 @@ func freePort(t *testing.T) int {
 // A router that starts while API server and artifact store are away serves from its snapshot, by the plan that it keeps,
 // and on SIGTERM first stops being ready, then stops taking connections, and lets a running request finish.
 func TestServesFromWhatItKeeps(t *testing.T) {
-	p, _ := plans(t)
+	p, _ := solved(t)
 	release := make(chan struct{})
 	engine := newEngine(t, "a", 2, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/generate" {
@@ -42,12 +43,12 @@ func TestServesFromWhatItKeeps(t *testing.T) {
 		}
 		fmt.Fprint(w, "done")
 	})
-	engine.Ranks, engine.PlanDigest = 4, p.artifact.Digest
+	engine.Ranks, engine.PlanDigest = 4, p.Artifact.Digest
 	dir := t.TempDir()
-	if err := SaveSnapshot(dir, []Backend{engine}); err != nil {
+	if err := discovery.SaveSnapshot(dir, []discovery.Backend{engine}); err != nil {
 		t.Fatal(err)
 	}
-	if err := plan.Write(filepath.Join(dir, plansName, p.artifact.Digest), p.artifact, []byte("{}")); err != nil {
+	if err := plan.Write(filepath.Join(dir, plansName, p.Artifact.Digest), p.Artifact, []byte("{}")); err != nil {
 		t.Fatal(err)
 	}
 	onlyFromDisk := func(_ context.Context, _, dir string) error {
@@ -79,7 +80,7 @@ func TestServesFromWhatItKeeps(t *testing.T) {
 	}
 	eventually(t, "requests are scored by the plan", func() bool {
 		response, _ := post(t, service+"/v1/completions", `{"prompt":[1,2,3]}`)
-		return response.Header.Get(HeaderPlan) == p.short()
+		return response.Header.Get(HeaderPlan) == p.Short()
 	})
 
 	response, err := http.Post(service+"/generate", "application/json", strings.NewReader("{}"))

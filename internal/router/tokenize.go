@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/semmoe/operator/internal/router/wire"
 )
 
 const (
@@ -43,23 +45,23 @@ func newRemoteTokenizer(pool *Pool, transport http.RoundTripper, path string) *r
 }
 
 // tokenizer returns what a request asks for the tokens of its texts; nil where there is nobody to ask.
-func (t *remoteTokenizer) tokenizer(ctx context.Context) func(plan string, texts []string) prompt {
+func (t *remoteTokenizer) tokenizer(ctx context.Context) func(plan string, texts []string) wire.Prompt {
 	if t == nil {
 		return nil
 	}
-	return func(plan string, texts []string) prompt { return t.tokens(ctx, plan, texts) }
+	return func(plan string, texts []string) wire.Prompt { return t.tokens(ctx, plan, texts) }
 }
 
 // tokens asks a pod that serves under a plan. The prompt is empty where that does not answer in time, or is not asked: a
 // request is better sent by load than late.
-func (t *remoteTokenizer) tokens(ctx context.Context, plan string, texts []string) prompt {
+func (t *remoteTokenizer) tokens(ctx context.Context, plan string, texts []string) wire.Prompt {
 	size := 0
 	for _, text := range texts {
 		size += len(text)
 	}
 	address, ok := t.pool.addressUnder(plan)
 	if !ok || size > tokenizeBytes || time.Now().UnixNano() < t.pausedUntil.Load() {
-		return prompt{}
+		return wire.Prompt{}
 	}
 	waiting, cancel := context.WithTimeout(ctx, tokenizeTimeout)
 	defer cancel()
@@ -67,7 +69,7 @@ func (t *remoteTokenizer) tokens(ctx context.Context, plan string, texts []strin
 	if err != nil && ctx.Err() == nil {
 		t.pausedUntil.Store(time.Now().Add(tokenizePause).UnixNano())
 	}
-	return promptOfIDs(answer)
+	return wire.PromptOfIDs(answer)
 }
 
 // ask returns the ids of a text as JSON.

@@ -13,16 +13,19 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/plans"
 )
 
 // Where the checkpoint's tokenizer cannot be used, a text is scored by the ids that its engine tells, and by load where it
 // tells none.
 func TestEngineTokenizes(t *testing.T) {
-	p, _ := plans(t)
+	p, _ := solved(t)
 	layout := *p.layout
-	layout.tokenizer = nil
+	layout.Tokenizer = nil
 	const text = "SELECT name FROM users"
-	ids, err := json.Marshal(p.layout.tokenizer.Encode(text))
+	ids, err := json.Marshal(p.layout.Tokenizer.Encode(text))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,11 +69,11 @@ func TestEngineTokenizes(t *testing.T) {
 }
 
 // tokenizingRouter returns what sends a completion and tells the plan that its rank was chosen by.
-func tokenizingRouter(t *testing.T, engine Backend, layout *Layout) func(body string) (plan string) {
+func tokenizingRouter(t *testing.T, engine discovery.Backend, layout *plans.Layout) func(body string) (plan string) {
 	t.Helper()
-	engine.PlanDigest = layout.digest
+	engine.PlanDigest = layout.Digest
 	pool := NewPool()
-	pool.Set([]Backend{engine})
+	pool.Set([]discovery.Backend{engine})
 	pool.AddLayout(layout)
 	proxy, _ := NewProxy(pool, prometheus.NewRegistry(), logr.Discard(), ProxyOptions{
 		RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: time.Second, TokenizePath: "/tell",
@@ -88,9 +91,9 @@ func tokenizingRouter(t *testing.T, engine Backend, layout *Layout) func(body st
 
 // An engine that does not answer holds a request up for a moment, and the next ones not at all.
 func TestEngineTokenizesNever(t *testing.T) {
-	p, _ := plans(t)
+	p, _ := solved(t)
 	layout := *p.layout
-	layout.tokenizer = nil
+	layout.Tokenizer = nil
 	var asked atomic.Int32
 	engine := newEngine(t, "a", 4, func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/tell" {

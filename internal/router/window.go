@@ -3,6 +3,8 @@ package router
 import (
 	"math"
 	"sync"
+
+	"github.com/semmoe/operator/internal/router/discovery"
 )
 
 // windowSize is the number of requests over which the balance between ranks is measured.
@@ -23,7 +25,7 @@ type arrival struct {
 
 // add counts a request for one of the ranks of its pod; a request without a rank does not count.
 func (w *window) add(a arrival) {
-	if a.rank == NoRank {
+	if a.rank == discovery.NoRank {
 		return
 	}
 	w.mu.Lock()

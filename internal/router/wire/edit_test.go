@@ -1,9 +1,8 @@
-package router
+package wire
 
 import (
 	"encoding/json"
-	"fmt"
-	"math"
+	"errors"
 	"strings"
 	"testing"
 )
@@ -40,7 +39,7 @@ func TestCutMembers(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			values, rest := cutMembers([]byte(tc.data), tc.path)
+			values, rest := CutMembers([]byte(tc.data), tc.path)
 			var texts []string
 			for _, value := range values {
 				texts = append(texts, string(value))
@@ -60,7 +59,7 @@ func FuzzCutMembers(f *testing.F) {
 	f.Add(`{"b":[{"b":1},{"b":2,"a":[]}]}`, "b")
 	f.Add(`[{"b":1}, [ {"b":[]} ]]`, "b")
 	f.Fuzz(func(t *testing.T, data, name string) {
-		values, rest := cutMembers([]byte(data), []string{name})
+		values, rest := CutMembers([]byte(data), []string{name})
 		if !json.Valid([]byte(data)) {
 			return // a decoder that reads on may accept what follows an object; the engine sends whole ones
 		}
@@ -103,7 +102,7 @@ func TestAsk(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got, asked := ask([]byte(tc.body), "r")
+			got, asked := Ask([]byte(tc.body), "r")
 			if string(got) != tc.want || asked != tc.asked {
 				t.Errorf("%s, asked %v; want %s, %v", got, asked, tc.want, tc.asked)
 			}
@@ -111,18 +110,46 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-func TestSampledIsTheAskedPart(t *testing.T) {
-	const requests = 100_000
-	for _, percent := range []int{0, 1, 5, 50, 100} {
-		count := 0
-		for i := range requests {
-			if sampled(fmt.Sprintf("request-%d", i), percent) {
-				count++
+func TestEditMember(t *testing.T) {
+	upper := func(value []byte) ([]byte, error) { return []byte(strings.ToUpper(string(value))), nil }
+	for name, tc := range map[string]struct{ data, path, want string }{
+		"member":              {` { "a" : "x", "b":"x" } `, "a", ` { "a" : "X", "b":"x" } `},
+		"deeper":              {`{"m":{"k":1, "a": "x"},"a":"x"}`, "m a", `{"m":{"k":1, "a": "X"},"a":"x"}`},
+		"absent":              {`{"b":"x"}`, "a", `{"b":"x"}`},
+		"absent below":        {`{"m":{"b":"x"}}`, "m a", `{"m":{"b":"x"}}`},
+		"no object below":     {`{"m":"a"}`, "m a", `{"m":"a"}`},
+		"a batch":             {` [{"a":"x"} , {"b":"x"},{"a":"y"}]` + "\n", "a", ` [{"a":"X"} , {"b":"x"},{"a":"Y"}]` + "\n"},
+		"an array on the way": {`{"c":[{"a":"x"},{"a":"y"}]}`, "c a", `{"c":[{"a":"X"},{"a":"Y"}]}`},
+		"empty array":         {`[ ]`, "a", `[ ]`},
+		"end of a stream":     {" [DONE]\n", "a", " [DONE]\n"},
+		"no JSON":             {`{"a":"x"`, "a", `{"a":"x"`},
+		"nothing":             {``, "a", ``},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := EditMember([]byte(tc.data), strings.Fields(tc.path), upper)
+			if string(got) != tc.want || err != nil {
+				t.Errorf("%q, %v; want %q", got, err, tc.want)
 			}
+		})
+	}
+	fails := errors.New("fails")
+	for _, data := range []string{`{"a":1}`, `[{"a":1}]`} {
+		if _, err := EditMember([]byte(data), []string{"a"}, func([]byte) ([]byte, error) { return nil, fails }); !errors.Is(err, fails) {
+			t.Errorf("%s: error %v", data, err)
 		}
-		p := float64(percent) / 100
-		if off := math.Abs(float64(count)/requests - p); off > 4*math.Sqrt(p*(1-p)/requests) {
-			t.Errorf("%d%% sampled as %d of %d", percent, count, requests)
+	}
+}
+
+func TestAsks(t *testing.T) {
+	for body, want := range map[string]bool{
+		`{"r":true}`: true, `{"r":1}`: true, `{"r":false}`: false, `{"r":null}`: false, `{"R":true}`: false, `{"p":"r"}`: false,
+		`{"r":false,"r":true}`: true, `{"\u0072":true}`: true, `{"r":true,"temperature":NaN}`: true, `{"temperature":NaN}`: true, `{`: false, ``: false,
+	} {
+		if got := Asks([]byte(body), "r"); got != want {
+			t.Errorf("%s: %v, want %v", body, got, want)
 		}
+	}
+	if Asks([]byte("x"), "") {
+		t.Error("an engine that cannot be asked was")
 	}
 }

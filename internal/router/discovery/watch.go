@@ -1,4 +1,4 @@
-package router
+package discovery
 
 import (
 	"context"
@@ -64,7 +64,7 @@ func Watch(ctx context.Context, clients kubernetes.Interface, namespace, selecto
 		if err != nil {
 			return err
 		}
-		if !slices.EqualFunc(next, backends, Backend.equal) {
+		if !slices.EqualFunc(next, backends, Backend.Equal) {
 			backends = next
 			set(backends)
 			log.Info("Endpoints changed", "backends", len(backends))

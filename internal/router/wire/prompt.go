@@ -1,4 +1,4 @@
-package router
+package wire
 
 import (
 	"bytes"
@@ -10,42 +10,40 @@ import (
 )
 
 const (
-	// readTokens bounds the beginning of a prompt that is looked at, so that a prompt of any length costs a bounded time, and
+	// ReadTokens bounds the beginning of a prompt that is looked at, so that a prompt of any length costs a bounded time, and
 	// readBytes the text that is tokenized for that.
-	readTokens = 128 << 10
-	readBytes  = readTokens * bytesPerToken
-	// scoredTokens bounds how many of these tokens are scored: of more, as many are taken evenly, whose
-	// mean share is near that of all.
-	scoredTokens = 16 << 10
+	ReadTokens = 128 << 10
+	readBytes  = ReadTokens * BytesPerToken
 )
 
-// prompt is the beginning of what a request gives the model to read: texts to be tokenized one by one, or token ids.
-type prompt struct {
-	texts []string
-	ids   []int32
-	// more is the number of tokens beyond the bound: counted for ids, estimated for texts.
-	more int
-	// nested tells that ids were read from a list of lists: there may be several prompts.
-	nested bool
+// Prompt is the beginning of what a request gives the model to read: texts to be tokenized one by one, or token ids.
+type Prompt struct {
+	Texts []string
+	IDs   []int32
+	// More is the number of tokens beyond the bound: counted for ids, estimated for texts.
+	More int
+	// Nested tells that ids were read from a list of lists: there may be several prompts.
+	Nested bool
 }
 
-func (p *prompt) empty() bool { return len(p.texts) == 0 && len(p.ids) == 0 }
+// Empty tells that nothing could be read.
+func (p *Prompt) Empty() bool { return len(p.Texts) == 0 && len(p.IDs) == 0 }
 
 // add appends a text as far as the bound allows.
-func (p *prompt) add(text string, used *int) {
+func (p *Prompt) add(text string, used *int) {
 	cut := min(len(text), readBytes-*used)
 	for cut > 0 && cut < len(text) && !utf8.RuneStart(text[cut]) {
 		cut--
 	}
-	p.more += (len(text) - cut) / bytesPerToken
+	p.More += (len(text) - cut) / BytesPerToken
 	*used += cut
 	if cut > 0 {
-		p.texts = append(p.texts, text[:cut])
+		p.Texts = append(p.Texts, text[:cut])
 	}
 }
 
-func promptOfTexts(texts []string) prompt {
-	var p prompt
+func promptOfTexts(texts []string) Prompt {
+	var p Prompt
 	used := 0
 	for _, text := range texts {
 		p.add(text, &used)
@@ -53,34 +51,34 @@ func promptOfTexts(texts []string) prompt {
 	return p
 }
 
-// promptOf is the prompt in the body of an inference route; it is empty where its tokens cannot be told.
-func promptOf(path string, b body) prompt {
+// PromptOf is the prompt in the body of an inference route; it is empty where its tokens cannot be told.
+func PromptOf(path string, b Body) Prompt {
 	switch path {
 	case "/v1/completions":
 		return promptOfValue(b.get("prompt"))
 	case "/v1/chat/completions":
 		return promptOfTexts(messageTexts(b.get("messages")))
 	case "/generate":
-		if p := promptOfValue(b.get("text")); !p.empty() {
+		if p := promptOfValue(b.get("text")); !p.Empty() {
 			return p
 		}
 		return promptOfValue(b.get("input_ids"))
 	}
-	return prompt{}
+	return Prompt{}
 }
 
 // promptOfValue reads a string, a list of strings, a list of token ids, or a list of such lists.
-func promptOfValue(value []byte) prompt {
+func promptOfValue(value []byte) Prompt {
 	if text, ok := jsonscan.String(value); ok {
 		return promptOfTexts([]string{text})
 	}
 	if len(value) == 0 || value[0] != '[' {
-		return prompt{}
+		return Prompt{}
 	}
 	if first := bytes.TrimLeft(value, "[ \t\r\n"); len(first) > 0 && first[0] == '"' {
 		return promptOfTexts(stringsIn(value))
 	}
-	return promptOfIDs(value)
+	return PromptOfIDs(value)
 }
 
 // stringsIn are the elements of a list of strings; nil where one of them is something else.
@@ -96,29 +94,29 @@ func stringsIn(list []byte) []string {
 	return texts
 }
 
-// promptOfIDs reads the numbers of JSON lists, however nested. Anything that is no token id makes the prompt empty. It
+// PromptOfIDs reads the numbers of JSON lists, however nested. Anything that is no token id makes the prompt empty. It
 // is written out because decoding by reflection takes longer than all the rest for a long prompt.
-func promptOfIDs(value []byte) prompt {
-	var p prompt
+func PromptOfIDs(value []byte) Prompt {
+	var p Prompt
 	for i := 0; i < len(value); {
 		switch c := value[i]; {
 		case c >= '0' && c <= '9':
 			id := int64(0)
 			for ; i < len(value) && value[i] >= '0' && value[i] <= '9'; i++ {
 				if id = id*10 + int64(value[i]-'0'); id > math.MaxInt32 {
-					return prompt{}
+					return Prompt{}
 				}
 			}
-			if len(p.ids) < readTokens {
-				p.ids = append(p.ids, int32(id))
+			if len(p.IDs) < ReadTokens {
+				p.IDs = append(p.IDs, int32(id))
 			} else {
-				p.more++
+				p.More++
 			}
 		case strings.IndexByte("[], \t\r\n", c) >= 0:
-			p.nested = p.nested || c == '[' && i > 0
+			p.Nested = p.Nested || c == '[' && i > 0
 			i++
 		default:
-			return prompt{}
+			return Prompt{}
 		}
 	}
 	return p
@@ -130,14 +128,14 @@ func messageTexts(messages []byte) []string {
 	list, _ := jsonscan.Array(messages, nil)
 	var texts []string
 	for _, at := range list {
-		content := parseBody(messages[at.Start:at.End]).get("content")
+		content := ParseBody(messages[at.Start:at.End]).get("content")
 		if text, ok := jsonscan.String(content); ok {
 			texts = append(texts, text)
 			continue
 		}
 		parts, _ := jsonscan.Array(content, nil)
 		for _, part := range parts {
-			if text, ok := jsonscan.String(parseBody(content[part.Start:part.End]).get("text")); ok {
+			if text, ok := jsonscan.String(ParseBody(content[part.Start:part.End]).get("text")); ok {
 				texts = append(texts, text)
 			}
 		}

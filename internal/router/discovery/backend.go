@@ -1,4 +1,4 @@
-package router
+package discovery
 
 import (
 	"cmp"
@@ -13,11 +13,15 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/podgroup"
 )
 
 // annotationActivePorts lists the ports of a pod that are live; absent where all are. It is the Gateway API's for the pods
 // of an InferencePool.
 const annotationActivePorts = "inference.networking.k8s.io/active-ports"
+
+// NoRank is the rank of a backend that takes none.
+const NoRank = -1
 
 // Backend is an engine pod that serves.
 type Backend struct {
@@ -51,17 +55,17 @@ func (b Backend) Endpoint(rank int) string {
 	return b.RankAddresses[rank]
 }
 
-// pinsByHeader tells that a rank must be named by the engine's header: its endpoint is that of other ranks as well.
-func (b Backend) pinsByHeader(rank int) bool { return rank != NoRank && len(b.RankAddresses) == 0 }
+// PinsByHeader tells that a rank must be named by the engine's header: its endpoint is that of other ranks as well.
+func (b Backend) PinsByHeader(rank int) bool { return rank != NoRank && len(b.RankAddresses) == 0 }
 
-// equal reports whether two backends are the same.
-func (b Backend) equal(other Backend) bool { return reflect.DeepEqual(b, other) }
+// Equal reports whether two backends are the same.
+func (b Backend) Equal(other Backend) bool { return reflect.DeepEqual(b, other) }
 
 // Backends returns the engine pods that may get new requests, ordered by name.
 func Backends(pods []*corev1.Pod) []Backend {
 	var backends []Backend
 	for _, pod := range pods {
-		if backend, ok := backendOf(pod); ok {
+		if backend, ok := backendOf(pod); ok && podgroup.Whole(pod, pods) {
 			backends = append(backends, backend)
 		}
 	}
@@ -69,14 +73,23 @@ func Backends(pods []*corev1.Pod) []Backend {
 	return backends
 }
 
-// withoutRanks are the backends of an engine whose requests cannot be pinned: of no use to them are ranks, and plans that
+// WithoutRanks are the backends of an engine whose requests cannot be pinned: of no use to them are ranks, and plans that
 // tell ranks apart.
-func withoutRanks(backends []Backend) []Backend {
+func WithoutRanks(backends []Backend) []Backend {
 	plain := slices.Clone(backends)
 	for i := range plain {
 		plain[i].Ranks, plain[i].RankAddresses, plain[i].PlanDigest = 0, nil, ""
 	}
 	return plain
+}
+
+// WithDefaultPlan are the backends, those without a plan of their own with another one.
+func WithDefaultPlan(backends []Backend, digest string) []Backend {
+	planned := slices.Clone(backends)
+	for i := range planned {
+		planned[i].PlanDigest = cmp.Or(planned[i].PlanDigest, digest)
+	}
+	return planned
 }
 
 func backendOf(pod *corev1.Pod) (Backend, bool) {

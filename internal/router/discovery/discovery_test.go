@@ -1,4 +1,4 @@
-package router
+package discovery
 
 import (
 	"os"
@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/lar"
 )
 
 func enginePod(name string, change ...func(*corev1.Pod)) *corev1.Pod {
@@ -106,36 +107,23 @@ func TestSnapshot(t *testing.T) {
 	}
 }
 
-// Backends that stay keep their load when others come and go; an ejected one is used again where there is no other.
-func TestPool(t *testing.T) {
-	a, b := Backend{Pod: "a", Address: "a:1", Ranks: 1}, Backend{Pod: "b", Address: "b:1", Ranks: 1}
-	pool := NewPool()
-	pool.Set([]Backend{a})
-	acquire := func(tokens int64, tried ...string) (*Lease, bool) {
-		all := map[string]bool{}
-		for _, address := range tried {
-			all[address] = true
-		}
-		return pool.acquire(&request{tokens: tokens}, all)
+func TestBackendsWithoutRanks(t *testing.T) {
+	shape := &lar.Shape{Layers: 4, MoELayers: []int{0, 1, 2, 3}, Experts: 32, ExpertsPerToken: 4}
+	before := []Backend{{Pod: "a", Address: "x:1", Ranks: 4, Revision: "r", PlanDigest: "d", Shape: shape}}
+	after := WithoutRanks(before)
+	if want := (Backend{Pod: "a", Address: "x:1", Revision: "r", Shape: shape}); !after[0].Equal(want) || before[0].Ranks != 4 {
+		t.Errorf("%+v becomes %+v", before[0], after[0])
 	}
-	first, _ := acquire(100)
-	pool.Set([]Backend{a, b})
-	if lease, ok := acquire(1); !ok || lease.Backend.Pod != "b" {
-		t.Errorf("got %+v: the load of a was forgotten", lease)
+}
+
+// A plan that pods do not name themselves is theirs, and no other pod's.
+func TestBackendsWithDefaultPlan(t *testing.T) {
+	before := []Backend{{Pod: "a"}, {Pod: "b", PlanDigest: "own"}}
+	after := WithDefaultPlan(before, "default")
+	if after[0].PlanDigest != "default" || after[1].PlanDigest != "own" || before[0].PlanDigest != "" {
+		t.Errorf("%+v becomes %+v", before, after)
 	}
-	first.Release()
-	first.Release()
-	if got := outstanding(pool); got != 1 {
-		t.Errorf("%d tokens outstanding after a double release, want 1", got)
-	}
-	first.Eject()
-	if lease, _ := acquire(10); lease.Backend.Pod != "b" {
-		t.Error("an ejected backend was preferred")
-	}
-	if lease, ok := acquire(1, "b:1"); !ok || lease.Backend.Pod != "a" {
-		t.Error("an ejected backend is not used where there is no other")
-	}
-	if _, ok := acquire(1, "a:1", "b:1"); ok {
-		t.Error("a backend that was tried is used again")
+	if after := WithDefaultPlan(before, ""); after[0].PlanDigest != "" {
+		t.Errorf("without a default: %+v", after)
 	}
 }

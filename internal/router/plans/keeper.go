@@ -1,8 +1,9 @@
-package router
+package plans
 
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"maps"
 	"os"
@@ -14,11 +15,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/wholefile"
 )
 
-// FetchPlan makes a directory hold the plan of a digest, whole and verified, or fails. Where it holds it already, nobody
+// Fetch makes a directory hold the plan of a digest, whole and verified, or fails. Where it holds it already, nobody
 // else is needed. Only one call at a time is made for a directory.
-type FetchPlan func(ctx context.Context, digest, dir string) error
+type Fetch func(ctx context.Context, digest, dir string) error
 
 const (
 	// planGrace is how long a plan stays that no backend names any more: a replica that restarts names it again, perhaps
@@ -28,12 +31,25 @@ const (
 	sweepPeriod = time.Minute
 )
 
-// Plans keeps the plans that backends name, on disk and in the pool, and those whose tables are used in the place of theirs. It is
+// Pool is where the plans are used.
+type Pool interface {
+	// AddLayout gives it a plan, DropLayout takes one away.
+	AddLayout(l *Layout)
+	DropLayout(digest string)
+	// UseTables has requests to backends that name a plan scored with the tables of a plan, which can be the same. It fails with
+	// ErrNotLoaded where either was not added, and where the tables do not fit.
+	UseTables(plan, tables string) error
+}
+
+// ErrNotLoaded says that a plan is not in the pool.
+var ErrNotLoaded = errors.New("not loaded yet")
+
+// Keeper keeps the plans that backends name, on disk and in the pool, and those whose tables are used in the place of theirs. It is
 // safe for concurrent use.
-type Plans struct {
+type Keeper struct {
 	dir   string
-	fetch FetchPlan
-	pool  *Pool
+	fetch Fetch
+	pool  Pool
 	// backoff paces the attempts for one plan, grace and sweep are planGrace and sweepPeriod.
 	backoff      wait.Backoff
 	grace, sweep time.Duration
@@ -51,12 +67,12 @@ type Plans struct {
 	wake   chan struct{}
 }
 
-// tablesName is the file, beside the directory of the plans, that keeps what Plans.using holds: it is absent where that is nothing.
+// tablesName is the file, beside the directory of the plans, that keeps what Keeper.using holds: it is absent where that is nothing.
 const tablesName = "tables.json"
 
-// NewPlans keeps plans below a directory, which nobody else may use, and gives them to the pool.
-func NewPlans(dir string, fetch FetchPlan, pool *Pool) *Plans {
-	return &Plans{
+// NewKeeper keeps plans below a directory, which nobody else may use, and gives them to the pool.
+func NewKeeper(dir string, fetch Fetch, pool Pool) *Keeper {
+	return &Keeper{
 		dir: dir, fetch: fetch, pool: pool,
 		// A minute at most between attempts: what is missing costs locality, never an answer.
 		backoff: wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 7, Cap: time.Minute},
@@ -66,55 +82,55 @@ func NewPlans(dir string, fetch FetchPlan, pool *Pool) *Plans {
 }
 
 // Want names the plans of the present backends.
-func (p *Plans) Want(backends []Backend) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	clear(p.named)
+func (k *Keeper) Want(backends []discovery.Backend) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	clear(k.named)
 	for _, b := range backends {
 		// A digest becomes the name of a directory. A pod with any other text in its place is served without a plan.
 		if _, err := artifact.ParseDigest(b.PlanDigest); err == nil {
-			p.named[b.PlanDigest] = true
+			k.named[b.PlanDigest] = true
 		}
 	}
-	p.review()
+	k.review()
 }
 
 // SetTables says, by the digests of plans, whose tables are to be used in the place of their own, once these are there and fit.
-func (p *Plans) SetTables(tables map[string]string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.tables, p.told = tables, true
-	clear(p.refused)
-	p.review()
+func (k *Keeper) SetTables(tables map[string]string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.tables, k.told = tables, true
+	clear(k.refused)
+	k.review()
 }
 
 // review notes which plans are needed, and wakes Run. The lock must be held.
-func (p *Plans) review() {
+func (k *Keeper) review() {
 	needed := map[string]bool{}
-	for digest := range p.named {
+	for digest := range k.named {
 		needed[digest] = true
-		for _, from := range []string{p.tables[digest], p.using[digest]} {
+		for _, from := range []string{k.tables[digest], k.using[digest]} {
 			if from != "" {
 				needed[from] = true
 			}
 		}
 	}
 	now := time.Now()
-	for digest, last := range p.wanted {
+	for digest, last := range k.wanted {
 		if last.IsZero() && !needed[digest] {
-			p.wanted[digest] = now
+			k.wanted[digest] = now
 		}
 	}
 	for digest := range needed {
-		p.wanted[digest] = time.Time{}
+		k.wanted[digest] = time.Time{}
 	}
-	p.signal()
+	k.signal()
 }
 
 // signal wakes Run.
-func (p *Plans) signal() {
+func (k *Keeper) signal() {
 	select {
-	case p.wake <- struct{}{}:
+	case k.wake <- struct{}{}:
 	default:
 	}
 }
@@ -126,16 +142,16 @@ type need struct {
 }
 
 // due are the plans that are needed, and the digests of those whose grace is over, which it forgets.
-func (p *Plans) due() (needs []need, expired []string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for digest, last := range p.wanted {
+func (k *Keeper) due() (needs []need, expired []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for digest, last := range k.wanted {
 		switch {
 		case last.IsZero():
-			needs = append(needs, need{digest, !p.named[digest]})
-		case time.Since(last) >= p.grace:
+			needs = append(needs, need{digest, !k.named[digest]})
+		case time.Since(last) >= k.grace:
 			expired = append(expired, digest)
-			delete(p.wanted, digest)
+			delete(k.wanted, digest)
 		}
 	}
 	return needs, expired
@@ -155,25 +171,25 @@ func (l *loading) end() {
 }
 
 // Run fetches and loads plans as they are wanted, and drops them when they are not, until the context ends.
-func (p *Plans) Run(ctx context.Context) error {
+func (k *Keeper) Run(ctx context.Context) error {
 	log := logr.FromContextOrDiscard(ctx)
-	p.adopt(log)
+	k.adopt(log)
 	works := map[string]loading{}
 	defer func() {
 		for _, work := range works {
 			work.end()
 		}
 	}()
-	tick := time.NewTicker(p.sweep)
+	tick := time.NewTicker(k.sweep)
 	defer tick.Stop()
 	for {
-		needs, expired := p.due()
+		needs, expired := k.due()
 		for _, digest := range expired {
 			if work, running := works[digest]; running {
 				work.end()
 				delete(works, digest)
 			}
-			p.drop(digest, log)
+			k.drop(digest, log)
 		}
 		for _, n := range needs {
 			if work, running := works[n.digest]; running {
@@ -187,14 +203,14 @@ func (p *Plans) Run(ctx context.Context) error {
 			works[n.digest] = work
 			go func() {
 				defer close(work.done)
-				p.load(loadCtx, n, log)
+				k.load(loadCtx, n, log)
 			}()
 		}
-		p.apply(log)
+		k.apply(log)
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-p.wake:
+		case <-k.wake:
 		case <-tick.C:
 		}
 	}
@@ -202,47 +218,47 @@ func (p *Plans) Run(ctx context.Context) error {
 
 // adopt takes over what an earlier process has left: whole plans are kept as if they had just been named, the rest, such
 // as a download that was cut off, is removed.
-func (p *Plans) adopt(log logr.Logger) {
-	entries, err := os.ReadDir(p.dir)
+func (k *Keeper) adopt(log logr.Logger) {
+	entries, err := os.ReadDir(k.dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		log.Error(err, "Leaving old plans on disk")
 	}
-	using, err := readTables(p.usingPath())
+	using, err := readTables(k.usingPath())
 	if err != nil {
 		log.Error(err, "Forgetting which tables were used")
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.using = using; p.using == nil {
-		p.using = map[string]string{}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.using = using; k.using == nil {
+		k.using = map[string]string{}
 	}
-	if !p.told {
-		p.tables = maps.Clone(p.using)
+	if !k.told {
+		k.tables = maps.Clone(k.using)
 	}
-	defer p.review()
+	defer k.review()
 	for _, entry := range entries {
 		if _, err := artifact.ParseDigest(entry.Name()); err != nil {
-			if err := os.RemoveAll(filepath.Join(p.dir, entry.Name())); err != nil {
+			if err := os.RemoveAll(filepath.Join(k.dir, entry.Name())); err != nil {
 				log.Error(err, "Leaving an old file on disk")
 			}
 			continue
 		}
-		if _, known := p.wanted[entry.Name()]; !known {
-			p.wanted[entry.Name()] = time.Now()
+		if _, known := k.wanted[entry.Name()]; !known {
+			k.wanted[entry.Name()] = time.Now()
 		}
 	}
 }
 
 // load tries until the pool has the plan or the context ends.
-func (p *Plans) load(ctx context.Context, n need, log logr.Logger) {
-	log = log.WithValues("plan", n.digest[:shortDigest])
+func (k *Keeper) load(ctx context.Context, n need, log logr.Logger) {
+	log = log.WithValues("plan", n.digest[:ShortDigest])
 	without := "Balancing by load until the plan can be loaded"
 	if n.tablesOnly {
 		without = "Going on with older tables until the plan can be loaded"
 	}
-	backoff := p.backoff
+	backoff := k.backoff
 	for {
-		err := p.try(ctx, n, log)
+		err := k.try(ctx, n, log)
 		if err == nil || ctx.Err() != nil {
 			return
 		}
@@ -256,9 +272,9 @@ func (p *Plans) load(ctx context.Context, n need, log logr.Logger) {
 	}
 }
 
-func (p *Plans) try(ctx context.Context, n need, log logr.Logger) error {
-	dir := filepath.Join(p.dir, n.digest)
-	if err := p.fetch(ctx, n.digest, dir); err != nil {
+func (k *Keeper) try(ctx context.Context, n need, log logr.Logger) error {
+	dir := filepath.Join(k.dir, n.digest)
+	if err := k.fetch(ctx, n.digest, dir); err != nil {
 		return err
 	}
 	layout, unusable, err := readLayout(dir, n.digest, n.tablesOnly)
@@ -268,76 +284,80 @@ func (p *Plans) try(ctx context.Context, n need, log logr.Logger) error {
 	if unusable != nil {
 		log.Info("Tokenizing nothing here: engines are asked for the token ids of shorter texts, where they can tell", "reason", unusable.Error())
 	}
-	p.pool.AddLayout(layout)
-	p.signal()
-	log.Info("Loaded a plan", "ranks", layout.ranks, "tablesOnly", n.tablesOnly)
+	k.pool.AddLayout(layout)
+	k.signal()
+	log.Info("Loaded a plan", "ranks", layout.Ranks, "tablesOnly", n.tablesOnly)
 	return nil
 }
 
 // apply has the plans that backends name use the tables that they are to use, as far as these are loaded and fit; while they are
 // not, those that they have used.
-func (p *Plans) apply(log logr.Logger) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (k *Keeper) apply(log logr.Logger) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	changed := false
-	for plan := range p.named {
-		from, last := cmp.Or(p.tables[plan], plan), cmp.Or(p.using[plan], plan)
-		err := p.pool.UseTables(plan, from)
+	for plan := range k.named {
+		from, last := cmp.Or(k.tables[plan], plan), cmp.Or(k.using[plan], plan)
+		err := k.pool.UseTables(plan, from)
 		switch {
 		case err == nil && from != last:
-			log.Info("Scoring by other tables", "plan", plan[:shortDigest], "tables", from[:shortDigest])
+			log.Info("Scoring by other tables", "plan", plan[:ShortDigest], "tables", from[:ShortDigest])
 			if changed = true; from == plan {
-				delete(p.using, plan)
+				delete(k.using, plan)
 			} else {
-				p.using[plan] = from
+				k.using[plan] = from
 			}
 		case err != nil:
-			if err := p.pool.UseTables(plan, last); err != nil && !errors.Is(err, errNotLoaded) {
-				log.Error(err, "Going on with a plan's own tables", "plan", plan[:shortDigest])
+			if err := k.pool.UseTables(plan, last); err != nil && !errors.Is(err, ErrNotLoaded) {
+				log.Error(err, "Going on with a plan's own tables", "plan", plan[:ShortDigest])
 			}
-			if !errors.Is(err, errNotLoaded) && p.refused[plan] != from {
-				p.refused[plan] = from
-				log.Error(err, "Going on with the tables that are in use", "plan", plan[:shortDigest])
+			if !errors.Is(err, ErrNotLoaded) && k.refused[plan] != from {
+				k.refused[plan] = from
+				log.Error(err, "Going on with the tables that are in use", "plan", plan[:ShortDigest])
 			}
 		}
 	}
 	if changed {
-		p.review()
-		if err := p.saveUsing(); err != nil {
+		k.review()
+		if err := k.saveUsing(); err != nil {
 			log.Error(err, "Keeping an older record of the tables that are in use")
 		}
 	}
 }
 
 // forget forgets whose tables a plan was used with.
-func (p *Plans) forget(plan string, log logr.Logger) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if _, used := p.using[plan]; !used {
+func (k *Keeper) forget(plan string, log logr.Logger) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, used := k.using[plan]; !used {
 		return
 	}
-	delete(p.using, plan)
-	if err := p.saveUsing(); err != nil {
+	delete(k.using, plan)
+	if err := k.saveUsing(); err != nil {
 		log.Error(err, "Keeping an older record of the tables that are in use")
 	}
 }
 
-func (p *Plans) usingPath() string { return filepath.Join(filepath.Dir(p.dir), tablesName) }
+func (k *Keeper) usingPath() string { return filepath.Join(filepath.Dir(k.dir), tablesName) }
 
 // saveUsing keeps for the next process what is used.
-func (p *Plans) saveUsing() error {
-	if len(p.using) == 0 {
-		return os.RemoveAll(p.usingPath())
+func (k *Keeper) saveUsing() error {
+	if len(k.using) == 0 {
+		return os.RemoveAll(k.usingPath())
 	}
-	return saveJSON(p.usingPath(), p.using)
+	data, err := json.Marshal(k.using)
+	if err != nil {
+		return err
+	}
+	return wholefile.WriteBytes(k.usingPath(), 0o600, data)
 }
 
-func (p *Plans) drop(digest string, log logr.Logger) {
-	p.pool.DropLayout(digest)
-	p.forget(digest, log)
-	if err := os.RemoveAll(filepath.Join(p.dir, digest)); err != nil {
-		log.Error(err, "Leaving a plan on disk that no pod names", "plan", digest[:shortDigest])
+func (k *Keeper) drop(digest string, log logr.Logger) {
+	k.pool.DropLayout(digest)
+	k.forget(digest, log)
+	if err := os.RemoveAll(filepath.Join(k.dir, digest)); err != nil {
+		log.Error(err, "Leaving a plan on disk that no pod names", "plan", digest[:ShortDigest])
 		return
 	}
-	log.Info("Dropped a plan that no pod names", "plan", digest[:shortDigest])
+	log.Info("Dropped a plan that no pod names", "plan", digest[:ShortDigest])
 }

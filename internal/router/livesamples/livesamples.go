@@ -1,4 +1,4 @@
-package router
+package livesamples
 
 import (
 	"fmt"
@@ -15,54 +15,55 @@ import (
 
 	"github.com/semmoe/operator/internal/counts"
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/wire"
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// LiveSamples is what the router keeps of the tokens of sampled requests.
-type LiveSamples string
+// Kind is what the router keeps of the tokens of sampled requests.
+type Kind string
 
 // The kinds of live samples.
 const (
-	// LiveNone keeps nothing.
-	LiveNone LiveSamples = "none"
-	// LiveCounts keeps how often token ids activated experts and followed one another: no sequence can be read from it.
-	LiveCounts LiveSamples = "counts"
-	// LiveSequences also keeps whole sequences of token ids: prompts and, where the engine tells them, answers.
-	LiveSequences LiveSamples = "sequences"
+	// None keeps nothing.
+	None Kind = "none"
+	// Counts keeps how often token ids activated experts and followed one another: no sequence can be read from it.
+	Counts Kind = "counts"
+	// Sequences also keeps whole sequences of token ids: prompts and, where the engine tells them, answers.
+	Sequences Kind = "sequences"
 )
 
-// ParseLiveSamples returns the kind of that name.
-func ParseLiveSamples(name string) (LiveSamples, error) {
-	switch kind := LiveSamples(name); kind {
-	case LiveNone, LiveCounts, LiveSequences:
+// Parse returns the kind of that name.
+func Parse(name string) (Kind, error) {
+	switch kind := Kind(name); kind {
+	case None, Counts, Sequences:
 		return kind, nil
 	}
-	return "", fmt.Errorf("live samples are %q; want %s, %s or %s", name, LiveNone, LiveCounts, LiveSequences)
+	return "", fmt.Errorf("live samples are %q; want %s, %s or %s", name, None, Counts, Sequences)
 }
 
 const (
-	// liveGeneration is how long counts are added to before new ones begin, and liveGenerationTokens how many tokens they hold by
-	// then, but for a router with little to do, whose counts end after liveLongest. What is told is the present generation and the
+	// generation is how long counts are added to before new ones begin, and generationTokens how many tokens they hold by
+	// then, but for a router with little to do, whose counts end after longest. What is told is the present generation and the
 	// one before. Short generations are what lets an observer part the traffic since a drift from the traffic before it; fewer
 	// tokens would tell little of any.
-	liveGeneration       = 10 * time.Minute
-	liveGenerationTokens = 50000
-	liveLongest          = 12 * time.Hour
-	// livePairs bounds the different pairs of token and expert of a generation, 18 bytes each at most.
-	livePairs = 2 << 20
-	// liveIDs bounds the expert ids of all kept sequences, two bytes each.
-	liveIDs = 16 << 20
-	// liveSilence is how long no request of the present model is sampled before another's are counted: two models serve at
+	generation       = 10 * time.Minute
+	generationTokens = 50000
+	longest          = 12 * time.Hour
+	// mostPairs bounds the different pairs of token and expert of a generation, 18 bytes each at most.
+	mostPairs = 2 << 20
+	// mostIDs bounds the expert ids of all kept sequences, two bytes each.
+	mostIDs = 16 << 20
+	// silence is how long no request of the present model is sampled before another's are counted: two models serve at
 	// once while one is rolled out.
-	liveSilence = 10 * time.Minute
-	// liveShare bounds the time that is spent on counting: for each moment of it, as many pass until the next sampled request is
+	silence = 10 * time.Minute
+	// share bounds the time that is spent on counting: for each moment of it, as many pass until the next sampled request is
 	// counted. Which that is does not depend on the request.
-	liveShare = 20
+	share = 20
 )
 
-// live keeps the tokens of sampled requests, of one model at a time. It is safe for concurrent use.
-type live struct {
-	kind  LiveSamples
+// Keeper keeps the tokens of sampled requests, of one model at a time. It is safe for concurrent use.
+type Keeper struct {
+	kind  Kind
 	now   func() time.Time
 	share time.Duration
 
@@ -89,9 +90,10 @@ type sequence struct {
 	at      time.Time
 }
 
-func newLive(registry prometheus.Registerer, kind LiveSamples) *live {
-	l := &live{
-		kind: kind, now: time.Now, share: liveShare,
+// New returns what keeps samples of a kind, and registers its metrics.
+func New(registry prometheus.Registerer, kind Kind) *Keeper {
+	k := &Keeper{
+		kind: kind, now: time.Now, share: share,
 		counted: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "semmoe_live_counted_tokens_total", Help: "Tokens of sampled requests that live samples have counted.",
 		}),
@@ -99,14 +101,14 @@ func newLive(registry prometheus.Registerer, kind LiveSamples) *live {
 			Name: "semmoe_live_uncounted_tokens_total", Help: "Tokens of sampled requests that live samples have not counted: their ids are not known, another model serves, or counting would take too much time.",
 		}),
 	}
-	registry.MustRegister(l.counted, l.uncounted)
-	return l
+	registry.MustRegister(k.counted, k.uncounted)
+	return k
 }
 
-// add counts the tokens of a request; ids are those of the first of them, experts [tokens, layers, experts per token] of all,
+// Add counts the tokens of a request; ids are those of the first of them, experts [tokens, layers, experts per token] of all,
 // by logical ids.
-func (l *live) add(digest string, shape lar.Shape, ids, experts []int32) {
-	if l.kind != LiveCounts && l.kind != LiveSequences {
+func (k *Keeper) Add(digest string, shape lar.Shape, ids, experts []int32) {
+	if k.kind != Counts && k.kind != Sequences {
 		return
 	}
 	all := len(experts) / (shape.Layers * shape.ExpertsPerToken)
@@ -115,11 +117,11 @@ func (l *live) add(digest string, shape lar.Shape, ids, experts []int32) {
 	}
 	rows, whole := routedRows(shape, ids, experts)
 	counted := 0
-	if l.keep(model, shape.Layers, rows, whole) {
+	if k.keep(model, shape.Layers, rows, whole) {
 		counted = len(rows.tokens)
 	}
-	l.counted.Add(float64(counted))
-	l.uncounted.Add(float64(all - counted))
+	k.counted.Add(float64(counted))
+	k.uncounted.Add(float64(all - counted))
 }
 
 // routedRows are the tokens whose experts are all routed ones of the model's, and whether these are all of ids.
@@ -147,81 +149,81 @@ func routedRows(shape lar.Shape, ids, experts []int32) (rows sequence, whole boo
 }
 
 // keep adds rows to what is kept; it reports false where they are not.
-func (l *live) keep(model counts.Model, layers int, rows sequence, whole bool) bool {
-	if len(rows.tokens) == 0 || model.Validate() != nil || !l.mu.TryLock() {
+func (k *Keeper) keep(model counts.Model, layers int, rows sequence, whole bool) bool {
+	if len(rows.tokens) == 0 || model.Validate() != nil || !k.mu.TryLock() {
 		return false
 	}
-	defer l.mu.Unlock()
-	begin := l.now()
-	if begin.Before(l.idle) || !l.turnTo(model, layers, begin) {
+	defer k.mu.Unlock()
+	begin := k.now()
+	if begin.Before(k.idle) || !k.turnTo(model, layers, begin) {
 		return false
 	}
-	l.current.Add(rows.tokens, rows.experts)
+	k.current.Add(rows.tokens, rows.experts)
 	if whole {
 		// Tokens that follow one another in rows do so in the request.
-		l.current.AddBigrams(rows.tokens)
+		k.current.AddBigrams(rows.tokens)
 		rows.at = begin
-		l.keepSequence(rows)
+		k.keepSequence(rows)
 	}
-	end := l.now()
-	l.idle = end.Add(l.share * end.Sub(begin))
+	end := k.now()
+	k.idle = end.Add(k.share * end.Sub(begin))
 	return true
 }
 
 // turnTo makes the counts ready for a request of a model.
-func (l *live) turnTo(model counts.Model, layers int, now time.Time) bool {
-	switch same := reflect.DeepEqual(l.model, model); {
-	case l.current == nil || !same && now.Sub(l.last) >= liveSilence:
-		l.model, l.layers, l.previous, l.sequences, l.ids = model, layers, nil, nil, 0
-		l.current, l.began, l.since = counts.NewBounded(model, livePairs), now, now
+func (k *Keeper) turnTo(model counts.Model, layers int, now time.Time) bool {
+	switch same := reflect.DeepEqual(k.model, model); {
+	case k.current == nil || !same && now.Sub(k.last) >= silence:
+		k.model, k.layers, k.previous, k.sequences, k.ids = model, layers, nil, nil, 0
+		k.current, k.began, k.since = counts.NewBounded(model, mostPairs), now, now
 	case !same:
 		return false
-	case l.complete(now.Sub(l.began)):
-		l.previous, l.since = l.current, l.began
-		l.current, l.began = counts.NewBounded(model, livePairs), now
+	case k.complete(now.Sub(k.began)):
+		k.previous, k.since = k.current, k.began
+		k.current, k.began = counts.NewBounded(model, mostPairs), now
 	}
-	l.last = now
+	k.last = now
 	return true
 }
 
 // complete tells that the present generation, of that age, is followed by another.
-func (l *live) complete(age time.Duration) bool {
-	return age >= liveGeneration && l.current.Tokens() >= liveGenerationTokens || age >= liveLongest
+func (k *Keeper) complete(age time.Duration) bool {
+	return age >= generation && k.current.Tokens() >= generationTokens || age >= longest
 }
 
 // keepSequence keeps a sequence, in the place of the oldest ones.
-func (l *live) keepSequence(s sequence) {
-	if l.kind != LiveSequences || len(s.experts) > liveIDs {
+func (k *Keeper) keepSequence(s sequence) {
+	if k.kind != Sequences || len(s.experts) > mostIDs {
 		return
 	}
-	l.sequences = append(l.sequences, s)
-	l.ids += len(s.experts)
-	for l.ids > liveIDs {
-		l.ids -= len(l.sequences[0].experts)
-		l.sequences = l.sequences[1:]
+	k.sequences = append(k.sequences, s)
+	k.ids += len(s.experts)
+	for k.ids > mostIDs {
+		k.ids -= len(k.sequences[0].experts)
+		k.sequences = k.sequences[1:]
 	}
 }
 
 // generations are the counts of which all were made from a time on, and when the first of them began.
-func (l *live) generations(since time.Time) (told []*counts.Counts, from time.Time) {
-	if l.current == nil || l.began.Before(since) {
+func (k *Keeper) generations(since time.Time) (told []*counts.Counts, from time.Time) {
+	if k.current == nil || k.began.Before(since) {
 		return nil, time.Time{}
 	}
-	if l.previous == nil || l.since.Before(since) {
-		return []*counts.Counts{l.current}, l.began
+	if k.previous == nil || k.since.Before(since) {
+		return []*counts.Counts{k.current}, k.began
 	}
-	return []*counts.Counts{l.previous, l.current}, l.since
+	return []*counts.Counts{k.previous, k.current}, k.since
 }
 
 // told is a copy of the counts of which all were made from a time on, and since when they were; nil where there are none.
-func (l *live) told(since time.Time) (*counts.Counts, time.Time, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	generations, from := l.generations(since)
+func (k *Keeper) told(since time.Time) (*counts.Counts, time.Time, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	generations, from := k.generations(since)
 	if len(generations) == 0 {
 		return nil, time.Time{}, nil
 	}
-	sum := counts.New(l.model)
+	sum := counts.New(k.model)
 	for _, generation := range generations {
 		if err := sum.Merge(generation); err != nil {
 			return nil, time.Time{}, err
@@ -231,10 +233,10 @@ func (l *live) told(since time.Time) (*counts.Counts, time.Time, error) {
 }
 
 // countedSince is how many tokens told would hold.
-func (l *live) countedSince(since time.Time) (tokens int64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	generations, _ := l.generations(since)
+func (k *Keeper) countedSince(since time.Time) (tokens int64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	generations, _ := k.generations(since)
 	for _, generation := range generations {
 		tokens += generation.Tokens()
 	}
@@ -242,15 +244,15 @@ func (l *live) countedSince(since time.Time) (tokens int64) {
 }
 
 // keptSince are the kept sequences that were sampled from a time on. It needs the lock.
-func (l *live) keptSince(since time.Time) []sequence {
-	return l.sequences[sort.Search(len(l.sequences), func(i int) bool { return !l.sequences[i].at.Before(since) }):]
+func (k *Keeper) keptSince(since time.Time) []sequence {
+	return k.sequences[sort.Search(len(k.sequences), func(i int) bool { return !k.sequences[i].at.Before(since) }):]
 }
 
 // keptSizes are the numbers of requests and tokens that trace would hold.
-func (l *live) keptSizes(since time.Time) (requests int, tokens int64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	kept := l.keptSince(since)
+func (k *Keeper) keptSizes(since time.Time) (requests int, tokens int64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	kept := k.keptSince(since)
 	for _, s := range kept {
 		tokens += int64(len(s.tokens))
 	}
@@ -259,16 +261,16 @@ func (l *live) keptSizes(since time.Time) (requests int, tokens int64) {
 
 // trace is a routing trace of the sequences that were sampled from a time on, each of a document of its own; nil where there are
 // none.
-func (l *live) trace(since time.Time) *trace.Trace {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	kept := l.keptSince(since)
+func (k *Keeper) trace(since time.Time) *trace.Trace {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	kept := k.keptSince(since)
 	if len(kept) == 0 {
 		return nil
 	}
 	t := &trace.Trace{Offsets: []int64{0}, Model: trace.Model{
-		Digest: l.model.Digest, Experts: l.model.Experts, TopK: l.model.ExpertsPerToken, Vocabulary: l.model.Vocabulary,
-		Layers: slices.Clone(l.model.MoELayers), HiddenLayers: l.layers,
+		Digest: k.model.Digest, Experts: k.model.Experts, TopK: k.model.ExpertsPerToken, Vocabulary: k.model.Vocabulary,
+		Layers: slices.Clone(k.model.MoELayers), HiddenLayers: k.layers,
 	}}
 	for i, s := range kept {
 		t.Tokens, t.Experts = append(t.Tokens, s.tokens...), append(t.Experts, s.experts...)
@@ -279,8 +281,8 @@ func (l *live) trace(since time.Time) *trace.Trace {
 
 // Where the live samples of a router are: counts, and sequences.
 const (
-	LiveCountsPath    = "/v1/live-counts"
-	LiveSequencesPath = "/v1/live-samples"
+	CountsPath    = "/v1/live-counts"
+	SequencesPath = "/v1/live-samples"
 )
 
 // QuerySince asks for what was sampled from a time on (RFC 3339).
@@ -307,24 +309,24 @@ func since(r *http.Request) (time.Time, error) {
 	return at, nil
 }
 
-// serveCounts answers with the counts, as zstd-compressed safetensors; 204 before the first request.
-func (l *live) serveCounts(w http.ResponseWriter, r *http.Request) {
-	if l.kind == LiveNone || l.kind == "" {
-		writeError(w, http.StatusNotFound, "not_found", "live samples are not kept: see --live-samples")
+// ServeCounts answers with the counts, as zstd-compressed safetensors; 204 before the first request.
+func (k *Keeper) ServeCounts(w http.ResponseWriter, r *http.Request) {
+	if k.kind == None || k.kind == "" {
+		wire.WriteError(w, http.StatusNotFound, "not_found", "live samples are not kept: see --live-samples")
 		return
 	}
 	from, err := since(r)
 	if err != nil {
-		writeError(w, http.StatusBadRequest, "invalid_request", err.Error())
+		wire.WriteError(w, http.StatusBadRequest, "invalid_request", err.Error())
 		return
 	}
 	if r.Method == http.MethodHead {
-		w.Header().Set(HeaderTokens, strconv.FormatInt(l.countedSince(from), 10))
+		w.Header().Set(HeaderTokens, strconv.FormatInt(k.countedSince(from), 10))
 		return
 	}
-	switch sum, began, err := l.told(from); {
+	switch sum, began, err := k.told(from); {
 	case err != nil:
-		writeError(w, http.StatusInternalServerError, "internal_error", err.Error())
+		wire.WriteError(w, http.StatusInternalServerError, "internal_error", err.Error())
 	case sum == nil:
 		w.WriteHeader(http.StatusNoContent)
 	default:
@@ -335,24 +337,24 @@ func (l *live) serveCounts(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveSequences answers with a routing trace, as zstd-compressed safetensors; 204 before the first request.
-func (l *live) serveSequences(w http.ResponseWriter, r *http.Request) {
-	if l.kind != LiveSequences {
-		writeError(w, http.StatusNotFound, "not_found", "sequences are not kept: see --live-samples")
+// ServeSequences answers with a routing trace, as zstd-compressed safetensors; 204 before the first request.
+func (k *Keeper) ServeSequences(w http.ResponseWriter, r *http.Request) {
+	if k.kind != Sequences {
+		wire.WriteError(w, http.StatusNotFound, "not_found", "sequences are not kept: see --live-samples")
 		return
 	}
 	from, err := since(r)
 	if err != nil {
-		writeError(w, http.StatusBadRequest, "invalid_request", err.Error())
+		wire.WriteError(w, http.StatusBadRequest, "invalid_request", err.Error())
 		return
 	}
 	if r.Method == http.MethodHead {
-		requests, tokens := l.keptSizes(from)
+		requests, tokens := k.keptSizes(from)
 		w.Header().Set(HeaderRequests, strconv.Itoa(requests))
 		w.Header().Set(HeaderTokens, strconv.FormatInt(tokens, 10))
 		return
 	}
-	switch t := l.trace(from); {
+	switch t := k.trace(from); {
 	case t == nil:
 		w.WriteHeader(http.StatusNoContent)
 	default:
@@ -360,7 +362,7 @@ func (l *live) serveSequences(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(HeaderTokens, strconv.Itoa(len(t.Tokens)))
 		encoder, err := zstd.NewWriter(w, zstd.WithEncoderConcurrency(1))
 		if err != nil {
-			writeError(w, http.StatusInternalServerError, "internal_error", err.Error())
+			wire.WriteError(w, http.StatusInternalServerError, "internal_error", err.Error())
 			return
 		}
 		w.Header().Set("Content-Type", "application/zstd")

@@ -1,4 +1,4 @@
-package router
+package plans
 
 import (
 	"cmp"
@@ -8,6 +8,7 @@ import (
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
+	"github.com/semmoe/operator/internal/router/wire"
 	"github.com/semmoe/operator/internal/tokenizer"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
@@ -15,42 +16,47 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// shortDigest is the length of the part of a plan's digest that names it in headers.
-const shortDigest = 16
+// ShortDigest is the length of the part of a plan's digest that names it in headers.
+const ShortDigest = 16
+
+// scoredTokens bounds how many of the tokens of a prompt are scored: of more, as many are taken evenly, whose mean share is near that
+// of all.
+const scoredTokens = 16 << 10
 
 // Layout is one plan as the router uses it: where its experts are, and what is local where. It is immutable.
 type Layout struct {
-	digest string
-	ranks  int
+	// Digest is the full digest of the plan, Ranks the number of ranks that it is for.
+	Digest string
+	Ranks  int
 	// root is the digest of the plan that the placement was solved for, this one's or an earlier one's with other tables, and
 	// placement the sha256 of placement.json.
 	root, placement string
-	// tables is the digest of the plan whose table this is: another's where newer ones were swapped in.
-	tables string
+	// Tables is the digest of the plan whose table this is: another's where newer ones were swapped in.
+	Tables string
 	// hosts are the ranks with a copy, by layer (the model's index; nil for a dense one) and expert.
 	hosts [][][]int
 	// slots are the experts in the order in which a permuted checkpoint has them, by layer (nil for one that stays as it
 	// is): new expert j is old expert slots[layer][j]. It is nil where experts have several copies, which no checkpoint can.
 	slots [][]int
-	// shape is what a token costs by.
-	shape cost.Shape
+	// Shape is what a token costs by.
+	Shape cost.Shape
 	// table is nil where requests have no rank (attention tensor parallelism).
 	table *affinity.RankTable
 	// seen is what the table has learnt from; nil for plans of earlier versions, which do not tell.
 	seen *affinity.Seen
-	// tokenizer is nil where the checkpoint has none that can be read: then only token ids can be scored, and the texts for
+	// Tokenizer is nil where the checkpoint has none that can be read: then only token ids can be scored, and the texts for
 	// which an engine tells them.
-	tokenizer *tokenizer.Tokenizer
+	Tokenizer *tokenizer.Tokenizer
 }
 
-// newLayout prepares a plan; tokens may be nil.
-func newLayout(digest string, p *solver.Plan, tokens *tokenizer.Tokenizer) *Layout {
+// New prepares a plan of a digest; tokens may be nil.
+func New(digest string, p *solver.Plan, tokens *tokenizer.Tokenizer) *Layout {
 	l := &Layout{
-		digest: digest, root: cmp.Or(p.Layout, digest), tables: digest, ranks: p.Placement.Ranks,
-		hosts: make([][][]int, p.HiddenLayers), table: p.Ranks, seen: p.Seen, tokenizer: tokens,
+		Digest: digest, root: cmp.Or(p.Layout, digest), Tables: digest, Ranks: p.Placement.Ranks,
+		hosts: make([][][]int, p.HiddenLayers), table: p.Ranks, seen: p.Seen, Tokenizer: tokens,
 	}
-	if l.shape = p.Shape; l.shape.MoELayers == 0 {
-		l.shape.MoELayers = len(p.Placement.Layers)
+	if l.Shape = p.Shape; l.Shape.MoELayers == 0 {
+		l.Shape.MoELayers = len(p.Placement.Layers)
 	}
 	for i, layer := range p.Placement.Layers {
 		l.hosts[layer.Layer] = p.Placement.Hosts(i)
@@ -78,32 +84,32 @@ func readLayout(dir, digest string, tablesOnly bool) (l *Layout, unusable, err e
 	if !tablesOnly {
 		tokens, unusable = tokenizer.Load(filepath.Join(dir, bundle.TokenizerFile))
 	}
-	l = newLayout(digest, p, tokens)
+	l = New(digest, p, tokens)
 	l.placement = files.Manifest.LayoutDigest
 	return l, unusable, nil
 }
 
-// withTables is the layout with the tables of another plan, which must have the same placement.
-func (l *Layout) withTables(from *Layout) (*Layout, error) {
+// WithTables is the layout with the tables of another plan, which must have the same placement.
+func (l *Layout) WithTables(from *Layout) (*Layout, error) {
 	switch {
 	case from == l:
 		return l, nil
 	case from.root != l.root:
-		return nil, fmt.Errorf("the tables of plan %s are for the layout of plan %s; the pods have that of plan %s", from.digest, from.root, l.root)
+		return nil, fmt.Errorf("the tables of plan %s are for the layout of plan %s; the pods have that of plan %s", from.Digest, from.root, l.root)
 	case from.placement != l.placement:
-		return nil, fmt.Errorf("plan %s has another placement than plan %s, whose layout it names", from.digest, l.root)
+		return nil, fmt.Errorf("plan %s has another placement than plan %s, whose layout it names", from.Digest, l.root)
 	case (from.table == nil) != (l.table == nil):
-		return nil, fmt.Errorf("the tables of plan %s are for another kind of attention than plan %s", from.digest, l.digest)
+		return nil, fmt.Errorf("the tables of plan %s are for another kind of attention than plan %s", from.Digest, l.Digest)
 	}
 	swapped := *l
-	swapped.table, swapped.seen, swapped.tables = from.table, from.seen, from.digest
+	swapped.table, swapped.seen, swapped.Tables = from.table, from.seen, from.Digest
 	return &swapped, nil
 }
 
-// locality tells which experts of a model of that shape are local to a rank.
-func (l *Layout) locality(shape lar.Shape, ranks, rank int) (lar.Locality, error) {
-	if ranks != l.ranks || rank < 0 || rank >= ranks {
-		return lar.Locality{}, fmt.Errorf("rank %d of %d does not fit a plan for %d", rank, ranks, l.ranks)
+// Locality tells which experts of a model of that shape are local to a rank.
+func (l *Layout) Locality(shape lar.Shape, ranks, rank int) (lar.Locality, error) {
+	if ranks != l.Ranks || rank < 0 || rank >= ranks {
+		return lar.Locality{}, fmt.Errorf("rank %d of %d does not fit a plan for %d", rank, ranks, l.Ranks)
 	}
 	if err := l.fits(shape); err != nil {
 		return lar.Locality{}, err
@@ -125,43 +131,41 @@ func (l *Layout) fits(shape lar.Shape) error {
 	return nil
 }
 
-// Why a request to pods with a plan was not scored.
+// Why Score cannot score a request.
 const (
-	unscoredPending     = "plan_pending" // the plan is not loaded yet
-	unscoredNoTable     = "no_table"     // the plan is one for requests without a rank
-	unscoredNoPrompt    = "no_prompt"    // the tokens of the body cannot be told
-	unscoredRanks       = "ranks_differ" // no pod has the plan's number of ranks
-	unscoredNoTokenizer = "no_tokenizer" // the prompt is text, and there is no tokenizer
+	NoTable     = "no_table"     // the plan is one for requests without a rank
+	NoPrompt    = "no_prompt"    // the tokens of the body cannot be told
+	NoTokenizer = "no_tokenizer" // the prompt is text, and there is no tokenizer
 )
 
-// score forecasts the local share of a request on each rank from its prompt, and hashes its beginnings; ids are the tokens that
+// Score forecasts the local share of a request on each rank from its prompt, and hashes its beginnings; ids are the tokens that
 // were read. Where it cannot, it says why.
-func (l *Layout) score(p prompt) (scores []float32, prefixes []uint64, ids []int32, unscored string) {
+func (l *Layout) Score(p wire.Prompt) (scores []float32, prefixes []uint64, ids []int32, unscored string) {
 	if l.table == nil {
-		return nil, nil, nil, unscoredNoTable
+		return nil, nil, nil, NoTable
 	}
-	ids = p.ids
-	if len(p.texts) > 0 {
-		if l.tokenizer == nil {
-			return nil, nil, nil, unscoredNoTokenizer
+	ids = p.IDs
+	if len(p.Texts) > 0 {
+		if l.Tokenizer == nil {
+			return nil, nil, nil, NoTokenizer
 		}
-		for _, text := range p.texts {
-			ids = l.tokenizer.AppendTokens(ids, text)
+		for _, text := range p.Texts {
+			ids = l.Tokenizer.AppendTokens(ids, text)
 		}
 	}
 	if len(ids) == 0 {
-		return nil, nil, nil, unscoredNoPrompt
+		return nil, nil, nil, NoPrompt
 	}
-	scores = make([]float32, l.ranks)
-	seen := ids[:min(len(ids), readTokens)]
+	scores = make([]float32, l.Ranks)
+	seen := ids[:min(len(ids), wire.ReadTokens)]
 	l.table.ScoreTokens(scores, evenly(seen, scoredTokens))
 	prefixes = dispatch.PrefixHashes(make([]uint64, 0, len(seen)/dispatch.PrefixBlock), seen)
 	return scores, prefixes, ids, ""
 }
 
-// known is the share of the first tokens of a request that the table has learnt from, and of the pairs of successive ones; 1 where
+// Known is the share of the first tokens of a request that the table has learnt from, and of the pairs of successive ones; 1 where
 // the plan does not tell.
-func (l *Layout) known(ids []int32) (tokens, pairs float64) {
+func (l *Layout) Known(ids []int32) (tokens, pairs float64) {
 	if l.seen == nil {
 		return 1, 1
 	}
@@ -181,4 +185,18 @@ func evenly(tokens []int32, most int) []int32 {
 		taken = append(taken, tokens[min(at, len(tokens)-1)])
 	}
 	return taken
+}
+
+// Renumbers reports whether ToLogical can renumber the experts of a permuted checkpoint of a model of that shape.
+func (l *Layout) Renumbers(shape lar.Shape) bool { return l.slots != nil && l.fits(shape) == nil }
+
+// ToLogical renumbers the experts of a permuted checkpoint, [tokens][layers][top], in place. Layers that the plan does not
+// place stay as they are, and so do ids that are none of a routed expert.
+func (l *Layout) ToLogical(experts []int32, top int) {
+	for at := range experts {
+		slots := l.slots[at/top%len(l.slots)]
+		if id := experts[at]; id >= 0 && int(id) < len(slots) {
+			experts[at] = int32(slots[id])
+		}
+	}
 }

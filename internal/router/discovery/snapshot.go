@@ -1,4 +1,4 @@
-package router
+package discovery
 
 import (
 	"encoding/json"
@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/semmoe/operator/internal/wholefile"
 )
 
 const snapshotName = "backends.json"
@@ -14,28 +16,14 @@ const snapshotName = "backends.json"
 // SaveSnapshot writes the backends to a directory, whole or not at all: a router that is killed while it writes must
 // find the old file.
 func SaveSnapshot(dir string, backends []Backend) error {
-	if err := saveJSON(filepath.Join(dir, snapshotName), backends); err != nil {
+	data, err := json.Marshal(backends)
+	if err == nil {
+		err = wholefile.WriteBytes(filepath.Join(dir, snapshotName), 0o600, data)
+	}
+	if err != nil {
 		return fmt.Errorf("write endpoint snapshot: %w", err)
 	}
 	return nil
-}
-
-// saveJSON writes a value to a file, whole or not at all.
-func saveJSON(path string, value any) error {
-	data, err := json.Marshal(value)
-	if err != nil {
-		return err
-	}
-	file, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(file.Name())
-	_, err = file.Write(data)
-	if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
-		return err
-	}
-	return os.Rename(file.Name(), path)
 }
 
 // LoadSnapshot reads what SaveSnapshot wrote. Without a snapshot it returns no backends and false.

@@ -1,4 +1,4 @@
-package router
+package plans
 
 import (
 	"context"
@@ -44,8 +44,12 @@ func readTables(path string) (map[string]string, error) {
 	return tables, nil
 }
 
-// watchTables calls set with what a file says, at first and whenever it says something else, until the context ends. While it
+// WatchTables calls set with what a file says, at first and whenever it says something else, until the context ends. While it
 // cannot be read, what it last said holds.
+func WatchTables(ctx context.Context, path string, set func(map[string]string)) {
+	watchTables(ctx, path, tablesPeriod, set)
+}
+
 func watchTables(ctx context.Context, path string, period time.Duration, set func(map[string]string)) {
 	log := logr.FromContextOrDiscard(ctx).WithValues("file", path)
 	var last map[string]string

@@ -1,0 +1,188 @@
+package livesamples
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/semmoe/operator/internal/counts"
+	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// serve asks for live samples as an observer does.
+func serve(k *Keeper, method, path string) *httptest.ResponseRecorder {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+CountsPath, k.ServeCounts)
+	mux.HandleFunc("GET "+SequencesPath, k.ServeSequences)
+	recorder := httptest.NewRecorder()
+	mux.ServeHTTP(recorder, httptest.NewRequest(method, path, nil))
+	return recorder
+}
+
+// Rows that have an expert that is no routed one are left out: those of a shared expert, of ids beyond the vocabulary.
+func TestRoutedRows(t *testing.T) {
+	shape := lar.Shape{Layers: 2, MoELayers: []int{1}, Experts: 4, ExpertsPerToken: 2, Vocabulary: 10}
+	experts := []int32{9, 9, 0, 1, 9, 9, 2, 4, 9, 9, 3, 0, 9, 9, 1, -1, 0, 0, 1, 2}
+	rows, whole := routedRows(shape, []int32{1, 2, 3, 4, 10}, experts)
+	if diff := cmp.Diff(sequence{tokens: []int32{1, 3}, experts: []uint16{0, 1, 3, 0}}, rows, cmp.AllowUnexported(sequence{})); diff != "" || whole {
+		t.Errorf("whole is %v, (-want +got):\n%s", whole, diff)
+	}
+	if rows, whole := routedRows(shape, []int32{1}, experts); !whole || len(rows.tokens) != 1 {
+		t.Errorf("%+v, whole is %v", rows, whole)
+	}
+}
+
+// Counts are of one model at a time and of the last generations; sequences and the time that counting takes are bounded.
+func TestBounds(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	k := New(prometheus.NewRegistry(), Sequences)
+	k.now = func() time.Time { return now }
+	shape := lar.Shape{Layers: 1, MoELayers: []int{0}, Experts: 4, ExpertsPerToken: 2, Vocabulary: 10}
+	add := func(digest string, tokens ...int32) {
+		t.Helper()
+		k.Add(digest, shape, tokens, make([]int32, 2*len(tokens)))
+	}
+	tokens := func() int64 {
+		sum, _, err := k.told(time.Time{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sum.Tokens()
+	}
+	add("a", 1, 2)
+	add("b", 3) // another model serves at the same time
+	if got := tokens(); got != 2 || testutil.ToFloat64(k.uncounted) != 1 {
+		t.Errorf("%d tokens of the first model are counted", got)
+	}
+	now = now.Add(longest)
+	add("a", 1)
+	now = now.Add(longest - time.Minute)
+	add("a", 1)
+	if got := tokens(); got != 4 {
+		t.Errorf("%d tokens of two generations are counted", got)
+	}
+	now = now.Add(time.Minute)
+	add("a", 1)
+	if got := tokens(); got != 3 {
+		t.Errorf("%d tokens are counted once the first generation is over", got)
+	}
+	if _, since, _ := k.told(time.Time{}); !since.Equal(time.Unix(1_700_000_000, 0).Add(longest)) {
+		t.Errorf("counts since %v", since)
+	}
+	now = now.Add(silence)
+	add("b", 3)
+	if got := tokens(); got != 1 || k.trace(time.Time{}).Requests() != 1 || k.trace(time.Time{}).Model.Digest != "b" {
+		t.Errorf("%d tokens of the second model are counted", got)
+	}
+	// While counting has taken its share of the time, requests go uncounted.
+	clock := now
+	k.now = func() time.Time { clock = clock.Add(time.Second); return clock }
+	add("b", 3, 4)
+	k.now = func() time.Time { return clock.Add(share*time.Second - 1) }
+	add("b", 5)
+	if got := tokens(); got != 3 {
+		t.Errorf("%d tokens are counted", got)
+	}
+	k.now = func() time.Time { return clock.Add(share * time.Second) }
+	add("b", 5)
+	if got := tokens(); got != 4 {
+		t.Errorf("%d tokens are counted after a pause", got)
+	}
+	// Of sequences the last ones are kept.
+	k.sequences, k.ids = nil, 0
+	for range 5 {
+		k.keepSequence(sequence{tokens: make([]int32, mostIDs/8), experts: make([]uint16, mostIDs/4)})
+	}
+	if len(k.sequences) != 4 || k.ids != mostIDs {
+		t.Errorf("%d sequences of %d ids are kept", len(k.sequences), k.ids)
+	}
+	for _, name := range []string{"none", "counts", "sequences"} {
+		if kind, err := Parse(name); err != nil || string(kind) != name {
+			t.Errorf("%s: %v, %v", name, kind, err)
+		}
+	}
+	if _, err := Parse("Counts"); err == nil {
+		t.Error("Counts is accepted")
+	}
+}
+
+// Who asks for what was sampled from a time on gets nothing from before it: of counts, the generations that began later; a question
+// for the sizes alone is answered alike.
+func TestSinceATime(t *testing.T) {
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	now := start
+	k := New(prometheus.NewRegistry(), Sequences)
+	k.share, k.now = 0, func() time.Time { return now }
+	shape := lar.Shape{Layers: 1, MoELayers: []int{0}, Experts: 4, ExpertsPerToken: 2, Vocabulary: 10}
+	add := func(tokens int) { k.Add("a", shape, make([]int32, tokens), slices.Repeat([]int32{0, 1}, tokens)) }
+
+	add(generationTokens - 1)
+	now = start.Add(generation)
+	add(2) // too few tokens for the end of a generation
+	now = now.Add(time.Minute)
+	add(5) // the next one begins
+	second := now
+	get := func(path string) (int, []byte) {
+		recorder := serve(k, http.MethodGet, path)
+		return recorder.Code, recorder.Body.Bytes()
+	}
+	for _, tc := range []struct {
+		since                  time.Time
+		counted, requests, ids int
+	}{
+		{time.Time{}, generationTokens + 6, 3, generationTokens + 6},
+		{start, generationTokens + 6, 3, generationTokens + 6},
+		{start.Add(time.Second), 5, 2, 7},
+		{second, 5, 1, 5},
+		{second.Add(time.Second), 0, 0, 0},
+	} {
+		query := ""
+		if !tc.since.IsZero() {
+			query = "?" + QuerySince + "=" + tc.since.Format(time.RFC3339)
+		}
+		head := func(path string) http.Header {
+			recorder := serve(k, http.MethodHead, path)
+			if recorder.Code != http.StatusOK || recorder.Body.Len() > 0 {
+				t.Fatalf("HEAD %s: %d, %d bytes", path, recorder.Code, recorder.Body.Len())
+			}
+			return recorder.Header()
+		}
+		if got := head(CountsPath + query).Get(HeaderTokens); got != fmt.Sprint(tc.counted) {
+			t.Errorf("since %v: %s tokens are counted, want %d", tc.since, got, tc.counted)
+		}
+		sizes := head(SequencesPath + query)
+		if got, want := sizes.Get(HeaderRequests)+"/"+sizes.Get(HeaderTokens), fmt.Sprintf("%d/%d", tc.requests, tc.ids); got != want {
+			t.Errorf("since %v: %s requests/tokens, want %s", tc.since, got, want)
+		}
+		code, data := get(CountsPath + query)
+		if tc.counted == 0 {
+			if code != http.StatusNoContent {
+				t.Errorf("since %v: the answer is %d", tc.since, code)
+			}
+		} else if sum, err := counts.ReadCompressed(bytes.NewReader(data), 1<<24); err != nil || sum.Tokens() != int64(tc.counted) {
+			t.Errorf("since %v: %v", tc.since, err)
+		}
+		code, data = get(SequencesPath + query)
+		if tc.requests == 0 {
+			if code != http.StatusNoContent {
+				t.Errorf("since %v: the answer is %d", tc.since, code)
+			}
+		} else if recorded, err := trace.Read(bytes.NewReader(data), 1<<24); err != nil || len(recorded.Tokens) != tc.ids {
+			t.Errorf("since %v: %v", tc.since, err)
+		}
+	}
+	for _, path := range []string{CountsPath, SequencesPath} {
+		if code, data := get(path + "?since=yesterday"); code != http.StatusBadRequest || !bytes.Contains(data, []byte("yesterday")) {
+			t.Errorf("%s with a malformed time: %d %s", path, code, data)
+		}
+	}
+}

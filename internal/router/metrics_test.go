@@ -1,0 +1,28 @@
+package router
+
+import (
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/plans/planstest"
+	"github.com/semmoe/operator/test/metricsdoc"
+)
+
+func TestMetricsAreDocumented(t *testing.T) {
+	p, _ := solved(t)
+	pool := NewPool()
+	pool.Set([]discovery.Backend{{Pod: "p", Address: "127.0.0.1:1", Ranks: 4, Revision: "r", PlanDigest: p.Artifact.Digest, Shape: &planstest.Shape}})
+	pool.AddLayout(p.layout)
+	registry := prometheus.NewRegistry()
+	router := newSender(pool, registry, ProxyOptions{SamplePercent: 100})
+	router.observations.add(lar.Observation{Revision: "r", Count: lar.Count{
+		Activations: lar.Activations{Local: 1, Total: 2}, LayerGroups: []lar.Activations{{Local: 1, Total: 2}}, Tokens: 1, TokenLayers: 1,
+	}})
+	router.metrics.tokens.WithLabelValues(rankLabel(0))
+	router.metrics.retries.WithLabelValues("unreachable")
+	router.metrics.unscored.WithLabelValues(unscoredPending)
+	metricsdoc.Check(t, "../../docs/metrics.md", "router", registry)
+}

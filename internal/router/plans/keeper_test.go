@@ -1,0 +1,411 @@
+package plans
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/storetest"
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/plan/bundle"
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/plans/planstest"
+	"github.com/semmoe/operator/internal/router/wire"
+)
+
+const storeNamespace = "team"
+
+// environment is an API server with what a store needs. It is slow to start, and few tests need it.
+var environment = sync.OnceValues(func() (*storetest.Environment, error) {
+	e, err := storetest.Start(context.Background())
+	if err == nil {
+		stopEnvironment = e.Stop
+	}
+	return e, err
+})
+
+var stopEnvironment = func() error { return nil }
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := stopEnvironment(); err != nil {
+		fmt.Fprintln(os.Stderr, "stop the API server:", err)
+	}
+	os.Exit(code)
+}
+
+// storeWith runs a store that holds plans, and the small model's tokenizer.
+func storeWith(t *testing.T, plans ...planstest.Planned) *storetest.Store {
+	t.Helper()
+	e, err := environment()
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := e.Run(t)
+	text, err := os.ReadFile(filepath.Join(planstest.Checkpoint, bundle.TokenizerFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range plans {
+		if err := bundle.Publish(t.Context(), store.Client(t), storeNamespace, p.Artifact, bytes.NewReader(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return store
+}
+
+// usedPlans is a pool as far as plans go: those that it was given, and each with the tables that it uses.
+type usedPlans struct {
+	mu        sync.Mutex
+	own, used map[string]*Layout
+}
+
+func (p *usedPlans) AddLayout(l *Layout) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.own[l.Digest], p.used[l.Digest] = l, l
+}
+
+func (p *usedPlans) DropLayout(digest string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.own, digest)
+	delete(p.used, digest)
+}
+
+func (p *usedPlans) UseTables(plan, tables string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.own[plan] == nil || p.own[tables] == nil {
+		return ErrNotLoaded
+	}
+	layout, err := p.own[plan].WithTables(p.own[tables])
+	if err == nil {
+		p.used[plan] = layout
+	}
+	return err
+}
+
+// of is the plan of a digest as it is used, nil where there is none, and how many plans there are.
+func (p *usedPlans) of(digest string) (*Layout, int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.used[digest], len(p.own)
+}
+
+// running is a Keeper that runs, with the pool that it serves.
+type running struct {
+	*Keeper
+	used *usedPlans
+	stop func()
+}
+
+// keep runs a Keeper that retries quickly.
+func keep(t *testing.T, dir string, client *artifact.Client, change ...func(*Keeper)) *running {
+	t.Helper()
+	used := &usedPlans{own: map[string]*Layout{}, used: map[string]*Layout{}}
+	keeper := NewKeeper(dir, func(ctx context.Context, digest, dir string) error {
+		return bundle.Fetch(ctx, client, storeNamespace, digest, dir)
+	}, used)
+	keeper.backoff = wait.Backoff{Duration: 5 * time.Millisecond, Factor: 1, Steps: 1}
+	for _, c := range change {
+		c(keeper)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- keeper.Run(ctx) }()
+	k := &running{Keeper: keeper, used: used}
+	k.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(k.stop)
+	return k
+}
+
+// serving are pods under a plan.
+func serving(digests ...string) (backends []discovery.Backend) {
+	for _, digest := range digests {
+		backends = append(backends, discovery.Backend{Pod: "p", Address: "p:1", Ranks: 4, PlanDigest: digest})
+	}
+	return backends
+}
+
+// scores tells whether texts to pods with the plan are scored by it.
+func (k *running) scores(p planstest.Planned) bool { return k.best(p) != noRank }
+
+const noRank = -1
+
+// best is the rank that holds most of a text's experts, by the tables that are used for a plan.
+func (k *running) best(p planstest.Planned) int {
+	layout, _ := k.used.of(p.Artifact.Digest)
+	if layout == nil {
+		return noRank
+	}
+	scores, _, _, _ := layout.Score(wire.Prompt{Texts: []string{"func main() {"}})
+	if scores == nil {
+		return noRank
+	}
+	return slices.Index(scores, slices.Max(scores))
+}
+
+// loaded is how many plans are in the pool.
+func (k *running) loaded() int {
+	_, n := k.used.of("")
+	return n
+}
+
+func entries(t *testing.T, dir string) []string {
+	t.Helper()
+	files, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, file := range files {
+		names = append(names, file.Name())
+	}
+	return names
+}
+
+// While the store is away pods with a plan are served by load; when it is back their plan is used, without a restart; a
+// router that starts later needs no store at all.
+func TestPlansWithoutTheStore(t *testing.T) {
+	first, second := planstest.Solved(t)
+	store := storeWith(t, first, second)
+	client := store.Client(t)
+	store.Stop()
+	dir := filepath.Join(t.TempDir(), "plans")
+	var attempts atomic.Int32
+	counted := func(k *Keeper) {
+		fetch := k.fetch
+		k.fetch = func(ctx context.Context, digest, dir string) error {
+			attempts.Add(1)
+			return fetch(ctx, digest, dir)
+		}
+	}
+	k := keep(t, dir, client, counted)
+	backends := serving(first.Artifact.Digest, second.Artifact.Digest)
+	k.Want(backends)
+	eventually(t, "several attempts", func() bool { return attempts.Load() >= 6 })
+	if n := k.loaded(); n != 0 {
+		t.Fatalf("%d plans are loaded while the store is away", n)
+	}
+	store.Start(t)
+	eventually(t, "both plans are used", func() bool { return k.scores(first) && k.scores(second) })
+	if n := k.loaded(); n != 2 {
+		t.Errorf("%d plans are loaded", n)
+	}
+	k.stop()
+
+	store.Stop()
+	attempts.Store(0)
+	k = keep(t, dir, client, counted)
+	k.Want(backends)
+	eventually(t, "both plans are used again", func() bool { return k.scores(first) && k.scores(second) })
+	if attempts.Load() != 2 {
+		t.Errorf("%d attempts for two plans that lie on disk", attempts.Load())
+	}
+}
+
+// What is damaged on disk is never used, and fetched anew; what a killed router has left is removed.
+func TestDamagedPlans(t *testing.T) {
+	p, _ := planstest.Solved(t)
+	store := storeWith(t, p)
+	client := store.Client(t)
+	for _, name := range []string{plan.ManifestFile, plan.TablesFile, plan.PlacementFile, bundle.TokenizerFile, bundle.File} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "plans")
+			k := keep(t, dir, client)
+			k.Want(serving(p.Artifact.Digest))
+			eventually(t, "the plan is used", func() bool { return k.scores(p) })
+			k.stop()
+
+			path := filepath.Join(dir, p.Artifact.Digest, name)
+			whole, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, append(whole[:len(whole)-2:len(whole)-2], 'x'), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.MkdirAll(filepath.Join(dir, p.Artifact.Digest+".part"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			k = keep(t, dir, client)
+			k.Want(serving(p.Artifact.Digest))
+			eventually(t, "the plan is used again", func() bool { return k.scores(p) })
+			if again, err := os.ReadFile(path); err != nil || !bytes.Equal(again, whole) {
+				t.Errorf("%s was not fetched anew: %v", name, err)
+			}
+			if got := entries(t, dir); len(got) != 1 {
+				t.Errorf("%v lie on disk, want the plan alone", got)
+			}
+		})
+	}
+}
+
+// A plan that nobody names goes from memory and disk after a while, and comes back when it is named again. Names that are
+// no digests never become paths.
+func TestPlansComeAndGo(t *testing.T) {
+	first, second := planstest.Solved(t)
+	client := storeWith(t, first, second).Client(t)
+	parent := t.TempDir()
+	dir := filepath.Join(parent, "plans")
+	const grace = 50 * time.Millisecond
+	k := keep(t, dir, client, func(k *Keeper) { k.grace, k.sweep = grace, 5*time.Millisecond })
+	old, young := serving(first.Artifact.Digest), serving(second.Artifact.Digest)
+	k.Want(serving(first.Artifact.Digest, second.Artifact.Digest, "../evil"))
+	eventually(t, "both plans are used", func() bool { return k.scores(first) && k.scores(second) })
+	if n := k.loaded(); n != 2 {
+		t.Errorf("%d plans are loaded, want 2 and not the malformed one", n)
+	}
+	k.Want(young)
+	eventually(t, "the old plan is gone from disk", func() bool { return len(entries(t, dir)) == 1 })
+	eventually(t, "the old plan is gone from memory", func() bool { return k.loaded() == 1 })
+	if !k.scores(second) {
+		t.Error("the plan that is named was dropped")
+	}
+	k.Want(old)
+	eventually(t, "the old plan is used again", func() bool { return k.scores(first) })
+	if got := entries(t, parent); len(got) != 1 {
+		t.Errorf("%v lie beside the plans", got)
+	}
+}
+
+// A router that is restarted leaves alone what it may need again, also while nobody names it.
+func TestRestartKeepsPlans(t *testing.T) {
+	p, _ := planstest.Solved(t)
+	store := storeWith(t, p)
+	dir := filepath.Join(t.TempDir(), "plans")
+	client := store.Client(t)
+	k := keep(t, dir, client)
+	k.Want(serving(p.Artifact.Digest))
+	eventually(t, "the plan is used", func() bool { return k.scores(p) })
+	k.stop()
+	store.Stop()
+
+	k = keep(t, dir, client, func(k *Keeper) { k.sweep = time.Millisecond })
+	k.Want(nil)
+	k.Want(serving(""))
+	k.Want(serving(p.Artifact.Digest))
+	eventually(t, "the plan is used again", func() bool { return k.scores(p) })
+	if got := entries(t, dir); strings.Join(got, " ") != p.Artifact.Digest {
+		t.Errorf("%v lie on disk", got)
+	}
+}
+
+// uses tells whether texts to pods with a plan are scored by another's tables.
+func (k *running) uses(p, tables planstest.Planned) bool {
+	layout, _ := k.used.of(p.Artifact.Digest)
+	return layout != nil && layout.Tables == tables.Artifact.Digest
+}
+
+func (k *running) use(p planstest.Planned, tables string) {
+	k.SetTables(map[string]string{p.Artifact.Digest: tables})
+}
+
+// Tables are swapped in and out while pods stay as they are. Tables for another layout, or that cannot be fetched, change
+// nothing, and a router that is restarted without a store goes on with those that it had.
+func TestSwapsTables(t *testing.T) {
+	p, other := planstest.Solved(t)
+	first, second := p.Favouring(t, 1), p.Favouring(t, 2)
+	absent := p.Favouring(t, 3)
+	store := storeWith(t, p, other, first, second)
+	dir := filepath.Join(t.TempDir(), "plans")
+	k := keep(t, dir, store.Client(t), func(k *Keeper) { k.grace, k.sweep = 20*time.Millisecond, time.Millisecond })
+	k.Want(serving(p.Artifact.Digest))
+	eventually(t, "the plan is used", func() bool { return k.scores(p) && k.uses(p, p) })
+	own := k.best(p)
+	k.use(p, first.Artifact.Digest)
+	eventually(t, "new tables are used", func() bool { return k.uses(p, first) })
+	if got := k.best(p); got != 1 {
+		t.Errorf("the best rank is %d, the tables say 1", got)
+	}
+	k.use(p, second.Artifact.Digest)
+	eventually(t, "other tables are used", func() bool { return k.uses(p, second) && k.best(p) == 2 })
+	eventually(t, "the first ones are gone", func() bool { return len(entries(t, dir)) == 2 })
+
+	k.use(p, other.Artifact.Digest)
+	eventually(t, "a plan of another layout is loaded", func() bool { return len(entries(t, dir)) == 3 })
+	eventually(t, "it is refused", func() bool {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return k.refused[p.Artifact.Digest] == other.Artifact.Digest
+	})
+	if !k.uses(p, second) {
+		t.Error("tables for another layout are used")
+	}
+	k.use(p, absent.Artifact.Digest)
+	eventually(t, "what was refused is gone", func() bool { return slices.Equal(entries(t, dir), sorted(p, second)) })
+	if !k.uses(p, second) {
+		t.Error("tables that cannot be fetched are used")
+	}
+	k.stop()
+	store.Stop()
+
+	k = keep(t, dir, store.Client(t))
+	k.use(p, absent.Artifact.Digest)
+	k.Want(serving(p.Artifact.Digest))
+	eventually(t, "the tables of before are used again", func() bool { return k.uses(p, second) })
+	k.stop()
+	// A file that cannot be read changes as little.
+	k = keep(t, dir, store.Client(t))
+	k.Want(serving(p.Artifact.Digest))
+	eventually(t, "the tables of before are used again", func() bool { return k.uses(p, second) })
+
+	k.SetTables(nil)
+	eventually(t, "the plan's own tables are used", func() bool { return k.uses(p, p) && k.best(p) == own })
+	k.stop()
+	if got := entries(t, filepath.Dir(dir)); len(got) != 1 {
+		t.Errorf("%v is kept beside the plans", got)
+	}
+}
+
+func sorted(plans ...planstest.Planned) (digests []string) {
+	for _, p := range plans {
+		digests = append(digests, p.Artifact.Digest)
+	}
+	slices.Sort(digests)
+	return digests
+}
+
+// Plans that pods come to name after their tables were used are loaded whole.
+func TestTablesBecomeALayout(t *testing.T) {
+	p, _ := planstest.Solved(t)
+	tables := p.Favouring(t, 1)
+	k := keep(t, filepath.Join(t.TempDir(), "plans"), storeWith(t, p, tables).Client(t))
+	k.use(p, tables.Artifact.Digest)
+	k.Want(serving(p.Artifact.Digest))
+	eventually(t, "new tables are used", func() bool { return k.uses(p, tables) })
+	if own, _ := k.used.of(tables.Artifact.Digest); own.Tokenizer != nil {
+		t.Error("a tokenizer is kept twice")
+	}
+	k.Want(serving(p.Artifact.Digest, tables.Artifact.Digest))
+	eventually(t, "both plans score texts", func() bool {
+		return k.scores(tables) && k.uses(tables, tables) && k.scores(p) && k.uses(p, tables)
+	})
+}
+
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 30 s: %s", what)
+		}
+	}
+}

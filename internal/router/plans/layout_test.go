@@ -1,0 +1,159 @@
+package plans
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/plans/planstest"
+	"github.com/semmoe/operator/internal/router/wire"
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/placement"
+)
+
+func layoutOf(p planstest.Planned) *Layout { return New(p.Artifact.Digest, p.Plan, p.Tokenizer) }
+
+// A layout knows what its placement's slots say, and refuses what does not fit it.
+func TestLayoutLocality(t *testing.T) {
+	p, _ := planstest.Solved(t)
+	layout := layoutOf(p)
+	for rank := range 4 {
+		local, err := layout.Locality(planstest.Shape, 4, rank)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, layer := range p.Plan.Placement.Layers {
+			for slot, expert := range layer.Slots {
+				if want := slot/p.Plan.Placement.SlotsPerRank == rank; local.Local(layer.Layer, expert) != want {
+					t.Fatalf("layer %d, expert %d on rank %d: local is %v", layer.Layer, expert, rank, !want)
+				}
+			}
+		}
+	}
+	wrong := func(change func(*lar.Shape)) lar.Shape {
+		shape := planstest.Shape
+		change(&shape)
+		return shape
+	}
+	for name, tc := range map[string]struct {
+		shape       lar.Shape
+		ranks, rank int
+	}{
+		"other ranks":   {planstest.Shape, 8, 0},
+		"no such rank":  {planstest.Shape, 4, 4},
+		"other layers":  {wrong(func(s *lar.Shape) { s.Layers = 5 }), 4, 0},
+		"other experts": {wrong(func(s *lar.Shape) { s.Experts = 64 }), 4, 0},
+	} {
+		if _, err := layout.Locality(tc.shape, tc.ranks, tc.rank); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+// A text is scored as its token ids are, and as the table scores those.
+func TestLayoutScore(t *testing.T) {
+	p, _ := planstest.Solved(t)
+	layout := layoutOf(p)
+	const text = "SELECT name FROM users WHERE id = 1"
+	ids := p.Tokenizer.Encode(text)
+	want := make([]float32, 4)
+	p.Plan.Ranks.ScoreTokens(want, ids)
+
+	withoutTable, withoutTokenizer := *layout, *layout
+	withoutTable.table, withoutTokenizer.Tokenizer = nil, nil
+	cases := map[string]struct {
+		layout   *Layout
+		prompt   wire.Prompt
+		scores   []float32
+		tokens   int
+		unscored string
+	}{
+		"text":                      {layout, wire.Prompt{Texts: []string{text}}, want, len(ids), ""},
+		"ids":                       {layout, wire.Prompt{IDs: ids}, want, len(ids), ""},
+		"more than is scored":       {layout, wire.Prompt{IDs: ids, More: 7}, want, len(ids), ""},
+		"nothing":                   {layout, wire.Prompt{}, nil, 0, NoPrompt},
+		"no table":                  {&withoutTable, wire.Prompt{IDs: ids}, nil, 0, NoTable},
+		"text without a tokenizer":  {&withoutTokenizer, wire.Prompt{Texts: []string{text}}, nil, 0, NoTokenizer},
+		"ids without a tokenizer":   {&withoutTokenizer, wire.Prompt{IDs: ids}, want, len(ids), ""},
+		"ids outside of vocabulary": {layout, wire.Prompt{IDs: []int32{1 << 30}}, make([]float32, 4), 1, ""},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			scores, _, ids, unscored := tc.layout.Score(tc.prompt)
+			tokens := len(ids)
+			if diff := cmp.Diff(tc.scores, scores); diff != "" || tokens != tc.tokens || unscored != tc.unscored {
+				t.Errorf("%d tokens, unscored %q, (-want +got):\n%s", tokens, unscored, diff)
+			}
+		})
+	}
+}
+
+// What the tables have learnt from is known; of a plan that does not tell, everything is.
+func TestKnownTokens(t *testing.T) {
+	p, _ := planstest.Solved(t)
+	layout := layoutOf(p)
+	silent := *layout
+	silent.seen = nil
+	ids := p.Tokenizer.Encode("func main() {")
+	strange := append(append([]int32{}, ids...), 1<<30)
+	for name, tc := range map[string]struct {
+		layout *Layout
+		ids    []int32
+		known  float64
+	}{
+		"known":               {layout, ids, 1},
+		"one beyond":          {layout, strange, float64(len(ids)) / float64(len(ids)+1)},
+		"an older plan":       {&silent, strange, 1},
+		"beyond what is read": {layout, append(slices.Repeat(ids[:1], scoredTokens), 1<<30), 1},
+	} {
+		if known, pairs := tc.layout.Known(tc.ids); known != tc.known || pairs > 1 {
+			t.Errorf("%s: %v of the tokens are known, and %v of their pairs, want %v", name, known, pairs, tc.known)
+		}
+	}
+}
+
+// Of a long prompt all parts count: its score is near that of all of its tokens, and not that of its beginning.
+func TestLongPromptIsScoredAllOver(t *testing.T) {
+	p, _ := planstest.Solved(t)
+	layout := layoutOf(p)
+	var ids []int32
+	for _, text := range []string{"SELECT name FROM users WHERE id = 1;\n", "der Hund ist nicht im Haus, und das ist gut so.\n"} {
+		part := p.Tokenizer.Encode(text)
+		for n := len(ids) + wire.ReadTokens/2; len(ids) < n; {
+			ids = append(ids, part...)
+		}
+	}
+	ids = ids[:wire.ReadTokens]
+	all, beginning := make([]float32, 4), make([]float32, 4)
+	p.Plan.Ranks.ScoreTokens(all, ids)
+	p.Plan.Ranks.ScoreTokens(beginning, ids[:scoredTokens])
+	got, prefixes, read, _ := layout.Score(wire.Prompt{IDs: ids})
+	if tokens := len(read); tokens != wire.ReadTokens || len(prefixes) != wire.ReadTokens/dispatch.PrefixBlock {
+		t.Errorf("%d tokens and %d prefixes, want %d and %d", len(read), len(prefixes), wire.ReadTokens, wire.ReadTokens/dispatch.PrefixBlock)
+	}
+	apart := func(a, b []float32) (most float64) {
+		for rank := range a {
+			most = max(most, math.Abs(float64(a[rank]-b[rank])))
+		}
+		return most
+	}
+	if off, cut := apart(got, all), apart(beginning, all); off > .002 || cut < 5*off {
+		t.Errorf("the score is off by %.4f, that of the beginning by %.4f", off, cut)
+	}
+}
+
+func TestToLogical(t *testing.T) {
+	l := New("d", &solver.Plan{HiddenLayers: 3, Placement: &placement.Placement{
+		Ranks: 2, Experts: 4, SlotsPerRank: 2, Layers: []placement.Layer{{Layer: 1, Slots: []int{2, 0, 3, 1}}},
+	}}, nil)
+	got := []int32{0, 1, 0, 1, 2, 3, 3, 3, 2, 3, 0, 0, 0, 0, 4, -1, 1, 1}
+	l.ToLogical(got, 2)
+	// Layer 0 is dense, layer 2 is not listed; 4 is a shared expert.
+	if diff := cmp.Diff([]int32{0, 1, 2, 0, 2, 3, 3, 3, 3, 1, 0, 0, 0, 0, 4, -1, 1, 1}, got); diff != "" {
+		t.Error(diff)
+	}
+}

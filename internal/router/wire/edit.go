@@ -1,0 +1,153 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+	"strconv"
+
+	"github.com/semmoe/operator/internal/jsonscan"
+)
+
+// CutMembers takes the members at a path out of JSON, through every element of the arrays on its way, and leaves every
+// other byte as it is. An object that is empty without its member goes as well, where it is a member itself. There are no
+// values where there is no such member, or data is not JSON.
+func CutMembers(data []byte, path []string) (values []json.RawMessage, rest []byte) {
+	if isArray(data) {
+		return cutInElements(data, path)
+	}
+	start, valueStart, end, only, ok := findMember(data, path[0])
+	if !ok {
+		return nil, data
+	}
+	member := data[valueStart:end]
+	if len(path) == 1 {
+		return []json.RawMessage{bytes.Clone(member)}, cutRange(data, start, end, only)
+	}
+	values, inner := CutMembers(member, path[1:])
+	if values == nil {
+		return nil, data
+	}
+	if left, ok := jsonscan.Object(inner, nil); !ok || len(left) > 0 {
+		return values, splice(data, valueStart, end, inner)
+	}
+	return values, cutRange(data, start, end, only)
+}
+
+// cutInElements cuts in each element of an array, whose values come in their order.
+func cutInElements(data []byte, path []string) (values []json.RawMessage, rest []byte) {
+	elements, ok := jsonscan.Array(data, nil)
+	if !ok {
+		return nil, data
+	}
+	rest = data
+	for _, at := range slices.Backward(elements) { // so that what lies before keeps its place
+		found, inner := CutMembers(data[at.Start:at.End], path)
+		if found != nil {
+			values, rest = slices.Concat(found, values), splice(rest, at.Start, at.End, inner)
+		}
+	}
+	return values, rest
+}
+
+// findMember finds a member of the outermost object: where its key starts, where its value starts and ends, and whether it
+// is the object's only one.
+func findMember(data []byte, name string) (start, valueStart, end int, only, found bool) {
+	members, ok := jsonscan.Object(data, nil)
+	at := slices.IndexFunc(members, func(m jsonscan.Member) bool { return string(m.Key) == name })
+	if !ok || at < 0 {
+		return 0, 0, 0, false, false
+	}
+	m := members[at]
+	return m.At, m.Start, m.End, len(members) == 1, true
+}
+
+// cutRange removes a member, and the comma that joins it to its neighbour.
+func cutRange(data []byte, start, end int, only bool) []byte {
+	if !only {
+		if next := bytes.TrimLeft(data[end:], " \t\r\n"); len(next) > 0 && next[0] == ',' {
+			end = len(data) - len(next) + 1
+		} else {
+			start = bytes.LastIndexByte(data[:start], ',')
+		}
+	}
+	return splice(data, start, end, nil)
+}
+
+// EditMember edits the value of the member at a path of a JSON object and leaves every other byte as it is. Of an array on
+// the way each element is edited. What has no such member, or is no JSON, stays as it is.
+func EditMember(data []byte, path []string, edit func(value []byte) ([]byte, error)) ([]byte, error) {
+	if isArray(data) {
+		return editElements(data, func(element []byte) ([]byte, error) { return EditMember(element, path, edit) })
+	}
+	if len(path) == 0 {
+		return edit(data)
+	}
+	_, start, end, _, ok := findMember(data, path[0])
+	if !ok {
+		return data, nil
+	}
+	value, err := EditMember(data[start:end], path[1:], edit)
+	if err != nil {
+		return nil, err
+	}
+	return splice(data, start, end, value), nil
+}
+
+// isArray reports whether a JSON text is an array, if it is JSON.
+func isArray(data []byte) bool { return bytes.HasPrefix(bytes.TrimLeft(data, " \t\r\n"), []byte{'['}) }
+
+// editElements edits the elements of a JSON array.
+func editElements(data []byte, edit func(element []byte) ([]byte, error)) ([]byte, error) {
+	elements, ok := jsonscan.Array(data, nil)
+	if !ok {
+		return data, nil
+	}
+	var out []byte
+	copied := 0
+	for _, at := range elements {
+		edited, err := edit(data[at.Start:at.End])
+		if err != nil {
+			return nil, err
+		}
+		out = append(append(out, data[copied:at.Start]...), edited...)
+		copied = at.End
+	}
+	return append(out, data[copied:]...), nil
+}
+
+func splice(data []byte, start, end int, with []byte) []byte {
+	out := make([]byte, 0, len(data)-(end-start)+len(with))
+	out = append(out, data[:start]...)
+	out = append(out, with...)
+	return append(out, data[end:]...)
+}
+
+// Ask adds a true boolean member to a JSON object. It reports false, and leaves the body alone, where the body is no
+// object or has the member already: then the answer to it is the client's.
+func Ask(body []byte, field string) ([]byte, bool) {
+	members, ok := jsonscan.Object(body, nil)
+	if !ok || jsonscan.Get(body, members, field) != nil {
+		return body, false
+	}
+	open := bytes.IndexByte(body, '{') + 1
+	member := strconv.Quote(field) + ":true"
+	if len(members) > 0 {
+		member += ","
+	}
+	out := make([]byte, 0, len(body)+len(member))
+	out = append(out, body[:open]...)
+	out = append(out, member...)
+	return append(out, body[open:]...), true
+}
+
+// Asks reports whether a body asks for the routed experts by itself. In doubt it does.
+func Asks(body []byte, field string) bool {
+	members, ok := jsonscan.Object(body, nil)
+	if !ok {
+		// Engines read more than what is JSON by the letter.
+		return field != "" && bytes.Contains(body, []byte(field))
+	}
+	value := jsonscan.Get(body, members, field)
+	return value != nil && string(value) != "false" && string(value) != "null"
+}

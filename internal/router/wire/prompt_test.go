@@ -1,0 +1,111 @@
+package wire
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+func TestPrompt(t *testing.T) {
+	texts := func(texts ...string) Prompt { return Prompt{Texts: texts} }
+	ids := func(ids ...int32) Prompt { return Prompt{IDs: ids} }
+	const completions, chat, native = "/v1/completions", "/v1/chat/completions", "/generate"
+	cases := map[string]struct {
+		path, body string
+		want       Prompt
+	}{
+		"string":                 {completions, `{"prompt":"a \u00e9"}`, texts("a é")},
+		"strings":                {completions, `{"prompt":[ "a","b"]}`, texts("a", "b")},
+		"ids":                    {completions, `{"prompt":[1, 22,333]}`, ids(1, 22, 333)},
+		"lists of ids":           {completions, `{"prompt":[[1,2],[3]]}`, Prompt{IDs: []int32{1, 2, 3}, Nested: true}},
+		"empty string":           {completions, `{"prompt":""}`, Prompt{}},
+		"empty list":             {completions, `{"prompt":[]}`, Prompt{}},
+		"no prompt":              {completions, `{"messages":[{"content":"a"}],"text":"b"}`, Prompt{}},
+		"null":                   {completions, `{"prompt":null}`, Prompt{}},
+		"object":                 {completions, `{"prompt":{"a":1}}`, Prompt{}},
+		"mixed list":             {completions, `{"prompt":["a",1]}`, Prompt{}},
+		"mixed list of ids":      {completions, `{"prompt":[1,"a"]}`, Prompt{}},
+		"negative id":            {completions, `{"prompt":[-1]}`, Prompt{}},
+		"fractional id":          {completions, `{"prompt":[1.5]}`, Prompt{}},
+		"huge id":                {completions, `{"prompt":[99999999999999999999]}`, Prompt{}},
+		"chat":                   {chat, `{"messages":[{"role":"system","content":"a"},{"role":"user","content":"b"}]}`, texts("a", "b")},
+		"chat in parts":          {chat, `{"messages":[{"content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"x"}},{"type":"text","text":"b"}]}]}`, texts("a", "b")},
+		"chat without content":   {chat, `{"messages":[{"role":"assistant","content":null,"tool_calls":[]},{"content":"a"},{"content":7}]}`, texts("a")},
+		"chat of another type":   {chat, `{"messages":"a"}`, Prompt{}},
+		"native text":            {native, `{"text":"a"}`, texts("a")},
+		"native texts":           {native, `{"text":["a","b"]}`, texts("a", "b")},
+		"native ids":             {native, `{"input_ids":[1,2]}`, ids(1, 2)},
+		"native ids and no text": {native, `{"text":null,"input_ids":[1,2]}`, ids(1, 2)},
+		"not JSON":               {native, `{"text":"a"`, Prompt{}},
+		"no inference":           {"/tokenize", `{"prompt":"a"}`, Prompt{}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			got := PromptOf(tc.path, ParseBody([]byte(tc.body)))
+			if diff := cmp.Diff(tc.want, got, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// What is looked at is bounded, and what lies beyond it is counted.
+func TestLongPrompt(t *testing.T) {
+	list := strings.Repeat("7,", ReadTokens+99) + "7"
+	p := PromptOf("/generate", ParseBody([]byte(`{"input_ids":[`+list+`]}`)))
+	if len(p.IDs) != ReadTokens || p.More != 100 {
+		t.Errorf("%d ids and %d more, want %d and 100", len(p.IDs), p.More, ReadTokens)
+	}
+	// Three bytes a character: the bound falls inside one.
+	text := strings.Repeat("語", readBytes/3+1000)
+	p = PromptOf("/v1/completions", ParseBody(fmt.Appendf(nil, `{"prompt":[%q,"b"]}`, text)))
+	if got := p.Texts; len(got[0]) > readBytes || len(got[0]) < readBytes-3 || !utf8.ValidString(got[0]) {
+		t.Errorf("a text of %d bytes is read, valid %v", len(got[0]), utf8.ValidString(got[0]))
+	}
+	if want := len(text) - readBytes; p.More < want/BytesPerToken-1 || p.More > want/BytesPerToken+1 {
+		t.Errorf("%d more tokens, want about %d", p.More, want/BytesPerToken)
+	}
+}
+
+// Whatever clients send, reading it ends, stays within its bounds and tells a load; routes that are no inference have no prompt.
+func FuzzBody(f *testing.F) {
+	inference := []string{"/v1/completions", "/v1/chat/completions", "/generate"}
+	for _, body := range []string{
+		`{"prompt":"a"}`, `{"prompt":[1,[2]]}`, `{"messages":[{"content":[{"text":"a"}]}]}`, `{"text":["a"],"input_ids":[1]}`,
+		`{"max_tokens":-1,"sampling_params":{"max_new_tokens":5}}`, `{"sampling_params":[{}]}`, `[1]`, `"x"`, ``, `{"prompt":"\ud800"}`,
+	} {
+		for _, path := range append(inference, "/tokenize") {
+			f.Add(path, []byte(body))
+		}
+	}
+	f.Fuzz(func(t *testing.T, path string, data []byte) {
+		b := ParseBody(data)
+		p := PromptOf(path, b)
+		if output := b.Output(path); output < 0 || output > largestOutput || p.More < 0 {
+			t.Fatalf("load of %d tokens of output, %d more", output, p.More)
+		}
+		size := 0
+		for _, text := range p.Texts {
+			if size += len(text); text == "" || !utf8.ValidString(text) {
+				t.Fatalf("text %q", text)
+			}
+		}
+		if size > readBytes || len(p.IDs) > ReadTokens {
+			t.Fatalf("%d bytes and %d ids are to be scored", size, len(p.IDs))
+		}
+		for _, id := range p.IDs {
+			if id < 0 {
+				t.Fatalf("token id %d", id)
+			}
+		}
+		if !p.Empty() && (!slices.Contains(inference, path) || !json.Valid(data)) {
+			t.Fatalf("a prompt %+v out of nothing", p)
+		}
+	})
+}

@@ -1,0 +1,39 @@
+package wire
+
+import (
+	"math/rand/v2"
+	"testing"
+)
+
+// However a stream is cut into pieces, its events are the same.
+func TestEvents(t *testing.T) {
+	for text, want := range map[string]int{
+		"":                                      0,
+		"data: 1\n\n":                           1,
+		"data: 1":                               0,
+		"\n\n\n":                                0,
+		": ping\n\n":                            0,
+		": ping\n\ndata: 1\n\n":                 1,
+		"event: x\ndata: 1\n\ndata: 2\n\n":      2,
+		"data: 1\r\n\r\ndata: 2\r\n\r\n":        2,
+		": why\ndata: 1\n\n\ndata: [DONE]\n\n":  2,
+		"data:1\ndata:2\n\ndata:3\n\n: end\n\n": 2,
+	} {
+		random := rand.New(rand.NewPCG(1, 1))
+		for range 50 {
+			var e Events
+			told := 0
+			for rest := text; rest != ""; {
+				n := 1 + random.IntN(len(rest))
+				before := e.N
+				if e.Add([]byte(rest[:n])) {
+					told += e.N - before
+				}
+				rest = rest[n:]
+			}
+			if e.N != want || told != want {
+				t.Fatalf("%q has %d events, %d of them told; want %d", text, e.N, told, want)
+			}
+		}
+	}
+}

@@ -1,0 +1,28 @@
+package wire
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// What a response tells of its tokens is read wherever the engine puts it; the last event counts.
+func TestTold(t *testing.T) {
+	var told Told
+	for _, tc := range []struct {
+		data string
+		want Told
+	}{
+		{`{"choices":[],"usage":null}`, Told{}},
+		{`[{"meta_info":{"prompt_tokens":3}}]`, Told{}},
+		{`{"output_ids":[1],"meta_info":{"prompt_tokens":3,"completion_tokens":1}}`, Told{3, 1, []int32{1}}},
+		{`{"output_ids":[1,2],"meta_info":{"prompt_tokens":3,"completion_tokens":2}}`, Told{3, 2, []int32{1, 2}}},
+		{`[DONE]`, Told{3, 2, []int32{1, 2}}},
+		{`{"usage":{"prompt_tokens":7,"completion_tokens":2}}`, Told{7, 2, nil}},
+	} {
+		told.Read([]byte(tc.data))
+		if diff := cmp.Diff(tc.want, told); diff != "" {
+			t.Errorf("after %s (-want +got):\n%s", tc.data, diff)
+		}
+	}
+}

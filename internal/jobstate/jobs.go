@@ -87,3 +87,21 @@ func RestrictedContainer() *corev1.SecurityContext {
 		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 	}
 }
+
+// RestrictedBeside satisfies the standard for a container of ours beside one of the user's, whose pod need not keep to it: what the
+// user says for the whole pod holds for ours too. It names no user, since the volumes may be for the one that the pod names. A pod of
+// root's is not contradicted: the kubelet would refuse to start the container, and such a pod is not admitted where the standard is
+// enforced.
+func RestrictedBeside(pod *corev1.PodSecurityContext) *corev1.SecurityContext {
+	container, ours := RestrictedContainer(), RestrictedPod()
+	if pod == nil {
+		pod = &corev1.PodSecurityContext{}
+	}
+	if pod.RunAsNonRoot == nil && ptr.Deref(pod.RunAsUser, 1) != 0 {
+		container.RunAsNonRoot = ours.RunAsNonRoot
+	}
+	if pod.SeccompProfile == nil {
+		container.SeccompProfile = ours.SeccompProfile
+	}
+	return container
+}

@@ -4,9 +4,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 func TestBackOff(t *testing.T) {
@@ -72,6 +74,36 @@ func TestTerminated(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if code, message := ExitCode(job, tc.pods), TerminationMessage(job, tc.pods); code != tc.code || message != tc.message {
 				t.Errorf("exit code %d, message %q; want %d, %q", code, message, tc.code, tc.message)
+			}
+		})
+	}
+}
+
+// A pod that says nothing is made up for; what it says is neither repeated nor contradicted.
+func TestRestrictedBeside(t *testing.T) {
+	localhost := &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: ptr.To("engine.json")}
+	for name, tc := range map[string]struct {
+		pod              *corev1.PodSecurityContext
+		nonRoot, seccomp bool
+	}{
+		"nothing":         {nil, true, true},
+		"a group":         {&corev1.PodSecurityContext{FSGroup: ptr.To[int64](1000)}, true, true},
+		"a user":          {&corev1.PodSecurityContext{RunAsUser: ptr.To[int64](1000)}, true, true},
+		"root":            {&corev1.PodSecurityContext{RunAsUser: ptr.To[int64](0)}, false, true},
+		"maybe root":      {&corev1.PodSecurityContext{RunAsNonRoot: ptr.To(false)}, false, true},
+		"never root":      {&corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true)}, false, true},
+		"its own profile": {&corev1.PodSecurityContext{SeccompProfile: localhost}, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, want := RestrictedBeside(tc.pod), RestrictedContainer()
+			if tc.nonRoot {
+				want.RunAsNonRoot = ptr.To(true)
+			}
+			if tc.seccomp {
+				want.SeccompProfile = &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
 	}

@@ -25,10 +25,13 @@ func webhookAway(err error) bool {
 	return apierrors.IsInternalError(err) && strings.Contains(err.Error(), "failed calling webhook")
 }
 
-// Soonest is the shorter of two times to wait, of which 0 means for ever.
-func Soonest(a, b time.Duration) time.Duration {
-	if a == 0 || b == 0 {
-		return max(a, b)
+// Soonest is the shortest of times to wait, of which 0 means for ever.
+func Soonest(times ...time.Duration) time.Duration {
+	var soonest time.Duration
+	for _, wait := range times {
+		if wait != 0 && (soonest == 0 || wait < soonest) {
+			soonest = wait
+		}
 	}
-	return min(a, b)
+	return soonest
 }

@@ -27,9 +27,18 @@ func TestLasting(t *testing.T) {
 }
 
 func TestSoonest(t *testing.T) {
-	for _, c := range [][3]time.Duration{{0, 0, 0}, {0, 2, 2}, {2, 0, 2}, {1, 2, 1}, {2, 1, 1}} {
-		if got := Soonest(c[0], c[1]); got != c[2] {
-			t.Errorf("of %v and %v the soonest is %v, want %v", c[0], c[1], got, c[2])
+	for _, c := range []struct {
+		times []time.Duration
+		want  time.Duration
+	}{
+		{},
+		{times: []time.Duration{0, 0}},
+		{times: []time.Duration{0, 2}, want: 2},
+		{times: []time.Duration{2, 0, 1}, want: 1},
+		{times: []time.Duration{1, 0, 2}, want: 1},
+	} {
+		if got := Soonest(c.times...); got != c.want {
+			t.Errorf("of %v the soonest is %v, want %v", c.times, got, c.want)
 		}
 	}
 }

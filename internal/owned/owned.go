@@ -11,14 +11,17 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
+// managedByLabel has the value managedBy on every object that the operator has made.
+const managedByLabel, managedBy = "app.kubernetes.io/managed-by", "semmoe-operator"
+
 // Labels are those of every object of one component that belongs to an instance; more are further keys and values.
 func Labels(component, instance string, more ...string) map[string]string {
 	all := map[string]string{
-		semmoev1.LabelComponent:        component,
-		"app.kubernetes.io/name":       "semmoe",
-		"app.kubernetes.io/instance":   instance,
-		"app.kubernetes.io/component":  component,
-		"app.kubernetes.io/managed-by": "semmoe-operator",
+		semmoev1.LabelComponent:       component,
+		"app.kubernetes.io/name":      "semmoe",
+		"app.kubernetes.io/instance":  instance,
+		"app.kubernetes.io/component": component,
+		managedByLabel:                managedBy,
 	}
 	for i := 0; i+1 < len(more); i += 2 {
 		all[more[i]] = more[i+1]

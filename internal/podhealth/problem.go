@@ -27,6 +27,9 @@ func Find(pods []*corev1.Pod, failedMounts map[types.UID]string, now time.Time) 
 	slices.SortFunc(pods, func(a, b *corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
 	var again time.Duration
 	for _, pod := range pods {
+		if nodeLost(pod) { // even where it is being deleted: it stays until its node says that it has ended
+			return &Problem{"NodeLost", fmt.Sprintf("pod %s is on node %s, which does not answer: it serves again when the node is back, and is replaced once the Node is deleted, or the pod by force", podLabel(pod), pod.Spec.NodeName)}, 0
+		}
 		if pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded {
 			continue
 		}
@@ -53,6 +56,17 @@ func Refused(message string) *Problem {
 func WaitsForVolumes(pod *corev1.Pod, now time.Time) bool {
 	return pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodPending && pod.Spec.NodeName != "" &&
 		now.Sub(pod.CreationTimestamp.Time) >= patience && containerProblem(pod) == nil
+}
+
+// nodeLost tells that the cluster has taken a pod's readiness from it because its node is silent: a kubelet takes it from the
+// containers as well.
+func nodeLost(pod *corev1.Pod) bool {
+	conditions := map[corev1.PodConditionType]corev1.ConditionStatus{}
+	for _, condition := range pod.Status.Conditions {
+		conditions[condition.Type] = condition.Status
+	}
+	return pod.Status.Phase == corev1.PodRunning && len(pod.Spec.ReadinessGates) == 0 &&
+		conditions[corev1.PodReady] == corev1.ConditionFalse && conditions[corev1.ContainersReady] == corev1.ConditionTrue
 }
 
 func containerProblem(pod *corev1.Pod) *Problem {
@@ -85,10 +99,9 @@ func imageField(container string) string {
 // podLabel names a pod in a message. Pods of Jobs and Deployments have random names, which would make a message that
 // never stays the same: their component stands for them.
 func podLabel(pod *corev1.Pod) string {
-	if pod.Labels[semmoev1.LabelComponent] == semmoev1.ComponentEngine {
-		return pod.Name
-	}
 	switch component := pod.Labels[semmoev1.LabelComponent]; component {
+	case semmoev1.ComponentEngine, semmoev1.ComponentWorker:
+		return pod.Name
 	case semmoev1.ComponentInspect:
 		return "of the inspection"
 	case semmoev1.ComponentProfile:
@@ -103,9 +116,29 @@ func lastEnd(status corev1.ContainerStatus) string {
 	if end == nil {
 		return ""
 	}
+	return endText(end)
+}
+
+func endText(end *corev1.ContainerStateTerminated) string {
 	text := fmt.Sprintf(" (exit code %d)", end.ExitCode)
 	if message := LastLine(end.Message); message != "" {
 		text = fmt.Sprintf(" (exit code %d: %s)", end.ExitCode, message)
+	}
+	return text
+}
+
+// FirstEnd tells which container of some pods failed first, and how; empty where none has.
+func FirstEnd(pods []*corev1.Pod) string {
+	var first *corev1.ContainerStateTerminated
+	var text string
+	for _, pod := range pods {
+		for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+			for _, end := range []*corev1.ContainerStateTerminated{status.LastTerminationState.Terminated, status.State.Terminated} {
+				if end != nil && end.ExitCode != 0 && (first == nil || end.FinishedAt.Before(&first.FinishedAt)) {
+					first, text = end, fmt.Sprintf("pod %s, container %s%s", podLabel(pod), status.Name, endText(end))
+				}
+			}
+		}
 	}
 	return text
 }

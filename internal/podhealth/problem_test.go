@@ -55,6 +55,12 @@ func TestFindProblem(t *testing.T) {
 		waiting("ContainerCreating", "")(p)
 		p.Spec.NodeName = "n"
 	}
+	// The node controller takes the readiness of a pod alone, a kubelet that of the containers first.
+	lost := func(p *corev1.Pod) {
+		unready(p)
+		p.Spec.NodeName = "n"
+		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.ContainersReady, Status: corev1.ConditionTrue})
+	}
 	cases := map[string]struct {
 		change  func(*corev1.Pod)
 		age     time.Duration
@@ -92,7 +98,14 @@ func TestFindProblem(t *testing.T) {
 			age:    patience, reason: "Unschedulable", message: "pod of the profiling Job has no node",
 		},
 		"containers do not start": {change: onNode, age: patience, reason: "ContainerNotCreated", message: "kubectl describe pod"},
-		"being deleted":           {change: func(p *corev1.Pod) { crashed(p); p.DeletionTimestamp = &metav1.Time{Time: start} }},
+		"node lost":               {change: lost, reason: "NodeLost", message: "pod p is on node n, which does not answer"},
+		"node lost, and being deleted": {
+			change: func(p *corev1.Pod) { lost(p); p.DeletionTimestamp = &metav1.Time{Time: start} },
+			reason: "NodeLost", message: "or the pod by force",
+		},
+		"not ready":            {change: func(p *corev1.Pod) { lost(p); p.Status.Conditions[1].Status = corev1.ConditionFalse }},
+		"somebody else's gate": {change: func(p *corev1.Pod) { lost(p); p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "x"}} }},
+		"being deleted":        {change: func(p *corev1.Pod) { crashed(p); p.DeletionTimestamp = &metav1.Time{Time: start} }},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -108,5 +121,28 @@ func TestFindProblem(t *testing.T) {
 				t.Errorf("looks again after %v, want %v", again, tc.again)
 			}
 		})
+	}
+}
+
+func TestFirstEnd(t *testing.T) {
+	ended := func(name string, code int32, after time.Duration) *corev1.Pod {
+		return pod(func(p *corev1.Pod) {
+			p.Name = name
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "engine", State: corev1.ContainerState{
+				Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: "x\nthe last line", FinishedAt: metav1.NewTime(start.Add(after))},
+			}}}
+		})
+	}
+	for name, test := range map[string]struct {
+		pods []*corev1.Pod
+		want string
+	}{
+		"none has":         {[]*corev1.Pod{pod(func(*corev1.Pod) {})}, ""},
+		"one that is done": {[]*corev1.Pod{ended("a", 0, 0)}, ""},
+		"the first":        {[]*corev1.Pod{ended("a", 1, time.Second), ended("b", 2, 0), ended("c", 0, -time.Second)}, "pod b, container engine (exit code 2: the last line)"},
+	} {
+		if got := FirstEnd(test.pods); got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
 	}
 }

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -24,12 +26,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/affinityprofile"
 	"github.com/semmoe/operator/controllers/moedeployment"
 	"github.com/semmoe/operator/controllers/placementplan"
 	"github.com/semmoe/operator/controllers/retention"
+	"github.com/semmoe/operator/controllers/statemetrics"
+	"github.com/semmoe/operator/controllers/watchmetrics"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/promquery"
 )
@@ -51,12 +56,14 @@ type Options struct {
 	SolverWorkers int
 	// Retention is how long artifacts are kept that nothing names; zero means retention.DefaultRetention.
 	Retention time.Duration
+	// Now is the clock by which controllers decide; nil means time.Now.
+	Now func() time.Time
 }
 
 // Scheme knows every kind that the operator reads or writes.
 func Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	return scheme, errors.Join(clientgoscheme.AddToScheme(scheme), semmoev1.AddToScheme(scheme))
+	return scheme, errors.Join(clientgoscheme.AddToScheme(scheme), semmoev1.AddToScheme(scheme), leaderworkersetv1.AddToScheme(scheme))
 }
 
 // NewManager returns a manager that runs all controllers once it is started. What base leaves open (scheme, cache) is
@@ -70,7 +77,12 @@ func NewManager(config *rest.Config, options Options, base ctrl.Options) (ctrl.M
 		return nil, err
 	}
 	base.Scheme = scheme
+	if options.Now == nil {
+		options.Now = time.Now
+	}
 	base.Cache = cacheOptions(options.Namespaces)
+	refusals := watchmetrics.New(options.Now)
+	base.Cache.DefaultWatchErrorHandler = refusals.Handle
 	manager, err := ctrl.NewManager(config, base)
 	if err != nil {
 		return nil, fmt.Errorf("create manager: %w", err)
@@ -82,27 +94,43 @@ func NewManager(config *rest.Config, options Options, base ctrl.Options) (ctrl.M
 		options.Store.Reader = manager.GetAPIReader()
 	}
 	options.HTTP = cmp.Or(options.HTTP, http.DefaultClient)
+	if err := register(refusals); err != nil {
+		return nil, fmt.Errorf("register the metrics of watches: %w", err)
+	}
 	return manager, addControllers(manager, options)
+}
+
+// registering keeps two managers of one process, as tests have them, from registering metrics of one name at the same time.
+var registering sync.Mutex
+
+// register registers metrics of a manager. One that is started anew in the same process takes over from the one before.
+func register(collector prometheus.Collector) error {
+	registering.Lock()
+	defer registering.Unlock()
+	metrics.Registry.Unregister(collector)
+	return metrics.Registry.Register(collector)
 }
 
 func addControllers(manager ctrl.Manager, options Options) error {
 	deployments := &moedeployment.Reconciler{
 		Client:     manager.GetClient(),
-		Events:     manager.GetAPIReader(),
+		Live:       manager.GetAPIReader(),
 		Secrets:    manager.GetAPIReader(),
 		Recorder:   manager.GetEventRecorder("semmoe-moedeployment"),
 		HTTP:       options.HTTP,
 		Prometheus: &promquery.Client{},
-		Metrics:    moedeployment.NewMetrics(time.Now),
+		Metrics:    moedeployment.NewMetrics(options.Now),
 		Store:      options.Store,
 		Image:      options.Image,
 		Namespace:  options.OwnNamespace,
-		Now:        time.Now,
+		Now:        options.Now,
 	}
-	// A manager that is started anew in the same process takes over from the one before.
-	metrics.Registry.Unregister(deployments.Metrics)
-	if err := metrics.Registry.Register(deployments.Metrics); err != nil {
+	if err := register(deployments.Metrics); err != nil {
 		return fmt.Errorf("register the metrics of MoEDeployments: %w", err)
+	}
+	states := &statemetrics.Collector{Reader: manager.GetCache(), Elected: manager.Elected(), Log: manager.GetLogger().WithName("metrics")}
+	if err := register(states); err != nil {
+		return fmt.Errorf("register the metrics of conditions: %w", err)
 	}
 	if err := deployments.SetupWithManager(manager); err != nil {
 		return fmt.Errorf("set up the MoEDeployment controller: %w", err)
@@ -114,22 +142,23 @@ func addControllers(manager ctrl.Manager, options Options) error {
 		HTTP:     options.HTTP,
 		Store:    options.Store,
 		Image:    options.Image,
-		Now:      time.Now,
+		Now:      options.Now,
 	}
 	if err := profiles.SetupWithManager(manager); err != nil {
 		return fmt.Errorf("set up the AffinityProfile controller: %w", err)
 	}
 	plans := &placementplan.Reconciler{
 		Client:   manager.GetClient(),
+		Live:     manager.GetAPIReader(),
 		Recorder: manager.GetEventRecorder("semmoe-placementplan"),
 		Store:    options.Store,
 		Workers:  options.SolverWorkers,
-		Now:      time.Now,
+		Now:      options.Now,
 	}
 	if err := plans.SetupWithManager(manager); err != nil {
 		return fmt.Errorf("set up the PlacementPlan controller: %w", err)
 	}
-	sweeper := &retention.Sweeper{Reader: manager.GetAPIReader(), Store: options.Store, Namespaces: options.Namespaces, Retention: options.Retention, Now: time.Now}
+	sweeper := &retention.Sweeper{Reader: manager.GetAPIReader(), Store: options.Store, Namespaces: options.Namespaces, Retention: options.Retention, Now: options.Now}
 	if err := manager.Add(sweeper); err != nil {
 		return fmt.Errorf("set up the retention of artifacts: %w", err)
 	}

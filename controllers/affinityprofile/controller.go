@@ -25,17 +25,18 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/laststatus"
 	"github.com/semmoe/operator/internal/outcome"
 	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/internal/podhealth"
 	recording "github.com/semmoe/operator/internal/profile"
 )
 
-// +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles;moedeployments,verbs=get;list;watch
+// +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles;moedeployments,verbs=list;watch
 // +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles/status,verbs=patch
 // +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles/finalizers,verbs=update
-// +kubebuilder:rbac:groups=batch,resources=jobs,verbs=get;list;watch;create;patch;delete
-// +kubebuilder:rbac:groups=core,resources=pods,verbs=get;list;watch
+// +kubebuilder:rbac:groups=batch,resources=jobs,verbs=list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=core,resources=pods,verbs=list;watch
 // +kubebuilder:rbac:groups=core,resources=events,verbs=list
 // +kubebuilder:rbac:groups=core,resources=configmaps,verbs=get
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
@@ -58,6 +59,7 @@ type Reconciler struct {
 
 	// collecting is held while the samples of request routers are in memory.
 	collecting sync.Mutex
+	statuses   laststatus.Memory[semmoev1.AffinityProfileStatus]
 }
 
 // SetupWithManager registers the controller.
@@ -99,12 +101,14 @@ func (r *Reconciler) profilesOf(ctx context.Context, moed client.Object) []recon
 // Reconcile observes, acts on what it observed, and reports.
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	profile := &semmoev1.AffinityProfile{}
-	if err := r.Get(ctx, request.NamespacedName, profile); err != nil {
+	err := r.Get(ctx, request.NamespacedName, profile)
+	if err != nil || profile.DeletionTimestamp != nil {
+		if err == nil || apierrors.IsNotFound(err) {
+			r.statuses.Forget(request.NamespacedName) // the Jobs are garbage-collected by their owner references
+		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if profile.DeletionTimestamp != nil {
-		return ctrl.Result{}, nil // the Jobs are garbage-collected by their owner references
-	}
+	profile.Status = r.statuses.Latest(profile, profile.Status)
 	if profile.Spec.Target == semmoev1.ProfilingTargetLive {
 		return r.reconcileLive(ctx, profile)
 	}

@@ -89,6 +89,26 @@ func TestAttempts(t *testing.T) {
 	}
 }
 
+// A clock that jumps hours makes no Job beside one that is at work, that has ended for good, or that has just failed.
+func TestNoJobByTheClock(t *testing.T) {
+	ours := newProfile()
+	for name, tc := range map[string]struct {
+		jobs  []*batchv1.Job
+		jumps []time.Duration
+	}{
+		"at work":        {[]*batchv1.Job{job(ours, 1)}, []time.Duration{-6 * time.Hour, 6 * time.Hour}},
+		"ended for good": {[]*batchv1.Job{job(ours, 1, failed(batchv1.JobReasonPodFailurePolicy))}, []time.Duration{-6 * time.Hour, 6 * time.Hour}},
+		"has failed":     {[]*batchv1.Job{job(ours, 1, failed(batchv1.JobReasonBackoffLimitExceeded))}, []time.Duration{-6 * time.Hour}},
+	} {
+		for _, jump := range tc.jumps {
+			o := observation{Inspection: inspected(), ID: id, Attempts: attemptsOf(ours, tc.jobs, nil)}
+			if got := decide(o, start.Add(jump)); got.Create != 0 || got.End != nil {
+				t.Errorf("%s, and a clock that jumps by %v: %+v", name, jump, got)
+			}
+		}
+	}
+}
+
 // Whatever the Jobs, no device is spent while the store has the result or cannot be asked.
 func TestNothingWithoutTheStore(t *testing.T) {
 	ours := newProfile()

@@ -130,6 +130,9 @@ func TestValidate(t *testing.T) {
 			p.Spec.Template = &corev1.PodTemplateSpec{}
 			p.Spec.Template.Labels = map[string]string{"semmoe.io/inputs": "x"}
 		}, []string{"InvalidTemplate", "semmoe.io/inputs", "reserved"}},
+		"engine that cannot cut steps": {func(p *semmoev1.AffinityProfile) {
+			p.Spec.Engine.Overlap = &semmoev1.OverlapSpec{MicroBatches: 3}
+		}, []string{"OverlapUnsupported", "spec.engine.overlap.microBatches: 3"}},
 	} {
 		got := validate(newProfile(tc.change))
 		if tc.want == nil {

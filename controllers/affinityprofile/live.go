@@ -26,7 +26,7 @@ import (
 	"github.com/semmoe/operator/internal/outcome"
 	"github.com/semmoe/operator/internal/podhealth"
 	recording "github.com/semmoe/operator/internal/profile"
-	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -232,8 +232,8 @@ func (r *Reconciler) askSizes(ctx context.Context, profile *semmoev1.AffinityPro
 		switch response.StatusCode {
 		case http.StatusOK:
 			state.Routers++
-			state.Tokens += headerNumber(response, router.HeaderTokens)
-			state.Requests += headerNumber(response, router.HeaderRequests)
+			state.Tokens += headerNumber(response, livesamples.HeaderTokens)
+			state.Requests += headerNumber(response, livesamples.HeaderRequests)
 		case http.StatusNotFound:
 			none++
 		}
@@ -251,13 +251,13 @@ func headerNumber(response *http.Response, name string) int64 {
 
 // askSamples asks a router for the samples of a profile. The caller closes the body; the time is bounded until then.
 func (r *Reconciler) askSamples(ctx context.Context, method string, profile *semmoev1.AffinityProfile, pod *corev1.Pod, timeout time.Duration) (*http.Response, error) {
-	path := router.LiveCountsPath
+	path := livesamples.CountsPath
 	if profile.Spec.Live.Samples == semmoev1.LiveSamplesSequences {
-		path = router.LiveSequencesPath
+		path = livesamples.SequencesPath
 	}
 	address := url.URL{
 		Scheme: "http", Host: net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(routerMetricsPort)), Path: path,
-		RawQuery: url.Values{router.QuerySince: {samplesSince(profile).UTC().Format(time.RFC3339)}}.Encode(),
+		RawQuery: url.Values{livesamples.QuerySince: {samplesSince(profile).UTC().Format(time.RFC3339)}}.Encode(),
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	request, err := http.NewRequestWithContext(ctx, method, address.String(), nil)

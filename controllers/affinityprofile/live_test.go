@@ -28,7 +28,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact/storetest"
 	"github.com/semmoe/operator/internal/counts"
 	recording "github.com/semmoe/operator/internal/profile"
-	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
@@ -50,17 +50,17 @@ func (n routers) RoundTrip(request *http.Request) (*http.Response, error) {
 		return nil, errors.New("nobody listens")
 	}
 	s.asked.Add(1)
-	s.since.Store(request.URL.Query().Get(router.QuerySince))
+	s.since.Store(request.URL.Query().Get(livesamples.QuerySince))
 	answer := &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: http.NoBody}
 	if s.none {
 		answer.StatusCode = http.StatusNotFound
 		return answer, nil
 	}
-	answer.Header.Set(router.HeaderTokens, fmt.Sprint(len(s.trace.Tokens)))
+	answer.Header.Set(livesamples.HeaderTokens, fmt.Sprint(len(s.trace.Tokens)))
 	var body bytes.Buffer
 	var err error
-	if request.URL.Path == router.LiveSequencesPath {
-		answer.Header.Set(router.HeaderRequests, fmt.Sprint(s.trace.Requests()))
+	if request.URL.Path == livesamples.SequencesPath {
+		answer.Header.Set(livesamples.HeaderRequests, fmt.Sprint(s.trace.Requests()))
 		err = trace.Write(&body, s.trace)
 	} else {
 		m := s.trace.Model

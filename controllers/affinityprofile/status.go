@@ -7,9 +7,9 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -189,23 +189,18 @@ func reconcilingVerdict(profile *semmoev1.AffinityProfile, o observation, stalle
 
 // applyStatus writes the status where it differs from the recorded one, and tells the transitions as events.
 func (r *Reconciler) applyStatus(ctx context.Context, profile *semmoev1.AffinityProfile, status semmoev1.AffinityProfileStatus) error {
-	if equality.Semantic.DeepEqual(profile.Status, status) {
-		return nil
+	wrote, err := r.statuses.Write(profile, profile.Status, status, func(data []byte) (string, error) {
+		intent := semmoeac.AffinityProfile(profile.Name, profile.Namespace).WithStatus(&semmoeac.AffinityProfileStatusApplyConfiguration{})
+		if err := json.Unmarshal(data, intent.Status); err != nil {
+			return "", err
+		}
+		err := r.Status().Apply(ctx, intent, client.FieldOwner(manager), client.ForceOwnership)
+		return ptr.Deref(intent.ResourceVersion, ""), err
+	})
+	if wrote {
+		r.tellTransitions(profile, status)
 	}
-	data, err := json.Marshal(status)
-	if err != nil {
-		return err
-	}
-	intent := &semmoeac.AffinityProfileStatusApplyConfiguration{}
-	if err := json.Unmarshal(data, intent); err != nil {
-		return err
-	}
-	if err := r.Status().Apply(ctx, semmoeac.AffinityProfile(profile.Name, profile.Namespace).WithStatus(intent),
-		client.FieldOwner(manager), client.ForceOwnership); err != nil {
-		return fmt.Errorf("apply status: %w", err)
-	}
-	r.tellTransitions(profile, status)
-	return nil
+	return err
 }
 
 // tellTransitions records an event for each change of Ready and Degraded, and for each new stage of progress.

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 )
 
@@ -20,7 +21,15 @@ func invalidf(reason, format string, args ...any) *invalidError {
 	return &invalidError{reason: reason, message: fmt.Sprintf(format, args...)}
 }
 
-// validate checks what the schema cannot.
+// Validate tells what is wrong with an AffinityProfile that the schema cannot tell; nil for nothing.
+func Validate(profile *semmoev1.AffinityProfile) error {
+	if err := validate(profile); err != nil {
+		return err
+	}
+	return nil // not the nil *invalidError
+}
+
+// validate is Validate, with the reason for a condition.
 func validate(profile *semmoev1.AffinityProfile) *invalidError {
 	adapter, err := registry.For(string(profile.Spec.Engine.Type))
 	if err != nil {
@@ -33,6 +42,13 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 		return validateLive(profile)
 	}
 	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated {
+		situation := engine.Situation{Launch: launch(profile), UserArgs: profile.Spec.Engine.Args}
+		for _, variable := range profile.Spec.Engine.Env {
+			situation.UserEnv = append(situation.UserEnv, variable.Name)
+		}
+		if err := adapter.Overlaps(situation); err != nil {
+			return invalidf("OverlapUnsupported", "%v", err)
+		}
 		if _, err := adapter.Args(launch(profile), profile.Spec.Engine.Args); err != nil {
 			return invalidf("ContradictingFlags", "%v", err)
 		}

@@ -18,7 +18,6 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/checkpoint"
-	"github.com/semmoe/operator/internal/jobstate"
 	"github.com/semmoe/operator/internal/lossless"
 	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/internal/podhealth"
@@ -60,7 +59,10 @@ func addProbe(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, re
 	template.Spec.Volumes = append(template.Spec.Volumes, corev1.Volume{Name: semmoev1.AnswersVolume, VolumeSource: corev1.VolumeSource{
 		ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: answersName(moed, report.ModelDigest)}},
 	}})
-	launched := launch(moed)
+	launched, ranks := launch(moed), 1
+	if launched.AttentionDP { // else requests have none
+		ranks = int(launched.Ranks)
+	}
 	template.Spec.InitContainers = append(template.Spec.InitContainers, corev1.Container{
 		Name:  probeContainer,
 		Image: image,
@@ -70,12 +72,11 @@ func addProbe(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, re
 			"--address=http://$(" + podIPVariable + "):" + strconv.Itoa(int(launched.Port)),
 			"--listen=$(" + podIPVariable + "):" + strconv.Itoa(probePort),
 			"--model-name=" + launched.ServedModelName,
-			"--ranks=" + strconv.Itoa(int(launched.Ranks)),
+			"--ranks=" + strconv.Itoa(ranks),
 			"--answers=" + semmoev1.AnswersMountPath + "/" + answersFile,
 		},
 		Env:                      []corev1.EnvVar{podIPEnv()},
 		RestartPolicy:            new(corev1.ContainerRestartPolicyAlways),
-		SecurityContext:          jobstate.RestrictedContainer(),
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		ReadinessProbe: &corev1.Probe{
 			ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/readyz", Port: intstr.FromInt32(probePort)}},
@@ -173,7 +174,7 @@ func whoAnswers(pods []*corev1.Pod, modelDigest string) *corev1.Pod {
 // mountsConfigMap tells that a workload's pods mount a ConfigMap.
 func mountsConfigMap(observed children, name string) bool {
 	for _, workload := range observed.revisions {
-		if slices.ContainsFunc(workload.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.ConfigMap != nil && v.ConfigMap.Name == name }) {
+		if slices.ContainsFunc(workload.template().Spec.Volumes, func(v corev1.Volume) bool { return v.ConfigMap != nil && v.ConfigMap.Name == name }) {
 			return true
 		}
 	}
@@ -185,18 +186,26 @@ func mountsConfigMap(observed children, name string) bool {
 func changedOutputs(pods []*corev1.Pod) map[string]string {
 	changed := map[string]string{}
 	for _, pod := range pods {
-		if podhealth.Ready(pod) {
-			continue
-		}
-		for _, status := range pod.Status.InitContainerStatuses {
-			for _, ended := range []*corev1.ContainerStateTerminated{status.LastTerminationState.Terminated, status.State.Terminated} {
-				if status.Name == probeContainer && ended != nil && ended.ExitCode == outputChanged {
-					changed[pod.Labels[semmoev1.LabelRevision]] = podhealth.Truncate(strings.TrimSpace(ended.Message), 512)
-				}
-			}
+		if told, found := changedOutput(pod); found {
+			changed[pod.Labels[semmoev1.LabelRevision]] = told
 		}
 	}
 	return changed
+}
+
+// changedOutput is what the probe of a pod that is not ready has found to be other than without a plan, if it has.
+func changedOutput(pod *corev1.Pod) (told string, found bool) {
+	if podhealth.Ready(pod) {
+		return "", false
+	}
+	for _, status := range pod.Status.InitContainerStatuses {
+		for _, ended := range []*corev1.ContainerStateTerminated{status.LastTerminationState.Terminated, status.State.Terminated} {
+			if status.Name == probeContainer && ended != nil && ended.ExitCode == outputChanged {
+				told, found = podhealth.Truncate(strings.TrimSpace(ended.Message), 512), true
+			}
+		}
+	}
+	return told, found
 }
 
 // recordChangedOutputs keeps what probes have found on the plans, where it outlives the pods, and returns all that is known, by

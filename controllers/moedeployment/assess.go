@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -30,11 +29,14 @@ import (
 // assess gathers what there is to know of drift from what serves under a layout, and assesses it. promise is the layout's plan, plans
 // are those of the MoEDeployment.
 func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, serving *layout, promise *semmoev1.PlacementPlan, plans []*semmoev1.PlacementPlan,
-	reports []lar.Report, workloads []*appsv1.StatefulSet, now time.Time) assessment {
+	reports []lar.Report, workloads []*workload, now time.Time) assessment {
 	in := driftInput{
 		Now: now, Spec: moed.Spec.Drift, Serving: serving, Plan: promise,
 		Engine: moed.Spec.Engine.Type, EngineTells: engineTells(moed), Observed: observes(moed), WasBelow: wasBelow(moed),
 		Paused: paused(moed), Pinned: moed.Spec.Placement.PlanRef != nil, RollingOut: rollingOut(workloads), Replans: replansOf(moed, plans),
+	}
+	if moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel {
+		in.Ranks, in.Shuffled = moed.Spec.Parallelism.ExpertParallelSize, shuffles(moed)
 	}
 	if serving == nil {
 		return assessDrift(in)
@@ -69,8 +71,8 @@ func wasBelow(moed *semmoev1.MoEDeployment) bool {
 }
 
 // rollingOut reports whether replicas are asked of several revisions, or of one on trial.
-func rollingOut(workloads []*appsv1.StatefulSet) bool {
-	asked := slices.DeleteFunc(slices.Clone(workloads), func(w *appsv1.StatefulSet) bool { return w.Spec.Replicas == nil || *w.Spec.Replicas == 0 })
+func rollingOut(workloads []*workload) bool {
+	asked := slices.DeleteFunc(slices.Clone(workloads), func(w *workload) bool { return *w.replicas() == 0 })
 	return len(asked) > 1 || slices.ContainsFunc(asked, onTrial)
 }
 
@@ -88,10 +90,10 @@ func replansOf(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan) []
 }
 
 // inUseSince is the earliest time at which a plan can have been in use: it and its workload must have been made.
-func inUseSince(inUse *semmoev1.PlacementPlan, serving *layout, workloads []*appsv1.StatefulSet) time.Time {
+func inUseSince(inUse *semmoev1.PlacementPlan, serving *layout, workloads []*workload) time.Time {
 	since := inUse.CreationTimestamp.Time
 	for _, w := range workloads { // the newest first
-		if w.Spec.Template.Annotations[semmoev1.AnnotationPlanDigest] == serving.Digest && w.CreationTimestamp.After(since) {
+		if w.template().Annotations[semmoev1.AnnotationPlanDigest] == serving.Digest && w.CreationTimestamp.After(since) {
 			since = w.CreationTimestamp.Time
 		}
 	}

@@ -18,7 +18,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -35,6 +34,7 @@ import (
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/promquery"
 	"github.com/semmoe/operator/solver/drift"
+	"github.com/semmoe/operator/test/metricsdoc"
 )
 
 // observed is a sampled request under the layout "ab-full", scored by tables, some seconds before start.
@@ -147,6 +147,11 @@ func TestAssessFromRouters(t *testing.T) {
 	if diff := cmp.Diff(a, again, cmp.AllowUnexported(assessment{}, finding{})); diff != "" {
 		t.Errorf("the same reports come to something else:\n%s", diff)
 	}
+	for _, jump := range []time.Duration{-6 * time.Hour, 6 * time.Hour} { // of the manager's clock
+		if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, start.Add(jump)); a.Status != localityUnknown || a.Reason != "Stale" || a.Replan() {
+			t.Errorf("with a clock that has jumped by %v: %+v", jump, a)
+		}
+	}
 	newer.Status.Forecast = nil // made from counts alone: the layout's plan tells the promise
 	if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, start); a.Status != localityDrifted || a.Plan != newer || a.Promise.LARMilli != 400 {
 		t.Errorf("with tables that do not tell a figure: %+v", a)
@@ -155,8 +160,8 @@ func TestAssessFromRouters(t *testing.T) {
 	if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, start); a.Hold.reason != "DailyCap" {
 		t.Errorf("hold %+v: the newer plan was made for drift", a.Hold)
 	}
-	trial := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{semmoev1.AnnotationRollout: "canary"}}, Spec: appsv1.StatefulSetSpec{Replicas: new(int32(1))}}
-	if a := r.assess(t.Context(), moed, serving, old, plans, reports, []*appsv1.StatefulSet{trial}, start); a.Hold.reason != "RollingOut" {
+	trial := statefulSet(&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{semmoev1.AnnotationRollout: "canary"}}, Spec: appsv1.StatefulSetSpec{Replicas: new(int32(1))}})
+	if a := r.assess(t.Context(), moed, serving, old, plans, reports, []*workload{trial}, start); a.Hold.reason != "RollingOut" {
 		t.Errorf("hold %+v with a revision on trial", a.Hold)
 	}
 	moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "p"}
@@ -386,24 +391,21 @@ func TestLocalityEvents(t *testing.T) {
 	}
 }
 
-// Metrics are named as Prometheus wants, tell what is known, and end with their object.
+// Metrics are named as Prometheus wants and documented, tell what is known, and end with their object.
 func TestMetrics(t *testing.T) {
 	m := NewMetrics(func() time.Time { return start })
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(m)
 	inUse := planFor400()
-	m.set(types.NamespacedName{Namespace: "ns", Name: "a"}, figuresOf(observation{
-		Observed: sampledOf(300), Enough: true, Planning: planning{Serving: layoutOf(inUse, semmoev1.RealizationEngineMap)},
+	m.Set(types.NamespacedName{Namespace: "ns", Name: "a"}, figuresOf(observation{
+		Observed: sampledOf(300), Enough: true, Planning: planning{Serving: layoutOf(inUse, semmoev1.RealizationEngineMap), Promise: inUse},
 		Drift: assessment{Tested: true, Statistic: 1.5, Threshold: 1, Plan: inUse, Promise: *inUse.Status.Forecast},
-	}, 2, &semmoev1.RolloutStatus{Phase: semmoev1.RolloutPhaseCanary, Since: metav1.NewTime(start)}))
-	m.set(types.NamespacedName{Namespace: "ns", Name: "b"}, figuresOf(observation{}, 0, nil))
-	problems, err := testutil.GatherAndLint(registry)
-	if err != nil || len(problems) > 0 {
-		t.Errorf("problems %v, error %v", problems, err)
-	}
-	want := map[string]float64{"semmoe_drift_statistic": 1.5, "semmoe_drift_threshold": 1, "semmoe_lar_observed_ratio": 0.3, "semmoe_lar_promised_ratio": 0.4, "semmoe_plan_age_seconds": 86400, "semmoe_replans_last_day": 2,
+	}, 2, &semmoev1.RolloutStatus{Phase: semmoev1.RolloutPhaseCanary, Since: metav1.NewTime(start)}, 5*time.Minute))
+	m.Set(types.NamespacedName{Namespace: "ns", Name: "b"}, figuresOf(observation{}, 0, nil, 5*time.Minute))
+	metricsdoc.Check(t, "../../docs/metrics.md", "MoEDeployments", registry)
+	want := map[string]float64{"semmoe_drift_statistic": 1.5, "semmoe_drift_threshold": 1, "semmoe_lar_observed_ratio": 0.3, "semmoe_lar_promised_ratio": 0.4, "semmoe_lar_baseline_ratio": 0.25, "semmoe_plan_age_seconds": 86400, "semmoe_replans_last_day": 2,
 		"semmoe_rollout_phase Canary": 1, "semmoe_rollout_phase None": 0, "semmoe_rollout_phase Promoting": 0, "semmoe_rollout_phase RollingBack": 0,
-		"semmoe_rollout_phase_start_time_seconds": float64(start.Unix())}
+		"semmoe_rollout_phase_start_time_seconds": float64(start.Unix()), "semmoe_rollout_soak_seconds": 300}
 	gather := func(object string) map[string]float64 {
 		families, err := registry.Gather()
 		if err != nil {

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,50 +19,53 @@ import (
 )
 
 // onTrial tells that a workload has not proven itself.
-func onTrial(workload *appsv1.StatefulSet) bool {
+func onTrial(workload *workload) bool {
 	return workload.Annotations[semmoev1.AnnotationRollout] != ""
 }
 
 // proven are the workloads that have proven themselves.
-func proven(workloads []*appsv1.StatefulSet) []*appsv1.StatefulSet {
+func proven(workloads []*workload) []*workload {
 	return slices.DeleteFunc(slices.Clone(workloads), onTrial)
 }
 
 // mark writes on a workload how far it has proven itself; empty is all the way.
-func (r *Reconciler) mark(ctx context.Context, workload *appsv1.StatefulSet, step string) error {
+func (r *Reconciler) mark(ctx context.Context, workload *workload, step string) error {
 	if workload.Annotations[semmoev1.AnnotationRollout] == step {
 		return nil
 	}
-	base := workload.DeepCopy()
-	if step == "" {
-		delete(workload.Annotations, semmoev1.AnnotationRollout)
-	} else {
-		metav1.SetMetaDataAnnotation(&workload.ObjectMeta, semmoev1.AnnotationRollout, step)
+	set := func() {
+		if step == "" {
+			delete(workload.Annotations, semmoev1.AnnotationRollout)
+		} else {
+			metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationRollout, step)
+		}
 	}
 	if workload.UID == "" {
+		set()
 		return nil // it is written when it is created
 	}
-	// The lock refuses a decision that was made from a stale cache.
-	if err := r.Patch(ctx, workload, client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{}), client.FieldOwner(manager)); err != nil {
-		return fmt.Errorf("mark workload %s: %w", workload.Name, err)
-	}
-	return nil
+	return workload.change(ctx, r.Client, "mark", set)
+}
+
+// soakOf is how long a canary must serve.
+func soakOf(moed *semmoev1.MoEDeployment) time.Duration {
+	return time.Duration(*moed.Spec.Rollout.SoakSeconds) * time.Second
 }
 
 // trialOf is what is known of a candidate's workload.
-func trialOf(moed *semmoev1.MoEDeployment, candidate *appsv1.StatefulSet, o observation, now time.Time) rollout.Trial {
+func trialOf(moed *semmoev1.MoEDeployment, candidate *workload, o observation, now time.Time) rollout.Trial {
 	trial := rollout.Trial{
-		Now:        now,
+		Now:        trialTime(now, o.Reports),
 		Canary:     rollout.CanarySize(*moed.Spec.Replicas, moed.Spec.Rollout.CanaryReplicas),
-		Soak:       time.Duration(*moed.Spec.Rollout.SoakSeconds) * time.Second,
+		Soak:       soakOf(moed),
 		Promoting:  candidate.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting,
 		Approved:   approved(moed, o.Planning.Candidate.Short()) || pinned(moed, o.Planning.Plan),
 		Measured:   observes(moed),
 		Comparison: rollout.Comparison{Verdict: rollout.TooFew},
 	}
 	for _, pod := range o.Pods {
-		if metav1.IsControlledBy(pod, candidate) && pod.DeletionTimestamp == nil {
-			trial.Replicas = append(trial.Replicas, replicaOf(pod))
+		if candidate.holds(pod) && pod.DeletionTimestamp == nil {
+			trial.Replicas = append(trial.Replicas, withRemade(replicaOf(pod), remadeOf(candidate)))
 		}
 	}
 	slices.SortFunc(trial.Replicas, func(a, b rollout.Replica) int { return strings.Compare(a.Name, b.Name) })
@@ -73,17 +75,35 @@ func trialOf(moed *semmoev1.MoEDeployment, candidate *appsv1.StatefulSet, o obse
 	return trial
 }
 
-func replicaOf(pod *corev1.Pod) rollout.Replica {
-	replica := rollout.Replica{Name: pod.Name, Ready: podhealth.Ready(pod), Since: pod.CreationTimestamp.Time}
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == corev1.PodReady && !condition.LastTransitionTime.IsZero() {
-			replica.Since = condition.LastTransitionTime.Time
+// trialTime is the time by which a trial is judged: that of the routers' last sample, where the manager's clock is behind it. Pods and
+// samples have the times of their nodes: by a clock that was set back hours a soak would last until it has caught up.
+func trialTime(now time.Time, reports []lar.Report) time.Time {
+	for _, report := range reports {
+		for _, observation := range report.Observations {
+			if observation.Time.After(now) {
+				now = observation.Time
+			}
 		}
 	}
+	return now
+}
+
+func replicaOf(pod *corev1.Pod) rollout.Replica {
+	replica := rollout.Replica{Name: pod.Name, Ready: podhealth.Ready(pod), Since: readySince(pod)}
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		replica.Restarts = max(replica.Restarts, status.RestartCount)
 	}
 	return replica
+}
+
+// readySince is when a pod became ready, or ceased to be, or began.
+func readySince(pod *corev1.Pod) time.Time {
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodReady && !condition.LastTransitionTime.IsZero() {
+			return condition.LastTransitionTime.Time
+		}
+	}
+	return pod.CreationTimestamp.Time
 }
 
 // sampleOf is how requests to a revision have gone since a time. Local activation rates are of whole minutes, or of the last sampled

@@ -29,10 +29,12 @@ type trialCase struct {
 	moed      *semmoev1.MoEDeployment
 	plan      *semmoev1.PlacementPlan
 	o         observation
-	workloads []*appsv1.StatefulSet
+	workloads []*workload
 	c         client.Client
 	r         *Reconciler
 	events    *events.FakeRecorder
+	// sampledAfter is how long after the start requests were sampled.
+	sampledAfter time.Duration
 }
 
 func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase {
@@ -40,7 +42,7 @@ func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase 
 	found, moed := report(), deployment(append([]func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](100) }}, change...)...)
 	plan := planOf("new", "bb", nil)
 	candidate := layoutOf(plan, semmoev1.RealizationEngineMap)
-	tc := &trialCase{moed: moed, plan: plan, events: events.NewFakeRecorder(16)}
+	tc := &trialCase{moed: moed, plan: plan, events: events.NewFakeRecorder(16), sampledAfter: time.Minute}
 	tc.o = observation{
 		Inspection: inspection.State{Report: &found}, Revision: revisionOf(moed, found, nil), CandidateRevision: revisionOf(moed, found, candidate),
 		Planning: planning{Plan: plan, Candidate: candidate},
@@ -54,13 +56,13 @@ func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase 
 		under    *layout
 		mark     string
 	}{{tc.o.CandidateRevision, candidate, semmoev1.RolloutCanary}, {tc.o.Revision, nil, ""}} {
-		workload, err := render(moed, of.revision, found, of.under, "semmoe:1")
+		workload, err := render(moed, of.revision, found, of.under, own{Image: "semmoe:1"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		workload.UID, workload.Spec.Replicas = types.UID(of.revision), ptr.To[int32](1)
+		workload.UID, *workload.replicas() = types.UID(of.revision), 1
 		if of.mark != "" {
-			metav1.SetMetaDataAnnotation(&workload.ObjectMeta, semmoev1.AnnotationRollout, of.mark)
+			metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationRollout, of.mark)
 		}
 		tc.workloads = append(tc.workloads, workload)
 		tc.o.Pods = append(tc.o.Pods, pod(workload.Name+"-0", of.revision, func(p *corev1.Pod) {
@@ -68,8 +70,8 @@ func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase 
 			p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(time.Duration(i) * time.Second))
 		}))
 	}
-	tc.c = fake.NewClientBuilder().WithScheme(scheme).WithObjects(tc.workloads[0], tc.workloads[1], plan).Build()
-	for _, object := range []client.Object{tc.workloads[0], tc.workloads[1], plan} {
+	tc.c = fake.NewClientBuilder().WithScheme(scheme).WithObjects(tc.workloads[0].object, tc.workloads[1].object, plan).Build()
+	for _, object := range []client.Object{tc.workloads[0].object, tc.workloads[1].object, plan} {
 		if err := tc.c.Get(context.Background(), client.ObjectKeyFromObject(object), object); err != nil {
 			t.Fatal(err)
 		}
@@ -84,7 +86,7 @@ func (tc *trialCase) saw(requests int, candidate, stable int64) {
 	for range requests {
 		for revision, local := range map[string]int64{tc.o.CandidateRevision: candidate, tc.o.Revision: stable} {
 			report.Observations = append(report.Observations, lar.Observation{
-				Time: start.Add(time.Minute), Revision: revision, Count: lar.Count{Activations: lar.Activations{Local: local, Total: 10}},
+				Time: start.Add(tc.sampledAfter), Revision: revision, Count: lar.Count{Activations: lar.Activations{Local: local, Total: 10}},
 			})
 		}
 	}
@@ -104,7 +106,7 @@ func (tc *trialCase) reconcile(t *testing.T, now time.Time) rolloutState {
 func (tc *trialCase) stored(t *testing.T) (*appsv1.StatefulSet, *semmoev1.PlacementPlan) {
 	t.Helper()
 	workload, plan := &appsv1.StatefulSet{}, &semmoev1.PlacementPlan{}
-	for object, from := range map[client.Object]client.Object{workload: tc.workloads[0], plan: tc.plan} {
+	for object, from := range map[client.Object]client.Object{workload: tc.workloads[0].object, plan: tc.plan} {
 		if err := tc.c.Get(context.Background(), client.ObjectKeyFromObject(from), object); err != nil {
 			t.Fatal(err)
 		}
@@ -174,6 +176,27 @@ func TestCanaryIsDecided(t *testing.T) {
 	}
 }
 
+// A manager whose clock was set back hours judges a canary by the time that the samples have: the soak is not over before it is by
+// their clock, and does not last until the manager's has caught up.
+func TestCanaryOutlivesClock(t *testing.T) {
+	for name, tc := range map[string]struct {
+		sampled time.Duration
+		phase   semmoev1.RolloutPhase
+	}{
+		"it soaks":      {4 * time.Minute, semmoev1.RolloutPhaseCanary},
+		"it has soaked": {6 * time.Minute, semmoev1.RolloutPhasePromoting},
+	} {
+		t.Run(name, func(t *testing.T) {
+			trial := newTrial(t)
+			trial.sampledAfter = tc.sampled
+			trial.saw(50, 8, 2)
+			if state := trial.reconcile(t, start.Add(-6*time.Hour)); state.Phase != tc.phase {
+				t.Errorf("state is %+v, want phase %s", state, tc.phase)
+			}
+		})
+	}
+}
+
 // A plan that has failed gives its replica back, and nothing tells but the plan.
 func TestCanaryGoesBack(t *testing.T) {
 	trial := newTrial(t)
@@ -190,18 +213,18 @@ func TestCanaryIsProven(t *testing.T) {
 	trial := newTrial(t, func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) })
 	candidate, stable := trial.workloads[0], trial.workloads[1]
 	candidate.Annotations[semmoev1.AnnotationRollout] = semmoev1.RolloutPromoting
-	stable.Spec.Replicas = ptr.To[int32](0)
+	*stable.replicas() = 0
 	for _, workload := range trial.workloads {
-		if err := trial.c.Update(context.Background(), workload); err != nil {
+		if err := trial.c.Update(context.Background(), workload.object); err != nil {
 			t.Fatal(err)
 		}
 	}
 	trial.o.Pods = trial.o.Pods[:1]
 	trial.reconcile(t, start.Add(time.Hour))
-	if workload, _ := trial.stored(t); onTrial(workload) {
+	if workload, _ := trial.stored(t); onTrial(statefulSet(workload)) {
 		t.Error("the workload is still on trial")
 	}
-	if err := trial.c.Get(context.Background(), client.ObjectKeyFromObject(stable), stable); err != nil {
+	if err := trial.c.Get(context.Background(), client.ObjectKeyFromObject(stable.object), stable.object); err != nil {
 		t.Errorf("the workload before it: %v", err)
 	}
 }

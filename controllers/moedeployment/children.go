@@ -28,7 +28,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/apply"
 	"github.com/semmoe/operator/internal/artifact/access"
-	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/internal/router/livesamples"
 )
 
 // routerClusterRole is what a request router may do; it is bound in its namespace.
@@ -226,14 +226,15 @@ func httpPort(port int32, target intstr.IntOrString) *coreac.ServicePortApplyCon
 	return coreac.ServicePort().WithName("http").WithProtocol(corev1.ProtocolTCP).WithAppProtocol("http").WithPort(port).WithTargetPort(target)
 }
 
-// engineBudget lets a drain of nodes take no more replicas at once than a roll-out may.
+// engineBudget lets a drain of nodes take no more replicas at once than a roll-out may. Of a replica of several pods any one that
+// goes takes the others with it.
 func engineBudget(moed *semmoev1.MoEDeployment) *policyac.PodDisruptionBudgetApplyConfiguration {
 	return policyac.PodDisruptionBudget(moed.Name, moed.Namespace).
 		WithLabels(labelsOf(moed, semmoev1.ComponentEngine)).
 		WithOwnerReferences(ownerReference(moed)).
 		WithSpec(policyac.PodDisruptionBudgetSpec().
 			WithMaxUnavailable(intstr.FromInt32(max(1, *moed.Spec.Rollout.MaxUnavailable))).
-			WithSelector(metav1ac.LabelSelector().WithMatchLabels(selector(moed, semmoev1.ComponentEngine))))
+			WithSelector(replicaSelector(moed)))
 }
 
 func routerBudget(moed *semmoev1.MoEDeployment) *policyac.PodDisruptionBudgetApplyConfiguration {
@@ -259,19 +260,38 @@ func routerRoleBinding(moed *semmoev1.MoEDeployment) *rbacac.RoleBindingApplyCon
 		WithSubjects(rbacac.Subject().WithKind(rbacv1.ServiceAccountKind).WithNamespace(moed.Namespace).WithName(routerName(moed)))
 }
 
+// replicaSelector selects all pods of the replicas.
+func replicaSelector(moed *semmoev1.MoEDeployment) *metav1ac.LabelSelectorApplyConfiguration {
+	if podsPerReplica(moed) == 1 {
+		return metav1ac.LabelSelector().WithMatchLabels(selector(moed, semmoev1.ComponentEngine))
+	}
+	return metav1ac.LabelSelector().
+		WithMatchLabels(map[string]string{semmoev1.LabelDeployment: moed.Name}).
+		WithMatchExpressions(metav1ac.LabelSelectorRequirement().WithKey(semmoev1.LabelComponent).WithOperator(metav1.LabelSelectorOpIn).
+			WithValues(semmoev1.ComponentEngine, semmoev1.ComponentWorker))
+}
+
+// replicaSelectorText is the same as request routers take it.
+func replicaSelectorText(moed *semmoev1.MoEDeployment) string {
+	if podsPerReplica(moed) == 1 {
+		return labels.SelectorFromSet(selector(moed, semmoev1.ComponentEngine)).String()
+	}
+	return fmt.Sprintf("%s=%s,%s in (%s,%s)", semmoev1.LabelDeployment, moed.Name, semmoev1.LabelComponent, semmoev1.ComponentEngine, semmoev1.ComponentWorker)
+}
+
 // routerArgs are those of the request router. What the spec leaves open is left out, and so at the router's own default.
 func routerArgs(moed *semmoev1.MoEDeployment) []string {
 	args := []string{
 		"router",
 		"--namespace=" + moed.Namespace,
-		"--selector=" + labels.SelectorFromSet(selector(moed, semmoev1.ComponentEngine)).String(),
+		"--selector=" + replicaSelectorText(moed),
 		"--engine=" + string(moed.Spec.Engine.Type),
 		"--sample-percent=" + strconv.Itoa(int(samplePercent(moed))),
 		"--host=$(" + podIPVariable + ")",
 		fmt.Sprintf("--drain-timeout=%ds", graceSeconds),
 	}
 	if profiling := moed.Spec.Profiling; profiling != nil && profiling.LiveSamples == semmoev1.LiveSamplesSequences {
-		args = append(args, "--live-samples="+string(router.LiveSequences))
+		args = append(args, "--live-samples="+string(livesamples.Sequences))
 	}
 	if usesPlans(moed) {
 		args = append(args, "--tables-file="+tablesMountPath+"/"+semmoev1.TablesKey)
@@ -293,7 +313,11 @@ func weightsText(weights semmoev1.RoutingWeights) string {
 	weight := func(percent *int32) string {
 		return strconv.FormatFloat(float64(ptr.Deref(percent, 100))/100, 'f', -1, 64)
 	}
-	return fmt.Sprintf("affinity=%s,prefix=%s,load=%s", weight(weights.AffinityPercent), weight(weights.PrefixPercent), weight(weights.LoadPercent))
+	text := fmt.Sprintf("affinity=%s,prefix=%s,load=%s", weight(weights.AffinityPercent), weight(weights.PrefixPercent), weight(weights.LoadPercent))
+	if weights.WaitPercent != nil { // else routers stay as they are
+		text += ",wait=" + weight(weights.WaitPercent)
+	}
+	return text
 }
 
 // routerPorts are those of the request router: for clients, or for a Gateway that asks it, and for observers.

@@ -32,6 +32,10 @@ func TestRouterArgs(t *testing.T) {
 			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Weights: &semmoev1.RoutingWeights{AffinityPercent: ptr.To[int32](0), PrefixPercent: ptr.To[int32](105)}},
 			[]string{"--weights=affinity=0,prefix=1.05,load=1"}, []string{"http 8000", "metrics 9090"},
 		},
+		"prompts that wait": {
+			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Weights: &semmoev1.RoutingWeights{WaitPercent: ptr.To[int32](50)}},
+			[]string{"--weights=affinity=1,prefix=1,load=1,wait=0.5"}, []string{"http 8000", "metrics 9090"},
+		},
 		"limit": {
 			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, PendingLimitPerRank: ptr.To[int32](32)},
 			[]string{"--pending-limit-per-rank=32"}, []string{"http 8000", "metrics 9090"},

@@ -31,32 +31,32 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/laststatus"
 	"github.com/semmoe/operator/internal/outcome"
 	"github.com/semmoe/operator/internal/podhealth"
 	"github.com/semmoe/operator/internal/promquery"
 )
 
-// +kubebuilder:rbac:groups=semmoe.io,resources=moedeployments,verbs=get;list;watch
+// +kubebuilder:rbac:groups=semmoe.io,resources=moedeployments,verbs=list;watch
 // +kubebuilder:rbac:groups=semmoe.io,resources=moedeployments/status,verbs=patch
 // +kubebuilder:rbac:groups=semmoe.io,resources=moedeployments/finalizers,verbs=update
-// +kubebuilder:rbac:groups=apps,resources=deployments,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=apps,resources=deployments,verbs=list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=apps,resources=statefulsets,verbs=get;list;watch;create;patch;delete
-// +kubebuilder:rbac:groups=batch,resources=jobs,verbs=get;list;watch;create;patch;delete
-// +kubebuilder:rbac:groups=core,resources=pods,verbs=get;list;watch
+// +kubebuilder:rbac:groups=batch,resources=jobs,verbs=list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=core,resources=pods,verbs=list;watch
 // +kubebuilder:rbac:groups=core,resources=events,verbs=list
-// +kubebuilder:rbac:groups=core,resources=services;serviceaccounts,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=core,resources=services;serviceaccounts,verbs=list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 // +kubebuilder:rbac:groups=inference.networking.k8s.io,resources=inferencepools,verbs=get;create;patch;delete
-// +kubebuilder:rbac:groups=networking.k8s.io,resources=networkpolicies,verbs=get;list;watch;create;patch;delete
-// +kubebuilder:rbac:groups=policy,resources=poddisruptionbudgets,verbs=get;list;watch;create;patch;delete
-// +kubebuilder:rbac:groups=rbac.authorization.k8s.io,resources=rolebindings,verbs=get;list;watch;create;patch;delete
-// +kubebuilder:rbac:groups=rbac.authorization.k8s.io,resources=clusterroles,resourceNames=semmoe-router,verbs=bind
+// +kubebuilder:rbac:groups=networking.k8s.io,resources=networkpolicies,verbs=list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=policy,resources=poddisruptionbudgets,verbs=list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=rbac.authorization.k8s.io,resources=rolebindings,verbs=list;watch;create;patch;delete
 
 // Reconciler brings MoEDeployments into service.
 type Reconciler struct {
 	client.Client
-	// Events reads events past the cache: they are only needed for a pod whose volumes cannot be mounted.
-	Events client.Reader
+	// Live reads past the cache: events, which are only needed for a pod whose volumes cannot be mounted, and what the cache may not show yet.
+	Live client.Reader
 	// Recorder tells transitions.
 	Recorder events.EventRecorder
 	// Secrets reads Secrets past the cache: the operator may neither list nor watch them.
@@ -75,13 +75,16 @@ type Reconciler struct {
 	Namespace string
 	// Now is the clock.
 	Now func() time.Time
+
+	groups   groupKind
+	statuses laststatus.Memory[semmoev1.MoEDeploymentStatus]
 }
 
 // SetupWithManager registers the controller.
 func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
-	return ctrl.NewControllerManagedBy(m).
+	c, err := ctrl.NewControllerManagedBy(m).
 		Named("moedeployment").
-		For(&semmoev1.MoEDeployment{}, builder.WithPredicates(predicate.Or[client.Object](predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, statusWiped))).
+		For(&semmoev1.MoEDeployment{}, builder.WithPredicates(predicate.Or[client.Object](predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, predicate.NewPredicateFuncs(r.statusChanged)))).
 		Owns(&appsv1.StatefulSet{}).
 		Owns(&appsv1.Deployment{}).
 		Owns(&batchv1.Job{}).
@@ -103,14 +106,19 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 			return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: pod.GetNamespace(), Name: name}}}
 		})).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 4, ReconciliationTimeout: time.Minute}).
-		Complete(r)
+		Build(r)
+	if err != nil {
+		return err
+	}
+	r.groups.watch, r.groups.cache = c.Watch, m.GetCache()
+	return nil
 }
 
-// statusWiped lets a status that somebody else removed through: nothing else would bring it back soon.
-var statusWiped = predicate.NewPredicateFuncs(func(object client.Object) bool {
+// statusChanged lets a status through that somebody else has changed: nothing else would bring it back soon.
+func (r *Reconciler) statusChanged(object client.Object) bool {
 	moed, ok := object.(*semmoev1.MoEDeployment)
-	return ok && len(moed.Status.Conditions) == 0
-})
+	return ok && r.statuses.Foreign(moed, moed.Status)
+}
 
 // whoseProfile are the MoEDeployments that a profile belongs to, or that name it.
 func (r *Reconciler) whoseProfile(ctx context.Context, profile client.Object) []reconcile.Request {
@@ -150,98 +158,141 @@ func (r *Reconciler) whosePin(ctx context.Context, plan client.Object) []reconci
 // children are the objects of a MoEDeployment that a reconciliation decides from.
 type children struct {
 	jobs        []*batchv1.Job
-	revisions   []*appsv1.StatefulSet // newest first
-	enginePods  []*corev1.Pod
+	revisions   []*workload   // newest first
+	enginePods  []*corev1.Pod // those that answer requests
+	workerPods  []*corev1.Pod // further pods of their replicas
 	inspectPods []*corev1.Pod
 	routerPods  []*corev1.Pod
 	router      *appsv1.Deployment
+	// groups tells that the cluster has the kind LeaderWorkerSet.
+	groups bool
 }
 
-// Reconcile observes, acts on what it observed, and reports.
+// Reconcile observes, decides, acts, looks for what keeps pods from serving, and reports. An error of one phase does not keep the
+// others from theirs.
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	moed := &semmoev1.MoEDeployment{}
 	if err := r.Get(ctx, request.NamespacedName, moed); err != nil {
 		if apierrors.IsNotFound(err) {
-			r.Metrics.forget(request.NamespacedName)
+			r.forget(request.NamespacedName)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if moed.DeletionTimestamp != nil {
-		r.Metrics.forget(request.NamespacedName)
+		r.forget(request.NamespacedName)
 		return ctrl.Result{}, nil // the children are garbage-collected by their owner references
+	}
+	moed.Status = r.statuses.Latest(moed, moed.Status)
+	adopted, adoptErr := r.adopt(ctx, moed)
+	if adopted {
+		return ctrl.Result{}, adoptErr // their events lead back here
 	}
 	observed, err := r.observe(ctx, moed)
 	if err != nil {
-		return ctrl.Result{}, err
+		return ctrl.Result{}, errors.Join(adoptErr, err)
 	}
 	now := r.Now()
-	o := observation{Invalid: validate(moed), Pods: observed.enginePods, Router: observed.router}
-	o.Inspection = inspection.Observe(inspectionInputs(moed).Hash(), observed.jobs, observed.inspectPods)
-	var planErr error
-	if report := o.Inspection.Report; report != nil && o.Invalid == nil {
-		if err := report.CheckExpertParallelSize(int(moed.Spec.Parallelism.ExpertParallelSize)); err != nil {
-			o.Invalid = invalidf("InvalidExpertParallelSize", "spec.parallelism.expertParallelSize: %v", err)
-		} else if o.Planning, planErr = r.reconcilePlanning(ctx, moed, *report, observed); planErr == nil {
-			// Without knowing the plan there is no revision to ask for: what serves goes on.
-			o.Revision = revisionOf(moed, *report, o.Planning.Serving)
-		}
-	}
+	o, decideErr := r.decide(ctx, moed, observed, now)
+	actAgain, actErr := r.act(ctx, moed, &o, observed, now)
+	o.Failure = outcome.Lasting(errors.Join(adoptErr, decideErr, actErr))
+	podsAgain, podsErr := r.diagnose(ctx, &o, observed, now)
 
-	if o.Planning.Candidate != nil {
-		o.CandidateRevision = revisionOf(moed, *o.Inspection.Report, o.Planning.Candidate)
+	status := statusOf(moed, o, now)
+	if decideErr == nil {
+		r.Metrics.Set(request.NamespacedName, figuresOf(o, replansLastDay(replansOf(moed, o.Planning.Plans), now), status.Rollout, soakOf(moed)))
+	}
+	if err := errors.Join(adoptErr, decideErr, actErr, podsErr, r.applyStatus(ctx, moed, status)); err != nil {
+		return ctrl.Result{}, err
+	}
+	return ctrl.Result{RequeueAfter: outcome.Soonest(actAgain, podsAgain, o.Planning.Again, lookAgain(moed, o))}, nil
+}
+
+// forget forgets an object that is gone.
+func (r *Reconciler) forget(name types.NamespacedName) {
+	r.Metrics.forget(name)
+	r.statuses.Forget(name)
+}
+
+// decide finds out what is to be served: the model, the profile, the plan, and how what is served stands to it. Profiles and plans
+// that are missing are asked for on the way. With an error nothing is known of the plan: there is no revision to ask for, and what
+// serves goes on.
+func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, observed children, now time.Time) (observation, error) {
+	var err error
+	o := observation{Invalid: validate(moed), Pods: observed.enginePods, Workers: observed.workerPods, Router: observed.router}
+	if o.Invalid == nil {
+		o.Invalid = validateGroups(moed, observed.groups)
+	}
+	o.Inspection = inspection.Observe(inspectionInputs(moed).Hash(), observed.jobs, observed.inspectPods)
+	if report := o.Inspection.Report; report != nil && o.Invalid == nil {
+		if o.Invalid = validateModel(moed, *report); o.Invalid == nil {
+			if o.Planning, err = r.reconcilePlanning(ctx, moed, *report, observed); err != nil {
+				return o, err
+			}
+			o.Revision = revisionOf(moed, *report, o.Planning.Serving)
+			if o.Planning.Candidate != nil {
+				o.CandidateRevision = revisionOf(moed, *report, o.Planning.Candidate)
+			}
+		}
 	}
 	if observes(moed) && o.Revision != "" {
 		o.Reports = r.observeRouters(ctx, observed.routerPods)
 		o.Observed = trafficOf(o.Reports, o.Revision)
 		o.RankTokens, o.Enough = o.Observed.rankLoads(), o.Observed.enough()
 	}
-	if planErr == nil {
-		o.Drift = r.assess(ctx, moed, o.Planning.Serving, o.Planning.Promise, o.Planning.Plans, o.Reports, observed.revisions, now)
-	}
+	o.Drift = r.assess(ctx, moed, o.Planning.Serving, o.Planning.Promise, o.Planning.Plans, o.Reports, observed.revisions, now)
+	return o, nil
+}
 
-	after, inspectErr := inspection.Reconcile(ctx, r.Client, manager, o.Inspection, r.nextInspection(moed), now)
-	settled, rolledOut, rolloutErr := r.reconcileRevisions(ctx, moed, o, observed.revisions, now)
-	o.Settled, o.Rollout = settled, rolledOut
-	poolKindMissing, childrenErr := r.reconcileChildren(ctx, moed)
-	o.PoolKindMissing = poolKindMissing
-	phases := errors.Join(inspectErr, planErr, rolloutErr, childrenErr)
-	o.Failure = outcome.Lasting(phases)
+// act brings the cluster nearer to what was decided, and adds to the observation what came of it. It returns after which time to act
+// again; zero for no such time.
+func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *observation, observed children, now time.Time) (time.Duration, error) {
+	again, inspectErr := inspection.Reconcile(ctx, r.Client, manager, o.Inspection, r.nextInspection(moed), now)
+	var remadeErr, rolloutErr, childrenErr, replanErr error
+	if !paused(moed) {
+		remadeErr = r.recordRemade(ctx, observed, now)
+	}
+	o.Settled, o.Rollout, rolloutErr = r.reconcileRevisions(ctx, moed, *o, observed.revisions, now)
+	o.PoolKindMissing, childrenErr = r.reconcileChildren(ctx, moed)
+	if o.Revision != "" {
+		o.Replan, replanErr = r.reconcileReplan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, driftOf(o.Drift, now))
+	}
+	return outcome.Soonest(again, o.Rollout.Again), errors.Join(inspectErr, remadeErr, rolloutErr, childrenErr, replanErr)
+}
 
-	pods := append(slices.Clone(observed.enginePods), observed.inspectPods...)
-	failedMounts, err := podhealth.FailedMounts(ctx, r.Events, pods, now)
-	if err != nil {
-		phases = errors.Join(phases, err)
+// diagnose looks for what keeps a pod from serving, or from being created. It returns after which time more can be told; zero for no
+// such time.
+func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed children, now time.Time) (time.Duration, error) {
+	if o.Problem = remadeProblem(observed.revisions); o.Problem != nil {
+		return 0, nil // of the pods, which come and go, now one and now another is at fault
 	}
-	found, again := podhealth.Find(pods, failedMounts, now)
-	if found == nil {
-		if found, err = r.refusedPods(ctx, observed.revisions, o, now); err != nil {
-			phases = errors.Join(phases, err)
-		}
+	pods := slices.Concat(observed.enginePods, observed.workerPods, observed.inspectPods)
+	if o.Planning.Hold.reason == reasonOutputChanged { // says more of these pods than that they end again and again
+		pods = slices.DeleteFunc(pods, func(pod *corev1.Pod) bool { _, found := changedOutput(pod); return found })
 	}
-	o.Problem = found
-	after = outcome.Soonest(outcome.Soonest(after, again), outcome.Soonest(o.Planning.Again, o.Rollout.Again))
+	failedMounts, mountsErr := podhealth.FailedMounts(ctx, r.Live, pods, now)
+	var again time.Duration
+	if o.Problem, again = podhealth.Find(pods, failedMounts, now); o.Problem != nil {
+		return again, mountsErr
+	}
+	var refusedErr error
+	o.Problem, refusedErr = r.refusedPods(ctx, observed, *o, now)
+	return again, errors.Join(mountsErr, refusedErr)
+}
+
+// lookAgain is after which time to look at what no watch tells: the ranks that a Gateway is told, whether a kind that is wanted has
+// come, and what is served; zero where there is nothing of the kind.
+func lookAgain(moed *semmoev1.MoEDeployment, o observation) time.Duration {
+	var pool, groups, traffic time.Duration
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
-		after = outcome.Soonest(after, poolPeriod)
+		pool = poolPeriod
+	}
+	if o.Invalid != nil && o.Invalid.reason == reasonNoGroups {
+		groups = groupKindPeriod
 	}
 	if (observes(moed) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus) && o.Revision != "" {
-		after = outcome.Soonest(after, observePeriod)
+		traffic = observePeriod
 	}
-	if o.Inspection.Report != nil && o.Invalid == nil && planErr == nil {
-		if o.Replan, err = r.reconcileReplan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, driftOf(o.Drift, now)); err != nil {
-			phases = errors.Join(phases, err)
-		}
-	}
-	status := statusOf(moed, o, now)
-	if planErr == nil {
-		r.Metrics.set(request.NamespacedName, figuresOf(o, replansLastDay(replansOf(moed, o.Planning.Plans), now), status.Rollout))
-	}
-	if err := r.applyStatus(ctx, moed, status); err != nil {
-		phases = errors.Join(phases, err)
-	}
-	if phases != nil {
-		return ctrl.Result{}, phases
-	}
-	return ctrl.Result{RequeueAfter: after}, nil
+	return outcome.Soonest(pool, groups, traffic)
 }
 
 func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) (children, error) {
@@ -260,24 +311,34 @@ func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) 
 	}
 	for i := range workloads.Items {
 		if workload := &workloads.Items[i]; metav1.IsControlledBy(workload, moed) && workload.DeletionTimestamp == nil {
-			observed.revisions = append(observed.revisions, workload)
+			observed.revisions = append(observed.revisions, statefulSet(workload))
 		}
 	}
-	slices.SortFunc(observed.revisions, func(a, b *appsv1.StatefulSet) int {
+	groups, known, err := r.listGroups(ctx, moed)
+	if err != nil {
+		return observed, err
+	}
+	observed.revisions, observed.groups = append(observed.revisions, groups...), known
+	slices.SortFunc(observed.revisions, func(a, b *workload) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
 	for i := range pods.Items {
 		switch pods.Items[i].Labels[semmoev1.LabelComponent] {
 		case semmoev1.ComponentEngine:
 			observed.enginePods = append(observed.enginePods, &pods.Items[i])
+		case semmoev1.ComponentWorker:
+			observed.workerPods = append(observed.workerPods, &pods.Items[i])
 		case semmoev1.ComponentInspect:
 			observed.inspectPods = append(observed.inspectPods, &pods.Items[i])
 		case semmoev1.ComponentRouter:
 			observed.routerPods = append(observed.routerPods, &pods.Items[i])
 		}
 	}
+	for i, leader := range observed.enginePods {
+		observed.enginePods[i] = asReplica(leader, observed.workerPods, r.Now())
+	}
 	router := &appsv1.Deployment{}
-	err := r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: routerName(moed)}, router)
+	err = r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: routerName(moed)}, router)
 	if err == nil {
 		observed.router = router
 	}
@@ -294,18 +355,27 @@ func (r *Reconciler) nextInspection(moed *semmoev1.MoEDeployment) func(attempt i
 
 // refusedPods reads why the pods of a workload, or of the inspection, cannot be created: a quota, or the pod security
 // standard of the namespace. No pod exists then that could tell.
-func (r *Reconciler) refusedPods(ctx context.Context, workloads []*appsv1.StatefulSet, o observation, now time.Time) (*podhealth.Problem, error) {
+func (r *Reconciler) refusedPods(ctx context.Context, observed children, o observation, now time.Time) (*podhealth.Problem, error) {
 	var owners []client.Object
-	for _, workload := range workloads {
+	for _, workload := range observed.revisions {
 		if state := stateOf(workload, o.Pods); workload.UID != "" && state.Existing < state.Replicas {
-			owners = append(owners, workload)
+			owners = append(owners, workload.object)
+		}
+		for _, name := range wantingGroups(workload, o.Pods, observed.workerPods) {
+			group := &appsv1.StatefulSet{}
+			err := r.Live.Get(ctx, client.ObjectKey{Namespace: workload.Namespace, Name: name}, group)
+			if err == nil {
+				owners = append(owners, group)
+			} else if !apierrors.IsNotFound(err) {
+				return nil, fmt.Errorf("read StatefulSet %s: %w", name, err)
+			}
 		}
 	}
 	if job := o.Inspection.Running; job != nil && job.Status.Active == 0 {
 		owners = append(owners, job)
 	}
 	for _, owner := range owners {
-		message, err := podhealth.LastEvent(ctx, r.Events, owner, "FailedCreate", now)
+		message, err := podhealth.LastEvent(ctx, r.Live, owner, "FailedCreate", now)
 		if err != nil {
 			return nil, err
 		}

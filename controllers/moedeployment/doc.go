@@ -9,4 +9,7 @@
 //   - Children are written by server-side apply with the field manager semmoe-moedeployment, and only where they differ.
 //   - The cores are pure: render (spec and model to pod template), planReplicas (revisions and budget to replicas), and
 //     the conditions (observation to status).
+//
+// Size: one controller, all of whose steps decide from the same observation and the same children; to part them would export both types
+// with all they hold, for nobody else.
 package moedeployment

@@ -60,6 +60,10 @@ type driftInput struct {
 	Engine      semmoev1.EngineType
 	EngineTells bool
 	Observed    bool
+	// Ranks is the expert-parallel size where attention is tensor parallel, and requests have no rank; else 0. Shuffled tells that tokens
+	// are then sent to the ranks of the plan's tables.
+	Ranks    int32
+	Shuffled bool
 	// Routers is what routers tell; Rate is the rate over all that they sampled of what is in service, WasBelow that it was
 	// reported to be below the promise.
 	Routers  routerEvidence
@@ -92,8 +96,10 @@ func firstViolated(chain []policy, in driftInput) finding {
 // unknowns are the reasons for which nothing is known, in order: what comes first makes what follows meaningless. Whatever is
 // missing, old or no number ends here, never in drift.
 var unknowns = []policy{
+	engineCannotShuffle,
 	noPlan,
 	engineCannotTell,
+	tokensNotObserved,
 	notObserved,
 	noPromise,
 	routersUnreachable,
@@ -141,7 +147,7 @@ func assessDrift(in driftInput) assessment {
 		a.Message = "Requests get what the plan promises"
 	}
 	if !a.Tested {
-		a.Message += ". Whether they drift is not tested: the plan has no calibration (drift.json), as one that was made from counts or from too few requests, or by an earlier version"
+		a.Message += fmt.Sprintf(". Whether they drift is not tested: the plan has no calibration (drift.json), as one that was made from counts or held back fewer than %d requests, or by an earlier version", drift.LeastRequests)
 	}
 	a.Reason = string(a.Status)
 	return a
@@ -190,6 +196,18 @@ func (in driftInput) below() bool {
 		return rate < (in.bar()+in.promised())/2
 	}
 	return rate+belowErrors*in.Rate.StandardError() < in.bar()
+}
+
+// engineCannotShuffle: no plan, and no traffic, changes what is local.
+func engineCannotShuffle(in driftInput) (reason, message string, violated bool) {
+	return reasonEngineCannotShuffle, fmt.Sprintf("spec.parallelism.attention is TensorParallel and spec.placement.tokenShuffle is not Enabled: tokens stay where attention leaves them, and one activation in %d is local under any plan. Enable it where the engine's image has a consumer of the plan's tables, or use DataParallel", in.Ranks),
+		in.Ranks > 0 && !in.Shuffled
+}
+
+// tokensNotObserved: no request has a rank that its experts could be compared with.
+func tokensNotObserved(in driftInput) (reason, message string, violated bool) {
+	return "NotObserved", "spec.parallelism.attention is TensorParallel: routers do not see which rank a token was sent to, and cannot measure the local activation rate. Where the consumer in the engine tells it to a Prometheus server, set spec.drift.source to Prometheus",
+		in.Ranks > 0 && in.fromRouters()
 }
 
 // noPlan: the engine's own placement promises nothing.

@@ -135,6 +135,8 @@ func TestAssessDrift(t *testing.T) {
 		"plan of the tables deleted": {served(func(in *driftInput) { in.Routers.Tables = "other" }), localityUnknown, "PlanNotFound", "", "does not exist"},
 		"plan without figures":       {served(func(in *driftInput) { in.Promise = nil }), localityUnknown, "PlanNotFound", "", "not told its figures"},
 		"an engine that cannot tell": {served(shifted, func(in *driftInput) { in.EngineTells, in.Engine = false, semmoev1.EngineTensorRTLLM }), localityUnknown, "EngineCannotTell", "", "TensorRTLLM"},
+		"tokens that stay":           {served(shifted, func(in *driftInput) { in.Ranks, in.Serving = 8, nil }), localityUnknown, "EngineCannotShuffle", "", "one activation in 8 is local"},
+		"tokens that are shuffled":   {served(shifted, func(in *driftInput) { in.Ranks, in.Shuffled = 8, true }), localityUnknown, "NotObserved", "", "spec.drift.source"},
 		"nothing is sampled":         {served(shifted, func(in *driftInput) { in.Observed = false }), localityUnknown, "NotObserved", "", "samplePercent"},
 		"no router answers":          {served(shifted, func(in *driftInput) { in.Routers.Answered = 0 }), localityUnknown, "RoutersUnreachable", "", "No request router"},
 		"nothing in the window":      {served(func(in *driftInput) { in.Routers = routerEvidence{Answered: 2} }), localityUnknown, "Stale", "", "last 3600 seconds"},
@@ -166,6 +168,7 @@ func TestAssessDrift(t *testing.T) {
 		"the user's wish comes first": {served(shifted, remade(0), func(in *driftInput) { in.Paused, in.RollingOut = true, true }), localityDrifted, "Drifted", "Paused", ""},
 
 		"Prometheus, on target":   {asked(good), localityOnTarget, "OnTarget", "", ""},
+		"Prometheus, tokens":      {asked(good, func(in *driftInput) { in.Ranks, in.Shuffled = 8, true }), localityOnTarget, "OnTarget", "", ""},
 		"Prometheus, drifted":     {asked(values(append(times(60, 0.4), times(60, 0.35)...)...)), localityDrifted, "Drifted", "", ""},
 		"Prometheus, held":        {asked(values(times(60, 0.3)...), func(in *driftInput) { in.Paused = true }), localityDrifted, "Drifted", "Paused", ""},
 		"Prometheus, no series":   {asked(good, func(*driftInput) {}).with(finding{promquery.NoSeries, "The query yields no series"}), localityUnknown, "PrometheusNoSeries", "", "no series"},

@@ -11,18 +11,23 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// figures are what the metrics of one MoEDeployment are made from. What is not known is NaN, or zero for a time, and has no series.
-type figures struct {
-	Statistic, Threshold, Observed, Promised float64
-	PlanCreated                              time.Time
-	Replans                                  int
+// Figures are what the metrics of one MoEDeployment are made from. What is not known is NaN, or zero for a time, and has no series.
+type Figures struct {
+	Statistic, Threshold, Observed, Promised, Baseline float64
+	PlanCreated                                        time.Time
+	Replans                                            int
 	// Rollout is how a new plan comes into service; nil where none does.
 	Rollout *semmoev1.RolloutStatus
+	// Soak is how long its canary must serve.
+	Soak time.Duration
 }
 
 // figuresOf are the figures of an observation.
-func figuresOf(o observation, replans int, rollout *semmoev1.RolloutStatus) figures {
-	f := figures{Statistic: math.NaN(), Threshold: math.NaN(), Observed: math.NaN(), Promised: math.NaN(), Replans: replans, Rollout: rollout}
+func figuresOf(o observation, replans int, rollout *semmoev1.RolloutStatus, soak time.Duration) Figures {
+	unknown := math.NaN()
+	f := Figures{
+		Statistic: unknown, Threshold: unknown, Observed: unknown, Promised: unknown, Baseline: unknown, Replans: replans, Rollout: rollout, Soak: soak,
+	}
 	if o.Drift.Tested {
 		f.Statistic, f.Threshold = o.Drift.Statistic, o.Drift.Threshold
 	}
@@ -35,6 +40,9 @@ func figuresOf(o observation, replans int, rollout *semmoev1.RolloutStatus) figu
 	if o.Drift.Promise.LARMilli > 0 {
 		f.Promised = float64(o.Drift.Promise.LARMilli) / 1000
 	}
+	if forecast := o.forecast(); forecast != nil {
+		f.Baseline = float64(forecast.BaselineMilli) / 1000
+	}
 	return f
 }
 
@@ -44,15 +52,16 @@ type Metrics struct {
 	now func() time.Time
 
 	mu sync.Mutex
-	of map[types.NamespacedName]figures
+	of map[types.NamespacedName]Figures
 }
 
 // NewMetrics returns metrics that are to be registered.
 func NewMetrics(now func() time.Time) *Metrics {
-	return &Metrics{now: now, of: map[types.NamespacedName]figures{}}
+	return &Metrics{now: now, of: map[types.NamespacedName]Figures{}}
 }
 
-func (m *Metrics) set(key types.NamespacedName, f figures) {
+// Set replaces the figures of an object.
+func (m *Metrics) Set(key types.NamespacedName, f Figures) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.of[key] = f
@@ -79,15 +88,17 @@ var (
 	thresholdDesc = describe("semmoe_drift_threshold", "Value of semmoe_drift_statistic above which requests count as drifted away from the plan.")
 	observedDesc  = describe("semmoe_lar_observed_ratio", "Local activation rate that request routers observe of the revision in service; absent with too few samples.")
 	promisedDesc  = describe("semmoe_lar_promised_ratio", "Local activation rate that the plan in use promises; absent without a plan.")
+	baselineDesc  = describe("semmoe_lar_baseline_ratio", "Local activation rate of the default placement with requests in turn, as the plan in use says, or the newest one while none is; absent without a plan.")
 	ageDesc       = describe("semmoe_plan_age_seconds", "Age of the plan in use; absent without a plan.")
 	replansDesc   = describe("semmoe_replans_last_day", "Plans that were made for drift within 24 hours.")
 	phaseDesc     = describe("semmoe_rollout_phase", "1 for how far a new plan of a MoEDeployment has come (None, Canary, Promoting, RollingBack), else 0.", "phase")
 	startDesc     = describe("semmoe_rollout_phase_start_time_seconds", "When that phase began, in seconds since 1970; absent where no plan is on its way.")
+	soakDesc      = describe("semmoe_rollout_soak_seconds", "How long a new plan must serve on its canary before it may be promoted; absent where no plan is on its way.")
 )
 
 // Describe tells all metrics.
 func (m *Metrics) Describe(descriptions chan<- *prometheus.Desc) {
-	for _, description := range []*prometheus.Desc{statisticDesc, thresholdDesc, observedDesc, promisedDesc, ageDesc, replansDesc, phaseDesc, startDesc} {
+	for _, description := range []*prometheus.Desc{statisticDesc, thresholdDesc, observedDesc, promisedDesc, baselineDesc, ageDesc, replansDesc, phaseDesc, startDesc, soakDesc} {
 		descriptions <- description
 	}
 }
@@ -106,6 +117,7 @@ func (m *Metrics) Collect(metrics chan<- prometheus.Metric) {
 		if f.Rollout != nil {
 			phase = f.Rollout.Phase
 			gauge(startDesc, float64(f.Rollout.Since.Unix()))
+			gauge(soakDesc, f.Soak.Seconds())
 		}
 		for _, p := range phases {
 			value := 0.0
@@ -118,6 +130,7 @@ func (m *Metrics) Collect(metrics chan<- prometheus.Metric) {
 		gauge(thresholdDesc, f.Threshold)
 		gauge(observedDesc, f.Observed)
 		gauge(promisedDesc, f.Promised)
+		gauge(baselineDesc, f.Baseline)
 		gauge(replansDesc, float64(f.Replans))
 		if !f.PlanCreated.IsZero() {
 			gauge(ageDesc, m.now().Sub(f.PlanCreated).Seconds())

@@ -10,11 +10,22 @@ import (
 // manager is the field manager of everything that this controller writes.
 const manager = "semmoe-moedeployment"
 
-func podsServiceName(moed *semmoev1.MoEDeployment) string { return moed.Name + "-pods" }
-func routerName(moed *semmoev1.MoEDeployment) string      { return moed.Name + "-router" }
+// What follows a MoEDeployment's name in those of its children whose names hold no hash.
+const (
+	podsSuffix   = "-pods"
+	routerSuffix = "-router"
+	tablesSuffix = "-tables"
+)
+
+// ChildSuffixes are what follows a MoEDeployment's name in those of its children: no other MoEDeployment of the namespace may be
+// called so.
+func ChildSuffixes() []string { return []string{podsSuffix, routerSuffix, tablesSuffix} }
+
+func podsServiceName(moed *semmoev1.MoEDeployment) string { return moed.Name + podsSuffix }
+func routerName(moed *semmoev1.MoEDeployment) string      { return moed.Name + routerSuffix }
 
 // tablesName is the ConfigMap that says whose tables the request router uses. There may be none.
-func tablesName(moed *semmoev1.MoEDeployment) string { return moed.Name + "-tables" }
+func tablesName(moed *semmoev1.MoEDeployment) string { return moed.Name + tablesSuffix }
 
 // selector selects the pods of one component of a MoEDeployment.
 func selector(moed *semmoev1.MoEDeployment, component string) map[string]string {

@@ -110,15 +110,23 @@ func (r *Reconciler) fetchReport(ctx context.Context, podIP string) (lar.Report,
 	return report, report.Validate()
 }
 
+// forecast is what the plan in use says of itself, or the newest plan while none is in use; nil where neither has told its figures.
+func (o observation) forecast() *semmoev1.PlanForecast {
+	if plan := cmp.Or(o.Planning.Promise, o.Planning.Plan); plan != nil {
+		return plan.Status.Forecast
+	}
+	return nil
+}
+
 // larStatus is the reported rate: what the plan says, and what is observed of the revision. The observed rate stays at the
 // previous report until it differs by a step and a minute has passed.
 func larStatus(previous *semmoev1.LARStatus, o observation, observes bool, now time.Time) *semmoev1.LARStatus {
 	lar := &semmoev1.LARStatus{}
-	if plan := cmp.Or(o.Planning.Promise, o.Planning.Plan); plan != nil && plan.Status.Forecast != nil {
-		lar.BaselineMilli = &plan.Status.Forecast.BaselineMilli
-		lar.BaselineSummary = plan.Status.Forecast.BaselineSummary
-		if plan == o.Planning.Promise {
-			lar.PredictedMilli = &plan.Status.Forecast.LARMilli
+	if forecast := o.forecast(); forecast != nil {
+		lar.BaselineMilli = &forecast.BaselineMilli
+		lar.BaselineSummary = forecast.BaselineSummary
+		if o.Planning.Promise != nil {
+			lar.PredictedMilli = &forecast.LARMilli
 		}
 	}
 	if observes {

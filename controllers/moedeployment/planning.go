@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -84,7 +83,7 @@ func profileFor(moed *semmoev1.MoEDeployment, modelDigest string) *semmoev1.Affi
 		Dataset: *profiling.Dataset, Sampling: profiling.SamplingSpec, Target: profiling.Target,
 	}, 8)
 	spec := semmoev1.AffinityProfileSpec{
-		Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: moed.Spec.Parallelism,
+		Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: placedAs(moed),
 		Dataset: profiling.Dataset, SamplingSpec: profiling.SamplingSpec, Target: profiling.Target,
 		Template: schedulingOf(moed.Spec.Template),
 	}
@@ -129,8 +128,9 @@ type planInputs struct {
 	Ranks     int32                         `json:"ranks"`
 	Engine    semmoev1.EngineType           `json:"engine"`
 	Solver    semmoev1.SolverSpec           `json:"solver"`
-	// Realization is left out where it is EngineMap.
-	Realization semmoev1.Realization `json:"realization,omitempty"`
+	// Realization is left out where it is EngineMap, TokenShuffle where it is not Disabled.
+	Realization  semmoev1.Realization  `json:"realization,omitempty"`
+	TokenShuffle semmoev1.TokenShuffle `json:"tokenShuffle,omitempty"`
 }
 
 // planFor is the plan that the spec asks for, given its profile and for which realisation it is to be solved.
@@ -138,11 +138,11 @@ func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, re
 	spec := semmoev1.PlacementPlanSpec{
 		ProfileRef: semmoev1.ProfileReference{Name: profile.Name}, Attention: moed.Spec.Parallelism.Attention,
 		ExpertParallelSize: moed.Spec.Parallelism.ExpertParallelSize, Engine: moed.Spec.Engine.Type, Solver: moed.Spec.Placement.Solver,
-		Realization: realization,
+		Realization: realization, TokenShuffle: plannedShuffle(moed),
 	}
 	inputs := planInputs{
 		Profile: profile.Name, Result: profile.Status.Result.Digest, Attention: spec.Attention, Ranks: spec.ExpertParallelSize,
-		Engine: spec.Engine, Solver: spec.Solver,
+		Engine: spec.Engine, Solver: spec.Solver, TokenShuffle: spec.TokenShuffle,
 	}
 	if realization != semmoev1.RealizationEngineMap {
 		inputs.Realization = realization
@@ -187,7 +187,7 @@ type choice struct {
 	report checkpoint.Report
 	// wanted is the plan for the present inputs; nil where there is none yet.
 	wanted    *semmoev1.PlacementPlan
-	workloads []*appsv1.StatefulSet
+	workloads []*workload
 	// changed tells, by revision, how its answers differ from those without a plan.
 	changed map[string]string
 	answers answers
@@ -247,7 +247,7 @@ func (c *choice) needsTrial(inService, l *layout) bool {
 // tried tells that a layout has a workload already.
 func (c *choice) tried(l *layout) bool {
 	revision := revisionOf(c.moed, c.report, l)
-	return slices.ContainsFunc(c.workloads, func(w *appsv1.StatefulSet) bool { return w.Labels[semmoev1.LabelRevision] == revision })
+	return slices.ContainsFunc(c.workloads, func(w *workload) bool { return w.Labels[semmoev1.LabelRevision] == revision })
 }
 
 // failedText says that a layout's plan has failed as a canary; empty where it has not.
@@ -294,17 +294,16 @@ func (c *choice) refusal(l *layout) string { return c.changed[revisionOf(c.moed,
 // fits the spec. It is read from the workload alone: a plan whose status was lost, or which was deleted, is still in service.
 // A workload that was seen to change answers is passed over, and so is one that has not proven itself.
 func (c *choice) inService() *layout {
-	ranks := strconv.Itoa(int(c.moed.Spec.Parallelism.ExpertParallelSize))
-	empty := func(w *appsv1.StatefulSet) bool { return w.Spec.Replicas == nil || *w.Spec.Replicas == 0 }
+	empty := func(w *workload) bool { return *w.replicas() == 0 }
 	workloads := proven(c.workloads)
-	scaledToZero := !slices.ContainsFunc(workloads, func(w *appsv1.StatefulSet) bool { return !empty(w) })
+	scaledToZero := !slices.ContainsFunc(workloads, func(w *workload) bool { return !empty(w) })
 	for i, workload := range workloads {
 		if empty(workload) && !(scaledToZero && i == 0) || c.changed[workload.Labels[semmoev1.LabelRevision]] != "" {
 			continue
 		}
-		template := &workload.Spec.Template
+		template := workload.template()
 		digest := template.Annotations[semmoev1.AnnotationPlanDigest]
-		if digest == "" || template.Annotations[semmoev1.AnnotationModelDigest] != c.report.ModelDigest || template.Annotations[semmoev1.AnnotationRanks] != ranks {
+		if digest == "" || template.Annotations[semmoev1.AnnotationModelDigest] != c.report.ModelDigest || !shapedAs(c.moed.Spec.Parallelism, template.Annotations) {
 			continue
 		}
 		realization := realizationOf(workload)
@@ -321,6 +320,15 @@ func (c *choice) inService() *layout {
 		}
 	}
 	return nil
+}
+
+// shapedAs tells that pods with these annotations, under a plan, have the ranks and the attention of a spec.
+func shapedAs(parallelism semmoev1.ParallelismSpec, annotations map[string]string) bool {
+	requestRanks, ranks := annotations[semmoev1.AnnotationRanks], strconv.Itoa(int(parallelism.ExpertParallelSize))
+	if parallelism.Attention == semmoev1.AttentionDataParallel {
+		return requestRanks == ranks
+	}
+	return requestRanks == "" && annotations[semmoev1.AnnotationExpertParallelSize] == ranks
 }
 
 // promiseOf is the plan with that digest, among those that tell what they are worth.
@@ -342,18 +350,16 @@ func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) verdic
 	}
 	switch {
 	case plan.Status.Verdict != semmoev1.VerdictGain:
-		return no(string(plan.Status.Verdict), "Plan %s promises no gain (%s against %s without it), and is not rolled out", short, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)
-	case moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
-		return no("NotRealizable", "Plan %s is for attention TensorParallel: it pays only in an engine that shuffles tokens by the plan's tables, which %s does not", short, moed.Spec.Engine.Type)
-	case moed.Spec.Routing.Mode == semmoev1.RoutingModeNone && !approved:
+		return no(string(plan.Status.Verdict), "Plan %s promises no gain (%s), and is not rolled out", short, promiseText(plan))
+	case moed.Spec.Routing.Mode == semmoev1.RoutingModeNone && moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel && !approved:
 		return no("NoRouter", "Plan %s pays only if requests are sent to the ranks that hold their experts: set spec.routing.mode to Router or EndpointPicker, or, where somebody else sends them there, approve it with: %s", short, approve)
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
-		return no("Advisory", "Plan %s promises %s against %s without it; spec.placement.approval is Advisory: nothing is rolled out", short, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)
+		return no("Advisory", "Plan %s promises %s; spec.placement.approval is Advisory: nothing is rolled out", short, promiseText(plan))
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !approved:
-		return no("AwaitingApproval", "Plan %s promises %s against %s without it; approve it with: %s", short, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary, approve)
+		return no("AwaitingApproval", "Plan %s promises %s; approve it with: %s", short, promiseText(plan), approve)
 	case *moed.Spec.Replicas == 1 && *moed.Spec.Rollout.MaxSurge == 0 && !approved:
-		return no("NoRoomForCanary", "Plan %s promises %s against %s without it; with one replica and spec.rollout.maxSurge 0 its roll-out interrupts the service: set maxSurge, or accept that with: %s",
-			short, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary, approve)
+		return no("NoRoomForCanary", "Plan %s promises %s; with one replica and spec.rollout.maxSurge 0 its roll-out interrupts the service: set maxSurge, or accept that with: %s",
+			short, promiseText(plan), approve)
 	}
 	return verdict{}
 }
@@ -363,6 +369,24 @@ func forecastOf(plan *semmoev1.PlacementPlan) semmoev1.PlanForecast {
 		return semmoev1.PlanForecast{}
 	}
 	return *plan.Status.Forecast
+}
+
+// promiseText says what a plan is worth, and what there is without it.
+func promiseText(plan *semmoev1.PlacementPlan) string {
+	f := forecastOf(plan)
+	if f.BaselineRemoteRanksMilli > 0 {
+		return fmt.Sprintf("the experts of a token on %.2f other ranks, against %.2f without it", float64(f.RemoteRanksMilli)/1000, float64(f.BaselineRemoteRanksMilli)/1000)
+	}
+	return fmt.Sprintf("%s against %s without it", f.LARSummary, f.BaselineSummary)
+}
+
+// plannedText says of a plan that can be served what it promises.
+func plannedText(plan *semmoev1.PlacementPlan) string {
+	f := forecastOf(plan)
+	if f.BaselineRemoteRanksMilli > 0 {
+		return fmt.Sprintf("promises %s; tokens are not shuffled, and the local activation rate is %s under any plan", promiseText(plan), f.LARSummary)
+	}
+	return fmt.Sprintf("promises a local activation rate of %s; the default placement has %s", f.LARSummary, f.BaselineSummary)
 }
 
 // needs tells that a plan is asked for, is what drift has led to last, or is named to the routers.
@@ -378,18 +402,18 @@ func (p *planning) needs(plan *semmoev1.PlacementPlan) bool {
 // obsoletePlans are plans of ours that nothing needs: not asked for, not made for a drift of late, and named by no workload. Which plan
 // of a profile is asked for is not known while the profile is not complete, as after its status was lost: they are kept, and with them
 // what they have failed at.
-func obsoletePlans(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan, p planning, workloads []*appsv1.StatefulSet, now time.Time) []*semmoev1.PlacementPlan {
+func obsoletePlans(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan, p planning, workloads []*workload, now time.Time) []*semmoev1.PlacementPlan {
 	return slices.DeleteFunc(slices.Clone(plans), func(plan *semmoev1.PlacementPlan) bool {
 		unknown := p.Plan == nil && p.ProfileName != "" && p.ProfileName == plan.Spec.ProfileRef.Name
 		wanted := p.needs(plan) || unknown || recentReplan(plan, now) || pinned(moed, plan)
-		return plan.DeletionTimestamp != nil || wanted || slices.ContainsFunc(workloads, func(w *appsv1.StatefulSet) bool { return mounts(w, plan) })
+		return plan.DeletionTimestamp != nil || wanted || slices.ContainsFunc(workloads, func(w *workload) bool { return mounts(w, plan) })
 	})
 }
 
 // mounts tells that a workload's pods mount the plan's ConfigMap, which would go with the plan. Its name begins with the
 // plan's, so that this holds also while the plan's status is not known.
-func mounts(workload *appsv1.StatefulSet, plan *semmoev1.PlacementPlan) bool {
-	return slices.ContainsFunc(workload.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool {
+func mounts(workload *workload, plan *semmoev1.PlacementPlan) bool {
+	return slices.ContainsFunc(workload.template().Spec.Volumes, func(v corev1.Volume) bool {
 		return v.Name == semmoev1.PlanVolume && v.ConfigMap != nil && strings.HasPrefix(v.ConfigMap.Name, plan.Name+"-")
 	})
 }
@@ -446,8 +470,7 @@ func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
 		return o.Planning.Pin
 	case moed.Spec.Placement.PlanRef != nil && plan != nil && o.Inspection.Report != nil:
 		plan = cmp.Or(o.Planning.PinnedTables, plan)
-		return verdict{metav1.ConditionTrue, "Pinned", fmt.Sprintf("spec.placement.planRef pins PlacementPlan %s (%s), which promises a local activation rate of %s; the default placement has %s",
-			plan.Name, plan.Status.Plan, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)}
+		return verdict{metav1.ConditionTrue, "Pinned", fmt.Sprintf("spec.placement.planRef pins PlacementPlan %s (%s), which %s", plan.Name, plan.Status.Plan, plannedText(plan))}
 	case moed.Spec.Profiling == nil:
 		return no("NoProfile", "There is no plan without a profile")
 	case o.Inspection.Report == nil || !profiled(o.Planning.Profile, o.Inspection.Report.ModelDigest):
@@ -461,8 +484,7 @@ func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
 		if plan.Status.Verdict != semmoev1.VerdictGain {
 			reason = string(plan.Status.Verdict)
 		}
-		text := fmt.Sprintf("PlacementPlan %s (%s) promises a local activation rate of %s; the default placement has %s",
-			plan.Name, plan.Status.Plan, forecastOf(plan).LARSummary, forecastOf(plan).BaselineSummary)
+		text := fmt.Sprintf("PlacementPlan %s (%s) %s", plan.Name, plan.Status.Plan, plannedText(plan))
 		if o.Replan.reason != "" {
 			text += ". " + o.Replan.reason + ": " + o.Replan.message
 		}
@@ -501,7 +523,7 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 	case !complete:
 		return no("RollingOut", "Plan %s is being rolled out", p.Serving.Short())
 	}
-	return verdict{metav1.ConditionTrue, "RolledOut", fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), realizationText[p.Serving.Realization], p.Why) + p.Warnings + p.tablesText()}
+	return verdict{metav1.ConditionTrue, "RolledOut", fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), realizationText[p.Serving.Realization], p.Why) + p.Warnings + p.tablesText() + shuffleText(moed, o)}
 }
 
 // tablesText says whose tables are used with the layout in service, and what keeps newer ones from it; empty for its own.

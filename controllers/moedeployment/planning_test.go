@@ -40,31 +40,31 @@ func planOf(name, digest string, change func(*semmoev1.PlacementPlan)) *semmoev1
 }
 
 // workloadUnder is the workload of a revision under the plan, which may be nil.
-func workloadUnder(t *testing.T, plan *semmoev1.PlacementPlan, replicas int32) *appsv1.StatefulSet {
+func workloadUnder(t *testing.T, plan *semmoev1.PlacementPlan, replicas int32) *workload {
 	t.Helper()
 	var under *layout
 	if plan != nil {
 		under = layoutOf(plan, semmoev1.RealizationEngineMap)
 	}
-	workload, err := render(deployment(), "r1", report(), under, "semmoe:1")
+	workload, err := render(deployment(), "r1", report(), under, own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	workload.Spec.Replicas = &replicas
+	*workload.replicas() = replicas
 	return workload
 }
 
 // trial is a workload that has not proven itself.
-func trial(workload *appsv1.StatefulSet) *appsv1.StatefulSet {
-	metav1.SetMetaDataAnnotation(&workload.ObjectMeta, semmoev1.AnnotationRollout, semmoev1.RolloutCanary)
+func trial(workload *workload) *workload {
+	metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationRollout, semmoev1.RolloutCanary)
 	return workload
 }
 
 // olderWorkload is one whose pods do not tell their engine.
-func olderWorkload(t *testing.T, plan *semmoev1.PlacementPlan) *appsv1.StatefulSet {
+func olderWorkload(t *testing.T, plan *semmoev1.PlacementPlan) *workload {
 	t.Helper()
 	workload := workloadUnder(t, plan, 2)
-	delete(workload.Spec.Template.Annotations, semmoev1.AnnotationEngine)
+	delete(workload.template().Annotations, semmoev1.AnnotationEngine)
 	return workload
 }
 
@@ -89,7 +89,7 @@ func TestChooseLayout(t *testing.T) {
 	cases := map[string]struct {
 		change    []func(*semmoev1.MoEDeployment)
 		wanted    *semmoev1.PlacementPlan
-		workloads []*appsv1.StatefulSet
+		workloads []*workload
 		want      *semmoev1.PlacementPlan
 		try       *semmoev1.PlacementPlan
 		hold      string
@@ -97,24 +97,24 @@ func TestChooseLayout(t *testing.T) {
 		"none yet":                        {},
 		"ready":                           {wanted: fresh, want: fresh},
 		"not ready":                       {wanted: waiting},
-		"not ready, the old one stays":    {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}, want: old},
-		"ready, replaces the old one":     {wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}, want: old, try: fresh},
-		"ready, the first plan":           {wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, nil, 2)}, try: fresh},
-		"on its canary":                   {wanted: fresh, workloads: []*appsv1.StatefulSet{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, try: fresh},
-		"the canary has the only replica": {wanted: fresh, workloads: []*appsv1.StatefulSet{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 0)}, want: old, try: fresh},
-		"the canary is all that is left":  {wanted: fresh, workloads: []*appsv1.StatefulSet{trial(workloadUnder(t, fresh, 1))}, try: fresh},
-		"on its canary, withdrawn":        {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, workloads: []*appsv1.StatefulSet{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, hold: "AwaitingApproval"},
-		"failed":                          {wanted: failedOnce, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}, want: old, hold: "RolledBack"},
+		"not ready, the old one stays":    {wanted: waiting, workloads: []*workload{workloadUnder(t, old, 2)}, want: old},
+		"ready, replaces the old one":     {wanted: fresh, workloads: []*workload{workloadUnder(t, old, 2)}, want: old, try: fresh},
+		"ready, the first plan":           {wanted: fresh, workloads: []*workload{workloadUnder(t, nil, 2)}, try: fresh},
+		"on its canary":                   {wanted: fresh, workloads: []*workload{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, try: fresh},
+		"the canary has the only replica": {wanted: fresh, workloads: []*workload{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 0)}, want: old, try: fresh},
+		"the canary is all that is left":  {wanted: fresh, workloads: []*workload{trial(workloadUnder(t, fresh, 1))}, try: fresh},
+		"on its canary, withdrawn":        {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, workloads: []*workload{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, hold: "AwaitingApproval"},
+		"failed":                          {wanted: failedOnce, workloads: []*workload{workloadUnder(t, old, 2)}, want: old, hold: "RolledBack"},
 		"failed, and nothing serves":      {wanted: failedOnce, hold: "RolledBack"},
-		"failed for somebody else":        {wanted: failedElsewhere, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}, want: old, try: fresh},
-		"failed, but in service":          {wanted: failedOnce, workloads: []*appsv1.StatefulSet{workloadUnder(t, fresh, 2)}, want: fresh},
+		"failed for somebody else":        {wanted: failedElsewhere, workloads: []*workload{workloadUnder(t, old, 2)}, want: old, try: fresh},
+		"failed, but in service":          {wanted: failedOnce, workloads: []*workload{workloadUnder(t, fresh, 2)}, want: fresh},
 		"of another checkpoint":           {wanted: otherModel},
 		"no gain":                         {wanted: noGain, hold: "NoGainExpected"},
-		"no gain, the old one stays":      {wanted: noGain, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}, want: old, hold: "NoGainExpected"},
+		"no gain, the old one stays":      {wanted: noGain, workloads: []*workload{workloadUnder(t, old, 2)}, want: old, hold: "NoGainExpected"},
 		"advisory":                        {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalAdvisory), approve}, wanted: fresh, hold: "Advisory"},
 		"manual":                          {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, hold: "AwaitingApproval"},
 		"manual, approved":                {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual), approve}, wanted: fresh, want: fresh},
-		"manual, in service already":      {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, fresh, 1)}, want: fresh},
+		"manual, in service already":      {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, workloads: []*workload{workloadUnder(t, fresh, 1)}, want: fresh},
 		"one replica, no surge":           {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }}, wanted: fresh, hold: "NoRoomForCanary"},
 		"one replica, no surge, approved": {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }, approve}, wanted: fresh, want: fresh},
 		"one replica, surge": {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) {
@@ -124,18 +124,18 @@ func TestChooseLayout(t *testing.T) {
 		"no router, approved":                 {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }, approve}, wanted: fresh, want: fresh},
 		"endpoint picker":                     {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker }}, wanted: fresh, want: fresh},
 		"no router":                           {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, wanted: fresh, hold: "NoRouter"},
-		"EP size changed: no plan fits":       {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
-		"engine changed: no plan fits":        {change: []func(*semmoev1.MoEDeployment){engineOf(semmoev1.EngineVLLMAscend)}, wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 2)}},
-		"a workload of an older version":      {wanted: waiting, workloads: []*appsv1.StatefulSet{olderWorkload(t, old)}, want: old},
-		"a workload without replicas":         {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, nil, 2), workloadUnder(t, old, 0)}},
-		"none has replicas: the newest":       {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, old, 0), workloadUnder(t, gone, 0)}, want: old},
-		"none has replicas, newest unplanned": {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, nil, 0), workloadUnder(t, old, 0)}},
+		"EP size changed: no plan fits":       {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }}, wanted: fresh, workloads: []*workload{workloadUnder(t, old, 2)}},
+		"engine changed: no plan fits":        {change: []func(*semmoev1.MoEDeployment){engineOf(semmoev1.EngineVLLMAscend)}, wanted: fresh, workloads: []*workload{workloadUnder(t, old, 2)}},
+		"a workload of an older version":      {wanted: waiting, workloads: []*workload{olderWorkload(t, old)}, want: old},
+		"a workload without replicas":         {wanted: waiting, workloads: []*workload{workloadUnder(t, nil, 2), workloadUnder(t, old, 0)}},
+		"none has replicas: the newest":       {wanted: waiting, workloads: []*workload{workloadUnder(t, old, 0), workloadUnder(t, gone, 0)}, want: old},
+		"none has replicas, newest unplanned": {wanted: waiting, workloads: []*workload{workloadUnder(t, nil, 0), workloadUnder(t, old, 0)}},
 		"scaled to zero and back": {
 			change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }},
-			wanted: fresh, workloads: []*appsv1.StatefulSet{workloadUnder(t, fresh, 0)}, want: fresh,
+			wanted: fresh, workloads: []*workload{workloadUnder(t, fresh, 0)}, want: fresh,
 		},
-		"a workload of a plan that is gone": {wanted: waiting, workloads: []*appsv1.StatefulSet{workloadUnder(t, gone, 2)}, want: gone},
-		"of which the status was lost":      {wanted: lost, workloads: []*appsv1.StatefulSet{workloadUnder(t, fresh, 2)}, want: fresh},
+		"a workload of a plan that is gone": {wanted: waiting, workloads: []*workload{workloadUnder(t, gone, 2)}, want: gone},
+		"of which the status was lost":      {wanted: lost, workloads: []*workload{workloadUnder(t, fresh, 2)}, want: fresh},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -176,13 +176,13 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		p.Spec.Engine = engine
 		return p
 	}
-	inService := func(l *layout, revision string) []*appsv1.StatefulSet {
-		workload, err := render(deployment(), revision, report(), l, "semmoe:1")
+	inService := func(l *layout, revision string) []*workload {
+		under, err := render(deployment(), revision, report(), l, own{Image: "semmoe:1"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		workload.Spec.Replicas = ptr.To[int32](2)
-		return []*appsv1.StatefulSet{workload}
+		*under.replicas() = 2
+		return []*workload{under}
 	}
 	revision := func(l *layout, change ...func(*semmoev1.MoEDeployment)) string {
 		return revisionOf(deployment(change...), report(), l)
@@ -191,7 +191,7 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		change    []func(*semmoev1.MoEDeployment)
 		report    *checkpoint.Report
 		wanted    *semmoev1.PlacementPlan
-		workloads []*appsv1.StatefulSet
+		workloads []*workload
 		changed   []string
 		answers   answers
 		want      *layout
@@ -498,7 +498,7 @@ func TestOutdated(t *testing.T) {
 func TestObsolete(t *testing.T) {
 	used, wanted, gone := planOf("used", "aa", nil), planOf("wanted", "bb", nil), planOf("gone", "cc", nil)
 	plans := []*semmoev1.PlacementPlan{used, wanted, gone}
-	workloads := []*appsv1.StatefulSet{workloadUnder(t, used, 0)}
+	workloads := []*workload{workloadUnder(t, used, 0)}
 	obsolete := obsoletePlans(deployment(), plans, planning{Plan: wanted}, workloads, start)
 	if len(obsolete) != 1 || obsolete[0] != gone {
 		t.Errorf("obsolete are %d plans, want the one that nothing names", len(obsolete))

@@ -7,14 +7,12 @@ import (
 	"path"
 	"strconv"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
-	"github.com/semmoe/operator/internal/jobstate"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/reshuffle"
 )
@@ -102,7 +100,6 @@ func addReshuffledWeights(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDe
 		Name:                     reshuffleContainer,
 		Image:                    image,
 		Args:                     args,
-		SecurityContext:          jobstate.RestrictedContainer(),
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		Resources: corev1.ResourceRequirements{
 			Requests: requests,
@@ -164,8 +161,8 @@ func reshuffleOf(pod *corev1.Pod) (reshuffle.Result, bool) {
 }
 
 // realizationOf is how the plan of a workload reaches its engine.
-func realizationOf(workload *appsv1.StatefulSet) semmoev1.Realization {
-	if realization := workload.Spec.Template.Annotations[semmoev1.AnnotationRealization]; realization != "" {
+func realizationOf(workload *workload) semmoev1.Realization {
+	if realization := workload.template().Annotations[semmoev1.AnnotationRealization]; realization != "" {
 		return semmoev1.Realization(realization)
 	}
 	return semmoev1.RealizationEngineMap

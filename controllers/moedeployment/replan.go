@@ -3,6 +3,7 @@ package moedeployment
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -97,6 +98,8 @@ func (l lineage) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, in
 func holdTables(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) verdict {
 	short, gain := plan.Status.Plan, comparisonText(plan)
 	switch {
+	case moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
+		return verdict{metav1.ConditionFalse, "EngineKeepsTables", fmt.Sprintf("Plan %s has new tables for the placement in service (%s); with attention TensorParallel engines read the tables of their plan, once, when they start: they are not used", short, gain)}
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
 		return verdict{metav1.ConditionFalse, "Advisory", fmt.Sprintf("Plan %s has new tables for the placement in service (%s); spec.placement.approval is Advisory: they are not used", short, gain)}
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !approved(moed, short) && !pinned(moed, plan):
@@ -264,7 +267,7 @@ func (p planning) liveProfile(moed *semmoev1.MoEDeployment, d driftSignal) *semm
 	return &semmoev1.AffinityProfile{
 		ObjectMeta: metav1.ObjectMeta{Namespace: moed.Namespace, Labels: labelsOf(moed, semmoev1.ComponentProfile), OwnerReferences: owned.ControllerReference(moed, "MoEDeployment")},
 		Spec: semmoev1.AffinityProfileSpec{
-			Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: moed.Spec.Parallelism,
+			Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: placedAs(moed),
 			SamplingSpec: moed.Spec.Profiling.SamplingSpec, Target: semmoev1.ProfilingTargetLive,
 			DeploymentRef: &semmoev1.DeploymentReference{Name: moed.Name},
 			Live: &semmoev1.LiveSpec{
@@ -306,13 +309,14 @@ func (p planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.Affi
 	current := p.current()
 	current.TargetLARMilli = forecastOf(p.Promise).LARMilli * (100 - moed.Spec.Drift.ThresholdPercent) / 100
 	plan.Spec.Current, plan.Spec.PriorProfileRef = &current, &semmoev1.ProfileReference{Name: p.priorName()}
-	plan.Spec.MinimumGainPercent = moed.Spec.Rollout.MinimumGainPercent
+	plan.Spec.MinimumGainPercent, plan.Spec.BatchTokens = moed.Spec.Rollout.MinimumGainPercent, moed.Spec.Rollout.BatchTokens
 	plan.Labels[semmoev1.LabelBase] = p.Base.Name
 	plan.Name = moed.Name + "-" + owned.ShortHash(struct {
 		Like    string
 		Current semmoev1.CurrentPlan
 		Gain    *int32
-	}{plan.Name, current, plan.Spec.MinimumGainPercent}, 8)
+		Batch   int32 `json:",omitempty"`
+	}{plan.Name, current, plan.Spec.MinimumGainPercent, plan.Spec.BatchTokens}, 8)
 	return plan
 }
 
@@ -353,11 +357,11 @@ func recentReplan(object client.Object, now time.Time) bool {
 func (r *Reconciler) reconcilePin(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string) (*semmoev1.PlacementPlan, verdict, error) {
 	name := moed.Spec.Placement.PlanRef.Name
 	plan := &semmoev1.PlacementPlan{}
-	err := r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: name}, plan)
-	if err != nil && !apierrors.IsNotFound(err) {
+	found, err := owned.Find(ctx, r.Client, r.Live, client.ObjectKey{Namespace: moed.Namespace, Name: name}, plan)
+	if err != nil {
 		return nil, verdict{}, fmt.Errorf("get PlacementPlan %s: %w", name, err)
 	}
-	if err != nil {
+	if !found {
 		plan = nil
 	}
 	fault := pinFault(moed, plan, modelDigest)
@@ -377,20 +381,42 @@ const (
 
 var pinFaults = []string{reasonPlanNotFound, reasonOtherParallelism, reasonOtherEngine, reasonOtherModel}
 
+// CheckPin tells why a plan that a MoEDeployment pins will never fit it; nil where it may.
+func CheckPin(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
+	if fault := shapeFault(moed, plan); fault.reason != "" {
+		return errors.New("spec.placement.planRef: " + fault.message)
+	}
+	return nil
+}
+
+// shapeFault is why a plan, whose spec never changes, does not fit a MoEDeployment; its zero value where it does.
+func shapeFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) finding {
+	switch {
+	case plan.Spec.ExpertParallelSize != moed.Spec.Parallelism.ExpertParallelSize || plan.Spec.Attention != moed.Spec.Parallelism.Attention:
+		return finding{reasonOtherParallelism, fmt.Sprintf("PlacementPlan %s is for attention %s on %d ranks, and spec.parallelism says %s on %d: name a plan of that shape",
+			plan.Name, plan.Spec.Attention, plan.Spec.ExpertParallelSize, moed.Spec.Parallelism.Attention, moed.Spec.Parallelism.ExpertParallelSize)}
+	case (plan.Spec.TokenShuffle == semmoev1.TokenShuffleDisabled) != (plannedShuffle(moed) == semmoev1.TokenShuffleDisabled):
+		return finding{reasonOtherParallelism, fmt.Sprintf("PlacementPlan %s has tokenShuffle %s, and spec.placement.tokenShuffle is %s: name a plan for an engine of that kind",
+			plan.Name, cmp.Or(plan.Spec.TokenShuffle, semmoev1.TokenShuffleEnabled), cmp.Or(moed.Spec.Placement.TokenShuffle, semmoev1.TokenShuffleDisabled))}
+	case plan.Spec.Engine != moed.Spec.Engine.Type:
+		return finding{reasonOtherEngine, fmt.Sprintf("PlacementPlan %s has the map of %s, and spec.engine.type is %s: name a plan for that engine", plan.Name, plan.Spec.Engine, moed.Spec.Engine.Type)}
+	}
+	return finding{}
+}
+
 // pinFault is why a pinned plan cannot be served; its zero value where it can.
 func pinFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, modelDigest string) verdict {
 	name := moed.Spec.Placement.PlanRef.Name
 	no := func(reason, format string, args ...any) verdict {
 		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf("spec.placement.planRef: "+format, args...)}
 	}
-	switch {
-	case plan == nil:
+	if plan == nil {
 		return no(reasonPlanNotFound, "there is no PlacementPlan %q in namespace %s: create it, or name another", name, moed.Namespace)
-	case plan.Spec.ExpertParallelSize != moed.Spec.Parallelism.ExpertParallelSize || plan.Spec.Attention != moed.Spec.Parallelism.Attention:
-		return no(reasonOtherParallelism, "PlacementPlan %s is for attention %s on %d ranks, and spec.parallelism says %s on %d: name a plan of that shape",
-			name, plan.Spec.Attention, plan.Spec.ExpertParallelSize, moed.Spec.Parallelism.Attention, moed.Spec.Parallelism.ExpertParallelSize)
-	case plan.Spec.Engine != moed.Spec.Engine.Type:
-		return no(reasonOtherEngine, "PlacementPlan %s has the map of %s, and spec.engine.type is %s: name a plan for that engine", name, plan.Spec.Engine, moed.Spec.Engine.Type)
+	}
+	if shape := shapeFault(moed, plan); shape.reason != "" {
+		return no(shape.reason, "%s", shape.message)
+	}
+	switch {
 	case plan.Status.ModelDigest != "" && plan.Status.ModelDigest != modelDigest:
 		return no(reasonOtherModel, "PlacementPlan %s is of another checkpoint (digest %s) than the one that is served (%s): name a plan of this model", name, plan.Status.ModelDigest, modelDigest)
 	case plan.DeletionTimestamp != nil || !meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionReady) || plan.Status.PlanDigest == "":

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -206,7 +205,7 @@ func TestNextReplan(t *testing.T) {
 func TestReplanObjects(t *testing.T) {
 	moed := deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{Refresh: semmoev1.RefreshLive, LiveSamples: semmoev1.LiveSamplesCounts, SamplingSpec: semmoev1.SamplingSpec{Requests: 10, Tokens: 1000}}
-		m.Spec.Rollout.MinimumGainPercent = ptr.To[int32](3)
+		m.Spec.Rollout.MinimumGainPercent, m.Spec.Rollout.BatchTokens = ptr.To[int32](3), 8192
 		m.Spec.Drift.ThresholdPercent = 10
 	})
 	base := planOf("base", "b0", nil)
@@ -246,7 +245,7 @@ func TestReplanObjects(t *testing.T) {
 	if got, want := *plan.Spec.Current, (semmoev1.CurrentPlan{PlanDigest: "b0-full", TablesDigest: "t1-full", TargetLARMilli: 360}); got != want {
 		t.Errorf("current %+v, want %+v", got, want)
 	}
-	if plan.Spec.ProfileRef.Name != "q" || plan.Spec.PriorProfileRef.Name != "p" || *plan.Spec.MinimumGainPercent != 3 || plan.Labels[semmoev1.LabelBase] != "base" {
+	if plan.Spec.ProfileRef.Name != "q" || plan.Spec.PriorProfileRef.Name != "p" || *plan.Spec.MinimumGainPercent != 3 || plan.Spec.BatchTokens != 8192 || plan.Labels[semmoev1.LabelBase] != "base" {
 		t.Errorf("plan %+v", plan.Spec)
 	}
 	if other := p.replanFor(moed, profiledBy("q", "r2", now)); other.Name == plan.Name {
@@ -332,7 +331,7 @@ func TestReconcileTables(t *testing.T) {
 	r := &Reconciler{Client: countingClient{api, &writes}, Recorder: recorder}
 	moed, base := deployment(), planOf("base", "b0", nil)
 	t1, t2 := replanOf("t1", "t1", "b0", semmoev1.TierTables, start), replanOf("t2", "t2", "b0", semmoev1.TierTables, start.Add(time.Minute))
-	workloads := []*appsv1.StatefulSet{workloadUnder(t, base, 2)}
+	workloads := []*workload{workloadUnder(t, base, 2)}
 	reconcile := func(moed *semmoev1.MoEDeployment, plans ...*semmoev1.PlacementPlan) planning {
 		t.Helper()
 		p := planning{Base: base, Plan: base, Serving: layoutOf(base, semmoev1.RealizationEngineMap), Lineage: lineageOf(base, nil, plans)}

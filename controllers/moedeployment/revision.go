@@ -53,6 +53,8 @@ type revisionInputs struct {
 	// Realization and Cache are left out where the plan reaches the engine as its own map.
 	Realization semmoev1.Realization `json:"realization,omitempty"`
 	Cache       *semmoev1.CacheSpec  `json:"cache,omitempty"`
+	// TokenShuffle is left out where the engine does not shuffle tokens by a plan.
+	TokenShuffle semmoev1.TokenShuffle `json:"tokenShuffle,omitempty"`
 }
 
 // revisionOf is the revision that the spec asks for, given the model that was found and the plan to serve under, which
@@ -69,8 +71,14 @@ func revisionOf(moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *la
 		RoutedExperts: tellsExperts(moed),
 		Plan:          digestOf(plan),
 	}
+	if podsPerReplica(moed) == 1 {
+		inputs.Parallelism.PodsPerReplica = nil // to say the default is no change
+	}
 	if plan.reshuffled() {
 		inputs.Realization, inputs.Cache = plan.Realization, moed.Spec.Placement.Cache
+	}
+	if plan != nil && shuffles(moed) {
+		inputs.TokenShuffle = moed.Spec.Placement.TokenShuffle
 	}
 	return owned.ShortHash(inputs, 10)
 }
@@ -116,7 +124,7 @@ func launch(moed *semmoev1.MoEDeployment) engine.Launch {
 	if name == "" {
 		name = moed.Name
 	}
-	return engine.Launch{
+	l := engine.Launch{
 		ModelPath:       moed.Spec.Model.Path,
 		ServedModelName: name,
 		// The pod's own address, whatever its family; an engine's default is often the loopback address.
@@ -127,17 +135,74 @@ func launch(moed *semmoev1.MoEDeployment) engine.Launch {
 
 		RoutedExperts: tellsExperts(moed),
 		OptionsFile:   semmoev1.EngineOptionsPath,
+		Overlap:       ptr.Deref(moed.Spec.Engine.Overlap, semmoev1.OverlapSpec{}),
 	}
+	if nodes := podsPerReplica(moed); nodes > 1 {
+		l.Nodes, l.NodeRank, l.LeaderAddress = nodes, nodeRank, leaderAddress
+	}
+	return l
 }
 
-// render makes the workload of a revision: our pod template with the user's merged over it. plan may be nil; image is
-// that of our own containers.
-func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Report, plan *layout, image string) (*appsv1.StatefulSet, error) {
+func workloadName(moed *semmoev1.MoEDeployment, revision string) string {
+	return moed.Name + "-" + revision
+}
+
+// own is what containers of ours need in a pod.
+type own struct {
+	// Image is theirs.
+	Image string
+	// Store tells how the artifact store is reached; empty where there is none.
+	Store []corev1.EnvVar
+}
+
+// render makes the workload of a revision. plan may be nil.
+func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Report, plan *layout, own own) (*workload, error) {
+	launched := launch(moed)
+	template, err := renderTemplate(moed, revision, report, plan, own, launched)
+	if err != nil {
+		return nil, err
+	}
+	meta := metav1.ObjectMeta{
+		Namespace:       moed.Namespace,
+		Name:            workloadName(moed, revision),
+		Labels:          labelsOf(moed, semmoev1.ComponentEngine, semmoev1.LabelRevision, revision),
+		Annotations:     map[string]string{semmoev1.AnnotationModelDigest: report.ModelDigest},
+		OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
+	}
+	if plan != nil {
+		meta.Annotations[semmoev1.AnnotationPlanDigest] = plan.Digest
+	}
+	if podsPerReplica(moed) > 1 {
+		launched.Worker = true
+		worker, err := renderTemplate(moed, revision, report, plan, own, launched)
+		if err != nil {
+			return nil, err
+		}
+		return groupsOf(moed, meta, template, worker), nil
+	}
+	podSelector := selector(moed, semmoev1.ComponentEngine)
+	podSelector[semmoev1.LabelRevision] = revision
+	return statefulSet(&appsv1.StatefulSet{
+		ObjectMeta: meta,
+		Spec: appsv1.StatefulSetSpec{
+			Replicas:            ptr.To[int32](0),
+			ServiceName:         podsServiceName(moed),
+			PodManagementPolicy: appsv1.ParallelPodManagement,
+			Selector:            &metav1.LabelSelector{MatchLabels: podSelector},
+			Template:            *template,
+			// The template is never updated; should somebody else edit it, no serving pod is restarted by that.
+			UpdateStrategy:       appsv1.StatefulSetUpdateStrategy{Type: appsv1.OnDeleteStatefulSetStrategyType},
+			RevisionHistoryLimit: ptr.To[int32](1),
+		},
+	}), nil
+}
+
+// renderTemplate makes the pods of a revision whose engine is launched like that: our pod template with the user's merged over it.
+func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Report, plan *layout, own own, launched engine.Launch) (*corev1.PodTemplateSpec, error) {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
 		return nil, err
 	}
-	launched := launch(moed)
 	switch {
 	case plan.reshuffled():
 		launched.ModelPath, launched.Reshuffled = copyPath(report, plan), true
@@ -157,14 +222,7 @@ func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 	if len(command) == 0 {
 		command = adapter.Command
 	}
-	meta := metav1.ObjectMeta{
-		Namespace:       moed.Namespace,
-		Name:            moed.Name + "-" + revision,
-		Labels:          labelsOf(moed, semmoev1.ComponentEngine, semmoev1.LabelRevision, revision),
-		Annotations:     map[string]string{semmoev1.AnnotationModelDigest: report.ModelDigest},
-		OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
-	}
-	ours := podTemplate(moed, meta, adapter, command, args)
+	ours := podTemplate(moed, labelsOf(moed, component(launched), semmoev1.LabelRevision, revision), report, adapter, launched, command, args)
 	if adapter.Options != nil {
 		addOptions(ours, adapter.Options(launched))
 	}
@@ -177,51 +235,46 @@ func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 	}
 	ours.Annotations[semmoev1.AnnotationModelShape] = string(shape)
 	if plan != nil {
-		meta.Annotations[semmoev1.AnnotationPlanDigest] = plan.Digest
-		addPlan(ours, moed, report, plan, image)
+		addPlan(ours, moed, report, plan, own.Image)
 		if plan.reshuffled() {
-			addReshuffledWeights(ours, moed, report, plan, image)
+			addReshuffledWeights(ours, moed, report, plan, own.Image)
 		}
-		addProbe(ours, moed, report, image)
+		if shuffles(moed) {
+			addTables(ours, plan, own)
+		}
+		if !launched.Worker {
+			addProbe(ours, moed, report, own.Image)
+		}
+		restrict(ours.Spec.InitContainers, moed.Spec.Template)
 	}
 	template, err := overlay.Merge(ours, moed.Spec.Template)
 	if err != nil {
 		return nil, fmt.Errorf("merge spec.template: %w", err)
 	}
-	podSelector := selector(moed, semmoev1.ComponentEngine)
-	podSelector[semmoev1.LabelRevision] = revision
-	return &appsv1.StatefulSet{
-		ObjectMeta: meta,
-		Spec: appsv1.StatefulSetSpec{
-			Replicas:            ptr.To[int32](0),
-			ServiceName:         podsServiceName(moed),
-			PodManagementPolicy: appsv1.ParallelPodManagement,
-			Selector:            &metav1.LabelSelector{MatchLabels: podSelector},
-			Template:            *template,
-			// The template is never updated; should somebody else edit it, no serving pod is restarted by that.
-			UpdateStrategy:       appsv1.StatefulSetUpdateStrategy{Type: appsv1.OnDeleteStatefulSetStrategyType},
-			RevisionHistoryLimit: ptr.To[int32](1),
-		},
-	}, nil
+	return template, nil
 }
 
-func podTemplate(moed *semmoev1.MoEDeployment, meta metav1.ObjectMeta, adapter engine.Adapter, command, args []string) *corev1.PodTemplateSpec {
+func podTemplate(moed *semmoev1.MoEDeployment, labels map[string]string, report checkpoint.Report, adapter engine.Adapter, launched engine.Launch, command, args []string) *corev1.PodTemplateSpec {
 	port := moed.Spec.Engine.Port
 	annotations := map[string]string{
-		semmoev1.AnnotationPort:                   strconv.Itoa(int(port)),
-		semmoev1.AnnotationModelDigest:            meta.Annotations[semmoev1.AnnotationModelDigest],
+		semmoev1.AnnotationModelDigest:            report.ModelDigest,
 		semmoev1.AnnotationEngine:                 adapter.Type,
 		"kubectl.kubernetes.io/default-container": semmoev1.EngineContainer,
 	}
-	if moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel {
-		annotations[semmoev1.AnnotationRanks] = strconv.Itoa(int(moed.Spec.Parallelism.ExpertParallelSize))
+	if !launched.Worker {
+		tellRouters(annotations, launched)
 	}
 	devices := corev1.ResourceList{
-		corev1.ResourceName(moed.Spec.Parallelism.ResourceName): *resource.NewQuantity(int64(moed.Spec.Parallelism.ExpertParallelSize), resource.DecimalSI),
+		corev1.ResourceName(moed.Spec.Parallelism.ResourceName): *resource.NewQuantity(int64(launched.Ranks/max(1, launched.Nodes)), resource.DecimalSI),
 	}
-	health := corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: adapter.HealthPath, Port: intstr.FromString("http")}}
+	var startup, readiness *corev1.Probe
+	if !launched.Worker || adapter.Nodes.WorkersAnswer {
+		health := corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: adapter.HealthPath, Port: intstr.FromString("http")}}
+		startup = &corev1.Probe{ProbeHandler: health, PeriodSeconds: 2, TimeoutSeconds: 5, FailureThreshold: loadSeconds / 2}
+		readiness = &corev1.Probe{ProbeHandler: health, PeriodSeconds: 5, TimeoutSeconds: 5, FailureThreshold: 3}
+	}
 	return &corev1.PodTemplateSpec{
-		ObjectMeta: metav1.ObjectMeta{Labels: meta.Labels, Annotations: annotations},
+		ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: annotations},
 		Spec: corev1.PodSpec{
 			TerminationGracePeriodSeconds: ptr.To[int64](drainSeconds + graceSeconds),
 			AutomountServiceAccountToken:  ptr.To(false),
@@ -234,8 +287,8 @@ func podTemplate(moed *semmoev1.MoEDeployment, meta metav1.ObjectMeta, adapter e
 				Env:                      append([]corev1.EnvVar{podIPEnv()}, moed.Spec.Engine.Env...),
 				Ports:                    []corev1.ContainerPort{{Name: "http", ContainerPort: port, Protocol: corev1.ProtocolTCP}},
 				Resources:                corev1.ResourceRequirements{Requests: devices, Limits: devices},
-				StartupProbe:             &corev1.Probe{ProbeHandler: health, PeriodSeconds: 2, TimeoutSeconds: 5, FailureThreshold: loadSeconds / 2},
-				ReadinessProbe:           &corev1.Probe{ProbeHandler: health, PeriodSeconds: 5, TimeoutSeconds: 5, FailureThreshold: 3},
+				StartupProbe:             startup,
+				ReadinessProbe:           readiness,
 				Lifecycle:                &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: drainSeconds}}},
 				TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 				VolumeMounts: []corev1.VolumeMount{
@@ -249,6 +302,17 @@ func podTemplate(moed *semmoev1.MoEDeployment, meta metav1.ObjectMeta, adapter e
 				{Name: "shm", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory}}},
 			},
 		},
+	}
+}
+
+// tellRouters annotates a pod that answers requests with what a request router must know.
+func tellRouters(annotations map[string]string, launched engine.Launch) {
+	annotations[semmoev1.AnnotationPort] = strconv.Itoa(int(launched.Port))
+	if launched.AttentionDP {
+		annotations[semmoev1.AnnotationRanks] = strconv.Itoa(int(launched.Ranks))
+	}
+	if launched.Nodes > 1 {
+		annotations[semmoev1.AnnotationPodsPerReplica] = strconv.Itoa(int(launched.Nodes))
 	}
 }
 
@@ -266,12 +330,27 @@ func addOptions(template *corev1.PodTemplateSpec, content []byte) {
 	}})
 }
 
+// restrict lets containers of ours keep to the restricted pod security standard by themselves: a namespace that enforces it refuses
+// the pod of an engine that says it for its own container alone.
+func restrict(containers []corev1.Container, users *corev1.PodTemplateSpec) {
+	var pod *corev1.PodSecurityContext
+	if users != nil {
+		pod = users.Spec.SecurityContext
+	}
+	for i := range containers {
+		containers[i].SecurityContext = jobstate.RestrictedBeside(pod)
+	}
+}
+
 // addPlan mounts the plan, and keeps the engine from starting where it is not the plan that the revision names, or not for
 // the checkpoint that is there now.
 func addPlan(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *layout, image string) {
 	template.Annotations[semmoev1.AnnotationPlanDigest] = plan.Digest
 	if plan.reshuffled() {
 		template.Annotations[semmoev1.AnnotationRealization] = string(plan.Realization)
+	}
+	if moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel {
+		template.Annotations[semmoev1.AnnotationExpertParallelSize] = strconv.Itoa(int(moed.Spec.Parallelism.ExpertParallelSize))
 	}
 	mount := corev1.VolumeMount{Name: semmoev1.PlanVolume, MountPath: semmoev1.PlanMountPath, ReadOnly: true}
 	template.Spec.Containers[0].VolumeMounts = append(template.Spec.Containers[0].VolumeMounts, mount)
@@ -289,7 +368,6 @@ func addPlan(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, rep
 			"--model-digest=" + report.ModelDigest,
 			"--expert-parallel-size=" + strconv.Itoa(int(moed.Spec.Parallelism.ExpertParallelSize)),
 		},
-		SecurityContext:          jobstate.RestrictedContainer(),
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		Resources: corev1.ResourceRequirements{
 			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("64Mi")},

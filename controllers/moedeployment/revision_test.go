@@ -37,6 +37,8 @@ func TestRevisionFollowsItsInputsAlone(t *testing.T) {
 		"first samples":  {func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](5) }, false},
 		"rollout":        {func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.MaxSurge = ptr.To[int32](9) }, true},
 		"reconciliation": {func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, true},
+		"staying tokens": {func(m *semmoev1.MoEDeployment) { m.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleDisabled }, true},
+		"micro-batches":  {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Overlap = &semmoev1.OverlapSpec{MicroBatches: 2} }, false},
 		"labels":         {func(m *semmoev1.MoEDeployment) { m.Labels = map[string]string{"a": "b"} }, true},
 		"image":          {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }, false},
 		"args":           {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--x"} }, false},
@@ -75,11 +77,11 @@ func TestRender(t *testing.T) {
 			},
 		}
 	})
-	workload, err := render(moed, "r1", report(), nil, "semmoe:1")
+	workload, err := render(moed, "r1", report(), nil, own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := workload.Spec.Template
+	template := workload.template()
 	for key, want := range map[string]string{"team": "x", semmoev1.LabelRevision: "r1", semmoev1.LabelDeployment: "m"} {
 		if got := template.Labels[key]; got != want {
 			t.Errorf("label %s is %q, want %q", key, got, want)
@@ -122,16 +124,16 @@ func TestRenderWithPlan(t *testing.T) {
 	moed := deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "users", Image: "x"}}}}
 	})
-	workload, err := render(moed, "r1", report(), plan, "semmoe:1")
+	workload, err := render(moed, "r1", report(), plan, own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := workload.Spec.Template
+	template := workload.template()
 	if workload.Annotations[semmoev1.AnnotationPlanDigest] != plan.Digest || template.Annotations[semmoev1.AnnotationPlanDigest] != plan.Digest {
 		t.Error("the annotation does not name the plan")
 	}
 	i := slices.IndexFunc(template.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == "verify-plan" })
-	if names := initContainers(template); i < 0 || !slices.Equal(names, []string{"users", "verify-plan", "prove-lossless"}) {
+	if names := initContainers(*template); i < 0 || !slices.Equal(names, []string{"users", "verify-plan", "prove-lossless"}) {
 		t.Fatalf("init containers are %v, want the user's, verify-plan and prove-lossless", names)
 	}
 	verify := template.Spec.InitContainers[i]
@@ -161,6 +163,37 @@ func initContainers(template corev1.PodTemplateSpec) []string {
 	return names
 }
 
+// A namespace that enforces the restricted pod security standard admits the pod of an engine that keeps to it: each container that a
+// plan adds says by itself that it does, and nothing is said of the engine's.
+func TestRenderedContainersAreRestricted(t *testing.T) {
+	moed := deployment(shuffled, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Placement.Cache = &semmoev1.CacheSpec{Volume: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}
+		m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "users", Image: "x"}}}}
+	})
+	workload, err := render(moed, "r1", report(), layoutOf(planOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationReshuffledWeights), own{Image: "semmoe:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := workload.template().Spec
+	ours := 0
+	for _, c := range spec.InitContainers {
+		if !slices.Contains(ourInitContainers, c.Name) {
+			continue
+		}
+		ours++
+		if s := c.SecurityContext; s == nil || !ptr.Deref(s.RunAsNonRoot, false) || s.SeccompProfile == nil || ptr.Deref(s.AllowPrivilegeEscalation, true) || !ptr.Deref(s.ReadOnlyRootFilesystem, false) ||
+			s.Capabilities == nil || !slices.Contains(s.Capabilities.Drop, "ALL") {
+			t.Errorf("container %s: %+v", c.Name, s)
+		}
+	}
+	if ours != len(ourInitContainers) {
+		t.Errorf("%d containers of ours, want all %d", ours, len(ourInitContainers))
+	}
+	if spec.SecurityContext != nil || spec.Containers[0].SecurityContext != nil {
+		t.Errorf("the user's are %+v and %+v", spec.SecurityContext, spec.Containers[0].SecurityContext)
+	}
+}
+
 // With reshuffled weights the engine is started on the copy, without a map; each plan has a copy of its own.
 func TestRenderWithReshuffledWeights(t *testing.T) {
 	plan := layoutOf(planOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationReshuffledWeights)
@@ -171,11 +204,11 @@ func TestRenderWithReshuffledWeights(t *testing.T) {
 		return &template.Spec.Volumes[i]
 	}
 	rendered := func(change ...func(*semmoev1.MoEDeployment)) corev1.PodTemplateSpec {
-		workload, err := render(deployment(change...), "r1", withReport, plan, "semmoe:1")
+		workload, err := render(deployment(change...), "r1", withReport, plan, own{Image: "semmoe:1"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return workload.Spec.Template
+		return *workload.template()
 	}
 	const out = "/var/cache/semmoe/sha256:abc-0123456789abcdef"
 	template := rendered()
@@ -248,11 +281,11 @@ func TestRenderWithOptionsFile(t *testing.T) {
 		options: nil,
 		options + "moe_config:\n  backend: WideEP\n  load_balancer: /etc/semmoe/plan/trtllm.yaml\n": layoutOf(planOf("m-1", "ab", nil), semmoev1.RealizationEngineMap),
 	} {
-		workload, err := render(moed, "r1", report(), plan, "semmoe:1")
+		workload, err := render(moed, "r1", report(), plan, own{Image: "semmoe:1"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		template := workload.Spec.Template
+		template := workload.template()
 		if diff := cmp.Diff(content, template.Annotations["semmoe.io/engine-options"]); diff != "" {
 			t.Errorf("options (-want +got):\n%s", diff)
 		}
@@ -273,11 +306,11 @@ func TestRenderWithOptionsFile(t *testing.T) {
 		}
 	}
 	for _, engine := range []semmoev1.EngineType{semmoev1.EngineSGLang, semmoev1.EngineVLLM, semmoev1.EngineVLLMAscend} {
-		workload, err := render(deployment(engineOf(engine)), "r1", report(), nil, "semmoe:1")
+		workload, err := render(deployment(engineOf(engine)), "r1", report(), nil, own{Image: "semmoe:1"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if options, has := workload.Spec.Template.Annotations[semmoev1.AnnotationEngineOptions]; has {
+		if options, has := workload.template().Annotations[semmoev1.AnnotationEngineOptions]; has {
 			t.Errorf("%s has an options file: %q", engine, options)
 		}
 	}
@@ -330,9 +363,20 @@ func TestValidate(t *testing.T) {
 		}, "spec.placement.cache: with spec.placement.realization EngineMap"},
 		"the probe's port": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = 9410 }, "spec.engine.port: 9410"},
 		"our variable":     {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, "spec.engine.env: POD_IP"},
-		"options volume":   {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "semmoe-engine-options"}}}}), "use another name"},
-		"vLLM":             {engineOf(semmoev1.EngineVLLM), ""},
-		"TensorRT-LLM":     {engineOf(semmoev1.EngineTensorRTLLM), ""},
+		"two pods":         {twoPods, ""},
+		"three pods": {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.PodsPerReplica = ptr.To[int32](3) },
+			"spec.parallelism.podsPerReplica: 3 does not divide spec.parallelism.expertParallelSize, which is 4"},
+		"two pods of TensorRT-LLM": {func(m *semmoev1.MoEDeployment) { engineOf(semmoev1.EngineTensorRTLLM)(m); twoPods(m) }, "TensorRTLLM cannot be spread over pods"},
+		"a group's variable": {func(m *semmoev1.MoEDeployment) {
+			twoPods(m)
+			m.Spec.Engine.Env = []corev1.EnvVar{{Name: "LWS_GROUP_SIZE", Value: "9"}}
+		}, "spec.engine.env: LWS_GROUP_SIZE is set by LeaderWorkerSet"},
+		"such a variable elsewhere": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Env = []corev1.EnvVar{{Name: "LWS_GROUP_SIZE", Value: "9"}}
+		}, ""},
+		"options volume": {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "semmoe-engine-options"}}}}), "use another name"},
+		"vLLM":           {engineOf(semmoev1.EngineVLLM), ""},
+		"TensorRT-LLM":   {engineOf(semmoev1.EngineTensorRTLLM), ""},
 		"sampling TensorRT-LLM": {func(m *semmoev1.MoEDeployment) {
 			engineOf(semmoev1.EngineTensorRTLLM)(m)
 			m.Spec.Routing.SamplePercent = ptr.To[int32](5)

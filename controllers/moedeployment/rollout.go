@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,16 +39,16 @@ const (
 
 // moves are the workloads of a MoEDeployment, the newest first, and what is to be decided from them.
 type moves struct {
-	workloads []*appsv1.StatefulSet
+	workloads []*workload
 	in        rollout.Input
 }
 
 // reconcileRevisions creates the workload of the revision that the spec asks for, moves replicas towards it within the
 // budget, tries the candidate beside it, and removes empty old ones. It reports whether all replicas are asked of that revision
 // alone, and how the candidate fares.
-func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, workloads []*appsv1.StatefulSet, now time.Time) (bool, rolloutState, error) {
+func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, workloads []*workload, now time.Time) (bool, rolloutState, error) {
 	var state rolloutState
-	m, err := r.movesOf(moed, o, workloads, now)
+	m, err := r.movesOf(ctx, moed, o, workloads, now)
 	if err != nil {
 		return false, state, err
 	}
@@ -67,7 +66,7 @@ func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoED
 		}
 	}
 	for i, workload := range m.workloads {
-		if err := r.scale(ctx, workload, action.Replicas[i], i == m.in.Stable || i == m.in.Candidate); err != nil {
+		if err := r.scale(ctx, workload, o.Pods, vacant(workload, action.Replicas[i], o.Workers), i == m.in.Stable || i == m.in.Candidate); err != nil {
 			return false, state, err
 		}
 	}
@@ -77,7 +76,7 @@ func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoED
 
 // movesOf adds the workloads that are to be created to those that exist: that of the revision that serves, and that of the
 // candidate once nothing else is being changed.
-func (r *Reconciler) movesOf(moed *semmoev1.MoEDeployment, o observation, workloads []*appsv1.StatefulSet, now time.Time) (moves, error) {
+func (r *Reconciler) movesOf(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, workloads []*workload, now time.Time) (moves, error) {
 	m := moves{slices.Clone(workloads), rollout.Input{
 		Budget: rollout.Budget{Replicas: *moed.Spec.Replicas, MaxUnavailable: *moed.Spec.Rollout.MaxUnavailable, MaxSurge: *moed.Spec.Rollout.MaxSurge},
 		Stable: rollout.None, Candidate: rollout.None, Canary: moed.Spec.Rollout.CanaryReplicas, Hold: moed.Spec.Rollout.Rollback == semmoev1.RollbackManual,
@@ -89,10 +88,10 @@ func (r *Reconciler) movesOf(moed *semmoev1.MoEDeployment, o observation, worklo
 		return m, nil
 	}
 	find := func(revision string) int {
-		return slices.IndexFunc(m.workloads, func(w *appsv1.StatefulSet) bool { return w.Name == moed.Name+"-"+revision })
+		return slices.IndexFunc(m.workloads, func(w *workload) bool { return w.Name == moed.Name+"-"+revision })
 	}
 	if m.in.Stable = find(o.Revision); m.in.Stable == rollout.None {
-		if err := r.add(&m, moed, o, o.Revision, o.Planning.Serving, ""); err != nil {
+		if err := r.add(ctx, &m, moed, o, o.Revision, o.Planning.Serving, ""); err != nil {
 			return m, err
 		}
 		m.in.Stable = 0
@@ -105,7 +104,7 @@ func (r *Reconciler) movesOf(moed *semmoev1.MoEDeployment, o observation, worklo
 		m.in.Candidate = at
 	case at >= 0: // left over from when it was in service: it goes, and comes back as a canary
 	case rollout.MayTry(m.in.Budget, m.in.Revisions, m.in.Stable):
-		if err := r.add(&m, moed, o, o.CandidateRevision, o.Planning.Candidate, semmoev1.RolloutCanary); err != nil {
+		if err := r.add(ctx, &m, moed, o, o.CandidateRevision, o.Planning.Candidate, semmoev1.RolloutCanary); err != nil {
 			return m, err
 		}
 		m.in.Stable, m.in.Candidate = m.in.Stable+1, 0
@@ -117,13 +116,17 @@ func (r *Reconciler) movesOf(moed *semmoev1.MoEDeployment, o observation, worklo
 }
 
 // add puts the workload of a revision, that is still to be created, before the others.
-func (r *Reconciler) add(m *moves, moed *semmoev1.MoEDeployment, o observation, revision string, under *layout, step string) error {
-	workload, err := render(moed, revision, *o.Inspection.Report, under, r.Image)
+func (r *Reconciler) add(ctx context.Context, m *moves, moed *semmoev1.MoEDeployment, o observation, revision string, under *layout, step string) error {
+	own, err := r.own(ctx, moed)
+	if err != nil {
+		return err
+	}
+	workload, err := render(moed, revision, *o.Inspection.Report, under, own)
 	if err != nil {
 		return err
 	}
 	if step != "" {
-		metav1.SetMetaDataAnnotation(&workload.ObjectMeta, semmoev1.AnnotationRollout, step)
+		metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationRollout, step)
 	}
 	m.workloads = slices.Insert(m.workloads, 0, workload)
 	m.in.Revisions = slices.Insert(m.in.Revisions, 0, stateOf(workload, o.Pods))
@@ -158,7 +161,7 @@ func (r *Reconciler) decided(ctx context.Context, moed *semmoev1.MoEDeployment, 
 }
 
 // promote lets replicas move to a candidate, and takes it for proven when nothing else is left.
-func (r *Reconciler) promote(ctx context.Context, moed *semmoev1.MoEDeployment, workload *appsv1.StatefulSet, action rollout.Action) error {
+func (r *Reconciler) promote(ctx context.Context, moed *semmoev1.MoEDeployment, workload *workload, action rollout.Action) error {
 	if workload.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting {
 		if action.Proven {
 			return r.mark(ctx, workload, "")
@@ -220,22 +223,17 @@ func totalReplicas(states []rollout.Revision) int32 {
 }
 
 // scale creates the workload, brings it to a number of replicas, or deletes it once it is neither wanted nor has pods.
-func (r *Reconciler) scale(ctx context.Context, workload *appsv1.StatefulSet, replicas int32, wanted bool) error {
+func (r *Reconciler) scale(ctx context.Context, workload *workload, pods []*corev1.Pod, replicas int32, wanted bool) error {
 	switch {
 	case workload.UID == "":
-		workload.Spec.Replicas = &replicas
-		if err := r.Create(ctx, workload, client.FieldOwner(manager)); err != nil && !apierrors.IsAlreadyExists(err) {
+		*workload.replicas() = replicas
+		if err := r.Create(ctx, workload.object, client.FieldOwner(manager)); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create workload %s: %w", workload.Name, err)
 		}
-	case *workload.Spec.Replicas != replicas:
-		base := workload.DeepCopy()
-		workload.Spec.Replicas = &replicas
-		// The lock refuses a decision that was made from a stale cache.
-		if err := r.Patch(ctx, workload, client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{}), client.FieldOwner(manager)); err != nil {
-			return fmt.Errorf("scale workload %s: %w", workload.Name, err)
-		}
-	case !wanted && replicas == 0 && workload.Status.Replicas == 0 && workload.Status.ObservedGeneration == workload.Generation:
-		if err := r.Delete(ctx, workload, client.Preconditions{UID: &workload.UID, ResourceVersion: &workload.ResourceVersion}); client.IgnoreNotFound(err) != nil {
+	case *workload.replicas() != replicas:
+		return workload.change(ctx, r.Client, "scale", func() { *workload.replicas() = replicas })
+	case !wanted && replicas == 0 && workload.drained(pods):
+		if err := r.Delete(ctx, workload.object, client.Preconditions{UID: &workload.UID, ResourceVersion: &workload.ResourceVersion}); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete workload %s: %w", workload.Name, err)
 		}
 	}
@@ -243,21 +241,24 @@ func (r *Reconciler) scale(ctx context.Context, workload *appsv1.StatefulSet, re
 }
 
 // stateOf is the planner's view of a workload and its pods.
-func stateOf(workload *appsv1.StatefulSet, pods []*corev1.Pod) rollout.Revision {
-	state := rollout.Revision{Replicas: *workload.Spec.Replicas, Trial: onTrial(workload)}
+func stateOf(workload *workload, pods []*corev1.Pod) rollout.Revision {
+	state := rollout.Revision{Replicas: *workload.replicas(), Trial: onTrial(workload)}
 	if workload.UID == "" {
 		return state
 	}
 	state.Ready = make([]bool, state.Replicas)
 	for _, pod := range pods {
-		if !metav1.IsControlledBy(pod, workload) || pod.DeletionTimestamp != nil {
+		if !workload.holds(pod) || pod.DeletionTimestamp != nil {
 			continue
 		}
 		state.Existing++
-		ordinal, err := strconv.Atoi(pod.Name[strings.LastIndexByte(pod.Name, '-')+1:])
+		ordinal, err := ordinalOf(pod.Name)
 		if err == nil && ordinal < len(state.Ready) {
 			state.Ready[ordinal] = podhealth.Ready(pod)
 		}
 	}
 	return state
 }
+
+// ordinalOf is the number of a replica among those of its workload, by the name of its pod.
+func ordinalOf(pod string) (int, error) { return strconv.Atoi(pod[strings.LastIndexByte(pod, '-')+1:]) }

@@ -9,11 +9,13 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
@@ -36,8 +38,8 @@ type observation struct {
 	Settled bool
 	// Rollout is how the candidate fares, or one that has failed goes back.
 	Rollout rolloutState
-	// Pods are the engine pods.
-	Pods []*corev1.Pod
+	// Pods are the engine pods that answer requests, Workers the further pods of their replicas.
+	Pods, Workers []*corev1.Pod
 	// Router is the request router's Deployment; nil where there is none.
 	Router *appsv1.Deployment
 	// Planning is what profiles and plans tell.
@@ -246,23 +248,30 @@ func reconcilingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 
 // applyStatus writes the status where it differs from the recorded one, and tells the transitions as events.
 func (r *Reconciler) applyStatus(ctx context.Context, moed *semmoev1.MoEDeployment, status semmoev1.MoEDeploymentStatus) error {
-	if equality.Semantic.DeepEqual(moed.Status, status) {
+	wrote, err := r.statuses.Write(moed, moed.Status, status, func(data []byte) (string, error) {
+		intent := semmoeac.MoEDeployment(moed.Name, moed.Namespace).WithStatus(&semmoeac.MoEDeploymentStatusApplyConfiguration{})
+		if err := json.Unmarshal(data, intent.Status); err != nil {
+			return "", err
+		}
+		err := r.Status().Apply(ctx, intent, client.FieldOwner(manager), client.ForceOwnership)
+		return ptr.Deref(intent.ResourceVersion, ""), err
+	})
+	if wrote {
+		r.tellTransitions(moed, status)
+	}
+	return err
+}
+
+// workloadReference refers to the workload of a revision; nil where there is no revision yet.
+func workloadReference(moed *semmoev1.MoEDeployment, revision string) runtime.Object {
+	if revision == "" {
 		return nil
 	}
-	data, err := json.Marshal(status)
-	if err != nil {
-		return err
+	kind := appsv1.SchemeGroupVersion.WithKind("StatefulSet")
+	if podsPerReplica(moed) > 1 {
+		kind = leaderworkersetv1.GroupVersion.WithKind("LeaderWorkerSet")
 	}
-	intent := &semmoeac.MoEDeploymentStatusApplyConfiguration{}
-	if err := json.Unmarshal(data, intent); err != nil {
-		return err
-	}
-	if err := r.Status().Apply(ctx, semmoeac.MoEDeployment(moed.Name, moed.Namespace).WithStatus(intent),
-		client.FieldOwner(manager), client.ForceOwnership); err != nil {
-		return fmt.Errorf("apply status: %w", err)
-	}
-	r.tellTransitions(moed, status)
-	return nil
+	return &corev1.ObjectReference{APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Namespace: moed.Namespace, Name: workloadName(moed, revision)}
 }
 
 // toldConditions are those whose changes are events. Of LocalityOnTarget what becomes False, or was so, is told: that samples are few
@@ -272,8 +281,11 @@ var toldConditions = []string{
 	semmoev1.ConditionProfiled, semmoev1.ConditionPlanned, semmoev1.ConditionRolledOut, semmoev1.ConditionLocalityOnTarget,
 }
 
-// tellTransitions records an event for each change of a condition that somebody may wait for.
+// tellTransitions records an event for each change of a condition that somebody may wait for. Events of one reason within some minutes
+// are one to a recorder, which keeps the note of the first, unless they relate to different objects: what is told of one revision is
+// told again of the next.
 func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoev1.MoEDeploymentStatus) {
+	related := workloadReference(moed, status.Revision)
 	for _, kind := range toldConditions {
 		before, after := meta.FindStatusCondition(moed.Status.Conditions, kind), meta.FindStatusCondition(status.Conditions, kind)
 		if before != nil && before.Status == after.Status && before.Reason == after.Reason {
@@ -300,6 +312,6 @@ func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoe
 		if lost || missed || kind == semmoev1.ConditionDegraded && holds {
 			level = corev1.EventTypeWarning
 		}
-		r.Recorder.Eventf(moed, nil, level, after.Reason, "Reconcile", "%s is %s: %s", kind, after.Status, podhealth.Truncate(after.Message, 900))
+		r.Recorder.Eventf(moed, related, level, after.Reason, "Reconcile", "%s is %s: %s", kind, after.Status, podhealth.Truncate(after.Message, 900))
 	}
 }

@@ -1,6 +1,8 @@
 package moedeployment
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -9,7 +11,13 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/inspection"
@@ -160,5 +168,102 @@ func TestStatusRemembersTransitions(t *testing.T) {
 	moed.Generation = 2
 	if status = statusOf(moed, o, start.Add(time.Hour)); !meta.IsStatusConditionTrue(status.Conditions, semmoev1.ConditionReconciling) {
 		t.Error("a new generation is not reconciling")
+	}
+}
+
+// recorder keeps what events relate to, by their reasons.
+type recorder struct {
+	events.EventRecorder
+	related map[string][]runtime.Object
+}
+
+func (r *recorder) Eventf(_, related runtime.Object, _, reason, _, _ string, _ ...any) {
+	r.related[reason] = append(r.related[reason], related)
+}
+
+// The events of two revisions' roll-outs relate to different objects: else a recorder would count the second as the first again.
+func TestEventsRelateToRevisions(t *testing.T) {
+	rollingOut := func(revision string) semmoev1.MoEDeploymentStatus {
+		status := semmoev1.MoEDeploymentStatus{Revision: revision}
+		for _, kind := range toldConditions {
+			status.Conditions = append(status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: kind})
+		}
+		meta.SetStatusCondition(&status.Conditions, metav1.Condition{Type: semmoev1.ConditionProgressing, Status: metav1.ConditionTrue, Reason: "RollingOut"})
+		return status
+	}
+	told := &recorder{related: map[string][]runtime.Object{}}
+	r := &Reconciler{Recorder: told}
+	moed := deployment()
+	for _, revision := range []string{"", "r1", "r2"} {
+		r.tellTransitions(moed, rollingOut(revision))
+	}
+	moed.Spec.Parallelism.PodsPerReplica = ptr.To[int32](2)
+	r.tellTransitions(moed, rollingOut("r3"))
+	want := []runtime.Object{
+		nil,
+		&corev1.ObjectReference{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: moed.Namespace, Name: moed.Name + "-r1"},
+		&corev1.ObjectReference{APIVersion: "apps/v1", Kind: "StatefulSet", Namespace: moed.Namespace, Name: moed.Name + "-r2"},
+		&corev1.ObjectReference{APIVersion: "leaderworkerset.x-k8s.io/v1", Kind: "LeaderWorkerSet", Namespace: moed.Namespace, Name: moed.Name + "-r3"},
+	}
+	if diff := cmp.Diff(want, told.related["RollingOut"]); diff != "" {
+		t.Errorf("related (-want +got):\n%s", diff)
+	}
+}
+
+// A status that goes back to what a cache that lags behind still holds is written: else the one in between would stand. So is one whose
+// last write failed.
+func TestStatusGoesBack(t *testing.T) {
+	moed := deployment()
+	var refuse error
+	c := fake.NewClientBuilder().WithScheme(groupScheme(t)).WithObjects(moed.DeepCopy()).WithStatusSubresource(moed).WithInterceptorFuncs(interceptor.Funcs{
+		SubResourceApply: func(ctx context.Context, c client.Client, subResource string, intent runtime.ApplyConfiguration, options ...client.SubResourceApplyOption) error {
+			if refuse != nil {
+				return refuse
+			}
+			return c.SubResource(subResource).Apply(ctx, intent, options...)
+		},
+	}).Build()
+	r := &Reconciler{Client: c, Recorder: events.NewFakeRecorder(64)}
+	told := func(reason string) semmoev1.MoEDeploymentStatus {
+		status := semmoev1.MoEDeploymentStatus{}
+		for _, kind := range toldConditions {
+			status.Conditions = append(status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, LastTransitionTime: metav1.NewTime(start)})
+		}
+		return status
+	}
+	read := func() *semmoev1.MoEDeployment {
+		stored := &semmoev1.MoEDeployment{}
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(moed), stored); err != nil {
+			t.Fatal(err)
+		}
+		return stored
+	}
+	cache := read()
+	for _, step := range []struct {
+		decided       string
+		refused, seen bool // by the API server; by the cache, afterwards
+		want          string
+	}{
+		{decided: "Complete", seen: true, want: "Complete"},
+		{decided: "RollingOut", want: "RollingOut"},
+		{decided: "Complete", refused: true, want: "RollingOut"},
+		{decided: "Complete", want: "Complete"},
+		{decided: "RollingOut", want: "RollingOut"},
+		{decided: "Complete", seen: true, want: "Complete"},
+	} {
+		cached := cache.DeepCopy()
+		cached.Status = r.statuses.Latest(cached, cached.Status)
+		if refuse = nil; step.refused {
+			refuse = errors.New("conflict")
+		}
+		if err := r.applyStatus(t.Context(), cached, told(step.decided)); (err != nil) != step.refused {
+			t.Fatal(err)
+		}
+		if got := read().Status.Conditions[0].Reason; got != step.want {
+			t.Errorf("%+v: %s is written", step, got)
+		}
+		if step.seen {
+			cache = read()
+		}
 	}
 }

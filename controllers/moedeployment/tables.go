@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -36,7 +35,7 @@ func (r *Reconciler) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployme
 
 // reconcileTables tells the routers which tables to use with the layouts in service, and completes the planning by what they use with
 // the one that serves. While paused it leaves all as it is.
-func (r *Reconciler) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p *planning, workloads []*appsv1.StatefulSet, active bool) error {
+func (r *Reconciler) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p *planning, workloads []*workload, active bool) error {
 	inUse, exists, err := r.tablesInUse(ctx, moed)
 	if err != nil {
 		return err
@@ -93,7 +92,7 @@ func (p *planning) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, 
 }
 
 // layoutsInService are the digests of the plans that pods serve under, or will.
-func layoutsInService(p *planning, workloads []*appsv1.StatefulSet) []string {
+func layoutsInService(p *planning, workloads []*workload) []string {
 	var digests []string
 	seen := map[string]bool{"": true}
 	add := func(digest string) {
@@ -107,7 +106,7 @@ func layoutsInService(p *planning, workloads []*appsv1.StatefulSet) []string {
 		}
 	}
 	for _, workload := range workloads {
-		add(workload.Spec.Template.Annotations[semmoev1.AnnotationPlanDigest])
+		add(workload.template().Annotations[semmoev1.AnnotationPlanDigest])
 	}
 	return digests
 }

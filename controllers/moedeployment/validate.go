@@ -6,8 +6,11 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 )
@@ -21,7 +24,15 @@ func invalidf(reason, format string, args ...any) *invalidError {
 	return &invalidError{reason: reason, message: fmt.Sprintf(format, args...)}
 }
 
-// validate checks what the schema cannot.
+// Validate tells what is wrong with a MoEDeployment that the schema cannot tell; nil for nothing.
+func Validate(moed *semmoev1.MoEDeployment) error {
+	if err := validate(moed); err != nil {
+		return err
+	}
+	return nil // not the nil *invalidError
+}
+
+// validate is Validate, with the reason for a condition.
 func validate(moed *semmoev1.MoEDeployment) *invalidError {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
@@ -31,8 +42,25 @@ func validate(moed *semmoev1.MoEDeployment) *invalidError {
 		return err
 	}
 	launched := launch(moed)
+	if err := validateOverlap(moed, adapter, ""); err != nil {
+		return err
+	}
 	if _, err := adapter.Args(launched, moed.Spec.Engine.Args); err != nil {
 		return invalidf("ContradictingFlags", "%v", err)
+	}
+	if err := adapter.CheckNodes(launched); err != nil {
+		return invalidf("InvalidPodsPerReplica", "%v", err)
+	}
+	if usesPlans(moed) {
+		if err := adapter.CheckExchange(launched); err != nil {
+			return invalidf(engine.ReasonNoAllToAll, "%v", err)
+		}
+	}
+	if i := slices.IndexFunc(moed.Spec.Engine.Env, func(env corev1.EnvVar) bool { return slices.Contains(tablesVariables, env.Name) }); i >= 0 && shuffles(moed) {
+		return invalidf("InvalidSpec", "spec.engine.env: %s is set by the operator where spec.placement.tokenShuffle is Enabled: remove the variable", moed.Spec.Engine.Env[i].Name)
+	}
+	if i := slices.IndexFunc(moed.Spec.Engine.Env, func(env corev1.EnvVar) bool { return slices.Contains(groupVariables, env.Name) }); i >= 0 && launched.Nodes > 1 {
+		return invalidf("InvalidSpec", "spec.engine.env: %s is set by LeaderWorkerSet where spec.parallelism.podsPerReplica is above 1: use another name", moed.Spec.Engine.Env[i].Name)
 	}
 	if err := adapter.CheckEnv(launched, names(moed.Spec.Engine.Env)); err != nil {
 		return invalidf("ContradictingFlags", "%v", err)
@@ -52,6 +80,36 @@ func validate(moed *semmoev1.MoEDeployment) *invalidError {
 	return nil
 }
 
+// validateOverlap refuses what the engine has no flag for, or cannot do with a model of the family, which is empty while it is not known.
+func validateOverlap(moed *semmoev1.MoEDeployment, adapter engine.Adapter, family string) *invalidError {
+	situation := engine.Situation{Launch: launch(moed), UserArgs: moed.Spec.Engine.Args, UserEnv: names(moed.Spec.Engine.Env), Family: family}
+	if err := adapter.Overlaps(situation); err != nil {
+		return invalidf("OverlapUnsupported", "%v", err)
+	}
+	return nil
+}
+
+// validateModel refuses what does not fit the model that was found.
+func validateModel(moed *semmoev1.MoEDeployment, report checkpoint.Report) *invalidError {
+	if err := report.CheckExpertParallelSize(int(moed.Spec.Parallelism.ExpertParallelSize)); err != nil {
+		return invalidf("InvalidExpertParallelSize", "spec.parallelism.expertParallelSize: %v", err)
+	}
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	if err != nil {
+		return invalidf("UnknownEngine", "spec.engine.type: %v", err)
+	}
+	return validateOverlap(moed, adapter, report.Family)
+}
+
+// validateGroups refuses replicas of several pods in a cluster that lacks the kind LeaderWorkerSet.
+func validateGroups(moed *semmoev1.MoEDeployment, known bool) *invalidError {
+	if pods := podsPerReplica(moed); pods > 1 && !known {
+		return invalidf(reasonNoGroups, "spec.parallelism.podsPerReplica: %d needs the kind LeaderWorkerSet of %s, which this cluster does not have: install LeaderWorkerSet, or use 1. The operator goes on by itself once it is there",
+			pods, leaderworkersetv1.GroupVersion)
+	}
+	return nil
+}
+
 // ourVolumes are the names of the volumes that the operator adds, and what they hold; ourInitContainers those of the init
 // containers.
 var (
@@ -59,13 +117,17 @@ var (
 		modelVolume: "the volume of spec.model.volume", semmoev1.PlanVolume: "the plan's ConfigMap",
 		semmoev1.EngineOptionsVolume: "the engine's options file",
 		semmoev1.CacheVolume:         "the volume of spec.placement.cache", semmoev1.AnswersVolume: "the model's answers without a plan",
+		semmoev1.TablesVolume: "the plan's tables, for an engine that shuffles tokens", access.TokenVolume().Name: "a token for the artifact store",
 	}
-	ourInitContainers = []string{verifyContainer, reshuffleContainer, holdContainer, probeContainer}
+	ourInitContainers = []string{verifyContainer, fetchContainer, reshuffleContainer, holdContainer, probeContainer}
 )
 
 // reasonEngineCannotTell is that of a spec, or a condition, which needs the experts of requests of an engine that does not
 // tell them.
 const reasonEngineCannotTell = "EngineCannotTell"
+
+// reasonEngineCannotShuffle is that of a condition which needs tokens to be sent where their experts are.
+const reasonEngineCannotShuffle = "EngineCannotShuffle"
 
 // validateTelling refuses what needs the experts of requests, where the engine does not tell them.
 func validateTelling(moed *semmoev1.MoEDeployment, adapter engine.Adapter) *invalidError {

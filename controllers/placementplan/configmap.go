@@ -3,10 +3,14 @@ package placementplan
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,6 +29,17 @@ func configMapName(plan *semmoev1.PlacementPlan, planDigest string) string {
 	return plan.Name + "-" + artifact.Digest(planDigest).Short()
 }
 
+// stableConfigMapName is known before the plan is solved, for workloads that are written before it is. What the ConfigMap of that name
+// holds is never changed or replaced, also where the plan was lost and solved again as another one: two pods of one engine could start
+// with two maps.
+func stableConfigMapName(plan *semmoev1.PlacementPlan) string { return plan.Name + "-plan" }
+
+// standsAlone tells that a plan belongs to no MoEDeployment, whose pods mount plans by their digests. One that was made for a
+// MoEDeployment and has lost it, as a restored one has at first, is about to be taken back.
+func standsAlone(plan *semmoev1.PlacementPlan) bool {
+	return metav1.GetControllerOf(plan) == nil && !owned.Made(plan)
+}
+
 // dataOf is what the ConfigMap of a plan holds. It fails where that cannot be.
 func dataOf(a *plan.Artifact, engine semmoev1.EngineType) (map[string]string, error) {
 	data, err := bundle.ConfigMapData(a, string(engine))
@@ -35,7 +50,7 @@ func dataOf(a *plan.Artifact, engine semmoev1.EngineType) (map[string]string, er
 }
 
 // configMap holds what an engine reads of a plan, and tells what the plan is worth.
-func configMap(p *semmoev1.PlacementPlan, s *solved, data map[string]string) (*corev1.ConfigMap, error) {
+func configMap(p *semmoev1.PlacementPlan, name string, s *solved, data map[string]string) (*corev1.ConfigMap, error) {
 	report, err := json.Marshal(s)
 	if err != nil {
 		return nil, err
@@ -47,7 +62,7 @@ func configMap(p *semmoev1.PlacementPlan, s *solved, data map[string]string) (*c
 	return &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:       p.Namespace,
-			Name:            configMapName(p, s.PlanDigest),
+			Name:            name,
 			Labels:          labels,
 			Annotations:     map[string]string{semmoev1.AnnotationPlanDigest: s.PlanDigest, semmoev1.AnnotationReport: string(report)},
 			OwnerReferences: owned.ControllerReference(p, "PlacementPlan"),
@@ -72,14 +87,29 @@ func solvedOf(live *corev1.ConfigMap) *solved {
 	return s
 }
 
+// adopt takes back the ConfigMaps of a plan that have lost it, as restored ones have, and reports whether there were any. One that is
+// not as configMap makes it stays somebody else's.
+func (r *Reconciler) adopt(ctx context.Context, p *semmoev1.PlacementPlan, configMaps map[string]*corev1.ConfigMap) (bool, error) {
+	var adopted bool
+	var failed error
+	for _, name := range slices.Sorted(maps.Keys(configMaps)) {
+		if solvedOf(configMaps[name]) == nil {
+			continue
+		}
+		wrote, err := owned.Adopt(ctx, r.Client, manager, p, "PlacementPlan", configMaps[name])
+		adopted, failed = adopted || wrote, errors.Join(failed, err)
+	}
+	return adopted, failed
+}
+
 // conflictError is an object of somebody else under the name of one of ours.
 type conflictError struct{ message string }
 
 func (e *conflictError) Error() string { return e.message }
 
-// ensureConfigMap brings the ConfigMap of a plan into being. layout reads what it holds, and is called only where it is
-// missing. It reports whether the ConfigMap is there.
-func (r *Reconciler) ensureConfigMap(ctx context.Context, p *semmoev1.PlacementPlan, live *corev1.ConfigMap, s *solved, layout func() (map[string]string, error)) (bool, error) {
+// ensureConfigMap brings a ConfigMap of a plan into being. live is what there is of the name; layout reads what it holds, and is called
+// only where it is missing. It reports whether the ConfigMap is there.
+func (r *Reconciler) ensureConfigMap(ctx context.Context, p *semmoev1.PlacementPlan, name string, live *corev1.ConfigMap, s *solved, layout func() (map[string]string, error)) (bool, error) {
 	switch {
 	case live != nil && live.DeletionTimestamp != nil:
 		return false, nil // it comes back when it has gone
@@ -102,12 +132,27 @@ func (r *Reconciler) ensureConfigMap(ctx context.Context, p *semmoev1.PlacementP
 	if err != nil {
 		return false, err
 	}
-	made, err := configMap(p, s, data)
+	made, err := configMap(p, name, s, data)
 	if err != nil {
 		return false, err
 	}
-	if err := r.Create(ctx, made, client.FieldOwner(manager)); err != nil {
+	err = r.Create(ctx, made, client.FieldOwner(manager))
+	if apierrors.IsAlreadyExists(err) {
+		return r.existing(ctx, p, made.Name, s, layout)
+	}
+	if err != nil {
 		return false, fmt.Errorf("create ConfigMap %s: %w", made.Name, err)
 	}
 	return true, nil
+}
+
+// existing takes a ConfigMap that the cache does not show for what it is: the plan's own, which a manager has made whose writes the
+// cache has not seen yet, or somebody else's, which has none of our labels.
+func (r *Reconciler) existing(ctx context.Context, p *semmoev1.PlacementPlan, name string, s *solved, layout func() (map[string]string, error)) (bool, error) {
+	live := &corev1.ConfigMap{}
+	if err := r.Live.Get(ctx, client.ObjectKey{Namespace: p.Namespace, Name: name}, live); err != nil {
+		// One that has gone meanwhile is made at the next look.
+		return false, client.IgnoreNotFound(err)
+	}
+	return r.ensureConfigMap(ctx, p, name, live, s, layout)
 }

@@ -25,15 +25,17 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/laststatus"
+	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/solver/placement"
 )
 
-// +kubebuilder:rbac:groups=semmoe.io,resources=placementplans,verbs=get;list;watch
+// +kubebuilder:rbac:groups=semmoe.io,resources=placementplans,verbs=list;watch
 // +kubebuilder:rbac:groups=semmoe.io,resources=placementplans/status,verbs=patch
 // +kubebuilder:rbac:groups=semmoe.io,resources=placementplans/finalizers,verbs=update
 // +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles,verbs=get;list;watch
-// +kubebuilder:rbac:groups=core,resources=configmaps,verbs=get;list;watch;create;delete
+// +kubebuilder:rbac:groups=core,resources=configmaps,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
 const (
@@ -46,6 +48,8 @@ const (
 // Reconciler solves and publishes PlacementPlans.
 type Reconciler struct {
 	client.Client
+	// Live reads past the cache: an object that exists although the cache does not show it, or not yet.
+	Live client.Reader
 	// Recorder tells transitions.
 	Recorder events.EventRecorder
 	// Store is where profiles are read and plans are published.
@@ -55,7 +59,8 @@ type Reconciler struct {
 	// Now is the clock.
 	Now func() time.Time
 
-	jobs *jobs
+	jobs     *jobs
+	statuses laststatus.Memory[semmoev1.PlacementPlanStatus]
 }
 
 // SetupWithManager registers the controller, and its jobs, which end with the manager.
@@ -66,7 +71,7 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 	}
 	return ctrl.NewControllerManagedBy(m).
 		Named("placementplan").
-		For(&semmoev1.PlacementPlan{}, builder.WithPredicates(predicate.Or[client.Object](predicate.GenerationChangedPredicate{}, statusWiped))).
+		For(&semmoev1.PlacementPlan{}, builder.WithPredicates(predicate.Or[client.Object](predicate.GenerationChangedPredicate{}, predicate.NewPredicateFuncs(r.statusChanged)))).
 		Owns(&corev1.ConfigMap{}).
 		Watches(&semmoev1.AffinityProfile{}, handler.EnqueueRequestsFromMapFunc(r.plansOf)).
 		WatchesRawSource(source.Channel(r.jobs.changed, &handler.EnqueueRequestForObject{})).
@@ -74,11 +79,11 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 		Complete(r)
 }
 
-// statusWiped lets a status that somebody else removed through: nothing else would bring it back soon.
-var statusWiped = predicate.NewPredicateFuncs(func(object client.Object) bool {
+// statusChanged lets a status through that somebody else has changed: nothing else would bring it back soon.
+func (r *Reconciler) statusChanged(object client.Object) bool {
 	plan, ok := object.(*semmoev1.PlacementPlan)
-	return ok && len(plan.Status.Conditions) == 0
-})
+	return ok && r.statuses.Foreign(plan, plan.Status)
+}
 
 // plansOf are the plans that are made from a profile.
 func (r *Reconciler) plansOf(ctx context.Context, profile client.Object) []reconcile.Request {
@@ -104,12 +109,21 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if err != nil || plan.DeletionTimestamp != nil {
 		if err == nil || apierrors.IsNotFound(err) {
 			r.jobs.Cancel(request.NamespacedName) // the ConfigMap is garbage-collected by its owner reference
+			r.statuses.Forget(request.NamespacedName)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
+	plan.Status = r.statuses.Latest(plan, plan.Status)
 	observed, err := r.observe(ctx, plan)
 	if err != nil {
 		return ctrl.Result{}, err
+	}
+	switch adopted, err := r.adopt(ctx, plan, observed.ConfigMaps); {
+	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
+		observed.Fault = &fault{"ReconcileFailed", err.Error(), false} // retries alone may not cure it
+		return ctrl.Result{}, errors.Join(err, r.applyStatus(ctx, plan, statusOf(plan, observed, r.Now())))
+	case adopted, err != nil:
+		return ctrl.Result{}, err // its event leads back here
 	}
 	after, err := r.act(ctx, plan, &observed)
 	return ctrl.Result{RequeueAfter: after}, errors.Join(err, r.applyStatus(ctx, plan, statusOf(plan, observed, r.Now())))
@@ -129,6 +143,8 @@ type observation struct {
 	Solved *solved
 	// Published tells that the plan's ConfigMap is there.
 	Published bool
+	// Stable is the plan that the ConfigMap of the stable name holds; nil where there is none.
+	Stable *solved
 	// Solving is how far the job is; nil where none is under way.
 	Solving *progress
 	// Fault is what is wrong.
@@ -154,6 +170,9 @@ func (r *Reconciler) observe(ctx context.Context, plan *semmoev1.PlacementPlan) 
 	for i := range configMaps.Items {
 		o.ConfigMaps[configMaps.Items[i].Name] = &configMaps.Items[i]
 	}
+	if stable := o.ConfigMaps[stableConfigMapName(plan)]; stable != nil && metav1.IsControlledBy(stable, plan) {
+		o.Stable = solvedOf(stable)
+	}
 	o.Inputs = inputsOf(plan, o.Profile, o.Prior)
 	return o, nil
 }
@@ -161,12 +180,12 @@ func (r *Reconciler) observe(ctx context.Context, plan *semmoev1.PlacementPlan) 
 // profile reads an AffinityProfile; nil where it does not exist.
 func (r *Reconciler) profile(ctx context.Context, namespace, name string) (*semmoev1.AffinityProfile, error) {
 	profile := &semmoev1.AffinityProfile{}
-	err := r.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, profile)
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
+	found, err := owned.Find(ctx, r.Client, r.Live, client.ObjectKey{Namespace: namespace, Name: name}, profile)
 	if err != nil {
 		return nil, fmt.Errorf("get the profile %s: %w", name, err)
+	}
+	if !found {
+		return nil, nil
 	}
 	return profile, nil
 }
@@ -194,13 +213,28 @@ func (r *Reconciler) act(ctx context.Context, plan *semmoev1.PlacementPlan, o *o
 		return after, nil
 	}
 	r.jobs.Cancel(client.ObjectKeyFromObject(plan))
-	o.Published, err = r.ensureConfigMap(ctx, plan, o.ConfigMaps[configMapName(plan, o.Solved.PlanDigest)], o.Solved, func() (map[string]string, error) {
+	return r.publish(ctx, store, plan, o)
+}
+
+// publish brings the ConfigMaps of a solved plan into being.
+func (r *Reconciler) publish(ctx context.Context, store *artifact.Client, plan *semmoev1.PlacementPlan, o *observation) (time.Duration, error) {
+	layout := func() (map[string]string, error) {
 		layout, err := bundle.FetchLayout(ctx, store, plan.Namespace, o.Solved.PlanDigest)
 		if err != nil {
 			return nil, &storeError{err}
 		}
 		return dataOf(layout, plan.Spec.Engine)
-	})
+	}
+	name := configMapName(plan, o.Solved.PlanDigest)
+	var err error
+	stable := true
+	if o.Published, err = r.ensureConfigMap(ctx, plan, name, o.ConfigMaps[name], o.Solved, layout); o.Published && standsAlone(plan) {
+		// What it holds never changes: where that is another plan, it is told below.
+		name := stableConfigMapName(plan)
+		if stable, err = r.ensureConfigMap(ctx, plan, name, o.ConfigMaps[name], o.Solved, layout); stable && o.Stable == nil {
+			o.Stable = o.Solved
+		}
+	}
 	var conflict *conflictError
 	var away *storeError
 	var invalid *invalidError
@@ -214,13 +248,16 @@ func (r *Reconciler) act(ctx context.Context, plan *semmoev1.PlacementPlan, o *o
 	case errors.As(err, &invalid):
 		o.Fault = faultOf(err)
 		return 0, nil
-	case err != nil && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsAlreadyExists(err)):
+	case err != nil && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)):
 		o.Fault = &fault{"ReconcileFailed", err.Error(), false} // retries alone may not cure it
 		return 0, err
 	case err != nil:
 		return 0, err
-	case !o.Published:
+	case !o.Published || !stable:
 		return storeRetry, nil
+	case o.Stable != nil && o.Stable.PlanDigest != o.Solved.PlanDigest:
+		o.Fault = &fault{"StableConfigMapOutdated", fmt.Sprintf("ConfigMap %s holds plan %s, which was lost from the artifact store; the plan was solved again, as %s: stop what mounts the ConfigMap, delete it, and another one is made", stableConfigMapName(plan),
+			artifact.Digest(o.Stable.PlanDigest).Short(), artifact.Digest(o.Solved.PlanDigest).Short()), false}
 	}
 	return checkPeriod, nil
 }
@@ -276,11 +313,11 @@ func (o *observation) recall(plan *semmoev1.PlacementPlan) {
 }
 
 // fromConfigMap is the plan that the youngest of its ConfigMaps holds; nil where it has none. There are several where a
-// plan was lost and solved again.
+// plan was lost and solved again. That of the stable name is a copy, which may be older.
 func (o *observation) fromConfigMap(plan *semmoev1.PlacementPlan) *solved {
 	var youngest *corev1.ConfigMap
 	for _, candidate := range o.ConfigMaps {
-		if candidate.DeletionTimestamp != nil || !metav1.IsControlledBy(candidate, plan) || solvedOf(candidate) == nil {
+		if candidate.Name == stableConfigMapName(plan) || candidate.DeletionTimestamp != nil || !metav1.IsControlledBy(candidate, plan) || solvedOf(candidate) == nil {
 			continue
 		}
 		if youngest == nil || cmp.Or(candidate.CreationTimestamp.Compare(youngest.CreationTimestamp.Time), cmp.Compare(candidate.Name, youngest.Name)) > 0 {

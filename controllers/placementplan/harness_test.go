@@ -133,7 +133,7 @@ func (w *world) startManager() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	r := &Reconciler{Client: m.GetClient(), Recorder: m.GetEventRecorder("test"), Store: w.store.Access, Now: time.Now}
+	r := &Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Recorder: m.GetEventRecorder("test"), Store: w.store.Access, Now: time.Now}
 	if err := r.SetupWithManager(m); err != nil {
 		w.t.Fatal(err)
 	}
@@ -302,7 +302,12 @@ func (w *world) touch(p *semmoev1.AffinityProfile) {
 
 func (w *world) wipe(p *semmoev1.PlacementPlan) {
 	w.t.Helper()
-	if err := api.Status().Patch(w.t.Context(), p.DeepCopy(), client.RawPatch(types.JSONPatchType, []byte(`[{"op":"remove","path":"/status"}]`))); err != nil {
+	w.patchStatus(p, types.JSONPatchType, `[{"op":"remove","path":"/status"}]`)
+}
+
+func (w *world) patchStatus(p *semmoev1.PlacementPlan, kind types.PatchType, patch string) {
+	w.t.Helper()
+	if err := api.Status().Patch(w.t.Context(), p.DeepCopy(), client.RawPatch(kind, []byte(patch))); err != nil {
 		w.t.Fatal(err)
 	}
 }

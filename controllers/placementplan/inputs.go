@@ -41,6 +41,8 @@ type solveInputs struct {
 	TimeBudgetSeconds int                 `json:"timeBudgetSeconds"`
 	// PreserveGroups is left out where it is false.
 	PreserveGroups bool `json:"preserveGroups,omitempty"`
+	// Unshuffled is left out where it is false. Then tokens stay where attention leaves them, and distinct ranks are what is placed for.
+	Unshuffled bool `json:"unshuffled,omitempty"`
 	// Replan is about the plan in service; nil where there is none to compare with.
 	Replan *replanInputs `json:"replan,omitempty"`
 }
@@ -77,6 +79,7 @@ func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityPro
 		TrainPercent: int(plan.Spec.Solver.TrainPercent), Seed: uint64(ptr.Deref(plan.Spec.Solver.Seed, 1)),
 		TimeBudgetSeconds: int(plan.Spec.Solver.TimeBudgetSeconds),
 		PreserveGroups:    plan.Spec.Realization == semmoev1.RealizationReshuffledWeights,
+		Unshuffled:        plan.Spec.TokenShuffle == semmoev1.TokenShuffleDisabled,
 		Replan:            replanInputsOf(plan, priorDigest),
 	}
 }
@@ -85,7 +88,12 @@ func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityPro
 func (i *solveInputs) ID() string { return owned.ShortHash(i, 16) }
 
 func (i *solveInputs) options(progress func(step string, done, total int)) solver.Options {
+	objective := placement.Activation
+	if i.Unshuffled {
+		objective = placement.RankDedup
+	}
 	return solver.Options{
+		Objective: objective, Unshuffled: i.Unshuffled,
 		Ranks: i.Ranks, Attention: i.Attention, Algorithm: i.Algorithm, Forecast: i.Forecast,
 		TrainPercent: i.TrainPercent, Seed: i.Seed, TimeBudget: time.Duration(i.TimeBudgetSeconds) * time.Second, Progress: progress,
 		PreserveGroups: i.PreserveGroups,
@@ -106,6 +114,8 @@ type solution struct {
 	TestRequests  int         `json:"testRequests"`
 	Seconds       float64     `json:"seconds"`
 	Report        cost.Report `json:"report"`
+	// UnplannedRemoteRanks is, of tokens that are not shuffled, Report.RemoteRanksPerToken without a plan.
+	UnplannedRemoteRanks float64 `json:"unplannedRemoteRanks,omitempty"`
 	// Replan is how the plan compares with the one in service; nil where there is none.
 	Replan *replanned `json:"replan,omitempty"`
 }

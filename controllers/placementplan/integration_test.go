@@ -12,11 +12,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
+	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/placement"
 )
 
@@ -54,6 +58,9 @@ func TestPlanIsSolvedOnce(t *testing.T) {
 	solved, a, err := plan.Read(dir)
 	if err != nil || solved.ModelDigest != modelDigest || solved.Placement.Ranks != 4 || solved.Attention != placement.DataParallel {
 		t.Errorf("%v, %+v", err, solved)
+	}
+	if s := solved.Schedule; s == nil || s.Hardware != hardware.Default || s.Ranks != 4 || len(s.Disaggregated) == 0 || cm.Data[plan.ScheduleFile] == "" {
+		t.Errorf("the schedule is %+v", s)
 	}
 	want, err := bundle.ConfigMapData(a, "SGLang")
 	if err != nil {
@@ -103,6 +110,15 @@ func TestPlanIsSolvedOnce(t *testing.T) {
 	again("ConfigMap deleted")
 	w.wipe(p)
 	again("status wiped")
+	w.patchStatus(p, types.MergePatchType, `{"status":{"verdict":"NoGainExpected"}}`)
+	w.eventually("the status is true again", func() error {
+		var found semmoev1.PlacementPlan
+		if err := api.Get(ctx, client.ObjectKeyFromObject(p), &found); err != nil || found.Status.Verdict != done.Status.Verdict {
+			return fmt.Errorf("verdict %s, %v", found.Status.Verdict, err)
+		}
+		return nil
+	})
+	again("status falsified")
 	w.stop()
 	w.startManager()
 	w.touch(source)
@@ -123,12 +139,79 @@ func TestPlanIsSolvedOnce(t *testing.T) {
 	w.stop()
 	w.delete(p)
 	w.delete(w.configMap(status.ConfigMap))
+	w.delete(w.configMap(status.StableConfigMap))
 	p = w.newPlan("tiny", "tiny")
 	w.startManager()
 	again("plan recreated")
 	w.delete(source)
 	w.delete(w.configMap(status.ConfigMap))
 	again("profile and ConfigMap deleted")
+}
+
+// A plan that no MoEDeployment has made has its ConfigMap under a name that is known before, too, which never holds another plan than at first.
+func TestStableConfigMap(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx := t.Context()
+	source := w.newProfile("tiny")
+	w.complete(source, traceFile(t))
+	foreign := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "taken-plan"}}
+	w.create(foreign)
+	p, taken := w.newPlan("tiny", "tiny"), w.newPlan("taken", "tiny")
+	children := w.newPlan("made", "tiny", func(p *semmoev1.PlacementPlan) {
+		p.OwnerReferences = owned.ControllerReference(&semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "uid"}}, "MoEDeployment")
+	})
+
+	done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	stable := w.configMap("tiny-plan")
+	if diff := cmp.Diff(w.configMap(done.Status.ConfigMap).Data, stable.Data); diff != "" || !*stable.Immutable || !metav1.IsControlledBy(stable, done) {
+		t.Errorf("ConfigMap %+v (-plan's +found):\n%s", stable.ObjectMeta, diff)
+	}
+	w.eventually("the status names it", func() error {
+		if err := api.Get(ctx, client.ObjectKeyFromObject(p), p); err != nil || p.Status.StableConfigMap != stable.Name {
+			return fmt.Errorf("%q, %v", p.Status.StableConfigMap, err)
+		}
+		return nil
+	})
+	w.delete(stable)
+	w.eventually("another one", func() error {
+		if w.configMap(stable.Name).UID == stable.UID {
+			return fmt.Errorf("it is the old one")
+		}
+		return nil
+	})
+
+	// Somebody else's is left alone, and told; what serves by the plan's digest does.
+	if status := w.wait(taken, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ConfigMapConflict", "taken-plan").Status; status.StableConfigMap != "" || status.ConfigMap == "" {
+		t.Errorf("status %+v", status)
+	}
+	w.wait(taken, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	w.delete(foreign)
+	w.touch(source)
+	w.wait(taken, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
+	if made := w.wait(children, semmoev1.ConditionReady, metav1.ConditionTrue, "Published"); made.Status.StableConfigMap != "" {
+		t.Errorf("a plan of a MoEDeployment has ConfigMap %s", made.Status.StableConfigMap)
+	}
+
+	// What a plan that was lost has left there stays, for the pods that mount it.
+	w.stop()
+	w.delete(w.configMap(stable.Name))
+	manifest, _, err := artifact.DigestOf(strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost, err := configMap(p, stable.Name, &solved{PlanDigest: string(manifest)}, map[string]string{plan.ManifestFile: "{}", plan.PlacementFile: "{}"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.create(lost)
+	w.startManager()
+	w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionTrue, "StableConfigMapOutdated", manifest.Short(), done.Status.Plan)
+	if found := w.configMap(stable.Name); found.UID != lost.UID {
+		t.Error("the ConfigMap was replaced")
+	}
+	w.delete(lost)
+	w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
 }
 
 // While the store is away a published plan stays published, also where the status was lost.
@@ -284,6 +367,21 @@ func TestForeignConfigMaps(t *testing.T) {
 	w.wait(p, semmoev1.ConditionReady, metav1.ConditionFalse, "ConfigMapConflict", cm.Name, "delete it")
 	w.delete(w.configMap(cm.Name))
 	w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+
+	// One that has lost its owner, as those of a restored backup have, is the plan's again.
+	w.stop()
+	orphan := w.configMap(cm.Name)
+	if err := api.Patch(t.Context(), orphan, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"ownerReferences":null}}`))); err != nil {
+		t.Fatal(err)
+	}
+	w.startManager()
+	w.eventually("the ConfigMap has its owner again", func() error {
+		if found := w.configMap(cm.Name); found.UID != orphan.UID || !metav1.IsControlledBy(found, p) {
+			return fmt.Errorf("%s is owned by %+v", found.UID, found.OwnerReferences)
+		}
+		return nil
+	})
+	w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
 }
 
 // A plan that the store has lost and that cannot be solved again stays published: engines may be serving under it.
@@ -316,5 +414,30 @@ func TestLostPlanStaysPublished(t *testing.T) {
 	back := w.wait(p, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
 	if back.Status.PlanDigest != done.Status.PlanDigest {
 		t.Errorf("status %+v", back.Status)
+	}
+}
+
+// A plan for an engine that leaves tokens where attention puts them promises fewer messages, and nothing else.
+func TestPlanOfTokensThatStay(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.complete(w.newProfile("tiny"), traceFile(t))
+	p := w.newPlan("tokens", "tiny", func(p *semmoev1.PlacementPlan) {
+		p.Spec.Attention, p.Spec.TokenShuffle = semmoev1.AttentionTensorParallel, semmoev1.TokenShuffleDisabled
+	})
+	done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", "Tokens are not shuffled: the local activation rate is 25.0% under any plan")
+	f := done.Status.Forecast
+	if f.LARMilli != 250 || f.BaselineMilli != 250 || f.RemoteRanksMilli <= 0 || f.RemoteRanksMilli >= f.BaselineRemoteRanksMilli || done.Status.Verdict != semmoev1.VerdictGain {
+		t.Errorf("verdict %s, forecast %+v", done.Status.Verdict, f)
+	}
+	solved, _, err := bundle.FetchPlan(t.Context(), w.client, w.namespace, done.Status.PlanDigest)
+	if err != nil || solved.Objective != placement.RankDedup || solved.Tokens == nil || solved.Drift != nil {
+		t.Errorf("%v: objective %s, drift %+v", err, solved.Objective, solved.Drift)
+	}
+	refused := p.DeepCopy()
+	refused.ObjectMeta = metav1.ObjectMeta{Namespace: w.namespace, Name: "requests"}
+	refused.Spec.Attention = semmoev1.AttentionDataParallel
+	if err := api.Create(t.Context(), refused); err == nil || !strings.Contains(err.Error(), "spec.tokenShuffle") {
+		t.Errorf("of requests: %v", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // clock is a clock that only the test moves.
@@ -46,16 +47,21 @@ func testJobs(t *testing.T, workers int) (*jobs, *clock) {
 	return j, c
 }
 
-// changed waits for a job of a plan to begin or end.
-func changed(t *testing.T, j *jobs, plan types.NamespacedName) {
+// changed waits for a job of each of the plans to begin or end, in any order.
+func changed(t *testing.T, j *jobs, plans ...types.NamespacedName) {
 	t.Helper()
-	select {
-	case e := <-j.changed:
-		if e.Object.GetName() != plan.Name || e.Object.GetNamespace() != plan.Namespace {
-			t.Fatalf("%s/%s changed, want %s", e.Object.GetNamespace(), e.Object.GetName(), plan)
+	awaited := sets.New(plans...)
+	for awaited.Len() > 0 {
+		select {
+		case e := <-j.changed:
+			plan := types.NamespacedName{Namespace: e.Object.GetNamespace(), Name: e.Object.GetName()}
+			if !awaited.Has(plan) {
+				t.Fatalf("%s changed, want %v", plan, awaited.UnsortedList())
+			}
+			awaited.Delete(plan)
+		case <-time.After(10 * time.Second):
+			t.Fatalf("nothing is told of %v", awaited.UnsortedList())
 		}
-	case <-time.After(10 * time.Second):
-		t.Fatalf("nothing is told of %s", plan)
 	}
 }
 
@@ -103,8 +109,7 @@ func TestJobsAreBounded(t *testing.T) {
 		t.Error("the second one does not wait")
 	}
 	one.end <- nil
-	changed(t, j, first)
-	changed(t, j, second)
+	changed(t, j, first, second) // the slot is free before the end is told
 	if p, _ := j.Ensure(second, "a", nil); p.Step == "" {
 		t.Error("the second one does not run")
 	}

@@ -124,6 +124,8 @@ func (t *task) replan(ctx context.Context, manifest profile.Manifest, tell func(
 	}
 	result := &replanned{found.Decision, found.Current.Score, chosen.Score, chosen.Moves, found.TestRequests}
 	if recent == nil {
+		// Its inputs are those of the plan in service, but for the rate, on which it hardly depends.
+		chosen.Plan.Schedule = current.Schedule
 		return &solver.Solution{Plan: chosen.Plan, Truncated: found.Truncated}, result, nil
 	}
 	solution, err := t.scored(ctx, recent, chosen.Plan, found)
@@ -249,6 +251,9 @@ func (t *task) scored(ctx context.Context, recent *trace.Trace, chosen *solver.P
 		return nil, err
 	}
 	if chosen.Drift, err = solver.CalibrateDrift(ctx, recent, chosen, test); err != nil {
+		return nil, err
+	}
+	if err := addSchedule(recent, chosen, report.LAR); err != nil {
 		return nil, err
 	}
 	return &solver.Solution{Plan: chosen, Report: report, Truncated: found.Truncated, TrainRequests: found.TrainRequests, TestRequests: found.TestRequests}, nil

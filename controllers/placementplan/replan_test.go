@@ -90,6 +90,9 @@ func TestReplan(t *testing.T) {
 	if encoded.Manifest.Layout != base.Status.PlanDigest || stored.Layout != base.Status.PlanDigest || !bytes.Equal(encoded.Files[plan.PlacementFile], currentArtifact.Files[plan.PlacementFile]) {
 		t.Errorf("the tables are for the layout %q, want %s with the same placement", encoded.Manifest.Layout, base.Status.PlanDigest)
 	}
+	if stored.Schedule == nil || rate(stored.Schedule.LAR) != next.Status.Forecast.LARMilli {
+		t.Errorf("the schedule is not for the plan's rate, %d: %+v", next.Status.Forecast.LARMilli, stored.Schedule)
+	}
 	if diff := cmp.Diff(current.Placement, stored.Placement); diff != "" {
 		t.Errorf("the placement has changed (-current +new):\n%s", diff)
 	}
@@ -150,8 +153,13 @@ func TestReplanFromCounts(t *testing.T) {
 	if next.Status.Tier != semmoev1.TierTables || next.Status.Verdict != semmoev1.VerdictGain || next.Status.Forecast != nil || next.Status.Comparison.Requests != 0 {
 		t.Errorf("tier %q, verdict %s, forecast %+v, comparison %+v", next.Status.Tier, next.Status.Verdict, next.Status.Forecast, next.Status.Comparison)
 	}
-	if _, encoded, err := bundle.FetchPlan(t.Context(), w.client, w.namespace, next.Status.PlanDigest); err != nil || encoded.Manifest.Layout != base.Status.PlanDigest {
-		t.Errorf("the tables are not for the layout of the plan in service: %v", err)
+	stored, encoded, err := bundle.FetchPlan(t.Context(), w.client, w.namespace, next.Status.PlanDigest)
+	if err != nil || encoded.Manifest.Layout != base.Status.PlanDigest {
+		t.Fatalf("the tables are not for the layout of the plan in service: %v", err)
+	}
+	current, _, err := bundle.FetchPlan(t.Context(), w.client, w.namespace, base.Status.PlanDigest)
+	if err != nil || current.Schedule == nil || !cmp.Equal(current.Schedule, stored.Schedule) {
+		t.Errorf("the schedule is not that of the plan in service: %v", err)
 	}
 	w.wait(w.newPlan("alone", "live"), semmoev1.ConditionStalled, metav1.ConditionTrue, "ProfileInvalid", "live counts")
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -100,6 +101,9 @@ func (t *task) run(ctx context.Context, tell func(step string, done, total int))
 		FallBack: found.FallBack, Truncated: found.Truncated, TrainRequests: found.TrainRequests, TestRequests: found.TestRequests,
 		Seconds: t.now().Sub(begin).Seconds(), Report: found.Report, Replan: replan,
 	}
+	if found.Unplanned != nil {
+		result.UnplannedRemoteRanks = found.Unplanned.RemoteRanksPerToken
+	}
 	if err := publishSolution(ctx, t.client, namespace, result, known); err != nil {
 		return err
 	}
@@ -136,12 +140,25 @@ func (t *task) solve(ctx context.Context, manifest profile.Manifest, tell func(s
 	if trace.IsInvalid(err) {
 		return nil, invalidf("ProfileInvalid", "the profile's routing trace: %v", err)
 	}
-	if err != nil {
-		return nil, err
+	if err != nil || t.inputs.Unshuffled {
+		return found, err // no traffic changes a rate that hangs on the number of ranks alone: there is nothing to test for
 	}
 	tell("Calibrating the drift test", 0, 1)
-	found.Plan.Drift, err = solver.CalibrateDrift(ctx, recorded, found.Plan, found.HeldOut)
-	return found, err
+	if found.Plan.Drift, err = solver.CalibrateDrift(ctx, recorded, found.Plan, found.HeldOut); err != nil {
+		return nil, err
+	}
+	return found, addSchedule(recorded, found.Plan, found.Report.LAR)
+}
+
+// addSchedule adds what the plan says about the work inside layers, by the profile of hardware that is built in: on which machines the
+// plan will serve, nothing tells.
+func addSchedule(recorded *trace.Trace, p *solver.Plan, lar float64) error {
+	machines, err := hardware.BuiltIn(hardware.Default)
+	if err != nil {
+		return err
+	}
+	p.Schedule, err = solver.ScheduleLayers(&recorded.Model, p, lar, machines)
+	return err
 }
 
 // recorded reads the routing trace of a profile, of at most so many bytes, and checks that it is of the profile's model.

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -53,6 +53,9 @@ func statusOf(plan *semmoev1.PlacementPlan, o observation, now time.Time) semmoe
 		if o.Published {
 			status.ConfigMap = configMapName(plan, o.Solved.PlanDigest)
 		}
+		if o.Stable != nil {
+			status.StableConfigMap = stableConfigMapName(plan)
+		}
 	}
 	set := func(kind string, c condition) {
 		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
@@ -73,7 +76,11 @@ func verdictOf(s *solution) semmoev1.Verdict {
 	if s.Replan != nil {
 		return semmoev1.Verdict(s.Replan.Decision.Verdict)
 	}
-	if s.FallBack != "" || s.Report.LAR < worthwhile*s.Report.BaselineLAR {
+	gains := s.Report.LAR >= worthwhile*s.Report.BaselineLAR
+	if s.Inputs.Unshuffled {
+		gains = worthwhile*s.Report.RemoteRanksPerToken <= s.UnplannedRemoteRanks
+	}
+	if s.FallBack != "" || !gains {
 		return semmoev1.VerdictNoGainExpected
 	}
 	return semmoev1.VerdictGain
@@ -84,6 +91,9 @@ func forecastOf(s *solution) *semmoev1.PlanForecast {
 	if s.TestRequests == 0 {
 		return nil
 	}
+	if s.Inputs.Unshuffled {
+		return unshuffledForecast(s)
+	}
 	forecast := &semmoev1.PlanForecast{
 		LARMilli: rate(s.Report.LAR), BaselineMilli: rate(s.Report.BaselineLAR), UpperBoundMilli: rate(s.Report.UpperBound),
 		LARSummary: percent(s.Report.LAR), BaselineSummary: percent(s.Report.BaselineLAR),
@@ -92,6 +102,16 @@ func forecastOf(s *solution) *semmoev1.PlanForecast {
 		forecast.WindowImbalanceMilli = int32(math.Round(1000 * *imbalance))
 	}
 	return forecast
+}
+
+// unshuffledForecast: tokens lie on the ranks in turn, and one activation in as many as there are ranks is local under any placement.
+func unshuffledForecast(s *solution) *semmoev1.PlanForecast {
+	dealt := 1 / float64(s.Inputs.Ranks)
+	milli := func(ranks float64) int32 { return int32(math.Round(1000 * ranks)) }
+	return &semmoev1.PlanForecast{
+		LARMilli: rate(dealt), BaselineMilli: rate(dealt), LARSummary: percent(dealt), BaselineSummary: percent(dealt),
+		RemoteRanksMilli: milli(s.Report.RemoteRanksPerToken), BaselineRemoteRanksMilli: milli(s.UnplannedRemoteRanks),
+	}
 }
 
 // rate is a share in thousandths.
@@ -117,7 +137,12 @@ func readyCondition(plan *semmoev1.PlacementPlan, o observation, status semmoev1
 
 func publishedCondition(o observation, status semmoev1.PlacementPlanStatus) condition {
 	reason, message := "Published", fmt.Sprintf("Plan %s is in ConfigMap %s", status.Plan, status.ConfigMap)
-	if f := status.Forecast; f != nil {
+	switch f := status.Forecast; {
+	case f == nil:
+	case f.BaselineRemoteRanksMilli > 0:
+		message += fmt.Sprintf("; on requests that it has not seen the experts of a token lie on %.2f other ranks, in the default placement on %.2f. Tokens are not shuffled: the local activation rate is %s under any plan",
+			float64(f.RemoteRanksMilli)/1000, float64(f.BaselineRemoteRanksMilli)/1000, f.LARSummary)
+	default:
 		message += fmt.Sprintf("; on requests that it has not seen its local activation rate is %s, that of the default placement %s", f.LARSummary, f.BaselineSummary)
 	}
 	if c := status.Comparison; c != nil {
@@ -203,23 +228,18 @@ func reconcilingCondition(plan *semmoev1.PlacementPlan, o observation) condition
 
 // applyStatus writes the status where it differs from the recorded one, and tells the transitions as events.
 func (r *Reconciler) applyStatus(ctx context.Context, plan *semmoev1.PlacementPlan, status semmoev1.PlacementPlanStatus) error {
-	if equality.Semantic.DeepEqual(plan.Status, status) {
-		return nil
+	wrote, err := r.statuses.Write(plan, plan.Status, status, func(data []byte) (string, error) {
+		intent := semmoeac.PlacementPlan(plan.Name, plan.Namespace).WithStatus(&semmoeac.PlacementPlanStatusApplyConfiguration{})
+		if err := json.Unmarshal(data, intent.Status); err != nil {
+			return "", err
+		}
+		err := r.Status().Apply(ctx, intent, client.FieldOwner(manager), client.ForceOwnership)
+		return ptr.Deref(intent.ResourceVersion, ""), err
+	})
+	if wrote {
+		r.tellTransitions(plan, status)
 	}
-	data, err := json.Marshal(status)
-	if err != nil {
-		return err
-	}
-	intent := &semmoeac.PlacementPlanStatusApplyConfiguration{}
-	if err := json.Unmarshal(data, intent); err != nil {
-		return err
-	}
-	if err := r.Status().Apply(ctx, semmoeac.PlacementPlan(plan.Name, plan.Namespace).WithStatus(intent),
-		client.FieldOwner(manager), client.ForceOwnership); err != nil {
-		return fmt.Errorf("apply status: %w", err)
-	}
-	r.tellTransitions(plan, status)
-	return nil
+	return err
 }
 
 // tellTransitions records an event for each change of Ready and Degraded, and for each new stage of progress.

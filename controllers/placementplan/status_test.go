@@ -16,6 +16,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/placement"
 )
 
 // The inputs' names must never change by accident: each would cost a solve of every plan there is.
@@ -40,6 +41,37 @@ func TestReshuffledWeightsKeepGroups(t *testing.T) {
 		plan := &semmoev1.PlacementPlan{Spec: semmoev1.PlacementPlanSpec{ExpertParallelSize: 4, Realization: realization}}
 		if inputs := inputsOf(plan, profile, nil); inputs == nil || inputs.options(nil).PreserveGroups != want {
 			t.Errorf("%s: inputs %+v, want PreserveGroups %v", realization, inputs, want)
+		}
+	}
+}
+
+// A plan for tokens that are not shuffled is solved for few messages, and promises no more than what that leaves local.
+func TestTokensThatStay(t *testing.T) {
+	profile := &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{
+		Result:     &semmoev1.ProfileResult{Digest: strings.Repeat("ab", 32)},
+		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue}},
+	}}
+	for shuffle, want := range map[semmoev1.TokenShuffle]placement.Objective{
+		"": placement.Activation, semmoev1.TokenShuffleEnabled: placement.Activation, semmoev1.TokenShuffleDisabled: placement.RankDedup,
+	} {
+		plan := &semmoev1.PlacementPlan{Spec: semmoev1.PlacementPlanSpec{ExpertParallelSize: 4, Attention: semmoev1.AttentionTensorParallel, TokenShuffle: shuffle}}
+		if got := inputsOf(plan, profile, nil).options(nil); got.Objective != want || got.Unshuffled != (want == placement.RankDedup) {
+			t.Errorf("%q is solved for %s, unshuffled %v", shuffle, got.Objective, got.Unshuffled)
+		}
+	}
+	stay := func(remote, unplanned float64) *solution {
+		s := testSolution(.3, .26)
+		s.Inputs.Ranks, s.Inputs.Unshuffled = 8, true
+		s.Report.RemoteRanksPerToken, s.UnplannedRemoteRanks = remote, unplanned
+		return s
+	}
+	want := &semmoev1.PlanForecast{LARMilli: 125, BaselineMilli: 125, LARSummary: "12.5%", BaselineSummary: "12.5%", RemoteRanksMilli: 1800, BaselineRemoteRanksMilli: 2500}
+	if diff := cmp.Diff(want, forecastOf(stay(1.8, 2.5))); diff != "" {
+		t.Errorf("forecast (-want +got):\n%s", diff)
+	}
+	for remote, want := range map[float64]semmoev1.Verdict{1.8: semmoev1.VerdictGain, 2.45: semmoev1.VerdictGain, 2.46: semmoev1.VerdictNoGainExpected, 3: semmoev1.VerdictNoGainExpected} {
+		if got := verdictOf(stay(remote, 2.5)); got != want {
+			t.Errorf("%v other ranks instead of 2.5: %s, want %s", remote, got, want)
 		}
 	}
 }

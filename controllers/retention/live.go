@@ -14,8 +14,9 @@ import (
 
 // references are the objects that can name artifacts.
 type references struct {
-	Profiles []semmoev1.AffinityProfile
-	Plans    []semmoev1.PlacementPlan
+	Deployments []semmoev1.MoEDeployment
+	Profiles    []semmoev1.AffinityProfile
+	Plans       []semmoev1.PlacementPlan
 	// ConfigMaps are those of plans.
 	ConfigMaps []metav1.PartialObjectMetadata
 	// Annotated are workloads, their pod templates, and pods.
@@ -33,6 +34,12 @@ type live struct {
 // liveOf tells what the objects name.
 func liveOf(r references) live {
 	l := live{sets.New[artifact.Scope](), sets.New[string]()}
+	for _, d := range r.Deployments {
+		// One that has just been restored has no profile yet that could name what is stored.
+		if d.Spec.Profiling != nil && !meta.IsStatusConditionTrue(d.Status.Conditions, semmoev1.ConditionProfiled) && !stalled(d.Generation, d.Status.Conditions) {
+			l.namespaces.Insert(d.Namespace)
+		}
+	}
 	for _, p := range r.Profiles {
 		if p.Status.Inputs != "" {
 			l.add(p.Namespace, artifact.Profile, p.Status.Inputs)

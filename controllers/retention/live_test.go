@@ -44,6 +44,22 @@ func TestLive(t *testing.T) {
 		namespaces []string
 	}{
 		"nothing": {},
+		"deployment that is not profiled yet": {
+			references: references{Deployments: []semmoev1.MoEDeployment{{ObjectMeta: object("m"), Spec: semmoev1.MoEDeploymentSpec{Profiling: &semmoev1.ProfilingSpec{}}}}},
+			namespaces: []string{"ns"},
+		},
+		"deployment that is profiled": {
+			references: references{Deployments: []semmoev1.MoEDeployment{{
+				ObjectMeta: object("m"), Spec: semmoev1.MoEDeploymentSpec{Profiling: &semmoev1.ProfilingSpec{}},
+				Status: semmoev1.MoEDeploymentStatus{Conditions: []metav1.Condition{{Type: semmoev1.ConditionProfiled, Status: metav1.ConditionTrue}}},
+			}}},
+		},
+		"deployment that stalls": {
+			references: references{Deployments: []semmoev1.MoEDeployment{{
+				ObjectMeta: object("m"), Spec: semmoev1.MoEDeploymentSpec{Profiling: &semmoev1.ProfilingSpec{}}, Status: semmoev1.MoEDeploymentStatus{Conditions: stalledNow()},
+			}}},
+		},
+		"deployment without profiling": {references: references{Deployments: []semmoev1.MoEDeployment{{ObjectMeta: object("m")}}}},
 		"profile": {
 			references: references{Profiles: []semmoev1.AffinityProfile{{ObjectMeta: object("p"), Status: semmoev1.AffinityProfileStatus{Inputs: inputs}}}},
 			scopes:     []artifact.Scope{profiles(inputs)},

@@ -18,7 +18,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact/access"
 )
 
-// +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles;placementplans,verbs=list
+// +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles;moedeployments;placementplans,verbs=list
 // +kubebuilder:rbac:groups=core,resources=configmaps;pods,verbs=list
 // +kubebuilder:rbac:groups=apps,resources=deployments;statefulsets,verbs=list
 
@@ -112,6 +112,7 @@ func (s *Sweeper) references(ctx context.Context) (references, error) {
 
 func (s *Sweeper) addReferences(ctx context.Context, all *references, namespace string) error {
 	in := client.InNamespace(namespace)
+	var moeds semmoev1.MoEDeploymentList
 	var profiles semmoev1.AffinityProfileList
 	var plans semmoev1.PlacementPlanList
 	var stateful appsv1.StatefulSetList
@@ -119,6 +120,7 @@ func (s *Sweeper) addReferences(ctx context.Context, all *references, namespace 
 	var tables corev1.ConfigMapList
 	configMaps, pods := metadataOf("ConfigMapList"), metadataOf("PodList")
 	if err := errors.Join(
+		s.Reader.List(ctx, &moeds, in),
 		s.Reader.List(ctx, &profiles, in),
 		s.Reader.List(ctx, &plans, in),
 		s.Reader.List(ctx, &stateful, in),
@@ -129,6 +131,7 @@ func (s *Sweeper) addReferences(ctx context.Context, all *references, namespace 
 	); err != nil {
 		return err
 	}
+	all.Deployments = append(all.Deployments, moeds.Items...)
 	all.Profiles = append(all.Profiles, profiles.Items...)
 	all.Plans = append(all.Plans, plans.Items...)
 	all.ConfigMaps = append(all.ConfigMaps, configMaps.Items...)

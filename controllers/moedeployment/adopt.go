@@ -1,0 +1,43 @@
+package moedeployment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/owned"
+)
+
+// +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles,verbs=patch
+
+// adopt takes back the children that have lost their owner, as those of a restored backup have, and reports whether there were any.
+// All other children are applied as a whole, owner included. A Job is not taken back: what is restored of it is begun again.
+func (r *Reconciler) adopt(ctx context.Context, moed *semmoev1.MoEDeployment) (bool, error) {
+	lists := []client.ObjectList{&appsv1.StatefulSetList{}, &semmoev1.AffinityProfileList{}, &semmoev1.PlacementPlanList{}, &corev1.ConfigMapList{}}
+	if r.groups.isKnown() {
+		lists = append(lists, &leaderworkersetv1.LeaderWorkerSetList{})
+	}
+	labels := client.MatchingLabels(owned.Ours())
+	labels[semmoev1.LabelDeployment] = moed.Name
+	var adopted bool
+	var failed error
+	for _, list := range lists {
+		if err := r.List(ctx, list, client.InNamespace(moed.Namespace), labels, client.UnsafeDisableDeepCopy); err != nil {
+			return adopted, fmt.Errorf("list children: %w", err)
+		}
+		failed = errors.Join(failed, meta.EachListItem(list, func(item runtime.Object) error {
+			wrote, err := owned.Adopt(ctx, r.Client, manager, moed, "MoEDeployment", item.(client.Object))
+			adopted = adopted || wrote
+			return err
+		}))
+	}
+	return adopted, failed
+}

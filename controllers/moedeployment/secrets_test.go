@@ -1,0 +1,53 @@
+package moedeployment
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// Every pod of a MoEDeployment pulls its images with the template's secrets. A token that the template gives to the engine reaches engines,
+// and no pod that has none.
+func TestPullSecretsAndTokens(t *testing.T) {
+	target := func(target semmoev1.ProfilingTarget) *semmoev1.MoEDeployment {
+		return deployment(func(m *semmoev1.MoEDeployment) {
+			m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+				ImagePullSecrets: []corev1.LocalObjectReference{{Name: "registry"}},
+				Containers: []corev1.Container{{Name: semmoev1.EngineContainer, Env: []corev1.EnvVar{{
+					Name: "HF_TOKEN", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "hub"}, Key: "token"}},
+				}}}},
+			}}
+			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/data.jsonl"}, Target: target}
+		})
+	}
+	serving, dedicated := target(semmoev1.ProfilingTargetServing), target(semmoev1.ProfilingTargetDedicated)
+	workload, err := render(serving, "r1", report(), nil, own{Image: "semmoe:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		pod   any
+		token bool
+	}{
+		"engine":                 {workload.template(), true},
+		"request router":         {routerDeployment(serving, "semmoe:1", "uid"), false},
+		"inspection":             {inspectionInputs(serving), false},
+		"profile by what serves": {profileFor(serving, "sha256:abc").Spec.Template, false},
+		"profile by its own Job": {profileFor(dedicated, "sha256:abc").Spec.Template, true},
+	} {
+		text, err := json.Marshal(tc.pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(text), `"registry"`) {
+			t.Errorf("%s is not pulled with the secret: %s", name, text)
+		}
+		if got := strings.Contains(string(text), "HF_TOKEN"); got != tc.token {
+			t.Errorf("%s has the token: %v, want %v: %s", name, got, tc.token, text)
+		}
+	}
+}

@@ -1,0 +1,175 @@
+package webhook
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment"
+	"github.com/semmoe/operator/internal/engine/registry"
+)
+
+// moeDeployments are the rules of MoEDeployments.
+type moeDeployments struct{ client.Reader }
+
+func (m *moeDeployments) refuse(ctx context.Context, moed *semmoev1.MoEDeployment) error {
+	if err := moedeployment.Validate(moed); err != nil {
+		return err
+	}
+	if err := refuseRealization(moed); err != nil {
+		return err
+	}
+	if err := m.refuseName(ctx, moed); err != nil {
+		return err
+	}
+	return m.refusePin(ctx, moed)
+}
+
+// refuseRealization: the plan would be made, and never reach the engine.
+func refuseRealization(moed *semmoev1.MoEDeployment) error {
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	if err != nil || adapter.ExpertMap != nil || moed.Spec.Placement.Realization != semmoev1.RealizationEngineMap {
+		return err
+	}
+	return fmt.Errorf("spec.placement.realization: %s reads no expert map, and EngineMap is one: use Auto or ReshuffledWeights", adapter.Type)
+}
+
+// refuseName: two MoEDeployments whose children have the same names take each other's Services.
+func (m *moeDeployments) refuseName(ctx context.Context, moed *semmoev1.MoEDeployment) error {
+	var others semmoev1.MoEDeploymentList
+	if err := m.List(ctx, &others, client.InNamespace(moed.Namespace), client.UnsafeDisableDeepCopy); err != nil {
+		return nil // as in a namespace that is not watched: the API server refuses what belongs to two
+	}
+	for i := range others.Items {
+		other := &others.Items[i]
+		for _, suffix := range moedeployment.ChildSuffixes() {
+			if moed.Name == other.Name+suffix || other.Name == moed.Name+suffix {
+				return fmt.Errorf("metadata.name: %q and the MoEDeployment %q of this namespace would both have an object called %q: choose a name that does not differ by %q alone",
+					moed.Name, other.Name, max(moed.Name, other.Name), suffix)
+			}
+		}
+	}
+	return nil
+}
+
+// refusePin: the spec of a plan never changes, so that one of another shape will never fit.
+func (m *moeDeployments) refusePin(ctx context.Context, moed *semmoev1.MoEDeployment) error {
+	if moed.Spec.Placement.PlanRef == nil {
+		return nil
+	}
+	plan := &semmoev1.PlacementPlan{}
+	if err := m.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: moed.Spec.Placement.PlanRef.Name}, plan); err != nil {
+		return nil // warned of
+	}
+	return moedeployment.CheckPin(moed, plan)
+}
+
+func (m *moeDeployments) warn(ctx context.Context, moed *semmoev1.MoEDeployment) []string {
+	warnings := risks(moed)
+	if ref := moed.Spec.Placement.PlanRef; ref != nil {
+		warnings = append(warnings, m.missing(ctx, &semmoev1.PlacementPlan{}, "PlacementPlan", "spec.placement.planRef.name", moed.Namespace, ref.Name)...)
+	}
+	if profiling := moed.Spec.Profiling; profiling != nil && profiling.ProfileRef != nil {
+		warnings = append(warnings, m.missing(ctx, &semmoev1.AffinityProfile{}, "AffinityProfile", "spec.profiling.profileRef.name", moed.Namespace, profiling.ProfileRef.Name)...)
+	}
+	return warnings
+}
+
+func (m *moeDeployments) missing(ctx context.Context, object client.Object, kind, field, namespace, name string) []string {
+	return missing(ctx, m.Reader, object, kind, field, namespace, name)
+}
+
+// missing warns of an object that is named and does not exist, or not yet.
+func missing(ctx context.Context, reader client.Reader, object client.Object, kind, field, namespace, name string) []string {
+	if err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, object); apierrors.IsNotFound(err) {
+		return []string{fmt.Sprintf("%s: there is no %s %q in namespace %s yet: it is waited for", field, kind, name, namespace)}
+	}
+	return nil
+}
+
+func (m *moeDeployments) warnDelete(context.Context, *semmoev1.MoEDeployment) []string { return nil }
+
+// risk is a setting that is allowed, and that few want.
+type risk struct {
+	field   string
+	applies func(semmoev1.MoEDeploymentSpec) bool
+	message string
+}
+
+// risks are those that a MoEDeployment takes.
+func risks(moed *semmoev1.MoEDeployment) []string {
+	var warnings []string
+	for _, risk := range allRisks {
+		if risk.applies(moed.Spec) {
+			warnings = append(warnings, risk.field+": "+risk.message)
+		}
+	}
+	return warnings
+}
+
+var allRisks = []risk{
+	{
+		"spec.engine.image", func(s semmoev1.MoEDeploymentSpec) bool { return floating(s.Engine.Image) },
+		"has no tag, or latest: pods that start later may run another engine than those that serve; name a version or a digest",
+	},
+	{
+		"spec.rollout.soakSeconds", func(s semmoev1.MoEDeploymentSpec) bool {
+			return plans(s) && s.Rollout.SoakSeconds != nil && *s.Rollout.SoakSeconds == 0
+		},
+		"0 promotes a new plan when its canary is ready, without comparing it with the one in service",
+	},
+	{
+		"spec.rollout.rollback", func(s semmoev1.MoEDeploymentSpec) bool {
+			return plans(s) && s.Rollout.Rollback == semmoev1.RollbackManual && s.Placement.Approval == semmoev1.ApprovalAutomatic
+		},
+		"Manual leaves a plan that fails on its canary until somebody acts, and plans are approved automatically",
+	},
+	{
+		"spec.routing.mode", func(s semmoev1.MoEDeploymentSpec) bool {
+			return plans(s) && s.Routing.Mode == semmoev1.RoutingModeNone && s.Parallelism.Attention == semmoev1.AttentionDataParallel
+		},
+		"with None nobody sends requests to the rank that holds their experts, and a plan alone gains next to nothing: use Router or EndpointPicker",
+	},
+	{
+		"spec.routing.samplePercent", func(s semmoev1.MoEDeploymentSpec) bool {
+			return plans(s) && s.Drift.Source == semmoev1.DriftSourceRouter && s.Routing.Mode != semmoev1.RoutingModeNone && s.Routing.SamplePercent != nil && *s.Routing.SamplePercent == 0
+		},
+		"0 observes nothing: neither is it told what a plan gains, nor that requests have drifted away from it",
+	},
+	{
+		"spec.parallelism.expertParallelSize", func(s semmoev1.MoEDeploymentSpec) bool { return plans(s) && s.Parallelism.ExpertParallelSize == 1 },
+		"with 1 every expert is local already: there is nothing to plan",
+	},
+	{
+		"spec.profiling.liveSamples", func(s semmoev1.MoEDeploymentSpec) bool {
+			return s.Profiling != nil && s.Profiling.LiveSamples == semmoev1.LiveSamplesSequences
+		},
+		"Sequences keeps token ids of clients' requests in the request routers and, once a profile is made of them, in the artifact store; Counts keeps none",
+	},
+	{
+		"spec.drift.prometheus", func(s semmoev1.MoEDeploymentSpec) bool {
+			prometheus := s.Drift.Prometheus
+			return prometheus != nil && prometheus.AuthSecret != "" && strings.HasPrefix(prometheus.Address, "http://")
+		},
+		"the token of authSecret is sent in clear to an address of http://: use https://",
+	},
+}
+
+// plans tells that plans are made, or one is pinned.
+func plans(s semmoev1.MoEDeploymentSpec) bool {
+	return s.Profiling != nil || s.Placement.PlanRef != nil
+}
+
+// floating tells that an image reference may mean another image tomorrow.
+func floating(image string) bool {
+	if strings.Contains(image, "@") {
+		return false
+	}
+	name := image[strings.LastIndex(image, "/")+1:] // a colon before is that of a registry's port
+	_, tag, found := strings.Cut(name, ":")
+	return !found || tag == "latest"
+}

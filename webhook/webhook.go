@@ -1,0 +1,69 @@
+package webhook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"k8s.io/apimachinery/pkg/runtime"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// Add serves the webhooks from a manager's webhook server, on every manager, leader or not.
+func Add(manager ctrl.Manager) error {
+	reader := manager.GetClient()
+	return errors.Join(
+		serve(manager, &semmoev1.MoEDeployment{}, &moeDeployments{reader}),
+		serve(manager, &semmoev1.AffinityProfile{}, &affinityProfiles{reader}),
+		serve(manager, &semmoev1.PlacementPlan{}, &placementPlans{reader}),
+		manager.AddReadyzCheck("webhook", manager.GetWebhookServer().StartedChecker()),
+	)
+}
+
+func serve[T runtime.Object](manager ctrl.Manager, kind T, rules rules[T]) error {
+	if err := ctrl.NewWebhookManagedBy(manager, kind).WithValidator(validator[T]{rules}).Complete(); err != nil {
+		return fmt.Errorf("set up the webhook of %T: %w", kind, err)
+	}
+	return nil
+}
+
+// rules are what is said of the objects of a kind.
+type rules[T any] interface {
+	// refuse is why the object must not be; nil where it may. Its message names the field, the value, and what is allowed.
+	refuse(ctx context.Context, object T) error
+	// warn is what its author should know.
+	warn(ctx context.Context, object T) []string
+	// warnDelete is what whoever deletes it should know.
+	warnDelete(ctx context.Context, object T) []string
+}
+
+// validator turns rules into admission reviews.
+type validator[T any] struct{ rules rules[T] }
+
+func (v validator[T]) ValidateCreate(ctx context.Context, object T) (admission.Warnings, error) {
+	if err := v.rules.refuse(ctx, object); err != nil {
+		return nil, err
+	}
+	return v.rules.warn(ctx, object), nil
+}
+
+// ValidateUpdate lets a fault through that the object had before: whoever changes something else may not be able to mend it, as an
+// autoscaler is not, and the controllers have said so already.
+func (v validator[T]) ValidateUpdate(ctx context.Context, old, object T) (admission.Warnings, error) {
+	err := v.rules.refuse(ctx, object)
+	if err == nil {
+		return v.rules.warn(ctx, object), nil
+	}
+	if before := v.rules.refuse(ctx, old); before != nil && before.Error() == err.Error() {
+		return append(admission.Warnings{"still invalid: " + err.Error()}, v.rules.warn(ctx, object)...), nil
+	}
+	return nil, err
+}
+
+func (v validator[T]) ValidateDelete(ctx context.Context, object T) (admission.Warnings, error) {
+	return v.rules.warnDelete(ctx, object), nil
+}

@@ -1,0 +1,293 @@
+package webhook
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	admissionac "k8s.io/client-go/applyconfigurations/admissionregistration/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// What is refused is refused by name of the field, and by what is allowed.
+func TestRefusals(t *testing.T) {
+	plan := &semmoev1.PlacementPlan{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "of-eight"}}
+	plan.Spec.ProfileRef.Name, plan.Spec.ExpertParallelSize = "any", 8
+	create(t, plan)
+	create(t, deployment("taken"))
+	cases := map[string]struct {
+		change func(*semmoev1.MoEDeployment)
+		want   string
+	}{
+		"flag of the operator's": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--ep-size=7"} }, "--ep-size"},
+		"label of the operator's": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Template = &corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"semmoe.io/revision": "x"}}}
+		}, "spec.template.metadata.labels"},
+		"map for an engine without one": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Type, m.Spec.Placement.Realization = semmoev1.EngineVLLM, semmoev1.RealizationEngineMap
+		}, "spec.placement.realization: VLLM reads no expert map"},
+		"micro-batches of an engine without": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Type, m.Spec.Engine.Overlap = semmoev1.EngineTensorRTLLM, &semmoev1.OverlapSpec{MicroBatches: 2}
+		}, "spec.engine.overlap: TensorRTLLM has no flag for it"},
+		"plan where there is no all-to-all": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Type, m.Spec.Parallelism.Attention = semmoev1.EngineVLLM, semmoev1.AttentionTensorParallel
+			m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "p"}}
+		}, "spec.parallelism.attention: with TensorParallel (data-parallel size 1) every rank of VLLM has every token"},
+		"plan of another shape": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "of-eight"}
+		}, "spec.placement.planRef: PlacementPlan of-eight is for attention DataParallel on 8 ranks"},
+		"name of another's child":       {func(m *semmoev1.MoEDeployment) { m.Name = "taken-pods" }, `an object called "taken-pods"`},
+		"name whose child is another's": {func(m *semmoev1.MoEDeployment) { m.Name = "taken-router" }, `an object called "taken-router"`},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			refused := func() error {
+				moed := deployment("refused")
+				tc.change(moed)
+				return api.Create(t.Context(), moed, client.DryRunAll)
+			}
+			// The manager's cache sees the others in its own time.
+			eventually(t, "a refusal with "+tc.want, func() bool { err := refused(); return err != nil && strings.Contains(err.Error(), tc.want) })
+		})
+	}
+	if err := api.Create(t.Context(), deployment("accepted"), client.DryRunAll); err != nil {
+		t.Error(err)
+	}
+	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"}}
+	profile.Spec.Model, profile.Spec.Engine, profile.Spec.Parallelism = deployment("x").Spec.Model, deployment("x").Spec.Engine, deployment("x").Spec.Parallelism
+	profile.Spec.Engine.Type = semmoev1.EngineTensorRTLLM
+	profile.Spec.Target = semmoev1.ProfilingTargetDedicated
+	profile.Spec.Dataset = &semmoev1.DatasetSpec{Path: "/models/data.jsonl"}
+	if err := api.Create(t.Context(), profile, client.DryRunAll); err == nil || !strings.Contains(err.Error(), "cannot profile") {
+		t.Errorf("an engine that cannot profile: %v", err)
+	}
+}
+
+// Each risk is told to whoever takes it, and to nobody else.
+func TestWarnings(t *testing.T) {
+	profiling := func(m *semmoev1.MoEDeployment) {
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/data.jsonl"}}
+	}
+	cases := map[string]struct {
+		change func(*semmoev1.MoEDeployment)
+		want   []string // parts of the warnings; all of them
+	}{
+		"nothing":             {func(*semmoev1.MoEDeployment) {}, nil},
+		"planned":             {profiling, nil},
+		"image without a tag": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "registry.example:5000/engine" }, []string{"spec.engine.image"}},
+		"image latest":        {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:latest" }, []string{"spec.engine.image"}},
+		"image by digest": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Image = "engine@sha256:" + strings.Repeat("0", 64)
+		}, nil},
+		"no soak":              {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Rollout.SoakSeconds = ptr.To[int32](0) }, []string{"spec.rollout.soakSeconds"}},
+		"no soak, and no plan": {func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.SoakSeconds = ptr.To[int32](0) }, nil},
+		"rollback by hand":     {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Rollout.Rollback = semmoev1.RollbackManual }, []string{"spec.rollout.rollback"}},
+		"no routing":           {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Routing.Mode = semmoev1.RoutingModeNone }, []string{"spec.routing.mode"}},
+		"no samples":           {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Routing.SamplePercent = ptr.To[int32](0) }, []string{"spec.routing.samplePercent"}},
+		"one rank":             {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Parallelism.ExpertParallelSize = 1 }, []string{"spec.parallelism.expertParallelSize"}},
+		"sequences": {func(m *semmoev1.MoEDeployment) {
+			profiling(m)
+			m.Spec.Profiling.LiveSamples = semmoev1.LiveSamplesSequences
+		}, []string{"spec.profiling.liveSamples"}},
+		"token in clear": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Drift = semmoev1.DriftSpec{Source: semmoev1.DriftSourcePrometheus, Prometheus: &semmoev1.PrometheusSource{Address: "http://prometheus", Query: "x", AuthSecret: "s"}}
+		}, []string{"spec.drift.prometheus"}},
+		"plan and profile that do not exist": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "no-profile"}}
+			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "no-plan"}
+		}, []string{`spec.placement.planRef.name: there is no PlacementPlan "no-plan"`, `spec.profiling.profileRef.name: there is no AffinityProfile "no-profile"`}},
+	}
+	told := map[string]bool{}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			moed := deployment("warned")
+			tc.change(moed)
+			warned.take()
+			if err := api.Create(t.Context(), moed, client.DryRunAll); err != nil {
+				t.Fatal(err)
+			}
+			got := warned.take()
+			if len(got) != len(tc.want) {
+				t.Errorf("warnings %q, want %q", got, tc.want)
+			}
+			for _, want := range tc.want {
+				if !mentions(got, want) {
+					t.Errorf("warnings %q, want one with %q", got, want)
+				}
+				told[strings.SplitN(want, ":", 2)[0]] = true
+			}
+		})
+	}
+	for _, risk := range allRisks {
+		if !told[risk.field] {
+			t.Errorf("no case for the risk of %s", risk.field)
+		}
+	}
+}
+
+// Who deletes a plan, or a profile, that something is served from is told what follows.
+func TestDeletionWarnings(t *testing.T) {
+	plan := &semmoev1.PlacementPlan{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "in-use"}}
+	plan.Spec.ProfileRef.Name, plan.Spec.ExpertParallelSize = "any", 4
+	create(t, plan)
+	moed := deployment("user")
+	moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "in-use"}
+	create(t, moed)
+	warned.take()
+	eventually(t, "a warning that the plan is pinned", func() bool {
+		if err := api.Delete(t.Context(), plan.DeepCopy(), client.DryRunAll); err != nil {
+			t.Fatal(err)
+		}
+		return mentions(warned.take(), "MoEDeployment user pins this plan")
+	})
+	moed.Status.Profile = "in-use-profile"
+	if err := api.Status().Update(t.Context(), moed); err != nil {
+		t.Fatal(err)
+	}
+	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "in-use-profile"}}
+	profile.Spec.Model, profile.Spec.Engine, profile.Spec.Parallelism = moed.Spec.Model, moed.Spec.Engine, moed.Spec.Parallelism
+	profile.Spec.Target = semmoev1.ProfilingTargetDedicated
+	profile.Spec.Dataset = &semmoev1.DatasetSpec{Path: "/models/data.jsonl"}
+	create(t, profile)
+	eventually(t, "a warning that the profile is planned from", func() bool {
+		if err := api.Delete(t.Context(), profile.DeepCopy(), client.DryRunAll); err != nil {
+			t.Fatal(err)
+		}
+		return mentions(warned.take(), "MoEDeployment user plans from this profile")
+	})
+}
+
+// An object that was invalid before there were webhooks can be changed, labelled and deleted, but not be made worse.
+func TestFaultsThatWereThere(t *testing.T) {
+	configuration, err := clients.AdmissionregistrationV1().ValidatingWebhookConfigurations().Get(t.Context(), "semmoe", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	invalid := deployment("invalid")
+	invalid.Spec.Engine.Args = []string{"--ep-size=7"}
+	without := configuration.DeepCopy()
+	if err := api.Delete(t.Context(), without); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "creation without webhooks", func() bool { return api.Create(t.Context(), invalid.DeepCopy()) == nil })
+	again := configuration.DeepCopy()
+	again.ObjectMeta = metav1.ObjectMeta{Name: configuration.Name}
+	if err := api.Create(t.Context(), again); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "webhooks again", func() bool { return asked(t.Context()) })
+
+	live := &semmoev1.MoEDeployment{}
+	if err := api.Get(t.Context(), client.ObjectKeyFromObject(invalid), live); err != nil {
+		t.Fatal(err)
+	}
+	live.Labels = map[string]string{"team": "a"}
+	if err := api.Update(t.Context(), live); err != nil {
+		t.Errorf("a label: %v", err)
+	}
+	warned.take()
+	live.Spec.Replicas = ptr.To[int32](3)
+	if err := api.Update(t.Context(), live); err != nil {
+		t.Errorf("replicas: %v", err)
+	}
+	if got := warned.take(); !mentions(got, "still invalid: ") {
+		t.Errorf("warnings %q", got)
+	}
+	worse := live.DeepCopy()
+	worse.Spec.Engine.Args = []string{"--ep-size=6", "--tp-size=3"}
+	if err := api.Update(t.Context(), worse); err == nil {
+		t.Error("another fault is let through")
+	}
+	if err := api.Delete(t.Context(), live); err != nil {
+		t.Errorf("deletion: %v", err)
+	}
+}
+
+// Whatever becomes of the authority, or of the API server's trust in it, is mended; and whoever applies the configuration again, as
+// GitOps tools do, does not undo it.
+func TestTrustIsKept(t *testing.T) {
+	configurations := clients.AdmissionregistrationV1().ValidatingWebhookConfigurations()
+	bundle := func() []byte {
+		live, err := configurations.Get(t.Context(), "semmoe", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, hook := range live.Webhooks[1:] {
+			if !slices.Equal(hook.ClientConfig.CABundle, live.Webhooks[0].ClientConfig.CABundle) {
+				return nil
+			}
+		}
+		return live.Webhooks[0].ClientConfig.CABundle
+	}
+	before := bundle()
+
+	live, err := configurations.Get(t.Context(), "semmoe", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range live.Webhooks {
+		live.Webhooks[i].ClientConfig.CABundle = nil
+	}
+	if _, err := configurations.Update(t.Context(), live, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "trust again", func() bool { return slices.Equal(bundle(), before) && asked(t.Context()) })
+
+	if err := clients.CoreV1().Secrets(secret.Namespace).Delete(t.Context(), secret.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "trust in another authority", func() bool { now := bundle(); return len(now) > 0 && !slices.Equal(now, before) && asked(t.Context()) })
+
+	live, err = configurations.Get(t.Context(), "semmoe", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	trusted, address := bundle(), strings.Split(*live.Webhooks[0].ClientConfig.URL, "/")[2]
+	applied, err := shipped(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range applied.Webhooks {
+		applied.Webhooks[i].ClientConfig.URL = ptr.To(strings.Replace(*applied.Webhooks[i].ClientConfig.URL, "127.0.0.1:0", address, 1))
+	}
+	text, err := json.Marshal(applied)
+	if err != nil {
+		t.Fatal(err)
+	}
+	intent := &admissionac.ValidatingWebhookConfigurationApplyConfiguration{}
+	if err := json.Unmarshal(text, intent); err != nil {
+		t.Fatal(err)
+	}
+	apply := func() string {
+		synced, err := configurations.Apply(t.Context(), intent, metav1.ApplyOptions{FieldManager: "gitops", Force: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return synced.ResourceVersion
+	}
+	if first, second := apply(), apply(); first != second {
+		t.Errorf("applied again, the configuration changes from %s to %s: two owners fight", first, second)
+	}
+	if !slices.Equal(bundle(), trusted) {
+		t.Error("applying the configuration again takes the trust away")
+	}
+}
+
+// While no manager is there nobody is kept from anything.
+func TestManagerAway(t *testing.T) {
+	stopServing()
+	defer func() {
+		var err error
+		if stopServing, err = serveAt(port); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	eventually(t, "creation that is not reviewed", func() bool { return !asked(t.Context()) })
+	create(t, deployment("meanwhile"))
+}

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"strings"
+
 	"github.com/spf13/cobra"
 
 	"github.com/semmoe/operator/internal/refengine"
@@ -27,7 +29,11 @@ func newEngineCommand() *cobra.Command {
 	flags.IntVar(&o.TPSize, "tp-size", o.TPSize, "number of devices; must equal --ep-size")
 	flags.IntVar(&o.DPSize, "dp-size", o.DPSize, "data-parallel ranks of attention; with --enable-dp-attention it must equal --ep-size")
 	flags.IntVar(&o.EPSize, "ep-size", o.EPSize, "expert-parallel ranks; must divide the experts and redundant experts of a layer")
+	flags.IntVar(&o.Nodes, "nnodes", o.Nodes, "number of processes that the engine is spread over; must divide --tp-size")
+	flags.IntVar(&o.NodeRank, "node-rank", o.NodeRank, "which of them this is: 0 serves, the others answer /health alone")
+	flags.StringVar(&o.DistInitAddr, "dist-init-addr", o.DistInitAddr, "host:port of node 0, where the others join it")
 	flags.BoolVar(&o.EnableDPAttention, "enable-dp-attention", o.EnableDPAttention, "serve each request on one rank")
+	flags.StringVar(&o.AllToAllBackend, "moe-a2a-backend", o.AllToAllBackend, "how tokens reach other ranks: "+strings.Join(refengine.AllToAllBackends, ", ")+"; ranks are logical here, so that each computes the same")
 	flags.StringVar(&o.InitExpertLocation, "init-expert-location", o.InitExpertLocation, "expert map: trivial, the path of a .json file, or JSON")
 	flags.IntVar(&o.RedundantExperts, "ep-num-redundant-experts", o.RedundantExperts, "further slots of each layer for copies of experts")
 	flags.StringVar(&o.ShufflePlan, "shuffle-plan", o.ShufflePlan, "directory of a plan for attention tp: its placement is the expert map, its forecast (table, lookahead or lookahead-raw)\nchooses the rank of each token in each layer")

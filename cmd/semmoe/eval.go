@@ -17,9 +17,9 @@ import (
 
 // evalFlags are the flags of semmoe eval.
 type evalFlags struct {
-	trace, plan, requests, forecast, shards, policy, workload, weights string
-	batchTokens, orders, ranksPerNode, cacheTokens, scorePercent       int
-	cap                                                                float64
+	trace, plan, requests, forecast, shards, policy, workload, weights, hardware string
+	batchTokens, orders, ranksPerNode, cacheTokens, scorePercent                 int
+	cap                                                                          float64
 	// given tells whether a flag stands on the command line.
 	given func(name string) bool
 }
@@ -57,6 +57,7 @@ func newEvalCommand() *cobra.Command {
 	f.StringVar(&flags.workload, "workload", string(defaults.Workload), "attention dp: recorded requests as they are; shared-prefix: groups of them begin with the same system prompt; multi-turn: each is a conversation")
 	f.IntVar(&flags.cacheTokens, "cache-tokens", dispatch.DefaultCacheTokens, "attention dp: tokens that a rank keeps in its KV cache (workloads shared-prefix and multi-turn)")
 	f.IntVar(&flags.scorePercent, "score-percent", 0, "attention dp: print also what scores reach that see only the first part of each request; 0 does not")
+	hardwareFlag(f, &flags.hardware)
 	f.IntVar(&flags.ranksPerNode, "ranks-per-node", defaults.RanksPerNode, "ranks that share a node, for node_lar and remote_nodes_per_token; a plan made for nodes tells its own")
 	return cmd
 }
@@ -64,7 +65,9 @@ func newEvalCommand() *cobra.Command {
 // evalReport is what eval prints.
 type evalReport struct {
 	cost.Report
-	Seconds float64 `json:"seconds"`
+	// BaselineVolume is what the default placement sends, with tokens or requests in turn.
+	BaselineVolume *cost.VolumeReport `json:"baseline_volume"`
+	Seconds        float64            `json:"seconds"`
 }
 
 func (f *evalFlags) run(ctx context.Context) (*evalReport, error) {
@@ -84,7 +87,7 @@ func (f *evalFlags) run(ctx context.Context) (*evalReport, error) {
 	if err != nil {
 		return nil, inputError(err)
 	}
-	if o.Requests, err = f.pick(t, p); err != nil {
+	if o.Requests, err = pickRequests(t, p, f.requests); err != nil {
 		return nil, inputError(err)
 	}
 	o.Seed = p.Seed
@@ -92,14 +95,19 @@ func (f *evalFlags) run(ctx context.Context) (*evalReport, error) {
 		o.RanksPerNode = p.RanksPerNode
 	}
 	t, o.Requests = o.Workload.Build(t, o.Requests, o.Seed)
+	o.Volume = true
 	report, err := solver.Evaluate(ctx, t, p, o)
+	var dealt cost.Report
+	if err == nil {
+		dealt, err = cost.Dealt(ctx, t, p.Attention, p.Placement.Ranks, o)
+	}
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	if err != nil {
 		return nil, codedError{err, exitInvalidFile}
 	}
-	return &evalReport{report, time.Since(begin).Seconds()}, nil
+	return &evalReport{report, dealt.Volume, time.Since(begin).Seconds()}, nil
 }
 
 func (f *evalFlags) options() (cost.Options, error) {
@@ -135,9 +143,17 @@ func (f *evalFlags) options() (cost.Options, error) {
 	if o.Weights, err = dispatch.ParseWeights(f.weights); err != nil {
 		return o, usageErrorf("--weights: %w", err)
 	}
+	if o.Weights.Wait > 0 {
+		return o, usageErrorf("--weights has wait=%v: a trace tells no times, so that nothing waits; semmoe simulate does", o.Weights.Wait)
+	}
 	if o.Policy, err = dispatch.ParsePolicy(f.policy); err != nil {
 		return o, usageErrorf("--policy: %w", err)
 	}
+	profile, err := readHardware(f.hardware)
+	if err != nil {
+		return o, err
+	}
+	o.Machines = cost.NodeOf(profile)
 	if f.forecast != "" {
 		if _, err := solver.ParseForecast(f.forecast); err != nil {
 			return o, usageErrorf("--forecast: %w", err)
@@ -149,7 +165,7 @@ func (f *evalFlags) options() (cost.Options, error) {
 // checkPlan refuses flags that mean nothing for the plan.
 func (f *evalFlags) checkPlan(p *solver.Plan) error {
 	if by := solver.Forecast(f.forecast); by != "" && by != p.Forecast {
-		if by.Contextual() || by == solver.LookAhead || by != solver.Table && p.Attention == placement.DataParallel {
+		if by.Trained() || by != solver.Table && p.Attention == placement.DataParallel {
 			return usageErrorf("--forecast is %s; this plan carries the tables of %s", by, p.Forecast)
 		}
 		p.Forecast = by
@@ -166,9 +182,9 @@ func (f *evalFlags) checkPlan(p *solver.Plan) error {
 	return nil
 }
 
-// pick lists the requests to evaluate.
-func (f *evalFlags) pick(t *trace.Trace, p *solver.Plan) ([]int, error) {
-	if f.requests == "all" {
+// pickRequests lists the requests to evaluate: all, or those that the plan's split holds back.
+func pickRequests(t *trace.Trace, p *solver.Plan, which string) ([]int, error) {
+	if which == "all" {
 		return t.AllRequests(), nil
 	}
 	_, test, err := trace.Split(t, p.TrainPercent, p.Seed)

@@ -1,5 +1,8 @@
 // Command semmoe is the one static binary of the Sem-MoE operator: every role of the system is one of its subcommands,
 // so that one image serves them all.
+//
+// Size: a file or two for each of some twenty subcommands, which are flags, reading and printing around packages that do the work,
+// and share next to nothing.
 package main
 
 import (
@@ -28,7 +31,8 @@ func main() {
 	}
 	root.AddCommand(newManagerCommand(), newInspectCommand(), newRouterCommand(), newEngineCommand(), newProfileCommand(), newStoreCommand(),
 		newSolveCommand(), newReplanCommand(), newEvalCommand(), newDriftCommand(), newVerifyCommand(), newCompareCommand(), newStatsCommand(), newReshuffleCommand(),
-		newProbeCommand(), newLookAheadCommand())
+		newProbeCommand(), newLookAheadCommand(), newFetchCommand(), newReportCommand(), newCalibrateCommand(), newFitCommand(), newPipelineCommand(),
+		newSimulateCommand())
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintf(os.Stderr, "semmoe: %v\n", err)
 		os.Exit(exitCode(err))

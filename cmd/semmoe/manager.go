@@ -18,14 +18,17 @@ import (
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/controllers/retention"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/webhook"
 )
 
 func newManagerCommand() *cobra.Command {
 	var options controllers.Options
 	var store access.Access
 	var storeCA string
-	// A lost leader is replaced within 15 s; one that ends in order gives its lease back at once.
-	lease, renew, retry := 15*time.Second, 10*time.Second, 2*time.Second
+	var webhooks webhookOptions
+	// A lost leader is replaced within 20 s: a successor may see its last renewal 2.2 retry periods late, waits for the lease to pass,
+	// and may ask for it 2.2 periods after that (client-go's jitter). One that ends in order gives its lease back at once.
+	lease, renew, retry := 15*time.Second, 10*time.Second, time.Second
 	base := ctrl.Options{
 		Metrics:                       metricsserver.Options{SecureServing: true, FilterProvider: filters.WithAuthenticationAndAuthorization},
 		LeaderElectionID:              "manager.semmoe.io",
@@ -53,9 +56,20 @@ func newManagerCommand() *cobra.Command {
 				return err
 			}
 			options.Store, options.OwnNamespace = &store, os.Getenv("POD_NAMESPACE")
+			var certificates *webhook.Certificates
+			if webhooks.enabled() {
+				if base.WebhookServer, certificates, err = webhooks.server(config); err != nil {
+					return err
+				}
+			}
 			manager, err := controllers.NewManager(config, options, base)
 			if err != nil {
 				return err
+			}
+			if webhooks.enabled() {
+				if err := webhooks.serve(manager, certificates); err != nil {
+					return err
+				}
 			}
 			return manager.Start(ctx)
 		},
@@ -70,6 +84,7 @@ func newManagerCommand() *cobra.Command {
 	flags.DurationVar(&options.Retention, "artifact-retention", retention.DefaultRetention, "how long artifacts are kept in the store that no object names")
 	flags.StringVar(&base.Metrics.BindAddress, "metrics-bind-address", ":8443", "address of the metrics endpoint (HTTPS; the API server authenticates and authorizes its callers); 0 turns it off")
 	flags.StringVar(&base.HealthProbeBindAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz")
+	webhooks.addFlags(flags)
 	flags.BoolVar(&base.LeaderElection, "leader-elect", false, "elect a leader among several managers")
 	return command
 }

@@ -18,13 +18,13 @@ import (
 
 // replanFlags are the flags of semmoe replan.
 type replanFlags struct {
-	trace, prior, current, out, embeddings string
-	priorPercent, trainPercent             int
-	batchTokens                            []int
-	minimumGain, moveGain, target          float64
-	preserveGroups                         bool
-	seed                                   uint64
-	timeBudget                             time.Duration
+	trace, prior, current, out, embeddings, hardware string
+	priorPercent, trainPercent                       int
+	batchTokens                                      []int
+	minimumGain, moveGain, target                    float64
+	preserveGroups                                   bool
+	seed                                             uint64
+	timeBudget                                       time.Duration
 }
 
 func newReplanCommand() *cobra.Command {
@@ -57,6 +57,7 @@ func newReplanCommand() *cobra.Command {
 	f.Float64Var(&flags.moveGain, "move-gain-percent", solver.DefaultMoveGainPercent, "what an expert must gain to change its rank, in local activations over the profile, in percent of those of the mean expert of a layer\n(other objectives: messages)")
 	f.Float64Var(&flags.target, "target-lar", 0, "local activation rate at which new tables are good enough, whatever a new placement would gain; 0 is none")
 	f.IntSliceVar(&flags.batchTokens, "batch-tokens", []int{solver.DefaultEvaluation().BatchTokens}, "tokens of a batch over all ranks, as served; of several sizes the mean counts")
+	hardwareFlag(f, &flags.hardware)
 	f.IntVar(&flags.trainPercent, "train-percent", solver.DefaultReplanTrainPercent, "percent of the recent requests to learn from, by whole documents")
 	f.StringVar(&flags.embeddings, "embeddings", "", "as for semmoe solve")
 	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "as for semmoe solve")
@@ -91,19 +92,21 @@ func (f *replanFlags) options() (solver.ReplanOptions, error) {
 	if err := o.Check(); err != nil {
 		return o, usageErrorf("%w", err)
 	}
-	if f.embeddings == "" {
-		return o, nil
-	}
 	var err error
+	if o.Hardware, err = readHardware(f.hardware); err != nil || f.embeddings == "" {
+		return o, err
+	}
 	o.Embeddings, err = openEmbeddings(f.embeddings)
 	return o, err
 }
 
 // replanReport is what replan prints.
 type replanReport struct {
-	Current scoreReport `json:"current"`
-	Tables  scoreReport `json:"tables"`
-	Layout  scoreReport `json:"layout"`
+	// Hardware names the profile that times are modelled by.
+	Hardware string      `json:"hardware"`
+	Current  scoreReport `json:"current"`
+	Tables   scoreReport `json:"tables"`
+	Layout   scoreReport `json:"layout"`
 	solver.Decision
 	// PlanDigest is that of the plan that was written; absent where none was.
 	PlanDigest string `json:"plan_digest,omitempty"`
@@ -155,11 +158,16 @@ func (f *replanFlags) run(ctx context.Context, o solver.ReplanOptions, stdout, s
 	case err != nil:
 		return codedError{err, exitInvalidFile}
 	}
+	for _, of := range []*solver.Candidate{&found.Tables, &found.Layout} {
+		if of.Plan.Schedule, err = solver.ScheduleLayers(&recent.Model, of.Plan, of.Score.LAR, o.Hardware); err != nil {
+			return err
+		}
+	}
 	report, chosen, err := f.report(found, artifact)
 	if err != nil {
 		return err
 	}
-	report.Seconds = time.Since(begin).Seconds()
+	report.Hardware, report.Seconds = o.Hardware.Name, time.Since(begin).Seconds()
 	text, err := json.Marshal(report)
 	if err != nil {
 		return err

@@ -37,6 +37,7 @@ func TestReplanPrintsScoresAndWritesWhatItChose(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	slow := slowProfile(t)
 	for _, test := range []struct {
 		flags  []string
 		tier   string
@@ -44,12 +45,15 @@ func TestReplanPrintsScoresAndWritesWhatItChose(t *testing.T) {
 	}{
 		{[]string{"--prior", old, "--batch-tokens", "131072"}, "layout", ""},
 		{[]string{"--batch-tokens", "65536,131072", "--target-lar", ".01", "--minimum-gain-percent", "0"}, "tables", before.Digest},
-		{[]string{"--batch-tokens", "16"}, "none", ""},
+		{[]string{"--batch-tokens", "16", "--hardware", slow}, "none", ""},
 	} {
 		out := filepath.Join(t.TempDir(), "plan")
 		code, got, message := runJSON(t, newReplanCommand(), append(test.flags, "--trace", recent, "--current", current, "--out", out, "--train-percent", "60")...)
 		if code != 0 {
 			t.Fatalf("%v: exit code %d: %s", test.flags, code, message)
+		}
+		if want := strings.Contains(strings.Join(test.flags, " "), slow); (got["hardware"] == "slow") != want || got["hardware"] == "" {
+			t.Errorf("%v: times are modelled by %v", test.flags, got["hardware"])
 		}
 		if got["tier"] != test.tier || got["reason"] == "" {
 			t.Fatalf("%v: tier %v, wanted %s: %v", test.flags, got["tier"], test.tier, got["reason"])
@@ -95,6 +99,7 @@ func TestReplanRefusals(t *testing.T) {
 		{[]string{"--trace", recent, "--current", current, "--out", out, "--batch-tokens", "0"}, exitUsage, "batch tokens is 0"},
 		{[]string{"--trace", recent, "--current", current, "--out", out, "--prior-percent", "101"}, exitUsage, "--prior-percent is 101"},
 		{[]string{"--trace", recent, "--current", current, "--out", out, "--minimum-gain-percent", "100"}, exitUsage, "minimum gain percent is 100"},
+		{[]string{"--trace", recent, "--current", current, "--out", out, "--hardware", "abacus"}, exitUsage, "there is no built-in hardware profile \"abacus\""},
 		{[]string{"--trace", recent, "--current", out, "--out", out}, exitInvalidFile, "manifest.json is missing"},
 		{[]string{"--trace", recent, "--current", current, "--out", out, "--prior", sampleTrace}, exitInvalidFile, "of another model"},
 		{[]string{"--trace", created(t, firstRequests(t, old, 8)), "--current", current, "--out", out}, 1, "too few recent requests"},

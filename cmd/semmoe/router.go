@@ -15,19 +15,21 @@ import (
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/picker"
+	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
 func newRouterCommand() *cobra.Command {
 	var options router.Options
-	var engineType, liveSamples, policy, weights string
+	var engineType, liveSamples, policy, weights, planDir string
 	var gateway gatewayFlags
 	command := &cobra.Command{
 		Use:   "router",
-		Short: "Send requests to the ranks of the engine pods of one MoEDeployment",
-		Long: "Send requests to the ranks of the engine pods of one MoEDeployment. Ranks are chosen by the plans that the pods name,\n" +
-			"which come from the artifact store that the environment variables " + access.URLVariable + " and " + access.CAVariable + " name;\n" +
+		Short: "Send requests to the ranks of engine pods",
+		Long: "Send requests to the ranks of the engine pods of one MoEDeployment, or of a workload of yours. Ranks are chosen by the plans\n" +
+			"that the pods name, or --default-plan-dir holds, which come from the artifact store that the environment variables " + access.URLVariable + " and " + access.CAVariable + " name;\n" +
 			"without them, by load alone. With --endpoint-picker it sends nothing itself: it is the endpoint picker (ext_proc) of an\n" +
 			"InferencePool, and chooses for a gateway such as Envoy.",
 		Args: cobra.NoArgs,
@@ -45,7 +47,7 @@ func newRouterCommand() *cobra.Command {
 			if options.SamplePercent > 0 && !adapter.TellsExperts() {
 				return fmt.Errorf("--sample-percent is %d: engine %s does not tell the experts of a request; want 0", options.SamplePercent, engineType)
 			}
-			if options.LiveSamples, err = router.ParseLiveSamples(liveSamples); err != nil {
+			if options.LiveSamples, err = livesamples.Parse(liveSamples); err != nil {
 				return fmt.Errorf("--live-samples: %w", err)
 			}
 			if options.EndpointPicker, err = gateway.options(); err != nil {
@@ -56,6 +58,13 @@ func newRouterCommand() *cobra.Command {
 			}
 			if options.Pool.Weights, err = dispatch.ParseWeights(weights); err != nil {
 				return fmt.Errorf("--weights: %w", err)
+			}
+			if planDir != "" {
+				mounted, err := bundle.Check(planDir, "")
+				if err != nil {
+					return fmt.Errorf("--default-plan-dir: %w", err)
+				}
+				options.DefaultPlan = string(mounted.Digest)
 			}
 			options.FetchPlan = planFetcher(options.Namespace)
 			options.RankHeader, options.RoutingKeyHeader, options.RoutedExperts = adapter.RankHeader, adapter.RoutingKeyHeader, adapter.RoutedExperts
@@ -79,13 +88,14 @@ func newRouterCommand() *cobra.Command {
 	flags.IntVar(&options.MetricsPort, "metrics-port", 9090, "port for /healthz, /readyz and /metrics")
 	flags.StringVar(&options.SnapshotDir, "snapshot-dir", "/var/lib/semmoe", "directory in which the last known endpoints and the plans are kept, so that the router can start without the API server")
 	flags.StringVar(&options.TablesFile, "tables-file", "", "JSON object that says, by the digest of a plan that pods name, of which plan with the same layout the tables are used in the place of its own; read every few seconds, and may be absent")
+	flags.StringVar(&planDir, "default-plan-dir", "", "directory with the mounted ConfigMap of a plan, under which those pods serve that name none themselves; for pods that no MoEDeployment has made")
 	flags.StringVar(&engineType, "engine", "SGLang", "type of the engines: "+registry.Types())
 	flags.IntVar(&options.SamplePercent, "sample-percent", 0, "share of requests of which the engine is asked for the experts that their tokens activated")
-	flags.StringVar(&liveSamples, "live-samples", string(router.LiveCounts), "what is kept of the tokens of sampled requests: counts of token ids, experts and hashed bigrams; sequences, which also keeps prompts and answers as token ids; or none")
+	flags.StringVar(&liveSamples, "live-samples", string(livesamples.Counts), "what is kept of the tokens of sampled requests: counts of token ids, experts and hashed bigrams; sequences, which also keeps prompts and answers as token ids; or none")
 	defaults := router.DefaultPoolOptions()
 	flags.StringVar(&policy, "policy", string(defaults.Policy), "how ranks are chosen: price, masked, round-robin, least-loaded or prefix")
 	flags.Float64Var(&options.Pool.Cap, "cap", defaults.Cap, "largest load of a rank over the last 128 requests, in fair shares (policies price and prefix)")
-	flags.StringVar(&weights, "weights", "", "weights of what speaks for a rank, as in affinity=1,prefix=1,load=1; 1 is as modelled in microseconds, 0 leaves it out (policy price)")
+	flags.StringVar(&weights, "weights", "", "weights of what speaks for a rank, as in affinity=1,prefix=1,load=1,wait=0; 1 is as modelled in microseconds, 0 leaves it out (policy price)")
 	flags.IntVar(&options.Pool.PendingLimitPerRank, "pending-limit-per-rank", 0, "requests that a rank of a pod may have at a time; when all have as many, clients are answered 429. 0 is no limit")
 	flags.IntVar(&options.Pool.CacheTokensPerRank, "cache-tokens-per-rank", defaults.CacheTokensPerRank, "tokens that a rank keeps in its KV cache, as far as the router knows")
 	flags.Int64Var(&options.MaxBodyBytes, "max-body-bytes", 32<<20, "largest request body that is accepted")
@@ -147,7 +157,7 @@ const storeRetry = 10 * time.Second
 
 // planFetcher brings the plans of a namespace from the artifact store that the environment names; it is nil where that
 // names none. The client is made for each plan: a token that cannot be read yet costs an attempt, not the router.
-func planFetcher(namespace string) router.FetchPlan {
+func planFetcher(namespace string) plans.Fetch {
 	if os.Getenv(access.URLVariable) == "" && os.Getenv(access.CAVariable) == "" {
 		return nil
 	}

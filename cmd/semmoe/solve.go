@@ -18,6 +18,7 @@ import (
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -52,6 +53,7 @@ func inputError(err error) error {
 // solveFlags are the flags of semmoe solve.
 type solveFlags struct {
 	trace, out, current, attention, algorithm, forecast, embeddings, objective string
+	hardware                                                                   string
 	ranks, ranksPerNode, redundantSlots, trainPercent                          int
 	withoutDomains                                                             []string
 	constraints                                                                constraintFlags
@@ -74,7 +76,11 @@ func newSolveCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return solve(cmd.Context(), flags.trace, flags.withoutDomains, flags.out, options, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			machines, err := readHardware(flags.hardware)
+			if err != nil {
+				return err
+			}
+			return solve(cmd.Context(), flags.trace, flags.withoutDomains, flags.out, options, machines, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
@@ -85,7 +91,7 @@ func newSolveCommand() *cobra.Command {
 	f.StringVar(&flags.out, "out", "", "directory for the plan; a plan that is there is replaced (required)")
 	f.StringVar(&flags.current, "current", "", "directory of the plan in service: auto starts from it, which is faster and moves few experts")
 	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), listOf(placement.Algorithms))
-	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "what scores are computed from: table (the token id), and with attention tp transition (and the ranks of earlier\nlayers), prefill (and the prompt and earlier layers' experts), decode (and earlier routes; never later tokens),\nlookahead-raw (the layer's gate before attention) or lookahead (the same, corrected by the profile)")
+	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "what scores are computed from: table (the token id), and with attention tp transition (and the ranks of earlier\nlayers, as the papers merge them), lookback (the same, weighed), prefill (and the prompt and earlier layers'\nexperts), decode (and earlier routes; never later tokens), lookahead-raw (the layer's gate before attention)\nor lookahead (the same, corrected by the profile)")
 	f.StringVar(&flags.embeddings, "embeddings", "", ".npy file with a vector for each token id, float16 or float32: a token that is not among the requests to learn from\nis scored like the 8 nearest that are (default: like the mean of all tokens; not for prefill and decode)")
 	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots per rank, for copies of experts of other ranks (auto, eplb, contiguous, round-robin)")
 	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep the groups whole that the gate chooses among (n_group), so that semmoe reshuffle can apply the plan\n(auto, contiguous; EP size and groups must divide one another)")
@@ -95,6 +101,7 @@ func newSolveCommand() *cobra.Command {
 	f.StringVar(&flags.objective, "objective", string(placement.Activation), "what to minimise: activation (remote activations), rank-dedup (other ranks per token), node-dedup (other nodes per\ntoken), hierarchical (both, each by what a message costs); algorithm auto searches for it, all tables score by it")
 	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "ranks that share a node")
 	flags.constraints.add(cmd)
+	hardwareFlag(f, &flags.hardware)
 	f.DurationVar(&flags.timeBudget, "time-budget", time.Minute, "cut the search off after this time; 0 never does")
 	return cmd
 }
@@ -198,7 +205,7 @@ type solveReport struct {
 	Seconds       float64             `json:"seconds"`
 }
 
-func solve(ctx context.Context, tracePath string, withoutDomains []string, out string, o solver.Options, stdout, stderr io.Writer) error {
+func solve(ctx context.Context, tracePath string, withoutDomains []string, out string, o solver.Options, machines *hardware.Profile, stdout, stderr io.Writer) error {
 	begin := time.Now()
 	t, err := trace.Open(ctx, tracePath)
 	if err != nil {
@@ -246,6 +253,9 @@ func solve(ctx context.Context, tracePath string, withoutDomains []string, out s
 		return inputError(err)
 	}
 	if solution.Plan.Drift, err = solver.CalibrateDrift(ctx, t, solution.Plan, solution.HeldOut); err != nil {
+		return err
+	}
+	if solution.Plan.Schedule, err = solver.ScheduleLayers(&t.Model, solution.Plan, solution.Report.LAR, machines); err != nil {
 		return err
 	}
 	artifact, err := plan.Encode(solution.Plan)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -19,14 +20,15 @@ type verifyFlags struct {
 func newVerifyCommand() *cobra.Command {
 	var flags verifyFlags
 	command := &cobra.Command{
-		Use:   "verify --plan-dir DIR --plan-digest D --model-path DIR --model-digest M --expert-parallel-size N",
+		Use:   "verify --plan-dir DIR [--plan-digest D] --model-path DIR [--model-digest M] --expert-parallel-size N",
 		Short: "Verify that a mounted plan and a checkpoint belong together",
 		Long: "Verify, before an engine starts, that a mounted plan is the one that was asked for, undamaged, made for this model, and\n" +
-			"that the checkpoint is still that model. Loads no weights. Exit code 3: they do not belong together; the reason stands\n" +
+			"that the checkpoint is still that model. Without --plan-digest any whole plan will do, without --model-digest the model\n" +
+			"must be the one that the plan was made for. Loads no weights. Exit code 3: they do not belong together; the reason stands\n" +
 			"on one line, also in the termination message.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			report, err := verify(flags)
+			mounted, report, err := verify(flags, cmd.Flags().Changed)
 			message := ""
 			if err != nil {
 				err = codedError{errors.New(oneLine(err.Error())), exitInvalidFile}
@@ -36,7 +38,7 @@ func newVerifyCommand() *cobra.Command {
 				fmt.Fprintf(cmd.ErrOrStderr(), "semmoe: %v\n", writeErr)
 			}
 			if err == nil {
-				fmt.Fprintf(cmd.OutOrStdout(), "Plan %s fits model %s (%s) at EP size %d\n", flags.planDigest, report.ModelDigest, report.Family, flags.expertParallelSize)
+				fmt.Fprintf(cmd.OutOrStdout(), "Plan %s fits model %s (%s) at EP size %d\n", mounted.Digest, report.ModelDigest, report.Family, flags.expertParallelSize)
 			}
 			return err
 		},
@@ -44,32 +46,38 @@ func newVerifyCommand() *cobra.Command {
 	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitInvalidFile} })
 	f := command.Flags()
 	f.StringVar(&flags.planDir, "plan-dir", "", "directory where the plan's ConfigMap is mounted, or a plan directory (required)")
-	f.StringVar(&flags.planDigest, "plan-digest", "", "digest that the plan must have (required)")
+	f.StringVar(&flags.planDigest, "plan-digest", "", "digest that the plan must have (default: any)")
 	f.StringVar(&flags.modelPath, "model-path", "", "directory of the checkpoint (required)")
-	f.StringVar(&flags.modelDigest, "model-digest", "", "digest that plan and checkpoint must have been made for (required)")
+	f.StringVar(&flags.modelDigest, "model-digest", "", "digest of the model that the plan must be for, and the checkpoint have (default: the plan's)")
 	f.IntVar(&flags.expertParallelSize, "expert-parallel-size", 0, "number of ranks of the engine (required)")
 	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
 	return command
 }
 
-func verify(flags verifyFlags) (checkpoint.Report, error) {
-	for name, value := range map[string]string{
-		"--plan-dir": flags.planDir, "--plan-digest": flags.planDigest, "--model-path": flags.modelPath, "--model-digest": flags.modelDigest,
-	} {
+// verify compares plan and checkpoint; given tells which flags were: a digest that was given is never empty, as one of a variable that is
+// not set would be.
+func verify(flags verifyFlags, given func(flag string) bool) (*bundle.Mounted, checkpoint.Report, error) {
+	var none checkpoint.Report
+	for name, value := range map[string]string{"--plan-dir": flags.planDir, "--model-path": flags.modelPath} {
 		if value == "" {
-			return checkpoint.Report{}, fmt.Errorf("%s is missing", name)
+			return nil, none, fmt.Errorf("%s is missing", name)
+		}
+	}
+	for name, value := range map[string]string{"plan-digest": flags.planDigest, "model-digest": flags.modelDigest} {
+		if value == "" && given(name) {
+			return nil, none, fmt.Errorf("--%s is empty: give a digest, or leave the flag out", name)
 		}
 	}
 	if flags.expertParallelSize < 1 {
-		return checkpoint.Report{}, fmt.Errorf("--expert-parallel-size is %d; give the number of ranks, at least 1", flags.expertParallelSize)
+		return nil, none, fmt.Errorf("--expert-parallel-size is %d; give the number of ranks, at least 1", flags.expertParallelSize)
 	}
 	mounted, err := bundle.Check(flags.planDir, flags.planDigest)
 	if err != nil {
-		return checkpoint.Report{}, err
+		return nil, none, err
 	}
 	report, err := checkpoint.Inspect(flags.modelPath)
 	if err != nil {
-		return checkpoint.Report{}, err
+		return nil, none, err
 	}
-	return report, mounted.Fits(report, flags.modelDigest, flags.expertParallelSize)
+	return mounted, report, mounted.Fits(report, cmp.Or(flags.modelDigest, mounted.Manifest.ModelDigest), flags.expertParallelSize)
 }

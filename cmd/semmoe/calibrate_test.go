@@ -1,0 +1,82 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// calibrate runs semmoe calibrate with these arguments and standard input.
+func calibrate(in string, args ...string) (output string, err error) {
+	command := newCalibrateCommand()
+	command.SilenceUsage, command.SilenceErrors = true, true
+	var out bytes.Buffer
+	command.SetIn(strings.NewReader(in))
+	command.SetOut(&out)
+	command.SetErr(&out)
+	command.SetArgs(args)
+	err = command.Execute()
+	return out.String(), err
+}
+
+// What is wrong is said before anything is looked for or made.
+func TestCalibrateRefuses(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                                  "give --out, --config-map or both",
+		"--out=x":                           "--image is missing: name the engine's; --gpus is 0: want 1 to 16",
+		"--out=x --image=e --gpus=99":       "--gpus is 99: want 1 to 16",
+		"--out=x --local --gpus=-1":         "--gpus is -1",
+		"--out=x --local --python=":         "--python is empty",
+		"--out=x --local --from-log=-":      "at most one of --local, --from-log and --output",
+		"-o json --image=e --gpus=1":        `--output is "json": want yaml`,
+		"-o yaml --out=x":                   "read it later with --from-log",
+		"--config-map=A_B --local":          `--config-map is "A_B"`,
+		"-o yaml --image=e --gpus=1 -n A":   `--namespace is "A"`,
+		"-o yaml --image=e --gpus=1 --so=1": "unknown flag",
+	} {
+		_, err := calibrate("", strings.Fields(args)...)
+		var coded interface{ ExitCode() int }
+		if err == nil || !strings.Contains(err.Error(), want) || !errors.As(err, &coded) || coded.ExitCode() != exitUsage {
+			t.Errorf("%s: %v, want %q and exit code %d", args, err, want, exitUsage)
+		}
+	}
+}
+
+func TestCalibrateManifest(t *testing.T) {
+	output, err := calibrate("", strings.Fields("-o yaml --image=engine:1 --gpus=8 --node-selector=gpu=h200 --image-pull-secret=a,b")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"kind: ConfigMap\n", "---\napiVersion: batch/v1\n", "nvidia.com/gpu: \"8\"\n", "gpu: h200\n", "- name: b\n", "namespace: default\n"} {
+		if !strings.Contains(output, want) {
+			t.Errorf("the manifest has no %q", want)
+		}
+	}
+}
+
+// The log of a Job that was applied in another way gives the same file.
+func TestCalibrateFromLog(t *testing.T) {
+	const result = `{"version":1,"world":2,"gpu":"A","timing":"device","copy":[{}],"skipped":[{}]}`
+	log := `{"event":"start","measurements":2,"world":2,"gpu":"A"}
+{"event":"measured","done":1,"total":2,"section":"copy"}
+{"event":"skipped","done":2,"total":2,"section":"gemm","reason":"too little GPU memory"}
+{"event":"result","calibration":` + result + "}\n"
+	path := filepath.Join(t.TempDir(), "c.json")
+	output, err := calibrate(log, "--from-log=-", "--out="+path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "2 measurements on 2 x A\n1/2 copy\n2/2 gemm left out: too little GPU memory\n2 x A: 1 measurements, 1 left out, in " + path + "\n"
+	if output != want {
+		t.Errorf("%q, want %q", output, want)
+	}
+	if data, err := os.ReadFile(path); err != nil || string(data) != result+"\n" {
+		t.Errorf("%q, %v", data, err)
+	}
+	if _, err := calibrate(log[:80], "--from-log=-", "--out="+path); err == nil || !strings.Contains(err.Error(), "ended without a result") {
+		t.Errorf("a log that is cut off: %v", err)
+	}
+}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/plan/bundle"
+)
+
+// fetchFlags are the flags of semmoe fetch.
+type fetchFlags struct {
+	namespace, planDigest, out, messageFile string
+	wait                                    time.Duration
+	optional                                bool
+}
+
+func newFetchCommand() *cobra.Command {
+	var flags fetchFlags
+	command := &cobra.Command{
+		Use:   "fetch --namespace NS --plan-digest DIGEST --out DIR",
+		Short: "Fetch a plan from the artifact store into a directory, in a pod that was made for it",
+		Long: "Fetch a whole plan, tables included, from the artifact store, and verify it. The directory is made when all of it is there: it never\n" +
+			"holds a part. Where it holds the plan already the store is not asked. The pod must have a token for the store, and bear the annotation\n" +
+			"semmoe.io/plan-digest of that plan. With --optional a plan that cannot be fetched is no failure: the reason stands in the\n" +
+			"termination message, the directory is not there, and an engine serves without tables. Exit code 3: a flag is at fault; 1: try again.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			err := flags.check()
+			if err == nil {
+				err = flags.fetch(cmd.Context(), access.FromPod)
+			}
+			message := ""
+			if err != nil {
+				message = oneLine(err.Error())
+			}
+			if writeErr := writeTerminationMessage(flags.messageFile, message); writeErr != nil {
+				fmt.Fprintf(cmd.ErrOrStderr(), "semmoe: %v\n", writeErr)
+			}
+			switch {
+			case err == nil:
+				fmt.Fprintf(cmd.OutOrStdout(), "Plan %s is in %s\n", flags.planDigest, flags.out)
+				return nil
+			case flags.optional && exitCode(err) != exitInvalidFile && cmd.Context().Err() == nil:
+				fmt.Fprintf(cmd.ErrOrStderr(), "semmoe: going on without the plan: %s\n", message)
+				return nil
+			}
+			return err
+		},
+	}
+	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitInvalidFile} })
+	f := command.Flags()
+	f.StringVar(&flags.namespace, "namespace", "", "namespace that the plan is of: the pod's own (required)")
+	f.StringVar(&flags.planDigest, "plan-digest", "", "full digest of the plan (required)")
+	f.StringVar(&flags.out, "out", "", "directory to make (required)")
+	f.DurationVar(&flags.wait, "wait", 2*time.Minute, "how long a store that is away is asked again")
+	f.BoolVar(&flags.optional, "optional", false, "exit with 0 although the plan could not be fetched")
+	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
+	return command
+}
+
+func (f fetchFlags) check() error {
+	invalid := func(format string, args ...any) error {
+		return codedError{fmt.Errorf(format, args...), exitInvalidFile}
+	}
+	for _, flag := range []struct{ name, value string }{{"namespace", f.namespace}, {"plan-digest", f.planDigest}, {"out", f.out}} {
+		if flag.value == "" {
+			return invalid("--%s is missing", flag.name)
+		}
+	}
+	if f.wait < 0 {
+		return invalid("--wait is %v; it must not be negative", f.wait)
+	}
+	if _, err := bundle.Scope(f.namespace, f.planDigest); err != nil {
+		return invalid("--namespace and --plan-digest: %w", err)
+	}
+	return nil
+}
+
+// fetch fetches from the store that connect reaches.
+func (f fetchFlags) fetch(ctx context.Context, connect func(retryFor time.Duration) (*artifact.Client, error)) error {
+	client, err := connect(f.wait)
+	if err == nil {
+		err = bundle.Fetch(ctx, client, f.namespace, f.planDigest, f.out)
+	}
+	if errors.Is(err, artifact.ErrNotFound) {
+		return fmt.Errorf("the artifact store does not have the plan: %w", err)
+	}
+	return err
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/semmoe/operator/solver/cost/hardware"
+)
+
+// runCommand runs a subcommand and returns its exit code, what it printed and its error message.
+func runCommand(t *testing.T, cmd *cobra.Command, args ...string) (code int, out, message string) {
+	t.Helper()
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	var stdout bytes.Buffer
+	cmd.SetOut(&stdout)
+	cmd.SetErr(&stdout)
+	cmd.SetArgs(append([]string{}, args...)) // none are not those of the test
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		return exitCode(err), stdout.String(), err.Error()
+	}
+	return 0, stdout.String(), ""
+}
+
+const measuredTimes = "../../solver/cost/hardware/testdata/h200x4.json"
+
+func TestFitWritesAProfile(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "profile.json")
+	code, printed, message := runCommand(t, newFitCommand(), "--measurements", measuredTimes, "--name", "mine", "--memory-gib", "80", "--out", out)
+	if code != 0 {
+		t.Fatalf("exit code %d: %s", code, message)
+	}
+	for _, want := range []string{"grouped GEMM", "dense GEMM", "attention", "all-to-all", "all-reduce", "reduce-scatter", "all-gather", "HELD-OUT"} {
+		if !strings.Contains(printed, want) {
+			t.Errorf("what is printed does not have %q:\n%s", want, printed)
+		}
+	}
+	text, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := hardware.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Name != "mine" || p.MemoryBytes != 80<<30 || p.GPU != "NVIDIA H200" || p.Ranks != 4 {
+		t.Errorf("the profile is of %q, %q, %v bytes, %d ranks", p.Name, p.GPU, p.MemoryBytes, p.Ranks)
+	}
+}
+
+func TestFitRefuses(t *testing.T) {
+	dir := t.TempDir()
+	out := filepath.Join(dir, "profile.json")
+	few := filepath.Join(dir, "few.json")
+	if err := os.WriteFile(few, []byte(`{"all_to_all": [{"us": 1}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		want string
+	}{
+		"no measurements": {[]string{"--name", "x", "--memory-gib", "1", "--out", out}, exitUsage, "--measurements is missing"},
+		"no name":         {[]string{"--measurements", few, "--memory-gib", "1", "--out", out}, exitUsage, "--name is missing"},
+		"memory below 0":  {[]string{"--measurements", few, "--name", "x", "--memory-gib", "-1", "--out", out}, exitUsage, "--memory-gib is -1"},
+		"no memory":       {[]string{"--measurements", measuredTimes, "--name", "x", "--out", out}, exitUsage, "does not tell the memory of a GPU"},
+		"no out":          {[]string{"--measurements", few, "--name", "x", "--memory-gib", "1"}, exitUsage, "--out is missing"},
+		"too few":         {[]string{"--measurements", few, "--name", "x", "--memory-gib", "1", "--out", out}, exitInvalidFile, "at least 6 are needed"},
+		"no file":         {[]string{"--measurements", few + ".", "--name", "x", "--memory-gib", "1", "--out", out}, exitInvalidFile, "--measurements"},
+	} {
+		if code, _, message := runCommand(t, newFitCommand(), c.args...); code != c.code || !strings.Contains(message, c.want) {
+			t.Errorf("%s: exit code %d, %q; wanted are %d and %q", name, code, message, c.code, c.want)
+		}
+	}
+	if _, err := os.Stat(out); !os.IsNotExist(err) {
+		t.Errorf("a profile was written: %v", err)
+	}
+}

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/semmoe/operator/solver/cost/hardware"
+)
+
+// slowProfile writes a hardware profile named slow, whose exchanges take ten times as long as those of the built-in one.
+func slowProfile(t *testing.T) string {
+	t.Helper()
+	p := *hardware.DefaultProfile()
+	p.Name, p.AllToAll.Start, p.AllToAll.PerMicrosecond = "slow", 10*p.AllToAll.Start, p.AllToAll.PerMicrosecond/10
+	text, err := json.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "slow.json")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestReadHardware(t *testing.T) {
+	if p, err := readHardware(hardware.Default); err != nil || p.Name != hardware.Default {
+		t.Errorf("the built-in profile is %+v, error %v", p, err)
+	}
+	if p, err := readHardware(slowProfile(t)); err != nil || p.Name != "slow" {
+		t.Errorf("the profile of a file is %+v, error %v", p, err)
+	}
+	for named, want := range map[string]struct {
+		code    int
+		message string
+	}{
+		"abacus":        {exitUsage, "there are h200-nvlink; or name a file"},
+		"./none.json":   {exitInvalidFile, "no such file"},
+		"./hardware.go": {exitInvalidFile, "--hardware: ./hardware.go"},
+	} {
+		if _, err := readHardware(named); err == nil || exitCode(err) != want.code || !strings.Contains(err.Error(), want.message) {
+			t.Errorf("%s: %v, exit code %d; wanted are %q, %d", named, err, exitCode(err), want.message, want.code)
+		}
+	}
+}

@@ -1,0 +1,310 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/wholefile"
+	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/solver/pipeline"
+)
+
+// pipelineFlags are the flags of semmoe pipeline.
+type pipelineFlags struct {
+	model, hardware, output, gantt, stream string
+
+	shape                 pipeline.Shape
+	serving               pipeline.Serving
+	sequences             []int
+	memoryGiB, memoryPart float64
+	dispatch              string
+	ganttLayers           int
+}
+
+func newPipelineCommand() *cobra.Command {
+	var flags pipelineFlags
+	cmd := &cobra.Command{
+		Use:   "pipeline --model-path DIR --ranks N [--sequence TOKENS,...]",
+		Short: "Schedule attention and experts that have ranks of their own",
+		Long: "Split ranks into an attention group and an expert group, and find the micro-batches, the chunks and the order of work with the highest\n" +
+			"throughput while prompts are processed. Prints it beside what is reached with micro-batches alone (PPPipe) and without (naive), and what\n" +
+			"no order can exceed. All times are modelled, by the hardware profile that is named.\n" +
+			"The model is a checkpoint's config.json, or the flags of its shape, or both: flags win.\n" +
+			"Exit code 2: the command line must be changed; 3: a file is invalid; 4: the model has no room on the ranks; 1: try again.",
+		Args: usageArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := flags.check(); err != nil {
+				return err
+			}
+			return flags.run(cmd)
+		},
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
+	f := cmd.Flags()
+	f.StringVar(&flags.model, "model-path", "", "directory of a checkpoint, of which config.json is read, or that file")
+	hardwareFlag(f, &flags.hardware)
+	f.IntVar(&flags.serving.Ranks, "ranks", 8, "ranks of both groups together")
+	f.IntSliceVar(&flags.sequences, "sequence", []int{1024, 2048, 4096, 8192}, "tokens of a sample; several make a table")
+	f.IntVar(&flags.serving.Samples, "batch", 0, "samples that a rank of the attention group holds at most (default: as its memory allows)")
+	f.IntVar(&flags.serving.MicroBatches, "max-micro-batches", pipeline.DefaultMicroBatches, "micro-batches at most")
+	f.Float64Var(&flags.memoryGiB, "memory-gib", 0, "memory of a rank in GiB (default: the hardware profile's)")
+	f.Float64Var(&flags.memoryPart, "memory-fraction", 0.9, "part of the memory for weights and KV cache")
+	f.Float64Var(&flags.serving.WeightBytes, "weight-bytes", 2, "bytes of an expert's weight in memory: 2 is bf16, 1 FP8; times stay those of bf16")
+	f.StringVar(&flags.dispatch, "dispatch", "bf16", "bf16 or fp8: what tokens travel to experts in; they come back in bf16")
+	f.StringVarP(&flags.output, "output", "o", "text", "text or json")
+	f.StringVar(&flags.stream, "stream", "", "also compare schedules that follow the lengths of batches with fixed ones: a file with the tokens of a sample of each batch, one number a line")
+	f.StringVar(&flags.gantt, "gantt", "", "also draw the schedule for the first --sequence into this SVG file")
+	f.IntVar(&flags.ganttLayers, "gantt-layers", 2, "layers that are drawn")
+	for _, s := range flags.shapeFlags() {
+		f.IntVar(s.into, s.name, 0, s.usage)
+	}
+	return cmd
+}
+
+// shapeFlag is a flag for a part of the model's shape.
+type shapeFlag struct {
+	name, usage string
+	into        *int
+}
+
+func (f *pipelineFlags) shapeFlags() []shapeFlag {
+	s := &f.shape
+	return []shapeFlag{
+		{"layers", "shape: all layers", &s.HiddenLayers},
+		{"moe-layers", "shape: layers with routed experts", &s.MoELayers},
+		{"experts", "shape: routed experts of a layer", &s.Experts},
+		{"top-k", "shape: experts that a token activates", &s.TopK},
+		{"hidden", "shape: hidden size", &s.Hidden},
+		{"expert-size", "shape: width of an expert", &s.ExpertSize},
+		{"shared-size", "shape: width of the shared experts together", &s.SharedSize},
+		{"dense-size", "shape: width of layers without experts", &s.DenseSize},
+		{"heads", "shape: attention heads", &s.Heads},
+		{"kv-heads", "shape: heads of keys and values", &s.KVHeads},
+		{"query-dim", "shape: size of a head in queries and keys", &s.QueryDim},
+		{"value-dim", "shape: size of a head in values", &s.ValueDim},
+		{"kv-rank", "shape: width of compressed keys and values (latent attention)", &s.KVRank},
+		{"query-rank", "shape: width of compressed queries (latent attention)", &s.QueryRank},
+		{"rope-dim", "shape: part of a head for positions (latent attention)", &s.RopeDim},
+	}
+}
+
+func (f *pipelineFlags) check() error {
+	switch {
+	case len(f.sequences) == 0:
+		return usageErrorf("--sequence is empty: give the tokens of a sample")
+	case f.memoryGiB < 0:
+		return usageErrorf("--memory-gib is %v; it must be above 0", f.memoryGiB)
+	case !(f.memoryPart > 0) || f.memoryPart > 1:
+		return usageErrorf("--memory-fraction is %v; allowed is above 0 to 1", f.memoryPart)
+	case f.dispatch != "bf16" && f.dispatch != "fp8":
+		return usageErrorf("--dispatch is %q; allowed is bf16, fp8", f.dispatch)
+	case f.output != "text" && f.output != "json":
+		return usageErrorf("--output is %q; allowed is text, json", f.output)
+	case f.ganttLayers < 1 || f.ganttLayers > 16:
+		return usageErrorf("--gantt-layers is %d; allowed is 1 to 16", f.ganttLayers)
+	}
+	return nil
+}
+
+// pipelineReport is what is printed with -o json.
+type pipelineReport struct {
+	Hardware string          `json:"hardware"`
+	Shape    pipeline.Shape  `json:"shape"`
+	Ranks    int             `json:"ranks"`
+	Lengths  []pipelineSolve `json:"lengths"`
+	// Stream is about the batches of --stream; absent without it.
+	Stream *pipeline.Stream `json:"stream,omitempty"`
+}
+
+// pipelineSolve is the schedule for one length.
+type pipelineSolve struct {
+	Sequence int `json:"sequence"`
+	*pipeline.Result
+	// OverPPPipe and OverNaive are ratios of throughputs.
+	OverPPPipe float64 `json:"over_pppipe"`
+	OverNaive  float64 `json:"over_naive"`
+	// Exposed are the parts of the makespans in which exchanges are not hidden.
+	Exposed      exposedShares `json:"exposed"`
+	SolveSeconds float64       `json:"solve_seconds"`
+}
+
+// exposedShares are those of a schedule and of what it is compared with.
+type exposedShares struct {
+	Plan   float64 `json:"plan"`
+	PPPipe float64 `json:"pppipe"`
+	Naive  float64 `json:"naive"`
+}
+
+func exposedOf(r *pipeline.Result) (exposedShares, error) {
+	var e exposedShares
+	for _, of := range []struct {
+		plan *pipeline.Plan
+		into *float64
+	}{{&r.Plan, &e.Plan}, {&r.PPPipe, &e.PPPipe}, {&r.Naive, &e.Naive}} {
+		var err error
+		if *of.into, err = of.plan.ExposedShare(); err != nil {
+			return e, err
+		}
+	}
+	return e, nil
+}
+
+// exitNoRoom is that of a model that does not fit.
+const exitNoRoom = 4
+
+func (f *pipelineFlags) run(cmd *cobra.Command) error {
+	profile, err := readHardware(f.hardware)
+	if err != nil {
+		return err
+	}
+	if err := f.readShape(func(name string) bool { return cmd.Flags().Changed(name) }); err != nil {
+		return err
+	}
+	f.serving.MemoryBytes = f.memoryPart * profile.MemoryBytes
+	if f.memoryGiB > 0 {
+		f.serving.MemoryBytes = f.memoryPart * f.memoryGiB * (1 << 30)
+	}
+	f.serving.DispatchBytes = 2
+	if f.dispatch == "fp8" {
+		f.serving.DispatchBytes = 1
+	}
+	report := pipelineReport{Hardware: profile.Name, Shape: f.shape, Ranks: f.serving.Ranks}
+	for _, sequence := range f.sequences {
+		if err := cmd.Context().Err(); err != nil {
+			return err
+		}
+		solved, err := f.solve(profile, sequence)
+		if err != nil {
+			return err
+		}
+		report.Lengths = append(report.Lengths, *solved)
+	}
+	if f.stream != "" {
+		if report.Stream, err = f.compareStream(cmd.Context(), profile); err != nil {
+			return err
+		}
+	}
+	if f.gantt != "" {
+		if err := f.draw(&report); err != nil {
+			return err
+		}
+	}
+	if f.output == "json" {
+		return json.NewEncoder(cmd.OutOrStdout()).Encode(report)
+	}
+	return printSchedules(cmd.OutOrStdout(), &report)
+}
+
+// readShape reads the checkpoint's config.json; what flags say wins.
+func (f *pipelineFlags) readShape(changed func(flag string) bool) error {
+	if f.model == "" {
+		if err := f.shape.Check(); err != nil {
+			return usageErrorf("the shape of the model: %w: name a checkpoint (--model-path), or give the flags of its shape", err)
+		}
+		return nil
+	}
+	path := f.model
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		path = filepath.Join(path, "config.json")
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return inputError(fmt.Errorf("--model-path: %w", err))
+	}
+	config, err := checkpoint.ParseConfig(text)
+	if err != nil {
+		return inputError(fmt.Errorf("--model-path: %s: %w", path, err))
+	}
+	given := map[string]int{}
+	for _, s := range f.shapeFlags() {
+		if changed(s.name) {
+			given[s.name] = *s.into
+		}
+	}
+	f.shape = pipeline.Shape{
+		HiddenLayers: config.Layers, MoELayers: len(config.MoELayers), Experts: config.Experts, TopK: config.ExpertsPerToken, Hidden: config.HiddenSize,
+	}
+	if err := f.shape.ReadSizes(config.Text); err != nil {
+		return codedError{fmt.Errorf("--model-path: %s: %w", path, err), exitInvalidFile}
+	}
+	for _, s := range f.shapeFlags() {
+		if value, ok := given[s.name]; ok {
+			*s.into = value
+		}
+	}
+	if err := f.shape.Check(); err != nil {
+		return codedError{fmt.Errorf("--model-path: %s: %w", path, err), exitInvalidFile}
+	}
+	return nil
+}
+
+// problem is what is to be solved for samples of a length.
+func (f *pipelineFlags) problem(profile *hardware.Profile, sequence int) (*pipeline.Problem, error) {
+	serving := f.serving
+	serving.Sequence = sequence
+	problem, err := f.shape.Problem(profile, serving)
+	if errors.Is(err, pipeline.ErrNoRoom) {
+		return nil, codedError{fmt.Errorf("sequence %d: %w", sequence, err), exitNoRoom}
+	}
+	if err != nil {
+		return nil, usageErrorf("sequence %d: %w", sequence, err)
+	}
+	return problem, nil
+}
+
+func (f *pipelineFlags) solve(profile *hardware.Profile, sequence int) (*pipelineSolve, error) {
+	begin := time.Now()
+	problem, err := f.problem(profile, sequence)
+	if err != nil {
+		return nil, err
+	}
+	result, err := pipeline.Search(problem)
+	if err != nil {
+		return nil, usageErrorf("sequence %d: %w", sequence, err)
+	}
+	solved := &pipelineSolve{
+		Sequence: sequence, Result: result, SolveSeconds: time.Since(begin).Seconds(),
+		OverPPPipe: result.Plan.TokensPerSecond / result.PPPipe.TokensPerSecond, OverNaive: result.Plan.TokensPerSecond / result.Naive.TokensPerSecond,
+	}
+	if solved.Exposed, err = exposedOf(result); err != nil {
+		return nil, usageErrorf("sequence %d: %w", sequence, err)
+	}
+	return solved, nil
+}
+
+func (f *pipelineFlags) draw(report *pipelineReport) error {
+	first := report.Lengths[0]
+	drawing, err := first.Plan.Draw(first.Sequence, f.ganttLayers)
+	if err != nil {
+		return usageErrorf("--gantt: %w", err)
+	}
+	if err := wholefile.WriteBytes(f.gantt, 0o644, drawing); err != nil {
+		return fmt.Errorf("--gantt: %w", err)
+	}
+	return nil
+}
+
+func printSchedules(out io.Writer, r *pipelineReport) error {
+	fmt.Fprintf(out, "Modelled with hardware profile %s: %d MoE layers, %d experts, top-%d, on %d ranks.\n\n", r.Hardware, r.Shape.MoELayers, r.Shape.Experts, r.Shape.TopK, r.Ranks)
+	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(table, "SEQUENCE\tATTENTION+EXPERT RANKS\tMICRO-BATCHES X SAMPLES\tCHUNKS\tORDER\tTOKENS/S\tOVER PPPIPE\tOVER NAIVE\tEXPOSED (PPPIPE, NAIVE)\tBELOW BOUND\tSOLVED IN")
+	for _, s := range r.Lengths {
+		p := s.Plan
+		fmt.Fprintf(table, "%d\t%d+%d\t%d x %d\t%d\t%s\t%.0f\t%.3f\t%.3f\t%.1f%% (%.1f%%, %.1f%%)\t%.2f%%\t%.1f ms\n", s.Sequence, p.AttentionRanks, p.ExpertRanks, p.Sizes.MicroBatches, p.Samples, p.Sizes.Chunks,
+			p.OrderName, p.TokensPerSecond, s.OverPPPipe, s.OverNaive, 100*s.Exposed.Plan, 100*s.Exposed.PPPipe, 100*s.Exposed.Naive, 100*s.Gap, 1e3*s.SolveSeconds)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	printStream(out, r.Stream)
+	return nil
+}

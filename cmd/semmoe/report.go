@@ -1,0 +1,155 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/report"
+	"github.com/semmoe/operator/internal/wholefile"
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// reportFlags are the flags of semmoe report.
+type reportFlags struct {
+	plan, out, trace, current, hardware, calibration, requests, name string
+	batchTokens                                                      int
+}
+
+func newReportCommand() *cobra.Command {
+	var flags reportFlags
+	cmd := &cobra.Command{
+		Use:   "report --plan DIR [--trace FILE] --out FILE",
+		Short: "Write a page that shows what a plan does and what it is worth",
+		Long: "Write one HTML page about a plan, complete in itself: what stays local in each layer, which experts fire together, which kinds of\n" +
+			"requests go to which rank, the load of the ranks, what would change, and the time that is saved, by batch size. Without a trace the page\n" +
+			"tells only what would change. Prints what the plan comes to.\n" +
+			"Exit code 2: the command line must be changed; 3: a file is invalid, or does not belong to the plan; 1: try again.",
+		Args: usageArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := flags.check(); err != nil {
+				return err
+			}
+			return flags.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
+	f := cmd.Flags()
+	f.StringVar(&flags.plan, "plan", "", "directory of the plan (required)")
+	f.StringVar(&flags.out, "out", "", "HTML file; one that is there is replaced (required)")
+	f.StringVar(&flags.trace, "trace", "", "routing trace to judge by, .safetensors or .safetensors.zst: the one that the plan was solved from, or a newer one of the same model")
+	f.StringVar(&flags.current, "current", "", "directory of the plan in service, to compare with (default: the default placement, tokens or requests in turn)")
+	hardwareFlag(f, &flags.hardware)
+	f.StringVar(&flags.calibration, "calibration", "", "JSON file with times measured on the machines that are to serve; its exchanges, and grouped products if any, replace those of --hardware")
+	f.StringVar(&flags.requests, "requests", "test", "test: those that the plan's split holds back; or all")
+	f.IntVar(&flags.batchTokens, "batch-tokens", solver.DefaultEvaluation().BatchTokens, "tokens of a batch over all ranks, as served")
+	f.StringVar(&flags.name, "name", "", "what the page calls the plan (default: the name of its directory)")
+	return cmd
+}
+
+func (f *reportFlags) check() error {
+	switch {
+	case f.plan == "":
+		return usageErrorf("--plan is missing: name the directory of a plan")
+	case f.out == "":
+		return usageErrorf("--out is missing: name the file for the page")
+	case f.requests != "test" && f.requests != "all":
+		return usageErrorf("--requests is %q; allowed is test, all", f.requests)
+	case f.batchTokens < 1:
+		return usageErrorf("--batch-tokens is %d; it must be at least 1", f.batchTokens)
+	case f.hardware != hardware.Default && f.trace == "":
+		return usageErrorf("--hardware has no meaning without --trace: times are modelled from what the trace's requests activate")
+	case f.calibration != "" && f.trace == "":
+		return usageErrorf("--calibration has no meaning without --trace: times are modelled from what the trace's requests activate")
+	}
+	return nil
+}
+
+func (f *reportFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
+	in, err := f.input(ctx)
+	if err != nil {
+		return err
+	}
+	bar := newProgressBar(stderr)
+	in.Progress = bar.show
+	data, err := report.Build(ctx, *in)
+	bar.clear()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		return codedError{err, exitInvalidFile}
+	}
+	var page bytes.Buffer
+	if err := report.Render(&page, data); err != nil {
+		return err
+	}
+	if err := wholefile.WriteBytes(f.out, 0o644, page.Bytes()); err != nil {
+		return fmt.Errorf("--out: %w", err)
+	}
+	_, err = fmt.Fprintln(stdout, data.Summary())
+	return err
+}
+
+// input reads the files.
+func (f *reportFlags) input(ctx context.Context) (*report.Input, error) {
+	in := &report.Input{Name: f.name, BatchTokens: f.batchTokens}
+	p, artifact, err := plan.Read(f.plan)
+	if err != nil {
+		return nil, inputError(fmt.Errorf("--plan: %w", err))
+	}
+	in.Plan, in.Digest = p, artifact.Digest
+	if in.Name == "" {
+		if path, err := filepath.Abs(f.plan); err == nil {
+			in.Name = filepath.Base(path)
+		}
+	}
+	if f.current != "" {
+		current, artifact, err := plan.Read(f.current)
+		if err != nil {
+			return nil, inputError(fmt.Errorf("--current: %w", err))
+		}
+		in.Current, in.CurrentDigest = current, artifact.Digest
+	}
+	if in.Hardware, err = f.profile(); err != nil {
+		return nil, err
+	}
+	if f.trace == "" {
+		return in, nil
+	}
+	if in.Trace, err = trace.Open(ctx, f.trace); err != nil {
+		return nil, inputError(err)
+	}
+	if in.Requests, err = pickRequests(in.Trace, p, f.requests); err != nil {
+		return nil, inputError(err)
+	}
+	return in, nil
+}
+
+// profile is what times are modelled by.
+func (f *reportFlags) profile() (*hardware.Profile, error) {
+	p, err := readHardware(f.hardware)
+	if err != nil || f.calibration == "" {
+		return p, err
+	}
+	text, err := os.ReadFile(f.calibration)
+	if err != nil {
+		return nil, inputError(fmt.Errorf("--calibration: %w", err))
+	}
+	c, err := hardware.ParseCalibration(text)
+	if err == nil {
+		p, err = p.With(c)
+	}
+	if err != nil {
+		return nil, codedError{fmt.Errorf("--calibration: %s: %w", f.calibration, err), exitInvalidFile}
+	}
+	return p, nil
+}

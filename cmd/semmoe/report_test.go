@@ -1,0 +1,124 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/solver/trace/tracetest"
+)
+
+// runReport runs semmoe report and returns its exit code, what it printed and its error message.
+func runReport(t *testing.T, args ...string) (code int, out, message string) {
+	t.Helper()
+	cmd := newReportCommand()
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	var stdout bytes.Buffer
+	cmd.SetOut(&stdout)
+	cmd.SetErr(&stdout)
+	cmd.SetArgs(args)
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		return exitCode(err), stdout.String(), err.Error()
+	}
+	return 0, stdout.String(), ""
+}
+
+func TestReportWritesAPage(t *testing.T) {
+	of := tracetest.Generate(tracetest.Small, 1)
+	of.Model.Config = `{"hidden_size":1024,"moe_intermediate_size":512}`
+	recorded := created(t, of)
+	dir, _ := solved(t, "dp", "--trace", recorded)
+	_, artifact, err := plan.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(t.TempDir(), "page.html")
+	if err := os.WriteFile(out, []byte("an older page"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		flags []string
+		wants []string
+	}{
+		"a plan alone":        {nil, []string{"This plan places 16 experts", "pass --trace", filepath.Base(dir)}},
+		"with a trace":        {[]string{"--trace", recorded, "--name", "my <plan>"}, []string{"of expert activations on the rank of their request", "my &lt;plan&gt;", "that the plan was not solved from"}},
+		"all requests":        {[]string{"--trace", recorded, "--requests", "all"}, []string{"48 requests", "some of which the plan was solved from"}},
+		"other machines":      {[]string{"--trace", recorded, "--hardware", slowProfile(t)}, []string{"by the hardware profile slow:"}},
+		"measured machines":   {[]string{"--trace", recorded, "--calibration", measuredTimes}, []string{"by the hardware profile h200-nvlink with measurements of NVIDIA H200:"}},
+		"the plan in service": {[]string{"--trace", recorded, "--current", dir}, []string{"Compared with the plan in service, " + artifact.Digest[:16]}},
+	} {
+		code, printed, message := runReport(t, append([]string{"--plan", dir, "--out", out}, c.flags...)...)
+		if code != 0 {
+			t.Fatalf("%s: exit code %d: %s", name, code, message)
+		}
+		page, err := os.ReadFile(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range append(c.wants, artifact.Digest) {
+			if !strings.Contains(string(page), want) {
+				t.Errorf("%s: the page does not have %q", name, want)
+			}
+		}
+		if !strings.HasPrefix(printed, "This plan ") || strings.Count(printed, "\n") != 1 {
+			t.Errorf("%s: printed was %q; wanted is one line about the plan", name, printed)
+		}
+		if files, err := os.ReadDir(filepath.Dir(out)); err != nil || len(files) != 1 {
+			t.Errorf("%s: %d files beside the page, error %v", name, len(files)-1, err)
+		}
+	}
+	if info, err := os.Stat(out); err != nil || info.Mode().Perm() != 0o644 {
+		t.Errorf("the page has mode %v, error %v", info.Mode(), err)
+	}
+}
+
+func TestReportRefuses(t *testing.T) {
+	recorded := created(t, tracetest.Generate(tracetest.Small, 1))
+	dir, _ := solved(t, "dp", "--trace", recorded)
+	tp, _ := solved(t, "tp", "--trace", recorded)
+	shape := tracetest.Small
+	shape.Experts = 32
+	other := created(t, tracetest.Generate(shape, 1))
+	file := func(content string) string {
+		path := filepath.Join(t.TempDir(), "file.json")
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	out := filepath.Join(t.TempDir(), "page.html")
+	whole := []string{"--plan", dir, "--out", out}
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		want string
+	}{
+		"no plan":                    {[]string{"--out", out}, exitUsage, "--plan is missing"},
+		"no file":                    {[]string{"--plan", dir}, exitUsage, "--out is missing"},
+		"an argument":                {append(whole, "more"), exitUsage, "more"},
+		"unknown flag":               {append(whole, "--no-such"), exitUsage, "--no-such"},
+		"other requests":             {append(whole, "--requests", "some"), exitUsage, "--requests is \"some\"; allowed is test, all"},
+		"no batch":                   {append(whole, "--batch-tokens", "0"), exitUsage, "--batch-tokens is 0"},
+		"calibration without trace":  {append(whole, "--calibration", file("{}")), exitUsage, "--calibration has no meaning without --trace"},
+		"hardware without trace":     {append(whole, "--hardware", "abacus"), exitUsage, "--hardware has no meaning without --trace"},
+		"no such hardware":           {append(whole, "--trace", recorded, "--hardware", "abacus"), exitUsage, "there is no built-in hardware profile"},
+		"no such plan":               {[]string{"--plan", filepath.Join(dir, "none"), "--out", out}, exitInvalidFile, "--plan"},
+		"no such plan in service":    {append(whole, "--current", filepath.Join(dir, "none")), exitInvalidFile, "--current"},
+		"plan in service of another": {append(whole, "--current", tp), exitInvalidFile, "attention tp"},
+		"no such trace":              {append(whole, "--trace", filepath.Join(dir, "none")), exitInvalidFile, "none"},
+		"trace of another model":     {append(whole, "--trace", other), exitInvalidFile, "32"},
+		"empty calibration":          {append(whole, "--trace", recorded, "--calibration", file("{}")), exitInvalidFile, "all_to_all has 0 measurements"},
+		"no folder for the page":     {[]string{"--plan", dir, "--out", filepath.Join(dir, "none", "page.html")}, 1, "--out"},
+	} {
+		code, printed, message := runReport(t, c.args...)
+		if code != c.code || !strings.Contains(message, c.want) || printed != "" {
+			t.Errorf("%s: exit code %d, wanted %d; message %q, wanted %q; printed %q", name, code, c.code, message, c.want, printed)
+		}
+		if _, err := os.Stat(out); err == nil {
+			t.Errorf("%s: a page was written", name)
+		}
+	}
+}

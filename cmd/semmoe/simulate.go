@@ -1,0 +1,407 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/pipeline"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/simulate"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// simulateFlags are the flags of semmoe simulate.
+type simulateFlags struct {
+	trace, attention, forecast, objective, topology                 string
+	policy, weights, prompts, outputs, collective, messages, output string
+	methods                                                         []string
+	// model has the flags of the model's shape and of the hardware profile, which are read as those of semmoe pipeline are.
+	model                            pipelineFlags
+	ranks, ranksPerNode, requests    int
+	trainPercent, redundantSlots     int
+	stepTokens, running, cacheTokens int
+	seed                             uint64
+	rates                            []float64
+	sloScale, sloPercent, cap        float64
+	dispatch                         string
+}
+
+// The topologies.
+const (
+	oneNode     = "node"
+	pcieIslands = "pcie"
+	manyNodes   = "nodes"
+)
+
+func newSimulateCommand() *cobra.Command {
+	var flags simulateFlags
+	cmd := &cobra.Command{
+		Use:   "simulate --trace FILE --ep N [--attention dp|tp]",
+		Short: "Serve a routing trace on modelled machines, by several methods",
+		Long: "Serve requests of a routing trace on modelled machines with continuous batching and chunked prefill, and print for each method the\n" +
+			"highest rate of requests at which it keeps a latency objective, and latencies and throughput over rates. Methods are solved on a part of the\n" +
+			"trace and serve the rest; all serve the same requests at the same times. Every time is modelled, by the hardware profile that is named.\n" +
+			"The model is that of the trace, or has the sizes of a checkpoint's config.json or of flags: flags win. Experts and top-k are the trace's.\n" +
+			"Exit code 2: the command line must be changed; 3: a file is invalid; 1: try again.",
+		Args: usageArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return flags.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), cmd.Flags().Changed)
+		},
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
+	f := cmd.Flags()
+	f.StringVar(&flags.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
+	f.IntVar(&flags.ranks, "ep", 8, "EP size: ranks of one replica")
+	f.StringVar(&flags.attention, "attention", "dp", "dp: each rank has a batch of its own; tp: all ranks share one")
+	f.StringSliceVar(&flags.methods, "method", names(solver.ServingMethods), "methods; the first is what the latency objective is relative to")
+	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "attention tp: what scores of "+string(solver.OurServing)+" are computed from: table, prefill, decode or transition")
+	f.StringVar(&flags.policy, "policy", string(dispatch.Price), "attention dp: how requests are sent to ranks with "+string(solver.OurServing)+": price, masked, round-robin, least-loaded")
+	f.StringVar(&flags.weights, "weights", "", "attention dp: weights of what speaks for a rank with "+string(solver.OurServing)+", as in affinity=1,load=1,wait=0 (policy price; prefixes are not reused)")
+	f.Float64Var(&flags.cap, "cap", solver.DefaultEvaluation().Cap, "attention dp: largest load of a rank over the last 128 requests, in fair shares (policy price)")
+	f.StringVar(&flags.objective, "objective", string(placement.Activation), "what the placement of "+string(solver.OurServing)+" keeps small: "+listOf(placement.Objectives))
+	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots of a rank, for the methods that know copies")
+	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents; the others are served")
+	f.Uint64Var(&flags.seed, "seed", 1, "seed of the split, of the placements, of arrivals and of lengths")
+	f.StringVar(&flags.topology, "topology", oneNode, "node: all ranks are joined as those of the hardware profile; pcie: islands of 4 ranks, 63 GB/s within and 20.8 GB/s between;\nnodes: nodes of --ranks-per-node, 50 GB/s between")
+	f.IntVar(&flags.ranksPerNode, "ranks-per-node", 8, "ranks that share a node (--topology nodes)")
+	f.StringVar(&flags.model.hardware, "hardware", hardware.Default, "hardware profile: the name of a built-in one ("+strings.Join(hardware.Names(), ", ")+"), or a file that semmoe fit wrote")
+	f.StringVar(&flags.model.model, "model-path", "", "directory of a checkpoint, of which config.json is read, or that file (default: the model of the trace)")
+	f.IntVar(&flags.requests, "requests", 2000, "number of requests that are served at each rate")
+	f.Float64SliceVar(&flags.rates, "rates", nil, "requests per second that latencies are printed for (default: from a quarter to one and a half of the goodput of the first method)")
+	f.StringVar(&flags.prompts, "prompts", "trace", "lengths of prompts in tokens: "+simulate.LengthsUsage)
+	f.StringVar(&flags.outputs, "outputs", "exp:64", "lengths of outputs in tokens, as --prompts, but for trace")
+	f.IntVar(&flags.stepTokens, "step-tokens", 8192, "tokens of a step at most, over all ranks")
+	f.IntVar(&flags.running, "running", 1024, "requests that are served at once at most, over all ranks")
+	f.IntVar(&flags.cacheTokens, "cache-tokens", 0, fmt.Sprintf("tokens that the KV caches hold, over all ranks (default: %d for each)", dispatch.DefaultCacheTokens))
+	f.StringVar(&flags.collective, "collective", string(simulate.ReduceScatter), "attention tp: reduce-scatter, with dispatch to experts and all-gather; or all-reduce, without dispatch")
+	f.StringVar(&flags.messages, "messages", string(simulate.PerActivation), "activation: a token is sent once for each of its experts; rank: once to each rank that has some")
+	f.StringVar(&flags.dispatch, "dispatch", "bf16", "bf16 or fp8: what tokens travel to experts in; they come back in bf16")
+	f.Float64Var(&flags.sloScale, "slo-scale", simulate.DefaultGoal.Scale, "latency objective, as a multiple of the first method's mean latency at light load")
+	f.Float64Var(&flags.sloPercent, "slo-percent", 100*simulate.DefaultGoal.Share, "percent of the requests that are to be within the objective")
+	f.StringVarP(&flags.output, "output", "o", "text", "text or json")
+	for _, s := range flags.model.shapeFlags() {
+		if s.name != "experts" && s.name != "top-k" {
+			f.IntVar(s.into, s.name, 0, s.usage)
+		}
+	}
+	return cmd
+}
+
+func names[T ~string](values []T) []string {
+	var list []string
+	for _, v := range values {
+		list = append(list, string(v))
+	}
+	return list
+}
+
+func (f *simulateFlags) check() error {
+	switch {
+	case f.trace == "":
+		return usageErrorf("--trace is missing: name a routing trace")
+	case f.attention != string(placement.DataParallel) && f.attention != string(placement.TensorParallel):
+		return usageErrorf("--attention is %q; allowed is dp, tp", f.attention)
+	case len(f.methods) == 0:
+		return usageErrorf("--method is empty: name at least one of %v", solver.ServingMethods)
+	case !slices.Contains([]string{oneNode, pcieIslands, manyNodes}, f.topology):
+		return usageErrorf("--topology is %q; allowed is node, pcie, nodes", f.topology)
+	case f.ranksPerNode < 1:
+		return usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
+	case f.requests < 1 || f.requests > 1<<20:
+		return usageErrorf("--requests is %d; allowed is 1 to %d", f.requests, 1<<20)
+	case f.trainPercent < 1 || f.trainPercent > 99:
+		return usageErrorf("--train-percent is %d; allowed is 1 to 99", f.trainPercent)
+	case f.cacheTokens < 0:
+		return usageErrorf("--cache-tokens is %d; it must be above 0", f.cacheTokens)
+	case f.dispatch != "bf16" && f.dispatch != "fp8":
+		return usageErrorf("--dispatch is %q; allowed is bf16, fp8", f.dispatch)
+	case !(f.cap >= 1):
+		return usageErrorf("--cap is %v; it must be at least 1", f.cap)
+	case !(f.sloScale > 0):
+		return usageErrorf("--slo-scale is %v; it must be above 0", f.sloScale)
+	case !(f.sloPercent > 0 && f.sloPercent <= 100):
+		return usageErrorf("--slo-percent is %v; allowed is above 0 to 100", f.sloPercent)
+	case f.output != "text" && f.output != "json":
+		return usageErrorf("--output is %q; allowed is text, json", f.output)
+	}
+	for _, rate := range f.rates {
+		if !(rate > 0) {
+			return usageErrorf("--rates has %v; rates must be above 0", rate)
+		}
+	}
+	return nil
+}
+
+// checkIdle refuses flags that mean nothing for the kind of attention or the topology.
+func (f *simulateFlags) checkIdle(changed func(flag string) bool) error {
+	idle := []string{"collective"}
+	if f.attention == string(placement.TensorParallel) {
+		idle = []string{"policy", "weights", "cap"}
+	}
+	for _, flag := range idle {
+		if changed(flag) {
+			return usageErrorf("--%s has no meaning with attention %s", flag, f.attention)
+		}
+	}
+	if f.topology != manyNodes && changed("ranks-per-node") {
+		return usageErrorf("--ranks-per-node has no meaning with --topology %s; it is for %s", f.topology, manyNodes)
+	}
+	return nil
+}
+
+// simulateReport is what is printed with -o json.
+type simulateReport struct {
+	Trace        string         `json:"trace"`
+	Hardware     string         `json:"hardware"`
+	Topology     string         `json:"topology"`
+	Attention    string         `json:"attention"`
+	Ranks        int            `json:"ep_size"`
+	Shape        pipeline.Shape `json:"shape"`
+	Requests     int            `json:"requests"`
+	PromptTokens float64        `json:"mean_prompt_tokens"`
+	OutputTokens float64        `json:"mean_output_tokens"`
+	SLOScale     float64        `json:"slo_scale"`
+	SLOPercent   float64        `json:"slo_percent"`
+	*simulate.Report
+}
+
+func (f *simulateFlags) run(ctx context.Context, stdout, stderr io.Writer, changed func(flag string) bool) error {
+	if err := f.check(); err != nil {
+		return err
+	}
+	if err := f.checkIdle(changed); err != nil {
+		return err
+	}
+	methods, err := f.servingMethods()
+	if err != nil {
+		return err
+	}
+	solving, err := f.solving()
+	if err != nil {
+		return err
+	}
+	policy, err := dispatch.ParsePolicy(f.policy)
+	if err != nil || policy == dispatch.Window || policy == dispatch.Prefix {
+		return usageErrorf("--policy is %q; allowed is price, masked, round-robin, least-loaded", f.policy)
+	}
+	workload, err := f.workload()
+	if err != nil {
+		return err
+	}
+	profile, err := readHardware(f.model.hardware)
+	if err != nil {
+		return err
+	}
+	t, err := trace.Open(ctx, f.trace)
+	if err != nil {
+		return inputError(err)
+	}
+	if err := placement.CheckRanks(f.ranks, t.Model.Experts); err != nil {
+		return usageErrorf("--ep: %w", err)
+	}
+	if err := f.readShape(&t.Model, changed); err != nil {
+		return err
+	}
+	options, err := f.options(profile)
+	if err != nil {
+		return err
+	}
+	bar := newProgressBar(stderr)
+	solving.Progress = bar.show
+	solved, heldOut, err := solver.SolveServing(ctx, t, methods, policy, solving)
+	bar.clear()
+	if err != nil {
+		return inputError(err)
+	}
+	workload.Sources = heldOut
+	requests, err := workload.Draw(t)
+	if err != nil {
+		return usageErrorf("%w", err)
+	}
+	compared, err := simulate.Compare(ctx, t, solved, requests, f.rates, simulate.Goal{Scale: f.sloScale, Share: f.sloPercent / 100}, options)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		return usageErrorf("%w", err)
+	}
+	report := &simulateReport{
+		Trace: fmt.Sprintf("%x", t.Digest), Hardware: profile.Name, Topology: options.Topology.Name, Attention: f.attention, Ranks: f.ranks, Shape: f.model.shape,
+		Requests: len(requests), SLOScale: f.sloScale, SLOPercent: f.sloPercent, Report: compared,
+	}
+	for _, r := range requests {
+		report.PromptTokens += float64(r.Prompt) / float64(len(requests))
+		report.OutputTokens += float64(r.Output) / float64(len(requests))
+	}
+	if f.output == "json" {
+		return json.NewEncoder(stdout).Encode(report)
+	}
+	return report.print(stdout)
+}
+
+func (f *simulateFlags) servingMethods() ([]solver.ServingMethod, error) {
+	var methods []solver.ServingMethod
+	for _, name := range f.methods {
+		m, err := solver.ParseServingMethod(name)
+		if err != nil {
+			return nil, usageErrorf("--method: %w", err)
+		}
+		methods = append(methods, m)
+	}
+	return methods, nil
+}
+
+// solving are the options that methods are solved with.
+func (f *simulateFlags) solving() (solver.Options, error) {
+	o := solver.Options{
+		Ranks: f.ranks, Attention: placement.Attention(f.attention), RedundantSlots: f.redundantSlots, TrainPercent: f.trainPercent, Seed: f.seed,
+		RanksPerNode: f.nodeRanks(),
+	}
+	var err error
+	if o.Objective, err = placement.ParseObjective(f.objective); err != nil {
+		return o, usageErrorf("--objective: %w", err)
+	}
+	if o.Forecast, err = solver.ParseForecast(f.forecast); err != nil {
+		return o, usageErrorf("--forecast: %w", err)
+	}
+	if o.Forecast != solver.Table && o.Attention == placement.DataParallel {
+		return o, usageErrorf("--forecast is %s; attention dp scores a request by its tokens: use %s", o.Forecast, solver.Table)
+	}
+	return o, nil
+}
+
+// nodeRanks are the ranks that share the fastest links.
+func (f *simulateFlags) nodeRanks() int {
+	switch f.topology {
+	case pcieIslands:
+		return simulate.IslandRanks
+	case manyNodes:
+		return f.ranksPerNode
+	default:
+		return f.ranks
+	}
+}
+
+func (f *simulateFlags) workload() (simulate.Workload, error) {
+	w := simulate.Workload{Count: f.requests, Seed: f.seed}
+	var err error
+	if w.Prompts, err = simulate.ParseLengths(f.prompts); err != nil {
+		return w, usageErrorf("--prompts: %w", err)
+	}
+	if w.Outputs, err = simulate.ParseLengths(f.outputs); err != nil {
+		return w, usageErrorf("--outputs: %w", err)
+	}
+	if w.Outputs == simulate.Recorded {
+		return w, usageErrorf("--outputs is trace; a trace does not tell where an output begins: give a distribution")
+	}
+	return w, nil
+}
+
+func (f *simulateFlags) options(p *hardware.Profile) (*simulate.Options, error) {
+	o := &simulate.Options{
+		Attention: placement.Attention(f.attention), Shape: f.model.shape, Profile: p, DispatchBytes: 2, StepTokens: f.stepTokens, Running: f.running,
+		CacheTokens: f.cacheTokens, Cap: f.cap,
+	}
+	if f.dispatch == "fp8" {
+		o.DispatchBytes = 1
+	}
+	if o.CacheTokens == 0 {
+		o.CacheTokens = f.ranks * dispatch.DefaultCacheTokens
+	}
+	switch f.topology {
+	case pcieIslands:
+		o.Topology = simulate.Islands(f.ranks, p)
+	case manyNodes:
+		o.Topology = simulate.Nodes(f.ranks, f.ranksPerNode, p)
+	default:
+		o.Topology = simulate.OneNode(f.ranks, p)
+	}
+	var err error
+	if o.Weights, err = dispatch.ParseWeights(f.weights); err != nil {
+		return nil, usageErrorf("--weights: %w", err)
+	}
+	if o.Collective, err = simulate.ParseCollective(f.collective); err != nil {
+		return nil, usageErrorf("--collective: %w", err)
+	}
+	if o.Messages, err = simulate.ParseMessages(f.messages); err != nil {
+		return nil, usageErrorf("--messages: %w", err)
+	}
+	return o, nil
+}
+
+// readShape takes the model's sizes from the checkpoint that is named, else from the trace; what flags say wins.
+func (f *simulateFlags) readShape(m *trace.Model, changed func(flag string) bool) error {
+	if f.model.model != "" {
+		if err := f.model.readShape(changed); err != nil {
+			return err
+		}
+		if s := f.model.shape; s.Experts != m.Experts || s.TopK != m.TopK {
+			return usageErrorf("--model-path has %d experts, top-%d, the trace %d, top-%d: they must be the same", s.Experts, s.TopK, m.Experts, m.TopK)
+		}
+		return nil
+	}
+	shape, err := pipeline.ShapeOf(m)
+	if err != nil {
+		return codedError{fmt.Errorf("--trace: model_config: %w", err), exitInvalidFile}
+	}
+	values := map[string]int{}
+	for _, s := range f.model.shapeFlags() {
+		if changed(s.name) {
+			values[s.name] = *s.into
+		}
+	}
+	f.model.shape = shape
+	for _, s := range f.model.shapeFlags() {
+		if value, ok := values[s.name]; ok {
+			*s.into = value
+		}
+	}
+	if err := f.model.shape.Check(); err != nil {
+		return usageErrorf("the sizes of the model, of which the trace tells those of its own: %w: name a checkpoint (--model-path), or give flags", err)
+	}
+	return nil
+}
+
+func (r *simulateReport) print(out io.Writer) error {
+	fmt.Fprintf(out, "Modelled with hardware profile %s, %s: %d MoE layers of %d, %d experts, top-%d, on %d ranks, attention %s.\n", r.Hardware, r.Topology,
+		r.Shape.MoELayers, r.Shape.HiddenLayers, r.Shape.Experts, r.Shape.TopK, r.Ranks, r.Attention)
+	fmt.Fprintf(out, "%d requests of %.0f and %.0f tokens in the mean. Light load: TTFT %.1f ms, TPOT %.2f ms. Objective: %.1f and %.2f ms, for %g%% of the requests.\n\n",
+		r.Requests, r.PromptTokens, r.OutputTokens, r.Light.TTFT, r.Light.TPOT, r.Objective.TTFT, r.Objective.TPOT, r.SLOPercent)
+	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(table, "METHOD\tGOODPUT REQ/S\tOVER FIRST\tTOKENS/S\tLAR\tSTEP MS\tATTENTION\tCOLLECTIVES\tEXCHANGE\tEXPERTS\tOTHER")
+	for _, c := range r.Curves {
+		over := "-"
+		if first := r.Curves[0].Goodput; first > 0 {
+			over = fmt.Sprintf("%.3f", c.Goodput/first)
+		}
+		if c.Served == nil {
+			fmt.Fprintf(table, "%s\t0\t%s\n", c.Method, over)
+			continue
+		}
+		s := c.Served.Step
+		fmt.Fprintf(table, "%s\t%.4g\t%s\t%.0f\t%.3f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\n", c.Method, c.Goodput, over, c.Served.Tokens, c.Served.LAR, s.Total(), s.Attention,
+			s.Collectives, s.Dispatch+s.Combine, s.Products, s.Dense+s.Gate)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(out)
+	fmt.Fprintln(table, "METHOD\tRATE REQ/S\tWITHIN\tTOKENS/S\tTTFT MS MEAN\tP50\tP90\tP99\tTPOT MS MEAN\tP50\tP90\tP99\tTBT P90")
+	for _, c := range r.Curves {
+		for _, x := range c.Rates {
+			fmt.Fprintf(table, "%s\t%.4g\t%.1f%%\t%.0f\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\n", c.Method, x.Rate, 100*x.Within, x.Tokens,
+				x.TTFT.Mean, x.TTFT.P50, x.TTFT.P90, x.TTFT.P99, x.TPOT.Mean, x.TPOT.P50, x.TPOT.P90, x.TPOT.P99, x.TBT90)
+		}
+	}
+	return table.Flush()
+}

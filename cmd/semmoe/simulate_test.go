@@ -1,0 +1,97 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+// sizes are those of a model with the experts of smallTrace, which does not tell its own.
+var sizes = []string{"--expert-size", "512", "--heads", "8", "--kv-heads", "8", "--query-dim", "128", "--value-dim", "128", "--dense-size", "4096"}
+
+func TestSimulatePrintsMethods(t *testing.T) {
+	args := append([]string{"--trace", smallTrace(t), "--ep", "4", "--requests", "120", "--outputs", "uniform:1:8", "--seed", "3"}, sizes...)
+	var results []simulateReport
+	for _, attention := range []string{"dp", "tp"} {
+		code, text, message := runCommand(t, newSimulateCommand(), append(args, "--attention", attention, "--topology", "pcie")...)
+		if code != 0 {
+			t.Fatalf("exit code %d: %s", code, message)
+		}
+		for _, want := range []string{
+			"hardware profile h200-nvlink, PCIe islands: 3 MoE layers of 4, 16 experts, top-2, on 4 ranks, attention " + attention, "120 requests of ", "GOODPUT REQ/S", "TBT P90",
+			"\nvanilla ", "\neplb ", "\nmoetuner ", "\nsemmoe ",
+		} {
+			if !strings.Contains(text, want) {
+				t.Errorf("what is printed does not have %q:\n%s", want, text)
+			}
+		}
+		var report simulateReport
+		code, text, message = runCommand(t, newSimulateCommand(), append(args, "--attention", attention, "--method", "vanilla,semmoe", "--rates", "5,50", "-o", "json")...)
+		if code != 0 || json.Unmarshal([]byte(text), &report) != nil {
+			t.Fatalf("exit code %d: %s%s", code, message, text)
+		}
+		results = append(results, report)
+	}
+	for _, r := range results {
+		if r.Topology != "one node" || r.Ranks != 4 || r.Requests != 120 || r.Shape.ExpertSize != 512 || r.Shape.Hidden != 1024 || len(r.Curves) != 2 {
+			t.Errorf("%+v", r)
+		}
+		for _, c := range r.Curves {
+			if len(c.Rates) != 2 || c.Rates[0].Rate != 5 || c.Rates[1].Rate != 50 || c.Goodput <= 50 || c.Served == nil || c.Rates[0].Within < 1 {
+				t.Errorf("%+v", c)
+			}
+		}
+		if ours, first := r.Curves[1], r.Curves[0]; ours.Method != "semmoe" || ours.Served.LAR <= first.Served.LAR {
+			t.Errorf("ours has a local activation rate of %v, the default %v", ours.Served.LAR, first.Served.LAR)
+		}
+	}
+	if results[0].Light == results[1].Light {
+		t.Error("attention dp and tp take the same times")
+	}
+}
+
+func TestSimulateRefuses(t *testing.T) {
+	path := smallTrace(t)
+	for want, c := range map[string]struct {
+		args []string
+		code int
+	}{
+		"--trace is missing":                              {nil, exitUsage},
+		"no such file":                                    {[]string{"--trace", path + "x"}, exitInvalidFile},
+		"--ep: EP size 3":                                 {[]string{"--trace", path, "--ep", "3"}, exitUsage},
+		"give flags":                                      {[]string{"--trace", path, "--ep", "2"}, exitUsage},
+		"the trace 16, top-2":                             {[]string{"--trace", path, "--ep", "2", "--model-path", latentModelDir(t)}, exitUsage},
+		"--attention is \"mp\"":                           {[]string{"--trace", path, "--attention", "mp"}, exitUsage},
+		"--method: method \"ours\"":                       {[]string{"--trace", path, "--method", "ours"}, exitUsage},
+		"--method is empty":                               {[]string{"--trace", path, "--method", ""}, exitUsage},
+		"--topology is \"ring\"":                          {[]string{"--trace", path, "--topology", "ring"}, exitUsage},
+		"--ranks-per-node is 0":                           {[]string{"--trace", path, "--ranks-per-node", "0"}, exitUsage},
+		"--requests is 0":                                 {[]string{"--trace", path, "--requests", "0"}, exitUsage},
+		"--rates has -1":                                  {[]string{"--trace", path, "--rates", "-1"}, exitUsage},
+		"--prompts: ":                                     {[]string{"--trace", path, "--prompts", "many"}, exitUsage},
+		"does not tell where an output":                   {[]string{"--trace", path, "--outputs", "trace"}, exitUsage},
+		"--policy is \"window\"":                          {[]string{"--trace", path, "--policy", "window"}, exitUsage},
+		"--cap is 0.5":                                    {[]string{"--trace", path, "--cap", "0.5"}, exitUsage},
+		"--forecast is decode":                            {[]string{"--trace", path, "--forecast", "decode"}, exitUsage},
+		"--objective: ":                                   {[]string{"--trace", path, "--objective", "speed"}, exitUsage},
+		"--messages: ":                                    {append([]string{"--trace", path, "--ep", "2", "--messages", "none"}, sizes...), exitUsage},
+		"--collective: ":                                  {append([]string{"--trace", path, "--ep", "2", "--attention", "tp", "--collective", "none"}, sizes...), exitUsage},
+		"--weights: weight \"speed\"":                     {append([]string{"--trace", path, "--ep", "2", "--weights", "speed=1"}, sizes...), exitUsage},
+		"--weights has no meaning with attention tp":      {[]string{"--trace", path, "--attention", "tp", "--weights", "wait=1"}, exitUsage},
+		"--collective has no meaning with attention dp":   {[]string{"--trace", path, "--collective", "all-reduce"}, exitUsage},
+		"--ranks-per-node has no meaning with --topology": {[]string{"--trace", path, "--ranks-per-node", "4"}, exitUsage},
+		"--dispatch is \"int4\"":                          {[]string{"--trace", path, "--dispatch", "int4"}, exitUsage},
+		"--slo-scale is 0":                                {[]string{"--trace", path, "--slo-scale", "0"}, exitUsage},
+		"--slo-percent is 101":                            {[]string{"--trace", path, "--slo-percent", "101"}, exitUsage},
+		"--cache-tokens is -1":                            {[]string{"--trace", path, "--cache-tokens", "-1"}, exitUsage},
+		"--train-percent is 0":                            {[]string{"--trace", path, "--train-percent", "0"}, exitUsage},
+		"--output is \"xml\"":                             {[]string{"--trace", path, "-o", "xml"}, exitUsage},
+		"there are h200-nvlink":                           {[]string{"--trace", path, "--hardware", "abacus"}, exitUsage},
+		"a step of 1 tokens":                              {append([]string{"--trace", path, "--ep", "2", "--step-tokens", "1"}, sizes...), exitUsage},
+		"has room for":                                    {append([]string{"--trace", path, "--ep", "2", "--cache-tokens", "10"}, sizes...), exitUsage},
+	} {
+		if code, _, message := runCommand(t, newSimulateCommand(), c.args...); code != c.code || !strings.Contains(message, want) {
+			t.Errorf("%v: exit code %d, %q; wanted are %d and %q", c.args, code, message, c.code, want)
+		}
+	}
+}

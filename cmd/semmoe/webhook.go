@@ -1,0 +1,75 @@
+package main
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	ctrlwebhook "sigs.k8s.io/controller-runtime/pkg/webhook"
+
+	"github.com/semmoe/operator/webhook"
+)
+
+// webhookOptions say how the manager serves admission webhooks.
+type webhookOptions struct {
+	address       string
+	certDir       string
+	service       string
+	secret        string
+	configuration string
+}
+
+func (o *webhookOptions) addFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.address, "webhook-bind-address", "0", "address of the admission webhooks (HTTPS); 0 turns them off")
+	flags.StringVar(&o.certDir, "webhook-cert-dir", "", "directory with the webhooks' tls.crt and tls.key (as cert-manager keeps them; it then also writes its certificate authority into the configuration; default: the manager is its own certificate authority)")
+	flags.StringVar(&o.service, "webhook-service", "semmoe-webhook", "Service, in $POD_NAMESPACE, by which the API server reaches the webhooks; the certificate is for its names")
+	flags.StringVar(&o.secret, "webhook-authority", "semmoe-webhook-ca", "Secret, in $POD_NAMESPACE, with the certificate authority of the webhooks; it is made where there is none")
+	flags.StringVar(&o.configuration, "webhook-configuration", "semmoe", "ValidatingWebhookConfiguration that is told the certificate authority")
+}
+
+func (o *webhookOptions) enabled() bool { return o.address != "0" }
+
+// server is the manager's webhook server, and what keeps its certificate: nil where others do.
+func (o *webhookOptions) server(config *rest.Config) (ctrlwebhook.Server, *webhook.Certificates, error) {
+	host, portText, err := net.SplitHostPort(o.address)
+	if err != nil {
+		return nil, nil, fmt.Errorf("--webhook-bind-address %q: %w", o.address, err)
+	}
+	port, err := strconv.ParseUint(portText, 10, 16)
+	if err != nil || port == 0 {
+		return nil, nil, fmt.Errorf("--webhook-bind-address %q: the port must be a number from 1 to 65535", o.address)
+	}
+	options := ctrlwebhook.Options{Host: host, Port: int(port), CertDir: o.certDir, TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.MinVersion = tls.VersionTLS12 }}}
+	if o.certDir != "" {
+		return ctrlwebhook.NewServer(options), nil, nil
+	}
+	namespace := os.Getenv("POD_NAMESPACE")
+	if namespace == "" {
+		return nil, nil, fmt.Errorf("--webhook-bind-address %q without --webhook-cert-dir needs the environment variable POD_NAMESPACE: the namespace of Service and Secret", o.address)
+	}
+	clients, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, nil, err
+	}
+	name := o.service + "." + namespace
+	certificates := webhook.NewCertificates(clients, types.NamespacedName{Namespace: namespace, Name: o.secret}, o.configuration, name+".svc", name+".svc.cluster.local")
+	options.TLSOpts = append(options.TLSOpts, certificates.TLS)
+	return ctrlwebhook.NewServer(options), certificates, nil
+}
+
+// serve adds the webhooks to a manager that was made with the server.
+func (o *webhookOptions) serve(manager ctrl.Manager, certificates *webhook.Certificates) error {
+	if certificates != nil {
+		if err := manager.Add(certificates); err != nil {
+			return fmt.Errorf("set up the certificate of the webhooks: %w", err)
+		}
+	}
+	return webhook.Add(manager)
+}

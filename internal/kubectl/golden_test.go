@@ -1,0 +1,473 @@
+package kubectl
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"flag"
+	"fmt"
+	"math"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/kubectl/terminal"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// golden is one run of the plugin, and what a terminal shows of it.
+type golden struct {
+	// command is what follows "kubectl semmoe".
+	command string
+	objects []client.Object
+	width   int
+	color   bool
+	// fails is the error of every request to the API server, denies that of requests for a kind of list.
+	fails  error
+	denies func(list client.ObjectList) error
+	// metrics are what pods' metrics say, by name.
+	metrics map[string]string
+	// looks is how often a watch looks, and between changes what there is between two looks.
+	looks   int
+	between func(ctx context.Context, c client.Client) error
+	code    int
+}
+
+// run is a run of the plugin: what it writes, as a person sees it, and its exit code.
+func (g golden) run(t *testing.T) (shown string, code int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	style := terminal.Style{Width: g.width, Color: g.color}
+	p := &Program{Out: &out, Err: &errs, Getenv: func(string) string { return "" }, Now: func() time.Time { return now }, style: style, errStyle: style}
+	cluster := g.cluster(t)
+	p.open = func() (*Cluster, error) { return cluster, nil }
+	p.Wait = func(ctx context.Context, _ time.Duration) error {
+		if g.looks--; g.looks <= 0 {
+			return context.Canceled
+		}
+		return g.between(ctx, cluster.Client)
+	}
+	code = p.run(t.Context(), append([]string{"kubectl-semmoe"}, strings.Fields(g.command)...))
+	fmt.Fprintf(&out, "%s", errs.String())
+	return out.String(), code
+}
+
+func (g golden) cluster(t *testing.T) *Cluster {
+	t.Helper()
+	scheme, err := newScheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(g.objects...).WithInterceptorFuncs(interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
+			if g.fails != nil {
+				return g.fails
+			}
+			return c.Get(ctx, key, object, options...)
+		},
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+			if g.fails != nil {
+				return g.fails
+			}
+			if g.denies != nil {
+				if err := g.denies(list); err != nil {
+					return err
+				}
+			}
+			return c.List(ctx, list, options...)
+		},
+	}).Build()
+	return &Cluster{Client: c, Namespace: namespace, Metrics: func(_ context.Context, pod *corev1.Pod) ([]byte, error) {
+		text, told := g.metrics[pod.Name]
+		if !told {
+			return nil, forbidden("pods/proxy", pod.Name)
+		}
+		return []byte(text), nil
+	}}
+}
+
+func forbidden(resource, name string) error {
+	return apierrors.NewForbidden(schema.GroupResource{Group: "", Resource: resource}, name, errors.New(`user "ann" cannot do that in the namespace "llm"`))
+}
+
+var (
+	errUnreachable = &url.Error{Op: "Get", URL: "https://10.0.0.1:6443/apis", Err: &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")}}
+	errNoKind      = &apimeta.NoKindMatchError{GroupKind: schema.GroupKind{Group: "semmoe.io", Kind: "MoEDeployment"}, SearchedVersions: []string{"v1alpha1"}}
+	errRefused     = apierrors.NewForbidden(schema.GroupResource{Group: "semmoe.io", Resource: "moedeployments"}, "qwen", errors.New(`user "ann" cannot get resource "moedeployments" in API group "semmoe.io" in the namespace "llm"`))
+	errNoPath      = apierrors.NewGenericServerResponse(http.StatusNotFound, "get", schema.GroupResource{Group: "semmoe.io", Resource: "moedeployments"}, "", "the server could not find the requested resource", 0, true)
+)
+
+func together(lists ...[]client.Object) []client.Object {
+	var all []client.Object
+	for _, list := range lists {
+		all = append(all, list...)
+	}
+	return all
+}
+
+// awaiting is a deployment whose first plan waits for approval, and all that belongs to it.
+func awaiting(changes ...func(*semmoev1.MoEDeployment)) []client.Object {
+	return together([]client.Object{deployment(changes...), planned("qwen-c65ee2b4", firstDigest, 40*time.Minute)}, profiles(), stateful("qwen-38df6bb89e", "38df6bb89e", "", true), routers())
+}
+
+// onTrial is one whose second plan is on its canary, which breaks.
+func onTrial(changes ...func(*semmoev1.MoEDeployment)) []client.Object {
+	return together(
+		[]client.Object{
+			deployment(append([]func(*semmoev1.MoEDeployment){canary}, changes...)...),
+			planned("qwen-c65ee2b4", firstDigest, 40*time.Minute), planned("qwen-5d0d71aa", secondDigest, 10*time.Minute, replan),
+		},
+		profiles(), stateful("qwen-38df6bb89e", "38df6bb89e", firstDigest, true), candidate(), routers(),
+	)
+}
+
+// candidate is a canary that ends again and again.
+func candidate() []client.Object {
+	objects := stateful("qwen-b293798526", "b293798526", secondDigest, false)
+	objects[0].SetAnnotations(map[string]string{semmoev1.AnnotationRollout: semmoev1.RolloutCanary})
+	return objects
+}
+
+func TestGolden(t *testing.T) {
+	for name, g := range goldens() {
+		t.Run(name, func(t *testing.T) {
+			shown, code := g.run(t)
+			if code != g.code {
+				t.Errorf("exit code %d, want %d:\n%s", code, g.code, shown)
+			}
+			if strings.Contains(shown, "\x1b") != g.color {
+				t.Errorf("colours: %t, want %t", !g.color, g.color)
+			}
+			got := fmt.Sprintf("$ kubectl semmoe %s\n%s", g.command, strings.ReplaceAll(shown, "\x1b", "␛"))
+			file := filepath.Join("testdata", name+".txt")
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("%s (-want +got; -args -update writes it anew):\n%s", file, diff)
+			}
+		})
+	}
+	files, err := filepath.Glob(filepath.Join("testdata", "*.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if _, used := goldens()[strings.TrimSuffix(filepath.Base(file), ".txt")]; !used {
+			t.Errorf("%s is of no test", file)
+		}
+	}
+}
+
+// Every answer that the documentation shows is one that a golden file holds.
+func TestDocumentation(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "kubectl.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join("testdata", "*.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	held := map[string]bool{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held[strings.TrimSpace(string(text))] = true
+	}
+	blocks := strings.Split(string(page), "```text\n")[1:]
+	if len(blocks) < 5 {
+		t.Fatalf("%d answers are shown", len(blocks))
+	}
+	for _, block := range blocks {
+		shown, _, _ := strings.Cut(block, "\n```")
+		if !held[strings.TrimSpace(shown)] {
+			t.Errorf("no golden file holds this answer:\n%s", shown)
+		}
+	}
+}
+
+// goldens are all runs, by the names of their files.
+func goldens() map[string]golden {
+	all := map[string]golden{}
+	for _, some := range []map[string]golden{statusGoldens(), planGoldens(), topGoldens(), writeGoldens(), errorGoldens()} {
+		for name, g := range some {
+			all[name] = g
+		}
+	}
+	return all
+}
+
+func statusGoldens() map[string]golden {
+	return map[string]golden{
+		"status":            {command: "status qwen", objects: awaiting(), width: 120},
+		"status-pipe":       {command: "status qwen", objects: onTrial()},
+		"status-80":         {command: "status qwen", objects: onTrial(), width: 80},
+		"status-40":         {command: "status qwen", objects: onTrial(), width: 40},
+		"status-color":      {command: "status qwen", objects: onTrial(), width: 100, color: true},
+		"status-json":       {command: "status qwen -o json", objects: onTrial()},
+		"status-profiling":  {command: "status", objects: together([]client.Object{deployment(unplanned)}, profiling(), stateful("qwen-38df6bb89e", "38df6bb89e", "", true), routers()), width: 100},
+		"status-all":        {command: "status -A", objects: append(awaiting(), elsewhere()), width: 100},
+		"status-none":       {command: "status", width: 80},
+		"status-restricted": {command: "status qwen", objects: awaiting(), width: 100, denies: withoutPods},
+		"status-watch":      {command: "status --watch", objects: together([]client.Object{deployment(unplanned)}, profiling()), looks: 3, between: answerMore},
+	}
+}
+
+func unplanned(moed *semmoev1.MoEDeployment) {
+	moed.Status.Plan, moed.Status.LAR = "", nil
+	set(moed, "Profiled", "False", "Profiling", "AffinityProfile qwen-3e5a82bb: 840 of 2000 requests are answered")
+	set(moed, "Planned", "False", "WaitingForProfile", "The plan is made once the model has been profiled")
+	set(moed, "RolledOut", "False", "NoPlan", "There is no plan to roll out")
+}
+
+// elsewhere is a deployment of another namespace that nobody has looked at yet.
+func elsewhere() client.Object {
+	moed := &semmoev1.MoEDeployment{ObjectMeta: named("tiny", time.Minute)}
+	moed.Namespace = "research"
+	return moed
+}
+
+func withoutPods(list client.ObjectList) error {
+	if _, pods := list.(*corev1.PodList); pods {
+		return forbidden("pods", "")
+	}
+	return nil
+}
+
+// ofCounts makes a plan one of new tables from counts of tokens.
+func ofCounts(p *semmoev1.PlacementPlan) {
+	p.Status.Tier, p.Status.Forecast = semmoev1.TierTables, nil
+	p.Status.Comparison = &semmoev1.PlanComparison{Reason: "new tables are 56.5% nearer to what tokens activate now; counts do not tell what that gains in time"}
+}
+
+// answerMore is the progress of a profiling Job between two looks.
+func answerMore(ctx context.Context, c client.Client) error {
+	profile := &semmoev1.AffinityProfile{}
+	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "qwen-3e5a82bb"}, profile); err != nil {
+		return err
+	}
+	profile.Status.Progress.RequestsDone = 1700
+	return c.Update(ctx, profile)
+}
+
+func planGoldens() map[string]golden {
+	mapped := func(changes ...func(*semmoev1.MoEDeployment)) []client.Object {
+		first, held := published("qwen-c65ee2b4", []int{0, 1, 2, 3}, []int{0, 1, 2, 3})
+		second, heldToo := published("qwen-5d0d71aa", []int{0, 2, 1, 3}, []int{0, 1, 2, 3}, replan)
+		second.Spec.Current.PlanDigest = first.Status.PlanDigest
+		return []client.Object{deployment(changes...), first, held, second, heldToo, inspected()}
+	}
+	first, held := published("qwen-c65ee2b4", []int{0, 1, 2, 3}, []int{0, 1, 2, 3})
+	other, heldToo := published("other", []int{0, 1, 2, 3, 4, 5}, []int{0, 1, 2, 3, 4, 5})
+	damaged := held.DeepCopy()
+	damaged.Data["placement.json"] += " "
+	unsolved := func(p *semmoev1.PlacementPlan) {
+		p.Status = semmoev1.PlacementPlanStatus{Conditions: conditions("Ready", "False", "Solving", "12 of 40 steps are done")}
+	}
+	failed := func(p *semmoev1.PlacementPlan) {
+		p.Annotations = map[string]string{semmoev1.AnnotationFailed + "b293798526": "LocalityWorse: its local activation rate is 24.5% over 32 sampled requests"}
+	}
+	inService := func(moed *semmoev1.MoEDeployment) {
+		moed.Status.PlanDigest = firstPlan
+		set(moed, "RolledOut", "True", "RolledOut", "All replicas serve under plan b509accef77e719e")
+	}
+	tables := &corev1.ConfigMap{ObjectMeta: ofQwen("qwen-tables", time.Hour, semmoev1.ComponentTables), Data: map[string]string{semmoev1.TablesKey: `{"` + firstDigest + `":"` + secondDigest + `"}`}}
+	return map[string]golden{
+		"explain":             {command: "explain qwen-c65ee2b4", objects: awaiting(), width: 100},
+		"explain-replan":      {command: "explain 602077", objects: onTrial(), width: 100},
+		"explain-40":          {command: "explain qwen-5d0d71aa", objects: onTrial(), width: 40},
+		"explain-color":       {command: "explain qwen-5d0d71aa", objects: onTrial(), width: 80, color: true},
+		"explain-json":        {command: "explain qwen-5d0d71aa -o json", objects: onTrial()},
+		"explain-worthless":   {command: "explain poor", objects: append(awaiting(), planned("poor", secondDigest, time.Minute, worthless, failed)), width: 100},
+		"explain-unsolved":    {command: "explain new", objects: append(awaiting(), planned("new", secondDigest, time.Minute, unsolved)), width: 100},
+		"explain-counts":      {command: "explain 602077", objects: append(awaiting(), planned("qwen-5d0d71aa", secondDigest, time.Minute, replan, ofCounts)), width: 100},
+		"explain-in-service":  {command: "explain qwen-c65ee2b4", objects: awaiting(inService), width: 100},
+		"diff":                {command: "diff qwen-c65ee2b4 qwen-5d0d71aa", objects: mapped(), width: 100},
+		"diff-40":             {command: "diff qwen-c65ee2b4 qwen-5d0d71aa", objects: mapped(), width: 40},
+		"diff-json":           {command: "diff qwen-c65ee2b4 qwen-5d0d71aa -o json", objects: mapped()},
+		"diff-same":           {command: "diff qwen-c65ee2b4 qwen-c65ee2b4", objects: mapped(), width: 100},
+		"diff-shapes":         {command: "diff qwen-c65ee2b4 other", objects: []client.Object{first, held, other, heldToo}, width: 100, code: exitState},
+		"diff-damaged":        {command: "diff qwen-c65ee2b4 qwen-c65ee2b4", objects: []client.Object{first, damaged}, width: 100, code: exitError},
+		"diff-no-map":         {command: "diff qwen-c65ee2b4 qwen-c65ee2b4", objects: []client.Object{first}, width: 100, code: exitNotFound},
+		"diff-unsolved":       {command: "diff new new", objects: []client.Object{planned("new", secondDigest, time.Minute, unsolved)}, width: 100, code: exitState},
+		"report-without-file": {command: "report qwen-c65ee2b4", objects: mapped(), width: 100, code: exitUsage},
+		"replan":              {command: "replan qwen", objects: append(awaiting(inService), tables), width: 100},
+		"replan-dry-run-json": {command: "replan qwen --dry-run=server -o json", objects: awaiting(inService)},
+		"replan-without-plan": {command: "replan qwen", objects: awaiting(), width: 80, code: exitState},
+		"replan-since":        {command: "replan qwen --since=-1h", objects: awaiting(), width: 80, code: exitUsage},
+	}
+}
+
+func topGoldens() map[string]golden {
+	// Each run has a map of its own: one of them changes what routers tell.
+	two := func() map[string]string {
+		return map[string]string{"qwen-router-6b7f-0": metrics(640, 0.42, 1000), "qwen-router-6b7f-1": metrics(320, 0.36, 500)}
+	}
+	both := two()
+	reported := func(moed *semmoev1.MoEDeployment) {
+		moed.Status.Routing = &semmoev1.RoutingStatus{Ranks: []semmoev1.RankShare{{Rank: 0, ShareMilli: 540}, {Rank: 1, ShareMilli: 460}}}
+	}
+	more := func(context.Context, client.Client) error {
+		both["qwen-router-6b7f-0"] = metrics(700, 0.43, 1800)
+		return nil
+	}
+	return map[string]golden{
+		"top":           {command: "top qwen", objects: onTrial(), metrics: two(), width: 100},
+		"top-40":        {command: "top qwen", objects: onTrial(), metrics: two(), width: 40},
+		"top-color":     {command: "top", objects: onTrial(), metrics: two(), width: 80, color: true},
+		"top-json":      {command: "top qwen -o json", objects: onTrial(), metrics: two()},
+		"top-unsampled": {command: "top qwen -o json", objects: onTrial(), metrics: map[string]string{"qwen-router-6b7f-0": metrics(0, math.NaN(), 10), "qwen-router-6b7f-1": metrics(0, math.NaN(), 0)}},
+		"top-forbidden": {command: "top qwen", objects: onTrial(reported), width: 80},
+		"top-broken":    {command: "top qwen", objects: onTrial(), metrics: map[string]string{"qwen-router-6b7f-0": both["qwen-router-6b7f-0"], "qwen-router-6b7f-1": "up 1\n"}, width: 80},
+		"top-two-looks": {command: "top qwen --watch", objects: onTrial(), metrics: both, looks: 2, between: more},
+		"top-not-found": {command: "top other", objects: onTrial(), width: 80, code: exitNotFound},
+	}
+}
+
+// metrics are those of a router that has answered so many requests, a part of them sampled; rank 0 gets three of five tokens.
+func metrics(sampled int, rate float64, answered int) string {
+	types := ""
+	for _, gauge := range []string{"observed_requests", "local_activation_rate", "predicted_local_activation_rate", "saved_bytes_per_second"} {
+		types += "# TYPE semmoe_" + gauge + " gauge\n"
+	}
+	for _, counter := range []string{"router_requests_total", "router_estimated_tokens_total", "activations_total"} {
+		types += "# TYPE semmoe_" + counter + " counter\n"
+	}
+	saved := 3.5e6
+	if sampled == 0 {
+		saved = math.NaN()
+	}
+	return types + fmt.Sprintf(`semmoe_observed_requests %d
+semmoe_local_activation_rate %v
+semmoe_predicted_local_activation_rate %v
+semmoe_saved_bytes_per_second %v
+semmoe_router_requests_total{code="200"} %d
+semmoe_router_requests_total{code="503"} 0
+semmoe_router_estimated_tokens_total{rank="0"} %d
+semmoe_router_estimated_tokens_total{rank="1"} %d
+semmoe_activations_total{locality="local",rank="0"} %d
+semmoe_activations_total{locality="remote",rank="0"} %d
+semmoe_activations_total{locality="local",rank="1"} %d
+semmoe_activations_total{locality="remote",rank="1"} %d
+`, sampled, rate, rate-0.02, saved, answered, 60*answered, 40*answered, 24*sampled, 36*sampled, 14*sampled, 26*sampled)
+}
+
+// published is a plan of two layers on two ranks, and its ConfigMap.
+func published(name string, first, second []int, changes ...func(*semmoev1.PlacementPlan)) (*semmoev1.PlacementPlan, *corev1.ConfigMap) {
+	layers := fmt.Sprintf(`{"ep_size":2,"num_experts":%d,"slots_per_rank":%d,"layers":[{"layer":1,"slots":%s},{"layer":2,"slots":%s}]}`,
+		len(first), len(first)/2, strings.ReplaceAll(fmt.Sprint(first), " ", ","), strings.ReplaceAll(fmt.Sprint(second), " ", ","))
+	sum := func(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text))) }
+	manifest := fmt.Sprintf(`{"format":"semmoe-plan/1","attention":"dp","forecast":"table","algorithm":"auto","layout_digest":%q,"files":{"placement.json":%q}}`, sum(layers), sum(layers))
+	p := planned(name, sum(manifest), 10*time.Minute, changes...)
+	held := &corev1.ConfigMap{ObjectMeta: ofQwen(p.Status.ConfigMap, 10*time.Minute, semmoev1.ComponentPlan), Data: map[string]string{"manifest.json": manifest, "placement.json": layers}}
+	return p, held
+}
+
+// inspected is an inspection Job that tells the size of the checkpoint.
+func inspected() client.Object {
+	job := &batchv1.Job{ObjectMeta: ofQwen("qwen-inspect-1", time.Hour, semmoev1.ComponentInspect)}
+	job.Annotations = map[string]string{semmoev1.AnnotationReport: `{"modelDigest":"` + modelDigest + `","moeLayers":[1,2],"experts":4,"bytes":80000000}`}
+	return job
+}
+
+// The page is written whole, and says what would change.
+func TestReport(t *testing.T) {
+	first, held := published("qwen-c65ee2b4", []int{0, 1, 2, 3}, []int{0, 1, 2, 3})
+	second, heldToo := published("qwen-5d0d71aa", []int{0, 2, 1, 3}, []int{0, 1, 2, 3}, replan)
+	second.Spec.Current.PlanDigest = first.Status.PlanDigest
+	file := filepath.Join(t.TempDir(), "report.html")
+	shown, code := golden{command: "report qwen-5d0d71aa --out " + file, objects: []client.Object{first, held, second, heldToo}}.run(t)
+	page, err := os.ReadFile(file)
+	if code != 0 || err != nil || !strings.Contains(shown, "Written to "+file) {
+		t.Fatalf("exit code %d, %v:\n%s", code, err, shown)
+	}
+	for _, part := range []string{"<!DOCTYPE html>", "qwen-5d0d71aa", first.Status.Plan} {
+		if !strings.Contains(strings.ToLower(string(page)), strings.ToLower(part)) {
+			t.Errorf("the page lacks %q", part)
+		}
+	}
+	if _, code := (golden{command: "report qwen-5d0d71aa --out /nowhere/report.html", objects: []client.Object{first, held, second, heldToo}}).run(t); code != exitError {
+		t.Errorf("a file that cannot be written: exit code %d", code)
+	}
+}
+
+func writeGoldens() map[string]golden {
+	paused := func(moed *semmoev1.MoEDeployment) { moed.Spec.Reconciliation = semmoev1.ReconciliationPaused }
+	pinned := func(moed *semmoev1.MoEDeployment) {
+		moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "qwen-c65ee2b4"}
+	}
+	advisory := func(moed *semmoev1.MoEDeployment) { moed.Spec.Placement.Approval = semmoev1.ApprovalAdvisory }
+	approved := func(moed *semmoev1.MoEDeployment) {
+		moed.Annotations = map[string]string{semmoev1.AnnotationApprove: firstPlan}
+		set(moed, "RolledOut", "False", "CanaryStarting", "Plan b509accef77e719e is tried on 1 of 2 replicas")
+	}
+	return map[string]golden{
+		"approve":            {command: "approve qwen", objects: awaiting(underArgo), width: 100},
+		"approve-dry-run":    {command: "approve qwen --dry-run=server", objects: awaiting(), width: 100},
+		"approve-again":      {command: "approve qwen", objects: awaiting(approved), width: 100},
+		"approve-json":       {command: "approve qwen b509acce -o json", objects: awaiting()},
+		"approve-nothing":    {command: "approve qwen", objects: onTrial(), width: 100, code: exitState},
+		"approve-advisory":   {command: "approve qwen", objects: awaiting(advisory), width: 100, code: exitState},
+		"approve-worthless":  {command: "approve qwen poor", objects: append(awaiting(), planned("poor", secondDigest, time.Minute, worthless)), width: 100, code: exitState},
+		"rollback":           {command: "rollback qwen", objects: onTrial(), width: 100},
+		"rollback-to":        {command: "rollback qwen --to qwen-c65ee2b4", objects: onTrial(underArgo), width: 100},
+		"rollback-to-tables": {command: "rollback qwen --to 602077", objects: append(awaiting(), planned("qwen-5d0d71aa", secondDigest, time.Minute, replan, ofCounts)), width: 100},
+		"rollback-unpin":     {command: "rollback qwen --unpin", objects: awaiting(pinned), width: 100},
+		"rollback-nothing":   {command: "rollback qwen", objects: awaiting(), width: 80, code: exitState},
+		"rollback-worthless": {command: "rollback qwen --to poor", objects: append(awaiting(), planned("poor", secondDigest, time.Minute, worthless)), width: 100, code: exitState},
+		"pause":              {command: "pause qwen", objects: awaiting(), width: 80},
+		"pause-argo":         {command: "pause qwen", objects: awaiting(underArgo), width: 60, color: true},
+		"pause-argo-json":    {command: "pause qwen -o json", objects: awaiting(underArgo)},
+		"pause-again":        {command: "pause qwen", objects: awaiting(paused, underArgo), width: 80},
+		"resume":             {command: "resume qwen", objects: awaiting(paused), width: 80},
+	}
+}
+
+func errorGoldens() map[string]golden {
+	twins := append(awaiting(), planned("twin", firstDigest, time.Minute))
+	return map[string]golden{
+		"error-not-found":      {command: "status qwn", objects: awaiting(), width: 80, code: exitNotFound},
+		"error-none":           {command: "pause qwen", width: 80, code: exitNotFound},
+		"error-plan-not-found": {command: "approve qwen 0000000", objects: awaiting(), width: 80, code: exitNotFound},
+		"error-ambiguous":      {command: "approve qwen b509acce", objects: twins, width: 80, code: exitUsage},
+		"error-forbidden":      {command: "status qwen", fails: errRefused, width: 80, code: exitError},
+		"error-not-installed":  {command: "status", fails: errNoKind, width: 80, code: exitNotFound},
+		"error-no-path":        {command: "status qwen", fails: errNoPath, width: 80, code: exitNotFound},
+		"error-unreachable":    {command: "status", fails: errUnreachable, width: 80, color: true, code: exitError},
+		"error-output":         {command: "status -o yaml", width: 80, code: exitUsage},
+		"error-flag":           {command: "status --wide", width: 80, code: exitUsage},
+		"error-command":        {command: "promote qwen", width: 80, code: exitUsage},
+		"error-arguments":      {command: "approve", width: 80, code: exitUsage},
+		"error-dry-run":        {command: "pause qwen --dry-run=client", objects: awaiting(), width: 80, code: exitUsage},
+		"error-exclusive":      {command: "rollback qwen --to x --unpin", objects: awaiting(), width: 80, code: exitUsage},
+		"error-all-and-name":   {command: "status qwen -A", objects: awaiting(), width: 80, code: exitUsage},
+	}
+}

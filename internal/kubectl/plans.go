@@ -1,0 +1,143 @@
+package kubectl
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/kubectl/view"
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/solver/placement"
+)
+
+func (p *Program) explainCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "explain PLAN", Short: "Say what a plan is worth, and what becomes of it",
+		Long: "Say what a plan promises and what it was compared with, what brings it into service, where it serves, and what holds it back. PLAN is the\n" +
+			"name of a PlacementPlan, or the beginning of its plan's digest.",
+		Args: arguments(1, 1), ValidArgsFunction: p.completed(1, planNames),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cluster, err := p.open()
+			if err != nil {
+				return err
+			}
+			found, err := cluster.plan(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			var moeds semmoev1.MoEDeploymentList
+			if err := cluster.List(cmd.Context(), &moeds, client.InNamespace(found.Namespace)); err != nil {
+				return err
+			}
+			e := view.Explain(found, moeds.Items)
+			return p.write(e, func() string { return e.Text(p.style) })
+		},
+	}
+}
+
+func (p *Program) diffCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "diff PLAN PLAN", Short: "Show what two plans differ in",
+		Long: "Show what two plans promise, and which experts move to go from the first to the second: by layer, and by the rank that takes them in.\n" +
+			"The placements are those of the plans' ConfigMaps.",
+		Args: arguments(2, 2), ValidArgsFunction: p.completed(2, planNames),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cluster, err := p.open()
+			if err != nil {
+				return err
+			}
+			var sides [2]view.Side
+			for i, name := range args {
+				if sides[i].Plan, err = cluster.plan(cmd.Context(), name); err != nil {
+					return err
+				}
+				layout, err := cluster.layout(cmd.Context(), sides[i].Plan)
+				if err != nil {
+					return err
+				}
+				sides[i].Placement = layout.Placement
+			}
+			bytes, err := cluster.expertBytes(cmd.Context(), sides[1])
+			if err != nil {
+				return err
+			}
+			d, err := view.Diff(sides[0], sides[1], bytes)
+			if err != nil {
+				return codedError{err, exitState}
+			}
+			return p.write(d, func() string { return d.Text(p.style) })
+		},
+	}
+}
+
+// layout is what the ConfigMap of a plan holds of it.
+type layout struct {
+	Manifest  plan.Manifest
+	Placement *placement.Placement
+}
+
+// layout reads and verifies the ConfigMap of a plan.
+func (c *Cluster) layout(ctx context.Context, of *semmoev1.PlacementPlan) (*layout, error) {
+	if of.Status.ConfigMap == "" {
+		return nil, codedError{fmt.Errorf("PlacementPlan %s is not published yet: see kubectl semmoe explain %s", of.Name, of.Name), exitState}
+	}
+	var held corev1.ConfigMap
+	err := c.Get(ctx, client.ObjectKey{Namespace: of.Namespace, Name: of.Status.ConfigMap}, &held)
+	if apierrors.IsNotFound(err) {
+		return nil, notFoundf("there is no ConfigMap %s of PlacementPlan %s: the operator makes it anew", of.Status.ConfigMap, of.Name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	l := &layout{Placement: &placement.Placement{}}
+	if err := decode(&held, plan.ManifestFile, of.Status.PlanDigest, &l.Manifest); err != nil {
+		return nil, err
+	}
+	if err := decode(&held, plan.PlacementFile, l.Manifest.Files[plan.PlacementFile], l.Placement); err != nil {
+		return nil, err
+	}
+	if err := l.Placement.Validate(); err != nil {
+		return nil, fmt.Errorf("ConfigMap %s: %s: %w", held.Name, plan.PlacementFile, err)
+	}
+	return l, nil
+}
+
+// decode reads a file of a ConfigMap that must have a digest.
+func decode(held *corev1.ConfigMap, file, digest string, into any) error {
+	text := held.Data[file]
+	if got, _, err := artifact.DigestOf(strings.NewReader(text)); err != nil || string(got) != digest {
+		return fmt.Errorf("ConfigMap %s: %s is damaged: its sha256 is %s, the plan has %s", held.Name, file, got, digest)
+	}
+	if err := json.Unmarshal([]byte(text), into); err != nil {
+		return fmt.Errorf("ConfigMap %s: %s: %w", held.Name, file, err)
+	}
+	return nil
+}
+
+// expertBytes bounds the bytes of an expert's weights by those of the checkpoint, as an inspection Job has found them; 0 where none is left
+// that tells.
+func (c *Cluster) expertBytes(ctx context.Context, side view.Side) (int64, error) {
+	var jobs batchv1.JobList
+	err := c.List(ctx, &jobs, client.InNamespace(side.Plan.Namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentInspect})
+	if apierrors.IsForbidden(err) {
+		return 0, nil
+	}
+	for _, job := range jobs.Items {
+		var report checkpoint.Report
+		told := json.Unmarshal([]byte(job.Annotations[semmoev1.AnnotationReport]), &report) == nil
+		if experts := int64(len(report.MoELayers)) * int64(report.Experts); told && report.ModelDigest == side.Plan.Status.ModelDigest && experts > 0 {
+			return report.Bytes / experts, nil
+		}
+	}
+	return 0, err
+}

@@ -1,0 +1,115 @@
+package kubectl
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/kubectl/change"
+	"github.com/semmoe/operator/internal/kubectl/terminal"
+)
+
+func (p *Program) replanCommand() *cobra.Command {
+	var dryRun string
+	var since time.Duration
+	cmd := &cobra.Command{
+		Use: "replan NAME", Short: "Make a plan for what is requested now, to replace the one in service",
+		Long: "Create an AffinityProfile of what the request routers have sampled, and a PlacementPlan made from it that is compared with the one in\n" +
+			"service: what the operator makes when it sees drift, without waiting for that. Nothing is rolled out: see the plan by explain, and\n" +
+			"bring it into service by rollback --to.",
+		Args: arguments(1, 1), ValidArgsFunction: p.completed(1, deploymentNames),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if since < 0 {
+				return usageErrorf("--since is %v; it cannot be negative", since)
+			}
+			return p.replan(cmd.Context(), args[0], since, dryRun)
+		},
+	}
+	cmd.Flags().DurationVar(&since, "since", time.Hour, "how far back samples count")
+	dryRunFlag(cmd, &dryRun)
+	return cmd
+}
+
+// replanDocument is what replan prints as JSON.
+type replanDocument struct {
+	Namespace string `json:"namespace"`
+	Profile   string `json:"profile"`
+	Plan      string `json:"plan"`
+	DryRun    bool   `json:"dryRun"`
+}
+
+func (p *Program) replan(ctx context.Context, name string, since time.Duration, dryRun string) error {
+	if err := checkDryRun(dryRun); err != nil {
+		return err
+	}
+	cluster, err := p.open()
+	if err != nil {
+		return err
+	}
+	moed, err := cluster.deployment(ctx, name)
+	if err != nil {
+		return err
+	}
+	serving, err := cluster.inService(ctx, moed)
+	if err != nil {
+		return err
+	}
+	profile, plan, err := change.Replan(moed, serving, p.Now().Add(-since), p.Now())
+	if err != nil {
+		return err
+	}
+	options := []client.CreateOption{client.FieldOwner(fieldManager)}
+	suffix := ""
+	if dryRun == "server" {
+		options, suffix = append(options, client.DryRunAll), " (server dry run: nothing is created)"
+	}
+	for _, object := range []client.Object{profile, plan} {
+		if err := cluster.Create(ctx, object, options...); err != nil {
+			return err
+		}
+	}
+	return p.write(replanDocument{moed.Namespace, profile.Name, plan.Name, dryRun == "server"}, func() string {
+		text := p.style.Paragraph(terminal.Text{{Text: "AffinityProfile and PlacementPlan "}, {Text: plan.Name, Tone: terminal.Strong}, {Text: " created" + suffix}}, 0)
+		for _, step := range []string{
+			fmt.Sprintf("kubectl semmoe explain %s -n %s", plan.Name, moed.Namespace),
+			fmt.Sprintf("kubectl semmoe rollback %s -n %s --to %s", moed.Name, moed.Namespace, plan.Name),
+		} {
+			text += p.style.Paragraph(terminal.Words(step, terminal.Plain), 2)
+		}
+		return text
+	})
+}
+
+// inService is what a MoEDeployment serves under.
+func (c *Cluster) inService(ctx context.Context, moed *semmoev1.MoEDeployment) (change.InService, error) {
+	var serving change.InService
+	plans, err := c.plans(ctx)
+	if err != nil {
+		return serving, err
+	}
+	for i := range plans {
+		if moed.Status.PlanDigest != "" && plans[i].Status.Plan == moed.Status.PlanDigest {
+			serving.Plan = &plans[i]
+			break
+		}
+	}
+	if serving.Plan == nil {
+		return serving, nil
+	}
+	var held corev1.ConfigMap
+	if err := c.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: moed.Name + "-tables"}, &held); err != nil {
+		return serving, client.IgnoreNotFound(err)
+	}
+	var tables map[string]string
+	if err := json.Unmarshal([]byte(held.Data[semmoev1.TablesKey]), &tables); err != nil {
+		return serving, fmt.Errorf("ConfigMap %s: %s: %w", held.Name, semmoev1.TablesKey, err)
+	}
+	serving.Tables = tables[serving.Plan.Status.PlanDigest]
+	return serving, nil
+}

@@ -1,0 +1,112 @@
+package kubectl
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/kubectl/terminal"
+	"github.com/semmoe/operator/internal/report"
+	"github.com/semmoe/operator/internal/wholefile"
+	"github.com/semmoe/operator/solver"
+)
+
+func (p *Program) reportCommand() *cobra.Command {
+	var out, current string
+	cmd := &cobra.Command{
+		Use: "report PLAN --out FILE", Short: "Write a page that shows what would change under a plan",
+		Long: "Write the page of semmoe report from the ConfigMap of a plan: what would change against the plan that it was made to replace, or against\n" +
+			"the default placement. What the plan is worth layer by layer, and for how large batches, is counted from the routing trace, which the artifact\n" +
+			"store gives to nobody but the operator: see semmoe report for a trace of yours, and explain for what the operator has counted.",
+		Args: arguments(1, 1), ValidArgsFunction: p.completed(1, planNames),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if out == "" {
+				return usageErrorf("--out is missing: name the file for the page")
+			}
+			return p.report(cmd.Context(), args[0], current, out)
+		},
+	}
+	cmd.Flags().StringVar(&out, "out", "", "HTML file; one that is there is replaced (required)")
+	cmd.Flags().StringVar(&current, "current", "", "PlacementPlan to compare with (default: that which the plan was made to replace, else the default placement)")
+	_ = cmd.RegisterFlagCompletionFunc("current", p.completed(2, planNames)) // it fails for flags that are not there alone
+	return cmd
+}
+
+// reportDocument is what report prints as JSON.
+type reportDocument struct {
+	Plan    string `json:"plan"`
+	File    string `json:"file"`
+	Summary string `json:"summary"`
+}
+
+func (p *Program) report(ctx context.Context, name, current, out string) error {
+	cluster, err := p.open()
+	if err != nil {
+		return err
+	}
+	of, err := cluster.plan(ctx, name)
+	if err != nil {
+		return err
+	}
+	in := report.Input{Name: of.Name, Digest: of.Status.PlanDigest, BatchTokens: solver.DefaultEvaluation().BatchTokens}
+	if in.Plan, err = cluster.solved(ctx, of); err != nil {
+		return err
+	}
+	before, err := cluster.replaced(ctx, of, current)
+	if err != nil {
+		return err
+	}
+	if before != nil {
+		in.CurrentDigest = before.Status.PlanDigest
+		if in.Current, err = cluster.solved(ctx, before); err != nil {
+			return err
+		}
+	}
+	data, err := report.Build(ctx, in)
+	if err != nil {
+		return codedError{err, exitState}
+	}
+	var page bytes.Buffer
+	if err := report.Render(&page, data); err != nil {
+		return err
+	}
+	if err := wholefile.WriteBytes(out, 0o644, page.Bytes()); err != nil {
+		return fmt.Errorf("--out: %w", err)
+	}
+	return p.write(reportDocument{of.Name, out, data.Summary()}, func() string {
+		return p.style.Paragraph(terminal.Words(data.Summary(), terminal.Plain), 0) + p.style.Paragraph(terminal.Words("Written to "+out, terminal.Faint), 0)
+	})
+}
+
+// solved is what the ConfigMap of a plan tells of it: no tables.
+func (c *Cluster) solved(ctx context.Context, of *semmoev1.PlacementPlan) (*solver.Plan, error) {
+	l, err := c.layout(ctx, of)
+	if err != nil {
+		return nil, err
+	}
+	m := l.Manifest
+	return &solver.Plan{
+		Attention: m.Attention, Forecast: m.Forecast, Algorithm: m.Algorithm, Placement: l.Placement, Objective: m.Objective,
+		HiddenLayers: m.HiddenLayers, Vocabulary: m.Vocabulary, ModelDigest: m.ModelDigest, Layout: m.Layout,
+	}, nil
+}
+
+// replaced is the plan to compare with: the one that is named, or that the plan was made to replace; nil for the default placement.
+func (c *Cluster) replaced(ctx context.Context, of *semmoev1.PlacementPlan, named string) (*semmoev1.PlacementPlan, error) {
+	if named != "" {
+		return c.plan(ctx, named)
+	}
+	if of.Spec.Current == nil {
+		return nil, nil
+	}
+	plans, err := c.plans(ctx)
+	for i := range plans {
+		if plans[i].Status.PlanDigest == of.Spec.Current.PlanDigest {
+			return &plans[i], nil
+		}
+	}
+	return nil, err
+}

@@ -1,0 +1,101 @@
+package kubectl
+
+import (
+	"context"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/kubectl/terminal"
+	"github.com/semmoe/operator/internal/kubectl/view"
+)
+
+func (p *Program) statusCommand() *cobra.Command {
+	var all, watch bool
+	cmd := &cobra.Command{
+		Use: "status [NAME]", Short: "Show MoEDeployments, what belongs to them, and how far it is",
+		Long: "Show a MoEDeployment with its profiles, plans, revisions, request routers and Jobs, its conditions, and what it waits for; without a\n" +
+			"name all of the namespace, without the conditions.",
+		Example: "  kubectl semmoe status qwen3-30b --watch\n  kubectl semmoe status -A",
+		Args:    arguments(0, 1), ValidArgsFunction: p.completed(1, deploymentNames),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if all && len(args) > 0 {
+				return usageErrorf("--all-namespaces goes with no name")
+			}
+			cluster, err := p.open()
+			if err != nil {
+				return err
+			}
+			if all {
+				cluster.Namespace = ""
+			}
+			return p.watch(cmd.Context(), watch, func(ctx context.Context) (any, string, error) { return p.status(ctx, cluster, args) })
+		},
+	}
+	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "those of all namespaces")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show it again whenever it changes, until Ctrl-C")
+	return cmd
+}
+
+// statusDocument is what status prints as JSON.
+type statusDocument struct {
+	Deployments []view.Deployment `json:"deployments"`
+}
+
+// status tells the state of the named MoEDeployment, or of all.
+func (p *Program) status(ctx context.Context, cluster *Cluster, names []string) (any, string, error) {
+	var moeds []semmoev1.MoEDeployment
+	if len(names) > 0 {
+		moed, err := cluster.deployment(ctx, names[0])
+		if err != nil {
+			return nil, "", err
+		}
+		moeds = append(moeds, *moed)
+	} else {
+		var list semmoev1.MoEDeploymentList
+		if err := cluster.List(ctx, &list, client.InNamespace(cluster.Namespace)); err != nil {
+			return nil, "", err
+		}
+		moeds = list.Items
+	}
+	document := statusDocument{Deployments: []view.Deployment{}}
+	around := map[string]view.Objects{}
+	var text strings.Builder
+	for i := range moeds {
+		moed := &moeds[i]
+		if _, read := around[moed.Namespace]; !read {
+			objects, err := cluster.surroundings(ctx, moed.Namespace)
+			if err != nil {
+				return nil, "", err
+			}
+			around[moed.Namespace] = objects
+		}
+		objects := around[moed.Namespace]
+		objects.Deployment, objects.Now = moed, p.Now()
+		d := view.Describe(objects)
+		document.Deployments = append(document.Deployments, d)
+		if i > 0 {
+			text.WriteString("\n")
+		}
+		text.WriteString(d.Tree(p.style))
+		if len(names) > 0 {
+			text.WriteString("\n" + d.Details(p.style))
+		}
+		if hints := d.Hints(p.style); hints != "" {
+			text.WriteString("\n" + hints)
+		}
+	}
+	if len(moeds) == 0 {
+		text.WriteString(p.style.Paragraph(terminal.Words(noDeployments(cluster.Namespace), terminal.Plain), 0))
+	}
+	return document, text.String(), nil
+}
+
+func noDeployments(namespace string) string {
+	if namespace == "" {
+		return "There is no MoEDeployment in the cluster."
+	}
+	return "There is no MoEDeployment in namespace " + namespace + "; -A shows those of all."
+}

@@ -1,0 +1,429 @@
+package view
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/jobstate"
+	"github.com/semmoe/operator/internal/kubectl/gitops"
+	"github.com/semmoe/operator/internal/podgroup"
+	"github.com/semmoe/operator/internal/podhealth"
+)
+
+// Objects are what a deployment is described from. Those of the lists may belong to others, too.
+type Objects struct {
+	Deployment       *semmoev1.MoEDeployment
+	Profiles         []semmoev1.AffinityProfile
+	Plans            []semmoev1.PlacementPlan
+	StatefulSets     []appsv1.StatefulSet
+	LeaderWorkerSets []leaderworkersetv1.LeaderWorkerSet
+	Deployments      []appsv1.Deployment
+	Pods             []corev1.Pod
+	Jobs             []batchv1.Job
+	// NotRead says which of these could not be read, and why.
+	NotRead []string
+	Now     time.Time
+}
+
+// Deployment is the state of a MoEDeployment and of all that belongs to it.
+type Deployment struct {
+	Namespace string                  `json:"namespace"`
+	Name      string                  `json:"name"`
+	Ready     metav1.Condition        `json:"-"`
+	Paused    bool                    `json:"paused"`
+	OwnedBy   *gitops.Owner           `json:"ownedBy,omitempty"`
+	Model     string                  `json:"model,omitempty"`
+	Endpoint  string                  `json:"endpoint,omitempty"`
+	Replicas  Replicas                `json:"replicas"`
+	Revision  string                  `json:"revision,omitempty"`
+	Plan      string                  `json:"planDigest,omitempty"`
+	Pinned    string                  `json:"pinnedPlan,omitempty"`
+	Locality  *semmoev1.LARStatus     `json:"lar,omitempty"`
+	Drift     *semmoev1.DriftStatus   `json:"drift,omitempty"`
+	Rollout   *semmoev1.RolloutStatus `json:"rollout,omitempty"`
+	Profiles  []Profile               `json:"profiles"`
+	Plans     []Plan                  `json:"plans"`
+	Revisions []Revision              `json:"revisions"`
+	Routers   *Routers                `json:"routers,omitempty"`
+	Jobs      []Job                   `json:"jobs"`
+	// Conditions are in the order in which the operator writes them.
+	Conditions []metav1.Condition `json:"conditions"`
+	// Next are commands that somebody is waited for to give.
+	Next    []Step   `json:"next,omitempty"`
+	NotRead []string `json:"notRead,omitempty"`
+
+	now time.Time
+}
+
+// Replicas count a deployment's replicas, or the pods of request routers.
+type Replicas struct {
+	Desired int32 `json:"desired"`
+	Ready   int32 `json:"ready"`
+}
+
+// Step is a command, and what it is for.
+type Step struct {
+	Command string `json:"command"`
+	Why     string `json:"why"`
+}
+
+// Profile is an AffinityProfile.
+type Profile struct {
+	Name string `json:"name"`
+	// State is the reason of its condition Ready, Message that condition's.
+	State    string                    `json:"state"`
+	Ready    bool                      `json:"ready"`
+	Message  string                    `json:"message"`
+	Progress *semmoev1.ProfileProgress `json:"progress,omitempty"`
+	Result   *semmoev1.ProfileResult   `json:"result,omitempty"`
+	// Drifted tells that it was made because traffic had drifted.
+	Drifted bool `json:"madeForDrift,omitempty"`
+}
+
+// Plan is a PlacementPlan as a deployment sees it.
+type Plan struct {
+	Name    string `json:"name"`
+	Digest  string `json:"planDigest,omitempty"`
+	Profile string `json:"profile"`
+	State   string `json:"state"`
+	Ready   bool   `json:"ready"`
+	Message string `json:"message"`
+	// Roles say what part it plays: inService, candidate, wanted, pinned, takenBack, outputChanged.
+	Roles    []string               `json:"roles"`
+	Verdict  semmoev1.Verdict       `json:"verdict,omitempty"`
+	Tier     semmoev1.Tier          `json:"tier,omitempty"`
+	Forecast *semmoev1.PlanForecast `json:"forecast,omitempty"`
+	Drifted  bool                   `json:"madeForDrift,omitempty"`
+}
+
+// The parts that a plan can play.
+const (
+	roleInService     = "inService"
+	roleCandidate     = "candidate"
+	roleWanted        = "wanted"
+	rolePinned        = "pinned"
+	roleTakenBack     = "takenBack"
+	roleOutputChanged = "outputChanged"
+)
+
+// Revision is a workload with its pods.
+type Revision struct {
+	Name     string `json:"revision"`
+	Kind     string `json:"kind"`
+	Workload string `json:"workload"`
+	// Stage is inService, canary, promoting, rollingBack, or retired for one that goes.
+	Stage    string   `json:"stage"`
+	Plan     string   `json:"planDigest,omitempty"`
+	Replicas Replicas `json:"replicas"`
+	Pods     []Pod    `json:"pods"`
+}
+
+const (
+	stageInService   = "inService"
+	stageCanary      = "canary"
+	stagePromoting   = "promoting"
+	stageRollingBack = "rollingBack"
+	stageRetired     = "retired"
+)
+
+// Pod is a pod of an engine or a request router.
+type Pod struct {
+	Name  string `json:"name"`
+	Node  string `json:"node,omitempty"`
+	Ready bool   `json:"ready"`
+	// State is Ready, the pod's phase, Deleting, or what keeps it from running, Message says more of the last.
+	State    string    `json:"state"`
+	Message  string    `json:"message,omitempty"`
+	Restarts int32     `json:"restarts,omitempty"`
+	Since    time.Time `json:"since"`
+	// Workers are the further pods of a replica of several, and WorkersReady those of them that are ready.
+	Workers      int `json:"workers,omitempty"`
+	WorkersReady int `json:"workersReady,omitempty"`
+}
+
+// Routers are the request routers.
+type Routers struct {
+	Name     string   `json:"name"`
+	Replicas Replicas `json:"replicas"`
+	Pods     []Pod    `json:"pods"`
+}
+
+// Job is an inspection or a profiling Job.
+type Job struct {
+	Name string `json:"name"`
+	// Component is inspect or profile, Profile the AffinityProfile that it is for.
+	Component string `json:"component"`
+	Profile   string `json:"profile,omitempty"`
+	// State is Running, Complete or Failed.
+	State   string    `json:"state"`
+	Message string    `json:"message,omitempty"`
+	Since   time.Time `json:"since"`
+}
+
+// Describe tells the state of a deployment.
+func Describe(o Objects) Deployment {
+	moed := o.Deployment
+	d := Deployment{
+		Namespace: moed.Namespace, Name: moed.Name, Ready: condition(moed.Status.Conditions, semmoev1.ConditionReady),
+		Paused: moed.Spec.Reconciliation == semmoev1.ReconciliationPaused, OwnedBy: gitops.OwnerOf(moed),
+		Endpoint: moed.Status.Endpoint, Revision: moed.Status.Revision, Plan: moed.Status.PlanDigest,
+		Replicas: Replicas{ptr.Deref(moed.Spec.Replicas, 1), moed.Status.ReadyReplicas},
+		Locality: moed.Status.LAR, Drift: moed.Status.Drift, Rollout: moed.Status.Rollout,
+		Profiles: o.profiles(), Plans: o.plans(), Revisions: o.revisions(), Routers: o.routers(), Jobs: o.jobs(),
+		Conditions: moed.Status.Conditions, NotRead: o.NotRead, now: o.Now,
+	}
+	if model := moed.Status.Model; model != nil {
+		d.Model = fmt.Sprintf("%s, %s of %s", model.Family, plural(model.MoELayers, "MoE layer"), plural(model.Experts, "expert"))
+	}
+	if ref := moed.Spec.Placement.PlanRef; ref != nil {
+		d.Pinned = ref.Name
+	}
+	d.Next = nextSteps(moed)
+	return d
+}
+
+// nextSteps are what the operator waits for somebody to do, as far as a command does it.
+func nextSteps(moed *semmoev1.MoEDeployment) []Step {
+	command := func(verb string) string {
+		return fmt.Sprintf("kubectl semmoe %s %s -n %s", verb, moed.Name, moed.Namespace)
+	}
+	var steps []Step
+	rolledOut := condition(moed.Status.Conditions, semmoev1.ConditionRolledOut)
+	switch reason := rolledOut.Reason; {
+	case slices.Contains([]string{"AwaitingApproval", "NoRoomForCanary", "NoRouter"}, reason):
+		steps = append(steps, Step{command("approve"), "to have the plan rolled out"})
+	case reason == "Unconfirmed":
+		steps = append(steps, Step{command("approve"), "to have the plan promoted after its soak, although nothing tells whether it is better"})
+	case reason == "RollbackHeld":
+		steps = append(steps, Step{command("rollback"), "to take the plan back that has failed on its canary"})
+	case strings.Contains(rolledOut.Message, ". AwaitingApproval: "):
+		steps = append(steps, Step{command("approve"), "to have the new tables used"})
+	}
+	if moed.Spec.Reconciliation == semmoev1.ReconciliationPaused {
+		steps = append(steps, Step{command("resume"), "to let profiles, plans and roll-outs begin again"})
+	}
+	return steps
+}
+
+// belongs tells that an object was made for the deployment: by the operator, which labels it, or by a person who wants it to go with the
+// deployment.
+func (o Objects) belongs(object metav1.Object) bool {
+	owns := func(owner metav1.OwnerReference) bool { return owner.UID == o.Deployment.UID && owner.UID != "" }
+	return object.GetLabels()[semmoev1.LabelDeployment] == o.Deployment.Name || slices.ContainsFunc(object.GetOwnerReferences(), owns)
+}
+
+func (o Objects) profiles() []Profile {
+	named := []string{o.Deployment.Status.Profile}
+	if profiling := o.Deployment.Spec.Profiling; profiling != nil && profiling.ProfileRef != nil {
+		named = append(named, profiling.ProfileRef.Name)
+	}
+	profiles := []Profile{}
+	newestFirst(o.Profiles)
+	for _, profile := range o.Profiles {
+		if !o.belongs(&profile) && !slices.Contains(named, profile.Name) {
+			continue
+		}
+		ready := condition(profile.Status.Conditions, semmoev1.ConditionReady)
+		profiles = append(profiles, Profile{
+			Name: profile.Name, State: ready.Reason, Ready: ready.Status == metav1.ConditionTrue, Message: ready.Message,
+			Progress: profile.Status.Progress, Result: profile.Status.Result, Drifted: profile.Labels[semmoev1.LabelBase] != "",
+		})
+	}
+	return profiles
+}
+
+func (o Objects) plans() []Plan {
+	plans := []Plan{}
+	newestFirst(o.Plans)
+	for _, plan := range o.Plans {
+		roles := rolesOf(o.Deployment, &plan)
+		if !o.belongs(&plan) && !slices.Contains(roles, rolePinned) && !slices.Contains(roles, roleWanted) {
+			continue
+		}
+		ready := condition(plan.Status.Conditions, semmoev1.ConditionReady)
+		plans = append(plans, Plan{
+			Name: plan.Name, Digest: plan.Status.Plan, Profile: plan.Spec.ProfileRef.Name,
+			State: ready.Reason, Ready: ready.Status == metav1.ConditionTrue, Message: ready.Message,
+			Roles: roles, Verdict: plan.Status.Verdict, Tier: plan.Status.Tier, Forecast: plan.Status.Forecast,
+			Drifted: plan.Labels[semmoev1.LabelBase] != "",
+		})
+	}
+	return plans
+}
+
+// rolesOf are the parts that a plan plays for a deployment.
+func rolesOf(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) []string {
+	roles, short := []string{}, plan.Status.Plan
+	add := func(holds bool, role string) {
+		if holds {
+			roles = append(roles, role)
+		}
+	}
+	inService := short != "" && short == moed.Status.PlanDigest
+	candidate := moed.Status.Rollout != nil && short != "" && short == moed.Status.Rollout.CandidatePlan
+	add(inService, roleInService)
+	add(candidate, roleCandidate)
+	add(plan.Name == moed.Status.Plan && !inService && !candidate, roleWanted)
+	add(moed.Spec.Placement.PlanRef != nil && moed.Spec.Placement.PlanRef.Name == plan.Name, rolePinned)
+	add(len(marksOf(plan, semmoev1.AnnotationFailed)) > 0, roleTakenBack)
+	add(len(marksOf(plan, semmoev1.AnnotationOutputChanged)) > 0, roleOutputChanged)
+	return roles
+}
+
+// marksOf are the annotations of a plan that begin with a prefix, as "revision: what it says", in order.
+func marksOf(plan *semmoev1.PlacementPlan, prefix string) []string {
+	var marks []string
+	for key, told := range plan.Annotations {
+		if revision, ok := strings.CutPrefix(key, prefix); ok {
+			marks = append(marks, revision+": "+told)
+		}
+	}
+	slices.Sort(marks)
+	return marks
+}
+
+func (o Objects) revisions() []Revision {
+	revisions := []Revision{}
+	newestFirst(o.StatefulSets)
+	newestFirst(o.LeaderWorkerSets)
+	for _, set := range o.StatefulSets {
+		if o.belongs(&set) {
+			owns := func(pod *corev1.Pod) bool { return metav1.IsControlledBy(pod, &set) }
+			revisions = append(revisions, o.revision("StatefulSet", &set, &set.Spec.Template, set.Spec.Replicas, set.Status.ReadyReplicas, owns))
+		}
+	}
+	for _, set := range o.LeaderWorkerSets {
+		template := set.Spec.LeaderWorkerTemplate.LeaderTemplate
+		if o.belongs(&set) && template != nil {
+			owns := func(pod *corev1.Pod) bool { return pod.Labels[leaderworkersetv1.SetNameLabelKey] == set.Name }
+			revisions = append(revisions, o.revision("LeaderWorkerSet", &set, template, set.Spec.Replicas, set.Status.ReadyReplicas, owns))
+		}
+	}
+	return revisions
+}
+
+func (o Objects) revision(kind string, workload metav1.Object, template *corev1.PodTemplateSpec, replicas *int32, ready int32, owns func(*corev1.Pod) bool) Revision {
+	digest := template.Annotations[semmoev1.AnnotationPlanDigest]
+	r := Revision{
+		Name: workload.GetLabels()[semmoev1.LabelRevision], Kind: kind, Workload: workload.GetName(), Plan: digest[:min(len(digest), 16)],
+		Replicas: Replicas{Desired: ptr.Deref(replicas, 1)}, Pods: []Pod{},
+	}
+	r.Stage = o.stage(r.Name, workload)
+	if len(o.Pods) == 0 {
+		r.Replicas.Ready = ready // they may not be readable; what the workload says is a little older
+	}
+	all := o.pods(nil)
+	for _, pod := range all {
+		if !owns(pod) || pod.Labels[semmoev1.LabelComponent] != semmoev1.ComponentEngine {
+			continue
+		}
+		told := o.pod(pod)
+		if size := podgroup.Size(pod); size > 1 {
+			told.Workers = size - 1
+			for _, worker := range podgroup.Workers(pod, all) {
+				if podhealth.Ready(worker) {
+					told.WorkersReady++
+				}
+			}
+		}
+		told.Ready = told.Ready && podgroup.Whole(pod, all)
+		if told.Ready {
+			r.Replicas.Ready++
+		}
+		r.Pods = append(r.Pods, told)
+	}
+	return r
+}
+
+// stage is how far a revision has come.
+func (o Objects) stage(revision string, workload metav1.Object) string {
+	rollout := o.Deployment.Status.Rollout
+	switch {
+	case rollout != nil && rollout.CandidateRevision == revision && rollout.Phase == semmoev1.RolloutPhaseRollingBack:
+		return stageRollingBack
+	case workload.GetAnnotations()[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting:
+		return stagePromoting
+	case workload.GetAnnotations()[semmoev1.AnnotationRollout] != "":
+		return stageCanary
+	case revision == o.Deployment.Status.Revision:
+		return stageInService
+	}
+	return stageRetired
+}
+
+// pods are those of the deployment that match, by name.
+func (o Objects) pods(matches func(*corev1.Pod) bool) []*corev1.Pod {
+	var pods []*corev1.Pod
+	for i := range o.Pods {
+		if pod := &o.Pods[i]; o.belongs(pod) && (matches == nil || matches(pod)) {
+			pods = append(pods, pod)
+		}
+	}
+	slices.SortFunc(pods, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
+	return pods
+}
+
+// pod tells how a pod fares.
+func (o Objects) pod(pod *corev1.Pod) Pod {
+	told := Pod{Name: pod.Name, Node: pod.Spec.NodeName, Ready: podhealth.Ready(pod), State: string(pod.Status.Phase), Since: pod.CreationTimestamp.Time}
+	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		told.Restarts = max(told.Restarts, status.RestartCount)
+	}
+	problem, _ := podhealth.Find([]*corev1.Pod{pod}, nil, o.Now)
+	switch {
+	case pod.DeletionTimestamp != nil:
+		told.State = "Deleting"
+	case told.Ready:
+		told.State = "Ready"
+	case problem != nil:
+		told.State, told.Message = problem.Reason, problem.Message
+	case pod.Status.Phase == corev1.PodRunning:
+		told.State = "Starting"
+	}
+	return told
+}
+
+func (o Objects) routers() *Routers {
+	for _, deployment := range o.Deployments {
+		if !o.belongs(&deployment) || deployment.Labels[semmoev1.LabelComponent] != semmoev1.ComponentRouter {
+			continue
+		}
+		r := &Routers{Name: deployment.Name, Replicas: Replicas{ptr.Deref(deployment.Spec.Replicas, 1), deployment.Status.ReadyReplicas}, Pods: []Pod{}}
+		for _, pod := range o.pods(func(p *corev1.Pod) bool { return p.Labels[semmoev1.LabelComponent] == semmoev1.ComponentRouter }) {
+			r.Pods = append(r.Pods, o.pod(pod))
+		}
+		return r
+	}
+	return nil
+}
+
+// jobs are the Jobs of the deployment and of its profiles.
+func (o Objects) jobs() []Job {
+	jobs := []Job{}
+	profiles := o.profiles()
+	newestFirst(o.Jobs)
+	for _, job := range o.Jobs {
+		profile := job.Labels[semmoev1.LabelProfile]
+		if !o.belongs(&job) && !slices.ContainsFunc(profiles, func(p Profile) bool { return p.Name == profile }) {
+			continue
+		}
+		told := Job{Name: job.Name, Component: job.Labels[semmoev1.LabelComponent], Profile: profile, State: "Running", Since: job.CreationTimestamp.Time}
+		if failed := jobstate.Finished(&job, batchv1.JobFailed); failed != nil {
+			told.State, told.Message = "Failed", failed.Message
+		} else if jobstate.Finished(&job, batchv1.JobComplete) != nil {
+			told.State = "Complete"
+		}
+		jobs = append(jobs, told)
+	}
+	return jobs
+}

@@ -1,0 +1,198 @@
+package view
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/kubectl/terminal"
+	"github.com/semmoe/operator/solver/placement"
+)
+
+// Side is one of two plans that are compared.
+type Side struct {
+	Plan      *semmoev1.PlacementPlan
+	Placement *placement.Placement
+}
+
+// Difference is what two plans differ in.
+type Difference struct {
+	From PlanFigures `json:"from"`
+	To   PlanFigures `json:"to"`
+	// Moved are the experts that ranks must take in to go from one to the other, over all layers; Slots is the number of slots.
+	Moved int `json:"movedExperts"`
+	Slots int `json:"slots"`
+	// Bytes is the most that their weights can have; 0 where that is not known.
+	Bytes int64 `json:"movedBytesAtMost,omitempty"`
+	// Layers and Ranks part Moved by the layer of the model, and by the rank that takes in.
+	Layers []LayerMoves `json:"layers"`
+	Ranks  []int        `json:"ranks"`
+	// Spec are the fields of the specs that differ.
+	Spec []FieldChange `json:"spec"`
+}
+
+// PlanFigures are the figures of one plan.
+type PlanFigures struct {
+	Name     string                 `json:"name"`
+	Digest   string                 `json:"planDigest"`
+	Forecast *semmoev1.PlanForecast `json:"forecast,omitempty"`
+}
+
+// LayerMoves are the experts that move in one layer of the model.
+type LayerMoves struct {
+	Layer int `json:"layer"`
+	Moved int `json:"moved"`
+}
+
+// FieldChange is a field of the spec in both plans.
+type FieldChange struct {
+	Field string `json:"field"`
+	From  string `json:"from"`
+	To    string `json:"to"`
+}
+
+// Diff compares two plans. expertBytes is the most that an expert's weights can have; 0 where that is not known. It fails where the
+// placements are of other shapes: then nothing can move from one to the other.
+func Diff(from, to Side, expertBytes int64) (Difference, error) {
+	a, b := from.Placement, to.Placement
+	same := a.Ranks == b.Ranks && a.Experts == b.Experts && slices.EqualFunc(a.Layers, b.Layers, func(x, y placement.Layer) bool { return x.Layer == y.Layer })
+	if !same {
+		return Difference{}, fmt.Errorf("the plans place different things: %s has %d experts in %d MoE layers on %d ranks, %s %d in %d on %d",
+			from.Plan.Name, a.Experts, len(a.Layers), a.Ranks, to.Plan.Name, b.Experts, len(b.Layers), b.Ranks)
+	}
+	d := Difference{
+		From: figuresOf(from.Plan), To: figuresOf(to.Plan), Slots: len(b.Layers) * b.Ranks * b.SlotsPerRank,
+		Layers: []LayerMoves{}, Ranks: make([]int, b.Ranks), Spec: specChanges(from.Plan, to.Plan),
+	}
+	for l, layer := range b.Layers {
+		hosts, moved := a.Hosts(l), 0
+		for slot, expert := range layer.Slots {
+			if rank := slot / b.SlotsPerRank; !slices.Contains(hosts[expert], rank) {
+				d.Ranks[rank]++
+				moved++
+			}
+		}
+		d.Layers = append(d.Layers, LayerMoves{layer.Layer, moved})
+		d.Moved += moved
+	}
+	d.Bytes = expertBytes * int64(d.Moved)
+	return d, nil
+}
+
+func figuresOf(plan *semmoev1.PlacementPlan) PlanFigures {
+	return PlanFigures{plan.Name, plan.Status.Plan, plan.Status.Forecast}
+}
+
+func specChanges(from, to *semmoev1.PlacementPlan) []FieldChange {
+	changes := []FieldChange{}
+	a, b := fieldsOf(from), fieldsOf(to)
+	for i := range a {
+		if a[i].From != b[i].From {
+			changes = append(changes, FieldChange{a[i].Field, a[i].From, b[i].From})
+		}
+	}
+	return changes
+}
+
+// fieldsOf are the fields of a plan's spec in words, each in From.
+func fieldsOf(plan *semmoev1.PlacementPlan) []FieldChange {
+	s := plan.Spec
+	current, prior, seed := "", "", ""
+	if s.Current != nil {
+		current = s.Current.PlanDigest[:16]
+	}
+	if s.PriorProfileRef != nil {
+		prior = s.PriorProfileRef.Name
+	}
+	if s.Solver.Seed != nil {
+		seed = fmt.Sprint(*s.Solver.Seed)
+	}
+	fields := []FieldChange{}
+	for _, field := range [][2]string{
+		{"profileRef", s.ProfileRef.Name}, {"attention", string(s.Attention)}, {"expertParallelSize", fmt.Sprint(s.ExpertParallelSize)},
+		{"engine", string(s.Engine)}, {"realization", string(s.Realization)}, {"solver.timeBudgetSeconds", fmt.Sprint(s.Solver.TimeBudgetSeconds)},
+		{"solver.seed", seed}, {"solver.trainPercent", fmt.Sprint(s.Solver.TrainPercent)}, {"current", current}, {"priorProfileRef", prior},
+	} {
+		fields = append(fields, FieldChange{Field: field[0], From: field[1]})
+	}
+	return fields
+}
+
+// Text draws a difference.
+func (d Difference) Text(style terminal.Style) string {
+	var out strings.Builder
+	rows := [][]terminal.Cell{}
+	add := func(name, from, to string) {
+		if from != "" || to != "" {
+			rows = append(rows, []terminal.Cell{{Text: name}, {Text: from}, {Text: to}})
+		}
+	}
+	add("plan", d.From.Digest, d.To.Digest)
+	rate := func(f *semmoev1.PlanForecast, of func(*semmoev1.PlanForecast) string) string {
+		if f == nil {
+			return "unknown"
+		}
+		return of(f)
+	}
+	both := func(name string, of func(*semmoev1.PlanForecast) string) {
+		add(name, rate(d.From.Forecast, of), rate(d.To.Forecast, of))
+	}
+	both("predicted LAR", func(f *semmoev1.PlanForecast) string { return percent(f.LARMilli) })
+	both("without a plan", func(f *semmoev1.PlanForecast) string { return percent(f.BaselineMilli) })
+	both("busiest rank / mean", func(f *semmoev1.PlanForecast) string {
+		return fmt.Sprintf("%.3f", float64(f.WindowImbalanceMilli)/1000)
+	})
+	for _, change := range d.Spec {
+		rows = append(rows, []terminal.Cell{{Text: "spec." + change.Field}, {Text: orNone(change.From)}, {Text: orNone(change.To)}})
+	}
+	out.WriteString(style.Table([]string{"", d.From.Name, d.To.Name}, rows))
+	out.WriteString("\n")
+	out.WriteString(style.Paragraph(terminal.Words(d.moves(), terminal.Strong), 0))
+	if d.Moved == 0 {
+		return out.String()
+	}
+	out.WriteString("\n")
+	out.WriteString(style.Table([]string{"LAYER", "MOVED", ""}, countRows(d.Layers)))
+	out.WriteString("\n")
+	ranks := make([]LayerMoves, len(d.Ranks))
+	for rank, moved := range d.Ranks {
+		ranks[rank] = LayerMoves{rank, moved}
+	}
+	out.WriteString(style.Table([]string{"RANK", "TAKES IN", ""}, countRows(ranks)))
+	return out.String()
+}
+
+// moves says how much moves.
+func (d Difference) moves() string {
+	if d.Moved == 0 {
+		return "No expert moves: the placements are the same, and at most the tables differ."
+	}
+	text := fmt.Sprintf("Experts that move to another rank: %d, in %d slots", d.Moved, d.Slots)
+	if d.Bytes > 0 {
+		text += fmt.Sprintf(", %s of weights at most", bytesText(d.Bytes))
+	} else {
+		text += "; how many bytes that is, is not known here"
+	}
+	return text + "."
+}
+
+func orNone(text string) string {
+	if text == "" {
+		return "none"
+	}
+	return text
+}
+
+// countRows are numbers with bars as long as their share of the largest.
+func countRows(counts []LayerMoves) [][]terminal.Cell {
+	most := 1
+	for _, count := range counts {
+		most = max(most, count.Moved)
+	}
+	var rows [][]terminal.Cell
+	for _, count := range counts {
+		rows = append(rows, []terminal.Cell{{Text: fmt.Sprint(count.Layer)}, {Text: fmt.Sprint(count.Moved)}, {Text: bar(float64(count.Moved) / float64(most)), Tone: terminal.Faint}})
+	}
+	return rows
+}

@@ -12,7 +12,7 @@ complain() {
 # Generated files: generate into the tree, and compare with what was there.
 before=$(mktemp -d)
 trap 'rm -rf "$before"' EXIT
-generated=(config/crd config/rbac/role.yaml api)
+generated=(config charts api docs/api.md)
 tar -cf "$before/tree.tar" "${generated[@]}"
 make -s generate >/dev/null
 mkdir "$before/tree"
@@ -23,7 +23,7 @@ done
 
 unformatted=$(gofmt -l $(git ls-files '*.go'))
 [ -z "$unformatted" ] || complain "not formatted (gofmt -w): $unformatted"
-for module in . internal/tools test/kubernetes test/gateway test/cluster/coredns; do
+for module in . internal/tools internal/tools/helm test/kubernetes test/kubernetes/oldest test/gateway test/argocd test/leaderworkerset test/prometheus test/cluster/coredns; do
   (cd "$module" && go mod tidy -diff >/dev/null) || complain "$module/go.mod is not tidy (go mod tidy)"
 done
 go vet ./... || complain "go vet found something"

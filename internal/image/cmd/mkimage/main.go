@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 
 	"github.com/semmoe/operator/internal/image"
+	"github.com/semmoe/operator/internal/wholefile"
 )
 
 func main() {
@@ -52,31 +53,9 @@ func run(arguments []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := writeFile(*out, layout.Bytes()); err != nil {
+	if err := wholefile.WriteBytes(*out, 0o644, layout.Bytes()); err != nil {
 		return fmt.Errorf("--out: %w", err)
 	}
 	_, err = fmt.Fprintln(stdout, digest)
 	return err
-}
-
-// writeFile replaces the file at once: a reader sees the old content or the new one, never a part.
-func writeFile(path string, data []byte) (err error) {
-	partial, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(partial.Name())
-		}
-	}()
-	if _, err = partial.Write(data); err != nil {
-		_ = partial.Close()
-		return err
-	}
-	err = errors.Join(partial.Chmod(0o644), partial.Sync(), partial.Close())
-	if err != nil {
-		return err
-	}
-	return os.Rename(partial.Name(), path)
 }

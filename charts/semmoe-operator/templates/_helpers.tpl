@@ -1,0 +1,83 @@
+{{/* The labels that select the pods of a component. They are in the selectors of Deployments, which can never change. */}}
+{{- define "semmoe.labels" -}}
+app.kubernetes.io/name: semmoe
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+
+{{/* A digest says all; beside one, a tag stands only where it was asked for. */}}
+{{- define "semmoe.image" -}}
+{{- $tag := .Values.image.tag }}
+{{- if not .Values.image.digest }}{{ $tag = $tag | default .Chart.AppVersion }}{{ end }}
+{{- .Values.image.repository }}{{ with $tag }}:{{ . }}{{ end }}{{ with .Values.image.digest }}@{{ . }}{{ end }}
+{{- end }}
+
+{{/* What pods of a component have beside their containers: how images are pulled, and where they may run. */}}
+{{- define "semmoe.pod" -}}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 0 }}
+{{- end }}
+{{- with .component.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .component.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .component.tolerations }}
+tolerations: {{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end }}
+
+{{/* The security context of every container of ours: the restricted pod security standard, and a read-only root. */}}
+{{- define "semmoe.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{/* The end of a binding that gives one of our roles to one of our ServiceAccounts: what to bind, kind and name, and to whom. */}}
+{{- define "semmoe.bound" -}}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ .kind }}
+  name: {{ .role }}
+subjects:
+- kind: ServiceAccount
+  name: {{ .account }}
+  namespace: {{ .root.Release.Namespace }}
+{{- end }}
+
+{{/* Gives a ClusterRole to a ServiceAccount in the watched namespaces; in all of them where none is named. */}}
+{{- define "semmoe.boundWhereWatched" -}}
+{{- $binding := . }}
+{{- range .root.Values.namespaces }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata:
+  name: {{ $binding.role }}
+  namespace: {{ . }}
+{{ include "semmoe.bound" $binding }}
+{{- else }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ .role }}
+{{ include "semmoe.bound" . }}
+{{- end }}
+{{- end }}
+
+{{/* Settings that the schema cannot compare with each other. */}}
+{{- define "semmoe.validate" -}}
+{{- with .Values.store }}
+{{- $volume := not (hasPrefix "s3://" .url) }}
+{{- if and .enabled $volume (gt (int .replicas) 1) }}
+{{- fail (printf "store.replicas is %d, and store.url %s is a volume, to which one process writes: set store.replicas to 1, or store.url to s3://..." (int .replicas) .url) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Whoever may read metrics: namespaces with this label, as for request routers. */}}
+{{- define "semmoe.monitoring" -}}
+{namespaceSelector: {matchExpressions: [{key: semmoe.io/monitoring, operator: Exists}]}}
+{{- end }}

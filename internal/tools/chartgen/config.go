@@ -1,0 +1,81 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+const header = "# Rendered from charts/semmoe-operator by make generate: change the template of the same name there.\n"
+
+// forKustomize are the values that differ from the chart's defaults: the definitions have a directory of their own, what Helm shall
+// keep means nothing elsewhere, and whoever wants no monitoring leaves its directory out.
+var forKustomize = []string{"--set", "crds.enabled=false,crds.keep=false,store.persistence.keep=false,monitoring.enabled=true,dashboards.enabled=true"}
+
+// renderConfig writes each rendered template to the file of the same name below config, and removes the files whose template is
+// no more.
+func renderConfig(helm, chart, config string) error {
+	var stderr bytes.Buffer
+	command := exec.Command(helm, append([]string{"template", "semmoe", chart, "--namespace", "semmoe-system"}, forKustomize...)...)
+	command.Stderr = &stderr
+	manifest, err := command.Output()
+	if err != nil {
+		return fmt.Errorf("helm template: %w: %s", err, stderr.Bytes())
+	}
+	rendered, err := byTemplate(string(manifest))
+	if err != nil {
+		return err
+	}
+	delete(rendered, filepath.Join("rbac", "role.yaml")) // the chart has it from there
+	if err := removeRendered(config); err != nil {
+		return err
+	}
+	for name, text := range rendered {
+		if err := os.WriteFile(filepath.Join(config, name), []byte(header+text), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// byTemplate takes the output of helm template apart: the documents of each template, by its path below templates/.
+func byTemplate(manifest string) (map[string]string, error) {
+	const source = "# Source: semmoe-operator/templates/"
+	rendered := map[string]string{}
+	for _, document := range strings.Split("\n"+manifest, "\n---\n")[1:] {
+		line, text, _ := strings.Cut(document, "\n")
+		name, ok := strings.CutPrefix(line, source)
+		if !ok {
+			return nil, fmt.Errorf("helm template: a document begins with %q instead of %q", line, source)
+		}
+		if rendered[name] != "" {
+			rendered[name] += "---\n"
+		}
+		rendered[name] += strings.TrimSpace(text) + "\n"
+	}
+	return rendered, nil
+}
+
+// removeRendered removes what was rendered before: a file without the header is somebody's.
+func removeRendered(config string) error {
+	files, err := filepath.Glob(filepath.Join(config, "*", "*.yaml"))
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if !bytes.HasPrefix(text, []byte(header)) {
+			continue
+		}
+		if err := os.Remove(file); err != nil {
+			return err
+		}
+	}
+	return nil
+}

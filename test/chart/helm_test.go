@@ -1,0 +1,75 @@
+// Package chart tests the Helm chart with the Helm that internal/tools/helm pins, and what it installs against a real API server.
+package chart
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/semmoe/operator/test/programs"
+)
+
+// namespace is that of config/default.
+const namespace = "semmoe-system"
+
+var (
+	repository = filepath.Join("..", "..")
+	directory  = filepath.Join(repository, "charts", "semmoe-operator")
+)
+
+// helm runs Helm with values, which are YAML, for the commands that take --values.
+func helm(t *testing.T, env []string, values string, args ...string) (string, error) {
+	t.Helper()
+	path, err := programs.Helm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if values != "" {
+		args = append(args, "--values", "-")
+	}
+	return programs.Run(path, env, values, args...)
+}
+
+// template renders the chart.
+func template(t *testing.T, values string, args ...string) (string, error) {
+	t.Helper()
+	return helm(t, nil, values, append([]string{"template", "semmoe", directory, "--namespace", namespace}, args...)...)
+}
+
+// render is template for values that the chart accepts.
+func render(t *testing.T, values string, args ...string) []*unstructured.Unstructured {
+	t.Helper()
+	manifest, err := template(t, values, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return objects(t, manifest)
+}
+
+// objects are the documents of a manifest.
+func objects(t *testing.T, manifest string) []*unstructured.Unstructured {
+	t.Helper()
+	var all []*unstructured.Unstructured
+	for documents := utilyaml.NewYAMLOrJSONDecoder(strings.NewReader(manifest), 4096); ; {
+		u := &unstructured.Unstructured{}
+		if err := documents.Decode(u); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if len(u.Object) > 0 {
+			all = append(all, u)
+		}
+	}
+}
+
+// key names an object within a cluster.
+func key(u *unstructured.Unstructured) string {
+	return fmt.Sprintf("%s %s/%s", u.GroupVersionKind(), u.GetNamespace(), u.GetName())
+}

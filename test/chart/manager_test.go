@@ -1,0 +1,257 @@
+package chart
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/nodeless"
+)
+
+// A manager that was installed for one namespace has the rights that it needs there, and none elsewhere; and its metrics are for
+// whom the API server lets read them.
+func TestManagerOfOneNamespace(t *testing.T) {
+	a := startedAPI(t)
+	const values = "{namespaces: [team-a], image: {repository: registry.example/semmoe}}"
+	a.install(t, values)
+	t.Cleanup(func() { a.helm(t, "", "uninstall") })
+	metrics := freeAddress(t)
+	manager := a.startManager(t, render(t, values, "--set", "crds.enabled=false"), metrics)
+
+	ours, others := moedeployment("team-a"), moedeployment("team-c")
+	for _, moed := range []*semmoev1.MoEDeployment{ours, others} {
+		if err := a.Create(t.Context(), moed); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.waitFor(t, manager, "an inspection by the chart's image", func(ctx context.Context) (bool, error) {
+		jobs := &batchv1.JobList{}
+		err := a.List(ctx, jobs, client.InNamespace("team-a"))
+		return len(jobs.Items) == 1 && jobs.Items[0].Spec.Template.Spec.Containers[0].Image == "registry.example/semmoe:dev", err
+	})
+	// Its ServiceAccount has been given the role of request routers before, which nobody may do without the right to bind it.
+	a.waitFor(t, manager, "a request router by the chart's image", func(ctx context.Context) (bool, error) {
+		routers := &appsv1.DeploymentList{}
+		err := a.List(ctx, routers, client.InNamespace("team-a"))
+		return len(routers.Items) == 1 && routers.Items[0].Spec.Template.Spec.Containers[0].Image == "registry.example/semmoe:dev", err
+	})
+	a.waitFor(t, manager, "a status", func(ctx context.Context) (bool, error) {
+		err := a.Get(ctx, client.ObjectKeyFromObject(ours), ours)
+		return len(ours.Status.Conditions) > 0, err
+	})
+	if err := a.Get(t.Context(), client.ObjectKeyFromObject(others), others); err != nil || len(others.Status.Conditions) > 0 {
+		t.Errorf("the MoEDeployment of a namespace that is not watched: %v, %+v", err, others.Status)
+	}
+	// They are served beside the controllers, and may be later than these.
+	a.waitFor(t, manager, "metrics", func(ctx context.Context) (bool, error) {
+		_, _, err := get(ctx, "https://"+metrics+"/metrics", "")
+		return err == nil, nil
+	})
+	a.checkMetrics(t, "https://"+metrics+"/metrics")
+	a.checkRights(t)
+
+	for _, moed := range []*semmoev1.MoEDeployment{ours, others} {
+		if err := a.Delete(t.Context(), moed); err != nil {
+			t.Error(err)
+		}
+	}
+	log, err := os.ReadFile(manager.Log())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, "forbidden") {
+			t.Errorf("the manager lacks a right: %s", line)
+		}
+	}
+}
+
+func moedeployment(namespace string) *semmoev1.MoEDeployment {
+	return &semmoev1.MoEDeployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "m"},
+		Spec: semmoev1.MoEDeploymentSpec{
+			Model:       semmoev1.ModelSpec{Volume: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+			Engine:      semmoev1.EngineSpec{Image: "engine:1"},
+			Parallelism: semmoev1.ParallelismSpec{ExpertParallelSize: 4},
+		},
+	}
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+// startManager runs the manager with the arguments and as the ServiceAccount that the chart gives it, until the test ends. Without a
+// pod it has no lease: the namespace of that lies beside a pod's token.
+func (a *apiServer) startManager(t *testing.T, rendered []*unstructured.Unstructured, metrics string) *nodeless.Process {
+	t.Helper()
+	args := slices.DeleteFunc(managerArguments(t, rendered), func(arg string) bool { return arg == "--leader-elect" })
+	for i, arg := range args {
+		arg = strings.Replace(arg, "[$(POD_IP)]:8443", metrics, 1)
+		arg = strings.Replace(arg, "[$(POD_IP)]:9443", freeAddress(t), 1)
+		args[i] = strings.Replace(arg, "[$(POD_IP)]:8081", "127.0.0.1:0", 1)
+	}
+	env := []string{"KUBECONFIG=" + a.kubeconfigOf(t, namespace, "semmoe-manager"), "POD_NAMESPACE=" + namespace, "POD_NAME=none"}
+	manager, err := nodeless.Spawn(filepath.Join(t.TempDir(), "manager.log"), env, filepath.Join(repository, "bin", "semmoe"), args...)
+	if err != nil {
+		t.Fatalf("%v: make build", err)
+	}
+	t.Cleanup(func() {
+		if err := manager.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return manager
+}
+
+func managerArguments(t *testing.T, rendered []*unstructured.Unstructured) []string {
+	t.Helper()
+	for _, u := range rendered {
+		if pod := podOf(t, u); pod != nil && u.GetName() == "semmoe-manager" {
+			return pod.Spec.Containers[0].Args
+		}
+	}
+	t.Fatal("the chart has no manager")
+	return nil
+}
+
+// token is a ServiceAccount's.
+func (a *apiServer) token(t *testing.T, namespace, name string) string {
+	t.Helper()
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	request := &authenticationv1.TokenRequest{}
+	if err := a.SubResource("token").Create(t.Context(), account, request); err != nil {
+		t.Fatal(err)
+	}
+	return request.Status.Token
+}
+
+// kubeconfigOf is a file by which a program has a ServiceAccount's rights.
+func (a *apiServer) kubeconfigOf(t *testing.T, namespace, name string) string {
+	t.Helper()
+	config, err := clientcmd.Load(a.server.KubeConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	user := config.Contexts[config.CurrentContext].AuthInfo
+	config.AuthInfos = map[string]*clientcmdapi.AuthInfo{user: {Token: a.token(t, namespace, name)}}
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*config, file); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func (a *apiServer) waitFor(t *testing.T, manager *nodeless.Process, what string, done wait.ConditionWithContextFunc) {
+	t.Helper()
+	if err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Minute, true, done); err != nil {
+		log, _ := os.ReadFile(manager.Log())
+		t.Fatalf("%s: %v\n%s", what, err, log)
+	}
+}
+
+// checkMetrics asks for metrics as nobody, as somebody, and as somebody who may read them.
+func (a *apiServer) checkMetrics(t *testing.T, url string) {
+	t.Helper()
+	for _, name := range []string{"somebody", "prometheus"} {
+		if err := a.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "team-c", Name: name}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "prometheus"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "semmoe-metrics-reader"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: "team-c", Name: "prometheus"}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		who, token string
+		status     int
+	}{
+		{"nobody", "", http.StatusUnauthorized},
+		{"somebody", a.token(t, "team-c", "somebody"), http.StatusForbidden},
+		{"prometheus", a.token(t, "team-c", "prometheus"), http.StatusOK},
+	} {
+		status, body, err := get(t.Context(), url, tc.token)
+		if err != nil || status != tc.status {
+			t.Errorf("metrics for %s: status %d instead of %d: %v", tc.who, status, tc.status, err)
+		}
+		if has := strings.Contains(body, "controller_runtime_reconcile_total"); has != (tc.status == http.StatusOK) {
+			t.Errorf("metrics for %s: %.200s", tc.who, body)
+		}
+	}
+}
+
+func get(ctx context.Context, url, token string) (int, string, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	// The manager signs its own certificate.
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // on the loopback interface
+	defer transport.CloseIdleConnections()
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		return 0, "", err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(body), err
+}
+
+// checkRights asks the API server what the ServiceAccounts of an installation for team-a may do elsewhere.
+func (a *apiServer) checkRights(t *testing.T) {
+	t.Helper()
+	for _, tc := range []struct {
+		account, verb, resource, namespace string
+		allowed                            bool
+	}{
+		{"semmoe-manager", "list", "moedeployments.semmoe.io", "team-a", true},
+		{"semmoe-manager", "create", "jobs.batch", "team-a", true},
+		{"semmoe-manager", "list", "moedeployments.semmoe.io", "team-c", false},
+		{"semmoe-manager", "create", "jobs.batch", "team-c", false},
+		{"semmoe-manager", "create", "jobs.batch", namespace, false},
+		{"semmoe-manager", "get", "secrets", "team-a", false},
+		{"semmoe-manager", "update", "leases.coordination.k8s.io", namespace, true},
+		{"semmoe-store", "get", "pods", "team-a", true},
+		{"semmoe-store", "get", "pods", "team-c", false},
+		{"semmoe-store", "create", "tokenreviews.authentication.k8s.io", "", true},
+	} {
+		output, err := a.kubectl("", "auth", "can-i", tc.verb, tc.resource, "--namespace", tc.namespace, "--as", fmt.Sprintf("system:serviceaccount:%s:%s", namespace, tc.account))
+		if want := map[bool]string{true: "yes", false: "no"}[tc.allowed]; strings.TrimSpace(output) != want {
+			t.Errorf("may %s %s %s in %q? %s (%v), not %s", tc.account, tc.verb, tc.resource, tc.namespace, output, err, want)
+		}
+	}
+}

@@ -1,0 +1,358 @@
+package chart
+
+import (
+	"encoding/json"
+	"flag"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
+
+	"github.com/semmoe/operator/test/programs"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// valueSets are the values of testdata by the names of their files; the chart's own are "default".
+func valueSets(t *testing.T) map[string]string {
+	t.Helper()
+	sets := map[string]string{"default": "{}"}
+	files, err := filepath.Glob(filepath.Join("testdata", "*.values.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("testdata has %d value sets: %v", len(files), err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sets[strings.TrimSuffix(filepath.Base(file), ".values.yaml")] = string(text)
+	}
+	return sets
+}
+
+func TestLint(t *testing.T) {
+	for name, values := range valueSets(t) {
+		t.Run(name, func(t *testing.T) {
+			if output, err := helm(t, nil, values, "lint", directory, "--strict", "--namespace", namespace); err != nil {
+				t.Errorf("%v\n%s", err, output)
+			}
+		})
+	}
+}
+
+// What other values make of the templates is read in review; what the defaults make of them is config/. The rules of the manager
+// have their own source.
+func TestGolden(t *testing.T) {
+	sets := valueSets(t)
+	delete(sets, "default")
+	for name, values := range sets {
+		t.Run(name, func(t *testing.T) {
+			manifest, err := template(t, values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := withoutTemplate(manifest, "rbac/role.yaml")
+			golden := filepath.Join("testdata", name+".golden.yaml")
+			if *update {
+				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("%s differs (-want +got); go test ./test/chart -run TestGolden -args -update accepts it:\n%s", golden, diff)
+			}
+		})
+	}
+}
+
+// withoutTemplate takes the documents of a template out of a manifest.
+func withoutTemplate(manifest, name string) string {
+	const separator = "---\n"
+	var left []string
+	for _, document := range strings.Split(manifest, separator) {
+		if !strings.HasPrefix(document, "# Source: semmoe-operator/templates/"+name+"\n") {
+			left = append(left, document)
+		}
+	}
+	return strings.Join(left, separator)
+}
+
+// Both ways to install are one: kustomize has the namespace besides, and no use for what Helm shall keep.
+func TestKustomizeHasTheSame(t *testing.T) {
+	kubectl, err := programs.Kubectl()
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := programs.Run(kubectl, nil, "", "kustomize", filepath.Join(repository, "config", "default"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	byKey := func(all []*unstructured.Unstructured) map[string]map[string]any {
+		m := map[string]map[string]any{}
+		for _, u := range all {
+			m[key(u)] = u.Object
+		}
+		return m
+	}
+	kustomized := byKey(objects(t, manifest))
+	if ours := "/v1, Kind=Namespace /" + namespace; kustomized[ours] == nil {
+		t.Errorf("config/default has no namespace %s", namespace)
+	} else {
+		delete(kustomized, ours)
+	}
+	rendered := byKey(render(t, "{crds: {keep: false}, store: {persistence: {keep: false}}}"))
+	if diff := cmp.Diff(rendered, kustomized); diff != "" {
+		t.Errorf("config/default differs from the chart (-chart +kustomize):\n%s", diff)
+	}
+}
+
+// A file of config that no kustomization names would be installed by nobody, and looked at by no test. Samples are for users, and the
+// ConfigMap of Argo CD is for whoever runs that; what is for a Prometheus is installed by those who have its operator.
+func TestEveryManifestIsInstalled(t *testing.T) {
+	config := filepath.Join(repository, "config")
+	files, err := filepath.Glob(filepath.Join(config, "*", "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := map[string]bool{}
+	for _, file := range files {
+		if filepath.Base(file) != "kustomization.yaml" {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var kustomization struct {
+			Resources []string `json:"resources"`
+		}
+		if err := yaml.Unmarshal(text, &kustomization); err != nil {
+			t.Fatal(err)
+		}
+		for _, resource := range kustomization.Resources {
+			named[filepath.Join(filepath.Dir(file), resource)] = true
+		}
+	}
+	named[filepath.Join(config, "monitoring")] = true
+	others := []string{filepath.Join(config, "samples"), filepath.Join(config, "argocd")}
+	looked := 0
+	for _, file := range files {
+		directory := filepath.Dir(file)
+		if filepath.Base(file) == "kustomization.yaml" || slices.Contains(others, directory) {
+			continue
+		}
+		looked++
+		if !named[file] || !named[directory] {
+			t.Errorf("%s is part of no kustomization, or its directory is not", file)
+		}
+	}
+	if looked < 10 {
+		t.Errorf("config has %d manifests", looked)
+	}
+}
+
+// A field that values.yaml leaves out would have no documentation, and Helm would hide its absence.
+func TestEveryFieldOfTheSchemaHasAValue(t *testing.T) {
+	var values, schema map[string]any
+	for name, into := range map[string]*map[string]any{"values.yaml": &values, "values.schema.json": &schema} {
+		text, err := os.ReadFile(filepath.Join(directory, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := yaml.Unmarshal(text, into); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	properties := schema["properties"].(map[string]any)
+	delete(properties, "global") // Helm's own
+	compareFields(t, "", properties, values)
+}
+
+// compareFields compares the properties of closed objects with values; what else there may be in an object is the user's.
+func compareFields(t *testing.T, path string, properties, values map[string]any) {
+	t.Helper()
+	described, given := slices.Sorted(maps.Keys(properties)), slices.Sorted(maps.Keys(values))
+	if diff := cmp.Diff(described, given); diff != "" {
+		t.Errorf("fields of %q (-values.schema.json +values.yaml):\n%s", path, diff)
+		return
+	}
+	for name, property := range properties {
+		if inner, ok := property.(map[string]any)["properties"].(map[string]any); ok {
+			compareFields(t, path+"."+name, inner, values[name].(map[string]any))
+		}
+	}
+}
+
+// Every bad value is refused with a message that names it and what is allowed.
+func TestValuesAreValidated(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("0", 64)
+	cases := map[string]struct {
+		values  string
+		message []string // parts of the message; none: accepted
+	}{
+		"a misspelled section":            {`{managr: {}}`, []string{"additional properties 'managr' not allowed"}},
+		"a misspelled field":              {`{manager: {replica: 1}}`, []string{"'/manager'", "additional properties 'replica' not allowed"}},
+		"a misspelled field, deep":        {`{store: {persistence: {storageClass: fast}}}`, []string{"'/store/persistence'", "'storageClass' not allowed"}},
+		"part of another chart":           {`{global: {region: eu}}`, nil},
+		"a repository of a registry":      {`{image: {repository: "localhost:5000/team/semmoe"}}`, nil},
+		"a repository with a tag":         {`{image: {repository: "semmoe:v1"}}`, []string{"'/image/repository'", "'semmoe:v1' does not match pattern"}},
+		"no repository":                   {`{image: {repository: ""}}`, []string{"'/image/repository'", "does not match pattern"}},
+		"a tag that is a number":          {`{image: {tag: 1.10}}`, []string{"'/image/tag'", "got number, want string"}},
+		"a tag with a colon":              {`{image: {tag: ":v1"}}`, []string{"'/image/tag'", "does not match pattern"}},
+		"a digest":                        {`{image: {digest: "` + digest + `"}}`, nil},
+		"a digest without its algorithm":  {`{image: {digest: "` + digest[7:] + `"}}`, []string{"'/image/digest'", "does not match pattern", "sha256:"}},
+		"a short digest":                  {`{image: {digest: "sha256:abc"}}`, []string{"'/image/digest'", "[0-9a-f]{64}"}},
+		"an unknown pull policy":          {`{image: {pullPolicy: Sometimes}}`, []string{"'/image/pullPolicy'", "'Always', 'IfNotPresent', 'Never'"}},
+		"pull secrets as names":           {`{imagePullSecrets: [registry]}`, []string{"'/imagePullSecrets/0'", "got string, want object"}},
+		"a pull secret without a name":    {`{imagePullSecrets: [{}]}`, []string{"'/imagePullSecrets/0'", "missing property 'name'"}},
+		"namespaces as text":              {`{namespaces: "a,b"}`, []string{"'/namespaces'", "got string, want array"}},
+		"a namespace that is none":        {`{namespaces: [Team]}`, []string{"'/namespaces/0'", "'Team' does not match pattern"}},
+		"a namespace twice":               {`{namespaces: [a, a]}`, []string{"'/namespaces'", "items at 0 and 1 are equal"}},
+		"a switch as text":                {`{crds: {keep: "yes"}}`, []string{"'/crds/keep'", "got string, want boolean"}},
+		"no section of network policies":  {`{networkPolicies: []}`, []string{"networkPolicies"}},
+		"a monitor's label as a number":   {`{monitoring: {labels: {release: 1}}}`, []string{"'/monitoring/labels/release'", "got number, want string"}},
+		"a dashboard's label as a number": {`{dashboards: {labels: {grafana_dashboard: 1}}}`, []string{"'/dashboards/labels/grafana_dashboard'", "got number, want string"}},
+		"a dashboard's folder":            {`{dashboards: {enabled: true, annotations: {grafana_folder: Inference}}}`, nil},
+		"no manager":                      {`{manager: {replicas: 0}}`, []string{"'/manager/replicas'", "minimum: got 0, want 1"}},
+		"half a manager":                  {`{manager: {replicas: 1.5}}`, []string{"'/manager/replicas'", "want integer"}},
+		"managers as text":                {`{manager: {replicas: "2"}}`, []string{"'/manager/replicas'", "got string, want integer"}},
+		"a crowd of managers":             {`{manager: {replicas: 11}}`, []string{"'/manager/replicas'", "maximum: got 11, want 10"}},
+		"no solver":                       {`{manager: {solverWorkers: 0}}`, []string{"'/manager/solverWorkers'", "minimum: got 0, want 1"}},
+		"retention of hours and minutes":  {`{manager: {artifactRetention: 36h30m}}`, nil},
+		"retention in days":               {`{manager: {artifactRetention: 7d}}`, []string{"'/manager/artifactRetention'", "'7d' does not match pattern"}},
+		"retention of no time":            {`{manager: {artifactRetention: 0h}}`, []string{"'/manager/artifactRetention'", "'0h' does not match pattern"}},
+		"no retention":                    {`{manager: {artifactRetention: ""}}`, []string{"'/manager/artifactRetention'", "minLength"}},
+		"memory with a wrong unit":        {`{manager: {resources: {limits: {memory: 2GB}}}}`, []string{"'/manager/resources/limits/memory'", "'2GB' does not match pattern"}},
+		"resources that are none":         {`{store: {resources: {memory: 2Gi}}}`, []string{"'/store/resources'", "'memory' not allowed"}},
+		"CPUs as a number":                {`{manager: {resources: {limits: {cpu: 2}}}}`, nil},
+		"a priority class that is none":   {`{manager: {priorityClassName: System_Critical}}`, []string{"'/manager/priorityClassName'", "does not match pattern"}},
+		"a node label that is no text":    {`{store: {nodeSelector: {gpu: true}}}`, []string{"'/store/nodeSelector/gpu'", "got boolean, want string"}},
+		"a toleration with a typo":        {`{manager: {tolerations: [{keys: a}]}}`, []string{"'/manager/tolerations/0'", "'keys' not allowed"}},
+		"a toleration of an unknown kind": {`{manager: {tolerations: [{operator: Like}]}}`, []string{"'/manager/tolerations/0/operator'", "'Exists', 'Equal'"}},
+		"a bucket":                        {`{store: {url: "s3://bucket?region=eu-central-1", replicas: 3}}`, nil},
+		"another directory":               {`{store: {url: "file:///srv"}}`, []string{"'/store/url'", "'file:///srv' does not match pattern", "file:///data", "s3://"}},
+		"a web address":                   {`{store: {url: "https://bucket"}}`, []string{"'/store/url'", "does not match pattern"}},
+		"two stores on a volume":          {`{store: {replicas: 2}}`, []string{"store.replicas is 2", "store.url file:///data is a volume", "set store.replicas to 1, or store.url to s3://"}},
+		"two stores that are switched off": {
+			`{store: {enabled: false, replicas: 2}}`, nil},
+		"a volume without a size":      {`{store: {persistence: {size: ""}}}`, []string{"'/store/persistence/size'", "does not match pattern"}},
+		"a variable without a name":    {`{store: {env: [{value: a}]}}`, []string{"'/store/env/0'", "missing property 'name'"}},
+		"a variable that is no text":   {`{store: {env: [{name: A, value: 1}]}}`, []string{"'/store/env/0/value'", "got number, want string"}},
+		"an annotation that is a list": {`{store: {serviceAccountAnnotations: {a: [b]}}}`, []string{"'/store/serviceAccountAnnotations/a'", "want string"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			_, err := template(t, tc.values)
+			if len(tc.message) == 0 {
+				if err != nil {
+					t.Errorf("refused: %v", err)
+				}
+				return
+			}
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			for _, part := range tc.message {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("the message lacks %q: %v", part, err)
+				}
+			}
+		})
+	}
+}
+
+// The image stands in one form everywhere, and a digest is not mixed up with the default tag.
+func TestImage(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("a", 64)
+	cases := map[string]struct{ values, want string }{
+		"default":          {`{}`, "semmoe:dev"},
+		"tag":              {`{image: {tag: v1.2.3}}`, "semmoe:v1.2.3"},
+		"digest":           {`{image: {repository: r.example/semmoe, digest: "` + digest + `"}}`, "r.example/semmoe@" + digest},
+		"tag and digest":   {`{image: {tag: v1, digest: "` + digest + `"}}`, "semmoe:v1@" + digest},
+		"watched, digest":  {`{namespaces: [a], image: {digest: "` + digest + `"}}`, "semmoe@" + digest},
+		"watched, default": {`{namespaces: [a, b]}`, "semmoe:dev"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			images := map[string]int{}
+			for _, u := range render(t, tc.values, "--set", "crds.enabled=false") {
+				text, err := json.Marshal(u.Object)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, container := range containers(u) {
+					images[container["image"].(string)]++
+				}
+				if _, argument, ok := strings.Cut(string(text), "--image="); ok && !strings.HasPrefix(argument, tc.want+`"`) {
+					t.Errorf("%s has another image in its arguments: %s", key(u), argument)
+				}
+			}
+			if diff := cmp.Diff(map[string]int{tc.want: 2}, images); diff != "" {
+				t.Errorf("images of containers (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Users of a namespace see and write every kind of ours, a new one too.
+func TestUsersHaveEveryKind(t *testing.T) {
+	verbs := map[string]map[string][]string{} // by role and resource
+	var kinds []string
+	for _, u := range render(t, "{}") {
+		switch u.GetKind() {
+		case "CustomResourceDefinition":
+			plural, _, _ := unstructured.NestedString(u.Object, "spec", "names", "plural")
+			kinds = append(kinds, plural)
+		case "ClusterRole":
+			role := &rbacv1.ClusterRole{}
+			if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(u.Object, role, true); err != nil {
+				t.Fatalf("%s: %v", key(u), err)
+			}
+			verbs[role.Name] = map[string][]string{}
+			for _, rule := range role.Rules {
+				for _, resource := range rule.Resources {
+					verbs[role.Name][resource] = append(verbs[role.Name][resource], rule.Verbs...)
+				}
+			}
+		}
+	}
+	if len(kinds) != 3 {
+		t.Errorf("the chart has the kinds %v", kinds)
+	}
+	for _, kind := range kinds {
+		for _, tc := range []struct{ role, resource, verb string }{
+			{"semmoe-viewer", kind, "get"}, {"semmoe-viewer", kind, "list"}, {"semmoe-viewer", kind, "watch"}, {"semmoe-viewer", kind + "/status", "get"},
+			{"semmoe-editor", kind, "create"}, {"semmoe-editor", kind, "patch"}, {"semmoe-editor", kind, "delete"},
+		} {
+			if !slices.Contains(verbs[tc.role][tc.resource], tc.verb) {
+				t.Errorf("%s cannot %s %s", tc.role, tc.verb, tc.resource)
+			}
+		}
+		if slices.Contains(verbs["semmoe-viewer"][kind], "create") || len(verbs["semmoe-editor"][kind+"/status"]) > 0 {
+			t.Errorf("users may write more of %s than they should", kind)
+		}
+	}
+}
+
+// containers are those of a workload's pods.
+func containers(u *unstructured.Unstructured) []map[string]any {
+	list, _, _ := unstructured.NestedSlice(u.Object, "spec", "template", "spec", "containers")
+	var all []map[string]any
+	for _, container := range list {
+		all = append(all, container.(map[string]any))
+	}
+	return all
+}

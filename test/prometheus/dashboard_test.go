@@ -1,0 +1,211 @@
+package alerts
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/promql/parser"
+)
+
+// dashboard is what the tests look at of a dashboard of Grafana.
+type dashboard struct {
+	Templating struct {
+		List []struct {
+			Name       string `json:"name"`
+			Type       string `json:"type"`
+			Definition string `json:"definition"`
+		} `json:"list"`
+	} `json:"templating"`
+	Links  []link  `json:"links"`
+	Panels []panel `json:"panels"`
+}
+
+type link struct {
+	URL string `json:"url"`
+}
+
+type panel struct {
+	ID          int    `json:"id"`
+	Type        string `json:"type"`
+	Title       string `json:"title"`
+	Description string `json:"description"`
+	Links       []link `json:"links"`
+	GridPos     struct{ X, Y, W, H int }
+	Datasource  struct {
+		UID string `json:"uid"`
+	} `json:"datasource"`
+	Targets []struct {
+		Expr         string `json:"expr"`
+		LegendFormat string `json:"legendFormat"`
+		Datasource   struct {
+			UID string `json:"uid"`
+		} `json:"datasource"`
+	} `json:"targets"`
+}
+
+// query is one that the dashboard asks.
+type query struct {
+	// name is the panel's title, and which of its queries it is.
+	name, expr, legend string
+}
+
+func loadDashboard(t *testing.T) dashboard {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(repository, "charts", "semmoe-operator", "dashboards", "semmoe.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d dashboard
+	if err := json.Unmarshal(text, &d); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// queries are all of the dashboard's, with all namespaces and MoEDeployments chosen, and rates over a minute.
+func (d dashboard) queries() []query {
+	variables := strings.NewReplacer("$namespace", ".*", "$deployment", ".*", "$__rate_interval", "1m")
+	var all []query
+	for _, p := range d.Panels {
+		for i, target := range p.Targets {
+			all = append(all, query{fmt.Sprintf("%s #%d", p.Title, i+1), variables.Replace(target.Expr), target.LegendFormat})
+		}
+	}
+	return all
+}
+
+// exposed are the labels of every metric that a query may ask for, by the names of its series.
+func exposed(t *testing.T) map[string][]string {
+	t.Helper()
+	known := documentedMetrics(t)
+	for name, of := range known {
+		for _, suffix := range []string{"_bucket", "_count", "_sum"} { // of a histogram; others have no such series, which the demo tells
+			known[name+suffix] = append([]string{"le"}, of...)
+		}
+	}
+	for name, of := range libraryMetrics {
+		known[name] = of
+	}
+	return known
+}
+
+var legendLabel = regexp.MustCompile(`\{\{(\w+)\}\}`)
+
+// A query for a metric or a label that nobody exposes is an empty panel for ever, and a legend of one an empty name.
+func TestDashboardUsesWhatIsExposed(t *testing.T) {
+	known := exposed(t)
+	for _, q := range loadDashboard(t).queries() {
+		if strings.Contains(q.expr, "$") {
+			t.Errorf("%s has a variable that is not known: %s", q.name, q.expr)
+		}
+		parsed, err := expression.ParseExpr(q.expr)
+		if err != nil {
+			t.Errorf("%s: %v in:\n%s", q.name, err, q.expr)
+			continue
+		}
+		var has []string // labels of the query's metrics
+		parser.Inspect(parsed, func(node parser.Node, _ []parser.Node) error {
+			selector, ok := node.(*parser.VectorSelector)
+			if !ok {
+				return nil
+			}
+			of, ok := known[selector.Name]
+			if !ok {
+				t.Errorf("%s asks for %s, which docs/metrics.md does not have", q.name, selector.Name)
+			}
+			has = append(append(has, of...), targetLabels...)
+			for _, matcher := range selector.LabelMatchers {
+				if matcher.Name != labels.MetricName && !slices.Contains(of, matcher.Name) && !slices.Contains(targetLabels, matcher.Name) {
+					t.Errorf("%s asks for label %s of %s, which has %v", q.name, matcher.Name, selector.Name, of)
+				}
+			}
+			return nil
+		})
+		var kept []string // labels that the query's series can have
+		parser.Inspect(parsed, func(node parser.Node, _ []parser.Node) error {
+			if aggregation, ok := node.(*parser.AggregateExpr); ok {
+				kept = append(kept, aggregation.Grouping...)
+				for _, label := range aggregation.Grouping {
+					if !slices.Contains(has, label) {
+						t.Errorf("%s keeps the label %s, which none of its metrics has", q.name, label)
+					}
+				}
+			}
+			return nil
+		})
+		for _, match := range legendLabel.FindAllStringSubmatch(q.legend, -1) {
+			if len(kept) > 0 && !slices.Contains(kept, match[1]) || !slices.Contains(has, match[1]) {
+				t.Errorf("%s names its series by the label %s, which they do not have", q.name, match[1])
+			}
+		}
+	}
+}
+
+const documentation = "https://github.com/semmoe/operator/blob/main/"
+
+// Panels lie beside each other, say what they show, ask the data source that was chosen, and lead to pages that there are.
+func TestDashboardReadsWell(t *testing.T) {
+	d := loadDashboard(t)
+	var links []link
+	links = append(links, d.Links...)
+	cells, ids, runbooks := map[[2]int]string{}, map[int]string{}, map[string]bool{}
+	for _, p := range d.Panels {
+		if other, taken := ids[p.ID]; taken {
+			t.Errorf("%s and %s have the id %d", p.Title, other, p.ID)
+		}
+		ids[p.ID] = p.Title
+		if p.GridPos.X+p.GridPos.W > 24 {
+			t.Errorf("%s reaches beyond 24 columns", p.Title)
+		}
+		for x := range p.GridPos.W {
+			for y := range p.GridPos.H {
+				cell := [2]int{p.GridPos.X + x, p.GridPos.Y + y}
+				if other, taken := cells[cell]; taken {
+					t.Fatalf("%s lies on %s", p.Title, other)
+				}
+				cells[cell] = p.Title
+			}
+		}
+		if p.Type == "row" {
+			continue
+		}
+		if p.Title == "" || p.Description == "" || len(p.Targets) == 0 {
+			t.Errorf("panel %d (%q) has no title, description or query", p.ID, p.Title)
+		}
+		links = append(links, p.Links...)
+		const chosen = "${datasource}"
+		if p.Datasource.UID != chosen {
+			t.Errorf("%s asks the data source %q", p.Title, p.Datasource.UID)
+		}
+		for _, target := range p.Targets {
+			if target.Datasource.UID != chosen {
+				t.Errorf("%s asks the data source %q", p.Title, target.Datasource.UID)
+			}
+		}
+	}
+	for _, l := range links {
+		path, ours := strings.CutPrefix(l.URL, documentation)
+		path, _, _ = strings.Cut(path, "#")
+		if _, err := os.Stat(filepath.Join(repository, filepath.FromSlash(path))); !ours || err != nil {
+			t.Errorf("a link leads to %s: %v", l.URL, err)
+		}
+		runbooks[strings.TrimSuffix(filepath.Base(path), ".md")] = true
+	}
+	for _, rule := range parsedRules(t) {
+		if !runbooks[rule.Alert] {
+			t.Errorf("no panel leads to the page of %s", rule.Alert)
+		}
+	}
+	for _, v := range d.Templating.List {
+		if v.Type == "query" && !strings.HasPrefix(v.Definition, "label_values(semmoe_condition{kind=\"MoEDeployment\"") {
+			t.Errorf("variable %s is %s", v.Name, v.Definition)
+		}
+	}
+}

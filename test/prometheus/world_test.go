@@ -1,0 +1,203 @@
+package alerts
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/common/promslog"
+	"github.com/prometheus/prometheus/config"
+	"github.com/prometheus/prometheus/discovery/targetgroup"
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/rules"
+	"github.com/prometheus/prometheus/scrape"
+	"github.com/prometheus/prometheus/storage"
+	"github.com/prometheus/prometheus/util/teststorage"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	// step is what the clock counts for a round of scrapes: rates over five minutes have two of them.
+	step = 2 * time.Minute
+	// pace is how long a round takes at least, and how long a target may take to answer: Prometheus allows no other.
+	pace = "400ms"
+)
+
+// world is a Prometheus whose clock counts two minutes for each round of scrapes: hours pass as fast as the targets answer.
+type world struct {
+	*rounds
+	groups  []*rules.Group
+	targets int
+}
+
+// newWorld starts a Prometheus that scrapes targets, by job, as the jobs' configurations say.
+func newWorld(t *testing.T, jobs []job) *world {
+	t.Helper()
+	store := teststorage.New(t)
+	w := &world{rounds: newRounds(store, time.Now()), groups: loadedRules(t, store)}
+	scraper, err := scrape.NewManager(&scrape.Options{DiscoveryReloadOnStartup: true, DiscoveryReloadInterval: model.Duration(10 * time.Millisecond)},
+		promslog.NewNopLogger(), nil, w.rounds, nil, prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := map[string]any{"global": map[string]any{"scrape_interval": pace, "scrape_timeout": pace}}
+	var configs []any
+	targets := map[string][]*targetgroup.Group{}
+	for _, j := range jobs {
+		j.config["job_name"] = j.name
+		configs = append(configs, j.config)
+		group := &targetgroup.Group{Source: j.name}
+		for _, target := range j.targets {
+			set := model.LabelSet{}
+			for name, value := range target {
+				set[model.LabelName(name)] = model.LabelValue(value)
+			}
+			group.Targets = append(group.Targets, set)
+			w.targets++
+		}
+		targets[j.name] = []*targetgroup.Group{group}
+	}
+	text["scrape_configs"] = configs
+	encoded, err := yaml.Marshal(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	loaded, err := config.Load(string(encoded), promslog.NewNopLogger())
+	if err != nil {
+		t.Fatalf("%v in:\n%s", err, encoded)
+	}
+	if err := scraper.ApplyConfig(loaded); err != nil {
+		t.Fatal(err)
+	}
+	found := make(chan map[string][]*targetgroup.Group, 1)
+	found <- targets
+	ended := make(chan error, 1)
+	go func() { ended <- scraper.Run(found) }()
+	t.Cleanup(func() {
+		w.end()
+		scraper.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// job is a scrape configuration with what service discovery finds for it.
+type job struct {
+	name    string
+	config  map[string]any
+	targets []map[string]string
+}
+
+// round waits until each target has been scraped, evaluates the rules, and lets the clock go on. It returns what fires.
+func (w *world) round(t *testing.T) []string {
+	t.Helper()
+	if err := w.wait(w.targets, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	alerts := firing(t, w.groups, w.time())
+	w.next()
+	return alerts
+}
+
+// rounds is a storage in which all scrapes of a round have the same time. Each target is scraped once in a round: who comes again waits
+// for the next one.
+type rounds struct {
+	storage *teststorage.TestStorage
+
+	mu      sync.Mutex
+	changed *sync.Cond
+	now     time.Time
+	ended   bool
+	// seen are the targets that have been scraped in this round, by job and instance.
+	seen map[string]bool
+}
+
+func newRounds(storage *teststorage.TestStorage, begin time.Time) *rounds {
+	r := &rounds{storage: storage, now: begin.Truncate(time.Minute), seen: map[string]bool{}}
+	r.changed = sync.NewCond(&r.mu)
+	return r
+}
+
+func (r *rounds) time() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.now
+}
+
+// wait waits until so many targets have been scraped.
+func (r *rounds) wait(targets int, patience time.Duration) error {
+	defer time.AfterFunc(patience, r.changed.Broadcast).Stop()
+	deadline := time.Now().Add(patience)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(r.seen) < targets {
+		if !time.Now().Before(deadline) {
+			return fmt.Errorf("within %s only %d of %d targets were scraped: %s", patience, len(r.seen), targets, strings.Join(slices.Sorted(maps.Keys(r.seen)), ", "))
+		}
+		r.changed.Wait()
+	}
+	return nil
+}
+
+// next begins the next round.
+func (r *rounds) next() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.now = r.now.Add(step)
+	clear(r.seen)
+	r.changed.Broadcast()
+}
+
+// end lets all that wait go on.
+func (r *rounds) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended = true
+	r.changed.Broadcast()
+}
+
+// Appender is for one scrape.
+func (r *rounds) Appender(ctx context.Context) storage.Appender {
+	return &roundAppender{Appender: r.storage.Appender(ctx), rounds: r, at: r.time().UnixMilli()}
+}
+
+type roundAppender struct {
+	storage.Appender
+	rounds *rounds
+	at     int64
+	target string
+}
+
+// Append gives samples the time of the round.
+func (a *roundAppender) Append(ref storage.SeriesRef, series labels.Labels, _ int64, value float64) (storage.SeriesRef, error) {
+	if series.Get(labels.MetricName) == "up" {
+		a.target = series.Get("job") + " " + series.Get("instance")
+	}
+	return a.Appender.Append(ref, series, a.at, value)
+}
+
+// Commit ends the target's scrape of this round.
+func (a *roundAppender) Commit() error {
+	err := a.Appender.Commit()
+	r := a.rounds
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if a.target == "" || a.at != r.now.UnixMilli() {
+		return err
+	}
+	r.seen[a.target] = true
+	r.changed.Broadcast()
+	for a.at == r.now.UnixMilli() && !r.ended {
+		r.changed.Wait()
+	}
+	return err
+}

@@ -3,9 +3,12 @@ package api
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -15,13 +18,17 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/test/localcluster"
 )
 
-var api client.Client
+var (
+	api    client.Client
+	config *rest.Config
+)
 
 func TestMain(m *testing.M) {
 	os.Exit(run(m))
@@ -33,15 +40,31 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
+	groups, err := moduleDir(".", "sigs.k8s.io/lws")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	argo, err := moduleDir(filepath.Join("..", "argocd"), "github.com/argoproj/argo-cd/v3")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	environment := &envtest.Environment{
-		CRDDirectoryPaths:        []string{filepath.Join("..", "..", "config", "crd")},
+		CRDDirectoryPaths: []string{
+			filepath.Join("..", "..", "config", "crd"),
+			filepath.Join(groups, "config", "crd", "bases", "leaderworkerset.x-k8s.io_leaderworkersets.yaml"),
+			filepath.Join(argo, "manifests", "crds", "application-crd.yaml"),
+			filepath.Join(argo, "manifests", "crds", "appproject-crd.yaml"),
+		},
 		ErrorIfCRDPathMissing:    true,
 		DownloadBinaryAssets:     false,
 		BinaryAssetsDirectory:    binaries,
 		AttachControlPlaneOutput: os.Getenv("API_SERVER_LOG") != "",
 	}
-	config, err := environment.Start()
-	if err != nil {
+	// Some distributions ask whoever makes a child that keeps its owner for a right to that.
+	environment.ControlPlane.GetAPIServer().Configure().Append("enable-admission-plugins", "OwnerReferencesPermissionEnforcement")
+	if config, err = environment.Start(); err != nil {
 		fmt.Fprintln(os.Stderr, "start the API server:", err)
 		return 1
 	}
@@ -58,6 +81,18 @@ func run(m *testing.M) int {
 	}
 	api = client.WithFieldValidation(api, "Strict")
 	return m.Run()
+}
+
+// moduleDir returns the directory of a module, of the version that the module around the given directory requires.
+func moduleDir(directory, module string) (string, error) {
+	command := exec.Command("go", "mod", "download", "-json", module)
+	command.Dir = directory
+	output, err := command.Output()
+	var found struct{ Dir string }
+	if err := errors.Join(err, json.Unmarshal(output, &found)); err != nil {
+		return "", fmt.Errorf("the module %s: %w: %s", module, err, output)
+	}
+	return found.Dir, nil
 }
 
 const minimal = `
@@ -219,8 +254,17 @@ func TestContradictions(t *testing.T) {
 	routing := func(fields map[string]any) map[string]any { return map[string]any{"routing": fields} }
 	tensorParallel := map[string]any{"expertParallelSize": int64(4), "attention": "TensorParallel"}
 	engine := func(kind string) map[string]any { return map[string]any{"image": "engine:1", "type": kind} }
+	pods := func(ranks, perReplica int64) map[string]any {
+		return map[string]any{"parallelism": map[string]any{"expertParallelSize": ranks, "podsPerReplica": perReplica}}
+	}
+	profiling := func(target string) map[string]any {
+		return map[string]any{"profiling": map[string]any{"target": target, "dataset": map[string]any{"configMap": map[string]any{"name": "d"}}}}
+	}
 	affinity := func(percent int64) map[string]any {
 		return map[string]any{"weights": map[string]any{"affinityPercent": percent}}
+	}
+	overlap := func(fields map[string]any) map[string]any {
+		return map[string]any{"engine": map[string]any{"image": "engine:1", "overlap": fields}}
 	}
 	cases := map[string]struct {
 		spec    map[string]any // merged over the minimal one
@@ -233,7 +277,21 @@ func TestContradictions(t *testing.T) {
 		"affinity of requests without a rank":        {routing(affinity(50)), map[string]any{"parallelism": tensorParallel}, []string{"spec.routing.weights.affinityPercent", "attention DataParallel"}},
 		"no affinity of requests without a rank":     {routing(affinity(0)), map[string]any{"parallelism": tensorParallel}, nil},
 		"other weights of requests without a rank":   {routing(map[string]any{"weights": map[string]any{"prefixPercent": int64(50)}}), map[string]any{"parallelism": tensorParallel}, nil},
-		"samples of requests without a rank":         {routing(map[string]any{"samplePercent": int64(5)}), map[string]any{"parallelism": tensorParallel}, []string{"spec.routing.samplePercent", "attention DataParallel"}},
+		"micro-batches":                       {overlap(map[string]any{"microBatches": int64(2), "distributionThresholdPercent": int64(0)}), nil, nil},
+		"multiprocessors for exchange alone":  {overlap(map[string]any{"communicationSMs": int64(24)}), nil, nil},
+		"an odd number of them":               {overlap(map[string]any{"communicationSMs": int64(23)}), nil, []string{"spec.engine.overlap.communicationSMs", "multiple of 2"}},
+		"one micro-batch":                     {overlap(map[string]any{"microBatches": int64(1)}), nil, []string{"spec.engine.overlap.microBatches", "greater than or equal to 2"}},
+		"an overlap of nothing":               {overlap(map[string]any{}), nil, []string{"spec.engine.overlap", "give microBatches, communicationSMs, or both"}},
+		"a threshold of nothing":              {overlap(map[string]any{"communicationSMs": int64(24), "decodeThresholdTokens": int64(8)}), nil, []string{"spec.engine.overlap.decodeThresholdTokens", "needs microBatches"}},
+		"tokens that an engine shuffles":      {map[string]any{"parallelism": tensorParallel}, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, nil},
+		"tokens of requests with a rank":      {nil, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, []string{"spec.placement.tokenShuffle", "needs parallelism.attention TensorParallel"}},
+		"tokens without an exchange":          {map[string]any{"parallelism": tensorParallel, "engine": engine("VLLM")}, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, []string{"spec.placement.tokenShuffle", "engine.type SGLang"}},
+		"two pods":                            {pods(4, 2), profiling("Serving"), nil},
+		"one pod, as a Job has":               {pods(4, 1), profiling("Dedicated"), nil},
+		"two pods, and a Job of one":          {pods(4, 2), profiling("Dedicated"), []string{"spec.profiling.target", "needs parallelism.podsPerReplica 1"}},
+		"ranks that pods cannot share evenly": {pods(4, 3), nil, []string{"spec.parallelism.podsPerReplica", "must divide expertParallelSize"}},
+		"no pods":                             {pods(4, 0), nil, []string{"spec.parallelism.podsPerReplica", "greater than or equal to 1"}},
+		"samples of requests without a rank":  {routing(map[string]any{"samplePercent": int64(5)}), map[string]any{"parallelism": tensorParallel}, []string{"spec.routing.samplePercent", "attention DataParallel"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -243,6 +301,15 @@ func TestContradictions(t *testing.T) {
 			maps.Copy(spec, tc.more)
 			refusedWith(t, create(t.Context(), u), tc.message)
 		})
+	}
+}
+
+// The pods of a group have a label that is longer than the name of their workload: names that long make no pods.
+func TestNamesOfGroups(t *testing.T) {
+	for length, message := range map[int][]string{36: nil, 37: {"metadata.name must be at most 36 characters where spec.parallelism.podsPerReplica is above 1"}} {
+		u := object(t, strings.Replace(minimal, "NAME", strings.Repeat("m", length), 1))
+		u.Object["spec"].(map[string]any)["parallelism"] = map[string]any{"expertParallelSize": int64(4), "podsPerReplica": int64(2)}
+		refusedWith(t, create(t.Context(), u), message)
 	}
 }
 

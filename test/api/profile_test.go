@@ -68,6 +68,12 @@ func article(kind string) string {
 	return "a " + kind
 }
 
+// How many pods a replica has is the deployment's matter: a profile that said it would say nothing.
+func TestProfileTakesNoPodsPerReplica(t *testing.T) {
+	spread := strings.NewReplacer("NAME", "spread", "expertParallelSize: 4", "expertParallelSize: 4, podsPerReplica: 1").Replace(minimalProfile)
+	refusedWith(t, api.Create(t.Context(), object(t, spread)), []string{"spec.parallelism.podsPerReplica", "does not depend on it"})
+}
+
 // A profile that is taken through a deployment must name it.
 func TestServingProfileNeedsADeployment(t *testing.T) {
 	serving := strings.NewReplacer("NAME", "serving", "target: Dedicated", "target: Serving").Replace(minimalProfile)

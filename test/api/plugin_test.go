@@ -1,0 +1,206 @@
+package api
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/kubectl"
+)
+
+// plugin runs kubectl semmoe as a user against the API server.
+type plugin struct {
+	t          *testing.T
+	kubeconfig string
+	namespace  string
+}
+
+func newPlugin(t *testing.T, namespace string) plugin {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	const name = "test"
+	err := clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters:       map[string]*clientcmdapi.Cluster{name: {Server: config.Host, CertificateAuthorityData: config.CAData}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{name: {ClientCertificateData: config.CertData, ClientKeyData: config.KeyData}},
+		Contexts:       map[string]*clientcmdapi.Context{name: {Cluster: name, AuthInfo: name, Namespace: namespace}},
+		CurrentContext: name,
+	}, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plugin{t, file, namespace}
+}
+
+// run returns what was written, and the exit code.
+func (p plugin) run(user, command string) (string, int) {
+	p.t.Helper()
+	var out bytes.Buffer
+	args := append([]string{"kubectl-semmoe", "--kubeconfig=" + p.kubeconfig, "--as=" + user}, strings.Fields(command)...)
+	code := kubectl.Main(p.t.Context(), args, &out, &out, func(string) string { return "" })
+	return out.String(), code
+}
+
+// expect runs a command that must end with a code, and returns what is there of the object then.
+func (p plugin) expect(user, command string, code int, object client.Object) {
+	p.t.Helper()
+	if told, got := p.run(user, command); got != code {
+		p.t.Fatalf("kubectl semmoe %s: exit code %d, want %d:\n%s", command, got, code, told)
+	}
+	if err := api.Get(p.t.Context(), client.ObjectKeyFromObject(object), object); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// What the plugin writes is what the documentation tells to write by hand: one field, by its own field manager, with the rights of the
+// cluster's own roles and those that the operator adds to them.
+func TestPluginWrites(t *testing.T) {
+	const namespace = "plugin"
+	editor, viewer := pluginUsers(t, namespace)
+	moed := &semmoev1.MoEDeployment{}
+	text := strings.NewReplacer("NAME", "qwen", "namespace: default", "namespace: "+namespace).Replace(minimal)
+	if err := yaml.Unmarshal([]byte(text), moed); err != nil {
+		t.Fatal(err)
+	}
+	plan := &semmoev1.PlacementPlan{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "good"},
+		Spec:       semmoev1.PlacementPlanSpec{ProfileRef: semmoev1.ProfileReference{Name: "chat"}, ExpertParallelSize: 4},
+	}
+	for _, object := range []client.Object{moed, plan} {
+		if err := api.Create(t.Context(), object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	digest := strings.Repeat("ab", 32)
+	plan.Status = semmoev1.PlacementPlanStatus{
+		Plan: digest[:16], PlanDigest: digest, Verdict: semmoev1.VerdictGain,
+		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Published", LastTransitionTime: metav1.Now()}},
+	}
+	if err := api.Status().Update(t.Context(), plan); err != nil {
+		t.Fatal(err)
+	}
+	spec := moed.Spec.DeepCopy()
+	p := newPlugin(t, namespace)
+
+	// It is the first that waits for the rights to be seen.
+	eventually(t, "the editor pauses", func() error {
+		if told, code := p.run(editor, "pause qwen --dry-run=server"); code != 0 {
+			return fmt.Errorf("exit code %d: %s", code, told)
+		}
+		return nil
+	})
+	p.expect(editor, "pause qwen --dry-run=server", 0, moed)
+	if moed.Spec.Reconciliation != semmoev1.ReconciliationActive {
+		t.Error("a dry run has paused it")
+	}
+	p.expect(editor, "pause qwen", 0, moed)
+	if moed.Spec.Reconciliation != semmoev1.ReconciliationPaused {
+		t.Errorf("reconciliation is %s", moed.Spec.Reconciliation)
+	}
+	p.expect(editor, "resume qwen", 0, moed)
+	p.expect(editor, "approve qwen good", 0, moed)
+	if got := moed.Annotations[semmoev1.AnnotationApprove]; got != digest[:16] {
+		t.Errorf("approved is %q", got)
+	}
+	p.expect(editor, "rollback qwen --to abababab", 0, moed)
+	if ref := moed.Spec.Placement.PlanRef; ref == nil || ref.Name != plan.Name {
+		t.Errorf("the plan is not pinned: %v", ref)
+	}
+	written := func(entry metav1.ManagedFieldsEntry) bool { return entry.Manager == "kubectl-semmoe" }
+	if !slices.ContainsFunc(moed.ManagedFields, written) {
+		t.Errorf("no field is of kubectl-semmoe: %+v", moed.ManagedFields)
+	}
+	p.expect(editor, "rollback qwen --unpin", 0, moed)
+	if moed.Spec.Placement.PlanRef != nil || moed.Spec.Reconciliation != spec.Reconciliation || moed.Spec.Engine.Image != spec.Engine.Image {
+		t.Errorf("the spec is another one than before: %+v", moed.Spec)
+	}
+
+	moed.Status = semmoev1.MoEDeploymentStatus{
+		PlanDigest: digest[:16], Plan: plan.Name, Rollout: &semmoev1.RolloutStatus{Phase: semmoev1.RolloutPhaseCanary, Since: metav1.Now(), CandidateRevision: "b293798526", CandidatePlan: digest[:16]},
+	}
+	if err := api.Status().Update(t.Context(), moed); err != nil {
+		t.Fatal(err)
+	}
+	p.expect(editor, "rollback qwen", 0, plan)
+	if plan.Annotations[semmoev1.AnnotationFailed+"b293798526"] == "" {
+		t.Errorf("the plan is not taken back: %v", plan.Annotations)
+	}
+	p.expect(viewer, "pause qwen", 1, moed)
+	p.expect(viewer, "status qwen", 0, moed)
+	if told, _ := p.run(viewer, "status qwen"); strings.Contains(told, "Not shown") {
+		t.Errorf("who may view does not see all:\n%s", told)
+	}
+	p.expect("nobody", "status qwen", 1, moed)
+	p.expect(viewer, "explain good", 0, moed)
+	replans(t, p, editor, moed)
+}
+
+// replans creates a profile and a plan that the API server accepts, and that go with the deployment.
+func replans(t *testing.T, p plugin, editor string, moed *semmoev1.MoEDeployment) {
+	t.Helper()
+	moed.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "texts"}}}
+	if err := api.Update(t.Context(), moed); err != nil {
+		t.Fatal(err)
+	}
+	p.expect(editor, "replan qwen", 0, moed)
+	var plans semmoev1.PlacementPlanList
+	var profiles semmoev1.AffinityProfileList
+	for _, list := range []client.ObjectList{&plans, &profiles} {
+		if err := api.List(t.Context(), list, client.InNamespace(p.namespace)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(plans.Items) != 2 || len(profiles.Items) != 1 {
+		t.Fatalf("%d plans and %d profiles", len(plans.Items), len(profiles.Items))
+	}
+	if owners := profiles.Items[0].OwnerReferences; len(owners) != 1 || owners[0].UID != moed.UID {
+		t.Errorf("owners of the profile: %+v", owners)
+	}
+}
+
+// pluginUsers makes a namespace, and users with the rights of the cluster roles edit and view there: those that Kubernetes aggregates, and the
+// operator's, which here nobody does.
+func pluginUsers(t *testing.T, namespace string) (editor, viewer string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "config", "rbac", "users.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects := []client.Object{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}}
+	bind := func(user string, roles ...string) {
+		for _, role := range roles {
+			objects = append(objects, &rbacv1.RoleBinding{
+				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: user + "-" + strings.ReplaceAll(role, ":", "-")},
+				RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+				Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+			})
+		}
+	}
+	for document := range strings.SplitSeq(string(text), "\n---\n") {
+		role := &rbacv1.ClusterRole{}
+		if err := yaml.UnmarshalStrict([]byte(document), role); err != nil {
+			t.Fatal(err)
+		}
+		objects = append(objects, role)
+	}
+	bind("editor", "system:aggregate-to-view", "system:aggregate-to-edit", "semmoe-viewer", "semmoe-editor")
+	bind("viewer", "system:aggregate-to-view", "semmoe-viewer")
+	for _, object := range objects {
+		if err := api.Create(t.Context(), object); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return "editor", "viewer"
+}

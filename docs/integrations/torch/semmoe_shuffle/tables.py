@@ -1,0 +1,160 @@
+"""Reads the files of a plan, and refuses what is damaged or of another plan. Plain Python: neither PyTorch nor a GPU is needed.
+
+A plan is a hint. `from_environment` therefore never fails: it says in the log why there is no plan, and the engine serves without shuffling.
+"""
+import hashlib
+import json
+import logging
+import mmap
+import os
+import struct
+
+FORMAT = "semmoe-plan/1"
+SCORE_SCALE = 65535  # a stored score divided by it is a share of activations
+LARGEST_HEADER = 100_000_000  # bytes; the bound of safetensors itself
+ELEMENT_BYTES = {"U8": 1, "U16": 2, "I32": 4, "F32": 4, "I64": 8}
+log = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """A file that is damaged, or not of this plan."""
+
+
+class Tensor:
+    """A tensor of a file: its bytes are a view into the mapped file."""
+
+    def __init__(self, dtype, shape, raw):
+        self.dtype, self.shape, self.raw = dtype, tuple(shape), raw
+
+
+def parse(content, name):
+    """The tensors and the metadata of a safetensors file, given its bytes; `name` is what errors call it."""
+    if len(content) < 8:
+        raise Refused(f"{name} has {len(content)} bytes; a safetensors file has at least 8")
+    length, = struct.unpack_from("<Q", content)
+    if length > min(LARGEST_HEADER, len(content) - 8):
+        raise Refused(f"{name}: the header of {length} bytes is longer than the file or the format allows")
+    try:
+        header = json.loads(bytes(content[8:8 + length]))
+        metadata = header.pop("__metadata__", {})
+        entries = {key: (value["dtype"], [int(n) for n in value["shape"]], [int(n) for n in value["data_offsets"]]) for key, value in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Refused(f"{name}: the header is no safetensors header: {error!r}") from None
+    data, tensors, end = memoryview(content)[8 + length:], {}, 0
+    for key, (dtype, shape, (first, last)) in sorted(entries.items(), key=lambda entry: entry[1][2]):
+        if dtype not in ELEMENT_BYTES:
+            raise Refused(f"{name}: tensor {key!r} has type {dtype}; allowed is {', '.join(ELEMENT_BYTES)}")
+        size = ELEMENT_BYTES[dtype]
+        for n in shape:
+            size *= n
+        if first != end or last - first != size or min(shape, default=1) < 0 or last > len(data):
+            raise Refused(f"{name}: tensor {key!r} of shape {shape} and type {dtype} does not fit the bytes {first} to {last}")
+        end = last
+        tensors[key] = Tensor(dtype, shape, data[first:last])
+    if end != len(data):
+        raise Refused(f"{name}: {len(data) - end} bytes follow the last tensor")
+    return tensors, metadata
+
+
+def mapped(path):
+    """The content of a file, which must not be empty, without reading what is not used."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise Refused(f"{path} is empty")
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+class Plan:
+    """What the consumer needs of a plan.
+
+    ranks: the EP size. layers: for each MoE layer its index in the model, ascending. rank_of: for each MoE layer the lists of ranks that
+    hold an expert, by expert. token_rank, token_score [MoE layers, vocabulary, m]: the m best ranks of a token id, the best first, and
+    their shares times SCORE_SCALE. transition_rank, transition_score [MoE layers, ranks, ranks]: None in a plan without them.
+    """
+
+    def __init__(self, placement, tables, metadata, name):
+        try:
+            self.ranks, self.experts, slots_per_rank = placement["ep_size"], placement["num_experts"], placement["slots_per_rank"]
+            self.layers = [layer["layer"] for layer in placement["layers"]]
+            self.rank_of = [holders(layer["slots"], self.experts, slots_per_rank) for layer in placement["layers"]]
+        except (KeyError, TypeError, IndexError, ZeroDivisionError) as error:
+            raise Refused(f"placement.json is no placement: {error!r}") from None
+        for key, want in (("format", FORMAT), ("ep_size", str(self.ranks)), ("score_scale", str(SCORE_SCALE))):
+            if metadata.get(key) != want:
+                raise Refused(f"{name}: {key} is {metadata.get(key)!r}; this plan needs {want!r}")
+        kind = "U8" if self.ranks <= 256 else "U16"
+        self.token_rank = expect(tables, "token_rank", kind, name, (len(self.layers), None, None))
+        self.token_score = expect(tables, "token_score", "U16", name, self.token_rank.shape)
+        self.vocabulary, self.best = self.token_rank.shape[1:]
+        if not 1 <= self.best <= self.ranks:
+            raise Refused(f"{name}: token_rank keeps {self.best} ranks of a token; allowed is 1 to {self.ranks}")
+        self.transition_rank = self.transition_score = None
+        if "transition_rank" in tables:
+            shape = (len(self.layers), self.ranks, self.ranks)
+            self.transition_rank = expect(tables, "transition_rank", kind, name, shape)
+            self.transition_score = expect(tables, "transition_confidence", "U16", name, shape)
+
+
+def holders(slots, experts, slots_per_rank):
+    """The ranks that hold each expert, given the experts in slot order."""
+    ranks = [[] for _ in range(experts)]
+    for slot, expert in enumerate(slots):
+        if not 0 <= expert < experts:
+            raise Refused(f"placement.json: slot {slot} holds expert {expert}; allowed is 0 to {experts - 1}")
+        ranks[expert].append(slot // slots_per_rank)
+    return ranks
+
+
+def expect(tables, key, dtype, name, shape):
+    """A tensor of that type and shape, where None stands for any number."""
+    if key not in tables:
+        raise Refused(f"{name} has no tensor {key!r}: the plan is not for attention tp")
+    tensor = tables[key]
+    if tensor.dtype != dtype or len(tensor.shape) != len(shape) or any(want not in (None, n) for want, n in zip(shape, tensor.shape)):
+        raise Refused(f"{name}: tensor {key!r} is {tensor.dtype} {list(tensor.shape)}; this plan needs {dtype} {['any' if n is None else n for n in shape]}")
+    return tensor
+
+
+def load(tables_path, placement_path, digest=""):
+    """The plan in these files. With a digest (of manifest.json, which lies beside the tables) every file must be the one that the manifest
+    names; the tables must be made for the placement always."""
+    tables, placement = mapped(tables_path), mapped(placement_path)
+    layout = sha256(placement)
+    if digest:
+        manifest = mapped(os.path.join(os.path.dirname(tables_path), "manifest.json"))
+        if sha256(manifest) != digest:
+            raise Refused(f"manifest.json has the digest {sha256(manifest)}, and not {digest}")
+        try:
+            files = json.loads(bytes(manifest))["files"]
+            listed = {name: files[name] for name in ("tables.safetensors", "placement.json")}
+        except (ValueError, KeyError, TypeError) as error:
+            raise Refused(f"manifest.json does not name the plan's files: {error!r}") from None
+        for name, found in (("tables.safetensors", sha256(tables)), ("placement.json", layout)):
+            if listed[name] != found:
+                raise Refused(f"{name} has the digest {found}; manifest.json names {listed[name]}")
+    tensors, metadata = parse(tables, tables_path)
+    if metadata.get("layout") != layout:
+        raise Refused(f"{tables_path} is made for layout {metadata.get('layout')}, and {placement_path} is {layout}")
+    try:
+        return Plan(json.loads(bytes(placement)), tensors, metadata, tables_path)
+    except ValueError as error:
+        raise Refused(f"{placement_path} is no JSON: {error}") from None
+
+
+def from_environment(environment=os.environ):
+    """The plan that SEMMOE_TABLES, SEMMOE_PLACEMENT and SEMMOE_PLAN_DIGEST name, or None, with a line in the log where they name one that
+    cannot be used."""
+    paths = environment.get("SEMMOE_TABLES"), environment.get("SEMMOE_PLACEMENT")
+    if not all(paths):
+        return None
+    try:
+        return load(*paths, environment.get("SEMMOE_PLAN_DIGEST", ""))
+    except FileNotFoundError as error:
+        log.warning("tokens are not shuffled: %s is not there", error.filename)
+    except (Refused, OSError) as error:
+        log.error("tokens are not shuffled: %s", error)
+    return None

@@ -1,0 +1,140 @@
+"""Tests of the reader, which need neither PyTorch nor a GPU: python3 -m unittest discover -s tests"""
+import hashlib
+import json
+import os
+import struct
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from semmoe_shuffle import tables  # noqa: E402  (the path is set above)
+
+PLACEMENT = {"ep_size": 2, "num_experts": 4, "slots_per_rank": 2, "layers": [{"layer": 1, "slots": [3, 0, 1, 2]}]}
+
+
+def encode(tensors, metadata):
+    """A safetensors file of tensors {name: (dtype, shape, bytes)}."""
+    header, end = {"__metadata__": metadata}, 0
+    for name, (dtype, shape, raw) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + len(raw)]}
+        end += len(raw)
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + b"".join(raw for _, _, raw in tensors.values())
+
+
+def digest(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+class PlanFiles(unittest.TestCase):
+    """A plan directory of two ranks, one MoE layer and three token ids."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.tensors = {
+            "token_score": ("U16", [1, 3, 2], struct.pack("<6H", 40000, 25535, 65535, 0, 33000, 32535)),
+            "transition_confidence": ("U16", [1, 2, 2], struct.pack("<4H", 50000, 1, 2, 3)),
+            "token_rank": ("U8", [1, 3, 2], bytes([1, 0, 0, 1, 1, 0])),
+            "transition_rank": ("U8", [1, 2, 2], bytes([0, 1, 1, 0])),
+        }
+        self.placement = json.dumps(PLACEMENT).encode()
+        self.metadata = {"format": "semmoe-plan/1", "layout": digest(self.placement), "ep_size": "2", "score_scale": "65535"}
+
+    def write(self):
+        """Writes the directory, and returns the environment that names it."""
+        content = encode(self.tensors, self.metadata)
+        manifest = json.dumps({"files": {"placement.json": digest(self.placement), "tables.safetensors": digest(content)}}).encode()
+        for name, data in (("tables.safetensors", content), ("placement.json", self.placement), ("manifest.json", manifest)):
+            with open(os.path.join(self.folder, name), "wb") as file:
+                file.write(data)
+        return {"SEMMOE_TABLES": os.path.join(self.folder, "tables.safetensors"), "SEMMOE_PLACEMENT": os.path.join(self.folder, "placement.json"),
+                "SEMMOE_PLAN_DIGEST": digest(manifest)}
+
+    def load(self):
+        environment = self.write()
+        return tables.load(environment["SEMMOE_TABLES"], environment["SEMMOE_PLACEMENT"], environment["SEMMOE_PLAN_DIGEST"])
+
+    def refused(self, part):
+        with self.assertRaises(tables.Refused) as caught:
+            self.load()
+        self.assertIn(part, str(caught.exception))
+
+    def test_reads_a_plan(self):
+        plan = self.load()
+        self.assertEqual((plan.ranks, plan.experts, plan.layers, plan.vocabulary, plan.best), (2, 4, [1], 3, 2))
+        self.assertEqual(plan.rank_of, [[[0], [1], [1], [0]]])
+        self.assertEqual(bytes(plan.token_rank.raw), bytes([1, 0, 0, 1, 1, 0]))
+        self.assertEqual(struct.unpack("<H", plan.token_score.raw[:2]), (40000,))
+        self.assertEqual(plan.transition_rank.shape, (1, 2, 2))
+
+    def test_copies_of_experts(self):
+        self.placement = json.dumps({**PLACEMENT, "slots_per_rank": 3, "layers": [{"layer": 1, "slots": [3, 0, 1, 1, 2, 3]}]}).encode()
+        self.metadata["layout"] = digest(self.placement)
+        self.assertEqual(self.load().rank_of, [[[0], [0, 1], [1], [0, 1]]])
+
+    def test_a_plan_without_transitions(self):
+        del self.tensors["transition_rank"], self.tensors["transition_confidence"]
+        self.assertIsNone(self.load().transition_rank)
+
+    def test_refuses_other_metadata(self):
+        for key, value in (("format", "semmoe-plan/2"), ("ep_size", "4"), ("score_scale", "255"), ("layout", "0" * 64)):
+            with self.subTest(key):
+                old = self.metadata[key]
+                self.metadata[key] = value
+                self.refused(value if key == "layout" else key)
+                self.metadata[key] = old
+
+    def test_refuses_other_tensors(self):
+        for name, tensor in (("token_rank", ("U16", [1, 3, 2], bytes(12))), ("token_score", ("U16", [1, 2, 3], bytes(12))),
+                             ("transition_rank", ("U8", [1, 4], bytes(4)))):
+            with self.subTest(name):
+                old = self.tensors[name]
+                self.tensors[name] = tensor
+                self.refused(name)
+                self.tensors[name] = old
+        del self.tensors["token_score"]
+        self.refused("token_score")
+
+    def test_refuses_a_placement_of_other_experts(self):
+        self.placement = json.dumps({**PLACEMENT, "layers": [{"layer": 1, "slots": [0, 1, 2, 4]}]}).encode()
+        self.metadata["layout"] = digest(self.placement)
+        self.refused("slot 3 holds expert 4")
+
+    def test_refuses_files_of_another_plan(self):
+        environment = self.write()
+        with self.assertRaises(tables.Refused):
+            tables.load(environment["SEMMOE_TABLES"], environment["SEMMOE_PLACEMENT"], "0" * 64)
+        with open(environment["SEMMOE_TABLES"], "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\xff")
+        with self.assertRaises(tables.Refused) as caught:
+            tables.load(environment["SEMMOE_TABLES"], environment["SEMMOE_PLACEMENT"], environment["SEMMOE_PLAN_DIGEST"])
+        self.assertIn("tables.safetensors has the digest", str(caught.exception))
+
+    def test_refuses_damaged_headers(self):
+        whole = encode(self.tensors, self.metadata)
+        length, = struct.unpack_from("<Q", whole)
+        for name, content in (("no length", whole[:5]), ("a long header", struct.pack("<Q", 1 << 40) + whole[8:]), ("no JSON", whole[:8] + b"[" * length + whole[8 + length:]),
+                              ("a list", struct.pack("<Q", 2) + b"[]"), ("a part", whole[:-1]), ("a rest", whole + b"x")):
+            with self.subTest(name), self.assertRaises(tables.Refused):
+                tables.parse(content, "a file")
+        with self.assertRaises(tables.Refused):
+            tables.parse(encode({"x": ("F16", [1], b"ab")}, {}), "a file")
+
+    def test_environment(self):
+        environment = self.write()
+        self.assertEqual(tables.from_environment(environment).ranks, 2)
+        self.assertIsNone(tables.from_environment({}))
+        with self.assertLogs(tables.log, "ERROR"):
+            self.assertIsNone(tables.from_environment({**environment, "SEMMOE_PLAN_DIGEST": "0" * 64}))
+        os.unlink(environment["SEMMOE_TABLES"])
+        with self.assertLogs(tables.log, "WARNING") as logged:
+            self.assertIsNone(tables.from_environment(environment))
+        self.assertIn("tables.safetensors is not there", logged.output[0])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,220 @@
+// Command routes writes what test/gpu/moe_layer.py measures with: real routes of held-out requests, and the ranks on which each method
+// has their tokens computed. It solves a plan for each EP size (attention TP, forecast prefill), so that nothing but a routing trace is
+// needed:
+//
+//	go run ./test/gpu/routes --trace FILE --out routes.safetensors
+//
+// README.md beside the program describes the file.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+
+	"github.com/semmoe/operator/internal/wholefile"
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// format names the file's layout.
+const format = "semmoe-routes/1"
+
+// options are the flags.
+type options struct {
+	trace, out         string
+	ranks, layers      []int
+	prefill, decode    []int
+	trainPercent, seed int
+}
+
+func main() {
+	o, err := parse(os.Args[1:])
+	if err == nil {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+		defer stop()
+		err = o.run(ctx)
+	}
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case err != nil:
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func parse(arguments []string) (*options, error) {
+	o := &options{ranks: []int{2, 4}, layers: []int{2, 6, 10}, prefill: []int{4096, 8192, 16384}, decode: []int{64, 128, 256, 512}}
+	flags := flag.NewFlagSet("routes", flag.ContinueOnError)
+	flags.StringVar(&o.trace, "trace", "", "routing trace, .safetensors or .safetensors.zst (required)")
+	flags.StringVar(&o.out, "out", "", "file to write (required)")
+	flags.IntVar(&o.trainPercent, "train-percent", 20, "share of the requests that plans are solved on, by whole documents")
+	flags.IntVar(&o.seed, "seed", 1, "seed of the split, the search and the order of the requests")
+	lists := map[string]*[]int{"ep": &o.ranks, "layers": &o.layers, "prefill": &o.prefill, "decode": &o.decode}
+	for name, usage := range map[string]string{
+		"ep": "EP sizes", "layers": "MoE layers to write, counted from 0",
+		"prefill": "tokens of batches of consecutive tokens of whole requests", "decode": "tokens of batches of one token a request",
+	} {
+		flags.Func(name, fmt.Sprintf("%s, separated by commas (default %s)", usage, strings.Trim(fmt.Sprint(*lists[name]), "[]")), func(text string) (err error) {
+			*lists[name], err = numbers(text)
+			return err
+		})
+	}
+	if err := flags.Parse(arguments); err != nil {
+		return nil, err
+	}
+	if o.trace == "" || o.out == "" || flags.NArg() > 0 {
+		return nil, fmt.Errorf("usage: routes --trace FILE --out FILE; --trace is %q, --out %q, further arguments %q", o.trace, o.out, flags.Args())
+	}
+	return o, nil
+}
+
+// numbers reads whole numbers from 0 on.
+func numbers(text string) ([]int, error) {
+	var all []int
+	for _, word := range strings.Split(text, ",") {
+		n, err := strconv.Atoi(word)
+		if err != nil || n < 0 {
+			return nil, fmt.Errorf("%q is no whole number of at least 0", word)
+		}
+		all = append(all, n)
+	}
+	return all, nil
+}
+
+func (o *options) run(ctx context.Context) error {
+	t, err := trace.Open(ctx, o.trace)
+	if err != nil {
+		return err
+	}
+	f, err := o.collect(ctx, t)
+	if err != nil {
+		return err
+	}
+	return wholefile.Write(o.out, 0o644, f.write)
+}
+
+// collect makes the file of a trace.
+func (o *options) collect(ctx context.Context, t *trace.Trace) (*file, error) {
+	if err := o.check(t); err != nil {
+		return nil, err
+	}
+	_, test, err := trace.Split(t, o.trainPercent, uint64(o.seed))
+	if err != nil {
+		return nil, err
+	}
+	batches, err := o.batches(t, trace.Shuffled(test, uint64(o.seed)))
+	if err != nil {
+		return nil, err
+	}
+	f := &file{metadata: o.metadata(t, batches)}
+	f.addBatches(t, batches, o.layers)
+	for _, ranks := range o.ranks {
+		if err := o.addRanks(ctx, f, t, batches, ranks); err != nil {
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// check refuses what the trace does not have, before any plan is solved.
+func (o *options) check(t *trace.Trace) error {
+	for _, l := range o.layers {
+		if l >= len(t.Model.Layers) {
+			return fmt.Errorf("--layers names MoE layer %d; the trace has 0 to %d", l, len(t.Model.Layers)-1)
+		}
+	}
+	if t.Model.Experts > 256 {
+		return fmt.Errorf("the trace's model has %d experts; the file holds the numbers of at most 256", t.Model.Experts)
+	}
+	for _, ranks := range o.ranks {
+		for _, n := range append(append([]int{}, o.prefill...), o.decode...) {
+			if ranks < 2 || n < 1 || n%ranks != 0 {
+				return fmt.Errorf("a batch of %d tokens cannot be cut into equal shards for %d ranks: --ep must be 2 or more, and divide --prefill and --decode", n, ranks)
+			}
+		}
+	}
+	return nil
+}
+
+// batch is what a batch's tensors are named by, and its tokens in the trace.
+type batch struct {
+	Name      string `json:"name"`
+	Phase     string `json:"phase"`
+	Tokens    int    `json:"tokens"`
+	positions []int
+}
+
+// batches takes, for prefill, the first tokens of the requests one after the other, and for decode the last token of each request.
+func (o *options) batches(t *trace.Trace, requests []int) ([]batch, error) {
+	var whole, last []int
+	for _, r := range requests {
+		for at := t.Offsets[r]; at < t.Offsets[r+1]; at++ {
+			whole = append(whole, int(at))
+		}
+		last = append(last, int(t.Offsets[r+1])-1)
+	}
+	var all []batch
+	for _, phase := range []struct {
+		name      string
+		sizes     []int
+		positions []int
+	}{{"prefill", o.prefill, whole}, {"decode", o.decode, last}} {
+		for _, n := range phase.sizes {
+			if n > len(phase.positions) {
+				return nil, fmt.Errorf("--%s has a batch of %d tokens; the held-out requests of the trace have %d", phase.name, n, len(phase.positions))
+			}
+			all = append(all, batch{fmt.Sprintf("%s.%d", phase.name, n), phase.name, n, phase.positions[:n]})
+		}
+	}
+	return all, nil
+}
+
+func (o *options) metadata(t *trace.Trace, batches []batch) map[string]string {
+	encode := func(value any) string {
+		text, err := json.Marshal(value)
+		if err != nil {
+			panic(err) // numbers and strings have a JSON form
+		}
+		return string(text)
+	}
+	return map[string]string{
+		"format": format, "trace": fmt.Sprintf("%x", t.Digest), "num_experts": strconv.Itoa(t.Model.Experts), "top_k": strconv.Itoa(t.Model.TopK),
+		"vocab_size": strconv.Itoa(t.Model.Vocabulary), "ep_sizes": encode(o.ranks), "layers": encode(o.layers), "batches": encode(batches),
+		"train_percent": strconv.Itoa(o.trainPercent), "seed": strconv.Itoa(o.seed),
+	}
+}
+
+// addRanks adds one EP size: a plan, and the ranks that the methods give each batch's tokens.
+func (o *options) addRanks(ctx context.Context, f *file, t *trace.Trace, batches []batch, ranks int) error {
+	solved, err := solver.Solve(ctx, t, solver.Options{
+		Ranks: ranks, Attention: placement.TensorParallel, Algorithm: placement.Auto, Forecast: solver.Prefill,
+		TrainPercent: o.trainPercent, Seed: uint64(o.seed),
+	})
+	if err != nil {
+		return err
+	}
+	f.addPlan(solved.Plan, o.layers)
+	for _, b := range batches {
+		for _, by := range []solver.Forecast{solver.Table, solver.Prefill} {
+			dealt, err := solved.Plan.DealBatch(ctx, t, by, b.positions)
+			if err != nil {
+				return err
+			}
+			f.addDealt(ranks, b, string(by), dealt, o.layers)
+		}
+		dealt, err := solved.Plan.DealBatchByRoutes(ctx, t, b.positions)
+		if err != nil {
+			return err
+		}
+		f.addDealt(ranks, b, "oracle", dealt, o.layers)
+	}
+	return nil
+}

@@ -90,7 +90,10 @@ start_node() {
     ip link del "semmoe-$node" 2>/dev/null || true
     start_namespaces "$1"
   fi
-  [ -d "/sys/class/net/semmoe-$node" ] || ip link add "semmoe-$node" type veth peer name eth0 netns "$(node_pid "$1")"
+  # A machine that comes back has the network card that it had. To a card with another address nothing would come from the
+  # other node for up to half a minute, which goes on sending to the one it knows.
+  [ -d "/sys/class/net/semmoe-$node" ] ||
+    ip link add "semmoe-$node" type veth peer name eth0 address "02:00:0a:59:00:1$1" netns "$(node_pid "$1")"
   ip link set "semmoe-$node" master "$bridge" up
   # From the machine to pods and, through the first node, to services.
   ip route replace "10.244.$1.0/24" via "$address" dev "$bridge"

@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
-# build.sh [NAME...] : builds the named Kubernetes programs (default: the control plane and kubectl) of the release that
-# go.mod pins into bin/kubernetes-<version>/, and prints that directory. What is already there is never built again; two
-# callers at once build one after the other. The first build compiles the control plane: about seven minutes on two cores.
+# build.sh [oldest] [NAME...] : builds the named Kubernetes programs (default: the control plane and kubectl) of the release that
+# go.mod pins, or oldest/go.mod, into bin/kubernetes-<version>/, and prints that directory. What is already there is never built
+# again; two callers at once build one after the other. The first build compiles the control plane: about seven minutes on two cores.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 cd "$here"
+if [ "${1:-}" = oldest ]; then
+  cd oldest
+  shift
+fi
 version=$(awk '$1 == "k8s.io/kubernetes" { print $2; exit }' go.mod)
 out=$(readlink -m "$here/../../bin/kubernetes-$version")
 [ $# -gt 0 ] || set -- etcd kube-apiserver kube-controller-manager kube-scheduler kubectl

@@ -12,9 +12,16 @@ import (
 	"github.com/semmoe/operator/test/localcluster/internal/controlplane"
 )
 
-// FindBinaries returns the directory of the Kubernetes programs of the pinned release: bin/kubernetes-<version> of the
-// repository that holds the working directory. The error says how to build them.
+// binariesVariable names the directory of another release's programs.
+const binariesVariable = "KUBERNETES_BINARIES"
+
+// FindBinaries returns the directory of the Kubernetes programs: the one that the environment variable KUBERNETES_BINARIES names, or
+// that of the pinned release, bin/kubernetes-<version> of the repository that holds the working directory. The error says how to
+// build them.
 func FindBinaries() (string, error) {
+	if dir := os.Getenv(binariesVariable); dir != "" {
+		return dir, checkBinaries(dir)
+	}
 	root, err := repositoryRoot()
 	if err != nil {
 		return "", err

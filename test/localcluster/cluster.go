@@ -60,6 +60,9 @@ type Options struct {
 	GPUs int
 	// Forward is how many Services can be forwarded to ports of 127.0.0.1; see Cluster.Forward.
 	Forward int
+	// AuditPolicy is an audit.k8s.io/v1 Policy, by which the API server writes what it was asked for; see Cluster.AuditLogs.
+	// Empty means that it does not.
+	AuditPolicy string
 	// Log gets progress lines; nil means none.
 	Log io.Writer
 }
@@ -131,6 +134,11 @@ func (c *Cluster) start(ctx context.Context, o Options, progress func(string)) e
 	}
 	if err := c.prepare(); err != nil {
 		return err
+	}
+	if o.AuditPolicy != "" {
+		if err := controlplane.WriteAuditPolicy(c.dir.path, o.AuditPolicy); err != nil {
+			return err
+		}
 	}
 	if err := c.launch(ctx); err != nil {
 		return err
@@ -345,6 +353,12 @@ func (c *Cluster) Kubeconfig() string { return controlplane.OutsideKubeconfig(c.
 // Logs returns the path of the newest log file of a container, or "" if it has never run.
 func (c *Cluster) Logs(namespace, pod, container string) string {
 	return newestLog(filepath.Join(c.dir.path, "logs"), namespace, pod, container)
+}
+
+// AuditLogs returns the paths of the files with what the API server has been asked for so far, one JSON object a line; see
+// Options.AuditPolicy.
+func (c *Cluster) AuditLogs() ([]string, error) {
+	return filepath.Glob(filepath.Join(c.dir.path, "logs", "audit*.log"))
 }
 
 // Forward makes the Service's port reachable from outside and returns the address, on 127.0.0.1. The Service need not

@@ -11,7 +11,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/lar"
-	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/internal/router/livesamples"
 )
 
 // ServeHTTP answers for the pod at the request's address, as a proxy that stands before all of them: a manager that is given it by
@@ -28,12 +28,12 @@ func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer = completion()
 	case component == semmoev1.ComponentRouter && r.URL.Path == "/v1/observations":
 		answer = a.observations(pod)
-	case component == semmoev1.ComponentRouter && r.URL.Path == router.LiveCountsPath && r.Method == http.MethodHead:
+	case component == semmoev1.ComponentRouter && r.URL.Path == livesamples.CountsPath && r.Method == http.MethodHead:
 		tokens := liveTokens
-		if since, err := time.Parse(time.RFC3339, r.URL.Query().Get(router.QuerySince)); err == nil && since.After(time.Now()) {
+		if since, err := time.Parse(time.RFC3339, r.URL.Query().Get(livesamples.QuerySince)); err == nil && since.After(time.Now()) {
 			tokens = 0
 		}
-		w.Header().Set(router.HeaderTokens, strconv.Itoa(tokens))
+		w.Header().Set(livesamples.HeaderTokens, strconv.Itoa(tokens))
 		return
 	default:
 		http.NotFound(w, r)

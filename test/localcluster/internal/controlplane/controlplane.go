@@ -110,6 +110,13 @@ func Run(ctx context.Context, binaries, dir string, client kubernetes.Interface,
 	return group.Wait()
 }
 
+// WriteAuditPolicy has the API server log what it is asked for, by a Policy of audit.k8s.io/v1.
+func WriteAuditPolicy(dir, policy string) error {
+	return os.WriteFile(auditPolicyFile(dir), []byte(policy), 0o600)
+}
+
+func auditPolicyFile(dir string) string { return filepath.Join(dir, "audit-policy.yaml") }
+
 func logFile(dir, name string) string { return filepath.Join(dir, "logs", name+".log") }
 
 func runProgram(ctx context.Context, path string, args []string, log string, started func(*os.Process)) error {
@@ -160,7 +167,7 @@ func etcdArgs(dir string) []string {
 
 func apiServerArgs(dir string) []string {
 	keys := filepath.Join(dir, "pki")
-	return []string{
+	args := []string{
 		"--etcd-servers=" + etcdURL,
 		"--bind-address=" + Address, "--advertise-address=" + Address, fmt.Sprintf("--secure-port=%d", SecurePort),
 		"--service-cluster-ip-range=" + ServiceRange,
@@ -171,6 +178,11 @@ func apiServerArgs(dir string) []string {
 		"--service-account-key-file=" + filepath.Join(keys, "serviceaccount.crt"),
 		"--service-account-signing-key-file=" + filepath.Join(keys, "serviceaccount.key"),
 	}
+	if _, err := os.Stat(auditPolicyFile(dir)); err == nil {
+		// Blocking: what waits in a buffer is not in the log yet when a test reads it.
+		args = append(args, "--audit-policy-file="+auditPolicyFile(dir), "--audit-log-path="+logFile(dir, "audit"), "--audit-log-mode=blocking")
+	}
+	return args
 }
 
 func controllerManagerArgs(dir string) []string {

@@ -1,0 +1,225 @@
+package installation
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers"
+	"github.com/semmoe/operator/test/programs"
+)
+
+var onCluster = flag.Bool("cluster", false, "tell the stories, on the cluster of test/cluster that KUBECONFIG leads to")
+
+const (
+	release = "semmoe"
+	// system is the operator's namespace, team that of the model: both enforce the restricted pod security standard.
+	system = "semmoe-system"
+	team   = "team"
+	// model is the MoEDeployment of config/samples/moedeployment.yaml.
+	model = "qwen3-30b"
+	// patience bounds every wait: long enough for a loaded machine, since nothing waits longer than it must.
+	patience = 2 * time.Minute
+)
+
+var (
+	repository = filepath.Join("..", "..")
+	chart      = filepath.Join(repository, "charts", "semmoe-operator")
+)
+
+// world is the cluster, and what the steps of the story hand on to each other.
+type world struct {
+	client.Client
+	whole   *testing.T // the test that the steps belong to
+	traffic traffic
+	// directory is what the volumes lie in.
+	directory string
+	// bare and home are what the cluster, and the model's namespace, hold without us.
+	bare, home []string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	file := os.Getenv("KUBECONFIG")
+	if file == "" {
+		t.Fatal("KUBECONFIG is empty; want the file that test/cluster/up.sh names")
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.QPS, config.Burst = 200, 400
+	scheme, err := controllers.Scheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{whole: t, directory: t.TempDir()}
+	if w.Client, err = client.New(config, client.Options{Scheme: scheme}); err != nil {
+		t.Fatal(err)
+	}
+	// TempDir's parents are for this user alone, and a volume is for the users of pods.
+	for directory := w.directory; directory != os.TempDir() && directory != "/"; directory = filepath.Dir(directory) {
+		if err := os.Chmod(directory, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	nodes := &corev1.NodeList{}
+	if err := w.List(t.Context(), nodes); err != nil || len(nodes.Items) != 2 {
+		t.Fatalf("the cluster has %d nodes, want two: %v", len(nodes.Items), err)
+	}
+	return w
+}
+
+// kubectl runs kubectl as a person would.
+func (w *world) kubectl(t *testing.T, stdin string, args ...string) string {
+	t.Helper()
+	output, err := kubectl(stdin, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return output
+}
+
+func kubectl(stdin string, args ...string) (string, error) {
+	path, err := programs.Kubectl()
+	if err != nil {
+		return "", err
+	}
+	return programs.Run(path, nil, stdin, args...)
+}
+
+// helm runs Helm on the release.
+func (w *world) helm(t *testing.T, command string, args ...string) {
+	t.Helper()
+	path, err := programs.Helm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := programs.Run(path, nil, "", append([]string{command, release, "--namespace", system}, args...)...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// script runs a script of test/cluster.
+func script(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if _, err := programs.Run(filepath.Join(repository, "test", "cluster", name), nil, "", args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually polls until the function returns no error, fails with the last one, and returns how long it took.
+func eventually(t *testing.T, within time.Duration, what string, f func() error) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	for {
+		err := f()
+		if err == nil {
+			return time.Since(begin)
+		}
+		if time.Since(begin) > within {
+			t.Fatalf("%s: not within %v: %v", what, within, err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+func (w *world) moedeployment(ctx context.Context) (*semmoev1.MoEDeployment, error) {
+	moed := &semmoev1.MoEDeployment{}
+	return moed, w.Get(ctx, client.ObjectKey{Namespace: team, Name: model}, moed)
+}
+
+// pods are those of a namespace that are labelled so, in the order of their names.
+func (w *world) pods(t *testing.T, namespace string, labels client.MatchingLabels) []corev1.Pod {
+	t.Helper()
+	list := &corev1.PodList{}
+	if err := w.List(t.Context(), list, client.InNamespace(namespace), labels); err != nil {
+		t.Fatal(err)
+	}
+	slices.SortFunc(list.Items, func(a, b corev1.Pod) int { return cmp.Compare(a.Name, b.Name) })
+	return list.Items
+}
+
+func (w *world) enginePods(t *testing.T) []corev1.Pod {
+	t.Helper()
+	return w.pods(t, team, client.MatchingLabels{semmoev1.LabelDeployment: model, semmoev1.LabelComponent: semmoev1.ComponentEngine})
+}
+
+func (w *world) routerPods(t *testing.T) []corev1.Pod {
+	t.Helper()
+	return w.pods(t, team, client.MatchingLabels{semmoev1.LabelDeployment: model, semmoev1.LabelComponent: semmoev1.ComponentRouter})
+}
+
+// serving tells of each pod that serves the model, be it an engine or a request router, which one it is and how often its containers
+// were started again.
+func (w *world) serving(t *testing.T) map[string]string {
+	t.Helper()
+	return lives(append(w.enginePods(t), w.routerPods(t)...))
+}
+
+func lives(all []corev1.Pod) map[string]string {
+	pods := map[string]string{}
+	for _, pod := range all {
+		restarts := int32(0)
+		for _, status := range append(slices.Clone(pod.Status.InitContainerStatuses), pod.Status.ContainerStatuses...) {
+			restarts += status.RestartCount
+		}
+		pods[pod.Name] = fmt.Sprintf("%s, %d restarts", pod.UID, restarts)
+	}
+	return pods
+}
+
+// everything lists the objects of a namespace, or of the cluster where the namespace is empty, by kind and name. Left out is what
+// others make of them, and what comes and goes by itself.
+func everything(t *testing.T, namespace string) []string {
+	t.Helper()
+	scope := []string{"--namespaced=false"}
+	if namespace != "" {
+		scope = []string{"--namespaced=true"}
+	}
+	kinds, err := kubectl("", append([]string{"api-resources", "--verbs=list,delete", "-o", "name"}, scope...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	passing := []string{"events", "events.events.k8s.io", "nodes", "leases.coordination.k8s.io", "csinodes.storage.k8s.io", "ipaddresses.networking.k8s.io", "apiservices.apiregistration.k8s.io"}
+	wanted := slices.DeleteFunc(strings.Fields(kinds), func(kind string) bool { return slices.Contains(passing, kind) })
+	args := []string{"get", strings.Join(wanted, ","), "-o", "name", "--ignore-not-found"}
+	if namespace != "" {
+		args = append(args, "--namespace", namespace)
+	}
+	names, err := kubectl("", args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := strings.Fields(names)
+	slices.Sort(list)
+	return list
+}
+
+// seconds is for messages.
+func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
+
+// identities are the UIDs of all objects of our kinds and of all that was made for them, by kind and name; of pods those that serve.
+func (w *world) identities(t *testing.T) map[string]string {
+	t.Helper()
+	found := w.serving(t)
+	const format = `jsonpath={range .items[*]}{.kind}/{.metadata.name} {.metadata.uid}{"\n"}{end}`
+	const kinds = "moedeployments,affinityprofiles,placementplans,statefulsets,deployments,jobs,configmaps,services,serviceaccounts,rolebindings,poddisruptionbudgets"
+	for line := range strings.Lines(w.kubectl(t, "", "get", kinds, "--namespace", team, "-o", format)) {
+		name, uid, _ := strings.Cut(strings.TrimSpace(line), " ")
+		found[name] = uid
+	}
+	return found
+}

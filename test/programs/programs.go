@@ -1,0 +1,43 @@
+// Package programs runs the Helm and the kubectl that the repository pins, as people run them.
+package programs
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/semmoe/operator/test/localcluster"
+)
+
+// Kubectl is the path of the pinned release's kubectl.
+var Kubectl = sync.OnceValues(func() (string, error) {
+	binaries, err := localcluster.FindBinaries()
+	return filepath.Join(binaries, "kubectl"), err
+})
+
+// Helm is the path of Helm, which is built where it is not there yet.
+var Helm = sync.OnceValues(func() (string, error) {
+	binaries, err := localcluster.FindBinaries()
+	if err != nil {
+		return "", err
+	}
+	repository := filepath.Join(binaries, "..", "..")
+	path, err := Run(filepath.Join(repository, "internal", "tools", "helm", "build.sh"), nil, "")
+	return strings.TrimSpace(path), err
+})
+
+// Run runs a program and returns its standard output; its error holds the standard error. env is added to the environment.
+func Run(path string, env []string, stdin string, args ...string) (string, error) {
+	var stdout, stderr bytes.Buffer
+	command := exec.Command(path, args...)
+	command.Env = append(os.Environ(), env...)
+	command.Stdin, command.Stdout, command.Stderr = strings.NewReader(stdin), &stdout, &stderr
+	if err := command.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("%s %s: %w: %s", filepath.Base(path), strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}

@@ -28,6 +28,7 @@ import (
 
 	"github.com/semmoe/operator/internal/refengine"
 	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/internal/router/discovery"
 )
 
 const (
@@ -118,7 +119,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	pool := router.NewPool()
-	pool.Set([]router.Backend{{Pod: "engine", Address: address, Ranks: ranks}})
+	pool.Set([]discovery.Backend{{Pod: "engine", Address: address, Ranks: ranks}})
 	handler, _ := router.NewProxy(pool, prometheus.NewRegistry(), logr.Discard(),
 		router.ProxyOptions{RankHeader: "X-Data-Parallel-Rank", MaxBodyBytes: 1 << 20, EndpointWait: time.Second})
 	proxy := httptest.NewServer(handler)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
-	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/placement"
@@ -63,14 +63,14 @@ func writeSnapshot(dir string, a *plan.Artifact, tokenizer []byte, port, pods in
 	if err := os.WriteFile(filepath.Join(directory, bundle.TokenizerFile), tokenizer, 0o644); err != nil {
 		return err
 	}
-	backends := make([]router.Backend, pods)
+	backends := make([]discovery.Backend, pods)
 	for i := range backends {
-		backends[i] = router.Backend{
+		backends[i] = discovery.Backend{
 			Pod: fmt.Sprintf("engine-%d", i), Address: fmt.Sprintf("127.0.%d.%d:%d", 1+i/250, 1+i%250, port),
 			Ranks: routerRanks, Revision: "bench", PlanDigest: a.Digest,
 		}
 	}
-	return router.SaveSnapshot(dir, backends)
+	return discovery.SaveSnapshot(dir, backends)
 }
 
 // routerPlan has random scores: what a router computes does not depend on them.

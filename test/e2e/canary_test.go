@@ -3,9 +3,9 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,26 +20,18 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/test/corpus"
+	"github.com/semmoe/operator/test/scramble"
 )
 
-// scrambled is a routing trace of the small model in which the experts of each layer have changed their numbers. A plan that is
-// made from it promises as much as one of the true trace, and keeps nothing of it.
-func scrambled(t *testing.T) string {
+// scrambled is a routing trace of the small model of which a bad plan comes, with each request as many times as is asked for.
+func scrambled(t *testing.T, times int) string {
 	t.Helper()
 	routes, err := trace.Open(t.Context(), filepath.Join(repository, "solver", "testdata", "tiny-32e-top4.safetensors.zst"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	random := rand.New(rand.NewPCG(1, 2))
-	layers := len(routes.Model.Layers)
-	renumbered := make([][]int, layers)
-	for layer := range renumbered {
-		renumbered[layer] = random.Perm(routes.Model.Experts)
-	}
-	for i, expert := range routes.Experts {
-		routes.Experts[i] = uint16(renumbered[i/routes.Model.TopK%layers][expert])
-	}
-	routes.LookAhead = nil
+	scramble.Experts(routes, 1)
+	routes = repeated(routes, times)
 	name := filepath.Join(t.TempDir(), "scrambled.safetensors.zst")
 	if err := trace.Create(name, routes); err != nil {
 		t.Fatal(err)
@@ -47,17 +39,40 @@ func scrambled(t *testing.T) string {
 	return name
 }
 
+// repeated is a trace with each request several times, each time as one of another document.
+func repeated(routes *trace.Trace, times int) *trace.Trace {
+	all := *routes
+	tokens, documents := routes.Offsets[routes.Requests()], slices.Max(routes.Documents)+1
+	for again := 1; again < times; again++ {
+		all.Tokens = slices.Concat(all.Tokens, routes.Tokens)
+		all.Experts = slices.Concat(all.Experts, routes.Experts)
+		all.Domains = slices.Concat(all.Domains, routes.Domains)
+		for request := range routes.Requests() {
+			all.Offsets = append(all.Offsets, int64(again)*tokens+routes.Offsets[request+1])
+			all.Documents = append(all.Documents, int32(again)*documents+routes.Documents[request])
+		}
+	}
+	return &all
+}
+
 // readers send requests of all kinds of text until they are stopped, and fail the test where one is not answered in full.
 func readers(t *testing.T, url string) (stop func()) {
 	t.Helper()
 	requests := corpus.Requests(corpus.Written(), 300)
+	return send(t, url, 4, func(_ context.Context, n int) string { return requests[n%len(requests)].Text })
+}
+
+// send has clients, so many at a time, send prompts until they are stopped, and fails the test where one is not answered in full. The
+// n-th prompt is sent when the function returns it.
+func send(t *testing.T, url string, number int, prompt func(ctx context.Context, n int) string) (stop func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var clients sync.WaitGroup
 	var next, served atomic.Int64
-	for range 4 {
+	for range number {
 		clients.Go(func() {
 			for ctx.Err() == nil {
-				text := requests[next.Add(1)%int64(len(requests))].Text
+				text := prompt(ctx, int(next.Add(1)))
 				body := fmt.Sprintf(`{"model": "tiny", "prompt": %q, "max_tokens": 2, "temperature": 0}`, strings.ToValidUTF8(text, ""))
 				if err := answered(http.Post(url+"/v1/completions", "application/json", strings.NewReader(body))); err != nil {
 					t.Errorf("a request failed: %v", err)
@@ -89,7 +104,7 @@ func TestCanary(t *testing.T) {
 	whole, namespace := t, newNamespace(t)
 	stopManager := startManager(whole, namespace, nil)
 	storedProfile(t, namespace)
-	storedProfileOf(t, namespace, "scrambled", "others", scrambled(t))
+	storedProfileOf(t, namespace, "scrambled", "others", scrambled(t, 1))
 	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
 		m.Spec.Replicas = ptr.To[int32](3)
 		m.Spec.Routing.SamplePercent = ptr.To[int32](100)

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/semmoe/operator/test/faults"
 )
@@ -15,6 +16,7 @@ var hazards = []hazard{
 	{name: "429, 5xx and time-outs", schedule: faults.Schedule{Seed: 2, Throttled: 3, Failed: 10, TimedOut: 5}},
 	{name: "answers lost", schedule: faults.Schedule{Seed: 3, Lost: 30}},
 	{name: "all at once", schedule: faults.Schedule{Seed: 4, Conflicts: 10, Throttled: 2, Failed: 5, TimedOut: 2, Lost: 10, Lag: 2}, touched: true},
+	{name: "a clock that jumps back six hours, and forward again", schedule: faults.Schedule{ClockBehind: 6 * time.Hour}},
 }
 
 // maxLag is the greatest lag of a cache that is tried, in writes of the manager.
@@ -27,7 +29,7 @@ func stale(lag, writes int) hazard {
 	crash := lag + 1 + random.IntN(max(1, writes-lag))
 	return hazard{
 		name:     fmt.Sprintf("a cache that lags by %d writes, and a crash after write %d", lag, crash),
-		schedule: faults.Schedule{Lag: lag, CrashAfter: crash}, successor: &faults.Schedule{Lag: lag},
+		schedule: faults.Schedule{Lag: lag, CrashAfter: crash}, successors: []faults.Schedule{{Lag: lag}},
 	}
 }
 
@@ -57,11 +59,18 @@ func allHazards(writes int) []hazard {
 	return all
 }
 
-// chosen are all hazards, or in the short form one of each kind that no story before has met, and one that lags.
+// chosen are all hazards, or in the short form one for every other story, each of another kind, and for every fourth one that lags.
 func chosen(story int, all []hazard) []hazard {
 	if *full {
 		return all
 	}
-	random := rand.New(rand.NewPCG(uint64(story), 2))
-	return []hazard{all[story%len(hazards)], all[len(hazards)+random.IntN(maxLag)]}
+	var some []hazard
+	if story%2 == 0 {
+		some = append(some, all[(story/2)%len(hazards)])
+	}
+	if story%4 == 0 {
+		random := rand.New(rand.NewPCG(uint64(story), 2))
+		some = append(some, all[len(hazards)+random.IntN(maxLag)])
+	}
+	return some
 }

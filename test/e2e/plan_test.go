@@ -37,6 +37,14 @@ func storedProfile(t *testing.T, namespace string) *semmoev1.AffinityProfile {
 // storedProfileOf is one whose result is the routing trace of a file. Its data set is a ConfigMap of one request.
 func storedProfileOf(t *testing.T, namespace, name, dataset, trace string) *semmoev1.AffinityProfile {
 	t.Helper()
+	p := publishedProfile(t, namespace, name, dataset, trace)
+	create(t, p)
+	return p
+}
+
+// publishedProfile is storedProfileOf before somebody has created the AffinityProfile.
+func publishedProfile(t *testing.T, namespace, name, dataset, trace string) *semmoev1.AffinityProfile {
+	t.Helper()
 	model, err := checkpoint.Inspect(checkpointDir())
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +71,7 @@ func storedProfileOf(t *testing.T, namespace, name, dataset, trace string) *semm
 		t.Fatal(err)
 	}
 	moed := newDeployment(namespace, "unused")
-	p := &semmoev1.AffinityProfile{
+	return &semmoev1.AffinityProfile{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 		Spec: semmoev1.AffinityProfileSpec{
 			Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: moed.Spec.Parallelism,
@@ -74,8 +82,6 @@ func storedProfileOf(t *testing.T, namespace, name, dataset, trace string) *semm
 			},
 		},
 	}
-	create(t, p)
-	return p
 }
 
 func newPlan(namespace, name string, size int32) *semmoev1.PlacementPlan {

@@ -35,17 +35,23 @@ import (
 // installInferencePools adds the kind InferencePool to the cluster, as its release has it.
 func installInferencePools(t *testing.T) {
 	t.Helper()
-	command := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", "sigs.k8s.io/gateway-api-inference-extension")
-	command.Dir = filepath.Join(repository, "test", "gateway")
-	output, err := command.Output()
-	var module struct{ Dir string }
-	if err := errors.Join(err, json.Unmarshal(output, &module)); err != nil {
-		t.Fatalf("the module with the kind InferencePool: %v: %s", err, output)
-	}
-	file := filepath.Join(module.Dir, "config", "crd", "bases", "inference.networking.k8s.io_inferencepools.yaml")
+	file := filepath.Join(moduleDir(t, "gateway", "sigs.k8s.io/gateway-api-inference-extension"), "config", "crd", "bases", "inference.networking.k8s.io_inferencepools.yaml")
 	if _, err := envtest.InstallCRDs(restConfig, envtest.CRDInstallOptions{Paths: []string{file}, ErrorIfPathMissing: true}); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// moduleDir is where a module lies that the go.mod of a directory below test pins.
+func moduleDir(t *testing.T, directory, module string) string {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", module)
+	command.Dir = filepath.Join(repository, "test", directory)
+	output, err := command.Output()
+	var found struct{ Dir string }
+	if err := errors.Join(err, json.Unmarshal(output, &found)); err != nil {
+		t.Fatalf("the module %s: %v: %s", module, err, output)
+	}
+	return found.Dir
 }
 
 // removeInferencePools takes the kind InferencePool away, where it is.

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,12 +16,9 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -33,8 +29,9 @@ import (
 const (
 	storeNamespace = "semmoe-system"
 	storeName      = "semmoe-store"
-	// storeTokenSeconds outlives every run of the suite: nothing renews the manager's token here, as a kubelet would.
-	storeTokenSeconds = 6 * 3600
+	managerName    = "semmoe-manager"
+	// tokenSeconds outlives every run of the suite: nothing renews the manager's tokens here, as a kubelet would.
+	tokenSeconds = 6 * 3600
 )
 
 var installStore = sync.OnceValues(func() (*access.Access, error) {
@@ -55,28 +52,28 @@ func startStore(t *testing.T) *access.Access {
 func installStoreIn(ctx context.Context) (*access.Access, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	err := api.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: storeNamespace}})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return nil, err
-	}
-	manager := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: storeNamespace, Name: "semmoe-manager"}}
-	if err := api.Create(ctx, manager); err != nil {
-		return nil, err
-	}
 	if err := createStoreVolume(ctx); err != nil {
 		return nil, err
 	}
-	for _, file := range []string{"rbac.yaml", "store.yaml"} {
-		if err := applyAll(ctx, filepath.Join(repository, "config", "store", file)); err != nil {
-			return nil, err
-		}
+	// One that an earlier store has left, whose authority is lost: it is written anew.
+	ca := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: storeNamespace, Name: storeName + "-ca"}, Data: map[string]string{"ca.crt": "lost"}}
+	if err := api.Create(ctx, ca); err != nil {
+		return nil, err
+	}
+	if err := applyAll(ctx, filepath.Join(repository, "config", "store", "store.yaml")); err != nil {
+		return nil, err
 	}
 	address, err := cluster.Forward(ctx, storeNamespace, storeName, 443)
 	if err != nil {
 		return nil, err
 	}
 	tokenFile := filepath.Join(clusterDir(), "store-token")
+	manager := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: storeNamespace, Name: managerName}}
 	if err := writeStoreToken(ctx, manager, tokenFile); err != nil {
+		return nil, err
+	}
+	reader, err := client.New(managerConfig, client.Options{Scheme: api.Scheme()})
+	if err != nil {
 		return nil, err
 	}
 	store := &access.Access{
@@ -84,7 +81,7 @@ func installStoreIn(ctx context.Context) (*access.Access, error) {
 		URL:       "https://" + storeName + "." + storeNamespace + ".svc",
 		TokenFile: tokenFile,
 		CA:        types.NamespacedName{Namespace: storeNamespace, Name: storeName + "-ca"},
-		Reader:    api,
+		Reader:    reader,
 		Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, address)
 		},
@@ -95,9 +92,12 @@ func installStoreIn(ctx context.Context) (*access.Access, error) {
 // clusterDir is removed with the cluster.
 func clusterDir() string { return filepath.Dir(cluster.Kubeconfig()) }
 
+// storeDir is the directory that the store keeps artifacts in.
+func storeDir() string { return filepath.Join(clusterDir(), "store-volume") }
+
 // createStoreVolume offers a directory for the store's claim: the local cluster has no provisioner.
 func createStoreVolume(ctx context.Context) error {
-	directory := filepath.Join(clusterDir(), "store-volume")
+	directory := storeDir()
 	if err := os.Mkdir(directory, 0o700); err != nil {
 		return err
 	}
@@ -113,13 +113,18 @@ func createStoreVolume(ctx context.Context) error {
 
 // writeStoreToken writes a token for the store like the one that a pod of the account has, but bound to no pod.
 func writeStoreToken(ctx context.Context, account *corev1.ServiceAccount, file string) error {
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-		Audiences: []string{artifact.Audience}, ExpirationSeconds: ptr.To[int64](storeTokenSeconds),
-	}}
-	if err := api.SubResource("token").Create(ctx, account, request); err != nil {
+	token, err := newToken(ctx, account, artifact.Audience)
+	if err != nil {
 		return err
 	}
-	return os.WriteFile(file, []byte(request.Status.Token), 0o600)
+	return os.WriteFile(file, []byte(token), 0o600)
+}
+
+// newToken is a token of a service account, for the API server where there is no audience.
+func newToken(ctx context.Context, account *corev1.ServiceAccount, audiences ...string) (string, error) {
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{Audiences: audiences, ExpirationSeconds: ptr.To[int64](tokenSeconds)}}
+	err := api.SubResource("token").Create(ctx, account, request)
+	return request.Status.Token, err
 }
 
 // waitForStore waits until the store answers a question of the manager's.
@@ -144,29 +149,6 @@ func tryStore(ctx context.Context, store *access.Access) error {
 	}
 	_, err = client.ListAll(ctx)
 	return err
-}
-
-// applyAll applies the objects of a file.
-func applyAll(ctx context.Context, file string) error {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	documents := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
-	for {
-		u := &unstructured.Unstructured{}
-		if err := documents.Decode(&u.Object); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
-		if len(u.Object) == 0 {
-			continue
-		}
-		if err := api.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner("e2e"), client.ForceOwnership); err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
-	}
 }
 
 // The store is what config/store installs: it keeps what the manager gives it, and knows who asks.

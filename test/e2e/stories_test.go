@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/faults"
 )
 
 // story is what a user does, told against a namespace in which a manager runs, to its good end. Every fault is tried on every
@@ -23,16 +24,36 @@ type story struct {
 	tell func(t *testing.T, namespace string)
 	// needs prepares the cluster; may be nil.
 	needs func(t *testing.T)
-	// points is how many of its crash points the short form tries.
-	points int
 	// profilingJobs is how many profiling Jobs it needs.
 	profilingJobs int
+	// names are the names in its namespace that no two runs agree on, and what they stand for; may be nil.
+	names func(t *testing.T, namespace string) map[string]string
 }
 
 var stories = []story{
-	{name: "serving", tell: serving, points: 4},
-	{name: "planning", tell: planning, points: 3, profilingJobs: 1},
-	{name: "switching", tell: switching, points: 3, needs: installInferencePools},
+	{name: "serving", tell: serving},
+	{name: "planning", tell: planning, profilingJobs: 1},
+	{name: "switching", tell: switching, needs: installInferencePools},
+	{name: "promoting", tell: promoting},
+	{name: "rolling back", tell: rollingBack},
+	{name: "breaking", tell: breaking},
+	{name: "pinning", tell: pinning},
+	{name: "re-planning", tell: replanning, names: sampledNames},
+}
+
+// ending is the end state of the story, by names that two runs agree on.
+func (s story) ending(t *testing.T, namespace string) map[string]string {
+	t.Helper()
+	return s.renamed(t, namespace, endState(t, namespace))
+}
+
+// renamed tells a state or a record by names that two runs agree on.
+func (s story) renamed(t *testing.T, namespace string, state map[string]string) map[string]string {
+	t.Helper()
+	if s.names == nil {
+		return state
+	}
+	return faults.Rename(state, s.names(t, namespace))
 }
 
 // serving: into service, a change rolled out, scaled.

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -20,7 +21,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -30,10 +30,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
-	"sigs.k8s.io/yaml"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers"
+	"github.com/semmoe/operator/test/audit"
 	"github.com/semmoe/operator/test/faults"
 	"github.com/semmoe/operator/test/localcluster"
 )
@@ -52,7 +52,9 @@ var (
 	repository string
 	cluster    *localcluster.Cluster
 	restConfig *rest.Config
-	api        client.WithWatch
+	// managerConfig is the manager's: with the rights that it is installed with.
+	managerConfig *rest.Config
+	api           client.WithWatch
 )
 
 func TestMain(m *testing.M) {
@@ -82,11 +84,17 @@ func run(m *testing.M) (int, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	images := map[string]string{image: binary, nextImage: binary}
+	if _, err := os.Stat(groupsBinary()); err == nil {
+		images[groupsImage] = groupsBinary()
+	}
 	cluster, err = localcluster.Start(ctx, localcluster.Options{
 		Binaries: binaries,
-		Images:   map[string]string{image: binary, nextImage: binary},
+		Images:   images,
 		GPUs:     512,
-		Forward:  32,
+		Forward:  512, // each story that asks takes one, and the full form tells hundreds
+
+		AuditPolicy: audit.Policy,
 	})
 	if err != nil {
 		return 1, err
@@ -104,11 +112,17 @@ func run(m *testing.M) (int, error) {
 	if api, err = client.NewWithWatch(restConfig, client.Options{Scheme: scheme}); err != nil {
 		return 1, err
 	}
-	// The request router's role comes with the installation.
-	if err := applyFile(ctx, filepath.Join(repository, "config", "rbac", "router.yaml")); err != nil {
-		return 1, err
+	if *statesDir != "" {
+		recordStates(ctx, *statesDir)
 	}
-	return m.Run(), nil
+	if managerConfig, err = installRights(ctx); err != nil {
+		return 1, fmt.Errorf("install the rights: %w", err)
+	}
+	code := m.Run()
+	if code == 0 {
+		err = checkLog()
+	}
+	return code, err
 }
 
 // long leaves a test to the full form of the suite: one that nothing else may run beside.
@@ -133,18 +147,6 @@ func logFile() *os.File {
 	return file
 }
 
-func applyFile(ctx context.Context, file string) error {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	u := &unstructured.Unstructured{}
-	if err := yaml.Unmarshal(data, &u.Object); err != nil {
-		return err
-	}
-	return api.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner("e2e"), client.ForceOwnership)
-}
-
 // checkpointDir is the small real model that ships with the project.
 func checkpointDir() string {
 	return filepath.Join(repository, "internal", "refengine", "testdata", "tiny-qwen3moe")
@@ -152,14 +154,34 @@ func checkpointDir() string {
 
 var namespaces atomic.Int32
 
-// newNamespace makes a namespace for a test, in which pods must satisfy the baseline pod security standard.
+// newNamespace makes a namespace for a test. What of its pods the restricted pod security standard would refuse is in the audit log.
 func newNamespace(t *testing.T) string {
 	t.Helper()
 	name := fmt.Sprintf("e2e-%d", namespaces.Add(1))
-	if err := api.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
+	if err := api.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		Name: name, Labels: map[string]string{"pod-security.kubernetes.io/audit": "restricted"},
+	}}); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { tellPods(t, name) })
 	return name
+}
+
+// tellPods logs the pods of a namespace where the test has failed: most failures are a pod that does not become what it should.
+func tellPods(t *testing.T, namespace string) {
+	if !t.Failed() {
+		return
+	}
+	var pods corev1.PodList
+	if err := api.List(context.WithoutCancel(t.Context()), &pods, client.InNamespace(namespace)); err != nil {
+		t.Log(err)
+	}
+	for _, pod := range pods.Items {
+		t.Logf("pod %s of %v: %s, created %v, deleted %v, node %q, owners %v", pod.Name, pod.Labels[semmoev1.LabelRevision], pod.Status.Phase, pod.CreationTimestamp, pod.DeletionTimestamp, pod.Spec.NodeName, pod.OwnerReferences)
+		for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+			t.Logf("  container %s: ready %t, %d restarts, %v, last %v", status.Name, status.Ready, status.RestartCount, status.State.String(), status.LastTerminationState.Terminated)
+		}
+	}
 }
 
 // startManager runs a manager for one namespace until the test, or the returned function, ends it. Its faults may be nil.
@@ -171,11 +193,20 @@ func startManager(t *testing.T, namespace string, injector *faults.Injector) (st
 // startManagerOf runs a manager of one release, told by the image of its own containers.
 func startManagerOf(t *testing.T, release, namespace string, injector *faults.Injector) (stop func()) {
 	t.Helper()
-	config, log := restConfig, ctrl.Log
+	return startManagerAs(t, managerConfig, release, namespace, injector)
+}
+
+// startManagerAs runs one with the rights of a configuration.
+func startManagerAs(t *testing.T, config *rest.Config, release, namespace string, injector *faults.Injector) (stop func()) {
+	t.Helper()
+	log := ctrl.Log
 	if injector != nil {
-		config, log = injector.Config(restConfig), injector.Logger(ctrl.Log)
+		config, log = injector.Config(config), injector.Logger(ctrl.Log)
 	}
 	options := controllers.Options{Image: release, Namespaces: []string{namespace}, HTTP: podClient(t), Store: startStore(t)}
+	if injector != nil {
+		options.Now = injector.Now
+	}
 	manager, err := controllers.NewManager(config, options, ctrl.Options{
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: controllerconfig.Controller{SkipNameValidation: ptr.To(true)},

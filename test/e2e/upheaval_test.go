@@ -3,8 +3,10 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,14 +21,18 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/yaml"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/authority"
 	"github.com/semmoe/operator/test/faults"
 )
 
@@ -51,17 +57,20 @@ func process(t *testing.T, is func(args []string) bool) int {
 	return 0
 }
 
-// Two managers as they are installed, with the rights that they are installed with: when the leader is killed, another acts
-// within the promised time, and nothing is made anew.
+// Two managers as they are installed, webhooks among it: when the leader is killed, another acts within the promised time, and nothing
+// is made anew. Their metrics are for whom the API server lets read them, and they renew what is about to expire.
 func TestLeaderKilled(t *testing.T) {
 	t.Parallel()
 	startStore(t)
 	namespace := newNamespace(t)
 	journal := follow(t, namespace)
 	installManagers(t, namespace)
+	waitReviewed(t, namespace)
 	moed := newDeployment(namespace, "tiny")
 	create(t, moed)
 	waitComplete(t, moed)
+	readMetrics(t, namespace)
+	renewed := ageAuthority(t)
 	counts, err := journal.Counts()
 	if err != nil {
 		t.Fatal(err)
@@ -78,7 +87,7 @@ func TestLeaderKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	number := process(t, func(args []string) bool {
-		return len(args) > 2 && args[1] == "manager" && slices.Contains(args, "--health-probe-bind-address="+leader.Status.PodIP+":8081")
+		return len(args) > 2 && args[1] == "manager" && slices.Contains(args, "--health-probe-bind-address=["+leader.Status.PodIP+"]:8081")
 	})
 	if number == 0 {
 		t.Fatalf("the leader %s has no process", holder)
@@ -113,38 +122,163 @@ func TestLeaderKilled(t *testing.T) {
 	if err := errors.Join(err, same("record", counts, after)); err != nil {
 		t.Error(err)
 	}
+	renewed()
+	waitReviewed(t, namespace)
+
+	// Without managers there are no webhooks, and nobody is kept from anything.
+	managers := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: storeNamespace, Name: managerName}}
+	if err := api.Patch(t.Context(), managers, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"replicas":0}}`))); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, time.Minute, "changes go through without webhooks", func() error {
+		return api.Create(t.Context(), contradicting(namespace), client.DryRunAll)
+	})
 	t.Logf("the leader was killed, and its successor acted after %.1f s", took.Seconds())
 	clearNamespace(t, namespace)
+}
+
+// waitReviewed waits until the webhooks refuse what they shall, in a namespace that they are asked about.
+func waitReviewed(t *testing.T, namespace string) {
+	t.Helper()
+	eventually(t, patience, "webhooks review what is applied", func() error {
+		if err := api.Create(t.Context(), contradicting(namespace), client.DryRunAll); err == nil || !strings.Contains(err.Error(), `admission webhook "moedeployments.semmoe.io" denied`) {
+			return fmt.Errorf("a contradicting flag: %w", err)
+		}
+		return nil
+	})
+}
+
+// contradicting is a MoEDeployment that the webhooks refuse.
+func contradicting(namespace string) *semmoev1.MoEDeployment {
+	return newDeployment(namespace, "wrong", func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--ep-size=2"} })
+}
+
+// readMetrics reads the managers' metrics as a Prometheus does that may.
+func readMetrics(t *testing.T, namespace string) {
+	t.Helper()
+	reader := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "prometheus"}}
+	create(t, reader)
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: namespace + "-prometheus"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "semmoe-metrics-reader"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: reader.Name}},
+	}
+	create(t, binding)
+	managers := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: storeNamespace, Name: "managers"},
+		Spec: corev1.ServiceSpec{
+			Selector: map[string]string{"app.kubernetes.io/name": "semmoe", "app.kubernetes.io/component": "manager"},
+			Ports:    []corev1.ServicePort{{Port: 443, TargetPort: intstr.FromString("metrics")}},
+		},
+	}
+	create(t, managers)
+	t.Cleanup(func() {
+		if err := errors.Join(api.Delete(context.Background(), binding), api.Delete(context.Background(), managers)); err != nil {
+			t.Error(err)
+		}
+	})
+	token, err := newToken(t.Context(), reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address, err := cluster.Forward(t.Context(), storeNamespace, managers.Name, 443)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The managers sign their own certificates.
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // on the loopback interface
+	defer transport.CloseIdleConnections()
+	eventually(t, patience, "metrics are served", func() error {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+address+"/metrics", nil)
+		if err != nil {
+			return err
+		}
+		request.Header.Set("Authorization", "Bearer "+token)
+		response, err := (&http.Client{Transport: transport}).Do(request)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			return errors.New(response.Status)
+		}
+		return nil
+	})
+}
+
+// ageAuthority puts a certificate authority in place of the webhooks' that has little of its life left. The returned function waits
+// until a manager has renewed it.
+func ageAuthority(t *testing.T) (renewed func()) {
+	t.Helper()
+	clients, err := kubernetes.NewForConfig(restConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := types.NamespacedName{Namespace: storeNamespace, Name: "old-authority"}
+	if _, err := authority.Load(t.Context(), clients, old, "semmoe webhook", time.Now().Add(-authority.Lifetime*3/4)); err != nil {
+		t.Fatal(err)
+	}
+	aged, secret := &corev1.Secret{}, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: storeNamespace, Name: "semmoe-webhook-ca"}}
+	if err := api.Get(t.Context(), old, aged); err != nil {
+		t.Fatal(err)
+	}
+	patch := client.MergeFrom(secret.DeepCopy())
+	secret.Data = aged.Data
+	if err := api.Patch(t.Context(), secret, patch); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		eventually(t, patience, "the authority is renewed", func() error {
+			if err := api.Get(t.Context(), client.ObjectKeyFromObject(secret), secret); err != nil {
+				return err
+			}
+			if bytes.Equal(secret.Data[corev1.TLSPrivateKeyKey], aged.Data[corev1.TLSPrivateKeyKey]) {
+				return errors.New("it is the old one")
+			}
+			return nil
+		})
+	}
 }
 
 // installManagers installs the operator as config has it, for one namespace, until the test ends.
 func installManagers(t *testing.T, namespace string) {
 	t.Helper()
-	for _, file := range []string{"rbac/role.yaml", "rbac/manager.yaml"} {
-		if err := applyAll(t.Context(), filepath.Join(repository, "config", file)); err != nil {
+	manager := &appsv1.Deployment{}
+	for _, file := range []string{"manager/manager.yaml", "webhook/webhook.yaml"} {
+		all, err := readAll(filepath.Join(repository, "config", file))
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	data, err := os.ReadFile(filepath.Join(repository, "config", "manager", "manager.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	manager := &appsv1.Deployment{}
-	for _, document := range bytes.Split(data, []byte("\n---\n")) {
-		if bytes.Contains(document, []byte("kind: Deployment")) {
-			if err := yaml.UnmarshalStrict(document, manager); err != nil {
-				t.Fatal(err)
+		for _, u := range all {
+			var object client.Object = u
+			switch u.GetKind() {
+			case "Deployment":
+				if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(u.Object, manager, true); err != nil {
+					t.Fatal(err)
+				}
+				container := &manager.Spec.Template.Spec.Containers[0]
+				container.Args = append(container.Args, "--namespaces="+namespace)
+				object = manager
+			case "ValidatingWebhookConfiguration":
+				hooks := &admissionv1.ValidatingWebhookConfiguration{}
+				if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(u.Object, hooks, true); err != nil {
+					t.Fatal(err)
+				}
+				// Other tests go on without.
+				for i := range hooks.Webhooks {
+					hooks.Webhooks[i].NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: namespace}}
+				}
+				object = hooks
 			}
+			create(t, object)
+			t.Cleanup(func() {
+				if err := api.Delete(context.Background(), object, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
+					t.Error(err)
+				}
+			})
 		}
 	}
-	container := &manager.Spec.Template.Spec.Containers[0]
-	container.Args = append(container.Args, "--namespaces="+namespace)
-	create(t, manager)
-	t.Cleanup(func() {
-		if err := api.Delete(context.Background(), manager, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
-			t.Error(err)
-		}
-	})
 	eventually(t, patience, "two managers are ready", func() error {
 		if err := api.Get(t.Context(), client.ObjectKeyFromObject(manager), manager); err != nil {
 			return err

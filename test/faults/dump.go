@@ -1,9 +1,12 @@
 package faults
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -13,9 +16,9 @@ import (
 )
 
 // Dump is what a namespace holds of some kinds, by kind and name, without all that differs between any two runs: what the
-// cluster gives (versions, times, addresses), what a foreign writer left (see Touch), and the name of the namespace. Where an
-// object names the identity of another, the dump names the other. Of a status it has the conditions' reasons, where the kind is
-// one of the operator's own.
+// cluster gives (versions, times, addresses), what a foreign writer left (see Touch), the figures of a failure, the time that a live
+// profile begins at, and the name of the namespace. Where an object names the identity of another, the dump names the other. Of a
+// status it has the conditions' reasons, where the kind is one of the operator's own.
 func Dump(ctx context.Context, c client.Client, namespace string, kinds []client.ObjectList) (map[string]string, error) {
 	state := map[string]string{}
 	same := []string{namespace, "NAMESPACE"}
@@ -63,7 +66,7 @@ func essence(group, kind string, object map[string]any) map[string]any {
 	}
 	metadata, _ := object["metadata"].(map[string]any)
 	kept["labels"] = without(metadata["labels"], "batch.kubernetes.io/controller-uid", "controller-uid")
-	kept["annotations"] = without(metadata["annotations"], "deployment.kubernetes.io/revision", ForeignAnnotation)
+	kept["annotations"] = reasons(without(metadata["annotations"], "deployment.kubernetes.io/revision", ForeignAnnotation))
 	kept["finalizers"] = metadata["finalizers"]
 	kept["owners"] = owners(metadata)
 	spec, _ := object["spec"].(map[string]any)
@@ -74,6 +77,12 @@ func essence(group, kind string, object map[string]any) map[string]any {
 		trimmed := without(spec, "selector")
 		if template, ok := spec["template"].(map[string]any); ok {
 			trimmed["template"] = without(template, "metadata")
+		}
+		kept["spec"] = trimmed
+	case "AffinityProfile": // a live profile is of what was sampled since a time
+		trimmed := without(spec)
+		if live, ok := spec["live"]; ok {
+			trimmed["live"] = without(live, "since")
 		}
 		kept["spec"] = trimmed
 	}
@@ -94,6 +103,22 @@ func without(value any, keys ...string) map[string]any {
 		delete(kept, key)
 	}
 	return kept
+}
+
+// failurePrefix begins the annotations of a plan that tell why it has failed: a reason, and after a colon the figures.
+const failurePrefix = "failed.semmoe.io/"
+
+// reportAnnotation is what a plan's ConfigMap tells of the figures of its plan.
+const reportAnnotation = "semmoe.io/report"
+
+// reasons leaves out the figures of annotations that tell of failures.
+func reasons(annotations map[string]any) map[string]any {
+	for key, value := range annotations {
+		if text, ok := value.(string); ok && strings.HasPrefix(key, failurePrefix) {
+			annotations[key], _, _ = strings.Cut(text, ":")
+		}
+	}
+	return annotations
 }
 
 // owners are the kinds and names of the owners.
@@ -122,4 +147,38 @@ func conditions(object map[string]any) map[string]string {
 		}
 	}
 	return told
+}
+
+// Rename tells an end state, or a record of a Journal, by what is meant where two runs cannot agree on names: names holds, by each
+// name, what to say instead. What a ConfigMap of such a name holds, and reports of that, is left out: its name follows from it.
+func Rename(state, names map[string]string) map[string]string {
+	var pairs []string
+	for _, name := range slices.SortedFunc(maps.Keys(names), func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) }) {
+		pairs = append(pairs, name, names[name]) // the longest first: a digest begins with its short form
+	}
+	replacer := strings.NewReplacer(pairs...)
+	renamed := map[string]string{}
+	for object, text := range state {
+		name := replacer.Replace(object)
+		if name != object && strings.HasPrefix(object, "ConfigMap ") {
+			text = withoutContent(text)
+		}
+		renamed[name] = replacer.Replace(text)
+	}
+	return renamed
+}
+
+// withoutContent is the text of an object without its data and the report on them; what is no object stays as it is.
+func withoutContent(text string) string {
+	var object map[string]any
+	if json.Unmarshal([]byte(text), &object) != nil {
+		return text
+	}
+	object = without(object, "data")
+	object["annotations"] = without(object["annotations"], reportAnnotation)
+	shorter, err := json.MarshalIndent(object, "", " ")
+	if err != nil {
+		return text
+	}
+	return string(shorter)
 }

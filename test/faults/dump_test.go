@@ -3,10 +3,12 @@ package faults
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -157,5 +159,59 @@ func TestJournalAcrossAGap(t *testing.T) {
 	if err != nil || len(counts) != 3 || counts["ConfigMap goes"] != "made 0 times, deleted 1 times" ||
 		counts["ConfigMap again"] != "made 1 times, deleted 1 times" || counts["ConfigMap comes"] != "made 1 times, deleted 0 times" {
 		t.Errorf("counts %v, %v", counts, err)
+	}
+}
+
+// A failure is told by its reason, a live profile without the time that it begins at.
+func TestDumpLeavesOutFigures(t *testing.T) {
+	c := fakeClient(t)
+	kinds := []client.ObjectList{&semmoev1.PlacementPlanList{}, &semmoev1.AffinityProfileList{}}
+	dump := func(namespace, failure string, since time.Time, samples semmoev1.LiveSamples) map[string]string {
+		t.Helper()
+		plan := &semmoev1.PlacementPlan{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "p", Annotations: map[string]string{semmoev1.AnnotationFailed + "abc": failure}}}
+		profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "a"}}
+		profile.Spec.Live = &semmoev1.LiveSpec{Samples: samples, Since: &metav1.Time{Time: since}}
+		for _, object := range []client.Object{plan, profile} {
+			if err := c.Create(t.Context(), object); err != nil {
+				t.Fatal(err)
+			}
+		}
+		state, err := Dump(t.Context(), c, namespace, kinds)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return state
+	}
+	now := time.Now().Truncate(time.Second)
+	first := dump("one", "LocalityWorse: 20% against 40%", now, semmoev1.LiveSamplesCounts)
+	if second := dump("two", "LocalityWorse: 21% against 43%", now.Add(time.Hour), semmoev1.LiveSamplesCounts); !maps.Equal(first, second) {
+		t.Errorf("figures differ:\n%v\n%v", first, second)
+	}
+	third := dump("three", "MoreFailures: 1 of 2", now, semmoev1.LiveSamplesSequences)
+	for name := range first {
+		if first[name] == third[name] {
+			t.Errorf("another reason, or other samples, do not tell in %s", name)
+		}
+	}
+}
+
+func TestRename(t *testing.T) {
+	state := map[string]string{
+		"ConfigMap plan-12ab": `{"annotations": {"semmoe.io/report": "figures", "semmoe.io/plan-digest": "12ab34cd"}, "data": {"a": "b"}}`,
+		"ConfigMap other":     `{"data": {"a": "of 12ab34cd"}}`,
+		"StatefulSet s":       `{"digest": "12ab34cd", "short": "12ab"}`,
+	}
+	got := Rename(state, map[string]string{"plan-12ab": "CONFIG", "12ab": "SHORT", "12ab34cd": "DIGEST"})
+	want := map[string]string{
+		"ConfigMap CONFIG": "{\n \"annotations\": {\n  \"semmoe.io/plan-digest\": \"DIGEST\"\n }\n}",
+		"ConfigMap other":  `{"data": {"a": "of DIGEST"}}`,
+		"StatefulSet s":    `{"digest": "DIGEST", "short": "SHORT"}`,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	record := map[string]string{"ConfigMap plan-12ab": "made 1 times, deleted 0 times"}
+	if got := Rename(record, map[string]string{"plan-12ab": "CONFIG"}); got["ConfigMap CONFIG"] != "made 1 times, deleted 0 times" {
+		t.Errorf("the record is %v", got)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,6 +36,7 @@ type Injector struct {
 	schedule   Schedule
 	reconciles reconciles
 	crashed    chan struct{}
+	begun      time.Time
 	// dying lets a write of a manager that will die finish before the next begins, so that none is done after the last.
 	dying sync.Mutex
 
@@ -60,7 +62,7 @@ type Injector struct {
 // New returns the way by which a schedule's faults come.
 func New(schedule Schedule) *Injector {
 	return &Injector{
-		schedule: schedule, crashed: make(chan struct{}), hits: map[fault]int{}, expired: map[string]bool{}, listed: map[string]bool{},
+		schedule: schedule, crashed: make(chan struct{}), begun: time.Now(), hits: map[fault]int{}, expired: map[string]bool{}, listed: map[string]bool{},
 		streams: map[*stream]bool{}, written: make(chan struct{}),
 	}
 }
@@ -74,6 +76,9 @@ func (i *Injector) Config(base *rest.Config) *rest.Config {
 	})
 	return config
 }
+
+// Now is the manager's clock.
+func (i *Injector) Now() time.Time { return i.schedule.clock(time.Now(), time.Since(i.begun)) }
 
 // Logger hands on to another logger what the manager logs, and counts its reconciliations.
 func (i *Injector) Logger(next logr.Logger) logr.Logger {

@@ -315,3 +315,16 @@ func TestBlind(t *testing.T) {
 		t.Errorf("read %q, %v", line, err)
 	}
 }
+
+func TestClock(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	schedule := Schedule{ClockBehind: 6 * time.Hour}
+	for passed, want := range map[time.Duration]time.Time{0: now.Add(-6 * time.Hour), jumpPeriod: now, 2 * jumpPeriod: now.Add(-6 * time.Hour)} {
+		if got := schedule.clock(now, passed); !got.Equal(want) {
+			t.Errorf("after %v the clock shows %v, want %v", passed, got, want)
+		}
+	}
+	if got := (Schedule{}).clock(now, 0); !got.Equal(now) {
+		t.Errorf("a clock that nobody sets shows %v", got)
+	}
+}

@@ -29,10 +29,23 @@ type Schedule struct {
 	// ListVersion is the resource version that each kind is listed at first, as by an API server that lags behind; empty:
 	// the newest. It must be young enough not to be compacted (five minutes).
 	ListVersion string
+	// ClockBehind is by how much the manager's clock is set back; it is set right, and back again, every jumpPeriod.
+	ClockBehind time.Duration
 }
 
 // DefaultLagTime is how long an event is held back at most.
 const DefaultLagTime = time.Second
+
+// jumpPeriod is how long a clock stays as it was set.
+const jumpPeriod = 4 * time.Second
+
+// clock is what the manager's clock shows when so much time has passed since it was started. At first it is behind.
+func (s Schedule) clock(now time.Time, passed time.Duration) time.Time {
+	if passed/jumpPeriod%2 == 0 {
+		return now.Add(-s.ClockBehind)
+	}
+	return now
+}
 
 func (s Schedule) lagTime() time.Duration {
 	if s.LagTime == 0 {

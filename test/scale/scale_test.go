@@ -25,9 +25,6 @@ const (
 // Many MoEDeployments that share a profile get their plans; then nothing is written while nothing changes, reconciliations are those
 // that a clock asks for, and the manager stays small.
 func TestSteadyState(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long")
-	}
 	n, quiet := *deployments, *steady
 	if n == 0 && *full {
 		n = 500

@@ -54,6 +54,20 @@ dataset: {path: /models/dataset.jsonl}
 target: Serving
 deploymentRef: {name: other}
 `},
+			{name: "an engine with micro-batches of any size", spec: `
+model: {volume: {hostPath: {path: /srv/model}}}
+engine: {type: VLLM, image: "engine:1", args: ["--all2all-backend", "deepep_low_latency"], overlap: {microBatches: 2}}
+parallelism: {expertParallelSize: 4}
+dataset: {configMap: {name: texts}}
+target: Dedicated
+`},
+			{name: "an engine with micro-batches", spec: `
+model: {volume: {hostPath: {path: /srv/model}}}
+engine: {image: "engine:1", args: ["--moe-a2a-backend", "deepep"], overlap: {microBatches: 2, communicationSMs: 20}}
+parallelism: {expertParallelSize: 4}
+dataset: {configMap: {name: texts}}
+target: Dedicated
+`},
 			{name: "what routers sample", spec: profiling + `
 target: Live
 deploymentRef: {name: other}
@@ -71,6 +85,9 @@ live: {priorProfileRef: {name: shared}}
 		name: "PlacementPlan", plural: "placementplans", spec: reflect.TypeFor[semmoev1.PlacementPlanSpec](),
 		situations: []situation{
 			{name: "a plan of a profile", spec: planned, prepare: makeProfile},
+			{name: "a plan of tokens", spec: planned + `
+attention: TensorParallel
+`, prepare: makeProfile},
 			{name: "a plan in place of another", spec: planned + `
 current: {planDigest: "` + unknownDigest + `"}
 `, prepare: makePlan},

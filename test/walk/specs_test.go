@@ -64,6 +64,28 @@ placement: {realization: ReshuffledWeights, cache: {volume: {hostPath: {path: /s
 replicas: 1
 profiling: {profileRef: {name: shared}}
 `},
+	{name: "tokens that the engine shuffles", spec: `
+model: {volume: {hostPath: {path: /srv/model}}}
+engine: {image: "engine:1", args: ["--moe-a2a-backend", "deepep"]}
+parallelism: {expertParallelSize: 4, attention: TensorParallel}
+placement: {tokenShuffle: Enabled}
+routing: {replicas: 1}
+rollout: {soakSeconds: 0}
+replicas: 2
+profiling: {dataset: {configMap: {name: texts}}, target: Dedicated}
+`},
+	{name: "micro-batches of vLLM", spec: `
+model: {volume: {hostPath: {path: /srv/model}}}
+engine: {type: VLLM, image: "engine:1", args: ["--all2all-backend", "deepep_low_latency"], overlap: {microBatches: 2}}
+parallelism: {expertParallelSize: 4}
+routing: {replicas: 1}
+`},
+	{name: "micro-batches of SGLang", spec: `
+model: {volume: {hostPath: {path: /srv/model}}}
+engine: {image: "engine:1", args: ["--moe-a2a-backend", "deepep"], overlap: {microBatches: 2, communicationSMs: 20}}
+parallelism: {expertParallelSize: 4}
+routing: {replicas: 1}
+`},
 	{name: "a canary that soaks", spec: deployed + `
 replicas: 3
 rollout: {soakSeconds: 86400}
@@ -82,12 +104,15 @@ var shownElsewhere = map[string]string{
 	// The small model has no groups of experts, and its plans are found at once.
 	"PlacementPlan spec.realization":              "controllers/placementplan TestReshuffledWeightsKeepGroups",
 	"PlacementPlan spec.solver.timeBudgetSeconds": "solver TestTimeBudgetCutsOff",
+	// No profile takes it.
+	"AffinityProfile spec.parallelism.podsPerReplica": "test/api TestProfileTakesNoPodsPerReplica",
 	// They matter once traffic has drifted: what the agent's routers tell is older than any window.
 	"MoEDeployment spec.drift.thresholdPercent":     "controllers/moedeployment TestAssessDrift",
 	"MoEDeployment spec.drift.cooldownSeconds":      "controllers/moedeployment TestAssessDrift",
 	"MoEDeployment spec.drift.maxReplansPerDay":     "controllers/moedeployment TestAssessDrift",
 	"MoEDeployment spec.profiling.refresh":          "controllers/moedeployment TestNextReplan",
 	"MoEDeployment spec.rollout.minimumGainPercent": "controllers/moedeployment TestReplanObjects",
+	"MoEDeployment spec.rollout.batchTokens":        "controllers/moedeployment TestReplanObjects",
 	// No plan is worse here than none.
 	"MoEDeployment spec.rollout.rollback": "controllers/moedeployment TestCanaryIsDecided",
 	// It is refused without what is to be asked, and that is refused without it.

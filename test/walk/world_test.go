@@ -50,10 +50,6 @@ var (
 func TestMain(m *testing.M) {
 	flag.Parse()
 	*walks, *steps = orDefault(*walks, 1, 4), orDefault(*steps, 4, 6)
-	if testing.Short() {
-		fmt.Println("skipped: long")
-		return
-	}
 	code, err := run(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

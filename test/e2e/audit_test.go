@@ -1,0 +1,196 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/audit"
+)
+
+// installRights makes the operator's namespace, accounts and roles as config has them, and returns the way to the API server with the
+// manager's: the managers of this process have them too.
+func installRights(ctx context.Context) (*rest.Config, error) {
+	for _, file := range slices.Concat([]string{"manager/namespace.yaml"}, rightsFiles) {
+		if err := applyAll(ctx, filepath.Join(repository, "config", file)); err != nil {
+			return nil, err
+		}
+	}
+	manager := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: storeNamespace, Name: managerName}}
+	token, err := newToken(ctx, manager)
+	if err != nil {
+		return nil, err
+	}
+	config := rest.AnonymousClientConfig(restConfig)
+	config.BearerToken = token
+	return config, nil
+}
+
+// rightsFiles are the files of config with roles and bindings.
+var rightsFiles = []string{"rbac/role.yaml", "rbac/manager.yaml", "rbac/router.yaml", "rbac/users.yaml", "store/rbac.yaml", "webhook/rbac.yaml"}
+
+// ofUsers are the roles that are for others than the operator.
+var ofUsers = []string{"ClusterRole semmoe-editor", "ClusterRole semmoe-metrics-reader", "ClusterRole semmoe-viewer"}
+
+// seldomUsed are the rights that the suite may come to its end without, each with what needs it.
+var seldomUsed = map[string]string{
+	"ClusterRole semmoe-manager: delete configmaps":                 "a plan's ConfigMap that somebody has damaged is made again",
+	"ClusterRole semmoe-manager: delete affinityprofiles.semmoe.io": "profiles of re-planning go when later ones have taken their place",
+	"ClusterRole semmoe-manager: get affinityprofiles.semmoe.io":    "what a plan names is looked for past a cache that does not have it yet",
+	"ClusterRole semmoe-manager: get placementplans.semmoe.io":      "what a MoEDeployment pins is looked for past a cache that does not have it yet",
+	"ClusterRole semmoe-manager: get statefulsets.apps":             "a LeaderWorkerSet's workers have one that tells why they cannot be made",
+	"ClusterRole semmoe-manager: patch events.events.k8s.io":        "an event that comes again is counted",
+	"ClusterRole semmoe-router: list pods":                          "an API server that cannot stream a first list is asked for one",
+}
+
+// checkLog compares what the operator's pods, and the managers of this process, have asked the API server for with what config
+// grants them: nothing may have been refused, and nothing be granted that no story uses. And of all containers that they have made the restricted pod
+// security standard has nothing but against the engine's, whose security is the user's.
+func checkLog() error {
+	files, err := cluster.AuditLogs()
+	if err != nil {
+		return err
+	}
+	log := audit.NewLog()
+	if err := log.ReadFiles(files...); err != nil {
+		return fmt.Errorf("the audit log: %w", err)
+	}
+	for name, why := range log.InsecureContainers(semmoev1.EngineContainer) {
+		if name != semmoev1.EngineContainer {
+			return fmt.Errorf("the container %s does not keep to the restricted pod security standard: %s", name, why)
+		}
+	}
+	grants, err := installedGrants()
+	if err != nil {
+		return err
+	}
+	refused, err := log.Refused(grants)
+	if err != nil {
+		return err
+	}
+	if len(refused) > 0 {
+		return fmt.Errorf("%d requests were refused that config grants no right to:\n%s", len(refused), strings.Join(refused, "\n"))
+	}
+	unused, total, err := log.Unused(grants)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%d different requests of the operator, none refused; of the %d rights that config grants %d were not used:\n%s\n",
+		log.Requests(), total, len(unused), strings.Join(unused, "\n"))
+	needless := slices.DeleteFunc(unused, func(right string) bool { return seldomUsed[right] != "" })
+	if whole := flag.Lookup("test.run").Value.String() == ""; whole && len(needless) > 0 {
+		return fmt.Errorf("config grants %d rights that no story uses:\n%s", len(needless), strings.Join(needless, "\n"))
+	}
+	return nil
+}
+
+// installedGrants are the rights that config grants to service accounts, those for kinds left out that no test had.
+func installedGrants() ([]audit.Grant, error) {
+	var clusterRoles []rbacv1.ClusterRole
+	var roles []rbacv1.Role
+	var clusterBindings []rbacv1.ClusterRoleBinding
+	var bindings []rbacv1.RoleBinding
+	for _, file := range rightsFiles {
+		all, err := readAll(filepath.Join(repository, "config", file))
+		if err != nil {
+			return nil, err
+		}
+		for _, u := range all {
+			switch u.GetKind() {
+			case "ClusterRole":
+				clusterRoles, err = appendAs(clusterRoles, u)
+			case "Role":
+				roles, err = appendAs(roles, u)
+			case "ClusterRoleBinding":
+				clusterBindings, err = appendAs(clusterBindings, u)
+			case "RoleBinding":
+				bindings, err = appendAs(bindings, u)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", file, err)
+			}
+		}
+	}
+	grants, unbound, err := audit.Installed(clusterRoles, roles, clusterBindings, bindings)
+	if err != nil {
+		return nil, err
+	}
+	// The manager binds the role of request routers.
+	const router = "ClusterRole semmoe-router"
+	if want := slices.Sorted(slices.Values(append([]string{router}, ofUsers...))); !slices.Equal(unbound, want) {
+		return nil, fmt.Errorf("config binds nobody to the roles %v, want %v", unbound, want)
+	}
+	for _, role := range clusterRoles {
+		if "ClusterRole "+role.Name == router {
+			grants = append(grants, audit.Grant{Role: router, Rules: role.Rules, User: audit.ServiceAccount("*", "*-router")})
+		}
+	}
+	if _, err := os.Stat(groupsBinary()); err != nil || !*full {
+		for i := range grants {
+			grants[i].Rules = slices.DeleteFunc(slices.Clone(grants[i].Rules), func(rule rbacv1.PolicyRule) bool {
+				return slices.Equal(rule.APIGroups, []string{leaderworkersetv1.GroupVersion.Group})
+			})
+		}
+	}
+	return grants, nil
+}
+
+// appendAs appends an object as its type has it. A field that the type has not is an error.
+func appendAs[T any](all []T, u *unstructured.Unstructured) ([]T, error) {
+	var object T
+	err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(u.Object, &object, true)
+	return append(all, object), err
+}
+
+// readAll reads the objects of a file.
+func readAll(file string) ([]*unstructured.Unstructured, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var all []*unstructured.Unstructured
+	documents := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
+	for {
+		u := &unstructured.Unstructured{}
+		if err := documents.Decode(&u.Object); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		if len(u.Object) > 0 {
+			all = append(all, u)
+		}
+	}
+}
+
+// applyAll applies the objects of a file.
+func applyAll(ctx context.Context, file string) error {
+	all, err := readAll(file)
+	if err != nil {
+		return err
+	}
+	for _, u := range all {
+		if err := api.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner("e2e"), client.ForceOwnership); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,246 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+const (
+	// argoManager is the field manager that Argo CD applies with, argoWave what it orders objects by, and argoTracking how it knows its
+	// own.
+	argoManager  = "argocd-controller"
+	argoWave     = "argocd.argoproj.io/sync-wave"
+	argoTracking = "argocd.argoproj.io/tracking-id"
+)
+
+// repositoryOf is a directory of a Git repository that Argo CD synchronises with a namespace, as the objects in it.
+type repositoryOf struct {
+	namespace string
+	objects   []*unstructured.Unstructured
+}
+
+// readRepository reads the manifests of a directory, for a namespace of ours.
+func readRepository(t *testing.T, namespace, dir string) *repositoryOf {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d manifests in %s, %v", len(files), dir, err)
+	}
+	r := &repositoryOf{namespace: namespace}
+	for _, file := range files {
+		manifests, err := readAll(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, u := range manifests {
+			r.add(u)
+		}
+	}
+	return r
+}
+
+// add commits another object.
+func (r *repositoryOf) add(u *unstructured.Unstructured) {
+	if u.GetKind() == "Namespace" {
+		u.SetName(r.namespace)
+	} else {
+		u.SetNamespace(r.namespace)
+	}
+	annotations := u.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[argoTracking] = fmt.Sprintf("model:%s/%s:%s/%s", u.GroupVersionKind().Group, u.GetKind(), r.namespace, u.GetName())
+	u.SetAnnotations(annotations)
+	r.objects = append(r.objects, u)
+}
+
+// one is the only object of a kind.
+func (r *repositoryOf) one(t *testing.T, kind string) *unstructured.Unstructured {
+	t.Helper()
+	var found []*unstructured.Unstructured
+	for _, u := range r.objects {
+		if u.GetKind() == kind {
+			found = append(found, u)
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("%d objects of kind %s", len(found), kind)
+	}
+	return found[0]
+}
+
+// set changes a field of an object in the repository.
+func set(t *testing.T, u *unstructured.Unstructured, value any, path ...string) {
+	t.Helper()
+	if err := unstructured.SetNestedField(u.Object, value, path...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sync applies the objects by server-side apply, wave by wave as Argo CD does: the next wave once all of one are healthy, which for the
+// operator's kinds is Ready of the present generation.
+func (r *repositoryOf) sync(t *testing.T) {
+	t.Helper()
+	waves := map[int][]*unstructured.Unstructured{}
+	for _, u := range r.objects {
+		wave, err := strconv.Atoi(u.GetAnnotations()[argoWave])
+		if err != nil {
+			t.Fatalf("%s %s: %v", u.GetKind(), u.GetName(), err)
+		}
+		waves[wave] = append(waves[wave], u)
+	}
+	for _, wave := range slices.Sorted(maps.Keys(waves)) {
+		for _, u := range waves[wave] {
+			r.apply(t, u)
+		}
+		for _, u := range waves[wave] {
+			if u.GroupVersionKind().Group != semmoev1.GroupVersion.Group {
+				continue
+			}
+			eventually(t, patience, u.GetKind()+" "+u.GetName()+" is healthy", func() error {
+				live := live(t, u)
+				if c := conditionsOf(live)[semmoev1.ConditionReady]; c.status != "True" || c.generation != live.GetGeneration() {
+					return fmt.Errorf("%+v", live.Object["status"])
+				}
+				return nil
+			})
+		}
+	}
+}
+
+// apply applies an object, and returns what it has become.
+func (r *repositoryOf) apply(t *testing.T, u *unstructured.Unstructured, options ...client.ApplyOption) *unstructured.Unstructured {
+	t.Helper()
+	applied := u.DeepCopy()
+	options = append(options, client.FieldOwner(argoManager), client.ForceOwnership)
+	if err := api.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(applied), options...); err != nil {
+		t.Fatalf("%s %s: %v", u.GetKind(), u.GetName(), err)
+	}
+	return applied
+}
+
+// live is an object as the API server has it.
+func live(t *testing.T, u *unstructured.Unstructured) *unstructured.Unstructured {
+	t.Helper()
+	found := &unstructured.Unstructured{}
+	found.SetGroupVersionKind(u.GroupVersionKind())
+	if err := api.Get(t.Context(), client.ObjectKeyFromObject(u), found); err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// checkSynced fails unless what is in the repository is what is in the cluster: to apply it would change nothing but what the operator
+// reports meanwhile, and changes nothing when it is applied, and nobody else has had a hand in a spec.
+func (r *repositoryOf) checkSynced(t *testing.T, when string) {
+	t.Helper()
+	for _, u := range r.objects {
+		before := live(t, u)
+		if diff := cmp.Diff(declared(before), declared(r.apply(t, u, client.DryRunAll))); diff != "" {
+			t.Errorf("%s: %s %s is out of sync (-live +predicted):\n%s", when, u.GetKind(), u.GetName(), diff)
+		}
+		if after := r.apply(t, u); after.GetGeneration() != before.GetGeneration() {
+			t.Errorf("%s: %s %s was of generation %d, and is of %d when it is applied again", when, u.GetKind(), u.GetName(), before.GetGeneration(), after.GetGeneration())
+		}
+		if u.GroupVersionKind().Group != semmoev1.GroupVersion.Group {
+			continue
+		}
+		for _, owner := range before.GetManagedFields() {
+			foreign := owner.Manager != argoManager && owner.Subresource == ""
+			if foreign && (bytes.Contains(owner.FieldsV1.GetRawBytes(), []byte(`"f:spec"`)) || bytes.Contains(owner.FieldsV1.GetRawBytes(), []byte(`"f:labels"`))) {
+				t.Errorf("%s: %s has written to %s %s: %s", when, owner.Manager, u.GetKind(), u.GetName(), owner.FieldsV1.GetRawBytes())
+			}
+		}
+	}
+}
+
+// declared is what somebody may have declared of an object: all but its status, and what the API server counts.
+func declared(u *unstructured.Unstructured) map[string]any {
+	object := runtime.DeepCopyJSON(u.Object)
+	delete(object, "status")
+	for _, field := range []string{"managedFields", "resourceVersion", "generation"} {
+		unstructured.RemoveNestedField(object, "metadata", field)
+	}
+	return object
+}
+
+// The sample for Argo CD, with a small model on the reference engine: each wave becomes healthy, the model is served under the plan that
+// is pinned, an autoscaler may scale it, another plan is pinned, and rolled back. Whenever Argo CD looks, it finds what it has applied.
+func TestGitOps(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	sample := readRepository(t, namespace, filepath.Join(repository, "config", "samples", "argocd", "model"))
+	profile, moed := sample.one(t, "AffinityProfile"), sample.one(t, "MoEDeployment")
+	first := sample.one(t, "PlacementPlan")
+	spec := specOf(t, publishedProfile(t, namespace, profile.GetName(), "texts", filepath.Join(repository, "solver", "testdata", "tiny-32e-top4.safetensors.zst")))
+	set(t, profile, spec, "spec")
+	set(t, first, int64(4), "spec", "expertParallelSize")
+	for _, field := range []string{"model", "engine", "parallelism"} {
+		set(t, moed, spec[field], "spec", field)
+	}
+	set(t, moed, map[string]any{"soakSeconds": int64(0)}, "spec", "rollout") // nobody asks, so there is nothing to compare
+	sample.sync(t)
+	typed := &semmoev1.MoEDeployment{}
+	typed.Namespace, typed.Name = namespace, moed.GetName()
+	inService := func(plan *unstructured.Unstructured) {
+		t.Helper()
+		planned := waitPlanned(t, typed)
+		if want, _, _ := unstructured.NestedString(live(t, plan).Object, "status", "plan"); planned.Status.PlanDigest != want {
+			t.Fatalf("plan %s is in service, want %s", planned.Status.PlanDigest, want)
+		}
+	}
+	inService(first)
+	sample.checkSynced(t, "in service")
+
+	eventually(t, patience, "the autoscaler has seen to its minimum", func() error {
+		if current := get(t, typed); *current.Spec.Replicas != 2 || current.Status.ReadyReplicas != 2 {
+			return fmt.Errorf("%d replicas of %d", current.Status.ReadyReplicas, *current.Spec.Replicas)
+		}
+		return nil
+	})
+	sample.checkSynced(t, "scaled by an autoscaler")
+	if replicas := *get(t, typed).Spec.Replicas; replicas != 2 {
+		t.Errorf("%d replicas after it was applied again, want those of the autoscaler", replicas)
+	}
+
+	others := publishedProfile(t, namespace, "others", "others", scrambled(t, 1))
+	create(t, others)
+	second := first.DeepCopy()
+	second.SetName("another")
+	set(t, second, others.Name, "spec", "profileRef", "name")
+	sample.add(second)
+	for _, plan := range []*unstructured.Unstructured{second, first} {
+		set(t, moed, plan.GetName(), "spec", "placement", "planRef", "name")
+		sample.sync(t)
+		inService(plan)
+		sample.checkSynced(t, "pinned to "+plan.GetName())
+	}
+}
+
+// specOf is the spec of an object as a manifest has it.
+func specOf(t *testing.T, object client.Object) map[string]any {
+	t.Helper()
+	u, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, _, err := unstructured.NestedMap(u, "spec")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return spec
+}

@@ -1,0 +1,248 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/podgroup"
+	"github.com/semmoe/operator/internal/podhealth"
+)
+
+const (
+	groupsImage     = "leaderworkerset:test"
+	groupsNamespace = "lws-system"
+	// groupsWebhooks is the name under which the controllers register their webhooks, once they run.
+	groupsWebhooks = "semmoe-test-leaderworkerset"
+)
+
+// groupsBinary is the program with the controllers of LeaderWorkerSet; it may not have been built.
+func groupsBinary() string { return filepath.Join(repository, "bin", "leaderworkerset") }
+
+// needsGroups leaves a test to the full form, for which the controllers of LeaderWorkerSet are built.
+func needsGroups(t *testing.T) {
+	t.Helper()
+	long(t)
+	if _, err := os.Stat(groupsBinary()); err != nil {
+		t.Fatalf("%v: run test/leaderworkerset/build.sh first", err)
+	}
+}
+
+// installGroups adds the kind LeaderWorkerSet to the cluster, as its release has it, and its controllers.
+func installGroups(t *testing.T) {
+	t.Helper()
+	file := filepath.Join(moduleDir(t, "leaderworkerset", "sigs.k8s.io/lws"), "config", "crd", "bases", "leaderworkerset.x-k8s.io_leaderworkersets.yaml")
+	if _, err := envtest.InstallCRDs(restConfig, envtest.CRDInstallOptions{Paths: []string{file}, ErrorIfPathMissing: true}); err != nil {
+		t.Fatal(err)
+	}
+	labels := map[string]string{"app": "leaderworkerset"}
+	create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: groupsNamespace}})
+	create(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: groupsNamespace, Name: "leaderworkerset"}})
+	create(t, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "leaderworkerset"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: groupsNamespace, Name: "leaderworkerset"}},
+	})
+	create(t, &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: groupsNamespace, Name: "leaderworkerset"},
+		Spec: appsv1.DeploymentSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{
+					ServiceAccountName: "leaderworkerset",
+					Containers: []corev1.Container{{
+						Name: "manager", Image: groupsImage, Args: []string{"--host=$(POD_IP)"},
+						Env:          []corev1.EnvVar{{Name: "POD_IP", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.podIP"}}}},
+						VolumeMounts: []corev1.VolumeMount{{Name: "tmp", MountPath: "/tmp"}},
+					}},
+					Volumes: []corev1.Volume{{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}},
+				},
+			},
+		},
+	})
+	eventually(t, patience, "the controllers of LeaderWorkerSet run", func() error {
+		return api.Get(t.Context(), client.ObjectKey{Name: groupsWebhooks}, &admissionv1.ValidatingWebhookConfiguration{})
+	})
+}
+
+// listGroups are the LeaderWorkerSets of a MoEDeployment, the oldest first.
+func listGroups(t *testing.T, moed *semmoev1.MoEDeployment) []leaderworkersetv1.LeaderWorkerSet {
+	t.Helper()
+	var sets leaderworkersetv1.LeaderWorkerSetList
+	if err := api.List(t.Context(), &sets, client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name}); err != nil {
+		t.Fatal(err)
+	}
+	slices.SortFunc(sets.Items, func(a, b leaderworkersetv1.LeaderWorkerSet) int {
+		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
+	})
+	return sets.Items
+}
+
+// waitOneSet waits until one LeaderWorkerSet is left, of so many groups that serve. It asks the pods: what the set's status says of
+// groups that are ready may lag behind these for as long as nothing else happens.
+func waitOneSet(t *testing.T, moed *semmoev1.MoEDeployment, groups int32) {
+	t.Helper()
+	eventually(t, patience, "one LeaderWorkerSet is left", func() error {
+		sets := listGroups(t, moed)
+		if len(sets) != 1 || *sets[0].Spec.Replicas != groups {
+			return fmt.Errorf("%d sets", len(sets))
+		}
+		leaders := listEnginePods(t, moed)
+		if ready := slices.DeleteFunc(slices.Clone(leaders), func(pod corev1.Pod) bool { return !podhealth.Ready(&pod) }); len(leaders) != int(groups) || len(ready) != int(groups) {
+			return fmt.Errorf("%d of %d leaders are ready", len(ready), len(leaders))
+		}
+		return nil
+	})
+}
+
+func listWorkerPods(ctx context.Context, moed *semmoev1.MoEDeployment) ([]*corev1.Pod, error) {
+	var pods corev1.PodList
+	err := api.List(ctx, &pods, client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: semmoev1.ComponentWorker})
+	var workers []*corev1.Pod
+	for i := range pods.Items {
+		workers = append(workers, &pods.Items[i])
+	}
+	return workers, err
+}
+
+// Replicas of two pods each wait for the kind that makes them; then they serve, are profiled, try a plan on a canary and roll it
+// out, and take one back that is worse, as replicas of one pod do. Nobody notices.
+func TestMultiPodReplicas(t *testing.T) {
+	needsGroups(t)
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	create(t, dataset(t, namespace, 8))
+	storedProfileOf(t, namespace, "scrambled", "others", scrambled(t, 1))
+	moed := profiledDeployment(namespace, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Parallelism.PodsPerReplica = ptr.To[int32](2)
+		m.Spec.Rollout.SoakSeconds = ptr.To[int32](5)
+	})
+	create(t, moed)
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "LeaderWorkerSetMissing", "leaderworkerset.x-k8s.io/v1")
+
+	installGroups(t)
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
+	url := reach(t, moed)
+	eventually(t, patience, "the first request is answered", func() error { return ask(t.Context(), url, "tiny") })
+	checkGroups(t, moed)
+	stop := readers(t, url)
+
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "Canary", "1 of 2 replicas")
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut")
+	waitOneSet(t, moed, 2)
+	good := waitComplete(t, moed).Status.PlanDigest
+	eventually(t, patience, "requests are sent by it", func() error { return sentBy(t.Context(), url, good) })
+	if jobs := profilingJobs(t, namespace); len(jobs) != 1 {
+		t.Errorf("%d profiling Jobs, want one", len(jobs))
+	}
+
+	update(t, moed, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "scrambled"}}
+	})
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "RolledBack", "LocalityWorse")
+	waitOneSet(t, moed, 2)
+	if kept := waitComplete(t, moed); kept.Status.PlanDigest != good {
+		t.Errorf("plan %s serves, want %s", kept.Status.PlanDigest, good)
+	}
+	replaceGroup(t, moed)
+	scaleGroups(t, moed)
+	breakGroups(t, moed)
+	stop()
+}
+
+// checkGroups looks at the pods of two replicas of two.
+func checkGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
+	t.Helper()
+	workers, err := listWorkerPods(t.Context(), moed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaders := listEnginePods(t, moed)
+	if len(leaders) != 2 || len(workers) != 2 {
+		t.Errorf("%d leaders and %d workers, want 2 of either", len(leaders), len(workers))
+	}
+	for i := range leaders {
+		if devices := leaders[i].Spec.Containers[0].Resources.Limits["nvidia.com/gpu"]; devices.Value() != 2 || len(podgroup.Workers(&leaders[i], workers)) != 1 {
+			t.Errorf("leader %s has %v devices and %d workers", leaders[i].Name, devices.Value(), len(podgroup.Workers(&leaders[i], workers)))
+		}
+	}
+	if workloads := listWorkloads(t, moed); len(workloads) != 0 {
+		t.Errorf("%d StatefulSets of ours", len(workloads))
+	}
+	if current := get(t, moed); current.Status.Replicas != 2 {
+		t.Errorf("status.replicas is %d: pods are counted, not replicas", current.Status.Replicas)
+	}
+}
+
+// replaceGroup takes a worker away: its whole replica is made anew, and requests go to the other one meanwhile.
+func replaceGroup(t *testing.T, moed *semmoev1.MoEDeployment) {
+	t.Helper()
+	before := podUIDs(t, moed)
+	workers, err := listWorkerPods(t.Context(), moed)
+	if err != nil || len(workers) == 0 {
+		t.Fatalf("%d workers: %v", len(workers), err)
+	}
+	if err := api.Delete(t.Context(), workers[0]); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, patience, "its replica is made anew", func() error {
+		after := podUIDs(t, moed)
+		workers, err := listWorkerPods(t.Context(), moed)
+		if err != nil {
+			return err
+		}
+		for _, worker := range workers {
+			if !podhealth.Ready(worker) {
+				return fmt.Errorf("worker %s is not ready", worker.Name)
+			}
+		}
+		if len(workers) != 2 || len(after) != 2 || slices.Equal(before, after) || slices.Contains(after, before[0]) == slices.Contains(after, before[1]) {
+			return fmt.Errorf("%d workers; leaders %v, were %v", len(workers), after, before)
+		}
+		return complete(get(t, moed))
+	})
+}
+
+// scaleGroups scales by a replica, up and down again.
+func scaleGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
+	t.Helper()
+	for _, replicas := range []int32{3, 2} {
+		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = &replicas })
+		waitOneSet(t, moed, replicas)
+		waitComplete(t, moed)
+		eventually(t, patience, "as many workers", func() error {
+			workers, err := listWorkerPods(t.Context(), moed)
+			if err != nil || len(workers) != int(replicas) {
+				return fmt.Errorf("%d workers: %v", len(workers), err)
+			}
+			return nil
+		})
+	}
+}
+
+// breakGroups has a change end every engine that is started with it: the replica that tries it is made anew again and again, which is
+// told although none of its pods lives long enough to tell, and the other one serves until the change is taken back.
+func breakGroups(t *testing.T, moed *semmoev1.MoEDeployment) {
+	t.Helper()
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--no-such-flag"} })
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ContainerCrashing", "made anew again and again", "--no-such-flag")
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = nil })
+	waitOneSet(t, moed, 2)
+	waitComplete(t, moed)
+}

@@ -1,0 +1,162 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/faults"
+)
+
+// rights are those of a manager, as they are installed, and as they are taken from it.
+type rights struct {
+	user string
+	role *rbacv1.ClusterRole
+}
+
+// grantRights makes a user with the rights that config/rbac gives the manager, until the test ends.
+func grantRights(t *testing.T, user string) *rights {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(repository, "config", "rbac", "role.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	role := &rbacv1.ClusterRole{}
+	if err := yaml.UnmarshalStrict(data, role); err != nil {
+		t.Fatal(err)
+	}
+	role.Name = user
+	create(t, role)
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: user},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: user},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+	}
+	create(t, binding)
+	r := &rights{user, role}
+	r.waitMay(t, true)
+	return r
+}
+
+// config is for clients of that user.
+func (r *rights) config() *rest.Config {
+	config := rest.CopyConfig(restConfig)
+	config.Impersonate = rest.ImpersonationConfig{UserName: r.user}
+	return config
+}
+
+// revoke leaves the user the rights to these rules, and returns what gives it all of them back. Either waits until it holds.
+func (r *rights) revoke(t *testing.T, left []rbacv1.PolicyRule) (restore func()) {
+	t.Helper()
+	set := func(rules []rbacv1.PolicyRule, may bool) {
+		t.Helper()
+		changed := r.role.DeepCopy()
+		changed.Rules = rules
+		if err := api.Update(t.Context(), changed); err != nil {
+			t.Fatal(err)
+		}
+		r.role.ResourceVersion = changed.ResourceVersion
+		r.waitMay(t, may)
+	}
+	set(left, false)
+	return func() {
+		t.Helper()
+		set(r.role.Rules, true)
+	}
+}
+
+// waitMay waits until the API server lets the user create workloads, or does not.
+func (r *rights) waitMay(t *testing.T, may bool) {
+	t.Helper()
+	eventually(t, patience, fmt.Sprintf("%s may create workloads: %v", r.user, may), func() error {
+		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: r.user, ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: "default", Verb: "create", Group: "apps", Resource: "statefulsets"},
+		}}
+		if err := api.Create(t.Context(), review); err != nil {
+			return err
+		}
+		if review.Status.Allowed != may {
+			return fmt.Errorf("allowed is %v", review.Status.Allowed)
+		}
+		return nil
+	})
+}
+
+// readOnly are the rules without the right to change one resource.
+func readOnly(rules []rbacv1.PolicyRule, resource string) []rbacv1.PolicyRule {
+	var left []rbacv1.PolicyRule
+	for _, rule := range rules {
+		rule = *rule.DeepCopy()
+		if slices.Contains(rule.Resources, resource) {
+			rule.Verbs = []string{"get", "list", "watch"}
+		}
+		left = append(left, rule)
+	}
+	return left
+}
+
+// A manager whose rights are revoked while it runs says so as soon as it needs them, as long as it may say anything; what serves goes
+// on serving, and what was asked for meanwhile is done once the rights are back.
+func TestRightsRevoked(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	granted := grantRights(t, namespace)
+	injector := faults.New(faults.Schedule{})
+	startManagerAs(t, granted.config(), image, namespace, injector)
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](2) })
+	create(t, moed)
+	since, err := readySince(waitComplete(t, moed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := endState(t, namespace)
+	asking := startTraffic(t, reach(t, moed))
+	setEnv := func(env []corev1.EnvVar) {
+		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = env })
+	}
+	mended := func(restore func()) time.Duration {
+		t.Helper()
+		restore()
+		begin := time.Now()
+		if again, err := readySince(waitComplete(t, moed)); err != nil || again != since {
+			t.Errorf("it is ready since %v, was since %v, %v", again, since, err)
+		}
+		return time.Since(begin)
+	}
+
+	restore := granted.revoke(t, readOnly(granted.role.Rules, "statefulsets"))
+	setEnv([]corev1.EnvVar{{Name: "CHANGED", Value: "yes"}})
+	asked := time.Now()
+	waitCondition(t, moed, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ReconcileFailed", "forbidden", "statefulsets")
+	told := time.Since(asked)
+	workloads := mended(restore)
+
+	// Without any right it can tell nothing either.
+	restore = granted.revoke(t, nil)
+	writes := injector.Writes()
+	setEnv(nil)
+	eventually(t, patience, "it is refused", func() error {
+		if injector.Writes() == writes {
+			return fmt.Errorf("%d writes as before", writes)
+		}
+		return nil
+	})
+	all := mended(restore)
+	served := asking.end(t)
+	eventually(t, settling, "the state before", func() error { return same("state", state, endState(t, namespace)) })
+	t.Logf("that workloads may not be changed is told after %.1f s; what was asked for is in service %.1f s after the right is back, and %.1f s after all rights are; %d requests served meanwhile, none failed; %v",
+		told.Seconds(), workloads.Seconds(), all.Seconds(), served, injector)
+	clearNamespace(t, namespace)
+}

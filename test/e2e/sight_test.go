@@ -1,0 +1,84 @@
+package e2e
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/audit"
+	"github.com/semmoe/operator/test/faults"
+)
+
+// refusedKinds are the kinds that the manager's metrics say it is not let see.
+func refusedKinds() ([]string, error) {
+	families, err := metrics.Registry.Gather()
+	var kinds []string
+	for _, family := range families {
+		if family.GetName() != "semmoe_watch_refused" {
+			continue
+		}
+		for _, series := range family.Metric {
+			kinds = append(kinds, series.Label[0].GetValue())
+		}
+	}
+	return kinds, err
+}
+
+// A manager that is not let see workloads any more can say so in no condition: its metrics name them within a minute of the end of the
+// watch that was open. What serves goes on, and what changed meanwhile is acted upon once the right is back.
+//
+// This test is not parallel to others: the managers of a process share their metrics.
+func TestSightRevoked(t *testing.T) {
+	long(t)
+	namespace := newNamespace(t)
+	granted := grantRights(t, namespace)
+	injector := faults.New(faults.Schedule{})
+	startManagerAs(t, granted.config(), image, namespace, injector)
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](2) })
+	create(t, moed)
+	since, err := readySince(waitComplete(t, moed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := func(want ...string) func() error {
+		return func() error {
+			kinds, err := refusedKinds()
+			if diff := cmp.Diff(want, kinds); diff != "" || err != nil {
+				return fmt.Errorf("refused kinds (-want +told): %s, %v", diff, err)
+			}
+			return nil
+		}
+	}
+	if err := told()(); err != nil {
+		t.Error(err)
+	}
+	pods := podUIDs(t, moed)
+	asking := startTraffic(t, reach(t, moed))
+
+	restore := granted.revoke(t, audit.Without(granted.role.Rules, "statefulsets"))
+	injector.Blind() // the watches that are open end
+	injector.See()
+	ended := time.Now()
+	eventually(t, time.Minute, "the refusal is told", told("StatefulSet"))
+	refused := time.Since(ended)
+	served := asking.end(t)
+	if diff := cmp.Diff(pods, podUIDs(t, moed)); diff != "" {
+		t.Errorf("other pods (-before +after):\n%s", diff)
+	}
+	restore()
+	back := time.Now()
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) })
+	if again, err := readySince(waitComplete(t, moed)); err != nil || again != since {
+		t.Errorf("it is ready since %v, was since %v, %v", again, since, err)
+	}
+	acted := time.Since(back)
+	eventually(t, 3*time.Minute, "nothing is refused", told())
+	t.Logf("that workloads may not be watched is told %.1f s after the watch ends, %d requests served meanwhile; after the right is back a change is in service in %.1f s, and nothing is told any more after %.1f s; %v",
+		refused.Seconds(), served, acted.Seconds(), time.Since(back).Seconds(), injector)
+	clearNamespace(t, namespace)
+}

@@ -1,0 +1,204 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
+	"sigs.k8s.io/yaml"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// The health checks for Argo CD are tested over objects that this suite has seen:
+//
+//	go test ./test/e2e -args -states "$PWD/config/argocd/resource_customizations"
+//
+// writes an object of each state that has no file yet, and `go test ./test/gitops -args -update` adds what is said of it.
+var statesDir = flag.String("states", "", "directory to which an object of each state that its kind was seen in is written, where it has none yet")
+
+// stateKinds are the kinds that have a health check.
+var stateKinds = []schema.GroupVersionKind{
+	semmoev1.GroupVersion.WithKind("MoEDeployment"),
+	semmoev1.GroupVersion.WithKind("AffinityProfile"),
+	semmoev1.GroupVersion.WithKind("PlacementPlan"),
+	leaderworkersetv1.GroupVersion.WithKind("LeaderWorkerSet"),
+}
+
+// recordStates writes states to a directory until the context ends.
+func recordStates(ctx context.Context, dir string) {
+	for _, gvk := range stateKinds {
+		go func() {
+			for ctx.Err() == nil {
+				if err := recordKind(ctx, gvk, filepath.Join(dir, gvk.Group, gvk.Kind, "testdata")); err != nil {
+					fmt.Fprintf(os.Stderr, "states of %s: %v\n", gvk.Kind, err)
+				}
+				select {
+				case <-ctx.Done():
+				case <-time.After(time.Second): // the kind may come later, and a watch ends now and then
+				}
+			}
+		}()
+	}
+}
+
+func recordKind(ctx context.Context, gvk schema.GroupVersionKind, dir string) error {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(gvk)
+	if err := api.List(ctx, list); err != nil {
+		return nil // no such kind yet
+	}
+	changes, err := api.Watch(ctx, list)
+	if err != nil {
+		return err
+	}
+	defer changes.Stop()
+	for change := range changes.ResultChan() {
+		object, ok := change.Object.(*unstructured.Unstructured)
+		if !ok || change.Type == watch.Error {
+			return nil
+		}
+		if err := recordState(object, dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recordState writes an object, unless there is one of its state.
+func recordState(object *unstructured.Unstructured, dir string) error {
+	file := filepath.Join(dir, stateOf(object)+".yaml")
+	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	text, err := yaml.Marshal(plain(object))
+	if err != nil {
+		return err
+	}
+	text = temporary.ReplaceAll(text, []byte("/srv/models"))
+	text = []byte(strings.NewReplacer(checkpointDir(), "/srv/models/tiny", repository, "/srv", object.GetNamespace(), "models").Replace(string(text)))
+	return os.WriteFile(file, text, 0o644)
+}
+
+// temporary is a directory that a test has made.
+var temporary = regexp.MustCompile(regexp.QuoteMeta(filepath.Clean(os.TempDir())) + `/Test[A-Za-z0-9_]+/\d+`)
+
+// plain is an object without what no health check looks at, and no two runs agree on.
+func plain(object *unstructured.Unstructured) map[string]any {
+	metadata := map[string]any{}
+	for _, field := range []string{"name", "namespace", "generation", "deletionTimestamp", "finalizers"} {
+		if value, found, _ := unstructured.NestedFieldCopy(object.Object, "metadata", field); found {
+			metadata[field] = value
+		}
+	}
+	kept := map[string]any{"apiVersion": object.GetAPIVersion(), "kind": object.GetKind(), "metadata": metadata}
+	for _, field := range []string{"spec", "status"} {
+		if value, found := object.Object[field]; found {
+			kept[field] = value
+		}
+	}
+	return kept
+}
+
+// stateOf names what an object's conditions say, as far as a health check could look at it: two objects of one name are in the same
+// state.
+func stateOf(object *unstructured.Unstructured) string {
+	conditions := conditionsOf(object)
+	observed, _, _ := unstructured.NestedInt64(object.Object, "status", "observedGeneration")
+	switch {
+	case object.GetDeletionTimestamp() != nil:
+		return "deleting"
+	case len(conditions) == 0:
+		return "new"
+	case object.GroupVersionKind().Group == leaderworkersetv1.GroupVersion.Group:
+		return groupState(object, conditions)
+	}
+	var parts []string
+	if observed != object.GetGeneration() {
+		parts = append(parts, "stale")
+	}
+	if reconciliation, _, _ := unstructured.NestedString(object.Object, "spec", "reconciliation"); reconciliation == string(semmoev1.ReconciliationPaused) {
+		parts = append(parts, "paused")
+	}
+	ready := conditions[semmoev1.ConditionReady]
+	parts = append(parts, map[string]string{"True": "ready", "False": "unready"}[ready.status], kebab(ready.reason))
+	if degraded := conditions[semmoev1.ConditionDegraded]; degraded.status == "True" {
+		parts = append(parts, "degraded")
+		if degraded.reason != ready.reason {
+			parts = append(parts, kebab(degraded.reason))
+		}
+	}
+	for _, kind := range []string{semmoev1.ConditionStalled, semmoev1.ConditionReconciling} {
+		if conditions[kind].status == "True" {
+			parts = append(parts, kebab(kind))
+		}
+	}
+	if rolled, found := conditions[semmoev1.ConditionRolledOut]; found && ready.status == "True" {
+		parts = append(parts, "plan", kebab(rolled.reason))
+	}
+	return strings.Join(parts, "-")
+}
+
+// groupState is stateOf for a LeaderWorkerSet, which has conditions of its own.
+func groupState(object *unstructured.Unstructured, conditions map[string]stateCondition) string {
+	var parts []string
+	for kind, condition := range conditions {
+		if condition.generation != object.GetGeneration() {
+			parts = append(parts, "stale")
+		}
+		if condition.status == "True" {
+			parts = append(parts, kebab(kind))
+		}
+	}
+	if replicas, found, _ := unstructured.NestedInt64(object.Object, "spec", "replicas"); found && replicas == 0 {
+		parts = append(parts, "zero")
+	}
+	slices.Sort(parts)
+	return strings.Join(slices.Compact(parts), "-")
+}
+
+type stateCondition struct {
+	status, reason string
+	generation     int64
+}
+
+func conditionsOf(object *unstructured.Unstructured) map[string]stateCondition {
+	found := map[string]stateCondition{}
+	list, _, _ := unstructured.NestedSlice(object.Object, "status", "conditions")
+	for _, item := range list {
+		condition, _ := item.(map[string]any)
+		kind, _, _ := unstructured.NestedString(condition, "type")
+		status, _, _ := unstructured.NestedString(condition, "status")
+		reason, _, _ := unstructured.NestedString(condition, "reason")
+		generation, _, _ := unstructured.NestedInt64(condition, "observedGeneration")
+		found[kind] = stateCondition{status, reason, generation}
+	}
+	return found
+}
+
+// kebab is a CamelCase word in lower case with hyphens.
+func kebab(word string) string {
+	var text strings.Builder
+	for i, r := range word {
+		if i > 0 && r >= 'A' && r <= 'Z' {
+			text.WriteByte('-')
+		}
+		text.WriteRune(r)
+	}
+	return strings.ToLower(text.String())
+}

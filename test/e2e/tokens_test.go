@@ -1,0 +1,49 @@
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// With attention over all ranks an engine that shuffles tokens is given the tables of its plan, fetched from the store by the pods
+// themselves; one that does not has a plan of few messages, and nobody claims that more becomes local.
+func TestTokens(t *testing.T) {
+	long(t)
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	create(t, dataset(t, namespace, 8))
+	moed := profiledDeployment(namespace, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Parallelism.Attention = semmoev1.AttentionTensorParallel
+		m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--moe-a2a-backend", "deepep")
+		m.Spec.Routing.SamplePercent = nil // requests have no rank
+		m.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleEnabled
+	})
+	create(t, moed)
+	planned := waitPlanned(t, moed)
+	waitCondition(t, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", "given to 2 of 2 pods")
+	waitCondition(t, moed, semmoev1.ConditionLocalityOnTarget, metav1.ConditionUnknown, "NotObserved", "spec.parallelism.attention is TensorParallel")
+	for _, pod := range listEnginePods(t, moed) {
+		engine := pod.Spec.Containers[slices.IndexFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.Name == semmoev1.EngineContainer })]
+		if !slices.ContainsFunc(engine.Env, func(v corev1.EnvVar) bool {
+			return v.Name == semmoev1.PlanDigestVariable && v.Value == pod.Annotations[semmoev1.AnnotationPlanDigest] && v.Value != ""
+		}) {
+			t.Errorf("pod %s: the engine is not told the plan: %+v", pod.Name, engine.Env)
+		}
+	}
+
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleDisabled })
+	waitCondition(t, moed, semmoev1.ConditionLocalityOnTarget, metav1.ConditionUnknown, "EngineCannotShuffle", "one activation in 4 is local")
+	eventually(t, patience, "another plan is made", func() error {
+		if plan := get(t, moed).Status.Plan; plan == planned.Status.Plan || plan == "" {
+			return fmt.Errorf("it is %q", plan)
+		}
+		return nil
+	})
+}

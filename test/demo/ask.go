@@ -65,7 +65,7 @@ func (d *demo) askOne(ctx context.Context, g goldenCase) (answer, error) {
 	a.taken = time.Since(begin)
 	a.ids, a.pod, a.rank = native.OutputIDs, header.Get(router.HeaderPod), header.Get(router.HeaderRank)
 
-	request := map[string]any{"model": name, "prompt": g.Text, "max_tokens": len(g.GreedyIDs), "temperature": 0}
+	request := map[string]any{"model": d.name, "prompt": g.Text, "max_tokens": len(g.GreedyIDs), "temperature": 0}
 	var completion struct {
 		Choices []struct {
 			Text string `json:"text"`
@@ -105,7 +105,8 @@ func (d *demo) send(ctx context.Context, path string, body any) (*http.Response,
 	return response, nil
 }
 
-func (d *demo) post(ctx context.Context, path string, body, into any) (http.Header, error) {
+func (d *demo) post(ctx context.Context, path string, body, into any) (header http.Header, err error) {
+	defer func() { d.ledger.count(ctx, err) }()
 	response, err := d.send(ctx, path, body)
 	if err != nil {
 		return nil, err
@@ -115,13 +116,14 @@ func (d *demo) post(ctx context.Context, path string, body, into any) (http.Head
 }
 
 // stream reads a streamed completion to its end and returns the text.
-func (d *demo) stream(ctx context.Context, body any) (string, error) {
+func (d *demo) stream(ctx context.Context, body any) (text string, err error) {
+	defer func() { d.ledger.count(ctx, err) }()
 	response, err := d.send(ctx, "/v1/completions", body)
 	if err != nil {
 		return "", err
 	}
 	defer response.Body.Close()
-	var text strings.Builder
+	var whole strings.Builder
 	lines := bufio.NewScanner(response.Body)
 	for lines.Scan() {
 		data, ok := strings.CutPrefix(lines.Text(), "data: ")
@@ -129,7 +131,7 @@ func (d *demo) stream(ctx context.Context, body any) (string, error) {
 			continue
 		}
 		if data == "[DONE]" {
-			return text.String(), nil
+			return whole.String(), nil
 		}
 		var chunk struct {
 			Choices []struct {
@@ -140,7 +142,7 @@ func (d *demo) stream(ctx context.Context, body any) (string, error) {
 			return "", fmt.Errorf("stream: %w", err)
 		}
 		for _, choice := range chunk.Choices {
-			text.WriteString(choice.Text)
+			whole.WriteString(choice.Text)
 		}
 	}
 	return "", fmt.Errorf("the stream ended without [DONE]: %w", lines.Err())

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/semmoe/operator/test/localcluster"
@@ -21,7 +22,9 @@ type cluster struct {
 	kubeconfig string
 	kubectl    string
 	local      *localcluster.Cluster // nil for an existing cluster
-	stop       func()
+	// onNode tells that this machine reaches Services by their own addresses.
+	onNode bool
+	stop   func()
 }
 
 func startCluster(ctx context.Context, s settings, out *progress) (*cluster, error) {
@@ -40,7 +43,7 @@ func startCluster(ctx context.Context, s settings, out *progress) (*cluster, err
 		local, err := localcluster.Start(ctx, localcluster.Options{
 			Binaries: binaries,
 			Images:   map[string]string{s.image: filepath.Join(s.repository, "bin", "semmoe")},
-			Forward:  2,
+			Forward:  6, // both acts' Services, the other request router, the artifact store, two managers
 		})
 		if errors.Is(err, localcluster.ErrNamespacesRefused) {
 			return fmt.Errorf("%w (KUBECONFIG=... make demo uses an existing cluster)", err)
@@ -83,11 +86,33 @@ func (c *cluster) reach(ctx context.Context, namespace, service string, port int
 	}
 	// On a node of the cluster, the Service's own address works; elsewhere only the API server leads in.
 	address := net.JoinHostPort(ip, fmt.Sprint(port))
-	if connection, err := net.DialTimeout("tcp", address, 2*time.Second); err == nil {
-		connection.Close()
+	if answers(ctx, address, c.onNode) {
+		c.onNode = true
 		return address, nil
 	}
 	return c.portForward(ctx, namespace, service, port)
+}
+
+// answers tells that a Service's address takes connections from this machine. A node refuses them until it has learnt of the first pod, and leads
+// nowhere before it has learnt of the Service: that is waited for, since what the API server forwards breaks off under many requests at a time.
+func answers(ctx context.Context, address string, onNode bool) bool {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for {
+		connection, err := net.DialTimeout("tcp", address, 2*time.Second)
+		if err == nil {
+			connection.Close()
+			return true
+		}
+		if !onNode && !errors.Is(err, syscall.ECONNREFUSED) {
+			return false
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 func (c *cluster) portForward(ctx context.Context, namespace, service string, port int) (string, error) {

@@ -85,6 +85,17 @@ func (m *measurement) places() int {
 	return len(used)
 }
 
+// byPlan counts the requests whose rank was chosen by the tables of a plan, told by its short digest.
+func (m *measurement) byPlan(plan string) int {
+	count := 0
+	for _, r := range m.replies {
+		if r.plan == plan {
+			count++
+		}
+	}
+	return count
+}
+
 // windowImbalance is the load of the busiest rank over the mean load, in the last 128 requests, as a mean over time from
 // the 128th request on.
 func (m *measurement) windowImbalance() float64 {
@@ -165,6 +176,7 @@ func (d *demo) complete(ctx context.Context, prompt string) (reply, error) {
 	if err != nil {
 		return reply{}, err
 	}
+	d.ledger.compare(prompt, answer.OutputIDs)
 	rank, err := strconv.Atoi(header.Get(router.HeaderRank))
 	if err != nil {
 		return reply{}, fmt.Errorf("header %s: %w", router.HeaderRank, err)
@@ -231,7 +243,7 @@ func (d *demo) forecastRate(ctx context.Context, revision string) (float64, erro
 
 // eachPod calls f with what every live pod of a component answers to a request.
 func (d *demo) eachPod(ctx context.Context, component string, port int, path string, f func(text string) error) error {
-	deployment := name
+	deployment := d.name
 	if component == "router" {
 		deployment = d.routers
 	}

@@ -74,6 +74,9 @@ func (p *progress) step(ctx context.Context, name string, f func(report func(str
 	return nil
 }
 
+// title begins a part.
+func (p *progress) title(text string) { fmt.Fprintf(p.w, "\n%s\n\n", text) }
+
 func (p *progress) summary() {
 	fmt.Fprintf(p.w, "\n%-40s %s\n", "Phase", "Seconds")
 	for _, phase := range p.phases {

@@ -23,7 +23,7 @@ const (
 	places = 2 * 4
 )
 
-// report is the demo's result.
+// report is the result of the first act.
 type report struct {
 	answers []answer
 	// before is the default placement, after the plan as the engine's expert map, reshuffled the same by reshuffled weights.
@@ -58,13 +58,7 @@ func checkAnswers(answers []answer) []check {
 
 // checkPlan compares what is served under the plan with what was served without it, and with what the plan promised.
 func checkPlan(before, after *measurement, plan string, predicted float64) []check {
-	planned := 0
-	for i := range after.replies {
-		if after.replies[i].plan == plan {
-			planned++
-		}
-	}
-	n := len(after.replies)
+	planned, n := after.byPlan(plan), len(after.replies)
 	gain, miss := after.lar()/before.lar(), after.lar()/predicted-1
 	imbalance := after.windowImbalance()
 	return []check{
@@ -113,9 +107,10 @@ func checkReshuffled(before, byMap, byWeights *measurement) []check {
 // engineAgrees tells whether engine and request routers have counted the same.
 func engineAgrees(m *measurement) bool { return m.engine == m.activations }
 
-func (r *report) failed() int {
+// failed counts the checks that do not hold.
+func failed(checks []check) int {
 	failed := 0
-	for _, c := range r.checks {
+	for _, c := range checks {
 		if !c.holds {
 			failed++
 		}
@@ -148,8 +143,12 @@ func (r *report) print(w io.Writer) {
 	row("Window imbalance of ranks", "%.3f", (*measurement).windowImbalance)
 	row("Seconds", "%.1f", func(m *measurement) float64 { return m.taken.Seconds() })
 	table.Flush() //nolint:errcheck // a terminal
+	printChecks(w, r.checks)
+}
+
+func printChecks(w io.Writer, checks []check) {
 	fmt.Fprintln(w)
-	for _, c := range r.checks {
+	for _, c := range checks {
 		verdict := "  ok"
 		if !c.holds {
 			verdict = "FAIL"

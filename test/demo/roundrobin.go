@@ -41,7 +41,7 @@ func (d *demo) measureInTurn(ctx context.Context, heldOut []corpus.Request) (mea
 // policy. The Service of the MoEDeployment does not lead to it.
 func (d *demo) routeInTurn(ctx context.Context) error {
 	deployment := map[string]any{}
-	if err := d.read(ctx, "deployment", name+"-router", &deployment); err != nil {
+	if err := d.read(ctx, &deployment, "deployment", d.name+"-router"); err != nil {
 		return err
 	}
 	spec := deployment["spec"].(map[string]any)

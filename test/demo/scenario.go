@@ -2,41 +2,38 @@ package main
 
 import (
 	"context"
-	_ "embed"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"strings"
 	"time"
-
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/test/corpus"
 )
 
-//go:embed moedeployment.yaml
-var manifest string
-
-const (
-	namespace = "demo"
-	name      = "tiny"
-)
+const namespace = "demo"
 
 // demo is the scenario's state.
 type demo struct {
 	settings
 	cluster *cluster
 	out     *progress
-	address string // of the Service
+	ledger  *ledger
+	// name is that of the act's MoEDeployment, address where its Service is reached.
+	name, address string
 	// routers is the label of the request routers behind it.
 	routers string
 	volume  string // the artifact store's directory, where the demo has made one
 }
 
-// serve installs the operator, applies a MoEDeployment and waits until it serves.
-func (d *demo) serve(ctx context.Context, train []corpus.Request) error {
+// act is the demo with a MoEDeployment of that name.
+func (d *demo) act(name string) *demo {
+	act := *d
+	act.name, act.routers = name, name
+	return &act
+}
+
+// install installs the operator and the artifact store.
+func (d *demo) install(ctx context.Context) error {
 	if err := d.out.step(ctx, "kubectl apply -k config/default", func(func(string)) error {
 		manifests, err := d.cluster.run(ctx, nil, "kustomize", "config/default")
 		if err != nil {
@@ -51,23 +48,20 @@ func (d *demo) serve(ctx context.Context, train []corpus.Request) error {
 	}); err != nil {
 		return err
 	}
-	if err := d.out.step(ctx, "operator and store available", func(func(string)) error {
+	return d.out.step(ctx, "operator and store available", func(func(string)) error {
 		for _, deployment := range []string{"deployment/semmoe-manager", "deployment/semmoe-store"} {
 			if _, err := d.cluster.run(ctx, nil, "rollout", "status", "-n", "semmoe-system", deployment, "--timeout=120s"); err != nil {
 				return err
 			}
 		}
 		return nil
-	}); err != nil {
-		return err
-	}
-	if err := d.out.step(ctx, fmt.Sprintf("data set of %d requests", len(train)), func(func(string)) error {
-		return d.applyDataset(ctx, train)
-	}); err != nil {
-		return err
-	}
-	if err := d.out.step(ctx, "kubectl apply -f moedeployment.yaml", func(func(string)) error {
-		text := strings.NewReplacer("${IMAGE}", d.image, "${MODEL_PATH}", d.modelPath).Replace(manifest)
+	})
+}
+
+// serve applies the act's MoEDeployment, from a file of this directory, and waits until it serves.
+func (d *demo) serve(ctx context.Context, file, manifest string) error {
+	if err := d.out.step(ctx, "kubectl apply -f "+file, func(func(string)) error {
+		text := strings.NewReplacer("${NAME}", d.name, "${IMAGE}", d.image, "${MODEL_PATH}", d.modelPath).Replace(manifest)
 		_, err := d.cluster.run(ctx, []byte(text), "apply", "-f", "-")
 		return err
 	}); err != nil {
@@ -77,34 +71,32 @@ func (d *demo) serve(ctx context.Context, train []corpus.Request) error {
 		return err
 	}
 	return d.out.step(ctx, "Service reachable", func(func(string)) (err error) {
-		d.address, err = d.cluster.reach(ctx, namespace, name, 8000)
+		d.address, err = d.cluster.reach(ctx, namespace, d.name, 8000)
 		return err
 	})
 }
 
-// waitReady waits until all replicas serve, and tells what the operator says meanwhile.
-func (d *demo) waitReady(ctx context.Context) func(tell func(string)) error {
-	return func(tell func(string)) error {
-		return poll(ctx, tell, func(ctx context.Context) (string, bool, error) {
-			moed, err := d.get(ctx)
-			if err != nil {
-				return "", false, err
-			}
-			ready := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionReady)
-			if ready == nil {
-				return "no status yet", false, nil
-			}
-			done := ready.Status == metav1.ConditionTrue && moed.Status.UpdatedReplicas == *moed.Spec.Replicas
-			return moed.Status.Summary + " " + ready.Message, done, nil
-		})
+// apply applies objects.
+func (d *demo) apply(ctx context.Context, objects ...any) error {
+	for _, object := range objects {
+		data, err := json.Marshal(object)
+		if err != nil {
+			return err
+		}
+		if _, err := d.cluster.run(ctx, data, "apply", "--server-side", "-f", "-"); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
-// remove deletes the MoEDeployment, and waits until nothing of it is left.
+// remove deletes the act's MoEDeployment, and profiles and plans that were made beside it, and waits until nothing is left.
 func (d *demo) remove(ctx context.Context) error {
 	return d.out.step(ctx, "deleted, and nothing is left", func(tell func(string)) error {
-		if _, err := d.cluster.run(ctx, nil, "delete", "moed", "-n", namespace, name); err != nil {
-			return err
+		for _, what := range [][]string{{"moed", d.name}, {"aprof,pplan", "--all"}} {
+			if _, err := d.cluster.run(ctx, nil, append([]string{"delete", "-n", namespace}, what...)...); err != nil {
+				return err
+			}
 		}
 		return poll(ctx, tell, func(ctx context.Context) (string, bool, error) {
 			var left []string
@@ -132,7 +124,7 @@ func (d *demo) explain(ctx context.Context) {
 	defer cancel()
 	for _, args := range [][]string{
 		{"get", "pods", "-A", "-o", "wide"},
-		{"describe", "moed", "-n", namespace, name},
+		{"describe", "moed", "-n", namespace},
 		{"describe", "aprof,pplan", "-n", namespace},
 		{"get", "events", "-A", "--sort-by=.lastTimestamp"},
 		{"logs", "-n", "semmoe-system", "deployment/semmoe-manager", "--tail=50"},
@@ -159,6 +151,7 @@ func (d *demo) cleanUp() {
 	}
 	for _, args := range [][]string{
 		{"delete", "namespace", namespace, "--ignore-not-found"},
+		{"delete", "clusterrolebinding", scraper, "--ignore-not-found"},
 		{"delete", "-k", "config/default", "--ignore-not-found"},
 	} {
 		attempt(func(ctx context.Context) error {
@@ -185,5 +178,5 @@ Everything stays up until Ctrl-C. In another terminal:
   %s describe moed -n %s %s
   curl http://%s/v1/models
   curl http://%s/v1/completions -H 'Content-Type: application/json' -d '{"model": "%s", "prompt": "func main() {", "max_tokens": 32}'
-`, d.cluster.kubeconfig, kubectl, namespace, kubectl, namespace, name, d.address, d.address, name)
+`, d.cluster.kubeconfig, kubectl, namespace, kubectl, namespace, d.name, d.address, d.address, d.name)
 }

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"os"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/corpus"
+)
+
+//go:embed moedeployment.yaml
+var firstManifest string
+
+// firstDeployment is the MoEDeployment of the first act.
+const firstDeployment = "tiny"
+
+// leastHeldOut is the number of requests below which window figures mean little.
+const leastHeldOut = 400
+
+// firstAct serves the model, profiles it, and compares the plan that it leads to with the default placement.
+func (d *demo) firstAct(ctx context.Context, texts texts) ([]check, error) {
+	if len(texts.heldOut) < leastHeldOut {
+		return nil, fmt.Errorf("the corpus has %d held-out requests on this machine; at least %d are needed", len(texts.heldOut), leastHeldOut)
+	}
+	if err := d.applyDataset(ctx, "corpus", texts.train); err != nil {
+		return nil, err
+	}
+	if err := d.serve(ctx, "moedeployment.yaml", firstManifest); err != nil {
+		return nil, err
+	}
+	answers, err := d.ask(ctx, texts.golden)
+	if err != nil {
+		return nil, err
+	}
+	r := &report{answers: answers, checks: checkAnswers(answers)}
+	if err := d.closeLoop(ctx, texts.heldOut, r); err != nil {
+		return nil, err
+	}
+	r.print(os.Stdout)
+	return r.checks, nil
+}
+
+// closeLoop waits for the plan, measures the default placement, lets the plan be rolled out, and measures again.
+func (d *demo) closeLoop(ctx context.Context, heldOut []corpus.Request, r *report) error {
+	if err := d.out.step(ctx, "model profiled", d.waitCondition(ctx, semmoev1.ConditionProfiled, d.profileProgress)); err != nil {
+		return err
+	}
+	if err := d.out.step(ctx, "plan solved", d.waitCondition(ctx, semmoev1.ConditionPlanned, nil)); err != nil {
+		return err
+	}
+	if err := d.out.step(ctx, "default placement measured", func(tell func(string)) (err error) {
+		r.before, err = d.measure(ctx, heldOut, tell)
+		return err
+	}); err != nil {
+		return err
+	}
+	if err := d.out.step(ctx, "plan approved", func(func(string)) error { return d.approve(ctx) }); err != nil {
+		return err
+	}
+	var err error
+	if r.after, err = d.measurePlan(ctx, "plan", heldOut); err != nil {
+		return err
+	}
+	moed, err := d.get(ctx)
+	if err != nil {
+		return err
+	}
+	if moed.Status.PlanDigest == "" || moed.Status.LAR == nil || moed.Status.LAR.PredictedMilli == nil {
+		return fmt.Errorf("the status of the MoEDeployment names plan %q and the local activation rate %+v: want a plan and its prediction", moed.Status.PlanDigest, moed.Status.LAR)
+	}
+	r.plan, r.predicted = moed.Status.PlanDigest, float64(*moed.Status.LAR.PredictedMilli)/1000
+	r.checks = append(r.checks, checkPlan(r.before, r.after, r.plan, r.predicted)...)
+
+	if r.inTurn, err = d.measureInTurn(ctx, heldOut); err != nil {
+		return err
+	}
+	r.checks = append(r.checks, checkInTurn(r.after, r.inTurn)...)
+
+	if err := d.out.step(ctx, "reshuffled weights asked for", func(func(string)) error { return d.reshuffle(ctx) }); err != nil {
+		return err
+	}
+	if r.reshuffled, err = d.measurePlan(ctx, "reshuffled weights", heldOut); err != nil {
+		return err
+	}
+	r.checks = append(r.checks, checkReshuffled(r.before, r.after, r.reshuffled)...)
+	return nil
+}
+
+// measurePlan waits until the plan is in service, and measures it.
+func (d *demo) measurePlan(ctx context.Context, what string, heldOut []corpus.Request) (*measurement, error) {
+	if err := d.out.step(ctx, what+" rolled out", d.waitCondition(ctx, semmoev1.ConditionRolledOut, nil)); err != nil {
+		return nil, err
+	}
+	if err := d.out.step(ctx, "plan in the request routers", d.waitRouters(ctx)); err != nil {
+		return nil, err
+	}
+	var measured *measurement
+	return measured, d.out.step(ctx, what+" measured", func(tell func(string)) (err error) {
+		if measured, err = d.measure(ctx, heldOut, tell); err != nil {
+			return err
+		}
+		moed, err := d.get(ctx)
+		if err != nil {
+			return err
+		}
+		measured.forecast, err = d.forecastRate(ctx, moed.Status.Revision)
+		return err
+	})
+}
+
+// reshuffle asks for the same plan without the engine's expert map.
+func (d *demo) reshuffle(ctx context.Context) error {
+	_, err := d.cluster.run(ctx, nil, "patch", "moed", "-n", namespace, d.name, "--type=merge", "-p", `{"spec":{"placement":{"realization":"ReshuffledWeights"}}}`)
+	return err
+}
+
+// approve names the plan that may be rolled out, as a person would.
+func (d *demo) approve(ctx context.Context) error {
+	moed, err := d.get(ctx)
+	if err != nil {
+		return err
+	}
+	plan := &semmoev1.PlacementPlan{}
+	if err := d.read(ctx, plan, "pplan", moed.Status.Plan); err != nil {
+		return err
+	}
+	_, err = d.cluster.run(ctx, nil, "annotate", "moed", "-n", namespace, d.name, semmoev1.AnnotationApprove+"="+plan.Status.Plan)
+	return err
+}

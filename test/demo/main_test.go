@@ -1,0 +1,19 @@
+package main
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestParseActs(t *testing.T) {
+	for text, want := range map[string][]int{"": {1, 2}, "1": {1}, "2": {2}, "1,2": {1, 2}, "2,1": {1, 2}} {
+		if got, err := parseActs(text); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q: %v, %v; want %v", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"0", "3", "1,", "1,1", "all", "1 2"} {
+		if got, err := parseActs(text); err == nil {
+			t.Errorf("%q is taken for %v", text, got)
+		}
+	}
+}

@@ -1,0 +1,298 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/test/corpus"
+)
+
+//go:embed drifting.yaml
+var secondManifest string
+
+const (
+	// secondDeployment is the MoEDeployment of the second act.
+	secondDeployment = "drifting"
+	// fromScratch and scrambledName name a profile of the new kind of text and the plan made from it, and those whose experts have
+	// other numbers.
+	fromScratch   = "from-scratch"
+	scrambledName = "scrambled"
+	// proseDataset and codeDataset name ConfigMaps.
+	proseDataset = "prose"
+	codeDataset  = "code"
+	// soakSeconds is how long a canary has to prove itself, where that is wanted: that of drifting.yaml.
+	soakSeconds = 5
+)
+
+// secondAct changes the traffic of a model that serves under a plan: the operator has to notice, to plan again from what it
+// samples, and to bring that into service. Then it is given a bad plan, and has to take it back.
+func (d *demo) secondAct(ctx context.Context, texts texts) ([]check, error) {
+	s := &shift{demo: d, golden: texts.golden, prose: ofProse(slices.Concat(texts.train, texts.heldOut), true),
+		code: ofProse(texts.train, false), heldOut: ofProse(texts.heldOut, false)}
+	for _, part := range []func(context.Context) error{s.serveProse, s.change, s.replan, s.compareWithScratch, s.tryBadPlan} {
+		if err := part(ctx); err != nil {
+			return nil, err
+		}
+	}
+	events, err := d.timeline(ctx)
+	if err != nil {
+		return nil, err
+	}
+	printTimeline(os.Stdout, events)
+	checks := s.checks()
+	s.print(os.Stdout)
+	printChecks(os.Stdout, checks)
+	return checks, nil
+}
+
+// shift is the state and the result of the second act.
+type shift struct {
+	*demo
+	golden []goldenCase
+	// prose is what the first plan is made for, code what comes then, and what the operator learns of it; heldOut is code of other
+	// documents.
+	prose, code, heldOut []corpus.Request
+	// base is the plan made from prose, again what the operator has made after the change, scratch is made from code alone, bad
+	// from code with renumbered experts.
+	base, again, scratch, bad *semmoev1.PlacementPlan
+	// usual is of prose under base, shifted of code under it, replanned, planned and kept of held-out code: under again, under
+	// scratch, and under scratch after bad was taken back.
+	usual, shifted, replanned, planned, kept *measurement
+	detection                                detection
+	// told is how long after the change the operator has told of drift, drift and why what it told, and recovered how long after
+	// the change its new plan was in service.
+	told, recovered time.Duration
+	drift           semmoev1.DriftStatus
+	why             string
+	// jobs are the profiling Jobs before the change, and once the operator's new plan was in service.
+	jobs [2]int
+	// failure is what bad has failed at; ready tells that the deployment was ready whenever it was looked at meanwhile.
+	failure string
+	ready   bool
+	answers []answer
+}
+
+// serveProse serves the model under a plan that is made from prose alone.
+func (s *shift) serveProse(ctx context.Context) error {
+	if err := s.applyDataset(ctx, proseDataset, s.prose); err != nil {
+		return err
+	}
+	if err := s.serve(ctx, "drifting.yaml", secondManifest); err != nil {
+		return err
+	}
+	return s.during(ctx, s.prose, func() error {
+		if err := s.out.step(ctx, "plan for prose rolled out", s.waitCondition(ctx, semmoev1.ConditionRolledOut, s.profileProgress)); err != nil {
+			return err
+		}
+		moed, err := s.get(ctx)
+		if err != nil {
+			return err
+		}
+		s.base = &semmoev1.PlacementPlan{}
+		if err := s.read(ctx, s.base, "pplan", moed.Status.Plan); err != nil {
+			return err
+		}
+		return s.out.step(ctx, "plan in the request routers", s.waitUsed(ctx, s.base))
+	})
+}
+
+// change measures prose, then sends code until the operator tells of drift.
+func (s *shift) change(ctx context.Context) (err error) {
+	if s.usual, err = s.measured(ctx, "prose under the plan for prose", s.prose); err != nil {
+		return err
+	}
+	calibration, err := s.calibration(ctx, s.base)
+	if err != nil {
+		return err
+	}
+	before, err := s.sampledUnder(ctx, s.base.Status.PlanDigest)
+	if err != nil {
+		return err
+	}
+	changed, err := lastSample(before)
+	if err != nil {
+		return err
+	}
+	if s.jobs[0], err = s.profilingJobs(ctx); err != nil {
+		return err
+	}
+	begin := time.Now()
+	if s.shifted, err = s.measured(ctx, "code under the plan for prose", s.code); err != nil {
+		return err
+	}
+	samples, err := s.sampledUnder(ctx, s.base.Status.PlanDigest)
+	if err != nil {
+		return err
+	}
+	s.detection = detect(calibration, samples, changed)
+	err = s.during(ctx, s.code, func() error {
+		return s.out.step(ctx, "drift told by the operator", s.waitDrift(ctx))
+	})
+	s.told = time.Since(begin)
+	return err
+}
+
+// replan waits until a plan that the operator makes of what it has sampled serves, and measures it.
+func (s *shift) replan(ctx context.Context) error {
+	begin := time.Now()
+	if err := s.during(ctx, s.code, func() error {
+		if err := s.out.step(ctx, "plan made from sampled traffic", s.waitReplan(ctx)); err != nil {
+			return err
+		}
+		return s.rolledOut(ctx, "new plan", s.again)
+	}); err != nil {
+		return err
+	}
+	s.recovered = s.told + time.Since(begin)
+	var err error
+	if s.jobs[1], err = s.profilingJobs(ctx); err != nil {
+		return err
+	}
+	s.replanned, err = s.measured(ctx, "code under the new plan", s.heldOut)
+	return err
+}
+
+// compareWithScratch has code profiled and planned for by itself, pins that plan, and measures it.
+func (s *shift) compareWithScratch(ctx context.Context) error {
+	if err := s.applyDataset(ctx, codeDataset, s.code); err != nil {
+		return err
+	}
+	moed, err := s.get(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.during(ctx, s.code, func() (err error) {
+		if s.scratch, err = s.plan(ctx, "plan from scratch", s.profileOf(moed, fromScratch, moed.Spec.Profiling.SamplingSpec)); err != nil {
+			return err
+		}
+		// A plan that is no better than the one in service would be taken back from its canary: here it is measured all the same.
+		if err := s.pin(ctx, s.scratch, 0); err != nil {
+			return err
+		}
+		return s.rolledOut(ctx, "plan from scratch", s.scratch)
+	}); err != nil {
+		return err
+	}
+	s.planned, err = s.measured(ctx, "code under the plan from scratch", s.heldOut)
+	return err
+}
+
+// tryBadPlan pins a plan that is made from a profile in which experts have other numbers, and waits until it was taken back.
+func (s *shift) tryBadPlan(ctx context.Context) error {
+	moed, err := s.get(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.during(ctx, s.code, func() error {
+		var sampling profile.Sampling
+		if err := s.out.step(ctx, "profile with scrambled experts", func(func(string)) (err error) {
+			from := &semmoev1.AffinityProfile{}
+			if err := s.read(ctx, from, "aprof", fromScratch); err != nil {
+				return err
+			}
+			sampling, err = s.publishScrambled(ctx, from)
+			return err
+		}); err != nil {
+			return err
+		}
+		if s.bad, err = s.plan(ctx, "bad plan", s.profileOf(moed, scrambledName, semmoev1.SamplingSpec{
+			Requests: int32(sampling.Requests), Tokens: int32(sampling.Tokens), RequestTokens: int32(sampling.RequestTokens),
+		})); err != nil {
+			return err
+		}
+		if err := s.pin(ctx, s.bad, soakSeconds); err != nil {
+			return err
+		}
+		return s.out.step(ctx, "bad plan taken back", s.waitTakenBack(ctx))
+	}); err != nil {
+		return err
+	}
+	if s.kept, err = s.measured(ctx, "code under the plan that is left", s.heldOut); err != nil {
+		return err
+	}
+	s.answers, err = s.ask(ctx, s.golden)
+	return err
+}
+
+// measured measures requests as a step.
+func (s *shift) measured(ctx context.Context, what string, requests []corpus.Request) (m *measurement, err error) {
+	err = s.out.step(ctx, what, func(tell func(string)) error {
+		m, err = s.measure(ctx, requests, tell)
+		return err
+	})
+	return m, err
+}
+
+// rolledOut waits until a plan is in service, and the request routers use its tables.
+func (s *shift) rolledOut(ctx context.Context, what string, plan *semmoev1.PlacementPlan) error {
+	if err := s.out.step(ctx, what+" rolled out", s.waitInService(ctx, plan)); err != nil {
+		return err
+	}
+	return s.out.step(ctx, "its tables in the request routers", s.waitUsed(ctx, plan))
+}
+
+// profileOf is a profile of code, to which the running deployment answers.
+func (s *shift) profileOf(moed *semmoev1.MoEDeployment, name string, sampling semmoev1.SamplingSpec) *semmoev1.AffinityProfile {
+	return &semmoev1.AffinityProfile{
+		TypeMeta:   metav1.TypeMeta{APIVersion: semmoev1.GroupVersion.String(), Kind: "AffinityProfile"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec: semmoev1.AffinityProfileSpec{
+			Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: moed.Spec.Parallelism,
+			Dataset:      &semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: codeDataset}},
+			SamplingSpec: sampling, Target: semmoev1.ProfilingTargetServing,
+			DeploymentRef: &semmoev1.DeploymentReference{Name: moed.Name},
+		},
+	}
+}
+
+// plan makes a profile, and a plan of its name from it, and waits until both are complete.
+func (s *shift) plan(ctx context.Context, what string, profile *semmoev1.AffinityProfile) (*semmoev1.PlacementPlan, error) {
+	plan := &semmoev1.PlacementPlan{
+		TypeMeta:   metav1.TypeMeta{APIVersion: semmoev1.GroupVersion.String(), Kind: "PlacementPlan"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: profile.Name},
+		Spec: semmoev1.PlacementPlanSpec{
+			ProfileRef: semmoev1.ProfileReference{Name: profile.Name}, Attention: profile.Spec.Parallelism.Attention,
+			ExpertParallelSize: profile.Spec.Parallelism.ExpertParallelSize, Engine: profile.Spec.Engine.Type,
+		},
+	}
+	return plan, s.out.step(ctx, what+" made", func(tell func(string)) error {
+		if err := s.apply(ctx, profile, plan); err != nil {
+			return err
+		}
+		return poll(ctx, tell, func(ctx context.Context) (string, bool, error) {
+			if err := s.read(ctx, plan, "pplan", plan.Name); err != nil {
+				return "", false, err
+			}
+			ready := meta.FindStatusCondition(plan.Status.Conditions, semmoev1.ConditionReady)
+			if ready == nil {
+				return "no condition yet", false, nil
+			}
+			return ready.Message, ready.Status == metav1.ConditionTrue, nil
+		})
+	})
+}
+
+// pin has a plan served, after a canary that is compared for so long.
+func (s *shift) pin(ctx context.Context, plan *semmoev1.PlacementPlan, soakSeconds int32) error {
+	return s.out.step(ctx, fmt.Sprintf("spec.placement.planRef: %s", plan.Name), func(func(string)) error {
+		_, err := s.cluster.run(ctx, nil, "patch", "moed", "-n", namespace, s.name, "--type=merge", "-p",
+			fmt.Sprintf(`{"spec":{"placement":{"planRef":{"name":%q}},"rollout":{"soakSeconds":%d}}}`, plan.Name, soakSeconds))
+		return err
+	})
+}
+
+// profilingJobs counts the Jobs that have profiled for the deployment.
+func (s *shift) profilingJobs(ctx context.Context) (int, error) {
+	names, err := s.cluster.run(ctx, nil, "get", "jobs", "-n", namespace, "-l", semmoev1.LabelComponent+"="+semmoev1.ComponentProfile, "-o", "name")
+	return len(strings.Fields(names)), err
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+const (
+	// detectionLimit is within how many sampled requests a switch to other kinds of text is to be found: what the test for drift
+	// aims at with attention data parallelism.
+	detectionLimit = 80
+	// tellingLimit is how soon after the switch the operator is to tell: it looks once a minute.
+	tellingLimit = 90 * time.Second
+	// wantedRise is how many times the rate of the old plan the new one's must be.
+	wantedRise = 1.1
+	// wantedOfScratch is what part of the rate of a plan from scratch the operator's own must reach.
+	wantedOfScratch = 0.9
+)
+
+// checks are what the second act has to show.
+func (s *shift) checks() []check {
+	rise, part := s.replanned.lar()/s.shifted.lar(), s.replanned.lar()/s.planned.lar()
+	checks := []check{
+		{"usual traffic is no drift", s.detection.usual > 0 && s.detection.falsely == 0, fmt.Sprintf("%d of %d sampled requests raised an alarm", s.detection.falsely, s.detection.usual)},
+		{"changed traffic is found", s.detection.needed > 0 && s.detection.needed <= detectionLimit,
+			fmt.Sprintf("after %d of %d sampled requests; allowed are %d", s.detection.needed, s.detection.changed, detectionLimit)},
+		{"the operator tells of it", s.told <= tellingLimit && s.drift.StatisticMilli > s.drift.ThresholdMilli,
+			fmt.Sprintf("%.0f s after the change, statistic %.1f of threshold %.1f; allowed are %.0f s", s.told.Seconds(), float64(s.drift.StatisticMilli)/1000, float64(s.drift.ThresholdMilli)/1000, tellingLimit.Seconds())},
+		{"its new plan serves", s.replanned.byPlan(s.again.Status.Plan) == len(s.replanned.replies),
+			fmt.Sprintf("%.0f s after the change, tier %s; %d of %d requests by plan %s", s.recovered.Seconds(), s.again.Status.Tier, s.replanned.byPlan(s.again.Status.Plan), len(s.replanned.replies), s.again.Status.Plan)},
+		{"it has cost no profiling Job", s.jobs[0] == s.jobs[1], fmt.Sprintf("%d before the change, %d after it", s.jobs[0], s.jobs[1])},
+		{"local activation rate rises again", rise >= wantedRise, fmt.Sprintf("%.2f times that of the old plan; wanted is %.1f", rise, wantedRise)},
+		{"nearly that of a plan from scratch", part >= wantedOfScratch && s.planned.byPlan(s.scratch.Status.Plan) == len(s.planned.replies),
+			fmt.Sprintf("%.1f%% of it; wanted is %.0f%%", 100*part, 100*wantedOfScratch)},
+		{"a bad plan was taken back by itself", s.failure != "" && s.ready && s.bad.Status.Verdict == semmoev1.VerdictGain, s.failure},
+		{"and the one before it serves on", s.kept.byPlan(s.scratch.Status.Plan) == len(s.kept.replies),
+			fmt.Sprintf("%d of %d requests by plan %s", s.kept.byPlan(s.scratch.Status.Plan), len(s.kept.replies), s.scratch.Status.Plan)},
+	}
+	for _, m := range s.measurements() {
+		if !engineAgrees(m) {
+			return append(checks, check{"the engine counts the same", false, fmt.Sprintf("%.0f of %.0f activations local; routers %.0f of %.0f", m.engine.local, m.engine.all, m.local, m.all)})
+		}
+	}
+	checks = append(checks, check{"the engine counts the same", true, fmt.Sprintf("in all %d measurements", len(s.measurements()))})
+	return append(checks, checkAnswers(s.answers)...)
+}
+
+// measurements are all, in the order of time.
+func (s *shift) measurements() []*measurement {
+	return []*measurement{s.usual, s.shifted, s.replanned, s.planned, s.kept}
+}
+
+// print shows what was measured, and what the operator has told meanwhile.
+func (s *shift) print(w io.Writer) {
+	fmt.Fprintln(w)
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "\tProse, its plan\tCode, plan for prose\tCode, re-planned\tCode, plan from scratch\tafter the bad plan")
+	row := func(name string, value func(*measurement) string) {
+		fmt.Fprint(table, name)
+		for _, m := range s.measurements() {
+			fmt.Fprint(table, "\t"+value(m))
+		}
+		fmt.Fprintln(table)
+	}
+	row("Requests", func(m *measurement) string { return fmt.Sprint(len(m.replies)) })
+	row("Local activation rate, observed", func(m *measurement) string { return fmt.Sprintf("%.1f%%", 100*m.lar()) })
+	row("Window imbalance of ranks", func(m *measurement) string { return fmt.Sprintf("%.3f", m.windowImbalance()) })
+	row("Seconds", func(m *measurement) string { return fmt.Sprintf("%.1f", m.taken.Seconds()) })
+	table.Flush() //nolint:errcheck // a terminal
+	fmt.Fprintf(w, "\nThe operator on the change: %s\n", s.why)
+	if c := s.again.Status.Comparison; c != nil {
+		fmt.Fprintf(w, "The operator on its plan, by %d recent requests: %.1f%% instead of %.1f%%, %d experts moved; %s\n",
+			c.Requests, float64(c.CandidateLARMilli)/10, float64(c.CurrentLARMilli)/10, c.MovedExperts, c.Reason)
+	}
+}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+const pollInterval = 400 * time.Millisecond
+
+// get reads the MoEDeployment.
+func (d *demo) get(ctx context.Context) (*semmoev1.MoEDeployment, error) {
+	moed := &semmoev1.MoEDeployment{}
+	return moed, d.read(ctx, moed, "moed", d.name)
+}
+
+// read reads an object of the demo's namespace, or the list of all of a kind, by the arguments that kubectl get takes.
+func (d *demo) read(ctx context.Context, into any, what ...string) error {
+	text, err := d.cluster.run(ctx, nil, append([]string{"get", "-n", namespace, "-o", "json"}, what...)...)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal([]byte(text), into)
+}
+
+// waitMoED polls the act's MoEDeployment.
+func (d *demo) waitMoED(ctx context.Context, f func(*semmoev1.MoEDeployment) (detail string, done bool, err error)) func(tell func(string)) error {
+	return func(tell func(string)) error {
+		return poll(ctx, tell, func(ctx context.Context) (string, bool, error) {
+			moed, err := d.get(ctx)
+			if err != nil {
+				return "", false, err
+			}
+			return f(moed)
+		})
+	}
+}
+
+// waitCondition waits until a condition of the MoEDeployment is True, and tells its message, and progress where there is
+// any, meanwhile. progress may be nil.
+func (d *demo) waitCondition(ctx context.Context, kind string, progress func(context.Context, *semmoev1.MoEDeployment) string) func(tell func(string)) error {
+	return d.waitMoED(ctx, func(moed *semmoev1.MoEDeployment) (string, bool, error) {
+		condition := meta.FindStatusCondition(moed.Status.Conditions, kind)
+		if condition == nil || condition.ObservedGeneration != moed.Generation {
+			return "no condition " + kind + " yet", false, nil
+		}
+		if condition.Reason == string(semmoev1.VerdictNoGainExpected) {
+			return "", false, errors.New(condition.Message)
+		}
+		detail := condition.Message
+		if progress != nil {
+			detail = progress(ctx, moed) + detail
+		}
+		return detail, condition.Status == metav1.ConditionTrue, nil
+	})
+}
+
+// poll calls f until it is done, and tells the details. It fails with the last detail.
+func poll(ctx context.Context, tell func(string), f func(ctx context.Context) (detail string, done bool, err error)) error {
+	const limit = 3 * time.Minute
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	last := "nothing was seen"
+	for {
+		detail, done, err := f(ctx)
+		if ctx.Err() != nil {
+			return fmt.Errorf("not within %v: %s", limit, last)
+		}
+		if err != nil || done {
+			return err
+		}
+		last = detail
+		tell(detail)
+		select {
+		case <-ctx.Done():
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+// profileProgress is how far the profile is; empty while that is not known.
+func (d *demo) profileProgress(ctx context.Context, moed *semmoev1.MoEDeployment) string {
+	if moed.Status.Profile == "" {
+		return ""
+	}
+	profile := &semmoev1.AffinityProfile{}
+	if d.read(ctx, profile, "aprof", moed.Status.Profile) != nil || profile.Status.Progress == nil {
+		return ""
+	}
+	p := profile.Status.Progress
+	return fmt.Sprintf("%d of %d requests, %d tokens/s, %d s left: ", p.RequestsDone, p.RequestsTotal, p.TokensPerSecond, p.RemainingSeconds)
+}
+
+// waitReady waits until all replicas serve, and tells what the operator says meanwhile.
+func (d *demo) waitReady(ctx context.Context) func(tell func(string)) error {
+	return d.waitMoED(ctx, func(moed *semmoev1.MoEDeployment) (string, bool, error) {
+		ready := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionReady)
+		if ready == nil {
+			return "no status yet", false, nil
+		}
+		done := ready.Status == metav1.ConditionTrue && moed.Status.UpdatedReplicas == *moed.Spec.Replicas
+		return moed.Status.Summary + " " + ready.Message, done, nil
+	})
+}
+
+// waitRouters waits until every request router has loaded the plan of every engine pod.
+func (d *demo) waitRouters(ctx context.Context) func(tell func(string)) error {
+	return func(tell func(string)) error {
+		return poll(ctx, tell, func(ctx context.Context) (string, bool, error) {
+			err := d.eachPod(ctx, "router", 9090, "metrics", func(metrics string) error {
+				plans := map[string]float64{}
+				for sample := range samples(metrics, "semmoe_router_plans") {
+					plans[sample.labels] = sample.value
+				}
+				if plans[`state="loaded"`] != 1 || plans[`state="pending"`] != 0 {
+					return fmt.Errorf("plans are %v; want one that is loaded", plans)
+				}
+				return nil
+			})
+			if err != nil {
+				return err.Error(), false, nil
+			}
+			return "", true, nil
+		})
+	}
+}

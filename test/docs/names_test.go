@@ -1,0 +1,159 @@
+package docs
+
+import (
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/semmoe/operator/test/markdown"
+	"github.com/semmoe/operator/test/programs"
+)
+
+// ours is where the project's own documents are read.
+const ours = "https://github.com/semmoe/operator/blob/main/"
+
+// Every link within the project leads to a file that there is, and to a heading in it.
+func TestLinks(t *testing.T) {
+	all, followed := documents(t), 0
+	for from, text := range all {
+		for _, link := range markdown.Links(text) {
+			target, absolute := strings.CutPrefix(link.Target, ours)
+			if !absolute && strings.Contains(target, "://") {
+				continue
+			}
+			followed++
+			file, anchor, _ := strings.Cut(target, "#")
+			switch {
+			case file == "":
+				file = from
+			case !absolute:
+				file = path.Join(path.Dir(from), file)
+			}
+			if _, err := os.Stat(filepath.Join(repository, filepath.FromSlash(file))); err != nil {
+				t.Errorf("%s, line %d: %s leads nowhere: %v", from, link.Line, link.Target, err)
+			} else if anchor != "" && !markdown.Anchors(all[file])[anchor] {
+				t.Errorf("%s, line %d: %s has no heading %s", from, link.Line, file, anchor)
+			}
+		}
+	}
+	if followed < 100 {
+		t.Errorf("only %d links are found", followed)
+	}
+}
+
+var (
+	metric     = regexp.MustCompile(`\bsemmoe_[a-z_]*[a-z]\b`)
+	documented = regexp.MustCompile("(?m)^\\| `(semmoe_[a-z_]+)` \\| ([a-z]+) \\|")
+	// ofEngine is what the reference engine counts, as docs/engines.md says.
+	ofEngine = "semmoe_engine_activations_total"
+)
+
+// What stands in docs/metrics.md is what is exposed, as the collectors' tests say; others name nothing else.
+func TestMetrics(t *testing.T) {
+	all := documents(t)
+	known := map[string]bool{ofEngine: true}
+	for _, match := range documented.FindAllStringSubmatch(all["docs/metrics.md"], -1) {
+		known[match[1]] = true
+		if match[2] == "histogram" {
+			known[match[1]+"_bucket"], known[match[1]+"_count"], known[match[1]+"_sum"] = true, true, true
+		}
+	}
+	if len(known) < 40 {
+		t.Fatalf("docs/metrics.md has %d metrics", len(known))
+	}
+	for file, text := range all {
+		for _, name := range metric.FindAllString(text, -1) {
+			if !known[name] {
+				t.Errorf("%s names the metric %s, which docs/metrics.md does not have", file, name)
+			}
+		}
+	}
+}
+
+var (
+	command = regexp.MustCompile(`(?:^|[\s(])semmoe ([a-z]+)((?:\s+[^|;&\n]+)?)`)
+	flag    = regexp.MustCompile(`(?:^|\s)--([a-z][a-z0-9-]*)`)
+)
+
+// Every command of semmoe that a document shows exists, and so do its flags.
+func TestFlags(t *testing.T) {
+	semmoe, err := filepath.Abs(filepath.Join(repository, "bin", "semmoe"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	help := func(command ...string) string {
+		text, err := programs.Run(semmoe, nil, "", append(command, "--help")...)
+		if err != nil {
+			t.Fatalf("%v (make build)", err)
+		}
+		return text
+	}
+	overview := help()
+	texts := map[string]string{}
+	tried := 0
+	for file, text := range documents(t) {
+		var shown []string
+		for _, block := range markdown.Blocks(text) {
+			if block.Language == "sh" {
+				shown = append(shown, strings.Split(strings.ReplaceAll(block.Text, "\\\n", " "), "\n")...)
+			}
+		}
+		for _, line := range append(shown, markdown.Spans(text)...) {
+			line, _, _ = strings.Cut(strings.ReplaceAll(line, "kubectl semmoe", "kubectl-semmoe"), " #")
+			for _, match := range command.FindAllStringSubmatch(line, -1) {
+				name := match[1]
+				if !regexp.MustCompile(`(?m)^  ` + name + ` `).MatchString(overview) {
+					if !strings.HasPrefix(strings.TrimSpace(line), "helm ") { // which has a release of that name
+						t.Errorf("%s: there is no semmoe %s: %s", file, name, line)
+					}
+					continue
+				}
+				if texts[name] == "" {
+					texts[name] = help(name)
+				}
+				for _, given := range flag.FindAllStringSubmatch(match[2], -1) {
+					tried++
+					if !regexp.MustCompile(`--` + given[1] + `\b`).MatchString(texts[name]) {
+						t.Errorf("%s: semmoe %s has no flag --%s: %s", file, name, given[1], line)
+					}
+				}
+			}
+		}
+	}
+	if tried < 40 {
+		t.Errorf("only %d flags are found", tried)
+	}
+}
+
+var target = regexp.MustCompile(`\bmake ([a-z][a-z0-9-]*)`)
+
+// Every target of make that stands in code exists.
+func TestTargets(t *testing.T) {
+	makefile, err := os.ReadFile(filepath.Join(repository, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var known []string
+	for _, match := range regexp.MustCompile(`(?m)^\.PHONY: (.*)$`).FindAllStringSubmatch(string(makefile), -1) {
+		known = append(known, strings.Fields(match[1])...)
+	}
+	for file, text := range documents(t) {
+		code := markdown.Spans(text)
+		for _, block := range markdown.Blocks(text) {
+			if block.Language == "sh" {
+				code = append(code, block.Text)
+			}
+		}
+		for _, span := range code {
+			for _, match := range target.FindAllStringSubmatch(span, -1) {
+				if !slices.Contains(known, match[1]) {
+					t.Errorf("%s: the Makefile has no target %s", file, match[1])
+				}
+			}
+		}
+	}
+}

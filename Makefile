@@ -6,6 +6,8 @@ SHELL := /usr/bin/env bash
 VERSION ?= dev
 IMAGE ?= semmoe:$(VERSION)
 TOOL := go tool -modfile=internal/tools/go.mod
+# The stories that are told on the oldest Kubernetes release too.
+OLDEST := ^(TestServeScaleDelete|TestRestrictedNamespace|TestLoop|TestLeaderKilled)$$
 KUBERNETES := bin/kubernetes-$(shell awk '$$1 == "k8s.io/kubernetes" { print $$2; exit }' test/kubernetes/go.mod)
 
 .PHONY: help
@@ -15,11 +17,15 @@ help: ## Show this help
 ##@ Build
 
 .PHONY: build
-build: bin/semmoe ## Build the static binary bin/semmoe
+build: bin/semmoe bin/kubectl-semmoe ## Build the static binaries bin/semmoe and bin/kubectl-semmoe
 
 .PHONY: bin/semmoe
 bin/semmoe:
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $@ ./cmd/semmoe
+
+.PHONY: bin/kubectl-semmoe
+bin/kubectl-semmoe:
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $@ ./cmd/kubectl-semmoe
 
 .PHONY: image
 image: bin/semmoe ## Build the container image dist/semmoe.tar (OCI layout), without docker or a registry
@@ -27,35 +33,68 @@ image: bin/semmoe ## Build the container image dist/semmoe.tar (OCI layout), wit
 	go run ./internal/image/cmd/mkimage --binary bin/semmoe --name $(IMAGE) --out dist/semmoe.tar
 
 .PHONY: generate
-generate: ## Generate deep copies, apply configurations, CRDs and RBAC
+generate: ## Generate deep copies, apply configurations, CRDs, RBAC, docs/api.md, and the chart and config/ from each other
 	$(TOOL) controller-gen object applyconfiguration crd:generateEmbeddedObjectMeta=true paths=./api/... output:crd:artifacts:config=config/crd
 	cd internal/tools && go run ./crdtrim $(addprefix ../../,$(wildcard config/crd/semmoe.io_*.yaml))
 	$(TOOL) controller-gen rbac:roleName=semmoe-manager paths=./controllers/... output:rbac:artifacts:config=config/rbac
 	gofmt -l -w api
+	cd internal/tools && go run ./apiref --out ../../docs/api.md $(addprefix ../../,$(wildcard config/crd/semmoe.io_*.yaml))
+	cd internal/tools && go run ./chartgen --helm "$$(helm/build.sh)" --chart ../../charts/semmoe-operator --config ../../config
 
 ##@ Check
 
 .PHONY: test
-test: build controlplane ## Run every test that needs no root
-	go test -race -timeout 20m ./...
+test: build controlplane helm ## Run every test that needs no root
+	@$(MAKE) --no-print-directory -j2 test-stories test-packages
+
+# What takes longest is not what the machine works most at: it runs beside all others. Programs have the flags of bin/semmoe, for which
+# most of it is compiled already; the race detector watches the stories and the commands in make e2e. make verify vets.
+.PHONY: test-stories
+test-stories:
+	CGO_ENABLED=0 go test -trimpath -vet=off -short -parallel 4 -timeout 20m ./test/e2e
+
+.PHONY: test-packages
+test-packages:
+	go test -race -vet=off -short -p 1 $$(go list ./... | grep -v -e /test/e2e$$ -e /cmd/semmoe$$)
+	CGO_ENABLED=0 go test -trimpath -vet=off ./cmd/semmoe ./solver/... # the solver in full, for its figures
 
 .PHONY: verify
 verify: ## Fail on unformatted, vetted or generated drift
 	internal/tools/verify.sh
 
+.PHONY: prometheus
+prometheus: controlplane ## Test the alerts with Prometheus' own rule engine and scraper from Go modules (what is compiled once takes four minutes)
+	cd test/prometheus && CGO_ENABLED=0 go test -trimpath -vet=off -count=1 ./...
+
+.PHONY: dashboard
+dashboard: build controlplane ## Play the demo, scrape it with Prometheus' own code, and ask every query of the dashboard
+	cd test/prometheus && CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v -run DashboardInTheDemo . -args -demo
+
 .PHONY: demo
-demo: build controlplane ## From nothing to a served model, on a local control plane (KEEP=1 leaves it up; KUBECONFIG=... uses that cluster)
+demo: build controlplane ## From nothing to a served model, and a change of its traffic, on a local control plane (ACTS=1 or 2: one act; KEEP=1 leaves it up; METRICS=127.0.0.1:9999 for a Prometheus; KUBECONFIG=... uses that cluster)
 	CGO_ENABLED=0 go run -trimpath ./test/demo # the flags of bin/semmoe: what is compiled for one serves the other
 
 .PHONY: e2e
-e2e: build controlplane ## Run the end-to-end suite in full on the local control plane
+e2e: build controlplane leaderworkerset ## Run the end-to-end suite in full on the local control plane
+	go test -race -count=1 ./cmd/semmoe
 	go test -race -count=1 -timeout 90m ./test/e2e -args -full
 	go test -count=1 -timeout 90m ./test/scale -v -args -full
 	go test -race -count=1 -timeout 90m ./test/walk -v -args -full
+	$(MAKE) prometheus dashboard e2e-oldest
+
+.PHONY: e2e-oldest
+e2e-oldest: build helm ## Run the tests of the API, the webhooks and the chart, and the main stories, on the oldest Kubernetes release that is supported (built once)
+	KUBERNETES_BINARIES=$$(test/kubernetes/build.sh oldest); export KUBERNETES_BINARIES; \
+	go test -vet=off -count=1 -timeout 30m ./test/api ./test/chart ./webhook; \
+	CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m ./test/e2e -run '$(OLDEST)'
 
 .PHONY: e2e-cluster
-e2e-cluster: image ## Run the demo's scenario on a real cluster (kubelet, containerd, CoreDNS) made for it; needs root
+e2e-cluster: image helm ## Run the demo's scenario and the life of an installation on a real cluster (kubelet, containerd, CoreDNS) made for it; needs root
 	test/cluster/e2e.sh
+
+.PHONY: e2e-installation
+e2e-installation: image helm ## The same without the demo: install, serve, upgrade, lose leader and node, uninstall, install again, delete
+	test/cluster/e2e.sh go test -trimpath -vet=off -count=1 -timeout 15m -v ./test/installation -args -cluster
 
 .PHONY: bench
 bench: ## Measure, and print JSON (BENCH=solver, BENCH=router, BENCH=reshuffle or BENCH="metis [TRACE]": that alone)
@@ -69,6 +108,14 @@ soak: build controlplane ## Long fuzz and fault runs
 .PHONY: controlplane
 controlplane: ## Build etcd and the Kubernetes control plane from Go modules (once, about seven minutes)
 	@test/kubernetes/build.sh >/dev/null
+
+.PHONY: leaderworkerset
+leaderworkerset: ## Build the controllers of LeaderWorkerSet for the stories of multi-pod replicas from Go modules (once, about three minutes)
+	@test/leaderworkerset/build.sh >/dev/null
+
+.PHONY: helm
+helm: ## Build Helm from Go modules (once, about two minutes)
+	@internal/tools/helm/build.sh >/dev/null
 
 .PHONY: clean
 clean: ## Remove what was built

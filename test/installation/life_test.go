@@ -51,23 +51,26 @@ func TestInstallation(t *testing.T) {
 			step.tell(w, t)
 			t.Logf("%s: %s", step.name, seconds(time.Since(begin)))
 		}) {
-			explain(t)
+			w.explain(t)
 			return
 		}
 	}
 }
 
-// explain logs what a person would look at.
-func explain(t *testing.T) {
+// explain logs what a person would look at, the shortest last: the end of a long log is what is read first.
+func (w *world) explain(t *testing.T) {
 	for _, args := range [][]string{
-		{"get", "pods", "-A", "-o", "wide"},
-		{"describe", "moed", "-n", team},
-		{"get", "events", "-A", "--sort-by=.lastTimestamp"},
 		{"logs", "-n", system, "-l", "app.kubernetes.io/component=manager", "--tail=30", "--prefix"},
+		{"get", "events", "-A", "--sort-by=.lastTimestamp"},
+		{"describe", "moed", "-n", team},
+		{"get", "pods", "-A", "-o", "wide"},
 	} {
 		output, err := kubectl("", args...)
 		t.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, output)
 	}
+	now := time.Now()
+	_, failed := w.traffic.since(mark{})
+	t.Logf("requests that failed in all steps, and when they began:%s", reasons(failed, now))
 }
 
 // volumes are those of the artifact store and of the model: the cluster makes none, and its nodes share this machine's directories.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -42,6 +43,7 @@ type traffic struct {
 	mu       sync.Mutex
 	answered int
 	failures []failure
+	underWay [clients]time.Time // when each client's request has begun
 }
 
 type failure struct {
@@ -49,8 +51,11 @@ type failure struct {
 	err error
 }
 
-// mark is a moment in the traffic.
-type mark struct{ answered, failed int }
+// mark is a moment in the traffic. What fails after it counts only if it has begun at a time or later.
+type mark struct {
+	answered, failed int
+	begun            time.Time
+}
 
 // start asks until the whole test ends.
 func (s *traffic) start(whole *testing.T, url string) {
@@ -65,7 +70,7 @@ func (s *traffic) start(whole *testing.T, url string) {
 	for first := range clients {
 		all.Go(func() {
 			for i := first; ctx.Err() == nil; i += clients {
-				begin := time.Now()
+				begin := s.begin(first)
 				s.count(begin, ask(asking, url, prompts[i%len(prompts)].Text))
 				time.Sleep(30 * time.Millisecond)
 			}
@@ -126,6 +131,28 @@ func ask(asking *http.Client, url, prompt string) error {
 	return nil
 }
 
+func (s *traffic) begin(client int) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.underWay[client] = time.Now()
+	return s.underWay[client]
+}
+
+// settle waits until no request is under way that has begun before a moment.
+func (s *traffic) settle(t *testing.T, moment time.Time) {
+	t.Helper()
+	eventually(t, patience, "requests from before end", func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, begin := range s.underWay {
+			if begin.Before(moment) {
+				return fmt.Errorf("one is under way for %s", seconds(time.Since(begin)))
+			}
+		}
+		return nil
+	})
+}
+
 func (s *traffic) count(begin time.Time, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,14 +166,15 @@ func (s *traffic) count(begin time.Time, err error) {
 func (s *traffic) mark() mark {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return mark{s.answered, len(s.failures)}
+	return mark{answered: s.answered, failed: len(s.failures)}
 }
 
 // since is how many requests were answered since the mark, and which have failed.
 func (s *traffic) since(m mark) (int, []failure) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.answered - m.answered, s.failures[m.failed:]
+	failed := slices.DeleteFunc(slices.Clone(s.failures[m.failed:]), func(f failure) bool { return f.at.Before(m.begun) })
+	return s.answered - m.answered, failed
 }
 
 // expectUnharmed waits until so many more requests were answered, and fails where one has failed since the mark.

@@ -3,6 +3,8 @@
 # what go vet and staticcheck find.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
+# The flags of bin/semmoe: what is compiled for one serves the other.
+export CGO_ENABLED=0 GOFLAGS="${GOFLAGS:-} -trimpath"
 failed=0
 complain() {
   echo "verify: $*" >&2

@@ -5,8 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-
-	"golang.org/x/sys/unix"
+	"runtime"
 )
 
 // Write puts a plan and its report (any JSON) into a directory, which appears complete or not at all. A plan that is
@@ -86,7 +85,11 @@ func writeFile(path string, content []byte) error {
 	return file.Close()
 }
 
+// syncDirectory puts the names in a directory on disk. Windows has no such call: its file systems keep a journal of names.
 func syncDirectory(dir string) error {
+	if runtime.GOOS == "windows" {
+		return nil
+	}
 	file, err := os.Open(dir)
 	if err != nil {
 		return err
@@ -95,20 +98,32 @@ func syncDirectory(dir string) error {
 	return file.Sync()
 }
 
-// exchange puts the new directory in the old one's place; what was there is left under the new one's name.
+// exchange puts the new directory in the old one's place; what was there is left under the new one's name, or removed.
+//
+// A reader finds the old plan or the new one, complete, wherever the system and the file system can swap two directories (Linux and
+// macOS; not NFS, not Windows). Elsewhere there is a moment without a plan, and never a part of one.
 func exchange(fresh, dir string) error {
 	err := os.Rename(fresh, dir)
-	if err == nil || !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EEXIST) {
-		return err
-	}
-	err = unix.Renameat2(unix.AT_FDCWD, fresh, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE)
 	if err == nil {
 		return nil
 	}
-	// Not every file system can exchange: then the old plan goes first, and a crash here leaves none.
+	if _, absent := os.Lstat(dir); absent != nil { // it was not for what is there that it failed
+		return err
+	}
+	if swap(fresh, dir) == nil {
+		return nil
+	}
+	return replace(fresh, dir)
+}
+
+// replace is exchange in two steps: a crash between them leaves no plan at the old one's place, but the old one beside it.
+func replace(fresh, dir string) error {
 	old := fresh + ".old"
 	if err := os.Rename(dir, old); err != nil {
 		return err
 	}
-	return errors.Join(os.Rename(fresh, dir), os.RemoveAll(old))
+	if err := os.Rename(fresh, dir); err != nil {
+		return errors.Join(err, os.Rename(old, dir))
+	}
+	return os.RemoveAll(old)
 }

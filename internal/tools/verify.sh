@@ -31,6 +31,11 @@ done
 go vet ./... || complain "go vet found something"
 go tool -modfile=internal/tools/go.mod staticcheck ./... || complain "staticcheck found something"
 
+# The plugin is for people's own machines: it compiles for their systems (docs/kubectl.md).
+for platform in darwin/arm64 windows/amd64; do
+  GOOS=${platform%/*} GOARCH=${platform#*/} CGO_ENABLED=0 go build -trimpath -o /dev/null ./cmd/kubectl-semmoe || complain "cmd/kubectl-semmoe does not compile for $platform"
+done
+
 # The project speaks of itself alone.
 words=$(git grep -nIwE 'TODO|FIXME|XXX' -- ':!*.sum' ':!*testdata*' ':!internal/tools/verify.sh' || true)
 [ -z "$words" ] || complain "unfinished work: $words"

@@ -10,6 +10,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/engine/registry"
 )
 
@@ -46,7 +47,7 @@ func (m *moeDeployments) refuseName(ctx context.Context, moed *semmoev1.MoEDeplo
 	}
 	for i := range others.Items {
 		other := &others.Items[i]
-		for _, suffix := range moedeployment.ChildSuffixes() {
+		for _, suffix := range desired.ChildSuffixes() {
 			if moed.Name == other.Name+suffix || other.Name == moed.Name+suffix {
 				return fmt.Errorf("metadata.name: %q and the MoEDeployment %q of this namespace would both have an object called %q: choose a name that does not differ by %q alone",
 					moed.Name, other.Name, max(moed.Name, other.Name), suffix)

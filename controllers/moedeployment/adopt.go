@@ -13,6 +13,7 @@ import (
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/owned"
 )
 
@@ -34,7 +35,7 @@ func (r *Reconciler) adopt(ctx context.Context, moed *semmoev1.MoEDeployment) (b
 			return adopted, fmt.Errorf("list children: %w", err)
 		}
 		failed = errors.Join(failed, meta.EachListItem(list, func(item runtime.Object) error {
-			wrote, err := owned.Adopt(ctx, r.Client, manager, moed, "MoEDeployment", item.(client.Object))
+			wrote, err := owned.Adopt(ctx, r.Client, desired.Manager, moed, "MoEDeployment", item.(client.Object))
 			adopted = adopted || wrote
 			return err
 		}))

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/lossless"
 	"github.com/semmoe/operator/internal/owned"
@@ -69,8 +70,8 @@ func addProbe(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, re
 		Args: []string{
 			"probe",
 			"--engine=" + string(moed.Spec.Engine.Type),
-			"--address=http://$(" + podIPVariable + "):" + strconv.Itoa(int(launched.Port)),
-			"--listen=$(" + podIPVariable + "):" + strconv.Itoa(probePort),
+			"--address=http://$(" + desired.PodIPVariable + "):" + strconv.Itoa(int(launched.Port)),
+			"--listen=$(" + desired.PodIPVariable + "):" + strconv.Itoa(probePort),
 			"--model-name=" + launched.ServedModelName,
 			"--ranks=" + strconv.Itoa(ranks),
 			"--answers=" + semmoev1.AnswersMountPath + "/" + answersFile,
@@ -94,7 +95,7 @@ func addProbe(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, re
 func (r *Reconciler) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDeployment, report checkpoint.Report, observed children, active bool) (answers, error) {
 	name := answersName(moed, report.ModelDigest)
 	var stored corev1.ConfigMapList
-	if err := r.List(ctx, &stored, client.InNamespace(moed.Namespace), client.MatchingLabels(selector(moed, semmoev1.ComponentAnswers))); err != nil {
+	if err := r.List(ctx, &stored, client.InNamespace(moed.Namespace), client.MatchingLabels(desired.Selector(moed, semmoev1.ComponentAnswers))); err != nil {
 		return answers{}, fmt.Errorf("list stored answers: %w", err)
 	}
 	present := false
@@ -126,12 +127,12 @@ func (r *Reconciler) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDep
 	err = r.Create(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: moed.Namespace, Name: name,
-			Labels:          labelsOf(moed, semmoev1.ComponentAnswers),
+			Labels:          desired.Labels(moed, semmoev1.ComponentAnswers),
 			OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
 		},
 		Immutable: new(true),
 		Data:      map[string]string{answersFile: string(recorded)},
-	}, client.FieldOwner(manager))
+	}, client.FieldOwner(desired.Manager))
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return answers{}, fmt.Errorf("create ConfigMap %s: %w", name, err)
 	}
@@ -221,7 +222,7 @@ func (r *Reconciler) recordChangedOutputs(ctx context.Context, observed children
 			}
 		}
 		if len(plan.Annotations) != len(base.Annotations) {
-			if err := r.Patch(ctx, plan, client.MergeFrom(base), client.FieldOwner(manager)); err != nil {
+			if err := r.Patch(ctx, plan, client.MergeFrom(base), client.FieldOwner(desired.Manager)); err != nil {
 				return nil, fmt.Errorf("annotate PlacementPlan %s: %w", plan.Name, err)
 			}
 		}

@@ -1,49 +1,39 @@
 package moedeployment
 
 import (
-	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"time"
 
-	"github.com/go-logr/logr"
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/internal/lar"
-	"github.com/semmoe/operator/internal/plan"
-	"github.com/semmoe/operator/internal/promquery"
-	"github.com/semmoe/operator/solver/drift"
 )
 
 // assess gathers what there is to know of drift from what serves under a layout, and assesses it. promise is the layout's plan, plans
 // are those of the MoEDeployment.
 func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, serving *layout, promise *semmoev1.PlacementPlan, plans []*semmoev1.PlacementPlan,
-	reports []lar.Report, workloads []*workload, now time.Time) assessment {
-	in := driftInput{
-		Now: now, Spec: moed.Spec.Drift, Serving: serving, Plan: promise,
-		Engine: moed.Spec.Engine.Type, EngineTells: engineTells(moed), Observed: observes(moed), WasBelow: wasBelow(moed),
-		Paused: paused(moed), Pinned: moed.Spec.Placement.PlanRef != nil, RollingOut: rollingOut(workloads), Replans: replansOf(moed, plans),
+	reports []lar.Report, workloads []*workload, now time.Time) locality.Assessment {
+	in := locality.Input{
+		Now: now, Spec: moed.Spec.Drift, Planned: serving != nil, Plan: promise,
+		Engine: moed.Spec.Engine.Type, EngineTells: desired.EngineTells(moed), Observed: desired.Observes(moed), WasBelow: wasBelow(moed),
+		Paused: desired.Paused(moed), Pinned: moed.Spec.Placement.PlanRef != nil, RollingOut: rollingOut(workloads), Replans: replansOf(moed, plans),
 	}
 	if moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel {
-		in.Ranks, in.Shuffled = moed.Spec.Parallelism.ExpertParallelSize, shuffles(moed)
+		in.Ranks, in.Shuffled = moed.Spec.Parallelism.ExpertParallelSize, desired.Shuffles(moed)
 	}
 	if serving == nil {
-		return assessDrift(in)
+		return locality.Assess(in)
 	}
 	window := time.Duration(moed.Spec.Drift.WindowSeconds) * time.Second
-	in.Routers = evidenceOf(reports, serving.Digest, now, window)
-	in.Rate = rateUnder(reports, serving.Digest)
+	in.Routers = locality.EvidenceOf(reports, serving.Digest, now, window)
+	in.Rate = locality.RateUnder(reports, serving.Digest)
 	if newer := planWithDigest(in.Routers.Tables, plans); newer != nil {
 		in.Plan = newer
 	}
@@ -56,18 +46,18 @@ func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, s
 	switch {
 	case in.Plan == nil:
 	case moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus:
-		in.Prometheus = r.askPrometheus(ctx, moed, inUseSince(in.Plan, serving, workloads), now)
+		in.Prometheus = locality.Prometheus{Client: r.Prometheus, Secrets: r.Secrets, Namespace: r.Namespace}.Ask(ctx, moed, inUseSince(in.Plan, serving, workloads), now)
 	case in.Routers.Tables == in.Plan.Status.PlanDigest:
-		in.Routers.Calibration = r.calibrationOf(ctx, in.Plan)
+		in.Routers.Calibration = locality.CalibrationOf(ctx, r.Client, in.Plan)
 	}
-	return assessDrift(in)
+	return locality.Assess(in)
 }
 
 // wasBelow reads from the previous status whether the rate was reported below the promise: it only keeps the report from coming and
 // going.
 func wasBelow(moed *semmoev1.MoEDeployment) bool {
 	condition := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionLocalityOnTarget)
-	return condition != nil && condition.Reason == string(localityBelowPromise)
+	return condition != nil && condition.Reason == string(locality.BelowPromise)
 }
 
 // rollingOut reports whether replicas are asked of several revisions, or of one on trial.
@@ -100,123 +90,6 @@ func inUseSince(inUse *semmoev1.PlacementPlan, serving *layout, workloads []*wor
 	return since
 }
 
-// rateUnder is the rate of the last requests that routers sampled under a layout.
-func rateUnder(reports []lar.Report, layoutDigest string) lar.Ratio {
-	var rate lar.Ratio
-	for _, report := range reports {
-		for key, sketch := range report.Last {
-			if key.Plan == layoutDigest {
-				rate.Merge(sketch.Overall)
-			}
-		}
-	}
-	return rate
-}
-
-// calibrationOf reads the calibration of a plan from its ConfigMap; nil where it has none, or one that is not the plan's.
-func (r *Reconciler) calibrationOf(ctx context.Context, p *semmoev1.PlacementPlan) *drift.Calibration {
-	log := logr.FromContextOrDiscard(ctx).WithValues("plan", p.Name)
-	held := &corev1.ConfigMap{}
-	if err := r.Get(ctx, client.ObjectKey{Namespace: p.Namespace, Name: p.Status.ConfigMap}, held); err != nil {
-		log.V(1).Info("Cannot read the calibration of a plan", "reason", err.Error())
-		return nil
-	}
-	calibration, err := calibrationIn(held.Data, p.Status.PlanDigest)
-	if err != nil {
-		log.Error(err, "The calibration of a plan is of no use", "configMap", held.Name)
-		return nil
-	}
-	return calibration
-}
-
-// calibrationIn is the calibration in the ConfigMap of a plan with that digest, verified by the plan's manifest; nil where the plan
-// has none.
-func calibrationIn(data map[string]string, planDigest string) (*drift.Calibration, error) {
-	text, has := data[plan.DriftFile]
-	if !has {
-		return nil, nil
-	}
-	if err := checkSum(plan.ManifestFile, data[plan.ManifestFile], planDigest); err != nil {
-		return nil, err
-	}
-	var manifest plan.Manifest
-	if err := json.Unmarshal([]byte(data[plan.ManifestFile]), &manifest); err != nil {
-		return nil, fmt.Errorf("%s: %w", plan.ManifestFile, err)
-	}
-	if err := checkSum(plan.DriftFile, text, manifest.Files[plan.DriftFile]); err != nil {
-		return nil, err
-	}
-	calibration := &drift.Calibration{}
-	if err := json.Unmarshal([]byte(text), calibration); err != nil {
-		return nil, fmt.Errorf("%s: %w", plan.DriftFile, err)
-	}
-	if err := calibration.Validate(); err != nil {
-		return nil, fmt.Errorf("%s: %w", plan.DriftFile, err)
-	}
-	return calibration, nil
-}
-
-// checkSum refuses content that has not the sha256 that is wanted.
-func checkSum(name, content, want string) error {
-	sum := sha256.Sum256([]byte(content))
-	if got := hex.EncodeToString(sum[:]); got != want {
-		return fmt.Errorf("%s is damaged: its sha256 is %s, want %s", name, got, want)
-	}
-	return nil
-}
-
-// tokenKey is the key of a Secret with a bearer token.
-const tokenKey = "token"
-
-// askPrometheus asks for the values of the last two windows, as far back as the plan is in use.
-func (r *Reconciler) askPrometheus(ctx context.Context, moed *semmoev1.MoEDeployment, since, now time.Time) prometheusEvidence {
-	source := moed.Spec.Drift.Prometheus
-	evidence := prometheusEvidence{Window: time.Duration(moed.Spec.Drift.WindowSeconds) * time.Second}
-	step := evidence.step()
-	evidence.End = now.Truncate(step)
-	token, problem := r.prometheusToken(ctx, moed)
-	if problem.reason != "" {
-		evidence.Problem = problem
-		return evidence
-	}
-	points, err := r.Prometheus.Range(ctx, promquery.Query{
-		Address: source.Address, Token: token, Expression: source.Query,
-		Start: evidence.End.Add(step - 2*evidence.Window), End: evidence.End, Step: step,
-	})
-	if told := (*promquery.Error)(nil); errors.As(err, &told) {
-		logr.FromContextOrDiscard(ctx).V(1).Info("Prometheus does not tell the local activation rate", "reason", told.Message, "cause", fmt.Sprint(told.Cause))
-		evidence.Problem = finding{told.Reason, told.Message}
-		return evidence
-	}
-	evidence.Points = numbers(points, since)
-	return evidence
-}
-
-// prometheusToken reads the bearer token; empty where none is asked for. The operator has no right to read Secrets by itself: whoever
-// names one grants it to read that one.
-func (r *Reconciler) prometheusToken(ctx context.Context, moed *semmoev1.MoEDeployment) (string, finding) {
-	name := moed.Spec.Drift.Prometheus.AuthSecret
-	if name == "" {
-		return "", finding{}
-	}
-	secret := &corev1.Secret{}
-	err := r.Secrets.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: name}, secret)
-	field := fmt.Sprintf("spec.drift.prometheus.authSecret: Secret %q", name)
-	switch {
-	case apierrors.IsNotFound(err):
-		return "", finding{"SecretNotFound", field + " does not exist in this namespace: create it"}
-	case apierrors.IsForbidden(err):
-		return "", finding{"SecretForbidden", fmt.Sprintf("%s may not be read by the operator. Allow it with: kubectl create role semmoe-drift -n %[2]s --verb=get --resource=secrets --resource-name=%[3]s; kubectl create rolebinding semmoe-drift -n %[2]s --role=semmoe-drift --serviceaccount=%[4]s:semmoe-manager",
-			field, moed.Namespace, name, cmp.Or(r.Namespace, "semmoe-system"))}
-	case err != nil:
-		logr.FromContextOrDiscard(ctx).V(1).Info("Cannot read the token for Prometheus", "secret", name, "reason", err.Error())
-		return "", finding{"SecretUnreadable", field + " cannot be read now"}
-	case len(secret.Data[tokenKey]) == 0:
-		return "", finding{"SecretNotFound", fmt.Sprintf("%s has no key %q, or an empty one", field, tokenKey)}
-	}
-	return string(secret.Data[tokenKey]), finding{}
-}
-
 const (
 	// driftSteps is the part of the threshold, or of the statistic, by which the reported statistic moves: status is not a metric,
 	// and a statistic wanders about zero.
@@ -227,7 +100,7 @@ const (
 
 // driftStatus is the reported state of the test. Like the rate it stays at the previous report until it differs by a step and a minute
 // has passed, but an alarm is told at once.
-func driftStatus(previous *semmoev1.DriftStatus, a assessment, now time.Time) *semmoev1.DriftStatus {
+func driftStatus(previous *semmoev1.DriftStatus, a locality.Assessment, now time.Time) *semmoev1.DriftStatus {
 	switch {
 	case a.Status == "":
 		return previous
@@ -235,7 +108,7 @@ func driftStatus(previous *semmoev1.DriftStatus, a assessment, now time.Time) *s
 		return nil
 	}
 	status := &semmoev1.DriftStatus{StatisticMilli: milliOf(a.Statistic), ThresholdMilli: milliOf(a.Threshold), ObservedTime: new(metav1.NewTime(now.Truncate(time.Second)))}
-	if a.Status == localityDrifted {
+	if a.Status == locality.Drifted {
 		status.Since = new(metav1.NewTime(a.Since.Truncate(time.Second)))
 		if a.Causes != nil {
 			status.Causes = &semmoev1.DriftCauses{NewTokensMilli: milliOf(a.Causes.NewTokens), ChangedMixMilli: milliOf(a.Causes.Mix), LoadBalancingMilli: milliOf(a.Causes.Balance)}
@@ -274,28 +147,28 @@ func milliOf(value float64) int32 {
 
 // localityVerdict is the condition LocalityOnTarget. Its figures are those of the status, which move by steps: else the condition would
 // be written every minute.
-func localityVerdict(a assessment, rate *semmoev1.LARStatus, test *semmoev1.DriftStatus) verdict {
+func localityVerdict(a locality.Assessment, rate *semmoev1.LARStatus, test *semmoev1.DriftStatus) verdict {
 	status := metav1.ConditionTrue
 	switch a.Status {
 	case "":
 		return verdict{metav1.ConditionUnknown, "NotAssessed", "What is in service is not known yet"}
-	case localityUnknown:
+	case locality.Unknown:
 		return verdict{metav1.ConditionUnknown, a.Reason, a.Message}
-	case localityBelowPromise, localityDrifted:
+	case locality.BelowPromise, locality.Drifted:
 		status = metav1.ConditionFalse
 	}
 	text := a.Message + "."
 	if rate != nil && rate.ObservedMilli != nil {
 		text += fmt.Sprintf(" The observed local activation rate is %s, the plan promises %s.", percent(*rate.ObservedMilli), a.Promise.LARSummary)
 	}
-	if a.Status != localityDrifted {
+	if a.Status != locality.Drifted {
 		return verdict{status, a.Reason, text}
 	}
 	if test != nil && test.Causes != nil {
 		text += " " + causesText(*test.Causes)
 	}
-	if a.Hold.reason != "" {
-		text += fmt.Sprintf(" No plan is made for it now (%s): %s.", a.Hold.reason, a.Hold.message)
+	if a.Hold.Reason != "" {
+		text += fmt.Sprintf(" No plan is made for it now (%s): %s.", a.Hold.Reason, a.Hold.Message)
 	}
 	return verdict{status, a.Reason, text}
 }

@@ -2,12 +2,8 @@ package moedeployment
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -29,46 +25,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/locality"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/lar"
-	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/promquery"
 	"github.com/semmoe/operator/solver/drift"
 	"github.com/semmoe/operator/test/metricsdoc"
 )
-
-// observed is a sampled request under the layout "ab-full", scored by tables, some seconds before start.
-func observed(before int, tables string, local int64) lar.Observation {
-	return lar.Observation{
-		Time: start.Add(-time.Duration(before) * time.Second), Revision: "r1", Plan: "ab-full", Rank: 1, Count: lar.Count{Activations: lar.Activations{Local: local, Total: 100}},
-		Forecast: &lar.Forecast{Tables: tables, Best: 1, Highest: 0.4, Predicted: 0.4, Known: 1, Pairs: 1},
-	}
-}
-
-// Rings of several routers are put in order of time, whichever router has what; other plans, other tables, and times far from
-// now are left out.
-func TestEvidenceOf(t *testing.T) {
-	unscored, other, empty, odd := observed(4, "ab-full", 40), observed(4, "ab-full", 40), observed(4, "ab-full", 0), observed(4, "ab-full", 101)
-	unscored.Forecast, other.Plan, empty.Total = nil, "cd-full", 0
-	a := lar.Report{Observations: []lar.Observation{observed(9, "new", 1), observed(3, "new", 3), unscored, other, empty}}
-	b := lar.Report{Observations: []lar.Observation{observed(3601, "new", 9), observed(8, "ab-full", 9), observed(5, "new", 2), odd, observed(-3601, "new", 9), observed(2, "new", 4)}}
-	for _, reports := range [][]lar.Report{{a, b}, {b, a}} {
-		got := evidenceOf(reports, "ab-full", start, time.Hour)
-		var shares []float64
-		for _, s := range got.Samples {
-			shares = append(shares, s.Local)
-		}
-		if !slices.Equal(shares, []float64{0.01, 0.02, 0.03, 0.04}) || got.Tables != "new" || got.Answered != 2 || !got.Newest.Equal(start.Add(-2*time.Second)) {
-			t.Errorf("evidence %+v", got)
-		}
-		if s := got.Samples[0]; s.Best != 1 || s.Rank != 1 || s.Highest != 0.4 || s.Predicted != 0.4 || s.Known != 1 || s.Pairs != 1 {
-			t.Errorf("sample %+v", s)
-		}
-	}
-	if got := evidenceOf([]lar.Report{a, b}, "ef", start, time.Hour); !got.Newest.IsZero() || got.Answered != 2 {
-		t.Errorf("evidence of a layout that nobody serves: %+v", got)
-	}
-}
 
 // cluster has ConfigMaps and Secrets, and refuses what is forbidden.
 type cluster struct {
@@ -97,33 +61,14 @@ func (c *cluster) Get(_ context.Context, key client.ObjectKey, object client.Obj
 	return apierrors.NewNotFound(schema.GroupResource{}, key.Name)
 }
 
-func sum(text []byte) string {
-	digest := sha256.Sum256(text)
-	return hex.EncodeToString(digest[:])
-}
-
-// withCalibration is the content of the ConfigMap of a plan with a calibration, and the plan's digest.
-func withCalibration(t *testing.T, c *drift.Calibration) (data map[string]string, digest string) {
-	t.Helper()
-	content, err := json.Marshal(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	manifest, err := json.Marshal(plan.Manifest{Files: map[string]string{plan.DriftFile: sum(content)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return map[string]string{plan.ManifestFile: string(manifest), plan.DriftFile: string(content)}, sum(manifest)
-}
-
 // From routers' reports and the plan's ConfigMap alone, drift is found, and judged by the calibration of the tables in use, also
 // where these are of a newer plan than the layout.
 func TestAssessFromRouters(t *testing.T) {
-	data, digest := withCalibration(t, calibration())
-	old := planFor400()
-	newer := planOf("newer", "cd", func(p *semmoev1.PlacementPlan) {
+	data, digest := moedtest.WithCalibration(t, moedtest.Calibration())
+	old := moedtest.PlanFor400()
+	newer := moedtest.PlanOf("newer", "cd", func(p *semmoev1.PlacementPlan) {
 		p.Status.PlanDigest, p.Status.ConfigMap = digest, "newer-cm"
-		p.CreationTimestamp = metav1.NewTime(start.Add(-2 * time.Hour))
+		p.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(-2 * time.Hour))
 		p.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: "ab-full"}
 		p.OwnerReferences = []metav1.OwnerReference{{UID: "uid", Controller: new(true)}}
 	})
@@ -134,73 +79,39 @@ func TestAssessFromRouters(t *testing.T) {
 		if i < 100 {
 			local = 30
 		}
-		reports[i%2].Observations = append([]lar.Observation{observed(i, digest, local)}, reports[i%2].Observations...)
+		reports[i%2].Observations = append([]lar.Observation{moedtest.Observed(i, digest, local)}, reports[i%2].Observations...)
 	}
 	r := &Reconciler{Client: &cluster{configMaps: map[string]map[string]string{"newer-cm": data}}}
-	moed := deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = new(int32(5)) })
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = new(int32(5)) })
 	serving := layoutOf(old, semmoev1.RealizationEngineMap)
-	a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, start)
-	if a.Status != localityDrifted || !a.Replan() || a.Plan != newer || a.Causes == nil || a.Since.Before(start.Add(-101*time.Second)) || a.Statistic <= a.Threshold {
+	a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, moedtest.Start)
+	if a.Status != locality.Drifted || !a.Replan() || a.Plan != newer || a.Causes == nil || a.Since.Before(moedtest.Start.Add(-101*time.Second)) || a.Statistic <= a.Threshold {
 		t.Errorf("assessment %+v", a)
 	}
-	again := r.assess(t.Context(), moed, serving, old, plans, slices.Clone(reports), nil, start)
-	if diff := cmp.Diff(a, again, cmp.AllowUnexported(assessment{}, finding{})); diff != "" {
+	again := r.assess(t.Context(), moed, serving, old, plans, slices.Clone(reports), nil, moedtest.Start)
+	if diff := cmp.Diff(a, again); diff != "" {
 		t.Errorf("the same reports come to something else:\n%s", diff)
 	}
 	for _, jump := range []time.Duration{-6 * time.Hour, 6 * time.Hour} { // of the manager's clock
-		if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, start.Add(jump)); a.Status != localityUnknown || a.Reason != "Stale" || a.Replan() {
+		if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, moedtest.Start.Add(jump)); a.Status != locality.Unknown || a.Reason != "Stale" || a.Replan() {
 			t.Errorf("with a clock that has jumped by %v: %+v", jump, a)
 		}
 	}
 	newer.Status.Forecast = nil // made from counts alone: the layout's plan tells the promise
-	if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, start); a.Status != localityDrifted || a.Plan != newer || a.Promise.LARMilli != 400 {
+	if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, moedtest.Start); a.Status != locality.Drifted || a.Plan != newer || a.Promise.LARMilli != 400 {
 		t.Errorf("with tables that do not tell a figure: %+v", a)
 	}
 	moed.Spec.Drift.MaxReplansPerDay = new(int32(1))
-	if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, start); a.Hold.reason != "DailyCap" {
+	if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, moedtest.Start); a.Hold.Reason != "DailyCap" {
 		t.Errorf("hold %+v: the newer plan was made for drift", a.Hold)
 	}
 	trial := statefulSet(&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{semmoev1.AnnotationRollout: "canary"}}, Spec: appsv1.StatefulSetSpec{Replicas: new(int32(1))}})
-	if a := r.assess(t.Context(), moed, serving, old, plans, reports, []*workload{trial}, start); a.Hold.reason != "RollingOut" {
+	if a := r.assess(t.Context(), moed, serving, old, plans, reports, []*workload{trial}, moedtest.Start); a.Hold.Reason != "RollingOut" {
 		t.Errorf("hold %+v with a revision on trial", a.Hold)
 	}
 	moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "p"}
-	if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, start); a.Hold.reason != "PlanPinned" {
+	if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, moedtest.Start); a.Hold.Reason != "PlanPinned" {
 		t.Errorf("hold %+v with a plan that is pinned", a.Hold)
-	}
-}
-
-// A calibration counts only as the plan's own: what was edited, or is cut off, is as good as none.
-func TestCalibrationIn(t *testing.T) {
-	data, digest := withCalibration(t, calibration())
-	invalid := calibration()
-	invalid.Ranks = 3
-	bad, badDigest := withCalibration(t, invalid)
-	changed := func(key, text string) map[string]string {
-		c := maps.Clone(data)
-		c[key] = text
-		return c
-	}
-	for name, tc := range map[string]struct {
-		data   map[string]string
-		digest string
-		found  bool
-		err    string
-	}{
-		"as published":       {data, digest, true, ""},
-		"none":               {map[string]string{plan.ManifestFile: data[plan.ManifestFile]}, digest, false, ""},
-		"another plan's":     {data, strings.Repeat("0", 64), false, "manifest.json is damaged"},
-		"edited":             {changed(plan.DriftFile, "{}"), digest, false, "drift.json is damaged"},
-		"edited manifest":    {changed(plan.ManifestFile, "{}"), digest, false, "manifest.json is damaged"},
-		"no manifest":        {changed(plan.ManifestFile, ""), digest, false, "manifest.json"},
-		"not of its own use": {bad, badDigest, false, "3 ranks need 9"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c, err := calibrationIn(tc.data, tc.digest)
-			if (c != nil) != tc.found || (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
-				t.Errorf("calibration %v, error %v; want %v, %q", c, err, tc.found, tc.err)
-			}
-		})
 	}
 }
 
@@ -224,23 +135,23 @@ func TestAssessFromPrometheus(t *testing.T) {
 		for at := begin; at <= end; at += step {
 			pairs = append(pairs, fmt.Sprintf(`[%v,%q]`, int64(at), value))
 		}
-		if len(pairs) != 2*windowSteps {
+		if len(pairs) != 2*60 {
 			t.Errorf("%d values are asked for", len(pairs))
 		}
 		fmt.Fprintf(w, `{"status":"success","data":{"resultType":"matrix","result":[{"metric":{"job":"x"},"values":[%s]}]}}`, strings.Join(pairs, ","))
 	}))
 	t.Cleanup(server.Close)
 	kube := &cluster{secrets: map[string]map[string][]byte{"prom": {"token": []byte("word")}, "empty": {"other": []byte("x")}}}
-	moed := deployment(func(m *semmoev1.MoEDeployment) {
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Drift.Source = semmoev1.DriftSourcePrometheus
 		m.Spec.Drift.Prometheus = &semmoev1.PrometheusSource{Address: server.URL, Query: "lar", AuthSecret: "prom"}
 	})
-	inUse := planFor400()
+	inUse := moedtest.PlanFor400()
 	r := &Reconciler{Client: kube, Secrets: kube, Prometheus: &promquery.Client{}}
-	assess := func(now time.Time) assessment {
+	assess := func(now time.Time) locality.Assessment {
 		return r.assess(t.Context(), moed, layoutOf(inUse, semmoev1.RealizationEngineMap), inUse, nil, nil, nil, now)
 	}
-	if a := assess(start); a.Status != localityDrifted || !a.Replan() || a.Causes != nil || authorization != "Bearer word" {
+	if a := assess(moedtest.Start); a.Status != locality.Drifted || !a.Replan() || a.Causes != nil || authorization != "Bearer word" {
 		t.Errorf("assessment %+v, asked as %q", a, authorization)
 	}
 	for name, tc := range map[string]struct {
@@ -264,15 +175,15 @@ func TestAssessFromPrometheus(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			value, status, kube.forbidden = tc.value, tc.status, tc.fails
 			moed.Spec.Drift.Prometheus.AuthSecret = tc.secret
-			inUse.CreationTimestamp = metav1.NewTime(start.Add(-tc.made))
+			inUse.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(-tc.made))
 			if name == "still left alone" {
 				status = 503
-				assess(start)
+				assess(moedtest.Start)
 				status = tc.status
 			} else {
 				r.Prometheus = &promquery.Client{}
 			}
-			if a := assess(start); a.Reason != tc.want || a.Message == "" || a.Replan() {
+			if a := assess(moedtest.Start); a.Reason != tc.want || a.Message == "" || a.Replan() {
 				t.Errorf("reason %s (%s), want %s", a.Reason, a.Message, tc.want)
 			}
 		})
@@ -282,36 +193,36 @@ func TestAssessFromPrometheus(t *testing.T) {
 // The reported test moves by a quarter of its threshold, or of itself, at most once a minute; an alarm is told at once, and keeps
 // the time at which it began.
 func TestDriftStatus(t *testing.T) {
-	is := func(statistic float64, change ...func(*assessment)) assessment {
-		a := assessment{Status: localityOnTarget, Tested: true, Statistic: statistic, Threshold: 1}
+	is := func(statistic float64, change ...func(*locality.Assessment)) locality.Assessment {
+		a := locality.Assessment{Status: locality.OnTarget, Tested: true, Statistic: statistic, Threshold: 1}
 		for _, c := range change {
 			c(&a)
 		}
 		return a
 	}
-	alarm := func(since time.Duration, newTokens float64) func(*assessment) {
-		return func(a *assessment) {
-			a.Status, a.Since, a.Causes = localityDrifted, start.Add(since), &drift.Causes{NewTokens: newTokens, Mix: 0.2}
+	alarm := func(since time.Duration, newTokens float64) func(*locality.Assessment) {
+		return func(a *locality.Assessment) {
+			a.Status, a.Since, a.Causes = locality.Drifted, moedtest.Start.Add(since), &drift.Causes{NewTokens: newTokens, Mix: 0.2}
 		}
 	}
 	at := func(statistic int32, after time.Duration) *semmoev1.DriftStatus {
-		return &semmoev1.DriftStatus{StatisticMilli: statistic, ThresholdMilli: 1000, ObservedTime: &metav1.Time{Time: start.Add(after)}}
+		return &semmoev1.DriftStatus{StatisticMilli: statistic, ThresholdMilli: 1000, ObservedTime: &metav1.Time{Time: moedtest.Start.Add(after)}}
 	}
 	drifted := func(statistic int32, after time.Duration, newTokens int32) *semmoev1.DriftStatus {
 		status := at(statistic, after)
-		status.Since, status.Causes = &metav1.Time{Time: start}, &semmoev1.DriftCauses{NewTokensMilli: newTokens, ChangedMixMilli: 200}
+		status.Since, status.Causes = &metav1.Time{Time: moedtest.Start}, &semmoev1.DriftCauses{NewTokensMilli: newTokens, ChangedMixMilli: 200}
 		return status
 	}
 	for name, tc := range map[string]struct {
 		previous *semmoev1.DriftStatus
-		a        assessment
+		a        locality.Assessment
 		after    time.Duration
 		want     *semmoev1.DriftStatus
 	}{
 		"first":                        {nil, is(0.1), 0, at(100, 0)},
-		"not tested":                   {at(100, 0), assessment{Status: localityOnTarget}, time.Hour, nil},
-		"not known":                    {at(100, 0), assessment{Status: localityUnknown}, time.Hour, nil},
-		"not assessed":                 {at(100, 0), assessment{}, time.Hour, at(100, 0)},
+		"not tested":                   {at(100, 0), locality.Assessment{Status: locality.OnTarget}, time.Hour, nil},
+		"not known":                    {at(100, 0), locality.Assessment{Status: locality.Unknown}, time.Hour, nil},
+		"not assessed":                 {at(100, 0), locality.Assessment{}, time.Hour, at(100, 0)},
 		"a small change":               {at(100, 0), is(0.349), time.Hour, at(100, 0)},
 		"a step":                       {at(100, 0), is(0.35), time.Hour, at(350, time.Hour)},
 		"a step within the minute":     {at(100, 0), is(0.9), 59 * time.Second, at(100, 0)},
@@ -320,11 +231,11 @@ func TestDriftStatus(t *testing.T) {
 		"onset forgotten":              {drifted(4000, 0, 500), is(4.9, alarm(time.Hour, 0.55)), 2 * time.Hour, drifted(4000, 0, 500)},
 		"a step of itself":             {drifted(4000, 0, 500), is(5, alarm(time.Hour, 0.5)), 2 * time.Hour, drifted(5000, 2*time.Hour, 500)},
 		"other causes":                 {drifted(4000, 0, 500), is(4, alarm(time.Hour, 0.6)), 2 * time.Hour, drifted(4000, 2*time.Hour, 600)},
-		"from Prometheus":              {at(100, 0), assessment{Status: localityOnTarget, Tested: true, Statistic: 0.1, Threshold: 0.9}, 0, &semmoev1.DriftStatus{StatisticMilli: 100, ThresholdMilli: 900, ObservedTime: &metav1.Time{Time: start}}},
+		"from Prometheus":              {at(100, 0), locality.Assessment{Status: locality.OnTarget, Tested: true, Statistic: 0.1, Threshold: 0.9}, 0, &semmoev1.DriftStatus{StatisticMilli: 100, ThresholdMilli: 900, ObservedTime: &metav1.Time{Time: moedtest.Start}}},
 		"what is no number, and large": {nil, is(math.Inf(1)), 0, at(1e9, 0)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, driftStatus(tc.previous, tc.a, start.Add(tc.after))); diff != "" {
+			if diff := cmp.Diff(tc.want, driftStatus(tc.previous, tc.a, moedtest.Start.Add(tc.after))); diff != "" {
 				t.Errorf("drift (-want +got):\n%s", diff)
 			}
 		})
@@ -333,7 +244,10 @@ func TestDriftStatus(t *testing.T) {
 
 // The condition tells where the drop comes from and why nothing is done for it, with the figures of the status.
 func TestLocalityVerdict(t *testing.T) {
-	a := assessDrift(served(shifted, func(in *driftInput) { in.Paused = true }))
+	a := locality.Assessment{
+		Status: locality.Drifted, Reason: "Drifted", Message: "Requests are no longer those that the plan was made for",
+		Promise: semmoev1.PlanForecast{LARSummary: "40.0%"}, Hold: locality.Finding{Reason: "Paused", Message: "spec.reconciliation is Paused"},
+	}
 	got := localityVerdict(a, &semmoev1.LARStatus{ObservedMilli: new(int32(312))}, &semmoev1.DriftStatus{Causes: &semmoev1.DriftCauses{NewTokensMilli: 500, LoadBalancingMilli: 100}})
 	if got.status != metav1.ConditionFalse || got.reason != "Drifted" {
 		t.Errorf("%s %s", got.status, got.reason)
@@ -375,7 +289,7 @@ func TestLocalityEvents(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			recorder := events.NewFakeRecorder(8)
-			moed := deployment(func(m *semmoev1.MoEDeployment) { m.Status.Conditions = condition(tc.before, tc.beforeReason) })
+			moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Status.Conditions = condition(tc.before, tc.beforeReason) })
 			(&Reconciler{Recorder: recorder}).tellTransitions(moed, semmoev1.MoEDeploymentStatus{Conditions: condition(tc.after, tc.afterReason)})
 			select {
 			case got := <-recorder.Events:
@@ -393,19 +307,19 @@ func TestLocalityEvents(t *testing.T) {
 
 // Metrics are named as Prometheus wants and documented, tell what is known, and end with their object.
 func TestMetrics(t *testing.T) {
-	m := NewMetrics(func() time.Time { return start })
+	m := NewMetrics(func() time.Time { return moedtest.Start })
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(m)
-	inUse := planFor400()
+	inUse := moedtest.PlanFor400()
 	m.Set(types.NamespacedName{Namespace: "ns", Name: "a"}, figuresOf(observation{
 		Observed: sampledOf(300), Enough: true, Planning: planning{Serving: layoutOf(inUse, semmoev1.RealizationEngineMap), Promise: inUse},
-		Drift: assessment{Tested: true, Statistic: 1.5, Threshold: 1, Plan: inUse, Promise: *inUse.Status.Forecast},
-	}, 2, &semmoev1.RolloutStatus{Phase: semmoev1.RolloutPhaseCanary, Since: metav1.NewTime(start)}, 5*time.Minute))
+		Drift: locality.Assessment{Tested: true, Statistic: 1.5, Threshold: 1, Plan: inUse, Promise: *inUse.Status.Forecast},
+	}, 2, &semmoev1.RolloutStatus{Phase: semmoev1.RolloutPhaseCanary, Since: metav1.NewTime(moedtest.Start)}, 5*time.Minute))
 	m.Set(types.NamespacedName{Namespace: "ns", Name: "b"}, figuresOf(observation{}, 0, nil, 5*time.Minute))
 	metricsdoc.Check(t, "../../docs/metrics.md", "MoEDeployments", registry)
 	want := map[string]float64{"semmoe_drift_statistic": 1.5, "semmoe_drift_threshold": 1, "semmoe_lar_observed_ratio": 0.3, "semmoe_lar_promised_ratio": 0.4, "semmoe_lar_baseline_ratio": 0.25, "semmoe_plan_age_seconds": 86400, "semmoe_replans_last_day": 2,
 		"semmoe_rollout_phase Canary": 1, "semmoe_rollout_phase None": 0, "semmoe_rollout_phase Promoting": 0, "semmoe_rollout_phase RollingBack": 0,
-		"semmoe_rollout_phase_start_time_seconds": float64(start.Unix()), "semmoe_rollout_soak_seconds": 300}
+		"semmoe_rollout_phase_start_time_seconds": float64(moedtest.Start.Unix()), "semmoe_rollout_soak_seconds": 300}
 	gather := func(object string) map[string]float64 {
 		families, err := registry.Gather()
 		if err != nil {
@@ -441,12 +355,12 @@ func TestMetrics(t *testing.T) {
 
 // An error that keeps drift from being assessed leaves what was reported: it would else come and go with every conflict.
 func TestLocalityOutlivesErrors(t *testing.T) {
-	found := report()
-	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Drift: assessment{Status: localityDrifted, Reason: "Drifted", Tested: true, Statistic: 2, Threshold: 1, Since: start}}
-	moed := deployment()
-	moed.Status = statusOf(moed, o, start)
-	o.Drift = assessment{}
-	again := statusOf(moed, o, start.Add(time.Hour))
+	found := moedtest.Report()
+	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Drift: locality.Assessment{Status: locality.Drifted, Reason: "Drifted", Tested: true, Statistic: 2, Threshold: 1, Since: moedtest.Start}}
+	moed := moedtest.Deployment()
+	moed.Status = statusOf(moed, o, moedtest.Start)
+	o.Drift = locality.Assessment{}
+	again := statusOf(moed, o, moedtest.Start.Add(time.Hour))
 	condition := meta.FindStatusCondition(again.Conditions, semmoev1.ConditionLocalityOnTarget)
 	if condition.Reason != "Drifted" || again.Drift == nil || again.Drift.Since == nil {
 		t.Errorf("after an error: %+v, drift %+v", condition, again.Drift)

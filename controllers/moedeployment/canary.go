@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
 	"github.com/semmoe/operator/internal/rollout"
@@ -60,7 +61,7 @@ func trialOf(moed *semmoev1.MoEDeployment, candidate *workload, o observation, n
 		Soak:       soakOf(moed),
 		Promoting:  candidate.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting,
 		Approved:   approved(moed, o.Planning.Candidate.Short()) || pinned(moed, o.Planning.Plan),
-		Measured:   observes(moed),
+		Measured:   desired.Observes(moed),
 		Comparison: rollout.Comparison{Verdict: rollout.TooFew},
 	}
 	for _, pod := range o.Pods {
@@ -139,7 +140,7 @@ func approveCommand(moed *semmoev1.MoEDeployment, short string) string {
 func (r *Reconciler) giveUp(ctx context.Context, plan *semmoev1.PlacementPlan, revision string, decision rollout.Decision) error {
 	base := plan.DeepCopy()
 	metav1.SetMetaDataAnnotation(&plan.ObjectMeta, semmoev1.AnnotationFailed+revision, podhealth.Truncate(decision.Reason+": "+decision.Message, 512))
-	if err := r.Patch(ctx, plan, client.MergeFrom(base), client.FieldOwner(manager)); err != nil {
+	if err := r.Patch(ctx, plan, client.MergeFrom(base), client.FieldOwner(desired.Manager)); err != nil {
 		return fmt.Errorf("annotate PlacementPlan %s: %w", plan.Name, err)
 	}
 	return nil

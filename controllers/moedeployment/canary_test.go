@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/lar"
 )
@@ -39,8 +40,8 @@ type trialCase struct {
 
 func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase {
 	t.Helper()
-	found, moed := report(), deployment(append([]func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](100) }}, change...)...)
-	plan := planOf("new", "bb", nil)
+	found, moed := moedtest.Report(), moedtest.Deployment(append([]func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](100) }}, change...)...)
+	plan := moedtest.PlanOf("new", "bb", nil)
 	candidate := layoutOf(plan, semmoev1.RealizationEngineMap)
 	tc := &trialCase{moed: moed, plan: plan, events: events.NewFakeRecorder(16), sampledAfter: time.Minute}
 	tc.o = observation{
@@ -65,9 +66,9 @@ func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase 
 			metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationRollout, of.mark)
 		}
 		tc.workloads = append(tc.workloads, workload)
-		tc.o.Pods = append(tc.o.Pods, pod(workload.Name+"-0", of.revision, func(p *corev1.Pod) {
+		tc.o.Pods = append(tc.o.Pods, moedtest.Pod(workload.Name+"-0", of.revision, func(p *corev1.Pod) {
 			p.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(workload, appsv1.SchemeGroupVersion.WithKind("StatefulSet"))}
-			p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(time.Duration(i) * time.Second))
+			p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(moedtest.Start.Add(time.Duration(i) * time.Second))
 		}))
 	}
 	tc.c = fake.NewClientBuilder().WithScheme(scheme).WithObjects(tc.workloads[0].object, tc.workloads[1].object, plan).Build()
@@ -86,7 +87,7 @@ func (tc *trialCase) saw(requests int, candidate, stable int64) {
 	for range requests {
 		for revision, local := range map[string]int64{tc.o.CandidateRevision: candidate, tc.o.Revision: stable} {
 			report.Observations = append(report.Observations, lar.Observation{
-				Time: start.Add(tc.sampledAfter), Revision: revision, Count: lar.Count{Activations: lar.Activations{Local: local, Total: 10}},
+				Time: moedtest.Start.Add(tc.sampledAfter), Revision: revision, Count: lar.Count{Activations: lar.Activations{Local: local, Total: 10}},
 			})
 		}
 	}
@@ -116,7 +117,7 @@ func (tc *trialCase) stored(t *testing.T) (*appsv1.StatefulSet, *semmoev1.Placem
 
 // What is decided on a canary stands where it outlives the manager: on its workload, or on its plan.
 func TestCanaryIsDecided(t *testing.T) {
-	soaked := start.Add(10 * time.Minute)
+	soaked := moedtest.Start.Add(10 * time.Minute)
 	manual := func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.Rollback = semmoev1.RollbackManual }
 	approve := func(m *semmoev1.MoEDeployment) {
 		m.Annotations = map[string]string{semmoev1.AnnotationApprove: "bb-full"}
@@ -133,13 +134,13 @@ func TestCanaryIsDecided(t *testing.T) {
 		replicas          int32
 		held              bool
 	}{
-		"better, but it still soaks": {requests: 50, candidate: 8, stable: 2, now: start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", replicas: 1},
+		"better, but it still soaks": {requests: 50, candidate: 8, stable: 2, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", replicas: 1},
 		"better":                     {requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", replicas: 1},
-		"worse, while it soaks":      {requests: 50, candidate: 2, stable: 8, now: start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "LocalityWorse: its local", replicas: 1},
+		"worse, while it soaks":      {requests: 50, candidate: 2, stable: 8, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "LocalityWorse: its local", replicas: 1},
 		"worse, held":                {change: []func(*semmoev1.MoEDeployment){manual}, requests: 50, candidate: 2, stable: 8, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "RollbackHeld", mark: "Canary", replicas: 1, held: true},
 		"few requests":               {requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", replicas: 1},
 		"few requests, approved":     {change: []func(*semmoev1.MoEDeployment){approve}, requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", replicas: 1},
-		"few requests for long":      {requests: 5, candidate: 8, stable: 2, now: start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "Unconfirmed", mark: "Canary", replicas: 1},
+		"few requests for long":      {requests: 5, candidate: 8, stable: 2, now: moedtest.Start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "Unconfirmed", mark: "Canary", replicas: 1},
 		"nothing is sampled":         {change: []func(*semmoev1.MoEDeployment){unsampled}, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Unconfirmed", mark: "Canary", replicas: 1},
 	}
 	for name, tc := range cases {
@@ -190,7 +191,7 @@ func TestCanaryOutlivesClock(t *testing.T) {
 			trial := newTrial(t)
 			trial.sampledAfter = tc.sampled
 			trial.saw(50, 8, 2)
-			if state := trial.reconcile(t, start.Add(-6*time.Hour)); state.Phase != tc.phase {
+			if state := trial.reconcile(t, moedtest.Start.Add(-6*time.Hour)); state.Phase != tc.phase {
 				t.Errorf("state is %+v, want phase %s", state, tc.phase)
 			}
 		})
@@ -202,7 +203,7 @@ func TestCanaryGoesBack(t *testing.T) {
 	trial := newTrial(t)
 	trial.o.Planning.Candidate, trial.o.CandidateRevision = nil, ""
 	trial.o.Planning.Hold = verdict{metav1.ConditionFalse, reasonRolledBack, "why"}
-	state := trial.reconcile(t, start)
+	state := trial.reconcile(t, moedtest.Start)
 	if workload, _ := trial.stored(t); *workload.Spec.Replicas != 0 || state.Phase != semmoev1.RolloutPhaseRollingBack || state.Message != "why" || state.Plan != "bb-full" {
 		t.Errorf("%d replicas, state %+v", *workload.Spec.Replicas, state)
 	}
@@ -220,7 +221,7 @@ func TestCanaryIsProven(t *testing.T) {
 		}
 	}
 	trial.o.Pods = trial.o.Pods[:1]
-	trial.reconcile(t, start.Add(time.Hour))
+	trial.reconcile(t, moedtest.Start.Add(time.Hour))
 	if workload, _ := trial.stored(t); onTrial(statefulSet(workload)) {
 		t.Error("the workload is still on trial")
 	}
@@ -237,13 +238,13 @@ func TestCanaryBegins(t *testing.T) {
 	if err := trial.c.DeleteAllOf(context.Background(), &appsv1.StatefulSet{}, client.InNamespace("ns"), client.MatchingLabels{semmoev1.LabelRevision: trial.o.CandidateRevision}); err != nil {
 		t.Fatal(err)
 	}
-	if state := trial.reconcile(t, start); state.Phase != "" || state.Reason != "WaitingForReplicas" {
+	if state := trial.reconcile(t, moedtest.Start); state.Phase != "" || state.Reason != "WaitingForReplicas" {
 		t.Errorf("with one of two replicas: %+v", state)
 	}
 	second := *trial.o.Pods[0].DeepCopy()
 	second.Name = stable.Name + "-1"
 	trial.o.Pods = append(trial.o.Pods, &second)
-	if state := trial.reconcile(t, start); state.Phase != semmoev1.RolloutPhaseCanary || state.Reason != "CanaryStarting" {
+	if state := trial.reconcile(t, moedtest.Start); state.Phase != semmoev1.RolloutPhaseCanary || state.Reason != "CanaryStarting" {
 		t.Errorf("with both replicas: %+v", state)
 	}
 	begun := &appsv1.StatefulSet{}
@@ -256,9 +257,9 @@ func TestCanaryBegins(t *testing.T) {
 }
 
 func TestSampleOf(t *testing.T) {
-	since := start.Add(30 * time.Second)
+	since := moedtest.Start.Add(30 * time.Second)
 	at := func(after time.Duration, change ...func(*lar.Observation)) lar.Observation {
-		o := lar.Observation{Time: start.Add(after), Revision: "r", Count: lar.Count{Activations: lar.Activations{Local: 1, Total: 4}}}
+		o := lar.Observation{Time: moedtest.Start.Add(after), Revision: "r", Count: lar.Count{Activations: lar.Activations{Local: 1, Total: 4}}}
 		for _, c := range change {
 			c(&o)
 		}
@@ -267,8 +268,8 @@ func TestSampleOf(t *testing.T) {
 	planned := func(o *lar.Observation) { o.Plan = "d" }
 	scored := func(o *lar.Observation) { o.Plan, o.Forecast = "d", &lar.Forecast{} }
 	other := func(o *lar.Observation) { o.Revision = "s" }
-	minute := lar.ServiceBucket{Start: start.Add(time.Minute), Revisions: map[string]lar.Service{"r": {Requests: 7, Locality: lar.Ratio{Requests: 3}}}}
-	before := lar.ServiceBucket{Start: start, Revisions: map[string]lar.Service{"r": {Requests: 100, Locality: lar.Ratio{Requests: 50}}}}
+	minute := lar.ServiceBucket{Start: moedtest.Start.Add(time.Minute), Revisions: map[string]lar.Service{"r": {Requests: 7, Locality: lar.Ratio{Requests: 3}}}}
+	before := lar.ServiceBucket{Start: moedtest.Start, Revisions: map[string]lar.Service{"r": {Requests: 100, Locality: lar.Ratio{Requests: 50}}}}
 	got := sampleOf([]lar.Report{{
 		Observations: []lar.Observation{at(0), at(time.Minute), at(time.Minute, planned), at(time.Minute, scored), at(time.Minute, other)},
 		Service:      []lar.ServiceBucket{before, minute},

@@ -29,6 +29,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/front"
+	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/laststatus"
@@ -199,7 +202,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 
 	status := statusOf(moed, o, now)
 	if decideErr == nil {
-		r.Metrics.Set(request.NamespacedName, figuresOf(o, replansLastDay(replansOf(moed, o.Planning.Plans), now), status.Rollout, soakOf(moed)))
+		r.Metrics.Set(request.NamespacedName, figuresOf(o, locality.ReplansLastDay(replansOf(moed, o.Planning.Plans), now), status.Rollout, soakOf(moed)))
 	}
 	if err := errors.Join(adoptErr, decideErr, actErr, podsErr, r.applyStatus(ctx, moed, status)); err != nil {
 		return ctrl.Result{}, err
@@ -234,10 +237,10 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 			}
 		}
 	}
-	if observes(moed) && o.Revision != "" {
-		o.Reports = r.observeRouters(ctx, observed.routerPods)
-		o.Observed = trafficOf(o.Reports, o.Revision)
-		o.RankTokens, o.Enough = o.Observed.rankLoads(), o.Observed.enough()
+	if desired.Observes(moed) && o.Revision != "" {
+		o.Reports = locality.AskRouters(ctx, r.HTTP, observed.routerPods)
+		o.Observed = locality.TrafficOf(o.Reports, o.Revision)
+		o.RankTokens, o.Enough = o.Observed.RankLoads(), o.Observed.Enough()
 	}
 	o.Drift = r.assess(ctx, moed, o.Planning.Serving, o.Planning.Promise, o.Planning.Plans, o.Reports, observed.revisions, now)
 	return o, nil
@@ -246,13 +249,13 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 // act brings the cluster nearer to what was decided, and adds to the observation what came of it. It returns after which time to act
 // again; zero for no such time.
 func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *observation, observed children, now time.Time) (time.Duration, error) {
-	again, inspectErr := inspection.Reconcile(ctx, r.Client, manager, o.Inspection, r.nextInspection(moed), now)
+	again, inspectErr := inspection.Reconcile(ctx, r.Client, desired.Manager, o.Inspection, r.nextInspection(moed), now)
 	var remadeErr, rolloutErr, childrenErr, replanErr error
-	if !paused(moed) {
+	if !desired.Paused(moed) {
 		remadeErr = r.recordRemade(ctx, observed, now)
 	}
 	o.Settled, o.Rollout, rolloutErr = r.reconcileRevisions(ctx, moed, *o, observed.revisions, now)
-	o.PoolKindMissing, childrenErr = r.reconcileChildren(ctx, moed)
+	o.PoolKindMissing, childrenErr = r.front().Reconcile(ctx, moed)
 	if o.Revision != "" {
 		o.Replan, replanErr = r.reconcileReplan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, driftOf(o.Drift, now))
 	}
@@ -284,15 +287,20 @@ func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed chil
 func lookAgain(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 	var pool, groups, traffic time.Duration
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
-		pool = poolPeriod
+		pool = front.PoolPeriod
 	}
 	if o.Invalid != nil && o.Invalid.reason == reasonNoGroups {
 		groups = groupKindPeriod
 	}
-	if (observes(moed) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus) && o.Revision != "" {
+	if (desired.Observes(moed) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus) && o.Revision != "" {
 		traffic = observePeriod
 	}
 	return outcome.Soonest(pool, groups, traffic)
+}
+
+// front is what makes all that stands before the engines.
+func (r *Reconciler) front() *front.Front {
+	return &front.Front{Client: r.Client, Store: r.Store, Image: r.Image, Namespace: r.Namespace}
 }
 
 func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) (children, error) {
@@ -338,7 +346,7 @@ func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) 
 		observed.enginePods[i] = asReplica(leader, observed.workerPods, r.Now())
 	}
 	router := &appsv1.Deployment{}
-	err = r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: routerName(moed)}, router)
+	err = r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.RouterName(moed)}, router)
 	if err == nil {
 		observed.router = router
 	}
@@ -347,7 +355,7 @@ func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) 
 
 // nextInspection makes the Job of an attempt; nil while nothing new may be started.
 func (r *Reconciler) nextInspection(moed *semmoev1.MoEDeployment) func(attempt int) *batchv1.Job {
-	if paused(moed) {
+	if desired.Paused(moed) {
 		return nil
 	}
 	return func(attempt int) *batchv1.Job { return inspectionJob(moed, r.Image, attempt) }

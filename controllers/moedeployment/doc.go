@@ -1,6 +1,6 @@
 // Package moedeployment brings the model of a MoEDeployment into service and keeps it there: it inspects the checkpoint,
-// writes one workload per revision, moves replicas from revision to revision, and runs the request router and the
-// Services in front.
+// writes one workload per revision, moves replicas from revision to revision, and has the request router and the
+// Services made that stand in front (package front), and judged whether traffic has left the plan (package locality).
 //
 // Invariants:
 //   - Every decision is derived from observed objects. Status is a report; wiping it changes nothing.

@@ -20,6 +20,7 @@ import (
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/podgroup"
 	"github.com/semmoe/operator/internal/podhealth"
@@ -40,11 +41,6 @@ const (
 
 // groupVariables are those that LeaderWorkerSet sets, whatever the spec says of them.
 var groupVariables = []string{leaderworkersetv1.LwsLeaderAddress, leaderworkersetv1.LwsGroupSize, leaderworkersetv1.LwsWorkerIndex}
-
-// podsPerReplica is the number of pods of one replica.
-func podsPerReplica(moed *semmoev1.MoEDeployment) int32 {
-	return ptr.Deref(moed.Spec.Parallelism.PodsPerReplica, 1)
-}
 
 // placedAs is the parallelism as far as profiles and plans know it, for which it makes no difference on which node a rank is.
 func placedAs(moed *semmoev1.MoEDeployment) semmoev1.ParallelismSpec {
@@ -69,7 +65,7 @@ func groupsOf(moed *semmoev1.MoEDeployment, of metav1.ObjectMeta, leader, worker
 			Replicas: ptr.To[int32](0),
 			LeaderWorkerTemplate: leaderworkersetv1.LeaderWorkerTemplate{
 				LeaderTemplate: leader, WorkerTemplate: *worker,
-				Size: ptr.To(podsPerReplica(moed)), RestartPolicy: leaderworkersetv1.RecreateGroupOnPodRestart,
+				Size: ptr.To(desired.PodsPerReplica(moed)), RestartPolicy: leaderworkersetv1.RecreateGroupOnPodRestart,
 			},
 			// A leader becomes ready only when its workers have joined it: they must not wait for that.
 			StartupPolicy: leaderworkersetv1.LeaderCreatedStartupPolicy,
@@ -132,7 +128,7 @@ func (k *groupKind) isKnown() bool {
 // listGroups lists the LeaderWorkerSets of a MoEDeployment, also those left from when its replicas had several pods, and tells
 // whether the cluster has the kind.
 func (r *Reconciler) listGroups(ctx context.Context, moed *semmoev1.MoEDeployment) (found []*workload, known bool, err error) {
-	known, err = r.groups.find(ctx, r.Client, podsPerReplica(moed) > 1, r.Now())
+	known, err = r.groups.find(ctx, r.Client, desired.PodsPerReplica(moed) > 1, r.Now())
 	if err != nil || !known {
 		return nil, false, err
 	}

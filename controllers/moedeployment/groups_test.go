@@ -22,19 +22,18 @@ import (
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/internal/inspection"
 )
-
-func twoPods(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.PodsPerReplica = ptr.To[int32](2) }
 
 // A replica of two pods is a group: both run the engine with half of the ranks each, by flags that differ in nothing but what
 // LeaderWorkerSet sets, and the first alone is shown to routers and asked to prove its answers.
 func TestRenderGroups(t *testing.T) {
-	plan := layoutOf(planOf("m-1", "ab", nil), semmoev1.RealizationEngineMap)
-	moed := deployment(twoPods, func(m *semmoev1.MoEDeployment) {
+	plan := layoutOf(moedtest.PlanOf("m-1", "ab", nil), semmoev1.RealizationEngineMap)
+	moed := moedtest.Deployment(moedtest.TwoPods, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{NodeSelector: map[string]string{"gpu": "h200"}}}
 	})
-	workload, err := render(moed, "r1", report(), plan, own{Image: "semmoe:1"})
+	workload, err := render(moed, "r1", moedtest.Report(), plan, own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +82,7 @@ func TestRenderGroups(t *testing.T) {
 
 // A worker of an engine whose workers answer nothing is not asked for its health.
 func TestRenderSilentWorkers(t *testing.T) {
-	workload, err := render(deployment(twoPods, engineOf(semmoev1.EngineVLLM)), "r1", report(), nil, own{Image: "semmoe:1"})
+	workload, err := render(moedtest.Deployment(moedtest.TwoPods, moedtest.EngineOf(semmoev1.EngineVLLM)), "r1", moedtest.Report(), nil, own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,54 +97,29 @@ func TestRenderSilentWorkers(t *testing.T) {
 
 // One pod per replica is what there was: saying so changes no revision, no selector and no profile.
 func TestOnePodPerReplica(t *testing.T) {
-	said := deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.PodsPerReplica = ptr.To[int32](1) })
+	said := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.PodsPerReplica = ptr.To[int32](1) })
 	for what, of := range map[string]func(*semmoev1.MoEDeployment) any{
-		"revision": func(m *semmoev1.MoEDeployment) any { return revisionOf(m, report(), nil) },
-		"budget":   func(m *semmoev1.MoEDeployment) any { return engineBudget(m) },
-		"router":   func(m *semmoev1.MoEDeployment) any { return routerArgs(m) },
+		"revision": func(m *semmoev1.MoEDeployment) any { return revisionOf(m, moedtest.Report(), nil) },
 		"workload": func(m *semmoev1.MoEDeployment) any {
-			workload, err := render(m, "r1", report(), nil, own{Image: "semmoe:1"})
+			workload, err := render(m, "r1", moedtest.Report(), nil, own{Image: "semmoe:1"})
 			if err != nil {
 				t.Fatal(err)
 			}
 			return workload.object
 		},
 	} {
-		if diff := cmp.Diff(of(deployment()), of(said)); diff != "" {
+		if diff := cmp.Diff(of(moedtest.Deployment()), of(said)); diff != "" {
 			t.Errorf("%s (-unsaid +said):\n%s", what, diff)
 		}
 	}
-	if revisionOf(deployment(), report(), nil) == revisionOf(deployment(twoPods), report(), nil) {
+	if revisionOf(moedtest.Deployment(), moedtest.Report(), nil) == revisionOf(moedtest.Deployment(moedtest.TwoPods), moedtest.Report(), nil) {
 		t.Error("two pods per replica are no other revision")
 	}
 	profiled := func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{Target: semmoev1.ProfilingTargetServing, Dataset: &semmoev1.DatasetSpec{}}
 	}
-	if diff := cmp.Diff(profileFor(deployment(profiled), "m"), profileFor(deployment(profiled, twoPods), "m")); diff != "" {
+	if diff := cmp.Diff(profileFor(moedtest.Deployment(profiled), "m"), profileFor(moedtest.Deployment(profiled, moedtest.TwoPods), "m")); diff != "" {
 		t.Errorf("two pods per replica are another profile (-one +two):\n%s", diff)
-	}
-}
-
-// A budget and the routers see all pods of a group, Services those that answer requests.
-func TestGroupSelectors(t *testing.T) {
-	moed := deployment(twoPods)
-	budget, err := metav1.LabelSelectorAsSelector(&metav1.LabelSelector{
-		MatchLabels: engineBudget(moed).Spec.Selector.MatchLabels,
-		MatchExpressions: []metav1.LabelSelectorRequirement{{
-			Key: semmoev1.LabelComponent, Operator: *engineBudget(moed).Spec.Selector.MatchExpressions[0].Operator, Values: engineBudget(moed).Spec.Selector.MatchExpressions[0].Values,
-		}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := "semmoe.io/component in (engine,worker),semmoe.io/deployment=m"; budget.String() != want {
-		t.Errorf("the budget selects %s, want %s", budget, want)
-	}
-	if want := "--selector=semmoe.io/deployment=m,semmoe.io/component in (engine,worker)"; !slices.Contains(routerArgs(moed), want) {
-		t.Errorf("the router's arguments are %v, want %s", routerArgs(moed), want)
-	}
-	if diff := cmp.Diff(podsService(deployment()), podsService(moed)); diff != "" {
-		t.Errorf("Service of the pods (-one +two):\n%s", diff)
 	}
 }
 
@@ -153,7 +127,7 @@ func TestGroupSelectors(t *testing.T) {
 func inGroup(set, group, index string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.Labels[leaderworkersetv1.SetNameLabelKey], p.Labels[leaderworkersetv1.GroupIndexLabelKey] = set, group
-		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start)
+		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(moedtest.Start)
 		if index == "0" {
 			p.Annotations = map[string]string{semmoev1.AnnotationPodsPerReplica: "2"}
 		} else {
@@ -164,15 +138,15 @@ func inGroup(set, group, index string) func(*corev1.Pod) {
 
 func changedAt(after time.Duration) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
-		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(after))
+		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(moedtest.Start.Add(after))
 	}
 }
 
 func TestAsReplica(t *testing.T) {
-	now := start.Add(time.Hour)
+	now := moedtest.Start.Add(time.Hour)
 	leader := inGroup("m-r1", "0", "0")
 	worker := func(change ...func(*corev1.Pod)) *corev1.Pod {
-		return pod("m-r1-0-1", "r1", append([]func(*corev1.Pod){inGroup("m-r1", "0", "1")}, change...)...)
+		return moedtest.Pod("m-r1-0-1", "r1", append([]func(*corev1.Pod){inGroup("m-r1", "0", "1")}, change...)...)
 	}
 	for name, test := range map[string]struct {
 		leader *corev1.Pod
@@ -180,20 +154,20 @@ func TestAsReplica(t *testing.T) {
 		ready  bool
 		since  time.Duration
 	}{
-		"a replica of one pod":       {pod("m-r1-0", "r1", changedAt(time.Second)), nil, true, time.Second},
-		"both are ready":             {pod("m-r1-0", "r1", leader, changedAt(time.Minute)), []*corev1.Pod{worker()}, true, time.Minute},
-		"the worker was later":       {pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(changedAt(time.Minute))}, true, time.Minute},
-		"the worker is not ready":    {pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(unready, changedAt(time.Minute))}, false, time.Minute},
-		"the leader is not ready":    {pod("m-r1-0", "r1", leader, unready, changedAt(time.Second)), []*corev1.Pod{worker(changedAt(time.Minute))}, false, time.Second},
-		"the worker is missing":      {pod("m-r1-0", "r1", leader), nil, false, time.Hour},
-		"the worker is being taken":  {pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: start} })}, false, time.Hour},
-		"a worker of another group":  {pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(inGroup("m-r1", "1", "1"))}, false, time.Hour},
-		"a worker of another object": {pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(inGroup("m-r2", "0", "1"))}, false, time.Hour},
+		"a replica of one pod":       {moedtest.Pod("m-r1-0", "r1", changedAt(time.Second)), nil, true, time.Second},
+		"both are ready":             {moedtest.Pod("m-r1-0", "r1", leader, changedAt(time.Minute)), []*corev1.Pod{worker()}, true, time.Minute},
+		"the worker was later":       {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(changedAt(time.Minute))}, true, time.Minute},
+		"the worker is not ready":    {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.Unready, changedAt(time.Minute))}, false, time.Minute},
+		"the leader is not ready":    {moedtest.Pod("m-r1-0", "r1", leader, moedtest.Unready, changedAt(time.Second)), []*corev1.Pod{worker(changedAt(time.Minute))}, false, time.Second},
+		"the worker is missing":      {moedtest.Pod("m-r1-0", "r1", leader), nil, false, time.Hour},
+		"the worker is being taken":  {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: moedtest.Start} })}, false, time.Hour},
+		"a worker of another group":  {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(inGroup("m-r1", "1", "1"))}, false, time.Hour},
+		"a worker of another object": {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(inGroup("m-r2", "0", "1"))}, false, time.Hour},
 	} {
 		before := test.leader.DeepCopy()
 		replica := replicaOf(asReplica(test.leader, test.others, now))
-		if replica.Ready != test.ready || !replica.Since.Equal(start.Add(test.since)) {
-			t.Errorf("%s: ready %v since %v, want %v since %v", name, replica.Ready, replica.Since.Sub(start), test.ready, test.since)
+		if replica.Ready != test.ready || !replica.Since.Equal(moedtest.Start.Add(test.since)) {
+			t.Errorf("%s: ready %v since %v, want %v since %v", name, replica.Ready, replica.Since.Sub(moedtest.Start), test.ready, test.since)
 		}
 		if diff := cmp.Diff(before, test.leader); diff != "" {
 			t.Errorf("%s: the cache's pod was changed:\n%s", name, diff)
@@ -204,8 +178,8 @@ func TestAsReplica(t *testing.T) {
 // Where pods of a group are missing, events of the StatefulSet that should make them say why.
 func TestWantingGroups(t *testing.T) {
 	w := groupSet("")
-	first, second := pod("m-r1-0", "r1", inGroup("m-r1", "0", "0")), pod("m-r1-1", "r1", inGroup("m-r1", "1", "0"))
-	workers := []*corev1.Pod{pod("m-r1-0-1", "r1", inGroup("m-r1", "0", "1")), pod("m-r1-1-1", "r1", inGroup("m-r1", "1", "1"))}
+	first, second := moedtest.Pod("m-r1-0", "r1", inGroup("m-r1", "0", "0")), moedtest.Pod("m-r1-1", "r1", inGroup("m-r1", "1", "0"))
+	workers := []*corev1.Pod{moedtest.Pod("m-r1-0-1", "r1", inGroup("m-r1", "0", "1")), moedtest.Pod("m-r1-1-1", "r1", inGroup("m-r1", "1", "1"))}
 	for name, test := range map[string]struct {
 		leaders, workers []*corev1.Pod
 		want             []string
@@ -214,7 +188,7 @@ func TestWantingGroups(t *testing.T) {
 		"a leader is missing":     {[]*corev1.Pod{first}, workers, []string{"m-r1"}},
 		"a worker is missing":     {[]*corev1.Pod{first, second}, workers[:1], []string{"m-r1-1"}},
 		"none is there":           {nil, nil, []string{"m-r1"}},
-		"those of another object": {[]*corev1.Pod{first, second, pod("m-r2-0", "r2", inGroup("m-r2", "0", "0"))}, workers, nil},
+		"those of another object": {[]*corev1.Pod{first, second, moedtest.Pod("m-r2-0", "r2", inGroup("m-r2", "0", "0"))}, workers, nil},
 	} {
 		if diff := cmp.Diff(test.want, wantingGroups(w, test.leaders, test.workers)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
@@ -227,7 +201,9 @@ func TestWantingGroups(t *testing.T) {
 
 // A replica whose name is still had by pods of an earlier one is not asked for before these are gone, nor are those after it.
 func TestVacant(t *testing.T) {
-	worker := func(set, group string) *corev1.Pod { return pod(set+"-"+group+"-1", "r1", inGroup(set, group, "1")) }
+	worker := func(set, group string) *corev1.Pod {
+		return moedtest.Pod(set+"-"+group+"-1", "r1", inGroup(set, group, "1"))
+	}
 	set := func(replicas int32) *workload {
 		w := groupSet("")
 		*w.replicas() = replicas
@@ -266,13 +242,13 @@ func groupScheme(t *testing.T) *runtime.Scheme {
 
 // Groups are scaled and removed as StatefulSets are; an old one goes only when no leader of it is left, whatever its status says.
 func TestGroupsAreScaled(t *testing.T) {
-	moed, found := deployment(twoPods), report()
+	moed, found := moedtest.Deployment(moedtest.TwoPods), moedtest.Report()
 	o := observation{Inspection: inspection.State{Report: &found}, Revision: revisionOf(moed, found, nil)}
 	c := fake.NewClientBuilder().WithScheme(groupScheme(t)).Build()
 	r := &Reconciler{Client: c, Recorder: events.NewFakeRecorder(16), Image: "semmoe:1"}
 	reconcile := func(workloads ...*workload) {
 		t.Helper()
-		if _, _, err := r.reconcileRevisions(context.Background(), moed, o, workloads, start); err != nil {
+		if _, _, err := r.reconcileRevisions(context.Background(), moed, o, workloads, moedtest.Start); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -299,7 +275,7 @@ func TestGroupsAreScaled(t *testing.T) {
 	if err := c.Create(context.Background(), old); err != nil {
 		t.Fatal(err)
 	}
-	left := pod("m-old-0", "old", inGroup("m-old", "0", "0"), func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: start} })
+	left := moedtest.Pod("m-old-0", "old", inGroup("m-old", "0", "0"), func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: moedtest.Start} })
 	current, err := read(created.Name)
 	if err != nil {
 		t.Fatal(err)
@@ -317,7 +293,7 @@ func TestGroupsAreScaled(t *testing.T) {
 	}
 
 	moed.Spec.Replicas = ptr.To[int32](5)
-	o.Workers = []*corev1.Pod{pod(current.Name+"-4-1", o.Revision, inGroup(current.Name, "4", "1"))}
+	o.Workers = []*corev1.Pod{moedtest.Pod(current.Name+"-4-1", o.Revision, inGroup(current.Name, "4", "1"))}
 	reconcile(current)
 	if scaled, err := read(current.Name); err != nil || *scaled.replicas() != 4 {
 		t.Errorf("error %v, %d replicas, want 4 while a worker of an earlier fifth one is left", err, *scaled.replicas())
@@ -332,7 +308,7 @@ func TestGroupKindComes(t *testing.T) {
 	k := &groupKind{watch: func(source.Source) error { watched++; return nil }}
 	find := func(wanted bool, after time.Duration) bool {
 		t.Helper()
-		known, err := k.find(context.Background(), c, wanted, start.Add(after))
+		known, err := k.find(context.Background(), c, wanted, moedtest.Start.Add(after))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -350,7 +326,7 @@ func TestGroupKindComes(t *testing.T) {
 		t.Errorf("watched %d times", watched)
 	}
 	failing := &groupKind{watch: func(source.Source) error { return errors.New("no watch") }}
-	if known, err := failing.find(context.Background(), c, true, start); known || err == nil {
+	if known, err := failing.find(context.Background(), c, true, moedtest.Start); known || err == nil {
 		t.Errorf("known %v, error %v", known, err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/owned"
 )
@@ -15,5 +16,5 @@ func inspectionInputs(moed *semmoev1.MoEDeployment) inspection.Inputs {
 func inspectionJob(moed *semmoev1.MoEDeployment, image string, attempt int) *batchv1.Job {
 	inputs := inspectionInputs(moed)
 	return inspection.Job(moed.Namespace, moed.Name+"-inspect", owned.ControllerReference(moed, "MoEDeployment"),
-		labelsOf(moed, semmoev1.ComponentInspect, semmoev1.LabelInputs, inputs.Hash()), inputs, image, attempt)
+		desired.Labels(moed, semmoev1.ComponentInspect, semmoev1.LabelInputs, inputs.Hash()), inputs, image, attempt)
 }

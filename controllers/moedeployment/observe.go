@@ -2,113 +2,21 @@ package moedeployment
 
 import (
 	"cmp"
-	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"math"
-	"net"
-	"net/http"
 	"time"
 
-	"github.com/go-logr/logr"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/lar"
-	"github.com/semmoe/operator/internal/podhealth"
 )
 
 const (
 	// observePeriod is how often the routers are asked what they observed.
 	observePeriod = time.Minute
-	// observeTimeout bounds that, so that a router that hangs does not hold up the reconciliation.
-	observeTimeout = 2 * time.Second
-	// enoughSamples is how many sampled requests a rate is reported from: with fewer it says little.
-	enoughSamples = 30
 	// larStep is the change, in thousandths, from which the reported rate moves: status is not a metric.
 	larStep = 20
 )
-
-// traffic is what routers told, summed over them.
-type traffic struct {
-	// Sketch is of the requests that were sampled of a revision.
-	Sketch lar.Sketch
-	// Capture compares sampled requests with others.
-	Capture lar.CaptureCost
-}
-
-// trafficOf sums what routers told of a revision.
-func trafficOf(reports []lar.Report, revision string) traffic {
-	var sum traffic
-	for _, report := range reports {
-		sum.Sketch.Merge(report.Revision(revision))
-		if report.CaptureCost != nil {
-			sum.Capture.Merge(*report.CaptureCost)
-		}
-	}
-	return sum
-}
-
-// enough tells that the rate of the requests says something.
-func (o traffic) enough() bool {
-	return o.Sketch.Overall.Requests >= enoughSamples && o.Sketch.Overall.Total > 0
-}
-
-// rankLoads is how much each rank had to do of the sampled requests, in activations: as many for each token.
-func (o traffic) rankLoads() map[int]int64 {
-	loads := map[int]int64{}
-	for rank, ratio := range o.Sketch.Ranks {
-		loads[rank] = ratio.Total
-	}
-	return loads
-}
-
-// observeRouters asks the routers what they observed. Routers that cannot be reached are left out: what the others saw is as
-// good.
-func (r *Reconciler) observeRouters(ctx context.Context, routers []*corev1.Pod) []lar.Report {
-	log := logr.FromContextOrDiscard(ctx)
-	var reports []lar.Report
-	for _, pod := range routers {
-		if !podhealth.Ready(pod) || pod.Status.PodIP == "" {
-			continue
-		}
-		report, err := r.fetchReport(ctx, pod.Status.PodIP)
-		if err != nil {
-			log.V(1).Info("Leaving a router out of the observed local activation rate", "pod", pod.Name, "reason", err.Error())
-			continue
-		}
-		reports = append(reports, report)
-	}
-	return reports
-}
-
-// maxReport bounds a router's report; a usual one is a few hundred kilobytes.
-const maxReport = 16 << 20
-
-func (r *Reconciler) fetchReport(ctx context.Context, podIP string) (lar.Report, error) {
-	ctx, cancel := context.WithTimeout(ctx, observeTimeout)
-	defer cancel()
-	url := fmt.Sprintf("http://%s/v1/observations", net.JoinHostPort(podIP, fmt.Sprint(routerMetricsPort)))
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return lar.Report{}, err
-	}
-	response, err := r.HTTP.Do(request)
-	if err != nil {
-		return lar.Report{}, err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return lar.Report{}, fmt.Errorf("%s", response.Status)
-	}
-	var report lar.Report
-	if err := json.NewDecoder(io.LimitReader(response.Body, maxReport)).Decode(&report); err != nil {
-		return lar.Report{}, err
-	}
-	return report, report.Validate()
-}
 
 // forecast is what the plan in use says of itself, or the newest plan while none is in use; nil where neither has told its figures.
 func (o observation) forecast() *semmoev1.PlanForecast {

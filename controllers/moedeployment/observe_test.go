@@ -1,22 +1,15 @@
 package moedeployment
 
 import (
-	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
-	"net/http"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-
+	"github.com/semmoe/operator/controllers/moedeployment/locality"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/internal/lar"
 )
 
@@ -24,7 +17,7 @@ import (
 // revision starts anew.
 func TestLARStatus(t *testing.T) {
 	at := func(milli int32, after time.Duration, summary string) *semmoev1.LARStatus {
-		return &semmoev1.LARStatus{ObservedMilli: &milli, ObservedTime: &metav1.Time{Time: start.Add(after)}, ObservedRevision: "r1", Summary: summary}
+		return &semmoev1.LARStatus{ObservedMilli: &milli, ObservedTime: &metav1.Time{Time: moedtest.Start.Add(after)}, ObservedRevision: "r1", Summary: summary}
 	}
 	previous, other := at(250, 0, "25.0%"), at(250, 0, "25.0%")
 	other.ObservedRevision = "r0"
@@ -49,7 +42,7 @@ func TestLARStatus(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			o := observation{Revision: "r1", Observed: sampledOf(tc.local), Enough: !tc.few}
-			got := larStatus(tc.previous, o, true, start.Add(tc.after))
+			got := larStatus(tc.previous, o, true, moedtest.Start.Add(tc.after))
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("lar (-want +got):\n%s", diff)
 			}
@@ -59,86 +52,27 @@ func TestLARStatus(t *testing.T) {
 
 // What a plan promises is shown beside what is observed, and only once the plan is in service.
 func TestLARStatusShowsThePlan(t *testing.T) {
-	plan := planOf("m-1", "ab", nil)
-	ready := larStatus(nil, observation{Planning: planning{Plan: plan}}, true, start)
+	plan := moedtest.PlanOf("m-1", "ab", nil)
+	ready := larStatus(nil, observation{Planning: planning{Plan: plan}}, true, moedtest.Start)
 	if ready == nil || *ready.BaselineMilli != 250 || ready.PredictedMilli != nil {
 		t.Errorf("a plan that is not in service gives %+v, want its baseline alone", ready)
 	}
-	serving := larStatus(nil, observation{Planning: planning{Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}, true, start)
+	serving := larStatus(nil, observation{Planning: planning{Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}, true, moedtest.Start)
 	if serving == nil || *serving.BaselineMilli != 250 || *serving.PredictedMilli != 400 {
 		t.Errorf("a plan in service gives %+v, want baseline and promise", serving)
 	}
 }
 
 // sampledOf is enough traffic of 1000 activations.
-func sampledOf(local int64) traffic {
-	return traffic{Sketch: lar.Sketch{Overall: lar.Ratio{Requests: enoughSamples, Activations: lar.Activations{Local: local, Total: 1000}}}}
-}
-
-// routerNetwork answers for routers, by address.
-type routerNetwork map[string]string
-
-func (n routerNetwork) RoundTrip(request *http.Request) (*http.Response, error) {
-	text, known := n[request.URL.Host]
-	if !known || request.URL.Path != "/v1/observations" {
-		return nil, errors.New("nobody listens")
-	}
-	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(text))}, nil
-}
-
-// What routers tell is summed as if one router had observed it all; those that cannot be reached, that are not ready or that
-// tell what cannot be are left out.
-func TestObserveRouters(t *testing.T) {
-	var want traffic
-	network := routerNetwork{
-		"10.0.0.3:9090": `{"last":[{"revision":"r","overall":{"requests":-1}}]}`,
-		"10.0.0.4:9090": `{"captureCost":{"asked":{"requests":-1}}}`,
-		"10.0.0.5:9090": `{`,
-	}
-	for router, ip := range []string{"10.0.0.1", "10.0.0.2"} {
-		report := lar.Report{Last: lar.Set{}, CaptureCost: &lar.CaptureCost{}}
-		for i := range 20 {
-			observation := lar.Observation{Revision: []string{"r", "old"}[i%2], Rank: i % 4, Count: lar.Count{Activations: lar.Activations{Local: int64(i + router), Total: 100}}}
-			report.Last.Add(observation)
-			report.CaptureCost.Plain.Add(1, 10)
-			if i%2 == 0 {
-				want.Sketch.Add(observation)
-			}
-		}
-		want.Capture.Merge(*report.CaptureCost)
-		text, err := json.Marshal(report)
-		if err != nil {
-			t.Fatal(err)
-		}
-		network[ip+":9090"] = string(text)
-	}
-	var pods []*corev1.Pod
-	for i := range 8 {
-		router := pod(fmt.Sprint("router-", i), "")
-		router.Status.PodIP = fmt.Sprint("10.0.0.", i)
-		pods = append(pods, router)
-	}
-	unready := pod("unready", "")
-	unready.Status.PodIP, unready.Status.Conditions = "10.0.0.1", nil
-	r := &Reconciler{HTTP: &http.Client{Transport: network}}
-	got := trafficOf(r.observeRouters(context.Background(), append(pods, unready)), "r")
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("observed (-want +got):\n%s", diff)
-	}
-	if got.enough() || got.rankLoads()[0] != 1000 || got.rankLoads()[1] != 0 || got.rankLoads()[2] != 1000 {
-		t.Errorf("20 requests are enough, or the ranks' loads are not %v", got.rankLoads())
-	}
-	got.Sketch.Merge(want.Sketch)
-	if !got.enough() {
-		t.Error("40 requests are not enough")
-	}
+func sampledOf(local int64) locality.Traffic {
+	return locality.Traffic{Sketch: lar.Sketch{Overall: lar.Ratio{Requests: 30, Activations: lar.Activations{Local: local, Total: 1000}}}}
 }
 
 // The reported cost of capture moves on a change of 20 milli or more, and at most once a minute, and stays while it cannot be
 // told; the spread over ranks beside it is left alone.
 func TestCaptureStatus(t *testing.T) {
-	costOf := func(ratio float64, requests int) traffic {
-		var told traffic
+	costOf := func(ratio float64, requests int) locality.Traffic {
+		var told locality.Traffic
 		for range requests {
 			told.Capture.Asked.Add(ratio, 1)
 			told.Capture.Plain.Add(1, 1)
@@ -151,7 +85,7 @@ func TestCaptureStatus(t *testing.T) {
 		noisy.Capture.Plain.Add(10, 1)
 	}
 	at := func(milli int32, after time.Duration) *semmoev1.RoutingStatus {
-		return &semmoev1.RoutingStatus{CaptureCostMilli: &milli, CaptureCostTime: &metav1.Time{Time: start.Add(after)}}
+		return &semmoev1.RoutingStatus{CaptureCostMilli: &milli, CaptureCostTime: &metav1.Time{Time: moedtest.Start.Add(after)}}
 	}
 	with := func(status *semmoev1.RoutingStatus, share int32) *semmoev1.RoutingStatus {
 		status.Ranks = []semmoev1.RankShare{{ShareMilli: share}}
@@ -159,12 +93,12 @@ func TestCaptureStatus(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		routing, previous *semmoev1.RoutingStatus
-		told              traffic
+		told              locality.Traffic
 		off               bool
 		after             time.Duration
 		want              *semmoev1.RoutingStatus
 	}{
-		"nothing":            {nil, nil, traffic{}, false, 0, nil},
+		"nothing":            {nil, nil, locality.Traffic{}, false, 0, nil},
 		"too few":            {nil, nil, costOf(2, 99), false, 0, nil},
 		"first":              {nil, nil, costOf(1.3, 100), false, 0, at(300, 0)},
 		"beside shares":      {with(&semmoev1.RoutingStatus{}, 7), nil, costOf(1.3, 100), false, 0, with(at(300, 0), 7)},
@@ -177,7 +111,7 @@ func TestCaptureStatus(t *testing.T) {
 		"nothing is sampled": {nil, at(50, 0), costOf(1.5, 100), true, time.Hour, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := captureStatus(tc.routing, tc.previous, observation{Observed: tc.told}, !tc.off, start.Add(tc.after))
+			got := captureStatus(tc.routing, tc.previous, observation{Observed: tc.told}, !tc.off, moedtest.Start.Add(tc.after))
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("routing (-want +got):\n%s", diff)
 			}

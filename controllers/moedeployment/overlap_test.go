@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
 // What an engine cannot do is refused at once, what its model cannot as soon as that is known; what it can is a flag of its own.
@@ -14,35 +15,35 @@ func TestOverlap(t *testing.T) {
 		m.Spec.Engine.Args = []string{"--moe-a2a-backend", "deepep"}
 		m.Spec.Engine.Overlap = &semmoev1.OverlapSpec{MicroBatches: 2}
 	}
-	moed := deployment(halves)
+	moed := moedtest.Deployment(halves)
 	if err := validate(moed); err != nil {
 		t.Fatal(err)
 	}
-	if err := validateModel(moed, report()); err != nil {
+	if err := validateModel(moed, moedtest.Report()); err != nil {
 		t.Errorf("a model that can: %v", err)
 	}
-	workload, err := render(moed, "r1", report(), nil, own{Image: "semmoe:1"})
+	workload, err := render(moed, "r1", moedtest.Report(), nil, own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if args := workload.template().Spec.Containers[0].Args; !slices.Contains(args, "--enable-two-batch-overlap") {
 		t.Errorf("the engine's arguments are %v", args)
 	}
-	mixtral := report()
+	mixtral := moedtest.Report()
 	mixtral.Family = "mixtral"
 	if err := validateModel(moed, mixtral); err == nil || err.reason != "OverlapUnsupported" || !strings.HasPrefix(err.message, "spec.engine.overlap.microBatches: ") {
 		t.Errorf("a model that cannot: %v", err)
 	}
-	if err := validate(deployment(halves, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Type = semmoev1.EngineVLLMAscend })); err == nil || err.reason != "OverlapUnsupported" {
+	if err := validate(moedtest.Deployment(halves, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Type = semmoev1.EngineVLLMAscend })); err == nil || err.reason != "OverlapUnsupported" {
 		t.Errorf("an engine that cannot: %v", err)
 	}
-	if err := validate(deployment(halves, func(m *semmoev1.MoEDeployment) {
+	if err := validate(moedtest.Deployment(halves, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--enable-two-batch-overlap")
 	})); err == nil || err.reason != "ContradictingFlags" {
 		t.Errorf("a flag of the user's beside it: %v", err)
 	}
-	indivisible := deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 5 })
-	if err := validateModel(indivisible, report()); err == nil || err.reason != "InvalidExpertParallelSize" {
+	indivisible := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 5 })
+	if err := validateModel(indivisible, moedtest.Report()); err == nil || err.reason != "InvalidExpertParallelSize" {
 		t.Errorf("a size that does not divide the experts: %v", err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
@@ -95,7 +96,7 @@ func profileFor(moed *semmoev1.MoEDeployment, modelDigest string) *semmoev1.Affi
 	return &semmoev1.AffinityProfile{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: moed.Namespace, Name: name,
-			Labels:          labelsOf(moed, semmoev1.ComponentProfile),
+			Labels:          desired.Labels(moed, semmoev1.ComponentProfile),
 			OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
 		},
 		Spec: spec,
@@ -151,15 +152,11 @@ func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, re
 	return &semmoev1.PlacementPlan{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: moed.Namespace, Name: name,
-			Labels:          labelsOf(moed, semmoev1.ComponentPlan),
+			Labels:          desired.Labels(moed, semmoev1.ComponentPlan),
 			OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
 		},
 		Spec: spec,
 	}
-}
-
-func paused(moed *semmoev1.MoEDeployment) bool {
-	return moed.Spec.Reconciliation == semmoev1.ReconciliationPaused
 }
 
 // profiled tells that the profile is complete, and of the model that is served.
@@ -449,7 +446,7 @@ func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
 		return no("InspectingModel", "The model is profiled once it has been inspected")
 	case profile == nil && moed.Spec.Profiling.ProfileRef != nil:
 		return no(reasonProfileNotFound, fmt.Sprintf("spec.profiling.profileRef: there is no AffinityProfile %q in namespace %s: create it, or name another", moed.Spec.Profiling.ProfileRef.Name, moed.Namespace))
-	case profile == nil && paused(moed):
+	case profile == nil && desired.Paused(moed):
 		return no("Paused", "The profile is made once spec.reconciliation is Active")
 	case profile == nil:
 		return no("WaitingForProfile", "The profile is being created")
@@ -475,7 +472,7 @@ func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
 		return no("NoProfile", "There is no plan without a profile")
 	case o.Inspection.Report == nil || !profiled(o.Planning.Profile, o.Inspection.Report.ModelDigest):
 		return no("WaitingForProfile", "The plan is made once the model has been profiled")
-	case plan == nil && paused(moed):
+	case plan == nil && desired.Paused(moed):
 		return no("Paused", "The plan is made once spec.reconciliation is Active")
 	case plan == nil:
 		return no("WaitingForPlan", "The plan is being created")
@@ -510,7 +507,7 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 	switch {
 	case p.Hold.reason != "":
 		return p.Hold
-	case p.Candidate != nil && paused(moed):
+	case p.Candidate != nil && desired.Paused(moed):
 		return no("Paused", "Plan %s is tried once spec.reconciliation is Active", p.Candidate.Short())
 	case p.Candidate != nil:
 		return no(o.Rollout.Reason, "%s", o.Rollout.Message)
@@ -518,7 +515,7 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 		return no("NoPlan", "There is no plan to roll out")
 	case p.Plan == nil || p.Plan.Status.PlanDigest != p.Serving.Digest:
 		return no("WaitingForPlan", "Plan %s is in service; the plan for the present inputs is not ready yet", p.Serving.Short())
-	case !complete && paused(moed):
+	case !complete && desired.Paused(moed):
 		return no("Paused", "Plan %s is rolled out once spec.reconciliation is Active", p.Serving.Short())
 	case !complete:
 		return no("RollingOut", "Plan %s is being rolled out", p.Serving.Short())

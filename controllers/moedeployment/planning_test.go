@@ -12,32 +12,12 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/locality"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/owned"
 )
-
-// model is the digest of the checkpoint of the fixtures.
-const model = "sha256:abc"
-
-// planOf is a published plan for the deployment of the fixtures.
-func planOf(name, digest string, change func(*semmoev1.PlacementPlan)) *semmoev1.PlacementPlan {
-	plan := &semmoev1.PlacementPlan{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
-		Spec: semmoev1.PlacementPlanSpec{
-			ProfileRef: semmoev1.ProfileReference{Name: "p"}, Attention: semmoev1.AttentionDataParallel, ExpertParallelSize: 4, Engine: semmoev1.EngineSGLang,
-		},
-		Status: semmoev1.PlacementPlanStatus{
-			Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Published", Message: "m"}},
-			Plan:       digest, PlanDigest: digest + "-full", ModelDigest: model, ConfigMap: name + "-" + digest, Verdict: semmoev1.VerdictGain,
-			Forecast: &semmoev1.PlanForecast{LARMilli: 400, BaselineMilli: 250, LARSummary: "40.0%", BaselineSummary: "25.0%"},
-		},
-	}
-	if change != nil {
-		change(plan)
-	}
-	return plan
-}
 
 // workloadUnder is the workload of a revision under the plan, which may be nil.
 func workloadUnder(t *testing.T, plan *semmoev1.PlacementPlan, replicas int32) *workload {
@@ -46,7 +26,7 @@ func workloadUnder(t *testing.T, plan *semmoev1.PlacementPlan, replicas int32) *
 	if plan != nil {
 		under = layoutOf(plan, semmoev1.RealizationEngineMap)
 	}
-	workload, err := render(deployment(), "r1", report(), under, own{Image: "semmoe:1"})
+	workload, err := render(moedtest.Deployment(), "r1", moedtest.Report(), under, own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,17 +49,17 @@ func olderWorkload(t *testing.T, plan *semmoev1.PlacementPlan) *workload {
 }
 
 func TestChooseLayout(t *testing.T) {
-	old, fresh := planOf("old", "aa", nil), planOf("new", "bb", nil)
-	waiting := planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse })
-	otherModel := planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.ModelDigest = "sha256:other" })
-	gone := planOf("gone", "cc", nil)
-	lost := planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status = semmoev1.PlacementPlanStatus{} })
-	noGain := planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Verdict = semmoev1.VerdictNoGainExpected })
-	failedOnce := planOf("new", "bb", func(p *semmoev1.PlacementPlan) {
-		p.OwnerReferences = owned.ControllerReference(deployment(), "MoEDeployment")
+	old, fresh := moedtest.PlanOf("old", "aa", nil), moedtest.PlanOf("new", "bb", nil)
+	waiting := moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse })
+	otherModel := moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.ModelDigest = "sha256:other" })
+	gone := moedtest.PlanOf("gone", "cc", nil)
+	lost := moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status = semmoev1.PlacementPlanStatus{} })
+	noGain := moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Verdict = semmoev1.VerdictNoGainExpected })
+	failedOnce := moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) {
+		p.OwnerReferences = owned.ControllerReference(moedtest.Deployment(), "MoEDeployment")
 		p.Annotations = map[string]string{semmoev1.AnnotationFailed + "r0": "MoreFailures: 9 of 10"} // with another template
 	})
-	failedElsewhere := planOf("new", "bb", func(p *semmoev1.PlacementPlan) {
+	failedElsewhere := moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) {
 		p.Annotations = map[string]string{semmoev1.AnnotationFailed + "r0": "MoreFailures: 9 of 10"}
 	})
 	approval := func(mode semmoev1.ApprovalMode) func(*semmoev1.MoEDeployment) {
@@ -125,7 +105,7 @@ func TestChooseLayout(t *testing.T) {
 		"endpoint picker":                     {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker }}, wanted: fresh, want: fresh},
 		"no router":                           {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, wanted: fresh, hold: "NoRouter"},
 		"EP size changed: no plan fits":       {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }}, wanted: fresh, workloads: []*workload{workloadUnder(t, old, 2)}},
-		"engine changed: no plan fits":        {change: []func(*semmoev1.MoEDeployment){engineOf(semmoev1.EngineVLLMAscend)}, wanted: fresh, workloads: []*workload{workloadUnder(t, old, 2)}},
+		"engine changed: no plan fits":        {change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLMAscend)}, wanted: fresh, workloads: []*workload{workloadUnder(t, old, 2)}},
 		"a workload of an older version":      {wanted: waiting, workloads: []*workload{olderWorkload(t, old)}, want: old},
 		"a workload without replicas":         {wanted: waiting, workloads: []*workload{workloadUnder(t, nil, 2), workloadUnder(t, old, 0)}},
 		"none has replicas: the newest":       {wanted: waiting, workloads: []*workload{workloadUnder(t, old, 0), workloadUnder(t, gone, 0)}, want: old},
@@ -139,7 +119,7 @@ func TestChooseLayout(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			c := choice{moed: deployment(tc.change...), report: report(), wanted: tc.wanted, workloads: tc.workloads}
+			c := choice{moed: moedtest.Deployment(tc.change...), report: moedtest.Report(), wanted: tc.wanted, workloads: tc.workloads}
 			serving, candidate, hold := c.chooseLayout()
 			var want, try *layout
 			if tc.want != nil {
@@ -161,14 +141,14 @@ func TestChooseLayout(t *testing.T) {
 // A layout whose revision was seen to change answers is not tried again: the other realisation is, else what was in service
 // before, else none. Another image is another revision.
 func TestChooseLayoutProvenLossless(t *testing.T) {
-	old, fresh := planOf("old", "aa", nil), planOf("new", "bb", nil)
+	old, fresh := moedtest.PlanOf("old", "aa", nil), moedtest.PlanOf("new", "bb", nil)
 	byMap := func(p *semmoev1.PlacementPlan) *layout { return layoutOf(p, semmoev1.RealizationEngineMap) }
 	byWeights := func(p *semmoev1.PlacementPlan) *layout { return layoutOf(p, semmoev1.RealizationReshuffledWeights) }
 	realization := func(r semmoev1.Realization) func(*semmoev1.MoEDeployment) {
 		return func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Realization = r }
 	}
 	otherImage := func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }
-	grouped, olmoe := report(), report()
+	grouped, olmoe := moedtest.Report(), moedtest.Report()
 	grouped.Groups = 4
 	olmoe.Family = "olmoe"
 	forEngine := func(p *semmoev1.PlacementPlan, engine semmoev1.EngineType) *semmoev1.PlacementPlan {
@@ -177,7 +157,7 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		return p
 	}
 	inService := func(l *layout, revision string) []*workload {
-		under, err := render(deployment(), revision, report(), l, own{Image: "semmoe:1"})
+		under, err := render(moedtest.Deployment(), revision, moedtest.Report(), l, own{Image: "semmoe:1"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -185,7 +165,7 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		return []*workload{under}
 	}
 	revision := func(l *layout, change ...func(*semmoev1.MoEDeployment)) string {
-		return revisionOf(deployment(change...), report(), l)
+		return revisionOf(moedtest.Deployment(change...), moedtest.Report(), l)
 	}
 	cases := map[string]struct {
 		change    []func(*semmoev1.MoEDeployment)
@@ -219,15 +199,15 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 			m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker
 		}}, wanted: fresh, hold: "NotRealizable"},
 		"weights without a router":          {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, workloads: inService(byWeights(fresh), "r1")},
-		"engine without a map":              {change: []func(*semmoev1.MoEDeployment){engineOf(semmoev1.EngineVLLM)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), want: byWeights(fresh), why: "since VLLM takes no expert map"},
-		"engine without a map, asked for":   {change: []func(*semmoev1.MoEDeployment){engineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "NotRealizable"},
+		"engine without a map":              {change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), want: byWeights(fresh), why: "since VLLM takes no expert map"},
+		"engine without a map, asked for":   {change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "NotRealizable"},
 		"model whose map is ignored":        {report: &olmoe, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map"},
 		"groups that the plan breaks":       {change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped, wanted: fresh, hold: "NotRealizable"},
 		"groups, and the map has no limits": {report: &grouped, wanted: fresh, want: byMap(fresh)},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			c := choice{moed: deployment(tc.change...), report: report(), wanted: tc.wanted, workloads: tc.workloads, changed: map[string]string{}, answers: tc.answers}
+			c := choice{moed: moedtest.Deployment(tc.change...), report: moedtest.Report(), wanted: tc.wanted, workloads: tc.workloads, changed: map[string]string{}, answers: tc.answers}
 			if tc.report != nil {
 				c.report = *tc.report
 			}
@@ -260,8 +240,8 @@ func TestChangedOutputs(t *testing.T) {
 		}
 	}
 	got := changedOutputs([]*corev1.Pod{
-		pod("a", "now", unready, probe(ended(3), nil)), pod("b", "last", unready, probe(nil, ended(3))), pod("c", "killed", unready, probe(ended(137), nil)),
-		pod("d", "passed", probe(nil, ended(3))), pod("e", "starting", unready),
+		moedtest.Pod("a", "now", moedtest.Unready, probe(ended(3), nil)), moedtest.Pod("b", "last", moedtest.Unready, probe(nil, ended(3))), moedtest.Pod("c", "killed", moedtest.Unready, probe(ended(137), nil)),
+		moedtest.Pod("d", "passed", probe(nil, ended(3))), moedtest.Pod("e", "starting", moedtest.Unready),
 	})
 	if diff := cmp.Diff(map[string]string{"now": "other answers", "last": "other answers"}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -272,7 +252,7 @@ func TestChangedOutputs(t *testing.T) {
 func TestWhoAnswers(t *testing.T) {
 	engine := func(p *corev1.Pod) {
 		p.Status.PodIP = "10.0.0.1"
-		p.Annotations = map[string]string{semmoev1.AnnotationModelDigest: model}
+		p.Annotations = map[string]string{semmoev1.AnnotationModelDigest: moedtest.Model}
 	}
 	planned := func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPlanDigest] = "d" }
 	proven := func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{Name: "prove-lossless"}} }
@@ -282,17 +262,17 @@ func TestWhoAnswers(t *testing.T) {
 		want string
 	}{
 		"none":            {},
-		"not ready":       {pods: []*corev1.Pod{pod("a", "r", engine, unready)}},
-		"another model":   {pods: []*corev1.Pod{pod("a", "r", engine, otherModel)}},
-		"not proven":      {pods: []*corev1.Pod{pod("a", "r", engine, planned)}},
-		"proven":          {pods: []*corev1.Pod{pod("a", "r", engine, planned), pod("b", "r", engine, planned, proven)}, want: "b"},
-		"without a plan":  {pods: []*corev1.Pod{pod("b", "r", engine, planned, proven), pod("a", "s", engine)}, want: "a"},
-		"without address": {pods: []*corev1.Pod{pod("a", "r", engine, func(p *corev1.Pod) { p.Status.PodIP = "" })}},
+		"not ready":       {pods: []*corev1.Pod{moedtest.Pod("a", "r", engine, moedtest.Unready)}},
+		"another model":   {pods: []*corev1.Pod{moedtest.Pod("a", "r", engine, otherModel)}},
+		"not proven":      {pods: []*corev1.Pod{moedtest.Pod("a", "r", engine, planned)}},
+		"proven":          {pods: []*corev1.Pod{moedtest.Pod("a", "r", engine, planned), moedtest.Pod("b", "r", engine, planned, proven)}, want: "b"},
+		"without a plan":  {pods: []*corev1.Pod{moedtest.Pod("b", "r", engine, planned, proven), moedtest.Pod("a", "s", engine)}, want: "a"},
+		"without address": {pods: []*corev1.Pod{moedtest.Pod("a", "r", engine, func(p *corev1.Pod) { p.Status.PodIP = "" })}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			got := ""
-			if found := whoAnswers(tc.pods, model); found != nil {
+			if found := whoAnswers(tc.pods, moedtest.Model); found != nil {
 				got = found.Name
 			}
 			if got != tc.want {
@@ -310,7 +290,7 @@ func TestProfileFollowsItsInputsAlone(t *testing.T) {
 			SamplingSpec: semmoev1.SamplingSpec{Requests: 100, Tokens: 10000, RequestTokens: 512}, Target: semmoev1.ProfilingTargetServing,
 		}
 	}
-	base := profileFor(deployment(profiling), model)
+	base := profileFor(moedtest.Deployment(profiling), moedtest.Model)
 	cases := map[string]struct {
 		change func(*semmoev1.MoEDeployment)
 		same   bool
@@ -327,36 +307,36 @@ func TestProfileFollowsItsInputsAlone(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			if got := profileFor(deployment(profiling, tc.change), model); (got.Name == base.Name) != tc.same {
+			if got := profileFor(moedtest.Deployment(profiling, tc.change), moedtest.Model); (got.Name == base.Name) != tc.same {
 				t.Errorf("profile %s, before the change %s, want equal: %v", got.Name, base.Name, tc.same)
 			}
 		})
 	}
-	if profileFor(deployment(profiling), "sha256:other").Name == base.Name {
+	if profileFor(moedtest.Deployment(profiling), "sha256:other").Name == base.Name {
 		t.Error("another checkpoint gives the same profile")
 	}
-	if profileFor(deployment(), model) != nil {
+	if profileFor(moedtest.Deployment(), moedtest.Model) != nil {
 		t.Error("a spec without profiling asks for a profile")
 	}
 }
 
 func TestPlanningConditions(t *testing.T) {
-	found := report()
+	found := moedtest.Report()
 	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{
 		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
-		Model:      &semmoev1.ModelStatus{Digest: model}, Result: &semmoev1.ProfileResult{Digest: "d", Tokens: 5},
+		Model:      &semmoev1.ModelStatus{Digest: moedtest.Model}, Result: &semmoev1.ProfileResult{Digest: "d", Tokens: 5},
 	}}
 	broken := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{Conditions: []metav1.Condition{
 		{Type: semmoev1.ConditionReady, Status: metav1.ConditionFalse, Reason: "DatasetInvalid", Message: "line 3 is no JSON"},
 		{Type: semmoev1.ConditionDegraded, Status: metav1.ConditionTrue, Reason: "DatasetInvalid", Message: "line 3 is no JSON"},
 	}}}
-	plan, other := planOf("new", "bb", nil), planOf("old", "aa", nil)
-	pods := []*corev1.Pod{pod("m-r1-0", "r1"), pod("m-r1-1", "r1")}
+	plan, other := moedtest.PlanOf("new", "bb", nil), moedtest.PlanOf("old", "aa", nil)
+	pods := []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-r1-1", "r1")}
 	serving := func(p planning) observation {
 		return observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Settled: true, Pods: pods, Planning: p,
 			Router: &appsv1.Deployment{Status: appsv1.DeploymentStatus{AvailableReplicas: 1}}}
 	}
-	sampled := func(o observation, a assessment) observation {
+	sampled := func(o observation, a locality.Assessment) observation {
 		o.Drift = a
 		return o
 	}
@@ -366,23 +346,23 @@ func TestPlanningConditions(t *testing.T) {
 	}{
 		"profile of another model": {serving(planning{ProfileName: "p", Profile: &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{Model: &semmoev1.ModelStatus{Digest: "other"}}}}),
 			map[string]string{"Profiled": "False OtherModel", "Degraded": "True OtherModel", "Stalled": "False NotStalled", "Ready": "True Serving"}},
-		"profile to come": {sampled(serving(planning{ProfileName: "p"}), assessDrift(driftInput{})), map[string]string{"Profiled": "False WaitingForProfile", "Planned": "False WaitingForProfile", "RolledOut": "False NoPlan", "LocalityOnTarget": "Unknown NoPlan", "Ready": "True Serving", "Degraded": "False AsExpected"}},
+		"profile to come": {sampled(serving(planning{ProfileName: "p"}), locality.Assess(locality.Input{})), map[string]string{"Profiled": "False WaitingForProfile", "Planned": "False WaitingForProfile", "RolledOut": "False NoPlan", "LocalityOnTarget": "Unknown NoPlan", "Ready": "True Serving", "Degraded": "False AsExpected"}},
 		"broken profile":  {serving(planning{ProfileName: "p", Profile: broken}), map[string]string{"Profiled": "False DatasetInvalid", "Degraded": "True DatasetInvalid", "Stalled": "False NotStalled", "Ready": "True Serving"}},
 		"plan to come":    {serving(planning{Profile: profile}), map[string]string{"Profiled": "True Profiled", "Planned": "False WaitingForPlan"}},
 		"held":            {serving(planning{Profile: profile, Plan: plan, Hold: verdict{metav1.ConditionFalse, "AwaitingApproval", "m"}}), map[string]string{"Planned": "True Planned", "RolledOut": "False AwaitingApproval"}},
 		"in service":      {serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), map[string]string{"RolledOut": "True RolledOut", "LocalityOnTarget": "Unknown NotAssessed"}},
-		"on target":       {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), assessment{Status: localityOnTarget, Reason: "OnTarget"}), map[string]string{"LocalityOnTarget": "True OnTarget"}},
-		"below":           {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), assessment{Status: localityBelowPromise, Reason: "BelowPromise"}), map[string]string{"LocalityOnTarget": "False BelowPromise", "Ready": "True Serving"}},
-		"drifted":         {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), assessment{Status: localityDrifted, Reason: "Drifted"}), map[string]string{"LocalityOnTarget": "False Drifted", "Ready": "True Serving", "Degraded": "False AsExpected"}},
-		"the next to come": {serving(planning{Profile: profile, Plan: planOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }), Serving: layoutOf(other, semmoev1.RealizationEngineMap), Promise: other}),
+		"on target":       {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.OnTarget, Reason: "OnTarget"}), map[string]string{"LocalityOnTarget": "True OnTarget"}},
+		"below":           {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.BelowPromise, Reason: "BelowPromise"}), map[string]string{"LocalityOnTarget": "False BelowPromise", "Ready": "True Serving"}},
+		"drifted":         {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.Drifted, Reason: "Drifted"}), map[string]string{"LocalityOnTarget": "False Drifted", "Ready": "True Serving", "Degraded": "False AsExpected"}},
+		"the next to come": {serving(planning{Profile: profile, Plan: moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }), Serving: layoutOf(other, semmoev1.RealizationEngineMap), Promise: other}),
 			map[string]string{"Planned": "False Published", "RolledOut": "False WaitingForPlan"}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			moed := deployment(func(m *semmoev1.MoEDeployment) {
+			moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 				m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetServing}
 			})
-			status := statusOf(moed, tc.o, start)
+			status := statusOf(moed, tc.o, moedtest.Start)
 			for kind, want := range tc.want {
 				c := meta.FindStatusCondition(status.Conditions, kind)
 				if got := string(c.Status) + " " + c.Reason; got != want {
@@ -396,12 +376,12 @@ func TestPlanningConditions(t *testing.T) {
 // Of an engine that does not tell the experts of a request, the local activation rate stays unknown, and the condition says
 // why.
 func TestLocalityThatCannotBeMeasured(t *testing.T) {
-	found := report()
-	plan := planOf("new", "bb", nil)
+	found := moedtest.Report()
+	plan := moedtest.PlanOf("new", "bb", nil)
 	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planning{Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}
-	moed := deployment(engineOf(semmoev1.EngineTensorRTLLM))
-	o.Drift = (&Reconciler{}).assess(t.Context(), moed, o.Planning.Serving, plan, nil, nil, nil, start)
-	status := statusOf(moed, o, start)
+	moed := moedtest.Deployment(moedtest.EngineOf(semmoev1.EngineTensorRTLLM))
+	o.Drift = (&Reconciler{}).assess(t.Context(), moed, o.Planning.Serving, plan, nil, nil, nil, moedtest.Start)
+	status := statusOf(moed, o, moedtest.Start)
 	c := meta.FindStatusCondition(status.Conditions, semmoev1.ConditionLocalityOnTarget)
 	if c.Status != metav1.ConditionUnknown || c.Reason != "EngineCannotTell" || !strings.Contains(c.Message, "TensorRTLLM does not tell the experts of a request") {
 		t.Errorf("LocalityOnTarget is %s %s (%s)", c.Status, c.Reason, c.Message)
@@ -413,13 +393,13 @@ func TestLocalityThatCannotBeMeasured(t *testing.T) {
 
 // What is not begun while paused is not said to be under way.
 func TestPausedConditions(t *testing.T) {
-	found := report()
+	found := moedtest.Report()
 	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{
 		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
-		Model:      &semmoev1.ModelStatus{Digest: model}, Result: &semmoev1.ProfileResult{Digest: "d", Tokens: 5},
+		Model:      &semmoev1.ModelStatus{Digest: moedtest.Model}, Result: &semmoev1.ProfileResult{Digest: "d", Tokens: 5},
 	}}
-	plan := planOf("new", "bb", nil)
-	moed := deployment(func(m *semmoev1.MoEDeployment) {
+	plan := moedtest.PlanOf("new", "bb", nil)
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Reconciliation = semmoev1.ReconciliationPaused
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetServing}
 	})
@@ -428,7 +408,7 @@ func TestPausedConditions(t *testing.T) {
 		semmoev1.ConditionPlanned:   {Profile: profile},
 		semmoev1.ConditionRolledOut: {Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan},
 	} {
-		status := statusOf(moed, observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: p}, start)
+		status := statusOf(moed, observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: p}, moedtest.Start)
 		if c := meta.FindStatusCondition(status.Conditions, kind); c.Status != metav1.ConditionFalse || c.Reason != "Paused" {
 			t.Errorf("%s is %s %s (%s), want False Paused", kind, c.Status, c.Reason, c.Message)
 		}
@@ -437,11 +417,11 @@ func TestPausedConditions(t *testing.T) {
 
 // A profileRef that leads nowhere is a fault that somebody must mend; the model is served all the same.
 func TestProfileNotFound(t *testing.T) {
-	found := report()
-	moed := deployment(func(m *semmoev1.MoEDeployment) {
+	found := moedtest.Report()
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "nowhere"}}
 	})
-	status := statusOf(moed, observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planning{ProfileName: "nowhere"}}, start)
+	status := statusOf(moed, observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planning{ProfileName: "nowhere"}}, moedtest.Start)
 	for _, kind := range []string{semmoev1.ConditionProfiled, semmoev1.ConditionDegraded} {
 		if c := meta.FindStatusCondition(status.Conditions, kind); c.Reason != "ProfileNotFound" || !strings.Contains(c.Message, `"nowhere"`) {
 			t.Errorf("%s is %s %s (%s)", kind, c.Status, c.Reason, c.Message)
@@ -478,7 +458,7 @@ func TestOutdated(t *testing.T) {
 	for name, tc := range cases {
 		givenUp := map[semmoev1.ProfilingTarget]bool{semmoev1.ProfilingTargetServing: tc.givenUp, semmoev1.ProfilingTargetDedicated: tc.dedicated}
 		for target, want := range map[semmoev1.ProfilingTarget]bool{semmoev1.ProfilingTargetServing: tc.serving, semmoev1.ProfilingTargetDedicated: tc.dedicated} {
-			live, wanted := profileFor(deployment(profiling(target)), model), profileFor(deployment(profiling(target), tc.change), model)
+			live, wanted := profileFor(moedtest.Deployment(profiling(target)), moedtest.Model), profileFor(moedtest.Deployment(profiling(target), tc.change), moedtest.Model)
 			if got := outdated(live, wanted); got != want {
 				t.Errorf("%s, target %s: outdated %v, want %v", name, target, got, want)
 			}
@@ -496,24 +476,24 @@ func TestOutdated(t *testing.T) {
 
 // Plans that a workload names are kept, whatever the spec asks for: deleting one would take its ConfigMap from pods.
 func TestObsolete(t *testing.T) {
-	used, wanted, gone := planOf("used", "aa", nil), planOf("wanted", "bb", nil), planOf("gone", "cc", nil)
+	used, wanted, gone := moedtest.PlanOf("used", "aa", nil), moedtest.PlanOf("wanted", "bb", nil), moedtest.PlanOf("gone", "cc", nil)
 	plans := []*semmoev1.PlacementPlan{used, wanted, gone}
 	workloads := []*workload{workloadUnder(t, used, 0)}
-	obsolete := obsoletePlans(deployment(), plans, planning{Plan: wanted}, workloads, start)
+	obsolete := obsoletePlans(moedtest.Deployment(), plans, planning{Plan: wanted}, workloads, moedtest.Start)
 	if len(obsolete) != 1 || obsolete[0] != gone {
 		t.Errorf("obsolete are %d plans, want the one that nothing names", len(obsolete))
 	}
 	profiles := []*semmoev1.AffinityProfile{{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, {ObjectMeta: metav1.ObjectMeta{Name: "q"}}}
-	if left := obsoleteProfiles(profiles, planning{}, keptPlans(plans, obsolete), start); len(left) != 1 || left[0].Name != "q" {
+	if left := obsoleteProfiles(profiles, planning{}, keptPlans(plans, obsolete), moedtest.Start); len(left) != 1 || left[0].Name != "q" {
 		t.Errorf("obsolete profiles are %v, want q: a plan that is kept names p", left)
 	}
-	if left := obsoletePlans(deployment(), plans, planning{ProfileName: "p"}, nil, start); len(left) != 0 {
+	if left := obsoletePlans(moedtest.Deployment(), plans, planning{ProfileName: "p"}, nil, moedtest.Start); len(left) != 0 {
 		t.Errorf("%d plans are obsolete of a profile that is not complete, want none", len(left))
 	}
-	if left := obsoletePlans(deployment(), plans, planning{ProfileName: "q"}, nil, start); len(left) != 3 {
+	if left := obsoletePlans(moedtest.Deployment(), plans, planning{ProfileName: "q"}, nil, moedtest.Start); len(left) != 3 {
 		t.Errorf("%d plans of another profile are obsolete, want all", len(left))
 	}
-	if left := obsoletePlans(deployment(), plans, planning{}, nil, start); len(left) != 3 {
+	if left := obsoletePlans(moedtest.Deployment(), plans, planning{}, nil, moedtest.Start); len(left) != 3 {
 		t.Errorf("without profiling and workloads %d plans are obsolete, want all", len(left))
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine/registry"
 )
@@ -29,10 +30,10 @@ func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDe
 	if err != nil {
 		return planning{}, err
 	}
-	if !usesPlans(moed) && len(profiles)+len(plans) == 0 {
+	if !desired.UsesPlans(moed) && len(profiles)+len(plans) == 0 {
 		return planning{}, nil
 	}
-	active := !paused(moed)
+	active := !desired.Paused(moed)
 	p := planning{Plans: plans}
 	if p.Profile, p.ProfileName, err = r.reconcileProfile(ctx, moed, modelDigest, active); err != nil {
 		return p, err
@@ -49,7 +50,7 @@ func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDe
 		}
 		p.followTables(plans)
 	}
-	if usesPlans(moed) {
+	if desired.UsesPlans(moed) {
 		changed, err := r.recordChangedOutputs(ctx, observed, appendPlan(plans, p.Plan))
 		if err != nil {
 			return p, err
@@ -77,11 +78,6 @@ func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDe
 	obsolete := obsoletePlans(moed, plans, p, workloads, now)
 	kept := keptPlans(plans, obsolete)
 	return p, errors.Join(deleteAll(ctx, r.Client, obsolete), deleteAll(ctx, r.Client, obsoleteProfiles(profiles, p, kept, now)))
-}
-
-// usesPlans tells that the spec asks for a plan, or names one.
-func usesPlans(moed *semmoev1.MoEDeployment) bool {
-	return moed.Spec.Profiling != nil || moed.Spec.Placement.PlanRef != nil
 }
 
 // followTables takes for the layout of a pinned plan that has new tables alone the one that they are for, where that exists: pods
@@ -135,7 +131,7 @@ func (r *Reconciler) reconcileProfile(ctx context.Context, moed *semmoev1.MoEDep
 	err := r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: name}, live)
 	switch {
 	case apierrors.IsNotFound(err) && wanted != nil && active:
-		if err := r.Create(ctx, wanted, client.FieldOwner(manager)); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := r.Create(ctx, wanted, client.FieldOwner(desired.Manager)); err != nil && !apierrors.IsAlreadyExists(err) {
 			return nil, name, fmt.Errorf("create AffinityProfile %s: %w", name, err)
 		}
 		return nil, name, nil
@@ -184,7 +180,7 @@ func (r *Reconciler) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeploy
 	err = r.Get(ctx, client.ObjectKeyFromObject(wanted), live)
 	switch {
 	case apierrors.IsNotFound(err) && active:
-		if err := r.Create(ctx, wanted, client.FieldOwner(manager)); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := r.Create(ctx, wanted, client.FieldOwner(desired.Manager)); err != nil && !apierrors.IsAlreadyExists(err) {
 			return nil, fmt.Errorf("create PlacementPlan %s: %w", wanted.Name, err)
 		}
 		return nil, nil

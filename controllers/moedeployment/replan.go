@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/internal/owned"
 )
 
@@ -163,7 +165,7 @@ func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p planning, d 
 		return replanStep{Say: verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}}
 	}
 	switch {
-	case p.Base == nil || p.Serving == nil || paused(moed):
+	case p.Base == nil || p.Serving == nil || desired.Paused(moed):
 		return replanStep{}
 	case moed.Spec.Placement.PlanRef != nil && d.Drifted:
 		return say("Pinned", "The traffic has drifted; spec.placement.planRef pins PlacementPlan %s, and no other is made", moed.Spec.Placement.PlanRef.Name)
@@ -265,7 +267,7 @@ func (p planning) liveProfile(moed *semmoev1.MoEDeployment, d driftSignal) *semm
 		since = d.Now
 	}
 	return &semmoev1.AffinityProfile{
-		ObjectMeta: metav1.ObjectMeta{Namespace: moed.Namespace, Labels: labelsOf(moed, semmoev1.ComponentProfile), OwnerReferences: owned.ControllerReference(moed, "MoEDeployment")},
+		ObjectMeta: metav1.ObjectMeta{Namespace: moed.Namespace, Labels: desired.Labels(moed, semmoev1.ComponentProfile), OwnerReferences: owned.ControllerReference(moed, "MoEDeployment")},
 		Spec: semmoev1.AffinityProfileSpec{
 			Model: moed.Spec.Model, Engine: moed.Spec.Engine, Parallelism: placedAs(moed),
 			SamplingSpec: moed.Spec.Profiling.SamplingSpec, Target: semmoev1.ProfilingTargetLive,
@@ -337,7 +339,7 @@ func (r *Reconciler) reconcileReplan(ctx context.Context, moed *semmoev1.MoEDepl
 	default:
 		return step.Say, nil
 	}
-	err := r.Create(ctx, made, client.FieldOwner(manager))
+	err := r.Create(ctx, made, client.FieldOwner(desired.Manager))
 	if apierrors.IsAlreadyExists(err) {
 		return step.Say, nil // the cache does not show it yet
 	}
@@ -390,18 +392,18 @@ func CheckPin(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error 
 }
 
 // shapeFault is why a plan, whose spec never changes, does not fit a MoEDeployment; its zero value where it does.
-func shapeFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) finding {
+func shapeFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) verdict {
 	switch {
 	case plan.Spec.ExpertParallelSize != moed.Spec.Parallelism.ExpertParallelSize || plan.Spec.Attention != moed.Spec.Parallelism.Attention:
-		return finding{reasonOtherParallelism, fmt.Sprintf("PlacementPlan %s is for attention %s on %d ranks, and spec.parallelism says %s on %d: name a plan of that shape",
+		return verdict{metav1.ConditionFalse, reasonOtherParallelism, fmt.Sprintf("PlacementPlan %s is for attention %s on %d ranks, and spec.parallelism says %s on %d: name a plan of that shape",
 			plan.Name, plan.Spec.Attention, plan.Spec.ExpertParallelSize, moed.Spec.Parallelism.Attention, moed.Spec.Parallelism.ExpertParallelSize)}
 	case (plan.Spec.TokenShuffle == semmoev1.TokenShuffleDisabled) != (plannedShuffle(moed) == semmoev1.TokenShuffleDisabled):
-		return finding{reasonOtherParallelism, fmt.Sprintf("PlacementPlan %s has tokenShuffle %s, and spec.placement.tokenShuffle is %s: name a plan for an engine of that kind",
+		return verdict{metav1.ConditionFalse, reasonOtherParallelism, fmt.Sprintf("PlacementPlan %s has tokenShuffle %s, and spec.placement.tokenShuffle is %s: name a plan for an engine of that kind",
 			plan.Name, cmp.Or(plan.Spec.TokenShuffle, semmoev1.TokenShuffleEnabled), cmp.Or(moed.Spec.Placement.TokenShuffle, semmoev1.TokenShuffleDisabled))}
 	case plan.Spec.Engine != moed.Spec.Engine.Type:
-		return finding{reasonOtherEngine, fmt.Sprintf("PlacementPlan %s has the map of %s, and spec.engine.type is %s: name a plan for that engine", plan.Name, plan.Spec.Engine, moed.Spec.Engine.Type)}
+		return verdict{metav1.ConditionFalse, reasonOtherEngine, fmt.Sprintf("PlacementPlan %s has the map of %s, and spec.engine.type is %s: name a plan for that engine", plan.Name, plan.Spec.Engine, moed.Spec.Engine.Type)}
 	}
-	return finding{}
+	return verdict{}
 }
 
 // pinFault is why a pinned plan cannot be served; its zero value where it can.
@@ -427,6 +429,6 @@ func pinFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, modelD
 }
 
 // driftOf is what the assessment asks for.
-func driftOf(a assessment, now time.Time) driftSignal {
-	return driftSignal{Drifted: a.Replan(), OnTarget: a.Status == localityOnTarget, Since: a.Since, Now: now}
+func driftOf(a locality.Assessment, now time.Time) driftSignal {
+	return driftSignal{Drifted: a.Replan(), OnTarget: a.Status == locality.OnTarget, Since: a.Since, Now: now}
 }

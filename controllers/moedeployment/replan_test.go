@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
 // profiledBy is a complete profile of the fixtures' model, made at a time.
@@ -27,7 +28,7 @@ func profiledBy(name, digest string, made time.Time, change ...func(*semmoev1.Af
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(made)},
 		Status: semmoev1.AffinityProfileStatus{
 			Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
-			Result:     &semmoev1.ProfileResult{Digest: digest, Tokens: 1000, TracedTokens: 1000}, Model: &semmoev1.ModelStatus{Digest: model},
+			Result:     &semmoev1.ProfileResult{Digest: digest, Tokens: 1000, TracedTokens: 1000}, Model: &semmoev1.ModelStatus{Digest: moedtest.Model},
 		},
 	}
 	for _, c := range change {
@@ -46,7 +47,7 @@ func incomplete(p *semmoev1.AffinityProfile) {
 
 // replanOf is a plan that drift has led to, of a tier, to replace the plan with a digest.
 func replanOf(name, digest, current string, tier semmoev1.Tier, made time.Time, change ...func(*semmoev1.PlacementPlan)) *semmoev1.PlacementPlan {
-	return planOf(name, digest, func(p *semmoev1.PlacementPlan) {
+	return moedtest.PlanOf(name, digest, func(p *semmoev1.PlacementPlan) {
 		p.Labels = map[string]string{semmoev1.LabelBase: "base"}
 		p.CreationTimestamp = metav1.NewTime(made)
 		p.Spec.ProfileRef.Name = "of-" + name
@@ -67,8 +68,8 @@ func unsolved(p *semmoev1.PlacementPlan) { p.Status = semmoev1.PlacementPlanStat
 // The newest plan that is worth it decides which layout is wanted and which tables are used; what was made for another base counts
 // for nothing.
 func TestLineage(t *testing.T) {
-	base := planOf("base", "b0", nil)
-	at := func(minutes int) time.Time { return start.Add(time.Duration(minutes) * time.Minute) }
+	base := moedtest.PlanOf("base", "b0", nil)
+	at := func(minutes int) time.Time { return moedtest.Start.Add(time.Duration(minutes) * time.Minute) }
 	tables, layout := semmoev1.TierTables, semmoev1.TierLayout
 	elsewhere := replanOf("other", "x1", "b0", layout, at(9))
 	elsewhere.Labels[semmoev1.LabelBase] = "another"
@@ -104,15 +105,15 @@ func TestLineage(t *testing.T) {
 		"the older ones stay":       {change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("t2", "t2", "b0", tables, at(2))}, in: "b0-full", inUse: "t1-full", wanted: "base", tables: "t1", held: "AwaitingApproval"},
 		"advice":                    {change: []func(*semmoev1.MoEDeployment){advisory}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", held: "Advisory"},
 	} {
-		moed := deployment(tc.change...)
+		moed := moedtest.Deployment(tc.change...)
 		l := lineageOf(base, nil, tc.plans)
-		got := l.wanted(moed, base, model)
-		tables, held := l.tablesFor(moed, model, tc.in, tc.inUse)
+		got := l.wanted(moed, base, moedtest.Model)
+		tables, held := l.tablesFor(moed, moedtest.Model, tc.in, tc.inUse)
 		if got.Name != tc.wanted || nameOf(tables) != tc.tables || held.reason != tc.held {
 			t.Errorf("%s: wanted %s with the tables of %q, held %q; want %s, %q, %q", name, got.Name, nameOf(tables), held.reason, tc.wanted, tc.tables, tc.held)
 		}
 	}
-	if l := lineageOf(nil, nil, []*semmoev1.PlacementPlan{elsewhere}); len(l.plans) != 0 || l.wanted(deployment(), nil, model) != nil {
+	if l := lineageOf(nil, nil, []*semmoev1.PlacementPlan{elsewhere}); len(l.plans) != 0 || l.wanted(moedtest.Deployment(), nil, moedtest.Model) != nil {
 		t.Error("without a plan of the spec there is a lineage")
 	}
 }
@@ -137,11 +138,11 @@ func TestNextReplan(t *testing.T) {
 	}
 	live := refresh(semmoev1.RefreshLive, &semmoev1.DatasetSpec{Path: "/models/d"})
 	job := refresh(semmoev1.RefreshJob, &semmoev1.DatasetSpec{Path: "/models/d"})
-	base, later := planOf("base", "b0", nil), start.Add(2*time.Hour)
-	begun := profiledBy("begun", "r1", start, ofBase("base"))
-	few := profiledBy("begun", "r1", start, ofBase("base"), incomplete)
-	same := profiledBy("begun", "r0", start, ofBase("base"))
-	made := replanOf("made", "t1", "b0", semmoev1.TierTables, start.Add(time.Minute), func(p *semmoev1.PlacementPlan) { p.Spec.ProfileRef.Name = "begun" })
+	base, later := moedtest.PlanOf("base", "b0", nil), moedtest.Start.Add(2*time.Hour)
+	begun := profiledBy("begun", "r1", moedtest.Start, ofBase("base"))
+	few := profiledBy("begun", "r1", moedtest.Start, ofBase("base"), incomplete)
+	same := profiledBy("begun", "r0", moedtest.Start, ofBase("base"))
+	made := replanOf("made", "t1", "b0", semmoev1.TierTables, moedtest.Start.Add(time.Minute), func(p *semmoev1.PlacementPlan) { p.Spec.ProfileRef.Name = "begun" })
 	solving := made.DeepCopy()
 	unsolved(solving)
 	stuck := solving.DeepCopy()
@@ -174,7 +175,7 @@ func TestNextReplan(t *testing.T) {
 		"the drift has passed":     {change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: onTarget, abandon: true, say: "DriftPassed"},
 		"profile complete":         {change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: drifted, plan: true, say: "Replanning"},
 		"complete, drift unknown":  {change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, plan: true, say: "Replanning"},
-		"data set unchanged":       {change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: start.Add(time.Minute)}, say: "DatasetUnchanged"},
+		"data set unchanged":       {change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
 		"data set unchanged, late": {change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
 		"plan being solved":        {change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{solving}, drift: drifted, say: "Planning"},
 		"plan cannot be solved":    {change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
@@ -182,12 +183,12 @@ func TestNextReplan(t *testing.T) {
 		"drift again":              {change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
 		"plan without gain":        {change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{vain}, drift: driftSignal{Now: later}, say: "NoGainExpected"},
 	} {
-		moed := deployment(tc.change)
+		moed := moedtest.Deployment(tc.change)
 		p := planning{
 			Base: base, Plan: base, Promise: base, Serving: layoutOf(base, semmoev1.RealizationEngineMap),
-			Profile: profiledBy("p", "r0", start), ProfileName: "p", Lineage: lineageOf(base, tc.profiles, tc.plans),
+			Profile: profiledBy("p", "r0", moedtest.Start), ProfileName: "p", Lineage: lineageOf(base, tc.profiles, tc.plans),
 		}
-		step := nextReplan(moed, model, p, tc.drift)
+		step := nextReplan(moed, moedtest.Model, p, tc.drift)
 		target := semmoev1.ProfilingTarget("")
 		if step.Profile != nil {
 			target = step.Profile.Spec.Target
@@ -195,7 +196,7 @@ func TestNextReplan(t *testing.T) {
 		if target != tc.profile || (step.Plan != nil) != tc.plan || (step.Abandoned != nil) != tc.abandon || step.Say.reason != tc.say {
 			t.Errorf("%s: profile %q, plan %v, abandoned %v, says %q; want %q, %v, %v, %q", name, target, step.Plan != nil, step.Abandoned != nil, step.Say.reason, tc.profile, tc.plan, tc.abandon, tc.say)
 		}
-		if again := nextReplan(moed, model, p, tc.drift); step.Profile != nil && again.Profile.Name != step.Profile.Name || step.Plan != nil && again.Plan.Name != step.Plan.Name {
+		if again := nextReplan(moed, moedtest.Model, p, tc.drift); step.Profile != nil && again.Profile.Name != step.Profile.Name || step.Plan != nil && again.Plan.Name != step.Plan.Name {
 			t.Errorf("%s: the same objects lead to another name", name)
 		}
 	}
@@ -203,38 +204,42 @@ func TestNextReplan(t *testing.T) {
 
 // What is made says of what, and is named by that alone: whoever begins again, with the same objects, makes the same.
 func TestReplanObjects(t *testing.T) {
-	moed := deployment(func(m *semmoev1.MoEDeployment) {
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{Refresh: semmoev1.RefreshLive, LiveSamples: semmoev1.LiveSamplesCounts, SamplingSpec: semmoev1.SamplingSpec{Requests: 10, Tokens: 1000}}
 		m.Spec.Rollout.MinimumGainPercent, m.Spec.Rollout.BatchTokens = ptr.To[int32](3), 8192
 		m.Spec.Drift.ThresholdPercent = 10
 	})
-	base := planOf("base", "b0", nil)
-	tables := replanOf("t1", "t1", "b0", semmoev1.TierTables, start)
+	base := moedtest.PlanOf("base", "b0", nil)
+	tables := replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start)
 	p := planning{
 		Base: base, Plan: base, Promise: tables, Tables: tables, Serving: layoutOf(base, semmoev1.RealizationEngineMap),
-		Profile: profiledBy("p", "r0", start), ProfileName: "p",
+		Profile: profiledBy("p", "r0", moedtest.Start), ProfileName: "p",
 	}
-	now := start.Add(time.Hour)
+	now := moedtest.Start.Add(time.Hour)
 	onset := now.Add(-10 * time.Minute)
-	step := p.profileAnew(moed, model, driftSignal{Drifted: true, Since: onset, Now: now})
+	step := p.profileAnew(moed, moedtest.Model, driftSignal{Drifted: true, Since: onset, Now: now})
 	live := step.Profile.Spec.Live
 	if live.Samples != semmoev1.LiveSamplesCounts || !live.Since.Time.Equal(onset) || live.PriorProfileRef.Name != "p" || step.Profile.Labels[semmoev1.LabelBase] != "base" {
 		t.Errorf("profile %+v, labels %v", live, step.Profile.Labels)
 	}
-	if later := p.profileAnew(moed, model, driftSignal{Drifted: true, Now: now.Add(time.Minute)}); later.Profile.Name != step.Profile.Name || !later.Profile.Spec.Live.Since.Time.Equal(now.Add(time.Minute)) {
+	if later := p.profileAnew(moed, moedtest.Model, driftSignal{Drifted: true, Now: now.Add(time.Minute)}); later.Profile.Name != step.Profile.Name || !later.Profile.Spec.Live.Since.Time.Equal(now.Add(time.Minute)) {
 		t.Errorf("the name follows the time: %s and %s", step.Profile.Name, later.Profile.Name)
 	}
 	names := map[string]bool{step.Profile.Name: true}
 	for name, change := range map[string]func(*planning){
-		"other tables":      func(p *planning) { p.Tables = nil },
-		"another layout":    func(p *planning) { p.Serving = &layout{"x", "c", semmoev1.RealizationEngineMap} },
-		"another base":      func(p *planning) { p.Base = planOf("base2", "b2", nil) },
-		"one before it":     func(p *planning) { p.Lineage.profiles = []*semmoev1.AffinityProfile{profiledBy("q", "r1", start)} },
-		"another before it": func(p *planning) { p.Lineage.profiles = []*semmoev1.AffinityProfile{profiledBy("s", "r1", start)} },
+		"other tables":   func(p *planning) { p.Tables = nil },
+		"another layout": func(p *planning) { p.Serving = &layout{"x", "c", semmoev1.RealizationEngineMap} },
+		"another base":   func(p *planning) { p.Base = moedtest.PlanOf("base2", "b2", nil) },
+		"one before it": func(p *planning) {
+			p.Lineage.profiles = []*semmoev1.AffinityProfile{profiledBy("q", "r1", moedtest.Start)}
+		},
+		"another before it": func(p *planning) {
+			p.Lineage.profiles = []*semmoev1.AffinityProfile{profiledBy("s", "r1", moedtest.Start)}
+		},
 	} {
 		other := p
 		change(&other)
-		made := other.profileAnew(moed, model, driftSignal{Drifted: true, Now: now}).Profile.Name
+		made := other.profileAnew(moed, moedtest.Model, driftSignal{Drifted: true, Now: now}).Profile.Name
 		if names[made] {
 			t.Errorf("%s leads to the same name", name)
 		}
@@ -255,7 +260,7 @@ func TestReplanObjects(t *testing.T) {
 
 // A pin is refused for what it names, and honoured otherwise.
 func TestPinFault(t *testing.T) {
-	pin := deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"} })
+	pin := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"} })
 	for name, tc := range map[string]struct {
 		change func(*semmoev1.PlacementPlan)
 		want   string
@@ -267,19 +272,19 @@ func TestPinFault(t *testing.T) {
 		"another model":   {func(p *semmoev1.PlacementPlan) { p.Status.ModelDigest = "sha256:x" }, "OtherModel"},
 		"not ready":       {func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }, "Published"},
 	} {
-		if got := pinFault(pin, planOf("x", "aa", tc.change), model); got.reason != tc.want {
+		if got := pinFault(pin, moedtest.PlanOf("x", "aa", tc.change), moedtest.Model); got.reason != tc.want {
 			t.Errorf("%s: %q (%s), want %q", name, got.reason, got.message, tc.want)
 		}
 	}
-	if got := pinFault(pin, nil, model); got.reason != reasonPlanNotFound || !strings.Contains(got.message, `"x"`) {
+	if got := pinFault(pin, nil, moedtest.Model); got.reason != reasonPlanNotFound || !strings.Contains(got.message, `"x"`) {
 		t.Errorf("absent: %+v", got)
 	}
-	held := planOf("x", "aa", nil)
+	held := moedtest.PlanOf("x", "aa", nil)
 	for _, change := range []func(*semmoev1.MoEDeployment){
 		func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual },
 		func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) },
 	} {
-		moed := deployment(change)
+		moed := moedtest.Deployment(change)
 		if holdBack(moed, held).reason == "" {
 			t.Error("a plan that nobody has approved is not held")
 		}
@@ -292,15 +297,15 @@ func TestPinFault(t *testing.T) {
 
 // What drift has led to is remembered for a day, and what pods or routers use for as long as they do.
 func TestReplansAreRemembered(t *testing.T) {
-	base := planOf("base", "b0", nil)
-	now := start.Add(48 * time.Hour)
-	young, old := now.Add(-time.Hour), start
+	base := moedtest.PlanOf("base", "b0", nil)
+	now := moedtest.Start.Add(48 * time.Hour)
+	young, old := now.Add(-time.Hour), moedtest.Start
 	named := replanOf("named", "n1", "b0", semmoev1.TierTables, old)
 	plans := []*semmoev1.PlacementPlan{
 		base, named, replanOf("young", "y1", "b0", semmoev1.TierLayout, young, worthless), replanOf("old", "o1", "b0", semmoev1.TierLayout, old),
 		replanOf("last", "l1", "b0", semmoev1.TierTables, old.Add(time.Hour)), replanOf("pin", "p1", "b0", semmoev1.TierLayout, old),
 	}
-	moed := deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "pin"} })
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "pin"} })
 	p := planning{Base: base, Plan: base, Named: []string{"named"}, ProfileName: "p"}
 	p.Lineage.plans = plans[4:5]
 	obsolete := obsoletePlans(moed, plans, p, nil, now)
@@ -329,13 +334,13 @@ func TestReconcileTables(t *testing.T) {
 	api := fake.NewClientBuilder().WithScheme(s).WithReturnManagedFields().Build()
 	recorder := events.NewFakeRecorder(10)
 	r := &Reconciler{Client: countingClient{api, &writes}, Recorder: recorder}
-	moed, base := deployment(), planOf("base", "b0", nil)
-	t1, t2 := replanOf("t1", "t1", "b0", semmoev1.TierTables, start), replanOf("t2", "t2", "b0", semmoev1.TierTables, start.Add(time.Minute))
+	moed, base := moedtest.Deployment(), moedtest.PlanOf("base", "b0", nil)
+	t1, t2 := replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start), replanOf("t2", "t2", "b0", semmoev1.TierTables, moedtest.Start.Add(time.Minute))
 	workloads := []*workload{workloadUnder(t, base, 2)}
 	reconcile := func(moed *semmoev1.MoEDeployment, plans ...*semmoev1.PlacementPlan) planning {
 		t.Helper()
 		p := planning{Base: base, Plan: base, Serving: layoutOf(base, semmoev1.RealizationEngineMap), Lineage: lineageOf(base, nil, plans)}
-		if err := r.reconcileTables(context.Background(), moed, model, &p, workloads, true); err != nil {
+		if err := r.reconcileTables(context.Background(), moed, moedtest.Model, &p, workloads, true); err != nil {
 			t.Fatal(err)
 		}
 		return p
@@ -361,7 +366,7 @@ func TestReconcileTables(t *testing.T) {
 	if reconcile(moed, t1); writes != 1 {
 		t.Errorf("%d writes, want one", writes)
 	}
-	manual := deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual })
+	manual := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual })
 	if p := reconcile(manual, t1, t2); p.Tables != t1 || p.TablesHold.reason != "AwaitingApproval" || writes != 1 {
 		t.Errorf("tables %s, held %q, %d writes; want those in use until others are approved", nameOf(p.Tables), p.TablesHold.reason, writes)
 	}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
@@ -24,16 +25,10 @@ import (
 )
 
 const (
-	podIPVariable = "POD_IP"
-	modelVolume   = "model"
+	modelVolume = "model"
 	// verifyContainer is the init container that verifies the plan.
 	verifyContainer = "verify-plan"
 
-	// drainSeconds is how long a pod that is being deleted goes on serving before it is told to stop, so that routers and
-	// proxies have seen that it goes.
-	drainSeconds = 5
-	// graceSeconds bounds how long running requests may take after that.
-	graceSeconds = 300
 	// loadSeconds is how long an engine may take to load its model.
 	loadSeconds = 3600
 )
@@ -68,48 +63,19 @@ func revisionOf(moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *la
 		Parallelism: moed.Spec.Parallelism,
 		Template:    moed.Spec.Template,
 
-		RoutedExperts: tellsExperts(moed),
+		RoutedExperts: desired.TellsExperts(moed),
 		Plan:          digestOf(plan),
 	}
-	if podsPerReplica(moed) == 1 {
+	if desired.PodsPerReplica(moed) == 1 {
 		inputs.Parallelism.PodsPerReplica = nil // to say the default is no change
 	}
 	if plan.reshuffled() {
 		inputs.Realization, inputs.Cache = plan.Realization, moed.Spec.Placement.Cache
 	}
-	if plan != nil && shuffles(moed) {
+	if plan != nil && desired.Shuffles(moed) {
 		inputs.TokenShuffle = moed.Spec.Placement.TokenShuffle
 	}
 	return owned.ShortHash(inputs, 10)
-}
-
-// defaultSamplePercent is how many requests are sampled where a profile is asked for: what a plan promises is worth
-// little if nobody looks whether it holds.
-const defaultSamplePercent = 5
-
-// samplePercent is the share of requests whose experts the routers ask for.
-func samplePercent(moed *semmoev1.MoEDeployment) int32 {
-	switch {
-	case moed.Spec.Routing.Mode == semmoev1.RoutingModeNone || moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
-		return 0 // nobody samples, or requests have no rank
-	case !engineTells(moed):
-		return 0
-	case moed.Spec.Routing.SamplePercent != nil:
-		return *moed.Spec.Routing.SamplePercent
-	case usesPlans(moed):
-		return defaultSamplePercent
-	}
-	return 0
-}
-
-// observes tells that routers ask the engine for routed experts.
-func observes(moed *semmoev1.MoEDeployment) bool { return samplePercent(moed) > 0 }
-
-// tellsExperts tells that the engine must be able to tell which experts a request activated: the routers sample it, or
-// it is profiled while it serves.
-func tellsExperts(moed *semmoev1.MoEDeployment) bool {
-	profiling := moed.Spec.Profiling
-	return observes(moed) || engineTells(moed) && profiling != nil && profiling.Dataset != nil && profiling.Target == semmoev1.ProfilingTargetServing
 }
 
 func digestOf(plan *layout) string {
@@ -128,16 +94,16 @@ func launch(moed *semmoev1.MoEDeployment) engine.Launch {
 		ModelPath:       moed.Spec.Model.Path,
 		ServedModelName: name,
 		// The pod's own address, whatever its family; an engine's default is often the loopback address.
-		Host:        "$(" + podIPVariable + ")",
+		Host:        "$(" + desired.PodIPVariable + ")",
 		Port:        moed.Spec.Engine.Port,
 		Ranks:       moed.Spec.Parallelism.ExpertParallelSize,
 		AttentionDP: moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel,
 
-		RoutedExperts: tellsExperts(moed),
+		RoutedExperts: desired.TellsExperts(moed),
 		OptionsFile:   semmoev1.EngineOptionsPath,
 		Overlap:       ptr.Deref(moed.Spec.Engine.Overlap, semmoev1.OverlapSpec{}),
 	}
-	if nodes := podsPerReplica(moed); nodes > 1 {
+	if nodes := desired.PodsPerReplica(moed); nodes > 1 {
 		l.Nodes, l.NodeRank, l.LeaderAddress = nodes, nodeRank, leaderAddress
 	}
 	return l
@@ -165,14 +131,14 @@ func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 	meta := metav1.ObjectMeta{
 		Namespace:       moed.Namespace,
 		Name:            workloadName(moed, revision),
-		Labels:          labelsOf(moed, semmoev1.ComponentEngine, semmoev1.LabelRevision, revision),
+		Labels:          desired.Labels(moed, semmoev1.ComponentEngine, semmoev1.LabelRevision, revision),
 		Annotations:     map[string]string{semmoev1.AnnotationModelDigest: report.ModelDigest},
 		OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
 	}
 	if plan != nil {
 		meta.Annotations[semmoev1.AnnotationPlanDigest] = plan.Digest
 	}
-	if podsPerReplica(moed) > 1 {
+	if desired.PodsPerReplica(moed) > 1 {
 		launched.Worker = true
 		worker, err := renderTemplate(moed, revision, report, plan, own, launched)
 		if err != nil {
@@ -180,13 +146,13 @@ func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 		}
 		return groupsOf(moed, meta, template, worker), nil
 	}
-	podSelector := selector(moed, semmoev1.ComponentEngine)
+	podSelector := desired.Selector(moed, semmoev1.ComponentEngine)
 	podSelector[semmoev1.LabelRevision] = revision
 	return statefulSet(&appsv1.StatefulSet{
 		ObjectMeta: meta,
 		Spec: appsv1.StatefulSetSpec{
 			Replicas:            ptr.To[int32](0),
-			ServiceName:         podsServiceName(moed),
+			ServiceName:         desired.PodsServiceName(moed),
 			PodManagementPolicy: appsv1.ParallelPodManagement,
 			Selector:            &metav1.LabelSelector{MatchLabels: podSelector},
 			Template:            *template,
@@ -222,7 +188,7 @@ func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkp
 	if len(command) == 0 {
 		command = adapter.Command
 	}
-	ours := podTemplate(moed, labelsOf(moed, component(launched), semmoev1.LabelRevision, revision), report, adapter, launched, command, args)
+	ours := podTemplate(moed, desired.Labels(moed, component(launched), semmoev1.LabelRevision, revision), report, adapter, launched, command, args)
 	if adapter.Options != nil {
 		addOptions(ours, adapter.Options(launched))
 	}
@@ -239,7 +205,7 @@ func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkp
 		if plan.reshuffled() {
 			addReshuffledWeights(ours, moed, report, plan, own.Image)
 		}
-		if shuffles(moed) {
+		if desired.Shuffles(moed) {
 			addTables(ours, plan, own)
 		}
 		if !launched.Worker {
@@ -276,7 +242,7 @@ func podTemplate(moed *semmoev1.MoEDeployment, labels map[string]string, report 
 	return &corev1.PodTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: annotations},
 		Spec: corev1.PodSpec{
-			TerminationGracePeriodSeconds: ptr.To[int64](drainSeconds + graceSeconds),
+			TerminationGracePeriodSeconds: ptr.To[int64](desired.DrainSeconds + desired.GraceSeconds),
 			AutomountServiceAccountToken:  ptr.To(false),
 			EnableServiceLinks:            ptr.To(false),
 			Containers: []corev1.Container{{
@@ -289,7 +255,7 @@ func podTemplate(moed *semmoev1.MoEDeployment, labels map[string]string, report 
 				Resources:                corev1.ResourceRequirements{Requests: devices, Limits: devices},
 				StartupProbe:             startup,
 				ReadinessProbe:           readiness,
-				Lifecycle:                &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: drainSeconds}}},
+				Lifecycle:                &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: desired.DrainSeconds}}},
 				TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 				VolumeMounts: []corev1.VolumeMount{
 					{Name: modelVolume, MountPath: semmoev1.ModelMountPath, ReadOnly: true},
@@ -378,7 +344,7 @@ func addPlan(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, rep
 }
 
 func podIPEnv() corev1.EnvVar {
-	return corev1.EnvVar{Name: podIPVariable, ValueFrom: &corev1.EnvVarSource{
+	return corev1.EnvVar{Name: desired.PodIPVariable, ValueFrom: &corev1.EnvVarSource{
 		FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.podIP"},
 	}}
 }

@@ -12,18 +12,20 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
 // The revision of a given spec must never change from release to release: an upgrade would restart every serving pod.
 func TestRevisionIsStable(t *testing.T) {
 	const want = "383baaf1e5"
-	if got := revisionOf(deployment(), report(), nil); got != want {
+	if got := revisionOf(moedtest.Deployment(), moedtest.Report(), nil); got != want {
 		t.Errorf("revision %s, was %s: an upgrade to this version would restart every serving pod", got, want)
 	}
 }
 
 func TestRevisionFollowsItsInputsAlone(t *testing.T) {
-	base := revisionOf(deployment(), report(), nil)
+	base := revisionOf(moedtest.Deployment(), moedtest.Report(), nil)
 	cases := map[string]struct {
 		change func(*semmoev1.MoEDeployment)
 		same   bool
@@ -50,20 +52,20 @@ func TestRevisionFollowsItsInputsAlone(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			if got := revisionOf(deployment(tc.change), report(), nil); (got == base) != tc.same {
+			if got := revisionOf(moedtest.Deployment(tc.change), moedtest.Report(), nil); (got == base) != tc.same {
 				t.Errorf("revision %s, before the change %s, want equal: %v", got, base, tc.same)
 			}
 		})
 	}
-	changed := report()
+	changed := moedtest.Report()
 	changed.ModelDigest = "sha256:def"
-	if revisionOf(deployment(), changed, nil) == base {
+	if revisionOf(moedtest.Deployment(), changed, nil) == base {
 		t.Error("another checkpoint gives the same revision")
 	}
 }
 
 func TestRender(t *testing.T) {
-	moed := deployment(func(m *semmoev1.MoEDeployment) {
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Engine.Args = []string{"--mem-fraction-static", "0.8"}
 		m.Spec.Engine.Env = []corev1.EnvVar{{Name: "A", Value: "b"}}
 		m.Spec.Template = &corev1.PodTemplateSpec{
@@ -77,7 +79,7 @@ func TestRender(t *testing.T) {
 			},
 		}
 	})
-	workload, err := render(moed, "r1", report(), nil, own{Image: "semmoe:1"})
+	workload, err := render(moed, "r1", moedtest.Report(), nil, own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,11 +122,11 @@ func TestRender(t *testing.T) {
 // A plan reaches the engine as its own expert map, which an init container has verified before; the digest in the
 // annotation tells request routers and the store which plan it is.
 func TestRenderWithPlan(t *testing.T) {
-	plan := layoutOf(planOf("m-1", "ab", nil), semmoev1.RealizationEngineMap)
-	moed := deployment(func(m *semmoev1.MoEDeployment) {
+	plan := layoutOf(moedtest.PlanOf("m-1", "ab", nil), semmoev1.RealizationEngineMap)
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "users", Image: "x"}}}}
 	})
-	workload, err := render(moed, "r1", report(), plan, own{Image: "semmoe:1"})
+	workload, err := render(moed, "r1", moedtest.Report(), plan, own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,11 +168,11 @@ func initContainers(template corev1.PodTemplateSpec) []string {
 // A namespace that enforces the restricted pod security standard admits the pod of an engine that keeps to it: each container that a
 // plan adds says by itself that it does, and nothing is said of the engine's.
 func TestRenderedContainersAreRestricted(t *testing.T) {
-	moed := deployment(shuffled, func(m *semmoev1.MoEDeployment) {
+	moed := moedtest.Deployment(shuffled, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Placement.Cache = &semmoev1.CacheSpec{Volume: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}
 		m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "users", Image: "x"}}}}
 	})
-	workload, err := render(moed, "r1", report(), layoutOf(planOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationReshuffledWeights), own{Image: "semmoe:1"})
+	workload, err := render(moed, "r1", moedtest.Report(), layoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationReshuffledWeights), own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,15 +198,15 @@ func TestRenderedContainersAreRestricted(t *testing.T) {
 
 // With reshuffled weights the engine is started on the copy, without a map; each plan has a copy of its own.
 func TestRenderWithReshuffledWeights(t *testing.T) {
-	plan := layoutOf(planOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationReshuffledWeights)
-	withReport := report()
+	plan := layoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationReshuffledWeights)
+	withReport := moedtest.Report()
 	withReport.Bytes = 1 << 40
 	emptyDir := func(template corev1.PodTemplateSpec) *corev1.Volume {
 		i := slices.IndexFunc(template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == semmoev1.CacheVolume })
 		return &template.Spec.Volumes[i]
 	}
 	rendered := func(change ...func(*semmoev1.MoEDeployment)) corev1.PodTemplateSpec {
-		workload, err := render(deployment(change...), "r1", withReport, plan, own{Image: "semmoe:1"})
+		workload, err := render(moedtest.Deployment(change...), "r1", withReport, plan, own{Image: "semmoe:1"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -246,8 +248,8 @@ func TestRenderWithReshuffledWeights(t *testing.T) {
 		t.Errorf("with a cache %v of ephemeral storage is asked for", storage.String())
 	}
 
-	byMap := layoutOf(planOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationEngineMap)
-	if revisionOf(deployment(), withReport, plan) == revisionOf(deployment(), withReport, byMap) {
+	byMap := layoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationEngineMap)
+	if revisionOf(moedtest.Deployment(), withReport, plan) == revisionOf(moedtest.Deployment(), withReport, byMap) {
 		t.Error("both realisations have the same revision")
 	}
 }
@@ -261,8 +263,8 @@ func TestReshuffleStatus(t *testing.T) {
 		}
 	}
 	pods := []*corev1.Pod{
-		pod("a", "r1", told(`{"bytes":1000,"seconds":12.6}`, 0)), pod("b", "r1", told(`{"reused":true,"bytes":1000,"seconds":0.4}`, 0)),
-		pod("c", "r1", told("no space", 1)), pod("d", "r1"), pod("e", "other", told(`{"bytes":1000,"seconds":99}`, 0)),
+		moedtest.Pod("a", "r1", told(`{"bytes":1000,"seconds":12.6}`, 0)), moedtest.Pod("b", "r1", told(`{"reused":true,"bytes":1000,"seconds":0.4}`, 0)),
+		moedtest.Pod("c", "r1", told("no space", 1)), moedtest.Pod("d", "r1"), moedtest.Pod("e", "other", told(`{"bytes":1000,"seconds":99}`, 0)),
 	}
 	if diff := cmp.Diff(&semmoev1.ReshuffleStatus{Made: 1, Found: 1, Bytes: 1000, Seconds: 13}, reshuffleStatus(pods, "r1")); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -275,13 +277,13 @@ func TestReshuffleStatus(t *testing.T) {
 // TensorRT-LLM says by its options file alone where attention is computed, and where the expert map is. The file lies in the
 // pod template, so that no pod can see another's.
 func TestRenderWithOptionsFile(t *testing.T) {
-	moed := deployment(engineOf(semmoev1.EngineTensorRTLLM))
+	moed := moedtest.Deployment(moedtest.EngineOf(semmoev1.EngineTensorRTLLM))
 	const options = "enable_attention_dp: true\n"
 	for content, plan := range map[string]*layout{
 		options: nil,
-		options + "moe_config:\n  backend: WideEP\n  load_balancer: /etc/semmoe/plan/trtllm.yaml\n": layoutOf(planOf("m-1", "ab", nil), semmoev1.RealizationEngineMap),
+		options + "moe_config:\n  backend: WideEP\n  load_balancer: /etc/semmoe/plan/trtllm.yaml\n": layoutOf(moedtest.PlanOf("m-1", "ab", nil), semmoev1.RealizationEngineMap),
 	} {
-		workload, err := render(moed, "r1", report(), plan, own{Image: "semmoe:1"})
+		workload, err := render(moed, "r1", moedtest.Report(), plan, own{Image: "semmoe:1"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -306,7 +308,7 @@ func TestRenderWithOptionsFile(t *testing.T) {
 		}
 	}
 	for _, engine := range []semmoev1.EngineType{semmoev1.EngineSGLang, semmoev1.EngineVLLM, semmoev1.EngineVLLMAscend} {
-		workload, err := render(deployment(engineOf(engine)), "r1", report(), nil, own{Image: "semmoe:1"})
+		workload, err := render(moedtest.Deployment(moedtest.EngineOf(engine)), "r1", moedtest.Report(), nil, own{Image: "semmoe:1"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -316,21 +318,13 @@ func TestRenderWithOptionsFile(t *testing.T) {
 	}
 }
 
-// engineOf changes the engine, and asks for a profile.
-func engineOf(engine semmoev1.EngineType) func(*semmoev1.MoEDeployment) {
-	return func(m *semmoev1.MoEDeployment) {
-		m.Spec.Engine.Type = engine
-		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "p"}}
-	}
-}
-
 // An engine that does not tell the experts of a request is not asked, and not started as if it were.
 func TestSampling(t *testing.T) {
 	for engine, want := range map[semmoev1.EngineType]int32{
 		semmoev1.EngineSGLang: 5, semmoev1.EngineVLLM: 5, semmoev1.EngineVLLMAscend: 5, semmoev1.EngineTensorRTLLM: 0,
 	} {
-		moed := deployment(engineOf(engine))
-		if got := samplePercent(moed); got != want || launch(moed).RoutedExperts != (want > 0) {
+		moed := moedtest.Deployment(moedtest.EngineOf(engine))
+		if got := desired.SamplePercent(moed); got != want || launch(moed).RoutedExperts != (want > 0) {
 			t.Errorf("%s: %d percent, asks for routed experts: %v; want %d", engine, got, launch(moed).RoutedExperts, want)
 		}
 	}
@@ -363,34 +357,34 @@ func TestValidate(t *testing.T) {
 		}, "spec.placement.cache: with spec.placement.realization EngineMap"},
 		"the probe's port": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = 9410 }, "spec.engine.port: 9410"},
 		"our variable":     {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP"}} }, "spec.engine.env: POD_IP"},
-		"two pods":         {twoPods, ""},
+		"two pods":         {moedtest.TwoPods, ""},
 		"three pods": {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.PodsPerReplica = ptr.To[int32](3) },
 			"spec.parallelism.podsPerReplica: 3 does not divide spec.parallelism.expertParallelSize, which is 4"},
-		"two pods of TensorRT-LLM": {func(m *semmoev1.MoEDeployment) { engineOf(semmoev1.EngineTensorRTLLM)(m); twoPods(m) }, "TensorRTLLM cannot be spread over pods"},
+		"two pods of TensorRT-LLM": {func(m *semmoev1.MoEDeployment) { moedtest.EngineOf(semmoev1.EngineTensorRTLLM)(m); moedtest.TwoPods(m) }, "TensorRTLLM cannot be spread over pods"},
 		"a group's variable": {func(m *semmoev1.MoEDeployment) {
-			twoPods(m)
+			moedtest.TwoPods(m)
 			m.Spec.Engine.Env = []corev1.EnvVar{{Name: "LWS_GROUP_SIZE", Value: "9"}}
 		}, "spec.engine.env: LWS_GROUP_SIZE is set by LeaderWorkerSet"},
 		"such a variable elsewhere": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Env = []corev1.EnvVar{{Name: "LWS_GROUP_SIZE", Value: "9"}}
 		}, ""},
 		"options volume": {template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "semmoe-engine-options"}}}}), "use another name"},
-		"vLLM":           {engineOf(semmoev1.EngineVLLM), ""},
-		"TensorRT-LLM":   {engineOf(semmoev1.EngineTensorRTLLM), ""},
+		"vLLM":           {moedtest.EngineOf(semmoev1.EngineVLLM), ""},
+		"TensorRT-LLM":   {moedtest.EngineOf(semmoev1.EngineTensorRTLLM), ""},
 		"sampling TensorRT-LLM": {func(m *semmoev1.MoEDeployment) {
-			engineOf(semmoev1.EngineTensorRTLLM)(m)
+			moedtest.EngineOf(semmoev1.EngineTensorRTLLM)(m)
 			m.Spec.Routing.SamplePercent = ptr.To[int32](5)
 		}, "spec.routing.samplePercent is 5: TensorRTLLM does not tell the experts of a request"},
 		"profiling TensorRT-LLM": {func(m *semmoev1.MoEDeployment) {
-			engineOf(semmoev1.EngineTensorRTLLM)(m)
+			moedtest.EngineOf(semmoev1.EngineTensorRTLLM)(m)
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d.jsonl"}}
 		}, "name in spec.profiling.profileRef an AffinityProfile of the same model"},
 		"not sampling TensorRT-LLM": {func(m *semmoev1.MoEDeployment) {
-			engineOf(semmoev1.EngineTensorRTLLM)(m)
+			moedtest.EngineOf(semmoev1.EngineTensorRTLLM)(m)
 			m.Spec.Routing.SamplePercent = ptr.To[int32](0)
 		}, ""},
 		"variable that moves experts": {func(m *semmoev1.MoEDeployment) {
-			engineOf(semmoev1.EngineVLLMAscend)(m)
+			moedtest.EngineOf(semmoev1.EngineVLLMAscend)(m)
 			m.Spec.Engine.Env = []corev1.EnvVar{{Name: "DYNAMIC_EPLB", Value: "true"}}
 		}, "spec.engine.env: DYNAMIC_EPLB contradicts the plan"},
 		"reserved label": {template(corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"semmoe.io/x": ""}}}),
@@ -407,7 +401,7 @@ func TestValidate(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			err := validate(deployment(tc.change))
+			err := validate(moedtest.Deployment(tc.change))
 			if tc.message == "" {
 				if err != nil {
 					t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/podhealth"
 	"github.com/semmoe/operator/internal/rollout"
 )
@@ -84,7 +85,7 @@ func (r *Reconciler) movesOf(ctx context.Context, moed *semmoev1.MoEDeployment, 
 	for _, workload := range workloads {
 		m.in.Revisions = append(m.in.Revisions, stateOf(workload, o.Pods))
 	}
-	if o.Invalid != nil || o.Revision == "" || paused(moed) {
+	if o.Invalid != nil || o.Revision == "" || desired.Paused(moed) {
 		return m, nil
 	}
 	find := func(revision string) int {
@@ -227,7 +228,7 @@ func (r *Reconciler) scale(ctx context.Context, workload *workload, pods []*core
 	switch {
 	case workload.UID == "":
 		*workload.replicas() = replicas
-		if err := r.Create(ctx, workload.object, client.FieldOwner(manager)); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := r.Create(ctx, workload.object, client.FieldOwner(desired.Manager)); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create workload %s: %w", workload.Name, err)
 		}
 	case *workload.replicas() != replicas:

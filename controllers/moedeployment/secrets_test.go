@@ -8,13 +8,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
 // Every pod of a MoEDeployment pulls its images with the template's secrets. A token that the template gives to the engine reaches engines,
 // and no pod that has none.
 func TestPullSecretsAndTokens(t *testing.T) {
 	target := func(target semmoev1.ProfilingTarget) *semmoev1.MoEDeployment {
-		return deployment(func(m *semmoev1.MoEDeployment) {
+		return moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 			m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
 				ImagePullSecrets: []corev1.LocalObjectReference{{Name: "registry"}},
 				Containers: []corev1.Container{{Name: semmoev1.EngineContainer, Env: []corev1.EnvVar{{
@@ -25,7 +26,7 @@ func TestPullSecretsAndTokens(t *testing.T) {
 		})
 	}
 	serving, dedicated := target(semmoev1.ProfilingTargetServing), target(semmoev1.ProfilingTargetDedicated)
-	workload, err := render(serving, "r1", report(), nil, own{Image: "semmoe:1"})
+	workload, err := render(serving, "r1", moedtest.Report(), nil, own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +35,6 @@ func TestPullSecretsAndTokens(t *testing.T) {
 		token bool
 	}{
 		"engine":                 {workload.template(), true},
-		"request router":         {routerDeployment(serving, "semmoe:1", "uid"), false},
 		"inspection":             {inspectionInputs(serving), false},
 		"profile by what serves": {profileFor(serving, "sha256:abc").Spec.Template, false},
 		"profile by its own Job": {profileFor(dedicated, "sha256:abc").Spec.Template, true},

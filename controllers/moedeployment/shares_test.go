@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
 func shares(milli ...int32) []semmoev1.RankShare {
@@ -75,7 +76,7 @@ func TestRankSharesSum(t *testing.T) {
 // The reported shares move on a change of 20 milli or more, and at most once a minute, within one revision.
 func TestRoutingStatus(t *testing.T) {
 	at := func(after time.Duration, milli ...int32) *semmoev1.RoutingStatus {
-		return &semmoev1.RoutingStatus{Ranks: shares(milli...), ObservedTime: &metav1.Time{Time: start.Add(after)}, ObservedRevision: "r1"}
+		return &semmoev1.RoutingStatus{Ranks: shares(milli...), ObservedTime: &metav1.Time{Time: moedtest.Start.Add(after)}, ObservedRevision: "r1"}
 	}
 	previous, other := at(0, 500, 500), at(0, 500, 500)
 	other.ObservedRevision = "r0"
@@ -102,7 +103,7 @@ func TestRoutingStatus(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			ranks := max(tc.ranks, 2)
-			got := routingStatus(tc.previous, observation{Revision: "r1", RankTokens: tc.tokens, Enough: !tc.few}, ranks, !tc.off, start.Add(tc.after))
+			got := routingStatus(tc.previous, observation{Revision: "r1", RankTokens: tc.tokens, Enough: !tc.few}, ranks, !tc.off, moedtest.Start.Add(tc.after))
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("routing (-want +got):\n%s", diff)
 			}

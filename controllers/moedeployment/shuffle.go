@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/plan"
 )
@@ -20,15 +21,10 @@ const fetchContainer = "fetch-tables"
 // tablesVariables tell such an engine where they are.
 var tablesVariables = []string{semmoev1.TablesVariable, semmoev1.PlacementVariable, semmoev1.PlanDigestVariable}
 
-// shuffles tells that the engine sends tokens to the ranks of a plan's tables.
-func shuffles(moed *semmoev1.MoEDeployment) bool {
-	return moed.Spec.Placement.TokenShuffle == semmoev1.TokenShuffleEnabled
-}
-
 // plannedShuffle is what plans are told of that: nothing where requests have ranks, or where tokens are shuffled, which plans take for
 // granted.
 func plannedShuffle(moed *semmoev1.MoEDeployment) semmoev1.TokenShuffle {
-	if moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel || shuffles(moed) {
+	if moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel || desired.Shuffles(moed) {
 		return ""
 	}
 	return semmoev1.TokenShuffleDisabled
@@ -38,10 +34,10 @@ func plannedShuffle(moed *semmoev1.MoEDeployment) semmoev1.TokenShuffle {
 // engines serve without tables as well.
 func (r *Reconciler) own(ctx context.Context, moed *semmoev1.MoEDeployment) (own, error) {
 	needs := own{Image: r.Image}
-	if !shuffles(moed) {
+	if !desired.Shuffles(moed) {
 		return needs, nil
 	}
-	authority, err := r.storeAuthority(ctx, moed)
+	authority, err := r.front().StoreAuthority(ctx, moed)
 	if err == nil && authority != "" {
 		needs.Store = r.Store.Env(authority)
 	}
@@ -80,7 +76,7 @@ func addTables(template *corev1.PodTemplateSpec, of *layout, own own) {
 // shuffleText says, as sentences that follow another, in how many pods the engine was given the tables by which it shuffles tokens; empty
 // where it shuffles none. Whether the consumer uses them is its own affair: no engine tells.
 func shuffleText(moed *semmoev1.MoEDeployment, o observation) string {
-	if !shuffles(moed) {
+	if !desired.Shuffles(moed) {
 		return ""
 	}
 	pods, given, why := 0, 0, ""

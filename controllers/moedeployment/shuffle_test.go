@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
 // tokens has ranks for tokens, not for requests, and an all-to-all between them.
@@ -26,7 +27,7 @@ func shuffled(m *semmoev1.MoEDeployment) {
 
 // tokenPlan is one for tokens that stay where they are.
 func tokenPlan(name, digest string) *semmoev1.PlacementPlan {
-	return planOf(name, digest, func(p *semmoev1.PlacementPlan) {
+	return moedtest.PlanOf(name, digest, func(p *semmoev1.PlacementPlan) {
 		p.Spec.Attention, p.Spec.TokenShuffle = semmoev1.AttentionTensorParallel, semmoev1.TokenShuffleDisabled
 		p.Status.Forecast = &semmoev1.PlanForecast{LARMilli: 250, BaselineMilli: 250, LARSummary: "25.0%", BaselineSummary: "25.0%", RemoteRanksMilli: 1800, BaselineRemoteRanksMilli: 2300}
 	})
@@ -38,7 +39,7 @@ func TestPlansAreToldOfTokens(t *testing.T) {
 	profile := &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{Result: &semmoev1.ProfileResult{Digest: "d"}}}
 	profile.Name = "p"
 	of := func(change ...func(*semmoev1.MoEDeployment)) *semmoev1.PlacementPlan {
-		return planFor(deployment(change...), profile, semmoev1.RealizationEngineMap)
+		return planFor(moedtest.Deployment(change...), profile, semmoev1.RealizationEngineMap)
 	}
 	plain, stay, move := of(), of(tokens), of(shuffled)
 	if plain.Spec.TokenShuffle != "" || stay.Spec.TokenShuffle != semmoev1.TokenShuffleDisabled || move.Spec.TokenShuffle != "" {
@@ -61,7 +62,7 @@ func TestPlansAreToldOfTokens(t *testing.T) {
 		"requests, one of staying ones":  {nil, stay, false},
 		"tokens, and a plan of requests": {shuffled, plain, false},
 	} {
-		moed := deployment()
+		moed := moedtest.Deployment()
 		if tc.change != nil {
 			tc.change(moed)
 		}
@@ -75,7 +76,7 @@ func TestPlansAreToldOfTokens(t *testing.T) {
 func TestChooseLayoutForTokens(t *testing.T) {
 	old, fresh := tokenPlan("old", "aa"), tokenPlan("new", "bb")
 	under := func(plan *semmoev1.PlacementPlan, change func(*semmoev1.MoEDeployment)) []*workload {
-		made, err := render(deployment(change), "r1", report(), layoutOf(plan, semmoev1.RealizationEngineMap), own{Image: "semmoe:1"})
+		made, err := render(moedtest.Deployment(change), "r1", moedtest.Report(), layoutOf(plan, semmoev1.RealizationEngineMap), own{Image: "semmoe:1"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,7 +101,7 @@ func TestChooseLayoutForTokens(t *testing.T) {
 		"attention of requests": {change: func(*semmoev1.MoEDeployment) {}, workloads: under(old, tokens)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := choice{moed: deployment(tc.change), report: report(), wanted: fresh, workloads: tc.workloads}
+			c := choice{moed: moedtest.Deployment(tc.change), report: moedtest.Report(), wanted: fresh, workloads: tc.workloads}
 			serving, candidate, hold := c.chooseLayout()
 			if diff := cmp.Diff([]*layout{tc.want, tc.try}, []*layout{serving, candidate}); diff != "" || hold.reason != tc.hold || !strings.Contains(hold.message, tc.says) {
 				t.Errorf("holds because of %q (%s), want %q; what serves, and what is tried (-want +got):\n%s", hold.reason, hold.message, tc.hold, diff)
@@ -111,10 +112,10 @@ func TestChooseLayoutForTokens(t *testing.T) {
 
 // Tables reach the engine's container alone as files and variables; the token for the store reaches the container that fetches.
 func TestRenderWithTables(t *testing.T) {
-	plan := layoutOf(planOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationEngineMap)
+	plan := layoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationEngineMap)
 	store := []corev1.EnvVar{{Name: "SEMMOE_STORE_URL", Value: "https://store"}, {Name: "SEMMOE_STORE_CA", Value: "ca"}}
 	rendered := func(plan *layout, change func(*semmoev1.MoEDeployment)) corev1.PodSpec {
-		workload, err := render(deployment(change), "r1", report(), plan, own{"semmoe:1", store})
+		workload, err := render(moedtest.Deployment(change), "r1", moedtest.Report(), plan, own{"semmoe:1", store})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -173,24 +174,24 @@ func TestShuffleIsTold(t *testing.T) {
 		}
 	}
 	o := observation{Revision: "r", Pods: []*corev1.Pod{
-		pod("a", "r", fetched("", 0)), pod("b", "r", fetched("the store is away\n", 0)), pod("c", "r", unready), pod("d", "r", fetched("x", 1)), pod("e", "old", fetched("", 0)),
-	}, Workers: []*corev1.Pod{pod("f", "r", fetched("", 0))}}
+		moedtest.Pod("a", "r", fetched("", 0)), moedtest.Pod("b", "r", fetched("the store is away\n", 0)), moedtest.Pod("c", "r", moedtest.Unready), moedtest.Pod("d", "r", fetched("x", 1)), moedtest.Pod("e", "old", fetched("", 0)),
+	}, Workers: []*corev1.Pod{moedtest.Pod("f", "r", fetched("", 0))}}
 	const want = ". The tables by which the engine shuffles tokens were given to 2 of 5 pods; pod b: the store is away"
-	if got := shuffleText(deployment(shuffled), o); got != want {
+	if got := shuffleText(moedtest.Deployment(shuffled), o); got != want {
 		t.Errorf("%q", got)
 	}
-	if got := shuffleText(deployment(tokens), o); got != "" {
+	if got := shuffleText(moedtest.Deployment(tokens), o); got != "" {
 		t.Errorf("of tokens that stay: %q", got)
 	}
 }
 
 // New tables cannot reach an engine that has read its own.
 func TestNewTablesNeedRequestsWithRanks(t *testing.T) {
-	tables := planOf("new", "bb", nil)
-	if hold := holdTables(deployment(shuffled), tables); hold.reason != "EngineKeepsTables" {
+	tables := moedtest.PlanOf("new", "bb", nil)
+	if hold := holdTables(moedtest.Deployment(shuffled), tables); hold.reason != "EngineKeepsTables" {
 		t.Errorf("%+v", hold)
 	}
-	if hold := holdTables(deployment(), tables); hold.reason != "" {
+	if hold := holdTables(moedtest.Deployment(), tables); hold.reason != "" {
 		t.Errorf("of requests: %+v", hold)
 	}
 }
@@ -205,10 +206,10 @@ func TestPlansNeedAnExchange(t *testing.T) {
 		of := func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Type, m.Spec.Parallelism.Attention = engine, semmoev1.AttentionTensorParallel
 		}
-		if err := validate(deployment(of)); err != nil {
+		if err := validate(moedtest.Deployment(of)); err != nil {
 			t.Errorf("%s without a plan: %v", engine, err)
 		}
-		err := validate(deployment(of, plan))
+		err := validate(moedtest.Deployment(of, plan))
 		if refused := err != nil && err.reason == "NoAllToAll" && strings.HasPrefix(err.message, "spec.parallelism.attention: "); refused != (engine != semmoev1.EngineSGLang) {
 			t.Errorf("%s with a plan: %v", engine, err)
 		}
@@ -217,7 +218,7 @@ func TestPlansNeedAnExchange(t *testing.T) {
 		shuffled(m)
 		m.Spec.Engine.Env = []corev1.EnvVar{{Name: "SEMMOE_TABLES", Value: "/mine"}}
 	}
-	if err := validate(deployment(ours)); err == nil || !strings.Contains(err.message, "spec.engine.env: SEMMOE_TABLES") {
+	if err := validate(moedtest.Deployment(ours)); err == nil || !strings.Contains(err.message, "spec.engine.env: SEMMOE_TABLES") {
 		t.Errorf("a variable of the operator's: %v", err)
 	}
 }

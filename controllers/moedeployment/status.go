@@ -19,6 +19,9 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/front"
+	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
@@ -49,11 +52,11 @@ type observation struct {
 	// Reports are what the routers told.
 	Reports []lar.Report
 	// Observed is what routers sampled of the revision; Enough tells that it says something.
-	Observed traffic
+	Observed locality.Traffic
 	Enough   bool
 	// Drift is how what is served stands to the plan in service; its zero value where an error kept it from being assessed, and what was
 	// reported stays.
-	Drift assessment
+	Drift locality.Assessment
 	// RankTokens is how many of the sampled tokens each rank got.
 	RankTokens map[int]int64
 	// PoolKindMissing tells that the mode needs an InferencePool, and the cluster has no such kind.
@@ -70,14 +73,14 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	status := semmoev1.MoEDeploymentStatus{
 		Conditions:         append([]metav1.Condition(nil), moed.Status.Conditions...),
 		ObservedGeneration: moed.Generation,
-		Selector:           labels.SelectorFromSet(selector(moed, semmoev1.ComponentEngine)).String(),
+		Selector:           labels.SelectorFromSet(desired.Selector(moed, semmoev1.ComponentEngine)).String(),
 		Revision:           o.Revision,
 		Profile:            o.Planning.ProfileName,
 		PlanDigest:         shortDigest(o.Planning.Serving),
 		Rollout:            rolloutStatus(moed.Status.Rollout, o, now),
-		LAR:                larStatus(moed.Status.LAR, o, observes(moed), now),
+		LAR:                larStatus(moed.Status.LAR, o, desired.Observes(moed), now),
 		Drift:              driftStatus(moed.Status.Drift, o.Drift, now),
-		Routing:            captureStatus(routingStatus(moed.Status.Routing, o, moed.Spec.Parallelism.ExpertParallelSize, observes(moed), now), moed.Status.Routing, o, observes(moed), now),
+		Routing:            captureStatus(routingStatus(moed.Status.Routing, o, moed.Spec.Parallelism.ExpertParallelSize, desired.Observes(moed), now), moed.Status.Routing, o, desired.Observes(moed), now),
 		Endpoint:           fmt.Sprintf("http://%s.%s.svc:%d", moed.Name, moed.Namespace, semmoev1.ServicePort),
 	}
 	if plan := cmp.Or(o.Planning.Plan, o.Planning.Promise); plan != nil {
@@ -163,7 +166,7 @@ func faultOf(moed *semmoev1.MoEDeployment, o observation) *fault {
 		return &fault{"ReconcileFailed", o.Failure, false}
 	case o.PoolKindMissing:
 		return &fault{"InferencePoolMissing", fmt.Sprintf("spec.routing.mode EndpointPicker needs the kind %s of %s, which this cluster does not have: install the custom resource definitions of the Gateway API Inference Extension, or use mode Router. Until then no Gateway can ask for ranks; the Service %s spreads requests over the pods",
-			inferencePool.Kind, inferencePool.GroupVersion(), moed.Name), false}
+			front.InferencePool.Kind, front.InferencePool.GroupVersion(), moed.Name), false}
 	}
 	return profilingFault(moed, o)
 }
@@ -179,7 +182,7 @@ func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.M
 		return verdict{metav1.ConditionTrue, "Serving", fmt.Sprintf("%d of %d replicas serve at %s", status.ReadyReplicas, want, status.Endpoint)}
 	case fault != nil:
 		return verdict{metav1.ConditionFalse, fault.reason, fault.message}
-	case paused(moed) && status.Replicas == 0:
+	case desired.Paused(moed) && status.Replicas == 0:
 		return verdict{metav1.ConditionFalse, "Paused", "Nothing serves, and spec.reconciliation is Paused: set it to Active to roll out"}
 	case o.Inspection.Report == nil && status.Replicas == 0:
 		return verdict{metav1.ConditionFalse, "InspectingModel", "The checkpoint is being inspected; no device is used before it is found to be sound"}
@@ -192,7 +195,7 @@ func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.M
 
 func progressingVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.MoEDeploymentStatus, complete, stalled bool) verdict {
 	switch {
-	case paused(moed):
+	case desired.Paused(moed):
 		return verdict{metav1.ConditionFalse, "Paused", "spec.reconciliation is Paused: nothing is rolled out"}
 	case stalled:
 		return verdict{metav1.ConditionFalse, "Stalled", "Nothing will change until what the condition Stalled names is mended"}
@@ -236,7 +239,7 @@ func reconcilingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 	switch {
 	case stalled:
 		return verdict{metav1.ConditionFalse, "Stalled", "The condition Stalled names what must be mended"}
-	case paused(moed):
+	case desired.Paused(moed):
 		return verdict{metav1.ConditionFalse, "Paused", "spec.reconciliation is Paused"}
 	case complete, finished && o.Settled, o.Rollout.Phase != "":
 		// A plan is tried only where the generation is in service: what a canary does is no work of the generation's.
@@ -253,7 +256,7 @@ func (r *Reconciler) applyStatus(ctx context.Context, moed *semmoev1.MoEDeployme
 		if err := json.Unmarshal(data, intent.Status); err != nil {
 			return "", err
 		}
-		err := r.Status().Apply(ctx, intent, client.FieldOwner(manager), client.ForceOwnership)
+		err := r.Status().Apply(ctx, intent, client.FieldOwner(desired.Manager), client.ForceOwnership)
 		return ptr.Deref(intent.ResourceVersion, ""), err
 	})
 	if wrote {
@@ -268,7 +271,7 @@ func workloadReference(moed *semmoev1.MoEDeployment, revision string) runtime.Ob
 		return nil
 	}
 	kind := appsv1.SchemeGroupVersion.WithKind("StatefulSet")
-	if podsPerReplica(moed) > 1 {
+	if desired.PodsPerReplica(moed) > 1 {
 		kind = leaderworkersetv1.GroupVersion.WithKind("LeaderWorkerSet")
 	}
 	return &corev1.ObjectReference{APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Namespace: moed.Namespace, Name: workloadName(moed, revision)}

@@ -20,15 +20,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/podhealth"
 )
 
 func TestStatus(t *testing.T) {
-	found := report()
+	found := moedtest.Report()
 	inspected := inspection.State{Report: &found}
 	router := &appsv1.Deployment{Status: appsv1.DeploymentStatus{AvailableReplicas: 1}}
-	two := []*corev1.Pod{pod("m-r1-0", "r1"), pod("m-r1-1", "r1")}
+	two := []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-r1-1", "r1")}
 
 	cases := map[string]struct {
 		change  func(*semmoev1.MoEDeployment)
@@ -48,7 +49,7 @@ func TestStatus(t *testing.T) {
 			summary: "2/2", message: "2 of 2 replicas serve at http://m.ns.svc:8000",
 		},
 		"one of two still loads: enough": {
-			o:       observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: []*corev1.Pod{two[0], pod("m-r1-1", "r1", unready)}, Router: router},
+			o:       observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: []*corev1.Pod{two[0], moedtest.Pod("m-r1-1", "r1", moedtest.Unready)}, Router: router},
 			want:    map[string]string{"Ready": "True Serving", "Progressing": "True WaitingForReplicas", "Reconciling": "True InProgress"},
 			summary: "1/2",
 		},
@@ -74,7 +75,7 @@ func TestStatus(t *testing.T) {
 			want:   map[string]string{"Ready": "False RouterNotReady"}, summary: "2/2",
 		},
 		"rolling": {
-			o:       observation{Inspection: inspected, Revision: "r2", Pods: []*corev1.Pod{two[0], pod("m-r2-0", "r2", unready)}, Router: router},
+			o:       observation{Inspection: inspected, Revision: "r2", Pods: []*corev1.Pod{two[0], moedtest.Pod("m-r2-0", "r2", moedtest.Unready)}, Router: router},
 			want:    map[string]string{"Ready": "True Serving", "Progressing": "True RollingOut", "Reconciling": "True InProgress"},
 			summary: "1/2",
 		},
@@ -97,7 +98,7 @@ func TestStatus(t *testing.T) {
 		},
 		"a pod with a problem": {
 			o: observation{Inspection: inspected, Revision: "r1", Settled: true, Router: router, Problem: &podhealth.Problem{Reason: "ImagePullFailed", Message: "cannot be pulled"},
-				Pods: []*corev1.Pod{pod("m-r1-0", "r1", unready)}},
+				Pods: []*corev1.Pod{moedtest.Pod("m-r1-0", "r1", moedtest.Unready)}},
 			want: map[string]string{"Ready": "False ImagePullFailed", "Degraded": "True ImagePullFailed"}, summary: "0/2", message: "cannot be pulled",
 		},
 		"scaled to zero": {
@@ -119,11 +120,11 @@ func TestStatus(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			moed := deployment()
+			moed := moedtest.Deployment()
 			if tc.change != nil {
 				tc.change(moed)
 			}
-			status := statusOf(moed, tc.o, start)
+			status := statusOf(moed, tc.o, moedtest.Start)
 			got := map[string]string{}
 			for kind := range tc.want {
 				c := meta.FindStatusCondition(status.Conditions, kind)
@@ -153,20 +154,20 @@ func TestStatus(t *testing.T) {
 // What was finished stays finished when a pod is lost: that is repair, not a new generation's work. And a status that has
 // not changed is not written: times of transitions stay.
 func TestStatusRemembersTransitions(t *testing.T) {
-	found := report()
-	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Settled: true, Pods: []*corev1.Pod{pod("m-r1-0", "r1"), pod("m-r1-1", "r1")}}
-	moed := deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone })
-	moed.Status = statusOf(moed, o, start)
-	if again := statusOf(moed, o, start.Add(time.Hour)); !cmp.Equal(moed.Status, again) {
+	found := moedtest.Report()
+	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Settled: true, Pods: []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-r1-1", "r1")}}
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone })
+	moed.Status = statusOf(moed, o, moedtest.Start)
+	if again := statusOf(moed, o, moedtest.Start.Add(time.Hour)); !cmp.Equal(moed.Status, again) {
 		t.Errorf("the same observation gives another status: %s", cmp.Diff(moed.Status, again))
 	}
-	unready(o.Pods[1])
-	status := statusOf(moed, o, start.Add(time.Hour))
+	moedtest.Unready(o.Pods[1])
+	status := statusOf(moed, o, moedtest.Start.Add(time.Hour))
 	if !meta.IsStatusConditionFalse(status.Conditions, semmoev1.ConditionReconciling) {
 		t.Error("a lost pod counts as a new generation's work")
 	}
 	moed.Generation = 2
-	if status = statusOf(moed, o, start.Add(time.Hour)); !meta.IsStatusConditionTrue(status.Conditions, semmoev1.ConditionReconciling) {
+	if status = statusOf(moed, o, moedtest.Start.Add(time.Hour)); !meta.IsStatusConditionTrue(status.Conditions, semmoev1.ConditionReconciling) {
 		t.Error("a new generation is not reconciling")
 	}
 }
@@ -193,7 +194,7 @@ func TestEventsRelateToRevisions(t *testing.T) {
 	}
 	told := &recorder{related: map[string][]runtime.Object{}}
 	r := &Reconciler{Recorder: told}
-	moed := deployment()
+	moed := moedtest.Deployment()
 	for _, revision := range []string{"", "r1", "r2"} {
 		r.tellTransitions(moed, rollingOut(revision))
 	}
@@ -213,7 +214,7 @@ func TestEventsRelateToRevisions(t *testing.T) {
 // A status that goes back to what a cache that lags behind still holds is written: else the one in between would stand. So is one whose
 // last write failed.
 func TestStatusGoesBack(t *testing.T) {
-	moed := deployment()
+	moed := moedtest.Deployment()
 	var refuse error
 	c := fake.NewClientBuilder().WithScheme(groupScheme(t)).WithObjects(moed.DeepCopy()).WithStatusSubresource(moed).WithInterceptorFuncs(interceptor.Funcs{
 		SubResourceApply: func(ctx context.Context, c client.Client, subResource string, intent runtime.ApplyConfiguration, options ...client.SubResourceApplyOption) error {
@@ -227,7 +228,7 @@ func TestStatusGoesBack(t *testing.T) {
 	told := func(reason string) semmoev1.MoEDeploymentStatus {
 		status := semmoev1.MoEDeploymentStatus{}
 		for _, kind := range toldConditions {
-			status.Conditions = append(status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, LastTransitionTime: metav1.NewTime(start)})
+			status.Conditions = append(status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, LastTransitionTime: metav1.NewTime(moedtest.Start)})
 		}
 		return status
 	}

@@ -12,18 +12,19 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 )
 
 // tablesInUse reads, by the digest of the plan that pods were made for, the digest of the plan whose tables routers are told to use.
 // exists tells that the ConfigMap is there; one that somebody has damaged says nothing.
 func (r *Reconciler) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployment) (inUse map[string]string, exists bool, err error) {
 	live := &corev1.ConfigMap{}
-	err = r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: tablesName(moed)}, live)
+	err = r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.TablesName(moed)}, live)
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, false, nil
 	case err != nil:
-		return nil, false, fmt.Errorf("get ConfigMap %s: %w", tablesName(moed), err)
+		return nil, false, fmt.Errorf("get ConfigMap %s: %w", desired.TablesName(moed), err)
 	case !metav1.IsControlledBy(live, moed):
 		return nil, false, fmt.Errorf("ConfigMap %s exists and belongs to somebody else: delete it", live.Name)
 	}
@@ -58,7 +59,7 @@ func (r *Reconciler) reconcileTables(ctx context.Context, moed *semmoev1.MoEDepl
 	if err != nil {
 		return err
 	}
-	if err := ensure(ctx, r.Client, &corev1.ConfigMap{}, intent, coreac.ExtractConfigMap); err != nil {
+	if err := desired.Ensure(ctx, r.Client, &corev1.ConfigMap{}, intent, coreac.ExtractConfigMap); err != nil {
 		return fmt.Errorf("reconcile ConfigMap of the tables: %w", err)
 	}
 	if p.Serving != nil && wanted[p.Serving.Digest] != inUse[p.Serving.Digest] {
@@ -116,8 +117,8 @@ func tablesConfigMap(moed *semmoev1.MoEDeployment, tables map[string]string) (*c
 	if err != nil {
 		return nil, err
 	}
-	return coreac.ConfigMap(tablesName(moed), moed.Namespace).
-		WithLabels(labelsOf(moed, semmoev1.ComponentTables)).
-		WithOwnerReferences(ownerReference(moed)).
+	return coreac.ConfigMap(desired.TablesName(moed), moed.Namespace).
+		WithLabels(desired.Labels(moed, semmoev1.ComponentTables)).
+		WithOwnerReferences(desired.OwnerReference(moed)).
 		WithData(map[string]string{semmoev1.TablesKey: string(text)}), nil
 }

@@ -9,6 +9,7 @@ import (
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
@@ -51,12 +52,12 @@ func validate(moed *semmoev1.MoEDeployment) *invalidError {
 	if err := adapter.CheckNodes(launched); err != nil {
 		return invalidf("InvalidPodsPerReplica", "%v", err)
 	}
-	if usesPlans(moed) {
+	if desired.UsesPlans(moed) {
 		if err := adapter.CheckExchange(launched); err != nil {
 			return invalidf(engine.ReasonNoAllToAll, "%v", err)
 		}
 	}
-	if i := slices.IndexFunc(moed.Spec.Engine.Env, func(env corev1.EnvVar) bool { return slices.Contains(tablesVariables, env.Name) }); i >= 0 && shuffles(moed) {
+	if i := slices.IndexFunc(moed.Spec.Engine.Env, func(env corev1.EnvVar) bool { return slices.Contains(tablesVariables, env.Name) }); i >= 0 && desired.Shuffles(moed) {
 		return invalidf("InvalidSpec", "spec.engine.env: %s is set by the operator where spec.placement.tokenShuffle is Enabled: remove the variable", moed.Spec.Engine.Env[i].Name)
 	}
 	if i := slices.IndexFunc(moed.Spec.Engine.Env, func(env corev1.EnvVar) bool { return slices.Contains(groupVariables, env.Name) }); i >= 0 && launched.Nodes > 1 {
@@ -65,8 +66,8 @@ func validate(moed *semmoev1.MoEDeployment) *invalidError {
 	if err := adapter.CheckEnv(launched, names(moed.Spec.Engine.Env)); err != nil {
 		return invalidf("ContradictingFlags", "%v", err)
 	}
-	if slices.ContainsFunc(moed.Spec.Engine.Env, func(env corev1.EnvVar) bool { return env.Name == podIPVariable }) {
-		return invalidf("InvalidSpec", "spec.engine.env: %s is set by the operator: use another name", podIPVariable)
+	if slices.ContainsFunc(moed.Spec.Engine.Env, func(env corev1.EnvVar) bool { return env.Name == desired.PodIPVariable }) {
+		return invalidf("InvalidSpec", "spec.engine.env: %s is set by the operator: use another name", desired.PodIPVariable)
 	}
 	if moed.Spec.Engine.Port == probePort {
 		return invalidf("InvalidSpec", "spec.engine.port: %d is where the operator proves that a plan does not change answers: use another port", probePort)
@@ -103,7 +104,7 @@ func validateModel(moed *semmoev1.MoEDeployment, report checkpoint.Report) *inva
 
 // validateGroups refuses replicas of several pods in a cluster that lacks the kind LeaderWorkerSet.
 func validateGroups(moed *semmoev1.MoEDeployment, known bool) *invalidError {
-	if pods := podsPerReplica(moed); pods > 1 && !known {
+	if pods := desired.PodsPerReplica(moed); pods > 1 && !known {
 		return invalidf(reasonNoGroups, "spec.parallelism.podsPerReplica: %d needs the kind LeaderWorkerSet of %s, which this cluster does not have: install LeaderWorkerSet, or use 1. The operator goes on by itself once it is there",
 			pods, leaderworkersetv1.GroupVersion)
 	}
@@ -122,32 +123,18 @@ var (
 	ourInitContainers = []string{verifyContainer, fetchContainer, reshuffleContainer, holdContainer, probeContainer}
 )
 
-// reasonEngineCannotTell is that of a spec, or a condition, which needs the experts of requests of an engine that does not
-// tell them.
-const reasonEngineCannotTell = "EngineCannotTell"
-
-// reasonEngineCannotShuffle is that of a condition which needs tokens to be sent where their experts are.
-const reasonEngineCannotShuffle = "EngineCannotShuffle"
-
 // validateTelling refuses what needs the experts of requests, where the engine does not tell them.
 func validateTelling(moed *semmoev1.MoEDeployment, adapter engine.Adapter) *invalidError {
 	if adapter.TellsExperts() {
 		return nil
 	}
 	if percent := moed.Spec.Routing.SamplePercent; percent != nil && *percent > 0 {
-		return invalidf(reasonEngineCannotTell, "spec.routing.samplePercent is %d: %s does not tell the experts of a request: use 0, or remove it", *percent, adapter.Type)
+		return invalidf(desired.ReasonEngineCannotTell, "spec.routing.samplePercent is %d: %s does not tell the experts of a request: use 0, or remove it", *percent, adapter.Type)
 	}
 	if profiling := moed.Spec.Profiling; profiling != nil && profiling.Dataset != nil {
-		return invalidf(reasonEngineCannotTell, "spec.profiling.dataset: %s does not tell the experts of a request, and cannot profile: name in spec.profiling.profileRef an AffinityProfile of the same model, made with another engine", adapter.Type)
+		return invalidf(desired.ReasonEngineCannotTell, "spec.profiling.dataset: %s does not tell the experts of a request, and cannot profile: name in spec.profiling.profileRef an AffinityProfile of the same model, made with another engine", adapter.Type)
 	}
 	return nil
-}
-
-// engineTells tells that the engine can be asked for the experts of a request. It is false of an engine that is not known,
-// which validate refuses.
-func engineTells(moed *semmoev1.MoEDeployment) bool {
-	adapter, err := registry.For(string(moed.Spec.Engine.Type))
-	return err == nil && adapter.TellsExperts()
 }
 
 func names(env []corev1.EnvVar) []string {

@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
+
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 )
 
 // workload holds the replicas of one revision: a StatefulSet, or a LeaderWorkerSet where a replica has several pods.
@@ -64,7 +66,7 @@ func (w *workload) holds(pod *corev1.Pod) bool {
 func (w *workload) change(ctx context.Context, c client.Client, what string, f func()) error {
 	base := w.object.DeepCopyObject().(client.Object)
 	f()
-	if err := c.Patch(ctx, w.object, client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{}), client.FieldOwner(manager)); err != nil {
+	if err := c.Patch(ctx, w.object, client.MergeFromWithOptions(base, client.MergeFromWithOptimisticLock{}), client.FieldOwner(desired.Manager)); err != nil {
 		return fmt.Errorf("%s workload %s: %w", what, w.Name, err)
 	}
 	return nil

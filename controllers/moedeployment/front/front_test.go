@@ -1,17 +1,22 @@
-package moedeployment
+package front
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coreac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
 // What the spec leaves open does not stand in the arguments: an upgrade of the operator must not restart routers because
@@ -43,7 +48,7 @@ func TestRouterArgs(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			moed := deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing = tc.routing })
+			moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing = tc.routing })
 			pod := routerDeployment(moed, "semmoe:1", "uid").Spec.Template.Spec
 			container := pod.Containers[0]
 			if diff := cmp.Diff(append(slices.Clone(always), tc.more...), container.Args); diff != "" {
@@ -56,7 +61,7 @@ func TestRouterArgs(t *testing.T) {
 			if diff := cmp.Diff(tc.ports, ports); diff != "" {
 				t.Errorf("ports (-want +got):\n%s", diff)
 			}
-			if grace, drain := *pod.TerminationGracePeriodSeconds, *container.Lifecycle.PreStop.Sleep.Seconds+graceSeconds; grace <= drain {
+			if grace, drain := *pod.TerminationGracePeriodSeconds, *container.Lifecycle.PreStop.Sleep.Seconds+desired.GraceSeconds; grace <= drain {
 				t.Errorf("a router is killed after %d s, while it may drain for %d s", grace, drain)
 			}
 		})
@@ -66,7 +71,7 @@ func TestRouterArgs(t *testing.T) {
 // The router of a deployment that is profiled finds there whose tables to use, and starts where nothing says so yet.
 func TestRouterTables(t *testing.T) {
 	of := func(profiling *semmoev1.ProfilingSpec) *coreac.PodSpecApplyConfiguration {
-		return routerDeployment(deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Profiling = profiling }), "semmoe:1", "uid").Spec.Template.Spec
+		return routerDeployment(moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Profiling = profiling }), "semmoe:1", "uid").Spec.Template.Spec
 	}
 	plain, profiled := of(nil), of(&semmoev1.ProfilingSpec{})
 	for _, pod := range []*coreac.PodSpecApplyConfiguration{plain, profiled} {
@@ -114,9 +119,56 @@ func TestUpdatedAvailable(t *testing.T) {
 // Sequences are kept where somebody asks for them, and nowhere else: they are prompts.
 func TestRouterKeepsSequencesOnDemand(t *testing.T) {
 	for samples, want := range map[semmoev1.LiveSamples]bool{semmoev1.LiveSamplesCounts: false, semmoev1.LiveSamplesSequences: true, "": false} {
-		args := routerArgs(deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Profiling = &semmoev1.ProfilingSpec{LiveSamples: samples} }))
+		args := routerArgs(moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Profiling = &semmoev1.ProfilingSpec{LiveSamples: samples} }))
 		if got := slices.Contains(args, "--live-samples=sequences"); got != want {
 			t.Errorf("liveSamples %q: arguments %v", samples, args)
 		}
+	}
+}
+
+// The request router is pulled with the secrets of the template, and has none of the engine's variables.
+func TestRouterPullSecrets(t *testing.T) {
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
+		m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+			ImagePullSecrets: []corev1.LocalObjectReference{{Name: "registry"}},
+			Containers:       []corev1.Container{{Name: semmoev1.EngineContainer, Env: []corev1.EnvVar{{Name: "HF_TOKEN", Value: "secret"}}}},
+		}}
+	})
+	text, err := json.Marshal(routerDeployment(moed, "semmoe:1", "uid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(text), `"registry"`) || strings.Contains(string(text), "HF_TOKEN") {
+		t.Errorf("%s", text)
+	}
+}
+
+// A budget and the routers see all pods of a group, Services those that answer requests.
+func TestGroupSelectors(t *testing.T) {
+	moed := moedtest.Deployment(moedtest.TwoPods)
+	budget, err := metav1.LabelSelectorAsSelector(&metav1.LabelSelector{
+		MatchLabels: engineBudget(moed).Spec.Selector.MatchLabels,
+		MatchExpressions: []metav1.LabelSelectorRequirement{{
+			Key: semmoev1.LabelComponent, Operator: *engineBudget(moed).Spec.Selector.MatchExpressions[0].Operator, Values: engineBudget(moed).Spec.Selector.MatchExpressions[0].Values,
+		}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "semmoe.io/component in (engine,worker),semmoe.io/deployment=m"; budget.String() != want {
+		t.Errorf("the budget selects %s, want %s", budget, want)
+	}
+	if want := "--selector=semmoe.io/deployment=m,semmoe.io/component in (engine,worker)"; !slices.Contains(routerArgs(moed), want) {
+		t.Errorf("the router's arguments are %v, want %s", routerArgs(moed), want)
+	}
+	said := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.PodsPerReplica = ptr.To[int32](1) })
+	if diff := cmp.Diff(engineBudget(moedtest.Deployment()), engineBudget(said)); diff != "" {
+		t.Errorf("budget (-unsaid +said):\n%s", diff)
+	}
+	if diff := cmp.Diff(routerArgs(moedtest.Deployment()), routerArgs(said)); diff != "" {
+		t.Errorf("router (-unsaid +said):\n%s", diff)
+	}
+	if diff := cmp.Diff(podsService(moedtest.Deployment()), podsService(moed)); diff != "" {
+		t.Errorf("Service of the pods (-one +two):\n%s", diff)
 	}
 }

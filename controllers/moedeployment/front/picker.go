@@ -1,4 +1,4 @@
-package moedeployment
+package front
 
 import (
 	"context"
@@ -17,32 +17,33 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/owned"
 )
 
-// inferencePool is the kind by which a Gateway finds the engine pods and their endpoint picker. It comes with the Gateway API
+// InferencePool is the kind by which a Gateway finds the engine pods and their endpoint picker. It comes with the Gateway API
 // Inference Extension, which a cluster may not have, or get later: it is read and written without a cache, since a watch for
 // a kind that is absent would keep the operator from starting.
-var inferencePool = schema.GroupVersionKind{Group: "inference.networking.k8s.io", Version: "v1", Kind: "InferencePool"}
+var InferencePool = schema.GroupVersionKind{Group: "inference.networking.k8s.io", Version: "v1", Kind: "InferencePool"}
 
-// poolPeriod is how often the InferencePool is looked at, which nothing watches: how long one that was edited stays so, and how
+// PoolPeriod is how often the InferencePool is looked at, which nothing watches: how long one that was edited stays so, and how
 // long the kind can be there unnoticed.
-const poolPeriod = 30 * time.Second
+const PoolPeriod = 30 * time.Second
 
 // reconcilePicker writes what a Gateway needs to ask the request router: the router's Service, and the InferencePool. It reports
 // whether the cluster lacks the latter's kind.
-func (r *Reconciler) reconcilePicker(ctx context.Context, moed *semmoev1.MoEDeployment) (kindMissing bool, err error) {
-	if err := ensure(ctx, r.Client, &corev1.Service{}, pickerService(moed), coreac.ExtractService); err != nil {
+func (f *Front) reconcilePicker(ctx context.Context, moed *semmoev1.MoEDeployment) (kindMissing bool, err error) {
+	if err := desired.Ensure(ctx, f.Client, &corev1.Service{}, pickerService(moed), coreac.ExtractService); err != nil {
 		return false, fmt.Errorf("reconcile Service of the endpoint picker: %w", err)
 	}
 	want, live := inferencePoolOf(moed), &unstructured.Unstructured{}
-	live.SetGroupVersionKind(inferencePool)
-	err = r.Get(ctx, client.ObjectKeyFromObject(want), live)
+	live.SetGroupVersionKind(InferencePool)
+	err = f.Get(ctx, client.ObjectKeyFromObject(want), live)
 	switch {
 	case err == nil && poolHas(live, want):
 		return false, nil
 	case err == nil || apierrors.IsNotFound(err):
-		err = r.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(manager), client.ForceOwnership)
+		err = f.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(desired.Manager), client.ForceOwnership)
 	}
 	if kindAbsent(err) {
 		return true, nil
@@ -69,22 +70,22 @@ func poolHas(live, want *unstructured.Unstructured) bool {
 
 // deletePicker takes away what another mode does not want. The Service is written before the InferencePool and goes after it:
 // where there is none, there is no InferencePool to look for either.
-func (r *Reconciler) deletePicker(ctx context.Context, moed *semmoev1.MoEDeployment) error {
+func (f *Front) deletePicker(ctx context.Context, moed *semmoev1.MoEDeployment) error {
 	service := &corev1.Service{}
-	err := r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: routerName(moed)}, service)
+	err := f.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.RouterName(moed)}, service)
 	if err != nil || !metav1.IsControlledBy(service, moed) || service.DeletionTimestamp != nil {
 		return client.IgnoreNotFound(err)
 	}
 	pool := &unstructured.Unstructured{}
-	pool.SetGroupVersionKind(inferencePool)
-	err = r.Get(ctx, client.ObjectKeyFromObject(moed), pool)
+	pool.SetGroupVersionKind(InferencePool)
+	err = f.Get(ctx, client.ObjectKeyFromObject(moed), pool)
 	if err == nil && metav1.IsControlledBy(pool, moed) && pool.GetDeletionTimestamp() == nil {
-		err = r.Delete(ctx, pool, client.Preconditions{UID: new(pool.GetUID())})
+		err = f.Delete(ctx, pool, client.Preconditions{UID: new(pool.GetUID())})
 	}
 	if err != nil && !kindAbsent(err) {
 		return fmt.Errorf("delete InferencePool: %w", err)
 	}
-	if err := r.Delete(ctx, service, client.Preconditions{UID: &service.UID}); client.IgnoreNotFound(err) != nil {
+	if err := f.Delete(ctx, service, client.Preconditions{UID: &service.UID}); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete Service of the endpoint picker: %w", err)
 	}
 	return nil
@@ -97,12 +98,12 @@ func pickerService(moed *semmoev1.MoEDeployment) *coreac.ServiceApplyConfigurati
 		return coreac.ServicePort().WithName(name).WithProtocol(corev1.ProtocolTCP).WithAppProtocol("http2").
 			WithPort(number).WithTargetPort(intstr.FromString(name))
 	}
-	return coreac.Service(routerName(moed), moed.Namespace).
-		WithLabels(labelsOf(moed, semmoev1.ComponentRouter)).
-		WithOwnerReferences(ownerReference(moed)).
+	return coreac.Service(desired.RouterName(moed), moed.Namespace).
+		WithLabels(desired.Labels(moed, semmoev1.ComponentRouter)).
+		WithOwnerReferences(desired.OwnerReference(moed)).
 		WithSpec(coreac.ServiceSpec().
 			WithType(corev1.ServiceTypeClusterIP).
-			WithSelector(selector(moed, semmoev1.ComponentRouter)).
+			WithSelector(desired.Selector(moed, semmoev1.ComponentRouter)).
 			WithPorts(port("ext-proc", semmoev1.PickerPort), port("health", semmoev1.PickerHealthPort)))
 }
 
@@ -112,17 +113,17 @@ func pickerService(moed *semmoev1.MoEDeployment) *coreac.ServiceApplyConfigurati
 // releases of the kind do not have it.
 func inferencePoolOf(moed *semmoev1.MoEDeployment) *unstructured.Unstructured {
 	pool := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
-		"selector":    map[string]any{"matchLabels": anyValues(selector(moed, semmoev1.ComponentEngine))},
+		"selector":    map[string]any{"matchLabels": anyValues(desired.Selector(moed, semmoev1.ComponentEngine))},
 		"targetPorts": []any{map[string]any{"number": int64(moed.Spec.Engine.Port)}},
 		"endpointPickerRef": map[string]any{
-			"group": "", "kind": "Service", "name": routerName(moed), "port": map[string]any{"number": int64(semmoev1.PickerPort)},
+			"group": "", "kind": "Service", "name": desired.RouterName(moed), "port": map[string]any{"number": int64(semmoev1.PickerPort)},
 			"failureMode": "FailOpen",
 		},
 	}}}
-	pool.SetGroupVersionKind(inferencePool)
+	pool.SetGroupVersionKind(InferencePool)
 	pool.SetNamespace(moed.Namespace)
 	pool.SetName(moed.Name)
-	pool.SetLabels(labelsOf(moed, semmoev1.ComponentRouter))
+	pool.SetLabels(desired.Labels(moed, semmoev1.ComponentRouter))
 	pool.SetOwnerReferences(owned.ControllerReference(moed, "MoEDeployment"))
 	return pool
 }

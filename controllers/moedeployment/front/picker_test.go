@@ -1,4 +1,4 @@
-package moedeployment
+package front
 
 import (
 	"encoding/json"
@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
 // stored is an InferencePool as the API server gives it back: as JSON, with defaults and what others have added.
@@ -55,7 +56,7 @@ func TestPoolHas(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			moed := deployment()
+			moed := moedtest.Deployment()
 			if got := poolHas(stored(t, moed, tc.change), inferencePoolOf(moed)); got != tc.want {
 				t.Errorf("it has all fields: %v, want %v", got, tc.want)
 			}

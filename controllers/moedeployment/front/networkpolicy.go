@@ -1,4 +1,4 @@
-package moedeployment
+package front
 
 import (
 	"context"
@@ -13,34 +13,35 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 )
 
 const largestPort = 65535
 
 // reconcileNetworkPolicies writes the policies that the spec wants, and deletes the others. They bound what comes in, never what
 // goes out, and the kubelet's probes are outside of them: traffic of a pod's own node is always allowed.
-func (r *Reconciler) reconcileNetworkPolicies(ctx context.Context, moed *semmoev1.MoEDeployment, serviceTarget string) error {
-	wanted := networkPolicies(moed, serviceTarget, r.Namespace)
-	for _, name := range []string{moed.Name, routerName(moed)} {
+func (f *Front) reconcileNetworkPolicies(ctx context.Context, moed *semmoev1.MoEDeployment, serviceTarget string) error {
+	wanted := networkPolicies(moed, serviceTarget, f.Namespace)
+	for _, name := range []string{moed.Name, desired.RouterName(moed)} {
 		policy := wanted[name]
 		if policy == nil {
-			if err := r.deletePolicy(ctx, moed, name); err != nil {
+			if err := f.deletePolicy(ctx, moed, name); err != nil {
 				return fmt.Errorf("delete NetworkPolicy %s: %w", name, err)
 			}
 			continue
 		}
-		if err := ensure(ctx, r.Client, &networkingv1.NetworkPolicy{}, policy, networkingac.ExtractNetworkPolicy); err != nil {
+		if err := desired.Ensure(ctx, f.Client, &networkingv1.NetworkPolicy{}, policy, networkingac.ExtractNetworkPolicy); err != nil {
 			return fmt.Errorf("reconcile NetworkPolicy %s: %w", name, err)
 		}
 	}
 	return nil
 }
 
-func (r *Reconciler) deletePolicy(ctx context.Context, moed *semmoev1.MoEDeployment, name string) error {
+func (f *Front) deletePolicy(ctx context.Context, moed *semmoev1.MoEDeployment, name string) error {
 	policy := &networkingv1.NetworkPolicy{}
-	err := r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: name}, policy)
+	err := f.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: name}, policy)
 	if err == nil && metav1.IsControlledBy(policy, moed) && policy.DeletionTimestamp == nil {
-		err = r.Delete(ctx, policy, client.Preconditions{UID: &policy.UID})
+		err = f.Delete(ctx, policy, client.Preconditions{UID: &policy.UID})
 	}
 	return client.IgnoreNotFound(err)
 }
@@ -60,9 +61,9 @@ func networkPolicies(moed *semmoev1.MoEDeployment, serviceTarget, operator strin
 	if serviceTarget == semmoev1.ComponentRouter {
 		wanted[moed.Name] = enginePolicy(moed, operator)
 	}
-	wanted[routerName(moed)] = ingressPolicy(moed, routerName(moed), semmoev1.ComponentRouter,
+	wanted[desired.RouterName(moed)] = ingressPolicy(moed, desired.RouterName(moed), semmoev1.ComponentRouter,
 		networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(open...)...),
-		networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(routerMetricsPort)...).WithFrom(observers(operator)...))
+		networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(desired.RouterMetricsPort)...).WithFrom(observers(operator)...))
 	return wanted
 }
 
@@ -80,10 +81,10 @@ func enginePolicy(moed *semmoev1.MoEDeployment, operator string) *networkingac.N
 
 func ingressPolicy(moed *semmoev1.MoEDeployment, name, component string, rules ...*networkingac.NetworkPolicyIngressRuleApplyConfiguration) *networkingac.NetworkPolicyApplyConfiguration {
 	return networkingac.NetworkPolicy(name, moed.Namespace).
-		WithLabels(labelsOf(moed, component)).
-		WithOwnerReferences(ownerReference(moed)).
+		WithLabels(desired.Labels(moed, component)).
+		WithOwnerReferences(desired.OwnerReference(moed)).
 		WithSpec(networkingac.NetworkPolicySpec().
-			WithPodSelector(metav1ac.LabelSelector().WithMatchLabels(selector(moed, component))).
+			WithPodSelector(metav1ac.LabelSelector().WithMatchLabels(desired.Selector(moed, component))).
 			WithPolicyTypes(networkingv1.PolicyTypeIngress).
 			WithIngress(rules...))
 }
@@ -103,7 +104,7 @@ func observers(operator string) []*networkingac.NetworkPolicyPeerApplyConfigurat
 }
 
 func podsOf(moed *semmoev1.MoEDeployment, component string) *networkingac.NetworkPolicyPeerApplyConfiguration {
-	return networkingac.NetworkPolicyPeer().WithPodSelector(metav1ac.LabelSelector().WithMatchLabels(selector(moed, component)))
+	return networkingac.NetworkPolicyPeer().WithPodSelector(metav1ac.LabelSelector().WithMatchLabels(desired.Selector(moed, component)))
 }
 
 func tcpPorts(numbers ...int32) []*networkingac.NetworkPolicyPortApplyConfiguration {

@@ -1,31 +1,39 @@
-package moedeployment
+// Package locality judges whether what is served still is what the plan in service was made for: by what request routers sampled, or by
+// a series of Prometheus.
+//
+// Invariants:
+//   - The judgement is a pure function of evidence (Assess): no memory, so that whoever leads comes to the same.
+//   - What is missing, old or no number is Unknown, never drift; nothing is done for it.
+//   - Around it are thin shells that read evidence: from routers, from Prometheus, and a plan's calibration from its ConfigMap.
+package locality
 
 import (
 	"fmt"
 	"time"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/solver/drift"
 )
 
-// locality is how what is served stands to what the plan in service was made for.
-type locality string
+// Status is how what is served stands to what the plan in service was made for.
+type Status string
 
 const (
-	// localityUnknown: it cannot be told. Nothing is ever done for it.
-	localityUnknown locality = "Unknown"
-	// localityOnTarget: requests are as they were.
-	localityOnTarget locality = "OnTarget"
-	// localityBelowPromise: requests do not get what the plan promises, but have not been seen to be others than before.
-	localityBelowPromise locality = "BelowPromise"
-	// localityDrifted: requests are others than those that the plan was made for.
-	localityDrifted locality = "Drifted"
+	// Unknown: it cannot be told. Nothing is ever done for it.
+	Unknown Status = "Unknown"
+	// OnTarget: requests are as they were.
+	OnTarget Status = "OnTarget"
+	// BelowPromise: requests do not get what the plan promises, but have not been seen to be others than before.
+	BelowPromise Status = "BelowPromise"
+	// Drifted: requests are others than those that the plan was made for.
+	Drifted Status = "Drifted"
 )
 
-// assessment is what is known of drift.
-type assessment struct {
-	Status locality
+// Assessment is what is known of drift.
+type Assessment struct {
+	Status Status
 	// Reason and Message say why, in words that stay the same while that does.
 	Reason, Message string
 	// Tested tells that there is a test; Statistic is then its value, above Threshold an alarm.
@@ -40,20 +48,20 @@ type assessment struct {
 	Plan    *semmoev1.PlacementPlan
 	Promise semmoev1.PlanForecast
 	// Hold is why no plan is made for the drift now; its zero value where one may be.
-	Hold finding
+	Hold Finding
 }
 
 // Replan reports whether a plan is to be made for drift.
-func (a assessment) Replan() bool { return a.Status == localityDrifted && a.Hold.reason == "" }
+func (a Assessment) Replan() bool { return a.Status == Drifted && a.Hold.Reason == "" }
 
-// driftInput is all that an assessment is made from.
-type driftInput struct {
+// Input is all that an assessment is made from.
+type Input struct {
 	Now  time.Time
 	Spec semmoev1.DriftSpec
-	// Serving is what is in service; nil for no plan. Plan is the plan in use: that of Serving, or of newer tables for it; nil
-	// where it does not exist any more. Promise is what it promises, or the plan of Serving where it does not tell, as one that was made
-	// from counts alone; nil where neither does.
-	Serving *layout
+	// Planned tells that a plan is in service. Plan is the plan in use: that one, or of newer tables for its layout; nil where it does not
+	// exist any more. Promise is what it promises, or the plan in service where it does not tell, as one that was made from counts alone;
+	// nil where neither does.
+	Planned bool
 	Plan    *semmoev1.PlacementPlan
 	Promise *semmoev1.PlanForecast
 	// Engine is the type of the engine, EngineTells that it tells the experts of requests, Observed that routers sample some.
@@ -66,31 +74,31 @@ type driftInput struct {
 	Shuffled bool
 	// Routers is what routers tell; Rate is the rate over all that they sampled of what is in service, WasBelow that it was
 	// reported to be below the promise.
-	Routers  routerEvidence
+	Routers  RouterEvidence
 	Rate     lar.Ratio
 	WasBelow bool
 	// Prometheus is what Prometheus tells.
-	Prometheus prometheusEvidence
+	Prometheus PrometheusEvidence
 	// Paused, Pinned and RollingOut tell that the user has stopped planning, that he has chosen the plan, and that revisions change.
 	Paused, Pinned, RollingOut bool
 	// Replans are the times at which plans were made for drift, the newest first.
 	Replans []time.Time
 }
 
-// finding is a reason and a message for a condition.
-type finding struct{ reason, message string }
+// Finding is a reason and a message for a condition.
+type Finding struct{ Reason, Message string }
 
 // policy is one link of a chain: it is violated for a reason, or has no objection.
-type policy func(driftInput) (reason, message string, violated bool)
+type policy func(Input) (reason, message string, violated bool)
 
 // firstViolated is what the first violated policy of a chain finds; its zero value where none is.
-func firstViolated(chain []policy, in driftInput) finding {
+func firstViolated(chain []policy, in Input) Finding {
 	for _, link := range chain {
 		if reason, message, violated := link(in); violated {
-			return finding{reason, message}
+			return Finding{reason, message}
 		}
 	}
-	return finding{}
+	return Finding{}
 }
 
 // unknowns are the reasons for which nothing is known, in order: what comes first makes what follows meaningless. Whatever is
@@ -124,11 +132,11 @@ var holds = []policy{
 	holdDailyCap,
 }
 
-// assessDrift is what the evidence comes to.
-func assessDrift(in driftInput) assessment {
-	a := assessment{Status: localityUnknown, Plan: in.Plan}
-	if unknown := firstViolated(unknowns, in); unknown.reason != "" {
-		a.Reason, a.Message = unknown.reason, unknown.message
+// Assess is what the evidence comes to.
+func Assess(in Input) Assessment {
+	a := Assessment{Status: Unknown, Plan: in.Plan}
+	if unknown := firstViolated(unknowns, in); unknown.Reason != "" {
+		a.Reason, a.Message = unknown.Reason, unknown.Message
 		return a
 	}
 	a.Promise = *in.Promise
@@ -136,14 +144,14 @@ func assessDrift(in driftInput) assessment {
 	a.Tested, a.Statistic, a.Threshold = result.Tested, result.Statistic, result.Threshold
 	switch {
 	case result.Alarm:
-		a.Status, a.Since, a.Causes = localityDrifted, result.Since, result.Causes
+		a.Status, a.Since, a.Causes = Drifted, result.Since, result.Causes
 		a.Message = "Requests are no longer those that the plan was made for"
 		a.Hold = firstViolated(holds, in)
 	case in.below():
-		a.Status = localityBelowPromise
+		a.Status = BelowPromise
 		a.Message = "Requests do not get what the plan promises, but have not been seen to change since it was made: profile requests that are more like those that are served"
 	default:
-		a.Status = localityOnTarget
+		a.Status = OnTarget
 		a.Message = "Requests get what the plan promises"
 	}
 	if !a.Tested {
@@ -164,7 +172,7 @@ type testResult struct {
 }
 
 // test runs the test of the source.
-func (in driftInput) test() testResult {
+func (in Input) test() testResult {
 	if in.Spec.Source == semmoev1.DriftSourcePrometheus {
 		return testValues(in.Prometheus.Points, in.Prometheus.Window, in.bar())
 	}
@@ -175,10 +183,10 @@ func (in driftInput) test() testResult {
 }
 
 // promised is the local activation rate that the plan in use promises.
-func (in driftInput) promised() float64 { return float64(in.Promise.LARMilli) / 1000 }
+func (in Input) promised() float64 { return float64(in.Promise.LARMilli) / 1000 }
 
 // bar is the promise less the threshold.
-func (in driftInput) bar() float64 {
+func (in Input) bar() float64 {
 	return in.promised() * (1 - float64(in.Spec.ThresholdPercent)/100)
 }
 
@@ -187,7 +195,7 @@ const belowErrors = 2
 
 // below reports whether the routers' samples are below the promise by more than the threshold. Once they are, they stay so until
 // half of that is made good: a rate on the bar would come and go.
-func (in driftInput) below() bool {
+func (in Input) below() bool {
 	if in.Spec.Source != semmoev1.DriftSourceRouter || in.Rate.Requests < enoughSamples {
 		return false
 	}
@@ -199,58 +207,58 @@ func (in driftInput) below() bool {
 }
 
 // engineCannotShuffle: no plan, and no traffic, changes what is local.
-func engineCannotShuffle(in driftInput) (reason, message string, violated bool) {
+func engineCannotShuffle(in Input) (reason, message string, violated bool) {
 	return reasonEngineCannotShuffle, fmt.Sprintf("spec.parallelism.attention is TensorParallel and spec.placement.tokenShuffle is not Enabled: tokens stay where attention leaves them, and one activation in %d is local under any plan. Enable it where the engine's image has a consumer of the plan's tables, or use DataParallel", in.Ranks),
 		in.Ranks > 0 && !in.Shuffled
 }
 
 // tokensNotObserved: no request has a rank that its experts could be compared with.
-func tokensNotObserved(in driftInput) (reason, message string, violated bool) {
+func tokensNotObserved(in Input) (reason, message string, violated bool) {
 	return "NotObserved", "spec.parallelism.attention is TensorParallel: routers do not see which rank a token was sent to, and cannot measure the local activation rate. Where the consumer in the engine tells it to a Prometheus server, set spec.drift.source to Prometheus",
 		in.Ranks > 0 && in.fromRouters()
 }
 
 // noPlan: the engine's own placement promises nothing.
-func noPlan(in driftInput) (reason, message string, violated bool) {
-	return "NoPlan", "Without a plan there is no promised local activation rate to compare with", in.Serving == nil
+func noPlan(in Input) (reason, message string, violated bool) {
+	return "NoPlan", "Without a plan there is no promised local activation rate to compare with", !in.Planned
 }
 
 // engineCannotTell: no sample will ever come.
-func engineCannotTell(in driftInput) (reason, message string, violated bool) {
-	return reasonEngineCannotTell, fmt.Sprintf("%s does not tell the experts of a request: the local activation rate cannot be measured, and the plan stays until its inputs change", in.Engine),
+func engineCannotTell(in Input) (reason, message string, violated bool) {
+	return desired.ReasonEngineCannotTell, fmt.Sprintf("%s does not tell the experts of a request: the local activation rate cannot be measured, and the plan stays until its inputs change", in.Engine),
 		in.fromRouters() && !in.EngineTells
 }
 
 // notObserved: no sample is asked for.
-func notObserved(in driftInput) (reason, message string, violated bool) {
+func notObserved(in Input) (reason, message string, violated bool) {
 	return "NotObserved", "Nothing is sampled: set spec.routing.samplePercent above 0", in.fromRouters() && !in.Observed
 }
 
 // noPromise: what serves goes on serving when its plan is deleted, and routers go on with tables whose plan is, but what these promised
 // went with them.
-func noPromise(in driftInput) (reason, message string, violated bool) {
+func noPromise(in Input) (reason, message string, violated bool) {
 	return "PlanNotFound", "The PlacementPlan of what is in service does not exist any more, or has not told its figures yet: there is nothing to compare with",
 		in.Plan == nil || in.Promise == nil || in.Routers.Tables != "" && in.Routers.Tables != in.Plan.Status.PlanDigest
 }
 
 // routersUnreachable: samples are somewhere, and cannot be read.
-func routersUnreachable(in driftInput) (reason, message string, violated bool) {
+func routersUnreachable(in Input) (reason, message string, violated bool) {
 	return "RoutersUnreachable", "No request router tells what it has observed: none is ready, or the operator cannot reach their metrics port", in.fromRouters() && in.Routers.Answered == 0
 }
 
 // nothingObserved: samples are old, as in a quiet service, after a clock was set, or while routers do not sample.
-func nothingObserved(in driftInput) (reason, message string, violated bool) {
+func nothingObserved(in Input) (reason, message string, violated bool) {
 	return "Stale", fmt.Sprintf("The routers have sampled no request under this plan in the last %d seconds (spec.drift.windowSeconds)", in.Spec.WindowSeconds),
 		in.fromRouters() && in.Routers.Newest.IsZero()
 }
 
 // notScored: without the tables nothing is known of what a request should have got.
-func notScored(in driftInput) (reason, message string, violated bool) {
+func notScored(in Input) (reason, message string, violated bool) {
 	return "NotScored", "The routers have not loaded the tables of the plan: what they sample cannot be compared with it", in.fromRouters() && in.Routers.Tables == ""
 }
 
 // tooFewSamples: chance has the say.
-func tooFewSamples(in driftInput) (reason, message string, violated bool) {
+func tooFewSamples(in Input) (reason, message string, violated bool) {
 	samples := int64(len(in.Routers.Samples))
 	if in.Routers.Calibration == nil {
 		samples = in.Rate.Requests
@@ -259,19 +267,19 @@ func tooFewSamples(in driftInput) (reason, message string, violated bool) {
 }
 
 // prometheusSilent: there is no series to look at.
-func prometheusSilent(in driftInput) (reason, message string, violated bool) {
-	return in.Prometheus.Problem.reason, in.Prometheus.Problem.message, in.fromPrometheus() && in.Prometheus.Problem.reason != ""
+func prometheusSilent(in Input) (reason, message string, violated bool) {
+	return in.Prometheus.Problem.Reason, in.Prometheus.Problem.Message, in.fromPrometheus() && in.Prometheus.Problem.Reason != ""
 }
 
 // prometheusStale: the series has ended, as when nothing is scraped any more; its last values say nothing of now.
-func prometheusStale(in driftInput) (reason, message string, violated bool) {
+func prometheusStale(in Input) (reason, message string, violated bool) {
 	points := in.Prometheus.Points
 	return "PrometheusStale", "The query has no value of the last minutes that is a number",
 		in.fromPrometheus() && (len(points) == 0 || in.Now.Sub(points[len(points)-1].Time) > staleSteps*in.Prometheus.step())
 }
 
 // notARate: the query is of something else, and everything would seem to be drift, or nothing.
-func notARate(in driftInput) (reason, message string, violated bool) {
+func notARate(in Input) (reason, message string, violated bool) {
 	outside := false
 	for _, point := range in.Prometheus.Points {
 		outside = outside || point.Value < 0 || point.Value > 1
@@ -280,43 +288,44 @@ func notARate(in driftInput) (reason, message string, violated bool) {
 }
 
 // tooFewValues: the window is not covered yet, or has gaps.
-func tooFewValues(in driftInput) (reason, message string, violated bool) {
+func tooFewValues(in Input) (reason, message string, violated bool) {
 	return "TooFewValues", fmt.Sprintf("The query has had values for less than three quarters of the last %d seconds (spec.drift.windowSeconds) under this plan", in.Spec.WindowSeconds),
 		in.fromPrometheus() && !in.Prometheus.covered()
 }
 
-func (in driftInput) fromRouters() bool    { return in.Spec.Source == semmoev1.DriftSourceRouter }
-func (in driftInput) fromPrometheus() bool { return in.Spec.Source == semmoev1.DriftSourcePrometheus }
+func (in Input) fromRouters() bool { return in.Spec.Source == semmoev1.DriftSourceRouter }
+
+func (in Input) fromPrometheus() bool { return in.Spec.Source == semmoev1.DriftSourcePrometheus }
 
 // holdPaused: nothing new is begun.
-func holdPaused(in driftInput) (reason, message string, violated bool) {
+func holdPaused(in Input) (reason, message string, violated bool) {
 	return "Paused", "spec.reconciliation is Paused", in.Paused
 }
 
 // holdPinned: a plan that the user has chosen is replaced by him alone.
-func holdPinned(in driftInput) (reason, message string, violated bool) {
+func holdPinned(in Input) (reason, message string, violated bool) {
 	return "PlanPinned", "spec.placement.planRef pins the plan", in.Pinned
 }
 
 // holdOff: drift is to be told, not acted upon.
-func holdOff(in driftInput) (reason, message string, violated bool) {
+func holdOff(in Input) (reason, message string, violated bool) {
 	return "ReplansOff", "spec.drift.maxReplansPerDay is 0", *in.Spec.MaxReplansPerDay == 0
 }
 
 // holdRollOut: samples are of two revisions, and one of them may be a plan for this very drift.
-func holdRollOut(in driftInput) (reason, message string, violated bool) {
+func holdRollOut(in Input) (reason, message string, violated bool) {
 	return "RollingOut", "Revisions are being changed", in.RollingOut
 }
 
 // holdYoungPlan: a plan that is in use since a short time only has seen little of its requests. An age below zero, as after the
 // clock was set back, is young.
-func holdYoungPlan(in driftInput) (reason, message string, violated bool) {
+func holdYoungPlan(in Input) (reason, message string, violated bool) {
 	until := in.Plan.CreationTimestamp.Add(in.cooldown())
 	return "PlanTooYoung", "The plan in use is younger than spec.drift.cooldownSeconds, until " + stamp(until), in.Now.Before(until)
 }
 
 // holdCooldown: the last plan that was made for drift was no gain, or failed; another one right after it would fare alike.
-func holdCooldown(in driftInput) (reason, message string, violated bool) {
+func holdCooldown(in Input) (reason, message string, violated bool) {
 	if len(in.Replans) == 0 {
 		return "", "", false
 	}
@@ -325,14 +334,14 @@ func holdCooldown(in driftInput) (reason, message string, violated bool) {
 }
 
 // holdDailyCap: requests that change for ever, or a test that is wrong, must not cost without end.
-func holdDailyCap(in driftInput) (reason, message string, violated bool) {
-	made := replansLastDay(in.Replans, in.Now)
+func holdDailyCap(in Input) (reason, message string, violated bool) {
+	made := ReplansLastDay(in.Replans, in.Now)
 	return "DailyCap", fmt.Sprintf("%d plans were made for drift within 24 hours; spec.drift.maxReplansPerDay is %d", made, *in.Spec.MaxReplansPerDay),
 		made >= int(*in.Spec.MaxReplansPerDay)
 }
 
-// replansLastDay counts the plans that were made within 24 hours, and those that a clock which was set back puts after now.
-func replansLastDay(replans []time.Time, now time.Time) int {
+// ReplansLastDay counts the plans that were made within 24 hours, and those that a clock which was set back puts after now.
+func ReplansLastDay(replans []time.Time, now time.Time) int {
 	count := 0
 	for _, made := range replans {
 		if now.Sub(made) < 24*time.Hour {
@@ -342,9 +351,12 @@ func replansLastDay(replans []time.Time, now time.Time) int {
 	return count
 }
 
-func (in driftInput) cooldown() time.Duration {
+func (in Input) cooldown() time.Duration {
 	return time.Duration(*in.Spec.CooldownSeconds) * time.Second
 }
 
 // stamp is a time as conditions tell it.
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// reasonEngineCannotShuffle is that of a condition which needs tokens to be sent where their experts are.
+const reasonEngineCannotShuffle = "EngineCannotShuffle"

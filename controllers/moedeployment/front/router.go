@@ -1,4 +1,4 @@
-package moedeployment
+package front
 
 import (
 	"context"
@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	appsac "k8s.io/client-go/applyconfigurations/apps/v1"
@@ -26,7 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/apply"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/router/livesamples"
 )
@@ -40,71 +39,33 @@ const exitSeconds = 10
 // tablesMountPath is where a request router finds the ConfigMap that says whose tables it uses.
 const tablesMountPath = "/etc/semmoe/tables"
 
-// routerMetricsPort is where a request router answers probes, metrics and observations.
-const routerMetricsPort = 9090
-
-// reconcileChildren writes everything that does not belong to one revision: the Services, the disruption budgets, the network
-// policies, the request router, and what a Gateway needs to ask it. It reports whether the cluster lacks the kind InferencePool,
-// which keeps nothing else from being done.
-func (r *Reconciler) reconcileChildren(ctx context.Context, moed *semmoev1.MoEDeployment) (poolKindMissing bool, err error) {
-	if err := ensure(ctx, r.Client, &corev1.Service{}, podsService(moed), coreac.ExtractService); err != nil {
-		return false, fmt.Errorf("reconcile Service of the pods: %w", err)
-	}
-	if err := ensure(ctx, r.Client, &policyv1.PodDisruptionBudget{}, engineBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
-		return false, fmt.Errorf("reconcile PodDisruptionBudget of the engines: %w", err)
-	}
-	routerServes := false
-	if moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {
-		err = r.deleteRouter(ctx, moed)
-	} else {
-		routerServes, err = r.reconcileRouter(ctx, moed)
-	}
-	if err != nil {
-		return false, err
-	}
-	target, err := r.serviceTarget(ctx, moed, routerServes)
-	if err != nil {
-		return false, err
-	}
-	if err := ensure(ctx, r.Client, &corev1.Service{}, service(moed, target), coreac.ExtractService); err != nil {
-		return false, fmt.Errorf("reconcile Service: %w", err)
-	}
-	if err := r.reconcileNetworkPolicies(ctx, moed, target); err != nil {
-		return false, err
-	}
-	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
-		return r.reconcilePicker(ctx, moed)
-	}
-	return false, r.deletePicker(ctx, moed)
-}
-
 // reconcileRouter writes the request router, and reports whether a pod of it serves that is as the spec wants it.
-func (r *Reconciler) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeployment) (serves bool, err error) {
+func (f *Front) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeployment) (serves bool, err error) {
 	account := &corev1.ServiceAccount{}
 	accountIntent := routerServiceAccount(moed)
-	if err := ensure(ctx, r.Client, account, accountIntent, coreac.ExtractServiceAccount); err != nil {
+	if err := desired.Ensure(ctx, f.Client, account, accountIntent, coreac.ExtractServiceAccount); err != nil {
 		return false, fmt.Errorf("reconcile ServiceAccount of the request router: %w", err)
 	}
 	accountUID := account.UID
 	if accountIntent.UID != nil { // it was written: the API server's answer is younger than the cache
 		accountUID = *accountIntent.UID
 	}
-	if err := ensure(ctx, r.Client, &rbacv1.RoleBinding{}, routerRoleBinding(moed), rbacac.ExtractRoleBinding); err != nil {
+	if err := desired.Ensure(ctx, f.Client, &rbacv1.RoleBinding{}, routerRoleBinding(moed), rbacac.ExtractRoleBinding); err != nil {
 		return false, fmt.Errorf("reconcile RoleBinding of the request router: %w", err)
 	}
-	authority, err := r.storeAuthority(ctx, moed)
+	authority, err := f.StoreAuthority(ctx, moed)
 	if err != nil {
 		return false, err
 	}
-	intent := routerDeployment(moed, r.Image, accountUID)
+	intent := routerDeployment(moed, f.Image, accountUID)
 	if authority != "" {
-		giveStore(intent, r.Store, authority)
+		giveStore(intent, f.Store, authority)
 	}
 	deployment := &appsv1.Deployment{}
-	if err := ensure(ctx, r.Client, deployment, intent, appsac.ExtractDeployment); err != nil {
+	if err := desired.Ensure(ctx, f.Client, deployment, intent, appsac.ExtractDeployment); err != nil {
 		return false, fmt.Errorf("reconcile Deployment of the request router: %w", err)
 	}
-	if err := ensure(ctx, r.Client, &policyv1.PodDisruptionBudget{}, routerBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
+	if err := desired.Ensure(ctx, f.Client, &policyv1.PodDisruptionBudget{}, routerBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
 		return false, fmt.Errorf("reconcile PodDisruptionBudget of the request router: %w", err)
 	}
 	return intent.UID == nil && updatedAvailable(deployment), nil // what was just written is not in the cache's answer
@@ -116,31 +77,13 @@ func updatedAvailable(deployment *appsv1.Deployment) bool {
 	return status.ObservedGeneration == deployment.Generation && status.AvailableReplicas > status.Replicas-status.UpdatedReplicas
 }
 
-// serviceTarget is the component that the Service leads to: the request router, or, where that is no proxy, the engines
-// themselves. A Service that leads to the engines stays there until a router can take over: a change of the mode drops no
-// request.
-func (r *Reconciler) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeployment, routerServes bool) (string, error) {
-	if moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
-		return semmoev1.ComponentEngine, nil
-	}
-	live := &corev1.Service{}
-	err := r.Get(ctx, client.ObjectKeyFromObject(moed), live)
-	if client.IgnoreNotFound(err) != nil {
-		return "", fmt.Errorf("read Service: %w", err)
-	}
-	if live.Spec.Selector[semmoev1.LabelComponent] == semmoev1.ComponentEngine && !routerServes {
-		return semmoev1.ComponentEngine, nil
-	}
-	return semmoev1.ComponentRouter, nil
-}
-
-// storeAuthority is the certificate authority of the artifact store, where routers need the store: they read plans from
+// StoreAuthority is the certificate authority of the artifact store, where routers need the store: they read plans from
 // it. Without a store, or before it has published the authority, it is empty: routers serve without plans then.
-func (r *Reconciler) storeAuthority(ctx context.Context, moed *semmoev1.MoEDeployment) (string, error) {
-	if !usesPlans(moed) {
+func (f *Front) StoreAuthority(ctx context.Context, moed *semmoev1.MoEDeployment) (string, error) {
+	if !desired.UsesPlans(moed) {
 		return "", nil
 	}
-	authority, err := r.Store.Authority(ctx)
+	authority, err := f.Store.Authority(ctx)
 	if errors.Is(err, access.ErrNoStore) || apierrors.IsNotFound(err) {
 		return "", nil
 	}
@@ -164,11 +107,11 @@ func giveStore(deployment *appsac.DeploymentApplyConfiguration, store *access.Ac
 }
 
 // deleteRouter takes the request router away, where the mode does not want one.
-func (r *Reconciler) deleteRouter(ctx context.Context, moed *semmoev1.MoEDeployment) error {
+func (f *Front) deleteRouter(ctx context.Context, moed *semmoev1.MoEDeployment) error {
 	for _, object := range []client.Object{&appsv1.Deployment{}, &policyv1.PodDisruptionBudget{}, &rbacv1.RoleBinding{}, &corev1.ServiceAccount{}} {
-		err := r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: routerName(moed)}, object)
+		err := f.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.RouterName(moed)}, object)
 		if err == nil && metav1.IsControlledBy(object, moed) && object.GetDeletionTimestamp() == nil {
-			err = r.Delete(ctx, object, client.Preconditions{UID: new(object.GetUID())}, client.PropagationPolicy(metav1.DeletePropagationBackground))
+			err = f.Delete(ctx, object, client.Preconditions{UID: new(object.GetUID())}, client.PropagationPolicy(metav1.DeletePropagationBackground))
 		}
 		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete the request router: %w", err)
@@ -177,104 +120,33 @@ func (r *Reconciler) deleteRouter(ctx context.Context, moed *semmoev1.MoEDeploym
 	return nil
 }
 
-// named is an apply configuration of a namespaced object.
-type named interface {
-	runtime.ApplyConfiguration
-	GetName() *string
-	GetNamespace() *string
-}
-
-// ensure reads the object into live and brings it to intent.
-func ensure[O any, P interface {
-	*O
-	client.Object
-}, A named](ctx context.Context, c client.Client, live P, intent A, extract func(*O, string) (A, error)) error {
-	err := c.Get(ctx, client.ObjectKey{Namespace: *intent.GetNamespace(), Name: *intent.GetName()}, live)
-	if apierrors.IsNotFound(err) {
-		live, err = nil, nil
-	}
-	if err != nil {
-		return err
-	}
-	_, err = apply.Ensure(ctx, c, manager, live, intent, extract)
-	return err
-}
-
-// service is what clients talk to, and leads to the pods of a component.
-func service(moed *semmoev1.MoEDeployment, component string) *coreac.ServiceApplyConfiguration {
-	return coreac.Service(moed.Name, moed.Namespace).
-		WithLabels(labelsOf(moed, component)).
-		WithOwnerReferences(ownerReference(moed)).
-		WithSpec(coreac.ServiceSpec().
-			WithType(corev1.ServiceTypeClusterIP).
-			WithSelector(selector(moed, component)).
-			WithPorts(httpPort(semmoev1.ServicePort, intstr.FromString("http"))))
-}
-
-// podsService is headless: it gives each engine pod its name.
-func podsService(moed *semmoev1.MoEDeployment) *coreac.ServiceApplyConfiguration {
-	return coreac.Service(podsServiceName(moed), moed.Namespace).
-		WithLabels(labelsOf(moed, semmoev1.ComponentEngine)).
-		WithOwnerReferences(ownerReference(moed)).
-		WithSpec(coreac.ServiceSpec().
-			WithClusterIP(corev1.ClusterIPNone).
-			WithSelector(selector(moed, semmoev1.ComponentEngine)).
-			WithPorts(httpPort(moed.Spec.Engine.Port, intstr.FromString("http"))))
-}
-
-func httpPort(port int32, target intstr.IntOrString) *coreac.ServicePortApplyConfiguration {
-	return coreac.ServicePort().WithName("http").WithProtocol(corev1.ProtocolTCP).WithAppProtocol("http").WithPort(port).WithTargetPort(target)
-}
-
-// engineBudget lets a drain of nodes take no more replicas at once than a roll-out may. Of a replica of several pods any one that
-// goes takes the others with it.
-func engineBudget(moed *semmoev1.MoEDeployment) *policyac.PodDisruptionBudgetApplyConfiguration {
-	return policyac.PodDisruptionBudget(moed.Name, moed.Namespace).
-		WithLabels(labelsOf(moed, semmoev1.ComponentEngine)).
-		WithOwnerReferences(ownerReference(moed)).
-		WithSpec(policyac.PodDisruptionBudgetSpec().
-			WithMaxUnavailable(intstr.FromInt32(max(1, *moed.Spec.Rollout.MaxUnavailable))).
-			WithSelector(replicaSelector(moed)))
-}
-
 func routerBudget(moed *semmoev1.MoEDeployment) *policyac.PodDisruptionBudgetApplyConfiguration {
-	return policyac.PodDisruptionBudget(routerName(moed), moed.Namespace).
-		WithLabels(labelsOf(moed, semmoev1.ComponentRouter)).
-		WithOwnerReferences(ownerReference(moed)).
+	return policyac.PodDisruptionBudget(desired.RouterName(moed), moed.Namespace).
+		WithLabels(desired.Labels(moed, semmoev1.ComponentRouter)).
+		WithOwnerReferences(desired.OwnerReference(moed)).
 		WithSpec(policyac.PodDisruptionBudgetSpec().
 			WithMaxUnavailable(intstr.FromInt32(1)).
-			WithSelector(metav1ac.LabelSelector().WithMatchLabels(selector(moed, semmoev1.ComponentRouter))))
+			WithSelector(metav1ac.LabelSelector().WithMatchLabels(desired.Selector(moed, semmoev1.ComponentRouter))))
 }
 
 func routerServiceAccount(moed *semmoev1.MoEDeployment) *coreac.ServiceAccountApplyConfiguration {
-	return coreac.ServiceAccount(routerName(moed), moed.Namespace).
-		WithLabels(labelsOf(moed, semmoev1.ComponentRouter)).
-		WithOwnerReferences(ownerReference(moed))
+	return coreac.ServiceAccount(desired.RouterName(moed), moed.Namespace).
+		WithLabels(desired.Labels(moed, semmoev1.ComponentRouter)).
+		WithOwnerReferences(desired.OwnerReference(moed))
 }
 
 func routerRoleBinding(moed *semmoev1.MoEDeployment) *rbacac.RoleBindingApplyConfiguration {
-	return rbacac.RoleBinding(routerName(moed), moed.Namespace).
-		WithLabels(labelsOf(moed, semmoev1.ComponentRouter)).
-		WithOwnerReferences(ownerReference(moed)).
+	return rbacac.RoleBinding(desired.RouterName(moed), moed.Namespace).
+		WithLabels(desired.Labels(moed, semmoev1.ComponentRouter)).
+		WithOwnerReferences(desired.OwnerReference(moed)).
 		WithRoleRef(rbacac.RoleRef().WithAPIGroup(rbacv1.GroupName).WithKind("ClusterRole").WithName(routerClusterRole)).
-		WithSubjects(rbacac.Subject().WithKind(rbacv1.ServiceAccountKind).WithNamespace(moed.Namespace).WithName(routerName(moed)))
-}
-
-// replicaSelector selects all pods of the replicas.
-func replicaSelector(moed *semmoev1.MoEDeployment) *metav1ac.LabelSelectorApplyConfiguration {
-	if podsPerReplica(moed) == 1 {
-		return metav1ac.LabelSelector().WithMatchLabels(selector(moed, semmoev1.ComponentEngine))
-	}
-	return metav1ac.LabelSelector().
-		WithMatchLabels(map[string]string{semmoev1.LabelDeployment: moed.Name}).
-		WithMatchExpressions(metav1ac.LabelSelectorRequirement().WithKey(semmoev1.LabelComponent).WithOperator(metav1.LabelSelectorOpIn).
-			WithValues(semmoev1.ComponentEngine, semmoev1.ComponentWorker))
+		WithSubjects(rbacac.Subject().WithKind(rbacv1.ServiceAccountKind).WithNamespace(moed.Namespace).WithName(desired.RouterName(moed)))
 }
 
 // replicaSelectorText is the same as request routers take it.
 func replicaSelectorText(moed *semmoev1.MoEDeployment) string {
-	if podsPerReplica(moed) == 1 {
-		return labels.SelectorFromSet(selector(moed, semmoev1.ComponentEngine)).String()
+	if desired.PodsPerReplica(moed) == 1 {
+		return labels.SelectorFromSet(desired.Selector(moed, semmoev1.ComponentEngine)).String()
 	}
 	return fmt.Sprintf("%s=%s,%s in (%s,%s)", semmoev1.LabelDeployment, moed.Name, semmoev1.LabelComponent, semmoev1.ComponentEngine, semmoev1.ComponentWorker)
 }
@@ -286,14 +158,14 @@ func routerArgs(moed *semmoev1.MoEDeployment) []string {
 		"--namespace=" + moed.Namespace,
 		"--selector=" + replicaSelectorText(moed),
 		"--engine=" + string(moed.Spec.Engine.Type),
-		"--sample-percent=" + strconv.Itoa(int(samplePercent(moed))),
-		"--host=$(" + podIPVariable + ")",
-		fmt.Sprintf("--drain-timeout=%ds", graceSeconds),
+		"--sample-percent=" + strconv.Itoa(int(desired.SamplePercent(moed))),
+		"--host=$(" + desired.PodIPVariable + ")",
+		fmt.Sprintf("--drain-timeout=%ds", desired.GraceSeconds),
 	}
 	if profiling := moed.Spec.Profiling; profiling != nil && profiling.LiveSamples == semmoev1.LiveSamplesSequences {
 		args = append(args, "--live-samples="+string(livesamples.Sequences))
 	}
-	if usesPlans(moed) {
+	if desired.UsesPlans(moed) {
 		args = append(args, "--tables-file="+tablesMountPath+"/"+semmoev1.TablesKey)
 	}
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
@@ -325,7 +197,7 @@ func routerPorts(moed *semmoev1.MoEDeployment) []*coreac.ContainerPortApplyConfi
 	port := func(name string, number int32) *coreac.ContainerPortApplyConfiguration {
 		return coreac.ContainerPort().WithName(name).WithContainerPort(number).WithProtocol(corev1.ProtocolTCP)
 	}
-	metrics := port("metrics", routerMetricsPort)
+	metrics := port("metrics", desired.RouterMetricsPort)
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
 		return []*coreac.ContainerPortApplyConfiguration{port("ext-proc", semmoev1.PickerPort), port("health", semmoev1.PickerHealthPort), metrics}
 	}
@@ -335,7 +207,7 @@ func routerPorts(moed *semmoev1.MoEDeployment) []*coreac.ContainerPortApplyConfi
 // routerDeployment is the request router. Its pods carry the UID of their ServiceAccount: tokens of an account that was
 // deleted are void although another of its name exists, and pods that hold them would never see an endpoint change again.
 func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.UID) *appsac.DeploymentApplyConfiguration {
-	podLabels := labelsOf(moed, semmoev1.ComponentRouter)
+	podLabels := desired.Labels(moed, semmoev1.ComponentRouter)
 	probe := func(path string) *coreac.ProbeApplyConfiguration {
 		return coreac.Probe().WithPeriodSeconds(2).WithTimeoutSeconds(2).WithFailureThreshold(3).
 			WithHTTPGet(coreac.HTTPGetAction().WithPath(path).WithPort(intstr.FromString("metrics")))
@@ -344,7 +216,7 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 		WithName("router").
 		WithImage(image).
 		WithArgs(routerArgs(moed)...).
-		WithEnv(coreac.EnvVar().WithName(podIPVariable).WithValueFrom(coreac.EnvVarSource().
+		WithEnv(coreac.EnvVar().WithName(desired.PodIPVariable).WithValueFrom(coreac.EnvVarSource().
 			WithFieldRef(coreac.ObjectFieldSelector().WithAPIVersion("v1").WithFieldPath("status.podIP"))),
 			// Near its limit the collector shall work harder, before the kernel ends the process. The divisor must be given: a
 			// default of the API server's would look like a change of ours that is missing, for ever.
@@ -353,7 +225,7 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 		WithPorts(routerPorts(moed)...).
 		WithReadinessProbe(probe("/readyz")).
 		WithLivenessProbe(probe("/healthz").WithPeriodSeconds(10)).
-		WithLifecycle(coreac.Lifecycle().WithPreStop(coreac.LifecycleHandler().WithSleep(coreac.SleepAction().WithSeconds(drainSeconds)))).
+		WithLifecycle(coreac.Lifecycle().WithPreStop(coreac.LifecycleHandler().WithSleep(coreac.SleepAction().WithSeconds(desired.DrainSeconds)))).
 		WithResources(coreac.ResourceRequirements().
 			WithRequests(corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("256Mi")}).
 			WithLimits(corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Gi")})).
@@ -363,37 +235,37 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 			WithCapabilities(coreac.Capabilities().WithDrop("ALL"))).
 		WithTerminationMessagePolicy(corev1.TerminationMessageFallbackToLogsOnError).
 		WithVolumeMounts(coreac.VolumeMount().WithName("snapshot").WithMountPath("/var/lib/semmoe"))
-	if usesPlans(moed) {
+	if desired.UsesPlans(moed) {
 		container.WithVolumeMounts(coreac.VolumeMount().WithName("tables").WithMountPath(tablesMountPath).WithReadOnly(true))
 	}
 	spec := coreac.PodSpec().
-		WithServiceAccountName(routerName(moed)).
+		WithServiceAccountName(desired.RouterName(moed)).
 		WithEnableServiceLinks(false).
-		WithTerminationGracePeriodSeconds(drainSeconds + graceSeconds + exitSeconds).
+		WithTerminationGracePeriodSeconds(desired.DrainSeconds + desired.GraceSeconds + exitSeconds).
 		WithSecurityContext(coreac.PodSecurityContext().
 			WithRunAsNonRoot(true).WithRunAsUser(65532).WithRunAsGroup(65532).WithFSGroup(65532).
 			WithSeccompProfile(coreac.SeccompProfile().WithType(corev1.SeccompProfileTypeRuntimeDefault))).
 		WithTopologySpreadConstraints(coreac.TopologySpreadConstraint().
 			WithMaxSkew(1).WithTopologyKey(corev1.LabelHostname).WithWhenUnsatisfiable(corev1.ScheduleAnyway).
-			WithLabelSelector(metav1ac.LabelSelector().WithMatchLabels(selector(moed, semmoev1.ComponentRouter)))).
+			WithLabelSelector(metav1ac.LabelSelector().WithMatchLabels(desired.Selector(moed, semmoev1.ComponentRouter)))).
 		WithContainers(container).
 		WithVolumes(coreac.Volume().WithName("snapshot").WithEmptyDir(coreac.EmptyDirVolumeSource()))
-	if usesPlans(moed) {
+	if desired.UsesPlans(moed) {
 		// It is not there before tables are swapped for the first time, and the router must start all the same.
 		spec.WithVolumes(coreac.Volume().WithName("tables").WithConfigMap(
-			coreac.ConfigMapVolumeSource().WithName(tablesName(moed)).WithOptional(true)))
+			coreac.ConfigMapVolumeSource().WithName(desired.TablesName(moed)).WithOptional(true)))
 	}
 	if template := moed.Spec.Template; template != nil {
 		for _, secret := range template.Spec.ImagePullSecrets {
 			spec.WithImagePullSecrets(coreac.LocalObjectReference().WithName(secret.Name))
 		}
 	}
-	return appsac.Deployment(routerName(moed), moed.Namespace).
+	return appsac.Deployment(desired.RouterName(moed), moed.Namespace).
 		WithLabels(podLabels).
-		WithOwnerReferences(ownerReference(moed)).
+		WithOwnerReferences(desired.OwnerReference(moed)).
 		WithSpec(appsac.DeploymentSpec().
 			WithReplicas(moed.Spec.Routing.Replicas).
-			WithSelector(metav1ac.LabelSelector().WithMatchLabels(selector(moed, semmoev1.ComponentRouter))).
+			WithSelector(metav1ac.LabelSelector().WithMatchLabels(desired.Selector(moed, semmoev1.ComponentRouter))).
 			WithStrategy(appsac.DeploymentStrategy().
 				WithType(appsv1.RollingUpdateDeploymentStrategyType).
 				WithRollingUpdate(appsac.RollingUpdateDeployment().WithMaxUnavailable(intstr.FromInt32(0)).WithMaxSurge(intstr.FromInt32(1)))).

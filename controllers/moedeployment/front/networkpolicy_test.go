@@ -1,4 +1,4 @@
-package moedeployment
+package front
 
 import (
 	"encoding/json"
@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 )
 
 // peer is a pod that connects to one of ours.
@@ -99,7 +100,7 @@ func TestNetworkPolicies(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			moed, namespace, target, protocol := deployment(), "semmoe-system", semmoev1.ComponentRouter, corev1.ProtocolTCP
+			moed, namespace, target, protocol := moedtest.Deployment(), "semmoe-system", semmoev1.ComponentRouter, corev1.ProtocolTCP
 			if tc.change != nil {
 				tc.change(moed)
 			}
@@ -149,7 +150,7 @@ func TestNetworkPoliciesThatAreMade(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got := networkPolicies(deployment(tc.change), tc.target, "semmoe-system")
+			got := networkPolicies(moedtest.Deployment(tc.change), tc.target, "semmoe-system")
 			for _, policy := range tc.want {
 				if got[policy] == nil {
 					t.Errorf("no policy %s", policy)

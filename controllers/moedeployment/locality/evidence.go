@@ -1,4 +1,4 @@
-package moedeployment
+package locality
 
 import (
 	"math"
@@ -10,8 +10,21 @@ import (
 	"github.com/semmoe/operator/solver/drift"
 )
 
-// routerEvidence is what the request routers tell of the requests that they sampled under the plan in service.
-type routerEvidence struct {
+// RateUnder is the rate of the last requests that routers sampled under a layout.
+func RateUnder(reports []lar.Report, layoutDigest string) lar.Ratio {
+	var rate lar.Ratio
+	for _, report := range reports {
+		for key, sketch := range report.Last {
+			if key.Plan == layoutDigest {
+				rate.Merge(sketch.Overall)
+			}
+		}
+	}
+	return rate
+}
+
+// RouterEvidence is what the request routers tell of the requests that they sampled under the plan in service.
+type RouterEvidence struct {
 	// Answered is how many routers tell anything.
 	Answered int
 	// Newest is the time of the last sample of the window; zero where there is none.
@@ -19,21 +32,21 @@ type routerEvidence struct {
 	// Tables is the full digest of the plan whose tables scored the last of them that was scored, and Samples those that it scored,
 	// the oldest first.
 	Tables  string
-	Samples []timedSample
+	Samples []TimedSample
 	// Calibration is what those are judged by; nil where the plan has none.
 	Calibration *drift.Calibration
 }
 
-// timedSample is a sample and when it was taken.
-type timedSample struct {
+// TimedSample is a sample and when it was taken.
+type TimedSample struct {
 	Time time.Time
 	drift.Sample
 }
 
-// evidenceOf gathers what routers sampled under a layout within a window about now. What is older says nothing of now; what is as
+// EvidenceOf gathers what routers sampled under a layout within a window about now. What is older says nothing of now; what is as
 // far ahead was written by a clock that is wrong.
-func evidenceOf(reports []lar.Report, layoutDigest string, now time.Time, window time.Duration) routerEvidence {
-	evidence := routerEvidence{Answered: len(reports)}
+func EvidenceOf(reports []lar.Report, layoutDigest string, now time.Time, window time.Duration) RouterEvidence {
+	evidence := RouterEvidence{Answered: len(reports)}
 	var recent []lar.Observation
 	for _, report := range reports {
 		for _, o := range report.Observations {
@@ -59,11 +72,11 @@ func evidenceOf(reports []lar.Report, layoutDigest string, now time.Time, window
 
 // sampleFor is what an observation says in the test; not ok where it was scored by other tables, or not at all, or tells of no
 // activation.
-func sampleFor(o lar.Observation, tables string) (sample timedSample, ok bool) {
+func sampleFor(o lar.Observation, tables string) (sample TimedSample, ok bool) {
 	if o.Forecast == nil || o.Forecast.Tables != tables || o.Total <= 0 || o.Local < 0 || o.Local > o.Total {
-		return timedSample{}, false
+		return TimedSample{}, false
 	}
-	return timedSample{o.Time, drift.Sample{
+	return TimedSample{o.Time, drift.Sample{
 		Best: o.Forecast.Best, Rank: o.Rank, Highest: o.Forecast.Highest, Predicted: o.Forecast.Predicted,
 		Local: float64(o.Local) / float64(o.Total), Known: o.Forecast.Known, Pairs: o.Forecast.Pairs,
 	}}, true
@@ -92,7 +105,7 @@ const clearedAt = 0.5
 
 // testSamples runs the sequential test over the samples, the oldest first. It needs no memory of earlier runs: alarm and hysteresis
 // are functions of the samples, and whoever reads them comes to the same.
-func testSamples(c *drift.Calibration, samples []timedSample) testResult {
+func testSamples(c *drift.Calibration, samples []TimedSample) testResult {
 	result := testResult{Tested: true, Threshold: 1}
 	var statistic drift.Statistic
 	for _, s := range samples {
@@ -108,7 +121,7 @@ func testSamples(c *drift.Calibration, samples []timedSample) testResult {
 	return result
 }
 
-func plain(samples []timedSample) []drift.Sample {
+func plain(samples []TimedSample) []drift.Sample {
 	list := make([]drift.Sample, len(samples))
 	for i, s := range samples {
 		list[i] = s.Sample
@@ -127,10 +140,10 @@ const (
 	raisedAt = 0.9
 )
 
-// prometheusEvidence is what Prometheus tells.
-type prometheusEvidence struct {
+// PrometheusEvidence is what Prometheus tells.
+type PrometheusEvidence struct {
 	// Problem is why it tells nothing.
-	Problem finding
+	Problem Finding
 	// Points are the values of at most two windows under the plan in use that are numbers, the oldest first.
 	Points []promquery.Point
 	Window time.Duration
@@ -139,10 +152,10 @@ type prometheusEvidence struct {
 }
 
 // step is the time between two values.
-func (e prometheusEvidence) step() time.Duration { return e.Window / windowSteps }
+func (e PrometheusEvidence) step() time.Duration { return e.Window / windowSteps }
 
 // covered reports whether the last window has enough values.
-func (e prometheusEvidence) covered() bool {
+func (e PrometheusEvidence) covered() bool {
 	return len(within(e.Points, e.End, e.Window)) >= leastValues
 }
 

@@ -1,0 +1,34 @@
+package desired
+
+import (
+	"context"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/semmoe/operator/internal/apply"
+)
+
+// named is an apply configuration of a namespaced object.
+type named interface {
+	runtime.ApplyConfiguration
+	GetName() *string
+	GetNamespace() *string
+}
+
+// Ensure reads the object into live and brings it to intent.
+func Ensure[O any, P interface {
+	*O
+	client.Object
+}, A named](ctx context.Context, c client.Client, live P, intent A, extract func(*O, string) (A, error)) error {
+	err := c.Get(ctx, client.ObjectKey{Namespace: *intent.GetNamespace(), Name: *intent.GetName()}, live)
+	if apierrors.IsNotFound(err) {
+		live, err = nil, nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = apply.Ensure(ctx, c, Manager, live, intent, extract)
+	return err
+}

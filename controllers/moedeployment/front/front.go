@@ -1,0 +1,137 @@
+// Package front makes what stands before the engines of a MoEDeployment: the Services, the request router, disruption budgets and
+// network policies, and what a Gateway needs to ask the router.
+//
+// Invariants:
+//   - All of it follows from the spec, and from whether a router can take over from engines that the Service leads to.
+//   - Nothing here belongs to one revision: a roll-out changes none of it.
+package front
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	coreac "k8s.io/client-go/applyconfigurations/core/v1"
+	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
+	policyac "k8s.io/client-go/applyconfigurations/policy/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/internal/artifact/access"
+)
+
+// Front makes and keeps what stands before engines.
+type Front struct {
+	client.Client
+	// Store is how the artifact store is reached; request routers read plans from it.
+	Store *access.Access
+	// Image is the image of the request router.
+	Image string
+	// Namespace is the operator's own; empty where it runs outside of the cluster.
+	Namespace string
+}
+
+// Reconcile writes everything that does not belong to one revision: the Services, the disruption budgets, the network
+// policies, the request router, and what a Gateway needs to ask it. It reports whether the cluster lacks the kind InferencePool,
+// which keeps nothing else from being done.
+func (f *Front) Reconcile(ctx context.Context, moed *semmoev1.MoEDeployment) (poolKindMissing bool, err error) {
+	if err := desired.Ensure(ctx, f.Client, &corev1.Service{}, podsService(moed), coreac.ExtractService); err != nil {
+		return false, fmt.Errorf("reconcile Service of the pods: %w", err)
+	}
+	if err := desired.Ensure(ctx, f.Client, &policyv1.PodDisruptionBudget{}, engineBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
+		return false, fmt.Errorf("reconcile PodDisruptionBudget of the engines: %w", err)
+	}
+	routerServes := false
+	if moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {
+		err = f.deleteRouter(ctx, moed)
+	} else {
+		routerServes, err = f.reconcileRouter(ctx, moed)
+	}
+	if err != nil {
+		return false, err
+	}
+	target, err := f.serviceTarget(ctx, moed, routerServes)
+	if err != nil {
+		return false, err
+	}
+	if err := desired.Ensure(ctx, f.Client, &corev1.Service{}, service(moed, target), coreac.ExtractService); err != nil {
+		return false, fmt.Errorf("reconcile Service: %w", err)
+	}
+	if err := f.reconcileNetworkPolicies(ctx, moed, target); err != nil {
+		return false, err
+	}
+	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
+		return f.reconcilePicker(ctx, moed)
+	}
+	return false, f.deletePicker(ctx, moed)
+}
+
+// serviceTarget is the component that the Service leads to: the request router, or, where that is no proxy, the engines
+// themselves. A Service that leads to the engines stays there until a router can take over: a change of the mode drops no
+// request.
+func (f *Front) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeployment, routerServes bool) (string, error) {
+	if moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
+		return semmoev1.ComponentEngine, nil
+	}
+	live := &corev1.Service{}
+	err := f.Get(ctx, client.ObjectKeyFromObject(moed), live)
+	if client.IgnoreNotFound(err) != nil {
+		return "", fmt.Errorf("read Service: %w", err)
+	}
+	if live.Spec.Selector[semmoev1.LabelComponent] == semmoev1.ComponentEngine && !routerServes {
+		return semmoev1.ComponentEngine, nil
+	}
+	return semmoev1.ComponentRouter, nil
+}
+
+// service is what clients talk to, and leads to the pods of a component.
+func service(moed *semmoev1.MoEDeployment, component string) *coreac.ServiceApplyConfiguration {
+	return coreac.Service(moed.Name, moed.Namespace).
+		WithLabels(desired.Labels(moed, component)).
+		WithOwnerReferences(desired.OwnerReference(moed)).
+		WithSpec(coreac.ServiceSpec().
+			WithType(corev1.ServiceTypeClusterIP).
+			WithSelector(desired.Selector(moed, component)).
+			WithPorts(httpPort(semmoev1.ServicePort, intstr.FromString("http"))))
+}
+
+// podsService is headless: it gives each engine pod its name.
+func podsService(moed *semmoev1.MoEDeployment) *coreac.ServiceApplyConfiguration {
+	return coreac.Service(desired.PodsServiceName(moed), moed.Namespace).
+		WithLabels(desired.Labels(moed, semmoev1.ComponentEngine)).
+		WithOwnerReferences(desired.OwnerReference(moed)).
+		WithSpec(coreac.ServiceSpec().
+			WithClusterIP(corev1.ClusterIPNone).
+			WithSelector(desired.Selector(moed, semmoev1.ComponentEngine)).
+			WithPorts(httpPort(moed.Spec.Engine.Port, intstr.FromString("http"))))
+}
+
+func httpPort(port int32, target intstr.IntOrString) *coreac.ServicePortApplyConfiguration {
+	return coreac.ServicePort().WithName("http").WithProtocol(corev1.ProtocolTCP).WithAppProtocol("http").WithPort(port).WithTargetPort(target)
+}
+
+// engineBudget lets a drain of nodes take no more replicas at once than a roll-out may. Of a replica of several pods any one that
+// goes takes the others with it.
+func engineBudget(moed *semmoev1.MoEDeployment) *policyac.PodDisruptionBudgetApplyConfiguration {
+	return policyac.PodDisruptionBudget(moed.Name, moed.Namespace).
+		WithLabels(desired.Labels(moed, semmoev1.ComponentEngine)).
+		WithOwnerReferences(desired.OwnerReference(moed)).
+		WithSpec(policyac.PodDisruptionBudgetSpec().
+			WithMaxUnavailable(intstr.FromInt32(max(1, *moed.Spec.Rollout.MaxUnavailable))).
+			WithSelector(replicaSelector(moed)))
+}
+
+// replicaSelector selects all pods of the replicas.
+func replicaSelector(moed *semmoev1.MoEDeployment) *metav1ac.LabelSelectorApplyConfiguration {
+	if desired.PodsPerReplica(moed) == 1 {
+		return metav1ac.LabelSelector().WithMatchLabels(desired.Selector(moed, semmoev1.ComponentEngine))
+	}
+	return metav1ac.LabelSelector().
+		WithMatchLabels(map[string]string{semmoev1.LabelDeployment: moed.Name}).
+		WithMatchExpressions(metav1ac.LabelSelectorRequirement().WithKey(semmoev1.LabelComponent).WithOperator(metav1.LabelSelectorOpIn).
+			WithValues(semmoev1.ComponentEngine, semmoev1.ComponentWorker))
+}

@@ -1,0 +1,328 @@
+package locality
+
+import (
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/promquery"
+	"github.com/semmoe/operator/solver/drift"
+)
+
+// samples are requests a second apart, the last one now, each with a share of its activations local.
+func samples(n int, local func(i int) float64) []TimedSample {
+	list := make([]TimedSample, n)
+	for i := range list {
+		list[i] = TimedSample{moedtest.Start.Add(time.Duration(i-n+1) * time.Second), drift.Sample{Best: 1, Highest: 0.4, Predicted: 0.4, Local: local(i), Known: 1, Pairs: 1}}
+	}
+	return list
+}
+
+func always(share float64) func(int) float64 { return func(int) float64 { return share } }
+
+// served is the input of a deployment whose routers sample, with requests that get what the plan promises.
+func served(change ...func(*Input)) Input {
+	plan := moedtest.PlanFor400()
+	rate := lar.Ratio{}
+	for range 100 {
+		rate.Add(lar.Activations{Local: 40, Total: 100})
+	}
+	in := Input{
+		Now: moedtest.Start, Spec: moedtest.Deployment().Spec.Drift, Planned: true, Plan: plan, Promise: plan.Status.Forecast,
+		Engine: semmoev1.EngineSGLang, EngineTells: true, Observed: true, Rate: rate,
+		Routers: RouterEvidence{Answered: 1, Newest: moedtest.Start, Tables: plan.Status.PlanDigest, Samples: samples(200, always(0.4)), Calibration: moedtest.Calibration()},
+	}
+	for _, c := range change {
+		c(&in)
+	}
+	return in
+}
+
+// shifted has requests that get a quarter less since 100 seconds.
+func shifted(in *Input) {
+	in.Routers.Samples = samples(200, func(i int) float64 { return map[bool]float64{false: 0.4, true: 0.3}[i >= 100] })
+}
+
+// asked is the input of a deployment with source Prometheus, whose values end now.
+func asked(points []promquery.Point, change ...func(*Input)) Input {
+	in := served(change...)
+	in.Routers = RouterEvidence{}
+	in.Spec.Source, in.Observed = semmoev1.DriftSourcePrometheus, false
+	in.Prometheus = PrometheusEvidence{Points: points, Window: time.Hour, End: moedtest.Start}
+	return in
+}
+
+// times repeats a value.
+func times(n int, value float64) []float64 {
+	list := make([]float64, n)
+	for i := range list {
+		list[i] = value
+	}
+	return list
+}
+
+// Every link of both chains, by the one thing that violates it.
+func TestAssessDrift(t *testing.T) {
+	remade := func(ages ...time.Duration) func(*Input) {
+		return func(in *Input) {
+			for _, age := range ages {
+				in.Replans = append(in.Replans, moedtest.Start.Add(-age))
+			}
+		}
+	}
+	below := func(in *Input) {
+		in.Rate = lar.Ratio{}
+		for range 100 {
+			in.Rate.Add(lar.Activations{Local: 35, Total: 100})
+		}
+	}
+	nearBar := func(in *Input) { // 370 of a promise of 400: above the bar of 360, below half of the way
+		in.Rate = lar.Ratio{}
+		for range 100 {
+			in.Rate.Add(lar.Activations{Local: 37, Total: 100})
+		}
+	}
+	scattered := func(in *Input) { // 340, with a standard error of 30
+		in.Rate = lar.Ratio{}
+		for i := range 100 {
+			in.Rate.Add(lar.Activations{Local: int64(34 + 30*(2*(i%2)-1)), Total: 100})
+		}
+	}
+	good := moedtest.Values(times(120, 0.4)...)
+	for name, tc := range map[string]struct {
+		in     Input
+		status Status
+		reason string
+		hold   string // of drift
+		says   string
+	}{
+		"on target":                  {served(), OnTarget, "OnTarget", "", "get what the plan promises"},
+		"drifted":                    {served(shifted), Drifted, "Drifted", "", "no longer those"},
+		"no plan":                    {served(func(in *Input) { in.Planned = false }), Unknown, "NoPlan", "", "Without a plan"},
+		"plan deleted":               {served(func(in *Input) { in.Plan = nil }), Unknown, "PlanNotFound", "", "does not exist"},
+		"plan of the tables deleted": {served(func(in *Input) { in.Routers.Tables = "other" }), Unknown, "PlanNotFound", "", "does not exist"},
+		"plan without figures":       {served(func(in *Input) { in.Promise = nil }), Unknown, "PlanNotFound", "", "not told its figures"},
+		"an engine that cannot tell": {served(shifted, func(in *Input) { in.EngineTells, in.Engine = false, semmoev1.EngineTensorRTLLM }), Unknown, "EngineCannotTell", "", "TensorRTLLM"},
+		"tokens that stay":           {served(shifted, func(in *Input) { in.Ranks, in.Planned = 8, false }), Unknown, "EngineCannotShuffle", "", "one activation in 8 is local"},
+		"tokens that are shuffled":   {served(shifted, func(in *Input) { in.Ranks, in.Shuffled = 8, true }), Unknown, "NotObserved", "", "spec.drift.source"},
+		"nothing is sampled":         {served(shifted, func(in *Input) { in.Observed = false }), Unknown, "NotObserved", "", "samplePercent"},
+		"no router answers":          {served(shifted, func(in *Input) { in.Routers.Answered = 0 }), Unknown, "RoutersUnreachable", "", "No request router"},
+		"nothing in the window":      {served(func(in *Input) { in.Routers = RouterEvidence{Answered: 2} }), Unknown, "Stale", "", "last 3600 seconds"},
+		"nothing scored":             {served(func(in *Input) { in.Routers = RouterEvidence{Answered: 2, Newest: moedtest.Start} }), Unknown, "NotScored", "", "not loaded"},
+		"too few samples":            {served(func(in *Input) { in.Routers.Samples = samples(enoughSamples-1, always(0)) }), Unknown, "TooFewSamples", "", "fewer than 30"},
+		"below, not tested":          {served(below, func(in *Input) { in.Routers.Calibration = nil }), BelowPromise, "BelowPromise", "", "is not tested"},
+		"on target, not tested":      {served(func(in *Input) { in.Routers.Calibration = nil }), OnTarget, "OnTarget", "", "is not tested"},
+		"too few, not tested":        {served(func(in *Input) { in.Routers.Calibration, in.Rate.Requests = nil, 29 }), Unknown, "TooFewSamples", "", ""},
+		"below, without a change":    {served(below), BelowPromise, "BelowPromise", "", "have not been seen to change"},
+		"near the bar":               {served(nearBar), OnTarget, "OnTarget", "", ""},
+		"near the bar, below before": {served(nearBar, func(in *Input) { in.WasBelow = true }), BelowPromise, "BelowPromise", "", ""},
+		"made good":                  {served(func(in *Input) { in.WasBelow = true }), OnTarget, "OnTarget", "", ""},
+		"below within chance":        {served(scattered), OnTarget, "OnTarget", "", ""},
+		"a threshold above the drop": {served(shifted, func(in *Input) { in.Spec.ThresholdPercent = 50 }), OnTarget, "OnTarget", "", ""},
+		"paused":                     {served(shifted, func(in *Input) { in.Paused = true }), Drifted, "Drifted", "Paused", ""},
+		"pinned":                     {served(shifted, func(in *Input) { in.Pinned = true }), Drifted, "Drifted", "PlanPinned", ""},
+		"re-plans off":               {served(shifted, func(in *Input) { in.Spec.MaxReplansPerDay = ptr.To[int32](0) }), Drifted, "Drifted", "ReplansOff", ""},
+		"revisions change":           {served(shifted, func(in *Input) { in.RollingOut = true }), Drifted, "Drifted", "RollingOut", ""},
+		"a young plan":               {served(shifted, func(in *Input) { in.Plan.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(-59 * time.Minute)) }), Drifted, "Drifted", "PlanTooYoung", ""},
+		"a plan of the future":       {served(shifted, func(in *Input) { in.Plan.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(time.Hour)) }), Drifted, "Drifted", "PlanTooYoung", ""},
+		"no cooldown, a young plan": {served(shifted, func(in *Input) {
+			in.Plan.CreationTimestamp, in.Spec.CooldownSeconds = metav1.NewTime(moedtest.Start), ptr.To[int32](0)
+		}), Drifted, "Drifted", "", ""},
+		"cooldown":                    {served(shifted, remade(59*time.Minute, 5*time.Hour)), Drifted, "Drifted", "Cooldown", ""},
+		"after the cooldown":          {served(shifted, remade(60*time.Minute, 5*time.Hour)), Drifted, "Drifted", "", ""},
+		"a re-plan of the future":     {served(shifted, remade(-time.Minute)), Drifted, "Drifted", "Cooldown", ""},
+		"daily cap":                   {served(shifted, remade(2*time.Hour, 3*time.Hour, 4*time.Hour, 23*time.Hour)), Drifted, "Drifted", "DailyCap", ""},
+		"below the daily cap":         {served(shifted, remade(2*time.Hour, 3*time.Hour, 4*time.Hour, 24*time.Hour)), Drifted, "Drifted", "", ""},
+		"the user's wish comes first": {served(shifted, remade(0), func(in *Input) { in.Paused, in.RollingOut = true, true }), Drifted, "Drifted", "Paused", ""},
+
+		"Prometheus, on target":   {asked(good), OnTarget, "OnTarget", "", ""},
+		"Prometheus, tokens":      {asked(good, func(in *Input) { in.Ranks, in.Shuffled = 8, true }), OnTarget, "OnTarget", "", ""},
+		"Prometheus, drifted":     {asked(moedtest.Values(append(times(60, 0.4), times(60, 0.35)...)...)), Drifted, "Drifted", "", ""},
+		"Prometheus, held":        {asked(moedtest.Values(times(60, 0.3)...), func(in *Input) { in.Paused = true }), Drifted, "Drifted", "Paused", ""},
+		"Prometheus, no series":   {asked(good, func(*Input) {}).with(Finding{promquery.NoSeries, "The query yields no series"}), Unknown, "PrometheusNoSeries", "", "no series"},
+		"Prometheus, nothing":     {asked(nil), Unknown, "PrometheusStale", "", ""},
+		"Prometheus, ended":       {asked(moedtest.Values(times(120, 0.1)...)[:116]), Unknown, "PrometheusStale", "", ""},
+		"Prometheus, percent":     {asked(moedtest.Values(times(120, 40)...)), Unknown, "PrometheusNotARate", "", "not percent"},
+		"Prometheus, negative":    {asked(moedtest.Values(times(120, -0.1)...)), Unknown, "PrometheusNotARate", "", ""},
+		"Prometheus, too few":     {asked(moedtest.Values(times(44, 0.1)...)), Unknown, "TooFewValues", "", "three quarters"},
+		"Prometheus, just enough": {asked(moedtest.Values(times(45, 0.1)...)), Drifted, "Drifted", "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := Assess(tc.in)
+			if a.Status != tc.status || a.Reason != tc.reason || a.Hold.Reason != tc.hold || !strings.Contains(a.Message, tc.says) {
+				t.Errorf("%s, reason %s (%s), hold %+v; want %s, reason %s with %q, hold %q", a.Status, a.Reason, a.Message, a.Hold, tc.status, tc.reason, tc.says, tc.hold)
+			}
+			if a.Replan() != (tc.status == Drifted && tc.hold == "") {
+				t.Errorf("a plan may be made: %v", a.Replan())
+			}
+			if drifted := a.Status == Drifted; drifted != !a.Since.IsZero() {
+				t.Errorf("%s since %v", a.Status, a.Since)
+			}
+			if a.Hold.Reason != "" && a.Hold.Message == "" || a.Message == "" {
+				t.Error("a reason has no message")
+			}
+		})
+	}
+}
+
+// with has a problem with Prometheus.
+func (in Input) with(problem Finding) Input {
+	in.Prometheus.Problem = problem
+	return in
+}
+
+// Whatever is missing, old, out of range or no number, and however often: it is never drift. Samples that are in order are those of
+// undisturbed requests.
+func TestNoisyEvidenceIsNeverDrift(t *testing.T) {
+	random := rand.New(rand.NewPCG(7, 7))
+	odd := []float64{math.NaN(), math.Inf(1), math.Inf(-1)}
+	for range 3000 {
+		in := served()
+		n := random.IntN(300)
+		in.Routers.Samples = samples(n, func(int) float64 { return 0.36 + 0.08*random.Float64() })
+		for i := range in.Routers.Samples {
+			s := &in.Routers.Samples[i]
+			switch random.IntN(8) {
+			case 0:
+				s.Local = odd[random.IntN(3)]
+			case 1:
+				s.Predicted = odd[random.IntN(3)]
+			case 2:
+				s.Known = odd[random.IntN(3)]
+			case 5:
+				s.Pairs = odd[random.IntN(3)]
+			case 3:
+				s.Highest = odd[random.IntN(3)]
+			case 4:
+				s.Rank = random.IntN(2000) - 1000
+			}
+			// A rank that there is not, as of another shape, expects nothing.
+			if s.Rank < 0 || s.Rank > 1 {
+				s.Local, s.Best = random.Float64(), s.Rank
+			}
+		}
+		if random.IntN(3) == 0 {
+			in.Routers = RouterEvidence{Answered: random.IntN(2), Tables: in.Routers.Tables, Samples: in.Routers.Samples}
+		}
+		if a := Assess(in); a.Status == Drifted {
+			t.Fatalf("routers: %d samples are drift: %+v", n, a)
+		}
+		points := moedtest.Values(times(120, 0.4)...)
+		for i := range points {
+			if random.IntN(2) == 0 {
+				points[i].Value = odd[random.IntN(3)]
+			}
+		}
+		points = points[:random.IntN(len(points)+1)]
+		if a := Assess(asked(numbers(points, moedtest.Start.Add(-time.Duration(random.IntN(200))*time.Minute)))); a.Status == Drifted {
+			t.Fatalf("Prometheus: %v are drift: %+v", points, a)
+		}
+	}
+}
+
+// An alarm ends only well below the threshold, and both are functions of the samples alone.
+func TestAlarmHasHysteresis(t *testing.T) {
+	c := moedtest.Calibration()
+	drop := samples(300, func(i int) float64 {
+		switch {
+		case i < 50:
+			return 0.4
+		case i < 90:
+			return 0.3 // 0.08 each beyond the reference of 0.02: above 2 after 26
+		}
+		return 0.4 // 0.02 back each
+	})
+	changes, alarm, since := []int{}, false, time.Time{}
+	for i := range drop {
+		result := testSamples(c, drop[:i+1])
+		if result.Alarm != alarm {
+			changes, alarm = append(changes, i), result.Alarm
+			if alarm {
+				since = result.Since
+			}
+		}
+		if result.Alarm && (result.Causes == nil || result.Since.After(drop[50].Time)) {
+			t.Fatalf("sample %d: since %v, causes %v", i, result.Since, result.Causes)
+		}
+	}
+	// 40 x 0.08 = 3.2 is reached, and 1 is left 110 samples later.
+	if len(changes) != 2 || changes[0] < 74 || changes[0] > 75 || changes[1] < 195 || changes[1] > 205 {
+		t.Errorf("the alarm changes at samples %v, want about 75 and about 200", changes)
+	}
+	if !since.Equal(drop[50].Time) {
+		t.Errorf("the drift began at %v, want the first sample that lacks something, %v", since, drop[50].Time)
+	}
+}
+
+// A smaller threshold finds a smaller drop, and a larger one finds less; none raises more false alarms than the calibrated one.
+func TestThresholdPercent(t *testing.T) {
+	found := func(percent int32, drop float64) int {
+		for i, c, list := 1, calibrationFor(moedtest.Calibration(), percent), samples(1000, always(0.4*(1-drop))); i <= len(list); i++ {
+			if testSamples(c, list[:i]).Alarm {
+				return i
+			}
+		}
+		return 0
+	}
+	if found(10, 0.04) != 0 || found(5, 0.04) == 0 {
+		t.Error("a drop of 4% is found at 10, or not at 5")
+	}
+	if found(10, 0.12) == 0 || found(30, 0.12) != 0 || found(30, 0.3) == 0 {
+		t.Error("a drop of 12% is not found at 10, or is at 30, or one of 30% is not at 30")
+	}
+	random := rand.New(rand.NewPCG(3, 3))
+	for range 20 {
+		list := samples(2000, func(int) float64 { return 0.4 + 0.2*random.NormFloat64() })
+		// The rate of false alarms falls with the drop by which a peak exceeds its threshold: compare the peaks.
+		peak := func(percent int32) float64 {
+			c, highest := calibrationFor(moedtest.Calibration(), percent), 0.0
+			var statistic drift.Statistic
+			for _, s := range list {
+				statistic = c.Next(statistic, s.Sample)
+				highest = max(highest, c.Ratio(statistic))
+			}
+			return highest
+		}
+		if peak(20) > peak(10) || peak(50) > peak(20) {
+			t.Fatalf("a larger drop to look for makes chance count more: %v %v %v", peak(10), peak(20), peak(50))
+		}
+	}
+}
+
+// The window moves along the values: nine tenths of it below the bar raise the alarm, and half of it above ends it.
+func TestValuesOfPrometheus(t *testing.T) {
+	for name, tc := range map[string]struct {
+		points    []promquery.Point
+		alarm     bool
+		statistic float64
+		since     int // index of the value
+	}{
+		"on target":     {moedtest.Values(times(120, 0.4)...), false, 0, 0},
+		"on the bar":    {moedtest.Values(times(120, 0.36)...), false, 0, 0},
+		"below":         {moedtest.Values(times(120, 0.35)...), true, 1, 0},
+		"a short drop":  {moedtest.Values(append(times(70, 0.4), times(50, 0.1)...)...), false, 50. / 60, 0},
+		"nine tenths":   {moedtest.Values(append(times(66, 0.4), times(54, 0.1)...)...), true, 0.9, 66},
+		"half is good":  {moedtest.Values(append(times(90, 0.1), times(30, 0.4)...)...), true, 0.5, 0},
+		"more is good":  {moedtest.Values(append(times(89, 0.1), times(31, 0.4)...)...), false, 29. / 60, 0},
+		"one bad value": {moedtest.Values(append(times(119, 0.4), 0)...), false, 1. / 60, 0},
+		"short of it":   {moedtest.Values(times(44, 0.1)...), false, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := testValues(tc.points, time.Hour, 0.36)
+			if got.Alarm != tc.alarm || math.Abs(got.Statistic-tc.statistic) > 1e-9 || !got.Tested || got.Threshold != 0.9 {
+				t.Errorf("alarm %v with %v of %v, want %v with %v", got.Alarm, got.Statistic, got.Threshold, tc.alarm, tc.statistic)
+			}
+			if tc.alarm && !got.Since.Equal(tc.points[tc.since].Time) {
+				t.Errorf("since %v, want %v", got.Since, tc.points[tc.since].Time)
+			}
+		})
+	}
+}

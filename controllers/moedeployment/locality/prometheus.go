@@ -1,0 +1,78 @@
+package locality
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/promquery"
+)
+
+// tokenKey is the key of a Secret with a bearer token.
+const tokenKey = "token"
+
+// Prometheus asks the Prometheus servers that specs name.
+type Prometheus struct {
+	Client *promquery.Client
+	// Secrets reads Secrets past the cache: the operator may neither list nor watch them.
+	Secrets client.Reader
+	// Namespace is the operator's own; empty where it runs outside of the cluster.
+	Namespace string
+}
+
+// Ask asks for the values of the last two windows, as far back as the plan is in use.
+func (s Prometheus) Ask(ctx context.Context, moed *semmoev1.MoEDeployment, since, now time.Time) PrometheusEvidence {
+	source := moed.Spec.Drift.Prometheus
+	evidence := PrometheusEvidence{Window: time.Duration(moed.Spec.Drift.WindowSeconds) * time.Second}
+	step := evidence.step()
+	evidence.End = now.Truncate(step)
+	token, problem := s.bearer(ctx, moed)
+	if problem.Reason != "" {
+		evidence.Problem = problem
+		return evidence
+	}
+	points, err := s.Client.Range(ctx, promquery.Query{
+		Address: source.Address, Token: token, Expression: source.Query,
+		Start: evidence.End.Add(step - 2*evidence.Window), End: evidence.End, Step: step,
+	})
+	if told := (*promquery.Error)(nil); errors.As(err, &told) {
+		logr.FromContextOrDiscard(ctx).V(1).Info("Prometheus does not tell the local activation rate", "reason", told.Message, "cause", fmt.Sprint(told.Cause))
+		evidence.Problem = Finding{told.Reason, told.Message}
+		return evidence
+	}
+	evidence.Points = numbers(points, since)
+	return evidence
+}
+
+// bearer reads the bearer token; empty where none is asked for. The operator has no right to read Secrets by itself: whoever
+// names one grants it to read that one.
+func (s Prometheus) bearer(ctx context.Context, moed *semmoev1.MoEDeployment) (string, Finding) {
+	name := moed.Spec.Drift.Prometheus.AuthSecret
+	if name == "" {
+		return "", Finding{}
+	}
+	secret := &corev1.Secret{}
+	err := s.Secrets.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: name}, secret)
+	field := fmt.Sprintf("spec.drift.prometheus.authSecret: Secret %q", name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return "", Finding{"SecretNotFound", field + " does not exist in this namespace: create it"}
+	case apierrors.IsForbidden(err):
+		return "", Finding{"SecretForbidden", fmt.Sprintf("%s may not be read by the operator. Allow it with: kubectl create role semmoe-drift -n %[2]s --verb=get --resource=secrets --resource-name=%[3]s; kubectl create rolebinding semmoe-drift -n %[2]s --role=semmoe-drift --serviceaccount=%[4]s:semmoe-manager",
+			field, moed.Namespace, name, cmp.Or(s.Namespace, "semmoe-system"))}
+	case err != nil:
+		logr.FromContextOrDiscard(ctx).V(1).Info("Cannot read the token for Prometheus", "secret", name, "reason", err.Error())
+		return "", Finding{"SecretUnreadable", field + " cannot be read now"}
+	case len(secret.Data[tokenKey]) == 0:
+		return "", Finding{"SecretNotFound", fmt.Sprintf("%s has no key %q, or an empty one", field, tokenKey)}
+	}
+	return string(secret.Data[tokenKey]), Finding{}
+}

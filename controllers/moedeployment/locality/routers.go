@@ -1,0 +1,103 @@
+package locality
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/podhealth"
+)
+
+// observeTimeout bounds how long a router is asked, so that one that hangs does not hold up the reconciliation.
+const observeTimeout = 2 * time.Second
+
+// enoughSamples is how many sampled requests a rate is reported from: with fewer it says little.
+const enoughSamples = 30
+
+// Traffic is what routers told, summed over them.
+type Traffic struct {
+	// Sketch is of the requests that were sampled of a revision.
+	Sketch lar.Sketch
+	// Capture compares sampled requests with others.
+	Capture lar.CaptureCost
+}
+
+// TrafficOf sums what routers told of a revision.
+func TrafficOf(reports []lar.Report, revision string) Traffic {
+	var sum Traffic
+	for _, report := range reports {
+		sum.Sketch.Merge(report.Revision(revision))
+		if report.CaptureCost != nil {
+			sum.Capture.Merge(*report.CaptureCost)
+		}
+	}
+	return sum
+}
+
+// Enough tells that the rate of the requests says something.
+func (o Traffic) Enough() bool {
+	return o.Sketch.Overall.Requests >= enoughSamples && o.Sketch.Overall.Total > 0
+}
+
+// RankLoads is how much each rank had to do of the sampled requests, in activations: as many for each token.
+func (o Traffic) RankLoads() map[int]int64 {
+	loads := map[int]int64{}
+	for rank, ratio := range o.Sketch.Ranks {
+		loads[rank] = ratio.Total
+	}
+	return loads
+}
+
+// AskRouters asks the routers what they observed. Routers that cannot be reached are left out: what the others saw is as
+// good.
+func AskRouters(ctx context.Context, c *http.Client, routers []*corev1.Pod) []lar.Report {
+	log := logr.FromContextOrDiscard(ctx)
+	var reports []lar.Report
+	for _, pod := range routers {
+		if !podhealth.Ready(pod) || pod.Status.PodIP == "" {
+			continue
+		}
+		report, err := fetchReport(ctx, c, pod.Status.PodIP)
+		if err != nil {
+			log.V(1).Info("Leaving a router out of the observed local activation rate", "pod", pod.Name, "reason", err.Error())
+			continue
+		}
+		reports = append(reports, report)
+	}
+	return reports
+}
+
+// maxReport bounds a router's report; a usual one is a few hundred kilobytes.
+const maxReport = 16 << 20
+
+func fetchReport(ctx context.Context, c *http.Client, podIP string) (lar.Report, error) {
+	ctx, cancel := context.WithTimeout(ctx, observeTimeout)
+	defer cancel()
+	url := fmt.Sprintf("http://%s/v1/observations", net.JoinHostPort(podIP, fmt.Sprint(desired.RouterMetricsPort)))
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return lar.Report{}, err
+	}
+	response, err := c.Do(request)
+	if err != nil {
+		return lar.Report{}, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return lar.Report{}, fmt.Errorf("%s", response.Status)
+	}
+	var report lar.Report
+	if err := json.NewDecoder(io.LimitReader(response.Body, maxReport)).Decode(&report); err != nil {
+		return lar.Report{}, err
+	}
+	return report, report.Validate()
+}

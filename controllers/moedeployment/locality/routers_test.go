@@ -1,0 +1,76 @@
+package locality
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/internal/lar"
+)
+
+// routerNetwork answers for routers, by address.
+type routerNetwork map[string]string
+
+func (n routerNetwork) RoundTrip(request *http.Request) (*http.Response, error) {
+	text, known := n[request.URL.Host]
+	if !known || request.URL.Path != "/v1/observations" {
+		return nil, errors.New("nobody listens")
+	}
+	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(text))}, nil
+}
+
+// What routers tell is summed as if one router had observed it all; those that cannot be reached, that are not ready or that
+// tell what cannot be are left out.
+func TestAskRouters(t *testing.T) {
+	var want Traffic
+	network := routerNetwork{
+		"10.0.0.3:9090": `{"last":[{"revision":"r","overall":{"requests":-1}}]}`,
+		"10.0.0.4:9090": `{"captureCost":{"asked":{"requests":-1}}}`,
+		"10.0.0.5:9090": `{`,
+	}
+	for router, ip := range []string{"10.0.0.1", "10.0.0.2"} {
+		report := lar.Report{Last: lar.Set{}, CaptureCost: &lar.CaptureCost{}}
+		for i := range 20 {
+			observation := lar.Observation{Revision: []string{"r", "old"}[i%2], Rank: i % 4, Count: lar.Count{Activations: lar.Activations{Local: int64(i + router), Total: 100}}}
+			report.Last.Add(observation)
+			report.CaptureCost.Plain.Add(1, 10)
+			if i%2 == 0 {
+				want.Sketch.Add(observation)
+			}
+		}
+		want.Capture.Merge(*report.CaptureCost)
+		text, err := json.Marshal(report)
+		if err != nil {
+			t.Fatal(err)
+		}
+		network[ip+":9090"] = string(text)
+	}
+	var pods []*corev1.Pod
+	for i := range 8 {
+		router := moedtest.Pod(fmt.Sprint("router-", i), "")
+		router.Status.PodIP = fmt.Sprint("10.0.0.", i)
+		pods = append(pods, router)
+	}
+	unready := moedtest.Pod("unready", "")
+	unready.Status.PodIP, unready.Status.Conditions = "10.0.0.1", nil
+	got := TrafficOf(AskRouters(context.Background(), &http.Client{Transport: network}, append(pods, unready)), "r")
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("observed (-want +got):\n%s", diff)
+	}
+	if got.Enough() || got.RankLoads()[0] != 1000 || got.RankLoads()[1] != 0 || got.RankLoads()[2] != 1000 {
+		t.Errorf("20 requests are enough, or the ranks' loads are not %v", got.RankLoads())
+	}
+	got.Sketch.Merge(want.Sketch)
+	if !got.Enough() {
+		t.Error("40 requests are not enough")
+	}
+}

@@ -1,0 +1,153 @@
+// Package moedtest has the objects that tests of the controller for MoEDeployments begin from.
+package moedtest
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/promquery"
+	"github.com/semmoe/operator/solver/drift"
+)
+
+// Observed is a sampled request under the layout "ab-full", scored by tables, some seconds before start.
+func Observed(before int, tables string, local int64) lar.Observation {
+	return lar.Observation{
+		Time: Start.Add(-time.Duration(before) * time.Second), Revision: "r1", Plan: "ab-full", Rank: 1, Count: lar.Count{Activations: lar.Activations{Local: local, Total: 100}},
+		Forecast: &lar.Forecast{Tables: tables, Best: 1, Highest: 0.4, Predicted: 0.4, Known: 1, Pairs: 1},
+	}
+}
+
+func sum(text []byte) string {
+	digest := sha256.Sum256(text)
+	return hex.EncodeToString(digest[:])
+}
+
+// WithCalibration is the content of the ConfigMap of a plan with a calibration, and the plan's digest.
+func WithCalibration(t *testing.T, c *drift.Calibration) (data map[string]string, digest string) {
+	t.Helper()
+	content, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := json.Marshal(plan.Manifest{Files: map[string]string{plan.DriftFile: sum(content)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string]string{plan.ManifestFile: string(manifest), plan.DriftFile: string(content)}, sum(manifest)
+}
+
+// Calibration expects 0.4 of every request on either of two ranks, and all tokens to be known.
+func Calibration() *drift.Calibration {
+	flat := []float64{0.4, 0.4, 0.4, 0.4}
+	return &drift.Calibration{
+		Ranks: 2, Requests: 1000, FalseAlarms: 1e-7, Highest: flat, Predicted: flat, Local: flat, Slopes: drift.Slopes{Best: 1, Predicted: 1}, Chance: 0.25,
+		Usual:    drift.Usual{Served: 0.4, Best: 0.4, Known: 1},
+		Residual: drift.Chart{Reference: 0.05, Threshold: 2}, Level: drift.Chart{Reference: 0.1, Threshold: 4}, Novelty: drift.Chart{Reference: 0.2, Threshold: 10},
+	}
+}
+
+// PlanFor400 is the plan in use of these tests, made a day ago: it promises 40.0%.
+func PlanFor400() *semmoev1.PlacementPlan {
+	return PlanOf("p", "ab", func(p *semmoev1.PlacementPlan) { p.CreationTimestamp = metav1.NewTime(Start.Add(-24 * time.Hour)) })
+}
+
+// Values are a minute apart, the last one now.
+func Values(list ...float64) []promquery.Point {
+	points := make([]promquery.Point, len(list))
+	for i, value := range list {
+		points[i] = promquery.Point{Time: Start.Add(time.Duration(i-len(list)+1) * time.Minute), Value: value}
+	}
+	return points
+}
+
+// Start is when everything in these tests began.
+var Start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// Deployment is a MoEDeployment as the API server stores it, defaults included.
+func Deployment(change ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment {
+	moed := &semmoev1.MoEDeployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m", UID: "uid", Generation: 1},
+		Spec: semmoev1.MoEDeploymentSpec{
+			Model:       semmoev1.ModelSpec{Path: "/models", Volume: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/srv/m"}}},
+			Engine:      semmoev1.EngineSpec{Type: semmoev1.EngineSGLang, Image: "engine:1", Port: 30000},
+			Parallelism: semmoev1.ParallelismSpec{Attention: semmoev1.AttentionDataParallel, ExpertParallelSize: 4, ResourceName: "nvidia.com/gpu"},
+			Replicas:    ptr.To[int32](2),
+			Placement:   semmoev1.PlacementSpec{Approval: semmoev1.ApprovalAutomatic, Solver: semmoev1.SolverSpec{TimeBudgetSeconds: 300, Seed: ptr.To[int64](1), TrainPercent: 80}},
+			Routing:     semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Replicas: 2},
+			Rollout:     semmoev1.RolloutSpec{MaxUnavailable: ptr.To[int32](1), MaxSurge: ptr.To[int32](0), CanaryReplicas: 1, SoakSeconds: ptr.To[int32](300), Rollback: semmoev1.RollbackAutomatic},
+			Drift: semmoev1.DriftSpec{
+				Source: semmoev1.DriftSourceRouter, ThresholdPercent: 10, WindowSeconds: 3600, CooldownSeconds: ptr.To[int32](3600), MaxReplansPerDay: ptr.To[int32](4),
+			},
+			Reconciliation: semmoev1.ReconciliationActive,
+		},
+	}
+	for _, c := range change {
+		c(moed)
+	}
+	return moed
+}
+
+func Report() checkpoint.Report {
+	return checkpoint.Report{Family: "qwen3_moe", Layers: 4, MoELayers: []int{0, 1, 2, 3}, Experts: 32, ExpertsPerToken: 4, ModelDigest: "sha256:abc"}
+}
+
+// Pod is a running, ready engine pod of a revision.
+func Pod(name, revision string, change ...func(*corev1.Pod)) *corev1.Pod {
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns", Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(Start),
+			Labels: map[string]string{semmoev1.LabelDeployment: "m", semmoev1.LabelComponent: semmoev1.ComponentEngine, semmoev1.LabelRevision: revision},
+		},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+	}
+	for _, c := range change {
+		c(p)
+	}
+	return p
+}
+
+func Unready(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }
+
+func TwoPods(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.PodsPerReplica = ptr.To[int32](2) }
+
+// Model is the digest of the checkpoint of the fixtures.
+const Model = "sha256:abc"
+
+// PlanOf is a published plan for the deployment of the fixtures.
+func PlanOf(name, digest string, change func(*semmoev1.PlacementPlan)) *semmoev1.PlacementPlan {
+	plan := &semmoev1.PlacementPlan{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+		Spec: semmoev1.PlacementPlanSpec{
+			ProfileRef: semmoev1.ProfileReference{Name: "p"}, Attention: semmoev1.AttentionDataParallel, ExpertParallelSize: 4, Engine: semmoev1.EngineSGLang,
+		},
+		Status: semmoev1.PlacementPlanStatus{
+			Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Published", Message: "m"}},
+			Plan:       digest, PlanDigest: digest + "-full", ModelDigest: Model, ConfigMap: name + "-" + digest, Verdict: semmoev1.VerdictGain,
+			Forecast: &semmoev1.PlanForecast{LARMilli: 400, BaselineMilli: 250, LARSummary: "40.0%", BaselineSummary: "25.0%"},
+		},
+	}
+	if change != nil {
+		change(plan)
+	}
+	return plan
+}
+
+// EngineOf changes the engine, and asks for a profile.
+func EngineOf(engine semmoev1.EngineType) func(*semmoev1.MoEDeployment) {
+	return func(m *semmoev1.MoEDeployment) {
+		m.Spec.Engine.Type = engine
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "p"}}
+	}
+}

@@ -11,6 +11,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/engine/registry"
 )
 
@@ -18,7 +19,7 @@ import (
 type moeDeployments struct{ client.Reader }
 
 func (m *moeDeployments) refuse(ctx context.Context, moed *semmoev1.MoEDeployment) error {
-	if err := moedeployment.Validate(moed); err != nil {
+	if err := revisions.Validate(moed); err != nil {
 		return err
 	}
 	if err := refuseRealization(moed); err != nil {

@@ -5,35 +5,23 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/lossless"
 	"github.com/semmoe/operator/internal/owned"
-	"github.com/semmoe/operator/internal/podhealth"
 )
 
 const (
-	// probeContainer is the sidecar that keeps a pod from becoming ready before it has given the answers of the model without a
-	// plan; probePort is where it tells the kubelet.
-	probeContainer = "prove-lossless"
-	probePort      = 9410
-	// answersFile holds those answers, in a ConfigMap.
-	answersFile = "answers.json"
-	// outputChanged is the probe's exit code for other answers.
-	outputChanged = 3
-
 	// recordTimeout bounds how long a reconciliation waits for a model's answers, recordAgain is when it asks again.
 	recordTimeout = 20 * time.Second
 	recordAgain   = 10 * time.Second
@@ -49,51 +37,9 @@ type answers struct {
 	Again time.Duration
 }
 
-// answersName is the name of the ConfigMap with a model's answers. They are the checkpoint's, not the engine's: another image
-// must give the same, within the probe's tolerance.
-func answersName(moed *semmoev1.MoEDeployment, modelDigest string) string {
-	return moed.Name + "-answers-" + owned.ShortHash([]string{modelDigest, lossless.PromptSet}, 8)
-}
-
-// addProbe adds the sidecar that proves the pod's answers.
-func addProbe(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, report checkpoint.Report, image string) {
-	template.Spec.Volumes = append(template.Spec.Volumes, corev1.Volume{Name: semmoev1.AnswersVolume, VolumeSource: corev1.VolumeSource{
-		ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: answersName(moed, report.ModelDigest)}},
-	}})
-	launched, ranks := launch(moed), 1
-	if launched.AttentionDP { // else requests have none
-		ranks = int(launched.Ranks)
-	}
-	template.Spec.InitContainers = append(template.Spec.InitContainers, corev1.Container{
-		Name:  probeContainer,
-		Image: image,
-		Args: []string{
-			"probe",
-			"--engine=" + string(moed.Spec.Engine.Type),
-			"--address=http://$(" + desired.PodIPVariable + "):" + strconv.Itoa(int(launched.Port)),
-			"--listen=$(" + desired.PodIPVariable + "):" + strconv.Itoa(probePort),
-			"--model-name=" + launched.ServedModelName,
-			"--ranks=" + strconv.Itoa(ranks),
-			"--answers=" + semmoev1.AnswersMountPath + "/" + answersFile,
-		},
-		Env:                      []corev1.EnvVar{podIPEnv()},
-		RestartPolicy:            new(corev1.ContainerRestartPolicyAlways),
-		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
-		ReadinessProbe: &corev1.Probe{
-			ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/readyz", Port: intstr.FromInt32(probePort)}},
-			PeriodSeconds: 2, TimeoutSeconds: 2, FailureThreshold: 1,
-		},
-		Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("32Mi")},
-			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("128Mi")},
-		},
-		VolumeMounts: []corev1.VolumeMount{{Name: semmoev1.AnswersVolume, MountPath: semmoev1.AnswersMountPath, ReadOnly: true}},
-	})
-}
-
 // reconcileAnswers makes sure that the model's answers are stored, and removes those of other checkpoints that no pod needs.
 func (r *Reconciler) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDeployment, report checkpoint.Report, observed children, active bool) (answers, error) {
-	name := answersName(moed, report.ModelDigest)
+	name := revisions.AnswersName(moed, report.ModelDigest)
 	var stored corev1.ConfigMapList
 	if err := r.List(ctx, &stored, client.InNamespace(moed.Namespace), client.MatchingLabels(desired.Selector(moed, semmoev1.ComponentAnswers))); err != nil {
 		return answers{}, fmt.Errorf("list stored answers: %w", err)
@@ -113,7 +59,7 @@ func (r *Reconciler) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDep
 	if present {
 		return answers{}, nil
 	}
-	pod := whoAnswers(observed.enginePods, report.ModelDigest)
+	pod := revisions.WhoAnswers(observed.enginePods, report.ModelDigest)
 	switch {
 	case pod == nil:
 		return answers{Missing: "it waits for a replica that serves without a plan", Stranded: mountsConfigMap(observed, name)}, nil
@@ -131,7 +77,7 @@ func (r *Reconciler) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDep
 			OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
 		},
 		Immutable: new(true),
-		Data:      map[string]string{answersFile: string(recorded)},
+		Data:      map[string]string{revisions.AnswersFile: string(recorded)},
 	}, client.FieldOwner(desired.Manager))
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return answers{}, fmt.Errorf("create ConfigMap %s: %w", name, err)
@@ -145,7 +91,7 @@ func (r *Reconciler) record(ctx context.Context, moed *semmoev1.MoEDeployment, p
 	defer cancel()
 	engine := &lossless.Client{
 		Address: "http://" + net.JoinHostPort(pod.Status.PodIP, pod.Annotations[semmoev1.AnnotationPort]),
-		Model:   launch(moed).ServedModelName, HTTP: r.HTTP,
+		Model:   revisions.Launch(moed).ServedModelName, HTTP: r.HTTP,
 	}
 	recorded, err := lossless.Record(ctx, engine, modelDigest)
 	if err != nil {
@@ -154,65 +100,20 @@ func (r *Reconciler) record(ctx context.Context, moed *semmoev1.MoEDeployment, p
 	return recorded.Encode()
 }
 
-// whoAnswers is a pod that gives the answers of the model without a plan: one that has none, or else one that was ready only
-// after it had given the same.
-func whoAnswers(pods []*corev1.Pod, modelDigest string) *corev1.Pod {
-	var proven *corev1.Pod
-	for _, pod := range pods {
-		if pod.DeletionTimestamp != nil || !podhealth.Ready(pod) || pod.Status.PodIP == "" || pod.Annotations[semmoev1.AnnotationModelDigest] != modelDigest {
-			continue
-		}
-		if pod.Annotations[semmoev1.AnnotationPlanDigest] == "" {
-			return pod
-		}
-		if slices.ContainsFunc(pod.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == probeContainer }) {
-			proven = pod
-		}
-	}
-	return proven
-}
-
 // mountsConfigMap tells that a workload's pods mount a ConfigMap.
 func mountsConfigMap(observed children, name string) bool {
 	for _, workload := range observed.revisions {
-		if slices.ContainsFunc(workload.template().Spec.Volumes, func(v corev1.Volume) bool { return v.ConfigMap != nil && v.ConfigMap.Name == name }) {
+		if slices.ContainsFunc(workload.Template().Spec.Volumes, func(v corev1.Volume) bool { return v.ConfigMap != nil && v.ConfigMap.Name == name }) {
 			return true
 		}
 	}
 	return false
 }
 
-// changedOutputs are the revisions of which a pod's probe has found other answers than those without a plan, and what it
-// found. A pod that has become ready since has passed.
-func changedOutputs(pods []*corev1.Pod) map[string]string {
-	changed := map[string]string{}
-	for _, pod := range pods {
-		if told, found := changedOutput(pod); found {
-			changed[pod.Labels[semmoev1.LabelRevision]] = told
-		}
-	}
-	return changed
-}
-
-// changedOutput is what the probe of a pod that is not ready has found to be other than without a plan, if it has.
-func changedOutput(pod *corev1.Pod) (told string, found bool) {
-	if podhealth.Ready(pod) {
-		return "", false
-	}
-	for _, status := range pod.Status.InitContainerStatuses {
-		for _, ended := range []*corev1.ContainerStateTerminated{status.LastTerminationState.Terminated, status.State.Terminated} {
-			if status.Name == probeContainer && ended != nil && ended.ExitCode == outputChanged {
-				told, found = podhealth.Truncate(strings.TrimSpace(ended.Message), 512), true
-			}
-		}
-	}
-	return told, found
-}
-
 // recordChangedOutputs keeps what probes have found on the plans, where it outlives the pods, and returns all that is known, by
 // revision.
 func (r *Reconciler) recordChangedOutputs(ctx context.Context, observed children, plans []*semmoev1.PlacementPlan) (map[string]string, error) {
-	changed := changedOutputs(observed.enginePods)
+	changed := revisions.ChangedOutputs(observed.enginePods)
 	for _, plan := range plans {
 		base := plan.DeepCopy()
 		for _, workload := range observed.revisions {

@@ -13,13 +13,14 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/lar"
 )
 
 // assess gathers what there is to know of drift from what serves under a layout, and assesses it. promise is the layout's plan, plans
 // are those of the MoEDeployment.
-func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, serving *layout, promise *semmoev1.PlacementPlan, plans []*semmoev1.PlacementPlan,
-	reports []lar.Report, workloads []*workload, now time.Time) locality.Assessment {
+func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, serving *revisions.Layout, promise *semmoev1.PlacementPlan, plans []*semmoev1.PlacementPlan,
+	reports []lar.Report, workloads []*revisions.Workload, now time.Time) locality.Assessment {
 	in := locality.Input{
 		Now: now, Spec: moed.Spec.Drift, Planned: serving != nil, Plan: promise,
 		Engine: moed.Spec.Engine.Type, EngineTells: desired.EngineTells(moed), Observed: desired.Observes(moed), WasBelow: wasBelow(moed),
@@ -61,9 +62,9 @@ func wasBelow(moed *semmoev1.MoEDeployment) bool {
 }
 
 // rollingOut reports whether replicas are asked of several revisions, or of one on trial.
-func rollingOut(workloads []*workload) bool {
-	asked := slices.DeleteFunc(slices.Clone(workloads), func(w *workload) bool { return *w.replicas() == 0 })
-	return len(asked) > 1 || slices.ContainsFunc(asked, onTrial)
+func rollingOut(workloads []*revisions.Workload) bool {
+	asked := slices.DeleteFunc(slices.Clone(workloads), func(w *revisions.Workload) bool { return *w.Replicas() == 0 })
+	return len(asked) > 1 || slices.ContainsFunc(asked, revisions.OnTrial)
 }
 
 // replansOf are the times at which plans were made for drift, the newest first. They are counted from the plans themselves: a status
@@ -80,10 +81,10 @@ func replansOf(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan) []
 }
 
 // inUseSince is the earliest time at which a plan can have been in use: it and its workload must have been made.
-func inUseSince(inUse *semmoev1.PlacementPlan, serving *layout, workloads []*workload) time.Time {
+func inUseSince(inUse *semmoev1.PlacementPlan, serving *revisions.Layout, workloads []*revisions.Workload) time.Time {
 	since := inUse.CreationTimestamp.Time
 	for _, w := range workloads { // the newest first
-		if w.template().Annotations[semmoev1.AnnotationPlanDigest] == serving.Digest && w.CreationTimestamp.After(since) {
+		if w.Template().Annotations[semmoev1.AnnotationPlanDigest] == serving.Digest && w.CreationTimestamp.After(since) {
 			since = w.CreationTimestamp.Time
 		}
 	}

@@ -27,6 +27,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/promquery"
@@ -83,7 +84,7 @@ func TestAssessFromRouters(t *testing.T) {
 	}
 	r := &Reconciler{Client: &cluster{configMaps: map[string]map[string]string{"newer-cm": data}}}
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = new(int32(5)) })
-	serving := layoutOf(old, semmoev1.RealizationEngineMap)
+	serving := revisions.LayoutOf(old, semmoev1.RealizationEngineMap)
 	a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, moedtest.Start)
 	if a.Status != locality.Drifted || !a.Replan() || a.Plan != newer || a.Causes == nil || a.Since.Before(moedtest.Start.Add(-101*time.Second)) || a.Statistic <= a.Threshold {
 		t.Errorf("assessment %+v", a)
@@ -105,8 +106,8 @@ func TestAssessFromRouters(t *testing.T) {
 	if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, moedtest.Start); a.Hold.Reason != "DailyCap" {
 		t.Errorf("hold %+v: the newer plan was made for drift", a.Hold)
 	}
-	trial := statefulSet(&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{semmoev1.AnnotationRollout: "canary"}}, Spec: appsv1.StatefulSetSpec{Replicas: new(int32(1))}})
-	if a := r.assess(t.Context(), moed, serving, old, plans, reports, []*workload{trial}, moedtest.Start); a.Hold.Reason != "RollingOut" {
+	trial := revisions.StatefulSet(&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{semmoev1.AnnotationRollout: "canary"}}, Spec: appsv1.StatefulSetSpec{Replicas: new(int32(1))}})
+	if a := r.assess(t.Context(), moed, serving, old, plans, reports, []*revisions.Workload{trial}, moedtest.Start); a.Hold.Reason != "RollingOut" {
 		t.Errorf("hold %+v with a revision on trial", a.Hold)
 	}
 	moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "p"}
@@ -149,7 +150,7 @@ func TestAssessFromPrometheus(t *testing.T) {
 	inUse := moedtest.PlanFor400()
 	r := &Reconciler{Client: kube, Secrets: kube, Prometheus: &promquery.Client{}}
 	assess := func(now time.Time) locality.Assessment {
-		return r.assess(t.Context(), moed, layoutOf(inUse, semmoev1.RealizationEngineMap), inUse, nil, nil, nil, now)
+		return r.assess(t.Context(), moed, revisions.LayoutOf(inUse, semmoev1.RealizationEngineMap), inUse, nil, nil, nil, now)
 	}
 	if a := assess(moedtest.Start); a.Status != locality.Drifted || !a.Replan() || a.Causes != nil || authorization != "Bearer word" {
 		t.Errorf("assessment %+v, asked as %q", a, authorization)
@@ -312,7 +313,7 @@ func TestMetrics(t *testing.T) {
 	registry.MustRegister(m)
 	inUse := moedtest.PlanFor400()
 	m.Set(types.NamespacedName{Namespace: "ns", Name: "a"}, figuresOf(observation{
-		Observed: sampledOf(300), Enough: true, Planning: planning{Serving: layoutOf(inUse, semmoev1.RealizationEngineMap), Promise: inUse},
+		Observed: sampledOf(300), Enough: true, Planning: planning{Serving: revisions.LayoutOf(inUse, semmoev1.RealizationEngineMap), Promise: inUse},
 		Drift: locality.Assessment{Tested: true, Statistic: 1.5, Threshold: 1, Plan: inUse, Promise: *inUse.Status.Forecast},
 	}, 2, &semmoev1.RolloutStatus{Phase: semmoev1.RolloutPhaseCanary, Since: metav1.NewTime(moedtest.Start)}, 5*time.Minute))
 	m.Set(types.NamespacedName{Namespace: "ns", Name: "b"}, figuresOf(observation{}, 0, nil, 5*time.Minute))

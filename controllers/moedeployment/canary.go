@@ -8,29 +8,19 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
 	"github.com/semmoe/operator/internal/rollout"
 )
 
-// onTrial tells that a workload has not proven itself.
-func onTrial(workload *workload) bool {
-	return workload.Annotations[semmoev1.AnnotationRollout] != ""
-}
-
-// proven are the workloads that have proven themselves.
-func proven(workloads []*workload) []*workload {
-	return slices.DeleteFunc(slices.Clone(workloads), onTrial)
-}
-
 // mark writes on a workload how far it has proven itself; empty is all the way.
-func (r *Reconciler) mark(ctx context.Context, workload *workload, step string) error {
+func (r *Reconciler) mark(ctx context.Context, workload *revisions.Workload, step string) error {
 	if workload.Annotations[semmoev1.AnnotationRollout] == step {
 		return nil
 	}
@@ -45,7 +35,7 @@ func (r *Reconciler) mark(ctx context.Context, workload *workload, step string) 
 		set()
 		return nil // it is written when it is created
 	}
-	return workload.change(ctx, r.Client, "mark", set)
+	return workload.Change(ctx, r.Client, "mark", set)
 }
 
 // soakOf is how long a canary must serve.
@@ -54,7 +44,7 @@ func soakOf(moed *semmoev1.MoEDeployment) time.Duration {
 }
 
 // trialOf is what is known of a candidate's workload.
-func trialOf(moed *semmoev1.MoEDeployment, candidate *workload, o observation, now time.Time) rollout.Trial {
+func trialOf(moed *semmoev1.MoEDeployment, candidate *revisions.Workload, o observation, now time.Time) rollout.Trial {
 	trial := rollout.Trial{
 		Now:        trialTime(now, o.Reports),
 		Canary:     rollout.CanarySize(*moed.Spec.Replicas, moed.Spec.Rollout.CanaryReplicas),
@@ -65,8 +55,8 @@ func trialOf(moed *semmoev1.MoEDeployment, candidate *workload, o observation, n
 		Comparison: rollout.Comparison{Verdict: rollout.TooFew},
 	}
 	for _, pod := range o.Pods {
-		if candidate.holds(pod) && pod.DeletionTimestamp == nil {
-			trial.Replicas = append(trial.Replicas, withRemade(replicaOf(pod), remadeOf(candidate)))
+		if candidate.Holds(pod) && pod.DeletionTimestamp == nil {
+			trial.Replicas = append(trial.Replicas, revisions.ReplicaIn(candidate, pod))
 		}
 	}
 	slices.SortFunc(trial.Replicas, func(a, b rollout.Replica) int { return strings.Compare(a.Name, b.Name) })
@@ -87,24 +77,6 @@ func trialTime(now time.Time, reports []lar.Report) time.Time {
 		}
 	}
 	return now
-}
-
-func replicaOf(pod *corev1.Pod) rollout.Replica {
-	replica := rollout.Replica{Name: pod.Name, Ready: podhealth.Ready(pod), Since: readySince(pod)}
-	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
-		replica.Restarts = max(replica.Restarts, status.RestartCount)
-	}
-	return replica
-}
-
-// readySince is when a pod became ready, or ceased to be, or began.
-func readySince(pod *corev1.Pod) time.Time {
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == corev1.PodReady && !condition.LastTransitionTime.IsZero() {
-			return condition.LastTransitionTime.Time
-		}
-	}
-	return pod.CreationTimestamp.Time
 }
 
 // sampleOf is how requests to a revision have gone since a time. Local activation rates are of whole minutes, or of the last sampled

@@ -21,6 +21,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/lar"
 )
@@ -30,7 +31,7 @@ type trialCase struct {
 	moed      *semmoev1.MoEDeployment
 	plan      *semmoev1.PlacementPlan
 	o         observation
-	workloads []*workload
+	workloads []*revisions.Workload
 	c         client.Client
 	r         *Reconciler
 	events    *events.FakeRecorder
@@ -42,10 +43,10 @@ func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase 
 	t.Helper()
 	found, moed := moedtest.Report(), moedtest.Deployment(append([]func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](100) }}, change...)...)
 	plan := moedtest.PlanOf("new", "bb", nil)
-	candidate := layoutOf(plan, semmoev1.RealizationEngineMap)
+	candidate := revisions.LayoutOf(plan, semmoev1.RealizationEngineMap)
 	tc := &trialCase{moed: moed, plan: plan, events: events.NewFakeRecorder(16), sampledAfter: time.Minute}
 	tc.o = observation{
-		Inspection: inspection.State{Report: &found}, Revision: revisionOf(moed, found, nil), CandidateRevision: revisionOf(moed, found, candidate),
+		Inspection: inspection.State{Report: &found}, Revision: revisions.Of(moed, found, nil), CandidateRevision: revisions.Of(moed, found, candidate),
 		Planning: planning{Plan: plan, Candidate: candidate},
 	}
 	scheme := runtime.NewScheme()
@@ -54,14 +55,14 @@ func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase 
 	}
 	for i, of := range []struct {
 		revision string
-		under    *layout
+		under    *revisions.Layout
 		mark     string
 	}{{tc.o.CandidateRevision, candidate, semmoev1.RolloutCanary}, {tc.o.Revision, nil, ""}} {
-		workload, err := render(moed, of.revision, found, of.under, own{Image: "semmoe:1"})
+		workload, err := revisions.Render(moed, of.revision, found, of.under, revisions.Own{Image: "semmoe:1"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		workload.UID, *workload.replicas() = types.UID(of.revision), 1
+		workload.UID, *workload.Replicas() = types.UID(of.revision), 1
 		if of.mark != "" {
 			metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationRollout, of.mark)
 		}
@@ -71,8 +72,8 @@ func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase 
 			p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(moedtest.Start.Add(time.Duration(i) * time.Second))
 		}))
 	}
-	tc.c = fake.NewClientBuilder().WithScheme(scheme).WithObjects(tc.workloads[0].object, tc.workloads[1].object, plan).Build()
-	for _, object := range []client.Object{tc.workloads[0].object, tc.workloads[1].object, plan} {
+	tc.c = fake.NewClientBuilder().WithScheme(scheme).WithObjects(tc.workloads[0].Object, tc.workloads[1].Object, plan).Build()
+	for _, object := range []client.Object{tc.workloads[0].Object, tc.workloads[1].Object, plan} {
 		if err := tc.c.Get(context.Background(), client.ObjectKeyFromObject(object), object); err != nil {
 			t.Fatal(err)
 		}
@@ -107,7 +108,7 @@ func (tc *trialCase) reconcile(t *testing.T, now time.Time) rolloutState {
 func (tc *trialCase) stored(t *testing.T) (*appsv1.StatefulSet, *semmoev1.PlacementPlan) {
 	t.Helper()
 	workload, plan := &appsv1.StatefulSet{}, &semmoev1.PlacementPlan{}
-	for object, from := range map[client.Object]client.Object{workload: tc.workloads[0].object, plan: tc.plan} {
+	for object, from := range map[client.Object]client.Object{workload: tc.workloads[0].Object, plan: tc.plan} {
 		if err := tc.c.Get(context.Background(), client.ObjectKeyFromObject(from), object); err != nil {
 			t.Fatal(err)
 		}
@@ -124,36 +125,36 @@ func TestCanaryIsDecided(t *testing.T) {
 	}
 	unsampled := func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](0) }
 	cases := map[string]struct {
-		change            []func(*semmoev1.MoEDeployment)
+		Change            []func(*semmoev1.MoEDeployment)
 		requests          int
 		candidate, stable int64
 		now               time.Time
 		phase             semmoev1.RolloutPhase
 		reason, mark      string
 		failed            string // begins the plan's annotation
-		replicas          int32
+		Replicas          int32
 		held              bool
 	}{
-		"better, but it still soaks": {requests: 50, candidate: 8, stable: 2, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", replicas: 1},
-		"better":                     {requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", replicas: 1},
-		"worse, while it soaks":      {requests: 50, candidate: 2, stable: 8, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "LocalityWorse: its local", replicas: 1},
-		"worse, held":                {change: []func(*semmoev1.MoEDeployment){manual}, requests: 50, candidate: 2, stable: 8, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "RollbackHeld", mark: "Canary", replicas: 1, held: true},
-		"few requests":               {requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", replicas: 1},
-		"few requests, approved":     {change: []func(*semmoev1.MoEDeployment){approve}, requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", replicas: 1},
-		"few requests for long":      {requests: 5, candidate: 8, stable: 2, now: moedtest.Start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "Unconfirmed", mark: "Canary", replicas: 1},
-		"nothing is sampled":         {change: []func(*semmoev1.MoEDeployment){unsampled}, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Unconfirmed", mark: "Canary", replicas: 1},
+		"better, but it still soaks": {requests: 50, candidate: 8, stable: 2, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
+		"better":                     {requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
+		"worse, while it soaks":      {requests: 50, candidate: 2, stable: 8, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "LocalityWorse: its local", Replicas: 1},
+		"worse, held":                {Change: []func(*semmoev1.MoEDeployment){manual}, requests: 50, candidate: 2, stable: 8, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "RollbackHeld", mark: "Canary", Replicas: 1, held: true},
+		"few requests":               {requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
+		"few requests, approved":     {Change: []func(*semmoev1.MoEDeployment){approve}, requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
+		"few requests for long":      {requests: 5, candidate: 8, stable: 2, now: moedtest.Start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "Unconfirmed", mark: "Canary", Replicas: 1},
+		"nothing is sampled":         {Change: []func(*semmoev1.MoEDeployment){unsampled}, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Unconfirmed", mark: "Canary", Replicas: 1},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			trial := newTrial(t, tc.change...)
+			trial := newTrial(t, tc.Change...)
 			trial.saw(tc.requests, tc.candidate, tc.stable)
 			state := trial.reconcile(t, tc.now)
 			workload, plan := trial.stored(t)
 			if state.Phase != tc.phase || state.Reason != tc.reason || state.Held != tc.held || strings.Contains(state.Message, "%!") {
 				t.Errorf("state is %+v", state)
 			}
-			if got := workload.Annotations[semmoev1.AnnotationRollout]; got != tc.mark || *workload.Spec.Replicas != tc.replicas {
-				t.Errorf("the workload is marked %q and has %d replicas, want %q and %d", got, *workload.Spec.Replicas, tc.mark, tc.replicas)
+			if got := workload.Annotations[semmoev1.AnnotationRollout]; got != tc.mark || *workload.Spec.Replicas != tc.Replicas {
+				t.Errorf("the workload is marked %q and has %d replicas, want %q and %d", got, *workload.Spec.Replicas, tc.mark, tc.Replicas)
 			}
 			if got := plan.Annotations[semmoev1.AnnotationFailed+trial.o.CandidateRevision]; !strings.HasPrefix(got, tc.failed) || (got == "") != (tc.failed == "") {
 				t.Errorf("the plan says %q, want %q", got, tc.failed)
@@ -214,18 +215,18 @@ func TestCanaryIsProven(t *testing.T) {
 	trial := newTrial(t, func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) })
 	candidate, stable := trial.workloads[0], trial.workloads[1]
 	candidate.Annotations[semmoev1.AnnotationRollout] = semmoev1.RolloutPromoting
-	*stable.replicas() = 0
+	*stable.Replicas() = 0
 	for _, workload := range trial.workloads {
-		if err := trial.c.Update(context.Background(), workload.object); err != nil {
+		if err := trial.c.Update(context.Background(), workload.Object); err != nil {
 			t.Fatal(err)
 		}
 	}
 	trial.o.Pods = trial.o.Pods[:1]
 	trial.reconcile(t, moedtest.Start.Add(time.Hour))
-	if workload, _ := trial.stored(t); onTrial(statefulSet(workload)) {
+	if workload, _ := trial.stored(t); revisions.OnTrial(revisions.StatefulSet(workload)) {
 		t.Error("the workload is still on trial")
 	}
-	if err := trial.c.Get(context.Background(), client.ObjectKeyFromObject(stable.object), stable.object); err != nil {
+	if err := trial.c.Get(context.Background(), client.ObjectKeyFromObject(stable.Object), stable.Object); err != nil {
 		t.Errorf("the workload before it: %v", err)
 	}
 }

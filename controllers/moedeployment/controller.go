@@ -32,6 +32,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/front"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/laststatus"
@@ -161,9 +162,9 @@ func (r *Reconciler) whosePin(ctx context.Context, plan client.Object) []reconci
 // children are the objects of a MoEDeployment that a reconciliation decides from.
 type children struct {
 	jobs        []*batchv1.Job
-	revisions   []*workload   // newest first
-	enginePods  []*corev1.Pod // those that answer requests
-	workerPods  []*corev1.Pod // further pods of their replicas
+	revisions   []*revisions.Workload // newest first
+	enginePods  []*corev1.Pod         // those that answer requests
+	workerPods  []*corev1.Pod         // further pods of their replicas
 	inspectPods []*corev1.Pod
 	routerPods  []*corev1.Pod
 	router      *appsv1.Deployment
@@ -221,19 +222,19 @@ func (r *Reconciler) forget(name types.NamespacedName) {
 // serves goes on.
 func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, observed children, now time.Time) (observation, error) {
 	var err error
-	o := observation{Invalid: validate(moed), Pods: observed.enginePods, Workers: observed.workerPods, Router: observed.router}
+	o := observation{Invalid: revisions.Validate(moed), Pods: observed.enginePods, Workers: observed.workerPods, Router: observed.router}
 	if o.Invalid == nil {
-		o.Invalid = validateGroups(moed, observed.groups)
+		o.Invalid = revisions.ValidateGroups(moed, observed.groups)
 	}
 	o.Inspection = inspection.Observe(inspectionInputs(moed).Hash(), observed.jobs, observed.inspectPods)
 	if report := o.Inspection.Report; report != nil && o.Invalid == nil {
-		if o.Invalid = validateModel(moed, *report); o.Invalid == nil {
+		if o.Invalid = revisions.ValidateModel(moed, *report); o.Invalid == nil {
 			if o.Planning, err = r.reconcilePlanning(ctx, moed, *report, observed); err != nil {
 				return o, err
 			}
-			o.Revision = revisionOf(moed, *report, o.Planning.Serving)
+			o.Revision = revisions.Of(moed, *report, o.Planning.Serving)
 			if o.Planning.Candidate != nil {
-				o.CandidateRevision = revisionOf(moed, *report, o.Planning.Candidate)
+				o.CandidateRevision = revisions.Of(moed, *report, o.Planning.Candidate)
 			}
 		}
 	}
@@ -252,7 +253,7 @@ func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *o
 	again, inspectErr := inspection.Reconcile(ctx, r.Client, desired.Manager, o.Inspection, r.nextInspection(moed), now)
 	var remadeErr, rolloutErr, childrenErr, replanErr error
 	if !desired.Paused(moed) {
-		remadeErr = r.recordRemade(ctx, observed, now)
+		remadeErr = revisions.RecordRemade(ctx, r.Client, observed.revisions, observed.enginePods, observed.workerPods, now)
 	}
 	o.Settled, o.Rollout, rolloutErr = r.reconcileRevisions(ctx, moed, *o, observed.revisions, now)
 	o.PoolKindMissing, childrenErr = r.front().Reconcile(ctx, moed)
@@ -265,12 +266,12 @@ func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *o
 // diagnose looks for what keeps a pod from serving, or from being created. It returns after which time more can be told; zero for no
 // such time.
 func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed children, now time.Time) (time.Duration, error) {
-	if o.Problem = remadeProblem(observed.revisions); o.Problem != nil {
+	if o.Problem = revisions.RemadeProblem(observed.revisions); o.Problem != nil {
 		return 0, nil // of the pods, which come and go, now one and now another is at fault
 	}
 	pods := slices.Concat(observed.enginePods, observed.workerPods, observed.inspectPods)
 	if o.Planning.Hold.reason == reasonOutputChanged { // says more of these pods than that they end again and again
-		pods = slices.DeleteFunc(pods, func(pod *corev1.Pod) bool { _, found := changedOutput(pod); return found })
+		pods = slices.DeleteFunc(pods, func(pod *corev1.Pod) bool { _, found := revisions.ChangedOutput(pod); return found })
 	}
 	failedMounts, mountsErr := podhealth.FailedMounts(ctx, r.Live, pods, now)
 	var again time.Duration
@@ -289,7 +290,7 @@ func lookAgain(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
 		pool = front.PoolPeriod
 	}
-	if o.Invalid != nil && o.Invalid.reason == reasonNoGroups {
+	if o.Invalid != nil && o.Invalid.Reason == revisions.ReasonNoGroups {
 		groups = groupKindPeriod
 	}
 	if (desired.Observes(moed) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus) && o.Revision != "" {
@@ -319,7 +320,7 @@ func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) 
 	}
 	for i := range workloads.Items {
 		if workload := &workloads.Items[i]; metav1.IsControlledBy(workload, moed) && workload.DeletionTimestamp == nil {
-			observed.revisions = append(observed.revisions, statefulSet(workload))
+			observed.revisions = append(observed.revisions, revisions.StatefulSet(workload))
 		}
 	}
 	groups, known, err := r.listGroups(ctx, moed)
@@ -327,7 +328,7 @@ func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) 
 		return observed, err
 	}
 	observed.revisions, observed.groups = append(observed.revisions, groups...), known
-	slices.SortFunc(observed.revisions, func(a, b *workload) int {
+	slices.SortFunc(observed.revisions, func(a, b *revisions.Workload) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
 	for i := range pods.Items {
@@ -343,7 +344,7 @@ func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) 
 		}
 	}
 	for i, leader := range observed.enginePods {
-		observed.enginePods[i] = asReplica(leader, observed.workerPods, r.Now())
+		observed.enginePods[i] = revisions.AsReplica(leader, observed.workerPods, r.Now())
 	}
 	router := &appsv1.Deployment{}
 	err = r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.RouterName(moed)}, router)
@@ -366,10 +367,10 @@ func (r *Reconciler) nextInspection(moed *semmoev1.MoEDeployment) func(attempt i
 func (r *Reconciler) refusedPods(ctx context.Context, observed children, o observation, now time.Time) (*podhealth.Problem, error) {
 	var owners []client.Object
 	for _, workload := range observed.revisions {
-		if state := stateOf(workload, o.Pods); workload.UID != "" && state.Existing < state.Replicas {
-			owners = append(owners, workload.object)
+		if state := revisions.StateOf(workload, o.Pods); workload.UID != "" && state.Existing < state.Replicas {
+			owners = append(owners, workload.Object)
 		}
-		for _, name := range wantingGroups(workload, o.Pods, observed.workerPods) {
+		for _, name := range revisions.WantingGroups(workload, o.Pods, observed.workerPods) {
 			group := &appsv1.StatefulSet{}
 			err := r.Live.Get(ctx, client.ObjectKey{Namespace: workload.Namespace, Name: name}, group)
 			if err == nil {

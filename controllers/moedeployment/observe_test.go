@@ -10,6 +10,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/lar"
 )
 
@@ -57,7 +58,7 @@ func TestLARStatusShowsThePlan(t *testing.T) {
 	if ready == nil || *ready.BaselineMilli != 250 || ready.PredictedMilli != nil {
 		t.Errorf("a plan that is not in service gives %+v, want its baseline alone", ready)
 	}
-	serving := larStatus(nil, observation{Planning: planning{Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}, true, moedtest.Start)
+	serving := larStatus(nil, observation{Planning: planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}, true, moedtest.Start)
 	if serving == nil || *serving.BaselineMilli != 250 || *serving.PredictedMilli != 400 {
 		t.Errorf("a plan in service gives %+v, want baseline and promise", serving)
 	}

@@ -16,6 +16,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
@@ -47,9 +48,9 @@ type planning struct {
 	// Plans are the MoEDeployment's own, the newest first.
 	Plans []*semmoev1.PlacementPlan
 	// Serving is what to serve under: what has proven itself; nil for no plan.
-	Serving *layout
+	Serving *revisions.Layout
 	// Candidate is what to try beside it: Plan once it may be rolled out; nil where there is nothing to try.
-	Candidate *layout
+	Candidate *revisions.Layout
 	// Promise is the plan that Serving is of; nil where it does not exist any more, or has not told its figures yet.
 	Promise *semmoev1.PlacementPlan
 	// Why says why the serving plan does not reach the engine in the preferred way; empty where it does.
@@ -174,17 +175,13 @@ func published(plan *semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, model
 		plan.Spec.Engine == moed.Spec.Engine.Type
 }
 
-func layoutOf(plan *semmoev1.PlacementPlan, realization semmoev1.Realization) *layout {
-	return &layout{plan.Status.PlanDigest, plan.Status.ConfigMap, realization}
-}
-
 // choice is all that the choice of a layout is made from.
 type choice struct {
 	moed   *semmoev1.MoEDeployment
 	report checkpoint.Report
 	// wanted is the plan for the present inputs; nil where there is none yet.
 	wanted    *semmoev1.PlacementPlan
-	workloads []*workload
+	workloads []*revisions.Workload
 	// changed tells, by revision, how its answers differ from those without a plan.
 	changed map[string]string
 	answers answers
@@ -193,7 +190,7 @@ type choice struct {
 // chooseLayout decides what to serve under: what is in service while it fits the spec, else no plan. The plan for the present
 // inputs is the candidate beside it, where it may be rolled out. A layout whose revision was seen to change answers is none of
 // these.
-func (c *choice) chooseLayout() (serving, candidate *layout, hold verdict) {
+func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold verdict) {
 	inService := c.inService()
 	if inService != nil && (c.refusal(inService) != "" || c.answers.Stranded) {
 		inService = nil // under it no pod would become ready
@@ -201,8 +198,8 @@ func (c *choice) chooseLayout() (serving, candidate *layout, hold verdict) {
 	if !published(c.wanted, c.moed, c.report.ModelDigest) {
 		return inService, nil, verdict{}
 	}
-	var refused *layout
-	var open []*layout
+	var refused *revisions.Layout
+	var open []*revisions.Layout
 	var impossible []string
 	for _, candidate := range c.candidates() {
 		switch l := candidate.layout; {
@@ -237,19 +234,19 @@ func (c *choice) chooseLayout() (serving, candidate *layout, hold verdict) {
 }
 
 // needsTrial tells that a layout has to prove itself: it is of another plan than what serves.
-func (c *choice) needsTrial(inService, l *layout) bool {
+func (c *choice) needsTrial(inService, l *revisions.Layout) bool {
 	return len(c.workloads) > 0 && (inService == nil || inService.Digest != l.Digest)
 }
 
 // tried tells that a layout has a workload already.
-func (c *choice) tried(l *layout) bool {
-	revision := revisionOf(c.moed, c.report, l)
-	return slices.ContainsFunc(c.workloads, func(w *workload) bool { return w.Labels[semmoev1.LabelRevision] == revision })
+func (c *choice) tried(l *revisions.Layout) bool {
+	revision := revisions.Of(c.moed, c.report, l)
+	return slices.ContainsFunc(c.workloads, func(w *revisions.Workload) bool { return w.Labels[semmoev1.LabelRevision] == revision })
 }
 
 // failedText says that a layout's plan has failed as a canary; empty where it has not.
-func (c *choice) failedText(l *layout) string {
-	key, told := failure(c.moed, c.wanted, revisionOf(c.moed, c.report, l))
+func (c *choice) failedText(l *revisions.Layout) string {
+	key, told := failure(c.moed, c.wanted, revisions.Of(c.moed, c.report, l))
 	if key == "" {
 		return ""
 	}
@@ -258,7 +255,7 @@ func (c *choice) failedText(l *layout) string {
 
 // candidate is a way in which the wanted plan can be served under.
 type candidate struct {
-	layout *layout
+	layout *revisions.Layout
 	// support is what the engine makes of it.
 	support engine.Support
 }
@@ -272,33 +269,35 @@ func (c *choice) candidates() []candidate {
 	var candidates []candidate
 	for _, realization := range realizations(c.moed, adapter) {
 		support := adapter.Support(engine.Situation{
-			Realization: engine.Realization(realization), Launch: launch(c.moed), UserArgs: c.moed.Spec.Engine.Args, UserEnv: names(c.moed.Spec.Engine.Env),
+			Realization: engine.Realization(realization), Launch: revisions.Launch(c.moed), UserArgs: c.moed.Spec.Engine.Args, UserEnv: revisions.EnvNames(c.moed.Spec.Engine.Env),
 			Family: c.report.Family, Quantization: c.report.Quantization, Groups: c.report.Groups,
 			KeepsGroups: c.wanted.Spec.Realization == semmoev1.RealizationReshuffledWeights,
 		})
 		if realization == semmoev1.RealizationReshuffledWeights && c.moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
 			support.Refuse("NeedsRouter", "Reshuffled weights need spec.routing.mode Router: engines tell the experts of such a checkpoint by their new numbers, and clients of the Service would get them untranslated")
 		}
-		candidates = append(candidates, candidate{layoutOf(c.wanted, realization), support})
+		candidates = append(candidates, candidate{revisions.LayoutOf(c.wanted, realization), support})
 	}
 	return candidates
 }
 
 // refusal is how the answers of a layout's revision differ; empty where that is not known.
-func (c *choice) refusal(l *layout) string { return c.changed[revisionOf(c.moed, c.report, l)] }
+func (c *choice) refusal(l *revisions.Layout) string {
+	return c.changed[revisions.Of(c.moed, c.report, l)]
+}
 
 // inService is the layout of the newest workload that has replicas, or of the newest of all where none has, where it still
 // fits the spec. It is read from the workload alone: a plan whose status was lost, or which was deleted, is still in service.
 // A workload that was seen to change answers is passed over, and so is one that has not proven itself.
-func (c *choice) inService() *layout {
-	empty := func(w *workload) bool { return *w.replicas() == 0 }
-	workloads := proven(c.workloads)
-	scaledToZero := !slices.ContainsFunc(workloads, func(w *workload) bool { return !empty(w) })
+func (c *choice) inService() *revisions.Layout {
+	empty := func(w *revisions.Workload) bool { return *w.Replicas() == 0 }
+	workloads := revisions.Proven(c.workloads)
+	scaledToZero := !slices.ContainsFunc(workloads, func(w *revisions.Workload) bool { return !empty(w) })
 	for i, workload := range workloads {
 		if empty(workload) && !(scaledToZero && i == 0) || c.changed[workload.Labels[semmoev1.LabelRevision]] != "" {
 			continue
 		}
-		template := workload.template()
+		template := workload.Template()
 		digest := template.Annotations[semmoev1.AnnotationPlanDigest]
 		if digest == "" || template.Annotations[semmoev1.AnnotationModelDigest] != c.report.ModelDigest || !shapedAs(c.moed.Spec.Parallelism, template.Annotations) {
 			continue
@@ -312,7 +311,7 @@ func (c *choice) inService() *layout {
 		}
 		for _, volume := range template.Spec.Volumes {
 			if volume.Name == semmoev1.PlanVolume && volume.ConfigMap != nil {
-				return &layout{digest, volume.ConfigMap.Name, realization}
+				return &revisions.Layout{Digest: digest, ConfigMap: volume.ConfigMap.Name, Realization: realization}
 			}
 		}
 	}
@@ -329,7 +328,7 @@ func shapedAs(parallelism semmoev1.ParallelismSpec, annotations map[string]strin
 }
 
 // promiseOf is the plan with that digest, among those that tell what they are worth.
-func promiseOf(serving *layout, plans ...*semmoev1.PlacementPlan) *semmoev1.PlacementPlan {
+func promiseOf(serving *revisions.Layout, plans ...*semmoev1.PlacementPlan) *semmoev1.PlacementPlan {
 	for _, plan := range plans {
 		if serving != nil && plan != nil && plan.Status.PlanDigest == serving.Digest && plan.Status.Forecast != nil {
 			return plan
@@ -399,18 +398,18 @@ func (p *planning) needs(plan *semmoev1.PlacementPlan) bool {
 // obsoletePlans are plans of ours that nothing needs: not asked for, not made for a drift of late, and named by no workload. Which plan
 // of a profile is asked for is not known while the profile is not complete, as after its status was lost: they are kept, and with them
 // what they have failed at.
-func obsoletePlans(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan, p planning, workloads []*workload, now time.Time) []*semmoev1.PlacementPlan {
+func obsoletePlans(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan, p planning, workloads []*revisions.Workload, now time.Time) []*semmoev1.PlacementPlan {
 	return slices.DeleteFunc(slices.Clone(plans), func(plan *semmoev1.PlacementPlan) bool {
 		unknown := p.Plan == nil && p.ProfileName != "" && p.ProfileName == plan.Spec.ProfileRef.Name
 		wanted := p.needs(plan) || unknown || recentReplan(plan, now) || pinned(moed, plan)
-		return plan.DeletionTimestamp != nil || wanted || slices.ContainsFunc(workloads, func(w *workload) bool { return mounts(w, plan) })
+		return plan.DeletionTimestamp != nil || wanted || slices.ContainsFunc(workloads, func(w *revisions.Workload) bool { return mounts(w, plan) })
 	})
 }
 
 // mounts tells that a workload's pods mount the plan's ConfigMap, which would go with the plan. Its name begins with the
 // plan's, so that this holds also while the plan's status is not known.
-func mounts(workload *workload, plan *semmoev1.PlacementPlan) bool {
-	return slices.ContainsFunc(workload.template().Spec.Volumes, func(v corev1.Volume) bool {
+func mounts(workload *revisions.Workload, plan *semmoev1.PlacementPlan) bool {
+	return slices.ContainsFunc(workload.Template().Spec.Volumes, func(v corev1.Volume) bool {
 		return v.Name == semmoev1.PlanVolume && v.ConfigMap != nil && strings.HasPrefix(v.ConfigMap.Name, plan.Name+"-")
 	})
 }

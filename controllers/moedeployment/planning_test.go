@@ -14,37 +14,38 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/owned"
 )
 
 // workloadUnder is the workload of a revision under the plan, which may be nil.
-func workloadUnder(t *testing.T, plan *semmoev1.PlacementPlan, replicas int32) *workload {
+func workloadUnder(t *testing.T, plan *semmoev1.PlacementPlan, replicas int32) *revisions.Workload {
 	t.Helper()
-	var under *layout
+	var under *revisions.Layout
 	if plan != nil {
-		under = layoutOf(plan, semmoev1.RealizationEngineMap)
+		under = revisions.LayoutOf(plan, semmoev1.RealizationEngineMap)
 	}
-	workload, err := render(moedtest.Deployment(), "r1", moedtest.Report(), under, own{Image: "semmoe:1"})
+	workload, err := revisions.Render(moedtest.Deployment(), "r1", moedtest.Report(), under, revisions.Own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	*workload.replicas() = replicas
+	*workload.Replicas() = replicas
 	return workload
 }
 
 // trial is a workload that has not proven itself.
-func trial(workload *workload) *workload {
+func trial(workload *revisions.Workload) *revisions.Workload {
 	metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationRollout, semmoev1.RolloutCanary)
 	return workload
 }
 
 // olderWorkload is one whose pods do not tell their engine.
-func olderWorkload(t *testing.T, plan *semmoev1.PlacementPlan) *workload {
+func olderWorkload(t *testing.T, plan *semmoev1.PlacementPlan) *revisions.Workload {
 	t.Helper()
 	workload := workloadUnder(t, plan, 2)
-	delete(workload.template().Annotations, semmoev1.AnnotationEngine)
+	delete(workload.Template().Annotations, semmoev1.AnnotationEngine)
 	return workload
 }
 
@@ -67,9 +68,9 @@ func TestChooseLayout(t *testing.T) {
 	}
 	approve := func(m *semmoev1.MoEDeployment) { m.Annotations = map[string]string{semmoev1.AnnotationApprove: "bb"} }
 	cases := map[string]struct {
-		change    []func(*semmoev1.MoEDeployment)
+		Change    []func(*semmoev1.MoEDeployment)
 		wanted    *semmoev1.PlacementPlan
-		workloads []*workload
+		workloads []*revisions.Workload
 		want      *semmoev1.PlacementPlan
 		try       *semmoev1.PlacementPlan
 		hold      string
@@ -77,58 +78,58 @@ func TestChooseLayout(t *testing.T) {
 		"none yet":                        {},
 		"ready":                           {wanted: fresh, want: fresh},
 		"not ready":                       {wanted: waiting},
-		"not ready, the old one stays":    {wanted: waiting, workloads: []*workload{workloadUnder(t, old, 2)}, want: old},
-		"ready, replaces the old one":     {wanted: fresh, workloads: []*workload{workloadUnder(t, old, 2)}, want: old, try: fresh},
-		"ready, the first plan":           {wanted: fresh, workloads: []*workload{workloadUnder(t, nil, 2)}, try: fresh},
-		"on its canary":                   {wanted: fresh, workloads: []*workload{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, try: fresh},
-		"the canary has the only replica": {wanted: fresh, workloads: []*workload{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 0)}, want: old, try: fresh},
-		"the canary is all that is left":  {wanted: fresh, workloads: []*workload{trial(workloadUnder(t, fresh, 1))}, try: fresh},
-		"on its canary, withdrawn":        {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, workloads: []*workload{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, hold: "AwaitingApproval"},
-		"failed":                          {wanted: failedOnce, workloads: []*workload{workloadUnder(t, old, 2)}, want: old, hold: "RolledBack"},
+		"not ready, the old one stays":    {wanted: waiting, workloads: []*revisions.Workload{workloadUnder(t, old, 2)}, want: old},
+		"ready, replaces the old one":     {wanted: fresh, workloads: []*revisions.Workload{workloadUnder(t, old, 2)}, want: old, try: fresh},
+		"ready, the first plan":           {wanted: fresh, workloads: []*revisions.Workload{workloadUnder(t, nil, 2)}, try: fresh},
+		"on its canary":                   {wanted: fresh, workloads: []*revisions.Workload{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, try: fresh},
+		"the canary has the only replica": {wanted: fresh, workloads: []*revisions.Workload{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 0)}, want: old, try: fresh},
+		"the canary is all that is left":  {wanted: fresh, workloads: []*revisions.Workload{trial(workloadUnder(t, fresh, 1))}, try: fresh},
+		"on its canary, withdrawn":        {Change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, workloads: []*revisions.Workload{trial(workloadUnder(t, fresh, 1)), workloadUnder(t, old, 1)}, want: old, hold: "AwaitingApproval"},
+		"failed":                          {wanted: failedOnce, workloads: []*revisions.Workload{workloadUnder(t, old, 2)}, want: old, hold: "RolledBack"},
 		"failed, and nothing serves":      {wanted: failedOnce, hold: "RolledBack"},
-		"failed for somebody else":        {wanted: failedElsewhere, workloads: []*workload{workloadUnder(t, old, 2)}, want: old, try: fresh},
-		"failed, but in service":          {wanted: failedOnce, workloads: []*workload{workloadUnder(t, fresh, 2)}, want: fresh},
+		"failed for somebody else":        {wanted: failedElsewhere, workloads: []*revisions.Workload{workloadUnder(t, old, 2)}, want: old, try: fresh},
+		"failed, but in service":          {wanted: failedOnce, workloads: []*revisions.Workload{workloadUnder(t, fresh, 2)}, want: fresh},
 		"of another checkpoint":           {wanted: otherModel},
 		"no gain":                         {wanted: noGain, hold: "NoGainExpected"},
-		"no gain, the old one stays":      {wanted: noGain, workloads: []*workload{workloadUnder(t, old, 2)}, want: old, hold: "NoGainExpected"},
-		"advisory":                        {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalAdvisory), approve}, wanted: fresh, hold: "Advisory"},
-		"manual":                          {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, hold: "AwaitingApproval"},
-		"manual, approved":                {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual), approve}, wanted: fresh, want: fresh},
-		"manual, in service already":      {change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, workloads: []*workload{workloadUnder(t, fresh, 1)}, want: fresh},
-		"one replica, no surge":           {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }}, wanted: fresh, hold: "NoRoomForCanary"},
-		"one replica, no surge, approved": {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }, approve}, wanted: fresh, want: fresh},
-		"one replica, surge": {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) {
+		"no gain, the old one stays":      {wanted: noGain, workloads: []*revisions.Workload{workloadUnder(t, old, 2)}, want: old, hold: "NoGainExpected"},
+		"advisory":                        {Change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalAdvisory), approve}, wanted: fresh, hold: "Advisory"},
+		"manual":                          {Change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, hold: "AwaitingApproval"},
+		"manual, approved":                {Change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual), approve}, wanted: fresh, want: fresh},
+		"manual, in service already":      {Change: []func(*semmoev1.MoEDeployment){approval(semmoev1.ApprovalManual)}, wanted: fresh, workloads: []*revisions.Workload{workloadUnder(t, fresh, 1)}, want: fresh},
+		"one replica, no surge":           {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }}, wanted: fresh, hold: "NoRoomForCanary"},
+		"one replica, no surge, approved": {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }, approve}, wanted: fresh, want: fresh},
+		"one replica, surge": {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) {
 			m.Spec.Replicas = ptr.To[int32](1)
 			m.Spec.Rollout.MaxSurge = ptr.To[int32](1)
 		}}, wanted: fresh, want: fresh},
-		"no router, approved":                 {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }, approve}, wanted: fresh, want: fresh},
-		"endpoint picker":                     {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker }}, wanted: fresh, want: fresh},
-		"no router":                           {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, wanted: fresh, hold: "NoRouter"},
-		"EP size changed: no plan fits":       {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }}, wanted: fresh, workloads: []*workload{workloadUnder(t, old, 2)}},
-		"engine changed: no plan fits":        {change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLMAscend)}, wanted: fresh, workloads: []*workload{workloadUnder(t, old, 2)}},
-		"a workload of an older version":      {wanted: waiting, workloads: []*workload{olderWorkload(t, old)}, want: old},
-		"a workload without replicas":         {wanted: waiting, workloads: []*workload{workloadUnder(t, nil, 2), workloadUnder(t, old, 0)}},
-		"none has replicas: the newest":       {wanted: waiting, workloads: []*workload{workloadUnder(t, old, 0), workloadUnder(t, gone, 0)}, want: old},
-		"none has replicas, newest unplanned": {wanted: waiting, workloads: []*workload{workloadUnder(t, nil, 0), workloadUnder(t, old, 0)}},
+		"no router, approved":                 {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }, approve}, wanted: fresh, want: fresh},
+		"endpoint picker":                     {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker }}, wanted: fresh, want: fresh},
+		"no router":                           {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, wanted: fresh, hold: "NoRouter"},
+		"EP size changed: no plan fits":       {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }}, wanted: fresh, workloads: []*revisions.Workload{workloadUnder(t, old, 2)}},
+		"engine changed: no plan fits":        {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLMAscend)}, wanted: fresh, workloads: []*revisions.Workload{workloadUnder(t, old, 2)}},
+		"a workload of an older version":      {wanted: waiting, workloads: []*revisions.Workload{olderWorkload(t, old)}, want: old},
+		"a workload without replicas":         {wanted: waiting, workloads: []*revisions.Workload{workloadUnder(t, nil, 2), workloadUnder(t, old, 0)}},
+		"none has replicas: the newest":       {wanted: waiting, workloads: []*revisions.Workload{workloadUnder(t, old, 0), workloadUnder(t, gone, 0)}, want: old},
+		"none has replicas, newest unplanned": {wanted: waiting, workloads: []*revisions.Workload{workloadUnder(t, nil, 0), workloadUnder(t, old, 0)}},
 		"scaled to zero and back": {
-			change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }},
-			wanted: fresh, workloads: []*workload{workloadUnder(t, fresh, 0)}, want: fresh,
+			Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }},
+			wanted: fresh, workloads: []*revisions.Workload{workloadUnder(t, fresh, 0)}, want: fresh,
 		},
-		"a workload of a plan that is gone": {wanted: waiting, workloads: []*workload{workloadUnder(t, gone, 2)}, want: gone},
-		"of which the status was lost":      {wanted: lost, workloads: []*workload{workloadUnder(t, fresh, 2)}, want: fresh},
+		"a workload of a plan that is gone": {wanted: waiting, workloads: []*revisions.Workload{workloadUnder(t, gone, 2)}, want: gone},
+		"of which the status was lost":      {wanted: lost, workloads: []*revisions.Workload{workloadUnder(t, fresh, 2)}, want: fresh},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			c := choice{moed: moedtest.Deployment(tc.change...), report: moedtest.Report(), wanted: tc.wanted, workloads: tc.workloads}
+			c := choice{moed: moedtest.Deployment(tc.Change...), report: moedtest.Report(), wanted: tc.wanted, workloads: tc.workloads}
 			serving, candidate, hold := c.chooseLayout()
-			var want, try *layout
+			var want, try *revisions.Layout
 			if tc.want != nil {
-				want = layoutOf(tc.want, semmoev1.RealizationEngineMap)
+				want = revisions.LayoutOf(tc.want, semmoev1.RealizationEngineMap)
 			}
 			if tc.try != nil {
-				try = layoutOf(tc.try, semmoev1.RealizationEngineMap)
+				try = revisions.LayoutOf(tc.try, semmoev1.RealizationEngineMap)
 			}
-			if diff := cmp.Diff([]*layout{want, try}, []*layout{serving, candidate}); diff != "" || hold.reason != tc.hold {
+			if diff := cmp.Diff([]*revisions.Layout{want, try}, []*revisions.Layout{serving, candidate}); diff != "" || hold.reason != tc.hold {
 				t.Errorf("holds because of %q, want %q; what serves, and what is tried (-want +got):\n%s", hold.reason, tc.hold, diff)
 			}
 			if strings.Contains(hold.message, "%!") {
@@ -142,8 +143,12 @@ func TestChooseLayout(t *testing.T) {
 // before, else none. Another image is another revision.
 func TestChooseLayoutProvenLossless(t *testing.T) {
 	old, fresh := moedtest.PlanOf("old", "aa", nil), moedtest.PlanOf("new", "bb", nil)
-	byMap := func(p *semmoev1.PlacementPlan) *layout { return layoutOf(p, semmoev1.RealizationEngineMap) }
-	byWeights := func(p *semmoev1.PlacementPlan) *layout { return layoutOf(p, semmoev1.RealizationReshuffledWeights) }
+	byMap := func(p *semmoev1.PlacementPlan) *revisions.Layout {
+		return revisions.LayoutOf(p, semmoev1.RealizationEngineMap)
+	}
+	byWeights := func(p *semmoev1.PlacementPlan) *revisions.Layout {
+		return revisions.LayoutOf(p, semmoev1.RealizationReshuffledWeights)
+	}
 	realization := func(r semmoev1.Realization) func(*semmoev1.MoEDeployment) {
 		return func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Realization = r }
 	}
@@ -156,25 +161,25 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		p.Spec.Engine = engine
 		return p
 	}
-	inService := func(l *layout, revision string) []*workload {
-		under, err := render(moedtest.Deployment(), revision, moedtest.Report(), l, own{Image: "semmoe:1"})
+	inService := func(l *revisions.Layout, revision string) []*revisions.Workload {
+		under, err := revisions.Render(moedtest.Deployment(), revision, moedtest.Report(), l, revisions.Own{Image: "semmoe:1"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		*under.replicas() = 2
-		return []*workload{under}
+		*under.Replicas() = 2
+		return []*revisions.Workload{under}
 	}
-	revision := func(l *layout, change ...func(*semmoev1.MoEDeployment)) string {
-		return revisionOf(moedtest.Deployment(change...), moedtest.Report(), l)
+	revision := func(l *revisions.Layout, change ...func(*semmoev1.MoEDeployment)) string {
+		return revisions.Of(moedtest.Deployment(change...), moedtest.Report(), l)
 	}
 	cases := map[string]struct {
-		change    []func(*semmoev1.MoEDeployment)
+		Change    []func(*semmoev1.MoEDeployment)
 		report    *checkpoint.Report
 		wanted    *semmoev1.PlacementPlan
-		workloads []*workload
+		workloads []*revisions.Workload
 		changed   []string
 		answers   answers
-		want      *layout
+		want      *revisions.Layout
 		try       bool // want is tried, and no plan serves
 		hold      string
 		why       string
@@ -183,31 +188,31 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		"no answers yet, the old one stays":   {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(old), "r1"), want: byMap(old), hold: "AwaitingAnswers"},
 		"in service needs none":               {wanted: fresh, answers: answers{Missing: "soon"}, workloads: inService(byMap(fresh), "r1"), want: byMap(fresh)},
 		"nobody left to give them":            {wanted: fresh, answers: answers{Missing: "soon", Stranded: true}, workloads: inService(byMap(fresh), "r1"), hold: "AwaitingAnswers"},
-		"asked for weights":                   {change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, wanted: fresh, want: byWeights(fresh)},
+		"asked for weights":                   {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, wanted: fresh, want: byWeights(fresh)},
 		"the map changes answers":             {wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byWeights(fresh), why: "since by the engine's expert map answers change: told"},
 		"the map changes answers, in service": {wanted: fresh, changed: []string{revision(byMap(fresh))}, workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "answers change"},
 		"on a canary that has lost them":      {wanted: fresh, answers: answers{Missing: "soon"}, workloads: append(inService(nil, "r1"), trial(inService(byMap(fresh), revision(byMap(fresh)))[0])), want: byMap(fresh), try: true},
-		"with another image it did":           {change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byMap(fresh)},
+		"with another image it did":           {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, changed: []string{revision(byMap(fresh))}, want: byMap(fresh)},
 		"both change answers":                 {wanted: fresh, changed: []string{revision(byMap(fresh)), revision(byWeights(fresh))}, workloads: inService(byMap(old), "r1"), want: byMap(old), hold: "OutputChanged"},
-		"both, and the old one with this image": {change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, workloads: inService(byMap(old), "r1"),
+		"both, and the old one with this image": {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, workloads: inService(byMap(old), "r1"),
 			changed: []string{revision(byMap(fresh), otherImage), revision(byWeights(fresh), otherImage), revision(byMap(old), otherImage)}, hold: "OutputChanged"},
-		"only the map is allowed":           {change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, changed: []string{revision(byMap(fresh))}, hold: "OutputChanged"},
+		"only the map is allowed":           {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, changed: []string{revision(byMap(fresh))}, hold: "OutputChanged"},
 		"weights stay in service":           {wanted: fresh, workloads: inService(byWeights(fresh), "r1"), want: byWeights(fresh), why: "in service already"},
-		"the map is asked for instead":      {change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, workloads: inService(byWeights(fresh), "r1"), want: byMap(fresh)},
-		"weights behind an endpoint picker": {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker }}, workloads: inService(byWeights(fresh), "r1")},
-		"weights asked for behind an endpoint picker": {change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights), func(m *semmoev1.MoEDeployment) {
+		"the map is asked for instead":      {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, workloads: inService(byWeights(fresh), "r1"), want: byMap(fresh)},
+		"weights behind an endpoint picker": {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker }}, workloads: inService(byWeights(fresh), "r1")},
+		"weights asked for behind an endpoint picker": {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights), func(m *semmoev1.MoEDeployment) {
 			m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker
 		}}, wanted: fresh, hold: "NotRealizable"},
-		"weights without a router":          {change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, workloads: inService(byWeights(fresh), "r1")},
-		"engine without a map":              {change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), want: byWeights(fresh), why: "since VLLM takes no expert map"},
-		"engine without a map, asked for":   {change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "NotRealizable"},
+		"weights without a router":          {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, workloads: inService(byWeights(fresh), "r1")},
+		"engine without a map":              {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), want: byWeights(fresh), why: "since VLLM takes no expert map"},
+		"engine without a map, asked for":   {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "NotRealizable"},
 		"model whose map is ignored":        {report: &olmoe, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map"},
-		"groups that the plan breaks":       {change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped, wanted: fresh, hold: "NotRealizable"},
+		"groups that the plan breaks":       {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped, wanted: fresh, hold: "NotRealizable"},
 		"groups, and the map has no limits": {report: &grouped, wanted: fresh, want: byMap(fresh)},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			c := choice{moed: moedtest.Deployment(tc.change...), report: moedtest.Report(), wanted: tc.wanted, workloads: tc.workloads, changed: map[string]string{}, answers: tc.answers}
+			c := choice{moed: moedtest.Deployment(tc.Change...), report: moedtest.Report(), wanted: tc.wanted, workloads: tc.workloads, changed: map[string]string{}, answers: tc.answers}
 			if tc.report != nil {
 				c.report = *tc.report
 			}
@@ -228,60 +233,6 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 	}
 }
 
-func TestChangedOutputs(t *testing.T) {
-	ended := func(code int32) *corev1.ContainerStateTerminated {
-		return &corev1.ContainerStateTerminated{ExitCode: code, Message: "other answers\n"}
-	}
-	probe := func(now, last *corev1.ContainerStateTerminated) func(*corev1.Pod) {
-		return func(p *corev1.Pod) {
-			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "verify-plan", State: corev1.ContainerState{Terminated: ended(0)}}, {
-				Name: "prove-lossless", State: corev1.ContainerState{Terminated: now}, LastTerminationState: corev1.ContainerState{Terminated: last},
-			}}
-		}
-	}
-	got := changedOutputs([]*corev1.Pod{
-		moedtest.Pod("a", "now", moedtest.Unready, probe(ended(3), nil)), moedtest.Pod("b", "last", moedtest.Unready, probe(nil, ended(3))), moedtest.Pod("c", "killed", moedtest.Unready, probe(ended(137), nil)),
-		moedtest.Pod("d", "passed", probe(nil, ended(3))), moedtest.Pod("e", "starting", moedtest.Unready),
-	})
-	if diff := cmp.Diff(map[string]string{"now": "other answers", "last": "other answers"}, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-}
-
-// Only a pod without a plan, or one that was proven, tells what the model answers without a plan.
-func TestWhoAnswers(t *testing.T) {
-	engine := func(p *corev1.Pod) {
-		p.Status.PodIP = "10.0.0.1"
-		p.Annotations = map[string]string{semmoev1.AnnotationModelDigest: moedtest.Model}
-	}
-	planned := func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPlanDigest] = "d" }
-	proven := func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{Name: "prove-lossless"}} }
-	otherModel := func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationModelDigest] = "sha256:other" }
-	cases := map[string]struct {
-		pods []*corev1.Pod
-		want string
-	}{
-		"none":            {},
-		"not ready":       {pods: []*corev1.Pod{moedtest.Pod("a", "r", engine, moedtest.Unready)}},
-		"another model":   {pods: []*corev1.Pod{moedtest.Pod("a", "r", engine, otherModel)}},
-		"not proven":      {pods: []*corev1.Pod{moedtest.Pod("a", "r", engine, planned)}},
-		"proven":          {pods: []*corev1.Pod{moedtest.Pod("a", "r", engine, planned), moedtest.Pod("b", "r", engine, planned, proven)}, want: "b"},
-		"without a plan":  {pods: []*corev1.Pod{moedtest.Pod("b", "r", engine, planned, proven), moedtest.Pod("a", "s", engine)}, want: "a"},
-		"without address": {pods: []*corev1.Pod{moedtest.Pod("a", "r", engine, func(p *corev1.Pod) { p.Status.PodIP = "" })}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			got := ""
-			if found := whoAnswers(tc.pods, moedtest.Model); found != nil {
-				got = found.Name
-			}
-			if got != tc.want {
-				t.Errorf("%q answers, want %q", got, tc.want)
-			}
-		})
-	}
-}
-
 // Neither an image, nor resources, nor the number of replicas changes what is profiled: no profile is made twice for them.
 func TestProfileFollowsItsInputsAlone(t *testing.T) {
 	profiling := func(m *semmoev1.MoEDeployment) {
@@ -292,7 +243,7 @@ func TestProfileFollowsItsInputsAlone(t *testing.T) {
 	}
 	base := profileFor(moedtest.Deployment(profiling), moedtest.Model)
 	cases := map[string]struct {
-		change func(*semmoev1.MoEDeployment)
+		Change func(*semmoev1.MoEDeployment)
 		same   bool
 	}{
 		"image":    {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }, true},
@@ -307,7 +258,7 @@ func TestProfileFollowsItsInputsAlone(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			if got := profileFor(moedtest.Deployment(profiling, tc.change), moedtest.Model); (got.Name == base.Name) != tc.same {
+			if got := profileFor(moedtest.Deployment(profiling, tc.Change), moedtest.Model); (got.Name == base.Name) != tc.same {
 				t.Errorf("profile %s, before the change %s, want equal: %v", got.Name, base.Name, tc.same)
 			}
 		})
@@ -350,11 +301,11 @@ func TestPlanningConditions(t *testing.T) {
 		"broken profile":  {serving(planning{ProfileName: "p", Profile: broken}), map[string]string{"Profiled": "False DatasetInvalid", "Degraded": "True DatasetInvalid", "Stalled": "False NotStalled", "Ready": "True Serving"}},
 		"plan to come":    {serving(planning{Profile: profile}), map[string]string{"Profiled": "True Profiled", "Planned": "False WaitingForPlan"}},
 		"held":            {serving(planning{Profile: profile, Plan: plan, Hold: verdict{metav1.ConditionFalse, "AwaitingApproval", "m"}}), map[string]string{"Planned": "True Planned", "RolledOut": "False AwaitingApproval"}},
-		"in service":      {serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), map[string]string{"RolledOut": "True RolledOut", "LocalityOnTarget": "Unknown NotAssessed"}},
-		"on target":       {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.OnTarget, Reason: "OnTarget"}), map[string]string{"LocalityOnTarget": "True OnTarget"}},
-		"below":           {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.BelowPromise, Reason: "BelowPromise"}), map[string]string{"LocalityOnTarget": "False BelowPromise", "Ready": "True Serving"}},
-		"drifted":         {sampled(serving(planning{Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.Drifted, Reason: "Drifted"}), map[string]string{"LocalityOnTarget": "False Drifted", "Ready": "True Serving", "Degraded": "False AsExpected"}},
-		"the next to come": {serving(planning{Profile: profile, Plan: moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }), Serving: layoutOf(other, semmoev1.RealizationEngineMap), Promise: other}),
+		"in service":      {serving(planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), map[string]string{"RolledOut": "True RolledOut", "LocalityOnTarget": "Unknown NotAssessed"}},
+		"on target":       {sampled(serving(planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.OnTarget, Reason: "OnTarget"}), map[string]string{"LocalityOnTarget": "True OnTarget"}},
+		"below":           {sampled(serving(planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.BelowPromise, Reason: "BelowPromise"}), map[string]string{"LocalityOnTarget": "False BelowPromise", "Ready": "True Serving"}},
+		"drifted":         {sampled(serving(planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.Drifted, Reason: "Drifted"}), map[string]string{"LocalityOnTarget": "False Drifted", "Ready": "True Serving", "Degraded": "False AsExpected"}},
+		"the next to come": {serving(planning{Profile: profile, Plan: moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }), Serving: revisions.LayoutOf(other, semmoev1.RealizationEngineMap), Promise: other}),
 			map[string]string{"Planned": "False Published", "RolledOut": "False WaitingForPlan"}},
 	}
 	for name, tc := range cases {
@@ -378,7 +329,7 @@ func TestPlanningConditions(t *testing.T) {
 func TestLocalityThatCannotBeMeasured(t *testing.T) {
 	found := moedtest.Report()
 	plan := moedtest.PlanOf("new", "bb", nil)
-	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planning{Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}
+	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}
 	moed := moedtest.Deployment(moedtest.EngineOf(semmoev1.EngineTensorRTLLM))
 	o.Drift = (&Reconciler{}).assess(t.Context(), moed, o.Planning.Serving, plan, nil, nil, nil, moedtest.Start)
 	status := statusOf(moed, o, moedtest.Start)
@@ -406,7 +357,7 @@ func TestPausedConditions(t *testing.T) {
 	for kind, p := range map[string]planning{
 		semmoev1.ConditionProfiled:  {ProfileName: "p"},
 		semmoev1.ConditionPlanned:   {Profile: profile},
-		semmoev1.ConditionRolledOut: {Profile: profile, Plan: plan, Serving: layoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan},
+		semmoev1.ConditionRolledOut: {Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan},
 	} {
 		status := statusOf(moed, observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: p}, moedtest.Start)
 		if c := meta.FindStatusCondition(status.Conditions, kind); c.Status != metav1.ConditionFalse || c.Reason != "Paused" {
@@ -443,7 +394,7 @@ func TestOutdated(t *testing.T) {
 		}
 	}
 	cases := map[string]struct {
-		change             func(*semmoev1.MoEDeployment)
+		Change             func(*semmoev1.MoEDeployment)
 		serving, dedicated bool
 		givenUp            bool // target Serving, after a failure for good
 	}{
@@ -458,7 +409,7 @@ func TestOutdated(t *testing.T) {
 	for name, tc := range cases {
 		givenUp := map[semmoev1.ProfilingTarget]bool{semmoev1.ProfilingTargetServing: tc.givenUp, semmoev1.ProfilingTargetDedicated: tc.dedicated}
 		for target, want := range map[semmoev1.ProfilingTarget]bool{semmoev1.ProfilingTargetServing: tc.serving, semmoev1.ProfilingTargetDedicated: tc.dedicated} {
-			live, wanted := profileFor(moedtest.Deployment(profiling(target)), moedtest.Model), profileFor(moedtest.Deployment(profiling(target), tc.change), moedtest.Model)
+			live, wanted := profileFor(moedtest.Deployment(profiling(target)), moedtest.Model), profileFor(moedtest.Deployment(profiling(target), tc.Change), moedtest.Model)
 			if got := outdated(live, wanted); got != want {
 				t.Errorf("%s, target %s: outdated %v, want %v", name, target, got, want)
 			}
@@ -478,7 +429,7 @@ func TestOutdated(t *testing.T) {
 func TestObsolete(t *testing.T) {
 	used, wanted, gone := moedtest.PlanOf("used", "aa", nil), moedtest.PlanOf("wanted", "bb", nil), moedtest.PlanOf("gone", "cc", nil)
 	plans := []*semmoev1.PlacementPlan{used, wanted, gone}
-	workloads := []*workload{workloadUnder(t, used, 0)}
+	workloads := []*revisions.Workload{workloadUnder(t, used, 0)}
 	obsolete := obsoletePlans(moedtest.Deployment(), plans, planning{Plan: wanted}, workloads, moedtest.Start)
 	if len(obsolete) != 1 || obsolete[0] != gone {
 		t.Errorf("obsolete are %d plans, want the one that nothing names", len(obsolete))

@@ -20,6 +20,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
 // profiledBy is a complete profile of the fixtures' model, made at a time.
@@ -80,7 +81,7 @@ func TestLineage(t *testing.T) {
 		m.Annotations = map[string]string{semmoev1.AnnotationApprove: "t1"}
 	}
 	for name, tc := range map[string]struct {
-		change []func(*semmoev1.MoEDeployment)
+		Change []func(*semmoev1.MoEDeployment)
 		plans  []*semmoev1.PlacementPlan
 		// in is the layout in service, inUse the tables in use with it.
 		in, inUse            string
@@ -99,13 +100,13 @@ func TestLineage(t *testing.T) {
 		"newer ones without gain":   {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("t2", "t2", "b0", tables, at(2), worthless)}, in: "b0-full", wanted: "base", tables: "t1"},
 		"of another base":           {plans: []*semmoev1.PlacementPlan{elsewhere}, in: "b0-full", wanted: "base"},
 		"the layout's plan is gone": {plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "gone", tables, at(1))}, in: "gone-full", wanted: "base", tables: "t1"},
-		"to be approved":            {change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", held: "AwaitingApproval"},
-		"approved":                  {change: []func(*semmoev1.MoEDeployment){approve}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", tables: "t1"},
-		"approved before":           {change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", inUse: "t1-full", wanted: "base", tables: "t1"},
-		"the older ones stay":       {change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("t2", "t2", "b0", tables, at(2))}, in: "b0-full", inUse: "t1-full", wanted: "base", tables: "t1", held: "AwaitingApproval"},
-		"advice":                    {change: []func(*semmoev1.MoEDeployment){advisory}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", held: "Advisory"},
+		"to be approved":            {Change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", held: "AwaitingApproval"},
+		"approved":                  {Change: []func(*semmoev1.MoEDeployment){approve}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", tables: "t1"},
+		"approved before":           {Change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", inUse: "t1-full", wanted: "base", tables: "t1"},
+		"the older ones stay":       {Change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("t2", "t2", "b0", tables, at(2))}, in: "b0-full", inUse: "t1-full", wanted: "base", tables: "t1", held: "AwaitingApproval"},
+		"advice":                    {Change: []func(*semmoev1.MoEDeployment){advisory}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", held: "Advisory"},
 	} {
-		moed := moedtest.Deployment(tc.change...)
+		moed := moedtest.Deployment(tc.Change...)
 		l := lineageOf(base, nil, tc.plans)
 		got := l.wanted(moed, base, moedtest.Model)
 		tables, held := l.tablesFor(moed, moedtest.Model, tc.in, tc.inUse)
@@ -151,7 +152,7 @@ func TestNextReplan(t *testing.T) {
 	worthless(vain)
 	drifted, onTarget := driftSignal{Drifted: true, Now: later}, driftSignal{OnTarget: true, Now: later}
 	for name, tc := range map[string]struct {
-		change   func(*semmoev1.MoEDeployment)
+		Change   func(*semmoev1.MoEDeployment)
 		profiles []*semmoev1.AffinityProfile
 		plans    []*semmoev1.PlacementPlan
 		drift    driftSignal
@@ -161,31 +162,31 @@ func TestNextReplan(t *testing.T) {
 		abandon bool
 		say     string
 	}{
-		"no drift":              {change: live, drift: driftSignal{Now: later}},
-		"drift":                 {change: live, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
-		"by a Job":              {change: job, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
-		"by a Job without data": {change: refresh(semmoev1.RefreshJob, nil), drift: drifted, say: "NoDataset"},
-		"paused":                {change: func(m *semmoev1.MoEDeployment) { live(m); m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, drift: drifted},
-		"pinned": {change: func(m *semmoev1.MoEDeployment) {
+		"no drift":              {Change: live, drift: driftSignal{Now: later}},
+		"drift":                 {Change: live, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"by a Job":              {Change: job, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
+		"by a Job without data": {Change: refresh(semmoev1.RefreshJob, nil), drift: drifted, say: "NoDataset"},
+		"paused":                {Change: func(m *semmoev1.MoEDeployment) { live(m); m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, drift: drifted},
+		"pinned": {Change: func(m *semmoev1.MoEDeployment) {
 			live(m)
 			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"}
 		}, drift: drifted, say: "Pinned"},
-		"profile under way":        {change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, say: "WaitingForSamples"},
-		"nothing known meanwhile":  {change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, say: "WaitingForSamples"},
-		"the drift has passed":     {change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: onTarget, abandon: true, say: "DriftPassed"},
-		"profile complete":         {change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: drifted, plan: true, say: "Replanning"},
-		"complete, drift unknown":  {change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, plan: true, say: "Replanning"},
-		"data set unchanged":       {change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
-		"data set unchanged, late": {change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
-		"plan being solved":        {change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{solving}, drift: drifted, say: "Planning"},
-		"plan cannot be solved":    {change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
-		"plan in use":              {change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: onTarget},
-		"drift again":              {change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
-		"plan without gain":        {change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{vain}, drift: driftSignal{Now: later}, say: "NoGainExpected"},
+		"profile under way":        {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, say: "WaitingForSamples"},
+		"nothing known meanwhile":  {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, say: "WaitingForSamples"},
+		"the drift has passed":     {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: onTarget, abandon: true, say: "DriftPassed"},
+		"profile complete":         {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: drifted, plan: true, say: "Replanning"},
+		"complete, drift unknown":  {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, plan: true, say: "Replanning"},
+		"data set unchanged":       {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
+		"data set unchanged, late": {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
+		"plan being solved":        {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{solving}, drift: drifted, say: "Planning"},
+		"plan cannot be solved":    {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"plan in use":              {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: onTarget},
+		"drift again":              {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"plan without gain":        {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{vain}, drift: driftSignal{Now: later}, say: "NoGainExpected"},
 	} {
-		moed := moedtest.Deployment(tc.change)
+		moed := moedtest.Deployment(tc.Change)
 		p := planning{
-			Base: base, Plan: base, Promise: base, Serving: layoutOf(base, semmoev1.RealizationEngineMap),
+			Base: base, Plan: base, Promise: base, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap),
 			Profile: profiledBy("p", "r0", moedtest.Start), ProfileName: "p", Lineage: lineageOf(base, tc.profiles, tc.plans),
 		}
 		step := nextReplan(moed, moedtest.Model, p, tc.drift)
@@ -212,7 +213,7 @@ func TestReplanObjects(t *testing.T) {
 	base := moedtest.PlanOf("base", "b0", nil)
 	tables := replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start)
 	p := planning{
-		Base: base, Plan: base, Promise: tables, Tables: tables, Serving: layoutOf(base, semmoev1.RealizationEngineMap),
+		Base: base, Plan: base, Promise: tables, Tables: tables, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap),
 		Profile: profiledBy("p", "r0", moedtest.Start), ProfileName: "p",
 	}
 	now := moedtest.Start.Add(time.Hour)
@@ -227,9 +228,11 @@ func TestReplanObjects(t *testing.T) {
 	}
 	names := map[string]bool{step.Profile.Name: true}
 	for name, change := range map[string]func(*planning){
-		"other tables":   func(p *planning) { p.Tables = nil },
-		"another layout": func(p *planning) { p.Serving = &layout{"x", "c", semmoev1.RealizationEngineMap} },
-		"another base":   func(p *planning) { p.Base = moedtest.PlanOf("base2", "b2", nil) },
+		"other tables": func(p *planning) { p.Tables = nil },
+		"another layout": func(p *planning) {
+			p.Serving = &revisions.Layout{Digest: "x", ConfigMap: "c", Realization: semmoev1.RealizationEngineMap}
+		},
+		"another base": func(p *planning) { p.Base = moedtest.PlanOf("base2", "b2", nil) },
 		"one before it": func(p *planning) {
 			p.Lineage.profiles = []*semmoev1.AffinityProfile{profiledBy("q", "r1", moedtest.Start)}
 		},
@@ -262,7 +265,7 @@ func TestReplanObjects(t *testing.T) {
 func TestPinFault(t *testing.T) {
 	pin := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"} })
 	for name, tc := range map[string]struct {
-		change func(*semmoev1.PlacementPlan)
+		Change func(*semmoev1.PlacementPlan)
 		want   string
 	}{
 		"fits":            {nil, ""},
@@ -272,7 +275,7 @@ func TestPinFault(t *testing.T) {
 		"another model":   {func(p *semmoev1.PlacementPlan) { p.Status.ModelDigest = "sha256:x" }, "OtherModel"},
 		"not ready":       {func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }, "Published"},
 	} {
-		if got := pinFault(pin, moedtest.PlanOf("x", "aa", tc.change), moedtest.Model); got.reason != tc.want {
+		if got := pinFault(pin, moedtest.PlanOf("x", "aa", tc.Change), moedtest.Model); got.reason != tc.want {
 			t.Errorf("%s: %q (%s), want %q", name, got.reason, got.message, tc.want)
 		}
 	}
@@ -336,10 +339,10 @@ func TestReconcileTables(t *testing.T) {
 	r := &Reconciler{Client: countingClient{api, &writes}, Recorder: recorder}
 	moed, base := moedtest.Deployment(), moedtest.PlanOf("base", "b0", nil)
 	t1, t2 := replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start), replanOf("t2", "t2", "b0", semmoev1.TierTables, moedtest.Start.Add(time.Minute))
-	workloads := []*workload{workloadUnder(t, base, 2)}
+	workloads := []*revisions.Workload{workloadUnder(t, base, 2)}
 	reconcile := func(moed *semmoev1.MoEDeployment, plans ...*semmoev1.PlacementPlan) planning {
 		t.Helper()
-		p := planning{Base: base, Plan: base, Serving: layoutOf(base, semmoev1.RealizationEngineMap), Lineage: lineageOf(base, nil, plans)}
+		p := planning{Base: base, Plan: base, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap), Lineage: lineageOf(base, nil, plans)}
 		if err := r.reconcileTables(context.Background(), moed, moedtest.Model, &p, workloads, true); err != nil {
 			t.Fatal(err)
 		}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +13,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/podhealth"
 	"github.com/semmoe/operator/internal/rollout"
 )
@@ -40,14 +39,14 @@ const (
 
 // moves are the workloads of a MoEDeployment, the newest first, and what is to be decided from them.
 type moves struct {
-	workloads []*workload
+	workloads []*revisions.Workload
 	in        rollout.Input
 }
 
 // reconcileRevisions creates the workload of the revision that the spec asks for, moves replicas towards it within the
 // budget, tries the candidate beside it, and removes empty old ones. It reports whether all replicas are asked of that revision
 // alone, and how the candidate fares.
-func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, workloads []*workload, now time.Time) (bool, rolloutState, error) {
+func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, workloads []*revisions.Workload, now time.Time) (bool, rolloutState, error) {
 	var state rolloutState
 	m, err := r.movesOf(ctx, moed, o, workloads, now)
 	if err != nil {
@@ -67,7 +66,7 @@ func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoED
 		}
 	}
 	for i, workload := range m.workloads {
-		if err := r.scale(ctx, workload, o.Pods, vacant(workload, action.Replicas[i], o.Workers), i == m.in.Stable || i == m.in.Candidate); err != nil {
+		if err := r.scale(ctx, workload, o.Pods, revisions.Vacant(workload, action.Replicas[i], o.Workers), i == m.in.Stable || i == m.in.Candidate); err != nil {
 			return false, state, err
 		}
 	}
@@ -77,19 +76,19 @@ func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoED
 
 // movesOf adds the workloads that are to be created to those that exist: that of the revision that serves, and that of the
 // candidate once nothing else is being changed.
-func (r *Reconciler) movesOf(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, workloads []*workload, now time.Time) (moves, error) {
+func (r *Reconciler) movesOf(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, workloads []*revisions.Workload, now time.Time) (moves, error) {
 	m := moves{slices.Clone(workloads), rollout.Input{
 		Budget: rollout.Budget{Replicas: *moed.Spec.Replicas, MaxUnavailable: *moed.Spec.Rollout.MaxUnavailable, MaxSurge: *moed.Spec.Rollout.MaxSurge},
 		Stable: rollout.None, Candidate: rollout.None, Canary: moed.Spec.Rollout.CanaryReplicas, Hold: moed.Spec.Rollout.Rollback == semmoev1.RollbackManual,
 	}}
 	for _, workload := range workloads {
-		m.in.Revisions = append(m.in.Revisions, stateOf(workload, o.Pods))
+		m.in.Revisions = append(m.in.Revisions, revisions.StateOf(workload, o.Pods))
 	}
 	if o.Invalid != nil || o.Revision == "" || desired.Paused(moed) {
 		return m, nil
 	}
 	find := func(revision string) int {
-		return slices.IndexFunc(m.workloads, func(w *workload) bool { return w.Name == moed.Name+"-"+revision })
+		return slices.IndexFunc(m.workloads, func(w *revisions.Workload) bool { return w.Name == moed.Name+"-"+revision })
 	}
 	if m.in.Stable = find(o.Revision); m.in.Stable == rollout.None {
 		if err := r.add(ctx, &m, moed, o, o.Revision, o.Planning.Serving, ""); err != nil {
@@ -101,7 +100,7 @@ func (r *Reconciler) movesOf(ctx context.Context, moed *semmoev1.MoEDeployment, 
 		return m, nil
 	}
 	switch at := find(o.CandidateRevision); {
-	case at >= 0 && onTrial(m.workloads[at]):
+	case at >= 0 && revisions.OnTrial(m.workloads[at]):
 		m.in.Candidate = at
 	case at >= 0: // left over from when it was in service: it goes, and comes back as a canary
 	case rollout.MayTry(m.in.Budget, m.in.Revisions, m.in.Stable):
@@ -117,12 +116,12 @@ func (r *Reconciler) movesOf(ctx context.Context, moed *semmoev1.MoEDeployment, 
 }
 
 // add puts the workload of a revision, that is still to be created, before the others.
-func (r *Reconciler) add(ctx context.Context, m *moves, moed *semmoev1.MoEDeployment, o observation, revision string, under *layout, step string) error {
+func (r *Reconciler) add(ctx context.Context, m *moves, moed *semmoev1.MoEDeployment, o observation, revision string, under *revisions.Layout, step string) error {
 	own, err := r.own(ctx, moed)
 	if err != nil {
 		return err
 	}
-	workload, err := render(moed, revision, *o.Inspection.Report, under, own)
+	workload, err := revisions.Render(moed, revision, *o.Inspection.Report, under, own)
 	if err != nil {
 		return err
 	}
@@ -130,7 +129,7 @@ func (r *Reconciler) add(ctx context.Context, m *moves, moed *semmoev1.MoEDeploy
 		metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationRollout, step)
 	}
 	m.workloads = slices.Insert(m.workloads, 0, workload)
-	m.in.Revisions = slices.Insert(m.in.Revisions, 0, stateOf(workload, o.Pods))
+	m.in.Revisions = slices.Insert(m.in.Revisions, 0, revisions.StateOf(workload, o.Pods))
 	return nil
 }
 
@@ -162,7 +161,7 @@ func (r *Reconciler) decided(ctx context.Context, moed *semmoev1.MoEDeployment, 
 }
 
 // promote lets replicas move to a candidate, and takes it for proven when nothing else is left.
-func (r *Reconciler) promote(ctx context.Context, moed *semmoev1.MoEDeployment, workload *workload, action rollout.Action) error {
+func (r *Reconciler) promote(ctx context.Context, moed *semmoev1.MoEDeployment, workload *revisions.Workload, action rollout.Action) error {
 	if workload.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting {
 		if action.Proven {
 			return r.mark(ctx, workload, "")
@@ -186,7 +185,7 @@ func withoutCandidate(o observation, m moves) rolloutState {
 		state.Message = fmt.Sprintf("Plan %s is tried once revision %s is on all replicas", o.Planning.Candidate.Short(), o.Revision)
 	}
 	for i, workload := range m.workloads {
-		if state := m.in.Revisions[i]; i == m.in.Stable || !onTrial(workload) || state.Replicas == 0 && state.Existing == 0 {
+		if state := m.in.Revisions[i]; i == m.in.Stable || !revisions.OnTrial(workload) || state.Replicas == 0 && state.Existing == 0 {
 			continue
 		}
 		if reason := o.Planning.Hold.reason; reason == reasonRolledBack || reason == reasonOutputChanged {
@@ -224,42 +223,19 @@ func totalReplicas(states []rollout.Revision) int32 {
 }
 
 // scale creates the workload, brings it to a number of replicas, or deletes it once it is neither wanted nor has pods.
-func (r *Reconciler) scale(ctx context.Context, workload *workload, pods []*corev1.Pod, replicas int32, wanted bool) error {
+func (r *Reconciler) scale(ctx context.Context, workload *revisions.Workload, pods []*corev1.Pod, replicas int32, wanted bool) error {
 	switch {
 	case workload.UID == "":
-		*workload.replicas() = replicas
-		if err := r.Create(ctx, workload.object, client.FieldOwner(desired.Manager)); err != nil && !apierrors.IsAlreadyExists(err) {
+		*workload.Replicas() = replicas
+		if err := r.Create(ctx, workload.Object, client.FieldOwner(desired.Manager)); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create workload %s: %w", workload.Name, err)
 		}
-	case *workload.replicas() != replicas:
-		return workload.change(ctx, r.Client, "scale", func() { *workload.replicas() = replicas })
-	case !wanted && replicas == 0 && workload.drained(pods):
-		if err := r.Delete(ctx, workload.object, client.Preconditions{UID: &workload.UID, ResourceVersion: &workload.ResourceVersion}); client.IgnoreNotFound(err) != nil {
+	case *workload.Replicas() != replicas:
+		return workload.Change(ctx, r.Client, "scale", func() { *workload.Replicas() = replicas })
+	case !wanted && replicas == 0 && workload.Drained(pods):
+		if err := r.Delete(ctx, workload.Object, client.Preconditions{UID: &workload.UID, ResourceVersion: &workload.ResourceVersion}); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete workload %s: %w", workload.Name, err)
 		}
 	}
 	return nil
 }
-
-// stateOf is the planner's view of a workload and its pods.
-func stateOf(workload *workload, pods []*corev1.Pod) rollout.Revision {
-	state := rollout.Revision{Replicas: *workload.replicas(), Trial: onTrial(workload)}
-	if workload.UID == "" {
-		return state
-	}
-	state.Ready = make([]bool, state.Replicas)
-	for _, pod := range pods {
-		if !workload.holds(pod) || pod.DeletionTimestamp != nil {
-			continue
-		}
-		state.Existing++
-		ordinal, err := ordinalOf(pod.Name)
-		if err == nil && ordinal < len(state.Ready) {
-			state.Ready[ordinal] = podhealth.Ready(pod)
-		}
-	}
-	return state
-}
-
-// ordinalOf is the number of a replica among those of its workload, by the name of its pod.
-func ordinalOf(pod string) (int, error) { return strconv.Atoi(pod[strings.LastIndexByte(pod, '-')+1:]) }

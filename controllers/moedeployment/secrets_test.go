@@ -9,6 +9,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
 // Every pod of a MoEDeployment pulls its images with the template's secrets. A token that the template gives to the engine reaches engines,
@@ -26,7 +27,7 @@ func TestPullSecretsAndTokens(t *testing.T) {
 		})
 	}
 	serving, dedicated := target(semmoev1.ProfilingTargetServing), target(semmoev1.ProfilingTargetDedicated)
-	workload, err := render(serving, "r1", moedtest.Report(), nil, own{Image: "semmoe:1"})
+	workload, err := revisions.Render(serving, "r1", moedtest.Report(), nil, revisions.Own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +35,7 @@ func TestPullSecretsAndTokens(t *testing.T) {
 		pod   any
 		token bool
 	}{
-		"engine":                 {workload.template(), true},
+		"engine":                 {workload.Template(), true},
 		"inspection":             {inspectionInputs(serving), false},
 		"profile by what serves": {profileFor(serving, "sha256:abc").Spec.Template, false},
 		"profile by its own Job": {profileFor(dedicated, "sha256:abc").Spec.Template, true},

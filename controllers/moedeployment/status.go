@@ -22,6 +22,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/front"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
@@ -30,7 +31,7 @@ import (
 // observation is all that the status is made from.
 type observation struct {
 	// Invalid is a fault of the spec.
-	Invalid *invalidError
+	Invalid *revisions.InvalidError
 	// Inspection is the state of the model's inspection.
 	Inspection inspection.State
 	// Revision is what the spec asks for; empty while that is not known.
@@ -134,7 +135,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	return status
 }
 
-func shortDigest(serving *layout) string {
+func shortDigest(serving *revisions.Layout) string {
 	if serving == nil {
 		return ""
 	}
@@ -155,7 +156,7 @@ type fault struct {
 func faultOf(moed *semmoev1.MoEDeployment, o observation) *fault {
 	switch {
 	case o.Invalid != nil:
-		return &fault{o.Invalid.reason, o.Invalid.message, true}
+		return &fault{o.Invalid.Reason, o.Invalid.Message, true}
 	case o.Inspection.Failure != "" && o.Inspection.Invalid:
 		return &fault{"ModelInvalid", o.Inspection.Failure, true}
 	case o.Inspection.Failure != "":
@@ -274,7 +275,7 @@ func workloadReference(moed *semmoev1.MoEDeployment, revision string) runtime.Ob
 	if desired.PodsPerReplica(moed) > 1 {
 		kind = leaderworkersetv1.GroupVersion.WithKind("LeaderWorkerSet")
 	}
-	return &corev1.ObjectReference{APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Namespace: moed.Namespace, Name: workloadName(moed, revision)}
+	return &corev1.ObjectReference{APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Namespace: moed.Namespace, Name: revisions.WorkloadName(moed, revision)}
 }
 
 // toldConditions are those whose changes are events. Of LocalityOnTarget what becomes False, or was so, is told: that samples are few

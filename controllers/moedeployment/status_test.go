@@ -21,6 +21,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/podhealth"
 )
@@ -32,7 +33,7 @@ func TestStatus(t *testing.T) {
 	two := []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-r1-1", "r1")}
 
 	cases := map[string]struct {
-		change  func(*semmoev1.MoEDeployment)
+		Change  func(*semmoev1.MoEDeployment)
 		o       observation
 		want    map[string]string // condition -> "status reason"
 		summary string
@@ -58,19 +59,19 @@ func TestStatus(t *testing.T) {
 			want: map[string]string{"Ready": "False RouterNotReady"}, summary: "2/2",
 		},
 		"no router wanted": {
-			change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone },
+			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone },
 			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two},
 			want:   map[string]string{"Ready": "True Serving"}, summary: "2/2",
 		},
 		"no kind InferencePool: it serves all the same": {
-			change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker },
+			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker },
 			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, PoolKindMissing: true},
 			want: map[string]string{"Ready": "True Serving", "Progressing": "False Complete", "Degraded": "True InferencePoolMissing", "Stalled": "False NotStalled",
 				"Reconciling": "False Complete"},
 			summary: "2/2",
 		},
 		"no endpoint picker yet": {
-			change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker },
+			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker },
 			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two},
 			want:   map[string]string{"Ready": "False RouterNotReady"}, summary: "2/2",
 		},
@@ -86,7 +87,7 @@ func TestStatus(t *testing.T) {
 			summary: "0/2", message: "shard x is cut off",
 		},
 		"a broken change while the old one serves": {
-			o: observation{Invalid: invalidf("InvalidExpertParallelSize", "must divide"), Inspection: inspected, Pods: two, Router: router},
+			o: observation{Invalid: revisions.Invalidf("InvalidExpertParallelSize", "must divide"), Inspection: inspected, Pods: two, Router: router},
 			want: map[string]string{"Ready": "True Serving", "Degraded": "True InvalidExpertParallelSize", "Stalled": "True InvalidExpertParallelSize",
 				"Reconciling": "False Stalled"},
 			summary: "2/2",
@@ -102,13 +103,13 @@ func TestStatus(t *testing.T) {
 			want: map[string]string{"Ready": "False ImagePullFailed", "Degraded": "True ImagePullFailed"}, summary: "0/2", message: "cannot be pulled",
 		},
 		"scaled to zero": {
-			change:  func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](0) },
+			Change:  func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](0) },
 			o:       observation{Inspection: inspected, Revision: "r1", Settled: true, Router: router},
 			want:    map[string]string{"Ready": "True ScaledToZero", "Progressing": "False Complete", "Reconciling": "False Complete"},
 			summary: "0/0",
 		},
 		"paused before it ever served": {
-			change:  func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused },
+			Change:  func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused },
 			o:       observation{Inspection: inspection.State{NextAttempt: 1}},
 			want:    map[string]string{"Ready": "False Paused", "Progressing": "False Paused", "Reconciling": "False Paused"},
 			summary: "0/2",
@@ -121,8 +122,8 @@ func TestStatus(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			moed := moedtest.Deployment()
-			if tc.change != nil {
-				tc.change(moed)
+			if tc.Change != nil {
+				tc.Change(moed)
 			}
 			status := statusOf(moed, tc.o, moedtest.Start)
 			got := map[string]string{}
@@ -216,7 +217,7 @@ func TestEventsRelateToRevisions(t *testing.T) {
 func TestStatusGoesBack(t *testing.T) {
 	moed := moedtest.Deployment()
 	var refuse error
-	c := fake.NewClientBuilder().WithScheme(groupScheme(t)).WithObjects(moed.DeepCopy()).WithStatusSubresource(moed).WithInterceptorFuncs(interceptor.Funcs{
+	c := fake.NewClientBuilder().WithScheme(moedtest.GroupScheme(t)).WithObjects(moed.DeepCopy()).WithStatusSubresource(moed).WithInterceptorFuncs(interceptor.Funcs{
 		SubResourceApply: func(ctx context.Context, c client.Client, subResource string, intent runtime.ApplyConfiguration, options ...client.SubResourceApplyOption) error {
 			if refuse != nil {
 				return refuse

@@ -13,6 +13,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
 // tablesInUse reads, by the digest of the plan that pods were made for, the digest of the plan whose tables routers are told to use.
@@ -36,7 +37,7 @@ func (r *Reconciler) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployme
 
 // reconcileTables tells the routers which tables to use with the layouts in service, and completes the planning by what they use with
 // the one that serves. While paused it leaves all as it is.
-func (r *Reconciler) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p *planning, workloads []*workload, active bool) error {
+func (r *Reconciler) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p *planning, workloads []*revisions.Workload, active bool) error {
 	inUse, exists, err := r.tablesInUse(ctx, moed)
 	if err != nil {
 		return err
@@ -93,7 +94,7 @@ func (p *planning) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, 
 }
 
 // layoutsInService are the digests of the plans that pods serve under, or will.
-func layoutsInService(p *planning, workloads []*workload) []string {
+func layoutsInService(p *planning, workloads []*revisions.Workload) []string {
 	var digests []string
 	seen := map[string]bool{"": true}
 	add := func(digest string) {
@@ -101,13 +102,13 @@ func layoutsInService(p *planning, workloads []*workload) []string {
 			seen[digest], digests = true, append(digests, digest)
 		}
 	}
-	for _, l := range []*layout{p.Serving, p.Candidate} {
+	for _, l := range []*revisions.Layout{p.Serving, p.Candidate} {
 		if l != nil {
 			add(l.Digest)
 		}
 	}
 	for _, workload := range workloads {
-		add(workload.template().Annotations[semmoev1.AnnotationPlanDigest])
+		add(workload.Template().Annotations[semmoev1.AnnotationPlanDigest])
 	}
 	return digests
 }

@@ -5,13 +5,16 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
+	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/checkpoint"
@@ -150,4 +153,45 @@ func EngineOf(engine semmoev1.EngineType) func(*semmoev1.MoEDeployment) {
 		m.Spec.Engine.Type = engine
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "p"}}
 	}
+}
+
+// InGroup makes a pod one of a group of two.
+func InGroup(set, group, index string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Labels[leaderworkersetv1.SetNameLabelKey], p.Labels[leaderworkersetv1.GroupIndexLabelKey] = set, group
+		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(Start)
+		if index == "0" {
+			p.Annotations = map[string]string{semmoev1.AnnotationPodsPerReplica: "2"}
+		} else {
+			p.Labels[semmoev1.LabelComponent] = semmoev1.ComponentWorker
+		}
+	}
+}
+
+func ChangedAt(after time.Duration) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(Start.Add(after))
+	}
+}
+
+// GroupScheme knows what reconcileRevisions reads and writes.
+func GroupScheme(t *testing.T) *runtime.Scheme {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(scheme), semmoev1.AddToScheme(scheme), leaderworkersetv1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	return scheme
+}
+
+// Tokens has ranks for tokens, not for requests, and an all-to-all between them.
+func Tokens(m *semmoev1.MoEDeployment) {
+	m.Spec.Parallelism.Attention = semmoev1.AttentionTensorParallel
+	m.Spec.Engine.Args = []string{"--moe-a2a-backend", "deepep"}
+}
+
+// Shuffled has an engine that sends them to the ranks of a plan's tables, too.
+func Shuffled(m *semmoev1.MoEDeployment) {
+	Tokens(m)
+	m.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleEnabled
 }

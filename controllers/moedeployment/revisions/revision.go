@@ -1,4 +1,10 @@
-package moedeployment
+// Package revisions makes the workloads of a MoEDeployment's revisions, and tells what is to be seen of their replicas.
+//
+// Invariants:
+//   - A revision is named by the hash of its inputs (Of); Render is a pure function of spec, model and plan.
+//   - The template of a workload that exists is never touched: Workload changes replicas and annotations alone.
+//   - A spec for which no workload can be made is refused by Validate, which names the field.
+package revisions
 
 import (
 	"encoding/json"
@@ -52,9 +58,9 @@ type revisionInputs struct {
 	TokenShuffle semmoev1.TokenShuffle `json:"tokenShuffle,omitempty"`
 }
 
-// revisionOf is the revision that the spec asks for, given the model that was found and the plan to serve under, which
+// Of is the revision that the spec asks for, given the model that was found and the plan to serve under, which
 // may be nil.
-func revisionOf(moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *layout) string {
+func Of(moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *Layout) string {
 	inputs := revisionInputs{
 		Name:        moed.Name,
 		Model:       moed.Spec.Model,
@@ -69,7 +75,7 @@ func revisionOf(moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *la
 	if desired.PodsPerReplica(moed) == 1 {
 		inputs.Parallelism.PodsPerReplica = nil // to say the default is no change
 	}
-	if plan.reshuffled() {
+	if plan.Reshuffled() {
 		inputs.Realization, inputs.Cache = plan.Realization, moed.Spec.Placement.Cache
 	}
 	if plan != nil && desired.Shuffles(moed) {
@@ -78,14 +84,15 @@ func revisionOf(moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *la
 	return owned.ShortHash(inputs, 10)
 }
 
-func digestOf(plan *layout) string {
+func digestOf(plan *Layout) string {
 	if plan == nil {
 		return ""
 	}
 	return plan.Digest
 }
 
-func launch(moed *semmoev1.MoEDeployment) engine.Launch {
+// Launch is how the spec wants an engine launched, but for what a plan adds.
+func Launch(moed *semmoev1.MoEDeployment) engine.Launch {
 	name := moed.Spec.Model.Name
 	if name == "" {
 		name = moed.Name
@@ -109,28 +116,29 @@ func launch(moed *semmoev1.MoEDeployment) engine.Launch {
 	return l
 }
 
-func workloadName(moed *semmoev1.MoEDeployment, revision string) string {
+// WorkloadName is that of the workload of a revision.
+func WorkloadName(moed *semmoev1.MoEDeployment, revision string) string {
 	return moed.Name + "-" + revision
 }
 
-// own is what containers of ours need in a pod.
-type own struct {
+// Own is what containers of ours need in a pod.
+type Own struct {
 	// Image is theirs.
 	Image string
 	// Store tells how the artifact store is reached; empty where there is none.
 	Store []corev1.EnvVar
 }
 
-// render makes the workload of a revision. plan may be nil.
-func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Report, plan *layout, own own) (*workload, error) {
-	launched := launch(moed)
+// Render makes the workload of a revision. plan may be nil.
+func Render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Report, plan *Layout, own Own) (*Workload, error) {
+	launched := Launch(moed)
 	template, err := renderTemplate(moed, revision, report, plan, own, launched)
 	if err != nil {
 		return nil, err
 	}
 	meta := metav1.ObjectMeta{
 		Namespace:       moed.Namespace,
-		Name:            workloadName(moed, revision),
+		Name:            WorkloadName(moed, revision),
 		Labels:          desired.Labels(moed, semmoev1.ComponentEngine, semmoev1.LabelRevision, revision),
 		Annotations:     map[string]string{semmoev1.AnnotationModelDigest: report.ModelDigest},
 		OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
@@ -148,7 +156,7 @@ func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 	}
 	podSelector := desired.Selector(moed, semmoev1.ComponentEngine)
 	podSelector[semmoev1.LabelRevision] = revision
-	return statefulSet(&appsv1.StatefulSet{
+	return StatefulSet(&appsv1.StatefulSet{
 		ObjectMeta: meta,
 		Spec: appsv1.StatefulSetSpec{
 			Replicas:            ptr.To[int32](0),
@@ -164,13 +172,13 @@ func render(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Rep
 }
 
 // renderTemplate makes the pods of a revision whose engine is launched like that: our pod template with the user's merged over it.
-func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Report, plan *layout, own own, launched engine.Launch) (*corev1.PodTemplateSpec, error) {
+func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkpoint.Report, plan *Layout, own Own, launched engine.Launch) (*corev1.PodTemplateSpec, error) {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
 		return nil, err
 	}
 	switch {
-	case plan.reshuffled():
+	case plan.Reshuffled():
 		launched.ModelPath, launched.Reshuffled = copyPath(report, plan), true
 	case plan != nil && adapter.ExpertMap == nil:
 		return nil, fmt.Errorf("engine %s reads no expert map", adapter.Type)
@@ -181,7 +189,7 @@ func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkp
 	if err != nil {
 		return nil, err
 	}
-	if err := adapter.CheckEnv(launched, names(moed.Spec.Engine.Env)); err != nil {
+	if err := adapter.CheckEnv(launched, EnvNames(moed.Spec.Engine.Env)); err != nil {
 		return nil, err
 	}
 	command := moed.Spec.Engine.Command
@@ -202,7 +210,7 @@ func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkp
 	ours.Annotations[semmoev1.AnnotationModelShape] = string(shape)
 	if plan != nil {
 		addPlan(ours, moed, report, plan, own.Image)
-		if plan.reshuffled() {
+		if plan.Reshuffled() {
 			addReshuffledWeights(ours, moed, report, plan, own.Image)
 		}
 		if desired.Shuffles(moed) {
@@ -310,9 +318,9 @@ func restrict(containers []corev1.Container, users *corev1.PodTemplateSpec) {
 
 // addPlan mounts the plan, and keeps the engine from starting where it is not the plan that the revision names, or not for
 // the checkpoint that is there now.
-func addPlan(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *layout, image string) {
+func addPlan(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, report checkpoint.Report, plan *Layout, image string) {
 	template.Annotations[semmoev1.AnnotationPlanDigest] = plan.Digest
-	if plan.reshuffled() {
+	if plan.Reshuffled() {
 		template.Annotations[semmoev1.AnnotationRealization] = string(plan.Realization)
 	}
 	if moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel {

@@ -1,4 +1,4 @@
-package moedeployment
+package revisions
 
 import (
 	"slices"
@@ -19,15 +19,15 @@ import (
 // The revision of a given spec must never change from release to release: an upgrade would restart every serving pod.
 func TestRevisionIsStable(t *testing.T) {
 	const want = "383baaf1e5"
-	if got := revisionOf(moedtest.Deployment(), moedtest.Report(), nil); got != want {
+	if got := Of(moedtest.Deployment(), moedtest.Report(), nil); got != want {
 		t.Errorf("revision %s, was %s: an upgrade to this version would restart every serving pod", got, want)
 	}
 }
 
 func TestRevisionFollowsItsInputsAlone(t *testing.T) {
-	base := revisionOf(moedtest.Deployment(), moedtest.Report(), nil)
+	base := Of(moedtest.Deployment(), moedtest.Report(), nil)
 	cases := map[string]struct {
-		change func(*semmoev1.MoEDeployment)
+		Change func(*semmoev1.MoEDeployment)
 		same   bool
 	}{
 		"replicas": {func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](9) }, true},
@@ -52,14 +52,14 @@ func TestRevisionFollowsItsInputsAlone(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			if got := revisionOf(moedtest.Deployment(tc.change), moedtest.Report(), nil); (got == base) != tc.same {
+			if got := Of(moedtest.Deployment(tc.Change), moedtest.Report(), nil); (got == base) != tc.same {
 				t.Errorf("revision %s, before the change %s, want equal: %v", got, base, tc.same)
 			}
 		})
 	}
 	changed := moedtest.Report()
 	changed.ModelDigest = "sha256:def"
-	if revisionOf(moedtest.Deployment(), changed, nil) == base {
+	if Of(moedtest.Deployment(), changed, nil) == base {
 		t.Error("another checkpoint gives the same revision")
 	}
 }
@@ -79,11 +79,11 @@ func TestRender(t *testing.T) {
 			},
 		}
 	})
-	workload, err := render(moed, "r1", moedtest.Report(), nil, own{Image: "semmoe:1"})
+	workload, err := Render(moed, "r1", moedtest.Report(), nil, Own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := workload.template()
+	template := workload.Template()
 	for key, want := range map[string]string{"team": "x", semmoev1.LabelRevision: "r1", semmoev1.LabelDeployment: "m"} {
 		if got := template.Labels[key]; got != want {
 			t.Errorf("label %s is %q, want %q", key, got, want)
@@ -122,15 +122,15 @@ func TestRender(t *testing.T) {
 // A plan reaches the engine as its own expert map, which an init container has verified before; the digest in the
 // annotation tells request routers and the store which plan it is.
 func TestRenderWithPlan(t *testing.T) {
-	plan := layoutOf(moedtest.PlanOf("m-1", "ab", nil), semmoev1.RealizationEngineMap)
+	plan := LayoutOf(moedtest.PlanOf("m-1", "ab", nil), semmoev1.RealizationEngineMap)
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "users", Image: "x"}}}}
 	})
-	workload, err := render(moed, "r1", moedtest.Report(), plan, own{Image: "semmoe:1"})
+	workload, err := Render(moed, "r1", moedtest.Report(), plan, Own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := workload.template()
+	template := workload.Template()
 	if workload.Annotations[semmoev1.AnnotationPlanDigest] != plan.Digest || template.Annotations[semmoev1.AnnotationPlanDigest] != plan.Digest {
 		t.Error("the annotation does not name the plan")
 	}
@@ -168,15 +168,15 @@ func initContainers(template corev1.PodTemplateSpec) []string {
 // A namespace that enforces the restricted pod security standard admits the pod of an engine that keeps to it: each container that a
 // plan adds says by itself that it does, and nothing is said of the engine's.
 func TestRenderedContainersAreRestricted(t *testing.T) {
-	moed := moedtest.Deployment(shuffled, func(m *semmoev1.MoEDeployment) {
+	moed := moedtest.Deployment(moedtest.Shuffled, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Placement.Cache = &semmoev1.CacheSpec{Volume: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}
 		m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "users", Image: "x"}}}}
 	})
-	workload, err := render(moed, "r1", moedtest.Report(), layoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationReshuffledWeights), own{Image: "semmoe:1"})
+	workload, err := Render(moed, "r1", moedtest.Report(), LayoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationReshuffledWeights), Own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec := workload.template().Spec
+	spec := workload.Template().Spec
 	ours := 0
 	for _, c := range spec.InitContainers {
 		if !slices.Contains(ourInitContainers, c.Name) {
@@ -198,7 +198,7 @@ func TestRenderedContainersAreRestricted(t *testing.T) {
 
 // With reshuffled weights the engine is started on the copy, without a map; each plan has a copy of its own.
 func TestRenderWithReshuffledWeights(t *testing.T) {
-	plan := layoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationReshuffledWeights)
+	plan := LayoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationReshuffledWeights)
 	withReport := moedtest.Report()
 	withReport.Bytes = 1 << 40
 	emptyDir := func(template corev1.PodTemplateSpec) *corev1.Volume {
@@ -206,11 +206,11 @@ func TestRenderWithReshuffledWeights(t *testing.T) {
 		return &template.Spec.Volumes[i]
 	}
 	rendered := func(change ...func(*semmoev1.MoEDeployment)) corev1.PodTemplateSpec {
-		workload, err := render(moedtest.Deployment(change...), "r1", withReport, plan, own{Image: "semmoe:1"})
+		workload, err := Render(moedtest.Deployment(change...), "r1", withReport, plan, Own{Image: "semmoe:1"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return *workload.template()
+		return *workload.Template()
 	}
 	const out = "/var/cache/semmoe/sha256:abc-0123456789abcdef"
 	template := rendered()
@@ -248,29 +248,9 @@ func TestRenderWithReshuffledWeights(t *testing.T) {
 		t.Errorf("with a cache %v of ephemeral storage is asked for", storage.String())
 	}
 
-	byMap := layoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationEngineMap)
-	if revisionOf(moedtest.Deployment(), withReport, plan) == revisionOf(moedtest.Deployment(), withReport, byMap) {
+	byMap := LayoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationEngineMap)
+	if Of(moedtest.Deployment(), withReport, plan) == Of(moedtest.Deployment(), withReport, byMap) {
 		t.Error("both realisations have the same revision")
-	}
-}
-
-func TestReshuffleStatus(t *testing.T) {
-	told := func(message string, code int32) func(*corev1.Pod) {
-		return func(p *corev1.Pod) {
-			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "reshuffle-weights", State: corev1.ContainerState{
-				Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: message},
-			}}}
-		}
-	}
-	pods := []*corev1.Pod{
-		moedtest.Pod("a", "r1", told(`{"bytes":1000,"seconds":12.6}`, 0)), moedtest.Pod("b", "r1", told(`{"reused":true,"bytes":1000,"seconds":0.4}`, 0)),
-		moedtest.Pod("c", "r1", told("no space", 1)), moedtest.Pod("d", "r1"), moedtest.Pod("e", "other", told(`{"bytes":1000,"seconds":99}`, 0)),
-	}
-	if diff := cmp.Diff(&semmoev1.ReshuffleStatus{Made: 1, Found: 1, Bytes: 1000, Seconds: 13}, reshuffleStatus(pods, "r1")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if reshuffleStatus(pods[2:], "r1") != nil {
-		t.Error("what no pod has told is reported")
 	}
 }
 
@@ -279,15 +259,15 @@ func TestReshuffleStatus(t *testing.T) {
 func TestRenderWithOptionsFile(t *testing.T) {
 	moed := moedtest.Deployment(moedtest.EngineOf(semmoev1.EngineTensorRTLLM))
 	const options = "enable_attention_dp: true\n"
-	for content, plan := range map[string]*layout{
+	for content, plan := range map[string]*Layout{
 		options: nil,
-		options + "moe_config:\n  backend: WideEP\n  load_balancer: /etc/semmoe/plan/trtllm.yaml\n": layoutOf(moedtest.PlanOf("m-1", "ab", nil), semmoev1.RealizationEngineMap),
+		options + "moe_config:\n  backend: WideEP\n  load_balancer: /etc/semmoe/plan/trtllm.yaml\n": LayoutOf(moedtest.PlanOf("m-1", "ab", nil), semmoev1.RealizationEngineMap),
 	} {
-		workload, err := render(moed, "r1", moedtest.Report(), plan, own{Image: "semmoe:1"})
+		workload, err := Render(moed, "r1", moedtest.Report(), plan, Own{Image: "semmoe:1"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		template := workload.template()
+		template := workload.Template()
 		if diff := cmp.Diff(content, template.Annotations["semmoe.io/engine-options"]); diff != "" {
 			t.Errorf("options (-want +got):\n%s", diff)
 		}
@@ -308,11 +288,11 @@ func TestRenderWithOptionsFile(t *testing.T) {
 		}
 	}
 	for _, engine := range []semmoev1.EngineType{semmoev1.EngineSGLang, semmoev1.EngineVLLM, semmoev1.EngineVLLMAscend} {
-		workload, err := render(moedtest.Deployment(moedtest.EngineOf(engine)), "r1", moedtest.Report(), nil, own{Image: "semmoe:1"})
+		workload, err := Render(moedtest.Deployment(moedtest.EngineOf(engine)), "r1", moedtest.Report(), nil, Own{Image: "semmoe:1"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if options, has := workload.template().Annotations[semmoev1.AnnotationEngineOptions]; has {
+		if options, has := workload.Template().Annotations[semmoev1.AnnotationEngineOptions]; has {
 			t.Errorf("%s has an options file: %q", engine, options)
 		}
 	}
@@ -324,8 +304,8 @@ func TestSampling(t *testing.T) {
 		semmoev1.EngineSGLang: 5, semmoev1.EngineVLLM: 5, semmoev1.EngineVLLMAscend: 5, semmoev1.EngineTensorRTLLM: 0,
 	} {
 		moed := moedtest.Deployment(moedtest.EngineOf(engine))
-		if got := desired.SamplePercent(moed); got != want || launch(moed).RoutedExperts != (want > 0) {
-			t.Errorf("%s: %d percent, asks for routed experts: %v; want %d", engine, got, launch(moed).RoutedExperts, want)
+		if got := desired.SamplePercent(moed); got != want || Launch(moed).RoutedExperts != (want > 0) {
+			t.Errorf("%s: %d percent, asks for routed experts: %v; want %d", engine, got, Launch(moed).RoutedExperts, want)
 		}
 	}
 }
@@ -338,7 +318,7 @@ func TestValidate(t *testing.T) {
 		return template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: c}})
 	}
 	cases := map[string]struct {
-		change  func(*semmoev1.MoEDeployment)
+		Change  func(*semmoev1.MoEDeployment)
 		message string
 	}{
 		"valid":              {func(*semmoev1.MoEDeployment) {}, ""},
@@ -401,14 +381,14 @@ func TestValidate(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			err := validate(moedtest.Deployment(tc.change))
+			err := Validate(moedtest.Deployment(tc.Change))
 			if tc.message == "" {
 				if err != nil {
 					t.Fatal(err)
 				}
 				return
 			}
-			if err == nil || !strings.Contains(err.message, tc.message) {
+			if err == nil || !strings.Contains(err.Message, tc.message) {
 				t.Errorf("error %v, want one with %q", err, tc.message)
 			}
 		})

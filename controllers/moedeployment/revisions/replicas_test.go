@@ -1,0 +1,229 @@
+package revisions
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/internal/rollout"
+)
+
+func TestAsReplica(t *testing.T) {
+	now := moedtest.Start.Add(time.Hour)
+	leader := moedtest.InGroup("m-r1", "0", "0")
+	worker := func(change ...func(*corev1.Pod)) *corev1.Pod {
+		return moedtest.Pod("m-r1-0-1", "r1", append([]func(*corev1.Pod){moedtest.InGroup("m-r1", "0", "1")}, change...)...)
+	}
+	for name, test := range map[string]struct {
+		leader *corev1.Pod
+		others []*corev1.Pod
+		ready  bool
+		since  time.Duration
+	}{
+		"a replica of one pod":       {moedtest.Pod("m-r1-0", "r1", moedtest.ChangedAt(time.Second)), nil, true, time.Second},
+		"both are ready":             {moedtest.Pod("m-r1-0", "r1", leader, moedtest.ChangedAt(time.Minute)), []*corev1.Pod{worker()}, true, time.Minute},
+		"the worker was later":       {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.ChangedAt(time.Minute))}, true, time.Minute},
+		"the worker is not ready":    {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.Unready, moedtest.ChangedAt(time.Minute))}, false, time.Minute},
+		"the leader is not ready":    {moedtest.Pod("m-r1-0", "r1", leader, moedtest.Unready, moedtest.ChangedAt(time.Second)), []*corev1.Pod{worker(moedtest.ChangedAt(time.Minute))}, false, time.Second},
+		"the worker is missing":      {moedtest.Pod("m-r1-0", "r1", leader), nil, false, time.Hour},
+		"the worker is being taken":  {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: moedtest.Start} })}, false, time.Hour},
+		"a worker of another group":  {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.InGroup("m-r1", "1", "1"))}, false, time.Hour},
+		"a worker of another object": {moedtest.Pod("m-r1-0", "r1", leader), []*corev1.Pod{worker(moedtest.InGroup("m-r2", "0", "1"))}, false, time.Hour},
+	} {
+		before := test.leader.DeepCopy()
+		replica := replicaOf(AsReplica(test.leader, test.others, now))
+		if replica.Ready != test.ready || !replica.Since.Equal(moedtest.Start.Add(test.since)) {
+			t.Errorf("%s: ready %v since %v, want %v since %v", name, replica.Ready, replica.Since.Sub(moedtest.Start), test.ready, test.since)
+		}
+		if diff := cmp.Diff(before, test.leader); diff != "" {
+			t.Errorf("%s: the cache's pod was changed:\n%s", name, diff)
+		}
+	}
+}
+
+// Where pods of a group are missing, events of the StatefulSet that should make them say why.
+func TestWantingGroups(t *testing.T) {
+	w := groupSet("")
+	first, second := moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0")), moedtest.Pod("m-r1-1", "r1", moedtest.InGroup("m-r1", "1", "0"))
+	workers := []*corev1.Pod{moedtest.Pod("m-r1-0-1", "r1", moedtest.InGroup("m-r1", "0", "1")), moedtest.Pod("m-r1-1-1", "r1", moedtest.InGroup("m-r1", "1", "1"))}
+	for name, test := range map[string]struct {
+		leaders, workers []*corev1.Pod
+		want             []string
+	}{
+		"all are there":           {[]*corev1.Pod{first, second}, workers, nil},
+		"a leader is missing":     {[]*corev1.Pod{first}, workers, []string{"m-r1"}},
+		"a worker is missing":     {[]*corev1.Pod{first, second}, workers[:1], []string{"m-r1-1"}},
+		"none is there":           {nil, nil, []string{"m-r1"}},
+		"those of another object": {[]*corev1.Pod{first, second, moedtest.Pod("m-r2-0", "r2", moedtest.InGroup("m-r2", "0", "0"))}, workers, nil},
+	} {
+		if diff := cmp.Diff(test.want, WantingGroups(w, test.leaders, test.workers)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	if names := WantingGroups(StatefulSet(&appsv1.StatefulSet{}), nil, nil); names != nil {
+		t.Errorf("a StatefulSet has groups %v", names)
+	}
+}
+
+// A replica whose name is still had by pods of an earlier one is not asked for before these are gone, nor are those after it.
+func TestVacant(t *testing.T) {
+	worker := func(set, group string) *corev1.Pod {
+		return moedtest.Pod(set+"-"+group+"-1", "r1", moedtest.InGroup(set, group, "1"))
+	}
+	set := func(replicas int32) *Workload {
+		w := groupSet("")
+		*w.Replicas() = replicas
+		return w
+	}
+	for name, test := range map[string]struct {
+		of      *Workload
+		wanted  int32
+		workers []*corev1.Pod
+		want    int32
+	}{
+		"nothing is left":           {set(1), 3, []*corev1.Pod{worker("m-r1", "0")}, 3},
+		"the next one":              {set(1), 3, []*corev1.Pod{worker("m-r1", "0"), worker("m-r1", "1")}, 1},
+		"one that comes later":      {set(1), 4, []*corev1.Pod{worker("m-r1", "0"), worker("m-r1", "3"), worker("m-r1", "2")}, 2},
+		"one that nobody wants":     {set(1), 2, []*corev1.Pod{worker("m-r1", "2")}, 2},
+		"of another object":         {set(1), 2, []*corev1.Pod{worker("m-r2", "1")}, 2},
+		"of a set of the same name": {set(0), 2, []*corev1.Pod{worker("m-r1", "0")}, 0},
+		"down":                      {set(2), 1, []*corev1.Pod{worker("m-r1", "0"), worker("m-r1", "1"), worker("m-r1", "2")}, 1},
+		"a StatefulSet":             {StatefulSet(&appsv1.StatefulSet{}), 2, []*corev1.Pod{worker("m-r1", "1")}, 2},
+	} {
+		if got := Vacant(test.of, test.wanted, test.workers); got != test.want {
+			t.Errorf("%s: %d of %d replicas, want %d", name, got, test.wanted, test.want)
+		}
+	}
+}
+
+// groupSet is a workload of two groups.
+func groupSet(annotation string) *Workload {
+	set := &leaderworkersetv1.LeaderWorkerSet{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m-r1", UID: "set", CreationTimestamp: metav1.NewTime(moedtest.Start)}}
+	set.Spec.Replicas = ptr.To[int32](2)
+	if annotation != "" {
+		set.Annotations = map[string]string{semmoev1.AnnotationRemade: annotation}
+	}
+	return LeaderWorkerSet(set)
+}
+
+func going(uid types.UID) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.UID, p.DeletionTimestamp = uid, &metav1.Time{Time: moedtest.Start.Add(time.Hour)}
+	}
+}
+
+func ended(code int32, message string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "engine", RestartCount: 1, LastTerminationState: corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{ExitCode: code, Message: message, FinishedAt: metav1.NewTime(moedtest.Start)},
+		}}}
+	}
+}
+
+func TestCountRemade(t *testing.T) {
+	leader := func(change ...func(*corev1.Pod)) *corev1.Pod {
+		return moedtest.Pod("m-r1-1", "r1", append([]func(*corev1.Pod){moedtest.InGroup("m-r1", "1", "0")}, change...)...)
+	}
+	worker := moedtest.Pod("m-r1-1-1", "r1", moedtest.InGroup("m-r1", "1", "1"), ended(1, "no such flag"))
+	const once = `{"m-r1-1":{"leader":"a","times":1,"since":"2026-03-01T12:00:00Z","end":"before"}}`
+	first := remade{Leader: "a", Times: 1, Since: moedtest.Start, End: "before"}
+	now := moedtest.Start.Add(time.Minute)
+	for name, test := range map[string]struct {
+		told    string
+		leaders []*corev1.Pod
+		want    map[string]remade
+	}{
+		"nothing":                     {"", nil, nil},
+		"not ready yet":               {"", []*corev1.Pod{leader(moedtest.Unready)}, nil},
+		"goes, and never was ready":   {"", []*corev1.Pod{leader(moedtest.Unready, going("a"))}, map[string]remade{"m-r1-1": {"a", 1, moedtest.Start, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
+		"goes, and was ready":         {"", []*corev1.Pod{leader(going("a"))}, map[string]remade{"m-r1-1": {"a", 1, now, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
+		"is counted once":             {once, []*corev1.Pod{leader(moedtest.Unready, going("a"))}, map[string]remade{"m-r1-1": first}},
+		"goes again":                  {once, []*corev1.Pod{leader(moedtest.Unready, going("b"))}, map[string]remade{"m-r1-1": {"b", 2, moedtest.Start, "pod m-r1-1-1, container engine (exit code 1: no such flag)"}}},
+		"between two leaders":         {once, nil, map[string]remade{"m-r1-1": first}},
+		"the next is not ready yet":   {once, []*corev1.Pod{leader(moedtest.Unready)}, map[string]remade{"m-r1-1": first}},
+		"the next is ready":           {once, []*corev1.Pod{leader()}, nil},
+		"one of another workload":     {"", []*corev1.Pod{leader(moedtest.InGroup("m-r2", "1", "0"), moedtest.Unready, going("a"))}, nil},
+		"one that is not wanted":      {"", []*corev1.Pod{moedtest.Pod("m-r1-2", "r1", moedtest.InGroup("m-r1", "2", "0"), moedtest.Unready, going("a"))}, nil},
+		"what cannot be read":         {"[", []*corev1.Pod{leader(moedtest.Unready)}, nil},
+		"one that was scaled away":    {strings.ReplaceAll(once, "m-r1-1", "m-r1-2"), nil, nil},
+		"a name that is no replica's": {strings.ReplaceAll(once, "m-r1-1", "else"), nil, nil},
+	} {
+		got := countRemade(groupSet(test.told), test.leaders, []*corev1.Pod{worker}, now)
+		if len(got) == 0 {
+			got = nil
+		}
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// It is written once, and removed when the replica is ready.
+func TestRecordRemade(t *testing.T) {
+	w := groupSet("")
+	c := fake.NewClientBuilder().WithScheme(moedtest.GroupScheme(t)).WithObjects(w.Object).Build()
+	if err := c.Get(context.Background(), client.ObjectKeyFromObject(w.Object), w.Object); err != nil {
+		t.Fatal(err)
+	}
+	leader := moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0"), moedtest.Unready, going("a"))
+	versions := map[string]bool{}
+	record := func(pods ...*corev1.Pod) string {
+		t.Helper()
+		if err := RecordRemade(context.Background(), c, []*Workload{w}, pods, nil, moedtest.Start); err != nil {
+			t.Fatal(err)
+		}
+		versions[w.ResourceVersion] = true
+		return w.Annotations[semmoev1.AnnotationRemade]
+	}
+	if told := record(); told != "" {
+		t.Errorf("told %q of no pod", told)
+	}
+	for range 2 {
+		if told := record(leader); !strings.Contains(told, `"m-r1-0":{"leader":"a","times":1`) {
+			t.Errorf("told %q", told)
+		}
+	}
+	if told := record(moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0"))); told != "" {
+		t.Errorf("told %q of a replica that is ready", told)
+	}
+	if len(versions) != 3 {
+		t.Errorf("%d versions, want 3: it is written and removed once", len(versions))
+	}
+}
+
+// A canary whose replica is made anew again and again is taken back as one whose container is restarted; and it is told why.
+func TestRemadeCanaryIsBroken(t *testing.T) {
+	const often = `{"m-r1-0":{"leader":"c","times":3,"since":"2026-03-01T12:00:00Z","end":"pod m-r1-0, container engine (exit code 1)"}}`
+	fresh := replicaOf(moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0"), moedtest.Unready, func(p *corev1.Pod) {
+		p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(moedtest.Start.Add(6 * time.Minute))
+	}))
+	w := groupSet(often)
+	trial := rollout.Trial{Now: moedtest.Start.Add(6 * time.Minute), Canary: 1, Replicas: []rollout.Replica{fresh}}
+	if decision := rollout.Judge(trial); decision.Step != rollout.StepCanary {
+		t.Errorf("by its pods alone: %+v", decision)
+	}
+	trial.Replicas[0] = withRemade(fresh, remadeOf(w))
+	if decision := rollout.Judge(trial); decision.Step != rollout.StepRollBack || decision.Reason != "CanaryCrashing" {
+		t.Errorf("made anew three times: %+v", decision)
+	}
+	problem := RemadeProblem([]*Workload{groupSet(""), w})
+	if problem == nil || problem.Reason != "ContainerCrashing" || !strings.Contains(problem.Message, "pod m-r1-0 is made anew again and again (pod m-r1-0, container engine (exit code 1))") {
+		t.Errorf("problem %+v", problem)
+	}
+	if problem := RemadeProblem([]*Workload{groupSet(strings.Replace(often, `"times":3`, `"times":1`, 1))}); problem != nil {
+		t.Errorf("one that was made anew once has problem %+v", problem)
+	}
+}

@@ -1,0 +1,112 @@
+package revisions
+
+import (
+	"encoding/json"
+	"path"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/reshuffle"
+)
+
+const (
+	// reshuffleContainer is the init container that makes the permuted copy of the checkpoint, holdContainer the sidecar that
+	// keeps others from removing it.
+	reshuffleContainer = "reshuffle-weights"
+	holdContainer      = "hold-weights"
+
+	// copyMargin is what a copy may need beyond the weights: grown headers, the tokenizer and other small files.
+	copyMargin = 1 << 30
+)
+
+// Layout is all that a revision needs to know of a plan.
+type Layout struct {
+	// Digest is the plan's, ConfigMap holds its files.
+	Digest, ConfigMap string
+	// Realization is how it reaches the engine.
+	Realization semmoev1.Realization
+}
+
+// LayoutOf is that of a published plan, by a realisation.
+func LayoutOf(plan *semmoev1.PlacementPlan, realization semmoev1.Realization) *Layout {
+	return &Layout{Digest: plan.Status.PlanDigest, ConfigMap: plan.Status.ConfigMap, Realization: realization}
+}
+
+// Short is the short digest.
+func (l *Layout) Short() string { return l.Digest[:min(len(l.Digest), 16)] }
+
+// Reshuffled tells that it reaches the engine as a permuted copy of the checkpoint; not so without a plan.
+func (l *Layout) Reshuffled() bool {
+	return l != nil && l.Realization == semmoev1.RealizationReshuffledWeights
+}
+
+// copyPath is where the engine finds the permuted copy. Its name tells model and plan: pods of different plans share a cache.
+func copyPath(report checkpoint.Report, l *Layout) string {
+	return path.Join(semmoev1.CacheMountPath, report.ModelDigest[:min(len(report.ModelDigest), 16)]+"-"+l.Short())
+}
+
+// addReshuffledWeights lets the pod make, or find, the permuted copy before its engine starts. In a cache that pods share a
+// sidecar holds the copy for as long as the pod lives.
+func addReshuffledWeights(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, report checkpoint.Report, l *Layout, image string) {
+	args := []string{
+		"reshuffle",
+		"--model=" + moed.Spec.Model.Path,
+		"--permutation=" + path.Join(semmoev1.PlanMountPath, plan.GatePermutationFile),
+		"--out=" + copyPath(report, l),
+	}
+	source := corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
+	requests := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("500m"), corev1.ResourceMemory: resource.MustParse("256Mi")}
+	if cache := moed.Spec.Placement.Cache; cache != nil {
+		source = cache.Volume
+		if cache.SizeBytes != nil {
+			args = append(args, "--limit="+strconv.FormatInt(*cache.SizeBytes, 10))
+		}
+	} else {
+		size := resource.NewQuantity(report.Bytes+copyMargin, resource.BinarySI)
+		source.EmptyDir.SizeLimit = size
+		requests[corev1.ResourceEphemeralStorage] = *size
+	}
+	template.Spec.Volumes = append(template.Spec.Volumes, corev1.Volume{Name: semmoev1.CacheVolume, VolumeSource: source})
+	copier := corev1.Container{
+		Name:                     reshuffleContainer,
+		Image:                    image,
+		Args:                     args,
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+		Resources: corev1.ResourceRequirements{
+			Requests: requests,
+			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("512Mi")},
+		},
+		VolumeMounts: []corev1.VolumeMount{
+			{Name: modelVolume, MountPath: semmoev1.ModelMountPath, ReadOnly: true},
+			{Name: semmoev1.PlanVolume, MountPath: semmoev1.PlanMountPath, ReadOnly: true},
+			{Name: semmoev1.CacheVolume, MountPath: semmoev1.CacheMountPath},
+		},
+	}
+	template.Spec.InitContainers = append(template.Spec.InitContainers, copier)
+	if moed.Spec.Placement.Cache != nil {
+		holder := *copier.DeepCopy()
+		holder.Name = holdContainer
+		holder.Args = append(holder.Args, "--hold")
+		holder.RestartPolicy = new(corev1.ContainerRestartPolicyAlways)
+		holder.Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("64Mi")}
+		template.Spec.InitContainers = append(template.Spec.InitContainers, holder)
+	}
+	served := &template.Spec.Containers[0]
+	served.VolumeMounts = append(served.VolumeMounts, corev1.VolumeMount{Name: semmoev1.CacheVolume, MountPath: semmoev1.CacheMountPath, ReadOnly: true})
+}
+
+// ReshuffleOf is what a pod's copy has cost, once it is there.
+func ReshuffleOf(pod *corev1.Pod) (reshuffle.Result, bool) {
+	var told reshuffle.Result
+	for _, status := range pod.Status.InitContainerStatuses {
+		if ended := status.State.Terminated; status.Name == reshuffleContainer && ended != nil && ended.ExitCode == 0 {
+			return told, json.Unmarshal([]byte(ended.Message), &told) == nil
+		}
+	}
+	return told, false
+}

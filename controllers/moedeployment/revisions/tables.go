@@ -1,0 +1,58 @@
+package revisions
+
+import (
+	"path"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/plan"
+)
+
+// fetchContainer is the init container that brings the plan's tables to an engine which shuffles tokens by them.
+const fetchContainer = "fetch-tables"
+
+// tablesVariables tell such an engine where they are.
+var tablesVariables = []string{semmoev1.TablesVariable, semmoev1.PlacementVariable, semmoev1.PlanDigestVariable}
+
+// addTables lets the pod fetch the whole plan before its engine starts, and tells the engine where it is. A store that is away keeps no
+// pod from serving: the engine then finds no tables, and leaves tokens where they are.
+func addTables(template *corev1.PodTemplateSpec, of *Layout, own Own) {
+	volume := corev1.VolumeMount{Name: semmoev1.TablesVolume, MountPath: semmoev1.TablesMountPath}
+	template.Spec.Volumes = append(template.Spec.Volumes,
+		corev1.Volume{Name: semmoev1.TablesVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}, access.TokenVolume())
+	template.Spec.InitContainers = append(template.Spec.InitContainers, corev1.Container{
+		Name:  fetchContainer,
+		Image: own.Image,
+		Args:  []string{"fetch", "--namespace=$(POD_NAMESPACE)", "--plan-digest=" + of.Digest, "--out=" + semmoev1.TablesPath, "--optional"},
+		Env: append([]corev1.EnvVar{{Name: "POD_NAMESPACE", ValueFrom: &corev1.EnvVarSource{
+			FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "metadata.namespace"},
+		}}}, own.Store...),
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+		Resources: corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("128Mi")},
+			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("2Gi")},
+		},
+		VolumeMounts: []corev1.VolumeMount{volume, access.TokenMount()},
+	})
+	volume.ReadOnly = true
+	served := &template.Spec.Containers[0]
+	served.VolumeMounts = append(served.VolumeMounts, volume)
+	served.Env = append(served.Env,
+		corev1.EnvVar{Name: semmoev1.TablesVariable, Value: path.Join(semmoev1.TablesPath, plan.TablesFile)},
+		corev1.EnvVar{Name: semmoev1.PlacementVariable, Value: path.Join(semmoev1.TablesPath, plan.PlacementFile)},
+		corev1.EnvVar{Name: semmoev1.PlanDigestVariable, Value: of.Digest})
+}
+
+// MissingTables is why a pod's engine serves without tables, empty where it has them; ended tells that either is known.
+func MissingTables(pod *corev1.Pod) (why string, ended bool) {
+	for _, status := range pod.Status.InitContainerStatuses {
+		if end := status.State.Terminated; status.Name == fetchContainer && end != nil && end.ExitCode == 0 {
+			return strings.TrimSpace(end.Message), true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,70 @@
+package revisions
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+)
+
+// Tables reach the engine's container alone as files and variables; the token for the store reaches the container that fetches.
+func TestRenderWithTables(t *testing.T) {
+	plan := LayoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationEngineMap)
+	store := []corev1.EnvVar{{Name: "SEMMOE_STORE_URL", Value: "https://store"}, {Name: "SEMMOE_STORE_CA", Value: "ca"}}
+	rendered := func(plan *Layout, change func(*semmoev1.MoEDeployment)) corev1.PodSpec {
+		workload, err := Render(moedtest.Deployment(change), "r1", moedtest.Report(), plan, Own{"semmoe:1", store})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return workload.Template().Spec
+	}
+	variables := func(c corev1.Container) map[string]string {
+		values := map[string]string{}
+		for _, v := range c.Env {
+			if strings.HasPrefix(v.Name, "SEMMOE_") {
+				values[v.Name] = v.Value
+			}
+		}
+		return values
+	}
+	spec := rendered(plan, moedtest.Shuffled)
+	if diff := cmp.Diff([]string{"verify-plan", "fetch-tables", "prove-lossless"}, initContainers(corev1.PodTemplateSpec{Spec: spec})); diff != "" {
+		t.Fatalf("init containers (-want +got):\n%s", diff)
+	}
+	fetch, engine := spec.InitContainers[1], spec.Containers[0]
+	want := []string{"fetch", "--namespace=$(POD_NAMESPACE)", "--plan-digest=" + plan.Digest, "--out=/var/lib/semmoe/plan", "--optional"}
+	if diff := cmp.Diff(want, fetch.Args); diff != "" || variables(fetch)["SEMMOE_STORE_URL"] != "https://store" {
+		t.Errorf("it knows %v, and runs (-want +got):\n%s", variables(fetch), diff)
+	}
+	if diff := cmp.Diff(map[string]string{
+		"SEMMOE_TABLES": "/var/lib/semmoe/plan/tables.safetensors", "SEMMOE_PLACEMENT": "/var/lib/semmoe/plan/placement.json", "SEMMOE_PLAN_DIGEST": plan.Digest,
+	}, variables(engine)); diff != "" {
+		t.Errorf("the engine's variables (-want +got):\n%s", diff)
+	}
+	mounted := func(c corev1.Container, name string) *corev1.VolumeMount {
+		i := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == name })
+		if i < 0 {
+			return nil
+		}
+		return &c.VolumeMounts[i]
+	}
+	if m := mounted(engine, "semmoe-tables"); m == nil || m.MountPath != "/var/lib/semmoe" || !m.ReadOnly || mounted(engine, "semmoe-store-token") != nil {
+		t.Errorf("the engine mounts %+v", engine.VolumeMounts)
+	}
+	if m := mounted(fetch, "semmoe-tables"); m == nil || m.ReadOnly || mounted(fetch, "semmoe-store-token") == nil {
+		t.Errorf("fetch-tables mounts %+v", fetch.VolumeMounts)
+	}
+	if at := slices.Index(spec.InitContainers[2].Args, "--ranks=1"); at < 0 {
+		t.Errorf("requests without ranks are pinned: %v", spec.InitContainers[2].Args)
+	}
+	for name, spec := range map[string]corev1.PodSpec{"tokens that stay": rendered(plan, moedtest.Tokens), "no plan": rendered(nil, moedtest.Shuffled)} {
+		if names := initContainers(corev1.PodTemplateSpec{Spec: spec}); slices.Contains(names, "fetch-tables") || len(variables(spec.Containers[0])) > 0 {
+			t.Errorf("%s: init containers %v, variables %v", name, names, variables(spec.Containers[0]))
+		}
+	}
+}

@@ -1,0 +1,183 @@
+package revisions
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/engine/registry"
+)
+
+// InvalidError is a fault of the spec that only its author can mend; Reason becomes a condition's.
+type InvalidError struct{ Reason, Message string }
+
+func (e *InvalidError) Error() string { return e.Message }
+
+// Invalidf is a fault with a reason and a formatted message, which begins with the path of the field.
+func Invalidf(reason, format string, args ...any) *InvalidError {
+	return &InvalidError{Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
+
+// Validate tells what is wrong with a MoEDeployment that the schema cannot tell; nil for nothing.
+func Validate(moed *semmoev1.MoEDeployment) *InvalidError {
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	if err != nil {
+		return Invalidf("UnknownEngine", "spec.engine.type: %v", err)
+	}
+	if err := validateTelling(moed, adapter); err != nil {
+		return err
+	}
+	launched := Launch(moed)
+	if err := validateOverlap(moed, adapter, ""); err != nil {
+		return err
+	}
+	if _, err := adapter.Args(launched, moed.Spec.Engine.Args); err != nil {
+		return Invalidf("ContradictingFlags", "%v", err)
+	}
+	if err := adapter.CheckNodes(launched); err != nil {
+		return Invalidf("InvalidPodsPerReplica", "%v", err)
+	}
+	if desired.UsesPlans(moed) {
+		if err := adapter.CheckExchange(launched); err != nil {
+			return Invalidf(engine.ReasonNoAllToAll, "%v", err)
+		}
+	}
+	if i := slices.IndexFunc(moed.Spec.Engine.Env, func(env corev1.EnvVar) bool { return slices.Contains(tablesVariables, env.Name) }); i >= 0 && desired.Shuffles(moed) {
+		return Invalidf("InvalidSpec", "spec.engine.env: %s is set by the operator where spec.placement.tokenShuffle is Enabled: remove the variable", moed.Spec.Engine.Env[i].Name)
+	}
+	if i := slices.IndexFunc(moed.Spec.Engine.Env, func(env corev1.EnvVar) bool { return slices.Contains(groupVariables, env.Name) }); i >= 0 && launched.Nodes > 1 {
+		return Invalidf("InvalidSpec", "spec.engine.env: %s is set by LeaderWorkerSet where spec.parallelism.podsPerReplica is above 1: use another name", moed.Spec.Engine.Env[i].Name)
+	}
+	if err := adapter.CheckEnv(launched, EnvNames(moed.Spec.Engine.Env)); err != nil {
+		return Invalidf("ContradictingFlags", "%v", err)
+	}
+	if slices.ContainsFunc(moed.Spec.Engine.Env, func(env corev1.EnvVar) bool { return env.Name == desired.PodIPVariable }) {
+		return Invalidf("InvalidSpec", "spec.engine.env: %s is set by the operator: use another name", desired.PodIPVariable)
+	}
+	if moed.Spec.Engine.Port == probePort {
+		return Invalidf("InvalidSpec", "spec.engine.port: %d is where the operator proves that a plan does not change answers: use another port", probePort)
+	}
+	if moed.Spec.Placement.Cache != nil && moed.Spec.Placement.Realization == semmoev1.RealizationEngineMap {
+		return Invalidf("InvalidSpec", "spec.placement.cache: with spec.placement.realization EngineMap nothing is copied: remove the cache, or use Auto or ReshuffledWeights")
+	}
+	if template := moed.Spec.Template; template != nil {
+		return validateTemplate(template)
+	}
+	return nil
+}
+
+// validateOverlap refuses what the engine has no flag for, or cannot do with a model of the family, which is empty while it is not known.
+func validateOverlap(moed *semmoev1.MoEDeployment, adapter engine.Adapter, family string) *InvalidError {
+	situation := engine.Situation{Launch: Launch(moed), UserArgs: moed.Spec.Engine.Args, UserEnv: EnvNames(moed.Spec.Engine.Env), Family: family}
+	if err := adapter.Overlaps(situation); err != nil {
+		return Invalidf("OverlapUnsupported", "%v", err)
+	}
+	return nil
+}
+
+// ValidateModel refuses what does not fit the model that was found.
+func ValidateModel(moed *semmoev1.MoEDeployment, report checkpoint.Report) *InvalidError {
+	if err := report.CheckExpertParallelSize(int(moed.Spec.Parallelism.ExpertParallelSize)); err != nil {
+		return Invalidf("InvalidExpertParallelSize", "spec.parallelism.expertParallelSize: %v", err)
+	}
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	if err != nil {
+		return Invalidf("UnknownEngine", "spec.engine.type: %v", err)
+	}
+	return validateOverlap(moed, adapter, report.Family)
+}
+
+// ValidateGroups refuses replicas of several pods in a cluster that lacks the kind LeaderWorkerSet.
+func ValidateGroups(moed *semmoev1.MoEDeployment, known bool) *InvalidError {
+	if pods := desired.PodsPerReplica(moed); pods > 1 && !known {
+		return Invalidf(ReasonNoGroups, "spec.parallelism.podsPerReplica: %d needs the kind LeaderWorkerSet of %s, which this cluster does not have: install LeaderWorkerSet, or use 1. The operator goes on by itself once it is there",
+			pods, leaderworkersetv1.GroupVersion)
+	}
+	return nil
+}
+
+// ourVolumes are the names of the volumes that the operator adds, and what they hold; ourInitContainers those of the init
+// containers.
+var (
+	ourVolumes = map[string]string{
+		modelVolume: "the volume of spec.model.volume", semmoev1.PlanVolume: "the plan's ConfigMap",
+		semmoev1.EngineOptionsVolume: "the engine's options file",
+		semmoev1.CacheVolume:         "the volume of spec.placement.cache", semmoev1.AnswersVolume: "the model's answers without a plan",
+		semmoev1.TablesVolume: "the plan's tables, for an engine that shuffles tokens", access.TokenVolume().Name: "a token for the artifact store",
+	}
+	ourInitContainers = []string{verifyContainer, fetchContainer, reshuffleContainer, holdContainer, probeContainer}
+)
+
+// validateTelling refuses what needs the experts of requests, where the engine does not tell them.
+func validateTelling(moed *semmoev1.MoEDeployment, adapter engine.Adapter) *InvalidError {
+	if adapter.TellsExperts() {
+		return nil
+	}
+	if percent := moed.Spec.Routing.SamplePercent; percent != nil && *percent > 0 {
+		return Invalidf(desired.ReasonEngineCannotTell, "spec.routing.samplePercent is %d: %s does not tell the experts of a request: use 0, or remove it", *percent, adapter.Type)
+	}
+	if profiling := moed.Spec.Profiling; profiling != nil && profiling.Dataset != nil {
+		return Invalidf(desired.ReasonEngineCannotTell, "spec.profiling.dataset: %s does not tell the experts of a request, and cannot profile: name in spec.profiling.profileRef an AffinityProfile of the same model, made with another engine", adapter.Type)
+	}
+	return nil
+}
+
+// EnvNames are the names of variables.
+func EnvNames(env []corev1.EnvVar) []string {
+	var list []string
+	for _, variable := range env {
+		list = append(list, variable.Name)
+	}
+	return list
+}
+
+func validateTemplate(template *corev1.PodTemplateSpec) *InvalidError {
+	for _, metadata := range []struct {
+		field string
+		keys  map[string]string
+	}{{"labels", template.Labels}, {"annotations", template.Annotations}} {
+		for key := range metadata.keys {
+			if strings.HasPrefix(key, semmoev1.GroupVersion.Group+"/") {
+				return Invalidf("InvalidTemplate", "spec.template.metadata.%s: %q is reserved: keys under %s/ are the operator's", metadata.field, key, semmoev1.GroupVersion.Group)
+			}
+		}
+	}
+	if policy := template.Spec.RestartPolicy; policy != "" && policy != corev1.RestartPolicyAlways {
+		return Invalidf("InvalidTemplate", "spec.template.spec.restartPolicy: %q is not possible for a serving pod: remove it, or use Always", policy)
+	}
+	for _, volume := range template.Spec.Volumes {
+		if holds, ours := ourVolumes[volume.Name]; ours {
+			return Invalidf("InvalidTemplate", "spec.template.spec.volumes: %q is the operator's (%s): use another name", volume.Name, holds)
+		}
+	}
+	for _, container := range template.Spec.InitContainers {
+		if slices.Contains(ourInitContainers, container.Name) {
+			return Invalidf("InvalidTemplate", "spec.template.spec.initContainers: %q is the operator's: use another name", container.Name)
+		}
+	}
+	for _, container := range template.Spec.Containers {
+		if container.Name != semmoev1.EngineContainer {
+			if container.Image == "" {
+				return Invalidf("InvalidTemplate", "spec.template.spec.containers: container %q has no image; to change the engine's container, name it %q", container.Name, semmoev1.EngineContainer)
+			}
+			continue
+		}
+		switch {
+		case container.Image != "":
+			return Invalidf("InvalidTemplate", "spec.template.spec.containers: the image of container %q comes from spec.engine.image: set it there", container.Name)
+		case container.Command != nil:
+			return Invalidf("InvalidTemplate", "spec.template.spec.containers: the command of container %q comes from spec.engine.command: set it there", container.Name)
+		case container.Args != nil:
+			return Invalidf("InvalidTemplate", "spec.template.spec.containers: the args of container %q come from spec.engine.args: set them there", container.Name)
+		}
+	}
+	return nil
+}

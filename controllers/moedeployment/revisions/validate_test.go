@@ -1,0 +1,79 @@
+package revisions
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+)
+
+// What an engine cannot do is refused at once, what its model cannot as soon as that is known; what it can is a flag of its own.
+func TestOverlap(t *testing.T) {
+	halves := func(m *semmoev1.MoEDeployment) {
+		m.Spec.Engine.Args = []string{"--moe-a2a-backend", "deepep"}
+		m.Spec.Engine.Overlap = &semmoev1.OverlapSpec{MicroBatches: 2}
+	}
+	moed := moedtest.Deployment(halves)
+	if err := Validate(moed); err != nil {
+		t.Fatal(err)
+	}
+	if err := ValidateModel(moed, moedtest.Report()); err != nil {
+		t.Errorf("a model that can: %v", err)
+	}
+	workload, err := Render(moed, "r1", moedtest.Report(), nil, Own{Image: "semmoe:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if args := workload.Template().Spec.Containers[0].Args; !slices.Contains(args, "--enable-two-batch-overlap") {
+		t.Errorf("the engine's arguments are %v", args)
+	}
+	mixtral := moedtest.Report()
+	mixtral.Family = "mixtral"
+	if err := ValidateModel(moed, mixtral); err == nil || err.Reason != "OverlapUnsupported" || !strings.HasPrefix(err.Message, "spec.engine.overlap.microBatches: ") {
+		t.Errorf("a model that cannot: %v", err)
+	}
+	if err := Validate(moedtest.Deployment(halves, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Type = semmoev1.EngineVLLMAscend })); err == nil || err.Reason != "OverlapUnsupported" {
+		t.Errorf("an engine that cannot: %v", err)
+	}
+	if err := Validate(moedtest.Deployment(halves, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--enable-two-batch-overlap")
+	})); err == nil || err.Reason != "ContradictingFlags" {
+		t.Errorf("a flag of the user's beside it: %v", err)
+	}
+	indivisible := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 5 })
+	if err := ValidateModel(indivisible, moedtest.Report()); err == nil || err.Reason != "InvalidExpertParallelSize" {
+		t.Errorf("a size that does not divide the experts: %v", err)
+	}
+}
+
+// What has no all-to-all is refused where a plan is asked for, and serves without one.
+func TestPlansNeedAnExchange(t *testing.T) {
+	plan := func(m *semmoev1.MoEDeployment) {
+		m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "p"}
+		m.Spec.Routing.SamplePercent = ptr.To[int32](0)
+	}
+	for _, engine := range []semmoev1.EngineType{semmoev1.EngineSGLang, semmoev1.EngineVLLM, semmoev1.EngineVLLMAscend, semmoev1.EngineTensorRTLLM} {
+		of := func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Type, m.Spec.Parallelism.Attention = engine, semmoev1.AttentionTensorParallel
+		}
+		if err := Validate(moedtest.Deployment(of)); err != nil {
+			t.Errorf("%s without a plan: %v", engine, err)
+		}
+		err := Validate(moedtest.Deployment(of, plan))
+		if refused := err != nil && err.Reason == "NoAllToAll" && strings.HasPrefix(err.Message, "spec.parallelism.attention: "); refused != (engine != semmoev1.EngineSGLang) {
+			t.Errorf("%s with a plan: %v", engine, err)
+		}
+	}
+	ours := func(m *semmoev1.MoEDeployment) {
+		moedtest.Shuffled(m)
+		m.Spec.Engine.Env = []corev1.EnvVar{{Name: "SEMMOE_TABLES", Value: "/mine"}}
+	}
+	if err := Validate(moedtest.Deployment(ours)); err == nil || !strings.Contains(err.Message, "spec.engine.env: SEMMOE_TABLES") {
+		t.Errorf("a variable of the operator's: %v", err)
+	}
+}

@@ -70,10 +70,11 @@ prometheus: controlplane ## Test the alerts with Prometheus' own rule engine and
 dashboard: build controlplane ## Play the demo, scrape it with Prometheus' own code, and ask every query of the dashboard
 	cd test/prometheus && CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v -run DashboardInTheDemo . -args -demo
 
+# What is kept ends by Ctrl-C, as asked: in a process group of its own the demo has that for itself, and make goes on to its end.
 .PHONY: demo
 demo: build controlplane ## From nothing to a served model, and a change of its traffic, on a local control plane (ACTS=1 or 2: one act; KEEP=1 leaves it up; METRICS=127.0.0.1:9999 for a Prometheus; KUBECONFIG=... uses that cluster)
 	CGO_ENABLED=0 go build -trimpath -o bin/demo ./test/demo # the flags of bin/semmoe: what is compiled for one serves the other
-	$(if $(KEEP),set -m;) bin/demo; : # what is kept ends by Ctrl-C, as asked: in a process group of its own the demo has that for itself
+	$(if $(KEEP),set -m;) bin/demo; :
 
 .PHONY: e2e
 e2e: build controlplane leaderworkerset ## Run the end-to-end suite in full on the local control plane

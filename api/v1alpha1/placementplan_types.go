@@ -267,6 +267,11 @@ type PlanComparison struct {
 	// +kubebuilder:validation:Minimum=0
 	CandidateNanos int64 `json:"candidateNanos,omitempty"`
 
+	// hardware is the name of the profile of hardware by which those times are modelled; absent where they are.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Hardware string `json:"hardware,omitempty"`
+
 	// movedExperts is how many experts, summed over layers, lie on another rank than under the plan in service.
 	// +optional
 	// +kubebuilder:validation:Minimum=0

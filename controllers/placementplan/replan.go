@@ -21,6 +21,7 @@ import (
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -59,6 +60,8 @@ type replanned struct {
 	Candidate solver.Score `json:"candidate"`
 	Moves     int          `json:"moves"`
 	Requests  int          `json:"requests"`
+	// Hardware is the name of the profile that times are modelled by.
+	Hardware string `json:"hardware,omitempty"`
 }
 
 // tiers are the kinds of change, as the solver names them.
@@ -81,11 +84,15 @@ func (r *replanned) comparison() *semmoev1.PlanComparison {
 		}
 		return 0 // the profile does not tell the sizes of the model
 	}
-	return &semmoev1.PlanComparison{
+	comparison := &semmoev1.PlanComparison{
 		CurrentLARMilli: rate(r.Current.LAR), CandidateLARMilli: rate(r.Candidate.LAR),
 		CurrentNanos: nanos(r.Current), CandidateNanos: nanos(r.Candidate),
 		MovedExperts: int32(r.Moves), Requests: int32(r.Requests), Reason: podhealth.Truncate(r.Reason, 512),
 	}
+	if comparison.CurrentNanos > 0 {
+		comparison.Hardware = r.Hardware
+	}
+	return comparison
 }
 
 // replan makes a plan that is to replace the one in service. Where nothing is worth a change it is the new placement all the same, and
@@ -122,7 +129,7 @@ func (t *task) replan(ctx context.Context, manifest profile.Manifest, tell func(
 			return nil, nil, err
 		}
 	}
-	result := &replanned{found.Decision, found.Current.Score, chosen.Score, chosen.Moves, found.TestRequests}
+	result := &replanned{found.Decision, found.Current.Score, chosen.Score, chosen.Moves, found.TestRequests, t.replanOptions(tell).Hardware.Name}
 	if recent == nil {
 		// Its inputs are those of the plan in service, but for the rate, on which it hardly depends.
 		chosen.Plan.Schedule = current.Schedule
@@ -231,7 +238,7 @@ func (t *task) counted(ctx context.Context, scope artifact.Scope, manifest profi
 func (t *task) replanOptions(tell func(step string, done, total int)) solver.ReplanOptions {
 	in := t.inputs.Replan
 	return solver.ReplanOptions{
-		Options: t.inputs.options(tell), MoveGainPercent: solver.DefaultMoveGainPercent,
+		Options: t.inputs.options(tell), MoveGainPercent: solver.DefaultMoveGainPercent, Hardware: hardware.DefaultProfile(),
 		Choice: solver.Choice{
 			BatchTokens: []int{in.BatchTokens}, MinimumGainPercent: float64(in.MinimumGainPercent), TargetLAR: float64(in.TargetLARMilli) / 1000,
 		},

@@ -76,7 +76,7 @@ func TestReplan(t *testing.T) {
 		t.Fatalf("tier %q, verdict %s, %+v", next.Status.Tier, next.Status.Verdict, next.Status.Comparison)
 	}
 	c := next.Status.Comparison
-	if c == nil || c.CandidateLARMilli <= c.CurrentLARMilli || c.CurrentNanos <= c.CandidateNanos || c.CandidateNanos == 0 || c.MovedExperts != 0 || c.Requests == 0 || c.Reason == "" {
+	if c == nil || c.CandidateLARMilli <= c.CurrentLARMilli || c.CurrentNanos <= c.CandidateNanos || c.CandidateNanos == 0 || c.MovedExperts != 0 || c.Requests == 0 || c.Reason == "" || c.Hardware != "h200-nvlink" {
 		t.Errorf("comparison %+v", c)
 	}
 	stored, encoded, err := bundle.FetchPlan(t.Context(), w.client, w.namespace, next.Status.PlanDigest)
@@ -197,8 +197,8 @@ func TestComparison(t *testing.T) {
 	score := func(lar, us float64) solver.Score {
 		return solver.Score{LAR: lar, LayerTime: cost.LayerTime{Exchange: us}}
 	}
-	r := &replanned{solver.Decision{Tier: solver.LayoutTier, Verdict: solver.Gain, Reason: "why"}, score(0.3, 12.3456), score(0.45, 10), 7, 20}
-	want := &semmoev1.PlanComparison{CurrentLARMilli: 300, CandidateLARMilli: 450, CurrentNanos: 12346, CandidateNanos: 10000, MovedExperts: 7, Reason: "why", Requests: 20}
+	r := &replanned{solver.Decision{Tier: solver.LayoutTier, Verdict: solver.Gain, Reason: "why"}, score(0.3, 12.3456), score(0.45, 10), 7, 20, "h100"}
+	want := &semmoev1.PlanComparison{CurrentLARMilli: 300, CandidateLARMilli: 450, CurrentNanos: 12346, CandidateNanos: 10000, Hardware: "h100", MovedExperts: 7, Reason: "why", Requests: 20}
 	if diff := cmp.Diff(want, r.comparison()); diff != "" || r.tier() != semmoev1.TierLayout {
 		t.Errorf("tier %s, comparison (-want +got):\n%s", r.tier(), diff)
 	}

@@ -168,7 +168,7 @@ func replan(p *semmoev1.PlacementPlan) {
 	p.Status.Tier = semmoev1.TierLayout
 	p.Status.Forecast.LARMilli, p.Status.Forecast.LARSummary, p.Status.Forecast.WindowImbalanceMilli = 352, "35.2%", 1104
 	p.Status.Comparison = &semmoev1.PlanComparison{
-		CurrentLARMilli: 276, CandidateLARMilli: 352, CurrentNanos: 121300, CandidateNanos: 108900, MovedExperts: 214, Requests: 180,
+		CurrentLARMilli: 276, CandidateLARMilli: 352, CurrentNanos: 121300, CandidateNanos: 108900, Hardware: "h200-nvlink", MovedExperts: 214, Requests: 180,
 		Reason: "new tables alone would come to 30.1%",
 	}
 }

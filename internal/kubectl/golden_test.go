@@ -147,8 +147,13 @@ func candidate() []client.Object {
 }
 
 func TestGolden(t *testing.T) {
+	testdata, err := filepath.Abs("testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, g := range goldens() {
 		t.Run(name, func(t *testing.T) {
+			t.Chdir(t.TempDir()) // for what it writes
 			shown, code := g.run(t)
 			if code != g.code {
 				t.Errorf("exit code %d, want %d:\n%s", code, g.code, shown)
@@ -157,7 +162,7 @@ func TestGolden(t *testing.T) {
 				t.Errorf("colours: %t, want %t", !g.color, g.color)
 			}
 			got := fmt.Sprintf("$ kubectl semmoe %s\n%s", g.command, strings.ReplaceAll(shown, "\x1b", "␛"))
-			file := filepath.Join("testdata", name+".txt")
+			file := filepath.Join(testdata, name+".txt")
 			if *update {
 				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
 					t.Fatal(err)
@@ -173,7 +178,7 @@ func TestGolden(t *testing.T) {
 			}
 		})
 	}
-	files, err := filepath.Glob(filepath.Join("testdata", "*.txt"))
+	files, err := filepath.Glob(filepath.Join(testdata, "*.txt"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -303,6 +308,7 @@ func planGoldens() map[string]golden {
 	return map[string]golden{
 		"explain":             {command: "explain qwen-c65ee2b4", objects: awaiting(), width: 100},
 		"explain-replan":      {command: "explain 602077", objects: onTrial(), width: 100},
+		"explain-pays":        {command: "explain qwen-5d0d71aa", objects: paying(), width: 100},
 		"explain-40":          {command: "explain qwen-5d0d71aa", objects: onTrial(), width: 40},
 		"explain-color":       {command: "explain qwen-5d0d71aa", objects: onTrial(), width: 80, color: true},
 		"explain-json":        {command: "explain qwen-5d0d71aa -o json", objects: onTrial()},
@@ -318,6 +324,7 @@ func planGoldens() map[string]golden {
 		"diff-damaged":        {command: "diff qwen-c65ee2b4 qwen-c65ee2b4", objects: []client.Object{first, damaged}, width: 100, code: exitError},
 		"diff-no-map":         {command: "diff qwen-c65ee2b4 qwen-c65ee2b4", objects: []client.Object{first}, width: 100, code: exitNotFound},
 		"diff-unsolved":       {command: "diff new new", objects: []client.Object{planned("new", secondDigest, time.Minute, unsolved)}, width: 100, code: exitState},
+		"report":              {command: "report qwen-5d0d71aa --out page.html", objects: paying(), width: 100},
 		"report-without-file": {command: "report qwen-c65ee2b4", objects: mapped(), width: 100, code: exitUsage},
 		"replan":              {command: "replan qwen", objects: append(awaiting(inService), tables), width: 100},
 		"replan-dry-run-json": {command: "replan qwen --dry-run=server -o json", objects: awaiting(inService)},
@@ -396,6 +403,17 @@ func inspected() client.Object {
 	job := &batchv1.Job{ObjectMeta: ofQwen("qwen-inspect-1", time.Hour, semmoev1.ComponentInspect)}
 	job.Annotations = map[string]string{semmoev1.AnnotationReport: `{"modelDigest":"` + modelDigest + `","moeLayers":[1,2],"experts":4,"bytes":80000000}`}
 	return job
+}
+
+// paying is a plan that pays in time, beside the one that it was made to replace, with what both published.
+func paying() []client.Object {
+	first, held := published("qwen-c65ee2b4", []int{0, 1, 2, 3, 4, 5, 6, 7}, []int{0, 1, 2, 3, 4, 5, 6, 7})
+	second, heldToo := published("qwen-5d0d71aa", []int{0, 2, 4, 6, 1, 3, 5, 7}, []int{0, 1, 2, 7, 4, 5, 6, 3}, replan, func(p *semmoev1.PlacementPlan) {
+		p.Status.Forecast.LARMilli, p.Status.Forecast.LARSummary, p.Status.Forecast.UpperBoundMilli = 688, "68.8%", 812
+		p.Status.Comparison.CandidateLARMilli, p.Status.Comparison.CandidateNanos, p.Status.Comparison.MovedExperts = 688, 74200, 6
+	})
+	second.Spec.Current.PlanDigest = first.Status.PlanDigest
+	return []client.Object{first, held, second, heldToo}
 }
 
 // The page is written whole, and says what would change.

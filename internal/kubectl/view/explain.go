@@ -129,7 +129,8 @@ func factsOf(plan *semmoev1.PlacementPlan) []Fact {
 	}
 	if c := status.Comparison; c != nil {
 		if c.CurrentNanos > 0 {
-			add("Time", "an MoE layer is modelled to take %.1f µs, under the plan in service %.1f: %.1f%% less", float64(c.CandidateNanos)/1000, float64(c.CurrentNanos)/1000, 100*(1-float64(c.CandidateNanos)/float64(c.CurrentNanos)))
+			add("Time", "an MoE layer is modelled to take %.1f µs, under the plan in service %.1f: %.1f%% less%s",
+				float64(c.CandidateNanos)/1000, float64(c.CurrentNanos)/1000, 100*(1-float64(c.CandidateNanos)/float64(c.CurrentNanos)), modelledBy(c.Hardware))
 		}
 		if c.Reason != "" {
 			add("Tier chosen", "%s", c.Reason)
@@ -147,6 +148,14 @@ func factsOf(plan *semmoev1.PlacementPlan) []Fact {
 		add("Published as", "ConfigMap %s", strings.Join(slices.DeleteFunc([]string{status.ConfigMap, status.StableConfigMap}, func(n string) bool { return n == "" }), " and "))
 	}
 	return facts
+}
+
+// modelledBy names the profile of hardware that times are of; empty where the plan was made by an operator that does not tell.
+func modelledBy(hardware string) string {
+	if hardware == "" {
+		return ""
+	}
+	return ", by the hardware profile " + hardware
 }
 
 func comparedOn(c *semmoev1.PlanComparison) string {

@@ -636,6 +636,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: currentNanos
       type:
         scalar: numeric
+    - name: hardware
+      type:
+        scalar: string
     - name: movedExperts
       type:
         scalar: numeric

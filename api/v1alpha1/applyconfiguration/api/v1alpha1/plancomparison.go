@@ -14,6 +14,8 @@ type PlanComparisonApplyConfiguration struct {
 	// slowest rank. They are absent where the profile does not tell the sizes of the model.
 	CurrentNanos   *int64 `json:"currentNanos,omitempty"`
 	CandidateNanos *int64 `json:"candidateNanos,omitempty"`
+	// hardware is the name of the profile of hardware by which those times are modelled; absent where they are.
+	Hardware *string `json:"hardware,omitempty"`
 	// movedExperts is how many experts, summed over layers, lie on another rank than under the plan in service.
 	MovedExperts *int32 `json:"movedExperts,omitempty"`
 	// reason says why the tier was chosen, or none.
@@ -57,6 +59,14 @@ func (b *PlanComparisonApplyConfiguration) WithCurrentNanos(value int64) *PlanCo
 // If called multiple times, the CandidateNanos field is set to the value of the last call.
 func (b *PlanComparisonApplyConfiguration) WithCandidateNanos(value int64) *PlanComparisonApplyConfiguration {
 	b.CandidateNanos = &value
+	return b
+}
+
+// WithHardware sets the Hardware field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Hardware field is set to the value of the last call.
+func (b *PlanComparisonApplyConfiguration) WithHardware(value string) *PlanComparisonApplyConfiguration {
+	b.Hardware = &value
 	return b
 }
 

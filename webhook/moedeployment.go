@@ -9,8 +9,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/controllers/moedeployment"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/engine/registry"
 )
@@ -67,7 +67,7 @@ func (m *moeDeployments) refusePin(ctx context.Context, moed *semmoev1.MoEDeploy
 	if err := m.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: moed.Spec.Placement.PlanRef.Name}, plan); err != nil {
 		return nil // warned of
 	}
-	return moedeployment.CheckPin(moed, plan)
+	return planner.CheckPin(moed, plan)
 }
 
 func (m *moeDeployments) warn(ctx context.Context, moed *semmoev1.MoEDeployment) []string {

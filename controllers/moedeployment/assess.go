@@ -13,6 +13,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
+	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/lar"
 )
@@ -35,7 +36,7 @@ func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, s
 	window := time.Duration(moed.Spec.Drift.WindowSeconds) * time.Second
 	in.Routers = locality.EvidenceOf(reports, serving.Digest, now, window)
 	in.Rate = locality.RateUnder(reports, serving.Digest)
-	if newer := planWithDigest(in.Routers.Tables, plans); newer != nil {
+	if newer := planner.PlanWithDigest(in.Routers.Tables, plans); newer != nil {
 		in.Plan = newer
 	}
 	if in.Plan != nil {
@@ -160,7 +161,7 @@ func localityVerdict(a locality.Assessment, rate *semmoev1.LARStatus, test *semm
 	}
 	text := a.Message + "."
 	if rate != nil && rate.ObservedMilli != nil {
-		text += fmt.Sprintf(" The observed local activation rate is %s, the plan promises %s.", percent(*rate.ObservedMilli), a.Promise.LARSummary)
+		text += fmt.Sprintf(" The observed local activation rate is %s, the plan promises %s.", desired.Percent(*rate.ObservedMilli), a.Promise.LARSummary)
 	}
 	if a.Status != locality.Drifted {
 		return verdict{status, a.Reason, text}
@@ -178,5 +179,5 @@ func localityVerdict(a locality.Assessment, rate *semmoev1.LARStatus, test *semm
 func causesText(c semmoev1.DriftCauses) string {
 	rest := max(0, 1000-c.NewTokensMilli-c.ChangedMixMilli-c.LoadBalancingMilli)
 	return fmt.Sprintf("Of what is lost, %s comes with tokens that the plan has not seen, %s with another mix of requests, %s with spreading load, and %s with tokens that activate other experts than they did.",
-		percent(c.NewTokensMilli), percent(c.ChangedMixMilli), percent(c.LoadBalancingMilli), percent(rest))
+		desired.Percent(c.NewTokensMilli), desired.Percent(c.ChangedMixMilli), desired.Percent(c.LoadBalancingMilli), desired.Percent(rest))
 }

@@ -25,8 +25,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/lar"
@@ -247,7 +249,7 @@ func TestDriftStatus(t *testing.T) {
 func TestLocalityVerdict(t *testing.T) {
 	a := locality.Assessment{
 		Status: locality.Drifted, Reason: "Drifted", Message: "Requests are no longer those that the plan was made for",
-		Promise: semmoev1.PlanForecast{LARSummary: "40.0%"}, Hold: locality.Finding{Reason: "Paused", Message: "spec.reconciliation is Paused"},
+		Promise: semmoev1.PlanForecast{LARSummary: "40.0%"}, Hold: desired.Finding{Reason: "Paused", Message: "spec.reconciliation is Paused"},
 	}
 	got := localityVerdict(a, &semmoev1.LARStatus{ObservedMilli: new(int32(312))}, &semmoev1.DriftStatus{Causes: &semmoev1.DriftCauses{NewTokensMilli: 500, LoadBalancingMilli: 100}})
 	if got.status != metav1.ConditionFalse || got.reason != "Drifted" {
@@ -313,7 +315,7 @@ func TestMetrics(t *testing.T) {
 	registry.MustRegister(m)
 	inUse := moedtest.PlanFor400()
 	m.Set(types.NamespacedName{Namespace: "ns", Name: "a"}, figuresOf(observation{
-		Observed: sampledOf(300), Enough: true, Planning: planning{Serving: revisions.LayoutOf(inUse, semmoev1.RealizationEngineMap), Promise: inUse},
+		Observed: sampledOf(300), Enough: true, Planning: planner.Planning{Serving: revisions.LayoutOf(inUse, semmoev1.RealizationEngineMap), Promise: inUse},
 		Drift: locality.Assessment{Tested: true, Statistic: 1.5, Threshold: 1, Plan: inUse, Promise: *inUse.Status.Forecast},
 	}, 2, &semmoev1.RolloutStatus{Phase: semmoev1.RolloutPhaseCanary, Since: metav1.NewTime(moedtest.Start)}, 5*time.Minute))
 	m.Set(types.NamespacedName{Namespace: "ns", Name: "b"}, figuresOf(observation{}, 0, nil, 5*time.Minute))

@@ -3,7 +3,6 @@ package moedeployment
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +12,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
@@ -50,7 +50,7 @@ func trialOf(moed *semmoev1.MoEDeployment, candidate *revisions.Workload, o obse
 		Canary:     rollout.CanarySize(*moed.Spec.Replicas, moed.Spec.Rollout.CanaryReplicas),
 		Soak:       soakOf(moed),
 		Promoting:  candidate.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting,
-		Approved:   approved(moed, o.Planning.Candidate.Short()) || pinned(moed, o.Planning.Plan),
+		Approved:   planner.Approved(moed, o.Planning.Candidate.Short()) || planner.Pinned(moed, o.Planning.Plan),
 		Measured:   desired.Observes(moed),
 		Comparison: rollout.Comparison{Verdict: rollout.TooFew},
 	}
@@ -99,15 +99,6 @@ func sampleOf(reports []lar.Report, revision string, since time.Time) rollout.Sa
 	return sample
 }
 
-func approved(moed *semmoev1.MoEDeployment, short string) bool {
-	return moed.Annotations[semmoev1.AnnotationApprove] == short
-}
-
-// approveCommand approves a plan.
-func approveCommand(moed *semmoev1.MoEDeployment, short string) string {
-	return fmt.Sprintf("kubectl annotate moed -n %s %s %s=%s --overwrite", moed.Namespace, moed.Name, semmoev1.AnnotationApprove, short)
-}
-
 // giveUp records on a plan that its canary has failed, where that outlives the canary.
 func (r *Reconciler) giveUp(ctx context.Context, plan *semmoev1.PlacementPlan, revision string, decision rollout.Decision) error {
 	base := plan.DeepCopy()
@@ -116,16 +107,4 @@ func (r *Reconciler) giveUp(ctx context.Context, plan *semmoev1.PlacementPlan, r
 		return fmt.Errorf("annotate PlacementPlan %s: %w", plan.Name, err)
 	}
 	return nil
-}
-
-// failure is the annotation that tells that a canary of the plan has failed, and what it says; empty where none does. A plan of
-// the MoEDeployment's own is not tried again in another revision either; one that others use too may have failed for them.
-func failure(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, revision string) (key, told string) {
-	for _, key := range slices.Sorted(maps.Keys(plan.Annotations)) {
-		of, ok := strings.CutPrefix(key, semmoev1.AnnotationFailed)
-		if ok && (of == revision || metav1.IsControlledBy(plan, moed)) {
-			return key, plan.Annotations[key]
-		}
-	}
-	return "", ""
 }

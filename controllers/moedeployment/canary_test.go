@@ -20,7 +20,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/lar"
@@ -47,7 +49,7 @@ func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase 
 	tc := &trialCase{moed: moed, plan: plan, events: events.NewFakeRecorder(16), sampledAfter: time.Minute}
 	tc.o = observation{
 		Inspection: inspection.State{Report: &found}, Revision: revisions.Of(moed, found, nil), CandidateRevision: revisions.Of(moed, found, candidate),
-		Planning: planning{Plan: plan, Candidate: candidate},
+		Planning: planner.Planning{Plan: plan, Candidate: candidate},
 	}
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), semmoev1.AddToScheme(scheme)); err != nil {
@@ -203,7 +205,7 @@ func TestCanaryOutlivesClock(t *testing.T) {
 func TestCanaryGoesBack(t *testing.T) {
 	trial := newTrial(t)
 	trial.o.Planning.Candidate, trial.o.CandidateRevision = nil, ""
-	trial.o.Planning.Hold = verdict{metav1.ConditionFalse, reasonRolledBack, "why"}
+	trial.o.Planning.Hold = desired.Finding{Reason: planner.ReasonRolledBack, Message: "why"}
 	state := trial.reconcile(t, moedtest.Start)
 	if workload, _ := trial.stored(t); *workload.Spec.Replicas != 0 || state.Phase != semmoev1.RolloutPhaseRollingBack || state.Message != "why" || state.Plan != "bb-full" {
 		t.Errorf("%d replicas, state %+v", *workload.Spec.Replicas, state)

@@ -32,6 +32,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/front"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
+	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/inspection"
@@ -229,7 +230,7 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 	o.Inspection = inspection.Observe(inspectionInputs(moed).Hash(), observed.jobs, observed.inspectPods)
 	if report := o.Inspection.Report; report != nil && o.Invalid == nil {
 		if o.Invalid = revisions.ValidateModel(moed, *report); o.Invalid == nil {
-			if o.Planning, err = r.reconcilePlanning(ctx, moed, *report, observed); err != nil {
+			if o.Planning, err = r.planner().Plan(ctx, moed, *report, observed.revisions, observed.enginePods); err != nil {
 				return o, err
 			}
 			o.Revision = revisions.Of(moed, *report, o.Planning.Serving)
@@ -258,7 +259,7 @@ func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *o
 	o.Settled, o.Rollout, rolloutErr = r.reconcileRevisions(ctx, moed, *o, observed.revisions, now)
 	o.PoolKindMissing, childrenErr = r.front().Reconcile(ctx, moed)
 	if o.Revision != "" {
-		o.Replan, replanErr = r.reconcileReplan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, driftOf(o.Drift, now))
+		o.Replan, replanErr = r.planner().Replan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, planner.DriftOf(o.Drift, now))
 	}
 	return outcome.Soonest(again, o.Rollout.Again), errors.Join(inspectErr, remadeErr, rolloutErr, childrenErr, replanErr)
 }
@@ -270,7 +271,7 @@ func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed chil
 		return 0, nil // of the pods, which come and go, now one and now another is at fault
 	}
 	pods := slices.Concat(observed.enginePods, observed.workerPods, observed.inspectPods)
-	if o.Planning.Hold.reason == reasonOutputChanged { // says more of these pods than that they end again and again
+	if o.Planning.Hold.Reason == planner.ReasonOutputChanged { // says more of these pods than that they end again and again
 		pods = slices.DeleteFunc(pods, func(pod *corev1.Pod) bool { _, found := revisions.ChangedOutput(pod); return found })
 	}
 	failedMounts, mountsErr := podhealth.FailedMounts(ctx, r.Live, pods, now)
@@ -297,6 +298,11 @@ func lookAgain(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 		traffic = observePeriod
 	}
 	return outcome.Soonest(pool, groups, traffic)
+}
+
+// planner is what makes plans and chooses among them.
+func (r *Reconciler) planner() *planner.Planner {
+	return &planner.Planner{Client: r.Client, Live: r.Live, Recorder: r.Recorder, HTTP: r.HTTP, Now: r.Now}
 }
 
 // front is what makes all that stands before the engines.

@@ -1,6 +1,7 @@
 // Package moedeployment brings the model of a MoEDeployment into service and keeps it there: it inspects the checkpoint,
-// writes one workload per revision, moves replicas from revision to revision, and has the request router and the
-// Services made that stand in front (package front), and judged whether traffic has left the plan (package locality).
+// creates one workload per revision, moves replicas from revision to revision, and reports. Its parts are packages of their own, each
+// importing those after it: planner (which plan is served under), front (what stands before the engines), locality (whether traffic has
+// left the plan), revisions (what a workload is) and desired (what they have in common).
 //
 // Invariants:
 //   - Every decision is derived from observed objects. Status is a report; wiping it changes nothing.
@@ -9,7 +10,4 @@
 //   - Children are written by server-side apply with the field manager semmoe-moedeployment, and only where they differ.
 //   - The cores are pure: what a revision's workload is (package revisions), how replicas move (internal/rollout), whether traffic has
 //     left the plan (package locality), and the conditions (observation to status).
-//
-// Size: one controller, all of whose steps decide from the same observation and the same children; to part them would export both types
-// with all they hold, for nobody else.
 package moedeployment

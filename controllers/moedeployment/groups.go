@@ -25,13 +25,6 @@ import (
 // groupKindPeriod is how long the kind LeaderWorkerSet can be there unnoticed.
 const groupKindPeriod = 30 * time.Second
 
-// placedAs is the parallelism as far as profiles and plans know it, for which it makes no difference on which node a rank is.
-func placedAs(moed *semmoev1.MoEDeployment) semmoev1.ParallelismSpec {
-	parallelism := moed.Spec.Parallelism
-	parallelism.PodsPerReplica = nil
-	return parallelism
-}
-
 // groupKind follows the kind LeaderWorkerSet, which a cluster may not have, or get later: a watch for a kind that is absent would
 // keep the operator from starting.
 type groupKind struct {

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -23,16 +22,6 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/inspection"
 )
-
-// Ranks on several nodes activate what they do on one.
-func TestPodsPerReplicaMakeNoOtherProfile(t *testing.T) {
-	profiled := func(m *semmoev1.MoEDeployment) {
-		m.Spec.Profiling = &semmoev1.ProfilingSpec{Target: semmoev1.ProfilingTargetServing, Dataset: &semmoev1.DatasetSpec{}}
-	}
-	if diff := cmp.Diff(profileFor(moedtest.Deployment(profiled), "m"), profileFor(moedtest.Deployment(profiled, moedtest.TwoPods), "m")); diff != "" {
-		t.Errorf("two pods per replica are another profile (-one +two):\n%s", diff)
-	}
-}
 
 // Groups are scaled and removed as StatefulSets are; an old one goes only when no leader of it is left, whatever its status says.
 func TestGroupsAreScaled(t *testing.T) {

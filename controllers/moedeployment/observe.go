@@ -2,13 +2,13 @@ package moedeployment
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 )
 
 const (
@@ -66,7 +66,7 @@ func observeInto(lar, previous *semmoev1.LARStatus, o observation, now time.Time
 		}
 	}
 	lar.ObservedMilli, lar.ObservedTime = &milli, new(metav1.NewTime(now.Truncate(time.Second)))
-	lar.ObservedRevision, lar.Summary = o.Revision, percent(milli)
+	lar.ObservedRevision, lar.Summary = o.Revision, desired.Percent(milli)
 }
 
 // captureStatus adds the cost of capture to the reported routing, as long as anything is sampled. Like the rate it stays at the
@@ -93,5 +93,3 @@ func captureStatus(routing, previous *semmoev1.RoutingStatus, o observation, obs
 	with.CaptureCostMilli, with.CaptureCostTime = &milli, new(metav1.NewTime(now.Truncate(time.Second)))
 	return &with
 }
-
-func percent(milli int32) string { return fmt.Sprintf("%.1f%%", float64(milli)/10) }

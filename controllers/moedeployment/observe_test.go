@@ -10,6 +10,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/lar"
 )
@@ -54,11 +55,11 @@ func TestLARStatus(t *testing.T) {
 // What a plan promises is shown beside what is observed, and only once the plan is in service.
 func TestLARStatusShowsThePlan(t *testing.T) {
 	plan := moedtest.PlanOf("m-1", "ab", nil)
-	ready := larStatus(nil, observation{Planning: planning{Plan: plan}}, true, moedtest.Start)
+	ready := larStatus(nil, observation{Planning: planner.Planning{Plan: plan}}, true, moedtest.Start)
 	if ready == nil || *ready.BaselineMilli != 250 || ready.PredictedMilli != nil {
 		t.Errorf("a plan that is not in service gives %+v, want its baseline alone", ready)
 	}
-	serving := larStatus(nil, observation{Planning: planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}, true, moedtest.Start)
+	serving := larStatus(nil, observation{Planning: planner.Planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}, true, moedtest.Start)
 	if serving == nil || *serving.BaselineMilli != 250 || *serving.PredictedMilli != 400 {
 		t.Errorf("a plan in service gives %+v, want baseline and promise", serving)
 	}

@@ -13,6 +13,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/podhealth"
 	"github.com/semmoe/operator/internal/rollout"
@@ -147,7 +148,7 @@ func (r *Reconciler) decided(ctx context.Context, moed *semmoev1.MoEDeployment, 
 			plan, decision.Reason, moed.Namespace, o.Planning.Plan.Name, semmoev1.AnnotationFailed, o.CandidateRevision, decision.Reason)
 		return state, r.mark(ctx, workload, semmoev1.RolloutCanary)
 	case decision.Step == rollout.StepRollBack:
-		state.Phase, state.Reason, state.Again = semmoev1.RolloutPhaseRollingBack, reasonRolledBack, time.Second
+		state.Phase, state.Reason, state.Again = semmoev1.RolloutPhaseRollingBack, planner.ReasonRolledBack, time.Second
 		state.Message = fmt.Sprintf("Plan %s is taken back. %s: %s", plan, decision.Reason, decision.Message)
 		return state, r.giveUp(ctx, o.Planning.Plan, o.CandidateRevision, decision)
 	case decision.Step == rollout.StepPromote:
@@ -155,7 +156,7 @@ func (r *Reconciler) decided(ctx context.Context, moed *semmoev1.MoEDeployment, 
 		state.Message = fmt.Sprintf("Plan %s has proven itself, and replicas move to it", plan)
 		return state, r.promote(ctx, moed, workload, action)
 	case decision.Reason == reasonUnconfirmed:
-		state.Message += fmt.Sprintf(". It is promoted once it is seen to be better (spec.routing.samplePercent above 0, and requests), or with: %s", approveCommand(moed, plan))
+		state.Message += fmt.Sprintf(". It is promoted once it is seen to be better (spec.routing.samplePercent above 0, and requests), or with: %s", planner.ApproveCommand(moed, plan))
 	}
 	return state, nil
 }
@@ -188,10 +189,10 @@ func withoutCandidate(o observation, m moves) rolloutState {
 		if state := m.in.Revisions[i]; i == m.in.Stable || !revisions.OnTrial(workload) || state.Replicas == 0 && state.Existing == 0 {
 			continue
 		}
-		if reason := o.Planning.Hold.reason; reason == reasonRolledBack || reason == reasonOutputChanged {
+		if reason := o.Planning.Hold.Reason; reason == planner.ReasonRolledBack || reason == planner.ReasonOutputChanged {
 			digest := workload.Annotations[semmoev1.AnnotationPlanDigest]
 			return rolloutState{
-				Phase: semmoev1.RolloutPhaseRollingBack, Reason: reason, Message: o.Planning.Hold.message,
+				Phase: semmoev1.RolloutPhaseRollingBack, Reason: reason, Message: o.Planning.Hold.Message,
 				Candidate: workload.Labels[semmoev1.LabelRevision], Plan: digest[:min(len(digest), 16)],
 			}
 		}

@@ -26,7 +26,7 @@ func TestPullSecretsAndTokens(t *testing.T) {
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/data.jsonl"}, Target: target}
 		})
 	}
-	serving, dedicated := target(semmoev1.ProfilingTargetServing), target(semmoev1.ProfilingTargetDedicated)
+	serving := target(semmoev1.ProfilingTargetServing)
 	workload, err := revisions.Render(serving, "r1", moedtest.Report(), nil, revisions.Own{Image: "semmoe:1"})
 	if err != nil {
 		t.Fatal(err)
@@ -35,10 +35,8 @@ func TestPullSecretsAndTokens(t *testing.T) {
 		pod   any
 		token bool
 	}{
-		"engine":                 {workload.Template(), true},
-		"inspection":             {inspectionInputs(serving), false},
-		"profile by what serves": {profileFor(serving, "sha256:abc").Spec.Template, false},
-		"profile by its own Job": {profileFor(dedicated, "sha256:abc").Spec.Template, true},
+		"engine":     {workload.Template(), true},
+		"inspection": {inspectionInputs(serving), false},
 	} {
 		text, err := json.Marshal(tc.pod)
 		if err != nil {

@@ -11,15 +11,6 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
 
-// plannedShuffle is what plans are told of that: nothing where requests have ranks, or where tokens are shuffled, which plans take for
-// granted.
-func plannedShuffle(moed *semmoev1.MoEDeployment) semmoev1.TokenShuffle {
-	if moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel || desired.Shuffles(moed) {
-		return ""
-	}
-	return semmoev1.TokenShuffleDisabled
-}
-
 // own is what our containers need in the pods of a revision that is about to be made. The artifact store is left out where there is none:
 // engines serve without tables as well.
 func (r *Reconciler) own(ctx context.Context, moed *semmoev1.MoEDeployment) (revisions.Own, error) {

@@ -22,6 +22,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/front"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
+	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/lar"
@@ -47,9 +48,9 @@ type observation struct {
 	// Router is the request router's Deployment; nil where there is none.
 	Router *appsv1.Deployment
 	// Planning is what profiles and plans tell.
-	Planning planning
+	Planning planner.Planning
 	// Replan is where the plan for a drift is; its zero value where none is being made.
-	Replan verdict
+	Replan desired.Finding
 	// Reports are what the routers told.
 	Reports []lar.Report
 	// Observed is what routers sampled of the revision; Enough tells that it says something.
@@ -312,7 +313,7 @@ func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoe
 			continue
 		}
 		level := corev1.EventTypeNormal
-		lost := kind == semmoev1.ConditionReady && !holds && had || kind == semmoev1.ConditionRolledOut && after.Reason == reasonRolledBack
+		lost := kind == semmoev1.ConditionReady && !holds && had || kind == semmoev1.ConditionRolledOut && after.Reason == planner.ReasonRolledBack
 		if lost || missed || kind == semmoev1.ConditionDegraded && holds {
 			level = corev1.EventTypeWarning
 		}

@@ -1,6 +1,8 @@
 package desired
 
 import (
+	"fmt"
+
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -74,8 +76,14 @@ func Shuffles(moed *semmoev1.MoEDeployment) bool {
 const ReasonEngineCannotTell = "EngineCannotTell"
 
 // EngineTells tells that the engine can be asked for the experts of a request. It is false of an engine that is not known,
-// which validate refuses.
+// which revisions.Validate refuses.
 func EngineTells(moed *semmoev1.MoEDeployment) bool {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	return err == nil && adapter.TellsExperts()
 }
+
+// Finding is a reason and a message, as a condition gives them; its zero value is that there is nothing to say.
+type Finding struct{ Reason, Message string }
+
+// Percent writes thousandths as percent.
+func Percent(milli int32) string { return fmt.Sprintf("%.1f%%", float64(milli)/10) }

@@ -48,7 +48,7 @@ type Assessment struct {
 	Plan    *semmoev1.PlacementPlan
 	Promise semmoev1.PlanForecast
 	// Hold is why no plan is made for the drift now; its zero value where one may be.
-	Hold Finding
+	Hold desired.Finding
 }
 
 // Replan reports whether a plan is to be made for drift.
@@ -85,20 +85,17 @@ type Input struct {
 	Replans []time.Time
 }
 
-// Finding is a reason and a message for a condition.
-type Finding struct{ Reason, Message string }
-
 // policy is one link of a chain: it is violated for a reason, or has no objection.
 type policy func(Input) (reason, message string, violated bool)
 
 // firstViolated is what the first violated policy of a chain finds; its zero value where none is.
-func firstViolated(chain []policy, in Input) Finding {
+func firstViolated(chain []policy, in Input) desired.Finding {
 	for _, link := range chain {
 		if reason, message, violated := link(in); violated {
-			return Finding{reason, message}
+			return desired.Finding{Reason: reason, Message: message}
 		}
 	}
-	return Finding{}
+	return desired.Finding{}
 }
 
 // unknowns are the reasons for which nothing is known, in order: what comes first makes what follows meaningless. Whatever is

@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/promquery"
@@ -147,7 +148,7 @@ func TestAssessDrift(t *testing.T) {
 		"Prometheus, tokens":      {asked(good, func(in *Input) { in.Ranks, in.Shuffled = 8, true }), OnTarget, "OnTarget", "", ""},
 		"Prometheus, drifted":     {asked(moedtest.Values(append(times(60, 0.4), times(60, 0.35)...)...)), Drifted, "Drifted", "", ""},
 		"Prometheus, held":        {asked(moedtest.Values(times(60, 0.3)...), func(in *Input) { in.Paused = true }), Drifted, "Drifted", "Paused", ""},
-		"Prometheus, no series":   {asked(good, func(*Input) {}).with(Finding{promquery.NoSeries, "The query yields no series"}), Unknown, "PrometheusNoSeries", "", "no series"},
+		"Prometheus, no series":   {asked(good, func(*Input) {}).with(desired.Finding{Reason: promquery.NoSeries, Message: "The query yields no series"}), Unknown, "PrometheusNoSeries", "", "no series"},
 		"Prometheus, nothing":     {asked(nil), Unknown, "PrometheusStale", "", ""},
 		"Prometheus, ended":       {asked(moedtest.Values(times(120, 0.1)...)[:116]), Unknown, "PrometheusStale", "", ""},
 		"Prometheus, percent":     {asked(moedtest.Values(times(120, 40)...)), Unknown, "PrometheusNotARate", "", "not percent"},
@@ -174,7 +175,7 @@ func TestAssessDrift(t *testing.T) {
 }
 
 // with has a problem with Prometheus.
-func (in Input) with(problem Finding) Input {
+func (in Input) with(problem desired.Finding) Input {
 	in.Prometheus.Problem = problem
 	return in
 }

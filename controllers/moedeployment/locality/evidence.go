@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/promquery"
 	"github.com/semmoe/operator/solver/drift"
@@ -143,7 +144,7 @@ const (
 // PrometheusEvidence is what Prometheus tells.
 type PrometheusEvidence struct {
 	// Problem is why it tells nothing.
-	Problem Finding
+	Problem desired.Finding
 	// Points are the values of at most two windows under the plan in use that are numbers, the oldest first.
 	Points []promquery.Point
 	Window time.Duration

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/promquery"
 )
 
@@ -45,7 +46,7 @@ func (s Prometheus) Ask(ctx context.Context, moed *semmoev1.MoEDeployment, since
 	})
 	if told := (*promquery.Error)(nil); errors.As(err, &told) {
 		logr.FromContextOrDiscard(ctx).V(1).Info("Prometheus does not tell the local activation rate", "reason", told.Message, "cause", fmt.Sprint(told.Cause))
-		evidence.Problem = Finding{told.Reason, told.Message}
+		evidence.Problem = desired.Finding{Reason: told.Reason, Message: told.Message}
 		return evidence
 	}
 	evidence.Points = numbers(points, since)
@@ -54,25 +55,25 @@ func (s Prometheus) Ask(ctx context.Context, moed *semmoev1.MoEDeployment, since
 
 // bearer reads the bearer token; empty where none is asked for. The operator has no right to read Secrets by itself: whoever
 // names one grants it to read that one.
-func (s Prometheus) bearer(ctx context.Context, moed *semmoev1.MoEDeployment) (string, Finding) {
+func (s Prometheus) bearer(ctx context.Context, moed *semmoev1.MoEDeployment) (string, desired.Finding) {
 	name := moed.Spec.Drift.Prometheus.AuthSecret
 	if name == "" {
-		return "", Finding{}
+		return "", desired.Finding{}
 	}
 	secret := &corev1.Secret{}
 	err := s.Secrets.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: name}, secret)
 	field := fmt.Sprintf("spec.drift.prometheus.authSecret: Secret %q", name)
 	switch {
 	case apierrors.IsNotFound(err):
-		return "", Finding{"SecretNotFound", field + " does not exist in this namespace: create it"}
+		return "", desired.Finding{Reason: "SecretNotFound", Message: field + " does not exist in this namespace: create it"}
 	case apierrors.IsForbidden(err):
-		return "", Finding{"SecretForbidden", fmt.Sprintf("%s may not be read by the operator. Allow it with: kubectl create role semmoe-drift -n %[2]s --verb=get --resource=secrets --resource-name=%[3]s; kubectl create rolebinding semmoe-drift -n %[2]s --role=semmoe-drift --serviceaccount=%[4]s:semmoe-manager",
+		return "", desired.Finding{Reason: "SecretForbidden", Message: fmt.Sprintf("%s may not be read by the operator. Allow it with: kubectl create role semmoe-drift -n %[2]s --verb=get --resource=secrets --resource-name=%[3]s; kubectl create rolebinding semmoe-drift -n %[2]s --role=semmoe-drift --serviceaccount=%[4]s:semmoe-manager",
 			field, moed.Namespace, name, cmp.Or(s.Namespace, "semmoe-system"))}
 	case err != nil:
 		logr.FromContextOrDiscard(ctx).V(1).Info("Cannot read the token for Prometheus", "secret", name, "reason", err.Error())
-		return "", Finding{"SecretUnreadable", field + " cannot be read now"}
+		return "", desired.Finding{Reason: "SecretUnreadable", Message: field + " cannot be read now"}
 	case len(secret.Data[tokenKey]) == 0:
-		return "", Finding{"SecretNotFound", fmt.Sprintf("%s has no key %q, or an empty one", field, tokenKey)}
+		return "", desired.Finding{Reason: "SecretNotFound", Message: fmt.Sprintf("%s has no key %q, or an empty one", field, tokenKey)}
 	}
-	return string(secret.Data[tokenKey]), Finding{}
+	return string(secret.Data[tokenKey]), desired.Finding{}
 }

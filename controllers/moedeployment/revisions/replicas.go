@@ -237,7 +237,7 @@ func endText(end string) string {
 	return " (" + end + ")"
 }
 
-// StateOf is the planner's view of a workload and its pods.
+// StateOf is a roll-out's view of a workload and its pods.
 func StateOf(workload *Workload, pods []*corev1.Pod) rollout.Revision {
 	state := rollout.Revision{Replicas: *workload.Replicas(), Trial: OnTrial(workload)}
 	if workload.UID == "" {

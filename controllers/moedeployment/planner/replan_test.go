@@ -1,4 +1,4 @@
-package moedeployment
+package planner
 
 import (
 	"context"
@@ -110,8 +110,8 @@ func TestLineage(t *testing.T) {
 		l := lineageOf(base, nil, tc.plans)
 		got := l.wanted(moed, base, moedtest.Model)
 		tables, held := l.tablesFor(moed, moedtest.Model, tc.in, tc.inUse)
-		if got.Name != tc.wanted || nameOf(tables) != tc.tables || held.reason != tc.held {
-			t.Errorf("%s: wanted %s with the tables of %q, held %q; want %s, %q, %q", name, got.Name, nameOf(tables), held.reason, tc.wanted, tc.tables, tc.held)
+		if got.Name != tc.wanted || nameOf(tables) != tc.tables || held.Reason != tc.held {
+			t.Errorf("%s: wanted %s with the tables of %q, held %q; want %s, %q, %q", name, got.Name, nameOf(tables), held.Reason, tc.wanted, tc.tables, tc.held)
 		}
 	}
 	if l := lineageOf(nil, nil, []*semmoev1.PlacementPlan{elsewhere}); len(l.plans) != 0 || l.wanted(moedtest.Deployment(), nil, moedtest.Model) != nil {
@@ -185,7 +185,7 @@ func TestNextReplan(t *testing.T) {
 		"plan without gain":        {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{vain}, drift: driftSignal{Now: later}, say: "NoGainExpected"},
 	} {
 		moed := moedtest.Deployment(tc.Change)
-		p := planning{
+		p := Planning{
 			Base: base, Plan: base, Promise: base, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap),
 			Profile: profiledBy("p", "r0", moedtest.Start), ProfileName: "p", Lineage: lineageOf(base, tc.profiles, tc.plans),
 		}
@@ -194,8 +194,8 @@ func TestNextReplan(t *testing.T) {
 		if step.Profile != nil {
 			target = step.Profile.Spec.Target
 		}
-		if target != tc.profile || (step.Plan != nil) != tc.plan || (step.Abandoned != nil) != tc.abandon || step.Say.reason != tc.say {
-			t.Errorf("%s: profile %q, plan %v, abandoned %v, says %q; want %q, %v, %v, %q", name, target, step.Plan != nil, step.Abandoned != nil, step.Say.reason, tc.profile, tc.plan, tc.abandon, tc.say)
+		if target != tc.profile || (step.Plan != nil) != tc.plan || (step.Abandoned != nil) != tc.abandon || step.Say.Reason != tc.say {
+			t.Errorf("%s: profile %q, plan %v, abandoned %v, says %q; want %q, %v, %v, %q", name, target, step.Plan != nil, step.Abandoned != nil, step.Say.Reason, tc.profile, tc.plan, tc.abandon, tc.say)
 		}
 		if again := nextReplan(moed, moedtest.Model, p, tc.drift); step.Profile != nil && again.Profile.Name != step.Profile.Name || step.Plan != nil && again.Plan.Name != step.Plan.Name {
 			t.Errorf("%s: the same objects lead to another name", name)
@@ -212,7 +212,7 @@ func TestReplanObjects(t *testing.T) {
 	})
 	base := moedtest.PlanOf("base", "b0", nil)
 	tables := replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start)
-	p := planning{
+	p := Planning{
 		Base: base, Plan: base, Promise: tables, Tables: tables, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap),
 		Profile: profiledBy("p", "r0", moedtest.Start), ProfileName: "p",
 	}
@@ -227,16 +227,16 @@ func TestReplanObjects(t *testing.T) {
 		t.Errorf("the name follows the time: %s and %s", step.Profile.Name, later.Profile.Name)
 	}
 	names := map[string]bool{step.Profile.Name: true}
-	for name, change := range map[string]func(*planning){
-		"other tables": func(p *planning) { p.Tables = nil },
-		"another layout": func(p *planning) {
+	for name, change := range map[string]func(*Planning){
+		"other tables": func(p *Planning) { p.Tables = nil },
+		"another layout": func(p *Planning) {
 			p.Serving = &revisions.Layout{Digest: "x", ConfigMap: "c", Realization: semmoev1.RealizationEngineMap}
 		},
-		"another base": func(p *planning) { p.Base = moedtest.PlanOf("base2", "b2", nil) },
-		"one before it": func(p *planning) {
+		"another base": func(p *Planning) { p.Base = moedtest.PlanOf("base2", "b2", nil) },
+		"one before it": func(p *Planning) {
 			p.Lineage.profiles = []*semmoev1.AffinityProfile{profiledBy("q", "r1", moedtest.Start)}
 		},
-		"another before it": func(p *planning) {
+		"another before it": func(p *Planning) {
 			p.Lineage.profiles = []*semmoev1.AffinityProfile{profiledBy("s", "r1", moedtest.Start)}
 		},
 	} {
@@ -275,11 +275,11 @@ func TestPinFault(t *testing.T) {
 		"another model":   {func(p *semmoev1.PlacementPlan) { p.Status.ModelDigest = "sha256:x" }, "OtherModel"},
 		"not ready":       {func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }, "Published"},
 	} {
-		if got := pinFault(pin, moedtest.PlanOf("x", "aa", tc.Change), moedtest.Model); got.reason != tc.want {
-			t.Errorf("%s: %q (%s), want %q", name, got.reason, got.message, tc.want)
+		if got := pinFault(pin, moedtest.PlanOf("x", "aa", tc.Change), moedtest.Model); got.Reason != tc.want {
+			t.Errorf("%s: %q (%s), want %q", name, got.Reason, got.Message, tc.want)
 		}
 	}
-	if got := pinFault(pin, nil, moedtest.Model); got.reason != reasonPlanNotFound || !strings.Contains(got.message, `"x"`) {
+	if got := pinFault(pin, nil, moedtest.Model); got.Reason != reasonPlanNotFound || !strings.Contains(got.Message, `"x"`) {
 		t.Errorf("absent: %+v", got)
 	}
 	held := moedtest.PlanOf("x", "aa", nil)
@@ -288,11 +288,11 @@ func TestPinFault(t *testing.T) {
 		func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) },
 	} {
 		moed := moedtest.Deployment(change)
-		if holdBack(moed, held).reason == "" {
+		if holdBack(moed, held).Reason == "" {
 			t.Error("a plan that nobody has approved is not held")
 		}
 		moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"}
-		if hold := holdBack(moed, held); hold.reason != "" {
+		if hold := holdBack(moed, held); hold.Reason != "" {
 			t.Errorf("a pinned plan is held: %+v", hold)
 		}
 	}
@@ -309,7 +309,7 @@ func TestReplansAreRemembered(t *testing.T) {
 		replanOf("last", "l1", "b0", semmoev1.TierTables, old.Add(time.Hour)), replanOf("pin", "p1", "b0", semmoev1.TierLayout, old),
 	}
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "pin"} })
-	p := planning{Base: base, Plan: base, Named: []string{"named"}, ProfileName: "p"}
+	p := Planning{Base: base, Plan: base, Named: []string{"named"}, ProfileName: "p"}
 	p.Lineage.plans = plans[4:5]
 	obsolete := obsoletePlans(moed, plans, p, nil, now)
 	if len(obsolete) != 1 || obsolete[0].Name != "old" {
@@ -336,13 +336,13 @@ func TestReconcileTables(t *testing.T) {
 	writes := 0
 	api := fake.NewClientBuilder().WithScheme(s).WithReturnManagedFields().Build()
 	recorder := events.NewFakeRecorder(10)
-	r := &Reconciler{Client: countingClient{api, &writes}, Recorder: recorder}
+	r := &Planner{Client: countingClient{api, &writes}, Recorder: recorder}
 	moed, base := moedtest.Deployment(), moedtest.PlanOf("base", "b0", nil)
 	t1, t2 := replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start), replanOf("t2", "t2", "b0", semmoev1.TierTables, moedtest.Start.Add(time.Minute))
 	workloads := []*revisions.Workload{workloadUnder(t, base, 2)}
-	reconcile := func(moed *semmoev1.MoEDeployment, plans ...*semmoev1.PlacementPlan) planning {
+	reconcile := func(moed *semmoev1.MoEDeployment, plans ...*semmoev1.PlacementPlan) Planning {
 		t.Helper()
-		p := planning{Base: base, Plan: base, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap), Lineage: lineageOf(base, nil, plans)}
+		p := Planning{Base: base, Plan: base, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap), Lineage: lineageOf(base, nil, plans)}
 		if err := r.reconcileTables(context.Background(), moed, moedtest.Model, &p, workloads, true); err != nil {
 			t.Fatal(err)
 		}
@@ -370,8 +370,8 @@ func TestReconcileTables(t *testing.T) {
 		t.Errorf("%d writes, want one", writes)
 	}
 	manual := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual })
-	if p := reconcile(manual, t1, t2); p.Tables != t1 || p.TablesHold.reason != "AwaitingApproval" || writes != 1 {
-		t.Errorf("tables %s, held %q, %d writes; want those in use until others are approved", nameOf(p.Tables), p.TablesHold.reason, writes)
+	if p := reconcile(manual, t1, t2); p.Tables != t1 || p.TablesHold.Reason != "AwaitingApproval" || writes != 1 {
+		t.Errorf("tables %s, held %q, %d writes; want those in use until others are approved", nameOf(p.Tables), p.TablesHold.Reason, writes)
 	}
 	if p := reconcile(moed, t1, t2); p.Tables != t2 || told()["b0-full"] != "t2-full" {
 		t.Errorf("tables %s, told %v", nameOf(p.Tables), told())

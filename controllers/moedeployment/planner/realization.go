@@ -1,18 +1,15 @@
-package moedeployment
+package planner
 
 import (
 	"fmt"
-	"math"
-
-	corev1 "k8s.io/api/core/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// realizationText is how a realisation is told.
-var realizationText = map[semmoev1.Realization]string{
+// RealizationText is how a realisation is told.
+var RealizationText = map[semmoev1.Realization]string{
 	semmoev1.RealizationEngineMap:         "the engine's expert map",
 	semmoev1.RealizationReshuffledWeights: "reshuffled weights",
 }
@@ -38,31 +35,6 @@ func planRealization(possible []semmoev1.Realization, groups int) semmoev1.Reali
 	return semmoev1.RealizationEngineMap
 }
 
-// reshuffleStatus sums what the copies of a revision's pods have cost; nil where none tells.
-func reshuffleStatus(pods []*corev1.Pod, revision string) *semmoev1.ReshuffleStatus {
-	var sum semmoev1.ReshuffleStatus
-	for _, pod := range pods {
-		if pod.Labels[semmoev1.LabelRevision] != revision || pod.DeletionTimestamp != nil {
-			continue
-		}
-		told, ok := revisions.ReshuffleOf(pod)
-		switch {
-		case !ok:
-			continue
-		case told.Reused:
-			sum.Found++
-		default:
-			sum.Made++
-			sum.Bytes += told.Bytes
-		}
-		sum.Seconds = max(sum.Seconds, int64(math.Round(told.Seconds)))
-	}
-	if sum.Made+sum.Found == 0 {
-		return nil
-	}
-	return &sum
-}
-
 // realizationOf is how the plan of a workload reaches its engine.
 func realizationOf(workload *revisions.Workload) semmoev1.Realization {
 	if realization := workload.Template().Annotations[semmoev1.AnnotationRealization]; realization != "" {
@@ -73,7 +45,7 @@ func realizationOf(workload *revisions.Workload) semmoev1.Realization {
 
 // outputChangedText is why a plan is not tried again.
 func outputChangedText(l *revisions.Layout, told string) string {
-	return fmt.Sprintf("By %s the model gives other answers under plan %s than without a plan: %s", realizationText[l.Realization], l.Short(), told)
+	return fmt.Sprintf("By %s the model gives other answers under plan %s than without a plan: %s", RealizationText[l.Realization], l.Short(), told)
 }
 
 // why says why a plan reaches the engine by reshuffled weights although the spec leaves the choice; empty where it need not
@@ -83,7 +55,7 @@ func (c *choice) why(serving *revisions.Layout) string {
 		return ""
 	}
 	if told := c.refusal(&revisions.Layout{Digest: serving.Digest, ConfigMap: serving.ConfigMap, Realization: semmoev1.RealizationEngineMap}); told != "" {
-		return fmt.Sprintf(", since by %s answers change: %s", realizationText[semmoev1.RealizationEngineMap], told)
+		return fmt.Sprintf(", since by %s answers change: %s", RealizationText[semmoev1.RealizationEngineMap], told)
 	}
 	for _, candidate := range c.candidates() {
 		if byMap := candidate.layout.Realization == semmoev1.RealizationEngineMap; byMap && len(candidate.support.Refusals) > 0 {

@@ -1,4 +1,4 @@
-package moedeployment
+package planner
 
 import (
 	"context"
@@ -38,10 +38,10 @@ type answers struct {
 }
 
 // reconcileAnswers makes sure that the model's answers are stored, and removes those of other checkpoints that no pod needs.
-func (r *Reconciler) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDeployment, report checkpoint.Report, observed children, active bool) (answers, error) {
+func (pl *Planner) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDeployment, report checkpoint.Report, workloads []*revisions.Workload, pods []*corev1.Pod, active bool) (answers, error) {
 	name := revisions.AnswersName(moed, report.ModelDigest)
 	var stored corev1.ConfigMapList
-	if err := r.List(ctx, &stored, client.InNamespace(moed.Namespace), client.MatchingLabels(desired.Selector(moed, semmoev1.ComponentAnswers))); err != nil {
+	if err := pl.List(ctx, &stored, client.InNamespace(moed.Namespace), client.MatchingLabels(desired.Selector(moed, semmoev1.ComponentAnswers))); err != nil {
 		return answers{}, fmt.Errorf("list stored answers: %w", err)
 	}
 	present := false
@@ -50,8 +50,8 @@ func (r *Reconciler) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDep
 		switch {
 		case item.Name == name:
 			present = item.DeletionTimestamp == nil
-		case active && metav1.IsControlledBy(item, moed) && !mountsConfigMap(observed, item.Name):
-			if err := deleteAll(ctx, r.Client, []*corev1.ConfigMap{item}); err != nil {
+		case active && metav1.IsControlledBy(item, moed) && !mountsConfigMap(workloads, item.Name):
+			if err := deleteAll(ctx, pl.Client, []*corev1.ConfigMap{item}); err != nil {
 				return answers{}, err
 			}
 		}
@@ -59,18 +59,18 @@ func (r *Reconciler) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDep
 	if present {
 		return answers{}, nil
 	}
-	pod := revisions.WhoAnswers(observed.enginePods, report.ModelDigest)
+	pod := revisions.WhoAnswers(pods, report.ModelDigest)
 	switch {
 	case pod == nil:
-		return answers{Missing: "it waits for a replica that serves without a plan", Stranded: mountsConfigMap(observed, name)}, nil
+		return answers{Missing: "it waits for a replica that serves without a plan", Stranded: mountsConfigMap(workloads, name)}, nil
 	case !active:
 		return answers{Missing: "set spec.reconciliation to Active"}, nil
 	}
-	recorded, err := r.record(ctx, moed, pod, report.ModelDigest)
+	recorded, err := pl.record(ctx, moed, pod, report.ModelDigest)
 	if err != nil {
 		return answers{Missing: fmt.Sprintf("pod %s does not give the answers to compare with: %v", pod.Name, err), Again: recordAgain}, nil
 	}
-	err = r.Create(ctx, &corev1.ConfigMap{
+	err = pl.Create(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: moed.Namespace, Name: name,
 			Labels:          desired.Labels(moed, semmoev1.ComponentAnswers),
@@ -86,12 +86,12 @@ func (r *Reconciler) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDep
 }
 
 // record asks a pod for the model's answers.
-func (r *Reconciler) record(ctx context.Context, moed *semmoev1.MoEDeployment, pod *corev1.Pod, modelDigest string) ([]byte, error) {
+func (pl *Planner) record(ctx context.Context, moed *semmoev1.MoEDeployment, pod *corev1.Pod, modelDigest string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	engine := &lossless.Client{
 		Address: "http://" + net.JoinHostPort(pod.Status.PodIP, pod.Annotations[semmoev1.AnnotationPort]),
-		Model:   revisions.Launch(moed).ServedModelName, HTTP: r.HTTP,
+		Model:   revisions.Launch(moed).ServedModelName, HTTP: pl.HTTP,
 	}
 	recorded, err := lossless.Record(ctx, engine, modelDigest)
 	if err != nil {
@@ -101,8 +101,8 @@ func (r *Reconciler) record(ctx context.Context, moed *semmoev1.MoEDeployment, p
 }
 
 // mountsConfigMap tells that a workload's pods mount a ConfigMap.
-func mountsConfigMap(observed children, name string) bool {
-	for _, workload := range observed.revisions {
+func mountsConfigMap(workloads []*revisions.Workload, name string) bool {
+	for _, workload := range workloads {
 		if slices.ContainsFunc(workload.Template().Spec.Volumes, func(v corev1.Volume) bool { return v.ConfigMap != nil && v.ConfigMap.Name == name }) {
 			return true
 		}
@@ -112,18 +112,18 @@ func mountsConfigMap(observed children, name string) bool {
 
 // recordChangedOutputs keeps what probes have found on the plans, where it outlives the pods, and returns all that is known, by
 // revision.
-func (r *Reconciler) recordChangedOutputs(ctx context.Context, observed children, plans []*semmoev1.PlacementPlan) (map[string]string, error) {
-	changed := revisions.ChangedOutputs(observed.enginePods)
+func (pl *Planner) recordChangedOutputs(ctx context.Context, workloads []*revisions.Workload, pods []*corev1.Pod, plans []*semmoev1.PlacementPlan) (map[string]string, error) {
+	changed := revisions.ChangedOutputs(pods)
 	for _, plan := range plans {
 		base := plan.DeepCopy()
-		for _, workload := range observed.revisions {
+		for _, workload := range workloads {
 			revision := workload.Labels[semmoev1.LabelRevision]
 			if told := changed[revision]; told != "" && mounts(workload, plan) && plan.Annotations[semmoev1.AnnotationOutputChanged+revision] == "" {
 				metav1.SetMetaDataAnnotation(&plan.ObjectMeta, semmoev1.AnnotationOutputChanged+revision, told)
 			}
 		}
 		if len(plan.Annotations) != len(base.Annotations) {
-			if err := r.Patch(ctx, plan, client.MergeFrom(base), client.FieldOwner(desired.Manager)); err != nil {
+			if err := pl.Patch(ctx, plan, client.MergeFrom(base), client.FieldOwner(desired.Manager)); err != nil {
 				return nil, fmt.Errorf("annotate PlacementPlan %s: %w", plan.Name, err)
 			}
 		}

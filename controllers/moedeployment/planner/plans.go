@@ -1,19 +1,24 @@
-package moedeployment
+package planner
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine/registry"
 )
@@ -22,48 +27,61 @@ import (
 // +kubebuilder:rbac:groups=semmoe.io,resources=placementplans,verbs=patch
 // +kubebuilder:rbac:groups=core,resources=configmaps,verbs=get;list;watch;create;patch;delete
 
-// reconcilePlanning creates the profile and the plan that the spec asks for, deletes those that nothing needs any more,
+// Planner makes profiles and plans, and chooses among plans.
+type Planner struct {
+	client.Client
+	// Live reads past the cache what that may not show yet.
+	Live client.Reader
+	// Recorder tells when routers are told to use other tables, and what is made for drift.
+	Recorder events.EventRecorder
+	// HTTP asks engines for the answers of a model without a plan.
+	HTTP *http.Client
+	// Now is the clock.
+	Now func() time.Time
+}
+
+// Plan creates the profile and the plan that the spec asks for, deletes those that nothing needs any more,
 // and chooses the plan to serve under. While paused it creates and deletes nothing.
-func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDeployment, report checkpoint.Report, observed children) (planning, error) {
-	modelDigest, workloads := report.ModelDigest, observed.revisions
-	profiles, plans, err := r.ownProfilesAndPlans(ctx, moed)
+func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, report checkpoint.Report, workloads []*revisions.Workload, pods []*corev1.Pod) (Planning, error) {
+	modelDigest := report.ModelDigest
+	profiles, plans, err := pl.ownProfilesAndPlans(ctx, moed)
 	if err != nil {
-		return planning{}, err
+		return Planning{}, err
 	}
 	if !desired.UsesPlans(moed) && len(profiles)+len(plans) == 0 {
-		return planning{}, nil
+		return Planning{}, nil
 	}
 	active := !desired.Paused(moed)
-	p := planning{Plans: plans}
-	if p.Profile, p.ProfileName, err = r.reconcileProfile(ctx, moed, modelDigest, active); err != nil {
+	p := Planning{Plans: plans}
+	if p.Profile, p.ProfileName, err = pl.reconcileProfile(ctx, moed, modelDigest, active); err != nil {
 		return p, err
 	}
-	if profiled(p.Profile, modelDigest) {
-		if p.Base, err = r.reconcilePlan(ctx, moed, p.Profile, report.Groups, active); err != nil {
+	if Profiled(p.Profile, modelDigest) {
+		if p.Base, err = pl.reconcilePlan(ctx, moed, p.Profile, report.Groups, active); err != nil {
 			return p, err
 		}
 	}
 	p.Lineage = lineageOf(p.Base, profiles, plans)
 	if p.Plan = p.Lineage.wanted(moed, p.Base, modelDigest); moed.Spec.Placement.PlanRef != nil {
-		if p.Plan, p.Pin, err = r.reconcilePin(ctx, moed, modelDigest); err != nil {
+		if p.Plan, p.Pin, err = pl.reconcilePin(ctx, moed, modelDigest); err != nil {
 			return p, err
 		}
 		p.followTables(plans)
 	}
 	if desired.UsesPlans(moed) {
-		changed, err := r.recordChangedOutputs(ctx, observed, appendPlan(plans, p.Plan))
+		changed, err := pl.recordChangedOutputs(ctx, workloads, pods, appendPlan(plans, p.Plan))
 		if err != nil {
 			return p, err
 		}
 		c := choice{moed: moed, report: report, wanted: p.Plan, workloads: workloads, changed: changed}
 		if p.Serving, p.Candidate, p.Hold = c.chooseLayout(); p.Serving != nil || p.Candidate != nil {
-			if c.answers, err = r.reconcileAnswers(ctx, moed, report, observed, active); err != nil {
+			if c.answers, err = pl.reconcileAnswers(ctx, moed, report, workloads, pods, active); err != nil {
 				return p, err
 			}
 			p.Serving, p.Candidate, p.Hold = c.chooseLayout()
 		}
 		p.Why, p.Warnings, p.Again = c.why(p.Serving), c.warnings(p.Serving), c.answers.Again
-		if err := r.reconcileTables(ctx, moed, modelDigest, &p, workloads, active); err != nil {
+		if err := pl.reconcileTables(ctx, moed, modelDigest, &p, workloads, active); err != nil {
 			return p, err
 		}
 		p.Promise = promiseOf(p.Serving, appendPlan(plans, p.Plan)...)
@@ -74,29 +92,29 @@ func (r *Reconciler) reconcilePlanning(ctx context.Context, moed *semmoev1.MoEDe
 	if !active {
 		return p, nil
 	}
-	now := r.Now()
+	now := pl.Now()
 	obsolete := obsoletePlans(moed, plans, p, workloads, now)
 	kept := keptPlans(plans, obsolete)
-	return p, errors.Join(deleteAll(ctx, r.Client, obsolete), deleteAll(ctx, r.Client, obsoleteProfiles(profiles, p, kept, now)))
+	return p, errors.Join(deleteAll(ctx, pl.Client, obsolete), deleteAll(ctx, pl.Client, obsoleteProfiles(profiles, p, kept, now)))
 }
 
 // followTables takes for the layout of a pinned plan that has new tables alone the one that they are for, where that exists: pods
 // need not be restarted to swap tables.
-func (p *planning) followTables(plans []*semmoev1.PlacementPlan) {
+func (p *Planning) followTables(plans []*semmoev1.PlacementPlan) {
 	if p.Plan == nil || p.Plan.Status.Tier != semmoev1.TierTables || p.Plan.Spec.Current == nil {
 		return
 	}
-	if layout := planWithDigest(p.Plan.Spec.Current.PlanDigest, appendPlan(plans, p.Base)); layout != nil {
+	if layout := PlanWithDigest(p.Plan.Spec.Current.PlanDigest, appendPlan(plans, p.Base)); layout != nil {
 		p.PinnedTables, p.Plan = p.Plan, layout
 	}
 }
 
-func (r *Reconciler) ownProfilesAndPlans(ctx context.Context, moed *semmoev1.MoEDeployment) ([]*semmoev1.AffinityProfile, []*semmoev1.PlacementPlan, error) {
+func (pl *Planner) ownProfilesAndPlans(ctx context.Context, moed *semmoev1.MoEDeployment) ([]*semmoev1.AffinityProfile, []*semmoev1.PlacementPlan, error) {
 	var profileList semmoev1.AffinityProfileList
 	var planList semmoev1.PlacementPlanList
 	// Others' are not even copied: with as many plans in a namespace as MoEDeployments, the work would grow with their square.
 	ours := []client.ListOption{client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name}}
-	if err := errors.Join(r.List(ctx, &profileList, ours...), r.List(ctx, &planList, ours...)); err != nil {
+	if err := errors.Join(pl.List(ctx, &profileList, ours...), pl.List(ctx, &planList, ours...)); err != nil {
 		return nil, nil, fmt.Errorf("list profiles and plans: %w", err)
 	}
 	var profiles []*semmoev1.AffinityProfile
@@ -116,7 +134,7 @@ func (r *Reconciler) ownProfilesAndPlans(ctx context.Context, moed *semmoev1.MoE
 }
 
 // reconcileProfile returns the profile that plans are made from, nil where it does not exist yet, and its name.
-func (r *Reconciler) reconcileProfile(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, active bool) (*semmoev1.AffinityProfile, string, error) {
+func (pl *Planner) reconcileProfile(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, active bool) (*semmoev1.AffinityProfile, string, error) {
 	wanted := profileFor(moed, modelDigest)
 	name := ""
 	switch {
@@ -128,10 +146,10 @@ func (r *Reconciler) reconcileProfile(ctx context.Context, moed *semmoev1.MoEDep
 		return nil, "", nil
 	}
 	live := &semmoev1.AffinityProfile{}
-	err := r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: name}, live)
+	err := pl.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: name}, live)
 	switch {
 	case apierrors.IsNotFound(err) && wanted != nil && active:
-		if err := r.Create(ctx, wanted, client.FieldOwner(desired.Manager)); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := pl.Create(ctx, wanted, client.FieldOwner(desired.Manager)); err != nil && !apierrors.IsAlreadyExists(err) {
 			return nil, name, fmt.Errorf("create AffinityProfile %s: %w", name, err)
 		}
 		return nil, name, nil
@@ -146,7 +164,7 @@ func (r *Reconciler) reconcileProfile(ctx context.Context, moed *semmoev1.MoEDep
 	case active && live.DeletionTimestamp == nil && outdated(live, wanted):
 		// What cannot be changed is made anew: the engine's image or the template was at fault, or has changed before the
 		// profile was complete.
-		if err := deleteAll(ctx, r.Client, []*semmoev1.AffinityProfile{live}); err != nil {
+		if err := deleteAll(ctx, pl.Client, []*semmoev1.AffinityProfile{live}); err != nil {
 			return nil, name, err
 		}
 		return nil, name, nil
@@ -170,17 +188,17 @@ func outdated(live, wanted *semmoev1.AffinityProfile) bool {
 }
 
 // reconcilePlan returns the plan made from the profile, nil where it does not exist yet.
-func (r *Reconciler) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, groups int, active bool) (*semmoev1.PlacementPlan, error) {
+func (pl *Planner) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, groups int, active bool) (*semmoev1.PlacementPlan, error) {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
 		return nil, err
 	}
 	wanted := planFor(moed, profile, planRealization(realizations(moed, adapter), groups))
 	live := &semmoev1.PlacementPlan{}
-	err = r.Get(ctx, client.ObjectKeyFromObject(wanted), live)
+	err = pl.Get(ctx, client.ObjectKeyFromObject(wanted), live)
 	switch {
 	case apierrors.IsNotFound(err) && active:
-		if err := r.Create(ctx, wanted, client.FieldOwner(desired.Manager)); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := pl.Create(ctx, wanted, client.FieldOwner(desired.Manager)); err != nil && !apierrors.IsAlreadyExists(err) {
 			return nil, fmt.Errorf("create PlacementPlan %s: %w", wanted.Name, err)
 		}
 		return nil, nil

@@ -1,8 +1,16 @@
-package moedeployment
+// Package planner decides which profile and plan a MoEDeployment needs, and under which plan it is served.
+//
+// Invariants:
+//   - Profiles and plans are named by the hash of their inputs: whoever begins again makes none twice.
+//   - What serves is read from workloads alone: a plan that was deleted, or whose status was lost, is still in service.
+//   - A plan is a candidate only where it may be rolled out; what it has failed at is kept on the plan itself.
+//   - The choice of a layout, and what follows a drift, are pure functions of observed objects (chooseLayout, nextReplan).
+package planner
 
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,8 +31,8 @@ import (
 	"github.com/semmoe/operator/internal/owned"
 )
 
-// planning is what the profiles and plans of a MoEDeployment tell.
-type planning struct {
+// Planning is what the profiles and plans of a MoEDeployment tell.
+type Planning struct {
 	// Profile is the profile that plans are made from; nil where there is none (yet).
 	Profile *semmoev1.AffinityProfile
 	// ProfileName is its name, known before it exists; empty where none is asked for.
@@ -36,11 +44,11 @@ type planning struct {
 	// none (yet).
 	Plan *semmoev1.PlacementPlan
 	// Pin is why the pinned plan cannot be served; its zero value where it can, or where none is pinned.
-	Pin verdict
+	Pin desired.Finding
 	// Tables is the plan whose tables are used with the layout in service; nil where those are its own. TablesHold is why newer
 	// ones are not.
 	Tables     *semmoev1.PlacementPlan
-	TablesHold verdict
+	TablesHold desired.Finding
 	// PinnedTables is the pinned plan, where it has new tables for a layout that exists; nil otherwise.
 	PinnedTables *semmoev1.PlacementPlan
 	// Named are the plans that routers are told to use the tables of.
@@ -60,7 +68,7 @@ type planning struct {
 	// Again is when to look again; zero where something else will call.
 	Again time.Duration
 	// Hold is why Plan is not rolled out although it is ready; its zero value where it is, or where there is none.
-	Hold verdict
+	Hold desired.Finding
 }
 
 // profileInputs are the inputs that tell the profiles of a MoEDeployment apart. Images, resources and parallel sizes are
@@ -160,14 +168,14 @@ func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, re
 	}
 }
 
-// profiled tells that the profile is complete, and of the model that is served.
-func profiled(profile *semmoev1.AffinityProfile, modelDigest string) bool {
+// Profiled tells that the profile is complete, and of the model that is served.
+func Profiled(profile *semmoev1.AffinityProfile, modelDigest string) bool {
 	return profile != nil && meta.IsStatusConditionTrue(profile.Status.Conditions, semmoev1.ConditionReady) &&
 		profile.Status.Result != nil && profile.Status.Model != nil && profile.Status.Model.Digest == modelDigest
 }
 
-// published tells that the plan can be served under: it is complete, and made for the model and the ranks of the spec.
-func published(plan *semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, modelDigest string) bool {
+// Published tells that the plan can be served under: it is complete, and made for the model and the ranks of the spec.
+func Published(plan *semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, modelDigest string) bool {
 	return plan != nil && plan.DeletionTimestamp == nil &&
 		meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionReady) && plan.Status.PlanDigest != "" &&
 		plan.Status.ModelDigest == modelDigest &&
@@ -190,13 +198,13 @@ type choice struct {
 // chooseLayout decides what to serve under: what is in service while it fits the spec, else no plan. The plan for the present
 // inputs is the candidate beside it, where it may be rolled out. A layout whose revision was seen to change answers is none of
 // these.
-func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold verdict) {
+func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desired.Finding) {
 	inService := c.inService()
 	if inService != nil && (c.refusal(inService) != "" || c.answers.Stranded) {
 		inService = nil // under it no pod would become ready
 	}
-	if !published(c.wanted, c.moed, c.report.ModelDigest) {
-		return inService, nil, verdict{}
+	if !Published(c.wanted, c.moed, c.report.ModelDigest) {
+		return inService, nil, desired.Finding{}
 	}
 	var refused *revisions.Layout
 	var open []*revisions.Layout
@@ -206,29 +214,29 @@ func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold verd
 		case len(candidate.support.Refusals) > 0:
 			impossible = append(impossible, candidate.support.Refusals[0].Message)
 		case inService != nil && *l == *inService:
-			return inService, nil, verdict{}
+			return inService, nil, desired.Finding{}
 		case c.refusal(l) != "":
 			refused = l
 		default:
 			open = append(open, l)
 		}
 	}
-	no := func(reason, message string) verdict { return verdict{metav1.ConditionFalse, reason, message} }
+	no := func(reason, message string) desired.Finding { return desired.Finding{Reason: reason, Message: message} }
 	hold = holdBack(c.moed, c.wanted)
 	switch {
 	case len(open) == 0 && refused != nil:
-		hold = no(reasonOutputChanged, fmt.Sprintf("%s; it is not tried again until the engine's image, its arguments or the plan change", outputChangedText(refused, c.refusal(refused))))
-	case len(open) == 0 && hold.reason == "":
+		hold = no(ReasonOutputChanged, fmt.Sprintf("%s; it is not tried again until the engine's image, its arguments or the plan change", outputChangedText(refused, c.refusal(refused))))
+	case len(open) == 0 && hold.Reason == "":
 		hold = no("NotRealizable", fmt.Sprintf("Plan %s cannot reach the engine. %s", c.wanted.Status.Plan, strings.Join(impossible, ". ")))
-	case hold.reason != "":
+	case hold.Reason != "":
 	case c.failedText(open[0]) != "":
-		hold = no(reasonRolledBack, c.failedText(open[0]))
+		hold = no(ReasonRolledBack, c.failedText(open[0]))
 	case c.answers.Missing != "" && !c.tried(open[0]):
 		hold = no("AwaitingAnswers", fmt.Sprintf("Plan %s is rolled out once it can be proven that it does not change the model's answers: %s", c.wanted.Status.Plan, c.answers.Missing))
 	case !c.needsTrial(inService, open[0]):
-		return open[0], nil, verdict{}
+		return open[0], nil, desired.Finding{}
 	default:
-		return inService, open[0], verdict{}
+		return inService, open[0], desired.Finding{}
 	}
 	return inService, nil, hold
 }
@@ -338,11 +346,11 @@ func promiseOf(serving *revisions.Layout, plans ...*semmoev1.PlacementPlan) *sem
 }
 
 // holdBack is why a plan that is ready is not rolled out; its zero value where it is.
-func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) verdict {
+func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desired.Finding {
 	short := plan.Status.Plan
-	approved, approve := approved(moed, short) || pinned(moed, plan), approveCommand(moed, short)
-	no := func(reason, format string, args ...any) verdict {
-		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}
+	approved, approve := Approved(moed, short) || Pinned(moed, plan), ApproveCommand(moed, short)
+	no := func(reason, format string, args ...any) desired.Finding {
+		return desired.Finding{Reason: reason, Message: fmt.Sprintf(format, args...)}
 	}
 	switch {
 	case plan.Status.Verdict != semmoev1.VerdictGain:
@@ -357,7 +365,7 @@ func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) verdic
 		return no("NoRoomForCanary", "Plan %s promises %s; with one replica and spec.rollout.maxSurge 0 its roll-out interrupts the service: set maxSurge, or accept that with: %s",
 			short, promiseText(plan), approve)
 	}
-	return verdict{}
+	return desired.Finding{}
 }
 
 func forecastOf(plan *semmoev1.PlacementPlan) semmoev1.PlanForecast {
@@ -376,8 +384,8 @@ func promiseText(plan *semmoev1.PlacementPlan) string {
 	return fmt.Sprintf("%s against %s without it", f.LARSummary, f.BaselineSummary)
 }
 
-// plannedText says of a plan that can be served what it promises.
-func plannedText(plan *semmoev1.PlacementPlan) string {
+// PlannedText says of a plan that can be served what it promises.
+func PlannedText(plan *semmoev1.PlacementPlan) string {
 	f := forecastOf(plan)
 	if f.BaselineRemoteRanksMilli > 0 {
 		return fmt.Sprintf("promises %s; tokens are not shuffled, and the local activation rate is %s under any plan", promiseText(plan), f.LARSummary)
@@ -386,7 +394,7 @@ func plannedText(plan *semmoev1.PlacementPlan) string {
 }
 
 // needs tells that a plan is asked for, is what drift has led to last, or is named to the routers.
-func (p *planning) needs(plan *semmoev1.PlacementPlan) bool {
+func (p *Planning) needs(plan *semmoev1.PlacementPlan) bool {
 	for _, needed := range append([]*semmoev1.PlacementPlan{p.Plan, p.Base, p.Tables}, p.Lineage.plans[:min(1, len(p.Lineage.plans))]...) {
 		if needed != nil && needed.Name == plan.Name {
 			return true
@@ -398,10 +406,10 @@ func (p *planning) needs(plan *semmoev1.PlacementPlan) bool {
 // obsoletePlans are plans of ours that nothing needs: not asked for, not made for a drift of late, and named by no workload. Which plan
 // of a profile is asked for is not known while the profile is not complete, as after its status was lost: they are kept, and with them
 // what they have failed at.
-func obsoletePlans(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan, p planning, workloads []*revisions.Workload, now time.Time) []*semmoev1.PlacementPlan {
+func obsoletePlans(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan, p Planning, workloads []*revisions.Workload, now time.Time) []*semmoev1.PlacementPlan {
 	return slices.DeleteFunc(slices.Clone(plans), func(plan *semmoev1.PlacementPlan) bool {
 		unknown := p.Plan == nil && p.ProfileName != "" && p.ProfileName == plan.Spec.ProfileRef.Name
-		wanted := p.needs(plan) || unknown || recentReplan(plan, now) || pinned(moed, plan)
+		wanted := p.needs(plan) || unknown || recentReplan(plan, now) || Pinned(moed, plan)
 		return plan.DeletionTimestamp != nil || wanted || slices.ContainsFunc(workloads, func(w *revisions.Workload) bool { return mounts(w, plan) })
 	})
 }
@@ -416,7 +424,7 @@ func mounts(workload *revisions.Workload, plan *semmoev1.PlacementPlan) bool {
 
 // obsoleteProfiles are profiles of ours that neither the spec nor a plan that is kept names, and that were not made for a drift of
 // late.
-func obsoleteProfiles(profiles []*semmoev1.AffinityProfile, p planning, kept []*semmoev1.PlacementPlan, now time.Time) []*semmoev1.AffinityProfile {
+func obsoleteProfiles(profiles []*semmoev1.AffinityProfile, p Planning, kept []*semmoev1.PlacementPlan, now time.Time) []*semmoev1.AffinityProfile {
 	return slices.DeleteFunc(slices.Clone(profiles), func(profile *semmoev1.AffinityProfile) bool {
 		return profile.DeletionTimestamp != nil || profile.Name == p.ProfileName || recentReplan(profile, now) || slices.ContainsFunc(kept, func(plan *semmoev1.PlacementPlan) bool {
 			prior := plan.Spec.PriorProfileRef
@@ -427,70 +435,16 @@ func obsoleteProfiles(profiles []*semmoev1.AffinityProfile, p planning, kept []*
 
 // Reasons of Profiled that mean a fault, not that something is still to come.
 const (
-	reasonProfileNotFound = "ProfileNotFound"
-	reasonOtherModel      = "OtherModel"
-	reasonOutputChanged   = "OutputChanged"
+	ReasonProfileNotFound = "ProfileNotFound"
+	ReasonOtherModel      = "OtherModel"
+	ReasonOutputChanged   = "OutputChanged"
 )
 
-// reasonRolledBack is that of RolledOut where a canary has failed: what serves is sound.
-const reasonRolledBack = "RolledBack"
+// ReasonRolledBack is that of RolledOut where a canary has failed: what serves is sound.
+const ReasonRolledBack = "RolledBack"
 
-func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
-	no := func(reason, message string) verdict { return verdict{metav1.ConditionFalse, reason, message} }
-	profile := o.Planning.Profile
-	switch {
-	case moed.Spec.Profiling == nil:
-		return no("NoProfile", "The model has not been profiled: it is served with the engine's own placement of experts; name a data set in spec.profiling")
-	case o.Inspection.Report == nil:
-		return no("InspectingModel", "The model is profiled once it has been inspected")
-	case profile == nil && moed.Spec.Profiling.ProfileRef != nil:
-		return no(reasonProfileNotFound, fmt.Sprintf("spec.profiling.profileRef: there is no AffinityProfile %q in namespace %s: create it, or name another", moed.Spec.Profiling.ProfileRef.Name, moed.Namespace))
-	case profile == nil && desired.Paused(moed):
-		return no("Paused", "The profile is made once spec.reconciliation is Active")
-	case profile == nil:
-		return no("WaitingForProfile", "The profile is being created")
-	case profiled(profile, o.Inspection.Report.ModelDigest):
-		r := profile.Status.Result
-		return verdict{metav1.ConditionTrue, "Profiled", fmt.Sprintf("AffinityProfile %s holds %d tokens of %d requests", profile.Name, r.Tokens, r.Requests)}
-	case profile.Status.Model != nil && profile.Status.Model.Digest != o.Inspection.Report.ModelDigest:
-		return no(reasonOtherModel, fmt.Sprintf("AffinityProfile %s is of another checkpoint (digest %s) than the one that is served (%s): make a profile of this model", profile.Name, profile.Status.Model.Digest, o.Inspection.Report.ModelDigest))
-	}
-	return no(childVerdict("AffinityProfile", profile.Name, profile.Status.Conditions, "Profiling"))
-}
-
-func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
-	no := func(reason, message string) verdict { return verdict{metav1.ConditionFalse, reason, message} }
-	plan := o.Planning.Plan
-	switch {
-	case o.Planning.Pin.reason != "":
-		return o.Planning.Pin
-	case moed.Spec.Placement.PlanRef != nil && plan != nil && o.Inspection.Report != nil:
-		plan = cmp.Or(o.Planning.PinnedTables, plan)
-		return verdict{metav1.ConditionTrue, "Pinned", fmt.Sprintf("spec.placement.planRef pins PlacementPlan %s (%s), which %s", plan.Name, plan.Status.Plan, plannedText(plan))}
-	case moed.Spec.Profiling == nil:
-		return no("NoProfile", "There is no plan without a profile")
-	case o.Inspection.Report == nil || !profiled(o.Planning.Profile, o.Inspection.Report.ModelDigest):
-		return no("WaitingForProfile", "The plan is made once the model has been profiled")
-	case plan == nil && desired.Paused(moed):
-		return no("Paused", "The plan is made once spec.reconciliation is Active")
-	case plan == nil:
-		return no("WaitingForPlan", "The plan is being created")
-	case published(plan, moed, o.Inspection.Report.ModelDigest):
-		reason := "Planned"
-		if plan.Status.Verdict != semmoev1.VerdictGain {
-			reason = string(plan.Status.Verdict)
-		}
-		text := fmt.Sprintf("PlacementPlan %s (%s) %s", plan.Name, plan.Status.Plan, plannedText(plan))
-		if o.Replan.reason != "" {
-			text += ". " + o.Replan.reason + ": " + o.Replan.message
-		}
-		return verdict{metav1.ConditionTrue, reason, text}
-	}
-	return no(childVerdict("PlacementPlan", plan.Name, plan.Status.Conditions, "Planning"))
-}
-
-// childVerdict tells what a profile or plan that is not ready says of itself.
-func childVerdict(kind, name string, conditions []metav1.Condition, otherwise string) (reason, message string) {
+// ChildVerdict tells what a profile or plan that is not ready says of itself.
+func ChildVerdict(kind, name string, conditions []metav1.Condition, otherwise string) (reason, message string) {
 	ready := meta.FindStatusCondition(conditions, semmoev1.ConditionReady)
 	if ready == nil {
 		return otherwise, fmt.Sprintf("%s %s has just been created", kind, name)
@@ -498,67 +452,16 @@ func childVerdict(kind, name string, conditions []metav1.Condition, otherwise st
 	return ready.Reason, fmt.Sprintf("%s %s: %s", kind, name, ready.Message)
 }
 
-func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool) verdict {
-	no := func(reason, format string, args ...any) verdict {
-		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}
-	}
-	p := o.Planning
-	switch {
-	case p.Hold.reason != "":
-		return p.Hold
-	case p.Candidate != nil && desired.Paused(moed):
-		return no("Paused", "Plan %s is tried once spec.reconciliation is Active", p.Candidate.Short())
-	case p.Candidate != nil:
-		return no(o.Rollout.Reason, "%s", o.Rollout.Message)
-	case p.Serving == nil:
-		return no("NoPlan", "There is no plan to roll out")
-	case p.Plan == nil || p.Plan.Status.PlanDigest != p.Serving.Digest:
-		return no("WaitingForPlan", "Plan %s is in service; the plan for the present inputs is not ready yet", p.Serving.Short())
-	case !complete && desired.Paused(moed):
-		return no("Paused", "Plan %s is rolled out once spec.reconciliation is Active", p.Serving.Short())
-	case !complete:
-		return no("RollingOut", "Plan %s is being rolled out", p.Serving.Short())
-	}
-	return verdict{metav1.ConditionTrue, "RolledOut", fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), realizationText[p.Serving.Realization], p.Why) + p.Warnings + p.tablesText() + shuffleText(moed, o)}
-}
-
-// tablesText says whose tables are used with the layout in service, and what keeps newer ones from it; empty for its own.
-func (p *planning) tablesText() string {
+// TablesText says whose tables are used with the layout in service, and what keeps newer ones from it; empty for its own.
+func (p *Planning) TablesText() string {
 	text := ""
 	if p.Tables != nil {
 		text = fmt.Sprintf(". Requests are sent by the tables of plan %s (PlacementPlan %s)", p.Tables.Status.Plan, p.Tables.Name)
 	}
-	if p.TablesHold.reason != "" {
-		text += ". " + p.TablesHold.reason + ": " + p.TablesHold.message
+	if p.TablesHold.Reason != "" {
+		text += ". " + p.TablesHold.Reason + ": " + p.TablesHold.Message
 	}
 	return text
-}
-
-// profilingFault is what a profile or plan says is wrong with it, or that the named one is of no use: the model serves all
-// the same.
-func profilingFault(moed *semmoev1.MoEDeployment, o observation) *fault {
-	if profile := profiledVerdict(moed, o); profile.reason == reasonProfileNotFound || profile.reason == reasonOtherModel {
-		return &fault{profile.reason, profile.message, false}
-	}
-	if pin := o.Planning.Pin; slices.Contains(pinFaults, pin.reason) {
-		return &fault{pin.reason, pin.message, false}
-	}
-	p := o.Planning
-	if p.Hold.reason == reasonOutputChanged {
-		return &fault{p.Hold.reason, p.Hold.message, false}
-	}
-	var conditions []metav1.Condition
-	kind, name := "", ""
-	switch {
-	case p.Plan != nil && meta.IsStatusConditionTrue(p.Plan.Status.Conditions, semmoev1.ConditionDegraded):
-		kind, name, conditions = "PlacementPlan", p.Plan.Name, p.Plan.Status.Conditions
-	case p.Profile != nil && meta.IsStatusConditionTrue(p.Profile.Status.Conditions, semmoev1.ConditionDegraded):
-		kind, name, conditions = "AffinityProfile", p.Profile.Name, p.Profile.Status.Conditions
-	default:
-		return nil
-	}
-	degraded := meta.FindStatusCondition(conditions, semmoev1.ConditionDegraded)
-	return &fault{degraded.Reason, fmt.Sprintf("%s %s: %s", kind, name, degraded.Message), false}
 }
 
 // newestFirst orders objects for a stable choice among equals.
@@ -566,4 +469,41 @@ func newestFirst[T client.Object](objects []T) {
 	slices.SortFunc(objects, func(a, b T) int {
 		return cmp.Or(b.GetCreationTimestamp().Compare(a.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName()))
 	})
+}
+
+func Approved(moed *semmoev1.MoEDeployment, short string) bool {
+	return moed.Annotations[semmoev1.AnnotationApprove] == short
+}
+
+// ApproveCommand approves a plan.
+func ApproveCommand(moed *semmoev1.MoEDeployment, short string) string {
+	return fmt.Sprintf("kubectl annotate moed -n %s %s %s=%s --overwrite", moed.Namespace, moed.Name, semmoev1.AnnotationApprove, short)
+}
+
+// failure is the annotation that tells that a canary of the plan has failed, and what it says; empty where none does. A plan of
+// the MoEDeployment's own is not tried again in another revision either; one that others use too may have failed for them.
+func failure(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, revision string) (key, told string) {
+	for _, key := range slices.Sorted(maps.Keys(plan.Annotations)) {
+		of, ok := strings.CutPrefix(key, semmoev1.AnnotationFailed)
+		if ok && (of == revision || metav1.IsControlledBy(plan, moed)) {
+			return key, plan.Annotations[key]
+		}
+	}
+	return "", ""
+}
+
+// placedAs is the parallelism as far as profiles and plans know it, for which it makes no difference on which node a rank is.
+func placedAs(moed *semmoev1.MoEDeployment) semmoev1.ParallelismSpec {
+	parallelism := moed.Spec.Parallelism
+	parallelism.PodsPerReplica = nil
+	return parallelism
+}
+
+// plannedShuffle is what plans are told of that: nothing where requests have ranks, or where tokens are shuffled, which plans take for
+// granted.
+func plannedShuffle(moed *semmoev1.MoEDeployment) semmoev1.TokenShuffle {
+	if moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel || desired.Shuffles(moed) {
+		return ""
+	}
+	return semmoev1.TokenShuffleDisabled
 }

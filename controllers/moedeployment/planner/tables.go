@@ -1,4 +1,4 @@
-package moedeployment
+package planner
 
 import (
 	"context"
@@ -18,9 +18,9 @@ import (
 
 // tablesInUse reads, by the digest of the plan that pods were made for, the digest of the plan whose tables routers are told to use.
 // exists tells that the ConfigMap is there; one that somebody has damaged says nothing.
-func (r *Reconciler) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployment) (inUse map[string]string, exists bool, err error) {
+func (pl *Planner) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployment) (inUse map[string]string, exists bool, err error) {
 	live := &corev1.ConfigMap{}
-	err = r.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.TablesName(moed)}, live)
+	err = pl.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.TablesName(moed)}, live)
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, false, nil
@@ -37,8 +37,8 @@ func (r *Reconciler) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployme
 
 // reconcileTables tells the routers which tables to use with the layouts in service, and completes the planning by what they use with
 // the one that serves. While paused it leaves all as it is.
-func (r *Reconciler) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p *planning, workloads []*revisions.Workload, active bool) error {
-	inUse, exists, err := r.tablesInUse(ctx, moed)
+func (pl *Planner) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p *Planning, workloads []*revisions.Workload, active bool) error {
+	inUse, exists, err := pl.tablesInUse(ctx, moed)
 	if err != nil {
 		return err
 	}
@@ -60,41 +60,41 @@ func (r *Reconciler) reconcileTables(ctx context.Context, moed *semmoev1.MoEDepl
 	if err != nil {
 		return err
 	}
-	if err := desired.Ensure(ctx, r.Client, &corev1.ConfigMap{}, intent, coreac.ExtractConfigMap); err != nil {
+	if err := desired.Ensure(ctx, pl.Client, &corev1.ConfigMap{}, intent, coreac.ExtractConfigMap); err != nil {
 		return fmt.Errorf("reconcile ConfigMap of the tables: %w", err)
 	}
 	if p.Serving != nil && wanted[p.Serving.Digest] != inUse[p.Serving.Digest] {
-		r.tellTables(moed, p)
+		pl.tellTables(moed, p)
 	}
 	return nil
 }
 
 // tellTables records that the routers are told to use other tables.
-func (r *Reconciler) tellTables(moed *semmoev1.MoEDeployment, p *planning) {
+func (pl *Planner) tellTables(moed *semmoev1.MoEDeployment, p *Planning) {
 	if p.Tables == nil {
-		r.Recorder.Eventf(moed, nil, corev1.EventTypeNormal, "TablesReverted", "Replan", "The routers go back to the tables of plan %s", p.Serving.Short())
+		pl.Recorder.Eventf(moed, nil, corev1.EventTypeNormal, "TablesReverted", "Replan", "The routers go back to the tables of plan %s", p.Serving.Short())
 		return
 	}
-	r.Recorder.Eventf(moed, p.Tables, corev1.EventTypeNormal, "TablesSwapped", "Replan", "The routers use the tables of plan %s with the placement of plan %s (%s); no pod is restarted",
+	pl.Recorder.Eventf(moed, p.Tables, corev1.EventTypeNormal, "TablesSwapped", "Replan", "The routers use the tables of plan %s with the placement of plan %s (%s); no pod is restarted",
 		p.Tables.Status.Plan, p.Serving.Short(), comparisonText(p.Tables))
 }
 
 // tablesFor is the plan whose tables are used with a layout: that which the spec pins, or the newest of the lineage.
-func (p *planning) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, inUse string) (*semmoev1.PlacementPlan, verdict) {
+func (p *Planning) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, inUse string) (*semmoev1.PlacementPlan, desired.Finding) {
 	if moed.Spec.Placement.PlanRef == nil {
 		return p.Lineage.tablesFor(moed, modelDigest, layout, inUse)
 	}
 	if pin := p.PinnedTables; pin != nil && pin.Spec.Current.PlanDigest == layout {
-		if hold := holdTables(moed, pin); hold.reason != "" && pin.Status.PlanDigest != inUse {
+		if hold := holdTables(moed, pin); hold.Reason != "" && pin.Status.PlanDigest != inUse {
 			return nil, hold
 		}
-		return pin, verdict{}
+		return pin, desired.Finding{}
 	}
-	return nil, verdict{}
+	return nil, desired.Finding{}
 }
 
 // layoutsInService are the digests of the plans that pods serve under, or will.
-func layoutsInService(p *planning, workloads []*revisions.Workload) []string {
+func layoutsInService(p *Planning, workloads []*revisions.Workload) []string {
 	var digests []string
 	seen := map[string]bool{"": true}
 	add := func(digest string) {

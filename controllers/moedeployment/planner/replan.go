@@ -1,4 +1,4 @@
-package moedeployment
+package planner
 
 import (
 	"cmp"
@@ -63,7 +63,7 @@ func lineageOf(base *semmoev1.PlacementPlan, profiles []*semmoev1.AffinityProfil
 
 // replaces tells that a plan is worth bringing into service in a tier.
 func replaces(plan *semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, modelDigest string, tier semmoev1.Tier) bool {
-	return published(plan, moed, modelDigest) && plan.Status.Verdict == semmoev1.VerdictGain && plan.Status.Tier == tier
+	return Published(plan, moed, modelDigest) && plan.Status.Verdict == semmoev1.VerdictGain && plan.Status.Tier == tier
 }
 
 // wanted is the plan whose layout is to serve: that of the newest plan that drift has led to and that is worth it. Where that is new
@@ -74,7 +74,7 @@ func (l lineage) wanted(moed *semmoev1.MoEDeployment, base *semmoev1.PlacementPl
 			return plan
 		}
 		if replaces(plan, moed, modelDigest, semmoev1.TierTables) {
-			return cmp.Or(planWithDigest(plan.Spec.Current.PlanDigest, l.plans), base)
+			return cmp.Or(PlanWithDigest(plan.Spec.Current.PlanDigest, l.plans), base)
 		}
 	}
 	return base
@@ -82,13 +82,13 @@ func (l lineage) wanted(moed *semmoev1.MoEDeployment, base *semmoev1.PlacementPl
 
 // tablesFor is the newest plan with new tables for a layout that may be used: it is in use already, or nothing holds it. held is one
 // that is newer, and why it is not used.
-func (l lineage) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, inUse string) (tables *semmoev1.PlacementPlan, held verdict) {
+func (l lineage) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, inUse string) (tables *semmoev1.PlacementPlan, held desired.Finding) {
 	for _, plan := range l.plans {
 		if !replaces(plan, moed, modelDigest, semmoev1.TierTables) || plan.Spec.Current.PlanDigest != layout {
 			continue
 		}
 		hold := holdTables(moed, plan)
-		if hold.reason == "" || plan.Status.PlanDigest == inUse {
+		if hold.Reason == "" || plan.Status.PlanDigest == inUse {
 			return plan, held
 		}
 		held = cmp.Or(held, hold)
@@ -97,17 +97,17 @@ func (l lineage) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, in
 }
 
 // holdTables is why new tables are not used although they promise a gain; its zero value where they are.
-func holdTables(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) verdict {
+func holdTables(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desired.Finding {
 	short, gain := plan.Status.Plan, comparisonText(plan)
 	switch {
 	case moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel:
-		return verdict{metav1.ConditionFalse, "EngineKeepsTables", fmt.Sprintf("Plan %s has new tables for the placement in service (%s); with attention TensorParallel engines read the tables of their plan, once, when they start: they are not used", short, gain)}
+		return desired.Finding{Reason: "EngineKeepsTables", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); with attention TensorParallel engines read the tables of their plan, once, when they start: they are not used", short, gain)}
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
-		return verdict{metav1.ConditionFalse, "Advisory", fmt.Sprintf("Plan %s has new tables for the placement in service (%s); spec.placement.approval is Advisory: they are not used", short, gain)}
-	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !approved(moed, short) && !pinned(moed, plan):
-		return verdict{metav1.ConditionFalse, "AwaitingApproval", fmt.Sprintf("Plan %s has new tables for the placement in service (%s); approve them with: %s", short, gain, approveCommand(moed, short))}
+		return desired.Finding{Reason: "Advisory", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); spec.placement.approval is Advisory: they are not used", short, gain)}
+	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !Approved(moed, short) && !Pinned(moed, plan):
+		return desired.Finding{Reason: "AwaitingApproval", Message: fmt.Sprintf("Plan %s has new tables for the placement in service (%s); approve them with: %s", short, gain, ApproveCommand(moed, short))}
 	}
-	return verdict{}
+	return desired.Finding{}
 }
 
 // comparisonText says how a plan compares with the one in service.
@@ -116,15 +116,15 @@ func comparisonText(plan *semmoev1.PlacementPlan) string {
 	if c == nil {
 		return "it is not compared with the one in service"
 	}
-	text := fmt.Sprintf("%s against %s of the one in service, on recent requests", percent(c.CandidateLARMilli), percent(c.CurrentLARMilli))
+	text := fmt.Sprintf("%s against %s of the one in service, on recent requests", desired.Percent(c.CandidateLARMilli), desired.Percent(c.CurrentLARMilli))
 	if c.CurrentNanos > 0 {
 		text += fmt.Sprintf("; a layer takes %.1f µs against %.1f", float64(c.CandidateNanos)/1000, float64(c.CurrentNanos)/1000)
 	}
 	return text
 }
 
-// planWithDigest is the plan of that digest; nil where there is none.
-func planWithDigest(digest string, plans []*semmoev1.PlacementPlan) *semmoev1.PlacementPlan {
+// PlanWithDigest is the plan of that digest; nil where there is none.
+func PlanWithDigest(digest string, plans []*semmoev1.PlacementPlan) *semmoev1.PlacementPlan {
 	for _, plan := range plans {
 		if plan != nil && digest != "" && plan.Status.PlanDigest == digest {
 			return plan
@@ -133,8 +133,8 @@ func planWithDigest(digest string, plans []*semmoev1.PlacementPlan) *semmoev1.Pl
 	return nil
 }
 
-// pinned tells that the spec names the plan.
-func pinned(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) bool {
+// Pinned tells that the spec names the plan.
+func Pinned(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) bool {
 	return plan != nil && moed.Spec.Placement.PlanRef != nil && moed.Spec.Placement.PlanRef.Name == plan.Name
 }
 
@@ -155,14 +155,14 @@ type replanStep struct {
 	Profile, Abandoned *semmoev1.AffinityProfile
 	Plan               *semmoev1.PlacementPlan
 	// Say tells where the plan for a drift is; its zero value where none is being made.
-	Say verdict
+	Say desired.Finding
 }
 
 // nextReplan decides what follows a drift, from what is there: first a profile of the traffic, then a plan that names the one in
 // service. Names follow from what was observed, so that whoever begins again does not do it twice.
-func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p planning, d driftSignal) replanStep {
+func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d driftSignal) replanStep {
 	say := func(reason, format string, args ...any) replanStep {
-		return replanStep{Say: verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}}
+		return replanStep{Say: desired.Finding{Reason: reason, Message: fmt.Sprintf(format, args...)}}
 	}
 	switch {
 	case p.Base == nil || p.Serving == nil || desired.Paused(moed):
@@ -178,7 +178,7 @@ func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p planning, d 
 	if len(p.Lineage.plans) > 0 {
 		// One that is stalled will never be solved, as from too few requests.
 		if plan := p.Lineage.plans[0]; plan.Status.Verdict == "" && !meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionStalled) {
-			return say(childVerdict("PlacementPlan", plan.Name, plan.Status.Conditions, "Planning"))
+			return say(ChildVerdict("PlacementPlan", plan.Name, plan.Status.Conditions, "Planning"))
 		}
 	}
 	if d.Drifted {
@@ -188,12 +188,12 @@ func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p planning, d 
 }
 
 // outcome says what the last plan that drift has led to is worth, where it changes nothing.
-func (l lineage) outcome(moed *semmoev1.MoEDeployment, modelDigest string) verdict {
-	if len(l.plans) == 0 || !published(l.plans[0], moed, modelDigest) || l.plans[0].Status.Verdict == semmoev1.VerdictGain {
-		return verdict{}
+func (l lineage) outcome(moed *semmoev1.MoEDeployment, modelDigest string) desired.Finding {
+	if len(l.plans) == 0 || !Published(l.plans[0], moed, modelDigest) || l.plans[0].Status.Verdict == semmoev1.VerdictGain {
+		return desired.Finding{}
 	}
 	plan := l.plans[0]
-	return verdict{metav1.ConditionFalse, string(plan.Status.Verdict), fmt.Sprintf("PlacementPlan %s, made for drifted traffic, changes nothing: %s", plan.Name, comparisonText(plan))}
+	return desired.Finding{Reason: string(plan.Status.Verdict), Message: fmt.Sprintf("PlacementPlan %s, made for drifted traffic, changes nothing: %s", plan.Name, comparisonText(plan))}
 }
 
 // pending is the newest profile, where no plan was made from it; nil where one was.
@@ -209,11 +209,11 @@ func (l lineage) pending() *semmoev1.AffinityProfile {
 }
 
 // afterProfile is what follows a profile from which no plan was made yet.
-func (p planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmoev1.AffinityProfile, d driftSignal) replanStep {
-	complete := profiled(profile, modelDigest)
+func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmoev1.AffinityProfile, d driftSignal) replanStep {
+	complete := Profiled(profile, modelDigest)
 	unchanged := complete && p.Profile != nil && p.Profile.Status.Result != nil && profile.Status.Result.Digest == p.Profile.Status.Result.Digest
 	say := func(reason, message string) replanStep {
-		return replanStep{Say: verdict{metav1.ConditionFalse, reason, message}}
+		return replanStep{Say: desired.Finding{Reason: reason, Message: message}}
 	}
 	switch {
 	case unchanged && d.Drifted && d.Now.Sub(profile.CreationTimestamp.Time) >= datasetPeriod:
@@ -227,7 +227,7 @@ func (p planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string,
 	case !complete && profile.Status.Model != nil && profile.Status.Model.Digest != modelDigest:
 		return replanStep{Abandoned: profile} // another checkpoint serves now
 	case !complete:
-		return say(childVerdict("AffinityProfile", profile.Name, profile.Status.Conditions, "Profiling"))
+		return say(ChildVerdict("AffinityProfile", profile.Name, profile.Status.Conditions, "Profiling"))
 	}
 	step := say("Replanning", fmt.Sprintf("A plan is made from AffinityProfile %s to replace plan %s", profile.Name, p.Serving.Short()))
 	step.Plan = p.replanFor(moed, profile)
@@ -235,7 +235,7 @@ func (p planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string,
 }
 
 // profileAnew is the profile of the traffic, or of the data set, that a plan after a drift is to be made from.
-func (p planning) profileAnew(moed *semmoev1.MoEDeployment, modelDigest string, d driftSignal) replanStep {
+func (p Planning) profileAnew(moed *semmoev1.MoEDeployment, modelDigest string, d driftSignal) replanStep {
 	after := ""
 	if len(p.Lineage.profiles) > 0 {
 		after = p.Lineage.profiles[0].Name
@@ -251,17 +251,17 @@ func (p planning) profileAnew(moed *semmoev1.MoEDeployment, modelDigest string, 
 		profile = p.liveProfile(moed, d)
 	}
 	if profile == nil {
-		return replanStep{Say: verdict{metav1.ConditionFalse, "NoDataset", "The traffic has drifted; spec.profiling.refresh is Job, and spec.profiling names no data set: name one, or set refresh to Live"}}
+		return replanStep{Say: desired.Finding{Reason: "NoDataset", Message: "The traffic has drifted; spec.profiling.refresh is Job, and spec.profiling names no data set: name one, or set refresh to Live"}}
 	}
 	profile.Name, profile.Labels[semmoev1.LabelBase] = name, p.Base.Name
 	return replanStep{
 		Profile: profile,
-		Say:     verdict{metav1.ConditionFalse, "Profiling", fmt.Sprintf("The traffic has drifted: AffinityProfile %s is made of it", name)},
+		Say:     desired.Finding{Reason: "Profiling", Message: fmt.Sprintf("The traffic has drifted: AffinityProfile %s is made of it", name)},
 	}
 }
 
 // liveProfile is a profile of what the routers sample, without its name.
-func (p planning) liveProfile(moed *semmoev1.MoEDeployment, d driftSignal) *semmoev1.AffinityProfile {
+func (p Planning) liveProfile(moed *semmoev1.MoEDeployment, d driftSignal) *semmoev1.AffinityProfile {
 	since := d.Since
 	if since.IsZero() || d.Now.Sub(since) > onsetMemory {
 		since = d.Now
@@ -281,7 +281,7 @@ func (p planning) liveProfile(moed *semmoev1.MoEDeployment, d driftSignal) *semm
 }
 
 // current is the plan in service.
-func (p planning) current() semmoev1.CurrentPlan {
+func (p Planning) current() semmoev1.CurrentPlan {
 	current := semmoev1.CurrentPlan{PlanDigest: p.Serving.Digest}
 	if p.Tables != nil {
 		current.TablesDigest = p.Tables.Status.PlanDigest
@@ -291,7 +291,7 @@ func (p planning) current() semmoev1.CurrentPlan {
 
 // priorName is the profile that the plan in service was made from; one without a routing trace says less of tokens that are rare
 // now than the one before it.
-func (p planning) priorName() string {
+func (p Planning) priorName() string {
 	for _, plan := range []*semmoev1.PlacementPlan{p.Tables, p.Promise, p.Base} {
 		if plan == nil {
 			continue
@@ -306,7 +306,7 @@ func (p planning) priorName() string {
 }
 
 // replanFor is the plan made from a profile to replace the one in service.
-func (p planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile) *semmoev1.PlacementPlan {
+func (p Planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile) *semmoev1.PlacementPlan {
 	plan := planFor(moed, profile, p.Base.Spec.Realization)
 	current := p.current()
 	current.TargetLARMilli = forecastOf(p.Promise).LARMilli * (100 - moed.Spec.Drift.ThresholdPercent) / 100
@@ -322,11 +322,11 @@ func (p planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.Affi
 	return plan
 }
 
-// reconcileReplan does what follows a drift, and says what that is.
-func (r *Reconciler) reconcileReplan(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p planning, d driftSignal) (verdict, error) {
+// Replan does what follows a drift, and says what that is.
+func (pl *Planner) Replan(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d driftSignal) (desired.Finding, error) {
 	step := nextReplan(moed, modelDigest, p, d)
 	if step.Abandoned != nil {
-		if err := deleteAll(ctx, r.Client, []*semmoev1.AffinityProfile{step.Abandoned}); err != nil {
+		if err := deleteAll(ctx, pl.Client, []*semmoev1.AffinityProfile{step.Abandoned}); err != nil {
 			return step.Say, err
 		}
 	}
@@ -339,14 +339,14 @@ func (r *Reconciler) reconcileReplan(ctx context.Context, moed *semmoev1.MoEDepl
 	default:
 		return step.Say, nil
 	}
-	err := r.Create(ctx, made, client.FieldOwner(desired.Manager))
+	err := pl.Create(ctx, made, client.FieldOwner(desired.Manager))
 	if apierrors.IsAlreadyExists(err) {
 		return step.Say, nil // the cache does not show it yet
 	}
 	if err != nil {
 		return step.Say, fmt.Errorf("create %T %s: %w", made, made.GetName(), err)
 	}
-	r.Recorder.Eventf(moed, made, corev1.EventTypeNormal, step.Say.reason, "Replan", "%s", step.Say.message)
+	pl.Recorder.Eventf(moed, made, corev1.EventTypeNormal, step.Say.Reason, "Replan", "%s", step.Say.Message)
 	return step.Say, nil
 }
 
@@ -356,18 +356,18 @@ func recentReplan(object client.Object, now time.Time) bool {
 }
 
 // reconcilePin reads the plan that the spec pins, and says why it cannot be served; the plan is nil then.
-func (r *Reconciler) reconcilePin(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string) (*semmoev1.PlacementPlan, verdict, error) {
+func (pl *Planner) reconcilePin(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string) (*semmoev1.PlacementPlan, desired.Finding, error) {
 	name := moed.Spec.Placement.PlanRef.Name
 	plan := &semmoev1.PlacementPlan{}
-	found, err := owned.Find(ctx, r.Client, r.Live, client.ObjectKey{Namespace: moed.Namespace, Name: name}, plan)
+	found, err := owned.Find(ctx, pl.Client, pl.Live, client.ObjectKey{Namespace: moed.Namespace, Name: name}, plan)
 	if err != nil {
-		return nil, verdict{}, fmt.Errorf("get PlacementPlan %s: %w", name, err)
+		return nil, desired.Finding{}, fmt.Errorf("get PlacementPlan %s: %w", name, err)
 	}
 	if !found {
 		plan = nil
 	}
 	fault := pinFault(moed, plan, modelDigest)
-	if fault.reason != "" {
+	if fault.Reason != "" {
 		return nil, fault, nil
 	}
 	return plan, fault, nil
@@ -381,54 +381,54 @@ const (
 	reasonOtherEngine      = "OtherEngine"
 )
 
-var pinFaults = []string{reasonPlanNotFound, reasonOtherParallelism, reasonOtherEngine, reasonOtherModel}
+var PinFaults = []string{reasonPlanNotFound, reasonOtherParallelism, reasonOtherEngine, ReasonOtherModel}
 
 // CheckPin tells why a plan that a MoEDeployment pins will never fit it; nil where it may.
 func CheckPin(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
-	if fault := shapeFault(moed, plan); fault.reason != "" {
-		return errors.New("spec.placement.planRef: " + fault.message)
+	if fault := shapeFault(moed, plan); fault.Reason != "" {
+		return errors.New("spec.placement.planRef: " + fault.Message)
 	}
 	return nil
 }
 
 // shapeFault is why a plan, whose spec never changes, does not fit a MoEDeployment; its zero value where it does.
-func shapeFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) verdict {
+func shapeFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desired.Finding {
 	switch {
 	case plan.Spec.ExpertParallelSize != moed.Spec.Parallelism.ExpertParallelSize || plan.Spec.Attention != moed.Spec.Parallelism.Attention:
-		return verdict{metav1.ConditionFalse, reasonOtherParallelism, fmt.Sprintf("PlacementPlan %s is for attention %s on %d ranks, and spec.parallelism says %s on %d: name a plan of that shape",
+		return desired.Finding{Reason: reasonOtherParallelism, Message: fmt.Sprintf("PlacementPlan %s is for attention %s on %d ranks, and spec.parallelism says %s on %d: name a plan of that shape",
 			plan.Name, plan.Spec.Attention, plan.Spec.ExpertParallelSize, moed.Spec.Parallelism.Attention, moed.Spec.Parallelism.ExpertParallelSize)}
 	case (plan.Spec.TokenShuffle == semmoev1.TokenShuffleDisabled) != (plannedShuffle(moed) == semmoev1.TokenShuffleDisabled):
-		return verdict{metav1.ConditionFalse, reasonOtherParallelism, fmt.Sprintf("PlacementPlan %s has tokenShuffle %s, and spec.placement.tokenShuffle is %s: name a plan for an engine of that kind",
+		return desired.Finding{Reason: reasonOtherParallelism, Message: fmt.Sprintf("PlacementPlan %s has tokenShuffle %s, and spec.placement.tokenShuffle is %s: name a plan for an engine of that kind",
 			plan.Name, cmp.Or(plan.Spec.TokenShuffle, semmoev1.TokenShuffleEnabled), cmp.Or(moed.Spec.Placement.TokenShuffle, semmoev1.TokenShuffleDisabled))}
 	case plan.Spec.Engine != moed.Spec.Engine.Type:
-		return verdict{metav1.ConditionFalse, reasonOtherEngine, fmt.Sprintf("PlacementPlan %s has the map of %s, and spec.engine.type is %s: name a plan for that engine", plan.Name, plan.Spec.Engine, moed.Spec.Engine.Type)}
+		return desired.Finding{Reason: reasonOtherEngine, Message: fmt.Sprintf("PlacementPlan %s has the map of %s, and spec.engine.type is %s: name a plan for that engine", plan.Name, plan.Spec.Engine, moed.Spec.Engine.Type)}
 	}
-	return verdict{}
+	return desired.Finding{}
 }
 
 // pinFault is why a pinned plan cannot be served; its zero value where it can.
-func pinFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, modelDigest string) verdict {
+func pinFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, modelDigest string) desired.Finding {
 	name := moed.Spec.Placement.PlanRef.Name
-	no := func(reason, format string, args ...any) verdict {
-		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf("spec.placement.planRef: "+format, args...)}
+	no := func(reason, format string, args ...any) desired.Finding {
+		return desired.Finding{Reason: reason, Message: fmt.Sprintf("spec.placement.planRef: "+format, args...)}
 	}
 	if plan == nil {
 		return no(reasonPlanNotFound, "there is no PlacementPlan %q in namespace %s: create it, or name another", name, moed.Namespace)
 	}
-	if shape := shapeFault(moed, plan); shape.reason != "" {
-		return no(shape.reason, "%s", shape.message)
+	if shape := shapeFault(moed, plan); shape.Reason != "" {
+		return no(shape.Reason, "%s", shape.Message)
 	}
 	switch {
 	case plan.Status.ModelDigest != "" && plan.Status.ModelDigest != modelDigest:
-		return no(reasonOtherModel, "PlacementPlan %s is of another checkpoint (digest %s) than the one that is served (%s): name a plan of this model", name, plan.Status.ModelDigest, modelDigest)
+		return no(ReasonOtherModel, "PlacementPlan %s is of another checkpoint (digest %s) than the one that is served (%s): name a plan of this model", name, plan.Status.ModelDigest, modelDigest)
 	case plan.DeletionTimestamp != nil || !meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionReady) || plan.Status.PlanDigest == "":
-		reason, message := childVerdict("PlacementPlan", name, plan.Status.Conditions, "Planning")
-		return verdict{metav1.ConditionFalse, reason, message}
+		reason, message := ChildVerdict("PlacementPlan", name, plan.Status.Conditions, "Planning")
+		return desired.Finding{Reason: reason, Message: message}
 	}
-	return verdict{}
+	return desired.Finding{}
 }
 
-// driftOf is what the assessment asks for.
-func driftOf(a locality.Assessment, now time.Time) driftSignal {
+// DriftOf is what the assessment asks for.
+func DriftOf(a locality.Assessment, now time.Time) driftSignal {
 	return driftSignal{Drifted: a.Replan(), OnTarget: a.Status == locality.OnTarget, Since: a.Since, Now: now}
 }

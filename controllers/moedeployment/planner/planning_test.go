@@ -1,22 +1,19 @@
-package moedeployment
+package planner
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/checkpoint"
-	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/owned"
 )
 
@@ -129,11 +126,11 @@ func TestChooseLayout(t *testing.T) {
 			if tc.try != nil {
 				try = revisions.LayoutOf(tc.try, semmoev1.RealizationEngineMap)
 			}
-			if diff := cmp.Diff([]*revisions.Layout{want, try}, []*revisions.Layout{serving, candidate}); diff != "" || hold.reason != tc.hold {
-				t.Errorf("holds because of %q, want %q; what serves, and what is tried (-want +got):\n%s", hold.reason, tc.hold, diff)
+			if diff := cmp.Diff([]*revisions.Layout{want, try}, []*revisions.Layout{serving, candidate}); diff != "" || hold.Reason != tc.hold {
+				t.Errorf("holds because of %q, want %q; what serves, and what is tried (-want +got):\n%s", hold.Reason, tc.hold, diff)
 			}
-			if strings.Contains(hold.message, "%!") {
-				t.Errorf("message %q", hold.message)
+			if strings.Contains(hold.Message, "%!") {
+				t.Errorf("message %q", hold.Message)
 			}
 		})
 	}
@@ -223,8 +220,8 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 			if tc.try && got == nil {
 				got = candidate
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" || hold.reason != tc.hold {
-				t.Errorf("holds because of %q (%s), want %q; layout (-want +got):\n%s", hold.reason, hold.message, tc.hold, diff)
+			if diff := cmp.Diff(tc.want, got); diff != "" || hold.Reason != tc.hold {
+				t.Errorf("holds because of %q (%s), want %q; layout (-want +got):\n%s", hold.Reason, hold.Message, tc.hold, diff)
 			}
 			if why := c.why(got); (why == "") != (tc.why == "") || !strings.Contains(why, tc.why) {
 				t.Errorf("why is %q, want one with %q", why, tc.why)
@@ -268,115 +265,6 @@ func TestProfileFollowsItsInputsAlone(t *testing.T) {
 	}
 	if profileFor(moedtest.Deployment(), moedtest.Model) != nil {
 		t.Error("a spec without profiling asks for a profile")
-	}
-}
-
-func TestPlanningConditions(t *testing.T) {
-	found := moedtest.Report()
-	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{
-		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
-		Model:      &semmoev1.ModelStatus{Digest: moedtest.Model}, Result: &semmoev1.ProfileResult{Digest: "d", Tokens: 5},
-	}}
-	broken := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{Conditions: []metav1.Condition{
-		{Type: semmoev1.ConditionReady, Status: metav1.ConditionFalse, Reason: "DatasetInvalid", Message: "line 3 is no JSON"},
-		{Type: semmoev1.ConditionDegraded, Status: metav1.ConditionTrue, Reason: "DatasetInvalid", Message: "line 3 is no JSON"},
-	}}}
-	plan, other := moedtest.PlanOf("new", "bb", nil), moedtest.PlanOf("old", "aa", nil)
-	pods := []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-r1-1", "r1")}
-	serving := func(p planning) observation {
-		return observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Settled: true, Pods: pods, Planning: p,
-			Router: &appsv1.Deployment{Status: appsv1.DeploymentStatus{AvailableReplicas: 1}}}
-	}
-	sampled := func(o observation, a locality.Assessment) observation {
-		o.Drift = a
-		return o
-	}
-	cases := map[string]struct {
-		o    observation
-		want map[string]string
-	}{
-		"profile of another model": {serving(planning{ProfileName: "p", Profile: &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{Model: &semmoev1.ModelStatus{Digest: "other"}}}}),
-			map[string]string{"Profiled": "False OtherModel", "Degraded": "True OtherModel", "Stalled": "False NotStalled", "Ready": "True Serving"}},
-		"profile to come": {sampled(serving(planning{ProfileName: "p"}), locality.Assess(locality.Input{})), map[string]string{"Profiled": "False WaitingForProfile", "Planned": "False WaitingForProfile", "RolledOut": "False NoPlan", "LocalityOnTarget": "Unknown NoPlan", "Ready": "True Serving", "Degraded": "False AsExpected"}},
-		"broken profile":  {serving(planning{ProfileName: "p", Profile: broken}), map[string]string{"Profiled": "False DatasetInvalid", "Degraded": "True DatasetInvalid", "Stalled": "False NotStalled", "Ready": "True Serving"}},
-		"plan to come":    {serving(planning{Profile: profile}), map[string]string{"Profiled": "True Profiled", "Planned": "False WaitingForPlan"}},
-		"held":            {serving(planning{Profile: profile, Plan: plan, Hold: verdict{metav1.ConditionFalse, "AwaitingApproval", "m"}}), map[string]string{"Planned": "True Planned", "RolledOut": "False AwaitingApproval"}},
-		"in service":      {serving(planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), map[string]string{"RolledOut": "True RolledOut", "LocalityOnTarget": "Unknown NotAssessed"}},
-		"on target":       {sampled(serving(planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.OnTarget, Reason: "OnTarget"}), map[string]string{"LocalityOnTarget": "True OnTarget"}},
-		"below":           {sampled(serving(planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.BelowPromise, Reason: "BelowPromise"}), map[string]string{"LocalityOnTarget": "False BelowPromise", "Ready": "True Serving"}},
-		"drifted":         {sampled(serving(planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.Drifted, Reason: "Drifted"}), map[string]string{"LocalityOnTarget": "False Drifted", "Ready": "True Serving", "Degraded": "False AsExpected"}},
-		"the next to come": {serving(planning{Profile: profile, Plan: moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }), Serving: revisions.LayoutOf(other, semmoev1.RealizationEngineMap), Promise: other}),
-			map[string]string{"Planned": "False Published", "RolledOut": "False WaitingForPlan"}},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
-				m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetServing}
-			})
-			status := statusOf(moed, tc.o, moedtest.Start)
-			for kind, want := range tc.want {
-				c := meta.FindStatusCondition(status.Conditions, kind)
-				if got := string(c.Status) + " " + c.Reason; got != want {
-					t.Errorf("%s is %s (%s), want %s", kind, got, c.Message, want)
-				}
-			}
-		})
-	}
-}
-
-// Of an engine that does not tell the experts of a request, the local activation rate stays unknown, and the condition says
-// why.
-func TestLocalityThatCannotBeMeasured(t *testing.T) {
-	found := moedtest.Report()
-	plan := moedtest.PlanOf("new", "bb", nil)
-	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}
-	moed := moedtest.Deployment(moedtest.EngineOf(semmoev1.EngineTensorRTLLM))
-	o.Drift = (&Reconciler{}).assess(t.Context(), moed, o.Planning.Serving, plan, nil, nil, nil, moedtest.Start)
-	status := statusOf(moed, o, moedtest.Start)
-	c := meta.FindStatusCondition(status.Conditions, semmoev1.ConditionLocalityOnTarget)
-	if c.Status != metav1.ConditionUnknown || c.Reason != "EngineCannotTell" || !strings.Contains(c.Message, "TensorRTLLM does not tell the experts of a request") {
-		t.Errorf("LocalityOnTarget is %s %s (%s)", c.Status, c.Reason, c.Message)
-	}
-	if status.LAR == nil || status.LAR.ObservedMilli != nil {
-		t.Errorf("status.lar is %+v", status.LAR)
-	}
-}
-
-// What is not begun while paused is not said to be under way.
-func TestPausedConditions(t *testing.T) {
-	found := moedtest.Report()
-	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{
-		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
-		Model:      &semmoev1.ModelStatus{Digest: moedtest.Model}, Result: &semmoev1.ProfileResult{Digest: "d", Tokens: 5},
-	}}
-	plan := moedtest.PlanOf("new", "bb", nil)
-	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
-		m.Spec.Reconciliation = semmoev1.ReconciliationPaused
-		m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetServing}
-	})
-	for kind, p := range map[string]planning{
-		semmoev1.ConditionProfiled:  {ProfileName: "p"},
-		semmoev1.ConditionPlanned:   {Profile: profile},
-		semmoev1.ConditionRolledOut: {Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan},
-	} {
-		status := statusOf(moed, observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: p}, moedtest.Start)
-		if c := meta.FindStatusCondition(status.Conditions, kind); c.Status != metav1.ConditionFalse || c.Reason != "Paused" {
-			t.Errorf("%s is %s %s (%s), want False Paused", kind, c.Status, c.Reason, c.Message)
-		}
-	}
-}
-
-// A profileRef that leads nowhere is a fault that somebody must mend; the model is served all the same.
-func TestProfileNotFound(t *testing.T) {
-	found := moedtest.Report()
-	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
-		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "nowhere"}}
-	})
-	status := statusOf(moed, observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planning{ProfileName: "nowhere"}}, moedtest.Start)
-	for _, kind := range []string{semmoev1.ConditionProfiled, semmoev1.ConditionDegraded} {
-		if c := meta.FindStatusCondition(status.Conditions, kind); c.Reason != "ProfileNotFound" || !strings.Contains(c.Message, `"nowhere"`) {
-			t.Errorf("%s is %s %s (%s)", kind, c.Status, c.Reason, c.Message)
-		}
 	}
 }
 
@@ -430,21 +318,152 @@ func TestObsolete(t *testing.T) {
 	used, wanted, gone := moedtest.PlanOf("used", "aa", nil), moedtest.PlanOf("wanted", "bb", nil), moedtest.PlanOf("gone", "cc", nil)
 	plans := []*semmoev1.PlacementPlan{used, wanted, gone}
 	workloads := []*revisions.Workload{workloadUnder(t, used, 0)}
-	obsolete := obsoletePlans(moedtest.Deployment(), plans, planning{Plan: wanted}, workloads, moedtest.Start)
+	obsolete := obsoletePlans(moedtest.Deployment(), plans, Planning{Plan: wanted}, workloads, moedtest.Start)
 	if len(obsolete) != 1 || obsolete[0] != gone {
 		t.Errorf("obsolete are %d plans, want the one that nothing names", len(obsolete))
 	}
 	profiles := []*semmoev1.AffinityProfile{{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, {ObjectMeta: metav1.ObjectMeta{Name: "q"}}}
-	if left := obsoleteProfiles(profiles, planning{}, keptPlans(plans, obsolete), moedtest.Start); len(left) != 1 || left[0].Name != "q" {
+	if left := obsoleteProfiles(profiles, Planning{}, keptPlans(plans, obsolete), moedtest.Start); len(left) != 1 || left[0].Name != "q" {
 		t.Errorf("obsolete profiles are %v, want q: a plan that is kept names p", left)
 	}
-	if left := obsoletePlans(moedtest.Deployment(), plans, planning{ProfileName: "p"}, nil, moedtest.Start); len(left) != 0 {
+	if left := obsoletePlans(moedtest.Deployment(), plans, Planning{ProfileName: "p"}, nil, moedtest.Start); len(left) != 0 {
 		t.Errorf("%d plans are obsolete of a profile that is not complete, want none", len(left))
 	}
-	if left := obsoletePlans(moedtest.Deployment(), plans, planning{ProfileName: "q"}, nil, moedtest.Start); len(left) != 3 {
+	if left := obsoletePlans(moedtest.Deployment(), plans, Planning{ProfileName: "q"}, nil, moedtest.Start); len(left) != 3 {
 		t.Errorf("%d plans of another profile are obsolete, want all", len(left))
 	}
-	if left := obsoletePlans(moedtest.Deployment(), plans, planning{}, nil, moedtest.Start); len(left) != 3 {
+	if left := obsoletePlans(moedtest.Deployment(), plans, Planning{}, nil, moedtest.Start); len(left) != 3 {
 		t.Errorf("without profiling and workloads %d plans are obsolete, want all", len(left))
+	}
+}
+
+// Ranks on several nodes activate what they do on one.
+func TestPodsPerReplicaMakeNoOtherProfile(t *testing.T) {
+	profiled := func(m *semmoev1.MoEDeployment) {
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{Target: semmoev1.ProfilingTargetServing, Dataset: &semmoev1.DatasetSpec{}}
+	}
+	if diff := cmp.Diff(profileFor(moedtest.Deployment(profiled), "m"), profileFor(moedtest.Deployment(profiled, moedtest.TwoPods), "m")); diff != "" {
+		t.Errorf("two pods per replica are another profile (-one +two):\n%s", diff)
+	}
+}
+
+// tokenPlan is one for tokens that stay where they are.
+func tokenPlan(name, digest string) *semmoev1.PlacementPlan {
+	return moedtest.PlanOf(name, digest, func(p *semmoev1.PlacementPlan) {
+		p.Spec.Attention, p.Spec.TokenShuffle = semmoev1.AttentionTensorParallel, semmoev1.TokenShuffleDisabled
+		p.Status.Forecast = &semmoev1.PlanForecast{LARMilli: 250, BaselineMilli: 250, LARSummary: "25.0%", BaselineSummary: "25.0%", RemoteRanksMilli: 1800, BaselineRemoteRanksMilli: 2300}
+	})
+}
+
+// A plan of tokens that stay where attention leaves them is made for few messages; one of tokens that are shuffled has the name that it
+// always had, or an upgrade would cost a solve of each.
+func TestPlansAreToldOfTokens(t *testing.T) {
+	profile := &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{Result: &semmoev1.ProfileResult{Digest: "d"}}}
+	profile.Name = "p"
+	of := func(change ...func(*semmoev1.MoEDeployment)) *semmoev1.PlacementPlan {
+		return planFor(moedtest.Deployment(change...), profile, semmoev1.RealizationEngineMap)
+	}
+	plain, stay, move := of(), of(moedtest.Tokens), of(moedtest.Shuffled)
+	if plain.Spec.TokenShuffle != "" || stay.Spec.TokenShuffle != semmoev1.TokenShuffleDisabled || move.Spec.TokenShuffle != "" {
+		t.Errorf("plans are told %q, %q and %q", plain.Spec.TokenShuffle, stay.Spec.TokenShuffle, move.Spec.TokenShuffle)
+	}
+	if plain.Name != "m-b9e28e5c" || stay.Name == move.Name {
+		t.Errorf("their names are %s, %s and %s", plain.Name, stay.Name, move.Name)
+	}
+	for name, tc := range map[string]struct {
+		Change func(*semmoev1.MoEDeployment)
+		plan   *semmoev1.PlacementPlan
+		fits   bool
+	}{
+		"tokens that stay":               {moedtest.Tokens, stay, true},
+		"a plan for tokens that move":    {moedtest.Tokens, move, false},
+		"tokens that move":               {moedtest.Shuffled, move, true},
+		"a plan for tokens that stay":    {moedtest.Shuffled, stay, false},
+		"requests, a plan for requests":  {nil, plain, true},
+		"requests, one of tokens":        {nil, move, false},
+		"requests, one of staying ones":  {nil, stay, false},
+		"tokens, and a plan of requests": {moedtest.Shuffled, plain, false},
+	} {
+		moed := moedtest.Deployment()
+		if tc.Change != nil {
+			tc.Change(moed)
+		}
+		if err := CheckPin(moed, tc.plan); (err == nil) != tc.fits {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A plan for tokens is rolled out where there is an all-to-all, keeps serving, and goes where it does not fit any more.
+func TestChooseLayoutForTokens(t *testing.T) {
+	old, fresh := tokenPlan("old", "aa"), tokenPlan("new", "bb")
+	under := func(plan *semmoev1.PlacementPlan, change func(*semmoev1.MoEDeployment)) []*revisions.Workload {
+		made, err := revisions.Render(moedtest.Deployment(change), "r1", moedtest.Report(), revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), revisions.Own{Image: "semmoe:1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		*made.Replicas() = 2
+		return []*revisions.Workload{made}
+	}
+	of := func(plan *semmoev1.PlacementPlan) *revisions.Layout {
+		return revisions.LayoutOf(plan, semmoev1.RealizationEngineMap)
+	}
+	for name, tc := range map[string]struct {
+		Change    func(*semmoev1.MoEDeployment)
+		workloads []*revisions.Workload
+		want, try *revisions.Layout
+		hold      string
+		says      string
+	}{
+		"the first":            {Change: moedtest.Tokens, want: of(fresh)},
+		"in service":           {Change: moedtest.Tokens, workloads: under(fresh, moedtest.Tokens), want: of(fresh)},
+		"in place of another":  {Change: moedtest.Tokens, workloads: under(old, moedtest.Tokens), want: of(old), try: of(fresh)},
+		"no router, no matter": {Change: func(m *semmoev1.MoEDeployment) { moedtest.Tokens(m); m.Spec.Routing.Mode = semmoev1.RoutingModeNone }, want: of(fresh)},
+		"no all-to-all":        {Change: func(m *semmoev1.MoEDeployment) { moedtest.Tokens(m); m.Spec.Engine.Args = nil }, hold: "NotRealizable", says: "spec.parallelism.attention is TensorParallel"},
+		"waits to be approved": {Change: func(m *semmoev1.MoEDeployment) {
+			moedtest.Tokens(m)
+			m.Spec.Placement.Approval = semmoev1.ApprovalManual
+		}, hold: "AwaitingApproval", says: "on 1.80 other ranks, against 2.30 without it"},
+		"another size":          {Change: func(m *semmoev1.MoEDeployment) { moedtest.Tokens(m); m.Spec.Parallelism.ExpertParallelSize = 8 }, workloads: under(old, moedtest.Tokens)},
+		"attention of requests": {Change: func(*semmoev1.MoEDeployment) {}, workloads: under(old, moedtest.Tokens)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := choice{moed: moedtest.Deployment(tc.Change), report: moedtest.Report(), wanted: fresh, workloads: tc.workloads}
+			serving, candidate, hold := c.chooseLayout()
+			if diff := cmp.Diff([]*revisions.Layout{tc.want, tc.try}, []*revisions.Layout{serving, candidate}); diff != "" || hold.Reason != tc.hold || !strings.Contains(hold.Message, tc.says) {
+				t.Errorf("holds because of %q (%s), want %q; what serves, and what is tried (-want +got):\n%s", hold.Reason, hold.Message, tc.hold, diff)
+			}
+		})
+	}
+}
+
+// New tables cannot reach an engine that has read its own.
+func TestNewTablesNeedRequestsWithRanks(t *testing.T) {
+	tables := moedtest.PlanOf("new", "bb", nil)
+	if hold := holdTables(moedtest.Deployment(moedtest.Shuffled), tables); hold.Reason != "EngineKeepsTables" {
+		t.Errorf("%+v", hold)
+	}
+	if hold := holdTables(moedtest.Deployment(), tables); hold.Reason != "" {
+		t.Errorf("of requests: %+v", hold)
+	}
+}
+
+// A profile's pods are pulled with the template's secrets; only a Job with an engine of its own has the engine's variables.
+func TestProfilePullSecrets(t *testing.T) {
+	for target, token := range map[semmoev1.ProfilingTarget]bool{semmoev1.ProfilingTargetServing: false, semmoev1.ProfilingTargetDedicated: true} {
+		moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
+			m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+				ImagePullSecrets: []corev1.LocalObjectReference{{Name: "registry"}},
+				Containers:       []corev1.Container{{Name: semmoev1.EngineContainer, Env: []corev1.EnvVar{{Name: "HF_TOKEN", Value: "secret"}}}},
+			}}
+			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/data.jsonl"}, Target: target}
+		})
+		text, err := json.Marshal(profileFor(moed, "sha256:abc").Spec.Template)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(text), `"registry"`) || strings.Contains(string(text), "HF_TOKEN") != token {
+			t.Errorf("%s: %s", target, text)
+		}
 	}
 }

@@ -1,0 +1,152 @@
+package moedeployment
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/planner"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+)
+
+func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
+	no := func(reason, message string) verdict { return verdict{metav1.ConditionFalse, reason, message} }
+	profile := o.Planning.Profile
+	switch {
+	case moed.Spec.Profiling == nil:
+		return no("NoProfile", "The model has not been profiled: it is served with the engine's own placement of experts; name a data set in spec.profiling")
+	case o.Inspection.Report == nil:
+		return no("InspectingModel", "The model is profiled once it has been inspected")
+	case profile == nil && moed.Spec.Profiling.ProfileRef != nil:
+		return no(planner.ReasonProfileNotFound, fmt.Sprintf("spec.profiling.profileRef: there is no AffinityProfile %q in namespace %s: create it, or name another", moed.Spec.Profiling.ProfileRef.Name, moed.Namespace))
+	case profile == nil && desired.Paused(moed):
+		return no("Paused", "The profile is made once spec.reconciliation is Active")
+	case profile == nil:
+		return no("WaitingForProfile", "The profile is being created")
+	case planner.Profiled(profile, o.Inspection.Report.ModelDigest):
+		r := profile.Status.Result
+		return verdict{metav1.ConditionTrue, "Profiled", fmt.Sprintf("AffinityProfile %s holds %d tokens of %d requests", profile.Name, r.Tokens, r.Requests)}
+	case profile.Status.Model != nil && profile.Status.Model.Digest != o.Inspection.Report.ModelDigest:
+		return no(planner.ReasonOtherModel, fmt.Sprintf("AffinityProfile %s is of another checkpoint (digest %s) than the one that is served (%s): make a profile of this model", profile.Name, profile.Status.Model.Digest, o.Inspection.Report.ModelDigest))
+	}
+	return no(planner.ChildVerdict("AffinityProfile", profile.Name, profile.Status.Conditions, "Profiling"))
+}
+
+func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
+	no := func(reason, message string) verdict { return verdict{metav1.ConditionFalse, reason, message} }
+	plan := o.Planning.Plan
+	switch {
+	case o.Planning.Pin.Reason != "":
+		return notYet(o.Planning.Pin)
+	case moed.Spec.Placement.PlanRef != nil && plan != nil && o.Inspection.Report != nil:
+		plan = cmp.Or(o.Planning.PinnedTables, plan)
+		return verdict{metav1.ConditionTrue, "Pinned", fmt.Sprintf("spec.placement.planRef pins PlacementPlan %s (%s), which %s", plan.Name, plan.Status.Plan, planner.PlannedText(plan))}
+	case moed.Spec.Profiling == nil:
+		return no("NoProfile", "There is no plan without a profile")
+	case o.Inspection.Report == nil || !planner.Profiled(o.Planning.Profile, o.Inspection.Report.ModelDigest):
+		return no("WaitingForProfile", "The plan is made once the model has been profiled")
+	case plan == nil && desired.Paused(moed):
+		return no("Paused", "The plan is made once spec.reconciliation is Active")
+	case plan == nil:
+		return no("WaitingForPlan", "The plan is being created")
+	case planner.Published(plan, moed, o.Inspection.Report.ModelDigest):
+		reason := "Planned"
+		if plan.Status.Verdict != semmoev1.VerdictGain {
+			reason = string(plan.Status.Verdict)
+		}
+		text := fmt.Sprintf("PlacementPlan %s (%s) %s", plan.Name, plan.Status.Plan, planner.PlannedText(plan))
+		if o.Replan.Reason != "" {
+			text += ". " + o.Replan.Reason + ": " + o.Replan.Message
+		}
+		return verdict{metav1.ConditionTrue, reason, text}
+	}
+	return no(planner.ChildVerdict("PlacementPlan", plan.Name, plan.Status.Conditions, "Planning"))
+}
+
+func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool) verdict {
+	no := func(reason, format string, args ...any) verdict {
+		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}
+	}
+	p := o.Planning
+	switch {
+	case p.Hold.Reason != "":
+		return notYet(p.Hold)
+	case p.Candidate != nil && desired.Paused(moed):
+		return no("Paused", "Plan %s is tried once spec.reconciliation is Active", p.Candidate.Short())
+	case p.Candidate != nil:
+		return no(o.Rollout.Reason, "%s", o.Rollout.Message)
+	case p.Serving == nil:
+		return no("NoPlan", "There is no plan to roll out")
+	case p.Plan == nil || p.Plan.Status.PlanDigest != p.Serving.Digest:
+		return no("WaitingForPlan", "Plan %s is in service; the plan for the present inputs is not ready yet", p.Serving.Short())
+	case !complete && desired.Paused(moed):
+		return no("Paused", "Plan %s is rolled out once spec.reconciliation is Active", p.Serving.Short())
+	case !complete:
+		return no("RollingOut", "Plan %s is being rolled out", p.Serving.Short())
+	}
+	return verdict{metav1.ConditionTrue, "RolledOut", fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), planner.RealizationText[p.Serving.Realization], p.Why) + p.Warnings + p.TablesText() + shuffleText(moed, o)}
+}
+
+// profilingFault is what a profile or plan says is wrong with it, or that the named one is of no use: the model serves all
+// the same.
+func profilingFault(moed *semmoev1.MoEDeployment, o observation) *fault {
+	if profile := profiledVerdict(moed, o); profile.reason == planner.ReasonProfileNotFound || profile.reason == planner.ReasonOtherModel {
+		return &fault{profile.reason, profile.message, false}
+	}
+	if pin := o.Planning.Pin; slices.Contains(planner.PinFaults, pin.Reason) {
+		return &fault{pin.Reason, pin.Message, false}
+	}
+	p := o.Planning
+	if p.Hold.Reason == planner.ReasonOutputChanged {
+		return &fault{p.Hold.Reason, p.Hold.Message, false}
+	}
+	var conditions []metav1.Condition
+	kind, name := "", ""
+	switch {
+	case p.Plan != nil && meta.IsStatusConditionTrue(p.Plan.Status.Conditions, semmoev1.ConditionDegraded):
+		kind, name, conditions = "PlacementPlan", p.Plan.Name, p.Plan.Status.Conditions
+	case p.Profile != nil && meta.IsStatusConditionTrue(p.Profile.Status.Conditions, semmoev1.ConditionDegraded):
+		kind, name, conditions = "AffinityProfile", p.Profile.Name, p.Profile.Status.Conditions
+	default:
+		return nil
+	}
+	degraded := meta.FindStatusCondition(conditions, semmoev1.ConditionDegraded)
+	return &fault{degraded.Reason, fmt.Sprintf("%s %s: %s", kind, name, degraded.Message), false}
+}
+
+// reshuffleStatus sums what the copies of a revision's pods have cost; nil where none tells.
+func reshuffleStatus(pods []*corev1.Pod, revision string) *semmoev1.ReshuffleStatus {
+	var sum semmoev1.ReshuffleStatus
+	for _, pod := range pods {
+		if pod.Labels[semmoev1.LabelRevision] != revision || pod.DeletionTimestamp != nil {
+			continue
+		}
+		told, ok := revisions.ReshuffleOf(pod)
+		switch {
+		case !ok:
+			continue
+		case told.Reused:
+			sum.Found++
+		default:
+			sum.Made++
+			sum.Bytes += told.Bytes
+		}
+		sum.Seconds = max(sum.Seconds, int64(math.Round(told.Seconds)))
+	}
+	if sum.Made+sum.Found == 0 {
+		return nil
+	}
+	return &sum
+}
+
+// notYet is the verdict that something is not so, for the reason that was found.
+func notYet(why desired.Finding) verdict {
+	return verdict{metav1.ConditionFalse, why.Reason, why.Message}
+}

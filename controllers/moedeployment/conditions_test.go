@@ -1,0 +1,128 @@
+package moedeployment
+
+import (
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/locality"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/planner"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/inspection"
+)
+
+func TestPlanningConditions(t *testing.T) {
+	found := moedtest.Report()
+	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{
+		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
+		Model:      &semmoev1.ModelStatus{Digest: moedtest.Model}, Result: &semmoev1.ProfileResult{Digest: "d", Tokens: 5},
+	}}
+	broken := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{Conditions: []metav1.Condition{
+		{Type: semmoev1.ConditionReady, Status: metav1.ConditionFalse, Reason: "DatasetInvalid", Message: "line 3 is no JSON"},
+		{Type: semmoev1.ConditionDegraded, Status: metav1.ConditionTrue, Reason: "DatasetInvalid", Message: "line 3 is no JSON"},
+	}}}
+	plan, other := moedtest.PlanOf("new", "bb", nil), moedtest.PlanOf("old", "aa", nil)
+	pods := []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-r1-1", "r1")}
+	serving := func(p planner.Planning) observation {
+		return observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Settled: true, Pods: pods, Planning: p,
+			Router: &appsv1.Deployment{Status: appsv1.DeploymentStatus{AvailableReplicas: 1}}}
+	}
+	sampled := func(o observation, a locality.Assessment) observation {
+		o.Drift = a
+		return o
+	}
+	cases := map[string]struct {
+		o    observation
+		want map[string]string
+	}{
+		"profile of another model": {serving(planner.Planning{ProfileName: "p", Profile: &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{Model: &semmoev1.ModelStatus{Digest: "other"}}}}),
+			map[string]string{"Profiled": "False OtherModel", "Degraded": "True OtherModel", "Stalled": "False NotStalled", "Ready": "True Serving"}},
+		"profile to come": {sampled(serving(planner.Planning{ProfileName: "p"}), locality.Assess(locality.Input{})), map[string]string{"Profiled": "False WaitingForProfile", "Planned": "False WaitingForProfile", "RolledOut": "False NoPlan", "LocalityOnTarget": "Unknown NoPlan", "Ready": "True Serving", "Degraded": "False AsExpected"}},
+		"broken profile":  {serving(planner.Planning{ProfileName: "p", Profile: broken}), map[string]string{"Profiled": "False DatasetInvalid", "Degraded": "True DatasetInvalid", "Stalled": "False NotStalled", "Ready": "True Serving"}},
+		"plan to come":    {serving(planner.Planning{Profile: profile}), map[string]string{"Profiled": "True Profiled", "Planned": "False WaitingForPlan"}},
+		"held":            {serving(planner.Planning{Profile: profile, Plan: plan, Hold: desired.Finding{Reason: "AwaitingApproval", Message: "m"}}), map[string]string{"Planned": "True Planned", "RolledOut": "False AwaitingApproval"}},
+		"in service":      {serving(planner.Planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), map[string]string{"RolledOut": "True RolledOut", "LocalityOnTarget": "Unknown NotAssessed"}},
+		"on target":       {sampled(serving(planner.Planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.OnTarget, Reason: "OnTarget"}), map[string]string{"LocalityOnTarget": "True OnTarget"}},
+		"below":           {sampled(serving(planner.Planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.BelowPromise, Reason: "BelowPromise"}), map[string]string{"LocalityOnTarget": "False BelowPromise", "Ready": "True Serving"}},
+		"drifted":         {sampled(serving(planner.Planning{Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}), locality.Assessment{Status: locality.Drifted, Reason: "Drifted"}), map[string]string{"LocalityOnTarget": "False Drifted", "Ready": "True Serving", "Degraded": "False AsExpected"}},
+		"the next to come": {serving(planner.Planning{Profile: profile, Plan: moedtest.PlanOf("new", "bb", func(p *semmoev1.PlacementPlan) { p.Status.Conditions[0].Status = metav1.ConditionFalse }), Serving: revisions.LayoutOf(other, semmoev1.RealizationEngineMap), Promise: other}),
+			map[string]string{"Planned": "False Published", "RolledOut": "False WaitingForPlan"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
+				m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetServing}
+			})
+			status := statusOf(moed, tc.o, moedtest.Start)
+			for kind, want := range tc.want {
+				c := meta.FindStatusCondition(status.Conditions, kind)
+				if got := string(c.Status) + " " + c.Reason; got != want {
+					t.Errorf("%s is %s (%s), want %s", kind, got, c.Message, want)
+				}
+			}
+		})
+	}
+}
+
+// Of an engine that does not tell the experts of a request, the local activation rate stays unknown, and the condition says
+// why.
+func TestLocalityThatCannotBeMeasured(t *testing.T) {
+	found := moedtest.Report()
+	plan := moedtest.PlanOf("new", "bb", nil)
+	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planner.Planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}
+	moed := moedtest.Deployment(moedtest.EngineOf(semmoev1.EngineTensorRTLLM))
+	o.Drift = (&Reconciler{}).assess(t.Context(), moed, o.Planning.Serving, plan, nil, nil, nil, moedtest.Start)
+	status := statusOf(moed, o, moedtest.Start)
+	c := meta.FindStatusCondition(status.Conditions, semmoev1.ConditionLocalityOnTarget)
+	if c.Status != metav1.ConditionUnknown || c.Reason != "EngineCannotTell" || !strings.Contains(c.Message, "TensorRTLLM does not tell the experts of a request") {
+		t.Errorf("LocalityOnTarget is %s %s (%s)", c.Status, c.Reason, c.Message)
+	}
+	if status.LAR == nil || status.LAR.ObservedMilli != nil {
+		t.Errorf("status.lar is %+v", status.LAR)
+	}
+}
+
+// What is not begun while paused is not said to be under way.
+func TestPausedConditions(t *testing.T) {
+	found := moedtest.Report()
+	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Status: semmoev1.AffinityProfileStatus{
+		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
+		Model:      &semmoev1.ModelStatus{Digest: moedtest.Model}, Result: &semmoev1.ProfileResult{Digest: "d", Tokens: 5},
+	}}
+	plan := moedtest.PlanOf("new", "bb", nil)
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
+		m.Spec.Reconciliation = semmoev1.ReconciliationPaused
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetServing}
+	})
+	for kind, p := range map[string]planner.Planning{
+		semmoev1.ConditionProfiled:  {ProfileName: "p"},
+		semmoev1.ConditionPlanned:   {Profile: profile},
+		semmoev1.ConditionRolledOut: {Profile: profile, Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan},
+	} {
+		status := statusOf(moed, observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: p}, moedtest.Start)
+		if c := meta.FindStatusCondition(status.Conditions, kind); c.Status != metav1.ConditionFalse || c.Reason != "Paused" {
+			t.Errorf("%s is %s %s (%s), want False Paused", kind, c.Status, c.Reason, c.Message)
+		}
+	}
+}
+
+// A profileRef that leads nowhere is a fault that somebody must mend; the model is served all the same.
+func TestProfileNotFound(t *testing.T) {
+	found := moedtest.Report()
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "nowhere"}}
+	})
+	status := statusOf(moed, observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planner.Planning{ProfileName: "nowhere"}}, moedtest.Start)
+	for _, kind := range []string{semmoev1.ConditionProfiled, semmoev1.ConditionDegraded} {
+		if c := meta.FindStatusCondition(status.Conditions, kind); c.Reason != "ProfileNotFound" || !strings.Contains(c.Message, `"nowhere"`) {
+			t.Errorf("%s is %s %s (%s)", kind, c.Status, c.Reason, c.Message)
+		}
+	}
+}

@@ -66,7 +66,7 @@ const hour = int(time.Hour / step)
 func TestProcessesFire(t *testing.T) {
 	ctrl.SetLogger(logr.Discard())
 	c := startCluster(t)
-	full, roomy := c.startStore(t), c.startStore(t)
+	full, roomy := c.startStore(t, t.TempDir()), c.startStore(t, t.TempDir())
 	manager := c.startManager(t, roomy)
 	collectors := c.startCollectors(t)
 	busy := startHangingEngine(t)
@@ -74,11 +74,17 @@ func TestProcessesFire(t *testing.T) {
 	c.createLive(t)
 	pages := map[string]string{"https://" + manager.metrics: "manager", "http://" + well.address: "router", "http://" + roomy.metrics: "store"}
 
-	w := newWorld(t, c.jobs(t, map[string][]process{
+	jobs := c.jobs(t, map[string][]process{
 		"semmoe-manager": {{own, "manager", manager.metrics, ""}, {own, "collectors", collectors.address, ""}},
 		"semmoe-store":   {{own, "full", full.metrics, ""}, {own, "roomy", roomy.metrics, ""}},
 		"semmoe-router":  {shedding.process, empty.process, well.process},
-	}))
+	})
+	for _, j := range jobs {
+		if len(j.targets) == 0 {
+			t.Errorf("monitor %s has no target", j.name)
+		}
+	}
+	w := newWorld(t, jobs)
 	collectors.begin(w.time())
 	shedding.occupy(t, busy)
 	began := map[string]time.Duration{}
@@ -256,9 +262,6 @@ func (c *cluster) jobs(t *testing.T, processes map[string][]process) []job {
 				"__address__": p.address, "__meta_kubernetes_namespace": p.namespace, "__meta_kubernetes_pod_name": p.pod,
 				"__meta_kubernetes_pod_label_semmoe_io_deployment": p.deployment,
 			})
-		}
-		if len(j.targets) == 0 {
-			t.Errorf("monitor %s has no target", name)
 		}
 		jobs = append(jobs, j)
 	}

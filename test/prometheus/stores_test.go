@@ -1,30 +1,41 @@
 package alerts
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/artifact/store"
 )
 
 // runningStore is an artifact store.
 type runningStore struct{ dir, address, metrics string }
 
-func (c *cluster) startStore(t *testing.T) *runningStore {
+// startStore runs one on a directory until the test ends.
+func (c *cluster) startStore(t *testing.T, dir string) *runningStore {
 	t.Helper()
-	s := &runningStore{dir: t.TempDir()}
+	s := &runningStore{dir: dir}
 	options := store.Options{
 		URL: "file://" + s.dir, BindAddress: "127.0.0.1:0", MetricsAddress: "127.0.0.1:0",
 		Authority: types.NamespacedName{Namespace: own, Name: "semmoe-store-ca"}, TLSHosts: []string{"127.0.0.1"},
@@ -91,4 +102,94 @@ func (s *runningStore) nearlyFull(t *testing.T) bool {
 		t.Fatal(err)
 	}
 	return stat.Bavail <= stat.Blocks/10
+}
+
+// smallDisk is the path of a file system of so many bytes, which a process of its own holds in namespaces of its own until the test ends.
+// A test is skipped where the kernel lets nobody make such namespaces.
+func smallDisk(t *testing.T, bytes int) string {
+	t.Helper()
+	mount := t.TempDir()
+	holder := exec.Command("sh", "-c", `mount -t tmpfs -o "size=$1" tmpfs "$2" && echo mounted && exec cat`, "sh", strconv.Itoa(bytes), mount)
+	holder.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
+	}
+	var stderr strings.Builder
+	holder.Stderr = &stderr
+	stdin, err := holder.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := holder.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := holder.Start(); err != nil {
+		t.Skipf("this machine refuses the namespaces that a small disk needs: %v", err)
+	}
+	t.Cleanup(func() {
+		stdin.Close()
+		holder.Wait() //nolint:errcheck // it ends with its input
+	})
+	if line, _ := bufio.NewReader(stdout).ReadString('\n'); line != "mounted\n" {
+		stdin.Close()
+		t.Skipf("this machine refuses the file system that a small disk needs: %v: %s", holder.Wait(), stderr.String())
+	}
+	return filepath.Join("/proc", strconv.Itoa(holder.Process.Pid), "root", mount)
+}
+
+// A store's own metrics raise the alert when its disk is nearly full, and end it when there is room again.
+func TestStoreFillsUp(t *testing.T) {
+	ctrl.SetLogger(logr.Discard())
+	const capacity = 8 << 20
+	disk := smallDisk(t, capacity)
+	c := startCluster(t)
+	full, roomy := c.startStore(t, disk), c.startStore(t, smallDisk(t, capacity))
+	w := newWorld(t, c.jobs(t, map[string][]process{"semmoe-store": {{own, "full", full.metrics, ""}, {own, "roomy", roomy.metrics, ""}}}))
+	// After an hour of rounds nothing is pending any more.
+	lasting := func() (alerts []string) {
+		t.Helper()
+		for range hour / 2 {
+			alerts = slices.DeleteFunc(w.round(t), func(alert string) bool { return !strings.HasPrefix(alert, "SemMoEStoreFull ") })
+		}
+		return alerts
+	}
+	if alerts := lasting(); len(alerts) > 0 {
+		t.Errorf("with empty disks there fire %v", alerts)
+	}
+
+	client := c.storeClient(t, full)
+	scope := artifact.Scope{Namespace: live, Kind: artifact.Profile, ID: "0123456789abcdef"}
+	digest, err := client.Put(t.Context(), scope, bytes.NewReader(make([]byte, capacity/16*15)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"SemMoEStoreFull warning semmoe-system/full"}, lasting()); diff != "" {
+		t.Errorf("with a disk of which a sixteenth is free (-want +fired):\n%s", diff)
+	}
+
+	stored, err := client.List(t.Context(), scope)
+	if err != nil || len(stored) != 1 || stored[0].Digest != digest {
+		t.Fatalf("the store has %v, want %s: %v", stored, digest, err)
+	}
+	if err := client.Delete(t.Context(), stored[0]); err != nil {
+		t.Fatal(err)
+	}
+	if alerts := lasting(); len(alerts) > 0 {
+		t.Errorf("with room again there fire %v", alerts)
+	}
+}
+
+// storeClient reaches a store with the manager's rights.
+func (c *cluster) storeClient(t *testing.T, s *runningStore) *artifact.Client {
+	t.Helper()
+	client, err := (&access.Access{
+		URL: "https://" + s.address, CA: types.NamespacedName{Namespace: own, Name: "semmoe-store-ca"},
+		TokenFile: c.token(t, own, "semmoe-manager", artifact.Audience), Reader: c.Client,
+	}).Client(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
 }

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -17,8 +18,21 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
-// prometheusOf answers range queries with a value at every step, or with a status that is an error.
-func prometheusOf(t *testing.T, value *atomic.Value, status *atomic.Int32) string {
+// prometheusStub answers range queries with a value at every step, or with what is put in place of the series.
+type prometheusStub struct {
+	value, instead atomic.Pointer[string]
+	status         atomic.Int32
+}
+
+// tell sets the answer from now on.
+func (p *prometheusStub) tell(status int, value, instead string) {
+	p.status.Store(int32(status))
+	p.value.Store(&value)
+	p.instead.Store(&instead)
+}
+
+// start serves until the test ends, and returns the address.
+func (p *prometheusStub) start(t *testing.T) string {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 		var start, end, step float64
@@ -29,10 +43,12 @@ func prometheusOf(t *testing.T, value *atomic.Value, status *atomic.Int32) strin
 		}
 		var pairs []string
 		for at := start; at <= end; at += step {
-			pairs = append(pairs, fmt.Sprintf(`[%.3f,%q]`, at, value.Load()))
+			pairs = append(pairs, fmt.Sprintf(`[%.3f,%q]`, at, *p.value.Load()))
 		}
-		w.WriteHeader(int(status.Load()))
-		fmt.Fprintf(w, `{"status":"success","data":{"resultType":"matrix","result":[{"metric":{},"values":[%s]}]}}`, strings.Join(pairs, ","))
+		series := fmt.Sprintf(`{"metric":{},"values":[%s]}`, strings.Join(pairs, ","))
+		answer := fmt.Sprintf(`{"status":"success","data":{"resultType":"matrix","result":[%s]}}`, series)
+		w.WriteHeader(int(p.status.Load()))
+		fmt.Fprint(w, cmp.Or(*p.instead.Load(), answer))
 	}))
 	t.Cleanup(server.Close)
 	return server.URL
@@ -43,7 +59,8 @@ func prometheusOf(t *testing.T, value *atomic.Value, status *atomic.Int32) strin
 func TestDriftIsTold(t *testing.T) {
 	t.Parallel()
 	namespace := newNamespace(t)
-	startManager(t, namespace, nil)
+	granted := grantRights(t, namespace)
+	startManagerAs(t, granted.config(), image, namespace, nil)
 	storedProfile(t, namespace)
 	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
 		m.Spec.Replicas = ptr.To[int32](2)
@@ -78,6 +95,11 @@ func TestDriftIsTold(t *testing.T) {
 		return current
 	}
 	look(metav1.ConditionUnknown, "Stale")
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](0) })
+	look(metav1.ConditionUnknown, "NotObserved")
+	askLiveProfiles(t, moed)
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](100) })
+	waitComplete(t, moed)
 	for range 40 {
 		if err := ask(t.Context(), url, "tiny"); err != nil {
 			t.Fatal(err)
@@ -85,17 +107,15 @@ func TestDriftIsTold(t *testing.T) {
 	}
 	look("", "")
 
-	var value atomic.Value
-	var status atomic.Int32
-	value.Store("0.99")
-	status.Store(http.StatusOK)
-	address := prometheusOf(t, &value, &status)
+	prometheus := &prometheusStub{}
+	prometheus.tell(http.StatusOK, "0.99", "")
+	address := prometheus.start(t)
 	update(t, moed, func(m *semmoev1.MoEDeployment) {
 		m.Spec.Drift.Source = semmoev1.DriftSourcePrometheus
 		m.Spec.Drift.Prometheus = &semmoev1.PrometheusSource{Address: address, Query: "lar"}
 	})
 	look(metav1.ConditionTrue, "OnTarget")
-	value.Store("0.01")
+	prometheus.tell(http.StatusOK, "0.01", "")
 	told := look(metav1.ConditionFalse, "Drifted")
 	if c := meta.FindStatusCondition(told.Status.Conditions, semmoev1.ConditionLocalityOnTarget); !strings.Contains(c.Message, "PlanTooYoung") {
 		t.Errorf("the condition does not tell why nothing is planned: %s", c.Message)
@@ -103,7 +123,36 @@ func TestDriftIsTold(t *testing.T) {
 	if told.Status.Drift == nil || told.Status.Drift.ThresholdMilli != 900 || told.Status.Drift.StatisticMilli != 1000 || told.Status.Drift.Since == nil {
 		t.Errorf("status.drift is %+v", told.Status.Drift)
 	}
-	status.Store(http.StatusBadGateway)
+	holdReplans(t, moed)
+	for _, wrong := range []struct {
+		reason string
+		status int
+		value  string
+		answer string
+	}{
+		{"PrometheusNotARate", http.StatusOK, "50", ""},
+		{"PrometheusStale", http.StatusOK, "NaN", ""},
+		{"PrometheusRefused", http.StatusBadRequest, "", `{"status":"error","errorType":"bad_data","error":"unexpected character"}`},
+		{"PrometheusUnreadable", http.StatusOK, "", `<html>Not found</html>`},
+		{"PrometheusWarned", http.StatusOK, "", `{"status":"success","data":{"resultType":"matrix","result":[]},"warnings":["a remote server is away"]}`},
+		{"PrometheusNoSeries", http.StatusOK, "", `{"status":"success","data":{"resultType":"matrix","result":[]}}`},
+		{"PrometheusSeveralSeries", http.StatusOK, "", `{"status":"success","data":{"resultType":"matrix","result":[{"metric":{"a":"1"},"values":[]},{"metric":{"a":"2"},"values":[]}]}}`},
+	} {
+		prometheus.tell(wrong.status, wrong.value, wrong.answer)
+		look(metav1.ConditionUnknown, wrong.reason)
+	}
+	secret := func(name string) {
+		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Drift.Prometheus.AuthSecret = name })
+	}
+	secret("token")
+	look(metav1.ConditionUnknown, "SecretForbidden")
+	granted.mayRead(t, namespace, "token")
+	look(metav1.ConditionUnknown, "SecretNotFound")
+	secret("")
+	prometheus.tell(http.StatusOK, "0.99", "")
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Drift.WindowSeconds = 3600 })
+	look(metav1.ConditionUnknown, "TooFewValues")
+	prometheus.tell(http.StatusBadGateway, "", "")
 	if after := look(metav1.ConditionUnknown, "PrometheusUnavailable"); after.Status.Drift != nil || !meta.IsStatusConditionTrue(after.Status.Conditions, semmoev1.ConditionReady) {
 		t.Errorf("after Prometheus has failed: drift %+v, conditions %+v", after.Status.Drift, after.Status.Conditions)
 	}
@@ -114,4 +163,35 @@ func TestDriftIsTold(t *testing.T) {
 	if len(plans.Items) != 1 {
 		t.Errorf("%d plans, want the one in service", len(plans.Items))
 	}
+}
+
+// askLiveProfiles asks for profiles of what the routers sample, of a deployment that samples counts, and none now.
+func askLiveProfiles(t *testing.T, moed *semmoev1.MoEDeployment) {
+	t.Helper()
+	for samples, reason := range map[semmoev1.LiveSamples]string{semmoev1.LiveSamplesCounts: "WaitingForSamples", semmoev1.LiveSamplesSequences: "NoLiveSamples"} {
+		p := newProfile(moed.Namespace, strings.ToLower(string(samples)), func(p *semmoev1.AffinityProfile) {
+			p.Spec.Dataset, p.Spec.Target, p.Spec.DeploymentRef = nil, semmoev1.ProfilingTargetLive, &semmoev1.DeploymentReference{Name: moed.Name}
+			p.Spec.Live = &semmoev1.LiveSpec{Samples: samples, PriorProfileRef: semmoev1.ProfileReference{Name: moed.Spec.Profiling.ProfileRef.Name}}
+		})
+		create(t, p)
+		waitProfile(t, patience, p, semmoev1.ConditionReady, metav1.ConditionFalse, reason)
+		deleteAndWait(t, p)
+	}
+}
+
+// holdReplans has a user keep a drift from leading to another plan, in each way that there is, and undo it. That is told.
+func holdReplans(t *testing.T, moed *semmoev1.MoEDeployment) {
+	t.Helper()
+	spec := get(t, moed).Spec
+	held := func(reason string, change func(*semmoev1.MoEDeployment)) {
+		t.Helper()
+		update(t, moed, change)
+		waitConditionWithin(t, patience, moed, semmoev1.ConditionLocalityOnTarget, metav1.ConditionFalse, "Drifted", "("+reason+"): ")
+		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec = *spec.DeepCopy() })
+	}
+	held("Paused", func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused })
+	held("ReplansOff", func(m *semmoev1.MoEDeployment) { m.Spec.Drift.MaxReplansPerDay = ptr.To[int32](0) })
+	held("PlanPinned", func(m *semmoev1.MoEDeployment) {
+		m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: get(t, moed).Status.Plan}
+	})
 }

@@ -94,6 +94,20 @@ func (r *rights) waitMay(t *testing.T, may bool) {
 	})
 }
 
+// mayRead grants the user to read one Secret.
+func (r *rights) mayRead(t *testing.T, namespace, secret string) {
+	t.Helper()
+	meta := metav1.ObjectMeta{Namespace: namespace, Name: "read-" + secret}
+	create(t, &rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{
+		APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{secret}, Verbs: []string{"get"},
+	}}})
+	create(t, &rbacv1.RoleBinding{
+		ObjectMeta: meta,
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: r.user}},
+	})
+}
+
 // readOnly are the rules without the right to change one resource.
 func readOnly(rules []rbacv1.PolicyRule, resource string) []rbacv1.PolicyRule {
 	var left []rbacv1.PolicyRule

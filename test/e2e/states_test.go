@@ -15,18 +15,20 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/watch"
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 	"sigs.k8s.io/yaml"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/gitops"
 )
 
 // The health checks for Argo CD are tested over objects that this suite has seen:
 //
 //	go test ./test/e2e -args -states "$PWD/config/argocd/resource_customizations"
 //
-// writes an object of each state that has no file yet, and `go test ./test/gitops -args -update` adds what is said of it.
+// writes an object of each state, and of each reason, that has no file yet, and `go test ./test/gitops -args -update` adds what is said of it.
 var statesDir = flag.String("states", "", "directory to which an object of each state that its kind was seen in is written, where it has none yet")
 
 // stateKinds are the kinds that have a health check.
@@ -65,24 +67,58 @@ func recordKind(ctx context.Context, gvk schema.GroupVersionKind, dir string) er
 		return err
 	}
 	defer changes.Stop()
+	told, err := reasonsTold(dir)
+	if err != nil {
+		return err
+	}
 	for change := range changes.ResultChan() {
 		object, ok := change.Object.(*unstructured.Unstructured)
 		if !ok || change.Type == watch.Error {
 			return nil
 		}
-		if err := recordState(object, dir); err != nil {
+		if err := recordState(object, dir, told); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// recordState writes an object, unless there is one of its state.
-func recordState(object *unstructured.Unstructured, dir string) error {
-	file := filepath.Join(dir, stateOf(object)+".yaml")
-	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
-		return err
+// reasonsTold are those of all objects in a directory.
+func reasonsTold(dir string) (sets.Set[string], error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if err != nil {
+		return nil, err
 	}
+	told := sets.New[string]()
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		object := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal(text, &object.Object); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		told = told.Union(gitops.Reasons(object))
+	}
+	return told, nil
+}
+
+// recordState writes an object, unless there is one of its state and it tells no reason that none has told.
+func recordState(object *unstructured.Unstructured, dir string, told sets.Set[string]) error {
+	name, reasons := stateOf(object), sets.New[string]()
+	if object.GetDeletionTimestamp() == nil { // else nobody looks at them
+		reasons = gitops.Reasons(object)
+	}
+	file := filepath.Join(dir, name+".yaml")
+	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+		news := sets.List(reasons.Difference(told))
+		if err != nil || len(news) == 0 {
+			return err
+		}
+		file = filepath.Join(dir, name+"-"+kebab(news[0])+".yaml")
+	}
+	told.Insert(sets.List(reasons)...)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -90,13 +126,16 @@ func recordState(object *unstructured.Unstructured, dir string) error {
 	if err != nil {
 		return err
 	}
-	text = temporary.ReplaceAll(text, []byte("/srv/models"))
+	text = loopback.ReplaceAll(temporary.ReplaceAll(text, []byte("/srv/models")), []byte("127.0.0.1:9090"))
 	text = []byte(strings.NewReplacer(checkpointDir(), "/srv/models/tiny", repository, "/srv", object.GetNamespace(), "models").Replace(string(text)))
 	return os.WriteFile(file, text, 0o644)
 }
 
 // temporary is a directory that a test has made.
 var temporary = regexp.MustCompile(regexp.QuoteMeta(filepath.Clean(os.TempDir())) + `/Test[A-Za-z0-9_]+/\d+`)
+
+// loopback is a server of a test, at a port that was free.
+var loopback = regexp.MustCompile(`127\.0\.0\.1:\d{4,}`)
 
 // plain is an object without what no health check looks at, and no two runs agree on.
 func plain(object *unstructured.Unstructured) map[string]any {

@@ -432,6 +432,26 @@ func TestStoreFaults(t *testing.T) {
 	}
 }
 
+// noPods gives a namespace a quota of no pods, and waits until it holds.
+func noPods(t *testing.T, namespace string) *corev1.ResourceQuota {
+	t.Helper()
+	quota := &corev1.ResourceQuota{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "none"},
+		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("0")}},
+	}
+	create(t, quota)
+	eventually(t, patience, "the quota holds", func() error {
+		if err := api.Get(t.Context(), client.ObjectKeyFromObject(quota), quota); err != nil {
+			return err
+		}
+		if len(quota.Status.Hard) == 0 {
+			return errors.New("it is not observed yet")
+		}
+		return nil
+	})
+	return quota
+}
+
 // Each thing that the cluster refuses the operator is told by a condition within a minute, and mended without a trace.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
@@ -441,23 +461,7 @@ func TestRefusals(t *testing.T) {
 		parts  []string
 	}{
 		"a quota of no pods": {
-			refuse: func(t *testing.T, namespace string) client.Object {
-				quota := &corev1.ResourceQuota{
-					ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "none"},
-					Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("0")}},
-				}
-				create(t, quota)
-				eventually(t, patience, "the quota holds", func() error {
-					if err := api.Get(t.Context(), client.ObjectKeyFromObject(quota), quota); err != nil {
-						return err
-					}
-					if len(quota.Status.Hard) == 0 {
-						return errors.New("it is not observed yet")
-					}
-					return nil
-				})
-				return quota
-			},
+			refuse: func(t *testing.T, namespace string) client.Object { return noPods(t, namespace) },
 			reason: "PodsRefused", parts: []string{"exceeded quota: none"},
 		},
 		"a webhook that is down": {

@@ -1,0 +1,262 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// What the schema lets pass and no webhook has refused, but cannot be, is told by the object itself, and no engine is started for it.
+func TestSpecsAreRefused(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	t.Run("MoEDeployment", func(t *testing.T) { t.Parallel(); refuseDeployments(t, namespace) })
+	t.Run("AffinityProfile", func(t *testing.T) { t.Parallel(); refuseProfiles(t, namespace) })
+	t.Run("PlacementPlan", func(t *testing.T) { t.Parallel(); refusePlans(t, namespace) })
+}
+
+func refuseDeployments(t *testing.T, namespace string) {
+	cases := map[string]func(*semmoev1.MoEDeployment){
+		"EngineCannotTell": func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Type = semmoev1.EngineTensorRTLLM
+			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/requests.jsonl"}}
+		},
+		"OverlapUnsupported": func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Type = semmoev1.EngineTensorRTLLM
+			m.Spec.Engine.Overlap = &semmoev1.OverlapSpec{MicroBatches: 2}
+		},
+		"InvalidPodsPerReplica": func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Type = semmoev1.EngineTensorRTLLM
+			m.Spec.Parallelism.PodsPerReplica = ptr.To[int32](2)
+		},
+		"NoAllToAll": func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Type, m.Spec.Parallelism.Attention = semmoev1.EngineVLLM, semmoev1.AttentionTensorParallel
+			m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "nobody"}}
+		},
+		"InvalidSpec": func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP", Value: "127.0.0.1"}}
+		},
+		"InvalidTemplate": func(m *semmoev1.MoEDeployment) {
+			m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+				Containers: []corev1.Container{}, RestartPolicy: corev1.RestartPolicyNever,
+			}}
+		},
+	}
+	for reason, breaks := range cases {
+		moed := newDeployment(namespace, strings.ToLower(reason), breaks)
+		create(t, moed)
+		waitCondition(t, moed, semmoev1.ConditionStalled, metav1.ConditionTrue, reason, "spec.")
+		if workloads := listWorkloads(t, moed); len(workloads) > 0 {
+			t.Errorf("%s: %d workloads", reason, len(workloads))
+		}
+	}
+	privileged := newDeployment(namespace, "privileged", func(m *semmoev1.MoEDeployment) { m.Spec.Template = privilegedEngine() })
+	create(t, privileged)
+	waitCondition(t, privileged, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ContainerNotCreated", "privileged")
+}
+
+// privilegedEngine asks for an engine that no unprivileged node can start.
+func privilegedEngine() *corev1.PodTemplateSpec {
+	return &corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{
+		Name: semmoev1.EngineContainer, SecurityContext: &corev1.SecurityContext{Privileged: ptr.To(true)},
+	}}}}
+}
+
+func refuseProfiles(t *testing.T, namespace string) {
+	create(t, requests(t, namespace, 20))
+	cases := map[string]func(*semmoev1.AffinityProfile){
+		"EngineCannotTell": func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Type = semmoev1.EngineTensorRTLLM },
+		"OverlapUnsupported": func(p *semmoev1.AffinityProfile) {
+			p.Spec.Engine.Type, p.Spec.Engine.Overlap = semmoev1.EngineVLLM, &semmoev1.OverlapSpec{CommunicationSMs: 8}
+		},
+		"ContradictingFlags": func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Args = []string{"--ep-size=2"} },
+		"InvalidSpec": func(p *semmoev1.AffinityProfile) {
+			p.Spec.Engine.Env = []corev1.EnvVar{{Name: "POD_IP", Value: "127.0.0.1"}}
+		},
+		"InvalidTemplate": func(p *semmoev1.AffinityProfile) {
+			p.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "sidecar"}}}}
+		},
+		"ModelInvalid": func(p *semmoev1.AffinityProfile) { p.Spec.Model.Path = "/models/nowhere" },
+	}
+	for reason, breaks := range cases {
+		p := newProfile(namespace, strings.ToLower(reason), breaks)
+		create(t, p)
+		waitProfile(t, patience, p, semmoev1.ConditionStalled, metav1.ConditionTrue, reason)
+		if jobs := listProfilingJobs(t, p); len(jobs) > 0 {
+			t.Errorf("%s: %d profiling Jobs", reason, len(jobs))
+		}
+	}
+	// Nothing is recorded twice, also where the first one cannot be.
+	for i, reason := range []string{"Profiling", "WaitingForOtherProfile"} {
+		p := newProfile(namespace, fmt.Sprintf("same-%d", i), func(p *semmoev1.AffinityProfile) {
+			p.Spec.Parallelism.ResourceName, p.Spec.Requests = "example.com/none", 17
+		})
+		create(t, p)
+		waitProfile(t, patience, p, semmoev1.ConditionProgressing, metav1.ConditionTrue, reason)
+		waitProfile(t, patience, p, semmoev1.ConditionDegraded, metav1.ConditionTrue, "Unschedulable", "example.com/none")
+	}
+	privileged := newProfile(namespace, "privileged", func(p *semmoev1.AffinityProfile) {
+		p.Spec.Requests, p.Spec.Template = 18, privilegedEngine()
+	})
+	create(t, privileged)
+	waitProfile(t, patience, privileged, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ContainerNotCreated", "privileged")
+	// One of live samples has nothing to go by without the profile of the plan that serves.
+	p := newProfile(namespace, "early", func(p *semmoev1.AffinityProfile) {
+		p.Spec.Dataset, p.Spec.Target, p.Spec.DeploymentRef = nil, semmoev1.ProfilingTargetLive, &semmoev1.DeploymentReference{Name: "nobody"}
+		p.Spec.Live = &semmoev1.LiveSpec{PriorProfileRef: semmoev1.ProfileReference{Name: "nobody"}}
+	})
+	create(t, p)
+	waitProfile(t, patience, p, semmoev1.ConditionReady, metav1.ConditionFalse, "WaitingForInputs", "spec.live.priorProfileRef", "nobody")
+}
+
+func refusePlans(t *testing.T, namespace string) {
+	storedProfile(t, namespace)
+	nobody := strings.Repeat("0", 64)
+	orphan, lost := newPlan(namespace, "orphan", 4), newPlan(namespace, "lost", 4)
+	orphan.Spec.ProfileRef.Name = "nobody"
+	lost.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: nobody}
+	create(t, orphan)
+	create(t, lost)
+	waitPlan(t, orphan, semmoev1.ConditionDegraded, "ProfileNotFound", "spec.profileRef.name", "nobody")
+	waitPlan(t, lost, semmoev1.ConditionStalled, "CurrentPlanLost", "spec.current", nobody)
+
+	// Somebody has taken the name of the ConfigMap that workloads are to mount.
+	taken := newPlan(namespace, "taken", 4)
+	foreign := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: taken.Name + "-plan"}, Data: map[string]string{"mine": "yes"}}
+	create(t, foreign)
+	create(t, taken)
+	base := waitPlan(t, taken, semmoev1.ConditionDegraded, "ConfigMapConflict", foreign.Name)
+
+	swapped := newPlan(namespace, "swapped", 4)
+	swapped.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: nobody, TablesDigest: base.Status.PlanDigest}
+	create(t, swapped)
+	waitPlan(t, swapped, semmoev1.ConditionStalled, "CurrentPlanInvalid", "spec.current.tablesDigest")
+
+	// With so few tokens in a batch a layer takes the time of its latencies, whatever is local.
+	small := newPlan(namespace, "small", 4)
+	small.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: base.Status.PlanDigest}
+	small.Spec.MinimumGainPercent, small.Spec.BatchTokens = ptr.To[int32](99), 8
+	create(t, small)
+	waitPlan(t, small, semmoev1.ConditionReady, "LocalityDoesNotPay")
+}
+
+// A plan that is ready and is not rolled out, or that cannot be, says what would change that. Most of them serve nothing: it is told all the same.
+func TestPlansAreHeldBack(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	storedProfile(t, namespace)
+	wide, foreign := newPlan(namespace, "wide", 8), newPlan(namespace, "foreign", 4)
+	foreign.Spec.Engine = semmoev1.EngineVLLM
+	create(t, wide)
+	create(t, foreign)
+	create(t, profileOfAnother(t, namespace, "another"))
+	type deployment = *semmoev1.MoEDeployment
+	pin := func(name string) func(deployment) {
+		return func(m deployment) {
+			m.Spec.Profiling, m.Spec.Placement.PlanRef = nil, &semmoev1.PlanReference{Name: name}
+		}
+	}
+	for i, c := range []struct {
+		kind, reason string
+		change       func(deployment)
+	}{
+		{semmoev1.ConditionRolledOut, "NoRouter", func(m deployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }},
+		{semmoev1.ConditionRolledOut, "Advisory", func(m deployment) { m.Spec.Placement.Approval = semmoev1.ApprovalAdvisory }},
+		{semmoev1.ConditionRolledOut, "AwaitingApproval", func(m deployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual }},
+		{semmoev1.ConditionRolledOut, "NotRealizable", func(m deployment) {
+			m.Spec.Engine.Type, m.Spec.Placement.Realization = semmoev1.EngineVLLM, semmoev1.RealizationEngineMap
+		}},
+		{semmoev1.ConditionPlanned, "NoGainExpected", func(m deployment) { m.Spec.Parallelism.ExpertParallelSize = 1 }},
+		{semmoev1.ConditionDegraded, "ProfileNotFound", func(m deployment) { m.Spec.Profiling.ProfileRef.Name = "nobody" }},
+		{semmoev1.ConditionDegraded, "OtherModel", func(m deployment) { m.Spec.Profiling.ProfileRef.Name = "another" }},
+		{semmoev1.ConditionDegraded, "PlanNotFound", pin("nobody")},
+		{semmoev1.ConditionDegraded, "OtherParallelism", pin(wide.Name)},
+		{semmoev1.ConditionDegraded, "OtherEngine", pin(foreign.Name)},
+		{semmoev1.ConditionRolledOut, "NoRoomForCanary", func(m deployment) { // with none there is nothing to interrupt
+			m.Spec.Replicas, m.Spec.Rollout.MaxSurge = ptr.To[int32](1), ptr.To[int32](0)
+		}},
+		{semmoev1.ConditionRolledOut, "Unconfirmed", func(m deployment) { // nobody looks at its canary
+			m.Spec.Replicas, m.Spec.Rollout.SoakSeconds, m.Spec.Routing.SamplePercent = ptr.To[int32](2), ptr.To[int32](1), ptr.To[int32](0)
+		}},
+	} {
+		t.Run(c.reason, func(t *testing.T) {
+			t.Parallel()
+			moed := newDeployment(namespace, fmt.Sprintf("held-%d", i), func(m deployment) {
+				m.Spec.Replicas = ptr.To[int32](0)
+				m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "tiny"}}
+			}, c.change)
+			create(t, moed)
+			eventually(t, patience, c.kind+" says "+c.reason, func() error {
+				condition := meta.FindStatusCondition(get(t, moed).Status.Conditions, c.kind)
+				if condition == nil || condition.Reason != c.reason {
+					return fmt.Errorf("%s is %+v", c.kind, condition)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// profileOfAnother is a profile of another checkpoint than the small model, which waits for a deployment that never comes.
+func profileOfAnother(t *testing.T, namespace, name string) *semmoev1.AffinityProfile {
+	t.Helper()
+	dir := t.TempDir()
+	copyCheckpoint(t, dir)
+	file := filepath.Join(dir, "config.json")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, append(text, '\n'), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	create(t, requests(t, namespace, 20))
+	return newProfile(namespace, name, func(p *semmoev1.AffinityProfile) {
+		p.Spec.Model.Volume.HostPath.Path = dir
+		p.Spec.Target, p.Spec.DeploymentRef = semmoev1.ProfilingTargetServing, &semmoev1.DeploymentReference{Name: "nobody"}
+	})
+}
+
+// Rights that are revoked, or a quota, keep profiles and plans from being made: they say so, and are made once they may be.
+func TestPlanningIsRefused(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	granted := grantRights(t, namespace)
+	startManagerAs(t, granted.config(), image, namespace, nil)
+	waitProfiled(t, storedProfile(t, namespace))
+	left := granted.role.Rules
+	for _, resource := range []string{"statefulsets", "jobs", "configmaps"} {
+		left = readOnly(left, resource)
+	}
+	restore := granted.revoke(t, left)
+	create(t, requests(t, namespace, 10))
+	plan, profile := newPlan(namespace, "tiny", 4), newProfile(namespace, "late")
+	create(t, plan)
+	create(t, profile)
+	waitPlan(t, plan, semmoev1.ConditionDegraded, "ReconcileFailed", "forbidden", "configmaps")
+	waitProfile(t, patience, profile, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ReconcileFailed", "forbidden", "jobs")
+	quota := noPods(t, namespace)
+	restore()
+	published := waitPlan(t, plan, semmoev1.ConditionReady, "Published")
+	waitProfile(t, patience, profile, semmoev1.ConditionDegraded, metav1.ConditionTrue, "PodsRefused", "exceeded quota")
+	if err := api.Delete(t.Context(), quota); err != nil {
+		t.Fatal(err)
+	}
+	waitProfiled(t, profile)
+	// What the quota has held up holds too few requests for a plan that is to replace another.
+	few := newPlan(namespace, "few", 4)
+	few.Spec.ProfileRef.Name, few.Spec.Current = profile.Name, &semmoev1.CurrentPlan{PlanDigest: published.Status.PlanDigest}
+	create(t, few)
+	waitPlan(t, few, semmoev1.ConditionStalled, "TooFewRequests")
+}

@@ -5,13 +5,14 @@ from .tables import SCORE_SCALE, Refused
 
 LOOK_AHEAD_SLOPE = 2  # an expert twice as probable as the last one to be activated is activated in four of five cases
 LEAST_MARGIN = -4  # of every expert that is far from being activated
-TYPES = {"U8": torch.uint8, "U16": torch.uint16}
+LARGEST_FACTOR = 1e4  # of a look-back; the least is its inverse
+TYPES = {"U8": torch.uint8, "U16": torch.uint16, "F32": torch.float32}
 
 
 def tensor(stored, device):
-    """A tensor of a plan as int32 on a device. bytearray copies: the mapped file cannot be written to, and PyTorch asks for what can."""
+    """A tensor of a plan on a device: integers as int32. bytearray copies: the mapped file cannot be written to, and PyTorch asks for what can."""
     values = torch.frombuffer(bytearray(stored.raw), dtype=TYPES[stored.dtype])
-    return values.to(torch.int32).view(stored.shape).to(device)
+    return (values if values.is_floating_point() else values.to(torch.int32)).view(stored.shape).to(device)
 
 
 class Forecast:
@@ -27,6 +28,11 @@ class Forecast:
             values = getattr(self, name)
             if values is not None and int(values.max()) >= self.ranks:
                 raise Refused(f"{name} names rank {int(values.max())}; allowed is 0 to {self.ranks - 1}")
+        self.depth, self.look_back_factor = plan.look_back, None
+        if plan.look_back_factor is not None:
+            self.look_back_factor = tensor(plan.look_back_factor, device)
+            if not bool(((self.look_back_factor >= 1 / LARGEST_FACTOR) & (self.look_back_factor <= LARGEST_FACTOR)).all()):
+                raise Refused(f"a factor of the look-back is outside of {1 / LARGEST_FACTOR:g} to {LARGEST_FACTOR:g}")
 
     def score(self, layers, tokens):
         """Scores [layers, tokens, ranks] by token id alone, for a slice of the layers: all that a batch needs before its first layer. What
@@ -50,14 +56,26 @@ class Forecast:
         own = scores.gather(1, rank[:, None])[:, 0]
         return scores.scatter(1, rank[:, None], torch.where(confidence > best, confidence, own)[:, None])
 
+    def look_back(self, scores, layer, earlier):
+        """Corrects the scores [tokens, ranks] of a layer by where a token's experts were in up to `depth` MoE layers before, as the solver's
+        forecast lookback does: each times the factor of the sequence of ranks, then scaled to the sum that they had. `earlier` [tokens,
+        min(depth, layer)] are those main ranks, that of the MoE layer before first; layer 0 has none."""
+        sequence = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
+        for back in range(self.depth):
+            sequence *= self.ranks
+            if back < min(self.depth, layer):
+                sequence += earlier[:, back]
+        corrected = scores * self.look_back_factor[layer, sequence]
+        corrected *= scores.sum(1, keepdim=True) / corrected.sum(1, keepdim=True).clamp(min=1 / LARGEST_FACTOR)
+        return corrected.clamp(max=SCORE_SCALE).round().int()
 
-def main_rank(rank_of_expert, experts, ranks):
-    """The rank that holds most of each token's experts [tokens, top-k], the lowest among equals. rank_of_expert [experts] is of one layer."""
-    counts = torch.zeros(experts.shape[0], ranks, dtype=torch.int32, device=experts.device)
-    held = rank_of_expert[experts.long()].long()
-    counts.scatter_add_(1, held, torch.ones_like(held, dtype=torch.int32))
+
+def main_rank(held, experts):
+    """The rank that holds most of each token's experts [tokens, top-k], the lowest among equals. held is that of the experts' layer (holders)."""
+    counts = sum(held[column] for column in experts.long().unbind(1)).int()
+    ranks = held.shape[1]
     # argmax does not say which of several equal values it takes.
-    return (counts * ranks + torch.arange(ranks - 1, -1, -1, device=experts.device, dtype=torch.int32)).argmax(1)
+    return (counts * ranks + torch.arange(ranks - 1, -1, -1, device=held.device, dtype=torch.int32)).argmax(1)
 
 
 def holders(rank_of, ranks, device):

@@ -12,7 +12,9 @@ import struct
 FORMAT = "semmoe-plan/1"
 SCORE_SCALE = 65535  # a stored score divided by it is a share of activations
 LARGEST_HEADER = 100_000_000  # bytes; the bound of safetensors itself
+MOST_LOOK_BACK, MOST_FACTORS = 4, 1 << 16  # layers before a layer that a look-back sees, and its factors for one layer, at most
 ELEMENT_BYTES = {"U8": 1, "U16": 2, "I32": 4, "F32": 4, "I64": 8}
+LOOK_BACK_FACTOR = "forecast.lookback.factor"
 log = logging.getLogger(__name__)
 
 
@@ -74,6 +76,8 @@ class Plan:
     ranks: the EP size. layers: for each MoE layer its index in the model, ascending. rank_of: for each MoE layer the lists of ranks that
     hold an expert, by expert. token_rank, token_score [MoE layers, vocabulary, m]: the m best ranks of a token id, the best first, and
     their shares times SCORE_SCALE. transition_rank, transition_score [MoE layers, ranks, ranks]: None in a plan without them.
+    look_back_factor [MoE layers, ranks^look_back, ranks]: the factors of forecast lookback, where look_back is how many layers before a
+    layer it sees; None and 0 in a plan of another forecast.
     """
 
     def __init__(self, placement, tables, metadata, name):
@@ -97,6 +101,21 @@ class Plan:
             shape = (len(self.layers), self.ranks, self.ranks)
             self.transition_rank = expect(tables, "transition_rank", kind, name, shape)
             self.transition_score = expect(tables, "transition_confidence", "U16", name, shape)
+        self.look_back, self.look_back_factor = 0, None
+        if LOOK_BACK_FACTOR in tables:
+            self.look_back = look_back(metadata, self.ranks, name)
+            self.look_back_factor = expect(tables, LOOK_BACK_FACTOR, "F32", name, (len(self.layers), self.ranks ** self.look_back, self.ranks))
+
+
+def look_back(metadata, ranks, name):
+    """How many layers before a layer the look-back of a plan sees."""
+    most = 0
+    while most < MOST_LOOK_BACK and ranks ** (most + 2) <= MOST_FACTORS:
+        most += 1
+    stored = metadata.get("look_back_layers")
+    if stored not in [str(depth) for depth in range(1, most + 1)]:
+        raise Refused(f"{name}: look_back_layers is {stored!r}; allowed is 1 to {most} for {ranks} ranks")
+    return int(stored)
 
 
 def holders(slots, experts, slots_per_rank):

@@ -1,4 +1,6 @@
 """Tests of what needs PyTorch, on the CPU; without it they are skipped. test/gpu/token_shuffle.py repeats them on GPUs, with the collectives."""
+import array
+import json
 import math
 import os
 import random
@@ -35,6 +37,10 @@ def by_the_rule(scores, room):
     return placed
 
 
+def stored(dtype, shape, values):
+    return tables.Tensor(dtype, shape, array.array({"U8": "B", "U16": "H", "F32": "f"}[dtype], values).tobytes())
+
+
 class Shuffle(unittest.TestCase):
     def test_align_follows_the_rule(self):
         draw = random.Random(1)
@@ -66,11 +72,10 @@ class Shuffle(unittest.TestCase):
         self.assertTrue(torch.allclose(out, added / (added.pow(2).mean(1, keepdim=True) + 1e-6).sqrt() * weight, atol=1e-6))
 
     def test_forecast(self):
-        stored = lambda dtype, shape, values: tables.Tensor(dtype, shape, torch.tensor(values, dtype=forecast.TYPES[dtype]).numpy().tobytes())  # noqa: E731
         plan = types.SimpleNamespace(
             ranks=4, layers=[1, 2, 3], vocabulary=2, best=2,
             token_rank=stored("U8", (3, 2, 2), [3, 1, 0, 2] * 3), token_score=stored("U16", (3, 2, 2), [30000, 20000, 65535, 0] * 3),
-            transition_rank=stored("U8", (3, 4, 4), [2] * 48), transition_score=stored("U16", (3, 4, 4), [40000] * 48))
+            transition_rank=stored("U8", (3, 4, 4), [2] * 48), transition_score=stored("U16", (3, 4, 4), [40000] * 48), look_back=0, look_back_factor=None)
         tables_ = forecast.Forecast(plan, "cpu")
         scores = tables_.score(slice(1, 2), torch.tensor([0, 1, 7, -1]))
         even = tables.SCORE_SCALE // 4
@@ -98,8 +103,33 @@ class Shuffle(unittest.TestCase):
                 self.assertAlmostEqual(scores[rank], min(share, 1) * tables.SCORE_SCALE, delta=2)
 
     def test_main_rank(self):
-        rank_of = torch.tensor([0, 0, 1, 1, 2, 2])
-        self.assertEqual(forecast.main_rank(rank_of, torch.tensor([[0, 2, 3], [4, 0, 2], [5, 4, 1]]), 3).tolist(), [1, 0, 2])
+        held = forecast.holders([[0], [0], [1], [1], [2], [0, 2]], 3, "cpu")
+        self.assertEqual(forecast.main_rank(held, torch.tensor([[0, 2, 3], [4, 0, 2], [5, 4, 1]])).tolist(), [1, 0, 0])
+
+    def test_look_back(self):
+        """The scores that the solver gave the tokens of a trace: solver/forecast/lookback_golden_test.go writes them."""
+        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "lookback.json"), encoding="utf-8") as file:
+            golden = types.SimpleNamespace(**json.load(file))
+        layers, ranks = len(golden.rank_of), golden.ranks
+        shape = (layers, golden.vocabulary, golden.best)
+        plan = types.SimpleNamespace(
+            ranks=ranks, layers=range(layers), vocabulary=golden.vocabulary, best=golden.best,
+            token_rank=stored("U8", shape, golden.token_rank), token_score=stored("U16", shape, golden.token_score), transition_rank=None,
+            look_back=golden.depth, look_back_factor=stored("F32", (layers, ranks ** golden.depth, ranks), golden.factor))
+        tables_ = forecast.Forecast(plan, "cpu")
+        held = [forecast.holders(rank_of, ranks, "cpu") for rank_of in golden.rank_of]
+        experts = torch.tensor(golden.experts)
+        main = torch.stack([forecast.main_rank(held[layer], experts[:, layer]) for layer in range(layers)], 1)
+        own = tables_.score(slice(None), torch.tensor(golden.tokens))
+        for layer, want in enumerate(golden.scores):
+            earlier = main[:, max(layer - golden.depth, 0):layer].flip(1)
+            got = tables_.look_back(own[layer], layer, earlier)
+            self.assertLessEqual((got - torch.tensor(want)).abs().max().item(), 1, f"layer {layer}")
+            if layer:
+                self.assertGreater((own[layer] - torch.tensor(want)).abs().max().item(), 100, f"layer {layer}: the look-back changes nothing")
+        plan.look_back_factor = stored("F32", (layers, ranks ** golden.depth, ranks), [0] + golden.factor[1:])
+        with self.assertRaises(tables.Refused):
+            forecast.Forecast(plan, "cpu")
 
 
 if __name__ == "__main__":

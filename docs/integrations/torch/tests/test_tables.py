@@ -79,6 +79,28 @@ class PlanFiles(unittest.TestCase):
         del self.tensors["transition_rank"], self.tensors["transition_confidence"]
         self.assertIsNone(self.load().transition_rank)
 
+    def test_look_back(self):
+        self.assertEqual((self.load().look_back, self.load().look_back_factor), (0, None))
+        self.metadata["look_back_layers"] = "2"
+        self.tensors["forecast.lookback.factor"] = ("F32", [1, 4, 2], struct.pack("<8f", *range(1, 9)))
+        plan = self.load()
+        self.assertEqual((plan.look_back, struct.unpack("<8f", plan.look_back_factor.raw)[7]), (2, 8))
+        for depth in ("0", "5", "02", "three"):
+            with self.subTest(depth):
+                self.metadata["look_back_layers"] = depth
+                self.refused(f"look_back_layers is '{depth}'; allowed is 1 to 4 for 2 ranks")
+        self.metadata["look_back_layers"] = "3"
+        self.refused("forecast.lookback.factor")
+        del self.metadata["look_back_layers"]
+        self.refused("look_back_layers is None")
+
+    def test_look_back_depth(self):
+        """As the solver's LookBackDepth."""
+        for ranks, most in ((1, 4), (4, 4), (9, 4), (10, 3), (16, 3), (17, 2), (40, 2), (41, 1), (256, 1)):
+            self.assertEqual(tables.look_back({"look_back_layers": str(most)}, ranks, "a file"), most)
+            with self.assertRaises(tables.Refused):
+                tables.look_back({"look_back_layers": str(most + 1)}, ranks, "a file")
+
     def test_refuses_other_metadata(self):
         for key, value in (("format", "semmoe-plan/2"), ("ep_size", "4"), ("score_scale", "255"), ("layout", "0" * 64)):
             with self.subTest(key):

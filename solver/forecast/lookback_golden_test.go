@@ -1,0 +1,73 @@
+package forecast_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"math"
+	"os"
+	"testing"
+
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/trace/tracetest"
+)
+
+var update = flag.Bool("update", false, "write the golden file of the Python consumer anew")
+
+// lookBackGolden is what the tests of the token-shuffle consumer compare its look-back with; arrays as in tables.safetensors.
+type lookBackGolden struct {
+	Ranks      int          `json:"ranks"`
+	Depth      int          `json:"depth"`
+	Vocabulary int          `json:"vocabulary"`
+	Best       int          `json:"best"`
+	TokenRank  []uint16     `json:"token_rank"`
+	TokenScore []uint16     `json:"token_score"`
+	Factor     []float32    `json:"factor"`
+	RankOf     [][][]int    `json:"rank_of"` // [layers][experts]
+	Tokens     []int32      `json:"tokens"`
+	Experts    [][][]uint16 `json:"experts"` // [tokens][layers][top-k]
+	Scores     [][][]int    `json:"scores"`  // [layers][tokens][ranks], shares times affinity.ScoreScale
+}
+
+// TestLookBackGolden holds the file that the Python consumer is tested by to what the look-back says.
+func TestLookBackGolden(t *testing.T) {
+	const path, asked = "../../docs/integrations/torch/tests/lookback.json", 64
+	tr := tracetest.Generate(tracetest.Small, 7)
+	m, tokens := trainedLookBack(t, tr, 2)
+	golden := lookBackGolden{
+		Ranks: m.Ranks, Depth: m.Depth, Vocabulary: tokens.Vocabulary, Best: tokens.Best, TokenRank: tokens.Rank, TokenScore: tokens.Score, Factor: m.Factor,
+		Tokens: tr.Tokens[:asked],
+	}
+	bound, dst := m.Bind(tokens, hosts(tr), tr), make([]float32, ranks)
+	for layer, of := range hosts(tr) {
+		golden.RankOf = append(golden.RankOf, of)
+		scores := make([][]int, asked)
+		for position := range scores {
+			bound.Score(dst, layer, position)
+			for _, share := range dst {
+				scores[position] = append(scores[position], int(math.Round(float64(share)*affinity.ScoreScale)))
+			}
+		}
+		golden.Scores = append(golden.Scores, scores)
+	}
+	for position := range asked {
+		var rows [][]uint16
+		for layer := range tr.Model.Layers {
+			rows = append(rows, tr.Row(position, layer))
+		}
+		golden.Experts = append(golden.Experts, rows)
+	}
+	text, err := json.Marshal(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = append(text, '\n')
+	if *update {
+		if err := os.WriteFile(path, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want, err := os.ReadFile(path); err != nil || !bytes.Equal(want, text) {
+		t.Errorf("%s is not what the look-back says, error %v: go test ./solver/forecast -run LookBackGolden -args -update", path, err)
+	}
+}

@@ -110,7 +110,7 @@ func (s *search) tokenMethods(ctx context.Context, p placed) ([]Comparison, erro
 func (s *search) evaluation() cost.Options {
 	o := DefaultEvaluation()
 	o.Requests, o.Seed, o.WithoutBounds = s.test, s.options.Seed, true
-	o.RanksPerNode = s.options.ranksPerNode()
+	o.RanksPerNode, o.Machines = s.options.ranksPerNode(), cost.NodeOf(s.options.profile())
 	if limit := s.options.Constraints.TokenLoadLimit; limit > 0 {
 		o.Cap = limit / 100
 	}

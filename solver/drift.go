@@ -69,7 +69,7 @@ func DriftRequests(ctx context.Context, t *trace.Trace, p *Plan, requests []int)
 		return nil, err
 	}
 	o := DefaultEvaluation()
-	o.Requests, o.Seed, o.RankCapacity = requests, p.Seed, p.RankCapacity
+	o.Requests, o.Seed, o.RankCapacity, o.Machines = requests, p.Seed, p.RankCapacity, cost.NodeOf(p.Machines())
 	var shares []cost.RequestShare
 	var err error
 	if p.Attention == placement.DataParallel {

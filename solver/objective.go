@@ -17,17 +17,25 @@ func (o *Options) objective() placement.Objective { return cmp.Or(o.Objective, p
 // ranksPerNode is the one that is asked for, or the default.
 func (o *Options) ranksPerNode() int { return cmp.Or(o.RanksPerNode, DefaultEvaluation().RanksPerNode) }
 
-// nodeMessage is what a message to another node costs in messages to another rank.
-func nodeMessage() float64 { return cost.NodeMessage(hardware.DefaultProfile()) }
+// profile is that of the machines that are to serve.
+func (o *Options) profile() *hardware.Profile { return cmp.Or(o.Hardware, hardware.DefaultProfile()) }
+
+// carried is what a plan keeps of that profile: nothing of the default one, which every version has.
+func (o *Options) carried() *hardware.Profile {
+	if o.Hardware.IsDefault() {
+		return nil
+	}
+	return o.Hardware
+}
 
 // messages are the objective's weights.
 func (o *Options) messages() affinity.Messages {
-	return o.objective().Messages(o.ranksPerNode(), nodeMessage())
+	return o.objective().Messages(o.ranksPerNode(), cost.NodeMessage(o.profile()))
 }
 
 // messages are what the plan is to send few of.
 func (p *Plan) messages() affinity.Messages {
-	return p.Objective.Messages(p.RanksPerNode, nodeMessage())
+	return p.Objective.Messages(p.RanksPerNode, cost.NodeMessage(p.Machines()))
 }
 
 // messageForecast scores ranks by the messages that a token would not need there.

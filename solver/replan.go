@@ -1,7 +1,6 @@
 package solver
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"
-	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -23,14 +21,12 @@ type ReplanOptions struct {
 	// MoveGainPercent is what an expert must gain to change its rank: local activations over the profile, in percent of the
 	// activations of the mean expert of a layer. With objectives of messages it is messages saved.
 	MoveGainPercent float64
-	// Hardware is what times are modelled by; nil is hardware.DefaultProfile.
-	Hardware *hardware.Profile
 	Choice
 }
 
 // machines are those that serve on that many ranks.
 func (o *ReplanOptions) machines(ranks, ranksPerNode int) cost.Machines {
-	return cost.MachinesOf(cmp.Or(o.Hardware, hardware.DefaultProfile()), ranks, ranksPerNode)
+	return cost.MachinesOf(o.profile(), ranks, ranksPerNode)
 }
 
 const (

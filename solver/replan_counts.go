@@ -148,7 +148,7 @@ func (r *countsReplan) tables(p *placement.Placement, best int) *Plan {
 	plan := &Plan{
 		Attention: c.Attention, Forecast: Table, Placement: p, HiddenLayers: c.HiddenLayers, Vocabulary: c.Vocabulary, Shape: c.Shape, Algorithm: placement.Auto,
 		TrainPercent: r.options.TrainPercent, Seed: r.options.Seed, TraceDigest: r.digest, ModelDigest: c.ModelDigest,
-		Objective: c.Objective, RanksPerNode: c.RanksPerNode, RankCapacity: c.RankCapacity,
+		Objective: c.Objective, RanksPerNode: c.RanksPerNode, RankCapacity: c.RankCapacity, Hardware: r.options.carried(),
 	}
 	if p == c.Placement {
 		plan.Algorithm, plan.Transitions = c.Algorithm, c.Transitions

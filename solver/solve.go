@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -105,7 +106,12 @@ type Plan struct {
 	Drift *drift.Calibration
 	// Schedule is about the work inside MoE layers; nil where the model's shape is not known (see ScheduleLayers).
 	Schedule *schedule.Schedule
+	// Hardware is the profile of the machines that the plan is for; nil is hardware.DefaultProfile.
+	Hardware *hardware.Profile
 }
+
+// Machines is the profile of the machines that the plan is for.
+func (p *Plan) Machines() *hardware.Profile { return cmp.Or(p.Hardware, hardware.DefaultProfile()) }
 
 // Options are the inputs of Solve besides the trace.
 type Options struct {
@@ -123,6 +129,9 @@ type Options struct {
 	// Unshuffled tells of attention tensor parallelism in an engine that leaves tokens where attention puts them: they lie on the ranks in
 	// turn, whatever tables say. The local activation rate is then the same under every placement, so that the objective must be another.
 	Unshuffled bool
+	// Hardware is the profile of the machines that are to serve, by which times are modelled and messages weighed; nil is
+	// hardware.DefaultProfile.
+	Hardware *hardware.Profile
 	// Constraints narrow the choice of the placement.
 	Constraints placement.Constraints
 	// PreserveGroups keeps the groups whole that the model's gate chooses among, so that a checkpoint permuted by the placement
@@ -376,6 +385,7 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 		HiddenLayers: s.trace.Model.HiddenLayers, Vocabulary: s.trace.Model.Vocabulary, Shape: cost.ShapeOf(&s.trace.Model),
 		Algorithm: by, TrainPercent: s.options.TrainPercent, Seed: s.options.Seed, TraceDigest: s.trace.Digest,
 		ModelDigest: s.trace.Model.Digest, Objective: s.options.objective(), RankCapacity: s.options.Constraints.RankCapacity,
+		Hardware: s.options.carried(),
 	}
 	if plan.Objective != placement.Activation {
 		plan.RanksPerNode = s.options.ranksPerNode()

@@ -70,7 +70,7 @@ func (o *Options) judged(r *cost.Report) (string, float64) {
 	case placement.NodeDedup:
 		return "remote nodes per token", r.RemoteNodesPerToken
 	case placement.Hierarchical:
-		return "weighted messages per token", r.RemoteRanksPerToken + nodeMessage()*r.RemoteNodesPerToken
+		return "weighted messages per token", r.RemoteRanksPerToken + cost.NodeMessage(o.profile())*r.RemoteNodesPerToken
 	default:
 		return "local activation rate", r.LAR
 	}

@@ -57,7 +57,7 @@ func newEvalCommand() *cobra.Command {
 	f.StringVar(&flags.workload, "workload", string(defaults.Workload), "attention dp: recorded requests as they are; shared-prefix: groups of them begin with the same system prompt; multi-turn: each is a conversation")
 	f.IntVar(&flags.cacheTokens, "cache-tokens", dispatch.DefaultCacheTokens, "attention dp: tokens that a rank keeps in its KV cache (workloads shared-prefix and multi-turn)")
 	f.IntVar(&flags.scorePercent, "score-percent", 0, "attention dp: print also what scores reach that see only the first part of each request; 0 does not")
-	hardwareFlag(f, &flags.hardware)
+	ownHardwareFlag(f, &flags.hardware)
 	f.IntVar(&flags.ranksPerNode, "ranks-per-node", defaults.RanksPerNode, "ranks that share a node, for node_lar and remote_nodes_per_token; a plan made for nodes tells its own")
 	return cmd
 }
@@ -91,6 +91,11 @@ func (f *evalFlags) run(ctx context.Context) (*evalReport, error) {
 		return nil, inputError(err)
 	}
 	o.Seed = p.Seed
+	profile, err := readOwnHardware(f.hardware, p)
+	if err != nil {
+		return nil, err
+	}
+	o.Machines = cost.NodeOf(profile)
 	if p.RanksPerNode > 0 && !f.given("ranks-per-node") {
 		o.RanksPerNode = p.RanksPerNode
 	}
@@ -149,11 +154,6 @@ func (f *evalFlags) options() (cost.Options, error) {
 	if o.Policy, err = dispatch.ParsePolicy(f.policy); err != nil {
 		return o, usageErrorf("--policy: %w", err)
 	}
-	profile, err := readHardware(f.hardware)
-	if err != nil {
-		return o, err
-	}
-	o.Machines = cost.NodeOf(profile)
 	if f.forecast != "" {
 		if _, err := solver.ParseForecast(f.forecast); err != nil {
 			return o, usageErrorf("--forecast: %w", err)

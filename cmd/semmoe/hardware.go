@@ -7,11 +7,25 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
 func hardwareFlag(f *pflag.FlagSet, into *string) {
 	f.StringVar(into, "hardware", hardware.Default, "hardware profile: the name of a built-in one ("+strings.Join(hardware.Names(), ", ")+"), or a file that semmoe fit wrote")
+}
+
+// ownHardwareFlag is hardwareFlag for commands that read a plan, which tells for which machines it is.
+func ownHardwareFlag(f *pflag.FlagSet, into *string) {
+	f.StringVar(into, "hardware", "", "hardware profile: the name of a built-in one ("+strings.Join(hardware.Names(), ", ")+"), or a file that semmoe fit wrote (default: that of the plan)")
+}
+
+// readOwnHardware is the profile that such a flag names, or the plan's.
+func readOwnHardware(named string, p *solver.Plan) (*hardware.Profile, error) {
+	if named == "" {
+		return p.Machines(), nil
+	}
+	return readHardware(named)
 }
 
 // readHardware is the profile that --hardware names: a word is a built-in one, all else a file.

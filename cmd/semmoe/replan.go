@@ -57,7 +57,7 @@ func newReplanCommand() *cobra.Command {
 	f.Float64Var(&flags.moveGain, "move-gain-percent", solver.DefaultMoveGainPercent, "what an expert must gain to change its rank, in local activations over the profile, in percent of those of the mean expert of a layer\n(other objectives: messages)")
 	f.Float64Var(&flags.target, "target-lar", 0, "local activation rate at which new tables are good enough, whatever a new placement would gain; 0 is none")
 	f.IntSliceVar(&flags.batchTokens, "batch-tokens", []int{solver.DefaultEvaluation().BatchTokens}, "tokens of a batch over all ranks, as served; of several sizes the mean counts")
-	hardwareFlag(f, &flags.hardware)
+	ownHardwareFlag(f, &flags.hardware)
 	f.IntVar(&flags.trainPercent, "train-percent", solver.DefaultReplanTrainPercent, "percent of the recent requests to learn from, by whole documents")
 	f.StringVar(&flags.embeddings, "embeddings", "", "as for semmoe solve")
 	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "as for semmoe solve")
@@ -92,10 +92,10 @@ func (f *replanFlags) options() (solver.ReplanOptions, error) {
 	if err := o.Check(); err != nil {
 		return o, usageErrorf("%w", err)
 	}
-	var err error
-	if o.Hardware, err = readHardware(f.hardware); err != nil || f.embeddings == "" {
-		return o, err
+	if f.embeddings == "" {
+		return o, nil
 	}
+	var err error
 	o.Embeddings, err = openEmbeddings(f.embeddings)
 	return o, err
 }
@@ -132,6 +132,9 @@ func (f *replanFlags) run(ctx context.Context, o solver.ReplanOptions, stdout, s
 	current, artifact, err := plan.Read(f.current)
 	if err != nil {
 		return inputError(err)
+	}
+	if o.Hardware, err = readOwnHardware(f.hardware, current); err != nil {
+		return err
 	}
 	recent, err := trace.Open(ctx, f.trace)
 	if err != nil {

@@ -9,7 +9,8 @@ import (
 	"github.com/semmoe/operator/internal/plan"
 )
 
-// A plan that is solved, and one that is made anew for recent traffic, have a schedule by the profile that is named, and a page shows it.
+// A plan that is solved, and one that is made anew for recent traffic, have a schedule by the profile that is named, and carry that; a page
+// shows it.
 func TestPlansHaveSchedules(t *testing.T) {
 	machines := filepath.Join(t.TempDir(), "mine.json")
 	if code, _, message := runCommand(t, newFitCommand(), "--measurements", measuredTimes, "--name", "mine", "--memory-gib", "80", "--out", machines); code != 0 {
@@ -36,6 +37,19 @@ func TestPlansHaveSchedules(t *testing.T) {
 	}
 	if made.Schedule == nil || made.Schedule.Hardware != "mine" {
 		t.Errorf("the schedule of the new plan is %+v", made.Schedule)
+	}
+	// The plan carries the profile, which counts where no other is named.
+	if solvedPlan.Hardware != nil || made.Hardware == nil || made.Hardware.Name != "mine" {
+		t.Errorf("the plans are for %+v and %+v", solvedPlan.Hardware, made.Hardware)
+	}
+	for want, args := range map[string][]string{"mine": nil, "h200-nvlink": {"--hardware", "h200-nvlink"}} {
+		code, score, message := runJSON(t, newEvalCommand(), append([]string{"--trace", sampleTrace, "--plan", again, "--orders", "1"}, args...)...)
+		if code != 0 || score["hardware"] != want {
+			t.Errorf("eval %v: exit code %d, %q, by %v", args, code, message, score["hardware"])
+		}
+	}
+	if code, choice, message := runJSON(t, newReplanCommand(), "--trace", sampleTrace, "--current", again, "--out", filepath.Join(t.TempDir(), "next")); code != 0 || choice["hardware"] != "mine" {
+		t.Errorf("replan: exit code %d, %q, by %v", code, message, choice["hardware"])
 	}
 	page := filepath.Join(t.TempDir(), "page.html")
 	if code, _, message := runCommand(t, newReportCommand(), "--plan", again, "--out", page); code != 0 {

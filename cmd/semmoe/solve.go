@@ -18,7 +18,6 @@ import (
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
-	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -76,11 +75,10 @@ func newSolveCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			machines, err := readHardware(flags.hardware)
-			if err != nil {
+			if options.Hardware, err = readHardware(flags.hardware); err != nil {
 				return err
 			}
-			return solve(cmd.Context(), flags.trace, flags.withoutDomains, flags.out, options, machines, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return solve(cmd.Context(), flags.trace, flags.withoutDomains, flags.out, options, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
@@ -205,7 +203,7 @@ type solveReport struct {
 	Seconds       float64             `json:"seconds"`
 }
 
-func solve(ctx context.Context, tracePath string, withoutDomains []string, out string, o solver.Options, machines *hardware.Profile, stdout, stderr io.Writer) error {
+func solve(ctx context.Context, tracePath string, withoutDomains []string, out string, o solver.Options, stdout, stderr io.Writer) error {
 	begin := time.Now()
 	t, err := trace.Open(ctx, tracePath)
 	if err != nil {
@@ -255,7 +253,7 @@ func solve(ctx context.Context, tracePath string, withoutDomains []string, out s
 	if solution.Plan.Drift, err = solver.CalibrateDrift(ctx, t, solution.Plan, solution.HeldOut); err != nil {
 		return err
 	}
-	if solution.Plan.Schedule, err = solver.ScheduleLayers(&t.Model, solution.Plan, solution.Report.LAR, machines); err != nil {
+	if solution.Plan.Schedule, err = solver.ScheduleLayers(&t.Model, solution.Plan, solution.Report.LAR, o.Hardware); err != nil {
 		return err
 	}
 	artifact, err := plan.Encode(solution.Plan)

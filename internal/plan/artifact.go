@@ -21,6 +21,7 @@ const (
 	TablesFile          = "tables.safetensors"
 	DriftFile           = "drift.json"
 	ScheduleFile        = "schedule.json"
+	HardwareFile        = "hardware.json"
 	ReportFile          = "report.json"
 )
 
@@ -104,6 +105,11 @@ func Encode(p *solver.Plan) (*Artifact, error) {
 	}
 	if p.Schedule != nil {
 		if files[ScheduleFile], err = encodeJSON(p.Schedule); err != nil {
+			return nil, err
+		}
+	}
+	if !p.Hardware.IsDefault() {
+		if files[HardwareFile], err = encodeJSON(p.Hardware); err != nil {
 			return nil, err
 		}
 	}
@@ -191,6 +197,11 @@ func validate(p *solver.Plan) error {
 	if p.Schedule != nil {
 		if err := p.Schedule.Check(p.Placement.Ranks); err != nil {
 			return invalidf("%s: %v", ScheduleFile, err)
+		}
+	}
+	if p.Hardware != nil {
+		if err := p.Hardware.Check(); err != nil {
+			return invalidf("%s: %v", HardwareFile, err)
 		}
 	}
 	switch {

@@ -14,6 +14,7 @@ import (
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/drift"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/schedule"
@@ -31,7 +32,7 @@ func required() []string {
 }
 
 // optional are the files that some plans have.
-var optional = []string{GatePermutationFile, DriftFile, ScheduleFile}
+var optional = []string{GatePermutationFile, DriftFile, ScheduleFile, HardwareFile}
 
 // Read reads the plan in a directory and verifies every hash; report.json is not part of it.
 func Read(dir string) (*solver.Plan, *Artifact, error) {
@@ -116,6 +117,12 @@ func Decode(a *Artifact) (*solver.Plan, error) {
 	if content, has := a.Files[ScheduleFile]; has {
 		p.Schedule = &schedule.Schedule{}
 		if err := decodeJSON(ScheduleFile, content, p.Schedule); err != nil {
+			return nil, err
+		}
+	}
+	if content, has := a.Files[HardwareFile]; has {
+		p.Hardware = &hardware.Profile{}
+		if err := decodeJSON(HardwareFile, content, p.Hardware); err != nil {
 			return nil, err
 		}
 	}

@@ -23,7 +23,7 @@ type Input struct {
 	Digest        string
 	Current       *solver.Plan
 	CurrentDigest string
-	// Hardware is what times are modelled by; nil is hardware.DefaultProfile.
+	// Hardware is what times are modelled by; nil is that of the plan.
 	Hardware *hardware.Profile
 	Trace    *trace.Trace
 	// Requests are those of the trace that judge; not used without a trace.

@@ -141,7 +141,7 @@ func (in *Input) firstToken(t *Times) func(*Size) {
 }
 
 // profile is what times are modelled by.
-func (in *Input) profile() *hardware.Profile { return cmp.Or(in.Hardware, hardware.DefaultProfile()) }
+func (in *Input) profile() *hardware.Profile { return cmp.Or(in.Hardware, in.Plan.Machines()) }
 
 func square(x float64) float64 { return x * x }
 

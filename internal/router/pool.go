@@ -48,14 +48,17 @@ func (o *PoolOptions) validate() error {
 	case o.CacheTokensPerRank < 1:
 		return fmt.Errorf("cache tokens per rank is %d; it must be at least 1", o.CacheTokensPerRank)
 	}
-	_, err := o.newScheduler(1, cost.Shape{})
+	_, err := o.newScheduler(1, cost.Shape{}, defaultMachines())
 	return err
 }
 
-// newScheduler is for pods of that many ranks that serve a model of that shape.
-func (o *PoolOptions) newScheduler(ranks int, shape cost.Shape) (*dispatch.Scheduler, error) {
+// defaultMachines are those of pods without a plan.
+func defaultMachines() cost.Machines { return cost.NodeOf(hardware.DefaultProfile()) }
+
+// newScheduler is for pods of that many ranks that serve a model of that shape on those machines.
+func (o *PoolOptions) newScheduler(ranks int, shape cost.Shape, on cost.Machines) (*dispatch.Scheduler, error) {
 	return dispatch.NewScheduler(dispatch.Options{
-		Policy: o.Policy, Ranks: ranks, Cap: o.Cap, Weights: o.Weights, Costs: shape.Costs(cost.NodeOf(hardware.DefaultProfile())), First: rand.IntN(1 << 16),
+		Policy: o.Policy, Ranks: ranks, Cap: o.Cap, Weights: o.Weights, Costs: shape.Costs(on), First: rand.IntN(1 << 16),
 	})
 }
 
@@ -162,7 +165,7 @@ func (p *Pool) Set(backends []discovery.Backend) {
 		if was := oldGroups[g.plan]; was != nil && was.most == g.most {
 			g.scheduler = was.scheduler
 		} else {
-			g.scheduler = p.mustSchedule(g.most, shapeOf(g.backends[0].Backend))
+			g.scheduler = p.mustSchedule(g.most, shapeOf(g.backends[0].Backend), defaultMachines())
 		}
 	}
 	slices.SortFunc(p.groups, func(a, b *group) int { return cmp.Compare(a.plan, b.plan) })
@@ -187,8 +190,8 @@ func shapeOf(b discovery.Backend) cost.Shape {
 }
 
 // mustSchedule returns a scheduler: the options were found valid, and there is a rank.
-func (p *Pool) mustSchedule(ranks int, shape cost.Shape) *dispatch.Scheduler {
-	scheduler, err := p.options.newScheduler(ranks, shape)
+func (p *Pool) mustSchedule(ranks int, shape cost.Shape, on cost.Machines) *dispatch.Scheduler {
+	scheduler, err := p.options.newScheduler(ranks, shape, on)
 	if err != nil {
 		panic(err)
 	}
@@ -203,7 +206,7 @@ func (p *Pool) notify() {
 
 // AddLayout gives the pool a plan; backends that name it are scored from now on, with the plan's own tables.
 func (p *Pool) AddLayout(l *plans.Layout) {
-	scheduler := p.mustSchedule(l.Ranks, l.Shape)
+	scheduler := p.mustSchedule(l.Ranks, l.Shape, l.Machines)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.plans[l.Digest] = &scheduled{l, l, scheduler}

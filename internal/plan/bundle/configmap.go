@@ -13,7 +13,8 @@ const maxConfigMapBytes = 900 << 10
 
 // ConfigMapData is what the ConfigMap of a plan holds for an engine: manifest.json, placement.json, gate-permutation.json
 // where the plan has one, and the engine's map, where it reads one, under its base name. An engine that reads none needs
-// the permutation. drift.json, which the operator reads, and schedule.json, for plug-ins of the engine, come along where there is room: engines serve without them.
+// the permutation. drift.json, which the operator reads, and schedule.json with the hardware.json that it is for, for plug-ins of the
+// engine, come along where there is room: engines serve without them.
 func ConfigMapData(a *plan.Artifact, engineType string) (map[string]string, error) {
 	adapter, err := registry.For(engineType)
 	if err != nil {
@@ -39,7 +40,7 @@ func ConfigMapData(a *plan.Artifact, engineType string) (map[string]string, erro
 		data[path.Base(name)] = string(content)
 		size += len(path.Base(name)) + len(content)
 	}
-	for _, name := range []string{plan.DriftFile, plan.ScheduleFile} {
+	for _, name := range []string{plan.DriftFile, plan.ScheduleFile, plan.HardwareFile} {
 		if content, has := a.Files[name]; has && size+len(name)+len(content) <= maxConfigMapBytes {
 			data[name] = string(content)
 			size += len(name) + len(content)

@@ -38,8 +38,9 @@ type Layout struct {
 	// slots are the experts in the order in which a permuted checkpoint has them, by layer (nil for one that stays as it
 	// is): new expert j is old expert slots[layer][j]. It is nil where experts have several copies, which no checkpoint can.
 	slots [][]int
-	// Shape is what a token costs by.
-	Shape cost.Shape
+	// Shape is what a token costs by, Machines what it costs on.
+	Shape    cost.Shape
+	Machines cost.Machines
 	// table is nil where requests have no rank (attention tensor parallelism).
 	table *affinity.RankTable
 	// seen is what the table has learnt from; nil for plans of earlier versions, which do not tell.
@@ -54,6 +55,7 @@ func New(digest string, p *solver.Plan, tokens *tokenizer.Tokenizer) *Layout {
 	l := &Layout{
 		Digest: digest, root: cmp.Or(p.Layout, digest), Tables: digest, Ranks: p.Placement.Ranks,
 		hosts: make([][][]int, p.HiddenLayers), table: p.Ranks, seen: p.Seen, Tokenizer: tokens,
+		Machines: cost.NodeOf(p.Machines()),
 	}
 	if l.Shape = p.Shape; l.Shape.MoELayers == 0 {
 		l.Shape.MoELayers = len(p.Placement.Layers)

@@ -11,6 +11,8 @@ import (
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 	"github.com/semmoe/operator/internal/router/wire"
 	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/dispatch"
 	"github.com/semmoe/operator/solver/placement"
 )
@@ -155,5 +157,19 @@ func TestToLogical(t *testing.T) {
 	// Layer 0 is dense, layer 2 is not listed; 4 is a shared expert.
 	if diff := cmp.Diff([]int32{0, 1, 2, 0, 2, 3, 3, 3, 3, 1, 0, 0, 0, 0, 4, -1, 1, 1}, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// Decisions are weighed by the machines that the plan is for.
+func TestLayoutHasThePlansMachines(t *testing.T) {
+	p, _ := planstest.Solved(t)
+	if diff := cmp.Diff(cost.NodeOf(hardware.DefaultProfile()), layoutOf(p).Machines); diff != "" {
+		t.Errorf("without a hardware profile: %s", diff)
+	}
+	slow, plan := *hardware.DefaultProfile(), *p.Plan
+	slow.Name, slow.AllToAll.PerMicrosecond = "slow", 1000
+	plan.Hardware = &slow
+	if got := New(p.Artifact.Digest, &plan, nil).Machines; got.Profile != "slow" || got.Link.BytesPerMicrosecond != 1000 {
+		t.Errorf("with one: %+v", got)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -204,6 +205,9 @@ func BuiltIn(name string) (*Profile, error) {
 	}
 	return Parse(text)
 }
+
+// IsDefault tells that a profile says the same as DefaultProfile, for which nil stands as well.
+func (p *Profile) IsDefault() bool { return p == nil || reflect.DeepEqual(p, DefaultProfile()) }
 
 // DefaultProfile is the profile that is called Default. All who ask share it, and nobody may change it.
 func DefaultProfile() *Profile { return defaultProfile() }

@@ -8,6 +8,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/affinityprofile"
+	"github.com/semmoe/operator/internal/calibration/machines"
 )
 
 // affinityProfiles are the rules of AffinityProfiles.
@@ -41,8 +42,13 @@ func (a *affinityProfiles) warnDelete(ctx context.Context, profile *semmoev1.Aff
 // placementPlans are the rules of PlacementPlans.
 type placementPlans struct{ client.Reader }
 
-// refuse: the schema tells all that is wrong with one by itself.
-func (p *placementPlans) refuse(context.Context, *semmoev1.PlacementPlan) error { return nil }
+// refuse: the schema does not know the hardware profiles that are built in, and tells all else that is wrong with one by itself.
+func (p *placementPlans) refuse(_ context.Context, plan *semmoev1.PlacementPlan) error {
+	if _, err := machines.BuiltIn(plan.Spec.Hardware); err != nil {
+		return fmt.Errorf("spec.hardware.%w", err)
+	}
+	return nil
+}
 
 func (p *placementPlans) warn(ctx context.Context, plan *semmoev1.PlacementPlan) []string {
 	warnings := missing(ctx, p.Reader, &semmoev1.AffinityProfile{}, "AffinityProfile", "spec.profileRef.name", plan.Namespace, plan.Spec.ProfileRef.Name)

@@ -42,6 +42,9 @@ func TestRefusals(t *testing.T) {
 		"plan of another shape": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "of-eight"}
 		}, "spec.placement.planRef: PlacementPlan of-eight is for attention DataParallel on 8 ranks"},
+		"hardware that nobody has": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Placement.Hardware = &semmoev1.HardwareReference{BuiltIn: "abacus"}
+		}, "spec.placement.hardware.builtIn: there is no built-in hardware profile \"abacus\"; there are h200-nvlink"},
 		"name of another's child":       {func(m *semmoev1.MoEDeployment) { m.Name = "taken-pods" }, `an object called "taken-pods"`},
 		"name whose child is another's": {func(m *semmoev1.MoEDeployment) { m.Name = "taken-router" }, `an object called "taken-router"`},
 	}
@@ -58,6 +61,11 @@ func TestRefusals(t *testing.T) {
 	}
 	if err := api.Create(t.Context(), deployment("accepted"), client.DryRunAll); err != nil {
 		t.Error(err)
+	}
+	unbuilt := &semmoev1.PlacementPlan{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "unbuilt"}}
+	unbuilt.Spec.ProfileRef.Name, unbuilt.Spec.ExpertParallelSize, unbuilt.Spec.Hardware = "any", 8, &semmoev1.HardwareReference{BuiltIn: "abacus"}
+	if err := api.Create(t.Context(), unbuilt, client.DryRunAll); err == nil || !strings.Contains(err.Error(), "spec.hardware.builtIn") {
+		t.Errorf("a plan for hardware that nobody has: %v", err)
 	}
 	profile := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"}}
 	profile.Spec.Model, profile.Spec.Engine, profile.Spec.Parallelism = deployment("x").Spec.Model, deployment("x").Spec.Engine, deployment("x").Spec.Parallelism

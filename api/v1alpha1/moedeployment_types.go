@@ -378,6 +378,12 @@ type PlacementSpec struct {
 	// +kubebuilder:default={}
 	Solver SolverSpec `json:"solver,omitempty"`
 
+	// hardware names the profile of the machines that serve, by which the time of a layer is modelled: whether a new plan pays, what the
+	// request router weighs locality against, and the times in reports. Another profile, or other content, makes another plan. Without it
+	// the operator's own profile h200-nvlink counts.
+	// +optional
+	Hardware *HardwareReference `json:"hardware,omitempty"`
+
 	// approval is what a plan waits for before it is rolled out: Automatic (nothing), Manual (the annotation
 	// semmoe.io/approve with the plan's short digest), or Advisory (it is never rolled out). New tables for the placement in
 	// service wait alike.

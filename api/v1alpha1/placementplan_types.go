@@ -54,6 +54,7 @@ type PlacementPlanList struct {
 // +kubebuilder:validation:XValidation:rule="has(self.current) || !has(self.batchTokens)",message="batchTokens needs current: it is what the plan is compared with that one at",fieldPath=".batchTokens"
 // +kubebuilder:validation:XValidation:rule="!has(self.tokenShuffle) || self.attention == 'TensorParallel'",message="tokenShuffle needs attention TensorParallel: elsewhere requests have ranks, and tokens follow them",fieldPath=".tokenShuffle"
 // +kubebuilder:validation:XValidation:rule="!has(self.tokenShuffle) || self.tokenShuffle == 'Enabled' || !has(self.current)",message="tokenShuffle Disabled goes without current: traffic does not change a rate that hangs on the number of ranks alone",fieldPath=".tokenShuffle"
+// +kubebuilder:validation:XValidation:rule="!has(self.hardwareDigest) || has(self.hardware) && has(self.hardware.configMap)",message="hardwareDigest needs hardware.configMap: it is the digest of its content",fieldPath=".hardwareDigest"
 type PlacementPlanSpec struct {
 	// profileRef names the AffinityProfile, in the same namespace, that the plan is made from.
 	// +required
@@ -93,6 +94,17 @@ type PlacementPlanSpec struct {
 	// +optional
 	// +kubebuilder:default={}
 	Solver SolverSpec `json:"solver,omitempty"`
+
+	// hardware names the profile of the machines that are to serve, which the plan carries: times are modelled by it. Without it the
+	// operator's own profile h200-nvlink counts.
+	// +optional
+	Hardware *HardwareReference `json:"hardware,omitempty"`
+
+	// hardwareDigest is the sha256, in hexadecimal, of the content of hardware.configMap that the plan is to be made with. Where the
+	// ConfigMap holds anything else by then, the plan is not made. Without it any content will do.
+	// +optional
+	// +kubebuilder:validation:Pattern=`^[0-9a-f]{64}$`
+	HardwareDigest string `json:"hardwareDigest,omitempty"`
 
 	// current is the plan in service, for a plan that is to replace it: the search starts from it, and it is what the result
 	// is compared with. New tables for its placement are made where they do nearly as well as a new placement.

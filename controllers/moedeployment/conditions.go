@@ -52,6 +52,8 @@ func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
 		return no("NoProfile", "There is no plan without a profile")
 	case o.Inspection.Report == nil || !planner.Profiled(o.Planning.Profile, o.Inspection.Report.ModelDigest):
 		return no("WaitingForProfile", "The plan is made once the model has been profiled")
+	case o.Planning.Hardware.Fault.Reason != "":
+		return notYet(o.Planning.Hardware.Fault)
 	case plan == nil && desired.Paused(moed):
 		return no("Paused", "The plan is made once spec.reconciliation is Active")
 	case plan == nil:
@@ -104,6 +106,9 @@ func profilingFault(moed *semmoev1.MoEDeployment, o observation) *fault {
 		return &fault{pin.Reason, pin.Message, false}
 	}
 	p := o.Planning
+	if p.Hardware.Fault.Reason != "" {
+		return &fault{p.Hardware.Fault.Reason, p.Hardware.Fault.Message, false}
+	}
 	if p.Hold.Reason == planner.ReasonOutputChanged {
 		return &fault{p.Hold.Reason, p.Hold.Message, false}
 	}

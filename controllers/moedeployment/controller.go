@@ -285,9 +285,12 @@ func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed chil
 }
 
 // lookAgain is after which time to look at what no watch tells: the ranks that a Gateway is told, whether a kind that is wanted has
-// come, and what is served; zero where there is nothing of the kind.
+// come, what is served, and the content of a ConfigMap of the user's; zero where there is nothing of the kind.
 func lookAgain(moed *semmoev1.MoEDeployment, o observation) time.Duration {
-	var pool, groups, traffic time.Duration
+	var pool, groups, traffic, hardware time.Duration
+	if machines := moed.Spec.Placement.Hardware; machines != nil && machines.ConfigMap != nil {
+		hardware = planner.HardwarePeriod
+	}
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
 		pool = front.PoolPeriod
 	}
@@ -297,7 +300,7 @@ func lookAgain(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 	if (desired.Observes(moed) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus) && o.Revision != "" {
 		traffic = observePeriod
 	}
-	return outcome.Soonest(pool, groups, traffic)
+	return outcome.Soonest(pool, groups, traffic, hardware)
 }
 
 // planner is what makes plans and chooses among them.

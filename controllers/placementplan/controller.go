@@ -25,6 +25,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/calibration/machines"
 	"github.com/semmoe/operator/internal/laststatus"
 	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/internal/plan/bundle"
@@ -43,6 +44,8 @@ const (
 	storeRetry = 10 * time.Second
 	// checkPeriod is how often a published plan is looked for in the store.
 	checkPeriod = 10 * time.Minute
+	// hardwareRetry is how soon a ConfigMap is looked at again that holds no hardware profile: no watch tells of users' ConfigMaps.
+	hardwareRetry = 30 * time.Second
 )
 
 // Reconciler solves and publishes PlacementPlans.
@@ -135,6 +138,9 @@ type observation struct {
 	Profile *semmoev1.AffinityProfile
 	// Prior is the profile of the plan in service; nil where none is named, or it does not exist.
 	Prior *semmoev1.AffinityProfile
+	// Machines is the hardware profile that the plan names; MachinesFault is why it is not known.
+	Machines      machines.Chosen
+	MachinesFault *machines.FaultError
 	// ConfigMaps are those that say that they are the plan's, by name.
 	ConfigMaps map[string]*corev1.ConfigMap
 	// Inputs name the inputs of the plan; nil while the profile has no result.
@@ -173,8 +179,25 @@ func (r *Reconciler) observe(ctx context.Context, plan *semmoev1.PlacementPlan) 
 	if stable := o.ConfigMaps[stableConfigMapName(plan)]; stable != nil && metav1.IsControlledBy(stable, plan) {
 		o.Stable = solvedOf(stable)
 	}
-	o.Inputs = inputsOf(plan, o.Profile, o.Prior)
+	o.Machines, err = machines.Read(ctx, r.Live, plan.Namespace, plan.Spec.Hardware)
+	if o.MachinesFault = machines.IsFault(err); err != nil && o.MachinesFault == nil {
+		return o, err
+	}
+	o.Inputs = inputsOf(plan, o.Profile, o.Prior, o.Machines)
 	return o, nil
+}
+
+// hardwareFault is why the plan cannot be solved for the machines that it names; nil where it can.
+func (o *observation) hardwareFault(plan *semmoev1.PlacementPlan) *fault {
+	want := plan.Spec.HardwareDigest
+	switch {
+	case o.MachinesFault != nil:
+		return &fault{o.MachinesFault.Reason, "spec.hardware." + o.MachinesFault.Error(), plan.Spec.Hardware.ConfigMap == nil}
+	case want != "" && want != o.Machines.Digest:
+		return &fault{"HardwareProfileChanged", fmt.Sprintf("spec.hardwareDigest: key %q of ConfigMap %s has the digest %s now, and the plan is to be made with %s: create another plan, or restore the content",
+			plan.Spec.Hardware.ConfigMap.Key, plan.Spec.Hardware.ConfigMap.Name, o.Machines.Digest, want), false}
+	}
+	return nil
 }
 
 // profile reads an AffinityProfile; nil where it does not exist.
@@ -351,6 +374,9 @@ func (r *Reconciler) solve(ctx context.Context, store *artifact.Client, plan *se
 			return 0
 		}
 	}
+	if o.Fault = o.hardwareFault(plan); o.Fault != nil {
+		return hardwareRetry
+	}
 	if o.Inputs == nil {
 		r.jobs.Cancel(key)
 		switch {
@@ -362,7 +388,7 @@ func (r *Reconciler) solve(ctx context.Context, store *artifact.Client, plan *se
 		return 0 // a change of the profile leads back here
 	}
 	t := &task{
-		client: store, engine: plan.Spec.Engine, inputs: *o.Inputs, now: r.Now,
+		client: store, engine: plan.Spec.Engine, inputs: *o.Inputs, machines: o.Machines.Profile, now: r.Now,
 		scope: artifact.Scope{Namespace: plan.Namespace, Kind: artifact.Profile, ID: o.Profile.Status.Inputs},
 	}
 	if o.Prior != nil {

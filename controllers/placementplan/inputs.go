@@ -2,6 +2,7 @@ package placementplan
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/calibration/machines"
 	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
@@ -43,6 +45,8 @@ type solveInputs struct {
 	PreserveGroups bool `json:"preserveGroups,omitempty"`
 	// Unshuffled is left out where it is false. Then tokens stay where attention leaves them, and distinct ranks are what is placed for.
 	Unshuffled bool `json:"unshuffled,omitempty"`
+	// Hardware is the digest of the hardware profile in a ConfigMap, or the name of one that is built in; left out for the operator's own.
+	Hardware string `json:"hardware,omitempty"`
 	// Replan is about the plan in service; nil where there is none to compare with.
 	Replan *replanInputs `json:"replan,omitempty"`
 }
@@ -65,11 +69,19 @@ func resultOf(profile *semmoev1.AffinityProfile) artifact.Digest {
 	return digest
 }
 
-// inputsOf are the inputs of a plan made from a profile and, where the plan names one, the profile before it; nil where either has no
-// result yet.
-func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityProfile) *solveInputs {
+// inputsOf are the inputs of a plan made from a profile and, where the plan names one, the profile before it, for machines; nil where
+// either has no result yet, or where the machines are not known.
+func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityProfile, on machines.Chosen) *solveInputs {
 	digest, priorDigest := resultOf(profile), resultOf(prior)
 	if digest == "" || plan.Spec.PriorProfileRef != nil && priorDigest == "" {
+		return nil
+	}
+	hardware := cmp.Or(plan.Spec.HardwareDigest, on.Digest)
+	switch named := machines.Named(plan.Spec.Hardware); {
+	case named == nil:
+	case named.ConfigMap == nil:
+		hardware = named.BuiltIn
+	case hardware == "":
 		return nil
 	}
 	return &solveInputs{
@@ -80,6 +92,7 @@ func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityPro
 		TimeBudgetSeconds: int(plan.Spec.Solver.TimeBudgetSeconds),
 		PreserveGroups:    plan.Spec.Realization == semmoev1.RealizationReshuffledWeights,
 		Unshuffled:        plan.Spec.TokenShuffle == semmoev1.TokenShuffleDisabled,
+		Hardware:          hardware,
 		Replan:            replanInputsOf(plan, priorDigest),
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"reflect"
 	"runtime/debug"
 
 	"k8s.io/utils/ptr"
@@ -21,7 +22,7 @@ import (
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
-	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -129,10 +130,12 @@ func (t *task) replan(ctx context.Context, manifest profile.Manifest, tell func(
 			return nil, nil, err
 		}
 	}
-	result := &replanned{found.Decision, found.Current.Score, chosen.Score, chosen.Moves, found.TestRequests, t.replanOptions(tell).Hardware.Name}
+	result := &replanned{found.Decision, found.Current.Score, chosen.Score, chosen.Moves, found.TestRequests, chosen.Plan.Machines().Name}
 	if recent == nil {
-		// Its inputs are those of the plan in service, but for the rate, on which it hardly depends.
-		chosen.Plan.Schedule = current.Schedule
+		if reflect.DeepEqual(chosen.Plan.Machines(), current.Machines()) {
+			// Its inputs are those of the plan in service, but for the rate, on which it hardly depends.
+			chosen.Plan.Schedule = current.Schedule
+		}
 		return &solver.Solution{Plan: chosen.Plan, Truncated: found.Truncated}, result, nil
 	}
 	solution, err := t.scored(ctx, recent, chosen.Plan, found)
@@ -238,7 +241,7 @@ func (t *task) counted(ctx context.Context, scope artifact.Scope, manifest profi
 func (t *task) replanOptions(tell func(step string, done, total int)) solver.ReplanOptions {
 	in := t.inputs.Replan
 	return solver.ReplanOptions{
-		Options: t.inputs.options(tell), MoveGainPercent: solver.DefaultMoveGainPercent, Hardware: hardware.DefaultProfile(),
+		Options: t.options(tell), MoveGainPercent: solver.DefaultMoveGainPercent,
 		Choice: solver.Choice{
 			BatchTokens: []int{in.BatchTokens}, MinimumGainPercent: float64(in.MinimumGainPercent), TargetLAR: float64(in.TargetLARMilli) / 1000,
 		},
@@ -252,7 +255,7 @@ func (t *task) scored(ctx context.Context, recent *trace.Trace, chosen *solver.P
 		return nil, err
 	}
 	o := solver.DefaultEvaluation()
-	o.Requests, o.BatchTokens, o.Seed = test, t.inputs.Replan.BatchTokens, chosen.Seed
+	o.Requests, o.BatchTokens, o.Seed, o.Machines = test, t.inputs.Replan.BatchTokens, chosen.Seed, cost.NodeOf(chosen.Machines())
 	report, err := solver.Evaluate(ctx, recent, chosen, o)
 	if err != nil {
 		return nil, err

@@ -53,7 +53,9 @@ type task struct {
 	prior  artifact.Scope // of the profile of the plan in service, where the inputs name one
 	engine semmoev1.EngineType
 	inputs solveInputs
-	now    func() time.Time
+	// machines is the hardware profile that the inputs name; nil for the operator's own.
+	machines *hardware.Profile
+	now      func() time.Time
 }
 
 // run solves the plan and publishes it, unless another plan of the same inputs has been published meanwhile.
@@ -136,7 +138,7 @@ func (t *task) solve(ctx context.Context, manifest profile.Manifest, tell func(s
 	if err := placement.CheckRanks(t.inputs.Ranks, recorded.Model.Experts); err != nil {
 		return nil, invalidRanks(err)
 	}
-	found, err := solver.Solve(ctx, recorded, t.inputs.options(tell))
+	found, err := solver.Solve(ctx, recorded, t.options(tell))
 	if trace.IsInvalid(err) {
 		return nil, invalidf("ProfileInvalid", "the profile's routing trace: %v", err)
 	}
@@ -150,14 +152,15 @@ func (t *task) solve(ctx context.Context, manifest profile.Manifest, tell func(s
 	return found, addSchedule(recorded, found.Plan, found.Report.LAR)
 }
 
-// addSchedule adds what the plan says about the work inside layers, by the profile of hardware that is built in: on which machines the
-// plan will serve, nothing tells.
-func addSchedule(recorded *trace.Trace, p *solver.Plan, lar float64) error {
-	machines, err := hardware.BuiltIn(hardware.Default)
-	if err != nil {
-		return err
-	}
-	p.Schedule, err = solver.ScheduleLayers(&recorded.Model, p, lar, machines)
+func (t *task) options(tell func(step string, done, total int)) solver.Options {
+	o := t.inputs.options(tell)
+	o.Hardware = t.machines
+	return o
+}
+
+// addSchedule adds what the plan says about the work inside layers, on the machines that it is for.
+func addSchedule(recorded *trace.Trace, p *solver.Plan, lar float64) (err error) {
+	p.Schedule, err = solver.ScheduleLayers(&recorded.Model, p, lar, p.Machines())
 	return err
 }
 

@@ -15,6 +15,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/calibration/machines"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/placement"
 )
@@ -39,7 +40,7 @@ func TestReshuffledWeightsKeepGroups(t *testing.T) {
 	}}
 	for realization, want := range map[semmoev1.Realization]bool{semmoev1.RealizationEngineMap: false, semmoev1.RealizationReshuffledWeights: true} {
 		plan := &semmoev1.PlacementPlan{Spec: semmoev1.PlacementPlanSpec{ExpertParallelSize: 4, Realization: realization}}
-		if inputs := inputsOf(plan, profile, nil); inputs == nil || inputs.options(nil).PreserveGroups != want {
+		if inputs := inputsOf(plan, profile, nil, machines.Chosen{}); inputs == nil || inputs.options(nil).PreserveGroups != want {
 			t.Errorf("%s: inputs %+v, want PreserveGroups %v", realization, inputs, want)
 		}
 	}
@@ -55,7 +56,7 @@ func TestTokensThatStay(t *testing.T) {
 		"": placement.Activation, semmoev1.TokenShuffleEnabled: placement.Activation, semmoev1.TokenShuffleDisabled: placement.RankDedup,
 	} {
 		plan := &semmoev1.PlacementPlan{Spec: semmoev1.PlacementPlanSpec{ExpertParallelSize: 4, Attention: semmoev1.AttentionTensorParallel, TokenShuffle: shuffle}}
-		if got := inputsOf(plan, profile, nil).options(nil); got.Objective != want || got.Unshuffled != (want == placement.RankDedup) {
+		if got := inputsOf(plan, profile, nil, machines.Chosen{}).options(nil); got.Objective != want || got.Unshuffled != (want == placement.RankDedup) {
 			t.Errorf("%q is solved for %s, unshuffled %v", shuffle, got.Objective, got.Unshuffled)
 		}
 	}

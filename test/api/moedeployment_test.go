@@ -266,6 +266,9 @@ func TestContradictions(t *testing.T) {
 	overlap := func(fields map[string]any) map[string]any {
 		return map[string]any{"engine": map[string]any{"image": "engine:1", "overlap": fields}}
 	}
+	placement := func(hardware map[string]any) map[string]any {
+		return map[string]any{"placement": map[string]any{"hardware": hardware}}
+	}
 	cases := map[string]struct {
 		spec    map[string]any // merged over the minimal one
 		more    map[string]any
@@ -286,6 +289,10 @@ func TestContradictions(t *testing.T) {
 		"tokens that an engine shuffles":      {map[string]any{"parallelism": tensorParallel}, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, nil},
 		"tokens of requests with a rank":      {nil, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, []string{"spec.placement.tokenShuffle", "needs parallelism.attention TensorParallel"}},
 		"tokens without an exchange":          {map[string]any{"parallelism": tensorParallel, "engine": engine("VLLM")}, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, []string{"spec.placement.tokenShuffle", "engine.type SGLang"}},
+		"hardware of the operator's":          {placement(map[string]any{"builtIn": "h200-nvlink"}), nil, nil},
+		"hardware of the user's":              {placement(map[string]any{"configMap": map[string]any{"name": "gpus"}}), nil, nil},
+		"hardware of both":                    {placement(map[string]any{"builtIn": "h200-nvlink", "configMap": map[string]any{"name": "gpus"}}), nil, []string{"spec.placement.hardware", "exactly one of builtIn and configMap"}},
+		"hardware of nobody":                  {placement(map[string]any{}), nil, []string{"spec.placement.hardware", "exactly one of builtIn and configMap"}},
 		"two pods":                            {pods(4, 2), profiling("Serving"), nil},
 		"one pod, as a Job has":               {pods(4, 1), profiling("Dedicated"), nil},
 		"two pods, and a Job of one":          {pods(4, 2), profiling("Dedicated"), []string{"spec.profiling.target", "needs parallelism.podsPerReplica 1"}},

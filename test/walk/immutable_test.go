@@ -2,16 +2,21 @@ package walk
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
 // kind is one whose spec cannot be changed: each value is tried on an object of its own.
@@ -88,6 +93,9 @@ live: {priorProfileRef: {name: shared}}
 			{name: "a plan of tokens", spec: planned + `
 attention: TensorParallel
 `, prepare: makeProfile},
+			{name: "a plan for machines of the user's own", spec: planned + `
+hardware: {configMap: {name: machines}}
+`, prepare: makeMachines},
 			{name: "a plan in place of another", spec: planned + `
 current: {planDigest: "` + unknownDigest + `"}
 `, prepare: makePlan},
@@ -107,6 +115,16 @@ func made(ctx context.Context, object *unstructured.Unstructured) (map[string]st
 func makeProfile(ctx context.Context, namespace string, _ spec) error {
 	_, err := made(ctx, objectNamed("AffinityProfile", namespace, "shared", specOf(dedicated)))
 	return err
+}
+
+// makeMachines makes the profile "shared" and a ConfigMap with a hardware profile.
+func makeMachines(ctx context.Context, namespace string, _ spec) error {
+	text, err := json.Marshal(hardware.DefaultProfile())
+	if err != nil {
+		return err
+	}
+	machines := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "machines"}, Data: map[string]string{"hardware.json": string(text)}}
+	return errors.Join(api.Create(ctx, machines), makeProfile(ctx, namespace, nil))
 }
 
 // makePlan makes the plan in service from the profile "shared", and names it in a spec that names none.

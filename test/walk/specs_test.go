@@ -86,6 +86,11 @@ engine: {image: "engine:1", args: ["--moe-a2a-backend", "deepep"], overlap: {mic
 parallelism: {expertParallelSize: 4}
 routing: {replicas: 1}
 `},
+	{name: "machines of the user's own", spec: serving + `
+replicas: 2
+profiling: {dataset: {configMap: {name: texts}}, target: Dedicated}
+placement: {hardware: {configMap: {name: machines}}}
+`},
 	{name: "a canary that soaks", spec: deployed + `
 replicas: 3
 rollout: {soakSeconds: 86400}

@@ -42,6 +42,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.DriftStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("EngineSpec"):
 		return &apiv1alpha1.EngineSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("HardwareConfigMap"):
+		return &apiv1alpha1.HardwareConfigMapApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("HardwareReference"):
+		return &apiv1alpha1.HardwareReferenceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("LARStatus"):
 		return &apiv1alpha1.LARStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("LiveSpec"):

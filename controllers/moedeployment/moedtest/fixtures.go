@@ -195,3 +195,28 @@ func Shuffled(m *semmoev1.MoEDeployment) {
 	Tokens(m)
 	m.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleEnabled
 }
+
+// Hardware names a ConfigMap with a hardware profile.
+func Hardware(name string) *semmoev1.HardwareReference {
+	return &semmoev1.HardwareReference{ConfigMap: &semmoev1.HardwareConfigMap{Name: name, Key: "hardware.json"}}
+}
+
+// OnHardware changes the profile that a MoEDeployment names.
+func OnHardware(of *semmoev1.HardwareReference) func(*semmoev1.MoEDeployment) {
+	return func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Hardware = of }
+}
+
+// ProfiledBy is a complete profile of the fixtures' model, made at a time.
+func ProfiledBy(name, digest string, made time.Time, change ...func(*semmoev1.AffinityProfile)) *semmoev1.AffinityProfile {
+	p := &semmoev1.AffinityProfile{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(made)},
+		Status: semmoev1.AffinityProfileStatus{
+			Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
+			Result:     &semmoev1.ProfileResult{Digest: digest, Tokens: 1000, TracedTokens: 1000}, Model: &semmoev1.ModelStatus{Digest: Model},
+		},
+	}
+	for _, c := range change {
+		c(p)
+	}
+	return p
+}

@@ -25,6 +25,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/calibration/machines"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
@@ -37,6 +38,8 @@ type Planning struct {
 	Profile *semmoev1.AffinityProfile
 	// ProfileName is its name, known before it exists; empty where none is asked for.
 	ProfileName string
+	// Hardware is the hardware profile that plans are made for.
+	Hardware HardwareProfile
 	// Base is the plan that the spec itself asks for; nil where there is none (yet). Lineage is what drift has led to since.
 	Base    *semmoev1.PlacementPlan
 	Lineage lineage
@@ -141,18 +144,24 @@ type planInputs struct {
 	// Realization is left out where it is EngineMap, TokenShuffle where it is not Disabled.
 	Realization  semmoev1.Realization  `json:"realization,omitempty"`
 	TokenShuffle semmoev1.TokenShuffle `json:"tokenShuffle,omitempty"`
+	// Hardware is left out where it is the operator's own profile, HardwareDigest where it is in no ConfigMap.
+	Hardware       *semmoev1.HardwareReference `json:"hardware,omitempty"`
+	HardwareDigest string                      `json:"hardwareDigest,omitempty"`
 }
 
-// planFor is the plan that the spec asks for, given its profile and for which realisation it is to be solved.
-func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, realization semmoev1.Realization) *semmoev1.PlacementPlan {
+// planFor is the plan that the spec asks for, given its profile, for which realisation it is to be solved, and the digest of the hardware
+// profile that the spec names, empty where that is in no ConfigMap.
+func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, realization semmoev1.Realization, hardwareDigest string) *semmoev1.PlacementPlan {
 	spec := semmoev1.PlacementPlanSpec{
 		ProfileRef: semmoev1.ProfileReference{Name: profile.Name}, Attention: moed.Spec.Parallelism.Attention,
 		ExpertParallelSize: moed.Spec.Parallelism.ExpertParallelSize, Engine: moed.Spec.Engine.Type, Solver: moed.Spec.Placement.Solver,
 		Realization: realization, TokenShuffle: plannedShuffle(moed),
+		Hardware: machines.Named(moed.Spec.Placement.Hardware), HardwareDigest: hardwareDigest,
 	}
 	inputs := planInputs{
 		Profile: profile.Name, Result: profile.Status.Result.Digest, Attention: spec.Attention, Ranks: spec.ExpertParallelSize,
 		Engine: spec.Engine, Solver: spec.Solver, TokenShuffle: spec.TokenShuffle,
+		Hardware: spec.Hardware, HardwareDigest: spec.HardwareDigest,
 	}
 	if realization != semmoev1.RealizationEngineMap {
 		inputs.Realization = realization

@@ -361,7 +361,7 @@ func TestPlansAreToldOfTokens(t *testing.T) {
 	profile := &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{Result: &semmoev1.ProfileResult{Digest: "d"}}}
 	profile.Name = "p"
 	of := func(change ...func(*semmoev1.MoEDeployment)) *semmoev1.PlacementPlan {
-		return planFor(moedtest.Deployment(change...), profile, semmoev1.RealizationEngineMap)
+		return planFor(moedtest.Deployment(change...), profile, semmoev1.RealizationEngineMap, "")
 	}
 	plain, stay, move := of(), of(moedtest.Tokens), of(moedtest.Shuffled)
 	if plain.Spec.TokenShuffle != "" || stay.Spec.TokenShuffle != semmoev1.TokenShuffleDisabled || move.Spec.TokenShuffle != "" {

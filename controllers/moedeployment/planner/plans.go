@@ -56,8 +56,11 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 	if p.Profile, p.ProfileName, err = pl.reconcileProfile(ctx, moed, modelDigest, active); err != nil {
 		return p, err
 	}
-	if Profiled(p.Profile, modelDigest) {
-		if p.Base, err = pl.reconcilePlan(ctx, moed, p.Profile, report.Groups, active); err != nil {
+	if p.Hardware, err = pl.hardware(ctx, moed, plans); err != nil {
+		return p, err
+	}
+	if Profiled(p.Profile, modelDigest) && p.Hardware.Known {
+		if p.Base, err = pl.reconcilePlan(ctx, moed, p.Profile, report.Groups, p.Hardware.Digest, active); err != nil {
 			return p, err
 		}
 	}
@@ -188,12 +191,12 @@ func outdated(live, wanted *semmoev1.AffinityProfile) bool {
 }
 
 // reconcilePlan returns the plan made from the profile, nil where it does not exist yet.
-func (pl *Planner) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, groups int, active bool) (*semmoev1.PlacementPlan, error) {
+func (pl *Planner) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, groups int, hardwareDigest string, active bool) (*semmoev1.PlacementPlan, error) {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
 		return nil, err
 	}
-	wanted := planFor(moed, profile, planRealization(realizations(moed, adapter), groups))
+	wanted := planFor(moed, profile, planRealization(realizations(moed, adapter), groups), hardwareDigest)
 	live := &semmoev1.PlacementPlan{}
 	err = pl.Get(ctx, client.ObjectKeyFromObject(wanted), live)
 	switch {

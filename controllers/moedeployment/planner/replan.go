@@ -307,7 +307,7 @@ func (p Planning) priorName() string {
 
 // replanFor is the plan made from a profile to replace the one in service.
 func (p Planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile) *semmoev1.PlacementPlan {
-	plan := planFor(moed, profile, p.Base.Spec.Realization)
+	plan := planFor(moed, profile, p.Base.Spec.Realization, p.Base.Spec.HardwareDigest)
 	current := p.current()
 	current.TargetLARMilli = forecastOf(p.Promise).LARMilli * (100 - moed.Spec.Drift.ThresholdPercent) / 100
 	plan.Spec.Current, plan.Spec.PriorProfileRef = &current, &semmoev1.ProfileReference{Name: p.priorName()}

@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
@@ -22,21 +21,6 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 )
-
-// profiledBy is a complete profile of the fixtures' model, made at a time.
-func profiledBy(name, digest string, made time.Time, change ...func(*semmoev1.AffinityProfile)) *semmoev1.AffinityProfile {
-	p := &semmoev1.AffinityProfile{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(made)},
-		Status: semmoev1.AffinityProfileStatus{
-			Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Profiled"}},
-			Result:     &semmoev1.ProfileResult{Digest: digest, Tokens: 1000, TracedTokens: 1000}, Model: &semmoev1.ModelStatus{Digest: moedtest.Model},
-		},
-	}
-	for _, c := range change {
-		c(p)
-	}
-	return p
-}
 
 func ofBase(name string) func(*semmoev1.AffinityProfile) {
 	return func(p *semmoev1.AffinityProfile) { p.Labels = map[string]string{semmoev1.LabelBase: name} }
@@ -140,9 +124,9 @@ func TestNextReplan(t *testing.T) {
 	live := refresh(semmoev1.RefreshLive, &semmoev1.DatasetSpec{Path: "/models/d"})
 	job := refresh(semmoev1.RefreshJob, &semmoev1.DatasetSpec{Path: "/models/d"})
 	base, later := moedtest.PlanOf("base", "b0", nil), moedtest.Start.Add(2*time.Hour)
-	begun := profiledBy("begun", "r1", moedtest.Start, ofBase("base"))
-	few := profiledBy("begun", "r1", moedtest.Start, ofBase("base"), incomplete)
-	same := profiledBy("begun", "r0", moedtest.Start, ofBase("base"))
+	begun := moedtest.ProfiledBy("begun", "r1", moedtest.Start, ofBase("base"))
+	few := moedtest.ProfiledBy("begun", "r1", moedtest.Start, ofBase("base"), incomplete)
+	same := moedtest.ProfiledBy("begun", "r0", moedtest.Start, ofBase("base"))
 	made := replanOf("made", "t1", "b0", semmoev1.TierTables, moedtest.Start.Add(time.Minute), func(p *semmoev1.PlacementPlan) { p.Spec.ProfileRef.Name = "begun" })
 	solving := made.DeepCopy()
 	unsolved(solving)
@@ -187,7 +171,7 @@ func TestNextReplan(t *testing.T) {
 		moed := moedtest.Deployment(tc.Change)
 		p := Planning{
 			Base: base, Plan: base, Promise: base, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap),
-			Profile: profiledBy("p", "r0", moedtest.Start), ProfileName: "p", Lineage: lineageOf(base, tc.profiles, tc.plans),
+			Profile: moedtest.ProfiledBy("p", "r0", moedtest.Start), ProfileName: "p", Lineage: lineageOf(base, tc.profiles, tc.plans),
 		}
 		step := nextReplan(moed, moedtest.Model, p, tc.drift)
 		target := semmoev1.ProfilingTarget("")
@@ -214,7 +198,7 @@ func TestReplanObjects(t *testing.T) {
 	tables := replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start)
 	p := Planning{
 		Base: base, Plan: base, Promise: tables, Tables: tables, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap),
-		Profile: profiledBy("p", "r0", moedtest.Start), ProfileName: "p",
+		Profile: moedtest.ProfiledBy("p", "r0", moedtest.Start), ProfileName: "p",
 	}
 	now := moedtest.Start.Add(time.Hour)
 	onset := now.Add(-10 * time.Minute)
@@ -234,10 +218,10 @@ func TestReplanObjects(t *testing.T) {
 		},
 		"another base": func(p *Planning) { p.Base = moedtest.PlanOf("base2", "b2", nil) },
 		"one before it": func(p *Planning) {
-			p.Lineage.profiles = []*semmoev1.AffinityProfile{profiledBy("q", "r1", moedtest.Start)}
+			p.Lineage.profiles = []*semmoev1.AffinityProfile{moedtest.ProfiledBy("q", "r1", moedtest.Start)}
 		},
 		"another before it": func(p *Planning) {
-			p.Lineage.profiles = []*semmoev1.AffinityProfile{profiledBy("s", "r1", moedtest.Start)}
+			p.Lineage.profiles = []*semmoev1.AffinityProfile{moedtest.ProfiledBy("s", "r1", moedtest.Start)}
 		},
 	} {
 		other := p
@@ -249,14 +233,14 @@ func TestReplanObjects(t *testing.T) {
 		names[made] = true
 	}
 
-	plan := p.replanFor(moed, profiledBy("q", "r1", now, ofBase("base")))
+	plan := p.replanFor(moed, moedtest.ProfiledBy("q", "r1", now, ofBase("base")))
 	if got, want := *plan.Spec.Current, (semmoev1.CurrentPlan{PlanDigest: "b0-full", TablesDigest: "t1-full", TargetLARMilli: 360}); got != want {
 		t.Errorf("current %+v, want %+v", got, want)
 	}
 	if plan.Spec.ProfileRef.Name != "q" || plan.Spec.PriorProfileRef.Name != "p" || *plan.Spec.MinimumGainPercent != 3 || plan.Spec.BatchTokens != 8192 || plan.Labels[semmoev1.LabelBase] != "base" {
 		t.Errorf("plan %+v", plan.Spec)
 	}
-	if other := p.replanFor(moed, profiledBy("q", "r2", now)); other.Name == plan.Name {
+	if other := p.replanFor(moed, moedtest.ProfiledBy("q", "r2", now)); other.Name == plan.Name {
 		t.Error("another result of the profile leads to the same plan")
 	}
 }
@@ -316,7 +300,7 @@ func TestReplansAreRemembered(t *testing.T) {
 		t.Errorf("obsolete are %d plans, want old alone", len(obsolete))
 	}
 	profiles := []*semmoev1.AffinityProfile{
-		profiledBy("p", "r", old), profiledBy("of-named", "r", old, ofBase("base")), profiledBy("of-old", "r", old, ofBase("base")), profiledBy("new", "r", young, ofBase("base")),
+		moedtest.ProfiledBy("p", "r", old), moedtest.ProfiledBy("of-named", "r", old, ofBase("base")), moedtest.ProfiledBy("of-old", "r", old, ofBase("base")), moedtest.ProfiledBy("new", "r", young, ofBase("base")),
 	}
 	if left := obsoleteProfiles(profiles, p, keptPlans(plans, obsolete), now); len(left) != 1 || left[0].Name != "of-old" {
 		t.Errorf("obsolete are %d profiles, want of-old alone", len(left))

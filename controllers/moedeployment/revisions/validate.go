@@ -11,6 +11,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/calibration/machines"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
@@ -67,6 +68,9 @@ func Validate(moed *semmoev1.MoEDeployment) *InvalidError {
 	}
 	if moed.Spec.Placement.Cache != nil && moed.Spec.Placement.Realization == semmoev1.RealizationEngineMap {
 		return Invalidf("InvalidSpec", "spec.placement.cache: with spec.placement.realization EngineMap nothing is copied: remove the cache, or use Auto or ReshuffledWeights")
+	}
+	if _, err := machines.BuiltIn(moed.Spec.Placement.Hardware); err != nil {
+		return Invalidf("InvalidSpec", "spec.placement.hardware.%v", err)
 	}
 	if template := moed.Spec.Template; template != nil {
 		return validateTemplate(template)

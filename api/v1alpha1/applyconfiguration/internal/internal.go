@@ -266,6 +266,25 @@ var schemaYAML = typed.YAMLObject(`types:
       default: SGLang
 - name: com.github.semmoe.operator.api.v1alpha1.EngineType
   scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.HardwareConfigMap
+  map:
+    fields:
+    - name: key
+      type:
+        scalar: string
+      default: hardware.json
+    - name: name
+      type:
+        scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.HardwareReference
+  map:
+    fields:
+    - name: builtIn
+      type:
+        scalar: string
+    - name: configMap
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.HardwareConfigMap
 - name: com.github.semmoe.operator.api.v1alpha1.LARStatus
   map:
     fields:
@@ -536,6 +555,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: expertParallelSize
       type:
         scalar: numeric
+    - name: hardware
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.HardwareReference
+    - name: hardwareDigest
+      type:
+        scalar: string
     - name: minimumGainPercent
       type:
         scalar: numeric
@@ -607,6 +632,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: cache
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.CacheSpec
+    - name: hardware
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.HardwareReference
     - name: planRef
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.PlanReference

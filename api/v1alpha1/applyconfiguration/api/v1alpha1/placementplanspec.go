@@ -29,6 +29,12 @@ type PlacementPlanSpecApplyConfiguration struct {
 	TokenShuffle *apiv1alpha1.TokenShuffle `json:"tokenShuffle,omitempty"`
 	// solver says how the plan is searched for.
 	Solver *SolverSpecApplyConfiguration `json:"solver,omitempty"`
+	// hardware names the profile of the machines that are to serve, which the plan carries: times are modelled by it. Without it the
+	// operator's own profile h200-nvlink counts.
+	Hardware *HardwareReferenceApplyConfiguration `json:"hardware,omitempty"`
+	// hardwareDigest is the sha256, in hexadecimal, of the content of hardware.configMap that the plan is to be made with. Where the
+	// ConfigMap holds anything else by then, the plan is not made. Without it any content will do.
+	HardwareDigest *string `json:"hardwareDigest,omitempty"`
 	// current is the plan in service, for a plan that is to replace it: the search starts from it, and it is what the result
 	// is compared with. New tables for its placement are made where they do nearly as well as a new placement.
 	Current *CurrentPlanApplyConfiguration `json:"current,omitempty"`
@@ -102,6 +108,22 @@ func (b *PlacementPlanSpecApplyConfiguration) WithTokenShuffle(value apiv1alpha1
 // If called multiple times, the Solver field is set to the value of the last call.
 func (b *PlacementPlanSpecApplyConfiguration) WithSolver(value *SolverSpecApplyConfiguration) *PlacementPlanSpecApplyConfiguration {
 	b.Solver = value
+	return b
+}
+
+// WithHardware sets the Hardware field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Hardware field is set to the value of the last call.
+func (b *PlacementPlanSpecApplyConfiguration) WithHardware(value *HardwareReferenceApplyConfiguration) *PlacementPlanSpecApplyConfiguration {
+	b.Hardware = value
+	return b
+}
+
+// WithHardwareDigest sets the HardwareDigest field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the HardwareDigest field is set to the value of the last call.
+func (b *PlacementPlanSpecApplyConfiguration) WithHardwareDigest(value string) *PlacementPlanSpecApplyConfiguration {
+	b.HardwareDigest = &value
 	return b
 }
 

@@ -27,6 +27,10 @@ type PlacementSpecApplyConfiguration struct {
 	Cache *CacheSpecApplyConfiguration `json:"cache,omitempty"`
 	// solver says how a plan is searched for.
 	Solver *SolverSpecApplyConfiguration `json:"solver,omitempty"`
+	// hardware names the profile of the machines that serve, by which the time of a layer is modelled: whether a new plan pays, what the
+	// request router weighs locality against, and the times in reports. Another profile, or other content, makes another plan. Without it
+	// the operator's own profile h200-nvlink counts.
+	Hardware *HardwareReferenceApplyConfiguration `json:"hardware,omitempty"`
 	// approval is what a plan waits for before it is rolled out: Automatic (nothing), Manual (the annotation
 	// semmoe.io/approve with the plan's short digest), or Advisory (it is never rolled out). New tables for the placement in
 	// service wait alike.
@@ -71,6 +75,14 @@ func (b *PlacementSpecApplyConfiguration) WithCache(value *CacheSpecApplyConfigu
 // If called multiple times, the Solver field is set to the value of the last call.
 func (b *PlacementSpecApplyConfiguration) WithSolver(value *SolverSpecApplyConfiguration) *PlacementSpecApplyConfiguration {
 	b.Solver = value
+	return b
+}
+
+// WithHardware sets the Hardware field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Hardware field is set to the value of the last call.
+func (b *PlacementSpecApplyConfiguration) WithHardware(value *HardwareReferenceApplyConfiguration) *PlacementSpecApplyConfiguration {
+	b.Hardware = value
 	return b
 }
 

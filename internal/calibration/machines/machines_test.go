@@ -1,0 +1,126 @@
+package machines
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/solver/cost/hardware"
+)
+
+// inConfigMap names a key of the ConfigMap mine.
+func inConfigMap(key string) *semmoev1.HardwareReference {
+	return &semmoev1.HardwareReference{ConfigMap: &semmoev1.HardwareConfigMap{Name: "mine", Key: key}}
+}
+
+// own is a profile that is not the operator's, as text.
+func own(t *testing.T) string {
+	t.Helper()
+	profile := *hardware.DefaultProfile()
+	profile.Name = "mine"
+	text, err := json.MarshalIndent(profile, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func reader(t *testing.T) client.Reader {
+	t.Helper()
+	measured, err := os.ReadFile("../testdata/h200x2.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fake.NewClientBuilder().WithObjects(
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "mine"}, Data: map[string]string{
+			"hardware.json": own(t), "calibration.json": string(measured), "broken": "{", "other": `{"format":"x"}`, "few": `{"all_to_all":[]}`,
+		}},
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "n", Name: "empty"}},
+	).Build()
+}
+
+func TestReadOwn(t *testing.T) {
+	chosen, err := Read(t.Context(), reader(t), "n", inConfigMap("hardware.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256([]byte(own(t)))
+	if chosen.Profile.Name != "mine" || chosen.Digest != hex.EncodeToString(sum[:]) {
+		t.Errorf("profile %q of digest %s", chosen.Profile.Name, chosen.Digest)
+	}
+	fitted, err := Read(t.Context(), reader(t), "n", inConfigMap("calibration.json"))
+	if err != nil || fitted.Profile.Name != "mine" || fitted.Profile.GPU == "" || fitted.Digest == chosen.Digest {
+		t.Errorf("of measurements: %+v, %v", fitted.Profile, err)
+	}
+}
+
+func TestReadBuiltIn(t *testing.T) {
+	for name, of := range map[string]*semmoev1.HardwareReference{"none": nil, "the default": {BuiltIn: hardware.Default}} {
+		if chosen, err := Read(t.Context(), reader(t), "n", of); err != nil || chosen != (Chosen{}) || Named(of) != nil {
+			t.Errorf("%s: %+v, %v, named %+v", name, chosen, err, Named(of))
+		}
+	}
+	if of := inConfigMap("hardware.json"); Named(of) != of {
+		t.Error("a profile in a ConfigMap is not named")
+	}
+}
+
+func TestReadFaults(t *testing.T) {
+	named := func(name string) *semmoev1.HardwareReference {
+		return &semmoev1.HardwareReference{ConfigMap: &semmoev1.HardwareConfigMap{Name: name, Key: "hardware.json"}}
+	}
+	for want, test := range map[string]struct {
+		of     *semmoev1.HardwareReference
+		reason string
+	}{
+		`builtIn: there is no built-in hardware profile "abacus"; there are h200-nvlink`:                       {&semmoev1.HardwareReference{BuiltIn: "abacus"}, Invalid},
+		`configMap: there is no ConfigMap "gone" in namespace n: create it`:                                    {named("gone"), NotFound},
+		`configMap.key: ConfigMap mine has no key "x"; it has broken, calibration.json`:                        {inConfigMap("x"), NotFound},
+		`configMap.key: ConfigMap empty has no key "hardware.json"; it has none`:                               {named("empty"), NotFound},
+		`configMap: key "broken" of ConfigMap mine holds no hardware profile, nor measurements for one: unexp`: {inConfigMap("broken"), Invalid},
+		`format is "x"; it must be`:               {inConfigMap("other"), Invalid},
+		`all_to_all has 0 measurements; at least`: {inConfigMap("few"), Invalid},
+	} {
+		_, err := Read(t.Context(), reader(t), "n", test.of)
+		if fault := IsFault(err); fault == nil || !strings.Contains(err.Error(), want) || fault.Reason != test.reason {
+			t.Errorf("error %v (%+v); wanted is %s with %q", err, fault, test.reason, want)
+		}
+	}
+}
+
+// What the API server cannot tell is no fault of the profile.
+func TestReadWithoutServer(t *testing.T) {
+	away := errors.New("connection refused")
+	r := fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
+		Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
+			return away
+		},
+	}).Build()
+	if _, err := Read(t.Context(), r, "n", inConfigMap("hardware.json")); !errors.Is(err, away) || IsFault(err) != nil {
+		t.Errorf("error %v", err)
+	}
+}
+
+func BenchmarkReadMeasurements(b *testing.B) {
+	text, err := os.ReadFile("../testdata/h200x2.json")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if _, err := parse("mine", text); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

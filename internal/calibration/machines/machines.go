@@ -12,10 +12,10 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
@@ -49,7 +49,7 @@ type Chosen struct {
 	Digest string
 }
 
-// Read reads the profile that a reference names, nil for none, in a namespace. Faults of what is named are a *FaultError, whose message
+// Read reads the profile that a reference names, nil for none, in a namespace; the reader has no cache. Faults of what is named are a *FaultError, whose message
 // follows the name of the reference's field.
 func Read(ctx context.Context, reader client.Reader, namespace string, of *semmoev1.HardwareReference) (Chosen, error) {
 	switch {
@@ -61,11 +61,11 @@ func Read(ctx context.Context, reader client.Reader, namespace string, of *semmo
 	}
 	name, key := of.ConfigMap.Name, of.ConfigMap.Key
 	configMap := &corev1.ConfigMap{}
-	switch err := reader.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, configMap); {
-	case apierrors.IsNotFound(err):
-		return Chosen{}, faultf(NotFound, "configMap: there is no ConfigMap %q in namespace %s: create it, with what semmoe fit wrote under the key %q", name, namespace, key)
+	switch found, err := owned.FindLive(ctx, reader, client.ObjectKey{Namespace: namespace, Name: name}, configMap); {
 	case err != nil:
 		return Chosen{}, fmt.Errorf("get ConfigMap %s: %w", name, err)
+	case !found:
+		return Chosen{}, faultf(NotFound, "configMap: there is no ConfigMap %q in namespace %s: create it, with what semmoe fit wrote under the key %q", name, namespace, key)
 	}
 	text, has := configMap.Data[key]
 	if !has {

@@ -87,6 +87,7 @@ func TestReadFaults(t *testing.T) {
 	}{
 		`builtIn: there is no built-in hardware profile "abacus"; there are h200-nvlink`:                       {&semmoev1.HardwareReference{BuiltIn: "abacus"}, Invalid},
 		`configMap: there is no ConfigMap "gone" in namespace n: create it`:                                    {named("gone"), NotFound},
+		`configMap: there is no ConfigMap "a/b" in namespace n: create it`:                                     {named("a/b"), NotFound},
 		`configMap.key: ConfigMap mine has no key "x"; it has broken, calibration.json`:                        {inConfigMap("x"), NotFound},
 		`configMap.key: ConfigMap empty has no key "hardware.json"; it has none`:                               {named("empty"), NotFound},
 		`configMap: key "broken" of ConfigMap mine holds no hardware profile, nor measurements for one: unexp`: {inConfigMap("broken"), Invalid},

@@ -1,0 +1,80 @@
+package e2e
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/solver/cost/hardware"
+)
+
+// A hardware profile of the user's reaches the plan that serves. When its ConfigMap is lost that is told, and nothing else follows; other
+// content makes another plan.
+func TestHardwareProfile(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	storedProfile(t, namespace)
+	profiles := func(name string) *corev1.ConfigMap {
+		machines := *hardware.DefaultProfile()
+		machines.Name, machines.AllToAll.PerMicrosecond = name, 1e4
+		text, err := json.Marshal(machines)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "gpus"}, Data: map[string]string{"hardware.json": string(text)}}
+	}
+	moed := storyDeployment(namespace, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Placement.Hardware = &semmoev1.HardwareReference{ConfigMap: &semmoev1.HardwareConfigMap{Name: "gpus"}}
+	})
+	nudge := nudger(t, namespace)
+	wait := func(kind string, status metav1.ConditionStatus, reason string, parts ...string) {
+		t.Helper()
+		eventually(t, patience, kind+" is "+string(status)+" "+reason, func() error {
+			nudge() // sooner than by the clock
+			current := get(t, moed)
+			return conditionIs(current.Status.Conditions, current.Generation, kind, status, reason, parts...)
+		})
+	}
+	create(t, moed)
+	wait(semmoev1.ConditionPlanned, metav1.ConditionFalse, "HardwareProfileNotFound", `there is no ConfigMap "gpus"`)
+	gpus := profiles("mine")
+	create(t, gpus)
+	wait(semmoev1.ConditionPlanned, metav1.ConditionTrue, "Planned")
+	carries := func(name string) {
+		t.Helper()
+		status := get(t, moed).Status
+		if text := getConfigMap(t, namespace, status.Plan+"-"+status.PlanDigest).Data[plan.HardwareFile]; !strings.Contains(text, `"name":"`+name+`"`) {
+			t.Errorf("the plan that serves carries %.60q, want %s", text, name)
+		}
+	}
+	planned := waitPlanned(t, moed)
+	carries("mine")
+
+	pods := podUIDs(t, moed)
+	deleteAndWait(t, gpus)
+	wait(semmoev1.ConditionDegraded, metav1.ConditionTrue, "HardwareProfileNotFound", "spec.placement.hardware")
+	wait(semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
+	create(t, profiles("mine"))
+	wait(semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
+	if after := get(t, moed); after.Status.PlanDigest != planned.Status.PlanDigest || after.Status.Plan != planned.Status.Plan {
+		t.Errorf("plan %s (%s) has become %s (%s)", planned.Status.Plan, planned.Status.PlanDigest, after.Status.Plan, after.Status.PlanDigest)
+	}
+	if diff := cmp.Diff(pods, podUIDs(t, moed)); diff != "" {
+		t.Errorf("pods were replaced:\n%s", diff)
+	}
+
+	changed := getConfigMap(t, namespace, "gpus")
+	changed.Data = profiles("newer").Data
+	if err := api.Update(t.Context(), changed); err != nil {
+		t.Fatal(err)
+	}
+	waitOtherPlan(t, moed, planned.Status.PlanDigest, nudge)
+	carries("newer")
+}

@@ -68,3 +68,12 @@ func TestMachinesAreTheProfiles(t *testing.T) {
 		t.Errorf("sixteen ranks that were measured over nodes of eight are %+v", measured.Link)
 	}
 }
+
+// A message to another node costs no less than one to another rank, however slow the exchange within a node is.
+func TestNodeMessage(t *testing.T) {
+	slow := *hardware.DefaultProfile()
+	slow.AllToAll.PerMicrosecond = 10e3
+	if usual := cost.NodeMessage(hardware.DefaultProfile()); usual < 5 || usual > 6 || cost.NodeMessage(&slow) != 1 {
+		t.Errorf("%v, and %v on slow links", usual, cost.NodeMessage(&slow))
+	}
+}

@@ -53,9 +53,9 @@ func rdma400(p *hardware.Profile) Link {
 }
 
 // NodeMessage is what a message to another node costs in messages to another rank: the rates' ratio, as both carry the same
-// token.
+// token. It is never below 1: that ranks of one node exchange slowly makes messages to others no cheaper.
 func NodeMessage(p *hardware.Profile) float64 {
-	return p.AllToAll.PerMicrosecond / rdma400(p).BytesPerMicrosecond
+	return max(1, p.AllToAll.PerMicrosecond/rdma400(p).BytesPerMicrosecond)
 }
 
 // layerMicroseconds is the time of a MoE layer's dispatch and combine, bf16 each way, when a rank holds that many tokens

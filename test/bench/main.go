@@ -3,7 +3,8 @@
 // router in front of an engine that answers at once, with "reshuffle" the reshuffling of a checkpoint of 8 GiB, which needs three
 // times that much disk and is measured only then; with "metis", and a routing trace if it is not to be the one in
 // solver/testdata, our search against METIS; with "replan" (and -help) what re-plans recover from few tokens after the kinds of
-// text have changed. It judges nothing: the goals stand beside the figures.
+// text have changed; with "hindsight" (and -help) how far dispatch of requests stays below what could be reached if all arrivals were
+// known. It judges nothing: the goals stand beside the figures.
 package main
 
 import (
@@ -88,6 +89,13 @@ func run(ctx context.Context) error {
 	}
 	if len(os.Args) >= 2 && os.Args[1] == "replan" {
 		r, err := benchReplan(ctx, os.Args[2:])
+		if err != nil {
+			return err
+		}
+		return out.Encode(r)
+	}
+	if len(os.Args) >= 2 && os.Args[1] == "hindsight" {
+		r, err := benchHindsight(ctx, os.Args[2:])
 		if err != nil {
 			return err
 		}

@@ -75,10 +75,14 @@ func Calibrate(ctx context.Context, requests []Request, o Options) (*Calibration
 		return nil, err
 	}
 	c.fit(requests, served)
-	if err := c.centre(requests, &o); err != nil {
+	spread, err := c.centre(requests, &o)
+	if err != nil {
 		return nil, err
 	}
-	return c, c.limit(ctx, requests, &o)
+	if err := c.limit(ctx, requests, &o); err != nil {
+		return nil, err
+	}
+	return c, c.sooner(ctx, requests, &o, spread)
 }
 
 // serve is how often each rank serves each request in simulated traffic [request][rank], relative to how often the request comes. A
@@ -118,17 +122,20 @@ func serve(requests []Request, o *Options) ([][]float64, error) {
 const prior = 0.2
 
 // cell sums what is known of requests with one best rank on one rank, by their weight.
-type cell struct{ weight, highest, predicted, local float64 }
+type cell struct{ weight, highest, predicted, known, pairs, local float64 }
 
 func (a *cell) add(weight float64, s Sample) {
 	a.weight += weight
 	a.highest += weight * s.Highest
 	a.predicted += weight * s.Predicted
+	a.known += weight * s.Known
+	a.pairs += weight * s.Pairs
 	a.local += weight * s.Local
 }
 
 // fit finds the means of all cells, each shrunk to that of its like (served by the best rank or not), and slopes about them.
-// Requests count on a rank as often as it serves them: a scheduler takes those there that lose little by it.
+// Requests count on a rank as often as it serves them: a scheduler takes those there that lose little by it. What is known of their
+// tokens counts where they have no rank: a best rank tells kinds of requests apart as well, and slopes that gain nothing cost certainty.
 func (c *Calibration) fit(requests []Request, served [][]float64) {
 	cells := make([]cell, c.Ranks*c.Ranks)
 	var all [2]cell
@@ -146,50 +153,22 @@ func (c *Calibration) fit(requests []Request, served [][]float64) {
 		c.Predicted[i] = (a.predicted + prior*of.predicted/of.weight) / (a.weight + prior)
 		c.Local[i] = (a.local + prior*of.local/of.weight) / (a.weight + prior)
 	}
+	if c.Ranks == 1 {
+		c.Known = &Known{all[1].known / all[1].weight, all[1].pairs / all[1].weight}
+	}
 	c.slope(requests, served)
 }
 
 // slope finds the slopes by weighted least squares.
 func (c *Calibration) slope(requests []Request, served [][]float64) {
-	var onBest, onOther line
+	var sums regression
 	for i, r := range requests {
 		for rank, weight := range served[i] {
 			s := r.sample(rank)
-			at := s.Best*c.Ranks + rank
-			predicted, highest, local := s.Predicted-c.Predicted[at], s.Highest-c.Highest[at], s.Local-c.Local[at]
-			if rank == s.Best {
-				onBest.add(weight, predicted, 0, local)
-			} else {
-				onOther.add(weight, predicted, highest, local)
-			}
+			sums.add(weight, c.aboveMeans(s), s.Local-c.Local[s.Best*c.Ranks+rank])
 		}
 	}
-	c.Slopes.Best, _ = onBest.slopes()
-	c.Slopes.Predicted, c.Slopes.Highest = onOther.slopes()
-}
-
-// line holds the sums of a regression of z on x and y, all of them about their means.
-type line struct{ xx, xy, yy, xz, yz float64 }
-
-func (l *line) add(weight, x, y, z float64) {
-	l.xx += weight * x * x
-	l.xy += weight * x * y
-	l.yy += weight * y * y
-	l.xz += weight * x * z
-	l.yz += weight * y * z
-}
-
-// slopes are 0 for what does not vary, and that of x alone where x and y vary together.
-func (l *line) slopes() (x, y float64) {
-	const together = 1e-6
-	determinant := l.xx*l.yy - l.xy*l.xy
-	switch {
-	case determinant > together*l.xx*l.yy:
-		return (l.xz*l.yy - l.yz*l.xy) / determinant, (l.yz*l.xx - l.xz*l.xy) / determinant
-	case l.xx > 0:
-		return l.xz / l.xx, 0
-	}
-	return 0, 0
+	c.Slopes = sums.slopes()
 }
 
 // like is which cells have something in common.
@@ -202,13 +181,13 @@ func like(best, rank int) int {
 
 // centre makes the mean residual of served requests zero, and takes the mean share on best ranks, in the order in which it is lower:
 // where ranks have to be balanced against long runs of one kind, other requests of a cell are served than in a random order. In the
-// other order the test is slower, never more often wrong. What else is usual is that of the random order, by which plans are scored.
-func (c *Calibration) centre(requests []Request, o *Options) error {
-	offset, best := math.Inf(1), math.Inf(1)
+// other order, by the spread that is returned, the test is slower, never more often wrong. What else is usual is that of the random order, by which plans are scored.
+func (c *Calibration) centre(requests []Request, o *Options) (spread float64, err error) {
+	offset, best, most := math.Inf(1), math.Inf(1), math.Inf(-1)
 	for i, order := range o.orders() {
 		traffic, err := NewTraffic(requests, order)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		steps := float64(o.Steps / meanSteps)
 		residual, mean := 0.0, Usual{}
@@ -219,13 +198,13 @@ func (c *Calibration) centre(requests []Request, o *Options) error {
 			mean.Best += c.onBest(s) / steps
 			mean.Known += s.Known / steps
 		}
-		offset, best = min(offset, residual), min(best, mean.Best)
+		offset, best, most = min(offset, residual), min(best, mean.Best), max(most, residual)
 		if i == 0 {
 			c.Usual = mean
 		}
 	}
 	c.Offset, c.Usual.Best = offset, best
-	return nil
+	return most - offset, nil
 }
 
 const (
@@ -262,6 +241,37 @@ func (c *Calibration) limit(ctx context.Context, requests []Request, o *Options)
 		}
 	}
 	return nil
+}
+
+// higher is by how much more than is asked for the reference of residuals may be for the sake of sooner alarms.
+const higher = 1.2
+
+// sooner takes a higher reference of residuals where that finds a change of twice the one asked for in fewer requests: runs of a kind
+// whose residuals are low climb less, and the threshold falls by more than what a change adds to each request. Spread is by how much
+// residuals are higher in one order of requests than in the other.
+func (c *Calibration) sooner(ctx context.Context, requests []Request, o *Options, spread float64) error {
+	asked := c.Residual
+	if asked.Reference != o.Residual {
+		return nil // it is larger already: few requests tell little
+	}
+	thresholds, err := c.thresholds(ctx, requests, c.refer(requests, o, higher, [charts]bool{levelChart: true, noveltyChart: true}), o)
+	if err != nil {
+		return err
+	}
+	c.Residual.Threshold = thresholds[residualChart]
+	if c.requestsToFind(2*o.Residual, c.Residual, spread) >= c.requestsToFind(2*o.Residual, asked, spread) {
+		c.Residual = asked
+	}
+	return nil
+}
+
+// requestsToFind is about after how many requests a chart of residuals finds a drop, in the order of requests in which they are higher.
+func (c *Calibration) requestsToFind(drop float64, chart Chart, spread float64) float64 {
+	each := (drop-chart.Reference)*c.Usual.Served - spread
+	if each <= 0 {
+		return math.Inf(1)
+	}
+	return chart.Threshold / each
 }
 
 // refer gives the charts whose threshold was not found yet references of a width, and returns what is known of the kinds under these.

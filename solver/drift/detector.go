@@ -34,7 +34,9 @@ type Calibration struct {
 	Highest   []float64 `json:"highest"`
 	Predicted []float64 `json:"predicted"`
 	Local     []float64 `json:"local"`
-	// Slopes are what forecasts above these means add to the expected local share, Offset what is added to all.
+	// Known are the mean shares of what is known of requests; nil where they have a rank, and in calibrations of earlier versions.
+	Known *Known `json:"known,omitempty"`
+	// Slopes are what a request above these means adds to the expected local share, Offset what is added to all.
 	Slopes Slopes  `json:"slopes"`
 	Offset float64 `json:"offset"`
 	// Chance is the local share of tokens of which nothing is known.
@@ -51,13 +53,10 @@ type Calibration struct {
 	Novelty Chart `json:"novelty"`
 }
 
-// Slopes are by how much the local share rises with a forecast.
-type Slopes struct {
-	// Best is that of requests on their best rank.
-	Best float64 `json:"best"`
-	// Predicted and Highest are those of requests on other ranks, with the forecast there and with that on the best rank.
-	Predicted float64 `json:"predicted"`
-	Highest   float64 `json:"highest"`
+// Known are shares of tokens, and of pairs of successive ones, that the plan's tables have seen.
+type Known struct {
+	Tokens float64 `json:"tokens"`
+	Pairs  float64 `json:"pairs"`
 }
 
 // Usual are means over usual traffic in random order, by which plans are scored; that of Best is the lower one of both orders.
@@ -89,12 +88,26 @@ func (c *Calibration) Expected(s Sample) float64 {
 	if s.Best < 0 || s.Best >= c.Ranks || s.Rank < 0 || s.Rank >= c.Ranks {
 		return math.NaN()
 	}
-	cell := s.Best*c.Ranks + s.Rank
-	base, predicted := c.Local[cell]+c.Offset, s.Predicted-c.Predicted[cell]
-	if s.Best == s.Rank {
-		return base + c.Slopes.Best*predicted
+	expected, above := c.Local[s.Best*c.Ranks+s.Rank]+c.Offset, c.aboveMeans(s)
+	for i, slope := range c.Slopes.vector() {
+		expected += slope * above[i]
 	}
-	return base + c.Slopes.Predicted*predicted + c.Slopes.Highest*(s.Highest-c.Highest[cell])
+	return expected
+}
+
+// aboveMeans is by how much a request is above the means of its best rank and serving rank, in the order of slopes. What is known of
+// its tokens is as usual where nobody says.
+func (c *Calibration) aboveMeans(s Sample) (above [regressors]float64) {
+	cell := s.Best*c.Ranks + s.Rank
+	if s.Best == s.Rank {
+		above[0] = s.Predicted - c.Predicted[cell]
+	} else {
+		above[1], above[2] = s.Predicted-c.Predicted[cell], s.Highest-c.Highest[cell]
+	}
+	if c.Known != nil && finite(s.Known, s.Pairs) {
+		above[3], above[4] = s.Known-c.Known.Tokens, s.Pairs-c.Known.Pairs
+	}
+	return above
 }
 
 // expectedOnBest is the local share to be expected of a request on its best rank.
@@ -176,7 +189,8 @@ func (c *Calibration) Validate() error {
 			return fmt.Errorf("%s has %d entries; %d ranks need %d", name, len(cells), c.Ranks, c.Ranks*c.Ranks)
 		}
 	}
-	for _, value := range slices.Concat(c.Highest, c.Predicted, c.Local, []float64{c.Slopes.Best, c.Slopes.Predicted, c.Slopes.Highest, c.Offset}) {
+	slopes := c.Slopes.vector()
+	for _, value := range slices.Concat(c.Highest, c.Predicted, c.Local, slopes[:], []float64{c.Offset}) {
 		if !finite(value) {
 			return fmt.Errorf("highest, predicted, local, slopes and offset must be numbers; one is %v", value)
 		}
@@ -191,6 +205,9 @@ func (c *Calibration) Validate() error {
 		if !(chart.Threshold > 0) || math.IsInf(chart.Threshold, 0) {
 			return fmt.Errorf("%s.threshold is %v; it must be a number above 0", chart.name, chart.Threshold)
 		}
+	}
+	if c.Known != nil && !(share(c.Known.Tokens) && share(c.Known.Pairs)) {
+		return fmt.Errorf("known is %v; it must be shares from 0 to 1", *c.Known)
 	}
 	if !share(c.Chance) {
 		return fmt.Errorf("chance is %v; it must be a share from 0 to 1", c.Chance)

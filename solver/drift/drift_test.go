@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -128,7 +129,8 @@ func TestStatisticIsAFunctionOfTheSamples(t *testing.T) {
 	}
 }
 
-// A lower local share, or more that is new, never makes the statistic lower.
+// A lower local share never makes the statistic lower, nor more that is new that of novelty. Less may be expected of requests with more
+// that is new, as usual ones have shown.
 func TestStatisticIsMonotone(t *testing.T) {
 	requests := made(100, 4, 1)
 	c := calibrated(t, requests)
@@ -138,10 +140,11 @@ func TestStatisticIsMonotone(t *testing.T) {
 		before := c.Of(samples)
 		at := &samples[random.IntN(len(samples))]
 		at.Local -= random.Float64()
+		worse := c.Of(samples)
 		at.Known -= random.Float64()
 		after := c.Of(samples)
-		if after.Residual < before.Residual || after.Level < before.Level || after.Novelty < before.Novelty {
-			t.Fatalf("seed %d: %v became %v by a worse sample", seed, before, after)
+		if worse.Residual < before.Residual || worse.Level < before.Level || after.Novelty < before.Novelty {
+			t.Fatalf("seed %d: %v became %v by a lower share, and %v by more that is new", seed, before, worse, after)
 		}
 	}
 }
@@ -243,6 +246,49 @@ func TestExplain(t *testing.T) {
 	}
 }
 
+// Where the forecast is worth less of requests of which it knows less, drops are found sooner than without knowing that.
+func TestWhatIsKnownExplainsResiduals(t *testing.T) {
+	told := made(400, 1, 1)
+	for i := range told {
+		told[i].Local[0] += 0.6*(told[i].Known-0.9) - 0.5*(told[i].Pairs-0.35)
+	}
+	untold := slices.Clone(told)
+	for i := range untold {
+		untold[i].Known, untold[i].Pairs = 0.9, 0.35
+	}
+	c := calibrated(t, told)
+	if math.Abs(c.Slopes.Known-0.6) > 0.15 || math.Abs(c.Slopes.Pairs+0.5) > 0.15 {
+		t.Errorf("slopes %+v; want 0.6 by known tokens and -0.5 by known pairs", c.Slopes)
+	}
+	if with, without := found(t, c, told), found(t, calibrated(t, untold), untold); with >= without {
+		t.Errorf("a drop of a tenth is found after %d requests, and after %d by forecasts alone", with, without)
+	}
+}
+
+// found is the median delay of a drop of a tenth.
+func found(t *testing.T, c *Calibration, requests []Request) int {
+	t.Helper()
+	delays, err := c.Delays(t.Context(), requests, Change{Drop: .1}, Order{Sticky: .9, Seed: 5}, 41, 5000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return delays[20]
+}
+
+// A calibration of an earlier version knows nothing of what new tokens are worth.
+func TestEarlierCalibration(t *testing.T) {
+	c := *calibrated(t, made(100, 1, 1))
+	c.Known, c.Slopes.Known, c.Slopes.Pairs = nil, 0, 0
+	if err := c.Validate(); err != nil {
+		t.Error(err)
+	}
+	s := Sample{Predicted: .2, Highest: .2, Known: .1, Pairs: .1}
+	expected := c.Expected(s)
+	if s.Known, s.Pairs = 1, 1; expected != c.Expected(s) {
+		t.Errorf("it expects %v of new tokens, %v of known ones", expected, c.Expected(s))
+	}
+}
+
 // Peaks with an exponential tail tell about where it goes on, also where few of them make it: the many alone would tell a third of that.
 func TestTailOfPeaks(t *testing.T) {
 	const n, exceeding = 100_000, 0.1
@@ -331,6 +377,7 @@ func TestCalibrationIsItsText(t *testing.T) {
 		"cells":       {func(c *Calibration) { c.Local = c.Local[1:] }, "local has 15 entries"},
 		"requests":    {func(c *Calibration) { c.Requests = 3 }, "requests is 3"},
 		"rate":        {func(c *Calibration) { c.FalseAlarms = 1 }, "false_alarms is 1"},
+		"known":       {func(c *Calibration) { c.Known = &Known{2, 1} }, "known is {2 1}"},
 		"slope":       {func(c *Calibration) { c.Slopes.Highest = math.NaN() }, "one is NaN"},
 		"reference":   {func(c *Calibration) { c.Level.Reference = 2 }, "level.reference is 2"},
 		"threshold":   {func(c *Calibration) { c.Novelty.Threshold = 0 }, "novelty.threshold is 0"},

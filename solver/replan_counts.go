@@ -39,13 +39,16 @@ const (
 
 // ReplanCounts is Replan from counts alone. Tokens are dealt to both sides of the split one by one, as counts do not tell of which
 // document they are: what one document repeats is known on both sides, and scores are higher than what service will bring, those
-// of new plans more so. With attention TP tables and placement are scored by sending each token id, in parts, to balanced ranks.
+// of new plans more so. Once they have judged, the held-out counts are learnt from, too. With attention TP tables and placement are scored by sending each token id, in parts, to balanced ranks.
 //
 // With attention DP a request has one rank, and counts do not tell which tokens it has: there are tables alone, without a score, and
 // they are preferred where they forecast the held-out counts better than the tables in service; Layout has no plan. Neither has
 // it with an objective of messages, for which the experts of single tokens must be known. Forecasts of more than the token id need
 // sequences, and are refused.
 func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.Counts, priorPercent int, current *Plan, o ReplanOptions) (*Replanned, error) {
+	if priorPercent == 0 {
+		prior = nil
+	}
 	r, err := newCountsReplan(ctx, recent, prior, priorPercent, current, o)
 	if err != nil {
 		return nil, err
@@ -56,7 +59,7 @@ func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.C
 	out := &Replanned{Trust: r.trust, Current: r.candidate(current), Tables: r.candidate(r.tables(current.Placement, foreignRanks))}
 	if current.Attention == placement.DataParallel {
 		out.Decision = r.nearer(current, out.Tables.Plan)
-		return out, nil
+		return out, r.learnAll(out, recent.Layers, prior)
 	}
 	layout := out.Current.Score
 	if current.messages().None() {
@@ -68,7 +71,22 @@ func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.C
 		out.Unmet, out.Truncated, layout = solved.Unmet, solved.Truncated, out.Layout.Score
 	}
 	out.Decision = o.Choose(out.Current.Score, out.Tables.Score, layout, localTime(r.layer, o.BatchTokens))
-	return out, nil
+	return out, r.learnAll(out, recent.Layers, prior)
+}
+
+// learnAll gives the candidates tables that have learnt from the held-out counts as well, once these have judged: scores are those of the
+// tables without them.
+func (r *countsReplan) learnAll(out *Replanned, recent, prior []affinity.Counts) (err error) {
+	if r.learnt = recent; prior != nil {
+		if r.learnt, err = affinity.BlendLayers(recent, prior, r.trust); err != nil {
+			return err
+		}
+	}
+	out.Tables.Plan = r.tables(r.current.Placement, foreignRanks)
+	if out.Layout.Plan != nil {
+		out.Layout.Plan = r.tables(out.Layout.Plan.Placement, bestRanks)
+	}
+	return nil
 }
 
 // countsReplan is one ReplanCounts.
@@ -124,7 +142,7 @@ func newCountsReplan(ctx context.Context, recent CountedProfile, prior []affinit
 // blend joins the counts to learn from with the prior.
 func (r *countsReplan) blend(ctx context.Context, prior []affinity.Counts, percent float64) error {
 	r.placing = r.learnt
-	if prior == nil || percent == 0 {
+	if prior == nil {
 		return nil
 	}
 	first, second, err := affinity.PartLayers(ctx, r.learnt, 50, r.options.Seed+1)

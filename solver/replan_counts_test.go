@@ -75,6 +75,35 @@ func TestReplanCountsServesRequests(t *testing.T) {
 	}
 }
 
+// What judges is not wasted: the tables are those of all that was counted.
+func TestReplanCountsLearnsFromAll(t *testing.T) {
+	old, recent := drifting(1)
+	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
+		current := solve(t, old, options(attention, 4)).Plan
+		counts := counted(t, recent)
+		got := replanCounts(t, counts, nil, current, bigBatches())
+		for name, p := range map[string]*solver.Plan{"tables": got.Tables.Plan, "layout": got.Layout.Plan} {
+			if p == nil {
+				continue
+			}
+			hosts := make([]affinity.Hosts, len(p.Placement.Layers))
+			for l := range hosts {
+				hosts[l] = p.Placement.Hosts(l)
+			}
+			estimator := affinity.Estimator{Shrinkage: 1}
+			var diff string
+			if attention == placement.DataParallel {
+				diff = cmp.Diff(affinity.NewRankTable(counts, hosts, 4, estimator), p.Ranks)
+			} else {
+				diff = cmp.Diff(affinity.NewTokenTable(counts, hosts, 4, 4, estimator), p.Tokens)
+			}
+			if diff != "" {
+				t.Errorf("%s, %s: not the table of all counts (-want +got):\n%.1000s", attention, name, diff)
+			}
+		}
+	}
+}
+
 func TestReplanCountsKeepsWhatServesWell(t *testing.T) {
 	old, _ := drifting(2)
 	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {

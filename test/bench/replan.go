@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -47,6 +48,7 @@ type liveResult struct {
 type replanBench struct {
 	trace, attention, learnt, served, tokens string
 	ranks, seeds, train                      int
+	counts                                   bool
 }
 
 func benchReplan(ctx context.Context, args []string) (*replanResult, error) {
@@ -60,6 +62,7 @@ func benchReplan(ctx context.Context, args []string) (*replanResult, error) {
 	flags.StringVar(&b.learnt, "learnt", "c,go,js,python,sql,yamljson", "kinds of text that the old plan is made from")
 	flags.StringVar(&b.served, "served", "chinese,english,french,german,japanese,russian,spanish", "kinds of text that are served")
 	flags.StringVar(&b.tokens, "tokens", "10000,25000,50000,100000", "numbers of recent tokens")
+	flags.BoolVar(&b.counts, "counts", false, "plan from counts of the recent tokens, of which all are learnt from in the end: the numbers are of them all")
 	if err := flags.Parse(args); err != nil {
 		return nil, err
 	}
@@ -139,8 +142,7 @@ func (r *replanResult) add(ctx context.Context, t *trace.Trace, b *replanBench, 
 	options.TrainPercent = b.train
 	for i := range r.Live {
 		live := &r.Live[i]
-		recent := pool.Subset(trace.Sample(pool, pool.AllRequests(), live.Tokens*100/b.train, seed))
-		found, err := solver.Replan(ctx, recent, learnt, solver.DefaultPriorPercent, old.Plan, solver.ReplanOptions{
+		found, err := b.replan(ctx, pool, learnt, live.Tokens, old.Plan, solver.ReplanOptions{
 			Options: options, MoveGainPercent: solver.DefaultMoveGainPercent, Choice: solver.Choice{BatchTokens: []int{4096}},
 		})
 		if err != nil {
@@ -154,9 +156,11 @@ func (r *replanResult) add(ctx context.Context, t *trace.Trace, b *replanBench, 
 		if err != nil {
 			return err
 		}
-		layout, err := recovered(found.Layout.Plan)
-		if err != nil {
-			return err
+		layout := 0.0
+		if found.Layout.Plan != nil { // of counts alone there may be none
+			if layout, err = recovered(found.Layout.Plan); err != nil {
+				return err
+			}
 		}
 		live.Tables += share * tables
 		live.Layout += share * layout
@@ -165,6 +169,23 @@ func (r *replanResult) add(ctx context.Context, t *trace.Trace, b *replanBench, 
 		live.Trust = append(live.Trust, min(float64(found.Trust), 1e9)) // JSON knows no infinity
 	}
 	return nil
+}
+
+// replan makes a plan for a sample of the pool.
+func (b *replanBench) replan(ctx context.Context, pool, learnt *trace.Trace, tokens int, old *solver.Plan, o solver.ReplanOptions) (*solver.Replanned, error) {
+	if !b.counts {
+		recent := pool.Subset(trace.Sample(pool, pool.AllRequests(), tokens*100/b.train, o.Seed))
+		return solver.Replan(ctx, recent, learnt, solver.DefaultPriorPercent, old, o)
+	}
+	recent, err := affinity.CountTokens(ctx, pool, trace.Sample(pool, pool.AllRequests(), tokens, o.Seed))
+	if err != nil {
+		return nil, err
+	}
+	before, err := affinity.CountTokens(ctx, learnt, learnt.AllRequests())
+	if err != nil {
+		return nil, err
+	}
+	return solver.ReplanCounts(ctx, solver.CountedProfile{Layers: recent}, before, solver.DefaultPriorPercent, old, o)
 }
 
 // rateOf is the local activation rate of a plan on all requests of a trace.

@@ -2,14 +2,17 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/semmoe/operator/internal/npy"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/embedding"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -49,6 +52,7 @@ type replanBench struct {
 	trace, attention, learnt, served, tokens string
 	ranks, seeds, train                      int
 	counts                                   bool
+	embeddings                               *embedding.Table
 }
 
 func benchReplan(ctx context.Context, args []string) (*replanResult, error) {
@@ -63,8 +67,19 @@ func benchReplan(ctx context.Context, args []string) (*replanResult, error) {
 	flags.StringVar(&b.served, "served", "chinese,english,french,german,japanese,russian,spanish", "kinds of text that are served")
 	flags.StringVar(&b.tokens, "tokens", "10000,25000,50000,100000", "numbers of recent tokens")
 	flags.BoolVar(&b.counts, "counts", false, "plan from counts of the recent tokens, of which all are learnt from in the end: the numbers are of them all")
+	embeddings := flags.String("embeddings", "", "as for semmoe solve, for all plans; not with -counts")
 	if err := flags.Parse(args); err != nil {
 		return nil, err
+	}
+	if *embeddings != "" {
+		if b.counts {
+			return nil, errors.New("-embeddings: plans from counts do not use any; leave out -counts")
+		}
+		m, err := npy.Open(*embeddings)
+		if err != nil {
+			return nil, fmt.Errorf("-embeddings: %w", err)
+		}
+		b.embeddings = &embedding.Table{Tokens: m.Rows, Size: m.Columns, Values: m.Values}
 	}
 	t, err := trace.Open(ctx, b.trace)
 	if err != nil {
@@ -116,6 +131,7 @@ func (r *replanResult) add(ctx context.Context, t *trace.Trace, b *replanBench, 
 	learnt.Domains, pool.Domains = nil, nil
 	options := solver.Options{
 		Ranks: b.ranks, Attention: r.Attention, Algorithm: placement.Auto, Forecast: solver.Table, TrainPercent: 99, Seed: seed,
+		Embeddings: b.embeddings,
 	}
 	old, err := solver.Solve(ctx, learnt, options)
 	if err != nil {

@@ -232,6 +232,9 @@ func TestExplain(t *testing.T) {
 		if got := largest(causes); got != tc.want {
 			t.Errorf("%s: the largest cause is %q, of %+v", name, got, causes)
 		}
+		if given := c.Given(samples); (given > 0.03) != (name == "served elsewhere") {
+			t.Errorf("%s: %v is given up for balance", name, given)
+		}
 		if sum := causes.NewTokens + causes.Mix + causes.Balance + causes.Rest; math.Abs(sum-1) > 1e-9 {
 			t.Errorf("%s: the shares sum to %v", name, sum)
 		}

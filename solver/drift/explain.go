@@ -21,7 +21,7 @@ func (c *Calibration) Explain(samples []Sample) Causes {
 	var mean struct{ local, best, known, given, n float64 }
 	for _, s := range samples[c.begin(samples):] {
 		best := c.expectedOnBest(s)
-		given := best - c.Expected(s)
+		given := c.given(s)
 		if !finite(s.Local, best, given, s.Known) {
 			continue
 		}
@@ -40,11 +40,32 @@ func (c *Calibration) Explain(samples []Sample) Causes {
 	perNew := max(0, c.Usual.Served-c.Chance) / max(c.Usual.Known, 1e-9)
 	newTokens := min(max(0, (c.Usual.Known-mean.known)*perNew), drop)
 	mix := max(0, c.Usual.Best-mean.best-newTokens)
-	balance := max(0, mean.given-(c.Usual.Best-c.Usual.Served))
+	balance := c.beyondUsual(mean.given)
 	rest := max(0, drop-newTokens-mix-balance)
 	sum := newTokens + mix + balance + rest
 	causes.NewTokens, causes.Mix, causes.Balance, causes.Rest = newTokens/sum, mix/sum, balance/sum, rest/sum
 	return causes
+}
+
+// Given is the local share that the samples have given up, in the mean, by being served on other ranks than their best ones, beyond what usual
+// traffic does: under load requests go where they keep nobody waiting. It is 0 where that is no more.
+func (c *Calibration) Given(samples []Sample) float64 {
+	mean, n := 0.0, 0.0
+	for _, s := range samples {
+		if given := c.given(s); finite(given) {
+			n++
+			mean += (given - mean) / n
+		}
+	}
+	return c.beyondUsual(mean)
+}
+
+// given is the local share to be expected of a request on its best rank, less that on the rank that served it.
+func (c *Calibration) given(s Sample) float64 { return c.expectedOnBest(s) - c.Expected(s) }
+
+// beyondUsual is what is given up beyond what usual traffic gives up.
+func (c *Calibration) beyondUsual(given float64) float64 {
+	return max(0, given-(c.Usual.Best-c.Usual.Served))
 }
 
 func finite(values ...float64) bool {

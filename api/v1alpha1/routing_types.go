@@ -79,7 +79,7 @@ type RoutingSpec struct {
 
 // RoutingWeights weigh the reasons to choose a rank, in percent: 100 counts a reason as it is estimated, 0 not at all.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.affinityPercent) ? self.affinityPercent : 100) + (has(self.prefixPercent) ? self.prefixPercent : 100) + (has(self.loadPercent) ? self.loadPercent : 100) > 0",message="at least one of affinityPercent, prefixPercent and loadPercent must be above 0: else nothing tells ranks apart"
+// +kubebuilder:validation:XValidation:rule="(has(self.affinityPercent) ? self.affinityPercent : 100) + (has(self.prefixPercent) ? self.prefixPercent : 100) + (has(self.loadPercent) ? self.loadPercent : 100) + (has(self.waitPercent) ? self.waitPercent : 100) > 0",message="at least one of affinityPercent, prefixPercent, loadPercent and waitPercent must be above 0: else nothing tells ranks apart"
 type RoutingWeights struct {
 	// affinityPercent weighs the communication that is saved where a request's experts lie on the rank, by the plan's forecast;
 	// default 100. It needs requests that have a rank.
@@ -101,9 +101,9 @@ type RoutingWeights struct {
 	// +kubebuilder:validation:Maximum=1000
 	LoadPercent *int32 `json:"loadPercent,omitempty"`
 
-	// waitPercent weighs the time by which prompts that wait on one rank make the steps of all ranks longer: requests go to ranks on which
-	// none waits. Default 0. Above it requests are answered sooner under load, and fewer activations are local than the plan
-	// promises. Only answers that are streamed tell when they begin.
+	// waitPercent weighs the time by which prompts on one rank make the next step of all ranks longer: under load requests go to ranks
+	// whose next step has none yet; default 100. Then fewer activations are local than the plan promises, and requests are answered
+	// sooner. Only answers that are streamed tell when they begin.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -148,8 +149,8 @@ func (f *evalFlags) options() (cost.Options, error) {
 	if o.Weights, err = dispatch.ParseWeights(f.weights); err != nil {
 		return o, usageErrorf("--weights: %w", err)
 	}
-	if o.Weights.Wait > 0 {
-		return o, usageErrorf("--weights has wait=%v: a trace tells no times, so that nothing waits; semmoe simulate does", o.Weights.Wait)
+	if strings.Contains(f.weights, "wait=") {
+		return o, usageErrorf("--weights is %q: a trace tells no times, so that nothing waits, whatever its weight; semmoe simulate does", f.weights)
 	}
 	if o.Policy, err = dispatch.ParsePolicy(f.policy); err != nil {
 		return o, usageErrorf("--policy: %w", err)

@@ -95,7 +95,7 @@ func newRouterCommand() *cobra.Command {
 	defaults := router.DefaultPoolOptions()
 	flags.StringVar(&policy, "policy", string(defaults.Policy), "how ranks are chosen: price, masked, round-robin, least-loaded or prefix")
 	flags.Float64Var(&options.Pool.Cap, "cap", defaults.Cap, "largest load of a rank over the last 128 requests, in fair shares (policies price and prefix)")
-	flags.StringVar(&weights, "weights", "", "weights of what speaks for a rank, as in affinity=1,prefix=1,load=1,wait=0; 1 is as modelled in microseconds, 0 leaves it out (policy price)")
+	flags.StringVar(&weights, "weights", "", "weights of what speaks for a rank, as in affinity=1,prefix=1,load=1,wait=1; 1 is as modelled in microseconds, 0 leaves it out (policy price)")
 	flags.IntVar(&options.Pool.PendingLimitPerRank, "pending-limit-per-rank", 0, "requests that a rank of a pod may have at a time; when all have as many, clients are answered 429. 0 is no limit")
 	flags.IntVar(&options.Pool.CacheTokensPerRank, "cache-tokens-per-rank", defaults.CacheTokensPerRank, "tokens that a rank keeps in its KV cache, as far as the router knows")
 	flags.Int64Var(&options.MaxBodyBytes, "max-body-bytes", 32<<20, "largest request body that is accepted")

@@ -66,7 +66,7 @@ func newSimulateCommand() *cobra.Command {
 	f.StringSliceVar(&flags.methods, "method", names(solver.ServingMethods), "methods; the first is what the latency objective is relative to")
 	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "attention tp: what scores of "+string(solver.OurServing)+" are computed from: table, prefill, decode or transition")
 	f.StringVar(&flags.policy, "policy", string(dispatch.Price), "attention dp: how requests are sent to ranks with "+string(solver.OurServing)+": price, masked, round-robin, least-loaded")
-	f.StringVar(&flags.weights, "weights", "", "attention dp: weights of what speaks for a rank with "+string(solver.OurServing)+", as in affinity=1,load=1,wait=0 (policy price; prefixes are not reused)")
+	f.StringVar(&flags.weights, "weights", "", "attention dp: weights of what speaks for a rank with "+string(solver.OurServing)+", as in affinity=1,load=1,wait=1 (policy price; prefixes are not reused)")
 	f.Float64Var(&flags.cap, "cap", solver.DefaultEvaluation().Cap, "attention dp: largest load of a rank over the last 128 requests, in fair shares (policy price)")
 	f.StringVar(&flags.objective, "objective", string(placement.Activation), "what the placement of "+string(solver.OurServing)+" keeps small: "+listOf(placement.Objectives))
 	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots of a rank, for the methods that know copies")

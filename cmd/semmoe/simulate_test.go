@@ -41,8 +41,9 @@ func TestSimulatePrintsMethods(t *testing.T) {
 				t.Errorf("%+v", c)
 			}
 		}
-		if ours, first := r.Curves[1], r.Curves[0]; ours.Method != "semmoe" || ours.Served.LAR <= first.Served.LAR {
-			t.Errorf("ours has a local activation rate of %v, the default %v", ours.Served.LAR, first.Served.LAR)
+		// With attention dp, ranks are kept from waiting at the goodput: no more activations need be local there.
+		if ours, first := r.Curves[1], r.Curves[0]; ours.Method != "semmoe" || r.Attention == "tp" && ours.Served.LAR <= first.Served.LAR {
+			t.Errorf("attention %s: ours has a local activation rate of %v, the default %v", r.Attention, ours.Served.LAR, first.Served.LAR)
 		}
 	}
 	if results[0].Light == results[1].Light {

@@ -160,8 +160,7 @@ func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter) *Leas
 	if r.inference {
 		at.on.pending[at.rank]++
 		lease.pending = 1
-		at.on.unanswered[at.rank] += lease.tokens
-		lease.unanswered = lease.tokens
+		at.on.next[at.rank] += max(0, lease.tokens-r.output)
 	}
 	lease.Backend, lease.on, lease.Rank, lease.place = at.on.Backend, at.on, at.rank, at.rank
 	if at.on.Ranks == 0 {
@@ -190,6 +189,7 @@ func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter,
 	if plan != nil && r.forecast.scores != nil {
 		asked.Tokens = int(r.forecast.tokens)
 	}
+	asked.Prompt = max(0, asked.Tokens-int(r.output))
 	p.match(prefixes)
 	again := r.scheduler == scheduler
 	if again {
@@ -234,7 +234,7 @@ func (p *Pool) gather(g *group, allowed filter, ranks int) bool {
 		}
 		for rank, load := range b.outstanding {
 			if allowed.takes(b, rank) {
-				p.places = append(p.places, dispatch.Place{Rank: rank, Outstanding: load, Unanswered: b.unanswered[rank]})
+				p.places = append(p.places, dispatch.Place{Rank: rank, Outstanding: load, Next: b.next[rank]})
 				p.at = append(p.at, place{b, rank})
 			}
 		}

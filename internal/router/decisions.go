@@ -8,7 +8,7 @@ import (
 
 // spent sums what decisions were made by: the components of dispatch.Decision in microseconds, and tokens.
 type spent struct {
-	affinity, prefix, price, load float64
+	affinity, prefix, price, load, wait float64
 	// cached are the tokens that places were thought to hold, tokens all those of the requests.
 	cached, tokens float64
 }
@@ -18,6 +18,7 @@ func (s *spent) add(d *dispatch.Decision, tokens int) {
 	s.prefix += d.Prefix
 	s.price += d.Price
 	s.load += d.Load
+	s.wait += d.Wait
 	s.cached += float64(tokens - d.Tokens)
 	s.tokens += float64(tokens)
 }
@@ -39,9 +40,10 @@ func decisionMetrics(pool *Pool) []prometheus.Collector {
 		"prefix":   func(s spent) float64 { return s.prefix },
 		"price":    func(s spent) float64 { return s.price },
 		"load":     func(s spent) float64 { return s.load },
+		"wait":     func(s spent) float64 { return s.wait },
 	} {
 		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "semmoe_router_decision_seconds", Help: "Sum over requests of what spoke for the chosen rank (affinity, prefix) and against it (price, load), in modelled seconds; it may fall.",
+			Name: "semmoe_router_decision_seconds", Help: "Sum over requests of what spoke for the chosen rank (affinity, prefix) and against it (price, load, wait), in modelled seconds; it may fall.",
 			ConstLabels: prometheus.Labels{"component": component},
 		}, func() float64 { return of(pool.Spent()) / microsecondsPerSecond }))
 	}

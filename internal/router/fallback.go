@@ -80,11 +80,10 @@ func (l *Lease) move(endpoint string) {
 	to, layout := l.pool.find(endpoint, pinned)
 	l.on.outstanding[l.place] -= l.tokens
 	l.on.pending[l.place] -= l.pending
-	l.on.unanswered[l.place] -= l.unanswered
+	l.stepped()
 	l.place = max(0, to.rank)
 	to.on.outstanding[l.place] += l.tokens
 	to.on.pending[l.place] += l.pending
-	to.on.unanswered[l.place] += l.unanswered
 	// New tables may have been swapped in since: the forecast is still one for where these pods have their experts.
 	l.scored = l.scored && layout != nil && layout.Digest == l.layout.Digest && to.rank != discovery.NoRank
 	l.on, l.Backend, l.Rank, l.layout = to.on, to.on.Backend, to.rank, layout
@@ -105,7 +104,7 @@ func (p *Pool) find(endpoint string, pinned int) (place, *plans.Layout) {
 			return place{b, rank}, nil
 		}
 	}
-	return place{&backend{outstanding: make([]int64, 1), unanswered: make([]int64, 1), pending: make([]int, 1)}, discovery.NoRank}, nil
+	return place{&backend{outstanding: make([]int64, 1), next: make([]int64, 1), pending: make([]int, 1)}, discovery.NoRank}, nil
 }
 
 // rankAt is the rank that serves at an endpoint of the pod; behind one port it is the one that a header has pinned.

@@ -92,7 +92,7 @@ type group struct {
 type backend struct {
 	discovery.Backend
 	outstanding  []int64 // by rank: tokens
-	unanswered   []int64 // by rank: those of inference requests whose answer has not begun
+	next         []int64 // by rank: those of prompts that were sent since an answer last began or ended, which the next step computes
 	pending      []int   // by rank: inference requests
 	caches       []int   // by rank: its number among the pool's prefixes
 	ejectedUntil time.Time
@@ -174,7 +174,7 @@ func (p *Pool) Set(backends []discovery.Backend) {
 
 func (p *Pool) newBackend(b discovery.Backend) *backend {
 	ranks := max(1, b.Ranks)
-	next := &backend{Backend: b, outstanding: make([]int64, ranks), unanswered: make([]int64, ranks), pending: make([]int, ranks), caches: make([]int, ranks)}
+	next := &backend{Backend: b, outstanding: make([]int64, ranks), next: make([]int64, ranks), pending: make([]int, ranks), caches: make([]int, ranks)}
 	for rank := range next.caches {
 		next.caches[rank] = p.prefixes.Add()
 	}
@@ -299,9 +299,9 @@ type Lease struct {
 	place   int
 	tokens  int64
 	pending int
-	// unanswered are the tokens while the answer of an inference request has not begun; 0 then.
-	unanswered int64
-	once       sync.Once
+	// begun tells that the answer of an inference request has begun.
+	begun bool
+	once  sync.Once
 }
 
 // endpoint is host:port of the rank.
@@ -355,7 +355,7 @@ func (l *Lease) Release() {
 		defer l.pool.mu.Unlock()
 		l.on.outstanding[l.place] -= l.tokens
 		l.on.pending[l.place] -= l.pending
-		l.answer()
+		l.stepped()
 	})
 }
 
@@ -363,12 +363,18 @@ func (l *Lease) Release() {
 func (l *Lease) Answered() {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
-	l.answer()
+	if !l.begun {
+		l.begun = true
+		l.stepped()
+	}
 }
 
-func (l *Lease) answer() {
-	l.on.unanswered[l.place] -= l.unanswered
-	l.unanswered = 0
+// stepped notes that an answer has begun or ended: a step of the engine is over, and all prompts that were sent there are in the one that
+// begins, if they were not in that.
+func (l *Lease) stepped() {
+	if l.pending > 0 {
+		clear(l.on.next)
+	}
 }
 
 // Eject keeps requests away from the lease's backend for a moment: it could not be reached.

@@ -257,7 +257,7 @@ func TestNewSchedulerRefuses(t *testing.T) {
 
 func TestParseWeights(t *testing.T) {
 	for text, want := range map[string]dispatch.Weights{
-		"": dispatch.DefaultWeights, "prefix=0": {Affinity: 1, Load: 1}, "affinity=0.5,load=2,prefix=3": {Affinity: .5, Prefix: 3, Load: 2},
+		"": dispatch.DefaultWeights, "prefix=0": {Affinity: 1, Load: 1, Wait: 1}, "affinity=0.5,load=2,prefix=3,wait=0": {Affinity: .5, Prefix: 3, Load: 2},
 	} {
 		if got, err := dispatch.ParseWeights(text); err != nil || got != want {
 			t.Errorf("%q: %+v, %v", text, got, err)
@@ -379,27 +379,49 @@ func TestStalledRank(t *testing.T) {
 	}
 }
 
-// Prompts that wait on one rank keep all of them waiting: a place without any is worth what half of a prompt's computation takes.
+// Prompts on one rank keep all ranks of a step waiting: a place without any is worth what twice a prompt's computation takes.
 func TestPromptsWaitOnRanksOfTheirOwn(t *testing.T) {
 	for name, c := range map[string]struct {
-		score      float32 // that of rank 0; the other's is .1
-		unanswered [2]int64
-		rank       int
-		wait       float64
+		score float32 // that of rank 0; the other's is .1
+		next  [2]int64
+		rank  int
+		wait  float64
 	}{
 		"none waits":                         {.4, [2]int64{}, 0, 0},
-		"one waits, for little":              {.4, [2]int64{500, 0}, 1, 0},
-		"one waits, for more than the wait":  {.9, [2]int64{500, 0}, 0, 50},
-		"a short one waits":                  {.4, [2]int64{20, 0}, 0, 10},
-		"as many on both":                    {.4, [2]int64{500, 500}, 0, 50},
-		"the steps are long because of both": {.4, [2]int64{500, 480}, 0, 50},
+		"one waits, for little":              {1.2, [2]int64{500, 0}, 1, 0},
+		"one waits, for more than the wait":  {2.4, [2]int64{500, 0}, 0, 200},
+		"a short one waits":                  {.6, [2]int64{20, 0}, 0, 40},
+		"as many on both":                    {.4, [2]int64{500, 500}, 0, 200},
+		"the steps are long because of both": {.4, [2]int64{500, 480}, 0, 200},
 		"another has more":                   {.4, [2]int64{300, 500}, 0, 0},
 	} {
 		s := scheduled(t, dispatch.Options{Policy: dispatch.Price, Ranks: 2, Cap: 2, Weights: dispatch.Weights{Affinity: 1, Wait: 1}, Costs: dispatch.Costs{Exchange: 1, Compute: 1}})
-		r := dispatch.Request{Scores: []float32{c.score, .1}, Tokens: 100}
-		d := s.Decide(&r, []dispatch.Place{{Rank: 0, Unanswered: c.unanswered[0]}, {Rank: 1, Unanswered: c.unanswered[1]}})
+		r := dispatch.Request{Scores: []float32{c.score, .1}, Tokens: 150, Prompt: 100}
+		d := s.Decide(&r, []dispatch.Place{{Rank: 0, Next: c.next[0]}, {Rank: 1, Next: c.next[1]}})
 		if d.Rank != c.rank || d.Wait != c.wait {
 			t.Errorf("%s: rank %d at a wait of %v µs; want %d and %v", name, d.Rank, d.Wait, c.rank, c.wait)
+		}
+	}
+}
+
+// Without a forecast a request goes where its prompt keeps nobody waiting, of such places to the one with the fewest outstanding tokens; and to
+// none that has stopped answering.
+func TestPromptsWithoutForecast(t *testing.T) {
+	for name, c := range map[string]struct {
+		next, outstanding [3]int64
+		rank              int
+	}{
+		"as much in the next step":   {[3]int64{}, [3]int64{500, 300, 400}, 1},
+		"the least has prompts":      {[3]int64{0, 200, 0}, [3]int64{500, 300, 400}, 2},
+		"an idle rank that is stuck": {[3]int64{0, 200, 200}, [3]int64{9000, 300, 400}, 1},
+	} {
+		s := scheduled(t, dispatch.Options{Policy: dispatch.Price, Ranks: 3, Cap: 2, Weights: dispatch.DefaultWeights, Costs: dispatch.Costs{Exchange: 1, Compute: 1}})
+		var places []dispatch.Place
+		for rank := range c.next {
+			places = append(places, dispatch.Place{Rank: rank, Next: c.next[rank], Outstanding: c.outstanding[rank]})
+		}
+		if d := s.Decide(&dispatch.Request{Tokens: 150, Prompt: 100}, places); d.Rank != c.rank {
+			t.Errorf("%s: rank %d, want %d", name, d.Rank, c.rank)
 		}
 	}
 }
@@ -416,7 +438,7 @@ func TestEveryPolicyTakesAPlace(t *testing.T) {
 			places := make([]dispatch.Place, 1+random.IntN(7))
 			for i := range places {
 				places[i] = dispatch.Place{
-					Rank: random.IntN(5), Outstanding: int64(random.IntN(1000)), Unanswered: int64(random.IntN(500)),
+					Rank: random.IntN(5), Outstanding: int64(random.IntN(1000)), Next: int64(random.IntN(500)),
 					Cached: dispatch.Hit{Tokens: random.IntN(300) - 50, Due: float64(random.IntN(200))},
 				}
 			}

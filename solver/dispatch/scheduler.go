@@ -105,7 +105,7 @@ func (s *Scheduler) Decide(r *Request, places []Place) Decision {
 		at = s.mostValuable(r, places, c)
 	}
 	if s.policy == Price && r.Scores == nil && places[at].Cached.Tokens <= 0 {
-		at = s.idlestOf(anyRank, places) // nothing speaks for a place but that it is idle
+		at = s.soonest(r, places, c) // nothing speaks for a place but that it is idle
 	}
 	return s.weigh(r, at, &places[at], c)
 }
@@ -152,9 +152,23 @@ const anyRank = -1
 func (s *Scheduler) idlestOf(rank int, places []Place) int {
 	return s.best(places,
 		func(i int) bool { return rank == anyRank || places[i].Rank == rank },
-		func(i, than int) bool {
-			return float64(places[i].Outstanding)*s.shares[places[than].Rank] < float64(places[than].Outstanding)*s.shares[places[i].Rank]
-		})
+		func(i, than int) bool { return s.idler(&places[i], &places[than]) })
+}
+
+// soonest is the place where a request waits least, and makes others wait least; of several the one with the fewest outstanding tokens.
+func (s *Scheduler) soonest(r *Request, places []Place, c crowd) int {
+	wait := func(i int) float64 { d := s.weigh(r, i, &places[i], c); return d.Load + d.Wait }
+	return s.best(places, func(int) bool { return true }, func(i, than int) bool {
+		if own, other := wait(i), wait(than); own != other {
+			return own < other
+		}
+		return s.idler(&places[i], &places[than])
+	})
+}
+
+// idler reports whether a place has fewer outstanding tokens than another, for the shares of their ranks.
+func (s *Scheduler) idler(place, than *Place) bool {
+	return float64(place.Outstanding)*s.shares[than.Rank] < float64(than.Outstanding)*s.shares[place.Rank]
 }
 
 // bestFree is the rank of the best score among those that have not had a request in the round and have a place; among all
@@ -239,7 +253,7 @@ func (s *Scheduler) compare(r *Request, places []Place, c crowd) candidates {
 		}
 		s.inLine[i] = false
 	}
-	perCached, perAhead, perLonger := s.weights.Prefix*s.costs.Compute, s.weights.Load*s.costs.Compute, s.weights.Wait*s.costs.Compute*own
+	perCached, perAhead, perLonger := s.weights.Prefix*s.costs.Compute, s.weights.Load*s.costs.Compute, s.perLonger()
 	slope, threshold := c.aheadLine(r.Tokens)
 	best, bestOpen, bestAny := candidates{-1, -1}, 0.0, 0.0
 	for n := range places {
@@ -259,7 +273,7 @@ func (s *Scheduler) compare(r *Request, places []Place, c crowd) candidates {
 		} else {
 			s.inLine[place.Rank] = true
 		}
-		value -= perLonger * c.longer(place.Unanswered, r.Tokens-cached, r.Tokens)
+		value -= perLonger * c.longer(r, place)
 		if float64(r.Tokens-cached) <= s.rooms[place.Rank] &&
 			(best.open < 0 || value > bestOpen || value == bestOpen && place.Outstanding < places[best.open].Outstanding) {
 			best.open, bestOpen = i, value

@@ -14,6 +14,8 @@ type Request struct {
 	// Tokens is the size of the request: its prompt and the output that is expected of it, to which the forecast of the prompt
 	// applies as well.
 	Tokens int
+	// Prompt are the tokens of its prompt, which are computed before its answer begins.
+	Prompt int
 }
 
 // Place is one rank of a pod, as the router sees it when a request arrives.
@@ -22,8 +24,9 @@ type Place struct {
 	Rank int
 	// Outstanding are the tokens of the requests that were sent there and have not ended.
 	Outstanding int64
-	// Unanswered are those of them whose answer has not begun: prompts that the next steps compute.
-	Unanswered int64
+	// Next are the tokens of the prompts that the pod's next step computes there, as far as is known: those that were sent since an answer of the
+	// pod, begun or ended, last told that a step was over.
+	Next int64
 	// Cached is what it probably holds of the request (see Prefixes).
 	Cached Hit
 }
@@ -39,9 +42,8 @@ type Costs struct {
 // Weights scale the components of a decision's value: 1 is as modelled, 0 leaves the component out.
 type Weights struct{ Affinity, Prefix, Load, Wait float64 }
 
-// DefaultWeights take every component as modelled but Wait, which is left out: it serves sooner under load, and for that gives up local
-// activations that a plan promises.
-var DefaultWeights = Weights{Affinity: 1, Prefix: 1, Load: 1}
+// DefaultWeights take every component as modelled.
+var DefaultWeights = Weights{Affinity: 1, Prefix: 1, Load: 1, Wait: 1}
 
 // ParseWeights reads weights as in "affinity=1,prefix=0.5,load=1,wait=1"; those that are not named are the default's.
 func ParseWeights(text string) (Weights, error) {
@@ -100,7 +102,7 @@ type Decision struct {
 	Price float64
 	// Load is the time that tokens far ahead of the other places' take.
 	Load float64
-	// Wait is the time by which prompts that wait on one rank make the steps of all longer.
+	// Wait is the time by which prompts on one rank make the next step of all ranks longer.
 	Wait float64
 }
 
@@ -111,23 +113,24 @@ func (d *Decision) Value() float64 { return d.Affinity + d.Prefix - d.Price - d.
 // at low load, chance alone puts a few on one rank, and an engine computes them in one batch.
 const Slack = 4
 
-// own is the part of a token's computation that its rank does alone, attention and dense layers: experts are computed by all ranks. That
-// of a model depends on its sizes; from a tenth to all of it, simulated latencies hardly differ.
-const own = 0.5
+// slowest is what one more token on the slowest rank of a step costs, in computations of a token: attention and small products are far below the
+// rate of grouped ones, and what the rank sends takes time as well. Of a half, 2 and 8, simulated services on PCIe do best with 2; on
+// NVLink they do not differ.
+const slowest = 2
 
 // crowd is what is outstanding over all places that may be chosen.
 type crowd struct {
 	total  int64
 	places int
-	// unanswered are the most of a place.
-	unanswered int64
+	// next are the most of a place.
+	next int64
 }
 
 func newCrowd(places []Place) crowd {
 	c := crowd{places: len(places)}
 	for i := range places {
 		c.total += places[i].Outstanding
-		c.unanswered = max(c.unanswered, places[i].Unanswered)
+		c.next = max(c.next, places[i].Next)
 	}
 	return c
 }
@@ -148,12 +151,16 @@ func (c crowd) aheadLine(tokens int) (slope, threshold float64) {
 	return 1 + share, share*float64(c.total) + float64(Slack*tokens)
 }
 
-// longer is by how many tokens the prompts that wait at a place, with those of a request that it has to compute, exceed what waits anywhere,
-// beyond what the request does at an idle place. Ranks share each step, which takes as long as that of the rank with the most tokens: two
-// prompts on one rank, with none on another, keep all of them waiting.
-func (c crowd) longer(unanswered int64, computed, tokens int) float64 {
-	return float64(max(0, unanswered+int64(computed)-max(c.unanswered, int64(tokens))))
+// longer is by how many tokens the prompts of a place's next step, with those of a request that it has to compute, exceed what the next step of any
+// place has, beyond what the request does at an idle place. Ranks share each step, which takes as long as that of the rank with the most tokens:
+// two prompts on one rank, with none on another, keep all of them waiting.
+func (c crowd) longer(r *Request, place *Place) float64 {
+	computed := int64(r.Prompt - min(max(place.Cached.Tokens, 0), r.Prompt))
+	return float64(max(0, place.Next+computed-max(c.next, int64(r.Prompt))))
 }
+
+// perLonger is the weighted time of a step for one more token on its slowest rank.
+func (s *Scheduler) perLonger() float64 { return s.weights.Wait * slowest * s.costs.Compute }
 
 // cachedOf is how much of a request a place holds.
 func cachedOf(r *Request, place *Place) int { return min(max(place.Cached.Tokens, 0), r.Tokens) }
@@ -171,6 +178,6 @@ func (s *Scheduler) weigh(r *Request, index int, place *Place, c crowd) Decision
 	d.Price = exchange * ask * float64(r.Tokens)
 	d.Prefix = s.weights.Prefix * s.costs.Compute * min(place.Cached.Due, float64(cached))
 	d.Load = s.weights.Load * s.costs.Compute * c.ahead(place.Outstanding, r.Tokens)
-	d.Wait = s.weights.Wait * s.costs.Compute * own * c.longer(place.Unanswered, d.Tokens, r.Tokens)
+	d.Wait = s.perLonger() * c.longer(r, place)
 	return d
 }

@@ -75,9 +75,7 @@ func (e *engine) run(ctx context.Context, requests []Request, rate float64) erro
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		for ; next < len(all) && all[next].arrival <= e.now; next++ {
-			e.send(&all[next])
-		}
+		next = e.arrive(all, next)
 		tokens := 0
 		for _, l := range e.lanes {
 			tokens += l.batch()
@@ -88,16 +86,42 @@ func (e *engine) run(ctx context.Context, requests []Request, rate float64) erro
 		}
 		stages := e.step.time(e.lanes)
 		e.now += stages.Total()
-		for _, l := range e.lanes {
-			l.finish(e.now, func(s *served) { e.record.token(s, e.now) }, func(s *served) {
-				l.outstanding -= e.size(s)
-				e.record.end(s, e.now)
-				ended++
-			})
-		}
+		next = e.arrive(all, next) // a router does not know how the present step ends when it sends them
+		ended += e.finish()
 		e.record.step(stages, tokens, e.now)
 	}
 	return nil
+}
+
+// arrive sends the requests, from one on, that have come by now, and returns the first that has not.
+func (e *engine) arrive(all []served, next int) int {
+	for ; next < len(all) && all[next].arrival <= e.now; next++ {
+		e.send(&all[next])
+	}
+	return next
+}
+
+// finish ends a step, and returns the number of requests that end with it. Where it has begun or ended an answer, a router knows that it is over,
+// and that the prompts which it has sent so far are in the next one.
+func (e *engine) finish() (ended int) {
+	told := false
+	for _, l := range e.lanes {
+		l.finish(e.now, func(s *served) {
+			e.record.token(s, e.now)
+			told = told || s.produced == 1
+		}, func(s *served) {
+			l.outstanding -= e.size(s)
+			e.record.end(s, e.now)
+			told = true
+			ended++
+		})
+	}
+	if told {
+		for _, l := range e.lanes {
+			l.next = 0
+		}
+	}
+	return ended
 }
 
 // send gives a request to a lane.
@@ -105,9 +129,9 @@ func (e *engine) send(s *served) {
 	at := 0
 	if e.scheduler != nil {
 		for rank, l := range e.lanes {
-			e.places[rank] = dispatch.Place{Rank: rank, Outstanding: l.outstanding, Unanswered: e.unanswered(l)}
+			e.places[rank] = dispatch.Place{Rank: rank, Outstanding: l.outstanding, Next: l.next}
 		}
-		asked := dispatch.Request{Tokens: int(e.size(s))}
+		asked := dispatch.Request{Tokens: int(e.size(s)), Prompt: s.Prompt}
 		if e.method.Requests != nil {
 			e.method.Requests.ScoreFirst(e.scores, s.Source, min(s.Prompt, e.trace.Length(s.Source)))
 			asked.Scores = e.scores
@@ -119,20 +143,7 @@ func (e *engine) send(s *served) {
 	l := e.lanes[at]
 	l.waiting = append(l.waiting, s)
 	l.outstanding += e.size(s)
-}
-
-// unanswered are the tokens of a lane's requests whose output has not begun, as a router counts them.
-func (e *engine) unanswered(l *lane) int64 {
-	var tokens int64
-	for _, s := range l.waiting {
-		tokens += e.size(s)
-	}
-	for _, s := range l.running {
-		if s.produced == 0 {
-			tokens += e.size(s)
-		}
-	}
-	return tokens
+	l.next += int64(s.Prompt)
 }
 
 // size is what a router takes a request to need.

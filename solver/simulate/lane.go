@@ -25,6 +25,8 @@ type lane struct {
 	stepTokens, mostRunning int
 	// outstanding are the tokens of its requests that have not ended, with what a router expects of their outputs.
 	outstanding int64
+	// next are the tokens of the prompts that a router knows to be in the next step: those that it has sent since a step last answered one.
+	next int64
 }
 
 // batch decides on what a step computes: a token of each request whose output has begun, and then prompts, in the order of their arrival, in

@@ -35,7 +35,7 @@ func TestRouterArgs(t *testing.T) {
 		"endpoint picker": {semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeEndpointPicker}, []string{"--endpoint-picker"}, []string{"ext-proc 9002", "health 9003", "metrics 9090"}},
 		"weights": {
 			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Weights: &semmoev1.RoutingWeights{AffinityPercent: ptr.To[int32](0), PrefixPercent: ptr.To[int32](105)}},
-			[]string{"--weights=affinity=0,prefix=1.05,load=1"}, []string{"http 8000", "metrics 9090"},
+			[]string{"--weights=affinity=0,prefix=1.05,load=1,wait=1"}, []string{"http 8000", "metrics 9090"},
 		},
 		"prompts that wait": {
 			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Weights: &semmoev1.RoutingWeights{WaitPercent: ptr.To[int32](50)}},

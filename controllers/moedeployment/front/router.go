@@ -185,11 +185,8 @@ func weightsText(weights semmoev1.RoutingWeights) string {
 	weight := func(percent *int32) string {
 		return strconv.FormatFloat(float64(ptr.Deref(percent, 100))/100, 'f', -1, 64)
 	}
-	text := fmt.Sprintf("affinity=%s,prefix=%s,load=%s", weight(weights.AffinityPercent), weight(weights.PrefixPercent), weight(weights.LoadPercent))
-	if weights.WaitPercent != nil { // else routers stay as they are
-		text += ",wait=" + weight(weights.WaitPercent)
-	}
-	return text
+	return fmt.Sprintf("affinity=%s,prefix=%s,load=%s,wait=%s",
+		weight(weights.AffinityPercent), weight(weights.PrefixPercent), weight(weights.LoadPercent), weight(weights.WaitPercent))
 }
 
 // routerPorts are those of the request router: for clients, or for a Gateway that asks it, and for observers.

@@ -15,9 +15,9 @@ type RoutingWeightsApplyConfiguration struct {
 	PrefixPercent *int32 `json:"prefixPercent,omitempty"`
 	// loadPercent weighs the wait behind what is outstanding on the rank; default 100.
 	LoadPercent *int32 `json:"loadPercent,omitempty"`
-	// waitPercent weighs the time by which prompts that wait on one rank make the steps of all ranks longer: requests go to ranks on which
-	// none waits. Default 0. Above it requests are answered sooner under load, and fewer activations are local than the plan
-	// promises. Only answers that are streamed tell when they begin.
+	// waitPercent weighs the time by which prompts on one rank make the next step of all ranks longer: under load requests go to ranks
+	// whose next step has none yet; default 100. Then fewer activations are local than the plan promises, and requests are answered
+	// sooner. Only answers that are streamed tell when they begin.
 	WaitPercent *int32 `json:"waitPercent,omitempty"`
 }
 

@@ -18,8 +18,9 @@ import (
 const (
 	leaseDuration = 40 * time.Second
 	leaseInterval = 10 * time.Second
-	maxPods       = 110
-	gpuResource   = "nvidia.com/gpu"
+	// maxPods is more than the 110 of a kubelet: a suite's namespaces keep their pods until the cluster ends.
+	maxPods     = 500
+	gpuResource = "nvidia.com/gpu"
 )
 
 // allocatable is what the node offers. The figures are invented and large, since nothing is enforced and a test of

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/plan"
@@ -70,6 +71,11 @@ func TestHardwareProfile(t *testing.T) {
 		t.Errorf("pods were replaced:\n%s", diff)
 	}
 
+	first := &semmoev1.PlacementPlan{}
+	if err := api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: planned.Status.Plan}, first); err != nil {
+		t.Fatal(err)
+	}
+	before := first.Spec.HardwareDigest
 	changed := getConfigMap(t, namespace, "gpus")
 	changed.Data = profiles("newer").Data
 	if err := api.Update(t.Context(), changed); err != nil {
@@ -77,4 +83,10 @@ func TestHardwareProfile(t *testing.T) {
 	}
 	waitOtherPlan(t, moed, planned.Status.PlanDigest, nudge)
 	carries("newer")
+
+	// A plan that is yet to be made with what the ConfigMap held before waits for that.
+	late := newPlan(namespace, "late", 2) // none such is in the store
+	late.Spec.Hardware, late.Spec.HardwareDigest = moed.Spec.Placement.Hardware, before
+	create(t, late)
+	waitPlan(t, late, semmoev1.ConditionReady, "HardwareProfileChanged", "spec.hardwareDigest")
 }

@@ -15,7 +15,10 @@ import (
 
 // sources are the packages that give the conditions of a kind their reasons.
 var sources = map[string][]string{
-	"semmoe.io/MoEDeployment":   {"controllers/moedeployment", "internal/podhealth"},
+	"semmoe.io/MoEDeployment": {
+		"controllers/moedeployment", "controllers/moedeployment/locality",
+		"controllers/moedeployment/planner", "controllers/moedeployment/revisions", "internal/podhealth",
+	},
 	"semmoe.io/AffinityProfile": {"controllers/affinityprofile", "internal/podhealth"},
 	"semmoe.io/PlacementPlan":   {"controllers/placementplan"},
 }
@@ -23,11 +26,11 @@ var sources = map[string][]string{
 // constants are further reasons of a kind, by the package that declares them: constants that go by another name.
 var constants = map[string]map[string][]string{
 	"semmoe.io/MoEDeployment": {
-		"api/v1alpha1":              {"VerdictNoGainExpected", "VerdictLocalityDoesNotPay"},
-		"controllers/moedeployment": {"localityOnTarget", "localityBelowPromise", "localityDrifted"},
-		"internal/engine":           {"ReasonNoAllToAll"},
-		"internal/promquery":        {"Unavailable", "Refused", "NoPrometheus", "Warned", "NoSeries", "SeveralSeries"},
-		"internal/rollout":          {"ReasonStarting", "ReasonSoaking", "ReasonUnconfirmed"},
+		"api/v1alpha1":                       {"VerdictNoGainExpected", "VerdictLocalityDoesNotPay"},
+		"controllers/moedeployment/locality": {"OnTarget", "BelowPromise", "Drifted"},
+		"internal/engine":                    {"ReasonNoAllToAll"},
+		"internal/promquery":                 {"Unavailable", "Refused", "NoPrometheus", "Warned", "NoSeries", "SeveralSeries"},
+		"internal/rollout":                   {"ReasonStarting", "ReasonSoaking", "ReasonUnconfirmed"},
 	},
 	"semmoe.io/PlacementPlan": {"api/v1alpha1": {"VerdictNoGainExpected", "VerdictLocalityDoesNotPay"}},
 }

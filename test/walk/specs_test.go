@@ -112,12 +112,12 @@ var shownElsewhere = map[string]string{
 	// No profile takes it.
 	"AffinityProfile spec.parallelism.podsPerReplica": "test/api TestProfileTakesNoPodsPerReplica",
 	// They matter once traffic has drifted: what the agent's routers tell is older than any window.
-	"MoEDeployment spec.drift.thresholdPercent":     "controllers/moedeployment TestAssessDrift",
-	"MoEDeployment spec.drift.cooldownSeconds":      "controllers/moedeployment TestAssessDrift",
-	"MoEDeployment spec.drift.maxReplansPerDay":     "controllers/moedeployment TestAssessDrift",
-	"MoEDeployment spec.profiling.refresh":          "controllers/moedeployment TestNextReplan",
-	"MoEDeployment spec.rollout.minimumGainPercent": "controllers/moedeployment TestReplanObjects",
-	"MoEDeployment spec.rollout.batchTokens":        "controllers/moedeployment TestReplanObjects",
+	"MoEDeployment spec.drift.thresholdPercent":     "controllers/moedeployment/locality TestAssessDrift",
+	"MoEDeployment spec.drift.cooldownSeconds":      "controllers/moedeployment/locality TestAssessDrift",
+	"MoEDeployment spec.drift.maxReplansPerDay":     "controllers/moedeployment/locality TestAssessDrift",
+	"MoEDeployment spec.profiling.refresh":          "controllers/moedeployment/planner TestNextReplan",
+	"MoEDeployment spec.rollout.minimumGainPercent": "controllers/moedeployment/planner TestReplanObjects",
+	"MoEDeployment spec.rollout.batchTokens":        "controllers/moedeployment/planner TestReplanObjects",
 	// No plan is worse here than none.
 	"MoEDeployment spec.rollout.rollback": "controllers/moedeployment TestCanaryIsDecided",
 	// It is refused without what is to be asked, and that is refused without it.

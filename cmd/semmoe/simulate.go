@@ -20,6 +20,10 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
+// defaultStepTokens bounds the tokens of a batch unless the user says otherwise. With attention DP vLLM bounds each rank's batch by itself
+// (--max-num-batched-tokens).
+const defaultStepTokens = 8192
+
 // simulateFlags are the flags of semmoe simulate.
 type simulateFlags struct {
 	trace, attention, forecast, objective, topology                 string
@@ -80,7 +84,7 @@ func newSimulateCommand() *cobra.Command {
 	f.Float64SliceVar(&flags.rates, "rates", nil, "requests per second that latencies are printed for (default: from a quarter to one and a half of the goodput of the first method)")
 	f.StringVar(&flags.prompts, "prompts", "trace", "lengths of prompts in tokens: "+simulate.LengthsUsage)
 	f.StringVar(&flags.outputs, "outputs", "exp:64", "lengths of outputs in tokens, as --prompts, but for trace")
-	f.IntVar(&flags.stepTokens, "step-tokens", 8192, "tokens of a step at most, over all ranks")
+	f.IntVar(&flags.stepTokens, "step-tokens", 0, fmt.Sprintf("tokens of a step at most, over all ranks (default: %d for each batch; with attention dp each rank has one)", defaultStepTokens))
 	f.IntVar(&flags.running, "running", 1024, "requests that are served at once at most, over all ranks")
 	f.IntVar(&flags.cacheTokens, "cache-tokens", 0, fmt.Sprintf("tokens that the KV caches hold, over all ranks (default: %d for each)", dispatch.DefaultCacheTokens))
 	f.StringVar(&flags.collective, "collective", string(simulate.ReduceScatter), "attention tp: reduce-scatter, with dispatch to experts and all-gather; or all-reduce, without dispatch")
@@ -121,6 +125,8 @@ func (f *simulateFlags) check() error {
 		return usageErrorf("--requests is %d; allowed is 1 to %d", f.requests, 1<<20)
 	case f.trainPercent < 1 || f.trainPercent > 99:
 		return usageErrorf("--train-percent is %d; allowed is 1 to 99", f.trainPercent)
+	case f.stepTokens < 0:
+		return usageErrorf("--step-tokens is %d; it must be above 0", f.stepTokens)
 	case f.cacheTokens < 0:
 		return usageErrorf("--cache-tokens is %d; it must be above 0", f.cacheTokens)
 	case f.dispatch != "bf16" && f.dispatch != "fp8":
@@ -325,6 +331,9 @@ func (f *simulateFlags) options(p *hardware.Profile) (*simulate.Options, error) 
 		o.Topology = simulate.Nodes(f.ranks, f.ranksPerNode, p)
 	default:
 		o.Topology = simulate.OneNode(f.ranks, p)
+	}
+	if o.StepTokens == 0 {
+		o.StepTokens = o.Lanes() * defaultStepTokens
 	}
 	var err error
 	if o.Weights, err = dispatch.ParseWeights(f.weights); err != nil {

@@ -84,6 +84,7 @@ func TestSimulateRefuses(t *testing.T) {
 		"--dispatch is \"int4\"":                          {[]string{"--trace", path, "--dispatch", "int4"}, exitUsage},
 		"--slo-scale is 0":                                {[]string{"--trace", path, "--slo-scale", "0"}, exitUsage},
 		"--slo-percent is 101":                            {[]string{"--trace", path, "--slo-percent", "101"}, exitUsage},
+		"--step-tokens is -1":                             {[]string{"--trace", path, "--step-tokens", "-1"}, exitUsage},
 		"--cache-tokens is -1":                            {[]string{"--trace", path, "--cache-tokens", "-1"}, exitUsage},
 		"--train-percent is 0":                            {[]string{"--trace", path, "--train-percent", "0"}, exitUsage},
 		"--output is \"xml\"":                             {[]string{"--trace", path, "-o", "xml"}, exitUsage},

@@ -10,6 +10,13 @@ import (
 	"github.com/semmoe/operator/internal/router/plans"
 )
 
+// Why an attempt was repeated on another pod.
+const (
+	retryUnreachable = "unreachable"
+	retryUnavailable = "unavailable"
+	retryFallback    = "fallback" // by a gateway
+)
+
 // metrics are the router's own; their labels are bounded by HTTP status codes, the ranks of one replica and the reasons
 // below.
 type metrics struct {
@@ -39,9 +46,12 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 			Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 14),
 		}),
 	}
-	// Refusals are alerted on: a counter that begins with the first of them would hide it.
+	// What is alerted on or shown must begin with none: a counter that begins with the first would hide it.
 	for _, code := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable} {
 		m.requests.WithLabelValues(strconv.Itoa(code))
+	}
+	for _, reason := range []string{retryUnreachable, retryUnavailable, retryFallback} {
+		m.retries.WithLabelValues(reason)
 	}
 	registry.MustRegister(m.requests, m.retries, m.tokens, m.unscored, m.firstByte, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "semmoe_router_backends", Help: "Engine pods that may get new requests.",

@@ -144,7 +144,7 @@ func (p *pickedRank) Release() {
 func (p *pickedRank) ModifyResponse(served string, response *http.Response) error {
 	p.core.metrics.firstByte.Observe(time.Since(p.arrived).Seconds())
 	if served != "" && served != p.lease.endpoint() {
-		p.core.metrics.retries.WithLabelValues("fallback").Inc()
+		p.core.metrics.retries.WithLabelValues(retryFallback).Inc()
 		p.core.failed(p.request, p.lease)
 		p.lease.move(served)
 	}

@@ -212,7 +212,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		s.failed(request, lease)
 		tried[lease.endpoint()] = true
 		if err == nil { // a pod that says 503 is loading or draining
-			s.metrics.retries.WithLabelValues("unavailable").Inc()
+			s.metrics.retries.WithLabelValues(retryUnavailable).Inc()
 			continue
 		}
 		lease.Eject()
@@ -221,7 +221,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 				return nil, fmt.Errorf("%w: %w", errUnanswered, err)
 			}
 		}
-		s.metrics.retries.WithLabelValues("unreachable").Inc()
+		s.metrics.retries.WithLabelValues(retryUnreachable).Inc()
 	}
 }
 

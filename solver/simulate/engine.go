@@ -31,7 +31,7 @@ func newEngine(t *trace.Trace, m *Method, requests []Request, o *Options) (*engi
 		return nil, err
 	}
 	e := &engine{trace: t, method: m, options: o, step: newStepper(t, m, o), record: &record{}}
-	lanes, outputs := o.lanes(), 0
+	lanes, outputs := o.Lanes(), 0
 	for i, r := range requests {
 		if room := o.CacheTokens / lanes; r.Prompt+r.Output > room {
 			return nil, fmt.Errorf("request %d has %d tokens; the KV cache of a rank has room for %d", i, r.Prompt+r.Output, room)
@@ -44,7 +44,7 @@ func newEngine(t *trace.Trace, m *Method, requests []Request, o *Options) (*engi
 
 // restart empties the engine.
 func (e *engine) restart() error {
-	lanes := e.options.lanes()
+	lanes := e.options.Lanes()
 	e.now, e.lanes = 0, nil
 	for range lanes {
 		e.lanes = append(e.lanes, &lane{

@@ -60,8 +60,8 @@ func ParseMessages(name string) (Messages, error) {
 	return "", fmt.Errorf("messages %q are unknown; allowed is %s, %s", name, PerActivation, PerRank)
 }
 
-// lanes are the batches of a step.
-func (o *Options) lanes() int {
+// Lanes is how many batches a step has: one of each rank with attention DP, one of all with attention TP.
+func (o *Options) Lanes() int {
 	if o.Attention == placement.DataParallel {
 		return o.Topology.Ranks
 	}
@@ -96,7 +96,7 @@ func (o *Options) check(t *trace.Trace, m *Method) error {
 	if err := o.Topology.Check(); err != nil {
 		return err
 	}
-	lanes := o.lanes()
+	lanes := o.Lanes()
 	switch {
 	case o.Attention != placement.DataParallel && o.Attention != placement.TensorParallel:
 		return fmt.Errorf("attention is %q; allowed is dp, tp", o.Attention)

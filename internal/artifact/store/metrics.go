@@ -8,6 +8,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
+// What the API server said of a token.
+const (
+	reviewAccepted = "accepted"
+	reviewRefused  = "refused"
+	reviewError    = "error"
+)
+
 // metrics are the store's own; their labels are bounded by the operations of the protocol, HTTP status codes and the
 // values below.
 type metrics struct {
@@ -37,8 +44,11 @@ func newMetrics(registry *prometheus.Registry) *metrics {
 			Name: "semmoe_store_corrupt_reads_total", Help: "Reads of an artifact whose stored bytes are not those of its digest.",
 		}),
 	}
-	// A full store is alerted on: a counter that begins with the first refusal would hide it.
+	// What is alerted on or shown must begin with none: a counter that begins with the first would hide it.
 	m.requests.WithLabelValues("put", strconv.Itoa(http.StatusInsufficientStorage))
+	for _, result := range []string{reviewAccepted, reviewRefused, reviewError} {
+		m.reviews.WithLabelValues(result)
+	}
 	registry.MustRegister(m.requests, m.seconds, m.bytes, m.reviews, m.corrupt,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m

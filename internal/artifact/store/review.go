@@ -197,9 +197,9 @@ func reviewResult(err error) string {
 	var refusal *artifact.StatusError
 	switch {
 	case err == nil:
-		return "accepted"
+		return reviewAccepted
 	case errors.As(err, &refusal):
-		return "refused"
+		return reviewRefused
 	}
-	return "error"
+	return reviewError
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -15,7 +14,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/semmoe/operator/internal/jobstate"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/transition"
 )
 
 type verdict struct {
@@ -205,6 +204,7 @@ func (r *Reconciler) applyStatus(ctx context.Context, profile *semmoev1.Affinity
 
 // tellTransitions records an event for each change of Ready and Degraded, and for each new stage of progress.
 func (r *Reconciler) tellTransitions(profile *semmoev1.AffinityProfile, status semmoev1.AffinityProfileStatus) {
+	teller := transition.NewTeller(r.Recorder, profile, nil)
 	for _, kind := range []string{semmoev1.ConditionProgressing, semmoev1.ConditionDegraded, semmoev1.ConditionReady} {
 		before, after := meta.FindStatusCondition(profile.Status.Conditions, kind), meta.FindStatusCondition(status.Conditions, kind)
 		if before != nil && before.Status == after.Status && before.Reason == after.Reason {
@@ -214,11 +214,7 @@ func (r *Reconciler) tellTransitions(profile *semmoev1.AffinityProfile, status s
 		if kind == semmoev1.ConditionDegraded && before == nil && !holds {
 			continue // it was never otherwise
 		}
-		level := corev1.EventTypeNormal
 		lost := kind == semmoev1.ConditionReady && !holds && before != nil && before.Status == metav1.ConditionTrue
-		if lost || kind == semmoev1.ConditionDegraded && holds {
-			level = corev1.EventTypeWarning
-		}
-		r.Recorder.Eventf(profile, nil, level, after.Reason, "Reconcile", "%s is %s: %s", kind, after.Status, podhealth.Truncate(after.Message, 900))
+		teller.Tell(after, lost || kind == semmoev1.ConditionDegraded && holds)
 	}
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/transition"
 )
 
 // observation is all that the status is made from.
@@ -286,11 +287,10 @@ var toldConditions = []string{
 	semmoev1.ConditionProfiled, semmoev1.ConditionPlanned, semmoev1.ConditionRolledOut, semmoev1.ConditionLocalityOnTarget,
 }
 
-// tellTransitions records an event for each change of a condition that somebody may wait for. Events of one reason within some minutes
-// are one to a recorder, which keeps the note of the first, unless they relate to different objects: what is told of one revision is
-// told again of the next.
+// tellTransitions records an event for each change of a condition that somebody may wait for. A condition that comes to one reason again within
+// some minutes is a repetition to a recorder, unless it relates to another object: what is told of one revision is told again of the next.
 func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoev1.MoEDeploymentStatus) {
-	related := workloadReference(moed, status.Revision)
+	teller := transition.NewTeller(r.Recorder, moed, workloadReference(moed, status.Revision))
 	for _, kind := range toldConditions {
 		before, after := meta.FindStatusCondition(moed.Status.Conditions, kind), meta.FindStatusCondition(status.Conditions, kind)
 		if before != nil && before.Status == after.Status && before.Reason == after.Reason {
@@ -312,11 +312,7 @@ func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoe
 		if kind == semmoev1.ConditionLocalityOnTarget && !missed && (before == nil || before.Status != metav1.ConditionFalse) {
 			continue
 		}
-		level := corev1.EventTypeNormal
 		lost := kind == semmoev1.ConditionReady && !holds && had || kind == semmoev1.ConditionRolledOut && after.Reason == planner.ReasonRolledBack
-		if lost || missed || kind == semmoev1.ConditionDegraded && holds {
-			level = corev1.EventTypeWarning
-		}
-		r.Recorder.Eventf(moed, related, level, after.Reason, "Reconcile", "%s is %s: %s", kind, after.Status, podhealth.Truncate(after.Message, 900))
+		teller.Tell(after, lost || missed || kind == semmoev1.ConditionDegraded && holds)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"math"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -18,6 +17,7 @@ import (
 	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/transition"
 )
 
 // worthwhile is the factor by which a plan must raise the local activation rate: less is within what another sample of
@@ -244,6 +244,7 @@ func (r *Reconciler) applyStatus(ctx context.Context, plan *semmoev1.PlacementPl
 
 // tellTransitions records an event for each change of Ready and Degraded, and for each new stage of progress.
 func (r *Reconciler) tellTransitions(plan *semmoev1.PlacementPlan, status semmoev1.PlacementPlanStatus) {
+	teller := transition.NewTeller(r.Recorder, plan, nil)
 	for _, kind := range []string{semmoev1.ConditionProgressing, semmoev1.ConditionDegraded, semmoev1.ConditionReady} {
 		before, after := meta.FindStatusCondition(plan.Status.Conditions, kind), meta.FindStatusCondition(status.Conditions, kind)
 		if before != nil && before.Status == after.Status && before.Reason == after.Reason {
@@ -253,11 +254,7 @@ func (r *Reconciler) tellTransitions(plan *semmoev1.PlacementPlan, status semmoe
 		if kind == semmoev1.ConditionDegraded && before == nil && !holds || kind == semmoev1.ConditionReady && !holds && before == nil {
 			continue // it was never otherwise
 		}
-		level := corev1.EventTypeNormal
 		lost := kind == semmoev1.ConditionReady && !holds && before != nil && before.Status == metav1.ConditionTrue
-		if lost || kind == semmoev1.ConditionDegraded && holds {
-			level = corev1.EventTypeWarning
-		}
-		r.Recorder.Eventf(plan, nil, level, after.Reason, "Reconcile", "%s is %s: %s", kind, after.Status, podhealth.Truncate(after.Message, 900))
+		teller.Tell(after, lost || kind == semmoev1.ConditionDegraded && holds)
 	}
 }

@@ -3,9 +3,11 @@ package scale
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -51,6 +53,7 @@ func TestSteadyState(t *testing.T) {
 	t.Logf("writes until then:%s", table(w.writes(t)))
 	t.Logf("reconciliations until then:%s", table(w.reconciles(t)))
 
+	w.checkEvents(t)
 	w.checkSteady(t, n, quiet)
 }
 
@@ -125,6 +128,28 @@ func (w *world) waitQuiet(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// checkEvents: no event was told twice. Its recorder would write the count six minutes after the last time, into the steady state.
+func (w *world) checkEvents(t *testing.T) {
+	t.Helper()
+	var told corev1.EventList
+	if err := w.api.List(t.Context(), &told); err != nil {
+		t.Fatal(err)
+	}
+	ours := 0
+	for _, e := range told.Items {
+		if !strings.HasPrefix(e.ReportingController, "semmoe-") {
+			continue
+		}
+		ours++
+		if e.Series != nil {
+			t.Errorf("%s %s has been told %s %d times: %s", e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Series.Count, e.Message)
+		}
+	}
+	if ours == 0 {
+		t.Error("nothing was told by events")
+	}
 }
 
 // checkSteady watches while nothing changes.

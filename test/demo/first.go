@@ -85,6 +85,12 @@ func (d *demo) closeLoop(ctx context.Context, heldOut []corpus.Request, r *repor
 		return err
 	}
 	r.checks = append(r.checks, checkReshuffled(r.before, r.after, r.reshuffled)...)
+
+	half, err := d.measureCapture(ctx, heldOut)
+	if err != nil {
+		return err
+	}
+	r.checks = append(r.checks, checkCapture(r.reshuffled, half)...)
 	return nil
 }
 

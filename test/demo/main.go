@@ -4,7 +4,8 @@
 // First act: a MoEDeployment is applied, its model served, prompts answered, and every answer compared with what the model is
 // known to say. The model is profiled on one half of a corpus, and a plan is solved. The other half is sent to the model
 // under the default placement; then the plan is approved and rolled out, and the same requests are sent again. The local
-// activation rate must rise as the plan has promised, the ranks must stay balanced, and no output may change.
+// activation rate must rise as the plan has promised, the ranks must stay balanced, and no output may change. At last only half of
+// the requests are sampled, so that the request routers can tell what sampling costs.
 //
 // Second act: a MoEDeployment serves prose, under a plan for prose that its canary has proven. Then program code comes
 // instead. The plan's test must find that within 80 sampled requests, and the operator tell of it within 90 s, since it looks

@@ -277,13 +277,16 @@ type sample struct {
 func samples(metrics, metric string) func(yield func(sample) bool) {
 	return func(yield func(sample) bool) {
 		for line := range strings.Lines(metrics) {
-			rest, ok := strings.CutPrefix(strings.TrimSpace(line), metric+"{")
+			rest, ok := strings.CutPrefix(strings.TrimSpace(line), metric)
 			if !ok {
 				continue
 			}
 			labels, number, ok := strings.Cut(rest, "} ")
 			if !ok {
-				continue
+				labels, number, _ = strings.Cut(rest, " ") // of a metric without labels
+			}
+			if labels, ok = strings.CutPrefix(labels, "{"); !ok && labels != "" {
+				continue // another metric, whose name is longer
 			}
 			value, err := strconv.ParseFloat(number, 64)
 			if err == nil && !yield(sample{labels, value}) {

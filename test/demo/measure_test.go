@@ -55,6 +55,8 @@ func TestSamples(t *testing.T) {
 semmoe_activations_total{locality="local",rank="0"} 12
 semmoe_activations_total{locality="remote",rank="0"} 3.5e+06
 semmoe_activations_total_created{locality="local"} 7
+semmoe_capture_cost_ratio 1.02
+semmoe_capture_cost_ratio_standard_error 0.01
 semmoe_local_activation_rate NaN
 `
 	want := []sample{{`locality="local",rank="0"`, 12}, {`locality="remote",rank="0"`, 3.5e6}}
@@ -64,6 +66,11 @@ semmoe_local_activation_rate NaN
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(sample{})); diff != "" {
 		t.Error(diff)
+	}
+	for s := range samples(metrics, "semmoe_capture_cost_ratio") {
+		if s != (sample{"", 1.02}) {
+			t.Errorf("the metric without labels is %+v", s)
+		}
 	}
 }
 
@@ -139,6 +146,27 @@ func TestCheckReshuffled(t *testing.T) {
 			byWeights := measured(405)
 			test.change(byWeights)
 			if diff := cmp.Diff(test.fails, failing(checkReshuffled(measured(250), measured(405), byWeights))); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestCheckCapture(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*captured)
+		fails  []string
+	}{
+		"both hold":        {func(*captured) {}, nil},
+		"dear":             {func(c *captured) { c.costs[0].ratio = 2 }, nil},
+		"one other token":  {func(c *captured) { c.served.replies[3].output[7]++ }, []string{"sampled or not, outputs are the same"}},
+		"a router is mute": {func(c *captured) { c.costs[1].ratio = math.NaN() }, []string{"what sampling costs is told"}},
+		"no router":        {func(c *captured) { c.costs = nil }, []string{"what sampling costs is told"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := captured{measured(400), []captureCost{{1.01, 0.03}, {0.99, 0.03}}}
+			test.change(&c)
+			if diff := cmp.Diff(test.fails, failing(checkCapture(measured(400), c))); diff != "" {
 				t.Error(diff)
 			}
 		})

@@ -1,4 +1,4 @@
-"""The order that groups the tokens of a batch by rank: a stable counting sort, since ranks are few. Its cost does not depend on how many."""
+"""The order that groups the tokens of a batch by rank: a stable counting sort, since ranks are few. Its time hardly depends on how many."""
 import torch
 
 try:
@@ -14,6 +14,7 @@ SCANNED = 1024  # blocks that are summed at a time
 def group_by_rank(rank, ranks):
     """(order, inverse, counts) of the ranks of tokens [tokens], each in 0 to ranks - 1: order[i] is the token at place i, tokens of rank 0
     first, of one rank in their own order; inverse[token] is its place. All int32, counts [ranks]."""
+    # Older versions of Triton cannot gather within a block.
     if hasattr(tl, "gather") and rank.is_cuda and ranks <= 256:
         return count_on_gpu(rank.contiguous(), ranks)
     order = torch.argsort(rank, stable=True)

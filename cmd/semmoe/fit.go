@@ -72,32 +72,45 @@ func fit(stdout io.Writer, measurements, name string, memoryGiB float64, out str
 	if err := wholefile.WriteBytes(out, 0o644, append(text, '\n')); err != nil {
 		return fmt.Errorf("--out: %w", err)
 	}
-	return printFits(stdout, p)
+	if err := printFits(stdout, p); err != nil {
+		return err
+	}
+	within, of := p.Reproduced(c)
+	_, err = fmt.Fprintf(stdout, "\n%d of %d all-to-alls of more than 1 MiB are modelled within 15%%.\n", within, of)
+	return err
 }
 
 func printFits(out io.Writer, p *hardware.Profile) error {
 	table := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "MODEL\tPOINTS\tR2\tMEDIAN ERROR\tMAX\tHELD-OUT MEDIAN\tMAX\tSTART, US\tRATE PER US")
-	row := func(name string, f hardware.Fit, start float64, rates ...float64) {
-		words := make([]string, len(rates))
-		for i, rate := range rates {
-			words[i] = fmt.Sprintf("%.4g", rate)
+	row := func(name string, f *hardware.Fit, starts, rates string) {
+		fmt.Fprintf(table, "%s\t%d\t%.4f\t%.1f%%\t%.1f%%\t%.1f%%\t%.1f%%\t%s\t%s\n", name, f.Points, f.R2, 100*f.MedianError, 100*f.MaxError,
+			100*f.HeldOutMedianError, 100*f.HeldOutMaxError, starts, rates)
+	}
+	gemm := func(name string, g *hardware.GEMM) {
+		row(name, &g.Fit, fmt.Sprintf("%.1f", g.Start), fmt.Sprintf("%.4g, %.4g", g.BytesPerMicrosecond, g.FlopsPerMicrosecond))
+	}
+	exchange := func(name string, e *hardware.Exchange) {
+		var starts, rates []string
+		for _, l := range e.Lines() {
+			starts, rates = append(starts, fmt.Sprintf("%.1f", l.Start)), append(rates, fmt.Sprintf("%.4g", l.PerMicrosecond))
 		}
-		fmt.Fprintf(table, "%s\t%d\t%.4f\t%.1f%%\t%.1f%%\t%.1f%%\t%.1f%%\t%.1f\t%s\n", name, f.Points, f.R2, 100*f.MedianError, 100*f.MaxError,
-			100*f.HeldOutMedianError, 100*f.HeldOutMaxError, start, strings.Join(words, ", "))
+		row(name, &e.Fit, strings.Join(starts, " or "), strings.Join(rates, " or "))
 	}
-	row("grouped GEMM", p.Grouped.Fit, p.Grouped.Start, p.Grouped.BytesPerMicrosecond, p.Grouped.FlopsPerMicrosecond)
-	row("dense GEMM", p.Dense.Fit, p.Dense.Start, p.Dense.BytesPerMicrosecond, p.Dense.FlopsPerMicrosecond)
-	for _, l := range []struct {
-		name string
-		line hardware.Line
-	}{
-		{"attention", p.Attention}, {"all-to-all", p.AllToAll}, {"all-reduce", p.AllReduce}, {"reduce-scatter", p.ReduceScatter}, {"all-gather", p.AllGather},
-	} {
-		row(l.name, l.line.Fit, l.line.Start, l.line.PerMicrosecond)
+	gemm("grouped GEMM", &p.Grouped)
+	gemm("dense GEMM", &p.Dense)
+	rate := fmt.Sprintf("%.4g", p.Attention.PerMicrosecond)
+	if p.Attention.RowFlops > 0 {
+		rate += fmt.Sprintf(", a row as %.4g", p.Attention.RowFlops)
 	}
-	for _, b := range p.A2E {
-		row(fmt.Sprintf("A2E %d to %d", b.AttentionRanks, b.ExpertRanks), b.Line.Fit, b.Line.Start, b.Line.PerMicrosecond)
+	row("attention", &p.Attention.Fit, fmt.Sprintf("%.1f", p.Attention.Start), rate)
+	exchange("all-to-all", &p.AllToAll)
+	exchange("all-reduce", &p.AllReduce)
+	exchange("reduce-scatter", &p.ReduceScatter)
+	exchange("all-gather", &p.AllGather)
+	for i := range p.A2E {
+		b := &p.A2E[i]
+		exchange(fmt.Sprintf("A2E %d to %d", b.AttentionRanks, b.ExpertRanks), &b.Exchange)
 	}
 	return table.Flush()
 }

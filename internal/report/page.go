@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost/hardware"
 )
 
 var (
@@ -307,13 +308,22 @@ func (t *Times) method(d *Data) string {
 		spread = "no spread over documents, of which there are too few,"
 	}
 	link := &t.Machines.Link
-	method := fmt.Sprintf("Times are modelled by the hardware profile %s: %s and %s of the busiest rank for each of two exchanges, %s, and the experts' products on the slowest rank. Intervals contain %s and the errors of the fits, %.0f%% for exchanges and %.0f%% for products.",
-		t.Machines.Profile, microseconds(link.StartMicroseconds), strconv.FormatFloat(link.BytesPerMicrosecond/1e3, 'f', 0, 64)+" GB/s", exchange, spread, 100*link.Error, 100*t.Machines.Grouped.Fit.Error())
+	method := fmt.Sprintf("Times are modelled by the hardware profile %s: %s of the busiest rank for each of two exchanges, %s, and the experts' products on the slowest rank. Intervals contain %s and the errors of the fits, %.0f%% for exchanges and %.0f%% for products.",
+		t.Machines.Profile, lines(link), exchange, spread, 100*link.Fit.Error(), 100*t.Machines.Grouped.Fit.Error())
 	if t.PromptTokens == 0 {
 		return method
 	}
 	return method + fmt.Sprintf(" The time to the first token is that of a prompt of %s, the mean of those that judge, on ranks that are filled by others like it and with no queue: attention, shared experts and layers without experts are added by the same profile; embeddings, norms and sampling are not.",
 		plural(t.PromptTokens, "token"))
+}
+
+// lines are the start-up times and rates of an exchange.
+func lines(e *hardware.Exchange) string {
+	var words []string
+	for _, l := range e.Lines() {
+		words = append(words, microseconds(l.Start)+" and "+strconv.FormatFloat(l.PerMicrosecond/1e3, 'f', 0, 64)+" GB/s")
+	}
+	return strings.Join(words, ", or for large ones ")
 }
 
 // view readies a picture for the page; lines are drawn over it.

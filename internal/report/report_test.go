@@ -163,7 +163,7 @@ func TestCalibrationTimesThePage(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := built(t, in)
-	exchange := (fast.Served.After.Exchange - 2*nvlink.StartMicroseconds) * nvlink.BytesPerMicrosecond / 1e3
+	exchange := (fast.Served.After.Exchange - 2*nvlink.Start) * nvlink.PerMicrosecond / 1e3
 	if got := d.Score.Times.Served.After.Exchange; math.Abs(got/(exchange+20)-1) > 1e-6 {
 		t.Errorf("over a link of 1 GB/s the exchanges take %v µs; wanted are %v", got, exchange+20)
 	}

@@ -99,7 +99,7 @@ func (s *Score) addTimes(ctx context.Context, in *Input, today *placement.Placem
 			return from.TimeOf(batch, &p.before).Total() - to.TimeOf(batch, &p.after).Total()
 		})
 		exchange, compute := size.Before.Exchange-size.After.Exchange, size.Before.Compute-size.After.Compute
-		size.Error = confidence * math.Sqrt(documents*documents+square(t.Machines.Link.Error*exchange)+square(t.Machines.Grouped.Fit.Error()*compute))
+		size.Error = confidence * math.Sqrt(documents*documents+square(t.Machines.Link.Fit.Error()*exchange)+square(t.Machines.Grouped.Fit.Error()*compute))
 		first(&size)
 		return size
 	}

@@ -513,10 +513,10 @@ func (f partialForced) ScoreFirst(dst []float32, request, tokens int) {
 func TestCostsByHand(t *testing.T) {
 	near := func(got, want float64) bool { return math.Abs(got-want) < 1e-6*want }
 	known := cost.Shape{MoELayers: 58, TopK: 8, HiddenSize: 7168, ActiveParameters: 37e9}.Costs(machines)
-	if !near(known.Exchange, 58*8*7168*2*2/machines.Link.BytesPerMicrosecond) || !near(known.Compute, 2*37e9/machines.Grouped.FlopsPerMicrosecond) {
+	if !near(known.Exchange, 58*8*7168*2*2/machines.Link.Rate()) || !near(known.Compute, 2*37e9/machines.Grouped.FlopsPerMicrosecond) {
 		t.Errorf("costs %+v", known)
 	}
-	if unknown := (cost.Shape{}).Costs(machines); !near(unknown.Exchange, 8*4096*4/machines.Link.BytesPerMicrosecond) || !near(unknown.Compute, 2*12*4096*4096/machines.Grouped.FlopsPerMicrosecond) {
+	if unknown := (cost.Shape{}).Costs(machines); !near(unknown.Exchange, 8*4096*4/machines.Link.Rate()) || !near(unknown.Compute, 2*12*4096*4096/machines.Grouped.FlopsPerMicrosecond) {
 		t.Errorf("costs of an unknown model %+v", unknown)
 	}
 	model := trace.Model{Layers: []int{1, 2}, HiddenLayers: 3, HiddenSize: 10, TopK: 4, Config: `{"intermediate_size":30,"moe_intermediate_size":5,"n_shared_experts":1}`}

@@ -191,6 +191,6 @@ func (r *Report) model(t *trace.Trace, p *placement.Placement, runs [][]*tally, 
 	if t.Model.HiddenSize == 0 {
 		return
 	}
-	us := layerMicroseconds(o.Machines.Link, float64(o.BatchTokens)/float64(p.Ranks), exchange(runs), t.Model.TopK, t.Model.HiddenSize)
+	us := layerMicroseconds(&o.Machines.Link, float64(o.BatchTokens)/float64(p.Ranks), exchange(runs), t.Model.TopK, t.Model.HiddenSize)
 	r.ModelledUS, r.Hardware = &us, o.Machines.Profile
 }

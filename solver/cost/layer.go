@@ -70,7 +70,7 @@ func (l Layer) Time(batchTokens int, exchange, load float64) LayerTime {
 	// Experts without an activation are not read; the others share the activations equally.
 	weights, rows := expert*min(slots, activations), max(1, activations/slots)
 	return LayerTime{
-		Exchange: layerMicroseconds(l.Link, share, exchange, l.TopK, l.HiddenSize),
+		Exchange: layerMicroseconds(&l.Link, share, exchange, l.TopK, l.HiddenSize),
 		Compute:  l.Grouped.Block(weights, rows),
 	}
 }

@@ -2,6 +2,7 @@ package cost_test
 
 import (
 	"math"
+	"reflect"
 	"testing"
 
 	"github.com/semmoe/operator/solver/cost"
@@ -50,21 +51,21 @@ func TestLayerTime(t *testing.T) {
 func TestMachinesAreTheProfiles(t *testing.T) {
 	p := *hardware.DefaultProfile()
 	node := cost.MachinesOf(&p, 8, 8)
-	if node.Nominal || node.Profile != hardware.Default || node.Link.BytesPerMicrosecond != p.AllToAll.PerMicrosecond || node.Link.StartMicroseconds != p.AllToAll.Start {
+	if node.Nominal || node.Profile != hardware.Default || !reflect.DeepEqual(node.Link, p.AllToAll) {
 		t.Errorf("a node is %+v; the profile has %+v", node.Link, p.AllToAll)
 	}
-	if node.Link.Error < p.AllToAll.Fit.HeldOutMedianError || node.Link.Error > p.AllToAll.Fit.MaxError {
-		t.Errorf("the error is %v; the median of held-out points is %v, the largest %v", node.Link.Error, p.AllToAll.Fit.HeldOutMedianError, p.AllToAll.Fit.MaxError)
+	if e := node.Link.Fit.Error(); e < p.AllToAll.Fit.HeldOutMedianError || e > p.AllToAll.Fit.MaxError {
+		t.Errorf("the error is %v; the median of held-out points is %v, the largest %v", e, p.AllToAll.Fit.HeldOutMedianError, p.AllToAll.Fit.MaxError)
 	}
 	nodes := cost.MachinesOf(&p, 16, 8)
-	if !nodes.Nominal || nodes.Link.BytesPerMicrosecond != 50e3 || nodes.Link.StartMicroseconds != p.AllToAll.Start || nodes.Grouped.FlopsPerMicrosecond != p.Grouped.FlopsPerMicrosecond {
+	if !nodes.Nominal || nodes.Link.Rate() != 50e3 || nodes.Link.Start != p.AllToAll.Start || nodes.Link.Fit.Error() != 0.16 || nodes.Grouped.FlopsPerMicrosecond != p.Grouped.FlopsPerMicrosecond {
 		t.Errorf("two nodes are %+v", nodes)
 	}
-	if ratio := cost.NodeMessage(&p); math.Abs(ratio-node.Link.BytesPerMicrosecond/nodes.Link.BytesPerMicrosecond) > 1e-12 {
+	if ratio := cost.NodeMessage(&p); math.Abs(ratio-node.Link.Rate()/nodes.Link.Rate()) > 1e-12 {
 		t.Errorf("a message to a node costs %v messages to a rank", ratio)
 	}
 	p.Ranks = 16
-	if measured := cost.MachinesOf(&p, 16, 8); measured.Nominal || measured.Link != node.Link {
+	if measured := cost.MachinesOf(&p, 16, 8); measured.Nominal || !reflect.DeepEqual(measured.Link, node.Link) {
 		t.Errorf("sixteen ranks that were measured over nodes of eight are %+v", measured.Link)
 	}
 }

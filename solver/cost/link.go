@@ -2,26 +2,12 @@ package cost
 
 import "github.com/semmoe/operator/solver/cost/hardware"
 
-// Link models an all-to-all: a start-up time and a bandwidth, both per rank.
-type Link struct {
-	// StartMicroseconds is the time of an exchange without data.
-	StartMicroseconds float64
-	// BytesPerMicrosecond is what a rank sends, or receives, in a microsecond.
-	BytesPerMicrosecond float64
-	// Error is the relative error of a time (see hardware.Fit.Error).
-	Error float64
-}
-
-// Microseconds is the time in which a rank exchanges that many bytes.
-func (l Link) Microseconds(bytes float64) float64 {
-	return l.StartMicroseconds + bytes/l.BytesPerMicrosecond
-}
-
 // Machines are what a MoE layer runs on, as a hardware profile has them: the exchange among its ranks, and the grouped products of one.
 type Machines struct {
 	// Profile is the name of the hardware profile.
 	Profile string
-	Link    Link
+	// Link is the all-to-all, by the bytes that the busiest rank sends or receives.
+	Link    hardware.Exchange
 	Grouped hardware.GEMM
 	// Nominal is set where the exchange is not measured, but that of a network card at its nominal rate.
 	Nominal bool
@@ -29,11 +15,7 @@ type Machines struct {
 
 // NodeOf is for ranks that exchange as those did that the profile was measured on.
 func NodeOf(p *hardware.Profile) Machines {
-	line := &p.AllToAll
-	return Machines{
-		Profile: p.Name, Grouped: p.Grouped,
-		Link: Link{StartMicroseconds: line.Start, BytesPerMicrosecond: line.PerMicrosecond, Error: line.Fit.Error()},
-	}
+	return Machines{Profile: p.Name, Link: p.AllToAll, Grouped: p.Grouped}
 }
 
 // MachinesOf is for that many ranks. Where they have several nodes, and the profile is of ranks that had one, the exchange is that of network cards:
@@ -48,19 +30,20 @@ func MachinesOf(p *hardware.Profile, ranks, ranksPerNode int) Machines {
 
 // rdma400 is one 400 Gb/s adapter for each rank, at its nominal rate; dispatch kernels have been measured at 43 to 58 GB/s over such, which is
 // the error. The time without data has not been measured: it is that of the profile's exchange.
-func rdma400(p *hardware.Profile) Link {
-	return Link{StartMicroseconds: p.AllToAll.Start, BytesPerMicrosecond: 50e3, Error: 0.16}
+func rdma400(p *hardware.Profile) hardware.Exchange {
+	return hardware.Exchange{Line: hardware.Line{Start: p.AllToAll.Start, PerMicrosecond: 50e3}, Fit: hardware.Fit{HeldOutMedianError: 0.16}}
 }
 
 // NodeMessage is what a message to another node costs in messages to another rank: the rates' ratio, as both carry the same
 // token. It is never below 1: that ranks of one node exchange slowly makes messages to others no cheaper.
 func NodeMessage(p *hardware.Profile) float64 {
-	return max(1, p.AllToAll.PerMicrosecond/rdma400(p).BytesPerMicrosecond)
+	adapter := rdma400(p)
+	return max(1, p.AllToAll.Rate()/adapter.Rate())
 }
 
 // layerMicroseconds is the time of a MoE layer's dispatch and combine, bf16 each way, when a rank holds that many tokens
 // and the busiest rank exchanges the given multiple of a rank's activations.
-func layerMicroseconds(link Link, tokensPerRank, exchange float64, topK, hiddenSize int) float64 {
+func layerMicroseconds(link *hardware.Exchange, tokensPerRank, exchange float64, topK, hiddenSize int) float64 {
 	const bf16 = 2
 	bytes := tokensPerRank * exchange * float64(topK) * float64(hiddenSize) * bf16
 	return 2 * link.Microseconds(bytes)

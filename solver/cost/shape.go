@@ -74,7 +74,7 @@ func (s Shape) Costs(m Machines) dispatch.Costs {
 	const bf16, directions = 2, 2
 	activations := float64(s.MoELayers * s.TopK)
 	return dispatch.Costs{
-		Exchange: directions * activations * float64(s.HiddenSize) * bf16 / m.Link.BytesPerMicrosecond,
+		Exchange: directions * activations * float64(s.HiddenSize) * bf16 / m.Link.Rate(),
 		Compute:  2 * float64(s.ActiveParameters) / m.Grouped.FlopsPerMicrosecond, // a multiplication and an addition for each
 	}
 }

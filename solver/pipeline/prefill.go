@@ -31,7 +31,7 @@ func (s *Shape) OutsideExperts(h *hardware.Profile, p Pass) float64 {
 		parts, rows, exchange = ranks, tokens, h.ReduceScatter.Microseconds(bytes)+h.AllGather.Microseconds(bytes)
 	}
 	samples, sequence := rows/float64(p.Sequence), float64(p.Sequence)
-	attention := exchange + h.Attention.Microseconds(hardware.AttentionFlops(samples, float64(s.Heads)/parts, sequence, float64(s.QueryDim), float64(s.ValueDim)))
+	attention := exchange + h.Attention.Microseconds(hardware.CausalAttention(samples, float64(s.Heads)/parts, sequence, float64(s.QueryDim), float64(s.ValueDim)))
 	for _, weights := range s.Projections() {
 		attention += h.Dense.Microseconds(weights/parts, rows)
 	}

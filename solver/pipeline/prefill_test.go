@@ -22,7 +22,7 @@ func TestOutsideExpertsByHand(t *testing.T) {
 		return h.Dense.Microseconds(2*1024*width/parts, rows) + h.Dense.Microseconds(1024*width/parts, rows)
 	}
 	attention := func(samples, parts, rows float64) float64 {
-		us := h.Attention.Microseconds(hardware.AttentionFlops(samples, 8/parts, 1000, 128, 128))
+		us := h.Attention.Microseconds(hardware.CausalAttention(samples, 8/parts, 1000, 128, 128))
 		for _, weights := range []float64{1024 * 1024, 1024 * 256, 1024 * 256, 1024 * 1024} {
 			us += h.Dense.Microseconds(weights/parts, rows)
 		}

@@ -15,9 +15,23 @@ type Split struct {
 	// experts. Dispatch, Experts and Combine are those of a chunk with as many tokens for each expert, in the mean.
 	//
 	// All must be convex, must not decrease, and must not be below 0 at 0, as start-up time plus work is, or the longest of several
-	// such. The search rests on it.
-	Attention, Shared          func(samples float64) float64
-	Dispatch, Experts, Combine func(tokensPerExpert float64) float64
+	// such; of the ways to send a chunk, each must. The search rests on it.
+	Attention, Shared func(samples float64) float64
+	Experts           func(tokensPerExpert float64) float64
+	Dispatch, Combine Ways
+}
+
+// Ways are the times of a chunk with as many tokens for each expert, in microseconds, by the ways to send it. It takes the one that is fastest for its
+// size.
+type Ways []func(tokensPerExpert float64) float64
+
+// fastest is the time of a chunk.
+func (w Ways) fastest(tokensPerExpert float64) float64 {
+	us := math.Inf(1)
+	for _, way := range w {
+		us = min(us, way(tokensPerExpert))
+	}
+	return us
 }
 
 // Problem is what a schedule is sought for.
@@ -57,7 +71,7 @@ func (p *Problem) Check() error {
 			return fmt.Errorf("split %d has %d attention ranks, %d expert ranks and room for %d samples; all must be at least 1",
 				i, split.AttentionRanks, split.ExpertRanks, split.Samples)
 		}
-		if split.Attention == nil || split.Dispatch == nil || split.Experts == nil || split.Combine == nil {
+		if split.Attention == nil || len(split.Dispatch) == 0 || split.Experts == nil || len(split.Combine) == 0 {
 			return fmt.Errorf("split %d lacks a time: only that of shared experts may be missing", i)
 		}
 		if d := p.durations(&split, 1, 1); !d.possible() {
@@ -85,6 +99,19 @@ func (p *Problem) microBatches() int {
 	return p.MicroBatches
 }
 
+// sentOneWay are the splits with one way to dispatch and one to combine: a split for each pair of ways.
+func (s *Split) sentOneWay() []Split {
+	list := make([]Split, 0, len(s.Dispatch)*len(s.Combine))
+	for d := range s.Dispatch {
+		for c := range s.Combine {
+			one := *s
+			one.Dispatch, one.Combine = s.Dispatch[d:d+1], s.Combine[c:c+1]
+			list = append(list, one)
+		}
+	}
+	return list
+}
+
 // tokensPerExpert is what an expert gets, in the mean, of a micro-batch of all attention ranks.
 func (p *Problem) tokensPerExpert(split *Split, samples int) float64 {
 	return float64(split.AttentionRanks) * float64(samples) * float64(p.Sequence) * float64(p.TopK) / float64(p.Experts)
@@ -100,7 +127,7 @@ func (p *Problem) mostChunks(split *Split, samples int) int {
 func (p *Problem) durations(split *Split, samples, chunks int) Durations {
 	tokens := p.tokensPerExpert(split, samples) / float64(chunks)
 	d := Durations{
-		Attention: split.Attention(float64(samples)), Dispatch: split.Dispatch(tokens), Experts: split.Experts(tokens), Combine: split.Combine(tokens),
+		Attention: split.Attention(float64(samples)), Dispatch: split.Dispatch.fastest(tokens), Experts: split.Experts(tokens), Combine: split.Combine.fastest(tokens),
 	}
 	if split.Shared != nil {
 		d.Shared = split.Shared(float64(samples))

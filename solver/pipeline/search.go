@@ -37,6 +37,8 @@ type Result struct {
 type candidate struct {
 	split                 *Split
 	samples, microBatches int
+	// oneWay is the split with one of the ways to dispatch, and to combine.
+	oneWay *Split
 	// bound is the throughput, in tokens per microsecond, that no order reaches with any number of chunks.
 	bound float64
 }
@@ -53,40 +55,67 @@ type searcher struct {
 // that fit are enough. A makespan is convex in the number of chunks, as the longest of sums of convex terms, so that a binary search finds
 // the best. The order ASAS has a closed form; AASS is computed only where bounds allow it to win. With the winner's
 // sizes other orders are then tried, as long as one is faster.
+//
+// Where chunks can be sent in several ways, none of that is true of the fastest of them, which need not be convex, but of each. So each pair of ways is
+// searched by itself, and the best of all is the best: a makespan does not fall when a task takes longer, so that of any sizes it is the least
+// of those with one pair of ways, one of which takes what the fastest take, and the others no less.
 func Search(p *Problem) (*Result, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
 	s := &searcher{problem: p}
-	candidates := s.candidates()
-	best := s.best(candidates)
+	all := s.candidates()
+	r := &Result{Naive: s.naive(), PPPipe: s.pppipe(all)}
+	promising := s.promising(all, r.PPPipe.TokensPerSecond)
+	best := s.best(promising)
 	s.climb(&best)
-	r := &Result{Plan: best, Naive: s.naive(), PPPipe: s.pppipe(candidates)}
-	for _, c := range candidates {
+	r.Plan = best
+	for _, c := range promising {
 		r.BoundTokensPerSecond = max(r.BoundTokensPerSecond, 1e6*c.bound)
 	}
 	r.Gap = max(0, 1-best.TokensPerSecond/r.BoundTokensPerSecond)
 	return r, nil
 }
 
-// candidates are sorted by falling bound.
+// candidates are all, without their bounds.
 func (s *searcher) candidates() []candidate {
 	var list []candidate
 	for i := range s.problem.Splits {
 		split := &s.problem.Splits[i]
+		oneWay := split.sentOneWay()
 		for batches := 1; batches <= min(split.Samples, s.problem.microBatches()); batches++ {
 			samples := split.Samples / batches
 			if batches < s.problem.microBatches() && split.Samples/(batches+1) == samples {
 				continue // one more with the same samples is better
 			}
-			c := candidate{split: split, samples: samples, microBatches: batches}
-			_, least := s.leastChunks(&c, Bound)
-			c.bound = s.tokens(&c) / least
-			list = append(list, c)
+			for way := range oneWay {
+				list = append(list, candidate{split: split, samples: samples, microBatches: batches, oneWay: &oneWay[way]})
+			}
 		}
+	}
+	return list
+}
+
+// promising are the candidates that can reach a throughput, in tokens per second, by falling bound. There must be a schedule that reaches it, such as PPPipe's.
+func (s *searcher) promising(candidates []candidate, throughput float64) []candidate {
+	var list []candidate
+	for _, c := range candidates {
+		if 1e6*s.tokens(&c)/s.busiest(&c) < throughput*(1-worthwhile) {
+			continue
+		}
+		_, least := s.leastChunks(&c, Bound)
+		c.bound = s.tokens(&c) / least
+		list = append(list, c)
 	}
 	slices.SortStableFunc(list, func(a, b candidate) int { return cmp.Compare(b.bound, a.bound) })
 	return list
+}
+
+// busiest is a time that no number of chunks comes below: the work of the busiest resource if no micro-batch is cut. Cut it takes no less, as each chunk
+// starts anew.
+func (s *searcher) busiest(c *candidate) float64 {
+	d := s.problem.durations(c.oneWay, c.samples, 1)
+	return float64(s.problem.Layers) * float64(c.microBatches) * max(d.own(), d.slowest())
 }
 
 // tokens is what the attention group holds at once.
@@ -94,10 +123,10 @@ func (s *searcher) tokens(c *candidate) float64 {
 	return float64(c.microBatches) * float64(c.samples) * float64(c.split.AttentionRanks) * float64(s.problem.Sequence)
 }
 
-// leastChunks finds the number of chunks with the least of a time that is convex in them; of equal ones the fewest.
+// leastChunks finds the number of chunks, sent in a candidate's ways, with the least of a time that is convex in them; of equal ones the fewest.
 func (s *searcher) leastChunks(c *candidate, time func(Durations, Sizes) float64) (chunks int, least float64) {
 	at := func(chunks int) float64 {
-		return time(s.problem.durations(c.split, c.samples, chunks), Sizes{s.problem.Layers, c.microBatches, chunks})
+		return time(s.problem.durations(c.oneWay, c.samples, chunks), Sizes{s.problem.Layers, c.microBatches, chunks})
 	}
 	// Rounding must not make a flat stretch, which convexity allows at the minimum alone, look like a fall.
 	const rounding = 1e-12
@@ -122,15 +151,19 @@ func (s *searcher) best(candidates []candidate) Plan {
 	try := func(c *candidate, order func(int) Order, time func(Durations, Sizes) float64) {
 		chunks, least := s.leastChunks(c, time)
 		if throughput := 1e6 * s.tokens(c) / least; throughput > best.TokensPerSecond*(1+worthwhile) {
-			best = s.plan(c, chunks, order(c.microBatches), least)
+			best = s.plan(c, chunks, order(c.microBatches), time)
 		}
 	}
+	hopeless := func(c *candidate) bool { return 1e6*c.bound <= best.TokensPerSecond*(1+worthwhile) }
 	for i := range candidates {
+		if hopeless(&candidates[i]) {
+			break
+		}
 		try(&candidates[i], ASAS, ClosedForm)
 	}
 	for i := range candidates {
 		c := &candidates[i]
-		if 1e6*c.bound <= best.TokensPerSecond*(1+worthwhile) {
+		if hopeless(c) {
 			break
 		}
 		if _, least := s.leastChunks(c, lateBound); 1e6*s.tokens(c)/least <= best.TokensPerSecond*(1+worthwhile) {
@@ -142,12 +175,15 @@ func (s *searcher) best(candidates []candidate) Plan {
 	return best
 }
 
-func (s *searcher) plan(c *candidate, chunks int, o Order, makespan float64) Plan {
+// plan is that of a candidate's sizes, each chunk sent in the way that is fastest.
+func (s *searcher) plan(c *candidate, chunks int, o Order, time func(Durations, Sizes) float64) Plan {
+	sizes := Sizes{s.problem.Layers, c.microBatches, chunks}
+	durations := s.problem.durations(c.split, c.samples, chunks)
+	makespan := time(durations, sizes)
 	return Plan{
 		AttentionRanks: c.split.AttentionRanks, ExpertRanks: c.split.ExpertRanks, Samples: c.samples,
 		TokensPerExpert: s.problem.tokensPerExpert(c.split, c.samples) / float64(chunks),
-		Sizes:           Sizes{s.problem.Layers, c.microBatches, chunks}, Order: o, OrderName: o.Name(),
-		Durations: s.problem.durations(c.split, c.samples, chunks), Makespan: makespan, TokensPerSecond: 1e6 * s.tokens(c) / makespan,
+		Sizes:           sizes, Order: o, OrderName: o.Name(), Durations: durations, Makespan: makespan, TokensPerSecond: 1e6 * s.tokens(c) / makespan,
 	}
 }
 
@@ -203,10 +239,9 @@ func (s *searcher) naive() Plan {
 	var best Plan
 	for i := range s.problem.Splits {
 		split := &s.problem.Splits[i]
-		c := candidate{split: split, samples: split.Samples, microBatches: 1}
-		time := ClosedForm(s.problem.durations(split, c.samples, 1), Sizes{s.problem.Layers, 1, 1})
-		if throughput := 1e6 * s.tokens(&c) / time; throughput > best.TokensPerSecond {
-			best = s.plan(&c, 1, ASAS(1), time)
+		plan := s.plan(&candidate{split: split, samples: split.Samples, microBatches: 1}, 1, ASAS(1), ClosedForm)
+		if plan.TokensPerSecond > best.TokensPerSecond {
+			best = plan
 		}
 	}
 	return best
@@ -214,15 +249,18 @@ func (s *searcher) naive() Plan {
 
 // pppipe is the best of micro-batches alone, shared experts being a part of attention.
 func (s *searcher) pppipe(candidates []candidate) Plan {
+	together := func(d Durations) Durations {
+		d.Attention, d.Shared = d.own(), 0
+		return d
+	}
+	asas := func(d Durations, sizes Sizes) float64 { return ClosedForm(together(d), sizes) }
 	var best Plan
 	for i := range candidates {
 		c := &candidates[i]
-		d := s.problem.durations(c.split, c.samples, 1)
-		d.Attention, d.Shared = d.own(), 0
-		time := ClosedForm(d, Sizes{s.problem.Layers, c.microBatches, 1})
+		time := asas(s.problem.durations(c.split, c.samples, 1), Sizes{s.problem.Layers, c.microBatches, 1})
 		if throughput := 1e6 * s.tokens(c) / time; throughput > best.TokensPerSecond {
-			best = s.plan(c, 1, ASAS(c.microBatches), time)
-			best.Durations = d
+			best = s.plan(c, 1, ASAS(c.microBatches), asas)
+			best.Durations = together(best.Durations)
 		}
 	}
 	return best

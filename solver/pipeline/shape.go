@@ -223,19 +223,17 @@ func (s *Shape) split(p *hardware.Profile, v Serving, attention, experts, sample
 	split := Split{
 		AttentionRanks: attention, ExpertRanks: experts, Samples: samples,
 		Attention: func(samples float64) float64 {
-			us := p.Attention.Microseconds(hardware.AttentionFlops(samples, float64(s.Heads), sequence, float64(s.QueryDim), float64(s.ValueDim)))
+			us := p.Attention.Microseconds(hardware.CausalAttention(samples, float64(s.Heads), sequence, float64(s.QueryDim), float64(s.ValueDim)))
 			for _, weights := range projections {
 				us += p.Dense.Microseconds(weights, samples*sequence)
 			}
 			return us
 		},
-		Dispatch: func(tokens float64) float64 {
-			return link.Microseconds(activations * tokens * hidden * v.DispatchBytes)
-		},
+		Dispatch: waysOf(link, activations*hidden*v.DispatchBytes),
 		Experts: func(tokens float64) float64 {
 			return p.Grouped.Block(held*expert, tokens)
 		},
-		Combine: func(tokens float64) float64 { return link.Microseconds(activations * tokens * hidden * bf16) },
+		Combine: waysOf(link, activations*hidden*bf16),
 	}
 	if shared > 0 {
 		split.Shared = func(samples float64) float64 {
@@ -243,4 +241,13 @@ func (s *Shape) split(p *hardware.Profile, v Serving, attention, experts, sample
 		}
 	}
 	return split
+}
+
+// waysOf are the ways to send a chunk, which has as many bytes for each token of an expert.
+func waysOf(link *hardware.Exchange, bytes float64) Ways {
+	var ways Ways
+	for _, line := range link.Lines() {
+		ways = append(ways, func(tokens float64) float64 { return line.Microseconds(tokens * bytes) })
+	}
+	return ways
 }

@@ -179,7 +179,6 @@ func Keep(p *Problem, old *Plan) (*Plan, error) {
 	s := &searcher{problem: p}
 	c := candidate{split: split, samples: split.Samples / batches, microBatches: batches}
 	chunks := min(old.Sizes.Chunks, p.mostChunks(split, c.samples))
-	makespan := s.makespan(p.durations(split, c.samples, chunks), Sizes{p.Layers, batches, chunks}, order)
-	kept := s.plan(&c, chunks, order, makespan)
+	kept := s.plan(&c, chunks, order, func(d Durations, sizes Sizes) float64 { return s.makespan(d, sizes, order) })
 	return &kept, nil
 }

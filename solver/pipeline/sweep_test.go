@@ -17,11 +17,12 @@ func backbones(t *testing.T) map[string]*Shape {
 func sized(t *testing.T, p *Problem, split *Split, samples, batches int) *Plan {
 	t.Helper()
 	s := &searcher{problem: p}
-	c := candidate{split: split, samples: samples, microBatches: batches}
+	c := candidate{split: split, oneWay: split, samples: samples, microBatches: batches}
 	var best Plan
 	for _, order := range []Order{ASAS(batches), AASS(batches)} {
-		chunks, least := s.leastChunks(&c, func(d Durations, sizes Sizes) float64 { return s.makespan(d, sizes, order) })
-		plan := s.plan(&c, chunks, order, least)
+		time := func(d Durations, sizes Sizes) float64 { return s.makespan(d, sizes, order) }
+		chunks, least := s.leastChunks(&c, time)
+		plan := s.plan(&c, chunks, order, time)
 		schedule, err := Simulate(plan.Durations, plan.Sizes, plan.Order)
 		if err != nil {
 			t.Fatal(err)
@@ -82,7 +83,7 @@ func TestThroughputGrowsForRandomTimes(t *testing.T) {
 		split := &p.Splits[0]
 		s := &searcher{problem: p}
 		reached := func(samples, batches int) float64 {
-			c := candidate{split: split, samples: samples, microBatches: batches}
+			c := candidate{split: split, oneWay: split, samples: samples, microBatches: batches}
 			least := math.Inf(1)
 			for _, order := range []Order{ASAS(batches), AASS(batches)} {
 				_, time := s.leastChunks(&c, func(d Durations, sizes Sizes) float64 { return s.makespan(d, sizes, order) })

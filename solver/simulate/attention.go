@@ -31,7 +31,7 @@ func (d *dense) attention(batch []sequence) float64 {
 	tokens, us := 0, d.profile.Attention.Start
 	for _, s := range batch {
 		tokens += s.query
-		us += max(d.flops(s)/d.profile.Attention.PerMicrosecond, d.cacheBytes(s)/d.profile.Dense.BytesPerMicrosecond)
+		us += max(d.profile.Attention.Computing(d.work(s)), d.cacheBytes(s)/d.profile.Dense.BytesPerMicrosecond)
 	}
 	for _, weights := range d.projections {
 		us += d.profile.Dense.Microseconds(weights/d.ranks, float64(tokens))
@@ -39,11 +39,14 @@ func (d *dense) attention(batch []sequence) float64 {
 	return us
 }
 
-// flops are those of a rank: queries see all tokens before them.
-func (d *dense) flops(s sequence) float64 {
+// work is that of a rank: queries see all tokens before them.
+func (d *dense) work(s sequence) hardware.AttentionWork {
 	const multiplyAndAdd = 2
 	seen := float64(s.past) + float64(s.query)/2
-	return multiplyAndAdd * float64(s.query) * seen * float64(d.shape.Heads*(d.shape.QueryDim+d.shape.ValueDim)) / d.ranks
+	return hardware.AttentionWork{
+		Flops: multiplyAndAdd * float64(s.query) * seen * float64(d.shape.Heads*(d.shape.QueryDim+d.shape.ValueDim)) / d.ranks,
+		Rows:  float64(s.query) * float64(d.shape.Heads) / d.ranks,
+	}
 }
 
 // cacheBytes are what a rank reads of keys and values: with tensor parallelism its heads', where there are as many, and all of compressed ones.

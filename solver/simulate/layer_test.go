@@ -17,9 +17,14 @@ func plain() *hardware.Profile {
 	}
 	return &hardware.Profile{
 		Name: "plain", Grouped: gemm(5), Dense: gemm(3),
-		Attention: hardware.Line{Start: 7, PerMicrosecond: 1e6}, AllToAll: hardware.Line{Start: 10, PerMicrosecond: 100},
-		AllReduce: hardware.Line{Start: 20, PerMicrosecond: 100}, ReduceScatter: hardware.Line{Start: 11, PerMicrosecond: 200}, AllGather: hardware.Line{Start: 12, PerMicrosecond: 200},
+		Attention: hardware.Attention{Line: hardware.Line{Start: 7, PerMicrosecond: 1e6}}, AllToAll: straight(10, 100),
+		AllReduce: straight(20, 100), ReduceScatter: straight(11, 200), AllGather: straight(12, 200),
 	}
+}
+
+// straight is an exchange without large ones of their own.
+func straight(start, rate float64) hardware.Exchange {
+	return hardware.Exchange{Line: hardware.Line{Start: start, PerMicrosecond: rate}}
 }
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-9*max(1, math.Abs(a), math.Abs(b)) }
@@ -94,14 +99,14 @@ func TestExchangeByHand(t *testing.T) {
 	// Ranks 0 and 1 are an island, 2 and 3 another. 0 sends 4 messages to 1, 1 to 2 and 2 to 3; 3 sends 5 to 2.
 	messages := make([]int, 16)
 	messages[0*4+1], messages[0*4+2], messages[0*4+3], messages[3*4+2], messages[1*4+1] = 4, 1, 2, 5, 100
-	inside, across := hardware.Line{Start: 1, PerMicrosecond: 10}, hardware.Line{Start: 2, PerMicrosecond: 1}
+	inside, across := straight(1, 10), straight(2, 1)
 	for name, c := range map[string]struct {
 		links []Link
 		want  float64
 	}{
 		"one node: rank 0 sends 7":                       {[]Link{{"", 4, inside}}, 1 + 7*20/10.0},
 		"two islands: rank 0 sends 3 across":             {[]Link{{"", 2, inside}, {"", 4, across}}, 2 + 3*20},
-		"two islands, a fast link across: rank 2 gets 5": {[]Link{{"", 2, inside}, {"", 4, hardware.Line{PerMicrosecond: 1e9}}}, 1 + 5*20/10.0},
+		"two islands, a fast link across: rank 2 gets 5": {[]Link{{"", 2, inside}, {"", 4, straight(0, 1e9)}}, 1 + 5*20/10.0},
 	} {
 		topology := Topology{Ranks: 4, Links: c.links}
 		if got := topology.Exchange(messages, 20); !near(got, c.want) {
@@ -128,14 +133,14 @@ func TestTopologies(t *testing.T) {
 		for _, l := range c.topology.Links {
 			links = append(links, l.RanksPerGroup)
 		}
-		if err := c.topology.Check(); err != nil || !slices.Equal(links, c.links) || c.topology.slowest().Line.PerMicrosecond != c.slowest {
-			t.Errorf("%s of %d ranks: links that join %v, the slowest at %v, error %v", c.topology.Name, c.topology.Ranks, links, c.topology.slowest().Line.PerMicrosecond, err)
+		if err := c.topology.Check(); err != nil || !slices.Equal(links, c.links) || c.topology.slowest().Rate() != c.slowest {
+			t.Errorf("%s of %d ranks: links that join %v, the slowest at %v, error %v", c.topology.Name, c.topology.Ranks, links, c.topology.slowest().Rate(), err)
 		}
 	}
-	line := hardware.Line{PerMicrosecond: 1}
+	line := straight(0, 1)
 	for name, bad := range map[string]Topology{
 		"no ranks": {Links: []Link{{"", 1, line}}}, "no links": {Ranks: 2}, "too few": {Ranks: 4, Links: []Link{{"", 2, line}}},
-		"no multiple": {Ranks: 3, Links: []Link{{"", 2, line}, {"", 3, line}}}, "no rate": {Ranks: 1, Links: []Link{{"", 1, hardware.Line{}}}},
+		"no multiple": {Ranks: 3, Links: []Link{{"", 2, line}, {"", 3, line}}}, "no rate": {Ranks: 1, Links: []Link{{"", 1, straight(0, 0)}}},
 	} {
 		if bad.Check() == nil {
 			t.Errorf("%s is accepted", name)
@@ -163,7 +168,7 @@ type measuredLayers struct {
 }
 
 // exchange is the line of least squares of relative errors through the exchanges of all models but one.
-func (m *measuredLayers) exchange(but string) hardware.Line {
+func (m *measuredLayers) exchange(but string) hardware.Exchange {
 	var one, work, us, works, both float64
 	for _, p := range m.Pieces {
 		if p.Model == but {
@@ -173,7 +178,7 @@ func (m *measuredLayers) exchange(but string) hardware.Line {
 		one, work, us, works, both = one+w, work+w*p.Bytes, us+w*p.Dispatch, works+w*p.Bytes*p.Bytes, both+w*p.Bytes*p.Dispatch
 	}
 	slope := (one*both - work*us) / (one*works - work*work)
-	return hardware.Line{Start: (us - slope*work) / one, PerMicrosecond: 1 / slope}
+	return straight((us-slope*work)/one, 1/slope)
 }
 
 // TestMeasuredPieces holds predicted layers against those measured on two H200: products as in the built-in profile, which other runs were fitted to, and

@@ -84,7 +84,7 @@ func (o *Options) costs() dispatch.Costs {
 		active += s.HiddenLayers * int(projection)
 	}
 	machines := cost.NodeOf(o.Profile)
-	machines.Link.BytesPerMicrosecond = o.Topology.slowest().Line.PerMicrosecond
+	machines.Link = *o.Topology.slowest()
 	return cost.Shape{MoELayers: s.MoELayers, TopK: s.TopK, HiddenSize: s.Hidden, ActiveParameters: int64(active)}.Costs(machines)
 }
 

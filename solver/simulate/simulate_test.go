@@ -57,8 +57,8 @@ func unhurried() *hardware.Profile {
 	p := plain()
 	fast := hardware.GEMM{BytesPerMicrosecond: 1e15, FlopsPerMicrosecond: 1e15}
 	p.Grouped, p.Dense = fast, fast
-	none := hardware.Line{PerMicrosecond: 1e15}
-	p.Attention, p.AllToAll, p.AllReduce, p.ReduceScatter, p.AllGather = hardware.Line{Start: 1000, PerMicrosecond: 1e15}, none, none, none, none
+	none := straight(0, 1e15)
+	p.Attention, p.AllToAll, p.AllReduce, p.ReduceScatter, p.AllGather = hardware.Attention{Line: hardware.Line{Start: 1000, PerMicrosecond: 1e15}}, none, none, none, none
 	return p
 }
 

@@ -122,7 +122,7 @@ func (s *stepper) denseTime(tokens int) float64 {
 // collectives are those of all layers: after attention, and after the experts or the dense block. The profile's are scaled to the slowest links.
 func (s *stepper) collectives(tokens int) float64 {
 	shape, p := &s.options.Shape, s.options.Profile
-	slower := p.AllToAll.PerMicrosecond / s.options.Topology.slowest().Line.PerMicrosecond
+	slower := p.AllToAll.Rate() / s.options.Topology.slowest().Rate()
 	bytes := slower * float64(tokens) * float64(shape.Hidden) * bf16
 	reduced := p.AllReduce.Microseconds(bytes)
 	moe := 2 * reduced

@@ -12,8 +12,8 @@ type Link struct {
 	Name string
 	// RanksPerGroup is the number of consecutive ranks that the links of the class join.
 	RanksPerGroup int
-	// Line is the time of an exchange by the bytes that the busiest rank sends or receives over the class.
-	Line hardware.Line
+	// Exchange is by the bytes that the busiest rank sends or receives over the class.
+	Exchange hardware.Exchange
 }
 
 // Topology is how ranks are joined.
@@ -36,8 +36,8 @@ func (t *Topology) Check() error {
 		if l.RanksPerGroup <= before || before > 0 && l.RanksPerGroup%before != 0 {
 			return fmt.Errorf("links %q join %d ranks; they must join a multiple of the %d that those before them join", l.Name, l.RanksPerGroup, before)
 		}
-		if !(l.Line.Start >= 0) || !(l.Line.PerMicrosecond > 0) {
-			return fmt.Errorf("links %q take %v µs and then 1 µs for %v bytes; the first must be at least 0, the second above 0", l.Name, l.Line.Start, l.Line.PerMicrosecond)
+		if err := l.Exchange.Check(); err != nil {
+			return fmt.Errorf("links %q: %w", l.Name, err)
 		}
 		before = l.RanksPerGroup
 	}
@@ -62,9 +62,9 @@ const (
 
 // Islands has islands of 4 ranks on PCIe. An exchange without bytes takes as long as on the profile's machines: it has not been measured on these.
 func Islands(ranks int, p *hardware.Profile) Topology {
-	t := Topology{Name: "PCIe islands", Ranks: ranks, Links: []Link{{"island", IslandRanks, hardware.Line{Start: p.AllToAll.Start, PerMicrosecond: islandRate}}}}
+	t := Topology{Name: "PCIe islands", Ranks: ranks, Links: []Link{{"island", IslandRanks, nominal(p, islandRate)}}}
 	if ranks > IslandRanks {
-		t.Links = append(t.Links, Link{"between islands", groupsOf(IslandRanks, ranks), hardware.Line{Start: p.AllToAll.Start, PerMicrosecond: crossingRate}})
+		t.Links = append(t.Links, Link{"between islands", groupsOf(IslandRanks, ranks), nominal(p, crossingRate)})
 	}
 	return t
 }
@@ -77,20 +77,25 @@ const adapterRate = 50e3
 func Nodes(ranks, ranksPerNode int, p *hardware.Profile) Topology {
 	t := Topology{Name: "nodes", Ranks: ranks, Links: []Link{{"node", ranksPerNode, p.AllToAll}}}
 	if ranks > ranksPerNode {
-		t.Links = append(t.Links, Link{"between nodes", groupsOf(ranksPerNode, ranks), hardware.Line{Start: p.AllToAll.Start, PerMicrosecond: adapterRate}})
+		t.Links = append(t.Links, Link{"between nodes", groupsOf(ranksPerNode, ranks), nominal(p, adapterRate)})
 	}
 	return t
+}
+
+// nominal is an exchange at a rate that was not measured, and that starts as the profile's.
+func nominal(p *hardware.Profile, rate float64) hardware.Exchange {
+	return hardware.Exchange{Line: hardware.Line{Start: p.AllToAll.Start, PerMicrosecond: rate}}
 }
 
 // groupsOf is the number of ranks, rounded up to whole groups.
 func groupsOf(size, ranks int) int { return (ranks + size - 1) / size * size }
 
-// slowest is the class of links with the lowest rate.
-func (t *Topology) slowest() Link {
-	slow := t.Links[0]
-	for _, l := range t.Links[1:] {
-		if l.Line.PerMicrosecond < slow.Line.PerMicrosecond {
-			slow = l
+// slowest is the exchange over the class of links with the lowest rate.
+func (t *Topology) slowest() *hardware.Exchange {
+	slow := &t.Links[0].Exchange
+	for i := range t.Links[1:] {
+		if exchange := &t.Links[1+i].Exchange; exchange.Rate() < slow.Rate() {
+			slow = exchange
 		}
 	}
 	return slow
@@ -102,7 +107,7 @@ func (t *Topology) slowest() Link {
 func (t *Topology) Exchange(messages []int, bytes float64) float64 {
 	slowest := 0.0
 	for class, link := range t.Links {
-		slowest = max(slowest, link.Line.Microseconds(float64(t.busiest(messages, class))*bytes))
+		slowest = max(slowest, link.Exchange.Microseconds(float64(t.busiest(messages, class))*bytes))
 	}
 	return slowest
 }

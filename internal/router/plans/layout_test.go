@@ -169,7 +169,7 @@ func TestLayoutHasThePlansMachines(t *testing.T) {
 	slow, plan := *hardware.DefaultProfile(), *p.Plan
 	slow.Name, slow.AllToAll.PerMicrosecond = "slow", 1000
 	plan.Hardware = &slow
-	if got := New(p.Artifact.Digest, &plan, nil).Machines; got.Profile != "slow" || got.Link.BytesPerMicrosecond != 1000 {
+	if got := New(p.Artifact.Digest, &plan, nil).Machines; got.Profile != "slow" || got.Link.Rate() != 1000 {
 		t.Errorf("with one: %+v", got)
 	}
 }

@@ -43,12 +43,14 @@ type MeasuredAttention struct {
 	Microseconds float64 `json:"sdpa_us"`
 }
 
-// MeasuredBipartite is an exchange in which each attention rank sends that many bytes, in equal parts to all expert ranks.
+// MeasuredBipartite is an exchange in which each attention rank sends that many bytes, in equal parts to all expert ranks, or gets them back.
 type MeasuredBipartite struct {
 	AttentionRanks int     `json:"attention_ranks"`
 	ExpertRanks    int     `json:"expert_ranks"`
 	Bytes          float64 `json:"bytes"`
 	Microseconds   float64 `json:"a2e_us"`
+	// Back is the time of as many bytes on their way back; 0 where it was not measured.
+	Back float64 `json:"e2a_us,omitempty"`
 }
 
 // BusiestBytes are what the busiest rank sends or receives.
@@ -122,8 +124,8 @@ func (c *Calibration) checkOthers() error {
 		}
 	}
 	for i, m := range c.Bipartite {
-		if m.AttentionRanks < 1 || m.ExpertRanks < 1 || !positive(m.Bytes, m.Microseconds) {
-			return fmt.Errorf("send[%d] is %+v; all must be above 0", i, m)
+		if m.AttentionRanks < 1 || m.ExpertRanks < 1 || !positive(m.Bytes, m.Microseconds) || !atLeastZero(m.Back) {
+			return fmt.Errorf("send[%d] is %+v; all must be above 0, but for the time back, which may be absent", i, m)
 		}
 	}
 	return nil

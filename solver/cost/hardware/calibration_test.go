@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// measured are times of machines that do as their models say, each time a little slower or faster.
-func measured(link Line, grouped GEMM, noise float64) *Calibration {
+// measuredOn are times of machines that do as their models say, each time a little slower or faster.
+func measuredOn(link Line, grouped GEMM, noise float64) *Calibration {
 	c := &Calibration{GPU: "a machine", World: 16}
 	sign := noise
 	for bytes := 1e6; bytes < 1e9; bytes *= 2 {
@@ -37,7 +37,7 @@ var (
 func TestWithFindsLinkAndProducts(t *testing.T) {
 	base := builtInProfile(t)
 	for _, noise := range []float64{0, someNoise} {
-		text, err := json.Marshal(measured(someLink, someGEMM, noise))
+		text, err := json.Marshal(measuredOn(someLink, someGEMM, noise))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -69,7 +69,7 @@ func TestWithFindsLinkAndProducts(t *testing.T) {
 			t.Errorf("the profile is %q of %d ranks; that of before has %d", p.Name, p.Ranks, base.Ranks)
 		}
 	}
-	c := measured(someLink, someGEMM, 0)
+	c := measuredOn(someLink, someGEMM, 0)
 	c.Products = nil
 	p, err := base.With(c)
 	if err != nil || p.Grouped.FlopsPerMicrosecond != base.Grouped.FlopsPerMicrosecond {
@@ -95,7 +95,7 @@ func TestErrorOfAFit(t *testing.T) {
 
 func TestCalibrationRefuses(t *testing.T) {
 	edit := func(change func(c *Calibration)) string {
-		c := measured(someLink, someGEMM, 0)
+		c := measuredOn(someLink, someGEMM, 0)
 		change(c)
 		text, err := json.Marshal(c)
 		if err != nil {
@@ -114,7 +114,7 @@ func TestCalibrationRefuses(t *testing.T) {
 			t.Errorf("wanted is an error with %q; got %v", want, err)
 		}
 	}
-	falling := measured(someLink, someGEMM, 0)
+	falling := measuredOn(someLink, someGEMM, 0)
 	for i := range falling.AllToAll {
 		falling.AllToAll[i].Microseconds = 80 - float64(i)
 	}

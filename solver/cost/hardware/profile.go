@@ -25,36 +25,18 @@ type Profile struct {
 	// MemoryBytes is that of a rank.
 	MemoryBytes float64 `json:"memory_bytes"`
 	// Grouped multiplies for all experts of a rank in one kernel, Dense for one in each; bf16.
-	Grouped GEMM `json:"grouped_gemm"`
-	Dense   GEMM `json:"dense_gemm"`
-	// Attention is by floating-point operations: 2 batch × heads × sequence² × head size of query and value together, halved as it is causal.
-	Attention Line `json:"attention"`
+	Grouped   GEMM      `json:"grouped_gemm"`
+	Dense     GEMM      `json:"dense_gemm"`
+	Attention Attention `json:"attention"`
 	// AllToAll is by the bytes that the busiest rank sends or receives, and so is A2E, between groups of ranks; the others by the size of the
 	// buffer.
-	AllToAll      Line        `json:"all_to_all"`
-	AllReduce     Line        `json:"all_reduce"`
-	ReduceScatter Line        `json:"reduce_scatter"`
-	AllGather     Line        `json:"all_gather"`
+	AllToAll      Exchange    `json:"all_to_all"`
+	AllReduce     Exchange    `json:"all_reduce"`
+	ReduceScatter Exchange    `json:"reduce_scatter"`
+	AllGather     Exchange    `json:"all_gather"`
 	A2E           []Bipartite `json:"a2e,omitempty"`
 	// Products are the measured products, by which grouped or dense kernels are chosen.
 	Products []MeasuredProducts `json:"products"`
-}
-
-// Line is a start-up time and a rate.
-type Line struct {
-	Start          float64 `json:"start_us"`
-	PerMicrosecond float64 `json:"per_us"`
-	Fit            Fit     `json:"fit"`
-}
-
-// Microseconds is the time of that much work.
-func (l Line) Microseconds(work float64) float64 { return l.Start + work/l.PerMicrosecond }
-
-// Bipartite is the exchange between an attention group and an expert group of given sizes, one way.
-type Bipartite struct {
-	AttentionRanks int  `json:"attention_ranks"`
-	ExpertRanks    int  `json:"expert_ranks"`
-	Line           Line `json:"line"`
 }
 
 // GEMM is a kernel that takes no less than a floor, and else a start-up time and the longer of reading the weights and multiplying.
@@ -102,16 +84,6 @@ func (f *Fit) Error() float64 {
 	return max(math.Sqrt(sum), f.HeldOutMedianError)
 }
 
-// Between is the exchange between groups of those sizes: as measured, else that of an all-to-all.
-func (p *Profile) Between(attentionRanks, expertRanks int) Line {
-	for _, b := range p.A2E {
-		if b.AttentionRanks == attentionRanks && b.ExpertRanks == expertRanks {
-			return b.Line
-		}
-	}
-	return p.AllToAll
-}
-
 // Parse reads a profile, and refuses what no measurements lead to.
 func Parse(text []byte) (*Profile, error) {
 	p := &Profile{}
@@ -135,23 +107,11 @@ func (p *Profile) Check() error {
 	case !above(p.MemoryBytes):
 		return fmt.Errorf("memory_bytes is %v; it must be above 0", p.MemoryBytes)
 	}
-	type named struct {
-		name string
-		Line
+	if err := p.Attention.check(); err != nil {
+		return fmt.Errorf("attention: %w", err)
 	}
-	lines := []named{
-		{"attention", p.Attention}, {"all_to_all", p.AllToAll}, {"all_reduce", p.AllReduce}, {"reduce_scatter", p.ReduceScatter}, {"all_gather", p.AllGather},
-	}
-	for i, b := range p.A2E {
-		if b.AttentionRanks < 1 || b.ExpertRanks < 1 {
-			return fmt.Errorf("a2e[%d] is between %d and %d ranks; both must be at least 1", i, b.AttentionRanks, b.ExpertRanks)
-		}
-		lines = append(lines, named{fmt.Sprintf("a2e[%d].line", i), b.Line})
-	}
-	for _, l := range lines {
-		if !atLeastZero(l.Start) || !above(l.PerMicrosecond) {
-			return fmt.Errorf("%s: start_us is %v, per_us %v; the first must be at least 0, the second above 0", l.name, l.Start, l.PerMicrosecond)
-		}
+	if err := p.checkExchanges(); err != nil {
+		return err
 	}
 	for name, g := range map[string]GEMM{"grouped_gemm": p.Grouped, "dense_gemm": p.Dense} {
 		if !atLeastZero(g.Floor) || !atLeastZero(g.Start) || !above(g.BytesPerMicrosecond) || !above(g.FlopsPerMicrosecond) {
@@ -167,16 +127,39 @@ func (p *Profile) Check() error {
 	return nil
 }
 
+func (p *Profile) checkExchanges() error {
+	for _, of := range []struct {
+		name     string
+		exchange *Exchange
+	}{
+		{"all_to_all", &p.AllToAll}, {"all_reduce", &p.AllReduce}, {"reduce_scatter", &p.ReduceScatter}, {"all_gather", &p.AllGather},
+	} {
+		if err := of.exchange.Check(); err != nil {
+			return fmt.Errorf("%s: %w", of.name, err)
+		}
+	}
+	for i := range p.A2E {
+		b := &p.A2E[i]
+		if b.AttentionRanks < 1 || b.ExpertRanks < 1 {
+			return fmt.Errorf("a2e[%d] is between %d and %d ranks; both must be at least 1", i, b.AttentionRanks, b.ExpertRanks)
+		}
+		if err := b.Exchange.Check(); err != nil {
+			return fmt.Errorf("a2e[%d].line: %w", i, err)
+		}
+	}
+	return nil
+}
+
 func above(v float64) bool { return v > 0 && !math.IsInf(v, 0) }
 
 func atLeastZero(v float64) bool { return v >= 0 && !math.IsInf(v, 0) }
 
-// builtIn are profiles of machines that were measured. They are written by semmoe calibrate.
+// builtIn are profiles of machines that were measured. They are written by semmoe fit.
 //
 //go:embed profiles/*.json
 var builtIn embed.FS
 
-//go:generate go run ../../../cmd/semmoe calibrate --measurements testdata/h200x4.json --name h200-nvlink --memory-gib 141 --out profiles/h200-nvlink.json
+//go:generate go run ../../../cmd/semmoe fit --measurements testdata/h200x4.json --name h200-nvlink --memory-gib 141 --out profiles/h200-nvlink.json
 
 // Default is the name of the profile that is taken where none is named.
 const Default = "h200-nvlink"

@@ -172,6 +172,18 @@ func TestCalibrationTimesThePage(t *testing.T) {
 	}
 }
 
+// What is said of an exchange has all of its lines.
+func TestLinesOfAnExchange(t *testing.T) {
+	e := &hardware.Exchange{Line: hardware.Line{Start: 13, PerMicrosecond: 225e3}}
+	if got := lines(e); got != "13.0 µs and 225 GB/s" {
+		t.Errorf("an exchange with one line is %q", got)
+	}
+	e.Large = &hardware.Line{Start: 40, PerMicrosecond: 318e3}
+	if got := lines(e); got != "13.0 µs and 225 GB/s, or for large ones 40.0 µs and 318 GB/s" {
+		t.Errorf("an exchange with two lines is %q", got)
+	}
+}
+
 // The time to the first token has all passes and layers, of which the plan saves what it saves of layers with experts.
 func TestTimeToTheFirstToken(t *testing.T) {
 	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {

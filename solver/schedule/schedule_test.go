@@ -3,6 +3,7 @@ package schedule
 import (
 	"encoding/json"
 	"math"
+	"os"
 	"strings"
 	"testing"
 
@@ -19,6 +20,20 @@ func machines(t testing.TB) *hardware.Profile {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// profiles are the built-in one, and one of machines whose large exchanges have a line of their own.
+func profiles(t *testing.T) []*hardware.Profile {
+	t.Helper()
+	text, err := os.ReadFile("../simulate/testdata/h200x2.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := hardware.Parse(text)
+	if err != nil || p.AllToAll.Large == nil {
+		t.Fatalf("all-to-alls are %+v, error %v", p, err)
+	}
+	return []*hardware.Profile{machines(t), p}
 }
 
 // backbone has the sizes of DeepSeek-V2.
@@ -38,7 +53,12 @@ func small() *pipeline.Shape {
 
 func made(t *testing.T, shape *pipeline.Shape, in Inputs) *Schedule {
 	t.Helper()
-	s, err := Of(shape, machines(t), in)
+	return madeFor(t, machines(t), shape, in)
+}
+
+func madeFor(t *testing.T, p *hardware.Profile, shape *pipeline.Shape, in Inputs) *Schedule {
+	t.Helper()
+	s, err := Of(shape, p, in)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,23 +70,25 @@ func made(t *testing.T, shape *pipeline.Shape, in Inputs) *Schedule {
 
 // Each length has the plan that the search finds for it, which is at least what it is compared with, and no more tokens are held than are allowed.
 func TestEachLengthHasItsBestPlan(t *testing.T) {
-	for name, c := range map[string]struct {
-		shape *pipeline.Shape
-		ranks int
-	}{"8 ranks": {backbone(), 8}, "4 ranks": {small(), 4}, "2 ranks": {small(), 2}, "96 ranks": {backbone(), 96}} {
-		s := made(t, c.shape, Inputs{c.ranks, max(1, c.shape.Experts/c.ranks), 0.3})
-		if len(s.Disaggregated) != len(lengths) || len(s.Shared) != len(loads) || s.Hardware != hardware.Default || s.Ranks != c.ranks {
-			t.Fatalf("%s: %d lengths and %d loads by %s on %d ranks", name, len(s.Disaggregated), len(s.Shared), s.Hardware, s.Ranks)
-		}
-		for i, l := range s.Disaggregated {
-			if l.Sequence != lengths[i] || l.Samples*l.Sizes.MicroBatches*l.Sequence > s.TokensHeld {
-				t.Errorf("%s, length %d: %d micro-batches of %d samples of %d tokens", name, lengths[i], l.Sizes.MicroBatches, l.Samples, l.Sequence)
+	for _, p := range profiles(t) {
+		for name, c := range map[string]struct {
+			shape *pipeline.Shape
+			ranks int
+		}{"8 ranks": {backbone(), 8}, "4 ranks": {small(), 4}, "2 ranks": {small(), 2}, "96 ranks": {backbone(), 96}} {
+			s := madeFor(t, p, c.shape, Inputs{c.ranks, max(1, c.shape.Experts/c.ranks), 0.3})
+			if len(s.Disaggregated) != len(lengths) || len(s.Shared) != len(loads) || s.Hardware != p.Name || s.Ranks != c.ranks {
+				t.Fatalf("%s: %d lengths and %d loads by %s on %d ranks", name, len(s.Disaggregated), len(s.Shared), s.Hardware, s.Ranks)
 			}
-			if l.TokensPerSecond < l.PPPipeTokensPerSecond*(1-1e-9) || l.TokensPerSecond < l.NaiveTokensPerSecond*(1-1e-9) || l.TokensPerSecond > l.BoundTokensPerSecond*(1+1e-9) {
-				t.Errorf("%s, length %d: %+v", name, l.Sequence, l)
-			}
-			if drawing, err := l.Draw(l.Sequence, 2); err != nil || !strings.HasPrefix(string(drawing), "<svg ") {
-				t.Errorf("%s, length %d: the drawing is %.40q, error %v", name, l.Sequence, drawing, err)
+			for i, l := range s.Disaggregated {
+				if l.Sequence != lengths[i] || l.Samples*l.Sizes.MicroBatches*l.Sequence > s.TokensHeld {
+					t.Errorf("%s, length %d: %d micro-batches of %d samples of %d tokens", name, lengths[i], l.Sizes.MicroBatches, l.Samples, l.Sequence)
+				}
+				if l.TokensPerSecond < l.PPPipeTokensPerSecond*(1-1e-9) || l.TokensPerSecond < l.NaiveTokensPerSecond*(1-1e-9) || l.TokensPerSecond > l.BoundTokensPerSecond*(1+1e-9) {
+					t.Errorf("%s, length %d: %+v", name, l.Sequence, l)
+				}
+				if drawing, err := l.Draw(l.Sequence, 2); err != nil || !strings.HasPrefix(string(drawing), "<svg ") {
+					t.Errorf("%s, length %d: the drawing is %.40q, error %v", name, l.Sequence, drawing, err)
+				}
 			}
 		}
 	}
@@ -74,9 +96,23 @@ func TestEachLengthHasItsBestPlan(t *testing.T) {
 
 // Groups never make a layer slower, there are no more of them than experts, and loads that are nothing but start-up times have one.
 func TestGroupsPay(t *testing.T) {
+	for _, p := range profiles(t) {
+		checkGroups(t, p)
+	}
+	// What stays local is not exchanged.
+	remote, local := made(t, small(), Inputs{8, 16, 0.125}), made(t, small(), Inputs{8, 16, 0.9})
+	for i := range remote.Shared {
+		if local.Shared[i].Ungrouped >= remote.Shared[i].Ungrouped {
+			t.Errorf("%d tokens: %v µs with 90%% local, %v with 12.5%%", remote.Shared[i].TokensPerRank, local.Shared[i].Ungrouped, remote.Shared[i].Ungrouped)
+		}
+	}
+}
+
+func checkGroups(t *testing.T, p *hardware.Profile) {
+	t.Helper()
 	for _, lar := range []float64{0, 0.125, 0.5, 1} {
 		before := 0.0
-		for _, l := range made(t, small(), Inputs{8, 16, lar}).Shared {
+		for _, l := range madeFor(t, p, small(), Inputs{8, 16, lar}).Shared {
 			if l.Time > l.Ungrouped*(1+1e-9) || l.Groups == 1 && l.Time != l.Ungrouped || 16%l.Groups != 0 {
 				t.Errorf("local %v, %d tokens: %+v", lar, l.TokensPerRank, l)
 			}
@@ -90,13 +126,6 @@ func TestGroupsPay(t *testing.T) {
 			if l.TokensPerRank == loads[0] && l.Groups != 1 {
 				t.Errorf("local %v: %d tokens are worked off in %d groups", lar, l.TokensPerRank, l.Groups)
 			}
-		}
-	}
-	// What stays local is not exchanged.
-	remote, local := made(t, small(), Inputs{8, 16, 0.125}), made(t, small(), Inputs{8, 16, 0.9})
-	for i := range remote.Shared {
-		if local.Shared[i].Ungrouped >= remote.Shared[i].Ungrouped {
-			t.Errorf("%d tokens: %v µs with 90%% local, %v with 12.5%%", remote.Shared[i].TokensPerRank, local.Shared[i].Ungrouped, remote.Shared[i].Ungrouped)
 		}
 	}
 }

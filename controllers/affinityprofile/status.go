@@ -197,24 +197,7 @@ func (r *Reconciler) applyStatus(ctx context.Context, profile *semmoev1.Affinity
 		return ptr.Deref(intent.ResourceVersion, ""), err
 	})
 	if wrote {
-		r.tellTransitions(profile, status)
+		transition.NewTeller(r.Recorder, profile, nil).TellSteps(profile.Status.Conditions, status.Conditions)
 	}
 	return err
-}
-
-// tellTransitions records an event for each change of Ready and Degraded, and for each new stage of progress.
-func (r *Reconciler) tellTransitions(profile *semmoev1.AffinityProfile, status semmoev1.AffinityProfileStatus) {
-	teller := transition.NewTeller(r.Recorder, profile, nil)
-	for _, kind := range []string{semmoev1.ConditionProgressing, semmoev1.ConditionDegraded, semmoev1.ConditionReady} {
-		before, after := meta.FindStatusCondition(profile.Status.Conditions, kind), meta.FindStatusCondition(status.Conditions, kind)
-		if before != nil && before.Status == after.Status && before.Reason == after.Reason {
-			continue
-		}
-		holds := after.Status == metav1.ConditionTrue
-		if kind == semmoev1.ConditionDegraded && before == nil && !holds {
-			continue // it was never otherwise
-		}
-		lost := kind == semmoev1.ConditionReady && !holds && before != nil && before.Status == metav1.ConditionTrue
-		teller.Tell(after, lost || kind == semmoev1.ConditionDegraded && holds)
-	}
 }

@@ -291,28 +291,24 @@ var toldConditions = []string{
 // some minutes is a repetition to a recorder, unless it relates to another object: what is told of one revision is told again of the next.
 func (r *Reconciler) tellTransitions(moed *semmoev1.MoEDeployment, status semmoev1.MoEDeploymentStatus) {
 	teller := transition.NewTeller(r.Recorder, moed, workloadReference(moed, status.Revision))
-	for _, kind := range toldConditions {
-		before, after := meta.FindStatusCondition(moed.Status.Conditions, kind), meta.FindStatusCondition(status.Conditions, kind)
-		if before != nil && before.Status == after.Status && before.Reason == after.Reason {
-			continue
-		}
-		holds := after.Status == metav1.ConditionTrue
-		had := before != nil && before.Status == metav1.ConditionTrue
+	for _, c := range transition.Changes(moed.Status.Conditions, status.Conditions, toldConditions...) {
+		kind, holds := c.After.Type, c.Holds()
 		switch kind {
 		case semmoev1.ConditionDegraded, semmoev1.ConditionRolledOut:
-			if before == nil && !holds {
+			if c.Before == "" && !holds {
 				continue // it was never otherwise
 			}
 		case semmoev1.ConditionProfiled, semmoev1.ConditionPlanned:
-			if !holds && !had {
+			if !holds && !c.Lost() {
 				continue // the profile, or the plan, tells its own steps
 			}
+		case semmoev1.ConditionLocalityOnTarget:
+			if c.After.Status != metav1.ConditionFalse && c.Before != metav1.ConditionFalse {
+				continue
+			}
 		}
-		missed := kind == semmoev1.ConditionLocalityOnTarget && after.Status == metav1.ConditionFalse
-		if kind == semmoev1.ConditionLocalityOnTarget && !missed && (before == nil || before.Status != metav1.ConditionFalse) {
-			continue
-		}
-		lost := kind == semmoev1.ConditionReady && !holds && had || kind == semmoev1.ConditionRolledOut && after.Reason == planner.ReasonRolledBack
-		teller.Tell(after, lost || missed || kind == semmoev1.ConditionDegraded && holds)
+		missed := kind == semmoev1.ConditionLocalityOnTarget && c.After.Status == metav1.ConditionFalse
+		lost := kind == semmoev1.ConditionReady && c.Lost() || kind == semmoev1.ConditionRolledOut && c.After.Reason == planner.ReasonRolledBack
+		teller.Tell(c.After, lost || missed || kind == semmoev1.ConditionDegraded && holds)
 	}
 }

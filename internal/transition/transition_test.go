@@ -1,6 +1,7 @@
 package transition
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -29,5 +30,40 @@ func TestTell(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, told); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// Steps are told as they begin, that something is not ready yet goes without saying, and what was ready is a warning when it is no more.
+func TestTellSteps(t *testing.T) {
+	conditions := func(statuses ...string) (list []metav1.Condition) {
+		for _, text := range statuses {
+			part := strings.Split(text, " ")
+			list = append(list, metav1.Condition{Type: part[0], Status: metav1.ConditionStatus(part[1]), Reason: part[2], Message: "it"})
+		}
+		return list
+	}
+	begun := conditions("Progressing True Solving", "Degraded False AsExpected", "Ready False Solving")
+	made := conditions("Progressing False Made", "Degraded False AsExpected", "Ready True Made")
+	lost := conditions("Progressing False Made", "Degraded True Gone", "Ready False Missing")
+	for name, test := range map[string]struct {
+		before, after []metav1.Condition
+		want          []string
+	}{
+		"begun": {nil, begun, []string{"Normal Solving Progressing is True: it"}},
+		"same":  {begun, begun, nil},
+		"made":  {begun, made, []string{"Normal Made Progressing is False: it"}},
+		"lost":  {made, lost, []string{"Warning Gone Degraded is True: it", "Warning Missing Ready is False: it"}},
+		"back":  {lost, made, []string{"Normal AsExpected Degraded is False: it", "Normal Made Ready is True: it"}},
+	} {
+		recorder := events.NewFakeRecorder(10)
+		NewTeller(recorder, nil, nil).TellSteps(test.before, test.after)
+		close(recorder.Events)
+		var told []string
+		for note := range recorder.Events {
+			told = append(told, note)
+		}
+		if diff := cmp.Diff(test.want, told); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
 	}
 }

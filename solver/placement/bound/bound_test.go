@@ -3,6 +3,7 @@ package bound
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -47,6 +48,26 @@ func TestEigenvectors(t *testing.T) {
 		for i, v := range eigenvalues(append([]float64(nil), m...), n) {
 			if math.Abs(v-values[i]) > 1e-9*float64(n) {
 				t.Fatalf("n=%d: values differ: %v and %v", n, v, values[i])
+			}
+		}
+	}
+}
+
+// TestBoundsOfOneRow is about matrices of rank one: what reflections leave of them is nothing but rounding, as small as numbers can be.
+func TestBoundsOfOneRow(t *testing.T) {
+	random := rand.New(rand.NewPCG(9, 9))
+	for range 200 {
+		ranks, layers := 2+random.IntN(3), 1+random.IntN(3)
+		experts := ranks * (1 + random.IntN(5))
+		rows := New(ranks, experts, layers)
+		var columns []int
+		for layer := range layers {
+			columns = append(columns, layer*experts+random.IntN(experts))
+		}
+		rows.Add(columns, slices.Repeat([]float64{1}, layers), 1, 1)
+		for name, bound := range map[string]float64{"tangent": rows.Tangent(3), "balanced": rows.Balanced(float64(ranks))} {
+			if !(bound >= 1-1e-9 && bound <= 1) {
+				t.Fatalf("%d experts on %d ranks, %d layers, one expert of each: the %s bound is %v; one rank can hold them all", experts, ranks, layers, name, bound)
 			}
 		}
 	}

@@ -82,13 +82,16 @@ func reflection(x []float64) float64 {
 		clear(x)
 		return first
 	}
-	target := -math.Copysign(norm, first)
-	x[0] -= target
-	scale := 1 / math.Sqrt(norm*(norm+math.Abs(first)))
+	// What is left of a matrix of low rank is rounding of rounding: its squares underflow, its parts by its norm do not.
+	for i := range x {
+		x[i] /= norm
+	}
+	scale := 1 / math.Sqrt(1+math.Abs(x[0]))
+	x[0] += math.Copysign(1, first)
 	for i := range x {
 		x[i] *= scale
 	}
-	return target
+	return -math.Copysign(norm, first)
 }
 
 // reflectBack applies the reflections that tridiagonal left in the matrix, last first.

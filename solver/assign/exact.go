@@ -16,8 +16,12 @@ type Solver struct {
 	// cheapest[a*bins+b] orders the items of bin a by what moving to bin b would lose; entries of items that have left a
 	// are dropped when they surface.
 	cheapest []regretHeap
+	// losses are those of the items on top [bins × bins]; infinite where there is none.
+	losses   []float64
 	distance []float64
 	parent   []int
+	// open are the bins from which paths may become shorter.
+	open []bool
 }
 
 // Assign returns the bin of each item: scores[item*bins+bin] summed over all items is largest under the condition that
@@ -47,7 +51,8 @@ func (s *Solver) reset(items, bins int) {
 	if s.bins != bins {
 		*s = Solver{
 			bins: bins, prices: make([]float64, bins), load: make([]int, bins),
-			cheapest: make([]regretHeap, bins*bins), distance: make([]float64, bins), parent: make([]int, bins),
+			cheapest: make([]regretHeap, bins*bins), losses: make([]float64, bins*bins),
+			distance: make([]float64, bins), parent: make([]int, bins), open: make([]bool, bins),
 		}
 	}
 	if cap(s.bin) < items {
@@ -123,6 +128,19 @@ func (s *Solver) buildHeaps(scores []float32) {
 	for i := range s.cheapest {
 		s.cheapest[i].build()
 	}
+	for bin := range s.bins {
+		s.look(bin)
+	}
+}
+
+// look takes the losses of a bin from the tops of its heaps.
+func (s *Solver) look(a int) {
+	for b := range s.bins {
+		s.losses[a*s.bins+b] = math.Inf(1)
+		if first, ok := s.top(a, b); ok && a != b {
+			s.losses[a*s.bins+b] = first.loss
+		}
+	}
 }
 
 func (s *Solver) regret(scores []float32, item, from, to int) float64 {
@@ -152,42 +170,52 @@ func (s *Solver) relieve(from int, scores []float32, capacity []int) {
 	}
 	s.load[from]--
 	s.load[to]++
-	for to != from {
-		a := s.parent[to]
-		first, _ := s.top(a, to)
-		s.move(int(first.item), to, scores)
-		to = a
+	for bin := to; bin != from; bin = s.parent[bin] {
+		first, _ := s.top(s.parent[bin], bin)
+		s.move(int(first.item), bin, scores)
+	}
+	for bin := to; bin >= 0; bin = s.parent[bin] {
+		s.look(bin)
 	}
 }
 
-// shortestPaths is Bellman-Ford on the bins: regrets may be negative, but no cycle is.
+// shortestPaths is Bellman-Ford on the bins: regrets may be negative, but no cycle is. A bin whose distance is what it was when it
+// was looked at last makes no other any nearer.
 func (s *Solver) shortestPaths(from int) {
-	const rounding = 1e-12
 	for bin := range s.bins {
-		s.distance[bin], s.parent[bin] = math.Inf(1), -1
+		s.distance[bin], s.parent[bin], s.open[bin] = math.Inf(1), -1, false
 	}
-	s.distance[from] = 0
+	s.distance[from], s.open[from] = 0, true
 	for range s.bins {
 		changed := false
 		for a := range s.bins {
-			if math.IsInf(s.distance[a], 1) {
-				continue
-			}
-			for b := range s.bins {
-				if b == a || b == from {
-					continue
-				}
-				first, ok := s.top(a, b)
-				if ok && s.distance[a]+first.loss < s.distance[b]-rounding && !s.passes(a, b) {
-					s.distance[b], s.parent[b] = s.distance[a]+first.loss, a
-					changed = true
-				}
+			if s.open[a] && s.extend(a, from) {
+				changed = true
 			}
 		}
 		if !changed {
 			return
 		}
 	}
+}
+
+// extend makes the paths to other bins go by way of bin a where that is shorter, and reports whether it is for any.
+func (s *Solver) extend(a, from int) (changed bool) {
+	const rounding = 1e-12
+	s.open[a] = false
+	so := s.distance[a]
+	for b, loss := range s.losses[a*s.bins : (a+1)*s.bins] {
+		if so+loss >= s.distance[b]-rounding || b == from {
+			continue
+		}
+		if s.passes(a, b) {
+			s.open[a] = true // it may not, another time
+			continue
+		}
+		s.distance[b], s.parent[b], s.open[b] = so+loss, a, true
+		changed = true
+	}
+	return changed
 }
 
 // passes reports whether the path to bin a already goes through bin b; rounding must not tie a knot.

@@ -162,7 +162,7 @@ func accumulate(from, sum []*float64, n float64) {
 func (s *search) transfer(ctx context.Context, attention placement.Attention) (*Transfer, error) {
 	names := s.trace.Model.Domains
 	if len(names) == 0 {
-		for domain := range slices.Max(s.trace.Domains) + 1 {
+		for domain := range int(slices.Max(s.trace.Domains)) + 1 {
 			names = append(names, fmt.Sprintf("domain %d", domain))
 		}
 	}

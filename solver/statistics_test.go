@@ -67,3 +67,20 @@ func TestDescribe(t *testing.T) {
 		t.Error("an EP size that does not divide the experts is accepted")
 	}
 }
+
+func TestTransferOfKindsWithoutNames(t *testing.T) {
+	tr := clustered()
+	tr.Model.Domains = nil
+	for r, domain := range tr.Domains {
+		if domain == 3 {
+			tr.Domains[r] = math.MaxUint8 // the last that there can be
+		}
+	}
+	got, err := solver.Describe(t.Context(), tr, solver.StatisticsOptions{Ranks: 4, Transfer: placement.TensorParallel, TrainPercent: 30, Seed: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(got.Transfer.Domains); n != 256 || got.Transfer.Domains[255] != "domain 255" || got.Transfer.LAR[255][0] == nil || got.Transfer.LAR[255][3] != nil {
+		t.Errorf("%d kinds, the last %q, its rates %v", n, got.Transfer.Domains[n-1], got.Transfer.LAR[n-1])
+	}
+}

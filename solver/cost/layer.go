@@ -23,7 +23,7 @@ func expertSize(m *trace.Model) int {
 		Intermediate    int `json:"intermediate_size"`
 		MoEIntermediate int `json:"moe_intermediate_size"`
 	}
-	_ = json.Unmarshal([]byte(m.Config), &config) // an empty or foreign text tells nothing
+	_ = json.Unmarshal([]byte(m.TextConfig()), &config) // an empty or foreign text tells nothing
 	if config.MoEIntermediate > 0 {
 		return config.MoEIntermediate
 	}

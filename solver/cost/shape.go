@@ -39,7 +39,7 @@ func activeParameters(m *trace.Model) int64 {
 		Shared          int64 `json:"n_shared_experts"`
 		SharedSize      int64 `json:"shared_expert_intermediate_size"`
 	}
-	if json.Unmarshal([]byte(m.Config), &config) != nil {
+	if json.Unmarshal([]byte(m.TextConfig()), &config) != nil {
 		return 0
 	}
 	hidden, moe, layers := int64(m.HiddenSize), int64(len(m.Layers)), int64(m.HiddenLayers)

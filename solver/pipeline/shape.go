@@ -78,7 +78,7 @@ func ShapeOf(m *trace.Model) (Shape, error) {
 	if m.Config == "" {
 		return s, nil
 	}
-	return s, s.ReadSizes([]byte(m.Config))
+	return s, s.ReadSizes([]byte(m.TextConfig()))
 }
 
 // Check names what cannot be.

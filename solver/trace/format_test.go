@@ -110,6 +110,7 @@ func TestReadRefusesBadHeaders(t *testing.T) {
 		"layer beyond model":    {metadata("moe_layers", "[1,2,9]"), "between 0 and 3"},
 		"config no JSON":        {metadata("model_config", "{"), "model_config is not the JSON"},
 		"domains no list":       {metadata("domains", "{}"), "domains is not a JSON list"},
+		"too many domains":      {metadata("domains", `["a"`+strings.Repeat(`,"b"`, 256)+"]"), "domains names 257 kinds of text; request_domain, U8, can tell 256"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := trace.Read(bytes.NewReader(edited(t, test.change)), trace.MaxBytes)
@@ -183,6 +184,9 @@ func TestLayersFromModelConfig(t *testing.T) {
 		"frequency list": {`{"num_hidden_layers":5,"moe_layer_freq":[0,1,0,1,1]}`, []int{1, 3, 4}, ""},
 		"sparse step":    {`{"num_hidden_layers":6,"decoder_sparse_step":2}`, []int{1, 3, 5}, ""},
 		"dense only":     {`{"num_hidden_layers":5,"decoder_sparse_step":1,"mlp_only_layers":[0,3]}`, []int{1, 2, 4}, ""},
+		"in a wrapper":   {`{"model_type":"kimi_vl","text_config":{"num_hidden_layers":4,"first_k_dense_replace":1}}`, []int{1, 2, 3}, ""},
+		"beside a text":  {`{"num_hidden_layers":4,"text_config":{"num_hidden_layers":9}}`, []int{1, 2, 3}, ""},
+		"no wrapper":     {`{"num_hidden_layers":4,"text_config":null}`, []int{1, 2, 3}, ""},
 		"wrong number":   {`{"num_hidden_layers":5,"first_k_dense_replace":1}`, nil, "describes 4 MoE layers"},
 		"too many":       {`{"num_hidden_layers":2}`, nil, "2 layers in all"},
 		"bad frequency":  {`{"num_hidden_layers":5,"moe_layer_freq":"all"}`, nil, "moe_layer_freq is"},

@@ -6,31 +6,25 @@ import "encoding/json"
 var defaultGroups = map[string]int{"deepseek_v3": 8}
 
 // Groups is the number of groups of consecutive experts that the model's gate chooses among before it chooses experts: n_group
-// of the model's config, or of its text_config, or the model type's default. Errors are *InvalidError: a trace without a config
+// of the model's config (see TextConfig), or the model type's default. Errors are *InvalidError: a trace without a config
 // does not tell.
 func (m *Model) Groups() (int, error) {
 	if m.Config == "" {
 		return 0, invalidf("__metadata__: model_config is missing in the trace: it would tell the groups that the gate chooses among")
 	}
-	type groups struct {
-		Count *int `json:"n_group"`
-	}
 	var config struct {
-		groups
-		Text groups `json:"text_config"`
+		Type   string `json:"model_type"`
+		Groups *int   `json:"n_group"`
 	}
-	if err := json.Unmarshal([]byte(m.Config), &config); err != nil {
+	if err := json.Unmarshal([]byte(m.TextConfig()), &config); err != nil {
 		return 0, invalidf("__metadata__: model_config is not the JSON of a model configuration: %v", err)
 	}
-	count := config.Count
-	if count == nil {
-		count = config.Text.Count
-	}
-	switch {
+	switch count := config.Groups; {
 	case count == nil:
-		return max(1, defaultGroups[m.Type]), nil
+		return max(1, defaultGroups[m.Type], defaultGroups[config.Type]), nil
 	case *count < 1 || m.Experts%*count != 0:
 		return 0, invalidf("model_config: n_group is %d; it must divide the %d experts", *count, m.Experts)
+	default:
+		return *count, nil
 	}
-	return *count, nil
 }

@@ -17,6 +17,7 @@ func TestGroups(t *testing.T) {
 		"no groups":        {`{"n_group": null}`, 1, ""},
 		"silent":           {`{}`, 1, ""},
 		"in a wrapper":     {`{"text_config": {"n_group": 4}}`, 4, ""},
+		"wrapped, silent":  {`{"text_config": {"model_type": "deepseek_v3"}}`, 8, ""},
 		"no config":        {"", 0, "model_config is missing in the trace"},
 		"no divisor":       {`{"n_group": 5}`, 0, "n_group is 5; it must divide the 16 experts"},
 		"no group":         {`{"n_group": 0}`, 0, "n_group is 0"},

@@ -16,6 +16,7 @@ const (
 	maxExperts     = 1 << 16
 	maxVocabulary  = 1 << 24
 	maxLayers      = 1 << 12
+	maxDomains     = 1 << 8
 )
 
 // tensor is one entry of the safetensors header; begin and end are bytes after the header.
@@ -179,6 +180,9 @@ func parseModel(metadata map[string]string, shape []int64) (Model, error) {
 		if err := json.Unmarshal([]byte(text), &m.Domains); err != nil {
 			return m, invalidf("__metadata__: domains is not a JSON list of strings: %v", err)
 		}
+		if len(m.Domains) > maxDomains {
+			return m, invalidf("__metadata__: domains names %d kinds of text; request_domain, U8, can tell %d", len(m.Domains), maxDomains)
+		}
 	}
 	if err := m.placeLayers(metadata["moe_layers"], int(shape[1])); err != nil {
 		return m, err
@@ -196,11 +200,11 @@ type layerConfig struct {
 	SparseStep   *int             `json:"decoder_sparse_step"`
 }
 
-// placeLayers sets Layers, HiddenLayers and HiddenSize from the list in the metadata or from the model's config.
+// placeLayers sets Layers, HiddenLayers and HiddenSize from the list in the metadata or from the model's config (see TextConfig).
 func (m *Model) placeLayers(list string, count int) error {
 	var config layerConfig
 	if m.Config != "" {
-		if err := json.Unmarshal([]byte(m.Config), &config); err != nil {
+		if err := json.Unmarshal([]byte(m.TextConfig()), &config); err != nil {
 			return invalidf("__metadata__: model_config is not the JSON of a model configuration: %v", err)
 		}
 	}

@@ -35,7 +35,7 @@ type Model struct {
 	HiddenLayers int
 	// HiddenSize is the width of the residual stream; 0 where the trace does not tell.
 	HiddenSize int
-	// Config is the model's config.json as text; it may be empty.
+	// Config is the model's config.json as text; it may be empty. TextConfig is the part that tells of layers.
 	Config string
 	// Digest identifies the checkpoint; it may be empty.
 	Digest string

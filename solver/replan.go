@@ -212,7 +212,7 @@ func (r *replan) fitTrust(ctx context.Context, old []affinity.Counts) (affinity.
 	part := r.trace.Subset(r.train)
 	first, second, err := trace.Split(part, 50, r.options.Seed)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("%w: those to learn from are of one document, at least two are needed to tell how far they confirm the older trace", ErrTooFewRequests)
 	}
 	a, err := affinity.CountTokens(ctx, part, first)
 	if err != nil {

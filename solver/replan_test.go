@@ -252,6 +252,10 @@ func TestReplanRefuses(t *testing.T) {
 		oneDocument.Documents[i] = int32(min(i/90, 1))
 	}
 	oneDocument = oneDocument.Subset(slices.Concat(oneDocument.AllRequests()[:60], oneDocument.AllRequests()[97:]))
+	halves := recent.Subset(recent.AllRequests())
+	for i := range halves.Documents {
+		halves.Documents[i] = int32(i % 2)
+	}
 	other := *old
 	other.Model.Vocabulary++
 	foreign, digests := *current, *recent
@@ -274,6 +278,7 @@ func TestReplanRefuses(t *testing.T) {
 		"target":        {change: func(o *solver.ReplanOptions) { o.TargetLAR = 2 }, want: "target LAR is 2"},
 		"moves":         {change: func(o *solver.ReplanOptions) { o.MoveGainPercent = -1 }, want: "move gain percent is -1"},
 		"train percent": {change: func(o *solver.ReplanOptions) { o.TrainPercent = 0 }, want: "train percent is 0"},
+		"one document to learn from, and a prior": {recent: halves, prior: old, percent: 25, want: "at least two are needed"},
 		"one document": {
 			recent: oneDocument, want: "at least 4 are needed",
 			change: func(o *solver.ReplanOptions) {

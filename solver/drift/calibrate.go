@@ -203,9 +203,12 @@ func (c *Calibration) centre(requests []Request, o *Options) (spread float64, er
 			c.Usual = mean
 		}
 	}
-	c.Offset, c.Usual.Best = offset, best
+	c.Offset, c.Usual = offset, Usual{Served: asShare(c.Usual.Served), Best: asShare(best), Known: asShare(c.Usual.Known)}
 	return most - offset, nil
 }
+
+// asShare is a mean of shares: what is added up to it rounds, and what is expected of a best rank need not stay below all there is.
+func asShare(mean float64) float64 { return min(max(mean, 0), 1) }
 
 const (
 	// leastReference and leastThreshold keep a chart that has never moved from alarming at the first request that is otherwise.

@@ -358,6 +358,21 @@ func TestRequestsAllAlike(t *testing.T) {
 	}
 }
 
+// Where all is local and all is known, the means of many simulated requests round to more than all there is.
+func TestSharesAreAtMostOne(t *testing.T) {
+	requests := make([]Request, 60)
+	for i := range requests {
+		requests[i] = Request{Tokens: 100, Known: 1, Pairs: 1, Predicted: []float32{1}, Local: []float64{1}}
+	}
+	c, err := Calibrate(t.Context(), requests, DefaultOptions())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Validate(); err != nil || c.Usual != (Usual{1, 1, 1}) {
+		t.Errorf("usual is %v, %v", c.Usual, err)
+	}
+}
+
 func TestCalibrationIsItsText(t *testing.T) {
 	c := calibrated(t, made(100, 4, 1))
 	text, err := json.Marshal(c)

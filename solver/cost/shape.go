@@ -31,18 +31,19 @@ func ShapeOf(m *trace.Model) Shape {
 }
 
 // activeParameters estimates them from the model's configuration: attention as four square matrices, which is above what
-// grouped and latent attention have; embeddings do not count, as they are looked up. It is 0 where the sizes of experts are not told.
+// grouped and latent attention have; embeddings do not count, as they are looked up. It is 0 where the sizes of experts are not told, or
+// are those of no model.
 func activeParameters(m *trace.Model) int64 {
 	var config struct {
-		Intermediate    int64 `json:"intermediate_size"`
-		MoEIntermediate int64 `json:"moe_intermediate_size"`
-		Shared          int64 `json:"n_shared_experts"`
-		SharedSize      int64 `json:"shared_expert_intermediate_size"`
+		Intermediate    float64 `json:"intermediate_size"`
+		MoEIntermediate float64 `json:"moe_intermediate_size"`
+		Shared          float64 `json:"n_shared_experts"`
+		SharedSize      float64 `json:"shared_expert_intermediate_size"`
 	}
 	if json.Unmarshal([]byte(m.TextConfig()), &config) != nil {
 		return 0
 	}
-	hidden, moe, layers := int64(m.HiddenSize), int64(len(m.Layers)), int64(m.HiddenLayers)
+	hidden, moe, layers := float64(m.HiddenSize), float64(len(m.Layers)), float64(m.HiddenLayers)
 	expert := config.MoEIntermediate
 	if expert == 0 {
 		expert = config.Intermediate
@@ -53,7 +54,11 @@ func activeParameters(m *trace.Model) int64 {
 	const matrices = 3 // gate, up and down
 	attention := layers * 4 * hidden * hidden
 	dense := (layers - moe) * matrices * hidden * config.Intermediate
-	return attention + dense + moe*matrices*hidden*(expert*(int64(m.TopK)+config.Shared)+config.SharedSize)
+	parameters := attention + dense + moe*matrices*hidden*(expert*(float64(m.TopK)+config.Shared)+config.SharedSize)
+	if !(parameters > 0 && parameters < 1<<53) {
+		return 0
+	}
+	return int64(parameters)
 }
 
 // Costs are the microseconds of one token: what its activations send and bring back over the link in bf16 if none is local, and

@@ -191,6 +191,7 @@ func TestLayersFromModelConfig(t *testing.T) {
 		"too many":       {`{"num_hidden_layers":2}`, nil, "2 layers in all"},
 		"bad frequency":  {`{"num_hidden_layers":5,"moe_layer_freq":"all"}`, nil, "moe_layer_freq is"},
 		"frequency of 0": {`{"num_hidden_layers":5,"moe_layer_freq":0}`, nil, "must be at least 1"},
+		"absurd width":   {`{"num_hidden_layers":4,"hidden_size":1000000000}`, nil, "hidden_size is 1000000000; allowed is 1 to 1048576"},
 		"absurd layers":  {`{"num_hidden_layers":1000000000}`, nil, "num_hidden_layers is 1000000000"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -16,6 +16,7 @@ const (
 	maxExperts     = 1 << 16
 	maxVocabulary  = 1 << 24
 	maxLayers      = 1 << 12
+	maxHidden      = 1 << 20
 	maxDomains     = 1 << 8
 )
 

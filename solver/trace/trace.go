@@ -157,8 +157,8 @@ func (m *Model) validate() error {
 		return invalidf("vocab_size is %d; allowed is 1 to %d", m.Vocabulary, maxVocabulary)
 	case len(m.Layers) < 1 || m.HiddenLayers > maxLayers:
 		return invalidf("%d MoE layers of %d layers; allowed is 1 to %d", len(m.Layers), m.HiddenLayers, maxLayers)
-	case m.HiddenSize < 0:
-		return invalidf("model_config: hidden_size is %d; it cannot be negative", m.HiddenSize)
+	case m.HiddenSize < 0 || m.HiddenSize > maxHidden:
+		return invalidf("model_config: hidden_size is %d; allowed is 1 to %d", m.HiddenSize, maxHidden)
 	}
 	for i, layer := range m.Layers {
 		if layer < 0 || layer >= m.HiddenLayers || i > 0 && layer <= m.Layers[i-1] {

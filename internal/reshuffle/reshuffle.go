@@ -84,7 +84,7 @@ func Acquire(ctx context.Context, o Options) (*Result, *Hold, error) {
 	}
 	defer j.close()
 	if err := os.MkdirAll(filepath.Dir(j.out), directoryMode); err != nil {
-		return nil, nil, err
+		return nil, nil, j.noDirectory(err)
 	}
 	if j.lock, err = lock(ctx, hidden(j.out, lockSuffix)); err != nil {
 		return nil, nil, err
@@ -252,7 +252,7 @@ func (j *job) existing() (*Manifest, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, j.noDirectory(err)
 	}
 	m, found, err := readManifest(j.out)
 	if err != nil {
@@ -265,6 +265,14 @@ func (j *job) existing() (*Manifest, error) {
 		return nil, checkpoint.Invalidf("%s holds another checkpoint: %s; remove it or name another directory", j.out, why)
 	}
 	return m, m.check(j.out)
+}
+
+// noDirectory tells an output that can be none from other failures, which another run may not meet.
+func (j *job) noDirectory(err error) error {
+	if errors.Is(err, unix.ENOTDIR) {
+		return checkpoint.Invalidf("output %s is a file, or lies below one (%v): name a directory", j.Out, err)
+	}
+	return err
 }
 
 // reverify compares an existing output in full if asked to, and completes its manifest.
@@ -517,13 +525,13 @@ func syncTree(dir string) error {
 	})
 }
 
-// publish gives the finished output its name.
+// publish gives the finished output its name. The system's call takes the place of an empty directory; os.Rename takes that of none.
 func (j *job) publish(workplace string) error {
-	switch err := os.Rename(workplace, j.out); {
+	switch err := unix.Rename(workplace, j.out); {
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EXDEV):
 		return checkpoint.Invalidf("%s is where a volume is mounted: name a directory below it", j.out)
 	case err != nil:
-		return err
+		return &os.LinkError{Op: "rename", Old: workplace, New: j.out, Err: err}
 	}
 	j.atStep("published")
 	return syncDirectory(filepath.Dir(j.out))

@@ -2,6 +2,7 @@ package reshuffle
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"maps"
 	"os"
@@ -38,6 +39,24 @@ func snapshot(t *testing.T, dir string) map[string]string {
 		t.Fatal(err)
 	}
 	return files
+}
+
+func TestOutputThatIsThere(t *testing.T) {
+	m := generators["qwen3_moe"](1)
+	model, p, dir := m.write(t, 30), m.permutation(m.layers...), t.TempDir()
+	empty, file := filepath.Join(dir, "empty"), filepath.Join(dir, "file")
+	if err := errors.Join(os.Mkdir(empty, 0o700), os.WriteFile(file, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	mustRun(t, Options{Model: model, Permutation: p, Out: empty})
+	if _, err := checkpoint.Inspect(empty); err != nil {
+		t.Error(err)
+	}
+	for _, out := range []string{file, filepath.Join(file, "below")} {
+		if _, err := Run(t.Context(), Options{Model: model, Permutation: p, Out: out}); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), "is a file, or lies below one") {
+			t.Errorf("%s: %v", out, err)
+		}
+	}
 }
 
 func TestSecondRunDoesNothing(t *testing.T) {

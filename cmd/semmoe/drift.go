@@ -248,7 +248,10 @@ func domainIndices(t *trace.Trace, names []string) ([]uint8, error) {
 	var indices []uint8
 	for _, name := range names {
 		at := slices.Index(t.Model.Domains, name)
-		if at < 0 || t.Domains == nil {
+		switch {
+		case t.Domains == nil || len(t.Model.Domains) == 0:
+			return nil, fmt.Errorf("%q: the trace names no domains", name)
+		case at < 0:
 			return nil, fmt.Errorf("the trace has no domain %q; it has %s", name, strings.Join(t.Model.Domains, ", "))
 		}
 		indices = append(indices, uint8(at))

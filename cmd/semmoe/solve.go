@@ -247,8 +247,13 @@ func solve(ctx context.Context, tracePath string, withoutDomains []string, out s
 	o.Progress = bar.show
 	solution, err := solver.Solve(ctx, t, o)
 	bar.clear()
-	if err != nil {
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case trace.IsInvalid(err):
 		return inputError(err)
+	case err != nil: // nothing is read by now: what was asked for contradicts itself, or the plan in service
+		return codedError{err, exitUsage}
 	}
 	if solution.Plan.Drift, err = solver.CalibrateDrift(ctx, t, solution.Plan, solution.HeldOut); err != nil {
 		return err

@@ -281,6 +281,13 @@ func TestSolveConstraints(t *testing.T) {
 func TestSolveExitCodes(t *testing.T) {
 	dir, path := t.TempDir(), smallTrace(t)
 	other, _ := solved(t, "dp", "--trace", path)
+	current, _, err := plan.Read(other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	elsewhere := (slices.Index(current.Placement.Layers[0].Slots, 0)/current.Placement.SlotsPerRank + 1) % 4
+	nameless := tracetest.Generate(tracetest.Small, 1)
+	nameless.Domains, nameless.Model.Domains = nil, nil
 	bad := filepath.Join(dir, "bad.safetensors")
 	if err := os.WriteFile(bad, []byte("no trace at all"), 0o644); err != nil {
 		t.Fatal(err)
@@ -321,6 +328,9 @@ func TestSolveExitCodes(t *testing.T) {
 		"pin":             {with("--pin", "1:2"), exitUsage, "--pin is \"1:2\"; it must be layer:expert:rank"},
 		"pinned layer":    {with("--pin", "99:0:0"), exitUsage, "pin 99:0:0: layer 99 is no MoE layer"},
 		"budget":          {with("--move-budget", "3"), exitUsage, "needs a current placement"},
+		"pin and budget":  {with("--current", other, "--move-budget", "0", "--pin", fmt.Sprintf("1:0:%d", elsewhere)), exitUsage, "the move budget is 0"},
+		"no such domain":  {with("--without-domains", "prose"), exitUsage, "the trace has no domain \"prose\"; it has domain-0"},
+		"no domains":      {with("--trace", created(t, nameless), "--without-domains", "prose"), exitUsage, "the trace names no domains"},
 		"capacity":        {with("--rank-capacity", "1,2"), exitUsage, "2 rank capacities for 4 ranks"},
 		"load limit":      {with("--expert-load-limit", "50"), exitUsage, "expert load limit is 50 percent"},
 		"token limit":     {with("--token-load-limit", "-1"), exitUsage, "token load limit is -1 percent"},

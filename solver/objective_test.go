@@ -27,6 +27,25 @@ func judged(of placement.Objective, r *cost.Report) float64 {
 
 var messages = []placement.Objective{placement.RankDedup, placement.NodeDedup, placement.Hierarchical}
 
+// TestContiguousKeepsConstraintsUnderObjectives moves the experts that it must by what the objective counts, too.
+func TestContiguousKeepsConstraintsUnderObjectives(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 1)
+	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
+		for _, objective := range messages {
+			o := options(attention, 4)
+			o.Algorithm, o.Objective, o.RanksPerNode = placement.ContiguousAlgorithm, objective, 2
+			o.Constraints.Pins = []placement.Pin{{Layer: 1, Expert: 0, Rank: 3}}
+			p := solve(t, tr, o).Plan.Placement
+			if hosts := p.Hosts(0)[0]; len(hosts) != 1 || hosts[0] != 3 {
+				t.Errorf("%s, %s: expert 0 is on %v; it is pinned to rank 3", attention, objective, hosts)
+			}
+			if moved := placement.Moves(placement.Contiguous([]int{1, 2, 3}, 16, 4), p); moved != 2 {
+				t.Errorf("%s, %s: %d experts have moved; it takes two", attention, objective, moved)
+			}
+		}
+	}
+}
+
 // TestMessagesAreNeverAboveContiguous solves for gates that choose groups, which contiguous experts suit: as many groups as
 // ranks, as many as nodes, and groups over several ranks. No objective is above that of the default placement on held-out
 // requests, under the same tables and dispatch.

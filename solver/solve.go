@@ -300,7 +300,7 @@ func (s *search) count(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if s.options.Algorithm == placement.Auto && !s.options.messages().None() {
+	if (s.options.Algorithm == placement.Auto || s.options.Constraints.Binding()) && !s.options.messages().None() {
 		s.occurrences = affinity.SampleOccurrences(s.trace, s.train, maxOccurrences, s.options.Attention == placement.DataParallel, s.options.Seed)
 	}
 	switch s.options.Algorithm {

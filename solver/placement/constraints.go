@@ -32,14 +32,14 @@ type Pin struct {
 	Layer, Expert, Rank int
 }
 
-// binding reports whether the ranks of experts are constrained.
-func (c *Constraints) binding() bool {
+// Binding reports whether the ranks of experts are constrained.
+func (c *Constraints) Binding() bool {
 	return c.MoveBudget != nil || c.MigrationCost != 0 || len(c.Pins) > 0 || c.ExpertLoadLimit != 0
 }
 
 // Any reports whether anything is constrained.
 func (c *Constraints) Any() bool {
-	return c.binding() || c.TokenLoadLimit != 0 || c.RankCapacity != nil
+	return c.Binding() || c.TokenLoadLimit != 0 || c.RankCapacity != nil
 }
 
 // CheckConstraints refuses constraints that are not well formed or that contradict one another. layers are the model's

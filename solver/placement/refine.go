@@ -120,7 +120,7 @@ func (r *refining) best(ctx context.Context, starts [][][]int) ([][]int, error) 
 
 // refines reports whether the placement must be searched for by exact swaps: for constraints, or for messages.
 func (p *Problem) refines() bool {
-	return p.Constraints.binding() || p.Algorithm == Auto && !p.Messages.None()
+	return p.Constraints.Binding() || p.Algorithm == Auto && !p.Messages.None()
 }
 
 // solveRefined solves without constraints first, where that helps, and then searches under them. TrainLAR is that of the

@@ -193,7 +193,7 @@ func (p *Problem) validate() error {
 	if err := CheckConstraints(p.Algorithm, p.Constraints, p.Layers, p.experts(), p.Ranks, p.RedundantSlots, p.Current != nil); err != nil {
 		return err
 	}
-	if o := p.Occurrences; !p.Messages.None() && p.Algorithm == Auto && (o == nil || o.Len() == 0 || len(o.Layers) != len(p.Layers) || o.Experts != p.experts()) {
+	if o := p.Occurrences; !p.Messages.None() && (p.Algorithm == Auto || p.Constraints.Binding()) && (o == nil || o.Len() == 0 || len(o.Layers) != len(p.Layers) || o.Experts != p.experts()) {
 		return fmt.Errorf("an objective of messages needs a sample of the tokens of %d MoE layers", len(p.Layers))
 	}
 	return CheckSlots(p.Algorithm, p.Ranks, p.experts(), p.RedundantSlots)
@@ -244,7 +244,7 @@ func Solve(ctx context.Context, p Problem) (Result, error) {
 func (p *Problem) solve(ctx context.Context) (Result, error) {
 	switch p.Algorithm {
 	case ContiguousAlgorithm:
-		if p.Constraints.binding() {
+		if p.Constraints.Binding() {
 			return solveAuto(ctx, p)
 		}
 		return Result{Placement: p.simple(func(e int) int { return e * p.Ranks / p.experts() })}, nil

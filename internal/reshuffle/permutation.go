@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/semmoe/operator/internal/checkpoint"
 )
@@ -64,7 +65,13 @@ func ParsePermutation(text []byte) (*Permutation, error) {
 	}
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&file); err != nil {
+	err := decoder.Decode(&file)
+	var wrong *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &wrong):
+		return nil, checkpoint.Invalidf(`not a gate permutation: %s is a JSON %s; it must be as in {"layers":[{"layer":1,"new_to_old":[1,0]}]}`,
+			cmp.Or(strings.Trim(wrong.Field, "."), "the text"), wrong.Value)
+	case err != nil:
 		return nil, checkpoint.Invalidf("not a gate permutation: %v", err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {

@@ -15,7 +15,7 @@ import (
 func TestParsePermutationRefuses(t *testing.T) {
 	for name, test := range map[string]struct{ text, want string }{
 		"not JSON":         {`{`, "not a gate permutation"},
-		"array":            {`[]`, "not a gate permutation"},
+		"array":            {`[]`, "the text is a JSON array; it must be as in"},
 		"no layers":        {`{}`, "layers is missing"},
 		"unknown field":    {`{"layers":[],"layer_count":3}`, `unknown field "layer_count"`},
 		"text after":       {`{"layers":[]} x`, "text after"},
@@ -26,7 +26,7 @@ func TestParsePermutationRefuses(t *testing.T) {
 		"expert twice":     {`{"layers":[{"layer":1,"new_to_old":[0,2,2]}]}`, "layer 1: new_to_old is no permutation: 2 stands at both 1 and 2"},
 		"expert too large": {`{"layers":[{"layer":1,"new_to_old":[0,3,1]}]}`, "new_to_old[1] is 3; allowed is 0 to 2"},
 		"negative expert":  {`{"layers":[{"layer":1,"new_to_old":[0,-1]}]}`, "new_to_old[1] is -1"},
-		"not an integer":   {`{"layers":[{"layer":1,"new_to_old":[0,0.5]}]}`, "not a gate permutation"},
+		"not an integer":   {`{"layers":[{"layer":1,"new_to_old":[0,0.5]}]}`, "new_to_old is a JSON number 0.5; it must be as in"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "gate-permutation.json")

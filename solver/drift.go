@@ -86,9 +86,12 @@ func DriftRequests(ctx context.Context, t *trace.Trace, p *Plan, requests []int)
 	}
 	served := make([]drift.Request, len(requests))
 	for i, r := range requests {
-		served[i] = drift.Request{Tokens: t.Length(r), Known: 1, Pairs: 1, Predicted: shares[i].Predicted, Local: shares[i].Local}
+		served[i] = drift.Request{Document: int(t.Documents[r]), Tokens: t.Length(r), Known: 1, Pairs: 1, Predicted: shares[i].Predicted, Local: shares[i].Local}
 		if p.Seen != nil {
 			served[i].Known, served[i].Pairs = p.Seen.Shares(t.Request(r))
+		}
+		if p.Attention == placement.TensorParallel {
+			served[i].Bag = drift.Bag(t.Request(r))
 		}
 	}
 	nameKinds(served, t, requests)

@@ -66,23 +66,58 @@ func Calibrate(ctx context.Context, requests []Request, o Options) (*Calibration
 	if err := o.validate(requests); err != nil {
 		return nil, err
 	}
-	c := &Calibration{
-		Ranks: len(requests[0].Predicted), Requests: len(requests), FalseAlarms: o.FalseAlarms, Chance: o.Chance,
-		Residual: Chart{Reference: o.Residual}, Level: Chart{Reference: o.Level},
-	}
 	served, err := serve(requests, &o)
 	if err != nil {
 		return nil, err
 	}
+	c, within, err := calibrate(ctx, requests, served, nil, &o)
+	if err != nil || requests[0].Bag == nil || within <= soon {
+		return c, err
+	}
+	text, told := learnText(requests, c.residuals(requests))
+	if text == nil {
+		return c, nil
+	}
+	reading, sooner, err := calibrate(ctx, told, served, text, &o)
+	if err == nil && sooner < within {
+		c = reading
+	}
+	return c, err
+}
+
+// soon is the number of requests within which a change of twice the reference that is asked for is found soon enough by forecasts alone: to ask the
+// tokens too would let the test depend on more that other documents change.
+const soon = 50
+
+// calibrate makes a calibration that reads text, or where that is nil, none. A change of twice the reference that is asked for is found
+// within about as many requests as are returned.
+func calibrate(ctx context.Context, requests []Request, served [][]float64, text *Text, o *Options) (c *Calibration, within float64, err error) {
+	c = &Calibration{
+		Ranks: len(requests[0].Predicted), Requests: len(requests), FalseAlarms: o.FalseAlarms, Chance: o.Chance, Text: text,
+		Residual: Chart{Reference: o.Residual}, Level: Chart{Reference: o.Level},
+	}
 	c.fit(requests, served)
-	spread, err := c.centre(requests, &o)
+	spread, err := c.centre(requests, o)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	if err := c.limit(ctx, requests, &o); err != nil {
-		return nil, err
+	if err := c.limit(ctx, requests, o); err != nil {
+		return nil, 0, err
 	}
-	return c, c.sooner(ctx, requests, &o, spread)
+	if err := c.sooner(ctx, requests, o, spread); err != nil {
+		return nil, 0, err
+	}
+	return c, c.requestsToFind(2*o.Residual, c.Residual, spread), nil
+}
+
+// residuals are those of requests on their best ranks.
+func (c *Calibration) residuals(requests []Request) []float64 {
+	residuals := make([]float64, len(requests))
+	for i, r := range requests {
+		s := r.sample(r.best())
+		residuals[i] = s.Local - c.Expected(s)
+	}
+	return residuals
 }
 
 // serve is how often each rank serves each request in simulated traffic [request][rank], relative to how often the request comes. A

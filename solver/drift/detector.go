@@ -15,6 +15,8 @@ type Sample struct {
 	Highest, Predicted, Local float64
 	// Known and Pairs are the shares of the scored tokens, and of pairs of successive ones, that the plan's tables have seen.
 	Known, Pairs float64
+	// Text is what the tokens say (Text.Of) by the calibration that judges the sample; it counts for nothing where that has no Text.
+	Text float64
 }
 
 // novelty is the share of what is new in the request, tokens and pairs counting alike.
@@ -36,6 +38,9 @@ type Calibration struct {
 	Local     []float64 `json:"local"`
 	// Known are the mean shares of what is known of requests; nil where they have a rank, and in calibrations of earlier versions.
 	Known *Known `json:"known,omitempty"`
+	// Text is what the tokens of requests say where they have no rank, and drops are found sooner by it; else nil, as in calibrations of
+	// earlier versions.
+	Text *Text `json:"text,omitempty"`
 	// Slopes are what a request above these means adds to the expected local share, Offset what is added to all.
 	Slopes Slopes  `json:"slopes"`
 	Offset float64 `json:"offset"`
@@ -106,6 +111,9 @@ func (c *Calibration) aboveMeans(s Sample) (above [regressors]float64) {
 	}
 	if c.Known != nil && finite(s.Known, s.Pairs) {
 		above[3], above[4] = s.Known-c.Known.Tokens, s.Pairs-c.Known.Pairs
+	}
+	if c.Text != nil {
+		above[5] = s.Text
 	}
 	return above
 }
@@ -208,6 +216,14 @@ func (c *Calibration) Validate() error {
 	}
 	if c.Known != nil && !(share(c.Known.Tokens) && share(c.Known.Pairs)) {
 		return fmt.Errorf("known is %v; it must be shares from 0 to 1", *c.Known)
+	}
+	if c.Text != nil {
+		if c.Ranks > 1 {
+			return fmt.Errorf("text is for requests that have no rank; ranks is %d", c.Ranks)
+		}
+		if err := c.Text.validate(); err != nil {
+			return err
+		}
 	}
 	if !share(c.Chance) {
 		return fmt.Errorf("chance is %v; it must be a share from 0 to 1", c.Chance)

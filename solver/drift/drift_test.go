@@ -165,12 +165,12 @@ func TestNoNumberIsNoEvidence(t *testing.T) {
 		// novelty tells that the share of what is new is known all the same.
 		novelty bool
 	}{
-		"no local share":      {Sample{s.Best, s.Rank, s.Highest, s.Predicted, nan, nan, nan}, false},
-		"infinite":            {Sample{s.Best, s.Rank, s.Highest, s.Predicted, -inf, -inf, inf}, false},
-		"no forecast":         {Sample{s.Best, s.Rank, nan, nan, s.Local, nan, nan}, false},
-		"rank beyond":         {Sample{s.Best, 4, s.Highest, s.Predicted, 0, nan, 1}, false},
-		"best rank below":     {Sample{-1, 0, s.Highest, s.Predicted, 0, 1, nan}, false},
-		"new, and not scored": {Sample{s.Best, s.Rank, nan, nan, nan, 0, 0}, true},
+		"no local share":      {Sample{s.Best, s.Rank, s.Highest, s.Predicted, nan, nan, nan, 0}, false},
+		"infinite":            {Sample{s.Best, s.Rank, s.Highest, s.Predicted, -inf, -inf, inf, 0}, false},
+		"no forecast":         {Sample{s.Best, s.Rank, nan, nan, s.Local, nan, nan, 0}, false},
+		"rank beyond":         {Sample{s.Best, 4, s.Highest, s.Predicted, 0, nan, 1, 0}, false},
+		"best rank below":     {Sample{-1, 0, s.Highest, s.Predicted, 0, 1, nan, 0}, false},
+		"new, and not scored": {Sample{s.Best, s.Rank, nan, nan, nan, 0, 0, 0}, true},
 	} {
 		after := c.Next(before, tc.sample)
 		want := before
@@ -278,7 +278,7 @@ func found(t *testing.T, c *Calibration, requests []Request) int {
 	return delays[20]
 }
 
-// A calibration of an earlier version knows nothing of what new tokens are worth.
+// A calibration of an earlier version knows nothing of what new tokens are worth, nor what any say.
 func TestEarlierCalibration(t *testing.T) {
 	c := *calibrated(t, made(100, 1, 1))
 	c.Known, c.Slopes.Known, c.Slopes.Pairs = nil, 0, 0
@@ -287,8 +287,8 @@ func TestEarlierCalibration(t *testing.T) {
 	}
 	s := Sample{Predicted: .2, Highest: .2, Known: .1, Pairs: .1}
 	expected := c.Expected(s)
-	if s.Known, s.Pairs = 1, 1; expected != c.Expected(s) {
-		t.Errorf("it expects %v of new tokens, %v of known ones", expected, c.Expected(s))
+	if s.Known, s.Pairs, s.Text = 1, 1, 1; expected != c.Expected(s) {
+		t.Errorf("it expects %v of new tokens, %v of known ones that say something", expected, c.Expected(s))
 	}
 }
 

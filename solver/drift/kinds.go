@@ -23,6 +23,11 @@ const leastOfKind = 10
 // requests (docs/drift.md) false alarms become rare at five of them with 50 requests, three with 100, and one where there are many.
 func fearFor(requests int) float64 { return 0.9 + 200/float64(requests) }
 
+// textFear is as many times the usual fear of residuals where tokens say what to expect. Kinds are then alike, so that a threshold withstands none
+// that other documents make worse; and these do: between halves of the documents the means of kinds differ by more than twice what their
+// standard errors say, for requests of one document are alike.
+const textFear = 5
+
 // kinds is what is known of the evidence that requests give on their best ranks, by kind.
 type kinds struct {
 	names []int
@@ -32,6 +37,8 @@ type kinds struct {
 	deviations, varied [][charts]float64
 	// within is the standard deviation about the mean of a kind, worse what the mean of all may be worse by.
 	within, worse [charts]float64
+	// text tells that residuals are less what the tokens of requests say.
+	text bool
 }
 
 // kind is what is known of one of them.
@@ -44,7 +51,7 @@ type kind struct {
 // kindsOf are those of the requests.
 func kindsOf(c *Calibration, requests []Request) *kinds {
 	fear := fearFor(len(requests))
-	k := &kinds{of: map[int]*kind{}, deviations: make([][charts]float64, len(requests))}
+	k := &kinds{text: c.Text != nil, of: map[int]*kind{}, deviations: make([][charts]float64, len(requests))}
 	for i, r := range requests {
 		k.deviations[i] = c.evidence(r.sample(r.best()))
 		if k.of[r.Kind] == nil {
@@ -84,6 +91,10 @@ func (k *kinds) judge(chart int, fear float64) {
 	n, number := float64(len(k.deviations)), float64(len(k.names))
 	ofAll := between/number + within/n // the variance of the mean of all
 	k.within[chart] = math.Sqrt(within)
+	text := k.text && chart == residualChart
+	if text {
+		fear *= textFear
+	}
 	k.worse[chart] = fear * math.Sqrt(within/n)
 	for _, name := range k.names {
 		of := k.of[name]
@@ -93,6 +104,9 @@ func (k *kinds) judge(chart int, fear float64) {
 		}
 		of.likely[chart] = mean + known*(of.seen[chart]-mean)
 		variance := (1-known)*between + (1-known)*(1-known)*ofAll
+		if text { // what others of its tokens have shown is not known better than what it has shown itself
+			variance = max(variance, within/of.n)
+		}
 		of.feared[chart] = of.likely[chart] + fear*math.Sqrt(variance)
 		if of.n == 1 {
 			of.feared[chart] = max(of.feared[chart], mean+fear*math.Sqrt(between+ofAll))

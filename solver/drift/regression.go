@@ -11,13 +11,15 @@ type Slopes struct {
 	// much of the request it knows.
 	Known float64 `json:"known"`
 	Pairs float64 `json:"pairs"`
+	// Text is by what the tokens of requests say (Calibration.Text).
+	Text float64 `json:"text,omitempty"`
 }
 
 // regressors is the number of slopes.
-const regressors = 5
+const regressors = 6
 
 func (s *Slopes) vector() [regressors]float64 {
-	return [regressors]float64{s.Best, s.Predicted, s.Highest, s.Known, s.Pairs}
+	return [regressors]float64{s.Best, s.Predicted, s.Highest, s.Known, s.Pairs, s.Text}
 }
 
 // regression holds the sums of a regression of y on several x, all of them about their means.
@@ -61,5 +63,5 @@ func (r *regression) slopes() Slopes {
 			slope[i] = xy[i] / xx[i][i]
 		}
 	}
-	return Slopes{Best: slope[0], Predicted: slope[1], Highest: slope[2], Known: slope[3], Pairs: slope[4]}
+	return Slopes{Best: slope[0], Predicted: slope[1], Highest: slope[2], Known: slope[3], Pairs: slope[4], Text: slope[5]}
 }

@@ -11,13 +11,19 @@ import (
 type Request struct {
 	// Kind is what successive requests may have in common: the domain of the text.
 	Kind int
+	// Document is what requests may have been cut from together.
+	Document int
 	// Tokens is its size, Known and Pairs the shares of its tokens and pairs of successive ones that the plan's tables have seen.
 	Tokens       int
 	Known, Pairs float64
+	// Bag are its tokens by bucket (Bag); nil where requests have a rank.
+	Bag []float32
 	// Predicted and Local are the forecast and the real local share, by rank; of one element where requests have no rank
 	// (attention tensor parallelism).
 	Predicted []float32
 	Local     []float64
+	// text is what its tokens say.
+	text float64
 }
 
 // best is the rank with the highest forecast.
@@ -36,7 +42,7 @@ func (r *Request) sample(rank int) Sample {
 	best := r.best()
 	return Sample{
 		Best: best, Rank: rank, Highest: float64(r.Predicted[best]), Predicted: float64(r.Predicted[rank]), Local: r.Local[rank],
-		Known: r.Known, Pairs: r.Pairs,
+		Known: r.Known, Pairs: r.Pairs, Text: r.text,
 	}
 }
 

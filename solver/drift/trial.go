@@ -16,7 +16,10 @@ type Change struct {
 // Delays are the numbers of sampled requests between a change and the alarm, ascending, in a number of runs, each of them begun
 // with undisturbed traffic; limit stands for an alarm that does not come before as many.
 func (c *Calibration) Delays(ctx context.Context, requests []Request, change Change, order Order, runs, limit int) ([]int, error) {
-	delays, requests := make([]int, runs), together(requests)
+	delays, requests := make([]int, runs), together(c.Text.told(requests))
+	if change.To != nil {
+		change.To = c.Text.told(change.To)
+	}
 	for run := range delays {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -57,7 +60,7 @@ func (c *Calibration) delay(traffic *Traffic, change Change, limit int) int {
 
 // Alarms counts the alarms in a number of undisturbed requests; the statistic begins anew after each.
 func (c *Calibration) Alarms(ctx context.Context, requests []Request, order Order, steps int) (int, error) {
-	traffic, err := NewTraffic(together(requests), order)
+	traffic, err := NewTraffic(together(c.Text.told(requests)), order)
 	if err != nil {
 		return 0, err
 	}

@@ -200,6 +200,12 @@ func Solve(ctx context.Context, t *trace.Trace, o Options) (*Solution, error) {
 	return s.run(ctx)
 }
 
+// Check tells why options do not fit a trace, whatever would be found; nil where they do.
+func Check(t *trace.Trace, o Options) error {
+	_, err := newSearch(t, o)
+	return err
+}
+
 // newSearch checks the options against the trace, and splits it.
 func newSearch(t *trace.Trace, o Options) (*search, error) {
 	if err := placement.CheckRanks(o.Ranks, t.Model.Experts); err != nil {

@@ -47,6 +47,8 @@ const (
 	AnnotationPlanDigest = "semmoe.io/plan-digest"
 	// AnnotationRealization is how the plan of an engine pod reaches its engine; absent means EngineMap.
 	AnnotationRealization = "semmoe.io/realization"
+	// AnnotationRedundantExperts is how many slots a layer of an engine pod has beyond one for each expert; absent means 0.
+	AnnotationRedundantExperts = "semmoe.io/redundant-experts"
 	// AnnotationOutputChanged, followed by a revision, stands on a plan under which that revision has given other answers than
 	// the model without a plan; the value says which. Neither is tried again together: remove the annotation to do so.
 	AnnotationOutputChanged = "output-changed.semmoe.io/"

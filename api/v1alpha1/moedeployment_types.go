@@ -57,6 +57,10 @@ type MoEDeploymentList struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.routing.weights) || !has(self.routing.weights.affinityPercent) || self.routing.weights.affinityPercent == 0 || (self.parallelism.attention == 'DataParallel' && self.engine.type != 'TensorRTLLM')",message="affinityPercent needs parallelism.attention DataParallel and an engine that takes requests for a rank (TensorRTLLM takes none): elsewhere requests have no rank; use 0, or remove it",fieldPath=".routing.weights.affinityPercent"
 // +kubebuilder:validation:XValidation:rule="!has(self.parallelism.podsPerReplica) || self.parallelism.podsPerReplica == 1 || !has(self.profiling) || !has(self.profiling.target) || self.profiling.target != 'Dedicated'",message="target Dedicated needs parallelism.podsPerReplica 1: a profiling Job has one pod; use Serving",fieldPath=".profiling.target"
 // +kubebuilder:validation:XValidation:rule="!has(self.placement.tokenShuffle) || self.placement.tokenShuffle == 'Disabled' || (self.parallelism.attention == 'TensorParallel' && self.engine.type == 'SGLang')",message="tokenShuffle Enabled needs parallelism.attention TensorParallel and engine.type SGLang: with DataParallel tokens follow their request, and other engines have no all-to-all with TensorParallel",fieldPath=".placement.tokenShuffle"
+// +kubebuilder:validation:XValidation:rule="!has(self.placement.objective) || !(self.placement.objective in ['NodeDedup', 'Hierarchical']) || (has(self.parallelism.podsPerReplica) && self.parallelism.podsPerReplica > 1)",message="objectives NodeDedup and Hierarchical need parallelism.podsPerReplica above 1: the ranks of a pod share a node, and there is no other to send to",fieldPath=".placement.objective"
+// +kubebuilder:validation:XValidation:rule="!has(self.placement.objective) || self.placement.objective != 'Activation' || self.parallelism.attention == 'DataParallel' || (has(self.placement.tokenShuffle) && self.placement.tokenShuffle == 'Enabled')",message="objective Activation needs parallelism.attention DataParallel, or tokenShuffle Enabled: elsewhere it is the same under every placement; use RankDedup",fieldPath=".placement.objective"
+// +kubebuilder:validation:XValidation:rule="!has(self.placement.redundantExperts) || self.placement.redundantExperts % self.parallelism.expertParallelSize == 0",message="redundantExperts must be a multiple of parallelism.expertParallelSize: each rank has as many slots",fieldPath=".placement.redundantExperts"
+// +kubebuilder:validation:XValidation:rule="!has(self.placement.redundantExperts) || self.placement.redundantExperts == 0 || self.engine.type != 'VLLM'",message="redundantExperts needs an engine that reads an expert map, and VLLM reads none: a permuted checkpoint has each expert once",fieldPath=".placement.redundantExperts"
 type MoEDeploymentSpec struct {
 	// model names the checkpoint to serve.
 	// +required
@@ -350,6 +354,8 @@ const (
 )
 
 // PlacementSpec says how plans are made and when they are rolled out.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || self.realization != 'ReshuffledWeights'",message="redundantExperts needs realization EngineMap or Auto: a permuted checkpoint has each expert once",fieldPath=".redundantExperts"
 type PlacementSpec struct {
 	// realization is how a plan reaches the engine: EngineMap (the engine's own expert map), ReshuffledWeights (a copy of the
 	// checkpoint with permuted experts and gates, made on the node before the engine starts), or Auto, which takes the first
@@ -373,10 +379,7 @@ type PlacementSpec struct {
 	// +optional
 	Cache *CacheSpec `json:"cache,omitempty"`
 
-	// solver says how a plan is searched for.
-	// +optional
-	// +kubebuilder:default={}
-	Solver SolverSpec `json:"solver,omitempty"`
+	LayoutSpec `json:",inline"`
 
 	// hardware names the profile of the machines that serve, by which the time of a layer is modelled: whether a new plan pays, what the
 	// request router weighs locality against, and the times in reports. Another profile, or other content, makes another plan. Without it

@@ -55,6 +55,11 @@ type PlacementPlanList struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.tokenShuffle) || self.attention == 'TensorParallel'",message="tokenShuffle needs attention TensorParallel: elsewhere requests have ranks, and tokens follow them",fieldPath=".tokenShuffle"
 // +kubebuilder:validation:XValidation:rule="!has(self.tokenShuffle) || self.tokenShuffle == 'Enabled' || !has(self.current)",message="tokenShuffle Disabled goes without current: traffic does not change a rate that hangs on the number of ranks alone",fieldPath=".tokenShuffle"
 // +kubebuilder:validation:XValidation:rule="!has(self.hardwareDigest) || has(self.hardware) && has(self.hardware.configMap)",message="hardwareDigest needs hardware.configMap: it is the digest of its content",fieldPath=".hardwareDigest"
+// +kubebuilder:validation:XValidation:rule="has(self.ranksPerNode) == (has(self.objective) && self.objective in ['NodeDedup', 'Hierarchical'])",message="ranksPerNode goes with objective NodeDedup or Hierarchical, which need it, and with no other",fieldPath=".ranksPerNode"
+// +kubebuilder:validation:XValidation:rule="!has(self.ranksPerNode) || self.ranksPerNode < self.expertParallelSize && self.expertParallelSize % self.ranksPerNode == 0",message="ranksPerNode must divide expertParallelSize, and be smaller: with one node there is no other to send to",fieldPath=".ranksPerNode"
+// +kubebuilder:validation:XValidation:rule="!has(self.objective) || self.objective != 'Activation' || !has(self.tokenShuffle) || self.tokenShuffle == 'Enabled'",message="objective Activation needs tokenShuffle Enabled: elsewhere it is the same under every placement; use RankDedup",fieldPath=".objective"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts % self.expertParallelSize == 0",message="redundantExperts must be a multiple of expertParallelSize: each rank has as many slots",fieldPath=".redundantExperts"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || self.realization != 'ReshuffledWeights' && self.engine != 'VLLM'",message="redundantExperts needs realization EngineMap, and an engine that reads a map (VLLM reads none): a permuted checkpoint has each expert once",fieldPath=".redundantExperts"
 type PlacementPlanSpec struct {
 	// profileRef names the AffinityProfile, in the same namespace, that the plan is made from.
 	// +required
@@ -90,10 +95,13 @@ type PlacementPlanSpec struct {
 	// +optional
 	TokenShuffle TokenShuffle `json:"tokenShuffle,omitempty"`
 
-	// solver says how the plan is searched for.
+	LayoutSpec `json:",inline"`
+
+	// ranksPerNode is how many ranks share a node, for the objectives NodeDedup and Hierarchical, which need it.
 	// +optional
-	// +kubebuilder:default={}
-	Solver SolverSpec `json:"solver,omitempty"`
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1024
+	RanksPerNode int32 `json:"ranksPerNode,omitempty"`
 
 	// hardware names the profile of the machines that are to serve, which the plan carries: times are modelled by it. Without it the
 	// operator's own profile h200-nvlink counts.
@@ -149,29 +157,6 @@ type CurrentPlan struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	TargetLARMilli int32 `json:"targetLARMilli,omitempty"`
-}
-
-// SolverSpec says how a plan is searched for.
-type SolverSpec struct {
-	// timeBudgetSeconds cuts the search off; a plan that it cut off says so.
-	// +optional
-	// +kubebuilder:default=300
-	// +kubebuilder:validation:Minimum=1
-	// +kubebuilder:validation:Maximum=86400
-	TimeBudgetSeconds int32 `json:"timeBudgetSeconds,omitempty"`
-
-	// seed makes split and search repeatable.
-	// +optional
-	// +kubebuilder:default=1
-	// +kubebuilder:validation:Minimum=0
-	Seed *int64 `json:"seed,omitempty"`
-
-	// trainPercent of the profile's requests are learnt from, by whole documents; the others judge the plan.
-	// +optional
-	// +kubebuilder:default=80
-	// +kubebuilder:validation:Minimum=1
-	// +kubebuilder:validation:Maximum=99
-	TrainPercent int32 `json:"trainPercent,omitempty"`
 }
 
 // Verdict is what a plan is worth.

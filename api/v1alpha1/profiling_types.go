@@ -1,5 +1,9 @@
 package v1alpha1
 
+import (
+	corev1 "k8s.io/api/core/v1"
+)
+
 // DatasetSpec names a data set: requests as JSONL, one per line: {"prompt": "..."}, {"messages": [...]} or ShareGPT's
 // {"conversations": [...]}, each with an optional "domain".
 //
@@ -137,6 +141,12 @@ type ProfilingSpec struct {
 	// +kubebuilder:default=Serving
 	// +kubebuilder:validation:Enum=Serving;Dedicated
 	Target ProfilingTarget `json:"target,omitempty"`
+
+	// template is merged over the pod template of the profiling Job, as spec.template of an AffinityProfile is: node selector, tolerations,
+	// resources of the container "profile", and of "engine" with target Dedicated. Where it is given, spec.template does not count for
+	// that Job; without it the Job has what spec.template says of scheduling, and with target Dedicated all of it.
+	// +optional
+	Template *corev1.PodTemplateSpec `json:"template,omitempty"`
 
 	// refresh is how the model is profiled again when the traffic has drifted: Live (from what the request routers keep of
 	// sampled requests: no device is used) or Job (by the data set again; where its content is still the same, no Job is

@@ -35,6 +35,7 @@ func newEngineCommand() *cobra.Command {
 	flags.BoolVar(&o.EnableDPAttention, "enable-dp-attention", o.EnableDPAttention, "serve each request on one rank")
 	flags.StringVar(&o.AllToAllBackend, "moe-a2a-backend", o.AllToAllBackend, "how tokens reach other ranks: "+strings.Join(refengine.AllToAllBackends, ", ")+"; ranks are logical here, so that each computes the same")
 	flags.StringVar(&o.InitExpertLocation, "init-expert-location", o.InitExpertLocation, "expert map: trivial, the path of a .json file, or JSON")
+	flags.StringVar(&o.DispatchAlgorithm, "ep-dispatch-algorithm", o.DispatchAlgorithm, "which copy of an expert computes: "+refengine.DispatchStatic+", one on the token's own rank where there is one")
 	flags.IntVar(&o.RedundantExperts, "ep-num-redundant-experts", o.RedundantExperts, "further slots of each layer for copies of experts")
 	flags.StringVar(&o.ShufflePlan, "shuffle-plan", o.ShufflePlan, "directory of a plan for attention tp: its placement is the expert map, its forecast (table, lookahead or lookahead-raw)\nchooses the rank of each token in each layer")
 	flags.BoolVar(&o.EnableReturnRoutedExperts, "enable-return-routed-experts", o.EnableReturnRoutedExperts, "let requests ask for the experts of each token")

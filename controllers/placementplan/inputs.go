@@ -45,6 +45,12 @@ type solveInputs struct {
 	PreserveGroups bool `json:"preserveGroups,omitempty"`
 	// Unshuffled is left out where it is false. Then tokens stay where attention leaves them, and distinct ranks are what is placed for.
 	Unshuffled bool `json:"unshuffled,omitempty"`
+	// Objective to ExpertLoadLimit are left out where the spec does not say them. RedundantSlots are those of a rank, the limits percent.
+	Objective       placement.Objective `json:"objective,omitempty"`
+	RanksPerNode    int                 `json:"ranksPerNode,omitempty"`
+	RedundantSlots  int                 `json:"redundantSlots,omitempty"`
+	TokenLoadLimit  int                 `json:"tokenLoadLimit,omitempty"`
+	ExpertLoadLimit int                 `json:"expertLoadLimit,omitempty"`
 	// Hardware is the digest of the hardware profile in a ConfigMap, or the name of one that is built in; left out for the operator's own.
 	Hardware string `json:"hardware,omitempty"`
 	// Replan is about the plan in service; nil where there is none to compare with.
@@ -55,6 +61,14 @@ type solveInputs struct {
 var attentions = map[semmoev1.AttentionParallelism]placement.Attention{
 	semmoev1.AttentionDataParallel:   placement.DataParallel,
 	semmoev1.AttentionTensorParallel: placement.TensorParallel,
+}
+
+// objectives are the solver's names of objectives; that of a spec that names none is empty.
+var objectives = map[semmoev1.PlacementObjective]placement.Objective{
+	semmoev1.ObjectiveActivation:   placement.Activation,
+	semmoev1.ObjectiveRankDedup:    placement.RankDedup,
+	semmoev1.ObjectiveNodeDedup:    placement.NodeDedup,
+	semmoev1.ObjectiveHierarchical: placement.Hierarchical,
 }
 
 // resultOf is the digest of a profile's result; empty where it has none yet.
@@ -87,11 +101,16 @@ func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityPro
 	return &solveInputs{
 		Format: solutionFormat, Profile: digest,
 		Ranks: int(plan.Spec.ExpertParallelSize), Attention: attentions[plan.Spec.Attention],
-		Algorithm: placement.Auto, Forecast: solver.Table,
+		Algorithm: placement.Algorithm(cmp.Or(plan.Spec.Solver.Algorithm, semmoev1.SolverAlgorithm(placement.Auto))), Forecast: solver.Table,
 		TrainPercent: int(plan.Spec.Solver.TrainPercent), Seed: uint64(ptr.Deref(plan.Spec.Solver.Seed, 1)),
 		TimeBudgetSeconds: int(plan.Spec.Solver.TimeBudgetSeconds),
 		PreserveGroups:    plan.Spec.Realization == semmoev1.RealizationReshuffledWeights,
 		Unshuffled:        plan.Spec.TokenShuffle == semmoev1.TokenShuffleDisabled,
+		Objective:         objectives[plan.Spec.Objective],
+		RanksPerNode:      int(plan.Spec.RanksPerNode),
+		RedundantSlots:    int(plan.Spec.RedundantExperts / plan.Spec.ExpertParallelSize),
+		TokenLoadLimit:    int(ptr.Deref(plan.Spec.TokenLoadLimitPercent, 0)),
+		ExpertLoadLimit:   int(ptr.Deref(plan.Spec.ExpertLoadLimitPercent, 0)),
 		Hardware:          hardware,
 		Replan:            replanInputsOf(plan, priorDigest),
 	}
@@ -100,14 +119,19 @@ func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityPro
 // ID names the inputs: the ID of the solution's scope, and the value of a label.
 func (i *solveInputs) ID() string { return owned.ShortHash(i, 16) }
 
-func (i *solveInputs) options(progress func(step string, done, total int)) solver.Options {
-	objective := placement.Activation
+// objective is the one that is asked for, or the default: where tokens are not shuffled, activations are as local under any placement.
+func (i *solveInputs) objective() placement.Objective {
 	if i.Unshuffled {
-		objective = placement.RankDedup
+		return cmp.Or(i.Objective, placement.RankDedup)
 	}
+	return cmp.Or(i.Objective, placement.Activation)
+}
+
+func (i *solveInputs) options(progress func(step string, done, total int)) solver.Options {
 	return solver.Options{
-		Objective: objective, Unshuffled: i.Unshuffled,
-		Ranks: i.Ranks, Attention: i.Attention, Algorithm: i.Algorithm, Forecast: i.Forecast,
+		Objective: i.objective(), RanksPerNode: i.RanksPerNode, Unshuffled: i.Unshuffled, RedundantSlots: i.RedundantSlots,
+		Constraints: placement.Constraints{TokenLoadLimit: float64(i.TokenLoadLimit), ExpertLoadLimit: float64(i.ExpertLoadLimit)},
+		Ranks:       i.Ranks, Attention: i.Attention, Algorithm: i.Algorithm, Forecast: i.Forecast,
 		TrainPercent: i.TrainPercent, Seed: i.Seed, TimeBudget: time.Duration(i.TimeBudgetSeconds) * time.Second, Progress: progress,
 		PreserveGroups: i.PreserveGroups,
 	}

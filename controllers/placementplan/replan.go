@@ -23,6 +23,7 @@ import (
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -157,7 +158,20 @@ func (t *task) current(ctx context.Context) (*solver.Plan, *plan.Artifact, error
 	case in.Tables != "" && encoded.Manifest.Layout != in.Plan:
 		return nil, nil, invalidf("CurrentPlanInvalid", "spec.current.tablesDigest: plan %s is for the placement of plan %q, not for that of spec.current.planDigest", in.Tables, encoded.Manifest.Layout)
 	}
-	return current, encoded, nil
+	return current, encoded, t.inputs.succeeds(current)
+}
+
+// succeeds refuses a plan that is to be for something else than the one in service, whose objective and copies it keeps.
+func (i *solveInputs) succeeds(current *solver.Plan) error {
+	p := current.Placement
+	slots, objective := p.SlotsPerRank-p.Experts/p.Ranks, cmp.Or(current.Objective, placement.Activation)
+	switch {
+	case i.Objective != "" && i.Objective != objective:
+		return invalidf("CurrentPlanInvalid", "spec.objective: the plan in service is for %s, not %s: leave objective out, or make a plan without spec.current", objective, i.Objective)
+	case i.RedundantSlots != slots:
+		return invalidf("CurrentPlanInvalid", "spec.redundantExperts: the plan in service has %d, not %d: give as many, or make a plan without spec.current", slots*p.Ranks, i.RedundantSlots*i.Ranks)
+	}
+	return nil
 }
 
 // priorManifest is that of the profile of the plan in service; nil where the inputs name none.
@@ -256,6 +270,10 @@ func (t *task) scored(ctx context.Context, recent *trace.Trace, chosen *solver.P
 	}
 	o := solver.DefaultEvaluation()
 	o.Requests, o.BatchTokens, o.Seed, o.Machines = test, t.inputs.Replan.BatchTokens, chosen.Seed, cost.NodeOf(chosen.Machines())
+	o.RanksPerNode = cmp.Or(chosen.RanksPerNode, o.RanksPerNode)
+	if limit := t.inputs.TokenLoadLimit; limit > 0 {
+		o.Cap = float64(limit) / 100
+	}
 	report, err := solver.Evaluate(ctx, recent, chosen, o)
 	if err != nil {
 		return nil, err

@@ -138,6 +138,9 @@ func (t *task) solve(ctx context.Context, manifest profile.Manifest, tell func(s
 	if err := placement.CheckRanks(t.inputs.Ranks, recorded.Model.Experts); err != nil {
 		return nil, invalidRanks(err)
 	}
+	if err := solver.Check(recorded, t.options(tell)); err != nil && !trace.IsInvalid(err) {
+		return nil, invalidf("InvalidPlacement", "spec: %v; the spec cannot be changed: create another plan", err)
+	}
 	found, err := solver.Solve(ctx, recorded, t.options(tell))
 	if trace.IsInvalid(err) {
 		return nil, invalidf("ProfileInvalid", "the profile's routing trace: %v", err)

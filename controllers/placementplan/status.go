@@ -18,6 +18,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/podhealth"
 	"github.com/semmoe/operator/internal/transition"
+	"github.com/semmoe/operator/solver/placement"
 )
 
 // worthwhile is the factor by which a plan must raise the local activation rate: less is within what another sample of
@@ -76,14 +77,21 @@ func verdictOf(s *solution) semmoev1.Verdict {
 	if s.Replan != nil {
 		return semmoev1.Verdict(s.Replan.Decision.Verdict)
 	}
-	gains := s.Report.LAR >= worthwhile*s.Report.BaselineLAR
-	if s.Inputs.Unshuffled {
-		gains = worthwhile*s.Report.RemoteRanksPerToken <= s.UnplannedRemoteRanks
-	}
-	if s.FallBack != "" || !gains {
+	if s.FallBack != "" || !s.gains() {
 		return semmoev1.VerdictNoGainExpected
 	}
 	return semmoev1.VerdictGain
+}
+
+// gains tells that a plan is worth more than the default placement, which the solver has not fallen back to.
+func (s *solution) gains() bool {
+	switch in := &s.Inputs; {
+	case in.Unshuffled:
+		return worthwhile*s.Report.RemoteRanksPerToken <= s.UnplannedRemoteRanks
+	case in.objective() != placement.Activation:
+		return s.Report.LAR >= s.Report.BaselineLAR // the solver has seen that it sends fewer messages
+	}
+	return s.Report.LAR >= worthwhile*s.Report.BaselineLAR
 }
 
 // forecastOf is what a plan promises; nil where only counts of tokens are known.

@@ -146,7 +146,7 @@ func planned(name, digest string, age time.Duration, changes ...func(*semmoev1.P
 		ObjectMeta: ofQwen(name, age, semmoev1.ComponentPlan),
 		Spec: semmoev1.PlacementPlanSpec{
 			ProfileRef: semmoev1.ProfileReference{Name: "qwen-3e5a82bb"}, Attention: semmoev1.AttentionDataParallel, ExpertParallelSize: 2, Engine: semmoev1.EngineSGLang,
-			Realization: semmoev1.RealizationEngineMap, Solver: semmoev1.SolverSpec{TimeBudgetSeconds: 300, Seed: ptr.To[int64](1), TrainPercent: 80},
+			Realization: semmoev1.RealizationEngineMap, LayoutSpec: semmoev1.LayoutSpec{Solver: semmoev1.SolverSpec{TimeBudgetSeconds: 300, Seed: ptr.To[int64](1), TrainPercent: 80}},
 		},
 		Status: semmoev1.PlacementPlanStatus{
 			Conditions: conditions("Ready", "True", "Published", "The plan is published as ConfigMap "+name+"-"+digest[:16]),

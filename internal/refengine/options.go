@@ -31,6 +31,8 @@ type Options struct {
 	// InitExpertLocation is "trivial", the path of a .json file, or JSON; see locality.Parse.
 	InitExpertLocation string
 	RedundantExperts   int
+	// DispatchAlgorithm is empty or DispatchStatic: an activation is computed by a copy on its own rank where there is one.
+	DispatchAlgorithm string
 	// ShufflePlan is the directory of a plan whose placement and tables choose the rank of each token in each layer.
 	ShufflePlan               string
 	EnableReturnRoutedExperts bool
@@ -45,6 +47,9 @@ type Options struct {
 
 // AllToAllBackends are those that SGLang knows; the first is its default.
 var AllToAllBackends = []string{"none", "deepep", "mooncake", "mori", "nixl", "flashinfer", "ascend_fuseep"}
+
+// DispatchStatic is SGLang's choice among copies that prefers one on the same rank, and the only one that this engine knows.
+const DispatchStatic = "static"
 
 // DefaultOptions returns the options of an engine of one rank.
 func DefaultOptions() Options {
@@ -83,6 +88,9 @@ func (o Options) Validate() error {
 	}
 	if !slices.Contains(AllToAllBackends, o.AllToAllBackend) {
 		return checkpoint.Invalidf("--moe-a2a-backend is %q; allowed is %s", o.AllToAllBackend, strings.Join(AllToAllBackends, ", "))
+	}
+	if o.DispatchAlgorithm != "" && o.DispatchAlgorithm != DispatchStatic {
+		return checkpoint.Invalidf("--ep-dispatch-algorithm is %q; allowed is %s", o.DispatchAlgorithm, DispatchStatic)
 	}
 	if o.Fault != "" && o.Fault != FaultIgnoreMapAtDispatch {
 		return checkpoint.Invalidf("--fault is %q; allowed is %s, or nothing", o.Fault, FaultIgnoreMapAtDispatch)

@@ -270,6 +270,8 @@ func TestContradictions(t *testing.T) {
 	placement := func(hardware map[string]any) map[string]any {
 		return map[string]any{"placement": map[string]any{"hardware": hardware}}
 	}
+	placed := func(fields map[string]any) map[string]any { return map[string]any{"placement": fields} }
+	by := func(algorithm string) map[string]any { return map[string]any{"algorithm": algorithm} }
 	cases := map[string]struct {
 		spec    map[string]any // merged over the minimal one
 		more    map[string]any
@@ -281,19 +283,35 @@ func TestContradictions(t *testing.T) {
 		"affinity of requests without a rank":        {routing(affinity(50)), map[string]any{"parallelism": tensorParallel}, []string{"spec.routing.weights.affinityPercent", "attention DataParallel"}},
 		"no affinity of requests without a rank":     {routing(affinity(0)), map[string]any{"parallelism": tensorParallel}, nil},
 		"other weights of requests without a rank":   {routing(map[string]any{"weights": map[string]any{"prefixPercent": int64(50)}}), map[string]any{"parallelism": tensorParallel}, nil},
-		"micro-batches":                       {overlap(map[string]any{"microBatches": int64(2), "distributionThresholdPercent": int64(0)}), nil, nil},
-		"multiprocessors for exchange alone":  {overlap(map[string]any{"communicationSMs": int64(24)}), nil, nil},
-		"an odd number of them":               {overlap(map[string]any{"communicationSMs": int64(23)}), nil, []string{"spec.engine.overlap.communicationSMs", "multiple of 2"}},
-		"one micro-batch":                     {overlap(map[string]any{"microBatches": int64(1)}), nil, []string{"spec.engine.overlap.microBatches", "greater than or equal to 2"}},
-		"an overlap of nothing":               {overlap(map[string]any{}), nil, []string{"spec.engine.overlap", "give microBatches, communicationSMs, or both"}},
-		"a threshold of nothing":              {overlap(map[string]any{"communicationSMs": int64(24), "decodeThresholdTokens": int64(8)}), nil, []string{"spec.engine.overlap.decodeThresholdTokens", "needs microBatches"}},
-		"tokens that an engine shuffles":      {map[string]any{"parallelism": tensorParallel}, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, nil},
-		"tokens of requests with a rank":      {nil, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, []string{"spec.placement.tokenShuffle", "needs parallelism.attention TensorParallel"}},
-		"tokens without an exchange":          {map[string]any{"parallelism": tensorParallel, "engine": engine("VLLM")}, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, []string{"spec.placement.tokenShuffle", "engine.type SGLang"}},
-		"hardware of the operator's":          {placement(map[string]any{"builtIn": "h200-nvlink"}), nil, nil},
-		"hardware of the user's":              {placement(map[string]any{"configMap": map[string]any{"name": "gpus"}}), nil, nil},
-		"hardware of both":                    {placement(map[string]any{"builtIn": "h200-nvlink", "configMap": map[string]any{"name": "gpus"}}), nil, []string{"spec.placement.hardware", "exactly one of builtIn and configMap"}},
-		"hardware of nobody":                  {placement(map[string]any{}), nil, []string{"spec.placement.hardware", "exactly one of builtIn and configMap"}},
+		"micro-batches":                      {overlap(map[string]any{"microBatches": int64(2), "distributionThresholdPercent": int64(0)}), nil, nil},
+		"multiprocessors for exchange alone": {overlap(map[string]any{"communicationSMs": int64(24)}), nil, nil},
+		"an odd number of them":              {overlap(map[string]any{"communicationSMs": int64(23)}), nil, []string{"spec.engine.overlap.communicationSMs", "multiple of 2"}},
+		"one micro-batch":                    {overlap(map[string]any{"microBatches": int64(1)}), nil, []string{"spec.engine.overlap.microBatches", "greater than or equal to 2"}},
+		"an overlap of nothing":              {overlap(map[string]any{}), nil, []string{"spec.engine.overlap", "give microBatches, communicationSMs, or both"}},
+		"a threshold of nothing":             {overlap(map[string]any{"communicationSMs": int64(24), "decodeThresholdTokens": int64(8)}), nil, []string{"spec.engine.overlap.decodeThresholdTokens", "needs microBatches"}},
+		"tokens that an engine shuffles":     {map[string]any{"parallelism": tensorParallel}, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, nil},
+		"tokens of requests with a rank":     {nil, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, []string{"spec.placement.tokenShuffle", "needs parallelism.attention TensorParallel"}},
+		"tokens without an exchange":         {map[string]any{"parallelism": tensorParallel, "engine": engine("VLLM")}, map[string]any{"placement": map[string]any{"tokenShuffle": "Enabled"}}, []string{"spec.placement.tokenShuffle", "engine.type SGLang"}},
+		"hardware of the operator's":         {placement(map[string]any{"builtIn": "h200-nvlink"}), nil, nil},
+		"hardware of the user's":             {placement(map[string]any{"configMap": map[string]any{"name": "gpus"}}), nil, nil},
+		"hardware of both":                   {placement(map[string]any{"builtIn": "h200-nvlink", "configMap": map[string]any{"name": "gpus"}}), nil, []string{"spec.placement.hardware", "exactly one of builtIn and configMap"}},
+		"hardware of nobody":                 {placement(map[string]any{}), nil, []string{"spec.placement.hardware", "exactly one of builtIn and configMap"}},
+		"everything that a placement may be for": {placed(map[string]any{
+			"objective": "RankDedup", "tokenLoadLimitPercent": int64(110), "expertLoadLimitPercent": int64(120), "solver": by("auto"),
+		}), nil, nil},
+		"copies, by another algorithm":        {placed(map[string]any{"redundantExperts": int64(8), "solver": by("eplb")}), nil, nil},
+		"copies that ranks cannot share":      {placed(map[string]any{"redundantExperts": int64(6)}), nil, []string{"spec.placement.redundantExperts", "multiple of parallelism.expertParallelSize"}},
+		"copies in a permuted checkpoint":     {placed(map[string]any{"redundantExperts": int64(4), "realization": "ReshuffledWeights"}), nil, []string{"spec.placement.redundantExperts", "each expert once"}},
+		"copies without a map":                {placed(map[string]any{"redundantExperts": int64(4)}), map[string]any{"engine": engine("VLLM")}, []string{"spec.placement.redundantExperts", "VLLM reads none"}},
+		"copies by an algorithm without":      {placed(map[string]any{"redundantExperts": int64(4), "solver": by("moetuner")}), nil, []string{"spec.placement.redundantExperts", "auto, eplb, contiguous or round-robin"}},
+		"copies and a limit":                  {placed(map[string]any{"redundantExperts": int64(4), "expertLoadLimitPercent": int64(120)}), nil, []string{"spec.placement.expertLoadLimitPercent", "goes without redundantExperts"}},
+		"limits by an algorithm without":      {placed(map[string]any{"tokenLoadLimitPercent": int64(120), "solver": by("kmeans2d")}), nil, []string{"spec.placement.tokenLoadLimitPercent", "auto or contiguous"}},
+		"a limit below the mean":              {placed(map[string]any{"expertLoadLimitPercent": int64(99)}), nil, []string{"spec.placement.expertLoadLimitPercent", "greater than or equal to 100"}},
+		"an objective of another's":           {placed(map[string]any{"objective": "RankDedup", "solver": by("exflow")}), nil, []string{"spec.placement.objective", "solver.algorithm auto"}},
+		"an unknown algorithm":                {placed(map[string]any{"solver": by("best")}), nil, []string{"spec.placement.solver.algorithm", `"auto"`}},
+		"messages between nodes":              {placed(map[string]any{"objective": "Hierarchical"}), pods(4, 2), nil},
+		"messages between nodes, on one":      {placed(map[string]any{"objective": "NodeDedup"}), nil, []string{"spec.placement.objective", "podsPerReplica above 1"}},
+		"activations of tokens that stay":     {placed(map[string]any{"objective": "Activation"}), map[string]any{"parallelism": tensorParallel}, []string{"spec.placement.objective", "use RankDedup"}},
 		"two pods":                            {pods(4, 2), profiling("Serving"), nil},
 		"one pod, as a Job has":               {pods(4, 1), profiling("Dedicated"), nil},
 		"two pods, and a Job of one":          {pods(4, 2), profiling("Dedicated"), []string{"spec.profiling.target", "needs parallelism.podsPerReplica 1"}},

@@ -279,6 +279,7 @@ var unseen = map[string]map[string]string{
 	},
 	"semmoe.io/PlacementPlan": {
 		"ArtifactsLost":           "it is told for as long as a lost plan is being solved again",
+		"InvalidPlacement":        "the conditions are those of InvalidExpertParallelSize, but for this word",
 		"PlanUnusable":            "the map of a plan must be larger than a ConfigMap may be",
 		"ProfileInvalid":          "the store must hold a profile that no release has written",
 		"StableConfigMapOutdated": "a lost plan must be solved again as another one",

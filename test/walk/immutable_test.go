@@ -93,6 +93,13 @@ live: {priorProfileRef: {name: shared}}
 			{name: "a plan of tokens", spec: planned + `
 attention: TensorParallel
 `, prepare: makeProfile},
+			{name: "a plan with copies of experts", spec: planned + `
+redundantExperts: 4
+`, prepare: makeProfile},
+			{name: "a plan for two nodes", spec: planned + `
+objective: Hierarchical
+ranksPerNode: 2
+`, prepare: makeProfile},
 			{name: "a plan for machines of the user's own", spec: planned + `
 hardware: {configMap: {name: machines}}
 `, prepare: makeMachines},

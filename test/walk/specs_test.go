@@ -91,6 +91,11 @@ replicas: 2
 profiling: {dataset: {configMap: {name: texts}}, target: Dedicated}
 placement: {hardware: {configMap: {name: machines}}}
 `},
+	{name: "copies of experts", spec: serving + `
+replicas: 2
+profiling: {dataset: {configMap: {name: texts}}, target: Dedicated}
+placement: {redundantExperts: 4}
+`},
 	{name: "a canary that soaks", spec: deployed + `
 replicas: 3
 rollout: {soakSeconds: 86400}

@@ -48,6 +48,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.HardwareReferenceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("LARStatus"):
 		return &apiv1alpha1.LARStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("LayoutSpec"):
+		return &apiv1alpha1.LayoutSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("LiveSpec"):
 		return &apiv1alpha1.LiveSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ModelSpec"):

@@ -177,14 +177,20 @@ func routerArgs(moed *semmoev1.MoEDeployment) []string {
 	if limit := moed.Spec.Routing.PendingLimitPerRank; limit != nil {
 		args = append(args, "--pending-limit-per-rank="+strconv.Itoa(int(*limit)))
 	}
+	if limit := moed.Spec.Placement.TokenLoadLimitPercent; limit != nil {
+		args = append(args, "--cap="+percentText(*limit))
+	}
 	return args
+}
+
+// percentText gives a percentage as a factor.
+func percentText(percent int32) string {
+	return strconv.FormatFloat(float64(percent)/100, 'f', -1, 64)
 }
 
 // weightsText gives the weights as the router takes them, 1 for 100 percent.
 func weightsText(weights semmoev1.RoutingWeights) string {
-	weight := func(percent *int32) string {
-		return strconv.FormatFloat(float64(ptr.Deref(percent, 100))/100, 'f', -1, 64)
-	}
+	weight := func(percent *int32) string { return percentText(ptr.Deref(percent, 100)) }
 	return fmt.Sprintf("affinity=%s,prefix=%s,load=%s,wait=%s",
 		weight(weights.AffinityPercent), weight(weights.PrefixPercent), weight(weights.LoadPercent), weight(weights.WaitPercent))
 }

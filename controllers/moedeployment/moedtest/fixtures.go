@@ -87,7 +87,7 @@ func Deployment(change ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment
 			Engine:      semmoev1.EngineSpec{Type: semmoev1.EngineSGLang, Image: "engine:1", Port: 30000},
 			Parallelism: semmoev1.ParallelismSpec{Attention: semmoev1.AttentionDataParallel, ExpertParallelSize: 4, ResourceName: "nvidia.com/gpu"},
 			Replicas:    ptr.To[int32](2),
-			Placement:   semmoev1.PlacementSpec{Approval: semmoev1.ApprovalAutomatic, Solver: semmoev1.SolverSpec{TimeBudgetSeconds: 300, Seed: ptr.To[int64](1), TrainPercent: 80}},
+			Placement:   semmoev1.PlacementSpec{Approval: semmoev1.ApprovalAutomatic, LayoutSpec: semmoev1.LayoutSpec{Solver: semmoev1.SolverSpec{TimeBudgetSeconds: 300, Seed: ptr.To[int64](1), TrainPercent: 80}}},
 			Routing:     semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Replicas: 2},
 			Rollout:     semmoev1.RolloutSpec{MaxUnavailable: ptr.To[int32](1), MaxSurge: ptr.To[int32](0), CanaryReplicas: 1, SoakSeconds: ptr.To[int32](300), Rollback: semmoev1.RollbackAutomatic},
 			Drift: semmoev1.DriftSpec{

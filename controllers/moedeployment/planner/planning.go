@@ -105,6 +105,7 @@ func profileFor(moed *semmoev1.MoEDeployment, modelDigest string) *semmoev1.Affi
 	} else {
 		spec.Template = moed.Spec.Template
 	}
+	spec.Template = cmp.Or(profiling.Template, spec.Template)
 	return &semmoev1.AffinityProfile{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: moed.Namespace, Name: name,
@@ -147,6 +148,12 @@ type planInputs struct {
 	// Hardware is left out where it is the operator's own profile, HardwareDigest where it is in no ConfigMap.
 	Hardware       *semmoev1.HardwareReference `json:"hardware,omitempty"`
 	HardwareDigest string                      `json:"hardwareDigest,omitempty"`
+	// Objective to ExpertLoadLimit are left out where the spec does not say them.
+	Objective        semmoev1.PlacementObjective `json:"objective,omitempty"`
+	RanksPerNode     int32                       `json:"ranksPerNode,omitempty"`
+	RedundantExperts int32                       `json:"redundantExperts,omitempty"`
+	TokenLoadLimit   *int32                      `json:"tokenLoadLimit,omitempty"`
+	ExpertLoadLimit  *int32                      `json:"expertLoadLimit,omitempty"`
 }
 
 // planFor is the plan that the spec asks for, given its profile, for which realisation it is to be solved, and the digest of the hardware
@@ -154,14 +161,17 @@ type planInputs struct {
 func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, realization semmoev1.Realization, hardwareDigest string) *semmoev1.PlacementPlan {
 	spec := semmoev1.PlacementPlanSpec{
 		ProfileRef: semmoev1.ProfileReference{Name: profile.Name}, Attention: moed.Spec.Parallelism.Attention,
-		ExpertParallelSize: moed.Spec.Parallelism.ExpertParallelSize, Engine: moed.Spec.Engine.Type, Solver: moed.Spec.Placement.Solver,
-		Realization: realization, TokenShuffle: plannedShuffle(moed),
+		ExpertParallelSize: moed.Spec.Parallelism.ExpertParallelSize, Engine: moed.Spec.Engine.Type, LayoutSpec: moed.Spec.Placement.LayoutSpec,
+		RanksPerNode: ranksPerNode(moed),
+		Realization:  realization, TokenShuffle: plannedShuffle(moed),
 		Hardware: machines.Named(moed.Spec.Placement.Hardware), HardwareDigest: hardwareDigest,
 	}
 	inputs := planInputs{
 		Profile: profile.Name, Result: profile.Status.Result.Digest, Attention: spec.Attention, Ranks: spec.ExpertParallelSize,
 		Engine: spec.Engine, Solver: spec.Solver, TokenShuffle: spec.TokenShuffle,
 		Hardware: spec.Hardware, HardwareDigest: spec.HardwareDigest,
+		Objective: spec.Objective, RanksPerNode: spec.RanksPerNode, RedundantExperts: spec.RedundantExperts,
+		TokenLoadLimit: spec.TokenLoadLimitPercent, ExpertLoadLimit: spec.ExpertLoadLimitPercent,
 	}
 	if realization != semmoev1.RealizationEngineMap {
 		inputs.Realization = realization
@@ -284,9 +294,11 @@ func (c *choice) candidates() []candidate {
 		return nil // validation has told of an engine that is not known
 	}
 	var candidates []candidate
+	launch := revisions.Launch(c.moed)
+	launch.RedundantExperts = c.wanted.Spec.RedundantExperts
 	for _, realization := range realizations(c.moed, adapter) {
 		support := adapter.Support(engine.Situation{
-			Realization: engine.Realization(realization), Launch: revisions.Launch(c.moed), UserArgs: c.moed.Spec.Engine.Args, UserEnv: revisions.EnvNames(c.moed.Spec.Engine.Env),
+			Realization: engine.Realization(realization), Launch: launch, UserArgs: c.moed.Spec.Engine.Args, UserEnv: revisions.EnvNames(c.moed.Spec.Engine.Env),
 			Family: c.report.Family, Quantization: c.report.Quantization, Groups: c.report.Groups,
 			KeepsGroups: c.wanted.Spec.Realization == semmoev1.RealizationReshuffledWeights,
 		})
@@ -328,11 +340,17 @@ func (c *choice) inService() *revisions.Layout {
 		}
 		for _, volume := range template.Spec.Volumes {
 			if volume.Name == semmoev1.PlanVolume && volume.ConfigMap != nil {
-				return &revisions.Layout{Digest: digest, ConfigMap: volume.ConfigMap.Name, Realization: realization}
+				return &revisions.Layout{Digest: digest, ConfigMap: volume.ConfigMap.Name, Realization: realization, RedundantExperts: redundantExperts(template.Annotations)}
 			}
 		}
 	}
 	return nil
+}
+
+// redundantExperts are those of pods with these annotations, which the operator has written.
+func redundantExperts(annotations map[string]string) int32 {
+	copies, _ := strconv.ParseInt(annotations[semmoev1.AnnotationRedundantExperts], 10, 32)
+	return int32(copies)
 }
 
 // shapedAs tells that pods with these annotations, under a plan, have the ranks and the attention of a spec.
@@ -515,4 +533,13 @@ func plannedShuffle(moed *semmoev1.MoEDeployment) semmoev1.TokenShuffle {
 		return ""
 	}
 	return semmoev1.TokenShuffleDisabled
+}
+
+// ranksPerNode is how many ranks share a node, where that counts: those of a pod.
+func ranksPerNode(moed *semmoev1.MoEDeployment) int32 {
+	switch moed.Spec.Placement.Objective {
+	case semmoev1.ObjectiveNodeDedup, semmoev1.ObjectiveHierarchical:
+		return moed.Spec.Parallelism.ExpertParallelSize / desired.PodsPerReplica(moed)
+	}
+	return 0
 }

@@ -30,11 +30,15 @@ type Layout struct {
 	Digest, ConfigMap string
 	// Realization is how it reaches the engine.
 	Realization semmoev1.Realization
+	// RedundantExperts is how many slots a layer has beyond one for each expert.
+	RedundantExperts int32
 }
 
 // LayoutOf is that of a published plan, by a realisation.
 func LayoutOf(plan *semmoev1.PlacementPlan, realization semmoev1.Realization) *Layout {
-	return &Layout{Digest: plan.Status.PlanDigest, ConfigMap: plan.Status.ConfigMap, Realization: realization}
+	return &Layout{
+		Digest: plan.Status.PlanDigest, ConfigMap: plan.Status.ConfigMap, Realization: realization, RedundantExperts: plan.Spec.RedundantExperts,
+	}
 }
 
 // Short is the short digest.

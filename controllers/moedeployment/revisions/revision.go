@@ -183,7 +183,7 @@ func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkp
 	case plan != nil && adapter.ExpertMap == nil:
 		return nil, fmt.Errorf("engine %s reads no expert map", adapter.Type)
 	case plan != nil:
-		launched.ExpertMap = path.Join(semmoev1.PlanMountPath, adapter.ExpertMap.File)
+		launched.ExpertMap, launched.RedundantExperts = path.Join(semmoev1.PlanMountPath, adapter.ExpertMap.File), plan.RedundantExperts
 	}
 	args, err := adapter.Args(launched, moed.Spec.Engine.Args)
 	if err != nil {
@@ -322,6 +322,9 @@ func addPlan(template *corev1.PodTemplateSpec, moed *semmoev1.MoEDeployment, rep
 	template.Annotations[semmoev1.AnnotationPlanDigest] = plan.Digest
 	if plan.Reshuffled() {
 		template.Annotations[semmoev1.AnnotationRealization] = string(plan.Realization)
+	}
+	if plan.RedundantExperts > 0 {
+		template.Annotations[semmoev1.AnnotationRedundantExperts] = strconv.Itoa(int(plan.RedundantExperts))
 	}
 	if moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel {
 		template.Annotations[semmoev1.AnnotationExpertParallelSize] = strconv.Itoa(int(moed.Spec.Parallelism.ExpertParallelSize))

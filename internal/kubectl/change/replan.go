@@ -54,10 +54,12 @@ func Replan(moed *semmoev1.MoEDeployment, serving InService, since, now time.Tim
 	if serving.Plan.Status.Forecast != nil {
 		promised = serving.Plan.Status.Forecast.LARMilli
 	}
+	layout := serving.Plan.Spec.LayoutSpec
+	layout.Solver = moed.Spec.Placement.Solver
 	plan := &semmoev1.PlacementPlan{ObjectMeta: *owned.DeepCopy(), Spec: semmoev1.PlacementPlanSpec{
 		ProfileRef: semmoev1.ProfileReference{Name: name}, PriorProfileRef: &prior,
 		Attention: serving.Plan.Spec.Attention, ExpertParallelSize: serving.Plan.Spec.ExpertParallelSize, Engine: serving.Plan.Spec.Engine,
-		Realization: serving.Plan.Spec.Realization, Solver: moed.Spec.Placement.Solver, Hardware: moed.Spec.Placement.Hardware,
+		Realization: serving.Plan.Spec.Realization, LayoutSpec: layout, RanksPerNode: serving.Plan.Spec.RanksPerNode, Hardware: moed.Spec.Placement.Hardware,
 		Current: &semmoev1.CurrentPlan{
 			PlanDigest: serving.Plan.Status.PlanDigest, TablesDigest: serving.Tables, TargetLARMilli: promised * (100 - moed.Spec.Drift.ThresholdPercent) / 100,
 		},

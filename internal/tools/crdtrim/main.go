@@ -1,18 +1,21 @@
 // Command crdtrim rewrites generated CustomResourceDefinitions in place: it drops the descriptions and CEL rules of
 // embedded Kubernetes core types, which would make a CRD larger than clients and etcd like (a pod template alone has
 // half a megabyte of prose), and makes the containers of an embedded pod template optional, since ours is an overlay.
-// It refuses a CRD that is still above 256 KiB.
+// What is left of them stands on one line each. It refuses a CRD that is still above 256 KiB.
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
+	yamlv3 "go.yaml.in/yaml/v3"
 	"sigs.k8s.io/yaml"
 )
 
-// limit is on the compact JSON form, which is what clients send and etcd stores.
+// limit is on the file, which is larger than what clients send and etcd stores.
 const limit = 256 << 10
 
 func main() {
@@ -45,18 +48,53 @@ func trim(file string) error {
 		schema, _ := dig(version, "schema", "openAPIV3Schema").(map[string]any)
 		walk(schema, "")
 	}
-	out, err := yaml.Marshal(crd)
+	out, err := format(crd)
 	if err != nil {
 		return err
 	}
-	compact, err := yaml.YAMLToJSON(out)
+	if len(out) > limit {
+		return fmt.Errorf("%d bytes, above the limit of %d", len(out), limit)
+	}
+	return os.WriteFile(file, out, 0o644)
+}
+
+// format writes a CRD for readers: our own fields line by line, what nobody describes on one.
+func format(crd map[string]any) ([]byte, error) {
+	sorted, err := yaml.Marshal(crd)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if len(compact) > limit {
-		return fmt.Errorf("%d bytes, above the limit of %d", len(compact), limit)
+	var document yamlv3.Node
+	if err := yamlv3.Unmarshal(sorted, &document); err != nil {
+		return nil, err
 	}
-	return os.WriteFile(file, append([]byte("---\n"), out...), 0o644)
+	fold(&document)
+	out := bytes.NewBufferString("---\n")
+	encoder := yamlv3.NewEncoder(out)
+	encoder.SetIndent(2)
+	if err := encoder.Encode(&document); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), encoder.Close()
+}
+
+// fold has schemas below a node stand on one line where none has a description, and tells whether one has.
+func fold(node *yamlv3.Node) (described bool) {
+	for i, child := range node.Content {
+		key := ""
+		if node.Kind == yamlv3.MappingNode {
+			if i%2 == 0 {
+				continue
+			}
+			key = node.Content[i-1].Value
+		}
+		inside := fold(child)
+		if !inside && slices.Contains([]string{"properties", "items", "additionalProperties"}, key) {
+			child.Style = yamlv3.FlowStyle
+		}
+		described = described || inside || key == "description"
+	}
+	return described
 }
 
 func dig(value any, keys ...string) any {

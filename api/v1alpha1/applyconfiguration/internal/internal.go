@@ -517,6 +517,8 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
       default: nvidia.com/gpu
+- name: com.github.semmoe.operator.api.v1alpha1.PlacementObjective
+  scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.PlacementPlan
   map:
     fields:
@@ -552,6 +554,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.EngineType
       default: SGLang
+    - name: expertLoadLimitPercent
+      type:
+        scalar: numeric
     - name: expertParallelSize
       type:
         scalar: numeric
@@ -564,20 +569,32 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: minimumGainPercent
       type:
         scalar: numeric
+    - name: objective
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.PlacementObjective
     - name: priorProfileRef
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.ProfileReference
     - name: profileRef
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.ProfileReference
+    - name: ranksPerNode
+      type:
+        scalar: numeric
     - name: realization
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.Realization
       default: EngineMap
+    - name: redundantExperts
+      type:
+        scalar: numeric
     - name: solver
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.SolverSpec
       default: {}
+    - name: tokenLoadLimitPercent
+      type:
+        scalar: numeric
     - name: tokenShuffle
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.TokenShuffle
@@ -632,9 +649,15 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: cache
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.CacheSpec
+    - name: expertLoadLimitPercent
+      type:
+        scalar: numeric
     - name: hardware
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.HardwareReference
+    - name: objective
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.PlacementObjective
     - name: planRef
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.PlanReference
@@ -642,10 +665,16 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.Realization
       default: Auto
+    - name: redundantExperts
+      type:
+        scalar: numeric
     - name: solver
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.SolverSpec
       default: {}
+    - name: tokenLoadLimitPercent
+      type:
+        scalar: numeric
     - name: tokenShuffle
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.TokenShuffle
@@ -789,6 +818,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.ProfilingTarget
       default: Serving
+    - name: template
+      type:
+        namedType: io.k8s.api.core.v1.PodTemplateSpec
     - name: tokens
       type:
         scalar: numeric
@@ -956,9 +988,14 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: waitPercent
       type:
         scalar: numeric
+- name: com.github.semmoe.operator.api.v1alpha1.SolverAlgorithm
+  scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.SolverSpec
   map:
     fields:
+    - name: algorithm
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.SolverAlgorithm
     - name: seed
       type:
         scalar: numeric

@@ -26,9 +26,10 @@ type PlacementPlanSpecApplyConfiguration struct {
 	// tokenShuffle tells whether the engine sends tokens to the ranks of the plan's tables. With Disabled it leaves them where attention
 	// puts them: one activation in expertParallelSize is local under any plan, and the plan has the experts of a token on as few ranks
 	// as possible instead. Default Enabled. It needs attention TensorParallel.
-	TokenShuffle *apiv1alpha1.TokenShuffle `json:"tokenShuffle,omitempty"`
-	// solver says how the plan is searched for.
-	Solver *SolverSpecApplyConfiguration `json:"solver,omitempty"`
+	TokenShuffle                 *apiv1alpha1.TokenShuffle `json:"tokenShuffle,omitempty"`
+	LayoutSpecApplyConfiguration `json:",inline"`
+	// ranksPerNode is how many ranks share a node, for the objectives NodeDedup and Hierarchical, which need it.
+	RanksPerNode *int32 `json:"ranksPerNode,omitempty"`
 	// hardware names the profile of the machines that are to serve, which the plan carries: times are modelled by it. Without it the
 	// operator's own profile h200-nvlink counts.
 	Hardware *HardwareReferenceApplyConfiguration `json:"hardware,omitempty"`
@@ -103,11 +104,51 @@ func (b *PlacementPlanSpecApplyConfiguration) WithTokenShuffle(value apiv1alpha1
 	return b
 }
 
+// WithObjective sets the Objective field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Objective field is set to the value of the last call.
+func (b *PlacementPlanSpecApplyConfiguration) WithObjective(value apiv1alpha1.PlacementObjective) *PlacementPlanSpecApplyConfiguration {
+	b.LayoutSpecApplyConfiguration.Objective = &value
+	return b
+}
+
+// WithRedundantExperts sets the RedundantExperts field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the RedundantExperts field is set to the value of the last call.
+func (b *PlacementPlanSpecApplyConfiguration) WithRedundantExperts(value int32) *PlacementPlanSpecApplyConfiguration {
+	b.LayoutSpecApplyConfiguration.RedundantExperts = &value
+	return b
+}
+
+// WithTokenLoadLimitPercent sets the TokenLoadLimitPercent field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the TokenLoadLimitPercent field is set to the value of the last call.
+func (b *PlacementPlanSpecApplyConfiguration) WithTokenLoadLimitPercent(value int32) *PlacementPlanSpecApplyConfiguration {
+	b.LayoutSpecApplyConfiguration.TokenLoadLimitPercent = &value
+	return b
+}
+
+// WithExpertLoadLimitPercent sets the ExpertLoadLimitPercent field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ExpertLoadLimitPercent field is set to the value of the last call.
+func (b *PlacementPlanSpecApplyConfiguration) WithExpertLoadLimitPercent(value int32) *PlacementPlanSpecApplyConfiguration {
+	b.LayoutSpecApplyConfiguration.ExpertLoadLimitPercent = &value
+	return b
+}
+
 // WithSolver sets the Solver field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Solver field is set to the value of the last call.
 func (b *PlacementPlanSpecApplyConfiguration) WithSolver(value *SolverSpecApplyConfiguration) *PlacementPlanSpecApplyConfiguration {
-	b.Solver = value
+	b.LayoutSpecApplyConfiguration.Solver = value
+	return b
+}
+
+// WithRanksPerNode sets the RanksPerNode field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the RanksPerNode field is set to the value of the last call.
+func (b *PlacementPlanSpecApplyConfiguration) WithRanksPerNode(value int32) *PlacementPlanSpecApplyConfiguration {
+	b.RanksPerNode = &value
 	return b
 }
 

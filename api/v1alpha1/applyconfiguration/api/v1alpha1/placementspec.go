@@ -24,9 +24,8 @@ type PlacementSpecApplyConfiguration struct {
 	TokenShuffle *apiv1alpha1.TokenShuffle `json:"tokenShuffle,omitempty"`
 	// cache is where copies of the checkpoint are kept with ReshuffledWeights. Without it each pod makes its own, in an
 	// emptyDir for which it requests ephemeral storage of the size of the checkpoint.
-	Cache *CacheSpecApplyConfiguration `json:"cache,omitempty"`
-	// solver says how a plan is searched for.
-	Solver *SolverSpecApplyConfiguration `json:"solver,omitempty"`
+	Cache                        *CacheSpecApplyConfiguration `json:"cache,omitempty"`
+	LayoutSpecApplyConfiguration `json:",inline"`
 	// hardware names the profile of the machines that serve, by which the time of a layer is modelled: whether a new plan pays, what the
 	// request router weighs locality against, and the times in reports. Another profile, or other content, makes another plan. Without it
 	// the operator's own profile h200-nvlink counts.
@@ -70,11 +69,43 @@ func (b *PlacementSpecApplyConfiguration) WithCache(value *CacheSpecApplyConfigu
 	return b
 }
 
+// WithObjective sets the Objective field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Objective field is set to the value of the last call.
+func (b *PlacementSpecApplyConfiguration) WithObjective(value apiv1alpha1.PlacementObjective) *PlacementSpecApplyConfiguration {
+	b.LayoutSpecApplyConfiguration.Objective = &value
+	return b
+}
+
+// WithRedundantExperts sets the RedundantExperts field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the RedundantExperts field is set to the value of the last call.
+func (b *PlacementSpecApplyConfiguration) WithRedundantExperts(value int32) *PlacementSpecApplyConfiguration {
+	b.LayoutSpecApplyConfiguration.RedundantExperts = &value
+	return b
+}
+
+// WithTokenLoadLimitPercent sets the TokenLoadLimitPercent field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the TokenLoadLimitPercent field is set to the value of the last call.
+func (b *PlacementSpecApplyConfiguration) WithTokenLoadLimitPercent(value int32) *PlacementSpecApplyConfiguration {
+	b.LayoutSpecApplyConfiguration.TokenLoadLimitPercent = &value
+	return b
+}
+
+// WithExpertLoadLimitPercent sets the ExpertLoadLimitPercent field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ExpertLoadLimitPercent field is set to the value of the last call.
+func (b *PlacementSpecApplyConfiguration) WithExpertLoadLimitPercent(value int32) *PlacementSpecApplyConfiguration {
+	b.LayoutSpecApplyConfiguration.ExpertLoadLimitPercent = &value
+	return b
+}
+
 // WithSolver sets the Solver field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Solver field is set to the value of the last call.
 func (b *PlacementSpecApplyConfiguration) WithSolver(value *SolverSpecApplyConfiguration) *PlacementSpecApplyConfiguration {
-	b.Solver = value
+	b.LayoutSpecApplyConfiguration.Solver = value
 	return b
 }
 

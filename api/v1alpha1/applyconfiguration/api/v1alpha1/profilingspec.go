@@ -4,6 +4,7 @@ package v1alpha1
 
 import (
 	apiv1alpha1 "github.com/semmoe/operator/api/v1alpha1"
+	v1 "k8s.io/api/core/v1"
 )
 
 // ProfilingSpecApplyConfiguration represents a declarative configuration of the ProfilingSpec type for use
@@ -19,6 +20,10 @@ type ProfilingSpecApplyConfiguration struct {
 	// target is Serving (the running deployment answers the requests of the data set, beside its other traffic) or
 	// Dedicated (a Job with an engine of its own, in a pod like the serving ones, which needs devices for its time).
 	Target *apiv1alpha1.ProfilingTarget `json:"target,omitempty"`
+	// template is merged over the pod template of the profiling Job, as spec.template of an AffinityProfile is: node selector, tolerations,
+	// resources of the container "profile", and of "engine" with target Dedicated. Where it is given, spec.template does not count for
+	// that Job; without it the Job has what spec.template says of scheduling, and with target Dedicated all of it.
+	Template *v1.PodTemplateSpec `json:"template,omitempty"`
 	// refresh is how the model is profiled again when the traffic has drifted: Live (from what the request routers keep of
 	// sampled requests: no device is used) or Job (by the data set again; where its content is still the same, no Job is
 	// started, and no plan made).
@@ -81,6 +86,14 @@ func (b *ProfilingSpecApplyConfiguration) WithRequestTokens(value int32) *Profil
 // If called multiple times, the Target field is set to the value of the last call.
 func (b *ProfilingSpecApplyConfiguration) WithTarget(value apiv1alpha1.ProfilingTarget) *ProfilingSpecApplyConfiguration {
 	b.Target = &value
+	return b
+}
+
+// WithTemplate sets the Template field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Template field is set to the value of the last call.
+func (b *ProfilingSpecApplyConfiguration) WithTemplate(value v1.PodTemplateSpec) *ProfilingSpecApplyConfiguration {
+	b.Template = &value
 	return b
 }
 

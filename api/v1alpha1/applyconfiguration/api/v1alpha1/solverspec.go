@@ -2,11 +2,18 @@
 
 package v1alpha1
 
+import (
+	apiv1alpha1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
 // SolverSpecApplyConfiguration represents a declarative configuration of the SolverSpec type for use
 // with apply.
 //
-// SolverSpec says how a plan is searched for.
+// SolverSpec says how a placement is searched for.
 type SolverSpecApplyConfiguration struct {
+	// algorithm is auto, the default, or one of the published ones that it is compared with (docs/solving.md has them). A plan that
+	// replaces another one, for traffic that has changed, is always searched for by auto.
+	Algorithm *apiv1alpha1.SolverAlgorithm `json:"algorithm,omitempty"`
 	// timeBudgetSeconds cuts the search off; a plan that it cut off says so.
 	TimeBudgetSeconds *int32 `json:"timeBudgetSeconds,omitempty"`
 	// seed makes split and search repeatable.
@@ -19,6 +26,14 @@ type SolverSpecApplyConfiguration struct {
 // apply.
 func SolverSpec() *SolverSpecApplyConfiguration {
 	return &SolverSpecApplyConfiguration{}
+}
+
+// WithAlgorithm sets the Algorithm field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Algorithm field is set to the value of the last call.
+func (b *SolverSpecApplyConfiguration) WithAlgorithm(value apiv1alpha1.SolverAlgorithm) *SolverSpecApplyConfiguration {
+	b.Algorithm = &value
+	return b
 }
 
 // WithTimeBudgetSeconds sets the TimeBudgetSeconds field in the declarative configuration to the given value

@@ -1,0 +1,71 @@
+package planner
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+)
+
+// What a placement is to be for is an input of its plan; a spec that says none of it has the plan that it had before there were such fields.
+func TestPlansAreForWhatTheSpecSays(t *testing.T) {
+	plan := func(change func(*semmoev1.MoEDeployment)) *semmoev1.PlacementPlan {
+		return planFor(moedtest.Deployment(change), moedtest.ProfiledBy("q", "r1", time.Unix(0, 0)), semmoev1.RealizationEngineMap, "")
+	}
+	names := map[string]bool{}
+	for what, change := range map[string]func(*semmoev1.MoEDeployment){
+		"nothing":      func(*semmoev1.MoEDeployment) {},
+		"objective":    func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Objective = semmoev1.ObjectiveRankDedup },
+		"copies":       func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = 4 },
+		"token limit":  func(m *semmoev1.MoEDeployment) { m.Spec.Placement.TokenLoadLimitPercent = ptr.To[int32](110) },
+		"expert limit": func(m *semmoev1.MoEDeployment) { m.Spec.Placement.ExpertLoadLimitPercent = ptr.To[int32](110) },
+		"algorithm":    func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Solver.Algorithm = "eplb" },
+		"nodes": func(m *semmoev1.MoEDeployment) {
+			m.Spec.Placement.Objective = semmoev1.ObjectiveNodeDedup
+			moedtest.TwoPods(m)
+		},
+	} {
+		made := plan(change)
+		moed := moedtest.Deployment(change)
+		if diff := cmp.Diff(moed.Spec.Placement.LayoutSpec, made.Spec.LayoutSpec); diff != "" {
+			t.Errorf("%s: the plan is for something else (-want +got):\n%s", what, diff)
+		}
+		if want := map[bool]int32{true: 2}[what == "nodes"]; made.Spec.RanksPerNode != want {
+			t.Errorf("%s: %d ranks share a node, want %d", what, made.Spec.RanksPerNode, want)
+		}
+		names[made.Name] = true
+	}
+	if len(names) != 7 {
+		t.Errorf("seven plans have the names %v", names)
+	}
+	text, err := json.Marshal(planInputs{})
+	if err != nil || string(text) != `{"profile":"","result":"","attention":"","ranks":0,"engine":"","solver":{}}` {
+		t.Errorf("inputs that say nothing are %s, %v: plans of earlier versions would be made anew", text, err)
+	}
+}
+
+// The copies of a plan are started with, and are read from the workload where the plan is gone.
+func TestCopiesAreServed(t *testing.T) {
+	wanted := moedtest.PlanOf("copies", "cc", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 4 })
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = 4 })
+	c := choice{moed: moed, report: moedtest.Report(), wanted: wanted}
+	serving, candidate, hold := c.chooseLayout()
+	if serving == nil || serving.RedundantExperts != 4 || serving.Realization != semmoev1.RealizationEngineMap || candidate != nil {
+		t.Fatalf("serving %+v, candidate %+v, hold %+v", serving, candidate, hold)
+	}
+	c = choice{moed: moed, report: moedtest.Report(), workloads: []*revisions.Workload{workloadUnder(t, wanted, 2)}}
+	if inService := c.inService(); inService == nil || *inService != *serving {
+		t.Errorf("in service is %+v, want %+v", inService, serving)
+	}
+	moed.Spec.Placement.Realization = semmoev1.RealizationReshuffledWeights
+	c = choice{moed: moed, report: moedtest.Report(), wanted: wanted}
+	if serving, candidate, hold := c.chooseLayout(); serving != nil || candidate != nil || hold.Reason != "NotRealizable" {
+		t.Errorf("a permuted checkpoint with copies: %+v, %+v, %+v", serving, candidate, hold)
+	}
+}

@@ -1,0 +1,67 @@
+package placementplan
+
+import (
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/plan/bundle"
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/placement"
+)
+
+// A plan is for what its spec says, and one that replaces it keeps that. What no plan can be for is told once, and not tried again.
+func TestPlanForWhatTheSpecSays(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.complete(w.newProfile("tiny"), traceFile(t))
+	solved := func(p *semmoev1.PlacementPlan) (*semmoev1.PlacementPlan, *solver.Plan) {
+		t.Helper()
+		done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+		found, _, err := bundle.FetchPlan(t.Context(), w.client, w.namespace, done.Status.PlanDigest)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return done, found
+	}
+	copies := w.newPlan("copies", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 8 })
+	nodes := w.newPlan("nodes", "tiny", func(p *semmoev1.PlacementPlan) {
+		p.Spec.Objective, p.Spec.RanksPerNode = semmoev1.ObjectiveHierarchical, 2
+	})
+	limited := w.newPlan("limited", "tiny", func(p *semmoev1.PlacementPlan) {
+		p.Spec.TokenLoadLimitPercent, p.Spec.ExpertLoadLimitPercent = ptr.To[int32](105), ptr.To[int32](110)
+	})
+	free := w.newPlan("free", "tiny")
+	many := w.newPlan("many", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 128 })
+
+	base, found := solved(copies)
+	if found.Placement.SlotsPerRank != 32/4+2 || base.Status.Verdict != semmoev1.VerdictGain {
+		t.Errorf("with 8 copies ranks have %d slots, verdict %s", found.Placement.SlotsPerRank, base.Status.Verdict)
+	}
+	plain, unlimited := solved(free)
+	if base.Status.Forecast.LARMilli <= plain.Status.Forecast.LARMilli {
+		t.Errorf("with copies %d thousandths are local, without %d", base.Status.Forecast.LARMilli, plain.Status.Forecast.LARMilli)
+	}
+	if _, found := solved(nodes); found.Objective != placement.Hierarchical || found.RanksPerNode != 2 {
+		t.Errorf("objective %s, %d ranks per node", found.Objective, found.RanksPerNode)
+	}
+	if _, found := solved(limited); placement.Moves(unlimited.Placement, found.Placement) == 0 {
+		t.Error("limits change no placement")
+	}
+	w.wait(many, semmoev1.ConditionStalled, metav1.ConditionTrue, "InvalidPlacement", "redundant slots per rank")
+
+	other := w.newPlan("other", "tiny", func(p *semmoev1.PlacementPlan) {
+		p.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: base.Status.PlanDigest}
+	})
+	w.wait(other, semmoev1.ConditionStalled, metav1.ConditionTrue, "CurrentPlanInvalid", "spec.redundantExperts", "has 8, not 0")
+	next := w.newPlan("next", "tiny", func(p *semmoev1.PlacementPlan) {
+		p.Spec.RedundantExperts, p.Spec.Current = 8, &semmoev1.CurrentPlan{PlanDigest: base.Status.PlanDigest}
+	})
+	w.wait(next, semmoev1.ConditionProgressing, metav1.ConditionFalse, "Complete")
+	foreign := w.newPlan("foreign", "tiny", func(p *semmoev1.PlacementPlan) {
+		p.Spec.RedundantExperts, p.Spec.Objective, p.Spec.Current = 8, semmoev1.ObjectiveRankDedup, &semmoev1.CurrentPlan{PlanDigest: base.Status.PlanDigest}
+	})
+	w.wait(foreign, semmoev1.ConditionStalled, metav1.ConditionTrue, "CurrentPlanInvalid", "spec.objective")
+}

@@ -21,8 +21,8 @@ type evalFlags struct {
 	trace, plan, requests, forecast, shards, policy, workload, weights, hardware string
 	batchTokens, orders, ranksPerNode, cacheTokens, scorePercent                 int
 	cap                                                                          float64
-	// given tells whether a flag stands on the command line.
-	given func(name string) bool
+	// given tells whether a flag stands on the command line, departs whether it does with another value than its default.
+	given, departs func(name string) bool
 }
 
 func newEvalCommand() *cobra.Command {
@@ -35,7 +35,7 @@ func newEvalCommand() *cobra.Command {
 			"Exit code 2: the command line must be changed; 3: the trace or the plan is invalid; 1: try again.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			flags.given = cmd.Flags().Changed
+			flags.given, flags.departs = cmd.Flags().Changed, departs(cmd)
 			report, err := flags.run(cmd.Context())
 			if err != nil {
 				return err
@@ -176,7 +176,7 @@ func (f *evalFlags) checkPlan(p *solver.Plan) error {
 		idle = []string{"policy", "cap", "orders", "weights", "workload", "cache-tokens", "score-percent"}
 	}
 	for _, name := range idle {
-		if f.given(name) {
+		if f.departs(name) {
 			return usageErrorf("--%s has no meaning for this plan: it is for attention %s", name, p.Attention)
 		}
 	}

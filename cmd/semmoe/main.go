@@ -23,20 +23,33 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if err := newRootCommand().ExecuteContext(ctx); err != nil {
+		fmt.Fprintf(os.Stderr, "semmoe: %v\n", err)
+		os.Exit(exitCode(err))
+	}
+}
+
+func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "semmoe",
 		Short:         "Co-schedule Mixture-of-Experts models and their requests on Kubernetes",
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageErrorf("there is no command %q: semmoe --help lists them", args[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	// Commands with exit codes of their own for that say so.
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
 	root.AddCommand(newManagerCommand(), newInspectCommand(), newRouterCommand(), newEngineCommand(), newProfileCommand(), newStoreCommand(),
 		newSolveCommand(), newReplanCommand(), newEvalCommand(), newDriftCommand(), newVerifyCommand(), newCompareCommand(), newStatsCommand(), newReshuffleCommand(),
 		newProbeCommand(), newLookAheadCommand(), newFetchCommand(), newReportCommand(), newCalibrateCommand(), newFitCommand(), newPipelineCommand(),
 		newSimulateCommand())
-	if err := root.ExecuteContext(ctx); err != nil {
-		fmt.Fprintf(os.Stderr, "semmoe: %v\n", err)
-		os.Exit(exitCode(err))
-	}
+	return root
 }
 
 // exitCode is 1 unless the error carries a code of its own.

@@ -59,7 +59,7 @@ func newSimulateCommand() *cobra.Command {
 			"Exit code 2: the command line must be changed; 3: a file is invalid; 1: try again.",
 		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return flags.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), cmd.Flags().Changed)
+			return flags.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), cmd.Flags().Changed, departs(cmd))
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
@@ -149,17 +149,17 @@ func (f *simulateFlags) check() error {
 }
 
 // checkIdle refuses flags that mean nothing for the kind of attention or the topology.
-func (f *simulateFlags) checkIdle(changed func(flag string) bool) error {
+func (f *simulateFlags) checkIdle(departs func(flag string) bool) error {
 	idle := []string{"collective"}
 	if f.attention == string(placement.TensorParallel) {
 		idle = []string{"policy", "weights", "cap"}
 	}
 	for _, flag := range idle {
-		if changed(flag) {
+		if departs(flag) {
 			return usageErrorf("--%s has no meaning with attention %s", flag, f.attention)
 		}
 	}
-	if f.topology != manyNodes && changed("ranks-per-node") {
+	if f.topology != manyNodes && departs("ranks-per-node") {
 		return usageErrorf("--ranks-per-node has no meaning with --topology %s; it is for %s", f.topology, manyNodes)
 	}
 	return nil
@@ -181,11 +181,11 @@ type simulateReport struct {
 	*simulate.Report
 }
 
-func (f *simulateFlags) run(ctx context.Context, stdout, stderr io.Writer, changed func(flag string) bool) error {
+func (f *simulateFlags) run(ctx context.Context, stdout, stderr io.Writer, changed, departs func(flag string) bool) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	if err := f.checkIdle(changed); err != nil {
+	if err := f.checkIdle(departs); err != nil {
 		return err
 	}
 	methods, err := f.servingMethods()

@@ -104,6 +104,15 @@ func newSolveCommand() *cobra.Command {
 	return cmd
 }
 
+// departs tells whether a flag stands on the command line with another value than its default: to say the default asks for nothing, and
+// is right where the flag has no meaning, too.
+func departs(cmd *cobra.Command) func(name string) bool {
+	return func(name string) bool {
+		flag := cmd.Flags().Lookup(name)
+		return flag.Changed && flag.Value.String() != flag.DefValue
+	}
+}
+
 func listOf[T ~string](values []T) string {
 	names := make([]string, len(values))
 	for i, v := range values {

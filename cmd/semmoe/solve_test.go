@@ -362,6 +362,11 @@ func TestEvalExitCodes(t *testing.T) {
 	with := func(dir string, flags ...string) []string {
 		return append([]string{"--trace", path, "--plan", dir}, flags...)
 	}
+	for _, args := range [][]string{with(dp, "--shards", "equal"), with(tp, "--policy", "price", "--cap", "1.150", "--orders", "5")} {
+		if code, _, message := runJSON(t, newEvalCommand(), args...); code != 0 {
+			t.Errorf("%v: exit code %d, %q: defaults have a meaning for every plan", args, code, message)
+		}
+	}
 	for name, test := range map[string]struct {
 		args []string
 		code int

@@ -1,0 +1,28 @@
+package main
+
+import (
+	"io"
+	"strings"
+	"testing"
+)
+
+// What is wrong with a command line ends with the exit code that says so, before any command has begun.
+func TestCommandLinesThatAreWrong(t *testing.T) {
+	for line, want := range map[string]struct {
+		code int
+		says string
+	}{
+		"solv --trace f": {exitUsage, "unknown flag: --trace"},
+		"solv":           {exitUsage, `there is no command "solv"`},
+		"router --prot":  {exitUsage, "unknown flag: --prot"},
+		"inspect --path": {exitInvalidModel, "unknown flag: --path"},
+	} {
+		root := newRootCommand()
+		root.SetArgs(strings.Fields(line))
+		root.SetOut(io.Discard)
+		err := root.ExecuteContext(t.Context())
+		if err == nil || exitCode(err) != want.code || !strings.Contains(err.Error(), want.says) {
+			t.Errorf("semmoe %s: %v; want exit code %d and %q", line, err, want.code, want.says)
+		}
+	}
+}

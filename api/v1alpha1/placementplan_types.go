@@ -305,6 +305,20 @@ type PlanForecast struct {
 	// +kubebuilder:validation:Maximum=1000
 	UpperBoundMilli int32 `json:"upperBoundMilli,omitempty"`
 
+	// layerNanos and baselineLayerNanos are the modelled times of an MoE layer, in nanoseconds, under the plan and in the default placement,
+	// with 4096 tokens over all ranks: send, receive, and the GEMM of the slowest rank. hardware is the name of the profile of hardware
+	// by which they are modelled. They are absent where the profile does not tell the sizes of the model, and for a plan with
+	// spec.current, which is compared with that one.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	LayerNanos int64 `json:"layerNanos,omitempty"`
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	BaselineLayerNanos int64 `json:"baselineLayerNanos,omitempty"`
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Hardware string `json:"hardware,omitempty"`
+
 	// windowImbalanceMilli is the mean of the busiest rank's load over the mean load, over the last 128 requests.
 	// +optional
 	// +kubebuilder:validation:Minimum=0

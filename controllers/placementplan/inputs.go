@@ -153,6 +153,10 @@ type solution struct {
 	Report        cost.Report `json:"report"`
 	// UnplannedRemoteRanks is, of tokens that are not shuffled, Report.RemoteRanksPerToken without a plan.
 	UnplannedRemoteRanks float64 `json:"unplannedRemoteRanks,omitempty"`
+	// LayerNanos and UnplannedLayerNanos are the modelled times of an MoE layer under the plan and without one; 0 where the profile does
+	// not tell the sizes of the model.
+	LayerNanos          int64 `json:"layerNanos,omitempty"`
+	UnplannedLayerNanos int64 `json:"unplannedLayerNanos,omitempty"`
 	// Replan is how the plan compares with the one in service; nil where there is none.
 	Replan *replanned `json:"replan,omitempty"`
 }

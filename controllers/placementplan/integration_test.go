@@ -43,6 +43,9 @@ func TestPlanIsSolvedOnce(t *testing.T) {
 		status.Forecast.LARMilli > status.Forecast.UpperBoundMilli || status.Forecast.WindowImbalanceMilli < 1000 {
 		t.Errorf("verdict %s, forecast %+v", status.Verdict, status.Forecast)
 	}
+	if f := status.Forecast; f.LayerNanos == 0 || f.LayerNanos >= f.BaselineLayerNanos || f.Hardware != hardware.Default {
+		t.Errorf("forecast %+v", f)
+	}
 	if status.ModelDigest != modelDigest || len(status.PlanDigest) != 64 || status.Plan != status.PlanDigest[:16] || status.ConfigMap != "tiny-"+status.Plan {
 		t.Errorf("status %+v", status)
 	}

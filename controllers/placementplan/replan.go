@@ -80,21 +80,23 @@ func (r *replanned) comparison() *semmoev1.PlanComparison {
 	if r == nil {
 		return nil
 	}
-	nanos := func(s solver.Score) int64 {
-		if us := s.Total(); us > 0 && us < math.MaxInt32 {
-			return int64(math.Round(1000 * us))
-		}
-		return 0 // the profile does not tell the sizes of the model
-	}
 	comparison := &semmoev1.PlanComparison{
 		CurrentLARMilli: rate(r.Current.LAR), CandidateLARMilli: rate(r.Candidate.LAR),
-		CurrentNanos: nanos(r.Current), CandidateNanos: nanos(r.Candidate),
+		CurrentNanos: nanos(r.Current.LayerTime), CandidateNanos: nanos(r.Candidate.LayerTime),
 		MovedExperts: int32(r.Moves), Requests: int32(r.Requests), Reason: podhealth.Truncate(r.Reason, 512),
 	}
 	if comparison.CurrentNanos > 0 {
 		comparison.Hardware = r.Hardware
 	}
 	return comparison
+}
+
+// nanos is a modelled time in nanoseconds; 0 where the profile does not tell the sizes of the model.
+func nanos(t cost.LayerTime) int64 {
+	if us := t.Total(); us > 0 && us < math.MaxInt32 {
+		return int64(math.Round(1000 * us))
+	}
+	return 0
 }
 
 // replan makes a plan that is to replace the one in service. Where nothing is worth a change it is the new placement all the same, and

@@ -106,6 +106,9 @@ func (t *task) run(ctx context.Context, tell func(step string, done, total int))
 	if found.Unplanned != nil {
 		result.UnplannedRemoteRanks = found.Unplanned.RemoteRanksPerToken
 	}
+	if times := found.Times; times != nil {
+		result.LayerNanos, result.UnplannedLayerNanos = nanos(times.Planned), nanos(times.Unplanned)
+	}
 	if err := publishSolution(ctx, t.client, namespace, result, known); err != nil {
 		return err
 	}
@@ -151,6 +154,11 @@ func (t *task) solve(ctx context.Context, manifest profile.Manifest, tell func(s
 	tell("Calibrating the drift test", 0, 1)
 	if found.Plan.Drift, err = solver.CalibrateDrift(ctx, recorded, found.Plan, found.HeldOut); err != nil {
 		return nil, err
+	}
+	if recorded.Model.HiddenSize > 0 {
+		if found.Times, err = solver.CompareTimes(ctx, recorded, found, t.options(tell)); err != nil {
+			return nil, err
+		}
 	}
 	return found, addSchedule(recorded, found.Plan, found.Report.LAR)
 }

@@ -25,6 +25,10 @@ import (
 // requests would change.
 const worthwhile = 1.02
 
+// tooSlow is the factor by which the modelled time of a layer must not rise, however much is local: less is within what another sample of
+// requests would change.
+const tooSlow = 1.01
+
 // fault is what is wrong; one that stalls needs a human.
 type fault struct {
 	reason, message string
@@ -88,6 +92,8 @@ func (s *solution) gains() bool {
 	switch in := &s.Inputs; {
 	case in.Unshuffled:
 		return worthwhile*s.Report.RemoteRanksPerToken <= s.UnplannedRemoteRanks
+	case float64(s.LayerNanos) > tooSlow*float64(s.UnplannedLayerNanos):
+		return false // more is local, and the busiest rank waits for it
 	case in.objective() != placement.Activation:
 		return s.Report.LAR >= s.Report.BaselineLAR // the solver has seen that it sends fewer messages
 	}
@@ -105,6 +111,9 @@ func forecastOf(s *solution) *semmoev1.PlanForecast {
 	forecast := &semmoev1.PlanForecast{
 		LARMilli: rate(s.Report.LAR), BaselineMilli: rate(s.Report.BaselineLAR), UpperBoundMilli: rate(s.Report.UpperBound),
 		LARSummary: percent(s.Report.LAR), BaselineSummary: percent(s.Report.BaselineLAR),
+	}
+	if s.LayerNanos > 0 {
+		forecast.LayerNanos, forecast.BaselineLayerNanos, forecast.Hardware = s.LayerNanos, s.UnplannedLayerNanos, s.Report.Hardware
 	}
 	if imbalance := s.Report.WindowImbalance; imbalance != nil {
 		forecast.WindowImbalanceMilli = int32(math.Round(1000 * *imbalance))
@@ -152,6 +161,9 @@ func publishedCondition(o observation, status semmoev1.PlacementPlanStatus) cond
 			float64(f.RemoteRanksMilli)/1000, float64(f.BaselineRemoteRanksMilli)/1000, f.LARSummary)
 	default:
 		message += fmt.Sprintf("; on requests that it has not seen its local activation rate is %s, that of the default placement %s", f.LARSummary, f.BaselineSummary)
+	}
+	if f := status.Forecast; f != nil && f.LayerNanos > 0 {
+		message += fmt.Sprintf("; by hardware profile %s a layer takes %.1f µs, without a plan %.1f", f.Hardware, float64(f.LayerNanos)/1000, float64(f.BaselineLayerNanos)/1000)
 	}
 	if c := status.Comparison; c != nil {
 		message += ". Compared with the plan in service: " + c.Reason

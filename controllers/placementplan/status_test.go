@@ -87,6 +87,11 @@ func testSolution(lar, baseline float64) *solution {
 func TestVerdict(t *testing.T) {
 	fallen := testSolution(.5, .25)
 	fallen.FallBack = "the default placement is better"
+	timed := func(planned, unplanned int64) *solution {
+		s := testSolution(.5, .25)
+		s.LayerNanos, s.UnplannedLayerNanos = planned, unplanned
+		return s
+	}
 	for name, test := range map[string]struct {
 		solution *solution
 		want     semmoev1.Verdict
@@ -97,6 +102,9 @@ func TestVerdict(t *testing.T) {
 		"loss":              {testSolution(.2, .25), semmoev1.VerdictNoGainExpected},
 		"one rank":          {testSolution(1, 1), semmoev1.VerdictNoGainExpected},
 		"default placement": {fallen, semmoev1.VerdictNoGainExpected},
+		"faster":            {timed(90, 100), semmoev1.VerdictGain},
+		"as slow":           {timed(101, 100), semmoev1.VerdictGain},
+		"slower":            {timed(102, 100), semmoev1.VerdictNoGainExpected},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := verdictOf(test.solution); got != test.want {

@@ -408,7 +408,11 @@ func promiseText(plan *semmoev1.PlacementPlan) string {
 	if f.BaselineRemoteRanksMilli > 0 {
 		return fmt.Sprintf("the experts of a token on %.2f other ranks, against %.2f without it", float64(f.RemoteRanksMilli)/1000, float64(f.BaselineRemoteRanksMilli)/1000)
 	}
-	return fmt.Sprintf("%s against %s without it", f.LARSummary, f.BaselineSummary)
+	text := fmt.Sprintf("%s against %s without it", f.LARSummary, f.BaselineSummary)
+	if f.LayerNanos > f.BaselineLayerNanos { // who sees the rates alone would wonder
+		text += fmt.Sprintf("; a layer takes %.1f µs against %.1f", float64(f.LayerNanos)/1000, float64(f.BaselineLayerNanos)/1000)
+	}
+	return text
 }
 
 // PlannedText says of a plan that can be served what it promises.

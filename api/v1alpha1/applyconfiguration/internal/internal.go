@@ -708,6 +708,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.semmoe.operator.api.v1alpha1.PlanForecast
   map:
     fields:
+    - name: baselineLayerNanos
+      type:
+        scalar: numeric
     - name: baselineMilli
       type:
         scalar: numeric
@@ -717,12 +720,18 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: baselineSummary
       type:
         scalar: string
+    - name: hardware
+      type:
+        scalar: string
     - name: larMilli
       type:
         scalar: numeric
     - name: larSummary
       type:
         scalar: string
+    - name: layerNanos
+      type:
+        scalar: numeric
     - name: remoteRanksMilli
       type:
         scalar: numeric

@@ -13,6 +13,13 @@ type PlanForecastApplyConfiguration struct {
 	BaselineMilli *int32 `json:"baselineMilli,omitempty"`
 	// upperBoundMilli is a bound that no plan can exceed.
 	UpperBoundMilli *int32 `json:"upperBoundMilli,omitempty"`
+	// layerNanos and baselineLayerNanos are the modelled times of an MoE layer, in nanoseconds, under the plan and in the default placement,
+	// with 4096 tokens over all ranks: send, receive, and the GEMM of the slowest rank. hardware is the name of the profile of hardware
+	// by which they are modelled. They are absent where the profile does not tell the sizes of the model, and for a plan with
+	// spec.current, which is compared with that one.
+	LayerNanos         *int64  `json:"layerNanos,omitempty"`
+	BaselineLayerNanos *int64  `json:"baselineLayerNanos,omitempty"`
+	Hardware           *string `json:"hardware,omitempty"`
 	// windowImbalanceMilli is the mean of the busiest rank's load over the mean load, over the last 128 requests.
 	WindowImbalanceMilli *int32 `json:"windowImbalanceMilli,omitempty"`
 	// remoteRanksMilli and baselineRemoteRanksMilli are on how many other ranks than its own the experts of a token lie, under the plan
@@ -51,6 +58,30 @@ func (b *PlanForecastApplyConfiguration) WithBaselineMilli(value int32) *PlanFor
 // If called multiple times, the UpperBoundMilli field is set to the value of the last call.
 func (b *PlanForecastApplyConfiguration) WithUpperBoundMilli(value int32) *PlanForecastApplyConfiguration {
 	b.UpperBoundMilli = &value
+	return b
+}
+
+// WithLayerNanos sets the LayerNanos field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the LayerNanos field is set to the value of the last call.
+func (b *PlanForecastApplyConfiguration) WithLayerNanos(value int64) *PlanForecastApplyConfiguration {
+	b.LayerNanos = &value
+	return b
+}
+
+// WithBaselineLayerNanos sets the BaselineLayerNanos field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the BaselineLayerNanos field is set to the value of the last call.
+func (b *PlanForecastApplyConfiguration) WithBaselineLayerNanos(value int64) *PlanForecastApplyConfiguration {
+	b.BaselineLayerNanos = &value
+	return b
+}
+
+// WithHardware sets the Hardware field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Hardware field is set to the value of the last call.
+func (b *PlanForecastApplyConfiguration) WithHardware(value string) *PlanForecastApplyConfiguration {
+	b.Hardware = &value
 	return b
 }
 

@@ -36,6 +36,7 @@ import (
 	"github.com/semmoe/operator/controllers/statemetrics"
 	"github.com/semmoe/operator/controllers/watchmetrics"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/buildinfo"
 	"github.com/semmoe/operator/internal/promquery"
 )
 
@@ -94,8 +95,8 @@ func NewManager(config *rest.Config, options Options, base ctrl.Options) (ctrl.M
 		options.Store.Reader = manager.GetAPIReader()
 	}
 	options.HTTP = cmp.Or(options.HTTP, http.DefaultClient)
-	if err := register(refusals); err != nil {
-		return nil, fmt.Errorf("register the metrics of watches: %w", err)
+	if err := errors.Join(register(buildinfo.Metric()), register(refusals)); err != nil {
+		return nil, fmt.Errorf("register the metrics of the build and of watches: %w", err)
 	}
 	return manager, addControllers(manager, options)
 }

@@ -18,6 +18,8 @@ import (
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
+
+	"github.com/semmoe/operator/internal/buildinfo"
 )
 
 func main() {
@@ -35,6 +37,7 @@ func newRootCommand() *cobra.Command {
 		Short:         "Co-schedule Mixture-of-Experts models and their requests on Kubernetes",
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		Version:       buildinfo.Read().String(),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageErrorf("there is no command %q: semmoe --help lists them", args[0])

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/internal/buildinfo"
 	"github.com/semmoe/operator/internal/kubectl/terminal"
 )
 
@@ -69,6 +70,7 @@ func (p *Program) command() *cobra.Command {
 		Use: "semmoe", Short: "Look at MoEDeployments and their plans, and say what is to become of them", Long: longHelp,
 		Annotations:  map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl semmoe"},
 		SilenceUsage: true, SilenceErrors: true,
+		Version:           buildinfo.Read().String(),
 		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		PersistentPreRunE: func(*cobra.Command, []string) error { return p.checkOutput() },
 	}

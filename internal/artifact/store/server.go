@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
 
 	"github.com/semmoe/operator/internal/authority"
+	"github.com/semmoe/operator/internal/buildinfo"
 )
 
 // Options are the settings of a store.
@@ -77,6 +78,7 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options, sta
 		return err
 	}
 	registry := prometheus.NewRegistry()
+	registry.MustRegister(buildinfo.Metric())
 	m := newMetrics(registry)
 	watchSpace(registry, store)
 	routes := &handler{

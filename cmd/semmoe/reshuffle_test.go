@@ -43,7 +43,7 @@ func TestReshuffleCommand(t *testing.T) {
 		if err := json.Unmarshal([]byte(stdout), &result); err != nil || code != 0 {
 			t.Fatalf("exit code %d, %s; output %q: %v", code, failure, stdout, err)
 		}
-		if result.Reused != reused || !result.Verified || result.Layers != 1 || result.Shards != 3 {
+		if result.Reused != reused || !result.Verified || !result.Compared || result.Layers != 1 || result.Shards != 3 {
 			t.Errorf("result %+v", result)
 		}
 		if got := readMessage(t, message); got+"\n" != stdout {

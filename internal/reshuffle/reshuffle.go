@@ -49,8 +49,10 @@ type Result struct {
 	// Reused is true where the output was there already; Resumed counts the shards that an earlier run had left.
 	Reused  bool `json:"reused"`
 	Resumed int  `json:"resumed_shards"`
-	// Verified is true where every byte was compared.
+	// Verified is true: a result has passed the check of its names and a sample of its bytes, or there is none. Compared is true where
+	// every byte was compared, too.
 	Verified          bool   `json:"verified"`
+	Compared          bool   `json:"compared"`
 	SourceDigest      string `json:"source_digest"`
 	ModelDigest       string `json:"model_digest"`
 	PermutationDigest string `json:"permutation_digest"`
@@ -214,14 +216,14 @@ func hidden(out, suffix string) string {
 func (j *job) run(ctx context.Context) (*Result, error) {
 	result := &Result{
 		SourceDigest: j.identity.ModelDigest, PermutationDigest: j.Permutation.Digest(), Layers: len(j.mapping.toOld),
-		Shards: len(j.source.Shards), Bytes: j.copier.total, LeftOut: j.files.leftOut,
+		Shards: len(j.source.Shards), Bytes: j.copier.total, LeftOut: j.files.leftOut, Verified: true, Compared: j.Verify,
 	}
 	existing, err := j.existing()
 	if err != nil {
 		return nil, err
 	}
 	if existing != nil {
-		result.Reused, result.ModelDigest, result.Verified = true, existing.ModelDigest, j.Verify
+		result.Reused, result.ModelDigest = true, existing.ModelDigest
 		return result, j.reverify(ctx, existing)
 	}
 	workplace := workplaceOf(j.out, identity(j.identity, result.PermutationDigest))
@@ -238,7 +240,7 @@ func (j *job) run(ctx context.Context) (*Result, error) {
 	if err := j.finish(workplace, manifest); err != nil {
 		return nil, err
 	}
-	result.Resumed, result.ModelDigest, result.Verified = resumed, manifest.ModelDigest, j.Verify
+	result.Resumed, result.ModelDigest = resumed, manifest.ModelDigest
 	if resumed < result.Shards {
 		result.Method = Method(j.copier.worst.Load()).String()
 	}

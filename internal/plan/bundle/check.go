@@ -117,6 +117,8 @@ func (m *Mounted) Fits(model checkpoint.Report, modelDigest string, ranks int) e
 		layers = append(layers, layer.Layer)
 	}
 	switch {
+	case m.Manifest.ModelDigest == "":
+		return fmt.Errorf("the plan does not tell which checkpoint it is for, since its routing trace has no model_digest: make it from a profile, which has one")
 	case m.Manifest.ModelDigest != modelDigest:
 		return fmt.Errorf("the plan is for model %q, not for %q", m.Manifest.ModelDigest, modelDigest)
 	case model.ModelDigest != modelDigest:

@@ -128,4 +128,8 @@ func TestFits(t *testing.T) {
 			}
 		})
 	}
+	m.Manifest.ModelDigest = ""
+	if err := m.Fits(model(), "", 4); err == nil || !strings.Contains(err.Error(), "its routing trace has no model_digest") {
+		t.Errorf("a plan that names no model: %v", err)
+	}
 }

@@ -50,7 +50,7 @@ func TestPlanForWhatTheSpecSays(t *testing.T) {
 	if _, found := solved(limited); placement.Moves(unlimited.Placement, found.Placement) == 0 {
 		t.Error("limits change no placement")
 	}
-	w.wait(many, semmoev1.ConditionStalled, metav1.ConditionTrue, "InvalidPlacement", "redundant slots per rank")
+	w.wait(many, semmoev1.ConditionStalled, metav1.ConditionTrue, "InvalidPlacement", "spec.redundantExperts: 128 makes 32 redundant slots per rank")
 
 	other := w.newPlan("other", "tiny", func(p *semmoev1.PlacementPlan) {
 		p.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: base.Status.PlanDigest}

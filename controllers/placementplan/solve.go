@@ -141,6 +141,9 @@ func (t *task) solve(ctx context.Context, manifest profile.Manifest, tell func(s
 	if err := placement.CheckRanks(t.inputs.Ranks, recorded.Model.Experts); err != nil {
 		return nil, invalidRanks(err)
 	}
+	if err := placement.CheckSlots(t.inputs.Algorithm, t.inputs.Ranks, recorded.Model.Experts, t.inputs.RedundantSlots); err != nil {
+		return nil, invalidf("InvalidPlacement", "spec.redundantExperts: %d makes %v; the spec cannot be changed: create another plan", t.inputs.RedundantSlots*t.inputs.Ranks, err)
+	}
 	if err := solver.Check(recorded, t.options(tell)); err != nil && !trace.IsInvalid(err) {
 		return nil, invalidf("InvalidPlacement", "spec: %v; the spec cannot be changed: create another plan", err)
 	}

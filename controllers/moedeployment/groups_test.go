@@ -23,12 +23,14 @@ import (
 	"github.com/semmoe/operator/internal/inspection"
 )
 
-// Groups are scaled and removed as StatefulSets are; an old one goes only when no leader of it is left, whatever its status says.
+// Groups are scaled and removed as StatefulSets are; an old one goes only when no leader of it is left, whatever its status says, and by the latest
+// spec.
 func TestGroupsAreScaled(t *testing.T) {
 	moed, found := moedtest.Deployment(moedtest.TwoPods), moedtest.Report()
 	o := observation{Inspection: inspection.State{Report: &found}, Revision: revisions.Of(moed, found, nil)}
-	c := fake.NewClientBuilder().WithScheme(moedtest.GroupScheme(t)).Build()
-	r := &Reconciler{Client: c, Recorder: events.NewFakeRecorder(16), Image: "semmoe:1"}
+	byName := func(object client.Object) []string { return []string{object.GetName()} } // as every API server selects
+	c := fake.NewClientBuilder().WithScheme(moedtest.GroupScheme(t)).WithObjects(moed.DeepCopy()).WithIndex(moed, "metadata.name", byName).Build()
+	r := &Reconciler{Client: c, Live: c, Recorder: events.NewFakeRecorder(16), Image: "semmoe:1"}
 	reconcile := func(workloads ...*revisions.Workload) {
 		t.Helper()
 		if _, _, err := r.reconcileRevisions(context.Background(), moed, o, workloads, moedtest.Start); err != nil {
@@ -70,6 +72,12 @@ func TestGroupsAreScaled(t *testing.T) {
 		t.Errorf("it is gone before its last pod is: %v", err)
 	}
 	o.Pods = nil
+	moed.Generation--
+	reconcile(current, revisions.LeaderWorkerSet(old))
+	if _, err := read("m-old"); err != nil {
+		t.Errorf("it is gone by a spec that is not the latest: %v", err)
+	}
+	moed.Generation++
 	reconcile(current, revisions.LeaderWorkerSet(old))
 	if _, err := read("m-old"); !apierrors.IsNotFound(err) {
 		t.Errorf("it is left: %v", err)

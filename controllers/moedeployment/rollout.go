@@ -67,7 +67,7 @@ func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoED
 		}
 	}
 	for i, workload := range m.workloads {
-		if err := r.scale(ctx, workload, o.Pods, revisions.Vacant(workload, action.Replicas[i], o.Workers), i == m.in.Stable || i == m.in.Candidate); err != nil {
+		if err := r.scale(ctx, moed, workload, o.Pods, revisions.Vacant(workload, action.Replicas[i], o.Workers), i == m.in.Stable || i == m.in.Candidate); err != nil {
 			return false, state, err
 		}
 	}
@@ -224,7 +224,7 @@ func totalReplicas(states []rollout.Revision) int32 {
 }
 
 // scale creates the workload, brings it to a number of replicas, or deletes it once it is neither wanted nor has pods.
-func (r *Reconciler) scale(ctx context.Context, workload *revisions.Workload, pods []*corev1.Pod, replicas int32, wanted bool) error {
+func (r *Reconciler) scale(ctx context.Context, moed *semmoev1.MoEDeployment, workload *revisions.Workload, pods []*corev1.Pod, replicas int32, wanted bool) error {
 	switch {
 	case workload.UID == "":
 		*workload.Replicas() = replicas
@@ -234,9 +234,22 @@ func (r *Reconciler) scale(ctx context.Context, workload *revisions.Workload, po
 	case *workload.Replicas() != replicas:
 		return workload.Change(ctx, r.Client, "scale", func() { *workload.Replicas() = replicas })
 	case !wanted && replicas == 0 && workload.Drained(pods):
+		if outdated, err := r.outdated(ctx, moed); err != nil || outdated {
+			return err
+		}
 		if err := r.Delete(ctx, workload.Object, client.Preconditions{UID: &workload.UID, ResourceVersion: &workload.ResourceVersion}); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete workload %s: %w", workload.Name, err)
 		}
 	}
 	return nil
+}
+
+// outdated is whether the spec of a MoEDeployment is another by now than the cache has it, which will tell. Caches see each kind by itself: a workload may be
+// seen before the spec that it was made for, and would be taken for one that nobody wants.
+func (r *Reconciler) outdated(ctx context.Context, moed *semmoev1.MoEDeployment) (bool, error) {
+	var list semmoev1.MoEDeploymentList // the operator may list them, and needs no other right
+	if err := r.Live.List(ctx, &list, client.InNamespace(moed.Namespace), client.MatchingFields{"metadata.name": moed.Name}); err != nil {
+		return false, err
+	}
+	return len(list.Items) != 1 || list.Items[0].UID != moed.UID || list.Items[0].Generation != moed.Generation, nil
 }

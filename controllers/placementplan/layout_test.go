@@ -26,30 +26,28 @@ func TestPlanForWhatTheSpecSays(t *testing.T) {
 		}
 		return done, found
 	}
-	copies := w.newPlan("copies", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 8 })
-	nodes := w.newPlan("nodes", "tiny", func(p *semmoev1.PlacementPlan) {
-		p.Spec.Objective, p.Spec.RanksPerNode = semmoev1.ObjectiveHierarchical, 2
-	})
-	limited := w.newPlan("limited", "tiny", func(p *semmoev1.PlacementPlan) {
-		p.Spec.TokenLoadLimitPercent, p.Spec.ExpertLoadLimitPercent = ptr.To[int32](105), ptr.To[int32](110)
-	})
-	free := w.newPlan("free", "tiny")
-	many := w.newPlan("many", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 128 })
-
-	base, found := solved(copies)
+	// One after the other, since plans of a manager take turns: the last would wait for all.
+	base, found := solved(w.newPlan("copies", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 8 }))
 	if found.Placement.SlotsPerRank != 32/4+2 || base.Status.Verdict != semmoev1.VerdictGain {
 		t.Errorf("with 8 copies ranks have %d slots, verdict %s", found.Placement.SlotsPerRank, base.Status.Verdict)
 	}
-	plain, unlimited := solved(free)
+	plain, unlimited := solved(w.newPlan("free", "tiny"))
 	if base.Status.Forecast.LARMilli <= plain.Status.Forecast.LARMilli {
 		t.Errorf("with copies %d thousandths are local, without %d", base.Status.Forecast.LARMilli, plain.Status.Forecast.LARMilli)
 	}
-	if _, found := solved(nodes); found.Objective != placement.Hierarchical || found.RanksPerNode != 2 {
+	_, found = solved(w.newPlan("nodes", "tiny", func(p *semmoev1.PlacementPlan) {
+		p.Spec.Objective, p.Spec.RanksPerNode = semmoev1.ObjectiveHierarchical, 2
+	}))
+	if found.Objective != placement.Hierarchical || found.RanksPerNode != 2 {
 		t.Errorf("objective %s, %d ranks per node", found.Objective, found.RanksPerNode)
 	}
-	if _, found := solved(limited); placement.Moves(unlimited.Placement, found.Placement) == 0 {
+	_, found = solved(w.newPlan("limited", "tiny", func(p *semmoev1.PlacementPlan) {
+		p.Spec.TokenLoadLimitPercent, p.Spec.ExpertLoadLimitPercent = ptr.To[int32](105), ptr.To[int32](110)
+	}))
+	if placement.Moves(unlimited.Placement, found.Placement) == 0 {
 		t.Error("limits change no placement")
 	}
+	many := w.newPlan("many", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 128 })
 	w.wait(many, semmoev1.ConditionStalled, metav1.ConditionTrue, "InvalidPlacement", "spec.redundantExperts: 128 makes 32 redundant slots per rank")
 
 	other := w.newPlan("other", "tiny", func(p *semmoev1.PlacementPlan) {

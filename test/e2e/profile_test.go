@@ -374,7 +374,7 @@ func TestProfileFaults(t *testing.T) {
 			reason:  "EngineFailed",
 			stalls:  true,
 			jobs:    1,
-			message: []string{"exit code 1", "unknown flag: --no-such-flag", "delete Job"},
+			message: []string{"exit code 2", "unknown flag: --no-such-flag", "delete Job"},
 		},
 		"more devices than there are": {
 			change: func(p *semmoev1.AffinityProfile) {

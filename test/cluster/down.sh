@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# down.sh : ends the cluster and takes away all that it left on the machine: processes, cgroups, links, routes, the nft
-# table, sysctls and the state directory. It works after a crash of any part, and does nothing where there is nothing.
+# down.sh [--keep] : ends the cluster and takes away all that it left on the machine: processes, cgroups, links, routes, the
+# nft table, sysctls and, without --keep, the state directory, from which up.sh starts the same cluster again. It works after
+# a crash of any part, and does nothing where there is nothing.
 . "$(dirname "$(readlink -f "$0")")/lib.sh"
 require_root
+[ $# = 0 ] || [ "$*" = --keep ] || die "usage: down.sh [--keep]"
 lock
 
 for part in $(cgroup_parts); do
@@ -27,6 +29,6 @@ if [ -f "$state/restore/controllers" ]; then
     echo "-$controller" >"$(cgroup_mounts)/cgroup.subtree_control" || say "cgroup controller $controller stays enabled: it is in use"
   done <"$state/restore/controllers"
 fi
-[ ! -f "$state/.semmoe-cluster" ] || rm -rf "$state"
+[ "$*" = --keep ] || [ ! -f "$state/.semmoe-cluster" ] || rm -rf "$state"
 rm -f "$lock_file"
 say "the cluster is gone"

@@ -6,7 +6,10 @@
 tar=${IMAGE_TAR:-$repository/dist/semmoe.tar}
 [ -r "$tar" ] || die "$tar cannot be read: make image"
 cd "$repository"
-trap '"$here/down.sh"' EXIT
+# Killed outright, it runs no trap, and a cluster without an owner would keep the next one from starting.
+setsid bash -c "tail --pid=$$ -f /dev/null; exec '$here/down.sh'" >/dev/null 2>&1 </dev/null &
+watch=$!
+trap 'kill -- -$watch; "$here/down.sh"' EXIT
 trap 'exit 130' INT TERM
 IMAGES=$tar "$here/up.sh" 2 >/dev/null
 export CGO_ENABLED=0 # with -trimpath the flags of the binary: what is compiled for one serves the other

@@ -55,18 +55,23 @@ wait_for() {
 
 require_root() { [ "$(id -u)" = 0 ] || die "$(basename "$0") must run as root"; }
 
-# lock : one script at a time changes the cluster of this machine, and the cluster belongs to one state directory.
+# lock : one script at a time changes the cluster of this machine, and the cluster belongs to one state directory. Of a
+# cluster that was killed, as by the end of the session that started it, what it left on the machine is taken away.
 lock() {
   local owner
   while :; do
     exec 9>>"$lock_file"
     flock --wait 10 9 || die "another script is starting or ending the cluster of this machine (it holds $lock_file)"
     # down.sh deletes the file: a lock on a deleted file would keep nobody out.
-    [ "$(stat -L -c %i /proc/self/fd/9)" != "$(stat -c %i "$lock_file" 2>/dev/null)" ] || break
+    [ "$(stat -L -c %i /proc/self/fd/9)" = "$(stat -c %i "$lock_file" 2>/dev/null)" ] || continue
+    owner=$(<"$lock_file")
+    [ -n "$owner" ] && [ "$owner" != "$state" ] || return 0
+    ! cluster_runs ||
+      die "this machine runs one cluster at a time, and that of $owner is up; take it down by: CLUSTER_STATE=$owner $here/down.sh"
+    say "nothing of the cluster of $owner runs any more: taking away what it left on the machine"
+    exec 9>&-
+    CLUSTER_STATE=$owner "$here/down.sh" --keep
   done
-  owner=$(<"$lock_file")
-  [ -z "$owner" ] || [ "$owner" = "$state" ] ||
-    die "this machine runs one cluster at a time, and that of $owner is up; take it down by: CLUSTER_STATE=$owner $here/down.sh"
 }
 
 # ---- cgroups ----
@@ -103,6 +108,15 @@ cgroup_pids() {
   for dir in $(cgroup_dirs "$1"); do
     find "$dir" -name cgroup.procs -exec cat {} + 2>/dev/null || true # pods come and go meanwhile
   done | sort -nu
+}
+
+# cluster_runs : whether any part of a cluster has a process.
+cluster_runs() {
+  local part
+  for part in $(cgroup_parts); do
+    [ -z "$(cgroup_pids "$part")" ] || return 0
+  done
+  return 1
 }
 
 # cgroup_join PART : puts the calling shell into the part's cgroups, below the root of each hierarchy.

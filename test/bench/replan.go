@@ -12,6 +12,7 @@ import (
 	"github.com/semmoe/operator/internal/npy"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/embedding"
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
@@ -21,6 +22,8 @@ import (
 type replanResult struct {
 	Trace     string              `json:"trace"`
 	Attention placement.Attention `json:"attention"`
+	Forecast  solver.Forecast     `json:"forecast"`
+	Shards    cost.ShardRule      `json:"shards"`
 	Ranks     int                 `json:"ep_size"`
 	Seeds     int                 `json:"seeds"`
 	// Own is the rate of the old plan on held-out requests of its own kinds of text, Served on those that are served now; Scratch is
@@ -49,10 +52,10 @@ type liveResult struct {
 
 // replanBench are the flags of the measurement.
 type replanBench struct {
-	trace, attention, learnt, served, tokens string
-	ranks, seeds, train                      int
-	counts                                   bool
-	embeddings                               *embedding.Table
+	trace, attention, forecast, shards, learnt, served, tokens string
+	ranks, seeds, train                                        int
+	counts                                                     bool
+	embeddings                                                 *embedding.Table
 }
 
 func benchReplan(ctx context.Context, args []string) (*replanResult, error) {
@@ -60,6 +63,8 @@ func benchReplan(ctx context.Context, args []string) (*replanResult, error) {
 	flags := flag.NewFlagSet("replan", flag.ContinueOnError)
 	flags.StringVar(&b.trace, "trace", metisTrace, "routing trace whose requests have kinds of text")
 	flags.StringVar(&b.attention, "attention", string(placement.TensorParallel), "tp or dp")
+	flags.StringVar(&b.forecast, "forecast", string(solver.Table), "as for semmoe solve; with -counts table alone")
+	flags.StringVar(&b.shards, "shards", string(cost.EqualShards), "with tp: equal or free, as for semmoe eval")
 	flags.IntVar(&b.ranks, "ep", 8, "EP size")
 	flags.IntVar(&b.seeds, "seeds", 5, "number of splits")
 	flags.IntVar(&b.train, "train-percent", solver.DefaultReplanTrainPercent, "percent of the recent requests to learn from")
@@ -85,7 +90,10 @@ func benchReplan(ctx context.Context, args []string) (*replanResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &replanResult{Trace: b.trace, Attention: placement.Attention(b.attention), Ranks: b.ranks, Seeds: b.seeds}
+	r := &replanResult{
+		Trace: b.trace, Attention: placement.Attention(b.attention), Forecast: solver.Forecast(b.forecast), Shards: cost.ShardRule(b.shards),
+		Ranks: b.ranks, Seeds: b.seeds,
+	}
 	for _, text := range strings.Split(b.tokens, ",") {
 		n, err := strconv.Atoi(text)
 		if err != nil {
@@ -130,7 +138,7 @@ func (r *replanResult) add(ctx context.Context, t *trace.Trace, b *replanBench, 
 	// The kinds of text of live requests are not known.
 	learnt.Domains, pool.Domains = nil, nil
 	options := solver.Options{
-		Ranks: b.ranks, Attention: r.Attention, Algorithm: placement.Auto, Forecast: solver.Table, TrainPercent: 99, Seed: seed,
+		Ranks: b.ranks, Attention: r.Attention, Algorithm: placement.Auto, Forecast: solver.Forecast(b.forecast), TrainPercent: 99, Seed: seed,
 		Embeddings: b.embeddings,
 	}
 	old, err := solver.Solve(ctx, learnt, options)
@@ -146,7 +154,7 @@ func (r *replanResult) add(ctx context.Context, t *trace.Trace, b *replanBench, 
 		on   *trace.Trace
 		plan *solver.Plan
 	}{{own, old.Plan}, {served, old.Plan}, {served, scratch.Plan}} {
-		if rates[i], err = rateOf(ctx, of.on, of.plan); err != nil {
+		if rates[i], err = b.rateOf(ctx, of.on, of.plan); err != nil {
 			return err
 		}
 	}
@@ -165,7 +173,7 @@ func (r *replanResult) add(ctx context.Context, t *trace.Trace, b *replanBench, 
 			return err
 		}
 		recovered := func(p *solver.Plan) (float64, error) {
-			rate, err := rateOf(ctx, served, p)
+			rate, err := b.rateOf(ctx, served, p)
 			return (rate - rates[1]) / (rates[2] - rates[1]), err
 		}
 		tables, err := recovered(found.Tables.Plan)
@@ -205,8 +213,9 @@ func (b *replanBench) replan(ctx context.Context, pool, learnt *trace.Trace, tok
 }
 
 // rateOf is the local activation rate of a plan on all requests of a trace.
-func rateOf(ctx context.Context, t *trace.Trace, p *solver.Plan) (float64, error) {
+func (b *replanBench) rateOf(ctx context.Context, t *trace.Trace, p *solver.Plan) (float64, error) {
 	o := solver.DefaultEvaluation()
+	o.Shards = cost.ShardRule(b.shards)
 	o.Requests, o.Seed, o.WithoutBounds = t.AllRequests(), p.Seed, true
 	report, err := solver.Evaluate(ctx, t, p, o)
 	return report.LAR, err

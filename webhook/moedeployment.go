@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/affinityprofile"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
@@ -25,6 +26,9 @@ func (m *moeDeployments) refuse(ctx context.Context, moed *semmoev1.MoEDeploymen
 	if err := refuseRealization(moed); err != nil {
 		return err
 	}
+	if err := refuseProfile(moed); err != nil {
+		return err
+	}
 	if err := m.refuseName(ctx, moed); err != nil {
 		return err
 	}
@@ -38,6 +42,18 @@ func refuseRealization(moed *semmoev1.MoEDeployment) error {
 		return err
 	}
 	return fmt.Errorf("spec.placement.realization: %s reads no expert map, and EngineMap is one: use Auto or ReshuffledWeights", adapter.Type)
+}
+
+// refuseProfile: the profile would be refused when the operator makes it, and the model never be profiled.
+func refuseProfile(moed *semmoev1.MoEDeployment) error {
+	profile := planner.ProfileOf(moed)
+	if profile == nil {
+		return nil
+	}
+	if err := affinityprofile.Validate(profile); err != nil {
+		return fmt.Errorf("spec.profiling: the AffinityProfile that is made of it would be refused: %w", err)
+	}
+	return nil
 }
 
 // refuseName: two MoEDeployments whose children have the same names take each other's Services.

@@ -45,6 +45,12 @@ func TestRefusals(t *testing.T) {
 		"hardware that nobody has": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Placement.Hardware = &semmoev1.HardwareReference{BuiltIn: "abacus"}
 		}, "spec.placement.hardware.builtIn: there is no built-in hardware profile \"abacus\"; there are h200-nvlink"},
+		"profile that would be refused": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+				Containers: []corev1.Container{}, Volumes: []corev1.Volume{{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}},
+			}}
+			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetDedicated}
+		}, "spec.profiling: the AffinityProfile that is made of it would be refused: spec.template.spec.volumes"},
 		"name of another's child":       {func(m *semmoev1.MoEDeployment) { m.Name = "taken-pods" }, `an object called "taken-pods"`},
 		"name whose child is another's": {func(m *semmoev1.MoEDeployment) { m.Name = "taken-router" }, `an object called "taken-router"`},
 	}

@@ -82,6 +82,8 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 		return notYet(p.Hold)
 	case p.Candidate != nil && desired.Paused(moed):
 		return no("Paused", "Plan %s is tried once spec.reconciliation is Active", p.Candidate.Short())
+	case p.Candidate != nil && o.Rollout.Reason == "": // an error came between, which Degraded tells
+		return no("WaitingForReplicas", "Plan %s is to be tried beside revision %s", p.Candidate.Short(), o.Revision)
 	case p.Candidate != nil:
 		return no(o.Rollout.Reason, "%s", o.Rollout.Message)
 	case p.Serving == nil:

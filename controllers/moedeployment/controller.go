@@ -219,8 +219,8 @@ func (r *Reconciler) forget(name types.NamespacedName) {
 }
 
 // decide finds out what is to be served: the model, the profile, the plan, and how what is served stands to it. Profiles and plans
-// that are missing are asked for on the way. With an error nothing is known of the plan: there is no revision to ask for, and what
-// serves goes on.
+// that are missing are asked for on the way. With an error nothing is known of the plan, unless it is that one of these was refused: there
+// is no revision to ask for, and what serves goes on.
 func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, observed children, now time.Time) (observation, error) {
 	var err error
 	o := observation{Invalid: revisions.Validate(moed), Pods: observed.enginePods, Workers: observed.workerPods, Router: observed.router}
@@ -230,7 +230,8 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 	o.Inspection = inspection.Observe(inspectionInputs(moed).Hash(), observed.jobs, observed.inspectPods)
 	if report := o.Inspection.Report; report != nil && o.Invalid == nil {
 		if o.Invalid = revisions.ValidateModel(moed, *report); o.Invalid == nil {
-			if o.Planning, err = r.planner().Plan(ctx, moed, *report, observed.revisions, observed.enginePods); err != nil {
+			var refused *planner.RefusedError // nothing that serves depends on what cannot be made
+			if o.Planning, err = r.planner().Plan(ctx, moed, *report, observed.revisions, observed.enginePods); err != nil && !errors.As(err, &refused) {
 				return o, err
 			}
 			o.Revision = revisions.Of(moed, *report, o.Planning.Serving)
@@ -245,7 +246,7 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 		o.RankTokens, o.Enough = o.Observed.RankLoads(), o.Observed.Enough()
 	}
 	o.Drift = r.assess(ctx, moed, o.Planning.Serving, o.Planning.Promise, o.Planning.Plans, o.Reports, observed.revisions, now)
-	return o, nil
+	return o, err
 }
 
 // act brings the cluster nearer to what was decided, and adds to the observation what came of it. It returns after which time to act

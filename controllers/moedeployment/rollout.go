@@ -234,7 +234,7 @@ func (r *Reconciler) scale(ctx context.Context, moed *semmoev1.MoEDeployment, wo
 	case *workload.Replicas() != replicas:
 		return workload.Change(ctx, r.Client, "scale", func() { *workload.Replicas() = replicas })
 	case !wanted && replicas == 0 && workload.Drained(pods):
-		if outdated, err := r.outdated(ctx, moed); err != nil || outdated {
+		if changed, err := desired.SpecChanged(ctx, r.Live, moed); err != nil || changed {
 			return err
 		}
 		if err := r.Delete(ctx, workload.Object, client.Preconditions{UID: &workload.UID, ResourceVersion: &workload.ResourceVersion}); client.IgnoreNotFound(err) != nil {
@@ -242,14 +242,4 @@ func (r *Reconciler) scale(ctx context.Context, moed *semmoev1.MoEDeployment, wo
 		}
 	}
 	return nil
-}
-
-// outdated is whether the spec of a MoEDeployment is another by now than the cache has it, which will tell. Caches see each kind by itself: a workload may be
-// seen before the spec that it was made for, and would be taken for one that nobody wants.
-func (r *Reconciler) outdated(ctx context.Context, moed *semmoev1.MoEDeployment) (bool, error) {
-	var list semmoev1.MoEDeploymentList // the operator may list them, and needs no other right
-	if err := r.Live.List(ctx, &list, client.InNamespace(moed.Namespace), client.MatchingFields{"metadata.name": moed.Name}); err != nil {
-		return false, err
-	}
-	return len(list.Items) != 1 || list.Items[0].UID != moed.UID || list.Items[0].Generation != moed.Generation, nil
 }

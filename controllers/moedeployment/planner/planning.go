@@ -85,6 +85,9 @@ type profileInputs struct {
 	Target   semmoev1.ProfilingTarget `json:"target"`
 }
 
+// ProfileOf is the profile that the spec asks for, of a model that is not known yet; nil where it asks for none of its own.
+func ProfileOf(moed *semmoev1.MoEDeployment) *semmoev1.AffinityProfile { return profileFor(moed, "") }
+
 // profileFor is the profile that the spec asks for, of a model with that digest; nil where it asks for none of its own.
 func profileFor(moed *semmoev1.MoEDeployment, modelDigest string) *semmoev1.AffinityProfile {
 	profiling := moed.Spec.Profiling
@@ -219,8 +222,8 @@ type choice struct {
 // these.
 func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desired.Finding) {
 	inService := c.inService()
-	if inService != nil && (c.refusal(inService) != "" || c.answers.Stranded) {
-		inService = nil // under it no pod would become ready
+	if inService != nil && (c.refusal(inService) != "" || c.answers.Stranded || c.contradicted(inService)) {
+		inService = nil // under it no pod would become ready, or could be made
 	}
 	if !Published(c.wanted, c.moed, c.report.ModelDigest) {
 		return inService, nil, desired.Finding{}
@@ -294,20 +297,32 @@ func (c *choice) candidates() []candidate {
 		return nil // validation has told of an engine that is not known
 	}
 	var candidates []candidate
-	launch := revisions.Launch(c.moed)
-	launch.RedundantExperts = c.wanted.Spec.RedundantExperts
+	keepsGroups := c.wanted.Spec.Realization == semmoev1.RealizationReshuffledWeights
 	for _, realization := range realizations(c.moed, adapter) {
-		support := adapter.Support(engine.Situation{
-			Realization: engine.Realization(realization), Launch: launch, UserArgs: c.moed.Spec.Engine.Args, UserEnv: revisions.EnvNames(c.moed.Spec.Engine.Env),
-			Family: c.report.Family, Quantization: c.report.Quantization, Groups: c.report.Groups,
-			KeepsGroups: c.wanted.Spec.Realization == semmoev1.RealizationReshuffledWeights,
-		})
+		support := adapter.Support(c.situation(realization, c.wanted.Spec.RedundantExperts, keepsGroups))
 		if realization == semmoev1.RealizationReshuffledWeights && c.moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
 			support.Refuse("NeedsRouter", "Reshuffled weights need spec.routing.mode Router: engines tell the experts of such a checkpoint by their new numbers, and clients of the Service would get them untranslated")
 		}
 		candidates = append(candidates, candidate{revisions.LayoutOf(c.wanted, realization), support})
 	}
 	return candidates
+}
+
+// situation is that of an engine under a plan with so many redundant experts.
+func (c *choice) situation(realization semmoev1.Realization, redundant int32, keepsGroups bool) engine.Situation {
+	launch := revisions.Launch(c.moed)
+	launch.RedundantExperts = redundant
+	return engine.Situation{
+		Realization: engine.Realization(realization), Launch: launch, UserArgs: c.moed.Spec.Engine.Args, UserEnv: revisions.EnvNames(c.moed.Spec.Engine.Env),
+		Family: c.report.Family, Quantization: c.report.Quantization, Groups: c.report.Groups, KeepsGroups: keepsGroups,
+	}
+}
+
+// contradicted tells that the spec has come to say what cannot be served under a layout, as an argument that the plan decides. What holds
+// for a model that has none yet holds then: it is served without a plan.
+func (c *choice) contradicted(l *revisions.Layout) bool {
+	adapter, err := registry.For(string(c.moed.Spec.Engine.Type))
+	return err == nil && len(adapter.Support(c.situation(l.Realization, l.RedundantExperts, true)).Refusals) > 0
 }
 
 // refusal is how the answers of a layout's revision differ; empty where that is not known.
@@ -422,46 +437,6 @@ func PlannedText(plan *semmoev1.PlacementPlan) string {
 		return fmt.Sprintf("promises %s; tokens are not shuffled, and the local activation rate is %s under any plan", promiseText(plan), f.LARSummary)
 	}
 	return fmt.Sprintf("promises a local activation rate of %s; the default placement has %s", f.LARSummary, f.BaselineSummary)
-}
-
-// needs tells that a plan is asked for, is what drift has led to last, or is named to the routers.
-func (p *Planning) needs(plan *semmoev1.PlacementPlan) bool {
-	for _, needed := range append([]*semmoev1.PlacementPlan{p.Plan, p.Base, p.Tables}, p.Lineage.plans[:min(1, len(p.Lineage.plans))]...) {
-		if needed != nil && needed.Name == plan.Name {
-			return true
-		}
-	}
-	return slices.Contains(p.Named, plan.Name)
-}
-
-// obsoletePlans are plans of ours that nothing needs: not asked for, not made for a drift of late, and named by no workload. Which plan
-// of a profile is asked for is not known while the profile is not complete, as after its status was lost: they are kept, and with them
-// what they have failed at.
-func obsoletePlans(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan, p Planning, workloads []*revisions.Workload, now time.Time) []*semmoev1.PlacementPlan {
-	return slices.DeleteFunc(slices.Clone(plans), func(plan *semmoev1.PlacementPlan) bool {
-		unknown := p.Plan == nil && p.ProfileName != "" && p.ProfileName == plan.Spec.ProfileRef.Name
-		wanted := p.needs(plan) || unknown || recentReplan(plan, now) || Pinned(moed, plan)
-		return plan.DeletionTimestamp != nil || wanted || slices.ContainsFunc(workloads, func(w *revisions.Workload) bool { return mounts(w, plan) })
-	})
-}
-
-// mounts tells that a workload's pods mount the plan's ConfigMap, which would go with the plan. Its name begins with the
-// plan's, so that this holds also while the plan's status is not known.
-func mounts(workload *revisions.Workload, plan *semmoev1.PlacementPlan) bool {
-	return slices.ContainsFunc(workload.Template().Spec.Volumes, func(v corev1.Volume) bool {
-		return v.Name == semmoev1.PlanVolume && v.ConfigMap != nil && strings.HasPrefix(v.ConfigMap.Name, plan.Name+"-")
-	})
-}
-
-// obsoleteProfiles are profiles of ours that neither the spec nor a plan that is kept names, and that were not made for a drift of
-// late.
-func obsoleteProfiles(profiles []*semmoev1.AffinityProfile, p Planning, kept []*semmoev1.PlacementPlan, now time.Time) []*semmoev1.AffinityProfile {
-	return slices.DeleteFunc(slices.Clone(profiles), func(profile *semmoev1.AffinityProfile) bool {
-		return profile.DeletionTimestamp != nil || profile.Name == p.ProfileName || recentReplan(profile, now) || slices.ContainsFunc(kept, func(plan *semmoev1.PlacementPlan) bool {
-			prior := plan.Spec.PriorProfileRef
-			return plan.Spec.ProfileRef.Name == profile.Name || prior != nil && prior.Name == profile.Name
-		})
-	})
 }
 
 // Reasons of Profiled that mean a fault, not that something is still to come.

@@ -323,7 +323,7 @@ func TestObsolete(t *testing.T) {
 		t.Errorf("obsolete are %d plans, want the one that nothing names", len(obsolete))
 	}
 	profiles := []*semmoev1.AffinityProfile{{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, {ObjectMeta: metav1.ObjectMeta{Name: "q"}}}
-	if left := obsoleteProfiles(profiles, Planning{}, keptPlans(plans, obsolete), moedtest.Start); len(left) != 1 || left[0].Name != "q" {
+	if left := obsoleteProfiles(profiles, Planning{}, without(plans, obsolete), moedtest.Start); len(left) != 1 || left[0].Name != "q" {
 		t.Errorf("obsolete profiles are %v, want q: a plan that is kept names p", left)
 	}
 	if left := obsoletePlans(moedtest.Deployment(), plans, Planning{ProfileName: "p"}, nil, moedtest.Start); len(left) != 0 {

@@ -53,14 +53,19 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 	}
 	active := !desired.Paused(moed)
 	p := Planning{Plans: plans}
-	if p.Profile, p.ProfileName, err = pl.reconcileProfile(ctx, moed, modelDigest, active); err != nil {
+	var refused error
+	if p.Profile, p.ProfileName, err = pl.reconcileProfile(ctx, moed, modelDigest, active); isRefused(err) {
+		refused = err
+	} else if err != nil {
 		return p, err
 	}
 	if p.Hardware, err = pl.hardware(ctx, moed, plans); err != nil {
 		return p, err
 	}
 	if Profiled(p.Profile, modelDigest) && p.Hardware.Known {
-		if p.Base, err = pl.reconcilePlan(ctx, moed, p.Profile, report.Groups, p.Hardware.Digest, active); err != nil {
+		if p.Base, err = pl.reconcilePlan(ctx, moed, p.Profile, report.Groups, p.Hardware.Digest, active); isRefused(err) {
+			refused = err
+		} else if err != nil {
 			return p, err
 		}
 	}
@@ -93,12 +98,33 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 		}
 	}
 	if !active {
-		return p, nil
+		return p, refused
 	}
-	now := pl.Now()
-	obsolete := obsoletePlans(moed, plans, p, workloads, now)
-	kept := keptPlans(plans, obsolete)
-	return p, errors.Join(deleteAll(ctx, pl.Client, obsolete), deleteAll(ctx, pl.Client, obsoleteProfiles(profiles, p, kept, now)))
+	return p, errors.Join(refused, pl.deleteObsolete(ctx, moed, p, profiles, workloads))
+}
+
+// RefusedError is that the API server refuses a profile or a plan that is to be made, as an admission rule does. Nothing that serves depends
+// on these: the planning beside it holds.
+type RefusedError struct{ error }
+
+func (e *RefusedError) Unwrap() error { return e.error }
+
+func isRefused(err error) bool {
+	var refused *RefusedError
+	return errors.As(err, &refused)
+}
+
+// make creates an object that may exist already, which the cache does not show yet.
+func (pl *Planner) make(ctx context.Context, kind string, object client.Object) error {
+	err := pl.Create(ctx, object, client.FieldOwner(desired.Manager))
+	if err == nil || apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	err = fmt.Errorf("create %s %s: %w", kind, object.GetName(), err)
+	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
+		return &RefusedError{err}
+	}
+	return err
 }
 
 // followTables takes for the layout of a pinned plan that has new tables alone the one that they are for, where that exists: pods
@@ -152,10 +178,7 @@ func (pl *Planner) reconcileProfile(ctx context.Context, moed *semmoev1.MoEDeplo
 	err := pl.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: name}, live)
 	switch {
 	case apierrors.IsNotFound(err) && wanted != nil && active:
-		if err := pl.Create(ctx, wanted, client.FieldOwner(desired.Manager)); err != nil && !apierrors.IsAlreadyExists(err) {
-			return nil, name, fmt.Errorf("create AffinityProfile %s: %w", name, err)
-		}
-		return nil, name, nil
+		return nil, name, pl.make(ctx, "AffinityProfile", wanted)
 	case apierrors.IsNotFound(err):
 		return nil, name, nil
 	case err != nil:
@@ -167,10 +190,10 @@ func (pl *Planner) reconcileProfile(ctx context.Context, moed *semmoev1.MoEDeplo
 	case active && live.DeletionTimestamp == nil && outdated(live, wanted):
 		// What cannot be changed is made anew: the engine's image or the template was at fault, or has changed before the
 		// profile was complete.
-		if err := deleteAll(ctx, pl.Client, []*semmoev1.AffinityProfile{live}); err != nil {
-			return nil, name, err
+		if changed, err := desired.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
+			return live, name, err
 		}
-		return nil, name, nil
+		return nil, name, deleteAll(ctx, pl.Client, []*semmoev1.AffinityProfile{live})
 	}
 	return live, name, nil
 }
@@ -201,10 +224,7 @@ func (pl *Planner) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployme
 	err = pl.Get(ctx, client.ObjectKeyFromObject(wanted), live)
 	switch {
 	case apierrors.IsNotFound(err) && active:
-		if err := pl.Create(ctx, wanted, client.FieldOwner(desired.Manager)); err != nil && !apierrors.IsAlreadyExists(err) {
-			return nil, fmt.Errorf("create PlacementPlan %s: %w", wanted.Name, err)
-		}
-		return nil, nil
+		return nil, pl.make(ctx, "PlacementPlan", wanted)
 	case apierrors.IsNotFound(err):
 		return nil, nil
 	case err != nil:
@@ -221,20 +241,6 @@ func appendPlan(plans []*semmoev1.PlacementPlan, plan *semmoev1.PlacementPlan) [
 		return plans
 	}
 	return append(slices.Clone(plans), plan)
-}
-
-func keptPlans(plans, obsolete []*semmoev1.PlacementPlan) []*semmoev1.PlacementPlan {
-	gone := map[string]bool{}
-	for _, plan := range obsolete {
-		gone[plan.Name] = true
-	}
-	var kept []*semmoev1.PlacementPlan
-	for _, plan := range plans {
-		if !gone[plan.Name] {
-			kept = append(kept, plan)
-		}
-	}
-	return kept
 }
 
 // deleteAll deletes the objects as they were seen.

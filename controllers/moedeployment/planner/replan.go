@@ -171,6 +171,11 @@ func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d 
 		return say("Pinned", "The traffic has drifted; spec.placement.planRef pins PlacementPlan %s, and no other is made", moed.Spec.Placement.PlanRef.Name)
 	case moed.Spec.Placement.PlanRef != nil:
 		return replanStep{}
+	case p.otherKind() && d.Drifted:
+		return say("OtherLayout", "The traffic has drifted; plan %s in service has another objective or number of redundant experts than spec.placement asks for, and none can replace it: bring plan %s into service, or take the change back",
+			p.Serving.Short(), p.Base.Status.Plan)
+	case p.otherKind():
+		return replanStep{}
 	}
 	if profile := p.Lineage.pending(); profile != nil {
 		return p.afterProfile(moed, modelDigest, profile, d)
@@ -187,8 +192,22 @@ func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d 
 	return replanStep{Say: p.Lineage.outcome(moed, modelDigest)}
 }
 
+// otherKind tells that what serves is of another objective, or has other copies, than the spec asks for by now: a plan that replaces another
+// keeps both.
+func (p Planning) otherKind() bool {
+	if p.Serving.RedundantExperts != p.Base.Spec.RedundantExperts {
+		return true
+	}
+	serving, asked := PlanWithDigest(p.Serving.Digest, appendPlan(p.Plans, p.Base)), p.Base.Spec.Objective
+	return serving != nil && asked != "" && cmp.Or(serving.Spec.Objective, semmoev1.ObjectiveActivation) != asked
+}
+
 // outcome says what the last plan that drift has led to is worth, where it changes nothing.
 func (l lineage) outcome(moed *semmoev1.MoEDeployment, modelDigest string) desired.Finding {
+	if len(l.plans) > 0 && meta.IsStatusConditionTrue(l.plans[0].Status.Conditions, semmoev1.ConditionStalled) {
+		reason, message := ChildVerdict("PlacementPlan", l.plans[0].Name, l.plans[0].Status.Conditions, "Planning")
+		return desired.Finding{Reason: reason, Message: message}
+	}
 	if len(l.plans) == 0 || !Published(l.plans[0], moed, modelDigest) || l.plans[0].Status.Verdict == semmoev1.VerdictGain {
 		return desired.Finding{}
 	}

@@ -131,7 +131,9 @@ func TestNextReplan(t *testing.T) {
 	solving := made.DeepCopy()
 	unsolved(solving)
 	stuck := solving.DeepCopy()
-	stuck.Status.Conditions = []metav1.Condition{{Type: semmoev1.ConditionStalled, Status: metav1.ConditionTrue}}
+	stuck.Status.Conditions = []metav1.Condition{
+		{Type: semmoev1.ConditionStalled, Status: metav1.ConditionTrue}, {Type: semmoev1.ConditionReady, Status: metav1.ConditionFalse, Reason: "TooFewRequests", Message: "m"},
+	}
 	vain := made.DeepCopy()
 	worthless(vain)
 	drifted, onTarget := driftSignal{Drifted: true, Now: later}, driftSignal{OnTarget: true, Now: later}
@@ -155,18 +157,19 @@ func TestNextReplan(t *testing.T) {
 			live(m)
 			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"}
 		}, drift: drifted, say: "Pinned"},
-		"profile under way":        {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, say: "WaitingForSamples"},
-		"nothing known meanwhile":  {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, say: "WaitingForSamples"},
-		"the drift has passed":     {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: onTarget, abandon: true, say: "DriftPassed"},
-		"profile complete":         {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: drifted, plan: true, say: "Replanning"},
-		"complete, drift unknown":  {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, plan: true, say: "Replanning"},
-		"data set unchanged":       {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
-		"data set unchanged, late": {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
-		"plan being solved":        {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{solving}, drift: drifted, say: "Planning"},
-		"plan cannot be solved":    {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
-		"plan in use":              {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: onTarget},
-		"drift again":              {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
-		"plan without gain":        {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{vain}, drift: driftSignal{Now: later}, say: "NoGainExpected"},
+		"profile under way":           {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, say: "WaitingForSamples"},
+		"nothing known meanwhile":     {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, say: "WaitingForSamples"},
+		"the drift has passed":        {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: onTarget, abandon: true, say: "DriftPassed"},
+		"profile complete":            {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: drifted, plan: true, say: "Replanning"},
+		"complete, drift unknown":     {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, plan: true, say: "Replanning"},
+		"data set unchanged":          {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
+		"data set unchanged, late":    {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
+		"plan being solved":           {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{solving}, drift: drifted, say: "Planning"},
+		"plan cannot be solved":       {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"plan cannot be solved, told": {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: onTarget, say: "TooFewRequests"},
+		"plan in use":                 {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: onTarget},
+		"drift again":                 {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"plan without gain":           {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{vain}, drift: driftSignal{Now: later}, say: "NoGainExpected"},
 	} {
 		moed := moedtest.Deployment(tc.Change)
 		p := Planning{
@@ -302,7 +305,7 @@ func TestReplansAreRemembered(t *testing.T) {
 	profiles := []*semmoev1.AffinityProfile{
 		moedtest.ProfiledBy("p", "r", old), moedtest.ProfiledBy("of-named", "r", old, ofBase("base")), moedtest.ProfiledBy("of-old", "r", old, ofBase("base")), moedtest.ProfiledBy("new", "r", young, ofBase("base")),
 	}
-	if left := obsoleteProfiles(profiles, p, keptPlans(plans, obsolete), now); len(left) != 1 || left[0].Name != "of-old" {
+	if left := obsoleteProfiles(profiles, p, without(plans, obsolete), now); len(left) != 1 || left[0].Name != "of-old" {
 		t.Errorf("obsolete are %d profiles, want of-old alone", len(left))
 	}
 }

@@ -79,8 +79,11 @@ func (pl *Planner) tellTables(moed *semmoev1.MoEDeployment, p *Planning) {
 		p.Tables.Status.Plan, p.Serving.Short(), comparisonText(p.Tables))
 }
 
-// tablesFor is the plan whose tables are used with a layout: that which the spec pins, or the newest of the lineage.
+// tablesFor is the plan whose tables are used with a layout: that which the spec pins, or the newest of the lineage, where that is known.
 func (p *Planning) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, inUse string) (*semmoev1.PlacementPlan, desired.Finding) {
+	if moed.Spec.Placement.PlanRef == nil && p.baseUnknown() {
+		return PlanWithDigest(inUse, p.Plans), desired.Finding{} // what is in use stays so
+	}
 	if moed.Spec.Placement.PlanRef == nil {
 		return p.Lineage.tablesFor(moed, modelDigest, layout, inUse)
 	}

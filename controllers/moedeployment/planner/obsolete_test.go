@@ -1,0 +1,218 @@
+package planner
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/owned"
+)
+
+// ours makes an object of the fixtures' MoEDeployment.
+func ours(object client.Object) {
+	object.SetLabels(desired.Labels(moedtest.Deployment(), semmoev1.ComponentPlan))
+	object.SetOwnerReferences(owned.ControllerReference(moedtest.Deployment(), "MoEDeployment"))
+}
+
+// plannerOn makes a planner with these objects in its cluster.
+func plannerOn(t *testing.T, funcs interceptor.Funcs, objects ...client.Object) *Planner {
+	t.Helper()
+	byName := func(object client.Object) []string { return []string{object.GetName()} } // as every API server selects
+	c := fake.NewClientBuilder().WithScheme(moedtest.GroupScheme(t)).WithObjects(objects...).WithIndex(&semmoev1.MoEDeployment{}, "metadata.name", byName).
+		WithInterceptorFuncs(funcs).Build()
+	return &Planner{Client: c, Live: c, Recorder: events.NewFakeRecorder(16), Now: func() time.Time { return moedtest.Start }}
+}
+
+// What somebody else names outlives the MoEDeployment's own need of it, and by an old spec nothing is deleted.
+func TestWhatOthersNeedIsKept(t *testing.T) {
+	plans := func() []*semmoev1.PlacementPlan {
+		var list []*semmoev1.PlacementPlan
+		for _, name := range []string{"gone", "pinned", "mounted", "projected", "ended"} {
+			list = append(list, moedtest.PlanOf(name, "aa", func(p *semmoev1.PlacementPlan) { ours(p) }))
+		}
+		return list
+	}
+	profiles := func() []*semmoev1.AffinityProfile {
+		var list []*semmoev1.AffinityProfile
+		for _, name := range []string{"nobodys", "named", "planned", "prior"} {
+			list = append(list, moedtest.ProfiledBy(name, "r", moedtest.Start, func(p *semmoev1.AffinityProfile) { ours(p) }))
+		}
+		return list
+	}
+	other := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
+		m.Name, m.UID = "other", "uid-2"
+		m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "pinned"}
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "named"}}
+	})
+	foreign := moedtest.PlanOf("foreign", "ff", func(p *semmoev1.PlacementPlan) {
+		p.Spec.ProfileRef.Name, p.Spec.PriorProfileRef = "planned", &semmoev1.ProfileReference{Name: "prior"}
+	})
+	mounting := func(name string, volume corev1.VolumeSource, phase corev1.PodPhase) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Status: corev1.PodStatus{Phase: phase},
+			Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "v", VolumeSource: volume}}},
+		}
+	}
+	of := func(name string) corev1.LocalObjectReference { return corev1.LocalObjectReference{Name: name} }
+	elsewhere := func(generation int64) []client.Object {
+		return []client.Object{
+			other, foreign, moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Generation = generation }),
+			mounting("a", corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: of("mounted-aa")}}, corev1.PodRunning),
+			mounting("b", corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+				{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: of("projected-aa")}},
+			}}}, corev1.PodPending),
+			mounting("c", corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: of("ended-aa")}}, corev1.PodSucceeded),
+		}
+	}
+	for name, tc := range map[string]struct {
+		generation      int64
+		plans, profiles []string
+	}{
+		"the spec as it is": {1, []string{"foreign", "mounted", "pinned", "projected"}, []string{"named", "planned", "prior"}},
+		"an old spec":       {2, []string{"ended", "foreign", "gone", "mounted", "pinned", "projected"}, []string{"named", "nobodys", "planned", "prior"}},
+	} {
+		objects := elsewhere(tc.generation)
+		for _, plan := range plans() {
+			plan.Spec.ProfileRef.Name = "elsewhere"
+			objects = append(objects, plan)
+		}
+		for _, profile := range profiles() {
+			objects = append(objects, profile)
+		}
+		pl := plannerOn(t, interceptor.Funcs{}, objects...)
+		found, made, err := pl.ownProfilesAndPlans(context.Background(), moedtest.Deployment())
+		if err != nil || len(found) != 4 || len(made) != 5 {
+			t.Fatalf("%d profiles and %d plans of ours, error %v", len(found), len(made), err)
+		}
+		if err := pl.deleteObsolete(context.Background(), moedtest.Deployment(), Planning{Plans: made}, found, nil); err != nil {
+			t.Fatal(err)
+		}
+		var leftPlans semmoev1.PlacementPlanList
+		var leftProfiles semmoev1.AffinityProfileList
+		if err := errors.Join(pl.List(context.Background(), &leftPlans), pl.List(context.Background(), &leftProfiles)); err != nil {
+			t.Fatal(err)
+		}
+		var planNames, profileNames []string
+		for _, plan := range leftPlans.Items {
+			planNames = append(planNames, plan.Name)
+		}
+		for _, profile := range leftProfiles.Items {
+			profileNames = append(profileNames, profile.Name)
+		}
+		if !slices.Equal(planNames, tc.plans) || !slices.Equal(profileNames, tc.profiles) {
+			t.Errorf("%s: left are plans %v and profiles %v, want %v and %v", name, planNames, profileNames, tc.plans, tc.profiles)
+		}
+	}
+}
+
+// While the base plan is not known, as after the status of its profile was lost, new tables stay in use, and what drift has led to is kept.
+func TestDriftIsRememberedWhileTheBaseIsUnknown(t *testing.T) {
+	base, tables := moedtest.PlanOf("base", "b0", nil), replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start)
+	now := moedtest.Start.Add(48 * time.Hour)
+	p := Planning{ProfileName: "p", Plans: []*semmoev1.PlacementPlan{tables, base}, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap)}
+	profiles := []*semmoev1.AffinityProfile{moedtest.ProfiledBy("of-t1", "r", moedtest.Start, ofBase("base"))}
+	if got, hold := p.tablesFor(moedtest.Deployment(), moedtest.Model, "b0-full", "t1-full"); got != tables || hold.Reason != "" {
+		t.Errorf("tables %s, hold %+v; want those in use", nameOf(got), hold)
+	}
+	if got, _ := p.tablesFor(moedtest.Deployment(), moedtest.Model, "b0-full", ""); got != nil {
+		t.Errorf("tables %s, want none where none are in use", nameOf(got))
+	}
+	if left := obsoletePlans(moedtest.Deployment(), p.Plans, p, nil, now); len(left) != 0 {
+		t.Errorf("%d plans are obsolete, want none", len(left))
+	}
+	if left := obsoleteProfiles(profiles, p, nil, now); len(left) != 0 {
+		t.Errorf("%d profiles are obsolete, want none", len(left))
+	}
+	p.Base = base
+	if left := obsoleteProfiles(profiles, p, nil, now); len(left) != 1 {
+		t.Errorf("%d profiles are obsolete once the base is known, want one", len(left))
+	}
+}
+
+// A profile that an admission rule refuses keeps no model from being served under what it is served under.
+func TestRefusedProfile(t *testing.T) {
+	refuse := interceptor.Funcs{Create: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.CreateOption) error {
+		return apierrors.NewForbidden(schema.GroupResource{Resource: "affinityprofiles"}, object.GetName(), errors.New("spec.template is at fault"))
+	}}
+	answers := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "ns", Name: revisions.AnswersName(moedtest.Deployment(), moedtest.Model), Labels: desired.Labels(moedtest.Deployment(), semmoev1.ComponentAnswers),
+	}}
+	pl := plannerOn(t, refuse, answers)
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{
+			Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, SamplingSpec: semmoev1.SamplingSpec{Requests: 100, Tokens: 10000, RequestTokens: 512},
+			Target: semmoev1.ProfilingTargetDedicated,
+		}
+	})
+	plan := moedtest.PlanOf("plan", "aa", nil)
+	p, err := pl.Plan(context.Background(), moed, moedtest.Report(), []*revisions.Workload{workloadUnder(t, plan, 2)}, nil)
+	var refused *RefusedError
+	if !errors.As(err, &refused) || !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "create AffinityProfile m-") {
+		t.Errorf("error %v", err)
+	}
+	if p.Serving == nil || p.Serving.Digest != plan.Status.PlanDigest {
+		t.Errorf("serving is %+v, want what is in service", p.Serving)
+	}
+}
+
+// An argument that contradicts a plan takes the model out of it, as it keeps a new model from it: whichever came first.
+func TestContradictedLayout(t *testing.T) {
+	change := func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = 4 }
+	plan := moedtest.PlanOf("copies", "cc", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 4 })
+	contradict := func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--ep-dispatch-algorithm", "dynamic"} }
+	if err := revisions.Validate(moedtest.Deployment(change, contradict)); err != nil {
+		t.Fatalf("without a plan the argument is refused already: %v", err)
+	}
+	for name, workloads := range map[string][]*revisions.Workload{"new": nil, "in service": {workloadUnder(t, plan, 2)}} {
+		c := choice{moed: moedtest.Deployment(change, contradict), report: moedtest.Report(), wanted: plan, workloads: workloads}
+		serving, candidate, hold := c.chooseLayout()
+		if serving != nil || candidate != nil || hold.Reason != "NotRealizable" || !strings.Contains(hold.Message, "--ep-dispatch-algorithm") {
+			t.Errorf("%s: serving %+v, candidate %+v, hold %+v", name, serving, candidate, hold)
+		}
+	}
+}
+
+// What serves is not planned anew while the spec asks for another kind of plan, which would refuse to replace it.
+func TestNoReplanOfAnotherKind(t *testing.T) {
+	for name, tc := range map[string]struct {
+		serving, base func(*semmoev1.PlacementPlan)
+		made          bool
+	}{
+		"alike":              {nil, nil, true},
+		"other copies":       {nil, func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 4 }, false},
+		"other objective":    {nil, func(p *semmoev1.PlacementPlan) { p.Spec.Objective = semmoev1.ObjectiveRankDedup }, false},
+		"the same objective": {nil, func(p *semmoev1.PlacementPlan) { p.Spec.Objective = semmoev1.ObjectiveActivation }, true},
+		"any objective":      {func(p *semmoev1.PlacementPlan) { p.Spec.Objective = semmoev1.ObjectiveRankDedup }, nil, true},
+	} {
+		moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
+			m.Spec.Profiling = &semmoev1.ProfilingSpec{Refresh: semmoev1.RefreshLive, LiveSamples: semmoev1.LiveSamplesSequences}
+			m.Spec.Rollout.MinimumGainPercent = ptr.To[int32](2)
+		})
+		serving, base := moedtest.PlanOf("serving", "s0", tc.serving), moedtest.PlanOf("base", "b0", tc.base)
+		p := Planning{
+			Base: base, Plan: base, Promise: serving, Serving: revisions.LayoutOf(serving, semmoev1.RealizationEngineMap), Plans: []*semmoev1.PlacementPlan{serving, base},
+			Profile: moedtest.ProfiledBy("p", "r0", moedtest.Start), ProfileName: "p",
+		}
+		step := nextReplan(moed, moedtest.Model, p, driftSignal{Drifted: true, Now: moedtest.Start})
+		if made := step.Profile != nil; made != tc.made || !made && (step.Say.Reason != "OtherLayout" || !strings.Contains(step.Say.Message, "plan b0")) {
+			t.Errorf("%s: a profile is made: %v, want %v; says %+v", name, made, tc.made, step.Say)
+		}
+	}
+}

@@ -272,7 +272,8 @@ func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed chil
 		return 0, nil // of the pods, which come and go, now one and now another is at fault
 	}
 	pods := slices.Concat(observed.enginePods, observed.workerPods, observed.inspectPods)
-	if o.Planning.Hold.Reason == planner.ReasonOutputChanged { // says more of these pods than that they end again and again
+	// OutputChanged says more of these pods than that they end again and again; after an error it is not decided yet.
+	if o.Planning.Hold.Reason == planner.ReasonOutputChanged || o.Revision == "" {
 		pods = slices.DeleteFunc(pods, func(pod *corev1.Pod) bool { _, found := revisions.ChangedOutput(pod); return found })
 	}
 	failedMounts, mountsErr := podhealth.FailedMounts(ctx, r.Live, pods, now)

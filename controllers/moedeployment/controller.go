@@ -252,8 +252,15 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 // act brings the cluster nearer to what was decided, and adds to the observation what came of it. It returns after which time to act
 // again; zero for no such time.
 func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *observation, observed children, now time.Time) (time.Duration, error) {
-	again, inspectErr := inspection.Reconcile(ctx, r.Client, desired.Manager, o.Inspection, r.nextInspection(moed), now)
-	var remadeErr, rolloutErr, childrenErr, replanErr error
+	inspect := o.Inspection
+	var changedErr, remadeErr, rolloutErr, childrenErr, replanErr error
+	if len(inspect.Obsolete) > 0 {
+		var changed bool
+		if changed, changedErr = desired.SpecChanged(ctx, r.Live, moed); changedErr != nil || changed {
+			inspect.Obsolete = nil // by the latest spec they may be wanted
+		}
+	}
+	again, inspectErr := inspection.Reconcile(ctx, r.Client, desired.Manager, inspect, r.nextInspection(moed), now)
 	if !desired.Paused(moed) {
 		remadeErr = revisions.RecordRemade(ctx, r.Client, observed.revisions, observed.enginePods, observed.workerPods, now)
 	}
@@ -262,7 +269,7 @@ func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *o
 	if o.Revision != "" {
 		o.Replan, replanErr = r.planner().Replan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, planner.DriftOf(o.Drift, now))
 	}
-	return outcome.Soonest(again, o.Rollout.Again), errors.Join(inspectErr, remadeErr, rolloutErr, childrenErr, replanErr)
+	return outcome.Soonest(again, o.Rollout.Again), errors.Join(changedErr, inspectErr, remadeErr, rolloutErr, childrenErr, replanErr)
 }
 
 // diagnose looks for what keeps a pod from serving, or from being created. It returns after which time more can be told; zero for no
@@ -312,7 +319,7 @@ func (r *Reconciler) planner() *planner.Planner {
 
 // front is what makes all that stands before the engines.
 func (r *Reconciler) front() *front.Front {
-	return &front.Front{Client: r.Client, Store: r.Store, Image: r.Image, Namespace: r.Namespace}
+	return &front.Front{Client: r.Client, Live: r.Live, Store: r.Store, Image: r.Image, Namespace: r.Namespace}
 }
 
 func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) (children, error) {

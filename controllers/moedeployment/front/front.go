@@ -27,6 +27,8 @@ import (
 // Front makes and keeps what stands before engines.
 type Front struct {
 	client.Client
+	// Live reads past the cache what that may not show yet.
+	Live client.Reader
 	// Store is how the artifact store is reached; request routers read plans from it.
 	Store *access.Access
 	// Image is the image of the request router.
@@ -77,15 +79,38 @@ func (f *Front) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeployment,
 	if moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
 		return semmoev1.ComponentEngine, nil
 	}
-	live := &corev1.Service{}
-	err := f.Get(ctx, client.ObjectKeyFromObject(moed), live)
-	if client.IgnoreNotFound(err) != nil {
+	if routerServes {
+		return semmoev1.ComponentRouter, nil
+	}
+	cached := &corev1.Service{}
+	if err := f.Get(ctx, client.ObjectKeyFromObject(moed), cached); client.IgnoreNotFound(err) != nil {
 		return "", fmt.Errorf("read Service: %w", err)
 	}
-	if live.Spec.Selector[semmoev1.LabelComponent] == semmoev1.ComponentEngine && !routerServes {
-		return semmoev1.ComponentEngine, nil
+	if !leadsToEngines(cached) {
+		return semmoev1.ComponentRouter, nil
 	}
-	return semmoev1.ComponentRouter, nil
+	// The cache may show the Service as it was before a router took over: by that it would be led back.
+	var live corev1.ServiceList // the operator may list them, and needs no other right
+	if err := f.Live.List(ctx, &live, client.InNamespace(moed.Namespace), client.MatchingFields{"metadata.name": moed.Name}); err != nil {
+		return "", fmt.Errorf("read Service: %w", err)
+	}
+	if len(live.Items) == 1 && !leadsToEngines(&live.Items[0]) {
+		return semmoev1.ComponentRouter, nil
+	}
+	return semmoev1.ComponentEngine, nil
+}
+
+func leadsToEngines(service *corev1.Service) bool {
+	return service.Spec.Selector[semmoev1.LabelComponent] == semmoev1.ComponentEngine
+}
+
+// remove deletes an object that the spec does not want: by the latest spec, as the cache may show an older one.
+func (f *Front) remove(ctx context.Context, moed *semmoev1.MoEDeployment, object client.Object) error {
+	if changed, err := desired.SpecChanged(ctx, f.Live, moed); err != nil || changed {
+		return err
+	}
+	err := f.Delete(ctx, object, client.Preconditions{UID: new(object.GetUID())}, client.PropagationPolicy(metav1.DeletePropagationBackground))
+	return client.IgnoreNotFound(err)
 }
 
 // service is what clients talk to, and leads to the pods of a component.

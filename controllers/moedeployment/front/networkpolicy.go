@@ -41,7 +41,7 @@ func (f *Front) deletePolicy(ctx context.Context, moed *semmoev1.MoEDeployment, 
 	policy := &networkingv1.NetworkPolicy{}
 	err := f.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: name}, policy)
 	if err == nil && metav1.IsControlledBy(policy, moed) && policy.DeletionTimestamp == nil {
-		err = f.Delete(ctx, policy, client.Preconditions{UID: &policy.UID})
+		err = f.remove(ctx, moed, policy)
 	}
 	return client.IgnoreNotFound(err)
 }

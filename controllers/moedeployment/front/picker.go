@@ -80,12 +80,12 @@ func (f *Front) deletePicker(ctx context.Context, moed *semmoev1.MoEDeployment) 
 	pool.SetGroupVersionKind(InferencePool)
 	err = f.Get(ctx, client.ObjectKeyFromObject(moed), pool)
 	if err == nil && metav1.IsControlledBy(pool, moed) && pool.GetDeletionTimestamp() == nil {
-		err = f.Delete(ctx, pool, client.Preconditions{UID: new(pool.GetUID())})
+		err = f.remove(ctx, moed, pool)
 	}
 	if err != nil && !kindAbsent(err) {
 		return fmt.Errorf("delete InferencePool: %w", err)
 	}
-	if err := f.Delete(ctx, service, client.Preconditions{UID: &service.UID}); client.IgnoreNotFound(err) != nil {
+	if err := f.remove(ctx, moed, service); err != nil {
 		return fmt.Errorf("delete Service of the endpoint picker: %w", err)
 	}
 	return nil

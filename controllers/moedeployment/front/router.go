@@ -111,7 +111,7 @@ func (f *Front) deleteRouter(ctx context.Context, moed *semmoev1.MoEDeployment) 
 	for _, object := range []client.Object{&appsv1.Deployment{}, &policyv1.PodDisruptionBudget{}, &rbacv1.RoleBinding{}, &corev1.ServiceAccount{}} {
 		err := f.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.RouterName(moed)}, object)
 		if err == nil && metav1.IsControlledBy(object, moed) && object.GetDeletionTimestamp() == nil {
-			err = f.Delete(ctx, object, client.Preconditions{UID: new(object.GetUID())}, client.PropagationPolicy(metav1.DeletePropagationBackground))
+			err = f.remove(ctx, moed, object)
 		}
 		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete the request router: %w", err)

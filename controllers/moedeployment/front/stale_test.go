@@ -1,0 +1,78 @@
+package front
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/internal/owned"
+)
+
+// clusterOf is a cluster, or a cache of one, with these objects.
+func clusterOf(t *testing.T, objects ...client.Object) client.Client {
+	t.Helper()
+	byName := func(object client.Object) []string { return []string{object.GetName()} } // as every API server selects
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), semmoev1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
+		WithIndex(&semmoev1.MoEDeployment{}, "metadata.name", byName).WithIndex(&corev1.Service{}, "metadata.name", byName).Build()
+}
+
+// A cache that still shows the Service before a router took over leads no clients back to the engines.
+func TestServiceIsNotLedBack(t *testing.T) {
+	leading := func(component string) *corev1.Service {
+		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m"}, Spec: corev1.ServiceSpec{Selector: map[string]string{semmoev1.LabelComponent: component}}}
+	}
+	engines, router := leading(semmoev1.ComponentEngine), leading(semmoev1.ComponentRouter)
+	for name, tc := range map[string]struct {
+		cached, live []client.Object
+		serves       bool
+		want         string
+	}{
+		"there is none":           {nil, nil, false, semmoev1.ComponentRouter},
+		"to the engines":          {[]client.Object{engines}, []client.Object{engines}, false, semmoev1.ComponentEngine},
+		"the router takes over":   {[]client.Object{engines}, []client.Object{engines}, true, semmoev1.ComponentRouter},
+		"the router is away":      {[]client.Object{router}, []client.Object{router}, false, semmoev1.ComponentRouter},
+		"the cache is behind":     {[]client.Object{engines}, []client.Object{router}, false, semmoev1.ComponentRouter},
+		"the cache is far behind": {nil, []client.Object{engines}, false, semmoev1.ComponentRouter},
+	} {
+		f := &Front{Client: clusterOf(t, tc.cached...), Live: clusterOf(t, tc.live...)}
+		if got, err := f.serviceTarget(context.Background(), moedtest.Deployment(), tc.serves); err != nil || got != tc.want {
+			t.Errorf("%s: target %q, error %v, want %q", name, got, err, tc.want)
+		}
+	}
+}
+
+// A router is taken away by the latest spec alone.
+func TestRouterIsDeletedByTheLatestSpec(t *testing.T) {
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone })
+	router := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "ns", Name: desired.RouterName(moed), OwnerReferences: owned.ControllerReference(moed, "MoEDeployment"),
+	}}
+	for generation, want := range map[int64]bool{moed.Generation: true, moed.Generation + 1: false} {
+		latest := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Generation = generation })
+		c := clusterOf(t, router.DeepCopy(), latest)
+		f := &Front{Client: c, Live: c}
+		if err := f.deleteRouter(context.Background(), moed); err != nil {
+			t.Fatal(err)
+		}
+		err := c.Get(context.Background(), client.ObjectKeyFromObject(router), &appsv1.Deployment{})
+		if gone := apierrors.IsNotFound(err); gone != want {
+			t.Errorf("generation %d of 1 seen: deleted %v (%v), want %v", generation, gone, err, want)
+		}
+	}
+}

@@ -267,6 +267,13 @@ func withoutPods(list client.ObjectList) error {
 	return nil
 }
 
+func tensorParallel(moed *semmoev1.MoEDeployment) {
+	moed.Spec.Parallelism.Attention = semmoev1.AttentionTensorParallel
+}
+
+// unshuffled makes a plan one for an engine that leaves tokens where attention puts them.
+func unshuffled(p *semmoev1.PlacementPlan) { p.Spec.TokenShuffle = semmoev1.TokenShuffleDisabled }
+
 // ofCounts makes a plan one of new tables from counts of tokens.
 func ofCounts(p *semmoev1.PlacementPlan) {
 	p.Status.Tier, p.Status.Forecast = semmoev1.TierTables, nil
@@ -443,6 +450,13 @@ func writeGoldens() map[string]golden {
 		moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "qwen-c65ee2b4"}
 	}
 	advisory := func(moed *semmoev1.MoEDeployment) { moed.Spec.Placement.Approval = semmoev1.ApprovalAdvisory }
+	newTables := func(changes ...func(*semmoev1.MoEDeployment)) []client.Object {
+		return append(awaiting(changes...), planned("qwen-5d0d71aa", secondDigest, time.Minute, replan, ofCounts))
+	}
+	ofTokens := func(changes ...func(*semmoev1.PlacementPlan)) []client.Object {
+		spread := func(p *semmoev1.PlacementPlan) { p.Spec.Attention = semmoev1.AttentionTensorParallel }
+		return append(awaiting(tensorParallel), planned("tokens", secondDigest, time.Minute, append(changes, spread)...))
+	}
 	approved := func(moed *semmoev1.MoEDeployment) {
 		moed.Annotations = map[string]string{semmoev1.AnnotationApprove: firstPlan}
 		set(moed, "RolledOut", "False", "CanaryStarting", "Plan b509accef77e719e is tried on 1 of 2 replicas")
@@ -457,15 +471,26 @@ func writeGoldens() map[string]golden {
 		"approve-worthless":  {command: "approve qwen poor", objects: append(awaiting(), planned("poor", secondDigest, time.Minute, worthless)), width: 100, code: exitState},
 		"rollback":           {command: "rollback qwen", objects: onTrial(), width: 100},
 		"rollback-to":        {command: "rollback qwen --to qwen-c65ee2b4", objects: onTrial(underArgo), width: 100},
-		"rollback-to-tables": {command: "rollback qwen --to 602077", objects: append(awaiting(), planned("qwen-5d0d71aa", secondDigest, time.Minute, replan, ofCounts)), width: 100},
+		"rollback-to-tables": {command: "rollback qwen --to 602077", objects: newTables(), width: 100},
 		"rollback-unpin":     {command: "rollback qwen --unpin", objects: awaiting(pinned), width: 100},
 		"rollback-nothing":   {command: "rollback qwen", objects: awaiting(), width: 80, code: exitState},
 		"rollback-worthless": {command: "rollback qwen --to poor", objects: append(awaiting(), planned("poor", secondDigest, time.Minute, worthless)), width: 100, code: exitState},
-		"pause":              {command: "pause qwen", objects: awaiting(), width: 80},
-		"pause-argo":         {command: "pause qwen", objects: awaiting(underArgo), width: 60, color: true},
-		"pause-argo-json":    {command: "pause qwen -o json", objects: awaiting(underArgo)},
-		"pause-again":        {command: "pause qwen", objects: awaiting(paused, underArgo), width: 80},
-		"resume":             {command: "resume qwen", objects: awaiting(paused), width: 80},
+
+		"approve-paused":              {command: "approve qwen", objects: awaiting(paused), width: 100},
+		"rollback-to-paused":          {command: "rollback qwen --to qwen-c65ee2b4", objects: awaiting(paused), width: 100},
+		"rollback-to-tables-paused":   {command: "rollback qwen --to 602077", objects: newTables(paused), width: 100},
+		"rollback-to-advisory":        {command: "rollback qwen --to qwen-c65ee2b4", objects: awaiting(advisory), width: 100, code: exitState},
+		"rollback-to-tables-advisory": {command: "rollback qwen --to 602077", objects: newTables(advisory), width: 100, code: exitState},
+		"rollback-to-in-service":      {command: "rollback qwen --to qwen-c65ee2b4", objects: onTrial(advisory, paused), width: 100},
+		"rollback-to-tables-tokens":   {command: "rollback qwen --to tokens", objects: ofTokens(unshuffled, ofCounts), width: 100, code: exitState},
+		"rollback-to-other-tokens":    {command: "rollback qwen --to tokens", objects: ofTokens(), width: 100, code: exitState},
+		"rollback-to-tokens":          {command: "rollback qwen --to tokens", objects: ofTokens(unshuffled), width: 100},
+
+		"pause":           {command: "pause qwen", objects: awaiting(), width: 80},
+		"pause-argo":      {command: "pause qwen", objects: awaiting(underArgo), width: 60, color: true},
+		"pause-argo-json": {command: "pause qwen -o json", objects: awaiting(underArgo)},
+		"pause-again":     {command: "pause qwen", objects: awaiting(paused, underArgo), width: 80},
+		"resume":          {command: "resume qwen", objects: awaiting(paused), width: 80},
 	}
 }
 

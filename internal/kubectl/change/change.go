@@ -8,6 +8,7 @@
 package change
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -76,15 +77,32 @@ func Approve(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan, plan 
 	case short == "":
 		return Change{}, statef("PlacementPlan %s is not solved yet: there is nothing to approve", plan.Name)
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory:
-		return Change{}, statef("spec.placement.approval of MoEDeployment %s is Advisory: no plan is ever rolled out; set it to Manual or Automatic first", moed.Name)
+		return Change{}, advisoryError(moed)
 	case plan.Status.Verdict != semmoev1.VerdictGain:
 		return Change{}, statef("plan %s promises no gain (verdict %s), and is not rolled out whoever approves it: kubectl semmoe explain %s", short, plan.Status.Verdict, plan.Name)
 	}
-	c := Change{Kind: deploymentKind, Name: moed.Name, Done: fmt.Sprintf("approved for plan %s (PlacementPlan %s)", short, plan.Name)}
+	c := Change{Kind: deploymentKind, Name: moed.Name, Done: fmt.Sprintf("approved for plan %s (PlacementPlan %s)%s", short, plan.Name, whilePaused(moed))}
 	if moed.Annotations[semmoev1.AnnotationApprove] != short {
 		c.Patch = nested(short, "metadata", "annotations", semmoev1.AnnotationApprove)
 	}
 	return c, nil
+}
+
+func advisoryError(moed *semmoev1.MoEDeployment) error {
+	return statef("spec.placement.approval of MoEDeployment %s is Advisory: no plan is ever rolled out; set it to Manual or Automatic first", moed.Name)
+}
+
+// whilePaused says, after what is so, why nothing follows from it yet; empty where something does.
+func whilePaused(moed *semmoev1.MoEDeployment) string {
+	if moed.Spec.Reconciliation != semmoev1.ReconciliationPaused {
+		return ""
+	}
+	return fmt.Sprintf("; spec.reconciliation is Paused: nothing comes into service until kubectl semmoe resume %s", moed.Name)
+}
+
+// leavesTokens tells that the engine leaves tokens on the ranks where attention puts them. With attention DataParallel they follow requests.
+func leavesTokens(moed *semmoev1.MoEDeployment) bool {
+	return moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel && moed.Spec.Placement.TokenShuffle != semmoev1.TokenShuffleEnabled
 }
 
 // holds are the reasons of RolledOut for which a plan waits for approval.
@@ -141,6 +159,8 @@ func TakeBack(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan, why 
 // Pin serves a plan, whatever others promise, until Unpin: the way back to an earlier one.
 func Pin(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) (Change, error) {
 	parallelism, engine := moed.Spec.Parallelism, moed.Spec.Engine.Type
+	tables := plan.Status.Tier == semmoev1.TierTables
+	inService := plan.Status.Plan == moed.Status.PlanDigest
 	switch {
 	case !meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionReady) || plan.Status.Plan == "":
 		return Change{}, statef("PlacementPlan %s is not published: it cannot be served", plan.Name)
@@ -149,10 +169,17 @@ func Pin(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) (Change, er
 	case plan.Spec.ExpertParallelSize != parallelism.ExpertParallelSize || plan.Spec.Attention != parallelism.Attention:
 		return Change{}, statef("PlacementPlan %s is for attention %s on %d ranks; MoEDeployment %s has %s on %d",
 			plan.Name, plan.Spec.Attention, plan.Spec.ExpertParallelSize, moed.Name, parallelism.Attention, parallelism.ExpertParallelSize)
+	case (plan.Spec.TokenShuffle == semmoev1.TokenShuffleDisabled) != leavesTokens(moed):
+		return Change{}, statef("PlacementPlan %s has tokenShuffle %s; spec.placement.tokenShuffle of MoEDeployment %s is %s", plan.Name,
+			cmp.Or(plan.Spec.TokenShuffle, semmoev1.TokenShuffleEnabled), moed.Name, cmp.Or(moed.Spec.Placement.TokenShuffle, semmoev1.TokenShuffleDisabled))
 	case plan.Spec.Engine != engine:
 		return Change{}, statef("PlacementPlan %s is for engine %s; MoEDeployment %s has %s", plan.Name, plan.Spec.Engine, moed.Name, engine)
 	case plan.Status.Verdict != semmoev1.VerdictGain:
 		return Change{}, statef("PlacementPlan %s promises no gain (verdict %s): the operator would not serve it", plan.Name, plan.Status.Verdict)
+	case tables && parallelism.Attention != semmoev1.AttentionDataParallel:
+		return Change{}, statef("PlacementPlan %s has new tables alone; with attention %s engines read the tables of their plan once, when they start: it would not be used", plan.Name, parallelism.Attention)
+	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory && !inService:
+		return Change{}, advisoryError(moed)
 	}
 	for key := range plan.Annotations {
 		mark, failed := strings.CutPrefix(key, semmoev1.AnnotationFailed)
@@ -160,13 +187,16 @@ func Pin(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) (Change, er
 			return Change{}, statef("PlacementPlan %s has failed on a canary (revision %s), and is not tried again: to try it all the same, kubectl annotate pplan -n %s %s %s-", plan.Name, mark, plan.Namespace, plan.Name, key)
 		}
 	}
-	how := "it serves once its canary has proven it"
-	if plan.Status.Tier == semmoev1.TierTables {
+	how, yet := "it serves once its canary has proven it", whilePaused(moed)
+	switch {
+	case inService:
+		how, yet = "it stays in service", ""
+	case tables:
 		how = "its tables are used with the placement that they are for"
 	}
 	c := Change{
 		Kind: deploymentKind, Name: moed.Name, Declared: "spec.placement.planRef.name: " + plan.Name,
-		Done: fmt.Sprintf("pinned to PlacementPlan %s (plan %s): %s, and no drift replaces it", plan.Name, plan.Status.Plan, how),
+		Done: fmt.Sprintf("pinned to PlacementPlan %s (plan %s): %s, and no drift replaces it%s", plan.Name, plan.Status.Plan, how, yet),
 	}
 	if ref := moed.Spec.Placement.PlanRef; ref == nil || ref.Name != plan.Name {
 		c.Patch = nested(plan.Name, "spec", "placement", "planRef", "name")

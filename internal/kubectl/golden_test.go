@@ -271,6 +271,10 @@ func tensorParallel(moed *semmoev1.MoEDeployment) {
 	moed.Spec.Parallelism.Attention = semmoev1.AttentionTensorParallel
 }
 
+func shuffled(moed *semmoev1.MoEDeployment) {
+	moed.Spec.Placement.TokenShuffle = semmoev1.TokenShuffleEnabled
+}
+
 // unshuffled makes a plan one for an engine that leaves tokens where attention puts them.
 func unshuffled(p *semmoev1.PlacementPlan) { p.Spec.TokenShuffle = semmoev1.TokenShuffleDisabled }
 
@@ -336,6 +340,9 @@ func planGoldens() map[string]golden {
 		"replan":              {command: "replan qwen", objects: append(awaiting(inService), tables), width: 100},
 		"replan-dry-run-json": {command: "replan qwen --dry-run=server -o json", objects: awaiting(inService)},
 		"replan-without-plan": {command: "replan qwen", objects: awaiting(), width: 80, code: exitState},
+		"replan-tokens":       {command: "replan qwen", objects: awaiting(inService, tensorParallel), width: 80, code: exitState},
+		"replan-shuffled":     {command: "replan qwen", objects: awaiting(inService, tensorParallel, shuffled), width: 80, code: exitState},
+		"replan-no-profile":   {command: "replan qwen", objects: []client.Object{deployment(inService), planned("qwen-c65ee2b4", firstDigest, time.Minute)}, width: 80, code: exitState},
 		"replan-since":        {command: "replan qwen --since=-1h", objects: awaiting(), width: 80, code: exitUsage},
 	}
 }

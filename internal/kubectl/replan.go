@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -93,23 +94,56 @@ func (c *Cluster) inService(ctx context.Context, moed *semmoev1.MoEDeployment) (
 	if err != nil {
 		return serving, err
 	}
-	for i := range plans {
-		if moed.Status.PlanDigest != "" && plans[i].Status.Plan == moed.Status.PlanDigest {
-			serving.Plan = &plans[i]
-			break
+	find := func(is func(*semmoev1.PlacementPlan) bool) *semmoev1.PlacementPlan {
+		for i := range plans {
+			if is(&plans[i]) {
+				return &plans[i]
+			}
 		}
+		return nil
 	}
+	serving.Plan = find(func(plan *semmoev1.PlacementPlan) bool {
+		return moed.Status.PlanDigest != "" && plan.Status.Plan == moed.Status.PlanDigest
+	})
 	if serving.Plan == nil {
 		return serving, nil
 	}
+	serving.Reported = find(func(plan *semmoev1.PlacementPlan) bool { return plan.Name == moed.Status.Plan })
+	if serving.TablesDigest, err = c.tables(ctx, moed, serving.Plan); err != nil {
+		return serving, err
+	}
+	serving.Tables = find(func(plan *semmoev1.PlacementPlan) bool {
+		return serving.TablesDigest != "" && plan.Status.PlanDigest == serving.TablesDigest
+	})
+	serving.Profiles, err = c.profilesOf(ctx, serving.Plans())
+	return serving, err
+}
+
+// tables is the digest of the plan whose tables are used with that of a layout; empty for its own.
+func (c *Cluster) tables(ctx context.Context, moed *semmoev1.MoEDeployment, layout *semmoev1.PlacementPlan) (string, error) {
 	var held corev1.ConfigMap
 	if err := c.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: moed.Name + "-tables"}, &held); err != nil {
-		return serving, client.IgnoreNotFound(err)
+		return "", client.IgnoreNotFound(err)
 	}
 	var tables map[string]string
 	if err := json.Unmarshal([]byte(held.Data[semmoev1.TablesKey]), &tables); err != nil {
-		return serving, fmt.Errorf("ConfigMap %s: %s: %w", held.Name, semmoev1.TablesKey, err)
+		return "", fmt.Errorf("ConfigMap %s: %s: %w", held.Name, semmoev1.TablesKey, err)
 	}
-	serving.Tables = tables[serving.Plan.Status.PlanDigest]
-	return serving, nil
+	return tables[layout.Status.PlanDigest], nil
+}
+
+// profilesOf are the profiles that plans were made from, by name, as far as they exist.
+func (c *Cluster) profilesOf(ctx context.Context, plans []*semmoev1.PlacementPlan) (map[string]*semmoev1.AffinityProfile, error) {
+	profiles := map[string]*semmoev1.AffinityProfile{}
+	for _, plan := range plans {
+		profile := &semmoev1.AffinityProfile{}
+		err := c.Get(ctx, client.ObjectKey{Namespace: plan.Namespace, Name: plan.Spec.ProfileRef.Name}, profile)
+		switch {
+		case err == nil:
+			profiles[profile.Name] = profile
+		case !apierrors.IsNotFound(err):
+			return nil, err
+		}
+	}
+	return profiles, nil
 }

@@ -133,6 +133,10 @@ func TestValidate(t *testing.T) {
 		"engine that cannot cut steps": {func(p *semmoev1.AffinityProfile) {
 			p.Spec.Engine.Overlap = &semmoev1.OverlapSpec{MicroBatches: 3}
 		}, []string{"OverlapUnsupported", "spec.engine.overlap.microBatches: 3"}},
+		"a template's backend": {func(p *semmoev1.AffinityProfile) {
+			p.Spec.Engine.Type, p.Spec.Engine.Overlap = semmoev1.EngineVLLM, &semmoev1.OverlapSpec{MicroBatches: 2}
+			template(corev1.PodSpec{Containers: []corev1.Container{{Name: "engine", Env: []corev1.EnvVar{{Name: "VLLM_ALL2ALL_BACKEND"}}}}})(p)
+		}, nil},
 	} {
 		got := validate(newProfile(tc.change))
 		if tc.want == nil {

@@ -10,6 +10,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/overlay"
 )
 
 // invalidError is a fault of the spec that only its author can mend; reason becomes a condition's.
@@ -43,7 +44,8 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 	}
 	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated {
 		situation := engine.Situation{Launch: launch(profile), UserArgs: profile.Spec.Engine.Args}
-		for _, variable := range profile.Spec.Engine.Env {
+		ofTemplate := overlay.Env(profile.Spec.Template, semmoev1.EngineContainer)
+		for _, variable := range slices.Concat(profile.Spec.Engine.Env, ofTemplate) {
 			situation.UserEnv = append(situation.UserEnv, variable.Name)
 		}
 		if err := adapter.Overlaps(situation); err != nil {

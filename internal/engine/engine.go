@@ -176,6 +176,8 @@ type Flag struct {
 	Source string
 	// Forbidden flags are not set, and must not be set by the user either.
 	Forbidden bool
+	// Why is why the user must not set it, and what to do instead, where that is no contradiction of Source.
+	Why string
 }
 
 // Variable is an environment variable that the user must not set.
@@ -190,7 +192,9 @@ type Variable struct {
 func (a Adapter) Args(launch Launch, userArgs []string) ([]string, error) {
 	var args []string
 	for _, flag := range a.Flags(launch) {
-		if i := slices.IndexFunc(userArgs, flag.spelled); i >= 0 {
+		if i := slices.IndexFunc(userArgs, flag.spelled); i >= 0 && flag.Why != "" {
+			return nil, fmt.Errorf("spec.engine.args: %q %s", userArgs[i], flag.Why)
+		} else if i >= 0 {
 			return nil, fmt.Errorf("spec.engine.args: %q contradicts %s, which decides it: remove the flag", userArgs[i], flag.Source)
 		}
 		if flag.Forbidden {
@@ -206,14 +210,19 @@ func (a Adapter) Args(launch Launch, userArgs []string) ([]string, error) {
 	return append(args, userArgs...), nil
 }
 
-// CheckEnv fails where one of the user's environment variables, given by name, is one that must not be set, and names both.
-func (a Adapter) CheckEnv(launch Launch, userEnv []string) error {
+// FlagFile refuses a file of flags: what is refused among the user's flags could stand in it, and nobody sees that.
+func FlagFile(name string) Flag {
+	return Flag{Names: []string{name}, Source: PlanSource, Forbidden: true, Why: "names a file that may set flags which " + PlanSource + " decides: put its flags into spec.engine.args"}
+}
+
+// CheckEnv fails where one of the user's environment variables, given by name, is one that must not be set, and names both, and the field.
+func (a Adapter) CheckEnv(launch Launch, field string, userEnv []string) error {
 	if a.Variables == nil {
 		return nil
 	}
 	for _, variable := range a.Variables(launch) {
 		if slices.Contains(userEnv, variable.Name) {
-			return fmt.Errorf("spec.engine.env: %s contradicts %s, which decides it: remove the variable", variable.Name, variable.Source)
+			return fmt.Errorf("%s: %s contradicts %s, which decides it: remove the variable", field, variable.Name, variable.Source)
 		}
 	}
 	return nil

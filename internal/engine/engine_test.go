@@ -92,6 +92,11 @@ func TestPlacementFlags(t *testing.T) {
 		"SGLang, elastic":                    {engine: "SGLang", launch: observed, user: "--elastic-ep-backend mooncake", wantErr: `"--elastic-ep-backend" contradicts`},
 		"SGLang, copies of the user's":       {engine: "SGLang", launch: observed, user: "--ep-num-redundant-experts=8", wantErr: `"--ep-num-redundant-experts=8" contradicts`},
 
+		"SGLang, pipeline":          {engine: "SGLang", launch: launch, user: "--pp-size 2", wantErr: `"--pp-size" contradicts spec.parallelism.expertParallelSize`},
+		"SGLang, pipeline, long":    {engine: "SGLang", launch: launch, user: "--pipeline-parallel-size=2", wantErr: `"--pipeline-parallel-size=2" contradicts spec.parallelism.expertParallelSize`},
+		"SGLang, file":              {engine: "SGLang", launch: observed, user: "--config /x.yaml", wantErr: `spec.engine.args: "--config" names a file that may set flags which the plan of spec.profiling decides`},
+		"SGLang, file without plan": {engine: "SGLang", launch: launch, user: "--config /x.yaml", want: "--config /x.yaml"},
+
 		"vLLM":                         {engine: "VLLM", launch: launch, want: vllm},
 		"vLLM, attention TP":           {engine: "VLLM", launch: tensorParallel, want: "--tensor-parallel-size 4 --data-parallel-size 1 --enable-expert-parallel"},
 		"vLLM, observed":               {engine: "VLLM", launch: observed, want: vllm + " --enable-return-routed-experts --expert-placement-strategy linear"},
@@ -102,6 +107,12 @@ func TestPlacementFlags(t *testing.T) {
 		"vLLM, short":                  {engine: "VLLM", launch: launch, user: "-tp 2", wantErr: `"-tp" contradicts`},
 		"vLLM, another model":          {engine: "VLLM", launch: launch, user: "--model x", wantErr: `"--model" contradicts spec.model.path`},
 		"vLLM, a server for each rank": {engine: "VLLM", launch: launch, user: "--data-parallel-external-lb", wantErr: "contradicts spec.parallelism.attention"},
+		"vLLM, a rank":                 {engine: "VLLM", launch: launch, user: "-dpn 1", wantErr: `"-dpn" contradicts spec.parallelism.attention`},
+		"vLLM, outside":                {engine: "VLLM", launch: launch, user: "-dpe", wantErr: `"-dpe" contradicts spec.parallelism.attention`},
+		"vLLM, hybrid":                 {engine: "VLLM", launch: launch, user: "-dph", wantErr: `"-dph" contradicts spec.parallelism.attention`},
+		"vLLM, many ports":             {engine: "VLLM", launch: launch, user: "-dpm", wantErr: `"-dpm" contradicts spec.parallelism.attention`},
+		"vLLM, file":                   {engine: "VLLM", launch: reshuffled, user: "--config=/x.yaml", wantErr: `"--config=/x.yaml" names a file that may set flags which the plan of spec.profiling decides: put its flags into spec.engine.args`},
+		"vLLM, file without plan":      {engine: "VLLM", launch: launch, user: "--config /x.yaml", want: vllm + " --config /x.yaml"},
 		"vLLM, no experts":             {engine: "VLLM", launch: launch, user: "--no-enable-expert-parallel", wantErr: "contradicts spec.parallelism.expertParallelSize"},
 
 		"Ascend, map":                  {engine: "VLLMAscend", launch: planned("VLLMAscend", 0), want: `linear --additional-config {"eplb_config":{"expert_map_path":"/plan/vllm-ascend.json"}}`},
@@ -185,11 +196,11 @@ func TestVariables(t *testing.T) {
 		t.Fatal(err)
 	}
 	env := []string{"HCCL_BUFFSIZE", "DYNAMIC_EPLB"}
-	if err := adapter.CheckEnv(engine.Launch{}, env); err != nil {
+	if err := adapter.CheckEnv(engine.Launch{}, "spec.engine.env", env); err != nil {
 		t.Errorf("without a plan the placement is the engine's affair: %v", err)
 	}
 	for _, launch := range []engine.Launch{{ExpertMap: "/x"}, {Reshuffled: true}, {RoutedExperts: true}} {
-		if err := adapter.CheckEnv(launch, env); err == nil || !strings.Contains(err.Error(), "spec.engine.env: DYNAMIC_EPLB contradicts the plan of spec.profiling") {
+		if err := adapter.CheckEnv(launch, "spec.engine.env", env); err == nil || !strings.Contains(err.Error(), "spec.engine.env: DYNAMIC_EPLB contradicts the plan of spec.profiling") {
 			t.Errorf("%+v: error %v", launch, err)
 		}
 	}

@@ -75,7 +75,7 @@ func (a Adapter) Support(s Situation) Support {
 	if _, err := a.Args(launch, s.UserArgs); err != nil {
 		verdict.Refuse("ContradictingFlags", "%v", err)
 	}
-	if err := a.CheckEnv(launch, s.UserEnv); err != nil {
+	if err := a.CheckEnv(launch, "spec.engine.env", s.UserEnv); err != nil {
 		verdict.Refuse("ContradictingFlags", "%v", err)
 	}
 	if a.Check != nil {

@@ -59,3 +59,16 @@ func dropNulls(value any) {
 		}
 	}
 }
+
+// Env are the variables that a template, which may be nil, adds to a container of ours, or changes.
+func Env(users *corev1.PodTemplateSpec, container string) []corev1.EnvVar {
+	if users == nil {
+		return nil
+	}
+	for _, theirs := range users.Spec.Containers {
+		if theirs.Name == container {
+			return theirs.Env
+		}
+	}
+	return nil
+}

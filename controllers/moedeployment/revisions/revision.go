@@ -189,7 +189,7 @@ func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkp
 	if err != nil {
 		return nil, err
 	}
-	if err := adapter.CheckEnv(launched, EnvNames(moed.Spec.Engine.Env)); err != nil {
+	if err := checkEnv(moed, adapter, launched); err != nil {
 		return nil, err
 	}
 	command := moed.Spec.Engine.Command

@@ -317,6 +317,15 @@ func TestValidate(t *testing.T) {
 	containers := func(c ...corev1.Container) func(*semmoev1.MoEDeployment) {
 		return template(corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: c}})
 	}
+	variable := func(name string, change ...func(*semmoev1.MoEDeployment)) func(*semmoev1.MoEDeployment) {
+		return func(m *semmoev1.MoEDeployment) {
+			for _, c := range change {
+				c(m)
+			}
+			containers(corev1.Container{Name: "engine", Env: []corev1.EnvVar{{Name: "HF_TOKEN"}, {Name: name, Value: "x"}}})(m)
+		}
+	}
+	const inTemplate = `spec.template.spec.containers: env of container "engine": `
 	cases := map[string]struct {
 		Change  func(*semmoev1.MoEDeployment)
 		message string
@@ -367,6 +376,16 @@ func TestValidate(t *testing.T) {
 			moedtest.EngineOf(semmoev1.EngineVLLMAscend)(m)
 			m.Spec.Engine.Env = []corev1.EnvVar{{Name: "DYNAMIC_EPLB", Value: "true"}}
 		}, "spec.engine.env: DYNAMIC_EPLB contradicts the plan"},
+		"a template's variable that moves experts": {variable("DYNAMIC_EPLB", moedtest.EngineOf(semmoev1.EngineVLLMAscend)), inTemplate + "DYNAMIC_EPLB contradicts the plan"},
+		"a template's variable of a group":         {variable("LWS_WORKER_INDEX", moedtest.TwoPods), inTemplate + "LWS_WORKER_INDEX is set by LeaderWorkerSet"},
+		"a template's variable of tables":          {variable("SEMMOE_TABLES", moedtest.Shuffled), inTemplate + "SEMMOE_TABLES is set by the operator"},
+		"a template's address":                     {variable("POD_IP"), inTemplate + "POD_IP is set by the operator"},
+		"a template's address that is the pod's":   {containers(corev1.Container{Name: "engine", Env: []corev1.EnvVar{podIPEnv()}}), ""},
+		"a template's variables of the user's":     {variable("LWS_WORKER_INDEX"), ""},
+		"a sidecar's address":                      {containers(corev1.Container{Name: "side", Image: "x", Env: []corev1.EnvVar{{Name: "POD_IP", Value: "x"}}}), ""},
+		"a template's backend": {variable("VLLM_ALL2ALL_BACKEND", moedtest.EngineOf(semmoev1.EngineVLLM), func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Overlap = &semmoev1.OverlapSpec{MicroBatches: 2}
+		}), ""},
 		"reserved label": {template(corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"semmoe.io/x": ""}}}),
 			`spec.template.metadata.labels: "semmoe.io/x" is reserved`},
 		"reserved annotation": {template(corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"semmoe.io/x": ""}}}),

@@ -1,6 +1,7 @@
 package revisions
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/overlay"
 )
 
 // InvalidError is a fault of the spec that only its author can mend; Reason becomes a condition's.
@@ -51,17 +53,8 @@ func Validate(moed *semmoev1.MoEDeployment) *InvalidError {
 			return Invalidf(engine.ReasonNoAllToAll, "%v", err)
 		}
 	}
-	if i := slices.IndexFunc(moed.Spec.Engine.Env, func(env corev1.EnvVar) bool { return slices.Contains(tablesVariables, env.Name) }); i >= 0 && desired.Shuffles(moed) {
-		return Invalidf("InvalidSpec", "spec.engine.env: %s is set by the operator where spec.placement.tokenShuffle is Enabled: remove the variable", moed.Spec.Engine.Env[i].Name)
-	}
-	if i := slices.IndexFunc(moed.Spec.Engine.Env, func(env corev1.EnvVar) bool { return slices.Contains(groupVariables, env.Name) }); i >= 0 && launched.Nodes > 1 {
-		return Invalidf("InvalidSpec", "spec.engine.env: %s is set by LeaderWorkerSet where spec.parallelism.podsPerReplica is above 1: use another name", moed.Spec.Engine.Env[i].Name)
-	}
-	if err := adapter.CheckEnv(launched, EnvNames(moed.Spec.Engine.Env)); err != nil {
-		return Invalidf("ContradictingFlags", "%v", err)
-	}
-	if slices.ContainsFunc(moed.Spec.Engine.Env, func(env corev1.EnvVar) bool { return env.Name == desired.PodIPVariable }) {
-		return Invalidf("InvalidSpec", "spec.engine.env: %s is set by the operator: use another name", desired.PodIPVariable)
+	if err := validateEnv(moed, adapter, launched); err != nil {
+		return err
 	}
 	if moed.Spec.Engine.Port == probePort {
 		return Invalidf("InvalidSpec", "spec.engine.port: %d is where the operator proves that a plan does not change answers: use another port", probePort)
@@ -78,9 +71,61 @@ func Validate(moed *semmoev1.MoEDeployment) *InvalidError {
 	return nil
 }
 
+// givenEnv are the user's variables of the engine's container in a field of the spec.
+type givenEnv struct {
+	field string
+	env   []corev1.EnvVar
+}
+
+// envOf are those of spec.engine.env, and those of the template, which is merged over them.
+func envOf(moed *semmoev1.MoEDeployment) (engineEnv, templateEnv givenEnv) {
+	return givenEnv{"spec.engine.env", moed.Spec.Engine.Env},
+		givenEnv{fmt.Sprintf("spec.template.spec.containers: env of container %q", semmoev1.EngineContainer), overlay.Env(moed.Spec.Template, semmoev1.EngineContainer)}
+}
+
+// UserEnv are the names of the user's variables of the engine, wherever the spec has them.
+func UserEnv(moed *semmoev1.MoEDeployment) []string {
+	ofEngine, ofTemplate := envOf(moed)
+	return EnvNames(slices.Concat(ofEngine.env, ofTemplate.env))
+}
+
+// validateEnv refuses variables of the engine that are not the user's to set.
+func validateEnv(moed *semmoev1.MoEDeployment, adapter engine.Adapter, launched engine.Launch) *InvalidError {
+	ofEngine, ofTemplate := envOf(moed)
+	// Merged over the operator's, one of the same value changes nothing.
+	ofTemplate.env = slices.DeleteFunc(slices.Clone(ofTemplate.env), isPodIP)
+	for _, given := range []givenEnv{ofEngine, ofTemplate} {
+		for _, env := range given.env {
+			switch {
+			case desired.Shuffles(moed) && slices.Contains(tablesVariables, env.Name):
+				return Invalidf("InvalidSpec", "%s: %s is set by the operator where spec.placement.tokenShuffle is Enabled: remove the variable", given.field, env.Name)
+			case launched.Nodes > 1 && slices.Contains(groupVariables, env.Name):
+				return Invalidf("InvalidSpec", "%s: %s is set by LeaderWorkerSet where spec.parallelism.podsPerReplica is above 1: use another name", given.field, env.Name)
+			case env.Name == desired.PodIPVariable:
+				return Invalidf("InvalidSpec", "%s: %s is set by the operator: use another name", given.field, env.Name)
+			}
+		}
+	}
+	if err := checkEnv(moed, adapter, launched); err != nil {
+		return Invalidf("ContradictingFlags", "%v", err)
+	}
+	return nil
+}
+
+// checkEnv refuses variables that the engine must not have in a launch.
+func checkEnv(moed *semmoev1.MoEDeployment, adapter engine.Adapter, launched engine.Launch) error {
+	ofEngine, ofTemplate := envOf(moed)
+	return cmp.Or(adapter.CheckEnv(launched, ofEngine.field, EnvNames(ofEngine.env)), adapter.CheckEnv(launched, ofTemplate.field, EnvNames(ofTemplate.env)))
+}
+
+// isPodIP tells that a variable is the operator's, with its value.
+func isPodIP(env corev1.EnvVar) bool {
+	return env.Name == desired.PodIPVariable && env.ValueFrom != nil && env.ValueFrom.FieldRef != nil && env.ValueFrom.FieldRef.FieldPath == podIPEnv().ValueFrom.FieldRef.FieldPath
+}
+
 // validateOverlap refuses what the engine has no flag for, or cannot do with a model of the family, which is empty while it is not known.
 func validateOverlap(moed *semmoev1.MoEDeployment, adapter engine.Adapter, family string) *InvalidError {
-	situation := engine.Situation{Launch: Launch(moed), UserArgs: moed.Spec.Engine.Args, UserEnv: EnvNames(moed.Spec.Engine.Env), Family: family}
+	situation := engine.Situation{Launch: Launch(moed), UserArgs: moed.Spec.Engine.Args, UserEnv: UserEnv(moed), Family: family}
 	if err := adapter.Overlaps(situation); err != nil {
 		return Invalidf("OverlapUnsupported", "%v", err)
 	}

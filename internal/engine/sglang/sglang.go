@@ -66,6 +66,7 @@ func flags(launch engine.Launch) []engine.Flag {
 		{Names: []string{"--port"}, Value: strconv.Itoa(int(launch.Port)), Source: "spec.engine.port"},
 		{Names: []string{"--tp-size", "--tensor-parallel-size", "--tp"}, Value: ranks, Source: size},
 		{Names: []string{"--ep-size", "--expert-parallel-size", "--ep"}, Value: ranks, Source: size},
+		{Names: []string{"--pp-size", "--pipeline-parallel-size"}, Source: size, Forbidden: true},
 		dataParallel,
 		dpAttention,
 		{Names: []string{"--enable-return-routed-experts"}, Source: "spec.routing.samplePercent", Forbidden: !launch.RoutedExperts},
@@ -103,6 +104,7 @@ func placementFlags(launch engine.Launch) []engine.Flag {
 		// The engine's own load balancer, and scaling in place, would move experts away from where they are known to be.
 		{Names: []string{"--enable-eplb"}, Source: engine.PlanSource, Forbidden: true},
 		{Names: []string{"--elastic-ep-backend"}, Source: engine.PlanSource, Forbidden: true},
+		engine.FlagFile("--config"),
 	}
 	if launch.ExpertMap == "" || launch.RedundantExperts == 0 {
 		// Without copies there is nothing to choose from.

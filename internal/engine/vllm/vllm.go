@@ -57,10 +57,11 @@ func Flags(launch engine.Launch) []engine.Flag {
 		{Names: []string{"--pipeline-parallel-size", "-pp"}, Source: size, Forbidden: true},
 		{Names: []string{"--enable-return-routed-experts"}, Source: "spec.routing.samplePercent", Forbidden: !launch.RoutedExperts},
 	}
-	for _, name := range []string{
-		"--data-parallel-rank", "--data-parallel-external-lb", "--data-parallel-hybrid-lb", "--data-parallel-multi-port-external-lb",
+	for _, names := range [][]string{
+		{"--data-parallel-rank", "-dpn"}, {"--data-parallel-external-lb", "-dpe"}, {"--data-parallel-hybrid-lb", "-dph"},
+		{"--data-parallel-multi-port-external-lb", "-dpm"},
 	} {
-		all = append(all, engine.Flag{Names: []string{name}, Source: attention, Forbidden: true})
+		all = append(all, engine.Flag{Names: names, Source: attention, Forbidden: true})
 	}
 	all = append(all, nodeFlags(launch)...)
 	all = append(all, overlapFlags(launch.Overlap)...)
@@ -70,7 +71,8 @@ func Flags(launch engine.Launch) []engine.Flag {
 			engine.Flag{Names: []string{"--enable-eplb"}, Source: engine.PlanSource, Forbidden: true},
 			engine.Flag{Names: []string{"--eplb-config"}, Source: engine.PlanSource, Forbidden: true},
 			engine.Flag{Names: []string{"--enable-elastic-ep"}, Source: engine.PlanSource, Forbidden: true},
-			engine.Flag{Names: []string{"--expert-placement-strategy"}, Value: "linear", Source: engine.PlanSource})
+			engine.Flag{Names: []string{"--expert-placement-strategy"}, Value: "linear", Source: engine.PlanSource},
+			engine.FlagFile("--config"))
 	}
 	return all
 }

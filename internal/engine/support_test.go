@@ -64,13 +64,18 @@ func TestSupport(t *testing.T) {
 		"SGLang, whole groups, weights":    {engine: "SGLang", realization: byWeights, change: groups(true)},
 		"unknown":                          {engine: "SGLang", realization: "Magic", refusals: "UnknownRealization"},
 
-		"vLLM, map":        {engine: "VLLM", realization: byMap, refusals: "NoExpertMap"},
-		"vLLM, weights":    {engine: "VLLM", realization: byWeights, change: args("--all2all-backend deepep_low_latency")},
-		"vLLM, no backend": {engine: "VLLM", realization: byWeights, change: args(""), warnings: "NoAllToAll"},
-		"vLLM, collective": {engine: "VLLM", realization: byWeights, change: args("--all2all-backend=allgather_reducescatter"), warnings: "NoAllToAll"},
-		"vLLM, EPLB":       {engine: "VLLM", realization: byWeights, change: args("--all2all-backend pplx --enable-eplb"), refusals: "ContradictingFlags"},
-		"vLLM, NVFP4":      {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) { args("--all2all-backend pplx")(s); s.Quantization = "modelopt" }},
-		"vLLM, OLMoE":      {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) { args("--all2all-backend pplx")(s); s.Family = "olmoe" }},
+		"vLLM, map":                 {engine: "VLLM", realization: byMap, refusals: "NoExpertMap"},
+		"vLLM, weights":             {engine: "VLLM", realization: byWeights, change: args("--all2all-backend deepep_low_latency")},
+		"vLLM, no backend":          {engine: "VLLM", realization: byWeights, change: args(""), warnings: "NoAllToAll"},
+		"vLLM, collective":          {engine: "VLLM", realization: byWeights, change: args("--all2all-backend=allgather_reducescatter"), warnings: "NoAllToAll"},
+		"vLLM, backend by variable": {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) { s.UserEnv = []string{"VLLM_ALL2ALL_BACKEND"} }},
+		"vLLM, both": {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) {
+			args("--all2all-backend naive")(s)
+			s.UserEnv = []string{"VLLM_ALL2ALL_BACKEND"}
+		}, warnings: "NoAllToAll"},
+		"vLLM, EPLB":  {engine: "VLLM", realization: byWeights, change: args("--all2all-backend pplx --enable-eplb"), refusals: "ContradictingFlags"},
+		"vLLM, NVFP4": {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) { args("--all2all-backend pplx")(s); s.Quantization = "modelopt" }},
+		"vLLM, OLMoE": {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) { args("--all2all-backend pplx")(s); s.Family = "olmoe" }},
 		"vLLM, attention TP and groups": {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) {
 			args("--all2all-backend pplx")(s)
 			groups(false)(s)

@@ -102,7 +102,9 @@ func check(s engine.Situation, verdict *engine.Support) {
 	if !s.Launch.AttentionDP {
 		return // there is none, whatever the backend
 	}
-	if backend, given := engine.FlagValue(s.UserArgs, "--all2all-backend"); !given || slices.Contains(collectives, backend) {
+	backend, given := engine.FlagValue(s.UserArgs, "--all2all-backend")
+	named := given || slices.Contains(s.UserEnv, backendVariable) // a variable's value may be known to the pod alone
+	if !named || slices.Contains(collectives, backend) {
 		verdict.NoAllToAll(s.Launch, "--all2all-backend", backend, "deepep_low_latency")
 	}
 }

@@ -42,7 +42,8 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 	if profile.Spec.Target == semmoev1.ProfilingTargetLive {
 		return validateLive(profile)
 	}
-	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated {
+	// What the engine was started with counts no more once there is a result: a release that refuses more must not take it back.
+	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated && profile.Status.Result == nil {
 		situation := engine.Situation{Launch: launch(profile), UserArgs: profile.Spec.Engine.Args}
 		ofTemplate := overlay.Env(profile.Spec.Template, semmoev1.EngineContainer)
 		for _, variable := range slices.Concat(profile.Spec.Engine.Env, ofTemplate) {

@@ -69,7 +69,8 @@ func TestRenderGroups(t *testing.T) {
 	}
 }
 
-// A worker of an engine whose workers answer nothing is not asked for its health.
+// A worker of an engine whose workers answer nothing is not asked for its health. It finds the leader by its name; the leader listens on
+// its own address.
 func TestRenderSilentWorkers(t *testing.T) {
 	workload, err := Render(moedtest.Deployment(moedtest.TwoPods, moedtest.EngineOf(semmoev1.EngineVLLM)), "r1", moedtest.Report(), nil, Own{Image: "semmoe:1"})
 	if err != nil {
@@ -78,6 +79,11 @@ func TestRenderSilentWorkers(t *testing.T) {
 	worker := workload.Object.(*leaderworkersetv1.LeaderWorkerSet).Spec.LeaderWorkerTemplate.WorkerTemplate.Spec.Containers[0]
 	if leader := workload.Template().Spec.Containers[0]; leader.ReadinessProbe == nil || worker.ReadinessProbe != nil || worker.StartupProbe != nil {
 		t.Errorf("probes of the leader %+v, of the worker %+v", leader.ReadinessProbe, worker.ReadinessProbe)
+	}
+	for address, args := range map[string][]string{"$(POD_IP)": workload.Template().Spec.Containers[0].Args, "$(LWS_LEADER_ADDRESS)": worker.Args} {
+		if text := strings.Join(args, " "); !strings.Contains(text, "--data-parallel-address "+address+" ") {
+			t.Errorf("args %s, want address %s", text, address)
+		}
 	}
 	if !slices.Contains(worker.Args, "--headless") || slices.Contains(workload.Template().Spec.Containers[0].Args, "--headless") {
 		t.Errorf("the worker's args are %v", worker.Args)

@@ -80,14 +80,19 @@ func Flags(launch engine.Launch) []engine.Flag {
 // rpcPort is where the nodes of a replica meet.
 const rpcPort = "13345"
 
-// nodeFlags: the first node's server balances over the ranks of all nodes, the others have no server.
+// nodeFlags: the first node's server balances over the ranks of all nodes, the others have no server. The first listens on the address
+// that it is given, and libzmq may not look up a name to listen on: it gets its own.
 func nodeFlags(launch engine.Launch) []engine.Flag {
 	const source = "spec.parallelism.podsPerReplica"
 	one := launch.Nodes <= 1
+	address := launch.Host
+	if launch.Worker {
+		address = launch.LeaderAddress
+	}
 	local := strconv.Itoa(int(launch.Ranks / max(1, launch.Nodes)))
 	return []engine.Flag{
 		{Names: []string{"--data-parallel-size-local", "-dpl"}, Value: local, Source: source, Forbidden: one},
-		{Names: []string{"--data-parallel-address", "-dpa"}, Value: launch.LeaderAddress, Source: source, Forbidden: one},
+		{Names: []string{"--data-parallel-address", "-dpa"}, Value: address, Source: source, Forbidden: one},
 		{Names: []string{"--data-parallel-rpc-port", "-dpp"}, Value: rpcPort, Source: source, Forbidden: one},
 		{Names: []string{"--data-parallel-start-rank", "-dpr"}, Value: local, Source: source, Forbidden: one || !launch.Worker},
 		{Names: []string{"--headless"}, Source: source, Forbidden: one || !launch.Worker},

@@ -21,10 +21,6 @@ type Adapter struct {
 	RoutingKeyHeader string
 	// HealthPath answers 200 once the engine serves.
 	HealthPath string
-	// LoadPath tells how loaded the engine is; empty where only metrics do.
-	LoadPath string
-	// Metrics are the names of metrics that tell how evenly experts are loaded; no engine has one of locality.
-	Metrics []string
 	// ExpertMap is the file that says which expert sits in which slot; nil where the engine reads none.
 	ExpertMap *ExpertMap
 	// RoutedExperts is how responses tell which experts their tokens activated; its zero value where they cannot.

@@ -20,10 +20,7 @@ func Adapter() engine.Adapter {
 		// Read with --schedule-policy routing-key alone.
 		RoutingKeyHeader: "X-Smg-Routing-Key",
 		HealthPath:       "/health",
-		LoadPath:         "/v1/loads",
-		// The first needs SGLANG_ENABLE_EPLB_BALANCEDNESS_METRIC=1, the second SGLANG_EPLB_HEATMAP_COLLECTION_INTERVAL.
-		Metrics:   []string{"sglang:eplb_balancedness", "sglang:eplb_gpu_physical_count"},
-		ExpertMap: &engine.ExpertMap{File: "sglang.json", Write: writeMap, Read: readMap},
+		ExpertMap:        &engine.ExpertMap{File: "sglang.json", Write: writeMap, Read: readMap},
 		RoutedExperts: engine.RoutedExperts{
 			RequestField: "return_routed_experts",
 			// The native route, and the extension on the OpenAI routes: source and documentation of the engine disagree

@@ -17,7 +17,6 @@ func Adapter() engine.Adapter {
 		Command:    []string{"vllm", "serve"},
 		RankHeader: "X-data-parallel-rank",
 		HealthPath: "/health",
-		LoadPath:   "/load",
 		RoutedExperts: engine.RoutedExperts{
 			// The OpenAI routes ignore members that they do not know.
 			RequestField: "return_routed_experts", Unasked: true, UnstreamedOnly: true,

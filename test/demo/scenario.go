@@ -126,7 +126,7 @@ func (d *demo) explain(ctx context.Context) {
 		{"get", "pods", "-A", "-o", "wide"},
 		{"describe", "moed", "-n", namespace},
 		{"describe", "aprof,pplan", "-n", namespace},
-		{"get", "events", "-A", "--sort-by=.lastTimestamp"},
+		{"get", "events", "-A", "--sort-by=.metadata.creationTimestamp"},
 		{"logs", "-n", "semmoe-system", "deployment/semmoe-manager", "--tail=50"},
 		{"logs", "-n", "semmoe-system", "deployment/semmoe-store", "--tail=20"},
 	} {

@@ -61,7 +61,7 @@ func TestInstallation(t *testing.T) {
 func (w *world) explain(t *testing.T) {
 	for _, args := range [][]string{
 		{"logs", "-n", system, "-l", "app.kubernetes.io/component=manager", "--tail=30", "--prefix"},
-		{"get", "events", "-A", "--sort-by=.lastTimestamp"},
+		{"get", "events", "-A", "--sort-by=.metadata.creationTimestamp"},
 		{"describe", "moed", "-n", team},
 		{"get", "pods", "-A", "-o", "wide"},
 	} {

@@ -167,7 +167,7 @@ type Solution struct {
 	Unmet []string
 	// FallBack says why the default placement was taken instead; empty where it was not.
 	FallBack string
-	// Truncated is set when the time budget cut the search off.
+	// Truncated is set when the time budget cut off the search, or the comparison with the default placement.
 	Truncated bool
 	// TrainRequests and TestRequests count the requests on both sides of the split.
 	TrainRequests, TestRequests int
@@ -336,17 +336,8 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 	solution := &Solution{Truncated: result.Truncated, Unmet: result.Unmet, TrainRequests: len(s.train), TestRequests: len(s.test), HeldOut: s.test}
 	by := s.options.Algorithm
 	if by == placement.Auto && !result.Truncated {
-		if solution.FallBack, err = s.validate(ctx, deadline); err != nil {
+		if result, by, err = s.orDefault(ctx, result, solution, deadline); err != nil {
 			return nil, err
-		}
-		if solution.FallBack != "" {
-			if result, err = s.place(ctx, placement.ContiguousAlgorithm, deadline); err != nil {
-				return nil, err
-			}
-			if s.options.Constraints.MoveBudget == nil {
-				by = placement.ContiguousAlgorithm
-			}
-			solution.Unmet = result.Unmet
 		}
 	}
 	if solution.Plan, err = s.plan(ctx, result.Placement, by); err != nil {
@@ -365,6 +356,21 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 		solution.Unplanned = &unplanned
 	}
 	return solution, nil
+}
+
+// orDefault is a solved placement and what made it, or the default one where the train requests prefer that. A placement that the time
+// budget left no time to judge stays, and the solution says that it was truncated.
+func (s *search) orDefault(ctx context.Context, solved placement.Result, solution *Solution, deadline time.Time) (placement.Result, placement.Algorithm, error) {
+	var err error
+	if solution.FallBack, solution.Truncated, err = s.validate(ctx, deadline); err != nil || solution.FallBack == "" {
+		return solved, placement.Auto, err
+	}
+	result, err := s.place(ctx, placement.ContiguousAlgorithm, deadline)
+	solution.Truncated, solution.Unmet = result.Truncated, result.Unmet
+	if s.options.Constraints.MoveBudget != nil {
+		return result, placement.Auto, err
+	}
+	return result, placement.ContiguousAlgorithm, err
 }
 
 // evaluate scores a plan as the engine is going to use it.

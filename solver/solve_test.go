@@ -3,6 +3,7 @@ package solver
 import (
 	"math"
 	"testing"
+	"time"
 
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/placement"
@@ -136,5 +137,35 @@ func TestRefusals(t *testing.T) {
 	other.Model.Layers = other.Model.Layers[1:]
 	if _, err := Evaluate(t.Context(), other, solution.Plan, cost.Options{Requests: []int{0}}); err == nil {
 		t.Error("a plan for other layers is accepted")
+	}
+}
+
+// A placement that the time budget left no time to compare with the default one stays, and the solution tells.
+func TestUnjudgedPlacementIsTruncated(t *testing.T) {
+	s, err := newSearch(tracetest.Generate(tracetest.Small, 1), options(placement.TensorParallel, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.count(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	solved, err := s.place(t.Context(), placement.Auto, time.Time{})
+	if err != nil || solved.Truncated {
+		t.Fatal(solved.Truncated, err)
+	}
+	for name, test := range map[string]struct {
+		deadline  time.Time
+		truncated bool
+	}{
+		"no budget":    {time.Time{}, false},
+		"spent by now": {time.Now(), true},
+	} {
+		solution := &Solution{}
+		if _, _, err := s.orDefault(t.Context(), solved, solution, test.deadline); err != nil {
+			t.Fatal(err)
+		}
+		if solution.Truncated != test.truncated || test.truncated && solution.FallBack != "" {
+			t.Errorf("%s: truncated %t, fall-back %q; want truncated %t", name, solution.Truncated, solution.FallBack, test.truncated)
+		}
 	}
 }

@@ -22,30 +22,29 @@ const (
 )
 
 // validate solves and judges a placement within the train requests alone, so that the test requests judge a plan that was
-// not chosen by them. It says why the default placement is to be preferred, or nothing. Both are scored with the token
-// table: what the placement is worth does not hang on the forecast, and tables are cheap.
-func (s *search) validate(ctx context.Context, deadline time.Time) (string, error) {
+// not chosen by them. It says why the default placement is to be preferred, or nothing; truncated, the time budget was spent before it
+// could tell. Both are scored with the token table: what the placement is worth does not hang on the forecast, and tables are cheap.
+func (s *search) validate(ctx context.Context, deadline time.Time) (preferred string, truncated bool, err error) {
 	part := &search{trace: s.trace.Subset(s.train), options: s.options, groups: s.groups}
 	part.options.Forecast, part.options.Embeddings, part.options.Progress = Table, nil, nil
-	var err error
 	if part.train, part.test, err = trace.Split(part.trace, validationPercent, s.options.Seed); err != nil {
-		return "no gain expected: the profile has one document, and nothing to judge a placement by", nil
+		return "no gain expected: the profile has one document, and nothing to judge a placement by", false, nil
 	}
 	if err := part.count(ctx); err != nil {
-		return "", err
+		return "", false, err
 	}
 	solved, truncated, err := part.score(ctx, placement.Auto, deadline)
 	if err != nil || truncated {
-		return "", err
+		return "", truncated, err
 	}
 	plain, _, err := part.score(ctx, placement.ContiguousAlgorithm, time.Time{})
 	tokens := float64(part.trace.TokenCount(part.test) * len(part.trace.Model.Layers))
 	if err != nil || s.options.worthwhile(&solved, &plain, tokens, part.trace.Model.TopK) {
-		return "", err
+		return "", false, err
 	}
 	what, of := s.options.judged(&solved)
 	_, ofPlain := s.options.judged(&plain)
-	return fmt.Sprintf("no gain expected: on held-out documents of the profile the solved placement has %s %.3f, the default one %.3f", what, of, ofPlain), nil
+	return fmt.Sprintf("no gain expected: on held-out documents of the profile the solved placement has %s %.3f, the default one %.3f", what, of, ofPlain), false, nil
 }
 
 // worthwhile reports whether the objective gains enough for a solved placement, over that many tokens in all layers.

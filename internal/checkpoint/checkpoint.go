@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/semmoe/operator/solver/modelconfig"
 )
 
 // The files of a checkpoint that are not shards.
@@ -238,7 +240,7 @@ func (c *Checkpoint) ReadJSON(name string, value any) (found bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if err := json.Unmarshal(text, value); err != nil {
+	if err := json.Unmarshal(modelconfig.Strict(text), value); err != nil {
 		return false, Invalidf("%s: %v", path, err)
 	}
 	return true, nil

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/semmoe/operator/solver/modelconfig"
 )
 
 // maxLayers bounds num_hidden_layers, so that a corrupt config can neither exhaust memory nor make a report too long.
@@ -30,7 +32,8 @@ type Config struct {
 	// Quantization is how the weights are quantised, method and algorithm as config.json spells them, such as fp8 or
 	// modelopt/NVFP4; empty where it says nothing.
 	Quantization string
-	// Text is the JSON object that describes the language model: config.json itself, or its text_config.
+	// Text is the JSON object that describes the language model: config.json itself, or what a multimodal wrapper has of it. It has null
+	// where config.json has what is no JSON (see modelconfig.Strict).
 	Text json.RawMessage
 }
 
@@ -40,7 +43,6 @@ func Families() []string { return slices.Sorted(maps.Keys(families)) }
 // rawConfig holds both the old and the new spellings of transformers; pointers tell absent from zero.
 type rawConfig struct {
 	ModelType       string          `json:"model_type"`
-	TextConfig      json.RawMessage `json:"text_config"`
 	Layers          *int            `json:"num_hidden_layers"`
 	HiddenSize      *int            `json:"hidden_size"`
 	VocabSize       *int            `json:"vocab_size"`
@@ -84,15 +86,17 @@ func (q quantization) String() string {
 
 // ParseConfig reads a config.json. Errors are *InvalidError.
 func ParseConfig(text []byte) (*Config, error) {
+	text = modelconfig.Strict(text)
 	var raw rawConfig
 	if err := json.Unmarshal(text, &raw); err != nil {
 		return nil, Invalidf("not a valid model config: %v", err)
 	}
-	if _, known := families[raw.ModelType]; !known && len(raw.TextConfig) > 0 {
-		// A multimodal wrapper: its own model_type names the wrapper, the language model stands in text_config.
-		inner, err := ParseConfig(raw.TextConfig)
+	name, wrapped := modelconfig.Inner(text)
+	if _, known := families[raw.ModelType]; !known && wrapped != nil {
+		// A multimodal wrapper: its own model_type names the wrapper, the language model stands inside.
+		inner, err := ParseConfig(wrapped)
 		if err != nil {
-			return nil, Invalidf("text_config: %v", err)
+			return nil, Invalidf("%s: %v", name, err)
 		}
 		if inner.DType == "" {
 			inner.DType = cmp.Or(raw.DType, raw.TorchDType)

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -43,6 +44,22 @@ func TestParseConfigFamilies(t *testing.T) {
 			`{"model_type":"mixtral","num_hidden_layers":2,"num_local_experts":8,"num_experts_per_tok":2,` + base + `}`,
 			Config{ModelType: "mixtral", Layers: 2, MoELayers: []int{0, 1}, Experts: 8, ExpertsPerToken: 2, Groups: 1, GroupsPerToken: 1},
 		},
+		"wrapper with language_config": {
+			`{"model_type":"deepseek_vl_v2","language_config":{"model_type":"deepseek_v2","num_hidden_layers":2,"n_routed_experts":64,"num_experts_per_tok":6,"first_k_dense_replace":1,` + base + `}}`,
+			Config{ModelType: "deepseek_v2", Layers: 2, MoELayers: []int{1}, Experts: 64, ExpertsPerToken: 6, Groups: 1, GroupsPerToken: 1},
+		},
+		"wrapper with llm_config": {
+			`{"model_type":"internvl_chat","llm_config":{"model_type":"qwen3_moe","num_hidden_layers":2,"num_experts":128,"num_experts_per_tok":8,` + base + `}}`,
+			Config{ModelType: "qwen3_moe", Layers: 2, MoELayers: []int{0, 1}, Experts: 128, ExpertsPerToken: 8, Groups: 1, GroupsPerToken: 1},
+		},
+		"wrapper in a wrapper": {
+			`{"model_type":"omni","thinker_config":{"model_type":"thinker","text_config":{"model_type":"qwen3_moe","num_hidden_layers":2,"num_experts":128,"num_experts_per_tok":8,` + base + `}}}`,
+			Config{ModelType: "qwen3_moe", Layers: 2, MoELayers: []int{0, 1}, Experts: 128, ExpertsPerToken: 8, Groups: 1, GroupsPerToken: 1},
+		},
+		"numbers of Python": {
+			`{"model_type":"mixtral","num_hidden_layers":2,"num_local_experts":8,"num_experts_per_tok":2,"time_step_limit":[0.0,Infinity],"least":-Infinity,"scale":NaN,` + base + `}`,
+			Config{ModelType: "mixtral", Layers: 2, MoELayers: []int{0, 1}, Experts: 8, ExpertsPerToken: 2, Groups: 1, GroupsPerToken: 1},
+		},
 		"multimodal wrapper": {
 			`{"model_type":"kimi_k25","dtype":"bfloat16","text_config":{"model_type":"kimi_k2","num_hidden_layers":2,"n_routed_experts":384,"num_experts_per_tok":8,"first_k_dense_replace":1,` + base + `}}`,
 			Config{ModelType: "kimi_k2", Layers: 2, MoELayers: []int{1}, Experts: 384, ExpertsPerToken: 8, Groups: 1, GroupsPerToken: 1, DType: "bfloat16"},
@@ -52,6 +69,9 @@ func TestParseConfigFamilies(t *testing.T) {
 			got, err := ParseConfig([]byte(test.text))
 			if err != nil {
 				t.Fatal(err)
+			}
+			if !json.Valid(got.Text) {
+				t.Errorf("the text is not JSON: %s", got.Text)
 			}
 			test.want.HiddenSize, test.want.VocabSize = 64, 512
 			if diff := cmp.Diff(&test.want, got, cmpopts.IgnoreFields(Config{}, "Text")); diff != "" {
@@ -77,6 +97,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		"groups do not fit":   {qwen(`"n_group":3`), "n_group is 3; it must divide the 8 experts"},
 		"too many groups":     {qwen(`"n_group":4,"topk_group":5`), "topk_group is 5; allowed is 1 to n_group = 4"},
 		"wrapper of a dense":  {`{"model_type":"vl","text_config":{"model_type":"llama"}}`, `text_config: model_type "llama"`},
+		"wrapper in another":  {`{"thinker_config":{"text_config":{"model_type":"llama"}}}`, `thinker_config: text_config: model_type "llama"`},
 		"experts no integer":  {qwen(`"num_experts":"8"`), "num_experts"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -94,8 +94,8 @@ func (p Part) ExpertName(expert int) string {
 }
 
 // layerPrefixes are the names under which known checkpoints keep their list of layers: a causal language model, the
-// bare model below it, and multimodal wrappers of either generation.
-var layerPrefixes = []string{"model.layers.", "layers.", "model.language_model.layers.", "language_model.model.layers."}
+// bare model below it, multimodal wrappers of either generation, and DeepSeek-VL2.
+var layerPrefixes = []string{"model.layers.", "layers.", "model.language_model.layers.", "language_model.model.layers.", "language.model.layers."}
 
 // predictionPrefix holds the multi-token-prediction layers where they do not follow the hidden layers in the same list.
 const predictionPrefix = "mtp.layers."

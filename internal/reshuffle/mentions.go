@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/solver/modelconfig"
 )
 
 // jsonString matches the string literals of a JSON text: outside of them there are no quotes.
@@ -17,7 +18,7 @@ var jsonString = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 // renameMentions rewrites the names of experts in a configuration file, such as the ignore lists of quantisation, and
 // leaves every other byte as it is. It refuses a text that tells experts apart in a way that it cannot rewrite.
 func renameMentions(c *checkpoint.Checkpoint, m *mapping, text []byte) ([]byte, error) {
-	if !json.Valid(text) {
+	if !json.Valid(modelconfig.Strict(text)) {
 		return nil, checkpoint.Invalidf("not valid JSON")
 	}
 	var failed error

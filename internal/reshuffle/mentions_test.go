@@ -37,6 +37,7 @@ func TestRenameMentions(t *testing.T) {
 		"pattern of one":    {`["model.layers.1.mlp.experts.4.*"]`, `["model.layers.1.mlp.experts.7.*"]`},
 		"other layer":       {`["model.layers.0.mlp.experts.3.down_proj"]`, `["model.layers.0.mlp.experts.3.down_proj"]`},
 		"other prefix":      {`["model.language_model.layers.1.mlp.experts.3.down_proj"]`, `["model.language_model.layers.1.mlp.experts.8.down_proj"]`},
+		"number of Python":  {`{"limit":[0.0,Infinity],"ignore":["model.layers.1.mlp.experts.3.down_proj"]}`, `{"limit":[0.0,Infinity],"ignore":["model.layers.1.mlp.experts.8.down_proj"]}`},
 		"gate":              {`["model.layers.1.mlp.gate","lm_head"]`, `["model.layers.1.mlp.gate","lm_head"]`},
 		"all experts":       {`["re:.*mlp\\.experts\\.\\d+\\.down_proj$","*.experts.*","model.layers.1.mlp.experts","model.layers.*.mlp.experts*","experts"]`, ``},
 		"escapes, brackets": {`{"a\"model.layers.1.mlp.experts.3.w":"<\u00e9>","b":1e5}`, ``},

@@ -17,6 +17,8 @@ func TestGroups(t *testing.T) {
 		"no groups":        {`{"n_group": null}`, 1, ""},
 		"silent":           {`{}`, 1, ""},
 		"in a wrapper":     {`{"text_config": {"n_group": 4}}`, 4, ""},
+		"in language":      {`{"language_config": {"n_group": 4}}`, 4, ""},
+		"of Python":        {`{"n_group": 8, "limit": Infinity}`, 8, ""},
 		"wrapped, silent":  {`{"text_config": {"model_type": "deepseek_v3"}}`, 8, ""},
 		"no config":        {"", 0, "model_config is missing in the trace"},
 		"no divisor":       {`{"n_group": 5}`, 0, "n_group is 5; it must divide the 16 experts"},

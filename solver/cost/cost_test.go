@@ -523,6 +523,10 @@ func TestCostsByHand(t *testing.T) {
 	if got := cost.ShapeOf(&model).ActiveParameters; got != 3*4*100+3*10*30+2*3*10*5*5 {
 		t.Errorf("%d active parameters", got)
 	}
+	model.Config = `{"intermediate_size":30,"moe_intermediate_size":[5,2],"n_shared_experts":1,"scale":NaN}`
+	if got := cost.ShapeOf(&model).ActiveParameters; got != 3*4*100+3*10*30+2*3*10*5*5 {
+		t.Errorf("%d active parameters, of experts in two sizes", got)
+	}
 	for _, config := range []string{`not json`, `{"intermediate_size":1e18}`, `{"moe_intermediate_size":5,"n_shared_experts":-1e9}`} {
 		model.Config = config
 		if got := cost.ShapeOf(&model).ActiveParameters; got != 0 {

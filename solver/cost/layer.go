@@ -3,6 +3,7 @@ package cost
 import (
 	"encoding/json"
 
+	"github.com/semmoe/operator/solver/modelconfig"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -17,17 +18,19 @@ type Layer struct {
 // usualExpertSize is the width of an expert over the hidden size, where it is not known: common are 0.29 to 0.69.
 const usualExpertSize = 0.375
 
-// expertSize is the width of a routed expert; 0 where the trace's model does not tell it.
+// expertSize is the width of a routed expert; 0 where the trace's model does not tell it, or in a way that cannot be read.
 func expertSize(m *trace.Model) int {
 	var config struct {
-		Intermediate    int `json:"intermediate_size"`
-		MoEIntermediate int `json:"moe_intermediate_size"`
+		Intermediate    modelconfig.Size `json:"intermediate_size"`
+		MoEIntermediate modelconfig.Size `json:"moe_intermediate_size"`
 	}
-	_ = json.Unmarshal([]byte(m.TextConfig()), &config) // an empty or foreign text tells nothing
+	if json.Unmarshal([]byte(m.TextConfig()), &config) != nil {
+		return 0
+	}
 	if config.MoEIntermediate > 0 {
-		return config.MoEIntermediate
+		return int(config.MoEIntermediate)
 	}
-	return max(config.Intermediate, 0)
+	return max(int(config.Intermediate), 0)
 }
 
 // ExpertWeights is the number of weights of a routed expert: gate, up and down projection. It is 0 where the trace's model does not

@@ -42,8 +42,19 @@ func TestLayerTime(t *testing.T) {
 	if unknown.HiddenSize != 4096 || unknown.ExpertSize != 1536 {
 		t.Errorf("%+v", unknown)
 	}
-	if dense := cost.LayerOf(&trace.Model{HiddenSize: 10, Config: `{"intermediate_size":20}`}, machines, 8, 16); dense.ExpertSize != 20 {
-		t.Errorf("%+v", dense)
+	for config, want := range map[string]int64{
+		`{"intermediate_size":20}`:                                    20,
+		`{"intermediate_size":20,"moe_intermediate_size":[6,3]}`:      6,
+		`{"intermediate_size":[20,20],"moe_intermediate_size":6}`:     6,
+		`{"intermediate_size":20,"moe_intermediate_size":null}`:       20,
+		`{"intermediate_size":20,"moe_intermediate_size":[]}`:         0,
+		`{"intermediate_size":20,"moe_intermediate_size":{"text":6}}`: 0,
+		`{"moe_intermediate_size":6,"limit":[0.0,Infinity]}`:          6,
+		``: 0,
+	} {
+		if got := cost.ExpertWeights(&trace.Model{HiddenSize: 10, Config: config}); got != 3*10*want {
+			t.Errorf("%d weights of an expert by %s; want those of width %d", got, config, want)
+		}
 	}
 }
 

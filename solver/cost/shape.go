@@ -1,9 +1,11 @@
 package cost
 
 import (
+	"cmp"
 	"encoding/json"
 
 	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/modelconfig"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -35,25 +37,22 @@ func ShapeOf(m *trace.Model) Shape {
 // are those of no model.
 func activeParameters(m *trace.Model) int64 {
 	var config struct {
-		Intermediate    float64 `json:"intermediate_size"`
-		MoEIntermediate float64 `json:"moe_intermediate_size"`
-		Shared          float64 `json:"n_shared_experts"`
-		SharedSize      float64 `json:"shared_expert_intermediate_size"`
+		Intermediate    modelconfig.Size `json:"intermediate_size"`
+		MoEIntermediate modelconfig.Size `json:"moe_intermediate_size"`
+		Shared          float64          `json:"n_shared_experts"`
+		SharedSize      float64          `json:"shared_expert_intermediate_size"`
 	}
 	if json.Unmarshal([]byte(m.TextConfig()), &config) != nil {
 		return 0
 	}
 	hidden, moe, layers := float64(m.HiddenSize), float64(len(m.Layers)), float64(m.HiddenLayers)
-	expert := config.MoEIntermediate
-	if expert == 0 {
-		expert = config.Intermediate
-	}
+	expert := float64(cmp.Or(config.MoEIntermediate, config.Intermediate))
 	if expert <= 0 || hidden <= 0 {
 		return 0
 	}
 	const matrices = 3 // gate, up and down
 	attention := layers * 4 * hidden * hidden
-	dense := (layers - moe) * matrices * hidden * config.Intermediate
+	dense := (layers - moe) * matrices * hidden * float64(config.Intermediate)
 	parameters := attention + dense + moe*matrices*hidden*(expert*(float64(m.TopK)+config.Shared)+config.SharedSize)
 	if !(parameters > 0 && parameters < 1<<53) {
 		return 0

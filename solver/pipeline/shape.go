@@ -1,11 +1,13 @@
 package pipeline
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 
 	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/solver/modelconfig"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -37,18 +39,18 @@ type Shape struct {
 // ReadSizes takes widths and heads from a model's config.json; layers and experts are for the caller to set.
 func (s *Shape) ReadSizes(config []byte) error {
 	var c struct {
-		Heads           int `json:"num_attention_heads"`
-		KVHeads         int `json:"num_key_value_heads"`
-		HeadDim         int `json:"head_dim"`
-		Intermediate    int `json:"intermediate_size"`
-		MoEIntermediate int `json:"moe_intermediate_size"`
-		Shared          int `json:"n_shared_experts"`
-		SharedSize      int `json:"shared_expert_intermediate_size"`
-		QueryRank       int `json:"q_lora_rank"`
-		KVRank          int `json:"kv_lora_rank"`
-		NopeDim         int `json:"qk_nope_head_dim"`
-		RopeDim         int `json:"qk_rope_head_dim"`
-		ValueDim        int `json:"v_head_dim"`
+		Heads           int              `json:"num_attention_heads"`
+		KVHeads         int              `json:"num_key_value_heads"`
+		HeadDim         int              `json:"head_dim"`
+		Intermediate    modelconfig.Size `json:"intermediate_size"`
+		MoEIntermediate modelconfig.Size `json:"moe_intermediate_size"`
+		Shared          int              `json:"n_shared_experts"`
+		SharedSize      int              `json:"shared_expert_intermediate_size"`
+		QueryRank       int              `json:"q_lora_rank"`
+		KVRank          int              `json:"kv_lora_rank"`
+		NopeDim         int              `json:"qk_nope_head_dim"`
+		RopeDim         int              `json:"qk_rope_head_dim"`
+		ValueDim        int              `json:"v_head_dim"`
 	}
 	if err := json.Unmarshal(config, &c); err != nil {
 		return err
@@ -64,10 +66,7 @@ func (s *Shape) ReadSizes(config []byte) error {
 		s.KVRank, s.QueryRank, s.RopeDim = c.KVRank, c.QueryRank, c.RopeDim
 		s.QueryDim, s.ValueDim, s.KVHeads = c.NopeDim+c.RopeDim, c.ValueDim, c.Heads
 	}
-	s.ExpertSize, s.DenseSize = c.MoEIntermediate, c.Intermediate
-	if s.ExpertSize == 0 {
-		s.ExpertSize = c.Intermediate
-	}
+	s.ExpertSize, s.DenseSize = int(cmp.Or(c.MoEIntermediate, c.Intermediate)), int(c.Intermediate)
 	s.SharedSize = c.SharedSize + c.Shared*s.ExpertSize
 	return nil
 }

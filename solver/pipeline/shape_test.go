@@ -30,6 +30,19 @@ func shapeOf(t *testing.T, s Shape, config string) *Shape {
 	return &s
 }
 
+// Of sizes in a list the first counts; what cannot be read is refused.
+func TestListsOfSizes(t *testing.T) {
+	var s Shape
+	if err := s.ReadSizes([]byte(`{"intermediate_size":[40,40],"moe_intermediate_size":[6,3]}`)); err != nil || s.ExpertSize != 6 || s.DenseSize != 40 {
+		t.Errorf("experts of %d, dense layers of %d, %v", s.ExpertSize, s.DenseSize, err)
+	}
+	for _, size := range []string{`"6"`, `[]`, `["6"]`} {
+		if err := s.ReadSizes([]byte(`{"moe_intermediate_size":` + size + `}`)); err == nil || !strings.Contains(err.Error(), "moe_intermediate_size") {
+			t.Errorf("size %s: error %v", size, err)
+		}
+	}
+}
+
 func latent(t *testing.T) *Shape {
 	return shapeOf(t, Shape{HiddenLayers: 60, MoELayers: 59, Experts: 160, TopK: 6, Hidden: 5120}, latentConfig)
 }

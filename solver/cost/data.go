@@ -159,19 +159,19 @@ func reuse(orders []*orderRun) *Reuse {
 	weight := 1 / float64(len(orders))
 	for _, run := range orders {
 		cached, tokens, local, all := 0, 0, 0, 0
-		loads := make([]int, len(run.order)*run.placement.Ranks)
+		last := newWindow(run.options, len(run.order), run.placement.Ranks, 0)
 		for at, request := range run.order {
 			cached += run.cached[at]
 			tokens += run.trace.Length(request)
 			local += run.local(request, run.own[at], 0)
 			all += run.activations(request, 0)
-			loads[at*run.placement.Ranks+run.own[at]] = run.trace.Length(request)
+			last.next()[run.own[at]] = run.trace.Length(request)
+			last.measure()
 		}
 		r.PrefixHitTokens += weight * float64(cached) / float64(tokens)
 		r.AllTokensLAR += weight * float64(local) / float64(all)
-		whole := orderRun{placement: run.placement, options: run.options, order: run.order}
-		whole.windows(loads, run.placement.Ranks)
-		r.AllTokensWindowImbalance += weight * whole.windowImbalance
+		imbalance, _ := last.means()
+		r.AllTokensWindowImbalance += weight * imbalance
 	}
 	return r
 }
@@ -201,13 +201,12 @@ func (r *orderRun) play() error {
 	for l := range layers {
 		r.tallies = append(r.tallies, newTally(r.placement.Hosts(l), ranks, kindsOf(r.trace), r.options))
 	}
-	// loads holds, for each request, its tokens per rank and then its activations per layer and rank.
-	width := (layers + 1) * ranks
-	loads := make([]int, len(r.order)*width)
+	last := newWindow(r.options, len(r.order), ranks, layers)
 	for i, request := range r.order {
-		r.count(request, r.own[i], r.cached[i], loads[i*width:(i+1)*width])
+		r.count(request, r.own[i], r.cached[i], last.next())
+		last.measure()
 	}
-	r.windows(loads, width)
+	r.windowImbalance, r.expertWindowImbalance = last.means()
 	r.deal()
 	return nil
 }
@@ -324,34 +323,6 @@ func (r *orderRun) count(request, own, cached int, load []int) {
 			served[rank] += n
 		}
 	}
-}
-
-// windows measures the balance of the last requests after each arrival, from the first full window on; fewer requests
-// are one window.
-func (r *orderRun) windows(loads []int, width int) {
-	ranks, layers := r.placement.Ranks, len(r.tallies)
-	sum := make([]int, width)
-	size := min(dispatch.Arrivals, len(r.order))
-	windows := 0
-	for i := range r.order {
-		for x, n := range loads[i*width : (i+1)*width] {
-			sum[x] += n
-		}
-		if i < size-1 {
-			continue
-		}
-		windows++
-		r.windowImbalance += r.options.tokenImbalance(sum[:ranks])
-		for l := range layers {
-			r.expertWindowImbalance += imbalance(sum[(l+1)*ranks:(l+2)*ranks]) / float64(layers)
-		}
-		oldest := i - size + 1
-		for x, n := range loads[oldest*width : (oldest+1)*width] {
-			sum[x] -= n
-		}
-	}
-	r.windowImbalance /= float64(windows)
-	r.expertWindowImbalance /= float64(windows)
 }
 
 // deal counts the default: contiguous experts, requests dealt out in turn.

@@ -1,0 +1,56 @@
+package cost
+
+import "github.com/semmoe/operator/solver/dispatch"
+
+// window measures the balance of the last requests after each arrival, from the first full window on; fewer requests are one window.
+type window struct {
+	options       *Options
+	ranks, layers int
+	// loads is a ring: of each request of the window its tokens per rank, and then its activations per layer and rank. sum is over all.
+	loads [][]int
+	sum   []int
+	// arrived counts requests; tokens and experts are the sums of the imbalances so far.
+	arrived         int
+	tokens, experts float64
+}
+
+func newWindow(o *Options, requests, ranks, layers int) *window {
+	w := &window{options: o, ranks: ranks, layers: layers, loads: make([][]int, min(dispatch.Arrivals, requests))}
+	width := (layers + 1) * ranks
+	for i := range w.loads {
+		w.loads[i] = make([]int, width)
+	}
+	w.sum = make([]int, width)
+	return w
+}
+
+// next is where the load of the next request is to be noted, before measure: that of the oldest leaves the window.
+func (w *window) next() []int {
+	load := w.loads[w.arrived%len(w.loads)]
+	for x, n := range load {
+		w.sum[x] -= n
+	}
+	clear(load)
+	return load
+}
+
+// measure counts what was noted.
+func (w *window) measure() {
+	for x, n := range w.loads[w.arrived%len(w.loads)] {
+		w.sum[x] += n
+	}
+	w.arrived++
+	if w.arrived < len(w.loads) {
+		return
+	}
+	w.tokens += w.options.tokenImbalance(w.sum[:w.ranks])
+	for l := range w.layers {
+		w.experts += imbalance(w.sum[(l+1)*w.ranks:(l+2)*w.ranks]) / float64(w.layers)
+	}
+}
+
+// means are those over all windows, of tokens and of activations.
+func (w *window) means() (tokens, experts float64) {
+	windows := float64(w.arrived - len(w.loads) + 1)
+	return w.tokens / windows, w.experts / windows
+}

@@ -129,6 +129,9 @@ type scoreReport struct {
 
 func (f *replanFlags) run(ctx context.Context, o solver.ReplanOptions, stdout, stderr io.Writer) error {
 	begin := time.Now()
+	if err := plan.CheckDirectory(f.out); err != nil {
+		return usageErrorf("--out: %w", err)
+	}
 	current, artifact, err := plan.Read(f.current)
 	if err != nil {
 		return inputError(err)

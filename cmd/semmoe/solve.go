@@ -78,6 +78,9 @@ func newSolveCommand() *cobra.Command {
 			if options.Hardware, err = readHardware(flags.hardware); err != nil {
 				return err
 			}
+			if err := plan.CheckDirectory(flags.out); err != nil {
+				return usageErrorf("--out: %w", err)
+			}
 			return solve(cmd.Context(), flags.trace, flags.withoutDomains, flags.out, options, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}

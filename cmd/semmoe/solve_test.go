@@ -343,7 +343,9 @@ func TestSolveExitCodes(t *testing.T) {
 		"missing trace":   {with("--trace", filepath.Join(dir, "none")), exitInvalidFile, "no such file"},
 		"bad trace":       {with("--trace", bad), exitInvalidFile, "bad.safetensors"},
 		"a directory":     {with("--trace", dir), exitInvalidFile, "is a directory"},
-		"out is taken":    {with("--out", dir), 1, "holds no plan"},
+		"out is taken":    {with("--out", dir), exitUsage, "holds no plan"},
+		"taken, no trace": {with("--out", dir, "--trace", filepath.Join(dir, "none")), exitUsage, "--out: " + dir + " is not empty and holds no plan: name another directory"},
+		"out in a file":   {with("--out", filepath.Join(bad, "plan")), exitUsage, "--out: "},
 	} {
 		if code, _, message := runJSON(t, newSolveCommand(), test.args...); code != test.code || !strings.Contains(message, test.want) {
 			t.Errorf("%s: exit code %d, %q; want %d and %q", name, code, message, test.code, test.want)

@@ -4,10 +4,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -243,6 +245,47 @@ func TestWriteReplacesAPlanAndNothingElse(t *testing.T) {
 	empty := t.TempDir()
 	if err := plan.Write(empty, first, []byte("{}\n")); err != nil {
 		t.Errorf("an empty directory: %v", err)
+	}
+	t.Chdir(t.TempDir())
+	if err := errors.Join(plan.CheckDirectory("."), plan.Write(".", first, []byte("{}\n"))); err != nil {
+		t.Errorf("the working directory: %v", err)
+	}
+}
+
+// A directory is refused before there is a plan for it, and none is touched.
+func TestCheckDirectory(t *testing.T) {
+	dir, a := written(t, solved(t, placement.DataParallel))
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	empty := t.TempDir()
+	for name, test := range map[string]struct{ dir, want string }{
+		"a plan":          {dir, ""},
+		"an empty one":    {empty, ""},
+		"a new one":       {filepath.Join(empty, "plan"), ""},
+		"in a new one":    {filepath.Join(empty, "a", "b", "plan"), ""},
+		"something else":  {filepath.Dir(file), "is not empty and holds no plan: name another directory"},
+		"a file":          {file, "not a directory"},
+		"below a file":    {filepath.Join(file, "plan"), "not a directory"},
+		"the root":        {"/", "is not empty and holds no plan"},
+		"a read-only one": {"/proc/plan", "the plan takes its place at once, from a directory beside it: mkdir /proc/.plan-"},
+	} {
+		if runtime.GOOS != "linux" && strings.HasPrefix(test.dir, "/proc") {
+			continue
+		}
+		err := plan.CheckDirectory(test.dir)
+		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+			t.Errorf("%s: error %v; want %q", name, err, test.want)
+		}
+	}
+	if _, read, err := plan.Read(dir); err != nil || read.Digest != a.Digest {
+		t.Errorf("the plan that was there: %v", err)
+	}
+	for _, beside := range []string{filepath.Dir(dir), filepath.Dir(empty), empty, filepath.Dir(file)} {
+		if left, _ := filepath.Glob(filepath.Join(beside, ".plan-*")); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"syscall"
 )
 
 // Write puts a plan and its report (any JSON) into a directory, which appears complete or not at all. A plan that is
@@ -14,7 +15,10 @@ func Write(dir string, a *Artifact, report []byte) (err error) {
 	if err := replaceable(dir); err != nil {
 		return err
 	}
-	parent := filepath.Dir(filepath.Clean(dir))
+	if dir, err = filepath.Abs(dir); err != nil {
+		return err
+	}
+	parent := filepath.Dir(dir)
 	if err := os.MkdirAll(parent, 0o755); err != nil {
 		return err
 	}
@@ -34,6 +38,47 @@ func Write(dir string, a *Artifact, report []byte) (err error) {
 		return err
 	}
 	return syncDirectory(parent)
+}
+
+// CheckDirectory tells why Write would refuse a directory, before there is a plan; it leaves nothing behind.
+func CheckDirectory(dir string) error {
+	if err := replaceable(dir); err != nil {
+		return err
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	parent := filepath.Dir(dir)
+	for { // Write makes what is missing
+		if _, err := os.Stat(parent); !errors.Is(err, os.ErrNotExist) || parent == filepath.Dir(parent) {
+			break
+		}
+		parent = filepath.Dir(parent)
+	}
+	temporary, err := os.MkdirTemp(parent, ".plan-")
+	if err != nil {
+		return fmt.Errorf("the plan takes its place at once, from a directory beside it: %w", err)
+	}
+	return errors.Join(movable(dir, temporary), os.RemoveAll(temporary))
+}
+
+// movable refuses what another directory cannot take the place of. It tries to rename it to one that is not empty, which no system
+// does: what cannot be renamed at all fails in another way.
+func movable(dir, temporary string) error {
+	if err := os.Mkdir(filepath.Join(temporary, "full"), 0o755); err != nil {
+		return err
+	}
+	err := syscall.Rename(dir, temporary)
+	switch {
+	case err == nil: // no system does, but what was there is not to be lost
+		return syscall.Rename(temporary, dir)
+	case errors.Is(err, syscall.EBUSY), errors.Is(err, syscall.EXDEV):
+		return fmt.Errorf("%s is where a volume is mounted, or part of a container image: name a directory below it", dir)
+	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("%s cannot be replaced: %w", dir, err)
+	}
+	return nil
 }
 
 // replaceable refuses a directory that holds something other than a plan.

@@ -1,0 +1,51 @@
+package plan
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A volume's mount point cannot be replaced, whatever it holds; a directory below it can.
+func TestMountPointIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	allowed := make(chan bool, 1)
+	go func() {
+		defer close(allowed)
+		runtime.LockOSThread() // never unlocked: the thread ends with its mounts
+		if err := unix.Unshare(unix.CLONE_NEWNS); errors.Is(err, unix.EPERM) {
+			return
+		} else if err != nil {
+			t.Error(err)
+			return
+		}
+		if err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("tmpfs", dir, "tmpfs", 0, "")); err != nil {
+			t.Error(err)
+			return
+		}
+		allowed <- true
+		for _, held := range []string{"", ManifestFile} {
+			if held != "" {
+				if err := os.WriteFile(filepath.Join(dir, held), nil, 0o644); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := CheckDirectory(dir); err == nil || !strings.Contains(err.Error(), dir+" is where a volume is mounted") {
+				t.Errorf("holding %q: error %v", held, err)
+			}
+		}
+		if err := CheckDirectory(filepath.Join(dir, "plan")); err != nil {
+			t.Error(err)
+		}
+	}()
+	if !<-allowed {
+		t.Skip("not allowed to mount")
+	}
+	for range allowed {
+	}
+}

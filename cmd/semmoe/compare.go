@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -111,6 +112,31 @@ func parseForecasts(flag string, names []string) ([]solver.Forecast, error) {
 	return forecasts, nil
 }
 
+// checkForecasts refuses forecasts that are compared on a number of ranks and cannot be computed for it: those of attention tp.
+func checkForecasts(o solver.CompareOptions, ranks int, t *trace.Trace) error {
+	if !slices.Contains(o.Attentions, placement.TensorParallel) {
+		return nil
+	}
+	for _, of := range []struct {
+		flag      string
+		forecasts []solver.Forecast
+		compared  bool
+	}{
+		{"--forecast", o.Forecasts, slices.Contains(o.Algorithms, placement.Auto)},
+		{"--baseline-forecast", o.Baselines, slices.ContainsFunc(o.Algorithms, func(a placement.Algorithm) bool { return a != placement.Auto })},
+	} {
+		if !of.compared {
+			continue
+		}
+		for _, forecast := range of.forecasts {
+			if err := solver.CheckForecast(forecast, ranks, t); err != nil {
+				return usageErrorf("%s %s: %w", of.flag, forecast, err)
+			}
+		}
+	}
+	return nil
+}
+
 // comparisonReport is what compare prints as JSON.
 type comparisonReport struct {
 	Trace string `json:"trace"`
@@ -143,6 +169,9 @@ func (f *compareFlags) run(ctx context.Context, stdout, stderr io.Writer) error 
 			if err := placement.CheckSlots(placement.Auto, ranks, t.Model.Experts, redundant); err != nil {
 				return usageErrorf("--redundant-slots: %w", err)
 			}
+		}
+		if err := checkForecasts(o, ranks, t); err != nil {
+			return err
 		}
 	}
 	report := comparisonReport{

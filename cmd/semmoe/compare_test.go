@@ -83,15 +83,17 @@ func TestCompareRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, args := range map[string][]string{
-		"--trace is missing":           nil,
-		"--redundant-slots: 9 ":        {"--trace", path, "--ep", "2", "--redundant-slots", "9"},
-		"--redundant-slots: -1 ":       {"--trace", path, "--ep", "2", "--redundant-slots", "-1"},
-		"--cells is -1":                {"--trace", path, "--cells", "-1"},
-		"--format is \"xml\"":          {"--trace", path, "--format", "xml"},
-		"--ep: EP size 3":              {"--trace", path, "--ep", "3"},
-		"the trace's vocabulary is 20": {"--trace", path, "--ep", "2", "--embeddings", npy},
-		"is not a .npy file":           {"--trace", path, "--ep", "2", "--embeddings", path},
-		"no such file":                 {"--trace", path, "--ep", "2", "--embeddings", path + "x"},
+		"--trace is missing":     nil,
+		"--redundant-slots: 9 ":  {"--trace", path, "--ep", "2", "--redundant-slots", "9"},
+		"--redundant-slots: -1 ": {"--trace", path, "--ep", "2", "--redundant-slots", "-1"},
+		"--cells is -1":          {"--trace", path, "--cells", "-1"},
+		"--format is \"xml\"":    {"--trace", path, "--format", "xml"},
+		"--ep: EP size 3":        {"--trace", path, "--ep", "3"},
+		"--forecast lookahead-raw: the trace has no look-ahead":      {"--trace", path, "--ep", "2", "--forecast", "lookahead-raw"},
+		"--baseline-forecast lookahead: the trace has no look-ahead": {"--trace", path, "--ep", "2", "--baseline-forecast", "table,lookahead"},
+		"the trace's vocabulary is 20":                               {"--trace", path, "--ep", "2", "--embeddings", npy},
+		"is not a .npy file":                                         {"--trace", path, "--ep", "2", "--embeddings", path},
+		"no such file":                                               {"--trace", path, "--ep", "2", "--embeddings", path + "x"},
 	} {
 		code, _, message := runJSON(t, newCompareCommand(), args...)
 		exit := exitUsage
@@ -100,6 +102,13 @@ func TestCompareRefuses(t *testing.T) {
 		}
 		if code != exit || !strings.Contains(message, want) {
 			t.Errorf("%v: exit code %d, %q; want %q", args, code, message, want)
+		}
+	}
+	// Forecasts that nothing is compared by are as good as not named.
+	for _, idle := range [][]string{{"--attention", "dp", "--algorithm", "auto"}, {"--attention", "tp", "--algorithm", "eplb"}} {
+		args := append(idle, "--trace", path, "--ep", "2", "--seeds", "1", "--forecast", "lookahead-raw", "--format", "json")
+		if code, _, message := runJSON(t, newCompareCommand(), args...); code != 0 {
+			t.Errorf("%v: exit code %d, %q", args, code, message)
 		}
 	}
 }

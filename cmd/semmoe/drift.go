@@ -199,13 +199,18 @@ func (f *driftFlags) trial(ctx context.Context, t *trace.Trace, p *solver.Plan) 
 			return nil, err
 		}
 	}
-	if trial.usual, err = solver.DriftRequests(ctx, t, p, held); err != nil {
-		return nil, inputError(err)
-	}
-	if len(others) > 0 {
+	if trial.usual, err = solver.DriftRequests(ctx, t, p, held); err == nil && len(others) > 0 {
 		trial.switched, err = solver.DriftRequests(ctx, t, p, others)
 	}
-	return trial, inputError(err)
+	return trial, mismatch(ctx, err)
+}
+
+// mismatch gives faults of a trace that is not of the plan's model their exit code: nothing is read by now.
+func mismatch(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	return codedError{err, exitInvalidFile}
 }
 
 // otherDocuments makes a plan's drift test anew from half of the documents of held-out requests; the requests of the other half are what
@@ -223,9 +228,9 @@ func otherDocuments(ctx context.Context, t *trace.Trace, p *solver.Plan, heldOut
 	}
 	test, err := solver.CalibrateDrift(ctx, t, p, seen)
 	if err == nil && test == nil {
-		err = usageErrorf("--other-documents: half of the documents have %d held-out requests; a drift test needs %d", len(seen), drift.LeastRequests)
+		return nil, nil, usageErrorf("--other-documents: half of the documents have %d held-out requests; a drift test needs %d", len(seen), drift.LeastRequests)
 	}
-	return test, unseen, inputError(err)
+	return test, unseen, mismatch(ctx, err)
 }
 
 func (f *driftFlags) delay(ctx context.Context, trial *driftTrial, change drift.Change, order drift.Order) (driftDelay, error) {

@@ -42,15 +42,23 @@ func TestDriftPrintsAlarmsAndDelays(t *testing.T) {
 			t.Errorf("sticky %v: the drops are found after %+v", order.Sticky, order.Drops)
 		}
 	}
+	shape.Experts *= 2
+	other := created(t, tracetest.Generate(shape, 1))
+	for _, more := range [][]string{nil, {"--other-documents"}} {
+		code, _, message := runJSON(t, newDriftCommand(), append([]string{"--trace", other, "--plan", dir}, more...)...)
+		if code != exitInvalidFile || !strings.Contains(message, "experts") {
+			t.Errorf("a trace of another model, %v: exit code %d, %q; want %d", more, code, message, exitInvalidFile)
+		}
+	}
 	if code, got, _ = runJSON(t, newDriftCommand(), flags...); code != 0 {
 		t.Fatalf("without domains: exit code %d", code)
 	}
 	if _, has := got["orders"].([]any)[0].(map[string]any)["switch"]; has {
 		t.Error("a switch to no domain is reported")
 	}
-	_, other, _ := runJSON(t, newDriftCommand(), append(flags, "--other-documents")...)
-	all, half := got["usual_requests"].(float64), other["usual_requests"].(float64)
-	if from := other["calibration"].(map[string]any)["requests"].(float64); from < 0.4*all || from > 0.6*all || from+half != all {
+	_, fresh, _ := runJSON(t, newDriftCommand(), append(flags, "--other-documents")...)
+	all, half := got["usual_requests"].(float64), fresh["usual_requests"].(float64)
+	if from := fresh["calibration"].(map[string]any)["requests"].(float64); from < 0.4*all || from > 0.6*all || from+half != all {
 		t.Errorf("of %v requests, a test that is made from %v is tried on %v others", all, from, half)
 	}
 }

@@ -62,13 +62,16 @@ func findFiles(c *checkpoint.Checkpoint, m *mapping) (*sourceFiles, error) {
 
 // isWeights recognises weights outside of the index: the same model in another form, still in the old order.
 func isWeights(name string) bool {
+	name, _ = strings.CutSuffix(name, ".index.json")
 	switch path.Ext(name) {
-	case ".safetensors", ".gguf", ".pth", ".h5", ".msgpack", ".onnx":
+	case ".safetensors", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".npz", ".nemo":
 		return true
-	case ".bin", ".json":
-		return strings.HasPrefix(name, "pytorch_model") || name == "model.bin"
+	case ".bin": // training_args.bin, and what belongs to a tokenizer, are not
+		return strings.HasPrefix(name, "consolidated") || strings.Contains(name, "model") && !strings.Contains(name, "tokenizer")
+	case ".json":
+		return strings.HasPrefix(name, "pytorch_model")
 	}
-	return strings.HasSuffix(name, ".safetensors.index.json")
+	return strings.Contains(name, ".onnx") // and the files beside it that hold its data
 }
 
 // isConfiguration recognises the files in which engines look for what is quantised and how.

@@ -210,8 +210,10 @@ func TestOtherFiles(t *testing.T) {
 	m := generators["olmoe"](1)
 	p := m.permutation(1)
 	model := m.write(t, 100)
-	come := []string{"tokenizer.json", "README.md", "sub/dir/file.txt", ".gitattributes", "training_args.bin", "tokenizer.model"}
-	stay := []string{"consolidated.safetensors", "original/model.safetensors", "model.Q4.gguf", "pytorch_model.bin", "pytorch_model.bin.index.json", "metal/model.bin"}
+	come := []string{"tokenizer.json", "README.md", "sub/dir/file.txt", ".gitattributes", "training_args.bin", "tokenizer.model", "tokenizer_model.bin", "model.md", "generation_config.json"}
+	stay := []string{"consolidated.safetensors", "original/model.safetensors", "model.Q4.gguf", "pytorch_model.bin", "pytorch_model.bin.index.json", "metal/model.bin",
+		"original/consolidated.00.bin", "consolidated.safetensors.index.json", "ggml-model-q4_0.bin", "model-00001-of-00002.bin", "adapter_model.bin", "model.pt", "consolidated.00.pth",
+		"last.ckpt", "rust_model.ot", "weights.npz", "model.nemo", "onnx/model.onnx", "onnx/model.onnx_data", "onnx/model.onnx.data"}
 	for _, name := range slices.Concat(come, stay, []string{".cache/huggingface/x.metadata"}) {
 		writeFile(t, filepath.Join(model, name), []byte("content of "+name))
 	}

@@ -256,12 +256,13 @@ func (i *Injector) done(status int, body []byte) (crashed bool) {
 	return false
 }
 
-// age makes the first list of each kind as old as the schedule wants it.
+// age makes the first list of each kind as old as the schedule wants it, where any version will do, as for a cache. A list without a version
+// is answered by the latest: whoever reads past the cache relies on that.
 func (i *Injector) age(r *http.Request) *http.Request {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	key := r.URL.Path + "?" + r.URL.Query().Get("labelSelector")
-	if i.schedule.ListVersion == "" || i.listed[key] {
+	if i.schedule.ListVersion == "" || i.listed[key] || r.URL.Query().Get("resourceVersion") != "0" {
 		return r
 	}
 	i.listed[key] = true

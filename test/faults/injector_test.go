@@ -212,16 +212,16 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// The first list of a kind is as old as asked for, and later ones are not.
+// The first list of a kind for a cache is as old as asked for, and neither later ones are nor those that want the latest.
 func TestOldList(t *testing.T) {
 	s, i := newServer(t), New(Schedule{ListVersion: "42", Lag: 1})
 	c := clientOf(t, i, s)
-	for _, url := range []string{path + "?resourceVersion=0", path + "?resourceVersion=0", path + "?labelSelector=a"} {
+	for _, url := range []string{path, path + "?resourceVersion=0", path + "?resourceVersion=0", path + "?labelSelector=a&resourceVersion=0"} {
 		if _, _, err := do(t, c, s, http.MethodGet, url); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got := strings.Join(s.reached(), "\n"); got != "GET "+path+"?resourceVersion=42&resourceVersionMatch=Exact\nGET "+path+"?resourceVersion=0\nGET "+path+"?labelSelector=a&resourceVersion=42&resourceVersionMatch=Exact" {
+	if got := strings.Join(s.reached(), "\n"); got != "GET "+path+"\nGET "+path+"?resourceVersion=42&resourceVersionMatch=Exact\nGET "+path+"?resourceVersion=0\nGET "+path+"?labelSelector=a&resourceVersion=42&resourceVersionMatch=Exact" {
 		t.Errorf("came through:\n%s", got)
 	}
 	// A list within a watch would be new.

@@ -148,7 +148,11 @@ func o200kWord(t *classTable, text string, at int, contractions bool, digits int
 		start = at + size
 	}
 	if start > at || first&letter != 0 {
-		end := casedWord(t, text, start)
+		end, lower := casedWord(t, text, start)
+		if !lower && start > at && first&classMark != 0 {
+			// The first alternative, which has no match behind the mark, has one at it: of both classes, it is a word of its own.
+			return start
+		}
 		if n := contraction(text[end:], true); contractions && n > 0 {
 			end += n
 		}
@@ -164,21 +168,22 @@ func o200kWord(t *classTable, text string, at int, contractions bool, digits int
 	return t.spaces(text, at, true)
 }
 
-// casedWord matches U*W+|U+W* at a character of U or W, the upper and the lower class, which overlap.
-func casedWord(t *classTable, text string, at int) int {
+// casedWord matches U*W+|U+W* at a character of U or W, the upper and the lower class, which overlap, and reports whether it was the
+// first alternative.
+func casedWord(t *classTable, text string, at int) (end int, lower bool) {
 	upper := t.run(text, at, classUpper, false)
-	if lower := t.run(text, upper, classLower, false); lower > upper {
-		return lower
+	if end := t.run(text, upper, classLower, false); end > upper {
+		return end, true
 	}
 	// U* has to give back characters until one of them is of W too. Where there is none, the second alternative takes all.
 	for end := upper; end > at; {
 		r, size := utf8.DecodeLastRuneInString(text[at:end])
 		if t.of(r)&classLower != 0 {
-			return end
+			return end, true
 		}
 		end -= size
 	}
-	return upper
+	return upper, false
 }
 
 // deepSeekV3 cuts as the three expressions of deepSeekV3Patterns do one after the other.

@@ -256,6 +256,7 @@ func TestParseRefuses(t *testing.T) {
 var trickyTexts = []string{
 	"", " ", "  ", "a  b", "   leading", "trailing   ", "\n\n x", "don't we'll I'D they're '' 'x 's", " 's", "1234 12a a12 ½Ⅷ٣",
 	"a\r\nb\n\n\nc", "日本語 テスト\u3000全角", "naïve – “quoted”", "😀🚀", "\u0085\u00a0x", "e\u0301 \u0300", "<|endoftext|><|endoftext", "\x00\x01", "a\xffb\xc3", strings.Repeat(" ", 300) + "x",
+	"\u0301A", "1\ufe0fA", "\n\u0301\u0301AB'S", "\u0301Ab", "x \u0301A\u0301B",
 }
 
 // mergeOracle merges by its definition: the pair of lowest rank, leftmost first, until none is left.

@@ -72,6 +72,9 @@ func newPreTokenizer(steps []filePreTokenizer) (*preTokenizer, error) {
 		if p.byteLevel || p.spaces != nil {
 			return nil, unsupported("pre_tokenizer of type %q behind %s", steps[i].Type, steps[i-1].Type)
 		}
+		if i > 0 && steps[i].Type == "Metaspace" { // it would begin at each piece anew
+			return nil, unsupported("pre_tokenizer of type %q behind %s; it is supported as the first step alone", steps[i].Type, steps[i-1].Type)
+		}
 		if isDeepSeekV3(steps[i:]) {
 			p.cutters, p.words = append(p.cutters, deepSeekV3), p.words+1
 			i += len(deepSeekV3Patterns) - 1

@@ -229,6 +229,7 @@ func TestParseRefuses(t *testing.T) {
 			file["pre_tokenizer"] = map[string]any{"type": "Metaspace", "replacement": "▁"}
 		}, "no token <0x00>"},
 		"metaspace":       {set("pre_tokenizer", map[string]any{"type": "Metaspace", "replacement": "_"}), `replacement "_"`},
+		"metaspace later": {steps(typed("Digits"), map[string]any{"type": "Metaspace", "replacement": "▁"}), `"Metaspace" behind Digits; it is supported as the first step alone`},
 		"prepend scheme":  {set("pre_tokenizer", map[string]any{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "last"}), `prepend_scheme "last"`},
 		"shared id":       {model("vocab", map[string]int{"a": 7, "b": 7}), `tokens "a" and "b" share id 7`},
 		"missing byte":    {model("vocab", map[string]int{"a": 0}), "no token for byte"},

@@ -78,9 +78,7 @@ func (l *Lease) move(endpoint string) {
 		pinned = l.Rank
 	}
 	to, layout := l.pool.find(endpoint, pinned)
-	l.on.outstanding[l.place] -= l.tokens
-	l.on.pending[l.place] -= l.pending
-	l.stepped()
+	l.leave()
 	l.place = max(0, to.rank)
 	to.on.outstanding[l.place] += l.tokens
 	to.on.pending[l.place] += l.pending

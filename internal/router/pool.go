@@ -67,9 +67,12 @@ func (o *PoolOptions) newScheduler(ranks int, shape cost.Shape, on cost.Machines
 type Pool struct {
 	mu sync.Mutex
 	// groups holds the backends of each plan, and those without one, ordered by digest.
-	groups  []*group
-	plans   map[string]*scheduled // by digest
-	options PoolOptions
+	groups []*group
+	// departed are the backends that were taken away while they had requests, until these have ended: one whose pod was not ready for
+	// a moment comes back as busy as it is.
+	departed map[identity]*backend
+	plans    map[string]*scheduled // by digest
+	options  PoolOptions
 	// prefixes knows what the places hold; spent sums what decisions were made by.
 	prefixes *dispatch.Prefixes
 	spent    spent
@@ -98,6 +101,17 @@ type backend struct {
 	ejectedUntil time.Time
 }
 
+// identity tells backends apart.
+type identity struct{ pod, address string }
+
+func identityOf(b discovery.Backend) identity { return identity{b.Pod, b.Address} }
+
+// idle tells that no request is on the backend.
+func (b *backend) idle() bool {
+	return !slices.ContainsFunc(b.outstanding, func(tokens int64) bool { return tokens > 0 }) &&
+		!slices.ContainsFunc(b.pending, func(requests int) bool { return requests > 0 })
+}
+
 // scheduled is a plan with the scheduler of its requests. layout is own, or has another plan's tables in the place of its own.
 type scheduled struct {
 	own, layout *plans.Layout
@@ -122,20 +136,21 @@ func NewPoolWith(options PoolOptions) (*Pool, error) {
 		return nil, err
 	}
 	return &Pool{
-		plans: map[string]*scheduled{}, changed: make(chan struct{}), now: time.Now,
+		departed: map[identity]*backend{}, plans: map[string]*scheduled{}, changed: make(chan struct{}), now: time.Now,
 		options: options, prefixes: dispatch.NewPrefixes(options.CacheTokensPerRank),
 	}, nil
 }
 
-// Set replaces the backends. Those that stay keep their outstanding tokens, and what they are thought to have cached.
+// Set replaces the backends. Those that stay, or come back before their requests have ended, keep their outstanding tokens, and what
+// they are thought to have cached.
 func (p *Pool) Set(backends []discovery.Backend) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	oldGroups, old := map[string]*group{}, map[string]*backend{}
+	oldGroups, old := map[string]*group{}, p.departed
 	for _, g := range p.groups {
 		oldGroups[g.plan] = g
 		for _, b := range g.backends {
-			old[b.Address] = b
+			old[identityOf(b.Backend)] = b
 		}
 	}
 	groups := map[string]*group{}
@@ -147,19 +162,13 @@ func (p *Pool) Set(backends []discovery.Backend) {
 			groups[b.PlanDigest] = g
 			p.groups = append(p.groups, g)
 		}
-		next, stays := old[b.Address]
-		if stays && next.Equal(b) {
-			delete(old, b.Address)
-		} else {
-			next = p.newBackend(b)
-		}
+		next := p.takeOver(old, b)
 		g.backends = append(g.backends, next)
 		g.most = max(g.most, len(next.outstanding))
 	}
+	p.departed = old
 	for _, gone := range old {
-		for _, cache := range gone.caches {
-			p.prefixes.Remove(cache)
-		}
+		p.dropIdle(gone)
 	}
 	for _, g := range p.groups {
 		if was := oldGroups[g.plan]; was != nil && was.most == g.most {
@@ -170,6 +179,36 @@ func (p *Pool) Set(backends []discovery.Backend) {
 	}
 	slices.SortFunc(p.groups, func(a, b *group) int { return cmp.Compare(a.plan, b.plan) })
 	p.notify()
+}
+
+// takeOver makes a backend of an old one, which is then no longer among these, where its ranks are as many.
+func (p *Pool) takeOver(old map[identity]*backend, b discovery.Backend) *backend {
+	was, known := old[identityOf(b)]
+	if !known {
+		return p.newBackend(b)
+	}
+	delete(old, identityOf(b))
+	if len(was.outstanding) != max(1, b.Ranks) {
+		p.forget(was)
+		return p.newBackend(b)
+	}
+	was.Backend = b
+	return was
+}
+
+// dropIdle drops a departed backend that has no request any more.
+func (p *Pool) dropIdle(b *backend) {
+	if at := identityOf(b.Backend); p.departed[at] == b && b.idle() {
+		delete(p.departed, at)
+		p.forget(b)
+	}
+}
+
+// forget forgets what a backend is thought to have cached: it gets no more requests.
+func (p *Pool) forget(b *backend) {
+	for _, cache := range b.caches {
+		p.prefixes.Remove(cache)
+	}
 }
 
 func (p *Pool) newBackend(b discovery.Backend) *backend {
@@ -353,10 +392,16 @@ func (l *Lease) Release() {
 	l.once.Do(func() {
 		l.pool.mu.Lock()
 		defer l.pool.mu.Unlock()
-		l.on.outstanding[l.place] -= l.tokens
-		l.on.pending[l.place] -= l.pending
-		l.stepped()
+		l.leave()
 	})
+}
+
+// leave takes the request off its place. The lock must be held.
+func (l *Lease) leave() {
+	l.on.outstanding[l.place] -= l.tokens
+	l.on.pending[l.place] -= l.pending
+	l.stepped()
+	l.pool.dropIdle(l.on)
 }
 
 // Answered tells that the first event of a streamed answer has come. Further calls do nothing.

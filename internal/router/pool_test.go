@@ -1,6 +1,10 @@
 package router
 
 import (
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/semmoe/operator/internal/router/discovery"
@@ -37,5 +41,112 @@ func TestPool(t *testing.T) {
 	}
 	if _, ok := acquire(1, "a:1", "b:1"); ok {
 		t.Error("a backend that was tried is used again")
+	}
+}
+
+// A backend that goes away for a moment comes back with the load of its requests, and with what it has cached; once these have ended
+// nothing is kept of one that is away.
+func TestComesBackAsBusyAsItIs(t *testing.T) {
+	a := discovery.Backend{Pod: "a", Address: "a:1", Ranks: 2, RankAddresses: []string{"a:1", "a:2"}}
+	pool := poolWith(t, func(o *PoolOptions) { o.PendingLimitPerRank = 1 })
+	body := []byte(`{"prompt":"` + strings.Repeat("a long prompt ", 100) + `","max_tokens":1}`)
+	acquire := func() (*Lease, *request) {
+		r := newRequest("/v1/completions", "x", body)
+		lease, _ := pool.acquire(r, nil)
+		return lease, r
+	}
+	pool.Set([]discovery.Backend{a})
+	first, _ := acquire()
+	held := first.tokens
+	pool.Set(nil)
+	if lease, _ := acquire(); lease != nil {
+		t.Fatal("a backend that has gone gets a request")
+	}
+	one := a
+	one.RankAddresses = []string{"", "a:2"}
+	if first.Rank == 1 {
+		one.RankAddresses = []string{"a:1", ""}
+	}
+	for _, back := range []discovery.Backend{a, one} { // the second while it stays
+		pool.Set([]discovery.Backend{back})
+		if got := outstanding(pool); got != held {
+			t.Fatalf("%d tokens are outstanding, want %d", got, held)
+		}
+	}
+	pool.Set([]discovery.Backend{a})
+	second, _ := acquire()
+	if second == nil || second.Rank == first.Rank {
+		t.Fatalf("the second request: %+v", second)
+	}
+	if third, r := acquire(); third != nil || r.refused == nil {
+		t.Error("the limit of pending requests is passed")
+	}
+	second.Release()
+	if third, _ := acquire(); third == nil || third.Rank == first.Rank {
+		t.Errorf("the third request: %+v", third)
+	} else {
+		third.Release()
+	}
+	first.Release()
+	if got := outstanding(pool); got != 0 || len(pool.departed) != 0 {
+		t.Errorf("%d tokens are outstanding, %d backends departed", got, len(pool.departed))
+	}
+
+	// Its last request ends while it is away.
+	last, _ := acquire()
+	pool.Set(nil)
+	if len(pool.departed) != 1 {
+		t.Error("the busy backend is forgotten")
+	}
+	last.Release()
+	if len(pool.departed) != 0 {
+		t.Error("the idle backend is kept")
+	}
+	// Another pod at its address, and the pod with other ranks, have nothing of it.
+	for _, other := range []discovery.Backend{{Pod: "b", Address: "a:1", Ranks: 2}, {Pod: "a", Address: "a:1", Ranks: 3}} {
+		pool.Set([]discovery.Backend{a})
+		last, _ = acquire()
+		pool.Set(nil)
+		pool.Set([]discovery.Backend{other})
+		if got := outstanding(pool); got != 0 {
+			t.Errorf("%+v has %d tokens outstanding", other, got)
+		}
+		last.Release()
+		pool.Set(nil)
+		if len(pool.departed) != 0 {
+			t.Errorf("%d backends departed", len(pool.departed))
+		}
+	}
+}
+
+// Requests come and end while backends come and go: in the end nothing is outstanding, and nothing is kept.
+func TestBackendsThatBlink(t *testing.T) {
+	pool := poolWith(t, func(o *PoolOptions) { o.PendingLimitPerRank = 2 })
+	a, b := discovery.Backend{Pod: "a", Address: "a:1", Ranks: 2}, discovery.Backend{Pod: "b", Address: "b:1", Ranks: 2}
+	pool.Set([]discovery.Backend{a, b})
+	var clients sync.WaitGroup
+	for client := range 4 {
+		clients.Go(func() {
+			for i := range 300 {
+				r := newRequest("/v1/completions", fmt.Sprint(client, i), []byte(`{"prompt":"x"}`))
+				if lease, ok := pool.acquire(r, nil); ok {
+					if i%3 == 0 {
+						lease.move("b:1")
+					}
+					lease.Answered()
+					runtime.Gosched()
+					lease.Release()
+				}
+			}
+		})
+	}
+	for i := range 200 {
+		pool.Set([][]discovery.Backend{{a, b}, {b}, nil, {a}}[i%4])
+		runtime.Gosched()
+	}
+	clients.Wait()
+	pool.Set([]discovery.Backend{a, b})
+	if got, next := loads(pool); got != 0 || next != 0 || len(pool.departed) != 0 {
+		t.Errorf("%d tokens are outstanding, %d next; %d backends departed", got, next, len(pool.departed))
 	}
 }

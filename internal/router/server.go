@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -81,10 +82,6 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	if err != nil {
 		return err
 	}
-	setReady := func(is bool) {
-		ready.Store(is)
-		service.SetReady(is)
-	}
 	probes := &http.Server{Handler: probeRoutes(&ready, registry, observations), ReadHeaderTimeout: headerTimeout}
 	probesListener, err := listen(options.Host, options.MetricsPort)
 	if err != nil {
@@ -93,6 +90,10 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	log.Info("Serving", "address", service.Addr().String(), "metricsAddress", probesListener.Addr().String())
 
 	group, groupCtx := errgroup.WithContext(ctx)
+	setReady := readyWithin(groupCtx, func(is bool) {
+		ready.Store(is)
+		service.SetReady(is)
+	})
 	set := pool.Set
 	switch {
 	case options.RankHeader == "":
@@ -129,6 +130,16 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 		return errors.Join(service.Shutdown(drain), probes.Close())
 	})
 	return group.Wait()
+}
+
+// readyWithin has set told no more that the router is ready once the context has ended: endpoints may still become known then.
+func readyWithin(ctx context.Context, set func(bool)) func(bool) {
+	var mu sync.Mutex
+	return func(is bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		set(is && ctx.Err() == nil)
+	}
 }
 
 // probeRoutes: the router is ready once it knows its endpoints, even if there are none: an answer that says so is better

@@ -170,6 +170,21 @@ func TestIsNotReadyWithoutEndpoints(t *testing.T) {
 	}
 }
 
+// Once a router drains it is not ready again, whatever becomes known meanwhile.
+func TestDrainingIsForGood(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	is := false
+	setReady := readyWithin(ctx, func(ready bool) { is = ready })
+	if setReady(true); !is {
+		t.Error("not ready with its endpoints")
+	}
+	cancel()
+	setReady(false)
+	if setReady(true); is {
+		t.Error("ready again while it drains")
+	}
+}
+
 // endsWithoutHeader sends a part of a header and waits until the server ends the connection.
 func endsWithoutHeader(port int) error {
 	connection, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"path"
 	"strconv"
 	"time"
 
@@ -28,13 +27,7 @@ type endpointPicker struct {
 // after the chosen one. It waits for no pod, whatever EndpointWait says: a gateway gives up earlier, and may know another pool.
 func NewEndpointPicker(pool *Pool, registry prometheus.Registerer, options ProxyOptions, fallbacks int) (picker.Picker, *Observations) {
 	core := newSender(pool, registry, options)
-	mux := http.NewServeMux()
-	for method, paths := range routes {
-		for _, path := range paths {
-			mux.Handle(method+" "+path, http.NotFoundHandler())
-		}
-	}
-	return &endpointPicker{core: core, fallbacks: fallbacks, routes: mux}, core.observations
+	return &endpointPicker{core: core, fallbacks: fallbacks, routes: routeMux(http.NotFoundHandler())}, core.observations
 }
 
 // Count counts an answer by its status code.
@@ -85,15 +78,13 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	return p, nil
 }
 
-// route is the path of a request, unescaped, if it is one of the service's routes. A path that a server may understand as
-// another one is none.
+// route is the path of a request, unescaped, if it is one of the service's routes.
 func (e *endpointPicker) route(method, escaped string) (string, bool) {
 	target, err := url.ParseRequestURI(escaped)
-	if err != nil || target.Host != "" || target.Path != path.Clean(target.Path) {
+	if err != nil || target.Host != "" {
 		return "", false
 	}
-	_, pattern := e.routes.Handler(&http.Request{Method: method, URL: target})
-	return target.Path, pattern != ""
+	return target.Path, isRoute(e.routes, &http.Request{Method: method, URL: target})
 }
 
 // take takes a rank. Where the response is passed on as it is, a pod that reports its experts by other numbers than

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"path"
 	"strconv"
 	"sync"
 	"time"
@@ -83,17 +84,40 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 		ErrorLog:     slog.NewLogLogger(logr.ToSlogHandler(log), slog.LevelDebug),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) { writeFailure(w, r, err, log) },
 	}
-	handler := withBody(proxy, options, log)
+	handler := onlyRoutes(withBody(proxy, options, log))
+	return sender.metrics.count(identified(handler), options.ClientTimeout), sender.observations
+}
+
+// routeMux serves the routes, and nothing else.
+func routeMux(handler http.Handler) *http.ServeMux {
 	mux := http.NewServeMux()
 	for method, paths := range routes {
 		for _, path := range paths {
 			mux.Handle(method+" "+path, handler)
 		}
 	}
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		wire.WriteError(w, http.StatusNotFound, "not_found", fmt.Sprintf("%s %s is not a route of this service", r.Method, r.URL.Path))
+	return mux
+}
+
+// isRoute tells that a request is one of those that a mux serves. A path that a server may understand as another one is none.
+func isRoute(mux *http.ServeMux, r *http.Request) bool {
+	if r.URL.Path != path.Clean(r.URL.Path) {
+		return false
+	}
+	_, pattern := mux.Handler(r)
+	return pattern != ""
+}
+
+// onlyRoutes serves the routes, and says of anything else that it is none.
+func onlyRoutes(handler http.Handler) http.Handler {
+	mux := routeMux(handler)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !isRoute(mux, r) {
+			wire.WriteError(w, http.StatusNotFound, "not_found", fmt.Sprintf("%s %s is not a route of this service", r.Method, r.URL.Path))
+			return
+		}
+		mux.ServeHTTP(w, r)
 	})
-	return sender.metrics.count(identified(mux), options.ClientTimeout), sender.observations
 }
 
 // newTransport is one connection pool for all engines. There is no timeout on the response header: a long prompt on a loaded

@@ -299,6 +299,8 @@ func TestAnswersForItself(t *testing.T) {
 		"no pod":               {http.MethodPost, "/v1/completions", "{}", nil, 503, "no serving pod is ready"},
 		"administrative route": {http.MethodPost, "/flush_cache", "{}", []discovery.Backend{engine}, 404, "POST /flush_cache is not a route of this service"},
 		"wrong method":         {http.MethodDelete, "/v1/models", "", []discovery.Backend{engine}, 404, "DELETE /v1/models is not a route"},
+		"dot segments":         {http.MethodGet, "/v1/models/..%2f..%2fflush_cache", "", []discovery.Backend{engine}, 404, "is not a route of this service"},
+		"unclean path":         {http.MethodPost, "//generate", "{}", []discovery.Backend{engine}, 404, "POST //generate is not a route of this service"},
 		"body too large":       {http.MethodPost, "/v1/completions", strings.Repeat("x", 1<<16+1), []discovery.Backend{engine}, 413, "at most 65536 bytes"},
 	}
 	for name, tc := range cases {

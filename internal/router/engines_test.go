@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -169,4 +170,82 @@ func TestAsksNoEngineThatCannotTell(t *testing.T) {
 	if failures := testutil.ToFloat64(observations.failures); failures != 0 {
 		t.Errorf("%v failures", failures)
 	}
+}
+
+// What an engine refuses with the router's own wish in it is sent to it once more as the client has sent it. Such a request is not
+// sampled, and counted once; what the router has not changed is sent once.
+func TestRefusedForTheRoutersOwnWish(t *testing.T) {
+	const mine = `"return_routed_experts":true`
+	for name, tc := range map[string]struct {
+		percent    int
+		body       string
+		refuses    func(body string) bool
+		code       int
+		sent, want int // how often the engine is sent it, and what the client gets
+	}{
+		"cannot tell":           {100, `{"prompt":"x"}`, func(body string) bool { return strings.Contains(body, mine) }, 400, 2, 200},
+		"cannot tell, 422":      {100, `{"prompt":"x"}`, func(body string) bool { return strings.Contains(body, mine) }, 422, 2, 200},
+		"a bad request":         {100, `{"prompt":7}`, func(string) bool { return true }, 400, 2, 400},
+		"not sampled":           {0, `{"prompt":7}`, func(string) bool { return true }, 400, 1, 400},
+		"the client's own wish": {100, `{` + mine + `}`, func(string) bool { return true }, 400, 1, 400},
+		"another refusal":       {100, `{"prompt":"x"}`, func(string) bool { return true }, 401, 1, 401},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var sent atomic.Int32
+			backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
+				sent.Add(1)
+				body, err := io.ReadAll(r.Body)
+				if err != nil || int64(len(body)) != r.ContentLength {
+					t.Error(len(body), r.ContentLength, err)
+				}
+				if tc.refuses(string(body)) {
+					w.WriteHeader(tc.code)
+				}
+				w.Write(body) //nolint:errcheck // the client checks
+			})
+			backend.Shape, backend.Revision = &planstest.Shape, "r"
+			pool := NewPool()
+			pool.Set([]discovery.Backend{backend})
+			adapter, registry := adapterOf(t, "SGLang"), prometheus.NewRegistry()
+			url, observations := proxyServerOn(t, registry, pool, ProxyOptions{
+				RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: tc.percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
+			})
+			response, got := post(t, url+"/v1/completions", tc.body)
+			if response.StatusCode != tc.want || got != tc.body && sent.Load() == 2 || int(sent.Load()) != tc.sent || response.Header.Get(HeaderPod) != "a" {
+				t.Errorf("sent %d times; the client gets %s: %s", sent.Load(), response.Status, got)
+			}
+			eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
+			report := observations.report()
+			eligible := int64(0)
+			if tc.want == http.StatusOK {
+				eligible = 1
+			}
+			if p := report.Population; p.Eligible != eligible || p.Sampled != 0 || len(report.Observations) != 0 || testutil.ToFloat64(observations.failures) != 0 {
+				t.Errorf("%+v, %d observations", p, len(report.Observations))
+			}
+			if served := report.ServiceSince(time.Time{})["r"].Requests; served != 1 {
+				t.Errorf("%d requests were served", served)
+			}
+			if tokens := newRequest("/v1/completions", "", []byte(tc.body)).tokens; countedTokens(t, registry) != float64(tokens) {
+				t.Errorf("%v tokens are counted, want %d", countedTokens(t, registry), tokens)
+			}
+		})
+	}
+}
+
+// countedTokens sums a router's estimated tokens over the ranks.
+func countedTokens(t *testing.T, registry *prometheus.Registry) (sum float64) {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() == "semmoe_router_estimated_tokens_total" {
+			for _, metric := range family.Metric {
+				sum += metric.GetCounter().GetValue()
+			}
+		}
+	}
+	return sum
 }

@@ -270,7 +270,13 @@ func TestPermutedCheckpoint(t *testing.T) {
 // proxyServer serves a router.
 func proxyServer(t *testing.T, pool *Pool, options ProxyOptions) (string, *Observations) {
 	t.Helper()
-	proxy, observations := NewProxy(pool, prometheus.NewRegistry(), logr.Discard(), options)
+	return proxyServerOn(t, prometheus.NewRegistry(), pool, options)
+}
+
+// proxyServerOn is proxyServer, with metrics to look at.
+func proxyServerOn(t *testing.T, registry *prometheus.Registry, pool *Pool, options ProxyOptions) (string, *Observations) {
+	t.Helper()
+	proxy, observations := NewProxy(pool, registry, logr.Discard(), options)
 	server := httptest.NewServer(proxy)
 	t.Cleanup(server.Close)
 	return server.URL, observations

@@ -213,9 +213,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		case !ok:
 			return nil, errNoBackend
 		}
-		asked, look := s.look(request, body, lease)
-		began := s.observations.now()
-		response, err := s.attempt(in, asked, request, lease)
+		response, look, began, err := s.attempt(in, body, request, lease)
 		if err == nil && response.StatusCode != http.StatusServiceUnavailable {
 			s.metrics.firstByte.Observe(time.Since(start).Seconds())
 			s.account(request, lease)
@@ -305,7 +303,28 @@ func (s *sender) acquire(ctx context.Context, deadline time.Time, r *request, tr
 	return s.pool.wait(ctx, r, tried)
 }
 
-func (s *sender) attempt(in *http.Request, body []byte, r *request, lease *Lease) (*http.Response, error) {
+// attempt sends a request to the place of its lease, and says what was done to know its experts, and when it was sent. What may have
+// been refused for that is sent once more as the client has sent it, and counts as if it had been sent so at once.
+func (s *sender) attempt(in *http.Request, body []byte, r *request, lease *Lease) (_ *http.Response, _ look, sent time.Time, _ error) {
+	asked, done := s.look(r, body, lease)
+	sent = s.observations.now()
+	response, err := s.send(in, asked, r, lease)
+	if err == nil && done.refused(response) {
+		response.Body.Close()
+		done, sent = look{}, s.observations.now()
+		response, err = s.send(in, body, r, lease)
+	}
+	if err != nil {
+		lease.Release()
+		return nil, look{}, sent, err
+	}
+	lease.mark(response.Header)
+	response.Body = &leasedBody{ReadCloser: response.Body, lease: lease}
+	return response, done, sent, nil
+}
+
+// send sends a request with a body to the place of its lease.
+func (s *sender) send(in *http.Request, body []byte, r *request, lease *Lease) (*http.Response, error) {
 	out := in.Clone(in.Context())
 	out.URL.Host = lease.endpoint()
 	out.Header.Del("Accept-Encoding") // a compressed response could not be looked into, and the way is short
@@ -322,14 +341,7 @@ func (s *sender) attempt(in *http.Request, body []byte, r *request, lease *Lease
 		out.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
 		out.Body, _ = out.GetBody()
 	}
-	response, err := s.transport.RoundTrip(out)
-	if err != nil {
-		lease.Release()
-		return nil, err
-	}
-	lease.mark(response.Header)
-	response.Body = &leasedBody{ReadCloser: response.Body, lease: lease}
-	return response, nil
+	return s.transport.RoundTrip(out)
 }
 
 // routingKey names the rank that holds most of the request's experts, which may be another than the one that load has

@@ -34,6 +34,14 @@ type look struct {
 	// sampled tells that the experts are counted, strips that the response may have some that are not the client's: those that
 	// were asked for, or that the engine tells unasked.
 	sampled, strips bool
+	// asks tells that the body was changed to ask for them.
+	asks bool
+}
+
+// refused tells that a pod may have refused a request for what the router has put into its body: one that was started before its
+// deployment was to be sampled cannot tell, and may say so.
+func (l look) refused(response *http.Response) bool {
+	return l.asks && (response.StatusCode == http.StatusBadRequest || response.StatusCode == http.StatusUnprocessableEntity)
 }
 
 // look asks the engine for the routed experts of a request that is sampled on the lease's pod.
@@ -50,7 +58,7 @@ func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ lo
 	if engine.Unasked {
 		asked = body
 	}
-	return asked, look{sampled: chosen && ok, strips: ok}
+	return asked, look{sampled: chosen && ok, strips: ok, asks: ok && !engine.Unasked}
 }
 
 // survey counts an answered request among those that the sample is drawn from, and has its time compared with that of

@@ -136,6 +136,8 @@ type RoutedExperts struct {
 	// RequestField is the boolean member of a request's body that asks for them. An engine that answers Unasked ignores
 	// it; between a client and the router it says all the same that the client wants them.
 	RequestField string
+	// StartField is the member of a request's body by which a client leaves out what is told of its first tokens.
+	StartField string
 	// Unasked tells that an engine started with the flag for it puts them into every response.
 	Unasked bool
 	// UnstreamedOnly tells that streamed responses do not have them.

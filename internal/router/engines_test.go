@@ -249,3 +249,31 @@ func countedTokens(t *testing.T, registry *prometheus.Registry) (sum float64) {
 	}
 	return sum
 }
+
+// A client that leaves out what is told of its first tokens shifts the rows: its request is not sampled, nor one of those that could
+// have been, and not changed.
+func TestSamplesNoShiftedRows(t *testing.T) {
+	for engineType, body := range map[string]string{
+		"SGLang": `{"prompt":"x","routed_experts_start_len":1}`,
+		"VLLM":   `{"prompt":"x","routed_experts_prompt_start":1}`, "VLLMAscend": `{"prompt":"x","routed_experts_prompt_start":1}`,
+	} {
+		backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
+			got, _ := io.ReadAll(r.Body)
+			fmt.Fprintf(w, `{"got":%q,"choices":[{"routed_experts":%q}],"usage":{}}`, got, vllmRouting())
+		})
+		backend.Shape, backend.Revision = &planstest.Shape, "r"
+		url, observations := routerFor(t, adapterOf(t, engineType), 100, backend)
+		if _, got := post(t, url+"/v1/completions", body); !strings.Contains(got, fmt.Sprintf("%q", body)) {
+			t.Errorf("%s: the answer is %s", engineType, got)
+		}
+		report := observations.report()
+		if len(report.Observations) != 0 || report.Population.Eligible != 0 || testutil.ToFloat64(observations.failures) != 0 {
+			t.Errorf("%s: %+v", engineType, report)
+		}
+		if engineType != "SGLang" {
+			if _, got := post(t, url+"/v1/completions", body); strings.Contains(got, "routed_experts\":\"") {
+				t.Errorf("%s: the client gets what it has not asked for: %s", engineType, got)
+			}
+		}
+	}
+}

@@ -191,7 +191,8 @@ func newSender(pool *Pool, registry prometheus.Registerer, options ProxyOptions)
 func (s *sender) read(ctx context.Context, path, id string, body []byte) *request {
 	r := newRequest(path, id, body)
 	r.tokenize = s.tokenizer.tokenizer(ctx)
-	r.sampled = r.inference && sampled(id, s.options.SamplePercent)
+	r.shifted = r.inference && wire.Asks(body, s.options.RoutedExperts.StartField)
+	r.sampled = r.inference && !r.shifted && sampled(id, s.options.SamplePercent)
 	r.asksExperts = r.inference && wire.Asks(body, s.options.RoutedExperts.RequestField)
 	return r
 }

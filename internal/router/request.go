@@ -17,6 +17,9 @@ type request struct {
 	output, tokens int64
 	// sampled tells that it is one of those whose experts are asked for, if its pod is one that is asked.
 	sampled bool
+	// shifted tells that the client leaves out what is told of its first tokens: such a request is not in the population that the
+	// sample is drawn from.
+	shifted bool
 	// inference tells that the request's tokens activate experts.
 	inference bool
 	// asksExperts tells that the client wants to know the routed experts itself.

@@ -65,7 +65,7 @@ func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ lo
 // others.
 func (s *sender) survey(response *http.Response, r *request, lease *Lease, look look, sent time.Time) {
 	engine := s.options.RoutedExperts
-	if engine.Decode == nil || !r.inference || r.asksExperts || response.StatusCode != http.StatusOK || !s.observations.samples(s.pool, lease.Backend) {
+	if engine.Decode == nil || !r.inference || r.asksExperts || r.shifted || response.StatusCode != http.StatusOK || !s.observations.samples(s.pool, lease.Backend) {
 		return
 	}
 	if engine.UnstreamedOnly && wire.IsStream(response) {

@@ -12,10 +12,14 @@ func (m *meter) countTokens() {
 
 // knownIDs are the ids of the first of those tokens whose experts a response told. The prompt's are known where they are as
 // many as the engine says that it read: a chat template, a token that is put in front or another tokenizer than the engine's
-// make others of them. Those of the answer are known where the engine tells all of them.
+// make others of them. Rows that are not those of all tokens, of which an engine does not run the last, may begin with another one
+// than the first. Those of the answer are known where the engine tells all of them.
 func (m *meter) knownIDs(rows int) []int32 {
 	ids := m.promptIDs()
 	if len(ids) == 0 || len(ids) != m.tokens.Prompt || len(ids) > rows {
+		return nil
+	}
+	if all := m.tokens.Prompt + m.tokens.Completion; m.tokens.Completion > 0 && rows != all && rows != all-1 {
 		return nil
 	}
 	if output := m.tokens.Output; len(output) == m.tokens.Completion && rows <= len(ids)+len(output) {

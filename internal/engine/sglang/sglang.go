@@ -23,6 +23,7 @@ func Adapter() engine.Adapter {
 		ExpertMap:        &engine.ExpertMap{File: "sglang.json", Write: writeMap, Read: readMap},
 		RoutedExperts: engine.RoutedExperts{
 			RequestField: "return_routed_experts",
+			StartField:   "routed_experts_start_len",
 			// The native route, and the extension on the OpenAI routes: source and documentation of the engine disagree
 			// about its spelling and its place.
 			ResponsePaths: [][]string{

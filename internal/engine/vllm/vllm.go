@@ -20,6 +20,7 @@ func Adapter() engine.Adapter {
 		RoutedExperts: engine.RoutedExperts{
 			// The OpenAI routes ignore members that they do not know.
 			RequestField: "return_routed_experts", Unasked: true, UnstreamedOnly: true,
+			StartField:    "routed_experts_prompt_start",
 			ResponsePaths: [][]string{{"choices", "routed_experts"}},
 			Decode:        decodeRoutedExperts,
 			Encode:        encodeRoutedExperts,

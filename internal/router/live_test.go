@@ -202,3 +202,21 @@ func TestKnownIDs(t *testing.T) {
 		t.Errorf("without a tokenizer a text has the ids %v", got)
 	}
 }
+
+// No client waits for the tokens of its answer to be counted, until so many are being counted that what they hold has to be bounded.
+func TestCountsAside(t *testing.T) {
+	observations := newObservations(prometheus.NewRegistry(), ProxyOptions{}, NewPool())
+	release := make(chan struct{})
+	var counted atomic.Int32
+	slots := cap(observations.counting)
+	for range slots {
+		observations.aside(func() { <-release; counted.Add(1) })
+	}
+	done := false
+	observations.aside(func() { done = true })
+	if !done || counted.Load() != 0 {
+		t.Errorf("with %d counts being made, the next one is made: %t; %d have ended", slots, done, counted.Load())
+	}
+	close(release)
+	eventually(t, "all is counted, and there is room again", func() bool { return int(counted.Load()) == slots && len(observations.counting) == 0 })
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -41,6 +42,8 @@ type Observations struct {
 
 	// live keeps the tokens of sampled requests.
 	live *livesamples.Keeper
+	// counting has a slot for each count that is made aside.
+	counting chan struct{}
 
 	activations *prometheus.CounterVec
 	failures    prometheus.Counter
@@ -52,7 +55,7 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 		pool:       pool,
 		population: lar.Population{Requests: lar.RequestsAll, Replicas: lar.ReplicasAll, SamplePercent: options.SamplePercent},
 		now:        time.Now, started: time.Now(),
-		live: livesamples.New(registry, options.LiveSamples),
+		live: livesamples.New(registry, options.LiveSamples), counting: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		activations: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semmoe_activations_total", Help: "Activations of routed experts in sampled requests, by the rank that served and whether the expert lies on it.",
 		}, []string{"rank", "locality"}),
@@ -90,6 +93,20 @@ func (o *Observations) add(observation lar.Observation) {
 	}
 	o.ring[o.next] = observation
 	o.next = (o.next + 1) % ringSize
+}
+
+// aside makes a count that takes long, while the client gets the end of its answer. Where too many are being made already, it waits:
+// what they hold is large.
+func (o *Observations) aside(count func()) {
+	select {
+	case o.counting <- struct{}{}:
+		go func() {
+			defer func() { <-o.counting }()
+			count()
+		}()
+	default:
+		count()
+	}
 }
 
 // addStreamed counts a request whose experts the engine does not tell because it is streamed.

@@ -116,8 +116,7 @@ func (m *meter) wrap(response *http.Response) error {
 		return err
 	}
 	if m.sampled {
-		// The client has its answer by then: counting tokens takes longer than counting activations.
-		response.Body = &endedBody{ReadCloser: response.Body, end: m.countTokens}
+		response.Body = &endedBody{ReadCloser: response.Body, end: func() { m.observations.aside(m.countTokens) }}
 	}
 	return nil
 }

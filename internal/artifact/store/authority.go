@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,20 +20,50 @@ const (
 	authoritySubject = "semmoe artifact store"
 	// caKey is where the ConfigMap holds the certificate for clients.
 	caKey = "ca.crt"
+	// publishPeriod is how often the certificate is published anew: without it, whoever hands it to clients takes it that there is no
+	// store.
+	publishPeriod = time.Minute
 )
 
-// loadAuthority reads or makes the store's own certificate authority. Its key lies in a Secret, so that it outlives the pod and is
-// shared by several; its certificate alone in a ConfigMap of the same name, for clients.
-func loadAuthority(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName) (*authority.Authority, error) {
+// loadAuthority reads or makes the store's own certificate authority, and publishes its certificate. Its key lies in a Secret, so that
+// it outlives the pod and is shared by several; its certificate alone in a ConfigMap of the same name, for clients.
+func loadAuthority(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName) (_ *authority.Authority, certificate string, _ error) {
 	own, err := authority.Load(ctx, clients, name, authoritySubject, time.Now())
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	bundle, err := own.Bundle()
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	return own, publish(ctx, clients, name, string(bundle))
+	return own, string(bundle), publish(ctx, clients, name, string(bundle))
+}
+
+// keepPublished publishes the certificate again and again until the context ends: its ConfigMap may be deleted, or changed.
+func keepPublished(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, certificate string, period time.Duration) {
+	log := logr.FromContextOrDiscard(ctx)
+	ticks := time.NewTicker(period)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticks.C:
+		}
+		if err := republish(ctx, clients, name, certificate); err != nil && ctx.Err() == nil {
+			log.Error(err, "Publishing the certificate authority later")
+		}
+	}
+}
+
+// republish publishes the certificate, unless the Secret has another authority by now: that one's is published by the stores that
+// have started with it, and two kinds of stores must not take turns.
+func republish(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, certificate string) error {
+	secret, err := clients.CoreV1().Secrets(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
+	if err == nil && string(secret.Data[corev1.TLSCertKey]) != certificate {
+		return nil
+	}
+	return publish(ctx, clients, name, certificate)
 }
 
 // publish gives the certificate to clients.
@@ -42,11 +73,12 @@ func publish(ctx context.Context, clients kubernetes.Interface, name types.Names
 		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name},
 		Data:       map[string]string{caKey: certificate},
 	}
-	_, err := maps.Create(ctx, intent, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) {
-		_, err = maps.Update(ctx, intent, metav1.UpdateOptions{})
+	_, err := maps.Update(ctx, intent, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = maps.Create(ctx, intent, metav1.CreateOptions{})
 	}
-	if err != nil {
+	// Who was faster has published the same.
+	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("publish the certificate authority in ConfigMap %s: %w", name, err)
 	}
 	return nil

@@ -11,8 +11,10 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/cert"
 
 	"github.com/semmoe/operator/internal/artifact"
@@ -27,7 +29,7 @@ func TestAuthorityIsShared(t *testing.T) {
 	for i := range authorities {
 		group.Go(func() {
 			var err error
-			if authorities[i], err = loadAuthority(context.Background(), api, name); err != nil {
+			if authorities[i], _, err = loadAuthority(context.Background(), api, name); err != nil {
 				t.Error(err)
 			}
 		})
@@ -57,6 +59,55 @@ func TestAuthorityIsShared(t *testing.T) {
 		if _, err := issued.Leaf.Verify(x509.VerifyOptions{Roots: pool, DNSName: "other.example"}); err == nil {
 			t.Error("valid for another name")
 		}
+	}
+}
+
+// The certificate is published again where it was deleted or changed, with the store's own permissions, as long as its authority is the
+// one in the Secret.
+func TestCertificateStaysPublished(t *testing.T) {
+	startDefault(t, t.TempDir()) // makes the authority
+	name := testOptions("").Authority
+	clients, err := kubernetes.NewForConfig(storeConfig(environment.Config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, certificate, err := loadAuthority(t.Context(), clients, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() { keepPublished(ctx, clients, name, certificate, 10*time.Millisecond) })
+	defer group.Wait()
+	defer stop()
+	maps := api.CoreV1().ConfigMaps(name.Namespace)
+	isPublished := func() bool {
+		published, err := maps.Get(t.Context(), name.Name, metav1.GetOptions{})
+		return err == nil && published.Data[caKey] == certificate
+	}
+	if err := maps.Delete(t.Context(), name.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the deleted certificate is published", isPublished)
+	changed := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name.Name}, Data: map[string]string{caKey: "another"}}
+	if _, err := maps.Update(t.Context(), changed, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the changed certificate is published", isPublished)
+	stop()
+	group.Wait()
+
+	if _, err := maps.Update(t.Context(), changed, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := republish(t.Context(), clients, name, "that of a store with an older authority"); err != nil {
+		t.Fatal(err)
+	}
+	if published, err := maps.Get(t.Context(), name.Name, metav1.GetOptions{}); err != nil || published.Data[caKey] != "another" {
+		t.Error("a store publishes another authority than the present one", err)
+	}
+	if err := republish(t.Context(), clients, name, certificate); err != nil || !isPublished() {
+		t.Error("the present authority is not published", err)
 	}
 }
 

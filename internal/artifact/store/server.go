@@ -124,10 +124,14 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options, sta
 // certificates returns where the server's certificate comes from.
 func certificates(ctx context.Context, group *errgroup.Group, clients kubernetes.Interface, options Options) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
 	if options.TLSCertFile == "" {
-		own, err := loadAuthority(ctx, clients, options.Authority)
+		own, certificate, err := loadAuthority(ctx, clients, options.Authority)
 		if err != nil {
 			return nil, err
 		}
+		group.Go(func() error {
+			keepPublished(ctx, clients, options.Authority, certificate, publishPeriod)
+			return nil
+		})
 		issuer := authority.NewIssuer(options.TLSHosts...)
 		issuer.Use(own)
 		return issuer.Certificate, nil

@@ -78,16 +78,38 @@ func updatedAvailable(deployment *appsv1.Deployment) bool {
 }
 
 // StoreAuthority is the certificate authority of the artifact store, where routers need the store: they read plans from
-// it. Without a store, or before it has published the authority, it is empty: routers serve without plans then.
+// it. Without a store, or before it has published the authority, it is empty: routers serve without plans then. While what was
+// published is away it is what the routers have: the store publishes it anew, and they must not start anew, and lose their plans,
+// meanwhile.
 func (f *Front) StoreAuthority(ctx context.Context, moed *semmoev1.MoEDeployment) (string, error) {
 	if !desired.UsesPlans(moed) {
 		return "", nil
 	}
 	authority, err := f.Store.Authority(ctx)
-	if errors.Is(err, access.ErrNoStore) || apierrors.IsNotFound(err) {
+	switch {
+	case errors.Is(err, access.ErrNoStore):
 		return "", nil
+	case apierrors.IsNotFound(err):
+		return f.givenAuthority(ctx, moed)
 	}
 	return authority, err
+}
+
+// givenAuthority is the certificate authority of the artifact store that the router's Deployment has; empty where it has none.
+func (f *Front) givenAuthority(ctx context.Context, moed *semmoev1.MoEDeployment) (string, error) {
+	var deployment appsv1.Deployment
+	err := f.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.RouterName(moed)}, &deployment)
+	if err != nil {
+		return "", client.IgnoreNotFound(err)
+	}
+	for _, container := range deployment.Spec.Template.Spec.Containers {
+		for _, env := range container.Env {
+			if env.Name == access.CAVariable {
+				return env.Value, nil
+			}
+		}
+	}
+	return "", nil
 }
 
 // giveStore lets the router's pods reach the artifact store.

@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/router/client"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/wire"
@@ -69,6 +70,7 @@ var inference = map[string]bool{"/v1/completions": true, "/v1/chat/completions":
 // NewProxy returns the handler of the proxied routes, and what it observes.
 func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, options ProxyOptions) (http.Handler, *Observations) {
 	sender := newSender(pool, registry, options)
+	fail := func(w http.ResponseWriter, r *http.Request, err error) { writeFailure(w, r, err, log) }
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme = "http"
@@ -79,12 +81,12 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 		},
 		// Streams, and all answers of unknown length, are flushed event by event whatever FlushInterval says.
 		Transport:  sender,
-		BufferPool: &copyBuffers{},
+		BufferPool: &client.CopyBuffers{},
 		// A stream that breaks is the client's to see; here it is worth a line for who looks closely.
 		ErrorLog:     slog.NewLogLogger(logr.ToSlogHandler(log), slog.LevelDebug),
-		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) { writeFailure(w, r, err, log) },
+		ErrorHandler: fail,
 	}
-	handler := onlyRoutes(withBody(proxy, options, log))
+	handler := onlyRoutes(client.WithBody(proxy, client.Limits{MaxBodyBytes: options.MaxBodyBytes, Timeout: options.ClientTimeout}, fail))
 	return sender.metrics.count(identified(handler), options.ClientTimeout), sender.observations
 }
 
@@ -148,10 +150,9 @@ func identified(next http.Handler) http.Handler {
 // count counts responses by status code. A client may take nothing of a response for so long.
 func (m *metrics) count(next http.Handler, timeout time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		client := &clientWriter{ResponseWriter: w, code: http.StatusOK, timeout: timeout}
-		client.extend() // the connection may have the end of an earlier request's time
-		defer func() { m.requests.WithLabelValues(strconv.Itoa(client.code)).Inc() }()
-		next.ServeHTTP(client, r)
+		writer := client.NewWriter(w, timeout)
+		defer func() { m.requests.WithLabelValues(strconv.Itoa(writer.Code())).Inc() }()
+		next.ServeHTTP(writer, r)
 	})
 }
 
@@ -200,7 +201,7 @@ func (s *sender) read(ctx context.Context, path, id string, body []byte) *reques
 // RoundTrip tries pods as long as nothing of a response has reached the client. That is safe for a request that a pod may
 // have processed already, since to generate text changes nothing; what it has cost is lost.
 func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
-	start, body := time.Now(), bodyOf(in)
+	start, body := time.Now(), client.BodyOf(in)
 	request := s.read(in.Context(), in.URL.Path, in.Header.Get(HeaderRequestID), body)
 	deadline := start.Add(s.options.EndpointWait)
 	tried := map[string]bool{}
@@ -380,14 +381,14 @@ func (b *leasedBody) Close() error {
 // writeFailure answers a request for which no engine did.
 func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Logger) {
 	switch {
-	case errors.Is(err, errBodyTooBig):
+	case errors.Is(err, client.ErrBodyTooBig):
 		wire.WriteError(w, http.StatusRequestEntityTooLarge, "invalid_request_error", err.Error())
-	case errors.Is(err, errBodyTooSlow):
+	case errors.Is(err, client.ErrBodyTooSlow):
 		wire.WriteError(w, http.StatusRequestTimeout, "invalid_request_error", err.Error())
 	case r.Context().Err() != nil:
 		// The client has gone; 499 is what proxies log for that. Nobody reads it.
 		w.WriteHeader(499)
-	case errors.Is(err, errBodyBroken):
+	case errors.Is(err, client.ErrBodyBroken):
 		wire.WriteError(w, http.StatusBadRequest, "invalid_request_error", err.Error())
 	case errors.Is(err, errNoBackend), errors.Is(err, errNoTeller):
 		w.Header().Set("Retry-After", "5")

@@ -1,0 +1,3 @@
+// Package client is what the request router does for its clients' connections: it reads the bodies that they send, within limits of size
+// and time, and ends answers of which they take nothing.
+package client

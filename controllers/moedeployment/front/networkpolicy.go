@@ -30,7 +30,7 @@ func (f *Front) reconcileNetworkPolicies(ctx context.Context, moed *semmoev1.MoE
 			}
 			continue
 		}
-		if err := desired.Ensure(ctx, f.Client, &networkingv1.NetworkPolicy{}, policy, networkingac.ExtractNetworkPolicy); err != nil {
+		if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &networkingv1.NetworkPolicy{}, policy, networkingac.ExtractNetworkPolicy); err != nil {
 			return fmt.Errorf("reconcile NetworkPolicy %s: %w", name, err)
 		}
 	}

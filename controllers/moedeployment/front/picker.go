@@ -33,7 +33,7 @@ const PoolPeriod = 30 * time.Second
 // reconcilePicker writes what a Gateway needs to ask the request router: the router's Service, and the InferencePool. It reports
 // whether the cluster lacks the latter's kind.
 func (f *Front) reconcilePicker(ctx context.Context, moed *semmoev1.MoEDeployment) (kindMissing bool, err error) {
-	if err := desired.Ensure(ctx, f.Client, &corev1.Service{}, pickerService(moed), coreac.ExtractService); err != nil {
+	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &corev1.Service{}, pickerService(moed), coreac.ExtractService); err != nil {
 		return false, fmt.Errorf("reconcile Service of the endpoint picker: %w", err)
 	}
 	want, live := inferencePoolOf(moed), &unstructured.Unstructured{}
@@ -42,7 +42,12 @@ func (f *Front) reconcilePicker(ctx context.Context, moed *semmoev1.MoEDeploymen
 	switch {
 	case err == nil && poolHas(live, want):
 		return false, nil
-	case err == nil || apierrors.IsNotFound(err):
+	case apierrors.IsNotFound(err):
+		if changed, err := desired.SpecChanged(ctx, f.Live, moed); err != nil || changed {
+			return false, err
+		}
+		fallthrough
+	case err == nil:
 		err = f.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(desired.Manager), client.ForceOwnership)
 	}
 	if kindAbsent(err) {

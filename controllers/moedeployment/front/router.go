@@ -43,14 +43,17 @@ const tablesMountPath = "/etc/semmoe/tables"
 func (f *Front) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeployment) (serves bool, err error) {
 	account := &corev1.ServiceAccount{}
 	accountIntent := routerServiceAccount(moed)
-	if err := desired.Ensure(ctx, f.Client, account, accountIntent, coreac.ExtractServiceAccount); err != nil {
+	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, account, accountIntent, coreac.ExtractServiceAccount); err != nil {
 		return false, fmt.Errorf("reconcile ServiceAccount of the request router: %w", err)
 	}
 	accountUID := account.UID
 	if accountIntent.UID != nil { // it was written: the API server's answer is younger than the cache
 		accountUID = *accountIntent.UID
 	}
-	if err := desired.Ensure(ctx, f.Client, &rbacv1.RoleBinding{}, routerRoleBinding(moed), rbacac.ExtractRoleBinding); err != nil {
+	if accountUID == "" {
+		return false, nil // the spec has changed, and is about to be seen
+	}
+	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &rbacv1.RoleBinding{}, routerRoleBinding(moed), rbacac.ExtractRoleBinding); err != nil {
 		return false, fmt.Errorf("reconcile RoleBinding of the request router: %w", err)
 	}
 	authority, err := f.StoreAuthority(ctx, moed)
@@ -62,10 +65,10 @@ func (f *Front) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeploymen
 		giveStore(intent, f.Store, authority)
 	}
 	deployment := &appsv1.Deployment{}
-	if err := desired.Ensure(ctx, f.Client, deployment, intent, appsac.ExtractDeployment); err != nil {
+	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, deployment, intent, appsac.ExtractDeployment); err != nil {
 		return false, fmt.Errorf("reconcile Deployment of the request router: %w", err)
 	}
-	if err := desired.Ensure(ctx, f.Client, &policyv1.PodDisruptionBudget{}, routerBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
+	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &policyv1.PodDisruptionBudget{}, routerBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
 		return false, fmt.Errorf("reconcile PodDisruptionBudget of the request router: %w", err)
 	}
 	return intent.UID == nil && updatedAvailable(deployment), nil // what was just written is not in the cache's answer

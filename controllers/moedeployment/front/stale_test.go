@@ -7,12 +7,15 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	networkingac "k8s.io/client-go/applyconfigurations/networking/v1"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
@@ -21,7 +24,7 @@ import (
 )
 
 // clusterOf is a cluster, or a cache of one, with these objects.
-func clusterOf(t *testing.T, objects ...client.Object) client.Client {
+func clusterOf(t *testing.T, objects ...client.Object) client.WithWatch {
 	t.Helper()
 	byName := func(object client.Object) []string { return []string{object.GetName()} } // as every API server selects
 	scheme := runtime.NewScheme()
@@ -53,6 +56,25 @@ func TestServiceIsNotLedBack(t *testing.T) {
 		f := &Front{Client: clusterOf(t, tc.cached...), Live: clusterOf(t, tc.live...)}
 		if got, err := f.serviceTarget(context.Background(), moedtest.Deployment(), tc.serves); err != nil || got != tc.want {
 			t.Errorf("%s: target %q, error %v, want %q", name, got, err, tc.want)
+		}
+	}
+}
+
+// A router is made by the latest spec alone.
+func TestRouterIsMadeByTheLatestSpec(t *testing.T) {
+	moed := moedtest.Deployment()
+	for generation, want := range map[int64]bool{moed.Generation: true, moed.Generation + 1: false} {
+		made := false
+		c := interceptor.NewClient(clusterOf(t, moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Generation = generation })), interceptor.Funcs{
+			Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+				made = true
+				return nil
+			},
+		})
+		policy := networkPolicies(moed, semmoev1.ComponentRouter, "")[desired.RouterName(moed)]
+		err := desired.EnsureLatest(context.Background(), c, c, moed, &networkingv1.NetworkPolicy{}, policy, networkingac.ExtractNetworkPolicy)
+		if err != nil || made != want {
+			t.Errorf("generation %d of 1 seen: made %v, want %v; %v", generation, made, want, err)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package hardware
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -37,6 +38,9 @@ func NewProfile(name string, memoryBytes float64, c *Calibration) (*Profile, err
 	}
 	if err := p.fitGroups(c); err != nil {
 		return nil, err
+	}
+	if len(c.Products) == 0 {
+		return nil, errors.New("gate_up_gemm: nothing was measured: the grouped product needs a GPU of the Hopper generation, or PyTorch 2.9 or later")
 	}
 	if p.Grouped, err = fitGEMM(groupedKernels(c)); err != nil {
 		return nil, fmt.Errorf("gate_up_gemm: grouped_us: %w", err)

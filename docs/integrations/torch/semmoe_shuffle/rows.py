@@ -12,6 +12,18 @@ def on_gpu(tensor):
     return triton is not None and tensor.is_cuda
 
 
+def whole_rows(tensor):
+    """The tensor with its rows one after the other, as the kernels read them: a copy of one that is cut out of wider rows."""
+    return tensor.contiguous()
+
+
+def own_rows(tensor):
+    """The tensor, whose rows must lie one after the other: the kernels write to nothing else."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"rows of {tuple(tensor.shape)} with strides {tensor.stride()} cannot be written to: give a contiguous tensor")
+    return tensor
+
+
 def gather(source, index, out=None):
     """out[i] = source[index[i]], rows of source [rows, width]."""
     if out is None:
@@ -19,7 +31,7 @@ def gather(source, index, out=None):
     if not on_gpu(source):
         return torch.index_select(source, 0, index.long(), out=out)
     if len(index):
-        gather_kernel[(len(index),)](source, index, out, source.shape[1], WIDTH=triton.next_power_of_2(source.shape[1]), num_warps=4)
+        gather_kernel[(len(index),)](whole_rows(source), index, own_rows(out), source.shape[1], WIDTH=triton.next_power_of_2(source.shape[1]), num_warps=4)
     return out
 
 
@@ -27,11 +39,12 @@ def weighted_sums(source, index, weight, bounds, out):
     """out[i] = the sum of weight[j] * source[index[j]] for j from bounds[i] to bounds[i + 1], summed in float32 in this order."""
     if on_gpu(source):
         if len(out):
-            sums_kernel[(len(out),)](source, index, weight, bounds, out, source.shape[1], WIDTH=triton.next_power_of_2(source.shape[1]), num_warps=4)
+            sums_kernel[(len(out),)](whole_rows(source), index, weight, bounds, own_rows(out), source.shape[1], WIDTH=triton.next_power_of_2(source.shape[1]), num_warps=4)
         return out
+    part = slice(int(bounds[0]), int(bounds[-1]))  # bounds may be those of some rows of a longer list
     target = torch.repeat_interleave(torch.arange(len(out), device=out.device), (bounds[1:] - bounds[:-1]).long())
     total = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
-    total.index_add_(0, target, source[index.long()].float() * weight[:, None])
+    total.index_add_(0, target, source[index[part].long()].float() * weight[part, None])
     return out.copy_(total)
 
 
@@ -39,7 +52,7 @@ def add_and_norm(source, index, residual, weight, epsilon, residual_out, out):
     """residual_out[i] = residual[i] + source[index[i]], out[i] = RMSNorm of it: the next layer's first step, which reads rows by an index
     instead of in turn. That is all that putting tokens back in order costs there."""
     if on_gpu(source):
-        norm_kernel[(len(index),)](source, index, residual, weight, residual_out, out, source.shape[1], epsilon,
+        norm_kernel[(len(index),)](whole_rows(source), index, whole_rows(residual), weight, own_rows(residual_out), own_rows(out), source.shape[1], epsilon,
                                    WIDTH=triton.next_power_of_2(source.shape[1]), num_warps=4)
         return out
     residual_out.copy_(residual + source[index.long()])

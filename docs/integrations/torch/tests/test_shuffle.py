@@ -64,6 +64,13 @@ class Shuffle(unittest.TestCase):
         out = rows.weighted_sums(source, torch.tensor([2, 0, 1]), torch.tensor([1., 2., .5]), torch.tensor([0, 2, 2, 3]), torch.empty(3, 2))
         self.assertEqual(out.tolist(), [[7., 10.], [0., 0.], [1.5, 2.]])
 
+    def test_weighted_sums_of_some_rows(self):
+        source, index, weight = torch.tensor([[1., 2.], [3., 4.], [5., 6.]]), torch.tensor([2, 0, 1]), torch.tensor([1., 2., .5])
+        bounds = torch.tensor([0, 2, 2, 3])
+        for first, last in ((0, 2), (1, 3), (2, 3), (3, 3)):
+            out = rows.weighted_sums(source, index, weight, bounds[first:last + 1], torch.empty(last - first, 2))
+            self.assertEqual(out.tolist(), [[7., 10.], [0., 0.], [1.5, 2.]][first:last])
+
     def test_add_and_norm(self):
         source, index, residual, weight = torch.randn(4, 8), torch.tensor([2, 0, 3, 1]), torch.randn(4, 8), torch.randn(8)
         added, out = torch.empty(4, 8), torch.empty(4, 8)

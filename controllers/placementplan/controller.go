@@ -388,7 +388,7 @@ func (r *Reconciler) solve(ctx context.Context, store *artifact.Client, plan *se
 		return 0 // a change of the profile leads back here
 	}
 	t := &task{
-		client: store, engine: plan.Spec.Engine, inputs: *o.Inputs, machines: o.Machines.Profile, now: r.Now,
+		client: store, engine: plan.Spec.Engine, inputs: *o.Inputs, machines: o.Machines.Profile, now: r.Now, memory: memoryShare(r.Workers),
 		scope: artifact.Scope{Namespace: plan.Namespace, Kind: artifact.Profile, ID: o.Profile.Status.Inputs},
 	}
 	if o.Prior != nil {

@@ -9,7 +9,6 @@ import (
 	"io"
 	"math"
 	"reflect"
-	"runtime/debug"
 
 	"k8s.io/utils/ptr"
 
@@ -191,7 +190,7 @@ func (t *task) priorManifest(ctx context.Context) (*profile.Manifest, error) {
 // replanFromTraces solves from the recent routing trace and, where it has one, that of the profile before it. Each gets half of the
 // memory.
 func (t *task) replanFromTraces(ctx context.Context, manifest profile.Manifest, before *profile.Manifest, current *solver.Plan, tell func(string, int, int)) (*trace.Trace, *solver.Replanned, error) {
-	bound := traceBound(debug.SetMemoryLimit(-1)) / 2
+	bound := traceBound(t.memory) / 2
 	recent, err := t.recorded(ctx, t.scope, manifest, bound)
 	if err != nil {
 		return nil, nil, err
@@ -240,7 +239,7 @@ func (t *task) counted(ctx context.Context, scope artifact.Scope, manifest profi
 		return nil, fmt.Errorf("read the counts of %s: %w", scope, err)
 	}
 	defer stream.Close()
-	counted, err := counts.ReadCompressed(stream, traceBound(debug.SetMemoryLimit(-1))/2)
+	counted, err := counts.ReadCompressed(stream, traceBound(t.memory)/2)
 	// What arrived counts only if it was verified to its end; otherwise a fault in it is the transfer's.
 	if _, rest := io.Copy(io.Discard, stream); rest != nil {
 		return nil, fmt.Errorf("read the counts of %s: %w", scope, rest)

@@ -56,6 +56,8 @@ type task struct {
 	// machines is the hardware profile that the inputs name; nil for the operator's own.
 	machines *hardware.Profile
 	now      func() time.Time
+	// memory is how many bytes of the process's memory it may take.
+	memory int64
 }
 
 // run solves the plan and publishes it, unless another plan of the same inputs has been published meanwhile.
@@ -117,7 +119,10 @@ func (t *task) run(ctx context.Context, tell func(step string, done, total int))
 	return nil
 }
 
-// traceBound is the largest uncompressed trace that fits a limit on the process's memory in bytes.
+// memoryShare is a task's part of the process's memory limit where so many are solved at a time: together they must fit.
+func memoryShare(workers int) int64 { return debug.SetMemoryLimit(-1) / int64(max(1, workers)) }
+
+// traceBound is the largest uncompressed trace that fits a limit on memory in bytes.
 func traceBound(memoryLimit int64) int64 { return min(maxTraceBytes, memoryLimit/memoryPerTrace) }
 
 // find solves a plan alone, or one that is to replace the one in service.
@@ -134,7 +139,7 @@ func (t *task) find(ctx context.Context, manifest profile.Manifest, tell func(st
 
 // solve reads the trace and solves. Only the plan and its score outlive it.
 func (t *task) solve(ctx context.Context, manifest profile.Manifest, tell func(step string, done, total int)) (*solver.Solution, error) {
-	recorded, err := t.recorded(ctx, t.scope, manifest, traceBound(debug.SetMemoryLimit(-1)))
+	recorded, err := t.recorded(ctx, t.scope, manifest, traceBound(t.memory))
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +187,7 @@ func addSchedule(recorded *trace.Trace, p *solver.Plan, lar float64) (err error)
 func (t *task) recorded(ctx context.Context, scope artifact.Scope, manifest profile.Manifest, bound int64) (*trace.Trace, error) {
 	recorded, err := t.trace(ctx, scope, manifest, bound)
 	if trace.IsInvalid(err) {
-		return nil, invalidf("ProfileInvalid", "the profile's routing trace: %v (the manager's memory limit, GOMEMLIMIT, allows for %d bytes)", err, bound)
+		return nil, invalidf("ProfileInvalid", "the profile's routing trace: %v (the manager's memory limit, GOMEMLIMIT, divided among its solver workers, allows for %d bytes)", err, bound)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the profile's routing trace: %w", err)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
@@ -244,6 +245,13 @@ func TestTraceBound(t *testing.T) {
 	for limit, want := range map[int64]int64{math.MaxInt64: maxTraceBytes, 2 << 30: 128 << 20, 1 << 40: maxTraceBytes} {
 		if got := traceBound(limit); got != want {
 			t.Errorf("with %d bytes of memory %d, want %d", limit, got, want)
+		}
+	}
+	before := debug.SetMemoryLimit(1 << 30)
+	defer debug.SetMemoryLimit(before)
+	for workers, want := range map[int]int64{0: 1 << 30, 1: 1 << 30, 4: 1 << 28} {
+		if got := memoryShare(workers); got != want {
+			t.Errorf("one of %d workers may take %d bytes, want %d", workers, got, want)
 		}
 	}
 }

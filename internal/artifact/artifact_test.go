@@ -111,10 +111,10 @@ func TestExpired(t *testing.T) {
 		live sets.Set[Digest]
 		want []Artifact
 	}{
-		"nothing is live":                  {nil, []Artifact{older, old, elsewhere}},
+		"nothing is live":                  {nil, []Artifact{old, elsewhere, older}},
 		"a live digest stays in any scope": {sets.New[Digest]("2"), []Artifact{older}},
 		"all are live":                     {sets.New[Digest]("1", "2", "3", "4", "5"), nil},
-		"digests that are not stored":      {sets.New[Digest]("9"), []Artifact{older, old, elsewhere}},
+		"digests that are not stored":      {sets.New[Digest]("9"), []Artifact{old, elsewhere, older}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -122,6 +122,35 @@ func TestExpired(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// What was stored just before something that is kept may be named by it.
+func TestExpireTogether(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	artifactOf := func(scope string, digest Digest, age time.Duration) Artifact {
+		return Artifact{Scope: Scope{"a", Profile, scope}, Digest: digest, Modified: now.Add(-age)}
+	}
+	trace, manifest := artifactOf("p", "trace", 24*time.Hour+time.Minute), artifactOf("p", "manifest", 24*time.Hour-time.Minute)
+	earlier, elsewhere := artifactOf("p", "earlier", 26*time.Hour), artifactOf("q", "elsewhere", 24*time.Hour+time.Minute)
+	all := []Artifact{earlier, trace, manifest, elsewhere}
+	if diff := cmp.Diff([]Artifact{elsewhere, earlier}, Expired(all, nil, 24*time.Hour, now)); diff != "" {
+		t.Errorf("now:\n%s", diff)
+	}
+	if diff := cmp.Diff([]Artifact{manifest, trace, elsewhere, earlier}, Expired(all, nil, 24*time.Hour, now.Add(time.Hour))); diff != "" {
+		t.Errorf("an hour later:\n%s", diff)
+	}
+	if diff := cmp.Diff([]Artifact{trace, elsewhere, earlier}, Expired(all, sets.New[Digest]("manifest"), 24*time.Hour, now)); diff != "" {
+		t.Errorf("what is named:\n%s", diff)
+	}
+}
+
+// Whether a request may be repeated follows from the status: a body that stalled on its way may come through the next time.
+func TestTemporary(t *testing.T) {
+	for code, want := range map[int]bool{400: false, 404: false, 408: true, 409: false, 429: true, 500: true, 503: true, 507: false} {
+		if got := (&StatusError{Code: code}).temporary(); got != want {
+			t.Errorf("status %d is temporary: %v, want %v", code, got, want)
+		}
 	}
 }
 

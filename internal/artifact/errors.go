@@ -51,5 +51,5 @@ func (e *StatusError) Is(target error) bool {
 // temporary tells whether the same request can succeed later without any change. A full store is not: somebody has to
 // enlarge it.
 func (e *StatusError) temporary() bool {
-	return e.Code == http.StatusTooManyRequests || e.Code >= 500 && e.Code != http.StatusInsufficientStorage
+	return e.Code == http.StatusTooManyRequests || e.Code == http.StatusRequestTimeout || e.Code >= 500 && e.Code != http.StatusInsufficientStorage
 }

@@ -10,17 +10,31 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// Expired returns what a sweep deletes, oldest first: the artifacts that no object names by its digest, and that were
+// together is how far apart artifacts are stored at most that one names the other: traces take minutes to store, and what names them follows.
+const together = time.Hour
+
+// Expired returns what a sweep deletes, newest first: the artifacts that no object names by its digest, and that were
 // stored longer ago than the retention period. The period protects what was stored before the object that names it was
 // seen, and covers the difference between the clocks of storage and caller; it must be well above both.
+//
+// What names other artifacts is stored after them, and goes before them: a sweep that ends in between leaves nothing that names what is
+// gone. So does one that comes when the one is older than the period and the other is not: they go together.
 func Expired(artifacts []Artifact, live sets.Set[Digest], retention time.Duration, now time.Time) []Artifact {
-	var expired []Artifact
+	kept := map[Scope][]time.Time{} // when artifacts that nothing names were stored, within the period
+	var old []Artifact
 	for _, a := range artifacts {
-		if !live.Has(a.Digest) && now.Sub(a.Modified) > retention {
-			expired = append(expired, a)
+		switch {
+		case live.Has(a.Digest):
+		case now.Sub(a.Modified) > retention:
+			old = append(old, a)
+		default:
+			kept[a.Scope] = append(kept[a.Scope], a.Modified)
 		}
 	}
-	slices.SortStableFunc(expired, func(a, b Artifact) int { return a.Modified.Compare(b.Modified) })
+	expired := slices.DeleteFunc(old, func(a Artifact) bool {
+		return slices.ContainsFunc(kept[a.Scope], func(later time.Time) bool { return later.Sub(a.Modified) < together })
+	})
+	slices.SortStableFunc(expired, func(a, b Artifact) int { return b.Modified.Compare(a.Modified) })
 	return expired
 }
 

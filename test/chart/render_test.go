@@ -90,6 +90,25 @@ func withoutTemplate(manifest, name string) string {
 	return strings.Join(left, separator)
 }
 
+// Helm creates no object twice, in whichever namespaces MoEDeployments are: that of the release may be one of them.
+func TestNothingIsRenderedTwice(t *testing.T) {
+	sets := valueSets(t)
+	sets["own namespace"] = "{namespaces: [" + namespace + ", team-a]}"
+	for name, values := range sets {
+		manifest, err := template(t, values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := map[string]bool{}
+		for _, u := range objects(t, manifest) {
+			if seen[key(u)] {
+				t.Errorf("%s: %s is rendered twice", name, key(u))
+			}
+			seen[key(u)] = true
+		}
+	}
+}
+
 // Both ways to install are one: kustomize has the namespace besides, and no use for what Helm shall keep.
 func TestKustomizeHasTheSame(t *testing.T) {
 	kubectl, err := programs.Kubectl()

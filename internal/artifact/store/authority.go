@@ -63,23 +63,30 @@ func republish(ctx context.Context, clients kubernetes.Interface, name types.Nam
 	if err == nil && string(secret.Data[corev1.TLSCertKey]) != certificate {
 		return nil
 	}
-	return publish(ctx, clients, name, certificate)
+	_, err = clients.CoreV1().ConfigMaps(name.Namespace).Update(ctx, published(name, certificate), metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		return publish(ctx, clients, name, certificate)
+	}
+	return err
 }
 
 // publish gives the certificate to clients.
 func publish(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, certificate string) error {
 	maps := clients.CoreV1().ConfigMaps(name.Namespace)
-	intent := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name},
-		Data:       map[string]string{caKey: certificate},
+	_, err := maps.Create(ctx, published(name, certificate), metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		_, err = maps.Update(ctx, published(name, certificate), metav1.UpdateOptions{})
 	}
-	_, err := maps.Update(ctx, intent, metav1.UpdateOptions{})
-	if apierrors.IsNotFound(err) {
-		_, err = maps.Create(ctx, intent, metav1.CreateOptions{})
-	}
-	// Who was faster has published the same.
-	if err != nil && !apierrors.IsAlreadyExists(err) {
+	if err != nil {
 		return fmt.Errorf("publish the certificate authority in ConfigMap %s: %w", name, err)
 	}
 	return nil
+}
+
+// published is the ConfigMap that clients are given the certificate by.
+func published(name types.NamespacedName, certificate string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name},
+		Data:       map[string]string{caKey: certificate},
+	}
 }

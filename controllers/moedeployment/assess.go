@@ -19,7 +19,7 @@ import (
 )
 
 // assess gathers what there is to know of drift from what serves under a layout, and assesses it. promise is the layout's plan, plans
-// are those of the MoEDeployment.
+// are those of the MoEDeployment, and that whose tables are used, whoever has made it.
 func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, serving *revisions.Layout, promise *semmoev1.PlacementPlan, plans []*semmoev1.PlacementPlan,
 	reports []lar.Report, workloads []*revisions.Workload, now time.Time) locality.Assessment {
 	in := locality.Input{
@@ -35,7 +35,7 @@ func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, s
 	}
 	window := time.Duration(moed.Spec.Drift.WindowSeconds) * time.Second
 	in.Routers = locality.EvidenceOf(reports, serving.Digest, now, window)
-	in.Rate = locality.RateUnder(reports, serving.Digest)
+	in.Rate = locality.RateUnder(reports, serving.Digest, in.Routers.Tables)
 	if newer := planner.PlanWithDigest(in.Routers.Tables, plans); newer != nil {
 		in.Plan = newer
 	}

@@ -66,15 +66,24 @@ func trialOf(moed *semmoev1.MoEDeployment, candidate *revisions.Workload, o obse
 	return trial
 }
 
-// trialTime is the time by which a trial is judged: that of the routers' last sample, where the manager's clock is behind it. Pods and
-// samples have the times of their nodes: by a clock that was set back hours a soak would last until it has caught up.
+// trialTime is the time by which a trial is judged: that of the routers' last samples, where the manager's clock is behind all of them. Pods
+// and samples have the times of their nodes: by a clock that was set back hours a soak would last until it has caught up. One router
+// that is ahead of the others has a wrong clock itself, by which replicas that load would be taken for broken.
 func trialTime(now time.Time, reports []lar.Report) time.Time {
+	var earliest time.Time
 	for _, report := range reports {
+		var newest time.Time
 		for _, observation := range report.Observations {
-			if observation.Time.After(now) {
-				now = observation.Time
+			if observation.Time.After(newest) {
+				newest = observation.Time
 			}
 		}
+		if !newest.IsZero() && (earliest.IsZero() || newest.Before(earliest)) {
+			earliest = newest
+		}
+	}
+	if earliest.After(now) {
+		return earliest
 	}
 	return now
 }

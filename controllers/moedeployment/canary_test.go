@@ -285,3 +285,29 @@ func TestSampleOf(t *testing.T) {
 		t.Errorf("%d sampled requests, want the two that were sent as the plan wants it, as far as there is one", got.Locality.Requests)
 	}
 }
+
+// The time of a trial is no earlier than what all routers have seen, and no router alone makes it later.
+func TestTrialTime(t *testing.T) {
+	at := func(minutes ...int) lar.Report {
+		var report lar.Report
+		for _, m := range minutes {
+			report.Observations = append(report.Observations, lar.Observation{Time: moedtest.Start.Add(time.Duration(m) * time.Minute)})
+		}
+		return report
+	}
+	for name, tc := range map[string]struct {
+		reports []lar.Report
+		want    int
+	}{
+		"no router":               {nil, 0},
+		"none has seen anything":  {[]lar.Report{at(), at()}, 0},
+		"the manager is ahead":    {[]lar.Report{at(-9, -5), at(-3)}, 0},
+		"the manager is behind":   {[]lar.Report{at(300, 310), at(), at(305)}, 305},
+		"one router is ahead":     {[]lar.Report{at(-1), at(120)}, 0},
+		"one router has seen few": {[]lar.Report{at(300), at(-20)}, 0},
+	} {
+		if got, want := trialTime(moedtest.Start, tc.reports), moedtest.Start.Add(time.Duration(tc.want)*time.Minute); !got.Equal(want) {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+	}
+}

@@ -203,7 +203,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	podsAgain, podsErr := r.diagnose(ctx, &o, observed, now)
 
 	status := statusOf(moed, o, now)
-	if decideErr == nil {
+	if decideErr == nil || planner.IsRefused(decideErr) {
 		r.Metrics.Set(request.NamespacedName, figuresOf(o, locality.ReplansLastDay(replansOf(moed, o.Planning.Plans), now), status.Rollout, soakOf(moed)))
 	}
 	if err := errors.Join(adoptErr, decideErr, actErr, podsErr, r.applyStatus(ctx, moed, status)); err != nil {
@@ -230,8 +230,8 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 	o.Inspection = inspection.Observe(inspectionInputs(moed).Hash(), observed.jobs, observed.inspectPods)
 	if report := o.Inspection.Report; report != nil && o.Invalid == nil {
 		if o.Invalid = revisions.ValidateModel(moed, *report); o.Invalid == nil {
-			var refused *planner.RefusedError // nothing that serves depends on what cannot be made
-			if o.Planning, err = r.planner().Plan(ctx, moed, *report, observed.revisions, observed.enginePods); err != nil && !errors.As(err, &refused) {
+			// Nothing that serves depends on what cannot be made.
+			if o.Planning, err = r.planner().Plan(ctx, moed, *report, observed.revisions, observed.enginePods); err != nil && !planner.IsRefused(err) {
 				return o, err
 			}
 			o.Revision = revisions.Of(moed, *report, o.Planning.Serving)
@@ -245,7 +245,11 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 		o.Observed = locality.TrafficOf(o.Reports, o.Revision)
 		o.RankTokens, o.Enough = o.Observed.RankLoads(), o.Observed.Enough()
 	}
-	o.Drift = r.assess(ctx, moed, o.Planning.Serving, o.Planning.Promise, o.Planning.Plans, o.Reports, observed.revisions, now)
+	plans := o.Planning.Plans
+	if tables := o.Planning.Tables; tables != nil {
+		plans = append(slices.Clone(plans), tables)
+	}
+	o.Drift = r.assess(ctx, moed, o.Planning.Serving, o.Planning.Promise, plans, o.Reports, observed.revisions, now)
 	return o, err
 }
 

@@ -72,8 +72,8 @@ type Input struct {
 	// are then sent to the ranks of the plan's tables.
 	Ranks    int32
 	Shuffled bool
-	// Routers is what routers tell; Rate is the rate over all that they sampled of what is in service, WasBelow that it was
-	// reported to be below the promise.
+	// Routers is what routers tell; Rate is the rate over all that they sampled of what is in service, by the tables in use, WasBelow that
+	// it was reported to be below the promise.
 	Routers  RouterEvidence
 	Rate     lar.Ratio
 	WasBelow bool
@@ -132,11 +132,13 @@ var holds = []policy{
 // Assess is what the evidence comes to.
 func Assess(in Input) Assessment {
 	a := Assessment{Status: Unknown, Plan: in.Plan}
+	if in.Promise != nil { // known, whatever else is not
+		a.Promise = *in.Promise
+	}
 	if unknown := firstViolated(unknowns, in); unknown.Reason != "" {
 		a.Reason, a.Message = unknown.Reason, unknown.Message
 		return a
 	}
-	a.Promise = *in.Promise
 	result := in.test()
 	a.Tested, a.Statistic, a.Threshold = result.Tested, result.Statistic, result.Threshold
 	switch {

@@ -335,3 +335,38 @@ func TestValuesOfPrometheus(t *testing.T) {
 		})
 	}
 }
+
+// What newer tables promise is compared with what requests get that were sent by them.
+func TestRateUnder(t *testing.T) {
+	observed := func(plan, tables string, local int64) lar.Observation {
+		o := lar.Observation{Plan: plan, Count: lar.Count{Activations: lar.Activations{Local: local, Total: 10}}}
+		if tables != "" {
+			o.Forecast = &lar.Forecast{Tables: tables}
+		}
+		return o
+	}
+	reports := []lar.Report{
+		{Observations: []lar.Observation{observed("p", "p", 2), observed("p", "t", 6), observed("q", "t", 9)}},
+		{Observations: []lar.Observation{observed("p", "", 1), observed("p", "t", 8)}},
+	}
+	for tables, want := range map[string]float64{"": 0.425, "p": 0.2, "t": 0.7} {
+		if got := RateUnder(reports, "p", tables).Value(); math.Abs(got-want) > 1e-9 {
+			t.Errorf("tables %q: rate %v, want %v", tables, got, want)
+		}
+	}
+}
+
+// The promise is known where nothing else is: metrics and alerts compare it.
+func TestPromiseIsToldWithoutSamples(t *testing.T) {
+	for name, change := range map[string]func(*Input){
+		"tokens stay where they are": func(in *Input) { in.Ranks = 8 },
+		"no router answers":          func(in *Input) { in.Routers = RouterEvidence{} },
+	} {
+		if a := Assess(served(change)); a.Status != Unknown || a.Promise.LARMilli != 400 {
+			t.Errorf("%s: %s, promise %d, want Unknown and 400", name, a.Status, a.Promise.LARMilli)
+		}
+	}
+	if a := Assess(served(func(in *Input) { in.Promise = nil })); a.Promise.LARMilli != 0 {
+		t.Errorf("without a promise %d is told", a.Promise.LARMilli)
+	}
+}

@@ -11,13 +11,14 @@ import (
 	"github.com/semmoe/operator/solver/drift"
 )
 
-// RateUnder is the rate of the last requests that routers sampled under a layout.
-func RateUnder(reports []lar.Report, layoutDigest string) lar.Ratio {
+// RateUnder is the rate of the last requests that routers sampled under a layout and sent by the tables of a plan, or by whichever where
+// none is named: what older tables came to says nothing of what newer ones promise.
+func RateUnder(reports []lar.Report, layoutDigest, tables string) lar.Ratio {
 	var rate lar.Ratio
 	for _, report := range reports {
-		for key, sketch := range report.Last {
-			if key.Plan == layoutDigest {
-				rate.Merge(sketch.Overall)
+		for _, o := range report.Observations {
+			if o.Plan == layoutDigest && (tables == "" || o.Forecast != nil && o.Forecast.Tables == tables) {
+				rate.Add(o.Activations)
 			}
 		}
 	}

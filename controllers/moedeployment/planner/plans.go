@@ -54,7 +54,7 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 	active := !desired.Paused(moed)
 	p := Planning{Plans: plans}
 	var refused error
-	if p.Profile, p.ProfileName, err = pl.reconcileProfile(ctx, moed, modelDigest, active); isRefused(err) {
+	if p.Profile, p.ProfileName, err = pl.reconcileProfile(ctx, moed, modelDigest, active); IsRefused(err) {
 		refused = err
 	} else if err != nil {
 		return p, err
@@ -63,7 +63,7 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 		return p, err
 	}
 	if Profiled(p.Profile, modelDigest) && p.Hardware.Known {
-		if p.Base, err = pl.reconcilePlan(ctx, moed, p.Profile, report.Groups, p.Hardware.Digest, active); isRefused(err) {
+		if p.Base, err = pl.reconcilePlan(ctx, moed, p.Profile, report.Groups, p.Hardware.Digest, active); IsRefused(err) {
 			refused = err
 		} else if err != nil {
 			return p, err
@@ -109,7 +109,8 @@ type RefusedError struct{ error }
 
 func (e *RefusedError) Unwrap() error { return e.error }
 
-func isRefused(err error) bool {
+// IsRefused tells that an error is, or holds, a RefusedError.
+func IsRefused(err error) bool {
 	var refused *RefusedError
 	return errors.As(err, &refused)
 }

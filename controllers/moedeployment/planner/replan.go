@@ -243,6 +243,8 @@ func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string,
 		step := say("DriftPassed", "The traffic is as the plan promises again: the profile of the drift is given up")
 		step.Abandoned = profile
 		return step
+	case !complete && profile.Spec.Target == semmoev1.ProfilingTargetLive && (moed.Spec.Profiling.Refresh == semmoev1.RefreshJob || !desired.Observes(moed)):
+		return replanStep{Abandoned: profile} // the spec wants another one by now, or no sample will come
 	case !complete && profile.Status.Model != nil && profile.Status.Model.Digest != modelDigest:
 		return replanStep{Abandoned: profile} // another checkpoint serves now
 	case !complete:
@@ -266,8 +268,10 @@ func (p Planning) profileAnew(moed *semmoev1.MoEDeployment, modelDigest string, 
 	var profile *semmoev1.AffinityProfile
 	if moed.Spec.Profiling.Refresh == semmoev1.RefreshJob {
 		profile = profileFor(moed, modelDigest)
-	} else {
+	} else if desired.Observes(moed) {
 		profile = p.liveProfile(moed, d)
+	} else {
+		return replanStep{Say: desired.Finding{Reason: "NothingSampled", Message: "The traffic has drifted; spec.profiling.refresh is Live, and routers sample nothing that a profile could be made of: set refresh to Job, or, with attention DataParallel, spec.routing.samplePercent above 0"}}
 	}
 	if profile == nil {
 		return replanStep{Say: desired.Finding{Reason: "NoDataset", Message: "The traffic has drifted; spec.profiling.refresh is Job, and spec.profiling names no data set: name one, or set refresh to Live"}}

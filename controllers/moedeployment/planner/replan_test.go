@@ -126,6 +126,7 @@ func TestNextReplan(t *testing.T) {
 	base, later := moedtest.PlanOf("base", "b0", nil), moedtest.Start.Add(2*time.Hour)
 	begun := moedtest.ProfiledBy("begun", "r1", moedtest.Start, ofBase("base"))
 	few := moedtest.ProfiledBy("begun", "r1", moedtest.Start, ofBase("base"), incomplete)
+	few.Spec.Target = semmoev1.ProfilingTargetLive
 	same := moedtest.ProfiledBy("begun", "r0", moedtest.Start, ofBase("base"))
 	made := replanOf("made", "t1", "b0", semmoev1.TierTables, moedtest.Start.Add(time.Minute), func(p *semmoev1.PlacementPlan) { p.Spec.ProfileRef.Name = "begun" })
 	solving := made.DeepCopy()

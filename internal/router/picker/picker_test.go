@@ -569,3 +569,24 @@ func BenchmarkExchange(b *testing.B) {
 	}
 	connection.Close()
 }
+
+// A server that is told to end before it has begun has ended as it should.
+func TestShutdownBeforeServe(t *testing.T) {
+	config, err := TLSConfig("", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var listeners [2]net.Listener
+	for i := range listeners {
+		if listeners[i], err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	server := NewServer(&chooser{}, Options{TLS: config, MaxBodyBytes: maxBody})
+	if err := server.Shutdown(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Serve(listeners[0], listeners[1]); err != nil {
+		t.Errorf("the server ended with %v", err)
+	}
+}

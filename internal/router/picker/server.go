@@ -3,6 +3,7 @@ package picker
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"time"
@@ -79,9 +80,17 @@ func (s *Server) SetReady(ready bool) {
 // Serve serves gateways, and probes, which use no TLS, until Shutdown.
 func (s *Server) Serve(gateways, probes net.Listener) error {
 	var group errgroup.Group
-	group.Go(func() error { return s.service.Serve(gateways) })
-	group.Go(func() error { return s.probes.Serve(probes) })
+	group.Go(func() error { return untilStopped(s.service, gateways) })
+	group.Go(func() error { return untilStopped(s.probes, probes) })
 	return group.Wait()
+}
+
+// untilStopped serves until the server is stopped, which it may be before it has begun.
+func untilStopped(server *grpc.Server, listener net.Listener) error {
+	if err := server.Serve(listener); !errors.Is(err, grpc.ErrServerStopped) {
+		return err
+	}
+	return nil
 }
 
 // Shutdown takes no new requests, and lets those that run finish until the context ends; then it breaks them off, and says

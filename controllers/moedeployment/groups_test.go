@@ -28,8 +28,7 @@ import (
 func TestGroupsAreScaled(t *testing.T) {
 	moed, found := moedtest.Deployment(moedtest.TwoPods), moedtest.Report()
 	o := observation{Inspection: inspection.State{Report: &found}, Revision: revisions.Of(moed, found, nil)}
-	byName := func(object client.Object) []string { return []string{object.GetName()} } // as every API server selects
-	c := fake.NewClientBuilder().WithScheme(moedtest.GroupScheme(t)).WithObjects(moed.DeepCopy()).WithIndex(moed, "metadata.name", byName).Build()
+	c := moedtest.Cluster(t, moed.DeepCopy())
 	r := &Reconciler{Client: c, Live: c, Recorder: events.NewFakeRecorder(16), Image: "semmoe:1"}
 	reconcile := func(workloads ...*revisions.Workload) {
 		t.Helper()

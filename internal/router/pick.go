@@ -27,7 +27,7 @@ type endpointPicker struct {
 // after the chosen one. It waits for no pod, whatever EndpointWait says: a gateway gives up earlier, and may know another pool.
 func NewEndpointPicker(pool *Pool, registry prometheus.Registerer, options ProxyOptions, fallbacks int) (picker.Picker, *Observations) {
 	core := newSender(pool, registry, options)
-	return &endpointPicker{core: core, fallbacks: fallbacks, routes: routeMux(http.NotFoundHandler())}, core.observations
+	return &endpointPicker{core: core, fallbacks: fallbacks, routes: routeMux()}, core.observations
 }
 
 // Count counts an answer by its status code.

@@ -90,18 +90,18 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 	return sender.metrics.count(identified(handler), options.ClientTimeout), sender.observations
 }
 
-// routeMux serves the routes, and nothing else.
-func routeMux(handler http.Handler) *http.ServeMux {
+// routeMux knows the routes, and serves none: see isRoute.
+func routeMux() *http.ServeMux {
 	mux := http.NewServeMux()
 	for method, paths := range routes {
 		for _, path := range paths {
-			mux.Handle(method+" "+path, handler)
+			mux.Handle(method+" "+path, http.NotFoundHandler())
 		}
 	}
 	return mux
 }
 
-// isRoute tells that a request is one of those that a mux serves. A path that a server may understand as another one is none.
+// isRoute tells that a request is one of those that a mux knows. A path that a server may understand as another one is none.
 func isRoute(mux *http.ServeMux, r *http.Request) bool {
 	if r.URL.Path != path.Clean(r.URL.Path) {
 		return false
@@ -112,13 +112,13 @@ func isRoute(mux *http.ServeMux, r *http.Request) bool {
 
 // onlyRoutes serves the routes, and says of anything else that it is none.
 func onlyRoutes(handler http.Handler) http.Handler {
-	mux := routeMux(handler)
+	mux := routeMux()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isRoute(mux, r) {
 			wire.WriteError(w, http.StatusNotFound, "not_found", fmt.Sprintf("%s %s is not a route of this service", r.Method, r.URL.Path))
 			return
 		}
-		mux.ServeHTTP(w, r)
+		handler.ServeHTTP(w, r)
 	})
 }
 

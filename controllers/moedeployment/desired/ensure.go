@@ -23,15 +23,7 @@ func Ensure[O any, P interface {
 	*O
 	client.Object
 }, A named](ctx context.Context, c client.Client, live P, intent A, extract func(*O, string) (A, error)) error {
-	err := c.Get(ctx, client.ObjectKey{Namespace: *intent.GetNamespace(), Name: *intent.GetName()}, live)
-	if apierrors.IsNotFound(err) {
-		live, err = nil, nil
-	}
-	if err != nil {
-		return err
-	}
-	_, err = apply.Ensure(ctx, c, Manager, live, intent, extract)
-	return err
+	return ensure(ctx, c, live, intent, extract, func() (bool, error) { return false, nil })
 }
 
 // EnsureLatest is Ensure that makes what is missing by the latest spec alone: the cache may show that an object is gone before it shows the
@@ -40,11 +32,24 @@ func EnsureLatest[O any, P interface {
 	*O
 	client.Object
 }, A named](ctx context.Context, c client.Client, latest client.Reader, moed *semmoev1.MoEDeployment, live P, intent A, extract func(*O, string) (A, error)) error {
+	return ensure(ctx, c, live, intent, extract, func() (bool, error) { return SpecChanged(ctx, latest, moed) })
+}
+
+// ensure is Ensure that leaves out what is missing where unwanted says so.
+func ensure[O any, P interface {
+	*O
+	client.Object
+}, A named](ctx context.Context, c client.Client, live P, intent A, extract func(*O, string) (A, error), unwanted func() (bool, error)) error {
 	err := c.Get(ctx, client.ObjectKey{Namespace: *intent.GetNamespace(), Name: *intent.GetName()}, live)
 	if apierrors.IsNotFound(err) {
-		if changed, err := SpecChanged(ctx, latest, moed); err != nil || changed {
+		if skip, err := unwanted(); err != nil || skip {
 			return err
 		}
+		live, err = nil, nil
 	}
-	return Ensure(ctx, c, live, intent, extract)
+	if err != nil {
+		return err
+	}
+	_, err = apply.Ensure(ctx, c, Manager, live, intent, extract)
+	return err
 }

@@ -2,7 +2,6 @@ package front
 
 import (
 	"context"
-	"errors"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -12,9 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	networkingac "k8s.io/client-go/applyconfigurations/networking/v1"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -22,18 +19,6 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/internal/owned"
 )
-
-// clusterOf is a cluster, or a cache of one, with these objects.
-func clusterOf(t *testing.T, objects ...client.Object) client.WithWatch {
-	t.Helper()
-	byName := func(object client.Object) []string { return []string{object.GetName()} } // as every API server selects
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), semmoev1.AddToScheme(scheme)); err != nil {
-		t.Fatal(err)
-	}
-	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).
-		WithIndex(&semmoev1.MoEDeployment{}, "metadata.name", byName).WithIndex(&corev1.Service{}, "metadata.name", byName).Build()
-}
 
 // A cache that still shows the Service before a router took over leads no clients back to the engines.
 func TestServiceIsNotLedBack(t *testing.T) {
@@ -53,7 +38,7 @@ func TestServiceIsNotLedBack(t *testing.T) {
 		"the cache is behind":     {[]client.Object{engines}, []client.Object{router}, false, semmoev1.ComponentRouter},
 		"the cache is far behind": {nil, []client.Object{engines}, false, semmoev1.ComponentRouter},
 	} {
-		f := &Front{Client: clusterOf(t, tc.cached...), Live: clusterOf(t, tc.live...)}
+		f := &Front{Client: moedtest.Cluster(t, tc.cached...), Live: moedtest.Cluster(t, tc.live...)}
 		if got, err := f.serviceTarget(context.Background(), moedtest.Deployment(), tc.serves); err != nil || got != tc.want {
 			t.Errorf("%s: target %q, error %v, want %q", name, got, err, tc.want)
 		}
@@ -65,7 +50,7 @@ func TestRouterIsMadeByTheLatestSpec(t *testing.T) {
 	moed := moedtest.Deployment()
 	for generation, want := range map[int64]bool{moed.Generation: true, moed.Generation + 1: false} {
 		made := false
-		c := interceptor.NewClient(clusterOf(t, moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Generation = generation })), interceptor.Funcs{
+		c := interceptor.NewClient(moedtest.Cluster(t, moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Generation = generation })), interceptor.Funcs{
 			Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
 				made = true
 				return nil
@@ -87,7 +72,7 @@ func TestRouterIsDeletedByTheLatestSpec(t *testing.T) {
 	}}
 	for generation, want := range map[int64]bool{moed.Generation: true, moed.Generation + 1: false} {
 		latest := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Generation = generation })
-		c := clusterOf(t, router.DeepCopy(), latest)
+		c := moedtest.Cluster(t, router.DeepCopy(), latest)
 		f := &Front{Client: c, Live: c}
 		if err := f.deleteRouter(context.Background(), moed); err != nil {
 			t.Fatal(err)

@@ -13,7 +13,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -174,14 +177,22 @@ func ChangedAt(after time.Duration) func(*corev1.Pod) {
 	}
 }
 
-// GroupScheme knows what reconcileRevisions reads and writes.
+// GroupScheme knows what the controller reads and writes.
 func GroupScheme(t *testing.T) *runtime.Scheme {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(scheme), semmoev1.AddToScheme(scheme), leaderworkersetv1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), semmoev1.AddToScheme(scheme), leaderworkersetv1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
 	}
 	return scheme
+}
+
+// Cluster is a cluster, or a cache of one, with these objects. MoEDeployments and Services can be selected by name in it, as by an API server.
+func Cluster(t *testing.T, objects ...client.Object) client.WithWatch {
+	t.Helper()
+	byName := func(object client.Object) []string { return []string{object.GetName()} }
+	return fake.NewClientBuilder().WithScheme(GroupScheme(t)).WithObjects(objects...).
+		WithIndex(&semmoev1.MoEDeployment{}, "metadata.name", byName).WithIndex(&corev1.Service{}, "metadata.name", byName).Build()
 }
 
 // Tokens has ranks for tokens, not for requests, and an all-to-all between them.

@@ -15,7 +15,6 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -34,9 +33,7 @@ func ours(object client.Object) {
 // plannerOn makes a planner with these objects in its cluster.
 func plannerOn(t *testing.T, funcs interceptor.Funcs, objects ...client.Object) *Planner {
 	t.Helper()
-	byName := func(object client.Object) []string { return []string{object.GetName()} } // as every API server selects
-	c := fake.NewClientBuilder().WithScheme(moedtest.GroupScheme(t)).WithObjects(objects...).WithIndex(&semmoev1.MoEDeployment{}, "metadata.name", byName).
-		WithInterceptorFuncs(funcs).Build()
+	c := interceptor.NewClient(moedtest.Cluster(t, objects...), funcs)
 	return &Planner{Client: c, Live: c, Recorder: events.NewFakeRecorder(16), Now: func() time.Time { return moedtest.Start }}
 }
 

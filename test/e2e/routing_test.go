@@ -32,9 +32,14 @@ import (
 	"github.com/semmoe/operator/test/faults"
 )
 
+// installing keeps two tests from adding a kind at the same moment, of which one would find it made.
+var installing sync.Mutex
+
 // installInferencePools adds the kind InferencePool to the cluster, as its release has it.
 func installInferencePools(t *testing.T) {
 	t.Helper()
+	installing.Lock()
+	defer installing.Unlock()
 	file := filepath.Join(moduleDir(t, "gateway", "sigs.k8s.io/gateway-api-inference-extension"), "config", "crd", "bases", "inference.networking.k8s.io_inferencepools.yaml")
 	if _, err := envtest.InstallCRDs(restConfig, envtest.CRDInstallOptions{Paths: []string{file}, ErrorIfPathMissing: true}); err != nil {
 		t.Fatal(err)

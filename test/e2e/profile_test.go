@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -459,7 +461,10 @@ func TestProfileInterrupted(t *testing.T) {
 	if err := api.SubResource("eviction").Create(t.Context(), pod, eviction); err != nil {
 		t.Fatal(err)
 	}
-	waitProfilingPod(t, first, pod.UID)
+	again := waitProfilingPod(t, first, pod.UID)
+	eventually(t, patience, "the second pod tells its progress", func() error { // a process that has just begun lets SIGTERM pass, and could end its work
+		return answersGet("http://" + net.JoinHostPort(again.Status.PodIP, "9090") + profile.ProgressPath)
+	})
 	jobs := listProfilingJobs(t, p)
 	if len(jobs) != 1 || jobs[0].UID != first.UID || jobs[0].Status.Failed != 0 {
 		t.Errorf("an eviction made another Job, or counts as a failure: %d Jobs, the first of status %+v", len(jobs), jobs[0].Status)
@@ -480,6 +485,18 @@ func TestProfileInterrupted(t *testing.T) {
 	if done.Status.Result.Requests != 400 {
 		t.Errorf("the result is %+v", done.Status.Result)
 	}
+}
+
+func answersGet(url string) error {
+	response, err := http.Get(url)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s answers %s", url, response.Status)
+	}
+	return nil
 }
 
 // A data set that is replaced after its inspection, while the profile waits for its deployment, is profiled as it is then:

@@ -146,6 +146,7 @@ func engineBudget(moed *semmoev1.MoEDeployment) *policyac.PodDisruptionBudgetApp
 		WithLabels(desired.Labels(moed, semmoev1.ComponentEngine)).
 		WithOwnerReferences(desired.OwnerReference(moed)).
 		WithSpec(policyac.PodDisruptionBudgetSpec().
+			WithUnhealthyPodEvictionPolicy(policyv1.AlwaysAllow). // what does not serve would only hold up the drain of its node
 			WithMaxUnavailable(intstr.FromInt32(max(1, *moed.Spec.Rollout.MaxUnavailable))).
 			WithSelector(replicaSelector(moed)))
 }

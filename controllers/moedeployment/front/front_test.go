@@ -10,8 +10,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coreac "k8s.io/client-go/applyconfigurations/core/v1"
+	policyac "k8s.io/client-go/applyconfigurations/policy/v1"
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -160,6 +162,11 @@ func TestGroupSelectors(t *testing.T) {
 	}
 	if want := "--selector=semmoe.io/deployment=m,semmoe.io/component in (engine,worker)"; !slices.Contains(routerArgs(moed), want) {
 		t.Errorf("the router's arguments are %v, want %s", routerArgs(moed), want)
+	}
+	for _, budget := range []*policyac.PodDisruptionBudgetApplyConfiguration{engineBudget(moed), routerBudget(moed)} {
+		if *budget.Spec.UnhealthyPodEvictionPolicy != policyv1.AlwaysAllow {
+			t.Errorf("pods of %s that do not serve hold up the drain of their nodes", *budget.Name)
+		}
 	}
 	said := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.PodsPerReplica = ptr.To[int32](1) })
 	if diff := cmp.Diff(engineBudget(moedtest.Deployment()), engineBudget(said)); diff != "" {

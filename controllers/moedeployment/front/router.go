@@ -150,6 +150,7 @@ func routerBudget(moed *semmoev1.MoEDeployment) *policyac.PodDisruptionBudgetApp
 		WithLabels(desired.Labels(moed, semmoev1.ComponentRouter)).
 		WithOwnerReferences(desired.OwnerReference(moed)).
 		WithSpec(policyac.PodDisruptionBudgetSpec().
+			WithUnhealthyPodEvictionPolicy(policyv1.AlwaysAllow). // what does not serve would only hold up the drain of its node
 			WithMaxUnavailable(intstr.FromInt32(1)).
 			WithSelector(metav1ac.LabelSelector().WithMatchLabels(desired.Selector(moed, semmoev1.ComponentRouter))))
 }

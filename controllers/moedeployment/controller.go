@@ -389,7 +389,7 @@ func (r *Reconciler) nextInspection(moed *semmoev1.MoEDeployment) func(attempt i
 func (r *Reconciler) refusedPods(ctx context.Context, observed children, o observation, now time.Time) (*podhealth.Problem, error) {
 	var owners []client.Object
 	for _, workload := range observed.revisions {
-		if state := revisions.StateOf(workload, o.Pods); workload.UID != "" && state.Existing < state.Replicas {
+		if state := revisions.StateOf(workload, o.Pods, o.Workers); workload.UID != "" && state.Existing < state.Replicas {
 			owners = append(owners, workload.Object)
 		}
 		for _, name := range revisions.WantingGroups(workload, o.Pods, observed.workerPods) {

@@ -82,6 +82,19 @@ func TestGroupsAreScaled(t *testing.T) {
 		t.Errorf("it is left: %v", err)
 	}
 
+	unknown := observation{Inspection: o.Inspection} // while a checkpoint is looked at again, say
+	empty := old.DeepCopy()
+	empty.ResourceVersion = ""
+	if err := c.Create(context.Background(), empty); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := r.reconcileRevisions(context.Background(), moed, unknown, []*revisions.Workload{revisions.LeaderWorkerSet(empty)}, moedtest.Start); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := read("m-old"); err != nil {
+		t.Errorf("what serves is not known, and the one workload that would tell is gone: %v", err)
+	}
+
 	moed.Spec.Replicas = ptr.To[int32](5)
 	o.Workers = []*corev1.Pod{moedtest.Pod(current.Name+"-4-1", o.Revision, moedtest.InGroup(current.Name, "4", "1"))}
 	reconcile(current)

@@ -67,7 +67,9 @@ func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoED
 		}
 	}
 	for i, workload := range m.workloads {
-		if err := r.scale(ctx, moed, workload, o.Pods, revisions.Vacant(workload, action.Replicas[i], o.Workers), i == m.in.Stable || i == m.in.Candidate); err != nil {
+		// Where it is not known what serves, an empty workload may be all that tells it.
+		wanted := m.in.Stable == rollout.None || i == m.in.Stable || i == m.in.Candidate
+		if err := r.scale(ctx, moed, workload, o.Pods, revisions.Vacant(workload, action.Replicas[i], o.Workers), wanted); err != nil {
 			return false, state, err
 		}
 	}
@@ -83,7 +85,7 @@ func (r *Reconciler) movesOf(ctx context.Context, moed *semmoev1.MoEDeployment, 
 		Stable: rollout.None, Candidate: rollout.None, Canary: moed.Spec.Rollout.CanaryReplicas, Hold: moed.Spec.Rollout.Rollback == semmoev1.RollbackManual,
 	}}
 	for _, workload := range workloads {
-		m.in.Revisions = append(m.in.Revisions, revisions.StateOf(workload, o.Pods))
+		m.in.Revisions = append(m.in.Revisions, revisions.StateOf(workload, o.Pods, o.Workers))
 	}
 	if o.Invalid != nil || o.Revision == "" || desired.Paused(moed) {
 		return m, nil
@@ -130,7 +132,7 @@ func (r *Reconciler) add(ctx context.Context, m *moves, moed *semmoev1.MoEDeploy
 		metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationRollout, step)
 	}
 	m.workloads = slices.Insert(m.workloads, 0, workload)
-	m.in.Revisions = slices.Insert(m.in.Revisions, 0, revisions.StateOf(workload, o.Pods))
+	m.in.Revisions = slices.Insert(m.in.Revisions, 0, revisions.StateOf(workload, o.Pods, o.Workers))
 	return nil
 }
 

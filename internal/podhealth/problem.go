@@ -191,6 +191,13 @@ func volumeAdvice(failedMount string) string {
 	return "check spec.model.volume"
 }
 
+// Unscheduled reports whether the scheduler has said that no node takes the pod.
+func Unscheduled(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse
+	})
+}
+
 // Ready tells that a pod is ready and not being deleted.
 func Ready(pod *corev1.Pod) bool {
 	if pod.DeletionTimestamp != nil {

@@ -42,7 +42,8 @@ func Next(in Input) Action {
 	return action
 }
 
-// alone tells that nothing is left but one revision, and that it is complete but for what may be out of service.
+// alone tells that nothing is left but one revision, and that it is complete but for what may be out of service. One at least
+// serves: a revision that has been scaled to zero on its way has proven nothing.
 func (in Input) alone(revision int) bool {
 	for i, r := range in.Revisions {
 		if i != revision && (r.Replicas > 0 || r.Existing > 0) {
@@ -50,11 +51,11 @@ func (in Input) alone(revision int) bool {
 		}
 	}
 	r := in.Revisions[revision]
-	return r.Replicas == in.Budget.Replicas && r.ReadyReplicas(r.Replicas) >= in.Budget.Minimum()
+	return r.Replicas == in.Budget.Replicas && r.ReadyReplicas(r.Replicas) >= max(1, in.Budget.Minimum())
 }
 
-// MayTry tells that a candidate may be begun: the revision that serves has all its replicas, and nothing else is left. What a user
-// changes comes first.
+// MayTry tells that a candidate may be begun: the revision that serves has all its replicas, can give one up or need not, and nothing
+// else is left. What a user changes comes first.
 func MayTry(b Budget, revisions []Revision, stable int) bool {
 	for i, r := range revisions {
 		if i != stable && (r.Replicas > 0 || r.Existing > 0) {
@@ -62,5 +63,9 @@ func MayTry(b Budget, revisions []Revision, stable int) bool {
 		}
 	}
 	r := revisions[stable]
-	return r.Replicas == b.Replicas && r.ReadyReplicas(r.Replicas) >= max(1, b.Minimum())
+	ready := r.ReadyReplicas(r.Replicas)
+	if r.Replicas != b.Replicas || ready < max(1, b.Minimum()) {
+		return false
+	}
+	return b.MaxSurge > 0 || ready > b.Minimum() || !r.ready(r.Replicas-1)
 }

@@ -85,6 +85,43 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
+// A candidate is proven when it serves alone, and begun when what serves can make room for it.
+func TestProvenAndMayTry(t *testing.T) {
+	for name, tc := range map[string]struct {
+		budget    Budget
+		candidate Revision
+		proven    bool
+	}{
+		"it serves":                      {Budget{3, 1, 0}, revision(3, 0, 1, 2), true},
+		"but for what may be out":        {Budget{3, 1, 0}, revision(3, 0, 1), true},
+		"more than that is out":          {Budget{3, 1, 0}, revision(3, 0), false},
+		"the only one may be out":        {Budget{1, 1, 0}, revision(1), false},
+		"scaled to zero on its way":      {Budget{0, 1, 0}, revision(0), false},
+		"it has not all of the replicas": {Budget{3, 1, 0}, revision(2, 0, 1), false},
+	} {
+		in := Input{Budget: tc.budget, Revisions: []Revision{tc.candidate, revision(0)}, Stable: 1, Candidate: 0, Trial: Trial{Promoting: true, Now: start}}
+		if got := Next(in).Proven; got != tc.proven {
+			t.Errorf("%s: proven %v", name, got)
+		}
+	}
+	for name, tc := range map[string]struct {
+		budget Budget
+		stable Revision
+		may    bool
+	}{
+		"all serve":                             {Budget{3, 1, 0}, revision(3, 0, 1, 2), true},
+		"one is out, and others have to stay":   {Budget{3, 1, 0}, revision(3, 1, 2), false},
+		"one is out, and it is the first to go": {Budget{3, 1, 0}, revision(3, 0, 1), true},
+		"one is out of two that may be":         {Budget{4, 2, 0}, revision(4, 1, 2, 3), true},
+		"one is out, and there is room":         {Budget{3, 1, 1}, revision(3, 1, 2), true},
+		"scaled to zero":                        {Budget{0, 1, 0}, revision(0), false},
+	} {
+		if got := MayTry(tc.budget, []Revision{tc.stable}, 0); got != tc.may {
+			t.Errorf("%s: may be tried %v", name, got)
+		}
+	}
+}
+
 // Whatever happens in whatever order, no step leaves fewer replicas in service than the budget allows, or asks for more than
 // there may be; a canary has no more than its share until it is promoted; and when nothing happens any more, neither does the
 // planner, and what serves is what shall.
@@ -105,7 +142,7 @@ func TestAnyOrder(t *testing.T) {
 			happen(w, random)
 			check(t, seed, w)
 		}
-		w.hold = false // a human takes back what has failed
+		w.hold, w.unknown = false, false // a human takes back what has failed, and lets changes go on
 		moves := w.settle(5 * time.Hour)
 		worst = max(worst, moves)
 		if bound := 8 * (int(w.budget.Replicas+w.budget.MaxSurge) + 5); moves > bound {
@@ -122,6 +159,7 @@ func TestAnyOrder(t *testing.T) {
 // happen lets something happen.
 func happen(w *world, random *rand.Rand) {
 	w.now = w.now.Add(time.Duration(random.IntN(120)) * time.Second)
+	w.unknown = random.IntN(8) == 0
 	switch random.IntN(12) {
 	case 0:
 		w.template++
@@ -146,7 +184,9 @@ func happen(w *world, random *rand.Rand) {
 				delete(work.pods, ordinal)
 			case random.IntN(30) == 0 && pod.ready:
 				pod.ready, pod.since = false, w.now
-			case random.IntN(2) == 0 && !pod.ready && !work.plan.broken:
+			case random.IntN(40) == 0 && work.template != w.template:
+				pod.ready, pod.homeless = false, true
+			case random.IntN(2) == 0 && !pod.ready && !pod.homeless && !work.plan.broken:
 				pod.ready, pod.since = true, w.now
 			}
 		}
@@ -165,7 +205,7 @@ func check(t *testing.T, seed uint64, w *world) {
 		n := numbers{replicas: map[*workload]int32{}}
 		for _, work := range w.workloads {
 			r := w.revision(work)
-			n.total += max(r.Existing, r.Replicas)
+			n.total += max(r.Placed, r.Replicas-r.homeless(r.Replicas))
 			n.available += r.ReadyReplicas(r.Replicas)
 			n.replicas[work] = work.replicas
 		}

@@ -1,19 +1,36 @@
 package rollout
 
+import "slices"
+
 // Revision is what is observed of a revision.
 type Revision struct {
 	// Replicas is the number asked for.
 	Replicas int32
-	// Existing is the number of its replicas that are not terminating. It is above Replicas for a moment after a scale-down.
-	Existing int32
+	// Existing is the number of its replicas that are not terminating, Placed how many of those are on nodes and hold devices. Both can
+	// be above Replicas for a moment after a scale-down.
+	Existing, Placed int32
 	// Ready tells for each ordinal below Replicas whether that replica serves. Missing entries are not ready.
 	Ready []bool
+	// Homeless tells for each ordinal below Replicas whether no node has room for that replica, or it is leaving one, lost perhaps.
+	// Missing entries are not.
+	Homeless []bool
 	// Trial tells that it is a canary, or being promoted: it has not proven itself.
 	Trial bool
 }
 
 func (r Revision) ready(ordinal int32) bool {
 	return int(ordinal) < len(r.Ready) && r.Ready[ordinal]
+}
+
+// homeless is how many of the first replicas are.
+func (r Revision) homeless(replicas int32) int32 {
+	var count int32
+	for _, is := range r.Homeless[:min(int(replicas), len(r.Homeless))] {
+		if is {
+			count++
+		}
+	}
+	return count
 }
 
 // ReadyReplicas is how many of the first replicas serve.
@@ -83,7 +100,8 @@ func (g Goal) wants(b Budget, revisions int) []int32 {
 // revisions are ordered from newest to oldest.
 //
 // Replicas that are terminating do not count: they give their devices back by themselves, and their successors wait for them
-// in the scheduler. Those that are asked for, or exist although they no longer are, do.
+// in the scheduler. Those that are asked for, or exist although they no longer are, do, but for those of a revision that goes which no
+// node takes: they hold no device, and below others that serve would keep back for ever the change that cures them.
 //
 // Bounds: that count is never raised above Replicas + MaxSurge, and no ready replica is given up where fewer than
 // Replicas - MaxUnavailable would be left, nor the last one where MaxSurge lets its successor come first. A workload loses
@@ -104,7 +122,7 @@ func Replicas(b Budget, revisions []Revision, goal Goal) []int32 {
 	grow := func() {
 		for _, i := range []int{goal.Stable, goal.Candidate} {
 			if i != None {
-				room := b.Replicas + b.MaxSurge - occupied(revisions, target)
+				room := b.Replicas + b.MaxSurge - occupied(revisions, target, goal)
 				target[i] += max(0, min(room, want[i]-target[i]))
 			}
 		}
@@ -136,37 +154,71 @@ func retire(b Budget, revisions []Revision, target, want []int32, goal Goal) {
 
 // retirement is the order in which revisions give replicas up.
 func retirement(revisions []Revision, goal Goal) []int {
-	var order []int
+	order := slices.DeleteFunc(leastProven(revisions), func(i int) bool { return i == goal.Stable || i == goal.Candidate })
 	if goal.Candidate != None {
-		order = append(order, goal.Candidate)
-	}
-	for _, trial := range []bool{true, false} {
-		for i := len(revisions) - 1; i >= 0; i-- {
-			if i != goal.Stable && i != goal.Candidate && revisions[i].Trial == trial {
-				order = append(order, i)
-			}
-		}
+		order = slices.Insert(order, 0, goal.Candidate)
 	}
 	return append(order, goal.Stable)
 }
 
-// hold changes the total alone: it grows the proven revision with most ready replicas, since that one is known to work, and
-// shrinks those on trial, then from the oldest.
-func hold(b Budget, revisions []Revision, target []int32) {
-	missing := b.Replicas - sum(target)
-	if missing > 0 {
-		target[known(revisions)] += missing
-		return
-	}
+// leastProven is the order of what has not proven itself, then of what has, the oldest first.
+func leastProven(revisions []Revision) []int {
+	var order []int
 	for _, trial := range []bool{true, false} {
-		for i := len(target) - 1; i >= 0 && missing < 0; i-- {
+		for i := len(revisions) - 1; i >= 0; i-- {
 			if revisions[i].Trial == trial {
-				drop := min(target[i], -missing)
-				target[i] -= drop
-				missing += drop
+				order = append(order, i)
 			}
 		}
 	}
+	return order
+}
+
+// hold changes the total alone: it grows the proven revision with most ready replicas, since that one is known to work, and
+// shrinks those on trial, then from the oldest, ready replicas last. While several revisions have replicas what surges stays: it is no
+// scale-down, and what serves would go for what does not yet.
+func hold(b Budget, revisions []Revision, target []int32) {
+	excess := sum(target) - b.Replicas
+	if excess < 0 {
+		room := b.Replicas + b.MaxSurge - occupied(revisions, target, Goal{Stable: None, Candidate: None})
+		target[known(revisions)] += max(0, min(-excess, room))
+		return
+	}
+	if !several(target) {
+		for i := range target {
+			target[i] = min(target[i], b.Replicas)
+		}
+		return
+	}
+	if b.Replicas > 0 {
+		excess -= b.MaxSurge
+	}
+	spare := availableReplicas(revisions, target) - b.Minimum()
+	for _, ready := range []bool{false, true} {
+		for _, i := range leastProven(revisions) {
+			for excess > 0 && target[i] > 0 {
+				if revisions[i].ready(target[i] - 1) {
+					if !ready || spare <= 0 {
+						break
+					}
+					spare--
+				}
+				target[i]--
+				excess--
+			}
+		}
+	}
+}
+
+// several tells that more than one revision has replicas.
+func several(target []int32) bool {
+	with := 0
+	for _, replicas := range target {
+		if replicas > 0 {
+			with++
+		}
+	}
+	return with > 1
 }
 
 // known is the revision that is best known to work.
@@ -189,11 +241,16 @@ func availableReplicas(revisions []Revision, target []int32) int32 {
 	return available
 }
 
-// occupied is how many replicas are asked for, or exist all the same.
-func occupied(revisions []Revision, target []int32) int32 {
+// occupied is how many replicas are asked for, or exist all the same and hold devices. Of revisions that go, those count that have, or
+// may get, a node.
+func occupied(revisions []Revision, target []int32, goal Goal) int32 {
 	var total int32
 	for i, r := range revisions {
-		total += max(r.Existing, target[i])
+		asked := target[i]
+		if i != goal.Stable && i != goal.Candidate {
+			asked -= r.homeless(asked)
+		}
+		total += max(r.Placed, asked)
 	}
 	return total
 }

@@ -8,9 +8,19 @@ import (
 )
 
 func revision(replicas int32, ready ...int) Revision {
-	r := Revision{Replicas: replicas, Existing: replicas, Ready: make([]bool, replicas)}
+	r := Revision{Replicas: replicas, Existing: replicas, Placed: replicas, Ready: make([]bool, replicas)}
 	for _, ordinal := range ready {
 		r.Ready[ordinal] = true
+	}
+	return r
+}
+
+// homeless is the revision where no node takes some replicas.
+func homeless(r Revision, ordinals ...int) Revision {
+	r.Homeless = make([]bool, r.Replicas)
+	for _, ordinal := range ordinals {
+		r.Homeless[ordinal] = true
+		r.Placed--
 	}
 	return r
 }
@@ -24,7 +34,7 @@ func TestReplicas(t *testing.T) {
 	}{
 		"first revision starts at once":           {Budget{3, 1, 0}, []Revision{revision(0)}, 0, []int32{3}},
 		"one goes first, without spare devices":   {Budget{3, 1, 0}, []Revision{revision(0), revision(3, 0, 1, 2)}, 0, []int32{0, 2}},
-		"its pod is still there":                  {Budget{3, 1, 0}, []Revision{revision(0), {Replicas: 2, Existing: 3, Ready: []bool{true, true}}}, 0, []int32{0, 2}},
+		"its pod is still there":                  {Budget{3, 1, 0}, []Revision{revision(0), {Replicas: 2, Existing: 3, Placed: 3, Ready: []bool{true, true}}}, 0, []int32{0, 2}},
 		"then one comes":                          {Budget{3, 1, 0}, []Revision{revision(0), revision(2, 0, 1)}, 0, []int32{1, 2}},
 		"waits for the new one to be ready":       {Budget{3, 1, 0}, []Revision{revision(1), revision(2, 0, 1)}, 0, []int32{1, 2}},
 		"goes on when it is":                      {Budget{3, 1, 0}, []Revision{revision(1, 0), revision(2, 0, 1)}, 0, []int32{1, 1}},
@@ -33,6 +43,12 @@ func TestReplicas(t *testing.T) {
 		"surge, then one old goes":                {Budget{2, 0, 1}, []Revision{revision(1, 0), revision(2, 0, 1)}, 0, []int32{1, 1}},
 		"a broken old revision does not block":    {Budget{2, 1, 0}, []Revision{revision(0), revision(1), revision(1, 0)}, 0, []int32{0, 0, 1}},
 		"an unready old pod on top goes for free": {Budget{2, 1, 0}, []Revision{revision(0), revision(2, 0)}, 0, []int32{0, 1}},
+		"no node takes the first: another comes":  {Budget{3, 1, 0}, []Revision{revision(0), homeless(revision(3, 1, 2), 0)}, 0, []int32{1, 3}},
+		"and one goes for it":                     {Budget{3, 1, 0}, []Revision{revision(1, 0), homeless(revision(3, 1, 2), 0)}, 0, []int32{1, 2}},
+		"it does not make room twice":             {Budget{3, 1, 0}, []Revision{revision(1), homeless(revision(3, 1, 2), 0)}, 0, []int32{1, 3}},
+		"nor while one that goes has its node":    {Budget{3, 1, 0}, []Revision{revision(1, 0), func() Revision { r := homeless(revision(2, 1), 0); r.Existing, r.Placed = 3, 2; return r }()}, 0, []int32{1, 2}},
+		"where it goes itself it makes no room":   {Budget{3, 1, 0}, []Revision{homeless(revision(3, 1, 2), 0), revision(0)}, 0, []int32{3, 0}},
+		"a broken first one holds its device":     {Budget{3, 1, 0}, []Revision{revision(0), revision(3, 1, 2)}, 0, []int32{0, 3}},
 		"a single replica has a gap":              {Budget{1, 1, 0}, []Revision{revision(0), revision(1, 0)}, 0, []int32{0, 0}},
 		"a single replica, surge: none":           {Budget{1, 1, 1}, []Revision{revision(0), revision(1, 0)}, 0, []int32{1, 1}},
 		"its successor does not serve yet":        {Budget{1, 1, 1}, []Revision{revision(1), revision(1, 0)}, 0, []int32{1, 1}},
@@ -43,6 +59,11 @@ func TestReplicas(t *testing.T) {
 		"unknown revision: nothing moves":         {Budget{2, 1, 0}, []Revision{revision(1, 0), revision(1, 0)}, -1, []int32{1, 1}},
 		"unknown revision: grows what works":      {Budget{3, 1, 0}, []Revision{revision(1), revision(1, 0)}, -1, []int32{1, 2}},
 		"unknown revision: shrinks the oldest":    {Budget{1, 1, 0}, []Revision{revision(1, 0), revision(1, 0)}, -1, []int32{1, 0}},
+		"unknown revision: what serves stays":     {Budget{1, 1, 0}, []Revision{revision(1), revision(1, 0)}, -1, []int32{0, 1}},
+		"unknown revision: so does a surge":       {Budget{1, 1, 1}, []Revision{revision(1), revision(1, 0)}, -1, []int32{1, 1}},
+		"unknown revision: but not of one alone":  {Budget{1, 1, 1}, []Revision{revision(0), revision(2, 0, 1)}, -1, []int32{0, 1}},
+		"unknown revision: nor when scaled down":  {Budget{1, 0, 1}, []Revision{revision(1), revision(2, 0, 1)}, -1, []int32{0, 2}},
+		"unknown revision: nor to zero":           {Budget{0, 1, 1}, []Revision{revision(1), revision(1, 0)}, -1, []int32{0, 0}},
 		"no revision at all":                      {Budget{1, 1, 0}, nil, -1, []int32{}},
 	}
 	for name, tc := range cases {
@@ -54,8 +75,8 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// From random states, with pods that become ready in random order (those of a broken revision never do), every step
-// keeps the bounds, and a roll-out to a working revision ends.
+// From random states, with pods that become ready in random order (those of a broken revision never do, nor those that no node takes),
+// every step keeps the bounds, and a roll-out to a working revision ends.
 func TestReplicasKeepsBoundsAndEnds(t *testing.T) {
 	for seed := range uint64(3000) {
 		random := rand.New(rand.NewPCG(seed, 1))
@@ -69,12 +90,20 @@ func TestReplicasKeepsBoundsAndEnds(t *testing.T) {
 			broken[i] = random.IntN(3) == 0
 			revisions[i] = revision(random.Int32N(4))
 			revisions[i].Existing += random.Int32N(2)
+			revisions[i].Placed = revisions[i].Existing
 			for ordinal := range revisions[i].Ready {
 				revisions[i].Ready[ordinal] = !broken[i] && random.IntN(2) == 0
 			}
 		}
 		current := random.IntN(len(revisions))
 		broken[current] = false
+		for i, r := range revisions {
+			if i != current && r.Replicas > 0 && random.IntN(3) == 0 {
+				lost := random.IntN(int(r.Replicas))
+				revisions[i] = homeless(r, lost)
+				revisions[i].Ready[lost] = false
+			}
+		}
 
 		done := false
 		for step := 0; step < 200 && !done; step++ {
@@ -84,7 +113,8 @@ func TestReplicasKeepsBoundsAndEnds(t *testing.T) {
 			}
 			availableBefore := availableReplicas(revisions, before)
 			target := Replicas(b, revisions, Goal{Stable: current, Candidate: None})
-			if total := occupied(revisions, target); total > max(occupied(revisions, before), b.Replicas+b.MaxSurge) {
+			goal := Goal{Stable: current, Candidate: None}
+			if total := occupied(revisions, target, goal); total > max(occupied(revisions, before, goal), b.Replicas+b.MaxSurge) {
 				t.Fatalf("seed %d: %d replicas, above %d + surge %d", seed, total, b.Replicas, b.MaxSurge)
 			}
 			// The current revision is cut to what is asked whatever its readiness: that is a scale-down, not a roll-out.
@@ -98,13 +128,15 @@ func TestReplicasKeepsBoundsAndEnds(t *testing.T) {
 			for i := range revisions {
 				next := revision(target[i])
 				copy(next.Ready, revisions[i].Ready)
+				next.Homeless = revisions[i].Homeless[:min(len(revisions[i].Homeless), int(target[i]))]
+				next.Placed -= next.homeless(target[i])
 				if next.Existing < revisions[i].Existing && random.IntN(2) == 0 {
-					next.Existing = revisions[i].Existing // its pods are not terminating yet
+					next.Existing, next.Placed = revisions[i].Existing, revisions[i].Placed // its pods are not terminating yet
 					done = false
 				}
 				revisions[i] = next
 				for ordinal, ready := range next.Ready {
-					if !ready && !broken[i] {
+					if !ready && !broken[i] && (len(next.Homeless) <= ordinal || !next.Homeless[ordinal]) {
 						starting = append(starting, [2]int{i, ordinal})
 						done = false
 					}
@@ -147,6 +179,7 @@ func TestReplicasOfACanary(t *testing.T) {
 		"a smaller canary":                        {Budget{4, 1, 0}, []Revision{trial(revision(2, 0, 1)), revision(2, 0, 1)}, 1, false, []int32{1, 2}},
 		"paused: what serves grows":               {Budget{4, 1, 0}, []Revision{trial(revision(1, 0)), revision(1, 0)}, 1, true, []int32{1, 3}},
 		"paused: also where the canary is larger": {Budget{4, 1, 0}, []Revision{trial(revision(2, 0, 1)), revision(1, 0)}, 1, true, []int32{2, 2}},
+		"paused: what surges stays":               {Budget{2, 0, 1}, []Revision{trial(revision(1)), revision(2, 0, 1)}, 1, true, []int32{1, 2}},
 		"paused: the canary shrinks first":        {Budget{2, 1, 0}, []Revision{trial(revision(1, 0)), revision(2, 0, 1)}, 1, true, []int32{0, 2}},
 	}
 	for name, tc := range cases {

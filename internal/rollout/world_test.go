@@ -24,6 +24,8 @@ type layout struct {
 type simulatedPod struct {
 	ready bool
 	since time.Time
+	// homeless: no node takes it, and none ever will.
+	homeless bool
 }
 
 // workload is a revision in the world: a template under a plan. Both are fixed when it is made.
@@ -47,6 +49,8 @@ type world struct {
 	canary   int32
 	soak     time.Duration
 	template int
+	// unknown: what serves is not known, or changes are paused.
+	unknown  bool
 	wanted   *layout
 	first    *layout
 	failed   map[string]string
@@ -82,10 +86,14 @@ func (w *world) find(template int, plan *layout) int {
 }
 
 func (w *world) revision(work *workload) Revision {
-	r := Revision{Replicas: work.replicas, Existing: int32(len(work.pods) + len(work.leaving)), Ready: make([]bool, work.replicas), Trial: work.trial != ""}
+	r := Revision{Replicas: work.replicas, Existing: int32(len(work.pods) + len(work.leaving)), Ready: make([]bool, work.replicas), Homeless: make([]bool, work.replicas), Trial: work.trial != ""}
+	r.Placed = r.Existing
 	for ordinal, pod := range work.pods {
+		if pod.homeless {
+			r.Placed--
+		}
 		if ordinal < work.replicas {
-			r.Ready[ordinal] = pod.ready
+			r.Ready[ordinal], r.Homeless[ordinal] = pod.ready, pod.homeless
 		}
 	}
 	return r
@@ -130,6 +138,11 @@ func ordinals(work *workload) []int32 {
 // decide is what the controller does in one reconciliation; it reports whether that changed anything.
 func (w *world) decide() bool {
 	before := w.state()
+	if w.unknown {
+		in := Input{Budget: w.budget, Stable: None, Candidate: None, Revisions: w.revisions()}
+		w.act(in, Next(in))
+		return w.state() != before
+	}
 	stable := w.find(w.template, w.stablePlan())
 	if stable == None {
 		w.workloads = slices.Insert(w.workloads, 0, &workload{template: w.template, plan: w.stablePlan(), pods: map[int32]*simulatedPod{}, leaving: map[int32]bool{}})
@@ -175,9 +188,9 @@ func (w *world) act(in Input, action Action) {
 			candidate.trial = ""
 		}
 	}
-	kept := map[*workload]bool{w.workloads[in.Stable]: true}
-	if in.Candidate != None {
-		kept[w.workloads[in.Candidate]] = true
+	kept := map[*workload]bool{}
+	for i, work := range w.workloads {
+		kept[work] = in.Stable == None || i == in.Stable || i == in.Candidate
 	}
 	for i, work := range w.workloads {
 		work.scale(action.Replicas[i], w.now)
@@ -190,9 +203,11 @@ func (w *world) act(in Input, action Action) {
 // scale is what a StatefulSet does, at once: the highest ordinals go first.
 func (work *workload) scale(replicas int32, now time.Time) {
 	for ordinal := replicas; ordinal < work.replicas; ordinal++ {
-		if work.pods[ordinal] != nil {
+		if pod := work.pods[ordinal]; pod != nil {
 			delete(work.pods, ordinal)
-			work.leaving[ordinal] = true
+			if !pod.homeless { // nothing of it runs that would have to end
+				work.leaving[ordinal] = true
+			}
 		}
 	}
 	work.replicas = replicas
@@ -260,7 +275,7 @@ func (w *world) settle(atMost time.Duration) int {
 			clear(work.leaving)
 			work.fill(w.now)
 			for _, ordinal := range ordinals(work) {
-				if pod := work.pods[ordinal]; !pod.ready && !work.plan.broken {
+				if pod := work.pods[ordinal]; !pod.ready && !pod.homeless && !work.plan.broken {
 					pod.ready, pod.since, moved = true, w.now, true
 				}
 			}

@@ -58,7 +58,7 @@ func WantingGroups(w *Workload, leaders, workers []*corev1.Pod) []string {
 		return nil
 	}
 	var names []string
-	if state := StateOf(w, leaders); state.Existing < state.Replicas {
+	if state := StateOf(w, leaders, workers); state.Existing < state.Replicas {
 		names = append(names, w.Name)
 	}
 	for _, leader := range leaders {
@@ -237,24 +237,41 @@ func endText(end string) string {
 	return " (" + end + ")"
 }
 
-// StateOf is a roll-out's view of a workload and its pods.
-func StateOf(workload *Workload, pods []*corev1.Pod) rollout.Revision {
+// StateOf is a roll-out's view of a workload, of its pods that answer requests, and of the further pods of their replicas.
+func StateOf(workload *Workload, pods, workers []*corev1.Pod) rollout.Revision {
 	state := rollout.Revision{Replicas: *workload.Replicas(), Trial: OnTrial(workload)}
 	if workload.UID == "" {
 		return state
 	}
-	state.Ready = make([]bool, state.Replicas)
+	state.Ready, state.Homeless = make([]bool, state.Replicas), make([]bool, state.Replicas)
 	for _, pod := range pods {
-		if !workload.Holds(pod) || pod.DeletionTimestamp != nil {
+		if !workload.Holds(pod) {
+			continue
+		}
+		ordinal, err := ordinalOf(pod.Name)
+		asked := err == nil && ordinal < len(state.Ready)
+		if asked {
+			state.Homeless[ordinal] = homeless(pod, workers)
+		}
+		if pod.DeletionTimestamp != nil {
 			continue
 		}
 		state.Existing++
-		ordinal, err := ordinalOf(pod.Name)
-		if err == nil && ordinal < len(state.Ready) {
+		if asked {
 			state.Ready[ordinal] = podhealth.Ready(pod)
+		}
+		if !homeless(pod, workers) {
+			state.Placed++
 		}
 	}
 	return state
+}
+
+// homeless tells that no pod of a replica is on a node, but those that are leaving it.
+func homeless(leader *corev1.Pod, workers []*corev1.Pod) bool {
+	return !slices.ContainsFunc(append(podgroup.Workers(leader, workers), leader), func(pod *corev1.Pod) bool {
+		return pod.DeletionTimestamp == nil && !podhealth.Unscheduled(pod)
+	})
 }
 
 // ordinalOf is the number of a replica among those of its workload, by the name of its pod.

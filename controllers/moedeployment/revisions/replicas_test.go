@@ -79,6 +79,38 @@ func TestWantingGroups(t *testing.T) {
 }
 
 // A replica whose name is still had by pods of an earlier one is not asked for before these are gone, nor are those after it.
+// What no node takes, or is leaving one, holds no devices for a roll-out; a replica of several pods does while one of them has a node.
+func TestStateOf(t *testing.T) {
+	unscheduled := func(p *corev1.Pod) {
+		p.Status.Phase = corev1.PodPending
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+	}
+	leader := func(group string, change ...func(*corev1.Pod)) *corev1.Pod {
+		return moedtest.Pod("m-r1-"+group, "r1", append(change, moedtest.InGroup("m-r1", group, "0"))...)
+	}
+	worker := func(group string, change ...func(*corev1.Pod)) *corev1.Pod {
+		return moedtest.Pod("m-r1-"+group+"-1", "r1", append(change, moedtest.InGroup("m-r1", group, "1"))...)
+	}
+	serving := leader("1")
+	for name, test := range map[string]struct {
+		pods, workers []*corev1.Pod
+		want          rollout.Revision
+	}{
+		"both serve":              {[]*corev1.Pod{leader("0"), serving}, nil, rollout.Revision{Existing: 2, Placed: 2, Ready: []bool{true, true}, Homeless: []bool{false, false}}},
+		"no node takes one":       {[]*corev1.Pod{leader("0", unscheduled), serving}, nil, rollout.Revision{Existing: 2, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{true, false}}},
+		"nor its worker":          {[]*corev1.Pod{leader("0", unscheduled), serving}, []*corev1.Pod{worker("0", unscheduled)}, rollout.Revision{Existing: 2, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{true, false}}},
+		"its worker has a node":   {[]*corev1.Pod{leader("0", unscheduled), serving}, []*corev1.Pod{worker("0")}, rollout.Revision{Existing: 2, Placed: 2, Ready: []bool{false, true}, Homeless: []bool{false, false}}},
+		"a node loses one":        {[]*corev1.Pod{leader("0", going("u")), serving}, nil, rollout.Revision{Existing: 1, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{true, false}}},
+		"one is still to be made": {[]*corev1.Pod{serving}, nil, rollout.Revision{Existing: 1, Placed: 1, Ready: []bool{false, true}, Homeless: []bool{false, false}}},
+		"one more than asked for": {[]*corev1.Pod{leader("0"), serving, leader("2")}, nil, rollout.Revision{Existing: 3, Placed: 3, Ready: []bool{true, true}, Homeless: []bool{false, false}}},
+	} {
+		test.want.Replicas = 2
+		if diff := cmp.Diff(test.want, StateOf(groupSet(""), test.pods, test.workers)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 func TestVacant(t *testing.T) {
 	worker := func(set, group string) *corev1.Pod {
 		return moedtest.Pod(set+"-"+group+"-1", "r1", moedtest.InGroup(set, group, "1"))

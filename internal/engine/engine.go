@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -174,6 +175,8 @@ type Flag struct {
 	Source string
 	// Forbidden flags are not set, and must not be set by the user either.
 	Forbidden bool
+	// Members are those of the flag's JSON object that are Forbidden, where the user may set others.
+	Members []string
 	// Why is why the user must not set it, and what to do instead, where that is no contradiction of Source.
 	Why string
 }
@@ -190,10 +193,8 @@ type Variable struct {
 func (a Adapter) Args(launch Launch, userArgs []string) ([]string, error) {
 	var args []string
 	for _, flag := range a.Flags(launch) {
-		if i := slices.IndexFunc(userArgs, flag.spelled); i >= 0 && flag.Why != "" {
-			return nil, fmt.Errorf("spec.engine.args: %q %s", userArgs[i], flag.Why)
-		} else if i >= 0 {
-			return nil, fmt.Errorf("spec.engine.args: %q contradicts %s, which decides it: remove the flag", userArgs[i], flag.Source)
+		if err := flag.check(userArgs); err != nil {
+			return nil, fmt.Errorf("spec.engine.args: %w", err)
 		}
 		if flag.Forbidden {
 			continue
@@ -206,6 +207,39 @@ func (a Adapter) Args(launch Launch, userArgs []string) ([]string, error) {
 		}
 	}
 	return append(args, userArgs...), nil
+}
+
+// check fails where the user's arguments set what the flag decides.
+func (f Flag) check(userArgs []string) error {
+	for _, given := range occurrences(userArgs, f.Names...) {
+		switch {
+		case len(f.Members) > 0:
+			if err := f.checkMembers(given); err != nil {
+				return err
+			}
+		case f.Why != "":
+			return fmt.Errorf("%q %s", given.arg, f.Why)
+		default:
+			return fmt.Errorf("%q contradicts %s, which decides it: remove the flag", given.arg, f.Source)
+		}
+	}
+	return nil
+}
+
+// checkMembers fails where an occurrence sets a member that the user must not, or what cannot be read.
+func (f Flag) checkMembers(given occurrence) error {
+	members := map[string]json.RawMessage{}
+	if given.member != "" {
+		members[given.member] = nil
+	} else if err := json.Unmarshal([]byte(given.value), &members); err != nil {
+		return fmt.Errorf("%s: %.100q is no JSON object (%w): write one, such as {}, or remove the flag", f.Names[0], given.value, err)
+	}
+	for _, member := range f.Members {
+		if _, has := members[member]; has {
+			return fmt.Errorf("%s in %s contradicts %s, which decides it: remove the member", member, f.Names[0], f.Source)
+		}
+	}
+	return nil
 }
 
 // FlagFile refuses a file of flags: what is refused among the user's flags could stand in it, and nobody sees that.
@@ -239,19 +273,33 @@ func flagName(arg string) string {
 	return strings.ReplaceAll(name, "_", "-")
 }
 
-// FlagValue is the last value that a command line gives a flag, by any of its names; a switch has an empty one.
-func FlagValue(args []string, names ...string) (value string, given bool) {
-	flag := Flag{Names: names}
+// occurrence is one place of a command line where a flag is given: as the argument arg, for the whole flag or, as --flag.member, for a
+// member of its JSON object, with a value, which is empty for a switch.
+type occurrence struct{ arg, member, value string }
+
+// occurrences are those of a flag, by any of its names, in the order of the command line.
+func occurrences(args []string, names ...string) []occurrence {
+	var all []occurrence
 	for i, arg := range args {
-		if !flag.spelled(arg) {
+		if !(Flag{Names: names}).spelled(arg) {
 			continue
 		}
-		given = true
-		if _, after, joined := strings.Cut(arg, "="); joined {
-			value = after
-		} else if value = ""; i+1 < len(args) && !strings.HasPrefix(args[i+1], "-") {
+		name, value, joined := strings.Cut(arg, "=")
+		if !joined && i+1 < len(args) && !strings.HasPrefix(args[i+1], "-") {
 			value = args[i+1]
 		}
+		_, path, _ := strings.Cut(name, ".")
+		member, _, _ := strings.Cut(path, ".")
+		all = append(all, occurrence{arg, strings.TrimSuffix(member, "+"), value}) // --flag.member+ is a list
 	}
-	return value, given
+	return all
+}
+
+// FlagValue is the last value that a command line gives a flag, by any of its names; a switch has an empty one.
+func FlagValue(args []string, names ...string) (value string, given bool) {
+	all := occurrences(args, names...)
+	if len(all) == 0 {
+		return "", false
+	}
+	return all[len(all)-1].value, true
 }

@@ -15,20 +15,27 @@ func Adapter() engine.Adapter {
 	a := vllm.Adapter()
 	a.Type = "VLLMAscend"
 	a.ExpertMap = &engine.ExpertMap{File: "vllm-ascend.json", Write: writeMap, Read: readMap}
-	a.Flags, a.Variables, a.Check = flags, variables, check
+	a.Flags, a.Variables = flags, variables
+	a.Check = nil        // the backends of vLLM's all-to-all are for other devices
 	a.CheckOverlap = nil // what vLLM cuts steps beside are kernels for other devices
 	return a
 }
 
-const additionalConfig = "--additional-config"
-
+// flags: beside a map, --additional-config is refused whole; elsewhere the plugin's own map and load balancer in it are, which would move
+// experts away from where they are known to be.
 func flags(launch engine.Launch) []engine.Flag {
 	all := vllm.Flags(launch)
-	if launch.ExpertMap == "" {
+	config := engine.Flag{Names: []string{"--additional-config"}, Source: engine.PlanSource}
+	switch {
+	case !launch.PlacementMatters():
 		return all
+	case launch.ExpertMap != "":
+		// The plugin refuses members that it does not know, and takes one such flag: the user's cannot stand beside it.
+		config.Value = eplbConfig(launch)
+	default:
+		config.Forbidden, config.Members = true, []string{"eplb_config", "dynamic_eplb", "expert_map_path"} // the latter two are those of 2025
 	}
-	// The plugin refuses members that it does not know, and takes one such flag: the user's cannot stand beside it.
-	return append(all, engine.Flag{Names: []string{additionalConfig}, Value: eplbConfig(launch), Source: engine.PlanSource})
+	return append(all, config)
 }
 
 func eplbConfig(launch engine.Launch) string {
@@ -49,21 +56,6 @@ func variables(launch engine.Launch) []engine.Variable {
 		return nil
 	}
 	return []engine.Variable{{Name: "DYNAMIC_EPLB", Source: engine.PlanSource}, {Name: "EXPERT_MAP_RECORD", Source: engine.PlanSource}}
-}
-
-// check refuses the plugin's own load balancer beside a permuted checkpoint; beside a map the flag is refused whole.
-func check(s engine.Situation, verdict *engine.Support) {
-	value, _ := engine.FlagValue(s.UserArgs, additionalConfig)
-	var given map[string]json.RawMessage
-	if s.Realization != engine.ReshuffledWeights || json.Unmarshal([]byte(value), &given) != nil {
-		return
-	}
-	// The second and third are the members of 2025.
-	for _, member := range []string{"eplb_config", "dynamic_eplb", "expert_map_path"} {
-		if _, has := given[member]; has {
-			verdict.Refuse("ContradictingFlags", "spec.engine.args: %s in %s contradicts %s, which decides it: remove the member", member, additionalConfig, engine.PlanSource)
-		}
-	}
 }
 
 // expertMap counts MoE layers from 0. All devices have equally many experts.

@@ -18,6 +18,8 @@ const maxLayers = 512
 type Config struct {
 	// ModelType is the family, one of Families().
 	ModelType string
+	// Wrapper is the model_type of the outermost multimodal wrapper, whose code engines run; empty where there is none.
+	Wrapper string
 	// Layers counts all hidden layers, dense ones included.
 	Layers int
 	// MoELayers lists the model layer indices that hold routed experts, ascending.
@@ -29,8 +31,8 @@ type Config struct {
 	HiddenSize, VocabSize  int
 	// DType is the stored arithmetic type as config.json spells it, such as bfloat16; empty where it says none.
 	DType string
-	// Quantization is how the weights are quantised, method and algorithm as config.json spells them, such as fp8 or
-	// modelopt/NVFP4; empty where it says nothing.
+	// Quantization is how the weights are quantised, method and algorithm as config.json spells them, such as fp8,
+	// modelopt/NVFP4 or compressed-tensors/nvfp4-pack-quantized; empty where it says nothing.
 	Quantization string
 	// Text is the JSON object that describes the language model: config.json itself, or what a multimodal wrapper has of it. It has null
 	// where config.json has what is no JSON (see modelconfig.Strict).
@@ -65,10 +67,13 @@ type rawConfig struct {
 type quantization struct {
 	Method    string `json:"quant_method"`
 	Algorithm string `json:"quant_algo"`
+	// Format is what compressed-tensors calls the algorithm; Groups, by name, may have others.
+	Format json.RawMessage `json:"format"`
+	Groups json.RawMessage `json:"config_groups"`
 }
 
-// maxQuantization bounds the text, so that a report stays short.
-const maxQuantization = 64
+// maxQuantization and maxWrapper bound texts, so that a report stays short.
+const maxQuantization, maxWrapper = 64, 64
 
 // quantizationOf reads a quantization_config. One of another form says nothing that is needed.
 func quantizationOf(text json.RawMessage) string {
@@ -80,8 +85,23 @@ func quantizationOf(text json.RawMessage) string {
 }
 
 func (q quantization) String() string {
-	text := strings.Trim(q.Method+"/"+q.Algorithm, "/")
+	text := strings.Trim(q.Method+"/"+cmp.Or(q.Algorithm, q.format()), "/")
 	return text[:min(len(text), maxQuantization)]
+}
+
+// format is NVFP4's where any group has it, since engines treat its scales in a way of their own. Other methods give the members other
+// forms, which say nothing that is needed.
+func (q quantization) format() string {
+	var format string
+	_ = json.Unmarshal(q.Format, &format)
+	var groups map[string]struct{ Format string }
+	_ = json.Unmarshal(q.Groups, &groups)
+	for _, name := range slices.Sorted(maps.Keys(groups)) {
+		if strings.Contains(groups[name].Format, "nvfp4") {
+			return groups[name].Format
+		}
+	}
+	return format
 }
 
 // ParseConfig reads a config.json. Errors are *InvalidError.
@@ -100,6 +120,10 @@ func ParseConfig(text []byte) (*Config, error) {
 		}
 		if inner.DType == "" {
 			inner.DType = cmp.Or(raw.DType, raw.TorchDType)
+		}
+		inner.Wrapper = cmp.Or(raw.ModelType, inner.Wrapper)
+		if len(inner.Wrapper) > maxWrapper {
+			return nil, Invalidf("model_type %.*q… is longer than %d bytes", maxWrapper, inner.Wrapper, maxWrapper)
 		}
 		inner.Quantization = cmp.Or(inner.Quantization, quantizationOf(raw.Quantization))
 		return inner, nil

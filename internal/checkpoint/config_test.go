@@ -38,7 +38,19 @@ func TestParseConfigFamilies(t *testing.T) {
 		},
 		"quantised multimodal wrapper": {
 			`{"model_type":"kimi_k25","quantization_config":{"quant_method":"fp8"},"text_config":{"model_type":"kimi_k2","num_hidden_layers":2,"n_routed_experts":384,"num_experts_per_tok":8,"first_k_dense_replace":1,` + base + `}}`,
-			Config{ModelType: "kimi_k2", Layers: 2, MoELayers: []int{1}, Experts: 384, ExpertsPerToken: 8, Groups: 1, GroupsPerToken: 1, Quantization: "fp8"},
+			Config{ModelType: "kimi_k2", Wrapper: "kimi_k25", Layers: 2, MoELayers: []int{1}, Experts: 384, ExpertsPerToken: 8, Groups: 1, GroupsPerToken: 1, Quantization: "fp8"},
+		},
+		"quantised by compressed-tensors": {
+			`{"model_type":"mixtral","num_hidden_layers":1,"num_local_experts":8,"num_experts_per_tok":2,"quantization_config":{"quant_method":"compressed-tensors","format":"nvfp4-pack-quantized","config_groups":{"group_0":{"format":null}}},` + base + `}`,
+			Config{ModelType: "mixtral", Layers: 1, MoELayers: []int{0}, Experts: 8, ExpertsPerToken: 2, Groups: 1, GroupsPerToken: 1, Quantization: "compressed-tensors/nvfp4-pack-quantized"},
+		},
+		"quantised by group": {
+			`{"model_type":"mixtral","num_hidden_layers":1,"num_local_experts":8,"num_experts_per_tok":2,"quantization_config":{"quant_method":"compressed-tensors","format":"mixed-precision","config_groups":{"group_0":{"format":"float-quantized"},"group_1":{"format":"nvfp4-pack-quantized"}}},` + base + `}`,
+			Config{ModelType: "mixtral", Layers: 1, MoELayers: []int{0}, Experts: 8, ExpertsPerToken: 2, Groups: 1, GroupsPerToken: 1, Quantization: "compressed-tensors/nvfp4-pack-quantized"},
+		},
+		"quantised, members of other forms": {
+			`{"model_type":"mixtral","num_hidden_layers":1,"num_local_experts":8,"num_experts_per_tok":2,"quantization_config":{"quant_method":"fp8","format":8,"config_groups":[1]},` + base + `}`,
+			Config{ModelType: "mixtral", Layers: 1, MoELayers: []int{0}, Experts: 8, ExpertsPerToken: 2, Groups: 1, GroupsPerToken: 1, Quantization: "fp8"},
 		},
 		"mixtral": {
 			`{"model_type":"mixtral","num_hidden_layers":2,"num_local_experts":8,"num_experts_per_tok":2,` + base + `}`,
@@ -46,15 +58,15 @@ func TestParseConfigFamilies(t *testing.T) {
 		},
 		"wrapper with language_config": {
 			`{"model_type":"deepseek_vl_v2","language_config":{"model_type":"deepseek_v2","num_hidden_layers":2,"n_routed_experts":64,"num_experts_per_tok":6,"first_k_dense_replace":1,` + base + `}}`,
-			Config{ModelType: "deepseek_v2", Layers: 2, MoELayers: []int{1}, Experts: 64, ExpertsPerToken: 6, Groups: 1, GroupsPerToken: 1},
+			Config{ModelType: "deepseek_v2", Wrapper: "deepseek_vl_v2", Layers: 2, MoELayers: []int{1}, Experts: 64, ExpertsPerToken: 6, Groups: 1, GroupsPerToken: 1},
 		},
 		"wrapper with llm_config": {
 			`{"model_type":"internvl_chat","llm_config":{"model_type":"qwen3_moe","num_hidden_layers":2,"num_experts":128,"num_experts_per_tok":8,` + base + `}}`,
-			Config{ModelType: "qwen3_moe", Layers: 2, MoELayers: []int{0, 1}, Experts: 128, ExpertsPerToken: 8, Groups: 1, GroupsPerToken: 1},
+			Config{ModelType: "qwen3_moe", Wrapper: "internvl_chat", Layers: 2, MoELayers: []int{0, 1}, Experts: 128, ExpertsPerToken: 8, Groups: 1, GroupsPerToken: 1},
 		},
 		"wrapper in a wrapper": {
 			`{"model_type":"omni","thinker_config":{"model_type":"thinker","text_config":{"model_type":"qwen3_moe","num_hidden_layers":2,"num_experts":128,"num_experts_per_tok":8,` + base + `}}}`,
-			Config{ModelType: "qwen3_moe", Layers: 2, MoELayers: []int{0, 1}, Experts: 128, ExpertsPerToken: 8, Groups: 1, GroupsPerToken: 1},
+			Config{ModelType: "qwen3_moe", Wrapper: "omni", Layers: 2, MoELayers: []int{0, 1}, Experts: 128, ExpertsPerToken: 8, Groups: 1, GroupsPerToken: 1},
 		},
 		"numbers of Python": {
 			`{"model_type":"mixtral","num_hidden_layers":2,"num_local_experts":8,"num_experts_per_tok":2,"time_step_limit":[0.0,Infinity],"least":-Infinity,"scale":NaN,` + base + `}`,
@@ -62,7 +74,7 @@ func TestParseConfigFamilies(t *testing.T) {
 		},
 		"multimodal wrapper": {
 			`{"model_type":"kimi_k25","dtype":"bfloat16","text_config":{"model_type":"kimi_k2","num_hidden_layers":2,"n_routed_experts":384,"num_experts_per_tok":8,"first_k_dense_replace":1,` + base + `}}`,
-			Config{ModelType: "kimi_k2", Layers: 2, MoELayers: []int{1}, Experts: 384, ExpertsPerToken: 8, Groups: 1, GroupsPerToken: 1, DType: "bfloat16"},
+			Config{ModelType: "kimi_k2", Wrapper: "kimi_k25", Layers: 2, MoELayers: []int{1}, Experts: 384, ExpertsPerToken: 8, Groups: 1, GroupsPerToken: 1, DType: "bfloat16"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -98,6 +110,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		"too many groups":     {qwen(`"n_group":4,"topk_group":5`), "topk_group is 5; allowed is 1 to n_group = 4"},
 		"wrapper of a dense":  {`{"model_type":"vl","text_config":{"model_type":"llama"}}`, `text_config: model_type "llama"`},
 		"wrapper in another":  {`{"thinker_config":{"text_config":{"model_type":"llama"}}}`, `thinker_config: text_config: model_type "llama"`},
+		"long wrapper":        {fmt.Sprintf(`{"model_type":"%065d","text_config":%s}`, 0, qwen(`"a":1`)), "… is longer than 64 bytes"},
 		"experts no integer":  {qwen(`"num_experts":"8"`), "num_experts"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -7,6 +7,8 @@ import "cmp"
 type Report struct {
 	// Family is the model type, such as qwen3_moe.
 	Family string `json:"family"`
+	// Wrapper is the model type of the multimodal wrapper around it, such as qwen3_vl_moe; empty where there is none.
+	Wrapper string `json:"wrapper,omitempty"`
 	// Layers counts all hidden layers; MoELayers lists the model indices of those with routed experts.
 	Layers    int   `json:"layers"`
 	MoELayers []int `json:"moeLayers"`
@@ -42,6 +44,7 @@ func Inspect(dir string) (Report, error) {
 	}
 	return Report{
 		Family:          c.Config.ModelType,
+		Wrapper:         c.Config.Wrapper,
 		Layers:          c.Config.Layers,
 		MoELayers:       c.Config.MoELayers,
 		Experts:         c.Config.Experts,

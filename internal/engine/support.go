@@ -22,9 +22,9 @@ type Situation struct {
 	Launch Launch
 	// UserArgs are the user's flags of the engine, UserEnv the names of the user's environment variables.
 	UserArgs, UserEnv []string
-	// Family is config.json's model_type, Quantization the checkpoint's method as inspection spells it, such as fp8 or
-	// modelopt/NVFP4; empty for none.
-	Family, Quantization string
+	// Family is the model_type of the language model, Wrapper that of a multimodal wrapper around it, Quantization the checkpoint's method
+	// as inspection spells it, such as fp8 or modelopt/NVFP4; empty for none.
+	Family, Wrapper, Quantization string
 	// Groups is the number of groups of a group-limited gate, 1 (or 0) elsewhere; KeepsGroups tells that the plan maps
 	// groups onto groups.
 	Groups      int
@@ -114,7 +114,7 @@ func (s *Support) NoAllToAll(launch Launch, flag, value, example string) {
 	s.Warn(ReasonNoAllToAll, "%s: without an all-to-all backend every rank takes part in the exchange of every token, and locality saves little. Set %s, for example to %s", given, flag, example)
 }
 
-// ModelOpt tells that a checkpoint was quantised by ModelOpt, or to NVFP4 as ModelOpt does.
+// ModelOpt tells that a checkpoint was quantised by ModelOpt, or to NVFP4 by any method.
 func (s Situation) ModelOpt() bool {
 	method := strings.ToLower(s.Quantization)
 	return strings.Contains(method, "modelopt") || strings.Contains(method, "nvfp4")

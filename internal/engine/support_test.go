@@ -44,8 +44,12 @@ func TestSupport(t *testing.T) {
 		"SGLang, no backend, other family": {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { s.UserArgs, s.Family = nil, "deepseek_v3" }, warnings: "NoAllToAll"},
 		"SGLang, Mixtral, map":             {engine: "SGLang", realization: byMap, change: family("mixtral"), refusals: "NoExpertLocation"},
 		"SGLang, OLMoE, map":               {engine: "SGLang", realization: byMap, change: family("olmoe"), refusals: "NoExpertLocation"},
+		"SGLang, wrapper, map":             {engine: "SGLang", realization: byMap, change: wrapper("qwen3_vl_moe")},
+		"SGLang, other wrapper, map":       {engine: "SGLang", realization: byMap, change: wrapper("internvl_chat"), refusals: "NoExpertLocation"},
+		"SGLang, other wrapper, weights":   {engine: "SGLang", realization: byWeights, change: wrapper("internvl_chat")},
 		"SGLang, Mixtral, weights":         {engine: "SGLang", realization: byWeights, change: family("mixtral")},
 		"SGLang, NVFP4, map":               {engine: "SGLang", realization: byMap, change: quantization("modelopt/NVFP4"), refusals: "QuantizedScales"},
+		"SGLang, packed NVFP4, map":        {engine: "SGLang", realization: byMap, change: quantization("compressed-tensors/nvfp4-pack-quantized"), refusals: "QuantizedScales"},
 		"SGLang, NVFP4, weights":           {engine: "SGLang", realization: byWeights, change: quantization("modelopt/NVFP4")},
 		"SGLang, FP8, map":                 {engine: "SGLang", realization: byMap, change: quantization("fp8")},
 		"SGLang, EPLB":                     {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend deepep --enable-eplb"), refusals: "ContradictingFlags"},
@@ -160,6 +164,10 @@ func args(text string) func(*engine.Situation) {
 
 func family(name string) func(*engine.Situation) {
 	return func(s *engine.Situation) { s.Family = name }
+}
+
+func wrapper(name string) func(*engine.Situation) {
+	return func(s *engine.Situation) { s.Wrapper = name }
 }
 
 func quantization(name string) func(*engine.Situation) {

@@ -314,7 +314,7 @@ func (c *choice) situation(realization semmoev1.Realization, redundant int32, ke
 	launch.RedundantExperts = redundant
 	return engine.Situation{
 		Realization: engine.Realization(realization), Launch: launch, UserArgs: c.moed.Spec.Engine.Args, UserEnv: revisions.UserEnv(c.moed),
-		Family: c.report.Family, Quantization: c.report.Quantization, Groups: c.report.Groups, KeepsGroups: keepsGroups,
+		Family: c.report.Family, Wrapper: c.report.Wrapper, Quantization: c.report.Quantization, Groups: c.report.Groups, KeepsGroups: keepsGroups,
 	}
 }
 

@@ -150,9 +150,10 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		return func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Realization = r }
 	}
 	otherImage := func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }
-	grouped, olmoe := moedtest.Report(), moedtest.Report()
+	grouped, olmoe, wrapped := moedtest.Report(), moedtest.Report(), moedtest.Report()
 	grouped.Groups = 4
 	olmoe.Family = "olmoe"
+	wrapped.Wrapper = "internvl_chat"
 	forEngine := func(p *semmoev1.PlacementPlan, engine semmoev1.EngineType) *semmoev1.PlacementPlan {
 		p = p.DeepCopy()
 		p.Spec.Engine = engine
@@ -204,6 +205,7 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		"engine without a map":              {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), want: byWeights(fresh), why: "since VLLM takes no expert map"},
 		"engine without a map, asked for":   {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "NotRealizable"},
 		"model whose map is ignored":        {report: &olmoe, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map"},
+		"wrapper whose map is ignored":      {report: &wrapped, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map for multimodal models"},
 		"groups that the plan breaks":       {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped, wanted: fresh, hold: "NotRealizable"},
 		"groups, and the map has no limits": {report: &grouped, wanted: fresh, want: byMap(fresh)},
 	}

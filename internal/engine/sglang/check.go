@@ -10,6 +10,9 @@ import (
 // any other --init-expert-location is silently without effect.
 var located = []string{"deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "kimi_k2", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text"}
 
+// locatedWrappers are the multimodal wrappers that do: SGLang asks the outermost model alone.
+var locatedWrappers = []string{"dots_vlm", "kimi_k25", "qwen3_vl_moe"}
+
 // check knows what SGLang's maps and recorder cannot do.
 func check(s engine.Situation, verdict *engine.Support) {
 	backend, _ := engine.FlagValue(s.UserArgs, "--moe-a2a-backend")
@@ -28,6 +31,8 @@ func check(s engine.Situation, verdict *engine.Support) {
 
 func checkMap(s engine.Situation, allToAll bool, verdict *engine.Support) {
 	switch {
+	case s.Wrapper != "" && !slices.Contains(locatedWrappers, s.Wrapper):
+		verdict.Refuse("NoExpertLocation", "SGLang ignores an expert map for multimodal models of type %q: the plan can reach it by %s only", s.Wrapper, engine.ReshuffledWeights)
 	case !slices.Contains(located, s.Family):
 		verdict.Refuse("NoExpertLocation", "SGLang ignores an expert map for models of type %q: the plan can reach it by %s only", s.Family, engine.ReshuffledWeights)
 	case s.ModelOpt():

@@ -190,7 +190,7 @@ func TestBufferedCopy(t *testing.T) {
 	for _, name := range []string{"deepseek_v3 in FP8, with groups and multi-token prediction", "gpt_oss in MXFP4"} {
 		m := generators[name](5)
 		p := m.permutation(m.layers...)
-		j, err := newJob(Options{Model: m.write(t, 9), Permutation: p, Out: filepath.Join(t.TempDir(), "out")})
+		j, err := newJob(t.Context(), Options{Model: m.write(t, 9), Permutation: p, Out: filepath.Join(t.TempDir(), "out")})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,7 @@
 package reshuffle
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -22,9 +23,9 @@ type sourceFiles struct {
 }
 
 // findFiles sorts the files of a checkpoint, and rewrites those that name experts.
-func findFiles(c *checkpoint.Checkpoint, m *mapping) (*sourceFiles, error) {
+func findFiles(ctx context.Context, c *checkpoint.Checkpoint, m *mapping) (*sourceFiles, error) {
 	files := &sourceFiles{rewritten: map[string][]byte{}}
-	shards := map[string]bool{}
+	shards, mentions := map[string]bool{}, newMentions(c, m)
 	for _, shard := range c.Shards {
 		shards[shard.Name()] = true
 	}
@@ -52,7 +53,7 @@ func findFiles(c *checkpoint.Checkpoint, m *mapping) (*sourceFiles, error) {
 			files.leftOut = append(files.leftOut, name)
 			return nil
 		case isConfiguration(name):
-			return files.addConfiguration(c, m, name)
+			return files.addConfiguration(ctx, mentions, name)
 		}
 		files.copied = append(files.copied, name)
 		return nil
@@ -79,7 +80,8 @@ func isConfiguration(name string) bool {
 	return name == checkpoint.ConfigFile || !strings.Contains(name, "/") && path.Ext(name) == ".json" && strings.Contains(name, "quant")
 }
 
-func (f *sourceFiles) addConfiguration(c *checkpoint.Checkpoint, m *mapping, name string) error {
+func (f *sourceFiles) addConfiguration(ctx context.Context, mentions *mentions, name string) error {
+	c := mentions.c
 	text := c.ConfigText
 	if name != checkpoint.ConfigFile {
 		var err error
@@ -87,7 +89,10 @@ func (f *sourceFiles) addConfiguration(c *checkpoint.Checkpoint, m *mapping, nam
 			return err
 		}
 	}
-	text, err := renameMentions(c, m, text)
+	text, err := mentions.rename(ctx, text)
+	if err != nil && !checkpoint.IsInvalid(err) {
+		return err
+	}
 	if err != nil {
 		return checkpoint.Invalidf("%s: %v", filepath.Join(c.Dir, name), err)
 	}

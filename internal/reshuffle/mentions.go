@@ -2,9 +2,11 @@ package reshuffle
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -15,32 +17,44 @@ import (
 // jsonString matches the string literals of a JSON text: outside of them there are no quotes.
 var jsonString = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 
-// renameMentions rewrites the names of experts in a configuration file, such as the ignore lists of quantisation, and
-// leaves every other byte as it is. It refuses a text that tells experts apart in a way that it cannot rewrite.
-func renameMentions(c *checkpoint.Checkpoint, m *mapping, text []byte) ([]byte, error) {
+// mentions rewrites what the configuration files of a checkpoint say of experts.
+type mentions struct {
+	c *checkpoint.Checkpoint
+	m *mapping
+	// checked are the entries that need no change, and experts what they were compared with; nil until one was.
+	checked map[string]bool
+	experts *expertNames
+}
+
+func newMentions(c *checkpoint.Checkpoint, m *mapping) *mentions {
+	return &mentions{c: c, m: m, checked: map[string]bool{}}
+}
+
+// rename rewrites the names of experts in a configuration file, such as the ignore lists of quantisation, and leaves every
+// other byte as it is. It refuses a text that tells experts apart in a way that it cannot rewrite.
+func (n *mentions) rename(ctx context.Context, text []byte) ([]byte, error) {
 	if !json.Valid(modelconfig.Strict(text)) {
 		return nil, checkpoint.Invalidf("not valid JSON")
 	}
 	var failed error
-	checked := map[string]bool{}
 	out := jsonString.ReplaceAllFunc(text, func(literal []byte) []byte {
 		var mention string
 		if err := json.Unmarshal(literal, &mention); err != nil || failed != nil {
 			return literal
 		}
-		part := m.config.Classify(mention)
+		part := n.m.config.Classify(mention)
 		switch {
-		case part.Role == checkpoint.Expert && m.toNew[part.Layer] == nil:
+		case part.Role == checkpoint.Expert && n.m.toNew[part.Layer] == nil:
 			return literal
 		case part.Role == checkpoint.Expert:
-			if failed = checkWhole(part, mention, m.config.Experts); failed != nil {
+			if failed = checkWhole(part, mention, n.m.config.Experts); failed != nil {
 				return literal
 			}
-			return quote(m.newName(mention))
-		case part.Role == checkpoint.Gate || part.Role == checkpoint.Shared || checked[mention]:
+			return quote(n.m.newName(mention))
+		case part.Role == checkpoint.Gate || part.Role == checkpoint.Shared || n.checked[mention]:
 		case mayTellExpertsApart(mention):
-			checked[mention] = true
-			failed = checkNeutral(c, m, mention)
+			n.checked[mention] = true
+			failed = n.checkNeutral(ctx, mention)
 		}
 		return literal
 	})
@@ -63,30 +77,104 @@ func mayTellExpertsApart(mention string) bool {
 
 // checkNeutral requires that an entry, however an engine reads it, matches the new name of every expert's tensor or
 // module if and only if it matches the old one: then it needs no change.
-func checkNeutral(c *checkpoint.Checkpoint, m *mapping, mention string) error {
+func (n *mentions) checkNeutral(ctx context.Context, mention string) error {
+	if n.experts == nil {
+		n.experts = newExpertNames(n.c, n.m)
+	}
+	if n.experts.lackAny(requiredWords(mention)) {
+		return nil
+	}
 	matches, err := readings(mention)
 	if err != nil {
 		return err
 	}
+	matched := make([]bool, len(n.experts.all))
+	for _, match := range matches {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		for i, name := range n.experts.all {
+			matched[i] = match(name)
+		}
+		for _, move := range n.experts.moves {
+			if matched[move.from] != matched[move.to] {
+				return checkpoint.Invalidf("%q tells %s from %s, which change places, and cannot be rewritten: list full module names instead", mention, n.experts.all[move.from], n.experts.all[move.to])
+			}
+		}
+	}
+	return nil
+}
+
+// expertNames are the names that the tensors and modules of experts have in the layers that change.
+type expertNames struct {
+	all []string
+	// moves says, by places in all, which name becomes which.
+	moves []struct{ from, to int }
+	// first are the tensors' names with expert 0 in place of any other: what has no digits is in a name if and only if it is in such a one.
+	first map[string]bool
+}
+
+func newExpertNames(c *checkpoint.Checkpoint, m *mapping) *expertNames {
+	names := &expertNames{first: map[string]bool{}}
+	places := map[string]int{}
+	place := func(name string) int {
+		at, known := places[name]
+		if !known {
+			at = len(names.all)
+			places[name], names.all = at, append(names.all, name)
+		}
+		return at
+	}
+	told := map[string]bool{}
 	for _, shard := range c.Shards {
 		for old := range shard.Tensors {
 			part := m.config.Classify(old)
 			if part.Role != checkpoint.Expert || m.toNew[part.Layer] == nil {
 				continue
 			}
+			names.first[part.ExpertName(0)] = true
+			// The tensor, its module, and so on up to the expert itself; tensors of a module share the latter.
 			new := m.newName(old)
-			// The tensor, its module, and so on up to the expert itself.
-			for modules := strings.Count(part.Name, ".") + 1; modules >= 0; modules-- {
-				for _, match := range matches {
-					if match(old) != match(new) {
-						return checkpoint.Invalidf("%q tells %s from %s, which change places, and cannot be rewritten: list full module names instead", mention, old, new)
-					}
-				}
+			for modules := strings.Count(part.Name, ".") + 1; modules >= 0 && !told[old]; modules-- {
+				told[old] = true
+				names.moves = append(names.moves, struct{ from, to int }{place(old), place(new)})
 				old, new = parent(old), parent(new)
 			}
 		}
 	}
-	return nil
+	return names
+}
+
+// lackAny tells that one of the words, which have no digits, is in no name.
+func (n *expertNames) lackAny(words []string) bool {
+	return slices.ContainsFunc(words, func(word string) bool {
+		for name := range n.first {
+			if strings.Contains(name, word) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+var word = regexp.MustCompile(`[A-Za-z_]+`)
+
+// requiredWords are words that a name must have to match an entry, whatever way the entry is read. They let most entries, which are about
+// other modules, be told without looking at every expert.
+func requiredWords(mention string) []string {
+	pattern, _ := cutMarks(mention)
+	if strings.Contains(pattern, "|") {
+		return nil
+	}
+	if special := strings.IndexAny(pattern, `\[](){}^$`); special >= 0 {
+		pattern = pattern[:special]
+	}
+	var words []string
+	for _, piece := range strings.FieldsFunc(pattern, func(c rune) bool { return strings.ContainsRune("*?+", c) }) {
+		// What follows may make the last letter optional.
+		words = append(words, word.FindAllString(piece[:len(piece)-1], -1)...)
+	}
+	return words
 }
 
 func parent(name string) string { return name[:max(strings.LastIndexByte(name, '.'), 0)] }
@@ -98,12 +186,7 @@ func readings(mention string) ([]func(string) bool, error) {
 		func(name string) bool { return strings.Contains(name, mention) },
 		func(name string) bool { return strings.HasSuffix(name, mention) },
 	}
-	pattern, marked := mention, false
-	for _, mark := range []string{"re:", "-:", "+:"} {
-		if rest, ok := strings.CutPrefix(pattern, mark); ok {
-			pattern, marked = rest, true
-		}
-	}
+	pattern, marked := cutMarks(mention)
 	if !strings.ContainsAny(pattern, `\*[]()?+^$|.`) {
 		return out, nil
 	}
@@ -117,6 +200,17 @@ func readings(mention string) ([]func(string) bool, error) {
 		}
 	}
 	return out, nil
+}
+
+// cutMarks removes the marks that some formats put in front of a regular expression.
+func cutMarks(mention string) (pattern string, marked bool) {
+	pattern = mention
+	for _, mark := range []string{"re:", "-:", "+:"} {
+		if rest, ok := strings.CutPrefix(pattern, mark); ok {
+			pattern, marked = rest, true
+		}
+	}
+	return pattern, marked
 }
 
 // quote writes a JSON string.

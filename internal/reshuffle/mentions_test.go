@@ -1,7 +1,10 @@
 package reshuffle
 
 import (
+	"context"
+	"errors"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -11,8 +14,8 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-// mentions is a mapping that turns layer 1 of a small checkpoint around: expert e becomes 11-e.
-func mentions(t *testing.T) (*checkpoint.Checkpoint, *mapping) {
+// turned is a mapping that turns layer 1 of a small checkpoint around: expert e becomes 11-e.
+func turned(t *testing.T) (*checkpoint.Checkpoint, *mapping) {
 	t.Helper()
 	m := generators["qwen3_moe"](1)
 	c, err := checkpoint.Open(m.write(t, 1<<20))
@@ -29,7 +32,7 @@ func mentions(t *testing.T) (*checkpoint.Checkpoint, *mapping) {
 }
 
 func TestRenameMentions(t *testing.T) {
-	c, m := mentions(t)
+	c, m := turned(t)
 	for name, test := range map[string]struct{ in, want string }{
 		"module":            {`{"ignore": [ "model.layers.1.mlp.experts.3.down_proj" ]}`, `{"ignore": [ "model.layers.1.mlp.experts.8.down_proj" ]}`},
 		"key":               {`{"extra":{"model.layers.1.mlp.experts.0.up_proj":{"bits":8}}}`, `{"extra":{"model.layers.1.mlp.experts.11.up_proj":{"bits":8}}}`},
@@ -46,7 +49,7 @@ func TestRenameMentions(t *testing.T) {
 			if test.want == "" {
 				test.want = test.in
 			}
-			got, err := renameMentions(c, m, []byte(test.in))
+			got, err := newMentions(c, m).rename(t.Context(), []byte(test.in))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -65,10 +68,62 @@ func TestRenameMentions(t *testing.T) {
 		"not JSON":            {`[`, "not valid JSON"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if out, err := renameMentions(c, m, []byte(test.in)); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), test.want) {
+			if out, err := newMentions(c, m).rename(t.Context(), []byte(test.in)); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %s, %v, want %q", out, err, test.want)
 			}
 		})
+	}
+}
+
+// TestOtherModules: entries that no expert can match, however they are read, are told by their words alone.
+func TestOtherModules(t *testing.T) {
+	c, m := turned(t)
+	names := newExpertNames(c, m)
+	for mention, other := range map[string]bool{
+		"model.layers.1.self_attn*":                   true,
+		"model.layers.1.mlp.shared_experts*":          true,
+		`re:.*self_attn\..*1`:                         true,
+		`re:model.layers.1.self_attn\.(?!q_proj).*`:   true,
+		`model.layers.1.self_attn[1-3]`:               true,
+		"*.shared_experts.1.*":                        true,
+		"model.layers.1.mlp.expertsX*":                false, // X as often as one likes
+		"model.layers.1.mlp.experts_?":                false,
+		"model.layers.1.mlp.experts_{0,1}":            false,
+		"self_attn.1|experts.3":                       false,
+		"(self_attn)?experts.3":                       false,
+		`re:model.layers.1.(self_attn|mlp.experts.3)`: false,
+		"model.layers.1.mlp.expert":                   false,
+		"model*1*experts":                             false,
+		"mlpXexperts.3*":                              true,
+		"mlp.experts.3*":                              false,
+		"*":                                           false,
+	} {
+		if got := names.lackAny(requiredWords(mention)); got != other {
+			t.Errorf("%s: %t, want %t, by %q", mention, got, other, requiredWords(mention))
+		}
+		matches, err := readings(mention)
+		if err != nil {
+			continue // what Go cannot read
+		}
+		for _, match := range matches {
+			if i := slices.IndexFunc(names.all, match); other && i >= 0 {
+				t.Errorf("%s matches %s", mention, names.all[i])
+			}
+		}
+	}
+	if out, err := newMentions(c, m).rename(t.Context(), []byte(`["re:model.layers.1.self_attn.(?!q_proj).*"]`)); err != nil {
+		t.Errorf("%s, %v", out, err)
+	}
+}
+
+// A run that is ended while it compares entries is no fault of the checkpoint.
+func TestMentionsEnd(t *testing.T) {
+	c, m := turned(t)
+	writeFile(t, filepath.Join(c.Dir, "hf_quant_config.json"), []byte(`["*experts*"]`))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := findFiles(ctx, c, m); !errors.Is(err, context.Canceled) || checkpoint.IsInvalid(err) {
+		t.Errorf("error %v", err)
 	}
 }
 

@@ -80,7 +80,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 // Acquire does what Run does, and keeps the output from being removed until the hold is released, or the process ends.
 func Acquire(ctx context.Context, o Options) (*Result, *Hold, error) {
 	start := time.Now()
-	j, err := newJob(o)
+	j, err := newJob(ctx, o)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -122,7 +122,7 @@ type job struct {
 	lock fileLock
 }
 
-func newJob(o Options) (*job, error) {
+func newJob(ctx context.Context, o Options) (*job, error) {
 	j := &job{Options: o}
 	if j.Parallel == 0 {
 		j.Parallel = DefaultParallel
@@ -146,7 +146,7 @@ func newJob(o Options) (*job, error) {
 	if j.source, err = checkpoint.Open(o.Model); err != nil {
 		return nil, err
 	}
-	if err := j.prepare(); err != nil {
+	if err := j.prepare(ctx); err != nil {
 		j.close()
 		return nil, err
 	}
@@ -161,11 +161,11 @@ func (j *job) close() {
 	j.source, j.mapping = nil, nil
 }
 
-func (j *job) prepare() (err error) {
+func (j *job) prepare(ctx context.Context) (err error) {
 	if j.mapping, err = newMapping(j.source, j.Permutation); err != nil {
 		return err
 	}
-	if j.files, err = findFiles(j.source, j.mapping); err != nil {
+	if j.files, err = findFiles(ctx, j.source, j.mapping); err != nil {
 		return err
 	}
 	for _, shard := range j.source.Shards {

@@ -65,7 +65,7 @@ func TestOutputBytes(t *testing.T) {
 		writeFile(t, filepath.Join(model, "sub", "vocab.txt"), []byte("a b c"))
 		out := filepath.Join(t.TempDir(), "out")
 		o := Options{Model: model, Permutation: m.permutation(m.layers...), Out: out, Verify: true}
-		j, err := newJob(o)
+		j, err := newJob(t.Context(), o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +98,7 @@ func newShared(t *testing.T, outputs int) *shared {
 	s := &shared{model: m.write(t, 30), dir: t.TempDir(), tensors: m.tensors}
 	for i := range outputs {
 		o := Options{Model: s.model, Permutation: m.permutation(m.layers...), Out: filepath.Join(s.dir, fmt.Sprintf("out-%d", i)), grace: 1}
-		j, err := newJob(o)
+		j, err := newJob(t.Context(), o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -479,7 +479,7 @@ func TestKilledRemoval(t *testing.T) {
 func TestNoSpace(t *testing.T) {
 	s := newShared(t, 2)
 	mustRun(t, s.work[0])
-	j, err := newJob(s.limited(1, 2))
+	j, err := newJob(t.Context(), s.limited(1, 2))
 	if err != nil {
 		t.Fatal(err)
 	}

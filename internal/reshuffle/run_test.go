@@ -224,7 +224,7 @@ func TestOtherFiles(t *testing.T) {
 	}
 	// What an earlier run, or another tool, has left at the place of work must not end up in the output.
 	out := filepath.Join(t.TempDir(), "out")
-	j, err := newJob(Options{Model: model, Permutation: p, Out: out})
+	j, err := newJob(t.Context(), Options{Model: model, Permutation: p, Out: out})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -77,8 +77,8 @@ func containerProblem(pod *corev1.Pod) *Problem {
 		}
 		where := fmt.Sprintf("pod %s, container %s", podLabel(pod), status.Name)
 		switch waiting.Reason {
-		case "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError":
-			return &Problem{"ImagePullFailed", fmt.Sprintf("%s: image %q cannot be pulled: check %s, and spec.template.spec.imagePullSecrets if it is private", where, status.Image, imageField(status.Name))}
+		case "ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "SignatureValidationFailed", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError":
+			return &Problem{"ImagePullFailed", fmt.Sprintf("%s: image %q cannot be pulled%s: check %s, and spec.template.spec.imagePullSecrets if it is private", where, status.Image, pullCause(waiting, status.Image), imageField(pod, status.Name))}
 		case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
 			return &Problem{"ContainerNotCreated", fmt.Sprintf("%s cannot be created: %s", where, waiting.Message)}
 		case "CrashLoopBackOff":
@@ -88,12 +88,50 @@ func containerProblem(pod *corev1.Pod) *Problem {
 	return nil
 }
 
-// imageField says where the image of a container comes from.
-func imageField(container string) string {
-	if container == semmoev1.EngineContainer {
-		return "spec.engine.image"
+// pullCauses are what to read from a kubelet's message: the texts themselves differ from one try to the next, by ports and numbers of
+// requests.
+var pullCauses = []struct {
+	cause string
+	signs []string
+}{
+	{"the registry allows no more requests for now", []string{"toomanyrequests", "too many requests"}},
+	{"the registry cannot be reached", []string{"registryunavailable", "no such host", "timeout", "timed out", "deadline exceeded", "connection re", "no route to host", "unreachable"}},
+	{"the node does not trust the registry's certificate", []string{"x509", "tls:"}},
+	{"its signature is not valid", []string{"signaturevalidationfailed"}},
+	{"the registry refuses access, or has no such repository", []string{"unauthorized", "denied", "forbidden", "authorization", "authentication"}},
+	{"it is not built for the node's platform", []string{"no match for platform"}},
+	{"the registry has no such image", []string{"not found", "manifest unknown"}},
+	{"the node has no room for it", []string{"no space left"}},
+}
+
+// pullCause is why an image cannot be pulled; empty where that cannot be told. A kubelet tries and backs off in turn, and says the same of
+// both: so must this.
+func pullCause(waiting *corev1.ContainerStateWaiting, image string) string {
+	switch waiting.Reason {
+	case "InvalidImageName", "ErrImageNeverPull", "ImageInspectError":
+		return fmt.Sprintf(" (%s: %s)", waiting.Reason, LastLine(waiting.Message))
 	}
-	return "the operator's --image"
+	text := strings.ToLower(waiting.Reason + " " + strings.ReplaceAll(waiting.Message, image, ""))
+	for _, known := range pullCauses {
+		if slices.ContainsFunc(known.signs, func(sign string) bool { return strings.Contains(text, sign) }) {
+			return fmt.Sprintf(" (%s)", known.cause)
+		}
+	}
+	return ""
+}
+
+// ours are the names of the containers that the operator adds to pods that follow spec.template.
+var ours = []string{"fetch-tables", "hold-weights", "profile", "prove-lossless", "reshuffle-weights", "verify-plan"}
+
+// imageField says where the image of a container comes from.
+func imageField(pod *corev1.Pod, container string) string {
+	switch {
+	case container == semmoev1.EngineContainer:
+		return "spec.engine.image"
+	case slices.Contains(ours, container) || pod.Labels[semmoev1.LabelComponent] == semmoev1.ComponentInspect:
+		return "the operator's --image"
+	}
+	return "the container's image in spec.template"
 }
 
 // podLabel names a pod in a message. Pods of Jobs and Deployments have random names, which would make a message that

@@ -69,8 +69,13 @@ func TestFindProblem(t *testing.T) {
 		message string
 		again   time.Duration
 	}{
-		"healthy":           {change: func(*corev1.Pod) {}},
-		"image":             {change: waiting("ImagePullBackOff", "x"), reason: "ImagePullFailed", message: `image "engine:1" cannot be pulled: check spec.engine.image`},
+		"healthy":      {change: func(*corev1.Pod) {}},
+		"image":        {change: waiting("ImagePullBackOff", "x"), reason: "ImagePullFailed", message: `image "engine:1" cannot be pulled: check spec.engine.image`},
+		"image, cause": {change: waiting("ErrImagePull", `failed to resolve reference "engine:1": engine:1: not found`), reason: "ImagePullFailed", message: `image "engine:1" cannot be pulled (the registry has no such image): check spec.engine.image`},
+		"image, its name": {
+			change: waiting("InvalidImageName", `couldn't parse image name "engine:1"`), reason: "ImagePullFailed",
+			message: `cannot be pulled (InvalidImageName: couldn't parse image name "engine:1"): check spec.engine.image`,
+		},
 		"configuration":     {change: waiting("CreateContainerConfigError", "secret not found"), reason: "ContainerNotCreated", message: "secret not found"},
 		"crash":             {change: crashed, reason: "ContainerCrashing", message: "(exit code 1: out of memory)"},
 		"no node, just now": {change: unschedulable, again: patience},
@@ -121,6 +126,50 @@ func TestFindProblem(t *testing.T) {
 				t.Errorf("looks again after %v, want %v", again, tc.again)
 			}
 		})
+	}
+}
+
+// TestPullCauseStays: from one try to the next, and in between, the message must not change.
+func TestPullCauseStays(t *testing.T) {
+	for name, test := range map[string]struct {
+		messages []string
+		cause    string
+	}{
+		"access": {[]string{
+			`failed to authorize: failed to fetch anonymous token: 401 Unauthorized (id 1)`,
+			`failed to authorize: failed to fetch anonymous token: 401 Unauthorized (id 2)`,
+		}, " (the registry refuses access, or has no such repository)"},
+		"network": {[]string{
+			`dial tcp: lookup r.io on 10.0.0.1:53: read udp 10.0.0.2:123->10.0.0.1:53: i/o timeout`,
+			`dial tcp: lookup r.io on 10.0.0.1:53: read udp 10.0.0.2:456->10.0.0.1:53: i/o timeout`,
+		}, " (the registry cannot be reached)"},
+		"the image's name is no sign": {[]string{`failed to pull "denied:1"`}, ""},
+	} {
+		for _, message := range test.messages {
+			for _, told := range []corev1.ContainerStateWaiting{
+				{Reason: "ErrImagePull", Message: message},
+				{Reason: "ImagePullBackOff", Message: `Back-off pulling image "denied:1": ErrImagePull: ` + message},
+			} {
+				if got := pullCause(&told, "denied:1"); got != test.cause {
+					t.Errorf("%s: %q, want %q, of %+v", name, got, test.cause, told)
+				}
+			}
+		}
+	}
+}
+
+func TestImageField(t *testing.T) {
+	for _, test := range []struct{ component, container, want string }{
+		{semmoev1.ComponentEngine, "engine", "spec.engine.image"},
+		{semmoev1.ComponentEngine, "prove-lossless", "the operator's --image"},
+		{semmoev1.ComponentEngine, "metrics", "the container's image in spec.template"},
+		{semmoev1.ComponentProfile, "profile", "the operator's --image"},
+		{semmoev1.ComponentInspect, "inspect", "the operator's --image"},
+	} {
+		p := pod(func(p *corev1.Pod) { p.Labels[semmoev1.LabelComponent] = test.component })
+		if got := imageField(p, test.container); got != test.want {
+			t.Errorf("container %s of component %s: %q, want %q", test.container, test.component, got, test.want)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +15,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/internal/podhealth"
 )
 
 // The revision of a given spec must never change from release to release: an upgrade would restart every serving pod.
@@ -193,6 +195,17 @@ func TestRenderedContainersAreRestricted(t *testing.T) {
 	}
 	if spec.SecurityContext != nil || spec.Containers[0].SecurityContext != nil {
 		t.Errorf("the user's are %+v and %+v", spec.SecurityContext, spec.Containers[0].SecurityContext)
+	}
+}
+
+// The image of a container that the operator adds is not the user's to mend.
+func TestImagesOfOurContainers(t *testing.T) {
+	for _, name := range ourInitContainers {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{semmoev1.LabelComponent: semmoev1.ComponentEngine}}}
+		pod.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: name, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"}}}}
+		if problem, _ := podhealth.Find([]*corev1.Pod{pod}, nil, time.Now()); problem == nil || !strings.Contains(problem.Message, "the operator's --image") {
+			t.Errorf("container %s: %+v", name, problem)
+		}
 	}
 }
 

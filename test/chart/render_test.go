@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -105,6 +106,36 @@ func TestNothingIsRenderedTwice(t *testing.T) {
 				t.Errorf("%s: %s is rendered twice", name, key(u))
 			}
 			seen[key(u)] = true
+		}
+	}
+}
+
+// What Kubernetes takes for a name stays one, also where YAML would take it for something else.
+func TestNamesAreStrings(t *testing.T) {
+	const everything = `
+namespaces: [NAME]
+imagePullSecrets: [{name: NAME}]
+manager: {replicas: 2, priorityClassName: NAME}
+store: {priorityClassName: NAME, persistence: {PERSISTENCE: NAME}}
+monitoring: {enabled: true}
+dashboards: {enabled: true}
+webhooks: {enabled: true, certManager: true}
+networkPolicies: {enabled: true}
+`
+	for _, persistence := range []string{"storageClassName", "existingClaim"} {
+		rendered := func(name string) string {
+			values := strings.NewReplacer("NAME", strconv.Quote(name), "PERSISTENCE", persistence).Replace(everything)
+			text, err := json.Marshal(render(t, values, "--namespace", name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(text)
+		}
+		const plain = "an-inert-name"
+		for _, name := range []string{"1234", "1e3", "on", "null"} {
+			if diff := cmp.Diff(strings.ReplaceAll(rendered(plain), plain, name), rendered(name)); diff != "" {
+				t.Errorf("%s, %s (-want +got):\n%s", persistence, name, diff)
+			}
 		}
 	}
 }

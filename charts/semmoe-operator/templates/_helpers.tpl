@@ -17,7 +17,7 @@ app.kubernetes.io/component: {{ . }}
 imagePullSecrets: {{- toYaml . | nindent 0 }}
 {{- end }}
 {{- with .component.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | toYaml }}
 {{- end }}
 {{- with .component.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
@@ -43,7 +43,7 @@ roleRef:
 subjects:
 - kind: ServiceAccount
   name: {{ .account }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | toYaml }}
 {{- end }}
 
 {{/* Gives a ClusterRole to a ServiceAccount in the watched namespaces; in all of them where none is named. */}}
@@ -55,7 +55,7 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
 metadata:
   name: {{ $binding.role }}
-  namespace: {{ . }}
+  namespace: {{ . | toYaml }}
 {{ include "semmoe.bound" $binding }}
 {{- else }}
 ---

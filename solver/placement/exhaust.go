@@ -50,6 +50,9 @@ func partitions(n, ranks int) float64 {
 
 // exhaustible reports whether all placements can be looked at.
 func (s *layerSearch) exhaustible() bool {
+	if s.named {
+		return false // names are not tried
+	}
 	placements := math.Pow(partitions(s.counts.Experts/s.groups, s.ranks/s.groups), float64(s.groups))
 	return s.ranks > 1 && placements*float64(max(len(s.tokens)*s.ranks*glanceSteps, leastWork)) <= exhaustiveWork
 }
@@ -119,7 +122,7 @@ func (s *layerSearch) polish(rankOf []int, value float64) ([]int, float64) {
 					continue
 				}
 				rankOf[e], rankOf[f] = rankOf[f], rankOf[e]
-				if v, better := s.above(best, renamed(rankOf)); better {
+				if v, better := s.above(best, s.canonical(rankOf)); better {
 					bestE, bestF, best = e, f, v
 				}
 				rankOf[e], rankOf[f] = rankOf[f], rankOf[e]
@@ -131,7 +134,7 @@ func (s *layerSearch) polish(rankOf []int, value float64) ([]int, float64) {
 		rankOf[bestE], rankOf[bestF] = rankOf[bestF], rankOf[bestE]
 		value = best
 	}
-	return renamed(rankOf), value
+	return s.canonical(rankOf), value
 }
 
 // renamed names ranks in the order of their first experts: placements that differ in names alone are the same.

@@ -12,7 +12,7 @@ import (
 func Enumerate(ctx context.Context, p Problem) float64 {
 	s := newLayerSearch(&p, &p.Tokens[0], limit{ctx: ctx})
 	best := 0.0
-	p.everyPlacement(func(rankOf []int) {
+	p.everyNamedPlacement(func(rankOf []int) {
 		// More price steps lower a value: most placements are below the best one after a few.
 		if _, most := s.valueIn(glanceSteps, rankOf, nil); most > best {
 			_, value := s.value(rankOf, nil)
@@ -41,6 +41,42 @@ func EnumerateOracle(p Problem, rows [][]uint16) float64 {
 		best = max(best, local)
 	})
 	return float64(best) / float64(activations)
+}
+
+// everyNamedPlacement is everyPlacement with all names of ranks where these have unequal shares of the tokens.
+func (p *Problem) everyNamedPlacement(do func(rankOf []int)) {
+	if p.Constraints.RankCapacity == nil {
+		p.everyPlacement(do)
+		return
+	}
+	p.everyPlacement(func(rankOf []int) {
+		eachOrder(p.Ranks, func(names []int) {
+			named := make([]int, len(rankOf))
+			for e, rank := range rankOf {
+				named[e] = names[rank]
+			}
+			do(named)
+		})
+	})
+}
+
+// eachOrder calls do with every permutation of n numbers.
+func eachOrder(n int, do func(order []int)) {
+	order := make([]int, 0, n)
+	var add func()
+	add = func() {
+		if len(order) == n {
+			do(order)
+		}
+		for next := range n {
+			if !slices.Contains(order, next) {
+				order = append(order, next)
+				add()
+				order = order[:len(order)-1]
+			}
+		}
+	}
+	add()
 }
 
 // everyPlacement calls do with every placement of a layer, ranks without names: the experts that are left are parted by taking

@@ -38,7 +38,6 @@ func solveLayers(ctx context.Context, p *Problem) (Result, error) {
 			return
 		}
 		s := newLayerSearch(p, counts, stop)
-		s.weigh(&p.Constraints)
 		var rankOf []int
 		var value float64
 		switch {
@@ -48,6 +47,10 @@ func solveLayers(ctx context.Context, p *Problem) (Result, error) {
 			rankOf, value = s.solvePairs(&p.Pairs[l], p.Seed, uint64(l))
 		default:
 			rankOf, value = s.solve(p.Seed, uint64(l))
+		}
+		if s.named {
+			named := s.valued(rankOf)
+			rankOf, value = named.rankOf, named.value
 		}
 		if p.Pairs == nil {
 			rankOf, value = s.orContiguous(rankOf, value)
@@ -79,6 +82,8 @@ type layerSearch struct {
 	// groups is the number of groups within which experts may move. Group g has the g'th run of ranks: without a name, the
 	// order of ranks does not matter, nor does that of groups.
 	groups int
+	// named says that it does: ranks have unequal shares of the tokens.
+	named bool
 	// layers is the number of layers to be searched: the more, the less each may take.
 	layers    int
 	shrinkage float32
@@ -107,7 +112,8 @@ func newLayerSearchOf(p *Problem, c *affinity.Counts, tokens int, stop limit) *l
 	s.activations = max(total*float64(c.TopK), 1)
 	s.balance.Sizes = s.sizes
 	s.balance.Scores = make([]float32, len(s.tokens)*s.ranks)
-	s.balance.Limits = slices.Repeat([]float64{total / float64(s.ranks)}, s.ranks)
+	s.balance.Limits = p.Constraints.tokenLimits(total, s.ranks)
+	s.named = slices.Min(s.balance.Limits) < slices.Max(s.balance.Limits)
 	return s
 }
 
@@ -118,7 +124,7 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 	// A few price steps, as many for all, are enough to choose those that are worth more of them.
 	glanced := func(rankOf []int) candidate {
 		prices, value := s.valueIn(s.steps()/3, rankOf, nil)
-		return candidate{rankOf, prices, value}
+		return s.bestNames(candidate{rankOf, prices, value}, s.steps()/3)
 	}
 	candidates := []candidate{glanced(contiguous)}
 	starts, elites := s.effort()
@@ -129,7 +135,7 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 		random := rand.New(rand.NewPCG(seed, layer<<16|uint64(start)))
 		p := randomPartition(g, s.ranks, s.groups, random)
 		p.anneal(random, s.stop, cold)
-		candidates = append(candidates, glanced(renamed(p.rankOf)))
+		candidates = append(candidates, glanced(s.canonical(p.rankOf)))
 	}
 	slices.SortStableFunc(candidates, func(a, b candidate) int { return compareDescending(a.value, b.value) })
 	candidates = deduplicated(candidates)
@@ -155,13 +161,13 @@ func (s *layerSearch) solve(seed, layer uint64) ([]int, float64) {
 		candidates[i] = s.exchanged(candidates[i])
 	}
 	for i := range candidates {
-		candidates[i].rankOf = renamed(candidates[i].rankOf)
+		candidates[i].rankOf = s.canonical(candidates[i].rankOf)
 	}
 	candidates = deduplicated(candidates)
 	for i := range candidates {
 		// The alternation's prices began elsewhere, and ties fall by the ranks' names: values must be comparable.
 		c := &candidates[i]
-		_, c.value = s.value(c.rankOf, nil)
+		*c = s.valued(c.rankOf)
 		c.rankOf, c.value = s.polish(c.rankOf, c.value)
 	}
 	best := candidates[0]

@@ -228,8 +228,9 @@ func rows(tr *trace.Trace) [][]uint16 {
 }
 
 var (
-	smallInstances = flag.Int("small-instances", 24, "random small layers that are compared with enumeration")
-	copyInstances  = flag.Int("copy-instances", 60, "random instances with redundant slots")
+	smallInstances    = flag.Int("small-instances", 24, "random small layers that are compared with enumeration")
+	copyInstances     = flag.Int("copy-instances", 60, "random instances with redundant slots")
+	capacityInstances = flag.Int("capacity-instances", 40, "random small layers with unequal shares that are compared with enumeration")
 )
 
 func TestSolveIsDeterministicOnAnyNumberOfProcessors(t *testing.T) {

@@ -143,8 +143,7 @@ func (p *Problem) solveRefined(ctx context.Context, solve func(context.Context, 
 		if err != nil {
 			return Result{}, err
 		}
-		for i, start := range solved {
-			p.rename(start, within)
+		for i, start := range p.renamedStarts(solved, within) {
 			near := make([][]int, len(start))
 			for l := range near {
 				near[l] = within[l].towards(start[l], rand.New(rand.NewPCG(p.Seed, uint64(i<<16|l))))
@@ -160,6 +159,24 @@ func (p *Problem) solveRefined(ctx context.Context, solve func(context.Context, 
 		return p.refineJoint(ctx, starts, within, stop)
 	}
 	return p.refineLayers(ctx, starts, within, stop)
+}
+
+// renamedStarts are placements with ranks named after pins and the current placement. Where ranks have unequal shares of the tokens, names
+// are more than that: the placements stay among the starts as they are.
+func (p *Problem) renamedStarts(solved [][][]int, within []*limits) [][][]int {
+	var starts [][][]int
+	for _, start := range solved {
+		if p.Constraints.RankCapacity != nil {
+			kept := make([][]int, len(start))
+			for l := range kept {
+				kept[l] = slices.Clone(start[l])
+			}
+			starts = append(starts, kept)
+		}
+		p.rename(start, within)
+		starts = append(starts, start)
+	}
+	return starts
 }
 
 // simpleStarts is the placement of least effort, and an error where pins and the move budget leave none.

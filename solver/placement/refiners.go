@@ -18,19 +18,11 @@ func (p *Problem) layerRefiner(l int, stop limit) (refiner, error) {
 		return nil, err
 	}
 	s := newLayerSearch(p, counts, stop)
-	s.weigh(&p.Constraints)
 	by := &tokenRefiner{search: s}
 	if p.Pairs != nil {
 		by.pairs = mixedGram(counts, &p.Pairs[l])
 	}
 	return by, nil
-}
-
-// weigh gives ranks their shares of the tokens.
-func (s *layerSearch) weigh(c *Constraints) {
-	if c.RankCapacity != nil {
-		s.balance.Limits = c.tokenLimits(sum(s.balance.Limits), s.ranks)
-	}
 }
 
 // jointRefiner refines all layers with attention data parallelism.

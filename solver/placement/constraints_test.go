@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"math"
+	"math/bits"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -55,6 +56,10 @@ func randomConstrained(t *testing.T, random *rand.Rand, instance int) placement.
 		c.ExpertLoadLimit = 100 + 60*random.Float64()
 	} else if random.IntN(2) == 0 {
 		p.RedundantSlots = 1 + random.IntN(shape.Experts-shape.Experts/ranks)
+		if c.MoveBudget != nil {
+			// What fills new slots is about what may move: there pins make the difference.
+			*c.MoveBudget = ranks*p.RedundantSlots - 1 + random.IntN(3)
+		}
 	}
 	if random.IntN(3) == 0 {
 		c.TokenLoadLimit = 100 + 40*random.Float64()
@@ -122,22 +127,48 @@ func TestConstraintsHold(t *testing.T) {
 func leastMoves(p placement.Problem) int {
 	most := 0
 	for l, layer := range p.Layers {
-		best, hosts := math.MaxInt, p.Current.Hosts(l)
+		best, held, least := math.MaxInt, heldExperts(p.Current, l), map[[2]uint]int{}
 		eachPlacement(p, l, func(rankOf []int) {
-			moves := 0
+			given := make([]uint, p.Ranks)
 			for e, rank := range rankOf {
-				if !slices.Contains(hosts[e], rank) {
-					moves++
+				given[rank] |= 1 << e
+			}
+			moves := 0
+			for rank, experts := range given {
+				of := [2]uint{held[rank], experts}
+				if _, known := least[of]; !known {
+					least[of] = leastOnRank(held[rank], experts, p.Current.Experts, p.RedundantSlots)
 				}
+				moves += least[of]
 			}
 			best = min(best, moves)
 		})
 		if best == math.MaxInt {
 			panic(fmt.Sprint("no placement for layer ", layer))
 		}
-		most = max(most, best+p.Ranks*p.RedundantSlots)
+		most = max(most, best)
 	}
 	return most
+}
+
+// heldExperts are the sets of experts that the ranks hold in a layer.
+func heldExperts(of *placement.Placement, l int) []uint {
+	held := make([]uint, of.Ranks)
+	for slot, e := range of.Layers[l].Slots {
+		held[slot/of.SlotsPerRank] |= 1 << e
+	}
+	return held
+}
+
+// leastOnRank tries all copies for a rank that is given experts, and counts those that it does not hold.
+func leastOnRank(held, given uint, experts, copies int) int {
+	least := math.MaxInt
+	for set := range uint(1) << experts {
+		if set&given == 0 && bits.OnesCount(set) == copies {
+			least = min(least, bits.OnesCount((set|given)&^held))
+		}
+	}
+	return least
 }
 
 // eachPlacement calls do for every placement of a layer that keeps the pins.
@@ -270,6 +301,25 @@ func TestGroupsUnderConstraints(t *testing.T) {
 			if moves > budget {
 				t.Fatalf("instance %d: %d groups on %d ranks: %d moves; the budget is %d", instance, p.Groups, p.Ranks, moves, budget)
 			}
+		}
+	}
+}
+
+// TestNewSlotsTakeWhatMoves gives every rank a slot more and pins an expert to another rank: the two that change places fill new slots.
+func TestNewSlotsTakeWhatMoves(t *testing.T) {
+	shape := tracetest.Small
+	shape.Experts = 8
+	for _, attention := range modes {
+		p := problem(t, tracetest.Generate(shape, 3), attention, 4)
+		p.Current, p.RedundantSlots = placement.Contiguous(p.Layers, 8, 4), 1
+		p.Constraints.Pins = []placement.Pin{{Layer: p.Layers[0], Expert: 0, Rank: 1}}
+		enough, few := 4, 3
+		p.Constraints.MoveBudget = &enough
+		result := solve(t, p)
+		checkConstraints(t, string(attention), p, &result)
+		p.Constraints.MoveBudget = &few
+		if _, err := placement.Solve(t.Context(), p); err == nil || !strings.Contains(err.Error(), "new slots alone move 4 experts; the move budget is 3") {
+			t.Errorf("%s: error %v", attention, err)
 		}
 	}
 }

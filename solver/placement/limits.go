@@ -4,6 +4,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+
+	"github.com/semmoe/operator/solver/assign"
 )
 
 // limits are the constraints of one layer, with the sums that tell in O(1) whether two experts may change places. Where
@@ -16,26 +18,33 @@ type limits struct {
 	held []bool
 	// each is how many experts move with one here, base how many move whatever is chosen, budget how many may.
 	each, base, budget int
+	// extra is how many slots a rank has beyond the experts that it holds. So many move to it whatever is chosen, and those that change
+	// their rank are among them: copies of what it holds leave these slots free.
+	extra int
 	// cost is what a move costs.
 	cost float64
 	// loads are the experts' activations, most what a rank may have of them.
 	loads []float64
 	most  float64
-	// moved and load are those of the placement under search.
-	moved int
-	load  []float64
+	// moved and load are those of the placement under search, missing how many experts each rank is given that it does not hold.
+	moved   int
+	missing []int
+	load    []float64
 }
 
 // begin takes over a placement that is to be searched from.
 func (l *limits) begin(rankOf []int) {
-	l.moved, l.load = l.base, make([]float64, l.ranks)
+	l.moved, l.missing, l.load = l.base, make([]int, l.ranks), make([]float64, l.ranks)
 	for e, rank := range rankOf {
-		l.moved += l.moves(e, rank)
+		l.missing[rank] += l.moves(e, rank)
 		l.load[rank] += l.loads[e]
+	}
+	for _, n := range l.missing {
+		l.moved += max(n, l.extra)
 	}
 }
 
-// moves is how many experts move when e goes to a rank.
+// moves is how many experts a rank is given that it does not hold when e goes to it.
 func (l *limits) moves(e, rank int) int {
 	if l.held == nil || l.held[e*l.ranks+rank] {
 		return 0
@@ -45,7 +54,15 @@ func (l *limits) moves(e, rank int) int {
 
 // moreMoves is how many more experts have moved when e, on rank p, and f, on rank q, change places.
 func (l *limits) moreMoves(e, f, p, q int) int {
-	return l.moves(e, q) + l.moves(f, p) - l.moves(e, p) - l.moves(f, q)
+	if l.held == nil {
+		return 0
+	}
+	return l.moreOn(p, l.moves(f, p)-l.moves(e, p)) + l.moreOn(q, l.moves(e, q)-l.moves(f, q))
+}
+
+// moreOn is how many more experts have moved to a rank that is given so many more that it does not hold.
+func (l *limits) moreOn(rank, missing int) int {
+	return max(l.missing[rank]+missing, l.extra) - max(l.missing[rank], l.extra)
 }
 
 // allows reports whether they may. What breaks a limit already may only get better.
@@ -76,6 +93,8 @@ func (l *limits) above(load float64) float64 {
 // swapped notes that they have changed places.
 func (l *limits) swapped(e, f, p, q int) {
 	l.moved += l.moreMoves(e, f, p, q)
+	l.missing[p] += l.moves(f, p) - l.moves(e, p)
+	l.missing[q] += l.moves(e, q) - l.moves(f, q)
 	l.load[p] += l.loads[f] - l.loads[e]
 	l.load[q] += l.loads[e] - l.loads[f]
 }
@@ -98,15 +117,52 @@ func (l *limits) migration(rankOf []int) float64 {
 
 // nearest is the placement with the most experts on the ranks that like says [experts × ranks, larger is better], pins kept.
 func (l *limits) nearest(like []float32) []int {
-	const pin = 1 << 20
 	scores := slices.Clone(like)
 	for e, rank := range l.pinned {
 		if rank >= 0 {
-			scores[e*l.ranks+rank] += pin
+			scores[e*l.ranks+rank] += pinScore
 		}
 	}
 	var exact exactRanks
 	return exact.assign(scores, l.ranks, l.groups)
+}
+
+// pinScore is more than all experts together are worth where they are liked.
+const pinScore = 1 << 20
+
+// fewestMoves is the placement of the fewest moves, and the most like another one among those [experts × ranks, at most 1]. The slots
+// that a rank has beyond the experts that it holds are a bin of their own, in which all experts are as welcome as those that stay.
+func (l *limits) fewestMoves(like []float32) []int {
+	n := len(l.pinned)
+	tie := 1 / float32(4*n)
+	stay := make([]float32, len(like))
+	for i, held := range l.held {
+		stay[i] = tie * like[i]
+		if held {
+			stay[i] += 1 + tie
+		}
+	}
+	if l.extra == 0 {
+		return l.nearest(stay)
+	}
+	extra := min(l.extra, n/l.ranks)
+	capacity := slices.Repeat([]int{n/l.ranks - extra, extra}, l.ranks)
+	scores := make([]float32, 2*len(stay))
+	for i, worth := range stay {
+		if l.pinned[i/l.ranks] == i%l.ranks {
+			worth += pinScore
+		}
+		scores[2*i], scores[2*i+1] = worth, worth
+		if !l.held[i] {
+			scores[2*i+1]++
+		}
+	}
+	var exact assign.Solver
+	rankOf := slices.Clone(exact.Assign(scores, capacity))
+	for e := range rankOf {
+		rankOf[e] /= 2
+	}
+	return rankOf
 }
 
 // simple is the placement of least effort: the current one where moves are counted, else the contiguous one, as far as pins
@@ -117,15 +173,12 @@ func (l *limits) simple(random *rand.Rand) []int {
 	for e, rank := range contiguousRanks(n, l.ranks) {
 		like[e*l.ranks+rank] = 1
 	}
+	var rankOf []int
 	if l.held != nil && l.budget < math.MaxInt {
-		for i, held := range l.held {
-			like[i] *= 1.0 / 16
-			if held {
-				like[i]++
-			}
-		}
+		rankOf = l.fewestMoves(like)
+	} else {
+		rankOf = l.nearest(like)
 	}
-	rankOf := l.nearest(like)
 	l.repair(rankOf, random)
 	return rankOf
 }

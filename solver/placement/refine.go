@@ -252,11 +252,10 @@ func (p *Problem) limits(l int) (*limits, error) {
 				w.held[e*p.Ranks+rank] = true
 			}
 		}
-		// Slots that ranks did not have must be filled.
-		w.base = p.Ranks * max(p.experts()/p.Ranks+p.RedundantSlots-p.Current.SlotsPerRank, 0)
 		if p.base != nil {
 			w.base = p.base[l]
 		}
+		w.extra = max(p.experts()/p.Ranks+p.RedundantSlots-p.Current.SlotsPerRank, 0)
 		if p.Constraints.MoveBudget != nil {
 			w.budget = *p.Constraints.MoveBudget
 		}

@@ -324,6 +324,22 @@ func TestNewSlotsTakeWhatMoves(t *testing.T) {
 	}
 }
 
+// TestCopiesThatStayAreThoseOfWorth takes a slot from a rank under a move budget: of the two copies that it holds it keeps the better one.
+func TestCopiesThatStayAreThoseOfWorth(t *testing.T) {
+	requests := &affinity.RequestCounts{
+		Layers: 1, Experts: 4, TopK: 1, Tokens: []float32{100, 100}, Rows: [][]float32{{40, 40, 1, 19}, {19, 1, 40, 40}},
+	}
+	none := 0
+	p := placement.Problem{
+		Attention: placement.DataParallel, Ranks: 2, Layers: []int{0}, Algorithm: placement.Auto, Requests: requests, Seed: 1, RedundantSlots: 1,
+		Current:     &placement.Placement{Ranks: 2, Experts: 4, SlotsPerRank: 4, Layers: []placement.Layer{{Slots: []int{0, 1, 2, 3, 0, 1, 2, 3}}}},
+		Constraints: placement.Constraints{MoveBudget: &none, Pins: []placement.Pin{{Expert: 0}, {Expert: 1}, {Expert: 2, Rank: 1}, {Expert: 3, Rank: 1}}},
+	}
+	if diff := cmp.Diff([]int{0, 1, 3, 0, 2, 3}, solve(t, p).Placement.Layers[0].Slots); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // TestMoreMovesGainMore raises the budget on one instance: no expert moves with none, and the gain never falls.
 func TestMoreMovesGainMore(t *testing.T) {
 	shape := tracetest.Small

@@ -396,7 +396,7 @@ func (p *Problem) copiesOf(by refiner, at, l int, rankOf []int, within *limits) 
 	weight := by.copies(at, rankOf)
 	bonus := float32(p.Constraints.MigrationCost)
 	if p.Constraints.MoveBudget != nil {
-		bonus = math.MaxFloat32 / 2
+		bonus = 2*slices.Max(weight) + 1 // above all others, and those that stay in their order
 	}
 	for i := range weight {
 		if within.held != nil && within.held[i] {

@@ -387,7 +387,7 @@ func (s *search) place(ctx context.Context, by placement.Algorithm, deadline tim
 	return placement.Solve(ctx, placement.Problem{
 		Attention: s.options.Attention, Ranks: s.options.Ranks, Layers: s.trace.Model.Layers,
 		Messages: s.options.messages(), Occurrences: s.occurrences, Constraints: s.options.Constraints,
-		Tokens: s.tokens, Pairs: s.pairs, Transitions: s.transitions, Requests: s.requests,
+		Tokens: s.tokens, Pairs: s.pairs, Transitions: s.transitions, Requests: s.requests, ProfileTokens: s.tokens[0].Tokens(),
 		Algorithm: by, RedundantSlots: s.options.RedundantSlots, Groups: s.groups, Shrinkage: placement.DefaultShrinkage, Current: s.options.Current, Fresh: s.options.Fresh, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
 	})
 }

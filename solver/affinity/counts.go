@@ -143,6 +143,15 @@ type RequestCounts struct {
 	Rows [][]float32
 }
 
+// TokenCount is how many tokens the requests have.
+func (c *RequestCounts) TokenCount() float64 {
+	sum := 0.0
+	for _, n := range c.Tokens {
+		sum += float64(n)
+	}
+	return sum
+}
+
 // CountRequests counts each of the listed requests.
 func CountRequests(ctx context.Context, t *trace.Trace, requests []int) (*RequestCounts, error) {
 	c := &RequestCounts{

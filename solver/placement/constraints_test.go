@@ -324,19 +324,80 @@ func TestNewSlotsTakeWhatMoves(t *testing.T) {
 	}
 }
 
+// twoRequests has a request for each of two ranks, whose experts are pinned; one slot each is for the copy that is worth most.
+func twoRequests() placement.Problem {
+	return placement.Problem{
+		Attention: placement.DataParallel, Ranks: 2, Layers: []int{0}, Algorithm: placement.Auto, Seed: 1, RedundantSlots: 1,
+		Requests: &affinity.RequestCounts{
+			Layers: 1, Experts: 4, TopK: 1, Tokens: []float32{100, 100}, Rows: [][]float32{{40, 40, 1, 19}, {19, 1, 40, 40}},
+		},
+		Constraints: placement.Constraints{Pins: []placement.Pin{{Expert: 0}, {Expert: 1}, {Expert: 2, Rank: 1}, {Expert: 3, Rank: 1}}},
+	}
+}
+
 // TestCopiesThatStayAreThoseOfWorth takes a slot from a rank under a move budget: of the two copies that it holds it keeps the better one.
 func TestCopiesThatStayAreThoseOfWorth(t *testing.T) {
-	requests := &affinity.RequestCounts{
-		Layers: 1, Experts: 4, TopK: 1, Tokens: []float32{100, 100}, Rows: [][]float32{{40, 40, 1, 19}, {19, 1, 40, 40}},
-	}
-	none := 0
-	p := placement.Problem{
-		Attention: placement.DataParallel, Ranks: 2, Layers: []int{0}, Algorithm: placement.Auto, Requests: requests, Seed: 1, RedundantSlots: 1,
-		Current:     &placement.Placement{Ranks: 2, Experts: 4, SlotsPerRank: 4, Layers: []placement.Layer{{Slots: []int{0, 1, 2, 3, 0, 1, 2, 3}}}},
-		Constraints: placement.Constraints{MoveBudget: &none, Pins: []placement.Pin{{Expert: 0}, {Expert: 1}, {Expert: 2, Rank: 1}, {Expert: 3, Rank: 1}}},
-	}
+	none, p := 0, twoRequests()
+	p.Current = &placement.Placement{Ranks: 2, Experts: 4, SlotsPerRank: 4, Layers: []placement.Layer{{Slots: []int{0, 1, 2, 3, 0, 1, 2, 3}}}}
+	p.Constraints.MoveBudget = &none
 	if diff := cmp.Diff([]int{0, 1, 3, 0, 2, 3}, solve(t, p).Placement.Layers[0].Slots); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestMovesArePricedByTheProfile solves for a profile whose requests are ten times those that the search sees: a move gains ten times as
+// much as these tell, and is worth its price where that is ten times as high.
+func TestMovesArePricedByTheProfile(t *testing.T) {
+	shape := tracetest.Small
+	shape.Noise = 10
+	p := problem(t, tracetest.Generate(shape, 7), placement.DataParallel, 4)
+	p.Current, p.Constraints.MigrationCost = placement.Contiguous(p.Layers, 16, 4), 40
+	want := solve(t, p).Placement
+	value, _ := placement.Worth(t.Context(), p, want)
+	if moves := placement.Moves(p.Current, want); moves == 0 || moves == len(p.Layers)*16 {
+		t.Fatalf("%d experts move: the price decides nothing", moves)
+	}
+	p.ProfileTokens, p.Constraints.MigrationCost = 10*p.Requests.TokenCount(), 400
+	got := solve(t, p).Placement
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if scaled, _ := placement.Worth(t.Context(), p, got); math.Abs(scaled-10*value) > 1e-5*value {
+		t.Errorf("worth %v; ten times %v is wanted", scaled, value)
+	}
+}
+
+// TestCopiesArePricedByTheProfile has a copy that is worth its price for the profile alone.
+func TestCopiesArePricedByTheProfile(t *testing.T) {
+	p := twoRequests()
+	p.Current = &placement.Placement{Ranks: 2, Experts: 4, SlotsPerRank: 3, Layers: []placement.Layer{{Slots: []int{0, 1, 2, 0, 2, 3}}}}
+	p.Constraints.MigrationCost = 30
+	if diff := cmp.Diff([]int{0, 1, 2, 0, 2, 3}, solve(t, p).Placement.Layers[0].Slots); diff != "" {
+		t.Error("at a price for the sample: ", diff)
+	}
+	p.ProfileTokens = 10 * p.Requests.TokenCount()
+	if diff := cmp.Diff([]int{0, 1, 3, 0, 2, 3}, solve(t, p).Placement.Layers[0].Slots); diff != "" {
+		t.Error("for a larger profile: ", diff)
+	}
+}
+
+// TestSampledRequestsStandForAll has so many requests that the search takes a sample. Of two ranks one holds all that is activated.
+func TestSampledRequestsStandForAll(t *testing.T) {
+	requests := &affinity.RequestCounts{Layers: 22, Experts: 256, TopK: 1}
+	for range 1700 {
+		row := make([]float32, 22*256)
+		for l := range 22 {
+			row[l*256] = 10
+		}
+		requests.Tokens, requests.Rows = append(requests.Tokens, 10), append(requests.Rows, row)
+	}
+	p := placement.Problem{Attention: placement.DataParallel, Ranks: 2, Requests: requests}
+	for l := range 22 {
+		p.Layers = append(p.Layers, l)
+	}
+	const want = 22 * 1700 * 10 / 2
+	if got, _ := placement.Worth(t.Context(), p, placement.Contiguous(p.Layers, 256, 2)); math.Abs(got/want-1) > 0.03 {
+		t.Errorf("worth %v local activations; %v are wanted", got, want)
 	}
 }
 

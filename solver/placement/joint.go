@@ -130,10 +130,7 @@ type jointSearch struct {
 
 func newJointSearch(p *Problem, stop limit) *jointSearch {
 	s := &jointSearch{requests: p.Requests, ranks: p.Ranks, groups: p.groups(), redundant: p.RedundantSlots, stop: stop}
-	total := 0.0
-	for _, n := range p.Requests.Tokens {
-		total += float64(n)
-	}
+	total := p.Requests.TokenCount()
 	s.activations = max(total, 1) * float64(p.Requests.TopK*p.Requests.Layers)
 	s.balance = assign.Weighted{
 		Sizes:  p.Requests.Tokens,

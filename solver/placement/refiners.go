@@ -32,7 +32,7 @@ func (p *Problem) jointRefiner(stop limit) refiner {
 	}
 	part := *p
 	part.Requests = sampleRequests(p.Requests, p.Seed)
-	return &requestRefiner{search: newJointSearch(&part, stop)}
+	return &requestRefiner{search: newJointSearch(&part, stop), scale: p.profileTokens() / max(part.Requests.TokenCount(), 1)}
 }
 
 // tokenRefiner refines a layer by activations. With pairs a placement is worth its affinity by them, as in solvePairs: what
@@ -83,7 +83,9 @@ func (r *tokenRefiner) annealed(rankOf []int, within *limits, seed uint64) []int
 // requestRefiner refines all layers by the activations of requests.
 type requestRefiner struct {
 	search *jointSearch
-	ranks  []int
+	// scale is how many tokens of the profile one of the requests' stands for.
+	scale float64
+	ranks []int
 }
 
 func (r *requestRefiner) anneals() bool { return false }
@@ -91,7 +93,7 @@ func (r *requestRefiner) anneals() bool { return false }
 func (r *requestRefiner) settle(rankOf [][]int) float64 {
 	var value float64
 	r.ranks, value = r.search.bestRequests(rankOf, make([]extras, len(rankOf)))
-	return value * r.search.activations
+	return value * r.search.activations * r.scale
 }
 
 func (r *requestRefiner) swaps(l int, rankOf []int) swapper {
@@ -102,6 +104,9 @@ func (r *requestRefiner) copies(l int, _ []int) []float32 {
 	part := *r.search
 	part.weight = make([]float32, len(r.search.weight))
 	part.affinities(l, r.ranks)
+	for i := range part.weight {
+		part.weight[i] *= float32(r.scale)
+	}
 	return part.weight
 }
 

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -110,6 +111,8 @@ type Problem struct {
 	Transitions [][]float32
 	// Requests are the counts of each request; needed with DataParallel.
 	Requests *affinity.RequestCounts
+	// ProfileTokens is how many tokens the profile has where Requests are a sample of it; 0 stands for theirs.
+	ProfileTokens float64
 	// Shrinkage is how many occurrences of the mean token Auto adds to those of each token id (attention TP), because what a rare
 	// one activated is chance for the most part. At 0 the profile is taken at its face value.
 	Shrinkage float64
@@ -156,6 +159,9 @@ func (p *Problem) layerCounts(l int) (*affinity.Counts, error) {
 	}
 	return &p.Tokens[l], nil
 }
+
+// profileTokens is how many tokens the profile has (attention DP).
+func (p *Problem) profileTokens() float64 { return cmp.Or(p.ProfileTokens, p.Requests.TokenCount()) }
 
 // pairs are those of a layer, or nil.
 func (p *Problem) pairs(l int) *affinity.Pairs {

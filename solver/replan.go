@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -199,7 +200,8 @@ func (r *replan) count(ctx context.Context) error {
 	}
 	r.seen = r.placing[0].Tokens()
 	if r.requests != nil {
-		if err := r.fadeRequests(ctx, all, weight); err != nil {
+		room := maxRequestCells / (len(r.trace.Model.Layers) * r.trace.Model.Experts)
+		if err := r.fadeRequests(ctx, all, weight, room); err != nil {
 			return err
 		}
 	}
@@ -225,21 +227,41 @@ func (r *replan) fitTrust(ctx context.Context, old []affinity.Counts) (affinity.
 	return affinity.FitTrust(ctx, a, b, old)
 }
 
-// fadeRequests adds a sample of the old requests to the counts of recent ones, no larger than the memory for these allows.
-func (r *replan) fadeRequests(ctx context.Context, all []int, weight float32) error {
-	room := max(maxRequestCells/(len(r.trace.Model.Layers)*r.trace.Model.Experts)-len(r.requests.Rows), 1)
-	if room < len(all) {
-		picked := trace.Shuffled(all, r.options.Seed)[:room]
-		slices.Sort(picked)
-		weight *= float32(r.prior.TokenCount(all)) / float32(r.prior.TokenCount(picked))
-		all = picked
+// fadeRequests adds old requests to the counts of recent ones, no more of both than there is room for. Old ones have what recent ones
+// leave, or the part of the room that they weigh where that is more: one request that stood for many could not be balanced.
+func (r *replan) fadeRequests(ctx context.Context, all []int, weight float32, room int) error {
+	recent, prior := r.tokens[0].Tokens(), float64(r.prior.TokenCount(all))
+	weighs := float64(weight) * prior / (recent + float64(weight)*prior)
+	n := min(max(room-len(r.requests.Rows), int(math.Ceil(weighs*float64(room)))), len(all), room-1)
+	if weight == 0 || n < 1 {
+		return nil
 	}
-	old, err := affinity.CountRequests(ctx, r.prior, all)
+	old, err := affinity.CountRequests(ctx, r.prior, r.pick(all, n))
 	if err != nil {
 		return err
 	}
+	if most := room - n; most < len(r.requests.Rows) {
+		r.requests = r.requests.Part(r.pick(indices(len(r.requests.Rows)), most))
+	}
+	// What is counted on either side stands for all.
+	weight *= float32(r.requests.TokenCount() / recent * prior / max(old.TokenCount(), 1))
 	r.requests, err = r.requests.Merge(old, weight)
 	return err
+}
+
+// pick draws n of the requests, in their order.
+func (r *replan) pick(of []int, n int) []int {
+	picked := trace.Shuffled(of, r.options.Seed)[:n]
+	slices.Sort(picked)
+	return picked
+}
+
+func indices(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	return all
 }
 
 // newTables makes tables for the placement in service.

@@ -141,6 +141,8 @@ type RequestCounts struct {
 	Tokens []float32
 	// Rows are the activations of each request [R][layers × experts].
 	Rows [][]float32
+	// Weight is what each request counts, which Tokens and Rows are multiplied by already [R]; nil where all count alike.
+	Weight []float32
 }
 
 // TokenCount is how many tokens the requests have.
@@ -150,6 +152,19 @@ func (c *RequestCounts) TokenCount() float64 {
 		sum += float64(n)
 	}
 	return sum
+}
+
+// Part are some of the requests.
+func (c *RequestCounts) Part(picked []int) *RequestCounts {
+	part := *c
+	part.Tokens, part.Rows, part.Weight = make([]float32, len(picked)), make([][]float32, len(picked)), nil
+	for i, r := range picked {
+		part.Tokens[i], part.Rows[i] = c.Tokens[r], c.Rows[r]
+		if c.Weight != nil {
+			part.Weight = append(part.Weight, c.Weight[r])
+		}
+	}
+	return &part
 }
 
 // CountRequests counts each of the listed requests.

@@ -1,9 +1,11 @@
 package affinity
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // Tokens is how many occurrences of tokens are counted.
@@ -48,14 +50,72 @@ func (c *RequestCounts) Merge(b *RequestCounts, weight float32) (*RequestCounts,
 	merged := *c
 	merged.Tokens = append(make([]float32, 0, len(c.Tokens)+len(b.Tokens)), c.Tokens...)
 	merged.Rows = append(make([][]float32, 0, len(c.Rows)+len(b.Rows)), c.Rows...)
+	merged.Weight = make([]float32, 0, len(c.Rows)+len(b.Rows))
+	for r := range c.Rows {
+		merged.Weight = append(merged.Weight, c.weight(r))
+	}
 	for r, row := range b.Rows {
-		faded := make([]float32, len(row))
-		for i, n := range row {
-			faded[i] = weight * n
-		}
-		merged.Tokens, merged.Rows = append(merged.Tokens, weight*b.Tokens[r]), append(merged.Rows, faded)
+		merged.Tokens, merged.Rows = append(merged.Tokens, weight*b.Tokens[r]), append(merged.Rows, scaled(row, weight))
+		merged.Weight = append(merged.Weight, weight*b.weight(r))
 	}
 	return &merged, nil
+}
+
+func (c *RequestCounts) weight(r int) float32 {
+	if c.Weight == nil {
+		return 1
+	}
+	return c.Weight[r]
+}
+
+func scaled(row []float32, by float32) []float32 {
+	to := make([]float32, len(row))
+	for i, n := range row {
+		to[i] = by * n
+	}
+	return to
+}
+
+// Thinned are about n of the requests, which must be fewer than all: each is the rarer among them the less it counts, and counts for
+// its like that are left out. Those that count most are all kept, as they are. Among like ones the order decides.
+func (c *RequestCounts) Thinned(order []int, n int) *RequestCounts {
+	least := c.leastWeight(n)
+	var picked []int
+	due := 0.5
+	for _, r := range order {
+		due += min(float64(c.weight(r))/least, 1)
+		if due >= 1 {
+			due--
+			picked = append(picked, r)
+		}
+	}
+	slices.Sort(picked)
+	part := c.Part(picked)
+	for i, weight := range part.Weight {
+		if by := float32(least) / weight; by > 1 {
+			part.Tokens[i], part.Rows[i], part.Weight[i] = by*part.Tokens[i], scaled(part.Rows[i], by), float32(least)
+		}
+	}
+	return part
+}
+
+// leastWeight is what a request must count for n of them to count what all do.
+func (c *RequestCounts) leastWeight(n int) float64 {
+	weights, total := make([]float64, len(c.Rows)), 0.0
+	for r := range weights {
+		weights[r] = float64(c.weight(r))
+		total += weights[r]
+	}
+	slices.SortFunc(weights, func(a, b float64) int { return cmp.Compare(b, a) })
+	// Those that count more are kept in any case: fewer are left to choose among for the others.
+	for _, weight := range weights {
+		if n == 1 || weight <= total/float64(n) {
+			break
+		}
+		total -= weight
+		n--
+	}
+	return total / float64(n)
 }
 
 // Trust is how many occurrences a prior profile's row of a token id weighs at most, however often that was seen there: what a

@@ -2,6 +2,7 @@ package affinity_test
 
 import (
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -128,6 +129,45 @@ func TestMergedRequestsCountByWeight(t *testing.T) {
 	b.TopK++
 	if _, err := a.Merge(b, 1); err == nil {
 		t.Error("requests of different models were merged")
+	}
+}
+
+// TestThinnedRequests has a few requests of full weight among many that count a hundredth.
+func TestThinnedRequests(t *testing.T) {
+	requests := func(n int, tokens float32) *affinity.RequestCounts {
+		c := &affinity.RequestCounts{Layers: 1, Experts: 2, TopK: 1}
+		for range n {
+			c.Tokens, c.Rows = append(c.Tokens, tokens), append(c.Rows, []float32{tokens, 0})
+		}
+		return c
+	}
+	all, err := requests(20, 5).Merge(requests(1000, 10), 0.01)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int{30, 100, 1019} {
+		thin := all.Thinned(rand.New(rand.NewPCG(1, 1)).Perm(1020), n)
+		if d := len(thin.Rows) - n; d < -1 || d > 1 || len(thin.Tokens) != len(thin.Rows) || len(thin.Weight) != len(thin.Rows) {
+			t.Errorf("%d of %d requests", len(thin.Rows), n)
+		}
+		for r := range 20 {
+			if thin.Tokens[r] != 5 || thin.Weight[r] != 1 {
+				t.Errorf("%d requests: one of full weight counts %v of 5 tokens, weight %v", n, thin.Tokens[r], thin.Weight[r])
+			}
+		}
+		light := 0.0
+		for r, row := range thin.Rows[20:] {
+			if tokens := thin.Tokens[20+r]; tokens != row[0] || math.Abs(float64(tokens/thin.Weight[20+r])-10) > 1e-4 {
+				t.Fatalf("%d requests: %v tokens, row %v, weight %v", n, tokens, row, thin.Weight[20+r])
+			}
+			light += float64(row[0])
+		}
+		if math.Abs(light-100) > 10 {
+			t.Errorf("%d requests: the others count %v tokens of 100", n, light)
+		}
+	}
+	if alike := requests(10, 1).Thinned(rand.New(rand.NewPCG(1, 1)).Perm(10), 4); len(alike.Rows) != 4 {
+		t.Errorf("%d of 10 requests that count alike; 4 are wanted", len(alike.Rows))
 	}
 }
 

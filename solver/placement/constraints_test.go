@@ -381,16 +381,35 @@ func TestCopiesArePricedByTheProfile(t *testing.T) {
 	}
 }
 
+// oneExpert are requests of ten tokens that all activate the first expert of each layer.
+func oneExpert(n int) *affinity.RequestCounts {
+	c := &affinity.RequestCounts{Layers: 22, Experts: 256, TopK: 1}
+	row := make([]float32, 22*256)
+	for l := range 22 {
+		row[l*256] = 10
+	}
+	c.Tokens, c.Rows = slices.Repeat([]float32{10}, n), slices.Repeat([][]float32{row}, n)
+	return c
+}
+
+// TestRequestsOfFullWeightAreSampledFirst has a few requests among many that count next to nothing.
+func TestRequestsOfFullWeightAreSampledFirst(t *testing.T) {
+	all, err := oneExpert(100).Merge(oneExpert(2000), 0.01)
+	if err != nil {
+		t.Fatal(err)
+	}
+	part := placement.SampleRequests(all)
+	if n := len(part.Rows); n < 1400 || n > 1600 || slices.Index(part.Weight, 1) != 0 || slices.Min(part.Weight[:100]) != 1 {
+		t.Errorf("of %d requests %d are kept; the first ones weigh %v", len(all.Rows), n, part.Weight[:min(n, 100)])
+	}
+	if got, want := part.TokenCount(), all.TokenCount(); math.Abs(got/want-1) > 1e-2 {
+		t.Errorf("they stand for %v tokens of %v", got, want)
+	}
+}
+
 // TestSampledRequestsStandForAll has so many requests that the search takes a sample. Of two ranks one holds all that is activated.
 func TestSampledRequestsStandForAll(t *testing.T) {
-	requests := &affinity.RequestCounts{Layers: 22, Experts: 256, TopK: 1}
-	for range 1700 {
-		row := make([]float32, 22*256)
-		for l := range 22 {
-			row[l*256] = 10
-		}
-		requests.Tokens, requests.Rows = append(requests.Tokens, 10), append(requests.Rows, row)
-	}
+	requests := oneExpert(1700)
 	p := placement.Problem{Attention: placement.DataParallel, Ranks: 2, Requests: requests}
 	for l := range 22 {
 		p.Layers = append(p.Layers, l)

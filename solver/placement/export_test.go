@@ -149,6 +149,9 @@ func ValueJoint(ctx context.Context, p Problem, of *Placement) float64 {
 	return newJointSearch(&p, limit{ctx: ctx}).given(rankOf).value
 }
 
+// SampleRequests is the sample of the requests that the search of attention data parallelism uses.
+func SampleRequests(c *affinity.RequestCounts) *affinity.RequestCounts { return sampleRequests(c, 1) }
+
 // AssignExactly is the assignment of items to ranks that keeps groups together.
 func AssignExactly(scores []float32, ranks, groups int) []int {
 	var exact exactRanks

@@ -74,14 +74,13 @@ func sampleRequests(c *affinity.RequestCounts, seed uint64) *affinity.RequestCou
 	if n >= len(c.Rows) {
 		return c
 	}
-	picked := rand.New(rand.NewPCG(seed, 0x73616d706c65)).Perm(len(c.Rows))[:n]
-	slices.Sort(picked)
-	part := *c
-	part.Tokens, part.Rows = nil, nil
-	for _, r := range picked {
-		part.Tokens, part.Rows = append(part.Tokens, c.Tokens[r]), append(part.Rows, c.Rows[r])
+	order := rand.New(rand.NewPCG(seed, 0x73616d706c65)).Perm(len(c.Rows))
+	if c.Weight != nil {
+		return c.Thinned(order, n)
 	}
-	return &part
+	picked := order[:n]
+	slices.Sort(picked)
+	return c.Part(picked)
 }
 
 // jointBegins are the ways to assign the requests at first: the current placement's alone where the search goes on from it.

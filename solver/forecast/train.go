@@ -21,8 +21,10 @@ const (
 	// and linearly to nothing over the passes.
 	passes = 4
 	rate   = 0.12
-	// maxSamples bounds time and memory of training: above it whole documents are left out of the samples, not of the tables.
+	// maxSamples and maxCells (samples × ranks) bound time and memory of training: above them whole documents are left out of the
+	// samples, not of the tables.
 	maxSamples = 200_000
+	maxCells   = 16 * maxSamples
 )
 
 // Train builds a model on the listed requests for a placement, given by its hosts layer by layer.
@@ -303,7 +305,7 @@ func gatherSamples(m *Model, r *countedRows, random *rand.Rand) *samples {
 	t := r.corpus.trace
 	for _, d := range random.Perm(len(r.corpus.documents)) {
 		document := r.corpus.documents[d]
-		if len(s.positions) >= maxSamples {
+		if len(s.positions) >= min(maxSamples, maxCells/m.Ranks) {
 			break
 		}
 		r.count(document, -1)

@@ -179,6 +179,32 @@ func (c *Calibration) ratios(s Statistic) [3]float64 {
 // Drifted reports whether a statistic is an alarm: its ratio is above 1.
 func (c *Calibration) Drifted(s Statistic) bool { return c.Ratio(s) > 1 }
 
+// For is the calibration that looks for another relative drop than the one that it was made for: twice the reference of DefaultOptions.
+func (c *Calibration) For(drop float64) *Calibration {
+	made, scaled := DefaultOptions(), *c
+	scale := drop / (2 * made.Residual)
+	scaled.Residual = c.Residual.scaled(made.Residual, scale, 1)
+	// Usual requests lose no more than what they have beyond chance: half of that is the largest reference that finds anything.
+	scaled.Level = c.Level.scaled(made.Level, scale, (1-c.Chance/max(c.Usual.Best, 1e-9))/2)
+	return &scaled
+}
+
+// scaled is a chart of local shares made for a drop of twice a reference, for one that is as many times as large. A larger one makes
+// every value smaller, and the threshold stays: there are fewer false alarms. The reference is then at most the one given, but never
+// below the chart's own. A smaller one lets chance climb higher, in inverse proportion (the peaks of a random walk with negative drift
+// fall off exponentially, by twice the drift over the variance), and the threshold with it; a chart that was widened because few
+// requests tell no less stays as it is.
+func (c Chart) scaled(made, scale, most float64) Chart {
+	switch {
+	case scale > 1:
+		c.Reference = max(c.Reference, min(made*scale, most))
+	case c.Reference <= made*higher:
+		c.Reference *= scale
+		c.Threshold /= scale
+	}
+	return c
+}
+
 // maxRanks bounds the ranks of a calibration that was read: the square of them is its size.
 const maxRanks = 4096
 

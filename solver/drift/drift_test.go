@@ -186,6 +186,38 @@ func TestNoNumberIsNoEvidence(t *testing.T) {
 	}
 }
 
+// What few requests made wider is not made wider again, nor narrower, and no chart of levels waits for less than chance gives.
+func TestCalibrationForAnotherDrop(t *testing.T) {
+	chart := func(reference, threshold float64) Chart { return Chart{Reference: reference, Threshold: threshold} }
+	for name, tc := range map[string]struct {
+		residual, level         Chart
+		drop                    float64
+		wantResidual, wantLevel Chart
+	}{
+		"the same":                  {chart(.06, 2), chart(.15, 4), .1, chart(.06, 2), chart(.15, 4)},
+		"larger":                    {chart(.05, 2), chart(.15, 4), .2, chart(.1, 2), chart(.3, 4)},
+		"larger, found sooner":      {chart(.06, 2), chart(.15, 4), .2, chart(.1, 2), chart(.3, 4)},
+		"a little larger":           {chart(.06, 2), chart(.15, 4), .11, chart(.06, 2), chart(.165, 4)},
+		"largest":                   {chart(.05, 2), chart(.15, 4), .5, chart(.25, 2), chart(.375, 4)},
+		"widened by few, larger":    {chart(.3, 20), chart(.6, 40), .5, chart(.3, 20), chart(.6, 40)},
+		"widened little, larger":    {chart(.1, 20), chart(.225, 40), .5, chart(.25, 20), chart(.375, 40)},
+		"smaller":                   {chart(.06, 2), chart(.15, 4), .05, chart(.03, 4), chart(.075, 8)},
+		"widened by few, smaller":   {chart(.3, 20), chart(.6, 40), .05, chart(.3, 20), chart(.6, 40)},
+		"one widened, both smaller": {chart(.075, 20), chart(.15, 4), .05, chart(.075, 20), chart(.075, 8)},
+	} {
+		c := &Calibration{Chance: .125, Usual: Usual{Best: .5}, Residual: tc.residual, Level: tc.level, Novelty: chart(.4, 3)}
+		got := c.For(tc.drop)
+		near := cmp.Comparer(func(a, b float64) bool { return math.Abs(a-b) < 1e-9 })
+		if diff := cmp.Diff([]Chart{tc.wantResidual, tc.wantLevel, c.Novelty}, []Chart{got.Residual, got.Level, got.Novelty}, near); diff != "" {
+			t.Errorf("%s: charts differ (-want +got):\n%s", name, diff)
+		}
+	}
+	c := &Calibration{Level: chart(.15, 4), Chance: .125}
+	if got := c.For(.5).Level; got != c.Level {
+		t.Errorf("of requests of which nothing is local the chart became %+v", got)
+	}
+}
+
 func TestExplain(t *testing.T) {
 	requests := made(400, 4, 1)
 	c := calibrated(t, requests)

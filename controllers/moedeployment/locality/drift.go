@@ -181,7 +181,7 @@ func (in Input) test() testResult {
 	if in.Routers.Calibration == nil {
 		return testResult{}
 	}
-	return testSamples(calibrationFor(in.Routers.Calibration, in.Spec.ThresholdPercent), in.Routers.Samples)
+	return testSamples(in.Routers.Calibration.For(float64(in.Spec.ThresholdPercent)/100), in.Routers.Samples)
 }
 
 // promised is the local activation rate that the plan in use promises.

@@ -274,7 +274,7 @@ func TestAlarmHasHysteresis(t *testing.T) {
 // A smaller threshold finds a smaller drop, and a larger one finds less; none raises more false alarms than the calibrated one.
 func TestThresholdPercent(t *testing.T) {
 	found := func(percent int32, drop float64) int {
-		for i, c, list := 1, calibrationFor(moedtest.Calibration(), percent), samples(1000, always(0.4*(1-drop))); i <= len(list); i++ {
+		for i, c, list := 1, moedtest.Calibration().For(float64(percent)/100), samples(1000, always(0.4*(1-drop))); i <= len(list); i++ {
 			if testSamples(c, list[:i]).Alarm {
 				return i
 			}
@@ -292,7 +292,7 @@ func TestThresholdPercent(t *testing.T) {
 		list := samples(2000, func(int) float64 { return 0.4 + 0.2*random.NormFloat64() })
 		// The rate of false alarms falls with the drop by which a peak exceeds its threshold: compare the peaks.
 		peak := func(percent int32) float64 {
-			c, highest := calibrationFor(moedtest.Calibration(), percent), 0.0
+			c, highest := moedtest.Calibration().For(float64(percent)/100), 0.0
 			var statistic drift.Statistic
 			for _, s := range list {
 				statistic = c.Next(statistic, s.Sample)

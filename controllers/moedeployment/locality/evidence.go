@@ -84,23 +84,6 @@ func sampleFor(o lar.Observation, tables string) (sample TimedSample, ok bool) {
 	}}, true
 }
 
-// calibratedPercent is the relative drop that the charts of a calibration are made to find.
-const calibratedPercent = 10
-
-// calibrationFor looks for another relative drop. The charts of local shares count what is missing beyond a reference, which is in
-// proportion to the drop. A larger one makes every value smaller, and the thresholds stay: there are fewer false alarms. A smaller one
-// lets chance climb higher, in inverse proportion (the peaks of a random walk with negative drift fall off exponentially, by twice
-// the drift over the variance), and the thresholds with it. The share of new tokens has its own reference.
-func calibrationFor(c *drift.Calibration, percent int32) *drift.Calibration {
-	scale := float64(percent) / calibratedPercent
-	scaled := *c
-	for _, chart := range []*drift.Chart{&scaled.Residual, &scaled.Level} {
-		chart.Reference = min(1, chart.Reference*scale)
-		chart.Threshold /= min(1, scale)
-	}
-	return &scaled
-}
-
 // clearedAt is the share of its threshold below which the statistic must fall for an alarm to end: one that has just been raised
 // would else come and go.
 const clearedAt = 0.5

@@ -21,8 +21,8 @@ const (
 )
 
 // CalibrateDrift makes the drift test of a plan from requests of the trace that the plan was not solved from; of many, from a seeded
-// sample. It is nil where there are too few.
-func CalibrateDrift(ctx context.Context, t *trace.Trace, p *Plan, heldOut []int) (*drift.Calibration, error) {
+// sample. It is nil where there are too few. The load cap is that of the request routers that are to serve by the plan; 0 is drift.LoadCap.
+func CalibrateDrift(ctx context.Context, t *trace.Trace, p *Plan, heldOut []int, loadCap float64) (*drift.Calibration, error) {
 	requests := driftSample(t, heldOut, p.Seed)
 	if len(requests) < drift.LeastRequests {
 		return nil, nil
@@ -32,7 +32,7 @@ func CalibrateDrift(ctx context.Context, t *trace.Trace, p *Plan, heldOut []int)
 		return nil, err
 	}
 	o := drift.DefaultOptions()
-	o.Seed, o.Chance = p.Seed, 1/float64(p.Placement.Ranks)
+	o.Seed, o.Chance, o.Cap = p.Seed, 1/float64(p.Placement.Ranks), loadCap
 	return drift.Calibrate(ctx, served, o)
 }
 

@@ -53,7 +53,7 @@ func TestDriftGoals(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := solver.CalibrateDrift(t.Context(), part, solution.Plan, solution.HeldOut)
+		c, err := solver.CalibrateDrift(t.Context(), part, solution.Plan, solution.HeldOut, 0)
 		if err != nil || c == nil {
 			t.Fatalf("attention %s: calibration %v, error %v", tc.attention, c, err)
 		}
@@ -103,18 +103,25 @@ func TestCalibrateDrift(t *testing.T) {
 		t.Fatal(err)
 	}
 	recorded.Domains = nil // as live traffic has none: kinds are those of the best ranks
-	first, err := solver.CalibrateDrift(t.Context(), recorded, solution.Plan, solution.HeldOut)
+	first, err := solver.CalibrateDrift(t.Context(), recorded, solution.Plan, solution.HeldOut, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := solver.CalibrateDrift(t.Context(), recorded, solution.Plan, solution.HeldOut)
+	again, err := solver.CalibrateDrift(t.Context(), recorded, solution.Plan, solution.HeldOut, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(first, again); diff != "" || first.Validate() != nil {
 		t.Errorf("the same requests lead to (%v):\n%s", first.Validate(), diff)
 	}
-	few, err := solver.CalibrateDrift(t.Context(), recorded, solution.Plan, solution.HeldOut[:drift.LeastRequests-1])
+	tight, err := solver.CalibrateDrift(t.Context(), recorded, solution.Plan, solution.HeldOut, 1.01)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tight.Usual.Served > first.Usual.Served-0.001 {
+		t.Errorf("%v is usually local where no rank may have more than its share, %v with the usual cap", tight.Usual.Served, first.Usual.Served)
+	}
+	few, err := solver.CalibrateDrift(t.Context(), recorded, solution.Plan, solution.HeldOut[:drift.LeastRequests-1], 0)
 	if few != nil || err != nil {
 		t.Errorf("few requests: calibration %v, error %v", few, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/drift"
+	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -23,6 +24,7 @@ type driftFlags struct {
 	runs, steps              int
 	drops                    []float64
 	sticky, rate, percentage float64
+	cap                      float64
 	seed                     uint64
 }
 
@@ -56,6 +58,7 @@ func newDriftCommand() *cobra.Command {
 	f.IntVar(&flags.steps, "steps", 1_000_000, "undisturbed requests in each order in which false alarms are counted")
 	f.Float64Var(&flags.sticky, "sticky", 0.9, "probability that a request has the domain of the one before it, in the order that is tried beside a random one")
 	f.Float64SliceVar(&flags.drops, "drop", []float64{10}, "drops of the local activation rate in percent of it, separated by commas")
+	f.Float64Var(&flags.cap, "cap", drift.LoadCap, "attention dp: largest load of a rank over the last 128 requests, in fair shares, as the request router is told; the --token-load-limit\nof the plan over 100, where it had one")
 	f.Float64Var(&flags.rate, "rate", 10, "requests per second, for delays in seconds")
 	f.Float64Var(&flags.percentage, "sample-percent", 5, "percent of the requests that are sampled, for delays in seconds")
 	f.Uint64Var(&flags.seed, "seed", 2, "seed of the traffic; best another than the plan's, with which its thresholds were simulated")
@@ -74,6 +77,8 @@ func (f *driftFlags) check() error {
 		return usageErrorf("--steps is %d; it cannot be negative", f.steps)
 	case !(f.sticky >= 0 && f.sticky < 1):
 		return usageErrorf("--sticky is %v; it must be from 0 to below 1", f.sticky)
+	case !(f.cap >= 1):
+		return usageErrorf("--cap is %v; it must be at least 1", f.cap)
 	case !(f.rate > 0):
 		return usageErrorf("--rate is %v; it must be above 0", f.rate)
 	case !(f.percentage > 0 && f.percentage <= 100):
@@ -141,6 +146,9 @@ func (f *driftFlags) run(ctx context.Context) (*driftReport, error) {
 	if p.Drift == nil {
 		return nil, codedError{usageErrorf("--plan: the plan has no %s: it was solved with fewer than %d held-out requests, or by an earlier version", plan.DriftFile, drift.LeastRequests), exitInvalidFile}
 	}
+	if p.Attention == placement.TensorParallel && f.cap != drift.LoadCap {
+		return nil, usageErrorf("--cap has no meaning for this plan: it is for attention %s", p.Attention)
+	}
 	t, err := trace.Open(ctx, f.trace)
 	if err != nil {
 		return nil, inputError(err)
@@ -152,7 +160,7 @@ func (f *driftFlags) run(ctx context.Context) (*driftReport, error) {
 	report := &driftReport{PlanDigest: files.Digest, Usual: len(trial.usual), Switched: len(trial.switched), Calibration: trial.test}
 	for _, sticky := range []float64{0, f.sticky} {
 		order := driftOrder{Sticky: sticky, Steps: f.steps}
-		by := drift.Order{Sticky: sticky, Seed: f.seed}
+		by := drift.Order{Sticky: sticky, Cap: f.cap, Seed: f.seed}
 		if order.FalseAlarms, err = trial.test.Alarms(ctx, trial.usual, by, f.steps); err != nil {
 			return nil, err
 		}
@@ -195,7 +203,7 @@ func (f *driftFlags) trial(ctx context.Context, t *trace.Trace, p *solver.Plan) 
 	}
 	trial := &driftTrial{test: p.Drift}
 	if f.otherDocuments {
-		if trial.test, held, err = otherDocuments(ctx, t, p, held); err != nil {
+		if trial.test, held, err = otherDocuments(ctx, t, p, held, f.cap); err != nil {
 			return nil, err
 		}
 	}
@@ -215,7 +223,7 @@ func mismatch(ctx context.Context, err error) error {
 
 // otherDocuments makes a plan's drift test anew from half of the documents of held-out requests; the requests of the other half are what
 // it has not seen.
-func otherDocuments(ctx context.Context, t *trace.Trace, p *solver.Plan, heldOut []int) (*drift.Calibration, []int, error) {
+func otherDocuments(ctx context.Context, t *trace.Trace, p *solver.Plan, heldOut []int, loadCap float64) (*drift.Calibration, []int, error) {
 	const half = 50
 	seen, unseen, err := trace.Split(t.Subset(heldOut), half, p.Seed)
 	if err != nil {
@@ -226,7 +234,7 @@ func otherDocuments(ctx context.Context, t *trace.Trace, p *solver.Plan, heldOut
 			part[i] = heldOut[at]
 		}
 	}
-	test, err := solver.CalibrateDrift(ctx, t, p, seen)
+	test, err := solver.CalibrateDrift(ctx, t, p, seen, loadCap)
 	if err == nil && test == nil {
 		return nil, nil, usageErrorf("--other-documents: half of the documents have %d held-out requests; a drift test needs %d", len(seen), drift.LeastRequests)
 	}

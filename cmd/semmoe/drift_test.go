@@ -66,6 +66,10 @@ func TestDriftPrintsAlarmsAndDelays(t *testing.T) {
 func TestDriftRefuses(t *testing.T) {
 	path := created(t, tracetest.Generate(tracetest.Small, 1))
 	dir, _ := solved(t, "dp", "--trace", path) // too few requests for a drift test
+	shape := tracetest.Small
+	shape.DocumentsPerDomain = 20
+	enough := created(t, tracetest.Generate(shape, 1))
+	tensor, _ := solved(t, "tp", "--trace", enough)
 	for name, test := range map[string]struct {
 		flags []string
 		code  int
@@ -76,6 +80,8 @@ func TestDriftRefuses(t *testing.T) {
 		"runs":          {[]string{"--trace", path, "--plan", dir, "--runs", "0"}, exitUsage, "--runs is 0"},
 		"sticky":        {[]string{"--trace", path, "--plan", dir, "--sticky", "1"}, exitUsage, "--sticky is 1"},
 		"drop":          {[]string{"--trace", path, "--plan", dir, "--drop", "10,101"}, exitUsage, "--drop is 101"},
+		"cap":           {[]string{"--trace", path, "--plan", dir, "--cap", "0.5"}, exitUsage, "--cap is 0.5"},
+		"idle cap":      {[]string{"--trace", enough, "--plan", tensor, "--cap", "1.3"}, exitUsage, "--cap has no meaning for this plan"},
 		"no drift test": {[]string{"--trace", path, "--plan", dir}, exitInvalidFile, "drift.json"},
 		"no directory":  {[]string{"--trace", path, "--plan", t.TempDir()}, exitInvalidFile, "manifest.json is missing"},
 	} {

@@ -267,7 +267,7 @@ func solve(ctx context.Context, tracePath string, withoutDomains []string, out s
 	case err != nil: // nothing is read by now: what was asked for contradicts itself, or the plan in service
 		return codedError{err, exitUsage}
 	}
-	if solution.Plan.Drift, err = solver.CalibrateDrift(ctx, t, solution.Plan, solution.HeldOut); err != nil {
+	if solution.Plan.Drift, err = solver.CalibrateDrift(ctx, t, solution.Plan, solution.HeldOut, o.Constraints.TokenLoadLimit/100); err != nil {
 		return err
 	}
 	if solution.Plan.Schedule, err = solver.ScheduleLayers(&t.Model, solution.Plan, solution.Report.LAR, o.Hardware); err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
 )
 
 // A plan is for what its spec says, and one that replaces it keeps that. What no plan can be for is told once, and not tried again.
@@ -43,9 +44,22 @@ func TestPlanForWhatTheSpecSays(t *testing.T) {
 	}
 	_, found = solved(w.newPlan("limited", "tiny", func(p *semmoev1.PlacementPlan) {
 		p.Spec.TokenLoadLimitPercent, p.Spec.ExpertLoadLimitPercent = ptr.To[int32](105), ptr.To[int32](110)
+		p.Spec.Solver.TrainPercent = 20 // leaves enough requests for a drift test
 	}))
 	if placement.Moves(unlimited.Placement, found.Placement) == 0 {
 		t.Error("limits change no placement")
+	}
+	recorded, err := trace.Open(t.Context(), tinyTrace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	heldOut, _, err := solver.HeldOut(recorded, found, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := solver.CalibrateDrift(t.Context(), recorded, found, heldOut, 1.05)
+	if err != nil || found.Drift == nil || found.Drift.Usual != want.Usual {
+		t.Errorf("%v: the drift test is %+v; by routers that keep the token load limit it is %+v", err, found.Drift, want)
 	}
 	many := w.newPlan("many", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 128 })
 	w.wait(many, semmoev1.ConditionStalled, metav1.ConditionTrue, "InvalidPlacement", "spec.redundantExperts: 128 makes 32 redundant slots per rank")

@@ -272,14 +272,12 @@ func (t *task) scored(ctx context.Context, recent *trace.Trace, chosen *solver.P
 	o := solver.DefaultEvaluation()
 	o.Requests, o.BatchTokens, o.Seed, o.Machines = test, t.inputs.Replan.BatchTokens, chosen.Seed, cost.NodeOf(chosen.Machines())
 	o.RanksPerNode = cmp.Or(chosen.RanksPerNode, o.RanksPerNode)
-	if limit := t.inputs.TokenLoadLimit; limit > 0 {
-		o.Cap = float64(limit) / 100
-	}
+	o.Cap = cmp.Or(t.loadCap(), o.Cap)
 	report, err := solver.Evaluate(ctx, recent, chosen, o)
 	if err != nil {
 		return nil, err
 	}
-	if chosen.Drift, err = solver.CalibrateDrift(ctx, recent, chosen, test); err != nil {
+	if chosen.Drift, err = solver.CalibrateDrift(ctx, recent, chosen, test, t.loadCap()); err != nil {
 		return nil, err
 	}
 	if err := addSchedule(recent, chosen, report.LAR); err != nil {
@@ -287,3 +285,6 @@ func (t *task) scored(ctx context.Context, recent *trace.Trace, chosen *solver.P
 	}
 	return &solver.Solution{Plan: chosen, Report: report, Truncated: found.Truncated, TrainRequests: found.TrainRequests, TestRequests: found.TestRequests}, nil
 }
+
+// loadCap is that of the request routers that serve by the plan; 0 where they are not told one.
+func (t *task) loadCap() float64 { return float64(t.inputs.TokenLoadLimit) / 100 }

@@ -160,7 +160,7 @@ func (t *task) solve(ctx context.Context, manifest profile.Manifest, tell func(s
 		return found, err // no traffic changes a rate that hangs on the number of ranks alone: there is nothing to test for
 	}
 	tell("Calibrating the drift test", 0, 1)
-	if found.Plan.Drift, err = solver.CalibrateDrift(ctx, recorded, found.Plan, found.HeldOut); err != nil {
+	if found.Plan.Drift, err = solver.CalibrateDrift(ctx, recorded, found.Plan, found.HeldOut, t.loadCap()); err != nil {
 		return nil, err
 	}
 	if recorded.Model.HiddenSize > 0 {

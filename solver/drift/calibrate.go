@@ -22,6 +22,8 @@ type Options struct {
 	// Sticky is the probability, in the traffic that is simulated beside one in random order, that a request is of the same kind
 	// as the one before it.
 	Sticky float64
+	// Cap bounds a rank's load in the traffic that is simulated, as the request router does; 0 is LoadCap.
+	Cap float64
 	// Steps is the number of requests that are simulated in each order.
 	Steps int
 	Seed  uint64
@@ -45,7 +47,7 @@ func (o *Options) validate(requests []Request) error {
 	return nil
 }
 
-func (o *Options) orders() []Order { return []Order{{0, o.Seed}, {o.Sticky, o.Seed}} }
+func (o *Options) orders() []Order { return []Order{{0, o.Cap, o.Seed}, {o.Sticky, o.Cap, o.Seed}} }
 
 const (
 	// LeastRequests is the number of requests below which no mean is known well enough to tell any change from chance.

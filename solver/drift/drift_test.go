@@ -104,7 +104,7 @@ func TestUsualTrafficIsNoDriftAndDropsAreFound(t *testing.T) {
 	}
 }
 
-func (c *Calibration) orders() []Order { return []Order{{0, 5}, {.9, 5}} }
+func (c *Calibration) orders() []Order { return []Order{{Seed: 5}, {Sticky: .9, Seed: 5}} }
 
 // Whoever has the samples has the statistic, and the same requests lead to the same calibration.
 func TestStatisticIsAFunctionOfTheSamples(t *testing.T) {
@@ -183,6 +183,35 @@ func TestNoNumberIsNoEvidence(t *testing.T) {
 	}
 	if got := c.Explain([]Sample{{Local: nan}}); got.Samples != 0 || got.Rest != 0 {
 		t.Errorf("no number is explained by %+v", got)
+	}
+}
+
+// Routers with another cap give up another share of what is local: what is usual under theirs is not beyond usual.
+func TestTrafficKeepsTheCap(t *testing.T) {
+	requests := made(400, 4, 1)
+	last := 0.0
+	for _, loadCap := range []float64{1.05, 0, 1.4} {
+		o := options()
+		o.Cap = loadCap
+		c, err := Calibrate(t.Context(), requests, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		traffic, err := NewTraffic(requests, Order{Cap: loadCap, Seed: 9})
+		if err != nil {
+			t.Fatal(err)
+		}
+		samples := make([]Sample, 2000)
+		for i := range samples {
+			samples[i] = traffic.Next()
+		}
+		if given := c.Given(samples); given > 0.003 {
+			t.Errorf("cap %v: %v is given up beyond what is usual under it", loadCap, given)
+		}
+		if c.Usual.Served < last+0.004 {
+			t.Errorf("cap %v: the usual share is %v, and %v under a smaller one", loadCap, c.Usual.Served, last)
+		}
+		last = c.Usual.Served
 	}
 }
 

@@ -1,6 +1,7 @@
 package drift
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 
@@ -50,7 +51,9 @@ func (r *Request) sample(rank int) Sample {
 type Order struct {
 	// Sticky is the probability that a request is of the same kind as the one before it; 0 is a random order.
 	Sticky float64
-	Seed   uint64
+	// Cap bounds a rank's share of the last requests, as the request router's does; 0 is LoadCap.
+	Cap  float64
+	Seed uint64
 }
 
 // Traffic is an endless stream of requests, dispatched over ranks by price. Requests and order determine it.
@@ -65,7 +68,7 @@ type Traffic struct {
 	places    []dispatch.Place
 }
 
-// LoadCap bounds a rank's share of the last requests, as the request router's does unless told otherwise.
+// LoadCap is the bound of a request router that is not told another.
 const LoadCap = 1.15
 
 // NewTraffic draws from the requests with replacement.
@@ -81,7 +84,7 @@ func NewTraffic(requests []Request, order Order) (*Traffic, error) {
 		var err error
 		// Nothing is cached and no rank is far ahead: affinity alone has a cost, in any unit.
 		if t.scheduler, err = dispatch.NewScheduler(dispatch.Options{
-			Policy: dispatch.Price, Ranks: ranks, Cap: LoadCap, Weights: dispatch.Weights{Affinity: 1}, Costs: dispatch.Costs{Exchange: 1},
+			Policy: dispatch.Price, Ranks: ranks, Cap: cmp.Or(order.Cap, LoadCap), Weights: dispatch.Weights{Affinity: 1}, Costs: dispatch.Costs{Exchange: 1},
 		}); err != nil {
 			return nil, err
 		}

@@ -24,7 +24,9 @@ func (c *Calibration) Delays(ctx context.Context, requests []Request, change Cha
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		traffic, err := NewTraffic(requests, Order{order.Sticky, order.Seed + uint64(run)})
+		of := order
+		of.Seed += uint64(run)
+		traffic, err := NewTraffic(requests, of)
 		if err != nil {
 			return nil, err
 		}

@@ -86,7 +86,7 @@ func newSimulateCommand() *cobra.Command {
 	f.StringVar(&flags.outputs, "outputs", "exp:64", "lengths of outputs in tokens, as --prompts, but for trace")
 	f.IntVar(&flags.stepTokens, "step-tokens", 0, fmt.Sprintf("tokens of a step at most, over all ranks (default: %d for each batch; with attention dp each rank has one)", defaultStepTokens))
 	f.IntVar(&flags.running, "running", 1024, "requests that are served at once at most, over all ranks")
-	f.IntVar(&flags.cacheTokens, "cache-tokens", 0, fmt.Sprintf("tokens that the KV caches hold, over all ranks (default: %d for each)", dispatch.DefaultCacheTokens))
+	f.IntVar(&flags.cacheTokens, "cache-tokens", 0, fmt.Sprintf("tokens that the KV caches hold, over all ranks (default: %d for each; with attention tp only for as many as have KV heads of their own, and\nfor one with latent attention, of which each rank has the cache)", dispatch.DefaultCacheTokens))
 	f.StringVar(&flags.collective, "collective", string(simulate.ReduceScatter), "attention tp: reduce-scatter, with dispatch to experts and all-gather; or all-reduce, without dispatch")
 	f.StringVar(&flags.messages, "messages", string(simulate.PerActivation), "activation: a token is sent once for each of its experts; rank: once to each rank that has some")
 	f.StringVar(&flags.dispatch, "dispatch", "bf16", "bf16 or fp8: what tokens travel to experts in; they come back in bf16")
@@ -322,7 +322,7 @@ func (f *simulateFlags) options(p *hardware.Profile) (*simulate.Options, error) 
 		o.DispatchBytes = 1
 	}
 	if o.CacheTokens == 0 {
-		o.CacheTokens = f.ranks * dispatch.DefaultCacheTokens
+		o.CacheTokens = f.cacheParts() * dispatch.DefaultCacheTokens
 	}
 	switch f.topology {
 	case pcieIslands:
@@ -346,6 +346,14 @@ func (f *simulateFlags) options(p *hardware.Profile) (*simulate.Options, error) 
 		return nil, usageErrorf("--messages: %w", err)
 	}
 	return o, nil
+}
+
+// cacheParts is how many KV caches ranks have between them that hold other tokens, or other heads of them.
+func (f *simulateFlags) cacheParts() int {
+	if f.attention == string(placement.TensorParallel) {
+		return f.model.shape.CacheParts(f.ranks)
+	}
+	return f.ranks
 }
 
 // readShape takes the model's sizes from the checkpoint that is named, else from the trace; what flags say wins.

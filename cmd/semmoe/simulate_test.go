@@ -4,6 +4,10 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/pipeline"
 )
 
 // sizes are those of a model with the experts of smallTrace, which does not tell its own.
@@ -48,6 +52,27 @@ func TestSimulatePrintsMethods(t *testing.T) {
 	}
 	if results[0].Light == results[1].Light {
 		t.Error("attention dp and tp take the same times")
+	}
+}
+
+// What each rank has all of has room for no more tokens on several ranks than on one.
+func TestSimulateCacheOfRanks(t *testing.T) {
+	for name, c := range map[string]struct {
+		attention string
+		shape     pipeline.Shape
+		want      int
+	}{
+		"dp":            {"dp", pipeline.Shape{KVHeads: 2}, 8},
+		"tp":            {"tp", pipeline.Shape{KVHeads: 16}, 8},
+		"tp, few heads": {"tp", pipeline.Shape{KVHeads: 2}, 2},
+		"tp, latent":    {"tp", pipeline.Shape{KVHeads: 16, KVRank: 512}, 1},
+		"dp, latent":    {"dp", pipeline.Shape{KVHeads: 16, KVRank: 512}, 8},
+	} {
+		flags := simulateFlags{attention: c.attention, ranks: 8, collective: "reduce-scatter", messages: "activation", model: pipelineFlags{shape: c.shape}}
+		o, err := flags.options(hardware.DefaultProfile())
+		if err != nil || o.CacheTokens != c.want*dispatch.DefaultCacheTokens {
+			t.Errorf("%s: caches of %d tokens, %v; wanted are those of %d", name, o.CacheTokens, err, c.want)
+		}
 	}
 }
 

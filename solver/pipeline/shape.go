@@ -135,6 +135,15 @@ func (s *Shape) CacheWidth() float64 {
 	return float64(s.KVHeads * (s.QueryDim + s.ValueDim))
 }
 
+// CacheParts is the number of parts that the KV cache is in with attention tensor parallelism: ranks have heads of their own where there are
+// as many, and each has all of compressed keys and values.
+func (s *Shape) CacheParts(ranks int) int {
+	if s.KVRank > 0 {
+		return 1
+	}
+	return min(ranks, s.KVHeads)
+}
+
 // Serving is how a model is served.
 type Serving struct {
 	// Ranks are parted into attention group and expert group.

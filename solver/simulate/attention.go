@@ -51,11 +51,7 @@ func (d *dense) work(s sequence) hardware.AttentionWork {
 
 // cacheBytes are what a rank reads of keys and values: with tensor parallelism its heads', where there are as many, and all of compressed ones.
 func (d *dense) cacheBytes(s sequence) float64 {
-	parts := min(d.ranks, float64(d.shape.KVHeads))
-	if d.shape.KVRank > 0 {
-		parts = 1
-	}
-	return float64(s.past+s.query) * d.shape.CacheWidth() * bf16 / parts
+	return float64(s.past+s.query) * d.shape.CacheWidth() * bf16 / float64(d.shape.CacheParts(int(d.ranks)))
 }
 
 // forward is the time of a feed-forward block of that width.

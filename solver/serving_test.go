@@ -48,11 +48,11 @@ func TestOursServesNoLess(t *testing.T) {
 	byName := map[string]simulate.Curve{}
 	for _, c := range r.Curves {
 		byName[c.Method] = c
-		t.Logf("%s: %.1f requests a second, local activation rate %.3f, %.0f tokens a step, %+v", c.Method, c.Goodput, c.Served.LAR, c.Served.StepTokens, c.Served.Step)
+		t.Logf("%s: %.1f requests a second, local activation rate %.3f, %.0f tokens a step, %+v", c.Method, c.Goodput, *c.Served.LAR, c.Served.StepTokens, c.Served.Step)
 	}
 	ours, first := byName[string(solver.OurServing)], byName[string(solver.Vanilla)]
-	if len(r.Curves) != 4 || ours.Goodput < first.Goodput || ours.Served.LAR < first.Served.LAR+0.1 {
-		t.Errorf("ours serves %.1f requests a second at a local activation rate of %.3f, the default %.1f at %.3f", ours.Goodput, ours.Served.LAR, first.Goodput, first.Served.LAR)
+	if len(r.Curves) != 4 || ours.Goodput < first.Goodput || *ours.Served.LAR < *first.Served.LAR+0.1 {
+		t.Errorf("ours serves %.1f requests a second at a local activation rate of %.3f, the default %.1f at %.3f", ours.Goodput, *ours.Served.LAR, first.Goodput, *first.Served.LAR)
 	}
 }
 

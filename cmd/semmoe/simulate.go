@@ -159,6 +159,13 @@ func (f *simulateFlags) checkIdle(departs func(flag string) bool) error {
 			return usageErrorf("--%s has no meaning with attention %s", flag, f.attention)
 		}
 	}
+	if f.attention == string(placement.TensorParallel) && f.collective == string(simulate.AllReduce) {
+		for _, flag := range []string{"messages", "dispatch", "forecast"} {
+			if departs(flag) {
+				return usageErrorf("--%s has no meaning with --collective %s: no tokens are dispatched", flag, f.collective)
+			}
+		}
+	}
 	if f.topology != manyNodes && departs("ranks-per-node") {
 		return usageErrorf("--ranks-per-node has no meaning with --topology %s; it is for %s", f.topology, manyNodes)
 	}
@@ -405,8 +412,12 @@ func (r *simulateReport) print(out io.Writer) error {
 			fmt.Fprintf(table, "%s\t0\t%s\n", c.Method, over)
 			continue
 		}
+		lar := "-"
+		if c.Served.LAR != nil {
+			lar = fmt.Sprintf("%.3f", *c.Served.LAR)
+		}
 		s := c.Served.Step
-		fmt.Fprintf(table, "%s\t%.4g\t%s\t%.0f\t%.3f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\n", c.Method, c.Goodput, over, c.Served.Tokens, c.Served.LAR, s.Total(), s.Attention,
+		fmt.Fprintf(table, "%s\t%.4g\t%s\t%.0f\t%s\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\n", c.Method, c.Goodput, over, c.Served.Tokens, lar, s.Total(), s.Attention,
 			s.Collectives, s.Dispatch+s.Combine, s.Products, s.Dense+s.Gate)
 	}
 	if err := table.Flush(); err != nil {

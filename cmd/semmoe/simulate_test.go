@@ -46,12 +46,26 @@ func TestSimulatePrintsMethods(t *testing.T) {
 			}
 		}
 		// With attention dp, ranks are kept from waiting at the goodput: no more activations need be local there.
-		if ours, first := r.Curves[1], r.Curves[0]; ours.Method != "semmoe" || r.Attention == "tp" && ours.Served.LAR <= first.Served.LAR {
-			t.Errorf("attention %s: ours has a local activation rate of %v, the default %v", r.Attention, ours.Served.LAR, first.Served.LAR)
+		if ours, first := r.Curves[1], r.Curves[0]; ours.Method != "semmoe" || r.Attention == "tp" && *ours.Served.LAR <= *first.Served.LAR {
+			t.Errorf("attention %s: ours has a local activation rate of %v, the default %v", r.Attention, *ours.Served.LAR, *first.Served.LAR)
 		}
 	}
 	if results[0].Light == results[1].Light {
 		t.Error("attention dp and tp take the same times")
+	}
+}
+
+// With all-reduce no token is dispatched: no rank owns it, and none of its experts is local to one.
+func TestSimulateAllReduceHasNoLocality(t *testing.T) {
+	args := append([]string{"--trace", smallTrace(t), "--ep", "4", "--attention", "tp", "--collective", "all-reduce", "--requests", "120", "--outputs", "2", "--method", "vanilla"}, sizes...)
+	code, text, message := runCommand(t, newSimulateCommand(), args...)
+	if lines := strings.Split(text, "\n"); code != 0 || len(lines) < 5 || strings.Fields(lines[4])[4] != "-" {
+		t.Errorf("exit code %d: %s%s", code, message, text)
+	}
+	code, text, message = runCommand(t, newSimulateCommand(), append(args, "-o", "json")...)
+	var report simulateReport
+	if code != 0 || json.Unmarshal([]byte(text), &report) != nil || !strings.Contains(text, `"lar":null`) || report.Curves[0].Served.LAR != nil {
+		t.Errorf("exit code %d: %s%s", code, message, text)
 	}
 }
 
@@ -106,6 +120,9 @@ func TestSimulateRefuses(t *testing.T) {
 		"--weights has no meaning with attention tp":      {[]string{"--trace", path, "--attention", "tp", "--weights", "wait=1"}, exitUsage},
 		"--collective has no meaning with attention dp":   {[]string{"--trace", path, "--collective", "all-reduce"}, exitUsage},
 		"--ranks-per-node has no meaning with --topology": {[]string{"--trace", path, "--ranks-per-node", "4"}, exitUsage},
+		"--messages has no meaning with --collective":     {[]string{"--trace", path, "--attention", "tp", "--collective", "all-reduce", "--messages", "rank"}, exitUsage},
+		"--dispatch has no meaning with --collective":     {[]string{"--trace", path, "--attention", "tp", "--collective", "all-reduce", "--dispatch", "fp8"}, exitUsage},
+		"--forecast has no meaning with --collective":     {[]string{"--trace", path, "--attention", "tp", "--collective", "all-reduce", "--forecast", "decode"}, exitUsage},
 		"--dispatch is \"int4\"":                          {[]string{"--trace", path, "--dispatch", "int4"}, exitUsage},
 		"--slo-scale is 0":                                {[]string{"--trace", path, "--slo-scale", "0"}, exitUsage},
 		"--slo-percent is 101":                            {[]string{"--trace", path, "--slo-percent", "101"}, exitUsage},

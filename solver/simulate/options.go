@@ -68,6 +68,11 @@ func (o *Options) Lanes() int {
 	return 1
 }
 
+// allReduced reports whether all ranks have all tokens around the experts.
+func (o *Options) allReduced() bool {
+	return o.Attention == placement.TensorParallel && o.Collective == AllReduce
+}
+
 // layer is the MoE layer of the model.
 func (o *Options) layer() Layer {
 	return Layer{

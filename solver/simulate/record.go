@@ -37,8 +37,8 @@ type Result struct {
 	TPOT Latency `json:"tpot"`
 	// TBT90 is the 90th percentile of the times between two tokens, over all of them.
 	TBT90 float64 `json:"tbt_p90_ms"`
-	// LAR is the local activation rate of all that was computed.
-	LAR float64 `json:"lar"`
+	// LAR is the local activation rate of all that was computed; nil where no tokens are dispatched (AllReduce).
+	LAR *float64 `json:"lar"`
 	// StepTokens is the mean number of tokens of a step over all ranks; Step is its mean time.
 	StepTokens float64   `json:"step_tokens"`
 	Step       StepTimes `json:"step"`
@@ -130,7 +130,11 @@ const millisecond = 1e3
 func (r *record) result(rate float64, objective Objective, s *stepper) *Result {
 	x := &Result{
 		Rate: rate, Seconds: (r.full.until - r.from) / (1e3 * millisecond),
-		LAR: float64(s.local) / float64(s.rows), StepTokens: float64(r.stepTokens) / float64(r.steps), Step: r.meanStep(),
+		StepTokens: float64(r.stepTokens) / float64(r.steps), Step: r.meanStep(),
+	}
+	if !s.options.allReduced() {
+		lar := float64(s.local) / float64(s.rows)
+		x.LAR = &lar
 	}
 	if x.Seconds > 0 {
 		x.Requests, x.Tokens, x.OutputTokens = float64(r.full.requests)/x.Seconds, float64(r.full.tokens)/x.Seconds, float64(r.full.outputs)/x.Seconds

@@ -83,7 +83,7 @@ func TestServingByHand(t *testing.T) {
 		}
 	}
 	x := r.result(1, Objective{TTFT: 12.5, TPOT: 5}, e.step)
-	if math.Abs(x.Within-2.0/3) > 1e-9 || math.Abs(x.Seconds-1.004) > 1e-6 || math.Abs(x.Requests-2/x.Seconds) > 1e-9 || math.Abs(x.Tokens-16/x.Seconds) > 1e-9 || math.Abs(x.OutputTokens-5/x.Seconds) > 1e-9 || math.Abs(x.TTFT.P50-12) > 1e-3 || math.Abs(x.TTFT.P90-15) > 1e-3 || x.LAR != 1 || math.Abs(x.TBT90-4) > 1e-3 {
+	if math.Abs(x.Within-2.0/3) > 1e-9 || math.Abs(x.Seconds-1.004) > 1e-6 || math.Abs(x.Requests-2/x.Seconds) > 1e-9 || math.Abs(x.Tokens-16/x.Seconds) > 1e-9 || math.Abs(x.OutputTokens-5/x.Seconds) > 1e-9 || math.Abs(x.TTFT.P50-12) > 1e-3 || math.Abs(x.TTFT.P90-15) > 1e-3 || x.LAR == nil || *x.LAR != 1 || math.Abs(x.TBT90-4) > 1e-3 {
 		t.Errorf("%+v", x)
 	}
 	if want := (12.0 + 3 + 2) / 7; math.Abs(x.StepTokens-want) > 1e-9 { // 4, 4, 4 tokens, then 2 (1 of each), 1, and 1, 1

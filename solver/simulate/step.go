@@ -148,7 +148,7 @@ func (s *stepper) moe(layer int, routes *routes) LayerTime {
 		}
 		s.local += s.counts.Rows[from*ranks+from]
 	}
-	if s.options.Attention == placement.TensorParallel && s.options.Collective == AllReduce {
+	if s.options.allReduced() {
 		// Every rank has all tokens: it chooses their experts, and computes its own.
 		for rank := range s.counts.Tokens {
 			s.counts.Tokens[rank] = len(s.positions)

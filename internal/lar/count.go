@@ -95,7 +95,7 @@ type Count struct {
 	Activations
 	// LayerGroups are the activations by groups of consecutive MoE layers, the first layers first.
 	LayerGroups []Activations `json:"layerGroups,omitempty"`
-	// Tokens is the number of tokens whose activations were counted, TokenLayers how many MoE layers they passed in all.
+	// Tokens is the number of tokens of which activations were counted, TokenLayers how many MoE layers they passed in all.
 	Tokens      int   `json:"tokens"`
 	TokenLayers int64 `json:"tokenLayers"`
 	// RemoteRanks are, summed over tokens and MoE layers, the distinct other ranks that a token's experts lie on: the messages
@@ -108,7 +108,8 @@ type Count struct {
 
 // CountActivations counts what a request activated that one rank served. experts is
 // [tokens][Shape.Layers][Shape.ExpertsPerToken]. Ids at or above the number of experts are shared experts that an engine
-// reports with the routed ones; they do not count. Of an expert with several copies elsewhere the first is counted as remote.
+// reports with the routed ones; they do not count. Nor do those of a token in a layer that name a routed expert twice: memory that the
+// engine has not filled. Of an expert with several copies elsewhere the first is counted as remote.
 func CountActivations(experts []int32, shape Shape, at Locality) (Count, error) {
 	row := shape.Layers * shape.ExpertsPerToken
 	if row <= 0 || len(experts)%row != 0 {
@@ -117,14 +118,19 @@ func CountActivations(experts []int32, shape Shape, at Locality) (Count, error) 
 	if err := at.Validate(); err != nil {
 		return Count{}, err
 	}
-	count := Count{LayerGroups: make([]Activations, shape.groups()), Tokens: len(experts) / row}
+	count := Count{LayerGroups: make([]Activations, shape.groups())}
 	seen := make([]int64, at.Ranks) // the last TokenLayers that found the rank remote
 	for token := 0; token < len(experts); token += row {
+		before := count.TokenLayers
 		for i, layer := range shape.MoELayers {
-			count.TokenLayers++
 			start := token + layer*shape.ExpertsPerToken
+			chosen := experts[start : start+shape.ExpertsPerToken]
+			if repeats(chosen, shape.Experts) {
+				continue
+			}
+			count.TokenLayers++
 			group := &count.LayerGroups[shape.group(i)]
-			for _, expert := range experts[start : start+shape.ExpertsPerToken] {
+			for _, expert := range chosen {
 				if expert < 0 || int(expert) >= shape.Experts {
 					continue
 				}
@@ -138,6 +144,9 @@ func CountActivations(experts []int32, shape Shape, at Locality) (Count, error) 
 				}
 			}
 		}
+		if count.TokenLayers > before {
+			count.Tokens++
+		}
 	}
 	for _, group := range count.LayerGroups {
 		count.Local += group.Local
@@ -145,4 +154,14 @@ func CountActivations(experts []int32, shape Shape, at Locality) (Count, error) 
 	}
 	count.SavedBytes = (float64(count.Local) - float64(count.Total)/float64(at.Ranks)) * shape.BytesPerActivation()
 	return count, nil
+}
+
+// repeats reports whether a routed expert is among a token's of a layer more than once.
+func repeats(chosen []int32, experts int) bool {
+	for i, expert := range chosen {
+		if expert >= 0 && int(expert) < experts && slices.Contains(chosen[:i], expert) {
+			return true
+		}
+	}
+	return false
 }

@@ -101,6 +101,22 @@ func TestLayerGroups(t *testing.T) {
 	}
 }
 
+// What names an expert twice is no row of the request: neither its token nor its layers count.
+func TestCountLeavesOutWhatWasNotRecorded(t *testing.T) {
+	at, err := Contiguous(shape, 2, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	experts := []int32{9, 9, 0, 1, 0, 2, 2, 3, 1, 0, 3, 3} // the last layer names one twice
+	got, err := CountActivations(append(experts, make([]int32, 12)...), shape, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Tokens != 1 || got.TokenLayers != 4 || got.Total != 8 || got.Local != 5 || got.RemoteRanks != 2 {
+		t.Errorf("%+v; want 5 of 8 activations of one token in 4 layers, with 2 remote ranks", got)
+	}
+}
+
 func TestCountTable(t *testing.T) {
 	shape := Shape{Layers: 3, MoELayers: []int{1, 2}, Experts: 4, ExpertsPerToken: 2}
 	// Two tokens; layer 0 is dense. Ranks 0 and 1 hold experts 0, 1 and 2, 3.
@@ -119,7 +135,10 @@ func TestCountTable(t *testing.T) {
 		"no such rank":    {experts, 2, 2, Activations{}, true},
 		"uneven ranks":    {experts, 3, 0, Activations{}, true},
 		"no ranks":        {experts, 0, 0, Activations{}, true},
-		"negative expert": {[]int32{0, 0, -1, 0, 0, 0}, 2, 0, Activations{3, 3}, false},
+		"negative expert": {[]int32{0, 0, -1, 0, 0, 1}, 2, 0, Activations{3, 3}, false},
+		"never filled":    {append(make([]int32, 6), experts...), 2, 0, Activations{4, 7}, false},
+		"one twice":       {[]int32{9, 9, 3, 3, 0, 2}, 2, 0, Activations{1, 2}, false},
+		"no expert twice": {[]int32{9, 9, -1, -1, 5, 5}, 2, 0, Activations{}, false},
 	} {
 		var got Count
 		at, err := Contiguous(shape, tc.ranks, tc.rank)

@@ -275,10 +275,13 @@ func moeOnly(experts []int32, report checkpoint.Report) ([]uint16, error) {
 	kept := make([]uint16, 0, len(experts)/row*len(report.MoELayers)*report.ExpertsPerToken)
 	for token := 0; token < len(experts); token += row {
 		for _, layer := range report.MoELayers {
-			start := token + layer*report.ExpertsPerToken
+			start, begin := token+layer*report.ExpertsPerToken, len(kept)
 			for _, expert := range experts[start : start+report.ExpertsPerToken] {
 				if expert < 0 || int(expert) >= report.Experts {
 					return nil, &EngineError{fmt.Sprintf("the engine reports expert %d in layer %d; the model has experts 0 to %d", expert, layer, report.Experts-1)}
+				}
+				if slices.Contains(kept[begin:], uint16(expert)) {
+					return nil, &EngineError{fmt.Sprintf("the engine reports expert %d twice for token %d in layer %d; a token's experts must differ: the engine has not recorded them", expert, token/row, layer)}
 				}
 				kept = append(kept, uint16(expert))
 			}

@@ -274,6 +274,12 @@ func TestNamesWhatIsWrong(t *testing.T) {
 		_, err = Run(t.Context(), o)
 		broken(t, err, "the model's vocabulary has ids 0 to 1")
 	})
+	t.Run("engine that has not recorded", func(t *testing.T) {
+		report := options(t, "", items).Report
+		report.Layers, report.MoELayers, report.Experts, report.ExpertsPerToken = 2, []int{1}, 4, 2
+		_, err := moeOnly([]int32{0, 0, 0, 1, 0, 0, 3, 3}, report)
+		broken(t, err, "expert 3 twice for token 1 in layer 1")
+	})
 	t.Run("engine that fails now and then", func(t *testing.T) {
 		endpoint := startEngine(t, true)
 		calls := 0

@@ -74,14 +74,14 @@ func TestPinsByTheHeaderOfTheEngine(t *testing.T) {
 	}
 }
 
-// vllmRouting is what vLLM tells of two tokens: an array of two tokens, four layers and four experts, all of them expert 9.
+// vllmRouting is what vLLM tells of two tokens: an array of two tokens, four layers and four experts, 8 to 11, which lie on one rank of four.
 func vllmRouting() string {
 	header := "{'descr': '|u1', 'fortran_order': False, 'shape': (2, 4, 4), }"
 	header += strings.Repeat(" ", 128-10-len(header)-1) + "\n"
 	file := append([]byte("\x93NUMPY\x01\x00"), binary.LittleEndian.AppendUint16(nil, uint16(len(header)))...)
 	file = append(file, header...)
-	for range 2 * 4 * 4 {
-		file = append(file, 9)
+	for range 2 * 4 {
+		file = append(file, 8, 9, 10, 11)
 	}
 	return base64.StdEncoding.EncodeToString(file)
 }
@@ -141,7 +141,10 @@ func TestObservesVLLM(t *testing.T) {
 
 // A batch on SGLang's native route is answered by an array: each element is stripped, the first one is counted.
 func TestObservesABatch(t *testing.T) {
-	raw := make([]byte, 4*4*4)
+	var raw []byte
+	for i := range uint32(4 * 4) {
+		raw = binary.LittleEndian.AppendUint32(raw, i%4)
+	}
 	routing := base64.StdEncoding.EncodeToString(raw)
 	backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, `[{"text":"a","meta_info":{"routed_experts":%q,"id":1}},{"text":"b","meta_info":{"id":2,"routed_experts":%q}}]`, routing, routing)

@@ -359,7 +359,7 @@ func (e *faultyEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	experts := ""
 	if asked.Experts {
-		experts = e.run.encode(make([]int32, 2*planstest.Shape.Layers*planstest.Shape.ExpertsPerToken), planstest.Shape.Layers, planstest.Shape.ExpertsPerToken)
+		experts = e.run.encode(slices.Repeat([]int32{0, 1, 2, 3}, 2*planstest.Shape.Layers), planstest.Shape.Layers, planstest.Shape.ExpertsPerToken)
 	}
 	breaks := fault >= 202 && fault < 280
 	if breaks {

@@ -124,7 +124,8 @@ func (k *Keeper) Add(digest string, shape lar.Shape, ids, experts []int32) {
 	k.uncounted.Add(float64(all - counted))
 }
 
-// routedRows are the tokens whose experts are all routed ones of the model's, and whether these are all of ids.
+// routedRows are the tokens whose experts are all routed ones of the model's, no two of a layer the same, and whether these are all of ids.
+// What names an expert twice was never recorded: memory that an engine has not filled.
 func routedRows(shape lar.Shape, ids, experts []int32) (rows sequence, whole bool) {
 	whole = true
 	width := shape.Layers * shape.ExpertsPerToken
@@ -132,9 +133,9 @@ func routedRows(shape lar.Shape, ids, experts []int32) (rows sequence, whole boo
 	for at, token := range ids {
 		row = row[:0]
 		for _, layer := range shape.MoELayers {
-			start := at*width + layer*shape.ExpertsPerToken
+			start, begin := at*width+layer*shape.ExpertsPerToken, len(row)
 			for _, expert := range experts[start : start+shape.ExpertsPerToken] {
-				if expert >= 0 && int(expert) < shape.Experts {
+				if expert >= 0 && int(expert) < shape.Experts && !slices.Contains(row[begin:], uint16(expert)) {
 					row = append(row, uint16(expert))
 				}
 			}
@@ -366,7 +367,12 @@ func (k *Keeper) ServeSequences(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		w.Header().Set("Content-Type", "application/zstd")
-		if trace.Write(encoder, t) == nil {
+		switch err := trace.Write(encoder, t); {
+		case trace.IsInvalid(err): // nothing has been sent
+			w.Header().Del(HeaderRequests)
+			w.Header().Del(HeaderTokens)
+			wire.WriteError(w, http.StatusInternalServerError, "internal_error", err.Error())
+		case err == nil:
 			_ = encoder.Close() // whoever asked has gone
 		}
 	}

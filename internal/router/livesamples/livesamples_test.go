@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,16 +29,31 @@ func serve(k *Keeper, method, path string) *httptest.ResponseRecorder {
 	return recorder
 }
 
-// Rows that have an expert that is no routed one are left out: those of a shared expert, of ids beyond the vocabulary.
+// Rows that have an expert that is no routed one are left out: those of a shared expert, of ids beyond the vocabulary, and of memory that was
+// never filled.
 func TestRoutedRows(t *testing.T) {
 	shape := lar.Shape{Layers: 2, MoELayers: []int{1}, Experts: 4, ExpertsPerToken: 2, Vocabulary: 10}
-	experts := []int32{9, 9, 0, 1, 9, 9, 2, 4, 9, 9, 3, 0, 9, 9, 1, -1, 0, 0, 1, 2}
-	rows, whole := routedRows(shape, []int32{1, 2, 3, 4, 10}, experts)
+	experts := []int32{9, 9, 0, 1, 9, 9, 2, 4, 9, 9, 3, 0, 9, 9, 1, -1, 0, 0, 1, 2, 0, 0, 0, 0, 9, 9, 3, 3}
+	rows, whole := routedRows(shape, []int32{1, 2, 3, 4, 10, 5, 6}, experts)
 	if diff := cmp.Diff(sequence{tokens: []int32{1, 3}, experts: []uint16{0, 1, 3, 0}}, rows, cmp.AllowUnexported(sequence{})); diff != "" || whole {
 		t.Errorf("whole is %v, (-want +got):\n%s", whole, diff)
 	}
+	if rows, whole := routedRows(shape, []int32{1, 2}, []int32{0, 0, 2, 1, 0, 0, 0, 0}); whole || len(rows.tokens) != 1 {
+		t.Errorf("with a token of no experts: %+v, whole is %v", rows, whole)
+	}
 	if rows, whole := routedRows(shape, []int32{1}, experts); !whole || len(rows.tokens) != 1 {
 		t.Errorf("%+v, whole is %v", rows, whole)
+	}
+}
+
+// What is no trace is told, not answered with nothing.
+func TestSequencesThatAreNoTrace(t *testing.T) {
+	k := New(prometheus.NewRegistry(), Sequences)
+	k.model, k.layers = counts.Model{MoELayers: []int{0}, Experts: 4, ExpertsPerToken: 2, Vocabulary: 10}, 1
+	k.keepSequence(sequence{tokens: []int32{1}, experts: []uint16{3, 3}})
+	got := serve(k, http.MethodGet, SequencesPath)
+	if got.Code != http.StatusInternalServerError || got.Header().Get(HeaderRequests) != "" || !strings.Contains(got.Body.String(), "expert 3 appears twice") {
+		t.Errorf("%d, %v, %q", got.Code, got.Header(), got.Body)
 	}
 }
 
@@ -49,7 +65,7 @@ func TestBounds(t *testing.T) {
 	shape := lar.Shape{Layers: 1, MoELayers: []int{0}, Experts: 4, ExpertsPerToken: 2, Vocabulary: 10}
 	add := func(digest string, tokens ...int32) {
 		t.Helper()
-		k.Add(digest, shape, tokens, make([]int32, 2*len(tokens)))
+		k.Add(digest, shape, tokens, slices.Repeat([]int32{0, 1}, len(tokens)))
 	}
 	tokens := func() int64 {
 		sum, _, err := k.told(time.Time{})

@@ -23,26 +23,31 @@ func TestScheduleLayers(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := &solver.Plan{Placement: &placement.Placement{Ranks: 4, Experts: 32, SlotsPerRank: 9}}
-	first, err := solver.ScheduleLayers(&recorded.Model, p, 0.4, machines)
+	first, err := solver.ScheduleLayers(&recorded.Model, p, 0.4, machines, 0)
 	if err != nil || first == nil {
 		t.Fatalf("%+v, %v", first, err)
 	}
 	if first.Ranks != 4 || first.LAR != 0.4 || first.Model.Experts != 32 || first.Model.TopK != 4 || first.Model.MoELayers != len(recorded.Model.Layers) || first.Model.Hidden != recorded.Model.HiddenSize {
 		t.Errorf("the schedule is for %+v", first)
 	}
-	again, err := solver.ScheduleLayers(&recorded.Model, p, 0.4, machines)
+	again, err := solver.ScheduleLayers(&recorded.Model, p, 0.4, machines, 0)
 	if diff := cmp.Diff(first, again); diff != "" || err != nil {
 		t.Errorf("the same inputs lead to another schedule, error %v:\n%s", err, diff)
+	}
+	machines.Ranks = 2
+	spread, err := solver.ScheduleLayers(&recorded.Model, p, 0.4, machines, 2)
+	if err != nil || spread.Shared[0].Ungrouped <= first.Shared[0].Ungrouped || spread.Disaggregated[0].TokensPerSecond >= first.Disaggregated[0].TokensPerSecond {
+		t.Errorf("on two nodes exchanges take no longer than on one: error %v", err)
 	}
 	for name, config := range map[string]string{"no configuration": "", "no heads": strings.ReplaceAll(recorded.Model.Config, "num_attention_heads", "attention_heads"), "no JSON": "{"} {
 		m := recorded.Model
 		m.Config = config
-		if s, err := solver.ScheduleLayers(&m, p, 0.4, machines); s != nil || err != nil {
+		if s, err := solver.ScheduleLayers(&m, p, 0.4, machines, 0); s != nil || err != nil {
 			t.Errorf("%s: %+v, %v", name, s, err)
 		}
 	}
 	p.Placement.Ranks, p.Placement.SlotsPerRank = 1, 32
-	if s, err := solver.ScheduleLayers(&recorded.Model, p, 1, machines); s != nil || err != nil {
+	if s, err := solver.ScheduleLayers(&recorded.Model, p, 1, machines, 0); s != nil || err != nil {
 		t.Errorf("one rank: %+v, %v", s, err)
 	}
 }

@@ -14,6 +14,8 @@ import (
 
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/wholefile"
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/pipeline"
 )
@@ -28,6 +30,7 @@ type pipelineFlags struct {
 	memoryGiB, memoryPart float64
 	dispatch              string
 	ganttLayers           int
+	ranksPerNode          int
 }
 
 func newPipelineCommand() *cobra.Command {
@@ -53,6 +56,7 @@ func newPipelineCommand() *cobra.Command {
 	f.StringVar(&flags.model, "model-path", "", "directory of a checkpoint, of which config.json is read, or that file")
 	hardwareFlag(f, &flags.hardware)
 	f.IntVar(&flags.serving.Ranks, "ranks", 8, "ranks of both groups together")
+	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "ranks that share a node; those of several exchange over network cards of 50 GB/s each, unless the profile is of as many")
 	f.IntSliceVar(&flags.sequences, "sequence", []int{1024, 2048, 4096, 8192}, "tokens of a sample; several make a table")
 	f.IntVar(&flags.serving.Samples, "batch", 0, "samples that a rank of the attention group holds at most (default: as its memory allows)")
 	f.IntVar(&flags.serving.MicroBatches, "max-micro-batches", pipeline.DefaultMicroBatches, "micro-batches at most")
@@ -101,6 +105,8 @@ func (f *pipelineFlags) check() error {
 	switch {
 	case len(f.sequences) == 0:
 		return usageErrorf("--sequence is empty: give the tokens of a sample")
+	case f.ranksPerNode < 1:
+		return usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
 	case f.memoryGiB < 0:
 		return usageErrorf("--memory-gib is %v; it must be above 0", f.memoryGiB)
 	case !(f.memoryPart > 0) || f.memoryPart > 1:
@@ -169,6 +175,7 @@ func (f *pipelineFlags) run(cmd *cobra.Command) error {
 	if err := f.readShape(func(name string) bool { return cmd.Flags().Changed(name) }); err != nil {
 		return err
 	}
+	profile = cost.Spread(profile, f.serving.Ranks, f.ranksPerNode)
 	f.serving.MemoryBytes = f.memoryPart * profile.MemoryBytes
 	if f.memoryGiB > 0 {
 		f.serving.MemoryBytes = f.memoryPart * f.memoryGiB * (1 << 30)

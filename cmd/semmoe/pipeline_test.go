@@ -55,6 +55,22 @@ func TestPipelinePrintsSchedules(t *testing.T) {
 	}
 }
 
+// Ranks of several nodes exchange over network cards, which takes longer than within a node.
+func TestPipelineOfSeveralNodes(t *testing.T) {
+	var throughputs []float64
+	for _, perNode := range []string{"16", "8"} {
+		code, text, message := runCommand(t, newPipelineCommand(), "--model-path", latentModelDir(t), "--ranks", "16", "--ranks-per-node", perNode, "--batch", "1", "--sequence", "2048", "-o", "json")
+		var report pipelineReport
+		if code != 0 || json.Unmarshal([]byte(text), &report) != nil {
+			t.Fatalf("exit code %d: %s%s", code, message, text)
+		}
+		throughputs = append(throughputs, report.Lengths[0].Naive.TokensPerSecond)
+	}
+	if throughputs[1] >= throughputs[0] {
+		t.Errorf("%v tokens a second on one node, %v on two", throughputs[0], throughputs[1])
+	}
+}
+
 // Schedules that follow the lengths of a stream are compared with fixed ones.
 func TestPipelineComparesAStream(t *testing.T) {
 	stream := filepath.Join(t.TempDir(), "lengths.txt")
@@ -132,6 +148,7 @@ func TestPipelineRefuses(t *testing.T) {
 		"no profile":      {[]string{"--model-path", dir, "--hardware", "abacus"}, exitUsage, "there are h200-nvlink"},
 		"a foreign file":  {[]string{"--model-path", dir, "--hardware", dense}, exitInvalidFile, "model_type"},
 		"one rank":        {[]string{"--model-path", dir, "--ranks", "1"}, exitUsage, "ranks: 1; allowed is 2"},
+		"no node":         {[]string{"--model-path", dir, "--ranks-per-node", "0"}, exitUsage, "--ranks-per-node is 0"},
 		"no room":         {[]string{"--model-path", dir, "--memory-gib", "16"}, exitNoRoom, "sequence 1024: no split of the ranks has room"},
 		"no length":       {[]string{"--model-path", dir, "--sequence", "0"}, exitUsage, "0 tokens"},
 		"a bad batch":     {[]string{"--model-path", dir, "--batch", "-1"}, exitUsage, "-1 samples"},

@@ -165,7 +165,7 @@ func (f *replanFlags) run(ctx context.Context, o solver.ReplanOptions, stdout, s
 		return codedError{err, exitInvalidFile}
 	}
 	for _, of := range []*solver.Candidate{&found.Tables, &found.Layout} {
-		if of.Plan.Schedule, err = solver.ScheduleLayers(&recent.Model, of.Plan, of.Score.LAR, o.Hardware); err != nil {
+		if of.Plan.Schedule, err = solver.ScheduleLayers(&recent.Model, of.Plan, of.Score.LAR, o.Hardware, o.RanksPerNode); err != nil {
 			return err
 		}
 	}

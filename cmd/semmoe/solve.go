@@ -270,7 +270,7 @@ func solve(ctx context.Context, tracePath string, withoutDomains []string, out s
 	if solution.Plan.Drift, err = solver.CalibrateDrift(ctx, t, solution.Plan, solution.HeldOut, o.Constraints.TokenLoadLimit/100); err != nil {
 		return err
 	}
-	if solution.Plan.Schedule, err = solver.ScheduleLayers(&t.Model, solution.Plan, solution.Report.LAR, o.Hardware); err != nil {
+	if solution.Plan.Schedule, err = solver.ScheduleLayers(&t.Model, solution.Plan, solution.Report.LAR, o.Hardware, o.RanksPerNode); err != nil {
 		return err
 	}
 	artifact, err := plan.Encode(solution.Plan)

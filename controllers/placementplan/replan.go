@@ -280,7 +280,7 @@ func (t *task) scored(ctx context.Context, recent *trace.Trace, chosen *solver.P
 	if chosen.Drift, err = solver.CalibrateDrift(ctx, recent, chosen, test, t.loadCap()); err != nil {
 		return nil, err
 	}
-	if err := addSchedule(recent, chosen, report.LAR); err != nil {
+	if err := t.addSchedule(recent, chosen, report.LAR); err != nil {
 		return nil, err
 	}
 	return &solver.Solution{Plan: chosen, Report: report, Truncated: found.Truncated, TrainRequests: found.TrainRequests, TestRequests: found.TestRequests}, nil

@@ -168,7 +168,7 @@ func (t *task) solve(ctx context.Context, manifest profile.Manifest, tell func(s
 			return nil, err
 		}
 	}
-	return found, addSchedule(recorded, found.Plan, found.Report.LAR)
+	return found, t.addSchedule(recorded, found.Plan, found.Report.LAR)
 }
 
 func (t *task) options(tell func(step string, done, total int)) solver.Options {
@@ -178,8 +178,8 @@ func (t *task) options(tell func(step string, done, total int)) solver.Options {
 }
 
 // addSchedule adds what the plan says about the work inside layers, on the machines that it is for.
-func addSchedule(recorded *trace.Trace, p *solver.Plan, lar float64) (err error) {
-	p.Schedule, err = solver.ScheduleLayers(&recorded.Model, p, lar, p.Machines())
+func (t *task) addSchedule(recorded *trace.Trace, p *solver.Plan, lar float64) (err error) {
+	p.Schedule, err = solver.ScheduleLayers(&recorded.Model, p, lar, p.Machines(), t.inputs.RanksPerNode)
 	return err
 }
 

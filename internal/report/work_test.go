@@ -27,7 +27,7 @@ func scheduled(t *testing.T, memoryBytes float64) Input {
 		t.Fatal(err)
 	}
 	machines.MemoryBytes = memoryBytes
-	if in.Plan.Schedule, err = solver.ScheduleLayers(&tr.Model, in.Plan, 0.5, machines); err != nil || in.Plan.Schedule == nil {
+	if in.Plan.Schedule, err = solver.ScheduleLayers(&tr.Model, in.Plan, 0.5, machines, 0); err != nil || in.Plan.Schedule == nil {
 		t.Fatalf("no schedule: %v", err)
 	}
 	return in

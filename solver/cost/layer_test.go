@@ -75,6 +75,13 @@ func TestMachinesAreTheProfiles(t *testing.T) {
 	if ratio := cost.NodeMessage(&p); math.Abs(ratio-node.Link.Rate()/nodes.Link.Rate()) > 1e-12 {
 		t.Errorf("a message to a node costs %v messages to a rank", ratio)
 	}
+	p.A2E = []hardware.Bipartite{{AttentionRanks: 4, ExpertRanks: 4, Exchange: node.Link}}
+	if one := cost.Spread(&p, 8, 8); one != &p {
+		t.Errorf("ranks of one node have another profile than it was measured for: %+v", one)
+	}
+	if two := cost.Spread(&p, 16, 8); !reflect.DeepEqual(two.AllToAll, nodes.Link) || !reflect.DeepEqual(*two.Between(4, 4), nodes.Link) || len(p.A2E) != 1 {
+		t.Errorf("between two nodes ranks exchange as %+v, groups as %+v", two.AllToAll, two.Between(4, 4))
+	}
 	p.Ranks = 16
 	if measured := cost.MachinesOf(&p, 16, 8); measured.Nominal || !reflect.DeepEqual(measured.Link, node.Link) {
 		t.Errorf("sixteen ranks that were measured over nodes of eight are %+v", measured.Link)

@@ -28,6 +28,17 @@ func MachinesOf(p *hardware.Profile, ranks, ranksPerNode int) Machines {
 	return m
 }
 
+// Spread is the profile for that many ranks: where they have several nodes, all ranks and groups of them exchange as those of MachinesOf.
+func Spread(p *hardware.Profile, ranks, ranksPerNode int) *hardware.Profile {
+	m := MachinesOf(p, ranks, ranksPerNode)
+	if !m.Nominal {
+		return p
+	}
+	spread := *p
+	spread.AllToAll, spread.A2E = m.Link, nil
+	return &spread
+}
+
 // rdma400 is one 400 Gb/s adapter for each rank, at its nominal rate; dispatch kernels have been measured at 43 to 58 GB/s over such, which is
 // the error. The time without data has not been measured: it is that of the profile's exchange.
 func rdma400(p *hardware.Profile) hardware.Exchange {

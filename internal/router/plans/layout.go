@@ -55,7 +55,7 @@ func New(digest string, p *solver.Plan, tokens *tokenizer.Tokenizer) *Layout {
 	l := &Layout{
 		Digest: digest, root: cmp.Or(p.Layout, digest), Tables: digest, Ranks: p.Placement.Ranks,
 		hosts: make([][][]int, p.HiddenLayers), table: p.Ranks, seen: p.Seen, Tokenizer: tokens,
-		Machines: cost.NodeOf(p.Machines()),
+		Machines: cost.MachinesOf(p.Machines(), p.Placement.Ranks, cmp.Or(p.RanksPerNode, solver.DefaultEvaluation().RanksPerNode)),
 	}
 	if l.Shape = p.Shape; l.Shape.MoELayers == 0 {
 		l.Shape.MoELayers = len(p.Placement.Layers)

@@ -172,4 +172,8 @@ func TestLayoutHasThePlansMachines(t *testing.T) {
 	if got := New(p.Artifact.Digest, &plan, nil).Machines; got.Profile != "slow" || got.Link.Rate() != 1000 {
 		t.Errorf("with one: %+v", got)
 	}
+	slow.Ranks, plan.RanksPerNode = 2, 2
+	if got := New(p.Artifact.Digest, &plan, nil).Machines; !got.Nominal {
+		t.Errorf("on two nodes: %+v", got)
+	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
 )
 
@@ -26,9 +27,10 @@ func newFetchCommand() *cobra.Command {
 		Use:   "fetch --namespace NS --plan-digest DIGEST --out DIR",
 		Short: "Fetch a plan from the artifact store into a directory, in a pod that was made for it",
 		Long: "Fetch a whole plan, tables included, from the artifact store, and verify it. The directory is made when all of it is there: it never\n" +
-			"holds a part. Where it holds the plan already the store is not asked. The pod must have a token for the store, and bear the annotation\n" +
-			"semmoe.io/plan-digest of that plan. With --optional a plan that cannot be fetched is no failure: the reason stands in the\n" +
-			"termination message, the directory is not there, and an engine serves without tables. Exit code 3: a flag is at fault; 1: try again.",
+			"holds a part. Where it holds the plan already the store is not asked; another plan in it is replaced, and anything else refused.\n" +
+			"The pod must have a token for the store, and bear the annotation semmoe.io/plan-digest of that plan. With --optional a plan that\n" +
+			"cannot be fetched is no failure: the reason stands in the termination message, the directory is not there, and an engine serves\n" +
+			"without tables. Exit code 3: a flag is at fault; 1: try again.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := flags.check()
@@ -78,6 +80,9 @@ func (f fetchFlags) check() error {
 	}
 	if _, err := bundle.Scope(f.namespace, f.planDigest); err != nil {
 		return invalid("--namespace and --plan-digest: %w", err)
+	}
+	if err := plan.CheckReplaceable(f.out); err != nil {
+		return invalid("--out: %w", err)
 	}
 	return nil
 }

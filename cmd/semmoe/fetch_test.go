@@ -45,3 +45,19 @@ func TestFetchWithoutStore(t *testing.T) {
 		})
 	}
 }
+
+// What a plan takes the place of is removed: a directory with anything else is refused before the store is asked.
+func TestFetchLeavesOtherDirectories(t *testing.T) {
+	dir := t.TempDir()
+	precious := filepath.Join(dir, "thesis.txt")
+	if err := os.WriteFile(precious, []byte("precious"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	flags := fetchFlags{namespace: "ns", planDigest: strings.Repeat("ab", 32), out: dir}
+	if err := flags.check(); exitCode(err) != exitInvalidFile || !strings.Contains(err.Error(), "--out: "+dir+" is not empty and holds no plan") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := os.Stat(precious); err != nil {
+		t.Error(err)
+	}
+}

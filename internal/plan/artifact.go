@@ -23,10 +23,16 @@ const (
 	ScheduleFile        = "schedule.json"
 	HardwareFile        = "hardware.json"
 	ReportFile          = "report.json"
+	// BundleFile and TokenizerFile lie beside a plan that package bundle has fetched.
+	BundleFile    = "bundle.json"
+	TokenizerFile = "tokenizer.json"
 )
 
-// Format is the version of the files.
-const Format = "semmoe-plan/1"
+// Format is the version of the files; formatPrefix is what those of all versions begin with.
+const (
+	Format       = formatPrefix + "1"
+	formatPrefix = "semmoe-plan/"
+)
 
 // InvalidError is a fault of a plan's files: reading them again cannot help.
 type InvalidError struct{ message string }

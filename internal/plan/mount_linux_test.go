@@ -31,7 +31,7 @@ func TestMountPointIsRefused(t *testing.T) {
 		allowed <- true
 		for _, held := range []string{"", ManifestFile} {
 			if held != "" {
-				if err := os.WriteFile(filepath.Join(dir, held), nil, 0o644); err != nil {
+				if err := os.WriteFile(filepath.Join(dir, held), []byte(`{"format":"semmoe-plan/1"}`), 0o644); err != nil {
 					t.Error(err)
 				}
 			}

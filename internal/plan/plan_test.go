@@ -252,6 +252,39 @@ func TestWriteReplacesAPlanAndNothingElse(t *testing.T) {
 	}
 }
 
+// A plan's directory is replaced whole: one that holds anything else is refused by the name of that, a fetched plan is not.
+func TestCheckReplaceable(t *testing.T) {
+	manifest := `{"format":"semmoe-plan/0"}`
+	for name, test := range map[string]struct {
+		files map[string]string
+		want  string
+	}{
+		"a plan of another version":      {map[string]string{"manifest.json": manifest, "engine/sglang.json": ""}, ""},
+		"a fetched plan":                 {map[string]string{"manifest.json": manifest, "bundle.json": "", "tokenizer.json": ""}, ""},
+		"a fetched plan that is damaged": {map[string]string{"manifest.json": "?", "bundle.json": ""}, ""},
+		"an extension of a browser":      {map[string]string{"manifest.json": `{"manifest_version":3}`, "report.json": ""}, "holds no plan"},
+		"a list":                         {map[string]string{"manifest.json": "[]"}, "holds no plan"},
+		"no manifest":                    {map[string]string{"hardware.json": "{}"}, "holds no plan"},
+		"a file beside a plan":           {map[string]string{"manifest.json": manifest, "thesis.txt": ""}, "holds thesis.txt, which is no file of a plan"},
+		"a file among the maps":          {map[string]string{"manifest.json": manifest, "engine/mine.json": ""}, "holds engine/mine.json, which"},
+		"a directory beside a plan":      {map[string]string{"bundle.json": "", "src/main.go": ""}, "holds src, which"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for file, content := range test.files {
+				path := filepath.Join(dir, file)
+				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			err := plan.CheckReplaceable(dir)
+			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+				t.Errorf("error %v; want %q", err, test.want)
+			}
+		})
+	}
+}
+
 // A directory is refused before there is a plan for it, and none is touched.
 func TestCheckDirectory(t *testing.T) {
 	dir, a := written(t, solved(t, placement.DataParallel))

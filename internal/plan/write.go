@@ -1,18 +1,22 @@
 package plan
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"syscall"
 )
 
 // Write puts a plan and its report (any JSON) into a directory, which appears complete or not at all. A plan that is
 // already there is replaced; a directory that holds anything else is refused.
 func Write(dir string, a *Artifact, report []byte) (err error) {
-	if err := replaceable(dir); err != nil {
+	if err := CheckReplaceable(dir); err != nil {
 		return err
 	}
 	if dir, err = filepath.Abs(dir); err != nil {
@@ -42,7 +46,7 @@ func Write(dir string, a *Artifact, report []byte) (err error) {
 
 // CheckDirectory tells why Write would refuse a directory, before there is a plan; it leaves nothing behind.
 func CheckDirectory(dir string) error {
-	if err := replaceable(dir); err != nil {
+	if err := CheckReplaceable(dir); err != nil {
 		return err
 	}
 	dir, err := filepath.Abs(dir)
@@ -81,8 +85,9 @@ func movable(dir, temporary string) error {
 	return nil
 }
 
-// replaceable refuses a directory that holds something other than a plan.
-func replaceable(dir string) error {
+// CheckReplaceable refuses a directory that holds anything but a plan, as Write or package bundle has made it: what takes its place
+// removes all of it.
+func CheckReplaceable(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) == 0 {
 		return nil
@@ -90,10 +95,32 @@ func replaceable(dir string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := os.Stat(filepath.Join(dir, ManifestFile)); err != nil {
+	if !isPlan(dir) {
 		return fmt.Errorf("%s is not empty and holds no plan: name another directory", dir)
 	}
-	return nil
+	return fs.WalkDir(os.DirFS(dir), ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() && (name == "." || name == engineDir) || !entry.IsDir() && isFile(name) {
+			return err
+		}
+		return fmt.Errorf("%s holds %s, which is no file of a plan: move it away, or name another directory", dir, name)
+	})
+}
+
+// isPlan tells a plan's directory from another that holds a manifest.json, which is a common name. The manifest of a fetched plan may be
+// damaged.
+func isPlan(dir string) bool {
+	if _, err := os.Stat(filepath.Join(dir, BundleFile)); err == nil {
+		return true
+	}
+	content, err := os.ReadFile(filepath.Join(dir, ManifestFile))
+	var manifest struct{ Format string }
+	return err == nil && json.Unmarshal(content, &manifest) == nil && strings.HasPrefix(manifest.Format, formatPrefix)
+}
+
+// isFile reports whether a plan's directory may hold a file of that name.
+func isFile(name string) bool {
+	others := []string{ManifestFile, ReportFile, BundleFile, TokenizerFile}
+	return slices.Contains(others, name) || slices.Contains(required(), name) || slices.Contains(optional, name)
 }
 
 func writeFiles(dir string, a *Artifact, report []byte) error {

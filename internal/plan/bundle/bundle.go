@@ -19,9 +19,9 @@ const (
 	// Format is the version of bundle.json.
 	Format = "semmoe-bundle/1"
 	// File is the name of the list of a bundle's files, also in a directory that Fetch has made.
-	File = "bundle.json"
+	File = plan.BundleFile
 	// TokenizerFile is the checkpoint's tokenizer, where the profile has one.
-	TokenizerFile = "tokenizer.json"
+	TokenizerFile = plan.TokenizerFile
 
 	// maxListBytes bounds what is read of a list: it names about ten files.
 	maxListBytes = 64 << 10

@@ -112,8 +112,10 @@ func TestFetchReturnsWhatWasPublished(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, plan.PlacementFile)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(dir+".part", 0o755); err != nil { // of a process that was killed
-		t.Fatal(err)
+	for _, left := range []string{dir + ".part", filepath.Join(dir+".part.old", "engine")} { // of a process that was killed
+		if err := os.MkdirAll(left, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	check()
 

@@ -34,21 +34,23 @@ func Fetch(ctx context.Context, client *artifact.Client, namespace, planDigest, 
 	if err != nil {
 		return err
 	}
-	// A name of its own, so that what a killed process left behind is replaced and never piles up.
+	// Names of their own, so that what a killed process left behind is replaced and never piles up.
 	fresh := filepath.Clean(dir) + ".part"
-	if err := errors.Join(os.RemoveAll(fresh), os.MkdirAll(fresh, 0o755)); err != nil {
+	old := fresh + ".old"
+	if err := errors.Join(os.RemoveAll(fresh), os.RemoveAll(old), os.MkdirAll(fresh, 0o755)); err != nil {
 		return err
 	}
 	if err := download(ctx, client, scope, l, text, fresh); err != nil {
 		return errors.Join(err, os.RemoveAll(fresh))
 	}
-	if err := os.RemoveAll(dir); err != nil {
+	// A process that is killed leaves no half of the old plan in its place, which nobody could tell from something else.
+	if err := os.Rename(dir, old); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	if err := os.Rename(fresh, dir); err != nil {
 		return err
 	}
-	return syncFile(filepath.Dir(filepath.Clean(dir)))
+	return errors.Join(syncFile(filepath.Dir(filepath.Clean(dir))), os.RemoveAll(old))
 }
 
 // download fills a directory and checks the plan in it.

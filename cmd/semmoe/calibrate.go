@@ -41,7 +41,7 @@ to a file, to a ConfigMap (key ` + calibration.ResultKey + `), or both, and the 
   kubectl logs job/semmoe-calibration | semmoe calibrate --from-log - --out calibration.json
 
 docs/calibration.md describes the result. Exit code 2: a flag is wrong.`,
-		Args: cobra.NoArgs,
+		Args: usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runCalibrate(cmd.Context(), flags, cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},

@@ -13,7 +13,7 @@ func newEngineCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "engine --model-path DIR",
 		Short: "Serve a Qwen3-MoE checkpoint on the CPU with the part of SGLang's surface that the operator uses",
-		Args:  cobra.NoArgs,
+		Args:  usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := refengine.Run(withLogger(cmd.Context(), "engine"), o); err != nil {
 				return modelError{err}

@@ -31,7 +31,7 @@ func newFetchCommand() *cobra.Command {
 			"The pod must have a token for the store, and bear the annotation semmoe.io/plan-digest of that plan. With --optional a plan that\n" +
 			"cannot be fetched is no failure: the reason stands in the termination message, the directory is not there, and an engine serves\n" +
 			"without tables. Exit code 3: a flag is at fault; 1: try again.",
-		Args: cobra.NoArgs,
+		Args: invalidArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := flags.check()
 			if err == nil {

@@ -33,7 +33,7 @@ func newInspectCommand() *cobra.Command {
 		Long: "Validate a Hugging Face checkpoint of a Mixture-of-Experts model without loading weights, and a data set where one is\n" +
 			"given, and describe them as JSON on standard output and in the termination message. Exit code 3: the model, the data set\n" +
 			"or an argument must be changed; 1: try again.",
-		Args: cobra.NoArgs,
+		Args: invalidArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			report, err := inspect(modelPath, dataset, cmd.Flags().Changed("expert-parallel-size"), expertParallelSize)
 			if err != nil {

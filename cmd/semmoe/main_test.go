@@ -16,6 +16,13 @@ func TestCommandLinesThatAreWrong(t *testing.T) {
 		"solv":           {exitUsage, `there is no command "solv"`},
 		"router --prot":  {exitUsage, "unknown flag: --prot"},
 		"inspect --path": {exitInvalidModel, "unknown flag: --path"},
+		"inspect more":   {exitInvalidModel, `unknown command "more"`},
+		"profile more":   {exitInvalidFile, `unknown command "more"`},
+		"verify more":    {exitInvalidFile, `unknown command "more"`},
+		"fetch more":     {exitInvalidFile, `unknown command "more"`},
+		"probe more":     {exitInvalidFile, `unknown command "more"`},
+		"calibrate more": {exitUsage, `unknown command "more"`},
+		"store more":     {exitUsage, `unknown command "more"`},
 	} {
 		root := newRootCommand()
 		root.SetArgs(strings.Fields(line))

@@ -40,7 +40,7 @@ func newManagerCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "manager",
 		Short: "Run the operator's controllers",
-		Args:  cobra.NoArgs,
+		Args:  usageArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			ctx := withLogger(command.Context(), "manager")
 			config, err := ctrl.GetConfig()

@@ -39,7 +39,7 @@ func newProbeCommand() *cobra.Command {
 			"and then answer GET " + probeReadyPath + " with 200, with 503 before. An engine that was away is checked again. Runs beside the engine\n" +
 			"until SIGTERM. Exit code 3: the outputs differ, or flags or stored answers are invalid; the reason stands on one line, also\n" +
 			"in the termination message. 1: try again.",
-		Args: cobra.NoArgs,
+		Args: invalidArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := runProbe(withLogger(cmd.Context(), "probe"), flags)
 			if err == nil {

@@ -53,7 +53,7 @@ The data set is JSONL: {"prompt": "..."}, {"messages": [{"role", "content"}, ...
 [{"from", "value"}, ...]}, each with an optional "domain".
 
 Exit code 3: the model, the data set or an argument must be changed; 4: the engine is at fault; 1: try again.`,
-		Args: cobra.NoArgs,
+		Args: invalidArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			summary, err := runProfile(command.Context(), o)
 			if err != nil {
@@ -123,6 +123,17 @@ func (o *profileOptions) validate() error {
 	}
 	if o.out != "" && !strings.HasSuffix(o.out, ".safetensors") && !strings.HasSuffix(o.out, ".safetensors.zst") {
 		return checkpoint.Invalidf("--out is %q: want a name that ends in .safetensors or .safetensors.zst", o.out)
+	}
+	for _, flag := range []struct {
+		name  string
+		value int
+	}{{"requests", o.requests}, {"tokens", o.tokens}, {"request-tokens", o.requestTokens}, {"new-tokens", o.newTokens}, {"concurrency", o.concurrency}} {
+		if flag.value < 1 {
+			return checkpoint.Invalidf("--%s is %d; it must be at least 1", flag.name, flag.value)
+		}
+	}
+	if longest := o.requestTokens + o.newTokens; o.traceTokens < longest {
+		return checkpoint.Invalidf("--trace-tokens is %d; it must be at least --request-tokens plus --new-tokens, %d: requests are traced whole", o.traceTokens, longest)
 	}
 	return nil
 }

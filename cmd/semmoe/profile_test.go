@@ -56,6 +56,7 @@ func TestProfileFaults(t *testing.T) {
 	defer hanging.Close()
 	nobody := closedPort(t)
 	common := []string{"--model-path", tinyModel, "--dataset", dataset}
+	whole := []string{"--model-path", "none", "--dataset", "none", "--endpoint", deaf.URL, "--out", "t.safetensors"}
 	id := profile.ID(report.ModelDigest, "other", profile.Sampling{Requests: 2000, Tokens: 200000, RequestTokens: 512})
 	for name, tc := range map[string]struct {
 		args []string
@@ -66,6 +67,12 @@ func TestProfileFaults(t *testing.T) {
 		"nowhere to":         {append(common, "--endpoint", deaf.URL), 3, []string{"either --out or --store-scope"}},
 		"unknown flag":       {[]string{"--nope"}, 3, nil},
 		"name of the trace":  {append(common, "--endpoint", deaf.URL, "--out", "t.bin"), 3, []string{"t.bin", ".safetensors.zst"}},
+		"no requests":        {append(whole, "--requests", "0"), 3, []string{"--requests is 0; it must be at least 1"}},
+		"no tokens":          {append(whole, "--tokens", "0"), 3, []string{"--tokens is 0"}},
+		"no prompts":         {append(whole, "--request-tokens", "-1"), 3, []string{"--request-tokens is -1"}},
+		"nothing generated":  {append(whole, "--new-tokens", "0"), 3, []string{"--new-tokens is 0"}},
+		"nothing in flight":  {append(whole, "--concurrency", "0"), 3, []string{"--concurrency is 0"}},
+		"too short a trace":  {append(whole, "--trace-tokens", "512"), 3, []string{"--trace-tokens is 512; it must be at least --request-tokens plus --new-tokens, 513"}},
 		"another model":      {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors", "--model-digest", "abc"), 3, []string{report.ModelDigest, "not abc"}},
 		"another data set":   {append(common, "--endpoint", deaf.URL, "--out", "t.safetensors", "--dataset-digest", "abc"), 3, []string{"d.jsonl", "not abc"}},
 		"another scope":      {append(common, "--endpoint", deaf.URL, "--store-scope", "team/"+id), 3, []string{"--store-scope names the profile " + id}},

@@ -32,7 +32,7 @@ func newRouterCommand() *cobra.Command {
 			"that the pods name, or --default-plan-dir holds, which come from the artifact store that the environment variables " + access.URLVariable + " and " + access.CAVariable + " name;\n" +
 			"without them, by load alone. With --endpoint-picker it sends nothing itself: it is the endpoint picker (ext_proc) of an\n" +
 			"InferencePool, and chooses for a gateway such as Envoy.",
-		Args: cobra.NoArgs,
+		Args: usageArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if options.Namespace == "" || options.Selector == "" {
 				return errors.New("--namespace and --selector are required: they find the engine pods")

@@ -131,6 +131,15 @@ func usageArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
+// invalidArgs is usageArgs of commands that run in Jobs and pods, where a faulty command line has the exit code of what no other attempt
+// mends.
+func invalidArgs(cmd *cobra.Command, args []string) error {
+	if err := cobra.NoArgs(cmd, args); err != nil {
+		return codedError{err, exitInvalidFile}
+	}
+	return nil
+}
+
 func (f *solveFlags) options() (solver.Options, error) {
 	o := solver.Options{
 		Ranks: f.ranks, Attention: placement.Attention(f.attention), TrainPercent: f.trainPercent, Seed: f.seed, TimeBudget: f.timeBudget,

@@ -23,7 +23,7 @@ func newStoreCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "store",
 		Short: "Keep artifacts, named by their digests, in a directory or in S3",
-		Args:  cobra.NoArgs,
+		Args:  usageArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			var err error
 			if options.Authority, err = namespacedName("--authority", authority); err != nil {

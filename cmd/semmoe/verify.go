@@ -26,7 +26,7 @@ func newVerifyCommand() *cobra.Command {
 			"that the checkpoint is still that model. Without --plan-digest any whole plan will do, without --model-digest the model\n" +
 			"must be the one that the plan was made for. Loads no weights. Exit code 3: they do not belong together; the reason stands\n" +
 			"on one line, also in the termination message.",
-		Args: cobra.NoArgs,
+		Args: invalidArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			mounted, report, err := verify(flags, cmd.Flags().Changed)
 			message := ""

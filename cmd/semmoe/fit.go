@@ -37,6 +37,9 @@ func newFitCommand() *cobra.Command {
 			case memory < 0 || math.IsNaN(memory):
 				return usageErrorf("--memory-gib is %v; it must be above 0, or 0 for what was measured", memory)
 			}
+			if err := wholefile.Check(out); err != nil {
+				return usageErrorf("--out: %w", err)
+			}
 			return fit(cmd.OutOrStdout(), measurements, name, memory, out)
 		},
 	}

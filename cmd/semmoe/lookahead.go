@@ -15,6 +15,7 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/refengine/lookahead"
 	"github.com/semmoe/operator/internal/refengine/model"
+	"github.com/semmoe/operator/internal/wholefile"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -78,6 +79,9 @@ func (f *lookAheadFlags) run(ctx context.Context, stderr io.Writer) (*lookAheadR
 	if f.threads < 1 {
 		return nil, usageErrorf("--threads is %d; it must be at least 1", f.threads)
 	}
+	if err := wholefile.Check(f.out); err != nil {
+		return nil, usageErrorf("--out: %w", err)
+	}
 	t, err := trace.Open(ctx, f.trace)
 	if err != nil {
 		return nil, inputError(err)
@@ -101,8 +105,8 @@ func (f *lookAheadFlags) run(ctx context.Context, stderr io.Writer) (*lookAheadR
 		return nil, err
 	}
 	t.LookAhead = a
-	if err := trace.Create(f.out, t); err != nil {
-		return nil, fmt.Errorf("--out: %w", err)
+	if err := writeTrace(f.out, t); err != nil {
+		return nil, err
 	}
 	return &lookAheadReport{
 		Requests: t.Requests(), Tokens: len(t.Tokens), Experts: f.experts, Agreement: agreement, Overlap: t.LookAheadOverlap(), Seconds: time.Since(begin).Seconds(),

@@ -118,6 +118,11 @@ func (f *pipelineFlags) check() error {
 	case f.ganttLayers < 1 || f.ganttLayers > 16:
 		return usageErrorf("--gantt-layers is %d; allowed is 1 to 16", f.ganttLayers)
 	}
+	if f.gantt != "" {
+		if err := wholefile.Check(f.gantt); err != nil {
+			return usageErrorf("--gantt: %w", err)
+		}
+	}
 	return nil
 }
 

@@ -156,6 +156,7 @@ func TestPipelineRefuses(t *testing.T) {
 		"a bad output":    {[]string{"--output", "xml"}, exitUsage, "allowed is text, json"},
 		"a bad fraction":  {[]string{"--memory-fraction", "2"}, exitUsage, "allowed is above 0 to 1"},
 		"too many layers": {[]string{"--gantt-layers", "99"}, exitUsage, "allowed is 1 to 16"},
+		"no folder":       {[]string{"--gantt", dir}, exitUsage, "--gantt: " + dir + " is a directory"},
 		"an argument":     {[]string{"what"}, exitUsage, "what"},
 		"a foreign flag":  {[]string{"--colour"}, exitUsage, "colour"},
 	} {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/internal/wholefile"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -135,6 +137,11 @@ func (o *profileOptions) validate() error {
 	if longest := o.requestTokens + o.newTokens; o.traceTokens < longest {
 		return checkpoint.Invalidf("--trace-tokens is %d; it must be at least --request-tokens plus --new-tokens, %d: requests are traced whole", o.traceTokens, longest)
 	}
+	if o.out != "" {
+		if err := wholefile.Check(o.out); err != nil {
+			return checkpoint.Invalidf("--out: %v", err)
+		}
+	}
 	return nil
 }
 
@@ -223,7 +230,16 @@ func profileToFile(out string, record func() (*profile.Profile, error)) (profile
 	if err != nil {
 		return profile.Summary{}, err
 	}
-	return recorded.Summary, trace.Create(out, recorded.Trace)
+	return recorded.Summary, writeTrace(out, recorded.Trace)
+}
+
+// writeTrace writes a trace to the file that --out names.
+func writeTrace(out string, t *trace.Trace) error {
+	err := wholefile.Write(out, 0o644, func(w io.Writer) error { return trace.WriteAs(w, out, t) })
+	if err != nil {
+		return fmt.Errorf("--out: %w", err)
+	}
+	return nil
 }
 
 // profileToStore records a profile and publishes it, unless the store has it.

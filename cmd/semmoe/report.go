@@ -70,6 +70,9 @@ func (f *reportFlags) check() error {
 	case f.calibration != "" && f.trace == "":
 		return usageErrorf("--calibration has no meaning without --trace: times are modelled from what the trace's requests activate")
 	}
+	if err := wholefile.Check(f.out); err != nil {
+		return usageErrorf("--out: %w", err)
+	}
 	return nil
 }
 

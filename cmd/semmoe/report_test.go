@@ -111,7 +111,7 @@ func TestReportRefuses(t *testing.T) {
 		"no such trace":              {append(whole, "--trace", filepath.Join(dir, "none")), exitInvalidFile, "none"},
 		"trace of another model":     {append(whole, "--trace", other), exitInvalidFile, "32"},
 		"empty calibration":          {append(whole, "--trace", recorded, "--calibration", file("{}")), exitInvalidFile, "all_to_all has 0 measurements"},
-		"no folder for the page":     {[]string{"--plan", dir, "--out", filepath.Join(dir, "none", "page.html")}, 1, "--out"},
+		"no folder for the page":     {[]string{"--plan", dir, "--out", filepath.Join(dir, "none", "page.html")}, exitUsage, "--out"},
 	} {
 		code, printed, message := runReport(t, c.args...)
 		if code != c.code || !strings.Contains(message, c.want) || printed != "" {

@@ -446,7 +446,7 @@ func TestReport(t *testing.T) {
 			t.Errorf("the page lacks %q", part)
 		}
 	}
-	if _, code := (golden{command: "report qwen-5d0d71aa --out /nowhere/report.html", objects: []client.Object{first, held, second, heldToo}}).run(t); code != exitError {
+	if _, code := (golden{command: "report qwen-5d0d71aa --out /nowhere/report.html", objects: []client.Object{first, held, second, heldToo}}).run(t); code != exitUsage {
 		t.Errorf("a file that cannot be written: exit code %d", code)
 	}
 }
@@ -517,6 +517,7 @@ func errorGoldens() map[string]golden {
 		"error-command":        {command: "promote qwen", width: 80, code: exitUsage},
 		"error-arguments":      {command: "approve", width: 80, code: exitUsage},
 		"error-dry-run":        {command: "pause qwen --dry-run=client", objects: awaiting(), width: 80, code: exitUsage},
+		"error-no-folder":      {command: "report qwen-5d0d71aa --out none/page.html", objects: paying(), width: 80, code: exitUsage},
 		"error-exclusive":      {command: "rollback qwen --to x --unpin", objects: awaiting(), width: 80, code: exitUsage},
 		"error-all-and-name":   {command: "status qwen -A", objects: awaiting(), width: 80, code: exitUsage},
 	}

@@ -26,6 +26,9 @@ func (p *Program) reportCommand() *cobra.Command {
 			if out == "" {
 				return usageErrorf("--out is missing: name the file for the page")
 			}
+			if err := wholefile.Check(out); err != nil {
+				return usageErrorf("--out: %w", err)
+			}
 			return p.report(cmd.Context(), args[0], current, out)
 		},
 	}

@@ -4,45 +4,30 @@ import (
 	"bufio"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/klauspost/compress/zstd"
 )
 
-// Create writes a trace to a file, compressed where the name ends in .zst. The file appears complete or not at all.
-func Create(path string, t *Trace) (err error) {
-	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+// Create writes a trace to a file, as WriteAs does.
+func Create(path string, t *Trace) error {
+	file, err := os.Create(path)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			file.Close()
-			os.Remove(file.Name())
-		}
-	}()
-	if strings.HasSuffix(path, ".zst") {
-		err = writeCompressed(file, t)
-	} else {
-		err = Write(file, t)
+	return errors.Join(WriteAs(file, path, t), file.Close())
+}
+
+// WriteAs writes a trace as a file of that name holds it: compressed where the name ends in .zst.
+func WriteAs(w io.Writer, name string, t *Trace) error {
+	if strings.HasSuffix(name, ".zst") {
+		return writeCompressed(w, t)
 	}
-	if err != nil {
-		return err
-	}
-	if err = file.Chmod(0o644); err != nil {
-		return err
-	}
-	if err = file.Sync(); err != nil {
-		return err
-	}
-	if err = file.Close(); err != nil {
-		return err
-	}
-	return os.Rename(file.Name(), path)
+	return Write(w, t)
 }
 
 func writeCompressed(w io.Writer, t *Trace) error {

@@ -517,6 +517,8 @@ func errorGoldens() map[string]golden {
 		"error-command":        {command: "promote qwen", width: 80, code: exitUsage},
 		"error-arguments":      {command: "approve", width: 80, code: exitUsage},
 		"error-dry-run":        {command: "pause qwen --dry-run=client", objects: awaiting(), width: 80, code: exitUsage},
+		"error-empty-to":       {command: "rollback qwen --to=", objects: onTrial(), width: 80, code: exitUsage},
+		"error-empty-current":  {command: "report qwen-5d0d71aa --current= --out page.html", objects: paying(), width: 80, code: exitUsage},
 		"error-no-folder":      {command: "report qwen-5d0d71aa --out none/page.html", objects: paying(), width: 80, code: exitUsage},
 		"error-exclusive":      {command: "rollback qwen --to x --unpin", objects: awaiting(), width: 80, code: exitUsage},
 		"error-all-and-name":   {command: "status qwen -A", objects: awaiting(), width: 80, code: exitUsage},

@@ -110,6 +110,15 @@ func arguments(least, most int) cobra.PositionalArgs {
 	}
 }
 
+// notEmpty refuses a flag that is given and empty, as one of a variable that is not set would be, where a command does something else
+// without it.
+func notEmpty(cmd *cobra.Command, flag string) error {
+	if f := cmd.Flags().Lookup(flag); f.Changed && f.Value.String() == "" {
+		return usageErrorf("--%s is empty: give the name of a plan, or leave the flag out", flag)
+	}
+	return nil
+}
+
 func counted(n int) string {
 	switch n {
 	case 0:

@@ -26,6 +26,9 @@ func (p *Program) reportCommand() *cobra.Command {
 			if out == "" {
 				return usageErrorf("--out is missing: name the file for the page")
 			}
+			if err := notEmpty(cmd, "current"); err != nil {
+				return err
+			}
 			if err := wholefile.Check(out); err != nil {
 				return usageErrorf("--out: %w", err)
 			}

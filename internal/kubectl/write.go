@@ -149,6 +149,9 @@ func (p *Program) rollbackCommand() *cobra.Command {
 			if to != "" && unpin {
 				return usageErrorf("--to and --unpin exclude each other: one pins a plan, the other none")
 			}
+			if err := notEmpty(cmd, "to"); err != nil {
+				return err
+			}
 			return p.changeDeployment(cmd.Context(), args[0], dryRun, func(ctx context.Context, cluster *Cluster, moed *semmoev1.MoEDeployment) (change.Change, error) {
 				switch {
 				case unpin:

@@ -33,7 +33,8 @@ func newCalibrateCommand() *cobra.Command {
 		Short: "Measure exchanges, expert products and attention on your own GPUs",
 		Long: `Measure, on your own GPUs, what the cost models are fitted to. A Job runs a PyTorch script in the engine's image, under the restricted
 pod security standard and without any access to the cluster; it takes about a minute once the image is there. Its result is written
-to a file, to a ConfigMap (key ` + calibration.ResultKey + `), or both, and the Job is deleted; one that has failed is kept.
+to a file, to a ConfigMap (key ` + calibration.ResultKey + `), or both, and the Job is deleted; one that has failed, or whose result
+could not be written, is kept.
 
   semmoe calibrate --image lmsysorg/sglang:latest --gpus 8 --out calibration.json
   semmoe calibrate --local --out calibration.json                          # on this machine: no cluster, no image
@@ -135,6 +136,11 @@ func runCalibrate(ctx context.Context, flags calibrateFlags, in io.Reader, out, 
 	if flags.output != "" {
 		return printManifest(flags.spec, out)
 	}
+	if flags.out != "" {
+		if err := wholefile.Check(flags.out); err != nil {
+			return usageErrorf("--out: %w", err)
+		}
+	}
 	var cluster *calibration.Cluster
 	if flags.configMap != "" || !flags.local && flags.fromLog == "" {
 		var err error
@@ -142,26 +148,39 @@ func runCalibrate(ctx context.Context, flags calibrateFlags, in io.Reader, out, 
 			return err
 		}
 	}
-	result, err := measure(ctx, flags, cluster, in, progress)
+	if flags.configMap != "" {
+		if err := cluster.CheckStore(ctx, flags.spec.Namespace, flags.configMap); err != nil {
+			return fmt.Errorf("--config-map: %w", err)
+		}
+	}
+	var places []string
+	result, err := measure(ctx, flags, cluster, in, progress, func(result *calibration.Result) (err error) {
+		places, err = flags.write(ctx, cluster, result)
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	// The file first: a cluster that is away does not cost the measurement.
-	var places []string
+	_, err = fmt.Fprintf(out, "%d x %s: %d measurements, %d left out, in %s\n", result.World, result.GPU, result.Rows, result.Skipped, strings.Join(places, " and "))
+	return err
+}
+
+// write writes a result to the places that the flags name, and returns them. The file comes first: a cluster that is away does not cost the
+// measurement.
+func (flags calibrateFlags) write(ctx context.Context, cluster *calibration.Cluster, result *calibration.Result) (places []string, err error) {
 	if flags.out != "" {
 		if err := wholefile.WriteBytes(flags.out, 0o644, append(result.JSON[:len(result.JSON):len(result.JSON)], '\n')); err != nil {
-			return err
+			return nil, err
 		}
 		places = append(places, flags.out)
 	}
 	if flags.configMap != "" {
 		if err := cluster.Store(ctx, flags.spec.Namespace, flags.configMap, result); err != nil {
-			return fmt.Errorf("write the result: %w", err)
+			return nil, fmt.Errorf("write the result: %w", err)
 		}
 		places = append(places, "ConfigMap "+flags.spec.Namespace+"/"+flags.configMap)
 	}
-	_, err = fmt.Fprintf(out, "%d x %s: %d measurements, %d left out, in %s\n", result.World, result.GPU, result.Rows, result.Skipped, strings.Join(places, " and "))
-	return err
+	return places, nil
 }
 
 func printManifest(spec calibration.Spec, out io.Writer) error {
@@ -174,23 +193,32 @@ func printManifest(spec calibration.Spec, out io.Writer) error {
 	return err
 }
 
-// measure gets a result in the way that the flags ask for.
-func measure(ctx context.Context, flags calibrateFlags, cluster *calibration.Cluster, in io.Reader, progress io.Writer) (*calibration.Result, error) {
+// measure gets a result in the way that the flags ask for, and writes it.
+func measure(ctx context.Context, flags calibrateFlags, cluster *calibration.Cluster, in io.Reader, progress io.Writer, write func(*calibration.Result) error) (result *calibration.Result, err error) {
 	tell := calibrationProgress(progress)
 	switch {
 	case flags.fromLog == "-":
-		return calibration.Read(in, tell)
+		result, err = calibration.Read(in, tell)
 	case flags.fromLog != "":
-		log, err := os.Open(flags.fromLog)
-		if err != nil {
-			return nil, err
-		}
-		defer log.Close()
-		return calibration.Read(log, tell)
+		result, err = readCalibrationLog(flags.fromLog, tell)
 	case flags.local:
-		return calibration.RunLocal(ctx, flags.spec.Python, flags.spec.Args(), progress, tell)
+		result, err = calibration.RunLocal(ctx, flags.spec.Python, flags.spec.Args(), progress, tell)
+	default:
+		return cluster.Run(ctx, flags.spec, tell, write)
 	}
-	return cluster.Run(ctx, flags.spec, tell)
+	if err != nil {
+		return nil, err
+	}
+	return result, write(result)
+}
+
+func readCalibrationLog(path string, tell func(calibration.Event)) (*calibration.Result, error) {
+	log, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	return calibration.Read(log, tell)
 }
 
 // calibrationProgress writes a line for each section that is begun, and for all that is left out or waited for.

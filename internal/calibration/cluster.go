@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 
 	"github.com/semmoe/operator/internal/jobstate"
@@ -29,6 +30,9 @@ const (
 	cleanTime = 30 * time.Second
 )
 
+// errDeadline is the end of a run whose cluster has not told its end.
+var errDeadline = errors.New("the Job's deadline has passed, and the cluster has not told how it ended")
+
 // Cluster runs calibrations on a cluster.
 type Cluster struct {
 	Clients kubernetes.Interface
@@ -38,19 +42,25 @@ type Cluster struct {
 	Keep bool
 }
 
-// Run makes the Job of a spec, follows it to its end and returns its result. It tells the script's events, and what keeps the pod from
-// running, as events "waiting". The Job is deleted when it has told its result or when the context ends, so that no GPU is held for nobody;
-// one that has failed is left to be looked at.
-func (c *Cluster) Run(ctx context.Context, spec Spec, tell func(Event)) (*Result, error) {
+// Run makes the Job of a spec, follows it to its end, and returns its result when write has written that. It tells the script's events, and
+// what keeps the pod from running, as events "waiting". The Job is deleted when its result is written, or when the context ends before it is
+// known, so that no GPU is held for nobody; one that has failed is left to be looked at, and one whose result is not written to be read.
+func (c *Cluster) Run(ctx context.Context, spec Spec, tell func(Event), write func(*Result) error) (*Result, error) {
 	job, err := c.create(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
-	result, err := c.follow(ctx, job, tell)
+	// A Job ends at its deadline, which is seen before this one unless the cluster is away.
+	following, cancel := context.WithTimeoutCause(ctx, spec.Timeout+cleanTime, errDeadline)
+	defer cancel()
+	result, err := c.follow(following, job, tell)
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	} else if err != nil {
 		return nil, fmt.Errorf("%w; Job %s/%s is left to be looked at: delete it before the next attempt", err, job.Namespace, job.Name)
+	} else if err = write(result); err != nil {
+		return nil, fmt.Errorf("%w; the result is in the log of Job %s/%s, which is left: kubectl logs -n %s job/%s | semmoe calibrate --from-log - --out FILE",
+			err, job.Namespace, job.Name, job.Namespace, job.Name)
 	}
 	if c.Keep {
 		return result, err
@@ -101,7 +111,7 @@ func (c *Cluster) follow(ctx context.Context, job *batchv1.Job, tell func(Event)
 		if !errors.Is(err, ErrUnfinished) {
 			return result, err
 		}
-		if ended {
+		if ended && !broken(err) {
 			return nil, fmt.Errorf("%w: %s", err, endOf(job, pod))
 		}
 		if err := c.pause(ctx); err != nil {
@@ -128,35 +138,64 @@ func (c *Cluster) read(ctx context.Context, pod *corev1.Pod, told *int, tell fun
 	return result, err
 }
 
-// started waits until the Job's pod runs or has ended.
+// broken reports whether a log ended with the connection: the API server has refused nothing, and another attempt may read all of it.
+func broken(err error) bool {
+	var refusal apierrors.APIStatus
+	return err != ErrUnfinished && !errors.As(err, &refusal) //nolint:errorlint // alone, it is the log that has ended
+}
+
+// started waits until the Job's pod runs or has ended. An API server that is away is asked again: the Job goes on without it.
 func (c *Cluster) started(ctx context.Context, job *batchv1.Job, tell func(Event)) (*corev1.Pod, error) {
 	said := ""
 	for {
-		current, err := c.Clients.BatchV1().Jobs(job.Namespace).Get(ctx, job.Name, metav1.GetOptions{})
+		pod, why, err := c.look(ctx, job)
+		if pod != nil || err != nil && final(err) {
+			return pod, err
+		}
 		if err != nil {
-			return nil, fmt.Errorf("the Job of the calibration: %w", err)
+			why = err.Error()
 		}
-		pods, err := c.Clients.CoreV1().Pods(job.Namespace).List(ctx, metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + job.Name})
-		if err != nil {
-			return nil, fmt.Errorf("the pods of the calibration: %w", err)
-		}
-		for i := range pods.Items {
-			pod := &pods.Items[i]
-			if metav1.IsControlledBy(pod, job) && pod.Status.Phase != corev1.PodPending && pod.Status.Phase != "" {
-				return pod, nil
-			}
-		}
-		if failed := jobstate.Finished(current, batchv1.JobFailed); failed != nil {
-			return nil, fmt.Errorf("the Job has failed (%s: %s)%s", failed.Reason, failed.Message, because(pods.Items))
-		}
-		if why := obstacle(pods.Items); why != "" && why != said {
+		if why != "" && why != said && ctx.Err() == nil {
 			said = why
 			tell(Event{Event: "waiting", Message: why})
 		}
-		if err := c.pause(ctx); err != nil {
-			return nil, err
+		if ended := c.pause(ctx); ended != nil {
+			return nil, errors.Join(ended, err)
 		}
 	}
+}
+
+// look finds the Job's pod that runs or has ended, or tells why there is none yet.
+func (c *Cluster) look(ctx context.Context, job *batchv1.Job) (pod *corev1.Pod, why string, err error) {
+	current, err := c.Clients.BatchV1().Jobs(job.Namespace).Get(ctx, job.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, "", fmt.Errorf("the Job of the calibration: %w", err)
+	}
+	pods, err := c.Clients.CoreV1().Pods(job.Namespace).List(ctx, metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + job.Name})
+	if err != nil {
+		return nil, "", fmt.Errorf("the pods of the calibration: %w", err)
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if metav1.IsControlledBy(pod, job) && pod.Status.Phase != corev1.PodPending && pod.Status.Phase != "" {
+			return pod, "", nil
+		}
+	}
+	if failed := jobstate.Finished(current, batchv1.JobFailed); failed != nil {
+		return nil, "", &jobError{fmt.Sprintf("the Job has failed (%s: %s)%s", failed.Reason, failed.Message, because(pods.Items))}
+	}
+	return nil, obstacle(pods.Items), nil
+}
+
+// jobError is the end of a Job that has failed.
+type jobError struct{ message string }
+
+func (e *jobError) Error() string { return e.message }
+
+// final reports whether another look would end with the same error.
+func final(err error) bool {
+	var failed *jobError
+	return errors.As(err, &failed) || apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
 }
 
 func because(pods []corev1.Pod) string {
@@ -202,17 +241,26 @@ func (c *Cluster) pause(ctx context.Context) error {
 	}
 }
 
+// CheckStore tells why Store would refuse a ConfigMap, before there is a result: the API server tries it, and keeps nothing.
+func (c *Cluster) CheckStore(ctx context.Context, namespace, name string) error {
+	return c.store(ctx, namespace, name, "{}", metav1.DryRunAll)
+}
+
 // Store puts a result into a ConfigMap, in the place of an older one.
 func (c *Cluster) Store(ctx context.Context, namespace, name string, result *Result) error {
 	if len(result.JSON) > maxResult {
 		return fmt.Errorf("the result has %d bytes, and a ConfigMap takes %d: write it to a file", len(result.JSON), maxResult)
 	}
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error { return c.store(ctx, namespace, name, string(result.JSON)) })
+}
+
+func (c *Cluster) store(ctx context.Context, namespace, name, text string, dryRun ...string) error {
 	configMaps := c.Clients.CoreV1().ConfigMaps(namespace)
 	fresh := &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{nameLabel: "semmoe-calibration"}},
-		Data:       map[string]string{ResultKey: string(result.JSON)},
+		Data:       map[string]string{ResultKey: text},
 	}
-	_, err := configMaps.Create(ctx, fresh, metav1.CreateOptions{FieldManager: FieldManager})
+	_, err := configMaps.Create(ctx, fresh, metav1.CreateOptions{FieldManager: FieldManager, DryRun: dryRun})
 	if !apierrors.IsAlreadyExists(err) {
 		return err
 	}
@@ -221,9 +269,10 @@ func (c *Cluster) Store(ctx context.Context, namespace, name string, result *Res
 		return err
 	}
 	if stored.Labels[nameLabel] != fresh.Labels[nameLabel] || stored.Data[ResultKey] == "" {
-		return fmt.Errorf("ConfigMap %s/%s holds no calibration, and is left alone: give another name", namespace, name)
+		return fmt.Errorf("ConfigMap %s/%s holds no calibration (key %s, and label %s: %s), and is left alone: give another name",
+			namespace, name, ResultKey, nameLabel, fresh.Labels[nameLabel])
 	}
-	stored.Data[ResultKey] = string(result.JSON)
-	_, err = configMaps.Update(ctx, stored, metav1.UpdateOptions{FieldManager: FieldManager})
+	stored.Data[ResultKey] = text
+	_, err = configMaps.Update(ctx, stored, metav1.UpdateOptions{FieldManager: FieldManager, DryRun: dryRun})
 	return err
 }

@@ -100,7 +100,7 @@ func TestRunOnCluster(t *testing.T) {
 	clients := n.clients()
 	var told []string
 	cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
-	result, err := cluster.Run(t.Context(), example(), func(e Event) { told = append(told, e.Event+" "+e.Section+e.Message) })
+	result, err := cluster.Run(t.Context(), example(), func(e Event) { told = append(told, e.Event+" "+e.Section+e.Message) }, kept)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,6 +123,74 @@ func TestRunOnCluster(t *testing.T) {
 	}
 }
 
+// kept is what becomes of a result that can be written.
+func kept(*Result) error { return nil }
+
+// A result that cannot be written is still in the log of its Job, which is left.
+func TestRunWithoutPlaceForTheResult(t *testing.T) {
+	clients := (&node{states: []corev1.PodStatus{phase(corev1.PodSucceeded)}, logs: []string{last}}).clients()
+	cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
+	_, err := cluster.Run(t.Context(), example(), func(Event) {}, func(*Result) error { return errors.New("the disk is full") })
+	want := "the disk is full; the result is in the log of Job team/h200, which is left: kubectl logs -n team job/h200 | semmoe calibrate --from-log - --out FILE"
+	if err == nil || err.Error() != want || jobsLeft(t, clients) != 1 {
+		t.Errorf("%v, want %q; %d Jobs are left, want 1", err, want, jobsLeft(t, clients))
+	}
+}
+
+// A cluster that is away for a while costs no measurement, also where the log breaks off when the pod has ended; one that refuses does.
+func TestRunWhileTheClusterIsAway(t *testing.T) {
+	away := errors.New("connection refused")
+	forbidden := apierrors.NewForbidden(batchv1.Resource("jobs"), "h200", nil)
+	for name, c := range map[string]struct {
+		verb, resource string
+		answers        []error
+		want           string
+		told           []string
+	}{
+		"the Job":      {"get", "jobs", []error{away, away}, "", []string{"the Job of the calibration: connection refused"}},
+		"its pods":     {"list", "pods", []error{away, apierrors.NewTooManyRequests("later", 1)}, "", []string{"the pods of the calibration: connection refused", "the pods of the calibration: later"}},
+		"its log":      {"get", "pods", []error{away}, "", nil},
+		"not allowed":  {"get", "jobs", []error{forbidden}, "is forbidden", nil},
+		"not the log":  {"get", "pods", []error{forbidden}, "is forbidden", nil},
+		"gone in time": {"get", "jobs", []error{apierrors.NewNotFound(batchv1.Resource("jobs"), "h200")}, "not found", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			clients := (&node{states: []corev1.PodStatus{phase(corev1.PodSucceeded)}, logs: []string{last}}).clients()
+			clients.PrependReactor(c.verb, c.resource, func(clienttesting.Action) (bool, runtime.Object, error) {
+				if len(c.answers) == 0 {
+					return false, nil, nil
+				}
+				err := c.answers[0]
+				c.answers = c.answers[1:]
+				return true, nil, err
+			})
+			var told []string
+			cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
+			_, err := cluster.Run(t.Context(), example(), func(e Event) { told = append(told, e.Message) }, kept)
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+			if diff := cmp.Diff(c.told, told); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// A cluster that stays away is asked until the Job has ended for sure.
+func TestRunEndsWithTheDeadline(t *testing.T) {
+	clients := (&node{}).clients()
+	clients.PrependReactor("get", "jobs", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("connection refused")
+	})
+	spec := example()
+	spec.Timeout = 10*time.Millisecond - cleanTime
+	cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
+	if _, err := cluster.Run(t.Context(), spec, func(Event) {}, kept); !errors.Is(err, errDeadline) || !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("%v, want %v", err, errDeadline)
+	}
+}
+
 // A Job that fails is left, with what is known of the reason.
 func TestRunFails(t *testing.T) {
 	for want, n := range map[string]*node{
@@ -134,14 +202,14 @@ func TestRunFails(t *testing.T) {
 	} {
 		clients := n.clients()
 		cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
-		_, err := cluster.Run(t.Context(), example(), func(Event) {})
+		_, err := cluster.Run(t.Context(), example(), func(Event) {}, kept)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 		if left := jobsLeft(t, clients); left != 1 {
 			t.Errorf("%q: %d Jobs are left, want 1", want, left)
 		}
-		if _, err := cluster.Run(t.Context(), example(), func(Event) {}); err == nil || !strings.Contains(err.Error(), "there is a Job team/h200 already") {
+		if _, err := cluster.Run(t.Context(), example(), func(Event) {}, kept); err == nil || !strings.Contains(err.Error(), "there is a Job team/h200 already") {
 			t.Errorf("a second one: %v", err)
 		}
 	}
@@ -154,7 +222,7 @@ func TestRunInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	enough := errors.New("enough")
 	cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
-	if _, err := cluster.Run(ctx, example(), func(Event) { cancel(enough) }); !errors.Is(err, enough) {
+	if _, err := cluster.Run(ctx, example(), func(Event) { cancel(enough) }, kept); !errors.Is(err, enough) {
 		t.Errorf("%v, want %v", err, enough)
 	}
 	if left := jobsLeft(t, clients); left != 0 {
@@ -165,7 +233,7 @@ func TestRunInterrupted(t *testing.T) {
 func TestRunKeeps(t *testing.T) {
 	clients := (&node{states: []corev1.PodStatus{phase(corev1.PodSucceeded)}, logs: []string{last}}).clients()
 	cluster := &Cluster{Clients: clients, Poll: time.Millisecond, Keep: true}
-	if _, err := cluster.Run(t.Context(), example(), func(Event) {}); err != nil || jobsLeft(t, clients) != 1 {
+	if _, err := cluster.Run(t.Context(), example(), func(Event) {}, kept); err != nil || jobsLeft(t, clients) != 1 {
 		t.Errorf("%v, %d Jobs are left", err, jobsLeft(t, clients))
 	}
 }
@@ -189,5 +257,59 @@ func TestStore(t *testing.T) {
 	}
 	if err := cluster.Store(t.Context(), "team", "large", &Result{JSON: make([]byte, maxResult+1)}); err == nil || !strings.Contains(err.Error(), "write it to a file") {
 		t.Errorf("a large one: %v", err)
+	}
+}
+
+// What Store would refuse is known before there is a result, and nothing is written for that.
+func TestCheckStore(t *testing.T) {
+	labels := map[string]string{nameLabel: "semmoe-calibration"}
+	object := func(name string, labels, data map[string]string) *corev1.ConfigMap {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, Labels: labels}, Data: data}
+	}
+	clients := fake.NewClientset(object("old", labels, map[string]string{ResultKey: "old"}), object("fitted", nil, map[string]string{"hardware.json": "{}"}))
+	for _, verb := range []string{"create", "update"} {
+		clients.PrependReactor(verb, "configmaps", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			var dryRun []string
+			switch action := action.(type) {
+			case clienttesting.CreateActionImpl:
+				dryRun = action.CreateOptions.DryRun
+				if action.Object.(*corev1.ConfigMap).Name != "new" {
+					return true, nil, apierrors.NewAlreadyExists(corev1.Resource("configmaps"), "old")
+				}
+			case clienttesting.UpdateActionImpl:
+				dryRun = action.UpdateOptions.DryRun
+			}
+			if len(dryRun) != 1 || dryRun[0] != metav1.DryRunAll {
+				t.Errorf("%s with dry run %v", verb, dryRun)
+			}
+			return true, nil, nil
+		})
+	}
+	cluster := &Cluster{Clients: clients}
+	for name, want := range map[string]string{
+		"new": "", "old": "",
+		"fitted": "ConfigMap team/fitted holds no calibration (key calibration.json, and label app.kubernetes.io/name: semmoe-calibration)",
+	} {
+		err := cluster.CheckStore(t.Context(), "team", name)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
+}
+
+// Another writer between the reading and the writing does not cost the result.
+func TestStoreConflict(t *testing.T) {
+	clients := fake.NewClientset()
+	cluster := &Cluster{Clients: clients}
+	if err := cluster.Store(t.Context(), "team", "h200", &Result{JSON: []byte("old")}); err != nil {
+		t.Fatal(err)
+	}
+	conflicts := 1
+	clients.PrependReactor("update", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
+		conflicts--
+		return conflicts >= 0, nil, apierrors.NewConflict(corev1.Resource("configmaps"), "h200", nil)
+	})
+	if err := cluster.Store(t.Context(), "team", "h200", &Result{JSON: []byte("new")}); err != nil || conflicts >= 0 {
+		t.Errorf("%v, %d conflicts", err, conflicts)
 	}
 }

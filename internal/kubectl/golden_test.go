@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"math"
 	"net"
 	"net/http"
@@ -360,7 +361,19 @@ func topGoldens() map[string]golden {
 		both["qwen-router-6b7f-0"] = metrics(700, 0.43, 1800)
 		return nil
 	}
+	// One router cannot be read at the second look, and at the third it can.
+	missed := two()
+	laterTexts := []map[string]string{
+		{"qwen-router-6b7f-0": metrics(700, 0.43, 1800), "qwen-router-6b7f-1": "up 1\n"},
+		{"qwen-router-6b7f-0": metrics(700, 0.43, 1900), "qwen-router-6b7f-1": metrics(330, 0.36, 560)},
+	}
+	later := func(context.Context, client.Client) error {
+		maps.Copy(missed, laterTexts[0])
+		laterTexts = laterTexts[1:]
+		return nil
+	}
 	return map[string]golden{
+		"top-missed":    {command: "top qwen --watch", objects: onTrial(), metrics: missed, looks: 3, between: later, width: 100},
 		"top":           {command: "top qwen", objects: onTrial(), metrics: two(), width: 100},
 		"top-40":        {command: "top qwen", objects: onTrial(), metrics: two(), width: 40},
 		"top-color":     {command: "top", objects: onTrial(), metrics: two(), width: 80, color: true},

@@ -3,6 +3,8 @@ package kubectl
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -29,7 +31,7 @@ func (p *Program) topCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			before := map[string]map[string]view.Routed{}
+			before := map[string]history{}
 			return p.watch(cmd.Context(), watch, func(ctx context.Context) (any, string, error) { return p.top(ctx, cluster, args, before) })
 		},
 	}
@@ -42,8 +44,27 @@ type topDocument struct {
 	Deployments []view.Load `json:"deployments"`
 }
 
-// top tells the load of the named MoEDeployment, or of all. before is what routers told at the look before, and is renewed.
-func (p *Program) top(ctx context.Context, cluster *Cluster, names []string, before map[string]map[string]view.Routed) (any, string, error) {
+// history is what a deployment's request routers have told so far.
+type history struct {
+	// pods are those of the look before, last is what each of them has told last.
+	pods []string
+	last map[string]view.Routed
+}
+
+// with adds the pods of a look. One that was not there at the look before has begun since; one that was, and has told nothing yet, may
+// have begun long ago.
+func (h history) with(pods []string) history {
+	last := map[string]view.Routed{}
+	for _, pod := range pods {
+		if told, known := h.last[pod]; known || len(h.pods) > 0 && !slices.Contains(h.pods, pod) {
+			last[pod] = told
+		}
+	}
+	return history{pods, last}
+}
+
+// top tells the load of the named MoEDeployment, or of all. before is what routers told at the looks before, and is renewed.
+func (p *Program) top(ctx context.Context, cluster *Cluster, names []string, before map[string]history) (any, string, error) {
 	var list semmoev1.MoEDeploymentList
 	if len(names) > 0 {
 		moed, err := cluster.deployment(ctx, names[0])
@@ -58,12 +79,14 @@ func (p *Program) top(ctx context.Context, cluster *Cluster, names []string, bef
 	var text strings.Builder
 	for i := range list.Items {
 		moed := &list.Items[i]
-		told, notes, err := cluster.routed(ctx, moed)
+		pods, told, notes, err := cluster.routed(ctx, moed)
 		if err != nil {
 			return nil, "", err
 		}
-		load := view.Top(moed, told, before[moed.Name], notes)
-		before[moed.Name] = told
+		known := before[moed.Name].with(pods)
+		load := view.Top(moed, told, known.last, notes)
+		maps.Copy(known.last, told)
+		before[moed.Name] = known
 		document.Deployments = append(document.Deployments, load)
 		if i > 0 {
 			text.WriteString("\n")
@@ -76,29 +99,30 @@ func (p *Program) top(ctx context.Context, cluster *Cluster, names []string, bef
 	return document, text.String(), nil
 }
 
-// routed reads the metrics of a deployment's request routers, by pod. What cannot be read is noted.
-func (c *Cluster) routed(ctx context.Context, moed *semmoev1.MoEDeployment) (told map[string]view.Routed, notes []string, err error) {
+// routed names the pods of a deployment's request routers, and reads their metrics, by pod. What cannot be read is noted.
+func (c *Cluster) routed(ctx context.Context, moed *semmoev1.MoEDeployment) (pods []string, told map[string]view.Routed, notes []string, err error) {
 	told = map[string]view.Routed{}
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {
-		return told, []string{"spec.routing.mode is None: no request router tells anything."}, nil
+		return nil, told, []string{"spec.routing.mode is None: no request router tells anything."}, nil
 	}
-	var pods corev1.PodList
-	err = c.List(ctx, &pods, client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: semmoev1.ComponentRouter})
+	var list corev1.PodList
+	err = c.List(ctx, &list, client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: semmoev1.ComponentRouter})
 	if apierrors.IsForbidden(err) {
-		return told, []string{"You may not list pods: this is what the operator has reported last."}, nil
+		return nil, told, []string{"You may not list pods: this is what the operator has reported last."}, nil
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	for i := range pods.Items {
-		pod := &pods.Items[i]
+	for i := range list.Items {
+		pod := &list.Items[i]
+		pods = append(pods, pod.Name)
 		if !podhealth.Ready(pod) {
 			notes = append(notes, fmt.Sprintf("Pod %s is not ready, and left out.", pod.Name))
 			continue
 		}
 		text, err := c.Metrics(ctx, pod)
 		if apierrors.IsForbidden(err) {
-			return map[string]view.Routed{}, []string{"You may not read the routers' metrics (get pods/proxy): this is what the operator has reported last."}, nil
+			return nil, map[string]view.Routed{}, []string{"You may not read the routers' metrics (get pods/proxy): this is what the operator has reported last."}, nil
 		}
 		var routed view.Routed
 		if err == nil {
@@ -113,5 +137,5 @@ func (c *Cluster) routed(ctx context.Context, moed *semmoev1.MoEDeployment) (tol
 	if len(told) == 0 {
 		notes = append(notes, "No request router tells anything: this is what the operator has reported last. Where network policies are enforced, the API server may not reach their metrics.")
 	}
-	return told, notes, nil
+	return pods, told, notes, nil
 }

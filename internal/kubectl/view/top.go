@@ -103,7 +103,8 @@ type RankLoad struct {
 	Rate     *float64 `json:"lar"`
 }
 
-// Top sums what routers tell of a deployment. before is what they told at the look before, by pod; nil at the first.
+// Top sums what routers tell of a deployment. before is what they told before, by pod; where one of them is not in it, as at the first look,
+// what has come since is not known.
 func Top(moed *semmoev1.MoEDeployment, told, before map[string]Routed, notes []string) Load {
 	l := Load{Namespace: moed.Namespace, Name: moed.Name, Plan: moed.Status.PlanDigest, Source: "routers", Routers: len(told), Notes: notes, Ranks: []RankLoad{}}
 	if status := moed.Status.LAR; status != nil {
@@ -115,9 +116,8 @@ func Top(moed *semmoev1.MoEDeployment, told, before map[string]Routed, notes []s
 	}
 	now := sumOf(told)
 	since := now
-	if before != nil {
+	if l.Recent = among(told, before); l.Recent {
 		since = now.since(told, before)
-		l.Recent = true
 	}
 	l.Rate, l.Predicted, l.Samples = known(now.Rate), known(now.Predicted), int64(now.Requests)
 	l.Requests, l.SavedBytes = int64(since.Answered), known(now.SavedBytes)
@@ -180,7 +180,17 @@ func sumOf(told map[string]Routed) Routed {
 	return sum
 }
 
-// since is what has come since the look before. A router that is new, or has started anew, counts from its start.
+// among reports whether all that tell are among those that told before.
+func among(told, before map[string]Routed) bool {
+	for name := range told {
+		if _, known := before[name]; !known {
+			return false
+		}
+	}
+	return true
+}
+
+// since is what has come since the look before. A router that has started anew counts from its start.
 func (r Routed) since(told, before map[string]Routed) Routed {
 	sum := Routed{Answered: r.Answered, Tokens: map[string]float64{}, Local: map[string]float64{}, Remote: map[string]float64{}}
 	addTo(sum.Tokens, r.Tokens, 1)

@@ -9,12 +9,16 @@ import (
 	"os"
 	"strings"
 	"text/tabwriter"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
 	"github.com/semmoe/operator/internal/wholefile"
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
+
+// maxProfileName is how long a hardware profile's name may be, in characters: longer ones are cut off in the status of a PlacementPlan.
+const maxProfileName = 63
 
 func newFitCommand() *cobra.Command {
 	var measurements, name, out string
@@ -32,6 +36,8 @@ func newFitCommand() *cobra.Command {
 				return usageErrorf("--measurements is missing: name the file with measured times")
 			case name == "":
 				return usageErrorf("--name is missing: say what the profile is to be called")
+			case utf8.RuneCountInString(name) > maxProfileName:
+				return usageErrorf("--name is %q, of %d characters; allowed are %d, which the status of a plan has room for", name, utf8.RuneCountInString(name), maxProfileName)
 			case out == "":
 				return usageErrorf("--out is missing: name the file for the profile")
 			case memory < 0 || math.IsNaN(memory):

@@ -70,6 +70,15 @@ type observation struct {
 	Failure string
 }
 
+// nameInStatus is the name of a profile or a plan, as the status has room for it. One that a user has given may be longer; it is left out,
+// and stands in the spec: a part of it would be the name of something else.
+func nameInStatus(name string) string {
+	if len(name) > 63 {
+		return ""
+	}
+	return name
+}
+
 // statusOf reports an observation. It reads the previous status only to keep the times of transitions, and to tell work
 // that a new generation causes from repair.
 func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoev1.MoEDeploymentStatus {
@@ -78,7 +87,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		ObservedGeneration: moed.Generation,
 		Selector:           labels.SelectorFromSet(desired.Selector(moed, semmoev1.ComponentEngine)).String(),
 		Revision:           o.Revision,
-		Profile:            o.Planning.ProfileName,
+		Profile:            nameInStatus(o.Planning.ProfileName),
 		PlanDigest:         shortDigest(o.Planning.Serving),
 		Rollout:            rolloutStatus(moed.Status.Rollout, o, now),
 		LAR:                larStatus(moed.Status.LAR, o, desired.Observes(moed), now),
@@ -87,7 +96,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		Endpoint:           fmt.Sprintf("http://%s.%s.svc:%d", moed.Name, moed.Namespace, semmoev1.ServicePort),
 	}
 	if plan := cmp.Or(o.Planning.Plan, o.Planning.Promise); plan != nil {
-		status.Plan = plan.Name
+		status.Plan = nameInStatus(plan.Name)
 	}
 	for _, pod := range o.Pods {
 		if pod.DeletionTimestamp != nil {

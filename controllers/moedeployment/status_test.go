@@ -21,6 +21,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/podhealth"
@@ -149,6 +150,22 @@ func TestStatus(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The status takes names of 63 characters, and the spec longer ones: it is written all the same.
+func TestStatusLeavesLongNamesOut(t *testing.T) {
+	for length, told := range map[int]bool{63: true, 64: false, 253: false} {
+		name := strings.Repeat("p", length)
+		plan := &semmoev1.PlacementPlan{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		status := statusOf(moedtest.Deployment(), observation{Planning: planner.Planning{ProfileName: name, Plan: plan}}, moedtest.Start)
+		want := ""
+		if told {
+			want = name
+		}
+		if status.Profile != want || status.Plan != want {
+			t.Errorf("%d characters: profile %q and plan %q, want %q", length, status.Profile, status.Plan, want)
+		}
 	}
 }
 

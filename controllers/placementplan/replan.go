@@ -85,7 +85,7 @@ func (r *replanned) comparison() *semmoev1.PlanComparison {
 		MovedExperts: int32(r.Moves), Requests: int32(r.Requests), Reason: podhealth.Truncate(r.Reason, 512),
 	}
 	if comparison.CurrentNanos > 0 {
-		comparison.Hardware = r.Hardware
+		comparison.Hardware = podhealth.Truncate(r.Hardware, maxHardware)
 	}
 	return comparison
 }

@@ -202,6 +202,10 @@ func TestComparison(t *testing.T) {
 	if diff := cmp.Diff(want, r.comparison()); diff != "" || r.tier() != semmoev1.TierLayout {
 		t.Errorf("tier %s, comparison (-want +got):\n%s", r.tier(), diff)
 	}
+	r.Hardware = strings.Repeat("h", 64)
+	if got, want := r.comparison().Hardware, strings.Repeat("h", 60)+"..."; got != want {
+		t.Errorf("hardware %q, want %q", got, want)
+	}
 	if got := verdictOf(&solution{Replan: &replanned{Decision: solver.Decision{Verdict: solver.LocalityDoesNotPay}}}); got != semmoev1.VerdictLocalityDoesNotPay {
 		t.Errorf("verdict %s", got)
 	}

@@ -100,6 +100,9 @@ func (s *solution) gains() bool {
 	return s.Report.LAR >= worthwhile*s.Report.BaselineLAR
 }
 
+// maxHardware is the length of a hardware profile's name in a status: a file may give it any.
+const maxHardware = 63
+
 // forecastOf is what a plan promises; nil where only counts of tokens are known.
 func forecastOf(s *solution) *semmoev1.PlanForecast {
 	if s.TestRequests == 0 {
@@ -113,7 +116,8 @@ func forecastOf(s *solution) *semmoev1.PlanForecast {
 		LARSummary: percent(s.Report.LAR), BaselineSummary: percent(s.Report.BaselineLAR),
 	}
 	if s.LayerNanos > 0 {
-		forecast.LayerNanos, forecast.BaselineLayerNanos, forecast.Hardware = s.LayerNanos, s.UnplannedLayerNanos, s.Report.Hardware
+		forecast.LayerNanos, forecast.BaselineLayerNanos = s.LayerNanos, s.UnplannedLayerNanos
+		forecast.Hardware = podhealth.Truncate(s.Report.Hardware, maxHardware)
 	}
 	if imbalance := s.Report.WindowImbalance; imbalance != nil {
 		forecast.WindowImbalanceMilli = int32(math.Round(1000 * *imbalance))

@@ -122,6 +122,11 @@ func TestForecast(t *testing.T) {
 	if diff := cmp.Diff(want, forecastOf(testSolution(.41234, .25))); diff != "" {
 		t.Errorf("forecast (-want +got):\n%s", diff)
 	}
+	timed := testSolution(.4, .25)
+	timed.LayerNanos, timed.Report.Hardware = 1, strings.Repeat("é", 64)
+	if got, want := forecastOf(timed).Hardware, strings.Repeat("é", 30)+"..."; got != want {
+		t.Errorf("hardware %q, want %q", got, want)
+	}
 	tensorParallel := testSolution(.4, .25)
 	tensorParallel.Report.WindowImbalance = nil
 	if got := forecastOf(tensorParallel); got.WindowImbalanceMilli != 0 {

@@ -57,7 +57,7 @@ The data set is JSONL: {"prompt": "..."}, {"messages": [{"role", "content"}, ...
 Exit code 3: the model, the data set or an argument must be changed; 4: the engine is at fault; 1: try again.`,
 		Args: invalidArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			summary, err := runProfile(command.Context(), o)
+			summary, err := runProfile(command.Context(), o, command.Flags().Changed)
 			if err != nil {
 				err = profileError{err}
 				if writeErr := writeTerminationMessage(o.messageFile, oneLine(err.Error())); writeErr != nil {
@@ -113,12 +113,15 @@ func (e profileError) ExitCode() int {
 // errTimeout is the end of a run that is too slow: the next one would be as well.
 var errTimeout = errors.New("not done within --timeout: the engine is too slow for so many tokens")
 
-// validate checks what the flags' types cannot.
-func (o *profileOptions) validate() error {
+// validate checks what the flags' types cannot; given tells which flags were.
+func (o *profileOptions) validate(given func(flag string) bool) error {
 	for _, flag := range []struct{ name, value string }{{"endpoint", o.endpoint}, {"model-path", o.model}, {"dataset", o.dataset}} {
 		if flag.value == "" {
 			return checkpoint.Invalidf("--%s is missing", flag.name)
 		}
+	}
+	if err := checkDigests(given, map[string]string{"model-digest": o.modelDigest, "dataset-digest": o.datasetDigest}); err != nil {
+		return checkpoint.Invalidf("%v", err)
 	}
 	if (o.out == "") == (o.scope == "") {
 		return checkpoint.Invalidf("give either --out or --store-scope")
@@ -150,8 +153,8 @@ func (o *profileOptions) sampling() profile.Sampling {
 	return profile.Sampling{Requests: o.requests, Tokens: o.tokens, RequestTokens: o.requestTokens}
 }
 
-func runProfile(ctx context.Context, o profileOptions) (profile.Summary, error) {
-	if err := o.validate(); err != nil {
+func runProfile(ctx context.Context, o profileOptions, given func(flag string) bool) (profile.Summary, error) {
+	if err := o.validate(given); err != nil {
 		return profile.Summary{}, err
 	}
 	if o.timeout > 0 {

@@ -54,8 +54,17 @@ func newVerifyCommand() *cobra.Command {
 	return command
 }
 
-// verify compares plan and checkpoint; given tells which flags were: a digest that was given is never empty, as one of a variable that is
-// not set would be.
+// checkDigests refuses a digest that was given and is empty, as one of a variable that is not set would be: without it anything will do.
+func checkDigests(given func(flag string) bool, digests map[string]string) error {
+	for name, value := range digests {
+		if value == "" && given(name) {
+			return fmt.Errorf("--%s is empty: give a digest, or leave the flag out", name)
+		}
+	}
+	return nil
+}
+
+// verify compares plan and checkpoint; given tells which flags were.
 func verify(flags verifyFlags, given func(flag string) bool) (*bundle.Mounted, checkpoint.Report, error) {
 	var none checkpoint.Report
 	for name, value := range map[string]string{"--plan-dir": flags.planDir, "--model-path": flags.modelPath} {
@@ -63,10 +72,8 @@ func verify(flags verifyFlags, given func(flag string) bool) (*bundle.Mounted, c
 			return nil, none, fmt.Errorf("%s is missing", name)
 		}
 	}
-	for name, value := range map[string]string{"plan-digest": flags.planDigest, "model-digest": flags.modelDigest} {
-		if value == "" && given(name) {
-			return nil, none, fmt.Errorf("--%s is empty: give a digest, or leave the flag out", name)
-		}
+	if err := checkDigests(given, map[string]string{"plan-digest": flags.planDigest, "model-digest": flags.modelDigest}); err != nil {
+		return nil, none, err
 	}
 	if flags.expertParallelSize < 1 {
 		return nil, none, fmt.Errorf("--expert-parallel-size is %d; give the number of ranks, at least 1", flags.expertParallelSize)

@@ -127,7 +127,7 @@ func (w *world) loseNode(t *testing.T) {
 		return nil
 	})
 	t.Logf("told %s after the loss: %s", seconds(time.Since(lost)), told.Message)
-	eventually(t, detour, "requests go past the lost node", func() error { return w.unharmedFor(5*time.Second, lost) })
+	eventually(t, detour, "requests go past the lost node", func() error { return w.traffic.unharmed(lost, time.Now()) })
 	answered, failed := w.traffic.since(from)
 	t.Logf("without the node %d requests were answered, and %d failed%s", answered, len(failed), reasons(failed, lost))
 
@@ -161,17 +161,4 @@ func reasons(failed []failure, since time.Time) string {
 		text += fmt.Sprintf("\n%s: %v", seconds(f.at.Sub(since)), f.err)
 	}
 	return text
-}
-
-// unharmedFor returns an error unless no request has failed for so long.
-func (w *world) unharmedFor(quiet time.Duration, since time.Time) error {
-	_, failed := w.traffic.since(mark{})
-	last := since
-	if len(failed) > 0 && failed[len(failed)-1].at.After(since) {
-		last = failed[len(failed)-1].at
-	}
-	if ago := time.Since(last); ago < quiet {
-		return fmt.Errorf("a request failed %s ago", seconds(ago))
-	}
-	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -30,6 +31,12 @@ const (
 	requestBytes   = 180
 	heldOutPercent = 50
 	splitSeed      = 1
+	// dialTimeout is how long a connection may take.
+	dialTimeout = 5 * time.Second
+	// Requests are unharmed when for so long none has failed, and so many were answered that have begun within it.
+	quiet, quietAnswers = 5 * time.Second, 20
+	// slow is far more than an answer takes: a request that is under way for longer may be lost.
+	slow = time.Second
 )
 
 // texts are what is profiled, and what is asked.
@@ -41,14 +48,15 @@ func texts() (known, unknown []corpus.Request) {
 // traffic asks the model through DNS and its Service, without a pause for longer than a moment.
 type traffic struct {
 	mu       sync.Mutex
-	answered int
+	answered []time.Time // when those have begun
 	failures []failure
 	underWay [clients]time.Time // when each client's request has begun
 }
 
+// failure is a request that has begun at a time, and was given up at another.
 type failure struct {
-	at  time.Time
-	err error
+	at, ended time.Time
+	err       error
 }
 
 // mark is a moment in the traffic. What fails after it counts only if it has begun at a time or later.
@@ -62,7 +70,7 @@ func (s *traffic) start(whole *testing.T, url string) {
 	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, dnsService)
 	}}
-	dialer := &dialer{Dialer: net.Dialer{Timeout: 5 * time.Second, Resolver: resolver}}
+	dialer := &dialer{Dialer: net.Dialer{Timeout: dialTimeout, Resolver: resolver}}
 	asking := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
 	_, prompts := texts()
 	ctx, stop := context.WithCancel(context.Background())
@@ -157,16 +165,16 @@ func (s *traffic) count(begin time.Time, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil {
-		s.answered++
+		s.answered = append(s.answered, begin)
 		return
 	}
-	s.failures = append(s.failures, failure{begin, err})
+	s.failures = append(s.failures, failure{begin, time.Now(), err})
 }
 
 func (s *traffic) mark() mark {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return mark{answered: s.answered, failed: len(s.failures)}
+	return mark{answered: len(s.answered), failed: len(s.failures)}
 }
 
 // since is how many requests were answered since the mark, and which have failed.
@@ -174,7 +182,38 @@ func (s *traffic) since(m mark) (int, []failure) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	failed := slices.DeleteFunc(slices.Clone(s.failures[m.failed:]), func(f failure) bool { return f.at.Before(m.begun) })
-	return s.answered - m.answered, failed
+	return len(s.answered) - m.answered, failed
+}
+
+// unharmed returns an error unless requests are answered: none has failed, or waits, and enough were answered of those that have begun
+// since the quiet time began, all of it after a moment. That a request fails is known when it ends, which may be long after it has begun.
+func (s *traffic) unharmed(since, now time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	begin := now.Add(-quiet)
+	if begin.Before(since) {
+		return fmt.Errorf("only %s have passed", seconds(now.Sub(since)))
+	}
+	for _, f := range s.failures {
+		if f.ended.After(begin) {
+			return fmt.Errorf("a request failed %s ago: %w", seconds(now.Sub(f.ended)), f.err)
+		}
+	}
+	for _, begun := range s.underWay {
+		if now.Sub(begun) > slow {
+			return fmt.Errorf("a request is under way for %s", seconds(now.Sub(begun)))
+		}
+	}
+	answered := 0
+	for _, begun := range s.answered {
+		if begun.After(begin) {
+			answered++
+		}
+	}
+	if answered < quietAnswers {
+		return fmt.Errorf("%d requests of the last %v were answered, want %d", answered, quiet, quietAnswers)
+	}
+	return nil
 }
 
 // expectUnharmed waits until so many more requests were answered, and fails where one has failed since the mark.
@@ -192,4 +231,35 @@ func (s *traffic) expectUnharmed(t *testing.T, from mark, more int) {
 		t.Errorf("%d of %d requests failed, the first: %v", len(failed), answered+len(failed), failed[0].err)
 	}
 	t.Logf("%d requests were answered in this step, %d failed", answered, len(failed))
+}
+
+func TestUnharmed(t *testing.T) {
+	now := time.Now()
+	ago := func(d time.Duration) time.Time { return now.Add(-d) }
+	timeout := func(ended time.Duration) failure {
+		return failure{ago(ended + dialTimeout), ago(ended), errors.New("i/o timeout")}
+	}
+	many := slices.Repeat([]time.Time{ago(time.Second)}, quietAnswers)
+	young := [clients]time.Time{ago(slow / 2), ago(slow / 2)}
+	for name, c := range map[string]struct {
+		traffic *traffic
+		since   time.Duration
+		want    string
+	}{
+		"answered":                        {&traffic{answered: many, underWay: young}, time.Minute, ""},
+		"answered since the last failure": {&traffic{answered: many, underWay: young, failures: []failure{timeout(2 * quiet)}}, time.Minute, ""},
+		"too soon":                        {&traffic{answered: many, underWay: young}, quiet / 2, "2.5 s have passed"},
+		"nothing answered":                {&traffic{underWay: young}, time.Minute, "0 requests"},
+		"answered before":                 {&traffic{answered: slices.Repeat([]time.Time{ago(2 * quiet)}, 1000), underWay: young}, time.Minute, "0 requests"},
+		"a connection just given up":      {&traffic{answered: many, underWay: young, failures: []failure{timeout(0)}}, time.Minute, "i/o timeout"},
+		"given up before another failed":  {&traffic{answered: many, underWay: young, failures: []failure{timeout(0), timeout(2 * quiet)}}, time.Minute, "i/o timeout"},
+		"one that hangs":                  {&traffic{answered: many, underWay: [clients]time.Time{ago(2 * slow), ago(0)}}, time.Minute, "under way for 2.0 s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := c.traffic.unharmed(ago(c.since), now)
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
 }

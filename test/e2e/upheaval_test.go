@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -34,27 +33,18 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/authority"
 	"github.com/semmoe/operator/test/faults"
+	"github.com/semmoe/operator/test/processes"
 )
 
-// process is the process, as this machine numbers it, whose arguments satisfy the function; 0 where there is none.
+// process is the cluster's process, as this machine numbers it, whose arguments satisfy the function; 0 where there is none. The
+// cluster's processes are all below this one.
 func process(t *testing.T, is func(args []string) bool) int {
 	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	number, err := processes.Find(func(number int, args []string) bool { return is(args) && processes.Below(number, os.Getpid()) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range files {
-		line, err := os.ReadFile(file) // a process may have ended meanwhile
-		if err != nil || !is(strings.Split(string(bytes.TrimRight(line, "\x00")), "\x00")) {
-			continue
-		}
-		number, err := strconv.Atoi(strings.Split(file, "/")[2])
-		if err != nil {
-			t.Fatal(err)
-		}
-		return number
-	}
-	return 0
+	return number
 }
 
 // Two managers as they are installed, webhooks among it: when the leader is killed, another acts within the promised time, and nothing

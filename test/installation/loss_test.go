@@ -1,12 +1,8 @@
 package installation
 
 import (
-	"bytes"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/processes"
 )
 
 const (
@@ -50,7 +47,7 @@ func (w *world) leader(t *testing.T) (*corev1.Pod, string) {
 func (w *world) loseLeader(t *testing.T) {
 	serving, from := w.serving(t), w.traffic.mark()
 	pod, before := w.leader(t)
-	if err := syscall.Kill(process(t, "manager", "--health-probe-bind-address=["+pod.Status.PodIP+"]:8081"), syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(process(t, pod.Spec.NodeName, "manager", "--health-probe-bind-address=["+pod.Status.PodIP+"]:8081"), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	killed := time.Now()
@@ -70,30 +67,20 @@ func (w *world) loseLeader(t *testing.T) {
 	w.traffic.expectUnharmed(t, from, 20)
 }
 
-// process is the one that has all the arguments. Those of pods are this machine's.
-func process(t *testing.T, arguments ...string) int {
+// process is the one of a node, as this machine numbers it, that has all the arguments.
+func process(t *testing.T, node string, arguments ...string) int {
 	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	number, err := processes.Find(func(number int, args []string) bool {
+		lacks := func(argument string) bool { return !slices.Contains(args, argument) }
+		return !slices.ContainsFunc(arguments, lacks) && processes.InCgroup(number, "semmoe-"+node) // see test/cluster/lib.sh
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range files {
-		line, err := os.ReadFile(file)
-		if err != nil {
-			continue // it has ended meanwhile
-		}
-		has := strings.Split(string(bytes.TrimRight(line, "\x00")), "\x00")
-		if slices.ContainsFunc(arguments, func(argument string) bool { return !slices.Contains(has, argument) }) {
-			continue
-		}
-		number, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return number
+	if number == 0 {
+		t.Fatalf("node %s has no process with the arguments %q", node, arguments)
 	}
-	t.Fatalf("no process has the arguments %q", arguments)
-	return 0
+	return number
 }
 
 // loseNode cuts the power of a node, and gives it back: the loss is told, requests are answered by the other node, and the same pods

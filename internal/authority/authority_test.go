@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
-	"github.com/semmoe/operator/test/localcluster"
+	"github.com/semmoe/operator/test/apiserver"
 )
 
 var (
@@ -31,19 +31,13 @@ var (
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
-	binaries, err := localcluster.FindBinaries()
+	environment, err := apiserver.Start(&envtest.Environment{})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	environment := &envtest.Environment{BinaryAssetsDirectory: binaries}
-	config, err := environment.Start()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "start the API server:", err)
-		return 1
-	}
 	defer environment.Stop() //nolint:errcheck // the processes end with this one
-	if clients, err = kubernetes.NewForConfig(config); err != nil {
+	if clients, err = kubernetes.NewForConfig(environment.Config); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

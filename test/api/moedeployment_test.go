@@ -22,7 +22,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers"
-	"github.com/semmoe/operator/test/localcluster"
+	"github.com/semmoe/operator/test/apiserver"
 )
 
 var (
@@ -35,11 +35,6 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	binaries, err := localcluster.FindBinaries()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
 	groups, err := moduleDir(".", "sigs.k8s.io/lws")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -50,7 +45,7 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	environment := &envtest.Environment{
+	configured := &envtest.Environment{
 		CRDDirectoryPaths: []string{
 			filepath.Join("..", "..", "config", "crd"),
 			filepath.Join(groups, "config", "crd", "bases", "leaderworkerset.x-k8s.io_leaderworkersets.yaml"),
@@ -59,16 +54,17 @@ func run(m *testing.M) int {
 		},
 		ErrorIfCRDPathMissing:    true,
 		DownloadBinaryAssets:     false,
-		BinaryAssetsDirectory:    binaries,
 		AttachControlPlaneOutput: os.Getenv("API_SERVER_LOG") != "",
 	}
 	// Some distributions ask whoever makes a child that keeps its owner for a right to that.
-	environment.ControlPlane.GetAPIServer().Configure().Append("enable-admission-plugins", "OwnerReferencesPermissionEnforcement")
-	if config, err = environment.Start(); err != nil {
-		fmt.Fprintln(os.Stderr, "start the API server:", err)
+	configured.ControlPlane.GetAPIServer().Configure().Append("enable-admission-plugins", "OwnerReferencesPermissionEnforcement")
+	environment, err := apiserver.Start(configured)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	defer environment.Stop() //nolint:errcheck // the processes end with this one
+	config = environment.Config
 	scheme, err := controllers.Scheme()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

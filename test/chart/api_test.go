@@ -28,7 +28,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers"
-	"github.com/semmoe/operator/test/localcluster"
+	"github.com/semmoe/operator/test/apiserver"
 	"github.com/semmoe/operator/test/programs"
 )
 
@@ -43,7 +43,7 @@ type apiServer struct {
 	client.Client
 	config     *rest.Config
 	kubeconfig string // the path of an administrator's
-	server     *envtest.Environment
+	server     *apiserver.Server
 	dir        string
 }
 
@@ -62,14 +62,11 @@ func TestMain(m *testing.M) {
 }
 
 func startAPI() (*apiServer, error) {
-	binaries, err := localcluster.FindBinaries()
+	server, err := apiserver.Start(&envtest.Environment{})
 	if err != nil {
 		return nil, err
 	}
-	a := &apiServer{server: &envtest.Environment{BinaryAssetsDirectory: binaries}}
-	if a.config, err = a.server.Start(); err != nil {
-		return nil, fmt.Errorf("start the API server: %w", err)
-	}
+	a := &apiServer{server: server, config: server.Config}
 	stopAPI = func() error { return errors.Join(a.server.Stop(), os.RemoveAll(a.dir)) }
 	if a.dir, err = os.MkdirTemp("", "chart-"); err != nil {
 		return nil, err

@@ -17,6 +17,7 @@ import (
 
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/solver/trace/tracetest"
+	"github.com/semmoe/operator/test/apiserver"
 	"github.com/semmoe/operator/test/localcluster"
 	"github.com/semmoe/operator/test/markdown"
 	"github.com/semmoe/operator/test/programs"
@@ -150,9 +151,9 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &envtest.Environment{BinaryAssetsDirectory: binaries, CRDDirectoryPaths: []string{filepath.Join(root, "config", "crd")}}
-	if _, err := server.Start(); err != nil {
-		t.Fatalf("start the API server: %v", err)
+	server, err := apiserver.Start(&envtest.Environment{CRDDirectoryPaths: []string{filepath.Join(root, "config", "crd")}})
+	if err != nil {
+		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		if err := server.Stop(); err != nil {

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
+	"github.com/semmoe/operator/test/apiserver"
 	"github.com/semmoe/operator/test/localcluster"
 )
 
@@ -51,11 +52,9 @@ func TestKubectlWait(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &envtest.Environment{
-		BinaryAssetsDirectory: binaries, ErrorIfCRDPathMissing: true,
-		CRDDirectoryPaths: []string{filepath.Join("..", "..", "config", "crd"), groupsDefinition(t)},
-	}
-	config, err := server.Start()
+	server, err := apiserver.Start(&envtest.Environment{
+		ErrorIfCRDPathMissing: true, CRDDirectoryPaths: []string{filepath.Join("..", "..", "config", "crd"), groupsDefinition(t)},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,6 +63,7 @@ func TestKubectlWait(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	config := server.Config
 	config.QPS, config.Burst = 1000, 1000
 	api, err := client.New(config, client.Options{})
 	if err != nil {

@@ -46,7 +46,7 @@ import (
 	"github.com/semmoe/operator/controllers/watchmetrics"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
-	"github.com/semmoe/operator/test/localcluster"
+	"github.com/semmoe/operator/test/apiserver"
 )
 
 // The namespaces: of the operator, of objects that the manager looks after, of objects whose status the test writes, and of request
@@ -171,20 +171,16 @@ type cluster struct {
 
 func startCluster(t *testing.T) *cluster {
 	t.Helper()
-	binaries, err := localcluster.FindBinaries()
+	server, err := apiserver.Start(&envtest.Environment{CRDDirectoryPaths: []string{filepath.Join(repository, "config", "crd")}})
 	if err != nil {
 		t.Fatal(err)
-	}
-	server := &envtest.Environment{BinaryAssetsDirectory: binaries, CRDDirectoryPaths: []string{filepath.Join(repository, "config", "crd")}}
-	config, err := server.Start()
-	if err != nil {
-		t.Fatalf("start the API server: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := server.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
+	config := server.Config
 	config.QPS, config.Burst = 200, 400
 	scheme, err := controllers.Scheme()
 	if err != nil {

@@ -39,11 +39,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/test/localcluster"
+	"github.com/semmoe/operator/test/apiserver"
 )
 
 var (
-	environment *envtest.Environment
+	environment *apiserver.Server
 	api         kubernetes.Interface // as administrator
 )
 
@@ -60,20 +60,14 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	binaries, err := localcluster.FindBinaries()
-	if err != nil {
+	var err error
+	if environment, err = apiserver.Start(&envtest.Environment{}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	environment = &envtest.Environment{BinaryAssetsDirectory: binaries}
-	config, err := environment.Start()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "start the API server:", err)
-		return 1
-	}
 	defer environment.Stop() //nolint:errcheck // the processes end with this one
-	if api, err = kubernetes.NewForConfig(config); err == nil {
-		err = prepare(context.Background(), config)
+	if api, err = kubernetes.NewForConfig(environment.Config); err == nil {
+		err = prepare(context.Background(), environment.Config)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

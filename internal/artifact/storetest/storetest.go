@@ -4,7 +4,6 @@ package storetest
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -27,6 +26,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/artifact/store"
+	"github.com/semmoe/operator/test/apiserver"
 	"github.com/semmoe/operator/test/localcluster"
 )
 
@@ -41,7 +41,7 @@ type Environment struct {
 	Config *rest.Config
 	// Clients are an administrator's.
 	Clients kubernetes.Interface
-	server  *envtest.Environment
+	server  *apiserver.Server
 }
 
 // Start starts an API server, with flags that configure may change; Stop ends it. It is slow: call it once, from TestMain.
@@ -52,15 +52,15 @@ func Start(ctx context.Context, configure ...func(*envtest.APIServer)) (*Environ
 	}
 	// It lies in bin, two levels below the root of the repository.
 	config := filepath.Join(filepath.Dir(filepath.Dir(binaries)), "config")
-	e := &Environment{server: &envtest.Environment{
-		BinaryAssetsDirectory: binaries, CRDDirectoryPaths: []string{filepath.Join(config, "crd")}, ErrorIfCRDPathMissing: true,
-	}}
+	server := &envtest.Environment{CRDDirectoryPaths: []string{filepath.Join(config, "crd")}, ErrorIfCRDPathMissing: true}
 	for _, c := range configure {
-		c(e.server.ControlPlane.GetAPIServer())
+		c(server.ControlPlane.GetAPIServer())
 	}
-	if e.Config, err = e.server.Start(); err != nil {
-		return nil, fmt.Errorf("start the API server: %w", err)
+	e := &Environment{}
+	if e.server, err = apiserver.Start(server); err != nil {
+		return nil, err
 	}
+	e.Config = e.server.Config
 	if e.Clients, err = kubernetes.NewForConfig(e.Config); err == nil {
 		err = e.install(ctx, filepath.Join(config, "store", "rbac.yaml"))
 	}

@@ -3,7 +3,6 @@ package placementplan
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,6 +28,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/storetest"
 	"github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/test/faults"
 )
 
 const (
@@ -94,9 +94,9 @@ type world struct {
 	namespace string
 	store     *storetest.Store
 	client    *artifact.Client
-	// writes counts what the controller wrote.
-	writes atomic.Int32
-	stop   func()
+	// manager is the way of the manager that was started last, which counts.
+	manager *faults.Injector
+	stop    func()
 }
 
 var worlds atomic.Int32
@@ -110,24 +110,11 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// countWrites counts the requests that change something, but for events.
-type countWrites struct {
-	next  http.RoundTripper
-	count *atomic.Int32
-}
-
-func (c countWrites) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.Method != http.MethodGet && !strings.HasSuffix(r.URL.Path, "/events") && !strings.Contains(r.URL.Path, "/events/") {
-		c.count.Add(1)
-	}
-	return c.next.RoundTrip(r)
-}
-
 func (w *world) startManager() {
 	w.t.Helper()
-	restConfig := *environment.Config
-	restConfig.Wrap(func(next http.RoundTripper) http.RoundTripper { return countWrites{next, &w.writes} })
-	m, err := ctrl.NewManager(&restConfig, ctrl.Options{
+	w.manager = faults.New(faults.Schedule{})
+	m, err := ctrl.NewManager(w.manager.Config(environment.Config), ctrl.Options{
+		Logger: w.manager.Logger(ctrl.Log),
 		Scheme: newScheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
 		Cache: cache.Options{DefaultNamespaces: map[string]cache.Config{w.namespace: {}}},
 	})

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -128,12 +127,19 @@ func TestPlanIsSolvedOnce(t *testing.T) {
 	again("manager restarted")
 
 	t.Run("steady state", func(t *testing.T) {
-		before := w.writes.Load()
+		written := w.manager.Writes()
 		for range 20 {
+			before := w.manager.Reconciliations()
 			w.touch(source)
-			time.Sleep(50 * time.Millisecond) // let the touches arrive one by one; nothing is waited for
+			w.eventually("the plan is looked at", func() error {
+				if w.manager.Reconciliations() == before {
+					return fmt.Errorf("%d reconciliations as before", before)
+				}
+				return nil
+			})
 		}
-		if writes := w.writes.Load() - before; writes != 0 {
+		w.stop() // which waits for the last
+		if writes := w.manager.Writes() - written; writes != 0 {
 			t.Errorf("%d writes", writes)
 		}
 	})

@@ -162,7 +162,7 @@ func TestEndpointPicker(t *testing.T) {
 	}
 	waitComplete(t, moed)
 	before := counting.Writes()
-	touchPods(t, moed, 5*time.Second)
+	lookSteadily(t, counting, 5*time.Second, func() int { return touchPodsOnce(t, moed) })
 	if writes := counting.Writes() - before; writes != 0 {
 		t.Errorf("%d writes in steady state, want none", writes)
 	}

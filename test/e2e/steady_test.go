@@ -1,10 +1,12 @@
 package e2e
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -23,11 +25,35 @@ func TestSteadyStateWritesNothing(t *testing.T) {
 	stop()
 
 	counting := faults.New(faults.Schedule{})
-	startManager(t, namespace, counting)
+	stop = startManager(t, namespace, counting)
 	quiet := 10 * time.Second
-	touchPods(t, moed, quiet)
+	lookSteadily(t, counting, quiet, func() int { return touchPodsOnce(t, moed) })
+	stop()
 	if writes := counting.Writes(); writes != 0 {
 		t.Errorf("%d writes in %v of steady state, want none", writes, quiet)
+	}
+}
+
+// lookSteadily lets reconciliations go on for a time: it touches something, and waits until the manager has looked, again and again.
+// That a manager has not written says nothing of one that has not looked. touch returns how much was touched.
+func lookSteadily(t *testing.T, manager *faults.Injector, during time.Duration, touch func() int) {
+	t.Helper()
+	looked := func(before int) {
+		t.Helper()
+		eventually(t, patience, "the manager looks", func() error {
+			if n := manager.Reconciliations(); n <= before {
+				return fmt.Errorf("%d reconciliations as before", n)
+			}
+			return nil
+		})
+	}
+	looked(0)
+	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
+		before := manager.Reconciliations()
+		if touch() == 0 {
+			t.Fatal("nothing was touched")
+		}
+		looked(before)
 	}
 }
 
@@ -35,13 +61,22 @@ func TestSteadyStateWritesNothing(t *testing.T) {
 func touchPods(t *testing.T, moed *semmoev1.MoEDeployment, during time.Duration) {
 	t.Helper()
 	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
-		for _, pod := range listEnginePods(t, moed) {
-			pod.Annotations["touched"] = time.Now().String()
-			if err := api.Update(t.Context(), &pod); err != nil {
-				t.Logf("touch: %v", err)
-			}
-		}
+		touchPodsOnce(t, moed)
 	}
+}
+
+// touchPodsOnce returns how many pods it has touched.
+func touchPodsOnce(t *testing.T, moed *semmoev1.MoEDeployment) (touched int) {
+	t.Helper()
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"touched":%q}}}`, time.Now())
+	for _, pod := range listEnginePods(t, moed) {
+		if err := api.Patch(t.Context(), &pod, client.RawPatch(types.MergePatchType, patch)); err != nil {
+			t.Logf("touch: %v", err)
+			continue
+		}
+		touched++
+	}
+	return touched
 }
 
 // With no operator at all, a lost engine pod and a lost router pod come back, and requests are served.

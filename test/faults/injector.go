@@ -99,6 +99,9 @@ func (i *Injector) Writes() int {
 	return i.writes
 }
 
+// Reconciliations counts those that have begun, of a manager that logs to Logger.
+func (i *Injector) Reconciliations() int { return int(i.reconciles.begun.Load()) }
+
 // Panics counts the reconciliations that panicked.
 func (i *Injector) Panics() int { return int(i.reconciles.panics.Load()) }
 
@@ -124,7 +127,7 @@ func (i *Injector) VersionBefore(k int) string {
 func (i *Injector) String() string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	text := fmt.Sprintf("%d reconciliations, %d requests, %d writes done", i.reconciles.begun.Load(), i.requests, i.writes)
+	text := fmt.Sprintf("%d reconciliations, %d requests, %d writes done", i.Reconciliations(), i.requests, i.writes)
 	for _, hit := range slices.Sorted(maps.Keys(i.hits)) {
 		text += fmt.Sprintf(", %d %s", i.hits[hit], hit)
 	}

@@ -1,0 +1,25 @@
+package faults
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/go-logr/logr/funcr"
+)
+
+// What a manager's controllers log is counted, also below names and values, and where the logger it goes to keeps less.
+func TestReconciliations(t *testing.T) {
+	injector := New(Schedule{})
+	log := injector.Logger(funcr.New(func(_, _ string) {}, funcr.Options{}))
+	log.V(reconcilingLevel).Info(reconciling)
+	log.WithName("plans").WithValues("name", "a").V(reconcilingLevel).Info(reconciling)
+	log.Info("Starting Controller")
+	log.Error(errors.New("panic: x "+recovered), "Reconciler error")
+	log.Error(errors.New("conflict"), "Reconciler error")
+	if n := injector.Reconciliations(); n != 2 {
+		t.Errorf("%d reconciliations, want 2", n)
+	}
+	if n := injector.Panics(); n != 1 {
+		t.Errorf("%d panics, want 1", n)
+	}
+}

@@ -8,7 +8,7 @@ cd "$(dirname "$(readlink -f "$0")")/.."
 minutes=${SOAK_MINUTES:-10}
 rounds=${SOAK_ROUNDS:-1}
 
-grep -rl --include='*_test.go' '^func Fuzz' internal solver 2>/dev/null | sort | while read -r file; do
+grep -rl --include='*_test.go' '^func Fuzz' internal solver test 2>/dev/null | sort | while read -r file; do
   package=./$(dirname "$file")
   for target in $(grep -o '^func Fuzz[A-Za-z0-9_]*' "$file" | cut -d' ' -f2); do
     echo "=== fuzz $package $target for $minutes minutes"

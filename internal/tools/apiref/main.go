@@ -24,7 +24,7 @@ func main() {
 	out := flag.String("out", "", "the document to write")
 	flag.Parse()
 	if *out == "" || flag.NArg() == 0 {
-		fail(fmt.Errorf("usage: apiref --out FILE CRD.yaml..."))
+		fail(fmt.Errorf("usage: apiref --out FILE CRD [CRD...]"))
 	}
 	var document strings.Builder
 	document.WriteString(header)

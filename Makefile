@@ -6,6 +6,8 @@ SHELL := /usr/bin/env bash
 VERSION ?= dev
 IMAGE ?= semmoe:$(VERSION)
 TOOL := go tool -modfile=internal/tools/go.mod
+# Prints what go test does, and at the end what was skipped, and why.
+TEST := $(TOOL) gotestsum --format=standard-quiet --
 # The stories that are told on the oldest Kubernetes release too.
 OLDEST := ^(TestServeScaleDelete|TestRestrictedNamespace|TestLoop|TestLeaderKilled)$$
 KUBERNETES := bin/kubernetes-$(shell awk '$$1 == "k8s.io/kubernetes" { print $$2; exit }' test/kubernetes/go.mod)
@@ -51,20 +53,21 @@ test: build controlplane helm ## Run every test that needs no root
 # most of it is compiled already; the race detector watches the stories and the commands in make e2e. make verify vets.
 .PHONY: test-stories
 test-stories:
-	CGO_ENABLED=0 go test -trimpath -vet=off -short -parallel 4 -timeout 20m ./test/e2e
+	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -short -parallel 4 -timeout 20m ./test/e2e
 
 .PHONY: test-packages
 test-packages:
-	go test -race -vet=off -short -p 1 $$(go list ./... | grep -v -e /test/e2e$$ -e /cmd/semmoe$$)
-	CGO_ENABLED=0 go test -trimpath -vet=off ./cmd/semmoe ./solver/... # the solver in full, for its figures
+	$(TEST) -race -vet=off -short -p 1 $$(go list ./... | grep -v -e /test/e2e$$ -e /cmd/semmoe$$)
+	CGO_ENABLED=0 $(TEST) -trimpath -vet=off ./cmd/semmoe ./solver/... # the solver in full, for its figures
+	cd internal/tools && CGO_ENABLED=0 go test -trimpath -vet=off ./...
 
 .PHONY: verify
 verify: ## Fail on unformatted, vetted or generated drift
 	internal/tools/verify.sh
 
 .PHONY: prometheus
-prometheus: controlplane ## Test the alerts with Prometheus' own rule engine and scraper from Go modules (what is compiled once takes four minutes)
-	cd test/prometheus && CGO_ENABLED=0 go test -trimpath -vet=off -count=1 ./...
+prometheus: controlplane ## Vet and run the tests of the alerts with Prometheus' own rule engine and scraper from Go modules (what is compiled once takes four minutes)
+	cd test/prometheus && CGO_ENABLED=0 go vet -trimpath ./... && CGO_ENABLED=0 go test -trimpath -vet=off -count=1 ./...
 
 .PHONY: dashboard
 dashboard: build controlplane ## Play the demo, scrape it with Prometheus' own code, and ask every query of the dashboard

@@ -1,6 +1,6 @@
 // Package e2e tells the user stories of the operator against a real control plane and node: real pods of the real binary,
 // the real reference engine and request router, over real HTTP. Only the manager runs inside the test process, so that it
-// can be crashed at will and is watched by the race detector.
+// can be crashed at will, and is watched by the race detector in make e2e.
 package e2e
 
 import (

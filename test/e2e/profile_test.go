@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -463,7 +462,15 @@ func TestProfileInterrupted(t *testing.T) {
 	}
 	again := waitProfilingPod(t, first, pod.UID)
 	eventually(t, patience, "the second pod tells its progress", func() error { // a process that has just begun lets SIGTERM pass, and could end its work
-		return answersGet("http://" + net.JoinHostPort(again.Status.PodIP, "9090") + profile.ProgressPath)
+		response, err := podClient(t).Get("http://" + again.Status.PodIP + ":9090" + profile.ProgressPath)
+		if err != nil {
+			return err
+		}
+		response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			return errors.New(response.Status)
+		}
+		return nil
 	})
 	jobs := listProfilingJobs(t, p)
 	if len(jobs) != 1 || jobs[0].UID != first.UID || jobs[0].Status.Failed != 0 {
@@ -485,18 +492,6 @@ func TestProfileInterrupted(t *testing.T) {
 	if done.Status.Result.Requests != 400 {
 		t.Errorf("the result is %+v", done.Status.Result)
 	}
-}
-
-func answersGet(url string) error {
-	response, err := http.Get(url)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s answers %s", url, response.Status)
-	}
-	return nil
 }
 
 // A data set that is replaced after its inspection, while the profile waits for its deployment, is profiled as it is then:

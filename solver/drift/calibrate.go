@@ -186,14 +186,25 @@ func (c *Calibration) fit(requests []Request, served [][]float64) {
 	c.Highest, c.Predicted, c.Local = make([]float64, len(cells)), make([]float64, len(cells)), make([]float64, len(cells))
 	for i, a := range cells {
 		of := all[like(i/c.Ranks, i%c.Ranks)]
-		c.Highest[i] = (a.highest + prior*of.highest/of.weight) / (a.weight + prior)
-		c.Predicted[i] = (a.predicted + prior*of.predicted/of.weight) / (a.weight + prior)
-		c.Local[i] = (a.local + prior*of.local/of.weight) / (a.weight + prior)
+		c.Highest[i] = written((a.highest + prior*of.highest/of.weight) / (a.weight + prior))
+		c.Predicted[i] = written((a.predicted + prior*of.predicted/of.weight) / (a.weight + prior))
+		c.Local[i] = written((a.local + prior*of.local/of.weight) / (a.weight + prior))
 	}
 	if c.Ranks == 1 {
 		c.Known = &Known{all[1].known / all[1].weight, all[1].pairs / all[1].weight}
 	}
 	c.slope(requests, served)
+}
+
+// written is a mean as drift.json has it, to four digits: there are ranks² of them, and it has to fit a ConfigMap. Everything else is
+// found with these means, and makes up for what is lost.
+func written(mean float64) float64 {
+	const digits = 4
+	if !(mean > 0) {
+		return mean
+	}
+	scale := math.Pow10(digits - int(math.Floor(math.Log10(mean))) - 1)
+	return math.Round(mean*scale) / scale
 }
 
 // slope finds the slopes by weighted least squares.

@@ -65,6 +65,28 @@ func drawn(t *testing.T, requests []Request, n int, seed uint64) []Sample {
 	return samples
 }
 
+// A ConfigMap may hold 900 KiB, with the plan's other files.
+func TestCalibrationsOfManyRanksFitAConfigMap(t *testing.T) {
+	o := options()
+	o.Steps, o.Chance = 10_000, 1./128
+	c, err := Calibrate(t.Context(), made(512, 128, 1), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(text) > 400<<10 {
+		t.Errorf("128 ranks: %d bytes", len(text))
+	}
+	for mean, want := range map[float64]float64{0: 0, 0.123456: 0.1235, 0.00123456: 0.001235, 0.99999: 1, 1: 1} {
+		if got := written(mean); got != want {
+			t.Errorf("%v is written as %v, want %v", mean, got, want)
+		}
+	}
+}
+
 func TestUsualTrafficIsNoDriftAndDropsAreFound(t *testing.T) {
 	for _, ranks := range []int{1, 4} {
 		requests := made(400, ranks, 1)

@@ -81,7 +81,7 @@ func newManagerCommand() *cobra.Command {
 	flags.StringVar(&storeCA, "store-ca", cmp.Or(os.Getenv("POD_NAMESPACE"), "semmoe-system")+"/semmoe-store-ca", "namespace/name of the ConfigMap with the store's certificate authority as ca.crt")
 	flags.StringVar(&store.TokenFile, "store-token-file", access.TokenFile, "file with the manager's token for the store")
 	flags.IntVar(&options.SolverWorkers, "solver-workers", 1, "plans that are solved at a time; each holds a routing trace in memory")
-	flags.DurationVar(&options.Retention, "artifact-retention", retention.DefaultRetention, "how long artifacts are kept in the store that no object names")
+	flags.DurationVar(&options.Retention, "artifact-retention", retention.DefaultRetention, "how long artifacts are kept in the store after an object last named them")
 	flags.StringVar(&base.Metrics.BindAddress, "metrics-bind-address", ":8443", "address of the metrics endpoint (HTTPS; the API server authenticates and authorizes its callers); 0 turns it off")
 	flags.StringVar(&base.HealthProbeBindAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz")
 	webhooks.addFlags(flags)

@@ -71,7 +71,7 @@ func (s *Sweeper) Start(ctx context.Context) error {
 	}
 }
 
-// Sweep deletes what nothing names and is older than the retention period, and returns it.
+// Sweep deletes what nothing has named for the retention period, and returns it.
 func (s *Sweeper) Sweep(ctx context.Context) ([]artifact.Artifact, error) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
@@ -92,7 +92,10 @@ func (s *Sweeper) Sweep(ctx context.Context) ([]artifact.Artifact, error) {
 	if retention == 0 {
 		retention = DefaultRetention
 	}
-	return store.Sweep(ctx, liveOf(found).digests(all, s.Namespaces), retention, s.Now())
+	live := liveOf(found)
+	marking := store.Mark(ctx, all, live.scopes, retention, s.Now())
+	deleted, err := store.Sweep(ctx, live.digests(all, s.Namespaces), retention, s.Now())
+	return deleted, errors.Join(marking, err)
 }
 
 // references lists all objects that can name artifacts.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -87,7 +88,9 @@ func TestSweep(t *testing.T) {
 		}
 		var got []string
 		for _, a := range all {
-			got = append(got, a.Namespace+"/"+a.ID)
+			if scope := a.Namespace + "/" + a.ID; !slices.Contains(got, scope) { // a mark lies beside what is named
+				got = append(got, scope)
+			}
 		}
 		for _, scope := range want {
 			if !strings.Contains(strings.Join(got, " "), scope) {
@@ -146,6 +149,52 @@ func TestSweep(t *testing.T) {
 	left("team-a/"+used, "team-b/"+used, "team-b/"+unused)
 	sweep(Sweeper{Now: later})
 	left("team-a/" + used)
+}
+
+// What was stored long ago and is named no more since today is kept for the period, whichever manager sweeps.
+func TestPeriodBeginsWhenNothingNames(t *testing.T) {
+	ctx, store, api := t.Context(), environment.Run(t), newClient(t)
+	artifacts := store.Client(t)
+	const namespace, id = "team-c", "cccccccccccccccc"
+	scope := artifact.Scope{Namespace: namespace, Kind: artifact.Plan, ID: id}
+	if _, err := artifacts.Put(ctx, scope, strings.NewReader("plan")); err != nil {
+		t.Fatal(err)
+	}
+	if err := api.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}); err != nil {
+		t.Fatal(err)
+	}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "engine", Annotations: map[string]string{semmoev1.AnnotationPlanDigest: strings.Repeat("c", 64)}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+	}
+	if err := api.Create(ctx, pod); err != nil {
+		t.Fatal(err)
+	}
+	left := func() int {
+		t.Helper()
+		all, err := artifacts.List(ctx, scope)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	sweep := func(after time.Duration) {
+		t.Helper()
+		s := Sweeper{Reader: api, Store: store.Access, Namespaces: []string{namespace}, Now: func() time.Time { return time.Now().Add(after) }}
+		if _, err := s.Sweep(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sweep(0)
+	if err := api.Delete(ctx, pod, client.GracePeriodSeconds(0)); err != nil {
+		t.Fatal(err)
+	}
+	if sweep(DefaultRetention + time.Hour); left() != 2 {
+		t.Errorf("%d artifacts are left, want the plan and its mark", left())
+	}
+	if sweep(DefaultRetention + 25*time.Hour); left() != 0 {
+		t.Errorf("%d artifacts are left of what nothing has named for longer than the period", left())
+	}
 }
 
 // failingReader cannot list pods.

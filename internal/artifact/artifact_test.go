@@ -125,6 +125,27 @@ func TestExpired(t *testing.T) {
 	}
 }
 
+// The period begins when a scope is named no more: a mark tells when it was last seen to be named, and goes with what it keeps.
+func TestExpireAfterTheLastMark(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	const retention = 7 * 24 * time.Hour
+	artifactOf := func(id string, digest Digest, age time.Duration) Artifact {
+		return Artifact{Scope: Scope{"a", Profile, id}, Digest: digest, Modified: now.Add(-age)}
+	}
+	markOf := func(id string, age time.Duration) Artifact {
+		return artifactOf(id, markDigest(Scope{"a", Profile, id}), age)
+	}
+	profile, marked := artifactOf("12345678", "1", 30*24*time.Hour), markOf("12345678", retention+23*time.Hour)
+	other, others := artifactOf("87654321", "2", 30*24*time.Hour), markOf("87654321", retention+25*time.Hour)
+	foreign := profile // a mark keeps its own scope alone
+	foreign.ID = "00000000"
+	all := []Artifact{profile, marked, other, others, foreign, {Scope: foreign.Scope, Digest: marked.Digest, Modified: now.Add(-retention - time.Hour)}}
+	want := []Artifact{all[5], others, other, foreign}
+	if diff := cmp.Diff(want, Expired(all, nil, retention, now)); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // What was stored just before something that is kept may be named by it.
 func TestExpireTogether(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)

@@ -245,7 +245,7 @@ func (t *task) counted(ctx context.Context, scope artifact.Scope, manifest profi
 		return nil, fmt.Errorf("read the counts of %s: %w", scope, rest)
 	}
 	if err != nil {
-		return nil, invalidf("ProfileInvalid", "the counts of %s: %v", scope, err)
+		return nil, invalidf("ProfileInvalid", "the counts of %s: %v (the manager's memory limit, %d bytes for each of its solver workers, allows for %d: raise resources.limits.memory, the chart's manager.resources.limits.memory)", scope, err, t.memory, traceBound(t.memory)/2)
 	}
 	if digest := counted.Model.Digest; digest != "" && digest != manifest.ModelDigest {
 		return nil, invalidf("ProfileInvalid", "the counts of %s are of model %q, the profile of %q", scope, digest, manifest.ModelDigest)

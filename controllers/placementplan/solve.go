@@ -187,7 +187,7 @@ func (t *task) addSchedule(recorded *trace.Trace, p *solver.Plan, lar float64) (
 func (t *task) recorded(ctx context.Context, scope artifact.Scope, manifest profile.Manifest, bound int64) (*trace.Trace, error) {
 	recorded, err := t.trace(ctx, scope, manifest, bound)
 	if trace.IsInvalid(err) {
-		return nil, invalidf("ProfileInvalid", "the profile's routing trace: %v (the manager's memory limit, GOMEMLIMIT, divided among its solver workers, allows for %d bytes)", err, bound)
+		return nil, invalidf("ProfileInvalid", "the profile's routing trace: %v (the manager's memory limit, %d bytes for each of its solver workers, allows for %d: raise resources.limits.memory, the chart's manager.resources.limits.memory)", err, t.memory, bound)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the profile's routing trace: %w", err)

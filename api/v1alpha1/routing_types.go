@@ -61,8 +61,8 @@ type RoutingSpec struct {
 
 	// samplePercent is the share of requests of which the router asks the engine for the experts that their tokens
 	// activated, to observe the local activation rate. Clients never see it. Engines pay for the capture (reports go from a few
-	// percent of throughput to much more), so the default is 5 where spec.profiling is given and requests have ranks, and 0
-	// (nothing is observed) elsewhere. A change between 0 and more starts the engines anew. VLLM and VLLMAscend tell the
+	// percent of throughput to much more), so the default is 5 where spec.profiling or spec.placement.planRef is given and requests
+	// have ranks, and 0 (nothing is observed) elsewhere. A change between 0 and more starts the engines anew. VLLM and VLLMAscend tell the
 	// experts of unstreamed requests alone; TensorRTLLM tells none.
 	// +optional
 	// +kubebuilder:validation:Minimum=0

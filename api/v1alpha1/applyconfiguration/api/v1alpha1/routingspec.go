@@ -26,8 +26,8 @@ type RoutingSpecApplyConfiguration struct {
 	PendingLimitPerRank *int32 `json:"pendingLimitPerRank,omitempty"`
 	// samplePercent is the share of requests of which the router asks the engine for the experts that their tokens
 	// activated, to observe the local activation rate. Clients never see it. Engines pay for the capture (reports go from a few
-	// percent of throughput to much more), so the default is 5 where spec.profiling is given and requests have ranks, and 0
-	// (nothing is observed) elsewhere. A change between 0 and more starts the engines anew. VLLM and VLLMAscend tell the
+	// percent of throughput to much more), so the default is 5 where spec.profiling or spec.placement.planRef is given and requests
+	// have ranks, and 0 (nothing is observed) elsewhere. A change between 0 and more starts the engines anew. VLLM and VLLMAscend tell the
 	// experts of unstreamed requests alone; TensorRTLLM tells none.
 	SamplePercent *int32 `json:"samplePercent,omitempty"`
 	// networkPolicy is Managed, or None. Managed keeps others than the request routers, the operator and monitoring away from

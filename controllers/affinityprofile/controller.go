@@ -132,7 +132,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	o.Problem = problem
 	after = outcome.Soonest(after, again)
-	phases = errors.Join(phases, r.applyStatus(ctx, profile, statusOf(profile, o)))
+	phases = errors.Join(phases, r.applyStatus(ctx, profile, statusOf(profile, o, now)))
 	return ctrl.Result{RequeueAfter: after}, phases
 }
 

@@ -75,7 +75,7 @@ func TestAttempts(t *testing.T) {
 			if diff := cmp.Diff(tc.want, decide(o, now)); diff != "" {
 				t.Errorf("action (-want +got):\n%s", diff)
 			}
-			conditions := conditionsOf(t, statusOf(ours, o))
+			conditions := conditionsOf(t, statusOf(ours, o, now))
 			ready, stalled := conditions[semmoev1.ConditionReady], conditions[semmoev1.ConditionStalled]
 			if ready.Status != metav1.ConditionFalse || ready.Reason != tc.reason || (stalled.Status == metav1.ConditionTrue) != tc.stalls {
 				t.Errorf("Ready is %+v, Stalled %+v", ready, stalled)
@@ -121,7 +121,7 @@ func TestNothingWithoutTheStore(t *testing.T) {
 		if got := decide(o, now); got != (action{}) {
 			t.Errorf("%s, with a result: %+v", name, got)
 		}
-		status := statusOf(ours, o)
+		status := statusOf(ours, o, now)
 		conditions := conditionsOf(t, status)
 		if conditions[semmoev1.ConditionReady].Status != metav1.ConditionTrue || conditions[semmoev1.ConditionDegraded].Status != metav1.ConditionFalse ||
 			conditions[semmoev1.ConditionProgressing].Reason != "Complete" || conditions[semmoev1.ConditionReconciling].Status != metav1.ConditionFalse {
@@ -132,7 +132,7 @@ func TestNothingWithoutTheStore(t *testing.T) {
 		if got := decide(o, now); got != (action{After: storePeriod}) {
 			t.Errorf("%s, store away: %+v", name, got)
 		}
-		conditions = conditionsOf(t, statusOf(ours, o))
+		conditions = conditionsOf(t, statusOf(ours, o, now))
 		if conditions[semmoev1.ConditionReady].Status != metav1.ConditionTrue || conditions[semmoev1.ConditionDegraded].Reason != "StoreUnavailable" {
 			t.Errorf("%s, store away: %+v", name, conditions)
 		}
@@ -140,7 +140,7 @@ func TestNothingWithoutTheStore(t *testing.T) {
 		if got := decide(o, now); got != (action{After: storePeriod}) {
 			t.Errorf("%s, store never seen: %+v", name, got)
 		}
-		if ready := conditionsOf(t, statusOf(ours, o))[semmoev1.ConditionReady]; ready.Reason != "StoreUnavailable" {
+		if ready := conditionsOf(t, statusOf(ours, o, now))[semmoev1.ConditionReady]; ready.Reason != "StoreUnavailable" {
 			t.Errorf("%s, store never seen: %+v", name, ready)
 		}
 	}
@@ -175,7 +175,7 @@ func TestFaultsOutsideOfJobs(t *testing.T) {
 			if got := decide(tc.o, start); got.Create != 0 && name != "quota" {
 				t.Errorf("starts attempt %d", got.Create)
 			}
-			conditions := conditionsOf(t, statusOf(newProfile(), tc.o))
+			conditions := conditionsOf(t, statusOf(newProfile(), tc.o, start))
 			if got := conditions[semmoev1.ConditionReady]; got.Status != metav1.ConditionFalse || got.Reason != tc.reason {
 				t.Errorf("Ready is %+v", got)
 			}

@@ -105,7 +105,7 @@ func (r *Reconciler) reconcileLive(ctx context.Context, profile *semmoev1.Affini
 		after, err = r.makeLive(ctx, profile, &o)
 	}
 	o.Failure = outcome.Lasting(err)
-	err = errors.Join(err, r.applyStatus(ctx, profile, statusOf(profile, o)))
+	err = errors.Join(err, r.applyStatus(ctx, profile, statusOf(profile, o, r.Now())))
 	return ctrl.Result{RequeueAfter: after}, err
 }
 

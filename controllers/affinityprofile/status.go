@@ -5,32 +5,22 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
+	"github.com/semmoe/operator/internal/conditions"
 	"github.com/semmoe/operator/internal/jobstate"
 	"github.com/semmoe/operator/internal/transition"
 )
 
-type verdict struct {
-	status          metav1.ConditionStatus
-	reason, message string
-}
-
-// fault is what is wrong, the most telling first; one that stalls needs a human.
-type fault struct {
-	reason, message string
-	stalls          bool
-}
-
 // statusOf reports an observation. It reads the previous status only to keep the times of transitions, and to tell work
 // that a new generation causes from repair.
-func statusOf(profile *semmoev1.AffinityProfile, o observation) semmoev1.AffinityProfileStatus {
+func statusOf(profile *semmoev1.AffinityProfile, o observation, now time.Time) semmoev1.AffinityProfileStatus {
 	status := semmoev1.AffinityProfileStatus{
 		Conditions:         append([]metav1.Condition(nil), profile.Status.Conditions...),
 		ObservedGeneration: profile.Generation,
@@ -52,62 +42,60 @@ func statusOf(profile *semmoev1.AffinityProfile, o observation) semmoev1.Affinit
 		}
 	}
 	wrong := faultOf(o)
-	stalled := wrong != nil && wrong.stalls
-	set := func(kind string, v verdict) {
-		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-			Type: kind, Status: v.status, Reason: v.reason, Message: v.message, ObservedGeneration: profile.Generation,
-		})
+	stalled := wrong != nil && wrong.Stalls
+	set := func(kind string, v conditions.Verdict) {
+		conditions.Set(&status.Conditions, kind, v, profile.Generation, now)
 	}
 	set(semmoev1.ConditionReady, readyVerdict(o, wrong))
 	set(semmoev1.ConditionProgressing, progressingVerdict(o, stalled))
-	set(semmoev1.ConditionDegraded, degradedVerdict(wrong))
-	set(semmoev1.ConditionStalled, stalledVerdict(wrong))
+	set(semmoev1.ConditionDegraded, conditions.Degraded(wrong))
+	set(semmoev1.ConditionStalled, conditions.Stalled(wrong))
 	set(semmoev1.ConditionReconciling, reconcilingVerdict(profile, o, stalled))
 	return status
 }
 
-func faultOf(o observation) *fault {
+func faultOf(o observation) *conditions.Fault {
 	a := o.Attempts
 	switch {
 	case o.Invalid != nil:
-		return &fault{o.Invalid.reason, o.Invalid.message, true}
+		return &conditions.Fault{Reason: o.Invalid.reason, Message: o.Invalid.message, Stalls: true}
 	case o.Inspection.Failure != "" && o.Inspection.Invalid && strings.HasPrefix(o.Inspection.Failure, "data set"):
-		return &fault{"DatasetInvalid", o.Inspection.Failure, true}
+		return &conditions.Fault{Reason: "DatasetInvalid", Message: o.Inspection.Failure, Stalls: true}
 	case o.Inspection.Failure != "" && o.Inspection.Invalid:
-		return &fault{"ModelInvalid", o.Inspection.Failure, true}
+		return &conditions.Fault{Reason: "ModelInvalid", Message: o.Inspection.Failure, Stalls: true}
 	case o.Inspection.Failure != "":
-		return &fault{"InspectionFailed", "The model or the data set could not be read, and will be again: " + o.Inspection.Failure, false}
+		return &conditions.Fault{Reason: "InspectionFailed", Message: "The model or the data set could not be read, and will be again: " + o.Inspection.Failure}
 	case o.StoreFailure != "":
-		return &fault{"StoreUnavailable", o.StoreFailure, false}
+		return &conditions.Fault{Reason: "StoreUnavailable", Message: o.StoreFailure}
 	case o.Result != nil:
 		return nil
 	case o.Live != nil && o.Live.None:
-		return &fault{"NoLiveSamples", "The request routers do not keep the samples of spec.live.samples: set spec.profiling.liveSamples of the MoEDeployment to Sequences, or make a profile of Counts", false}
+		return &conditions.Fault{Reason: "NoLiveSamples", Message: "The request routers do not keep the samples of spec.live.samples: set spec.profiling.liveSamples of the MoEDeployment to Sequences, or make a profile of Counts"}
 	case o.LiveFailure != "":
-		return &fault{"ProfilingFailed", "The routers' samples could not be made a profile, and are read again: " + o.LiveFailure, false}
+		return &conditions.Fault{Reason: "ProfilingFailed", Message: "The routers' samples could not be made a profile, and are read again: " + o.LiveFailure}
 	case a.Running == nil && a.FinalReason != "":
-		return &fault{a.FinalReason, fmt.Sprintf("%s. Another attempt would end in the same way, so none is made: mend it and delete Job %s, or create another AffinityProfile", a.Failure, a.Last.Name), true}
+		return &conditions.Fault{Reason: a.FinalReason, Message: fmt.Sprintf("%s. Another attempt would end in the same way, so none is made: mend it and delete Job %s, or create another AffinityProfile", a.Failure, a.Last.Name), Stalls: true}
 	case a.Crash != "":
-		return &fault{"EngineFailed", a.Crash, false}
+		return &conditions.Fault{Reason: "EngineFailed", Message: a.Crash}
 	case o.Problem != nil:
-		return &fault{o.Problem.Reason, o.Problem.Message, false}
+		return &conditions.Fault{Reason: o.Problem.Reason, Message: o.Problem.Message}
 	case o.Failure != "":
-		return &fault{"ReconcileFailed", o.Failure, false}
+		return &conditions.Fault{Reason: "ReconcileFailed", Message: o.Failure}
 	case a.Last != nil && a.FinalReason == "":
-		return &fault{"ProfilingFailed", fmt.Sprintf("Attempt %d failed, and is repeated: %s", jobstate.Attempt(a.Last), a.Failure), false}
+		return &conditions.Fault{Reason: "ProfilingFailed", Message: fmt.Sprintf("Attempt %d failed, and is repeated: %s", jobstate.Attempt(a.Last), a.Failure)}
 	}
 	return nil
 }
 
-func readyVerdict(o observation, wrong *fault) verdict {
+func readyVerdict(o observation, wrong *conditions.Fault) conditions.Verdict {
 	switch r := o.Result; {
 	case r != nil:
-		return verdict{metav1.ConditionTrue, "Profiled", fmt.Sprintf("The artifact store has the profile %s: %d tokens, of which %d in the routing trace of %d requests", o.ID, r.Tokens, r.TracedTokens, r.Requests)}
+		return conditions.True("Profiled", fmt.Sprintf("The artifact store has the profile %s: %d tokens, of which %d in the routing trace of %d requests", o.ID, r.Tokens, r.TracedTokens, r.Requests))
 	case wrong != nil:
-		return verdict{metav1.ConditionFalse, wrong.reason, wrong.message}
+		return conditions.False(wrong.Reason, wrong.Message)
 	}
 	reason, message := stage(o)
-	return verdict{metav1.ConditionFalse, reason, message}
+	return conditions.False(reason, message)
 }
 
 // stage is what a profile without a result waits for.
@@ -148,42 +136,26 @@ func waitingText(l *liveState) string {
 	return text + ": see status.progress"
 }
 
-func progressingVerdict(o observation, stalled bool) verdict {
+func progressingVerdict(o observation, stalled bool) conditions.Verdict {
 	switch {
 	case stalled:
-		return verdict{metav1.ConditionFalse, "Stalled", "Nothing will change until what the condition Stalled names is mended"}
+		return conditions.False("Stalled", "Nothing will change until what the condition Stalled names is mended")
 	case o.Result != nil:
-		return verdict{metav1.ConditionFalse, "Complete", "The profile is in the artifact store"}
+		return conditions.False("Complete", "The profile is in the artifact store")
 	}
 	reason, message := stage(o)
-	return verdict{metav1.ConditionTrue, reason, message}
-}
-
-func degradedVerdict(wrong *fault) verdict {
-	if wrong == nil {
-		return verdict{metav1.ConditionFalse, "AsExpected", "Nothing is wrong"}
-	}
-	return verdict{metav1.ConditionTrue, wrong.reason, wrong.message}
-}
-
-func stalledVerdict(wrong *fault) verdict {
-	if wrong == nil || !wrong.stalls {
-		return verdict{metav1.ConditionFalse, "NotStalled", "Nothing waits for a human"}
-	}
-	return verdict{metav1.ConditionTrue, wrong.reason, wrong.message}
+	return conditions.True(reason, message)
 }
 
 // reconcilingVerdict is True only until the first result: a profile that is lost and taken again is repair.
-func reconcilingVerdict(profile *semmoev1.AffinityProfile, o observation, stalled bool) verdict {
-	previous := meta.FindStatusCondition(profile.Status.Conditions, semmoev1.ConditionReconciling)
-	finished := previous != nil && previous.Status == metav1.ConditionFalse && previous.Reason == "Complete" && previous.ObservedGeneration == profile.Generation
+func reconcilingVerdict(profile *semmoev1.AffinityProfile, o observation, stalled bool) conditions.Verdict {
 	switch {
 	case stalled:
-		return verdict{metav1.ConditionFalse, "Stalled", "The condition Stalled names what must be mended"}
-	case o.Result != nil, finished:
-		return verdict{metav1.ConditionFalse, "Complete", "The profile is complete"}
+		return conditions.False("Stalled", "The condition Stalled names what must be mended")
+	case o.Result != nil, conditions.Finished(profile.Status.Conditions, profile.Generation):
+		return conditions.False("Complete", "The profile is complete")
 	}
-	return verdict{metav1.ConditionTrue, "InProgress", "The profile is being made"}
+	return conditions.True("InProgress", "The profile is being made")
 }
 
 // applyStatus writes the status where it differs from the recorded one, and tells the transitions as events.

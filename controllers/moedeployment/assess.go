@@ -15,6 +15,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/conditions"
 	"github.com/semmoe/operator/internal/lar"
 )
 
@@ -149,13 +150,13 @@ func milliOf(value float64) int32 {
 
 // localityVerdict is the condition LocalityOnTarget. Its figures are those of the status, which move by steps: else the condition would
 // be written every minute.
-func localityVerdict(a locality.Assessment, rate *semmoev1.LARStatus, test *semmoev1.DriftStatus) verdict {
+func localityVerdict(a locality.Assessment, rate *semmoev1.LARStatus, test *semmoev1.DriftStatus) conditions.Verdict {
 	status := metav1.ConditionTrue
 	switch a.Status {
 	case "":
-		return verdict{metav1.ConditionUnknown, "NotAssessed", "What is in service is not known yet"}
+		return conditions.Unknown("NotAssessed", "What is in service is not known yet")
 	case locality.Unknown:
-		return verdict{metav1.ConditionUnknown, a.Reason, a.Message}
+		return conditions.Unknown(a.Reason, a.Message)
 	case locality.BelowPromise, locality.Drifted:
 		status = metav1.ConditionFalse
 	}
@@ -164,7 +165,7 @@ func localityVerdict(a locality.Assessment, rate *semmoev1.LARStatus, test *semm
 		text += fmt.Sprintf(" The observed local activation rate is %s, the plan promises %s.", desired.Percent(*rate.ObservedMilli), a.Promise.LARSummary)
 	}
 	if a.Status != locality.Drifted {
-		return verdict{status, a.Reason, text}
+		return conditions.Verdict{Status: status, Reason: a.Reason, Message: text}
 	}
 	if test != nil && test.Causes != nil {
 		text += " " + causesText(*test.Causes)
@@ -172,7 +173,7 @@ func localityVerdict(a locality.Assessment, rate *semmoev1.LARStatus, test *semm
 	if a.Hold.Reason != "" {
 		text += fmt.Sprintf(" No plan is made for it now (%s): %s.", a.Hold.Reason, a.Hold.Message)
 	}
-	return verdict{status, a.Reason, text}
+	return conditions.Verdict{Status: status, Reason: a.Reason, Message: text}
 }
 
 // causesText tells where a drop comes from.

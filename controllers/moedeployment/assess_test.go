@@ -252,12 +252,12 @@ func TestLocalityVerdict(t *testing.T) {
 		Promise: semmoev1.PlanForecast{LARSummary: "40.0%"}, Hold: desired.Finding{Reason: "Paused", Message: "spec.reconciliation is Paused"},
 	}
 	got := localityVerdict(a, &semmoev1.LARStatus{ObservedMilli: new(int32(312))}, &semmoev1.DriftStatus{Causes: &semmoev1.DriftCauses{NewTokensMilli: 500, LoadBalancingMilli: 100}})
-	if got.status != metav1.ConditionFalse || got.reason != "Drifted" {
-		t.Errorf("%s %s", got.status, got.reason)
+	if got.Status != metav1.ConditionFalse || got.Reason != "Drifted" {
+		t.Errorf("%s %s", got.Status, got.Reason)
 	}
 	for _, part := range []string{"31.2%", "promises 40.0%", "50.0% comes with tokens that the plan has not seen", "10.0% with spreading load", "40.0% with tokens that activate other experts", "(Paused): spec.reconciliation is Paused."} {
-		if !strings.Contains(got.message, part) {
-			t.Errorf("the message lacks %q: %s", part, got.message)
+		if !strings.Contains(got.Message, part) {
+			t.Errorf("the message lacks %q: %s", part, got.Message)
 		}
 	}
 }

@@ -14,10 +14,11 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/conditions"
 )
 
-func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
-	no := func(reason, message string) verdict { return verdict{metav1.ConditionFalse, reason, message} }
+func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) conditions.Verdict {
+	no := conditions.False
 	profile := o.Planning.Profile
 	switch {
 	case moed.Spec.Profiling == nil:
@@ -32,22 +33,22 @@ func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
 		return no("WaitingForProfile", "The profile is being created")
 	case planner.Profiled(profile, o.Inspection.Report.ModelDigest):
 		r := profile.Status.Result
-		return verdict{metav1.ConditionTrue, "Profiled", fmt.Sprintf("AffinityProfile %s holds %d tokens of %d requests", profile.Name, r.Tokens, r.Requests)}
+		return conditions.True("Profiled", fmt.Sprintf("AffinityProfile %s holds %d tokens of %d requests", profile.Name, r.Tokens, r.Requests))
 	case profile.Status.Model != nil && profile.Status.Model.Digest != o.Inspection.Report.ModelDigest:
 		return no(planner.ReasonOtherModel, fmt.Sprintf("AffinityProfile %s is of another checkpoint (digest %s) than the one that is served (%s): make a profile of this model", profile.Name, profile.Status.Model.Digest, o.Inspection.Report.ModelDigest))
 	}
 	return no(planner.ChildVerdict("AffinityProfile", profile.Name, profile.Status.Conditions, "Profiling"))
 }
 
-func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
-	no := func(reason, message string) verdict { return verdict{metav1.ConditionFalse, reason, message} }
+func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) conditions.Verdict {
+	no := conditions.False
 	plan := o.Planning.Plan
 	switch {
 	case o.Planning.Pin.Reason != "":
 		return notYet(o.Planning.Pin)
 	case moed.Spec.Placement.PlanRef != nil && plan != nil && o.Inspection.Report != nil:
 		plan = cmp.Or(o.Planning.PinnedTables, plan)
-		return verdict{metav1.ConditionTrue, "Pinned", fmt.Sprintf("spec.placement.planRef pins PlacementPlan %s (%s), which %s", plan.Name, plan.Status.Plan, planner.PlannedText(plan))}
+		return conditions.True("Pinned", fmt.Sprintf("spec.placement.planRef pins PlacementPlan %s (%s), which %s", plan.Name, plan.Status.Plan, planner.PlannedText(plan)))
 	case moed.Spec.Profiling == nil:
 		return no("NoProfile", "There is no plan without a profile")
 	case o.Inspection.Report == nil || !planner.Profiled(o.Planning.Profile, o.Inspection.Report.ModelDigest):
@@ -67,14 +68,14 @@ func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) verdict {
 		if o.Replan.Reason != "" {
 			text += ". " + o.Replan.Reason + ": " + o.Replan.Message
 		}
-		return verdict{metav1.ConditionTrue, reason, text}
+		return conditions.True(reason, text)
 	}
 	return no(planner.ChildVerdict("PlacementPlan", plan.Name, plan.Status.Conditions, "Planning"))
 }
 
-func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool) verdict {
-	no := func(reason, format string, args ...any) verdict {
-		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}
+func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool) conditions.Verdict {
+	no := func(reason, format string, args ...any) conditions.Verdict {
+		return conditions.False(reason, fmt.Sprintf(format, args...))
 	}
 	p := o.Planning
 	switch {
@@ -95,37 +96,37 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 	case !complete:
 		return no("RollingOut", "Plan %s is being rolled out", p.Serving.Short())
 	}
-	return verdict{metav1.ConditionTrue, "RolledOut", fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), planner.RealizationText[p.Serving.Realization], p.Why) + p.Warnings + p.TablesText() + shuffleText(moed, o)}
+	return conditions.True("RolledOut", fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), planner.RealizationText[p.Serving.Realization], p.Why)+p.Warnings+p.TablesText()+shuffleText(moed, o))
 }
 
 // profilingFault is what a profile or plan says is wrong with it, or that the named one is of no use: the model serves all
 // the same.
-func profilingFault(moed *semmoev1.MoEDeployment, o observation) *fault {
-	if profile := profiledVerdict(moed, o); profile.reason == planner.ReasonProfileNotFound || profile.reason == planner.ReasonOtherModel {
-		return &fault{profile.reason, profile.message, false}
+func profilingFault(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
+	if profile := profiledVerdict(moed, o); profile.Reason == planner.ReasonProfileNotFound || profile.Reason == planner.ReasonOtherModel {
+		return &conditions.Fault{Reason: profile.Reason, Message: profile.Message}
 	}
 	if pin := o.Planning.Pin; slices.Contains(planner.PinFaults, pin.Reason) {
-		return &fault{pin.Reason, pin.Message, false}
+		return &conditions.Fault{Reason: pin.Reason, Message: pin.Message}
 	}
 	p := o.Planning
 	if p.Hardware.Fault.Reason != "" {
-		return &fault{p.Hardware.Fault.Reason, p.Hardware.Fault.Message, false}
+		return &conditions.Fault{Reason: p.Hardware.Fault.Reason, Message: p.Hardware.Fault.Message}
 	}
 	if p.Hold.Reason == planner.ReasonOutputChanged {
-		return &fault{p.Hold.Reason, p.Hold.Message, false}
+		return &conditions.Fault{Reason: p.Hold.Reason, Message: p.Hold.Message}
 	}
-	var conditions []metav1.Condition
+	var told []metav1.Condition
 	kind, name := "", ""
 	switch {
 	case p.Plan != nil && meta.IsStatusConditionTrue(p.Plan.Status.Conditions, semmoev1.ConditionDegraded):
-		kind, name, conditions = "PlacementPlan", p.Plan.Name, p.Plan.Status.Conditions
+		kind, name, told = "PlacementPlan", p.Plan.Name, p.Plan.Status.Conditions
 	case p.Profile != nil && meta.IsStatusConditionTrue(p.Profile.Status.Conditions, semmoev1.ConditionDegraded):
-		kind, name, conditions = "AffinityProfile", p.Profile.Name, p.Profile.Status.Conditions
+		kind, name, told = "AffinityProfile", p.Profile.Name, p.Profile.Status.Conditions
 	default:
 		return nil
 	}
-	degraded := meta.FindStatusCondition(conditions, semmoev1.ConditionDegraded)
-	return &fault{degraded.Reason, fmt.Sprintf("%s %s: %s", kind, name, degraded.Message), false}
+	degraded := meta.FindStatusCondition(told, semmoev1.ConditionDegraded)
+	return &conditions.Fault{Reason: degraded.Reason, Message: fmt.Sprintf("%s %s: %s", kind, name, degraded.Message)}
 }
 
 // reshuffleStatus sums what the copies of a revision's pods have cost; nil where none tells.
@@ -154,6 +155,6 @@ func reshuffleStatus(pods []*corev1.Pod, revision string) *semmoev1.ReshuffleSta
 }
 
 // notYet is the verdict that something is not so, for the reason that was found.
-func notYet(why desired.Finding) verdict {
-	return verdict{metav1.ConditionFalse, why.Reason, why.Message}
+func notYet(why desired.Finding) conditions.Verdict {
+	return conditions.False(why.Reason, why.Message)
 }

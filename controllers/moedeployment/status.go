@@ -24,6 +24,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/conditions"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
@@ -123,18 +124,15 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 			ExpertsPerToken: int32(report.ExpertsPerToken),
 		}
 	}
-	set := func(kind string, verdict verdict) {
-		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-			Type: kind, Status: verdict.status, Reason: verdict.reason, Message: podhealth.Truncate(verdict.message, 1024),
-			ObservedGeneration: moed.Generation, LastTransitionTime: metav1.NewTime(now.Truncate(time.Second)),
-		})
+	set := func(kind string, v conditions.Verdict) {
+		conditions.Set(&status.Conditions, kind, v, moed.Generation, now)
 	}
 	fault := faultOf(moed, o)
-	stalled := fault != nil && fault.stalls || o.Rollout.Held
+	stalled := fault != nil && fault.Stalls || o.Rollout.Held
 	complete := o.Settled && status.UpdatedReplicas == *moed.Spec.Replicas && status.Replicas == *moed.Spec.Replicas
 	set(semmoev1.ConditionReady, readyVerdict(moed, o, status, fault))
 	set(semmoev1.ConditionProgressing, progressingVerdict(moed, o, status, complete, stalled))
-	set(semmoev1.ConditionDegraded, degradedVerdict(fault))
+	set(semmoev1.ConditionDegraded, conditions.Degraded(fault))
 	set(semmoev1.ConditionStalled, stalledVerdict(fault, o.Rollout))
 	set(semmoev1.ConditionReconciling, reconcilingVerdict(moed, o, status, complete, stalled))
 	set(semmoev1.ConditionProfiled, profiledVerdict(moed, o))
@@ -153,111 +151,89 @@ func shortDigest(serving *revisions.Layout) string {
 	return serving.Short()
 }
 
-type verdict struct {
-	status          metav1.ConditionStatus
-	reason, message string
-}
-
-// fault is what is wrong, the most telling first; one that stalls needs a human.
-type fault struct {
-	reason, message string
-	stalls          bool
-}
-
-func faultOf(moed *semmoev1.MoEDeployment, o observation) *fault {
+func faultOf(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 	switch {
 	case o.Invalid != nil:
-		return &fault{o.Invalid.Reason, o.Invalid.Message, true}
+		return &conditions.Fault{Reason: o.Invalid.Reason, Message: o.Invalid.Message, Stalls: true}
 	case o.Inspection.Failure != "" && o.Inspection.Invalid:
-		return &fault{"ModelInvalid", o.Inspection.Failure, true}
+		return &conditions.Fault{Reason: "ModelInvalid", Message: o.Inspection.Failure, Stalls: true}
 	case o.Inspection.Failure != "":
-		return &fault{"InspectionFailed", "The model could not be inspected, and will be again: " + o.Inspection.Failure, false}
+		return &conditions.Fault{Reason: "InspectionFailed", Message: "The model could not be inspected, and will be again: " + o.Inspection.Failure}
 	case o.Problem != nil:
-		return &fault{o.Problem.Reason, o.Problem.Message, false}
+		return &conditions.Fault{Reason: o.Problem.Reason, Message: o.Problem.Message}
 	case o.Failure != "":
-		return &fault{"ReconcileFailed", o.Failure, false}
+		return &conditions.Fault{Reason: "ReconcileFailed", Message: o.Failure}
 	case o.PoolKindMissing:
-		return &fault{"InferencePoolMissing", fmt.Sprintf("spec.routing.mode EndpointPicker needs the kind %s of %s, which this cluster does not have: install the custom resource definitions of the Gateway API Inference Extension, or use mode Router. Until then no Gateway can ask for ranks; the Service %s spreads requests over the pods",
-			front.InferencePool.Kind, front.InferencePool.GroupVersion(), moed.Name), false}
+		return &conditions.Fault{Reason: "InferencePoolMissing", Message: fmt.Sprintf("spec.routing.mode EndpointPicker needs the kind %s of %s, which this cluster does not have: install the custom resource definitions of the Gateway API Inference Extension, or use mode Router. Until then no Gateway can ask for ranks; the Service %s spreads requests over the pods",
+			front.InferencePool.Kind, front.InferencePool.GroupVersion(), moed.Name)}
 	}
 	return profilingFault(moed, o)
 }
 
-func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.MoEDeploymentStatus, fault *fault) verdict {
+func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.MoEDeploymentStatus, fault *conditions.Fault) conditions.Verdict {
 	want := *moed.Spec.Replicas
 	enough := max(1, want-*moed.Spec.Rollout.MaxUnavailable)
 	routerReady := moed.Spec.Routing.Mode == semmoev1.RoutingModeNone || o.Router != nil && o.Router.Status.AvailableReplicas > 0
 	switch {
 	case want == 0 && fault == nil:
-		return verdict{metav1.ConditionTrue, "ScaledToZero", "spec.replicas is 0: nothing serves, as asked"}
+		return conditions.True("ScaledToZero", "spec.replicas is 0: nothing serves, as asked")
 	case want > 0 && status.ReadyReplicas >= enough && routerReady:
-		return verdict{metav1.ConditionTrue, "Serving", fmt.Sprintf("%d of %d replicas serve at %s", status.ReadyReplicas, want, status.Endpoint)}
+		return conditions.True("Serving", fmt.Sprintf("%d of %d replicas serve at %s", status.ReadyReplicas, want, status.Endpoint))
 	case fault != nil:
-		return verdict{metav1.ConditionFalse, fault.reason, fault.message}
+		return conditions.False(fault.Reason, fault.Message)
 	case desired.Paused(moed) && status.Replicas == 0:
-		return verdict{metav1.ConditionFalse, "Paused", "Nothing serves, and spec.reconciliation is Paused: set it to Active to roll out"}
+		return conditions.False("Paused", "Nothing serves, and spec.reconciliation is Paused: set it to Active to roll out")
 	case o.Inspection.Report == nil && status.Replicas == 0:
-		return verdict{metav1.ConditionFalse, "InspectingModel", "The checkpoint is being inspected; no device is used before it is found to be sound"}
+		return conditions.False("InspectingModel", "The checkpoint is being inspected; no device is used before it is found to be sound")
 	case status.ReadyReplicas >= enough:
-		return verdict{metav1.ConditionFalse, "RouterNotReady", fmt.Sprintf("%d of %d replicas serve, but no request router is available yet", status.ReadyReplicas, want)}
+		return conditions.False("RouterNotReady", fmt.Sprintf("%d of %d replicas serve, but no request router is available yet", status.ReadyReplicas, want))
 	default:
-		return verdict{metav1.ConditionFalse, "WaitingForReplicas", fmt.Sprintf("%d of %d replicas are ready; at least %d must be", status.ReadyReplicas, want, enough)}
+		return conditions.False("WaitingForReplicas", fmt.Sprintf("%d of %d replicas are ready; at least %d must be", status.ReadyReplicas, want, enough))
 	}
 }
 
-func progressingVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.MoEDeploymentStatus, complete, stalled bool) verdict {
+func progressingVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.MoEDeploymentStatus, complete, stalled bool) conditions.Verdict {
 	switch {
 	case desired.Paused(moed):
-		return verdict{metav1.ConditionFalse, "Paused", "spec.reconciliation is Paused: nothing is rolled out"}
+		return conditions.False("Paused", "spec.reconciliation is Paused: nothing is rolled out")
 	case stalled:
-		return verdict{metav1.ConditionFalse, "Stalled", "Nothing will change until what the condition Stalled names is mended"}
+		return conditions.False("Stalled", "Nothing will change until what the condition Stalled names is mended")
 	case complete:
-		return verdict{metav1.ConditionFalse, "Complete", fmt.Sprintf("All %d replicas are of revision %s", *moed.Spec.Replicas, o.Revision)}
+		return conditions.False("Complete", fmt.Sprintf("All %d replicas are of revision %s", *moed.Spec.Replicas, o.Revision))
 	case o.Inspection.Report == nil:
-		return verdict{metav1.ConditionTrue, "InspectingModel", "The checkpoint is being inspected"}
+		return conditions.True("InspectingModel", "The checkpoint is being inspected")
 	case o.Rollout.Reason == reasonUnconfirmed:
-		return verdict{metav1.ConditionFalse, o.Rollout.Reason, o.Rollout.Message}
+		return conditions.False(o.Rollout.Reason, o.Rollout.Message)
 	case o.Rollout.Phase != "":
-		return verdict{metav1.ConditionTrue, string(o.Rollout.Phase), o.Rollout.Message}
+		return conditions.True(string(o.Rollout.Phase), o.Rollout.Message)
 	case !o.Settled:
-		return verdict{metav1.ConditionTrue, "RollingOut", fmt.Sprintf("%d of %d replicas are of revision %s", status.UpdatedReplicas, *moed.Spec.Replicas, o.Revision)}
+		return conditions.True("RollingOut", fmt.Sprintf("%d of %d replicas are of revision %s", status.UpdatedReplicas, *moed.Spec.Replicas, o.Revision))
 	default:
-		return verdict{metav1.ConditionTrue, "WaitingForReplicas", fmt.Sprintf("%d of %d replicas are ready", status.UpdatedReplicas, *moed.Spec.Replicas)}
+		return conditions.True("WaitingForReplicas", fmt.Sprintf("%d of %d replicas are ready", status.UpdatedReplicas, *moed.Spec.Replicas))
 	}
 }
 
-func degradedVerdict(fault *fault) verdict {
-	if fault == nil {
-		return verdict{metav1.ConditionFalse, "AsExpected", "Nothing is wrong"}
+func stalledVerdict(fault *conditions.Fault, rollout rolloutState) conditions.Verdict {
+	if rollout.Held && (fault == nil || !fault.Stalls) {
+		return conditions.True(rollout.Reason, rollout.Message)
 	}
-	return verdict{metav1.ConditionTrue, fault.reason, fault.message}
-}
-
-func stalledVerdict(fault *fault, rollout rolloutState) verdict {
-	switch {
-	case fault != nil && fault.stalls:
-		return verdict{metav1.ConditionTrue, fault.reason, fault.message}
-	case rollout.Held:
-		return verdict{metav1.ConditionTrue, rollout.Reason, rollout.Message}
-	}
-	return verdict{metav1.ConditionFalse, "NotStalled", "Nothing waits for a human"}
+	return conditions.Stalled(fault)
 }
 
 // reconcilingVerdict is True only for work that a new generation causes: once that has been finished, a pod that is lost
 // and comes back is repair, not reconciliation.
-func reconcilingVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.MoEDeploymentStatus, complete, stalled bool) verdict {
-	previous := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionReconciling)
-	finished := previous != nil && previous.Status == metav1.ConditionFalse && previous.Reason == "Complete" && previous.ObservedGeneration == moed.Generation
+func reconcilingVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.MoEDeploymentStatus, complete, stalled bool) conditions.Verdict {
+	finished := conditions.Finished(moed.Status.Conditions, moed.Generation)
 	switch {
 	case stalled:
-		return verdict{metav1.ConditionFalse, "Stalled", "The condition Stalled names what must be mended"}
+		return conditions.False("Stalled", "The condition Stalled names what must be mended")
 	case desired.Paused(moed):
-		return verdict{metav1.ConditionFalse, "Paused", "spec.reconciliation is Paused"}
+		return conditions.False("Paused", "spec.reconciliation is Paused")
 	case complete, finished && o.Settled, o.Rollout.Phase != "":
 		// A plan is tried only where the generation is in service: what a canary does is no work of the generation's.
-		return verdict{metav1.ConditionFalse, "Complete", fmt.Sprintf("Generation %d is in service", moed.Generation)}
+		return conditions.False("Complete", fmt.Sprintf("Generation %d is in service", moed.Generation))
 	default:
-		return verdict{metav1.ConditionTrue, "InProgress", fmt.Sprintf("Generation %d is being brought into service", moed.Generation)}
+		return conditions.True("InProgress", fmt.Sprintf("Generation %d is being brought into service", moed.Generation))
 	}
 }
 

@@ -26,6 +26,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/calibration/machines"
+	"github.com/semmoe/operator/internal/conditions"
 	"github.com/semmoe/operator/internal/laststatus"
 	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/internal/plan/bundle"
@@ -123,7 +124,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	switch adopted, err := r.adopt(ctx, plan, observed.ConfigMaps); {
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err):
-		observed.Fault = &fault{"ReconcileFailed", err.Error(), false} // retries alone may not cure it
+		observed.Fault = &conditions.Fault{Reason: "ReconcileFailed", Message: err.Error()} // retries alone may not cure it
 		return ctrl.Result{}, errors.Join(err, r.applyStatus(ctx, plan, statusOf(plan, observed, r.Now())))
 	case adopted, err != nil:
 		return ctrl.Result{}, err // its event leads back here
@@ -154,7 +155,7 @@ type observation struct {
 	// Solving is how far the job is; nil where none is under way.
 	Solving *progress
 	// Fault is what is wrong.
-	Fault *fault
+	Fault *conditions.Fault
 }
 
 // observe reads the profile and the ConfigMaps.
@@ -188,14 +189,14 @@ func (r *Reconciler) observe(ctx context.Context, plan *semmoev1.PlacementPlan) 
 }
 
 // hardwareFault is why the plan cannot be solved for the machines that it names; nil where it can.
-func (o *observation) hardwareFault(plan *semmoev1.PlacementPlan) *fault {
+func (o *observation) hardwareFault(plan *semmoev1.PlacementPlan) *conditions.Fault {
 	want := plan.Spec.HardwareDigest
 	switch {
 	case o.MachinesFault != nil:
-		return &fault{o.MachinesFault.Reason, "spec.hardware." + o.MachinesFault.Error(), plan.Spec.Hardware.ConfigMap == nil}
+		return &conditions.Fault{Reason: o.MachinesFault.Reason, Message: "spec.hardware." + o.MachinesFault.Error(), Stalls: plan.Spec.Hardware.ConfigMap == nil}
 	case want != "" && want != o.Machines.Digest:
-		return &fault{"HardwareProfileChanged", fmt.Sprintf("spec.hardwareDigest: key %q of ConfigMap %s has the digest %s now, and the plan is to be made with %s: create another plan, or restore the content",
-			plan.Spec.Hardware.ConfigMap.Key, plan.Spec.Hardware.ConfigMap.Name, o.Machines.Digest, want), false}
+		return &conditions.Fault{Reason: "HardwareProfileChanged", Message: fmt.Sprintf("spec.hardwareDigest: key %q of ConfigMap %s has the digest %s now, and the plan is to be made with %s: create another plan, or restore the content",
+			plan.Spec.Hardware.ConfigMap.Key, plan.Spec.Hardware.ConfigMap.Name, o.Machines.Digest, want)}
 	}
 	return nil
 }
@@ -230,7 +231,7 @@ func (r *Reconciler) act(ctx context.Context, plan *semmoev1.PlacementPlan, o *o
 	if o.Solved == nil {
 		after := r.solve(ctx, store, plan, o)
 		if o.recall(plan); o.Published && o.Fault == nil {
-			o.Fault = &fault{"ArtifactsLost", "Files of the plan are gone from the artifact store: request routers that start now have no tables of it. It is solved again from its profile", false}
+			o.Fault = &conditions.Fault{Reason: "ArtifactsLost", Message: "Files of the plan are gone from the artifact store: request routers that start now have no tables of it. It is solved again from its profile"}
 			return cmp.Or(after, checkPeriod), nil
 		}
 		return after, nil
@@ -263,7 +264,7 @@ func (r *Reconciler) publish(ctx context.Context, store *artifact.Client, plan *
 	var invalid *invalidError
 	switch {
 	case errors.As(err, &conflict):
-		o.Fault = &fault{"ConfigMapConflict", conflict.message, false}
+		o.Fault = &conditions.Fault{Reason: "ConfigMapConflict", Message: conflict.message}
 		return storeRetry, nil
 	case errors.As(err, &away):
 		o.Fault = storeFault(err)
@@ -272,15 +273,15 @@ func (r *Reconciler) publish(ctx context.Context, store *artifact.Client, plan *
 		o.Fault = faultOf(err)
 		return 0, nil
 	case err != nil && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)):
-		o.Fault = &fault{"ReconcileFailed", err.Error(), false} // retries alone may not cure it
+		o.Fault = &conditions.Fault{Reason: "ReconcileFailed", Message: err.Error()} // retries alone may not cure it
 		return 0, err
 	case err != nil:
 		return 0, err
 	case !o.Published || !stable:
 		return storeRetry, nil
 	case o.Stable != nil && o.Stable.PlanDigest != o.Solved.PlanDigest:
-		o.Fault = &fault{"StableConfigMapOutdated", fmt.Sprintf("ConfigMap %s holds plan %s, which was lost from the artifact store; the plan was solved again, as %s: stop what mounts the ConfigMap, delete it, and another one is made", stableConfigMapName(plan),
-			artifact.Digest(o.Stable.PlanDigest).Short(), artifact.Digest(o.Solved.PlanDigest).Short()), false}
+		o.Fault = &conditions.Fault{Reason: "StableConfigMapOutdated", Message: fmt.Sprintf("ConfigMap %s holds plan %s, which was lost from the artifact store; the plan was solved again, as %s: stop what mounts the ConfigMap, delete it, and another one is made", stableConfigMapName(plan),
+			artifact.Digest(o.Stable.PlanDigest).Short(), artifact.Digest(o.Solved.PlanDigest).Short())}
 	}
 	return checkPeriod, nil
 }
@@ -290,8 +291,8 @@ type storeError struct{ error }
 
 func (e *storeError) Unwrap() error { return e.error }
 
-func storeFault(err error) *fault {
-	return &fault{"StoreUnavailable", "The artifact store cannot be used, and is asked again: " + err.Error(), false}
+func storeFault(err error) *conditions.Fault {
+	return &conditions.Fault{Reason: "StoreUnavailable", Message: "The artifact store cannot be used, and is asked again: " + err.Error()}
 }
 
 // find looks for the plan in the store: for the one that the ConfigMap names, which stays also where a profile of the same
@@ -381,9 +382,9 @@ func (r *Reconciler) solve(ctx context.Context, store *artifact.Client, plan *se
 		r.jobs.Cancel(key)
 		switch {
 		case o.Profile == nil:
-			o.Fault = &fault{"ProfileNotFound", fmt.Sprintf("spec.profileRef.name: there is no AffinityProfile %s in this namespace: create it", plan.Spec.ProfileRef.Name), false}
+			o.Fault = &conditions.Fault{Reason: "ProfileNotFound", Message: fmt.Sprintf("spec.profileRef.name: there is no AffinityProfile %s in this namespace: create it", plan.Spec.ProfileRef.Name)}
 		case plan.Spec.PriorProfileRef != nil && o.Prior == nil:
-			o.Fault = &fault{"ProfileNotFound", fmt.Sprintf("spec.priorProfileRef.name: there is no AffinityProfile %s in this namespace: create it", plan.Spec.PriorProfileRef.Name), false}
+			o.Fault = &conditions.Fault{Reason: "ProfileNotFound", Message: fmt.Sprintf("spec.priorProfileRef.name: there is no AffinityProfile %s in this namespace: create it", plan.Spec.PriorProfileRef.Name)}
 		}
 		return 0 // a change of the profile leads back here
 	}

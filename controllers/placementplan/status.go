@@ -16,6 +16,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/conditions"
 	"github.com/semmoe/operator/internal/podhealth"
 	"github.com/semmoe/operator/internal/transition"
 	"github.com/semmoe/operator/solver/placement"
@@ -29,19 +30,13 @@ const worthwhile = 1.02
 // requests would change.
 const tooSlow = 1.01
 
-// fault is what is wrong; one that stalls needs a human.
-type fault struct {
-	reason, message string
-	stalls          bool
-}
-
 // faultOf is the fault of a job that failed.
-func faultOf(err error) *fault {
+func faultOf(err error) *conditions.Fault {
 	var invalid *invalidError
 	if errors.As(err, &invalid) {
-		return &fault{invalid.reason, invalid.message, true}
+		return &conditions.Fault{Reason: invalid.reason, Message: invalid.message, Stalls: true}
 	}
-	return &fault{"SolveFailed", "The plan could not be solved, and is tried again: " + err.Error(), false}
+	return &conditions.Fault{Reason: "SolveFailed", Message: "The plan could not be solved, and is tried again: " + err.Error()}
 }
 
 // statusOf reports an observation. It reads the previous status only to keep the times of transitions, and to tell repair
@@ -62,17 +57,14 @@ func statusOf(plan *semmoev1.PlacementPlan, o observation, now time.Time) semmoe
 			status.StableConfigMap = stableConfigMapName(plan)
 		}
 	}
-	set := func(kind string, c condition) {
-		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-			Type: kind, Status: c.status, Reason: c.reason, Message: podhealth.Truncate(c.message, 1024),
-			ObservedGeneration: plan.Generation, LastTransitionTime: metav1.NewTime(now.Truncate(time.Second)),
-		})
+	set := func(kind string, v conditions.Verdict) {
+		conditions.Set(&status.Conditions, kind, v, plan.Generation, now)
 	}
-	set(semmoev1.ConditionReady, readyCondition(plan, o, status))
-	set(semmoev1.ConditionProgressing, progressingCondition(plan, o))
-	set(semmoev1.ConditionDegraded, degradedCondition(o.Fault))
-	set(semmoev1.ConditionStalled, stalledCondition(o.Fault))
-	set(semmoev1.ConditionReconciling, reconcilingCondition(plan, o))
+	set(semmoev1.ConditionReady, readyVerdict(plan, o, status))
+	set(semmoev1.ConditionProgressing, progressingVerdict(plan, o))
+	set(semmoev1.ConditionDegraded, conditions.Degraded(o.Fault))
+	set(semmoev1.ConditionStalled, conditions.Stalled(o.Fault))
+	set(semmoev1.ConditionReconciling, reconcilingVerdict(plan, o))
 	return status
 }
 
@@ -140,23 +132,18 @@ func rate(share float64) int32 { return int32(math.Round(1000 * min(max(share, 0
 
 func percent(share float64) string { return fmt.Sprintf("%.1f%%", 100*share) }
 
-type condition struct {
-	status          metav1.ConditionStatus
-	reason, message string
-}
-
-func readyCondition(plan *semmoev1.PlacementPlan, o observation, status semmoev1.PlacementPlanStatus) condition {
+func readyVerdict(plan *semmoev1.PlacementPlan, o observation, status semmoev1.PlacementPlanStatus) conditions.Verdict {
 	switch {
 	case o.Published:
-		return publishedCondition(o, status)
+		return publishedVerdict(o, status)
 	case o.Fault != nil:
-		return condition{metav1.ConditionFalse, o.Fault.reason, o.Fault.message}
+		return conditions.False(o.Fault.Reason, o.Fault.Message)
 	}
 	reason, message := stage(plan, o)
-	return condition{metav1.ConditionFalse, reason, message}
+	return conditions.False(reason, message)
 }
 
-func publishedCondition(o observation, status semmoev1.PlacementPlanStatus) condition {
+func publishedVerdict(o observation, status semmoev1.PlacementPlanStatus) conditions.Verdict {
 	reason, message := "Published", fmt.Sprintf("Plan %s is in ConfigMap %s", status.Plan, status.ConfigMap)
 	switch f := status.Forecast; {
 	case f == nil:
@@ -183,7 +170,7 @@ func publishedCondition(o observation, status semmoev1.PlacementPlanStatus) cond
 	if o.Solved.Truncated {
 		message += "; the time budget (spec.solver.timeBudgetSeconds) cut the search off"
 	}
-	return condition{metav1.ConditionTrue, reason, message}
+	return conditions.True(reason, message)
 }
 
 // stage is what is being done about a plan that is not published.
@@ -209,45 +196,29 @@ func stage(plan *semmoev1.PlacementPlan, o observation) (reason, message string)
 	return "WaitingForProfile", message
 }
 
-func progressingCondition(plan *semmoev1.PlacementPlan, o observation) condition {
+func progressingVerdict(plan *semmoev1.PlacementPlan, o observation) conditions.Verdict {
 	switch {
 	case o.Published:
-		return condition{metav1.ConditionFalse, "Complete", "The plan is published"}
-	case o.Fault != nil && o.Fault.stalls:
-		return condition{metav1.ConditionFalse, "Stalled", "Nothing will change until what the condition Stalled names is mended"}
+		return conditions.False("Complete", "The plan is published")
+	case o.Fault != nil && o.Fault.Stalls:
+		return conditions.False("Stalled", "Nothing will change until what the condition Stalled names is mended")
 	case o.Fault != nil:
-		return condition{metav1.ConditionTrue, o.Fault.reason, o.Fault.message}
+		return conditions.True(o.Fault.Reason, o.Fault.Message)
 	}
 	reason, message := stage(plan, o)
-	return condition{metav1.ConditionTrue, reason, message}
+	return conditions.True(reason, message)
 }
 
-func degradedCondition(f *fault) condition {
-	if f == nil {
-		return condition{metav1.ConditionFalse, "AsExpected", "Nothing is wrong"}
-	}
-	return condition{metav1.ConditionTrue, f.reason, f.message}
-}
-
-func stalledCondition(f *fault) condition {
-	if f == nil || !f.stalls {
-		return condition{metav1.ConditionFalse, "NotStalled", "Nothing waits for a human"}
-	}
-	return condition{metav1.ConditionTrue, f.reason, f.message}
-}
-
-// reconcilingCondition is True only until the plan has been published once: a ConfigMap that is lost and comes back is
+// reconcilingVerdict is True only until the plan has been published once: a ConfigMap that is lost and comes back is
 // repair.
-func reconcilingCondition(plan *semmoev1.PlacementPlan, o observation) condition {
-	previous := meta.FindStatusCondition(plan.Status.Conditions, semmoev1.ConditionReconciling)
-	finished := previous != nil && previous.Reason == "Complete" && previous.ObservedGeneration == plan.Generation
+func reconcilingVerdict(plan *semmoev1.PlacementPlan, o observation) conditions.Verdict {
 	switch {
-	case o.Fault != nil && o.Fault.stalls:
-		return condition{metav1.ConditionFalse, "Stalled", "The condition Stalled names what must be mended"}
-	case o.Published, finished:
-		return condition{metav1.ConditionFalse, "Complete", "The plan was published"}
+	case o.Fault != nil && o.Fault.Stalls:
+		return conditions.False("Stalled", "The condition Stalled names what must be mended")
+	case o.Published, conditions.Finished(plan.Status.Conditions, plan.Generation):
+		return conditions.False("Complete", "The plan was published")
 	}
-	return condition{metav1.ConditionTrue, "InProgress", "The plan is not published yet"}
+	return conditions.True("InProgress", "The plan is not published yet")
 }
 
 // applyStatus writes the status where it differs from the recorded one, and tells the transitions as events.

@@ -17,6 +17,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/calibration/machines"
+	"github.com/semmoe/operator/internal/conditions"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/placement"
 )
@@ -148,7 +149,7 @@ func TestConditions(t *testing.T) {
 		message     string // of Ready
 	}{
 		"no profile": {
-			observation{Fault: &fault{"ProfileNotFound", "create it", false}},
+			observation{Fault: &conditions.Fault{Reason: "ProfileNotFound", Message: "create it"}},
 			expected{"False ProfileNotFound", "True ProfileNotFound", "True ProfileNotFound", "False NotStalled", "True InProgress"}, "create it",
 		},
 		"waiting": {

@@ -1,6 +1,7 @@
 package affinityprofile
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -24,22 +25,12 @@ func statusOf(profile *semmoev1.AffinityProfile, o observation, now time.Time) s
 	status := semmoev1.AffinityProfileStatus{
 		Conditions:         append([]metav1.Condition(nil), profile.Status.Conditions...),
 		ObservedGeneration: profile.Generation,
+		Model:              cmp.Or(o.Inspection.Model(), o.Model),
 		Inputs:             o.ID,
 		Result:             o.Result,
 	}
 	if o.Result == nil {
 		status.Progress = o.Progress
-	}
-	status.Model = o.Model
-	if report := o.Inspection.Report; report != nil {
-		status.Model = &semmoev1.ModelStatus{
-			Digest:          report.ModelDigest,
-			Family:          report.Family,
-			Layers:          int32(report.Layers),
-			MoELayers:       int32(len(report.MoELayers)),
-			Experts:         int32(report.Experts),
-			ExpertsPerToken: int32(report.ExpertsPerToken),
-		}
 	}
 	wrong := faultOf(o)
 	stalled := wrong != nil && wrong.Stalls

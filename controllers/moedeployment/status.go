@@ -87,6 +87,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		Conditions:         append([]metav1.Condition(nil), moed.Status.Conditions...),
 		ObservedGeneration: moed.Generation,
 		Selector:           labels.SelectorFromSet(desired.Selector(moed, semmoev1.ComponentEngine)).String(),
+		Model:              o.Inspection.Model(),
 		Revision:           o.Revision,
 		Profile:            nameInStatus(o.Planning.ProfileName),
 		PlanDigest:         shortDigest(o.Planning.Serving),
@@ -114,16 +115,6 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	}
 	status.Summary = fmt.Sprintf("%d/%d", status.ReadyReplicas, *moed.Spec.Replicas)
 	status.Reshuffle = reshuffleStatus(o.Pods, o.Revision)
-	if report := o.Inspection.Report; report != nil {
-		status.Model = &semmoev1.ModelStatus{
-			Digest:          report.ModelDigest,
-			Family:          report.Family,
-			Layers:          int32(report.Layers),
-			MoELayers:       int32(len(report.MoELayers)),
-			Experts:         int32(report.Experts),
-			ExpertsPerToken: int32(report.ExpertsPerToken),
-		}
-	}
 	set := func(kind string, v conditions.Verdict) {
 		conditions.Set(&status.Conditions, kind, v, moed.Generation, now)
 	}

@@ -79,6 +79,21 @@ type State struct {
 	Obsolete []*batchv1.Job
 }
 
+// Model is what a status says of the checkpoint; nil without a report.
+func (s State) Model() *semmoev1.ModelStatus {
+	if s.Report == nil {
+		return nil
+	}
+	return &semmoev1.ModelStatus{
+		Digest:          s.Report.ModelDigest,
+		Family:          s.Report.Family,
+		Layers:          int32(s.Report.Layers),
+		MoELayers:       int32(len(s.Report.MoELayers)),
+		Experts:         int32(s.Report.Experts),
+		ExpertsPerToken: int32(s.Report.ExpertsPerToken),
+	}
+}
+
 // lostGrace is how long a result may be missing before it counts as lost.
 const lostGrace = 10 * time.Second
 

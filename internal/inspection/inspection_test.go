@@ -166,3 +166,14 @@ func TestHashWithoutDataset(t *testing.T) {
 		t.Error("the data set does not count")
 	}
 }
+
+func TestModel(t *testing.T) {
+	if got := (State{}).Model(); got != nil {
+		t.Errorf("without a report: %+v", got)
+	}
+	found := checkpoint.Report{Family: "qwen3_moe", Layers: 4, MoELayers: []int{1, 2, 3}, Experts: 32, ExpertsPerToken: 4, ModelDigest: "abc"}
+	want := &semmoev1.ModelStatus{Digest: "abc", Family: "qwen3_moe", Layers: 4, MoELayers: 3, Experts: 32, ExpertsPerToken: 4}
+	if diff := cmp.Diff(want, State{Report: &found}.Model()); diff != "" {
+		t.Error(diff)
+	}
+}

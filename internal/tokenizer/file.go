@@ -66,7 +66,7 @@ func Parse(text []byte) (*Tokenizer, error) {
 	if err := json.Unmarshal(text, &f); err != nil {
 		return nil, fmt.Errorf("not a tokenizer.json: %w", err)
 	}
-	t := &Tokenizer{ids: map[string]int32{}}
+	t := &Tokenizer{}
 	var errs [5]error
 	t.normalizers, errs[0] = newNormalizers(f.Normalizer)
 	t.pre, errs[1] = f.preTokenizer()
@@ -292,7 +292,6 @@ func (t *Tokenizer) addAddedTokens(list []fileAddedToken) error {
 			return err
 		}
 		t.special[token.ID] = token.Special
-		t.ids[token.Content] = token.ID
 		entry := addedToken{token.Content, token.ID, token.SingleWord, token.LStrip, token.RStrip}
 		if token.Normalized {
 			later = append(later, entry)

@@ -16,7 +16,6 @@ type Tokenizer struct {
 	// pieces holds the bytes of each token id, special tells which ids are control tokens; gaps in the ids are empty.
 	pieces  []string
 	special []bool
-	ids     map[string]int32
 	// spaceFirst tells that the text of tokens begins with a space that was not in what they were made from.
 	spaceFirst bool
 }
@@ -35,12 +34,6 @@ func (t *Tokenizer) Token(id int32) (piece string, ok bool) {
 // IsSpecial reports whether id is a control token, such as the end of text.
 func (t *Tokenizer) IsSpecial(id int32) bool {
 	return id >= 0 && int(id) < len(t.special) && t.special[id]
-}
-
-// AddedID returns the id of an added token by its content, such as "<|endoftext|>".
-func (t *Tokenizer) AddedID(content string) (id int32, ok bool) {
-	id, ok = t.ids[content]
-	return id, ok
 }
 
 // Encode returns the token ids of text; added tokens that stand in the text become their ids. What a post-processor puts

@@ -115,7 +115,7 @@ func onlyRoutes(handler http.Handler) http.Handler {
 	mux := routeMux()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isRoute(mux, r) {
-			wire.WriteError(w, http.StatusNotFound, "not_found", fmt.Sprintf("%s %s is not a route of this service", r.Method, r.URL.Path))
+			wire.WriteError(w, http.StatusNotFound, wire.NotFound, fmt.Sprintf("%s %s is not a route of this service", r.Method, r.URL.Path))
 			return
 		}
 		handler.ServeHTTP(w, r)
@@ -382,22 +382,22 @@ func (b *leasedBody) Close() error {
 func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Logger) {
 	switch {
 	case errors.Is(err, client.ErrBodyTooBig):
-		wire.WriteError(w, http.StatusRequestEntityTooLarge, "invalid_request_error", err.Error())
+		wire.WriteError(w, http.StatusRequestEntityTooLarge, wire.InvalidRequest, err.Error())
 	case errors.Is(err, client.ErrBodyTooSlow):
-		wire.WriteError(w, http.StatusRequestTimeout, "invalid_request_error", err.Error())
+		wire.WriteError(w, http.StatusRequestTimeout, wire.InvalidRequest, err.Error())
 	case r.Context().Err() != nil:
 		// The client has gone; 499 is what proxies log for that. Nobody reads it.
 		w.WriteHeader(499)
 	case errors.Is(err, client.ErrBodyBroken):
-		wire.WriteError(w, http.StatusBadRequest, "invalid_request_error", err.Error())
+		wire.WriteError(w, http.StatusBadRequest, wire.InvalidRequest, err.Error())
 	case errors.Is(err, errNoBackend), errors.Is(err, errNoTeller):
 		w.Header().Set("Retry-After", "5")
-		wire.WriteError(w, http.StatusServiceUnavailable, "service_unavailable", err.Error()+": try again later")
+		wire.WriteError(w, http.StatusServiceUnavailable, wire.Unavailable, err.Error()+": try again later")
 	case errors.Is(err, errAllFull):
 		w.Header().Set("Retry-After", "1")
-		wire.WriteError(w, http.StatusTooManyRequests, "rate_limit_exceeded", err.Error()+": try again later")
+		wire.WriteError(w, http.StatusTooManyRequests, wire.RateLimited, err.Error()+": try again later")
 	default:
 		log.Error(err, "Failing a request")
-		wire.WriteError(w, http.StatusBadGateway, "bad_gateway", "the request could not be passed on to a serving pod")
+		wire.WriteError(w, http.StatusBadGateway, wire.BadGateway, "the request could not be passed on to a serving pod")
 	}
 }

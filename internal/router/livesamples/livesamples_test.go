@@ -197,7 +197,7 @@ func TestSinceATime(t *testing.T) {
 		}
 	}
 	for _, path := range []string{CountsPath, SequencesPath} {
-		if code, data := get(path + "?since=yesterday"); code != http.StatusBadRequest || !bytes.Contains(data, []byte("yesterday")) {
+		if code, data := get(path + "?since=yesterday"); code != http.StatusBadRequest || !bytes.Contains(data, []byte("yesterday")) || !bytes.Contains(data, []byte(`"type":"invalid_request_error"`)) {
 			t.Errorf("%s with a malformed time: %d %s", path, code, data)
 		}
 	}

@@ -89,16 +89,12 @@ func (m *moeDeployments) refusePin(ctx context.Context, moed *semmoev1.MoEDeploy
 func (m *moeDeployments) warn(ctx context.Context, moed *semmoev1.MoEDeployment) []string {
 	warnings := risks(moed)
 	if ref := moed.Spec.Placement.PlanRef; ref != nil {
-		warnings = append(warnings, m.missing(ctx, &semmoev1.PlacementPlan{}, "PlacementPlan", "spec.placement.planRef.name", moed.Namespace, ref.Name)...)
+		warnings = append(warnings, missing(ctx, m.Reader, &semmoev1.PlacementPlan{}, "PlacementPlan", "spec.placement.planRef.name", moed.Namespace, ref.Name)...)
 	}
 	if profiling := moed.Spec.Profiling; profiling != nil && profiling.ProfileRef != nil {
-		warnings = append(warnings, m.missing(ctx, &semmoev1.AffinityProfile{}, "AffinityProfile", "spec.profiling.profileRef.name", moed.Namespace, profiling.ProfileRef.Name)...)
+		warnings = append(warnings, missing(ctx, m.Reader, &semmoev1.AffinityProfile{}, "AffinityProfile", "spec.profiling.profileRef.name", moed.Namespace, profiling.ProfileRef.Name)...)
 	}
 	return warnings
-}
-
-func (m *moeDeployments) missing(ctx context.Context, object client.Object, kind, field, namespace, name string) []string {
-	return missing(ctx, m.Reader, object, kind, field, namespace, name)
 }
 
 // missing warns of an object that is named and does not exist, or not yet.

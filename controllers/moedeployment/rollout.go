@@ -15,6 +15,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/podhealth"
 	"github.com/semmoe/operator/internal/rollout"
 )
@@ -192,10 +193,10 @@ func withoutCandidate(o observation, m moves) rolloutState {
 			continue
 		}
 		if reason := o.Planning.Hold.Reason; reason == planner.ReasonRolledBack || reason == planner.ReasonOutputChanged {
-			digest := workload.Annotations[semmoev1.AnnotationPlanDigest]
+			digest := artifact.Digest(workload.Annotations[semmoev1.AnnotationPlanDigest])
 			return rolloutState{
 				Phase: semmoev1.RolloutPhaseRollingBack, Reason: reason, Message: o.Planning.Hold.Message,
-				Candidate: workload.Labels[semmoev1.LabelRevision], Plan: digest[:min(len(digest), 16)],
+				Candidate: workload.Labels[semmoev1.LabelRevision], Plan: digest.Short(),
 			}
 		}
 	}

@@ -47,6 +47,9 @@ func TestParseDigest(t *testing.T) {
 	if d, err := ParseDigest(good); err != nil || string(d) != good || d.Short() != good[:16] {
 		t.Errorf("%q: %q, %v", good, d, err)
 	}
+	if short := Digest("0f0f"); short.Short() != "0f0f" {
+		t.Errorf("a digest that is none: %q", short.Short())
+	}
 	for _, bad := range []string{"", good[:63], good + "0", strings.ToUpper(good), "sha256:" + good, good[:63] + "g", good + "\n"} {
 		if _, err := ParseDigest(bad); err == nil || !strings.Contains(err.Error(), "64 lower-case") {
 			t.Errorf("%q: error %v", bad, err)

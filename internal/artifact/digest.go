@@ -23,8 +23,11 @@ func ParseDigest(s string) (Digest, error) {
 	return Digest(s), nil
 }
 
-// Short is the part of a digest that names and labels hold: its first 16 characters.
-func (d Digest) Short() string { return string(d[:16]) }
+// ShortLength is the length of a short digest.
+const ShortLength = 16
+
+// Short is the part of a digest that names, labels and headers hold. Of one that somebody else wrote, and that is shorter, it is all.
+func (d Digest) Short() string { return string(d[:min(len(d), ShortLength)]) }
 
 // DigestOf reads r to its end, and returns the digest and the number of its bytes.
 func DigestOf(r io.Reader) (Digest, int64, error) {

@@ -6,8 +6,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/router/discovery"
-	"github.com/semmoe/operator/internal/router/plans"
 )
 
 // Why an attempt was repeated on another pod.
@@ -79,7 +79,7 @@ func (c tablesCollector) Describe(descriptions chan<- *prometheus.Desc) { descri
 
 func (c tablesCollector) Collect(metrics chan<- prometheus.Metric) {
 	for plan, tables := range c.pool.Tables() {
-		metrics <- prometheus.MustNewConstMetric(tablesMetric, prometheus.GaugeValue, 1, plan[:plans.ShortDigest], tables[:plans.ShortDigest])
+		metrics <- prometheus.MustNewConstMetric(tablesMetric, prometheus.GaugeValue, 1, artifact.Digest(plan).Short(), artifact.Digest(tables).Short())
 	}
 }
 

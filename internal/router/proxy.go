@@ -19,10 +19,10 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/router/client"
 	"github.com/semmoe/operator/internal/router/livesamples"
-	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
@@ -362,7 +362,7 @@ func (l *Lease) mark(header http.Header) {
 	header.Set(HeaderRank, rankLabel(l.Rank))
 	header.Del(HeaderPlan)
 	if l.scored {
-		header.Set(HeaderPlan, l.layout.Tables[:plans.ShortDigest])
+		header.Set(HeaderPlan, artifact.Digest(l.layout.Tables).Short())
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/reshuffle"
@@ -42,7 +43,7 @@ func LayoutOf(plan *semmoev1.PlacementPlan, realization semmoev1.Realization) *L
 }
 
 // Short is the short digest.
-func (l *Layout) Short() string { return l.Digest[:min(len(l.Digest), 16)] }
+func (l *Layout) Short() string { return artifact.Digest(l.Digest).Short() }
 
 // Reshuffled tells that it reaches the engine as a permuted copy of the checkpoint; not so without a plan.
 func (l *Layout) Reshuffled() bool {
@@ -51,7 +52,7 @@ func (l *Layout) Reshuffled() bool {
 
 // copyPath is where the engine finds the permuted copy. Its name tells model and plan: pods of different plans share a cache.
 func copyPath(report checkpoint.Report, l *Layout) string {
-	return path.Join(semmoev1.CacheMountPath, report.ModelDigest[:min(len(report.ModelDigest), 16)]+"-"+l.Short())
+	return path.Join(semmoev1.CacheMountPath, artifact.Digest(report.ModelDigest).Short()+"-"+l.Short())
 }
 
 // addReshuffledWeights lets the pod make, or find, the permuted copy before its engine starts. In a cache that pods share a

@@ -14,6 +14,7 @@ import (
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/jobstate"
 	"github.com/semmoe/operator/internal/kubectl/gitops"
 	"github.com/semmoe/operator/internal/podgroup"
@@ -313,9 +314,9 @@ func (o Objects) revisions() []Revision {
 }
 
 func (o Objects) revision(kind string, workload metav1.Object, template *corev1.PodTemplateSpec, replicas *int32, ready int32, owns func(*corev1.Pod) bool) Revision {
-	digest := template.Annotations[semmoev1.AnnotationPlanDigest]
+	digest := artifact.Digest(template.Annotations[semmoev1.AnnotationPlanDigest])
 	r := Revision{
-		Name: workload.GetLabels()[semmoev1.LabelRevision], Kind: kind, Workload: workload.GetName(), Plan: digest[:min(len(digest), 16)],
+		Name: workload.GetLabels()[semmoev1.LabelRevision], Kind: kind, Workload: workload.GetName(), Plan: digest.Short(),
 		Replicas: Replicas{Desired: ptr.Deref(replicas, 1)}, Pods: []Pod{},
 	}
 	r.Stage = o.stage(r.Name, workload)

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/kubectl/terminal"
 	"github.com/semmoe/operator/solver/placement"
 )
@@ -100,7 +101,7 @@ func fieldsOf(plan *semmoev1.PlacementPlan) []FieldChange {
 	s := plan.Spec
 	current, prior, seed := "", "", ""
 	if s.Current != nil {
-		current = s.Current.PlanDigest[:16]
+		current = artifact.Digest(s.Current.PlanDigest).Short()
 	}
 	if s.PriorProfileRef != nil {
 		prior = s.PriorProfileRef.Name

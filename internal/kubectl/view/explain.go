@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/kubectl/terminal"
 )
 
@@ -123,7 +124,7 @@ func factsOf(plan *semmoev1.PlacementPlan) []Fact {
 		}
 	}
 	if spec.Current != nil {
-		add("Compared with", "plan %s, which was in service%s", spec.Current.PlanDigest[:16], comparedOn(status.Comparison))
+		add("Compared with", "plan %s, which was in service%s", artifact.Digest(spec.Current.PlanDigest).Short(), comparedOn(status.Comparison))
 	} else if status.Verdict != "" {
 		add("Compared with", "the default placement, requests in turn")
 	}

@@ -251,7 +251,7 @@ func (k *Keeper) adopt(log logr.Logger) {
 
 // load tries until the pool has the plan or the context ends.
 func (k *Keeper) load(ctx context.Context, n need, log logr.Logger) {
-	log = log.WithValues("plan", n.digest[:ShortDigest])
+	log = log.WithValues("plan", artifact.Digest(n.digest).Short())
 	without := "Balancing by load until the plan can be loaded"
 	if n.tablesOnly {
 		without = "Going on with older tables until the plan can be loaded"
@@ -301,7 +301,7 @@ func (k *Keeper) apply(log logr.Logger) {
 		err := k.pool.UseTables(plan, from)
 		switch {
 		case err == nil && from != last:
-			log.Info("Scoring by other tables", "plan", plan[:ShortDigest], "tables", from[:ShortDigest])
+			log.Info("Scoring by other tables", "plan", artifact.Digest(plan).Short(), "tables", artifact.Digest(from).Short())
 			if changed = true; from == plan {
 				delete(k.using, plan)
 			} else {
@@ -309,11 +309,11 @@ func (k *Keeper) apply(log logr.Logger) {
 			}
 		case err != nil:
 			if err := k.pool.UseTables(plan, last); err != nil && !errors.Is(err, ErrNotLoaded) {
-				log.Error(err, "Going on with a plan's own tables", "plan", plan[:ShortDigest])
+				log.Error(err, "Going on with a plan's own tables", "plan", artifact.Digest(plan).Short())
 			}
 			if !errors.Is(err, ErrNotLoaded) && k.refused[plan] != from {
 				k.refused[plan] = from
-				log.Error(err, "Going on with the tables that are in use", "plan", plan[:ShortDigest])
+				log.Error(err, "Going on with the tables that are in use", "plan", artifact.Digest(plan).Short())
 			}
 		}
 	}
@@ -356,8 +356,8 @@ func (k *Keeper) drop(digest string, log logr.Logger) {
 	k.pool.DropLayout(digest)
 	k.forget(digest, log)
 	if err := os.RemoveAll(filepath.Join(k.dir, digest)); err != nil {
-		log.Error(err, "Leaving a plan on disk that no pod names", "plan", digest[:ShortDigest])
+		log.Error(err, "Leaving a plan on disk that no pod names", "plan", artifact.Digest(digest).Short())
 		return
 	}
-	log.Info("Dropped a plan that no pod names", "plan", digest[:ShortDigest])
+	log.Info("Dropped a plan that no pod names", "plan", artifact.Digest(digest).Short())
 }

@@ -16,9 +16,6 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
-// ShortDigest is the length of the part of a plan's digest that names it in headers.
-const ShortDigest = 16
-
 // scoredTokens bounds how many of the tokens of a prompt are scored: of more, as many are taken evenly, whose mean share is near that
 // of all.
 const scoredTokens = 16 << 10

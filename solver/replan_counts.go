@@ -239,7 +239,7 @@ func scoreCounts(c *affinity.Counts, p *Plan, layer int, hosts affinity.Hosts) c
 	ranks := p.Placement.Ranks
 	total := c.Tokens()
 	w, owner := countedItems(c, p, layer, total)
-	prices, _ := w.Price(countedSteps, nil, true)
+	prices, _ := w.PriceExact(countedSteps, nil)
 	bins := w.Assign(prices, countedTolerance)
 	tokens, sent, received, served := make([]float64, ranks), make([]float64, ranks), make([]float64, ranks), make([]float64, ranks)
 	local := 0.0

@@ -161,7 +161,7 @@ func TestRelaxedValueBoundsEveryAssignment(t *testing.T) {
 		for b := range w.Limits {
 			w.Limits[b] *= 1.2
 		}
-		prices, value := w.Price(50, nil, false)
+		prices, value := w.Price(50, nil)
 		if got := w.RelaxedValue(prices); math.Abs(got-value) > 1e-9 {
 			t.Fatalf("Price reports %v; RelaxedValue is %v", value, got)
 		}
@@ -183,6 +183,27 @@ func TestRelaxedValueBoundsEveryAssignment(t *testing.T) {
 	}
 }
 
+// The prices of bins that hold exactly their limits may be of any sign: they bound what fills all bins.
+func TestPriceExactBoundsFullBins(t *testing.T) {
+	random := rand.New(rand.NewPCG(6, 6))
+	for range 100 {
+		bins, each := 2+random.IntN(3), 1+random.IntN(4)
+		w := randomWeighted(random, bins*each, bins)
+		for i := range w.Sizes {
+			w.Sizes[i] = 1
+		}
+		capacity := make([]int, bins)
+		for b := range capacity {
+			capacity[b], w.Limits[b] = each, float64(each)
+		}
+		var solver assign.Solver
+		best := total(w.Scores, solver.Assign(w.Scores, capacity), bins)
+		if _, value := w.PriceExact(50, nil); value < best-1e-5 {
+			t.Fatalf("%d items in %d bins: the bound is %v, and an assignment is worth %v", bins*each, bins, value, best)
+		}
+	}
+}
+
 // TestPriceFollowsEveryItem compares the value that Price keeps from step to step with that of looking at every item.
 func TestPriceFollowsEveryItem(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 7))
@@ -199,7 +220,11 @@ func TestPriceFollowsEveryItem(t *testing.T) {
 				}
 			}
 		}
-		prices, value := w.Price(1+random.IntN(100), nil, random.IntN(2) == 0)
+		price := w.Price
+		if random.IntN(2) == 0 {
+			price = w.PriceExact
+		}
+		prices, value := price(1+random.IntN(100), nil)
 		if want := w.RelaxedValue(prices); math.Abs(value-want) > 1e-9*(1+want) {
 			t.Fatalf("%d items in %d bins: %v from step to step, %v from all items", len(w.Sizes), len(w.Limits), value, want)
 		}
@@ -209,7 +234,7 @@ func TestPriceFollowsEveryItem(t *testing.T) {
 func TestPriceConverges(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 5))
 	w := randomWeighted(random, 2000, 8)
-	prices, bound := w.Price(60, nil, true)
+	prices, bound := w.PriceExact(60, nil)
 	bin := w.Assign(prices, 0.01)
 	load := make([]float64, 8)
 	for i, b := range bin {

@@ -3,6 +3,7 @@
 //
 // Invariants:
 //   - Solver.Assign is exact: no other assignment with the same capacities has a higher sum of scores, up to rounding.
-//   - Prices are duals: for any prices, RelaxedValue is an upper bound on every assignment within the limits.
+//   - Prices are duals: for non-negative prices, RelaxedValue is an upper bound on every assignment within the limits; for any prices,
+//     on every one that fills each bin exactly.
 //   - Everything is deterministic; ties go to the lower bin.
 package assign

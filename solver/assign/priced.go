@@ -37,16 +37,25 @@ func (w *Weighted) best(item int, prices Prices) (bin int, value float64) {
 }
 
 // RelaxedValue is Σ over items of the best (score − size·price) + Σ over bins of price·limit. For non-negative prices no
-// assignment within the limits, fractional ones included, sums to more.
+// assignment within the limits, fractional ones included, sums to more; for any prices none that fills each bin to its limit exactly.
 func (w *Weighted) RelaxedValue(prices Prices) float64 {
 	f := newFollower(w)
 	f.takeAll(prices)
 	return f.value(prices)
 }
 
-// Price lowers RelaxedValue over prices by the given number of subgradient steps and returns the best prices found with
-// their value. With free prices they may be negative: then every bin must hold exactly its limit.
-func (w *Weighted) Price(steps int, start Prices, free bool) (Prices, float64) {
+// Price lowers RelaxedValue over non-negative prices by the given number of subgradient steps, and returns the best prices found with
+// their value: the limits are what bins hold at most. It begins with prices of 0 where start is nil.
+func (w *Weighted) Price(steps int, start Prices) (Prices, float64) {
+	return w.price(steps, start, false)
+}
+
+// PriceExact is Price where bins must hold exactly their limits: prices may be negative.
+func (w *Weighted) PriceExact(steps int, start Prices) (Prices, float64) {
+	return w.price(steps, start, true)
+}
+
+func (w *Weighted) price(steps int, start Prices, exact bool) (Prices, float64) {
 	prices := append(Prices(nil), start...)
 	if prices == nil {
 		prices = make(Prices, len(w.Limits))
@@ -77,7 +86,7 @@ func (w *Weighted) Price(steps int, start Prices, free bool) (Prices, float64) {
 			}
 			excess[bin] = now
 			prices[bin] += stride[bin] * now
-			if !free {
+			if !exact {
 				prices[bin] = max(prices[bin], 0)
 			}
 			change[bin] = prices[bin] - price

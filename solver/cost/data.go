@@ -439,7 +439,7 @@ func (s *realRoutes) limits(tokens []int) []float64 {
 func (s *realRoutes) oracle(limits []float64) float64 {
 	const steps = 150
 	s.weighted.Limits = limits
-	_, value := s.weighted.Price(steps, nil, false)
+	_, value := s.weighted.Price(steps, nil)
 	return value / s.activations
 }
 

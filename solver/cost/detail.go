@@ -123,7 +123,7 @@ func (d *LayerDetail) add(t *tally, weight float64) {
 func (s *realRoutes) layers(ctx context.Context, p *placement.Placement, tokens []int, d *Detail) error {
 	const steps = 150
 	s.weighted.Limits = s.limits(tokens)
-	prices, _ := s.weighted.Price(steps, nil, false)
+	prices, _ := s.weighted.Price(steps, nil)
 	rankOf := s.weighted.Assign(prices, 0)
 	highestLoad := 1.0
 	for _, limit := range s.weighted.Limits {

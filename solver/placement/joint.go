@@ -233,7 +233,7 @@ func (s *jointSearch) scoreRequest(r int, rankOf [][]int, copies []extras) {
 }
 
 func (s *jointSearch) assignBalanced() []int {
-	prices, _ := s.balance.Price(jointPriceSteps, nil, true)
+	prices, _ := s.balance.PriceExact(jointPriceSteps, nil)
 	return s.balance.Assign(prices, s.tolerance)
 }
 

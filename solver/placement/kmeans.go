@@ -43,7 +43,7 @@ func kmeans2D(r *rows, random *rand.Rand, stop limit) [][]int {
 				}
 			}
 		}
-		prices, _ := balance.Price(priceSteps, nil, true)
+		prices, _ := balance.PriceExact(priceSteps, nil)
 		next, _ := balance.Take(prices)
 		if slices.Equal(next, rowRank) || stop.reached() {
 			break

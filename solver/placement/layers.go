@@ -262,7 +262,7 @@ func (s *layerSearch) solveCopies(rankOf []int, perRank int) ([]int, extras, flo
 	value := func(rankOf []int, copies extras) (assign.Prices, float64) {
 		s.score(rankOf)
 		s.scoreCopies(copies)
-		prices, value := s.balance.Price(s.steps(), nil, true)
+		prices, value := s.balance.PriceExact(s.steps(), nil)
 		return prices, value / s.activations
 	}
 	prices, best := value(rankOf, copies)
@@ -320,7 +320,7 @@ func (s *layerSearch) value(rankOf []int, start assign.Prices) (assign.Prices, f
 // valueIn is value after some price steps: an upper bound of what more steps would make of it.
 func (s *layerSearch) valueIn(steps int, rankOf []int, start assign.Prices) (assign.Prices, float64) {
 	s.score(rankOf)
-	prices, value := s.balance.Price(steps, start, true)
+	prices, value := s.balance.PriceExact(steps, start)
 	return prices, value / s.activations
 }
 

@@ -166,7 +166,7 @@ func (r *messageRefiner) settle(rankOf [][]int) float64 {
 			row[rank] += s
 		}
 	})
-	prices, _ := r.balance.Price(priceSteps, nil, true)
+	prices, _ := r.balance.PriceExact(priceSteps, nil)
 	ranks, _ := r.balance.Take(prices)
 	for at, unit := range r.unit {
 		r.own[at] = int32(ranks[unit])

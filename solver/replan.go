@@ -22,7 +22,20 @@ type ReplanOptions struct {
 	// MoveGainPercent is what an expert must gain to change its rank: local activations over the profile, in percent of the
 	// activations of the mean expert of a layer. With objectives of messages it is messages saved.
 	MoveGainPercent float64
+	// PriorPercent is what all older counts weigh when the placement is solved, in percent of the recent counts; 0 leaves older ones out.
+	PriorPercent int
 	Choice
+}
+
+// Check refuses what replanning has no use for.
+func (o *ReplanOptions) Check() error {
+	switch {
+	case !(o.MoveGainPercent >= 0):
+		return fmt.Errorf("move gain percent is %v; it cannot be negative", o.MoveGainPercent)
+	case o.PriorPercent < 0 || o.PriorPercent > 100:
+		return fmt.Errorf("prior percent is %d; allowed is 0 to 100", o.PriorPercent)
+	}
+	return o.Choice.Check()
 }
 
 // machines are those that serve on that many ranks.
@@ -74,11 +87,11 @@ type Replanned struct {
 
 // Replan makes new tables for the placement in service, and a new placement, from recent requests and, where it is not nil, an
 // older trace of the same model, scores both and the plan in service on held-out documents of the recent requests, and says
-// which is the cheapest that is worth having. When the placement is solved the older requests weigh priorPercent of the recent
-// ones; the tables trust each old row as far as the recent requests confirm the old ones. 0 percent leaves the prior out.
+// which is the cheapest that is worth having. When the placement is solved the older requests weigh PriorPercent of the recent
+// ones; the tables trust each old row as far as the recent requests confirm the old ones.
 // Errors about a trace are *trace.InvalidError.
-func Replan(ctx context.Context, recent, prior *trace.Trace, priorPercent int, current *Plan, o ReplanOptions) (*Replanned, error) {
-	r, err := newReplan(recent, prior, priorPercent, current, o)
+func Replan(ctx context.Context, recent, prior *trace.Trace, current *Plan, o ReplanOptions) (*Replanned, error) {
+	r, err := newReplan(recent, prior, current, o)
 	if err != nil {
 		return nil, err
 	}
@@ -115,12 +128,9 @@ type replan struct {
 	seen float64
 }
 
-func newReplan(recent, prior *trace.Trace, priorPercent int, current *Plan, o ReplanOptions) (*replan, error) {
-	if err := errors.Join(fits(recent, current), o.Check(), checkPrior(recent, prior, priorPercent)); err != nil {
+func newReplan(recent, prior *trace.Trace, current *Plan, o ReplanOptions) (*replan, error) {
+	if err := errors.Join(fits(recent, current), o.Check(), checkPrior(recent, prior)); err != nil {
 		return nil, err
-	}
-	if !(o.MoveGainPercent >= 0) {
-		return nil, fmt.Errorf("move gain percent is %v; it cannot be negative", o.MoveGainPercent)
 	}
 	if n := recent.Requests(); n < leastRecentRequests {
 		return nil, fmt.Errorf("%w: there are %d, at least %d are needed", ErrTooFewRequests, n, leastRecentRequests)
@@ -139,11 +149,11 @@ func newReplan(recent, prior *trace.Trace, priorPercent int, current *Plan, o Re
 	if len(s.test) < leastHeldOut {
 		return nil, fmt.Errorf("%w: %d of %d are held out, at least %d are needed: the others are of the same documents", ErrTooFewRequests, len(s.test), recent.Requests(), leastHeldOut)
 	}
-	if priorPercent == 0 {
+	if o.PriorPercent == 0 {
 		prior = nil
 	}
 	return &replan{
-		search: *s, prior: prior, priorPercent: float64(priorPercent), current: current, choice: o.Choice, moveGain: o.MoveGainPercent,
+		search: *s, prior: prior, priorPercent: float64(o.PriorPercent), current: current, choice: o.Choice, moveGain: o.MoveGainPercent,
 		layer: cost.LayerOf(&recent.Model, o.machines(p.Ranks, s.options.ranksPerNode()), p.Ranks, p.SlotsPerRank),
 	}, nil
 }
@@ -162,11 +172,8 @@ func fits(t *trace.Trace, p *Plan) error {
 	return nil
 }
 
-// checkPrior refuses an older trace of another model, and a weight that is none.
-func checkPrior(recent, prior *trace.Trace, percent int) error {
-	if percent < 0 || percent > 100 {
-		return fmt.Errorf("prior percent is %d; allowed is 0 to 100", percent)
-	}
+// checkPrior refuses an older trace of another model.
+func checkPrior(recent, prior *trace.Trace) error {
 	if prior == nil {
 		return nil
 	}

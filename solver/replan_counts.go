@@ -45,15 +45,15 @@ const (
 // they are preferred where they forecast the held-out counts better than the tables in service; Layout has no plan. Neither has
 // it with an objective of messages, for which the experts of single tokens must be known. Forecasts of more than the token id need
 // sequences, and are refused.
-func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.Counts, priorPercent int, current *Plan, o ReplanOptions) (*Replanned, error) {
-	if priorPercent == 0 {
+func ReplanCounts(ctx context.Context, recent CountedProfile, prior []affinity.Counts, current *Plan, o ReplanOptions) (*Replanned, error) {
+	if o.PriorPercent == 0 {
 		prior = nil
 	}
-	r, err := newCountsReplan(ctx, recent, prior, priorPercent, current, o)
+	r, err := newCountsReplan(ctx, recent, prior, current, o)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.blend(ctx, prior, float64(priorPercent)); err != nil {
+	if err := r.blend(ctx, prior, float64(o.PriorPercent)); err != nil {
 		return nil, err
 	}
 	out := &Replanned{Trust: r.trust, Current: r.candidate(current), Tables: r.candidate(r.tables(current.Placement, foreignRanks))}
@@ -102,16 +102,12 @@ type countsReplan struct {
 	learnt, heldOut, placing []affinity.Counts
 }
 
-func newCountsReplan(ctx context.Context, recent CountedProfile, prior []affinity.Counts, priorPercent int, current *Plan, o ReplanOptions) (*countsReplan, error) {
+func newCountsReplan(ctx context.Context, recent CountedProfile, prior []affinity.Counts, current *Plan, o ReplanOptions) (*countsReplan, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
 	}
 	p := current.Placement
 	switch {
-	case !(o.MoveGainPercent >= 0):
-		return nil, fmt.Errorf("move gain percent is %v; it cannot be negative", o.MoveGainPercent)
-	case priorPercent < 0 || priorPercent > 100:
-		return nil, fmt.Errorf("prior percent is %d; allowed is 0 to 100", priorPercent)
 	case o.TrainPercent < 1 || o.TrainPercent > 99:
 		return nil, fmt.Errorf("train percent is %d; allowed is 1 to 99", o.TrainPercent)
 	case current.Forecast != Table:

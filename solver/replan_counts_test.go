@@ -25,7 +25,7 @@ func counted(t *testing.T, tr *trace.Trace) []affinity.Counts {
 
 func replanCounts(t *testing.T, recent, prior []affinity.Counts, current *solver.Plan, o solver.ReplanOptions) *solver.Replanned {
 	t.Helper()
-	found, err := solver.ReplanCounts(t.Context(), solver.CountedProfile{Layers: recent, Digest: [32]byte{1}}, prior, 25, current, o)
+	found, err := solver.ReplanCounts(t.Context(), solver.CountedProfile{Layers: recent, Digest: [32]byte{1}}, prior, current, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestReplanCountsKeepsTheShapeOfThePlan(t *testing.T) {
 	r := bigBatches()
 	r.PreserveGroups = true
 	current := solve(t, old, options(placement.TensorParallel, 4)).Plan
-	grouped, err := solver.ReplanCounts(t.Context(), solver.CountedProfile{Layers: counted(t, recent), Groups: 4}, nil, 0, current, r)
+	grouped, err := solver.ReplanCounts(t.Context(), solver.CountedProfile{Layers: counted(t, recent), Groups: 4}, nil, current, r)
 	if err != nil || !wholeGroups(grouped.Layout.Plan.Placement, 4) {
 		t.Errorf("groups are torn apart: %v", err)
 	}
@@ -187,7 +187,7 @@ func TestReplanCountsRefuses(t *testing.T) {
 		if test.current == nil {
 			test.current = current
 		}
-		_, err := solver.ReplanCounts(t.Context(), solver.CountedProfile{Layers: test.layers}, test.prior, 25, test.current, bigBatches())
+		_, err := solver.ReplanCounts(t.Context(), solver.CountedProfile{Layers: test.layers}, test.prior, test.current, bigBatches())
 		if err == nil || !strings.Contains(err.Error(), test.want) || errors.Is(err, solver.ErrTooFewRequests) != (name == "few tokens") {
 			t.Errorf("%s: error %v; want %q", name, err, test.want)
 		}

@@ -43,13 +43,14 @@ func bigBatches() solver.ReplanOptions {
 	return solver.ReplanOptions{
 		Options:         solver.Options{TrainPercent: 60, Seed: 1},
 		MoveGainPercent: solver.DefaultMoveGainPercent,
+		PriorPercent:    solver.DefaultPriorPercent,
 		Choice:          solver.Choice{BatchTokens: []int{1 << 17}, MinimumGainPercent: 5},
 	}
 }
 
 func replan(t *testing.T, recent, prior *trace.Trace, current *solver.Plan, o solver.ReplanOptions) *solver.Replanned {
 	t.Helper()
-	found, err := solver.Replan(t.Context(), recent, prior, solver.DefaultPriorPercent, current, o)
+	found, err := solver.Replan(t.Context(), recent, prior, current, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,7 +263,6 @@ func TestReplanRefuses(t *testing.T) {
 	foreign.ModelDigest, digests.Model.Digest = "a", "b"
 	for name, test := range map[string]struct {
 		recent, prior *trace.Trace
-		percent       int
 		current       *solver.Plan
 		change        func(*solver.ReplanOptions)
 		want          string
@@ -271,14 +271,14 @@ func TestReplanRefuses(t *testing.T) {
 		"other model":   {prior: &other, want: "of another model"},
 		"other digest":  {recent: &digests, current: &foreign, want: "the plan is for model a, the trace is of model b"},
 		"vocabulary":    {recent: &other, want: "vocabulary of 200, the trace's is 201"},
-		"prior percent": {percent: 101, want: "prior percent is 101; allowed is 0 to 100"},
+		"prior percent": {change: func(o *solver.ReplanOptions) { o.PriorPercent = 101 }, want: "prior percent is 101; allowed is 0 to 100"},
 		"batch":         {change: func(o *solver.ReplanOptions) { o.BatchTokens = nil }, want: "batch tokens is empty"},
 		"batch size":    {change: func(o *solver.ReplanOptions) { o.BatchTokens = []int{0} }, want: "batch tokens is 0"},
 		"gain":          {change: func(o *solver.ReplanOptions) { o.MinimumGainPercent = 100 }, want: "minimum gain percent is 100"},
 		"target":        {change: func(o *solver.ReplanOptions) { o.TargetLAR = 2 }, want: "target LAR is 2"},
 		"moves":         {change: func(o *solver.ReplanOptions) { o.MoveGainPercent = -1 }, want: "move gain percent is -1"},
 		"train percent": {change: func(o *solver.ReplanOptions) { o.TrainPercent = 0 }, want: "train percent is 0"},
-		"one document to learn from, and a prior": {recent: halves, prior: old, percent: 25, want: "at least two are needed"},
+		"one document to learn from, and a prior": {recent: halves, prior: old, want: "at least two are needed"},
 		"one document": {
 			recent: oneDocument, want: "at least 4 are needed",
 			change: func(o *solver.ReplanOptions) {
@@ -302,7 +302,7 @@ func TestReplanRefuses(t *testing.T) {
 			if test.current == nil {
 				test.current = current
 			}
-			_, err := solver.Replan(t.Context(), test.recent, test.prior, test.percent, test.current, o)
+			_, err := solver.Replan(t.Context(), test.recent, test.prior, test.current, o)
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v; want %q", err, test.want)
 			}
@@ -313,7 +313,7 @@ func TestReplanRefuses(t *testing.T) {
 	}
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := solver.Replan(cancelled, recent, old, 25, current, bigBatches()); !errors.Is(err, context.Canceled) {
+	if _, err := solver.Replan(cancelled, recent, old, current, bigBatches()); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v; want that of the context", err)
 	}
 }

@@ -70,6 +70,7 @@ func (f *replanFlags) options() (solver.ReplanOptions, error) {
 	o := solver.ReplanOptions{
 		Options:         solver.Options{TrainPercent: f.trainPercent, Seed: f.seed, TimeBudget: f.timeBudget, PreserveGroups: f.preserveGroups},
 		MoveGainPercent: f.moveGain,
+		PriorPercent:    f.priorPercent,
 		Choice:          solver.Choice{BatchTokens: f.batchTokens, MinimumGainPercent: f.minimumGain, TargetLAR: f.target},
 	}
 	for _, required := range []struct{ name, value, what string }{
@@ -154,7 +155,7 @@ func (f *replanFlags) run(ctx context.Context, o solver.ReplanOptions, stdout, s
 	}
 	bar := newProgressBar(stderr)
 	o.Progress = bar.show
-	found, err := solver.Replan(ctx, recent, prior, f.priorPercent, current, o)
+	found, err := solver.Replan(ctx, recent, prior, current, o)
 	bar.clear()
 	switch {
 	case ctx.Err() != nil:

@@ -201,7 +201,7 @@ func (t *task) replanFromTraces(ctx context.Context, manifest profile.Manifest, 
 			return nil, nil, err
 		}
 	}
-	found, err := solver.Replan(ctx, recent, prior, solver.DefaultPriorPercent, current, t.replanOptions(tell))
+	found, err := solver.Replan(ctx, recent, prior, current, t.replanOptions(tell))
 	return recent, found, err
 }
 
@@ -229,7 +229,7 @@ func (t *task) replanFromCounts(ctx context.Context, manifest profile.Manifest, 
 	}
 	counted := solver.CountedProfile{Layers: recent, Groups: groups}
 	copy(counted.Digest[:], digest)
-	return solver.ReplanCounts(ctx, counted, prior, solver.DefaultPriorPercent, current, t.replanOptions(tell))
+	return solver.ReplanCounts(ctx, counted, prior, current, t.replanOptions(tell))
 }
 
 // counted reads the counts of a profile.
@@ -256,7 +256,7 @@ func (t *task) counted(ctx context.Context, scope artifact.Scope, manifest profi
 func (t *task) replanOptions(tell func(step string, done, total int)) solver.ReplanOptions {
 	in := t.inputs.Replan
 	return solver.ReplanOptions{
-		Options: t.options(tell), MoveGainPercent: solver.DefaultMoveGainPercent,
+		Options: t.options(tell), MoveGainPercent: solver.DefaultMoveGainPercent, PriorPercent: solver.DefaultPriorPercent,
 		Choice: solver.Choice{
 			BatchTokens: []int{in.BatchTokens}, MinimumGainPercent: float64(in.MinimumGainPercent), TargetLAR: float64(in.TargetLARMilli) / 1000,
 		},

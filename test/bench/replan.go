@@ -167,7 +167,7 @@ func (r *replanResult) add(ctx context.Context, t *trace.Trace, b *replanBench, 
 	for i := range r.Live {
 		live := &r.Live[i]
 		found, err := b.replan(ctx, pool, learnt, live.Tokens, old.Plan, solver.ReplanOptions{
-			Options: options, MoveGainPercent: solver.DefaultMoveGainPercent, Choice: solver.Choice{BatchTokens: []int{4096}},
+			Options: options, MoveGainPercent: solver.DefaultMoveGainPercent, PriorPercent: solver.DefaultPriorPercent, Choice: solver.Choice{BatchTokens: []int{4096}},
 		})
 		if err != nil {
 			return err
@@ -199,7 +199,7 @@ func (r *replanResult) add(ctx context.Context, t *trace.Trace, b *replanBench, 
 func (b *replanBench) replan(ctx context.Context, pool, learnt *trace.Trace, tokens int, old *solver.Plan, o solver.ReplanOptions) (*solver.Replanned, error) {
 	if !b.counts {
 		recent := pool.Subset(trace.Sample(pool, pool.AllRequests(), tokens*100/b.train, o.Seed))
-		return solver.Replan(ctx, recent, learnt, solver.DefaultPriorPercent, old, o)
+		return solver.Replan(ctx, recent, learnt, old, o)
 	}
 	recent, err := affinity.CountTokens(ctx, pool, trace.Sample(pool, pool.AllRequests(), tokens, o.Seed))
 	if err != nil {
@@ -209,7 +209,7 @@ func (b *replanBench) replan(ctx context.Context, pool, learnt *trace.Trace, tok
 	if err != nil {
 		return nil, err
 	}
-	return solver.ReplanCounts(ctx, solver.CountedProfile{Layers: recent}, before, solver.DefaultPriorPercent, old, o)
+	return solver.ReplanCounts(ctx, solver.CountedProfile{Layers: recent}, before, old, o)
 }
 
 // rateOf is the local activation rate of a plan on all requests of a trace.

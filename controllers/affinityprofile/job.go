@@ -21,6 +21,7 @@ import (
 	"github.com/semmoe/operator/internal/overlay"
 	"github.com/semmoe/operator/internal/owned"
 	recording "github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/internal/restricted"
 )
 
 const (
@@ -127,17 +128,9 @@ func render(profile *semmoev1.AffinityProfile, to target, attempt int) (*batchv1
 			OwnerReferences: owned.ControllerReference(profile, "AffinityProfile"),
 		},
 		Spec: batchv1.JobSpec{
-			BackoffLimit: ptr.To[int32](0),
-			PodFailurePolicy: &batchv1.PodFailurePolicy{Rules: []batchv1.PodFailurePolicyRule{
-				// An eviction is nobody's fault: the Job controller makes another pod.
-				{Action: batchv1.PodFailurePolicyActionIgnore, OnPodConditions: []batchv1.PodFailurePolicyOnPodConditionsPattern{
-					{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue},
-				}},
-				{Action: batchv1.PodFailurePolicyActionFailJob, OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{
-					ContainerName: ptr.To(profileContainer), Operator: batchv1.PodFailurePolicyOnExitCodesOpIn, Values: []int32{exitInputs, exitEngine},
-				}},
-			}},
-			Template: *template,
+			BackoffLimit:     ptr.To[int32](0),
+			PodFailurePolicy: jobstate.FailurePolicy(profileContainer, exitInputs, exitEngine),
+			Template:         *template,
 		},
 	}, nil
 }
@@ -165,8 +158,8 @@ func recorder(profile *semmoev1.AffinityProfile, to target, timeout time.Duratio
 	} else {
 		args = append(args, fmt.Sprintf("--endpoint=http://%s.%s.svc:%d", profile.Spec.DeploymentRef.Name, profile.Namespace, semmoev1.ServicePort))
 	}
-	security := jobstate.RestrictedContainer()
-	pod := jobstate.RestrictedPod() // the engine in the same pod need not be restricted
+	security := restricted.Container()
+	pod := restricted.Pod() // the engine in the same pod need not be restricted
 	security.RunAsNonRoot, security.RunAsUser, security.SeccompProfile = pod.RunAsNonRoot, pod.RunAsUser, pod.SeccompProfile
 	return corev1.Container{
 		Name:                     profileContainer,

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 
-	"github.com/semmoe/operator/internal/jobstate"
+	"github.com/semmoe/operator/internal/restricted"
 )
 
 const (
@@ -145,7 +145,7 @@ func (s Spec) pod() corev1.PodSpec {
 		RestartPolicy:                corev1.RestartPolicyNever,
 		AutomountServiceAccountToken: ptr.To(false),
 		EnableServiceLinks:           ptr.To(false),
-		SecurityContext:              jobstate.RestrictedPod(),
+		SecurityContext:              restricted.Pod(),
 		NodeSelector:                 s.NodeSelector,
 		// Nodes with devices are often kept for those who ask for the devices.
 		Tolerations: []corev1.Toleration{{Key: s.ResourceName, Operator: corev1.TolerationOpExists}},
@@ -184,7 +184,7 @@ func (s Spec) container() corev1.Container {
 			},
 			Limits: corev1.ResourceList{corev1.ResourceName(s.ResourceName): devices},
 		},
-		SecurityContext: jobstate.RestrictedContainer(),
+		SecurityContext: restricted.Container(),
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: "script", MountPath: scriptPath, ReadOnly: true},
 			{Name: "tmp", MountPath: "/tmp"},

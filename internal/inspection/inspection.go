@@ -18,6 +18,7 @@ import (
 	"github.com/semmoe/operator/internal/jobstate"
 	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/internal/restricted"
 )
 
 // exitInvalid is the exit code by which `semmoe inspect` says that the model itself is at fault.
@@ -188,16 +189,8 @@ func Job(namespace, prefix string, owners []metav1.OwnerReference, objectLabels 
 			OwnerReferences: owners,
 		},
 		Spec: batchv1.JobSpec{
-			BackoffLimit: ptr.To[int32](0),
-			PodFailurePolicy: &batchv1.PodFailurePolicy{Rules: []batchv1.PodFailurePolicyRule{
-				// An eviction is not the model's fault: the Job controller makes another pod.
-				{Action: batchv1.PodFailurePolicyActionIgnore, OnPodConditions: []batchv1.PodFailurePolicyOnPodConditionsPattern{
-					{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue},
-				}},
-				{Action: batchv1.PodFailurePolicyActionFailJob, OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{
-					ContainerName: ptr.To("inspect"), Operator: batchv1.PodFailurePolicyOnExitCodesOpIn, Values: []int32{exitInvalid},
-				}},
-			}},
+			BackoffLimit:     ptr.To[int32](0),
+			PodFailurePolicy: jobstate.FailurePolicy("inspect", exitInvalid),
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: objectLabels},
 				Spec: corev1.PodSpec{
@@ -208,12 +201,12 @@ func Job(namespace, prefix string, owners []metav1.OwnerReference, objectLabels 
 					Affinity:                     inputs.Affinity,
 					Tolerations:                  inputs.Tolerations,
 					ImagePullSecrets:             inputs.PullSecrets,
-					SecurityContext:              jobstate.RestrictedPod(),
+					SecurityContext:              restricted.Pod(),
 					Containers: []corev1.Container{{
 						Name:                     "inspect",
 						Image:                    image,
 						Args:                     args,
-						SecurityContext:          jobstate.RestrictedContainer(),
+						SecurityContext:          restricted.Container(),
 						TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 						Resources: corev1.ResourceRequirements{
 							Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("64Mi")},

@@ -71,37 +71,15 @@ func ExitCode(job *batchv1.Job, pods []*corev1.Pod) int32 {
 	return 0
 }
 
-// RestrictedPod and RestrictedContainer satisfy the restricted pod security standard; 65532 is the user of our image.
-func RestrictedPod() *corev1.PodSecurityContext {
-	return &corev1.PodSecurityContext{
-		RunAsNonRoot:   ptr.To(true),
-		RunAsUser:      ptr.To[int64](65532),
-		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-	}
-}
-
-func RestrictedContainer() *corev1.SecurityContext {
-	return &corev1.SecurityContext{
-		AllowPrivilegeEscalation: ptr.To(false),
-		ReadOnlyRootFilesystem:   ptr.To(true),
-		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-	}
-}
-
-// RestrictedBeside satisfies the standard for a container of ours beside one of the user's, whose pod need not keep to it: what the
-// user says for the whole pod holds for ours too. It names no user, since the volumes may be for the one that the pod names. A pod of
-// root's is not contradicted: the kubelet would refuse to start the container, and such a pod is not admitted where the standard is
-// enforced.
-func RestrictedBeside(pod *corev1.PodSecurityContext) *corev1.SecurityContext {
-	container, ours := RestrictedContainer(), RestrictedPod()
-	if pod == nil {
-		pod = &corev1.PodSecurityContext{}
-	}
-	if pod.RunAsNonRoot == nil && ptr.Deref(pod.RunAsUser, 1) != 0 {
-		container.RunAsNonRoot = ours.RunAsNonRoot
-	}
-	if pod.SeccompProfile == nil {
-		container.SeccompProfile = ours.SeccompProfile
-	}
-	return container
+// FailurePolicy ends a Job whose container ends with one of the final codes: another attempt would end in the same way. An eviction is
+// nobody's fault, and the Job controller makes another pod.
+func FailurePolicy(container string, final ...int32) *batchv1.PodFailurePolicy {
+	return &batchv1.PodFailurePolicy{Rules: []batchv1.PodFailurePolicyRule{
+		{Action: batchv1.PodFailurePolicyActionIgnore, OnPodConditions: []batchv1.PodFailurePolicyOnPodConditionsPattern{
+			{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue},
+		}},
+		{Action: batchv1.PodFailurePolicyActionFailJob, OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{
+			ContainerName: ptr.To(container), Operator: batchv1.PodFailurePolicyOnExitCodesOpIn, Values: final,
+		}},
+	}}
 }

@@ -79,32 +79,15 @@ func TestTerminated(t *testing.T) {
 	}
 }
 
-// A pod that says nothing is made up for; what it says is neither repeated nor contradicted.
-func TestRestrictedBeside(t *testing.T) {
-	localhost := &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeLocalhost, LocalhostProfile: ptr.To("engine.json")}
-	for name, tc := range map[string]struct {
-		pod              *corev1.PodSecurityContext
-		nonRoot, seccomp bool
-	}{
-		"nothing":         {nil, true, true},
-		"a group":         {&corev1.PodSecurityContext{FSGroup: ptr.To[int64](1000)}, true, true},
-		"a user":          {&corev1.PodSecurityContext{RunAsUser: ptr.To[int64](1000)}, true, true},
-		"root":            {&corev1.PodSecurityContext{RunAsUser: ptr.To[int64](0)}, false, true},
-		"maybe root":      {&corev1.PodSecurityContext{RunAsNonRoot: ptr.To(false)}, false, true},
-		"never root":      {&corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true)}, false, true},
-		"its own profile": {&corev1.PodSecurityContext{SeccompProfile: localhost}, true, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, want := RestrictedBeside(tc.pod), RestrictedContainer()
-			if tc.nonRoot {
-				want.RunAsNonRoot = ptr.To(true)
-			}
-			if tc.seccomp {
-				want.SeccompProfile = &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}
-			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-		})
+func TestFailurePolicy(t *testing.T) {
+	rules := FailurePolicy("work", 3, 4).Rules
+	want := []batchv1.PodFailurePolicyRule{
+		{Action: batchv1.PodFailurePolicyActionIgnore, OnPodConditions: []batchv1.PodFailurePolicyOnPodConditionsPattern{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue}}},
+		{Action: batchv1.PodFailurePolicyActionFailJob, OnExitCodes: &batchv1.PodFailurePolicyOnExitCodesRequirement{
+			ContainerName: ptr.To("work"), Operator: batchv1.PodFailurePolicyOnExitCodesOpIn, Values: []int32{3, 4},
+		}},
+	}
+	if diff := cmp.Diff(want, rules); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -24,10 +24,10 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
-	"github.com/semmoe/operator/internal/jobstate"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/overlay"
 	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/restricted"
 )
 
 const (
@@ -312,7 +312,7 @@ func restrict(containers []corev1.Container, users *corev1.PodTemplateSpec) {
 		pod = users.Spec.SecurityContext
 	}
 	for i := range containers {
-		containers[i].SecurityContext = jobstate.RestrictedBeside(pod)
+		containers[i].SecurityContext = restricted.Beside(pod)
 	}
 }
 

@@ -177,6 +177,14 @@ func validate(p *solver.Plan) error {
 	if p.Attention == placement.DataParallel && p.Forecast != solver.Table {
 		return invalidf("forecast %s is for attention %s", p.Forecast, placement.TensorParallel)
 	}
+	if err := validateTables(p); err != nil {
+		return err
+	}
+	return validateFiles(p)
+}
+
+// validateTables checks that there are the tables of attention and forecast, and no others, and each of them.
+func validateTables(p *solver.Plan) error {
 	if (p.Context != nil) != p.Forecast.Contextual() || (p.LookAhead != nil) != (p.Forecast == solver.LookAhead) || (p.LookBack != nil) != (p.Forecast == solver.LookBack) {
 		return invalidf("%s does not hold the tables of forecast %s, and those alone", TablesFile, p.Forecast)
 	}
@@ -195,6 +203,19 @@ func validate(p *solver.Plan) error {
 			return invalidf("%s: %v", TablesFile, err)
 		}
 	}
+	switch {
+	case p.Attention == placement.DataParallel && p.Ranks != nil && p.Tokens == nil:
+		return nil
+	case p.Attention == placement.TensorParallel && p.Tokens != nil && p.Ranks == nil:
+		return nil
+	case p.Attention == placement.DataParallel || p.Attention == placement.TensorParallel:
+		return invalidf("%s does not hold the tables of attention %s, and those alone", TablesFile, p.Attention)
+	}
+	return invalidf("attention is %q; allowed is dp, tp", p.Attention)
+}
+
+// validateFiles checks what plans may have in files of their own.
+func validateFiles(p *solver.Plan) error {
 	if p.Drift != nil {
 		if err := checkDrift(p); err != nil {
 			return invalidf("%s: %v", DriftFile, err)
@@ -210,15 +231,7 @@ func validate(p *solver.Plan) error {
 			return invalidf("%s: %v", HardwareFile, err)
 		}
 	}
-	switch {
-	case p.Attention == placement.DataParallel && p.Ranks != nil && p.Tokens == nil:
-		return nil
-	case p.Attention == placement.TensorParallel && p.Tokens != nil && p.Ranks == nil:
-		return nil
-	case p.Attention == placement.DataParallel || p.Attention == placement.TensorParallel:
-		return invalidf("%s does not hold the tables of attention %s, and those alone", TablesFile, p.Attention)
-	}
-	return invalidf("attention is %q; allowed is dp, tp", p.Attention)
+	return nil
 }
 
 // checkDrift checks the calibration against the ranks that requests of the plan have.

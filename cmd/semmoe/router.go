@@ -21,10 +21,16 @@ import (
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
+// routerFlags are the flags of semmoe router.
+type routerFlags struct {
+	// options hold what flags say as it is; complete adds the rest.
+	options                                       router.Options
+	engine, liveSamples, policy, weights, planDir string
+	gateway                                       gatewayFlags
+}
+
 func newRouterCommand() *cobra.Command {
-	var options router.Options
-	var engineType, liveSamples, policy, weights, planDir string
-	var gateway gatewayFlags
+	var flags routerFlags
 	command := &cobra.Command{
 		Use:   "router",
 		Short: "Send requests to the ranks of engine pods",
@@ -34,77 +40,103 @@ func newRouterCommand() *cobra.Command {
 			"InferencePool, and chooses for a gateway such as Envoy.",
 		Args: usageArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			if options.Namespace == "" || options.Selector == "" {
-				return errors.New("--namespace and --selector are required: they find the engine pods")
-			}
-			adapter, err := registry.For(engineType)
-			if err != nil {
+			if err := flags.complete(); err != nil {
 				return err
 			}
-			if options.SamplePercent < 0 || options.SamplePercent > 100 {
-				return fmt.Errorf("--sample-percent is %d: want 0 to 100", options.SamplePercent)
-			}
-			if options.SamplePercent > 0 && !adapter.TellsExperts() {
-				return fmt.Errorf("--sample-percent is %d: engine %s does not tell the experts of a request; want 0", options.SamplePercent, engineType)
-			}
-			if options.LiveSamples, err = livesamples.Parse(liveSamples); err != nil {
-				return fmt.Errorf("--live-samples: %w", err)
-			}
-			if options.EndpointPicker, err = gateway.options(); err != nil {
-				return err
-			}
-			if options.Pool.Policy, err = dispatch.ParsePolicy(policy); err != nil {
-				return fmt.Errorf("--policy: %w", err)
-			}
-			if options.Pool.Weights, err = dispatch.ParseWeights(weights); err != nil {
-				return fmt.Errorf("--weights: %w", err)
-			}
-			if planDir != "" {
-				mounted, err := bundle.Check(planDir, "")
-				if err != nil {
-					return fmt.Errorf("--default-plan-dir: %w", err)
-				}
-				options.DefaultPlan = string(mounted.Digest)
-			}
-			options.FetchPlan = planFetcher(options.Namespace)
-			options.RankHeader, options.RoutingKeyHeader, options.RoutedExperts = adapter.RankHeader, adapter.RoutingKeyHeader, adapter.RoutedExperts
-			options.TokenizePath = adapter.Generation.TokenizePath
-			rest, err := config.GetConfig()
-			if err != nil {
-				return err
-			}
-			clients, err := kubernetes.NewForConfig(rest)
-			if err != nil {
-				return err
-			}
-			return router.Run(withLogger(command.Context(), "router"), clients, options)
+			return flags.run(command.Context())
 		},
 	}
-	flags := command.Flags()
-	flags.StringVar(&options.Namespace, "namespace", "", "namespace of the engine pods")
-	flags.StringVar(&options.Selector, "selector", "", "label selector of the engine pods")
-	flags.StringVar(&options.Host, "host", "", "address to listen on (default: all)")
-	flags.IntVar(&options.Port, "port", 8000, "port for clients")
-	flags.IntVar(&options.MetricsPort, "metrics-port", 9090, "port for /healthz, /readyz and /metrics")
-	flags.StringVar(&options.SnapshotDir, "snapshot-dir", "/var/lib/semmoe", "directory in which the last known endpoints and the plans are kept, so that the router can start without the API server")
-	flags.StringVar(&options.TablesFile, "tables-file", "", "JSON object that says, by the digest of a plan that pods name, of which plan with the same layout the tables are used in the place of its own; read every few seconds, and may be absent")
-	flags.StringVar(&planDir, "default-plan-dir", "", "directory with the mounted ConfigMap of a plan, under which those pods serve that name none themselves; for pods that no MoEDeployment has made")
-	flags.StringVar(&engineType, "engine", "SGLang", "type of the engines: "+registry.Types())
-	flags.IntVar(&options.SamplePercent, "sample-percent", 0, "share of requests of which the engine is asked for the experts that their tokens activated")
-	flags.StringVar(&liveSamples, "live-samples", string(livesamples.Counts), "what is kept of the tokens of sampled requests: counts of token ids, experts and hashed bigrams; sequences, which also keeps prompts and answers as token ids; or none")
-	defaults := router.DefaultPoolOptions()
-	flags.StringVar(&policy, "policy", string(defaults.Policy), "how ranks are chosen: price, masked, round-robin, least-loaded or prefix")
-	flags.Float64Var(&options.Pool.Cap, "cap", defaults.Cap, "largest load of a rank over the last 128 requests, in fair shares (policies price and prefix)")
-	flags.StringVar(&weights, "weights", "", "weights of what speaks for a rank, as in affinity=1,prefix=1,load=1,wait=1; 1 is as modelled in microseconds, 0 leaves it out (policy price)")
-	flags.IntVar(&options.Pool.PendingLimitPerRank, "pending-limit-per-rank", 0, "requests that a rank of a pod may have at a time; when all have as many, clients are answered 429. 0 is no limit")
-	flags.IntVar(&options.Pool.CacheTokensPerRank, "cache-tokens-per-rank", defaults.CacheTokensPerRank, "tokens that a rank keeps in its KV cache, as far as the router knows")
-	flags.Int64Var(&options.MaxBodyBytes, "max-body-bytes", 32<<20, "largest request body that is accepted")
-	flags.DurationVar(&options.EndpointWait, "endpoint-wait", 10*time.Second, "how long a request waits for a ready pod before it is answered with 503")
-	flags.DurationVar(&options.ClientTimeout, "client-timeout", time.Minute, "how long a client may take to send a body, and how long it may take nothing of an answer; 0 for ever")
-	flags.DurationVar(&options.ShutdownDelay, "shutdown-delay", 0, "how long the router takes new connections after SIGTERM although it is no longer ready; for where nothing else, such as a preStop hook, lets load balancers see first that it goes")
-	flags.DurationVar(&options.DrainTimeout, "drain-timeout", 5*time.Minute, "how long running requests may take after that")
-	gateway.add(command)
+	flags.add(command)
 	return command
+}
+
+func (f *routerFlags) add(command *cobra.Command) {
+	flags := command.Flags()
+	flags.StringVar(&f.options.Namespace, "namespace", "", "namespace of the engine pods")
+	flags.StringVar(&f.options.Selector, "selector", "", "label selector of the engine pods")
+	flags.StringVar(&f.options.Host, "host", "", "address to listen on (default: all)")
+	flags.IntVar(&f.options.Port, "port", 8000, "port for clients")
+	flags.IntVar(&f.options.MetricsPort, "metrics-port", 9090, "port for /healthz, /readyz and /metrics")
+	flags.StringVar(&f.options.SnapshotDir, "snapshot-dir", "/var/lib/semmoe", "directory in which the last known endpoints and the plans are kept, so that the router can start without the API server")
+	flags.StringVar(&f.options.TablesFile, "tables-file", "", "JSON object that says, by the digest of a plan that pods name, of which plan with the same layout the tables are used in the place of its own; read every few seconds, and may be absent")
+	flags.StringVar(&f.planDir, "default-plan-dir", "", "directory with the mounted ConfigMap of a plan, under which those pods serve that name none themselves; for pods that no MoEDeployment has made")
+	flags.StringVar(&f.engine, "engine", "SGLang", "type of the engines: "+registry.Types())
+	flags.IntVar(&f.options.SamplePercent, "sample-percent", 0, "share of requests of which the engine is asked for the experts that their tokens activated")
+	flags.StringVar(&f.liveSamples, "live-samples", string(livesamples.Counts), "what is kept of the tokens of sampled requests: counts of token ids, experts and hashed bigrams; sequences, which also keeps prompts and answers as token ids; or none")
+	defaults := router.DefaultPoolOptions()
+	flags.StringVar(&f.policy, "policy", string(defaults.Policy), "how ranks are chosen: price, masked, round-robin, least-loaded or prefix")
+	flags.Float64Var(&f.options.Pool.Cap, "cap", defaults.Cap, "largest load of a rank over the last 128 requests, in fair shares (policies price and prefix)")
+	flags.StringVar(&f.weights, "weights", "", "weights of what speaks for a rank, as in affinity=1,prefix=1,load=1,wait=1; 1 is as modelled in microseconds, 0 leaves it out (policy price)")
+	flags.IntVar(&f.options.Pool.PendingLimitPerRank, "pending-limit-per-rank", 0, "requests that a rank of a pod may have at a time; when all have as many, clients are answered 429. 0 is no limit")
+	flags.IntVar(&f.options.Pool.CacheTokensPerRank, "cache-tokens-per-rank", defaults.CacheTokensPerRank, "tokens that a rank keeps in its KV cache, as far as the router knows")
+	flags.Int64Var(&f.options.MaxBodyBytes, "max-body-bytes", 32<<20, "largest request body that is accepted")
+	flags.DurationVar(&f.options.EndpointWait, "endpoint-wait", 10*time.Second, "how long a request waits for a ready pod before it is answered with 503")
+	flags.DurationVar(&f.options.ClientTimeout, "client-timeout", time.Minute, "how long a client may take to send a body, and how long it may take nothing of an answer; 0 for ever")
+	flags.DurationVar(&f.options.ShutdownDelay, "shutdown-delay", 0, "how long the router takes new connections after SIGTERM although it is no longer ready; for where nothing else, such as a preStop hook, lets load balancers see first that it goes")
+	flags.DurationVar(&f.options.DrainTimeout, "drain-timeout", 5*time.Minute, "how long running requests may take after that")
+	f.gateway.add(command)
+}
+
+// complete checks the flags, and makes the options of what they say.
+func (f *routerFlags) complete() (err error) {
+	o := &f.options
+	if o.Namespace == "" || o.Selector == "" {
+		return errors.New("--namespace and --selector are required: they find the engine pods")
+	}
+	if err := f.completeEngine(); err != nil {
+		return err
+	}
+	if o.LiveSamples, err = livesamples.Parse(f.liveSamples); err != nil {
+		return fmt.Errorf("--live-samples: %w", err)
+	}
+	if o.EndpointPicker, err = f.gateway.options(); err != nil {
+		return err
+	}
+	if o.Pool.Policy, err = dispatch.ParsePolicy(f.policy); err != nil {
+		return fmt.Errorf("--policy: %w", err)
+	}
+	if o.Pool.Weights, err = dispatch.ParseWeights(f.weights); err != nil {
+		return fmt.Errorf("--weights: %w", err)
+	}
+	if f.planDir != "" {
+		mounted, err := bundle.Check(f.planDir, "")
+		if err != nil {
+			return fmt.Errorf("--default-plan-dir: %w", err)
+		}
+		o.DefaultPlan = string(mounted.Digest)
+	}
+	o.FetchPlan = planFetcher(o.Namespace)
+	return nil
+}
+
+// completeEngine adds what is known about engines of the type, and refuses what they cannot do.
+func (f *routerFlags) completeEngine() error {
+	o := &f.options
+	adapter, err := registry.For(f.engine)
+	if err != nil {
+		return err
+	}
+	if o.SamplePercent < 0 || o.SamplePercent > 100 {
+		return fmt.Errorf("--sample-percent is %d: want 0 to 100", o.SamplePercent)
+	}
+	if o.SamplePercent > 0 && !adapter.TellsExperts() {
+		return fmt.Errorf("--sample-percent is %d: engine %s does not tell the experts of a request; want 0", o.SamplePercent, f.engine)
+	}
+	o.RankHeader, o.RoutingKeyHeader, o.RoutedExperts = adapter.RankHeader, adapter.RoutingKeyHeader, adapter.RoutedExperts
+	o.TokenizePath = adapter.Generation.TokenizePath
+	return nil
+}
+
+func (f *routerFlags) run(ctx context.Context) error {
+	rest, err := config.GetConfig()
+	if err != nil {
+		return err
+	}
+	clients, err := kubernetes.NewForConfig(rest)
+	if err != nil {
+		return err
+	}
+	return router.Run(withLogger(ctx, "router"), clients, f.options)
 }
 
 // mostFallbacks bounds a header: who has tried so many endpoints has no use for another.

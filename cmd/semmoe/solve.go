@@ -75,13 +75,7 @@ func newSolveCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if options.Hardware, err = readHardware(flags.hardware); err != nil {
-				return err
-			}
-			if err := plan.CheckDirectory(flags.out); err != nil {
-				return usageErrorf("--out: %w", err)
-			}
-			return solve(cmd.Context(), flags.trace, flags.withoutDomains, flags.out, options, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return flags.run(cmd.Context(), options, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return codedError{err, exitUsage} })
@@ -224,45 +218,20 @@ type solveReport struct {
 	Seconds       float64             `json:"seconds"`
 }
 
-func solve(ctx context.Context, tracePath string, withoutDomains []string, out string, o solver.Options, stdout, stderr io.Writer) error {
-	begin := time.Now()
-	t, err := trace.Open(ctx, tracePath)
-	if err != nil {
-		return inputError(err)
-	}
-	leave, err := domainIndices(t, withoutDomains)
-	if err != nil {
-		return usageErrorf("--without-domains: %w", err)
-	}
-	if len(leave) > 0 {
-		t = without(t, leave)
-	}
-	if t.Requests() == 0 {
-		return usageErrorf("--without-domains names all domains; some must be left to learn from")
-	}
-	if err := placement.CheckRanks(o.Ranks, t.Model.Experts); err != nil {
-		return usageErrorf("--ep: %w", err)
-	}
-	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots); err != nil {
-		return usageErrorf("--redundant-slots: %w", err)
-	}
-	if err := solver.CheckForecast(o.Forecast, o.Ranks, t); err != nil {
-		return usageErrorf("--forecast %s: %w", o.Forecast, err)
-	}
-	if err := checkEmbeddings(o.Embeddings, t.Model.Vocabulary); err != nil {
+func (f *solveFlags) run(ctx context.Context, o solver.Options, stdout, stderr io.Writer) (err error) {
+	if o.Hardware, err = readHardware(f.hardware); err != nil {
 		return err
 	}
-	if err := placement.CheckConstraints(o.Algorithm, o.Constraints, t.Model.Layers, t.Model.Experts, o.Ranks, o.RedundantSlots, o.Current != nil); err != nil {
-		return codedError{err, exitUsage}
+	if err := plan.CheckDirectory(f.out); err != nil {
+		return usageErrorf("--out: %w", err)
 	}
-	if o.PreserveGroups {
-		groups, err := t.Model.Groups()
-		if err != nil {
-			return inputError(err)
-		}
-		if err := placement.CheckGroups(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots, groups); err != nil {
-			return usageErrorf("--preserve-groups: %w", err)
-		}
+	begin := time.Now()
+	t, err := f.open(ctx)
+	if err != nil {
+		return err
+	}
+	if err := checkAgainst(t, o); err != nil {
+		return err
 	}
 	bar := newProgressBar(stderr)
 	o.Progress = bar.show
@@ -296,11 +265,60 @@ func solve(ctx context.Context, tracePath string, withoutDomains []string, out s
 		return err
 	}
 	report = append(report, '\n')
-	if err := plan.Write(out, artifact, report); err != nil {
+	if err := plan.Write(f.out, artifact, report); err != nil {
 		return fmt.Errorf("--out: %w", err)
 	}
 	_, err = stdout.Write(report)
 	return err
+}
+
+// open reads the trace, without the domains to leave out.
+func (f *solveFlags) open(ctx context.Context) (*trace.Trace, error) {
+	t, err := trace.Open(ctx, f.trace)
+	if err != nil {
+		return nil, inputError(err)
+	}
+	leave, err := domainIndices(t, f.withoutDomains)
+	if err != nil {
+		return nil, usageErrorf("--without-domains: %w", err)
+	}
+	if len(leave) > 0 {
+		t = without(t, leave)
+	}
+	if t.Requests() == 0 {
+		return nil, usageErrorf("--without-domains names all domains; some must be left to learn from")
+	}
+	return t, nil
+}
+
+// checkAgainst refuses what cannot be had for the model of the trace.
+func checkAgainst(t *trace.Trace, o solver.Options) error {
+	if err := placement.CheckRanks(o.Ranks, t.Model.Experts); err != nil {
+		return usageErrorf("--ep: %w", err)
+	}
+	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots); err != nil {
+		return usageErrorf("--redundant-slots: %w", err)
+	}
+	if err := solver.CheckForecast(o.Forecast, o.Ranks, t); err != nil {
+		return usageErrorf("--forecast %s: %w", o.Forecast, err)
+	}
+	if err := checkEmbeddings(o.Embeddings, t.Model.Vocabulary); err != nil {
+		return err
+	}
+	if err := placement.CheckConstraints(o.Algorithm, o.Constraints, t.Model.Layers, t.Model.Experts, o.Ranks, o.RedundantSlots, o.Current != nil); err != nil {
+		return codedError{err, exitUsage}
+	}
+	if !o.PreserveGroups {
+		return nil
+	}
+	groups, err := t.Model.Groups()
+	if err != nil {
+		return inputError(err)
+	}
+	if err := placement.CheckGroups(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots, groups); err != nil {
+		return usageErrorf("--preserve-groups: %w", err)
+	}
+	return nil
 }
 
 // progressBar shows one line of progress on a terminal, and nothing elsewhere.

@@ -44,8 +44,9 @@ func (m Moments) Validate() error {
 // Service is how inference requests to a revision went, sampled or not. Times are in seconds, from when a request was sent to
 // the pod; each request counts once in each of them, because tokens of one answer are alike.
 type Service struct {
-	// Requests were sent to a pod; one that was sent to several counts for each. Failures are those of them that it answered by
-	// a 5xx status, or whose connection it refused or broke, whether the client saw that or another pod answered in its stead.
+	// Requests were sent to a pod. Failures are those of them that it answered by a 5xx status, or whose connection it refused or
+	// broke, whether the client saw that or another pod answered in its stead. One that was sent to several pods counts for each
+	// that answers it, and once for all of a revision that do not.
 	// A request that the client is to blame for (4xx), or that the client leaves, is no failure.
 	Requests int64 `json:"requests"`
 	Failures int64 `json:"failures"`

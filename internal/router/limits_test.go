@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"net/http/httptrace"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/wire"
 )
@@ -309,6 +311,73 @@ func TestPodsThatDoNotCome(t *testing.T) {
 				t.Errorf("%s: %s", response.Status, body)
 			}
 			eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
+		})
+	}
+}
+
+// A request that waits for pods that load asks them ever more seldom, and finds them when they have loaded.
+func TestAsksLoadingPodsSeldom(t *testing.T) {
+	var calls, until atomic.Int32
+	engine := newEngine(t, "a", 2, func(w http.ResponseWriter, _ *http.Request) {
+		if calls.Add(1) <= until.Load() {
+			http.Error(w, "the engine is shutting down", http.StatusServiceUnavailable)
+		}
+	})
+	router, _ := limitedRouter(t, ProxyOptions{EndpointWait: 1400 * time.Millisecond}, engine)
+	until.Store(1000)
+	if response, _ := post(t, router.URL+"/v1/completions", `{}`); response.StatusCode != http.StatusServiceUnavailable || calls.Load() > 4 {
+		t.Errorf("%s after %d attempts, want 503 after 4", response.Status, calls.Load())
+	}
+	calls.Store(0)
+	until.Store(3)
+	if response, _ := post(t, router.URL+"/v1/completions", `{}`); response.StatusCode != http.StatusOK {
+		t.Errorf("%s after %d attempts, want the answer of the fourth", response.Status, calls.Load())
+	}
+}
+
+// A pod whose queue is full is asked once. Where others can take the request they get it; else the client is told at once.
+func TestFullQueues(t *testing.T) {
+	var calls atomic.Int32
+	says := func(name string, code int, text string) discovery.Backend {
+		pod := newEngine(t, name, 0, func(w http.ResponseWriter, _ *http.Request) {
+			calls.Add(1)
+			http.Error(w, text, code)
+		})
+		pod.Revision = "r"
+		return pod
+	}
+	full := func(name string) discovery.Backend {
+		return says(name, http.StatusServiceUnavailable, `{"detail":"The request queue is full."}`)
+	}
+	served, once := lar.Service{Requests: 1}, lar.Service{Requests: 1, Failures: 1}
+	for name, tc := range map[string]struct {
+		pods  []discovery.Backend
+		code  int
+		most  int32 // attempts
+		total []lar.Service
+	}{
+		"one":         {[]discovery.Backend{full("a")}, 429, 1, []lar.Service{once}},
+		"all":         {[]discovery.Backend{full("a"), full("b"), full("c")}, 429, 3, []lar.Service{once}},
+		"one loads":   {[]discovery.Backend{full("a"), says("b", 503, "loading")}, 429, 2, []lar.Service{once}},
+		"one is gone": {[]discovery.Backend{full("a"), {Pod: "b", Address: "127.0.0.1:1", Revision: "r"}}, 429, 1, []lar.Service{once}},
+		"one serves":  {[]discovery.Backend{full("a"), says("b", 200, "{}")}, 200, 2, []lar.Service{served, {Requests: 2, Failures: 1}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			calls.Store(0)
+			pool := newPool(tc.pods...)
+			url, observations := proxyServer(t, pool, ProxyOptions{MaxBodyBytes: 1 << 10, EndpointWait: time.Minute})
+			response, body := post(t, url+"/v1/completions", `{"prompt":"x"}`)
+			if response.StatusCode != tc.code || calls.Load() > tc.most {
+				t.Errorf("%s after %d attempts: %s; want status %d after at most %d", response.Status, calls.Load(), body, tc.code, tc.most)
+			}
+			if tc.code == 429 && (response.Header.Get("Retry-After") == "" || !strings.Contains(body, "queues of the serving pods are full")) {
+				t.Errorf("Retry-After %q: %s", response.Header.Get("Retry-After"), body)
+			}
+			eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
+			got := servedBy(t, observations)["r"]
+			if got.Answer = (lar.Moments{}); !slices.Contains(tc.total, got) {
+				t.Errorf("counted as %+v, want one of %+v", got, tc.total)
+			}
 		})
 	}
 }

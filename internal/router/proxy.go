@@ -160,11 +160,20 @@ var (
 	errNoBackend  = errors.New("no serving pod is ready")
 	errNoTeller   = errors.New("no serving pod is ready whose routed experts can be told by their logical ids")
 	errUnanswered = errors.New("the request was sent to serving pods, and none of them answered")
+	errQueueFull  = errors.New("the request queues of the serving pods are full")
 )
 
 // attemptsOnceSent bounds how many pods get a request of which each but the last broke the connection. It may be the
 // request that breaks them, and all of them must not go down with it.
 const attemptsOnceSent = 3
+
+const (
+	// firstPause is how long a request waits before it is sent to all pods again; it doubles each time, up to longestPause.
+	firstPause   = 100 * time.Millisecond
+	longestPause = time.Second
+	// refusalBytes is how much of a refusal is read to learn its reason.
+	refusalBytes = 4 << 10
+)
 
 // sender is the RoundTripper that finds a rank for each request, and another where the first cannot be reached.
 type sender struct {
@@ -204,9 +213,9 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 	start, body := time.Now(), client.BodyOf(in)
 	request := s.read(in.Context(), in.URL.Path, in.Header.Get(HeaderRequestID), body)
 	deadline := start.Add(s.options.EndpointWait)
-	tried := map[string]bool{}
+	tries := newTries()
 	for sent := 0; ; {
-		lease, ok := s.acquire(in.Context(), deadline, request, tried)
+		lease, ok := s.acquire(in.Context(), deadline, request, tries)
 		switch {
 		case !ok && request.refused != nil:
 			return nil, request.refused
@@ -228,14 +237,15 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 			return response, nil
 		}
 		if response != nil {
+			tries.full = tries.full || saysFull(response)
 			response.Body.Close()
 		}
 		if in.Context().Err() != nil {
 			return nil, in.Context().Err()
 		}
 		s.failed(request, lease)
-		tried[lease.endpoint()] = true
-		if err == nil { // a pod that says 503 is loading or draining
+		tries.endpoints[lease.endpoint()] = true
+		if err == nil { // a pod that says 503 is loading or draining, or has enough to do
 			s.metrics.retries.WithLabelValues(retryUnavailable).Inc()
 			continue
 		}
@@ -279,30 +289,58 @@ func (s *sender) account(r *request, lease *Lease) {
 	}
 }
 
+// tries are what came of sending a request to the pods of the present round, in which each gets it once.
+type tries struct {
+	endpoints map[string]bool
+	// full tells that one of them serves, and has too long a queue.
+	full bool
+	// pause is how long the next round is waited for.
+	pause time.Duration
+}
+
+func newTries() *tries { return &tries{endpoints: map[string]bool{}, pause: firstPause} }
+
+// again begins another round.
+func (t *tries) again() {
+	clear(t.endpoints)
+	t.pause = min(2*t.pause, longestPause)
+}
+
+// saysFull tells that a pod refuses a request because too many wait. Engines say that with the status of one that loads or
+// drains, and in words.
+func saysFull(response *http.Response) bool {
+	text, _ := io.ReadAll(io.LimitReader(response.Body, refusalBytes)) // what has come says enough
+	return bytes.Contains(bytes.ToLower(text), []byte("queue is full"))
+}
+
 // acquire takes a rank of a pod that was not tried, or, once all were, waits a moment and tries all of them again: what
-// was unreachable may be a pod that has just gone, whose successor comes up at this moment. It gives up at the deadline.
-func (s *sender) acquire(ctx context.Context, deadline time.Time, r *request, tried map[string]bool) (*Lease, bool) {
-	if lease, ok := s.pool.acquire(r, tried); ok {
+// was unreachable may be a pod that has just gone, whose successor comes up at this moment. It gives up at the deadline, and at
+// once where pods are there whose queues are full: to ask them again and again would only add to what they have to do.
+func (s *sender) acquire(ctx context.Context, deadline time.Time, r *request, tries *tries) (*Lease, bool) {
+	if lease, ok := s.pool.acquire(r, tries.endpoints); ok {
 		return lease, true
+	}
+	if tries.full {
+		r.refused = errQueueFull
 	}
 	if r.refused != nil {
 		return nil, false
 	}
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	if len(tried) == 0 {
-		return s.pool.wait(ctx, r, tried)
+	if len(tries.endpoints) == 0 {
+		return s.pool.wait(ctx, r, nil)
 	}
-	pause, cancelPause := context.WithTimeout(ctx, 100*time.Millisecond)
+	pause, cancelPause := context.WithTimeout(ctx, tries.pause)
 	defer cancelPause()
-	if lease, ok := s.pool.wait(pause, r, tried); ok {
+	if lease, ok := s.pool.wait(pause, r, tries.endpoints); ok {
 		return lease, true
 	}
 	if ctx.Err() != nil {
 		return nil, false
 	}
-	clear(tried)
-	return s.pool.wait(ctx, r, tried)
+	tries.again()
+	return s.pool.wait(ctx, r, nil)
 }
 
 // attempt sends a request to the place of its lease, and says what was done to know its experts, and when it was sent. What may have
@@ -393,7 +431,7 @@ func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Lo
 	case errors.Is(err, errNoBackend), errors.Is(err, errNoTeller):
 		w.Header().Set("Retry-After", "5")
 		wire.WriteError(w, http.StatusServiceUnavailable, wire.Unavailable, err.Error()+": try again later")
-	case errors.Is(err, errAllFull):
+	case errors.Is(err, errAllFull), errors.Is(err, errQueueFull):
 		w.Header().Set("Retry-After", "1")
 		wire.WriteError(w, http.StatusTooManyRequests, wire.RateLimited, err.Error()+": try again later")
 	default:

@@ -41,6 +41,8 @@ type request struct {
 	rank      int
 	// refused says why the latest attempt to take a place has failed, where it is not that there is none.
 	refused error
+	// failedBy are the revisions whose pods have failed to serve it.
+	failedBy []string
 }
 
 // forecast is what a layout says of a request.

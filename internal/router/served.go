@@ -3,6 +3,7 @@ package router
 import (
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/semmoe/operator/internal/lar"
@@ -31,11 +32,15 @@ func (s *sender) follow(gone func() bool, response *http.Response, r *request, l
 	return body
 }
 
-// failed counts an inference request that a pod has failed to serve.
+// failed counts an inference request that a pod has failed to serve: once for a revision, however often the request is sent to its
+// pods, since revisions are judged by the share of requests that they fail.
 func (s *sender) failed(r *request, lease *Lease) {
-	if r.inference {
-		s.observations.served(lease.Backend.Revision, lar.Service{Requests: 1, Failures: 1})
+	revision := lease.Backend.Revision
+	if !r.inference || slices.Contains(r.failedBy, revision) {
+		return
 	}
+	r.failedBy = append(r.failedBy, revision)
+	s.observations.served(revision, lar.Service{Requests: 1, Failures: 1})
 }
 
 // served counts a request to a revision that has ended.

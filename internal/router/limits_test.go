@@ -382,6 +382,28 @@ func TestFullQueues(t *testing.T) {
 	}
 }
 
+// The client is told the id of its request once, also where the engine repeats it.
+func TestRequestIDComesBackOnce(t *testing.T) {
+	engine := newEngine(t, "a", 1, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(HeaderRequestID, r.Header.Get(HeaderRequestID))
+	})
+	router, _ := limitedRouter(t, ProxyOptions{EndpointWait: time.Second}, engine)
+	for _, id := range []string{"", "mine"} {
+		request, _ := http.NewRequest(http.MethodPost, router.URL+"/v1/completions", strings.NewReader(`{}`))
+		if id != "" {
+			request.Header.Set(HeaderRequestID, id)
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if got := response.Header.Values(HeaderRequestID); len(got) != 1 || id != "" && got[0] != id {
+			t.Errorf("a request with id %q is answered with %q", id, got)
+		}
+	}
+}
+
 // Headers by which a request is traced arrive as they are; those of one connection do not.
 func TestPassesTracesOn(t *testing.T) {
 	headers := make(chan http.Header, 1)

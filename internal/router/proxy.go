@@ -398,6 +398,7 @@ func (s *sender) routingKey(header http.Header, r *request, lease *Lease) (key s
 func (l *Lease) mark(header http.Header) {
 	header.Set(HeaderPod, l.Backend.Pod)
 	header.Set(HeaderRank, rankLabel(l.Rank))
+	header.Del(HeaderRequestID) // the client is told it already, whether or not the engine repeats it
 	header.Del(HeaderPlan)
 	if l.scored {
 		header.Set(HeaderPlan, artifact.Digest(l.layout.Tables).Short())

@@ -357,6 +357,27 @@ func TestEstimateTokens(t *testing.T) {
 	}
 }
 
+// An image counts for what a model makes of it, however long it is on the wire, with the text beside it or without.
+func TestLoadOfImages(t *testing.T) {
+	const text = `{"messages":[{"content":[{"type":"text","text":"what is this"}%s]}],"max_tokens":0}`
+	image := `,{"type":"image_url","image_url":{"url":"data:image/png;base64,` + strings.Repeat("A", 3<<20) + `"}}`
+	p, _ := solved(t)
+	load := func(parts string) (estimated, scored int64) {
+		r := newRequest("/v1/chat/completions", "", fmt.Appendf(nil, text, parts))
+		if r.score(p.layout); r.forecast.scores == nil {
+			t.Fatalf("the text is not scored: %s", r.forecast.unscored)
+		}
+		return r.tokens, r.forecast.tokens
+	}
+	bare, bareScored := load("")
+	for images := range 3 {
+		estimated, scored := load(strings.Repeat(image, images))
+		if want := int64(images) * wire.MediaTokens; estimated != bare+want || scored != bareScored+want {
+			t.Errorf("%d images: a load of %d, scored %d; want %d, %d", images, estimated, scored, bare+want, bareScored+want)
+		}
+	}
+}
+
 // Of a long prompt a part is scored, and all of it is load.
 func TestLoadOfALongPrompt(t *testing.T) {
 	const more = 100

@@ -70,8 +70,9 @@ func newRequest(path, id string, data []byte) *request {
 	}
 	b := wire.ParseBody(data)
 	r.output = b.Output(path)
-	r.tokens = int64(len(data)/wire.BytesPerToken) + r.output + 1
 	r.prompt = wire.PromptOf(path, b)
+	media := r.prompt.Media
+	r.tokens = int64((len(data)-media.Bytes)/wire.BytesPerToken) + media.Tokens() + r.output + 1
 	return r
 }
 
@@ -88,7 +89,7 @@ func (r *request) score(l *plans.Layout) {
 	}
 	if f.scores != nil {
 		f.best = slices.Index(f.scores, slices.Max(f.scores))
-		f.tokens = int64(len(ids)+from.More) + r.output + 1
+		f.tokens = int64(len(ids)+from.More) + r.prompt.Media.Tokens() + r.output + 1
 		if r.sampled {
 			f.known, f.pairs = l.Known(ids)
 		}

@@ -3,6 +3,7 @@ package wire
 import (
 	"bytes"
 	"math"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -14,7 +15,20 @@ const (
 	// readBytes the text that is tokenized for that.
 	ReadTokens = 128 << 10
 	readBytes  = ReadTokens * BytesPerToken
+	// MediaTokens is what a part of a prompt that is no text is taken to be: about what models make of an image. How long it is on
+	// the wire says nothing of that.
+	MediaTokens = 1024
 )
+
+// mediaMembers are the members of a body that hold images, videos or sounds: one, those of a prompt, or lists of those of several
+// prompts. embedMembers hold what an encoder has made of such.
+var (
+	mediaMembers = []string{"image_data", "video_data", "audio_data"}
+	embedMembers = []string{"input_embeds", "prompt_embeds"}
+)
+
+// textMembers are those of a message's part that is text.
+var textMembers = []string{"text", "refusal", "thinking"}
 
 // Prompt is the beginning of what a request gives the model to read: texts to be tokenized one by one, or token ids.
 type Prompt struct {
@@ -24,6 +38,33 @@ type Prompt struct {
 	More int
 	// Nested tells that ids were read from a list of lists: there may be several prompts.
 	Nested bool
+	// Media are the parts that are no text.
+	Media Media
+}
+
+// Media are parts of a prompt that are no text: how many there are, and how long they are on the wire.
+type Media struct{ Parts, Bytes int }
+
+// Tokens is what they are taken to be.
+func (m Media) Tokens() int64 { return int64(m.Parts) * MediaTokens }
+
+func (m *Media) add(part []byte) {
+	m.Parts++
+	m.Bytes += len(part)
+}
+
+// addLists adds a value, or each element of lists that are nested so deep.
+func (m *Media) addLists(value []byte, depth int) {
+	elements, ok := jsonscan.Array(value, nil)
+	switch {
+	case len(value) == 0 || string(value) == "null":
+	case !ok || depth == 0:
+		m.add(value)
+	default:
+		for _, at := range elements {
+			m.addLists(value[at.Start:at.End], depth-1)
+		}
+	}
 }
 
 // Empty tells that nothing could be read.
@@ -53,18 +94,28 @@ func promptOfTexts(texts []string) Prompt {
 
 // PromptOf is the prompt in the body of an inference route; it is empty where its tokens cannot be told.
 func PromptOf(path string, b Body) Prompt {
+	var p Prompt
 	switch path {
 	case "/v1/completions":
-		return promptOfValue(b.get("prompt"))
+		p = promptOfValue(b.get("prompt"))
 	case "/v1/chat/completions":
-		return promptOfTexts(messageTexts(b.get("messages")))
+		texts, media := messageParts(b.get("messages"))
+		p = promptOfTexts(texts)
+		p.Media = media
 	case "/generate":
-		if p := promptOfValue(b.get("text")); !p.Empty() {
-			return p
+		if p = promptOfValue(b.get("text")); p.Empty() {
+			p = promptOfValue(b.get("input_ids"))
 		}
-		return promptOfValue(b.get("input_ids"))
+	default:
+		return p
 	}
-	return Prompt{}
+	for _, name := range mediaMembers {
+		p.Media.addLists(b.get(name), 2)
+	}
+	for _, name := range embedMembers {
+		p.Media.addLists(b.get(name), 0)
+	}
+	return p
 }
 
 // promptOfValue reads a string, a list of strings, a list of token ids, or a list of such lists.
@@ -122,11 +173,10 @@ func PromptOfIDs(value []byte) Prompt {
 	return p
 }
 
-// messageTexts are the texts of chat messages. The chat template's own text is left out: it is the same for all
-// requests, so it would not tell one rank from another.
-func messageTexts(messages []byte) []string {
+// messageParts are the texts of chat messages, and what else there is in them. The chat template's own text is left out: it is the
+// same for all requests, so it would not tell one rank from another.
+func messageParts(messages []byte) (texts []string, media Media) {
 	list, _ := jsonscan.Array(messages, nil)
-	var texts []string
 	for _, at := range list {
 		content := ParseBody(messages[at.Start:at.End]).get("content")
 		if text, ok := jsonscan.String(content); ok {
@@ -134,11 +184,20 @@ func messageTexts(messages []byte) []string {
 			continue
 		}
 		parts, _ := jsonscan.Array(content, nil)
-		for _, part := range parts {
-			if text, ok := jsonscan.String(ParseBody(content[part.Start:part.End]).get("text")); ok {
+		for _, at := range parts {
+			part := content[at.Start:at.End]
+			body := ParseBody(part)
+			if text, ok := jsonscan.String(body.get("text")); ok {
 				texts = append(texts, text)
+			} else if body.isMedia() {
+				media.add(part)
 			}
 		}
 	}
-	return texts
+	return texts, media
+}
+
+// isMedia tells that a part of a message is of a kind that is no text.
+func (b Body) isMedia() bool {
+	return len(b.members) > 0 && !slices.ContainsFunc(textMembers, func(name string) bool { return b.get(name) != nil })
 }

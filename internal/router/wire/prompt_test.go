@@ -20,22 +20,29 @@ func TestPrompt(t *testing.T) {
 		path, body string
 		want       Prompt
 	}{
-		"string":                 {completions, `{"prompt":"a \u00e9"}`, texts("a é")},
-		"strings":                {completions, `{"prompt":[ "a","b"]}`, texts("a", "b")},
-		"ids":                    {completions, `{"prompt":[1, 22,333]}`, ids(1, 22, 333)},
-		"lists of ids":           {completions, `{"prompt":[[1,2],[3]]}`, Prompt{IDs: []int32{1, 2, 3}, Nested: true}},
-		"empty string":           {completions, `{"prompt":""}`, Prompt{}},
-		"empty list":             {completions, `{"prompt":[]}`, Prompt{}},
-		"no prompt":              {completions, `{"messages":[{"content":"a"}],"text":"b"}`, Prompt{}},
-		"null":                   {completions, `{"prompt":null}`, Prompt{}},
-		"object":                 {completions, `{"prompt":{"a":1}}`, Prompt{}},
-		"mixed list":             {completions, `{"prompt":["a",1]}`, Prompt{}},
-		"mixed list of ids":      {completions, `{"prompt":[1,"a"]}`, Prompt{}},
-		"negative id":            {completions, `{"prompt":[-1]}`, Prompt{}},
-		"fractional id":          {completions, `{"prompt":[1.5]}`, Prompt{}},
-		"huge id":                {completions, `{"prompt":[99999999999999999999]}`, Prompt{}},
-		"chat":                   {chat, `{"messages":[{"role":"system","content":"a"},{"role":"user","content":"b"}]}`, texts("a", "b")},
-		"chat in parts":          {chat, `{"messages":[{"content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"x"}},{"type":"text","text":"b"}]}]}`, texts("a", "b")},
+		"string":            {completions, `{"prompt":"a \u00e9"}`, texts("a é")},
+		"strings":           {completions, `{"prompt":[ "a","b"]}`, texts("a", "b")},
+		"ids":               {completions, `{"prompt":[1, 22,333]}`, ids(1, 22, 333)},
+		"lists of ids":      {completions, `{"prompt":[[1,2],[3]]}`, Prompt{IDs: []int32{1, 2, 3}, Nested: true}},
+		"empty string":      {completions, `{"prompt":""}`, Prompt{}},
+		"empty list":        {completions, `{"prompt":[]}`, Prompt{}},
+		"no prompt":         {completions, `{"messages":[{"content":"a"}],"text":"b"}`, Prompt{}},
+		"null":              {completions, `{"prompt":null}`, Prompt{}},
+		"object":            {completions, `{"prompt":{"a":1}}`, Prompt{}},
+		"mixed list":        {completions, `{"prompt":["a",1]}`, Prompt{}},
+		"mixed list of ids": {completions, `{"prompt":[1,"a"]}`, Prompt{}},
+		"negative id":       {completions, `{"prompt":[-1]}`, Prompt{}},
+		"fractional id":     {completions, `{"prompt":[1.5]}`, Prompt{}},
+		"huge id":           {completions, `{"prompt":[99999999999999999999]}`, Prompt{}},
+		"chat":              {chat, `{"messages":[{"role":"system","content":"a"},{"role":"user","content":"b"}]}`, texts("a", "b")},
+		"chat in parts": {chat, `{"messages":[{"content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"x"}},{"type":"text","text":"b"}]}]}`,
+			Prompt{Texts: []string{"a", "b"}, Media: Media{1, 44}}},
+		"chat with a refusal":    {chat, `{"messages":[{"content":[{"type":"refusal","refusal":"no"},{"type":"thinking","thinking":"a"},"b",{}]}]}`, Prompt{}},
+		"chat with other parts":  {chat, `{"messages":[{"content":[{"type":"video_url"},{"type":"input_audio"}]},{"content":[{"type":"input_image"}]}]}`, Prompt{Media: Media{3, 64}}},
+		"native images":          {native, `{"text":"a","image_data":["x","y"],"audio_data":"z","video_data":null}`, Prompt{Texts: []string{"a"}, Media: Media{3, 9}}},
+		"images of a batch":      {native, `{"input_ids":[1],"image_data":[["x"],null,["y",["z"]]]}`, Prompt{IDs: []int32{1}, Media: Media{3, 11}}},
+		"native embeddings":      {native, `{"input_embeds":[[1,2],[3,4]]}`, Prompt{Media: Media{1, 13}}},
+		"embeddings":             {completions, `{"prompt":"a","prompt_embeds":"x"}`, Prompt{Texts: []string{"a"}, Media: Media{1, 3}}},
 		"chat without content":   {chat, `{"messages":[{"role":"assistant","content":null,"tool_calls":[]},{"content":"a"},{"content":7}]}`, texts("a")},
 		"chat of another type":   {chat, `{"messages":"a"}`, Prompt{}},
 		"native text":            {native, `{"text":"a"}`, texts("a")},
@@ -95,6 +102,9 @@ func FuzzBody(f *testing.F) {
 			if size += len(text); text == "" || !utf8.ValidString(text) {
 				t.Fatalf("text %q", text)
 			}
+		}
+		if p.Media.Bytes > len(data) || p.Media.Parts < 0 {
+			t.Fatalf("%+v in %d bytes", p.Media, len(data))
 		}
 		if size > readBytes || len(p.IDs) > ReadTokens {
 			t.Fatalf("%d bytes and %d ids are to be scored", size, len(p.IDs))

@@ -38,7 +38,7 @@ func routerFor(t *testing.T, adapter engine.Adapter, percent int, backend discov
 	pool := NewPool()
 	pool.Set([]discovery.Backend{backend})
 	proxy, observations := NewProxy(pool, prometheus.NewRegistry(), logr.Discard(), ProxyOptions{
-		RankHeader: adapter.RankHeader, RoutingKeyHeader: adapter.RoutingKeyHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
+		RankHeader: adapter.RankHeader, RoutingKeyHeader: adapter.RoutingKeyHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 64 << 20, EndpointWait: time.Second,
 	})
 	server := httptest.NewServer(proxy)
 	t.Cleanup(server.Close)

@@ -566,6 +566,53 @@ func TestLeavesNothingBehind(t *testing.T) {
 	}
 }
 
+// A body is kept until its answer begins, and no longer: answers take much longer than requests.
+func TestKeepsNoBodyOfAnAnsweredRequest(t *testing.T) {
+	const size = 32 << 20
+	next := make(chan struct{})
+	defer close(next)
+	engine := newEngine(t, "a", 0, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body) //nolint:errcheck // the test sees what comes of it
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "data: 1\n\n") //nolint:errcheck // as above
+		w.(http.Flusher).Flush()
+		<-next
+	})
+	for _, percent := range []int{0, 100} { // as it is, and asked for routed experts
+		router, _ := routerFor(t, adapterOf(t, "SGLang"), percent, engine)
+		heap := func() int64 {
+			var memory runtime.MemStats
+			runtime.GC()
+			runtime.GC() // pools keep theirs for one
+			runtime.ReadMemStats(&memory)
+			return int64(memory.HeapAlloc)
+		}
+		before := heap()
+		body := io.MultiReader(strings.NewReader(`{"stream":true,"prompt":"`), io.LimitReader(letters{}, size), strings.NewReader(`"}`))
+		response, err := http.Post(router+"/v1/completions", "application/json", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		if _, err := bufio.NewReader(response.Body).ReadString('\n'); err != nil || response.StatusCode != http.StatusOK {
+			t.Fatalf("%s, %v", response.Status, err)
+		}
+		if kept := heap() - before; kept > size/4 {
+			t.Errorf("%d%% sampled: %d bytes are kept for a body of %d while its answer streams", percent, kept, size)
+		}
+	}
+}
+
+// letters is a text without an end.
+type letters struct{}
+
+func (letters) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = 'a'
+	}
+	return len(p), nil
+}
+
 // neverEnds blocks a reader until its context ends.
 type neverEnds struct{ ctx context.Context }
 

@@ -134,6 +134,8 @@ func (p *pickedRank) Release() {
 // ModifyResponse counts the request for the rank that has really served it, and does with the response what the proxy does.
 func (p *pickedRank) ModifyResponse(served string, response *http.Response) error {
 	p.core.metrics.firstByte.Observe(time.Since(p.arrived).Seconds())
+	p.decision.Body = nil // the gateway has it
+	p.request.answered(p.look)
 	if served != "" && served != p.lease.endpoint() {
 		p.core.metrics.retries.WithLabelValues(retryFallback).Inc()
 		p.core.failed(p.request, p.lease)

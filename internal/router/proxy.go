@@ -211,7 +211,7 @@ func (s *sender) read(ctx context.Context, path, id string, body []byte) *reques
 // have processed already, since to generate text changes nothing; what it has cost is lost.
 func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 	start, body := time.Now(), client.BodyOf(in)
-	request := s.read(in.Context(), in.URL.Path, in.Header.Get(HeaderRequestID), body)
+	request := s.read(in.Context(), in.URL.Path, in.Header.Get(HeaderRequestID), body.Bytes())
 	deadline := start.Add(s.options.EndpointWait)
 	tries := newTries()
 	for sent := 0; ; {
@@ -224,8 +224,10 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		case !ok:
 			return nil, errNoBackend
 		}
-		response, look, began, err := s.attempt(in, body, request, lease)
+		response, look, began, err := s.attempt(in, body.Bytes(), request, lease)
 		if err == nil && response.StatusCode != http.StatusServiceUnavailable {
+			body.Drop() // it will not be sent again, and the answer may take minutes
+			request.answered(look)
 			s.metrics.firstByte.Observe(time.Since(start).Seconds())
 			s.account(request, lease)
 			s.follow(func() bool { return in.Context().Err() != nil }, response, request, lease, began)
@@ -377,9 +379,11 @@ func (s *sender) send(in *http.Request, body []byte, r *request, lease *Lease) (
 	}
 	out.Body, out.ContentLength, out.TransferEncoding = http.NoBody, int64(len(body)), nil
 	if len(body) > 0 {
+		kept := client.NewBody(body)
+		defer kept.Drop() // the response keeps its request
 		// A kept connection may turn out to be closed before anything was sent: then the transport takes another one.
-		out.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
-		out.Body, _ = out.GetBody()
+		out.GetBody = func() (io.ReadCloser, error) { return kept.Reader(), nil }
+		out.Body = kept.Reader()
 	}
 	return s.transport.RoundTrip(out)
 }

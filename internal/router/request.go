@@ -76,6 +76,13 @@ func newRequest(path, id string, data []byte) *request {
 	return r
 }
 
+// answered drops what is needed no more once an answer has begun: who counts its experts needs the prompt.
+func (r *request) answered(done look) {
+	if !done.sampled {
+		r.prompt = wire.Prompt{}
+	}
+}
+
 // score makes the forecast of a layout. It takes as long as tokenizing does: no lock may be held.
 func (r *request) score(l *plans.Layout) {
 	f := forecast{layout: l, tokens: r.tokens}

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -28,6 +30,41 @@ type Limits struct {
 // bodyKey is where a request's context has its body.
 type bodyKey struct{}
 
+// Body is a client's body. What holds it may outlive its use, as a request's context does, by all of a long answer: so it can be
+// dropped. It is used by one goroutine; its readers may be by others.
+type Body struct{ data []byte }
+
+// NewBody returns a body that is kept until it is dropped.
+func NewBody(data []byte) *Body { return &Body{data} }
+
+// Bytes are those of the body; nil once it was dropped.
+func (b *Body) Bytes() []byte { return b.data }
+
+// Drop forgets the body.
+func (b *Body) Drop() { b.data = nil }
+
+// Reader returns a reader of the body, which keeps it until it is closed.
+func (b *Body) Reader() io.ReadCloser {
+	r := &bodyReader{}
+	r.from.Store(bytes.NewReader(b.data))
+	return r
+}
+
+// bodyReader may be closed while it is read: a transport does that where the answer comes before all was sent.
+type bodyReader struct{ from atomic.Pointer[bytes.Reader] }
+
+func (r *bodyReader) Read(p []byte) (int, error) {
+	if from := r.from.Load(); from != nil {
+		return from.Read(p)
+	}
+	return 0, os.ErrClosed
+}
+
+func (r *bodyReader) Close() error {
+	r.from.Store(nil)
+	return nil
+}
+
 // WithBody reads the body of a request before anything else is done for it, so that a client that is slow costs no more
 // than its connection. A request whose body is not read is answered by fail.
 func WithBody(next http.Handler, limits Limits, fail func(http.ResponseWriter, *http.Request, error)) http.Handler {
@@ -38,16 +75,18 @@ func WithBody(next http.Handler, limits Limits, fail func(http.ResponseWriter, *
 			fail(w, r, err)
 			return
 		}
-		r = r.WithContext(context.WithValue(r.Context(), bodyKey{}, body))
+		r = r.WithContext(context.WithValue(r.Context(), bodyKey{}, &Body{data: body}))
 		r.Body, r.ContentLength = http.NoBody, 0
 		next.ServeHTTP(w, r)
 	})
 }
 
-// BodyOf is the body that WithBody has read.
-func BodyOf(r *http.Request) []byte {
-	body, _ := r.Context().Value(bodyKey{}).([]byte)
-	return body
+// BodyOf is the body that WithBody has read; empty where it has not.
+func BodyOf(r *http.Request) *Body {
+	if body, ok := r.Context().Value(bodyKey{}).(*Body); ok {
+		return body
+	}
+	return NewBody(nil)
 }
 
 // trustedBytes is how much memory is made ready for a body because its header says so, before any of it has come.

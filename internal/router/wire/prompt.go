@@ -79,7 +79,10 @@ func (p *Prompt) add(text string, used *int) {
 	p.More += (len(text) - cut) / BytesPerToken
 	*used += cut
 	if cut > 0 {
-		p.Texts = append(p.Texts, text[:cut])
+		if cut < len(text) {
+			text = strings.Clone(text[:cut]) // not to keep the rest
+		}
+		p.Texts = append(p.Texts, text)
 	}
 }
 

@@ -190,7 +190,7 @@ func solutionScope(namespace, inputs string) artifact.Scope {
 	return artifact.Scope{Namespace: namespace, Kind: artifact.Plan, ID: inputs}
 }
 
-// fetchSolution reads the solution of inputs; nil where there is none.
+// fetchSolution reads the solution of inputs; nil where there is none, or it is damaged: it is solved again then.
 func fetchSolution(ctx context.Context, client *artifact.Client, namespace, inputs string) (*solution, error) {
 	scope := solutionScope(namespace, inputs)
 	digest, err := client.Published(ctx, scope)
@@ -201,6 +201,9 @@ func fetchSolution(ctx context.Context, client *artifact.Client, namespace, inpu
 		return nil, err
 	}
 	text, err := client.ReadAll(ctx, scope, digest, maxSolutionBytes)
+	if errors.Is(err, artifact.ErrNotFound) || errors.Is(err, artifact.ErrCorrupt) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("solution of the inputs %s: %w", inputs, err)
 	}

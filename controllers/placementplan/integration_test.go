@@ -316,6 +316,17 @@ func TestLostPlanIsSolvedAgain(t *testing.T) {
 		}
 		return err
 	})
+
+	// Damaged bytes are none: what is solved now takes their place.
+	scope = solutionScope(w.namespace, inputs)
+	digest, err := w.client.Published(t.Context(), scope)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.store.Damage(t, scope, digest)
+	if found, err := fetchSolution(t.Context(), w.client, w.namespace, inputs); found != nil || err != nil {
+		t.Errorf("damaged: solution %+v, error %v", found, err)
+	}
 }
 
 func TestInvalidInputs(t *testing.T) {

@@ -10,8 +10,9 @@
 //     is decided by scope alone; see the package store.
 //   - A scope has at most one result, an artifact of that scope. The first one published wins and never changes: it
 //     names the profile or plan that counts, however often its Job ran and whatever else was lost. It lives as long as
-//     its artifact.
-//   - Nothing is deleted but by Delete and Sweep, which the manager alone may call.
+//     its artifact, and goes when another one of its scope is found damaged.
+//   - Nothing is deleted but by Delete and Sweep, which the manager alone may call, and what the store finds damaged when it is
+//     read.
 //
 // # Protocol
 //

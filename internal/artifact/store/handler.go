@@ -151,8 +151,8 @@ func (h *handler) put(r *request) error {
 	return nil
 }
 
-// get sends the bytes. Damage shows when all of them are sent: the client's own check refuses them, the store's finds out
-// for those who run it.
+// get sends the bytes. Damage shows when all of them are sent: the client's own check refuses them, the store's tells those who
+// run it, and clears them away.
 func (h *handler) get(r *request) error {
 	digest, err := digestOf(r)
 	if err != nil {
@@ -170,9 +170,22 @@ func (h *handler) get(r *request) error {
 	if errors.Is(err, artifact.ErrCorrupt) {
 		h.metrics.corrupt.Inc()
 		r.log.Error(err, "Stored bytes are damaged", "digest", digest)
+		h.discard(r, digest)
 		return nil
 	}
 	return err
+}
+
+// discard clears damaged bytes away, also for a client that has gone.
+func (h *handler) discard(r *request, digest artifact.Digest) {
+	switch discarded, err := h.store.Discard(context.WithoutCancel(r.Context()), r.scope, digest); {
+	case err != nil:
+		r.log.Error(err, "Keeping the damaged bytes", "digest", digest)
+	case discarded:
+		r.log.Info("Deleted the damaged bytes", "digest", digest)
+	default:
+		r.log.Info("Read again, the bytes are well", "digest", digest)
+	}
 }
 
 func (h *handler) head(r *request) error {

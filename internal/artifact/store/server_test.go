@@ -298,6 +298,13 @@ func TestFlippedByteIsRefusedByTheClient(t *testing.T) {
 		if _, err := fetch(t.Context(), c, scopeA, digest); !errors.Is(err, artifact.ErrCorrupt) {
 			t.Errorf("%d bytes: error %v, want %v", size, err, artifact.ErrCorrupt)
 		}
+		eventually(t, "the damaged bytes are gone", func() bool {
+			_, err := os.Stat(filepath.Join(dir, artifactKey(scopeA, digest)))
+			return os.IsNotExist(err)
+		})
+		if _, err := fetch(t.Context(), c, scopeA, digest); !errors.Is(err, artifact.ErrNotFound) {
+			t.Errorf("%d bytes, read again: error %v, want %v", size, err, artifact.ErrNotFound)
+		}
 	}
 	if text := scrape(t, store, "/metrics"); !strings.Contains(text, "semmoe_store_corrupt_reads_total 2") {
 		t.Error("the damage is not counted")

@@ -228,6 +228,31 @@ func (s *Store) List(ctx context.Context, scope *artifact.Scope) ([]artifact.Art
 // Delete deletes an artifact, and the scope's result if that names it, unless it is being stored or was stored after
 // the time given.
 func (s *Store) Delete(ctx context.Context, scope artifact.Scope, digest artifact.Digest, modified time.Time) error {
+	return s.remove(ctx, scope, digest, modified, func(result artifact.Digest) bool { return result == digest })
+}
+
+// Discard deletes an artifact if its bytes are not those of its digest, and reports whether it has. The scope's result goes too: it
+// names what is whole, and whoever needs it finds it lost, and makes it again. The bytes are read anew: they may have been damaged
+// on their way.
+func (s *Store) Discard(ctx context.Context, scope artifact.Scope, digest artifact.Digest) (bool, error) {
+	found, err := s.Stat(ctx, scope, digest)
+	if err != nil {
+		return false, err
+	}
+	r, _, err := s.Get(ctx, scope, digest)
+	if err != nil {
+		return false, err
+	}
+	defer r.Close()
+	if _, err := io.Copy(io.Discard, r); !errors.Is(err, artifact.ErrCorrupt) {
+		return false, err
+	}
+	err = s.remove(ctx, scope, digest, found.Modified, func(artifact.Digest) bool { return true })
+	return err == nil, err
+}
+
+// remove deletes an artifact as Delete does, and the scope's result if it goes with it.
+func (s *Store) remove(ctx context.Context, scope artifact.Scope, digest artifact.Digest, modified time.Time, goes func(result artifact.Digest) bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := artifactKey(scope, digest)
@@ -246,7 +271,7 @@ func (s *Store) Delete(ctx context.Context, scope artifact.Scope, digest artifac
 	switch result, err := s.result(ctx, scope); {
 	case err != nil && !isNotFound(err):
 		return err
-	case err == nil && result == digest:
+	case err == nil && goes(result):
 		if err := s.bucket.Delete(ctx, resultKey(scope)); err != nil {
 			return err
 		}

@@ -257,6 +257,46 @@ func TestDamageIsFoundAndRepaired(t *testing.T) {
 	}
 }
 
+// What is damaged goes, with the result that it is a part of; what is whole, or is being stored, stays.
+func TestDiscard(t *testing.T) {
+	dir := t.TempDir()
+	store := openTest(t, dir)
+	part, result := put(t, store, scopeA, []byte("a part")), put(t, store, scopeA, []byte("names the part"))
+	other := put(t, store, scopeB, []byte("a part"))
+	for scope, digest := range map[artifact.Scope]artifact.Digest{scopeA: result, scopeB: other} {
+		if _, err := store.Publish(t.Context(), scope, digest); err != nil {
+			t.Fatal(err)
+		}
+	}
+	discard := func(want bool, wantCode int) {
+		t.Helper()
+		if did, err := store.Discard(t.Context(), scopeA, part); did != want || code(err) != wantCode {
+			t.Errorf("discarded %v, error %v; want %v, status %d", did, err, want, wantCode)
+		}
+	}
+	discard(false, 0)
+	if err := os.WriteFile(filepath.Join(dir, artifactKey(scopeA, part)), []byte("a pari"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	end := store.begin(artifactKey(scopeA, part))
+	discard(false, http.StatusConflict)
+	end()
+	if got, err := store.Published(t.Context(), scopeA); got != result {
+		t.Errorf("the result is %q, %v before anything is gone", got, err)
+	}
+	discard(true, 0)
+	discard(false, http.StatusNotFound)
+	if _, err := store.Published(t.Context(), scopeA); code(err) != http.StatusNotFound {
+		t.Errorf("the result of what has lost a part: error %v", err)
+	}
+	if _, err := read(store, scopeA, result); err != nil {
+		t.Errorf("what is whole: %v", err)
+	}
+	if got, err := store.Published(t.Context(), scopeB); got != other {
+		t.Errorf("the result of another scope is %q, %v", got, err)
+	}
+}
+
 func TestResult(t *testing.T) {
 	dir := t.TempDir()
 	store := openTest(t, dir)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -134,6 +135,20 @@ func (s *Store) Address() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.address
+}
+
+// Damage changes the stored bytes of an artifact, as a disk may.
+func (s *Store) Damage(t testing.TB, scope artifact.Scope, digest artifact.Digest) {
+	t.Helper()
+	path := filepath.Join(s.dir, strings.Join([]string{scope.Namespace, string(scope.Kind), scope.ID, string(digest)}, "."))
+	data, err := os.ReadFile(path)
+	if err == nil {
+		data[len(data)/2] ^= 1
+		err = os.WriteFile(path, data, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Start starts the store again after Stop.

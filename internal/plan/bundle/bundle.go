@@ -76,14 +76,14 @@ func Publish(ctx context.Context, client *artifact.Client, namespace string, a *
 	return nil
 }
 
-// Complete tells whether a plan is in the store with all its files.
+// Complete tells whether a plan is in the store with all its files. A damaged list is none: the store clears damaged bytes away.
 func Complete(ctx context.Context, client *artifact.Client, namespace, planDigest string) (bool, error) {
 	scope, err := Scope(namespace, planDigest)
 	if err != nil {
 		return false, err
 	}
 	l, _, err := readList(ctx, client, scope, planDigest)
-	if errors.Is(err, artifact.ErrNotFound) {
+	if errors.Is(err, artifact.ErrNotFound) || errors.Is(err, artifact.ErrCorrupt) {
 		return false, nil
 	}
 	if err != nil {

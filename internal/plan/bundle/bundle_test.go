@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -181,10 +182,34 @@ func TestIncompletePlansAreFoundAndMended(t *testing.T) {
 		}
 	}
 	expect(false)
-	if err := bundle.Publish(ctx, client, "team-a", a, nil); err != nil {
+	publish := func() {
+		t.Helper()
+		if err := bundle.Publish(ctx, client, "team-a", a, nil); err != nil {
+			t.Fatal(err)
+		}
+		expect(true)
+	}
+	publish()
+
+	// A damaged list shows at once, another damaged file when it is read.
+	digest, err := client.Published(ctx, scope)
+	if err != nil {
 		t.Fatal(err)
 	}
-	expect(true)
+	store.Damage(t, scope, digest)
+	expect(false)
+	publish()
+	store.Damage(t, scope, artifact.Digest(a.Manifest.Files[plan.TablesFile]))
+	if err := bundle.Fetch(ctx, client, "team-a", a.Digest, t.TempDir()); !errors.Is(err, artifact.ErrCorrupt) {
+		t.Errorf("error %v, want %v", err, artifact.ErrCorrupt)
+	}
+	deadline := time.Now().Add(10 * time.Second) // the store reads them once more
+	for complete := true; complete; time.Sleep(10 * time.Millisecond) {
+		if complete, err = bundle.Complete(ctx, client, "team-a", a.Digest); err != nil || time.Now().After(deadline) {
+			t.Fatalf("complete: %t, %v, with a damaged file", complete, err)
+		}
+	}
+	publish()
 }
 
 // What another writer published under a plan's name is refused: names that leave the directory above all.

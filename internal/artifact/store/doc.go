@@ -9,7 +9,8 @@
 //     uploads removes them.
 //   - One process writes to a directory: it holds a lock. On S3 several may.
 //   - The store needs the API server to know its callers, and nothing else; not the operator. It keeps what it learned
-//     about a token for at most a minute, so that a pod that is gone or relabelled loses its access within that time.
+//     about a token for at most a minute, so that a pod that is gone or relabelled loses its access within that time. Tokens
+//     that were never confirmed cost each address a bounded number of questions.
 //   - All state is in the bucket, but for the certificate authority, which is in a Secret.
 //
 // # Who may do what

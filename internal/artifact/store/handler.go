@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -22,7 +23,7 @@ const stallTimeout = time.Minute
 // handler speaks the protocol.
 type handler struct {
 	store    *Store
-	identify func(ctx context.Context, token string) (caller, error)
+	identify func(ctx context.Context, address, token string) (caller, error)
 	metrics  *metrics
 	log      logr.Logger
 	maxBytes int64
@@ -92,7 +93,8 @@ func (h *handler) admit(r *request, verb Verb) error {
 		r.log = r.log.WithValues("scope", r.scope.String())
 	}
 	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	who, err := h.identify(r.Context(), token)
+	address, _, _ := net.SplitHostPort(r.RemoteAddr) // as the server has written it
+	who, err := h.identify(r.Context(), address, token)
 	if err != nil {
 		return err
 	}

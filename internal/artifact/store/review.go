@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/semmoe/operator/internal/artifact"
 )
@@ -35,6 +36,12 @@ const (
 	maxToken = 16 << 10
 	// reviewTimeout bounds how long a request waits for the API server.
 	reviewTimeout = 10 * time.Second
+	// strangeRate and strangeBurst bound the tokens that were never confirmed, of one address, that the API server is asked about:
+	// they are a fraction of what the store may ask it, so that nobody who makes up tokens keeps others waiting. strangeFor is how long
+	// an address is remembered for that.
+	strangeRate  = 10
+	strangeBurst = 50
+	strangeFor   = time.Minute
 )
 
 const (
@@ -70,7 +77,9 @@ type reviewer struct {
 	manager string // user name
 	metrics *metrics
 	known   *cache.LRUExpireCache // sha256 of the token -> verdict
-	flights singleflight.Group
+	// confirmed holds the sha256 of tokens that were accepted, until they end; strangers a rate limiter by address.
+	confirmed, strangers *cache.LRUExpireCache
+	flights              singleflight.Group
 }
 
 // verdict is a caller, or why there is none.
@@ -84,13 +93,13 @@ func newReviewer(clients kubernetes.Interface, manager types.NamespacedName, m *
 		clients: clients,
 		manager: serviceAccountTag + manager.Namespace + ":" + manager.Name,
 		metrics: m,
-		known:   cache.NewLRUExpireCache(cacheSize),
+		known:   cache.NewLRUExpireCache(cacheSize), confirmed: cache.NewLRUExpireCache(cacheSize), strangers: cache.NewLRUExpireCache(cacheSize),
 	}
 }
 
-// identify returns the caller that a token belongs to. The error is a refusal (401), or says that the API server cannot
-// be asked (503).
-func (r *reviewer) identify(ctx context.Context, token string) (caller, error) {
+// identify returns the caller that a token belongs to, which an address has sent. The error is a refusal (401), or says that the API
+// server is not asked about so many tokens of the address (429), or cannot be asked (503).
+func (r *reviewer) identify(ctx context.Context, address, token string) (caller, error) {
 	if token == "" || len(token) > maxToken {
 		return caller{}, fail(http.StatusUnauthorized, "a bearer token of a service account is required")
 	}
@@ -98,8 +107,14 @@ func (r *reviewer) identify(ctx context.Context, token string) (caller, error) {
 	if v, ok := r.known.Get(key); ok {
 		return v.(verdict).caller, v.(verdict).refusal
 	}
+	if err := plausible(token, time.Now()); err != nil {
+		return caller{}, err
+	}
 	// One question for all the requests that a client sends at once, which outlives the one that came first.
 	v, err, _ := r.flights.Do(string(key[:]), func() (any, error) {
+		if _, confirmed := r.confirmed.Get(key); !confirmed && !r.admits(address) {
+			return nil, fail(http.StatusTooManyRequests, "%s shows more new tokens than %d a second", address, strangeRate)
+		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
 		defer cancel()
 		c, err := r.review(ctx, token)
@@ -107,7 +122,9 @@ func (r *reviewer) identify(ctx context.Context, token string) (caller, error) {
 		var refusal *artifact.StatusError
 		switch {
 		case err == nil:
-			r.known.Add(key, verdict{caller: c}, min(knownFor, time.Until(expiry(token))))
+			left := time.Until(expiry(token))
+			r.known.Add(key, verdict{caller: c}, min(knownFor, left))
+			r.confirmed.Add(key, nil, left)
 		case errors.As(err, &refusal):
 			r.known.Add(key, verdict{refusal: err}, refusedFor)
 		default:
@@ -119,6 +136,16 @@ func (r *reviewer) identify(ctx context.Context, token string) (caller, error) {
 		return caller{}, err
 	}
 	return v.(verdict).caller, v.(verdict).refusal
+}
+
+// admits reports whether the API server may be asked about one more new token of an address.
+func (r *reviewer) admits(address string) bool {
+	limiter, ok := r.strangers.Get(address)
+	if !ok {
+		limiter = flowcontrol.NewTokenBucketRateLimiter(strangeRate, strangeBurst)
+	}
+	r.strangers.Add(address, limiter, strangeFor)
+	return limiter.(flowcontrol.RateLimiter).TryAccept()
 }
 
 // review asks the API server. An error that is no StatusError means that it did not answer.
@@ -168,24 +195,54 @@ func first(values authenticationv1.ExtraValue) string {
 	return values[0]
 }
 
-// expiry is when a token that the API server has confirmed ends. A token that does not say it is not a bound one's form,
-// and is not kept.
-func expiry(token string) time.Time {
+// claims are what a token says of itself.
+type claims struct {
+	Audience audiences `json:"aud"`
+	Expiry   int64     `json:"exp"`
+}
+
+// audiences are one, as a text, or several.
+type audiences []string
+
+func (a *audiences) UnmarshalJSON(data []byte) error {
+	if len(data) > 0 && data[0] == '"' {
+		*a = audiences{""}
+		return json.Unmarshal(data, &(*a)[0])
+	}
+	return json.Unmarshal(data, (*[]string)(a))
+}
+
+func claimsOf(token string) (c claims, ok bool) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {
-		return time.Time{}
+		return claims{}, false
 	}
 	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
-	if err != nil {
-		return time.Time{}
+	if err != nil || json.Unmarshal(payload, &c) != nil {
+		return claims{}, false
 	}
-	var claims struct {
-		Expiry int64 `json:"exp"`
+	return c, true
+}
+
+// plausible refuses what the API server need not be asked about: a token that does not even say that it is for the store, and has
+// time left.
+func plausible(token string, now time.Time) error {
+	c, ok := claimsOf(token)
+	switch {
+	case !ok:
+		return fail(http.StatusUnauthorized, "the token is not valid for audience %s: it is no token of a service account", artifact.Audience)
+	case !slices.Contains(c.Audience, artifact.Audience):
+		return fail(http.StatusUnauthorized, "the token is not valid for audience %s: it is for the audiences %q", artifact.Audience, []string(c.Audience))
+	case !time.Unix(c.Expiry, 0).After(now):
+		return fail(http.StatusUnauthorized, "the token is not valid for audience %s: it has ended at %s", artifact.Audience, time.Unix(c.Expiry, 0).UTC().Format(time.RFC3339))
 	}
-	if json.Unmarshal(payload, &claims) != nil {
-		return time.Time{}
-	}
-	return time.Unix(claims.Expiry, 0)
+	return nil
+}
+
+// expiry is when a token that the API server has confirmed ends.
+func expiry(token string) time.Time {
+	c, _ := claimsOf(token)
+	return time.Unix(c.Expiry, 0)
 }
 
 // fail makes the error of an answer.

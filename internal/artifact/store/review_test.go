@@ -53,7 +53,7 @@ func TestReviewAnswers(t *testing.T) {
 			})
 			r := newReviewer(clients, types.NamespacedName{Namespace: "s", Name: "m"}, newMetrics(prometheus.NewRegistry()))
 			for range 2 {
-				who, err := r.identify(t.Context(), jwt(time.Now().Add(time.Hour)))
+				who, err := r.identify(t.Context(), "10.0.0.1", jwt(time.Now().Add(time.Hour)))
 				if tc.want == "" && err != nil || tc.want != "" && (code(err) != http.StatusUnauthorized || !strings.Contains(err.Error(), tc.want)) {
 					t.Errorf("error %v, want one with %q", err, tc.want)
 				}
@@ -68,46 +68,77 @@ func TestReviewAnswers(t *testing.T) {
 	}
 }
 
-// What is remembered of a token ends with it.
-func TestExpiry(t *testing.T) {
+// What does not even say that it is a token for the store, and has time left, is no question to the API server.
+func TestPlausible(t *testing.T) {
 	at := time.Unix(1_900_000_000, 0)
+	payload := func(text string) string { return "e30." + base64.RawURLEncoding.EncodeToString([]byte(text)) + ".e30" }
+	const noToken = "no token of a service account"
 	cases := map[string]struct {
 		token string
-		want  time.Time
+		now   time.Time
+		want  string // part of the refusal; empty: plausible
 	}{
-		"token":          {jwt(at), at},
-		"no expiry":      {"e30.e30.e30", time.Unix(0, 0)},
-		"two parts":      {"e30.e30", time.Time{}},
-		"not base64":     {"e30.*.e30", time.Time{}},
-		"not JSON":       {"e30.eHg.e30", time.Time{}},
-		"expiry as text": {"e30." + base64.RawURLEncoding.EncodeToString([]byte(`{"exp":"x"}`)) + ".e30", time.Time{}},
+		"token":               {jwt(at), at.Add(-time.Second), ""},
+		"one audience":        {payload(`{"aud":"artifacts.semmoe.io","exp":1900000000}`), at.Add(-time.Hour), ""},
+		"several audiences":   {payload(`{"aud":["x","artifacts.semmoe.io"],"exp":1900000000}`), at.Add(-time.Hour), ""},
+		"ended":               {jwt(at), at, "it has ended at 2030-03-17T17:46:40Z"},
+		"another audience":    {payload(`{"aud":["x"],"exp":1900000000}`), at.Add(-time.Hour), `audiences ["x"]`},
+		"no audience":         {payload(`{"exp":1900000000}`), at.Add(-time.Hour), "audiences []"},
+		"no expiry":           {payload(`{"aud":["artifacts.semmoe.io"]}`), at, "it has ended"},
+		"two parts":           {"e30.e30", at, noToken},
+		"not base64":          {"e30.*.e30", at, noToken},
+		"not JSON":            {"e30.eHg.e30", at, noToken},
+		"expiry as text":      {payload(`{"exp":"x"}`), at, noToken},
+		"audiences as object": {payload(`{"aud":{},"exp":1900000000}`), at, noToken},
+		"nonsense":            {"nonsense", at, noToken},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			if got := expiry(tc.token); !got.Equal(tc.want) {
-				t.Errorf("%s, want %s", got, tc.want)
+			err := plausible(tc.token, tc.now)
+			if tc.want == "" && err != nil || tc.want != "" && (code(err) != http.StatusUnauthorized || !strings.Contains(err.Error(), tc.want)) {
+				t.Errorf("error %v, want one with %q", err, tc.want)
 			}
 		})
 	}
+}
+
+// Made-up tokens of one address are refused before they cost as many questions as there are, and hold up neither those of another
+// nor tokens that were confirmed.
+func TestStrangeTokens(t *testing.T) {
 	clients := fake.NewClientset()
-	reviews := 0
-	clients.PrependReactor("create", "tokenreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
+	ours, reviews := jwt(time.Now().Add(time.Hour)), 0
+	clients.PrependReactor("create", "tokenreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		reviews++
-		return true, &authenticationv1.TokenReview{Status: authenticationv1.TokenReviewStatus{
-			Authenticated: true, Audiences: []string{artifact.Audience}, User: authenticationv1.UserInfo{Username: "system:serviceaccount:s:m"},
-		}}, nil
+		status := authenticationv1.TokenReviewStatus{}
+		if action.(clienttesting.CreateAction).GetObject().(*authenticationv1.TokenReview).Spec.Token == ours {
+			status = authenticationv1.TokenReviewStatus{
+				Authenticated: true, Audiences: []string{artifact.Audience}, User: authenticationv1.UserInfo{Username: "system:serviceaccount:s:m"},
+			}
+		}
+		return true, &authenticationv1.TokenReview{Status: status}, nil
 	})
 	r := newReviewer(clients, types.NamespacedName{Namespace: "s", Name: "m"}, newMetrics(prometheus.NewRegistry()))
-	for range 3 {
-		if _, err := r.identify(t.Context(), jwt(time.Now().Add(-time.Second))); err != nil {
-			t.Error(err)
+	is := func(address, token string, want int) {
+		t.Helper()
+		if _, err := r.identify(t.Context(), address, token); code(err) != want {
+			t.Errorf("%s: error %v, want status %d", address, err, want)
 		}
 	}
-	if reviews != 3 {
-		t.Errorf("a token past its end was remembered: %d reviews of 3", reviews)
+	is("10.0.0.1", ours, 0)
+	refused := 0
+	for i := range 1000 {
+		if _, err := r.identify(t.Context(), "10.0.0.1", jwt(time.Now().Add(time.Hour+time.Duration(i)*time.Second))); code(err) == http.StatusTooManyRequests {
+			refused++
+		}
 	}
+	if refused < 900 || reviews > 100 {
+		t.Errorf("%d of 1000 made-up tokens are refused without a question; there were %d", refused, reviews)
+	}
+	r.known.RemoveAll(func(any) bool { return true })
+	is("10.0.0.1", ours, 0)
+	is("10.0.0.2", jwt(time.Now().Add(2*time.Hour)), http.StatusUnauthorized)
 }
 
 func jwt(expiry time.Time) string {
-	return "e30." + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"exp":%d}`, expiry.Unix())) + ".e30"
+	return "e30." + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"aud":[%q],"exp":%d}`, artifact.Audience, expiry.Unix())) + ".e30"
 }

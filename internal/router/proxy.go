@@ -1,7 +1,6 @@
 package router
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -171,8 +170,6 @@ const (
 	// firstPause is how long a request waits before it is sent to all pods again; it doubles each time, up to longestPause.
 	firstPause   = 100 * time.Millisecond
 	longestPause = time.Second
-	// refusalBytes is how much of a refusal is read to learn its reason.
-	refusalBytes = 4 << 10
 )
 
 // sender is the RoundTripper that finds a rank for each request, and another where the first cannot be reached.
@@ -213,7 +210,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 	start, body := time.Now(), client.BodyOf(in)
 	request := s.read(in.Context(), in.URL.Path, in.Header.Get(HeaderRequestID), body.Bytes())
 	deadline := start.Add(s.options.EndpointWait)
-	tries := newTries()
+	tries := &tries{endpoints: map[string]bool{}, pause: firstPause}
 	for sent := 0; ; {
 		lease, ok := s.acquire(in.Context(), deadline, request, tries)
 		switch {
@@ -239,7 +236,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 			return response, nil
 		}
 		if response != nil {
-			tries.full = tries.full || saysFull(response)
+			tries.full = tries.full || wire.SaysFull(response.Body)
 			response.Body.Close()
 		}
 		if in.Context().Err() != nil {
@@ -300,21 +297,6 @@ type tries struct {
 	pause time.Duration
 }
 
-func newTries() *tries { return &tries{endpoints: map[string]bool{}, pause: firstPause} }
-
-// again begins another round.
-func (t *tries) again() {
-	clear(t.endpoints)
-	t.pause = min(2*t.pause, longestPause)
-}
-
-// saysFull tells that a pod refuses a request because too many wait. Engines say that with the status of one that loads or
-// drains, and in words.
-func saysFull(response *http.Response) bool {
-	text, _ := io.ReadAll(io.LimitReader(response.Body, refusalBytes)) // what has come says enough
-	return bytes.Contains(bytes.ToLower(text), []byte("queue is full"))
-}
-
 // acquire takes a rank of a pod that was not tried, or, once all were, waits a moment and tries all of them again: what
 // was unreachable may be a pod that has just gone, whose successor comes up at this moment. It gives up at the deadline, and at
 // once where pods are there whose queues are full: to ask them again and again would only add to what they have to do.
@@ -341,7 +323,8 @@ func (s *sender) acquire(ctx context.Context, deadline time.Time, r *request, tr
 	if ctx.Err() != nil {
 		return nil, false
 	}
-	tries.again()
+	clear(tries.endpoints)
+	tries.pause = min(2*tries.pause, longestPause)
 	return s.pool.wait(ctx, r, nil)
 }
 

@@ -103,6 +103,7 @@ func TestProcessesFire(t *testing.T) {
 	for round := range 2*hour + 10 {
 		if round == 3 {
 			c.overfill(t, full)
+			c.damage(t, full)
 		}
 		turn()
 	}
@@ -123,6 +124,7 @@ func TestProcessesFire(t *testing.T) {
 		"SemMoERolloutStuck warning live/zero", // its checkpoint is being inspected all the time
 		"SemMoERolloutStuck warning told/far",
 		"SemMoERouterShedding warning serving/shedding",
+		"SemMoEStoreCorrupt warning semmoe-system/full",
 		"SemMoEStoreFull warning semmoe-system/full",
 		"SemMoEWatchRefused warning ",
 	}

@@ -149,6 +149,12 @@ var onSeries = map[string]struct {
 		semmoe_store_free_bytes{namespace="s",pod="store-0"} 400x200
 		semmoe_store_capacity_bytes{namespace="s",pod="store-0"} 800x200`, -1},
 
+	"a damaged artifact is read": {"SemMoEStoreCorrupt warning s/store-0", `
+		semmoe_store_corrupt_reads_total{namespace="s",pod="store-0"} 0x19 1x200
+		semmoe_store_corrupt_reads_total{namespace="s",pod="store-1"} 0x200`, 25},
+	"nothing is damaged": {"SemMoEStoreCorrupt warning s/store-0", `
+		semmoe_store_corrupt_reads_total{namespace="s",pod="store-0"} 0x200`, -1},
+
 	"no leader": {"SemMoEOperatorAbsent warning ", `
 		leader_election_master_status{name="manager.semmoe.io",pod="m1"} 1x9 0x200
 		leader_election_master_status{name="manager.semmoe.io",pod="m2"} 0x200`, 15},

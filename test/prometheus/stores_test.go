@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -87,6 +88,26 @@ func (c *cluster) overfill(t *testing.T, s *runningStore) {
 	defer response.Body.Close()
 	if text, _ := io.ReadAll(response.Body); response.StatusCode != http.StatusInsufficientStorage {
 		t.Fatalf("an artifact of 2^60 bytes: %s: %s", response.Status, text)
+	}
+}
+
+// damage changes the bytes of an artifact of a store on its disk, and reads them.
+func (c *cluster) damage(t *testing.T, s *runningStore) {
+	t.Helper()
+	client, scope := c.storeClient(t, s), artifact.Scope{Namespace: live, Kind: artifact.Profile, ID: "fedcba9876543210"}
+	digest, err := client.Put(t.Context(), scope, bytes.NewReader([]byte("as it was")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths, err := filepath.Glob(filepath.Join(s.dir, "*"+string(digest)))
+	if err != nil || len(paths) != 1 {
+		t.Fatalf("files %q, %v", paths, err)
+	}
+	if err := os.WriteFile(paths[0], []byte("as it is!"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.ReadAll(t.Context(), scope, digest, 100); !errors.Is(err, artifact.ErrCorrupt) {
+		t.Fatalf("error %v, want %v", err, artifact.ErrCorrupt)
 	}
 }
 

@@ -49,6 +49,7 @@ func TestFullQueues(t *testing.T) {
 	full := func(name string) discovery.Backend {
 		return says(name, http.StatusServiceUnavailable, `{"detail":"The request queue is full."}`)
 	}
+	ranks := func(pod discovery.Backend) discovery.Backend { pod.Ranks = 4; return pod }
 	served, once := lar.Service{Requests: 1}, lar.Service{Requests: 1, Failures: 1}
 	for name, tc := range map[string]struct {
 		pods  []discovery.Backend
@@ -60,12 +61,13 @@ func TestFullQueues(t *testing.T) {
 		"all":         {[]discovery.Backend{full("a"), full("b"), full("c")}, 429, 3, []lar.Service{once}},
 		"one loads":   {[]discovery.Backend{full("a"), says("b", 503, "loading")}, 429, 2, []lar.Service{once}},
 		"one is gone": {[]discovery.Backend{full("a"), {Pod: "b", Address: "127.0.0.1:1", Revision: "r"}}, 429, 1, []lar.Service{once}},
+		"one rank":    {[]discovery.Backend{ranks(full("a"))}, 429, 2, []lar.Service{once}},
 		"one serves":  {[]discovery.Backend{full("a"), says("b", 200, "{}")}, 200, 2, []lar.Service{served, {Requests: 2, Failures: 1}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			calls.Store(0)
 			pool := newPool(tc.pods...)
-			url, observations := proxyServer(t, pool, ProxyOptions{MaxBodyBytes: 1 << 10, EndpointWait: time.Minute})
+			url, observations := proxyServer(t, pool, ProxyOptions{MaxBodyBytes: 1 << 10, RankHeader: "X-Rank", EndpointWait: time.Minute})
 			response, body := post(t, url+"/v1/completions", `{"prompt":"x"}`)
 			if response.StatusCode != tc.code || calls.Load() > tc.most {
 				t.Errorf("%s after %d attempts: %s; want status %d after at most %d", response.Status, calls.Load(), body, tc.code, tc.most)

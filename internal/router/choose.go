@@ -2,6 +2,7 @@ package router
 
 import (
 	"cmp"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -59,7 +60,7 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 
 // filter tells which ranks of which backends a request may go to.
 type filter struct {
-	// tried are endpoints, and eligible tells those that there are to choose from; nil where all are.
+	// tried are endpoints, or ranks of one as rankAt, and eligible tells the endpoints that there are to choose from; nil where all are.
 	tried    map[string]bool
 	eligible func(endpoint string) bool
 	now      time.Time
@@ -84,10 +85,18 @@ func (f filter) admits(b *backend) bool {
 	return f.ejected || !f.now.Before(b.ejectedUntil)
 }
 
+// hasTried reports whether an endpoint was tried, or that rank of it.
+func (f filter) hasTried(endpoint string, rank int) bool {
+	return len(f.tried) > 0 && (f.tried[endpoint] || f.tried[rankAt(endpoint, rank)])
+}
+
+// rankAt stands for one rank of an endpoint that it shares with others.
+func rankAt(endpoint string, rank int) string { return fmt.Sprintf("%s/%d", endpoint, rank) }
+
 // takes reports whether a rank of a backend that is admitted may be chosen, and is not full.
 func (f filter) takes(b *backend, rank int) bool {
 	endpoint := b.Endpoint(rank)
-	return endpoint != "" && !f.tried[endpoint] && (f.eligible == nil || f.eligible(endpoint)) && (f.limit == 0 || b.pending[rank] < f.limit)
+	return endpoint != "" && !f.hasTried(endpoint, rank) && (f.eligible == nil || f.eligible(endpoint)) && (f.limit == 0 || b.pending[rank] < f.limit)
 }
 
 // ranks is the number of ranks of the backends that are admitted, without those that are full.

@@ -19,15 +19,13 @@ type endpointPicker struct {
 	core *sender
 	// fallbacks is how many endpoints a gateway is told beside the chosen one.
 	fallbacks int
-	// routes answers nothing: it only tells which routes there are.
-	routes *http.ServeMux
 }
 
 // NewEndpointPicker returns what chooses for gateways, and what it observes. It tells them at most so many endpoints to try
 // after the chosen one. It waits for no pod, whatever EndpointWait says: a gateway gives up earlier, and may know another pool.
 func NewEndpointPicker(pool *Pool, registry prometheus.Registerer, options ProxyOptions, fallbacks int) (picker.Picker, *Observations) {
 	core := newSender(pool, registry, options)
-	return &endpointPicker{core: core, fallbacks: fallbacks, routes: routeMux()}, core.observations
+	return &endpointPicker{core: core, fallbacks: fallbacks}, core.observations
 }
 
 // Count counts an answer by its status code.
@@ -84,7 +82,7 @@ func (e *endpointPicker) route(method, escaped string) (string, bool) {
 	if err != nil || target.Host != "" {
 		return "", false
 	}
-	return target.Path, isRoute(e.routes, &http.Request{Method: method, URL: target})
+	return target.Path, routes.Has(&http.Request{Method: method, URL: target})
 }
 
 // take takes a rank. Where the response is passed on as it is, a pod that reports its experts by other numbers than

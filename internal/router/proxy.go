@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
-	"path"
 	"strconv"
 	"sync"
 	"time"
@@ -58,10 +57,10 @@ type ProxyOptions struct {
 }
 
 // routes are the routes that are proxied, by method.
-var routes = map[string][]string{
+var routes = client.NewRoutes(map[string][]string{
 	http.MethodGet:  {"/v1/models", "/v1/models/{model...}"},
 	http.MethodPost: {"/v1/completions", "/v1/chat/completions", "/generate", "/v1/tokenize", "/tokenize", "/v1/detokenize", "/detokenize"},
-}
+})
 
 // inference are the routes whose tokens activate experts.
 var inference = map[string]bool{"/v1/completions": true, "/v1/chat/completions": true, "/generate": true}
@@ -85,40 +84,8 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 		ErrorLog:     slog.NewLogLogger(logr.ToSlogHandler(log), slog.LevelDebug),
 		ErrorHandler: fail,
 	}
-	handler := onlyRoutes(client.WithBody(proxy, client.Limits{MaxBodyBytes: options.MaxBodyBytes, Timeout: options.ClientTimeout}, fail))
+	handler := routes.Only(client.WithBody(proxy, client.Limits{MaxBodyBytes: options.MaxBodyBytes, Timeout: options.ClientTimeout}, fail))
 	return sender.metrics.count(identified(handler), options.ClientTimeout), sender.observations
-}
-
-// routeMux knows the routes, and serves none: see isRoute.
-func routeMux() *http.ServeMux {
-	mux := http.NewServeMux()
-	for method, paths := range routes {
-		for _, path := range paths {
-			mux.Handle(method+" "+path, http.NotFoundHandler())
-		}
-	}
-	return mux
-}
-
-// isRoute tells that a request is one of those that a mux knows. A path that a server may understand as another one is none.
-func isRoute(mux *http.ServeMux, r *http.Request) bool {
-	if r.URL.Path != path.Clean(r.URL.Path) {
-		return false
-	}
-	_, pattern := mux.Handler(r)
-	return pattern != ""
-}
-
-// onlyRoutes serves the routes, and says of anything else that it is none.
-func onlyRoutes(handler http.Handler) http.Handler {
-	mux := routeMux()
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !isRoute(mux, r) {
-			wire.WriteError(w, http.StatusNotFound, wire.NotFound, fmt.Sprintf("%s %s is not a route of this service", r.Method, r.URL.Path))
-			return
-		}
-		handler.ServeHTTP(w, r)
-	})
 }
 
 // newTransport is one connection pool for all engines. There is no timeout on the response header: a long prompt on a loaded
@@ -210,7 +177,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 	start, body := time.Now(), client.BodyOf(in)
 	request := s.read(in.Context(), in.URL.Path, in.Header.Get(HeaderRequestID), body.Bytes())
 	deadline := start.Add(s.options.EndpointWait)
-	tries := &tries{endpoints: map[string]bool{}, pause: firstPause}
+	tries := &tries{places: map[string]bool{}, full: map[string]bool{}, pause: firstPause}
 	for sent := 0; ; {
 		lease, ok := s.acquire(in.Context(), deadline, request, tries)
 		switch {
@@ -235,15 +202,16 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 			}
 			return response, nil
 		}
+		full := false
 		if response != nil {
-			tries.full = tries.full || wire.SaysFull(response.Body)
+			full = wire.SaysFull(response.Body)
 			response.Body.Close()
 		}
 		if in.Context().Err() != nil {
 			return nil, in.Context().Err()
 		}
 		s.failed(request, lease)
-		tries.endpoints[lease.endpoint()] = true
+		tries.add(lease, full)
 		if err == nil { // a pod that says 503 is loading or draining, or has enough to do
 			s.metrics.retries.WithLabelValues(retryUnavailable).Inc()
 			continue
@@ -288,23 +256,37 @@ func (s *sender) account(r *request, lease *Lease) {
 	}
 }
 
-// tries are what came of sending a request to the pods of the present round, in which each gets it once.
+// tries are what came of sending a request to the pods of the present round, in which each gets it once; one whose ranks have queues of
+// their own twice, where the first of them is full.
 type tries struct {
-	endpoints map[string]bool
-	// full tells that one of them serves, and has too long a queue.
-	full bool
+	places map[string]bool
+	// full are the endpoints that serve, and have too long a queue.
+	full map[string]bool
 	// pause is how long the next round is waited for.
 	pause time.Duration
+}
+
+// add notes that a place does not answer, because its queue is full or otherwise.
+func (t *tries) add(lease *Lease, full bool) {
+	endpoint := lease.endpoint()
+	place := endpoint
+	if full && !t.full[endpoint] && lease.Backend.PinsByHeader(lease.Rank) {
+		place = rankAt(endpoint, lease.Rank)
+	}
+	t.places[place] = true
+	if full {
+		t.full[endpoint] = true
+	}
 }
 
 // acquire takes a rank of a pod that was not tried, or, once all were, waits a moment and tries all of them again: what
 // was unreachable may be a pod that has just gone, whose successor comes up at this moment. It gives up at the deadline, and at
 // once where pods are there whose queues are full: to ask them again and again would only add to what they have to do.
 func (s *sender) acquire(ctx context.Context, deadline time.Time, r *request, tries *tries) (*Lease, bool) {
-	if lease, ok := s.pool.acquire(r, tries.endpoints); ok {
+	if lease, ok := s.pool.acquire(r, tries.places); ok {
 		return lease, true
 	}
-	if tries.full {
+	if len(tries.full) > 0 {
 		r.refused = errQueueFull
 	}
 	if r.refused != nil {
@@ -312,18 +294,18 @@ func (s *sender) acquire(ctx context.Context, deadline time.Time, r *request, tr
 	}
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	if len(tries.endpoints) == 0 {
+	if len(tries.places) == 0 {
 		return s.pool.wait(ctx, r, nil)
 	}
 	pause, cancelPause := context.WithTimeout(ctx, tries.pause)
 	defer cancelPause()
-	if lease, ok := s.pool.wait(pause, r, tries.endpoints); ok {
+	if lease, ok := s.pool.wait(pause, r, tries.places); ok {
 		return lease, true
 	}
 	if ctx.Err() != nil {
 		return nil, false
 	}
-	clear(tries.endpoints)
+	clear(tries.places)
 	tries.pause = min(2*tries.pause, longestPause)
 	return s.pool.wait(ctx, r, nil)
 }

@@ -284,13 +284,19 @@ func (s *Store) remove(ctx context.Context, scope artifact.Scope, digest artifac
 	return s.bucket.Delete(ctx, key)
 }
 
-// Publish makes a stored artifact the scope's result if it has none, and returns the one that it has.
+// Publish makes a stored artifact the scope's result if it has none, or one that is not there, and returns the one that it has.
 func (s *Store) Publish(ctx context.Context, scope artifact.Scope, digest artifact.Digest) (artifact.Digest, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch result, err := s.result(ctx, scope); {
 	case err == nil:
-		return result, nil
+		if there, err := s.bucket.Exists(ctx, artifactKey(scope, result)); err != nil || there {
+			return result, err
+		}
+		// What it names was lost, in a partial restore perhaps: nobody could ever read it, or publish what takes its place.
+		if err := s.bucket.Delete(ctx, resultKey(scope)); err != nil && !isNotFound(err) {
+			return "", err
+		}
 	case !isNotFound(err):
 		return "", err
 	}

@@ -332,6 +332,18 @@ func TestResult(t *testing.T) {
 	if left := files(t, dir); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
+	// A result whose artifact was lost, by a restore of a part, gives way.
+	lost := put(t, store, scopeA, []byte("lost"))
+	if _, err := store.Publish(t.Context(), scopeA, lost); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.bucket.Delete(t.Context(), artifactKey(scopeA, lost)); err != nil {
+		t.Fatal(err)
+	}
+	again := put(t, store, scopeA, []byte("again"))
+	if won, err := store.Publish(t.Context(), scopeA, again); err != nil || won != again {
+		t.Errorf("after the artifact of the result is lost: %s, %v; want %s", won, err, again)
+	}
 }
 
 func TestDelete(t *testing.T) {

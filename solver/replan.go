@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -137,7 +138,7 @@ func newReplan(recent, prior *trace.Trace, current *Plan, o ReplanOptions) (*rep
 	}
 	p := current.Placement
 	o.Ranks, o.Attention, o.Forecast, o.Algorithm = p.Ranks, current.Attention, current.Forecast, placement.Auto
-	o.Objective, o.RanksPerNode, o.Current, o.Fresh = current.Objective, max(current.RanksPerNode, o.RanksPerNode), p, true
+	o.Objective, o.RanksPerNode, o.Current, o.Fresh = current.Objective, cmp.Or(current.RanksPerNode, o.RanksPerNode), p, true
 	o.RedundantSlots, o.Constraints.RankCapacity = p.SlotsPerRank-p.Experts/p.Ranks, current.RankCapacity
 	if p.Experts%p.Ranks != 0 {
 		return nil, fmt.Errorf("the plan in service has %d experts on %d ranks; only a number of ranks that divides the experts can be solved for", p.Experts, p.Ranks)

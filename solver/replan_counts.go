@@ -1,6 +1,7 @@
 package solver
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -125,7 +126,7 @@ func newCountsReplan(ctx context.Context, recent CountedProfile, prior []affinit
 	if o.PreserveGroups {
 		groups = max(recent.Groups, 1)
 	}
-	machines := o.machines(p.Ranks, max(current.RanksPerNode, o.ranksPerNode()))
+	machines := o.machines(p.Ranks, cmp.Or(current.RanksPerNode, o.ranksPerNode()))
 	model := trace.Model{TopK: recent.Layers[0].TopK, HiddenSize: current.Shape.HiddenSize}
 	r := &countsReplan{
 		options: o, current: current, digest: recent.Digest, groups: groups, layer: cost.LayerOf(&model, machines, p.Ranks, p.SlotsPerRank),

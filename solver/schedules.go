@@ -10,14 +10,14 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// ScheduleLayers makes the schedule of a plan inside its MoE layers, for machines with so many ranks on a node, 0 standing for
-// DefaultEvaluation's, and a local activation rate. It is nil where the model's configuration does not tell all sizes, and for a single rank.
+// ScheduleLayers makes the schedule of a plan inside its MoE layers, for machines with so many ranks on a node as the plan tells, else
+// ranksPerNode, 0 standing for DefaultEvaluation's, and a local activation rate. It is nil where the model's configuration does not tell all sizes, and for a single rank.
 func ScheduleLayers(m *trace.Model, p *Plan, lar float64, machines *hardware.Profile, ranksPerNode int) (*schedule.Schedule, error) {
 	shape := shapeOf(m)
 	if shape == nil {
 		return nil, nil
 	}
-	machines = cost.Spread(machines, p.Placement.Ranks, cmp.Or(ranksPerNode, DefaultEvaluation().RanksPerNode))
+	machines = cost.Spread(machines, p.Placement.Ranks, cmp.Or(p.RanksPerNode, ranksPerNode, DefaultEvaluation().RanksPerNode))
 	return schedule.Of(shape, machines, schedule.Inputs{Ranks: p.Placement.Ranks, SlotsPerRank: p.Placement.SlotsPerRank, LAR: lar})
 }
 

@@ -39,6 +39,11 @@ func TestScheduleLayers(t *testing.T) {
 	if err != nil || spread.Shared[0].Ungrouped <= first.Shared[0].Ungrouped || spread.Disaggregated[0].TokensPerSecond >= first.Disaggregated[0].TokensPerSecond {
 		t.Errorf("on two nodes exchanges take no longer than on one: error %v", err)
 	}
+	p.RanksPerNode = 2
+	if told, err := solver.ScheduleLayers(&recorded.Model, p, 0.4, machines, 0); err != nil || cmp.Diff(spread, told) != "" {
+		t.Errorf("the nodes that the plan is for are not taken: error %v", err)
+	}
+	p.RanksPerNode = 0
 	for name, config := range map[string]string{"no configuration": "", "no heads": strings.ReplaceAll(recorded.Model.Config, "num_attention_heads", "attention_heads"), "no JSON": "{"} {
 		m := recorded.Model
 		m.Config = config

@@ -19,7 +19,7 @@ import (
 // replanFlags are the flags of semmoe replan.
 type replanFlags struct {
 	trace, prior, current, out, embeddings, hardware string
-	priorPercent, trainPercent                       int
+	priorPercent, trainPercent, ranksPerNode         int
 	batchTokens                                      []int
 	minimumGain, moveGain, target                    float64
 	preserveGroups                                   bool
@@ -57,6 +57,7 @@ func newReplanCommand() *cobra.Command {
 	f.Float64Var(&flags.moveGain, "move-gain-percent", solver.DefaultMoveGainPercent, "what an expert must gain to change its rank, in local activations over the profile, in percent of those of the mean expert of a layer\n(other objectives: messages)")
 	f.Float64Var(&flags.target, "target-lar", 0, "local activation rate at which new tables are good enough, whatever a new placement would gain; 0 is none")
 	f.IntSliceVar(&flags.batchTokens, "batch-tokens", []int{solver.DefaultEvaluation().BatchTokens}, "tokens of a batch over all ranks, as served; of several sizes the mean counts")
+	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "ranks that share a node; a plan made for nodes tells its own")
 	ownHardwareFlag(f, &flags.hardware)
 	f.IntVar(&flags.trainPercent, "train-percent", solver.DefaultReplanTrainPercent, "percent of the recent requests to learn from, by whole documents")
 	f.StringVar(&flags.embeddings, "embeddings", "", "as for semmoe solve")
@@ -68,7 +69,7 @@ func newReplanCommand() *cobra.Command {
 
 func (f *replanFlags) options() (solver.ReplanOptions, error) {
 	o := solver.ReplanOptions{
-		Options:         solver.Options{TrainPercent: f.trainPercent, Seed: f.seed, TimeBudget: f.timeBudget, PreserveGroups: f.preserveGroups},
+		Options:         solver.Options{TrainPercent: f.trainPercent, Seed: f.seed, TimeBudget: f.timeBudget, PreserveGroups: f.preserveGroups, RanksPerNode: f.ranksPerNode},
 		MoveGainPercent: f.moveGain,
 		PriorPercent:    f.priorPercent,
 		Choice:          solver.Choice{BatchTokens: f.batchTokens, MinimumGainPercent: f.minimumGain, TargetLAR: f.target},
@@ -85,6 +86,8 @@ func (f *replanFlags) options() (solver.ReplanOptions, error) {
 		return o, usageErrorf("--prior-percent is %d; allowed is 0 to 100", f.priorPercent)
 	case f.trainPercent < 1 || f.trainPercent > 99:
 		return o, usageErrorf("--train-percent is %d; allowed is 1 to 99", f.trainPercent)
+	case f.ranksPerNode < 1:
+		return o, usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
 	case f.timeBudget < 0:
 		return o, usageErrorf("--time-budget is %v; it cannot be negative", f.timeBudget)
 	case !(f.moveGain >= 0) || math.IsInf(f.moveGain, 0):

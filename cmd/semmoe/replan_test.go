@@ -98,6 +98,7 @@ func TestReplanRefusals(t *testing.T) {
 		{[]string{"--trace", recent, "--current", current}, exitUsage, "--out is missing"},
 		{[]string{"--trace", recent, "--current", current, "--out", out, "--batch-tokens", "0"}, exitUsage, "batch tokens is 0"},
 		{[]string{"--trace", recent, "--current", current, "--out", out, "--prior-percent", "101"}, exitUsage, "--prior-percent is 101"},
+		{[]string{"--trace", recent, "--current", current, "--out", out, "--ranks-per-node", "0"}, exitUsage, "--ranks-per-node is 0"},
 		{[]string{"--trace", recent, "--current", current, "--out", out, "--minimum-gain-percent", "100"}, exitUsage, "minimum gain percent is 100"},
 		{[]string{"--trace", recent, "--current", current, "--out", out, "--hardware", "abacus"}, exitUsage, "there is no built-in hardware profile \"abacus\""},
 		{[]string{"--trace", recent, "--current", out, "--out", filepath.Dir(recent)}, exitUsage, "--out: " + filepath.Dir(recent) + " is not empty and holds no plan"},

@@ -50,10 +50,7 @@ func (c *Cluster) Run(ctx context.Context, spec Spec, tell func(Event), write fu
 	if err != nil {
 		return nil, err
 	}
-	// A Job ends at its deadline, which is seen before this one unless the cluster is away.
-	following, cancel := context.WithTimeoutCause(ctx, spec.Timeout+cleanTime, errDeadline)
-	defer cancel()
-	result, err := c.follow(following, job, tell)
+	result, err := c.follow(ctx, job, tell)
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	} else if err != nil {
@@ -144,15 +141,20 @@ func broken(err error) bool {
 	return err != ErrUnfinished && !errors.As(err, &refusal) //nolint:errorlint // alone, it is the log that has ended
 }
 
-// started waits until the Job's pod runs or has ended. An API server that is away is asked again: the Job goes on without it.
+// started waits until the Job's pod runs or has ended. An API server that is away is asked again, for as long as the Job may go on
+// without it; a Job that is suspended, or waits in a queue, is waited for.
 func (c *Cluster) started(ctx context.Context, job *batchv1.Job, tell func(Event)) (*corev1.Pod, error) {
-	said := ""
+	said, answered := "", time.Now()
 	for {
 		pod, why, err := c.look(ctx, job)
-		if pod != nil || err != nil && final(err) {
+		switch {
+		case pod != nil || err != nil && final(err):
 			return pod, err
-		}
-		if err != nil {
+		case err == nil:
+			answered = time.Now()
+		case time.Since(answered) > time.Duration(*job.Spec.ActiveDeadlineSeconds)*time.Second+cleanTime:
+			return nil, errors.Join(errDeadline, err)
+		default:
 			why = err.Error()
 		}
 		if why != "" && why != said && ctx.Err() == nil {

@@ -191,6 +191,20 @@ func TestRunEndsWithTheDeadline(t *testing.T) {
 	}
 }
 
+// A Job that waits in a queue for longer than it may run is waited for: its time has not begun.
+func TestRunWaitsForAQueuedJob(t *testing.T) {
+	clients := (&node{states: []corev1.PodStatus{phase(corev1.PodSucceeded)}, logs: []string{last}}).clients()
+	spec, begin := example(), time.Now()
+	spec.Timeout = 50*time.Millisecond - cleanTime
+	clients.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return time.Since(begin) < 1500*time.Millisecond, &corev1.PodList{}, nil
+	})
+	cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
+	if _, err := cluster.Run(t.Context(), spec, func(Event) {}, kept); err != nil {
+		t.Error(err)
+	}
+}
+
 // A Job that fails is left, with what is known of the reason.
 func TestRunFails(t *testing.T) {
 	for want, n := range map[string]*node{

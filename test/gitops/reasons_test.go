@@ -110,7 +110,7 @@ func reasonsIn(t *testing.T, name string) sets.Set[string] {
 	t.Helper()
 	r := reader{takers: map[string]int{}, found: sets.New[string](), gives: isReason}
 	files := parse(t, name)
-	for _, file := range files {
+	for _, file := range slices.Concat(parse(t, "internal/conditions"), files) {
 		ast.Inspect(file, r.declare)
 	}
 	for _, file := range files {

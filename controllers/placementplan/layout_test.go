@@ -18,48 +18,26 @@ func TestPlanForWhatTheSpecSays(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.complete(w.newProfile("tiny"), traceFile(t))
-	solved := func(p *semmoev1.PlacementPlan) (*semmoev1.PlacementPlan, *solver.Plan) {
-		t.Helper()
-		done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
-		found, _, err := bundle.FetchPlan(t.Context(), w.client, w.namespace, done.Status.PlanDigest)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return done, found
-	}
 	// One after the other, since plans of a manager take turns: the last would wait for all.
-	base, found := solved(w.newPlan("copies", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 8 }))
+	base, found := w.solved(w.newPlan("copies", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 8 }))
 	if found.Placement.SlotsPerRank != 32/4+2 || base.Status.Verdict != semmoev1.VerdictGain {
 		t.Errorf("with 8 copies ranks have %d slots, verdict %s", found.Placement.SlotsPerRank, base.Status.Verdict)
 	}
-	plain, unlimited := solved(w.newPlan("free", "tiny"))
+	plain, unlimited := w.solved(w.newPlan("free", "tiny"))
 	if base.Status.Forecast.LARMilli <= plain.Status.Forecast.LARMilli {
 		t.Errorf("with copies %d thousandths are local, without %d", base.Status.Forecast.LARMilli, plain.Status.Forecast.LARMilli)
 	}
-	_, found = solved(w.newPlan("nodes", "tiny", func(p *semmoev1.PlacementPlan) {
+	_, found = w.solved(w.newPlan("nodes", "tiny", func(p *semmoev1.PlacementPlan) {
 		p.Spec.Objective, p.Spec.RanksPerNode = semmoev1.ObjectiveHierarchical, 2
 	}))
 	if found.Objective != placement.Hierarchical || found.RanksPerNode != 2 {
 		t.Errorf("objective %s, %d ranks per node", found.Objective, found.RanksPerNode)
 	}
-	_, found = solved(w.newPlan("limited", "tiny", func(p *semmoev1.PlacementPlan) {
+	_, found = w.solved(w.newPlan("limited", "tiny", func(p *semmoev1.PlacementPlan) {
 		p.Spec.TokenLoadLimitPercent, p.Spec.ExpertLoadLimitPercent = ptr.To[int32](105), ptr.To[int32](110)
-		p.Spec.Solver.TrainPercent = 20 // leaves enough requests for a drift test
 	}))
 	if placement.Moves(unlimited.Placement, found.Placement) == 0 {
 		t.Error("limits change no placement")
-	}
-	recorded, err := trace.Open(t.Context(), tinyTrace)
-	if err != nil {
-		t.Fatal(err)
-	}
-	heldOut, _, err := solver.HeldOut(recorded, found, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want, err := solver.CalibrateDrift(t.Context(), recorded, found, heldOut, 1.05)
-	if err != nil || found.Drift == nil || found.Drift.Usual != want.Usual {
-		t.Errorf("%v: the drift test is %+v; by routers that keep the token load limit it is %+v", err, found.Drift, want)
 	}
 	many := w.newPlan("many", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 128 })
 	w.wait(many, semmoev1.ConditionStalled, metav1.ConditionTrue, "InvalidPlacement", "spec.redundantExperts: 128 makes 32 redundant slots per rank")
@@ -76,4 +54,41 @@ func TestPlanForWhatTheSpecSays(t *testing.T) {
 		p.Spec.RedundantExperts, p.Spec.Objective, p.Spec.Current = 8, semmoev1.ObjectiveRankDedup, &semmoev1.CurrentPlan{PlanDigest: base.Status.PlanDigest}
 	})
 	w.wait(foreign, semmoev1.ConditionStalled, metav1.ConditionTrue, "CurrentPlanInvalid", "spec.objective")
+}
+
+// The drift test of a plan is for routers that keep the token load limit of its spec.
+func TestDriftTestKeepsTheLoadLimit(t *testing.T) {
+	if testing.Short() {
+		t.Skip("drift tests are calibrated without -short")
+	}
+	t.Parallel()
+	w := newWorld(t)
+	w.complete(w.newProfile("tiny"), traceFile(t))
+	_, found := w.solved(w.newPlan("limited", "tiny", func(p *semmoev1.PlacementPlan) {
+		p.Spec.TokenLoadLimitPercent = ptr.To[int32](105)
+		p.Spec.Solver.TrainPercent = 20 // leaves enough requests for a drift test
+	}))
+	recorded, err := trace.Open(t.Context(), tinyTrace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	heldOut, _, err := solver.HeldOut(recorded, found, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := solver.CalibrateDrift(t.Context(), recorded, found, heldOut, 1.05)
+	if err != nil || found.Drift == nil || found.Drift.Usual != want.Usual {
+		t.Errorf("%v: the drift test is %+v; by routers that keep the token load limit it is %+v", err, found.Drift, want)
+	}
+}
+
+// solved waits for a plan, and fetches it.
+func (w *world) solved(p *semmoev1.PlacementPlan) (*semmoev1.PlacementPlan, *solver.Plan) {
+	w.t.Helper()
+	done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	found, _, err := bundle.FetchPlan(w.t.Context(), w.client, w.namespace, done.Status.PlanDigest)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return done, found
 }

@@ -64,6 +64,9 @@ const (
 	AnnotationRemade = "semmoe.io/remade"
 	// AnnotationApprove names, by its short digest, the plan that may be rolled out.
 	AnnotationApprove = "semmoe.io/approve"
+	// AnnotationPlanned stands on a profile that was made for a drift, and names the plan that was made from it. When that is deleted,
+	// no other is made from the profile.
+	AnnotationPlanned = "semmoe.io/planned"
 	// AnnotationReport is the result of an inspection, kept on its Job so that it outlives the Job's pod, or what a plan is
 	// worth, kept on its ConfigMap so that it outlives the plan's status.
 	AnnotationReport = "semmoe.io/report"

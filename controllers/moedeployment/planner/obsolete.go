@@ -17,11 +17,11 @@ import (
 )
 
 // deleteObsolete deletes profiles and plans of ours that nothing needs: neither this MoEDeployment nor, as far as the namespace tells,
-// anybody else.
-func (pl *Planner) deleteObsolete(ctx context.Context, moed *semmoev1.MoEDeployment, p Planning, profiles []*semmoev1.AffinityProfile, workloads []*revisions.Workload) error {
+// anybody else. No plan is to be made from a profile that goes: the lineage is left without it.
+func (pl *Planner) deleteObsolete(ctx context.Context, moed *semmoev1.MoEDeployment, p *Planning, profiles []*semmoev1.AffinityProfile, workloads []*revisions.Workload) error {
 	now := pl.Now()
-	plans := obsoletePlans(moed, p.Plans, p, workloads, now)
-	if len(plans)+len(obsoleteProfiles(profiles, p, without(p.Plans, plans), now)) == 0 {
+	plans := obsoletePlans(moed, p.Plans, *p, workloads, now)
+	if len(plans)+len(obsoleteProfiles(profiles, *p, without(p.Plans, plans), now)) == 0 {
 		return nil // others are asked only where something is to go
 	}
 	others, err := pl.neededByOthers(ctx, moed, plans)
@@ -29,13 +29,14 @@ func (pl *Planner) deleteObsolete(ctx context.Context, moed *semmoev1.MoEDeploym
 		return err
 	}
 	plans = slices.DeleteFunc(plans, others.needPlan)
-	old := slices.DeleteFunc(obsoleteProfiles(profiles, p, without(p.Plans, plans), now), others.needProfile)
+	old := slices.DeleteFunc(obsoleteProfiles(profiles, *p, without(p.Plans, plans), now), others.needProfile)
 	if len(plans)+len(old) == 0 {
 		return nil
 	}
 	if changed, err := desired.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
 		return err
 	}
+	p.Lineage.profiles = without(p.Lineage.profiles, old)
 	return errors.Join(deleteAll(ctx, pl.Client, plans), deleteAll(ctx, pl.Client, old))
 }
 
@@ -170,7 +171,7 @@ func obsoleteProfiles(profiles []*semmoev1.AffinityProfile, p Planning, kept []*
 	})
 }
 
-// without are plans but for some.
-func without(plans, some []*semmoev1.PlacementPlan) []*semmoev1.PlacementPlan {
-	return slices.DeleteFunc(slices.Clone(plans), func(plan *semmoev1.PlacementPlan) bool { return slices.Contains(some, plan) })
+// without are all but for some.
+func without[T comparable](all, some []T) []T {
+	return slices.DeleteFunc(slices.Clone(all), func(one T) bool { return slices.Contains(some, one) })
 }

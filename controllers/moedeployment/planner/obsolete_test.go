@@ -98,7 +98,7 @@ func TestWhatOthersNeedIsKept(t *testing.T) {
 		if err != nil || len(found) != 4 || len(made) != 5 {
 			t.Fatalf("%d profiles and %d plans of ours, error %v", len(found), len(made), err)
 		}
-		if err := pl.deleteObsolete(context.Background(), moedtest.Deployment(), Planning{Plans: made}, found, nil); err != nil {
+		if err := pl.deleteObsolete(context.Background(), moedtest.Deployment(), &Planning{Plans: made}, found, nil); err != nil {
 			t.Fatal(err)
 		}
 		var leftPlans semmoev1.PlacementPlanList

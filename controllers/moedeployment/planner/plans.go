@@ -24,7 +24,7 @@ import (
 )
 
 // +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles;placementplans,verbs=get;list;watch;create;delete
-// +kubebuilder:rbac:groups=semmoe.io,resources=placementplans,verbs=patch
+// +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles;placementplans,verbs=patch
 // +kubebuilder:rbac:groups=core,resources=configmaps,verbs=get;list;watch;create;patch;delete
 
 // Planner makes profiles and plans, and chooses among plans.
@@ -100,7 +100,9 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 	if !active {
 		return p, refused
 	}
-	return p, errors.Join(refused, pl.deleteObsolete(ctx, moed, p, profiles, workloads))
+	recordErr := pl.recordPlanned(ctx, p.Lineage)
+	deleteErr := pl.deleteObsolete(ctx, moed, &p, profiles, workloads)
+	return p, errors.Join(refused, recordErr, deleteErr)
 }
 
 // RefusedError is that the API server refuses a profile or a plan that is to be made, as an admission rule does. Nothing that serves depends

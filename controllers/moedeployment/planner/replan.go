@@ -215,13 +215,13 @@ func (l lineage) outcome(moed *semmoev1.MoEDeployment, modelDigest string) desir
 	return desired.Finding{Reason: string(plan.Status.Verdict), Message: fmt.Sprintf("PlacementPlan %s, made for drifted traffic, changes nothing: %s", plan.Name, comparisonText(plan))}
 }
 
-// pending is the newest profile, where no plan was made from it; nil where one was.
+// pending is the newest profile, where no plan was made from it; nil where one was, be it that somebody has deleted that since.
 func (l lineage) pending() *semmoev1.AffinityProfile {
 	if len(l.profiles) == 0 {
 		return nil
 	}
 	newest := l.profiles[0]
-	if slices.ContainsFunc(l.plans, func(plan *semmoev1.PlacementPlan) bool { return plan.Spec.ProfileRef.Name == newest.Name }) {
+	if newest.Annotations[semmoev1.AnnotationPlanned] != "" || slices.ContainsFunc(l.plans, func(plan *semmoev1.PlacementPlan) bool { return plan.Spec.ProfileRef.Name == newest.Name }) {
 		return nil
 	}
 	return newest
@@ -371,6 +371,24 @@ func (pl *Planner) Replan(ctx context.Context, moed *semmoev1.MoEDeployment, mod
 	}
 	pl.Recorder.Eventf(moed, made, corev1.EventTypeNormal, step.Say.Reason, "Replan", "%s", step.Say.Message)
 	return step.Say, nil
+}
+
+// recordPlanned keeps on profiles that a plan was made from them, where that outlives the plan: whoever deletes the plan wants no other in
+// its place. It is written once the plan is seen; until then the plan's name keeps it from being made twice.
+func (pl *Planner) recordPlanned(ctx context.Context, l lineage) error {
+	var failed error
+	for _, profile := range l.profiles {
+		i := slices.IndexFunc(l.plans, func(plan *semmoev1.PlacementPlan) bool { return plan.Spec.ProfileRef.Name == profile.Name })
+		if i < 0 || profile.Annotations[semmoev1.AnnotationPlanned] != "" {
+			continue
+		}
+		base := profile.DeepCopy()
+		metav1.SetMetaDataAnnotation(&profile.ObjectMeta, semmoev1.AnnotationPlanned, l.plans[i].Name)
+		if err := pl.Patch(ctx, profile, client.MergeFrom(base), client.FieldOwner(desired.Manager)); client.IgnoreNotFound(err) != nil {
+			failed = errors.Join(failed, fmt.Errorf("annotate AffinityProfile %s: %w", profile.Name, err))
+		}
+	}
+	return failed
 }
 
 // recentReplan tells that an object was made for a drift, and counts still.

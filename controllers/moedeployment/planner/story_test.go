@@ -1,0 +1,232 @@
+package planner
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+)
+
+// story is a MoEDeployment in a cluster that a planner looks at time and again, while others profile, solve and change their minds.
+type story struct {
+	*Planner
+	t         *testing.T
+	moed      *semmoev1.MoEDeployment
+	workloads []*revisions.Workload
+	now       time.Time
+	// writes counts what the planner creates, annotates and deletes.
+	writes int
+}
+
+func newStory(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *story {
+	t.Helper()
+	profiled := func(m *semmoev1.MoEDeployment) {
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{
+			Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, SamplingSpec: semmoev1.SamplingSpec{Requests: 100, Tokens: 10000, RequestTokens: 512},
+			Target: semmoev1.ProfilingTargetServing, Refresh: semmoev1.RefreshLive, LiveSamples: semmoev1.LiveSamplesSequences,
+		}
+		m.Spec.Rollout.MinimumGainPercent = ptr.To[int32](2)
+	}
+	s := &story{t: t, moed: moedtest.Deployment(append([]func(*semmoev1.MoEDeployment){profiled}, change...)...), now: moedtest.Start}
+	s.Planner = plannerOn(t, interceptor.Funcs{
+		Create: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.CreateOption) error {
+			s.writes++
+			object.SetCreationTimestamp(metav1.NewTime(s.now))
+			return c.Create(ctx, object, options...)
+		},
+		Patch: func(ctx context.Context, c client.WithWatch, object client.Object, patch client.Patch, options ...client.PatchOption) error {
+			s.writes++
+			return c.Patch(ctx, object, patch, options...)
+		},
+		Delete: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.DeleteOption) error {
+			s.writes++
+			return c.Delete(ctx, object, options...)
+		},
+	}, s.moed, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "ns", Name: revisions.AnswersName(s.moed, moedtest.Model), Labels: desired.Labels(s.moed, semmoev1.ComponentAnswers),
+	}})
+	s.Now = func() time.Time { return s.now }
+	return s
+}
+
+// look has the planner look once.
+func (s *story) look(drifted bool) Planning {
+	s.t.Helper()
+	p, err := s.Plan(context.Background(), s.moed, moedtest.Report(), s.workloads, nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := s.Replan(context.Background(), s.moed, moedtest.Model, p, driftSignal{Drifted: drifted, Now: s.now}); err != nil {
+		s.t.Fatal(err)
+	}
+	return p
+}
+
+func (s *story) profiles() []semmoev1.AffinityProfile {
+	s.t.Helper()
+	var list semmoev1.AffinityProfileList
+	if err := s.List(context.Background(), &list); err != nil {
+		s.t.Fatal(err)
+	}
+	return list.Items
+}
+
+func (s *story) plans() []semmoev1.PlacementPlan {
+	s.t.Helper()
+	var list semmoev1.PlacementPlanList
+	if err := s.List(context.Background(), &list); err != nil {
+		s.t.Fatal(err)
+	}
+	return list.Items
+}
+
+// profile completes the one profile that is not complete.
+func (s *story) profile(result string) *semmoev1.AffinityProfile {
+	s.t.Helper()
+	left := slices.DeleteFunc(s.profiles(), func(p semmoev1.AffinityProfile) bool { return p.Status.Result != nil })
+	if len(left) != 1 {
+		s.t.Fatalf("%d profiles are not complete, want one", len(left))
+	}
+	left[0].Status = moedtest.ProfiledBy("", result, s.now).Status
+	s.update(&left[0])
+	return &left[0]
+}
+
+// solve publishes the one plan that is not solved.
+func (s *story) solve(digest string, tier semmoev1.Tier, verdict semmoev1.Verdict) *semmoev1.PlacementPlan {
+	s.t.Helper()
+	left := slices.DeleteFunc(s.plans(), func(p semmoev1.PlacementPlan) bool { return p.Status.PlanDigest != "" })
+	if len(left) != 1 {
+		s.t.Fatalf("%d plans are not solved, want one", len(left))
+	}
+	left[0].Status = moedtest.PlanOf(left[0].Name, digest, nil).Status
+	left[0].Status.Tier, left[0].Status.Verdict = tier, verdict
+	s.update(&left[0])
+	return &left[0]
+}
+
+func (s *story) update(object client.Object) {
+	s.t.Helper()
+	if err := s.Update(context.Background(), object); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// inService brings the plan that the spec asks for into service.
+func (s *story) inService() *semmoev1.PlacementPlan {
+	s.t.Helper()
+	s.look(false)
+	s.profile("r0")
+	s.look(false)
+	base := s.solve("b0", "", semmoev1.VerdictGain)
+	s.workloads = []*revisions.Workload{workloadUnder(s.t, base, 2)}
+	return base
+}
+
+// drift leads to a plan of a tier.
+func (s *story) drift(digest string, tier semmoev1.Tier) *semmoev1.PlacementPlan {
+	s.t.Helper()
+	s.look(true)
+	s.profile("of-" + digest)
+	s.look(true)
+	plan := s.solve(digest, tier, semmoev1.VerdictGain)
+	s.look(false)
+	return plan
+}
+
+// wantTables looks, and wants these tables with what serves.
+func (s *story) wantTables(when, want string) Planning {
+	s.t.Helper()
+	p := s.look(false)
+	if got := nameOf(p.Tables); got != want {
+		s.t.Errorf("%s: the tables in use are those of %q, want %q", when, got, want)
+	}
+	return p
+}
+
+// A plan that drift has led to and that somebody deletes is not made again from its profile, be that kept or gone with it; drift that goes
+// on leads to another profile.
+func TestReplanIsUndone(t *testing.T) {
+	for name, tc := range map[string]struct {
+		tier     semmoev1.Tier
+		after    time.Duration
+		profiles int
+	}{
+		"young tables":  {semmoev1.TierTables, time.Hour, 2},
+		"old tables":    {semmoev1.TierTables, 48 * time.Hour, 1},
+		"young layout":  {semmoev1.TierLayout, time.Hour, 2},
+		"an old layout": {semmoev1.TierLayout, 48 * time.Hour, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStory(t)
+			base := s.inService()
+			plan := s.drift("t1", tc.tier)
+			s.now = s.now.Add(tc.after)
+			writes := s.writes
+			if s.look(false); s.writes != writes || len(s.profiles()) != 2 || len(s.plans()) != 2 {
+				t.Fatalf("%d writes while nothing happens; %d profiles and %d plans", s.writes-writes, len(s.profiles()), len(s.plans()))
+			}
+			if err := s.Planner.Client.Delete(context.Background(), plan); err != nil {
+				t.Fatal(err)
+			}
+			s.wantTables("the plan is deleted", "")
+			writes = s.writes
+			for range 2 {
+				if p := s.look(false); p.Plan.Name != base.Name || p.Candidate != nil {
+					t.Errorf("wanted is %s, candidate %+v; want the plan before", p.Plan.Name, p.Candidate)
+				}
+			}
+			if s.writes != writes || len(s.plans()) != 1 || len(s.profiles()) != tc.profiles {
+				t.Errorf("left are %d plans and %d profiles after %d more writes, want 1 and %d after none", len(s.plans()), len(s.profiles()), s.writes-writes, tc.profiles)
+			}
+			s.look(true)
+			if made := s.profile("r2"); made.Annotations[semmoev1.AnnotationPlanned] != "" || len(s.profiles()) != tc.profiles+1 {
+				t.Errorf("further drift leads to profile %s with annotations %v", made.Name, made.Annotations)
+			}
+		})
+	}
+}
+
+// A plan that is deleted before its profile tells of it was never seen: it is made again, under the same name.
+func TestReplanThatWasNotSeen(t *testing.T) {
+	s := newStory(t)
+	s.inService()
+	s.look(true)
+	s.profile("r1")
+	s.look(false)
+	made := s.plans()
+	for i := range made {
+		if made[i].Spec.Current == nil {
+			continue
+		}
+		if err := s.Planner.Client.Delete(context.Background(), &made[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.look(false); !slices.EqualFunc(s.plans(), made, func(a, b semmoev1.PlacementPlan) bool { return a.Name == b.Name }) || len(made) != 2 {
+		t.Errorf("there are %d plans, want the %d of before", len(s.plans()), len(made))
+	}
+}
+
+// No plan is made from a profile that is deleted beside: it would wait for that for ever.
+func TestNoReplanOfADeletedProfile(t *testing.T) {
+	s := newStory(t)
+	s.inService()
+	s.look(true)
+	s.profile("r1")
+	s.now = s.now.Add(48 * time.Hour)
+	if s.look(false); len(s.plans()) != 1 || len(s.profiles()) != 1 {
+		t.Errorf("%d plans and %d profiles, want those that the spec asks for alone", len(s.plans()), len(s.profiles()))
+	}
+}

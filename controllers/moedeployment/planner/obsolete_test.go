@@ -123,7 +123,8 @@ func TestWhatOthersNeedIsKept(t *testing.T) {
 func TestDriftIsRememberedWhileTheBaseIsUnknown(t *testing.T) {
 	base, tables := moedtest.PlanOf("base", "b0", nil), replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start)
 	now := moedtest.Start.Add(48 * time.Hour)
-	p := Planning{ProfileName: "p", Plans: []*semmoev1.PlacementPlan{tables, base}, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap)}
+	plans := []*semmoev1.PlacementPlan{tables, base}
+	p := Planning{ProfileName: "p", Plans: plans, InUse: plans, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap)}
 	profiles := []*semmoev1.AffinityProfile{moedtest.ProfiledBy("of-t1", "r", moedtest.Start, ofBase("base"))}
 	if got, hold := p.tablesFor(moedtest.Deployment(), moedtest.Model, "b0-full", "t1-full"); got != tables || hold.Reason != "" {
 		t.Errorf("tables %s, hold %+v; want those in use", nameOf(got), hold)

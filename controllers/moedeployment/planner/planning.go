@@ -54,8 +54,9 @@ type Planning struct {
 	TablesHold desired.Finding
 	// PinnedTables is the pinned plan, where it has new tables for a layout that exists; nil otherwise.
 	PinnedTables *semmoev1.PlacementPlan
-	// Named are the plans that routers are told to use the tables of.
+	// Named are the plans that routers are told to use the tables of, InUse those among which is what they use until now.
 	Named []string
+	InUse []*semmoev1.PlacementPlan
 	// Plans are the MoEDeployment's own, the newest first.
 	Plans []*semmoev1.PlacementPlan
 	// Serving is what to serve under: what has proven itself; nil for no plan.

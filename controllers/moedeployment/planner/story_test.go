@@ -230,3 +230,53 @@ func TestNoReplanOfADeletedProfile(t *testing.T) {
 		t.Errorf("%d plans and %d profiles, want those that the spec asks for alone", len(s.plans()), len(s.profiles()))
 	}
 }
+
+// New tables stay in use with what serves while something else is to serve and does not yet, whatever becomes of that.
+func TestTablesStayWithWhatServes(t *testing.T) {
+	s := newStory(t)
+	s.inService()
+	tables := s.drift("t1", semmoev1.TierTables)
+	pin := func(name string) { s.moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: name} }
+
+	pin("missing")
+	if p := s.wantTables("a plan is pinned that is not there", tables.Name); p.Pin.Reason != reasonPlanNotFound {
+		t.Errorf("the pin's fault is %+v", p.Pin)
+	}
+	chosen := moedtest.PlanOf("missing", "x0", unsolved)
+	if err := s.Planner.Client.Create(context.Background(), chosen); err != nil {
+		t.Fatal(err)
+	}
+	s.wantTables("it is being solved", tables.Name)
+	s.solve("x0", "", semmoev1.VerdictGain)
+	if p := s.wantTables("it is on its canary", tables.Name); p.Candidate == nil || p.Candidate.Digest != "x0-full" {
+		t.Errorf("the candidate is %+v, want the plan that is pinned", p.Candidate)
+	}
+
+	s.moed.Spec.Placement.PlanRef = nil
+	s.moed.Spec.Placement.Solver.Seed = ptr.To[int64](2)
+	s.wantTables("another plan is asked for", tables.Name)
+	s.wantTables("it is being solved", tables.Name)
+	s.solve("b1", "", semmoev1.VerdictNoGainExpected)
+	s.wantTables("it gains nothing", tables.Name)
+
+	if err := s.Planner.Client.Delete(context.Background(), tables); err != nil {
+		t.Fatal(err)
+	}
+	s.wantTables("the plan with the tables is deleted", "")
+}
+
+// Tables of a plan that somebody else has made stay, too, when another is pinned.
+func TestPinnedTablesOfOthersStay(t *testing.T) {
+	s := newStory(t)
+	s.inService()
+	tables := replanOf("theirs", "t1", "b0", semmoev1.TierTables, moedtest.Start)
+	if err := s.Planner.Client.Create(context.Background(), tables); err != nil {
+		t.Fatal(err)
+	}
+	s.moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "theirs"}
+	s.wantTables("pinned", "theirs")
+	s.moed.Spec.Placement.PlanRef.Name = "missing"
+	s.wantTables("another is pinned", "theirs")
+	s.moed.Spec.Placement.PlanRef = nil
+	s.wantTables("none is pinned", "")
+}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -35,11 +37,34 @@ func (pl *Planner) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployment
 	return inUse, true, nil
 }
 
+// plansInUse are our plans, and with them the one of each digest in use, which may be somebody else's that the spec has pinned. One that is
+// being deleted is none of them: to delete it takes its tables back.
+func (pl *Planner) plansInUse(ctx context.Context, moed *semmoev1.MoEDeployment, ours []*semmoev1.PlacementPlan, inUse map[string]string) ([]*semmoev1.PlacementPlan, error) {
+	plans := slices.DeleteFunc(slices.Clone(ours), func(plan *semmoev1.PlacementPlan) bool { return plan.DeletionTimestamp != nil })
+	unknown := func(digest string) bool { return PlanWithDigest(digest, plans) == nil }
+	if !slices.ContainsFunc(slices.Collect(maps.Values(inUse)), unknown) {
+		return plans, nil
+	}
+	var list semmoev1.PlacementPlanList
+	if err := pl.List(ctx, &list, client.InNamespace(moed.Namespace)); err != nil {
+		return nil, fmt.Errorf("list plans whose tables are in use: %w", err)
+	}
+	for i := range list.Items {
+		if plan := &list.Items[i]; plan.DeletionTimestamp == nil {
+			plans = append(plans, plan)
+		}
+	}
+	return plans, nil
+}
+
 // reconcileTables tells the routers which tables to use with the layouts in service, and completes the planning by what they use with
 // the one that serves. While paused it leaves all as it is.
 func (pl *Planner) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p *Planning, workloads []*revisions.Workload, active bool) error {
 	inUse, exists, err := pl.tablesInUse(ctx, moed)
 	if err != nil {
+		return err
+	}
+	if p.InUse, err = pl.plansInUse(ctx, moed, p.Plans, inUse); err != nil {
 		return err
 	}
 	wanted := map[string]string{}
@@ -79,21 +104,31 @@ func (pl *Planner) tellTables(moed *semmoev1.MoEDeployment, p *Planning) {
 		p.Tables.Status.Plan, p.Serving.Short(), comparisonText(p.Tables))
 }
 
-// tablesFor is the plan whose tables are used with a layout: that which the spec pins, or the newest of the lineage, where that is known.
+// tablesFor is the plan whose tables are used with a layout: that which the spec pins, or the newest of the lineage. With a layout that the
+// spec does not ask for, or not yet, what is in use stays so: what serves is made no worse before it is replaced. nil is for the layout's own.
 func (p *Planning) tablesFor(moed *semmoev1.MoEDeployment, modelDigest, layout, inUse string) (*semmoev1.PlacementPlan, desired.Finding) {
-	if moed.Spec.Placement.PlanRef == nil && p.baseUnknown() {
-		return PlanWithDigest(inUse, p.Plans), desired.Finding{} // what is in use stays so
-	}
-	if moed.Spec.Placement.PlanRef == nil {
-		return p.Lineage.tablesFor(moed, modelDigest, layout, inUse)
-	}
-	if pin := p.PinnedTables; pin != nil && pin.Spec.Current.PlanDigest == layout {
+	kept, pin := PlanWithDigest(inUse, p.InUse), p.PinnedTables
+	switch {
+	case moed.Spec.Placement.PlanRef == nil:
+		tables, held := p.Lineage.tablesFor(moed, modelDigest, layout, inUse)
+		if tables == nil && !isOf(p.Plan, layout) {
+			tables = kept
+		}
+		return tables, held
+	case pin != nil && pin.Spec.Current.PlanDigest == layout:
 		if hold := holdTables(moed, pin); hold.Reason != "" && pin.Status.PlanDigest != inUse {
-			return nil, hold
+			return kept, hold
 		}
 		return pin, desired.Finding{}
+	case isOf(p.Plan, layout):
+		return nil, desired.Finding{}
 	}
-	return nil, desired.Finding{}
+	return kept, desired.Finding{}
+}
+
+// isOf tells that a layout, by its digest, is a plan's.
+func isOf(plan *semmoev1.PlacementPlan, layout string) bool {
+	return plan != nil && plan.Status.PlanDigest == layout
 }
 
 // layoutsInService are the digests of the plans that pods serve under, or will.

@@ -50,7 +50,7 @@ func trialOf(moed *semmoev1.MoEDeployment, candidate *revisions.Workload, o obse
 		Canary:     rollout.CanarySize(*moed.Spec.Replicas, moed.Spec.Rollout.CanaryReplicas),
 		Soak:       soakOf(moed),
 		Promoting:  candidate.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting,
-		Approved:   planner.Approved(moed, o.Planning.Candidate.Short()) || planner.Pinned(moed, o.Planning.Plan),
+		Approved:   planner.Approved(moed, o.Planning.Candidate.Short()) || o.Planning.PlanPinned(moed),
 		Measured:   desired.Observes(moed),
 		Comparison: rollout.Comparison{Verdict: rollout.TooFew},
 	}

@@ -180,6 +180,24 @@ func TestCanaryIsDecided(t *testing.T) {
 	}
 }
 
+// A canary of the layout that pinned tables are for is approved as one that is pinned itself.
+func TestCanaryOfPinnedTables(t *testing.T) {
+	for name, tc := range map[string]struct {
+		tables *semmoev1.PlacementPlan
+		want   semmoev1.RolloutPhase
+	}{
+		"another plan is pinned": {nil, semmoev1.RolloutPhaseCanary},
+		"its tables are":         {moedtest.PlanOf("tables", "tt", nil), semmoev1.RolloutPhasePromoting},
+	} {
+		trial := newTrial(t, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "tables"} })
+		trial.o.Planning.PinnedTables = tc.tables
+		trial.saw(5, 8, 2) // too few to tell
+		if state := trial.reconcile(t, moedtest.Start.Add(10*time.Minute)); state.Phase != tc.want {
+			t.Errorf("%s: state is %+v, want %s", name, state, tc.want)
+		}
+	}
+}
+
 // A manager whose clock was set back hours judges a canary by the time that the samples have: the soak is not over before it is by
 // their clock, and does not last until the manager's has caught up.
 func TestCanaryOutlivesClock(t *testing.T) {

@@ -54,7 +54,7 @@ type Planning struct {
 	TablesHold desired.Finding
 	// PinnedTables is the pinned plan, where it has new tables for a layout that exists; nil otherwise.
 	PinnedTables *semmoev1.PlacementPlan
-	// Named are the plans that routers are told to use the tables of, InUse those among which is what they use until now.
+	// Named are the plans that routers are told to use the tables of. InUse are those among which is what they use until now.
 	Named []string
 	InUse []*semmoev1.PlacementPlan
 	// Plans are the MoEDeployment's own, the newest first.
@@ -211,7 +211,9 @@ type choice struct {
 	moed   *semmoev1.MoEDeployment
 	report checkpoint.Report
 	// wanted is the plan for the present inputs; nil where there is none yet.
-	wanted    *semmoev1.PlacementPlan
+	wanted *semmoev1.PlacementPlan
+	// pinned tells that the spec pins it.
+	pinned    bool
 	workloads []*revisions.Workload
 	// changed tells, by revision, how its answers differ from those without a plan.
 	changed map[string]string
@@ -245,7 +247,7 @@ func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desi
 		}
 	}
 	no := func(reason, message string) desired.Finding { return desired.Finding{Reason: reason, Message: message} }
-	hold = holdBack(c.moed, c.wanted)
+	hold = holdBack(c.moed, c.wanted, c.pinned)
 	switch {
 	case len(open) == 0 && refused != nil:
 		hold = no(ReasonOutputChanged, fmt.Sprintf("%s; it is not tried again until the engine's image, its arguments or the plan change", outputChangedText(refused, c.refusal(refused))))
@@ -389,9 +391,9 @@ func promiseOf(serving *revisions.Layout, plans ...*semmoev1.PlacementPlan) *sem
 }
 
 // holdBack is why a plan that is ready is not rolled out; its zero value where it is.
-func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) desired.Finding {
+func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, pinned bool) desired.Finding {
 	short := plan.Status.Plan
-	approved, approve := Approved(moed, short) || Pinned(moed, plan), ApproveCommand(moed, short)
+	approved, approve := Approved(moed, short) || pinned, ApproveCommand(moed, short)
 	no := func(reason, format string, args ...any) desired.Finding {
 		return desired.Finding{Reason: reason, Message: fmt.Sprintf(format, args...)}
 	}

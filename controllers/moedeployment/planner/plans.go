@@ -81,7 +81,7 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 		if err != nil {
 			return p, err
 		}
-		c := choice{moed: moed, report: report, wanted: p.Plan, workloads: workloads, changed: changed}
+		c := choice{moed: moed, report: report, wanted: p.Plan, pinned: p.PlanPinned(moed), workloads: workloads, changed: changed}
 		if p.Serving, p.Candidate, p.Hold = c.chooseLayout(); p.Serving != nil || p.Candidate != nil {
 			if c.answers, err = pl.reconcileAnswers(ctx, moed, report, workloads, pods, active); err != nil {
 				return p, err
@@ -139,6 +139,11 @@ func (p *Planning) followTables(plans []*semmoev1.PlacementPlan) {
 	if layout := PlanWithDigest(p.Plan.Spec.Current.PlanDigest, appendPlan(plans, p.Base)); layout != nil {
 		p.PinnedTables, p.Plan = p.Plan, layout
 	}
+}
+
+// PlanPinned tells that the spec pins the plan whose layout is wanted, be it by naming new tables for that.
+func (p *Planning) PlanPinned(moed *semmoev1.MoEDeployment) bool {
+	return p.PinnedTables != nil || Pinned(moed, p.Plan)
 }
 
 func (pl *Planner) ownProfilesAndPlans(ctx context.Context, moed *semmoev1.MoEDeployment) ([]*semmoev1.AffinityProfile, []*semmoev1.PlacementPlan, error) {

@@ -276,11 +276,10 @@ func TestPinFault(t *testing.T) {
 		func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) },
 	} {
 		moed := moedtest.Deployment(change)
-		if holdBack(moed, held).Reason == "" {
+		if holdBack(moed, held, false).Reason == "" {
 			t.Error("a plan that nobody has approved is not held")
 		}
-		moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "x"}
-		if hold := holdBack(moed, held); hold.Reason != "" {
+		if hold := holdBack(moed, held, true); hold.Reason != "" {
 			t.Errorf("a pinned plan is held: %+v", hold)
 		}
 	}

@@ -280,3 +280,26 @@ func TestPinnedTablesOfOthersStay(t *testing.T) {
 	s.moed.Spec.Placement.PlanRef = nil
 	s.wantTables("none is pinned", "")
 }
+
+// Who pins new tables approves the layout that they are for.
+func TestPinnedTablesApproveTheirLayout(t *testing.T) {
+	for name, change := range map[string]func(*semmoev1.MoEDeployment){
+		"AwaitingApproval": func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual },
+		"NoRoomForCanary":  func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) },
+		"NoRouter":         func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone },
+	} {
+		s := newStory(t, change)
+		s.inService()
+		s.workloads = []*revisions.Workload{workloadUnder(t, nil, 1)}
+		if p := s.look(false); p.Candidate != nil || p.Hold.Reason != name {
+			t.Errorf("the candidate is %+v before anything is pinned, held because of %q; want %s", p.Candidate, p.Hold.Reason, name)
+		}
+		if err := s.Planner.Client.Create(context.Background(), replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start)); err != nil {
+			t.Fatal(err)
+		}
+		s.moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "t1"}
+		if p := s.look(false); p.Candidate == nil || p.Candidate.Digest != "b0-full" || p.Hold.Reason != "" || !p.PlanPinned(s.moed) {
+			t.Errorf("%s: the candidate is %+v, held because of %+v; want the layout of what is pinned", name, p.Candidate, p.Hold)
+		}
+	}
+}

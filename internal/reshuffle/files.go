@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -22,15 +21,19 @@ type sourceFiles struct {
 	leftOut   []string
 }
 
-// findFiles sorts the files of a checkpoint, and rewrites those that name experts.
-func findFiles(ctx context.Context, c *checkpoint.Checkpoint, m *mapping) (*sourceFiles, error) {
+// findFiles sorts the files of a checkpoint, which are those below root, and rewrites those that name experts.
+func findFiles(ctx context.Context, root fs.FS, c *checkpoint.Checkpoint, m *mapping) (*sourceFiles, error) {
 	files := &sourceFiles{rewritten: map[string][]byte{}}
 	shards, mentions := map[string]bool{}, newMentions(c, m)
 	for _, shard := range c.Shards {
 		shards[shard.Name()] = true
 	}
-	root := os.DirFS(c.Dir)
 	err := fs.WalkDir(root, ".", func(name string, entry fs.DirEntry, err error) error {
+		// A volume's root has a lost+found that its owner alone may read.
+		if errors.Is(err, fs.ErrPermission) && name != "." {
+			files.leftOut = append(files.leftOut, name)
+			return fs.SkipDir
+		}
 		if err != nil {
 			return err
 		}
@@ -53,12 +56,24 @@ func findFiles(ctx context.Context, c *checkpoint.Checkpoint, m *mapping) (*sour
 			files.leftOut = append(files.leftOut, name)
 			return nil
 		case isConfiguration(name):
-			return files.addConfiguration(ctx, mentions, name)
+			return files.addConfiguration(ctx, root, mentions, name)
 		}
-		files.copied = append(files.copied, name)
-		return nil
+		return files.addCopied(root, name)
 	})
+	if at := (*fs.PathError)(nil); errors.Is(err, fs.ErrPermission) && errors.As(err, &at) {
+		return nil, checkpoint.Invalidf("%s is not readable by this user: check its permissions", filepath.Join(c.Dir, at.Path))
+	}
 	return files, err
+}
+
+// addCopied requires that the file can be opened: it is copied last, when all shards are written.
+func (f *sourceFiles) addCopied(root fs.FS, name string) error {
+	file, err := root.Open(name)
+	if err != nil {
+		return err
+	}
+	f.copied = append(f.copied, name)
+	return file.Close()
 }
 
 // isWeights recognises weights outside of the index: the same model in another form, still in the old order.
@@ -80,12 +95,12 @@ func isConfiguration(name string) bool {
 	return name == checkpoint.ConfigFile || !strings.Contains(name, "/") && path.Ext(name) == ".json" && strings.Contains(name, "quant")
 }
 
-func (f *sourceFiles) addConfiguration(ctx context.Context, mentions *mentions, name string) error {
+func (f *sourceFiles) addConfiguration(ctx context.Context, root fs.FS, mentions *mentions, name string) error {
 	c := mentions.c
 	text := c.ConfigText
 	if name != checkpoint.ConfigFile {
 		var err error
-		if text, err = os.ReadFile(filepath.Join(c.Dir, name)); err != nil {
+		if text, err = fs.ReadFile(root, name); err != nil {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package reshuffle
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -122,7 +123,7 @@ func TestMentionsEnd(t *testing.T) {
 	writeFile(t, filepath.Join(c.Dir, "hf_quant_config.json"), []byte(`["*experts*"]`))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := findFiles(ctx, c, m); !errors.Is(err, context.Canceled) || checkpoint.IsInvalid(err) {
+	if _, err := findFiles(ctx, os.DirFS(c.Dir), c, m); !errors.Is(err, context.Canceled) || checkpoint.IsInvalid(err) {
 		t.Errorf("error %v", err)
 	}
 }

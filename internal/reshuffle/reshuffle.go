@@ -165,7 +165,7 @@ func (j *job) prepare(ctx context.Context) (err error) {
 	if j.mapping, err = newMapping(j.source, j.Permutation); err != nil {
 		return err
 	}
-	if j.files, err = findFiles(ctx, j.source, j.mapping); err != nil {
+	if j.files, err = findFiles(ctx, os.DirFS(j.source.Dir), j.source, j.mapping); err != nil {
 		return err
 	}
 	for _, shard := range j.source.Shards {

@@ -33,11 +33,14 @@ func newMentions(c *checkpoint.Checkpoint, m *mapping) *mentions {
 // rename rewrites the names of experts in a configuration file, such as the ignore lists of quantisation, and leaves every
 // other byte as it is. It refuses a text that tells experts apart in a way that it cannot rewrite.
 func (n *mentions) rename(ctx context.Context, text []byte) ([]byte, error) {
-	if !json.Valid(modelconfig.Strict(text)) {
+	strict := modelconfig.Strict(text)
+	if !json.Valid(strict) {
 		return nil, checkpoint.Invalidf("not valid JSON")
 	}
 	var failed error
+	alike, place := namedAlike(strict, n.m.config.Experts), -1
 	out := jsonString.ReplaceAllFunc(text, func(literal []byte) []byte {
+		place++
 		var mention string
 		if err := json.Unmarshal(literal, &mention); err != nil || failed != nil {
 			return literal
@@ -51,7 +54,7 @@ func (n *mentions) rename(ctx context.Context, text []byte) ([]byte, error) {
 				return literal
 			}
 			return quote(n.m.newName(mention))
-		case part.Role == checkpoint.Gate || part.Role == checkpoint.Shared || n.checked[mention]:
+		case part.Role == checkpoint.Gate || part.Role == checkpoint.Shared || n.checked[mention] || alike[place]:
 		case mayTellExpertsApart(mention):
 			n.checked[mention] = true
 			failed = n.checkNeutral(ctx, mention)
@@ -59,6 +62,71 @@ func (n *mentions) rename(ctx context.Context, text []byte) ([]byte, error) {
 		return literal
 	})
 	return out, failed
+}
+
+// expertOfAny matches the path of an expert, or of a module in it, whatever the layer: all that may stand before and behind the number.
+var expertOfAny = regexp.MustCompile(`^([\w.]*\bexperts\.)(0|[1-9]\d*)((?:\.[A-Za-z_]\w*)*)$`)
+
+// namedAlike finds entries of an array that differ in the expert's number alone and name every expert, such as "mlp.experts.0.up_proj" to
+// "mlp.experts.59.up_proj": however an engine reads them, together they say the same in any order of the experts. The text is valid JSON,
+// and an entry is told by its place among the text's strings: another array may have the same one alone.
+func namedAlike(text []byte, experts int) map[int]bool {
+	alike, place := map[int]bool{}, -1
+	var open []likeNames // those of the arrays around, nil for an object
+	for decoder := json.NewDecoder(bytes.NewReader(text)); ; {
+		token, err := decoder.Token()
+		if err != nil {
+			return alike // the end
+		}
+		switch token {
+		case json.Delim('['):
+			open = append(open, likeNames{})
+		case json.Delim('{'):
+			open = append(open, nil)
+		case json.Delim(']'), json.Delim('}'):
+			open[len(open)-1].addWhole(experts, alike)
+			open = open[:len(open)-1]
+		}
+		if entry, ok := token.(string); ok {
+			place++
+			if len(open) > 0 && open[len(open)-1] != nil {
+				open[len(open)-1].add(entry, place, experts)
+			}
+		}
+	}
+}
+
+// likeNames holds the places of an array's entries, by what is before and behind the expert's number, then by that number.
+type likeNames map[[2]string]map[int][]int
+
+func (l likeNames) add(entry string, place, experts int) {
+	parts := expertOfAny.FindStringSubmatch(entry)
+	if parts == nil {
+		return
+	}
+	expert, err := strconv.Atoi(parts[2])
+	if err != nil || expert >= experts {
+		return
+	}
+	around := [2]string{parts[1], parts[3]}
+	if l[around] == nil {
+		l[around] = map[int][]int{}
+	}
+	l[around][expert] = append(l[around][expert], place)
+}
+
+// addWhole adds the places of the entries that name every expert.
+func (l likeNames) addWhole(experts int, places map[int]bool) {
+	for _, named := range l {
+		if len(named) < experts {
+			continue
+		}
+		for _, list := range named {
+			for _, place := range list {
+				places[place] = true
+			}
+		}
+	}
 }
 
 // checkWhole refuses a name that ends in the number of an expert where that is the beginning of another expert's:

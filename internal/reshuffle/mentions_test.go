@@ -44,6 +44,10 @@ func TestRenameMentions(t *testing.T) {
 		"number of Python":  {`{"limit":[0.0,Infinity],"ignore":["model.layers.1.mlp.experts.3.down_proj"]}`, `{"limit":[0.0,Infinity],"ignore":["model.layers.1.mlp.experts.8.down_proj"]}`},
 		"gate":              {`["model.layers.1.mlp.gate","lm_head"]`, `["model.layers.1.mlp.gate","lm_head"]`},
 		"all experts":       {`["re:.*mlp\\.experts\\.\\d+\\.down_proj$","*.experts.*","model.layers.1.mlp.experts","model.layers.*.mlp.experts*","experts"]`, ``},
+		"list of all":       {`{"modules":[["self_attn.q_proj"],` + listed("mlp.experts.", ".up_proj", 0, 12) + `]}`, ``},
+		"mixed list of all": {`["lm_head",` + listed("mlp.experts.", ".up_proj", 0, 12)[1:], ``},
+		"list of more":      {listed("mlp.experts.", ".up_proj", 0, 14), ``},
+		"list of experts":   {listed("experts.", "", 0, 12), ``},
 		"escapes, brackets": {`{"a\"model.layers.1.mlp.experts.3.w":"<\u00e9>","b":1e5}`, ``},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -66,6 +70,11 @@ func TestRenameMentions(t *testing.T) {
 		"one digit":           {`["re:.*experts\\.\\d\\.up_proj"]`, "cannot be rewritten"},
 		"shell pattern":       {`["model.layers.*.mlp.experts.[0-3].*"]`, "cannot be rewritten"},
 		"negative look-ahead": {`["re:.*experts\\.(?!3).*"]`, "cannot tell"},
+		"incomplete list":     {listed("mlp.experts.", ".up_proj", 1, 13), "cannot be rewritten"},
+		"lists of halves":     {`[` + listed("mlp.experts.", ".up_proj", 0, 6) + `,` + listed("mlp.experts.", ".up_proj", 6, 12) + `]`, "cannot be rewritten"},
+		"list of unlike":      {`["mlp.experts.0.down_proj",` + listed("mlp.experts.", ".up_proj", 1, 12)[1:], "cannot be rewritten"},
+		"list of all, one":    {`{"a":` + listed("mlp.experts.", ".up_proj", 0, 12) + `,"b":["mlp.experts.3.up_proj"]}`, "cannot be rewritten"},
+		"list of patterns":    {listed("mlp.experts.", "[12].up_proj", 0, 12), "cannot be rewritten"},
 		"not JSON":            {`[`, "not valid JSON"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -74,6 +83,15 @@ func TestRenameMentions(t *testing.T) {
 			}
 		})
 	}
+}
+
+// listed is a JSON array of names that differ in the expert's number.
+func listed(before, behind string, from, to int) string {
+	var names []string
+	for expert := from; expert < to; expert++ {
+		names = append(names, strconv.Quote(before+strconv.Itoa(expert)+behind))
+	}
+	return "[" + strings.Join(names, ",") + "]"
 }
 
 // TestOtherModules: entries that no expert can match, however they are read, are told by their words alone.

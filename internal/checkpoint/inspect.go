@@ -1,6 +1,11 @@
 package checkpoint
 
-import "cmp"
+import (
+	"cmp"
+	"encoding/json"
+	"path/filepath"
+	"strings"
+)
 
 // Report is what inspection tells about a model. As JSON it fits a Kubernetes termination message (4096 bytes)
 // whatever the model: its longest part lists at most 512 layer indices.
@@ -29,7 +34,12 @@ type Report struct {
 	Bytes  int64 `json:"bytes"`
 	// ModelDigest identifies the model, see Checkpoint.Digest.
 	ModelDigest string `json:"modelDigest"`
+	// Unpermutable is why the experts cannot be put into another order; empty where they can, and in what releases before have reported.
+	Unpermutable string `json:"unpermutable,omitempty"`
 }
+
+// maxUnpermutable bounds a text as it is in JSON, so that a report stays short.
+const maxUnpermutable = 448
 
 // Inspect opens the checkpoint in dir, validates it without loading weights, and describes it.
 func Inspect(dir string) (Report, error) {
@@ -58,7 +68,26 @@ func Inspect(dir string) (Report, error) {
 		Shards:          len(c.Shards),
 		Bytes:           c.Bytes(),
 		ModelDigest:     c.Digest(),
+		Unpermutable:    c.unpermutable(),
 	}, nil
+}
+
+// unpermutable is why the experts cannot be permuted, with files named as in the checkpoint; empty where they can. The model can be served all
+// the same.
+func (c *Checkpoint) unpermutable() string {
+	err := c.CheckPermutable()
+	if err == nil {
+		return ""
+	}
+	text := strings.TrimPrefix(err.Error(), filepath.Clean(c.Dir)+"/")
+	text = text[:min(len(text), maxUnpermutable)]
+	for {
+		text = strings.ToValidUTF8(text, "")
+		if encoded, err := json.Marshal(text); err != nil || len(encoded) <= maxUnpermutable {
+			return text
+		}
+		text = text[:len(text)-1]
+	}
 }
 
 // quantization is what config.json says, or, where it says nothing, the file that ModelOpt puts beside it.

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 )
 
 // MoELayer lists the tensors of a layer that depend on the order of its experts.
@@ -153,6 +154,32 @@ func (c *Checkpoint) listing() string {
 		return filepath.Join(c.Dir, indexFile)
 	}
 	return c.Shards[0].Path
+}
+
+// CheckPermutable requires that the experts of every MoE layer among the hidden layers can be put into another order.
+func (c *Checkpoint) CheckPermutable() error {
+	layers, err := c.MoELayers()
+	if err != nil {
+		return err
+	}
+	for _, layer := range c.Config.MoELayers {
+		if _, err := c.ExpertRows(layers[layer]); err != nil {
+			return err
+		}
+	}
+	return c.CheckMetadata()
+}
+
+// CheckMetadata refuses headers whose free text names experts: what it says would be of another expert afterwards.
+func (c *Checkpoint) CheckMetadata() error {
+	for _, shard := range c.Shards {
+		for key, value := range shard.Metadata {
+			if strings.Contains(key+value, ".experts.") {
+				return Invalidf("%s: __metadata__ %.80q names experts; such checkpoints cannot be permuted", shard.Path, key)
+			}
+		}
+	}
+	return nil
 }
 
 // gateForms are the tensors of a gate that are known: those with a row for each expert, and those that describe the whole.

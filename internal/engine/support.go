@@ -29,6 +29,8 @@ type Situation struct {
 	// groups onto groups.
 	Groups      int
 	KeepsGroups bool
+	// Unpermutable is why the experts of the checkpoint cannot be put into another order; empty where they can, or where that is not known.
+	Unpermutable string
 }
 
 // Finding is why something is refused, or what to mind about it: a condition's reason and message.
@@ -86,6 +88,9 @@ func (a Adapter) Support(s Situation) Support {
 
 // checkPermutation checks what holds of a permuted checkpoint in any engine.
 func (a Adapter) checkPermutation(s Situation, verdict *Support) {
+	if s.Unpermutable != "" {
+		verdict.Refuse("NotPermutable", "The checkpoint's experts cannot be put into a plan's order: %s", s.Unpermutable)
+	}
 	if s.Launch.RedundantExperts > 0 {
 		verdict.Refuse("RedundantExperts", "The plan has %d redundant experts in each layer; a permuted checkpoint has each expert once: use %s, or a plan without them", s.Launch.RedundantExperts, EngineMap)
 	}

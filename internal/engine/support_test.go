@@ -62,6 +62,8 @@ func TestSupport(t *testing.T) {
 		"SGLang, one rank":                 {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { s.Launch.Ranks = 1 }, refusals: "SingleRank"},
 		"SGLang, copies, map":              {engine: "SGLang", realization: byMap, change: copies},
 		"SGLang, copies, weights":          {engine: "SGLang", realization: byWeights, change: copies, refusals: "RedundantExperts"},
+		"SGLang, fixed experts, map":       {engine: "SGLang", realization: byMap, change: fixed},
+		"SGLang, fixed experts, weights":   {engine: "SGLang", realization: byWeights, change: fixed, refusals: "NotPermutable"},
 		"SGLang, groups, map":              {engine: "SGLang", realization: byMap, change: groups(false)},
 		"SGLang, groups, weights":          {engine: "SGLang", realization: byWeights, change: groups(false), refusals: "GroupLimitedGate"},
 		"SGLang, whole groups, weights":    {engine: "SGLang", realization: byWeights, change: groups(true)},
@@ -175,6 +177,8 @@ func quantization(name string) func(*engine.Situation) {
 }
 
 func copies(s *engine.Situation) { s.Launch.RedundantExperts = 8 }
+
+func fixed(s *engine.Situation) { s.Unpermutable = `model.safetensors: tensor "x" has another shape` }
 
 func groups(kept bool) func(*engine.Situation) {
 	return func(s *engine.Situation) { s.Groups, s.KeepsGroups = 8, kept }

@@ -1,10 +1,6 @@
 package reshuffle
 
-import (
-	"strings"
-
-	"github.com/semmoe/operator/internal/checkpoint"
-)
+import "github.com/semmoe/operator/internal/checkpoint"
 
 // mapping says where each tensor of the output comes from.
 type mapping struct {
@@ -46,19 +42,7 @@ func newMapping(c *checkpoint.Checkpoint, p *Permutation) (*mapping, error) {
 			m.gathered[name] = layer.NewToOld
 		}
 	}
-	return m, m.checkMetadata(c)
-}
-
-// checkMetadata refuses headers whose free text names experts: what it says would be of another expert afterwards.
-func (m *mapping) checkMetadata(c *checkpoint.Checkpoint) error {
-	for _, shard := range c.Shards {
-		for key, value := range shard.Metadata {
-			if strings.Contains(key+value, ".experts.") {
-				return checkpoint.Invalidf("%s: __metadata__ %.80q names experts; such checkpoints cannot be permuted", shard.Path, key)
-			}
-		}
-	}
-	return nil
+	return m, c.CheckMetadata()
 }
 
 // newName is the name that a tensor or module of the input has in the output.

@@ -229,7 +229,10 @@ func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desi
 		inService = nil // under it no pod would become ready, or could be made
 	}
 	if !Published(c.wanted, c.moed, c.report.ModelDigest) {
-		return inService, nil, desired.Finding{}
+		if inService == nil {
+			hold = c.foreseen()
+		}
+		return inService, nil, hold
 	}
 	var refused *revisions.Layout
 	var open []*revisions.Layout
@@ -302,13 +305,39 @@ func (c *choice) candidates() []candidate {
 	var candidates []candidate
 	keepsGroups := c.wanted.Spec.Realization == semmoev1.RealizationReshuffledWeights
 	for _, realization := range realizations(c.moed, adapter) {
-		support := adapter.Support(c.situation(realization, c.wanted.Spec.RedundantExperts, keepsGroups))
-		if realization == semmoev1.RealizationReshuffledWeights && c.moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
-			support.Refuse("NeedsRouter", "Reshuffled weights need spec.routing.mode Router: engines tell the experts of such a checkpoint by their new numbers, and clients of the Service would get them untranslated")
-		}
+		support := c.support(adapter, realization, c.wanted.Spec.RedundantExperts, keepsGroups)
 		candidates = append(candidates, candidate{revisions.LayoutOf(c.wanted, realization), support})
 	}
 	return candidates
+}
+
+// foreseen is that no plan of those that the spec asks for can reach the engine; its zero value where one may. It is known as soon as the
+// model is, before a device has been used to profile it.
+func (c *choice) foreseen() desired.Finding {
+	adapter, err := registry.For(string(c.moed.Spec.Engine.Type))
+	if err != nil || c.moed.Spec.Placement.PlanRef != nil {
+		return desired.Finding{} // what is pinned may be of another kind
+	}
+	possible := realizations(c.moed, adapter)
+	keepsGroups := planRealization(possible, c.report.Groups) == semmoev1.RealizationReshuffledWeights
+	var impossible []string
+	for _, realization := range possible {
+		support := c.support(adapter, realization, c.moed.Spec.Placement.RedundantExperts, keepsGroups)
+		if len(support.Refusals) == 0 {
+			return desired.Finding{}
+		}
+		impossible = append(impossible, support.Refusals[0].Message)
+	}
+	return desired.Finding{Reason: "NotRealizable", Message: "No plan can reach the engine. " + strings.Join(impossible, ". ")}
+}
+
+// support is what the engine makes of a plan with so many redundant experts that reaches it by a realisation.
+func (c *choice) support(adapter engine.Adapter, realization semmoev1.Realization, redundant int32, keepsGroups bool) engine.Support {
+	support := adapter.Support(c.situation(realization, redundant, keepsGroups))
+	if realization == semmoev1.RealizationReshuffledWeights && c.moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
+		support.Refuse("NeedsRouter", "Reshuffled weights need spec.routing.mode Router: engines tell the experts of such a checkpoint by their new numbers, and clients of the Service would get them untranslated")
+	}
+	return support
 }
 
 // situation is that of an engine under a plan with so many redundant experts.
@@ -318,6 +347,7 @@ func (c *choice) situation(realization semmoev1.Realization, redundant int32, ke
 	return engine.Situation{
 		Realization: engine.Realization(realization), Launch: launch, UserArgs: c.moed.Spec.Engine.Args, UserEnv: revisions.UserEnv(c.moed),
 		Family: c.report.Family, Wrapper: c.report.Wrapper, Quantization: c.report.Quantization, Groups: c.report.Groups, KeepsGroups: keepsGroups,
+		Unpermutable: c.report.Unpermutable,
 	}
 }
 

@@ -150,10 +150,11 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		return func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Realization = r }
 	}
 	otherImage := func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:2" }
-	grouped, olmoe, wrapped := moedtest.Report(), moedtest.Report(), moedtest.Report()
+	grouped, olmoe, wrapped, fixed := moedtest.Report(), moedtest.Report(), moedtest.Report(), moedtest.Report()
 	grouped.Groups = 4
 	olmoe.Family = "olmoe"
 	wrapped.Wrapper = "internvl_chat"
+	fixed.Unpermutable = "the gate is quantised"
 	forEngine := func(p *semmoev1.PlacementPlan, engine semmoev1.EngineType) *semmoev1.PlacementPlan {
 		p = p.DeepCopy()
 		p.Spec.Engine = engine
@@ -207,6 +208,12 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		"model whose map is ignored":        {report: &olmoe, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map"},
 		"wrapper whose map is ignored":      {report: &wrapped, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map for multimodal models"},
 		"groups that the plan breaks":       {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped, wanted: fresh, hold: "NotRealizable"},
+		"experts that cannot move":          {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, wanted: fresh, hold: "NotRealizable"},
+		"such experts before a plan":        {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, hold: "NotRealizable"},
+		"such experts, without a map":       {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, report: &fixed, hold: "NotRealizable"},
+		"such experts by a map":             {report: &fixed, wanted: fresh, want: byMap(fresh)},
+		"such experts by a map, no plan":    {report: &fixed},
+		"groups, no plan yet":               {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped},
 		"groups, and the map has no limits": {report: &grouped, wanted: fresh, want: byMap(fresh)},
 	}
 	for name, tc := range cases {

@@ -35,6 +35,7 @@ func TestOverlap(t *testing.T) {
 		"SGLang, multiprocessors":        {engine: "SGLang", overlap: spec{CommunicationSMs: 24}, user: deepep, want: `--deepep-config {"normal_dispatch":{"num_sms":24},"normal_combine":{"num_sms":24}} --moe-a2a-backend`},
 		"SGLang, a model that can":       {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep, family: "qwen3_moe", want: "--enable-two-batch-overlap"},
 		"SGLang, one that cannot":        {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep, family: "mixtral", wantErr: `spec.engine.overlap.microBatches: SGLang does not cut the steps of models of type "mixtral"`},
+		"SGLang, neither can":            {engine: "SGLang", overlap: spec{MicroBatches: 2}, family: "gpt_oss", wantErr: `spec.engine.overlap.microBatches: SGLang does not cut the steps of models of type "gpt_oss"`},
 		"SGLang, multiprocessors of any": {engine: "SGLang", overlap: spec{CommunicationSMs: 24}, user: deepep, family: "mixtral", want: "--deepep-config"},
 		"SGLang, three":                  {engine: "SGLang", overlap: spec{MicroBatches: 3}, user: deepep, wantErr: "spec.engine.overlap.microBatches: 3: SGLang cuts a step into exactly 2"},
 		"SGLang, threshold of decoding":  {engine: "SGLang", overlap: spec{MicroBatches: 2, DecodeThresholdTokens: 8}, user: deepep, wantErr: "spec.engine.overlap.decodeThresholdTokens: SGLang has no flag for it"},

@@ -106,17 +106,17 @@ func (a Adapter) checkPermutation(s Situation, verdict *Support) {
 const ReasonNoAllToAll = "NoAllToAll"
 
 // NoAllToAll tells that an engine exchanges tokens by a collective of all ranks. With attention tensor parallelism these have every token
-// already, and a plan has nothing to save.
-func (s *Support) NoAllToAll(launch Launch, flag, value, example string) {
+// already, and a plan has nothing to save. The advice is a sentence without its full stop.
+func (s *Support) NoAllToAll(launch Launch, flag, value, advice string) {
 	given := fmt.Sprintf("spec.engine.args has no %s", flag)
 	if value != "" {
 		given = fmt.Sprintf("spec.engine.args sets %s %s", flag, value)
 	}
 	if !launch.AttentionDP {
-		s.Refuse(ReasonNoAllToAll, "%s, and spec.parallelism.attention is TensorParallel: without an all-to-all backend every rank has every token, and a plan saves nothing. Set %s, for example to %s", given, flag, example)
+		s.Refuse(ReasonNoAllToAll, "%s, and spec.parallelism.attention is TensorParallel: without an all-to-all backend every rank has every token, and a plan saves nothing. %s", given, advice)
 		return
 	}
-	s.Warn(ReasonNoAllToAll, "%s: without an all-to-all backend every rank takes part in the exchange of every token, and locality saves little. Set %s, for example to %s", given, flag, example)
+	s.Warn(ReasonNoAllToAll, "%s: without an all-to-all backend every rank takes part in the exchange of every token, and locality saves little. %s", given, advice)
 }
 
 // ModelOpt tells that a checkpoint was quantised by ModelOpt, or to NVFP4 by any method.

@@ -42,6 +42,14 @@ func TestSupport(t *testing.T) {
 		"SGLang, no backend, map":          {engine: "SGLang", realization: byMap, change: args(""), warnings: "NoAllToAll UnprovenMap"},
 		"SGLang, no backend, weights":      {engine: "SGLang", realization: byWeights, change: args("--moe-a2a-backend none"), warnings: "NoAllToAll"},
 		"SGLang, no backend, other family": {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { s.UserArgs, s.Family = nil, "deepseek_v3" }, warnings: "NoAllToAll"},
+		"SGLang, no backend, Qwen2":        {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { s.UserArgs, s.Family = nil, "qwen2_moe" }, warnings: "NoAllToAll UnprovenMap"},
+		"SGLang, no backend, Qwen3-Next":   {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { s.UserArgs, s.Family = nil, "qwen3_next" }, warnings: "NoAllToAll UnprovenMap"},
+		"SGLang, no backend, Qwen3-VL": {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) {
+			s.UserArgs, s.Family, s.Wrapper = nil, "qwen3_vl_moe_text", "qwen3_vl_moe"
+		}, warnings: "NoAllToAll UnprovenMap"},
+		"SGLang, Qwen2, map":               {engine: "SGLang", realization: byMap, change: family("qwen2_moe")},
+		"SGLang, gpt-oss, map":             {engine: "SGLang", realization: byMap, change: family("gpt_oss"), warnings: "MapWithoutEffect"},
+		"SGLang, gpt-oss, weights":         {engine: "SGLang", realization: byWeights, change: family("gpt_oss")},
 		"SGLang, Mixtral, map":             {engine: "SGLang", realization: byMap, change: family("mixtral"), refusals: "NoExpertLocation"},
 		"SGLang, OLMoE, map":               {engine: "SGLang", realization: byMap, change: family("olmoe"), refusals: "NoExpertLocation"},
 		"SGLang, wrapper, map":             {engine: "SGLang", realization: byMap, change: wrapper("qwen3_vl_moe")},
@@ -182,6 +190,20 @@ func fixed(s *engine.Situation) { s.Unpermutable = `model.safetensors: tensor "x
 
 func groups(kept bool) func(*engine.Situation) {
 	return func(s *engine.Situation) { s.Groups, s.KeepsGroups = 8, kept }
+}
+
+// TestAdvice: DeepEP is advised where it can be had.
+func TestAdvice(t *testing.T) {
+	for name, want := range map[string]bool{"qwen3_moe": true, "mixtral": true, "gpt_oss": false} {
+		for _, dataParallel := range []bool{true, false} {
+			s := engine.Situation{Realization: engine.ReshuffledWeights, Family: name, Launch: engine.Launch{Ranks: 2, AttentionDP: dataParallel}}
+			got := support(t, "SGLang", s)
+			told := slices.Concat(got.Refusals, got.Warnings)
+			if len(told) != 1 || told[0].Reason != engine.ReasonNoAllToAll || strings.Contains(told[0].Message, "Set --moe-a2a-backend, for example to deepep") != want {
+				t.Errorf("%s: %+v", name, told)
+			}
+		}
+	}
 }
 
 // TestEveryFamilyIsDecided: a family that is added must be known to take SGLang's maps, or not to.

@@ -1,6 +1,7 @@
 package sglang
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/semmoe/operator/internal/engine"
@@ -13,12 +14,27 @@ var located = []string{"deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "kim
 // locatedWrappers are the multimodal wrappers that do: SGLang asks the outermost model alone.
 var locatedWrappers = []string{"dots_vlm", "kimi_k25", "qwen3_vl_moe"}
 
+// unmoved are the families whose experts SGLang loads in the default order whatever the map, and whose models it cannot run with DeepEP, by
+// the source of releases.
+var unmoved = []string{"gpt_oss"}
+
+// unrouted are the families whose experts are loaded by the map and then chosen without it where no all-to-all backend is set, by the
+// source of releases.
+var unrouted = []string{"qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text"}
+
+// setDeepEP is what to do about an all-to-all backend that is missing.
+const setDeepEP = "Set --moe-a2a-backend, for example to deepep"
+
 // check knows what SGLang's maps and recorder cannot do.
 func check(s engine.Situation, verdict *engine.Support) {
 	backend, _ := engine.FlagValue(s.UserArgs, "--moe-a2a-backend")
 	allToAll := backend != "" && backend != "none"
 	if !allToAll {
-		verdict.NoAllToAll(s.Launch, "--moe-a2a-backend", backend, "deepep")
+		advice := setDeepEP
+		if slices.Contains(unmoved, s.Family) {
+			advice = fmt.Sprintf("The releases of SGLang whose source is known cannot run %s models with deepep", s.Family)
+		}
+		verdict.NoAllToAll(s.Launch, "--moe-a2a-backend", backend, advice)
 	}
 	if s.Realization == engine.EngineMap {
 		checkMap(s, allToAll, verdict)
@@ -37,8 +53,10 @@ func checkMap(s engine.Situation, allToAll bool, verdict *engine.Support) {
 		verdict.Refuse("NoExpertLocation", "SGLang ignores an expert map for models of type %q: the plan can reach it by %s only", s.Family, engine.ReshuffledWeights)
 	case s.ModelOpt():
 		verdict.Refuse("QuantizedScales", "SGLang loads the scales of a checkpoint quantised by %s in the default order of experts, whatever the map: the plan can reach it by %s only", s.Quantization, engine.ReshuffledWeights)
-	case s.Family == "qwen3_moe" && !allToAll:
-		verdict.Warn("UnprovenMap", "SGLang has been reported to ignore the map of a qwen3_moe model after loading it, where no all-to-all backend is set (sgl-project/sglang#36861): only the lossless probe can tell. Set --moe-a2a-backend, for example to deepep")
+	case slices.Contains(unmoved, s.Family):
+		verdict.Warn("MapWithoutEffect", "The releases of SGLang whose source is known load the experts of %s models in the default order, whatever the map: answers stay right, and nothing is gained. %s moves them", s.Family, engine.ReshuffledWeights)
+	case slices.Contains(unrouted, s.Family) && !allToAll:
+		verdict.Warn("UnprovenMap", "Where no all-to-all backend is set, the releases of SGLang whose source is known load the experts of a %s model by the map and then ignore it (sgl-project/sglang#36861): only the lossless probe can tell. %s", s.Family, setDeepEP)
 	}
 }
 

@@ -24,14 +24,14 @@ func checkOverlap(s engine.Situation) error {
 		return engine.RefuseOverlap("SGLang", "prefillThresholdTokens", "")
 	case o.MicroBatches > 2:
 		return fmt.Errorf("%s.microBatches: %d: SGLang cuts a step into exactly 2; use 2", engine.OverlapField, o.MicroBatches)
+	case o.MicroBatches > 0 && s.Family != "" && !slices.Contains(cut, s.Family):
+		return fmt.Errorf("%s.microBatches: SGLang does not cut the steps of models of type %q, only of %s: remove the field", engine.OverlapField, s.Family, strings.Join(cut, ", "))
 	case backend == "" || backend == "none":
 		return fmt.Errorf("%s: without an all-to-all backend there is no exchange to go on beside: set --moe-a2a-backend in spec.engine.args, for example to deepep, or remove the field", engine.OverlapField)
 	case o.CommunicationSMs > 0 && backend != "deepep":
 		return fmt.Errorf("%s.communicationSMs: it is DeepEP's, and --moe-a2a-backend in spec.engine.args is %s: use deepep, or remove the field", engine.OverlapField, backend)
 	case o.CommunicationSMs > 0 && mode == "low_latency":
 		return fmt.Errorf("%s.communicationSMs: DeepEP takes no number of multiprocessors with --deepep-mode low_latency: use normal or auto in spec.engine.args, or remove the field", engine.OverlapField)
-	case o.MicroBatches > 0 && s.Family != "" && !slices.Contains(cut, s.Family):
-		return fmt.Errorf("%s.microBatches: SGLang does not cut the steps of models of type %q, only of %s: remove the field", engine.OverlapField, s.Family, strings.Join(cut, ", "))
 	}
 	return nil
 }

@@ -110,7 +110,7 @@ func check(s engine.Situation, verdict *engine.Support) {
 	backend, given := engine.FlagValue(s.UserArgs, "--all2all-backend")
 	named := given || slices.Contains(s.UserEnv, backendVariable) // a variable's value may be known to the pod alone
 	if !named || slices.Contains(collectives, backend) {
-		verdict.NoAllToAll(s.Launch, "--all2all-backend", backend, "deepep_low_latency")
+		verdict.NoAllToAll(s.Launch, "--all2all-backend", backend, "Set --all2all-backend, for example to deepep_low_latency")
 	}
 }
 

@@ -10,10 +10,10 @@ import (
 	"github.com/semmoe/operator/internal/podhealth"
 )
 
-// Lasting is the text of an error that retries alone will not cure: what the API server refuses, by itself or for want of a
-// webhook. Conflicts and outages pass, and are not worth a condition.
+// Lasting is the text of an error that retries alone will not cure: what the API server refuses, by itself, by a webhook that gives no
+// reason of its own (a bad request, then), or for want of one. Conflicts and outages pass, and are not worth a condition.
 func Lasting(err error) string {
-	if err == nil || !(apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || webhookAway(err)) {
+	if err == nil || !(apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || webhookAway(err)) {
 		return ""
 	}
 	return podhealth.Truncate(err.Error(), 1024)

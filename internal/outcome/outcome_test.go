@@ -15,6 +15,9 @@ func TestLasting(t *testing.T) {
 	if got := Lasting(fmt.Errorf("create: %w", apierrors.NewForbidden(pods, "p", errors.New("exceeded quota")))); got == "" {
 		t.Error("what the API server refuses is not told")
 	}
+	if got := Lasting(apierrors.NewBadRequest(`admission webhook "policy.example.com" denied the request: keep it`)); got == "" {
+		t.Error("what a webhook refuses is not told")
+	}
 	away := apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com": connection refused`))
 	if got := Lasting(fmt.Errorf("create: %w", away)); got == "" {
 		t.Error("a webhook that is away is not told")

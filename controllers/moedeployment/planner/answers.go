@@ -2,6 +2,7 @@ package planner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -37,7 +38,8 @@ type answers struct {
 	Again time.Duration
 }
 
-// reconcileAnswers makes sure that the model's answers are stored, and removes those of other checkpoints that no pod needs.
+// reconcileAnswers makes sure that the model's answers are stored, and removes those of other checkpoints that no pod needs. Beside a
+// RefusedError what it returns holds.
 func (pl *Planner) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDeployment, report checkpoint.Report, workloads []*revisions.Workload, pods []*corev1.Pod, active bool) (answers, error) {
 	name := revisions.AnswersName(moed, report.ModelDigest)
 	var stored corev1.ConfigMapList
@@ -45,30 +47,33 @@ func (pl *Planner) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDeplo
 		return answers{}, fmt.Errorf("list stored answers: %w", err)
 	}
 	present := false
+	var refused error
 	for i := range stored.Items {
 		item := &stored.Items[i]
 		switch {
 		case item.Name == name:
 			present = item.DeletionTimestamp == nil
 		case active && metav1.IsControlledBy(item, moed) && !mountsConfigMap(workloads, item.Name):
-			if err := deleteAll(ctx, pl.Client, []*corev1.ConfigMap{item}); err != nil {
+			if err := deleteAll(ctx, pl.Client, []*corev1.ConfigMap{item}); IsRefused(err) {
+				refused = errors.Join(refused, err)
+			} else if err != nil {
 				return answers{}, err
 			}
 		}
 	}
 	if present {
-		return answers{}, nil
+		return answers{}, refused
 	}
 	pod := revisions.WhoAnswers(pods, report.ModelDigest)
 	switch {
 	case pod == nil:
-		return answers{Missing: "it waits for a replica that serves without a plan", Stranded: mountsConfigMap(workloads, name)}, nil
+		return answers{Missing: "it waits for a replica that serves without a plan", Stranded: mountsConfigMap(workloads, name)}, refused
 	case !active:
-		return answers{Missing: "set spec.reconciliation to Active"}, nil
+		return answers{Missing: "set spec.reconciliation to Active"}, refused
 	}
 	recorded, err := pl.record(ctx, moed, pod, report.ModelDigest)
 	if err != nil {
-		return answers{Missing: fmt.Sprintf("pod %s does not give the answers to compare with: %v", pod.Name, err), Again: recordAgain}, nil
+		return answers{Missing: fmt.Sprintf("pod %s does not give the answers to compare with: %v", pod.Name, err), Again: recordAgain}, refused
 	}
 	err = pl.Create(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{
@@ -79,10 +84,11 @@ func (pl *Planner) reconcileAnswers(ctx context.Context, moed *semmoev1.MoEDeplo
 		Immutable: new(true),
 		Data:      map[string]string{revisions.AnswersFile: string(recorded)},
 	}, client.FieldOwner(desired.Manager))
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return answers{}, fmt.Errorf("create ConfigMap %s: %w", name, err)
+	if err == nil || apierrors.IsAlreadyExists(err) {
+		return answers{}, refused
 	}
-	return answers{}, nil
+	err = refusable(fmt.Errorf("create ConfigMap %s: %w", name, err))
+	return answers{Missing: fmt.Sprintf("they cannot be stored: %v", err)}, errors.Join(refused, err)
 }
 
 // record asks a pod for the model's answers.

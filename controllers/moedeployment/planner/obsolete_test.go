@@ -3,6 +3,8 @@ package planner
 import (
 	"context"
 	"errors"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
@@ -167,6 +170,115 @@ func TestRefusedProfile(t *testing.T) {
 	}
 	if p.Serving == nil || p.Serving.Digest != plan.Status.PlanDigest {
 		t.Errorf("serving is %+v, want what is in service", p.Serving)
+	}
+}
+
+// repeater answers every prompt alike.
+type repeater struct{}
+
+func (repeater) RoundTrip(request *http.Request) (*http.Response, error) {
+	const answer = `{"choices":[{"logprobs":{"tokens":["a"],"token_logprobs":[-0.1],"top_logprobs":[{"a":-0.1}]}}]}`
+	return &http.Response{StatusCode: http.StatusOK, Status: "200 OK", Header: http.Header{}, Body: io.NopCloser(strings.NewReader(answer)), Request: request}, nil
+}
+
+// What is refused beside what serves, as by a quota that is used up or by a policy, keeps nothing that serves or is tried from being known.
+// What passes is tried again.
+func TestRefusedBesideWhatServes(t *testing.T) {
+	model := strings.Repeat("ab", 32)
+	report := moedtest.Report()
+	report.ModelDigest = model
+	planOf := func(name, digest string, change ...func(*semmoev1.PlacementPlan)) *semmoev1.PlacementPlan {
+		return moedtest.PlanOf(name, digest, func(p *semmoev1.PlacementPlan) {
+			p.Status.ModelDigest = model
+			for _, c := range change {
+				c(p)
+			}
+		})
+	}
+	plan := planOf("pinned", "aa")
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: plan.Name} })
+	layout := revisions.LayoutOf(plan, semmoev1.RealizationEngineMap)
+	workload := func(under *revisions.Layout) *revisions.Workload {
+		w, err := revisions.Render(moed, revisions.Of(moed, report, under), report, under, revisions.Own{Image: "semmoe:1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		*w.Replicas() = 1
+		return w
+	}
+	answering := moedtest.Pod("m-r0-0", "r0", func(p *corev1.Pod) {
+		p.Status.PodIP, p.Annotations = "10.0.0.1", map[string]string{semmoev1.AnnotationModelDigest: model, semmoev1.AnnotationPort: "30000"}
+	})
+	configMap := func(name, component string, data map[string]string) *corev1.ConfigMap {
+		c := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Data: data}
+		ours(c)
+		c.Labels = desired.Labels(moed, component)
+		return c
+	}
+	stored := configMap(revisions.AnswersName(moed, model), semmoev1.ComponentAnswers, nil)
+	swapped := planOf("swapped", "t1", func(p *semmoev1.PlacementPlan) { ours(p) })
+	inService := []*revisions.Workload{workload(layout)}
+	for name, tc := range map[string]struct {
+		verb, object string
+		objects      []client.Object
+		workloads    []*revisions.Workload
+		serving, try bool
+		hold, tables string
+	}{
+		"answers are not stored":             {verb: "create", object: "m-answers", workloads: []*revisions.Workload{workload(nil)}, hold: "AwaitingAnswers"},
+		"answers are not stored, on a trial": {verb: "create", object: "m-answers", workloads: []*revisions.Workload{trial(workload(layout)), workload(nil)}, try: true},
+		"old answers stay":                   {verb: "delete", object: "m-answers-old", objects: []client.Object{stored, configMap("m-answers-old", semmoev1.ComponentAnswers, nil)}, workloads: inService, serving: true},
+		"an obsolete plan stays":             {verb: "delete", object: "gone", objects: []client.Object{stored, planOf("gone", "cc", func(p *semmoev1.PlacementPlan) { ours(p) })}, workloads: inService, serving: true},
+		"tables stay": {verb: "apply", object: "m-tables", workloads: inService, serving: true, tables: swapped.Name,
+			objects: []client.Object{stored, swapped, configMap("m-tables", semmoev1.ComponentTables, map[string]string{semmoev1.TablesKey: `{"aa-full":"t1-full"}`})}},
+	} {
+		for why, refusal := range map[string]error{
+			"refused": apierrors.NewForbidden(schema.GroupResource{Resource: "things"}, "x", errors.New("exceeded quota")),
+			"passing": errors.New("connection refused"),
+		} {
+			t.Run(name+", "+why, func(t *testing.T) {
+				fails := func(verb, object string) bool { return verb == tc.verb && strings.HasPrefix(object, tc.object) }
+				pl := plannerOn(t, interceptor.Funcs{
+					Create: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.CreateOption) error {
+						if fails("create", object.GetName()) {
+							return refusal
+						}
+						return c.Create(ctx, object, options...)
+					},
+					Delete: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.DeleteOption) error {
+						if fails("delete", object.GetName()) {
+							return refusal
+						}
+						return c.Delete(ctx, object, options...)
+					},
+					Apply: func(ctx context.Context, c client.WithWatch, intent runtime.ApplyConfiguration, options ...client.ApplyOption) error {
+						if fails("apply", "m-tables") {
+							return refusal
+						}
+						return c.Apply(ctx, intent, options...)
+					},
+				}, moed.DeepCopy(), plan.DeepCopy())
+				for _, object := range tc.objects {
+					if err := pl.Client.Create(t.Context(), object.DeepCopyObject().(client.Object)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				pl.HTTP = &http.Client{Transport: repeater{}}
+				p, err := pl.Plan(t.Context(), moed, report, tc.workloads, []*corev1.Pod{answering})
+				if err == nil || IsRefused(err) != (why == "refused") || !errors.Is(err, refusal) {
+					t.Fatalf("error %v", err)
+				}
+				if why != "refused" {
+					return
+				}
+				if (p.Serving != nil) != tc.serving || (p.Candidate != nil) != tc.try || p.Hold.Reason != tc.hold || nameOf(p.Tables) != tc.tables {
+					t.Errorf("serving %+v, candidate %+v, hold %+v, tables %q", p.Serving, p.Candidate, p.Hold, nameOf(p.Tables))
+				}
+				if tc.hold != "" && !strings.Contains(p.Hold.Message, "exceeded quota") {
+					t.Errorf("the hold says %q", p.Hold.Message)
+				}
+			})
+		}
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/outcome"
 )
 
 // +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles;placementplans,verbs=get;list;watch;create;delete
@@ -83,13 +84,17 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 		}
 		c := choice{moed: moed, report: report, wanted: p.Plan, pinned: p.PlanPinned(moed), workloads: workloads, changed: changed}
 		if p.Serving, p.Candidate, p.Hold = c.chooseLayout(); p.Serving != nil || p.Candidate != nil {
-			if c.answers, err = pl.reconcileAnswers(ctx, moed, report, workloads, pods, active); err != nil {
+			if c.answers, err = pl.reconcileAnswers(ctx, moed, report, workloads, pods, active); IsRefused(err) {
+				refused = errors.Join(refused, err)
+			} else if err != nil {
 				return p, err
 			}
 			p.Serving, p.Candidate, p.Hold = c.chooseLayout()
 		}
 		p.Why, p.Warnings, p.Again = c.why(p.Serving), c.warnings(p.Serving), c.answers.Again
-		if err := pl.reconcileTables(ctx, moed, modelDigest, &p, workloads, active); err != nil {
+		if err := pl.reconcileTables(ctx, moed, modelDigest, &p, workloads, active); IsRefused(err) {
+			refused = errors.Join(refused, err)
+		} else if err != nil {
 			return p, err
 		}
 		p.Promise = promiseOf(p.Serving, appendPlan(plans, p.Plan)...)
@@ -105,11 +110,19 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 	return p, errors.Join(refused, recordErr, deleteErr)
 }
 
-// RefusedError is that the API server refuses a profile or a plan that is to be made, as an admission rule does. Nothing that serves depends
-// on these: the planning beside it holds.
+// RefusedError is that the API server refuses what is to be made or deleted beside what serves, as an admission rule or a quota does: a
+// profile, a plan, answers, or tables. Nothing that serves depends on these: the planning beside it holds.
 type RefusedError struct{ error }
 
 func (e *RefusedError) Unwrap() error { return e.error }
+
+// refusable shows an error of such a call as a RefusedError, where retries alone will not cure it.
+func refusable(err error) error {
+	if outcome.Lasting(err) == "" {
+		return err
+	}
+	return &RefusedError{err}
+}
 
 // IsRefused tells that an error is, or holds, a RefusedError.
 func IsRefused(err error) bool {
@@ -123,11 +136,7 @@ func (pl *Planner) make(ctx context.Context, kind string, object client.Object) 
 	if err == nil || apierrors.IsAlreadyExists(err) {
 		return nil
 	}
-	err = fmt.Errorf("create %s %s: %w", kind, object.GetName(), err)
-	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
-		return &RefusedError{err}
-	}
-	return err
+	return refusable(fmt.Errorf("create %s %s: %w", kind, object.GetName(), err))
 }
 
 // followTables takes for the layout of a pinned plan that has new tables alone the one that they are for, where that exists: pods
@@ -251,16 +260,17 @@ func appendPlan(plans []*semmoev1.PlacementPlan, plan *semmoev1.PlacementPlan) [
 	return append(slices.Clone(plans), plan)
 }
 
-// deleteAll deletes the objects as they were seen.
+// deleteAll deletes the objects as they were seen, those that it may.
 func deleteAll[T client.Object](ctx context.Context, c client.Client, objects []T) error {
+	var failed error
 	for _, object := range objects {
 		if object.GetDeletionTimestamp() != nil {
 			continue
 		}
 		err := c.Delete(ctx, object, client.Preconditions{UID: new(object.GetUID())}, client.PropagationPolicy(metav1.DeletePropagationBackground))
 		if client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("delete %T %s: %w", object, object.GetName(), err)
+			failed = errors.Join(failed, refusable(fmt.Errorf("delete %T %s: %w", object, object.GetName(), err)))
 		}
 	}
-	return nil
+	return failed
 }

@@ -86,7 +86,10 @@ func (pl *Planner) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeploy
 		return err
 	}
 	if err := desired.Ensure(ctx, pl.Client, &corev1.ConfigMap{}, intent, coreac.ExtractConfigMap); err != nil {
-		return fmt.Errorf("reconcile ConfigMap of the tables: %w", err)
+		if p.Serving != nil {
+			p.Tables = PlanWithDigest(inUse[p.Serving.Digest], p.Plans) // the routers go on with what they have
+		}
+		return refusable(fmt.Errorf("reconcile ConfigMap of the tables: %w", err))
 	}
 	if p.Serving != nil && wanted[p.Serving.Digest] != inUse[p.Serving.Digest] {
 		pl.tellTables(moed, p)

@@ -232,6 +232,7 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 		if o.Invalid = revisions.ValidateModel(moed, *report); o.Invalid == nil {
 			// Nothing that serves depends on what cannot be made.
 			if o.Planning, err = r.planner().Plan(ctx, moed, *report, observed.revisions, observed.enginePods); err != nil && !planner.IsRefused(err) {
+				o.Undecided = true
 				return o, err
 			}
 			o.Revision = revisions.Of(moed, *report, o.Planning.Serving)

@@ -39,6 +39,8 @@ type observation struct {
 	Inspection inspection.State
 	// Revision is what the spec asks for; empty while that is not known.
 	Revision string
+	// Undecided tells that an error keeps it from being known, and what was reported of it and of plans stays.
+	Undecided bool
 	// CandidateRevision is what is tried beside it; empty where nothing is.
 	CandidateRevision string
 	// Settled tells that the replicas asked for are all of Revision.
@@ -83,6 +85,9 @@ func nameInStatus(name string) string {
 // statusOf reports an observation. It reads the previous status only to keep the times of transitions, and to tell work
 // that a new generation causes from repair.
 func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoev1.MoEDeploymentStatus {
+	if o.Undecided {
+		o.Revision = moed.Status.Revision
+	}
 	status := semmoev1.MoEDeploymentStatus{
 		Conditions:         append([]metav1.Condition(nil), moed.Status.Conditions...),
 		ObservedGeneration: moed.Generation,
@@ -99,6 +104,9 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	}
 	if plan := cmp.Or(o.Planning.Plan, o.Planning.Promise); plan != nil {
 		status.Plan = nameInStatus(plan.Name)
+	}
+	if o.Undecided {
+		status.Profile, status.Plan, status.PlanDigest, status.Rollout, status.LAR = moed.Status.Profile, moed.Status.Plan, moed.Status.PlanDigest, moed.Status.Rollout, moed.Status.LAR
 	}
 	for _, pod := range o.Pods {
 		if pod.DeletionTimestamp != nil {
@@ -118,17 +126,27 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	set := func(kind string, v conditions.Verdict) {
 		conditions.Set(&status.Conditions, kind, v, moed.Generation, now)
 	}
+	// While nothing is decided, what was told of a generation as old as that stays.
+	setDecided := func(kind string, v conditions.Verdict, oldest int64) {
+		if told := meta.FindStatusCondition(status.Conditions, kind); !o.Undecided || told == nil || told.ObservedGeneration < oldest {
+			set(kind, v)
+		}
+	}
 	fault := faultOf(moed, o)
 	stalled := fault != nil && fault.Stalls || o.Rollout.Held
 	complete := o.Settled && status.UpdatedReplicas == *moed.Spec.Replicas && status.Replicas == *moed.Spec.Replicas
 	set(semmoev1.ConditionReady, readyVerdict(moed, o, status, fault))
-	set(semmoev1.ConditionProgressing, progressingVerdict(moed, o, status, complete, stalled))
-	set(semmoev1.ConditionDegraded, conditions.Degraded(fault))
-	set(semmoev1.ConditionStalled, stalledVerdict(fault, o.Rollout))
-	set(semmoev1.ConditionReconciling, reconcilingVerdict(moed, o, status, complete, stalled))
-	set(semmoev1.ConditionProfiled, profiledVerdict(moed, o))
-	set(semmoev1.ConditionPlanned, plannedVerdict(moed, o))
-	set(semmoev1.ConditionRolledOut, rolledOutVerdict(moed, o, complete))
+	setDecided(semmoev1.ConditionProgressing, progressingVerdict(moed, o, status, complete, stalled), moed.Generation)
+	if fault != nil {
+		set(semmoev1.ConditionDegraded, conditions.Degraded(fault))
+	} else {
+		setDecided(semmoev1.ConditionDegraded, conditions.Degraded(nil), moed.Generation)
+	}
+	setDecided(semmoev1.ConditionStalled, stalledVerdict(fault, o.Rollout), moed.Generation)
+	setDecided(semmoev1.ConditionReconciling, reconcilingVerdict(moed, o, status, complete, stalled), moed.Generation)
+	setDecided(semmoev1.ConditionProfiled, profiledVerdict(moed, o), 0)
+	setDecided(semmoev1.ConditionPlanned, plannedVerdict(moed, o), 0)
+	setDecided(semmoev1.ConditionRolledOut, rolledOutVerdict(moed, o, complete), 0)
 	if o.Drift.Status != "" || meta.FindStatusCondition(status.Conditions, semmoev1.ConditionLocalityOnTarget) == nil {
 		set(semmoev1.ConditionLocalityOnTarget, localityVerdict(o.Drift, status.LAR, status.Drift))
 	}
@@ -157,6 +175,9 @@ func faultOf(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 	case o.PoolKindMissing:
 		return &conditions.Fault{Reason: "InferencePoolMissing", Message: fmt.Sprintf("spec.routing.mode EndpointPicker needs the kind %s of %s, which this cluster does not have: install the custom resource definitions of the Gateway API Inference Extension, or use mode Router. Until then no Gateway can ask for ranks; the Service %s spreads requests over the pods",
 			front.InferencePool.Kind, front.InferencePool.GroupVersion(), moed.Name)}
+	}
+	if o.Undecided {
+		return nil // that a profile or a plan is not known is no fault of theirs
 	}
 	return profilingFault(moed, o)
 }

@@ -2,6 +2,7 @@ package moedeployment
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -187,6 +189,44 @@ func TestStatusRemembersTransitions(t *testing.T) {
 	moed.Generation = 2
 	if status = statusOf(moed, o, moedtest.Start.Add(time.Hour)); !meta.IsStatusConditionTrue(status.Conditions, semmoev1.ConditionReconciling) {
 		t.Error("a new generation is not reconciling")
+	}
+}
+
+// An error that passes keeps nothing from being told that was decided before, but that a new generation is in service.
+func TestStatusOutlivesErrors(t *testing.T) {
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "q"}}
+	})
+	found := moedtest.Report()
+	job := inspectionJob(moed, "semmoe:1", 1)
+	text, err := json.Marshal(inspection.Report{Report: found})
+	if err != nil {
+		t.Fatal(err)
+	}
+	job.Annotations = map[string]string{semmoev1.AnnotationReport: string(text)}
+	observed := children{jobs: []*batchv1.Job{job}, enginePods: []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-c1-0", "c1")}}
+	decided := observation{
+		Inspection: inspection.State{Report: &found}, Revision: "r1", Pods: observed.enginePods,
+		Rollout:  rolloutState{Phase: semmoev1.RolloutPhaseCanary, Reason: "Canary", Message: "m", Candidate: "c1", Plan: "ab"},
+		Planning: planner.Planning{Profile: moedtest.ProfiledBy("q", "r", moedtest.Start), ProfileName: "q", Plan: moedtest.PlanFor400(), Promise: moedtest.PlanFor400(), Candidate: &revisions.Layout{Digest: "ab"}},
+	}
+	moed.Status = statusOf(moed, decided, moedtest.Start)
+
+	c := interceptor.NewClient(moedtest.Cluster(t), interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+		return errors.New("connection refused")
+	}})
+	r := &Reconciler{Client: c, Live: c, Now: func() time.Time { return moedtest.Start }}
+	o, err := r.decide(t.Context(), moed, observed, moedtest.Start)
+	if err == nil || o.Revision != "" || o.Inspection.Report == nil {
+		t.Fatalf("error %v, observation %+v", err, o)
+	}
+	if diff := cmp.Diff(moed.Status, statusOf(moed, o, moedtest.Start.Add(time.Hour))); diff != "" {
+		t.Errorf("after an error (-before +after):\n%s", diff)
+	}
+	moed.Generation++
+	status := statusOf(moed, o, moedtest.Start.Add(time.Hour))
+	if !meta.IsStatusConditionTrue(status.Conditions, semmoev1.ConditionReconciling) || status.Revision != "r1" || status.UpdatedReplicas != 1 {
+		t.Errorf("of a new generation: %+v", status)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -241,12 +242,27 @@ func reconcilingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 		return conditions.False("Stalled", "The condition Stalled names what must be mended")
 	case desired.Paused(moed):
 		return conditions.False("Paused", "spec.reconciliation is Paused")
-	case complete, finished && o.Settled, o.Rollout.Phase != "":
-		// A plan is tried only where the generation is in service: what a canary does is no work of the generation's.
+	case complete, finished && o.Settled, besideTrial(o, status, finished):
 		return conditions.False("Complete", fmt.Sprintf("Generation %d is in service", moed.Generation))
 	default:
 		return conditions.True("InProgress", fmt.Sprintf("Generation %d is being brought into service", moed.Generation))
 	}
+}
+
+// besideTrial tells that a plan is tried, or taken back, beside a generation that is in service: what a canary does is no work of the
+// generation's. A plan is tried only where that is so; one that is taken back may have been tried beside an older one.
+func besideTrial(o observation, status semmoev1.MoEDeploymentStatus, finished bool) bool {
+	switch o.Rollout.Phase {
+	case semmoev1.RolloutPhaseCanary, semmoev1.RolloutPhasePromoting:
+		return true
+	case semmoev1.RolloutPhaseRollingBack:
+		older := func(pod *corev1.Pod) bool {
+			revision := pod.Labels[semmoev1.LabelRevision]
+			return revision != o.Revision && revision != o.Rollout.Candidate
+		}
+		return finished || status.UpdatedReplicas > 0 && !slices.ContainsFunc(o.Pods, older)
+	}
+	return false
 }
 
 // applyStatus writes the status where it differs from the recorded one, and tells the transitions as events.

@@ -192,6 +192,42 @@ func TestStatusRemembersTransitions(t *testing.T) {
 	}
 }
 
+// A generation that has not begun is not in service because the plan that was tried beside the one before goes back.
+func TestGenerationBesideTrial(t *testing.T) {
+	found := moedtest.Report()
+	one := func(revision string) *corev1.Pod { return moedtest.Pod("m-"+revision+"-0", revision) }
+	finished := func(m *semmoev1.MoEDeployment) {
+		m.Status.Conditions = []metav1.Condition{{Type: semmoev1.ConditionReconciling, Status: metav1.ConditionFalse, Reason: "Complete", ObservedGeneration: m.Generation}}
+	}
+	for name, tc := range map[string]struct {
+		phase   semmoev1.RolloutPhase
+		pods    []*corev1.Pod
+		change  func(*semmoev1.MoEDeployment)
+		settled bool
+		want    string
+	}{
+		"a canary":                                  {phase: semmoev1.RolloutPhaseCanary, pods: []*corev1.Pod{one("r1"), one("c1")}, want: "False Complete"},
+		"promoted":                                  {phase: semmoev1.RolloutPhasePromoting, pods: []*corev1.Pod{one("r1"), one("c1")}, want: "False Complete"},
+		"taken back":                                {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("r1"), one("c1")}, want: "False Complete"},
+		"taken back, of an older generation":        {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("r0"), one("c1")}, want: "True InProgress"},
+		"the same, and the new one begins":          {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("r0"), one("r1"), one("c1")}, want: "True InProgress"},
+		"the same, and nothing else is left":        {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("c1")}, want: "True InProgress"},
+		"taken back where that had been in place":   {phase: semmoev1.RolloutPhaseRollingBack, pods: []*corev1.Pod{one("c1")}, change: finished, want: "False Complete"},
+		"no trial, and another revision is asked":   {pods: []*corev1.Pod{one("r0")}, want: "True InProgress"},
+		"no trial, finished, and a replica is lost": {pods: []*corev1.Pod{one("r1")}, change: finished, settled: true, want: "False Complete"},
+	} {
+		moed := moedtest.Deployment()
+		if tc.change != nil {
+			tc.change(moed)
+		}
+		o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Settled: tc.settled, Pods: tc.pods, Rollout: rolloutState{Phase: tc.phase, Reason: "R", Message: "m", Candidate: "c1"}}
+		c := meta.FindStatusCondition(statusOf(moed, o, moedtest.Start).Conditions, semmoev1.ConditionReconciling)
+		if got := string(c.Status) + " " + c.Reason; got != tc.want {
+			t.Errorf("%s: Reconciling is %s, want %s", name, got, tc.want)
+		}
+	}
+}
+
 // An error that passes keeps nothing from being told that was decided before, but that a new generation is in service.
 func TestStatusOutlivesErrors(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {

@@ -58,15 +58,15 @@ func (p *placementPlans) warn(ctx context.Context, plan *semmoev1.PlacementPlan)
 	return warnings
 }
 
-// warnDelete: what serves outlives its plan, but its promise does not.
+// warnDelete: what serves outlives its plan, whose ConfigMap its workloads own as well, but the plan's promise does not.
 func (p *placementPlans) warnDelete(ctx context.Context, plan *semmoev1.PlacementPlan) []string {
 	return users(ctx, p.Reader, plan.Namespace, func(moed *semmoev1.MoEDeployment) string {
 		ref := moed.Spec.Placement.PlanRef
 		switch {
 		case ref != nil && ref.Name == plan.Name:
-			return fmt.Sprintf("MoEDeployment %s pins this plan in spec.placement.planRef: its pods go on serving, and no other plan takes its place", moed.Name)
+			return fmt.Sprintf("MoEDeployment %s pins this plan in spec.placement.planRef: its pods go on serving, those to come too, and no other plan takes its place", moed.Name)
 		case moed.Status.Plan == plan.Name:
-			return fmt.Sprintf("MoEDeployment %s serves this plan: its pods go on serving, and drift is not told until there is another one", moed.Name)
+			return fmt.Sprintf("MoEDeployment %s serves this plan: its pods go on serving, those to come too, and drift is not told until there is another one", moed.Name)
 		}
 		return ""
 	})

@@ -158,7 +158,7 @@ func TestDeletionWarnings(t *testing.T) {
 		if err := api.Delete(t.Context(), plan.DeepCopy(), client.DryRunAll); err != nil {
 			t.Fatal(err)
 		}
-		return mentions(warned.take(), "MoEDeployment user pins this plan")
+		return mentions(warned.take(), "MoEDeployment user pins this plan in spec.placement.planRef: its pods go on serving, those to come too")
 	})
 	moed.Status.Profile = "in-use-profile"
 	if err := api.Status().Update(t.Context(), moed); err != nil {

@@ -3,6 +3,7 @@ package moedeployment
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
@@ -275,6 +277,47 @@ func TestCanaryBegins(t *testing.T) {
 	if begun.Annotations[semmoev1.AnnotationRollout] != semmoev1.RolloutCanary || begun.Spec.Template.Annotations[semmoev1.AnnotationRollout] != "" {
 		t.Errorf("the annotations are %v", begun.Annotations)
 	}
+}
+
+// Workloads keep the ConfigMap of their plan, whatever is decided: one that is made, before the one that it replaces may go.
+func TestPlansAreKept(t *testing.T) {
+	trial := newTrial(t, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Routing.Mode, m.Spec.Replicas = semmoev1.RoutingModeNone, ptr.To[int32](1)
+	})
+	served := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: trial.plan.Status.ConfigMap, OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "m-before", UID: "before"}}}}
+	c := interceptor.NewClient(moedtest.Cluster(t, trial.moed.DeepCopy(), served), interceptor.Funcs{
+		// The fake client gives no UID.
+		Create: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.CreateOption) error {
+			object.SetUID("made")
+			return c.Create(ctx, object, options...)
+		},
+	})
+	r := &Reconciler{Client: c, Live: c, Recorder: trial.events, Image: "semmoe:1"}
+	ownedBy := func(when string, want ...types.UID) {
+		t.Helper()
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(served), served); err != nil {
+			t.Fatal(err)
+		}
+		has := func(uid types.UID) bool {
+			return slices.ContainsFunc(served.OwnerReferences, func(owner metav1.OwnerReference) bool { return owner.UID == uid })
+		}
+		if missing := slices.DeleteFunc(want, has); len(missing) > 0 {
+			t.Errorf("%s the owners lack %v: %+v", when, missing, served.OwnerReferences)
+		}
+	}
+	candidate := trial.workloads[0]
+	if _, err := r.act(t.Context(), trial.moed, &observation{}, children{revisions: []*revisions.Workload{candidate}}, moedtest.Start); err != nil {
+		t.Fatal(err)
+	}
+	ownedBy("while nothing is known", "before", candidate.UID)
+	made, err := revisions.Render(trial.moed, "new", moedtest.Report(), trial.o.Planning.Candidate, revisions.Own{Image: "semmoe:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.scale(t.Context(), trial.moed, made, nil, 1, true); err != nil {
+		t.Fatal(err)
+	}
+	ownedBy("once another is made", "before", candidate.UID, "made")
 }
 
 func TestSampleOf(t *testing.T) {

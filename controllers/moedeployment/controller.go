@@ -258,7 +258,7 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 // again; zero for no such time.
 func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *observation, observed children, now time.Time) (time.Duration, error) {
 	inspect := o.Inspection
-	var changedErr, remadeErr, rolloutErr, childrenErr, replanErr error
+	var changedErr, keptErr, remadeErr, rolloutErr, childrenErr, replanErr error
 	if len(inspect.Obsolete) > 0 {
 		var changed bool
 		if changed, changedErr = desired.SpecChanged(ctx, r.Live, moed); changedErr != nil || changed {
@@ -269,12 +269,15 @@ func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *o
 	if !desired.Paused(moed) {
 		remadeErr = revisions.RecordRemade(ctx, r.Client, observed.revisions, observed.enginePods, observed.workerPods, now)
 	}
+	for _, workload := range observed.revisions {
+		keptErr = errors.Join(keptErr, revisions.KeepPlan(ctx, r.Client, workload))
+	}
 	o.Settled, o.Rollout, rolloutErr = r.reconcileRevisions(ctx, moed, *o, observed.revisions, now)
 	o.PoolKindMissing, childrenErr = r.front().Reconcile(ctx, moed)
 	if o.Revision != "" {
 		o.Replan, replanErr = r.planner().Replan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, planner.DriftOf(o.Drift, now))
 	}
-	return outcome.Soonest(again, o.Rollout.Again), errors.Join(changedErr, inspectErr, remadeErr, rolloutErr, childrenErr, replanErr)
+	return outcome.Soonest(again, o.Rollout.Again), errors.Join(changedErr, inspectErr, remadeErr, keptErr, rolloutErr, childrenErr, replanErr)
 }
 
 // diagnose looks for what keeps a pod from serving, or from being created. It returns after which time more can be told; zero for no

@@ -234,6 +234,8 @@ func (r *Reconciler) scale(ctx context.Context, moed *semmoev1.MoEDeployment, wo
 		if err := r.Create(ctx, workload.Object, client.FieldOwner(desired.Manager)); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create workload %s: %w", workload.Name, err)
 		}
+		// Before the one that goes may be the last that keeps the plan.
+		return revisions.KeepPlan(ctx, r.Client, workload)
 	case *workload.Replicas() != replicas:
 		return workload.Change(ctx, r.Client, "scale", func() { *workload.Replicas() = replicas })
 	case !wanted && replicas == 0 && workload.Drained(pods):

@@ -88,12 +88,13 @@ func solvedOf(live *corev1.ConfigMap) *solved {
 }
 
 // adopt takes back the ConfigMaps of a plan that have lost it, as restored ones have, and reports whether there were any. One that is
-// not as configMap makes it stays somebody else's.
+// not as configMap makes it stays somebody else's. One that workloads own has outlived its plan, of which this one may have no more than
+// the name: it is taken back where it is found to hold this one.
 func (r *Reconciler) adopt(ctx context.Context, p *semmoev1.PlacementPlan, configMaps map[string]*corev1.ConfigMap) (bool, error) {
 	var adopted bool
 	var failed error
 	for _, name := range slices.Sorted(maps.Keys(configMaps)) {
-		if solvedOf(configMaps[name]) == nil {
+		if solvedOf(configMaps[name]) == nil || len(configMaps[name].OwnerReferences) > 0 {
 			continue
 		}
 		wrote, err := owned.Adopt(ctx, r.Client, manager, p, "PlacementPlan", configMaps[name])
@@ -116,7 +117,12 @@ func (r *Reconciler) ensureConfigMap(ctx context.Context, p *semmoev1.PlacementP
 	case live != nil && !metav1.IsControlledBy(live, p):
 		owner := metav1.GetControllerOf(live)
 		if owner != nil && owner.Kind == "PlacementPlan" && owner.Name == p.Name {
-			return false, nil // of a plan of this name that was deleted: it is about to go with it
+			return false, nil // of a plan of this name that was deleted: it is about to go with it, or to lose it
+		}
+		if held := solvedOf(live); held != nil && held.PlanDigest == s.PlanDigest {
+			if adopted, err := owned.Adopt(ctx, r.Client, manager, p, "PlacementPlan", live); adopted || err != nil {
+				return adopted, err
+			}
 		}
 		return false, &conflictError{fmt.Sprintf("ConfigMap %s is not this plan's: delete it", live.Name)}
 	case live != nil && solvedOf(live) != nil:

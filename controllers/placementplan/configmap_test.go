@@ -28,9 +28,19 @@ func TestConfigMapBehindTheCache(t *testing.T) {
 		published, conflict bool
 		left                bool // the ConfigMap that was there
 	}{
-		"ours":           {change: func(*corev1.ConfigMap) {}, published: true, left: true},
-		"somebody's":     {change: func(c *corev1.ConfigMap) { c.Labels, c.OwnerReferences = nil, nil }, conflict: true, left: true},
-		"ours, damaged":  {change: func(c *corev1.ConfigMap) { c.Data = map[string]string{plan.ManifestFile: "{ }"} }},
+		"ours":          {change: func(*corev1.ConfigMap) {}, published: true, left: true},
+		"somebody's":    {change: func(c *corev1.ConfigMap) { c.Labels, c.OwnerReferences = nil, nil }, conflict: true, left: true},
+		"ours, damaged": {change: func(c *corev1.ConfigMap) { c.Data = map[string]string{plan.ManifestFile: "{ }"} }},
+		"kept by a workload, of this plan": {change: func(c *corev1.ConfigMap) {
+			c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "m-r1", UID: "r1"}}
+		}, published: true, left: true},
+		"kept by a workload, of another plan": {change: func(c *corev1.ConfigMap) {
+			c.Data = map[string]string{plan.ManifestFile: "{ }", plan.PlacementFile: "{}"}
+			other := sha256.Sum256([]byte(c.Data[plan.ManifestFile]))
+			digest := hex.EncodeToString(other[:])
+			c.Annotations = map[string]string{semmoev1.AnnotationPlanDigest: digest, semmoev1.AnnotationReport: `{"planDigest":"` + digest + `"}`}
+			c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "m-r1", UID: "r1"}}
+		}, conflict: true, left: true},
 		"of another UID": {change: func(c *corev1.ConfigMap) { c.OwnerReferences[0].UID = "before" }, left: true},
 	} {
 		t.Run(name, func(t *testing.T) {

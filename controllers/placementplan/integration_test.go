@@ -9,12 +9,15 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/internal/plan"
@@ -402,6 +405,70 @@ func TestForeignConfigMaps(t *testing.T) {
 		return nil
 	})
 	w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+}
+
+// The ConfigMap that a workload serves by outlives its plan. Another plan of the name leaves it alone, and the same one made anew takes it
+// back; whoever looks again writes nothing.
+func TestKeptConfigMap(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.complete(w.newProfile("tiny"), traceFile(t))
+	p := w.newPlan("tiny", "tiny")
+	done := w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	served := w.configMap(done.Status.ConfigMap)
+	workload := &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "serving"},
+		Spec: appsv1.StatefulSetSpec{Replicas: ptr.To[int32](0), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}, Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"a": "b"}},
+			Spec: corev1.PodSpec{
+				Containers: []corev1.Container{{Name: "engine", Image: "engine"}},
+				Volumes: []corev1.Volume{{Name: semmoev1.PlanVolume, VolumeSource: corev1.VolumeSource{
+					ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: served.Name}},
+				}}},
+			},
+		}},
+	}
+	w.create(workload)
+	keep := func() *corev1.ConfigMap {
+		t.Helper()
+		if err := revisions.KeepPlan(t.Context(), api, revisions.StatefulSet(workload)); err != nil {
+			t.Fatal(err)
+		}
+		return w.configMap(served.Name)
+	}
+	kept := keep()
+	if !metav1.IsControlledBy(kept, done) || len(kept.OwnerReferences) != 2 || kept.UID != served.UID {
+		t.Errorf("owners are %+v", kept.OwnerReferences)
+	}
+	w.stop()
+	w.startManager() // which goes on with what is there
+	w.touch(&semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "tiny"}})
+	w.wait(p, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	if again := keep(); again.ResourceVersion != kept.ResourceVersion {
+		t.Errorf("it is written again: %+v", again.ObjectMeta)
+	}
+
+	// remove deletes a plan, and does what a garbage collector does then, which there is none of here.
+	remove := func(p *semmoev1.PlacementPlan) {
+		t.Helper()
+		w.delete(p)
+		patch := fmt.Sprintf(`{"metadata":{"ownerReferences":[{"$patch":"delete","uid":%q}]}}`, p.UID)
+		if err := api.Patch(t.Context(), w.configMap(served.Name), client.RawPatch(types.StrategicMergePatchType, []byte(patch))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remove(done)
+	other := w.newPlan("tiny", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.Solver.Seed = ptr.To[int64](7) })
+	replaced := w.wait(other, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	if left := w.configMap(served.Name); replaced.Status.ConfigMap == served.Name || len(left.OwnerReferences) != 1 || left.OwnerReferences[0].UID != workload.UID {
+		t.Errorf("another plan has ConfigMap %s; owners of the one in service are %+v", replaced.Status.ConfigMap, left.OwnerReferences)
+	}
+	w.delete(other)
+	w.delete(w.configMap(replaced.Status.ConfigMap))
+	same := w.wait(w.newPlan("tiny", "tiny"), semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	if back := w.configMap(served.Name); back.UID != served.UID || !metav1.IsControlledBy(back, same) || len(back.OwnerReferences) != 2 {
+		t.Errorf("owners are %+v", back.OwnerReferences)
+	}
 }
 
 // A plan that the store has lost and that cannot be solved again stays published: engines may be serving under it.

@@ -224,7 +224,7 @@ func volumeAdvice(failedMount string) string {
 	case of(semmoev1.DatasetVolume):
 		return "create the ConfigMap, with the key, or the PersistentVolumeClaim that the data set is to come from"
 	case of(semmoev1.PlanVolume):
-		return "the ConfigMap of a plan comes back by itself, unless the PlacementPlan that its name begins with says what is missing for that"
+		return "the ConfigMap of a plan comes back by itself, unless the PlacementPlan that its name begins with says what is missing for that; where there is no such PlacementPlan, create it again with the spec that it had"
 	}
 	return "check spec.model.volume"
 }

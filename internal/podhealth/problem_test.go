@@ -92,7 +92,7 @@ func TestFindProblem(t *testing.T) {
 		},
 		"plan": {
 			change: onNode, age: patience, mounts: map[types.UID]string{"p": `MountVolume.SetUp failed for volume "semmoe-plan" : configmap "m-1-2" not found`},
-			reason: "VolumeNotMounted", message: `configmap "m-1-2" not found: the ConfigMap of a plan comes back`,
+			reason: "VolumeNotMounted", message: `configmap "m-1-2" not found: the ConfigMap of a plan comes back by itself, unless the PlacementPlan that its name begins with says what is missing for that; where there is no such PlacementPlan, create it again`,
 		},
 		"inspection": {
 			change: func(p *corev1.Pod) { unschedulable(p); p.Labels[semmoev1.LabelComponent] = semmoev1.ComponentInspect },

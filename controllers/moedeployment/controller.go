@@ -268,9 +268,9 @@ func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *o
 	again, inspectErr := inspection.Reconcile(ctx, r.Client, desired.Manager, inspect, r.nextInspection(moed), now)
 	if !desired.Paused(moed) {
 		remadeErr = revisions.RecordRemade(ctx, r.Client, observed.revisions, observed.enginePods, observed.workerPods, now)
-	}
-	for _, workload := range observed.revisions {
-		keptErr = errors.Join(keptErr, revisions.KeepPlan(ctx, r.Client, workload))
+		for _, workload := range observed.revisions {
+			keptErr = errors.Join(keptErr, revisions.KeepPlan(ctx, r.Client, workload))
+		}
 	}
 	o.Settled, o.Rollout, rolloutErr = r.reconcileRevisions(ctx, moed, *o, observed.revisions, now)
 	o.PoolKindMissing, childrenErr = r.front().Reconcile(ctx, moed)

@@ -369,6 +369,43 @@ func TestPassesTracesOn(t *testing.T) {
 	}
 }
 
+// A client may offer to go on in HTTP/2 with every request that it sends: the engine gets the request, and is not asked.
+func TestNoUpgrade(t *testing.T) {
+	type got struct {
+		header http.Header
+		body   string
+	}
+	requests := make(chan got, 1)
+	engine := newEngine(t, "a", 1, func(_ http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		requests <- got{r.Header.Clone(), string(body)}
+	})
+	router, _ := limitedRouter(t, ProxyOptions{EndpointWait: time.Second}, engine)
+	const body = `{"prompt":"x"}`
+	for _, offer := range []string{
+		"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n",
+		"Connection: Upgrade\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n",
+		"Connection: Upgrade\r\nUpgrade: websocket\r\n",
+	} {
+		_, answer := dial(t, router, fmt.Sprintf("POST /v1/completions HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n%s", offer, len(body), body))
+		if response := readResponse(t, answer); response.StatusCode != http.StatusOK {
+			t.Fatalf("%q: %s", offer, response.Status)
+		}
+		arrived := <-requests
+		for _, name := range []string{"Connection", "Upgrade", "Http2-Settings"} {
+			if value := arrived.header.Get(name); value != "" {
+				t.Errorf("%q: %s is %q at the engine", offer, name, value)
+			}
+		}
+		if arrived.body != body {
+			t.Errorf("%q: the engine gets the body %q", offer, arrived.body)
+		}
+	}
+}
+
 // The routing key is the rank with the best forecast, whichever rank serves; a client's own is kept.
 func TestRoutingKey(t *testing.T) {
 	const header = "X-Smg-Routing-Key"

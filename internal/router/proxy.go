@@ -76,6 +76,10 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 			r.Out.Header.Del(options.RankHeader)
 			r.Out.Header.Del("Expect") // the body is here already: the client has been told to go on
 			r.SetXForwarded()
+			// No route can be upgraded. A client may offer HTTP/2 with every request, and some engines then read no body.
+			for _, name := range []string{"Connection", "Upgrade", "Http2-Settings"} {
+				r.Out.Header.Del(name)
+			}
 		},
 		// Streams, and all answers of unknown length, are flushed event by event whatever FlushInterval says.
 		Transport:  sender,

@@ -69,7 +69,8 @@ func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
 }
 
 // move makes the lease one of the endpoint that has really served: its load, and what is observed, are that one's. An
-// endpoint that the pool does not know has neither. It must come before Release.
+// endpoint that the pool does not know has neither. The pod that the gateway has left for it is ejected, as one that a proxy cannot
+// reach: without requests it would look idle, and draw all of them. It must come before Release.
 func (l *Lease) move(endpoint string) {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
@@ -78,6 +79,9 @@ func (l *Lease) move(endpoint string) {
 		pinned = l.Rank
 	}
 	to, layout := l.pool.find(endpoint, pinned)
+	if to.on != l.on {
+		l.eject()
+	}
 	l.leave()
 	l.place = max(0, to.rank)
 	to.on.outstanding[l.place] += l.tokens

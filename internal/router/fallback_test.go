@@ -82,19 +82,20 @@ func TestCountsWhatHasServed(t *testing.T) {
 		backends []discovery.Backend
 		served   func(endpoints []string) string
 		code     int
-		// what follows: a fallback is counted, the pod that is named, whether the plan's forecast still holds.
+		// what follows: a fallback is counted, the first choice is ejected, the pod that is named, whether the plan's forecast still holds.
 		fallback bool
+		ejected  bool
 		pod      func(endpoint string) string
 		forecast bool
 		counted  bool
 	}{
 		"the first choice":        {backends: []discovery.Backend{header("a"), header("b")}, served: func(e []string) string { return e[0] }, pod: podOf, forecast: true, counted: true},
 		"the gateway tells none":  {backends: []discovery.Backend{header("a")}, served: func([]string) string { return "" }, pod: func(string) string { return "a" }, forecast: true, counted: true},
-		"the second choice":       {backends: []discovery.Backend{header("a"), header("b")}, served: func(e []string) string { return e[1] }, fallback: true, pod: podOf, forecast: true, counted: true},
-		"a port of another pod":   {backends: []discovery.Backend{ports("a"), ports("b")}, served: func(e []string) string { return e[1] }, fallback: true, pod: podOf, forecast: true, counted: true},
+		"the second choice":       {backends: []discovery.Backend{header("a"), header("b")}, served: func(e []string) string { return e[1] }, fallback: true, ejected: true, pod: podOf, forecast: true, counted: true},
+		"a port of another pod":   {backends: []discovery.Backend{ports("a"), ports("b")}, served: func(e []string) string { return e[1] }, fallback: true, ejected: true, pod: podOf, forecast: true, counted: true},
 		"another port of the pod": {backends: []discovery.Backend{ports("a")}, served: func(e []string) string { return e[1] }, fallback: true, pod: podOf, forecast: true, counted: true},
-		"a pod of another plan":   {backends: []discovery.Backend{header("a")}, served: func([]string) string { return "other:1" }, fallback: true, pod: podOf, counted: true},
-		"nobody that is known":    {backends: []discovery.Backend{header("a")}, served: func([]string) string { return "10.9.9.9:1" }, fallback: true, pod: func(string) string { return "" }, counted: true},
+		"a pod of another plan":   {backends: []discovery.Backend{header("a")}, served: func([]string) string { return "other:1" }, fallback: true, ejected: true, pod: podOf, counted: true},
+		"nobody that is known":    {backends: []discovery.Backend{header("a")}, served: func([]string) string { return "10.9.9.9:1" }, fallback: true, ejected: true, pod: func(string) string { return "" }, counted: true},
 		"nobody":                  {backends: []discovery.Backend{header("a")}, served: func(e []string) string { return e[0] }, code: 503, pod: podOf, forecast: true},
 	}
 	for name, tc := range cases {
@@ -118,6 +119,9 @@ func TestCountsWhatHasServed(t *testing.T) {
 			pool.mu.Lock()
 			for _, g := range pool.groups {
 				for _, b := range g.backends {
+					if ejected := b.ejectedUntil.After(pool.now()); ejected != (tc.ejected && b.Pod == podOf(endpoints[0])) {
+						t.Errorf("pod %s is ejected: %v", b.Pod, ejected)
+					}
 					for rank, tokens := range b.outstanding {
 						if tokens != 0 && (served == "" || b.Endpoint(rank) == served) && rankLabel(rank) == told["x-semmoe-rank"] {
 							onServed += tokens
@@ -152,5 +156,29 @@ semmoe_router_retries_total{reason="unreachable"} 0
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// A pod that a gateway cannot reach has no request, and gets none all the same while others can take them.
+func TestAGatewayLosesAPod(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	pool := newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 1}, discovery.Backend{Pod: "b", Address: "b:1", Ranks: 1})
+	now := time.Now()
+	pool.now = func() time.Time { return now }
+	gateway, _, _ := newPicker(t, pool, ProxyOptions{RankHeader: rankHeader})
+	s, endpoints, _ := begin(t, gateway, `{"prompt":"x"}`, nil, nil)
+	lost, other := endpoints[0], endpoints[1]
+	s.ResponseHeaders(200, nil, false, other)
+	s.Answered()
+	for range 4 {
+		if _, endpoints, _ := begin(t, gateway, `{"prompt":"x"}`, nil, nil); !slices.Equal(endpoints, []string{other}) {
+			t.Errorf("endpoints %v after %s was lost", endpoints, lost)
+		}
+	}
+	pool.mu.Lock()
+	now = now.Add(ejection)
+	pool.mu.Unlock()
+	if _, endpoints, _ := begin(t, gateway, `{"prompt":"x"}`, nil, nil); endpoints[0] != lost {
+		t.Errorf("endpoints %v once the moment is over", endpoints)
 	}
 }

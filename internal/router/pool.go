@@ -426,5 +426,8 @@ func (l *Lease) stepped() {
 func (l *Lease) Eject() {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
-	l.on.ejectedUntil = l.pool.now().Add(ejection)
+	l.eject()
 }
+
+// eject is Eject where the lock is held.
+func (l *Lease) eject() { l.on.ejectedUntil = l.pool.now().Add(ejection) }

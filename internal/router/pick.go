@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"fmt"
 	"net/http"
-	"net/url"
 	"strconv"
 	"time"
 
@@ -35,7 +34,7 @@ func (e *endpointPicker) Count(code int) {
 
 // Pick takes a rank for a request.
 func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.Exchange, error) {
-	target, ok := e.route(in.Method, in.Path)
+	target, ok := routes.In(in.Method, in.Path)
 	if !ok {
 		return nil, fmt.Errorf("%w: %s %s is not a route of this service", picker.ErrNoRoute, in.Method, in.Path)
 	}
@@ -74,15 +73,6 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	}
 	p.sent = e.core.observations.now()
 	return p, nil
-}
-
-// route is the path of a request, unescaped, if it is one of the service's routes.
-func (e *endpointPicker) route(method, escaped string) (string, bool) {
-	target, err := url.ParseRequestURI(escaped)
-	if err != nil || target.Host != "" {
-		return "", false
-	}
-	return target.Path, routes.Has(&http.Request{Method: method, URL: target})
 }
 
 // take takes a rank. Where the response is passed on as it is, a pod that reports its experts by other numbers than

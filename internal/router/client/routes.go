@@ -3,7 +3,9 @@ package client
 import (
 	"fmt"
 	"net/http"
+	"net/url"
 	"path"
+	"strings"
 
 	"github.com/semmoe/operator/internal/router/wire"
 )
@@ -29,6 +31,26 @@ func (t Routes) Has(r *http.Request) bool {
 	}
 	_, pattern := t.mux.Handler(r)
 	return pattern != ""
+}
+
+// In is the route, unescaped, that an escaped path is, or ends in: a gateway may tell a path before it cuts off what stands in front of
+// a service's own. A path that a server may understand as another one ends in none.
+func (t Routes) In(method, escaped string) (route string, ok bool) {
+	whole, err := url.ParseRequestURI(escaped)
+	if err != nil || whole.Host != "" || whole.Path != path.Clean(whole.Path) {
+		return "", false
+	}
+	for end := escaped; ; {
+		target, err := url.ParseRequestURI(end)
+		if err == nil && t.Has(&http.Request{Method: method, URL: target}) {
+			return target.Path, true
+		}
+		_, after, more := strings.Cut(end[1:], "/")
+		if !more {
+			return "", false
+		}
+		end = "/" + after
+	}
 }
 
 // Only serves the routes, and says of anything else that it is none.

@@ -1,0 +1,69 @@
+package router
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
+)
+
+// Only the routes of the service reach an engine, by no spelling another one.
+func TestAGatewayReachesOnlyTheRoutes(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	gateway, _, registry := newPicker(t, newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 2}), ProxyOptions{RankHeader: rankHeader})
+	for request, want := range map[string]bool{
+		"GET /v1/models": true, "GET /v1/models/tiny?x=1": true, "GET /v1/models/a/b": true, "POST /v1/completions": true, "POST /v1/%63ompletions": true, "POST /generate": true,
+		"POST /v1/models": false, "GET /generate": false, "POST /flush_cache": false, "POST /v1/completions/../../flush_cache": false, "GET /v1/models/..%2f..%2fflush_cache": false,
+		"POST //generate": false, "POST /generate/": false, "POST http://x/generate": false, "POST *": false, "POST ": false, "GET /v1/models/%zz": false, "GET /": false,
+		// What the gateway is yet to cut off in front of a route.
+		"POST /qwen/v1/chat/completions": true, "POST /a/b/generate": true, "GET /qwen/v1/models/tiny": true,
+		"POST /qwen/flush_cache": false, "POST /v1/completions/flush_cache": false, "POST /qwen/generate/": false, "POST /qwen/../generate": false,
+		"POST /qwen//generate": false, "GET /qwen/generate": false, "POST /qwengenerate": false, "GET /qwen/v1/models/..%2fflush_cache": false, "POST http://x/qwen/generate": false,
+	} {
+		method, path, _ := strings.Cut(request, " ")
+		s := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
+		s.RequestHeaders(method, path, nil, true, nil)
+		if !want {
+			if code, _, body := s.Refused(); code != 404 || !strings.Contains(body, "is not a route of this service") {
+				t.Errorf("%s: code %d, %s", request, code, body)
+			}
+			continue
+		}
+		endpoints, change := s.Picked()
+		if !slices.Equal(endpoints, []string{"a:1"}) || change.Set["x-request-id"] == "" || change.Set[strings.ToLower(rankHeader)] == "" {
+			t.Errorf("%s: endpoints %v, header %v", request, endpoints, change)
+		}
+		s.ResponseHeaders(200, nil, true, "a:1")
+		if told := s.Answered().Set; told["x-request-id"] != change.Set["x-request-id"] || told["x-semmoe-rank"] != change.Set[strings.ToLower(rankHeader)] {
+			t.Errorf("%s: %v is told of %v", request, told, change)
+		}
+	}
+	if err := testutil.GatherAndCompare(registry, strings.NewReader(`
+# HELP semmoe_router_requests_total Requests answered, by HTTP status code.
+# TYPE semmoe_router_requests_total counter
+semmoe_router_requests_total{code="200"} 9
+semmoe_router_requests_total{code="404"} 21
+semmoe_router_requests_total{code="429"} 0
+semmoe_router_requests_total{code="503"} 0
+`), "semmoe_router_requests_total"); err != nil {
+		t.Error(err)
+	}
+}
+
+// A request is read as one to the route that its path ends in.
+func TestAGatewayThatRewritesPaths(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	pool := newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 1})
+	gateway, _, _ := newPicker(t, pool, ProxyOptions{RankHeader: rankHeader})
+	s := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
+	s.RequestHeaders("POST", "/qwen/v1/chat/completions", nil, false, nil)
+	s.RequestBody([]byte(`{"messages":[{"content":"x"}],"max_tokens":1000}`), 1000, true)
+	s.Picked()
+	if got := outstanding(pool); got < 1000 {
+		t.Errorf("%d tokens are outstanding of a request for 1000", got)
+	}
+}

@@ -21,6 +21,7 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/router/client"
 	"github.com/semmoe/operator/internal/router/livesamples"
+	"github.com/semmoe/operator/internal/router/tokenize"
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
@@ -75,11 +76,11 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 			r.Out.URL.Host = "engine" // replaced for each attempt
 			r.Out.Header.Del(options.RankHeader)
 			r.Out.Header.Del("Expect") // the body is here already: the client has been told to go on
-			r.SetXForwarded()
 			// No route can be upgraded. A client may offer HTTP/2 with every request, and some engines then read no body.
 			for _, name := range []string{"Connection", "Upgrade", "Http2-Settings"} {
 				r.Out.Header.Del(name)
 			}
+			r.SetXForwarded()
 		},
 		// Streams, and all answers of unknown length, are flushed event by event whatever FlushInterval says.
 		Transport:  sender,
@@ -150,7 +151,7 @@ type sender struct {
 	options      ProxyOptions
 	metrics      *metrics
 	observations *Observations
-	tokenizer    *remoteTokenizer // nil where engines cannot be asked
+	tokenizer    *tokenize.Remote // nil where engines cannot be asked
 }
 
 func newSender(pool *Pool, registry prometheus.Registerer, options ProxyOptions) *sender {
@@ -161,14 +162,14 @@ func newSender(pool *Pool, registry prometheus.Registerer, options ProxyOptions)
 		options:      options,
 		metrics:      newMetrics(registry, pool),
 		observations: newObservations(registry, options, pool),
-		tokenizer:    newRemoteTokenizer(pool, transport, options.TokenizePath),
+		tokenizer:    tokenize.New(pool.addressUnder, transport, options.TokenizePath),
 	}
 }
 
 // read reads what a client sends. The context is the request's.
 func (s *sender) read(ctx context.Context, path, id string, body []byte) *request {
 	r := newRequest(path, id, body)
-	r.tokenize = s.tokenizer.tokenizer(ctx)
+	r.tokenize = s.tokenizer.For(ctx)
 	r.shifted = r.inference && wire.Asks(body, s.options.RoutedExperts.StartField)
 	r.sampled = r.inference && !r.shifted && sampled(id, s.options.SamplePercent)
 	r.asksExperts = r.inference && wire.Asks(body, s.options.RoutedExperts.RequestField)

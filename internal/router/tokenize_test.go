@@ -16,6 +16,7 @@ import (
 
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/plans"
+	"github.com/semmoe/operator/internal/router/tokenize"
 )
 
 // Where the checkpoint's tokenizer cannot be used, a text is scored by the ids that its engine tells, and by load where it
@@ -44,7 +45,7 @@ func TestEngineTokenizes(t *testing.T) {
 		"not ids":       {http.StatusOK, `{"tokens":["a"]}`, `{"prompt":"x"}`, 2, false},
 		"not JSON":      {http.StatusOK, `tokens`, `{"prompt":"x"}`, 1, false},
 		"refused":       {http.StatusNotFound, `{}`, `{"prompt":"x"}`, 1, false},
-		"too long":      {http.StatusOK, told, `{"prompt":"` + strings.Repeat("x", tokenizeBytes+1) + `"}`, 0, false},
+		"too long":      {http.StatusOK, told, `{"prompt":"` + strings.Repeat("x", tokenize.MaxBytes+1) + `"}`, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var asked atomic.Int32

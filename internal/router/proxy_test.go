@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,7 +20,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/wire"
+	"github.com/semmoe/operator/solver/dispatch"
 )
 
 const rankHeader = "X-Data-Parallel-Rank"
@@ -374,6 +377,56 @@ func TestLoadOfImages(t *testing.T) {
 		estimated, scored := load(strings.Repeat(image, images))
 		if want := int64(images) * wire.MediaTokens; estimated != bare+want || scored != bareScored+want {
 			t.Errorf("%d images: a load of %d, scored %d; want %d, %d", images, estimated, scored, bare+want, bareScored+want)
+		}
+	}
+}
+
+// What a model reads of tools is load: their description by its length, calls of them by their tokens.
+func TestLoadOfTools(t *testing.T) {
+	p, _ := solved(t)
+	load := func(body string) int64 {
+		r := newRequest("/v1/chat/completions", "", []byte(body))
+		if r.score(p.layout); r.forecast.scores == nil {
+			t.Fatalf("the text is not scored: %s", r.forecast.unscored)
+		}
+		return r.forecast.tokens
+	}
+	const said = `{"content":"what is the time"}`
+	bare := load(`{"messages":[` + said + `],"max_tokens":0}`)
+	tools := `[{"type":"function","function":{"name":"clock","description":"` + strings.Repeat("tells the time ", 99) + `"}}]`
+	for name, member := range map[string]string{"tools": `"tools":` + tools, "functions": `"functions":` + tools} {
+		if got, want := load(`{"messages":[`+said+`],"max_tokens":0,`+member+`}`), bare+int64(len(tools)/wire.BytesPerToken); got != want {
+			t.Errorf("%s: a load of %d, want %d", name, got, want)
+		}
+	}
+	arguments := strings.Repeat("SELECT name FROM users ", 9)
+	called := int64(len(p.layout.Tokenizer.Encode("clock")) + len(p.layout.Tokenizer.Encode(arguments)))
+	if got := load(`{"messages":[` + said + `,{"tool_calls":[{"function":{"name":"clock","arguments":"` + arguments + `"}}]}],"max_tokens":0}`); got != bare+called {
+		t.Errorf("calls: a load of %d, want %d", got, bare+called)
+	}
+}
+
+// Requests that differ in their tools have no beginning in common, whether their tokens are known or not.
+func TestPrefixesOfTools(t *testing.T) {
+	p, _ := solved(t)
+	prefixes := func(tools string, layout *plans.Layout) []uint64 {
+		body := fmt.Appendf(nil, `{"messages":[{"content":%q}],"tools":[%q]}`, strings.Repeat("what is the time ", 99), tools)
+		r := newRequest("/v1/chat/completions", "", body)
+		if layout == nil {
+			r.hash()
+			return r.prefixes
+		}
+		r.score(layout)
+		return r.forecast.prefixes
+	}
+	for name, layout := range map[string]*plans.Layout{"tokens": p.layout, "text": nil} {
+		one, same, other := prefixes("clock", layout), prefixes("clock", layout), prefixes("scale", layout)
+		if len(one) == 0 || !slices.Equal(one, same) || len(one) != len(other) || one[0] == other[0] {
+			t.Errorf("%s: prefixes %x of some tools, %x of the same, %x of others", name, one, same, other)
+		}
+		long := strings.Repeat("clock", 200)
+		if got := prefixes(long, layout); len(got) < len(one)+len(long)/wire.BytesPerToken/dispatch.PrefixBlock {
+			t.Errorf("%s: %d prefixes with long tools, %d with short ones", name, len(got), len(one))
 		}
 	}
 }

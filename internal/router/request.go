@@ -90,13 +90,14 @@ func (r *request) score(l *plans.Layout) {
 	var ids []int32
 	if f.scores, f.prefixes, ids, f.unscored = l.Score(from); f.unscored == plans.NoTokenizer && r.tokenize != nil {
 		if told := r.tokenize(l.Digest, r.prompt.Texts); !told.Empty() {
+			told.Tools = from.Tools
 			from = told
 			f.scores, f.prefixes, ids, f.unscored = l.Score(from)
 		}
 	}
 	if f.scores != nil {
 		f.best = slices.Index(f.scores, slices.Max(f.scores))
-		f.tokens = int64(len(ids)+from.More) + r.prompt.Media.Tokens() + r.output + 1
+		f.tokens = int64(len(ids)+len(from.Tools)/wire.BytesPerToken+from.More) + r.prompt.Media.Tokens() + r.output + 1
 		if r.sampled {
 			f.known, f.pairs = l.Known(ids)
 		}
@@ -118,8 +119,8 @@ func share(value float64) float64 { return math.Round(1e6*value) / 1e6 }
 // hash identifies the beginnings of the text, or of the token ids where the client gives these.
 func (r *request) hash() {
 	r.hashed = true
-	if len(r.prompt.Texts) > 0 {
-		r.prefixes = dispatch.TextPrefixHashes(nil, r.prompt.Texts)
+	if texts := r.prompt.AllTexts(); len(texts) > 0 {
+		r.prefixes = dispatch.TextPrefixHashes(nil, texts)
 	} else {
 		r.prefixes = dispatch.PrefixHashes(nil, r.prompt.IDs)
 	}

@@ -137,8 +137,8 @@ const (
 	NoTokenizer = "no_tokenizer" // the prompt is text, and there is no tokenizer
 )
 
-// Score forecasts the local share of a request on each rank from its prompt, and hashes its beginnings; ids are the tokens that
-// were read. Where it cannot, it says why.
+// Score forecasts the local share of a request on each rank from its prompt, and hashes its beginnings, tools first; ids are the tokens
+// that were read. Where it cannot, it says why.
 func (l *Layout) Score(p wire.Prompt) (scores []float32, prefixes []uint64, ids []int32, unscored string) {
 	if l.table == nil {
 		return nil, nil, nil, NoTable
@@ -158,6 +158,9 @@ func (l *Layout) Score(p wire.Prompt) (scores []float32, prefixes []uint64, ids 
 	scores = make([]float32, l.Ranks)
 	seen := ids[:min(len(ids), wire.ReadTokens)]
 	l.table.ScoreTokens(scores, evenly(seen, scoredTokens))
+	if p.Tools != "" {
+		seen = append(p.ToolIDs(), seen...)
+	}
 	prefixes = dispatch.PrefixHashes(make([]uint64, 0, len(seen)/dispatch.PrefixBlock), seen)
 	return scores, prefixes, ids, ""
 }

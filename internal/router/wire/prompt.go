@@ -27,6 +27,9 @@ var (
 	embedMembers = []string{"input_embeds", "prompt_embeds"}
 )
 
+// toolMembers are the members of a body that say which tools the model may call: today's, and the one before.
+var toolMembers = []string{"tools", "functions"}
+
 // textMembers are those of a message's part that is text.
 var textMembers = []string{"text", "refusal", "thinking"}
 
@@ -40,6 +43,9 @@ type Prompt struct {
 	Nested bool
 	// Media are the parts that are no text.
 	Media Media
+	// Tools is the JSON text of the tools that the model may call, as far as the bound allows. Chat templates put them, in a form of their
+	// own, before the messages.
+	Tools string
 }
 
 // Media are parts of a prompt that are no text: how many there are, and how long they are on the wire.
@@ -65,6 +71,35 @@ func (m *Media) addLists(value []byte, depth int) {
 			m.addLists(value[at.Start:at.End], depth-1)
 		}
 	}
+}
+
+// addTools appends a list of tools as far as the bound allows.
+func (p *Prompt) addTools(list []byte) {
+	if tools, _ := jsonscan.Array(list, nil); len(tools) == 0 {
+		return
+	}
+	cut := min(len(list), readBytes-len(p.Tools))
+	p.Tools += string(list[:cut])
+	p.More += (len(list) - cut) / BytesPerToken
+}
+
+// ToolIDs stand for the tokens of the tools, which are not known: one for each BytesPerToken bytes of their text.
+func (p *Prompt) ToolIDs() []int32 {
+	ids := make([]int32, len(p.Tools)/BytesPerToken)
+	for i := range ids {
+		for _, c := range []byte(p.Tools[i*BytesPerToken : (i+1)*BytesPerToken]) {
+			ids[i] = ids[i]<<8 | int32(c)
+		}
+	}
+	return ids
+}
+
+// AllTexts are the tools and the texts, in the order in which the model reads them.
+func (p *Prompt) AllTexts() []string {
+	if p.Tools == "" {
+		return p.Texts
+	}
+	return append([]string{p.Tools}, p.Texts...)
 }
 
 // Empty tells that nothing could be read.
@@ -105,6 +140,9 @@ func PromptOf(path string, b Body) Prompt {
 		texts, media := messageParts(b.get("messages"))
 		p = promptOfTexts(texts)
 		p.Media = media
+		for _, name := range toolMembers {
+			p.addTools(b.get(name))
+		}
 	case "/generate":
 		if p = promptOfValue(b.get("text")); p.Empty() {
 			p = promptOfValue(b.get("input_ids"))
@@ -176,28 +214,58 @@ func PromptOfIDs(value []byte) Prompt {
 	return p
 }
 
-// messageParts are the texts of chat messages, and what else there is in them. The chat template's own text is left out: it is the
-// same for all requests, so it would not tell one rank from another.
+// messageParts are the texts of chat messages and of the calls in them, and what else there is in them. The chat template's own text is
+// left out: it is the same for all requests, so it would not tell one rank from another.
 func messageParts(messages []byte) (texts []string, media Media) {
 	list, _ := jsonscan.Array(messages, nil)
 	for _, at := range list {
-		content := ParseBody(messages[at.Start:at.End]).get("content")
-		if text, ok := jsonscan.String(content); ok {
+		message := ParseBody(messages[at.Start:at.End])
+		texts = message.appendContent(texts, &media)
+		texts = message.appendCalls(texts)
+	}
+	return texts, media
+}
+
+// appendContent appends the texts of a message's content, and adds what is no text.
+func (b Body) appendContent(texts []string, media *Media) []string {
+	content := b.get("content")
+	if text, ok := jsonscan.String(content); ok {
+		return append(texts, text)
+	}
+	parts, _ := jsonscan.Array(content, nil)
+	for _, at := range parts {
+		part := content[at.Start:at.End]
+		body := ParseBody(part)
+		if text, ok := jsonscan.String(body.get("text")); ok {
 			texts = append(texts, text)
-			continue
+		} else if body.isMedia() {
+			media.add(part)
 		}
-		parts, _ := jsonscan.Array(content, nil)
-		for _, at := range parts {
-			part := content[at.Start:at.End]
-			body := ParseBody(part)
-			if text, ok := jsonscan.String(body.get("text")); ok {
+	}
+	return texts
+}
+
+// appendCalls appends the names and the arguments of a message's calls of tools, which templates put into the prompt.
+func (b Body) appendCalls(texts []string) []string {
+	calls := b.get("tool_calls")
+	list, _ := jsonscan.Array(calls, nil)
+	functions := [][]byte{b.get("function_call")} // what came before tool_calls
+	for _, at := range list {
+		functions = append(functions, ParseBody(calls[at.Start:at.End]).get("function"))
+	}
+	for _, function := range functions {
+		called := ParseBody(function)
+		for _, value := range [][]byte{called.get("name"), called.get("arguments")} {
+			text, ok := jsonscan.String(value)
+			if !ok && string(value) != "null" {
+				text = strings.ToValidUTF8(string(value), "\uFFFD") // some clients send arguments as the object that they are
+			}
+			if text != "" {
 				texts = append(texts, text)
-			} else if body.isMedia() {
-				media.add(part)
 			}
 		}
 	}
-	return texts, media
+	return texts
 }
 
 // isMedia tells that a part of a message is of a kind that is no text.

@@ -37,13 +37,21 @@ func TestPrompt(t *testing.T) {
 		"chat":              {chat, `{"messages":[{"role":"system","content":"a"},{"role":"user","content":"b"}]}`, texts("a", "b")},
 		"chat in parts": {chat, `{"messages":[{"content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"x"}},{"type":"text","text":"b"}]}]}`,
 			Prompt{Texts: []string{"a", "b"}, Media: Media{1, 44}}},
-		"chat with a refusal":    {chat, `{"messages":[{"content":[{"type":"refusal","refusal":"no"},{"type":"thinking","thinking":"a"},"b",{}]}]}`, Prompt{}},
-		"chat with other parts":  {chat, `{"messages":[{"content":[{"type":"video_url"},{"type":"input_audio"}]},{"content":[{"type":"input_image"}]}]}`, Prompt{Media: Media{3, 64}}},
-		"native images":          {native, `{"text":"a","image_data":["x","y"],"audio_data":"z","video_data":null}`, Prompt{Texts: []string{"a"}, Media: Media{3, 9}}},
-		"images of a batch":      {native, `{"input_ids":[1],"image_data":[["x"],null,["y",["z"]]]}`, Prompt{IDs: []int32{1}, Media: Media{3, 11}}},
-		"native embeddings":      {native, `{"input_embeds":[[1,2],[3,4]]}`, Prompt{Media: Media{1, 13}}},
-		"embeddings":             {completions, `{"prompt":"a","prompt_embeds":"x"}`, Prompt{Texts: []string{"a"}, Media: Media{1, 3}}},
-		"chat without content":   {chat, `{"messages":[{"role":"assistant","content":null,"tool_calls":[]},{"content":"a"},{"content":7}]}`, texts("a")},
+		"chat with a refusal":   {chat, `{"messages":[{"content":[{"type":"refusal","refusal":"no"},{"type":"thinking","thinking":"a"},"b",{}]}]}`, Prompt{}},
+		"chat with other parts": {chat, `{"messages":[{"content":[{"type":"video_url"},{"type":"input_audio"}]},{"content":[{"type":"input_image"}]}]}`, Prompt{Media: Media{3, 64}}},
+		"native images":         {native, `{"text":"a","image_data":["x","y"],"audio_data":"z","video_data":null}`, Prompt{Texts: []string{"a"}, Media: Media{3, 9}}},
+		"images of a batch":     {native, `{"input_ids":[1],"image_data":[["x"],null,["y",["z"]]]}`, Prompt{IDs: []int32{1}, Media: Media{3, 11}}},
+		"native embeddings":     {native, `{"input_embeds":[[1,2],[3,4]]}`, Prompt{Media: Media{1, 13}}},
+		"embeddings":            {completions, `{"prompt":"a","prompt_embeds":"x"}`, Prompt{Texts: []string{"a"}, Media: Media{1, 3}}},
+		"chat without content":  {chat, `{"messages":[{"role":"assistant","content":null,"tool_calls":[]},{"content":"a"},{"content":7}]}`, texts("a")},
+		"calls of tools": {chat, `{"messages":[{"content":"a","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"x\":1}"}},{"function":{"name":"g"}}]},{"role":"tool","content":"b"}]}`,
+			texts("a", "f", `{"x":1}`, "g", "b")},
+		"arguments as an object": {chat, `{"messages":[{"content":null,"tool_calls":[{"function":{"name":"f","arguments":{"x": 1}}},{"function":{"name":null,"arguments":null}},{"function":7},7]}]}`, texts("f", `{"x": 1}`)},
+		"a call of a function":   {chat, `{"messages":[{"function_call":{"name":"f","arguments":"{}"}}]}`, texts("f", "{}")},
+		"tools":                  {chat, `{"tools":[{"type": "function"}],"functions":[{"name":"g"}],"messages":[{"content":"a"}]}`, Prompt{Texts: []string{"a"}, Tools: `[{"type": "function"}][{"name":"g"}]`}},
+		"no tools":               {chat, `{"tools":[],"functions":null,"messages":[{"content":"a"}]}`, texts("a")},
+		"tools of another type":  {chat, `{"tools":{"type":"function"},"messages":[{"content":"a"}]}`, texts("a")},
+		"tools of no chat":       {completions, `{"tools":[{}],"prompt":"a"}`, texts("a")},
 		"chat of another type":   {chat, `{"messages":"a"}`, Prompt{}},
 		"native text":            {native, `{"text":"a"}`, texts("a")},
 		"native texts":           {native, `{"text":["a","b"]}`, texts("a", "b")},
@@ -80,11 +88,25 @@ func TestLongPrompt(t *testing.T) {
 	}
 }
 
+// Four bytes of the tools stand for a token, and so do those that are not looked at.
+func TestLongTools(t *testing.T) {
+	p := PromptOf("/v1/chat/completions", ParseBody([]byte(`{"tools":["abcdefgh"]}`)))
+	if got, want := p.ToolIDs(), []int32{'['<<24 | '"'<<16 | 'a'<<8 | 'b', 'c'<<24 | 'd'<<16 | 'e'<<8 | 'f', 'g'<<24 | 'h'<<16 | '"'<<8 | ']'}; !slices.Equal(got, want) {
+		t.Errorf("ids %x, want %x", got, want)
+	}
+	list := `["` + strings.Repeat("x", readBytes) + `"]`
+	p = PromptOf("/v1/chat/completions", ParseBody([]byte(`{"tools":`+list+`,"functions":["abcdef"]}`)))
+	if p.Tools != list[:readBytes] || p.More != 1+10/BytesPerToken {
+		t.Errorf("%d bytes of tools and %d more tokens, want %d and 3", len(p.Tools), p.More, readBytes)
+	}
+}
+
 // Whatever clients send, reading it ends, stays within its bounds and tells a load; routes that are no inference have no prompt.
 func FuzzBody(f *testing.F) {
 	inference := []string{"/v1/completions", "/v1/chat/completions", "/generate"}
 	for _, body := range []string{
 		`{"prompt":"a"}`, `{"prompt":[1,[2]]}`, `{"messages":[{"content":[{"text":"a"}]}]}`, `{"text":["a"],"input_ids":[1]}`,
+		`{"tools":[{}],"messages":[{"tool_calls":[{"function":{"name":"f","arguments":{"x":1}}}],"function_call":{"arguments":"{}"}}]}`,
 		`{"max_tokens":-1,"sampling_params":{"max_new_tokens":5}}`, `{"sampling_params":[{}]}`, `[1]`, `"x"`, ``, `{"prompt":"\ud800"}`,
 	} {
 		for _, path := range append(inference, "/tokenize") {
@@ -106,7 +128,7 @@ func FuzzBody(f *testing.F) {
 		if p.Media.Bytes > len(data) || p.Media.Parts < 0 {
 			t.Fatalf("%+v in %d bytes", p.Media, len(data))
 		}
-		if size > readBytes || len(p.IDs) > ReadTokens {
+		if size > readBytes || len(p.IDs) > ReadTokens || len(p.Tools) > readBytes {
 			t.Fatalf("%d bytes and %d ids are to be scored", size, len(p.IDs))
 		}
 		for _, id := range p.IDs {

@@ -40,10 +40,11 @@ type Population struct {
 	Replicas      string `json:"replicas"`
 	SamplePercent int    `json:"samplePercent"`
 	// Eligible is how many requests could be sampled, Sampled how many were, Streamed how many could not because they were
-	// streamed.
+	// streamed, Long how many because what is told of so long ones would take too much memory.
 	Eligible int64 `json:"eligible"`
 	Sampled  int64 `json:"sampled"`
 	Streamed int64 `json:"streamed"`
+	Long     int64 `json:"long"`
 }
 
 // Revision sums what is known of a revision: of the window, or of the last sampled requests where these are more, as in a

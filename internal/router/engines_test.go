@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -278,5 +279,100 @@ func TestSamplesNoShiftedRows(t *testing.T) {
 				t.Errorf("%s: the client gets what it has not asked for: %s", engineType, got)
 			}
 		}
+	}
+}
+
+// What would take too much memory is not asked for, nor is the request one of those that could have been sampled; what an engine tells
+// of it unasked is taken out.
+func TestSamplesNoLongRequests(t *testing.T) {
+	const long = `{"prompt":"x","max_tokens":800000}`
+	for _, engineType := range []string{"SGLang", "VLLM"} {
+		backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
+			got, _ := io.ReadAll(r.Body)
+			fmt.Fprintf(w, `{"got":%q,"choices":[{"routed_experts":%q}],"usage":{}}`, got, vllmRouting())
+		})
+		backend.Shape, backend.Revision = &planstest.Shape, "r"
+		adapter := adapterOf(t, engineType)
+		url, observations := routerFor(t, adapter, 100, backend)
+		_, got := post(t, url+"/v1/completions", long)
+		if !strings.Contains(got, fmt.Sprintf("%q", long)) || adapter.RoutedExperts.Unasked && strings.Contains(got, "routed_experts") {
+			t.Errorf("%s: the answer is %s", engineType, got)
+		}
+		report := observations.report()
+		if p := report.Population; len(report.Observations) != 0 || p.Eligible != 0 || p.Long != 1 || testutil.ToFloat64(observations.failures) != 0 {
+			t.Errorf("%s: %d observations, %+v", engineType, len(report.Observations), p)
+		}
+	}
+}
+
+// What sampled requests may take at once is bounded: who comes when that is taken is not sampled, until others have ended or are known
+// to take nothing.
+func TestSamplesHoldBoundedMemory(t *testing.T) {
+	for _, engineType := range []string{"SGLang", "VLLM"} {
+		pool := newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 4, Shape: &planstest.Shape})
+		s := newSender(pool, prometheus.NewRegistry(), ProxyOptions{RankHeader: rankHeader, RoutedExperts: adapterOf(t, engineType).RoutedExperts, SamplePercent: 100})
+		body := []byte(`{"prompt":"x","max_tokens":600000}`) // 51 MB
+		begin := func() (*request, *Lease, look) {
+			r := s.read(t.Context(), "/v1/completions", "id", body)
+			lease, ok := pool.acquire(r, nil)
+			if !ok {
+				t.Fatal("no rank is left")
+			}
+			_, look := s.look(r, body, lease)
+			return r, lease, look
+		}
+		var leases []*Lease
+		for i := range 6 {
+			_, lease, look := begin()
+			if leases = append(leases, lease); look.sampled != (i < 5) || look.long {
+				t.Errorf("%s: request %d: %+v", engineType, i, look)
+			}
+		}
+		leases[0].Release()
+		leases[0].Release()
+		for i := range 2 {
+			_, lease, look := begin()
+			if leases = append(leases, lease); look.sampled != (i == 0) {
+				t.Errorf("%s: request %d after one has ended: %+v", engineType, i, look)
+			}
+		}
+		for _, lease := range leases {
+			lease.Release()
+		}
+		if held := s.observations.held.Load(); held != 0 {
+			t.Errorf("%s: %d bytes are held for nobody", engineType, held)
+		}
+		r, lease, look := begin()
+		stream := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: http.NoBody}
+		s.survey(stream, r, lease, look, time.Now())
+		if held := s.observations.held.Load(); (held == 0) != (engineType == "VLLM") {
+			t.Errorf("%s: %d bytes are held for a stream", engineType, held)
+		}
+		lease.Release()
+		if held := s.observations.held.Load(); held != 0 {
+			t.Errorf("%s: %d bytes are held after a stream", engineType, held)
+		}
+	}
+}
+
+// An answer whose experts are not counted is held once, however many of them it has.
+func TestUncountedExpertsAreHeldOnce(t *testing.T) {
+	routing := strings.Repeat("A", 8<<20)
+	answer := fmt.Sprintf(`{"choices":[{"index":0,"routed_experts":%q},{"index":1,"routed_experts":%q}]}`, routing, routing)
+	response := &http.Response{
+		Header: http.Header{"Content-Type": {"application/json"}, "Content-Length": {fmt.Sprint(len(answer))}},
+		Body:   io.NopCloser(strings.NewReader(answer)),
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if err := (&meter{engine: adapterOf(t, "VLLM").RoutedExperts}).wrap(response); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	if taken := after.TotalAlloc - before.TotalAlloc; taken > uint64(len(answer)+len(answer)/4) {
+		t.Errorf("an answer of %d bytes takes %d", len(answer), taken)
+	}
+	if rest, err := io.ReadAll(response.Body); err != nil || string(rest) != `{"choices":[{"index":0},{"index":1}]}` {
+		t.Errorf("%v: the client gets %.99s", err, rest)
 	}
 }

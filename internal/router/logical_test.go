@@ -128,7 +128,7 @@ func TestUnreadableExpertsAreNotPassedOn(t *testing.T) {
 func TestTakeOfABatch(t *testing.T) {
 	m := &meter{engine: engine.RoutedExperts{ResponsePaths: [][]string{{"m", "e"}}}}
 	found, rest := m.take([]byte(`[{"m":{"e":"a","x":1}}, {"m":{"e":"b"}},{}]`))
-	if found != "a" || string(rest) != `[{"m":{"x":1}}, {},{}]` {
+	if string(found) != `"a"` || string(rest) != `[{"m":{"x":1}}, {},{}]` {
 		t.Errorf("found %q, left %s", found, rest)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -44,6 +45,8 @@ type Observations struct {
 	live *livesamples.Keeper
 	// counting has a slot for each count that is made aside.
 	counting chan struct{}
+	// held is how many bytes the routed experts of the sampled requests that run may take.
+	held atomic.Int64
 
 	activations *prometheus.CounterVec
 	failures    prometheus.Counter
@@ -114,6 +117,13 @@ func (o *Observations) addStreamed() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.population.Streamed++
+}
+
+// addLong counts a request that is not sampled because its experts would take too much memory.
+func (o *Observations) addLong() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.population.Long++
 }
 
 // addEligible counts a request that could be sampled, and whether it is.

@@ -36,6 +36,7 @@ var (
 	eligibleMetric    = describe("semmoe_sample_eligible_requests_total", "Answered requests that could be sampled.")
 	sampledMetric     = describe("semmoe_sampled_requests_total", "Answered requests that were sampled.")
 	streamedMetric    = describe("semmoe_sample_streamed_requests_total", "Answered requests that could not be sampled because the engine does not tell the experts of streams.")
+	longMetric        = describe("semmoe_sample_long_requests_total", "Answered requests that are not sampled because they are so long that their routed experts would take too much memory.")
 	costMetric        = describe("semmoe_capture_cost_ratio", "Time per token of sampled requests over that of others on the same pods, in the last hour; NaN with fewer than 100 of either.")
 	costErrorMetric   = describe("semmoe_capture_cost_ratio_standard_error", "Standard error of semmoe_capture_cost_ratio.")
 	narrowedMetric    = describe("semmoe_sampling_narrowed", "1 while only one pod of each plan is sampled because capture costs too much, else 0.")
@@ -46,7 +47,7 @@ func (c *observed) Describe(to chan<- *prometheus.Desc) {
 	for _, metric := range []*prometheus.Desc{
 		rateMetric, rateErrorMetric, rankRateMetric, groupRateMetric, predictedMetric,
 		biasMetric, biasErrorMetric, slopeMetric, slopeErrorMetric, remoteRanksMetric,
-		requestsMetric, savedMetric, eligibleMetric, sampledMetric, streamedMetric,
+		requestsMetric, savedMetric, eligibleMetric, sampledMetric, streamedMetric, longMetric,
 		costMetric, costErrorMetric, narrowedMetric,
 	} {
 		to <- metric
@@ -98,6 +99,7 @@ func (c *observed) Collect(to chan<- prometheus.Metric) {
 	counter(eligibleMetric, report.Population.Eligible)
 	counter(sampledMetric, report.Population.Sampled)
 	counter(streamedMetric, report.Population.Streamed)
+	counter(longMetric, report.Population.Long)
 }
 
 // covered is the time that the buckets of the window have been filled in.

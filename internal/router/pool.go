@@ -340,7 +340,9 @@ type Lease struct {
 	pending int
 	// begun tells that the answer of an inference request has begun.
 	begun bool
-	once  sync.Once
+	// unhold gives back the memory that is kept for what the engine tells of the request; nil where none is.
+	unhold func()
+	once   sync.Once
 }
 
 // endpoint is host:port of the rank.
@@ -390,6 +392,9 @@ func (p *Pool) wait(ctx context.Context, r *request, tried map[string]bool) (*Le
 // Release gives the place back. Further calls do nothing.
 func (l *Lease) Release() {
 	l.once.Do(func() {
+		if l.unhold != nil {
+			l.unhold()
+		}
 		l.pool.mu.Lock()
 		defer l.pool.mu.Unlock()
 		l.leave()

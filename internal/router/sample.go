@@ -1,13 +1,14 @@
 package router
 
 import (
-	"encoding/json"
 	"errors"
 	"hash/fnv"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/jsonscan"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/wire"
@@ -29,6 +30,36 @@ func sampled(requestID string, percent int) bool {
 	return int(mixed%100) < percent
 }
 
+const (
+	// longAnswer is how many bytes the routed experts of a sampled request may take: in base64 a prompt of 128 Ki tokens has hundreds of
+	// megabytes of them. All of an answer is held until it is counted, about two and a half times over.
+	longAnswer = 64 << 20
+	// heldAtOnce bounds what they may take of all sampled requests that run: with what is made of them less than a router's memory.
+	heldAtOnce = 256 << 20
+)
+
+// answerBytes is about how many bytes an engine takes to tell the experts of a request: in base64 four for each token, layer and expert.
+func answerBytes(r *request, lease *Lease) int64 {
+	shape, tokens := lease.Backend.Shape, r.tokens
+	if shape == nil { // they cannot be counted
+		return 0
+	}
+	if lease.scored {
+		tokens = r.forecast.tokens
+	}
+	return tokens * int64(shape.Layers*shape.ExpertsPerToken) * 16 / 3
+}
+
+// hold keeps memory for a sampled request until its lease is released; it reports false where others have too much of it.
+func (o *Observations) hold(l *Lease, bytes int64) bool {
+	if o.held.Add(bytes) > heldAtOnce {
+		o.held.Add(-bytes)
+		return false
+	}
+	l.unhold = sync.OnceFunc(func() { o.held.Add(-bytes) })
+	return true
+}
+
 // look is what the router does to know the experts of a request to a pod.
 type look struct {
 	// sampled tells that the experts are counted, strips that the response may have some that are not the client's: those that
@@ -36,6 +67,8 @@ type look struct {
 	sampled, strips bool
 	// asks tells that the body was changed to ask for them.
 	asks bool
+	// long tells that they would take too much memory: such a request is not in the population that the sample is drawn from.
+	long bool
 }
 
 // refused tells that a pod may have refused a request for what the router has put into its body: one that was started before its
@@ -50,15 +83,17 @@ func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ lo
 	if engine.Decode == nil || !r.inference {
 		return body, look{}
 	}
-	chosen := r.sampled && s.observations.samples(s.pool, lease.Backend)
+	size := answerBytes(r, lease)
+	long := size > longAnswer
+	chosen := r.sampled && !long && s.observations.samples(s.pool, lease.Backend) && s.observations.hold(lease, size)
 	if !chosen && !engine.Unasked {
-		return body, look{}
+		return body, look{long: long}
 	}
 	asked, ok := wire.Ask(body, engine.RequestField)
 	if engine.Unasked {
 		asked = body
 	}
-	return asked, look{sampled: chosen && ok, strips: ok, asks: ok && !engine.Unasked}
+	return asked, look{sampled: chosen && ok, strips: ok, asks: ok && !engine.Unasked, long: long}
 }
 
 // survey counts an answered request among those that the sample is drawn from, and has its time compared with that of
@@ -69,7 +104,14 @@ func (s *sender) survey(response *http.Response, r *request, lease *Lease, look 
 		return
 	}
 	if engine.UnstreamedOnly && wire.IsStream(response) {
+		if look.sampled {
+			lease.unhold()
+		}
 		s.observations.addStreamed()
+		return
+	}
+	if look.long {
+		s.observations.addLong()
 		return
 	}
 	s.observations.addEligible(look.sampled)
@@ -100,12 +142,12 @@ func (m *meter) wrap(response *http.Response) error {
 	}
 	found := ""
 	edit := func(data []byte, event bool) ([]byte, error) {
-		text, rest := m.take(data)
-		if text != "" {
-			found = text
+		value, rest := m.take(data)
+		if m.sampled && value != nil {
+			found, _ = jsonscan.String(value)
 		}
 		switch {
-		case event && text == "":
+		case event && value == nil:
 			return data, nil
 		case event && wire.CarriesNothing(rest):
 			return nil, nil
@@ -122,15 +164,14 @@ func (m *meter) wrap(response *http.Response) error {
 }
 
 // take cuts the routed experts out of JSON, wherever the engine puts them. Of several answers to a request, which all
-// begin with its prompt, the first one's are found.
-func (m *meter) take(data []byte) (found string, rest []byte) {
+// begin with its prompt, the first one's are found: a part of data, nil where there are none.
+func (m *meter) take(data []byte) (found, rest []byte) {
 	for _, path := range m.engine.ResponsePaths {
 		values, without := wire.CutMembers(data, path)
 		data = without
 		for _, value := range values {
-			var text string
-			if found == "" && json.Unmarshal(value, &text) == nil {
-				found = text
+			if found == nil && len(value) > len(`""`) && value[0] == '"' {
+				found = value
 			}
 		}
 	}

@@ -11,7 +11,7 @@ import (
 
 // CutMembers takes the members at a path out of JSON, through every element of the arrays on its way, and leaves every
 // other byte as it is. An object that is empty without its member goes as well, where it is a member itself. There are no
-// values where there is no such member, or data is not JSON.
+// values where there is no such member, or data is not JSON. Values are parts of data, which may be large, and are not copied.
 func CutMembers(data []byte, path []string) (values []json.RawMessage, rest []byte) {
 	if isArray(data) {
 		return cutInElements(data, path)
@@ -22,7 +22,7 @@ func CutMembers(data []byte, path []string) (values []json.RawMessage, rest []by
 	}
 	member := data[valueStart:end]
 	if len(path) == 1 {
-		return []json.RawMessage{bytes.Clone(member)}, cutRange(data, start, end, only)
+		return []json.RawMessage{member}, cutRange(data, start, end, only)
 	}
 	values, inner := CutMembers(member, path[1:])
 	if values == nil {
@@ -40,14 +40,19 @@ func cutInElements(data []byte, path []string) (values []json.RawMessage, rest [
 	if !ok {
 		return nil, data
 	}
-	rest = data
-	for _, at := range slices.Backward(elements) { // so that what lies before keeps its place
+	copied := 0
+	for _, at := range elements {
 		found, inner := CutMembers(data[at.Start:at.End], path)
-		if found != nil {
-			values, rest = slices.Concat(found, values), splice(rest, at.Start, at.End, inner)
+		if found == nil {
+			continue
 		}
+		values, rest = append(values, found...), append(append(rest, data[copied:at.Start]...), inner...)
+		copied = at.End
 	}
-	return values, rest
+	if values == nil {
+		return nil, data
+	}
+	return values, append(rest, data[copied:]...)
 }
 
 // findMember finds a member of the outermost object: where its key starts, where its value starts and ends, and whether it

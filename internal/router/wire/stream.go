@@ -27,7 +27,7 @@ func Rewrite(response *http.Response, edit Edit, end func()) error {
 		response.Body = &eventStream{upstream: newLineReader(response.Body), body: response.Body, edit: edit, end: end}
 		return nil
 	}
-	data, err := io.ReadAll(response.Body)
+	data, err := readAll(response)
 	if err != nil {
 		return err
 	}
@@ -39,6 +39,19 @@ func Rewrite(response *http.Response, edit Edit, end func()) error {
 	response.ContentLength = int64(len(data))
 	response.Header.Set("Content-Length", strconv.Itoa(len(data)))
 	return nil
+}
+
+// trustedBytes is how much memory is made ready for an answer because its header says so.
+const trustedBytes = 1 << 30
+
+// readAll is io.ReadAll for a body whose length is probably known: routed experts can take hundreds of megabytes, which are then held
+// once while they arrive.
+func readAll(response *http.Response) ([]byte, error) {
+	length, _ := strconv.Atoi(response.Header.Get("Content-Length")) // 0 where it is not known
+	var data bytes.Buffer
+	data.Grow(max(0, min(length, trustedBytes)) + bytes.MinRead) // as much more as it wants to be free to meet the end
+	_, err := data.ReadFrom(response.Body)
+	return data.Bytes(), err
 }
 
 // IsStream reports whether a response is a stream of server-sent events.

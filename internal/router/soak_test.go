@@ -330,7 +330,11 @@ func (e *faultyEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		Stream  bool   `json:"stream"`
 		Experts bool   `json:"return_routed_experts"`
 	}
-	if err := json.NewDecoder(r.Body).Decode(&asked); err != nil || asked.ID == "" {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return // its client has left, or the engine died, in the midst of it
+	}
+	if err := json.Unmarshal(body, &asked); err != nil || asked.ID == "" {
 		e.run.t.Errorf("pod %s got an unreadable request: %v", e.name, err)
 		return
 	}

@@ -12,18 +12,23 @@ import (
 )
 
 const (
-	// maxDriftRequests and maxDriftRows bound what a drift test is calibrated with: requests, and rows of activations (tokens times MoE
-	// layers). More tell little more, and cost seconds.
-	maxDriftRequests = 2000
-	maxDriftRows     = 6 << 20
+	// maxDriftRequests bounds what a drift test is calibrated with. From enoughDriftRequests on, so does enoughDriftRows, in rows of
+	// activations (tokens times MoE layers): more tell little more, and cost seconds. A test from fewer requests is slow, however long they
+	// are.
+	maxDriftRequests    = 2000
+	enoughDriftRequests = 500
+	enoughDriftRows     = 6 << 20
 	// forecastKinds is the number of kinds by forecast.
 	forecastKinds = 8
 )
 
 // CalibrateDrift makes the drift test of a plan from requests of the trace that the plan was not solved from; of many, from a seeded
-// sample. It is nil where there are too few. The load cap is that of the request routers that are to serve by the plan; 0 is drift.LoadCap.
+// sample. It is nil where there are too few, or too few within drift.MaxRows. The load cap is that of the request
+// routers that are to serve by the plan; 0 is drift.LoadCap.
 func CalibrateDrift(ctx context.Context, t *trace.Trace, p *Plan, heldOut []int, loadCap float64) (*drift.Calibration, error) {
-	requests := driftSample(t, heldOut, p.Seed)
+	requests := trace.Shuffled(heldOut, p.Seed)
+	requests = requests[:driftSample(t, requests)]
+	slices.Sort(requests)
 	if len(requests) < drift.LeastRequests {
 		return nil, nil
 	}
@@ -36,14 +41,17 @@ func CalibrateDrift(ctx context.Context, t *trace.Trace, p *Plan, heldOut []int,
 	return drift.Calibrate(ctx, served, o)
 }
 
-// driftSample bounds the requests.
-func driftSample(t *trace.Trace, requests []int, seed uint64) []int {
-	picked := trace.Sample(t, requests, maxDriftRows/len(t.Model.Layers), seed)
-	if len(picked) > maxDriftRequests {
-		picked = trace.Shuffled(picked, seed)[:maxDriftRequests]
-		slices.Sort(picked)
+// driftSample is how many of the first requests are enough.
+func driftSample(t *trace.Trace, requests []int) int {
+	rows := 0
+	for n, r := range requests {
+		more := t.Length(r) * len(t.Model.Layers)
+		if n == maxDriftRequests || n >= enoughDriftRequests && rows >= enoughDriftRows || rows+more > drift.MaxRows {
+			return n
+		}
+		rows += more
 	}
-	return picked
+	return len(requests)
 }
 
 // HeldOut are the requests that the plan's split holds back: those of the named domains, and all others.

@@ -144,7 +144,8 @@ func (f *driftFlags) run(ctx context.Context) (*driftReport, error) {
 		return nil, inputError(err)
 	}
 	if p.Drift == nil {
-		return nil, codedError{usageErrorf("--plan: the plan has no %s: it was solved with fewer than %d held-out requests, or by an earlier version", plan.DriftFile, drift.LeastRequests), exitInvalidFile}
+		return nil, codedError{usageErrorf("--plan: the plan has no %s: it was solved with fewer than %d held-out requests, or with such long ones that fewer are within %d tokens times MoE layers, or by an earlier version",
+			plan.DriftFile, drift.LeastRequests, drift.MaxRows), exitInvalidFile}
 	}
 	if p.Attention == placement.TensorParallel && f.cap != drift.LoadCap {
 		return nil, usageErrorf("--cap has no meaning for this plan: it is for attention %s", p.Attention)
@@ -236,7 +237,8 @@ func otherDocuments(ctx context.Context, t *trace.Trace, p *solver.Plan, heldOut
 	}
 	test, err := solver.CalibrateDrift(ctx, t, p, seen, loadCap)
 	if err == nil && test == nil {
-		return nil, nil, usageErrorf("--other-documents: half of the documents have %d held-out requests; a drift test needs %d", len(seen), drift.LeastRequests)
+		return nil, nil, usageErrorf("--other-documents: half of the documents have %d held-out requests; a drift test needs %d, within %d tokens times MoE layers",
+			len(seen), drift.LeastRequests, drift.MaxRows)
 	}
 	return test, unseen, mismatch(ctx, err)
 }

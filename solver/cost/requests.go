@@ -57,11 +57,12 @@ func TensorParallelShares(ctx context.Context, t *trace.Trace, p *placement.Plac
 	if o.Shards != EqualShards {
 		return nil, fmt.Errorf("shards is %q; the shares of requests are known for %s", o.Shards, EqualShards)
 	}
-	index := make(map[int]int, len(o.Requests))
+	index := make(map[int]int32, len(o.Requests))
 	for i, request := range o.Requests {
-		index[request] = i
+		index[request] = int32(i)
 	}
-	var positions, owners []int
+	tokens := t.TokenCount(o.Requests)
+	positions, owners := make([]int, 0, tokens), make([]int32, 0, tokens)
 	for _, request := range trace.Shuffled(o.Requests, o.Seed) {
 		for at := t.Offsets[request]; at < t.Offsets[request+1]; at++ {
 			positions, owners = append(positions, int(at)), append(owners, index[request])
@@ -87,7 +88,7 @@ func TensorParallelShares(ctx context.Context, t *trace.Trace, p *placement.Plac
 }
 
 // layerShares sums, for each request, the scores of its tokens on their ranks and the local activations, in one layer.
-func layerShares(r *layerRun, forecast TokenForecast, positions, owners []int, requests int) []RequestShare {
+func layerShares(r *layerRun, forecast TokenForecast, positions []int, owners []int32, requests int) []RequestShare {
 	sums := make([]RequestShare, requests)
 	for i := range sums {
 		sums[i] = RequestShare{make([]float32, 1), make([]float64, 1)}

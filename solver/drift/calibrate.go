@@ -52,6 +52,9 @@ func (o *Options) orders() []Order { return []Order{{0, o.Cap, o.Seed}, {o.Stick
 const (
 	// LeastRequests is the number of requests below which no mean is known well enough to tell any change from chance.
 	LeastRequests = 50
+	// MaxRows bounds what a calibration reads of a trace, in rows of activations (tokens times MoE layers), however few requests that is. A
+	// row costs less than when the plan is scored on it.
+	MaxRows = 64 << 20
 	// leastSteps is the number of simulated requests below which the tail of a chart is not seen.
 	leastSteps = 1000
 	// meanSteps is the part of the steps that means are taken from, one in as many.

@@ -157,7 +157,7 @@ func Assess(in Input) Assessment {
 		a.Message = "Requests get what the plan promises"
 	}
 	if !a.Tested {
-		a.Message += fmt.Sprintf(". Whether they drift is not tested: its ConfigMap has no calibration (drift.json), as that of a plan that was made from counts, held back fewer than %d requests, is for so many ranks (about 200) that a ConfigMap has no room for it, or was made by an earlier version", drift.LeastRequests)
+		a.Message += fmt.Sprintf(". Whether they drift is not tested: its ConfigMap has no calibration (drift.json), as that of a plan that was made from counts, held back fewer than %d requests (or such long ones that fewer are within %d tokens times MoE layers), is for so many ranks (about 200) that a ConfigMap has no room for it, or was made by an earlier version", drift.LeastRequests, drift.MaxRows)
 	}
 	a.Reason = string(a.Status)
 	return a

@@ -127,7 +127,7 @@ func TestAssessDrift(t *testing.T) {
 		"nothing scored":             {served(func(in *Input) { in.Routers = RouterEvidence{Answered: 2, Newest: moedtest.Start} }), Unknown, "NotScored", "", "not loaded"},
 		"too few samples":            {served(func(in *Input) { in.Routers.Samples = samples(enoughSamples-1, always(0)) }), Unknown, "TooFewSamples", "", "fewer than 30"},
 		"below, not tested":          {served(below, func(in *Input) { in.Routers.Calibration = nil }), BelowPromise, "BelowPromise", "", "is not tested"},
-		"on target, not tested":      {served(func(in *Input) { in.Routers.Calibration = nil }), OnTarget, "OnTarget", "", "is not tested"},
+		"on target, not tested":      {served(func(in *Input) { in.Routers.Calibration = nil }), OnTarget, "OnTarget", "", "fewer are within 67108864 tokens times MoE layers"},
 		"too few, not tested":        {served(func(in *Input) { in.Routers.Calibration, in.Rate.Requests = nil, 29 }), Unknown, "TooFewSamples", "", ""},
 		"below, without a change":    {served(below), BelowPromise, "BelowPromise", "", "have not been seen to change"},
 		"below, to wait less":        {served(elsewhere), OnTarget, "OnTarget", "", "no rank keeps the others waiting"},

@@ -82,8 +82,9 @@ type Replanned struct {
 	// Unmet says which load limits the new placement does not keep; Truncated is set when the time budget cut its search off.
 	Unmet     []string
 	Truncated bool
-	// TrainRequests and TestRequests count the recent requests that were learnt from and that judge.
+	// TrainRequests and TestRequests count the recent requests that were learnt from and that judge; HeldOut are the latter.
 	TrainRequests, TestRequests int
+	HeldOut                     []int
 }
 
 // Replan makes new tables for the placement in service, and a new placement, from recent requests and, where it is not nil, an
@@ -99,7 +100,7 @@ func Replan(ctx context.Context, recent, prior *trace.Trace, current *Plan, o Re
 	if err := r.count(ctx); err != nil {
 		return nil, err
 	}
-	out := &Replanned{Trust: r.trust, TrainRequests: len(r.train), TestRequests: len(r.test)}
+	out := &Replanned{Trust: r.trust, TrainRequests: len(r.train), TestRequests: len(r.test), HeldOut: r.test}
 	if out.Current, err = r.candidate(ctx, current); err != nil {
 		return nil, err
 	}

@@ -169,6 +169,9 @@ func (f *replanFlags) run(ctx context.Context, o solver.ReplanOptions, stdout, s
 		return codedError{err, exitInvalidFile}
 	}
 	for _, of := range []*solver.Candidate{&found.Tables, &found.Layout} {
+		if of.Plan.Drift, err = solver.CalibrateDrift(ctx, recent, of.Plan, found.HeldOut, 0); err != nil {
+			return err
+		}
 		if of.Plan.Schedule, err = solver.ScheduleLayers(&recent.Model, of.Plan, of.Score.LAR, o.Hardware, o.RanksPerNode); err != nil {
 			return err
 		}

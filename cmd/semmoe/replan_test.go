@@ -85,6 +85,25 @@ func TestReplanPrintsScoresAndWritesWhatItChose(t *testing.T) {
 	}
 }
 
+// The plan that is written has a drift test from the requests that judged it, whichever it is.
+func TestReplanCalibratesDrift(t *testing.T) {
+	current, _, recent := replanned(t)
+	for tier, flags := range map[string][]string{"layout": nil, "tables": {"--target-lar", ".01", "--minimum-gain-percent", "0"}} {
+		out := filepath.Join(t.TempDir(), "plan")
+		code, got, message := runJSON(t, newReplanCommand(), append(flags, "--trace", recent, "--current", current, "--out", out, "--batch-tokens", "131072", "--train-percent", "30")...)
+		if code != 0 || got["tier"] != tier {
+			t.Fatalf("exit code %d, tier %v, wanted %s: %s", code, got["tier"], tier, message)
+		}
+		written, _, err := plan.Read(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if written.Drift == nil || float64(written.Drift.Requests) != got["test_requests"] {
+			t.Errorf("tier %s: of %v requests that judge, the drift test is %+v", tier, got["test_requests"], written.Drift)
+		}
+	}
+}
+
 func TestReplanRefusals(t *testing.T) {
 	current, old, recent := replanned(t)
 	out := filepath.Join(t.TempDir(), "plan")

@@ -265,19 +265,15 @@ func (t *task) replanOptions(tell func(step string, done, total int)) solver.Rep
 
 // scored scores the chosen plan as one of its own, and calibrates its drift test, on the requests that it was not made from.
 func (t *task) scored(ctx context.Context, recent *trace.Trace, chosen *solver.Plan, found *solver.Replanned) (*solver.Solution, error) {
-	_, test, err := trace.Split(recent, chosen.TrainPercent, chosen.Seed)
-	if err != nil {
-		return nil, err
-	}
 	o := solver.DefaultEvaluation()
-	o.Requests, o.BatchTokens, o.Seed, o.Machines = test, t.inputs.Replan.BatchTokens, chosen.Seed, cost.NodeOf(chosen.Machines())
+	o.Requests, o.BatchTokens, o.Seed, o.Machines = found.HeldOut, t.inputs.Replan.BatchTokens, chosen.Seed, cost.NodeOf(chosen.Machines())
 	o.RanksPerNode = cmp.Or(chosen.RanksPerNode, o.RanksPerNode)
 	o.Cap = cmp.Or(t.loadCap(), o.Cap)
 	report, err := solver.Evaluate(ctx, recent, chosen, o)
 	if err != nil {
 		return nil, err
 	}
-	if chosen.Drift, err = solver.CalibrateDrift(ctx, recent, chosen, test, t.loadCap()); err != nil {
+	if chosen.Drift, err = solver.CalibrateDrift(ctx, recent, chosen, found.HeldOut, t.loadCap()); err != nil {
 		return nil, err
 	}
 	if err := t.addSchedule(recent, chosen, report.LAR); err != nil {

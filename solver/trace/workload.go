@@ -56,7 +56,8 @@ const (
 // SharedPrefix: the requests of a domain, in seeded order, are parted into groups of 8 to 32. The first few of a group, cut to 256
 // to 1,024 tokens, are its system prompt, which stands before each of the others.
 //
-// MultiTurn: the requests of a document, one after the other, are a conversation; after 2,048 tokens another begins. It is cut
+// MultiTurn: the requests of a document, one after the other, are a conversation; after 2,048 tokens another begins, within a request
+// that is longer. It is cut
 // into turns of 128 to 256 tokens, what is asked and what is answered; a turn is everything from the beginning of the conversation to
 // the turn's end. The turns of a conversation follow one another and have a document number of their own.
 func (w Workload) Build(t *Trace, requests []int, seed uint64) (*Trace, []int) {
@@ -100,23 +101,36 @@ func (b *builder) conversations(requests []int) {
 	conversation := int32(0)
 	for _, document := range b.from.Subset(requests).documents() {
 		var spans []span
-		first, tokens := 0, 0
+		first, tokens := 0, int64(0)
 		for _, i := range document.requests {
 			r := requests[i]
-			if tokens > 0 && tokens+b.from.Length(r) > mostConversation {
-				b.conversation(conversation, first, spans)
-				conversation++
-				spans, tokens = nil, 0
+			for _, piece := range b.pieces(r) {
+				n := piece.end - piece.begin
+				if tokens > 0 && tokens+n > mostConversation {
+					b.conversation(conversation, first, spans)
+					conversation++
+					spans, tokens = nil, 0
+				}
+				if tokens == 0 {
+					first = r
+				}
+				spans = append(spans, piece)
+				tokens += n
 			}
-			if tokens == 0 {
-				first = r
-			}
-			spans = append(spans, span{b.from.Offsets[r], b.from.Offsets[r+1]})
-			tokens += b.from.Length(r)
 		}
 		b.conversation(conversation, first, spans)
 		conversation++
 	}
+}
+
+// pieces are a request's span, cut where it is longer than a conversation may be: turns repeat what was said, so that their tokens grow
+// with its square.
+func (b *builder) pieces(request int) (pieces []span) {
+	end := b.from.Offsets[request+1]
+	for begin := b.from.Offsets[request]; begin < end; begin += mostConversation {
+		pieces = append(pieces, span{begin, min(begin+mostConversation, end)})
+	}
+	return pieces
 }
 
 // conversation adds the turns of one, which is made of whole spans.

@@ -53,7 +53,16 @@ func TestWorkloadsAreTracesOfTheirOwn(t *testing.T) {
 
 // A turn begins with all of the turn before, adds 128 to 256 tokens, and arrives after it.
 func TestMultiTurn(t *testing.T) {
-	from := long()
+	single := tracetest.Generate(tracetest.Shape{
+		Experts: 8, TopK: 2, Layers: 2, Vocabulary: 500, Domains: 2, DocumentsPerDomain: 3, RequestsPerDocument: 2, TokensPerRequest: 9000,
+	}, 1)
+	for name, from := range map[string]*trace.Trace{"documents longer than a conversation": long(), "requests longer than one": single} {
+		t.Run(name, func(t *testing.T) { checkMultiTurn(t, from) })
+	}
+}
+
+func checkMultiTurn(t *testing.T, from *trace.Trace) {
+	t.Helper()
 	requests := from.AllRequests()
 	built, served := trace.MultiTurn.Build(from, requests, 3)
 	at := make([]int, built.Requests())

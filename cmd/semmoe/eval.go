@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"time"
 
@@ -15,6 +16,9 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
+
+// maxOrders bounds the arrival orders: each is kept until all are scored.
+const maxOrders = 1000
 
 // evalFlags are the flags of semmoe eval.
 type evalFlags struct {
@@ -53,7 +57,7 @@ func newEvalCommand() *cobra.Command {
 	f.IntVar(&flags.batchTokens, "batch-tokens", defaults.BatchTokens, "tokens of a batch over all ranks")
 	f.StringVar(&flags.policy, "policy", string(defaults.Policy), "attention dp: price, masked, window, round-robin, least-loaded or prefix")
 	f.Float64Var(&flags.cap, "cap", defaults.Cap, "attention dp: largest load of a rank over the last 128 requests, in fair shares (policies price and prefix)")
-	f.IntVar(&flags.orders, "orders", defaults.Orders, "attention dp: number of seeded arrival orders")
+	f.IntVar(&flags.orders, "orders", defaults.Orders, fmt.Sprintf("attention dp: number of seeded arrival orders, at most %d", maxOrders))
 	f.StringVar(&flags.weights, "weights", "", "attention dp: weights of what speaks for a rank, as in affinity=1,prefix=1,load=1; 1 is as modelled, 0 leaves it out (policy price)")
 	f.StringVar(&flags.workload, "workload", string(defaults.Workload), "attention dp: recorded requests as they are; shared-prefix: groups of them begin with the same system prompt; multi-turn: each is a conversation")
 	f.IntVar(&flags.cacheTokens, "cache-tokens", dispatch.DefaultCacheTokens, "attention dp: tokens that a rank keeps in its KV cache (workloads shared-prefix and multi-turn)")
@@ -132,8 +136,8 @@ func (f *evalFlags) options() (cost.Options, error) {
 		return o, usageErrorf("--batch-tokens is %d; it must be at least 1", f.batchTokens)
 	case !(f.cap >= 1):
 		return o, usageErrorf("--cap is %v; it must be at least 1", f.cap)
-	case f.orders < 1:
-		return o, usageErrorf("--orders is %d; it must be at least 1", f.orders)
+	case f.orders < 1 || f.orders > maxOrders:
+		return o, usageErrorf("--orders is %d; allowed is 1 to %d", f.orders, maxOrders)
 	case f.cacheTokens < 1:
 		return o, usageErrorf("--cache-tokens is %d; it must be at least 1", f.cacheTokens)
 	case f.scorePercent < 0 || f.scorePercent > 100:

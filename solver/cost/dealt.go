@@ -31,7 +31,7 @@ func Dealt(ctx context.Context, t *trace.Trace, attention placement.Attention, r
 
 // dispatchInTurn assigns the tokens to one rank after the other and counts.
 func (r *layerRun) dispatchInTurn(positions []int) {
-	own, next, batches := make([]int, r.options.BatchTokens), 0, 0
+	own, next, batches := make([]int, min(r.options.BatchTokens, len(positions))), 0, 0
 	for batch := range slices.Chunk(positions, r.options.BatchTokens) {
 		for i := range batch {
 			own[i] = next

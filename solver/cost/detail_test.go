@@ -4,6 +4,8 @@ import (
 	"math"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/dispatch"
 	"github.com/semmoe/operator/solver/placement"
@@ -107,6 +109,27 @@ func TestDealtIsTheBaseline(t *testing.T) {
 		o.Policy, o.Requests = dispatch.Price, nil
 		if _, err := cost.Dealt(t.Context(), tr, attention, 4, o); err == nil {
 			t.Errorf("attention %s: no request was accepted", attention)
+		}
+	}
+}
+
+// Sizes beyond what a trace has are served in one batch, and on one node.
+func TestSizesBeyondTheTrace(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 3)
+	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
+		var reports []cost.Report
+		for _, size := range []int{len(tr.Tokens) + 1, math.MaxInt - 2} {
+			o := options(tr)
+			o.BatchTokens, o.RanksPerNode, o.Volume = size, size, true
+			got, err := cost.Dealt(t.Context(), tr, attention, 4, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got.ModelledUS, got.Volume.BatchTokens, got.Volume.RanksPerNode = nil, 0, 0 // hang on the sizes
+			reports = append(reports, got)
+		}
+		if diff := cmp.Diff(reports[0], reports[1]); diff != "" {
+			t.Errorf("attention %s: %s", attention, diff)
 		}
 	}
 }

@@ -38,7 +38,7 @@ func newTally(hosts [][]int, ranks, kinds int, o *Options) *tally {
 	t := &tally{
 		hosts: hosts, home: make([]int, len(hosts)), options: o, ranksPerNode: o.RanksPerNode,
 		tokens: make([]int, ranks), served: make([]int, ranks), sent: make([]int, ranks), received: make([]int, ranks), seen: make([]int, ranks),
-		seenNode: make([]int, (ranks+o.RanksPerNode-1)/o.RanksPerNode),
+		seenNode: make([]int, (ranks-1)/o.RanksPerNode+1),
 	}
 	for expert, ranks := range hosts {
 		t.home[expert] = ranks[0]

@@ -26,7 +26,7 @@ const home = 1 << 7
 
 func newDistinct(o *affinity.Occurrences, layer int, rankOf []int, own []int32, ranks int, cost affinity.Messages) *distinct {
 	d := &distinct{
-		cost: cost, ranks: ranks, nodes: (ranks + cost.RanksPerNode - 1) / cost.RanksPerNode, rankOf: rankOf,
+		cost: cost, ranks: ranks, nodes: (ranks-1)/cost.RanksPerNode + 1, rankOf: rankOf,
 		own: own, of: make([][]int32, o.Experts), words: (o.Experts + 63) / 64,
 	}
 	d.has = make([]uint64, o.Len()*d.words)

@@ -15,7 +15,7 @@ const (
 type Topology struct{ Ranks, RanksPerNode int }
 
 // nodes is their number.
-func (t Topology) nodes() int { return (t.Ranks + t.RanksPerNode - 1) / t.RanksPerNode }
+func (t Topology) nodes() int { return (t.Ranks-1)/t.RanksPerNode + 1 }
 
 // gateway is the rank of a node that takes what rank from sends to the node: the one with the same place among the node's ranks, as it has the
 // network card on the same rail.

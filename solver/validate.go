@@ -16,7 +16,7 @@ const (
 	// the others judge.
 	validationPercent = 75
 	// leastGain is how much better than the default placement, in proportion, it must be there, and leastDeviations by how
-	// many standard deviations of what chance makes of independent activations: a small profile proves little.
+	// many standard deviations of what chance makes (see chance): a small profile proves little.
 	leastGain       = 0.02
 	leastDeviations = 2
 )
@@ -30,39 +30,86 @@ func (s *search) validate(ctx context.Context, deadline time.Time) (preferred st
 	if part.train, part.test, err = trace.Split(part.trace, validationPercent, s.options.Seed); err != nil {
 		return "no gain expected: the profile has one document, and nothing to judge a placement by", false, nil
 	}
+	if n := len(part.test); n < 2 && s.options.Attention == placement.DataParallel {
+		return fmt.Sprintf("no gain expected: the profile has %d request to judge a placement by; with attention %s at least 2 are needed", n, s.options.Attention), false, nil
+	}
 	if err := part.count(ctx); err != nil {
 		return "", false, err
 	}
-	solved, truncated, err := part.score(ctx, placement.Auto, deadline)
-	if err != nil || truncated {
-		return "", truncated, err
+	solved, err := part.place(ctx, placement.Auto, deadline)
+	if err != nil || solved.Truncated {
+		return "", solved.Truncated, err
 	}
-	plain, _, err := part.score(ctx, placement.ContiguousAlgorithm, time.Time{})
-	tokens := float64(part.trace.TokenCount(part.test) * len(part.trace.Model.Layers))
-	if err != nil || s.options.worthwhile(&solved, &plain, tokens, part.trace.Model.TopK) {
+	plain, err := part.place(ctx, placement.ContiguousAlgorithm, time.Time{})
+	if err != nil {
 		return "", false, err
 	}
-	what, of := s.options.judged(&solved)
-	_, ofPlain := s.options.judged(&plain)
-	return fmt.Sprintf("no gain expected: on held-out documents of the profile the solved placement has %s %.3f, the default one %.3f", what, of, ofPlain), false, nil
+	preferred, err = part.prefer(ctx, Table, solved.Placement, plain.Placement)
+	return preferred, false, err
 }
 
-// worthwhile reports whether the objective gains enough for a solved placement, over that many tokens in all layers.
-func (o *Options) worthwhile(solved, plain *cost.Report, tokens float64, topK int) bool {
+// prefer says why the plain placement is to be preferred to the solved one when both are served by a forecast, or nothing.
+func (s *search) prefer(ctx context.Context, by Forecast, solved, plain *placement.Placement) (string, error) {
+	s.options.Forecast = by
+	with, err := s.score(ctx, solved, placement.Auto)
+	if err != nil {
+		return "", err
+	}
+	without, err := s.score(ctx, plain, placement.ContiguousAlgorithm)
+	if err != nil {
+		return "", err
+	}
+	chance := s.chance(&with, &without)
+	if s.options.worthwhile(with.Rates(), without.Rates(), chance) {
+		return "", nil
+	}
+	what, of := s.options.judged(with.Rates())
+	_, ofPlain := s.options.judged(without.Rates())
+	return fmt.Sprintf("no gain expected: on held-out documents of the profile the solved placement has %s %.3f, the default one %.3f; chance makes differences of %.3f", what, of, ofPlain, chance), nil
+}
+
+// worthwhile reports whether the objective gains enough for a solved placement, with that standard deviation of the gain by chance.
+func (o *Options) worthwhile(solved, plain cost.Rates, chance float64) bool {
 	_, of := o.judged(solved)
 	_, ofPlain := o.judged(plain)
 	if o.messages().None() {
-		chance := math.Sqrt(2 * ofPlain * (1 - ofPlain) / (tokens * float64(topK)))
 		return of >= ofPlain*(1+leastGain)+leastDeviations*chance
 	}
-	// A token's messages vary by less than what independent ones of their number and cost would.
-	dearest := max(float64(o.messages().Rank), float64(o.messages().Node))
-	chance := math.Sqrt(2 * ofPlain * dearest / tokens)
 	return of <= ofPlain*(1-leastGain)-leastDeviations*chance
 }
 
-// judged is the figure of a report that the objective is about, and its name.
-func (o *Options) judged(r *cost.Report) (string, float64) {
+// chance is the standard deviation of what a placement gains where there is nothing to gain.
+func (s *search) chance(solved, plain *cost.Report) float64 {
+	if s.options.Attention == placement.DataParallel {
+		return s.chanceOfRequests(solved, plain)
+	}
+	_, ofPlain := s.options.judged(plain.Rates())
+	rows := float64(s.trace.TokenCount(s.test) * len(s.trace.Model.Layers))
+	if m := s.options.messages(); !m.None() {
+		// A token's messages vary by less than what independent ones of their number and cost would.
+		return math.Sqrt(2 * ofPlain * max(float64(m.Rank), float64(m.Node)) / rows)
+	}
+	return math.Sqrt(2 * ofPlain * (1 - ofPlain) / (rows * float64(s.trace.Model.TopK)))
+}
+
+// chanceOfRequests is that with attention DP, where a request has one rank: its activations are local together, and the gain varies from
+// request to request. It is the standard error of their mean, weighted by tokens.
+func (s *search) chanceOfRequests(solved, plain *cost.Report) float64 {
+	_, of := s.options.judged(solved.Rates())
+	_, ofPlain := s.options.judged(plain.Rates())
+	squares := 0.0
+	for i, request := range s.test {
+		_, mine := s.options.judged(solved.ByRequest[i])
+		_, minePlain := s.options.judged(plain.ByRequest[i])
+		deviation := float64(s.trace.Length(request)) * (mine - minePlain - (of - ofPlain))
+		squares += deviation * deviation
+	}
+	n := float64(len(s.test))
+	return math.Sqrt(squares*n/(n-1)) / float64(s.trace.TokenCount(s.test))
+}
+
+// judged is the one of the rates that the objective is about, and its name.
+func (o *Options) judged(r cost.Rates) (string, float64) {
 	switch o.objective() {
 	case placement.RankDedup:
 		return "remote ranks per token", r.RemoteRanksPerToken
@@ -76,15 +123,12 @@ func (o *Options) judged(r *cost.Report) (string, float64) {
 }
 
 // score is the report of an algorithm's placement on the test requests.
-func (s *search) score(ctx context.Context, by placement.Algorithm, deadline time.Time) (report cost.Report, truncated bool, err error) {
-	result, err := s.place(ctx, by, deadline)
+func (s *search) score(ctx context.Context, p *placement.Placement, by placement.Algorithm) (cost.Report, error) {
+	plan, err := s.plan(ctx, p, by)
 	if err != nil {
-		return cost.Report{}, false, err
+		return cost.Report{}, err
 	}
-	plan, err := s.plan(ctx, result.Placement, by)
-	if err != nil {
-		return cost.Report{}, false, err
-	}
-	report, err = s.evaluate(ctx, plan, s.evaluation())
-	return report, result.Truncated, err
+	o := s.evaluation()
+	o.ByRequest = true
+	return s.evaluate(ctx, plan, o)
 }

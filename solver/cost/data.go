@@ -47,6 +47,9 @@ func DataParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, f
 	if o.caches() {
 		r.Reuse = reuse(orders)
 	}
+	if o.ByRequest {
+		r.ByRequest = byRequest(orders, o.Requests)
+	}
 	if o.Detail {
 		r.Detail = newDetail(tallies)
 	}
@@ -188,6 +191,8 @@ type orderRun struct {
 	own, cached []int
 	decisions   []dispatch.Decision
 	tallies     []*tally
+	// rates are those of each request of order.
+	rates []Rates
 
 	windowImbalance, expertWindowImbalance float64
 	baseline                               float64
@@ -203,7 +208,9 @@ func (r *orderRun) play() error {
 	}
 	last := newWindow(r.options, len(r.order), ranks, layers)
 	for i, request := range r.order {
+		before := r.sums()
 		r.count(request, r.own[i], r.cached[i], last.next())
+		r.rates = append(r.rates, r.sums().since(before, r.trace.Model.TopK))
 		last.measure()
 	}
 	r.windowImbalance, r.expertWindowImbalance = last.means()

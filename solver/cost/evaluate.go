@@ -53,6 +53,8 @@ type Options struct {
 	Volume bool
 	// Detail asks for Report.Detail.
 	Detail bool
+	// ByRequest asks for Report.ByRequest.
+	ByRequest bool
 	// WithoutBounds leaves OracleLAR and UpperBound out, which cost most of the time.
 	WithoutBounds bool
 }

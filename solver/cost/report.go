@@ -52,6 +52,8 @@ type Report struct {
 	Decision *DecisionReport `json:"decision,omitempty"`
 	// PerLayer holds the figures of each MoE layer.
 	PerLayer []LayerReport `json:"per_layer"`
+	// ByRequest are the rates of each of Options.Requests, means over arrival orders (attention DP); nil where not asked for. It is not printed.
+	ByRequest []Rates `json:"-"`
 	// Detail is what the figures are means of; nil where not asked for. It is for pictures, and is not printed.
 	Detail *Detail `json:"-"`
 }

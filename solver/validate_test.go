@@ -1,0 +1,92 @@
+package solver
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+	"github.com/semmoe/operator/solver/trace/tracetest"
+)
+
+// ownKinds is a trace in which each request activates experts of its own, whatever its tokens: no placement is worth anything for others.
+func ownKinds(requests, tokens int, seed uint64) *trace.Trace {
+	const experts, layers, vocabulary = 16, 2, 50
+	random := rand.New(rand.NewPCG(seed, 0))
+	t := &trace.Trace{Offsets: []int64{0}, Model: trace.Model{Experts: experts, TopK: 2, Vocabulary: vocabulary, Layers: []int{1, 2}, HiddenLayers: 3}}
+	for r := range requests {
+		var own [layers][]int
+		for l := range own {
+			own[l] = random.Perm(experts)[:4]
+		}
+		for range tokens/2 + random.IntN(tokens) {
+			t.Tokens = append(t.Tokens, int32(random.IntN(vocabulary)))
+			for _, of := range own {
+				first := random.IntN(len(of))
+				second := (first + 1 + random.IntN(len(of)-1)) % len(of)
+				t.Experts = append(t.Experts, uint16(of[first]), uint16(of[second]))
+			}
+		}
+		t.Offsets = append(t.Offsets, int64(len(t.Tokens)))
+		t.Documents = append(t.Documents, int32(r))
+	}
+	return t
+}
+
+// With attention DP a request's activations are local together: that the requests which judge happen to suit a placement is no gain.
+func TestChanceOfRequestsIsNoGain(t *testing.T) {
+	runs := 100
+	if testing.Short() {
+		runs = 20
+	}
+	for _, requests := range []int{40, 160} { // of which a quarter judge
+		worth := 0
+		for seed := range uint64(runs) {
+			tr := ownKinds(requests+2, 40, seed)
+			o := options(placement.DataParallel, 4)
+			o.Seed, o.TrainPercent = seed, 99
+			s, err := newSearch(tr, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			preferred, _, err := s.validate(t.Context(), time.Time{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if preferred == "" {
+				worth++
+			}
+		}
+		t.Logf("%d requests: a placement seems worth having %d times in %d", requests, worth, runs)
+		if worth > runs/10 {
+			t.Errorf("%d requests: a worthless placement seems worth having %d times in %d", requests, worth, runs)
+		}
+	}
+}
+
+// The rates of single requests make up those of all.
+func TestRatesByRequest(t *testing.T) {
+	s, err := newSearch(tracetest.Generate(tracetest.Small, 1), options(placement.DataParallel, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.count(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	report, err := s.score(t.Context(), placement.Contiguous(s.trace.Model.Layers, s.trace.Model.Experts, 4), placement.ContiguousAlgorithm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum, all := report.Rates(), float64(s.trace.TokenCount(s.test))
+	for i, request := range s.test {
+		weight := float64(s.trace.Length(request)) / all
+		sum.LAR -= weight * report.ByRequest[i].LAR
+		sum.RemoteRanksPerToken -= weight * report.ByRequest[i].RemoteRanksPerToken
+		sum.RemoteNodesPerToken -= weight * report.ByRequest[i].RemoteNodesPerToken
+	}
+	if off := math.Abs(sum.LAR) + math.Abs(sum.RemoteRanksPerToken) + math.Abs(sum.RemoteNodesPerToken); off > 1e-9 || report.LAR == 0 {
+		t.Errorf("rates %+v; those of single requests are off by %+v", report.Rates(), sum)
+	}
+}

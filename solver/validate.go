@@ -23,10 +23,11 @@ const (
 
 // validate solves and judges a placement within the train requests alone, so that the test requests judge a plan that was
 // not chosen by them. It says why the default placement is to be preferred, or nothing; truncated, the time budget was spent before it
-// could tell. Both are scored with the token table: what the placement is worth does not hang on the forecast, and tables are cheap.
+// could tell. Both are scored with the token table, which is cheap; only where it sees no gain, with another forecast that was asked for:
+// that may tell tokens apart which the table cannot.
 func (s *search) validate(ctx context.Context, deadline time.Time) (preferred string, truncated bool, err error) {
 	part := &search{trace: s.trace.Subset(s.train), options: s.options, groups: s.groups}
-	part.options.Forecast, part.options.Embeddings, part.options.Progress = Table, nil, nil
+	part.options.Embeddings, part.options.Progress = nil, nil
 	if part.train, part.test, err = trace.Split(part.trace, validationPercent, s.options.Seed); err != nil {
 		return "no gain expected: the profile has one document, and nothing to judge a placement by", false, nil
 	}
@@ -45,6 +46,9 @@ func (s *search) validate(ctx context.Context, deadline time.Time) (preferred st
 		return "", false, err
 	}
 	preferred, err = part.prefer(ctx, Table, solved.Placement, plain.Placement)
+	if err == nil && preferred != "" && s.options.Forecast != Table {
+		preferred, err = part.prefer(ctx, s.options.Forecast, solved.Placement, plain.Placement)
+	}
 	return preferred, false, err
 }
 

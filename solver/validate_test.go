@@ -90,3 +90,26 @@ func TestRatesByRequest(t *testing.T) {
 		t.Errorf("rates %+v; those of single requests are off by %+v", report.Rates(), sum)
 	}
 }
+
+// Where token ids tell nothing, the table sees no gain in a placement of experts that fire together; a forecast that knows more does.
+func TestPlacementIsJudgedByItsForecast(t *testing.T) {
+	shape := tracetest.Small
+	shape.DocumentsPerDomain, shape.TokensPerRequest, shape.Noise = 12, 100, 10
+	tr := tracetest.Generate(shape, 1)
+	clear(tr.Tokens)
+	tracetest.AddLookAhead(tr, 4, 0, 1)
+	for _, test := range []struct {
+		forecast Forecast
+		fallBack bool
+	}{{Table, true}, {RawLookAhead, false}, {LookAhead, false}} {
+		o := options(placement.TensorParallel, 4)
+		o.Forecast = test.forecast
+		s, err := Solve(t.Context(), tr, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (s.FallBack != "") != test.fallBack || !test.fallBack && s.Report.LAR < 1.2*s.Report.BaselineLAR {
+			t.Errorf("forecast %s: fall-back %q, local activation rate %.3f, without a plan %.3f", test.forecast, s.FallBack, s.Report.LAR, s.Report.BaselineLAR)
+		}
+	}
+}

@@ -19,6 +19,9 @@ const (
 	// many standard deviations of what chance makes (see chance): a small profile proves little.
 	leastGain       = 0.02
 	leastDeviations = 2
+	// leastRequestDeviations is the same with attention DP, where few requests judge: more would refuse gains of a sixth that eight of them
+	// show. One in twenty placements would pass by chance, were it not for leastGain.
+	leastRequestDeviations = 1.65
 )
 
 // validate solves and judges a placement within the train requests alone, so that the test requests judge a plan that was
@@ -76,10 +79,14 @@ func (s *search) prefer(ctx context.Context, by Forecast, solved, plain *placeme
 func (o *Options) worthwhile(solved, plain cost.Rates, chance float64) bool {
 	_, of := o.judged(solved)
 	_, ofPlain := o.judged(plain)
-	if o.messages().None() {
-		return of >= ofPlain*(1+leastGain)+leastDeviations*chance
+	least := leastDeviations * chance
+	if o.Attention == placement.DataParallel {
+		least = leastRequestDeviations * chance
 	}
-	return of <= ofPlain*(1-leastGain)-leastDeviations*chance
+	if o.messages().None() {
+		return of >= ofPlain*(1+leastGain)+least
+	}
+	return of <= ofPlain*(1-leastGain)-least
 }
 
 // chance is the standard deviation of what a placement gains where there is nothing to gain.

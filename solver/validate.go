@@ -16,12 +16,9 @@ const (
 	// the others judge.
 	validationPercent = 75
 	// leastGain is how much better than the default placement, in proportion, it must be there, and leastDeviations by how
-	// many standard deviations of what chance makes (see chance): a small profile proves little.
+	// many standard deviations of what chance makes of independent activations: a small profile proves little.
 	leastGain       = 0.02
 	leastDeviations = 2
-	// leastRequestDeviations is the same with attention DP, where few requests judge: more would refuse gains of a sixth that eight of them
-	// show. One in twenty placements would pass by chance, were it not for leastGain.
-	leastRequestDeviations = 1.65
 )
 
 // validate solves and judges a placement within the train requests alone, so that the test requests judge a plan that was
@@ -33,9 +30,6 @@ func (s *search) validate(ctx context.Context, deadline time.Time) (preferred st
 	part.options.Embeddings, part.options.Progress = nil, nil
 	if part.train, part.test, err = trace.Split(part.trace, validationPercent, s.options.Seed); err != nil {
 		return "no gain expected: the profile has one document, and nothing to judge a placement by", false, nil
-	}
-	if n := len(part.test); n < 2 && s.options.Attention == placement.DataParallel {
-		return fmt.Sprintf("no gain expected: the profile has %d request to judge a placement by; with attention %s at least 2 are needed", n, s.options.Attention), false, nil
 	}
 	if err := part.count(ctx); err != nil {
 		return "", false, err
@@ -75,25 +69,29 @@ func (s *search) prefer(ctx context.Context, by Forecast, solved, plain *placeme
 	return fmt.Sprintf("no gain expected: on held-out documents of the profile the solved placement has %s %.3f, the default one %.3f; chance makes differences of %.3f", what, of, ofPlain, chance), nil
 }
 
-// worthwhile reports whether the objective gains enough for a solved placement, with that standard deviation of the gain by chance.
+// worthwhile reports whether the objective gains enough for a solved placement, where chance makes such differences.
 func (o *Options) worthwhile(solved, plain cost.Rates, chance float64) bool {
 	_, of := o.judged(solved)
 	_, ofPlain := o.judged(plain)
-	least := leastDeviations * chance
-	if o.Attention == placement.DataParallel {
-		least = leastRequestDeviations * chance
-	}
 	if o.messages().None() {
-		return of >= ofPlain*(1+leastGain)+least
+		return of >= ofPlain*(1+leastGain)+chance
 	}
-	return of <= ofPlain*(1-leastGain)-least
+	return of <= ofPlain*(1-leastGain)-chance
 }
 
-// chance is the standard deviation of what a placement gains where there is nothing to gain.
+// chance is how much a placement may seem to gain where there is nothing to gain. With attention DP a request has one rank: its activations
+// are local together, and the gain varies from request to request. One standard error is asked for there: of what gains nothing one in six
+// passes for that, and loses nothing, while more would refuse gains of a half that a profile of fifty documents has.
 func (s *search) chance(solved, plain *cost.Report) float64 {
-	if s.options.Attention == placement.DataParallel {
-		return s.chanceOfRequests(solved, plain)
+	least := leastDeviations * s.chanceOfActivations(plain)
+	if s.options.Attention == placement.DataParallel && len(s.test) > 1 {
+		least = max(least, s.chanceOfRequests(solved, plain))
 	}
+	return least
+}
+
+// chanceOfActivations is the standard deviation of the gain by independent activations.
+func (s *search) chanceOfActivations(plain *cost.Report) float64 {
 	_, ofPlain := s.options.judged(plain.Rates())
 	rows := float64(s.trace.TokenCount(s.test) * len(s.trace.Model.Layers))
 	if m := s.options.messages(); !m.None() {
@@ -103,8 +101,7 @@ func (s *search) chance(solved, plain *cost.Report) float64 {
 	return math.Sqrt(2 * ofPlain * (1 - ofPlain) / (rows * float64(s.trace.Model.TopK)))
 }
 
-// chanceOfRequests is that with attention DP, where a request has one rank: its activations are local together, and the gain varies from
-// request to request. It is the standard error of their mean, weighted by tokens.
+// chanceOfRequests is the standard error of the gain's mean over requests, weighted by tokens.
 func (s *search) chanceOfRequests(solved, plain *cost.Report) float64 {
 	_, of := s.options.judged(solved.Rates())
 	_, ofPlain := s.options.judged(plain.Rates())

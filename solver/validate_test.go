@@ -60,7 +60,7 @@ func TestChanceOfRequestsIsNoGain(t *testing.T) {
 			}
 		}
 		t.Logf("%d requests: a placement seems worth having %d times in %d", requests, worth, runs)
-		if worth > runs/10 {
+		if worth > runs/6 {
 			t.Errorf("%d requests: a worthless placement seems worth having %d times in %d", requests, worth, runs)
 		}
 	}

@@ -2,6 +2,7 @@
 package outcome
 
 import (
+	"errors"
 	"strings"
 	"time"
 
@@ -10,13 +11,23 @@ import (
 	"github.com/semmoe/operator/internal/podhealth"
 )
 
-// Lasting is the text of an error that retries alone will not cure: what the API server refuses, by itself, by a webhook that gives no
-// reason of its own (a bad request, then), or for want of one. Conflicts and outages pass, and are not worth a condition.
+// ForeignError is that an object of somebody else has the name that one of ours is to have. It says what to do.
+type ForeignError struct{ Message string }
+
+func (e *ForeignError) Error() string { return e.Message }
+
+// Lasting is the text of an error that retries alone will not cure: an object in the way, or what the API server refuses, by itself, by a
+// webhook that gives no reason of its own (a bad request, then), or for want of one. Conflicts and outages pass, and are not worth a
+// condition.
 func Lasting(err error) string {
-	if err == nil || !(apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || webhookAway(err)) {
+	var foreign *ForeignError
+	switch {
+	case err == nil:
 		return ""
+	case errors.As(err, &foreign), apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err), webhookAway(err):
+		return podhealth.Truncate(err.Error(), 1024)
 	}
-	return podhealth.Truncate(err.Error(), 1024)
+	return ""
 }
 
 // webhookAway tells whether an admission webhook with failure policy Fail could not be asked. The API server reports that as

@@ -36,8 +36,11 @@ func (pl *Planner) deleteObsolete(ctx context.Context, moed *semmoev1.MoEDeploym
 	if changed, err := desired.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
 		return err
 	}
-	p.Lineage.profiles = without(p.Lineage.profiles, old)
-	return errors.Join(deleteAll(ctx, pl.Client, plans), deleteAll(ctx, pl.Client, old))
+	plansErr, profilesErr := deleteAll(ctx, pl.Client, plans), deleteAll(ctx, pl.Client, old)
+	if profilesErr == nil { // else they stay, and the next profile is one after them
+		p.Lineage.profiles = without(p.Lineage.profiles, old)
+	}
+	return errors.Join(plansErr, profilesErr)
 }
 
 // others are what else in a namespace names profiles and plans.

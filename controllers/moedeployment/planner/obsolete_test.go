@@ -24,6 +24,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/outcome"
 	"github.com/semmoe/operator/internal/owned"
 )
 
@@ -279,6 +280,38 @@ func TestRefusedBesideWhatServes(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// What is refused of the profiles of re-plans keeps nothing that serves from being known, and leaves them in the lineage: a name that is
+// taken is made from no other.
+func TestRefusedBesideReplans(t *testing.T) {
+	refusal := apierrors.NewForbidden(schema.GroupResource{Resource: "affinityprofiles"}, "live", errors.New("profiles are locked"))
+	moed := moedtest.Deployment()
+	live := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "live"}}
+	ours(live)
+	plan := moedtest.PlanOf("plan", "aa", func(p *semmoev1.PlacementPlan) { p.Spec.ProfileRef.Name = live.Name })
+	pl := plannerOn(t, interceptor.Funcs{
+		Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
+			return refusal
+		},
+		Delete: func(context.Context, client.WithWatch, client.Object, ...client.DeleteOption) error { return refusal },
+	}, moed, live)
+	if err := pl.recordPlanned(t.Context(), lineage{profiles: []*semmoev1.AffinityProfile{live.DeepCopy()}, plans: []*semmoev1.PlacementPlan{plan}}); !IsRefused(err) {
+		t.Errorf("annotate: error %v", err)
+	}
+	p := Planning{Base: moedtest.PlanOf("base", "bb", nil), Lineage: lineage{profiles: []*semmoev1.AffinityProfile{live}}}
+	if err := pl.deleteObsolete(t.Context(), moed, &p, p.Lineage.profiles, nil); !IsRefused(err) || len(p.Lineage.profiles) != 1 {
+		t.Errorf("delete: error %v, and %d profiles are left of one", err, len(p.Lineage.profiles))
+	}
+}
+
+// An object of somebody else that has the name of one of ours keeps nothing that serves from being known, and is told.
+func TestForeignObjectInTheWay(t *testing.T) {
+	tables := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: desired.TablesName(moedtest.Deployment())}}
+	_, _, err := plannerOn(t, interceptor.Funcs{}, tables).tablesInUse(t.Context(), moedtest.Deployment())
+	if text := outcome.Lasting(err); !IsRefused(err) || !strings.Contains(text, "ConfigMap m-tables exists and belongs to somebody else: delete it") {
+		t.Errorf("error %v, told as %q", err, text)
 	}
 }
 

@@ -110,8 +110,8 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 	return p, errors.Join(refused, recordErr, deleteErr)
 }
 
-// RefusedError is that the API server refuses what is to be made or deleted beside what serves, as an admission rule or a quota does: a
-// profile, a plan, answers, or tables. Nothing that serves depends on these: the planning beside it holds.
+// RefusedError is that the API server refuses what is to be made or deleted beside what serves, as an admission rule or a quota does, or that
+// an object of somebody else is in its way: a profile, a plan, answers, or tables. Nothing that serves depends on these: the planning beside it holds.
 type RefusedError struct{ error }
 
 func (e *RefusedError) Unwrap() error { return e.error }
@@ -122,6 +122,11 @@ func refusable(err error) error {
 		return err
 	}
 	return &RefusedError{err}
+}
+
+// foreign is that an object of somebody else is in the way of what is to be made.
+func foreign(format string, args ...any) error {
+	return &RefusedError{&outcome.ForeignError{Message: fmt.Sprintf(format, args...)}}
 }
 
 // IsRefused tells that an error is, or holds, a RefusedError.
@@ -203,7 +208,7 @@ func (pl *Planner) reconcileProfile(ctx context.Context, moed *semmoev1.MoEDeplo
 	case wanted == nil:
 		return live, name, nil
 	case !metav1.IsControlledBy(live, moed):
-		return nil, name, fmt.Errorf("AffinityProfile %s exists and belongs to somebody else: delete it, or name it in spec.profiling.profileRef", name)
+		return nil, name, foreign("AffinityProfile %s exists and belongs to somebody else: delete it, or name it in spec.profiling.profileRef", name)
 	case active && live.DeletionTimestamp == nil && outdated(live, wanted):
 		// What cannot be changed is made anew: the engine's image or the template was at fault, or has changed before the
 		// profile was complete.
@@ -247,7 +252,7 @@ func (pl *Planner) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployme
 	case err != nil:
 		return nil, err
 	case !metav1.IsControlledBy(live, moed):
-		return nil, fmt.Errorf("PlacementPlan %s exists and belongs to somebody else: delete it", wanted.Name)
+		return nil, foreign("PlacementPlan %s exists and belongs to somebody else: delete it", wanted.Name)
 	}
 	return live, nil
 }

@@ -385,7 +385,7 @@ func (pl *Planner) recordPlanned(ctx context.Context, l lineage) error {
 		base := profile.DeepCopy()
 		metav1.SetMetaDataAnnotation(&profile.ObjectMeta, semmoev1.AnnotationPlanned, l.plans[i].Name)
 		if err := pl.Patch(ctx, profile, client.MergeFrom(base), client.FieldOwner(desired.Manager)); client.IgnoreNotFound(err) != nil {
-			failed = errors.Join(failed, fmt.Errorf("annotate AffinityProfile %s: %w", profile.Name, err))
+			failed = errors.Join(failed, refusable(fmt.Errorf("annotate AffinityProfile %s: %w", profile.Name, err)))
 		}
 	}
 	return failed

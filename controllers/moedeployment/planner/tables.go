@@ -29,7 +29,7 @@ func (pl *Planner) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployment
 	case err != nil:
 		return nil, false, fmt.Errorf("get ConfigMap %s: %w", desired.TablesName(moed), err)
 	case !metav1.IsControlledBy(live, moed):
-		return nil, false, fmt.Errorf("ConfigMap %s exists and belongs to somebody else: delete it", live.Name)
+		return nil, false, foreign("ConfigMap %s exists and belongs to somebody else: delete it", live.Name)
 	}
 	if json.Unmarshal([]byte(live.Data[semmoev1.TablesKey]), &inUse) != nil {
 		inUse = nil
@@ -86,15 +86,25 @@ func (pl *Planner) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeploy
 		return err
 	}
 	if err := desired.Ensure(ctx, pl.Client, &corev1.ConfigMap{}, intent, coreac.ExtractConfigMap); err != nil {
-		if p.Serving != nil {
-			p.Tables = PlanWithDigest(inUse[p.Serving.Digest], p.Plans) // the routers go on with what they have
-		}
+		p.keepTables(inUse)
 		return refusable(fmt.Errorf("reconcile ConfigMap of the tables: %w", err))
 	}
 	if p.Serving != nil && wanted[p.Serving.Digest] != inUse[p.Serving.Digest] {
 		pl.tellTables(moed, p)
 	}
 	return nil
+}
+
+// keepTables is that the routers go on with what they have.
+func (p *Planning) keepTables(inUse map[string]string) {
+	if p.Serving != nil {
+		p.Tables = PlanWithDigest(inUse[p.Serving.Digest], p.InUse)
+	}
+	for _, digest := range inUse {
+		if plan := PlanWithDigest(digest, p.InUse); plan != nil {
+			p.Named = append(p.Named, plan.Name)
+		}
+	}
 }
 
 // tellTables records that the routers are told to use other tables.

@@ -33,17 +33,35 @@ func (t Routes) Has(r *http.Request) bool {
 	return pattern != ""
 }
 
+const (
+	// longestPath and mostCut, the segments that may stand in front of a route, bound what In does for a path, which a client chooses:
+	// it reads each end of the path anew.
+	longestPath = 4 << 10
+	mostCut     = 8
+)
+
+// others are routes of engines that end in one of a service's and take other requests: vLLM's for token ids, and SGLang's for clients of
+// Ollama.
+var others = map[string]bool{"/inference/v1/generate": true, "/api/generate": true}
+
 // In is the route, unescaped, that an escaped path is, or ends in: a gateway may tell a path before it cuts off what stands in front of
-// a service's own. A path that a server may understand as another one ends in none.
+// a service's own. A path that a server may understand as another one ends in none; one with a # may be cut off there.
 func (t Routes) In(method, escaped string) (route string, ok bool) {
+	if len(escaped) > longestPath || strings.Contains(escaped, "#") {
+		return "", false
+	}
 	whole, err := url.ParseRequestURI(escaped)
 	if err != nil || whole.Host != "" || whole.Path != path.Clean(whole.Path) {
 		return "", false
 	}
-	for end := escaped; ; {
+	end := escaped
+	for range mostCut + 1 {
 		target, err := url.ParseRequestURI(end)
-		if err == nil && t.Has(&http.Request{Method: method, URL: target}) {
+		switch {
+		case err == nil && t.Has(&http.Request{Method: method, URL: target}):
 			return target.Path, true
+		case err == nil && others[target.Path]:
+			return "", false
 		}
 		_, after, more := strings.Cut(end[1:], "/")
 		if !more {
@@ -51,6 +69,7 @@ func (t Routes) In(method, escaped string) (route string, ok bool) {
 		}
 		end = "/" + after
 	}
+	return "", false
 }
 
 // Only serves the routes, and says of anything else that it is none.

@@ -34,17 +34,15 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 	}
 	g := p.chooseGroup(r.id, allowed)
 	if g == nil {
-		if full := allowed; full.limit > 0 {
-			if full.limit = 0; p.chooseGroup(r.id, full) != nil {
-				r.refused = errAllFull
-				return nil, false, missing{}
-			}
-		}
-		// Backends that were just found unreachable are taken only where there is no other.
+		// Backends that were just found unreachable are taken only where there is no other, or all others are full.
 		allowed.ejected = true
-		if g = p.chooseGroup(r.id, allowed); g == nil {
-			return nil, false, missing{}
+		g = p.chooseGroup(r.id, allowed)
+	}
+	if g == nil {
+		if allowed.limit = 0; p.chooseGroup(r.id, allowed) != nil {
+			r.refused = errAllFull
 		}
+		return nil, false, missing{}
 	}
 	plan := p.plans[g.plan]
 	if r.inference {

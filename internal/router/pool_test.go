@@ -44,6 +44,34 @@ func TestPool(t *testing.T) {
 	}
 }
 
+// Where all others are full, a request goes to a pod that was just found unreachable; it is refused where that one is full, too.
+func TestPendingLimitBesideAnEjectedPod(t *testing.T) {
+	pool := poolWith(t, func(o *PoolOptions) { o.PendingLimitPerRank = 1 })
+	pool.Set(backendsOf("", 2, 1, "p"))
+	first, ok := pool.acquire(completion("first", "x"), nil)
+	if !ok {
+		t.Fatal("no pod is taken")
+	}
+	first.Eject()
+	first.Release()
+	var pods []string
+	for i := range 2 {
+		r := completion(fmt.Sprint(i), "x")
+		lease, ok := pool.acquire(r, nil)
+		if !ok {
+			t.Fatalf("request %d was refused: %v", i, r.refused)
+		}
+		pods = append(pods, lease.Backend.Pod)
+	}
+	if pods[0] == first.Backend.Pod || pods[1] != first.Backend.Pod {
+		t.Errorf("pods %v are taken, and %s was ejected", pods, first.Backend.Pod)
+	}
+	late := completion("late", "x")
+	if _, ok := pool.acquire(late, nil); ok || late.refused != errAllFull {
+		t.Errorf("a request more: %v, refused with %v", ok, late.refused)
+	}
+}
+
 // A backend that goes away for a moment comes back with the load of its requests, and with what it has cached; once these have ended
 // nothing is kept of one that is away.
 func TestComesBackAsBusyAsItIs(t *testing.T) {

@@ -156,7 +156,7 @@ type place struct {
 
 // take takes a place of the group. At least one is admitted.
 func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter) *Lease {
-	lease := &Lease{pool: p, tokens: r.tokens}
+	lease := &Lease{pool: p, tokens: r.tokens, taken: allowed.now}
 	var at place
 	if r.inference {
 		at = p.bySchedule(g, plan, r, allowed, lease)

@@ -70,7 +70,8 @@ func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
 
 // move makes the lease one of the endpoint that has really served: its load, and what is observed, are that one's. An
 // endpoint that the pool does not know has neither. The pod that the gateway has left for it is ejected, as one that a proxy cannot
-// reach: without requests it would look idle, and draw all of them. It must come before Release.
+// reach: without requests it would look idle, and draw all of them. But the gateway may have left it minutes ago, and a pod that has
+// answered others since is back. It must come before Release.
 func (l *Lease) move(endpoint string) {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
@@ -79,7 +80,7 @@ func (l *Lease) move(endpoint string) {
 		pinned = l.Rank
 	}
 	to, layout := l.pool.find(endpoint, pinned)
-	if to.on != l.on {
+	if to.on != l.on && !l.on.answered.After(l.taken) {
 		l.eject()
 	}
 	l.leave()
@@ -89,6 +90,13 @@ func (l *Lease) move(endpoint string) {
 	// New tables may have been swapped in since: the forecast is still one for where these pods have their experts.
 	l.scored = l.scored && layout != nil && layout.Digest == l.layout.Digest && to.rank != discovery.NoRank
 	l.on, l.Backend, l.Rank, l.layout = to.on, to.on.Backend, to.rank, layout
+}
+
+// heard notes that the lease's pod answers.
+func (l *Lease) heard() {
+	l.pool.mu.Lock()
+	defer l.pool.mu.Unlock()
+	l.on.answered = l.pool.now()
 }
 
 // find is the place of an endpoint, and the layout of its plan where that is loaded. What the pool does not know is a

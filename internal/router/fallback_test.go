@@ -182,3 +182,51 @@ func TestAGatewayLosesAPod(t *testing.T) {
 		t.Errorf("endpoints %v once the moment is over", endpoints)
 	}
 }
+
+// That a gateway has left a pod is told when another one answers, which may be minutes later: it says nothing of a pod that has answered
+// since.
+func TestAGatewaysLateNews(t *testing.T) {
+	for name, tc := range map[string]struct {
+		code    int // of what the first pod answers since; 0: nothing
+		ejected bool
+	}{
+		"silent since":        {ejected: true},
+		"answers":             {code: 200},
+		"refuses":             {code: 400},
+		"perhaps the gateway": {code: 504, ejected: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gatewaytest.NoLeaks(t)
+			pool := newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 1}, discovery.Backend{Pod: "b", Address: "b:1", Ranks: 1})
+			now := time.Now()
+			pool.now = func() time.Time { return now }
+			pass := func() {
+				pool.mu.Lock()
+				defer pool.mu.Unlock()
+				now = now.Add(time.Minute)
+			}
+			gateway, _, _ := newPicker(t, pool, ProxyOptions{RankHeader: rankHeader})
+			late, endpoints, _ := begin(t, gateway, `{"prompt":"x"}`, nil, nil)
+			left, other := endpoints[0], endpoints[1]
+			pass()
+			for tc.code != 0 {
+				s, endpoints, _ := begin(t, gateway, `{"prompt":"x"}`, nil, nil)
+				if endpoints[0] == left {
+					s.ResponseHeaders(tc.code, nil, false, left)
+					s.Answered()
+					break
+				}
+			}
+			pass()
+			late.ResponseHeaders(200, nil, false, other)
+			late.Answered()
+			pool.mu.Lock()
+			defer pool.mu.Unlock()
+			for _, b := range pool.groups[0].backends {
+				if ejected := b.ejectedUntil.After(now); ejected != (tc.ejected && b.Address == left) {
+					t.Errorf("pod %s is ejected: %v", b.Pod, ejected)
+				}
+			}
+		})
+	}
+}

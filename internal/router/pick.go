@@ -130,6 +130,9 @@ func (p *pickedRank) ModifyResponse(served string, response *http.Response) erro
 		p.lease.move(served)
 	}
 	// Of 503 nobody can tell whether a pod has said it, or the gateway that has reached none.
+	if response.StatusCode < http.StatusInternalServerError { // a failure may be the gateway's word
+		p.lease.heard()
+	}
 	if response.StatusCode != http.StatusServiceUnavailable {
 		p.core.account(p.request, p.lease)
 	}

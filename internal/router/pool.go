@@ -99,6 +99,7 @@ type backend struct {
 	pending      []int   // by rank: inference requests
 	caches       []int   // by rank: its number among the pool's prefixes
 	ejectedUntil time.Time
+	answered     time.Time // when a gateway last had an answer of it
 }
 
 // identity tells backends apart.
@@ -340,6 +341,8 @@ type Lease struct {
 	pending int
 	// begun tells that the answer of an inference request has begun.
 	begun bool
+	// taken is when the place was taken.
+	taken time.Time
 	// unhold gives back the memory that is kept for what the engine tells of the request; nil where none is.
 	unhold func()
 	once   sync.Once

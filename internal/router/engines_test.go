@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -196,8 +197,11 @@ func TestRefusedForTheRoutersOwnWish(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var sent atomic.Int32
+			var observations *Observations
 			backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
-				sent.Add(1)
+				if held := observations.held.Load(); sent.Add(1) == 2 && held != 0 {
+					t.Errorf("%d bytes are held for what is not sampled", held)
+				}
 				body, err := io.ReadAll(r.Body)
 				if err != nil || int64(len(body)) != r.ContentLength {
 					t.Error(len(body), r.ContentLength, err)
@@ -211,9 +215,10 @@ func TestRefusedForTheRoutersOwnWish(t *testing.T) {
 			pool := NewPool()
 			pool.Set([]discovery.Backend{backend})
 			adapter, registry := adapterOf(t, "SGLang"), prometheus.NewRegistry()
-			url, observations := proxyServerOn(t, registry, pool, ProxyOptions{
+			url, o := proxyServerOn(t, registry, pool, ProxyOptions{
 				RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: tc.percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
 			})
+			observations = o
 			response, got := post(t, url+"/v1/completions", tc.body)
 			if response.StatusCode != tc.want || got != tc.body && sent.Load() == 2 || int(sent.Load()) != tc.sent || response.Header.Get(HeaderPod) != "a" {
 				t.Errorf("sent %d times; the client gets %s: %s", sent.Load(), response.Status, got)
@@ -285,7 +290,7 @@ func TestSamplesNoShiftedRows(t *testing.T) {
 // What would take too much memory is not asked for, nor is the request one of those that could have been sampled; what an engine tells
 // of it unasked is taken out.
 func TestSamplesNoLongRequests(t *testing.T) {
-	const long = `{"prompt":"x","max_tokens":800000}`
+	long := `{"prompt":"` + strings.Repeat("abc ", 800_000) + `"}`
 	for _, engineType := range []string{"SGLang", "VLLM"} {
 		backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
 			got, _ := io.ReadAll(r.Body)
@@ -296,11 +301,60 @@ func TestSamplesNoLongRequests(t *testing.T) {
 		url, observations := routerFor(t, adapter, 100, backend)
 		_, got := post(t, url+"/v1/completions", long)
 		if !strings.Contains(got, fmt.Sprintf("%q", long)) || adapter.RoutedExperts.Unasked && strings.Contains(got, "routed_experts") {
-			t.Errorf("%s: the answer is %s", engineType, got)
+			t.Errorf("%s: the answer is %.99s", engineType, got)
 		}
 		report := observations.report()
 		if p := report.Population; len(report.Observations) != 0 || p.Eligible != 0 || p.Long != 1 || testutil.ToFloat64(observations.failures) != 0 {
 			t.Errorf("%s: %d observations, %+v", engineType, len(report.Observations), p)
+		}
+	}
+}
+
+// An answer that is far longer than its request let expect is counted where there is memory for it, and else not sampled.
+func TestSamplesLongAnswersWithinMemory(t *testing.T) {
+	for _, engineType := range []string{"SGLang", "VLLM"} {
+		for _, free := range []int64{1 << 20, 2 << 10} {
+			var observations *Observations
+			backend := newEngine(t, "a", 4, func(w http.ResponseWriter, _ *http.Request) {
+				observations.held.Add(heldAtOnce - free) // others have it
+				answer := fmt.Sprintf(`{"text":%q,"choices":[{"routed_experts":%[2]q}],"sglext":{"routed_experts":%[2]q},"usage":{}}`, strings.Repeat("a", 100<<10), vllmRouting())
+				w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
+				io.WriteString(w, answer) //nolint:errcheck // the client checks
+			})
+			backend.Shape, backend.Revision = &planstest.Shape, "r"
+			url, o := routerFor(t, adapterOf(t, engineType), 100, backend)
+			observations = o
+			_, got := post(t, url+"/v1/completions", `{"prompt":"x","max_tokens":1}`)
+			if left := strings.Count(got, "routed_experts"); left != 1 { // the other engine's
+				t.Errorf("%s: experts are left at %d places", engineType, left)
+			}
+			p, fits := o.report().Population, free > 100<<10
+			if fits != (p.Sampled == 1 && p.Long == 0) || fits == (p.Sampled == 0 && p.Eligible == 0 && p.Long == 1) {
+				t.Errorf("%s, %d bytes are free: %+v", engineType, free, p)
+			}
+			eventually(t, "nothing is held", func() bool { return o.held.Load() == heldAtOnce-free })
+		}
+	}
+}
+
+// The experts of a prompt are told with each of its answers, and an answer is seldom as long as its client allows.
+func TestAnswerBytes(t *testing.T) {
+	text := strings.Repeat("abc ", 1000)
+	for name, tc := range map[string]struct {
+		path, body string
+		rows       int64 // but for the body's few other bytes
+	}{
+		"one":                  {"/v1/completions", `{"prompt":"` + text + `","max_tokens":500}`, 1500},
+		"a generous limit":     {"/v1/completions", `{"prompt":"` + text + `","max_tokens":32768}`, 1000 + usualAnswer},
+		"three answers":        {"/v1/completions", `{"prompt":"` + text + `","max_tokens":500,"n":3}`, 3 * 1500},
+		"three of SGLang's":    {"/generate", `{"text":"` + text + `","sampling_params":{"max_new_tokens":500,"n":3}}`, 3 * 1500},
+		"two prompts":          {"/generate", `{"text":["` + text + `","` + text + `"],"sampling_params":{"max_new_tokens":9000,"n":2}}`, 4 * (1000 + usualAnswer)},
+		"more than is counted": {"/v1/completions", `{"prompt":"` + text + `","n":1000000}`, longAnswer - 1},
+	} {
+		shape := planstest.Shape
+		got := answerBytes(newRequest(tc.path, "", []byte(tc.body)), &Lease{Backend: discovery.Backend{Shape: &shape}}) * 3 / 16 / int64(shape.Layers*shape.ExpertsPerToken)
+		if got < tc.rows || got > tc.rows+tc.rows/20 {
+			t.Errorf("%s: %d rows, want %d", name, got, tc.rows)
 		}
 	}
 }
@@ -311,7 +365,7 @@ func TestSamplesHoldBoundedMemory(t *testing.T) {
 	for _, engineType := range []string{"SGLang", "VLLM"} {
 		pool := newPool(discovery.Backend{Pod: "a", Address: "a:1", Ranks: 4, Shape: &planstest.Shape})
 		s := newSender(pool, prometheus.NewRegistry(), ProxyOptions{RankHeader: rankHeader, RoutedExperts: adapterOf(t, engineType).RoutedExperts, SamplePercent: 100})
-		body := []byte(`{"prompt":"x","max_tokens":600000}`) // 51 MB
+		body := []byte(`{"prompt":"` + strings.Repeat("abc ", 600_000) + `"}`) // 51 MB
 		begin := func() (*request, *Lease, look) {
 			r := s.read(t.Context(), "/v1/completions", "id", body)
 			lease, ok := pool.acquire(r, nil)
@@ -342,6 +396,24 @@ func TestSamplesHoldBoundedMemory(t *testing.T) {
 		if held := s.observations.held.Load(); held != 0 {
 			t.Errorf("%s: %d bytes are held for nobody", engineType, held)
 		}
+		// An answer that tells its size holds that.
+		_, lease, look := begin()
+		for size, sampled := range map[string]bool{"": true, "1000": true, fmt.Sprint(60 << 20): true, fmt.Sprint(65 << 20): false} {
+			if got := s.measured(&http.Response{Header: http.Header{"Content-Length": {size}}}, lease, look); got.sampled != sampled || got.long == sampled {
+				t.Errorf("%s: an answer of %s bytes: %+v", engineType, size, got)
+			}
+		}
+		if held := s.observations.held.Load(); held != 60<<20 {
+			t.Errorf("%s: %d bytes are held for an answer of %d", engineType, held, 60<<20)
+		}
+		lease.Release()
+		body = []byte(`{"prompt":"x","` + s.options.RoutedExperts.RequestField + `":true}`)
+		_, lease, look = begin()
+		if held := s.observations.held.Load(); look.sampled || held != 0 {
+			t.Errorf("%s: %d bytes are held for what the client asks for itself: %+v", engineType, held, look)
+		}
+		lease.Release()
+		body = []byte(`{"prompt":"x"}`)
 		r, lease, look := begin()
 		stream := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: http.NoBody}
 		s.survey(stream, r, lease, look, time.Now())

@@ -123,16 +123,17 @@ func (p *pickedRank) Release() {
 func (p *pickedRank) ModifyResponse(served string, response *http.Response) error {
 	p.core.metrics.firstByte.Observe(time.Since(p.arrived).Seconds())
 	p.decision.Body = nil // the gateway has it
+	p.look = p.core.measured(response, p.lease, p.look)
 	p.request.answered(p.look)
 	if served != "" && served != p.lease.endpoint() {
 		p.core.metrics.retries.WithLabelValues(retryFallback).Inc()
 		p.core.failed(p.request, p.lease)
 		p.lease.move(served)
 	}
-	// Of 503 nobody can tell whether a pod has said it, or the gateway that has reached none.
 	if response.StatusCode < http.StatusInternalServerError { // a failure may be the gateway's word
 		p.lease.heard()
 	}
+	// Of 503 nobody can tell whether a pod has said it, or the gateway that has reached none.
 	if response.StatusCode != http.StatusServiceUnavailable {
 		p.core.account(p.request, p.lease)
 	}

@@ -343,7 +343,8 @@ type Lease struct {
 	begun bool
 	// taken is when the place was taken.
 	taken time.Time
-	// unhold gives back the memory that is kept for what the engine tells of the request; nil where none is.
+	// held is the memory that is kept for what the engine tells of the request; unhold gives it back, and is nil where none was.
+	held   int64
 	unhold func()
 	once   sync.Once
 }

@@ -196,6 +196,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		response, look, began, err := s.attempt(in, body.Bytes(), request, lease)
 		if err == nil && response.StatusCode != http.StatusServiceUnavailable {
 			body.Drop() // it will not be sent again, and the answer may take minutes
+			look = s.measured(response, lease, look)
 			request.answered(look)
 			s.metrics.firstByte.Observe(time.Since(start).Seconds())
 			s.account(request, lease)
@@ -323,6 +324,7 @@ func (s *sender) attempt(in *http.Request, body []byte, r *request, lease *Lease
 	response, err := s.send(in, asked, r, lease)
 	if err == nil && done.refused(response) {
 		response.Body.Close()
+		lease.unhold()
 		done, sent = look{}, s.observations.now()
 		response, err = s.send(in, body, r, lease)
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"hash/fnv"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/semmoe/operator/internal/engine"
@@ -36,9 +35,13 @@ const (
 	longAnswer = 64 << 20
 	// heldAtOnce bounds what they may take of all sampled requests that run: with what is made of them less than a router's memory.
 	heldAtOnce = 256 << 20
+	// usualAnswer is how many tokens an answer is expected to have at most, whatever its client allows: clients set limits generously,
+	// and by those nothing would be sampled. An unstreamed answer that is longer says so when it comes (measured).
+	usualAnswer = 4096
 )
 
-// answerBytes is about how many bytes an engine takes to tell the experts of a request: in base64 four for each token, layer and expert.
+// answerBytes is about how many bytes an engine takes to tell the experts of a request, a prompt's with each of its answers: in base64
+// four for three bytes, and four bytes for each token, layer and expert.
 func answerBytes(r *request, lease *Lease) int64 {
 	shape, tokens := lease.Backend.Shape, r.tokens
 	if shape == nil { // they cannot be counted
@@ -47,16 +50,27 @@ func answerBytes(r *request, lease *Lease) int64 {
 	if lease.scored {
 		tokens = r.forecast.tokens
 	}
-	return tokens * int64(shape.Layers*shape.ExpertsPerToken) * 16 / 3
+	told := (tokens-r.output)*r.copies + min(r.output, r.answers*usualAnswer)
+	// A byte for each would be too much already; the product of what a client may claim has no room for more.
+	return min(told, longAnswer) * int64(shape.Layers*shape.ExpertsPerToken) * 16 / 3
 }
 
-// hold keeps memory for a sampled request until its lease is released; it reports false where others have too much of it.
+// hold keeps so much memory in all for a sampled request until its lease is released; it reports false where that is too much, or others
+// have too much of it.
 func (o *Observations) hold(l *Lease, bytes int64) bool {
-	if o.held.Add(bytes) > heldAtOnce {
-		o.held.Add(-bytes)
+	if bytes > longAnswer {
 		return false
 	}
-	l.unhold = sync.OnceFunc(func() { o.held.Add(-bytes) })
+	more := max(0, bytes-l.held)
+	if o.held.Add(more) > heldAtOnce {
+		o.held.Add(-more)
+		return false
+	}
+	l.held += more
+	l.unhold = func() {
+		o.held.Add(-l.held)
+		l.held = 0
+	}
 	return true
 }
 
@@ -85,15 +99,24 @@ func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ lo
 	}
 	size := answerBytes(r, lease)
 	long := size > longAnswer
-	chosen := r.sampled && !long && s.observations.samples(s.pool, lease.Backend) && s.observations.hold(lease, size)
+	chosen := r.sampled && !long && s.observations.samples(s.pool, lease.Backend)
 	if !chosen && !engine.Unasked {
 		return body, look{long: long}
 	}
 	asked, ok := wire.Ask(body, engine.RequestField)
-	if engine.Unasked {
+	chosen = chosen && ok && s.observations.hold(lease, size)
+	if engine.Unasked || !chosen {
 		asked = body
 	}
-	return asked, look{sampled: chosen && ok, strips: ok, asks: ok && !engine.Unasked, long: long}
+	return asked, look{sampled: chosen, strips: chosen || ok && engine.Unasked, asks: chosen && !engine.Unasked, long: long}
+}
+
+// measured is what is done with an answer that tells its size: where there is no memory to count so much, it is not sampled after all.
+func (s *sender) measured(response *http.Response, lease *Lease, done look) look {
+	if done.sampled && !s.observations.hold(lease, wire.Length(response)) {
+		done.sampled, done.long = false, true
+	}
+	return done
 }
 
 // survey counts an answered request among those that the sample is drawn from, and has its time compared with that of

@@ -35,20 +35,26 @@ func ParseBody(data []byte) Body {
 // get returns the value of a member; nil where there is none.
 func (b Body) get(name string) []byte { return jsonscan.Get(b.data, b.members, name) }
 
-// Output is how many tokens the request may generate, all its answers together: several for a prompt, or several prompts.
+// Output is how many tokens the request may generate, all its answers together.
 func (b Body) Output(path string) int64 {
-	native := ParseBody(b.get("sampling_params"))
-	answers := b.prompts(path)
-	for _, value := range [][]byte{b.get("n"), native.get("n")} {
+	all, _ := b.Answers(path)
+	return min(all*b.limit(), largestOutput)
+}
+
+// Answers is how many answers the request gets, and how many of them each of its prompts has.
+func (b Body) Answers(path string) (all, each int64) {
+	each = 1
+	for _, value := range [][]byte{b.get("n"), ParseBody(b.get("sampling_params")).get("n")} {
 		if n, err := strconv.ParseInt(string(value), 10, 64); err == nil && n > 1 {
-			answers = min(answers*min(n, largestOutput), largestOutput)
+			each = min(each*min(n, largestOutput), largestOutput)
 		}
 	}
-	return min(answers*b.limit(native), largestOutput)
+	return min(b.prompts(path)*each, largestOutput), each
 }
 
 // limit is how many tokens one answer may have.
-func (b Body) limit(native Body) int64 {
+func (b Body) limit() int64 {
+	native := ParseBody(b.get("sampling_params"))
 	for _, value := range [][]byte{b.get("max_tokens"), b.get("max_completion_tokens"), native.get("max_new_tokens")} {
 		if limit, err := strconv.ParseInt(string(value), 10, 64); err == nil && limit >= 0 {
 			return min(limit, largestOutput)

@@ -47,11 +47,19 @@ const trustedBytes = 1 << 30
 // readAll is io.ReadAll for a body whose length is probably known: routed experts can take hundreds of megabytes, which are then held
 // once while they arrive.
 func readAll(response *http.Response) ([]byte, error) {
-	length, _ := strconv.Atoi(response.Header.Get("Content-Length")) // 0 where it is not known
 	var data bytes.Buffer
-	data.Grow(max(0, min(length, trustedBytes)) + bytes.MinRead) // as much more as it wants to be free to meet the end
+	data.Grow(int(min(Length(response), trustedBytes)) + bytes.MinRead) // as much more as it wants to be free to meet the end
 	_, err := data.ReadFrom(response.Body)
 	return data.Bytes(), err
+}
+
+// Length is how long a response's body is, as its header says; 0 where it does not.
+func Length(response *http.Response) int64 {
+	length, err := strconv.ParseInt(response.Header.Get("Content-Length"), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return max(0, length)
 }
 
 // IsStream reports whether a response is a stream of server-sent events.

@@ -43,6 +43,8 @@ func TestOverlap(t *testing.T) {
 		"SGLang, no backend":             {engine: "SGLang", overlap: spec{MicroBatches: 2}, wantErr: "spec.engine.overlap: without an all-to-all backend"},
 		"SGLang, backend none":           {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: "--moe-a2a-backend=none", wantErr: "set --moe-a2a-backend in spec.engine.args"},
 		"SGLang, another backend":        {engine: "SGLang", overlap: spec{CommunicationSMs: 24}, user: "--moe-a2a-backend mooncake", wantErr: "spec.engine.overlap.communicationSMs: it is DeepEP's, and --moe-a2a-backend in spec.engine.args is mooncake"},
+		"SGLang, no DeepEP for it":       {engine: "SGLang", overlap: spec{CommunicationSMs: 24}, family: "gpt_oss", wantErr: "cannot run gpt_oss models with deepep: remove the field"},
+		"SGLang, nor instead":            {engine: "SGLang", overlap: spec{CommunicationSMs: 24}, user: "--moe-a2a-backend mooncake", family: "gpt_oss", wantErr: "spec.engine.overlap.communicationSMs: it is DeepEP's, and the releases"},
 		"SGLang, low latency":            {engine: "SGLang", overlap: spec{CommunicationSMs: 24}, user: deepep + " --deepep-mode low_latency", wantErr: "spec.engine.overlap.communicationSMs: DeepEP takes no number"},
 		"SGLang, both":                   {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep + " --enable-two-batch-overlap", wantErr: `"--enable-two-batch-overlap" contradicts spec.engine.overlap.microBatches`},
 		"SGLang, fused experts":          {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep + " --enforce-shared-experts-fusion", wantErr: `"--enforce-shared-experts-fusion" contradicts spec.engine.overlap.microBatches`},

@@ -26,6 +26,8 @@ func checkOverlap(s engine.Situation) error {
 		return fmt.Errorf("%s.microBatches: %d: SGLang cuts a step into exactly 2; use 2", engine.OverlapField, o.MicroBatches)
 	case o.MicroBatches > 0 && s.Family != "" && !slices.Contains(cut, s.Family):
 		return fmt.Errorf("%s.microBatches: SGLang does not cut the steps of models of type %q, only of %s: remove the field", engine.OverlapField, s.Family, strings.Join(cut, ", "))
+	case o.CommunicationSMs > 0 && backend != "deepep" && slices.Contains(unmoved, s.Family):
+		return fmt.Errorf("%s.communicationSMs: it is DeepEP's, and the releases of SGLang whose source is known cannot run %s models with deepep: remove the field", engine.OverlapField, s.Family)
 	case backend == "" || backend == "none":
 		return fmt.Errorf("%s: without an all-to-all backend there is no exchange to go on beside: set --moe-a2a-backend in spec.engine.args, for example to deepep, or remove the field", engine.OverlapField)
 	case o.CommunicationSMs > 0 && backend != "deepep":

@@ -36,7 +36,8 @@ type Manifest struct {
 	Shards      map[string]Shard `json:"shards"`
 	// Files holds the sha256 of every other file but the manifest.
 	Files map[string]string `json:"files"`
-	// LeftOut lists files of the source that hold weights in another form, which would be in the old order.
+	// LeftOut lists what the output has not: files of the source that hold weights in another form, which would be in the old order,
+	// directories that cannot be read, and what is neither file nor directory.
 	LeftOut []string `json:"left_out,omitempty"`
 }
 

@@ -19,6 +19,10 @@ const (
 	// many standard deviations of what chance makes of independent activations: a small profile proves little.
 	leastGain       = 0.02
 	leastDeviations = 2
+	// leastJudges is the number of requests from which on their spread counts with attention DP, by one standard error. Of fewer it would refuse what
+	// recorded routing gains: a placement from three quarters of a small profile gains a tenth where that from all of it gains three
+	// quarters. One that passes by chance loses nothing.
+	leastJudges = 32
 )
 
 // validate solves and judges a placement within the train requests alone, so that the test requests judge a plan that was
@@ -80,11 +84,10 @@ func (o *Options) worthwhile(solved, plain cost.Rates, chance float64) bool {
 }
 
 // chance is how much a placement may seem to gain where there is nothing to gain. With attention DP a request has one rank: its activations
-// are local together, and the gain varies from request to request. One standard error is asked for there: of what gains nothing one in six
-// passes for that, and loses nothing, while more would refuse gains of a half that a profile of fifty documents has.
+// are local together, and the gain varies from request to request.
 func (s *search) chance(solved, plain *cost.Report) float64 {
 	least := leastDeviations * s.chanceOfActivations(plain)
-	if s.options.Attention == placement.DataParallel && len(s.test) > 1 {
+	if s.options.Attention == placement.DataParallel && len(s.test) >= leastJudges {
 		least = max(least, s.chanceOfRequests(solved, plain))
 	}
 	return least

@@ -41,7 +41,7 @@ func TestChanceOfRequestsIsNoGain(t *testing.T) {
 	if testing.Short() {
 		runs = 20
 	}
-	for _, requests := range []int{40, 160} { // of which a quarter judge
+	for _, requests := range []int{160, 240} { // of which a quarter judge
 		worth := 0
 		for seed := range uint64(runs) {
 			tr := ownKinds(requests+2, 40, seed)

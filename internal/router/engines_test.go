@@ -345,10 +345,11 @@ func TestAnswerBytes(t *testing.T) {
 		rows       int64 // but for the body's few other bytes
 	}{
 		"one":                  {"/v1/completions", `{"prompt":"` + text + `","max_tokens":500}`, 1500},
-		"a generous limit":     {"/v1/completions", `{"prompt":"` + text + `","max_tokens":32768}`, 1000 + usualAnswer},
+		"a generous limit":     {"/v1/completions", `{"prompt":"` + text + `","max_tokens":32768}`, 1000 + 4096},
+		"a generous stream":    {"/v1/completions", `{"prompt":"` + text + `","max_tokens":32768,"stream":true}`, 1000 + 16384},
 		"three answers":        {"/v1/completions", `{"prompt":"` + text + `","max_tokens":500,"n":3}`, 3 * 1500},
 		"three of SGLang's":    {"/generate", `{"text":"` + text + `","sampling_params":{"max_new_tokens":500,"n":3}}`, 3 * 1500},
-		"two prompts":          {"/generate", `{"text":["` + text + `","` + text + `"],"sampling_params":{"max_new_tokens":9000,"n":2}}`, 4 * (1000 + usualAnswer)},
+		"two prompts":          {"/generate", `{"text":["` + text + `","` + text + `"],"sampling_params":{"max_new_tokens":9000,"n":2}}`, 4 * (1000 + 4096)},
 		"more than is counted": {"/v1/completions", `{"prompt":"` + text + `","n":1000000}`, longAnswer - 1},
 	} {
 		shape := planstest.Shape
@@ -403,8 +404,8 @@ func TestSamplesHoldBoundedMemory(t *testing.T) {
 				t.Errorf("%s: an answer of %s bytes: %+v", engineType, size, got)
 			}
 		}
-		if held := s.observations.held.Load(); held != 60<<20 {
-			t.Errorf("%s: %d bytes are held for an answer of %d", engineType, held, 60<<20)
+		if held := s.observations.held.Load(); held != 65<<20 && held != 60<<20+5<<20 { // it is read all the same
+			t.Errorf("%s: %d bytes are held for an answer of %d", engineType, held, 65<<20)
 		}
 		lease.Release()
 		body = []byte(`{"prompt":"x","` + s.options.RoutedExperts.RequestField + `":true}`)

@@ -17,6 +17,8 @@ type request struct {
 	output, tokens int64
 	// answers is how many answers it gets, copies how many of them a prompt has.
 	answers, copies int64
+	// usual is how many tokens each of its answers is expected to have at most.
+	usual int64
 	// sampled tells that it is one of those whose experts are asked for, if its pod is one that is asked.
 	sampled bool
 	// shifted tells that the client leaves out what is told of its first tokens: such a request is not in the population that the
@@ -73,6 +75,7 @@ func newRequest(path, id string, data []byte) *request {
 	b := wire.ParseBody(data)
 	r.output = b.Output(path)
 	r.answers, r.copies = b.Answers(path)
+	r.usual = b.Usual()
 	r.prompt = wire.PromptOf(path, b)
 	media := r.prompt.Media
 	r.tokens = int64((len(data)-media.Bytes)/wire.BytesPerToken) + media.Tokens() + r.output + 1

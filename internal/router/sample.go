@@ -35,9 +35,6 @@ const (
 	longAnswer = 64 << 20
 	// heldAtOnce bounds what they may take of all sampled requests that run: with what is made of them less than a router's memory.
 	heldAtOnce = 256 << 20
-	// usualAnswer is how many tokens an answer is expected to have at most, whatever its client allows: clients set limits generously,
-	// and by those nothing would be sampled. An unstreamed answer that is longer says so when it comes (measured).
-	usualAnswer = 4096
 )
 
 // answerBytes is about how many bytes an engine takes to tell the experts of a request, a prompt's with each of its answers: in base64
@@ -50,28 +47,33 @@ func answerBytes(r *request, lease *Lease) int64 {
 	if lease.scored {
 		tokens = r.forecast.tokens
 	}
-	told := (tokens-r.output)*r.copies + min(r.output, r.answers*usualAnswer)
+	told := (tokens-r.output)*r.copies + min(r.output, r.answers*r.usual)
 	// A byte for each would be too much already; the product of what a client may claim has no room for more.
 	return min(told, longAnswer) * int64(shape.Layers*shape.ExpertsPerToken) * 16 / 3
 }
 
-// hold keeps so much memory in all for a sampled request until its lease is released; it reports false where that is too much, or others
-// have too much of it.
+// hold keeps so much memory in all for a sampled request until its lease is released; it reports false, and keeps no more, where that is
+// too much, or others have too much of it.
 func (o *Observations) hold(l *Lease, bytes int64) bool {
+	more := max(0, bytes-l.held)
 	if bytes > longAnswer {
 		return false
 	}
-	more := max(0, bytes-l.held)
-	if o.held.Add(more) > heldAtOnce {
-		o.held.Add(-more)
+	if o.keep(l, more) > heldAtOnce && more > 0 {
+		o.keep(l, -more)
 		return false
 	}
+	return true
+}
+
+// keep keeps so much more memory for a request, whoever has the rest. It returns what is kept for all.
+func (o *Observations) keep(l *Lease, more int64) int64 {
 	l.held += more
 	l.unhold = func() {
 		o.held.Add(-l.held)
 		l.held = 0
 	}
-	return true
+	return o.held.Add(more)
 }
 
 // look is what the router does to know the experts of a request to a pod.
@@ -111,9 +113,11 @@ func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ lo
 	return asked, look{sampled: chosen, strips: chosen || ok && engine.Unasked, asks: chosen && !engine.Unasked, long: long}
 }
 
-// measured is what is done with an answer that tells its size: where there is no memory to count so much, it is not sampled after all.
+// measured is what is done with an answer that tells its size: where there is no memory to count so much, it is not sampled after all. It
+// is read all the same, and others wait for that.
 func (s *sender) measured(response *http.Response, lease *Lease, done look) look {
-	if done.sampled && !s.observations.hold(lease, wire.Length(response)) {
+	if length := wire.Length(response); done.sampled && !s.observations.hold(lease, length) {
+		s.observations.keep(lease, length-lease.held)
 		done.sampled, done.long = false, true
 	}
 	return done

@@ -41,6 +41,15 @@ func (b Body) Output(path string) int64 {
 	return min(all*b.limit(), largestOutput)
 }
 
+// Usual is how many tokens an answer is expected to have at most, whatever its client allows: clients set limits generously. An unstreamed
+// answer that is longer says so when it comes; a stream does not, and more is expected of it.
+func (b Body) Usual() int64 {
+	if string(b.get("stream")) == "true" {
+		return 16384
+	}
+	return 4096
+}
+
 // Answers is how many answers the request gets, and how many of them each of its prompts has.
 func (b Body) Answers(path string) (all, each int64) {
 	each = 1

@@ -36,11 +36,16 @@ func (pl *Planner) deleteObsolete(ctx context.Context, moed *semmoev1.MoEDeploym
 	if changed, err := desired.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
 		return err
 	}
-	plansErr, profilesErr := deleteAll(ctx, pl.Client, plans), deleteAll(ctx, pl.Client, old)
-	if profilesErr == nil { // else they stay, and the next profile is one after them
-		p.Lineage.profiles = without(p.Lineage.profiles, old)
+	failed := deleteAll(ctx, pl.Client, plans)
+	for i := range old {
+		gone := old[i : i+1]
+		if err := deleteAll(ctx, pl.Client, gone); err != nil {
+			failed = errors.Join(failed, err) // it stays, and the next profile is one after it
+			continue
+		}
+		p.Lineage.profiles = without(p.Lineage.profiles, gone)
 	}
-	return errors.Join(plansErr, profilesErr)
+	return failed
 }
 
 // others are what else in a namespace names profiles and plans.

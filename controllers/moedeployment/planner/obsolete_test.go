@@ -283,35 +283,52 @@ func TestRefusedBesideWhatServes(t *testing.T) {
 	}
 }
 
-// What is refused of the profiles of re-plans keeps nothing that serves from being known, and leaves them in the lineage: a name that is
-// taken is made from no other.
+// What is refused of the profiles of re-plans keeps nothing that serves from being known, and leaves those that stay in the lineage: the
+// next one has another name.
 func TestRefusedBesideReplans(t *testing.T) {
 	refusal := apierrors.NewForbidden(schema.GroupResource{Resource: "affinityprofiles"}, "live", errors.New("profiles are locked"))
 	moed := moedtest.Deployment()
 	live := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "live"}}
 	ours(live)
+	other := &semmoev1.AffinityProfile{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "other"}}
+	ours(other)
 	plan := moedtest.PlanOf("plan", "aa", func(p *semmoev1.PlacementPlan) { p.Spec.ProfileRef.Name = live.Name })
 	pl := plannerOn(t, interceptor.Funcs{
 		Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
 			return refusal
 		},
-		Delete: func(context.Context, client.WithWatch, client.Object, ...client.DeleteOption) error { return refusal },
-	}, moed, live)
+		Delete: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.DeleteOption) error {
+			if object.GetName() == live.Name {
+				return refusal
+			}
+			return c.Delete(ctx, object, options...)
+		},
+	}, moed, live, other)
 	if err := pl.recordPlanned(t.Context(), lineage{profiles: []*semmoev1.AffinityProfile{live.DeepCopy()}, plans: []*semmoev1.PlacementPlan{plan}}); !IsRefused(err) {
 		t.Errorf("annotate: error %v", err)
 	}
-	p := Planning{Base: moedtest.PlanOf("base", "bb", nil), Lineage: lineage{profiles: []*semmoev1.AffinityProfile{live}}}
-	if err := pl.deleteObsolete(t.Context(), moed, &p, p.Lineage.profiles, nil); !IsRefused(err) || len(p.Lineage.profiles) != 1 {
-		t.Errorf("delete: error %v, and %d profiles are left of one", err, len(p.Lineage.profiles))
+	p := Planning{Base: moedtest.PlanOf("base", "bb", nil), Lineage: lineage{profiles: []*semmoev1.AffinityProfile{other, live}}}
+	if err := pl.deleteObsolete(t.Context(), moed, &p, p.Lineage.profiles, nil); !IsRefused(err) || len(p.Lineage.profiles) != 1 || p.Lineage.profiles[0] != live {
+		t.Errorf("delete: error %v, and %d profiles are left, want the one that stays", err, len(p.Lineage.profiles))
 	}
 }
 
-// An object of somebody else that has the name of one of ours keeps nothing that serves from being known, and is told.
+// An object of somebody else that has the name of one of ours keeps nothing that serves from being known, and is told. Routers read it all the
+// same.
 func TestForeignObjectInTheWay(t *testing.T) {
-	tables := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: desired.TablesName(moedtest.Deployment())}}
-	_, _, err := plannerOn(t, interceptor.Funcs{}, tables).tablesInUse(t.Context(), moedtest.Deployment())
+	moed := moedtest.Deployment()
+	layout, swapped := moedtest.PlanOf("layout", "aa", nil), moedtest.PlanOf("swapped", "t1", nil)
+	tables := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: desired.TablesName(moed)},
+		Data:       map[string]string{semmoev1.TablesKey: `{"aa-full":"t1-full"}`},
+	}
+	p := Planning{Plans: []*semmoev1.PlacementPlan{swapped}, Serving: revisions.LayoutOf(layout, semmoev1.RealizationEngineMap)}
+	err := plannerOn(t, interceptor.Funcs{}, tables).reconcileTables(t.Context(), moed, moedtest.Model, &p, nil, true)
 	if text := outcome.Lasting(err); !IsRefused(err) || !strings.Contains(text, "ConfigMap m-tables exists and belongs to somebody else: delete it") {
 		t.Errorf("error %v, told as %q", err, text)
+	}
+	if p.Tables != swapped || !slices.Contains(p.Named, swapped.Name) {
+		t.Errorf("tables %q, named %v", nameOf(p.Tables), p.Named)
 	}
 }
 

@@ -19,7 +19,8 @@ import (
 )
 
 // tablesInUse reads, by the digest of the plan that pods were made for, the digest of the plan whose tables routers are told to use.
-// exists tells that the ConfigMap is there; one that somebody has damaged says nothing.
+// exists tells that the ConfigMap is there; one that somebody has damaged says nothing. Routers read one of somebody else's, too: beside
+// that error what they read holds.
 func (pl *Planner) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployment) (inUse map[string]string, exists bool, err error) {
 	live := &corev1.ConfigMap{}
 	err = pl.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.TablesName(moed)}, live)
@@ -28,13 +29,14 @@ func (pl *Planner) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployment
 		return nil, false, nil
 	case err != nil:
 		return nil, false, fmt.Errorf("get ConfigMap %s: %w", desired.TablesName(moed), err)
-	case !metav1.IsControlledBy(live, moed):
-		return nil, false, foreign("ConfigMap %s exists and belongs to somebody else: delete it", live.Name)
 	}
 	if json.Unmarshal([]byte(live.Data[semmoev1.TablesKey]), &inUse) != nil {
 		inUse = nil
 	}
-	return inUse, true, nil
+	if !metav1.IsControlledBy(live, moed) {
+		err = foreign("ConfigMap %s exists and belongs to somebody else: delete it", live.Name)
+	}
+	return inUse, true, err
 }
 
 // plansInUse are our plans, and with them the one of each digest in use, which may be somebody else's that the spec has pinned. One that is
@@ -60,12 +62,17 @@ func (pl *Planner) plansInUse(ctx context.Context, moed *semmoev1.MoEDeployment,
 // reconcileTables tells the routers which tables to use with the layouts in service, and completes the planning by what they use with
 // the one that serves. While paused it leaves all as it is.
 func (pl *Planner) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p *Planning, workloads []*revisions.Workload, active bool) error {
-	inUse, exists, err := pl.tablesInUse(ctx, moed)
-	if err != nil {
-		return err
+	inUse, exists, inTheWay := pl.tablesInUse(ctx, moed)
+	if inTheWay != nil && !IsRefused(inTheWay) {
+		return inTheWay
 	}
+	var err error
 	if p.InUse, err = pl.plansInUse(ctx, moed, p.Plans, inUse); err != nil {
 		return err
+	}
+	if inTheWay != nil {
+		p.keepTables(inUse)
+		return inTheWay
 	}
 	wanted := map[string]string{}
 	for _, layout := range layoutsInService(p, workloads) {

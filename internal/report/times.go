@@ -130,12 +130,13 @@ func (in *Input) firstToken(t *Times) func(*Size) {
 		tokens += in.Trace.Length(request)
 	}
 	t.PromptTokens = max(1, tokens/len(in.Requests))
+	profile := cost.Spread(in.profile(), in.Plan.Placement.Ranks, in.evaluation().RanksPerNode)
 	return func(size *Size) {
 		pass := pipeline.Pass{
 			Ranks: in.Plan.Placement.Ranks, Tokens: size.BatchTokens, Sequence: t.PromptTokens, TensorParallel: in.Plan.Attention == placement.TensorParallel,
 		}
 		passes, layers := float64(pass.PassesOfPrompt()), float64(shape.MoELayers)
-		size.First = passes * (shape.OutsideExperts(in.profile(), pass) + layers*size.Before.Total())
+		size.First = passes * (shape.OutsideExperts(profile, pass) + layers*size.Before.Total())
 		size.FirstSaved, size.FirstError = passes*layers*size.Saved, passes*layers*size.Error
 	}
 }

@@ -82,6 +82,22 @@ func TestMachinesAreTheProfiles(t *testing.T) {
 	if two := cost.Spread(&p, 16, 8); !reflect.DeepEqual(two.AllToAll, nodes.Link) || !reflect.DeepEqual(*two.Between(4, 4), nodes.Link) || len(p.A2E) != 1 {
 		t.Errorf("between two nodes ranks exchange as %+v, groups as %+v", two.AllToAll, two.Between(4, 4))
 	}
+	for name, of := range map[string]func(*hardware.Profile) hardware.Exchange{
+		"all-reduce":     func(p *hardware.Profile) hardware.Exchange { return p.AllReduce },
+		"reduce-scatter": func(p *hardware.Profile) hardware.Exchange { return p.ReduceScatter },
+		"all-gather":     func(p *hardware.Profile) hardware.Exchange { return p.AllGather },
+	} {
+		one, two := of(&p), of(cost.Spread(&p, 16, 8))
+		slower := (two.Microseconds(1e8) - two.Microseconds(9e7)) / (one.Microseconds(1e8) - one.Microseconds(9e7))
+		if ratio := node.Link.Rate() / nodes.Link.Rate(); math.Abs(slower/ratio-1) > 1e-9 || two.Start != one.Start {
+			t.Errorf("%s: bytes take %v times as long between two nodes, want %v", name, slower, ratio)
+		}
+	}
+	slow := *hardware.DefaultProfile()
+	slow.AllToAll = hardware.Exchange{Line: hardware.Line{Start: 20, PerMicrosecond: 24e3}}
+	if nodes := cost.MachinesOf(&slow, 16, 8); nodes.Nominal || nodes.Link.Rate() != 24e3 || cost.Spread(&slow, 16, 8) != &slow {
+		t.Errorf("ranks that exchange slowly within a node do so between nodes at %v", nodes.Link.Rate())
+	}
 	p.Ranks = 16
 	if measured := cost.MachinesOf(&p, 16, 8); measured.Nominal || !reflect.DeepEqual(measured.Link, node.Link) {
 		t.Errorf("sixteen ranks that were measured over nodes of eight are %+v", measured.Link)

@@ -19,23 +19,28 @@ func NodeOf(p *hardware.Profile) Machines {
 }
 
 // MachinesOf is for that many ranks. Where they have several nodes, and the profile is of ranks that had one, the exchange is that of network cards:
-// what was measured within a node would promise several times their rate.
+// what was measured within a node would promise several times their rate. Where ranks of one node exchange more slowly than that, those of
+// several do too.
 func MachinesOf(p *hardware.Profile, ranks, ranksPerNode int) Machines {
 	m := NodeOf(p)
-	if ranks > ranksPerNode && p.Ranks <= ranksPerNode {
-		m.Link, m.Nominal = rdma400(p), true
+	if adapter := rdma400(p); ranks > ranksPerNode && p.Ranks <= ranksPerNode && m.Link.Rate() > adapter.Rate() {
+		m.Link, m.Nominal = adapter, true
 	}
 	return m
 }
 
-// Spread is the profile for that many ranks: where they have several nodes, all ranks and groups of them exchange as those of MachinesOf.
+// Spread is the profile for that many ranks: where they have several nodes, all ranks and groups of them exchange as those of MachinesOf, and
+// their collectives send as much more slowly than within a node.
 func Spread(p *hardware.Profile, ranks, ranksPerNode int) *hardware.Profile {
 	m := MachinesOf(p, ranks, ranksPerNode)
 	if !m.Nominal {
 		return p
 	}
-	spread := *p
+	spread, slower := *p, p.AllToAll.Rate()/m.Link.Rate()
 	spread.AllToAll, spread.A2E = m.Link, nil
+	for _, collective := range []*hardware.Exchange{&spread.AllReduce, &spread.ReduceScatter, &spread.AllGather} {
+		*collective = collective.Slower(slower)
+	}
 	return &spread
 }
 

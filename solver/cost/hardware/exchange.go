@@ -44,6 +44,17 @@ func (e *Exchange) Microseconds(bytes float64) float64 {
 	return us
 }
 
+// Slower is the exchange where each byte takes so many times as long.
+func (e Exchange) Slower(times float64) Exchange {
+	e.PerMicrosecond /= times
+	if e.Large != nil {
+		large := *e.Large
+		large.PerMicrosecond /= times
+		e.Large = &large
+	}
+	return e
+}
+
 // Rate is what the largest exchanges come to, in bytes per microsecond.
 func (e *Exchange) Rate() float64 {
 	if e.Large != nil {

@@ -17,7 +17,7 @@ const (
 
 // NewProfile fits every model to measurements.
 func NewProfile(name string, memoryBytes float64, c *Calibration) (*Profile, error) {
-	p := &Profile{Format: Format, Name: name, GPU: c.GPU, Ranks: c.World, MemoryBytes: memoryBytes, Products: c.Products}
+	p := &Profile{Format: Format, Name: name, GPU: c.GPU, Ranks: c.World, MemoryBytes: memoryBytes}
 	reduce, scatter, gather := collectives(c)
 	for _, of := range []struct {
 		name   string
@@ -48,6 +48,7 @@ func NewProfile(name string, memoryBytes float64, c *Calibration) (*Profile, err
 	if p.Dense, err = fitGEMM(denseKernels(c)); err != nil {
 		return nil, fmt.Errorf("gate_up_gemm: dense_us: %w", err)
 	}
+	p.Products = bothMeasured(c)
 	return p, p.Check()
 }
 

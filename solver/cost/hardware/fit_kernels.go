@@ -86,6 +86,16 @@ func denseKernels(c *Calibration) []kernels {
 	return list
 }
 
+// bothMeasured are the products that were measured as both kernels: what chooses between these.
+func bothMeasured(c *Calibration) (list []MeasuredProducts) {
+	for _, m := range c.Products {
+		if m.Dense > 0 {
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
 func (k kernels) microseconds() float64 { return k.us }
 
 func (k kernels) compare(l kernels) int {

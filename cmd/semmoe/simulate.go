@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -133,8 +134,8 @@ func (f *simulateFlags) check() error {
 		return usageErrorf("--dispatch is %q; allowed is bf16, fp8", f.dispatch)
 	case !(f.cap >= 1):
 		return usageErrorf("--cap is %v; it must be at least 1", f.cap)
-	case !(f.sloScale > 0):
-		return usageErrorf("--slo-scale is %v; it must be above 0", f.sloScale)
+	case !(f.sloScale > 0) || math.IsInf(f.sloScale, 1):
+		return usageErrorf("--slo-scale is %v; it must be above 0 and finite", f.sloScale)
 	case !(f.sloPercent > 0 && f.sloPercent <= 100):
 		return usageErrorf("--slo-percent is %v; allowed is above 0 to 100", f.sloPercent)
 	case f.output != "text" && f.output != "json":
@@ -405,10 +406,14 @@ func (r *simulateReport) print(out io.Writer) error {
 	fmt.Fprintln(table, "METHOD\tGOODPUT REQ/S\tOVER FIRST\tTOKENS/S\tLAR\tSTEP MS\tATTENTION\tCOLLECTIVES\tEXCHANGE\tEXPERTS\tOTHER")
 	for _, c := range r.Curves {
 		over := "-"
-		if first := r.Curves[0].Goodput; first > 0 {
+		if first := r.Curves[0].Goodput; first > 0 && !c.Unbounded {
 			over = fmt.Sprintf("%.3f", c.Goodput/first)
 		}
-		if c.Served == nil {
+		switch {
+		case c.Unbounded:
+			fmt.Fprintf(table, "%s\tany: raise --requests\t-\n", c.Method)
+			continue
+		case c.Served == nil:
 			fmt.Fprintf(table, "%s\t0\t%s\n", c.Method, over)
 			continue
 		}

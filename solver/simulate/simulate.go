@@ -60,9 +60,10 @@ var DefaultGoal = Goal{Scale: 5, Share: 0.9}
 type Curve struct {
 	Method string `json:"method"`
 	// Goodput is the highest rate that was tried at which the goal's share of requests is within the objective, in requests per second,
-	// found to within 1%; 0 where no rate is. Served is what it was there.
-	Goodput float64 `json:"goodput"`
-	Served  *Result `json:"at_goodput,omitempty"`
+	// found to within 1%; 0 where no rate is, or where every rate is, as with few requests: then it is Unbounded. Served is what it was there.
+	Goodput   float64 `json:"goodput"`
+	Unbounded bool    `json:"unbounded,omitempty"`
+	Served    *Result `json:"at_goodput,omitempty"`
 	// Rates are the results at the given rates.
 	Rates []Result `json:"rates"`
 }
@@ -203,7 +204,11 @@ func (c *Curve) goodput(ctx context.Context, s *search, rate, factor float64) er
 		} else {
 			missed, rate = rate, rate/factor
 		}
-		if rate < leastRate || rate > mostRate {
+		if rate < leastRate {
+			return nil
+		}
+		if rate > mostRate { // all requests have come at once
+			c.Goodput, c.Served, c.Unbounded = 0, nil, true
 			return nil
 		}
 		factor = min(factor*factor, 16)

@@ -295,6 +295,24 @@ func TestCompareIsRepeatable(t *testing.T) {
 	}
 }
 
+// Where the objective is kept however fast requests come, no rate is the highest, and no method is ahead.
+func TestNoRateIsTooHigh(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 1)
+	goal := DefaultGoal
+	goal.Scale = 1e6
+	other := vanilla(tr, 4)
+	other.Name = "other"
+	r, err := Compare(t.Context(), tr, []Method{*vanilla(tr, 4), *other}, draw(t, tr, 16), nil, goal, testOptions(tr, placement.DataParallel, 4, plain()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range r.Curves {
+		if !c.Unbounded || c.Goodput != 0 || c.Served != nil || len(c.Rates) != 0 {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
 func TestLengths(t *testing.T) {
 	for _, text := range []string{"", "0", "1.5", "-3", "x", "uniform:3", "uniform:5:4", "uniform:1:2.5", "exp:0", "exp:1:2", "lognormal:100", "lognormal:100:9", "fixed", "normal:1:2", "exp:NaN", "exp:1e9"} {
 		if l, err := ParseLengths(text); err == nil {

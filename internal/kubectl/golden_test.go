@@ -44,6 +44,8 @@ type golden struct {
 	// fails is the error of every request to the API server, denies that of requests for a kind of list.
 	fails  error
 	denies func(list client.ObjectList) error
+	// refuses is the error of creating an object, or of trying to.
+	refuses func(object client.Object, options *client.CreateOptions) error
 	// metrics are what pods' metrics say, by name.
 	metrics map[string]string
 	// looks is how often a watch looks, and between changes what there is between two looks.
@@ -94,6 +96,14 @@ func (g golden) cluster(t *testing.T) *Cluster {
 				}
 			}
 			return c.List(ctx, list, options...)
+		},
+		Create: func(ctx context.Context, c client.WithWatch, object client.Object, options ...client.CreateOption) error {
+			if g.refuses != nil {
+				if err := g.refuses(object, (&client.CreateOptions{}).ApplyOptions(options)); err != nil {
+					return err
+				}
+			}
+			return c.Create(ctx, object, options...)
 		},
 	}).Build()
 	return &Cluster{Client: c, Namespace: namespace, Metrics: func(_ context.Context, pod *corev1.Pod) ([]byte, error) {
@@ -223,7 +233,7 @@ func TestDocumentation(t *testing.T) {
 // goldens are all runs, by the names of their files.
 func goldens() map[string]golden {
 	all := map[string]golden{}
-	for _, some := range []map[string]golden{statusGoldens(), planGoldens(), topGoldens(), writeGoldens(), errorGoldens()} {
+	for _, some := range []map[string]golden{statusGoldens(), planGoldens(), replanGoldens(), topGoldens(), writeGoldens(), errorGoldens()} {
 		for name, g := range some {
 			all[name] = g
 		}
@@ -295,6 +305,12 @@ func answerMore(ctx context.Context, c client.Client) error {
 	return c.Update(ctx, profile)
 }
 
+// inService is a deployment that serves under its first plan.
+func inService(moed *semmoev1.MoEDeployment) {
+	moed.Status.PlanDigest = firstPlan
+	set(moed, "RolledOut", "True", "RolledOut", "All replicas serve under plan b509accef77e719e")
+}
+
 func planGoldens() map[string]golden {
 	mapped := func(changes ...func(*semmoev1.MoEDeployment)) []client.Object {
 		first, held := published("qwen-c65ee2b4", []int{0, 1, 2, 3}, []int{0, 1, 2, 3})
@@ -312,11 +328,6 @@ func planGoldens() map[string]golden {
 	failed := func(p *semmoev1.PlacementPlan) {
 		p.Annotations = map[string]string{semmoev1.AnnotationFailed + "b293798526": "LocalityWorse: its local activation rate is 24.5% over 32 sampled requests"}
 	}
-	inService := func(moed *semmoev1.MoEDeployment) {
-		moed.Status.PlanDigest = firstPlan
-		set(moed, "RolledOut", "True", "RolledOut", "All replicas serve under plan b509accef77e719e")
-	}
-	tables := &corev1.ConfigMap{ObjectMeta: ofQwen("qwen-tables", time.Hour, semmoev1.ComponentTables), Data: map[string]string{semmoev1.TablesKey: `{"` + firstDigest + `":"` + secondDigest + `"}`}}
 	return map[string]golden{
 		"explain":             {command: "explain qwen-c65ee2b4", objects: awaiting(), width: 100},
 		"explain-replan":      {command: "explain 602077", objects: onTrial(), width: 100},
@@ -338,13 +349,6 @@ func planGoldens() map[string]golden {
 		"diff-unsolved":       {command: "diff new new", objects: []client.Object{planned("new", secondDigest, time.Minute, unsolved)}, width: 100, code: exitState},
 		"report":              {command: "report qwen-5d0d71aa --out page.html", objects: paying(), width: 100},
 		"report-without-file": {command: "report qwen-c65ee2b4", objects: mapped(), width: 100, code: exitUsage},
-		"replan":              {command: "replan qwen", objects: append(awaiting(inService), tables), width: 100},
-		"replan-dry-run-json": {command: "replan qwen --dry-run=server -o json", objects: awaiting(inService)},
-		"replan-without-plan": {command: "replan qwen", objects: awaiting(), width: 80, code: exitState},
-		"replan-tokens":       {command: "replan qwen", objects: awaiting(inService, tensorParallel), width: 80, code: exitState},
-		"replan-shuffled":     {command: "replan qwen", objects: awaiting(inService, tensorParallel, shuffled), width: 80, code: exitState},
-		"replan-no-profile":   {command: "replan qwen", objects: []client.Object{deployment(inService), planned("qwen-c65ee2b4", firstDigest, time.Minute)}, width: 80, code: exitState},
-		"replan-since":        {command: "replan qwen --since=-1h", objects: awaiting(), width: 80, code: exitUsage},
 	}
 }
 

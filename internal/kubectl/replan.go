@@ -65,13 +65,13 @@ func (p *Program) replan(ctx context.Context, name string, since time.Duration, 
 	if err != nil {
 		return err
 	}
-	options := []client.CreateOption{client.FieldOwner(fieldManager)}
-	suffix := ""
-	if dryRun == "server" {
-		options, suffix = append(options, client.DryRunAll), " (server dry run: nothing is created)"
+	if err := cluster.tryBoth(ctx, profile, plan); err != nil {
+		return err
 	}
-	for _, object := range []client.Object{profile, plan} {
-		if err := cluster.Create(ctx, object, options...); err != nil {
+	suffix := " (server dry run: nothing is created)"
+	if dryRun != "server" {
+		suffix = ""
+		if err := cluster.createBoth(ctx, profile, plan); err != nil {
 			return err
 		}
 	}
@@ -85,6 +85,26 @@ func (p *Program) replan(ctx context.Context, name string, since time.Duration, 
 		}
 		return text
 	})
+}
+
+// tryBoth has the API server say what it would refuse: a profile that is created before a plan is refused would stay alone.
+func (c *Cluster) tryBoth(ctx context.Context, profile *semmoev1.AffinityProfile, plan *semmoev1.PlacementPlan) error {
+	for _, object := range []client.Object{profile.DeepCopy(), plan.DeepCopy()} { // what the server fills in cannot be sent again
+		if err := c.Create(ctx, object, client.FieldOwner(fieldManager), client.DryRunAll); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) createBoth(ctx context.Context, profile *semmoev1.AffinityProfile, plan *semmoev1.PlacementPlan) error {
+	if err := c.Create(ctx, profile, client.FieldOwner(fieldManager)); err != nil {
+		return err
+	}
+	if err := c.Create(ctx, plan, client.FieldOwner(fieldManager)); err != nil {
+		return fmt.Errorf("AffinityProfile %s is created, its plan is not; without it nothing uses the profile: kubectl delete affinityprofile %s -n %s: %w", profile.Name, profile.Name, profile.Namespace, err)
+	}
+	return nil
 }
 
 // inService is what a MoEDeployment serves under.

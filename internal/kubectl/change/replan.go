@@ -99,6 +99,7 @@ func Replan(moed *semmoev1.MoEDeployment, serving InService, since, now time.Tim
 	}}
 	layout := serving.Plan.Spec.LayoutSpec
 	layout.Solver = moed.Spec.Placement.Solver
+	layout.Solver.Algorithm = "" // it is always auto here, and another one may not go with the objective and limits of the plan in service
 	plan := &semmoev1.PlacementPlan{ObjectMeta: *owned.DeepCopy(), Spec: semmoev1.PlacementPlanSpec{
 		ProfileRef: semmoev1.ProfileReference{Name: name}, PriorProfileRef: &prior,
 		Attention: serving.Plan.Spec.Attention, ExpertParallelSize: serving.Plan.Spec.ExpertParallelSize, Engine: serving.Plan.Spec.Engine,

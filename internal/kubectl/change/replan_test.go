@@ -61,6 +61,23 @@ func TestReplanPriorAndTarget(t *testing.T) {
 	}
 }
 
+// A plan that replaces another one is searched for by auto, whatever the MoEDeployment names: the objective is that of the plan in service.
+func TestReplanSearchesByAuto(t *testing.T) {
+	moed := sampled()
+	moed.Spec.Placement.Solver = semmoev1.SolverSpec{Algorithm: "eplb", TimeBudgetSeconds: 60}
+	layout := &semmoev1.PlacementPlan{Spec: semmoev1.PlacementPlanSpec{
+		ProfileRef: semmoev1.ProfileReference{Name: "layout"}, LayoutSpec: semmoev1.LayoutSpec{Objective: semmoev1.ObjectiveRankDedup},
+	}}
+	traced := map[string]*semmoev1.AffinityProfile{"layout": {Status: semmoev1.AffinityProfileStatus{Result: &semmoev1.ProfileResult{TracedTokens: 200}}}}
+	_, plan, err := Replan(moed, InService{Plan: layout, Profiles: traced}, time.Unix(0, 0), time.Unix(3600, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := plan.Spec; s.Objective != semmoev1.ObjectiveRankDedup || s.Solver.Algorithm != "" || s.Solver.TimeBudgetSeconds != 60 {
+		t.Errorf("objective %q, solver %+v", s.Objective, s.Solver)
+	}
+}
+
 // sampled is a deployment whose requests are sampled.
 func sampled() *semmoev1.MoEDeployment {
 	return &semmoev1.MoEDeployment{Spec: semmoev1.MoEDeploymentSpec{

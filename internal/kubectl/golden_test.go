@@ -328,6 +328,10 @@ func planGoldens() map[string]golden {
 	failed := func(p *semmoev1.PlacementPlan) {
 		p.Annotations = map[string]string{semmoev1.AnnotationFailed + "b293798526": "LocalityWorse: its local activation rate is 24.5% over 32 sampled requests"}
 	}
+	slower := func(p *semmoev1.PlacementPlan) {
+		p.Status.Verdict = semmoev1.VerdictNoGainExpected
+		p.Status.Forecast.LayerNanos, p.Status.Forecast.BaselineLayerNanos, p.Status.Forecast.Hardware = 124700, 121300, "h200-nvlink"
+	}
 	return map[string]golden{
 		"explain":             {command: "explain qwen-c65ee2b4", objects: awaiting(), width: 100},
 		"explain-replan":      {command: "explain 602077", objects: onTrial(), width: 100},
@@ -336,6 +340,7 @@ func planGoldens() map[string]golden {
 		"explain-color":       {command: "explain qwen-5d0d71aa", objects: onTrial(), width: 80, color: true},
 		"explain-json":        {command: "explain qwen-5d0d71aa -o json", objects: onTrial()},
 		"explain-worthless":   {command: "explain poor", objects: append(awaiting(), planned("poor", secondDigest, time.Minute, worthless, failed)), width: 100},
+		"explain-slower":      {command: "explain slow", objects: append(awaiting(), planned("slow", secondDigest, time.Minute, slower)), width: 100},
 		"explain-unsolved":    {command: "explain new", objects: append(awaiting(), planned("new", secondDigest, time.Minute, unsolved)), width: 100},
 		"explain-counts":      {command: "explain 602077", objects: append(awaiting(), planned("qwen-5d0d71aa", secondDigest, time.Minute, replan, ofCounts)), width: 100},
 		"explain-in-service":  {command: "explain qwen-c65ee2b4", objects: awaiting(inService), width: 100},

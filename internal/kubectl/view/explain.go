@@ -84,6 +84,8 @@ func whyOf(plan *semmoev1.PlacementPlan) (string, terminal.Tone) {
 		return fmt.Sprintf("It gains too little against the plan in service: %s against %s. Nothing changes", percent(comparison.CandidateLARMilli), percent(comparison.CurrentLARMilli)), terminal.Faint
 	case verdict == semmoev1.VerdictNoGainExpected && messages(forecast) != "":
 		return "It gains too little: it would have " + messages(forecast), terminal.Faint
+	case verdict == semmoev1.VerdictNoGainExpected && forecast != nil && forecast.LayerNanos > forecast.BaselineLayerNanos && forecast.LARMilli > forecast.BaselineMilli:
+		return fmt.Sprintf("More would stay on its rank (%s against %s), but a layer is modelled to take %.1f µs against %.1f. Nothing changes", percent(forecast.LARMilli), percent(forecast.BaselineMilli), micros(forecast.LayerNanos), micros(forecast.BaselineLayerNanos)), terminal.Faint
 	case verdict == semmoev1.VerdictNoGainExpected && forecast != nil:
 		return fmt.Sprintf("It gains too little: %s of the activations would stay on their rank, %s do without it. These requests use all experts alike, or the profile is too small to tell", percent(forecast.LARMilli), percent(forecast.BaselineMilli)), terminal.Faint
 	case comparison != nil:
@@ -128,10 +130,12 @@ func factsOf(plan *semmoev1.PlacementPlan) []Fact {
 	} else if status.Verdict != "" {
 		add("Compared with", "the default placement, requests in turn")
 	}
+	if f := status.Forecast; f != nil && f.BaselineLayerNanos > 0 {
+		add("Time", "%s", timeText(f.LayerNanos, "in the default placement", f.BaselineLayerNanos, f.Hardware))
+	}
 	if c := status.Comparison; c != nil {
 		if c.CurrentNanos > 0 {
-			add("Time", "an MoE layer is modelled to take %.1f µs, under the plan in service %.1f: %.1f%% less%s",
-				float64(c.CandidateNanos)/1000, float64(c.CurrentNanos)/1000, 100*(1-float64(c.CandidateNanos)/float64(c.CurrentNanos)), modelledBy(c.Hardware))
+			add("Time", "%s", timeText(c.CandidateNanos, "under the plan in service", c.CurrentNanos, c.Hardware))
 		}
 		if c.Reason != "" {
 			add("Tier chosen", "%s", c.Reason)
@@ -150,6 +154,17 @@ func factsOf(plan *semmoev1.PlacementPlan) []Fact {
 	}
 	return facts
 }
+
+// timeText compares the modelled times of an MoE layer under a plan and elsewhere.
+func timeText(nanos int64, elsewhere string, nanosThere int64, hardware string) string {
+	less, word := 1-float64(nanos)/float64(nanosThere), "less"
+	if less < 0 {
+		less, word = -less, "more"
+	}
+	return fmt.Sprintf("an MoE layer is modelled to take %.1f µs, %s %.1f: %.1f%% %s%s", micros(nanos), elsewhere, micros(nanosThere), 100*less, word, modelledBy(hardware))
+}
+
+func micros(nanos int64) float64 { return float64(nanos) / 1000 }
 
 // modelledBy names the profile of hardware that times are of; empty where the plan was made by an operator that does not tell.
 func modelledBy(hardware string) string {

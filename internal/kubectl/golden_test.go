@@ -348,6 +348,7 @@ func planGoldens() map[string]golden {
 		"diff-40":             {command: "diff qwen-c65ee2b4 qwen-5d0d71aa", objects: mapped(), width: 40},
 		"diff-json":           {command: "diff qwen-c65ee2b4 qwen-5d0d71aa -o json", objects: mapped()},
 		"diff-same":           {command: "diff qwen-c65ee2b4 qwen-c65ee2b4", objects: mapped(), width: 100},
+		"diff-unshuffled":     {command: "diff qwen-c65ee2b4 qwen-5d0d71aa", objects: mappedUnshuffled(), width: 100},
 		"diff-shapes":         {command: "diff qwen-c65ee2b4 other", objects: []client.Object{first, held, other, heldToo}, width: 100, code: exitState},
 		"diff-damaged":        {command: "diff qwen-c65ee2b4 qwen-c65ee2b4", objects: []client.Object{first, damaged}, width: 100, code: exitError},
 		"diff-no-map":         {command: "diff qwen-c65ee2b4 qwen-c65ee2b4", objects: []client.Object{first}, width: 100, code: exitNotFound},
@@ -432,6 +433,18 @@ func published(name string, first, second []int, changes ...func(*semmoev1.Place
 	p := planned(name, sum(manifest), 10*time.Minute, changes...)
 	held := &corev1.ConfigMap{ObjectMeta: ofQwen(p.Status.ConfigMap, 10*time.Minute, semmoev1.ComponentPlan), Data: map[string]string{"manifest.json": manifest, "placement.json": layers}}
 	return p, held
+}
+
+// mappedUnshuffled are two plans for an engine that leaves tokens where attention puts them, and what they published.
+func mappedUnshuffled() []client.Object {
+	messages := func(remote int32) func(*semmoev1.PlacementPlan) {
+		return func(p *semmoev1.PlacementPlan) {
+			p.Status.Forecast = &semmoev1.PlanForecast{LARMilli: 500, BaselineMilli: 500, RemoteRanksMilli: remote, BaselineRemoteRanksMilli: 820, LARSummary: "50.0%", BaselineSummary: "50.0%"}
+		}
+	}
+	first, held := published("qwen-c65ee2b4", []int{0, 1, 2, 3}, []int{0, 1, 2, 3}, unshuffled, messages(700))
+	second, heldToo := published("qwen-5d0d71aa", []int{0, 2, 1, 3}, []int{0, 1, 2, 3}, unshuffled, messages(640))
+	return []client.Object{deployment(), first, held, second, heldToo, inspected()}
 }
 
 // inspected is an inspection Job that tells the size of the checkpoint.

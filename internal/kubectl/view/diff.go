@@ -1,9 +1,12 @@
 package view
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
+
+	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
@@ -99,51 +102,89 @@ func specChanges(from, to *semmoev1.PlacementPlan) []FieldChange {
 // fieldsOf are the fields of a plan's spec in words, each in From.
 func fieldsOf(plan *semmoev1.PlacementPlan) []FieldChange {
 	s := plan.Spec
-	current, prior, seed := "", "", ""
-	if s.Current != nil {
-		current = artifact.Digest(s.Current.PlanDigest).Short()
-	}
-	if s.PriorProfileRef != nil {
-		prior = s.PriorProfileRef.Name
-	}
-	if s.Solver.Seed != nil {
-		seed = fmt.Sprint(*s.Solver.Seed)
-	}
+	current, prior := ptr.Deref(s.Current, semmoev1.CurrentPlan{}), ptr.Deref(s.PriorProfileRef, semmoev1.ProfileReference{})
 	fields := []FieldChange{}
 	for _, field := range [][2]string{
 		{"profileRef", s.ProfileRef.Name}, {"attention", string(s.Attention)}, {"expertParallelSize", fmt.Sprint(s.ExpertParallelSize)},
-		{"engine", string(s.Engine)}, {"realization", string(s.Realization)}, {"solver.timeBudgetSeconds", fmt.Sprint(s.Solver.TimeBudgetSeconds)},
-		{"solver.seed", seed}, {"solver.trainPercent", fmt.Sprint(s.Solver.TrainPercent)}, {"current", current}, {"priorProfileRef", prior},
+		{"engine", string(s.Engine)}, {"realization", string(s.Realization)}, {"tokenShuffle", string(s.TokenShuffle)},
+		{"objective", string(s.Objective)}, {"redundantExperts", unlessZero(s.RedundantExperts)},
+		{"tokenLoadLimitPercent", unlessNil(s.TokenLoadLimitPercent)}, {"expertLoadLimitPercent", unlessNil(s.ExpertLoadLimitPercent)},
+		{"solver.algorithm", string(s.Solver.Algorithm)}, {"solver.timeBudgetSeconds", fmt.Sprint(s.Solver.TimeBudgetSeconds)},
+		{"solver.seed", unlessNil(s.Solver.Seed)}, {"solver.trainPercent", fmt.Sprint(s.Solver.TrainPercent)},
+		{"ranksPerNode", unlessZero(s.RanksPerNode)}, {"hardware", hardwareText(s.Hardware)}, {"hardwareDigest", artifact.Digest(s.HardwareDigest).Short()},
+		{"current.planDigest", artifact.Digest(current.PlanDigest).Short()}, {"current.tablesDigest", artifact.Digest(current.TablesDigest).Short()},
+		{"current.targetLARMilli", unlessZero(current.TargetLARMilli)}, {"priorProfileRef", prior.Name},
+		{"minimumGainPercent", unlessNil(s.MinimumGainPercent)}, {"batchTokens", unlessZero(s.BatchTokens)},
 	} {
 		fields = append(fields, FieldChange{Field: field[0], From: field[1]})
 	}
 	return fields
 }
 
+// unlessZero is a number that is absent where it is 0, unlessNil one that may be 0; empty where they are absent.
+func unlessZero(number int32) string {
+	if number == 0 {
+		return ""
+	}
+	return fmt.Sprint(number)
+}
+
+func unlessNil[N int32 | int64](number *N) string {
+	if number == nil {
+		return ""
+	}
+	return fmt.Sprint(*number)
+}
+
+func hardwareText(hardware *semmoev1.HardwareReference) string {
+	switch {
+	case hardware == nil:
+		return ""
+	case hardware.ConfigMap != nil:
+		return fmt.Sprintf("ConfigMap %s, key %s", hardware.ConfigMap.Name, hardware.ConfigMap.Key)
+	}
+	return hardware.BuiltIn
+}
+
+// figureRows are the figures of both plans. What neither plan has is left out, but for the rates: every plan that was judged by requests has them.
+func (d Difference) figureRows() [][]terminal.Cell {
+	rows := [][]terminal.Cell{{{Text: "plan"}, {Text: d.From.Digest}, {Text: d.To.Digest}}}
+	add := func(name, from, to string) {
+		rows = append(rows, []terminal.Cell{{Text: name}, {Text: cmp.Or(from, "unknown")}, {Text: cmp.Or(to, "unknown")}})
+	}
+	from, to := forecastText(d.From.Forecast), forecastText(d.To.Forecast)
+	add("predicted LAR", from.rate, to.rate)
+	add("without a plan", from.baseline, to.baseline)
+	if from.imbalance != "" || to.imbalance != "" {
+		add("busiest rank / mean", from.imbalance, to.imbalance)
+	}
+	if from.remote != "" || to.remote != "" {
+		add("other ranks of a token", from.remote, to.remote)
+	}
+	return rows
+}
+
+// forecastWords are the figures of a forecast in words; empty where it does not have them.
+type forecastWords struct{ rate, baseline, imbalance, remote string }
+
+func forecastText(f *semmoev1.PlanForecast) forecastWords {
+	if f == nil { // of counts alone there is none
+		return forecastWords{}
+	}
+	words := forecastWords{rate: percent(f.LARMilli), baseline: percent(f.BaselineMilli)}
+	if f.WindowImbalanceMilli > 0 {
+		words.imbalance = fmt.Sprintf("%.3f", float64(f.WindowImbalanceMilli)/1000)
+	}
+	if f.BaselineRemoteRanksMilli > 0 {
+		words.remote = fmt.Sprintf("%.2f (without a plan %.2f)", float64(f.RemoteRanksMilli)/1000, float64(f.BaselineRemoteRanksMilli)/1000)
+	}
+	return words
+}
+
 // Text draws a difference.
 func (d Difference) Text(style terminal.Style) string {
 	var out strings.Builder
-	rows := [][]terminal.Cell{}
-	add := func(name, from, to string) {
-		if from != "" || to != "" {
-			rows = append(rows, []terminal.Cell{{Text: name}, {Text: from}, {Text: to}})
-		}
-	}
-	add("plan", d.From.Digest, d.To.Digest)
-	rate := func(f *semmoev1.PlanForecast, of func(*semmoev1.PlanForecast) string) string {
-		if f == nil {
-			return "unknown"
-		}
-		return of(f)
-	}
-	both := func(name string, of func(*semmoev1.PlanForecast) string) {
-		add(name, rate(d.From.Forecast, of), rate(d.To.Forecast, of))
-	}
-	both("predicted LAR", func(f *semmoev1.PlanForecast) string { return percent(f.LARMilli) })
-	both("without a plan", func(f *semmoev1.PlanForecast) string { return percent(f.BaselineMilli) })
-	both("busiest rank / mean", func(f *semmoev1.PlanForecast) string {
-		return fmt.Sprintf("%.3f", float64(f.WindowImbalanceMilli)/1000)
-	})
+	rows := d.figureRows()
 	for _, change := range d.Spec {
 		rows = append(rows, []terminal.Cell{{Text: "spec." + change.Field}, {Text: orNone(change.From)}, {Text: orNone(change.To)}})
 	}

@@ -392,9 +392,17 @@ func topGoldens() map[string]golden {
 		"top-forbidden": {command: "top qwen", objects: onTrial(reported), width: 80},
 		"top-broken":    {command: "top qwen", objects: onTrial(), metrics: map[string]string{"qwen-router-6b7f-0": both["qwen-router-6b7f-0"], "qwen-router-6b7f-1": "up 1\n"}, width: 80},
 		"top-two-looks": {command: "top qwen --watch", objects: onTrial(), metrics: both, looks: 2, between: more},
+		"top-rankless":  {command: "top qwen", objects: awaiting(tensorParallel), metrics: map[string]string{"qwen-router-6b7f-0": ranklessMetrics, "qwen-router-6b7f-1": ranklessMetrics}, width: 100},
 		"top-not-found": {command: "top other", objects: onTrial(), width: 80, code: exitNotFound},
 	}
 }
+
+// ranklessMetrics are those of a router whose requests have no rank.
+const ranklessMetrics = `# TYPE semmoe_router_requests_total counter
+semmoe_router_requests_total{code="200"} 120
+# TYPE semmoe_router_estimated_tokens_total counter
+semmoe_router_estimated_tokens_total{rank="none"} 90000
+`
 
 // metrics are those of a router that has answered so many requests, a part of them sampled; rank 0 gets three of five tokens.
 func metrics(sampled int, rate float64, answered int) string {

@@ -26,6 +26,9 @@ type Routed struct {
 	Tokens, Local, Remote map[string]float64
 }
 
+// noRank is the rank of tokens that were sent to none.
+const noRank = "none"
+
 // ParseMetrics reads the metrics of a request router.
 func ParseMetrics(text []byte) (Routed, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
@@ -121,23 +124,42 @@ func Top(moed *semmoev1.MoEDeployment, told, before map[string]Routed, notes []s
 	}
 	l.Rate, l.Predicted, l.Samples = known(now.Rate), known(now.Predicted), int64(now.Requests)
 	l.Requests, l.SavedBytes = int64(since.Answered), known(now.SavedBytes)
-	total := 0.0
-	ranks := int(moed.Spec.Parallelism.ExpertParallelSize)
+	if now.rankless(moed.Spec.Parallelism.Attention) {
+		l.Notes = append(l.Notes, "Requests have no rank here: routers send them to replicas as a whole, and no load by rank is known.")
+		return l
+	}
+	l.Ranks = since.ranks(int(moed.Spec.Parallelism.ExpertParallelSize))
+	return l
+}
+
+// rankless tells that requests are sent to no rank: with attention TensorParallel each is of all ranks.
+func (r Routed) rankless(attention semmoev1.AttentionParallelism) bool {
+	for rank, tokens := range r.Tokens {
+		if rank != noRank && tokens > 0 {
+			return false
+		}
+	}
+	return attention == semmoev1.AttentionTensorParallel || r.Tokens[noRank] > 0
+}
+
+// ranks are the parts of so many ranks.
+func (r Routed) ranks(ranks int) []RankLoad {
+	loads, total := []RankLoad{}, 0.0
 	for rank := range ranks {
-		total += since.Tokens[strconv.Itoa(rank)]
+		total += r.Tokens[strconv.Itoa(rank)]
 	}
 	for rank := range ranks {
 		key := strconv.Itoa(rank)
 		load := RankLoad{Rank: rank}
 		if total > 0 {
-			load.Share, load.Relative = since.Tokens[key]/total, since.Tokens[key]/total*float64(ranks)
+			load.Share, load.Relative = r.Tokens[key]/total, r.Tokens[key]/total*float64(ranks)
 		}
-		if sampled := since.Local[key] + since.Remote[key]; sampled > 0 {
-			load.Rate = known(since.Local[key] / sampled)
+		if sampled := r.Local[key] + r.Remote[key]; sampled > 0 {
+			load.Rate = known(r.Local[key] / sampled)
 		}
-		l.Ranks = append(l.Ranks, load)
+		loads = append(loads, load)
 	}
-	return l
+	return loads
 }
 
 // fromStatus takes what the operator reported last.

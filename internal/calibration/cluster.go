@@ -96,8 +96,9 @@ func (c *Cluster) remove(ctx context.Context, job *batchv1.Job) error {
 }
 
 // follow waits for the Job's pod and reads its log. A connection that ends early is made anew, and what has been told is not told again.
+// A log that cannot be read is told of, and asked for until the pod's node can have no more to say.
 func (c *Cluster) follow(ctx context.Context, job *batchv1.Job, tell func(Event)) (*Result, error) {
-	told := 0
+	told, said := 0, ""
 	for {
 		pod, err := c.started(ctx, job, tell)
 		if err != nil {
@@ -111,6 +112,13 @@ func (c *Cluster) follow(ctx context.Context, job *batchv1.Job, tell func(Event)
 		if ended && !broken(err) {
 			return nil, fmt.Errorf("%w: %s", err, endOf(job, pod))
 		}
+		if lost := overdue(job, pod); lost != nil {
+			return nil, errors.Join(lost, err)
+		}
+		if unread := (*unreadError)(nil); errors.As(err, &unread) && unread.Error() != said && ctx.Err() == nil {
+			said = unread.Error()
+			tell(Event{Event: "waiting", Message: said})
+		}
 		if err := c.pause(ctx); err != nil {
 			return nil, err
 		}
@@ -122,7 +130,7 @@ func (c *Cluster) follow(ctx context.Context, job *batchv1.Job, tell func(Event)
 func (c *Cluster) read(ctx context.Context, pod *corev1.Pod, told *int, tell func(Event)) (*Result, error) {
 	log, err := c.Clients.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &corev1.PodLogOptions{Container: Container, Follow: true}).Stream(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnfinished, err)
+		return nil, &unreadError{pod.Name, err}
 	}
 	defer log.Close()
 	seen := 0
@@ -133,6 +141,32 @@ func (c *Cluster) read(ctx context.Context, pod *corev1.Pod, told *int, tell fun
 		}
 	})
 	return result, err
+}
+
+// unreadError is what keeps the log of a pod from being read.
+type unreadError struct {
+	pod   string
+	cause error
+}
+
+func (e *unreadError) Error() string { return fmt.Sprintf("the log of pod %s: %v", e.pod, e.cause) }
+
+func (e *unreadError) Unwrap() []error { return []error{ErrUnfinished, e.cause} }
+
+// overdue tells why a pod is waited for no longer: of one whose node is lost the cluster says for ever that it runs. Nil while it may run.
+func overdue(job *batchv1.Job, pod *corev1.Pod) error {
+	if deleted := pod.DeletionTimestamp; deleted != nil && time.Since(deleted.Time) > cleanTime {
+		return fmt.Errorf("pod %s was to be gone by %s, and its node %s has not told how it ended", pod.Name, deleted.UTC().Format(time.RFC3339), pod.Spec.NodeName)
+	}
+	if begun := pod.Status.StartTime; begun != nil && time.Since(begun.Time) > longest(job) {
+		return errDeadline
+	}
+	return nil
+}
+
+// longest is the time after which a Job that has begun is over, and has been cleaned up.
+func longest(job *batchv1.Job) time.Duration {
+	return time.Duration(*job.Spec.ActiveDeadlineSeconds)*time.Second + cleanTime
 }
 
 // broken reports whether a log ended with the connection: the API server has refused nothing, and another attempt may read all of it.
@@ -152,7 +186,7 @@ func (c *Cluster) started(ctx context.Context, job *batchv1.Job, tell func(Event
 			return pod, err
 		case err == nil:
 			answered = time.Now()
-		case time.Since(answered) > time.Duration(*job.Spec.ActiveDeadlineSeconds)*time.Second+cleanTime:
+		case time.Since(answered) > longest(job):
 			return nil, errors.Join(errDeadline, err)
 		default:
 			why = err.Error()

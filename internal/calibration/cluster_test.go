@@ -45,11 +45,7 @@ func (n *node) clients() *fake.Clientset {
 	clients.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		list := &corev1.PodList{}
 		if len(n.states) > 0 {
-			job := &metav1.ObjectMeta{Name: "h200"} // the fake API server gives no UIDs
-			list.Items = []corev1.Pod{{
-				ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "h200-x", Labels: map[string]string{batchv1.JobNameLabel: "h200"}, OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(job, batchv1.SchemeGroupVersion.WithKind("Job"))}},
-				Status:     n.states[0],
-			}}
+			list.Items = []corev1.Pod{podIn(n.states[0])}
 			n.states = n.states[min(1, len(n.states)-1):]
 		}
 		return true, list, nil
@@ -68,7 +64,24 @@ func (n *node) clients() *fake.Clientset {
 	return clients
 }
 
+// podIn is the pod of the Job, in a state.
+func podIn(status corev1.PodStatus) corev1.Pod {
+	job := &metav1.ObjectMeta{Name: "h200"} // the fake API server gives no UIDs
+	return corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "team", Name: "h200-x", Labels: map[string]string{batchv1.JobNameLabel: "h200"},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(job, batchv1.SchemeGroupVersion.WithKind("Job"))},
+		},
+		Status: status,
+	}
+}
+
 func phase(p corev1.PodPhase) corev1.PodStatus { return corev1.PodStatus{Phase: p} }
+
+// unread is what is told of a log that cannot be read; the fake connection names its address twice.
+func unread(why string) string {
+	return "the log of pod h200-x: " + strings.Repeat(`Get "https://localhost/api/v1/namespaces/team/pods/h200-x/log": `, 2) + why
+}
 
 func unschedulable() corev1.PodStatus {
 	return corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{
@@ -107,7 +120,9 @@ func TestRunOnCluster(t *testing.T) {
 	if string(result.JSON) != json1 {
 		t.Errorf("result %s", result.JSON)
 	}
-	want := []string{"waiting 0/2 nodes: insufficient nvidia.com/gpu", "start ", "measured copy", "measured gemm"}
+	want := []string{
+		"waiting 0/2 nodes: insufficient nvidia.com/gpu", "waiting " + unread("container is waiting to start"), "start ", "measured copy", "measured gemm",
+	}
 	if diff := cmp.Diff(want, told); diff != "" {
 		t.Error(diff)
 	}
@@ -149,7 +164,7 @@ func TestRunWhileTheClusterIsAway(t *testing.T) {
 	}{
 		"the Job":      {"get", "jobs", []error{away, away}, "", []string{"the Job of the calibration: connection refused"}},
 		"its pods":     {"list", "pods", []error{away, apierrors.NewTooManyRequests("later", 1)}, "", []string{"the pods of the calibration: connection refused", "the pods of the calibration: later"}},
-		"its log":      {"get", "pods", []error{away}, "", nil},
+		"its log":      {"get", "pods", []error{away, away}, "", []string{unread("connection refused")}},
 		"not allowed":  {"get", "jobs", []error{forbidden}, "is forbidden", nil},
 		"not the log":  {"get", "pods", []error{forbidden}, "is forbidden", nil},
 		"gone in time": {"get", "jobs", []error{apierrors.NewNotFound(batchv1.Resource("jobs"), "h200")}, "not found", nil},
@@ -188,6 +203,48 @@ func TestRunEndsWithTheDeadline(t *testing.T) {
 	cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
 	if _, err := cluster.Run(t.Context(), spec, func(Event) {}, kept); !errors.Is(err, errDeadline) || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("%v, want %v", err, errDeadline)
+	}
+}
+
+// Of a pod whose node is lost the cluster says for ever that it runs, and nobody can read its log.
+func TestRunOnALostNode(t *testing.T) {
+	deleted := metav1.NewTime(time.Now().Add(-cleanTime - time.Second))
+	for name, c := range map[string]struct {
+		timeout, age time.Duration
+		deleted      *metav1.Time
+		reads        int
+		wants        []string
+	}{
+		"past the deadline": {-cleanTime, time.Minute, nil, 1, []string{errDeadline.Error(), "no route to host"}},
+		"soon past it":      {10*time.Millisecond - cleanTime, 0, nil, 2, []string{errDeadline.Error(), "no route to host"}},
+		"deleted":           {time.Hour, time.Minute, &deleted, 1, []string{"pod h200-x was to be gone by " + deleted.UTC().Format(time.RFC3339), "node gpu-7", "no route to host"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := podIn(corev1.PodStatus{Phase: corev1.PodRunning, StartTime: &metav1.Time{Time: time.Now().Add(-c.age)}})
+			pod.DeletionTimestamp, pod.Spec.NodeName = c.deleted, "gpu-7"
+			clients, reads := fake.NewClientset(), 0
+			clients.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+				return true, &corev1.PodList{Items: []corev1.Pod{pod}}, nil
+			})
+			clients.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+				reads++
+				return true, nil, apierrors.NewInternalError(errors.New("no route to host"))
+			})
+			spec := example()
+			spec.Timeout = c.timeout
+			cluster := &Cluster{Clients: clients, Poll: time.Millisecond}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			_, err := cluster.Run(ctx, spec, func(Event) {}, kept)
+			for _, want := range c.wants {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%v, want %q", err, want)
+				}
+			}
+			if reads < c.reads {
+				t.Errorf("%d attempts to read the log, want at least %d", reads, c.reads)
+			}
+		})
 	}
 }
 

@@ -50,10 +50,16 @@ func refuseProfile(moed *semmoev1.MoEDeployment) error {
 	if profile == nil {
 		return nil
 	}
-	if err := affinityprofile.Validate(profile); err != nil {
-		return fmt.Errorf("spec.profiling: the AffinityProfile that is made of it would be refused: %w", err)
+	err := affinityprofile.Validate(profile)
+	if err == nil {
+		return nil
 	}
-	return nil
+	err = fmt.Errorf("spec.profiling: the AffinityProfile that is made of it would be refused: %w", err)
+	// A change of spec.template, which the profile has inherited, would start all pods anew.
+	if profile.Spec.Template = nil; moed.Spec.Profiling.Template == nil && affinityprofile.Validate(profile) == nil {
+		return fmt.Errorf("%w; or leave spec.template as it is, and set spec.profiling.template, which takes its place in the profile and restarts no pod", err)
+	}
+	return err
 }
 
 // refuseName: two MoEDeployments whose children have the same names take each other's Services.

@@ -21,6 +21,9 @@ func TestRefusals(t *testing.T) {
 	plan.Spec.ProfileRef.Name, plan.Spec.ExpertParallelSize = "any", 8
 	create(t, plan)
 	create(t, deployment("taken"))
+	withDataset := &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+		Containers: []corev1.Container{}, Volumes: []corev1.Volume{{Name: "dataset", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}},
+	}}
 	cases := map[string]struct {
 		change func(*semmoev1.MoEDeployment)
 		want   string
@@ -46,11 +49,12 @@ func TestRefusals(t *testing.T) {
 			m.Spec.Placement.Hardware = &semmoev1.HardwareReference{BuiltIn: "abacus"}
 		}, "spec.placement.hardware.builtIn: there is no built-in hardware profile \"abacus\"; there are h200-nvlink"},
 		"profile that would be refused": {func(m *semmoev1.MoEDeployment) {
-			m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
-				Containers: []corev1.Container{}, Volumes: []corev1.Volume{{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}},
-			}}
-			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetDedicated}
+			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetDedicated, Template: withDataset}
 		}, "spec.profiling: the AffinityProfile that is made of it would be refused: spec.template.spec.volumes"},
+		"profile refused for what it inherits": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Template = withDataset
+			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetDedicated}
+		}, "set spec.profiling.template, which takes its place in the profile and restarts no pod"},
 		"name of another's child":       {func(m *semmoev1.MoEDeployment) { m.Name = "taken-pods" }, `an object called "taken-pods"`},
 		"name whose child is another's": {func(m *semmoev1.MoEDeployment) { m.Name = "taken-router" }, `an object called "taken-router"`},
 	}

@@ -28,7 +28,7 @@ const (
 	podIPVariable   = "POD_IP"
 	modelVolume     = "model"
 	sharedMemory    = "shm"
-	temporaryVolume = "tmp"
+	temporaryVolume = "profile-tmp" // a template made for serving pods may have its own tmp
 
 	// loadTime is how long an engine may take to load its model.
 	loadTime = time.Hour
@@ -40,8 +40,9 @@ const (
 	endTime = 5 * time.Minute
 )
 
-// ownVolumes are the names of volumes that a template must not use.
-var ownVolumes = []string{modelVolume, sharedMemory, temporaryVolume, semmoev1.DatasetVolume, access.TokenVolume().Name}
+// ownVolumes are the names of volumes that a template must not use. The shared memory is not among them: as in serving pods, a template may
+// bound it.
+var ownVolumes = []string{modelVolume, temporaryVolume, semmoev1.DatasetVolume, access.TokenVolume().Name}
 
 // progressPort is where the profiling container tells how far it is: beside the engine's, whatever that is.
 func progressPort(profile *semmoev1.AffinityProfile) int32 {

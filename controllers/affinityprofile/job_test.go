@@ -74,6 +74,50 @@ func TestRenderDedicated(t *testing.T) {
 	}
 }
 
+// A template made for serving pods may bound their shared memory, and have a volume for temporary files.
+func TestRenderVolumesOfServingPods(t *testing.T) {
+	memory := &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: ptr.To(resource.MustParse("64Gi"))}
+	local := &corev1.HostPathVolumeSource{Path: "/mnt/nvme"}
+	p := newProfile(func(p *semmoev1.AffinityProfile) {
+		p.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+			Containers: []corev1.Container{{Name: "engine", VolumeMounts: []corev1.VolumeMount{{Name: "tmp", MountPath: "/tmp"}, {Name: "shm", MountPath: "/dev/shm"}}}},
+			Volumes: []corev1.Volume{
+				{Name: "shm", VolumeSource: corev1.VolumeSource{EmptyDir: memory}},
+				{Name: "tmp", VolumeSource: corev1.VolumeSource{HostPath: local}},
+			},
+		}}
+	})
+	if err := Validate(p); err != nil {
+		t.Fatal(err)
+	}
+	spec := job(p, 1).Spec.Template.Spec
+	got := map[string]corev1.VolumeSource{}
+	for _, volume := range spec.Volumes {
+		got[volume.Name] = volume.VolumeSource
+	}
+	for name, want := range map[string]corev1.VolumeSource{
+		"shm": {EmptyDir: memory}, "tmp": {HostPath: local}, temporaryVolume: {EmptyDir: &corev1.EmptyDirVolumeSource{}},
+	} {
+		if diff := cmp.Diff(want, got[name]); diff != "" {
+			t.Errorf("volume %s (-want +got):\n%s", name, diff)
+		}
+	}
+	for container, want := range map[*corev1.Container]map[string]string{
+		&spec.InitContainers[0]: {"/models": "model", "/dev/shm": "shm", "/tmp": "tmp"},
+		&spec.Containers[0]:     {"/tmp": temporaryVolume},
+	} {
+		mounts := map[string]string{}
+		for _, mount := range container.VolumeMounts {
+			mounts[mount.MountPath] = mount.Name
+		}
+		for path, volume := range want {
+			if mounts[path] != volume {
+				t.Errorf("container %s has %q at %s, want %q", container.Name, mounts[path], path, volume)
+			}
+		}
+	}
+}
+
 func TestRenderServing(t *testing.T) {
 	p := newProfile(serving, func(p *semmoev1.AffinityProfile) {
 		p.Spec.Engine.Port = 9090

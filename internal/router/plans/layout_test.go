@@ -169,9 +169,9 @@ func TestLayoutHasThePlansMachines(t *testing.T) {
 		t.Errorf("without a hardware profile: %s", diff)
 	}
 	slow, plan := *hardware.DefaultProfile(), *p.Plan
-	slow.Name, slow.AllToAll.PerMicrosecond = "slow", 1000
+	slow.Name, slow.AllToAll.PerMicrosecond, slow.AllToAll.Large = "slow", 100e3, nil
 	plan.Hardware = &slow
-	if got := New(p.Artifact.Digest, &plan, nil).Machines; got.Profile != "slow" || got.Link.Rate() != 1000 {
+	if got := New(p.Artifact.Digest, &plan, nil).Machines; got.Profile != "slow" || got.Link.Rate() != 100e3 {
 		t.Errorf("with one: %+v", got)
 	}
 	slow.Ranks, plan.RanksPerNode = 2, 2

@@ -104,7 +104,8 @@ func (c *Cluster) follow(ctx context.Context, job *batchv1.Job, tell func(Event)
 		if err != nil {
 			return nil, err
 		}
-		ended := pod.Status.Phase != corev1.PodRunning // asked before the log is read: the log of one that has ended is whole
+		// Both are asked before the log is read: the log of a pod that has ended is whole, and one that runs may end while it is read.
+		ended, lost := pod.Status.Phase != corev1.PodRunning, overdue(job, pod)
 		result, err := c.read(ctx, pod, &told, tell)
 		if !errors.Is(err, ErrUnfinished) {
 			return result, err
@@ -112,7 +113,7 @@ func (c *Cluster) follow(ctx context.Context, job *batchv1.Job, tell func(Event)
 		if ended && !broken(err) {
 			return nil, fmt.Errorf("%w: %s", err, endOf(job, pod))
 		}
-		if lost := overdue(job, pod); lost != nil {
+		if lost != nil && !ended {
 			return nil, errors.Join(lost, err)
 		}
 		if unread := (*unreadError)(nil); errors.As(err, &unread) && unread.Error() != said && ctx.Err() == nil {

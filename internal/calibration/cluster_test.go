@@ -248,6 +248,23 @@ func TestRunOnALostNode(t *testing.T) {
 	}
 }
 
+// A run that has ended while its log could not be followed, as by a workstation that slept past the deadline, has its result.
+func TestRunEndsPastTheDeadline(t *testing.T) {
+	begun := metav1.Now()
+	running, done := phase(corev1.PodRunning), phase(corev1.PodSucceeded)
+	running.StartTime, done.StartTime = &begun, &begun
+	clients := (&node{states: []corev1.PodStatus{running, done}, logs: []string{start, last}}).clients()
+	clients.PrependReactor("get", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		time.Sleep(time.Until(begun.Add(2100 * time.Millisecond))) // while the log is read the deadline passes
+		return false, nil, nil
+	})
+	spec := example()
+	spec.Timeout = 2*time.Second - cleanTime
+	if _, err := (&Cluster{Clients: clients, Poll: time.Millisecond}).Run(t.Context(), spec, func(Event) {}, kept); err != nil {
+		t.Error(err)
+	}
+}
+
 // A Job that waits in a queue for longer than it may run is waited for: its time has not begun.
 func TestRunWaitsForAQueuedJob(t *testing.T) {
 	clients := (&node{states: []corev1.PodStatus{phase(corev1.PodSucceeded)}, logs: []string{last}}).clients()

@@ -84,7 +84,7 @@ func whyOf(plan *semmoev1.PlacementPlan) (string, terminal.Tone) {
 		return fmt.Sprintf("It gains too little against the plan in service: %s against %s. Nothing changes", percent(comparison.CandidateLARMilli), percent(comparison.CurrentLARMilli)), terminal.Faint
 	case verdict == semmoev1.VerdictNoGainExpected && messages(forecast) != "":
 		return "It gains too little: it would have " + messages(forecast), terminal.Faint
-	case verdict == semmoev1.VerdictNoGainExpected && forecast != nil && forecast.LayerNanos > forecast.BaselineLayerNanos && forecast.LARMilli > forecast.BaselineMilli:
+	case verdict == semmoev1.VerdictNoGainExpected && tooSlow(forecast):
 		return fmt.Sprintf("More would stay on its rank (%s against %s), but a layer is modelled to take %.1f µs against %.1f. Nothing changes", percent(forecast.LARMilli), percent(forecast.BaselineMilli), micros(forecast.LayerNanos), micros(forecast.BaselineLayerNanos)), terminal.Faint
 	case verdict == semmoev1.VerdictNoGainExpected && forecast != nil:
 		return fmt.Sprintf("It gains too little: %s of the activations would stay on their rank, %s do without it. These requests use all experts alike, or the profile is too small to tell", percent(forecast.LARMilli), percent(forecast.BaselineMilli)), terminal.Faint
@@ -104,6 +104,11 @@ func messages(forecast *semmoev1.PlanForecast) string {
 		return ""
 	}
 	return fmt.Sprintf("the experts of a token on %.2f other ranks, the default placement on %.2f", float64(forecast.RemoteRanksMilli)/1000, float64(forecast.BaselineRemoteRanksMilli)/1000)
+}
+
+// tooSlow tells that a plan makes more local and a layer slower, each by as much as the operator minds.
+func tooSlow(f *semmoev1.PlanForecast) bool {
+	return f != nil && 100*int64(f.LARMilli) >= 102*int64(f.BaselineMilli) && 100*f.LayerNanos > 101*f.BaselineLayerNanos
 }
 
 func factsOf(plan *semmoev1.PlacementPlan) []Fact {

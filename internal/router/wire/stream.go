@@ -47,8 +47,8 @@ const trustedBytes = 1 << 30
 // readAll is io.ReadAll for a body whose length is probably known: routed experts can take hundreds of megabytes, which are then held
 // once while they arrive.
 func readAll(response *http.Response) ([]byte, error) {
-	var data bytes.Buffer
-	data.Grow(int(min(Length(response), trustedBytes)) + bytes.MinRead) // as much more as it wants to be free to meet the end
+	// As much more as it wants to be free to meet the end.
+	data := bytes.NewBuffer(make([]byte, 0, int(min(Length(response), trustedBytes))+bytes.MinRead))
 	_, err := data.ReadFrom(response.Body)
 	return data.Bytes(), err
 }

@@ -73,8 +73,8 @@ func newRequest(path, id string, data []byte) *request {
 		return r
 	}
 	b := wire.ParseBody(data)
-	r.output = b.Output(path)
 	r.answers, r.copies = b.Answers(path)
+	r.output = b.Output(r.answers)
 	r.usual = b.Usual()
 	r.prompt = wire.PromptOf(path, b)
 	media := r.prompt.Media

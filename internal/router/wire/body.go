@@ -35,11 +35,8 @@ func ParseBody(data []byte) Body {
 // get returns the value of a member; nil where there is none.
 func (b Body) get(name string) []byte { return jsonscan.Get(b.data, b.members, name) }
 
-// Output is how many tokens the request may generate, all its answers together.
-func (b Body) Output(path string) int64 {
-	all, _ := b.Answers(path)
-	return min(all*b.limit(), largestOutput)
-}
+// Output is how many tokens the request may generate, so many answers together.
+func (b Body) Output(answers int64) int64 { return min(answers*b.limit(), largestOutput) }
 
 // Usual is how many tokens an answer is expected to have at most, whatever its client allows: clients set limits generously. An unstreamed
 // answer that is longer says so when it comes; a stream does not, and more is expected of it.

@@ -116,7 +116,8 @@ func FuzzBody(f *testing.F) {
 	f.Fuzz(func(t *testing.T, path string, data []byte) {
 		b := ParseBody(data)
 		p := PromptOf(path, b)
-		if output := b.Output(path); output < 0 || output > largestOutput || p.More < 0 {
+		answers, _ := b.Answers(path)
+		if output := b.Output(answers); output < 0 || output > largestOutput || p.More < 0 {
 			t.Fatalf("load of %d tokens of output, %d more", output, p.More)
 		}
 		size := 0

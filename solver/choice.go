@@ -83,7 +83,7 @@ func (s *Score) add(r *cost.Report, t cost.LayerTime, weight float64) {
 	} else if r.BatchImbalance != nil {
 		balance = *r.BatchImbalance
 	}
-	s.LAR += weight * r.LAR
+	s.LAR = min(1, s.LAR+weight*r.LAR) // but for rounding
 	s.Exchange += weight * t.Exchange
 	s.Compute += weight * t.Compute
 	s.TokenImbalance += weight * balance

@@ -131,3 +131,23 @@ func TestConstraintsReachThePlan(t *testing.T) {
 		t.Error("distinct nodes are counted on one node")
 	}
 }
+
+// TestMovesThatCostTooMuchAreNotMade has a cost that no move is worth: the plan falls back to the placement in service, not to the default
+// one, which most experts would have to move for. Without a cost it is the default one.
+func TestMovesThatCostTooMuchAreNotMade(t *testing.T) {
+	shape := tracetest.Small
+	shape.Noise = 100
+	tr := tracetest.Generate(shape, 1)
+	for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
+		o := options(attention, 4)
+		o.Current = placement.RoundRobin(tr.Model.Layers, 16, 4)
+		if free := solve(t, tr, o); free.FallBack == "" || placement.Moves(o.Current, free.Plan.Placement) == 0 {
+			t.Fatalf("%s: noise has something to gain: %q", attention, free.FallBack)
+		}
+		o.Constraints.MigrationCost = 1e9
+		dear := solve(t, tr, o)
+		if moves := placement.Moves(o.Current, dear.Plan.Placement); moves > 0 || dear.FallBack == "" || dear.Plan.Algorithm != placement.Auto {
+			t.Errorf("%s: %d experts move although nothing is worth it; by %s, %s", attention, moves, dear.Plan.Algorithm, dear.FallBack)
+		}
+	}
+}

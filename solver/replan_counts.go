@@ -225,7 +225,7 @@ func (r *countsReplan) candidate(p *Plan) Candidate {
 type countedScore struct{ lar, exchange, load, tokens float64 }
 
 func (s *countedScore) add(t countedScore, weight float64) {
-	s.lar += weight * t.lar
+	s.lar = min(1, s.lar+weight*t.lar) // but for rounding
 	s.exchange += weight * t.exchange
 	s.load += weight * t.load
 	s.tokens += weight * t.tokens

@@ -56,3 +56,43 @@ func TestScheduleLayers(t *testing.T) {
 		t.Errorf("one rank: %+v, %v", s, err)
 	}
 }
+
+// Where all activations are local, the mean over any number of layers is 1, and a schedule is made of it: a 48th, added 48 times, is more.
+func TestSchedulesOfLocalPlans(t *testing.T) {
+	const experts, requests, tokens = 4, 40, 20
+	for _, layers := range []int{36, 48, 58} {
+		tr := &trace.Trace{Offsets: []int64{0}, Model: trace.Model{
+			Type: "local", Experts: experts, TopK: 2, Vocabulary: 2, HiddenLayers: layers, HiddenSize: 64,
+			Config: `{"num_attention_heads":4,"head_dim":16,"moe_intermediate_size":32,"intermediate_size":64}`,
+		}}
+		for l := range layers {
+			tr.Model.Layers = append(tr.Model.Layers, l)
+		}
+		for r := range requests {
+			kind := uint16(r % 2)
+			for range tokens {
+				tr.Tokens = append(tr.Tokens, int32(kind))
+				for range layers {
+					tr.Experts = append(tr.Experts, 2*kind, 2*kind+1)
+				}
+			}
+			tr.Offsets, tr.Documents = append(tr.Offsets, int64(len(tr.Tokens))), append(tr.Documents, int32(r/2))
+		}
+		for _, attention := range []placement.Attention{placement.TensorParallel, placement.DataParallel} {
+			o := options(attention, 2)
+			o.Algorithm = placement.ContiguousAlgorithm
+			s := solve(t, tr, o)
+			if attention == placement.TensorParallel && s.Report.LAR < 1-1e-9 {
+				t.Errorf("%d layers: local activation rate %v", layers, s.Report.LAR)
+			}
+			if made, err := solver.ScheduleLayers(&tr.Model, s.Plan, s.Report.LAR, hardware.DefaultProfile(), 0); err != nil || made == nil {
+				t.Errorf("%d layers, %s: %v", layers, attention, err)
+			}
+			for name, share := range map[string]float64{"baseline": s.Report.BaselineLAR, "oracle": s.Report.OracleLAR, "bound": s.Report.UpperBound, "nodes": s.Report.NodeLAR} {
+				if share > 1 {
+					t.Errorf("%d layers, %s: the share %s is %v", layers, attention, name, share)
+				}
+			}
+		}
+	}
+}

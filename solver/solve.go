@@ -367,7 +367,7 @@ func (s *search) orDefault(ctx context.Context, solved placement.Result, solutio
 	}
 	result, err := s.place(ctx, placement.ContiguousAlgorithm, deadline)
 	solution.Truncated, solution.Unmet = result.Truncated, result.Unmet
-	if s.options.Constraints.MoveBudget != nil {
+	if s.options.Constraints.Moves() {
 		return result, placement.Auto, err
 	}
 	return result, placement.ContiguousAlgorithm, err

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"runtime"
@@ -17,6 +18,9 @@ import (
 	"github.com/semmoe/operator/solver/placement"
 	"github.com/semmoe/operator/solver/trace"
 )
+
+// maxSeeds bounds the splits: the scores of each are kept until all are compared.
+const maxSeeds = 1000
 
 // compareFlags are the flags of semmoe compare.
 type compareFlags struct {
@@ -51,7 +55,7 @@ func newCompareCommand() *cobra.Command {
 	f.IntSliceVar(&flags.redundantSlots, "redundant-slots", []int{0}, "numbers of extra slots per rank; more than 0 for auto, eplb, contiguous and round-robin alone")
 	f.StringVar(&flags.embeddings, "embeddings", "", "attention dp: token embeddings, .npy [vocabulary, size] of f4 or f2, by which prompts are clustered (default: a random\nprojection of the prompt's bag of tokens)")
 	f.IntVar(&flags.cells, "cells", 0, "how many algorithms, EP sizes and splits are worked on at once (default: half of the processors); results are the same, but\nfor the seconds, and memory grows with it")
-	f.IntVar(&flags.seeds, "seeds", 5, "number of splits: seeds 1, 2, ...")
+	f.IntVar(&flags.seeds, "seeds", 5, fmt.Sprintf("number of splits: seeds 1, 2, ..., at most %d", maxSeeds))
 	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents")
 	f.StringVar(&flags.format, "format", "markdown", "markdown or json")
 	return cmd
@@ -64,14 +68,17 @@ func (f *compareFlags) options() (solver.CompareOptions, error) {
 	switch {
 	case f.trace == "":
 		return o, usageErrorf("--trace is missing: name a routing trace")
-	case f.seeds < 1:
-		return o, usageErrorf("--seeds is %d; it must be at least 1", f.seeds)
+	case f.seeds < 1 || f.seeds > maxSeeds:
+		return o, usageErrorf("--seeds is %d; allowed is 1 to %d", f.seeds, maxSeeds)
 	case f.cells < 0:
 		return o, usageErrorf("--cells is %d; it cannot be negative", f.cells)
 	case f.format != "markdown" && f.format != "json":
 		return o, usageErrorf("--format is %q; allowed is markdown, json", f.format)
 	case f.trainPercent < 1 || f.trainPercent > 99:
 		return o, usageErrorf("--train-percent is %d; allowed is 1 to 99", f.trainPercent)
+	}
+	if err := f.checkDistinct(); err != nil {
+		return o, err
 	}
 	for _, attention := range f.attentions {
 		if a := placement.Attention(attention); a != placement.TensorParallel && a != placement.DataParallel {
@@ -98,6 +105,23 @@ func (f *compareFlags) options() (solver.CompareOptions, error) {
 	}
 	o.Baselines, err = parseForecasts("--baseline-forecast", f.baselines)
 	return o, err
+}
+
+// checkDistinct refuses values that are named twice: all that is counted of them would count twice.
+func (f *compareFlags) checkDistinct() error {
+	return errors.Join(
+		distinct("--ep", f.ranks), distinct("--redundant-slots", f.redundantSlots), distinct("--attention", f.attentions),
+		distinct("--algorithm", f.algorithms), distinct("--forecast", f.forecasts), distinct("--baseline-forecast", f.baselines),
+	)
+}
+
+func distinct[T comparable](flag string, values []T) error {
+	for i, value := range values {
+		if slices.Contains(values[:i], value) {
+			return usageErrorf("%s has %v twice; each value is compared once", flag, value)
+		}
+	}
+	return nil
 }
 
 func parseForecasts(flag string, names []string) ([]solver.Forecast, error) {

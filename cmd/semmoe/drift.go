@@ -16,6 +16,9 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
+// maxRuns bounds the runs: the delay of each is kept until all are done.
+const maxRuns = 100_000
+
 // driftFlags are the flags of semmoe drift.
 type driftFlags struct {
 	trace, plan              string
@@ -54,7 +57,7 @@ func newDriftCommand() *cobra.Command {
 	f.StringVar(&flags.plan, "plan", "", "directory of the plan (required)")
 	f.StringSliceVar(&flags.domains, "domains", nil, "domains of the trace to switch to; the plan is best made without them (semmoe solve --without-domains)")
 	f.BoolVar(&flags.otherDocuments, "other-documents", false, "try the test on documents that it was not made from: make it from half of those held back, and draw from the others")
-	f.IntVar(&flags.runs, "runs", 300, "runs in which a change is to be found")
+	f.IntVar(&flags.runs, "runs", 300, fmt.Sprintf("runs in which a change is to be found, at most %d", maxRuns))
 	f.IntVar(&flags.steps, "steps", 1_000_000, "undisturbed requests in each order in which false alarms are counted")
 	f.Float64Var(&flags.sticky, "sticky", 0.9, "probability that a request has the domain of the one before it, in the order that is tried beside a random one")
 	f.Float64SliceVar(&flags.drops, "drop", []float64{10}, "drops of the local activation rate in percent of it, separated by commas")
@@ -71,8 +74,8 @@ func (f *driftFlags) check() error {
 		return usageErrorf("--trace is missing: name a routing trace")
 	case f.plan == "":
 		return usageErrorf("--plan is missing: name the directory of a plan")
-	case f.runs < 1:
-		return usageErrorf("--runs is %d; it must be at least 1", f.runs)
+	case f.runs < 1 || f.runs > maxRuns:
+		return usageErrorf("--runs is %d; allowed is 1 to %d", f.runs, maxRuns)
 	case f.steps < 0:
 		return usageErrorf("--steps is %d; it cannot be negative", f.steps)
 	case !(f.sticky >= 0 && f.sticky < 1):

@@ -78,6 +78,7 @@ func TestDriftRefuses(t *testing.T) {
 		"no trace":      {[]string{"--plan", dir}, exitUsage, "--trace is missing"},
 		"no plan":       {[]string{"--trace", path}, exitUsage, "--plan is missing"},
 		"runs":          {[]string{"--trace", path, "--plan", dir, "--runs", "0"}, exitUsage, "--runs is 0"},
+		"many runs":     {[]string{"--trace", path, "--plan", dir, "--runs", "100001"}, exitUsage, "--runs is 100001; allowed is 1 to 100000"},
 		"sticky":        {[]string{"--trace", path, "--plan", dir, "--sticky", "1"}, exitUsage, "--sticky is 1"},
 		"drop":          {[]string{"--trace", path, "--plan", dir, "--drop", "10,101"}, exitUsage, "--drop is 101"},
 		"cap":           {[]string{"--trace", path, "--plan", dir, "--cap", "0.5"}, exitUsage, "--cap is 0.5"},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"text/tabwriter"
@@ -107,8 +108,8 @@ func (f *pipelineFlags) check() error {
 		return usageErrorf("--sequence is empty: give the tokens of a sample")
 	case f.ranksPerNode < 1:
 		return usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
-	case f.memoryGiB < 0:
-		return usageErrorf("--memory-gib is %v; it must be above 0", f.memoryGiB)
+	case !(f.memoryGiB >= 0) || math.IsInf(f.memoryGiB, 1):
+		return usageErrorf("--memory-gib is %v; it must be above 0 and finite, or 0 for that of the hardware profile", f.memoryGiB)
 	case !(f.memoryPart > 0) || f.memoryPart > 1:
 		return usageErrorf("--memory-fraction is %v; allowed is above 0 to 1", f.memoryPart)
 	case f.dispatch != "bf16" && f.dispatch != "fp8":

@@ -150,6 +150,8 @@ func TestPipelineRefuses(t *testing.T) {
 		"one rank":        {[]string{"--model-path", dir, "--ranks", "1"}, exitUsage, "ranks: 1; allowed is 2"},
 		"no node":         {[]string{"--model-path", dir, "--ranks-per-node", "0"}, exitUsage, "--ranks-per-node is 0"},
 		"no room":         {[]string{"--model-path", dir, "--memory-gib", "16"}, exitNoRoom, "sequence 1024: no split of the ranks has room"},
+		"no memory":       {[]string{"--model-path", dir, "--memory-gib", "NaN"}, exitUsage, "--memory-gib is NaN"},
+		"any memory":      {[]string{"--model-path", dir, "--memory-gib", "Inf"}, exitUsage, "--memory-gib is +Inf"},
 		"no length":       {[]string{"--model-path", dir, "--sequence", "0"}, exitUsage, "0 tokens"},
 		"a bad batch":     {[]string{"--model-path", dir, "--batch", "-1"}, exitUsage, "-1 samples"},
 		"a bad dispatch":  {[]string{"--dispatch", "int4"}, exitUsage, "allowed is bf16, fp8"},

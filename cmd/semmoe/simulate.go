@@ -142,8 +142,8 @@ func (f *simulateFlags) check() error {
 		return usageErrorf("--output is %q; allowed is text, json", f.output)
 	}
 	for _, rate := range f.rates {
-		if !(rate > 0) {
-			return usageErrorf("--rates has %v; rates must be above 0", rate)
+		if !(rate > 0) || math.IsInf(rate, 1) {
+			return usageErrorf("--rates has %v; rates must be above 0 and finite", rate)
 		}
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -282,13 +283,43 @@ func (f *solveFlags) open(ctx context.Context) (*trace.Trace, error) {
 	if err != nil {
 		return nil, usageErrorf("--without-domains: %w", err)
 	}
-	if len(leave) > 0 {
-		t = without(t, leave)
+	if len(leave) == 0 {
+		return t, nil
 	}
-	if t.Requests() == 0 {
+	part := without(t, leave)
+	if part.Requests() == 0 {
 		return nil, usageErrorf("--without-domains names all domains; some must be left to learn from")
 	}
-	return t, nil
+	return part, f.checkSplit(t, part, leave)
+}
+
+// checkSplit refuses to leave out domains where the others' documents are then split otherwise than with all of them: who judges the plan
+// splits the whole trace, and would take requests for held out that the plan has learnt from.
+func (f *solveFlags) checkSplit(whole, part *trace.Trace, leave []uint8) error {
+	learnt, _, err := trace.Split(part, f.trainPercent, f.seed)
+	if err != nil {
+		return inputError(err)
+	}
+	ofWhole, _, err := trace.Split(whole, f.trainPercent, f.seed)
+	if err != nil {
+		return inputError(err)
+	}
+	var same []int
+	left := 0
+	for r, domain := range whole.Domains {
+		if slices.Contains(leave, domain) {
+			continue
+		}
+		if _, taken := slices.BinarySearch(ofWhole, r); taken {
+			same = append(same, left)
+		}
+		left++
+	}
+	if !slices.Equal(learnt, same) {
+		return usageErrorf("--without-domains is %s: without them the other domains' documents are split otherwise than in the whole trace, by which semmoe eval and drift would judge the plan by what it has learnt from; one of those that are left must have two documents, and a document one domain",
+			strings.Join(f.withoutDomains, ","))
+	}
+	return nil
 }
 
 // checkAgainst refuses what cannot be had for the model of the trace.

@@ -288,6 +288,11 @@ func TestSolveExitCodes(t *testing.T) {
 	elsewhere := (slices.Index(current.Placement.Layers[0].Slots, 0)/current.Placement.SlotsPerRank + 1) % 4
 	nameless := tracetest.Generate(tracetest.Small, 1)
 	nameless.Domains, nameless.Model.Domains = nil, nil
+	single, astray := tracetest.Small, tracetest.Generate(tracetest.Small, 1)
+	single.DocumentsPerDomain, single.RequestsPerDocument = 1, 12
+	for r := range astray.Domains {
+		astray.Domains[r] = uint8(r % 2 * 3) // a document has a request of each
+	}
 	bad := filepath.Join(dir, "bad.safetensors")
 	if err := os.WriteFile(bad, []byte("no trace at all"), 0o644); err != nil {
 		t.Fatal(err)
@@ -331,6 +336,8 @@ func TestSolveExitCodes(t *testing.T) {
 		"pin and budget":  {with("--current", other, "--move-budget", "0", "--pin", fmt.Sprintf("1:0:%d", elsewhere)), exitUsage, "the move budget is 0"},
 		"no such domain":  {with("--without-domains", "prose"), exitUsage, "the trace has no domain \"prose\"; it has domain-0"},
 		"no domains":      {with("--trace", created(t, nameless), "--without-domains", "prose"), exitUsage, "the trace names no domains"},
+		"other split":     {with("--trace", created(t, tracetest.Generate(single, 1)), "--train-percent", "50", "--without-domains", "domain-3"), exitUsage, "--without-domains is domain-3: without them"},
+		"torn documents":  {with("--trace", created(t, astray), "--without-domains", "domain-0"), exitUsage, "and a document one domain"},
 		"capacity":        {with("--rank-capacity", "1,2"), exitUsage, "2 rank capacities for 4 ranks"},
 		"load limit":      {with("--expert-load-limit", "50"), exitUsage, "expert load limit is 50 percent"},
 		"token limit":     {with("--token-load-limit", "-1"), exitUsage, "token load limit is -1 percent"},

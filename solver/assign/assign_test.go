@@ -3,7 +3,9 @@ package assign_test
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/semmoe/operator/solver/assign"
 )
@@ -247,6 +249,82 @@ func TestPriceConverges(t *testing.T) {
 	}
 	if value := total(w.Scores, bin, 8); value < bound*0.995 {
 		t.Errorf("assignment is worth %v; the bound is %v", value, bound)
+	}
+}
+
+// assignByHand looks at every item for every move.
+func assignByHand(w *assign.Weighted, prices assign.Prices, tolerance float64) []int {
+	bins, loads := w.Take(prices)
+	n := len(w.Limits)
+	for range len(bins) {
+		from := -1
+		for bin, load := range loads {
+			over := load - w.Limits[bin]*(1+tolerance)
+			if over > 0 && (from < 0 || over > loads[from]-w.Limits[from]*(1+tolerance)) {
+				from = bin
+			}
+		}
+		item, to, least := -1, -1, math.Inf(1)
+		for i, bin := range bins {
+			for b := range n {
+				size := float64(w.Sizes[i])
+				if bin != from || size == 0 || b == from || loads[b]+size > w.Limits[b]*(1+tolerance) {
+					continue
+				}
+				if loss := (float64(w.Scores[i*n+from]) - float64(w.Scores[i*n+b])) / size; loss < least {
+					item, to, least = i, b, loss
+				}
+			}
+		}
+		if item < 0 {
+			break
+		}
+		loads[from] -= float64(w.Sizes[item])
+		loads[to] += float64(w.Sizes[item])
+		bins[item] = to
+	}
+	return bins
+}
+
+// TestAssignTakesTheCheapestMoves has equal scores and sizes among others, limits of all kinds, and prices that leave several bins overfull.
+func TestAssignTakesTheCheapestMoves(t *testing.T) {
+	random := rand.New(rand.NewPCG(8, 8))
+	for run := range 2000 {
+		items, bins := 1+random.IntN(60), 1+random.IntN(7)
+		w := randomWeighted(random, items, bins)
+		if run%2 == 0 {
+			for i := range w.Scores {
+				w.Scores[i] = float32(random.IntN(3))
+			}
+		}
+		if run%3 == 0 {
+			w.Sizes[random.IntN(items)] = 0
+		}
+		prices := make(assign.Prices, bins)
+		for b := range bins {
+			w.Limits[b] *= 0.4 + random.Float64()
+			prices[b] = random.Float64()
+		}
+		tolerance := 0.1 * float64(run%4)
+		if got, want := w.Assign(prices, tolerance), assignByHand(&w, prices, tolerance); !slices.Equal(got, want) {
+			t.Fatalf("run %d: %v; want %v", run, got, want)
+		}
+	}
+}
+
+// TestAssignManyEqualItems takes minutes where every move looks at every item.
+func TestAssignManyEqualItems(t *testing.T) {
+	const items, bins = 100_000, 16
+	w := assign.Weighted{Scores: make([]float32, items*bins), Sizes: slices.Repeat([]float32{1}, items), Limits: slices.Repeat([]float64{items / bins}, bins)}
+	begin, load := time.Now(), make([]int, bins)
+	for _, bin := range w.Assign(make(assign.Prices, bins), 0) {
+		load[bin]++
+	}
+	if slices.Min(load) != items/bins {
+		t.Errorf("loads %v", load)
+	}
+	if took := time.Since(begin); took > 10*time.Second {
+		t.Errorf("it takes %v", took)
 	}
 }
 

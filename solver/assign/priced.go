@@ -111,40 +111,12 @@ func (w *Weighted) priceScale() float64 {
 // as the sizes allow: best bins at the prices, then the moves of smallest loss per unit of load out of overfull bins.
 func (w *Weighted) Assign(prices Prices, tolerance float64) []int {
 	bins, loads := w.Take(prices)
-	n := len(w.Limits)
-	for range len(bins) {
-		from := -1
-		for bin, load := range loads {
-			over := load - w.Limits[bin]*(1+tolerance)
-			if over > 0 && (from < 0 || over > loads[from]-w.Limits[from]*(1+tolerance)) {
-				from = bin
-			}
-		}
-		if from < 0 {
-			break
-		}
-		item, to, loss := -1, -1, math.Inf(1)
-		for i, bin := range bins {
-			size := float64(w.Sizes[i])
-			if bin != from || size == 0 {
-				continue
-			}
-			for b := range n {
-				if b == from || loads[b]+size > w.Limits[b]*(1+tolerance) {
-					continue
-				}
-				l := (float64(w.Scores[i*n+from]) - float64(w.Scores[i*n+b])) / size
-				if l < loss {
-					item, to, loss = i, b, l
-				}
-			}
-		}
-		if item < 0 {
-			break
-		}
-		loads[from] -= float64(w.Sizes[item])
-		loads[to] += float64(w.Sizes[item])
-		bins[item] = to
+	o := &overflow{w: w, bins: bins, loads: loads, most: make([]float64, len(loads)), leaving: make([]moves, len(loads))}
+	for bin, limit := range w.Limits {
+		o.most[bin] = limit * (1 + tolerance)
+	}
+	for from := o.fullest(); from >= 0 && o.relieve(from); from = o.fullest() {
+		continue
 	}
 	return bins
 }

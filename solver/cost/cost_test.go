@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -532,5 +533,40 @@ func TestCostsByHand(t *testing.T) {
 		if got := cost.ShapeOf(&model).ActiveParameters; got != 0 {
 			t.Errorf("%d active parameters by the configuration %s", got, config)
 		}
+	}
+}
+
+// The memory for bounds is a number for each request and rank, and a row of some layers at a time: not one for each request, layer and expert.
+func TestBoundsOfManyShortRequestsAreSmall(t *testing.T) {
+	const experts, layers, requests = 128, 10, 20_000
+	random := rand.New(rand.NewPCG(1, 1))
+	tr := &trace.Trace{Offsets: []int64{0}, Model: trace.Model{Experts: experts, TopK: 1, Vocabulary: 1, HiddenLayers: layers}}
+	for l := range layers {
+		tr.Model.Layers = append(tr.Model.Layers, l)
+	}
+	for r := range requests {
+		tr.Tokens, tr.Documents = append(tr.Tokens, 0), append(tr.Documents, int32(r))
+		tr.Offsets = append(tr.Offsets, int64(len(tr.Tokens)))
+		for range layers {
+			tr.Experts = append(tr.Experts, uint16(random.IntN(experts)))
+		}
+	}
+	p := placement.Contiguous(tr.Model.Layers, experts, 4)
+	forecast := forcedRequests{forced{request: func(r int) int { return r % 4 }}}
+	allocated := func(o cost.Options) uint64 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if _, err := cost.DataParallel(t.Context(), tr, p, forecast, o); err != nil {
+			t.Fatal(err)
+		}
+		runtime.ReadMemStats(&after)
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	o := options(tr)
+	o.Orders = 1
+	with := allocated(o)
+	o.WithoutBounds = true
+	if bounds, dense := int64(with)-int64(allocated(o)), int64(requests*layers*experts*4); bounds > dense/4 {
+		t.Errorf("bounds take %d bytes; counts of all requests are %d", bounds, dense)
 	}
 }

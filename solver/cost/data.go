@@ -36,7 +36,7 @@ func DataParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, f
 		tallies[i] = run.tallies
 		*r.WindowImbalance += run.windowImbalance / float64(o.Orders)
 		r.ExpertWindowImbalance += run.expertWindowImbalance / float64(o.Orders)
-		r.BaselineLAR += run.baseline / float64(o.Orders)
+		addShare(&r.BaselineLAR, run.baseline/float64(o.Orders))
 	}
 	r.fill(tallies, t.Model.Layers)
 	r.model(t, p, tallies, &o)
@@ -360,11 +360,10 @@ const maxStacked = 1024
 
 // bounds fills the oracle and the upper bound.
 func bounds(ctx context.Context, t *trace.Trace, p *placement.Placement, orders []*orderRun, o *Options, r *Report) error {
-	counts, err := affinity.CountRequests(ctx, t, o.Requests)
+	routes, err := newRealRoutes(ctx, t, p, o)
 	if err != nil {
 		return err
 	}
-	routes := newRealRoutes(counts, p, o.RankCapacity)
 	if r.Detail != nil {
 		if err := routes.layers(ctx, p, orders[0].tallies[0].tokens, r.Detail); err != nil {
 			return err
@@ -378,7 +377,7 @@ func bounds(ctx context.Context, t *trace.Trace, p *placement.Placement, orders 
 		}
 		r.OracleLAR += routes.oracle(limits) / float64(len(orders))
 	}
-	anyLoad := float64(min(p.SlotsPerRank, counts.TopK)) / float64(counts.TopK)
+	anyLoad := float64(min(p.SlotsPerRank, t.Model.TopK)) / float64(t.Model.TopK)
 	r.UpperBound = anyLoad
 	if !p.Redundant() {
 		if anyLoad, r.UpperBound, err = routes.upperBounds(ctx, highestLoad); err != nil {
@@ -392,10 +391,12 @@ func bounds(ctx context.Context, t *trace.Trace, p *placement.Placement, orders 
 	return nil
 }
 
-// realRoutes holds what each request activates on each rank.
+// realRoutes holds what each request activates on each rank. What it activates of each expert is counted anew where it is asked for: for
+// many requests, however short, that is much more.
 type realRoutes struct {
-	counts *affinity.RequestCounts
-	ranks  int
+	trace    *trace.Trace
+	requests []int
+	ranks    int
 	// fair is the mean load, shares are the loads that ranks are to have.
 	fair        float64
 	shares      []float64
@@ -403,34 +404,75 @@ type realRoutes struct {
 	weighted    assign.Weighted
 }
 
-func newRealRoutes(counts *affinity.RequestCounts, p *placement.Placement, capacity []float64) *realRoutes {
-	s := &realRoutes{counts: counts, ranks: p.Ranks}
-	s.weighted = assign.Weighted{Sizes: counts.Tokens, Scores: make([]float32, len(counts.Rows)*p.Ranks)}
-	for l := range p.Layers {
-		hosts := p.Hosts(l)
-		for r, row := range counts.Rows {
-			for expert, n := range row[l*counts.Experts : (l+1)*counts.Experts] {
-				for _, rank := range hosts[expert] {
-					s.weighted.Scores[r*p.Ranks+rank] += n
+func newRealRoutes(ctx context.Context, t *trace.Trace, p *placement.Placement, o *Options) (*realRoutes, error) {
+	s := &realRoutes{trace: t, requests: o.Requests, ranks: p.Ranks}
+	s.weighted = assign.Weighted{Sizes: make([]float32, len(o.Requests)), Scores: make([]float32, len(o.Requests)*p.Ranks)}
+	hosts := make([][][]int, len(p.Layers))
+	for l := range hosts {
+		hosts[l] = p.Hosts(l)
+	}
+	err := affinity.Parallel(ctx, len(o.Requests), func(i int) {
+		s.weighted.Sizes[i] = float32(t.Length(o.Requests[i]))
+		s.countRanks(s.weighted.Scores[i*p.Ranks:(i+1)*p.Ranks], o.Requests[i], hosts)
+	})
+	if err != nil {
+		return nil, err
+	}
+	tokens := float64(t.TokenCount(o.Requests))
+	s.fair = tokens / float64(p.Ranks)
+	s.shares = slices.Repeat([]float64{s.fair}, p.Ranks)
+	total := 0.0
+	for _, c := range o.RankCapacity {
+		total += c
+	}
+	for rank, c := range o.RankCapacity {
+		s.shares[rank] = tokens * c / total
+	}
+	s.activations = tokens * float64(t.Model.TopK*len(p.Layers))
+	return s, nil
+}
+
+// countRanks counts a request's activations on each rank, over all layers.
+func (s *realRoutes) countRanks(dst []float32, request int, hosts [][][]int) {
+	on := make([]int, s.ranks)
+	for position := s.trace.Offsets[request]; position < s.trace.Offsets[request+1]; position++ {
+		for l, of := range hosts {
+			for _, expert := range s.trace.Row(int(position), l) {
+				for _, rank := range of[expert] {
+					on[rank]++
 				}
 			}
 		}
 	}
-	tokens := 0.0
-	for _, n := range counts.Tokens {
-		tokens += float64(n)
+	for rank, n := range on {
+		dst[rank] = float32(n)
 	}
-	s.fair = tokens / float64(p.Ranks)
-	s.shares = slices.Repeat([]float64{s.fair}, p.Ranks)
-	total := 0.0
-	for _, c := range capacity {
-		total += c
+}
+
+// eachRow calls do for every request with the columns that it activates in some layers side by side, and its activations there. Both are
+// the next call's, too.
+func (s *realRoutes) eachRow(layers, from int, do func(i int, columns []int, activations []float64)) {
+	experts := s.trace.Model.Experts
+	row := make([]float64, layers*experts)
+	var columns []int
+	var activations []float64
+	for i, request := range s.requests {
+		clear(row)
+		for position := s.trace.Offsets[request]; position < s.trace.Offsets[request+1]; position++ {
+			for l := range layers {
+				for _, expert := range s.trace.Row(int(position), from+l) {
+					row[l*experts+int(expert)]++
+				}
+			}
+		}
+		columns, activations = columns[:0], activations[:0]
+		for column, n := range row {
+			if n > 0 {
+				columns, activations = append(columns, column), append(activations, n)
+			}
+		}
+		do(i, columns, activations)
 	}
-	for rank, c := range capacity {
-		s.shares[rank] = tokens * c / total
-	}
-	s.activations = tokens * float64(counts.TopK*counts.Layers)
-	return s
 }
 
 // limits are the loads that the oracle may use: at least the rank's share, at least what the policy used.
@@ -462,33 +504,24 @@ func (s *realRoutes) unbalanced(described []described, requests []int) (best, sc
 
 // upperBounds are that for any loads, and that for loads of at most highestLoad times the fair share.
 func (s *realRoutes) upperBounds(ctx context.Context, highestLoad float64) (anyLoad, limited float64, err error) {
-	c := s.counts
-	stacked := c.Layers
-	if c.Layers*c.Experts > maxStacked {
+	layers, experts := len(s.trace.Model.Layers), s.trace.Model.Experts
+	stacked := layers
+	if layers*experts > maxStacked {
 		stacked = 1
 	}
-	groups := c.Layers / stacked
+	groups := layers / stacked
 	values := make([][2]float64, groups)
 	err = affinity.Parallel(ctx, groups, func(g int) {
-		rows := bound.New(s.ranks, c.Experts, stacked)
-		width := stacked * c.Experts
-		var columns []int
-		var activations []float64
-		for r, row := range c.Rows {
-			columns, activations = columns[:0], activations[:0]
-			for x, n := range row[g*width : (g+1)*width] {
-				if n > 0 {
-					columns, activations = append(columns, x), append(activations, float64(n))
-				}
-			}
-			rows.Add(columns, activations, float64(c.Tokens[r]), s.concentration(r))
-		}
+		rows := bound.New(s.ranks, experts, stacked)
+		s.eachRow(stacked, g*stacked, func(i int, columns []int, activations []float64) {
+			rows.Add(columns, activations, float64(s.weighted.Sizes[i]), s.concentration(i))
+		})
 		unbalanced := min(rows.PerRow(), rows.Tangent(0))
 		values[g] = [2]float64{unbalanced, min(unbalanced, rows.Balanced(highestLoad))}
 	})
 	for _, v := range values {
-		anyLoad += v[0] / float64(groups)
-		limited += v[1] / float64(groups)
+		addShare(&anyLoad, v[0]/float64(groups))
+		addShare(&limited, v[1]/float64(groups))
 	}
 	return anyLoad, limited, err
 }

@@ -2,6 +2,7 @@ package cost
 
 import (
 	"context"
+	"slices"
 
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/placement"
@@ -129,31 +130,22 @@ func (s *realRoutes) layers(ctx context.Context, p *placement.Placement, tokens 
 	for _, limit := range s.weighted.Limits {
 		highestLoad = max(highestLoad, limit/s.fair)
 	}
-	c := s.counts
-	return affinity.Parallel(ctx, c.Layers, func(l int) {
+	topK := s.trace.Model.TopK
+	return affinity.Parallel(ctx, len(p.Layers), func(l int) {
 		hosts, local, all := p.Hosts(l), 0.0, 0.0
-		rows := bound.New(s.ranks, c.Experts, 1)
-		var columns []int
-		var activations []float64
-		for r, row := range c.Rows {
-			columns, activations = columns[:0], activations[:0]
-			for expert, n := range row[l*c.Experts : (l+1)*c.Experts] {
-				if n == 0 {
-					continue
-				}
-				columns, activations = append(columns, expert), append(activations, float64(n))
-				all += float64(n)
-				for _, rank := range hosts[expert] {
-					if rank == rankOf[r] {
-						local += float64(n)
-					}
+		rows := bound.New(s.ranks, p.Experts, 1)
+		s.eachRow(1, l, func(i int, columns []int, activations []float64) {
+			for at, expert := range columns {
+				all += activations[at]
+				if slices.Contains(hosts[expert], rankOf[i]) {
+					local += activations[at]
 				}
 			}
 			if !p.Redundant() {
-				rows.Add(columns, activations, float64(c.Tokens[r]), s.concentration(r))
+				rows.Add(columns, activations, float64(s.weighted.Sizes[i]), s.concentration(i))
 			}
-		}
-		d.Layers[l].OracleLAR, d.Layers[l].UpperBound = local/all, float64(min(p.SlotsPerRank, c.TopK))/float64(c.TopK)
+		})
+		d.Layers[l].OracleLAR, d.Layers[l].UpperBound = local/all, float64(min(p.SlotsPerRank, topK))/float64(topK)
 		if !p.Redundant() {
 			d.Layers[l].UpperBound = min(rows.PerRow(), rows.Tangent(0), rows.Balanced(highestLoad))
 		}

@@ -166,10 +166,10 @@ func tensorReport(t *trace.Trace, p *placement.Placement, runs []*layerRun, o *O
 		tallies[l] = run.tally
 		*r.BatchImbalance += run.batchImbalance / n
 		r.ExpertWindowImbalance += run.batchExpertImbalance / n
-		r.BaselineLAR += run.baseline / n
-		r.OracleLAR += run.oracle / n
-		r.UpperBound += run.upper / n
-		scored += run.scored / n
+		addShare(&r.BaselineLAR, run.baseline/n)
+		addShare(&r.OracleLAR, run.oracle/n)
+		addShare(&r.UpperBound, run.upper/n)
+		addShare(&scored, run.scored/n)
 	}
 	r.fill([][]*tally{tallies}, t.Model.Layers)
 	if !o.WithoutBounds {

@@ -130,17 +130,20 @@ type figures struct {
 }
 
 func (f *figures) add(g figures, weight float64) {
-	f.lar += weight * g.lar
+	addShare(&f.lar, weight*g.lar)
 	f.tokenImbalance += weight * g.tokenImbalance
 	f.tokenImbalanceMedian += weight * g.tokenImbalanceMedian
 	f.expertImbalance += weight * g.expertImbalance
 	f.remoteRanks += weight * g.remoteRanks
 	f.remoteNodes += weight * g.remoteNodes
-	f.nodeLAR += weight * g.nodeLAR
+	addShare(&f.nodeLAR, weight*g.nodeLAR)
 	f.maxSend += weight * g.maxSend
 	f.maxRecv += weight * g.maxRecv
 	f.exchange += weight * g.exchange
 }
+
+// addShare adds a part to a mean of shares: no rounding makes that more than 1, not even 48 times a 48th.
+func addShare(mean *float64, part float64) { *mean = min(1, *mean+part) }
 
 // fill turns the tallies of runs [run][layer] into the report's means.
 func (r *Report) fill(runs [][]*tally, layers []int) {

@@ -241,7 +241,27 @@ func (p *Prefixes) evict(place int32) (slot int) {
 
 // shrink makes a place's ring one slot shorter.
 func (p *Prefixes) shrink(place int) {
-	slot := p.evict(int32(place))
+	p.closeGap(place, p.evict(int32(place)))
+}
+
+// Forget takes back that a place was given these prefixes: it has not computed them.
+func (p *Prefixes) Forget(place int, prefixes []uint64) {
+	for _, hash := range prefixes {
+		at := p.index.find(p.blocks, hash)
+		if at < 0 {
+			continue
+		}
+		if i, holds := p.blocks[at].find(int32(place)); holds {
+			slot := p.blocks[at].holders[i].slot
+			p.blocks[at].asked--
+			p.release(int32(place), int32(at))
+			p.closeGap(place, int(slot))
+		}
+	}
+}
+
+// closeGap takes a free slot from a place's ring.
+func (p *Prefixes) closeGap(place, slot int) {
 	ring := &p.places[place]
 	last := len(ring.slots) - 1
 	if slot != last {
@@ -251,7 +271,7 @@ func (p *Prefixes) shrink(place int) {
 		p.blocks[moved.block].holders[i].slot = int32(slot)
 	}
 	ring.slots = ring.slots[:last]
-	ring.hand = 0
+	ring.hand = 0 // what comes next is put behind all others
 }
 
 // release takes a place from a block, and forgets the block with its last holder.

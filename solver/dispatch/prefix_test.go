@@ -108,6 +108,41 @@ func TestPrefixesForget(t *testing.T) {
 	}
 }
 
+// What is taken back of a place it does not hold any more; what it was given before, and what others were, stays.
+func TestPrefixesTakenBack(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 3))
+	const places, blocks = 3, 50
+	p := dispatch.NewPrefixes(blocks * dispatch.PrefixBlock)
+	for range places {
+		p.Add()
+	}
+	held := func(place int, hashes ...uint64) int {
+		p.Match(hashes)
+		return p.Hit(place).Tokens / dispatch.PrefixBlock
+	}
+	p.Put(0, []uint64{1, 2, 3, 4})
+	p.Put(1, []uint64{1, 2, 3})
+	p.Forget(0, []uint64{3, 4, 5})
+	if first, second := held(0, 1, 2, 3, 4), held(1, 1, 2, 3, 4); first != 2 || second != 3 {
+		t.Errorf("%d and %d blocks are held, want 2 and 3", first, second)
+	}
+	for range 20_000 {
+		place, begin := random.IntN(places), uint64(random.IntN(40))
+		hashes := []uint64{begin, begin + 1, begin + 2}[:1+random.IntN(3)]
+		p.Put(place, hashes)
+		if got := held(place, hashes...); got != len(hashes) {
+			t.Fatalf("%d of %d blocks that were just given are held", got, len(hashes))
+		}
+		if random.IntN(3) == 0 {
+			kept := random.IntN(len(hashes) + 1)
+			p.Forget(place, hashes[kept:])
+			if got := held(place, hashes...); got != kept {
+				t.Fatalf("%d blocks are held, want %d", got, kept)
+			}
+		}
+	}
+}
+
 // Under constant eviction nothing grows without bound, and the same blocks are found by all places that hold them.
 func TestPrefixesUnderEviction(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, 2))

@@ -137,6 +137,35 @@ func TestScoresAreShares(t *testing.T) {
 	}
 }
 
+// TestLayersThatAreDoneHoldNothing asks for a long request layer by layer. What remains is less than the scores of one layer, and what a
+// layer is scored from, many times as much, was taken by all layers in turn.
+func TestLayersThatAreDoneHoldNothing(t *testing.T) {
+	shape := tracetest.Small
+	shape.Layers = 12
+	m, table := trained(t, tracetest.Generate(shape, 3), true)
+	shape.Domains, shape.DocumentsPerDomain, shape.RequestsPerDocument, shape.TokensPerRequest = 1, 1, 1, 1<<15
+	long := tracetest.Generate(shape, 4)
+	f, dst := m.Bind(table, hosts(long), long), make([]float32, ranks)
+	held := func() int64 {
+		var now runtime.MemStats
+		for range 3 { // a pool is emptied by the second
+			runtime.GC()
+		}
+		runtime.ReadMemStats(&now)
+		return int64(now.HeapAlloc)
+	}
+	before := held()
+	for l := range m.Layers {
+		for p := range long.Tokens {
+			f.Score(dst, l, p)
+		}
+	}
+	if more, layer := held()-before, int64(4*ranks*len(long.Tokens)); more > layer {
+		t.Errorf("%d bytes are held for layers that are done; the scores of one are %d", more, layer)
+	}
+	f.Score(dst, 0, 0)
+}
+
 // TestScoresAreCalibrated compares the scores of positions that were not trained on with what happened there: what is
 // known beyond the token must bring forecasts closer to it.
 func TestScoresAreCalibrated(t *testing.T) {

@@ -3,6 +3,7 @@ package forecast
 import (
 	"math"
 	"sort"
+	"sync"
 
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/trace"
@@ -15,22 +16,26 @@ type Forecast struct {
 	hosts  []affinity.Hosts
 	trace  *trace.Trace
 	layers []layerScores
+	// scratch are *scratch, of which there are as many as requests are scored at once.
+	scratch sync.Pool
 }
 
-// layerScores are the scores of the request that was asked for last in a layer.
+// layerScores are the scores of the request that was asked for last in a layer, until its last position has been.
 type layerScores struct {
 	begin, end int
 	scores     []float32
-	evidence   *evidence
-	routed     []float32
+}
+
+// scratch is what a request is scored from: many times as much as its scores.
+type scratch struct {
+	evidence *evidence
+	routed   []float32
 }
 
 // Bind readies the model for a trace. hosts are the placement's, layer by layer: they turn routes into ranks.
 func (m *Model) Bind(tokens *affinity.TokenTable, hosts []affinity.Hosts, of *trace.Trace) *Forecast {
 	f := &Forecast{model: m, tokens: tokens, hosts: hosts, trace: of, layers: make([]layerScores, m.Layers)}
-	for l := range f.layers {
-		f.layers[l].evidence = newEvidence(m.Ranks)
-	}
+	f.scratch.New = func() any { return &scratch{evidence: newEvidence(m.Ranks)} }
 	return f
 }
 
@@ -43,19 +48,24 @@ func (f *Forecast) Score(dst []float32, layer, position int) {
 	}
 	at := (position - l.begin) * f.model.Ranks
 	copy(dst, l.scores[at:at+f.model.Ranks])
+	if position == l.end-1 {
+		*l = layerScores{} // positions are asked for in order, layer by layer: no layer holds on to a long request
+	}
 }
 
 // scoreRequest scores all tokens of the request that a position belongs to.
 func (f *Forecast) scoreRequest(layer, position int) {
 	t, m, l := f.trace, f.model, &f.layers[layer]
+	by := f.scratch.Get().(*scratch)
+	defer f.scratch.Put(by)
 	r := sort.Search(t.Requests(), func(r int) bool { return int(t.Offsets[r+1]) > position })
 	l.begin, l.end = int(t.Offsets[r]), int(t.Offsets[r+1])
 	req := request{tokens: t.Request(r)}
 	if m.History {
-		l.routed = routedShares(l.routed, t, f.hosts[layer], m.Ranks, layer, l.begin, l.end)
-		req.routed = l.routed
+		by.routed = routedShares(by.routed, t, f.hosts[layer], m.Ranks, layer, l.begin, l.end)
+		req.routed = by.routed
 	}
-	l.evidence.gather(req, &storedRows{m, f.tokens, layer, req.tokens}, m.History)
+	by.evidence.gather(req, &storedRows{m, f.tokens, layer, req.tokens}, m.History)
 	if n := len(req.tokens) * m.Ranks; cap(l.scores) < n {
 		l.scores = make([]float32, n)
 	}
@@ -64,7 +74,7 @@ func (f *Forecast) scoreRequest(layer, position int) {
 	var expertRows []int32
 	for i := range req.tokens {
 		expertRows = m.earlierExperts(expertRows[:0], t, layer, l.begin+i)
-		w.shares(l.scores[i*m.Ranks:(i+1)*m.Ranks], l.evidence, i, expertRows)
+		w.shares(l.scores[i*m.Ranks:(i+1)*m.Ranks], by.evidence, i, expertRows)
 	}
 }
 

@@ -13,5 +13,5 @@ func (p *Plan) Draw(sequence, layers int) ([]byte, error) {
 	}
 	title := fmt.Sprintf("%d attention and %d expert ranks, %d tokens: micro-batches %d × samples %d, chunks %d, %s", p.AttentionRanks, p.ExpertRanks, sequence,
 		p.Sizes.MicroBatches, p.Samples, p.Sizes.Chunks, p.OrderName)
-	return Gantt(schedule, title, layers), nil
+	return Gantt(schedule, title, layers, p.Sizes.Layers), nil
 }

@@ -55,8 +55,9 @@ type bar struct {
 	chunks int
 }
 
-// Gantt draws the first layers of a schedule as SVG: a row for each resource, time to the right. The drawing loads nothing and runs nothing.
-func Gantt(s *Schedule, title string, layers int) []byte {
+// Gantt draws the first layers of a schedule, one for so many in all, as SVG: a row for each resource, time to the right. The drawing loads
+// nothing and runs nothing.
+func Gantt(s *Schedule, title string, layers, all int) []byte {
 	end := 0.0
 	for i := range s.Tasks {
 		if s.Tasks[i].Layer < layers {
@@ -67,7 +68,7 @@ func Gantt(s *Schedule, title string, layers int) []byte {
 	bottom := ganttTop + int(resources)*ganttRow
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-labelledby="t d">`+"\n", ganttWidth, bottom+50)
-	fmt.Fprintf(&b, "<title id=\"t\">%s</title>\n<desc id=\"d\">%s</desc>\n<style>%s</style>\n", escape(title), escape(ganttWords(s, layers, end)), ganttStyle)
+	fmt.Fprintf(&b, "<title id=\"t\">%s</title>\n<desc id=\"d\">%s</desc>\n<style>%s</style>\n", escape(title), escape(ganttWords(s, layers, all, end)), ganttStyle)
 	fmt.Fprintf(&b, "<rect class=\"paper\" width=\"%d\" height=\"%d\"/>\n<text class=\"title\" x=\"20\" y=\"30\">%s</text>\n", ganttWidth, bottom+50, escape(title))
 	writeLegend(&b, s.Durations.Shared > 0)
 	writeAxis(&b, end, perUnit, bottom)
@@ -82,13 +83,13 @@ func Gantt(s *Schedule, title string, layers int) []byte {
 }
 
 // ganttWords say what is to be seen.
-func ganttWords(s *Schedule, layers int, end float64) string {
+func ganttWords(s *Schedule, layers, all int, end float64) string {
 	busy := [resources]float64{}
 	for i := range s.Tasks {
 		t := &s.Tasks[i]
 		busy[t.On] += max(0, min(t.End, end)-min(t.Start, end))
 	}
-	words := fmt.Sprintf("The first %d of %d layers, %d micro-batches with %d chunks, order %s.", min(layers, s.Sizes.Layers), s.Sizes.Layers,
+	words := fmt.Sprintf("The first %d of %d layers, %d micro-batches with %d chunks, order %s.", min(layers, all), all,
 		s.Sizes.MicroBatches, s.Sizes.Chunks, s.Order.Name())
 	for on := range resources {
 		words += fmt.Sprintf(" Busy: %s %.0f%%.", on, 100*busy[on]/end)

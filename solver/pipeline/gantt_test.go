@@ -33,7 +33,7 @@ func TestGanttDrawsEveryTask(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	svg := Gantt(s, "a <schedule> & more", 3)
+	svg := Gantt(s, "a <schedule> & more", 3, 3)
 	if got := wellFormed(t, svg)["g"]; got != len(s.Tasks) {
 		t.Errorf("%d bars are drawn; there are %d tasks", got, len(s.Tasks))
 	}
@@ -56,7 +56,7 @@ func TestGanttStaysSmall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	svg := Gantt(s, "many chunks", 2)
+	svg := Gantt(s, "many chunks", 2, 8)
 	if bars := wellFormed(t, svg)["g"]; bars > 60 || bars < 4*2*2 {
 		t.Errorf("%d bars are drawn", bars)
 	}
@@ -67,5 +67,19 @@ func TestGanttStaysSmall(t *testing.T) {
 	}
 	if !strings.Contains(string(svg), "chunks 0 to 1999") {
 		t.Error("no chunks were joined")
+	}
+}
+
+// A drawing tells of all layers, of which no more are simulated than it takes.
+func TestDrawTellsOfAllLayers(t *testing.T) {
+	for _, c := range []struct {
+		of, drawn int
+		want      string
+	}{{61, 2, "The first 2 of 61 layers"}, {3, 2, "The first 2 of 3 layers"}, {2, 4, "The first 2 of 2 layers"}} {
+		p := Plan{Durations: Durations{30, 10, 12, 14, 12}, Sizes: Sizes{c.of, 2, 2}, Order: AASS(2), OrderName: "AASS"}
+		svg, err := p.Draw(1024, c.drawn)
+		if err != nil || !bytes.Contains(svg, []byte(c.want)) {
+			t.Errorf("%d of %d layers: the drawing does not have %q: %v", c.drawn, c.of, c.want, err)
+		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 )
 
 // Constraints narrow what Solve may choose. Auto and Contiguous keep them; with Contiguous the placement is the nearest to
-// the contiguous one, or to Current where there is a move budget, that does.
+// the contiguous one, or to Current where moves have a budget or a cost, that does.
 type Constraints struct {
 	// MoveBudget is the largest number of experts of a layer that a rank holds in the placement and not in Current; nil is
 	// none.
@@ -37,6 +37,9 @@ func (c *Constraints) Binding() bool {
 	return c.MoveBudget != nil || c.MigrationCost != 0 || len(c.Pins) > 0 || c.ExpertLoadLimit != 0
 }
 
+// Moves reports whether it matters how many experts move: the default is then the placement in service.
+func (c *Constraints) Moves() bool { return c.MoveBudget != nil || c.MigrationCost > 0 }
+
 // Any reports whether anything is constrained.
 func (c *Constraints) Any() bool {
 	return c.Binding() || c.TokenLoadLimit != 0 || c.RankCapacity != nil
@@ -54,7 +57,7 @@ func CheckConstraints(a Algorithm, c Constraints, layers []int, experts, ranks, 
 		return fmt.Errorf("move budget is %d; it cannot be negative", *c.MoveBudget)
 	case !(c.MigrationCost >= 0) || math.IsInf(c.MigrationCost, 0):
 		return fmt.Errorf("migration cost is %v; it cannot be negative", c.MigrationCost)
-	case (c.MoveBudget != nil || c.MigrationCost > 0) && !current:
+	case c.Moves() && !current:
 		return fmt.Errorf("a move budget or migration cost needs a current placement")
 	case c.ExpertLoadLimit > 0 && redundant > 0:
 		return fmt.Errorf("an expert load limit with redundant slots: which copy computes an expert is the engine's choice")

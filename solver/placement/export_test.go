@@ -2,6 +2,7 @@ package placement
 
 import (
 	"context"
+	"math/rand/v2"
 	"slices"
 
 	"github.com/semmoe/operator/solver/affinity"
@@ -151,6 +152,11 @@ func ValueJoint(ctx context.Context, p Problem, of *Placement) float64 {
 
 // SampleRequests is the sample of the requests that the search of attention data parallelism uses.
 func SampleRequests(c *affinity.RequestCounts) *affinity.RequestCounts { return sampleRequests(c, 1) }
+
+// ClusterRequests is a seed of the search of attention data parallelism: the ranks of the requests.
+func ClusterRequests(ctx context.Context, p Problem) []int {
+	return newJointSearch(&p, limit{ctx: ctx}).clusterRequests(newProfile(p.Requests), rand.New(rand.NewPCG(p.Seed, 0)))
+}
 
 // AssignExactly is the assignment of items to ranks that keeps groups together.
 func AssignExactly(scores []float32, ranks, groups int) []int {

@@ -264,6 +264,9 @@ func (s *jointSearch) clusterRequests(p *profile, random *rand.Rand) []int {
 			break
 		}
 		ranks = next
+		if s.stop.reached() {
+			break
+		}
 		p.means(centres, ranks, s.requests.Tokens)
 	}
 	return ranks

@@ -21,6 +21,8 @@ type limits struct {
 	// extra is how many slots a rank has beyond the experts that it holds. So many move to it whatever is chosen, and those that change
 	// their rank are among them: copies of what it holds leave these slots free.
 	extra int
+	// stay says that the placement of least effort is the current one.
+	stay bool
 	// cost is what a move costs.
 	cost float64
 	// loads are the experts' activations, most what a rank may have of them.
@@ -165,8 +167,8 @@ func (l *limits) fewestMoves(like []float32) []int {
 	return rankOf
 }
 
-// simple is the placement of least effort: the current one where moves are counted, else the contiguous one, as far as pins
-// and loads allow.
+// simple is the placement of least effort: the current one where that is to stay, else the contiguous one, as far as pins and loads
+// allow.
 func (l *limits) simple(random *rand.Rand) []int {
 	n := len(l.pinned)
 	like := make([]float32, n*l.ranks)
@@ -174,7 +176,7 @@ func (l *limits) simple(random *rand.Rand) []int {
 		like[e*l.ranks+rank] = 1
 	}
 	var rankOf []int
-	if l.held != nil && l.budget < math.MaxInt {
+	if l.stay {
 		rankOf = l.fewestMoves(like)
 	} else {
 		rankOf = l.nearest(like)

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"math"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -269,6 +270,17 @@ func TestSolveStops(t *testing.T) {
 		if result := solve(t, p); !result.Truncated {
 			t.Errorf("%s: a spent time budget did not set truncated", attention)
 		}
+	}
+}
+
+// TestClusteringStops clusters requests with no time left: one round must do.
+func TestClusteringStops(t *testing.T) {
+	p := problem(t, tracetest.Generate(tracetest.Small, 2), placement.DataParallel, 4)
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	once, to := placement.ClusterRequests(cancelled, p), placement.ClusterRequests(t.Context(), p)
+	if len(once) != len(p.Requests.Rows) || slices.Equal(once, to) {
+		t.Errorf("%d requests have the ranks %v with no time left, %v with any", len(p.Requests.Rows), once, to)
 	}
 }
 

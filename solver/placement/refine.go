@@ -259,6 +259,8 @@ func (p *Problem) limits(l int) (*limits, error) {
 		if p.Constraints.MoveBudget != nil {
 			w.budget = *p.Constraints.MoveBudget
 		}
+		// A search weighs what moves cost against what they gain; where none is made, they gain nothing.
+		w.stay = p.Constraints.MoveBudget != nil || p.Algorithm == ContiguousAlgorithm && p.Constraints.MigrationCost > 0
 	}
 	if p.Constraints.ExpertLoadLimit > 0 {
 		loads, err := p.expertLoads(l)

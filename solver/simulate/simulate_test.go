@@ -212,6 +212,28 @@ func TestCountsOfCopies(t *testing.T) {
 	}
 }
 
+// Ranks share the widths of the blocks that all of them compute for all tokens, and the tokens of those that each computes for its own.
+func TestDenseBlocksAreShared(t *testing.T) {
+	tr, p := tracetest.Generate(tracetest.Small, 1), plain()
+	const tokens, ranks = 64, 4
+	block := func(width, tokens float64) float64 { return p.Dense.Block(64*width, tokens) }
+	for name, c := range map[string]struct {
+		attention  placement.Attention
+		collective Collective
+		want       float64
+	}{
+		"attention dp":   {placement.DataParallel, ReduceScatter, 3*block(16, tokens) + block(128, tokens)},
+		"reduce-scatter": {placement.TensorParallel, ReduceScatter, 3*block(16, tokens/ranks) + block(128/ranks, tokens)},
+		"all-reduce":     {placement.TensorParallel, AllReduce, 3*block(16/ranks, tokens) + block(128/ranks, tokens)},
+	} {
+		o := testOptions(tr, c.attention, ranks, p)
+		o.Collective = c.collective
+		if got := newStepper(tr, vanilla(tr, ranks), o).denseTime(tokens); math.Abs(got/c.want-1) > 1e-9 {
+			t.Errorf("%s: %v µs; wanted are %v", name, got, c.want)
+		}
+	}
+}
+
 // With more load requests wait longer and fewer keep the objective; what is served a second grows until it can grow no more.
 func TestSaturation(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 1)

@@ -105,18 +105,21 @@ func (s *stepper) attention(l *lane, rank int) float64 {
 	return s.dense.attention(s.batch)
 }
 
-// denseTime is that of the shared experts, which each rank computes for its tokens, and of the layers without experts.
+// denseTime is that of the shared experts and of the layers without experts. With attention TP ranks share the width of what they have all
+// tokens for, and after a reduce-scatter the tokens of the shared experts.
 func (s *stepper) denseTime(tokens int) float64 {
 	shape := &s.options.Shape
-	shared, width := float64(tokens), float64(shape.DenseSize)
+	shared, sharedWidth, width := float64(tokens), float64(shape.SharedSize), float64(shape.DenseSize)
 	if s.options.Attention == placement.TensorParallel {
 		ranks := float64(s.options.Topology.Ranks)
 		width /= ranks
-		if s.options.Collective == ReduceScatter {
+		if s.options.allReduced() {
+			sharedWidth /= ranks
+		} else {
 			shared /= ranks
 		}
 	}
-	return float64(shape.MoELayers)*s.dense.forward(float64(shape.SharedSize), shared) + float64(shape.HiddenLayers-shape.MoELayers)*s.dense.forward(width, float64(tokens))
+	return float64(shape.MoELayers)*s.dense.forward(sharedWidth, shared) + float64(shape.HiddenLayers-shape.MoELayers)*s.dense.forward(width, float64(tokens))
 }
 
 // collectives are those of all layers: after attention, and after the experts or the dense block. The profile's are scaled to the slowest links.

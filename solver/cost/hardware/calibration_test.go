@@ -122,3 +122,21 @@ func TestCalibrationRefuses(t *testing.T) {
 		t.Errorf("exchanges that take less for more bytes gave a profile: %v", err)
 	}
 }
+
+// Times that are all the same tell no rate, whatever their sums round to.
+func TestConstantTimesHaveNoRate(t *testing.T) {
+	for us := 1.0; us < 1e5; us *= 1.07 {
+		var points []exchanged
+		for bytes := 1e3; bytes < 1e9; bytes *= 3.3 {
+			points = append(points, exchanged{bytes, us})
+		}
+		if e, err := fitExchange(points); err == nil || !strings.Contains(err.Error(), "no rate can be told") {
+			t.Fatalf("%v µs for all sizes: %+v, %v", us, e, err)
+		}
+		// What rises by a thousandth of itself does have one.
+		points[len(points)-1].us *= 1.001
+		if l, ok := leastLine(points); !ok {
+			t.Fatalf("%v µs, and a thousandth more for the largest size: %+v", us, l)
+		}
+	}
+}

@@ -94,6 +94,10 @@ func twoLines(points []exchanged) (*Exchange, bool) {
 	return best, best != nil
 }
 
+// leastRise is the part of the longest time that a line must rise by over the measured work: below that it rises by rounding, and the times
+// are all the same.
+const leastRise = 1e-9
+
 // leastLine is least squares, each point weighing by the inverse of its time's square. Where the start-up time came out negative it is 0.
 func leastLine(points []exchanged) (l Line, ok bool) {
 	var one, work, us, works, both float64
@@ -106,6 +110,11 @@ func leastLine(points []exchanged) (l Line, ok bool) {
 		return l, false // all are of one size, but for rounding
 	}
 	slope := (one*both - work*us) / spread
+	shortest, longest := slices.MinFunc(points, exchanged.compare), slices.MaxFunc(points, exchanged.compare)
+	slowest := slices.MaxFunc(points, func(a, b exchanged) int { return cmp.Compare(a.us, b.us) })
+	if slope*(longest.work-shortest.work) <= leastRise*slowest.us {
+		return l, false
+	}
 	l = Line{Start: (us - slope*work) / one, PerMicrosecond: 1 / slope}
 	if l.Start < 0 {
 		l = Line{PerMicrosecond: works / both}

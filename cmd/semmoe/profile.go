@@ -27,8 +27,12 @@ import (
 const (
 	// exitEngine tells a Job's podFailurePolicy that the engine is at fault, and would be in another attempt.
 	exitEngine = 4
-	// profileStoreRetry is how long the artifact store may be away before a profile that was recorded is given up.
+	// exitStoreFull tells the operator that the artifact store is full: somebody has to make room before another attempt is worth devices.
+	exitStoreFull = 5
+	// profileStoreRetry is how long the artifact store may be away, or full, before a profile that was recorded is given up; a full one is
+	// asked again every profileFullPeriod.
 	profileStoreRetry = 10 * time.Minute
+	profileFullPeriod = 20 * time.Second
 )
 
 type profileOptions struct {
@@ -54,7 +58,8 @@ trace: which experts each token activated. The engine must have been started wit
 The data set is JSONL: {"prompt": "..."}, {"messages": [{"role", "content"}, ...]} or ShareGPT's {"conversations":
 [{"from", "value"}, ...]}, each with an optional "domain".
 
-Exit code 3: the model, the data set or an argument must be changed; 4: the engine is at fault; 1: try again.`,
+Exit code 3: the model, the data set or an argument must be changed; 4: the engine is at fault; 5: the
+artifact store is full; 1: try again.`,
 		Args: invalidArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			summary, err := runProfile(command.Context(), o, command.Flags().Changed)
@@ -102,6 +107,8 @@ func (e profileError) ExitCode() int {
 	var dataset *profile.DatasetError
 	var engine *profile.EngineError
 	switch {
+	case errors.Is(e.error, artifact.ErrFull):
+		return exitStoreFull
 	case errors.As(e.error, &engine), errors.Is(e.error, errTimeout):
 		return exitEngine
 	case errors.As(e.error, &dataset), errors.Is(e.error, os.ErrNotExist), checkpoint.IsInvalid(e.error):
@@ -180,11 +187,11 @@ func runProfile(ctx context.Context, o profileOptions, given func(flag string) b
 	var summary profile.Summary
 	if o.scope != "" {
 		manifest := profile.Manifest{ModelDigest: inputs.Report.ModelDigest, DatasetDigest: dataset.Digest, Sampling: o.sampling()}
-		summary, err = profileToStore(ctx, o, manifest, record, func() { tell(profile.Progress{Phase: profile.Storing}) })
+		summary, err = profileToStore(ctx, access.FromPod, o, manifest, record, func() { tell(profile.Progress{Phase: profile.Storing}) })
 	} else {
 		summary, err = profileToFile(o.out, record)
 	}
-	if err != nil && errors.Is(context.Cause(ctx), errTimeout) {
+	if err != nil && errors.Is(context.Cause(ctx), errTimeout) && !errors.Is(err, artifact.ErrFull) {
 		err = errTimeout
 	}
 	return summary, err
@@ -245,8 +252,8 @@ func writeTrace(out string, t *trace.Trace) error {
 	return nil
 }
 
-// profileToStore records a profile and publishes it, unless the store has it.
-func profileToStore(ctx context.Context, o profileOptions, manifest profile.Manifest, record func() (*profile.Profile, error), storing func()) (profile.Summary, error) {
+// profileToStore records a profile and publishes it in the store that connect reaches, unless that has it.
+func profileToStore(ctx context.Context, connect connectStore, o profileOptions, manifest profile.Manifest, record func() (*profile.Profile, error), storing func()) (profile.Summary, error) {
 	namespace, id, _ := strings.Cut(o.scope, "/")
 	scope := artifact.Scope{Namespace: namespace, Kind: artifact.Profile, ID: id}
 	if err := scope.Validate(); err != nil {
@@ -255,7 +262,7 @@ func profileToStore(ctx context.Context, o profileOptions, manifest profile.Mani
 	if manifest.ID() != id {
 		return profile.Summary{}, checkpoint.Invalidf("--store-scope names the profile %s; that of this model, data set and sampling is %s", id, manifest.ID())
 	}
-	store, err := access.FromPod(profileStoreRetry)
+	store, err := connect(profileStoreRetry)
 	if err != nil {
 		return profile.Summary{}, err
 	}
@@ -265,6 +272,9 @@ func profileToStore(ctx context.Context, o profileOptions, manifest profile.Mani
 		return stored.Summary, err
 	case !errors.Is(err, artifact.ErrNotFound):
 		return profile.Summary{}, fmt.Errorf("ask the artifact store for the profile: %w", err)
+	}
+	if err := probeRoom(ctx, store, scope, o.model); err != nil {
+		return profile.Summary{}, err
 	}
 	recorded, err := record()
 	if err != nil {
@@ -281,8 +291,42 @@ func profileToStore(ctx context.Context, o profileOptions, manifest profile.Mani
 		return profile.Summary{}, err
 	}
 	manifest.Summary = recorded.Summary
-	_, err = profile.Publish(ctx, store, scope, manifest, files)
-	return recorded.Summary, err
+	return recorded.Summary, untilRoom(ctx, func() error {
+		_, err := profile.Publish(ctx, store, scope, manifest, files)
+		return err
+	})
+}
+
+// probeRoom stores what needs no engine, the tokenizer where there is one: a store that is full says so before devices are used.
+func probeRoom(ctx context.Context, store *artifact.Client, scope artifact.Scope, model string) error {
+	file, err := os.Open(filepath.Join(model, profile.TokenizerFile))
+	if errors.Is(err, os.ErrNotExist) {
+		file, err = os.Open(filepath.Join(model, "config.json"))
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if _, err := store.Put(ctx, scope, file); err != nil {
+		return fmt.Errorf("no request was sent, since nothing can be stored: %w", err)
+	}
+	return nil
+}
+
+// untilRoom stores what devices were used for, again and again for a while where the store is full: a sweep, or somebody, may make room.
+func untilRoom(ctx context.Context, publish func() error) error {
+	end := time.Now().Add(profileStoreRetry)
+	for {
+		err := publish()
+		if !errors.Is(err, artifact.ErrFull) || time.Now().Add(profileFullPeriod).After(end) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		case <-time.After(profileFullPeriod):
+		}
+	}
 }
 
 // profileFiles writes the files of a profile to dir, and returns their paths by name.

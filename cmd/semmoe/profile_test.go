@@ -2,7 +2,11 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -11,7 +15,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/profile"
 )
@@ -152,4 +159,76 @@ func TestServeProgress(t *testing.T) {
 	if got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
+}
+
+// fakeStore is an artifact store that answers as a handler says.
+func fakeStore(t *testing.T, handler http.HandlerFunc) connectStore {
+	t.Helper()
+	server := httptest.NewTLSServer(handler)
+	t.Cleanup(server.Close)
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	token := writeFile(t, "token", "token")
+	return func(retryFor time.Duration) (*artifact.Client, error) {
+		return artifact.NewClient(artifact.Config{URL: server.URL, CA: ca, TokenFile: token, RetryFor: retryFor})
+	}
+}
+
+// A store that is full says so before a request is sent: devices are not used for what cannot be kept.
+func TestProfileToFullStore(t *testing.T) {
+	store := fakeStore(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			http.Error(w, `{"error": "no result"}`, http.StatusNotFound)
+			return
+		}
+		http.Error(w, `{"error": "the store is full: enlarge its volume"}`, http.StatusInsufficientStorage)
+	})
+	manifest := profile.Manifest{ModelDigest: "model", DatasetDigest: "dataset"}
+	o := profileOptions{scope: "team/" + manifest.ID(), model: tinyModel}
+	_, err := profileToStore(t.Context(), store, o, manifest, func() (*profile.Profile, error) {
+		t.Error("recorded all the same")
+		return nil, errors.New("recorded")
+	}, func() {})
+	if code := exitCode(profileError{err}); code != exitStoreFull || !strings.Contains(err.Error(), "no request was sent") || !strings.Contains(err.Error(), "enlarge its volume") {
+		t.Errorf("exit code %d, %v", code, err)
+	}
+}
+
+// What was recorded waits for room in the store for as long as for a store that is away.
+func TestUntilRoom(t *testing.T) {
+	full := fmt.Errorf("store trace: %w", &artifact.StatusError{Code: http.StatusInsufficientStorage, Message: "full"})
+	other := errors.New("forbidden")
+	for name, tc := range map[string]struct {
+		room time.Duration // when there is
+		then error
+		want error
+		end  time.Duration // at the latest
+	}{
+		"room at once":          {0, nil, nil, 0},
+		"another fault":         {0, other, other, 0},
+		"room in a while":       {5 * time.Minute, nil, nil, 5*time.Minute + profileFullPeriod},
+		"no room":               {time.Hour, nil, full, profileStoreRetry},
+		"another fault by then": {time.Minute, other, other, time.Minute + profileFullPeriod},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				begin := time.Now()
+				err := untilRoom(t.Context(), func() error {
+					if time.Since(begin) < tc.room {
+						return full
+					}
+					return tc.then
+				})
+				if took := time.Since(begin); !errors.Is(err, tc.want) || took > tc.end || took < min(tc.room, profileStoreRetry-profileFullPeriod) {
+					t.Errorf("%v after %v, want %v", err, took, tc.want)
+				}
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errTimeout)
+		defer cancel()
+		if err := untilRoom(ctx, func() error { return full }); exitCode(profileError{err}) != exitStoreFull {
+			t.Errorf("out of time: %v, want the fault of the store", err)
+		}
+	})
 }

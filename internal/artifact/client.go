@@ -160,7 +160,7 @@ func spool(r io.Reader) (*os.File, error) {
 }
 
 // Get opens an artifact. Its bytes are the digest's only if they were read up to io.EOF: ErrCorrupt or another error
-// comes in its place if they are not, or not all. The caller closes the reader.
+// comes in its place if they are not, or not all; ErrInterrupted where the rest did not come. The caller closes the reader.
 func (c *Client) Get(ctx context.Context, scope Scope, digest Digest) (io.ReadCloser, error) {
 	response, err := c.do(ctx, c.request(ctx, http.MethodGet, c.artifact(scope, digest), nil))
 	if err != nil {
@@ -169,7 +169,18 @@ func (c *Client) Get(ctx context.Context, scope Scope, digest Digest) (io.ReadCl
 	return struct {
 		io.Reader
 		io.Closer
-	}{Verified(response.Body, digest), response.Body}, nil
+	}{Verified(answer{response.Body}, digest), response.Body}, nil
+}
+
+// answer is the body of an answer, which says of its errors that they are those of the way.
+type answer struct{ io.Reader }
+
+func (a answer) Read(p []byte) (int, error) {
+	n, err := a.Reader.Read(p)
+	if err != nil && err != io.EOF {
+		err = fmt.Errorf("%w: %w", ErrInterrupted, err)
+	}
+	return n, err
 }
 
 // Has tells whether an artifact is stored. It does not look at its bytes.
@@ -241,7 +252,7 @@ func (c *Client) doJSON(ctx context.Context, request func() (*http.Request, erro
 	if into == nil {
 		return nil
 	}
-	if err := json.NewDecoder(response.Body).Decode(into); err != nil {
+	if err := json.NewDecoder(answer{response.Body}).Decode(into); err != nil {
 		return fmt.Errorf("artifact store's answer: %w", err)
 	}
 	return nil

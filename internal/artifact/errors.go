@@ -19,6 +19,8 @@ var (
 	ErrTooLarge = errors.New("too large")
 	// ErrFull: the store has no space for the artifact.
 	ErrFull = errors.New("the store is full")
+	// ErrInterrupted: the store went away while it sent an artifact. It may be asked for it anew.
+	ErrInterrupted = errors.New("the store went away while it answered")
 )
 
 // sentinels maps the statuses of the protocol to the errors that they mean.

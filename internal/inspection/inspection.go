@@ -172,7 +172,7 @@ func (s *State) setReport(text string) {
 // Job reads the checkpoint's headers, and the data set, with a CPU and nothing else: no device is spent on a model that
 // cannot be served.
 // Its name is prefix-hash-attempt; labels must hold the hash of the inputs under LabelInputs.
-func Job(namespace, prefix string, owners []metav1.OwnerReference, objectLabels map[string]string, inputs Inputs, image string, attempt int) *batchv1.Job {
+func Job(namespace, prefix string, owners []metav1.OwnerReference, objectLabels map[string]string, inputs Inputs, image string, pull corev1.PullPolicy, attempt int) *batchv1.Job {
 	args := []string{"inspect", "--model-path", inputs.Path}
 	volumes := []corev1.Volume{{Name: "model", VolumeSource: inputs.Volume}}
 	mounts := []corev1.VolumeMount{{Name: "model", MountPath: semmoev1.ModelMountPath, ReadOnly: true}}
@@ -205,6 +205,7 @@ func Job(namespace, prefix string, owners []metav1.OwnerReference, objectLabels 
 					Containers: []corev1.Container{{
 						Name:                     "inspect",
 						Image:                    image,
+						ImagePullPolicy:          pull,
 						Args:                     args,
 						SecurityContext:          restricted.Container(),
 						TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,

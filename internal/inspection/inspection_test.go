@@ -26,7 +26,7 @@ var (
 )
 
 func job(attempt int, condition batchv1.JobConditionType) *batchv1.Job {
-	j := Job("team", "m-inspect", nil, map[string]string{semmoev1.LabelInputs: inputs.Hash()}, inputs, "semmoe:1", attempt)
+	j := Job("team", "m-inspect", nil, map[string]string{semmoev1.LabelInputs: inputs.Hash()}, inputs, "semmoe:1", "", attempt)
 	j.UID = types.UID(j.Name)
 	if condition != "" {
 		j.Status.Conditions = []batchv1.JobCondition{{
@@ -134,9 +134,12 @@ func TestJobMountsDataset(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			i := inputs
 			i.Dataset = tc.dataset
-			spec := Job("team", "m-inspect", nil, nil, i, "semmoe:1", 1).Spec.Template.Spec
+			spec := Job("team", "m-inspect", nil, nil, i, "semmoe:1", corev1.PullNever, 1).Spec.Template.Spec
 			if diff := cmp.Diff(tc.args, spec.Containers[0].Args); diff != "" {
 				t.Errorf("args (-want +got):\n%s", diff)
+			}
+			if c := spec.Containers[0]; c.Image != "semmoe:1" || c.ImagePullPolicy != corev1.PullNever {
+				t.Errorf("image %s, pulled %s", c.Image, c.ImagePullPolicy)
 			}
 			if diff := cmp.Diff(tc.mounts, spec.Containers[0].VolumeMounts); diff != "" {
 				t.Errorf("mounts (-want +got):\n%s", diff)

@@ -20,6 +20,9 @@ type RefusedError struct {
 	Message string
 }
 
+// noExperts is the message of a refusal in an answer.
+const noExperts = "its answer has no routed experts"
+
 func (e *RefusedError) Error() string {
 	return fmt.Sprintf("the engine refuses: %d: %s", e.Status, e.Message)
 }
@@ -129,7 +132,7 @@ func (c *client) record(ctx context.Context, ids []int32, newTokens int) (tokens
 		return nil, nil, fmt.Errorf("the engine's answer: %w", err)
 	}
 	if text == "" {
-		return nil, nil, &RefusedError{http.StatusOK, "its answer has no routed experts"}
+		return nil, nil, &RefusedError{http.StatusOK, noExperts}
 	}
 	if experts, err = c.adapter.RoutedExperts.Decode(text, c.layers, c.top); err != nil {
 		return nil, nil, &EngineError{err.Error()}

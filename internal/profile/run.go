@@ -197,6 +197,9 @@ func sendAll(ctx context.Context, c *client, o Options, consume func(*recorded) 
 		end := <-future
 		var refusal *RefusedError
 		switch {
+		case errors.As(end.err, &refusal) && refusal.Message == noExperts && tokens > 0 && !o.Dedicated:
+			// The answers so far may be of what served before, and another attempt finds one of the two alone.
+			return 0, fmt.Errorf("line %d of the data set: %w, and answers before it had them: another model or engine has begun to serve", o.Items[end.item].Line, end.err)
 		case errors.As(end.err, &refusal):
 			refused++
 			if tokens == 0 && (refused >= refusals || refused == len(o.Items)) {

@@ -315,6 +315,43 @@ func TestNamesWhatIsWrong(t *testing.T) {
 			t.Errorf("%v: %+v", err, run)
 		}
 	})
+	t.Run("deployment that comes to serve without experts", func(t *testing.T) {
+		endpoint := startEngine(t, true)
+		calls := 0
+		changing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/generate" {
+				http.Redirect(w, r, endpoint+r.URL.Path, http.StatusTemporaryRedirect)
+				return
+			}
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			if calls++; calls > 1 {
+				body = bytes.Replace(body, []byte(`"return_routed_experts":true`), []byte(`"return_routed_experts":false`), 1)
+			}
+			answer, err := http.Post(endpoint+r.URL.Path, "application/json", bytes.NewReader(body))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer answer.Body.Close()
+			io.Copy(w, answer.Body) //nolint:errcheck // the client tells
+		}))
+		defer changing.Close()
+		o := options(t, changing.URL, append([]Item{{Line: 1, Prompt: "world"}}, items...))
+		o.Concurrency = 1
+		_, err := Run(t.Context(), o)
+		var engine *EngineError
+		if err == nil || !strings.Contains(err.Error(), "another model or engine has begun to serve") || errors.As(err, &engine) {
+			t.Errorf("error %v: the next attempt meets one of them alone", err)
+		}
+		// Nothing takes the place of a dedicated engine: one answer without experts costs that request alone.
+		calls, o.Dedicated = 0, true
+		if run, err := Run(t.Context(), o); err != nil || run.Summary.Refused != 1 {
+			t.Errorf("%v: %+v", err, run)
+		}
+	})
 	t.Run("ended from outside", func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		hanging := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

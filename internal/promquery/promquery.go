@@ -2,6 +2,7 @@ package promquery
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -206,6 +207,8 @@ func errorOf(err error) *Error {
 		return &Error{NoPrometheus, fmt.Sprintf("Prometheus' answer has more than %d bytes: make the query yield one series", maxAnswer), err}
 	case errors.Is(err, context.DeadlineExceeded):
 		return &Error{Unavailable, fmt.Sprintf("Prometheus has not answered within %s", timeout), err}
+	case errors.As(err, new(*tls.CertificateVerificationError)):
+		return &Error{Unavailable, "The certificate of Prometheus is not valid for its address, or of no authority that the operator knows: the chart's caBundle tells it others", err}
 	case errors.As(err, new(net.Error)), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, context.Canceled):
 		return &Error{Unavailable, "Prometheus cannot be reached", err}
 	case !errors.As(err, &answered):

@@ -2,12 +2,16 @@ package promquery_test
 
 import (
 	"context"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"math"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -124,6 +128,33 @@ func TestRangeFails(t *testing.T) {
 				t.Errorf("the message %q repeats what was answered", told.Message)
 			}
 		})
+	}
+}
+
+// A server whose certificate is of an authority that the cluster alone knows is asked where $SSL_CERT_DIR names a directory with that,
+// as the kubelet mounts a ConfigMap; elsewhere the error says what is missing.
+func TestPrivateAuthority(t *testing.T) {
+	const asked = "PROMQUERY_TEST_ADDRESS" // for the process below: a process reads its authorities once
+	if address := os.Getenv(asked); address != "" {
+		_, err := new(promquery.Client).Range(t.Context(), query(address))
+		fmt.Println("error:", err)
+		return
+	}
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, matrix(one)) }))
+	t.Cleanup(server.Close)
+	mounted := t.TempDir()
+	if err := errors.Join(
+		os.Mkdir(filepath.Join(mounted, "..2026"), 0o755), os.Symlink("..2026", filepath.Join(mounted, "..data")), os.Symlink("..data/ca.crt", filepath.Join(mounted, "ca.crt")),
+		os.WriteFile(filepath.Join(mounted, "..2026", "ca.crt"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o644),
+	); err != nil {
+		t.Fatal(err)
+	}
+	for directory, want := range map[string]string{mounted: "error: <nil>\n", t.TempDir(): "error: The certificate of Prometheus is not valid"} {
+		command := exec.Command(os.Args[0], "-test.run=^TestPrivateAuthority$")
+		command.Env = []string{"SSL_CERT_DIR=" + directory, asked + "=" + server.URL}
+		if output, err := command.CombinedOutput(); err != nil || !strings.HasPrefix(string(output), want) {
+			t.Errorf("want %q, got %v\n%s", want, err, output)
+		}
 	}
 }
 

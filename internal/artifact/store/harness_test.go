@@ -56,6 +56,10 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if url := os.Getenv(bucketVariable); url != "" {
+		fmt.Println("ready:", askBucket(url))
+		return
+	}
 	os.Exit(run(m))
 }
 

@@ -5,11 +5,15 @@ import (
 	"context"
 	"crypto/md5"
 	"encoding/hex"
+	"encoding/pem"
 	"encoding/xml"
 	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -129,6 +133,20 @@ func etag(data []byte) string {
 	return `"` + hex.EncodeToString(sum[:]) + `"`
 }
 
+// s3URL, with an endpoint after it, is a bucket there.
+const s3URL = "s3://bucket?region=local&use_path_style=true&request_checksum_calculation=when_required&response_checksum_validation=when_required&endpoint="
+
+// bucketVariable has this program ask a bucket, and tell its answer.
+const bucketVariable = "SEMMOE_TEST_BUCKET"
+
+func askBucket(url string) error {
+	store, err := Open(context.Background(), url)
+	if err != nil {
+		return err
+	}
+	return store.Ready(context.Background())
+}
+
 func openS3(t *testing.T, storage *objectStorage) *Store {
 	t.Helper()
 	storage.objects, storage.uploads = map[string]object{}, map[string]map[int][]byte{}
@@ -137,12 +155,30 @@ func openS3(t *testing.T, storage *objectStorage) *Store {
 	t.Setenv("AWS_ACCESS_KEY_ID", "id")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
 	t.Setenv("AWS_MAX_ATTEMPTS", "1")
-	store, err := Open(t.Context(), "s3://bucket?region=local&use_path_style=true&request_checksum_calculation=when_required&response_checksum_validation=when_required&endpoint="+server.URL)
+	store, err := Open(t.Context(), s3URL+server.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { store.Close() })
 	return store
+}
+
+// A bucket whose certificate is of an authority that the cluster alone knows is reached where $SSL_CERT_DIR names a directory with that.
+func TestS3OfAPrivateAuthority(t *testing.T) {
+	server := httptest.NewTLSServer(&objectStorage{objects: map[string]object{}})
+	t.Cleanup(server.Close)
+	given := t.TempDir()
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	if err := os.WriteFile(filepath.Join(given, "ca.crt"), certificate, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for directory, want := range map[string]string{given: "ready: <nil>\n", t.TempDir(): "certificate signed by unknown authority"} {
+		command := exec.Command(os.Args[0]) // a process reads its authorities once
+		command.Env = []string{"SSL_CERT_DIR=" + directory, "AWS_ACCESS_KEY_ID=id", "AWS_SECRET_ACCESS_KEY=secret", "AWS_MAX_ATTEMPTS=1", bucketVariable + "=" + s3URL + server.URL}
+		if output, err := command.CombinedOutput(); err != nil || !strings.Contains(string(output), want) {
+			t.Errorf("want %q, got %v\n%s", want, err, output)
+		}
+	}
 }
 
 func TestS3(t *testing.T) {

@@ -52,6 +52,9 @@ func Build(w io.Writer, options Options) (string, error) {
 		{path: "etc/", mode: 0o755},
 		{path: "etc/group", mode: 0o644, data: []byte("root:x:0:\nnonroot:x:65532:\n")},
 		{path: "etc/passwd", mode: 0o644, data: []byte("root:x:0:0:root:/:/\nnonroot:x:65532:65532:nonroot:/:/\n")},
+		{path: "etc/ssl/", mode: 0o755},
+		{path: "etc/ssl/certs/", mode: 0o755},
+		{path: authoritiesPath, mode: 0o644, data: authorities()},
 		{path: options.Program, mode: 0o755, data: options.Binary},
 		{path: "tmp/", mode: 0o1777},
 	})

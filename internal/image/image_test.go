@@ -123,15 +123,21 @@ func TestBuildWritesALayoutWhoseDigestsHold(t *testing.T) {
 				t.Errorf("config (-want +got):\n%s", diff)
 			}
 			names, contents, modes := untar(t, follow(manifest.Layers[0]))
-			if diff := cmp.Diff([]string{"etc/", "etc/group", "etc/passwd", "semmoe", "tmp/"}, names); diff != "" {
+			if diff := cmp.Diff([]string{"etc/", "etc/group", "etc/passwd", "etc/ssl/", "etc/ssl/certs/", "etc/ssl/certs/ca-certificates.crt", "semmoe", "tmp/"}, names); diff != "" {
 				t.Errorf("layer (-want +got):\n%s", diff)
 			}
-			wantModes := map[string]int64{"etc/": 0o755, "etc/group": 0o644, "etc/passwd": 0o644, "semmoe": 0o755, "tmp/": 0o1777}
+			wantModes := map[string]int64{
+				"etc/": 0o755, "etc/group": 0o644, "etc/passwd": 0o644, "semmoe": 0o755, "tmp/": 0o1777,
+				"etc/ssl/": 0o755, "etc/ssl/certs/": 0o755, "etc/ssl/certs/ca-certificates.crt": 0o644,
+			}
 			if diff := cmp.Diff(wantModes, modes); diff != "" {
 				t.Errorf("modes (-want +got):\n%s", diff)
 			}
 			if !bytes.Equal(contents["semmoe"], content) {
 				t.Error("the program in the layer is not the one given")
+			}
+			if !bytes.Equal(contents["etc/ssl/certs/ca-certificates.crt"], authorities()) {
+				t.Error("the layer has other certificate authorities")
 			}
 			if !strings.Contains(string(contents["etc/passwd"]), "nonroot:x:65532:65532:") {
 				t.Errorf("etc/passwd lacks the user: %s", contents["etc/passwd"])

@@ -14,6 +14,12 @@ import (
 	"github.com/semmoe/operator/internal/plan/bundle"
 )
 
+// fetchPause is waited before a plan is fetched anew whose fetching was interrupted.
+const fetchPause = time.Second
+
+// connectStore makes a client of the artifact store, for which access.FromPod is.
+type connectStore func(retryFor time.Duration) (*artifact.Client, error)
+
 // fetchFlags are the flags of semmoe fetch.
 type fetchFlags struct {
 	namespace, planDigest, out, messageFile string
@@ -60,7 +66,7 @@ func newFetchCommand() *cobra.Command {
 	f.StringVar(&flags.namespace, "namespace", "", "namespace that the plan is of: the pod's own (required)")
 	f.StringVar(&flags.planDigest, "plan-digest", "", "full digest of the plan (required)")
 	f.StringVar(&flags.out, "out", "", "directory to make (required)")
-	f.DurationVar(&flags.wait, "wait", 2*time.Minute, "how long a store that is away is asked again")
+	f.DurationVar(&flags.wait, "wait", 2*time.Minute, "how long a store that is away, or goes away while it answers, is asked again")
 	f.BoolVar(&flags.optional, "optional", false, "exit with 0 although the plan could not be fetched")
 	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
 	return command
@@ -88,13 +94,36 @@ func (f fetchFlags) check() error {
 }
 
 // fetch fetches from the store that connect reaches.
-func (f fetchFlags) fetch(ctx context.Context, connect func(retryFor time.Duration) (*artifact.Client, error)) error {
+func (f fetchFlags) fetch(ctx context.Context, connect connectStore) error {
 	client, err := connect(f.wait)
 	if err == nil {
-		err = bundle.Fetch(ctx, client, f.namespace, f.planDigest, f.out)
+		err = f.fetchAnew(ctx, client)
 	}
 	if errors.Is(err, artifact.ErrNotFound) {
 		return fmt.Errorf("the artifact store does not have the plan: %w", err)
 	}
 	return err
+}
+
+// fetchAnew begins anew where the store goes away in the middle of an answer, for as long as it may be away: the client asks again only
+// while no answer has begun.
+func (f fetchFlags) fetchAnew(ctx context.Context, client *artifact.Client) error {
+	var end time.Time
+	for {
+		err := bundle.Fetch(ctx, client, f.namespace, f.planDigest, f.out)
+		if !errors.Is(err, artifact.ErrInterrupted) {
+			return err
+		}
+		if end.IsZero() {
+			end = time.Now().Add(f.wait)
+		}
+		if time.Now().Add(fetchPause).After(end) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		case <-time.After(fetchPause):
+		}
+	}
 }

@@ -2,10 +2,21 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"io"
+	"net/http"
 	"os"
+	"path"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/plan/bundle"
 )
 
 // An engine's pod that has no store to ask starts without the plan, and says why; a fault of the flags is none of the store's.
@@ -59,5 +70,73 @@ func TestFetchLeavesOtherDirectories(t *testing.T) {
 	}
 	if _, err := os.Stat(precious); err != nil {
 		t.Error(err)
+	}
+}
+
+// interruptedStore is an artifact store that ends so many of its answers with artifacts in the middle.
+func interruptedStore(t *testing.T, interruptions int) connectStore {
+	var mu sync.Mutex
+	bodies := map[string][]byte{} // by the last part of the path: a digest, or "result"
+	return fakeStore(t, func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		name := path.Base(r.URL.Path)
+		if r.Method == http.MethodPut {
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			bodies[name] = body
+			w.Write(body) //nolint:errcheck // the client tells
+			return
+		}
+		body := bodies[name]
+		if interruptions == 0 || len(body) < 1<<10 {
+			w.Write(body) //nolint:errcheck // the client tells
+			return
+		}
+		interruptions--
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+		w.Write(body[:len(body)/2])           //nolint:errcheck // the client tells
+		http.NewResponseController(w).Flush() //nolint:errcheck // as above
+		panic(http.ErrAbortHandler)
+	})
+}
+
+// A store that goes away in the middle of an answer is asked anew within --wait, as one that was away before.
+func TestFetchGoesOnAfterAnInterruption(t *testing.T) {
+	from, _ := solved(t, "dp")
+	_, a, err := plan.Read(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		interruptions int
+		wait          time.Duration
+		fetched       bool
+	}{
+		"once":        {1, time.Minute, true},
+		"no patience": {1, 0, false},
+		"for ever":    {-1, 2 * time.Second, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			connect := interruptedStore(t, tc.interruptions)
+			client, err := connect(0)
+			if err == nil {
+				err = bundle.Publish(t.Context(), client, "ns", a, nil)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			flags := fetchFlags{namespace: "ns", planDigest: a.Digest, out: filepath.Join(t.TempDir(), "plan"), wait: tc.wait}
+			err = flags.fetch(t.Context(), connect)
+			if (err == nil) != tc.fetched || err != nil && !errors.Is(err, artifact.ErrInterrupted) {
+				t.Fatalf("error %v", err)
+			}
+			if _, got, err := plan.Read(flags.out); tc.fetched && (err != nil || got.Digest != a.Digest) {
+				t.Errorf("fetched %v, %v", got, err)
+			}
+		})
 	}
 }

@@ -31,8 +31,8 @@ func newReshuffleCommand() *cobra.Command {
 		Short: "Copy a checkpoint with its experts, and the rows of its gates, in another order",
 		Long: "Copy a Hugging Face checkpoint with the experts of the layers that a gate-permutation.json lists, and the rows of their\n" +
 			"gates, in its order. The model computes the same. The output appears when it is complete and verified; a second run finds\n" +
-			"it and does nothing; a run after a kill goes on. Prints one JSON object, also into the termination message; a failure is\n" +
-			"one line there.\n" +
+			"it and does nothing, but for files such as the tokenizer that have changed; a run after a kill goes on. Prints one JSON\n" +
+			"object, also into the termination message; a failure is one line there.\n" +
 			"Exit code 2: the command line must be changed; 3: model, permutation or output do not fit, or not within the limit;\n" +
 			"1: try again.",
 		Args: usageArgs,

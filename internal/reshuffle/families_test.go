@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/reshuffle/filelock"
 )
 
 var (
@@ -194,10 +195,10 @@ func TestBufferedCopy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if j.lock, err = lock(t.Context(), hidden(j.out, lockSuffix)); err != nil {
+		if j.lock, err = filelock.Wait(t.Context(), hidden(j.out, lockSuffix)); err != nil {
 			t.Fatal(err)
 		}
-		defer j.lock.release()
+		defer j.lock.Release()
 		j.copier.noClone.Store(true)
 		j.copier.noRange.Store(true)
 		result, err := j.run(t.Context())

@@ -34,14 +34,17 @@ func findFiles(ctx context.Context, root fs.FS, c *checkpoint.Checkpoint, m *map
 			files.leftOut = append(files.leftOut, name)
 			return fs.SkipDir
 		}
+		// An output on the model's volume that is being removed.
+		if errors.Is(err, fs.ErrNotExist) && name != "." {
+			return fs.SkipDir
+		}
 		if err != nil {
 			return err
 		}
-		// Hidden directories hold the state of download and version control tools, which is about the original files.
 		if entry.IsDir() {
-			if name != "." && strings.HasPrefix(entry.Name(), ".") {
-				return fs.SkipDir
-			}
+			return skipDirectory(root, name)
+		}
+		if guardName.MatchString(entry.Name()) {
 			return nil
 		}
 		info, err := fs.Stat(root, name) // follows links: model caches consist of them
@@ -64,6 +67,19 @@ func findFiles(ctx context.Context, root fs.FS, c *checkpoint.Checkpoint, m *map
 		return nil, checkpoint.Invalidf("%s is not readable by this user: check its permissions", filepath.Join(c.Dir, at.Path))
 	}
 	return files, err
+}
+
+// skipDirectory skips what is no part of the model: hidden directories hold the state of download and version control tools, which is
+// about the original files, and the unfinished outputs of this package; its finished ones have a manifest, but so may the model.
+func skipDirectory(root fs.FS, name string) error {
+	if name == "." {
+		return nil
+	}
+	_, err := fs.Stat(root, path.Join(name, ManifestFile))
+	if err == nil || strings.HasPrefix(path.Base(name), ".") {
+		return fs.SkipDir
+	}
+	return nil
 }
 
 // addCopied requires that the file can be opened: it is copied last, when all shards are written.

@@ -47,3 +47,47 @@ func TestClosedFiles(t *testing.T) {
 		}
 	}
 }
+
+// TestModelVolumeHoldsOutputs: where outputs lie on the model's volume, neither they nor what runs have beside them are of the model,
+// at any depth; even where one vanishes while it is looked at.
+func TestModelVolumeHoldsOutputs(t *testing.T) {
+	c, m := turned(t)
+	for _, name := range []string{"", "cache/"} {
+		for _, file := range []string{"KEY/" + ManifestFile, "KEY/tokenizer.json", "KEY/sub/vocabulary.txt", "old/" + ManifestFile, "old/x.safetensors",
+			".NEW.0123456789abcdef.partial/tokenizer.json", ".KEY.used", ".NEW.lock", ".NEW.used", ".NEW.probe-123", roomLock} {
+			writeFile(t, filepath.Join(c.Dir, name+file), []byte("{}"))
+		}
+	}
+	own := []string{"sub/vocabulary.txt", "tokenizer.json", ".gitattributes", "poetry.lock", "x.used"}
+	// The model may be an output.
+	for _, file := range append([]string{ManifestFile}, own...) {
+		writeFile(t, filepath.Join(c.Dir, file), []byte("{}"))
+	}
+	if err := os.Mkdir(filepath.Join(c.Dir, "vanishing"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	files, err := findFiles(t.Context(), vanishing{os.DirFS(c.Dir), "vanishing"}, c, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(files.copied)
+	slices.Sort(own)
+	if !slices.Equal(files.copied, own) || len(files.leftOut) > 0 {
+		t.Errorf("copied are %q, left out %q", files.copied, files.leftOut)
+	}
+}
+
+// vanishing is a directory with one name that is listed but is gone when it is opened.
+type vanishing struct {
+	fs.FS
+	name string
+}
+
+func (v vanishing) Open(name string) (fs.File, error) {
+	if name == v.name {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	}
+	return v.FS.Open(name)
+}
+
+func (v vanishing) Stat(name string) (fs.FileInfo, error) { return fs.Stat(v.FS, name) }

@@ -3,10 +3,12 @@ package reshuffle
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/semmoe/operator/internal/reshuffle/filelock"
 )
 
 // usedSuffix ends the name of the file that tells of an output's use. It stays as long as the output does.
@@ -25,30 +27,38 @@ func newHold(out string) (*Hold, error) {
 	path := hidden(out, usedSuffix)
 	_, err := os.Lstat(path)
 	created := errors.Is(err, os.ErrNotExist)
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, fileMode)
+	file, err := openUse(path)
 	if err != nil {
 		return nil, err
 	}
-	if err := flock(file, unix.LOCK_SH); err != nil {
+	if err := filelock.Flock(file, unix.LOCK_SH); err != nil {
 		file.Close()
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
 	return &Hold{file, created}, nil
 }
 
-// flock takes a lock at once or fails, with EWOULDBLOCK where somebody else has it.
-func flock(file *os.File, how int) error {
-	for {
-		if err := unix.Flock(int(file.Fd()), how|unix.LOCK_NB); !errors.Is(err, unix.EINTR) {
-			return err
-		}
+// openUse opens the file of use, or makes it. One in which this user cannot tell the time of use is replaced, unless it is held, or is
+// another user's to remove: then it still serves for a lock.
+func openUse(path string) (*os.File, error) {
+	file, writable, err := filelock.Make(path)
+	if err != nil || writable || filelock.Flock(file, unix.LOCK_EX) != nil || os.Remove(path) != nil {
+		return file, err
 	}
+	file.Close()
+	file, _, err = filelock.Make(path)
+	return file, err
 }
 
-// touch makes now the time of the last use.
+// touch makes now the time of the last use. The system's own now asks for leave to write, any other time for ownership. Without leave
+// the output loses its place in the order of removal alone.
 func (h *Hold) touch() error {
-	now := time.Now()
-	return os.Chtimes(h.file.Name(), now, now)
+	now := unix.Timespec{Nsec: unix.UTIME_NOW}
+	err := unix.UtimesNanoAt(unix.AT_FDCWD, h.file.Name(), []unix.Timespec{now, now}, 0)
+	if err == nil || errors.Is(err, fs.ErrPermission) {
+		return nil
+	}
+	return &fs.PathError{Op: "touch", Path: h.file.Name(), Err: err}
 }
 
 // Release ends the hold. The output was in use until now.

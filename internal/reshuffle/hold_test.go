@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/semmoe/operator/internal/reshuffle/filelock"
 )
 
 // free tells that nobody holds an output.
@@ -19,7 +21,7 @@ func free(t *testing.T, out string) bool {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	err = flock(file, unix.LOCK_EX)
+	err = filelock.Flock(file, unix.LOCK_EX)
 	if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
 		t.Fatal(err)
 	}

@@ -40,6 +40,7 @@ type childWork struct {
 	Permutation *Permutation
 	DieAt       int
 	DieAfter    time.Duration
+	Limit       int64
 }
 
 func child(text string) {
@@ -56,7 +57,7 @@ func child(text string) {
 	}
 	steps := 0
 	var mu sync.Mutex
-	o := Options{Model: work.Model, Permutation: work.Permutation, Out: work.Out, atStep: func(string) {
+	o := Options{Model: work.Model, Permutation: work.Permutation, Out: work.Out, Limit: work.Limit, atStep: func(string) {
 		mu.Lock()
 		defer mu.Unlock()
 		if steps++; steps == work.DieAt {
@@ -70,16 +71,22 @@ func child(text string) {
 	os.Exit(0)
 }
 
-// startChild returns whether the process was killed.
-func startChild(t *testing.T, work childWork) (killed bool) {
+func childCommand(t *testing.T, work childWork) *exec.Cmd {
 	t.Helper()
 	text, err := json.Marshal(work)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^$")
+	// Its path may lead through directories that another user may not enter.
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^$")
 	cmd.Env = append(os.Environ(), "RESHUFFLE_TEST_CHILD="+string(text))
-	out, err := cmd.CombinedOutput()
+	return cmd
+}
+
+// startChild returns whether the process was killed.
+func startChild(t *testing.T, work childWork) (killed bool) {
+	t.Helper()
+	out, err := childCommand(t, work).CombinedOutput()
 	if err == nil {
 		return false
 	}

@@ -34,7 +34,7 @@ type Manifest struct {
 	// ModelDigest identifies the output, see checkpoint.Checkpoint.Digest.
 	ModelDigest string           `json:"model_digest"`
 	Shards      map[string]Shard `json:"shards"`
-	// Files holds the sha256 of every other file but the manifest.
+	// Files holds the sha256 of every other file but the manifest; empty for one that is being replaced.
 	Files map[string]string `json:"files"`
 	// LeftOut lists what the output has not: files of the source that hold weights in another form, which would be in the old order,
 	// directories that cannot be read, and what is neither file nor directory.
@@ -134,6 +134,14 @@ func (m *Manifest) write(dir string) error {
 		return err
 	}
 	return writeText(filepath.Join(dir, ManifestFile), text)
+}
+
+// save changes the manifest of an output that has its name.
+func (m *Manifest) save(dir string) error {
+	if err := m.write(dir); err != nil {
+		return err
+	}
+	return syncDirectory(dir)
 }
 
 // check compares the files of an output with its manifest: names, sizes, and the hash of all that was not merely copied.

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/reshuffle/filelock"
 )
 
 // DefaultParallel is how many shards are written at a time unless asked otherwise: enough to keep a disk busy.
@@ -88,10 +89,10 @@ func Acquire(ctx context.Context, o Options) (*Result, *Hold, error) {
 	if err := os.MkdirAll(filepath.Dir(j.out), directoryMode); err != nil {
 		return nil, nil, j.noDirectory(err)
 	}
-	if j.lock, err = lock(ctx, hidden(j.out, lockSuffix)); err != nil {
+	if j.lock, err = filelock.Wait(ctx, hidden(j.out, lockSuffix)); err != nil {
 		return nil, nil, err
 	}
-	defer j.lock.release()
+	defer j.lock.Release()
 	// The hold begins before the output is there, and the run's own lock ends after: there is no moment without either.
 	hold, err := newHold(j.out)
 	if err != nil {
@@ -119,7 +120,7 @@ type job struct {
 	files    *sourceFiles
 	copier   copier
 	// lock is the output's.
-	lock fileLock
+	lock filelock.Lock
 }
 
 func newJob(ctx context.Context, o Options) (*job, error) {
@@ -218,7 +219,7 @@ func (j *job) run(ctx context.Context) (*Result, error) {
 		SourceDigest: j.identity.ModelDigest, PermutationDigest: j.Permutation.Digest(), Layers: len(j.mapping.toOld),
 		Shards: len(j.source.Shards), Bytes: j.copier.total, LeftOut: j.files.leftOut, Verified: true, Compared: j.Verify,
 	}
-	existing, err := j.existing()
+	existing, err := j.existing(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -247,8 +248,8 @@ func (j *job) run(ctx context.Context) (*Result, error) {
 	return result, nil
 }
 
-// existing returns the manifest of an output of the same work; nil if there is no output yet.
-func (j *job) existing() (*Manifest, error) {
+// existing returns the manifest of an output of the same work, which it brings up to date; nil if there is no output yet.
+func (j *job) existing(ctx context.Context) (*Manifest, error) {
 	entries, err := os.ReadDir(j.out)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {
 		return nil, nil
@@ -265,6 +266,9 @@ func (j *job) existing() (*Manifest, error) {
 	}
 	if why := m.sameWork(j.identity, j.Permutation); why != "" {
 		return nil, checkpoint.Invalidf("%s holds another checkpoint: %s; remove it or name another directory", j.out, why)
+	}
+	if err := j.refresh(ctx, m); err != nil {
+		return nil, err
 	}
 	return m, m.check(j.out)
 }
@@ -291,10 +295,7 @@ func (j *job) reverify(ctx context.Context, m *Manifest) error {
 		shard.SHA256 = sum
 		m.Shards[name] = shard
 	}
-	if err := m.write(j.out); err != nil {
-		return err
-	}
-	return syncDirectory(j.out)
+	return m.save(j.out)
 }
 
 // workplaceOf is the directory in which the output of some work is made.
@@ -395,43 +396,58 @@ func (j *job) prune(workplace string) error {
 
 // writeShards copies the shards that are not there yet, several at a time, and counts the others.
 func (j *job) writeShards(ctx context.Context, workplace string) (resumed int, err error) {
+	missing, err := j.missing(workplace)
+	if err != nil {
+		return 0, err
+	}
 	defer logProgress(ctx, &j.copier)()
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(j.Parallel)
-	for _, shard := range j.source.Shards {
+	for _, shard := range missing {
 		plan, err := planShard(shard, j.mapping)
 		if err != nil {
 			return 0, errors.Join(err, group.Wait())
 		}
-		path := filepath.Join(workplace, shard.Name())
-		written, err := plan.written(path)
-		if err != nil {
-			return 0, errors.Join(err, group.Wait())
-		}
-		if written {
-			resumed++
-			j.copier.done.Add(shard.DataBytes())
-			continue
-		}
 		group.Go(func() error {
-			err := plan.write(ctx, &j.copier, path)
+			err := plan.write(ctx, &j.copier, filepath.Join(workplace, shard.Name()))
 			j.atStep("shard")
 			return err
 		})
 	}
-	return resumed, group.Wait()
+	return len(j.source.Shards) - len(missing), group.Wait()
+}
+
+// missing lists the shards that are not there yet. The others are done before the first copy asks how much room the rest needs; plans are
+// not kept, as their headers take memory.
+func (j *job) missing(workplace string) (missing []*checkpoint.File, err error) {
+	for _, shard := range j.source.Shards {
+		plan, err := planShard(shard, j.mapping)
+		if err != nil {
+			return nil, err
+		}
+		written, err := plan.written(filepath.Join(workplace, shard.Name()))
+		if err != nil {
+			return nil, err
+		}
+		if written {
+			j.copier.done.Add(shard.DataBytes())
+		} else {
+			missing = append(missing, shard)
+		}
+	}
+	return missing, nil
 }
 
 // writeFiles writes everything else but the manifest.
 func (j *job) writeFiles(ctx context.Context, workplace string) error {
 	for _, name := range j.files.copied {
-		if err := copyFile(ctx, &copier{}, filepath.Join(j.source.Dir, name), filepath.Join(workplace, name)); err != nil {
+		if err := j.writeFile(ctx, workplace, name); err != nil {
 			return err
 		}
 		j.atStep("file")
 	}
-	for name, text := range j.files.rewritten {
-		if err := writeText(filepath.Join(workplace, name), text); err != nil {
+	for name := range j.files.rewritten {
+		if err := j.writeFile(ctx, workplace, name); err != nil {
 			return err
 		}
 		j.atStep("configuration")
@@ -441,6 +457,14 @@ func (j *job) writeFiles(ctx context.Context, workplace string) error {
 	}
 	defer j.atStep("index")
 	return writeAtomically(filepath.Join(workplace, checkpoint.IndexFile), func(file *os.File) error { return j.writeIndex(file) })
+}
+
+// writeFile writes a file that is copied or rewritten.
+func (j *job) writeFile(ctx context.Context, dir, name string) error {
+	if text, ok := j.files.rewritten[name]; ok {
+		return writeText(filepath.Join(dir, name), text)
+	}
+	return copyFile(ctx, &copier{}, filepath.Join(j.source.Dir, name), filepath.Join(dir, name))
 }
 
 func writeText(path string, text []byte) error {
@@ -516,14 +540,17 @@ func (j *job) outputFiles() []string {
 }
 
 // syncTree puts the names of all files on disk; their contents are. Directories get their mode here, those of a run
-// before as well.
+// before as well, unless they are another user's.
 func syncTree(dir string) error {
 	return fs.WalkDir(os.DirFS(dir), ".", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.IsDir() {
 			return err
 		}
 		path := filepath.Join(dir, name)
-		return errors.Join(os.Chmod(path, directoryMode), syncDirectory(path))
+		if err := os.Chmod(path, directoryMode); err != nil && !errors.Is(err, fs.ErrPermission) {
+			return err
+		}
+		return syncDirectory(path)
 	})
 }
 

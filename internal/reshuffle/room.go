@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/reshuffle/filelock"
 )
 
 // useGrace is how long an output stays after its last use: the time between the end of the container that made it and the
@@ -24,6 +26,12 @@ const useGrace = 10 * time.Minute
 // nobody waits for ever.
 const roomLock = ".semmoe-reshuffle.room"
 
+// lockSuffix ends the name of the file that a run on an output locks.
+const lockSuffix = ".lock"
+
+// guardName matches the base names of the files beside outputs: they come and go with runs, and are part of no model.
+var guardName = regexp.MustCompile(`^(\..+(\.probe-\d+|` + regexp.QuoteMeta(lockSuffix) + `|` + regexp.QuoteMeta(usedSuffix) + `)|` + regexp.QuoteMeta(roomLock) + `)$`)
+
 // makeRoom reserves the room that the output needs, and removes what it must for that. Nothing has been written yet.
 func (j *job) makeRoom(ctx context.Context, workplace string) error {
 	size, gathered, err := j.outputBytes()
@@ -31,11 +39,11 @@ func (j *job) makeRoom(ctx context.Context, workplace string) error {
 		return err
 	}
 	parent := filepath.Dir(j.out)
-	room, err := lock(ctx, filepath.Join(parent, roomLock))
+	room, err := filelock.Wait(ctx, filepath.Join(parent, roomLock))
 	if err != nil {
 		return err
 	}
-	defer room.release()
+	defer room.Release()
 	var tenants []*tenant
 	if j.Limit > 0 {
 		if tenants, err = findTenants(j.out, j.source.Dir, j.grace); err != nil {
@@ -72,7 +80,7 @@ func (j *job) makeRoom(ctx context.Context, workplace string) error {
 	if free := freeBytes(parent); free < needed {
 		return noSpace(parent, needed, free)
 	}
-	return j.lock.reserve(size)
+	return j.lock.Reserve(size)
 }
 
 // chooseRemovals chooses what must go so that the limit holds and the volume has room. It refuses where neither helps.

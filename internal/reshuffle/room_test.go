@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/reshuffle/filelock"
 )
 
 func TestEvict(t *testing.T) {
@@ -333,12 +334,12 @@ func tenantChild(text string) {
 // is counted counts once.
 func (s *shared) occupied(t *testing.T) (total int64) {
 	t.Helper()
-	room, err := lock(t.Context(), filepath.Join(s.dir, roomLock))
+	room, err := filelock.Wait(t.Context(), filepath.Join(s.dir, roomLock))
 	if err != nil {
 		t.Error(err)
 		return 0
 	}
-	defer room.release()
+	defer room.Release()
 	for _, o := range s.work {
 		var largest int64
 		left, err := workplaces(o.Out)
@@ -495,5 +496,27 @@ func TestNoSpace(t *testing.T) {
 	}
 	if remove, err := j.chooseRemovals(tenants, s.bytes, 1<<62); !errors.Is(err, unix.ENOSPC) || len(remove) > 0 {
 		t.Errorf("%d removals, %v; want no space", len(remove), err)
+	}
+}
+
+// A run that goes on asks for the room of the missing shards alone, from its first copy on.
+func TestRoomOfTheRest(t *testing.T) {
+	s := newShared(t, 1)
+	mustRun(t, s.work[0])
+	j, err := newJob(t.Context(), s.work[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.close()
+	first := j.source.Shards[0]
+	if err := os.Remove(filepath.Join(j.out, first.Name())); err != nil {
+		t.Fatal(err)
+	}
+	missing, err := j.missing(j.out)
+	if err != nil || len(missing) != 1 || missing[0] != first {
+		t.Fatalf("%d shards are missing, %v", len(missing), err)
+	}
+	if rest := j.copier.total - j.copier.done.Load(); rest != first.DataBytes() {
+		t.Errorf("the rest has %d bytes, want %d", rest, first.DataBytes())
 	}
 }

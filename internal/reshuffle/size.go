@@ -69,7 +69,7 @@ func (c *byteCounter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// treeBytes is the size of all files below a directory. What vanishes meanwhile, or is not there, has none.
+// treeBytes is the size of all files below a directory. What vanishes meanwhile, is not there, or may not be looked at, has none.
 func treeBytes(dir string) (total int64, err error) {
 	err = filepath.WalkDir(dir, func(_ string, entry fs.DirEntry, err error) error {
 		if err == nil && !entry.IsDir() {
@@ -78,7 +78,7 @@ func treeBytes(dir string) (total int64, err error) {
 				total += info.Size()
 			}
 		}
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
 			return nil
 		}
 		return err

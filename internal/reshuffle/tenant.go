@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/semmoe/operator/internal/reshuffle/filelock"
 )
 
 // tenant is what runs have made of one output: the output, or the parts that a run has left. What no run has made is none.
@@ -25,7 +27,7 @@ type tenant struct {
 	lastUse  time.Time
 	// stays says why it cannot be removed now; empty where it can: then both of its locks are held.
 	stays string
-	lock  fileLock
+	lock  filelock.Lock
 	used  *os.File
 }
 
@@ -35,10 +37,8 @@ func (t *tenant) release() {
 		t.used.Close()
 		t.used = nil
 	}
-	if t.lock.file != nil {
-		t.lock.release()
-		t.lock.file = nil
-	}
+	t.lock.Release()
+	t.lock = filelock.Lock{}
 }
 
 // findTenants looks at all outputs in a directory but out. Those that may be removed are locked; the model, which may be an
@@ -114,10 +114,17 @@ func completeOutput(dir string) (*Manifest, bool) {
 	return m, err == nil && found && m.Format == Format
 }
 
+// othersOutput is why an output stays that this user may not lock or remove.
+const othersOutput = "of another user"
+
 // newTenant looks at one output; it returns nil where nothing is there. It looks again where a run ended meanwhile.
 func newTenant(out string, grace time.Duration) (*tenant, error) {
 	for {
 		t, err := lookAt(out, grace)
+		if errors.Is(err, fs.ErrPermission) {
+			size, err := presentBytes(out)
+			return &tenant{out: out, bytes: size, stays: othersOutput}, err
+		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return t, err
 		}
@@ -136,7 +143,7 @@ func lookAt(out string, grace time.Duration) (*tenant, error) {
 		if errors.Is(noLock, fs.ErrNotExist) {
 			return nil, nil
 		}
-		if idle, err := unlocked(path); err != nil {
+		if idle, err := filelock.Free(path); err != nil {
 			return nil, err
 		} else if !idle {
 			return busyTenant(out)
@@ -145,7 +152,7 @@ func lookAt(out string, grace time.Duration) (*tenant, error) {
 			return nil, err
 		}
 	}
-	held, locked, err := tryLock(path)
+	held, locked, err := filelock.Try(path)
 	switch {
 	case err != nil:
 		return nil, err
@@ -170,24 +177,10 @@ func parts(out string) ([]string, error) {
 	return paths, err
 }
 
-// unlocked reports whether nobody holds the lock on a file.
-func unlocked(path string) (bool, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return false, err
-	}
-	defer file.Close()
-	err = flock(file, unix.LOCK_SH)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
 // busyTenant is one on which a run is at work; fs.ErrNotExist tells that it has ended meanwhile.
 func busyTenant(out string) (*tenant, error) {
 	// What was reserved comes first: who has reserved nothing by now will not before the room lock is free.
-	bytes, err := reserved(hidden(out, lockSuffix))
+	bytes, err := filelock.Reserved(hidden(out, lockSuffix))
 	if err != nil {
 		return nil, err
 	}
@@ -213,7 +206,7 @@ func presentBytes(out string) (int64, error) {
 }
 
 // idleTenant is one on which no run is at work: the output's lock is held. It returns nil where nothing is there any more.
-func idleTenant(out string, held fileLock, grace time.Duration) (_ *tenant, err error) {
+func idleTenant(out string, held filelock.Lock, grace time.Duration) (_ *tenant, err error) {
 	t := &tenant{out: out, lock: held}
 	defer func() {
 		if err != nil || t.bytes == 0 || t.stays != "" {
@@ -221,6 +214,9 @@ func idleTenant(out string, held fileLock, grace time.Duration) (_ *tenant, err 
 		}
 	}()
 	if t.bytes, err = presentBytes(out); err != nil || t.bytes == 0 {
+		return nil, err
+	}
+	if err := t.checkOwner(); err != nil {
 		return nil, err
 	}
 	m, complete := completeOutput(out)
@@ -242,9 +238,20 @@ func idleTenant(out string, held fileLock, grace time.Duration) (_ *tenant, err 
 	return t, nil
 }
 
+// checkOwner finds out whether this user may remove what is there, before it loses its name.
+func (t *tenant) checkOwner() error {
+	paths, err := parts(t.out)
+	for _, part := range paths {
+		if unix.Access(part, unix.W_OK) != nil {
+			t.stays = othersOutput
+		}
+	}
+	return err
+}
+
 // lockUse locks the file of use, if there is one. An output without has never been held.
 func (t *tenant) lockUse() (err error) {
-	t.used, err = os.OpenFile(hidden(t.out, usedSuffix), os.O_RDWR, 0)
+	t.used, _, err = filelock.Open(hidden(t.out, usedSuffix))
 	if errors.Is(err, fs.ErrNotExist) {
 		t.used = nil
 		return nil
@@ -257,7 +264,7 @@ func (t *tenant) lockUse() (err error) {
 		return err
 	}
 	t.lastUse = info.ModTime()
-	if err = flock(t.used, unix.LOCK_EX); errors.Is(err, unix.EWOULDBLOCK) {
+	if err = filelock.Flock(t.used, unix.LOCK_EX); errors.Is(err, unix.EWOULDBLOCK) {
 		t.stays = "in use"
 		return nil
 	}

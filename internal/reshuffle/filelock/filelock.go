@@ -1,0 +1,156 @@
+// Package filelock locks files, by which processes and users that share a directory of outputs keep out of one another's way.
+package filelock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sys/unix"
+)
+
+// interval is how often a taken lock is tried again.
+const interval = 50 * time.Millisecond
+
+// mode lets all users of a directory lock, and write, the files beside its outputs.
+const mode = 0o666
+
+// Open opens a file beside an output. One that this user may not write, which earlier versions made for others, is opened for
+// reading: that is enough for a lock.
+func Open(path string) (file *os.File, writable bool, err error) {
+	file, err = os.OpenFile(path, os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrPermission) {
+		file, err = os.Open(path)
+		return file, false, err
+	}
+	return file, err == nil, err
+}
+
+// Make is Open that makes the file where there is none. It is made only then: in a directory with the sticky bit the system may
+// refuse O_CREATE for a file of another user that may be written.
+func Make(path string) (file *os.File, writable bool, err error) {
+	if file, writable, err = Open(path); !errors.Is(err, fs.ErrNotExist) {
+		return file, writable, err
+	}
+	if file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, mode); err != nil {
+		return nil, false, err
+	}
+	_ = file.Chmod(mode) // whatever the umask; one that another user has made meanwhile is open already
+	return file, true, nil
+}
+
+// Lock is an exclusive lock on a file that is there only while it is locked.
+type Lock struct{ file *os.File }
+
+// Release ends the lock, if it is one. The file is removed while the lock is held: who waits for it notices, and makes a new one.
+func (l Lock) Release() {
+	if l.file == nil {
+		return
+	}
+	os.Remove(l.file.Name())
+	l.file.Close()
+}
+
+// Reserve writes into the lock of a run how many bytes its output will have, for those who count before they are there.
+func (l Lock) Reserve(bytes int64) error {
+	text := strconv.FormatInt(bytes, 10)
+	_, err := l.file.WriteAt([]byte(text), 0)
+	return errors.Join(err, l.file.Truncate(int64(len(text))))
+}
+
+// Reserved reads what the holder of a lock has reserved; 0 where it has not yet.
+func Reserved(path string) (int64, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	bytes, err := strconv.ParseInt(string(text), 10, 64)
+	if err != nil {
+		return 0, nil
+	}
+	return bytes, nil
+}
+
+// Wait waits until no other process has the lock.
+func Wait(ctx context.Context, path string) (Lock, error) {
+	for waited := false; ; waited = true {
+		held, locked, err := Try(path)
+		if err != nil || locked {
+			return held, err
+		}
+		if !waited {
+			logr.FromContextOrDiscard(ctx).Info("Waiting for another run", "lock", path)
+		}
+		select {
+		case <-ctx.Done():
+			return Lock{}, ctx.Err()
+		case <-time.After(interval):
+		}
+	}
+}
+
+// Try reports false where somebody else has the lock.
+func Try(path string) (_ Lock, locked bool, err error) {
+	file, writable, err := Make(path)
+	if err != nil {
+		return Lock{}, false, err
+	}
+	defer func() {
+		if !locked {
+			file.Close()
+		}
+	}()
+	switch err := Flock(file, unix.LOCK_EX); {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return Lock{}, false, nil
+	case err != nil:
+		return Lock{}, false, fmt.Errorf("lock %s: %w", path, err)
+	}
+	held, err := file.Stat()
+	if err != nil {
+		return Lock{}, false, err
+	}
+	if named, err := os.Stat(path); err != nil || !os.SameFile(held, named) {
+		return Lock{}, false, nil // the holder before removed it: this lock guards nothing
+	}
+	if !writable {
+		// A run of another user that was killed has left it: the next try makes one in which this run can reserve.
+		if err := os.Remove(path); err != nil {
+			return Lock{}, false, fmt.Errorf("left by another user: %w", err)
+		}
+		return Lock{}, false, nil
+	}
+	// What a run that was killed had reserved counts no more.
+	if err := file.Truncate(0); err != nil {
+		return Lock{}, false, err
+	}
+	return Lock{file}, true, nil
+}
+
+// Free reports whether nobody holds the lock on a file.
+func Free(path string) (bool, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	err = Flock(file, unix.LOCK_SH)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Flock takes a lock at once or fails, with EWOULDBLOCK where somebody else has it.
+func Flock(file *os.File, how int) error {
+	for {
+		if err := unix.Flock(int(file.Fd()), how|unix.LOCK_NB); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}

@@ -1,0 +1,204 @@
+package reshuffle
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+)
+
+// versions are two sets of the files of a model besides its weights and config.
+var versions = [2]map[string]string{
+	{"tokenizer.json": "1", "README.md": "same", "custom.py": "x", "old/code.py": "y", "old/deep/code.py": "z", "swap": "file", "swop/file": "in a directory",
+		"hf_quant_config.json": `{"ignore":["model.layers.1.mlp.experts.3"]}`},
+	{"tokenizer.json": "2", "README.md": "same", "chat_template.jinja": "new", "swap/file": "in a directory", "swop": "file",
+		"hf_quant_config.json": `{"ignore":["model.layers.1.mlp.experts.4"]}`},
+}
+
+// setVersion gives a model one of the sets.
+func setVersion(t *testing.T, dir string, version int) {
+	t.Helper()
+	for _, files := range versions {
+		for name := range files {
+			if err := os.RemoveAll(filepath.Join(dir, strings.Split(name, "/")[0])); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for name, text := range versions[version] {
+		writeFile(t, filepath.Join(dir, name), []byte(text))
+	}
+}
+
+// sameOutput compares an output with one that was made anew.
+func sameOutput(t *testing.T, o Options) {
+	t.Helper()
+	fresh := o
+	fresh.Out = filepath.Join(t.TempDir(), "fresh")
+	mustRun(t, fresh)
+	contents := func(dir string) map[string]string {
+		files := snapshot(t, dir)
+		for name, what := range files {
+			files[name] = what[len(what)-64:] // without the time
+		}
+		return files
+	}
+	if diff := cmp.Diff(contents(fresh.Out), contents(o.Out)); diff != "" {
+		t.Errorf("the output is not that of the model as it is now: %s", diff)
+	}
+}
+
+// TestRefresh: a run that finds its output brings it up to date with what is no part of the model's digest, and leaves the rest alone.
+func TestRefresh(t *testing.T) {
+	m := generators["qwen3_moe"](1)
+	model := m.write(t, 30)
+	setVersion(t, model, 0)
+	o := Options{Model: model, Permutation: m.permutation(m.layers...), Out: filepath.Join(t.TempDir(), "out")}
+	mustRun(t, o)
+	// Earlier versions took in the outputs that lay on the model's volume.
+	manifest, _, err := readManifest(o.Out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"KEY/" + ManifestFile, ".KEY.used"} {
+		writeFile(t, filepath.Join(o.Out, name), []byte("x"))
+		manifest.Files[name] = digest([]byte("x"))
+	}
+	if err := manifest.save(o.Out); err != nil {
+		t.Fatal(err)
+	}
+	setVersion(t, model, 1)
+	reader, err := os.Open(filepath.Join(o.Out, "tokenizer.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	before := snapshot(t, o.Out)
+	if result := mustRun(t, o); !result.Reused {
+		t.Errorf("result %+v", result)
+	}
+	after := snapshot(t, o.Out)
+	for name := range before {
+		if strings.HasPrefix(name, "model") || name == checkpoint.ConfigFile || name == "README.md" {
+			if before[name] != after[name] {
+				t.Errorf("%s was written again", name)
+			}
+		}
+	}
+	old := make([]byte, 2)
+	if n, err := reader.Read(old); n != 1 || old[0] != '1' {
+		t.Errorf("who reads the old file sees %q, %v", old[:n], err)
+	}
+	for _, name := range []string{"old", "KEY"} {
+		if _, err := os.Stat(filepath.Join(o.Out, name)); err == nil {
+			t.Errorf("the directory %s is left", name)
+		}
+	}
+	sameOutput(t, o)
+	mustRun(t, o)
+	if diff := cmp.Diff(after, snapshot(t, o.Out)); diff != "" {
+		t.Errorf("a run without changes wrote: %s", diff)
+	}
+}
+
+// TestKilledRefresh kills a run at each of its writes; the next one finishes, whether the model stays as it is or goes back.
+func TestKilledRefresh(t *testing.T) {
+	m := generators["qwen3_moe"](1)
+	model, p, base := m.write(t, 30), m.permutation(m.layers...), t.TempDir()
+	killed := true
+	for step := 1; killed; step++ {
+		for _, then := range []int{1, 0} {
+			out := filepath.Join(base, fmt.Sprint(step, then))
+			o := Options{Model: model, Permutation: p, Out: out}
+			setVersion(t, model, 0)
+			mustRun(t, o)
+			setVersion(t, model, 1)
+			killed = startChild(t, childWork{Model: model, Out: out, Permutation: p, DieAt: step})
+			setVersion(t, model, then)
+			mustRun(t, o)
+			sameOutput(t, o)
+		}
+		if !killed && step < 8 {
+			t.Errorf("the work had %d steps only", step)
+		}
+	}
+}
+
+// TestRefreshOfLargeFiles: their size tells.
+func TestRefreshOfLargeFiles(t *testing.T) {
+	m := generators["qwen3_moe"](1)
+	model := m.write(t, 30)
+	o := Options{Model: model, Permutation: m.permutation(0), Out: filepath.Join(t.TempDir(), "out")}
+	large := filepath.Join(model, "vocabulary.txt")
+	for _, step := range []struct {
+		text string
+		size int64
+		want string
+	}{{"a", comparedBytes + 1, "a"}, {"b", comparedBytes + 1, "a"}, {"b", comparedBytes + 2, "b"}, {"c", comparedBytes, "c"}, {"d", comparedBytes, "d"}} {
+		writeFile(t, large, []byte(step.text))
+		if err := os.Truncate(large, step.size); err != nil {
+			t.Fatal(err)
+		}
+		mustRun(t, o)
+		got, err := os.ReadFile(filepath.Join(o.Out, "vocabulary.txt"))
+		if err != nil || string(got[:1]) != step.want {
+			t.Errorf("after %+v the output has %q, %v", step, got[:1], err)
+		}
+	}
+}
+
+// TestRefreshKeepsWhatIsNotKnown: what lies below a directory that this user may not read is not gone.
+func TestRefreshKeepsWhatIsNotKnown(t *testing.T) {
+	j := &job{source: &checkpoint.Checkpoint{}, files: &sourceFiles{leftOut: []string{"sub"}}}
+	_, gone, err := j.stale(&Manifest{Files: map[string]string{"sub/code.py": "x", "subs/code.py": "x", "code.py": "x"}})
+	if err != nil || !slices.Equal(gone, []string{"code.py", "subs/code.py"}) {
+		t.Errorf("gone are %q, %v", gone, err)
+	}
+}
+
+// TestRefreshStaysInside: a manifest cannot name files outside of its output.
+func TestRefreshStaysInside(t *testing.T) {
+	dir := t.TempDir()
+	out, outside := filepath.Join(dir, "out"), filepath.Join(dir, "outside")
+	writeFile(t, filepath.Join(outside, "file"), []byte("x"))
+	writeFile(t, filepath.Join(out, "file"), []byte("x"))
+	if err := os.Symlink(outside, filepath.Join(out, "link")); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"../outside/file", "link/file", filepath.Join(outside, "file")} {
+		if err := removeFile(out, name); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if got := slices.Sorted(maps.Keys(snapshot(t, dir))); !slices.Equal(got, []string{"out/file", "outside/file"}) {
+		t.Errorf("files are %q", got)
+	}
+}
+
+// TestRefreshOfAnotherUsersOutput is refused where that user alone may write: an engine would serve what the model has no more.
+func TestRefreshOfAnotherUsersOutput(t *testing.T) {
+	s := newOpenShared(t, 1)
+	setVersion(t, s.model, 0)
+	mustRunAs(t, userA, s.work[0])
+	mustRunAs(t, userB, s.work[0])
+	setVersion(t, s.model, 1)
+	before := snapshot(t, s.work[0].Out)
+	said, err := runAs(t, userB, s.work[0])
+	if err == nil || !strings.Contains(said, "10 files, such as chat_template.jinja, are not as the model ") {
+		t.Errorf("%v: %s", err, said)
+	}
+	if diff := cmp.Diff(before, snapshot(t, s.work[0].Out)); diff != "" {
+		t.Error(diff)
+	}
+	defer syscall.Umask(syscall.Umask(0o077))
+	mustRunAs(t, userA, s.work[0])
+	mustRunAs(t, userB, s.work[0])
+}

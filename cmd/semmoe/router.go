@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client/config"
 
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/plan/bundle"
@@ -60,7 +61,7 @@ func (f *routerFlags) add(command *cobra.Command) {
 	flags.StringVar(&f.options.SnapshotDir, "snapshot-dir", "/var/lib/semmoe", "directory in which the last known endpoints and the plans are kept, so that the router can start without the API server")
 	flags.StringVar(&f.options.TablesFile, "tables-file", "", "JSON object that says, by the digest of a plan that pods name, of which plan with the same layout the tables are used in the place of its own; read every few seconds, and may be absent")
 	flags.StringVar(&f.planDir, "default-plan-dir", "", "directory with the mounted ConfigMap of a plan, under which those pods serve that name none themselves; for pods that no MoEDeployment has made")
-	flags.StringVar(&f.engine, "engine", "SGLang", "type of the engines: "+registry.Types())
+	flags.StringVar(&f.engine, "engine", "SGLang", "type of the engines whose pods do not name theirs (annotation "+semmoev1.AnnotationEngine+"): "+registry.Types())
 	flags.IntVar(&f.options.SamplePercent, "sample-percent", 0, "share of requests of which the engine is asked for the experts that their tokens activated")
 	flags.StringVar(&f.liveSamples, "live-samples", string(livesamples.Counts), "what is kept of the tokens of sampled requests: counts of token ids, experts and hashed bigrams; sequences, which also keeps prompts and answers as token ids; or none")
 	defaults := router.DefaultPoolOptions()

@@ -149,8 +149,8 @@ type RoutedExperts struct {
 	// Decode reads what stands there: for each token with a known routing, for each of layers hidden layers (dense ones
 	// included, with meaningless content), the top experts by the numbers that they have in the engine's checkpoint.
 	Decode func(text string, layers, top int) ([]int32, error)
-	// Encode undoes Decode.
-	Encode func(ids []int32, layers, top int) string
+	// Renumber returns an editor of what stands there that gives experts other numbers.
+	Renumber func(layers, top int, logical Logical) TextEditor
 }
 
 // Generation is how an engine, or the request router in front of it, runs a prompt of token ids and tells its experts.

@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -264,8 +265,27 @@ func TestRoutedExperts(t *testing.T) {
 	if diff := cmp.Diff([]int32{1, 2, 3, 0xffff}, got); diff != "" || err != nil {
 		t.Errorf("error %v, (-want +got):\n%s", err, diff)
 	}
-	if again := adapter.RoutedExperts.Encode(got, 2, 1); again != text {
-		t.Errorf("encoded again they are %q, want %q", again, text)
+	renumber := func(text string, pieceBytes int) (string, error) {
+		editor := adapter.RoutedExperts.Renumber(2, 1, func(layer int, id int32) int32 { return id + int32(layer) })
+		var out []byte
+		for piece := range slices.Chunk([]byte(text), pieceBytes) {
+			var err error
+			if out, err = editor.Edit(out, piece); err != nil {
+				return string(out), err
+			}
+		}
+		out, err := editor.End(out)
+		return string(out), err
+	}
+	for pieceBytes := 1; pieceBytes < 30; pieceBytes++ {
+		if got, err := renumber(text, pieceBytes); got != "AQAAAAMAAAADAAAAAAABAA==" || err != nil {
+			t.Errorf("in pieces of %d bytes they become %q, %v", pieceBytes, got, err)
+		}
+		for name, text := range map[string]string{"not base64": "!", "half a token": "AQAAAA==", "no whole number": "AQA=", "two ends": text + text} {
+			if got, err := renumber(text, pieceBytes); err == nil || !strings.Contains(err.Error(), "routed experts") {
+				t.Errorf("%s becomes %q, error %v", name, got, err)
+			}
+		}
 	}
 	for name, text := range map[string]string{"not base64": "!", "half a token": "AQAAAA==", "no whole number": "AQA="} {
 		if _, err := decode(text, 2, 1); err == nil || !strings.Contains(err.Error(), "routed experts") {

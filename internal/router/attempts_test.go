@@ -13,6 +13,7 @@ import (
 
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
 )
 
 // A request that waits for pods that load asks them ever more seldom, and finds them when they have loaded.
@@ -129,4 +130,88 @@ func (letters) Read(p []byte) (int, error) {
 		p[i] = 'a'
 	}
 	return len(p), nil
+}
+
+// A pod that fails every request at once has nothing to do, and caches nothing: it does not draw the requests of others.
+func TestAPodThatFailsAtOnce(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	const requests = 40
+	const body = `{"prompt":"too short to be cached"}`
+	serves := func(name string, code int) discovery.Backend {
+		return newEngine(t, name, 1, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) })
+	}
+	pods := []discovery.Backend{serves("fails", http.StatusInternalServerError), serves("serves", http.StatusOK)}
+	for way, send := range map[string]func(*Pool) func() bool{
+		"by the proxy": func(pool *Pool) func() bool {
+			url, _ := proxyServer(t, pool, ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: time.Second})
+			return func() bool {
+				response, _ := post(t, url+"/v1/completions", body)
+				return response.StatusCode == http.StatusInternalServerError
+			}
+		},
+		"by a gateway that says who has served": func(pool *Pool) func() bool {
+			return sendByGateway(t, pool, pods[0].Address, body, func(endpoint string) string { return endpoint })
+		},
+		"by a gateway that does not": func(pool *Pool) func() bool {
+			return sendByGateway(t, pool, pods[0].Address, body, func(string) string { return "" })
+		},
+	} {
+		t.Run(way, func(t *testing.T) {
+			pool := newPool(pods...)
+			now := time.Now()
+			pool.now = func() time.Time { return now }
+			fails, failed := send(pool), 0
+			for range requests {
+				if fails() {
+					failed++
+				}
+			}
+			if failed > failuresInARow {
+				t.Errorf("%d of %d requests failed, want %d at most", failed, requests, failuresInARow)
+			}
+			// Alone, it gets them.
+			pool.Set(pods[:1])
+			if !fails() {
+				t.Error("the only pod gets no request")
+			}
+		})
+	}
+}
+
+// sendByGateway returns what sends a request by way of a gateway, and tells whether it failed, as those do that an endpoint gets.
+func sendByGateway(t *testing.T, pool *Pool, failing, body string, served func(endpoint string) string) func() bool {
+	t.Helper()
+	gateway, _, _ := newPicker(t, pool, ProxyOptions{RankHeader: rankHeader})
+	return func() bool {
+		s, endpoints, _ := begin(t, gateway, body, nil, nil)
+		code := http.StatusOK
+		if endpoints[0] == failing {
+			code = http.StatusInternalServerError
+		}
+		s.ResponseHeaders(code, nil, true, served(endpoints[0]))
+		s.Answered()
+		s.End() //nolint:errcheck // the next request tells
+		return code != http.StatusOK
+	}
+}
+
+// What a pod has failed to serve it does not cache, however it has failed.
+func TestAPodCachesNoFailure(t *testing.T) {
+	text := strings.Repeat("0123456789abcdef", 640)
+	for name, tc := range map[string]struct {
+		handler http.HandlerFunc
+		want    int
+	}{
+		"serves": {func(http.ResponseWriter, *http.Request) {}, 40},
+		"fails":  {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }, 0},
+		"loads":  {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }, 0},
+		"breaks": {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 0},
+	} {
+		pool := newPool(newEngine(t, "a", 1, tc.handler))
+		url, _ := proxyServer(t, pool, ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: time.Millisecond})
+		post(t, url+"/v1/completions", `{"prompt":"`+text+`"}`)
+		if got := cachedBlocks(pool, 0, text); got != tc.want {
+			t.Errorf("%s: %d blocks are thought to be cached, want %d", name, got, tc.want)
+		}
+	}
 }

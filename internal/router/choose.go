@@ -209,7 +209,8 @@ func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter,
 		p.spent.add(&d, asked.Tokens)
 	}
 	at := p.at[d.Place]
-	p.prefixes.Put(at.on.caches[at.rank], prefixes)
+	lease.on, lease.place = at.on, at.rank
+	lease.give(prefixes)
 	lease.tokens = int64(d.Tokens)
 	switch {
 	case asked.Scores != nil:

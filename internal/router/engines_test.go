@@ -76,6 +76,34 @@ func TestPinsByTheHeaderOfTheEngine(t *testing.T) {
 	}
 }
 
+// While another engine is rolled out each pod is spoken to as its own wants it, whatever the router is configured for: one is asked for the
+// experts, the other tells them unasked, and the client gets none.
+func TestSpeaksToEachPodAsItsEngineWants(t *testing.T) {
+	for _, configured := range registry.All() {
+		for _, own := range []string{"SGLang", "VLLM"} {
+			bodies := make(chan string, 1)
+			backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
+				body, err := io.ReadAll(r.Body)
+				if err != nil {
+					t.Error(err)
+				}
+				bodies <- r.Header.Get("X-Data-Parallel-Rank") + string(body)
+				fmt.Fprintf(w, `{"choices":[{"text":"b","routed_experts":%q}]}`, vllmRouting())
+			})
+			backend.Engine, backend.Shape = own, &planstest.Shape
+			url, _ := routerFor(t, configured, 100, backend)
+			response, body := post(t, url+"/v1/completions", `{"prompt":"x"}`)
+			asked := <-bodies
+			if asks := strings.Contains(asked, `"return_routed_experts":true`); asks != (own == "SGLang") || asked[0] < '0' || asked[0] > '3' {
+				t.Errorf("%s behind a router for %s gets %s", own, configured.Type, asked)
+			}
+			if told := strings.Contains(body, "routed_experts"); response.StatusCode != http.StatusOK || told && own == "VLLM" {
+				t.Errorf("%s behind a router for %s: the client gets %s", own, configured.Type, body)
+			}
+		}
+	}
+}
+
 // vllmRouting is what vLLM tells of two tokens: an array of two tokens, four layers and four experts, 8 to 11, which lie on one rank of four.
 func vllmRouting() string {
 	header := "{'descr': '|u1', 'fortran_order': False, 'shape': (2, 4, 4), }"

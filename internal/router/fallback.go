@@ -81,7 +81,7 @@ func (l *Lease) move(endpoint string) {
 	}
 	to, layout := l.pool.find(endpoint, pinned)
 	if to.on != l.on && !l.on.answered.After(l.taken) {
-		l.eject()
+		l.eject(ejection)
 	}
 	l.leave()
 	l.place = max(0, to.rank)
@@ -90,6 +90,8 @@ func (l *Lease) move(endpoint string) {
 	// New tables may have been swapped in since: the forecast is still one for where these pods have their experts.
 	l.scored = l.scored && layout != nil && layout.Digest == l.layout.Digest && to.rank != discovery.NoRank
 	l.on, l.Backend, l.Rank, l.layout = to.on, to.on.Backend, to.rank, layout
+	l.pool.prefixes.Match(l.prefixes)
+	l.give(l.prefixes)
 }
 
 // heard notes that the lease's pod answers.

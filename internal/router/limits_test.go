@@ -21,6 +21,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/semmoe/operator/internal/router/client"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/wire"
 )
@@ -151,6 +152,56 @@ func TestChunkedBodies(t *testing.T) {
 		case response.StatusCode != http.StatusOK || string(got) != sent || response.Header.Get("X-Got-Length") != strconv.Itoa(size):
 			t.Errorf("%d bytes: %s, %d bytes came back, length %s", size, response.Status, len(got), response.Header.Get("X-Got-Length"))
 		}
+	}
+}
+
+// Bodies are held until an answer begins. Where they take all the memory that there is for them, clients are told to come back.
+func TestBodiesThatTakeAllMemory(t *testing.T) {
+	arrived, answer := make(chan struct{}, 1), make(chan struct{})
+	engine := newEngine(t, "a", 1, func(w http.ResponseWriter, r *http.Request) {
+		if _, err := io.Copy(io.Discard, r.Body); err != nil {
+			t.Error(err)
+		}
+		arrived <- struct{}{}
+		<-answer
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprint(w, "data: 1\n\n")
+		w.(http.Flusher).Flush()
+		<-answer
+	})
+	bodies := &client.Bodies{Most: 150_000}
+	router, _ := limitedRouter(t, ProxyOptions{EndpointWait: time.Second, Bodies: bodies}, engine)
+	body := `{"prompt":"` + strings.Repeat("x", 40_000) + `"}`
+	began := make(chan *http.Response)
+	go func() {
+		response, err := http.Post(router.URL+"/generate", "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Error(err)
+		}
+		began <- response
+	}()
+	<-arrived
+	response, text := post(t, router.URL+"/generate", body)
+	if response.StatusCode != http.StatusTooManyRequests || response.Header.Get("Retry-After") != "1" || !strings.Contains(text, "no memory left") || !response.Close {
+		t.Errorf("%s, %v: %s", response.Status, response.Header, text)
+	}
+	answer <- struct{}{}
+	first := <-began
+	if held := bodies.Held(); held != 0 {
+		t.Errorf("%d bytes are held although the answer has begun", held)
+	}
+	answer <- struct{}{}
+	first.Body.Close()
+	go func() { <-arrived; answer <- struct{}{}; answer <- struct{}{} }()
+	if response, text := post(t, router.URL+"/generate", body); response.StatusCode != http.StatusOK {
+		t.Errorf("%s: %s", response.Status, text)
+	}
+	// Whatever becomes of a request, its body goes.
+	for _, path := range []string{"/generate", "/v1/models"} {
+		post(t, router.URL+path, strings.Repeat("x", 1<<16+1))
+	}
+	if held := bodies.Held(); held != 0 {
+		t.Errorf("%d bytes are held in the end", held)
 	}
 }
 

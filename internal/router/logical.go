@@ -1,8 +1,6 @@
 package router
 
 import (
-	"encoding/json"
-	"fmt"
 	"net/http"
 
 	"github.com/semmoe/operator/internal/engine"
@@ -40,33 +38,15 @@ type translator struct {
 	lease  *Lease
 }
 
+// wrap has the routed experts renumbered as they pass, wherever the engine puts them: those of a long prompt take hundreds of megabytes.
 func (t *translator) wrap(response *http.Response) error {
-	return wire.Rewrite(response, func(data []byte, _ bool) ([]byte, error) { return t.translate(data) }, func() {})
+	return wire.EditTexts(response, t.engine.ResponsePaths, t.renumber)
 }
 
-// translate replaces the routed experts in a JSON text, wherever the engine puts them, and leaves every other byte as it
-// is.
-func (t *translator) translate(data []byte) (_ []byte, err error) {
-	for _, path := range t.engine.ResponsePaths {
-		if data, err = wire.EditMember(data, path, t.value); err != nil {
-			return nil, err
-		}
+func (t *translator) renumber() (wire.TextEditor, error) {
+	backend, layout := t.lease.Backend, t.lease.layout
+	if backend.Shape == nil || !tellsLogical(backend, layout) {
+		return nil, errNotTold
 	}
-	return data, nil
-}
-
-func (t *translator) value(value []byte) ([]byte, error) {
-	var text *string
-	if err := json.Unmarshal(value, &text); err != nil {
-		return nil, fmt.Errorf("routed experts: %w", err)
-	}
-	if text == nil {
-		return value, nil
-	}
-	experts, err := t.lease.logicalExperts(t.engine, *text)
-	if err != nil {
-		return nil, err
-	}
-	shape := t.lease.Backend.Shape
-	return json.Marshal(t.engine.Encode(experts, shape.Layers, shape.ExpertsPerToken))
+	return t.engine.Renumber(backend.Shape.Layers, backend.Shape.ExpertsPerToken, layout.Logical), nil
 }

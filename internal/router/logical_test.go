@@ -1,8 +1,10 @@
 package router
 
 import (
+	"bufio"
 	"context"
-	"encoding/json"
+	"encoding/base64"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"math"
@@ -10,7 +12,9 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -62,31 +66,100 @@ func TestTellsLogical(t *testing.T) {
 	}
 }
 
+// encodedExperts are expert ids as SGLang tells them.
+func encodedExperts(ids ...int32) string {
+	var data []byte
+	for _, id := range ids {
+		data = binary.LittleEndian.AppendUint32(data, uint32(id))
+	}
+	return base64.StdEncoding.EncodeToString(data)
+}
+
 // A translation changes what stands at the engine's places and nothing else; what cannot be read is not passed on.
 func TestTranslate(t *testing.T) {
-	tr := &translator{
-		engine: engine.RoutedExperts{
-			ResponsePaths: [][]string{{"m", "e"}, {"choices", "e"}},
-			Decode: func(text string, layers, top int) (ids []int32, err error) {
-				return ids, json.Unmarshal([]byte(text), &ids)
-			},
-			Encode: func(ids []int32, layers, top int) string { return strings.ReplaceAll(fmt.Sprint(ids), " ", ",") },
-		},
-		lease: &Lease{Backend: discovery.Backend{Permuted: true, Shape: &permutedShape}, layout: permutedLayout(2, 2, 0, 3, 1)},
+	told, logical := encodedExperts(0, 1, 0, 1, 0, 1), encodedExperts(0, 1, 2, 0, 0, 1)
+	translate := func(data string) (string, error) {
+		response := &http.Response{Header: http.Header{}, Body: io.NopCloser(strings.NewReader(data)), ContentLength: int64(len(data))}
+		err := (&translator{
+			engine: adapterOf(t, "SGLang").RoutedExperts,
+			lease:  &Lease{Backend: discovery.Backend{Permuted: true, Shape: &permutedShape}, layout: permutedLayout(2, 2, 0, 3, 1)},
+		}).wrap(response)
+		if err != nil {
+			return "", err
+		}
+		got, err := io.ReadAll(response.Body)
+		return string(got), err
 	}
-	for data, want := range map[string]string{
-		`{"m": {"e": "[0,1,0,1,0,1]", "x":[0,1]}}`:             `{"m": {"e": "[0,1,2,0,0,1]", "x":[0,1]}}`,
-		`[{"m":{"e":"[0,0,0,0,0,0]"}},{"m":{"e":null}}]`:       `[{"m":{"e":"[0,0,2,2,0,0]"}},{"m":{"e":null}}]`,
-		`{"choices":[{"e":"[1,1,1,1,1,1]"},{"e":"[]"}],"e":1}`: `{"choices":[{"e":"[1,1,0,0,1,1]"},{"e":"[]"}],"e":1}`,
-		`{"text":"no experts"}`:                                `{"text":"no experts"}`,
+	for _, data := range []string{
+		`{"meta_info": {"routed_experts": "X", "x":[0,1]}}`, `[{"meta_info":{"routed_experts":"X"}},{"meta_info":{"routed_experts":null}}]`,
+		`{"choices":[{"sglext":{"routed_experts":"X"}},{"sgl_ext":{"routed_experts":"X"}}],"e":1}`, `{"text":"no experts"}`,
+		`{"sglext":{"routed_experts":""}}`,
 	} {
-		if got, err := tr.translate([]byte(data)); string(got) != want || err != nil {
+		want := strings.ReplaceAll(data, "X", logical)
+		if got, err := translate(strings.ReplaceAll(data, "X", told)); got != want || err != nil {
 			t.Errorf("%s became %s, %v; want %s", data, got, err, want)
 		}
 	}
-	for _, data := range []string{`{"m":{"e":1}}`, `{"m":{"e":"x"}}`, `{"m":{"e":[[0,1]]}}`} {
-		if got, err := tr.translate([]byte(data)); err == nil {
+	for _, data := range []string{`{"meta_info":{"routed_experts":1}}`, `{"meta_info":{"routed_experts":"x"}}`, `{"meta_info":{"routed_experts":[[0,1]]}}`} {
+		if got, err := translate(data); err == nil {
 			t.Errorf("%s became %s", data, got)
+		}
+	}
+}
+
+// The experts of a long prompt take no memory on their way, whole or in a stream.
+func TestTranslatesLongAnswers(t *testing.T) {
+	const rows, chunks = 1000, 800
+	told := encodedExperts(slices.Repeat([]int32{0, 1, 0, 1, 0, 1}, rows)...)
+	logical := encodedExperts(slices.Repeat([]int32{0, 1, 2, 0, 0, 1}, rows)...)
+	permuted := newEngine(t, "permuted", 2, func(w http.ResponseWriter, r *http.Request) {
+		before, after := `{"meta_info":{"routed_experts":"`, `"}}`
+		if r.Header.Get("X-Stream") != "" {
+			w.Header().Set("Content-Type", "text/event-stream")
+			before, after = "data: "+before, after+"\n\n"
+		} else {
+			w.Header().Set("Content-Length", strconv.Itoa(len(before)+chunks*len(told)+len(after)))
+		}
+		io.WriteString(w, before) //nolint:errcheck // the client checks
+		for range chunks {
+			io.WriteString(w, told) //nolint:errcheck // as above
+		}
+		io.WriteString(w, after) //nolint:errcheck // as above
+	})
+	permuted.PlanDigest, permuted.Permuted, permuted.Shape = "d", true, &permutedShape
+	pool := newPool(permuted)
+	pool.AddLayout(permutedLayout(2, 2, 0, 3, 1))
+	url, _ := proxyServer(t, pool, ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 16, EndpointWait: time.Second, RoutedExperts: adapterOf(t, "SGLang").RoutedExperts})
+	for _, stream := range []string{"", "yes"} {
+		request, err := http.NewRequest(http.MethodPost, url+"/generate", strings.NewReader(`{"return_routed_experts":true}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("X-Stream", stream)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		from := bufio.NewReader(response.Body)
+		for lead := `{"meta_info":{"routed_experts":"`; lead != ""; { // after the prefix of an event
+			if c, err := from.ReadByte(); err != nil {
+				t.Fatal(err)
+			} else if c == lead[0] {
+				lead = lead[1:]
+			}
+		}
+		got := make([]byte, len(logical))
+		for i := range chunks {
+			if _, err := io.ReadFull(from, got); err != nil || string(got) != logical {
+				t.Fatalf("chunk %d: %v, %.60s; want %.60s", i, err, got, logical)
+			}
+		}
+		response.Body.Close()
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; took > 8<<20 {
+			t.Errorf("%d bytes were allocated for an answer of %d", took, chunks*len(told))
 		}
 	}
 }

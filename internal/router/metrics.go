@@ -73,7 +73,8 @@ func plansGauge(state string, count func() int) prometheus.Collector {
 // tablesCollector tells whose tables score requests, for each plan that engine pods name: nearly always one or two.
 type tablesCollector struct{ pool *Pool }
 
-var tablesMetric = describe("semmoe_router_tables_info", "1 for each plan that engine pods name and that is loaded, with the plan whose tables score its requests: its own, or one with newer tables for the same layout.", "plan", "tables")
+var tablesMetric = prometheus.NewDesc("semmoe_router_tables_info", "1 for each plan that engine pods name and that is loaded, with the plan whose tables score its requests: its own, or one with newer tables for the same layout.",
+	[]string{"plan", "tables"}, nil)
 
 func (c tablesCollector) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- tablesMetric }
 

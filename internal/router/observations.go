@@ -16,6 +16,7 @@ import (
 
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/router/livesamples"
+	"github.com/semmoe/operator/internal/router/reports"
 )
 
 // ringSize is how many sampled requests are remembered one by one: enough for a standard error of about one percent, and a
@@ -70,7 +71,7 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 		o.population.Requests = lar.RequestsUnstreamed
 	}
 	o.capture.compares = options.RoutedExperts.Decode != nil && !options.RoutedExperts.Unasked
-	registry.MustRegister(o.activations, o.failures, &observed{o}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	registry.MustRegister(o.activations, o.failures, &reports.Collector{Report: o.report, Covered: o.covered}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "semmoe_router_window_imbalance", Help: "Largest over mean estimated token load of the ranks, over the last 128 requests; NaN before the first.",
 	}, o.window.imbalance))
 	return o
@@ -165,6 +166,12 @@ func (o *Observations) report() lar.Report {
 		r.CaptureCost = &cost
 	}
 	return r
+}
+
+// covered is the time that the buckets of the window have been filled in.
+func (o *Observations) covered() time.Duration {
+	now := o.now()
+	return min(now.Sub(o.started), now.Sub(now.Truncate(lar.BucketTime))+(lar.Buckets-1)*lar.BucketTime)
 }
 
 // ServeHTTP answers with a lar.Report: sums to be added to those of other routers, and the requests themselves. It is compressed

@@ -63,10 +63,10 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 		Body:          body,
 	}
 	if lease.Backend.PinsByHeader(lease.Rank) {
-		p.decision.SetHeaders[e.core.options.RankHeader] = strconv.Itoa(lease.Rank)
+		p.decision.SetHeaders[lease.Backend.Adapter(e.core.engine).RankHeader] = strconv.Itoa(lease.Rank)
 	}
-	if value, set := e.core.routingKey(in.Header, r, lease); set {
-		p.decision.SetHeaders[e.core.options.RoutingKeyHeader] = value
+	if name, value := e.core.routingKey(in.Header, r, lease); name != "" {
+		p.decision.SetHeaders[name] = value
 	}
 	if p.look.strips || r.asksExperts { // a compressed response could not be looked into
 		p.decision.RemoveHeaders = append(p.decision.RemoveHeaders, "Accept-Encoding")

@@ -21,6 +21,10 @@ const (
 	// ejection is how long a backend that could not be reached gets no request while others can take it: long enough not
 	// to pay a failed connection for each request, short enough that a wrong verdict does not matter.
 	ejection = time.Second
+	// failuresInARow is how many inference requests a backend may answer with 5xx, one after the other, before it gets none for as long.
+	// With each further one that takes twice as long, so many times at most: eight seconds, since a canary that fails has to get enough
+	// requests to be judged by.
+	failuresInARow, longerEjections = 2, 3
 )
 
 // PoolOptions are the settings of a pool; the zero value stands for DefaultPoolOptions.
@@ -99,6 +103,7 @@ type backend struct {
 	pending      []int   // by rank: inference requests
 	caches       []int   // by rank: its number among the pool's prefixes
 	ejectedUntil time.Time
+	failures     int       // inference requests that it has answered with 5xx since it last served one
 	answered     time.Time // when a gateway last had an answer of it
 }
 
@@ -210,6 +215,7 @@ func (p *Pool) forget(b *backend) {
 	for _, cache := range b.caches {
 		p.prefixes.Remove(cache)
 	}
+	b.caches = nil // their numbers become those of others
 }
 
 func (p *Pool) newBackend(b discovery.Backend) *backend {
@@ -343,6 +349,8 @@ type Lease struct {
 	begun bool
 	// taken is when the place was taken.
 	taken time.Time
+	// prefixes identify the beginnings of the request, given are those that the place holds if it serves it, and did not before.
+	prefixes, given []uint64
 	// held is the memory that is kept for what the engine tells of the request; unhold gives it back, and is nil where none was.
 	held   int64
 	unhold func()
@@ -435,8 +443,50 @@ func (l *Lease) stepped() {
 func (l *Lease) Eject() {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
-	l.eject()
+	l.eject(ejection)
 }
 
-// eject is Eject where the lock is held.
-func (l *Lease) eject() { l.on.ejectedUntil = l.pool.now().Add(ejection) }
+// eject is Eject for a time, where the lock is held.
+func (l *Lease) eject(pause time.Duration) {
+	if until := l.pool.now().Add(pause); until.After(l.on.ejectedUntil) {
+		l.on.ejectedUntil = until
+	}
+}
+
+// judge notes whether the lease's backend serves inference requests. One that fails them at once would look idle, and draw all of them;
+// but what has failed may be the request. What was sent before it was ejected says no more of it.
+func (l *Lease) judge(serves bool) {
+	l.pool.mu.Lock()
+	defer l.pool.mu.Unlock()
+	switch {
+	case serves:
+		l.on.failures = 0
+	case l.pool.now().Before(l.on.ejectedUntil):
+	default:
+		l.on.failures++
+		if more := l.on.failures - failuresInARow; more >= 0 {
+			l.eject(ejection << min(more, longerEjections))
+		}
+	}
+}
+
+// give notes that the lease's place caches the request, of which the pool's prefixes were just asked. The lock must be held.
+func (l *Lease) give(prefixes []uint64) {
+	l.prefixes = prefixes
+	if len(prefixes) == 0 || l.place >= len(l.on.caches) {
+		return
+	}
+	cache := l.on.caches[l.place]
+	l.given = prefixes[l.pool.prefixes.Hit(cache).Tokens/dispatch.PrefixBlock:]
+	l.pool.prefixes.Put(cache, prefixes)
+}
+
+// Unserved takes back that the lease's place caches the request: it has not served it.
+func (l *Lease) Unserved() {
+	l.pool.mu.Lock()
+	defer l.pool.mu.Unlock()
+	if l.place < len(l.on.caches) {
+		l.pool.prefixes.Forget(l.on.caches[l.place], l.given)
+	}
+	l.given = nil
+}

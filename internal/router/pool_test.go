@@ -6,8 +6,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/solver/dispatch"
 )
 
 // Backends that stay keep their load when others come and go; an ejected one is used again where there is no other.
@@ -176,5 +178,88 @@ func TestBackendsThatBlink(t *testing.T) {
 	pool.Set([]discovery.Backend{a, b})
 	if got, next := loads(pool); got != 0 || next != 0 || len(pool.departed) != 0 {
 		t.Errorf("%d tokens are outstanding, %d next; %d backends departed", got, next, len(pool.departed))
+	}
+}
+
+// A backend that fails requests in a row is kept away from, longer each time; one that it serves ends the row.
+func TestBackendThatFails(t *testing.T) {
+	now := time.Now()
+	pool := NewPool()
+	pool.now = func() time.Time { return now }
+	pool.Set([]discovery.Backend{{Pod: "a", Address: "a:1", Ranks: 1}})
+	lease, _ := pool.acquire(completion("x", "x"), nil)
+	for i, step := range []struct {
+		after  time.Duration // the step before
+		serves bool
+		pause  time.Duration // that is left
+	}{
+		{0, false, 0}, {0, true, 0}, {0, false, 0},
+		{0, false, time.Second},
+		{time.Second / 4, false, 3 * time.Second / 4}, // it was sent before
+		{time.Second, false, 2 * time.Second},
+		{2 * time.Second, false, 4 * time.Second},
+		{4 * time.Second, false, 8 * time.Second},
+		{8 * time.Second, false, 8 * time.Second},
+		{time.Second, true, 7 * time.Second},
+		{7 * time.Second, false, 0}, {0, false, time.Second},
+	} {
+		now = now.Add(step.after)
+		lease.judge(step.serves)
+		if got := max(0, lease.on.ejectedUntil.Sub(now)); got != step.pause {
+			t.Errorf("step %d: it is kept away from for %v, want %v", i, got, step.pause)
+		}
+	}
+	now = now.Add(time.Hour)
+	lease.on.failures = 1 << 20
+	lease.judge(false)
+	lease.Eject()
+	if got := lease.on.ejectedUntil.Sub(now); got != 8*time.Second {
+		t.Errorf("after many it is kept away from for %v", got)
+	}
+}
+
+// cachedBlocks is how many blocks of a text the first rank of a pod is thought to hold.
+func cachedBlocks(pool *Pool, pod int, text string) int {
+	r := completion("look", text)
+	r.hash()
+	pool.mu.Lock()
+	defer pool.mu.Unlock()
+	pool.prefixes.Match(r.prefixes)
+	return pool.prefixes.Hit(pool.groups[0].backends[pod].caches[0]).Tokens / dispatch.PrefixBlock
+}
+
+// A place caches what it has served, and not what it has failed to serve, wherever a gateway has sent that.
+func TestCachesWhatIsServed(t *testing.T) {
+	const short, long = 20, 40 // in blocks of text
+	text := strings.Repeat("0123456789abcdef", long*16)
+	cached := func(pool *Pool, pod int) int { return cachedBlocks(pool, pod, text) }
+	for name, tc := range map[string]struct {
+		then   func(*Pool, *Lease)
+		of, by int // blocks that a and b are thought to hold in the end
+	}{
+		"served":             {func(_ *Pool, l *Lease) { l.judge(true) }, long, 0},
+		"failed":             {func(_ *Pool, l *Lease) { l.Unserved(); l.Unserved() }, short, 0},
+		"served by another":  {func(_ *Pool, l *Lease) { l.Unserved(); l.move("b:1") }, short, long},
+		"failed by another":  {func(_ *Pool, l *Lease) { l.Unserved(); l.move("b:1"); l.Unserved() }, short, 0},
+		"served by somebody": {func(_ *Pool, l *Lease) { l.Unserved(); l.move("c:1"); l.Unserved() }, short, 0},
+		"its pod is another": {func(p *Pool, l *Lease) {
+			p.Set([]discovery.Backend{{Pod: "a", Address: "a:1", Ranks: 2}, {Pod: "b", Address: "b:1", Ranks: 1}})
+			l.Unserved()
+		}, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := NewPool()
+			pool.Set([]discovery.Backend{{Pod: "a", Address: "a:1", Ranks: 1}, {Pod: "b", Address: "b:1", Ranks: 1}})
+			for _, blocks := range []int{short, long} {
+				lease, _ := pool.acquire(completion("x", text[:blocks*256]), map[string]bool{"b:1": true})
+				if blocks == long {
+					tc.then(pool, lease)
+				}
+				lease.Release()
+			}
+			if of, by := cached(pool, 0), cached(pool, 1); of != tc.of || by != tc.by {
+				t.Errorf("a is thought to hold %d blocks and b %d, want %d and %d", of, by, tc.of, tc.by)
+			}
+		})
 	}
 }

@@ -42,6 +42,8 @@ type ProxyOptions struct {
 	// MaxBodyBytes bounds a request's body, which is kept in memory until a response begins, for the case that it has to
 	// be sent again.
 	MaxBodyBytes int64
+	// Bodies bounds what the bodies of all requests take at once; nil for client.NewBodies.
+	Bodies *client.Bodies
 	// RoutedExperts is how the engine tells the experts of a request, and SamplePercent of how many requests they are
 	// asked.
 	RoutedExperts engine.RoutedExperts
@@ -89,7 +91,11 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 		ErrorLog:     slog.NewLogLogger(logr.ToSlogHandler(log), slog.LevelDebug),
 		ErrorHandler: fail,
 	}
-	handler := routes.Only(client.WithBody(proxy, client.Limits{MaxBodyBytes: options.MaxBodyBytes, Timeout: options.ClientTimeout}, fail))
+	limits := client.Limits{MaxBodyBytes: options.MaxBodyBytes, Timeout: options.ClientTimeout, Bodies: options.Bodies}
+	if limits.Bodies == nil {
+		limits.Bodies = client.NewBodies(options.MaxBodyBytes)
+	}
+	handler := routes.Only(client.WithBody(proxy, limits, fail))
 	return sender.metrics.count(identified(handler), options.ClientTimeout), sender.observations
 }
 
@@ -149,6 +155,7 @@ type sender struct {
 	pool         *Pool
 	transport    *http.Transport
 	options      ProxyOptions
+	engine       *engine.Adapter // of pods that do not tell theirs
 	metrics      *metrics
 	observations *Observations
 	tokenizer    *tokenize.Remote // nil where engines cannot be asked
@@ -160,6 +167,7 @@ func newSender(pool *Pool, registry prometheus.Registerer, options ProxyOptions)
 		pool:         pool,
 		transport:    transport,
 		options:      options,
+		engine:       &engine.Adapter{RankHeader: options.RankHeader, RoutingKeyHeader: options.RoutingKeyHeader, RoutedExperts: options.RoutedExperts},
 		metrics:      newMetrics(registry, pool),
 		observations: newObservations(registry, options, pool),
 		tokenizer:    tokenize.New(pool.addressUnder, transport, options.TokenizePath),
@@ -243,9 +251,9 @@ func isDial(err error) bool {
 func (s *sender) rewrite(response *http.Response, r *request, lease *Lease, look look) error {
 	switch {
 	case look.strips && response.StatusCode == http.StatusOK:
-		return (&meter{engine: s.options.RoutedExperts, observations: s.observations, lease: lease, request: r, sampled: look.sampled}).wrap(response)
+		return (&meter{engine: lease.Backend.Adapter(s.engine).RoutedExperts, observations: s.observations, lease: lease, request: r, sampled: look.sampled}).wrap(response)
 	case r.asksExperts && lease.Backend.Permuted:
-		return (&translator{engine: s.options.RoutedExperts, lease: lease}).wrap(response)
+		return (&translator{engine: lease.Backend.Adapter(s.engine).RoutedExperts, lease: lease}).wrap(response)
 	}
 	return nil
 }
@@ -344,10 +352,10 @@ func (s *sender) send(in *http.Request, body []byte, r *request, lease *Lease) (
 	out.Header.Del("Accept-Encoding") // a compressed response could not be looked into, and the way is short
 	out.Host = out.URL.Host
 	if lease.Backend.PinsByHeader(lease.Rank) {
-		out.Header.Set(s.options.RankHeader, strconv.Itoa(lease.Rank))
+		out.Header.Set(lease.Backend.Adapter(s.engine).RankHeader, strconv.Itoa(lease.Rank))
 	}
-	if key, set := s.routingKey(out.Header, r, lease); set {
-		out.Header.Set(s.options.RoutingKeyHeader, key)
+	if name, key := s.routingKey(out.Header, r, lease); name != "" {
+		out.Header.Set(name, key)
 	}
 	out.Body, out.ContentLength, out.TransferEncoding = http.NoBody, int64(len(body)), nil
 	if len(body) > 0 {
@@ -360,14 +368,15 @@ func (s *sender) send(in *http.Request, body []byte, r *request, lease *Lease) (
 	return s.transport.RoundTrip(out)
 }
 
-// routingKey names the rank that holds most of the request's experts, which may be another than the one that load has
+// routingKey is the header that names the rank that holds most of the request's experts, which may be another than the one that load has
 // left for it: requests of one kind that wait on a rank are then batched. A client's own key is left: it chooses no rank,
 // and whoever sets it knows more about its requests than a forecast.
-func (s *sender) routingKey(header http.Header, r *request, lease *Lease) (key string, set bool) {
-	if s.options.RoutingKeyHeader == "" || !lease.scored || header.Get(s.options.RoutingKeyHeader) != "" {
-		return "", false
+func (s *sender) routingKey(header http.Header, r *request, lease *Lease) (name, key string) {
+	name = lease.Backend.Adapter(s.engine).RoutingKeyHeader
+	if name == "" || !lease.scored || header.Get(name) != "" {
+		return "", ""
 	}
-	return strconv.Itoa(r.forecast.best), true
+	return name, strconv.Itoa(r.forecast.best)
 }
 
 // mark says in a response's header who served it.
@@ -408,7 +417,7 @@ func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Lo
 	case errors.Is(err, errNoBackend), errors.Is(err, errNoTeller):
 		w.Header().Set("Retry-After", "5")
 		wire.WriteError(w, http.StatusServiceUnavailable, wire.Unavailable, err.Error()+": try again later")
-	case errors.Is(err, errAllFull), errors.Is(err, errQueueFull):
+	case errors.Is(err, errAllFull), errors.Is(err, errQueueFull), errors.Is(err, client.ErrNoRoom):
 		w.Header().Set("Retry-After", "1")
 		wire.WriteError(w, http.StatusTooManyRequests, wire.RateLimited, err.Error()+": try again later")
 	default:

@@ -95,7 +95,7 @@ func (l look) refused(response *http.Response) bool {
 
 // look asks the engine for the routed experts of a request that is sampled on the lease's pod.
 func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ look) {
-	engine := s.options.RoutedExperts
+	engine := lease.Backend.Adapter(s.engine).RoutedExperts
 	if engine.Decode == nil || !r.inference {
 		return body, look{}
 	}
@@ -106,7 +106,8 @@ func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ lo
 		return body, look{long: long}
 	}
 	asked, ok := wire.Ask(body, engine.RequestField)
-	chosen = chosen && ok && s.observations.hold(lease, size)
+	// The changed body is one more beside the client's, and gone when the answer comes.
+	chosen = chosen && ok && s.observations.hold(lease, max(size, int64(len(asked))))
 	if engine.Unasked || !chosen {
 		asked = body
 	}
@@ -126,7 +127,7 @@ func (s *sender) measured(response *http.Response, lease *Lease, done look) look
 // survey counts an answered request among those that the sample is drawn from, and has its time compared with that of
 // others.
 func (s *sender) survey(response *http.Response, r *request, lease *Lease, look look, sent time.Time) {
-	engine := s.options.RoutedExperts
+	engine := lease.Backend.Adapter(s.engine).RoutedExperts
 	if engine.Decode == nil || !r.inference || r.asksExperts || r.shifted || response.StatusCode != http.StatusOK || !s.observations.samples(s.pool, lease.Backend) {
 		return
 	}

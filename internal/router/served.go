@@ -14,10 +14,14 @@ import (
 // body. It returns what has to be ended where nobody closes the body; nil where nothing has. An answer that breaks off is the pod's
 // failure, unless the client may have gone.
 func (s *sender) follow(gone func() bool, response *http.Response, r *request, lease *Lease, sent time.Time) *servedBody {
+	serves := response.StatusCode < http.StatusInternalServerError
+	if r.inference {
+		lease.judge(serves)
+	}
 	switch {
 	case !r.inference:
 		return nil
-	case response.StatusCode >= http.StatusInternalServerError:
+	case !serves:
 		s.failed(r, lease)
 		return nil
 	case response.StatusCode != http.StatusOK: // it takes no time to refuse a request
@@ -32,9 +36,10 @@ func (s *sender) follow(gone func() bool, response *http.Response, r *request, l
 	return body
 }
 
-// failed counts an inference request that a pod has failed to serve: once for a revision, however often the request is sent to its
-// pods, since revisions are judged by the share of requests that they fail.
+// failed counts an inference request that a pod has failed to serve, and so does not cache: once for a revision, however often the request
+// is sent to its pods, since revisions are judged by the share of requests that they fail.
 func (s *sender) failed(r *request, lease *Lease) {
+	lease.Unserved()
 	revision := lease.Backend.Revision
 	if !r.inference || slices.Contains(r.failedBy, revision) {
 		return

@@ -97,7 +97,6 @@ type faultRun struct {
 	observations *Observations
 	server       *httptest.Server
 	client       *http.Client
-	encode       func(ids []int32, layers, top int) string
 	// layouts are the plans that pods may name; every score of a plan's table is the same, and no other plan's.
 	layouts []*plans.Layout
 	share   map[string]float64 // by digest
@@ -119,7 +118,7 @@ func newFaultRun(t *testing.T, seed uint64) *faultRun {
 		t.Fatal(err)
 	}
 	run := &faultRun{
-		t: t, pool: NewPool(), encode: adapter.RoutedExperts.Encode, share: map[string]float64{},
+		t: t, pool: NewPool(), share: map[string]float64{},
 		random: rand.New(rand.NewPCG(seed, 0)), harmed: map[string]bool{},
 	}
 	first, second := solved(t)
@@ -363,7 +362,7 @@ func (e *faultyEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	experts := ""
 	if asked.Experts {
-		experts = e.run.encode(slices.Repeat([]int32{0, 1, 2, 3}, 2*planstest.Shape.Layers), planstest.Shape.Layers, planstest.Shape.ExpertsPerToken)
+		experts = encodedExperts(slices.Repeat([]int32{0, 1, 2, 3}, 2*planstest.Shape.Layers)...)
 	}
 	breaks := fault >= 202 && fault < 280
 	if breaks {

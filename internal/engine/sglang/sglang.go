@@ -31,8 +31,8 @@ func Adapter() engine.Adapter {
 				{"sglext", "routed_experts"}, {"sgl_ext", "routed_experts"},
 				{"choices", "sglext", "routed_experts"}, {"choices", "sgl_ext", "routed_experts"},
 			},
-			Decode: decodeRoutedExperts,
-			Encode: encodeRoutedExperts,
+			Decode:   decodeRoutedExperts,
+			Renumber: renumberRoutedExperts,
 		},
 		Generation: engine.Generation{TokenizePath: "/v1/tokenize", Path: "/generate", Body: generateBody, Answer: readGenerated},
 		Flags:      flags,
@@ -147,11 +147,18 @@ func decodeRoutedExperts(text string, layers, top int) ([]int32, error) {
 	return ids, nil
 }
 
-// encodeRoutedExperts undoes decodeRoutedExperts. The shape does not stand in the text.
-func encodeRoutedExperts(ids []int32, _, _ int) string {
-	data := make([]byte, 0, 4*len(ids))
-	for _, id := range ids {
-		data = binary.LittleEndian.AppendUint32(data, uint32(id))
-	}
-	return base64.StdEncoding.EncodeToString(data)
+// renumberRoutedExperts edits what decodeRoutedExperts reads.
+func renumberRoutedExperts(layers, top int, logical engine.Logical) engine.TextEditor {
+	at, row := 0, layers*top
+	return engine.EditBase64(func(data []byte, end bool) (done int, err error) {
+		for ; row > 0 && done+4 <= len(data); done += 4 {
+			id := int32(binary.LittleEndian.Uint32(data[done:]))
+			binary.LittleEndian.PutUint32(data[done:], uint32(logical(at/top%layers, id)))
+			at++
+		}
+		if end && (row == 0 || done < len(data) || at%row != 0) {
+			return 0, fmt.Errorf("%d bytes are no multiple of 4 bytes x %d layers x %d experts", 4*at+len(data)-done, layers, top)
+		}
+		return done, nil
+	})
 }

@@ -8,6 +8,8 @@ import (
 	"math"
 	"regexp"
 	"strconv"
+
+	"github.com/semmoe/operator/internal/engine"
 )
 
 // decodeRoutedExperts reads base64 of a .npy file: an array of integers [tokens][layers][top]. The layers of dense ones
@@ -24,25 +26,64 @@ func decodeRoutedExperts(text string, layers, top int) ([]int32, error) {
 	return ids, nil
 }
 
-// encodeRoutedExperts undoes decodeRoutedExperts, with elements of four bytes.
-func encodeRoutedExperts(ids []int32, layers, top int) string {
-	return base64.StdEncoding.EncodeToString(writeArray(ids, layers, top))
+// longestHeader is how much of a file is looked at for the end of its header, which has some hundred bytes.
+const longestHeader = 64 << 10
+
+// renumberRoutedExperts edits what decodeRoutedExperts reads; its elements keep their width.
+func renumberRoutedExperts(layers, top int, logical engine.Logical) engine.TextEditor {
+	r := &renumberer{layers: layers, top: top, logical: logical}
+	return engine.EditBase64(r.edit)
 }
 
-// writeArray writes a .npy file of format 1.0. Its data begins at a multiple of 64 bytes, as readers that map it want.
-func writeArray(ids []int32, layers, top int) []byte {
-	header := fmt.Sprintf("{'descr': '<i4', 'fortran_order': False, 'shape': (%d, %d, %d), }", len(ids)/max(1, layers*top), layers, top)
-	begin := len(arrayMagic) + 4 // the version and the header's length
-	length := (begin+len(header)+1+63)/64*64 - begin
-	file := append(bytes.Clone(arrayMagic), 1, 0)
-	file = binary.LittleEndian.AppendUint16(file, uint16(length))
-	file = append(file, header...)
-	file = append(file, bytes.Repeat([]byte{' '}, length-len(header)-1)...)
-	file = append(file, '\n')
-	for _, id := range ids {
-		file = binary.LittleEndian.AppendUint32(file, uint32(id))
+// renumberer edits a .npy file that comes in pieces.
+type renumberer struct {
+	layers, top int
+	logical     engine.Logical
+	// array is what the header tells; nil before it has come. at is the number of the next element.
+	array *integers
+	at    int
+}
+
+func (r *renumberer) edit(data []byte, end bool) (done int, err error) {
+	if r.array == nil {
+		header, rest, err := splitHeader(data)
+		if err != nil && !end && len(data) < longestHeader {
+			return 0, nil // it is still to come
+		}
+		if err == nil {
+			r.array, err = readHeader(header, r.layers, r.top)
+		}
+		if err != nil {
+			return 0, err
+		}
+		done = len(data) - len(rest)
 	}
-	return file
+	for width := r.array.width; done+width <= len(data); done += width {
+		if err := r.renumber(data[done : done+width]); err != nil {
+			return 0, err
+		}
+	}
+	if size := r.at*r.array.width + len(data) - done; end && size != r.array.bytes() {
+		return 0, r.array.wrongSize(size)
+	}
+	return done, nil
+}
+
+// renumber edits the next element.
+func (r *renumberer) renumber(raw []byte) error {
+	id, ok := r.array.integer(raw)
+	if !ok {
+		return notAnID(r.at)
+	}
+	logical := r.logical(r.at/r.top%r.layers, id)
+	var wide [8]byte
+	binary.LittleEndian.PutUint64(wide[:], uint64(int64(logical)))
+	copy(raw, wide[:])
+	if written, ok := r.array.integer(raw); !ok || written != logical {
+		return fmt.Errorf("element %d becomes %d, which %d bytes cannot hold", r.at, logical, len(raw))
+	}
+	r.at++
+	return nil
 }
 
 // arrayMagic begins every .npy file; the major version follows, the minor one, the length of the header, and the header:
@@ -56,6 +97,26 @@ var (
 	shapeMember = regexp.MustCompile(`'shape':\s*\((\d{1,9}),\s*(\d{1,9}),\s*(\d{1,9}),?\s*\)`)
 )
 
+// integers are what a header tells of an array of them.
+type integers struct {
+	width  int
+	signed bool
+	shape  [3]int
+}
+
+// bytes is how long its data is.
+func (a *integers) bytes() int {
+	row := a.shape[1] * a.shape[2] * a.width // of nine digits each at most
+	if a.shape[0] > math.MaxInt/row {
+		return math.MaxInt // no data is as long
+	}
+	return a.shape[0] * row
+}
+
+func (a *integers) wrongSize(bytes int) error {
+	return fmt.Errorf("%d bytes of data do not make an array of shape %v with %d bytes an element", bytes, a.shape, a.width)
+}
+
 // readArray reads an array of integers of any width with the shape [any][layers][top] from a .npy file. It allocates no
 // more than four bytes for each byte of the file.
 func readArray(file []byte, layers, top int) ([]int32, error) {
@@ -63,6 +124,18 @@ func readArray(file []byte, layers, top int) ([]int32, error) {
 	if err != nil {
 		return nil, err
 	}
+	a, err := readHeader(header, layers, top)
+	if err != nil {
+		return nil, err
+	}
+	if a.bytes() != len(data) {
+		return nil, a.wrongSize(len(data))
+	}
+	return a.widen(data)
+}
+
+// readHeader reads the header of an array of integers with the shape [any][layers][top].
+func readHeader(header []byte, layers, top int) (*integers, error) {
 	kind, order, shape := typeMember.FindSubmatch(header), orderMember.FindSubmatch(header), shapeMember.FindSubmatch(header)
 	switch {
 	case kind == nil || order == nil || shape == nil:
@@ -72,20 +145,14 @@ func readArray(file []byte, layers, top int) ([]int32, error) {
 	case string(kind[1]) == ">":
 		return nil, fmt.Errorf("the array is big-endian: little-endian is needed")
 	}
-	width := int(kind[3][0] - '0')
-	var dimensions [3]int
-	for i := range dimensions {
-		dimensions[i], _ = strconv.Atoi(string(shape[i+1])) // nine digits at most
+	a := &integers{width: int(kind[3][0] - '0'), signed: kind[2][0] == 'i'}
+	for i := range a.shape {
+		a.shape[i], _ = strconv.Atoi(string(shape[i+1])) // nine digits at most
 	}
-	if dimensions[1] != layers || dimensions[2] != top {
-		return nil, fmt.Errorf("the array has shape %v; the model has %d layers and %d experts per token", dimensions, layers, top)
+	if a.shape[1] != layers || a.shape[2] != top || layers*top <= 0 {
+		return nil, fmt.Errorf("the array has shape %v; the model has %d layers and %d experts per token", a.shape, layers, top)
 	}
-	// The file bounds the first dimension, so that the product cannot overflow.
-	row := layers * top * width
-	if row <= 0 || dimensions[0] > len(data)/row || dimensions[0]*row != len(data) {
-		return nil, fmt.Errorf("%d bytes of data do not make an array of shape %v with %d bytes an element", len(data), dimensions, width)
-	}
-	return widen(data, width, kind[2][0] == 'i')
+	return a, nil
 }
 
 // splitHeader splits a file of format 1.0 (a length of two bytes), 2.0 or 3.0 (of four).
@@ -110,21 +177,30 @@ func splitHeader(file []byte) (header, data []byte, err error) {
 	return rest[:length], rest[length:], nil
 }
 
-// widen reads little-endian integers; one that int32 cannot hold is no expert's id.
-func widen(data []byte, width int, signed bool) ([]int32, error) {
-	ids := make([]int32, len(data)/width)
+// widen reads the array's data.
+func (a *integers) widen(data []byte) ([]int32, error) {
+	ids := make([]int32, len(data)/a.width)
 	for i := range ids {
-		var raw [8]byte
-		copy(raw[:], data[i*width:(i+1)*width])
-		value := binary.LittleEndian.Uint64(raw[:])
-		if signed { // the sign is the topmost bit of the width
-			value = uint64(int64(value<<(64-8*width)) >> (64 - 8*width))
+		var ok bool
+		if ids[i], ok = a.integer(data[i*a.width : (i+1)*a.width]); !ok {
+			return nil, notAnID(i)
 		}
-		id := int64(value)
-		if id < math.MinInt32 || id > math.MaxInt32 || !signed && id < 0 {
-			return nil, fmt.Errorf("element %d is no id of an expert: int32 cannot hold it", i)
-		}
-		ids[i] = int32(id)
 	}
 	return ids, nil
+}
+
+// integer reads a little-endian integer; one that int32 cannot hold is no expert's id.
+func (a *integers) integer(element []byte) (id int32, ok bool) {
+	var raw [8]byte
+	copy(raw[:], element)
+	value := binary.LittleEndian.Uint64(raw[:])
+	if a.signed { // the sign is the topmost bit of the width
+		value = uint64(int64(value<<(64-8*a.width)) >> (64 - 8*a.width))
+	}
+	wide := int64(value)
+	return int32(wide), wide >= math.MinInt32 && wide <= math.MaxInt32 && (a.signed || wide >= 0)
+}
+
+func notAnID(element int) error {
+	return fmt.Errorf("element %d is no id of an expert: int32 cannot hold it", element)
 }

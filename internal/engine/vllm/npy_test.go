@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -40,28 +41,76 @@ func header(descr string, shape ...int) string {
 	return fmt.Sprintf("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }", descr, text)
 }
 
-// What is written is a file by the format's definition, and is read back.
-func TestEncodesWhatItDecodes(t *testing.T) {
-	want := []int32{0, 1, 2, 3, 4, 100, 0, 7, 5, 6, 1 << 20, 9}
-	text := encodeRoutedExperts(want, 3, 2)
-	if diff := cmp.Diff(array(1, header("<i4", 2, 3, 2), want), decoded(t, text)); diff != "" {
-		t.Errorf("file (-want +got):\n%s", diff)
+// renumbered is what a text becomes in pieces of a size, whose experts get the numbers behind their own, those of layer 1 after ten more.
+func renumbered(t *testing.T, text string, pieceBytes, layers, top int) (string, error) {
+	t.Helper()
+	editor := renumberRoutedExperts(layers, top, func(layer int, id int32) int32 { return id + 1 + int32(10*layer) })
+	var out []byte
+	for piece := range slices.Chunk([]byte(text), pieceBytes) {
+		var err error
+		if out, err = editor.Edit(out, piece); err != nil {
+			return string(out), err
+		}
 	}
-	if got, err := decodeRoutedExperts(text, 3, 2); err != nil || cmp.Diff(want, got) != "" {
-		t.Errorf("read back %v, %v", got, err)
+	out, err := editor.End(out)
+	return string(out), err
+}
+
+// Experts get other numbers; the header, the width and the length stay, however the text is cut into pieces.
+func TestRenumbers(t *testing.T) {
+	long, longWant := make([]int32, 2*2*10_000), make([]int32, 2*2*10_000)
+	for i := range long {
+		long[i] = int32(i % 200)
+		longWant[i] = long[i] + 1 + int32(10*(i/2%2))
 	}
-	if got, err := decodeRoutedExperts(encodeRoutedExperts(nil, 3, 2), 3, 2); err != nil || len(got) != 0 {
-		t.Errorf("an answer without tokens is read back as %v, %v", got, err)
+	for name, tc := range map[string]struct{ file, want []byte }{
+		"int32":       {array32("<i4", 0, 1, 2, 3), array32("<i4", 1, 2, 13, 14)},
+		"format 2":    {array(2, header("<i4", 1, 2, 2), []int32{0, 1, 2, 3}), array(2, header("<i4", 1, 2, 2), []int32{1, 2, 13, 14})},
+		"another pad": {array(1, header("<i4", 1, 2, 2)+strings.Repeat(" ", 64), []int32{0, 1, 2, 3}), array(1, header("<i4", 1, 2, 2)+strings.Repeat(" ", 64), []int32{1, 2, 13, 14})},
+		"uint8":       {array(1, header("|u1", 1, 2, 2), []uint8{0, 1, 2, 244}), array(1, header("|u1", 1, 2, 2), []uint8{1, 2, 13, 255})},
+		"int16":       {array(1, header("<i2", 1, 2, 2), []int16{-1, 1, 2, 3}), array(1, header("<i2", 1, 2, 2), []int16{0, 2, 13, 14})},
+		"int64":       {array(1, header("<i8", 1, 2, 2), []int64{-2, 1, 2, 3}), array(1, header("<i8", 1, 2, 2), []int64{-1, 2, 13, 14})},
+		"no token":    {array(1, header("<i4", 0, 2, 2), []int32{}), array(1, header("<i4", 0, 2, 2), []int32{})},
+		"long":        {array(1, header("<i4", 10_000, 2, 2), long), array(1, header("<i4", 10_000, 2, 2), longWant)},
+	} {
+		for _, pieceBytes := range []int{1, 2, 3, 5, 64, 32 << 10, 1 << 20} {
+			got, err := renumbered(t, base64.StdEncoding.EncodeToString(tc.file), pieceBytes, 2, 2)
+			if want := base64.StdEncoding.EncodeToString(tc.want); got != want || err != nil {
+				t.Errorf("%s, pieces of %d bytes: %.200s, %v; want %.200s", name, pieceBytes, got, err, want)
+			}
+		}
 	}
 }
 
-func decoded(t *testing.T, text string) []byte {
-	t.Helper()
-	file, err := base64.StdEncoding.DecodeString(text)
-	if err != nil {
-		t.Fatal(err)
+func array32(descr string, ids ...int32) []byte {
+	return array(1, header(descr, len(ids)/4, 2, 2), ids)
+}
+
+// What decoding refuses is not renumbered either, nor is what an element cannot hold.
+func TestRenumberRefuses(t *testing.T) {
+	sound := array32("<i4", 1, 2, 3, 4)
+	for name, tc := range map[string]struct {
+		text, want string
+	}{
+		"empty":         {"", "0 bytes are no .npy file"},
+		"no base64":     {"!!!!", "illegal base64 data"},
+		"a line feed":   {base64.StdEncoding.EncodeToString(sound)[:8] + "\nAAA", "illegal base64 data"},
+		"cut off":       {base64.StdEncoding.EncodeToString(sound[:len(sound)-1]), "15 bytes of data do not make an array of shape [1 2 2]"},
+		"half a group":  {base64.StdEncoding.EncodeToString(sound)[:10], "base64 ends in"},
+		"after the end": {base64.StdEncoding.EncodeToString(sound) + "AAAA", ""},
+		"raw integers":  {base64.StdEncoding.EncodeToString(make([]byte, 64)), "no .npy file"},
+		"more tokens":   {base64.StdEncoding.EncodeToString(array(1, header("<i4", 999999999, 2, 2), []int32{1, 2, 3, 4})), "16 bytes of data"},
+		"another shape": {base64.StdEncoding.EncodeToString(array(1, header("<i4", 1, 4, 1), []int32{1, 2, 3, 4})), "the model has 2 layers"},
+		"too large":     {base64.StdEncoding.EncodeToString(array(1, header("<i8", 1, 2, 2), []int64{1, 2, 3, 1 << 40})), "element 3 is no id"},
+		"grows":         {base64.StdEncoding.EncodeToString(array(1, header("|u1", 1, 2, 2), []uint8{255, 2, 3, 4})), "element 0 becomes 256, which 1 bytes cannot hold"},
+	} {
+		for _, pieceBytes := range []int{1, 4, 1 << 20} {
+			_, err := renumbered(t, tc.text, pieceBytes, 2, 2)
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("%s, pieces of %d bytes: error %v, want %q", name, pieceBytes, err, tc.want)
+			}
+		}
 	}
-	return file
 }
 
 func TestDecodesEveryIntegerType(t *testing.T) {

@@ -23,7 +23,7 @@ func Adapter() engine.Adapter {
 			StartField:    "routed_experts_prompt_start",
 			ResponsePaths: [][]string{{"choices", "routed_experts"}},
 			Decode:        decodeRoutedExperts,
-			Encode:        encodeRoutedExperts,
+			Renumber:      renumberRoutedExperts,
 		},
 		Generation: engine.Generation{TokenizePath: "/tokenize", Path: "/v1/completions", Body: completionBody, Answer: readCompletion},
 		Flags:      Flags,

@@ -1,7 +1,6 @@
 package client
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -25,45 +23,12 @@ type Limits struct {
 	// MaxBodyBytes is the size of the largest one, Timeout how long it may take; 0 for ever.
 	MaxBodyBytes int64
 	Timeout      time.Duration
+	// Bodies are those that are held at once.
+	Bodies *Bodies
 }
 
 // bodyKey is where a request's context has its body.
 type bodyKey struct{}
-
-// Body is a client's body. What holds it may outlive its use, as a request's context does, by all of a long answer: so it can be
-// dropped. It is used by one goroutine; its readers may be by others.
-type Body struct{ data []byte }
-
-// NewBody returns a body that is kept until it is dropped.
-func NewBody(data []byte) *Body { return &Body{data} }
-
-// Bytes are those of the body; nil once it was dropped.
-func (b *Body) Bytes() []byte { return b.data }
-
-// Drop forgets the body.
-func (b *Body) Drop() { b.data = nil }
-
-// Reader returns a reader of the body, which keeps it until it is closed.
-func (b *Body) Reader() io.ReadCloser {
-	r := &bodyReader{}
-	r.from.Store(bytes.NewReader(b.data))
-	return r
-}
-
-// bodyReader may be closed while it is read: a transport does that where the answer comes before all was sent.
-type bodyReader struct{ from atomic.Pointer[bytes.Reader] }
-
-func (r *bodyReader) Read(p []byte) (int, error) {
-	if from := r.from.Load(); from != nil {
-		return from.Read(p)
-	}
-	return 0, os.ErrClosed
-}
-
-func (r *bodyReader) Close() error {
-	r.from.Store(nil)
-	return nil
-}
 
 // WithBody reads the body of a request before anything else is done for it, so that a client that is slow costs no more
 // than its connection. A request whose body is not read is answered by fail.
@@ -75,7 +40,8 @@ func WithBody(next http.Handler, limits Limits, fail func(http.ResponseWriter, *
 			fail(w, r, err)
 			return
 		}
-		r = r.WithContext(context.WithValue(r.Context(), bodyKey{}, &Body{data: body}))
+		defer body.Drop()
+		r = r.WithContext(context.WithValue(r.Context(), bodyKey{}, body))
 		r.Body, r.ContentLength = http.NoBody, 0
 		next.ServeHTTP(w, r)
 	})
@@ -89,12 +55,9 @@ func BodyOf(r *http.Request) *Body {
 	return NewBody(nil)
 }
 
-// trustedBytes is how much memory is made ready for a body because its header says so, before any of it has come.
-const trustedBytes = 64 << 10
-
-func readBody(w http.ResponseWriter, r *http.Request, limits Limits) ([]byte, error) {
+func readBody(w http.ResponseWriter, r *http.Request, limits Limits) (*Body, error) {
 	if r.Body == nil || r.Body == http.NoBody {
-		return nil, nil
+		return NewBody(nil), nil
 	}
 	tooBig := fmt.Errorf("%w: at most %d bytes are accepted", ErrBodyTooBig, limits.MaxBodyBytes)
 	if r.ContentLength > limits.MaxBodyBytes {
@@ -105,34 +68,19 @@ func readBody(w http.ResponseWriter, r *http.Request, limits Limits) ([]byte, er
 		connection.SetReadDeadline(time.Now().Add(limits.Timeout)) //nolint:errcheck // a test's writer has no connection
 		defer connection.SetReadDeadline(time.Time{})              //nolint:errcheck // as above
 	}
-	body, err := readAll(io.LimitReader(r.Body, limits.MaxBodyBytes+1), r.ContentLength)
+	body, err := limits.Bodies.Read(io.LimitReader(r.Body, limits.MaxBodyBytes+1), r.ContentLength)
 	switch {
+	case errors.Is(err, ErrNoRoom):
+		return nil, err
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, fmt.Errorf("%w: it must have come after %v", ErrBodyTooSlow, limits.Timeout)
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrBodyBroken, err)
-	case int64(len(body)) > limits.MaxBodyBytes:
+	case int64(len(body.Bytes())) > limits.MaxBodyBytes:
+		body.Drop()
 		return nil, tooBig
 	}
 	return body, nil
-}
-
-// readAll is io.ReadAll for a length that is probably known; -1 where it is not.
-func readAll(from io.Reader, length int64) ([]byte, error) {
-	buffer := make([]byte, 0, max(512, min(length, trustedBytes)+1)) // one more, to meet the end without growing
-	for {
-		n, err := from.Read(buffer[len(buffer):cap(buffer)])
-		buffer = buffer[:len(buffer)+n]
-		if err == io.EOF {
-			return buffer, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		if len(buffer) == cap(buffer) {
-			buffer = append(buffer, 0)[:len(buffer)]
-		}
-	}
 }
 
 // Writer remembers the status code of a response, and ends one that its client takes nothing of for too long: the

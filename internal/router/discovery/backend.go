@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podgroup"
 )
@@ -34,6 +36,8 @@ type Backend struct {
 	// RankAddresses is host:port of each rank where each has a port of its own, empty for a rank that is not live. It is nil
 	// where all ranks share Address, and a header pins to one.
 	RankAddresses []string `json:"rankAddresses,omitempty"`
+	// Engine is the type of the pod's engine; empty where that is not told.
+	Engine string `json:"engine,omitempty"`
 	// Revision is the revision of the serving workload that the pod belongs to.
 	Revision string `json:"revision"`
 	// PlanDigest is the full digest of the plan that the pod serves under; empty where it has none.
@@ -45,6 +49,24 @@ type Backend struct {
 	Permuted bool `json:"permuted,omitempty"`
 	// Shape is the model's; nil where it is not known.
 	Shape *lar.Shape `json:"shape,omitempty"`
+}
+
+// adapters are those of all engines, by type.
+var adapters = func() map[string]*engine.Adapter {
+	known := map[string]*engine.Adapter{}
+	for _, adapter := range registry.All() {
+		known[adapter.Type] = &adapter
+	}
+	return known
+}()
+
+// Adapter is that of the pod's engine, or another one where that is not told. Pods of two engines serve together while one takes the
+// other's place.
+func (b Backend) Adapter(other *engine.Adapter) *engine.Adapter {
+	if own := adapters[b.Engine]; own != nil {
+		return own
+	}
+	return other
 }
 
 // Endpoint is host:port of a rank, or of the pod for NoRank; empty where the rank is not live.
@@ -112,8 +134,9 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 			shape = parsed
 		}
 	}
-	return Backend{
+	backend := Backend{
 		Shape:         shape,
+		Engine:        pod.Annotations[semmoev1.AnnotationEngine],
 		Pod:           pod.Name,
 		Address:       net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port)),
 		Ranks:         ranks,
@@ -122,7 +145,11 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 		PlanDigest:    pod.Annotations[semmoev1.AnnotationPlanDigest],
 		ModelDigest:   pod.Annotations[semmoev1.AnnotationModelDigest],
 		Permuted:      semmoev1.Realization(pod.Annotations[semmoev1.AnnotationRealization]) == semmoev1.RealizationReshuffledWeights,
-	}, true
+	}
+	if own := backend.Adapter(nil); own != nil && !own.Pins() {
+		backend = WithoutRanks([]Backend{backend})[0]
+	}
+	return backend, true
 }
 
 // rankAddresses are the endpoints of the ranks of a pod, nil where they share its port. Ports that do not fit the number of

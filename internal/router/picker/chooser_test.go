@@ -126,6 +126,11 @@ func serve(t *testing.T, picker Picker) (server *Server, gateways, probes string
 
 func serveWith(t *testing.T, picker Picker, config *tls.Config) (server *Server, gateways, probes string) {
 	t.Helper()
+	return serveOptions(t, picker, Options{TLS: config, MaxBodyBytes: maxBody})
+}
+
+func serveOptions(t *testing.T, picker Picker, options Options) (server *Server, gateways, probes string) {
+	t.Helper()
 	listen := func() net.Listener {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -133,7 +138,7 @@ func serveWith(t *testing.T, picker Picker, config *tls.Config) (server *Server,
 		}
 		return listener
 	}
-	server = NewServer(picker, Options{TLS: config, MaxBodyBytes: maxBody})
+	server = NewServer(picker, options)
 	forGateways, forProbes := listen(), listen()
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(forGateways, forProbes) }()

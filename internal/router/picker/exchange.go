@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/semmoe/operator/internal/router/client"
 )
 
 // Where a gateway is told the endpoints of a request, and tells the one that served.
@@ -32,6 +34,9 @@ type exchange struct {
 	stream  *stream
 	picker  Picker
 	maxBody int64
+	bodies  *client.Bodies
+	// body is the request's, until its response begins; nil where it has none.
+	body *client.Body
 	// requestMode and responseMode are how the gateway gives and takes the bodies.
 	requestMode, responseMode processingv3.ProcessingMode_BodySendMode
 	// picked is nil before a pick, and where the gateway answers a request itself before one.
@@ -81,7 +86,15 @@ func (x *exchange) close() {
 	if x.picked != nil {
 		x.picked.Release()
 	}
+	x.dropBody()
 	x.count(clientLeft)
+}
+
+// dropBody forgets the request's body.
+func (x *exchange) dropBody() {
+	if x.body != nil {
+		x.body.Drop()
+	}
 }
 
 func (x *exchange) count(code int) {
@@ -116,7 +129,11 @@ func (x *exchange) request(first *extprocv3.ProcessingRequest) error {
 		Subset:        subsetOf(first.GetMetadataContext()),
 		ResponseFixed: x.responseMode != processingv3.ProcessingMode_FULL_DUPLEX_STREAMED && x.responseMode != processingv3.ProcessingMode_BUFFERED,
 	}
-	if length, err := strconv.ParseInt(header.Get("Content-Length"), 10, 64); err == nil && length > x.maxBody {
+	length, err := strconv.ParseInt(header.Get("Content-Length"), 10, 64)
+	switch {
+	case err != nil:
+		length = -1
+	case length > x.maxBody:
 		return x.tooLarge()
 	}
 	if headers.GetEndOfStream() {
@@ -124,7 +141,7 @@ func (x *exchange) request(first *extprocv3.ProcessingRequest) error {
 	}
 	switch x.requestMode {
 	case processingv3.ProcessingMode_FULL_DUPLEX_STREAMED:
-		return x.requestInChunks(r)
+		return x.requestInChunks(r, length)
 	case processingv3.ProcessingMode_BUFFERED, processingv3.ProcessingMode_BUFFERED_PARTIAL:
 		return x.requestInOne(r)
 	}
@@ -156,17 +173,18 @@ func (x *exchange) answerHeaders(r *Request) error {
 	return x.stream.Send(requestHeaders(decision, r))
 }
 
-// requestInChunks holds the header back until the body has ended and an endpoint was picked, then answers both.
-func (x *exchange) requestInChunks(r *Request) error {
+// requestInChunks holds the header back until the body, probably of that length, has ended and an endpoint was picked, then answers both.
+func (x *exchange) requestInChunks(r *Request, length int64) error {
 	source := &bodyReader{stream: x.stream, of: ofRequest}
-	body, err := io.ReadAll(io.LimitReader(source, x.maxBody+1))
+	body, err := x.bodies.Read(io.LimitReader(source, x.maxBody+1), length)
 	if err != nil {
 		return err
 	}
-	if int64(len(body)) > x.maxBody {
+	x.body = body
+	if int64(len(body.Bytes())) > x.maxBody {
 		return x.tooLarge()
 	}
-	r.Body = body
+	r.Body = body.Bytes()
 	decision, err := x.pick(r)
 	if err != nil {
 		return err
@@ -197,6 +215,9 @@ func (x *exchange) requestInOne(r *Request) error {
 	}
 	if int64(len(body.GetBody())) > x.maxBody {
 		return x.tooLarge()
+	}
+	if x.body, err = x.bodies.Keep(body.GetBody()); err != nil {
+		return err
 	}
 	// Of a body that is larger than the gateway's buffer only the beginning is told, which must not be changed.
 	r.Body, r.BodyFixed = body.GetBody(), x.requestMode == processingv3.ProcessingMode_BUFFERED_PARTIAL
@@ -262,6 +283,7 @@ func (x *exchange) response(first *extprocv3.ProcessingRequest) error {
 		return status.Errorf(codes.InvalidArgument, "the response's :status is %q, not a number", pseudo[":status"])
 	}
 	x.count(code)
+	x.dropBody()
 	response := &http.Response{StatusCode: code, Header: header, Body: http.NoBody}
 	served := first.GetMetadataContext().GetFilterMetadata()[metadataNamespace].GetFields()[servedKey].GetStringValue()
 	switch {

@@ -11,6 +11,8 @@ import (
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/grpc/status"
+
+	"github.com/semmoe/operator/internal/router/client"
 )
 
 // refusals are the answers to requests that get no endpoint; kind is the type of an error in OpenAI's shape, and retryAfter
@@ -23,6 +25,7 @@ var refusals = []struct {
 }{
 	{ErrNoEndpoint, http.StatusServiceUnavailable, "service_unavailable", 5},
 	{ErrAllFull, http.StatusTooManyRequests, "rate_limit_exceeded", 1},
+	{client.ErrNoRoom, http.StatusTooManyRequests, "rate_limit_exceeded", 1},
 	{ErrNoRoute, http.StatusNotFound, "not_found", 0},
 	{errBodyTooLarge, http.StatusRequestEntityTooLarge, "invalid_request_error", 0},
 }

@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
+
+	"github.com/semmoe/operator/internal/router/client"
 )
 
 // The services that a health check can ask for.
@@ -34,6 +36,8 @@ type Options struct {
 	TLS *tls.Config
 	// MaxBodyBytes bounds a request's body, which is kept in memory until an endpoint is picked.
 	MaxBodyBytes int64
+	// Bodies bounds what the bodies of all requests take at once; nil for client.NewBodies.
+	Bodies *client.Bodies
 }
 
 // Server serves the protocol, and the health of it.
@@ -45,7 +49,10 @@ type Server struct {
 // NewServer makes a server for a Picker. It is not ready before SetReady.
 func NewServer(picker Picker, options Options) *Server {
 	s := &Server{service: grpc.NewServer(serverOptions(options)...), probes: grpc.NewServer(), health: health.NewServer()}
-	extprocv3.RegisterExternalProcessorServer(s.service, &processor{picker: picker, maxBody: options.MaxBodyBytes})
+	if options.Bodies == nil {
+		options.Bodies = client.NewBodies(options.MaxBodyBytes)
+	}
+	extprocv3.RegisterExternalProcessorServer(s.service, &processor{picker: picker, maxBody: options.MaxBodyBytes, bodies: options.Bodies})
 	// A gateway's health check comes where its requests do, the kubelet's to a port without TLS.
 	healthpb.RegisterHealthServer(s.service, s.health)
 	healthpb.RegisterHealthServer(s.probes, s.health)
@@ -118,10 +125,11 @@ type processor struct {
 	extprocv3.UnimplementedExternalProcessorServer
 	picker  Picker
 	maxBody int64
+	bodies  *client.Bodies
 }
 
 // Process serves one request of a gateway.
 func (p *processor) Process(incoming extprocv3.ExternalProcessor_ProcessServer) error {
-	x := &exchange{stream: &stream{ExternalProcessor_ProcessServer: incoming}, picker: p.picker, maxBody: p.maxBody}
+	x := &exchange{stream: &stream{ExternalProcessor_ProcessServer: incoming}, picker: p.picker, maxBody: p.maxBody, bodies: p.bodies}
 	return x.run()
 }

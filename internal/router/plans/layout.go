@@ -189,16 +189,21 @@ func evenly(tokens []int32, most int) []int32 {
 	return taken
 }
 
-// Renumbers reports whether ToLogical can renumber the experts of a permuted checkpoint of a model of that shape.
+// Renumbers reports whether Logical can renumber the experts of a permuted checkpoint of a model of that shape.
 func (l *Layout) Renumbers(shape lar.Shape) bool { return l.slots != nil && l.fits(shape) == nil }
 
-// ToLogical renumbers the experts of a permuted checkpoint, [tokens][layers][top], in place. Layers that the plan does not
-// place stay as they are, and so do ids that are none of a routed expert.
+// Logical is the number that an expert of a permuted checkpoint has in the model. In layers that the plan does not place experts keep
+// theirs, and so do ids that are none of a routed expert.
+func (l *Layout) Logical(layer int, id int32) int32 {
+	if slots := l.slots[layer]; id >= 0 && int(id) < len(slots) {
+		return int32(slots[id])
+	}
+	return id
+}
+
+// ToLogical renumbers the experts of a permuted checkpoint, [tokens][layers][top], in place.
 func (l *Layout) ToLogical(experts []int32, top int) {
-	for at := range experts {
-		slots := l.slots[at/top%len(l.slots)]
-		if id := experts[at]; id >= 0 && int(id) < len(slots) {
-			experts[at] = int32(slots[id])
-		}
+	for at, id := range experts {
+		experts[at] = l.Logical(at/top%len(l.slots), id)
 	}
 }

@@ -79,47 +79,8 @@ func cutRange(data []byte, start, end int, only bool) []byte {
 	return splice(data, start, end, nil)
 }
 
-// EditMember edits the value of the member at a path of a JSON object and leaves every other byte as it is. Of an array on
-// the way each element is edited. What has no such member, or is no JSON, stays as it is.
-func EditMember(data []byte, path []string, edit func(value []byte) ([]byte, error)) ([]byte, error) {
-	if isArray(data) {
-		return editElements(data, func(element []byte) ([]byte, error) { return EditMember(element, path, edit) })
-	}
-	if len(path) == 0 {
-		return edit(data)
-	}
-	_, start, end, _, ok := findMember(data, path[0])
-	if !ok {
-		return data, nil
-	}
-	value, err := EditMember(data[start:end], path[1:], edit)
-	if err != nil {
-		return nil, err
-	}
-	return splice(data, start, end, value), nil
-}
-
 // isArray reports whether a JSON text is an array, if it is JSON.
 func isArray(data []byte) bool { return bytes.HasPrefix(bytes.TrimLeft(data, " \t\r\n"), []byte{'['}) }
-
-// editElements edits the elements of a JSON array.
-func editElements(data []byte, edit func(element []byte) ([]byte, error)) ([]byte, error) {
-	elements, ok := jsonscan.Array(data, nil)
-	if !ok {
-		return data, nil
-	}
-	var out []byte
-	copied := 0
-	for _, at := range elements {
-		edited, err := edit(data[at.Start:at.End])
-		if err != nil {
-			return nil, err
-		}
-		out = append(append(out, data[copied:at.Start]...), edited...)
-		copied = at.End
-	}
-	return append(out, data[copied:]...), nil
-}
 
 func splice(data []byte, start, end int, with []byte) []byte {
 	out := make([]byte, 0, len(data)-(end-start)+len(with))

@@ -2,7 +2,6 @@ package wire
 
 import (
 	"encoding/json"
-	"errors"
 	"strings"
 	"testing"
 )
@@ -107,36 +106,6 @@ func TestAsk(t *testing.T) {
 				t.Errorf("%s, asked %v; want %s, %v", got, asked, tc.want, tc.asked)
 			}
 		})
-	}
-}
-
-func TestEditMember(t *testing.T) {
-	upper := func(value []byte) ([]byte, error) { return []byte(strings.ToUpper(string(value))), nil }
-	for name, tc := range map[string]struct{ data, path, want string }{
-		"member":              {` { "a" : "x", "b":"x" } `, "a", ` { "a" : "X", "b":"x" } `},
-		"deeper":              {`{"m":{"k":1, "a": "x"},"a":"x"}`, "m a", `{"m":{"k":1, "a": "X"},"a":"x"}`},
-		"absent":              {`{"b":"x"}`, "a", `{"b":"x"}`},
-		"absent below":        {`{"m":{"b":"x"}}`, "m a", `{"m":{"b":"x"}}`},
-		"no object below":     {`{"m":"a"}`, "m a", `{"m":"a"}`},
-		"a batch":             {` [{"a":"x"} , {"b":"x"},{"a":"y"}]` + "\n", "a", ` [{"a":"X"} , {"b":"x"},{"a":"Y"}]` + "\n"},
-		"an array on the way": {`{"c":[{"a":"x"},{"a":"y"}]}`, "c a", `{"c":[{"a":"X"},{"a":"Y"}]}`},
-		"empty array":         {`[ ]`, "a", `[ ]`},
-		"end of a stream":     {" [DONE]\n", "a", " [DONE]\n"},
-		"no JSON":             {`{"a":"x"`, "a", `{"a":"x"`},
-		"nothing":             {``, "a", ``},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := EditMember([]byte(tc.data), strings.Fields(tc.path), upper)
-			if string(got) != tc.want || err != nil {
-				t.Errorf("%q, %v; want %q", got, err, tc.want)
-			}
-		})
-	}
-	fails := errors.New("fails")
-	for _, data := range []string{`{"a":1}`, `[{"a":1}]`} {
-		if _, err := EditMember([]byte(data), []string{"a"}, func([]byte) ([]byte, error) { return nil, fails }); !errors.Is(err, fails) {
-			t.Errorf("%s: error %v", data, err)
-		}
 	}
 }
 

@@ -1,4 +1,4 @@
-package router
+package reports
 
 import (
 	"math"
@@ -10,9 +10,14 @@ import (
 	"github.com/semmoe/operator/internal/lar"
 )
 
-// observed makes metrics of a report at each scrape. Their labels are the ranks of one replica and at most four layer
+// Collector makes metrics of a report at each scrape. Their labels are the ranks of one replica and at most four layer
 // groups; a value that nothing was observed for is NaN.
-type observed struct{ of *Observations }
+type Collector struct {
+	// Report is called for each scrape.
+	Report func() lar.Report
+	// Covered is the time that the buckets of the report's window have been filled in.
+	Covered func() time.Duration
+}
 
 func describe(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(name, help, labels, nil)
@@ -43,7 +48,7 @@ var (
 )
 
 // Describe implements prometheus.Collector.
-func (c *observed) Describe(to chan<- *prometheus.Desc) {
+func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 	for _, metric := range []*prometheus.Desc{
 		rateMetric, rateErrorMetric, rankRateMetric, groupRateMetric, predictedMetric,
 		biasMetric, biasErrorMetric, slopeMetric, slopeErrorMetric, remoteRanksMetric,
@@ -55,8 +60,8 @@ func (c *observed) Describe(to chan<- *prometheus.Desc) {
 }
 
 // Collect implements prometheus.Collector.
-func (c *observed) Collect(to chan<- prometheus.Metric) {
-	report := c.of.report()
+func (c *Collector) Collect(to chan<- prometheus.Metric) {
+	report := c.Report()
 	gauge := func(metric *prometheus.Desc, value float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(metric, prometheus.GaugeValue, value, labels...)
 	}
@@ -83,7 +88,7 @@ func (c *observed) Collect(to chan<- prometheus.Metric) {
 	pair(biasMetric, biasErrorMetric, bias, biasError)
 	slope, slopeError := last.Forecast.Slope()
 	pair(slopeMetric, slopeErrorMetric, slope, slopeError)
-	gauge(savedMetric, lar.SavedBytesPerSecond(report.Window, c.of.covered()))
+	gauge(savedMetric, lar.SavedBytesPerSecond(report.Window, c.Covered()))
 	cost, costError := math.NaN(), math.NaN()
 	if report.CaptureCost != nil {
 		if ratio, standardError, known := report.CaptureCost.Ratio(); known {
@@ -100,10 +105,4 @@ func (c *observed) Collect(to chan<- prometheus.Metric) {
 	counter(sampledMetric, report.Population.Sampled)
 	counter(streamedMetric, report.Population.Streamed)
 	counter(longMetric, report.Population.Long)
-}
-
-// covered is the time that the buckets of the window have been filled in.
-func (o *Observations) covered() time.Duration {
-	now := o.now()
-	return min(now.Sub(o.started), now.Sub(now.Truncate(lar.BucketTime))+(lar.Buckets-1)*lar.BucketTime)
 }

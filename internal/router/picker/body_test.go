@@ -1,0 +1,70 @@
+package picker
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	processingv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+
+	"github.com/semmoe/operator/internal/router/client"
+	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
+)
+
+// Bodies are held until a response begins. Where they take all the memory that there is for them, a gateway's client is told to come back.
+func TestBodiesThatTakeAllMemory(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	for name, mode := range map[string]processingv3.ProcessingMode_BodySendMode{
+		"in chunks": processingv3.ProcessingMode_FULL_DUPLEX_STREAMED, "in one piece": processingv3.ProcessingMode_BUFFERED,
+	} {
+		t.Run(name, func(t *testing.T) {
+			config, err := TLSConfig("", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			bodies := &client.Bodies{Most: 150_000}
+			c := &chooser{}
+			_, address, _ := serveOptions(t, c, Options{TLS: config, MaxBodyBytes: maxBody, Bodies: bodies})
+			gateway := gatewaytest.Dial(t, address)
+			begin := func() *gatewaytest.Stream {
+				s := gatewaytest.Open(t, gateway, modes(mode, processingv3.ProcessingMode_NONE))
+				s.RequestHeaders("POST", "/v1/completions", map[string]string{"content-length": "40000"}, false, nil)
+				if mode == processingv3.ProcessingMode_BUFFERED {
+					s.Next() //nolint:errcheck // the next answer tells
+				}
+				s.RequestBody(make([]byte, 40_000), maxBody, true)
+				return s
+			}
+			picked := func(s *gatewaytest.Stream) {
+				if mode == processingv3.ProcessingMode_BUFFERED {
+					s.PickedInOne()
+				} else {
+					s.Picked()
+				}
+			}
+			first := begin()
+			picked(first)
+			if code, change, body := begin().Refused(); code != 429 || change.Set["retry-after"] != "1" || !strings.Contains(body, "no memory left") {
+				t.Errorf("code %d, %v, %s", code, change, body)
+			}
+			if mode != processingv3.ProcessingMode_BUFFERED {
+				first.Body(-1)
+			}
+			first.ResponseHeaders(200, nil, false, "")
+			first.Answered()
+			if held := bodies.Held(); held != 0 {
+				t.Errorf("%d bytes are held although the response has begun", held)
+			}
+			second := begin()
+			picked(second)
+			second.Cancel()
+			for range 1000 {
+				if bodies.Held() == 0 {
+					return
+				}
+				time.Sleep(time.Millisecond)
+			}
+			t.Errorf("%d bytes are held of a request whose client has left", bodies.Held())
+		})
+	}
+}

@@ -44,6 +44,8 @@ import (
 type Options struct {
 	// Image is the image of the operator's own containers: request router and inspection.
 	Image string
+	// PullPolicy is when nodes pull it; empty leaves that to the API server.
+	PullPolicy corev1.PullPolicy
 	// OwnNamespace is the operator's own; empty where it runs outside of the cluster.
 	OwnNamespace string
 	// Namespaces to watch; none means all.
@@ -123,6 +125,7 @@ func addControllers(manager ctrl.Manager, options Options) error {
 		Metrics:    moedeployment.NewMetrics(options.Now),
 		Store:      options.Store,
 		Image:      options.Image,
+		PullPolicy: options.PullPolicy,
 		Namespace:  options.OwnNamespace,
 		Now:        options.Now,
 	}
@@ -137,13 +140,14 @@ func addControllers(manager ctrl.Manager, options Options) error {
 		return fmt.Errorf("set up the MoEDeployment controller: %w", err)
 	}
 	profiles := &affinityprofile.Reconciler{
-		Client:   manager.GetClient(),
-		Events:   manager.GetAPIReader(),
-		Recorder: manager.GetEventRecorder("semmoe-affinityprofile"),
-		HTTP:     options.HTTP,
-		Store:    options.Store,
-		Image:    options.Image,
-		Now:      options.Now,
+		Client:     manager.GetClient(),
+		Events:     manager.GetAPIReader(),
+		Recorder:   manager.GetEventRecorder("semmoe-affinityprofile"),
+		HTTP:       options.HTTP,
+		Store:      options.Store,
+		Image:      options.Image,
+		PullPolicy: options.PullPolicy,
+		Now:        options.Now,
 	}
 	if err := profiles.SetupWithManager(manager); err != nil {
 		return fmt.Errorf("set up the AffinityProfile controller: %w", err)

@@ -69,9 +69,9 @@ type AffinityProfileSpec struct {
 	// +optional
 	Dataset *DatasetSpec `json:"dataset,omitempty"`
 
-	// With target Live, tokens bounds how many are taken, newest and oldest alike; the profile is complete once the routers
-	// have as many, or 25,000 if that is less. With samples Sequences, requests counts alike, with 100; longer ones than
-	// requestTokens are cut.
+	// With target Live, the profile is complete once the routers have as many tokens, or 25,000 if that is less. With samples
+	// Counts, it holds all that they have counted. With samples Sequences, requests counts alike, with 100; tokens and requests
+	// bound how many are taken, newest and oldest alike, and longer ones than requestTokens are cut.
 	SamplingSpec `json:",inline"`
 
 	// target is Serving, Dedicated, or Live.

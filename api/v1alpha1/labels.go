@@ -59,6 +59,8 @@ const (
 	AnnotationRollout = "semmoe.io/rollout"
 	RolloutCanary     = "Canary"
 	RolloutPromoting  = "Promoting"
+	// AnnotationProven stands on a workload that was on trial, or beside which another was: it says since when it has served alone.
+	AnnotationProven = "semmoe.io/proven"
 	// AnnotationRemade stands on a workload of replicas of several pods, and says which of them were made anew since they were last
 	// ready, as JSON.
 	AnnotationRemade = "semmoe.io/remade"

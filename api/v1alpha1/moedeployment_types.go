@@ -490,8 +490,8 @@ type DriftSpec struct {
 // PrometheusSource is a query of a Prometheus server, or of one that speaks its HTTP API.
 type PrometheusSource struct {
 	// address is the server's base URL, as the operator reaches it: http:// or https://, host, optionally port and path.
-	// The certificate of an https server must be valid for the certificate authorities of the operator's image. Redirections
-	// are not followed.
+	// The certificate of an https server must be valid for the certificate authorities of the operator's image, which are the
+	// public ones, or those of the chart's caBundle. Redirections are not followed.
 	// +required
 	// +kubebuilder:validation:MinLength=8
 	// +kubebuilder:validation:MaxLength=1024

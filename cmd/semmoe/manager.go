@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -24,7 +25,7 @@ import (
 func newManagerCommand() *cobra.Command {
 	var options controllers.Options
 	var store access.Access
-	var storeCA string
+	var storeCA, pull string
 	var webhooks webhookOptions
 	// A lost leader is replaced within 20 s: a successor may see its last renewal 2.2 retry periods late, waits for the lease to pass,
 	// and may ask for it 2.2 periods after that (client-go's jitter). One that ends in order gives its lease back at once.
@@ -43,6 +44,10 @@ func newManagerCommand() *cobra.Command {
 		Args:  usageArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			ctx := withLogger(command.Context(), "manager")
+			var err error
+			if options.PullPolicy, err = pullPolicy(pull); err != nil {
+				return err
+			}
 			config, err := ctrl.GetConfig()
 			if err != nil {
 				return err
@@ -76,6 +81,7 @@ func newManagerCommand() *cobra.Command {
 	}
 	flags := command.Flags()
 	flags.StringVar(&options.Image, "image", "", "image of the operator's own containers: request router and inspection (default: the image of the pod that $POD_NAMESPACE and $POD_NAME name)")
+	flags.StringVar(&pull, "image-pull-policy", "", "when nodes pull that image for what is made from now on: Always, IfNotPresent or Never (default: as the API server has it for the image's name)")
 	flags.StringSliceVar(&options.Namespaces, "namespaces", nil, "namespaces to watch (default: all)")
 	flags.StringVar(&store.URL, "store-url", "", "address of the artifact store, https://host; without it nothing is profiled or planned")
 	flags.StringVar(&storeCA, "store-ca", cmp.Or(os.Getenv("POD_NAMESPACE"), "semmoe-system")+"/semmoe-store-ca", "namespace/name of the ConfigMap with the store's certificate authority as ca.crt")
@@ -87,6 +93,15 @@ func newManagerCommand() *cobra.Command {
 	webhooks.addFlags(flags)
 	flags.BoolVar(&base.LeaderElection, "leader-elect", false, "elect a leader among several managers")
 	return command
+}
+
+// pullPolicy reads --image-pull-policy, which may be empty.
+func pullPolicy(text string) (corev1.PullPolicy, error) {
+	switch policy := corev1.PullPolicy(text); policy {
+	case "", corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever:
+		return policy, nil
+	}
+	return "", fmt.Errorf("--image-pull-policy %q: must be Always, IfNotPresent or Never", text)
 }
 
 // ownImage is the image that this process runs from, as its pod names it.

@@ -20,6 +20,9 @@ const (
 	// same way: the inputs, or the engine, are at fault.
 	exitInputs = 3
 	exitEngine = 4
+	// exitStoreFull is the one by which it says that the artifact store is full: devices are not used every few minutes until somebody
+	// has made room.
+	exitStoreFull = 5
 
 	// quickAttempts are made with the usual back-off; later ones every slowBackOff.
 	quickAttempts = 6
@@ -81,7 +84,7 @@ func attemptsOf(profile *semmoev1.AffinityProfile, jobs []*batchv1.Job, pods []*
 	a.Last = finished[0]
 	a.Obsolete = finished[min(keptAttempts, len(finished)):]
 	a.Failure, a.FinalReason = failureOf(a.Last, pods)
-	a.NextAt = endOf(a.Last).Add(backOff(jobstate.Attempt(a.Last)))
+	a.NextAt = endOf(a.Last).Add(backOff(jobstate.Attempt(a.Last), jobstate.ExitCode(a.Last, pods)))
 	return a
 }
 
@@ -91,8 +94,8 @@ func inspectionOutdated(inspected *batchv1.Job, a attempts) bool {
 	return inspected != nil && a.FinalReason == reasonInputsInvalid && inspected.CreationTimestamp.Time.Before(endOf(a.Last))
 }
 
-func backOff(attempt int) time.Duration {
-	if attempt > quickAttempts {
+func backOff(attempt int, exitCode int32) time.Duration {
+	if attempt > quickAttempts || exitCode == exitStoreFull {
 		return slowBackOff
 	}
 	return jobstate.BackOff(attempt)
@@ -111,6 +114,9 @@ func endOf(job *batchv1.Job) time.Time {
 func failureOf(job *batchv1.Job, pods []*corev1.Pod) (message, finalReason string) {
 	if message := job.Annotations[annotationFailure]; message != "" {
 		return message, "EngineFailed"
+	}
+	if message := job.Annotations[annotationStopped]; message != "" {
+		return message, ""
 	}
 	failed := jobstate.Finished(job, batchv1.JobFailed)
 	if failed == nil {

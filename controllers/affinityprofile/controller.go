@@ -1,6 +1,7 @@
 package affinityprofile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +37,7 @@ import (
 // +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles/status,verbs=patch
 // +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles/finalizers,verbs=update
 // +kubebuilder:rbac:groups=batch,resources=jobs,verbs=list;watch;create;patch;delete
-// +kubebuilder:rbac:groups=core,resources=pods,verbs=list;watch
+// +kubebuilder:rbac:groups=core,resources=pods;services,verbs=list;watch
 // +kubebuilder:rbac:groups=core,resources=events,verbs=list
 // +kubebuilder:rbac:groups=core,resources=configmaps,verbs=get
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
@@ -54,6 +55,8 @@ type Reconciler struct {
 	Store *access.Access
 	// Image is the image of our own containers.
 	Image string
+	// PullPolicy is when nodes pull it; empty leaves that to the API server.
+	PullPolicy corev1.PullPolicy
 	// Now is the clock.
 	Now func() time.Time
 
@@ -174,7 +177,7 @@ func (r *Reconciler) observe(ctx context.Context, profile *semmoev1.AffinityProf
 	if o.Result != nil {
 		return o, nil, nil
 	}
-	if o.Deployment, err = r.waits(ctx, profile, report.ModelDigest); err != nil {
+	if o.Deployment, o.Spoiled, err = r.waits(ctx, profile, report.ModelDigest); err != nil {
 		return o, nil, err
 	}
 	running := o.Attempts.Running
@@ -185,8 +188,9 @@ func (r *Reconciler) observe(ctx context.Context, profile *semmoev1.AffinityProf
 	return o, pods, nil
 }
 
-// waits is why the profile's deployment keeps it from being taken now; empty where it does not, or there is none.
-func (r *Reconciler) waits(ctx context.Context, profile *semmoev1.AffinityProfile, modelDigest string) (string, error) {
+// waits is why the profile's deployment keeps it from being taken now, and why a Job that is taking it must not go on; empty where it
+// does not, or there is none.
+func (r *Reconciler) waits(ctx context.Context, profile *semmoev1.AffinityProfile, modelDigest string) (waits, spoiled string, err error) {
 	name := ""
 	owner, ref := metav1.GetControllerOf(profile), profile.Spec.DeploymentRef
 	switch serving := profile.Spec.Target == semmoev1.ProfilingTargetServing; {
@@ -195,17 +199,60 @@ func (r *Reconciler) waits(ctx context.Context, profile *semmoev1.AffinityProfil
 	case !serving && owner != nil && owner.Kind == "MoEDeployment":
 		name = owner.Name
 	default:
-		return "", nil
+		return "", "", nil
 	}
 	moed := &semmoev1.MoEDeployment{}
-	err := r.Get(ctx, client.ObjectKey{Namespace: profile.Namespace, Name: name}, moed)
+	err = r.Get(ctx, client.ObjectKey{Namespace: profile.Namespace, Name: name}, moed)
 	if apierrors.IsNotFound(err) {
-		moed, err = nil, nil
+		return waitsFor(profile.Spec.Target, name, nil, modelDigest), "", nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("get MoEDeployment %s: %w", name, err)
+		return "", "", fmt.Errorf("get MoEDeployment %s: %w", name, err)
 	}
-	return waitsFor(profile.Spec.Target, name, moed, modelDigest), nil
+	if profile.Spec.Target == semmoev1.ProfilingTargetServing {
+		if spoiled, err = r.spoiled(ctx, moed, modelDigest); err != nil {
+			return "", "", err
+		}
+	}
+	return cmp.Or(spoiled, waitsFor(profile.Spec.Target, name, moed, modelDigest)), spoiled, nil
+}
+
+// spoiled is why what a deployment answers now would be no profile of the model, in a run that has begun just as in one to begin; empty
+// where it would. That replicas are of several revisions does not matter here: of one model they all choose the same experts.
+func (r *Reconciler) spoiled(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string) (string, error) {
+	if model := moed.Status.Model; model != nil && model.Digest != modelDigest {
+		return otherModel(moed.Name, modelDigest), nil
+	}
+	if direct, err := r.leadsToEngines(ctx, moed); err != nil || !direct {
+		return "", err
+	}
+	var pods corev1.PodList
+	err := r.List(ctx, &pods, client.InNamespace(moed.Namespace), client.UnsafeDisableDeepCopy,
+		client.MatchingLabels{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: semmoev1.ComponentEngine})
+	if err != nil {
+		return "", fmt.Errorf("list the engines of MoEDeployment %s: %w", moed.Name, err)
+	}
+	if !slices.ContainsFunc(pods.Items, permuted) {
+		return "", nil
+	}
+	return fmt.Sprintf("the Service of MoEDeployment %s leads to engines of reshuffled weights, which tell experts by other numbers than the model's: spec.routing.mode Router has them translated, and a profile of target Dedicated needs none of them", moed.Name), nil
+}
+
+// leadsToEngines tells that requests to a deployment's Service reach engines without the request router, which alone translates the
+// numbers of their experts, or will once the latest spec is met.
+func (r *Reconciler) leadsToEngines(ctx context.Context, moed *semmoev1.MoEDeployment) (bool, error) {
+	if moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
+		return true, nil
+	}
+	service := &corev1.Service{}
+	if err := r.Get(ctx, client.ObjectKeyFromObject(moed), service); client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("get Service %s: %w", moed.Name, err)
+	}
+	return service.Spec.Selector[semmoev1.LabelComponent] == semmoev1.ComponentEngine, nil
+}
+
+func permuted(pod corev1.Pod) bool {
+	return semmoev1.Realization(pod.Annotations[semmoev1.AnnotationRealization]) == semmoev1.RealizationReshuffledWeights
 }
 
 // list returns the Jobs and pods with these labels.
@@ -239,7 +286,7 @@ func (r *Reconciler) nextInspection(profile *semmoev1.AffinityProfile, o observa
 	inputs := inputsOf(profile)
 	return func(attempt int) *batchv1.Job {
 		return inspection.Job(profile.Namespace, inspectPrefix(profile), owned.ControllerReference(profile, "AffinityProfile"),
-			labelsOf(profile, semmoev1.ComponentInspect, semmoev1.LabelInputs, inputs.Hash()), inputs, r.Image, attempt)
+			labelsOf(profile, semmoev1.ComponentInspect, semmoev1.LabelInputs, inputs.Hash()), inputs, r.Image, r.PullPolicy, attempt)
 	}
 }
 
@@ -251,8 +298,11 @@ func (r *Reconciler) act(ctx context.Context, profile *semmoev1.AffinityProfile,
 			return fmt.Errorf("delete profiling Job %s: %w", job.Name, err)
 		}
 	}
-	if do.End != nil {
-		return r.end(ctx, do.End, o.Attempts.Crash)
+	switch {
+	case do.Stop != nil:
+		return r.end(ctx, do.Stop, annotationStopped, o.Spoiled)
+	case do.End != nil:
+		return r.end(ctx, do.End, annotationFailure, o.Attempts.Crash)
 	}
 	if do.Create == 0 {
 		return nil
@@ -263,7 +313,7 @@ func (r *Reconciler) act(ctx context.Context, profile *semmoev1.AffinityProfile,
 	}
 	job, err := render(profile, target{
 		ID: o.ID, ModelDigest: o.Inspection.Report.ModelDigest, DatasetDigest: o.Inspection.Dataset.Digest,
-		Image: r.Image, Store: r.Store.Env(authority),
+		Image: r.Image, PullPolicy: r.PullPolicy, Store: r.Store.Env(authority),
 	}, do.Create)
 	if err != nil {
 		return err
@@ -275,14 +325,14 @@ func (r *Reconciler) act(ctx context.Context, profile *semmoev1.AffinityProfile,
 	return nil
 }
 
-// end ends a Job whose engine is dead, and lets it keep the reason: its pods go. A sidecar is restarted for ever, and the
-// profiling container cannot tell an engine that loads its model from one that is gone.
-func (r *Reconciler) end(ctx context.Context, job *batchv1.Job, why string) error {
-	if job.Annotations[annotationFailure] != "" {
+// end ends a Job whose engine is dead, or whose deployment has changed, and lets it keep the reason: its pods go. A sidecar is
+// restarted for ever, and the profiling container cannot tell an engine that loads its model from one that is gone.
+func (r *Reconciler) end(ctx context.Context, job *batchv1.Job, annotation, why string) error {
+	if job.Annotations[annotationFailure] != "" || job.Annotations[annotationStopped] != "" {
 		return nil // it is ending
 	}
 	base := job.DeepCopy()
-	metav1.SetMetaDataAnnotation(&job.ObjectMeta, annotationFailure, why)
+	metav1.SetMetaDataAnnotation(&job.ObjectMeta, annotation, why)
 	job.Spec.ActiveDeadlineSeconds = ptr.To[int64](1)
 	if err := r.Patch(ctx, job, client.MergeFrom(base), client.FieldOwner(manager)); err != nil {
 		return fmt.Errorf("end profiling Job %s: %w", job.Name, err)

@@ -38,6 +38,8 @@ type observation struct {
 	Attempts attempts
 	// Deployment is why the deployment that is to answer the requests cannot yet; empty where it can.
 	Deployment string
+	// Spoiled is why what it answers would be no profile of the model, so that a Job at work must not go on; empty where it would.
+	Spoiled string
 	// Live is what routers have sampled; nil for other targets than Live, and where they were not asked.
 	Live *liveState
 	// LiveWaits is what of its inputs a live profile lacks; empty where it lacks nothing.
@@ -60,6 +62,8 @@ type action struct {
 	Create int
 	// End is a Job to end, since its engine is dead.
 	End *batchv1.Job
+	// Stop is a Job to end, since its deployment has come to answer otherwise; another attempt follows.
+	Stop *batchv1.Job
 	// After is when to look again; 0 where an event will tell.
 	After time.Duration
 }
@@ -71,6 +75,8 @@ func decide(o observation, now time.Time) action {
 	switch {
 	case o.Invalid != nil || o.ID == "":
 		return action{}
+	case o.Spoiled != "" && a.Ours && a.Running.DeletionTimestamp == nil:
+		return action{Stop: a.Running} // whether or not the store can be asked: it could be back when the run ends
 	case o.StoreFailure != "":
 		return action{After: storePeriod}
 	case o.Result != nil:
@@ -81,6 +87,8 @@ func decide(o observation, now time.Time) action {
 		return action{After: progressPeriod}
 	case a.Running != nil:
 		return action{After: waitPeriod}
+	case a.FinalReason == "" && o.Spoiled != "":
+		return action{After: waitPeriod} // the last of its engines may go without an event of ours
 	case a.FinalReason != "", o.Deployment != "":
 		return action{}
 	case now.Before(a.NextAt):
@@ -108,9 +116,13 @@ func waitsFor(target semmoev1.ProfilingTarget, name string, moed *semmoev1.MoEDe
 	case moed.Spec.Replicas != nil && *moed.Spec.Replicas == 0:
 		return fmt.Sprintf("MoEDeployment %s has no replica to answer the requests", name)
 	case moed.Status.Model == nil || moed.Status.Model.Digest != modelDigest:
-		return fmt.Sprintf("MoEDeployment %s does not serve the model of this profile (digest %s)", name, modelDigest)
+		return otherModel(name, modelDigest)
 	case moed.Status.UpdatedReplicas != moed.Status.Replicas || moed.Spec.Replicas != nil && moed.Status.Replicas != *moed.Spec.Replicas:
 		return fmt.Sprintf("MoEDeployment %s is rolling out: not all of its replicas are of one revision", name)
 	}
 	return ""
+}
+
+func otherModel(name, modelDigest string) string {
+	return fmt.Sprintf("MoEDeployment %s does not serve the model of this profile (digest %s)", name, modelDigest)
 }

@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/podhealth"
@@ -25,10 +27,14 @@ func TestAttempts(t *testing.T) {
 	ended := job(ours, 1, failed(batchv1.JobReasonDeadlineExceeded), func(j *batchv1.Job) {
 		j.Annotations = map[string]string{annotationFailure: "the engine has ended 4 times"}
 	})
+	stopped := job(ours, 1, failed(batchv1.JobReasonDeadlineExceeded), func(j *batchv1.Job) {
+		j.Annotations = map[string]string{annotationStopped: "it serves another model"}
+	})
 	now := start.Add(time.Second)
 	cases := map[string]struct {
 		jobs   []*batchv1.Job
 		pods   []*corev1.Pod
+		spoils string
 		want   action
 		reason string   // of Ready
 		says   []string // parts of its message
@@ -54,6 +60,10 @@ func TestAttempts(t *testing.T) {
 		"the seventh time": {
 			jobs: []*batchv1.Job{seventh}, want: action{After: time.Hour - time.Second}, reason: "ProfilingFailed", says: []string{"Attempt 7"},
 		},
+		"the store was full": {
+			jobs: []*batchv1.Job{lost}, pods: []*corev1.Pod{podOf(lost, exitStoreFull, "the store is full")},
+			want: action{After: time.Hour - time.Second}, reason: "ProfilingFailed", says: []string{"the store is full"},
+		},
 		"tried again": {
 			jobs: []*batchv1.Job{lost, job(ours, 2)}, pods: []*corev1.Pod{podOf(lost, 1, "the artifact store is away")},
 			want: action{After: progressPeriod}, reason: "ProfilingFailed", says: []string{"Attempt 1 failed"},
@@ -62,7 +72,22 @@ func TestAttempts(t *testing.T) {
 		"the engine crashes":               {jobs: []*batchv1.Job{first}, pods: []*corev1.Pod{crashing(first, 3)}, want: action{End: first}, reason: "EngineFailed", says: []string{"ended 4 times", "exit code 2: no such flag"}},
 		"the engine may recover":           {jobs: []*batchv1.Job{first}, pods: []*corev1.Pod{crashing(first, 2)}, want: action{After: progressPeriod}, reason: "Profiling"},
 		"we ended it":                      {jobs: []*batchv1.Job{ended}, reason: "EngineFailed", says: []string{"the engine has ended 4 times", "delete Job"}, stalls: true},
-		"another profile's is at work":     {jobs: []*batchv1.Job{job(other, 1)}, want: action{After: waitPeriod}, reason: "WaitingForOtherProfile", says: []string{"AffinityProfile other"}},
+		"what answers has changed": {
+			jobs: []*batchv1.Job{first}, spoils: "it serves another model", want: action{Stop: first}, reason: "WaitingForDeployment", says: []string{first.Name, "it serves another model"},
+		},
+		"what answers has changed, and the Job goes": {
+			jobs: []*batchv1.Job{job(ours, 1, deleted)}, spoils: "it serves another model", want: action{After: progressPeriod}, reason: "WaitingForJob",
+		},
+		"what answers another profile has changed": {
+			jobs: []*batchv1.Job{job(other, 1)}, spoils: "it serves another model", want: action{After: waitPeriod}, reason: "WaitingForOtherProfile",
+		},
+		"we stopped it": {
+			jobs: []*batchv1.Job{stopped}, spoils: "it serves another model", want: action{After: waitPeriod}, reason: "WaitingForDeployment", says: []string{"it serves another model: the profile is taken once that has changed"},
+		},
+		"we stopped it, and that is over": {
+			jobs: []*batchv1.Job{stopped}, want: action{After: 9 * time.Second}, reason: "ProfilingFailed", says: []string{"is repeated: it serves another model"},
+		},
+		"another profile's is at work": {jobs: []*batchv1.Job{job(other, 1)}, want: action{After: waitPeriod}, reason: "WaitingForOtherProfile", says: []string{"AffinityProfile other"}},
 		"another profile's is being deleted": {
 			jobs: []*batchv1.Job{job(other, 1, deleted)}, want: action{After: waitPeriod}, reason: "WaitingForOtherProfile",
 		},
@@ -71,7 +96,7 @@ func TestAttempts(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			o := observation{Inspection: inspected(), ID: id, Attempts: attemptsOf(ours, tc.jobs, tc.pods)}
+			o := observation{Inspection: inspected(), ID: id, Attempts: attemptsOf(ours, tc.jobs, tc.pods), Deployment: tc.spoils, Spoiled: tc.spoils}
 			if diff := cmp.Diff(tc.want, decide(o, now)); diff != "" {
 				t.Errorf("action (-want +got):\n%s", diff)
 			}
@@ -140,6 +165,10 @@ func TestNothingWithoutTheStore(t *testing.T) {
 		if got := decide(o, now); got != (action{After: storePeriod}) {
 			t.Errorf("%s, store never seen: %+v", name, got)
 		}
+		if o.Spoiled = "it serves another model"; o.Attempts.Running != decide(o, now).Stop {
+			t.Errorf("%s, store never seen, and another model: %+v", name, decide(o, now))
+		}
+		o.Spoiled = ""
 		if ready := conditionsOf(t, statusOf(ours, o, now))[semmoev1.ConditionReady]; ready.Reason != "StoreUnavailable" {
 			t.Errorf("%s, store never seen: %+v", name, ready)
 		}
@@ -256,6 +285,50 @@ func TestWaitsFor(t *testing.T) {
 	}
 	if got := waitsFor(semmoev1.ProfilingTargetServing, "m", nil, "model"); !strings.Contains(got, `no MoEDeployment "m"`) {
 		t.Errorf("absent: %q", got)
+	}
+}
+
+// A run must not go on where another model answers, or engines that tell experts by other numbers with no router between.
+func TestSpoiled(t *testing.T) {
+	const model = "model"
+	engine := func(deployment string, realization semmoev1.Realization) client.Object {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "team", Name: deployment + "-" + strings.ToLower(string(realization)),
+			Labels:      map[string]string{semmoev1.LabelDeployment: deployment, semmoev1.LabelComponent: semmoev1.ComponentEngine},
+			Annotations: map[string]string{semmoev1.AnnotationRealization: string(realization)},
+		}}
+	}
+	service := func(component string) client.Object {
+		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "m"}, Spec: corev1.ServiceSpec{Selector: map[string]string{semmoev1.LabelComponent: component}}}
+	}
+	permuted, mapped := engine("m", semmoev1.RealizationReshuffledWeights), engine("m", semmoev1.RealizationEngineMap)
+	other := engine("other", semmoev1.RealizationReshuffledWeights)
+	toRouter, toEngines := service(semmoev1.ComponentRouter), service(semmoev1.ComponentEngine)
+	for name, tc := range map[string]struct {
+		mode    semmoev1.RoutingMode
+		model   string
+		objects []client.Object
+		want    string
+	}{
+		"a router translates":             {semmoev1.RoutingModeRouter, model, []client.Object{toRouter, permuted}, ""},
+		"the router is not there yet":     {semmoev1.RoutingModeRouter, model, []client.Object{toEngines, permuted}, "reshuffled weights"},
+		"no Service yet":                  {semmoev1.RoutingModeRouter, model, []client.Object{permuted}, ""},
+		"the router is to go":             {semmoev1.RoutingModeNone, model, []client.Object{toRouter, permuted}, "spec.routing.mode Router"},
+		"a Gateway does not translate":    {semmoev1.RoutingModeEndpointPicker, model, []client.Object{toEngines, permuted, mapped}, "target Dedicated"},
+		"engines that have the numbers":   {semmoev1.RoutingModeNone, model, []client.Object{toEngines, mapped, other}, ""},
+		"another model":                   {semmoev1.RoutingModeRouter, "another", []client.Object{toRouter, mapped}, "does not serve the model"},
+		"a model that is not known (yet)": {semmoev1.RoutingModeRouter, "", []client.Object{toRouter, mapped}, ""},
+	} {
+		moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "m"}}
+		moed.Spec.Routing.Mode = tc.mode
+		if tc.model != "" {
+			moed.Status.Model = &semmoev1.ModelStatus{Digest: tc.model}
+		}
+		r := &Reconciler{Client: fake.NewClientBuilder().WithObjects(tc.objects...).Build()}
+		got, err := r.spoiled(t.Context(), moed, model)
+		if err != nil || (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
+			t.Errorf("%s: %q, %v, want %q", name, got, err, tc.want)
+		}
 	}
 }
 

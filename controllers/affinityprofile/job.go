@@ -58,6 +58,8 @@ type target struct {
 	ID, ModelDigest, DatasetDigest string
 	// Image is the operator's own.
 	Image string
+	// PullPolicy is when nodes pull it; empty leaves that to the API server.
+	PullPolicy corev1.PullPolicy
 	// Store is what the container needs to know of the artifact store.
 	Store []corev1.EnvVar
 }
@@ -165,6 +167,7 @@ func recorder(profile *semmoev1.AffinityProfile, to target, timeout time.Duratio
 	return corev1.Container{
 		Name:                     profileContainer,
 		Image:                    to.Image,
+		ImagePullPolicy:          to.PullPolicy,
 		Args:                     args,
 		Env:                      append([]corev1.EnvVar{podIPEnv()}, to.Store...),
 		Ports:                    []corev1.ContainerPort{{Name: "progress", ContainerPort: progressPort(profile), Protocol: corev1.ProtocolTCP}},

@@ -138,6 +138,17 @@ func TestRenderServing(t *testing.T) {
 	}
 }
 
+// When nodes pull our image is said of our container, and of no other.
+func TestPullPolicy(t *testing.T) {
+	rendered, err := render(newProfile(), target{ID: id, ModelDigest: "model", DatasetDigest: "dataset", Image: "semmoe:1", PullPolicy: corev1.PullNever}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if spec := rendered.Spec.Template.Spec; spec.Containers[0].ImagePullPolicy != corev1.PullNever || spec.InitContainers[0].ImagePullPolicy != "" {
+		t.Errorf("policies %q and, of the engine, %q", spec.Containers[0].ImagePullPolicy, spec.InitContainers[0].ImagePullPolicy)
+	}
+}
+
 func TestInspectPrefix(t *testing.T) {
 	seen := map[string]bool{}
 	for _, name := range []string{"p", strings.Repeat("a", 40), strings.Repeat("a", 41), strings.Repeat("a", 62) + "b", strings.Repeat("a", 62) + "c"} {

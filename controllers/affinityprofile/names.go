@@ -14,6 +14,8 @@ const (
 	profileContainer = "profile"
 	// annotationFailure is, on a profiling Job that this controller has ended, why.
 	annotationFailure = "semmoe.io/failure"
+	// annotationStopped is, on one that it has ended since the deployment came to answer otherwise, why: it is tried again.
+	annotationStopped = "semmoe.io/stopped"
 	// longestPrefix leaves room, within the 63 characters that the name of a Job can have, for "-inspect", a hash of 8
 	// and the attempt.
 	longestPrefix = 40

@@ -72,7 +72,7 @@ func faultOf(o observation) *conditions.Fault {
 		return &conditions.Fault{Reason: o.Problem.Reason, Message: o.Problem.Message}
 	case o.Failure != "":
 		return &conditions.Fault{Reason: "ReconcileFailed", Message: o.Failure}
-	case a.Last != nil && a.FinalReason == "":
+	case a.Last != nil && a.FinalReason == "" && (a.Running != nil || o.Deployment == ""):
 		return &conditions.Fault{Reason: "ProfilingFailed", Message: fmt.Sprintf("Attempt %d failed, and is repeated: %s", jobstate.Attempt(a.Last), a.Failure)}
 	}
 	return nil
@@ -105,10 +105,14 @@ func stage(o observation) (reason, message string) {
 		return "WaitingForOtherProfile", fmt.Sprintf("Job %s of AffinityProfile %s records a profile of the same inputs: its result will be shared", a.Running.Name, a.Running.Labels[semmoev1.LabelProfile])
 	case a.Running != nil && a.Running.DeletionTimestamp != nil:
 		return "WaitingForJob", fmt.Sprintf("Job %s is being deleted; another one follows", a.Running.Name)
+	case a.Ours && o.Spoiled != "":
+		return "WaitingForDeployment", fmt.Sprintf("Job %s is ended, and another one follows: %s", a.Running.Name, o.Spoiled)
 	case a.Running != nil && o.Progress == nil:
 		return "Profiling", fmt.Sprintf("Job %s waits for its engine", a.Running.Name)
 	case a.Running != nil:
 		return "Profiling", fmt.Sprintf("Job %s sends the requests of the data set: see status.progress", a.Running.Name)
+	case o.Spoiled != "":
+		return "WaitingForDeployment", o.Spoiled + ": the profile is taken once that has changed"
 	case o.Deployment != "":
 		return "WaitingForDeployment", o.Deployment + ": the profile is taken once it serves"
 	}

@@ -19,10 +19,12 @@ import (
 	"github.com/semmoe/operator/internal/lar"
 )
 
-// assess gathers what there is to know of drift from what serves under a layout, and assesses it. promise is the layout's plan, plans
-// are those of the MoEDeployment, and that whose tables are used, whoever has made it.
-func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, serving *revisions.Layout, promise *semmoev1.PlacementPlan, plans []*semmoev1.PlacementPlan,
-	reports []lar.Report, workloads []*revisions.Workload, now time.Time) locality.Assessment {
+// assess gathers what there is to know of drift from what serves under a layout, and assesses it.
+func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, p planner.Planning, reports []lar.Report, workloads []*revisions.Workload, now time.Time) locality.Assessment {
+	serving, promise, plans := p.Serving, p.Promise, p.Plans
+	if p.Tables != nil { // whoever has made it
+		plans = append(slices.Clone(plans), p.Tables)
+	}
 	in := locality.Input{
 		Now: now, Spec: moed.Spec.Drift, Planned: serving != nil, Plan: promise,
 		Engine: moed.Spec.Engine.Type, EngineTells: desired.EngineTells(moed), Observed: desired.Observes(moed), WasBelow: wasBelow(moed),
@@ -49,7 +51,7 @@ func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, s
 	switch {
 	case in.Plan == nil:
 	case moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus:
-		in.Prometheus = locality.Prometheus{Client: r.Prometheus, Secrets: r.Secrets, Namespace: r.Namespace}.Ask(ctx, moed, inUseSince(in.Plan, serving, workloads), now)
+		in.Prometheus = locality.Prometheus{Client: r.Prometheus, Secrets: r.Secrets, Namespace: r.Namespace}.Ask(ctx, moed, inUseSince(in.Plan, p, workloads), now)
 	case in.Routers.Tables == in.Plan.Status.PlanDigest:
 		in.Routers.Calibration = locality.CalibrationOf(ctx, r.Client, in.Plan)
 	}
@@ -82,15 +84,22 @@ func replansOf(moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan) []
 	return made
 }
 
-// inUseSince is the earliest time at which a plan can have been in use: it and its workload must have been made.
-func inUseSince(inUse *semmoev1.PlacementPlan, serving *revisions.Layout, workloads []*revisions.Workload) time.Time {
-	since := inUse.CreationTimestamp.Time
-	for _, w := range workloads { // the newest first
-		if w.Template().Annotations[semmoev1.AnnotationPlanDigest] == serving.Digest && w.CreationTimestamp.After(since) {
-			since = w.CreationTimestamp.Time
+// tablesReach is what tables need at most to come into use: a kubelet takes its time to bring routers what has changed of a ConfigMap.
+const tablesReach = 2 * time.Minute
+
+// inUseSince is the time from which on all that served can have been as a plan in use promises: it has been made, its workload has proven
+// itself, and routers have its tables. Pods that start anew later change nothing: what the others serve is the plan's all the while.
+func inUseSince(inUse *semmoev1.PlacementPlan, p planner.Planning, workloads []*revisions.Workload) time.Time {
+	times := []time.Time{inUse.CreationTimestamp.Time}
+	if !p.TablesSince.IsZero() {
+		times = append(times, p.TablesSince.Add(tablesReach))
+	}
+	for _, w := range workloads {
+		if w.Template().Annotations[semmoev1.AnnotationPlanDigest] == p.Serving.Digest {
+			times = append(times, revisions.ServesSince(w))
 		}
 	}
-	return since
+	return slices.MaxFunc(times, time.Time.Compare)
 }
 
 const (

@@ -75,7 +75,6 @@ func TestAssessFromRouters(t *testing.T) {
 		p.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: "ab-full"}
 		p.OwnerReferences = []metav1.OwnerReference{{UID: "uid", Controller: new(true)}}
 	})
-	plans := []*semmoev1.PlacementPlan{newer, old}
 	reports := []lar.Report{{}, {}}
 	for i := range 200 {
 		local := int64(40)
@@ -86,34 +85,34 @@ func TestAssessFromRouters(t *testing.T) {
 	}
 	r := &Reconciler{Client: &cluster{configMaps: map[string]map[string]string{"newer-cm": data}}}
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = new(int32(5)) })
-	serving := revisions.LayoutOf(old, semmoev1.RealizationEngineMap)
-	a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, moedtest.Start)
+	planned := planner.Planning{Serving: revisions.LayoutOf(old, semmoev1.RealizationEngineMap), Promise: old, Plans: []*semmoev1.PlacementPlan{newer, old}}
+	a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start)
 	if a.Status != locality.Drifted || !a.Replan() || a.Plan != newer || a.Causes == nil || a.Since.Before(moedtest.Start.Add(-101*time.Second)) || a.Statistic <= a.Threshold {
 		t.Errorf("assessment %+v", a)
 	}
-	again := r.assess(t.Context(), moed, serving, old, plans, slices.Clone(reports), nil, moedtest.Start)
+	again := r.assess(t.Context(), moed, planned, slices.Clone(reports), nil, moedtest.Start)
 	if diff := cmp.Diff(a, again); diff != "" {
 		t.Errorf("the same reports come to something else:\n%s", diff)
 	}
 	for _, jump := range []time.Duration{-6 * time.Hour, 6 * time.Hour} { // of the manager's clock
-		if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, moedtest.Start.Add(jump)); a.Status != locality.Unknown || a.Reason != "Stale" || a.Replan() {
+		if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start.Add(jump)); a.Status != locality.Unknown || a.Reason != "Stale" || a.Replan() {
 			t.Errorf("with a clock that has jumped by %v: %+v", jump, a)
 		}
 	}
 	newer.Status.Forecast = nil // made from counts alone: the layout's plan tells the promise
-	if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, moedtest.Start); a.Status != locality.Drifted || a.Plan != newer || a.Promise.LARMilli != 400 {
+	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Status != locality.Drifted || a.Plan != newer || a.Promise.LARMilli != 400 {
 		t.Errorf("with tables that do not tell a figure: %+v", a)
 	}
 	moed.Spec.Drift.MaxReplansPerDay = new(int32(1))
-	if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, moedtest.Start); a.Hold.Reason != "DailyCap" {
+	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Hold.Reason != "DailyCap" {
 		t.Errorf("hold %+v: the newer plan was made for drift", a.Hold)
 	}
 	trial := revisions.StatefulSet(&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{semmoev1.AnnotationRollout: "canary"}}, Spec: appsv1.StatefulSetSpec{Replicas: new(int32(1))}})
-	if a := r.assess(t.Context(), moed, serving, old, plans, reports, []*revisions.Workload{trial}, moedtest.Start); a.Hold.Reason != "RollingOut" {
+	if a := r.assess(t.Context(), moed, planned, reports, []*revisions.Workload{trial}, moedtest.Start); a.Hold.Reason != "RollingOut" {
 		t.Errorf("hold %+v with a revision on trial", a.Hold)
 	}
 	moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "p"}
-	if a := r.assess(t.Context(), moed, serving, old, plans, reports, nil, moedtest.Start); a.Hold.Reason != "PlanPinned" {
+	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Hold.Reason != "PlanPinned" {
 		t.Errorf("hold %+v with a plan that is pinned", a.Hold)
 	}
 }
@@ -151,11 +150,31 @@ func TestAssessFromPrometheus(t *testing.T) {
 	})
 	inUse := moedtest.PlanFor400()
 	r := &Reconciler{Client: kube, Secrets: kube, Prometheus: &promquery.Client{}}
+	planned := planner.Planning{Serving: revisions.LayoutOf(inUse, semmoev1.RealizationEngineMap), Promise: inUse}
+	serving := revisions.StatefulSet(&appsv1.StatefulSet{Spec: appsv1.StatefulSetSpec{Replicas: new(int32(1))}})
+	serving.Template().Annotations = map[string]string{semmoev1.AnnotationPlanDigest: planned.Serving.Digest}
 	assess := func(now time.Time) locality.Assessment {
-		return r.assess(t.Context(), moed, revisions.LayoutOf(inUse, semmoev1.RealizationEngineMap), inUse, nil, nil, nil, now)
+		return r.assess(t.Context(), moed, planned, nil, []*revisions.Workload{serving}, now)
 	}
 	if a := assess(moedtest.Start); a.Status != locality.Drifted || !a.Replan() || a.Causes != nil || authorization != "Bearer word" {
 		t.Errorf("assessment %+v, asked as %q", a, authorization)
+	}
+	// What was served before does not count.
+	const recently = 40 * time.Minute
+	for what, since := range map[string]func(time.Duration){
+		"the workload was not made": func(ago time.Duration) { serving.CreationTimestamp = metav1.NewTime(moedtest.Start.Add(-ago)) },
+		"the workload was on trial": func(ago time.Duration) {
+			serving.Annotations = map[string]string{semmoev1.AnnotationProven: moedtest.Start.Add(-ago).Format(time.RFC3339)}
+		},
+		"routers had other tables": func(ago time.Duration) { planned.TablesSince = moedtest.Start.Add(-ago) },
+	} {
+		if since(recently); assess(moedtest.Start).Reason != "TooFewValues" {
+			t.Errorf("%s: %+v, want TooFewValues", what, assess(moedtest.Start))
+		}
+		if since(24 * time.Hour); assess(moedtest.Start).Reason != "Drifted" {
+			t.Errorf("%s, long ago: %+v, want Drifted", what, assess(moedtest.Start))
+		}
+		serving.ObjectMeta.CreationTimestamp, serving.Annotations, planned.TablesSince = metav1.Time{}, nil, time.Time{}
 	}
 	for name, tc := range map[string]struct {
 		value  string

@@ -19,14 +19,15 @@ import (
 	"github.com/semmoe/operator/internal/rollout"
 )
 
-// mark writes on a workload how far it has proven itself; empty is all the way.
-func (r *Reconciler) mark(ctx context.Context, workload *revisions.Workload, step string) error {
+// mark writes on a workload how far it has proven itself; empty is all the way, and is told with the time.
+func (r *Reconciler) mark(ctx context.Context, workload *revisions.Workload, step string, now time.Time) error {
 	if workload.Annotations[semmoev1.AnnotationRollout] == step {
 		return nil
 	}
 	set := func() {
 		if step == "" {
 			delete(workload.Annotations, semmoev1.AnnotationRollout)
+			workload.Annotations[semmoev1.AnnotationProven] = now.UTC().Format(time.RFC3339)
 		} else {
 			metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationRollout, step)
 		}
@@ -36,6 +37,16 @@ func (r *Reconciler) mark(ctx context.Context, workload *revisions.Workload, ste
 		return nil // it is written when it is created
 	}
 	return workload.Change(ctx, r.Client, "mark", set)
+}
+
+// markAlone writes on the workload that serves that a trial beside it is over: what was measured until now is of both.
+func (r *Reconciler) markAlone(ctx context.Context, workload *revisions.Workload, now time.Time) error {
+	if workload.UID == "" {
+		return nil // it is about to be made, and serves from then on
+	}
+	return workload.Change(ctx, r.Client, "mark", func() {
+		metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationProven, now.UTC().Format(time.RFC3339))
+	})
 }
 
 // soakOf is how long a canary must serve.

@@ -2,7 +2,6 @@ package moedeployment
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -10,15 +9,13 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -53,10 +50,6 @@ func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase 
 		Inspection: inspection.State{Report: &found}, Revision: revisions.Of(moed, found, nil), CandidateRevision: revisions.Of(moed, found, candidate),
 		Planning: planner.Planning{Plan: plan, Candidate: candidate},
 	}
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), semmoev1.AddToScheme(scheme)); err != nil {
-		t.Fatal(err)
-	}
 	for i, of := range []struct {
 		revision string
 		under    *revisions.Layout
@@ -76,7 +69,7 @@ func newTrial(t *testing.T, change ...func(*semmoev1.MoEDeployment)) *trialCase 
 			p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(moedtest.Start.Add(time.Duration(i) * time.Second))
 		}))
 	}
-	tc.c = fake.NewClientBuilder().WithScheme(scheme).WithObjects(tc.workloads[0].Object, tc.workloads[1].Object, plan).Build()
+	tc.c = moedtest.Cluster(t, tc.workloads[0].Object, tc.workloads[1].Object, plan)
 	for _, object := range []client.Object{tc.workloads[0].Object, tc.workloads[1].Object, plan} {
 		if err := tc.c.Get(context.Background(), client.ObjectKeyFromObject(object), object); err != nil {
 			t.Fatal(err)
@@ -230,6 +223,21 @@ func TestCanaryGoesBack(t *testing.T) {
 	if workload, _ := trial.stored(t); *workload.Spec.Replicas != 0 || state.Phase != semmoev1.RolloutPhaseRollingBack || state.Message != "why" || state.Plan != "bb-full" {
 		t.Errorf("%d replicas, state %+v", *workload.Spec.Replicas, state)
 	}
+	stable := trial.workloads[1]
+	if _, told := stable.Annotations[semmoev1.AnnotationProven]; told {
+		t.Error("what serves is said to serve alone while the canary's pod is there")
+	}
+	trial.o.Pods, trial.r.Live = trial.o.Pods[1:], trial.c
+	if err := trial.c.Create(context.Background(), trial.moed); err != nil {
+		t.Fatal(err)
+	}
+	trial.reconcile(t, moedtest.Start.Add(time.Hour))
+	if err := trial.c.Get(context.Background(), client.ObjectKeyFromObject(trial.workloads[0].Object), trial.workloads[0].Object); !apierrors.IsNotFound(err) {
+		t.Errorf("the canary's workload: %v, want it gone", err)
+	}
+	if err := trial.c.Get(context.Background(), client.ObjectKeyFromObject(stable.Object), stable.Object); err != nil || !revisions.ServesSince(stable).Equal(moedtest.Start.Add(time.Hour)) {
+		t.Errorf("what serves has annotations %v (%v), want that it serves alone since the trial is over", stable.Annotations, err)
+	}
 }
 
 // A promoted plan that serves alone is proven, and the revision before it is removed only then.
@@ -245,8 +253,9 @@ func TestCanaryIsProven(t *testing.T) {
 	}
 	trial.o.Pods = trial.o.Pods[:1]
 	trial.reconcile(t, moedtest.Start.Add(time.Hour))
-	if workload, _ := trial.stored(t); revisions.OnTrial(revisions.StatefulSet(workload)) {
-		t.Error("the workload is still on trial")
+	proven, _ := trial.stored(t)
+	if workload := revisions.StatefulSet(proven); revisions.OnTrial(workload) || !revisions.ServesSince(workload).Equal(moedtest.Start.Add(time.Hour)) {
+		t.Errorf("the workload has annotations %v, want that it is proven since the end of its trial", workload.Annotations)
 	}
 	if err := trial.c.Get(context.Background(), client.ObjectKeyFromObject(stable.Object), stable.Object); err != nil {
 		t.Errorf("the workload before it: %v", err)

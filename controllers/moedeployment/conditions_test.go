@@ -79,7 +79,7 @@ func TestLocalityThatCannotBeMeasured(t *testing.T) {
 	plan := moedtest.PlanOf("new", "bb", nil)
 	o := observation{Inspection: inspection.State{Report: &found}, Revision: "r1", Planning: planner.Planning{Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan}}
 	moed := moedtest.Deployment(moedtest.EngineOf(semmoev1.EngineTensorRTLLM))
-	o.Drift = (&Reconciler{}).assess(t.Context(), moed, o.Planning.Serving, plan, nil, nil, nil, moedtest.Start)
+	o.Drift = (&Reconciler{}).assess(t.Context(), moed, o.Planning, nil, nil, moedtest.Start)
 	status := statusOf(moed, o, moedtest.Start)
 	c := meta.FindStatusCondition(status.Conditions, semmoev1.ConditionLocalityOnTarget)
 	if c.Status != metav1.ConditionUnknown || c.Reason != "EngineCannotTell" || !strings.Contains(c.Message, "TensorRTLLM does not tell the experts of a request") {

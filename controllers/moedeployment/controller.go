@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -76,6 +77,8 @@ type Reconciler struct {
 	Store *access.Access
 	// Image is the image of our own containers: the request router and the inspection.
 	Image string
+	// PullPolicy is when nodes pull it; empty leaves that to the API server.
+	PullPolicy corev1.PullPolicy
 	// Namespace is the operator's own; empty where it runs outside of the cluster.
 	Namespace string
 	// Now is the clock.
@@ -110,13 +113,19 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 			}
 			return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: pod.GetNamespace(), Name: name}}}
 		})).
-		WithOptions(controller.Options{MaxConcurrentReconciles: 4, ReconciliationTimeout: time.Minute}).
+		WithOptions(controller.Options{MaxConcurrentReconciles: 4, ReconciliationTimeout: time.Minute, RateLimiter: retries()}).
 		Build(r)
 	if err != nil {
 		return err
 	}
 	r.groups.watch, r.groups.cache = c.Watch, m.GetCache()
 	return nil
+}
+
+// retries are made ever more seldom, and once a minute at least: nothing tells that an object of somebody else, which the cache does not
+// show, is no longer in the way.
+func retries() workqueue.TypedRateLimiter[reconcile.Request] {
+	return workqueue.NewTypedWithMaxWaitRateLimiter(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request](), time.Minute)
 }
 
 // statusChanged lets a status through that somebody else has changed: nothing else would bring it back soon.
@@ -143,8 +152,12 @@ func (r *Reconciler) whoseProfile(ctx context.Context, profile client.Object) []
 	return requests
 }
 
-// whosePin are the MoEDeployments that pin a plan.
-func (r *Reconciler) whosePin(ctx context.Context, plan client.Object) []reconcile.Request {
+// whosePin are the MoEDeployments that pin a plan, or new tables for its layout.
+func (r *Reconciler) whosePin(ctx context.Context, object client.Object) []reconcile.Request {
+	plan, ok := object.(*semmoev1.PlacementPlan)
+	if !ok {
+		return nil
+	}
 	var list semmoev1.MoEDeploymentList
 	if err := r.List(ctx, &list, client.InNamespace(plan.GetNamespace())); err != nil {
 		logr.FromContextOrDiscard(ctx).Error(err, "Listing the MoEDeployments that pin a plan", "plan", plan.GetName())
@@ -153,11 +166,20 @@ func (r *Reconciler) whosePin(ctx context.Context, plan client.Object) []reconci
 	var requests []reconcile.Request
 	for i := range list.Items {
 		moed := &list.Items[i]
-		if ref := moed.Spec.Placement.PlanRef; ref != nil && ref.Name == plan.GetName() {
+		if ref := moed.Spec.Placement.PlanRef; ref != nil && (ref.Name == plan.Name || r.tablesFor(ctx, moed.Namespace, ref.Name, plan)) {
 			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(moed)})
 		}
 	}
 	return requests
+}
+
+// tablesFor tells that a plan by name has new tables for the layout of another.
+func (r *Reconciler) tablesFor(ctx context.Context, namespace, name string, layout *semmoev1.PlacementPlan) bool {
+	tables := &semmoev1.PlacementPlan{}
+	if r.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, tables) != nil || tables.Status.Tier != semmoev1.TierTables || tables.Spec.Current == nil {
+		return false
+	}
+	return tables.Spec.Current.PlanDigest == layout.Status.PlanDigest
 }
 
 // children are the objects of a MoEDeployment that a reconciliation decides from.
@@ -246,11 +268,7 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 		o.Observed = locality.TrafficOf(o.Reports, o.Revision)
 		o.RankTokens, o.Enough = o.Observed.RankLoads(), o.Observed.Enough()
 	}
-	plans := o.Planning.Plans
-	if tables := o.Planning.Tables; tables != nil {
-		plans = append(slices.Clone(plans), tables)
-	}
-	o.Drift = r.assess(ctx, moed, o.Planning.Serving, o.Planning.Promise, plans, o.Reports, observed.revisions, now)
+	o.Drift = r.assess(ctx, moed, o.Planning, o.Reports, observed.revisions, now)
 	return o, err
 }
 
@@ -273,7 +291,7 @@ func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *o
 		}
 	}
 	o.Settled, o.Rollout, rolloutErr = r.reconcileRevisions(ctx, moed, *o, observed.revisions, now)
-	o.PoolKindMissing, childrenErr = r.front().Reconcile(ctx, moed)
+	o.PoolKindMissing, childrenErr = r.front().Reconcile(ctx, moed, front.Engines{Workloads: observed.revisions, Pods: observed.enginePods})
 	if o.Revision != "" {
 		o.Replan, replanErr = r.planner().Replan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, planner.DriftOf(o.Drift, now))
 	}
@@ -327,7 +345,7 @@ func (r *Reconciler) planner() *planner.Planner {
 
 // front is what makes all that stands before the engines.
 func (r *Reconciler) front() *front.Front {
-	return &front.Front{Client: r.Client, Live: r.Live, Store: r.Store, Image: r.Image, Namespace: r.Namespace}
+	return &front.Front{Client: r.Client, Live: r.Live, Store: r.Store, Image: r.Image, PullPolicy: r.PullPolicy, Namespace: r.Namespace}
 }
 
 func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) (children, error) {
@@ -385,7 +403,7 @@ func (r *Reconciler) nextInspection(moed *semmoev1.MoEDeployment) func(attempt i
 	if desired.Paused(moed) {
 		return nil
 	}
-	return func(attempt int) *batchv1.Job { return inspectionJob(moed, r.Image, attempt) }
+	return func(attempt int) *batchv1.Job { return inspectionJob(moed, r.Image, r.PullPolicy, attempt) }
 }
 
 // refusedPods reads why the pods of a workload, or of the inspection, cannot be created: a quota, or the pod security

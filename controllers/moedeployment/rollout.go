@@ -57,12 +57,12 @@ func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoED
 	action := rollout.Next(m.in)
 	if m.in.Stable != rollout.None {
 		// What serves is proven, whoever has proven it.
-		if err := r.mark(ctx, m.workloads[m.in.Stable], ""); err != nil {
+		if err := r.mark(ctx, m.workloads[m.in.Stable], "", now); err != nil {
 			return false, state, err
 		}
 		if m.in.Candidate == rollout.None {
 			state = withoutCandidate(o, m)
-		} else if state, err = r.decided(ctx, moed, o, m, action); err != nil || state.Phase == semmoev1.RolloutPhaseRollingBack {
+		} else if state, err = r.decided(ctx, moed, o, m, action, now); err != nil || state.Phase == semmoev1.RolloutPhaseRollingBack {
 			// A candidate goes when the cache shows that its plan has failed: else it could be begun again in between.
 			return false, state, err
 		}
@@ -70,6 +70,11 @@ func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoED
 	for i, workload := range m.workloads {
 		// Where it is not known what serves, an empty workload may be all that tells it.
 		wanted := m.in.Stable == rollout.None || i == m.in.Stable || i == m.in.Candidate
+		if !wanted && revisions.OnTrial(workload) && *workload.Replicas() == 0 && workload.Drained(o.Pods) {
+			if err := r.markAlone(ctx, m.workloads[m.in.Stable], now); err != nil { // before the last sign of the trial is gone
+				return false, state, err
+			}
+		}
 		if err := r.scale(ctx, moed, workload, o.Pods, revisions.Vacant(workload, action.Replicas[i], o.Workers), wanted); err != nil {
 			return false, state, err
 		}
@@ -138,7 +143,7 @@ func (r *Reconciler) add(ctx context.Context, m *moves, moed *semmoev1.MoEDeploy
 }
 
 // decided records what was decided on the candidate, where it outlives this reconciliation, and tells it.
-func (r *Reconciler) decided(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, m moves, action rollout.Action) (rolloutState, error) {
+func (r *Reconciler) decided(ctx context.Context, moed *semmoev1.MoEDeployment, o observation, m moves, action rollout.Action, now time.Time) (rolloutState, error) {
 	workload, decision, plan := m.workloads[m.in.Candidate], action.Decision, o.Planning.Candidate.Short()
 	state := rolloutState{
 		Phase: semmoev1.RolloutPhaseCanary, Reason: decision.Reason, Candidate: o.CandidateRevision, Plan: plan, Again: decision.Again,
@@ -149,7 +154,7 @@ func (r *Reconciler) decided(ctx context.Context, moed *semmoev1.MoEDeployment, 
 		state.Held, state.Reason = true, reasonRollbackHeld
 		state.Message = fmt.Sprintf("Plan %s has failed on its canary (%s), and spec.rollout.rollback is Manual. Take it back with: kubectl annotate pplan -n %s %s %s%s=%s",
 			plan, decision.Reason, moed.Namespace, o.Planning.Plan.Name, semmoev1.AnnotationFailed, o.CandidateRevision, decision.Reason)
-		return state, r.mark(ctx, workload, semmoev1.RolloutCanary)
+		return state, r.mark(ctx, workload, semmoev1.RolloutCanary, now)
 	case decision.Step == rollout.StepRollBack:
 		state.Phase, state.Reason, state.Again = semmoev1.RolloutPhaseRollingBack, planner.ReasonRolledBack, time.Second
 		state.Message = fmt.Sprintf("Plan %s is taken back. %s: %s", plan, decision.Reason, decision.Message)
@@ -157,7 +162,7 @@ func (r *Reconciler) decided(ctx context.Context, moed *semmoev1.MoEDeployment, 
 	case decision.Step == rollout.StepPromote:
 		state.Phase, state.Reason = semmoev1.RolloutPhasePromoting, "Promoting"
 		state.Message = fmt.Sprintf("Plan %s has proven itself, and replicas move to it", plan)
-		return state, r.promote(ctx, moed, workload, action)
+		return state, r.promote(ctx, moed, workload, action, now)
 	case decision.Reason == reasonUnconfirmed:
 		state.Message += fmt.Sprintf(". It is promoted once it is seen to be better (spec.routing.samplePercent above 0, and requests), or with: %s", planner.ApproveCommand(moed, plan))
 	}
@@ -165,14 +170,14 @@ func (r *Reconciler) decided(ctx context.Context, moed *semmoev1.MoEDeployment, 
 }
 
 // promote lets replicas move to a candidate, and takes it for proven when nothing else is left.
-func (r *Reconciler) promote(ctx context.Context, moed *semmoev1.MoEDeployment, workload *revisions.Workload, action rollout.Action) error {
+func (r *Reconciler) promote(ctx context.Context, moed *semmoev1.MoEDeployment, workload *revisions.Workload, action rollout.Action, now time.Time) error {
 	if workload.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting {
 		if action.Proven {
-			return r.mark(ctx, workload, "")
+			return r.mark(ctx, workload, "", now)
 		}
 		return nil
 	}
-	if err := r.mark(ctx, workload, semmoev1.RolloutPromoting); err != nil {
+	if err := r.mark(ctx, workload, semmoev1.RolloutPromoting, now); err != nil {
 		return err
 	}
 	r.Recorder.Eventf(moed, nil, corev1.EventTypeNormal, "CanaryPromoted", "Reconcile", "Revision %s is promoted: %s",

@@ -14,7 +14,7 @@ import (
 // own is what our containers need in the pods of a revision that is about to be made. The artifact store is left out where there is none:
 // engines serve without tables as well.
 func (r *Reconciler) own(ctx context.Context, moed *semmoev1.MoEDeployment) (revisions.Own, error) {
-	needs := revisions.Own{Image: r.Image}
+	needs := revisions.Own{Image: r.Image, PullPolicy: r.PullPolicy}
 	if !desired.Shuffles(moed) {
 		return needs, nil
 	}

@@ -234,7 +234,7 @@ func TestStatusOutlivesErrors(t *testing.T) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "q"}}
 	})
 	found := moedtest.Report()
-	job := inspectionJob(moed, "semmoe:1", 1)
+	job := inspectionJob(moed, "semmoe:1", "", 1)
 	text, err := json.Marshal(inspection.Report{Report: found})
 	if err != nil {
 		t.Fatal(err)

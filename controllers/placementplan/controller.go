@@ -77,6 +77,7 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 		Named("placementplan").
 		For(&semmoev1.PlacementPlan{}, builder.WithPredicates(predicate.Or[client.Object](predicate.GenerationChangedPredicate{}, predicate.NewPredicateFuncs(r.statusChanged)))).
 		Owns(&corev1.ConfigMap{}).
+		Watches(&corev1.ConfigMap{}, handler.EnqueueRequestsFromMapFunc(planOf)).
 		Watches(&semmoev1.AffinityProfile{}, handler.EnqueueRequestsFromMapFunc(r.plansOf)).
 		WatchesRawSource(source.Channel(r.jobs.changed, &handler.EnqueueRequestForObject{})).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 2, ReconciliationTimeout: time.Minute}).
@@ -87,6 +88,15 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 func (r *Reconciler) statusChanged(object client.Object) bool {
 	plan, ok := object.(*semmoev1.PlacementPlan)
 	return ok && r.statuses.Foreign(plan, plan.Status)
+}
+
+// planOf is the plan that a ConfigMap has lost, as one that is restored after its plan has.
+func planOf(_ context.Context, configMap client.Object) []reconcile.Request {
+	name := configMap.GetLabels()[semmoev1.LabelPlan]
+	if name == "" || metav1.GetControllerOf(configMap) != nil {
+		return nil
+	}
+	return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: configMap.GetNamespace(), Name: name}}}
 }
 
 // plansOf are the plans that are made from a profile.

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
@@ -144,11 +145,13 @@ func TestReplanFromCounts(t *testing.T) {
 	w.complete(old, before)
 	base := w.newPlan("base", "old")
 	base = w.wait(base, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
-	w.completeLive(w.newProfile("live"), after)
-	next := w.newPlan("next", "live", func(p *semmoev1.PlacementPlan) {
+	live := w.newProfile("live")
+	w.completeLive(live, after)
+	replan := func(p *semmoev1.PlacementPlan) {
 		p.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: base.Status.PlanDigest}
 		p.Spec.MinimumGainPercent = ptr.To[int32](0)
-	})
+	}
+	next := w.newPlan("next", "live", replan)
 	next = w.wait(next, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", "counts do not tell")
 	if next.Status.Tier != semmoev1.TierTables || next.Status.Verdict != semmoev1.VerdictGain || next.Status.Forecast != nil || next.Status.Comparison.Requests != 0 {
 		t.Errorf("tier %q, verdict %s, forecast %+v, comparison %+v", next.Status.Tier, next.Status.Verdict, next.Status.Forecast, next.Status.Comparison)
@@ -162,6 +165,22 @@ func TestReplanFromCounts(t *testing.T) {
 		t.Errorf("the schedule is not that of the plan in service: %v", err)
 	}
 	w.wait(w.newPlan("alone", "live"), semmoev1.ConditionStalled, metav1.ConditionTrue, "ProfileInvalid", "live counts")
+
+	// From a backup the profile comes back with another identity, which the store knows nothing of. The plan's ConfigMap, without its
+	// owner, tells which plan it was.
+	held := w.configMap(next.Status.ConfigMap)
+	for _, lost := range []client.Object{next, live, held, w.configMap(next.Status.StableConfigMap)} {
+		w.delete(lost)
+	}
+	w.newProfile("live")
+	restored := w.newPlan("next", "live", replan)
+	w.wait(restored, semmoev1.ConditionReady, metav1.ConditionFalse, "WaitingForProfile")
+	held.ObjectMeta = metav1.ObjectMeta{Namespace: held.Namespace, Name: held.Name, Labels: held.Labels, Annotations: held.Annotations}
+	w.create(held)
+	restored = w.wait(restored, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
+	if restored.Status.PlanDigest != next.Status.PlanDigest || restored.Status.Tier != semmoev1.TierTables || !metav1.IsControlledBy(w.configMap(held.Name), restored) {
+		t.Errorf("restored is plan %s of tier %q; want %s of tier Tables", restored.Status.Plan, restored.Status.Tier, next.Status.Plan)
+	}
 }
 
 // completeLive publishes the counts of a trace as the result of a live profile, and reports it ready.

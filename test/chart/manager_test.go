@@ -18,7 +18,9 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -40,6 +42,10 @@ func TestManagerOfOneNamespace(t *testing.T) {
 	metrics := freeAddress(t)
 	manager := a.startManager(t, render(t, values, "--set", "crds.enabled=false"), metrics)
 
+	theirs := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "m"}, Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{}}}
+	if err := a.Create(t.Context(), theirs); err != nil {
+		t.Fatal(err)
+	}
 	ours, others := moedeployment("team-a"), moedeployment("team-c")
 	for _, moed := range []*semmoev1.MoEDeployment{ours, others} {
 		if err := a.Create(t.Context(), moed); err != nil {
@@ -61,6 +67,19 @@ func TestManagerOfOneNamespace(t *testing.T) {
 		err := a.Get(ctx, client.ObjectKeyFromObject(ours), ours)
 		return len(ours.Status.Conditions) > 0, err
 	})
+	// Its rights are enough to see what is not its own, and has the name of one of its objects.
+	a.waitFor(t, manager, "word of an object that is in the way", func(ctx context.Context) (bool, error) {
+		err := a.Get(ctx, client.ObjectKeyFromObject(ours), ours)
+		degraded := meta.FindStatusCondition(ours.Status.Conditions, semmoev1.ConditionDegraded)
+		return degraded != nil && strings.Contains(degraded.Message, "PodDisruptionBudget m exists and belongs to somebody else"), err
+	})
+	found := &policyv1.PodDisruptionBudget{}
+	if err := a.Get(t.Context(), client.ObjectKeyFromObject(theirs), found); err != nil || found.ResourceVersion != theirs.ResourceVersion {
+		t.Errorf("somebody else's object was written: %v, %v", err, found)
+	}
+	if err := a.Delete(t.Context(), theirs); err != nil {
+		t.Error(err)
+	}
 	if err := a.Get(t.Context(), client.ObjectKeyFromObject(others), others); err != nil || len(others.Status.Conditions) > 0 {
 		t.Errorf("the MoEDeployment of a namespace that is not watched: %v, %+v", err, others.Status)
 	}

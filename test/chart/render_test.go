@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -115,6 +116,7 @@ func TestNamesAreStrings(t *testing.T) {
 	const everything = `
 namespaces: [NAME]
 imagePullSecrets: [{name: NAME}]
+caBundle: NAME
 manager: {replicas: 2, priorityClassName: NAME}
 store: {priorityClassName: NAME, persistence: {PERSISTENCE: NAME}}
 monitoring: {enabled: true}
@@ -227,7 +229,8 @@ func TestEveryFieldOfTheSchemaHasAValue(t *testing.T) {
 		}
 	}
 	properties := schema["properties"].(map[string]any)
-	delete(properties, "global") // Helm's own
+	delete(properties, "global")  // Helm's own
+	delete(properties, "enabled") // of a chart that this one is part of
 	compareFields(t, "", properties, values)
 }
 
@@ -257,6 +260,9 @@ func TestValuesAreValidated(t *testing.T) {
 		"a misspelled field":              {`{manager: {replica: 1}}`, []string{"'/manager'", "additional properties 'replica' not allowed"}},
 		"a misspelled field, deep":        {`{store: {persistence: {storageClass: fast}}}`, []string{"'/store/persistence'", "'storageClass' not allowed"}},
 		"part of another chart":           {`{global: {region: eu}}`, nil},
+		"the condition of another chart":  {`{enabled: true}`, nil},
+		"no condition at all":             {`{enabled: "yes"}`, []string{"'/enabled'", "got string, want boolean"}},
+		"switched off, and yet installed": {`{enabled: false}`, []string{"enabled is false", "uninstall it"}},
 		"a repository of a registry":      {`{image: {repository: "localhost:5000/team/semmoe"}}`, nil},
 		"a repository with a tag":         {`{image: {repository: "semmoe:v1"}}`, []string{"'/image/repository'", "'semmoe:v1' does not match pattern"}},
 		"no repository":                   {`{image: {repository: ""}}`, []string{"'/image/repository'", "does not match pattern"}},
@@ -268,6 +274,9 @@ func TestValuesAreValidated(t *testing.T) {
 		"an unknown pull policy":          {`{image: {pullPolicy: Sometimes}}`, []string{"'/image/pullPolicy'", "'Always', 'IfNotPresent', 'Never'"}},
 		"pull secrets as names":           {`{imagePullSecrets: [registry]}`, []string{"'/imagePullSecrets/0'", "got string, want object"}},
 		"a pull secret without a name":    {`{imagePullSecrets: [{}]}`, []string{"'/imagePullSecrets/0'", "missing property 'name'"}},
+		"authorities of a cluster":        {`{caBundle: cluster-authorities}`, nil},
+		"authorities themselves":          {`{caBundle: "-----BEGIN CERTIFICATE-----"}`, []string{"'/caBundle'", "does not match pattern"}},
+		"authorities in two places":       {`{caBundle: a, store: {env: [{name: SSL_CERT_DIR, value: /a}]}}`, []string{"store.env sets SSL_CERT_DIR", "caBundle"}},
 		"namespaces as text":              {`{namespaces: "a,b"}`, []string{"'/namespaces'", "got string, want array"}},
 		"a namespace that is none":        {`{namespaces: [Team]}`, []string{"'/namespaces/0'", "'Team' does not match pattern"}},
 		"a namespace twice":               {`{namespaces: [a, a]}`, []string{"'/namespaces'", "items at 0 and 1 are equal"}},
@@ -354,6 +363,84 @@ func TestImage(t *testing.T) {
 				t.Errorf("images of containers (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// The pull policy reaches the managers, and by them what they make.
+func TestPullPolicy(t *testing.T) {
+	for _, policy := range []string{"", "Never"} {
+		for _, u := range render(t, `{image: {pullPolicy: "`+policy+`"}}`, "--set", "crds.enabled=false") {
+			for _, container := range containers(u) {
+				if given, _ := container["imagePullPolicy"].(string); given != policy {
+					t.Errorf("%s has the policy %q, want %q", key(u), given, policy)
+				}
+			}
+		}
+	}
+	for values, want := range map[string]bool{`{}`: false, `{image: {pullPolicy: Never}}`: true} {
+		if got := slices.Contains(managerArguments(t, render(t, values, "--set", "crds.enabled=false")), "--image-pull-policy=Never"); got != want {
+			t.Errorf("%s: the managers are told: %v", values, got)
+		}
+	}
+}
+
+// What dials others than the cluster's own finds the authorities of a ConfigMap, beside those of the image: a variable for a file would
+// replace these.
+func TestAuthorities(t *testing.T) {
+	for name, values := range map[string]string{
+		"a volume": "{}", "a bucket": "{store: {url: \"s3://bucket\"}}", "cert-manager": "{webhooks: {certManager: true}}", "no store": "{store: {enabled: false}}",
+	} {
+		for _, u := range render(t, values, "--set", "caBundle=cluster-authorities", "--set", "crds.enabled=false") {
+			pod := podOf(t, u)
+			if pod == nil {
+				continue
+			}
+			container, directory := pod.Spec.Containers[0], ""
+			for _, variable := range container.Env {
+				if variable.Name == "SSL_CERT_DIR" {
+					directory = variable.Value
+				}
+				if variable.Name == "SSL_CERT_FILE" {
+					t.Errorf("%s, %s: the authorities of the image are replaced", name, key(u))
+				}
+			}
+			mount := slices.IndexFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == directory && m.ReadOnly })
+			if directory == "" || mount < 0 {
+				t.Errorf("%s, %s: nothing is mounted at %q: %+v", name, key(u), directory, container.VolumeMounts)
+				continue
+			}
+			volume := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == container.VolumeMounts[mount].Name })
+			if source := pod.Spec.Volumes[volume].ConfigMap; source == nil || source.Name != "cluster-authorities" || len(source.Items) != 1 || source.Items[0].Key != "ca.crt" {
+				t.Errorf("%s, %s: mounted is %+v", name, key(u), source)
+			}
+		}
+	}
+}
+
+// As a part of another chart this one is switched by the condition that others are switched by.
+func TestPartOfAnotherChart(t *testing.T) {
+	parent := t.TempDir()
+	if err := os.WriteFile(filepath.Join(parent, "Chart.yaml"), []byte(`
+apiVersion: v2
+name: platform
+version: 1.0.0
+dependencies:
+- {name: semmoe-operator, version: ">=0.0.0-0", condition: semmoe-operator.enabled}
+`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(filepath.Join(parent, "charts", "semmoe-operator"), os.DirFS(directory)); err != nil {
+		t.Fatal(err)
+	}
+	whole := len(render(t, "{}"))
+	for switched, want := range map[string]int{"true": whole, "false": 0} {
+		manifest, err := helm(t, nil, "{semmoe-operator: {enabled: "+switched+"}}", "template", "platform", parent, "--namespace", namespace)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := len(objects(t, manifest)); got != want {
+			t.Errorf("enabled is %s: %d objects, want %d", switched, got, want)
+		}
 	}
 }
 

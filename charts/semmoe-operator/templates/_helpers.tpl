@@ -34,6 +34,26 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
+{{/* Certificate authorities of the cluster, beside those of the image: the variable, where they are mounted, and the volume. */}}
+{{- define "semmoe.authoritiesVariable" -}}
+{{- if .Values.caBundle }}
+- {name: SSL_CERT_DIR, value: /etc/semmoe/authorities}
+{{- end }}
+{{- end }}
+{{- define "semmoe.authoritiesMount" -}}
+{{- if .Values.caBundle }}
+- {name: authorities, mountPath: /etc/semmoe/authorities, readOnly: true}
+{{- end }}
+{{- end }}
+{{- define "semmoe.authoritiesVolume" -}}
+{{- with .Values.caBundle }}
+- name: authorities
+  configMap:
+    name: {{ . | toYaml }}
+    items: [{key: ca.crt, path: ca.crt}]
+{{- end }}
+{{- end }}
+
 {{/* The end of a binding that gives one of our roles to one of our ServiceAccounts: what to bind, kind and name, and to whom. */}}
 {{- define "semmoe.bound" -}}
 roleRef:
@@ -69,6 +89,16 @@ metadata:
 
 {{/* Settings that the schema cannot compare with each other. */}}
 {{- define "semmoe.validate" -}}
+{{- if and .Chart.IsRoot (hasKey .Values "enabled") (not .Values.enabled) }}
+{{- fail "enabled is false: it is for a chart that this one is part of, as the condition of its dependency; to have nothing of this one, uninstall it" }}
+{{- end }}
+{{- if .Values.caBundle }}
+{{- range .Values.store.env }}
+{{- if eq .name "SSL_CERT_DIR" }}
+{{- fail "store.env sets SSL_CERT_DIR, and so does caBundle: set one of them" }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- with .Values.store }}
 {{- $volume := not (hasPrefix "s3://" .url) }}
 {{- if and .enabled $volume (gt (int .replicas) 1) }}

@@ -2,12 +2,14 @@
 // network policies, and what a Gateway needs to ask the router.
 //
 // Invariants:
-//   - All of it follows from the spec, and from whether a router can take over from engines that the Service leads to.
-//   - Nothing here belongs to one revision: a roll-out changes none of it.
+//   - All of it follows from the spec, from whether a router can take over from engines that the Service leads to, and from the ports that
+//     engines serve on.
+//   - Nothing here belongs to one revision: a roll-out changes none of it, unless that is to another port.
 package front
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -33,43 +35,51 @@ type Front struct {
 	Store *access.Access
 	// Image is the image of the request router.
 	Image string
+	// PullPolicy is when nodes pull it; empty leaves that to the API server.
+	PullPolicy corev1.PullPolicy
 	// Namespace is the operator's own; empty where it runs outside of the cluster.
 	Namespace string
 }
 
 // Reconcile writes everything that does not belong to one revision: the Services, the disruption budgets, the network
-// policies, the request router, and what a Gateway needs to ask it. It reports whether the cluster lacks the kind InferencePool,
-// which keeps nothing else from being done.
-func (f *Front) Reconcile(ctx context.Context, moed *semmoev1.MoEDeployment) (poolKindMissing bool, err error) {
-	if err := desired.Ensure(ctx, f.Client, &corev1.Service{}, podsService(moed), coreac.ExtractService); err != nil {
-		return false, fmt.Errorf("reconcile Service of the pods: %w", err)
+// policies, the request router, and what a Gateway needs to ask it. It reports whether the cluster lacks the kind InferencePool.
+// Neither that, nor what cannot be written, keeps anything else from being done but what rests on it.
+func (f *Front) Reconcile(ctx context.Context, moed *semmoev1.MoEDeployment, engines Engines) (poolKindMissing bool, err error) {
+	podsErr := desired.Ensure(ctx, f.Client, f.Live, moed, &corev1.Service{}, podsService(moed), coreac.ExtractService)
+	if podsErr != nil {
+		podsErr = fmt.Errorf("reconcile Service of the pods: %w", podsErr)
 	}
-	if err := desired.Ensure(ctx, f.Client, &policyv1.PodDisruptionBudget{}, engineBudget(moed), policyac.ExtractPodDisruptionBudget); err != nil {
-		return false, fmt.Errorf("reconcile PodDisruptionBudget of the engines: %w", err)
+	budgetErr := desired.Ensure(ctx, f.Client, f.Live, moed, &policyv1.PodDisruptionBudget{}, engineBudget(moed), policyac.ExtractPodDisruptionBudget)
+	if budgetErr != nil {
+		budgetErr = fmt.Errorf("reconcile PodDisruptionBudget of the engines: %w", budgetErr)
 	}
+	routingErr := f.reconcileRouting(ctx, moed, engines)
+	var gatewayErr error
+	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
+		poolKindMissing, gatewayErr = f.reconcilePicker(ctx, moed, engines)
+	} else {
+		gatewayErr = f.deletePicker(ctx, moed)
+	}
+	return poolKindMissing, errors.Join(podsErr, budgetErr, routingErr, gatewayErr)
+}
+
+// reconcileRouting writes the request router, the Service that may lead to it, and the network policies, which rest on where that leads.
+func (f *Front) reconcileRouting(ctx context.Context, moed *semmoev1.MoEDeployment, engines Engines) error {
+	var routerErr error
 	routerServes := false
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {
-		err = f.deleteRouter(ctx, moed)
+		routerErr = f.deleteRouter(ctx, moed)
 	} else {
-		routerServes, err = f.reconcileRouter(ctx, moed)
-	}
-	if err != nil {
-		return false, err
+		routerServes, routerErr = f.reconcileRouter(ctx, moed)
 	}
 	target, err := f.serviceTarget(ctx, moed, routerServes)
 	if err != nil {
-		return false, err
+		return errors.Join(routerErr, err)
 	}
-	if err := desired.Ensure(ctx, f.Client, &corev1.Service{}, service(moed, target), coreac.ExtractService); err != nil {
-		return false, fmt.Errorf("reconcile Service: %w", err)
+	if err := desired.Ensure(ctx, f.Client, f.Live, moed, &corev1.Service{}, service(moed, target), coreac.ExtractService); err != nil {
+		return errors.Join(routerErr, fmt.Errorf("reconcile Service: %w", err))
 	}
-	if err := f.reconcileNetworkPolicies(ctx, moed, target); err != nil {
-		return false, err
-	}
-	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
-		return f.reconcilePicker(ctx, moed)
-	}
-	return false, f.deletePicker(ctx, moed)
+	return errors.Join(routerErr, f.reconcileNetworkPolicies(ctx, moed, target, engines))
 }
 
 // serviceTarget is the component that the Service leads to: the request router, or, where that is no proxy, the engines
@@ -151,11 +161,9 @@ func engineBudget(moed *semmoev1.MoEDeployment) *policyac.PodDisruptionBudgetApp
 			WithSelector(replicaSelector(moed)))
 }
 
-// replicaSelector selects all pods of the replicas.
+// replicaSelector selects all pods of the replicas, also where the spec wants one of each: after a change those of the revision before it
+// go on serving, and are whole only together.
 func replicaSelector(moed *semmoev1.MoEDeployment) *metav1ac.LabelSelectorApplyConfiguration {
-	if desired.PodsPerReplica(moed) == 1 {
-		return metav1ac.LabelSelector().WithMatchLabels(desired.Selector(moed, semmoev1.ComponentEngine))
-	}
 	return metav1ac.LabelSelector().
 		WithMatchLabels(map[string]string{semmoev1.LabelDeployment: moed.Name}).
 		WithMatchExpressions(metav1ac.LabelSelectorRequirement().WithKey(semmoev1.LabelComponent).WithOperator(metav1.LabelSelectorOpIn).

@@ -25,7 +25,7 @@ import (
 // it has learned another flag.
 func TestRouterArgs(t *testing.T) {
 	always := []string{
-		"router", "--namespace=ns", "--selector=semmoe.io/component=engine,semmoe.io/deployment=m", "--engine=SGLang", "--sample-percent=0",
+		"router", "--namespace=ns", "--selector=semmoe.io/deployment=m,semmoe.io/component in (engine,worker)", "--engine=SGLang", "--sample-percent=0",
 		"--host=$(POD_IP)", "--drain-timeout=300s",
 	}
 	cases := map[string]struct {
@@ -168,14 +168,15 @@ func TestGroupSelectors(t *testing.T) {
 			t.Errorf("pods of %s that do not serve hold up the drain of their nodes", *budget.Name)
 		}
 	}
-	said := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.PodsPerReplica = ptr.To[int32](1) })
-	if diff := cmp.Diff(engineBudget(moedtest.Deployment()), engineBudget(said)); diff != "" {
-		t.Errorf("budget (-unsaid +said):\n%s", diff)
+	// Replicas of another number of pods serve until others have taken their place.
+	one := moedtest.Deployment()
+	if diff := cmp.Diff(engineBudget(one), engineBudget(moed)); diff != "" {
+		t.Errorf("budget (-one +two):\n%s", diff)
 	}
-	if diff := cmp.Diff(routerArgs(moedtest.Deployment()), routerArgs(said)); diff != "" {
-		t.Errorf("router (-unsaid +said):\n%s", diff)
+	if diff := cmp.Diff(routerArgs(one), routerArgs(moed)); diff != "" {
+		t.Errorf("router (-one +two):\n%s", diff)
 	}
-	if diff := cmp.Diff(podsService(moedtest.Deployment()), podsService(moed)); diff != "" {
+	if diff := cmp.Diff(podsService(one), podsService(moed)); diff != "" {
 		t.Errorf("Service of the pods (-one +two):\n%s", diff)
 	}
 }

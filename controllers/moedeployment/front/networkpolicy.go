@@ -2,7 +2,9 @@ package front
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -20,21 +22,22 @@ const largestPort = 65535
 
 // reconcileNetworkPolicies writes the policies that the spec wants, and deletes the others. They bound what comes in, never what
 // goes out, and the kubelet's probes are outside of them: traffic of a pod's own node is always allowed.
-func (f *Front) reconcileNetworkPolicies(ctx context.Context, moed *semmoev1.MoEDeployment, serviceTarget string) error {
-	wanted := networkPolicies(moed, serviceTarget, f.Namespace)
+func (f *Front) reconcileNetworkPolicies(ctx context.Context, moed *semmoev1.MoEDeployment, serviceTarget string, engines Engines) error {
+	wanted := networkPolicies(moed, serviceTarget, f.Namespace, engines)
+	var failed error
 	for _, name := range []string{moed.Name, desired.RouterName(moed)} {
 		policy := wanted[name]
 		if policy == nil {
 			if err := f.deletePolicy(ctx, moed, name); err != nil {
-				return fmt.Errorf("delete NetworkPolicy %s: %w", name, err)
+				failed = errors.Join(failed, fmt.Errorf("delete NetworkPolicy %s: %w", name, err))
 			}
 			continue
 		}
 		if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &networkingv1.NetworkPolicy{}, policy, networkingac.ExtractNetworkPolicy); err != nil {
-			return fmt.Errorf("reconcile NetworkPolicy %s: %w", name, err)
+			failed = errors.Join(failed, fmt.Errorf("reconcile NetworkPolicy %s: %w", name, err))
 		}
 	}
-	return nil
+	return failed
 }
 
 func (f *Front) deletePolicy(ctx context.Context, moed *semmoev1.MoEDeployment, name string) error {
@@ -49,7 +52,7 @@ func (f *Front) deletePolicy(ctx context.Context, moed *semmoev1.MoEDeployment, 
 // networkPolicies are the policies that the spec wants, by name. Engines have one only while the Service leads to the request
 // router: else clients and Gateways of any namespace connect to them. operator is the operator's namespace; empty where it runs
 // outside of the cluster.
-func networkPolicies(moed *semmoev1.MoEDeployment, serviceTarget, operator string) map[string]*networkingac.NetworkPolicyApplyConfiguration {
+func networkPolicies(moed *semmoev1.MoEDeployment, serviceTarget, operator string, engines Engines) map[string]*networkingac.NetworkPolicyApplyConfiguration {
 	wanted := map[string]*networkingac.NetworkPolicyApplyConfiguration{}
 	if moed.Spec.Routing.NetworkPolicy == semmoev1.NetworkPolicyNone || moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {
 		return wanted
@@ -59,7 +62,7 @@ func networkPolicies(moed *semmoev1.MoEDeployment, serviceTarget, operator strin
 		open = []int32{semmoev1.PickerPort, semmoev1.PickerHealthPort}
 	}
 	if serviceTarget == semmoev1.ComponentRouter {
-		wanted[moed.Name] = enginePolicy(moed, operator)
+		wanted[moed.Name] = enginePolicy(moed, operator, engines.ports(moed))
 	}
 	wanted[desired.RouterName(moed)] = ingressPolicy(moed, desired.RouterName(moed), semmoev1.ComponentRouter,
 		networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(open...)...),
@@ -67,16 +70,16 @@ func networkPolicies(moed *semmoev1.MoEDeployment, serviceTarget, operator strin
 	return wanted
 }
 
-// enginePolicy keeps the serving port for those who know what to do with it: engines have administrative routes there, and
+// enginePolicy keeps the serving ports, in order, for those who know what to do with it: engines have administrative routes there, and
 // ask nobody who they are. All other ports stay open: collective libraries pick theirs as they like, and so do containers of
 // the user's.
-func enginePolicy(moed *semmoev1.MoEDeployment, operator string) *networkingac.NetworkPolicyApplyConfiguration {
-	serving := networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(moed.Spec.Engine.Port)...)
+func enginePolicy(moed *semmoev1.MoEDeployment, operator string, ports []int32) *networkingac.NetworkPolicyApplyConfiguration {
+	serving := networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(ports...)...)
 	if peers := observers(operator); len(peers) > 0 { // the operator asks for the answers of the unplanned start
 		serving.WithFrom(podsOf(moed, semmoev1.ComponentRouter), podsOf(moed, semmoev1.ComponentEngine)).WithFrom(peers...)
 	}
 	return ingressPolicy(moed, moed.Name, semmoev1.ComponentEngine, serving,
-		networkingac.NetworkPolicyIngressRule().WithPorts(portsBut(moed.Spec.Engine.Port)...))
+		networkingac.NetworkPolicyIngressRule().WithPorts(portsBut(ports)...))
 }
 
 func ingressPolicy(moed *semmoev1.MoEDeployment, name, component string, rules ...*networkingac.NetworkPolicyIngressRuleApplyConfiguration) *networkingac.NetworkPolicyApplyConfiguration {
@@ -115,16 +118,17 @@ func tcpPorts(numbers ...int32) []*networkingac.NetworkPolicyPortApplyConfigurat
 	return ports
 }
 
-// portsBut are all ports but one of TCP.
-func portsBut(port int32) []*networkingac.NetworkPolicyPortApplyConfiguration {
+// portsBut are all ports but these of TCP, which are in order.
+func portsBut(taken []int32) []*networkingac.NetworkPolicyPortApplyConfiguration {
 	ports := []*networkingac.NetworkPolicyPortApplyConfiguration{
 		portRange(corev1.ProtocolUDP, 1, largestPort), portRange(corev1.ProtocolSCTP, 1, largestPort),
 	}
-	if port > 1 {
-		ports = append(ports, portRange(corev1.ProtocolTCP, 1, port-1))
-	}
-	if port < largestPort {
-		ports = append(ports, portRange(corev1.ProtocolTCP, port+1, largestPort))
+	next := int32(1)
+	for _, port := range append(slices.Clone(taken), largestPort+1) {
+		if port > next {
+			ports = append(ports, portRange(corev1.ProtocolTCP, next, port-1))
+		}
+		next = port + 1
 	}
 	return ports
 }

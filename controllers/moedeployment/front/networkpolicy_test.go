@@ -61,11 +61,16 @@ func TestNetworkPolicies(t *testing.T) {
 	prometheus := peer{map[string]string{corev1.LabelMetadataName: "monitoring", semmoev1.LabelMonitoring: "enabled"}, nil}
 	picker := func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker }
 	const engine, router = "m", "m-router"
+	onPort := func(port int32) func(*semmoev1.MoEDeployment) {
+		return func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = port }
+	}
+	old := Engines{Pods: []*corev1.Pod{moedtest.Pod("old", "r1", func(p *corev1.Pod) { p.Annotations = map[string]string{semmoev1.AnnotationPort: "30000"} })}}
 
 	cases := map[string]struct {
 		change   func(*semmoev1.MoEDeployment)
 		target   string // of the Service
 		outside  bool   // the operator runs outside of the cluster
+		engines  Engines
 		policy   string
 		from     peer
 		protocol corev1.Protocol
@@ -87,6 +92,14 @@ func TestNetworkPolicies(t *testing.T) {
 		"operator outside: it is not locked out": {outside: true, policy: engine, from: client, port: 30000, want: true},
 		"smallest serving port":                  {change: func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = 1 }, policy: engine, from: client, port: 1},
 		"largest serving port":                   {change: func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = 65535 }, policy: engine, from: client, port: 65535},
+
+		"another port, its pods still there": {change: onPort(31000), engines: old, policy: engine, from: client, port: 30000},
+		"another port, before its pods":      {change: onPort(31000), engines: old, policy: engine, from: client, port: 31000},
+		"another port, collectives between":  {change: onPort(31000), engines: old, policy: engine, from: client, port: 30500, want: true},
+		"another port, collectives above":    {change: onPort(31000), engines: old, policy: engine, from: client, port: 31001, want: true},
+		"another port, router to old engine": {change: onPort(31000), engines: old, policy: engine, from: routerPod, port: 30000, want: true},
+		"another port, old pods gone":        {change: onPort(31000), policy: engine, from: client, port: 30000, want: true},
+		"the next port":                      {change: onPort(30001), engines: old, policy: engine, from: client, port: 30000},
 
 		"client to router":                {policy: router, from: client, port: 8000, want: true},
 		"client to metrics":               {policy: router, from: client, port: 9090},
@@ -113,7 +126,7 @@ func TestNetworkPolicies(t *testing.T) {
 			if tc.protocol != "" {
 				protocol = tc.protocol
 			}
-			data, err := json.Marshal(networkPolicies(moed, target, namespace)[tc.policy])
+			data, err := json.Marshal(networkPolicies(moed, target, namespace, tc.engines)[tc.policy])
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -150,7 +163,7 @@ func TestNetworkPoliciesThatAreMade(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			got := networkPolicies(moedtest.Deployment(tc.change), tc.target, "semmoe-system")
+			got := networkPolicies(moedtest.Deployment(tc.change), tc.target, "semmoe-system", Engines{})
 			for _, policy := range tc.want {
 				if got[policy] == nil {
 					t.Errorf("no policy %s", policy)

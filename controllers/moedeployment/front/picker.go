@@ -32,13 +32,16 @@ const PoolPeriod = 30 * time.Second
 
 // reconcilePicker writes what a Gateway needs to ask the request router: the router's Service, and the InferencePool. It reports
 // whether the cluster lacks the latter's kind.
-func (f *Front) reconcilePicker(ctx context.Context, moed *semmoev1.MoEDeployment) (kindMissing bool, err error) {
+func (f *Front) reconcilePicker(ctx context.Context, moed *semmoev1.MoEDeployment, engines Engines) (kindMissing bool, err error) {
 	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, &corev1.Service{}, pickerService(moed), coreac.ExtractService); err != nil {
 		return false, fmt.Errorf("reconcile Service of the endpoint picker: %w", err)
 	}
-	want, live := inferencePoolOf(moed), &unstructured.Unstructured{}
+	want, live := inferencePoolOf(moed, engines.port(moed)), &unstructured.Unstructured{}
 	live.SetGroupVersionKind(InferencePool)
 	err = f.Get(ctx, client.ObjectKeyFromObject(want), live)
+	if err == nil {
+		err = desired.CheckOwn(f.Client, moed, live)
+	}
 	switch {
 	case err == nil && poolHas(live, want):
 		return false, nil
@@ -114,12 +117,12 @@ func pickerService(moed *semmoev1.MoEDeployment) *coreac.ServiceApplyConfigurati
 
 // inferencePoolOf is what routes of a Gateway name as their backend. A Gateway that cannot reach the picker chooses a pod by
 // itself: every rank gives the right answer, and where plans are hints, their absence must not stop serving. All ranks of a
-// pod are behind one port; the picker names the rank in the engine's header. appProtocol is left at its default: the first
+// pod are behind one port; the picker names the rank in the engine's header, and the port of a pod that has another. appProtocol is left at its default: the first
 // releases of the kind do not have it.
-func inferencePoolOf(moed *semmoev1.MoEDeployment) *unstructured.Unstructured {
+func inferencePoolOf(moed *semmoev1.MoEDeployment, port int32) *unstructured.Unstructured {
 	pool := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
 		"selector":    map[string]any{"matchLabels": anyValues(desired.Selector(moed, semmoev1.ComponentEngine))},
-		"targetPorts": []any{map[string]any{"number": int64(moed.Spec.Engine.Port)}},
+		"targetPorts": []any{map[string]any{"number": int64(port)}},
 		"endpointPickerRef": map[string]any{
 			"group": "", "kind": "Service", "name": desired.RouterName(moed), "port": map[string]any{"number": int64(semmoev1.PickerPort)},
 			"failureMode": "FailOpen",

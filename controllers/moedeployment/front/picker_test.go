@@ -13,7 +13,7 @@ import (
 // stored is an InferencePool as the API server gives it back: as JSON, with defaults and what others have added.
 func stored(t *testing.T, moed *semmoev1.MoEDeployment, change func(pool *unstructured.Unstructured)) *unstructured.Unstructured {
 	t.Helper()
-	data, err := json.Marshal(inferencePoolOf(moed))
+	data, err := json.Marshal(inferencePoolOf(moed, 30000))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func TestPoolHas(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			moed := moedtest.Deployment()
-			if got := poolHas(stored(t, moed, tc.change), inferencePoolOf(moed)); got != tc.want {
+			if got := poolHas(stored(t, moed, tc.change), inferencePoolOf(moed, 30000)); got != tc.want {
 				t.Errorf("it has all fields: %v, want %v", got, tc.want)
 			}
 		})

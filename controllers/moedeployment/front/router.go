@@ -13,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	appsac "k8s.io/client-go/applyconfigurations/apps/v1"
@@ -61,6 +60,9 @@ func (f *Front) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeploymen
 		return false, err
 	}
 	intent := routerDeployment(moed, f.Image, accountUID)
+	if f.PullPolicy != "" {
+		intent.Spec.Template.Spec.Containers[0].WithImagePullPolicy(f.PullPolicy)
+	}
 	if authority != "" {
 		giveStore(intent, f.Store, authority)
 	}
@@ -169,11 +171,8 @@ func routerRoleBinding(moed *semmoev1.MoEDeployment) *rbacac.RoleBindingApplyCon
 		WithSubjects(rbacac.Subject().WithKind(rbacv1.ServiceAccountKind).WithNamespace(moed.Namespace).WithName(desired.RouterName(moed)))
 }
 
-// replicaSelectorText is the same as request routers take it.
+// replicaSelectorText is replicaSelector as request routers take it.
 func replicaSelectorText(moed *semmoev1.MoEDeployment) string {
-	if desired.PodsPerReplica(moed) == 1 {
-		return labels.SelectorFromSet(desired.Selector(moed, semmoev1.ComponentEngine)).String()
-	}
 	return fmt.Sprintf("%s=%s,%s in (%s,%s)", semmoev1.LabelDeployment, moed.Name, semmoev1.LabelComponent, semmoev1.ComponentEngine, semmoev1.ComponentWorker)
 }
 

@@ -13,9 +13,32 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/owned"
 )
+
+// The pull policy of our image is the request router's. Without one nothing is said of it, so that the field stays the API server's: what
+// earlier versions made is not written anew.
+func TestRouterPullPolicy(t *testing.T) {
+	moed := moedtest.Deployment()
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: moed.Namespace, Name: desired.RouterName(moed), UID: "uid", Labels: owned.Ours()}}
+	for _, policy := range []corev1.PullPolicy{"", corev1.PullIfNotPresent, corev1.PullNever} {
+		c := moedtest.Cluster(t, moed, account.DeepCopy())
+		f := &Front{Client: c, Live: c, Image: "semmoe:1", PullPolicy: policy}
+		if _, err := f.reconcileRouter(t.Context(), moed); err != nil {
+			t.Fatal(err)
+		}
+		deployment := &appsv1.Deployment{}
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(account), deployment); err != nil {
+			t.Fatal(err)
+		}
+		if got := deployment.Spec.Template.Spec.Containers[0].ImagePullPolicy; got != policy {
+			t.Errorf("the router's policy is %q, want %q", got, policy)
+		}
+	}
+}
 
 // While the store's certificate authority is not published, routers keep the one that they have.
 func TestStoreAuthority(t *testing.T) {

@@ -56,7 +56,7 @@ func TestRouterIsMadeByTheLatestSpec(t *testing.T) {
 				return nil
 			},
 		})
-		policy := networkPolicies(moed, semmoev1.ComponentRouter, "")[desired.RouterName(moed)]
+		policy := networkPolicies(moed, semmoev1.ComponentRouter, "", Engines{})[desired.RouterName(moed)]
 		err := desired.EnsureLatest(context.Background(), c, c, moed, &networkingv1.NetworkPolicy{}, policy, networkingac.ExtractNetworkPolicy)
 		if err != nil || made != want {
 			t.Errorf("generation %d of 1 seen: made %v, want %v; %v", generation, made, want, err)

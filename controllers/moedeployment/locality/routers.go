@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
@@ -17,8 +18,14 @@ import (
 	"github.com/semmoe/operator/internal/podhealth"
 )
 
-// observeTimeout bounds how long a router is asked, so that one that hangs does not hold up the reconciliation.
-const observeTimeout = 2 * time.Second
+const (
+	// observeTimeout bounds how long a router is asked, askTimeout how long all are, so that those that hang do not hold up the
+	// reconciliation.
+	observeTimeout = 2 * time.Second
+	askTimeout     = 5 * time.Second
+	// askedAtOnce is how many routers are asked at a time.
+	askedAtOnce = 16
+)
 
 // enoughSamples is how many sampled requests a rate is reported from: with fewer it says little.
 const enoughSamples = 30
@@ -57,21 +64,35 @@ func (o Traffic) RankLoads() map[int]int64 {
 	return loads
 }
 
-// AskRouters asks the routers what they observed. Routers that cannot be reached are left out: what the others saw is as
-// good.
+// AskRouters asks the routers what they observed, and returns the reports in their order. Routers that cannot be reached are left out:
+// what the others saw is as good.
 func AskRouters(ctx context.Context, c *http.Client, routers []*corev1.Pod) []lar.Report {
 	log := logr.FromContextOrDiscard(ctx)
-	var reports []lar.Report
-	for _, pod := range routers {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	told := make([]*lar.Report, len(routers))
+	var asked errgroup.Group
+	asked.SetLimit(askedAtOnce)
+	for i, pod := range routers {
 		if !podhealth.Ready(pod) || pod.Status.PodIP == "" {
 			continue
 		}
-		report, err := fetchReport(ctx, c, pod.Status.PodIP)
-		if err != nil {
-			log.V(1).Info("Leaving a router out of the observed local activation rate", "pod", pod.Name, "reason", err.Error())
-			continue
+		asked.Go(func() error {
+			report, err := fetchReport(ctx, c, pod.Status.PodIP)
+			if err != nil {
+				log.V(1).Info("Leaving a router out of the observed local activation rate", "pod", pod.Name, "reason", err.Error())
+				return nil
+			}
+			told[i] = &report
+			return nil
+		})
+	}
+	_ = asked.Wait() // none returns an error
+	var reports []lar.Report
+	for _, report := range told {
+		if report != nil {
+			reports = append(reports, *report)
 		}
-		reports = append(reports, report)
 	}
 	return reports
 }

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -73,4 +75,39 @@ func TestAskRouters(t *testing.T) {
 	if !got.Enough() {
 		t.Error("40 requests are not enough")
 	}
+}
+
+// silentNetwork has routers that never answer, but for some.
+type silentNetwork struct{ answering routerNetwork }
+
+func (n silentNetwork) RoundTrip(request *http.Request) (*http.Response, error) {
+	if _, answers := n.answering[request.URL.Host]; answers {
+		return n.answering.RoundTrip(request)
+	}
+	<-request.Context().Done()
+	return nil, request.Context().Err()
+}
+
+// Many routers that cannot be reached leave the reconciliation its time, and the others are heard, in their order.
+func TestAskSilentRouters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := silentNetwork{routerNetwork{}}
+		var pods []*corev1.Pod
+		for i := range 100 {
+			router := moedtest.Pod(fmt.Sprint("router-", i), "")
+			router.Status.PodIP = fmt.Sprint("10.0.0.", i)
+			pods = append(pods, router)
+			if i == 3 || i == 30 {
+				network.answering[router.Status.PodIP+":9090"] = fmt.Sprintf(`{"last":[{"revision":"%d","overall":{"requests":1,"total":1}}]}`, i)
+			}
+		}
+		begin := time.Now()
+		reports := AskRouters(t.Context(), &http.Client{Transport: network}, pods)
+		if took := time.Since(begin); took > askTimeout {
+			t.Errorf("took %v", took)
+		}
+		if len(reports) != 2 || TrafficOf(reports[:1], "3").Sketch.Overall.Requests != 1 || TrafficOf(reports[1:], "30").Sketch.Overall.Requests != 1 {
+			t.Errorf("%d reports, want those of routers 3 and 30", len(reports))
+		}
+	})
 }

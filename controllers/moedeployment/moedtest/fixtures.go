@@ -9,7 +9,11 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -187,12 +191,18 @@ func GroupScheme(t *testing.T) *runtime.Scheme {
 	return scheme
 }
 
-// Cluster is a cluster, or a cache of one, with these objects. MoEDeployments and Services can be selected by name in it, as by an API server.
+// Cluster is a cluster, or a cache of one, with these objects. MoEDeployments and the kinds of their children can be selected by name in it,
+// as by an API server.
 func Cluster(t *testing.T, objects ...client.Object) client.WithWatch {
 	t.Helper()
-	byName := func(object client.Object) []string { return []string{object.GetName()} }
-	return fake.NewClientBuilder().WithScheme(GroupScheme(t)).WithObjects(objects...).
-		WithIndex(&semmoev1.MoEDeployment{}, "metadata.name", byName).WithIndex(&corev1.Service{}, "metadata.name", byName).Build()
+	builder := fake.NewClientBuilder().WithScheme(GroupScheme(t)).WithObjects(objects...)
+	for _, kind := range []client.Object{
+		&semmoev1.MoEDeployment{}, &appsv1.Deployment{}, &corev1.ConfigMap{}, &corev1.Service{}, &corev1.ServiceAccount{}, &networkingv1.NetworkPolicy{},
+		&policyv1.PodDisruptionBudget{}, &rbacv1.RoleBinding{},
+	} {
+		builder.WithIndex(kind, "metadata.name", func(object client.Object) []string { return []string{object.GetName()} })
+	}
+	return builder.Build()
 }
 
 // Tokens has ranks for tokens, not for requests, and an all-to-all between them.

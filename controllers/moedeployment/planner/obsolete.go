@@ -52,12 +52,14 @@ func (pl *Planner) deleteObsolete(ctx context.Context, moed *semmoev1.MoEDeploym
 type others struct {
 	// pinned are the plans that MoEDeployments pin, profiles the profiles that MoEDeployments and PlacementPlans of others name.
 	pinned, profiles map[string]bool
+	// layouts are the digests of the plans whose layouts the tables of pinned plans are for.
+	layouts map[string]bool
 	// configMaps are what pods mount.
 	configMaps []string
 }
 
 func (o others) needPlan(plan *semmoev1.PlacementPlan) bool {
-	return o.pinned[plan.Name] || slices.ContainsFunc(o.configMaps, func(name string) bool { return ofPlan(name, plan) })
+	return o.pinned[plan.Name] || o.layouts[plan.Status.PlanDigest] || slices.ContainsFunc(o.configMaps, func(name string) bool { return ofPlan(name, plan) })
 }
 
 func (o others) needProfile(profile *semmoev1.AffinityProfile) bool { return o.profiles[profile.Name] }
@@ -65,7 +67,7 @@ func (o others) needProfile(profile *semmoev1.AffinityProfile) bool { return o.p
 // neededByOthers reads what else names profiles and plans. Pods are read past the cache, which has those of the operator alone, and only
 // where a plan is to go.
 func (pl *Planner) neededByOthers(ctx context.Context, moed *semmoev1.MoEDeployment, plans []*semmoev1.PlacementPlan) (others, error) {
-	o := others{pinned: map[string]bool{}, profiles: map[string]bool{}}
+	o := others{pinned: map[string]bool{}, profiles: map[string]bool{}, layouts: map[string]bool{}}
 	var moeds semmoev1.MoEDeploymentList
 	var made semmoev1.PlacementPlanList
 	here := client.InNamespace(moed.Namespace)
@@ -85,7 +87,11 @@ func (pl *Planner) neededByOthers(ctx context.Context, moed *semmoev1.MoEDeploym
 		}
 	}
 	for i := range made.Items {
-		if plan := &made.Items[i]; plan.Labels[semmoev1.LabelDeployment] != moed.Name {
+		plan := &made.Items[i]
+		if o.pinned[plan.Name] && plan.Status.Tier == semmoev1.TierTables && plan.Spec.Current != nil {
+			o.layouts[plan.Spec.Current.PlanDigest] = true
+		}
+		if plan.Labels[semmoev1.LabelDeployment] != moed.Name {
 			o.profiles[plan.Spec.ProfileRef.Name] = true
 			if prior := plan.Spec.PriorProfileRef; prior != nil {
 				o.profiles[prior.Name] = true

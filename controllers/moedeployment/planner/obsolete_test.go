@@ -48,6 +48,7 @@ func TestWhatOthersNeedIsKept(t *testing.T) {
 		for _, name := range []string{"gone", "pinned", "mounted", "projected", "ended"} {
 			list = append(list, moedtest.PlanOf(name, "aa", func(p *semmoev1.PlacementPlan) { ours(p) }))
 		}
+		list = append(list, moedtest.PlanOf("layout", "ll", func(p *semmoev1.PlacementPlan) { ours(p) }))
 		return list
 	}
 	profiles := func() []*semmoev1.AffinityProfile {
@@ -57,6 +58,14 @@ func TestWhatOthersNeedIsKept(t *testing.T) {
 		}
 		return list
 	}
+	tables := moedtest.PlanOf("tables", "tt", func(p *semmoev1.PlacementPlan) {
+		p.Status.Tier, p.Spec.Current = semmoev1.TierTables, &semmoev1.CurrentPlan{PlanDigest: moedtest.PlanOf("layout", "ll", nil).Status.PlanDigest}
+		p.Spec.ProfileRef.Name = "elsewhere"
+	})
+	pinsTables := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
+		m.Name, m.UID = "pins-tables", "uid-3"
+		m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "tables"}
+	})
 	other := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
 		m.Name, m.UID = "other", "uid-2"
 		m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "pinned"}
@@ -74,7 +83,7 @@ func TestWhatOthersNeedIsKept(t *testing.T) {
 	of := func(name string) corev1.LocalObjectReference { return corev1.LocalObjectReference{Name: name} }
 	elsewhere := func(generation int64) []client.Object {
 		return []client.Object{
-			other, foreign, moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Generation = generation }),
+			other, foreign, tables, pinsTables, moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Generation = generation }),
 			mounting("a", corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: of("mounted-aa")}}, corev1.PodRunning),
 			mounting("b", corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
 				{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: of("projected-aa")}},
@@ -86,8 +95,8 @@ func TestWhatOthersNeedIsKept(t *testing.T) {
 		generation      int64
 		plans, profiles []string
 	}{
-		"the spec as it is": {1, []string{"foreign", "mounted", "pinned", "projected"}, []string{"named", "planned", "prior"}},
-		"an old spec":       {2, []string{"ended", "foreign", "gone", "mounted", "pinned", "projected"}, []string{"named", "nobodys", "planned", "prior"}},
+		"the spec as it is": {1, []string{"foreign", "layout", "mounted", "pinned", "projected", "tables"}, []string{"named", "planned", "prior"}},
+		"an old spec":       {2, []string{"ended", "foreign", "gone", "layout", "mounted", "pinned", "projected", "tables"}, []string{"named", "nobodys", "planned", "prior"}},
 	} {
 		objects := elsewhere(tc.generation)
 		for _, plan := range plans() {
@@ -99,7 +108,7 @@ func TestWhatOthersNeedIsKept(t *testing.T) {
 		}
 		pl := plannerOn(t, interceptor.Funcs{}, objects...)
 		found, made, err := pl.ownProfilesAndPlans(context.Background(), moedtest.Deployment())
-		if err != nil || len(found) != 4 || len(made) != 5 {
+		if err != nil || len(found) != 4 || len(made) != 6 {
 			t.Fatalf("%d profiles and %d plans of ours, error %v", len(found), len(made), err)
 		}
 		if err := pl.deleteObsolete(context.Background(), moedtest.Deployment(), &Planning{Plans: made}, found, nil); err != nil {

@@ -52,6 +52,8 @@ type Planning struct {
 	// ones are not.
 	Tables     *semmoev1.PlacementPlan
 	TablesHold desired.Finding
+	// TablesSince is when routers were last told to use other tables, or to use none; its zero value where that has never been.
+	TablesSince time.Time
 	// PinnedTables is the pinned plan, where it has new tables for a layout that exists; nil otherwise.
 	PinnedTables *semmoev1.PlacementPlan
 	// Named are the plans that routers are told to use the tables of. InUse are those among which is what they use until now.
@@ -234,8 +236,7 @@ func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desi
 		}
 		return inService, nil, hold
 	}
-	var refused *revisions.Layout
-	var open []*revisions.Layout
+	var refused, open []*revisions.Layout
 	var impossible []string
 	for _, candidate := range c.candidates() {
 		switch l := candidate.layout; {
@@ -244,16 +245,19 @@ func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desi
 		case inService != nil && *l == *inService:
 			return inService, nil, desired.Finding{}
 		case c.refusal(l) != "":
-			refused = l
+			refused = append(refused, l)
 		default:
 			open = append(open, l)
 		}
 	}
 	no := func(reason, message string) desired.Finding { return desired.Finding{Reason: reason, Message: message} }
 	hold = holdBack(c.moed, c.wanted, c.pinned)
+	if hold.Reason == reasonNoRoom && len(open) > 0 && c.promoting(open[0]) {
+		hold = desired.Finding{} // what served before may have no replica left: the way back interrupts the service as well
+	}
 	switch {
-	case len(open) == 0 && refused != nil:
-		hold = no(ReasonOutputChanged, fmt.Sprintf("%s; it is not tried again until the engine's image, its arguments or the plan change", outputChangedText(refused, c.refusal(refused))))
+	case len(open) == 0 && len(refused) > 0:
+		hold = no(ReasonOutputChanged, c.refusedText(refused))
 	case len(open) == 0 && hold.Reason == "":
 		hold = no("NotRealizable", fmt.Sprintf("Plan %s cannot reach the engine. %s", c.wanted.Status.Plan, strings.Join(impossible, ". ")))
 	case hold.Reason != "":
@@ -275,9 +279,23 @@ func (c *choice) needsTrial(inService, l *revisions.Layout) bool {
 }
 
 // tried tells that a layout has a workload already.
-func (c *choice) tried(l *revisions.Layout) bool {
+func (c *choice) tried(l *revisions.Layout) bool { return c.workloadOf(l) != nil }
+
+// promoting tells that a layout has been found good, and replicas move to its workload.
+func (c *choice) promoting(l *revisions.Layout) bool {
+	workload := c.workloadOf(l)
+	return workload != nil && workload.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting
+}
+
+// workloadOf is the workload of a layout's revision; nil where there is none.
+func (c *choice) workloadOf(l *revisions.Layout) *revisions.Workload {
 	revision := revisions.Of(c.moed, c.report, l)
-	return slices.ContainsFunc(c.workloads, func(w *revisions.Workload) bool { return w.Labels[semmoev1.LabelRevision] == revision })
+	for _, workload := range c.workloads {
+		if workload.Labels[semmoev1.LabelRevision] == revision {
+			return workload
+		}
+	}
+	return nil
 }
 
 // failedText says that a layout's plan has failed as a canary; empty where it has not.
@@ -420,6 +438,9 @@ func promiseOf(serving *revisions.Layout, plans ...*semmoev1.PlacementPlan) *sem
 	return nil
 }
 
+// reasonNoRoom is that the roll-out of a plan would interrupt the service.
+const reasonNoRoom = "NoRoomForCanary"
+
 // holdBack is why a plan that is ready is not rolled out; its zero value where it is.
 func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, pinned bool) desired.Finding {
 	short := plan.Status.Plan
@@ -437,7 +458,7 @@ func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, pinned
 	case moed.Spec.Placement.Approval == semmoev1.ApprovalManual && !approved:
 		return no("AwaitingApproval", "Plan %s promises %s; approve it with: %s", short, promiseText(plan), approve)
 	case *moed.Spec.Replicas == 1 && *moed.Spec.Rollout.MaxSurge == 0 && !approved:
-		return no("NoRoomForCanary", "Plan %s promises %s; with one replica and spec.rollout.maxSurge 0 its roll-out interrupts the service: set maxSurge, or accept that with: %s",
+		return no(reasonNoRoom, "Plan %s promises %s; with one replica and spec.rollout.maxSurge 0 its roll-out interrupts the service: set maxSurge, or accept that with: %s",
 			short, promiseText(plan), approve)
 	}
 	return desired.Finding{}

@@ -136,6 +136,23 @@ func TestChooseLayout(t *testing.T) {
 	}
 }
 
+// Whoever asks for one replica while a plan is promoted does not stop that: what served before may have no replica left. A canary has, and
+// gives way to it.
+func TestOneReplicaDuringPromotion(t *testing.T) {
+	old, fresh := moedtest.PlanOf("old", "aa", nil), moedtest.PlanOf("new", "bb", nil)
+	moed, layout := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](1) }), revisions.LayoutOf(fresh, semmoev1.RealizationEngineMap)
+	for step, hold := range map[string]string{semmoev1.RolloutCanary: "NoRoomForCanary", semmoev1.RolloutPromoting: ""} {
+		moving := workloadUnder(t, fresh, 2)
+		moving.Labels[semmoev1.LabelRevision] = revisions.Of(moed, moedtest.Report(), layout)
+		metav1.SetMetaDataAnnotation(moving.ObjectMeta, semmoev1.AnnotationRollout, step)
+		c := choice{moed: moed, report: moedtest.Report(), wanted: fresh, workloads: []*revisions.Workload{moving, workloadUnder(t, old, 0)}}
+		serving, candidate, got := c.chooseLayout()
+		if serving == nil || serving.Digest != old.Status.PlanDigest || got.Reason != hold || (candidate == nil) != (hold != "") {
+			t.Errorf("%s: serving %+v, candidate %+v, held because of %q, want %q", step, serving, candidate, got.Reason, hold)
+		}
+	}
+}
+
 // A layout whose revision was seen to change answers is not tried again: the other realisation is, else what was in service
 // before, else none. Another image is another revision.
 func TestChooseLayoutProvenLossless(t *testing.T) {

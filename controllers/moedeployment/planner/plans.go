@@ -75,7 +75,9 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 		if p.Plan, p.Pin, err = pl.reconcilePin(ctx, moed, modelDigest); err != nil {
 			return p, err
 		}
-		p.followTables(plans)
+		if err := pl.followTables(ctx, moed, report, workloads, &p); err != nil {
+			return p, err
+		}
 	}
 	if desired.UsesPlans(moed) {
 		changed, err := pl.recordChangedOutputs(ctx, workloads, pods, appendPlan(plans, p.Plan))
@@ -144,15 +146,51 @@ func (pl *Planner) make(ctx context.Context, kind string, object client.Object) 
 	return refusable(fmt.Errorf("create %s %s: %w", kind, object.GetName(), err))
 }
 
-// followTables takes for the layout of a pinned plan that has new tables alone the one that they are for, where that exists: pods
-// need not be restarted to swap tables.
-func (p *Planning) followTables(plans []*semmoev1.PlacementPlan) {
+// followTables takes for the layout of a pinned plan that has new tables alone the one that they are for, where that exists, whoever has
+// made it: pods need not be restarted to swap tables. For the same reason those that serve under the pinned plan's own files stay so.
+func (pl *Planner) followTables(ctx context.Context, moed *semmoev1.MoEDeployment, report checkpoint.Report, workloads []*revisions.Workload, p *Planning) error {
 	if p.Plan == nil || p.Plan.Status.Tier != semmoev1.TierTables || p.Plan.Spec.Current == nil {
-		return
+		return nil
 	}
-	if layout := PlanWithDigest(p.Plan.Spec.Current.PlanDigest, appendPlan(plans, p.Base)); layout != nil {
+	if l := (&choice{moed: moed, report: report, workloads: workloads}).inService(); l != nil && isOf(p.Plan, l.Digest) {
+		return nil
+	}
+	digest := p.Plan.Spec.Current.PlanDigest
+	layout := PlanWithDigest(digest, appendPlan(p.Plans, p.Base))
+	if layout == nil {
+		others, err := pl.fittingPlans(ctx, moed, report.ModelDigest, workloads)
+		if err != nil {
+			return err
+		}
+		layout = PlanWithDigest(digest, others)
+	}
+	if layout != nil {
 		p.PinnedTables, p.Plan = p.Plan, layout
 	}
+	return nil
+}
+
+// fittingPlans are the plans of the namespace that can be served under. Two of one digest may be there, each with a ConfigMap: those that
+// workloads mount come first, as another one's would restart their pods.
+func (pl *Planner) fittingPlans(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, workloads []*revisions.Workload) ([]*semmoev1.PlacementPlan, error) {
+	var list semmoev1.PlacementPlanList
+	if err := pl.List(ctx, &list, client.InNamespace(moed.Namespace)); err != nil {
+		return nil, fmt.Errorf("list plans that tables may be for: %w", err)
+	}
+	var mounted, free []*semmoev1.PlacementPlan
+	for i := range list.Items {
+		plan := &list.Items[i]
+		switch {
+		case !Published(plan, moed, modelDigest) || CheckPin(moed, plan) != nil:
+		case slices.ContainsFunc(workloads, func(w *revisions.Workload) bool { return mounts(w, plan) }):
+			mounted = append(mounted, plan)
+		default:
+			free = append(free, plan)
+		}
+	}
+	newestFirst(mounted)
+	newestFirst(free)
+	return append(mounted, free...), nil
 }
 
 // PlanPinned tells that the spec pins the plan whose layout is wanted, be it by naming new tables for that.

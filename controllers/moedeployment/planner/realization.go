@@ -2,6 +2,7 @@ package planner
 
 import (
 	"fmt"
+	"strings"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
@@ -46,6 +47,18 @@ func realizationOf(workload *revisions.Workload) semmoev1.Realization {
 // outputChangedText is why a plan is not tried again.
 func outputChangedText(l *revisions.Layout, told string) string {
 	return fmt.Sprintf("By %s the model gives other answers under plan %s than without a plan: %s", RealizationText[l.Realization], l.Short(), told)
+}
+
+// refusedText says that a plan changes answers by each of the layouts that it could have, and what to do where it is not the plan that does.
+func (c *choice) refusedText(refused []*revisions.Layout) string {
+	last := refused[len(refused)-1]
+	var marks []string
+	for _, l := range refused {
+		marks = append(marks, semmoev1.AnnotationOutputChanged+revisions.Of(c.moed, c.report, l)+"-")
+	}
+	return fmt.Sprintf("%s; it is not tried again until the engine's image, its arguments or the plan change. "+
+		"Where arguments, or files of the model beside its weights, are meant to change answers: once replicas serve without a plan, delete ConfigMap %s, and then: kubectl annotate pplan -n %s %s %s",
+		outputChangedText(last, c.refusal(last)), revisions.AnswersName(c.moed, c.report.ModelDigest), c.moed.Namespace, c.wanted.Name, strings.Join(marks, " "))
 }
 
 // why says why a plan reaches the engine by reshuffled weights although the spec leaves the choice; empty where it need not

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
@@ -321,9 +323,10 @@ func TestReconcileTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	writes := 0
-	api := fake.NewClientBuilder().WithScheme(s).WithReturnManagedFields().Build()
+	api := fake.NewClientBuilder().WithScheme(s).WithReturnManagedFields().
+		WithIndex(&corev1.ConfigMap{}, "metadata.name", func(object client.Object) []string { return []string{object.GetName()} }).Build()
 	recorder := events.NewFakeRecorder(10)
-	r := &Planner{Client: countingClient{api, &writes}, Recorder: recorder}
+	r := &Planner{Client: countingClient{api, &writes}, Live: api, Recorder: recorder, Now: func() time.Time { return moedtest.Start }}
 	moed, base := moedtest.Deployment(), moedtest.PlanOf("base", "b0", nil)
 	t1, t2 := replanOf("t1", "t1", "b0", semmoev1.TierTables, moedtest.Start), replanOf("t2", "t2", "b0", semmoev1.TierTables, moedtest.Start.Add(time.Minute))
 	workloads := []*revisions.Workload{workloadUnder(t, base, 2)}
@@ -350,11 +353,14 @@ func TestReconcileTables(t *testing.T) {
 	if want := map[string]string{"b0-full": "t1-full"}; !maps.Equal(told(), want) || p.Tables != t1 || !slices.Equal(p.Named, []string{"t1"}) {
 		t.Errorf("told %v, want %v; tables %v, named %v", told(), want, p.Tables, p.Named)
 	}
+	if !p.TablesSince.Equal(moedtest.Start) {
+		t.Errorf("told just now, and since %v", p.TablesSince)
+	}
 	if event := <-recorder.Events; !strings.Contains(event, "TablesSwapped") {
 		t.Errorf("event %q", event)
 	}
-	if reconcile(moed, t1); writes != 1 {
-		t.Errorf("%d writes, want one", writes)
+	if p := reconcile(moed, t1); writes != 1 || time.Since(p.TablesSince) > time.Hour {
+		t.Errorf("%d writes, want one, told since %v by the API server", writes, p.TablesSince)
 	}
 	manual := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual })
 	if p := reconcile(manual, t1, t2); p.Tables != t1 || p.TablesHold.Reason != "AwaitingApproval" || writes != 1 {
@@ -380,6 +386,21 @@ func TestReconcileTables(t *testing.T) {
 	}
 	if _, _, err := r.tablesInUse(context.Background(), moed); err == nil || !strings.Contains(err.Error(), "m-tables") {
 		t.Errorf("somebody else's ConfigMap: %v", err)
+	}
+	// One that the cache does not show, as it has no label of ours, is left alone as well.
+	foreign.Labels, foreign.Data = nil, map[string]string{"theirs": "1"}
+	if err := api.Update(context.Background(), foreign); err != nil {
+		t.Fatal(err)
+	}
+	unseeing := interceptor.NewClient(api, interceptor.Funcs{
+		Get: func(_ context.Context, _ client.WithWatch, key client.ObjectKey, _ client.Object, _ ...client.GetOption) error {
+			return apierrors.NewNotFound(corev1.Resource("configmaps"), key.Name)
+		},
+	})
+	r.Client = countingClient{unseeing, &writes}
+	p = Planning{Base: base, Plan: base, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap), Lineage: lineageOf(base, nil, []*semmoev1.PlacementPlan{t1})}
+	if err := r.reconcileTables(context.Background(), moed, moedtest.Model, &p, workloads, true); !IsRefused(err) || !strings.Contains(err.Error(), "m-tables") || writes != 3 {
+		t.Errorf("somebody else's ConfigMap that the cache does not show: %v after %d writes", err, writes)
 	}
 }
 

@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"testing"
@@ -279,6 +280,52 @@ func TestPinnedTablesOfOthersStay(t *testing.T) {
 	s.wantTables("another is pinned", "theirs")
 	s.moed.Spec.Placement.PlanRef = nil
 	s.wantTables("none is pinned", "")
+}
+
+// New tables are used with the layout that they are for also where somebody else has made both: no pod is restarted. What serves stays as
+// it is: that of two plans of one digest which is mounted, and the files of the tables' own plan.
+func TestPinnedTablesOfALayoutOfOthers(t *testing.T) {
+	layout := func(name string, change func(*semmoev1.PlacementPlan)) *semmoev1.PlacementPlan {
+		return moedtest.PlanOf(name, "x0", change)
+	}
+	pin := replanOf("theirs", "t1", "x0", semmoev1.TierTables, moedtest.Start)
+	for name, tc := range map[string]struct {
+		there []*semmoev1.PlacementPlan
+		// under is what serves; nil for the plan that the spec asks for.
+		under               *semmoev1.PlacementPlan
+		plan, tables, tried string
+	}{
+		"their layout serves":         {there: []*semmoev1.PlacementPlan{layout("x", nil)}, under: layout("x", nil), plan: "x", tables: "theirs"},
+		"another of the digest":       {there: []*semmoev1.PlacementPlan{layout("w", nil), layout("x", nil), layout("y", nil)}, under: layout("x", nil), plan: "x", tables: "theirs"},
+		"the pinned plan serves":      {there: []*semmoev1.PlacementPlan{layout("x", nil)}, under: pin, plan: "theirs"},
+		"another layout serves":       {there: []*semmoev1.PlacementPlan{layout("x", nil)}, plan: "x", tried: "x-x0"},
+		"there is no such layout":     {plan: "theirs", tried: "theirs-t1"},
+		"the layout is not published": {there: []*semmoev1.PlacementPlan{layout("x", func(p *semmoev1.PlacementPlan) { p.Status.Conditions = nil })}, plan: "theirs", tried: "theirs-t1"},
+		"the layout has other ranks":  {there: []*semmoev1.PlacementPlan{layout("x", func(p *semmoev1.PlacementPlan) { p.Spec.ExpertParallelSize = 8 })}, plan: "theirs", tried: "theirs-t1"},
+		"the layout has other tokens": {there: []*semmoev1.PlacementPlan{layout("x", func(p *semmoev1.PlacementPlan) { p.Spec.TokenShuffle = semmoev1.TokenShuffleDisabled })}, plan: "theirs", tried: "theirs-t1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStory(t)
+			under := cmp.Or(tc.under, s.inService())
+			for _, plan := range append(tc.there, pin.DeepCopy()) {
+				if err := s.Planner.Client.Create(context.Background(), plan); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.workloads = []*revisions.Workload{workloadUnder(t, under, 2)}
+			s.moed.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: pin.Name}
+			p := s.wantTables("pinned", tc.tables)
+			if p.Plan.Name != tc.plan || !p.PlanPinned(s.moed) {
+				t.Errorf("the layout is that of plan %s, want %s", p.Plan.Name, tc.plan)
+			}
+			if p.Serving == nil || p.Serving.ConfigMap != under.Status.ConfigMap {
+				t.Errorf("serving is %+v, want ConfigMap %s as before", p.Serving, under.Status.ConfigMap)
+			}
+			if tried := p.Candidate; (tried == nil) != (tc.tried == "") || tried != nil && tried.ConfigMap != tc.tried {
+				t.Errorf("the candidate is %+v, want ConfigMap %q", tried, tc.tried)
+			}
+		})
+	}
 }
 
 // Who pins new tables approves the layout that they are for.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,16 +20,16 @@ import (
 )
 
 // tablesInUse reads, by the digest of the plan that pods were made for, the digest of the plan whose tables routers are told to use.
-// exists tells that the ConfigMap is there; one that somebody has damaged says nothing. Routers read one of somebody else's, too: beside
+// live is the ConfigMap, nil where there is none; one that somebody has damaged says nothing. Routers read one of somebody else's, too: beside
 // that error what they read holds.
-func (pl *Planner) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployment) (inUse map[string]string, exists bool, err error) {
-	live := &corev1.ConfigMap{}
+func (pl *Planner) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployment) (inUse map[string]string, live *corev1.ConfigMap, err error) {
+	live = &corev1.ConfigMap{}
 	err = pl.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: desired.TablesName(moed)}, live)
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, false, nil
+		return nil, nil, nil
 	case err != nil:
-		return nil, false, fmt.Errorf("get ConfigMap %s: %w", desired.TablesName(moed), err)
+		return nil, nil, fmt.Errorf("get ConfigMap %s: %w", desired.TablesName(moed), err)
 	}
 	if json.Unmarshal([]byte(live.Data[semmoev1.TablesKey]), &inUse) != nil {
 		inUse = nil
@@ -36,7 +37,7 @@ func (pl *Planner) tablesInUse(ctx context.Context, moed *semmoev1.MoEDeployment
 	if !metav1.IsControlledBy(live, moed) {
 		err = foreign("ConfigMap %s exists and belongs to somebody else: delete it", live.Name)
 	}
-	return inUse, true, err
+	return inUse, live, err
 }
 
 // plansInUse are our plans, and with them the one of each digest in use, which may be somebody else's that the spec has pinned. One that is
@@ -62,9 +63,12 @@ func (pl *Planner) plansInUse(ctx context.Context, moed *semmoev1.MoEDeployment,
 // reconcileTables tells the routers which tables to use with the layouts in service, and completes the planning by what they use with
 // the one that serves. While paused it leaves all as it is.
 func (pl *Planner) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p *Planning, workloads []*revisions.Workload, active bool) error {
-	inUse, exists, inTheWay := pl.tablesInUse(ctx, moed)
+	inUse, live, inTheWay := pl.tablesInUse(ctx, moed)
 	if inTheWay != nil && !IsRefused(inTheWay) {
 		return inTheWay
+	}
+	if live != nil {
+		p.TablesSince = changedAt(live)
 	}
 	var err error
 	if p.InUse, err = pl.plansInUse(ctx, moed, p.Plans, inUse); err != nil {
@@ -85,21 +89,33 @@ func (pl *Planner) reconcileTables(ctx context.Context, moed *semmoev1.MoEDeploy
 			p.Tables, p.TablesHold = tables, hold
 		}
 	}
-	if !active || !exists && len(wanted) == 0 {
+	if !active || live == nil && len(wanted) == 0 {
 		return nil
 	}
 	intent, err := tablesConfigMap(moed, wanted)
 	if err != nil {
 		return err
 	}
-	if err := desired.Ensure(ctx, pl.Client, &corev1.ConfigMap{}, intent, coreac.ExtractConfigMap); err != nil {
+	if err := desired.Ensure(ctx, pl.Client, pl.Live, moed, &corev1.ConfigMap{}, intent, coreac.ExtractConfigMap); err != nil {
 		p.keepTables(inUse)
 		return refusable(fmt.Errorf("reconcile ConfigMap of the tables: %w", err))
 	}
 	if p.Serving != nil && wanted[p.Serving.Digest] != inUse[p.Serving.Digest] {
+		p.TablesSince = pl.Now()
 		pl.tellTables(moed, p)
 	}
 	return nil
+}
+
+// changedAt is when we last changed an object, as the API server keeps it with the fields that are ours, or when it was made.
+func changedAt(object client.Object) time.Time {
+	at := object.GetCreationTimestamp().Time
+	for _, fields := range object.GetManagedFields() {
+		if fields.Manager == desired.Manager && fields.Time != nil && fields.Time.After(at) {
+			at = fields.Time.Time
+		}
+	}
+	return at
 }
 
 // keepTables is that the routers go on with what they have.

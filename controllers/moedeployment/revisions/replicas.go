@@ -33,6 +33,15 @@ func Proven(workloads []*Workload) []*Workload {
 	return slices.DeleteFunc(slices.Clone(workloads), OnTrial)
 }
 
+// ServesSince is since when a workload that was on trial has served alone, or when it was made: not all have been, and earlier versions did
+// not tell.
+func ServesSince(workload *Workload) time.Time {
+	if proven, err := time.Parse(time.RFC3339, workload.Annotations[semmoev1.AnnotationProven]); err == nil {
+		return proven
+	}
+	return workload.CreationTimestamp.Time
+}
+
 func replicaOf(pod *corev1.Pod) rollout.Replica {
 	replica := rollout.Replica{Name: pod.Name, Ready: podhealth.Ready(pod), Since: readySince(pod)}
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
@@ -85,7 +94,8 @@ func Vacant(w *Workload, wanted int32, workers []*corev1.Pod) int32 {
 	return wanted
 }
 
-// AsReplica shows a leader as ready only while all pods of its replica are, and since when: the engine is all of them.
+// AsReplica shows a leader as ready only while all pods of its replica are, and since when: the engine is all of them. Its containers then
+// are not ready either: a pod that lacks readiness alone is on a node that is silent.
 func AsReplica(leader *corev1.Pod, pods []*corev1.Pod, now time.Time) *corev1.Pod {
 	if !podhealth.Ready(leader) || podgroup.Size(leader) == 1 {
 		return leader
@@ -105,8 +115,11 @@ func AsReplica(leader *corev1.Pod, pods []*corev1.Pod, now time.Time) *corev1.Po
 	}
 	shown := leader.DeepCopy()
 	for i := range shown.Status.Conditions {
-		if condition := &shown.Status.Conditions[i]; condition.Type == corev1.PodReady {
+		switch condition := &shown.Status.Conditions[i]; condition.Type {
+		case corev1.PodReady:
 			condition.Status, condition.LastTransitionTime = status, metav1.NewTime(since)
+		case corev1.ContainersReady:
+			condition.Status = status
 		}
 	}
 	return shown

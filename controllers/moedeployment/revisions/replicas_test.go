@@ -18,6 +18,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
+	"github.com/semmoe/operator/internal/podhealth"
 	"github.com/semmoe/operator/internal/rollout"
 )
 
@@ -50,6 +51,23 @@ func TestAsReplica(t *testing.T) {
 		}
 		if diff := cmp.Diff(before, test.leader); diff != "" {
 			t.Errorf("%s: the cache's pod was changed:\n%s", name, diff)
+		}
+	}
+}
+
+// A leader whose worker does not serve is no pod of a node that is silent.
+func TestUnreadyReplicaHasItsNode(t *testing.T) {
+	leader := moedtest.Pod("m-r1-0", "r1", moedtest.InGroup("m-r1", "0", "0"), func(p *corev1.Pod) {
+		p.Status.Phase = corev1.PodRunning
+		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.ContainersReady, Status: corev1.ConditionTrue})
+	})
+	for name, others := range map[string][]*corev1.Pod{
+		"the worker is missing":   nil,
+		"the worker is not ready": {moedtest.Pod("m-r1-0-1", "r1", moedtest.InGroup("m-r1", "0", "1"), moedtest.Unready)},
+	} {
+		shown := AsReplica(leader, others, moedtest.Start)
+		if problem, _ := podhealth.Find([]*corev1.Pod{shown}, nil, moedtest.Start.Add(time.Hour)); podhealth.Ready(shown) || problem != nil {
+			t.Errorf("%s: ready %v, problem %+v, want neither", name, podhealth.Ready(shown), problem)
 		}
 	}
 }

@@ -125,6 +125,8 @@ func WorkloadName(moed *semmoev1.MoEDeployment, revision string) string {
 type Own struct {
 	// Image is theirs.
 	Image string
+	// PullPolicy is when nodes pull it; empty leaves that to the API server.
+	PullPolicy corev1.PullPolicy
 	// Store tells how the artifact store is reached; empty where there is none.
 	Store []corev1.EnvVar
 }
@@ -220,6 +222,9 @@ func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkp
 			addProbe(ours, moed, report, own.Image)
 		}
 		restrict(ours.Spec.InitContainers, moed.Spec.Template)
+		for i := range ours.Spec.InitContainers {
+			ours.Spec.InitContainers[i].ImagePullPolicy = own.PullPolicy
+		}
 	}
 	template, err := overlay.Merge(ours, moed.Spec.Template)
 	if err != nil {

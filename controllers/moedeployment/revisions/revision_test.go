@@ -198,6 +198,34 @@ func TestRenderedContainersAreRestricted(t *testing.T) {
 	}
 }
 
+// When nodes pull our image is said of our containers alone, and of no revision: another policy makes none, and restarts no pod.
+func TestPullPolicyOfOurContainers(t *testing.T) {
+	moed := moedtest.Deployment(moedtest.Shuffled, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Placement.Cache = &semmoev1.CacheSpec{Volume: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}
+		m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "users", Image: "x"}}}}
+	})
+	plan := LayoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationReshuffledWeights)
+	for _, policy := range []corev1.PullPolicy{"", corev1.PullIfNotPresent, corev1.PullNever} {
+		workload, err := Render(moed, Of(moed, moedtest.Report(), plan), moedtest.Report(), plan, Own{Image: "semmoe:1", PullPolicy: policy})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ours, spec := 0, workload.Template().Spec
+		for _, c := range append(spec.InitContainers, spec.Containers...) {
+			want := corev1.PullPolicy("")
+			if slices.Contains(ourInitContainers, c.Name) {
+				want, ours = policy, ours+1
+			}
+			if c.ImagePullPolicy != want {
+				t.Errorf("policy %q: container %s has %q, want %q", policy, c.Name, c.ImagePullPolicy, want)
+			}
+		}
+		if ours != len(ourInitContainers) {
+			t.Errorf("%d containers of ours, want all %d", ours, len(ourInitContainers))
+		}
+	}
+}
+
 // The image of a container that the operator adds is not the user's to mend.
 func TestImagesOfOurContainers(t *testing.T) {
 	for _, name := range ourInitContainers {

@@ -17,7 +17,7 @@ func TestRenderWithTables(t *testing.T) {
 	plan := LayoutOf(moedtest.PlanOf("m-1", "0123456789abcdef", nil), semmoev1.RealizationEngineMap)
 	store := []corev1.EnvVar{{Name: "SEMMOE_STORE_URL", Value: "https://store"}, {Name: "SEMMOE_STORE_CA", Value: "ca"}}
 	rendered := func(plan *Layout, change func(*semmoev1.MoEDeployment)) corev1.PodSpec {
-		workload, err := Render(moedtest.Deployment(change), "r1", moedtest.Report(), plan, Own{"semmoe:1", store})
+		workload, err := Render(moedtest.Deployment(change), "r1", moedtest.Report(), plan, Own{Image: "semmoe:1", Store: store})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,8 +8,8 @@ package v1alpha1
 // PrometheusSource is a query of a Prometheus server, or of one that speaks its HTTP API.
 type PrometheusSourceApplyConfiguration struct {
 	// address is the server's base URL, as the operator reaches it: http:// or https://, host, optionally port and path.
-	// The certificate of an https server must be valid for the certificate authorities of the operator's image. Redirections
-	// are not followed.
+	// The certificate of an https server must be valid for the certificate authorities of the operator's image, which are the
+	// public ones, or those of the chart's caBundle. Redirections are not followed.
 	Address *string `json:"address,omitempty"`
 	// query is a PromQL expression of one series with the local activation rate of what this MoEDeployment serves, from 0 to 1.
 	// It is asked for once a minute, with values for two windows.

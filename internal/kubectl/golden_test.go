@@ -23,6 +23,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -333,28 +334,29 @@ func planGoldens() map[string]golden {
 		p.Status.Forecast.LayerNanos, p.Status.Forecast.BaselineLayerNanos, p.Status.Forecast.Hardware = 124700, 121300, "h200-nvlink"
 	}
 	return map[string]golden{
-		"explain":             {command: "explain qwen-c65ee2b4", objects: awaiting(), width: 100},
-		"explain-replan":      {command: "explain 602077", objects: onTrial(), width: 100},
-		"explain-pays":        {command: "explain qwen-5d0d71aa", objects: paying(), width: 100},
-		"explain-40":          {command: "explain qwen-5d0d71aa", objects: onTrial(), width: 40},
-		"explain-color":       {command: "explain qwen-5d0d71aa", objects: onTrial(), width: 80, color: true},
-		"explain-json":        {command: "explain qwen-5d0d71aa -o json", objects: onTrial()},
-		"explain-worthless":   {command: "explain poor", objects: append(awaiting(), planned("poor", secondDigest, time.Minute, worthless, failed)), width: 100},
-		"explain-slower":      {command: "explain slow", objects: append(awaiting(), planned("slow", secondDigest, time.Minute, slower)), width: 100},
-		"explain-unsolved":    {command: "explain new", objects: append(awaiting(), planned("new", secondDigest, time.Minute, unsolved)), width: 100},
-		"explain-counts":      {command: "explain 602077", objects: append(awaiting(), planned("qwen-5d0d71aa", secondDigest, time.Minute, replan, ofCounts)), width: 100},
-		"explain-in-service":  {command: "explain qwen-c65ee2b4", objects: awaiting(inService), width: 100},
-		"diff":                {command: "diff qwen-c65ee2b4 qwen-5d0d71aa", objects: mapped(), width: 100},
-		"diff-40":             {command: "diff qwen-c65ee2b4 qwen-5d0d71aa", objects: mapped(), width: 40},
-		"diff-json":           {command: "diff qwen-c65ee2b4 qwen-5d0d71aa -o json", objects: mapped()},
-		"diff-same":           {command: "diff qwen-c65ee2b4 qwen-c65ee2b4", objects: mapped(), width: 100},
-		"diff-unshuffled":     {command: "diff qwen-c65ee2b4 qwen-5d0d71aa", objects: mappedUnshuffled(), width: 100},
-		"diff-shapes":         {command: "diff qwen-c65ee2b4 other", objects: []client.Object{first, held, other, heldToo}, width: 100, code: exitState},
-		"diff-damaged":        {command: "diff qwen-c65ee2b4 qwen-c65ee2b4", objects: []client.Object{first, damaged}, width: 100, code: exitError},
-		"diff-no-map":         {command: "diff qwen-c65ee2b4 qwen-c65ee2b4", objects: []client.Object{first}, width: 100, code: exitNotFound},
-		"diff-unsolved":       {command: "diff new new", objects: []client.Object{planned("new", secondDigest, time.Minute, unsolved)}, width: 100, code: exitState},
-		"report":              {command: "report qwen-5d0d71aa --out page.html", objects: paying(), width: 100},
-		"report-without-file": {command: "report qwen-c65ee2b4", objects: mapped(), width: 100, code: exitUsage},
+		"explain":              {command: "explain qwen-c65ee2b4", objects: awaiting(), width: 100},
+		"explain-replan":       {command: "explain 602077", objects: onTrial(), width: 100},
+		"explain-pays":         {command: "explain qwen-5d0d71aa", objects: paying(), width: 100},
+		"explain-40":           {command: "explain qwen-5d0d71aa", objects: onTrial(), width: 40},
+		"explain-color":        {command: "explain qwen-5d0d71aa", objects: onTrial(), width: 80, color: true},
+		"explain-json":         {command: "explain qwen-5d0d71aa -o json", objects: onTrial()},
+		"explain-worthless":    {command: "explain poor", objects: append(awaiting(), planned("poor", secondDigest, time.Minute, worthless, failed)), width: 100},
+		"explain-slower":       {command: "explain slow", objects: append(awaiting(), planned("slow", secondDigest, time.Minute, slower)), width: 100},
+		"explain-unsolved":     {command: "explain new", objects: append(awaiting(), planned("new", secondDigest, time.Minute, unsolved)), width: 100},
+		"explain-counts":       {command: "explain 602077", objects: append(awaiting(), planned("qwen-5d0d71aa", secondDigest, time.Minute, replan, ofCounts)), width: 100},
+		"explain-in-service":   {command: "explain qwen-c65ee2b4", objects: awaiting(inService), width: 100},
+		"diff":                 {command: "diff qwen-c65ee2b4 qwen-5d0d71aa", objects: mapped(), width: 100},
+		"diff-40":              {command: "diff qwen-c65ee2b4 qwen-5d0d71aa", objects: mapped(), width: 40},
+		"diff-json":            {command: "diff qwen-c65ee2b4 qwen-5d0d71aa -o json", objects: mapped()},
+		"diff-same":            {command: "diff qwen-c65ee2b4 qwen-c65ee2b4", objects: mapped(), width: 100},
+		"diff-unshuffled":      {command: "diff qwen-c65ee2b4 qwen-5d0d71aa", objects: mappedUnshuffled(), width: 100},
+		"diff-shapes":          {command: "diff qwen-c65ee2b4 other", objects: []client.Object{first, held, other, heldToo}, width: 100, code: exitState},
+		"diff-damaged":         {command: "diff qwen-c65ee2b4 qwen-c65ee2b4", objects: []client.Object{first, damaged}, width: 100, code: exitError},
+		"diff-no-map":          {command: "diff qwen-c65ee2b4 qwen-c65ee2b4", objects: []client.Object{first}, width: 100, code: exitNotFound},
+		"diff-unsolved":        {command: "diff new new", objects: []client.Object{planned("new", secondDigest, time.Minute, unsolved)}, width: 100, code: exitState},
+		"report":               {command: "report qwen-5d0d71aa --out page.html", objects: paying(), width: 100},
+		"report-replaced-gone": {command: "report qwen-5d0d71aa --out page.html", objects: paying()[2:], width: 100},
+		"report-without-file":  {command: "report qwen-c65ee2b4", objects: mapped(), width: 100, code: exitUsage},
 	}
 }
 
@@ -507,6 +509,24 @@ func writeGoldens() map[string]golden {
 		spread := func(p *semmoev1.PlacementPlan) { p.Spec.Attention = semmoev1.AttentionTensorParallel }
 		return append(awaiting(tensorParallel), planned("tokens", secondDigest, time.Minute, append(changes, spread)...))
 	}
+	marked := func(key string, change ...func(*semmoev1.PlacementPlan)) *semmoev1.PlacementPlan {
+		return planned("marked", secondDigest, time.Minute, append(change, func(p *semmoev1.PlacementPlan) { p.Annotations = map[string]string{key: "m"} })...)
+	}
+	own := func(p *semmoev1.PlacementPlan) {
+		p.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(deployment(), semmoev1.GroupVersion.WithKind("MoEDeployment"))}
+	}
+	theirs := func(p *semmoev1.PlacementPlan) { p.Labels[semmoev1.LabelDeployment] = "mixtral" }
+	wide := func(p *semmoev1.PlacementPlan) { p.Spec.ExpertParallelSize = 4 }
+	wanted := func(moed *semmoev1.MoEDeployment) {
+		moed.Status.Plan = "marked"
+		set(moed, "RolledOut", "False", "OutputChanged", "The engine gives other answers under plan 6020771edb47c715")
+	}
+	held := func(moed *semmoev1.MoEDeployment) {
+		moed.Annotations = map[string]string{semmoev1.AnnotationApprove: secondPlan}
+		set(moed, "RolledOut", "False", "RollbackHeld", "Plan 6020771edb47c715 has failed on its canary")
+	}
+	serving := func(moed *semmoev1.MoEDeployment) { moed.Status.PlanDigest = secondPlan }
+	const failed, changed = semmoev1.AnnotationFailed + "b293798526", semmoev1.AnnotationOutputChanged + "b293798526"
 	approved := func(moed *semmoev1.MoEDeployment) {
 		moed.Annotations = map[string]string{semmoev1.AnnotationApprove: firstPlan}
 		set(moed, "RolledOut", "False", "CanaryStarting", "Plan b509accef77e719e is tried on 1 of 2 replicas")
@@ -525,6 +545,17 @@ func writeGoldens() map[string]golden {
 		"rollback-unpin":     {command: "rollback qwen --unpin", objects: awaiting(pinned), width: 100},
 		"rollback-nothing":   {command: "rollback qwen", objects: awaiting(), width: 80, code: exitState},
 		"rollback-worthless": {command: "rollback qwen --to poor", objects: append(awaiting(), planned("poor", secondDigest, time.Minute, worthless)), width: 100, code: exitState},
+
+		"approve-theirs":           {command: "approve qwen theirs", objects: append(awaiting(), planned("theirs", secondDigest, time.Minute, theirs)), width: 100, code: exitState},
+		"approve-other-ranks":      {command: "approve qwen wide", objects: append(awaiting(), planned("wide", secondDigest, time.Minute, wide)), width: 100, code: exitState},
+		"approve-failed":           {command: "approve qwen marked", objects: append(awaiting(), marked(failed, own)), width: 100, code: exitState},
+		"approve-changed":          {command: "approve qwen marked", objects: append(awaiting(wanted), marked(changed, own)), width: 100, code: exitState},
+		"approve-changed-before":   {command: "approve qwen marked", objects: append(awaiting(), marked(changed, own)), width: 100},
+		"approve-held":             {command: "approve qwen", objects: onTrial(held), width: 100, code: exitState},
+		"rollback-to-held":         {command: "rollback qwen --to 602077", objects: onTrial(held), width: 100, code: exitState},
+		"rollback-to-failed":       {command: "rollback qwen --to marked", objects: append(awaiting(), marked(failed, own)), width: 100, code: exitState},
+		"rollback-to-their-failed": {command: "rollback qwen --to marked", objects: append(awaiting(), marked(failed, theirs)), width: 100},
+		"rollback-to-proven":       {command: "rollback qwen --to marked", objects: append(awaiting(serving), marked(failed, own)), width: 100},
 
 		"approve-paused":              {command: "approve qwen", objects: awaiting(paused), width: 100},
 		"rollback-to-paused":          {command: "rollback qwen --to qwen-c65ee2b4", objects: awaiting(paused), width: 100},

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/kubectl/terminal"
 	"github.com/semmoe/operator/internal/report"
 	"github.com/semmoe/operator/internal/wholefile"
@@ -65,6 +66,10 @@ func (p *Program) report(ctx context.Context, name, current, out string) error {
 	if err != nil {
 		return err
 	}
+	if before == nil && of.Spec.Current != nil {
+		p.warn("plan %s, which PlacementPlan %s was made to replace, is gone: it is compared with the default placement; name another plan by --current",
+			artifact.Digest(of.Spec.Current.PlanDigest).Short(), of.Name)
+	}
 	if before != nil {
 		in.CurrentDigest = before.Status.PlanDigest
 		if in.Current, err = cluster.solved(ctx, before); err != nil {
@@ -100,7 +105,8 @@ func (c *Cluster) solved(ctx context.Context, of *semmoev1.PlacementPlan) (*solv
 	}, nil
 }
 
-// replaced is the plan to compare with: the one that is named, or that the plan was made to replace; nil for the default placement.
+// replaced is the plan to compare with: the one that is named, or that the plan was made to replace; nil for the default placement, where
+// it was made to replace none, or one that is gone.
 func (c *Cluster) replaced(ctx context.Context, of *semmoev1.PlacementPlan, named string) (*semmoev1.PlacementPlan, error) {
 	if named != "" {
 		return c.plan(ctx, named)

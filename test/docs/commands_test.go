@@ -25,7 +25,7 @@ import (
 
 // reasons are why a block of commands may not be run here.
 var reasons = []string{
-	"needs GPUs", "needs running pods", "needs another operator", "needs jq", "takes minutes", "names of your own",
+	"needs GPUs", "needs running pods", "needs another operator", "takes minutes", "names of your own",
 }
 
 // namesOfReaders are what readers put their own names in place of, with what there is here.

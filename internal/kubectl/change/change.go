@@ -10,6 +10,7 @@ package change
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -81,7 +82,16 @@ func Approve(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan, plan 
 	case plan.Status.Verdict != semmoev1.VerdictGain:
 		return Change{}, statef("plan %s promises no gain (verdict %s), and is not rolled out whoever approves it: kubectl semmoe explain %s", short, plan.Status.Verdict, plan.Name)
 	}
-	c := Change{Kind: deploymentKind, Name: moed.Name, Done: fmt.Sprintf("approved for plan %s (PlacementPlan %s)%s", short, plan.Name, whilePaused(moed))}
+	if err := misfit(moed, plan); err != nil {
+		return Change{}, err
+	}
+	if !concerns(moed, plan) {
+		return Change{}, statef("PlacementPlan %s is not one that the operator has made for MoEDeployment %s: approval alone does not bring it into service; kubectl semmoe rollback %s --to %s pins it, which needs no approval", plan.Name, moed.Name, moed.Name, plan.Name)
+	}
+	if err := untried(moed, plan); err != nil {
+		return Change{}, err
+	}
+	c := Change{Kind: deploymentKind, Name: moed.Name, Done: fmt.Sprintf("approved for plan %s (PlacementPlan %s)%s%s", short, plan.Name, whileMarked(moed, plan), whilePaused(moed))}
 	if moed.Annotations[semmoev1.AnnotationApprove] != short {
 		c.Patch = nested(short, "metadata", "annotations", semmoev1.AnnotationApprove)
 	}
@@ -98,6 +108,83 @@ func whilePaused(moed *semmoev1.MoEDeployment) string {
 		return ""
 	}
 	return fmt.Sprintf("; spec.reconciliation is Paused: nothing comes into service until kubectl semmoe resume %s", moed.Name)
+}
+
+// concerns tells that a deployment may try a plan: it was made for that, or the spec pins it.
+func concerns(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) bool {
+	ref := moed.Spec.Placement.PlanRef
+	return plan.Labels[semmoev1.LabelDeployment] == moed.Name || plan.Name == moed.Status.Plan || ref != nil && ref.Name == plan.Name
+}
+
+func serves(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) bool {
+	return plan.Status.Plan == moed.Status.PlanDigest
+}
+
+// misfit is why a deployment can never serve under a plan; nil where it may.
+func misfit(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
+	parallelism, engine := moed.Spec.Parallelism, moed.Spec.Engine.Type
+	switch {
+	case moed.Status.Model != nil && plan.Status.ModelDigest != moed.Status.Model.Digest:
+		return statef("PlacementPlan %s is for another checkpoint than MoEDeployment %s serves", plan.Name, moed.Name)
+	case plan.Spec.ExpertParallelSize != parallelism.ExpertParallelSize || plan.Spec.Attention != parallelism.Attention:
+		return statef("PlacementPlan %s is for attention %s on %d ranks; MoEDeployment %s has %s on %d",
+			plan.Name, plan.Spec.Attention, plan.Spec.ExpertParallelSize, moed.Name, parallelism.Attention, parallelism.ExpertParallelSize)
+	case (plan.Spec.TokenShuffle == semmoev1.TokenShuffleDisabled) != leavesTokens(moed):
+		return statef("PlacementPlan %s has tokenShuffle %s; spec.placement.tokenShuffle of MoEDeployment %s is %s", plan.Name,
+			cmp.Or(plan.Spec.TokenShuffle, semmoev1.TokenShuffleEnabled), moed.Name, cmp.Or(moed.Spec.Placement.TokenShuffle, semmoev1.TokenShuffleDisabled))
+	case plan.Spec.Engine != engine:
+		return statef("PlacementPlan %s is for engine %s; MoEDeployment %s has %s", plan.Name, plan.Spec.Engine, moed.Name, engine)
+	case plan.Status.Tier == semmoev1.TierTables && parallelism.Attention != semmoev1.AttentionDataParallel:
+		return statef("PlacementPlan %s has new tables alone; with attention %s engines read the tables of their plan once, when they start: it would not be used", plan.Name, parallelism.Attention)
+	}
+	return nil
+}
+
+// untried is why a plan that fits is not tried as things are, be it approved or pinned; nil where it may be.
+func untried(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
+	reason, rollout := "", moed.Status.Rollout
+	if rolledOut := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionRolledOut); rolledOut != nil {
+		reason = rolledOut.Reason
+	}
+	switch failed, changed := marksOf(plan, semmoev1.AnnotationFailed), marksOf(plan, semmoev1.AnnotationOutputChanged); {
+	case serves(moed, plan):
+		return nil
+	case len(failed) > 0 && metav1.IsControlledBy(plan, moed):
+		return statef("PlacementPlan %s has failed on a canary (revision %s), and is not tried again: to try it all the same, %s",
+			plan.Name, strings.TrimPrefix(failed[0], semmoev1.AnnotationFailed), unmarkCommand(plan, failed))
+	case reason == "RollbackHeld" && rollout != nil && rollout.CandidatePlan == plan.Status.Plan:
+		return statef("PlacementPlan %s has failed on its canary, and stays there because spec.rollout.rollback of MoEDeployment %s is Manual: no approval promotes it while it fails; to take it back, kubectl semmoe rollback %s", plan.Name, moed.Name, moed.Name)
+	case reason == "OutputChanged" && plan.Name == moed.Status.Plan && len(changed) > 0:
+		return statef("the engine gives other answers under PlacementPlan %s (revision %s): it is not tried again until the engine's image, its arguments or the plan change",
+			plan.Name, strings.TrimPrefix(changed[0], semmoev1.AnnotationOutputChanged))
+	}
+	return nil
+}
+
+// whileMarked says, after what is so, which revisions have failed under a plan; empty where none has. Which one is next, and whose each of
+// them is, the operator alone can tell: marks of another deployment's revisions hold nothing here, and are not ours to remove.
+func whileMarked(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) string {
+	failed, changed := marksOf(plan, semmoev1.AnnotationFailed), marksOf(plan, semmoev1.AnnotationOutputChanged)
+	if len(failed)+len(changed) == 0 || serves(moed, plan) {
+		return ""
+	}
+	var revisions []string
+	for _, mark := range append(failed, changed...) {
+		_, revision, _ := strings.Cut(mark, "/")
+		revisions = append(revisions, revision)
+	}
+	return fmt.Sprintf("; should the next revision be one that has failed under it before (%s), it is held, and status.conditions says so", strings.Join(revisions, ", "))
+}
+
+// marksOf are the annotations of a plan that begin with a prefix, which a revision follows.
+func marksOf(plan *semmoev1.PlacementPlan, prefix string) []string {
+	keys := slices.Sorted(maps.Keys(plan.Annotations))
+	return slices.DeleteFunc(keys, func(key string) bool { return !strings.HasPrefix(key, prefix) })
+}
+
+// unmarkCommand removes annotations of a plan.
+func unmarkCommand(plan *semmoev1.PlacementPlan, keys []string) string {
+	return fmt.Sprintf("kubectl annotate pplan -n %s %s %s-", plan.Namespace, plan.Name, strings.Join(keys, "- "))
 }
 
 // leavesTokens tells that the engine leaves tokens on the ranks where attention puts them. With attention DataParallel they follow requests.
@@ -117,7 +204,7 @@ func waiting(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan) (*sem
 	for i := range plans {
 		plan := &plans[i]
 		short := plan.Status.Plan
-		if short == "" || plan.Labels[semmoev1.LabelDeployment] != moed.Name && plan.Name != moed.Status.Plan {
+		if short == "" || !concerns(moed, plan) {
 			continue
 		}
 		candidate := moed.Status.Rollout != nil && moed.Status.Rollout.CandidatePlan == short
@@ -143,7 +230,7 @@ func TakeBack(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan, why 
 		return Change{}, statef("no plan of MoEDeployment %s is on trial: name the plan to go back to with --to, which pins it", moed.Name)
 	}
 	for _, plan := range plans {
-		if plan.Status.Plan == "" || plan.Status.Plan != rollout.CandidatePlan || plan.Labels[semmoev1.LabelDeployment] != moed.Name && plan.Name != moed.Status.Plan {
+		if plan.Status.Plan == "" || plan.Status.Plan != rollout.CandidatePlan || !concerns(moed, &plan) {
 			continue
 		}
 		key := semmoev1.AnnotationFailed + rollout.CandidateRevision
@@ -158,40 +245,26 @@ func TakeBack(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan, why 
 
 // Pin serves a plan, whatever others promise, until Unpin: the way back to an earlier one.
 func Pin(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) (Change, error) {
-	parallelism, engine := moed.Spec.Parallelism, moed.Spec.Engine.Type
-	tables := plan.Status.Tier == semmoev1.TierTables
-	inService := plan.Status.Plan == moed.Status.PlanDigest
-	switch {
-	case !meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionReady) || plan.Status.Plan == "":
+	if !meta.IsStatusConditionTrue(plan.Status.Conditions, semmoev1.ConditionReady) || plan.Status.Plan == "" {
 		return Change{}, statef("PlacementPlan %s is not published: it cannot be served", plan.Name)
-	case moed.Status.Model != nil && plan.Status.ModelDigest != moed.Status.Model.Digest:
-		return Change{}, statef("PlacementPlan %s is for another checkpoint than MoEDeployment %s serves", plan.Name, moed.Name)
-	case plan.Spec.ExpertParallelSize != parallelism.ExpertParallelSize || plan.Spec.Attention != parallelism.Attention:
-		return Change{}, statef("PlacementPlan %s is for attention %s on %d ranks; MoEDeployment %s has %s on %d",
-			plan.Name, plan.Spec.Attention, plan.Spec.ExpertParallelSize, moed.Name, parallelism.Attention, parallelism.ExpertParallelSize)
-	case (plan.Spec.TokenShuffle == semmoev1.TokenShuffleDisabled) != leavesTokens(moed):
-		return Change{}, statef("PlacementPlan %s has tokenShuffle %s; spec.placement.tokenShuffle of MoEDeployment %s is %s", plan.Name,
-			cmp.Or(plan.Spec.TokenShuffle, semmoev1.TokenShuffleEnabled), moed.Name, cmp.Or(moed.Spec.Placement.TokenShuffle, semmoev1.TokenShuffleDisabled))
-	case plan.Spec.Engine != engine:
-		return Change{}, statef("PlacementPlan %s is for engine %s; MoEDeployment %s has %s", plan.Name, plan.Spec.Engine, moed.Name, engine)
+	}
+	if err := misfit(moed, plan); err != nil {
+		return Change{}, err
+	}
+	switch {
 	case plan.Status.Verdict != semmoev1.VerdictGain:
 		return Change{}, statef("PlacementPlan %s promises no gain (verdict %s): the operator would not serve it", plan.Name, plan.Status.Verdict)
-	case tables && parallelism.Attention != semmoev1.AttentionDataParallel:
-		return Change{}, statef("PlacementPlan %s has new tables alone; with attention %s engines read the tables of their plan once, when they start: it would not be used", plan.Name, parallelism.Attention)
-	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory && !inService:
+	case moed.Spec.Placement.Approval == semmoev1.ApprovalAdvisory && !serves(moed, plan):
 		return Change{}, advisoryError(moed)
 	}
-	for key := range plan.Annotations {
-		mark, failed := strings.CutPrefix(key, semmoev1.AnnotationFailed)
-		if failed && metav1.IsControlledBy(plan, moed) {
-			return Change{}, statef("PlacementPlan %s has failed on a canary (revision %s), and is not tried again: to try it all the same, kubectl annotate pplan -n %s %s %s-", plan.Name, mark, plan.Namespace, plan.Name, key)
-		}
+	if err := untried(moed, plan); err != nil {
+		return Change{}, err
 	}
-	how, yet := "it serves once its canary has proven it", whilePaused(moed)
+	how, yet := "it serves once its canary has proven it", whileMarked(moed, plan)+whilePaused(moed)
 	switch {
-	case inService:
+	case serves(moed, plan):
 		how, yet = "it stays in service", ""
-	case tables:
+	case plan.Status.Tier == semmoev1.TierTables:
 		how = "its tables are used with the placement that they are for"
 	}
 	c := Change{

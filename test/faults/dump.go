@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -111,11 +112,18 @@ const failurePrefix = "failed.semmoe.io/"
 // reportAnnotation is what a plan's ConfigMap tells of the figures of its plan.
 const reportAnnotation = "semmoe.io/report"
 
-// reasons leaves out the figures of annotations that tell of failures.
+// provenAnnotation is what a workload tells of the time since which it has served alone.
+const provenAnnotation = "semmoe.io/proven"
+
+// reasons leaves out the figures of annotations that tell of failures, and times.
 func reasons(annotations map[string]any) map[string]any {
 	for key, value := range annotations {
-		if text, ok := value.(string); ok && strings.HasPrefix(key, failurePrefix) {
+		text, _ := value.(string)
+		if strings.HasPrefix(key, failurePrefix) {
 			annotations[key], _, _ = strings.Cut(text, ":")
+		}
+		if _, err := time.Parse(time.RFC3339, text); err == nil && key == provenAnnotation {
+			annotations[key] = "a time"
 		}
 	}
 	return annotations

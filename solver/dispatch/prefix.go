@@ -213,7 +213,7 @@ func (p *Prefixes) put(place int32, hash uint64) {
 	}
 	slot := len(ring.slots)
 	if slot < p.limit() {
-		ring.slots = append(ring.slots, cacheSlot{})
+		slot = p.open(place)
 	} else {
 		slot = p.evict(place)
 		at = p.index.find(p.blocks, hash) // what was evicted may have moved others of the index
@@ -224,6 +224,20 @@ func (p *Prefixes) put(place int32, hash uint64) {
 	i, _ := p.blocks[at].find(place)
 	p.blocks[at].holders = slices.Insert(p.blocks[at].holders, i, holder{place, int32(slot)})
 	ring.slots[slot] = cacheSlot{block: int32(at)}
+}
+
+// open adds a slot to a place's ring, behind all others as the hand goes: what it points at takes the new slot, and is kept longer for it.
+func (p *Prefixes) open(place int32) (slot int) {
+	ring := &p.places[place]
+	last := len(ring.slots)
+	ring.slots = append(ring.slots, cacheSlot{})
+	if ring.hand == 0 {
+		return last
+	}
+	slot = ring.hand
+	p.move(place, slot, last)
+	ring.hand++
+	return slot
 }
 
 // evict frees the slot of the next block that was not asked for lately.
@@ -265,13 +279,20 @@ func (p *Prefixes) closeGap(place, slot int) {
 	ring := &p.places[place]
 	last := len(ring.slots) - 1
 	if slot != last {
-		moved := ring.slots[last]
-		ring.slots[slot] = moved
-		i, _ := p.blocks[moved.block].find(int32(place))
-		p.blocks[moved.block].holders[i].slot = int32(slot)
+		p.move(int32(place), last, slot)
 	}
 	ring.slots = ring.slots[:last]
-	ring.hand = 0 // what comes next is put behind all others
+	if ring.hand >= last {
+		ring.hand = 0
+	}
+}
+
+// move puts what one slot of a place's ring holds into another.
+func (p *Prefixes) move(place int32, from, to int) {
+	slots := p.places[place].slots
+	slots[to] = slots[from]
+	i, _ := p.blocks[slots[to].block].find(place)
+	p.blocks[slots[to].block].holders[i].slot = int32(to)
 }
 
 // release takes a place from a block, and forgets the block with its last holder.

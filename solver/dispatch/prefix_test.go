@@ -143,6 +143,28 @@ func TestPrefixesTakenBack(t *testing.T) {
 	}
 }
 
+// In a full cache what was put last is kept longest, however often something is taken back.
+func TestPrefixesKeepTheNewest(t *testing.T) {
+	const blocks = 100
+	for _, every := range []int{2, 3, 7} {
+		p := dispatch.NewPrefixes(blocks * dispatch.PrefixBlock)
+		place := p.Add()
+		request := func(i int) []uint64 { return []uint64{uint64(3 * i), uint64(3*i + 1), uint64(3*i + 2)} }
+		for i := range 2000 {
+			p.Put(place, request(i))
+			if i%every == 0 {
+				p.Put(place, request(100_000+i))
+				p.Forget(place, request(100_000+i))
+			}
+			for back := range min(i, blocks/6) { // half of what it holds
+				if p.Match(request(i - back)); p.Hit(place).Tokens != 3*dispatch.PrefixBlock {
+					t.Fatalf("one taken back of %d: after %d requests the last but %d is not held whole", every, i, back)
+				}
+			}
+		}
+	}
+}
+
 // Under constant eviction nothing grows without bound, and the same blocks are found by all places that hold them.
 func TestPrefixesUnderEviction(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, 2))

@@ -85,14 +85,21 @@ func checkUnseen(ctx context.Context, c client.Client, latest client.Reader, moe
 }
 
 // CheckOwn fails with an outcome.ForeignError where an object that a child of the MoEDeployment is to be is somebody else's: the operator
-// has not made it, and the MoEDeployment does not control it. What was restored from a backup has lost its owner alone.
+// has not made it, and the MoEDeployment does not control it, or the operator has made it for another MoEDeployment, as the router's objects
+// of "a" and those of "a-router" have one name. What was restored from a backup has lost its owner, or names it by the identity that it had.
 func CheckOwn(c client.Client, moed *semmoev1.MoEDeployment, object client.Object) error {
-	if owned.Made(object) || metav1.IsControlledBy(object, moed) {
+	owner := metav1.GetControllerOf(object)
+	ofAnother := owner != nil && owner.Kind == "MoEDeployment" && owner.Name != moed.Name
+	if !ofAnother && (owned.Made(object) || metav1.IsControlledBy(object, moed)) {
 		return nil
 	}
 	kind, err := c.GroupVersionKindFor(object)
 	if err != nil {
 		return err
+	}
+	if ofAnother { // which would make it again
+		return &outcome.ForeignError{Message: fmt.Sprintf("%s %s exists and belongs to MoEDeployment %s: make one of the two MoEDeployments under another name",
+			kind.Kind, object.GetName(), owner.Name)}
 	}
 	return &outcome.ForeignError{Message: fmt.Sprintf("%s %s exists and belongs to somebody else: delete it", kind.Kind, object.GetName())}
 }

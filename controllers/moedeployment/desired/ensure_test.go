@@ -1,0 +1,47 @@
+package desired
+
+import (
+	"errors"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/outcome"
+	"github.com/semmoe/operator/internal/owned"
+)
+
+// What the operator has made is a MoEDeployment's own but where another one controls it, told by its name: identities change when objects
+// are restored.
+func TestCheckOwn(t *testing.T) {
+	moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "uid"}}
+	by := func(name string, uid types.UID) []metav1.OwnerReference {
+		return owned.ControllerReference(&metav1.ObjectMeta{Name: name, UID: uid}, "MoEDeployment")
+	}
+	const another = "Service a-router exists and belongs to MoEDeployment a-router: make one of the two MoEDeployments under another name"
+	const somebody = "Service a-router exists and belongs to somebody else: delete it"
+	for name, tc := range map[string]struct {
+		labels map[string]string
+		owners []metav1.OwnerReference
+		want   string
+	}{
+		"its own":                             {owned.Ours(), by("a", "uid"), ""},
+		"its own, without labels":             {nil, by("a", "uid"), ""},
+		"restored without an owner":           {owned.Ours(), nil, ""},
+		"restored with the owner of its time": {owned.Ours(), by("a", "before"), ""},
+		"another one's":                       {owned.Ours(), by("a-router", "other"), another},
+		"another one's, without labels":       {nil, by("a-router", "other"), another},
+		"somebody's":                          {nil, nil, somebody},
+		"made by somebody under its name":     {nil, by("a", "before"), somebody},
+	} {
+		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a-router", Labels: tc.labels, OwnerReferences: tc.owners}}
+		err := CheckOwn(fake.NewClientBuilder().Build(), moed, service)
+		var foreign *outcome.ForeignError
+		if got := errors.As(err, &foreign); got != (tc.want != "") || got && foreign.Message != tc.want {
+			t.Errorf("%s: %v, want %q", name, err, tc.want)
+		}
+	}
+}

@@ -49,7 +49,7 @@ type MoEDeploymentStatus struct {
 	// +kubebuilder:validation:MaxLength=63
 	Revision string `json:"revision,omitempty"`
 
-	// endpoint is the address, inside the cluster, that clients send their requests to.
+	// endpoint is the address, inside the cluster, that clients send their requests to. It is empty while the Service of that name is not ours.
 	// +optional
 	// +kubebuilder:validation:MaxLength=512
 	Endpoint string `json:"endpoint,omitempty"`

@@ -291,7 +291,7 @@ func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *o
 		}
 	}
 	o.Settled, o.Rollout, rolloutErr = r.reconcileRevisions(ctx, moed, *o, observed.revisions, now)
-	o.PoolKindMissing, childrenErr = r.front().Reconcile(ctx, moed, front.Engines{Workloads: observed.revisions, Pods: observed.enginePods})
+	o.Front, childrenErr = r.front().Reconcile(ctx, moed, front.Engines{Workloads: observed.revisions, Pods: observed.enginePods})
 	if o.Revision != "" {
 		o.Replan, replanErr = r.planner().Replan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, planner.DriftOf(o.Drift, now))
 	}

@@ -66,8 +66,8 @@ type observation struct {
 	Drift locality.Assessment
 	// RankTokens is how many of the sampled tokens each rank got.
 	RankTokens map[int]int64
-	// PoolKindMissing tells that the mode needs an InferencePool, and the cluster has no such kind.
-	PoolKindMissing bool
+	// Front is what keeps requests from the engines, or from their ranks.
+	Front front.State
 	// Problem is what keeps a pod from serving.
 	Problem *podhealth.Problem
 	// Failure is an error that a phase of the reconciliation met and that a retry alone will not cure.
@@ -101,7 +101,9 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		LAR:                larStatus(moed.Status.LAR, o, desired.Observes(moed), now),
 		Drift:              driftStatus(moed.Status.Drift, o.Drift, now),
 		Routing:            captureStatus(routingStatus(moed.Status.Routing, o, moed.Spec.Parallelism.ExpertParallelSize, desired.Observes(moed), now), moed.Status.Routing, o, desired.Observes(moed), now),
-		Endpoint:           fmt.Sprintf("http://%s.%s.svc:%d", moed.Name, moed.Namespace, semmoev1.ServicePort),
+	}
+	if o.Front.ServiceTaken == "" {
+		status.Endpoint = fmt.Sprintf("http://%s.%s.svc:%d", moed.Name, moed.Namespace, semmoev1.ServicePort)
 	}
 	if plan := cmp.Or(o.Planning.Plan, o.Planning.Promise); plan != nil {
 		status.Plan = nameInStatus(plan.Name)
@@ -161,6 +163,9 @@ func shortDigest(serving *revisions.Layout) string {
 	return serving.Short()
 }
 
+// reasonReconcileFailed is the reason of what cannot be written.
+const reasonReconcileFailed = "ReconcileFailed"
+
 func faultOf(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 	switch {
 	case o.Invalid != nil:
@@ -172,8 +177,8 @@ func faultOf(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 	case o.Problem != nil:
 		return &conditions.Fault{Reason: o.Problem.Reason, Message: o.Problem.Message}
 	case o.Failure != "":
-		return &conditions.Fault{Reason: "ReconcileFailed", Message: o.Failure}
-	case o.PoolKindMissing:
+		return &conditions.Fault{Reason: reasonReconcileFailed, Message: o.Failure}
+	case o.Front.PoolKindMissing:
 		return &conditions.Fault{Reason: "InferencePoolMissing", Message: fmt.Sprintf("spec.routing.mode EndpointPicker needs the kind %s of %s, which this cluster does not have: install the custom resource definitions of the Gateway API Inference Extension, or use mode Router. Until then no Gateway can ask for ranks; the Service %s spreads requests over the pods",
 			front.InferencePool.Kind, front.InferencePool.GroupVersion(), moed.Name)}
 	}
@@ -188,6 +193,9 @@ func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.M
 	enough := max(1, want-*moed.Spec.Rollout.MaxUnavailable)
 	routerReady := moed.Spec.Routing.Mode == semmoev1.RoutingModeNone || o.Router != nil && o.Router.Status.AvailableReplicas > 0
 	switch {
+	case o.Front.ServiceTaken != "": // however many serve
+		return conditions.False(reasonReconcileFailed, fmt.Sprintf("%d of %d replicas are ready, but requests to the name %s do not reach them: %s",
+			status.ReadyReplicas, want, moed.Name, o.Front.ServiceTaken))
 	case want == 0 && fault == nil:
 		return conditions.True("ScaledToZero", "spec.replicas is 0: nothing serves, as asked")
 	case want > 0 && status.ReadyReplicas >= enough && routerReady:

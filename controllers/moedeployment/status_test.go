@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/front"
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
@@ -41,6 +42,8 @@ func TestStatus(t *testing.T) {
 		want    map[string]string // condition -> "status reason"
 		summary string
 		message string // in Ready's message
+		// unreached tells that there is no address by which clients reach the pods.
+		unreached bool
 	}{
 		"first visit": {
 			o:       observation{Inspection: inspection.State{NextAttempt: 1}},
@@ -68,10 +71,24 @@ func TestStatus(t *testing.T) {
 		},
 		"no kind InferencePool: it serves all the same": {
 			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker },
-			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, PoolKindMissing: true},
+			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, Front: front.State{PoolKindMissing: true}},
 			want: map[string]string{"Ready": "True Serving", "Progressing": "False Complete", "Degraded": "True InferencePoolMissing", "Stalled": "False NotStalled",
 				"Reconciling": "False Complete"},
 			summary: "2/2",
+		},
+		"its Service is somebody's": {
+			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, Failure: "reconcile Service: taken", Front: front.State{ServiceTaken: "taken"}},
+			want: map[string]string{"Ready": "False ReconcileFailed", "Degraded": "True ReconcileFailed"}, summary: "2/2", message: "2 of 2 replicas are ready, but requests to the name m do not reach them: taken", unreached: true,
+		},
+		"its Service is somebody's, and a pod has a problem": {
+			o: observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, Front: front.State{ServiceTaken: "taken"},
+				Problem: &podhealth.Problem{Reason: "NodeLost", Message: "lost"}},
+			want: map[string]string{"Ready": "False ReconcileFailed", "Degraded": "True NodeLost"}, summary: "2/2", message: "taken", unreached: true,
+		},
+		"its Service is somebody's, and nothing serves": {
+			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](0) },
+			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Router: router, Failure: "reconcile Service: taken", Front: front.State{ServiceTaken: "taken"}},
+			want:   map[string]string{"Ready": "False ReconcileFailed"}, summary: "0/0", message: "taken", unreached: true,
 		},
 		"no endpoint picker yet": {
 			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker },
@@ -137,6 +154,9 @@ func TestStatus(t *testing.T) {
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("conditions (-want +got):\n%s", diff)
 			}
+			if (status.Endpoint == "") != tc.unreached {
+				t.Errorf("the endpoint is %q", status.Endpoint)
+			}
 			if status.Summary != tc.summary {
 				t.Errorf("summary %s, want %s", status.Summary, tc.summary)
 			}
@@ -152,6 +172,17 @@ func TestStatus(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A Service of somebody else is seen where all children are written.
+func TestTakenServiceIsSeen(t *testing.T) {
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone })
+	c := moedtest.Cluster(t, moed.DeepCopy(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m"}})
+	var o observation
+	_, err := (&Reconciler{Client: c, Live: c}).act(t.Context(), moed, &o, children{}, moedtest.Start)
+	if want := "Service m exists and belongs to somebody else: delete it"; err == nil || o.Front.ServiceTaken != want {
+		t.Errorf("it is told as %q (%v), want %q", o.Front.ServiceTaken, err, want)
 	}
 }
 

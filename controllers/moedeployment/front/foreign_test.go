@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -83,8 +84,8 @@ func TestForeignObjects(t *testing.T) {
 		// missing is what is not made meanwhile.
 		missing []string
 	}{
-		// A policy of the engines would cut off whom somebody's Service leads there.
-		"Service m":                    {&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Selector: labels, Ports: ports}}, []string{"NetworkPolicy m", "NetworkPolicy m-router"}},
+		// It leads none of our clients to the engines: these are closed to all but the routers as ever.
+		"Service m":                    {&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Selector: labels, Ports: ports}}, nil},
 		"Service m-pods":               {&corev1.Service{Spec: corev1.ServiceSpec{Ports: ports}}, nil},
 		"ServiceAccount m-router":      {&corev1.ServiceAccount{}, []string{"RoleBinding m-router", "Deployment m-router", "PodDisruptionBudget m-router"}},
 		"RoleBinding m-router":         {&rbacv1.RoleBinding{RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "r"}}, []string{"Deployment m-router", "PodDisruptionBudget m-router"}},
@@ -110,8 +111,12 @@ func TestForeignObjects(t *testing.T) {
 				return err == nil && metav1.IsControlledBy(child, moed)
 			}
 			var foreign *outcome.ForeignError
-			if _, err := f.Reconcile(t.Context(), moed, Engines{}); !errors.As(err, &foreign) || !strings.Contains(foreign.Message, name+" exists and belongs to somebody else") {
+			state, err := f.Reconcile(t.Context(), moed, Engines{})
+			if !errors.As(err, &foreign) || !strings.Contains(foreign.Message, name+" exists and belongs to somebody else") {
 				t.Errorf("it is told as %v", err)
+			}
+			if taken := state.ServiceTaken; (taken != "") != (name == "Service m") || taken != "" && taken != foreign.Message {
+				t.Errorf("of the Service that clients talk to is told %q", taken)
 			}
 			found := children()[name]
 			if made(name, found) || found.GetResourceVersion() != tc.object.GetResourceVersion() {
@@ -125,8 +130,8 @@ func TestForeignObjects(t *testing.T) {
 			if err := api.Delete(t.Context(), tc.object); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := f.Reconcile(t.Context(), moed, Engines{}); err != nil {
-				t.Errorf("once it has gone: %v", err)
+			if state, err := f.Reconcile(t.Context(), moed, Engines{}); err != nil || state != (State{}) {
+				t.Errorf("once it has gone: %+v, %v", state, err)
 			}
 			for kind, child := range children() {
 				if !made(kind, child) {
@@ -144,6 +149,22 @@ func TestForeignObjects(t *testing.T) {
 				t.Errorf("what was restored is not taken back: %v", err)
 			}
 		})
+	}
+}
+
+// Clients of another MoEDeployment, whose Service leads to engines, are none of ours: only ours are led to engines until a router serves.
+func TestTargetOfForeignService(t *testing.T) {
+	moed := moedtest.Deployment()
+	for name, want := range map[string]string{"m": semmoev1.ComponentEngine, "another": semmoev1.ComponentRouter} {
+		owner := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Name, m.UID = name, types.UID("uid of "+name) })
+		found := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m", Labels: owned.Ours(), OwnerReferences: owned.ControllerReference(owner, "MoEDeployment")},
+			Spec:       corev1.ServiceSpec{Selector: map[string]string{semmoev1.LabelComponent: semmoev1.ComponentEngine}},
+		}
+		c := moedtest.Cluster(t, found)
+		if target, err := (&Front{Client: c, Live: c}).serviceTarget(t.Context(), moed, false); err != nil || target != want {
+			t.Errorf("beside the Service of %s requests are led to %q (%v), want %q", name, target, err, want)
+		}
 	}
 }
 

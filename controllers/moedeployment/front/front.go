@@ -24,6 +24,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/outcome"
 )
 
 // Front makes and keeps what stands before engines.
@@ -41,10 +42,19 @@ type Front struct {
 	Namespace string
 }
 
+// State is what keeps requests from coming to engines, or to the ranks that are best for them.
+type State struct {
+	// PoolKindMissing tells that the mode needs an InferencePool, and the cluster has no such kind.
+	PoolKindMissing bool
+	// ServiceTaken is why the Service that clients talk to is not the MoEDeployment's own; empty where it is.
+	ServiceTaken string
+}
+
 // Reconcile writes everything that does not belong to one revision: the Services, the disruption budgets, the network
-// policies, the request router, and what a Gateway needs to ask it. It reports whether the cluster lacks the kind InferencePool.
-// Neither that, nor what cannot be written, keeps anything else from being done but what rests on it.
-func (f *Front) Reconcile(ctx context.Context, moed *semmoev1.MoEDeployment, engines Engines) (poolKindMissing bool, err error) {
+// policies, the request router, and what a Gateway needs to ask it. What cannot be written keeps nothing else from being done but what rests
+// on it.
+func (f *Front) Reconcile(ctx context.Context, moed *semmoev1.MoEDeployment, engines Engines) (State, error) {
+	var state State
 	podsErr := desired.Ensure(ctx, f.Client, f.Live, moed, &corev1.Service{}, podsService(moed), coreac.ExtractService)
 	if podsErr != nil {
 		podsErr = fmt.Errorf("reconcile Service of the pods: %w", podsErr)
@@ -53,19 +63,20 @@ func (f *Front) Reconcile(ctx context.Context, moed *semmoev1.MoEDeployment, eng
 	if budgetErr != nil {
 		budgetErr = fmt.Errorf("reconcile PodDisruptionBudget of the engines: %w", budgetErr)
 	}
-	routingErr := f.reconcileRouting(ctx, moed, engines)
-	var gatewayErr error
+	var routingErr, gatewayErr error
+	state.ServiceTaken, routingErr = f.reconcileRouting(ctx, moed, engines)
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
-		poolKindMissing, gatewayErr = f.reconcilePicker(ctx, moed, engines)
+		state.PoolKindMissing, gatewayErr = f.reconcilePicker(ctx, moed, engines)
 	} else {
 		gatewayErr = f.deletePicker(ctx, moed)
 	}
-	return poolKindMissing, errors.Join(podsErr, budgetErr, routingErr, gatewayErr)
+	return state, errors.Join(podsErr, budgetErr, routingErr, gatewayErr)
 }
 
 // reconcileRouting writes the request router, the Service that may lead to it, and the network policies, which rest on where that leads.
-func (f *Front) reconcileRouting(ctx context.Context, moed *semmoev1.MoEDeployment, engines Engines) error {
-	var routerErr error
+// A Service of somebody else, of which it tells, leads none of our clients anywhere: the pods are protected as if the router had them all.
+func (f *Front) reconcileRouting(ctx context.Context, moed *semmoev1.MoEDeployment, engines Engines) (serviceTaken string, err error) {
+	var routerErr, serviceErr error
 	routerServes := false
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {
 		routerErr = f.deleteRouter(ctx, moed)
@@ -74,17 +85,22 @@ func (f *Front) reconcileRouting(ctx context.Context, moed *semmoev1.MoEDeployme
 	}
 	target, err := f.serviceTarget(ctx, moed, routerServes)
 	if err != nil {
-		return errors.Join(routerErr, err)
+		return "", errors.Join(routerErr, err)
 	}
 	if err := desired.Ensure(ctx, f.Client, f.Live, moed, &corev1.Service{}, service(moed, target), coreac.ExtractService); err != nil {
-		return errors.Join(routerErr, fmt.Errorf("reconcile Service: %w", err))
+		serviceErr = fmt.Errorf("reconcile Service: %w", err)
+		var foreign *outcome.ForeignError
+		if !errors.As(err, &foreign) {
+			return "", errors.Join(routerErr, serviceErr)
+		}
+		serviceTaken = foreign.Message
 	}
-	return errors.Join(routerErr, f.reconcileNetworkPolicies(ctx, moed, target, engines))
+	return serviceTaken, errors.Join(routerErr, serviceErr, f.reconcileNetworkPolicies(ctx, moed, target, engines))
 }
 
 // serviceTarget is the component that the Service leads to: the request router, or, where that is no proxy, the engines
-// themselves. A Service that leads to the engines stays there until a router can take over: a change of the mode drops no
-// request.
+// themselves. A Service of ours that leads to the engines stays there until a router can take over: a change of the mode drops
+// no request.
 func (f *Front) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeployment, routerServes bool) (string, error) {
 	if moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
 		return semmoev1.ComponentEngine, nil
@@ -96,7 +112,7 @@ func (f *Front) serviceTarget(ctx context.Context, moed *semmoev1.MoEDeployment,
 	if err := f.Get(ctx, client.ObjectKeyFromObject(moed), cached); client.IgnoreNotFound(err) != nil {
 		return "", fmt.Errorf("read Service: %w", err)
 	}
-	if !leadsToEngines(cached) {
+	if desired.CheckOwn(f.Client, moed, cached) != nil || !leadsToEngines(cached) {
 		return semmoev1.ComponentRouter, nil
 	}
 	// The cache may show the Service as it was before a router took over: by that it would be led back.

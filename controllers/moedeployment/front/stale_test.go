@@ -23,7 +23,10 @@ import (
 // A cache that still shows the Service before a router took over leads no clients back to the engines.
 func TestServiceIsNotLedBack(t *testing.T) {
 	leading := func(component string) *corev1.Service {
-		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m"}, Spec: corev1.ServiceSpec{Selector: map[string]string{semmoev1.LabelComponent: component}}}
+		return &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m", Labels: owned.Ours()},
+			Spec:       corev1.ServiceSpec{Selector: map[string]string{semmoev1.LabelComponent: component}},
+		}
 	}
 	engines, router := leading(semmoev1.ComponentEngine), leading(semmoev1.ComponentRouter)
 	for name, tc := range map[string]struct {

@@ -28,7 +28,7 @@ type MoEDeploymentStatusApplyConfiguration struct {
 	Selector *string `json:"selector,omitempty"`
 	// revision is the revision that the spec asks for, once the model has been inspected.
 	Revision *string `json:"revision,omitempty"`
-	// endpoint is the address, inside the cluster, that clients send their requests to.
+	// endpoint is the address, inside the cluster, that clients send their requests to. It is empty while the Service of that name is not ours.
 	Endpoint *string `json:"endpoint,omitempty"`
 	// profile is the AffinityProfile that plans are made from, plan the PlacementPlan made from it.
 	Profile *string `json:"profile,omitempty"`

@@ -223,8 +223,15 @@ func (r *Reconciler) spoiled(ctx context.Context, moed *semmoev1.MoEDeployment, 
 	if model := moed.Status.Model; model != nil && model.Digest != modelDigest {
 		return otherModel(moed.Name, modelDigest), nil
 	}
-	if direct, err := r.leadsToEngines(ctx, moed); err != nil || !direct {
-		return "", err
+	service := &corev1.Service{}
+	if err := r.Get(ctx, client.ObjectKeyFromObject(moed), service); client.IgnoreNotFound(err) != nil {
+		return "", fmt.Errorf("get Service %s: %w", moed.Name, err)
+	}
+	if !metav1.IsControlledBy(service, moed) { // the cache has the operator's own alone: there may be one of somebody else's
+		return fmt.Sprintf("MoEDeployment %s has no Service %s of its own, to which requests could be sent", moed.Name, moed.Name), nil
+	}
+	if !leadsToEngines(moed, service) {
+		return "", nil
 	}
 	var pods corev1.PodList
 	err := r.List(ctx, &pods, client.InNamespace(moed.Namespace), client.UnsafeDisableDeepCopy,
@@ -240,15 +247,8 @@ func (r *Reconciler) spoiled(ctx context.Context, moed *semmoev1.MoEDeployment, 
 
 // leadsToEngines tells that requests to a deployment's Service reach engines without the request router, which alone translates the
 // numbers of their experts, or will once the latest spec is met.
-func (r *Reconciler) leadsToEngines(ctx context.Context, moed *semmoev1.MoEDeployment) (bool, error) {
-	if moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
-		return true, nil
-	}
-	service := &corev1.Service{}
-	if err := r.Get(ctx, client.ObjectKeyFromObject(moed), service); client.IgnoreNotFound(err) != nil {
-		return false, fmt.Errorf("get Service %s: %w", moed.Name, err)
-	}
-	return service.Spec.Selector[semmoev1.LabelComponent] == semmoev1.ComponentEngine, nil
+func leadsToEngines(moed *semmoev1.MoEDeployment, service *corev1.Service) bool {
+	return moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter || service.Spec.Selector[semmoev1.LabelComponent] == semmoev1.ComponentEngine
 }
 
 func permuted(pod corev1.Pod) bool {

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/internal/podhealth"
 )
 
@@ -288,7 +289,7 @@ func TestWaitsFor(t *testing.T) {
 	}
 }
 
-// A run must not go on where another model answers, or engines that tell experts by other numbers with no router between.
+// A run must not go on where another model answers, or a stranger may, or engines that tell experts by other numbers with no router between.
 func TestSpoiled(t *testing.T) {
 	const model = "model"
 	engine := func(deployment string, realization semmoev1.Realization) client.Object {
@@ -299,11 +300,17 @@ func TestSpoiled(t *testing.T) {
 		}}
 	}
 	service := func(component string) client.Object {
-		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "m"}, Spec: corev1.ServiceSpec{Selector: map[string]string{semmoev1.LabelComponent: component}}}
+		return &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "m", OwnerReferences: owned.ControllerReference(&metav1.ObjectMeta{Name: "m", UID: "uid"}, "MoEDeployment")},
+			Spec:       corev1.ServiceSpec{Selector: map[string]string{semmoev1.LabelComponent: component}},
+		}
 	}
 	permuted, mapped := engine("m", semmoev1.RealizationReshuffledWeights), engine("m", semmoev1.RealizationEngineMap)
 	other := engine("other", semmoev1.RealizationReshuffledWeights)
 	toRouter, toEngines := service(semmoev1.ComponentRouter), service(semmoev1.ComponentEngine)
+	somebodys, another := service(semmoev1.ComponentRouter), service(semmoev1.ComponentRouter)
+	somebodys.SetOwnerReferences(nil)
+	another.SetOwnerReferences(owned.ControllerReference(&metav1.ObjectMeta{Name: "another", UID: "other"}, "MoEDeployment"))
 	for name, tc := range map[string]struct {
 		mode    semmoev1.RoutingMode
 		model   string
@@ -312,14 +319,16 @@ func TestSpoiled(t *testing.T) {
 	}{
 		"a router translates":             {semmoev1.RoutingModeRouter, model, []client.Object{toRouter, permuted}, ""},
 		"the router is not there yet":     {semmoev1.RoutingModeRouter, model, []client.Object{toEngines, permuted}, "reshuffled weights"},
-		"no Service yet":                  {semmoev1.RoutingModeRouter, model, []client.Object{permuted}, ""},
+		"no Service yet":                  {semmoev1.RoutingModeRouter, model, []client.Object{mapped}, "no Service m of its own"},
+		"somebody's Service":              {semmoev1.RoutingModeRouter, model, []client.Object{somebodys, mapped}, "no Service m of its own"},
+		"another deployment's Service":    {semmoev1.RoutingModeNone, model, []client.Object{another, mapped}, "no Service m of its own"},
 		"the router is to go":             {semmoev1.RoutingModeNone, model, []client.Object{toRouter, permuted}, "spec.routing.mode Router"},
 		"a Gateway does not translate":    {semmoev1.RoutingModeEndpointPicker, model, []client.Object{toEngines, permuted, mapped}, "target Dedicated"},
 		"engines that have the numbers":   {semmoev1.RoutingModeNone, model, []client.Object{toEngines, mapped, other}, ""},
 		"another model":                   {semmoev1.RoutingModeRouter, "another", []client.Object{toRouter, mapped}, "does not serve the model"},
 		"a model that is not known (yet)": {semmoev1.RoutingModeRouter, "", []client.Object{toRouter, mapped}, ""},
 	} {
-		moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "m"}}
+		moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "m", UID: "uid"}}
 		moed.Spec.Routing.Mode = tc.mode
 		if tc.model != "" {
 			moed.Status.Model = &semmoev1.ModelStatus{Digest: tc.model}

@@ -177,7 +177,7 @@ func (r *Reconciler) observe(ctx context.Context, profile *semmoev1.AffinityProf
 	if o.Result != nil {
 		return o, nil, nil
 	}
-	if o.Deployment, o.Spoiled, err = r.waits(ctx, profile, report.ModelDigest); err != nil {
+	if err = r.observeDeployment(ctx, profile, report.ModelDigest, &o); err != nil {
 		return o, nil, err
 	}
 	running := o.Attempts.Running
@@ -188,9 +188,9 @@ func (r *Reconciler) observe(ctx context.Context, profile *semmoev1.AffinityProf
 	return o, pods, nil
 }
 
-// waits is why the profile's deployment keeps it from being taken now, and why a Job that is taking it must not go on; empty where it
-// does not, or there is none.
-func (r *Reconciler) waits(ctx context.Context, profile *semmoev1.AffinityProfile, modelDigest string) (waits, spoiled string, err error) {
+// observeDeployment adds why the profile's deployment keeps it from being taken now, and why a Job that is taking it must not go on; nothing
+// where it does not, or there is none.
+func (r *Reconciler) observeDeployment(ctx context.Context, profile *semmoev1.AffinityProfile, modelDigest string, o *observation) error {
 	name := ""
 	owner, ref := metav1.GetControllerOf(profile), profile.Spec.DeploymentRef
 	switch serving := profile.Spec.Target == semmoev1.ProfilingTargetServing; {
@@ -199,50 +199,53 @@ func (r *Reconciler) waits(ctx context.Context, profile *semmoev1.AffinityProfil
 	case !serving && owner != nil && owner.Kind == "MoEDeployment":
 		name = owner.Name
 	default:
-		return "", "", nil
+		return nil
 	}
 	moed := &semmoev1.MoEDeployment{}
-	err = r.Get(ctx, client.ObjectKey{Namespace: profile.Namespace, Name: name}, moed)
+	err := r.Get(ctx, client.ObjectKey{Namespace: profile.Namespace, Name: name}, moed)
 	if apierrors.IsNotFound(err) {
-		return waitsFor(profile.Spec.Target, name, nil, modelDigest), "", nil
+		o.Deployment = waitsFor(profile.Spec.Target, name, nil, modelDigest)
+		return nil
 	}
 	if err != nil {
-		return "", "", fmt.Errorf("get MoEDeployment %s: %w", name, err)
+		return fmt.Errorf("get MoEDeployment %s: %w", name, err)
 	}
 	if profile.Spec.Target == semmoev1.ProfilingTargetServing {
-		if spoiled, err = r.spoiled(ctx, moed, modelDigest); err != nil {
-			return "", "", err
+		if o.Spoiled, o.Unseen, err = r.spoiled(ctx, moed, modelDigest); err != nil {
+			return err
 		}
 	}
-	return cmp.Or(spoiled, waitsFor(profile.Spec.Target, name, moed, modelDigest)), spoiled, nil
+	o.Deployment = cmp.Or(o.Spoiled, waitsFor(profile.Spec.Target, name, moed, modelDigest))
+	return nil
 }
 
 // spoiled is why what a deployment answers now would be no profile of the model, in a run that has begun just as in one to begin; empty
-// where it would. That replicas are of several revisions does not matter here: of one model they all choose the same experts.
-func (r *Reconciler) spoiled(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string) (string, error) {
+// where it would. That replicas are of several revisions does not matter here: of one model they all choose the same experts. A deployment's
+// status tells that the model has changed; of its Service, and when the last of its engines goes, no event may be ours.
+func (r *Reconciler) spoiled(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string) (why string, unseen bool, err error) {
 	if model := moed.Status.Model; model != nil && model.Digest != modelDigest {
-		return otherModel(moed.Name, modelDigest), nil
+		return otherModel(moed.Name, modelDigest), false, nil
 	}
 	service := &corev1.Service{}
 	if err := r.Get(ctx, client.ObjectKeyFromObject(moed), service); client.IgnoreNotFound(err) != nil {
-		return "", fmt.Errorf("get Service %s: %w", moed.Name, err)
+		return "", false, fmt.Errorf("get Service %s: %w", moed.Name, err)
 	}
 	if !metav1.IsControlledBy(service, moed) { // the cache has the operator's own alone: there may be one of somebody else's
-		return fmt.Sprintf("MoEDeployment %s has no Service %s of its own, to which requests could be sent", moed.Name, moed.Name), nil
+		return fmt.Sprintf("MoEDeployment %s has no Service %s of its own, to which requests could be sent", moed.Name, moed.Name), true, nil
 	}
 	if !leadsToEngines(moed, service) {
-		return "", nil
+		return "", false, nil
 	}
 	var pods corev1.PodList
-	err := r.List(ctx, &pods, client.InNamespace(moed.Namespace), client.UnsafeDisableDeepCopy,
+	err = r.List(ctx, &pods, client.InNamespace(moed.Namespace), client.UnsafeDisableDeepCopy,
 		client.MatchingLabels{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: semmoev1.ComponentEngine})
 	if err != nil {
-		return "", fmt.Errorf("list the engines of MoEDeployment %s: %w", moed.Name, err)
+		return "", false, fmt.Errorf("list the engines of MoEDeployment %s: %w", moed.Name, err)
 	}
 	if !slices.ContainsFunc(pods.Items, permuted) {
-		return "", nil
+		return "", false, nil
 	}
-	return fmt.Sprintf("the Service of MoEDeployment %s leads to engines of reshuffled weights, which tell experts by other numbers than the model's: spec.routing.mode Router has them translated, and a profile of target Dedicated needs none of them", moed.Name), nil
+	return fmt.Sprintf("the Service of MoEDeployment %s leads to engines of reshuffled weights, which tell experts by other numbers than the model's: spec.routing.mode Router has them translated, and a profile of target Dedicated needs none of them", moed.Name), true, nil
 }
 
 // leadsToEngines tells that requests to a deployment's Service reach engines without the request router, which alone translates the

@@ -20,6 +20,9 @@ const (
 	storePeriod = 15 * time.Second
 	// waitPeriod is how often another profile's Job is looked at: its end is not our event.
 	waitPeriod = 15 * time.Second
+	// unseenPeriod is how often is looked at what a deployment has that ends without an event of ours: engines, or a Service. Each look asks
+	// the store, too, and such a state may last.
+	unseenPeriod = time.Minute
 )
 
 // observation is all that is decided and reported from.
@@ -40,6 +43,8 @@ type observation struct {
 	Deployment string
 	// Spoiled is why what it answers would be no profile of the model, so that a Job at work must not go on; empty where it would.
 	Spoiled string
+	// Unseen tells that this may end without an event of ours.
+	Unseen bool
 	// Live is what routers have sampled; nil for other targets than Live, and where they were not asked.
 	Live *liveState
 	// LiveWaits is what of its inputs a live profile lacks; empty where it lacks nothing.
@@ -87,8 +92,8 @@ func decide(o observation, now time.Time) action {
 		return action{After: progressPeriod}
 	case a.Running != nil:
 		return action{After: waitPeriod}
-	case a.FinalReason == "" && o.Spoiled != "":
-		return action{After: waitPeriod} // the last of its engines may go without an event of ours
+	case a.FinalReason == "" && o.Unseen:
+		return action{After: unseenPeriod}
 	case a.FinalReason != "", o.Deployment != "":
 		return action{}
 	case now.Before(a.NextAt):

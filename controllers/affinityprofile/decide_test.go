@@ -36,6 +36,7 @@ func TestAttempts(t *testing.T) {
 		jobs   []*batchv1.Job
 		pods   []*corev1.Pod
 		spoils string
+		unseen bool
 		want   action
 		reason string   // of Ready
 		says   []string // parts of its message
@@ -83,7 +84,13 @@ func TestAttempts(t *testing.T) {
 			jobs: []*batchv1.Job{job(other, 1)}, spoils: "it serves another model", want: action{After: waitPeriod}, reason: "WaitingForOtherProfile",
 		},
 		"we stopped it": {
-			jobs: []*batchv1.Job{stopped}, spoils: "it serves another model", want: action{After: waitPeriod}, reason: "WaitingForDeployment", says: []string{"it serves another model: the profile is taken once that has changed"},
+			jobs: []*batchv1.Job{stopped}, spoils: "it serves another model", reason: "WaitingForDeployment", says: []string{"it serves another model: the profile is taken once that has changed"},
+		},
+		"its engines' weights are reshuffled, and nothing may tell that they go": {
+			spoils: "its weights are reshuffled", unseen: true, want: action{After: unseenPeriod}, reason: "WaitingForDeployment", says: []string{"its weights are reshuffled"},
+		},
+		"they are, and an attempt has ended for good": {
+			jobs: []*batchv1.Job{bad}, spoils: "its weights are reshuffled", unseen: true, reason: "ProfilingFailed", stalls: true,
 		},
 		"we stopped it, and that is over": {
 			jobs: []*batchv1.Job{stopped}, want: action{After: 9 * time.Second}, reason: "ProfilingFailed", says: []string{"is repeated: it serves another model"},
@@ -97,7 +104,7 @@ func TestAttempts(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			o := observation{Inspection: inspected(), ID: id, Attempts: attemptsOf(ours, tc.jobs, tc.pods), Deployment: tc.spoils, Spoiled: tc.spoils}
+			o := observation{Inspection: inspected(), ID: id, Attempts: attemptsOf(ours, tc.jobs, tc.pods), Deployment: tc.spoils, Spoiled: tc.spoils, Unseen: tc.unseen}
 			if diff := cmp.Diff(tc.want, decide(o, now)); diff != "" {
 				t.Errorf("action (-want +got):\n%s", diff)
 			}
@@ -334,9 +341,12 @@ func TestSpoiled(t *testing.T) {
 			moed.Status.Model = &semmoev1.ModelStatus{Digest: tc.model}
 		}
 		r := &Reconciler{Client: fake.NewClientBuilder().WithObjects(tc.objects...).Build()}
-		got, err := r.spoiled(t.Context(), moed, model)
+		got, unseen, err := r.spoiled(t.Context(), moed, model)
 		if err != nil || (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
 			t.Errorf("%s: %q, %v, want %q", name, got, err, tc.want)
+		}
+		if want := tc.want != "" && tc.model == model; unseen != want { // the deployment's status tells of its model
+			t.Errorf("%s: may end unseen: %v, want %v", name, unseen, want)
 		}
 	}
 }

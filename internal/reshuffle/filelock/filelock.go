@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"strconv"
@@ -20,15 +21,43 @@ const interval = 50 * time.Millisecond
 // mode lets all users of a directory lock, and write, the files beside its outputs.
 const mode = 0o666
 
+// maxNumber is the length of the largest number that is reserved.
+const maxNumber = int64(len("9223372036854775807"))
+
 // Open opens a file beside an output. One that this user may not write, which earlier versions made for others, is opened for
 // reading: that is enough for a lock.
 func Open(path string) (file *os.File, writable bool, err error) {
-	file, err = os.OpenFile(path, os.O_RDWR, 0)
+	file, err = open(path, os.O_RDWR)
 	if errors.Is(err, fs.ErrPermission) {
-		file, err = os.Open(path)
+		file, err = open(path, os.O_RDONLY)
 		return file, false, err
 	}
 	return file, err == nil, err
+}
+
+// open opens files alone. Others may write in the directory: a link of theirs would lead a privileged user to a file that it then empties,
+// one to nothing seems to be there and not there for ever, and a pipe is never open.
+func open(path string, how int) (*os.File, error) {
+	file, err := os.OpenFile(path, how|unix.O_NOFOLLOW|unix.O_NONBLOCK, mode)
+	if errors.Is(err, unix.ELOOP) {
+		return nil, noFile(path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = noFile(path)
+	}
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return file, nil
+}
+
+func noFile(path string) error {
+	return fmt.Errorf("%s is a link, or something else that is no file: remove it", path)
 }
 
 // Make is Open that makes the file where there is none. It is made only then: in a directory with the sticky bit the system may
@@ -37,7 +66,7 @@ func Make(path string) (file *os.File, writable bool, err error) {
 	if file, writable, err = Open(path); !errors.Is(err, fs.ErrNotExist) {
 		return file, writable, err
 	}
-	if file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, mode); err != nil {
+	if file, err = open(path, os.O_RDWR|os.O_CREATE); err != nil {
 		return nil, false, err
 	}
 	_ = file.Chmod(mode) // whatever the umask; one that another user has made meanwhile is open already
@@ -65,7 +94,12 @@ func (l Lock) Reserve(bytes int64) error {
 
 // Reserved reads what the holder of a lock has reserved; 0 where it has not yet.
 func Reserved(path string) (int64, error) {
-	text, err := os.ReadFile(path)
+	file, err := open(path, os.O_RDONLY)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, maxNumber))
 	if err != nil {
 		return 0, err
 	}
@@ -115,7 +149,7 @@ func Try(path string) (_ Lock, locked bool, err error) {
 	if err != nil {
 		return Lock{}, false, err
 	}
-	if named, err := os.Stat(path); err != nil || !os.SameFile(held, named) {
+	if named, err := os.Lstat(path); err != nil || !os.SameFile(held, named) {
 		return Lock{}, false, nil // the holder before removed it: this lock guards nothing
 	}
 	if !writable {
@@ -134,7 +168,7 @@ func Try(path string) (_ Lock, locked bool, err error) {
 
 // Free reports whether nobody holds the lock on a file.
 func Free(path string) (bool, error) {
-	file, err := os.Open(path)
+	file, err := open(path, os.O_RDONLY)
 	if err != nil {
 		return false, err
 	}

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -56,5 +57,33 @@ func TestLeftLock(t *testing.T) {
 	defer held.Release()
 	if bytes, err := Reserved(path); bytes != 0 || err != nil {
 		t.Errorf("%d bytes are reserved, %v", bytes, err)
+	}
+}
+
+// A link or a pipe in the place of a lock is refused by name: what a link leads to stays as it is, and nobody waits for a pipe.
+func TestNoFile(t *testing.T) {
+	dir := t.TempDir()
+	victim, nothing := filepath.Join(dir, "victim"), filepath.Join(dir, "nothing")
+	link, dangling, pipe := filepath.Join(dir, "link"), filepath.Join(dir, "dangling"), filepath.Join(dir, "pipe")
+	err := errors.Join(os.WriteFile(victim, []byte("7"), 0o600), os.Symlink(victim, link), os.Symlink(nothing, dangling), syscall.Mkfifo(pipe, 0o666))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{link, dangling, pipe} {
+		_, _, tried := Try(path)
+		_, free := Free(path)
+		_, reserved := Reserved(path)
+		_, _, opened := Open(path)
+		for name, err := range map[string]error{"Try": tried, "Free": free, "Reserved": reserved, "Open": opened} {
+			if err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path+" is a link, or something else") {
+				t.Errorf("%s of %s: %v", name, path, err)
+			}
+		}
+	}
+	if text, err := os.ReadFile(victim); string(text) != "7" {
+		t.Errorf("what a link leads to has %q, %v", text, err)
+	}
+	if _, err := os.Lstat(nothing); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a link to nothing leads to something now: %v", err)
 	}
 }

@@ -60,17 +60,22 @@ func noFile(path string) error {
 	return fmt.Errorf("%s is a link, or something else that is no file: remove it", path)
 }
 
-// Make is Open that makes the file where there is none. It is made only then: in a directory with the sticky bit the system may
-// refuse O_CREATE for a file of another user that may be written.
+// Make is Open that makes the file where there is none. It does not open one that another user has made just now with O_CREATE: that one may
+// not be open to others yet, and in a directory with the sticky bit the system may refuse it even then.
 func Make(path string) (file *os.File, writable bool, err error) {
-	if file, writable, err = Open(path); !errors.Is(err, fs.ErrNotExist) {
-		return file, writable, err
+	for {
+		if file, writable, err = Open(path); !errors.Is(err, fs.ErrNotExist) {
+			return file, writable, err
+		}
+		file, err = open(path, os.O_RDWR|os.O_CREATE|os.O_EXCL)
+		if err == nil {
+			_ = file.Chmod(mode) // whatever the umask
+			return file, true, nil
+		}
+		if !errors.Is(err, fs.ErrExist) {
+			return nil, false, err
+		}
 	}
-	if file, err = open(path, os.O_RDWR|os.O_CREATE); err != nil {
-		return nil, false, err
-	}
-	_ = file.Chmod(mode) // whatever the umask; one that another user has made meanwhile is open already
-	return file, true, nil
 }
 
 // Lock is an exclusive lock on a file that is there only while it is locked.

@@ -2,13 +2,64 @@ package filelock
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 )
+
+// TestMain lets the test binary be a process of another user.
+func TestMain(m *testing.M) {
+	if path := os.Getenv("FILELOCK_TEST_CHILD"); path != "" {
+		contend(path)
+	}
+	os.Exit(m.Run())
+}
+
+// contend takes and releases a lock again and again, as runs do with the one that they all share.
+func contend(path string) {
+	syscall.Umask(0o022)
+	for range 20_000 {
+		held, _, err := Try(path)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		held.Release()
+	}
+	os.Exit(0)
+}
+
+// Processes of several users make and remove one lock: one of them is never refused what another has made that moment.
+func TestUsers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can become other users")
+	}
+	dir := t.TempDir()
+	// Temporary directories are closed to others.
+	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	var users sync.WaitGroup
+	for _, user := range []uint32{60001, 60002, 60001, 60002} {
+		users.Go(func() {
+			// Its path may lead through directories that another user may not enter.
+			cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^$")
+			cmd.Env = append(os.Environ(), "FILELOCK_TEST_CHILD="+filepath.Join(dir, "lock"))
+			cmd.Dir = "/"
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+			if said, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("user %d: %v: %s", user, err, said)
+			}
+		})
+	}
+	users.Wait()
+}
 
 // A lock is had once, tells what its holder reserves, is open to all whatever the umask, and leaves no file.
 func TestLock(t *testing.T) {

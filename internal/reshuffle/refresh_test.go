@@ -202,3 +202,16 @@ func TestRefreshOfAnotherUsersOutput(t *testing.T) {
 	mustRunAs(t, userA, s.work[0])
 	mustRunAs(t, userB, s.work[0])
 }
+
+// TestRefreshAfterAnotherUser: what a run of root that was killed was writing into a user's output does not keep that user from it.
+func TestRefreshAfterAnotherUser(t *testing.T) {
+	s := newOpenShared(t, 1)
+	setVersion(t, s.model, 0)
+	mustRunAs(t, userA, s.work[0])
+	setVersion(t, s.model, 1)
+	for _, name := range []string{ManifestFile, "tokenizer.json"} {
+		writeFile(t, filepath.Join(s.work[0].Out, name+temporarySuffix), []byte("root's"))
+	}
+	mustRunAs(t, userA, s.work[0])
+	sameOutput(t, s.work[0])
+}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"io/fs"
 	"maps"
 	"math"
 	"os"
@@ -274,10 +275,14 @@ const (
 	directoryMode = 0o755
 )
 
-// writeAtomically gives a file its name only when it is complete and on disk.
+// writeAtomically gives a file its name only when it is complete and on disk. What a run that was killed was writing is removed, not
+// written again: it may be another user's, as root's in an output that it brought up to date for its owner.
 func writeAtomically(path string, fill func(*os.File) error) error {
 	temporary := path + temporarySuffix
-	file, err := os.OpenFile(temporary, os.O_RDWR|os.O_CREATE|os.O_TRUNC, fileMode)
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	file, err := os.OpenFile(temporary, os.O_RDWR|os.O_CREATE|os.O_EXCL, fileMode)
 	if err != nil {
 		return err
 	}

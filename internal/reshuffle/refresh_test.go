@@ -10,9 +10,12 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/reshuffle/filelock"
 )
 
 // versions are two sets of the files of a model besides its weights and config.
@@ -214,4 +217,34 @@ func TestRefreshAfterAnotherUser(t *testing.T) {
 	}
 	mustRunAs(t, userA, s.work[0])
 	sameOutput(t, s.work[0])
+}
+
+// TestRefreshAfterAWait: a run that waited for another compares the files that the model has when its turn comes, not those of before.
+func TestRefreshAfterAWait(t *testing.T) {
+	m := generators["qwen3_moe"](1)
+	model := m.write(t, 30)
+	setVersion(t, model, 0)
+	o := Options{Model: model, Permutation: m.permutation(m.layers...), Out: filepath.Join(t.TempDir(), "out")}
+	mustRun(t, o)
+	first, err := filelock.Wait(t.Context(), hidden(o.Out, lockSuffix))
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits, ended := make(chan struct{}, 1), make(chan error)
+	log := funcr.New(func(_, said string) {
+		if strings.Contains(said, "Waiting for another run") {
+			waits <- struct{}{}
+		}
+	}, funcr.Options{})
+	go func() {
+		_, err := Run(logr.NewContext(t.Context(), log), o)
+		ended <- err
+	}()
+	<-waits
+	setVersion(t, model, 1)
+	first.Release()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	sameOutput(t, o)
 }

@@ -224,7 +224,7 @@ func (j *job) run(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	if existing != nil {
-		result.Reused, result.ModelDigest = true, existing.ModelDigest
+		result.Reused, result.ModelDigest, result.LeftOut = true, existing.ModelDigest, j.files.leftOut
 		return result, j.reverify(ctx, existing)
 	}
 	workplace := workplaceOf(j.out, identity(j.identity, result.PermutationDigest))

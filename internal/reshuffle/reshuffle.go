@@ -225,7 +225,7 @@ func (j *job) run(ctx context.Context) (*Result, error) {
 	}
 	if existing != nil {
 		result.Reused, result.ModelDigest, result.LeftOut = true, existing.ModelDigest, j.files.leftOut
-		return result, j.reverify(ctx, existing)
+		return result, errors.Join(j.reverify(ctx, existing), j.removeOthers(""))
 	}
 	workplace := workplaceOf(j.out, identity(j.identity, result.PermutationDigest))
 	if err := j.removeOthers(workplace); err != nil {
@@ -298,9 +298,19 @@ func (j *job) reverify(ctx context.Context, m *Manifest) error {
 	return m.save(j.out)
 }
 
-// workplaceOf is the directory in which the output of some work is made.
+// workplaceOf is the directory in which this user makes the output of some work. One that another user has left and keeps closed is not
+// waited for, as its user may never come back: this user has another then.
 func workplaceOf(out, identity string) string {
-	return hidden(out, fmt.Sprintf(".%.16s.partial", identity))
+	workplace := hidden(out, fmt.Sprintf(".%.16s.partial", identity))
+	if closedDirectory(workplace) {
+		return hidden(out, fmt.Sprintf(".%.16s.partial", digest([]byte(fmt.Sprintf("%s\nuser %d\n", identity, os.Geteuid())))))
+	}
+	return workplace
+}
+
+// closedDirectory reports whether this user may not change what is in a directory, which so is another's.
+func closedDirectory(path string) bool {
+	return errors.Is(unix.Access(path, unix.W_OK), fs.ErrPermission)
 }
 
 // workplaceName matches the base name of a workplace, and has its output's.
@@ -321,8 +331,8 @@ func workplaces(out string) ([]string, error) {
 	return paths, nil
 }
 
-// removeOthers removes what runs with another model or permutation have left of the same output. The lock tells that
-// none of them is at work.
+// removeOthers removes what runs with another model or permutation have left of the same output, but for what is another user's. The lock
+// tells that none of them is at work.
 func (j *job) removeOthers(workplace string) error {
 	left, err := workplaces(j.out)
 	if err != nil {
@@ -332,7 +342,7 @@ func (j *job) removeOthers(workplace string) error {
 		if path == workplace {
 			continue
 		}
-		if err := os.RemoveAll(path); err != nil {
+		if err := os.RemoveAll(path); err != nil && !errors.Is(err, fs.ErrPermission) {
 			return err
 		}
 	}

@@ -55,6 +55,13 @@ func (j *job) makeRoom(ctx context.Context, workplace string) error {
 			}
 		}()
 	}
+	left, err := j.othersLeft(workplace)
+	if err != nil {
+		return err
+	}
+	if left.bytes > 0 {
+		tenants = append(tenants, left)
+	}
 	needed, err := j.spaceNeeded(workplace, size, gathered)
 	if err != nil {
 		return err
@@ -80,7 +87,17 @@ func (j *job) makeRoom(ctx context.Context, workplace string) error {
 	if free := freeBytes(parent); free < needed {
 		return noSpace(parent, needed, free)
 	}
-	return j.lock.Reserve(size)
+	return j.lock.Reserve(size + left.bytes)
+}
+
+// othersLeft is what other users have left of this output.
+func (j *job) othersLeft(workplace string) (*tenant, error) {
+	all, err := presentBytes(j.out)
+	if err != nil {
+		return nil, err
+	}
+	own, err := treeBytes(workplace)
+	return &tenant{out: j.out, bytes: all - own, stays: othersPart}, err
 }
 
 // chooseRemovals chooses what must go so that the limit holds and the volume has room. It refuses where neither helps.

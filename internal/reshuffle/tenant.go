@@ -19,8 +19,9 @@ import (
 type tenant struct {
 	// out is the output's path.
 	out string
-	// bytes is its size; of one that is being made, at least what it was admitted with.
-	bytes int64
+	// bytes is its size; of one that is being made, at least what it was admitted with. Where it can be removed, left is the size of what
+	// another user has left beside it, which stays.
+	bytes, left int64
 	// complete tells that the output is there; identity is that of its work.
 	complete bool
 	identity string
@@ -78,6 +79,9 @@ func findTenants(out, model string, grace time.Duration) (tenants []*tenant, err
 			t.stays = "the model"
 			t.release()
 		}
+		if t.left > 0 {
+			tenants = append(tenants, &tenant{out: path, bytes: t.left, stays: othersPart})
+		}
 	}
 	return tenants, nil
 }
@@ -114,8 +118,12 @@ func completeOutput(dir string) (*Manifest, bool) {
 	return m, err == nil && found && m.Format == Format
 }
 
-// othersOutput is why an output stays that this user may not lock or remove.
-const othersOutput = "of another user"
+const (
+	// othersOutput is why an output stays that this user may not lock or remove.
+	othersOutput = "of another user"
+	// othersPart is why a part of one stays that was never finished.
+	othersPart = "left by another user"
+)
 
 // newTenant looks at one output; it returns nil where nothing is there. It looks again where a run ended meanwhile.
 func newTenant(out string, grace time.Duration) (*tenant, error) {
@@ -238,15 +246,33 @@ func idleTenant(out string, held filelock.Lock, grace time.Duration) (_ *tenant,
 	return t, nil
 }
 
-// checkOwner finds out whether this user may remove what is there, before it loses its name.
+// checkOwner finds out what of it this user may remove, before it loses its name.
 func (t *tenant) checkOwner() error {
 	paths, err := parts(t.out)
+	if err != nil {
+		return err
+	}
+	var left int64
 	for _, part := range paths {
-		if unix.Access(part, unix.W_OK) != nil {
+		if !closedDirectory(part) {
+			continue
+		}
+		size, err := treeBytes(part)
+		if err != nil {
+			return err
+		}
+		left += size
+		if part == t.out {
 			t.stays = othersOutput
 		}
 	}
-	return err
+	switch {
+	case left == t.bytes:
+		t.stays = othersOutput
+	case t.stays == "":
+		t.bytes, t.left = t.bytes-left, left
+	}
+	return nil
 }
 
 // lockUse locks the file of use, if there is one. An output without has never been held.
@@ -291,12 +317,17 @@ func (t *tenant) remove() error {
 		return err
 	}
 	for _, part := range left {
+		if closedDirectory(part) {
+			continue
+		}
 		if err := os.RemoveAll(part); err != nil {
 			return err
 		}
 	}
-	if err := os.Remove(hidden(t.out, usedSuffix)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	// Another user may have made it, who never came to make the output: then it waits for the next.
+	err = os.Remove(hidden(t.out, usedSuffix))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		return nil
 	}
-	return nil
+	return err
 }

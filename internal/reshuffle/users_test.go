@@ -2,6 +2,7 @@ package reshuffle
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,7 +19,12 @@ const (
 // runAs makes or finds an output as another user, and returns what the run said.
 func runAs(t *testing.T, user uint32, o Options) (string, error) {
 	t.Helper()
-	cmd := childCommand(t, childWork{Model: o.Model, Out: o.Out, Permutation: o.Permutation, Limit: o.Limit})
+	return workAs(t, user, childWork{Model: o.Model, Out: o.Out, Permutation: o.Permutation, Limit: o.Limit})
+}
+
+func workAs(t *testing.T, user uint32, work childWork) (string, error) {
+	t.Helper()
+	cmd := childCommand(t, work)
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 	said, err := cmd.CombinedOutput()
@@ -106,6 +112,66 @@ func TestAnotherUsersWorkplace(t *testing.T) {
 	}
 	mustRunAs(t, userB, s.work[0])
 	sameTensors(t, expected(s.tensors, s.work[0].Permutation), readAll(t, s.work[0].Out))
+}
+
+// What a run of another user has left, and keeps closed, keeps nobody from the output: it is counted until that user comes back.
+// With the sticky bit a directory lets nobody remove the files of others, such as that of the first use.
+func TestAnotherUsersClosedWorkplace(t *testing.T) {
+	for name, mode := range map[string]os.FileMode{"open": 0o777, "sticky": os.ModeSticky | 0o777} {
+		t.Run(name, func(t *testing.T) {
+			s := newOpenShared(t, 2)
+			if err := os.Chmod(s.dir, mode); err != nil {
+				t.Fatal(err)
+			}
+			s.testClosedWorkplace(t)
+		})
+	}
+}
+
+func (s *shared) testClosedWorkplace(t *testing.T) {
+	t.Helper()
+	for _, o := range s.work {
+		if said, err := workAs(t, userA, childWork{Model: o.Model, Out: o.Out, Permutation: o.Permutation, DieAt: 2}); err == nil {
+			t.Fatalf("the run was not killed: %s", said)
+		}
+	}
+	leftOf := func(i int) (bytes int64) {
+		t.Helper()
+		paths, err := workplaces(s.work[i].Out)
+		for _, path := range paths {
+			size, sizeErr := treeBytes(path)
+			bytes, err = bytes+size, errors.Join(err, sizeErr)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		return bytes
+	}
+	left := [2]int64{leftOf(0), leftOf(1)}
+	if left[0] == 0 || left[1] == 0 {
+		t.Fatalf("%d bytes were left", left)
+	}
+	first, second := s.work[0], s.work[1]
+	first.Limit = s.sizes[0] + left[0] + left[1] - 1
+	said, err := runAs(t, userB, first)
+	for _, part := range []string{fmt.Sprintf("out-0 (%d bytes, left by another user)", left[0]), fmt.Sprintf("out-1 (%d bytes, of another user)", left[1])} {
+		if err == nil || !strings.Contains(said, part) {
+			t.Errorf("%v: %s does not tell %q", err, said, part)
+		}
+	}
+	first.Limit++
+	mustRunAs(t, userB, first)
+	sameTensors(t, expected(s.tensors, first.Permutation), readAll(t, first.Out))
+	s.used(t, 0, time.Hour)
+	second.Limit = s.sizes[1] + left[0] + left[1]
+	mustRunAs(t, userB, second)
+	if got := s.there(t); got != "1" || leftOf(0) != left[0] || leftOf(1) != left[1] {
+		t.Errorf("%s are there, want 1; %d and %d bytes are left, want %d", got, leftOf(0), leftOf(1), left)
+	}
+	mustRunAs(t, userA, second)
+	if leftOf(1) != 0 {
+		t.Error("who has left it finds the output, and leaves it still")
+	}
 }
 
 // A run makes room among its user's outputs; those of others count, and stay whole.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/reshuffle/filelock"
+	"github.com/semmoe/operator/internal/reshuffle/progress"
 )
 
 // DefaultParallel is how many shards are written at a time unless asked otherwise: enough to keep a disk busy.
@@ -410,7 +411,7 @@ func (j *job) writeShards(ctx context.Context, workplace string) (resumed int, e
 	if err != nil {
 		return 0, err
 	}
-	defer logProgress(ctx, &j.copier)()
+	defer progress.Log(ctx, j.copier.total, &j.copier.done)()
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(j.Parallel)
 	for _, shard := range missing {

@@ -1,32 +1,34 @@
-package reshuffle
+// Package progress tells how far a long copy is.
+package progress
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
 )
 
-// progressInterval is how often progress is logged.
-const progressInterval = 5 * time.Second
+// interval is how often progress is logged.
+const interval = 5 * time.Second
 
-// logProgress logs how far the copy is, its rate and when it will end, until the returned function is called.
-func logProgress(ctx context.Context, c *copier) (stop func()) {
+// Log logs how much of total is done, its rate and when it will end, until the returned function is called.
+func Log(ctx context.Context, total int64, count *atomic.Int64) (stop func()) {
 	log := logr.FromContextOrDiscard(ctx)
 	finished, ended := make(chan struct{}), make(chan struct{})
-	start, already := time.Now(), c.done.Load()
+	start, already := time.Now(), count.Load()
 	go func() {
 		defer close(ended)
-		ticker := time.NewTicker(progressInterval)
+		ticker := time.NewTicker(interval)
 		defer ticker.Stop()
 		for {
 			select {
 			case <-finished:
 				return
 			case <-ticker.C:
-				done, elapsed := c.done.Load(), time.Since(start)
-				log.Info("Reshuffling", "doneBytes", done, "totalBytes", c.total, "bytesPerSecond", rate(done-already, elapsed),
-					"etaSeconds", eta(c.total-done, done-already, elapsed))
+				done, elapsed := count.Load(), time.Since(start)
+				log.Info("Reshuffling", "doneBytes", done, "totalBytes", total, "bytesPerSecond", rate(done-already, elapsed),
+					"etaSeconds", eta(total-done, done-already, elapsed))
 			}
 		}
 	}()

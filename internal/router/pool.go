@@ -454,14 +454,15 @@ func (l *Lease) eject(pause time.Duration) {
 }
 
 // judge notes whether the lease's backend serves inference requests. One that fails them at once would look idle, and draw all of them;
-// but what has failed may be the request. What was sent before it was ejected says no more of it.
+// but what has failed may be the request. What was sent before its ejection has ended says no more of it,
+// however late it fails.
 func (l *Lease) judge(serves bool) {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
 	switch {
 	case serves:
 		l.on.failures = 0
-	case l.pool.now().Before(l.on.ejectedUntil):
+	case l.taken.Before(l.on.ejectedUntil):
 	default:
 		l.on.failures++
 		if more := l.on.failures - failuresInARow; more >= 0 {

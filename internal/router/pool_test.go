@@ -181,39 +181,51 @@ func TestBackendsThatBlink(t *testing.T) {
 	}
 }
 
-// A backend that fails requests in a row is kept away from, longer each time; one that it serves ends the row.
+// A backend that fails requests in a row is kept away from, longer each time; one that it serves ends the row. Requests that were under way
+// when it was ejected, or were sent to it all the same, prolong nothing.
 func TestBackendThatFails(t *testing.T) {
 	now := time.Now()
 	pool := NewPool()
 	pool.now = func() time.Time { return now }
 	pool.Set([]discovery.Backend{{Pod: "a", Address: "a:1", Ranks: 1}})
-	lease, _ := pool.acquire(completion("x", "x"), nil)
+	judge := func(took time.Duration, serves bool) *backend {
+		now = now.Add(-took)
+		lease, _ := pool.acquire(completion("x", "x"), nil)
+		defer lease.Release()
+		now = now.Add(took)
+		lease.judge(serves)
+		return lease.on
+	}
 	for i, step := range []struct {
-		after  time.Duration // the step before
-		serves bool
-		pause  time.Duration // that is left
+		after, took time.Duration // since the step before, and since its request was sent
+		serves      bool
+		pause       time.Duration // that is left
 	}{
-		{0, false, 0}, {0, true, 0}, {0, false, 0},
-		{0, false, time.Second},
-		{time.Second / 4, false, 3 * time.Second / 4}, // it was sent before
-		{time.Second, false, 2 * time.Second},
-		{2 * time.Second, false, 4 * time.Second},
-		{4 * time.Second, false, 8 * time.Second},
-		{8 * time.Second, false, 8 * time.Second},
-		{time.Second, true, 7 * time.Second},
-		{7 * time.Second, false, 0}, {0, false, time.Second},
+		{0, 0, false, 0}, {0, 0, true, 0}, {0, 0, false, 0},
+		{0, 0, false, time.Second},
+		{time.Second / 4, time.Second / 2, false, 3 * time.Second / 4}, // it was sent before
+		{time.Second / 4, 0, false, time.Second / 2},                   // there was no other
+		{time.Second, 2 * time.Second, false, 0}, {0, 3 * time.Second / 4, false, 0},
+		{0, time.Second / 4, false, 2 * time.Second},
+		{2 * time.Second, 0, false, 4 * time.Second},
+		{4 * time.Second, 0, false, 8 * time.Second},
+		{time.Minute, 2 * time.Minute, false, 0},
+		{0, 0, false, 8 * time.Second},
+		{time.Second, 2 * time.Second, true, 7 * time.Second},
+		{7 * time.Second, 0, false, 0}, {0, 0, false, time.Second},
 	} {
 		now = now.Add(step.after)
-		lease.judge(step.serves)
-		if got := max(0, lease.on.ejectedUntil.Sub(now)); got != step.pause {
+		if got := max(0, judge(step.took, step.serves).ejectedUntil.Sub(now)); got != step.pause {
 			t.Errorf("step %d: it is kept away from for %v, want %v", i, got, step.pause)
 		}
 	}
 	now = now.Add(time.Hour)
-	lease.on.failures = 1 << 20
-	lease.judge(false)
+	on := judge(0, true)
+	on.failures = 1 << 20
+	judge(0, false)
+	lease, _ := pool.acquire(completion("x", "x"), nil)
 	lease.Eject()
-	if got := lease.on.ejectedUntil.Sub(now); got != 8*time.Second {
+	if got := on.ejectedUntil.Sub(now); got != 8*time.Second {
 		t.Errorf("after many it is kept away from for %v", got)
 	}
 }

@@ -70,7 +70,7 @@ func (f *routerFlags) add(command *cobra.Command) {
 	flags.StringVar(&f.weights, "weights", "", "weights of what speaks for a rank, as in affinity=1,prefix=1,load=1,wait=1; 1 is as modelled in microseconds, 0 leaves it out (policy price)")
 	flags.IntVar(&f.options.Pool.PendingLimitPerRank, "pending-limit-per-rank", 0, "requests that a rank of a pod may have at a time; when all have as many, clients are answered 429. 0 is no limit")
 	flags.IntVar(&f.options.Pool.CacheTokensPerRank, "cache-tokens-per-rank", defaults.CacheTokensPerRank, "tokens that a rank keeps in its KV cache, as far as the router knows")
-	flags.Int64Var(&f.options.MaxBodyBytes, "max-body-bytes", 32<<20, "largest request body that is accepted")
+	flags.Int64Var(&f.options.MaxBodyBytes, "max-body-bytes", 32<<20, "largest request body that is accepted; those of all requests may take 384 MiB at once, or twice this and 1 MiB where that is more")
 	flags.DurationVar(&f.options.EndpointWait, "endpoint-wait", 10*time.Second, "how long a request waits for a ready pod before it is answered with 503")
 	flags.DurationVar(&f.options.ClientTimeout, "client-timeout", time.Minute, "how long a client may take to send a body, and how long it may take nothing of an answer; 0 for ever")
 	flags.DurationVar(&f.options.ShutdownDelay, "shutdown-delay", 0, "how long the router takes new connections after SIGTERM although it is no longer ready; for where nothing else, such as a preStop hook, lets load balancers see first that it goes")

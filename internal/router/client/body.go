@@ -30,8 +30,15 @@ type Bodies struct {
 
 // NewBodies returns the bound for bodies of which each has at most so many bytes: the default, or more where one of them would not fit.
 func NewBodies(largest int64) *Bodies {
-	return &Bodies{Most: max(DefaultBodies, largest*2+promptBytes)}
+	return &Bodies{Most: max(DefaultBodies, roomFor(largest))}
 }
+
+// roomFor is what a body of so many bytes takes at most: its length may not be known before its end, so that it grows from all of its bytes
+// to one more.
+func roomFor(largest int64) int64 { return taken(largest) + taken(largest+1) }
+
+// taken is what so many bytes of a body take, with what is read of a prompt in them.
+func taken(bytes int64) int64 { return bytes + min(bytes, promptBytes) }
 
 // Held is how many bytes are held.
 func (b *Bodies) Held() int64 { return b.held.Load() }
@@ -75,32 +82,38 @@ func (b *Bodies) Keep(data []byte) (*Body, error) {
 // trustedBytes is how much memory is made ready for a body because its header says so, before any of it has come.
 const trustedBytes = 64 << 10
 
-// Read reads a body as io.ReadAll does. Its length is probably known; -1 where it is not. What a body takes counts as it comes: what a
-// client only promises to send keeps nobody out.
-func (b *Bodies) Read(from io.Reader, length int64) (*Body, error) {
+// Read reads a body as io.ReadAll does, but no more than a byte beyond the largest that is accepted: one that has come so far is too large.
+// Its length is probably known; -1 where it is not. What a body takes counts as it comes: what a client only promises to send keeps nobody
+// out.
+func (b *Bodies) Read(from io.Reader, length, largest int64) (*Body, error) {
 	body := &Body{of: b}
 	if length > b.Most-b.Held() {
 		return nil, b.noRoom()
 	}
-	err := body.grow(max(512, min(length, trustedBytes)+1)) // one more, to meet the end without growing
-	for err == nil {
+	var err error
+	for err == nil && int64(len(body.data)) <= largest {
+		if len(body.data) == cap(body.data) {
+			err = body.grow(min(nextSize(int64(len(body.data)), length), largest+1))
+			continue
+		}
 		var n int
 		n, err = from.Read(body.data[len(body.data):cap(body.data)])
 		body.data = body.data[:len(body.data)+n]
-		if err == nil && len(body.data) == cap(body.data) {
-			err = body.grow(nextSize(int64(len(body.data)), length))
-		}
 	}
-	if err != io.EOF {
+	if err != nil && err != io.EOF {
 		body.Drop()
 		return nil, err
 	}
 	return body, nil
 }
 
-// nextSize is the room for a body that is larger than so many bytes.
+// nextSize is the room for a body of which so many bytes have come, and more may. Where its length is known it is one more than that at
+// most, to meet the end without growing.
 func nextSize(size, length int64) int64 {
-	if size <= length {
+	switch {
+	case size == 0:
+		return max(512, min(length, trustedBytes)+1)
+	case size <= length:
 		return min(2*size, length+1)
 	}
 	return 2 * size
@@ -119,7 +132,7 @@ func (b *Body) grow(size int64) error {
 
 // take counts a body of so many bytes beside what it takes already, and what is read of a prompt in it.
 func (b *Body) take(size int64) error {
-	bytes := size + min(size, promptBytes)
+	bytes := taken(size)
 	if !b.of.take(bytes) {
 		return b.of.noRoom()
 	}

@@ -40,7 +40,7 @@ func TestBodies(t *testing.T) {
 			if tc.end != nil {
 				from = io.MultiReader(from, iotest.ErrReader(tc.end))
 			}
-			body, err := bodies.Read(from, tc.length)
+			body, err := bodies.Read(from, tc.length, most)
 			if !errors.Is(err, tc.want) {
 				t.Fatalf("error %v, want %v", err, tc.want)
 			}
@@ -66,7 +66,7 @@ func TestBodies(t *testing.T) {
 func TestLargeBody(t *testing.T) {
 	const size = 8 << 20
 	bodies := NewBodies(32 << 20)
-	body, err := bodies.Read(strings.NewReader(strings.Repeat("x", size)), size)
+	body, err := bodies.Read(strings.NewReader(strings.Repeat("x", size)), size, 32<<20)
 	if want := int64(size + 1 + promptBytes); err != nil || bodies.Held() != want {
 		t.Errorf("%d bytes are held, want %d; %v", bodies.Held(), want, err)
 	}
@@ -75,7 +75,30 @@ func TestLargeBody(t *testing.T) {
 	} else {
 		kept.Drop()
 	}
-	if largest := int64(1 << 30); NewBodies(largest).Most < 2*largest {
-		t.Error("a router may not hold the largest body that it takes")
+}
+
+// Where nothing else is held there is room for every body that is accepted, whether or not its length is known, and one that is too large is
+// told so.
+func TestRoomForTheLargestBody(t *testing.T) {
+	for _, largest := range []int64{0, 1, 255, 511, 512, 513, 1000, 1023, 1024, trustedBytes, 100_000, promptBytes - 1, promptBytes, 3<<20 - 1, 3 << 20} {
+		for _, size := range []int64{largest / 2, largest - 1, largest, largest + 1, 2 * largest} {
+			for _, length := range []int64{-1, 0, size / 2, size} {
+				if size < 0 {
+					continue
+				}
+				bodies := &Bodies{Most: roomFor(largest)}
+				body, err := bodies.Read(bytes.NewReader(make([]byte, size)), length, largest)
+				if err != nil {
+					t.Errorf("%d of at most %d bytes, said to be %d: %v", size, largest, length, err)
+				} else if got := int64(len(body.Bytes())); got != min(size, largest+1) {
+					t.Errorf("%d of at most %d bytes, said to be %d: %d have come", size, largest, length, got)
+				}
+			}
+		}
+	}
+	for largest, want := range map[int64]int64{0: DefaultBodies, 32 << 20: DefaultBodies, 191 << 20: DefaultBodies, 192 << 20: 385<<20 + 1, 1 << 30: 2<<30 + 1<<20 + 1} {
+		if got := NewBodies(largest).Most; got != want {
+			t.Errorf("bodies of at most %d bytes may take %d, want %d", largest, got, want)
+		}
 	}
 }

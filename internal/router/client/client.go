@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"sync"
@@ -68,7 +67,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limits Limits) (*Body, err
 		connection.SetReadDeadline(time.Now().Add(limits.Timeout)) //nolint:errcheck // a test's writer has no connection
 		defer connection.SetReadDeadline(time.Time{})              //nolint:errcheck // as above
 	}
-	body, err := limits.Bodies.Read(io.LimitReader(r.Body, limits.MaxBodyBytes+1), r.ContentLength)
+	body, err := limits.Bodies.Read(r.Body, r.ContentLength, limits.MaxBodyBytes)
 	switch {
 	case errors.Is(err, ErrNoRoom):
 		return nil, err

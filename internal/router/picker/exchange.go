@@ -176,7 +176,7 @@ func (x *exchange) answerHeaders(r *Request) error {
 // requestInChunks holds the header back until the body, probably of that length, has ended and an endpoint was picked, then answers both.
 func (x *exchange) requestInChunks(r *Request, length int64) error {
 	source := &bodyReader{stream: x.stream, of: ofRequest}
-	body, err := x.bodies.Read(io.LimitReader(source, x.maxBody+1), length)
+	body, err := x.bodies.Read(source, length, x.maxBody)
 	if err != nil {
 		return err
 	}

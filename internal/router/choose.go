@@ -276,17 +276,17 @@ func (p *Pool) keepRank(rank int) {
 	p.places, p.at = p.places[:n], p.at[:n]
 }
 
-// addressUnder returns the address of the backend with the fewest outstanding tokens among those that serve under a plan
-// and were not just found unreachable.
-func (p *Pool) addressUnder(plan string) (address string, ok bool) {
+// backendUnder returns the backend with the fewest outstanding tokens among those that serve under a plan and were not just found
+// unreachable.
+func (p *Pool) backendUnder(plan string) (backend discovery.Backend, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, g := range p.groups {
 		if allowed := (filter{now: p.now()}); g.plan == plan && g.ranks(allowed) > 0 {
-			return g.leastLoaded(allowed).on.Address, true
+			return g.leastLoaded(allowed).on.Backend, true
 		}
 	}
-	return "", false
+	return discovery.Backend{}, false
 }
 
 // leastLoaded is the rank with the fewest outstanding tokens. Ties are broken at random, so that several routers do not

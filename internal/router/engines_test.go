@@ -37,11 +37,12 @@ func adapterOf(t *testing.T, engineType string) engine.Adapter {
 // routerFor serves a router in front of one backend, as it is configured for an engine.
 func routerFor(t *testing.T, adapter engine.Adapter, percent int, backend discovery.Backend) (string, *Observations) {
 	t.Helper()
-	pool := NewPool()
-	pool.Set([]discovery.Backend{backend})
-	proxy, observations := NewProxy(pool, prometheus.NewRegistry(), logr.Discard(), ProxyOptions{
+	options := Options{ProxyOptions: ProxyOptions{
 		RankHeader: adapter.RankHeader, RoutingKeyHeader: adapter.RoutingKeyHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 64 << 20, EndpointWait: time.Second,
-	})
+	}}
+	pool := NewPool()
+	pool.Set(options.backends([]discovery.Backend{backend}))
+	proxy, observations := NewProxy(pool, prometheus.NewRegistry(), logr.Discard(), options.ProxyOptions)
 	server := httptest.NewServer(proxy)
 	t.Cleanup(server.Close)
 	return server.URL, observations
@@ -52,22 +53,20 @@ func TestPinsByTheHeaderOfTheEngine(t *testing.T) {
 	for _, adapter := range registry.All() {
 		headers := make(chan http.Header, 1)
 		backend := newEngine(t, "a", 4, func(_ http.ResponseWriter, r *http.Request) { headers <- r.Header.Clone() })
-		if !adapter.Pins() {
-			backend = discovery.WithoutRanks([]discovery.Backend{backend})[0]
-		}
 		url, _ := routerFor(t, adapter, 0, backend)
 		request, err := http.NewRequest(http.MethodPost, url+"/v1/completions", strings.NewReader(`{"prompt":"x"}`))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if adapter.Pins() {
-			request.Header.Set(adapter.RankHeader, "17")
-		}
+		request.Header.Set(rankHeader, "17")
 		response, err := http.DefaultClient.Do(request)
 		if err != nil {
 			t.Fatal(err)
 		}
 		response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %s", adapter.Type, response.Status)
+		}
 		got := <-headers
 		rank := got.Get("X-Data-Parallel-Rank")
 		if pinned := len(rank) == 1 && rank >= "0" && rank <= "3"; pinned != adapter.Pins() || response.Header.Get(HeaderRank) == "0" && !adapter.Pins() {
@@ -77,28 +76,64 @@ func TestPinsByTheHeaderOfTheEngine(t *testing.T) {
 }
 
 // While another engine is rolled out each pod is spoken to as its own wants it, whatever the router is configured for: one is asked for the
-// experts, the other tells them unasked, and the client gets none.
+// experts, another tells them unasked, one takes no rank, and the client gets no experts.
 func TestSpeaksToEachPodAsItsEngineWants(t *testing.T) {
 	for _, configured := range registry.All() {
-		for _, own := range []string{"SGLang", "VLLM"} {
+		for _, own := range []string{"SGLang", "VLLM", "TensorRTLLM"} {
 			bodies := make(chan string, 1)
 			backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
 				body, err := io.ReadAll(r.Body)
 				if err != nil {
 					t.Error(err)
 				}
-				bodies <- r.Header.Get("X-Data-Parallel-Rank") + string(body)
+				bodies <- r.Header.Get(rankHeader) + string(body)
 				fmt.Fprintf(w, `{"choices":[{"text":"b","routed_experts":%q}]}`, vllmRouting())
 			})
 			backend.Engine, backend.Shape = own, &planstest.Shape
 			url, _ := routerFor(t, configured, 100, backend)
-			response, body := post(t, url+"/v1/completions", `{"prompt":"x"}`)
-			asked := <-bodies
-			if asks := strings.Contains(asked, `"return_routed_experts":true`); asks != (own == "SGLang") || asked[0] < '0' || asked[0] > '3' {
+			request, err := http.NewRequest(http.MethodPost, url+"/v1/completions", strings.NewReader(`{"prompt":"x"}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			request.Header.Set(rankHeader, "17")
+			response, err := http.DefaultClient.Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(response.Body)
+			response.Body.Close()
+			if err != nil || response.StatusCode != http.StatusOK {
+				t.Fatalf("%s behind a router for %s: %s, %v", own, configured.Type, response.Status, err)
+			}
+			rank, asked, _ := strings.Cut(<-bodies, "{")
+			if pinned := len(rank) == 1 && rank >= "0" && rank <= "3"; pinned != (own != "TensorRTLLM") || !pinned && rank != "" {
+				t.Errorf("%s behind a router for %s gets rank %q", own, configured.Type, rank)
+			}
+			if asks := strings.Contains(asked, `"return_routed_experts":true`); asks != (own == "SGLang") {
 				t.Errorf("%s behind a router for %s gets %s", own, configured.Type, asked)
 			}
-			if told := strings.Contains(body, "routed_experts"); response.StatusCode != http.StatusOK || told && own == "VLLM" {
+			if told := strings.Contains(string(body), "routed_experts"); told && own == "VLLM" {
 				t.Errorf("%s behind a router for %s: the client gets %s", own, configured.Type, body)
+			}
+		}
+	}
+}
+
+// What a client asks for is understood whichever engine's name for it it uses, and whatever the router is configured for.
+func TestUnderstandsTheFieldsOfAllEngines(t *testing.T) {
+	for _, configured := range registry.All() {
+		s := newSender(NewPool(), prometheus.NewRegistry(), ProxyOptions{RankHeader: configured.RankHeader, RoutedExperts: configured.RoutedExperts, SamplePercent: 100})
+		for body, want := range map[string]struct{ shifted, asks bool }{
+			`{"prompt":"x"}`: {},
+			`{"prompt":"x","return_routed_experts":true}`:       {asks: true},
+			`{"prompt":"x","routed_experts_start_len":1}`:       {shifted: true},
+			`{"prompt":"x","routed_experts_prompt_start":1}`:    {shifted: true},
+			`{"prompt":NaN,"routed_experts_prompt_start":1}`:    {shifted: true},
+			`{"prompt":"x","routed_experts_prompt_start":null}`: {},
+		} {
+			r := s.read(t.Context(), "/v1/completions", "id", []byte(body))
+			if r.shifted != want.shifted || r.sampled == want.shifted || r.asksExperts != want.asks {
+				t.Errorf("a router for %s reads %s: shifted %v, sampled %v, asks %v", configured.Type, body, r.shifted, r.sampled, r.asksExperts)
 			}
 		}
 	}

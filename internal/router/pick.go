@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -59,7 +60,7 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	p.decision = picker.Decision{
 		Endpoints:     append([]string{lease.endpoint()}, e.core.pool.fallbacks(lease, r, e.fallbacks)...),
 		SetHeaders:    map[string]string{HeaderRequestID: id},
-		RemoveHeaders: []string{e.core.options.RankHeader},
+		RemoveHeaders: slices.Clone(rankHeaders),
 		Body:          body,
 	}
 	if lease.Backend.PinsByHeader(lease.Rank) {

@@ -269,7 +269,7 @@ func TestPicksAmongEightPorts(t *testing.T) {
 	pod := eightPorts("a", "10.0.0.1")
 	pod.RankAddresses[5] = "" // not live
 	pool := newPool(pod)
-	gateway, _, registry := newPicker(t, pool, ProxyOptions{RankHeader: rankHeader})
+	gateway, _, registry := newPicker(t, pool, ProxyOptions{}) // whatever header pods are pinned by that name no engine
 	const body = `{"prompt":"x","max_tokens":10}`
 	seen := map[string]int{}
 	var streams []*gatewaytest.Stream

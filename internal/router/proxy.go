@@ -19,6 +19,7 @@ import (
 
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/router/client"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/tokenize"
@@ -35,7 +36,8 @@ const (
 
 // ProxyOptions are the settings of a proxy.
 type ProxyOptions struct {
-	// RankHeader pins a request to a rank of the engine; empty where that takes none: then a pod is chosen by load alone.
+	// RankHeader pins a request to a rank of a pod that does not tell its engine, as all that is said of engines here is of such pods; empty
+	// where that takes none: then the pod is chosen by load alone.
 	RankHeader string
 	// RoutingKeyHeader tells the engine which waiting requests to batch; empty where it takes no such hint.
 	RoutingKeyHeader string
@@ -68,6 +70,21 @@ var routes = client.NewRoutes(map[string][]string{
 // inference are the routes whose tokens activate experts.
 var inference = map[string]bool{"/v1/completions": true, "/v1/chat/completions": true, "/generate": true}
 
+// What the engines call their headers and fields, each: pods of several may serve together, and a client does not know whose it gets.
+var (
+	rankHeaders   = registry.Names(func(a engine.Adapter) string { return http.CanonicalHeaderKey(a.RankHeader) })
+	requestFields = registry.Names(func(a engine.Adapter) string { return a.RoutedExperts.RequestField })
+	startFields   = registry.Names(func(a engine.Adapter) string { return a.RoutedExperts.StartField })
+)
+
+// adapter is the engine of pods that do not tell theirs.
+func (o *ProxyOptions) adapter() *engine.Adapter {
+	return &engine.Adapter{
+		RankHeader: o.RankHeader, RoutingKeyHeader: o.RoutingKeyHeader, RoutedExperts: o.RoutedExperts,
+		Generation: engine.Generation{TokenizePath: o.TokenizePath},
+	}
+}
+
 // NewProxy returns the handler of the proxied routes, and what it observes.
 func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, options ProxyOptions) (http.Handler, *Observations) {
 	sender := newSender(pool, registry, options)
@@ -75,11 +92,10 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme = "http"
-			r.Out.URL.Host = "engine" // replaced for each attempt
-			r.Out.Header.Del(options.RankHeader)
+			r.Out.URL.Host = "engine"  // replaced for each attempt
 			r.Out.Header.Del("Expect") // the body is here already: the client has been told to go on
 			// No route can be upgraded. A client may offer HTTP/2 with every request, and some engines then read no body.
-			for _, name := range []string{"Connection", "Upgrade", "Http2-Settings"} {
+			for _, name := range append([]string{"Connection", "Upgrade", "Http2-Settings"}, rankHeaders...) {
 				r.Out.Header.Del(name)
 			}
 			r.SetXForwarded()
@@ -158,29 +174,36 @@ type sender struct {
 	engine       *engine.Adapter // of pods that do not tell theirs
 	metrics      *metrics
 	observations *Observations
-	tokenizer    *tokenize.Remote // nil where engines cannot be asked
+	tokenizer    *tokenize.Remote
 }
 
 func newSender(pool *Pool, registry prometheus.Registerer, options ProxyOptions) *sender {
-	transport := newTransport()
-	return &sender{
+	s := &sender{
 		pool:         pool,
-		transport:    transport,
+		transport:    newTransport(),
 		options:      options,
-		engine:       &engine.Adapter{RankHeader: options.RankHeader, RoutingKeyHeader: options.RoutingKeyHeader, RoutedExperts: options.RoutedExperts},
+		engine:       options.adapter(),
 		metrics:      newMetrics(registry, pool),
 		observations: newObservations(registry, options, pool),
-		tokenizer:    tokenize.New(pool.addressUnder, transport, options.TokenizePath),
 	}
+	s.tokenizer = tokenize.New(s.tokenizerUnder, s.transport)
+	return s
+}
+
+// tokenizerUnder is the URL by which a pod that serves under a plan tells the token ids of a prompt, if there is one.
+func (s *sender) tokenizerUnder(plan string) (url string, ok bool) {
+	backend, ok := s.pool.backendUnder(plan)
+	path := backend.Adapter(s.engine).Generation.TokenizePath
+	return "http://" + backend.Address + path, ok && path != ""
 }
 
 // read reads what a client sends. The context is the request's.
 func (s *sender) read(ctx context.Context, path, id string, body []byte) *request {
 	r := newRequest(path, id, body)
 	r.tokenize = s.tokenizer.For(ctx)
-	r.shifted = r.inference && wire.Asks(body, s.options.RoutedExperts.StartField)
+	r.shifted = r.inference && wire.Asks(body, startFields)
 	r.sampled = r.inference && !r.shifted && sampled(id, s.options.SamplePercent)
-	r.asksExperts = r.inference && wire.Asks(body, s.options.RoutedExperts.RequestField)
+	r.asksExperts = r.inference && wire.Asks(body, requestFields)
 	return r
 }
 

@@ -32,7 +32,7 @@ type request struct {
 	eligible func(endpoint string) bool
 	// prompt is empty where its tokens cannot be told.
 	prompt wire.Prompt
-	// tokenize asks an engine under a plan for the tokens of texts that cannot be told here; nil where none can be asked.
+	// tokenize asks an engine under a plan for the tokens of texts that cannot be told here; nil where nobody is asked.
 	tokenize func(plan string, texts []string) wire.Prompt
 	// forecast is the latest one; a request that is sent again to pods of the same plan keeps it.
 	forecast forecast

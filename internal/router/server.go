@@ -54,6 +54,14 @@ type Options struct {
 	DrainTimeout time.Duration
 }
 
+// backends are those that were found as requests go to them: by plans that can be fetched, and to ranks of engines that take a rank.
+func (o *Options) backends(found []discovery.Backend) []discovery.Backend {
+	if o.FetchPlan != nil {
+		found = discovery.WithDefaultPlan(found, o.DefaultPlan)
+	}
+	return discovery.Pinnable(found, o.adapter())
+}
+
 // plansName is the directory of the plans below the snapshot directory.
 const plansName = "plans"
 
@@ -94,17 +102,16 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 		ready.Store(is)
 		service.SetReady(is)
 	})
-	set := pool.Set
-	switch {
-	case options.RankHeader == "":
-		log.Info("Balancing by load alone: the engine takes no rank")
-		set = func(backends []discovery.Backend) { pool.Set(discovery.WithoutRanks(backends)) }
-	case options.FetchPlan == nil:
+	if options.RankHeader == "" {
+		log.Info("Balancing by load alone pods that do not name an engine: theirs takes no rank")
+	}
+	set := func(found []discovery.Backend) { pool.Set(options.backends(found)) }
+	if options.FetchPlan == nil {
 		log.Info("Balancing by load alone: no artifact store is configured")
-	default:
+	} else {
 		keeper := plans.NewKeeper(filepath.Join(options.SnapshotDir, plansName), options.FetchPlan, pool)
-		set = func(backends []discovery.Backend) {
-			backends = discovery.WithDefaultPlan(backends, options.DefaultPlan)
+		set = func(found []discovery.Backend) {
+			backends := options.backends(found)
 			pool.Set(backends)
 			keeper.Want(backends)
 		}

@@ -30,6 +30,32 @@ func freePort(t *testing.T) int {
 	return listener.Addr().(*net.TCPAddr).Port
 }
 
+// keeping are the options of a router that knows some backends and a plan from what it keeps, and clients of an API server that is away, as
+// the artifact store is.
+func keeping(t *testing.T, p planned, backends ...discovery.Backend) (kubernetes.Interface, Options) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := discovery.SaveSnapshot(dir, backends); err != nil {
+		t.Fatal(err)
+	}
+	if err := plan.Write(filepath.Join(dir, plansName, p.Artifact.Digest), p.Artifact, []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	onlyFromDisk := func(_ context.Context, _, dir string) error {
+		_, _, err := plan.Read(dir)
+		return err
+	}
+	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", freePort(t))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return clients, Options{
+		ProxyOptions: ProxyOptions{MaxBodyBytes: 1 << 20, EndpointWait: time.Second},
+		Pool:         DefaultPoolOptions(), Namespace: "ns", Selector: "a=b", SnapshotDir: dir, FetchPlan: onlyFromDisk,
+		Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Minute,
+	}
+}
+
 // A router that starts while API server and artifact store are away serves from its snapshot, by the plan that it keeps,
 // and on SIGTERM first stops being ready, then stops taking connections, and lets a running request finish.
 func TestServesFromWhatItKeeps(t *testing.T) {
@@ -44,25 +70,8 @@ func TestServesFromWhatItKeeps(t *testing.T) {
 		fmt.Fprint(w, "done")
 	})
 	engine.Ranks, engine.PlanDigest = 4, p.Artifact.Digest
-	dir := t.TempDir()
-	if err := discovery.SaveSnapshot(dir, []discovery.Backend{engine}); err != nil {
-		t.Fatal(err)
-	}
-	if err := plan.Write(filepath.Join(dir, plansName, p.Artifact.Digest), p.Artifact, []byte("{}")); err != nil {
-		t.Fatal(err)
-	}
-	onlyFromDisk := func(_ context.Context, _, dir string) error {
-		_, _, err := plan.Read(dir)
-		return err
-	}
-	clients, err := kubernetes.NewForConfig(&rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", freePort(t))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	options := Options{
-		ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: time.Second},
-		Pool:         DefaultPoolOptions(), Namespace: "ns", Selector: "a=b", SnapshotDir: dir, FetchPlan: onlyFromDisk, ShutdownDelay: 2 * time.Second, Host: "127.0.0.1", Port: freePort(t), MetricsPort: freePort(t), DrainTimeout: time.Minute,
-	}
+	clients, options := keeping(t, p, engine)
+	options.RankHeader, options.ShutdownDelay = rankHeader, 2*time.Second
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- Run(ctx, clients, options) }()
@@ -127,6 +136,44 @@ func TestServesFromWhatItKeeps(t *testing.T) {
 		}
 	case <-time.After(10 * time.Second):
 		t.Error("the router does not end")
+	}
+}
+
+// While an engine that takes no rank takes the place of another one, or the other way, pods of the latter are still served by plans, their
+// own or the default, and those of the former by load.
+func TestServesByPlansBesideAnEngineThatTakesNoRank(t *testing.T) {
+	p, _ := solved(t)
+	serve := func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Header.Get(rankHeader)) }
+	own, byDefault, without := newEngine(t, "own", 4, serve), newEngine(t, "default", 4, serve), newEngine(t, "without", 4, serve)
+	own.Engine, byDefault.Engine, without.Engine, own.PlanDigest = "SGLang", "VLLM", "TensorRTLLM", p.Artifact.Digest
+	for _, header := range []string{rankHeader, ""} {
+		clients, options := keeping(t, p, own, byDefault, without)
+		options.RankHeader, options.DefaultPlan = header, p.Artifact.Digest
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- Run(ctx, clients, options) }()
+		planned := map[string]bool{"own": false, "default": false}
+		eventually(t, "pods of engines that take ranks are served by the plan, and the other one is served", func() bool {
+			response, err := http.Post(fmt.Sprintf("http://127.0.0.1:%d/v1/completions", options.Port), "application/json", strings.NewReader(`{"prompt":[1,2,3]}`))
+			if err != nil {
+				return false // it starts
+			}
+			defer response.Body.Close()
+			rank, err := io.ReadAll(response.Body)
+			if err != nil || response.StatusCode != http.StatusOK {
+				return false
+			}
+			pod, short := response.Header.Get(HeaderPod), response.Header.Get(HeaderPlan)
+			if pins := pod != "without"; pins != (len(rank) == 1) || !pins && short != "" {
+				t.Errorf("router with header %q: pod %s gets rank %q by plan %q", header, pod, rank, short)
+			}
+			planned[pod] = planned[pod] || short == p.Short() || pod == "without"
+			return planned["own"] && planned["default"] && planned["without"]
+		})
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
 	}
 }
 

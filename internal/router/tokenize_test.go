@@ -73,12 +73,11 @@ func TestEngineTokenizes(t *testing.T) {
 func tokenizingRouter(t *testing.T, engine discovery.Backend, layout *plans.Layout) func(body string) (plan string) {
 	t.Helper()
 	engine.PlanDigest = layout.Digest
+	options := Options{ProxyOptions: ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: time.Second, TokenizePath: "/tell"}}
 	pool := NewPool()
-	pool.Set([]discovery.Backend{engine})
+	pool.Set(options.backends([]discovery.Backend{engine}))
 	pool.AddLayout(layout)
-	proxy, _ := NewProxy(pool, prometheus.NewRegistry(), logr.Discard(), ProxyOptions{
-		RankHeader: rankHeader, MaxBodyBytes: 1 << 20, EndpointWait: time.Second, TokenizePath: "/tell",
-	})
+	proxy, _ := NewProxy(pool, prometheus.NewRegistry(), logr.Discard(), options.ProxyOptions)
 	server := httptest.NewServer(proxy)
 	t.Cleanup(server.Close)
 	return func(body string) string {
@@ -87,6 +86,27 @@ func tokenizingRouter(t *testing.T, engine discovery.Backend, layout *plans.Layo
 			t.Errorf("%s: %s", response.Status, answer)
 		}
 		return response.Header.Get(HeaderPlan)
+	}
+}
+
+// Each engine is asked on its own route, whatever that of the router's.
+func TestEngineTokenizesOnItsOwnRoute(t *testing.T) {
+	p, _ := solved(t)
+	layout := *p.layout
+	layout.Tokenizer = nil
+	for own, route := range map[string]string{"SGLang": "/v1/tokenize", "VLLM": "/tokenize", "TensorRTLLM": "", "": "/tell"} {
+		var asked atomic.Value
+		asked.Store("")
+		engine := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/v1/completions" {
+				asked.Store(r.URL.Path)
+				fmt.Fprint(w, `{"tokens":[1,2]}`)
+			}
+		})
+		engine.Engine = own
+		if scored := tokenizingRouter(t, engine, &layout)(`{"prompt":"x"}`) != ""; asked.Load() != route || scored != (route != "") {
+			t.Errorf("engine %q is asked on %q, scored is %v", own, asked.Load(), scored)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package registry
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/semmoe/operator/internal/engine"
@@ -24,6 +25,17 @@ func Types() string {
 		types = append(types, adapter.Type)
 	}
 	return strings.Join(types, ", ")
+}
+
+// Names lists what the engines call something, each name once; without those that have no name for it.
+func Names(of func(engine.Adapter) string) []string {
+	var names []string
+	for _, adapter := range All() {
+		if name := of(adapter); name != "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // For returns the adapter of an engine type.

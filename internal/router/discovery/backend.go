@@ -95,14 +95,16 @@ func Backends(pods []*corev1.Pod) []Backend {
 	return backends
 }
 
-// WithoutRanks are the backends of an engine whose requests cannot be pinned: of no use to them are ranks, and plans that
-// tell ranks apart.
-func WithoutRanks(backends []Backend) []Backend {
-	plain := slices.Clone(backends)
-	for i := range plain {
-		plain[i].Ranks, plain[i].RankAddresses, plain[i].PlanDigest = 0, nil, ""
+// Pinnable are the backends, those without ranks whose engine takes no requests for a rank: of no use to them are ranks, and plans that
+// tell ranks apart. Other is the engine of those that do not tell theirs.
+func Pinnable(backends []Backend, other *engine.Adapter) []Backend {
+	pinnable := slices.Clone(backends)
+	for i := range pinnable {
+		if b := &pinnable[i]; !b.Adapter(other).Pins() {
+			b.Ranks, b.RankAddresses, b.PlanDigest = 0, nil, ""
+		}
 	}
-	return plain
+	return pinnable
 }
 
 // WithDefaultPlan are the backends, those without a plan of their own with another one.
@@ -134,7 +136,7 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 			shape = parsed
 		}
 	}
-	backend := Backend{
+	return Backend{
 		Shape:         shape,
 		Engine:        pod.Annotations[semmoev1.AnnotationEngine],
 		Pod:           pod.Name,
@@ -145,11 +147,7 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 		PlanDigest:    pod.Annotations[semmoev1.AnnotationPlanDigest],
 		ModelDigest:   pod.Annotations[semmoev1.AnnotationModelDigest],
 		Permuted:      semmoev1.Realization(pod.Annotations[semmoev1.AnnotationRealization]) == semmoev1.RealizationReshuffledWeights,
-	}
-	if own := backend.Adapter(nil); own != nil && !own.Pins() {
-		backend = WithoutRanks([]Backend{backend})[0]
-	}
-	return backend, true
+	}, true
 }
 
 // rankAddresses are the endpoints of the ranks of a pod, nil where they share its port. Ports that do not fit the number of

@@ -3,6 +3,7 @@ package discovery
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/lar"
 )
 
@@ -51,20 +53,17 @@ func TestBackends(t *testing.T) {
 		change func(*corev1.Pod)
 		want   []Backend
 	}{
-		"ready":               {func(*corev1.Pod) {}, []Backend{base}},
-		"not ready":           {func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }, nil},
-		"no condition yet":    {func(p *corev1.Pod) { p.Status.Conditions = nil }, nil},
-		"being deleted":       {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }, nil},
-		"no address yet":      {func(p *corev1.Pod) { p.Status.PodIP = "" }, nil},
-		"port not a number":   {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPort] = "x" }, nil},
-		"IPv6":                {func(p *corev1.Pod) { p.Status.PodIP = "fd00::1" }, []Backend{{Pod: "p", Address: "[fd00::1]:30000", Ranks: 4, Revision: "r1"}}},
-		"serves under a plan": {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPlanDigest] = "d1" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", PlanDigest: "d1"}}},
-		"permuted checkpoint": {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRealization] = "ReshuffledWeights" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", Permuted: true}}},
-		"expert map":          {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRealization] = "EngineMap" }, []Backend{base}},
-		"tells its engine":    {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationEngine] = "VLLM" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Engine: "VLLM", Ranks: 4, Revision: "r1"}}},
-		"an engine that takes no rank": {func(p *corev1.Pod) {
-			p.Annotations[semmoev1.AnnotationEngine], p.Annotations[semmoev1.AnnotationPlanDigest] = "TensorRTLLM", "d1"
-		}, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Engine: "TensorRTLLM", Revision: "r1"}}},
+		"ready":                  {func(*corev1.Pod) {}, []Backend{base}},
+		"not ready":              {func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }, nil},
+		"no condition yet":       {func(p *corev1.Pod) { p.Status.Conditions = nil }, nil},
+		"being deleted":          {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }, nil},
+		"no address yet":         {func(p *corev1.Pod) { p.Status.PodIP = "" }, nil},
+		"port not a number":      {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPort] = "x" }, nil},
+		"IPv6":                   {func(p *corev1.Pod) { p.Status.PodIP = "fd00::1" }, []Backend{{Pod: "p", Address: "[fd00::1]:30000", Ranks: 4, Revision: "r1"}}},
+		"serves under a plan":    {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPlanDigest] = "d1" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", PlanDigest: "d1"}}},
+		"permuted checkpoint":    {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRealization] = "ReshuffledWeights" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", Permuted: true}}},
+		"expert map":             {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRealization] = "EngineMap" }, []Backend{base}},
+		"tells its engine":       {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationEngine] = "VLLM" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Engine: "VLLM", Ranks: 4, Revision: "r1"}}},
 		"takes no rank":          {func(p *corev1.Pod) { delete(p.Annotations, semmoev1.AnnotationRanks) }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 0, Revision: "r1"}}},
 		"a port for each rank":   {ports("8000, 8001,8002,8003", ""), onPorts("10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.1:8002", "10.0.0.1:8003")},
 		"some ports are live":    {ports("8000,8001,8002,8003", "8003,8001"), onPorts("", "10.0.0.1:8001", "", "10.0.0.1:8003")},
@@ -111,12 +110,21 @@ func TestSnapshot(t *testing.T) {
 	}
 }
 
-func TestBackendsWithoutRanks(t *testing.T) {
+// Pods keep their ranks, and their plans, if their own engine takes requests for a rank; the router's is that of those that tell none.
+func TestPinnable(t *testing.T) {
 	shape := &lar.Shape{Layers: 4, MoELayers: []int{0, 1, 2, 3}, Experts: 32, ExpertsPerToken: 4}
-	before := []Backend{{Pod: "a", Address: "x:1", Ranks: 4, Revision: "r", PlanDigest: "d", Shape: shape}}
-	after := WithoutRanks(before)
-	if want := (Backend{Pod: "a", Address: "x:1", Revision: "r", Shape: shape}); !after[0].Equal(want) || before[0].Ranks != 4 {
-		t.Errorf("%+v becomes %+v", before[0], after[0])
+	for other, keeps := range map[string][]string{"X-Rank": {"", "SGLang", "another"}, "": {"SGLang"}} {
+		for _, own := range []string{"", "SGLang", "another", "TensorRTLLM"} {
+			before := Backend{Pod: "a", Address: "x:1", Engine: own, Ranks: 2, RankAddresses: []string{"x:1", "x:2"}, Revision: "r", PlanDigest: "d", Shape: shape}
+			want := before
+			if !slices.Contains(keeps, own) {
+				want = Backend{Pod: "a", Address: "x:1", Engine: own, Revision: "r", Shape: shape}
+			}
+			backends := []Backend{before}
+			if after := Pinnable(backends, &engine.Adapter{RankHeader: other}); !after[0].Equal(want) || !backends[0].Equal(before) {
+				t.Errorf("engine %q, rank header %q: %+v becomes %+v", own, other, before, after[0])
+			}
+		}
 	}
 }
 

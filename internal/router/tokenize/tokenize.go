@@ -29,27 +29,19 @@ const (
 // Remote asks engines for the token ids of prompts, where the checkpoint's tokenizer.json cannot be used here. It is safe for
 // concurrent use.
 type Remote struct {
-	under     func(plan string) (address string, ok bool)
+	under     func(plan string) (url string, ok bool)
 	transport http.RoundTripper
-	path      string
 	// pausedUntil is a Unix time in nanoseconds.
 	pausedUntil atomic.Int64
 }
 
-// New returns what asks a route of the engines for it; nil where they have none. under tells the address of one that serves under a plan,
-// if there is any.
-func New(under func(plan string) (address string, ok bool), transport http.RoundTripper, path string) *Remote {
-	if path == "" {
-		return nil
-	}
-	return &Remote{under: under, transport: transport, path: path}
+// New returns what asks engines for it. under tells the URL by which one that serves under a plan answers, if there is any.
+func New(under func(plan string) (url string, ok bool), transport http.RoundTripper) *Remote {
+	return &Remote{under: under, transport: transport}
 }
 
-// For returns what a request asks for the tokens of its texts; nil where there is nobody to ask.
+// For returns what a request asks for the tokens of its texts.
 func (r *Remote) For(ctx context.Context) func(plan string, texts []string) wire.Prompt {
-	if r == nil {
-		return nil
-	}
 	return func(plan string, texts []string) wire.Prompt { return r.tokens(ctx, plan, texts) }
 }
 
@@ -60,13 +52,13 @@ func (r *Remote) tokens(ctx context.Context, plan string, texts []string) wire.P
 	for _, text := range texts {
 		size += len(text)
 	}
-	address, ok := r.under(plan)
+	url, ok := r.under(plan)
 	if !ok || size > MaxBytes || time.Now().UnixNano() < r.pausedUntil.Load() {
 		return wire.Prompt{}
 	}
 	waiting, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	answer, err := r.ask(waiting, address, strings.Join(texts, "\n"))
+	answer, err := r.ask(waiting, url, strings.Join(texts, "\n"))
 	if err != nil && ctx.Err() == nil {
 		r.pausedUntil.Store(time.Now().Add(pause).UnixNano())
 	}
@@ -74,12 +66,12 @@ func (r *Remote) tokens(ctx context.Context, plan string, texts []string) wire.P
 }
 
 // ask returns the ids of a text as JSON.
-func (r *Remote) ask(ctx context.Context, address, text string) (json.RawMessage, error) {
+func (r *Remote) ask(ctx context.Context, url, text string) (json.RawMessage, error) {
 	body, err := json.Marshal(map[string]string{"prompt": text})
 	if err != nil {
 		return nil, err
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+r.path, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +82,7 @@ func (r *Remote) ask(ctx context.Context, address, text string) (json.RawMessage
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answers %s", address, response.Status)
+		return nil, fmt.Errorf("%s answers %s", url, response.Status)
 	}
 	var answer struct {
 		Tokens json.RawMessage `json:"tokens"`

@@ -107,13 +107,15 @@ func Ask(body []byte, field string) ([]byte, bool) {
 	return append(out, body[open:]...), true
 }
 
-// Asks reports whether a body asks for the routed experts by itself. In doubt it does.
-func Asks(body []byte, field string) bool {
+// Asks reports whether a body asks for something about the routed experts by itself, by any of the names of a field. In doubt it does.
+func Asks(body []byte, names []string) bool {
 	members, ok := jsonscan.Object(body, nil)
-	if !ok {
-		// Engines read more than what is JSON by the letter.
-		return field != "" && bytes.Contains(body, []byte(field))
-	}
-	value := jsonscan.Get(body, members, field)
-	return value != nil && string(value) != "false" && string(value) != "null"
+	return slices.ContainsFunc(names, func(name string) bool {
+		if !ok {
+			// Engines read more than what is JSON by the letter.
+			return bytes.Contains(body, []byte(name))
+		}
+		value := jsonscan.Get(body, members, name)
+		return value != nil && string(value) != "false" && string(value) != "null"
+	})
 }

@@ -114,11 +114,11 @@ func TestAsks(t *testing.T) {
 		`{"r":true}`: true, `{"r":1}`: true, `{"r":false}`: false, `{"r":null}`: false, `{"R":true}`: false, `{"p":"r"}`: false,
 		`{"r":false,"r":true}`: true, `{"\u0072":true}`: true, `{"r":true,"temperature":NaN}`: true, `{"temperature":NaN}`: true, `{`: false, ``: false,
 	} {
-		if got := Asks([]byte(body), "r"); got != want {
+		if got := Asks([]byte(body), []string{"other", "r"}); got != want {
 			t.Errorf("%s: %v, want %v", body, got, want)
 		}
 	}
-	if Asks([]byte("x"), "") {
+	if Asks([]byte("x"), nil) {
 		t.Error("an engine that cannot be asked was")
 	}
 }

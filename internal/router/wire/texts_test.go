@@ -76,7 +76,7 @@ func TestEditTexts(t *testing.T) {
 	}
 	for name, data := range map[string]string{
 		"a number": `{"c":1}`, "an object": `{"a":[{"b":{}}]}`, "numbers": `{"c":[[0,1]]}`, "true": `{"c":true}`, "refused": `{"c":"x!"}`,
-		"an escape": `{"c":"x\n"}`, "cut off": `{"c":"x`,
+		"an escape": `{"c":"x\n"}`, "an escape of a plain character": `{"c":"x\u002b"}`, "cut off": `{"c":"x`,
 	} {
 		for _, slowly := range []bool{false, true} {
 			if got, err := editTexts(data, "application/json", slowly); err == nil || got != "" {

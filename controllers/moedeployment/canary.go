@@ -39,13 +39,11 @@ func (r *Reconciler) mark(ctx context.Context, workload *revisions.Workload, ste
 	return workload.Change(ctx, r.Client, "mark", set)
 }
 
-// markAlone writes on the workload that serves, once, that a trial beside it is over: what was measured until now is of both.
-func (r *Reconciler) markAlone(ctx context.Context, workload, trial *revisions.Workload, now time.Time) error {
+// markAlone writes on the workload that serves that a trial beside it is over: what was measured until now is of both. It is written again
+// where the trial's workload could not be deleted.
+func (r *Reconciler) markAlone(ctx context.Context, workload *revisions.Workload, now time.Time) error {
 	if workload.UID == "" {
 		return nil // it is about to be made, and serves from then on
-	}
-	if revisions.ServesSince(workload).After(trial.CreationTimestamp.Time) {
-		return nil // the trial's workload was to be deleted before, and was not
 	}
 	return workload.Change(ctx, r.Client, "mark", func() {
 		metav1.SetMetaDataAnnotation(workload.ObjectMeta, semmoev1.AnnotationProven, now.UTC().Format(time.RFC3339))

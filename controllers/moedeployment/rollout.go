@@ -71,7 +71,7 @@ func (r *Reconciler) reconcileRevisions(ctx context.Context, moed *semmoev1.MoED
 		// Where it is not known what serves, an empty workload may be all that tells it.
 		wanted := m.in.Stable == rollout.None || i == m.in.Stable || i == m.in.Candidate
 		if !wanted && revisions.OnTrial(workload) && *workload.Replicas() == 0 && workload.Drained(o.Pods) {
-			if err := r.markAlone(ctx, m.workloads[m.in.Stable], workload, now); err != nil { // before the last sign of the trial is gone
+			if err := r.markAlone(ctx, m.workloads[m.in.Stable], now); err != nil { // before the last sign of the trial is gone
 				return false, state, err
 			}
 		}

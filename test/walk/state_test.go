@@ -193,6 +193,7 @@ func essence(object client.Object, fields map[string]any, namespace string) (str
 	maps.Copy(annotations, object.GetAnnotations())
 	delete(annotations, "deployment.kubernetes.io/revision")
 	delete(annotations, poked)
+	delete(annotations, semmoev1.AnnotationProven) // the time of a trial, which some ways have
 	status := map[string]any{}
 	if strings.HasPrefix(fmt.Sprintf("%T", object), "*v1alpha1.") {
 		status, _ = fields["status"].(map[string]any)

@@ -152,6 +152,29 @@ func TestForeignObjects(t *testing.T) {
 	}
 }
 
+// While a Service cannot be looked at, it is as it was: somebody else's does not become ours by an error.
+func TestServiceThatCannotBeSeen(t *testing.T) {
+	down := errors.New("the API server is down")
+	c := interceptor.NewClient(moedtest.Cluster(t), interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
+			if _, service := into.(*corev1.Service); service {
+				return down
+			}
+			return c.Get(ctx, key, into, options...)
+		},
+	})
+	for endpoint, taken := range map[string]bool{"http://m.ns.svc:8000": false, "": true} {
+		moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
+			m.Spec.Routing.Mode, m.Status.Endpoint = semmoev1.RoutingModeNone, endpoint
+		})
+		f := &Front{Client: c, Live: c, Store: &access.Access{}, Image: "semmoe:1", Namespace: "semmoe-system"}
+		state, err := f.Reconcile(t.Context(), moed, Engines{})
+		if !errors.Is(err, down) || (state.ServiceTaken != "") != taken {
+			t.Errorf("where the endpoint was %q the Service is told as %q (%v)", endpoint, state.ServiceTaken, err)
+		}
+	}
+}
+
 // Clients of another MoEDeployment, whose Service leads to engines, are none of ours: only ours are led to engines until a router serves.
 func TestTargetOfForeignService(t *testing.T) {
 	moed := moedtest.Deployment()

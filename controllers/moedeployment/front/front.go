@@ -85,17 +85,26 @@ func (f *Front) reconcileRouting(ctx context.Context, moed *semmoev1.MoEDeployme
 	}
 	target, err := f.serviceTarget(ctx, moed, routerServes)
 	if err != nil {
-		return "", errors.Join(routerErr, err)
+		return untold(moed), errors.Join(routerErr, err)
 	}
 	if err := desired.Ensure(ctx, f.Client, f.Live, moed, &corev1.Service{}, service(moed, target), coreac.ExtractService); err != nil {
 		serviceErr = fmt.Errorf("reconcile Service: %w", err)
 		var foreign *outcome.ForeignError
 		if !errors.As(err, &foreign) {
-			return "", errors.Join(routerErr, serviceErr)
+			return untold(moed), errors.Join(routerErr, serviceErr)
 		}
 		serviceTaken = foreign.Message
 	}
 	return serviceTaken, errors.Join(routerErr, serviceErr, f.reconcileNetworkPolicies(ctx, moed, target, engines))
+}
+
+// untold is what is told of a Service that cannot be looked at now. One that was not the MoEDeployment's own is not taken for it: each error
+// would have it ready for a moment.
+func untold(moed *semmoev1.MoEDeployment) string {
+	if moed.Status.Endpoint != "" {
+		return ""
+	}
+	return fmt.Sprintf("it cannot be told whether the Service %s is the MoEDeployment's own", moed.Name)
 }
 
 // serviceTarget is the component that the Service leads to: the request router, or, where that is no proxy, the engines

@@ -23,11 +23,7 @@ const comparedBytes = 64 << 20
 
 // refresh brings an existing output up to date with those files of the model that its digest does not cover, such as the tokenizer, its
 // chat template and code. Readers of the output see the old file or the new one.
-func (j *job) refresh(ctx context.Context, m *Manifest) (err error) {
-	// This run may have waited for hours, and another have seen newer files meanwhile.
-	if j.files, err = findFiles(ctx, os.DirFS(j.source.Dir), j.source, j.mapping); err != nil {
-		return err
-	}
+func (j *job) refresh(ctx context.Context, m *Manifest) error {
 	changed, gone, err := j.stale(m)
 	if err != nil || len(changed)+len(gone) == 0 {
 		return err

@@ -219,32 +219,41 @@ func TestRefreshAfterAnotherUser(t *testing.T) {
 	sameOutput(t, s.work[0])
 }
 
-// TestRefreshAfterAWait: a run that waited for another compares the files that the model has when its turn comes, not those of before.
+// TestRefreshAfterAWait: a run that waited for another takes the files that the model has when its turn comes, not those of before, whether
+// the other has made the output or not.
 func TestRefreshAfterAWait(t *testing.T) {
-	m := generators["qwen3_moe"](1)
-	model := m.write(t, 30)
-	setVersion(t, model, 0)
-	o := Options{Model: model, Permutation: m.permutation(m.layers...), Out: filepath.Join(t.TempDir(), "out")}
-	mustRun(t, o)
-	first, err := filelock.Wait(t.Context(), hidden(o.Out, lockSuffix))
-	if err != nil {
-		t.Fatal(err)
+	for name, made := range map[string]bool{"made": true, "not made": false} {
+		t.Run(name, func(t *testing.T) {
+			m := generators["qwen3_moe"](1)
+			model := m.write(t, 30)
+			setVersion(t, model, 0)
+			o := Options{Model: model, Permutation: m.permutation(m.layers...), Out: filepath.Join(t.TempDir(), "out")}
+			if made {
+				mustRun(t, o)
+			}
+			first, err := filelock.Wait(t.Context(), hidden(o.Out, lockSuffix))
+			if err != nil {
+				t.Fatal(err)
+			}
+			waits, ended := make(chan struct{}, 1), make(chan error)
+			log := funcr.New(func(_, said string) {
+				if strings.Contains(said, "Waiting for another run") {
+					waits <- struct{}{}
+				}
+			}, funcr.Options{})
+			go func() {
+				_, err := Run(logr.NewContext(t.Context(), log), o)
+				ended <- err
+			}()
+			<-waits
+			setVersion(t, model, 1)
+			writeFile(t, filepath.Join(model, "come.txt"), []byte("x"))
+			first.Release()
+			if err := <-ended; err != nil {
+				t.Fatal(err)
+			}
+			sameOutput(t, o)
+			sameFile(t, filepath.Join(model, "come.txt"), filepath.Join(o.Out, "come.txt"))
+		})
 	}
-	waits, ended := make(chan struct{}, 1), make(chan error)
-	log := funcr.New(func(_, said string) {
-		if strings.Contains(said, "Waiting for another run") {
-			waits <- struct{}{}
-		}
-	}, funcr.Options{})
-	go func() {
-		_, err := Run(logr.NewContext(t.Context(), log), o)
-		ended <- err
-	}()
-	<-waits
-	setVersion(t, model, 1)
-	first.Release()
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
-	sameOutput(t, o)
 }

@@ -216,6 +216,11 @@ func hidden(out, suffix string) string {
 }
 
 func (j *job) run(ctx context.Context) (*Result, error) {
+	// This run may have waited for hours for another one, and the model have other files now.
+	var err error
+	if j.files, err = findFiles(ctx, os.DirFS(j.source.Dir), j.source, j.mapping); err != nil {
+		return nil, err
+	}
 	result := &Result{
 		SourceDigest: j.identity.ModelDigest, PermutationDigest: j.Permutation.Digest(), Layers: len(j.mapping.toOld),
 		Shards: len(j.source.Shards), Bytes: j.copier.total, LeftOut: j.files.leftOut, Verified: true, Compared: j.Verify,
@@ -225,7 +230,7 @@ func (j *job) run(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	if existing != nil {
-		result.Reused, result.ModelDigest, result.LeftOut = true, existing.ModelDigest, j.files.leftOut
+		result.Reused, result.ModelDigest = true, existing.ModelDigest
 		return result, errors.Join(j.reverify(ctx, existing), j.removeOthers(""))
 	}
 	workplace := workplaceOf(j.out, identity(j.identity, result.PermutationDigest))
@@ -352,7 +357,7 @@ func (j *job) removeOthers(workplace string) error {
 
 // make fills the workplace until it is the whole output.
 func (j *job) make(ctx context.Context, workplace string) (*Manifest, int, error) {
-	if err := os.MkdirAll(workplace, directoryMode); err != nil {
+	if err := makeWorkplace(workplace); err != nil {
 		return nil, 0, err
 	}
 	if err := j.prune(workplace); err != nil {
@@ -367,6 +372,21 @@ func (j *job) make(ctx context.Context, workplace string) (*Manifest, int, error
 	}
 	manifest, err := j.prove(ctx, workplace)
 	return manifest, resumed, err
+}
+
+// makeWorkplace makes a workplace that other users may look into, whatever the umask: what is left of it counts for them. One that is there
+// must be a directory: others may write beside it, and a link of theirs would lead to what is then emptied.
+func makeWorkplace(path string) error {
+	switch err := os.Mkdir(path, directoryMode); {
+	case err == nil:
+		return os.Chmod(path, directoryMode)
+	case !errors.Is(err, fs.ErrExist):
+		return err
+	}
+	if info, err := os.Lstat(path); err != nil || info.IsDir() {
+		return err
+	}
+	return fmt.Errorf("%s is a link, or something else that is no directory: remove it", path)
 }
 
 // finish completes the manifest of a filled workplace and gives it its name.

@@ -114,6 +114,29 @@ func TestAnotherUsersWorkplace(t *testing.T) {
 	sameTensors(t, expected(s.tensors, s.work[0].Permutation), readAll(t, s.work[0].Out))
 }
 
+// A link in the place of a workplace would lead to a directory that is then emptied.
+func TestWorkplaceThatIsALink(t *testing.T) {
+	m := generators["qwen3_moe"](1)
+	o := Options{Model: m.write(t, 30), Permutation: m.permutation(m.layers...), Out: filepath.Join(t.TempDir(), "out")}
+	j, err := newJob(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.close()
+	kept := filepath.Join(t.TempDir(), "kept")
+	writeFile(t, kept, []byte("x"))
+	workplace := workplaceOf(j.out, identity(j.identity, j.Permutation.Digest()))
+	if err := os.Symlink(filepath.Dir(kept), workplace); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), workplace+" is a link") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := os.Stat(kept); err != nil {
+		t.Error(err)
+	}
+}
+
 // What a run of another user has left, and keeps closed, keeps nobody from the output: it is counted until that user comes back.
 // With the sticky bit a directory lets nobody remove the files of others, such as that of the first use.
 func TestAnotherUsersClosedWorkplace(t *testing.T) {

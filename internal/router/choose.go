@@ -97,7 +97,7 @@ func (f filter) takes(b *backend, rank int) bool {
 	return endpoint != "" && !f.hasTried(endpoint, rank) && (f.eligible == nil || f.eligible(endpoint)) && (f.limit == 0 || b.pending[rank] < f.limit)
 }
 
-// ranks is the number of ranks of the backends that are admitted, without those that are full.
+// ranks is the number of ranks of the backends that are admitted, without those that are full. Ranks that no request can be sent to count, too.
 func (g *group) ranks(allowed filter) uint64 {
 	var n uint64
 	for _, b := range g.backends {
@@ -106,7 +106,7 @@ func (g *group) ranks(allowed filter) uint64 {
 		}
 		for rank := range b.outstanding {
 			if allowed.takes(b, rank) {
-				n++
+				n += uint64(b.width())
 			}
 		}
 	}
@@ -242,7 +242,7 @@ func (p *Pool) gather(g *group, allowed filter, ranks int) bool {
 		}
 		for rank, load := range b.outstanding {
 			if allowed.takes(b, rank) {
-				p.places = append(p.places, dispatch.Place{Rank: rank, Outstanding: load, Next: b.next[rank]})
+				p.places = append(p.places, dispatch.Place{Rank: rank, Outstanding: load / b.width(), Next: b.next[rank] / b.width()})
 				p.at = append(p.at, place{b, rank})
 			}
 		}
@@ -301,9 +301,9 @@ func (g *group) leastLoaded(allowed filter) place {
 		for rank, load := range b.outstanding {
 			switch {
 			case !allowed.takes(b, rank):
-			case best.on == nil || load < best.on.outstanding[best.rank]:
+			case best.on == nil || load*best.on.width() < best.on.outstanding[best.rank]*b.width():
 				best, ties = place{b, rank}, 1
-			case load == best.on.outstanding[best.rank]:
+			case load*best.on.width() == best.on.outstanding[best.rank]*b.width():
 				if ties++; rand.IntN(ties) == 0 {
 					best = place{b, rank}
 				}

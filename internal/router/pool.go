@@ -107,6 +107,14 @@ type backend struct {
 	answered     time.Time // when a gateway last had an answer of it
 }
 
+// width is how many ranks one of its places stands for.
+func (b *backend) width() int64 {
+	if b.Ranks > 0 {
+		return 1
+	}
+	return int64(max(1, b.Width))
+}
+
 // identity tells backends apart.
 type identity struct{ pod, address string }
 

@@ -74,6 +74,33 @@ func TestPendingLimitBesideAnEjectedPod(t *testing.T) {
 	}
 }
 
+// Pods that take no requests for a rank get as many as those that do, which have as many devices: while one engine takes the place of another,
+// the last pods of the old one, or the first of the new, would get most.
+func TestPodsWithoutRanksGetTheirShare(t *testing.T) {
+	for _, plan := range []string{"", "p"} {
+		pool := NewPool()
+		backends := backendsOf(plan, 1, 4, "ranks")
+		for _, pod := range []string{"a", "b", "c"} {
+			backends = append(backends, discovery.Backend{Pod: pod, Address: pod + ":1", Width: 4})
+		}
+		pool.Set(backends)
+		got := map[string]int{}
+		const requests = 2000
+		for i := range requests {
+			lease, ok := pool.acquire(completion(fmt.Sprint(i), "x"), nil)
+			if !ok {
+				t.Fatal("no pod is taken")
+			}
+			got[lease.Backend.Pod]++
+		}
+		for pod, n := range got {
+			if n < requests/4*85/100 || n > requests/4*115/100 || len(got) != 4 {
+				t.Errorf("plan %q: of %d requests pod %s gets %d: %v", plan, requests, pod, n, got)
+			}
+		}
+	}
+}
+
 // A backend that goes away for a moment comes back with the load of its requests, and with what it has cached; once these have ended
 // nothing is kept of one that is away.
 func TestComesBackAsBusyAsItIs(t *testing.T) {

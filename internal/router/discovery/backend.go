@@ -33,6 +33,9 @@ type Backend struct {
 	Address string `json:"address"`
 	// Ranks is the number of ranks that requests can be pinned to; 0 where the engine takes no rank.
 	Ranks int `json:"ranks"`
+	// Width is the number of ranks of a pod that takes no requests for one of them, by which it does as much as others; 0 where that is not
+	// told.
+	Width int `json:"width,omitempty"`
 	// RankAddresses is host:port of each rank where each has a port of its own, empty for a rank that is not live. It is nil
 	// where all ranks share Address, and a header pins to one.
 	RankAddresses []string `json:"rankAddresses,omitempty"`
@@ -101,7 +104,8 @@ func Pinnable(backends []Backend, other *engine.Adapter) []Backend {
 	pinnable := slices.Clone(backends)
 	for i := range pinnable {
 		if b := &pinnable[i]; !b.Adapter(other).Pins() {
-			b.Ranks, b.RankAddresses, b.PlanDigest = 0, nil, ""
+			b.Width, b.Ranks, b.RankAddresses, b.PlanDigest = max(b.Width, b.Ranks), 0, nil, ""
+			b.Permuted = b.Permuted && b.Adapter(other).TellsExperts() // in nothing else does the order of its experts show
 		}
 	}
 	return pinnable

@@ -115,14 +115,16 @@ func TestPinnable(t *testing.T) {
 	shape := &lar.Shape{Layers: 4, MoELayers: []int{0, 1, 2, 3}, Experts: 32, ExpertsPerToken: 4}
 	for other, keeps := range map[string][]string{"X-Rank": {"", "SGLang", "another"}, "": {"SGLang"}} {
 		for _, own := range []string{"", "SGLang", "another", "TensorRTLLM"} {
-			before := Backend{Pod: "a", Address: "x:1", Engine: own, Ranks: 2, RankAddresses: []string{"x:1", "x:2"}, Revision: "r", PlanDigest: "d", Shape: shape}
+			before := Backend{Pod: "a", Address: "x:1", Engine: own, Ranks: 2, RankAddresses: []string{"x:1", "x:2"}, Revision: "r", PlanDigest: "d", Permuted: true, Shape: shape}
 			want := before
 			if !slices.Contains(keeps, own) {
-				want = Backend{Pod: "a", Address: "x:1", Engine: own, Revision: "r", Shape: shape}
+				want = Backend{Pod: "a", Address: "x:1", Engine: own, Width: 2, Revision: "r", Shape: shape}
 			}
 			backends := []Backend{before}
 			if after := Pinnable(backends, &engine.Adapter{RankHeader: other}); !after[0].Equal(want) || !backends[0].Equal(before) {
 				t.Errorf("engine %q, rank header %q: %+v becomes %+v", own, other, before, after[0])
+			} else if again := Pinnable(after, &engine.Adapter{RankHeader: other}); !again[0].Equal(want) {
+				t.Errorf("engine %q, rank header %q: %+v becomes %+v when it was read back", own, other, before, again[0])
 			}
 		}
 	}

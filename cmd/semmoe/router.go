@@ -78,11 +78,17 @@ func (f *routerFlags) add(command *cobra.Command) {
 	f.gateway.add(command)
 }
 
+// mostBodyBytes is far more than a request of any model is.
+const mostBodyBytes = 64 << 30
+
 // complete checks the flags, and makes the options of what they say.
 func (f *routerFlags) complete() (err error) {
 	o := &f.options
 	if o.Namespace == "" || o.Selector == "" {
 		return errors.New("--namespace and --selector are required: they find the engine pods")
+	}
+	if o.MaxBodyBytes < 0 || o.MaxBodyBytes > mostBodyBytes {
+		return fmt.Errorf("--max-body-bytes is %d: want 0 to %d", o.MaxBodyBytes, int64(mostBodyBytes))
 	}
 	if err := f.completeEngine(); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"strings"
 	"testing"
 )
@@ -52,5 +53,16 @@ func TestGatewayFlags(t *testing.T) {
 				t.Errorf("ports %v, options %+v", ports, options)
 			}
 		})
+	}
+}
+
+func TestMaxBodyBytes(t *testing.T) {
+	for _, bytes := range []string{"-1", "9223372036854775807"} {
+		root := newRootCommand()
+		root.SetArgs([]string{"router", "--namespace", "ns", "--selector", "a=b", "--max-body-bytes", bytes})
+		root.SetOut(io.Discard)
+		if err := root.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "--max-body-bytes is "+bytes+": want 0 to") {
+			t.Errorf("error %v", err)
+		}
 	}
 }

@@ -75,7 +75,7 @@ func TestPluginWrites(t *testing.T) {
 		t.Fatal(err)
 	}
 	plan := &semmoev1.PlacementPlan{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "good"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "good", Labels: map[string]string{semmoev1.LabelDeployment: "qwen"}},
 		Spec:       semmoev1.PlacementPlanSpec{ProfileRef: semmoev1.ProfileReference{Name: "chat"}, ExpertParallelSize: 4},
 	}
 	for _, object := range []client.Object{moed, plan} {

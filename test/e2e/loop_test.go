@@ -158,9 +158,8 @@ func TestLoop(t *testing.T) {
 			}
 			return nil
 		})
-		edited := planConfigMap(t, moed)
-		edited.Data["manifest.json"] = "{}"
-		if err := api.Update(t.Context(), edited); err == nil || !strings.Contains(err.Error(), "immutable") {
+		edit := client.RawPatch("application/merge-patch+json", []byte(`{"data":{"manifest.json":"{}"}}`))
+		if err := api.Patch(t.Context(), planConfigMap(t, moed), edit); err == nil || !strings.Contains(err.Error(), "immutable") {
 			t.Errorf("a plan's ConfigMap was edited: %v", err)
 		}
 	})

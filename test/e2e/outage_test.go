@@ -249,6 +249,7 @@ func TestOperatorAbsent(t *testing.T) {
 			case "Deployment":
 				edited := object.(*appsv1.Deployment)
 				edited.Spec.Replicas = ptr.To[int32](3)
+				edited.ResourceVersion = "" // its controller may have told its state meanwhile
 				if err := api.Update(t.Context(), edited, client.FieldOwner("somebody")); err != nil {
 					t.Fatal(err)
 				}

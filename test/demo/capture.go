@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -70,6 +71,9 @@ func (d *demo) sample(ctx context.Context) func(tell func(string)) error {
 			asked := slices.Contains(routers.Spec.Template.Spec.Containers[0].Args, fmt.Sprintf("--sample-percent=%d", sampledPercent))
 			s := routers.Status
 			done := asked && s.ObservedGeneration == routers.Generation && s.UpdatedReplicas == *routers.Spec.Replicas && s.Replicas == s.UpdatedReplicas && s.AvailableReplicas == s.Replicas
+			if done { // one that is unused may lead to a router that goes, and end just when a request is sent by it
+				http.DefaultClient.CloseIdleConnections()
+			}
 			return fmt.Sprintf("%d of %d request routers are new, of %d", s.UpdatedReplicas, *routers.Spec.Replicas, s.Replicas), done, nil
 		})
 	}

@@ -104,7 +104,7 @@ func untold(moed *semmoev1.MoEDeployment) string {
 	if moed.Status.Endpoint != "" {
 		return ""
 	}
-	return fmt.Sprintf("it cannot be told whether the Service %s is the MoEDeployment's own", moed.Name)
+	return fmt.Sprintf("the Service %s was not the MoEDeployment's own, and cannot be looked at now", moed.Name)
 }
 
 // serviceTarget is the component that the Service leads to: the request router, or, where that is no proxy, the engines

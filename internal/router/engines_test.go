@@ -48,21 +48,28 @@ func routerFor(t *testing.T, adapter engine.Adapter, percent int, backend discov
 	return server.URL, observations
 }
 
+// askForRank sends a request with a rank of the client's own.
+func askForRank(t *testing.T, url string) *http.Response {
+	t.Helper()
+	request, err := http.NewRequest(http.MethodPost, url+"/v1/completions", strings.NewReader(`{"prompt":"x"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set(rankHeader, "17")
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response
+}
+
 // Each engine is pinned by its own header, and a client's is dropped.
 func TestPinsByTheHeaderOfTheEngine(t *testing.T) {
 	for _, adapter := range registry.All() {
 		headers := make(chan http.Header, 1)
 		backend := newEngine(t, "a", 4, func(_ http.ResponseWriter, r *http.Request) { headers <- r.Header.Clone() })
 		url, _ := routerFor(t, adapter, 0, backend)
-		request, err := http.NewRequest(http.MethodPost, url+"/v1/completions", strings.NewReader(`{"prompt":"x"}`))
-		if err != nil {
-			t.Fatal(err)
-		}
-		request.Header.Set(rankHeader, "17")
-		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		response := askForRank(t, url)
 		response.Body.Close()
 		if response.StatusCode != http.StatusOK {
 			t.Fatalf("%s: %s", adapter.Type, response.Status)
@@ -91,15 +98,7 @@ func TestSpeaksToEachPodAsItsEngineWants(t *testing.T) {
 			})
 			backend.Engine, backend.Shape = own, &planstest.Shape
 			url, _ := routerFor(t, configured, 100, backend)
-			request, err := http.NewRequest(http.MethodPost, url+"/v1/completions", strings.NewReader(`{"prompt":"x"}`))
-			if err != nil {
-				t.Fatal(err)
-			}
-			request.Header.Set(rankHeader, "17")
-			response, err := http.DefaultClient.Do(request)
-			if err != nil {
-				t.Fatal(err)
-			}
+			response := askForRank(t, url)
 			body, err := io.ReadAll(response.Body)
 			response.Body.Close()
 			if err != nil || response.StatusCode != http.StatusOK {

@@ -61,6 +61,14 @@ func (r *recorder) wait(t *testing.T) {
 // run starts a scheduler that stops with the test.
 func run(t *testing.T, change func(*Config)) *Scheduler {
 	t.Helper()
+	s := build(t, change)
+	start(t, s)
+	return s
+}
+
+// build makes a scheduler that takes requests and does not work on them yet.
+func build(t *testing.T, change func(*Config)) *Scheduler {
+	t.Helper()
 	m, err := loadTiny()
 	if err != nil {
 		t.Fatal(err)
@@ -69,12 +77,15 @@ func run(t *testing.T, change func(*Config)) *Scheduler {
 	if change != nil {
 		change(&config)
 	}
-	s := New(m, 2, config)
+	return New(m, 2, config)
+}
+
+// start lets it work until the test ends.
+func start(t *testing.T, s *Scheduler) {
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); s.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-stopped })
-	return s
 }
 
 func randomPrompt(rng *rand.Rand, n int) []int32 {
@@ -140,15 +151,12 @@ func TestResultsDoNotDependOnCompany(t *testing.T) {
 // Bounds hold after every step, prompts are cut into chunks, every token is reported once, and requests are admitted in
 // the order of their arrival.
 func TestBoundsAndOrder(t *testing.T) {
-	var s *Scheduler
 	var mu sync.Mutex
 	computed, most := [2]int{}, 0
 	firstStep := map[int]int{} // length of the first chunk by rank: only rank 1's prompt is longer than a chunk
-	ready := make(chan struct{})
-	s = run(t, func(c *Config) {
+	s := build(t, func(c *Config) {
 		c.MaxRunning = 3
 		c.OnStep = func(step Computed) {
-			<-ready
 			mu.Lock()
 			defer mu.Unlock()
 			n := len(step.Routes) / 16
@@ -178,7 +186,7 @@ func TestBoundsAndOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	close(ready)
+	start(t, s) // not before: who is in the first step decides who runs beside whom
 	for _, sink := range sinks {
 		sink.wait(t)
 	}

@@ -181,7 +181,7 @@ func (c *Comparison) informed() bool {
 	if c.Attention == placement.TensorParallel {
 		return c.Forecast != withoutForecast
 	}
-	return slices.Contains([]dispatch.Policy{dispatch.Price, dispatch.Masked, dispatch.Window}, dispatch.Policy(c.Dispatch))
+	return slices.Contains([]dispatch.Policy{dispatch.Price, dispatch.Masked, dispatch.Window, dispatch.Late}, dispatch.Policy(c.Dispatch))
 }
 
 // part is empty for the placements of other algorithms: what they are worth is not a matter of parts.

@@ -85,6 +85,8 @@ func counterpart(all []Comparison, of *Comparison) (name string, ours *Compariso
 	want := *of
 	want.Algorithm = placement.Auto
 	switch {
+	case of.Dispatch == string(dispatch.Late):
+		return "", nil // it is ours, and stands in a row of its own
 	case of.Algorithm != placement.Auto && of.informed():
 		name = "placement " + string(of.Algorithm)
 	case of.Part == NeitherPart:

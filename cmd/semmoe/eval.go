@@ -20,10 +20,13 @@ import (
 // maxOrders bounds the arrival orders: each is kept until all are scored.
 const maxOrders = 1000
 
+// maxHeld bounds the requests that the policy late holds: each decision looks at all of them.
+const maxHeld = 1024
+
 // evalFlags are the flags of semmoe eval.
 type evalFlags struct {
 	trace, plan, requests, forecast, shards, policy, workload, weights, hardware string
-	batchTokens, orders, ranksPerNode, cacheTokens, scorePercent                 int
+	batchTokens, held, orders, ranksPerNode, cacheTokens, scorePercent           int
 	cap                                                                          float64
 	// given tells whether a flag stands on the command line, departs whether it does with another value than its default.
 	given, departs func(name string) bool
@@ -55,10 +58,11 @@ func newEvalCommand() *cobra.Command {
 	f.StringVar(&flags.forecast, "forecast", "", "what scores are computed from: the plan's forecast (default), or table, transition or lookahead-raw")
 	f.StringVar(&flags.shards, "shards", string(defaults.Shards), "attention tp: equal or free numbers of tokens per rank in a batch")
 	f.IntVar(&flags.batchTokens, "batch-tokens", defaults.BatchTokens, "tokens of a batch over all ranks")
-	f.StringVar(&flags.policy, "policy", string(defaults.Policy), "attention dp: price, masked, window, round-robin, least-loaded or prefix")
-	f.Float64Var(&flags.cap, "cap", defaults.Cap, "attention dp: largest load of a rank over the last 128 requests, in fair shares (policies price and prefix)")
+	f.StringVar(&flags.policy, "policy", string(defaults.Policy), "attention dp: price, masked, window, late, round-robin, least-loaded or prefix")
+	f.Float64Var(&flags.cap, "cap", defaults.Cap, "attention dp: largest load of a rank over the last 128 requests, in fair shares (policies price, late and prefix)")
+	f.IntVar(&flags.held, "held", 0, "attention dp: requests that wait for the rank that suits them (policy late); 0 is one for each rank")
 	f.IntVar(&flags.orders, "orders", defaults.Orders, fmt.Sprintf("attention dp: number of seeded arrival orders, at most %d", maxOrders))
-	f.StringVar(&flags.weights, "weights", "", "attention dp: weights of what speaks for a rank, as in affinity=1,prefix=1,load=1; 1 is as modelled, 0 leaves it out (policy price)")
+	f.StringVar(&flags.weights, "weights", "", "attention dp: weights of what speaks for a rank, as in affinity=1,prefix=1,load=1; 1 is as modelled, 0 leaves it out (policies price and late)")
 	f.StringVar(&flags.workload, "workload", string(defaults.Workload), "attention dp: recorded requests as they are; shared-prefix: groups of them begin with the same system prompt; multi-turn: each is a conversation")
 	f.IntVar(&flags.cacheTokens, "cache-tokens", dispatch.DefaultCacheTokens, "attention dp: tokens that a rank keeps in its KV cache (workloads shared-prefix and multi-turn)")
 	f.IntVar(&flags.scorePercent, "score-percent", 0, "attention dp: print also what scores reach that see only the first part of each request; 0 does not")
@@ -138,6 +142,10 @@ func (f *evalFlags) options() (cost.Options, error) {
 		return o, usageErrorf("--cap is %v; it must be at least 1", f.cap)
 	case f.orders < 1 || f.orders > maxOrders:
 		return o, usageErrorf("--orders is %d; allowed is 1 to %d", f.orders, maxOrders)
+	case f.held < 0 || f.held > maxHeld:
+		return o, usageErrorf("--held is %d; allowed is 0 to %d", f.held, maxHeld)
+	case f.held > 0 && f.policy != string(dispatch.Late):
+		return o, usageErrorf("--held has no meaning with --policy %s: it is for %s", f.policy, dispatch.Late)
 	case f.cacheTokens < 1:
 		return o, usageErrorf("--cache-tokens is %d; it must be at least 1", f.cacheTokens)
 	case f.scorePercent < 0 || f.scorePercent > 100:
@@ -145,7 +153,7 @@ func (f *evalFlags) options() (cost.Options, error) {
 	case f.ranksPerNode < 1:
 		return o, usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
 	}
-	o.CacheTokens, o.ScorePercent = f.cacheTokens, f.scorePercent
+	o.CacheTokens, o.ScorePercent, o.Held = f.cacheTokens, f.scorePercent, f.held
 	var err error
 	if o.Workload, err = trace.ParseWorkload(f.workload); err != nil {
 		return o, usageErrorf("--workload: %w", err)
@@ -158,6 +166,9 @@ func (f *evalFlags) options() (cost.Options, error) {
 	}
 	if o.Policy, err = dispatch.ParsePolicy(f.policy); err != nil {
 		return o, usageErrorf("--policy: %w", err)
+	}
+	if o.Policy == dispatch.Late && o.Workload == trace.MultiTurn {
+		return o, usageErrorf("--policy is %s: it may send a turn before the one that it answers; --workload %s needs a policy that keeps the order", o.Policy, o.Workload)
 	}
 	if f.forecast != "" {
 		if _, err := solver.ParseForecast(f.forecast); err != nil {
@@ -177,7 +188,7 @@ func (f *evalFlags) checkPlan(p *solver.Plan) error {
 	}
 	idle := []string{"shards"}
 	if p.Attention == placement.TensorParallel {
-		idle = []string{"policy", "cap", "orders", "weights", "workload", "cache-tokens", "score-percent"}
+		idle = []string{"policy", "cap", "held", "orders", "weights", "workload", "cache-tokens", "score-percent"}
 	}
 	for _, name := range idle {
 		if f.departs(name) {

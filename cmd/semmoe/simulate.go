@@ -205,7 +205,7 @@ func (f *simulateFlags) run(ctx context.Context, stdout, stderr io.Writer, chang
 		return err
 	}
 	policy, err := dispatch.ParsePolicy(f.policy)
-	if err != nil || policy == dispatch.Window || policy == dispatch.Prefix {
+	if err != nil || !policy.AtOnce() || policy == dispatch.Prefix {
 		return usageErrorf("--policy is %q; allowed is price, masked, round-robin, least-loaded", f.policy)
 	}
 	workload, err := f.workload()

@@ -47,6 +47,7 @@ func DataParallel(ctx context.Context, t *trace.Trace, p *placement.Placement, f
 	if o.caches() {
 		r.Reuse = reuse(orders)
 	}
+	r.Line = lineReport(orders)
 	if o.ByRequest {
 		r.ByRequest = byRequest(orders, o.Requests)
 	}
@@ -156,6 +157,28 @@ func decisions(orders []*orderRun, o *Options) *DecisionReport {
 	return &r
 }
 
+// lineReport tells how long requests stood in line; nil where they did not.
+func lineReport(orders []*orderRun) *LineReport {
+	var waited []int
+	for _, run := range orders {
+		waited = append(waited, run.waited...)
+	}
+	if len(waited) == 0 {
+		return nil
+	}
+	slices.Sort(waited)
+	r := LineReport{Most: waited[len(waited)-1], Percentile95: waited[len(waited)*95/100]}
+	sum, atOnce := 0, 0
+	for _, n := range waited {
+		sum += n
+		if n == 0 {
+			atOnce++
+		}
+	}
+	r.AtOnce, r.Mean = float64(atOnce)/float64(len(waited)), float64(sum)/float64(len(waited))
+	return &r
+}
+
 // reuse tells what was cached, and what the figures would be without.
 func reuse(orders []*orderRun) *Reuse {
 	r := &Reuse{}
@@ -190,7 +213,9 @@ type orderRun struct {
 	// for the policy window.
 	own, cached []int
 	decisions   []dispatch.Decision
-	tallies     []*tally
+	// waited is, with the policy late, how many requests came after each one before it went.
+	waited  []int
+	tallies []*tally
 	// rates are those of each request of order.
 	rates []Rates
 
@@ -226,29 +251,75 @@ func (r *orderRun) schedule() error {
 	if r.options.Policy == dispatch.Window {
 		return r.scheduleQueues(caches)
 	}
-	costs := ShapeOf(&r.trace.Model).Costs(r.options.Machines)
-	scheduler, err := dispatch.NewScheduler(dispatch.Options{
-		Policy: r.options.Policy, Ranks: r.placement.Ranks, Cap: r.options.Cap, Capacity: r.options.RankCapacity, Weights: r.options.Weights, Costs: costs,
-	})
+	if r.options.Policy == dispatch.Late {
+		return r.scheduleLine(caches)
+	}
+	scheduler, err := dispatch.NewScheduler(r.scheduling())
 	if err != nil {
 		return err
 	}
 	places := make([]dispatch.Place, r.placement.Ranks)
 	for _, request := range r.order {
 		asked := &r.requests[request]
-		caches.Match(asked.prefixes)
-		for rank := range places {
-			// There is no clock here: what arrived last is what is outstanding.
-			places[rank] = dispatch.Place{Rank: rank, Outstanding: int64(scheduler.Load(rank)), Cached: r.cachedOn(rank, request, caches)}
-		}
-		d := scheduler.Decide(&asked.Request, places)
-		if !r.options.caches() {
-			d.Tokens = asked.Tokens
-		}
+		d := scheduler.Decide(&asked.Request, r.places(places, request, scheduler.Load, caches))
+		r.decided(request, &d, caches)
 		scheduler.Take(&asked.Request, &d)
-		r.serve(request, d.Rank, caches)
-		r.decisions = append(r.decisions, d)
 	}
+	return nil
+}
+
+// scheduling are the options of a scheduler.
+func (r *orderRun) scheduling() dispatch.Options {
+	return dispatch.Options{
+		Policy: r.options.Policy, Ranks: r.placement.Ranks, Cap: r.options.Cap, Capacity: r.options.RankCapacity, Weights: r.options.Weights,
+		Costs: ShapeOf(&r.trace.Model).Costs(r.options.Machines),
+	}
+}
+
+// places are the ranks as they are for a request. There is no clock here: what arrived last is what is outstanding.
+func (r *orderRun) places(places []dispatch.Place, request int, load func(rank int) int, caches *dispatch.Prefixes) []dispatch.Place {
+	caches.Match(r.requests[request].prefixes)
+	for rank := range places {
+		places[rank] = dispatch.Place{Rank: rank, Outstanding: int64(load(rank)), Cached: r.cachedOn(rank, request, caches)}
+	}
+	return places
+}
+
+// decided notes a decision on the request that the caches were asked for last.
+func (r *orderRun) decided(request int, d *dispatch.Decision, caches *dispatch.Prefixes) {
+	if !r.options.caches() {
+		d.Tokens = r.requests[request].Tokens
+	}
+	r.serve(request, d.Rank, caches)
+	r.decisions = append(r.decisions, *d)
+}
+
+// scheduleLine is the policy late. The order becomes that in which requests go to their ranks.
+func (r *orderRun) scheduleLine(caches *dispatch.Prefixes) error {
+	size := r.options.Held
+	if size == 0 {
+		size = r.placement.Ranks
+	}
+	line, err := dispatch.NewLine(r.scheduling(), size)
+	if err != nil {
+		return err
+	}
+	ranks := make([]dispatch.Place, r.placement.Ranks)
+	places := func(request int) []dispatch.Place { return r.places(ranks, request, line.Load, caches) }
+	went := make([]int, 0, len(r.order))
+	send := func(must bool) {
+		for sent, ok := line.Next(places, must); ok; sent, ok = line.Next(places, must) {
+			r.decided(sent.ID, &sent.Decision, caches)
+			line.Take(&sent)
+			went, r.waited = append(went, sent.ID), append(r.waited, sent.Waited)
+		}
+	}
+	for _, request := range r.order {
+		line.Arrive(request, &r.requests[request].Request)
+		send(false)
+	}
+	send(true)
+	r.order = went
 	return nil
 }
 

@@ -35,6 +35,8 @@ type Options struct {
 	Policy dispatch.Policy
 	Cap    float64
 	Orders int
+	// Held is the number of requests that the policy late holds; 0 is one for each rank.
+	Held int
 	// Weights scale the components of the policy price.
 	Weights dispatch.Weights
 	// Workload says how Requests arrive; they are of its trace (see trace.Workload.Build). In others than trace.Recorded ranks keep what
@@ -69,6 +71,10 @@ func (o *Options) validate(t *trace.Trace, p *placement.Placement) error {
 		return fmt.Errorf("ranks per node is %d; it must be at least 1", o.RanksPerNode)
 	case o.ScorePercent < 0 || o.ScorePercent > 100:
 		return fmt.Errorf("score percent is %d; allowed is 0 to 100", o.ScorePercent)
+	case o.Held < 0:
+		return fmt.Errorf("held is %d; it must be at least 0", o.Held)
+	case o.Policy == dispatch.Late && o.Workload == trace.MultiTurn:
+		return fmt.Errorf("policy %s may send a turn before the one that it answers; workload %s needs a policy that keeps the order", o.Policy, o.Workload)
 	case o.CacheTokens < 0:
 		return fmt.Errorf("cache tokens is %d; it must be at least 0", o.CacheTokens)
 	}

@@ -1,5 +1,14 @@
 package cost
 
+// LineReport is how long requests stood in line, counted in requests that came after them before they went.
+type LineReport struct {
+	// AtOnce is the share of the requests that went when they came.
+	AtOnce       float64 `json:"at_once"`
+	Mean         float64 `json:"mean"`
+	Percentile95 int     `json:"p95"`
+	Most         int     `json:"max"`
+}
+
 // Report is the score of a plan on a set of requests. Shares are between 0 and 1, imbalances are at least 1. A figure that
 // does not exist in the attention mode is nil.
 type Report struct {
@@ -50,6 +59,8 @@ type Report struct {
 	PartialScores *PartialScores `json:"partial_scores,omitempty"`
 	// Decision is what spoke for the ranks that were chosen (attention DP); nil for the policy window.
 	Decision *DecisionReport `json:"decision,omitempty"`
+	// Line is how long requests stood in line with the policy late (attention DP); nil with others.
+	Line *LineReport `json:"line,omitempty"`
 	// PerLayer holds the figures of each MoE layer.
 	PerLayer []LayerReport `json:"per_layer"`
 	// ByRequest are the rates of each of Options.Requests, means over arrival orders (attention DP); nil where not asked for. It is not printed.

@@ -150,7 +150,7 @@ func TestPricesFollowLoad(t *testing.T) {
 
 func TestRequestsWithoutTokensAreServed(t *testing.T) {
 	for _, policy := range dispatch.Policies {
-		if policy == dispatch.Window {
+		if !policy.AtOnce() {
 			continue
 		}
 		s := scheduler(t, policy, 3, 1.15)
@@ -204,7 +204,7 @@ func TestPrefixHashes(t *testing.T) {
 // A decision, and taking note of it, allocates nothing, for one pod and for many.
 func TestDecidingDoesNotAllocate(t *testing.T) {
 	for _, policy := range dispatch.Policies {
-		if policy == dispatch.Window {
+		if !policy.AtOnce() {
 			continue
 		}
 		for _, pods := range []int{1, 20} {
@@ -239,6 +239,7 @@ func TestNewSchedulerRefuses(t *testing.T) {
 		want   string
 	}{
 		"window":     {func(o *dispatch.Options) { o.Policy = dispatch.Window }, "queues"},
+		"late":       {func(o *dispatch.Options) { o.Policy = dispatch.Late }, "queues"},
 		"unknown":    {func(o *dispatch.Options) { o.Policy = "fair" }, "allowed is price"},
 		"no ranks":   {func(o *dispatch.Options) { o.Ranks = 0 }, "at least 1 is needed"},
 		"low cap":    {func(o *dispatch.Options) { o.Cap = 0.9 }, "at least 1"},
@@ -430,7 +431,7 @@ func TestPromptsWithoutForecast(t *testing.T) {
 func TestEveryPolicyTakesAPlace(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 5))
 	for _, policy := range dispatch.Policies {
-		if policy == dispatch.Window {
+		if !policy.AtOnce() {
 			continue
 		}
 		s := scheduler(t, policy, 5, 1.05)

@@ -17,6 +17,8 @@ const (
 	Masked Policy = "masked"
 	// Window assigns a queue of requests exactly, the same number to each rank.
 	Window Policy = "window"
+	// Late holds a few requests and sends that one next which gives up least by going now (see Line); else it is Price.
+	Late Policy = "late"
 	// RoundRobin takes one rank after the other.
 	RoundRobin Policy = "round-robin"
 	// LeastLoaded takes the place with the fewest outstanding tokens.
@@ -26,7 +28,7 @@ const (
 )
 
 // Policies lists all policies.
-var Policies = []Policy{Price, Masked, Window, RoundRobin, LeastLoaded, Prefix}
+var Policies = []Policy{Price, Masked, Window, Late, RoundRobin, LeastLoaded, Prefix}
 
 // ParsePolicy returns the policy of that name.
 func ParsePolicy(name string) (Policy, error) {
@@ -39,4 +41,7 @@ func ParsePolicy(name string) (Policy, error) {
 }
 
 // Weighs reports whether the policy can give ranks unequal shares of the load.
-func (p Policy) Weighs() bool { return p == Price || p == LeastLoaded || p == Prefix }
+func (p Policy) Weighs() bool { return p == Price || p == Late || p == LeastLoaded || p == Prefix }
+
+// AtOnce reports whether the policy decides on a request when it arrives, as a Scheduler does.
+func (p Policy) AtOnce() bool { return p != Window && p != Late }

@@ -4,7 +4,7 @@ import "fmt"
 
 // Options are the settings of a Scheduler.
 type Options struct {
-	// Policy is any but Window (see Queue).
+	// Policy is one that decides at once; for the others see Queue and Line.
 	Policy Policy
 	// Ranks is the number of ranks of a pod.
 	Ranks int
@@ -25,7 +25,7 @@ func (o *Options) validate() error {
 	switch {
 	case o.Capacity != nil && !o.Policy.Weighs():
 		return fmt.Errorf("policy %s deals out equal numbers of requests; it knows no rank capacities", o.Policy)
-	case o.Policy == Window:
+	case !o.Policy.AtOnce():
 		return fmt.Errorf("policy %s decides on queues of requests, not on one at a time", o.Policy)
 	case o.Ranks < 1:
 		return fmt.Errorf("%d ranks; at least 1 is needed", o.Ranks)
@@ -88,8 +88,17 @@ func (s *Scheduler) Load(rank int) int { return s.recent.load[rank] }
 // Decide chooses one of the places, of which there must be at least one, for a request. It changes nothing that later
 // decisions depend on but which of equals comes first: the rest is for Take.
 func (s *Scheduler) Decide(r *Request, places []Place) Decision {
-	s.first = (s.first + 1) % len(places)
+	s.begin(len(places))
+	return s.decide(r, places)
+}
+
+// begin readies a decision among that many places.
+func (s *Scheduler) begin(places int) {
+	s.first = (s.first + 1) % places
 	s.measure()
+}
+
+func (s *Scheduler) decide(r *Request, places []Place) Decision {
 	c := newCrowd(places)
 	at := 0
 	switch s.policy {

@@ -66,8 +66,7 @@ func (l *Line) Next(places func(id int) []Place, must bool) (Sent, bool) {
 	if len(l.standing) == 0 {
 		return Sent{}, false
 	}
-	s, next := l.scheduler, 0
-	s.begin(len(places(l.standing[0].id)))
+	next := 0
 	if l.arrived-l.standing[0].arrival <= OvertakeFactor*l.size {
 		best, now := l.leastGivenUp(places)
 		if !now && !must && len(l.standing) < l.size {
@@ -77,7 +76,8 @@ func (l *Line) Next(places func(id int) []Place, must bool) (Sent, bool) {
 	}
 	chosen := l.standing[next]
 	l.standing = slices.Delete(l.standing, next, next+1)
-	return Sent{chosen.id, chosen.request, s.decide(chosen.request, places(chosen.id)), l.arrived - 1 - chosen.arrival}, true
+	d := l.scheduler.Decide(chosen.request, places(chosen.id))
+	return Sent{chosen.id, chosen.request, d, l.arrived - 1 - chosen.arrival}, true
 }
 
 // Take accounts for a request at the place that was decided on.
@@ -89,25 +89,30 @@ func (l *Line) leastGivenUp(places func(id int) []Place) (next int, now bool) {
 	next = -1
 	least := 0.0
 	for i, waiting := range l.standing {
-		at := places(waiting.id)
-		c := newCrowd(at)
-		best := l.scheduler.compare(waiting.request, at, c)
-		if best.open < 0 {
-			continue
-		}
-		cost := l.scheduler.loss(waiting.request, at, c, best)
-		if rank := at[best.open].Rank; cost <= 0 && l.scheduler.recent.excess(rank, l.scheduler.shares[rank]) <= 0 {
+		loss, now, open := l.scheduler.Loss(waiting.request, places(waiting.id))
+		switch {
+		case now:
 			return i, true
-		}
-		if next < 0 || cost < least {
-			next, least = i, cost
+		case open && (next < 0 || loss < least):
+			next, least = i, loss
 		}
 	}
 	return next, false
 }
 
-// loss is what a request gives up by taking the best place below the cap, and not the best of all, in weighted microseconds.
-func (s *Scheduler) loss(r *Request, places []Place, c crowd, best candidates) float64 {
-	top, now := s.weigh(r, best.any, &places[best.any], c), s.weigh(r, best.open, &places[best.open], c)
-	return top.Value() - now.Value()
+// Loss is what a request gives up by going now to the best place below the cap, and not to the best of all, in weighted microseconds; open
+// is false where no place is below the cap. now is true where it gives up nothing, on a rank that has had no more than its share of late:
+// then there is nothing to wait for. Nothing changes by asking.
+func (s *Scheduler) Loss(r *Request, places []Place) (loss float64, now, open bool) {
+	first := s.first
+	defer func() { s.first = first }()
+	s.begin(len(places))
+	c := newCrowd(places)
+	best := s.compare(r, places, c)
+	if best.open < 0 {
+		return 0, false, false
+	}
+	top, there := s.weigh(r, best.any, &places[best.any], c), s.weigh(r, best.open, &places[best.open], c)
+	loss = top.Value() - there.Value()
+	return loss, loss <= 0 && s.recent.excess(there.Rank, s.shares[there.Rank]) <= 0, true
 }

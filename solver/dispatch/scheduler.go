@@ -89,16 +89,6 @@ func (s *Scheduler) Load(rank int) int { return s.recent.load[rank] }
 // decisions depend on but which of equals comes first: the rest is for Take.
 func (s *Scheduler) Decide(r *Request, places []Place) Decision {
 	s.begin(len(places))
-	return s.decide(r, places)
-}
-
-// begin readies a decision among that many places.
-func (s *Scheduler) begin(places int) {
-	s.first = (s.first + 1) % places
-	s.measure()
-}
-
-func (s *Scheduler) decide(r *Request, places []Place) Decision {
 	c := newCrowd(places)
 	at := 0
 	switch s.policy {
@@ -117,6 +107,12 @@ func (s *Scheduler) decide(r *Request, places []Place) Decision {
 		at = s.soonest(r, places, c) // nothing speaks for a place but that it is idle
 	}
 	return s.weigh(r, at, &places[at], c)
+}
+
+// begin readies a decision among that many places.
+func (s *Scheduler) begin(places int) {
+	s.first = (s.first + 1) % places
+	s.measure()
 }
 
 // Take accounts for a request at the place that was decided on. A request that is sent again counts once.

@@ -31,6 +31,7 @@ const (
 //
 // +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.weights)",message="weights need mode Router or EndpointPicker: with None the engine picks the rank, and weighs nothing",fieldPath=".weights"
 // +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.pendingLimitPerRank)",message="pendingLimitPerRank needs mode Router or EndpointPicker: with None nobody counts requests",fieldPath=".pendingLimitPerRank"
+// +kubebuilder:validation:XValidation:rule="self.mode == 'Router' || !has(self.holdMilliseconds)",message="holdMilliseconds needs mode Router: a Gateway waits for no request, and with None nobody chooses a rank",fieldPath=".holdMilliseconds"
 type RoutingSpec struct {
 	// mode is Router; EndpointPicker for a Gateway that asks the request router by way of an InferencePool of the
 	// MoEDeployment's name, while the Service leads to the engine's pods; or None for a plain Service in front of the engine's
@@ -58,6 +59,14 @@ type RoutingSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000000
 	PendingLimitPerRank *int32 `json:"pendingLimitPerRank,omitempty"`
+
+	// holdMilliseconds is how long a request may wait in a request router for the rank of its experts, while that has had more than its share
+	// of the last 128 requests. More is local then, the more the more ranks there are (at 16 a fifth), and answers of those that wait, half
+	// of them there, begin later. No request waits where fewer come in that time than there are ranks. Without it none ever does.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	HoldMilliseconds *int32 `json:"holdMilliseconds,omitempty"`
 
 	// samplePercent is the share of requests of which the router asks the engine for the experts that their tokens
 	// activated, to observe the local activation rate. Clients never see it. Engines pay for the capture (reports go from a few

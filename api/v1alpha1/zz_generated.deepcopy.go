@@ -1084,6 +1084,11 @@ func (in *RoutingSpec) DeepCopyInto(out *RoutingSpec) {
 		*out = new(int32)
 		**out = **in
 	}
+	if in.HoldMilliseconds != nil {
+		in, out := &in.HoldMilliseconds, &out.HoldMilliseconds
+		*out = new(int32)
+		**out = **in
+	}
 	if in.SamplePercent != nil {
 		in, out := &in.SamplePercent, &out.SamplePercent
 		*out = new(int32)

@@ -35,9 +35,9 @@ func TestCompareReports(t *testing.T) {
 		t.Fatalf("exit code %d: %s", code, message)
 	}
 	rows := report["comparisons"].([]any)
-	// Two EP sizes and two numbers of slots: TP has 3 methods of auto and contiguous and 2 of eplb; DP 6 policies of auto and 3 other
+	// Two EP sizes and two numbers of slots: TP has 3 methods of auto and contiguous and 2 of eplb; DP 7 policies of auto and 3 other
 	// forecasts, and 3 policies of the others.
-	if len(rows) != 2*2*(3+3+2+6+3+3+3) {
+	if len(rows) != 2*2*(3+3+2+7+3+3+3) {
 		t.Errorf("%d rows", len(rows))
 	}
 	leads := report["leads"].([]any)

@@ -52,6 +52,9 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 		if !r.hashed && (plan == nil || r.forecast.prefixes == nil) {
 			return nil, false, missing{text: true}
 		}
+		if plan != nil && p.waits(g, plan, r, allowed) {
+			return nil, false, missing{}
+		}
 	}
 	return p.take(g, plan, r, allowed), true, missing{}
 }
@@ -173,8 +176,10 @@ func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter) *Leas
 	if at.on.Ranks == 0 {
 		lease.Rank = discovery.NoRank
 	}
+	p.leave(r, allowed.now)
 	if plan != nil {
 		lease.layout = plan.layout
+		p.callNext(g, plan, allowed.now)
 	}
 	return lease
 }
@@ -182,7 +187,7 @@ func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter) *Leas
 // bySchedule lets the policy choose. Where the plan is loaded and pods have its ranks, it is one of these, by the request's
 // forecast if it has one; else any place of the group.
 func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter, lease *Lease) place {
-	scheduler, asked := g.scheduler, dispatch.Request{Tokens: int(r.tokens)}
+	scheduler, asked := g.scheduler, r.ask(plan)
 	planned := plan != nil && p.gather(g, allowed, plan.layout.Ranks)
 	if planned {
 		scheduler, asked.Scores = plan.scheduler, r.forecast.scores
@@ -193,10 +198,6 @@ func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter,
 	if plan != nil && r.forecast.prefixes != nil {
 		prefixes = r.forecast.prefixes
 	}
-	if plan != nil && r.forecast.scores != nil {
-		asked.Tokens = int(r.forecast.tokens)
-	}
-	asked.Prompt = max(0, asked.Tokens-int(r.output))
 	p.match(prefixes)
 	again := r.scheduler == scheduler
 	if again {
@@ -206,7 +207,7 @@ func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter,
 	if !again {
 		scheduler.Take(&asked, &d)
 		r.scheduler, r.rank = scheduler, d.Rank
-		p.spent.add(&d, asked.Tokens)
+		p.spent.Add(&d, asked.Tokens)
 	}
 	at := p.at[d.Place]
 	lease.on, lease.place = at.on, at.rank

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/semmoe/operator/internal/router/balance"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/wire"
@@ -111,7 +112,7 @@ func TestChoosesByForecast(t *testing.T) {
 	pool := NewPool()
 	pool.Set(backendsOf(p.Artifact.Digest, 2, 4, "p"))
 	pool.AddLayout(p.layout)
-	var balance window
+	var even balance.Window
 	var predicted, mean, worst float64
 	pods := map[string]int{}
 	const requests, kept = 1000, 16
@@ -121,9 +122,9 @@ func TestChoosesByForecast(t *testing.T) {
 		if !ok || !lease.scored || lease.unscored != "" || lease.layout != p.layout {
 			t.Fatalf("request %d: %+v", i, lease)
 		}
-		balance.add(arrival{lease.Rank, 4, lease.tokens})
-		if i >= windowSize {
-			worst = max(worst, balance.imbalance())
+		even.Add(balance.Arrival{Rank: lease.Rank, Ranks: 4, Tokens: lease.tokens})
+		if i >= balance.Requests {
+			worst = max(worst, even.Imbalance())
 		}
 		predicted += r.forecast.on(lease.Rank).Predicted
 		for _, score := range r.forecast.scores {
@@ -140,7 +141,7 @@ func TestChoosesByForecast(t *testing.T) {
 		t.Errorf("the predicted local activation rate is %.3f, at random it is %.3f", predicted/requests, mean/requests)
 	}
 	if worst > 1.3 {
-		t.Errorf("a window of %d requests has imbalance %.3f", windowSize, worst)
+		t.Errorf("a window of %d requests has imbalance %.3f", balance.Requests, worst)
 	}
 	if pods["p-0"] < requests*2/5 || pods["p-1"] < requests*2/5 {
 		t.Errorf("pods got %v of %d requests", pods, requests)
@@ -268,27 +269,6 @@ func TestUnscored(t *testing.T) {
 				t.Errorf("%d tokens are outstanding after the end", got)
 			}
 		})
-	}
-}
-
-func TestWindow(t *testing.T) {
-	var w window
-	if !math.IsNaN(w.imbalance()) {
-		t.Error("an imbalance without a request")
-	}
-	w.add(arrival{discovery.NoRank, 0, 100})
-	if !math.IsNaN(w.imbalance()) {
-		t.Error("a request without a rank counts")
-	}
-	w.add(arrival{0, 4, 100})
-	if got := w.imbalance(); got != 4 {
-		t.Errorf("one request on one of four ranks: %v, want 4", got)
-	}
-	for i := range windowSize {
-		w.add(arrival{i % 4, 4, 50})
-	}
-	if got := w.imbalance(); got != 1 {
-		t.Errorf("a window of equal loads: %v, want 1", got)
 	}
 }
 
@@ -441,7 +421,7 @@ func TestPrefixesWithoutAPlan(t *testing.T) {
 				}
 				again.Release()
 			}
-			if spent := pool.Spent(); spent.cached == 0 || spent.prefix == 0 && policy == dispatch.Price {
+			if spent := pool.Spent(); spent.Cached == 0 || spent.Prefix == 0 && policy == dispatch.Price {
 				t.Errorf("%s: decisions sum up to %+v", policy, spent)
 			}
 			// A pod that has gone and come back holds nothing, and another pod's knowledge is its own.
@@ -481,8 +461,8 @@ func TestPrefixesByTokens(t *testing.T) {
 	if moved > len(requests)/10 {
 		t.Errorf("%d of %d conversations moved", moved, len(requests))
 	}
-	if spent := pool.Spent(); spent.cached < spent.tokens/4 {
-		t.Errorf("%.0f of %.0f tokens were cached", spent.cached, spent.tokens)
+	if spent := pool.Spent(); spent.Cached < spent.Tokens/4 {
+		t.Errorf("%.0f of %.0f tokens were cached", spent.Cached, spent.Tokens)
 	}
 }
 

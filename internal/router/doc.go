@@ -4,7 +4,7 @@
 // Package discovery tells it which pods there are, package plans what each plan says of a request. It is itself the pool, which takes
 // a place for each request, the ways that requests go by, and what is observed of them. Package wire reads and edits what is on its
 // way, package client minds the connections of clients, package tokenize asks engines for tokens, package livesamples keeps those of
-// sampled requests, and package reports makes metrics of what is observed.
+// sampled requests, package line those that wait for a rank, package balance how even the ranks are, and package reports makes metrics of what is observed.
 //
 // Invariants:
 //   - An endpoint is a (pod, rank). Every ready pod is admitted; a pod that is being deleted gets no new request.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/reports"
 )
 
 // Why an attempt was repeated on another pod.
@@ -58,7 +59,7 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 	}, func() float64 { return float64(pool.Len()) }),
 		plansGauge("loaded", func() int { loaded, _ := pool.Plans(); return loaded }),
 		plansGauge("pending", func() int { _, pending := pool.Plans(); return pending }))
-	registry.MustRegister(decisionMetrics(pool)...)
+	registry.MustRegister(reports.Decisions(pool.Spent)...)
 	registry.MustRegister(tablesCollector{pool})
 	return m
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/balance"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/reports"
 )
@@ -40,7 +41,7 @@ type Observations struct {
 	started    time.Time
 	now        func() time.Time
 	// window holds the last requests, sampled or not.
-	window window
+	window balance.Window
 
 	// live keeps the tokens of sampled requests.
 	live *livesamples.Keeper
@@ -73,7 +74,7 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 	o.capture.compares = options.RoutedExperts.Decode != nil && !options.RoutedExperts.Unasked
 	registry.MustRegister(o.activations, o.failures, &reports.Collector{Report: o.report, Covered: o.covered}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "semmoe_router_window_imbalance", Help: "Largest over mean estimated token load of the ranks, over the last 128 requests; NaN before the first.",
-	}, o.window.imbalance))
+	}, o.window.Imbalance))
 	return o
 }
 
@@ -151,7 +152,7 @@ func (o *Observations) report() lar.Report {
 	for _, observation := range r.Observations {
 		r.Last.Add(observation)
 	}
-	if value := o.window.imbalance(); !math.IsNaN(value) {
+	if value := o.window.Imbalance(); !math.IsNaN(value) {
 		r.Imbalance = &value
 	}
 	o.mu.Lock()

@@ -198,7 +198,7 @@ func TestObservesUnderAPlan(t *testing.T) {
 	if got := tokens * int64(len(planstest.Shape.MoELayers)*planstest.Shape.ExpertsPerToken); got != sum.Total {
 		t.Errorf("%d tokens make %d activations, counted are %d", tokens, got, sum.Total)
 	}
-	t.Logf("LAR %.3f, predicted %.3f, without a plan %.3f, imbalance %.3f", rateOf(observations), observations.report().Last.All().Forecast.Predicted(), rateOf(plain), observations.window.imbalance())
+	t.Logf("LAR %.3f, predicted %.3f, without a plan %.3f, imbalance %.3f", rateOf(observations), observations.report().Last.All().Forecast.Predicted(), rateOf(plain), observations.window.Imbalance())
 	if rateOf(observations) < 1.15*rateOf(plain) {
 		t.Errorf("the local activation rate is %.3f, %.3f without a plan", rateOf(observations), rateOf(plain))
 	}

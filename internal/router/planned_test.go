@@ -59,6 +59,12 @@ semmoe_router_unscored_requests_total{reason="plan_pending"} 1
 
 // While pods and plans come and go no request is lost, and none is scored with another plan's table than its pod's.
 func TestPlansChangeUnderLoad(t *testing.T) {
+	for _, hold := range []time.Duration{0, 20 * time.Millisecond} {
+		t.Run(fmt.Sprint("hold ", hold), func(t *testing.T) { plansChangeUnderLoad(t, hold) })
+	}
+}
+
+func plansChangeUnderLoad(t *testing.T, hold time.Duration) {
 	first, second := solved(t)
 	var busy atomic.Int32
 	engine := func(name, planDigest string) discovery.Backend {
@@ -78,7 +84,8 @@ func TestPlansChangeUnderLoad(t *testing.T) {
 	young := []discovery.Backend{engine("young-0", second.Artifact.Digest), engine("young-1", second.Artifact.Digest)}
 	want := map[string]string{"none": "", "old": first.Short(), "young": second.Short()}
 	stages := [][]discovery.Backend{none, append(none[:1:1], old...), old, append(old[:1:1], young...), append(old[:2:2], young...)}
-	router, pool, _ := newRouter(t, 10*time.Second, none...)
+	pool := poolWith(t, func(o *PoolOptions) { o.Hold, o.Cap = hold, 1.03 })
+	router, _ := routerOn(t, pool, 10*time.Second, none...)
 
 	stop := make(chan struct{})
 	var changes sync.WaitGroup
@@ -134,6 +141,9 @@ func TestPlansChangeUnderLoad(t *testing.T) {
 		t.Errorf("%d requests were scored, %d not: the test shows nothing", scored.Load(), unscored.Load())
 	}
 	eventually(t, "no token is outstanding", func() bool { return outstanding(pool) == 0 })
+	if held := pool.Spent().Waits; held > 0 != (hold > 0) {
+		t.Errorf("%v requests waited for a rank", held)
+	}
 }
 
 // The forecast that a lease carries is that of its pod's plan, computed anew from that plan's table.

@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/line"
 	"github.com/semmoe/operator/internal/router/plans"
+	"github.com/semmoe/operator/internal/router/reports"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/dispatch"
@@ -27,6 +29,9 @@ const (
 	failuresInARow, longerEjections = 2, 3
 )
 
+// MostHold is as long as any request may wait for a rank.
+const MostHold = time.Second
+
 // PoolOptions are the settings of a pool; the zero value stands for DefaultPoolOptions.
 type PoolOptions struct {
 	// Policy is any of dispatch but dispatch.Window; Cap bounds a rank's share of the last requests of its plan, as a multiple of the
@@ -36,6 +41,8 @@ type PoolOptions struct {
 	Weights dispatch.Weights
 	// PendingLimitPerRank is the number of inference requests that a rank of a pod may have at a time; 0 is any.
 	PendingLimitPerRank int
+	// Hold is how long a request may wait for the rank of its experts, at most MostHold; 0 is not at all. It is for the policy Price.
+	Hold time.Duration
 	// CacheTokensPerRank is what a rank is thought to hold in its KV cache.
 	CacheTokensPerRank int
 }
@@ -51,6 +58,10 @@ func (o *PoolOptions) validate() error {
 		return fmt.Errorf("pending limit per rank is %d; it must be at least 0", o.PendingLimitPerRank)
 	case o.CacheTokensPerRank < 1:
 		return fmt.Errorf("cache tokens per rank is %d; it must be at least 1", o.CacheTokensPerRank)
+	case o.Hold < 0 || o.Hold > MostHold:
+		return fmt.Errorf("hold is %v; allowed is 0 to %v", o.Hold, MostHold)
+	case o.Hold > 0 && o.Policy != dispatch.Price:
+		return fmt.Errorf("hold is %v; requests wait with policy %s alone, it is %s", o.Hold, dispatch.Price, o.Policy)
 	}
 	_, err := o.newScheduler(1, cost.Shape{}, defaultMachines())
 	return err
@@ -62,7 +73,8 @@ func defaultMachines() cost.Machines { return cost.NodeOf(hardware.DefaultProfil
 // newScheduler is for pods of that many ranks that serve a model of that shape on those machines.
 func (o *PoolOptions) newScheduler(ranks int, shape cost.Shape, on cost.Machines) (*dispatch.Scheduler, error) {
 	return dispatch.NewScheduler(dispatch.Options{
-		Policy: o.Policy, Ranks: ranks, Cap: o.Cap, Weights: o.Weights, Costs: shape.Costs(on), First: rand.IntN(1 << 16),
+		Policy: o.Policy, Ranks: ranks, Cap: o.Cap, Weights: o.Weights, Costs: shape.Costs(on), Patient: o.Hold > 0,
+		First: rand.IntN(1 << 16),
 	})
 }
 
@@ -79,7 +91,7 @@ type Pool struct {
 	options  PoolOptions
 	// prefixes knows what the places hold; spent sums what decisions were made by.
 	prefixes *dispatch.Prefixes
-	spent    spent
+	spent    reports.Spent
 	// places and at are those of the present decision.
 	places  []dispatch.Place
 	at      []place
@@ -130,6 +142,8 @@ func (b *backend) idle() bool {
 type scheduled struct {
 	own, layout *plans.Layout
 	scheduler   *dispatch.Scheduler
+	// line is nil where no request waits.
+	line *line.Line[waiting]
 }
 
 // NewPool returns an empty pool with the default options.
@@ -263,7 +277,11 @@ func (p *Pool) AddLayout(l *plans.Layout) {
 	scheduler := p.mustSchedule(l.Ranks, l.Shape, l.Machines)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.plans[l.Digest] = &scheduled{l, l, scheduler}
+	plan := &scheduled{own: l, layout: l, scheduler: scheduler}
+	if p.options.Hold > 0 {
+		plan.line = line.New[waiting](l.Ranks, p.options.Hold)
+	}
+	p.plans[l.Digest] = plan
 	p.notify() // a request for routed experts may have waited for it
 }
 
@@ -305,6 +323,13 @@ func (p *Pool) Tables() map[string]string {
 		}
 	}
 	return tables
+}
+
+// Spent is a copy of what decisions were made by.
+func (p *Pool) Spent() reports.Spent {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.spent
 }
 
 // Len is the number of backends.
@@ -388,9 +413,16 @@ func (p *Pool) acquire(r *request, tried map[string]bool) (*Lease, bool) {
 	}
 }
 
-// wait acquires as acquire does, and waits for a backend until the context ends where there is none. Where all are full it does
-// not wait: the client does that better.
+// wait acquires as acquire does, and waits for a backend until the context ends where there is none, and for a rank that suits where
+// the request may stand in line. Where all are full it does not wait: the client does that better.
 func (p *Pool) wait(ctx context.Context, r *request, tried map[string]bool) (*Lease, bool) {
+	defer p.giveUp(r)
+	var patience <-chan time.Time
+	if p.options.Hold > 0 {
+		timer := time.NewTimer(p.options.Hold)
+		defer timer.Stop()
+		patience = timer.C
+	}
 	for {
 		p.mu.Lock()
 		changed := p.changed
@@ -401,10 +433,17 @@ func (p *Pool) wait(ctx context.Context, r *request, tried map[string]bool) (*Le
 		if r.refused != nil {
 			return nil, false
 		}
+		var turn <-chan struct{}
+		if r.standing != nil {
+			turn = r.standing.Turn()
+		}
 		select {
 		case <-ctx.Done():
 			return nil, false
 		case <-changed:
+		case <-turn:
+		case <-patience:
+			r.patient = false
 		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/router/balance"
 	"github.com/semmoe/operator/internal/router/client"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/tokenize"
@@ -287,7 +288,7 @@ func (s *sender) account(r *request, lease *Lease) {
 		return
 	}
 	s.metrics.tokens.WithLabelValues(rankLabel(lease.Rank)).Add(float64(lease.tokens))
-	s.observations.window.add(arrival{rank: lease.Rank, ranks: lease.Backend.Ranks, tokens: lease.tokens})
+	s.observations.window.Add(balance.Arrival{Rank: lease.Rank, Ranks: lease.Backend.Ranks, Tokens: lease.tokens})
 	if lease.unscored != "" {
 		s.metrics.unscored.WithLabelValues(lease.unscored).Inc()
 	}
@@ -320,6 +321,7 @@ func (t *tries) add(lease *Lease, full bool) {
 // was unreachable may be a pod that has just gone, whose successor comes up at this moment. It gives up at the deadline, and at
 // once where pods are there whose queues are full: to ask them again and again would only add to what they have to do.
 func (s *sender) acquire(ctx context.Context, deadline time.Time, r *request, tries *tries) (*Lease, bool) {
+	r.patient = len(tries.places) == 0
 	if lease, ok := s.pool.acquire(r, tries.places); ok {
 		return lease, true
 	}

@@ -31,12 +31,19 @@ const rankHeader = "X-Data-Parallel-Rank"
 func newRouter(t *testing.T, wait time.Duration, backends ...discovery.Backend) (*httptest.Server, *Pool, *prometheus.Registry) {
 	t.Helper()
 	pool := NewPool()
+	server, registry := routerOn(t, pool, wait, backends...)
+	return server, pool, registry
+}
+
+// routerOn is a router with that pool.
+func routerOn(t *testing.T, pool *Pool, wait time.Duration, backends ...discovery.Backend) (*httptest.Server, *prometheus.Registry) {
+	t.Helper()
 	pool.Set(backends)
 	registry := prometheus.NewRegistry()
 	proxy, _ := NewProxy(pool, registry, logr.Discard(), ProxyOptions{RankHeader: rankHeader, MaxBodyBytes: 1 << 16, EndpointWait: wait})
 	server := httptest.NewServer(proxy)
 	t.Cleanup(server.Close)
-	return server, pool, registry
+	return server, registry
 }
 
 func newEngine(t *testing.T, name string, ranks int, handler http.HandlerFunc) discovery.Backend {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/line"
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/wire"
 	"github.com/semmoe/operator/solver/dispatch"
@@ -43,6 +44,9 @@ type request struct {
 	// scheduler is the one that has chosen its place, and rank what it chose: a request counts there once, however often it is sent.
 	scheduler *dispatch.Scheduler
 	rank      int
+	// patient tells that it may stand in line for a rank, standing that it does.
+	patient  bool
+	standing *line.Standing[waiting]
 	// refused says why the latest attempt to take a place has failed, where it is not that there is none.
 	refused error
 	// failedBy are the revisions whose pods have failed to serve it.
@@ -109,6 +113,16 @@ func (r *request) score(l *plans.Layout) {
 		}
 	}
 	r.forecast = f
+}
+
+// ask is what a plan's scheduler is asked; the latest forecast is the plan's.
+func (r *request) ask(plan *scheduled) dispatch.Request {
+	asked := dispatch.Request{Tokens: int(r.tokens)}
+	if plan != nil && r.forecast.scores != nil {
+		asked.Tokens = int(r.forecast.tokens)
+	}
+	asked.Prompt = max(0, asked.Tokens-int(r.output))
+	return asked
 }
 
 // on is what is told of the forecast for a request that a rank has served; there must be scores.

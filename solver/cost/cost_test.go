@@ -503,48 +503,6 @@ func TestWorkloadsAreComputedOnce(t *testing.T) {
 	}
 }
 
-// With the policy late requests go in another order than they came, each of them once; how long they stood in line is told.
-func TestLateIsCountedOnce(t *testing.T) {
-	shape := tracetest.Small
-	shape.DocumentsPerDomain, shape.TokensPerRequest = 60, 50
-	tr := tracetest.Generate(shape, 5)
-	p := randomPlacement(tr, 4, rand.New(rand.NewPCG(6, 6)))
-	o := options(tr)
-	o.WithoutBounds = true
-	forecast := forcedRequests{forced{request: func(r int) int { return int(tr.Domains[r]) % 4 }}}
-	price, err := cost.DataParallel(t.Context(), tr, p, forecast, o)
-	if err != nil || price.Line != nil {
-		t.Fatalf("price: line %+v, %v", price.Line, err)
-	}
-	o.Policy, o.Held = dispatch.Late, 1
-	atOnce, err := cost.DataParallel(t.Context(), tr, p, forecast, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(&cost.LineReport{AtOnce: 1}, atOnce.Line); diff != "" {
-		t.Errorf("a line of one: %s", diff)
-	}
-	if atOnce.Line = nil; !cmp.Equal(price, atOnce) {
-		t.Errorf("a line of one: %s", cmp.Diff(price, atOnce))
-	}
-	o.Held = 0
-	late, err := cost.DataParallel(t.Context(), tr, p, forecast, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// Whoever goes where, all activations are computed by the same experts.
-	if math.Abs(late.ExpertImbalance-price.ExpertImbalance) > 1e-12 {
-		t.Errorf("expert imbalance %v, with price %v", late.ExpertImbalance, price.ExpertImbalance)
-	}
-	if l := late.Line; l == nil || l.AtOnce <= 0 || l.AtOnce >= 1 || l.Mean <= 0 || l.Most < l.Percentile95 || l.Most > dispatch.OvertakeFactor*4 {
-		t.Errorf("line %+v", l)
-	}
-	o.Held = -1
-	if _, err := cost.DataParallel(t.Context(), tr, p, forecast, o); err == nil || !strings.Contains(err.Error(), "held is -1") {
-		t.Errorf("held -1: error %v", err)
-	}
-}
-
 // partialForced scores a part of a request as the whole of it.
 type partialForced struct {
 	forcedRequests

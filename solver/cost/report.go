@@ -1,14 +1,5 @@
 package cost
 
-// LineReport is how long requests stood in line, counted in requests that came after them before they went.
-type LineReport struct {
-	// AtOnce is the share of the requests that went when they came.
-	AtOnce       float64 `json:"at_once"`
-	Mean         float64 `json:"mean"`
-	Percentile95 int     `json:"p95"`
-	Most         int     `json:"max"`
-}
-
 // Report is the score of a plan on a set of requests. Shares are between 0 and 1, imbalances are at least 1. A figure that
 // does not exist in the attention mode is nil.
 type Report struct {

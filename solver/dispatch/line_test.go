@@ -84,14 +84,15 @@ func TestLineOfOneDecidesAtOnce(t *testing.T) {
 	}
 }
 
-// A request whose best rank has no room stands in line; one whose best rank has room goes at once; and a request goes when the line is full.
-func TestLineSendsWhoGivesUpLeast(t *testing.T) {
+// A request whose best rank has no room stands in line while others pass, until there is room, or the line is full: then the first goes.
+func TestLineKeepsWhoGivesSomethingUp(t *testing.T) {
 	const size = 3
 	places := []dispatch.Place{{Rank: 0}, {Rank: 1}}
+	at := func(int) []dispatch.Place { return places }
 	l := newLine(t, lineOptions(2, 1.03), size)
 	arrive := func(id int, scores ...float32) (sent []went) {
 		l.Arrive(id, &dispatch.Request{Scores: scores, Tokens: 100})
-		for s, ok := l.Next(func(int) []dispatch.Place { return places }, false); ok; s, ok = l.Next(func(int) []dispatch.Place { return places }, false) {
+		for s, ok := l.Next(at, false); ok; s, ok = l.Next(at, false) {
 			l.Take(&s)
 			sent = append(sent, went{s.ID, s.Decision.Rank, s.Waited})
 		}
@@ -101,25 +102,26 @@ func TestLineSendsWhoGivesUpLeast(t *testing.T) {
 		arrive(0, 1, 0)
 		arrive(0, 0, 1)
 	}
-	fill := func(standing int) {
+	// The first rank is wanted until a request stands in line.
+	fill := func(id int) (sent []went) {
 		t.Helper()
-		for more := 0; l.Len() < standing; more++ {
-			if more == 10 {
-				t.Fatal("a rank gets all that want it")
+		for before := l.Len(); l.Len() == before; {
+			if sent = arrive(id, 1, 0); len(sent) > 1 || len(sent) == 1 && sent[0].id != id {
+				return sent
 			}
-			arrive(0, 1, 0)
 		}
+		return nil
 	}
 	fill(1)
-	if diff := cmp.Diff([]went{{1, 1, 0}, {0, 0, 1}}, arrive(1, 0, 1), cmp.AllowUnexported(went{})); diff != "" {
+	if diff := cmp.Diff([]went{{2, 1, 0}, {1, 0, 1}}, arrive(2, 0, 1), cmp.AllowUnexported(went{})); diff != "" {
 		t.Errorf("the other rank is wanted, then there is room again: %s", diff)
 	}
-	fill(size - 1)
-	if sent := arrive(2, .5, .45); len(sent) == 0 || sent[0] != (went{2, 1, 0}) {
-		t.Errorf("the line is full: %+v; want the one first that loses least", sent)
+	fill(3)
+	fill(4)
+	if diff := cmp.Diff([]went{{3, 1, 2}, {4, 0, 1}}, fill(5), cmp.AllowUnexported(went{})); diff != "" {
+		t.Errorf("the line is full, then there is room again: %s", diff)
 	}
-	fill(size - 1)
-	if s, ok := l.Next(func(int) []dispatch.Place { return places }, true); !ok || l.Len() != size-2 {
+	if s, ok := l.Next(at, true); !ok || s.ID != 5 || l.Len() != 0 {
 		t.Errorf("where one must go: %+v, %v, and %d are left", s, ok, l.Len())
 	}
 }

@@ -17,7 +17,7 @@ const (
 	Masked Policy = "masked"
 	// Window assigns a queue of requests exactly, the same number to each rank.
 	Window Policy = "window"
-	// Late holds a few requests and sends that one next which gives up least by going now (see Line); else it is Price.
+	// Late is Price for requests that may wait a little until they give nothing up by going (see Line).
 	Late Policy = "late"
 	// RoundRobin takes one rank after the other.
 	RoundRobin Policy = "round-robin"

@@ -14,6 +14,9 @@ const (
 	// earlyStep is how much larger the step is for the first request; it falls with e to the number of requests over
 	// earlyRequests. Prices that begin at nothing have far to go, which is worth 0.2 to 0.3% of locality over 1,100 requests.
 	earlyStep, earlyRequests = 2, 64
+	// patientStep is what a step is of that where requests wait: they keep off a rank that has had much, and prices have less to do. At 1 they
+	// wait a fifth less, and half a percent less is local; at a half they wait longer for nothing.
+	patientStep = 2. / 3
 	// windowStep is the part of a price that follows the excess of the rank's load over the last requests, in price steps for
 	// 30% of it: what is about to hit the cap is kept for those that gain most.
 	windowStep = 1 / 0.3

@@ -17,6 +17,8 @@ type Options struct {
 	// Weights and Costs make the value of a place.
 	Weights Weights
 	Costs   Costs
+	// Patient tells, of the policy Price, that requests wait until they may go (see MayGo).
+	Patient bool
 	// First is the place that comes first of equals in the first decision: schedulers that share places are given different ones.
 	First int
 }
@@ -75,10 +77,14 @@ func NewScheduler(o Options) (*Scheduler, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
+	step := stepOf(o.Cap)
+	if o.Patient {
+		step *= patientStep
+	}
 	return &Scheduler{
 		policy: o.Policy, cap: o.Cap, weights: o.Weights, costs: o.Costs, shares: sharesOf(o.Capacity, o.Ranks), recent: newRecent(o.Ranks),
 		prices: make([]float64, o.Ranks), rooms: make([]float64, o.Ranks), asks: make([]float64, o.Ranks),
-		values: make([]float64, o.Ranks), inLine: make([]bool, o.Ranks), step: stepOf(o.Cap), taken: make([]bool, o.Ranks), first: o.First - 1,
+		values: make([]float64, o.Ranks), inLine: make([]bool, o.Ranks), step: step, taken: make([]bool, o.Ranks), first: o.First - 1,
 	}, nil
 }
 

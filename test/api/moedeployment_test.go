@@ -122,7 +122,7 @@ func TestDefaults(t *testing.T) {
 	spec := moed.Spec
 	switch {
 	case *spec.Replicas != 1, spec.Reconciliation != "Active", spec.Routing.Mode != "Router", spec.Routing.Replicas != 2,
-		spec.Routing.NetworkPolicy != "Managed", spec.Routing.Weights != nil, spec.Routing.PendingLimitPerRank != nil:
+		spec.Routing.NetworkPolicy != "Managed", spec.Routing.Weights != nil, spec.Routing.PendingLimitPerRank != nil, spec.Routing.HoldMilliseconds != nil:
 		t.Errorf("defaults of the deployment: %+v", spec)
 	case *spec.Rollout.MaxUnavailable != 1, *spec.Rollout.MaxSurge != 0:
 		t.Errorf("defaults of the roll-out: %+v", spec.Rollout)
@@ -180,6 +180,10 @@ func TestValidation(t *testing.T) {
 		"nothing weighs":                 {"spec.routing.weights", map[string]any{"affinityPercent": int64(0), "prefixPercent": int64(0), "loadPercent": int64(0), "waitPercent": int64(0)}, []string{"spec.routing.weights", "at least one of affinityPercent"}},
 		"waits alone":                    {"spec.routing.weights", map[string]any{"affinityPercent": int64(0), "prefixPercent": int64(0), "loadPercent": int64(0), "waitPercent": int64(50)}, nil},
 		"weights without a router":       {"spec.routing", map[string]any{"mode": "None", "weights": map[string]any{"loadPercent": int64(50)}}, []string{"spec.routing.weights", "need mode Router or EndpointPicker"}},
+		"hold":                           {"spec.routing.holdMilliseconds", 200, nil},
+		"hold for nothing":               {"spec.routing.holdMilliseconds", 0, []string{"spec.routing.holdMilliseconds", "greater than or equal to 1"}},
+		"hold for long":                  {"spec.routing.holdMilliseconds", 1001, []string{"spec.routing.holdMilliseconds", "less than or equal to 1000"}},
+		"hold behind a gateway":          {"spec.routing", map[string]any{"mode": "EndpointPicker", "holdMilliseconds": int64(8)}, []string{"spec.routing.holdMilliseconds", "needs mode Router"}},
 		"pending limit":                  {"spec.routing.pendingLimitPerRank", 1, nil},
 		"no request may be pending":      {"spec.routing.pendingLimitPerRank", 0, []string{"spec.routing.pendingLimitPerRank", "greater than or equal to 1"}},
 		"pending limit without a router": {"spec.routing", map[string]any{"mode": "None", "pendingLimitPerRank": int64(8)}, []string{"spec.routing.pendingLimitPerRank", "needs mode Router or EndpointPicker"}},

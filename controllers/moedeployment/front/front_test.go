@@ -43,6 +43,10 @@ func TestRouterArgs(t *testing.T) {
 			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Weights: &semmoev1.RoutingWeights{WaitPercent: ptr.To[int32](50)}},
 			[]string{"--weights=affinity=1,prefix=1,load=1,wait=0.5"}, []string{"http 8000", "metrics 9090"},
 		},
+		"hold": {
+			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, HoldMilliseconds: ptr.To[int32](150)},
+			[]string{"--hold=150ms"}, []string{"http 8000", "metrics 9090"},
+		},
 		"limit": {
 			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, PendingLimitPerRank: ptr.To[int32](32)},
 			[]string{"--pending-limit-per-rank=32"}, []string{"http 8000", "metrics 9090"},

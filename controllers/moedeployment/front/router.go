@@ -202,6 +202,9 @@ func routerArgs(moed *semmoev1.MoEDeployment) []string {
 	if limit := moed.Spec.Routing.PendingLimitPerRank; limit != nil {
 		args = append(args, "--pending-limit-per-rank="+strconv.Itoa(int(*limit)))
 	}
+	if hold := moed.Spec.Routing.HoldMilliseconds; hold != nil {
+		args = append(args, fmt.Sprintf("--hold=%dms", *hold))
+	}
 	if limit := moed.Spec.Placement.TokenLoadLimitPercent; limit != nil {
 		args = append(args, "--cap="+percentText(*limit))
 	}

@@ -938,6 +938,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingSpec
   map:
     fields:
+    - name: holdMilliseconds
+      type:
+        scalar: numeric
     - name: mode
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.RoutingMode

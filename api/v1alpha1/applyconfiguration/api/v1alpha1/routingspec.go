@@ -24,6 +24,10 @@ type RoutingSpecApplyConfiguration struct {
 	// all ranks have as many, requests are answered with 429 and Retry-After. Without it there is no limit: engines queue, and
 	// bound their queues themselves, and only their owner knows from which length on clients are better sent away.
 	PendingLimitPerRank *int32 `json:"pendingLimitPerRank,omitempty"`
+	// holdMilliseconds is how long a request may wait in a request router for the rank of its experts, while that has had more than its share
+	// of the last 128 requests. More is local then, the more the more ranks there are (at 16 a fifth), and answers of those that wait, half
+	// of them there, begin later. No request waits where fewer come in that time than there are ranks. Without it none ever does.
+	HoldMilliseconds *int32 `json:"holdMilliseconds,omitempty"`
 	// samplePercent is the share of requests of which the router asks the engine for the experts that their tokens
 	// activated, to observe the local activation rate. Clients never see it. Engines pay for the capture (reports go from a few
 	// percent of throughput to much more), so the default is 5 where spec.profiling or spec.placement.planRef is given and requests
@@ -71,6 +75,14 @@ func (b *RoutingSpecApplyConfiguration) WithWeights(value *RoutingWeightsApplyCo
 // If called multiple times, the PendingLimitPerRank field is set to the value of the last call.
 func (b *RoutingSpecApplyConfiguration) WithPendingLimitPerRank(value int32) *RoutingSpecApplyConfiguration {
 	b.PendingLimitPerRank = &value
+	return b
+}
+
+// WithHoldMilliseconds sets the HoldMilliseconds field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the HoldMilliseconds field is set to the value of the last call.
+func (b *RoutingSpecApplyConfiguration) WithHoldMilliseconds(value int32) *RoutingSpecApplyConfiguration {
+	b.HoldMilliseconds = &value
 	return b
 }
 

@@ -1,0 +1,99 @@
+package line
+
+import (
+	"slices"
+	"time"
+)
+
+// Line are the requests that wait for the ranks of a plan, with what is known of each.
+type Line[Known any] struct {
+	hold time.Duration
+	size int
+	// waiting stand in the order in which they came; from is where among them the next are looked at, if all would be too many.
+	waiting []*Standing[Known]
+	from    int
+	// gap is the mean time between two requests, the latest of which came at last.
+	gap  time.Duration
+	last time.Time
+}
+
+// Standing is a request in line.
+type Standing[Known any] struct {
+	Known Known
+	// Must tells that it has to go, whatever it gives up.
+	Must  bool
+	in    *Line[Known]
+	since time.Time
+	turn  chan struct{}
+}
+
+// New returns a line that is full with that many requests, at least 1, each of which waits at most as long as hold.
+func New[Known any](size int, hold time.Duration) *Line[Known] {
+	return &Line[Known]{hold: hold, size: size, gap: hold}
+}
+
+// Come notes that a request has come, and reports whether waiting can pay: as many requests come within hold as may stand in line. Where
+// fewer come, ranks do not change while one waits. A gap counts for no more than hold: after a quiet time some tens of requests tell that
+// it is over.
+func (l *Line[Known]) Come(now time.Time) bool {
+	l.gap += (min(now.Sub(l.last), l.hold) - l.gap) / time.Duration(l.size)
+	l.last = now
+	return l.gap*time.Duration(l.size) <= l.hold
+}
+
+// Stand puts a request at the end of the line, unless it stands there; it leaves any other line. Then, where the line is full, the first one
+// must go, and is called.
+func (l *Line[Known]) Stand(s *Standing[Known], now time.Time) {
+	if s.in != l {
+		if s.in == nil {
+			s.since, s.turn = now, make(chan struct{}, 1)
+		}
+		s.leave()
+		s.in = l
+		l.waiting = append(l.waiting, s)
+	}
+	if len(l.waiting) >= l.size {
+		l.waiting[0].Must = true
+		l.waiting[0].Call()
+	}
+}
+
+// Len is the number of requests in line.
+func (l *Line[Known]) Len() int { return len(l.waiting) }
+
+// CallNext calls the first request that may go, of at most that many that are looked at; others have their turn at the next call.
+func (l *Line[Known]) CallNext(most int, mayGo func(Known) bool) {
+	if most >= len(l.waiting) {
+		most, l.from = len(l.waiting), 0
+	}
+	for range most {
+		s := l.waiting[l.from%len(l.waiting)]
+		if l.from++; mayGo(s.Known) {
+			s.Call()
+			return
+		}
+	}
+}
+
+// Call lets a request try again.
+func (s *Standing[Known]) Call() {
+	select {
+	case s.turn <- struct{}{}:
+	default: // it has not yet heard of the call before
+	}
+}
+
+// Turn has an element when the request is to try again.
+func (s *Standing[Known]) Turn() <-chan struct{} { return s.turn }
+
+// Leave takes the request out of line, and tells how long it has stood there.
+func (s *Standing[Known]) Leave(now time.Time) time.Duration {
+	s.leave()
+	return now.Sub(s.since)
+}
+
+func (s *Standing[Known]) leave() {
+	if s.in != nil {
+		s.in.waiting = slices.DeleteFunc(s.in.waiting, func(other *Standing[Known]) bool { return other == s })
+	}
+}

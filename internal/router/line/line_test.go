@@ -1,0 +1,108 @@
+package line_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/semmoe/operator/internal/router/line"
+)
+
+type standing = line.Standing[string]
+
+// called reports whether a request has been called since it was last asked.
+func called(s *standing) bool {
+	select {
+	case <-s.Turn():
+		return true
+	default:
+		return false
+	}
+}
+
+// The first is called when the line is full, and again when another comes before it has gone.
+func TestFullLine(t *testing.T) {
+	now := time.Now()
+	l := line.New[string](3, time.Second)
+	a, b, c := &standing{}, &standing{}, &standing{}
+	for _, s := range []*standing{a, b, b} {
+		l.Stand(s, now)
+	}
+	if l.Len() != 2 || called(a) || a.Must {
+		t.Fatalf("%d in line; the first must go: %t", l.Len(), a.Must)
+	}
+	l.Stand(c, now)
+	if !called(a) || !a.Must || called(b) || b.Must || called(c) || c.Must {
+		t.Errorf("in a full line %t, %t and %t must go", a.Must, b.Must, c.Must)
+	}
+	if waited := a.Leave(now.Add(time.Second)); waited != time.Second || l.Len() != 2 {
+		t.Errorf("waited %v; %d are left", waited, l.Len())
+	}
+	a.Leave(now) // who has left is not in line
+	other := line.New[string](3, time.Second)
+	if other.Stand(b, now.Add(time.Minute)); l.Len() != 1 || other.Len() != 1 {
+		t.Errorf("%d and %d in line; a request stands in one line", l.Len(), other.Len())
+	}
+	if waited := b.Leave(now.Add(time.Hour)); waited != time.Hour {
+		t.Errorf("waited %v; all of the time counts", waited)
+	}
+}
+
+// The first that may go is called; where not all are looked at, the others are next.
+func TestCallNext(t *testing.T) {
+	now := time.Now()
+	l := line.New[string](10, time.Second)
+	l.CallNext(3, func(string) bool { t.Error("there is nobody"); return true })
+	var all []*standing
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		s := &standing{Known: name}
+		all = append(all, s)
+		l.Stand(s, now)
+	}
+	look := func(most int, may string) (looked string) {
+		l.CallNext(most, func(name string) bool {
+			looked += name
+			return name == may
+		})
+		return looked
+	}
+	for _, step := range []struct {
+		most              int
+		may, looked, call string
+	}{
+		{5, "c", "abc", "c"}, {9, "", "abcde", ""}, {2, "e", "ab", ""}, {2, "e", "cd", ""}, {2, "e", "e", "e"}, {5, "a", "a", "a"},
+	} {
+		if looked := look(step.most, step.may); looked != step.looked {
+			t.Errorf("at most %d: looked at %q, want %q", step.most, looked, step.looked)
+		}
+		for _, s := range all {
+			if got := called(s); got != (s.Known == step.call) {
+				t.Errorf("at most %d, %q may go: %q is called: %t", step.most, step.may, s.Known, got)
+			}
+		}
+	}
+}
+
+// Waiting pays while as many requests come within the time as may stand in line.
+func TestCome(t *testing.T) {
+	now := time.Now()
+	l := line.New[string](4, 100*time.Millisecond)
+	come := func(gap time.Duration, n int) (pays bool) {
+		for range n {
+			now = now.Add(gap)
+			pays = l.Come(now)
+		}
+		return pays
+	}
+	for _, step := range []struct {
+		gap  time.Duration
+		n    int
+		want bool
+	}{
+		{20 * time.Millisecond, 1, false}, {20 * time.Millisecond, 20, true}, {30 * time.Millisecond, 20, false}, {20 * time.Millisecond, 20, true},
+		{time.Hour, 1, false}, {0, 5, true},
+	} {
+		if got := come(step.gap, step.n); got != step.want {
+			t.Errorf("%d requests, one every %v: waiting pays: %t", step.n, step.gap, got)
+		}
+	}
+}

@@ -1,0 +1,209 @@
+package router
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/semmoe/operator/internal/router/balance"
+	"github.com/semmoe/operator/solver/dispatch"
+)
+
+// holding is a pool of one pod that serves under a plan on four ranks, in which requests wait, and whose clock stands still.
+func holding(t *testing.T, hold time.Duration) (*Pool, *time.Time) {
+	t.Helper()
+	p, _ := solved(t)
+	pool := poolWith(t, func(o *PoolOptions) { o.Hold, o.Cap = hold, 1.03 })
+	now := time.Now()
+	pool.now = func() time.Time { return now }
+	pool.Set(backendsOf(p.Artifact.Digest, 1, 4, "p"))
+	pool.AddLayout(p.layout)
+	return pool, &now
+}
+
+// served is what comes of requests that arrive one after the other.
+type served struct {
+	forecast, imbalance float64
+	stood               int
+}
+
+// play has requests arrive at a pool. Those that stand in line try again when they are called, and at the end have no patience left.
+func play(t *testing.T, pool *Pool, requests []*request) (all served) {
+	t.Helper()
+	var even balance.Window
+	var windows float64
+	sent := 0
+	try := func(r *request) bool {
+		lease, ok := pool.acquire(r, nil)
+		if !ok {
+			if r.standing == nil {
+				t.Fatalf("request %s: no place, and not in line", r.id)
+			}
+			return false
+		}
+		if r.standing != nil || !lease.scored {
+			t.Fatalf("request %s: %+v stands in line", r.id, lease)
+		}
+		all.forecast += r.forecast.on(lease.Rank).Predicted
+		even.Add(balance.Arrival{Rank: lease.Rank, Ranks: 4, Tokens: lease.tokens})
+		if sent++; sent > balance.Requests {
+			all.imbalance += even.Imbalance()
+			windows++
+		}
+		lease.Release()
+		return true
+	}
+	var line []*request
+	called := func() bool {
+		for i, r := range line {
+			select {
+			case <-r.standing.Turn():
+				if try(r) {
+					line = append(line[:i:i], line[i+1:]...)
+					return true
+				}
+			default:
+			}
+		}
+		return false
+	}
+	for _, r := range requests {
+		r.patient = true
+		if !try(r) {
+			all.stood++
+			line = append(line, r)
+		}
+		for called() {
+		}
+		if len(line) >= 4 {
+			t.Fatalf("%d requests are left in a line of 4", len(line))
+		}
+	}
+	for _, r := range line {
+		if r.patient = false; !try(r) {
+			t.Fatal("a request without patience stands in line")
+		}
+	}
+	if sent != len(requests) || outstanding(pool) != 0 {
+		t.Fatalf("%d of %d requests were served, %d tokens are outstanding", sent, len(requests), outstanding(pool))
+	}
+	all.forecast /= float64(sent)
+	all.imbalance /= windows
+	return all
+}
+
+// Requests that may wait come nearer to their experts, and ranks get as even loads; nobody is left in line.
+func TestHoldBringsRequestsToTheirExperts(t *testing.T) {
+	const requests = 1500
+	none, _ := holding(t, 0)
+	atOnce := play(t, none, samplePrompts(requests))
+	pool, _ := holding(t, time.Second)
+	held := play(t, pool, samplePrompts(requests))
+	t.Logf("at once %+v, held %+v", atOnce, held)
+	if atOnce.stood != 0 || held.stood == 0 || held.stood == requests {
+		t.Errorf("%d and %d of %d requests stood in line", atOnce.stood, held.stood, requests)
+	}
+	if held.forecast <= atOnce.forecast || held.imbalance >= atOnce.imbalance {
+		t.Errorf("with requests that wait %+v, without %+v", held, atOnce)
+	}
+}
+
+// standsInLine has requests arrive until one stands in line.
+func standsInLine(t *testing.T, pool *Pool) *request {
+	t.Helper()
+	for _, r := range samplePrompts(2000) {
+		r.patient = true
+		lease, ok := pool.acquire(r, nil)
+		if !ok {
+			return r
+		}
+		lease.Release()
+	}
+	t.Fatal("no request stands in line")
+	return nil
+}
+
+// inLine counts those who stand in line.
+func inLine(pool *Pool) (n int) {
+	pool.mu.Lock()
+	defer pool.mu.Unlock()
+	for _, plan := range pool.plans {
+		n += plan.line.Len()
+	}
+	return n
+}
+
+// Nobody waits longer than he may, and who waited is counted.
+func TestHoldEnds(t *testing.T) {
+	const hold = 20 * time.Millisecond
+	pool, now := holding(t, hold)
+	r := standsInLine(t, pool)
+	*now = now.Add(hold)
+	began := time.Now()
+	lease, ok := pool.wait(t.Context(), r, nil)
+	if !ok || time.Since(began) < hold || inLine(pool) != 0 {
+		t.Fatalf("lease %+v after %v, %d in line", lease, time.Since(began), inLine(pool))
+	}
+	if spent := pool.Spent(); spent.Waits != 1 || spent.Waited != hold.Seconds() {
+		t.Errorf("%v requests waited %v s", spent.Waits, spent.Waited)
+	}
+}
+
+// A client that goes leaves the line.
+func TestHoldEndsWithItsClient(t *testing.T) {
+	pool, _ := holding(t, time.Second)
+	r := standsInLine(t, pool)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if lease, ok := pool.wait(ctx, r, nil); ok || inLine(pool) != 0 || outstanding(pool) != 0 {
+		t.Errorf("lease %+v, %d in line, %d tokens outstanding", lease, inLine(pool), outstanding(pool))
+	}
+}
+
+// When the plan is brought anew, or goes, those who wait for its ranks try again, or have their time.
+func TestHoldSurvivesItsPlan(t *testing.T) {
+	pool, _ := holding(t, 50*time.Millisecond)
+	p, _ := solved(t)
+	for name, change := range map[string]func(){
+		"brought anew": func() { pool.AddLayout(p.layout) },
+		"gone":         func() { pool.DropLayout(p.Artifact.Digest) },
+	} {
+		pool.AddLayout(p.layout)
+		r := standsInLine(t, pool)
+		change()
+		lease, ok := pool.wait(t.Context(), r, nil)
+		if !ok || r.standing != nil || inLine(pool) != 0 {
+			t.Fatalf("%s: lease %+v, standing %+v, %d in line", name, lease, r.standing, inLine(pool))
+		}
+		lease.Release()
+	}
+}
+
+// Where few requests come, none waits: the others of a line would not come in time.
+func TestNobodyWaitsInQuietTimes(t *testing.T) {
+	pool, now := holding(t, 100*time.Millisecond)
+	for _, r := range samplePrompts(500) {
+		*now = now.Add(30 * time.Millisecond) // four of them take longer
+		r.patient = true
+		lease, ok := pool.acquire(r, nil)
+		if !ok {
+			t.Fatal("a request waits")
+		}
+		lease.Release()
+	}
+}
+
+func TestHoldIsChecked(t *testing.T) {
+	for want, change := range map[string]func(*PoolOptions){
+		"hold is -1ns; allowed is 0 to 1s":      func(o *PoolOptions) { o.Hold = -1 },
+		"hold is 2s; allowed is 0 to 1s":        func(o *PoolOptions) { o.Hold = 2 * time.Second },
+		"requests wait with policy price alone": func(o *PoolOptions) { o.Hold, o.Policy = time.Second, dispatch.Masked },
+	} {
+		o := DefaultPoolOptions()
+		change(&o)
+		if _, err := NewPoolWith(o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v; want %q", err, want)
+		}
+	}
+}

@@ -1,0 +1,67 @@
+package cost
+
+import (
+	"slices"
+
+	"github.com/semmoe/operator/solver/dispatch"
+)
+
+// LineReport is how long requests stood in line, counted in requests that came after them before they went.
+type LineReport struct {
+	// AtOnce is the share of the requests that went when they came.
+	AtOnce       float64 `json:"at_once"`
+	Mean         float64 `json:"mean"`
+	Percentile95 int     `json:"p95"`
+	Most         int     `json:"max"`
+}
+
+// scheduleLine is the policy late. The order becomes that in which requests go to their ranks.
+func (r *orderRun) scheduleLine(caches *dispatch.Prefixes) error {
+	size := r.options.Held
+	if size == 0 {
+		size = r.placement.Ranks
+	}
+	line, err := dispatch.NewLine(r.scheduling(), size)
+	if err != nil {
+		return err
+	}
+	ranks := make([]dispatch.Place, r.placement.Ranks)
+	places := func(request int) []dispatch.Place { return r.places(ranks, request, line.Load, caches) }
+	went := make([]int, 0, len(r.order))
+	send := func(must bool) {
+		for sent, ok := line.Next(places, must); ok; sent, ok = line.Next(places, must) {
+			r.decided(sent.ID, &sent.Decision, caches)
+			line.Take(&sent)
+			went, r.waited = append(went, sent.ID), append(r.waited, sent.Waited)
+		}
+	}
+	for _, request := range r.order {
+		line.Arrive(request, &r.requests[request].Request)
+		send(false)
+	}
+	send(true)
+	r.order = went
+	return nil
+}
+
+// lineReport tells how long requests stood in line; nil where they did not.
+func lineReport(orders []*orderRun) *LineReport {
+	var waited []int
+	for _, run := range orders {
+		waited = append(waited, run.waited...)
+	}
+	if len(waited) == 0 {
+		return nil
+	}
+	slices.Sort(waited)
+	r := LineReport{Most: waited[len(waited)-1], Percentile95: waited[len(waited)*95/100]}
+	sum, atOnce := 0, 0
+	for _, n := range waited {
+		sum += n
+		if n == 0 {
+			atOnce++
+		}
+	}
+	r.AtOnce, r.Mean = float64(atOnce)/float64(len(waited)), float64(sum)/float64(len(waited))
+	return &r
+}

@@ -68,7 +68,7 @@ func (f *routerFlags) add(command *cobra.Command) {
 	flags.StringVar(&f.policy, "policy", string(defaults.Policy), "how ranks are chosen: price, masked, round-robin, least-loaded or prefix")
 	flags.Float64Var(&f.options.Pool.Cap, "cap", defaults.Cap, "largest load of a rank over the last 128 requests, in fair shares (policies price and prefix)")
 	flags.StringVar(&f.weights, "weights", "", "weights of what speaks for a rank, as in affinity=1,prefix=1,load=1,wait=1; 1 is as modelled in microseconds, 0 leaves it out (policy price)")
-	flags.DurationVar(&f.options.Pool.Hold, "hold", 0, "how long a request may wait for the rank of its experts while that has had more than its share of the last 128 requests, at most "+router.MostHold.String()+": more is local, and answers begin that much later; 0 is not at all (policy price)")
+	flags.DurationVar(&f.options.Pool.Hold, "hold", 0, "how long a request may wait for the rank of its experts while that has had more than its share of the last 128 requests, at most "+dispatch.MostHold.String()+": more is local, and answers begin that much later; 0 is not at all (policy price)")
 	flags.IntVar(&f.options.Pool.PendingLimitPerRank, "pending-limit-per-rank", 0, "requests that a rank of a pod may have at a time; when all have as many, clients are answered 429. 0 is no limit")
 	flags.IntVar(&f.options.Pool.CacheTokensPerRank, "cache-tokens-per-rank", defaults.CacheTokensPerRank, "tokens that a rank keeps in its KV cache, as far as the router knows")
 	flags.Int64Var(&f.options.MaxBodyBytes, "max-body-bytes", 32<<20, "largest request body that is accepted; those of all requests may take 384 MiB at once, or twice this and 1 MiB where that is more")

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -38,6 +39,7 @@ type simulateFlags struct {
 	seed                             uint64
 	rates                            []float64
 	sloScale, sloPercent, cap        float64
+	hold                             time.Duration
 	dispatch                         string
 }
 
@@ -73,6 +75,7 @@ func newSimulateCommand() *cobra.Command {
 	f.StringVar(&flags.policy, "policy", string(dispatch.Price), "attention dp: how requests are sent to ranks with "+string(solver.OurServing)+": price, masked, round-robin, least-loaded")
 	f.StringVar(&flags.weights, "weights", "", "attention dp: weights of what speaks for a rank with "+string(solver.OurServing)+", as in affinity=1,load=1,wait=1 (policy price; prefixes are not reused)")
 	f.Float64Var(&flags.cap, "cap", solver.DefaultEvaluation().Cap, "attention dp: largest load of a rank over the last 128 requests, in fair shares (policy price)")
+	f.DurationVar(&flags.hold, "hold", 0, fmt.Sprintf("attention dp: how long a request may wait for the rank of its experts with %s, at most %v, as semmoe router has it; 0 is not at all (policy price)", solver.OurServing, dispatch.MostHold))
 	f.StringVar(&flags.objective, "objective", string(placement.Activation), "what the placement of "+string(solver.OurServing)+" keeps small: "+listOf(placement.Objectives))
 	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots of a rank, for the methods that know copies")
 	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents; the others are served")
@@ -134,6 +137,10 @@ func (f *simulateFlags) check() error {
 		return usageErrorf("--dispatch is %q; allowed is bf16, fp8", f.dispatch)
 	case !(f.cap >= 1):
 		return usageErrorf("--cap is %v; it must be at least 1", f.cap)
+	case f.hold < 0 || f.hold > dispatch.MostHold:
+		return usageErrorf("--hold is %v; allowed is 0 to %v", f.hold, dispatch.MostHold)
+	case f.hold > 0 && f.policy != string(dispatch.Price):
+		return usageErrorf("--hold has no meaning with --policy %s: it is for %s", f.policy, dispatch.Price)
 	case !(f.sloScale > 0) || math.IsInf(f.sloScale, 1):
 		return usageErrorf("--slo-scale is %v; it must be above 0 and finite", f.sloScale)
 	case !(f.sloPercent > 0 && f.sloPercent <= 100):
@@ -153,7 +160,7 @@ func (f *simulateFlags) check() error {
 func (f *simulateFlags) checkIdle(departs func(flag string) bool) error {
 	idle := []string{"collective"}
 	if f.attention == string(placement.TensorParallel) {
-		idle = []string{"policy", "weights", "cap"}
+		idle = []string{"policy", "weights", "cap", "hold"}
 	}
 	for _, flag := range idle {
 		if departs(flag) {
@@ -324,7 +331,7 @@ func (f *simulateFlags) workload() (simulate.Workload, error) {
 func (f *simulateFlags) options(p *hardware.Profile) (*simulate.Options, error) {
 	o := &simulate.Options{
 		Attention: placement.Attention(f.attention), Shape: f.model.shape, Profile: p, DispatchBytes: 2, StepTokens: f.stepTokens, Running: f.running,
-		CacheTokens: f.cacheTokens, Cap: f.cap,
+		CacheTokens: f.cacheTokens, Cap: f.cap, Hold: f.hold,
 	}
 	if f.dispatch == "fp8" {
 		o.DispatchBytes = 1

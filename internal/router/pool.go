@@ -29,9 +29,6 @@ const (
 	failuresInARow, longerEjections = 2, 3
 )
 
-// MostHold is as long as any request may wait for a rank.
-const MostHold = time.Second
-
 // PoolOptions are the settings of a pool; the zero value stands for DefaultPoolOptions.
 type PoolOptions struct {
 	// Policy is any of dispatch but dispatch.Window; Cap bounds a rank's share of the last requests of its plan, as a multiple of the
@@ -41,7 +38,7 @@ type PoolOptions struct {
 	Weights dispatch.Weights
 	// PendingLimitPerRank is the number of inference requests that a rank of a pod may have at a time; 0 is any.
 	PendingLimitPerRank int
-	// Hold is how long a request may wait for the rank of its experts, at most MostHold; 0 is not at all. It is for the policy Price.
+	// Hold is how long a request may wait for the rank of its experts, at most dispatch.MostHold; 0 is not at all. It is for the policy Price.
 	Hold time.Duration
 	// CacheTokensPerRank is what a rank is thought to hold in its KV cache.
 	CacheTokensPerRank int
@@ -58,8 +55,8 @@ func (o *PoolOptions) validate() error {
 		return fmt.Errorf("pending limit per rank is %d; it must be at least 0", o.PendingLimitPerRank)
 	case o.CacheTokensPerRank < 1:
 		return fmt.Errorf("cache tokens per rank is %d; it must be at least 1", o.CacheTokensPerRank)
-	case o.Hold < 0 || o.Hold > MostHold:
-		return fmt.Errorf("hold is %v; allowed is 0 to %v", o.Hold, MostHold)
+	case o.Hold < 0 || o.Hold > dispatch.MostHold:
+		return fmt.Errorf("hold is %v; allowed is 0 to %v", o.Hold, dispatch.MostHold)
 	case o.Hold > 0 && o.Policy != dispatch.Price:
 		return fmt.Errorf("hold is %v; requests wait with policy %s alone, it is %s", o.Hold, dispatch.Price, o.Policy)
 	}

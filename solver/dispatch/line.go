@@ -55,6 +55,9 @@ func NewLine(o Options, size int) (*Line, error) {
 // Len is the number of requests that stand in line.
 func (l *Line) Len() int { return len(l.standing) }
 
+// First is the request that has stood longest; there must be one.
+func (l *Line) First() int { return l.standing[0].id }
+
 // Load is the rank's load over the last requests that went, in tokens.
 func (l *Line) Load(rank int) int { return l.scheduler.Load(rank) }
 
@@ -62,6 +65,13 @@ func (l *Line) Load(rank int) int { return l.scheduler.Load(rank) }
 func (l *Line) Arrive(id int, r *Request) {
 	l.standing = append(l.standing, standing{id, r, l.arrived})
 	l.arrived++
+}
+
+// Pass decides on a request that does not stand in line, and accounts for it.
+func (l *Line) Pass(r *Request, places []Place) Decision {
+	d := l.scheduler.Decide(r, places)
+	l.scheduler.Take(r, &d)
+	return d
 }
 
 // Next takes the request out of the line that is to go now, and decides on its place; false where none is, which cannot be in a line with

@@ -3,6 +3,7 @@ package simulate
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"github.com/semmoe/operator/solver/dispatch"
 	"github.com/semmoe/operator/solver/placement"
@@ -20,10 +21,12 @@ type engine struct {
 	lanes    []*lane
 	// scheduler sends requests to ranks, which are its places (attention DP).
 	scheduler *dispatch.Scheduler
-	places    []dispatch.Place
-	scores    []float32
-	now       float64
-	record    *record
+	// holder is in its place where requests may wait for a rank.
+	holder *holder
+	places []dispatch.Place
+	scores []float32
+	now    float64
+	record *record
 }
 
 func newEngine(t *trace.Trace, m *Method, requests []Request, o *Options) (*engine, error) {
@@ -54,11 +57,16 @@ func (e *engine) restart() error {
 	if e.options.Attention != placement.DataParallel {
 		return nil
 	}
-	var err error
-	e.scheduler, err = dispatch.NewScheduler(dispatch.Options{
-		Policy: e.method.Policy, Ranks: lanes, Cap: e.options.Cap, Weights: e.options.Weights, Costs: e.options.costs(),
-	})
 	e.places, e.scores = make([]dispatch.Place, lanes), make([]float32, lanes)
+	scheduling := dispatch.Options{
+		Policy: e.method.Policy, Ranks: lanes, Cap: e.options.Cap, Weights: e.options.Weights, Costs: e.options.costs(),
+	}
+	var err error
+	if e.options.Hold > 0 && e.method.Policy == dispatch.Price && e.method.Requests != nil {
+		e.holder, err = newHolder(e, scheduling)
+		return err
+	}
+	e.scheduler, err = dispatch.NewScheduler(scheduling)
 	return err
 }
 
@@ -81,7 +89,13 @@ func (e *engine) run(ctx context.Context, requests []Request, rate float64) erro
 			tokens += l.batch()
 		}
 		if tokens == 0 {
-			e.now = all[next].arrival // a lane with requests has tokens: what is left has yet to come
+			e.now = math.Inf(1) // a lane with requests has tokens: what is left has yet to come, or waits for a rank
+			if next < len(all) {
+				e.now = all[next].arrival
+			}
+			if e.holder != nil {
+				e.now = min(e.now, e.holder.ends())
+			}
 			continue
 		}
 		stages := e.step.time(e.lanes)
@@ -96,7 +110,14 @@ func (e *engine) run(ctx context.Context, requests []Request, rate float64) erro
 // arrive sends the requests, from one on, that have come by now, and returns the first that has not.
 func (e *engine) arrive(all []served, next int) int {
 	for ; next < len(all) && all[next].arrival <= e.now; next++ {
-		e.send(&all[next])
+		if e.holder != nil {
+			e.holder.arrive(&all[next])
+		} else {
+			e.send(&all[next])
+		}
+	}
+	if e.holder != nil {
+		e.holder.release(e.now)
 	}
 	return next
 }
@@ -128,18 +149,34 @@ func (e *engine) finish() (ended int) {
 func (e *engine) send(s *served) {
 	at := 0
 	if e.scheduler != nil {
-		for rank, l := range e.lanes {
-			e.places[rank] = dispatch.Place{Rank: rank, Outstanding: l.outstanding, Next: l.next}
-		}
-		asked := dispatch.Request{Tokens: int(e.size(s)), Prompt: s.Prompt}
-		if e.method.Requests != nil {
-			e.method.Requests.ScoreFirst(e.scores, s.Source, min(s.Prompt, e.trace.Length(s.Source)))
-			asked.Scores = e.scores
-		}
-		d := e.scheduler.Decide(&asked, e.places)
+		asked := e.ask(s, e.scores)
+		d := e.scheduler.Decide(&asked, e.look())
 		e.scheduler.Take(&asked, &d)
 		at = d.Rank
 	}
+	e.give(s, at)
+}
+
+// ask is what a router asks of a request; its scores are put into a slice of one for each lane.
+func (e *engine) ask(s *served, scores []float32) dispatch.Request {
+	asked := dispatch.Request{Tokens: int(e.size(s)), Prompt: s.Prompt}
+	if e.method.Requests != nil {
+		e.method.Requests.ScoreFirst(scores, s.Source, min(s.Prompt, e.trace.Length(s.Source)))
+		asked.Scores = scores
+	}
+	return asked
+}
+
+// look lists the lanes as a router sees them. The list is valid until the next call.
+func (e *engine) look() []dispatch.Place {
+	for rank, l := range e.lanes {
+		e.places[rank] = dispatch.Place{Rank: rank, Outstanding: l.outstanding, Next: l.next}
+	}
+	return e.places
+}
+
+// give puts a request into a lane.
+func (e *engine) give(s *served, at int) {
 	l := e.lanes[at]
 	l.waiting = append(l.waiting, s)
 	l.outstanding += e.size(s)

@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/cost/hardware"
@@ -42,6 +43,8 @@ type Options struct {
 	// Cap and Weights are those of the policy price.
 	Cap     float64
 	Weights dispatch.Weights
+	// Hold is how long a request may wait for the rank of its experts with the policy price; 0 is not at all.
+	Hold time.Duration
 }
 
 // ParseCollective returns the collective of that name.
@@ -111,6 +114,8 @@ func (o *Options) check(t *trace.Trace, m *Method) error {
 		return fmt.Errorf("the placement of %s is for %d ranks; there are %d", m.Name, m.Placement.Ranks, o.Topology.Ranks)
 	case o.StepTokens < lanes || o.Running < lanes || o.CacheTokens < lanes:
 		return fmt.Errorf("a step of %d tokens, %d running requests, a cache of %d tokens; each must be at least the %d lanes", o.StepTokens, o.Running, o.CacheTokens, lanes)
+	case o.Hold < 0:
+		return fmt.Errorf("requests may wait %v; it must be at least 0", o.Hold)
 	case !(o.DispatchBytes > 0):
 		return fmt.Errorf("values of %v bytes are dispatched; they must be above 0", o.DispatchBytes)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -172,6 +173,7 @@ func TestConservation(t *testing.T) {
 		"copies":              func(_ *Options, m *Method) { m.Placement = copies },
 		"the least loaded":    func(_ *Options, m *Method) { m.Policy = dispatch.LeastLoaded },
 		"prices, no forecast": func(_ *Options, m *Method) { m.Policy = dispatch.Price },
+		"requests that wait":  func(o *Options, m *Method) { o.Hold, m.Policy, m.Requests = time.Second, dispatch.Price, favourite{tr} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			o, m := testOptions(tr, placement.DataParallel, 4, plain()), vanilla(tr, 4)

@@ -3,17 +3,18 @@ package line
 import (
 	"slices"
 	"time"
+
+	"github.com/semmoe/operator/solver/dispatch"
 )
 
 // Line are the requests that wait for the ranks of a plan, with what is known of each.
 type Line[Known any] struct {
-	hold time.Duration
 	size int
 	// waiting stand in the order in which they came; from is where among them the next are looked at, if all would be too many.
 	waiting []*Standing[Known]
 	from    int
-	// gap is the mean time between two requests, the latest of which came at last.
-	gap  time.Duration
+	// pace is that of all requests, the latest of which came at last.
+	pace dispatch.Pace
 	last time.Time
 }
 
@@ -29,16 +30,14 @@ type Standing[Known any] struct {
 
 // New returns a line that is full with that many requests, at least 1, each of which waits at most as long as hold.
 func New[Known any](size int, hold time.Duration) *Line[Known] {
-	return &Line[Known]{hold: hold, size: size, gap: hold}
+	return &Line[Known]{size: size, pace: dispatch.NewPace(size, hold)}
 }
 
-// Come notes that a request has come, and reports whether waiting can pay: as many requests come within hold as may stand in line. Where
-// fewer come, ranks do not change while one waits. A gap counts for no more than hold: after a quiet time some tens of requests tell that
-// it is over.
+// Come notes that a request has come, and reports whether it may wait (see dispatch.Pace).
 func (l *Line[Known]) Come(now time.Time) bool {
-	l.gap += (min(now.Sub(l.last), l.hold) - l.gap) / time.Duration(l.size)
+	after := now.Sub(l.last)
 	l.last = now
-	return l.gap*time.Duration(l.size) <= l.hold
+	return l.pace.Come(after)
 }
 
 // Stand puts a request at the end of the line, unless it stands there; it leaves any other line. Then, where the line is full, the first one

@@ -82,27 +82,15 @@ func TestCallNext(t *testing.T) {
 	}
 }
 
-// Waiting pays while as many requests come within the time as may stand in line.
+// The time since the request before is what counts.
 func TestCome(t *testing.T) {
 	now := time.Now()
 	l := line.New[string](4, 100*time.Millisecond)
-	come := func(gap time.Duration, n int) (pays bool) {
-		for range n {
-			now = now.Add(gap)
-			pays = l.Come(now)
-		}
-		return pays
+	for range 20 { // the mean settles
+		now = now.Add(20 * time.Millisecond)
+		l.Come(now)
 	}
-	for _, step := range []struct {
-		gap  time.Duration
-		n    int
-		want bool
-	}{
-		{20 * time.Millisecond, 1, false}, {20 * time.Millisecond, 20, true}, {30 * time.Millisecond, 20, false}, {20 * time.Millisecond, 20, true},
-		{time.Hour, 1, false}, {0, 5, true},
-	} {
-		if got := come(step.gap, step.n); got != step.want {
-			t.Errorf("%d requests, one every %v: waiting pays: %t", step.n, step.gap, got)
-		}
+	if !l.Come(now.Add(20*time.Millisecond)) || l.Come(now.Add(time.Hour)) {
+		t.Error("five requests come in the time, then none")
 	}
 }

@@ -1,0 +1,29 @@
+package dispatch_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/semmoe/operator/solver/dispatch"
+)
+
+// Waiting pays while as many requests come within the time as may stand in line.
+func TestPace(t *testing.T) {
+	p := dispatch.NewPace(4, 100*time.Millisecond)
+	for _, step := range []struct {
+		gap  time.Duration
+		n    int
+		want bool
+	}{
+		{20 * time.Millisecond, 1, false}, {20 * time.Millisecond, 20, true}, {30 * time.Millisecond, 20, false}, {20 * time.Millisecond, 20, true},
+		{time.Hour, 1, false}, {0, 5, true},
+	} {
+		got := false
+		for range step.n {
+			got = p.Come(step.gap)
+		}
+		if got != step.want {
+			t.Errorf("%d requests, one every %v: waiting pays: %t", step.n, step.gap, got)
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+var heldLine = regexp.MustCompile(`(?m)^semmoe_router_held_requests_total (\S+)$`)
+
+// held is how many requests have waited in the routers of a deployment.
+func held(t *testing.T, moed *semmoev1.MoEDeployment) (n float64) {
+	t.Helper()
+	var pods corev1.PodList
+	if err := api.List(t.Context(), &pods, client.InNamespace(moed.Namespace), client.MatchingLabels{
+		semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: semmoev1.ComponentRouter,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, pod := range pods.Items {
+		response, err := podClient(t).Get("http://" + pod.Status.PodIP + ":9090/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(response.Body)
+		response.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		line := heldLine.FindStringSubmatch(string(text))
+		if line == nil {
+			t.Fatalf("router %s does not tell how many requests waited", pod.Name)
+		}
+		count, err := strconv.ParseFloat(line[1], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += count
+	}
+	return n
+}
+
+// Requests that may wait for the rank of their experts are all answered, and some of them do wait where many want the same rank; where that is
+// taken back, none does.
+func TestRequestsWaitForTheirRank(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	storedProfile(t, namespace)
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
+		m.Spec.Replicas, m.Spec.Routing.Replicas = ptr.To[int32](2), 1
+		m.Spec.Routing.HoldMilliseconds = ptr.To[int32](1000)
+		m.Spec.Placement.TokenLoadLimitPercent = ptr.To[int32](103) // a cap that is met with so few ranks, too
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "tiny"}}
+	})
+	create(t, moed)
+	plan := waitPlanned(t, moed).Status.PlanDigest
+	url := reach(t, moed)
+	byPlan := func() error { return sentBy(t.Context(), url, plan) }
+	eventually(t, patience, "requests are sent by the plan", byPlan)
+	kinds := []string{"func main() { return nil }\n", "SELECT name FROM users WHERE id = 1; ", "Il était une fois une petite fille. ", "The old man went to the sea. ", "日本の夏はとても暑いです。", "def f(x):\n    return x\n"}
+	crowd := func() {
+		var clients sync.WaitGroup
+		for client := range uint64(16) {
+			clients.Go(func() {
+				random := rand.New(rand.NewPCG(client, 1))
+				for range 20 {
+					prompt := strings.Repeat(kinds[random.IntN(len(kinds))], 1+random.IntN(8))
+					response, err := http.Post(url+"/v1/completions", "application/json", strings.NewReader(fmt.Sprintf(`{"model": "tiny", "prompt": %q, "max_tokens": 2}`, prompt)))
+					if err == nil {
+						err = answered(response, nil)
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		clients.Wait()
+	}
+	crowd()
+	waited := held(t, moed)
+	t.Logf("%v of 320 requests waited", waited)
+	if waited == 0 || waited > 320 {
+		t.Errorf("%v of 320 requests waited", waited)
+	}
+
+	before := podNames(t, moed, semmoev1.ComponentRouter)
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.HoldMilliseconds = nil })
+	eventually(t, patience, "another router serves", func() error {
+		if names := podNames(t, moed, semmoev1.ComponentRouter); len(names) != 1 || names[0] == before[0] {
+			return fmt.Errorf("routers %v", names)
+		}
+		return byPlan()
+	})
+	waitComplete(t, moed)
+	if crowd(); held(t, moed) != 0 {
+		t.Errorf("%v requests waited although none may", held(t, moed))
+	}
+}

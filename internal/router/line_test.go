@@ -161,6 +161,17 @@ func TestHoldEndsWithItsClient(t *testing.T) {
 	}
 }
 
+// Whoever may wait for pods less long than for a rank is served when that time is over.
+func TestHoldEndsInTime(t *testing.T) {
+	pool, _ := holding(t, time.Second)
+	r := standsInLine(t, pool)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if lease, ok := pool.wait(ctx, r, nil); !ok || !lease.scored || inLine(pool) != 0 {
+		t.Errorf("lease %+v, %d in line", lease, inLine(pool))
+	}
+}
+
 // When the plan is brought anew, or goes, those who wait for its ranks try again, or have their time.
 func TestHoldSurvivesItsPlan(t *testing.T) {
 	pool, _ := holding(t, 50*time.Millisecond)

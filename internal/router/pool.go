@@ -430,15 +430,15 @@ func (p *Pool) wait(ctx context.Context, r *request, tried map[string]bool) (*Le
 		if r.refused != nil {
 			return nil, false
 		}
-		var turn <-chan struct{}
-		if r.standing != nil {
-			turn = r.standing.Turn()
-		}
 		select {
 		case <-ctx.Done():
-			return nil, false
+			if r.standing == nil || ctx.Err() != context.DeadlineExceeded {
+				return nil, false
+			}
+			r.patient = false // there is a place, if not the one that it waits for
+			return p.acquire(r, tried)
 		case <-changed:
-		case <-turn:
+		case <-r.standing.Turn():
 		case <-patience:
 			r.patient = false
 		}

@@ -82,8 +82,13 @@ func (s *Standing[Known]) Call() {
 	}
 }
 
-// Turn has an element when the request is to try again.
-func (s *Standing[Known]) Turn() <-chan struct{} { return s.turn }
+// Turn has an element when the request is to try again; never where it is nil.
+func (s *Standing[Known]) Turn() <-chan struct{} {
+	if s == nil {
+		return nil
+	}
+	return s.turn
+}
 
 // Leave takes the request out of line, and tells how long it has stood there.
 func (s *Standing[Known]) Leave(now time.Time) time.Duration {

@@ -42,7 +42,9 @@ func (p *Pool) waits(g *group, plan *scheduled, r *request, allowed filter) bool
 		}
 		s = &line.Standing[waiting]{}
 	}
-	s.Known = waiting{r.ask(plan), r.forecast.prefixes, allowed}
+	asked := r.ask(plan)
+	asked.Scores = r.forecast.scores
+	s.Known = waiting{asked, r.forecast.prefixes, allowed}
 	if s.Must || p.mayGo(g, plan, &s.Known) {
 		return false
 	}

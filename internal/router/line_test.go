@@ -104,7 +104,8 @@ func TestHoldBringsRequestsToTheirExperts(t *testing.T) {
 	if atOnce.stood != 0 || held.stood == 0 || held.stood == requests {
 		t.Errorf("%d and %d of %d requests stood in line", atOnce.stood, held.stood, requests)
 	}
-	if held.forecast <= atOnce.forecast || held.imbalance >= atOnce.imbalance {
+	// It gains 14 to 20%; where who stands in line was judged without the forecast, at most 5%.
+	if held.forecast < 1.09*atOnce.forecast || held.imbalance > atOnce.imbalance+0.005 {
 		t.Errorf("with requests that wait %+v, without %+v", held, atOnce)
 	}
 }

@@ -126,22 +126,9 @@ var activationsLine = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{
 // localRate is the share of local activations that the reference engines of a namespace have counted.
 func localRate(t *testing.T, namespace string) float64 {
 	t.Helper()
-	var pods corev1.PodList
-	if err := api.List(t.Context(), &pods, client.InNamespace(namespace), client.MatchingLabels{"app": "chat"}); err != nil {
-		t.Fatal(err)
-	}
 	var local, total float64
-	for _, pod := range pods.Items {
-		response, err := podClient(t).Get("http://" + pod.Status.PodIP + ":30000/metrics")
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := io.ReadAll(response.Body)
-		response.Body.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, line := range activationsLine.FindAllStringSubmatch(string(text), -1) {
+	for _, text := range metricsOf(t, namespace, client.MatchingLabels{"app": "chat"}, 30000) {
+		for _, line := range activationsLine.FindAllStringSubmatch(text, -1) {
 			count, err := strconv.ParseFloat(line[2], 64)
 			if err != nil {
 				t.Fatal(err)
@@ -156,4 +143,26 @@ func localRate(t *testing.T, namespace string) float64 {
 		t.Fatal("no engine has counted an activation")
 	}
 	return local / total
+}
+
+// metricsOf are what the pods of a namespace with those labels tell at a port, each in Prometheus' text format.
+func metricsOf(t *testing.T, namespace string, labels client.MatchingLabels, port int) (all []string) {
+	t.Helper()
+	var pods corev1.PodList
+	if err := api.List(t.Context(), &pods, client.InNamespace(namespace), labels); err != nil {
+		t.Fatal(err)
+	}
+	for _, pod := range pods.Items {
+		response, err := podClient(t).Get(fmt.Sprintf("http://%s:%d/metrics", pod.Status.PodIP, port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(response.Body)
+		response.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, string(text))
+	}
+	return all
 }

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"regexp"
@@ -11,7 +10,6 @@ import (
 	"sync"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -23,25 +21,10 @@ var heldLine = regexp.MustCompile(`(?m)^semmoe_router_held_requests_total (\S+)$
 // held is how many requests have waited in the routers of a deployment.
 func held(t *testing.T, moed *semmoev1.MoEDeployment) (n float64) {
 	t.Helper()
-	var pods corev1.PodList
-	if err := api.List(t.Context(), &pods, client.InNamespace(moed.Namespace), client.MatchingLabels{
-		semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: semmoev1.ComponentRouter,
-	}); err != nil {
-		t.Fatal(err)
-	}
-	for _, pod := range pods.Items {
-		response, err := podClient(t).Get("http://" + pod.Status.PodIP + ":9090/metrics")
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := io.ReadAll(response.Body)
-		response.Body.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
-		line := heldLine.FindStringSubmatch(string(text))
+	for _, text := range metricsOf(t, moed.Namespace, client.MatchingLabels{semmoev1.LabelDeployment: moed.Name, semmoev1.LabelComponent: semmoev1.ComponentRouter}, 9090) {
+		line := heldLine.FindStringSubmatch(text)
 		if line == nil {
-			t.Fatalf("router %s does not tell how many requests waited", pod.Name)
+			t.Fatal("a router does not tell how many requests waited")
 		}
 		count, err := strconv.ParseFloat(line[1], 64)
 		if err != nil {

@@ -280,6 +280,8 @@ func TestContradictions(t *testing.T) {
 		"picker with an engine that takes no rank":   {routing(map[string]any{"mode": "EndpointPicker"}), map[string]any{"engine": engine("TensorRTLLM")}, []string{"spec.routing.mode", "TensorRTLLM takes none"}},
 		"picker with another engine":                 {routing(map[string]any{"mode": "EndpointPicker"}), map[string]any{"engine": engine("VLLM")}, nil},
 		"affinity with an engine that takes no rank": {routing(affinity(50)), map[string]any{"engine": engine("TensorRTLLM")}, []string{"spec.routing.weights.affinityPercent", "elsewhere requests have no rank"}},
+		"hold with an engine that takes no rank":     {routing(map[string]any{"holdMilliseconds": int64(50)}), map[string]any{"engine": engine("TensorRTLLM")}, []string{"spec.routing.holdMilliseconds", "there is no rank to wait for"}},
+		"hold of requests without a rank":            {routing(map[string]any{"holdMilliseconds": int64(50)}), map[string]any{"parallelism": tensorParallel}, []string{"spec.routing.holdMilliseconds", "needs attention DataParallel"}},
 		"affinity of requests without a rank":        {routing(affinity(50)), map[string]any{"parallelism": tensorParallel}, []string{"spec.routing.weights.affinityPercent", "attention DataParallel"}},
 		"no affinity of requests without a rank":     {routing(affinity(0)), map[string]any{"parallelism": tensorParallel}, nil},
 		"other weights of requests without a rank":   {routing(map[string]any{"weights": map[string]any{"prefixPercent": int64(50)}}), map[string]any{"parallelism": tensorParallel}, nil},

@@ -4,7 +4,7 @@
 // Invariants:
 //   - A decision depends on the requests seen so far, never on later ones; the window policy sees the queue that it is
 //     given and nothing else, the late policy those that stand in line.
-//   - No request in line is passed by more than OvertakeFactor times as many as stand there.
+//   - No request in line is passed by more than OvertakeFactor times as many as make it full.
 //   - Deciding for one request allocates nothing and takes time proportional to the number of places.
 //   - What speaks for a place is in microseconds saved; how far each component counts is a weight, and 1 is as modelled.
 //   - A shuffle moves a batch's tokens and changes none: Resume undoes Rebatch, and every rank has exactly its share.

@@ -6,7 +6,7 @@ import (
 )
 
 // OvertakeFactor bounds waiting: a request goes once more than that many times the line's size have come after it, whatever it gives up.
-// Half of it costs 2% of locality at 16 ranks; twice as much brings half a percent.
+// Half of it costs 2% of locality at 16 ranks; half as much again brings half a percent.
 const OvertakeFactor = 4
 
 // patience is how much of what the cap allows a rank beyond its share the rank may have had of late when a request goes there at once. With

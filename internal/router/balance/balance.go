@@ -6,10 +6,11 @@ import (
 	"sync"
 
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/solver/dispatch"
 )
 
 // Requests is the number of requests over which the balance is measured.
-const Requests = 128
+const Requests = dispatch.Arrivals
 
 // Window holds the last requests. It is safe for concurrent use.
 type Window struct {

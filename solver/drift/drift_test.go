@@ -126,6 +126,54 @@ func TestUsualTrafficIsNoDriftAndDropsAreFound(t *testing.T) {
 	}
 }
 
+// The rarest kind is kept as often as was asked for, others no less, and all requests come equally often.
+func TestTraffic(t *testing.T) {
+	const steps = 500_000
+	for name, tc := range map[string]struct {
+		sizes  []int // of the kinds, the rarest last
+		sticky float64
+		again  float64 // a request of the rarest is followed by another
+	}{
+		"kinds alike":        {[]int{10, 10, 10, 10, 10}, .9, .9},
+		"kinds of all sizes": {[]int{80, 15, 5}, .9, .9},
+		"a random order":     {[]int{30, 10}, 0, .25},
+		"as random has it":   {[]int{30, 10}, .2, .25},
+		"one kind":           {[]int{7}, .9, 1},
+	} {
+		var requests []Request
+		for kind, size := range tc.sizes {
+			for range size {
+				requests = append(requests, Request{Kind: kind, Tokens: 1, Predicted: []float32{0}, Local: []float64{0}})
+			}
+		}
+		traffic, err := NewTraffic(requests, Order{Sticky: tc.sticky, Seed: 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, of, last := make([]float64, len(tc.sizes)), make([]float64, len(tc.sizes)), -1
+		for range steps {
+			request, _ := traffic.next()
+			kind := requests[request].Kind
+			if of[kind]++; kind == last {
+				again[kind]++
+			}
+			last = kind
+		}
+		rarest := len(tc.sizes) - 1
+		if got := again[rarest] / of[rarest]; math.Abs(got-tc.again) > .01 {
+			t.Errorf("%s: %v of the requests after one of the rarest kind are of it, want %v", name, got, tc.again)
+		}
+		for kind, n := range of {
+			if kept := again[kind] / n; kept < tc.again-.01 {
+				t.Errorf("%s: %v of the requests after one of kind %d are of it, want %v at least", name, kept, kind, tc.again)
+			}
+			if got, want := n/steps, float64(tc.sizes[kind])/float64(len(requests)); math.Abs(got-want) > .02 {
+				t.Errorf("%s: %v of the requests are of kind %d, want %v", name, got, kind, want)
+			}
+		}
+	}
+}
+
 func (c *Calibration) orders() []Order { return []Order{{Seed: 5}, {Sticky: .9, Seed: 5}} }
 
 // Whoever has the samples has the statistic, and the same requests lead to the same calibration.

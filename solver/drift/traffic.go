@@ -49,7 +49,8 @@ func (r *Request) sample(rank int) Sample {
 
 // Order is how simulated requests follow one another.
 type Order struct {
-	// Sticky is the probability that a request is of the same kind as the one before it; 0 is a random order.
+	// Sticky is the probability that a request is of the same kind as the one before it where that is of the rarest kind; others are kept a
+	// little more often. 0 is a random order, and so is what that has by itself.
 	Sticky float64
 	// Cap bounds a rank's share of the last requests, as the request router's does; 0 is LoadCap.
 	Cap  float64
@@ -61,8 +62,10 @@ type Traffic struct {
 	requests []Request
 	kinds    map[int][]int
 	sticky   float64
-	random   *rand.Rand
-	now      int
+	// stay is the probability that the next request is drawn from the kind of the one before it, instead of from all.
+	stay   float64
+	random *rand.Rand
+	now    int
 	// scheduler is nil where requests have no rank; places are idle ones of every rank.
 	scheduler *dispatch.Scheduler
 	places    []dispatch.Place
@@ -102,7 +105,22 @@ func (t *Traffic) Switch(requests []Request) {
 	for i, r := range requests {
 		t.kinds[r.Kind] = append(t.kinds[r.Kind], i)
 	}
+	t.stay = stay(t.sticky, t.kinds, len(requests))
 	t.now = t.random.IntN(len(requests))
+}
+
+// stay is how often a kind must be kept for the next request to be of it with the probability that is wanted: what is drawn from all may be
+// of that kind again, the rarest least often. All requests come equally often then, as in a random order.
+func stay(wanted float64, kinds map[int][]int, requests int) float64 {
+	rarest := requests
+	for _, same := range kinds {
+		rarest = min(rarest, len(same))
+	}
+	again := float64(rarest) / float64(requests)
+	if again >= wanted {
+		return 0
+	}
+	return (wanted - again) / (1 - again)
 }
 
 // Next is the sample of the next request.
@@ -113,7 +131,7 @@ func (t *Traffic) Next() Sample {
 
 // next is the index of the next request, and the rank that serves it.
 func (t *Traffic) next() (request, rank int) {
-	if t.random.Float64() < t.sticky {
+	if t.random.Float64() < t.stay {
 		same := t.kinds[t.requests[t.now].Kind]
 		t.now = same[t.random.IntN(len(same))]
 	} else {

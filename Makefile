@@ -85,7 +85,7 @@ demo: build controlplane ## From nothing to a served model, and a change of its 
 .PHONY: e2e
 e2e: build controlplane leaderworkerset ## Run the end-to-end suite in full on the local control plane
 	go test -race -count=1 ./cmd/semmoe
-	go test -race -count=1 -timeout 90m ./test/e2e -args -full
+	go test -race -count=1 -timeout 6h ./test/e2e -args -full
 	go test -count=1 -timeout 90m ./test/scale -v -args -full
 	go test -race -count=1 -timeout 90m ./test/walk -v -args -full
 	$(MAKE) prometheus dashboard e2e-oldest

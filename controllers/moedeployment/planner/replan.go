@@ -161,19 +161,19 @@ type replanStep struct {
 // nextReplan decides what follows a drift, from what is there: first a profile of the traffic, then a plan that names the one in
 // service. Names follow from what was observed, so that whoever begins again does not do it twice.
 func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d driftSignal) replanStep {
-	say := func(reason, format string, args ...any) replanStep {
-		return replanStep{Say: desired.Finding{Reason: reason, Message: fmt.Sprintf(format, args...)}}
+	say := func(reason, message string) replanStep {
+		return replanStep{Say: desired.Finding{Reason: reason, Message: message}}
 	}
 	switch {
 	case p.Base == nil || p.Serving == nil || desired.Paused(moed):
 		return replanStep{}
 	case moed.Spec.Placement.PlanRef != nil && d.Drifted:
-		return say("Pinned", "The traffic has drifted; spec.placement.planRef pins PlacementPlan %s, and no other is made", moed.Spec.Placement.PlanRef.Name)
+		return say("Pinned", fmt.Sprintf("The traffic has drifted; spec.placement.planRef pins PlacementPlan %s, and no other is made", moed.Spec.Placement.PlanRef.Name))
 	case moed.Spec.Placement.PlanRef != nil:
 		return replanStep{}
 	case p.otherKind() && d.Drifted:
-		return say("OtherLayout", "The traffic has drifted; plan %s in service has another objective or number of redundant experts than spec.placement asks for, and none can replace it: bring plan %s into service, or take the change back",
-			p.Serving.Short(), p.Base.Status.Plan)
+		return say("OtherLayout", fmt.Sprintf("The traffic has drifted; plan %s in service has another objective or number of redundant experts than spec.placement asks for, and none can replace it: bring plan %s into service, or take the change back",
+			p.Serving.Short(), p.Base.Status.Plan))
 	case p.otherKind():
 		return replanStep{}
 	}

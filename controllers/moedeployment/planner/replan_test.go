@@ -193,6 +193,18 @@ func TestNextReplan(t *testing.T) {
 	}
 }
 
+// What a plan that is being made says of itself is repeated as it is: it may hold the addresses of a store.
+func TestNextReplanRepeatsWhatPlansSay(t *testing.T) {
+	const message = `The plan could not be solved, and is tried again: Get "https://store/v1/ns%2Fplans": EOF`
+	base := moedtest.PlanOf("base", "b0", nil)
+	failing := replanOf("failing", "l1", "b0", semmoev1.TierLayout, moedtest.Start, unsolved)
+	failing.Status.Conditions = []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionFalse, Reason: "SolveFailed", Message: message}}
+	p := Planning{Base: base, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap), Lineage: lineageOf(base, nil, []*semmoev1.PlacementPlan{failing})}
+	if got, want := nextReplan(moedtest.Deployment(), moedtest.Model, p, driftSignal{}).Say.Message, "PlacementPlan failing: "+message; got != want {
+		t.Errorf("says %q, want %q", got, want)
+	}
+}
+
 // What is made says of what, and is named by that alone: whoever begins again, with the same objects, makes the same.
 func TestReplanObjects(t *testing.T) {
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {

@@ -243,8 +243,8 @@ func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string,
 		step := say("DriftPassed", "The traffic is as the plan promises again: the profile of the drift is given up")
 		step.Abandoned = profile
 		return step
-	case !complete && profile.Spec.Target == semmoev1.ProfilingTargetLive && (moed.Spec.Profiling.Refresh == semmoev1.RefreshJob || !desired.Observes(moed)):
-		return replanStep{Abandoned: profile} // the spec wants another one by now, or no sample will come
+	case !complete && superseded(moed, modelDigest, profile):
+		return replanStep{Abandoned: profile}
 	case !complete && profile.Status.Model != nil && profile.Status.Model.Digest != modelDigest:
 		return replanStep{Abandoned: profile} // another checkpoint serves now
 	case !complete:
@@ -253,6 +253,20 @@ func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string,
 	step := say("Replanning", fmt.Sprintf("A plan is made from AffinityProfile %s to replace plan %s", profile.Name, p.Serving.Short()))
 	step.Plan = p.replanFor(moed, profile)
 	return step
+}
+
+// superseded tells of a profile that is not complete that the spec wants another one by now, or that no sample will come for it. It would
+// wait for what is no longer asked for, routers that keep prompts above all, or for a Job that has failed by what has been mended since.
+func superseded(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmoev1.AffinityProfile) bool {
+	live := profile.Spec.Target == semmoev1.ProfilingTargetLive
+	switch {
+	case live != (moed.Spec.Profiling.Refresh != semmoev1.RefreshJob):
+		return true
+	case live:
+		return !desired.Observes(moed) || profile.Spec.Live.Samples != moed.Spec.Profiling.LiveSamples
+	}
+	wanted := profileFor(moed, modelDigest)
+	return wanted != nil && outdated(profile, wanted)
 }
 
 // profileAnew is the profile of the traffic, or of the data set, that a plan after a drift is to be made from.
@@ -349,6 +363,9 @@ func (p Planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.Affi
 func (pl *Planner) Replan(ctx context.Context, moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d driftSignal) (desired.Finding, error) {
 	step := nextReplan(moed, modelDigest, p, d)
 	if step.Abandoned != nil {
+		if changed, err := desired.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
+			return step.Say, err // by the latest spec it may be wanted
+		}
 		if err := deleteAll(ctx, pl.Client, []*semmoev1.AffinityProfile{step.Abandoned}); err != nil {
 			return step.Say, err
 		}

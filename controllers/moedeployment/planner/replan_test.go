@@ -128,7 +128,11 @@ func TestNextReplan(t *testing.T) {
 	base, later := moedtest.PlanOf("base", "b0", nil), moedtest.Start.Add(2*time.Hour)
 	begun := moedtest.ProfiledBy("begun", "r1", moedtest.Start, ofBase("base"))
 	few := moedtest.ProfiledBy("begun", "r1", moedtest.Start, ofBase("base"), incomplete)
-	few.Spec.Target = semmoev1.ProfilingTargetLive
+	few.Spec.Target, few.Spec.Live = semmoev1.ProfilingTargetLive, &semmoev1.LiveSpec{Samples: semmoev1.LiveSamplesSequences}
+	sending := moedtest.ProfiledBy("begun", "r1", moedtest.Start, ofBase("base"), incomplete)
+	sending.Spec = profileFor(moedtest.Deployment(job), moedtest.Model).Spec
+	failed := sending.DeepCopy()
+	failed.Status.Conditions = append(failed.Status.Conditions, metav1.Condition{Type: semmoev1.ConditionStalled, Status: metav1.ConditionTrue})
 	same := moedtest.ProfiledBy("begun", "r0", moedtest.Start, ofBase("base"))
 	made := replanOf("made", "t1", "b0", semmoev1.TierTables, moedtest.Start.Add(time.Minute), func(p *semmoev1.PlacementPlan) { p.Spec.ProfileRef.Name = "begun" })
 	solving := made.DeepCopy()
@@ -163,6 +167,13 @@ func TestNextReplan(t *testing.T) {
 		"profile under way":           {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, say: "WaitingForSamples"},
 		"nothing known meanwhile":     {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, say: "WaitingForSamples"},
 		"the drift has passed":        {Change: live, profiles: []*semmoev1.AffinityProfile{few}, drift: onTarget, abandon: true, say: "DriftPassed"},
+		"live again, not sent":        {Change: live, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, abandon: true},
+		"sent again, not live":        {Change: job, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, abandon: true},
+		"a Job under way":             {Change: job, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, say: "WaitingForSamples"},
+		"a Job with another image":    {Change: func(m *semmoev1.MoEDeployment) { job(m); m.Spec.Engine.Image = "engine:2" }, profiles: []*semmoev1.AffinityProfile{sending}, drift: drifted, say: "WaitingForSamples"},
+		"a Job that has failed":       {Change: job, profiles: []*semmoev1.AffinityProfile{failed}, drift: drifted, say: "WaitingForSamples"},
+		"what failed it is mended":    {Change: func(m *semmoev1.MoEDeployment) { job(m); m.Spec.Engine.Image = "engine:2" }, profiles: []*semmoev1.AffinityProfile{failed}, drift: drifted, abandon: true},
+		"prompts are kept no more":    {Change: func(m *semmoev1.MoEDeployment) { live(m); m.Spec.Profiling.LiveSamples = semmoev1.LiveSamplesCounts }, profiles: []*semmoev1.AffinityProfile{few}, drift: drifted, abandon: true},
 		"profile complete":            {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: drifted, plan: true, say: "Replanning"},
 		"complete, drift unknown":     {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, plan: true, say: "Replanning"},
 		"data set unchanged":          {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},

@@ -220,6 +220,35 @@ func TestReplanThatWasNotSeen(t *testing.T) {
 	}
 }
 
+// Who has routers keep no prompts any more is not kept waiting for them: the profile under way makes room for one of counts, but not by an
+// old spec.
+func TestReplanFollowsTheSpec(t *testing.T) {
+	s := newStory(t)
+	s.inService()
+	s.look(true)
+	samples := func() semmoev1.LiveSamples {
+		t.Helper()
+		made := slices.DeleteFunc(s.profiles(), func(p semmoev1.AffinityProfile) bool { return p.Spec.Live == nil })
+		if len(made) != 1 {
+			t.Fatalf("%d live profiles, want one", len(made))
+		}
+		return made[0].Spec.Live.Samples
+	}
+	s.moed.Spec.Profiling.LiveSamples, s.moed.Generation = semmoev1.LiveSamplesCounts, 0
+	for range 2 {
+		if s.look(true); samples() != semmoev1.LiveSamplesSequences {
+			t.Error("a profile is given up by an old spec")
+		}
+	}
+	s.moed.Generation = 1
+	for range 2 {
+		s.look(true)
+	}
+	if got := samples(); got != semmoev1.LiveSamplesCounts {
+		t.Errorf("the profile is made of %s, want counts", got)
+	}
+}
+
 // No plan is made from a profile that is deleted beside: it would wait for that for ever.
 func TestNoReplanOfADeletedProfile(t *testing.T) {
 	s := newStory(t)

@@ -230,13 +230,16 @@ func (l lineage) pending() *semmoev1.AffinityProfile {
 // afterProfile is what follows a profile from which no plan was made yet.
 func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmoev1.AffinityProfile, d driftSignal) replanStep {
 	complete := Profiled(profile, modelDigest)
-	unchanged := complete && p.Profile != nil && p.Profile.Status.Result != nil && profile.Status.Result.Digest == p.Profile.Status.Result.Digest
+	source := p.source()
+	unchanged := complete && source != nil && source.Status.Result != nil && profile.Status.Result.Digest == source.Status.Result.Digest
 	say := func(reason, message string) replanStep {
 		return replanStep{Say: desired.Finding{Reason: reason, Message: message}}
 	}
 	switch {
-	case unchanged && d.Drifted && d.Now.Sub(profile.CreationTimestamp.Time) >= datasetPeriod:
+	case unchanged && d.Drifted && (moed.Spec.Profiling.Refresh != semmoev1.RefreshJob || d.Now.Sub(profile.CreationTimestamp.Time) >= datasetPeriod):
 		return p.profileAnew(moed, modelDigest, d)
+	case unchanged && d.OnTarget:
+		return replanStep{}
 	case unchanged:
 		return say("DatasetUnchanged", "The traffic has drifted, but the data set is the one that the plan in service was made from: renew its content, or set spec.profiling.refresh to Live")
 	case !complete && d.OnTarget:
@@ -326,17 +329,37 @@ func (p Planning) current() semmoev1.CurrentPlan {
 	return current
 }
 
-// priorName is the profile that the plan in service was made from; one without a routing trace says less of tokens that are rare
-// now than the one before it.
-func (p Planning) priorName() string {
+// sources are the profiles, as far as they are known, that the tables in use, the layout in service, and the plan that the spec asks for
+// were made from.
+func (p Planning) sources() []*semmoev1.AffinityProfile {
+	var found []*semmoev1.AffinityProfile
 	for _, plan := range []*semmoev1.PlacementPlan{p.Tables, p.Promise, p.Base} {
 		if plan == nil {
 			continue
 		}
 		for _, profile := range append(slices.Clone(p.Lineage.profiles), p.Profile) {
-			if profile != nil && profile.Name == plan.Spec.ProfileRef.Name && profile.Status.Result != nil && profile.Status.Result.TracedTokens > 0 {
-				return profile.Name
+			if profile != nil && profile.Name == plan.Spec.ProfileRef.Name {
+				found = append(found, profile)
 			}
+		}
+	}
+	return found
+}
+
+// source is the profile that the plan in service was made from; nil where it is not known.
+func (p Planning) source() *semmoev1.AffinityProfile {
+	if known := p.sources(); len(known) > 0 {
+		return known[0]
+	}
+	return p.Profile
+}
+
+// priorName is the profile that the plan in service was made from; one without a routing trace says less of tokens that are rare
+// now than the one before it.
+func (p Planning) priorName() string {
+	for _, profile := range p.sources() {
+		if profile.Status.Result != nil && profile.Status.Result.TracedTokens > 0 {
+			return profile.Name
 		}
 	}
 	return p.ProfileName

@@ -135,6 +135,8 @@ func TestNextReplan(t *testing.T) {
 	failed.Status.Conditions = append(failed.Status.Conditions, metav1.Condition{Type: semmoev1.ConditionStalled, Status: metav1.ConditionTrue})
 	same := moedtest.ProfiledBy("begun", "r0", moedtest.Start, ofBase("base"))
 	made := replanOf("made", "t1", "b0", semmoev1.TierTables, moedtest.Start.Add(time.Minute), func(p *semmoev1.PlacementPlan) { p.Spec.ProfileRef.Name = "begun" })
+	likeBegun := moedtest.ProfiledBy("like-begun", "r1", moedtest.Start.Add(time.Second), ofBase("base"))
+	likeBase := moedtest.ProfiledBy("like-base", "r0", moedtest.Start.Add(time.Second), ofBase("base"))
 	solving := made.DeepCopy()
 	unsolved(solving)
 	stuck := solving.DeepCopy()
@@ -178,6 +180,10 @@ func TestNextReplan(t *testing.T) {
 		"complete, drift unknown":     {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, plan: true, say: "Replanning"},
 		"data set unchanged":          {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
 		"data set unchanged, late":    {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
+		"unchanged, the drift passed": {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: onTarget},
+		"unchanged, live by now":      {Change: live, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
+		"unchanged since a re-plan":   {Change: job, profiles: []*semmoev1.AffinityProfile{begun, likeBegun}, plans: []*semmoev1.PlacementPlan{made}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
+		"as it was before a re-plan":  {Change: job, profiles: []*semmoev1.AffinityProfile{begun, likeBase}, plans: []*semmoev1.PlacementPlan{made}, drift: drifted, plan: true, say: "Replanning"},
 		"plan being solved":           {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{solving}, drift: drifted, say: "Planning"},
 		"plan cannot be solved":       {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: drifted, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
 		"plan cannot be solved, told": {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, plans: []*semmoev1.PlacementPlan{stuck}, drift: onTarget, say: "TooFewRequests"},
@@ -190,6 +196,7 @@ func TestNextReplan(t *testing.T) {
 			Base: base, Plan: base, Promise: base, Serving: revisions.LayoutOf(base, semmoev1.RealizationEngineMap),
 			Profile: moedtest.ProfiledBy("p", "r0", moedtest.Start), ProfileName: "p", Lineage: lineageOf(base, tc.profiles, tc.plans),
 		}
+		p.Tables, _ = p.Lineage.tablesFor(moed, moedtest.Model, p.Serving.Digest, "")
 		step := nextReplan(moed, moedtest.Model, p, tc.drift)
 		target := semmoev1.ProfilingTarget("")
 		if step.Profile != nil {

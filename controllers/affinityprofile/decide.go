@@ -122,7 +122,8 @@ func waitsFor(target semmoev1.ProfilingTarget, name string, moed *semmoev1.MoEDe
 		return fmt.Sprintf("MoEDeployment %s has no replica to answer the requests", name)
 	case moed.Status.Model == nil || moed.Status.Model.Digest != modelDigest:
 		return otherModel(name, modelDigest)
-	case moed.Status.UpdatedReplicas != moed.Status.Replicas || moed.Spec.Replicas != nil && moed.Status.Replicas != *moed.Spec.Replicas:
+	case moed.Status.UpdatedReplicas != moed.Status.ReadyReplicas || moed.Spec.Replicas != nil && moed.Status.Replicas > *moed.Spec.Replicas:
+		// What is not ready answers nothing: a replica without a node may stay so for ever.
 		return fmt.Sprintf("MoEDeployment %s is rolling out: not all of its replicas are of one revision", name)
 	}
 	return ""

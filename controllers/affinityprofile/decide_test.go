@@ -273,8 +273,14 @@ func TestWaitsFor(t *testing.T) {
 		"scaled to zero": {func(m *semmoev1.MoEDeployment) { m.Spec.Replicas = ptr.To[int32](0) }, "no replica"},
 		"another model":  {func(m *semmoev1.MoEDeployment) { m.Status.Model.Digest = "other" }, "does not serve the model"},
 		"paused":         {func(m *semmoev1.MoEDeployment) { m.Spec.Reconciliation = semmoev1.ReconciliationPaused }, "is paused"},
-		"rolling out":    {func(m *semmoev1.MoEDeployment) { m.Status.UpdatedReplicas = 1 }, "rolling out"},
-		"surging":        {func(m *semmoev1.MoEDeployment) { m.Status.Replicas, m.Status.UpdatedReplicas = 3, 3 }, "rolling out"},
+		"one not ready":  {func(m *semmoev1.MoEDeployment) { m.Status.ReadyReplicas, m.Status.UpdatedReplicas = 1, 1 }, ""},
+		"one refused": {func(m *semmoev1.MoEDeployment) {
+			m.Status.Replicas, m.Status.ReadyReplicas, m.Status.UpdatedReplicas = 1, 1, 1
+		}, ""},
+		"rolling out": {func(m *semmoev1.MoEDeployment) { m.Status.UpdatedReplicas = 1 }, "rolling out"},
+		"surging": {func(m *semmoev1.MoEDeployment) {
+			m.Status.Replicas, m.Status.ReadyReplicas, m.Status.UpdatedReplicas = 3, 3, 3
+		}, "rolling out"},
 	} {
 		m := ready()
 		tc.change(m)

@@ -131,7 +131,7 @@ func driftStatus(previous *semmoev1.DriftStatus, a locality.Assessment, now time
 	}
 	// The samples in which a long drift began are forgotten at last; it has not begun anew.
 	status.Since = previous.Since
-	if now.Sub(previous.ObservedTime.Time) < observePeriod || !moved(previous, status) {
+	if justReported(previous.ObservedTime, now) || !moved(previous, status) {
 		return previous.DeepCopy()
 	}
 	return status

@@ -248,6 +248,7 @@ func TestDriftStatus(t *testing.T) {
 		"a small change":               {at(100, 0), is(0.349), time.Hour, at(100, 0)},
 		"a step":                       {at(100, 0), is(0.35), time.Hour, at(350, time.Hour)},
 		"a step within the minute":     {at(100, 0), is(0.9), 59 * time.Second, at(100, 0)},
+		"a clock that was set back":    {at(100, 0), is(0.9), -6 * time.Hour, at(900, -6*time.Hour)},
 		"an alarm":                     {at(900, 0), is(1.01, alarm(0, 0.5)), time.Second, drifted(1010, time.Second, 500)},
 		"the end of one":               {drifted(1010, 0, 500), is(0.49), time.Second, at(490, time.Second)},
 		"onset forgotten":              {drifted(4000, 0, 500), is(4.9, alarm(time.Hour, 0.55)), 2 * time.Hour, drifted(4000, 0, 500)},

@@ -46,6 +46,12 @@ func larStatus(previous *semmoev1.LARStatus, o observation, observes bool, now t
 	return lar
 }
 
+// justReported tells that a report of a time is too young to be replaced. One of a clock that was set back since is as old as any, and one
+// without a time was written by somebody else.
+func justReported(at *metav1.Time, now time.Time) bool {
+	return at != nil && now.Sub(at.Time).Abs() < observePeriod
+}
+
 func observeInto(lar, previous *semmoev1.LARStatus, o observation, now time.Time) {
 	keep := func() {
 		lar.ObservedMilli, lar.ObservedTime, lar.ObservedRevision, lar.Summary = previous.ObservedMilli, previous.ObservedTime, previous.ObservedRevision, previous.Summary
@@ -60,7 +66,7 @@ func observeInto(lar, previous *semmoev1.LARStatus, o observation, now time.Time
 	milli := int32(1000 * o.Observed.Sketch.Overall.Local / o.Observed.Sketch.Overall.Total)
 	if known && previous.ObservedRevision == o.Revision {
 		change := milli - *previous.ObservedMilli
-		if max(change, -change) < larStep || now.Sub(previous.ObservedTime.Time) < observePeriod {
+		if max(change, -change) < larStep || justReported(previous.ObservedTime, now) {
 			keep()
 			return
 		}
@@ -85,7 +91,7 @@ func captureStatus(routing, previous *semmoev1.RoutingStatus, o observation, obs
 	milli := int32(math.Round(min(1000*(ratio-1), math.MaxInt32)))
 	if known {
 		change := math.Abs(float64(milli) - float64(*previous.CaptureCostMilli))
-		if !told || change < max(larStep, 2000*standardError) || now.Sub(previous.CaptureCostTime.Time) < observePeriod {
+		if !told || change < max(larStep, 2000*standardError) || justReported(previous.CaptureCostTime, now) {
 			with.CaptureCostMilli, with.CaptureCostTime = previous.CaptureCostMilli, previous.CaptureCostTime
 			return &with
 		}

@@ -39,6 +39,8 @@ func TestLARStatus(t *testing.T) {
 		"change downwards":          {previous, 230, false, time.Hour, at(230, time.Hour, "23.0%")},
 		"change within the minute":  {previous, 900, false, 59 * time.Second, previous},
 		"change after the minute":   {previous, 900, false, time.Minute, at(900, time.Minute, "90.0%")},
+		"the clock was set back":    {previous, 900, false, -6 * time.Hour, at(900, -6*time.Hour, "90.0%")},
+		"change without a time":     {&semmoev1.LARStatus{ObservedMilli: new(int32(250)), ObservedRevision: "r1"}, 900, false, time.Hour, at(900, time.Hour, "90.0%")},
 		"another revision, at once": {other, 260, false, time.Second, at(260, time.Second, "26.0%")},
 	}
 	for name, tc := range cases {
@@ -110,6 +112,8 @@ func TestCaptureStatus(t *testing.T) {
 		"change":             {nil, at(50, 0), costOf(1.07, 100), false, time.Hour, at(70, time.Hour)},
 		"noise":              {nil, at(50, 0), noisy, false, time.Hour, at(50, 0)},
 		"within the minute":  {nil, at(50, 0), costOf(1.5, 100), false, 59 * time.Second, at(50, 0)},
+		"clock set back":     {nil, at(50, 0), costOf(1.5, 100), false, -6 * time.Hour, at(500, -6*time.Hour)},
+		"without a time":     {nil, &semmoev1.RoutingStatus{CaptureCostMilli: new(int32(50))}, costOf(1.5, 100), false, 0, at(500, 0)},
 		"nothing is sampled": {nil, at(50, 0), costOf(1.5, 100), true, time.Hour, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -49,7 +49,7 @@ func routingStatus(previous *semmoev1.RoutingStatus, o observation, ranks int32,
 			return previous
 		}
 		return nil
-	case known && (!sharesMoved(previous.Ranks, shares) || now.Sub(previous.ObservedTime.Time) < observePeriod):
+	case known && (!sharesMoved(previous.Ranks, shares) || justReported(previous.ObservedTime, now)):
 		return previous
 	}
 	return &semmoev1.RoutingStatus{Ranks: shares, ObservedTime: new(metav1.NewTime(now.Truncate(time.Second))), ObservedRevision: o.Revision}

@@ -97,6 +97,7 @@ func TestRoutingStatus(t *testing.T) {
 		"change":                    {previous: previous, tokens: map[int]int64{0: 480, 1: 520}, after: time.Hour, want: at(time.Hour, 480, 520)},
 		"change within the minute":  {previous: previous, tokens: map[int]int64{0: 1}, after: 59 * time.Second, want: previous},
 		"change after the minute":   {previous: previous, tokens: map[int]int64{0: 1}, after: time.Minute, want: at(time.Minute, 1000, 0)},
+		"the clock was set back":    {previous: previous, tokens: map[int]int64{0: 1}, after: -6 * time.Hour, want: at(-6*time.Hour, 1000, 0)},
 		"another revision, at once": {previous: other, tokens: map[int]int64{0: 1}, after: time.Second, want: at(time.Second, 1000, 0)},
 		"more ranks":                {previous: previous, tokens: map[int]int64{0: 1, 1: 1}, ranks: 3, after: time.Hour, want: at(time.Hour, 500, 500, 0)},
 	}

@@ -1,7 +1,6 @@
 package rollout
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -151,7 +150,11 @@ func promoting(t Trial) *Decision {
 	if !t.Promoting {
 		return nil
 	}
-	return &Decision{Step: StepPromote, Reason: "Promoting", Message: "replicas move to it", Again: cmp.Or(soonest(t), look(t.Soak))}
+	again := look(t.Soak)
+	if first := soonest(t); again == 0 || first != 0 && first < again {
+		again = first // what serves goes on being compared while one of its replicas does not
+	}
+	return &Decision{Step: StepPromote, Reason: "Promoting", Message: "replicas move to it", Again: again}
 }
 
 func starting(t Trial) *Decision {

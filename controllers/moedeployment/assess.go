@@ -38,7 +38,7 @@ func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, p
 	}
 	window := time.Duration(moed.Spec.Drift.WindowSeconds) * time.Second
 	in.Routers = locality.EvidenceOf(reports, serving.Digest, now, window)
-	in.Rate = locality.RateUnder(reports, serving.Digest, in.Routers.Tables)
+	in.Rate = locality.RateUnder(reports, serving.Digest, in.Routers.Tables, now, window)
 	if newer := planner.PlanWithDigest(in.Routers.Tables, plans); newer != nil {
 		in.Plan = newer
 	}

@@ -117,6 +117,28 @@ func TestAssessFromRouters(t *testing.T) {
 	}
 }
 
+// What was sampled before the window says nothing of now, whether or not the plan has a calibration.
+func TestAssessWithinTheWindow(t *testing.T) {
+	plan := moedtest.PlanFor400()
+	reports := []lar.Report{{}}
+	for i := range 200 { // an hour and a half ago requests got less than the plan promises
+		reports[0].Observations = append(reports[0].Observations, moedtest.Observed(5400+i, "ab-full", 30))
+	}
+	for i := range 40 {
+		reports[0].Observations = append(reports[0].Observations, moedtest.Observed(i, "ab-full", 40))
+	}
+	r := &Reconciler{Client: &cluster{}}
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = new(int32(5)) })
+	planned := planner.Planning{Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Promise: plan, Plans: []*semmoev1.PlacementPlan{plan}}
+	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Status != locality.OnTarget {
+		t.Errorf("requests get what was promised, and did not before the window: %+v", a)
+	}
+	reports[0].Observations = reports[0].Observations[:210]
+	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Status != locality.Unknown || a.Reason != "TooFewSamples" {
+		t.Errorf("with ten requests of the window: %+v", a)
+	}
+}
+
 // A real server that speaks Prometheus' API is asked with the Secret's token for two windows, and drift is found; every way in which
 // it does not tell is Unknown.
 func TestAssessFromPrometheus(t *testing.T) {

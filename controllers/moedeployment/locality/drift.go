@@ -72,8 +72,8 @@ type Input struct {
 	// are then sent to the ranks of the plan's tables.
 	Ranks    int32
 	Shuffled bool
-	// Routers is what routers tell; Rate is the rate over all that they sampled of what is in service, by the tables in use, WasBelow that
-	// it was reported to be below the promise.
+	// Routers is what routers tell; Rate is the rate over all that they sampled of what is in service within the window, by the tables in
+	// use, WasBelow that it was reported to be below the promise.
 	Routers  RouterEvidence
 	Rate     lar.Ratio
 	WasBelow bool

@@ -339,18 +339,20 @@ func TestValuesOfPrometheus(t *testing.T) {
 // What newer tables promise is compared with what requests get that were sent by them.
 func TestRateUnder(t *testing.T) {
 	observed := func(plan, tables string, local int64) lar.Observation {
-		o := lar.Observation{Plan: plan, Count: lar.Count{Activations: lar.Activations{Local: local, Total: 10}}}
+		o := lar.Observation{Time: moedtest.Start, Plan: plan, Count: lar.Count{Activations: lar.Activations{Local: local, Total: 10}}}
 		if tables != "" {
 			o.Forecast = &lar.Forecast{Tables: tables}
 		}
 		return o
 	}
+	old := observed("p", "t", 0)
+	old.Time = moedtest.Start.Add(-time.Hour - time.Second)
 	reports := []lar.Report{
 		{Observations: []lar.Observation{observed("p", "p", 2), observed("p", "t", 6), observed("q", "t", 9)}},
-		{Observations: []lar.Observation{observed("p", "", 1), observed("p", "t", 8)}},
+		{Observations: []lar.Observation{observed("p", "", 1), observed("p", "t", 8), old}},
 	}
 	for tables, want := range map[string]float64{"": 0.425, "p": 0.2, "t": 0.7} {
-		if got := RateUnder(reports, "p", tables).Value(); math.Abs(got-want) > 1e-9 {
+		if got := RateUnder(reports, "p", tables, moedtest.Start, time.Hour).Value(); math.Abs(got-want) > 1e-9 {
 			t.Errorf("tables %q: rate %v, want %v", tables, got, want)
 		}
 	}

@@ -11,13 +11,13 @@ import (
 	"github.com/semmoe/operator/solver/drift"
 )
 
-// RateUnder is the rate of the last requests that routers sampled under a layout and sent by the tables of a plan, or by whichever where
-// none is named: what older tables came to says nothing of what newer ones promise.
-func RateUnder(reports []lar.Report, layoutDigest, tables string) lar.Ratio {
+// RateUnder is the rate of the requests that routers sampled under a layout within a window about now and sent by the tables of a plan, or by
+// whichever where none is named: what older tables came to says nothing of what newer ones promise.
+func RateUnder(reports []lar.Report, layoutDigest, tables string, now time.Time, window time.Duration) lar.Ratio {
 	var rate lar.Ratio
 	for _, report := range reports {
 		for _, o := range report.Observations {
-			if o.Plan == layoutDigest && (tables == "" || o.Forecast != nil && o.Forecast.Tables == tables) {
+			if o.Plan == layoutDigest && now.Sub(o.Time).Abs() <= window && (tables == "" || o.Forecast != nil && o.Forecast.Tables == tables) {
 				rate.Add(o.Activations)
 			}
 		}

@@ -39,6 +39,8 @@ func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, p
 	window := time.Duration(moed.Spec.Drift.WindowSeconds) * time.Second
 	in.Routers = locality.EvidenceOf(reports, serving.Digest, now, window)
 	in.Rate = locality.RateUnder(reports, serving.Digest, in.Routers.Tables, now, window)
+	// A plan for this very drift may wait to be tried, or routers not send by its tables yet.
+	in.RollingOut = in.RollingOut || p.Candidate != nil || in.Routers.Tables != "" && in.Routers.Tables != tablesOf(p)
 	if newer := planner.PlanWithDigest(in.Routers.Tables, plans); newer != nil {
 		in.Plan = newer
 	}
@@ -69,6 +71,14 @@ func wasBelow(moed *semmoev1.MoEDeployment) bool {
 func rollingOut(workloads []*revisions.Workload) bool {
 	asked := slices.DeleteFunc(slices.Clone(workloads), func(w *revisions.Workload) bool { return *w.Replicas() == 0 })
 	return len(asked) > 1 || slices.ContainsFunc(asked, revisions.OnTrial)
+}
+
+// tablesOf is the digest of the plan whose tables routers are told to use with what serves.
+func tablesOf(p planner.Planning) string {
+	if p.Tables != nil {
+		return p.Tables.Status.PlanDigest
+	}
+	return p.Serving.Digest
 }
 
 // replansOf are the times at which plans were made for drift, the newest first. They are counted from the plans themselves: a status

@@ -85,7 +85,7 @@ func TestAssessFromRouters(t *testing.T) {
 	}
 	r := &Reconciler{Client: &cluster{configMaps: map[string]map[string]string{"newer-cm": data}}}
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = new(int32(5)) })
-	planned := planner.Planning{Serving: revisions.LayoutOf(old, semmoev1.RealizationEngineMap), Promise: old, Plans: []*semmoev1.PlacementPlan{newer, old}}
+	planned := planner.Planning{Serving: revisions.LayoutOf(old, semmoev1.RealizationEngineMap), Promise: old, Tables: newer, Plans: []*semmoev1.PlacementPlan{newer, old}}
 	a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start)
 	if a.Status != locality.Drifted || !a.Replan() || a.Plan != newer || a.Causes == nil || a.Since.Before(moedtest.Start.Add(-101*time.Second)) || a.Statistic <= a.Threshold {
 		t.Errorf("assessment %+v", a)
@@ -102,6 +102,13 @@ func TestAssessFromRouters(t *testing.T) {
 	newer.Status.Forecast = nil // made from counts alone: the layout's plan tells the promise
 	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Status != locality.Drifted || a.Plan != newer || a.Promise.LARMilli != 400 {
 		t.Errorf("with tables that do not tell a figure: %+v", a)
+	}
+	tried, reverted, told := planned, planned, planned
+	tried.Candidate, reverted.Tables, told.Tables = revisions.LayoutOf(newer, semmoev1.RealizationEngineMap), nil, old
+	for name, p := range map[string]planner.Planning{"a plan is to be tried": tried, "routers go back to the layout's tables": reverted, "routers are told of newer tables": told} {
+		if a := r.assess(t.Context(), moed, p, reports, nil, moedtest.Start); a.Status != locality.Drifted || a.Hold.Reason != "RollingOut" {
+			t.Errorf("%s: %s, hold %+v", name, a.Status, a.Hold)
+		}
 	}
 	moed.Spec.Drift.MaxReplansPerDay = new(int32(1))
 	if a := r.assess(t.Context(), moed, planned, reports, nil, moedtest.Start); a.Hold.Reason != "DailyCap" {

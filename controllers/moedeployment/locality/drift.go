@@ -325,7 +325,7 @@ func holdOff(in Input) (reason, message string, violated bool) {
 
 // holdRollOut: samples are of two revisions, and one of them may be a plan for this very drift.
 func holdRollOut(in Input) (reason, message string, violated bool) {
-	return "RollingOut", "Revisions are being changed", in.RollingOut
+	return "RollingOut", "Revisions, or the tables that routers use, are being changed", in.RollingOut
 }
 
 // holdYoungPlan: a plan that is in use since a short time only has seen little of its requests. An age below zero, as after the

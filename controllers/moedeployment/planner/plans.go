@@ -71,7 +71,11 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 		}
 	}
 	p.Lineage = lineageOf(p.Base, profiles, plans)
-	if p.Plan = p.Lineage.wanted(moed, p.Base, modelDigest); moed.Spec.Placement.PlanRef != nil {
+	serving := ""
+	if l := (&choice{moed: moed, report: report, workloads: workloads}).inService(); l != nil {
+		serving = l.Digest
+	}
+	if p.Plan = p.Lineage.wanted(moed, p.Base, modelDigest, serving); moed.Spec.Placement.PlanRef != nil {
 		if p.Plan, p.Pin, err = pl.reconcilePin(ctx, moed, modelDigest); err != nil {
 			return p, err
 		}

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -67,17 +69,41 @@ func replaces(plan *semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, modelD
 }
 
 // wanted is the plan whose layout is to serve: that of the newest plan that drift has led to and that is worth it. Where that is new
-// tables, it is the plan that they are for.
-func (l lineage) wanted(moed *semmoev1.MoEDeployment, base *semmoev1.PlacementPlan, modelDigest string) *semmoev1.PlacementPlan {
-	for _, plan := range l.plans {
+// tables, it is the plan that they are for. One that somebody has approved before it was there has its turn first.
+func (l lineage) wanted(moed *semmoev1.MoEDeployment, base *semmoev1.PlacementPlan, modelDigest, serving string) *semmoev1.PlacementPlan {
+	for i, plan := range l.plans {
 		if replaces(plan, moed, modelDigest, semmoev1.TierLayout) {
-			return plan
+			return cmp.Or(approvedOf(l.plans[i+1:], moed, modelDigest, serving), plan)
 		}
 		if replaces(plan, moed, modelDigest, semmoev1.TierTables) {
-			return cmp.Or(PlanWithDigest(plan.Spec.Current.PlanDigest, l.plans), base)
+			return cmp.Or(approvedOf(l.plans[i+1:], moed, modelDigest, serving), PlanWithDigest(plan.Spec.Current.PlanDigest, l.plans), base)
 		}
 	}
 	return base
+}
+
+// approvedOf is the plan for a new layout, of some, the newest first, that was approved and has neither come into service nor failed on its
+// canary; nil where there is none. It may be on that canary, or replicas may be moving to it: a newer plan, that waits for approval itself,
+// would have it taken back.
+func approvedOf(plans []*semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, modelDigest, serving string) *semmoev1.PlacementPlan {
+	for _, plan := range plans {
+		switch {
+		case isOf(plan, serving):
+			return nil // what is older has had its turn
+		case !replaces(plan, moed, modelDigest, semmoev1.TierLayout) || !Approved(moed, plan.Status.Plan):
+		default:
+			if key, _ := failure(moed, plan, ""); key != "" || slices.ContainsFunc(slices.Collect(maps.Keys(plan.Annotations)), isOutputChanged) {
+				return nil
+			}
+			return plan
+		}
+	}
+	return nil
+}
+
+// isOutputChanged tells that an annotation of a plan says that it changes answers.
+func isOutputChanged(key string) bool {
+	return strings.HasPrefix(key, semmoev1.AnnotationOutputChanged)
 }
 
 // tablesFor is the newest plan with new tables for a layout that may be used: it is in use already, or nothing holds it. held is one

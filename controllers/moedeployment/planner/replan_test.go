@@ -66,6 +66,17 @@ func TestLineage(t *testing.T) {
 		manual(m)
 		m.Annotations = map[string]string{semmoev1.AnnotationApprove: "t1"}
 	}
+	approved := func(m *semmoev1.MoEDeployment) {
+		manual(m)
+		m.Annotations = map[string]string{semmoev1.AnnotationApprove: "l1"}
+	}
+	taken := func(p *semmoev1.PlacementPlan) {
+		p.Annotations = map[string]string{semmoev1.AnnotationFailed + "r1": "LocalityWorse"}
+		p.OwnerReferences = []metav1.OwnerReference{{UID: "uid", Controller: ptr.To(true)}}
+	}
+	untrue := func(p *semmoev1.PlacementPlan) {
+		p.Annotations = map[string]string{semmoev1.AnnotationOutputChanged + "r1": "another token"}
+	}
 	for name, tc := range map[string]struct {
 		Change []func(*semmoev1.MoEDeployment)
 		plans  []*semmoev1.PlacementPlan
@@ -91,16 +102,22 @@ func TestLineage(t *testing.T) {
 		"approved before":           {Change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", inUse: "t1-full", wanted: "base", tables: "t1"},
 		"the older ones stay":       {Change: []func(*semmoev1.MoEDeployment){manual}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1)), replanOf("t2", "t2", "b0", tables, at(2))}, in: "b0-full", inUse: "t1-full", wanted: "base", tables: "t1", held: "AwaitingApproval"},
 		"advice":                    {Change: []func(*semmoev1.MoEDeployment){advisory}, plans: []*semmoev1.PlacementPlan{replanOf("t1", "t1", "b0", tables, at(1))}, in: "b0-full", wanted: "base", held: "Advisory"},
+		"an approved layout first":  {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("l2", "l2", "b0", layout, at(2))}, in: "b0-full", wanted: "l1"},
+		"and before new tables":     {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("t2", "t2", "b0", tables, at(2))}, in: "b0-full", wanted: "l1", held: "AwaitingApproval"},
+		"until it serves":           {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("l2", "l2", "b0", layout, at(2))}, in: "l1-full", wanted: "l2"},
+		"or another does":           {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1)), replanOf("l2", "l2", "b0", layout, at(2)), replanOf("l3", "l3", "b0", layout, at(3))}, in: "l2-full", wanted: "l3"},
+		"or changes answers":        {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1), untrue), replanOf("l2", "l2", "b0", layout, at(2))}, in: "b0-full", wanted: "l2"},
+		"or has failed":             {Change: []func(*semmoev1.MoEDeployment){approved}, plans: []*semmoev1.PlacementPlan{replanOf("l1", "l1", "b0", layout, at(1), taken), replanOf("l2", "l2", "b0", layout, at(2))}, in: "b0-full", wanted: "l2"},
 	} {
 		moed := moedtest.Deployment(tc.Change...)
 		l := lineageOf(base, nil, tc.plans)
-		got := l.wanted(moed, base, moedtest.Model)
+		got := l.wanted(moed, base, moedtest.Model, tc.in)
 		tables, held := l.tablesFor(moed, moedtest.Model, tc.in, tc.inUse)
 		if got.Name != tc.wanted || nameOf(tables) != tc.tables || held.Reason != tc.held {
 			t.Errorf("%s: wanted %s with the tables of %q, held %q; want %s, %q, %q", name, got.Name, nameOf(tables), held.Reason, tc.wanted, tc.tables, tc.held)
 		}
 	}
-	if l := lineageOf(nil, nil, []*semmoev1.PlacementPlan{elsewhere}); len(l.plans) != 0 || l.wanted(moedtest.Deployment(), nil, moedtest.Model) != nil {
+	if l := lineageOf(nil, nil, []*semmoev1.PlacementPlan{elsewhere}); len(l.plans) != 0 || l.wanted(moedtest.Deployment(), nil, moedtest.Model, "") != nil {
 		t.Error("without a plan of the spec there is a lineage")
 	}
 }

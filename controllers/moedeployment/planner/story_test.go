@@ -379,3 +379,25 @@ func TestPinnedTablesApproveTheirLayout(t *testing.T) {
 		}
 	}
 }
+
+// A plan that was approved stays on its canary when a newer one comes that waits for approval itself.
+func TestAnApprovedPlanHasItsTurn(t *testing.T) {
+	s := newStory(t, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Approval = semmoev1.ApprovalManual })
+	s.inService()
+	s.drift("l1", semmoev1.TierLayout)
+	s.now = s.now.Add(time.Hour)
+	s.look(true)
+	s.profile("of-l2")
+	s.moed.Annotations = map[string]string{semmoev1.AnnotationApprove: "l1"}
+	if p := s.look(true); p.Candidate == nil || p.Candidate.Digest != "l1-full" {
+		t.Fatalf("the candidate is %+v, want the plan that was approved", p.Candidate)
+	}
+	newer := s.solve("l2", semmoev1.TierLayout, semmoev1.VerdictGain)
+	if p := s.look(false); p.Candidate == nil || p.Candidate.Digest != "l1-full" {
+		t.Errorf("the candidate is %+v when a newer plan has come (%+v), want the one that was approved", p.Candidate, p.Hold)
+	}
+	s.workloads = []*revisions.Workload{workloadUnder(t, PlanWithDigest("l1-full", s.look(false).Plans), 2)}
+	if p := s.look(false); p.Plan.Name != newer.Name || p.Hold.Reason != "AwaitingApproval" {
+		t.Errorf("once it serves, wanted is %s, held because of %q; want the newer one, to be approved", p.Plan.Name, p.Hold.Reason)
+	}
+}

@@ -262,6 +262,8 @@ func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string,
 		return replanStep{Say: desired.Finding{Reason: reason, Message: message}}
 	}
 	switch {
+	case complete && *moed.Spec.Drift.MaxReplansPerDay == 0:
+		return say("ReplansOff", fmt.Sprintf("spec.drift.maxReplansPerDay is 0: no plan is made from AffinityProfile %s", profile.Name))
 	case unchanged && d.Drifted && (moed.Spec.Profiling.Refresh != semmoev1.RefreshJob || d.Now.Sub(profile.CreationTimestamp.Time) >= datasetPeriod):
 		return p.profileAnew(moed, modelDigest, d)
 	case unchanged && d.OnTarget:
@@ -284,12 +286,12 @@ func (p Planning) afterProfile(moed *semmoev1.MoEDeployment, modelDigest string,
 	return step
 }
 
-// superseded tells of a profile that is not complete that the spec wants another one by now, or that no sample will come for it. It would
+// superseded tells of a profile that is not complete that the spec wants another one, or none, by now, or that no sample will come for it. It would
 // wait for what is no longer asked for, routers that keep prompts above all, or for a Job that has failed by what has been mended since.
 func superseded(moed *semmoev1.MoEDeployment, modelDigest string, profile *semmoev1.AffinityProfile) bool {
 	live := profile.Spec.Target == semmoev1.ProfilingTargetLive
 	switch {
-	case live != (moed.Spec.Profiling.Refresh != semmoev1.RefreshJob):
+	case *moed.Spec.Drift.MaxReplansPerDay == 0, live != (moed.Spec.Profiling.Refresh != semmoev1.RefreshJob):
 		return true
 	case live:
 		return !desired.Observes(moed) || profile.Spec.Live.Samples != moed.Spec.Profiling.LiveSamples

@@ -142,6 +142,10 @@ func TestNextReplan(t *testing.T) {
 	}
 	live := refresh(semmoev1.RefreshLive, &semmoev1.DatasetSpec{Path: "/models/d"})
 	job := refresh(semmoev1.RefreshJob, &semmoev1.DatasetSpec{Path: "/models/d"})
+	off := func(m *semmoev1.MoEDeployment) {
+		live(m)
+		m.Spec.Drift.MaxReplansPerDay = ptr.To[int32](0)
+	}
 	base, later := moedtest.PlanOf("base", "b0", nil), moedtest.Start.Add(2*time.Hour)
 	begun := moedtest.ProfiledBy("begun", "r1", moedtest.Start, ofBase("base"))
 	few := moedtest.ProfiledBy("begun", "r1", moedtest.Start, ofBase("base"), incomplete)
@@ -197,6 +201,8 @@ func TestNextReplan(t *testing.T) {
 		"complete, drift unknown":     {Change: live, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, plan: true, say: "Replanning"},
 		"data set unchanged":          {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},
 		"data set unchanged, late":    {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: drifted, profile: semmoev1.ProfilingTargetServing, say: "Profiling"},
+		"turned off meanwhile":        {Change: off, profiles: []*semmoev1.AffinityProfile{few}, drift: driftSignal{Now: later}, abandon: true},
+		"turned off, profile made":    {Change: off, profiles: []*semmoev1.AffinityProfile{begun}, drift: driftSignal{Now: later}, say: "ReplansOff"},
 		"unchanged, the drift passed": {Change: job, profiles: []*semmoev1.AffinityProfile{same}, drift: onTarget},
 		"unchanged, live by now":      {Change: live, profiles: []*semmoev1.AffinityProfile{same}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, profile: semmoev1.ProfilingTargetLive, say: "Profiling"},
 		"unchanged since a re-plan":   {Change: job, profiles: []*semmoev1.AffinityProfile{begun, likeBegun}, plans: []*semmoev1.PlacementPlan{made}, drift: driftSignal{Drifted: true, Now: moedtest.Start.Add(time.Minute)}, say: "DatasetUnchanged"},

@@ -62,7 +62,10 @@ func SolveServing(ctx context.Context, t *trace.Trace, methods []ServingMethod, 
 		if m != OurServing {
 			own.Forecast, own.Objective, own.Constraints, own.Embeddings = Table, placement.Activation, placement.Constraints{}, nil
 		}
-		if placement.CheckSlots(own.Algorithm, own.Ranks, t.Model.Experts, own.RedundantSlots) != nil {
+		allowed := func(a placement.Algorithm) bool {
+			return placement.CheckSlots(a, own.Ranks, t.Model.Experts, own.RedundantSlots) == nil
+		}
+		if allowed(placement.Auto) && !allowed(own.Algorithm) {
 			own.RedundantSlots = 0 // the algorithm knows none
 		}
 		s, err := newSearch(t, own)

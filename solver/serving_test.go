@@ -88,3 +88,15 @@ func TestServingMethods(t *testing.T) {
 		}
 	}
 }
+
+// Too many redundant slots are refused, as by Solve, and not taken for slots that an algorithm does not know.
+func TestServingRefusesSlots(t *testing.T) {
+	tr := tracetest.Generate(tracetest.Small, 1)
+	for _, redundant := range []int{-1, tr.Model.Experts} {
+		o := options(placement.DataParallel, 4)
+		o.RedundantSlots = redundant
+		if _, _, err := solver.SolveServing(t.Context(), tr, []solver.ServingMethod{solver.Vanilla, solver.TunedServing}, dispatch.Price, o); err == nil {
+			t.Errorf("%d redundant slots are accepted", redundant)
+		}
+	}
+}

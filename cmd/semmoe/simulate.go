@@ -230,6 +230,9 @@ func (f *simulateFlags) run(ctx context.Context, stdout, stderr io.Writer, chang
 	if err := placement.CheckRanks(f.ranks, t.Model.Experts); err != nil {
 		return usageErrorf("--ep: %w", err)
 	}
+	if err := placement.CheckSlots(placement.Auto, f.ranks, t.Model.Experts, f.redundantSlots); err != nil {
+		return usageErrorf("--redundant-slots: %w", err)
+	}
 	if err := f.readShape(&t.Model, changed); err != nil {
 		return err
 	}

@@ -135,6 +135,8 @@ func TestSimulateRefuses(t *testing.T) {
 		"--train-percent is 0":                            {[]string{"--trace", path, "--train-percent", "0"}, exitUsage},
 		"--output is \"xml\"":                             {[]string{"--trace", path, "-o", "xml"}, exitUsage},
 		"there are h200-nvlink":                           {[]string{"--trace", path, "--hardware", "abacus"}, exitUsage},
+		"--redundant-slots: -1 redundant slots per rank":  {append([]string{"--trace", path, "--ep", "2", "--redundant-slots", "-1"}, sizes...), exitUsage},
+		"experts on 2 ranks allow 0 to 8":                 {append([]string{"--trace", path, "--ep", "2", "--redundant-slots", "9"}, sizes...), exitUsage},
 		"a step of 1 tokens":                              {append([]string{"--trace", path, "--ep", "2", "--step-tokens", "1"}, sizes...), exitUsage},
 		"has room for":                                    {append([]string{"--trace", path, "--ep", "2", "--cache-tokens", "10"}, sizes...), exitUsage},
 	} {

@@ -207,10 +207,6 @@ func (f *simulateFlags) run(ctx context.Context, stdout, stderr io.Writer, chang
 	if err != nil {
 		return err
 	}
-	solving, err := f.solving()
-	if err != nil {
-		return err
-	}
 	policy, err := dispatch.ParsePolicy(f.policy)
 	if err != nil || !policy.AtOnce() || policy == dispatch.Prefix {
 		return usageErrorf("--policy is %q; allowed is price, masked, round-robin, least-loaded", f.policy)
@@ -220,6 +216,10 @@ func (f *simulateFlags) run(ctx context.Context, stdout, stderr io.Writer, chang
 		return err
 	}
 	profile, err := readHardware(f.model.hardware)
+	if err != nil {
+		return err
+	}
+	solving, err := f.solving(profile)
 	if err != nil {
 		return err
 	}
@@ -285,11 +285,11 @@ func (f *simulateFlags) servingMethods() ([]solver.ServingMethod, error) {
 	return methods, nil
 }
 
-// solving are the options that methods are solved with.
-func (f *simulateFlags) solving() (solver.Options, error) {
+// solving are the options that methods are solved with, for the machines that they are served on.
+func (f *simulateFlags) solving(p *hardware.Profile) (solver.Options, error) {
 	o := solver.Options{
 		Ranks: f.ranks, Attention: placement.Attention(f.attention), RedundantSlots: f.redundantSlots, TrainPercent: f.trainPercent, Seed: f.seed,
-		RanksPerNode: f.nodeRanks(),
+		RanksPerNode: f.nodeRanks(), Hardware: p,
 	}
 	var err error
 	if o.Objective, err = placement.ParseObjective(f.objective); err != nil {

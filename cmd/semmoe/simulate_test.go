@@ -90,6 +90,16 @@ func TestSimulateCacheOfRanks(t *testing.T) {
 	}
 }
 
+// A placement that weighs messages between nodes is solved for the machines that serve.
+func TestSimulateSolvesForItsMachines(t *testing.T) {
+	p := *hardware.DefaultProfile()
+	p.Name = "mine"
+	flags := simulateFlags{attention: "tp", objective: "hierarchical", forecast: "table", topology: manyNodes, ranks: 8, ranksPerNode: 4}
+	if o, err := flags.solving(&p); err != nil || o.Hardware != &p || o.RanksPerNode != 4 {
+		t.Errorf("the profile is %v, of %d ranks per node, error %v", o.Hardware, o.RanksPerNode, err)
+	}
+}
+
 func TestSimulateRefuses(t *testing.T) {
 	path := smallTrace(t)
 	for want, c := range map[string]struct {

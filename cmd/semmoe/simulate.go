@@ -353,6 +353,14 @@ func (f *simulateFlags) options(p *hardware.Profile) (*simulate.Options, error) 
 	if o.StepTokens == 0 {
 		o.StepTokens = o.Lanes() * defaultStepTokens
 	}
+	for _, of := range []struct {
+		flag  string
+		value int
+	}{{"step-tokens", o.StepTokens}, {"running", o.Running}, {"cache-tokens", o.CacheTokens}} {
+		if of.value < o.Lanes() {
+			return nil, usageErrorf("--%s is %d; it must be at least %d, one for each batch of a step", of.flag, of.value, o.Lanes())
+		}
+	}
 	var err error
 	if o.Weights, err = dispatch.ParseWeights(f.weights); err != nil {
 		return nil, usageErrorf("--weights: %w", err)

@@ -82,7 +82,7 @@ func TestSimulateCacheOfRanks(t *testing.T) {
 		"tp, latent":    {"tp", pipeline.Shape{KVHeads: 16, KVRank: 512}, 1},
 		"dp, latent":    {"dp", pipeline.Shape{KVHeads: 16, KVRank: 512}, 8},
 	} {
-		flags := simulateFlags{attention: c.attention, ranks: 8, collective: "reduce-scatter", messages: "activation", model: pipelineFlags{shape: c.shape}}
+		flags := simulateFlags{attention: c.attention, ranks: 8, running: 8, collective: "reduce-scatter", messages: "activation", model: pipelineFlags{shape: c.shape}}
 		o, err := flags.options(hardware.DefaultProfile())
 		if err != nil || o.CacheTokens != c.want*dispatch.DefaultCacheTokens {
 			t.Errorf("%s: caches of %d tokens, %v; wanted are those of %d", name, o.CacheTokens, err, c.want)
@@ -147,7 +147,8 @@ func TestSimulateRefuses(t *testing.T) {
 		"there are h200-nvlink":                           {[]string{"--trace", path, "--hardware", "abacus"}, exitUsage},
 		"--redundant-slots: -1 redundant slots per rank":  {append([]string{"--trace", path, "--ep", "2", "--redundant-slots", "-1"}, sizes...), exitUsage},
 		"experts on 2 ranks allow 0 to 8":                 {append([]string{"--trace", path, "--ep", "2", "--redundant-slots", "9"}, sizes...), exitUsage},
-		"a step of 1 tokens":                              {append([]string{"--trace", path, "--ep", "2", "--step-tokens", "1"}, sizes...), exitUsage},
+		"--running is 1; it must be at least 2":           {append([]string{"--trace", path, "--ep", "2", "--running", "1"}, sizes...), exitUsage},
+		"--step-tokens is 1; it must be at least 2":       {append([]string{"--trace", path, "--ep", "2", "--step-tokens", "1"}, sizes...), exitUsage},
 		"has room for":                                    {append([]string{"--trace", path, "--ep", "2", "--cache-tokens", "10"}, sizes...), exitUsage},
 	} {
 		if code, _, message := runCommand(t, newSimulateCommand(), c.args...); code != c.code || !strings.Contains(message, want) {

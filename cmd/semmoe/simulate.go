@@ -26,6 +26,9 @@ import (
 // (--max-num-batched-tokens).
 const defaultStepTokens = 8192
 
+// With rates below the least, in requests per second, a step is lost in the rounding of the times of arrivals; objectives above the largest scale are none.
+const leastRate, mostScale = 1e-6, 1e6
+
 // simulateFlags are the flags of semmoe simulate.
 type simulateFlags struct {
 	trace, attention, forecast, objective, topology                 string
@@ -141,16 +144,16 @@ func (f *simulateFlags) check() error {
 		return usageErrorf("--hold is %v; allowed is 0 to %v", f.hold, dispatch.MostHold)
 	case f.hold > 0 && f.policy != string(dispatch.Price):
 		return usageErrorf("--hold has no meaning with --policy %s: it is for %s", f.policy, dispatch.Price)
-	case !(f.sloScale > 0) || math.IsInf(f.sloScale, 1):
-		return usageErrorf("--slo-scale is %v; it must be above 0 and finite", f.sloScale)
+	case !(f.sloScale > 0 && f.sloScale <= mostScale):
+		return usageErrorf("--slo-scale is %v; allowed is above 0 to %v", f.sloScale, float64(mostScale))
 	case !(f.sloPercent > 0 && f.sloPercent <= 100):
 		return usageErrorf("--slo-percent is %v; allowed is above 0 to 100", f.sloPercent)
 	case f.output != "text" && f.output != "json":
 		return usageErrorf("--output is %q; allowed is text, json", f.output)
 	}
 	for _, rate := range f.rates {
-		if !(rate > 0) || math.IsInf(rate, 1) {
-			return usageErrorf("--rates has %v; rates must be above 0 and finite", rate)
+		if !(rate >= leastRate) || math.IsInf(rate, 1) {
+			return usageErrorf("--rates has %v; rates must be at least %v and finite", rate, leastRate)
 		}
 	}
 	return nil

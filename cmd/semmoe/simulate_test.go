@@ -118,6 +118,8 @@ func TestSimulateRefuses(t *testing.T) {
 		"--ranks-per-node is 0":                           {[]string{"--trace", path, "--ranks-per-node", "0"}, exitUsage},
 		"--requests is 0":                                 {[]string{"--trace", path, "--requests", "0"}, exitUsage},
 		"--rates has -1":                                  {[]string{"--trace", path, "--rates", "-1"}, exitUsage},
+		"--rates has 1e-303":                              {[]string{"--trace", path, "--rates", "1e-303"}, exitUsage},
+		"--slo-scale is 1e+308":                           {[]string{"--trace", path, "--slo-scale", "1e308"}, exitUsage},
 		"--rates has +Inf":                                {[]string{"--trace", path, "--rates", "5,+Inf"}, exitUsage},
 		"--prompts: ":                                     {[]string{"--trace", path, "--prompts", "many"}, exitUsage},
 		"does not tell where an output":                   {[]string{"--trace", path, "--outputs", "trace"}, exitUsage},

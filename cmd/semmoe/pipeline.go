@@ -249,12 +249,16 @@ func (f *pipelineFlags) readShape(changed func(flag string) bool) error {
 	if err := f.shape.ReadSizes(config.Text); err != nil {
 		return codedError{fmt.Errorf("--model-path: %s: %w", path, err), exitInvalidFile}
 	}
+	own := f.shape.Check()
 	for _, s := range f.shapeFlags() {
 		if value, ok := given[s.name]; ok {
 			*s.into = value
 		}
 	}
 	if err := f.shape.Check(); err != nil {
+		if own == nil {
+			return usageErrorf("the shape of the model, of which flags change that of %s: %w", path, err)
+		}
 		return codedError{fmt.Errorf("--model-path: %s: %w", path, err), exitInvalidFile}
 	}
 	return nil

@@ -147,6 +147,7 @@ func TestPipelineRefuses(t *testing.T) {
 		"no file":         {[]string{"--model-path", dir + "/none"}, exitInvalidFile, "--model-path"},
 		"no profile":      {[]string{"--model-path", dir, "--hardware", "abacus"}, exitUsage, "there are h200-nvlink"},
 		"a foreign file":  {[]string{"--model-path", dir, "--hardware", dense}, exitInvalidFile, "model_type"},
+		"a bad size":      {[]string{"--model-path", dir, "--top-k", "999"}, exitUsage, "experts of a token: 999; allowed is 1 to 160"},
 		"one rank":        {[]string{"--model-path", dir, "--ranks", "1"}, exitUsage, "ranks: 1; allowed is 2"},
 		"no node":         {[]string{"--model-path", dir, "--ranks-per-node", "0"}, exitUsage, "--ranks-per-node is 0"},
 		"no room":         {[]string{"--model-path", dir, "--memory-gib", "16"}, exitNoRoom, "sequence 1024: no split of the ranks has room"},

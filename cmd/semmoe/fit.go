@@ -40,8 +40,8 @@ func newFitCommand() *cobra.Command {
 				return usageErrorf("--name is %q, of %d characters; allowed are %d, which the status of a plan has room for", name, utf8.RuneCountInString(name), maxProfileName)
 			case out == "":
 				return usageErrorf("--out is missing: name the file for the profile")
-			case memory < 0 || math.IsNaN(memory):
-				return usageErrorf("--memory-gib is %v; it must be above 0, or 0 for what was measured", memory)
+			case !(memory >= 0) || math.IsInf(memory*(1<<30), 1):
+				return usageErrorf("--memory-gib is %v; it must be above 0 and finite, or 0 for what was measured", memory)
 			}
 			if err := wholefile.Check(out); err != nil {
 				return usageErrorf("--out: %w", err)

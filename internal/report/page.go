@@ -157,7 +157,7 @@ func (d *Data) missing() []string {
 	if len(d.Score.Kinds) == 0 {
 		out = append(out, "The trace names no kinds of text, so which kinds go to which rank is left out: give the profile's data set a domain for each document.")
 	}
-	if d.Score.GainError == 0 {
+	if !d.Score.Documents {
 		out = append(out, fmt.Sprintf("Fewer than %d documents judge, so the spread over documents is left out: pass a trace of more.", parts))
 	}
 	return out
@@ -189,7 +189,7 @@ func (d *Data) figures(v *page) []figure {
 	}
 	s := d.Score
 	rate := figure{"Local activations", percent(s.After), "today " + percent(s.Before)}
-	if s.GainError > 0 {
+	if s.Documents {
 		rate.Note += fmt.Sprintf("; gain %+.1f ± %.1f points", 100*(s.After-s.Before), 100*confidence*s.GainError)
 	}
 	out := []figure{rate}
@@ -304,7 +304,7 @@ func (t *Times) method(d *Data) string {
 		exchange = "at the nominal rate of a 400 Gb/s adapter for each rank, as the ranks have several nodes and the profile is of one"
 	}
 	spread := "the spread over documents"
-	if !t.Documents {
+	if !d.Score.Documents {
 		spread = "no spread over documents, of which there are too few,"
 	}
 	link := &t.Machines.Link

@@ -148,6 +148,10 @@ func TestAPlanAgainstItselfSavesNothing(t *testing.T) {
 			t.Errorf("the page does not have %q", want)
 		}
 	}
+	// No gain spreads over documents either, of which there are enough.
+	if strings.Contains(page, "documents judge") || !strings.Contains(page, "gain &#43;0.0 ± 0.0 points") {
+		t.Error("the page has no spread over documents")
+	}
 }
 
 func TestCalibrationTimesThePage(t *testing.T) {
@@ -403,7 +407,7 @@ func large() *Data {
 		}
 		return row
 	}
-	s := &Score{Requests: 1e6, Tokens: 1e9, After: 0.4, Before: 0.1, Oracle: 0.5, Bound: 0.6, GainError: 0.001, Ranks: make([]Rank, ranks), Times: &Times{}}
+	s := &Score{Requests: 1e6, Tokens: 1e9, After: 0.4, Before: 0.1, Oracle: 0.5, Bound: 0.6, Documents: true, GainError: 0.001, Ranks: make([]Rank, ranks), Times: &Times{}}
 	d := &Data{Name: "large", Digest: strings.Repeat("2e", 32), Attention: placement.DataParallel, Ranks: ranks, Experts: experts, SlotsPerRank: experts / ranks, Layers: layers, Score: s}
 	d.Change.Slots = layers * experts
 	for l := range layers {

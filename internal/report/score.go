@@ -20,7 +20,9 @@ type Score struct {
 	TraceDigest      string
 	// Before and After are the rates today and with the plan; Oracle and Bound are as in cost.Report.
 	Before, After, Oracle, Bound float64
-	// GainError is the standard error of After less Before over documents; 0 where these are too few to tell.
+	// Documents is set where the spread over documents is part of the errors; else there are too few.
+	Documents bool
+	// GainError is the standard error of After less Before over documents; 0 where these are too few to tell, or the gain is the same of all.
 	GainError float64
 	// ImbalanceBefore and ImbalanceAfter are the load of the experts of the busiest rank over the mean, as batches or windows see it.
 	ImbalanceBefore, ImbalanceAfter float64

@@ -21,8 +21,6 @@ type Times struct {
 	// PromptTokens is the mean length of the requests that judge, whose time to the first token is modelled; 0 where the trace does not tell the
 	// sizes of attention.
 	PromptTokens int
-	// Documents is set where the spread over documents is part of the errors; else there are too few.
-	Documents bool
 	// Sizes ascend by batch; Served is that of the batches that are served.
 	Sizes  []Size
 	Served Size
@@ -81,13 +79,14 @@ func (s *Score) addTimes(ctx context.Context, in *Input, today *placement.Placem
 	if err != nil {
 		return err
 	}
+	s.Documents = len(spread) > 0
 	s.GainError = jackknife(spread, func(p pair) float64 { return p.after.LAR - p.before.LAR })
 	m := &in.Trace.Model
 	if cost.ExpertWeights(m) == 0 {
 		return nil
 	}
 	planned := in.Plan.Placement
-	t := &Times{Machines: cost.MachinesOf(in.profile(), planned.Ranks, in.evaluation().RanksPerNode), Documents: len(spread) > 0}
+	t := &Times{Machines: cost.MachinesOf(in.profile(), planned.Ranks, in.evaluation().RanksPerNode)}
 	first := in.firstToken(t)
 	from, to := cost.LayerOf(m, t.Machines, today.Ranks, today.SlotsPerRank), cost.LayerOf(m, t.Machines, planned.Ranks, planned.SlotsPerRank)
 	at := func(batch int) Size {

@@ -40,8 +40,8 @@ func (l *Line[Known]) Come(now time.Time) bool {
 	return l.pace.Come(after)
 }
 
-// Stand puts a request at the end of the line, unless it stands there; it leaves any other line. Then, where the line is full, the first one
-// must go, and is called.
+// Stand puts a request at the end of the line, unless it stands there; it leaves any other line. Where the line is full then, or still is when
+// one has left, the first one must go, and is called.
 func (l *Line[Known]) Stand(s *Standing[Known], now time.Time) {
 	if s.in != l {
 		if s.in == nil {
@@ -51,6 +51,11 @@ func (l *Line[Known]) Stand(s *Standing[Known], now time.Time) {
 		s.in = l
 		l.waiting = append(l.waiting, s)
 	}
+	l.hurry()
+}
+
+// hurry has the first one go where the line is full.
+func (l *Line[Known]) hurry() {
 	if len(l.waiting) >= l.size {
 		l.waiting[0].Must = true
 		l.waiting[0].Call()
@@ -99,5 +104,6 @@ func (s *Standing[Known]) Leave(now time.Time) time.Duration {
 func (s *Standing[Known]) leave() {
 	if s.in != nil {
 		s.in.waiting = slices.DeleteFunc(s.in.waiting, func(other *Standing[Known]) bool { return other == s })
+		s.in.hurry() // more may have come before it went
 	}
 }

@@ -47,6 +47,25 @@ func TestFullLine(t *testing.T) {
 	}
 }
 
+// Several may come before the first has gone: then as many go as the line is too long by, one after the other.
+func TestLineOfABurst(t *testing.T) {
+	now := time.Now()
+	l := line.New[string](3, time.Second)
+	all := make([]*standing, 6)
+	for i := range all {
+		all[i] = &standing{}
+		l.Stand(all[i], now)
+	}
+	for i, s := range all {
+		if want := i < 4; called(s) != want || s.Must != want {
+			t.Errorf("request %d of 6 must go from a line of 3: %t, want %t", i, s.Must, want)
+		}
+		if s.Must {
+			s.Leave(now)
+		}
+	}
+}
+
 // The first that may go is called; where not all are looked at, the others are next.
 func TestCallNext(t *testing.T) {
 	now := time.Now()

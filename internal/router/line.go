@@ -30,9 +30,9 @@ func (p *Pool) giveUp(r *request) {
 }
 
 // waits reports whether a request stands in line for the ranks of a plan, and has it do so where it gave something up by going now. One that
-// is sent again does not wait: it has its rank.
+// is sent again has its rank. With several plans none waits: they are compared, and the one with more requests gained more by waiting.
 func (p *Pool) waits(g *group, plan *scheduled, r *request, allowed filter) bool {
-	if plan.line == nil || !r.patient || r.forecast.scores == nil || r.scheduler != nil {
+	if plan.line == nil || len(p.groups) > 1 || !r.patient || r.forecast.scores == nil || r.scheduler != nil {
 		return false
 	}
 	s := r.standing

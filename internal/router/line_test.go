@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/router/balance"
+	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/solver/dispatch"
 )
 
@@ -190,6 +191,27 @@ func TestHoldSurvivesItsPlan(t *testing.T) {
 		}
 		lease.Release()
 	}
+}
+
+// While a plan is compared with another none waits for either, else the one with more requests would have more local by that alone.
+func TestNobodyWaitsWhilePlansAreCompared(t *testing.T) {
+	pool, _ := holding(t, time.Second)
+	p, _ := solved(t)
+	alone, compared := backendsOf(p.Artifact.Digest, 9, 4, "p"), backendsOf("canary", 1, 4, "canary")
+	pool.AddLayout(plans.New("canary", p.Plan, p.layout.Tokenizer)) // the same plan by another name
+	pool.Set(alone)
+	r := standsInLine(t, pool)
+	pool.Set(append(alone, compared...))
+	for _, r := range append([]*request{r}, samplePrompts(500)...) {
+		r.patient = true
+		lease, ok := pool.acquire(r, nil)
+		if !ok || r.standing != nil {
+			t.Fatal("a request waits while there is a canary")
+		}
+		lease.Release()
+	}
+	pool.Set(alone)
+	standsInLine(t, pool)
 }
 
 // Where few requests come, none waits: the others of a line would not come in time.

@@ -100,6 +100,9 @@ func (f *routerFlags) complete() (err error) {
 	if o.EndpointPicker, err = f.gateway.options(); err != nil {
 		return err
 	}
+	if o.EndpointPicker != nil && o.Pool.Hold != 0 {
+		return fmt.Errorf("--hold is %v: with --endpoint-picker no request waits, since a gateway has deadlines of its own; want 0", o.Pool.Hold)
+	}
 	if o.Pool.Policy, err = dispatch.ParsePolicy(f.policy); err != nil {
 		return fmt.Errorf("--policy: %w", err)
 	}

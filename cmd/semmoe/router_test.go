@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -56,13 +57,26 @@ func TestGatewayFlags(t *testing.T) {
 	}
 }
 
+// refusal is what a router says of flags that it refuses.
+func refusal(t *testing.T, flags ...string) string {
+	t.Helper()
+	root := newRootCommand()
+	root.SetArgs(append([]string{"router", "--namespace", "ns", "--selector", "a=b"}, flags...))
+	root.SetOut(io.Discard)
+	return fmt.Sprint(root.ExecuteContext(t.Context()))
+}
+
 func TestMaxBodyBytes(t *testing.T) {
 	for _, bytes := range []string{"-1", "9223372036854775807"} {
-		root := newRootCommand()
-		root.SetArgs([]string{"router", "--namespace", "ns", "--selector", "a=b", "--max-body-bytes", bytes})
-		root.SetOut(io.Discard)
-		if err := root.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "--max-body-bytes is "+bytes+": want 0 to") {
-			t.Errorf("error %v", err)
+		if says := refusal(t, "--max-body-bytes", bytes); !strings.Contains(says, "--max-body-bytes is "+bytes+": want 0 to") {
+			t.Errorf("error %v", says)
 		}
+	}
+}
+
+// Behind a gateway no request waits, whatever is asked for.
+func TestHoldBehindAGateway(t *testing.T) {
+	if says := refusal(t, "--endpoint-picker", "--hold", "50ms"); !strings.Contains(says, "--hold is 50ms: with --endpoint-picker no request waits") {
+		t.Errorf("error %v", says)
 	}
 }

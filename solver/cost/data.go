@@ -202,6 +202,7 @@ type orderRun struct {
 }
 
 func (r *orderRun) play() error {
+	r.deal() // what deals out in turn lets none wait, whatever order the policy makes of that of arrival
 	if err := r.schedule(); err != nil {
 		return err
 	}
@@ -217,7 +218,6 @@ func (r *orderRun) play() error {
 		last.measure()
 	}
 	r.windowImbalance, r.expertWindowImbalance = last.means()
-	r.deal()
 	return nil
 }
 

@@ -46,6 +46,9 @@ func TestLateIsCountedOnce(t *testing.T) {
 	if math.Abs(late.ExpertImbalance-price.ExpertImbalance) > 1e-12 {
 		t.Errorf("expert imbalance %v, with price %v", late.ExpertImbalance, price.ExpertImbalance)
 	}
+	if late.BaselineLAR != price.BaselineLAR {
+		t.Errorf("baseline %v, with price %v", late.BaselineLAR, price.BaselineLAR)
+	}
 	if l := late.Line; l == nil || l.AtOnce <= 0 || l.AtOnce >= 1 || l.Mean <= 0 || l.Most < l.Percentile95 || l.Most > dispatch.OvertakeFactor*4 {
 		t.Errorf("line %+v", l)
 	}

@@ -138,6 +138,23 @@ func TestUnderstandsTheFieldsOfAllEngines(t *testing.T) {
 	}
 }
 
+// A client that says that it does not want to know the experts gets none, whatever its engine tells.
+func TestTellsNoExpertsToWhoDeclines(t *testing.T) {
+	for _, value := range []string{"false", "null"} {
+		backend := newEngine(t, "p", 4, func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprintf(w, `{"choices":[{"text":"b","routed_experts":%q}]}`, vllmRouting())
+		})
+		url, observations := routerFor(t, adapterOf(t, "VLLM"), 100, backend)
+		got := fetch(t, url+"/v1/completions", `{"prompt":"x","return_routed_experts":`+value+`}`)
+		if want := `{"choices":[{"text":"b"}]}`; got != want {
+			t.Errorf("%s: got %s, want %s", value, got, want)
+		}
+		if p := observations.report().Population; p.Eligible != 1 || p.Sampled != 1 {
+			t.Errorf("%s: of %d requests %d are sampled", value, p.Eligible, p.Sampled)
+		}
+	}
+}
+
 // vllmRouting is what vLLM tells of two tokens: an array of two tokens, four layers and four experts, 8 to 11, which lie on one rank of four.
 func vllmRouting() string {
 	header := "{'descr': '|u1', 'fortran_order': False, 'shape': (2, 4, 4), }"

@@ -106,6 +106,7 @@ func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ lo
 		return body, look{long: long}
 	}
 	asked, ok := wire.Ask(body, engine.RequestField)
+	ok = ok || engine.Unasked && !r.asksExperts // whoever declines is told them as well
 	// The changed body is one more beside the client's, and gone when the answer comes.
 	chosen = chosen && ok && s.observations.hold(lease, max(size, int64(len(asked))))
 	if engine.Unasked || !chosen {

@@ -24,6 +24,7 @@ func TestRefusals(t *testing.T) {
 		"no prompt":            {"/v1/completions", `{}`, 400, "prompt is missing", nil},
 		"empty prompt":         {"/v1/completions", `{"prompt":""}`, 400, "prompt is empty", nil},
 		"two prompts":          {"/v1/completions", `{"prompt":["a","b"]}`, 400, "2 entries", nil},
+		"prompt in many lists": {"/v1/completions", `{"prompt":[[["a"]]]}`, 400, "string or a list of token ids", nil},
 		"prompt is object":     {"/v1/completions", `{"prompt":{}}`, 400, "string or a list of token ids", nil},
 		"token too large":      {"/v1/completions", `{"prompt":[1,4096]}`, 400, "token 1 of the prompt is 4096; allowed is 0 to 4095", nil},
 		"negative token":       {"/v1/completions", `{"prompt":[-1]}`, 400, "allowed is 0 to 4095", nil},

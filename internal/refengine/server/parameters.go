@@ -170,24 +170,32 @@ type promptInput struct {
 }
 
 func (p *promptInput) UnmarshalJSON(text []byte) error {
+	if p.readOne(text) {
+		return nil
+	}
+	var many []json.RawMessage
+	switch err := json.Unmarshal(text, &many); {
+	case err == nil && len(many) > 1:
+		return fmt.Errorf("the prompt has %d entries; this engine takes one prompt in a request", len(many))
+	case err == nil && p.readOne(many[0]): // an empty list is one of token ids
+		return nil
+	}
+	return errors.New("the prompt must be a string or a list of token ids")
+}
+
+// readOne reads a string or a list of token ids, and reports whether the text is one.
+func (p *promptInput) readOne(text []byte) bool {
 	var one *string
 	if json.Unmarshal(text, &one) == nil {
 		p.text = one
-		return nil
+		return true
 	}
 	var ids []int32
 	if json.Unmarshal(text, &ids) == nil {
 		p.ids = ids
-		return nil
+		return true
 	}
-	var many []json.RawMessage
-	if err := json.Unmarshal(text, &many); err != nil {
-		return fmt.Errorf("the prompt must be a string or a list of token ids")
-	}
-	if len(many) > 1 {
-		return fmt.Errorf("the prompt has %d entries; this engine takes one prompt in a request", len(many))
-	}
-	return p.UnmarshalJSON(many[0])
+	return false
 }
 
 // tokens encodes the prompt.

@@ -55,7 +55,7 @@ type rawConfig struct {
 	Groups          *int            `json:"n_group"`
 	GroupsPerToken  *int            `json:"topk_group"`
 	DenseFirst      *int            `json:"first_k_dense_replace"`
-	MoELayerFreq    *int            `json:"moe_layer_freq"`
+	MoELayerFreq    json.RawMessage `json:"moe_layer_freq"`
 	DenseLayers     []int           `json:"mlp_only_layers"`
 	DecoderSparse   *int            `json:"decoder_sparse_step"`
 	DType           string          `json:"dtype"`
@@ -190,14 +190,29 @@ func (c *Config) checkGroups() error {
 	return nil
 }
 
-// checkLayerRule keeps the layer functions below free of division by zero.
+// checkLayerRule keeps the layer functions below free of division by zero and of flags for other layers.
 func (r rawConfig) checkLayerRule() error {
-	for name, step := range map[string]*int{"decoder_sparse_step": r.DecoderSparse, "moe_layer_freq": r.MoELayerFreq} {
-		if step != nil && *step < 1 {
-			return Invalidf("%s is %d; it must be at least 1", name, *step)
-		}
+	if step := orElse(r.DecoderSparse, 1); step < 1 {
+		return Invalidf("decoder_sparse_step is %d; it must be at least 1", step)
+	}
+	step, flags, err := r.frequency()
+	switch {
+	case err != nil || flags != nil && len(flags) != *r.Layers:
+		return Invalidf("moe_layer_freq is %.100s; it must be a number, or one 0 or 1 for each of %d layers", r.MoELayerFreq, *r.Layers)
+	case step < 1:
+		return Invalidf("moe_layer_freq is %d; it must be at least 1", step)
 	}
 	return nil
+}
+
+// frequency reads moe_layer_freq: a step, or one flag per layer, as the trace package reads it in the same config. Without it every layer
+// counts.
+func (r rawConfig) frequency() (step int, flags []int, err error) {
+	step = 1
+	if len(r.MoELayerFreq) > 0 && json.Unmarshal(r.MoELayerFreq, &step) != nil {
+		step, err = 1, json.Unmarshal(r.MoELayerFreq, &flags)
+	}
+	return step, flags, err
 }
 
 // sparseStepLayers is Qwen's rule.
@@ -206,10 +221,11 @@ func sparseStepLayers(r rawConfig) []int {
 	return layersWhere(*r.Layers, func(l int) bool { return !slices.Contains(r.DenseLayers, l) && (l+1)%step == 0 })
 }
 
-// layersAfterDense is DeepSeek's rule.
+// layersAfterDense is DeepSeek's rule. It comes after checkLayerRule.
 func layersAfterDense(r rawConfig) []int {
-	first, step := orElse(r.DenseFirst, 0), orElse(r.MoELayerFreq, 1)
-	return layersWhere(*r.Layers, func(l int) bool { return l >= first && l%step == 0 })
+	first := orElse(r.DenseFirst, 0)
+	step, flags, _ := r.frequency()
+	return layersWhere(*r.Layers, func(l int) bool { return l >= first && l%step == 0 && (flags == nil || flags[l] != 0) })
 }
 
 func allLayers(r rawConfig) []int {

@@ -32,6 +32,14 @@ func TestParseConfigFamilies(t *testing.T) {
 			`{"model_type":"deepseek_v2","num_hidden_layers":6,"n_routed_experts":16,"num_experts_per_tok":4,"n_group":null,"first_k_dense_replace":1,"moe_layer_freq":2,` + base + `}`,
 			Config{ModelType: "deepseek_v2", Layers: 6, MoELayers: []int{2, 4}, Experts: 16, ExpertsPerToken: 4, Groups: 1, GroupsPerToken: 1},
 		},
+		"deepseek_v3 with a flag per layer": {
+			`{"model_type":"deepseek_v3","num_hidden_layers":5,"n_routed_experts":16,"num_experts_per_tok":4,"n_group":1,"topk_group":1,"first_k_dense_replace":1,"moe_layer_freq":[1,1,0,1,1],` + base + `}`,
+			Config{ModelType: "deepseek_v3", Layers: 5, MoELayers: []int{1, 3, 4}, Experts: 16, ExpertsPerToken: 4, Groups: 1, GroupsPerToken: 1},
+		},
+		"deepseek_v2 without a layer step": {
+			`{"model_type":"deepseek_v2","num_hidden_layers":3,"n_routed_experts":16,"num_experts_per_tok":4,"moe_layer_freq":null,` + base + `}`,
+			Config{ModelType: "deepseek_v2", Layers: 3, MoELayers: []int{0, 1, 2}, Experts: 16, ExpertsPerToken: 4, Groups: 1, GroupsPerToken: 1},
+		},
 		"quantised": {
 			`{"model_type":"mixtral","num_hidden_layers":1,"num_local_experts":8,"num_experts_per_tok":2,"quantization_config":{"quant_method":"modelopt","quant_algo":"NVFP4","group_size":16},` + base + `}`,
 			Config{ModelType: "mixtral", Layers: 1, MoELayers: []int{0}, Experts: 8, ExpertsPerToken: 2, Groups: 1, GroupsPerToken: 1, Quantization: "modelopt/NVFP4"},
@@ -105,6 +113,9 @@ func TestParseConfigRefuses(t *testing.T) {
 		"top-k above experts": {qwen(`"num_experts_per_tok":9`), "num_experts_per_tok is 9; allowed is 1 to 8"},
 		"too many layers":     {qwen(`"num_hidden_layers":100000`), "num_hidden_layers is 100000; allowed is 1 to 512"},
 		"sparse step zero":    {qwen(`"decoder_sparse_step":0`), "decoder_sparse_step is 0"},
+		"layer step zero":     {qwen(`"moe_layer_freq":0`), "moe_layer_freq is 0; it must be at least 1"},
+		"layer step a word":   {qwen(`"moe_layer_freq":"all"`), `moe_layer_freq is "all"; it must be a number, or one 0 or 1 for each of 2 layers`},
+		"too few layer flags": {qwen(`"moe_layer_freq":[1]`), "moe_layer_freq is [1]; it must be a number, or one 0 or 1 for each of 2 layers"},
 		"all layers dense":    {qwen(`"mlp_only_layers":[0,1]`), "every one of its 2 layers is dense"},
 		"groups do not fit":   {qwen(`"n_group":3`), "n_group is 3; it must divide the 8 experts"},
 		"too many groups":     {qwen(`"n_group":4,"topk_group":5`), "topk_group is 5; allowed is 1 to n_group = 4"},

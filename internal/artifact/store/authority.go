@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -11,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/semmoe/operator/internal/authority"
 )
@@ -20,8 +22,8 @@ const (
 	authoritySubject = "semmoe artifact store"
 	// caKey is where the ConfigMap holds the certificate for clients.
 	caKey = "ca.crt"
-	// publishPeriod is how often the certificate is published anew: without it, whoever hands it to clients takes it that there is no
-	// store.
+	// publishPeriod is how often the published certificate is looked at: without it, whoever hands it to clients takes it that there is
+	// no store.
 	publishPeriod = time.Minute
 )
 
@@ -39,7 +41,7 @@ func loadAuthority(ctx context.Context, clients kubernetes.Interface, name types
 	return own, string(bundle), publish(ctx, clients, name, string(bundle))
 }
 
-// keepPublished publishes the certificate again and again until the context ends: its ConfigMap may be deleted, or changed.
+// keepPublished keeps the certificate published until the context ends: its ConfigMap may be deleted, or changed.
 func keepPublished(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, certificate string, period time.Duration) {
 	log := logr.FromContextOrDiscard(ctx)
 	ticks := time.NewTicker(period)
@@ -63,30 +65,32 @@ func republish(ctx context.Context, clients kubernetes.Interface, name types.Nam
 	if err == nil && string(secret.Data[corev1.TLSCertKey]) != certificate {
 		return nil
 	}
-	_, err = clients.CoreV1().ConfigMaps(name.Namespace).Update(ctx, published(name, certificate), metav1.UpdateOptions{})
-	if apierrors.IsNotFound(err) {
-		return publish(ctx, clients, name, certificate)
-	}
-	return err
+	return publish(ctx, clients, name, certificate)
 }
 
-// publish gives the certificate to clients.
+// publish gives the certificate to clients. It writes only what differs, and leaves labels and annotations of others, such as those
+// by which a ConfigMap is copied into more namespaces.
 func publish(ctx context.Context, clients kubernetes.Interface, name types.NamespacedName, certificate string) error {
-	maps := clients.CoreV1().ConfigMaps(name.Namespace)
-	_, err := maps.Create(ctx, published(name, certificate), metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) {
-		_, err = maps.Update(ctx, published(name, certificate), metav1.UpdateOptions{})
-	}
+	configMaps, wanted := clients.CoreV1().ConfigMaps(name.Namespace), map[string]string{caKey: certificate}
+	err := retry.OnError(retry.DefaultRetry, raced, func() error {
+		current, err := configMaps.Get(ctx, name.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			created := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}, Data: wanted}
+			_, err = configMaps.Create(ctx, created, metav1.CreateOptions{})
+		case err == nil && !maps.Equal(current.Data, wanted):
+			current.Data = wanted
+			_, err = configMaps.Update(ctx, current, metav1.UpdateOptions{})
+		}
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("publish the certificate authority in ConfigMap %s: %w", name, err)
 	}
 	return nil
 }
 
-// published is the ConfigMap that clients are given the certificate by.
-func published(name types.NamespacedName, certificate string) *corev1.ConfigMap {
-	return &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name},
-		Data:       map[string]string{caKey: certificate},
-	}
+// raced reports whether another store, or somebody else, wrote at the same time.
+func raced(err error) bool {
+	return apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err)
 }

@@ -5,9 +5,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -83,13 +86,15 @@ func TestCertificateStaysPublished(t *testing.T) {
 	maps := api.CoreV1().ConfigMaps(name.Namespace)
 	isPublished := func() bool {
 		published, err := maps.Get(t.Context(), name.Name, metav1.GetOptions{})
-		return err == nil && published.Data[caKey] == certificate
+		return err == nil && len(published.Data) == 1 && published.Data[caKey] == certificate
 	}
 	if err := maps.Delete(t.Context(), name.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the deleted certificate is published", isPublished)
-	changed := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name.Name}, Data: map[string]string{caKey: "another"}}
+	changed := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Name: name.Name, Labels: map[string]string{"team": "platform"}, Annotations: map[string]string{"copy": "everywhere"},
+	}, Data: map[string]string{caKey: "another"}}
 	if _, err := maps.Update(t.Context(), changed, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -108,6 +113,45 @@ func TestCertificateStaysPublished(t *testing.T) {
 	}
 	if err := republish(t.Context(), clients, name, certificate); err != nil || !isPublished() {
 		t.Error("the present authority is not published", err)
+	}
+	if published, err := maps.Get(t.Context(), name.Name, metav1.GetOptions{}); err != nil ||
+		!reflect.DeepEqual(published.Labels, changed.Labels) || !reflect.DeepEqual(published.Annotations, changed.Annotations) {
+		t.Error("labels or annotations of others are lost", published, err)
+	}
+}
+
+// Nothing is written while what is published is right: not even an update that changes nothing, which the API server would have to
+// authorise, admit and audit each minute.
+func TestNothingIsWrittenWhilePublished(t *testing.T) {
+	startDefault(t, t.TempDir()) // makes the authority
+	name := testOptions("").Authority
+	config := storeConfig(environment.Config)
+	var reads, writes atomic.Int64
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method == http.MethodGet {
+				reads.Add(1)
+			} else {
+				writes.Add(1)
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	clients, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, certificate, err := loadAuthority(t.Context(), clients, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := republish(t.Context(), clients, name, certificate); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if reads.Load() == 0 || writes.Load() > 0 {
+		t.Errorf("%d reads and %d writes, want no writes", reads.Load(), writes.Load())
 	}
 }
 

@@ -58,6 +58,7 @@ var seldomUsed = map[string]string{
 	"ClusterRole semmoe-manager: get placementplans.semmoe.io":      "what a MoEDeployment pins is looked for past a cache that does not have it yet",
 	"ClusterRole semmoe-manager: get statefulsets.apps":             "a LeaderWorkerSet's workers have one that tells why they cannot be made",
 	"ClusterRole semmoe-manager: patch events.events.k8s.io":        "an event that comes again is counted",
+	"Role semmoe-system/semmoe-store-authority: create configmaps":  "no earlier store has published a certificate, or it was deleted",
 	"ClusterRole semmoe-router: list pods":                          "an API server that cannot stream a first list is asked for one",
 }
 

@@ -196,6 +196,10 @@ func controllerManagerArgs(dir string) []string {
 		"--allocate-node-cidrs=false", "--service-cluster-ip-range=" + ServiceRange,
 		// At the default of 20 requests a second the controllers take 4 s longer to start.
 		"--kube-api-qps=500", "--kube-api-burst=1000",
+		// With leader election, as in other clusters, it would end with its lease while the API server stands still, and give nodes
+		// their grace period anew when it starts again. This one lives on, and at the default of 50 s it would take the node for lost
+		// as soon as an outage of a minute ends, or not, as requests happen to come in.
+		"--node-monitor-grace-period=2m",
 		// A claim that is seen before its volume is Available binds at the next resync, 15 s by default.
 		"--pvclaimbinder-sync-period=2s",
 	}

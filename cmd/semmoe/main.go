@@ -1,8 +1,5 @@
 // Command semmoe is the one static binary of the Sem-MoE operator: every role of the system is one of its subcommands,
 // so that one image serves them all.
-//
-// Size: a file or two for each of some twenty subcommands, which are flags, reading and printing around packages that do the work,
-// and share next to nothing.
 package main
 
 import (

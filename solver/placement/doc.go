@@ -7,7 +7,4 @@
 //   - The result depends on the problem and its seed alone, not on the number of processors. Effort is counted in steps;
 //     a time budget only cuts off, and then Truncated is set.
 //   - The search never returns a placement that it values below the contiguous one.
-//
-// Size: every search, those of other authors too, works on the same rows, grams, partitions, limits and budget; to part the lower half
-// from the rest would export some ninety names that nobody else may use.
 package placement

@@ -93,7 +93,7 @@ func (d *demo) send(ctx context.Context, path string, body any) (*http.Response,
 		return nil, err
 	}
 	request.Header.Set("Content-Type", "application/json")
-	response, err := http.DefaultClient.Do(request)
+	response, err := d.client.Do(request)
 	if err != nil {
 		return nil, err
 	}

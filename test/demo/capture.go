@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -13,22 +14,28 @@ import (
 )
 
 const (
-	// sampledPercent of the requests are samples when it is measured what that costs.
+	// sampledPercent of the requests are sampled while the demo measures the cost of sampling.
 	sampledPercent = 50
-	// captureRounds is how often all requests are sent for it: a request router tells the cost from a hundred of either kind on.
-	captureRounds = 3
+	// maxCaptureRounds bounds how often the demo sends all requests for that. A request router reports the cost after 100
+	// requests of each kind: two rounds are enough for two routers that share the requests equally.
+	maxCaptureRounds = 8
 )
 
-// captured is what requests show half of which were samples.
+// captured is the result of requests half of which are sampled.
 type captured struct {
 	served *measurement
-	// costs are, of each request router, the time per token of the sampled requests over that of the others, with its standard error.
+	// costs has the cost of sampling that each request router reports.
 	costs []captureCost
 }
 
+// captureCost is the time per token of the sampled requests over the time per token of the others. Both fields are NaN while
+// the request router has too few requests of either kind.
 type captureCost struct{ ratio, standardError float64 }
 
-// measureCapture has half of the requests sampled, and sends them again.
+func (c captureCost) known() bool { return !math.IsNaN(c.ratio) && !math.IsNaN(c.standardError) }
+
+// measureCapture samples half of the requests, and sends all requests until each request router reports the cost. Each request
+// opens a connection, so that the requests spread over the routers whichever of them a kept connection leads to.
 func (d *demo) measureCapture(ctx context.Context, heldOut []corpus.Request) (c captured, err error) {
 	if err := d.out.step(ctx, fmt.Sprintf("%d%% of the requests sampled", sampledPercent), d.sample(ctx)); err != nil {
 		return c, err
@@ -36,23 +43,35 @@ func (d *demo) measureCapture(ctx context.Context, heldOut []corpus.Request) (c 
 	if err := d.out.step(ctx, "plan in the request routers", d.waitRouters(ctx)); err != nil {
 		return c, err
 	}
+	spread := *d
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.DisableKeepAlives = true
+	spread.client = &http.Client{Transport: transport}
 	return c, d.out.step(ctx, "cost of sampling measured", func(tell func(string)) (err error) {
-		for range captureRounds {
-			if c.served, err = d.measure(ctx, heldOut, tell); err != nil {
+		for range maxCaptureRounds {
+			if c.served, err = spread.measure(ctx, heldOut, tell); err != nil {
+				return err
+			}
+			if c.costs, err = d.captureCosts(ctx); err != nil || !slices.ContainsFunc(c.costs, func(cost captureCost) bool { return !cost.known() }) {
 				return err
 			}
 		}
-		return d.eachPod(ctx, "router", 9090, "metrics", func(metrics string) error {
-			var cost captureCost
-			for s := range samples(metrics, "semmoe_capture_cost_ratio") {
-				cost.ratio = s.value
-			}
-			for s := range samples(metrics, "semmoe_capture_cost_ratio_standard_error") {
-				cost.standardError = s.value
-			}
-			c.costs = append(c.costs, cost)
-			return nil
-		})
+		return nil
+	})
+}
+
+// captureCosts reads the cost of sampling from each request router.
+func (d *demo) captureCosts(ctx context.Context) (costs []captureCost, err error) {
+	return costs, d.eachPod(ctx, "router", 9090, "metrics", func(metrics string) error {
+		cost := captureCost{math.NaN(), math.NaN()}
+		for s := range samples(metrics, "semmoe_capture_cost_ratio") {
+			cost.ratio = s.value
+		}
+		for s := range samples(metrics, "semmoe_capture_cost_ratio_standard_error") {
+			cost.standardError = s.value
+		}
+		costs = append(costs, cost)
+		return nil
 	})
 }
 
@@ -72,21 +91,29 @@ func (d *demo) sample(ctx context.Context) func(tell func(string)) error {
 			s := routers.Status
 			done := asked && s.ObservedGeneration == routers.Generation && s.UpdatedReplicas == *routers.Spec.Replicas && s.Replicas == s.UpdatedReplicas && s.AvailableReplicas == s.Replicas
 			if done { // one that is unused may lead to a router that goes, and end just when a request is sent by it
-				http.DefaultClient.CloseIdleConnections()
+				d.client.CloseIdleConnections()
 			}
 			return fmt.Sprintf("%d of %d request routers are new, of %d", s.UpdatedReplicas, *routers.Spec.Replicas, s.Replicas), done, nil
 		})
 	}
 }
 
-// checkCapture compares what is said while half of the requests are samples with what was said before. Times are told, and not judged: the
-// machine of a demo has other work.
+// checkCapture compares the outputs with those before half of the requests were sampled. At least one request router must report
+// the cost; a cluster whose connections all lead to one router leaves the others without requests. No check judges the cost: other
+// work on the machine of a demo changes it.
 func checkCapture(before *measurement, c captured) []check {
-	told, costs := len(c.costs) > 0, []string(nil)
+	reported, costs := 0, []string(nil)
 	for _, cost := range c.costs {
-		told = told && cost.ratio > 0
+		if !cost.known() {
+			costs = append(costs, "too few requests")
+			continue
+		}
+		reported++
 		costs = append(costs, fmt.Sprintf("%.2f ± %.2f", cost.ratio, cost.standardError))
 	}
-	detail := strings.Join(costs, ", ") + " times the time of the others, by each request router"
-	return []check{checkOutputs("sampled or not, outputs are the same", before, c.served), {"what sampling costs is told", told, detail}}
+	detail := strings.Join(costs, ", ") + " times the time per token of other requests, by request router"
+	return []check{
+		checkOutputs("sampled or not, outputs are the same", before, c.served),
+		{"the cost of sampling is reported", reported > 0, detail},
+	}
 }

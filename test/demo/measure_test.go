@@ -159,11 +159,12 @@ func TestCheckCapture(t *testing.T) {
 		change func(*captured)
 		fails  []string
 	}{
-		"both hold":        {func(*captured) {}, nil},
-		"dear":             {func(c *captured) { c.costs[0].ratio = 2 }, nil},
-		"one other token":  {func(c *captured) { c.served.replies[3].output[7]++ }, []string{"sampled or not, outputs are the same"}},
-		"a router is mute": {func(c *captured) { c.costs[1].ratio = math.NaN() }, []string{"what sampling costs is told"}},
-		"no router":        {func(c *captured) { c.costs = nil }, []string{"what sampling costs is told"}},
+		"both hold":                 {func(*captured) {}, nil},
+		"dear":                      {func(c *captured) { c.costs[0].ratio = 2 }, nil},
+		"one other token":           {func(c *captured) { c.served.replies[3].output[7]++ }, []string{"sampled or not, outputs are the same"}},
+		"a router without requests": {func(c *captured) { c.costs[1].ratio = math.NaN() }, nil},
+		"no router reports":         {func(c *captured) { c.costs[0].ratio, c.costs[1].standardError = math.NaN(), math.NaN() }, []string{"the cost of sampling is reported"}},
+		"no router":                 {func(c *captured) { c.costs = nil }, []string{"the cost of sampling is reported"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := captured{measured(400), []captureCost{{1.01, 0.03}, {0.99, 0.03}}}

@@ -69,6 +69,6 @@ func (d *demo) routeInTurn(ctx context.Context) error {
 			return err
 		}
 	}
-	_, err := d.cluster.run(ctx, nil, "rollout", "status", "-n", namespace, "deployment/"+turns, "--timeout=120s")
+	_, err := d.cluster.run(ctx, nil, "rollout", "status", "-n", namespace, "deployment/"+turns, rolloutTimeout())
 	return err
 }

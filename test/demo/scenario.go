@@ -4,10 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"strings"
 	"time"
+
+	"github.com/semmoe/operator/test/load"
 )
 
 const namespace = "demo"
@@ -18,6 +21,7 @@ type demo struct {
 	cluster *cluster
 	out     *progress
 	ledger  *ledger
+	client  *http.Client
 	// name is that of the act's MoEDeployment, address where its Service is reached.
 	name, address string
 	// routers is the label of the request routers behind it.
@@ -30,6 +34,11 @@ func (d *demo) act(name string) *demo {
 	act := *d
 	act.name, act.routers = name, name
 	return &act
+}
+
+// rolloutTimeout is the flag by which kubectl waits for a Deployment as long as a step may take under the present load.
+func rolloutTimeout() string {
+	return fmt.Sprintf("--timeout=%.0fs", load.Scale(stepLimit).Seconds())
 }
 
 // install installs the operator and the artifact store.
@@ -50,7 +59,7 @@ func (d *demo) install(ctx context.Context) error {
 	}
 	return d.out.step(ctx, "operator and store available", func(func(string)) error {
 		for _, deployment := range []string{"deployment/semmoe-manager", "deployment/semmoe-store"} {
-			if _, err := d.cluster.run(ctx, nil, "rollout", "status", "-n", "semmoe-system", deployment, "--timeout=120s"); err != nil {
+			if _, err := d.cluster.run(ctx, nil, "rollout", "status", "-n", "semmoe-system", deployment, rolloutTimeout()); err != nil {
 				return err
 			}
 		}

@@ -76,22 +76,22 @@ func TestShiftChecks(t *testing.T) {
 		change func(s *shift)
 		fails  []string
 	}{
-		"all hold":                {func(*shift) {}, nil},
-		"a false alarm":           {func(s *shift) { s.detection.falsely = 1 }, []string{"usual traffic is no drift"}},
-		"nothing found":           {func(s *shift) { s.detection.needed = 0 }, []string{"changed traffic is found"}},
-		"found late":              {func(s *shift) { s.detection.needed = detectionLimit + 1 }, []string{"changed traffic is found"}},
-		"told late":               {func(s *shift) { s.told = 2 * time.Minute }, []string{"the operator tells of it"}},
-		"told without evidence":   {func(s *shift) { s.drift.StatisticMilli = 900 }, []string{"the operator tells of it"}},
-		"by the old plan":         {func(s *shift) { s.replanned.replies[3].plan = "base" }, []string{"its new plan serves"}},
-		"a Job":                   {func(s *shift) { s.jobs[1]++ }, []string{"it has cost no profiling Job"}},
-		"no gain":                 {func(s *shift) { s.shifted = measured(340) }, []string{"local activation rate rises again"}},
-		"far from scratch":        {func(s *shift) { s.planned.local, s.planned.engine.local = 400, 400 }, []string{"nearly that of a plan from scratch"}},
-		"not the plan to compare": {func(s *shift) { s.planned.replies[0].plan = "again" }, []string{"nearly that of a plan from scratch"}},
-		"out of service":          {func(s *shift) { s.ready = false }, []string{"a bad plan was taken back by itself"}},
-		"it had promised nothing": {func(s *shift) { s.bad.Status.Verdict = semmoev1.VerdictNoGainExpected }, []string{"a bad plan was taken back by itself"}},
-		"the bad plan is left":    {func(s *shift) { s.kept.replies[5].plan = "bad" }, []string{"and the one before it serves on"}},
-		"a map ignored":           {func(s *shift) { s.kept.engine.local = 250 }, []string{"the engine counts the same"}},
-		"another token":           {func(s *shift) { s.answers[0].ids = []int{2} }, []string{"greedy tokens equal the reference"}},
+		"all hold":                  {func(*shift) {}, nil},
+		"a false alarm":             {func(s *shift) { s.detection.falsely = 1 }, []string{"usual traffic is no drift"}},
+		"nothing found":             {func(s *shift) { s.detection.needed = 0 }, []string{"changed traffic is found"}},
+		"found late":                {func(s *shift) { s.detection.needed = detectionLimit + 1 }, []string{"changed traffic is found"}},
+		"reported late":             {func(s *shift) { s.told = time.Hour }, nil},
+		"reported without evidence": {func(s *shift) { s.drift.StatisticMilli = 900 }, []string{"the operator reports it"}},
+		"by the old plan":           {func(s *shift) { s.replanned.replies[3].plan = "base" }, []string{"its new plan serves"}},
+		"a Job":                     {func(s *shift) { s.jobs[1]++ }, []string{"it has cost no profiling Job"}},
+		"no gain":                   {func(s *shift) { s.shifted = measured(340) }, []string{"local activation rate rises again"}},
+		"far from scratch":          {func(s *shift) { s.planned.local, s.planned.engine.local = 400, 400 }, []string{"nearly that of a plan from scratch"}},
+		"not the plan to compare":   {func(s *shift) { s.planned.replies[0].plan = "again" }, []string{"nearly that of a plan from scratch"}},
+		"out of service":            {func(s *shift) { s.ready = false }, []string{"a bad plan was taken back by itself"}},
+		"it had promised nothing":   {func(s *shift) { s.bad.Status.Verdict = semmoev1.VerdictNoGainExpected }, []string{"a bad plan was taken back by itself"}},
+		"the bad plan is left":      {func(s *shift) { s.kept.replies[5].plan = "bad" }, []string{"and the one before it serves on"}},
+		"a map ignored":             {func(s *shift) { s.kept.engine.local = 250 }, []string{"the engine counts the same"}},
+		"another token":             {func(s *shift) { s.answers[0].ids = []int{2} }, []string{"greedy tokens equal the reference"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := shifted()

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/test/load"
 )
 
 const pollInterval = 400 * time.Millisecond
@@ -62,16 +63,23 @@ func (d *demo) waitCondition(ctx context.Context, kind string, progress func(con
 	})
 }
 
-// poll calls f until it is done, and tells the details. It fails with the last detail.
+// answerLimit is how long one request of a step may take, in the time of an idle machine.
+const answerLimit = time.Minute
+
+// stepLimit is how long a step of the demo may wait, in the time of an idle machine. No step takes a third of it there.
+const stepLimit = 5 * time.Minute
+
+// poll calls f until it reports that it is done, and passes the details on. It fails with the last detail after stepLimit.
 func poll(ctx context.Context, tell func(string), f func(ctx context.Context) (detail string, done bool, err error)) error {
-	const limit = 3 * time.Minute
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	last := "nothing was seen"
-	for {
-		detail, done, err := f(ctx)
-		if ctx.Err() != nil {
-			return fmt.Errorf("not within %v: %s", limit, last)
+	var clock load.Clock
+	last := "nothing was observed"
+	for clock.Elapsed() < stepLimit {
+		answering, cancel := context.WithTimeout(ctx, load.Scale(answerLimit))
+		detail, done, err := f(answering)
+		late := answering.Err() != nil && ctx.Err() == nil
+		cancel()
+		if late {
+			detail, done, err = "no answer within "+answerLimit.String(), false, nil
 		}
 		if err != nil || done {
 			return err
@@ -80,9 +88,11 @@ func poll(ctx context.Context, tell func(string), f func(ctx context.Context) (d
 		tell(detail)
 		select {
 		case <-ctx.Done():
+			return context.Cause(ctx)
 		case <-time.After(pollInterval):
 		}
 	}
+	return fmt.Errorf("not done after %v of an idle machine: %s", stepLimit, last)
 }
 
 // profileProgress is how far the profile is; empty while that is not known.

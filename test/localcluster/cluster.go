@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/semmoe/operator/test/load"
 	"github.com/semmoe/operator/test/localcluster/internal/controlplane"
 	"github.com/semmoe/operator/test/localcluster/internal/sandbox"
 	"github.com/semmoe/operator/test/localcluster/internal/supervisor"
@@ -291,11 +292,13 @@ func (c *Cluster) whyEnded(ctx context.Context) error {
 // waitUsable waits until a pod of the default namespace would be admitted and scheduled.
 func (c *Cluster) waitUsable(ctx context.Context, client kubernetes.Interface) error {
 	const limit, interval = 60 * time.Second, 50 * time.Millisecond
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the cluster is not usable after %s; see %s", limit, filepath.Dir(c.supervisorLog())))
-	defer cancel()
+	var clock load.Clock
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {
+		if clock.Elapsed() > limit {
+			return fmt.Errorf("the cluster is not usable after %s of an idle machine; see %s", limit, filepath.Dir(c.supervisorLog()))
+		}
 		_, err := client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
 		if err == nil && nodeUsable(ctx, client) {
 			return nil

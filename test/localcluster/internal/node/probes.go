@@ -13,6 +13,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/semmoe/operator/test/load"
 )
 
 // probeClient takes any certificate, as the kubelet does, and makes a connection for each probe, so that a server that
@@ -71,6 +73,8 @@ func (w *worker) restartUnlessHealthy(run *container, p *corev1.Probe, ok bool) 
 
 // probe runs a probe until ctx ends or, for a startup probe, until it has succeeded. It reports, in the worker's
 // goroutine, each change of its verdict; the verdict changes when as many results in a row say so as the thresholds ask.
+// Timeouts, and the pauses after failures, grow with the load of the machine: a container that is slow because others
+// compute is neither taken out of service nor restarted.
 func (w *worker) probe(ctx context.Context, run *container, kind string, p *corev1.Probe, report func(ok bool)) {
 	podIP := w.ip
 	period := time.Duration(max(p.PeriodSeconds, 1)) * time.Second
@@ -80,7 +84,7 @@ func (w *worker) probe(ctx context.Context, run *container, kind string, p *core
 		return
 	}
 	for {
-		err := probeOnce(ctx, run.spec, p, podIP, timeout)
+		err := probeOnce(ctx, run.spec, p, podIP, load.Scale(timeout))
 		if ctx.Err() != nil {
 			return
 		}
@@ -96,7 +100,11 @@ func (w *worker) probe(ctx context.Context, run *container, kind string, p *core
 				report(ok)
 			}
 		})
-		if kind == "Startup" && ok || !sleep(ctx, period) {
+		pause := period
+		if err != nil && kind != "Readiness" {
+			pause = load.Scale(period)
+		}
+		if kind == "Startup" && ok || !sleep(ctx, pause) {
 			return
 		}
 	}

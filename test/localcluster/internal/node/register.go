@@ -13,11 +13,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+
+	"github.com/semmoe/operator/test/load"
 )
 
 const (
 	leaseDuration = 40 * time.Second
 	leaseInterval = 10 * time.Second
+	// leaseTimeout bounds a request for the lease. The next attempt follows at once.
+	leaseTimeout = 10 * time.Second
 	// maxPods is more than the 110 of a kubelet: a suite's namespaces keep their pods until the cluster ends.
 	maxPods     = 500
 	gpuResource = "nvidia.com/gpu"
@@ -89,31 +94,40 @@ func nodeObject(name, address, version string, resources corev1.ResourceList, no
 	return node
 }
 
-// keepLease renews the node's lease, the sign of life that the node controller watches.
+// keepLease renews the node's lease until ctx ends. The node controller watches the lease as the sign of life.
 func keepLease(ctx context.Context, client kubernetes.Interface, node *corev1.Node) {
-	leases := client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
-	seconds := int32(leaseDuration / time.Second)
 	for {
-		now := metav1.NewMicroTime(time.Now())
-		lease, err := leases.Get(ctx, node.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			_, err = leases.Create(ctx, &coordv1.Lease{
-				ObjectMeta: metav1.ObjectMeta{Name: node.Name, OwnerReferences: []metav1.OwnerReference{
-					{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID},
-				}},
-				Spec: coordv1.LeaseSpec{HolderIdentity: &node.Name, LeaseDurationSeconds: &seconds, RenewTime: &now},
-			}, metav1.CreateOptions{})
-		} else if err == nil {
-			lease.Spec.RenewTime = &now
-			_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
-		}
 		wait := leaseInterval
-		if err != nil {
-			klog.InfoS("Lease not renewed, trying again", "err", err)
+		if err := renewLease(ctx, client, node); err != nil {
+			klog.InfoS("Failed to renew the lease of the node, retrying", "err", err)
 			wait = retryInterval
 		}
 		if !sleep(ctx, wait) {
 			return
 		}
 	}
+}
+
+// renewLease writes the present time into the node's lease, which it creates where it is missing.
+func renewLease(ctx context.Context, client kubernetes.Interface, node *corev1.Node) error {
+	ctx, cancel := context.WithTimeout(ctx, load.Scale(leaseTimeout))
+	defer cancel()
+	leases := client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	now := metav1.NewMicroTime(time.Now())
+	lease, err := leases.Get(ctx, node.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		_, err = leases.Create(ctx, &coordv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: node.Name, OwnerReferences: []metav1.OwnerReference{
+				{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID},
+			}},
+			Spec: coordv1.LeaseSpec{
+				HolderIdentity: &node.Name, LeaseDurationSeconds: ptr.To(int32(leaseDuration / time.Second)), RenewTime: &now,
+			},
+		}, metav1.CreateOptions{})
+	case err == nil:
+		lease.Spec.RenewTime = &now
+		_, err = leases.Update(ctx, lease, metav1.UpdateOptions{})
+	}
+	return err
 }

@@ -33,6 +33,12 @@ type answer struct {
 func (d *demo) ask(ctx context.Context, golden []goldenCase) ([]answer, error) {
 	answers := make([]answer, len(golden))
 	err := d.out.step(ctx, fmt.Sprintf("%d prompts answered", len(golden)), func(tell func(string)) error {
+		if len(golden) > 0 { // the first prompt goes ahead, so that its time is that of one request
+			if _, err := d.askOne(ctx, golden[0]); err != nil {
+				return err
+			}
+			d.out.firstAnswer(time.Now())
+		}
 		group, ctx := errgroup.WithContext(ctx)
 		var done atomic.Int32
 		for i, g := range golden {

@@ -15,6 +15,8 @@ type progress struct {
 	start    time.Time
 	terminal bool
 	phases   []phase
+	// served is when the first prompt was answered; zero before that.
+	served time.Time
 }
 
 type phase struct {
@@ -77,7 +79,17 @@ func (p *progress) step(ctx context.Context, name string, f func(report func(str
 // title begins a part.
 func (p *progress) title(text string) { fmt.Fprintf(p.w, "\n%s\n\n", text) }
 
+// firstAnswer records that a prompt was answered. Only the first call has an effect.
+func (p *progress) firstAnswer(now time.Time) {
+	if p.served.IsZero() {
+		p.served = now
+	}
+}
+
 func (p *progress) summary() {
+	if !p.served.IsZero() {
+		fmt.Fprintf(p.w, "\nThe first prompt was answered %.0f s after the start.\n", p.served.Sub(p.start).Seconds())
+	}
 	fmt.Fprintf(p.w, "\n%-40s %s\n", "Phase", "Seconds")
 	for _, phase := range p.phases {
 		fmt.Fprintf(p.w, "%-40s %7.1f\n", phase.name, phase.taken.Seconds())

@@ -35,6 +35,7 @@ import (
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/test/audit"
 	"github.com/semmoe/operator/test/faults"
+	"github.com/semmoe/operator/test/load"
 	"github.com/semmoe/operator/test/localcluster"
 )
 
@@ -320,16 +321,17 @@ func get(t *testing.T, moed *semmoev1.MoEDeployment) *semmoev1.MoEDeployment {
 	return current
 }
 
-// eventually polls until the function returns no error, and fails with the last one.
+// eventually polls until the function returns no error, and fails with the last one after the time that an idle machine has.
 func eventually(t *testing.T, within time.Duration, what string, f func() error) {
 	t.Helper()
-	deadline := time.Now().Add(within)
+	var clock load.Clock
 	for {
+		late := clock.Elapsed() > within
 		err := f()
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
+		if late {
 			t.Fatalf("%s: not within %v: %v", what, within, err)
 		}
 		time.Sleep(100 * time.Millisecond)

@@ -16,6 +16,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/semmoe/operator/test/load"
 )
 
 // parentDir names the state directory for a copy of this test program that only starts a cluster and waits to be killed.
@@ -180,16 +182,17 @@ func dumpPods(t *testing.T, namespace string) {
 	}
 }
 
-// eventually polls until check succeeds.
+// eventually polls until check succeeds, and fails after the time that an idle machine has.
 func eventually(t *testing.T, limit time.Duration, check func() error) {
 	t.Helper()
-	deadline := time.Now().Add(limit)
+	var clock load.Clock
 	for {
+		late := clock.Elapsed() > limit
 		err := check()
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
+		if late {
 			t.Fatalf("after %s: %v", limit, err)
 		}
 		time.Sleep(50 * time.Millisecond)

@@ -108,14 +108,15 @@ func (d *demo) profileProgress(ctx context.Context, moed *semmoev1.MoEDeployment
 	return fmt.Sprintf("%d of %d requests, %d tokens/s, %d s left: ", p.RequestsDone, p.RequestsTotal, p.TokensPerSecond, p.RemainingSeconds)
 }
 
-// waitReady waits until all replicas serve, and tells what the operator says meanwhile.
+// waitReady waits until all replicas are ready, under any revision: where the plan is solved early, one of them is a canary already,
+// which waits for the requests that the demo sends next.
 func (d *demo) waitReady(ctx context.Context) func(tell func(string)) error {
 	return d.waitMoED(ctx, func(moed *semmoev1.MoEDeployment) (string, bool, error) {
 		ready := meta.FindStatusCondition(moed.Status.Conditions, semmoev1.ConditionReady)
 		if ready == nil {
 			return "no status yet", false, nil
 		}
-		done := ready.Status == metav1.ConditionTrue && moed.Status.UpdatedReplicas == *moed.Spec.Replicas
+		done := ready.Status == metav1.ConditionTrue && moed.Status.ReadyReplicas == *moed.Spec.Replicas
 		return moed.Status.Summary + " " + ready.Message, done, nil
 	})
 }

@@ -9,18 +9,17 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/semmoe/operator/internal/regularfile"
 )
 
-// Write gives a file the content that a function writes, in place of what it had. It is made beside the file under a hidden name, which is
-// removed again where anything fails. Two at once do not mix: the last one stays. A symbolic link stays, and what it leads to is replaced; a
-// device or a pipe is written to as it is.
+// Write replaces the content of a file with the content that a function writes. It writes a hidden file in the same directory, renames the
+// hidden file, and removes it after an error. Of two concurrent calls the last one wins. Write replaces the target of a symbolic link and
+// keeps the link. It refuses an existing directory, device, named pipe or socket: a pipe without a reader blocks its writer.
 func Write(path string, mode os.FileMode, write func(io.Writer) error) (err error) {
-	path, replaced, err := place(path)
+	path, err = target(path)
 	if err != nil {
 		return err
-	}
-	if !replaced {
-		return writeThrough(path, write)
 	}
 	file, err := fresh(path)
 	if err != nil {
@@ -49,11 +48,10 @@ func WriteBytes(path string, mode os.FileMode, content []byte) error {
 	})
 }
 
-// Check tells why Write would refuse a path, before there is any content; it leaves nothing behind. A device or a pipe is not opened:
-// a pipe would wait for its reader.
+// Check reports why Write would refuse a path. It leaves nothing behind.
 func Check(path string) error {
-	path, replaced, err := place(path)
-	if err != nil || !replaced {
+	path, err := target(path)
+	if err != nil {
 		return err
 	}
 	file, err := fresh(path)
@@ -63,21 +61,18 @@ func Check(path string) error {
 	return errors.Join(file.Close(), os.Remove(file.Name()))
 }
 
-// place is where a path leads to, and whether what is there is replaced.
-func place(path string) (real string, replaced bool, err error) {
+// target returns the path that Write replaces: that of the file that a symbolic link leads to.
+func target(path string) (string, error) {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return path, true, nil
+		return path, nil
 	case err != nil:
-		return "", false, err
-	case info.IsDir():
-		return "", false, fmt.Errorf("%s is a directory: name a file", path)
+		return "", err
 	case !info.Mode().IsRegular():
-		return path, false, nil
+		return "", fmt.Errorf("%s is %s: name a file", path, regularfile.Kind(info.Mode()))
 	}
-	real, err = filepath.EvalSymlinks(path)
-	return real, true, err
+	return filepath.EvalSymlinks(path)
 }
 
 // fresh makes a file beside a path. Its errors name the path, which is what somebody has asked for.
@@ -88,12 +83,4 @@ func fresh(path string) (*os.File, error) {
 		return nil, fmt.Errorf("%s cannot be made: %w", path, failed.Err)
 	}
 	return file, err
-}
-
-func writeThrough(path string, write func(io.Writer) error) error {
-	file, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(write(file), file.Close())
 }

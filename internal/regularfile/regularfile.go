@@ -3,6 +3,7 @@
 package regularfile
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -99,4 +100,17 @@ func Kind(mode fs.FileMode) string {
 		return "a device"
 	}
 	return "a special file"
+}
+
+// Placeholder names what a download left in place of a file, from the beginning of its content, and the repair. It returns "" for any
+// other content.
+func Placeholder(content []byte) string {
+	begin := bytes.ToLower(bytes.TrimSpace(content[:min(len(content), 512)]))
+	switch {
+	case bytes.HasPrefix(begin, []byte("version https://git-lfs.github.com/spec/")):
+		return "is a Git LFS pointer, not the file that it points to: run git lfs pull, or download the file"
+	case bytes.HasPrefix(begin, []byte("<!doctype html")), bytes.HasPrefix(begin, []byte("<html")):
+		return "is an HTML page, not the file: download the file again"
+	}
+	return ""
 }

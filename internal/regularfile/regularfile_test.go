@@ -68,3 +68,16 @@ func TestRead(t *testing.T) {
 		}
 	}
 }
+
+func TestPlaceholder(t *testing.T) {
+	for content, want := range map[string]string{
+		"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 9\n": "is a Git LFS pointer",
+		"<!DOCTYPE html>\n<title>404</title>":                                   "is an HTML page",
+		"\n  <HTML lang=en>":                                                    "is an HTML page",
+		"":                                                                      "", "{}": "", "version 1": "", "<|endoftext|>": "", "IQ== 0\n": "",
+	} {
+		if got := Placeholder([]byte(content)); !strings.HasPrefix(got, want) || want == "" && got != "" {
+			t.Errorf("%q: %q, want %q", content, got, want)
+		}
+	}
+}

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -20,6 +22,8 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/internal/regularfile"
+	"github.com/semmoe/operator/internal/tokenizer"
 	"github.com/semmoe/operator/internal/wholefile"
 	"github.com/semmoe/operator/solver/trace"
 )
@@ -33,6 +37,8 @@ const (
 	// asked again every profileFullPeriod.
 	profileStoreRetry = 10 * time.Minute
 	profileFullPeriod = 20 * time.Second
+	// maxConfigBytes bounds the config.json of a checkpoint.
+	maxConfigBytes = 64 << 20
 )
 
 type profileOptions struct {
@@ -217,7 +223,7 @@ func readInputs(o profileOptions) (profile.Options, profile.DatasetReport, error
 	if o.modelDigest != "" && report.ModelDigest != o.modelDigest {
 		return fail(checkpoint.Invalidf("the checkpoint in %s has digest %s, not %s: it was changed after it was inspected; profile it anew", o.model, report.ModelDigest, o.modelDigest))
 	}
-	config, err := os.ReadFile(filepath.Join(o.model, "config.json"))
+	config, err := regularfile.Read(filepath.Join(o.model, "config.json"), maxConfigBytes)
 	if err != nil {
 		return fail(err)
 	}
@@ -273,7 +279,11 @@ func profileToStore(ctx context.Context, connect connectStore, o profileOptions,
 	case !errors.Is(err, artifact.ErrNotFound):
 		return profile.Summary{}, fmt.Errorf("ask the artifact store for the profile: %w", err)
 	}
-	if err := probeRoom(ctx, store, scope, o.model); err != nil {
+	words, err := readTokenizer(o.model)
+	if err != nil {
+		return profile.Summary{}, err
+	}
+	if err := probeRoom(ctx, store, scope, o.model, words); err != nil {
 		return profile.Summary{}, err
 	}
 	recorded, err := record()
@@ -286,7 +296,7 @@ func profileToStore(ctx context.Context, connect connectStore, o profileOptions,
 		return profile.Summary{}, err
 	}
 	defer os.RemoveAll(dir)
-	files, err := profileFiles(dir, o.model, recorded)
+	files, err := profileFiles(dir, words, recorded)
 	if err != nil {
 		return profile.Summary{}, err
 	}
@@ -297,17 +307,28 @@ func profileToStore(ctx context.Context, connect connectStore, o profileOptions,
 	})
 }
 
-// probeRoom stores what needs no engine, the tokenizer where there is one: a store that is full says so before devices are used.
-func probeRoom(ctx context.Context, store *artifact.Client, scope artifact.Scope, model string) error {
-	file, err := os.Open(filepath.Join(model, profile.TokenizerFile))
-	if errors.Is(err, os.ErrNotExist) {
-		file, err = os.Open(filepath.Join(model, "config.json"))
+// readTokenizer returns the checkpoint's tokenizer, or nil if the checkpoint has none that can be read. A tokenizer.json is stored whatever
+// it uses: a later version of the request router may read it.
+func readTokenizer(model string) ([]byte, error) {
+	words, err := tokenizer.FromCheckpoint(model)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, tokenizer.ErrUnsupported) {
+		return nil, nil
 	}
 	if err != nil {
-		return err
+		return nil, checkpoint.Invalidf("%v", err)
 	}
-	defer file.Close()
-	if _, err := store.Put(ctx, scope, file); err != nil {
+	return words, nil
+}
+
+// probeRoom stores a file that needs no engine, the tokenizer or config.json: a full store is reported before devices are used.
+func probeRoom(ctx context.Context, store *artifact.Client, scope artifact.Scope, model string, words []byte) error {
+	if words == nil {
+		var err error
+		if words, err = regularfile.Read(filepath.Join(model, "config.json"), maxConfigBytes); err != nil {
+			return err
+		}
+	}
+	if _, err := store.Put(ctx, scope, bytes.NewReader(words)); err != nil {
 		return fmt.Errorf("no request was sent, since nothing can be stored: %w", err)
 	}
 	return nil
@@ -329,8 +350,8 @@ func untilRoom(ctx context.Context, publish func() error) error {
 	}
 }
 
-// profileFiles writes the files of a profile to dir, and returns their paths by name.
-func profileFiles(dir, model string, recorded *profile.Profile) (map[string]string, error) {
+// profileFiles writes the files of a profile to dir, and returns their paths by name. words is the tokenizer, or nil.
+func profileFiles(dir string, words []byte, recorded *profile.Profile) (map[string]string, error) {
 	files := map[string]string{
 		profile.TraceFile:  filepath.Join(dir, profile.TraceFile),
 		profile.CountsFile: filepath.Join(dir, profile.CountsFile),
@@ -338,14 +359,11 @@ func profileFiles(dir, model string, recorded *profile.Profile) (map[string]stri
 	if err := errors.Join(trace.Create(files[profile.TraceFile], recorded.Trace), recorded.CreateCounts(files[profile.CountsFile])); err != nil {
 		return nil, err
 	}
-	tokenizer := filepath.Join(model, profile.TokenizerFile)
-	switch _, err := os.Stat(tokenizer); {
-	case err == nil:
-		files[profile.TokenizerFile] = tokenizer
-	case !errors.Is(err, os.ErrNotExist):
-		return nil, err
+	if words == nil {
+		return files, nil
 	}
-	return files, nil
+	files[profile.TokenizerFile] = filepath.Join(dir, profile.TokenizerFile)
+	return files, os.WriteFile(files[profile.TokenizerFile], words, 0o600)
 }
 
 // serveProgress answers questions for the progress until stop is called.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"path/filepath"
 	"strconv"
 	"time"
 
@@ -157,12 +156,12 @@ func load(o Options) (*server.Engine, error) {
 	if o.Fault == FaultIgnoreMapAtDispatch {
 		m = m.Misplaced(experts.Slots)
 	}
-	tokens, err := tokenizer.Load(filepath.Join(o.ModelPath, "tokenizer.json"))
+	tokens, err := tokenizer.LoadCheckpoint(o.ModelPath)
 	if err != nil {
 		return nil, err
 	}
 	if tokens.VocabSize() > m.Vocab {
-		return nil, checkpoint.Invalidf("tokenizer.json has %d tokens, config.json's vocab_size is %d: they are of different models", tokens.VocabSize(), m.Vocab)
+		return nil, checkpoint.Invalidf("the tokenizer has %d tokens, config.json's vocab_size is %d: they are of different models", tokens.VocabSize(), m.Vocab)
 	}
 	ends, err := endTokens(ckpt)
 	if err != nil {

@@ -1,7 +1,9 @@
 package tokenizer
 
 import (
+	"maps"
 	"slices"
+	"sort"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -18,50 +20,27 @@ type addedToken struct {
 
 // addedTokens finds added tokens: the leftmost, and the longest of those that begin at the same place.
 type addedTokens struct {
+	// tokens are in the order of their bytes.
 	tokens []addedToken
-	// begins tells the first bytes; first is the only one, where there is but one.
+	// begins are the first bytes of tokens; first is the only one if only is set.
 	begins [256]bool
 	only   bool
 	first  byte
-	// nodes is a trie of the tokens' bytes, its root at 0.
-	nodes []trieNode
 }
 
-type trieNode struct {
-	// token is the index of the token that ends here, or -1.
-	token int
-	next  map[byte]int
-}
-
+// newAddedTokens enters tokens; of several with the same content, the last counts.
 func newAddedTokens(tokens []addedToken) *addedTokens {
-	t := &addedTokens{tokens: tokens, nodes: []trieNode{{token: -1}}}
-	for i, token := range tokens {
-		t.begins[token.content[0]] = true
-		t.insert(token.content, i)
+	last := make(map[string]addedToken, len(tokens))
+	for _, token := range tokens {
+		last[token.content] = token
 	}
-	t.only = len(t.nodes[0].next) == 1
-	for first := range t.nodes[0].next {
-		t.first = first
+	t := &addedTokens{tokens: slices.SortedFunc(maps.Values(last), func(a, b addedToken) int { return strings.Compare(a.content, b.content) })}
+	for _, token := range t.tokens {
+		t.first = token.content[0]
+		t.begins[t.first] = true
 	}
+	t.only = len(t.tokens) > 0 && t.tokens[0].content[0] == t.first
 	return t
-}
-
-// insert enters a token; of several with the same content, the last counts.
-func (t *addedTokens) insert(content string, token int) {
-	node := 0
-	for i := range len(content) {
-		next, ok := t.nodes[node].next[content[i]]
-		if !ok {
-			next = len(t.nodes)
-			t.nodes = append(t.nodes, trieNode{token: -1})
-			if t.nodes[node].next == nil {
-				t.nodes[node].next = map[byte]int{}
-			}
-			t.nodes[node].next[content[i]] = next
-		}
-		node = next
-	}
-	t.nodes[node].token = token
 }
 
 // next returns the first position from at on where a token may begin, or the length of the text.
@@ -79,21 +58,23 @@ func (t *addedTokens) next(text string, at int) int {
 }
 
 // longest returns the longest token that the text begins with, or nil.
-func (t *addedTokens) longest(text string) *addedToken {
-	best, node := -1, 0
-	for i := range len(text) {
-		next, ok := t.nodes[node].next[text[i]]
-		if !ok {
-			break
+func (t *addedTokens) longest(text string) (longest *addedToken) {
+	// The tokens from low to high begin with the bytes of the text before i. A token comes before those that it is a prefix of.
+	low, high := 0, len(t.tokens)
+	for i := 0; i < len(text) && low < high; i++ {
+		of := func(token addedToken) int {
+			if len(token.content) <= i {
+				return -1
+			}
+			return int(token.content[i])
 		}
-		if node = next; t.nodes[node].token >= 0 {
-			best = t.nodes[node].token
+		low += sort.Search(high-low, func(n int) bool { return of(t.tokens[low+n]) >= int(text[i]) })
+		high = low + sort.Search(high-low, func(n int) bool { return of(t.tokens[low+n]) > int(text[i]) })
+		if low < high && len(t.tokens[low].content) == i+1 {
+			longest = &t.tokens[low]
 		}
 	}
-	if best < 0 {
-		return nil
-	}
-	return &t.tokens[best]
+	return longest
 }
 
 // each calls between for the text between added tokens, if there is any, and token for each of them, in order.
@@ -104,7 +85,7 @@ func (t *addedTokens) each(text string, between func(part span), token func(id i
 		}
 		return
 	}
-	from := 0
+	from, spacesEnd := 0, 0 // spacesEnd is the end of the last run of white space behind a token: no run is read twice
 	for at := t.next(text, 0); at < len(text); at = t.next(text, at) {
 		found := t.longest(text[at:])
 		if found == nil {
@@ -117,10 +98,14 @@ func (t *addedTokens) each(text string, between func(part span), token func(id i
 			continue
 		}
 		if found.leftSpace {
-			taken.start = max(from, len(strings.TrimRightFunc(text[:taken.start], unicode.IsSpace)))
+			begin := min(from, taken.start)
+			taken.start = max(from, begin+len(strings.TrimRightFunc(text[begin:taken.start], unicode.IsSpace)))
 		}
 		if found.rightSpace {
-			taken.end = len(text) - len(strings.TrimLeftFunc(text[taken.end:], unicode.IsSpace))
+			if taken.end >= spacesEnd {
+				spacesEnd = len(text) - len(strings.TrimLeftFunc(text[taken.end:], unicode.IsSpace))
+			}
+			taken.end = spacesEnd
 		}
 		if taken.start > from {
 			between(span{from, taken.start})

@@ -132,7 +132,7 @@ func (b *bpe) mergeLarge(ids []int32, s *scratch) []int32 {
 			continue
 		}
 		right := &symbols[left.next]
-		// An earlier merge may have taken either side since the candidate was proposed. No two pairs have the same rank.
+		// An earlier merge may have taken either side since the candidate was proposed. Pairs of the same rank make the same token.
 		m := b.merges.get(left.token, right.token)
 		if m.rank != c.rank() {
 			continue

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"fmt"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -20,6 +21,23 @@ var byteAlphabet = func() map[rune]byte {
 		}
 	}
 	return alphabet
+}()
+
+// toByteAlphabet writes bytes as a vocabulary entry.
+func toByteAlphabet(raw []byte) string {
+	var written strings.Builder
+	for _, b := range raw {
+		written.WriteRune(byteCharacters[b])
+	}
+	return written.String()
+}
+
+// byteCharacters are the characters of byteAlphabet by the bytes that they stand for.
+var byteCharacters = func() (characters [256]rune) {
+	for written, b := range byteAlphabet {
+		characters[b] = written
+	}
+	return characters
 }()
 
 // fromByteAlphabet turns a vocabulary entry into the bytes that it stands for.

@@ -1,4 +1,5 @@
-// Package tokenizer reads Hugging Face tokenizer.json files and turns text into token ids and back.
+// Package tokenizer reads the tokenizers of Hugging Face checkpoints and turns text into token ids and back. It reads tokenizer.json, and
+// the tiktoken.model of Kimi-K2.
 //
 // Supported is BPE, of bytes or with fallback to bytes, with the normalizers, pre-tokenizers and added tokens that the
 // families of mixture-of-experts models use; every other construct is refused by name when the file is read, because a
@@ -15,6 +16,7 @@
 //     testdata.
 //   - Decode(Encode(s)) == s for every valid UTF-8 string s, and DecodeBytes(Encode(s)) == s for every string, where the file
 //     has no normalizer and adds no space; with one, it is what the normalizer makes of s.
-//   - Encoding n bytes takes O(n log n), whatever they are, but for a group that a file's expression repeats without bound.
+//   - Encoding n bytes takes O(n log n), and memory in proportion to n, whatever the bytes and the file are. Parse refuses a file with
+//     factors above the limits of maxSteps, maxGrowth, maxAddedToken and package pattern.
 //   - A Tokenizer is immutable apart from its cache of pieces and safe for concurrent use; a Stream is not.
 package tokenizer

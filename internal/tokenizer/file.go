@@ -4,22 +4,22 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/semmoe/operator/internal/regularfile"
 )
 
-// file mirrors tokenizer.json. Constructs that are looked at by their type stay raw.
+// file mirrors tokenizer.json. Constructs that are read by their type stay raw. The members truncation and padding are settings of a call
+// that a file can store: the library of the reference replaces them in each call, and engines call it with neither.
 type file struct {
 	AddedTokens   []fileAddedToken `json:"added_tokens"`
 	Normalizer    json.RawMessage  `json:"normalizer"`
 	PreTokenizer  json.RawMessage  `json:"pre_tokenizer"`
 	PostProcessor json.RawMessage  `json:"post_processor"`
 	Decoder       json.RawMessage  `json:"decoder"`
-	Truncation    json.RawMessage  `json:"truncation"`
-	Padding       json.RawMessage  `json:"padding"`
 	Model         fileModel        `json:"model"`
 }
 
@@ -44,20 +44,39 @@ type fileModel struct {
 	Merges                  fileMerges     `json:"merges"`
 }
 
-// maxTokenID bounds the ids of a vocabulary, whose table has an entry for each.
-const maxTokenID = 1 << 24
+// maxTokenID bounds the ids of a vocabulary, whose tables have an entry for each id. maxGap bounds, for small files, the ids without a
+// token: the rest may be as many as the tokens. Known vocabularies have some hundreds.
+const (
+	maxTokenID = 1 << 24
+	maxGap     = 1 << 16
+)
+
+// MaxBytes bounds a file of a tokenizer. The largest known ones have about 35 MB.
+const MaxBytes = 256 << 20
 
 // Load reads a tokenizer.json.
 func Load(path string) (*Tokenizer, error) {
-	text, err := os.ReadFile(path)
+	text, err := readFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("tokenizer: %w", err)
+		return nil, err
 	}
 	t, err := Parse(text)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return t, nil
+}
+
+// readFile reads a file of a checkpoint. It names what downloads leave in place of one.
+func readFile(path string) ([]byte, error) {
+	text, err := regularfile.Read(path, MaxBytes)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer: %w", err)
+	}
+	if placeholder := regularfile.Placeholder(text); placeholder != "" {
+		return nil, fmt.Errorf("tokenizer: %s %s", path, placeholder)
+	}
+	return text, nil
 }
 
 // Parse reads the content of a tokenizer.json. A construct that is not supported is an error that names it.
@@ -79,6 +98,14 @@ func Parse(text []byte) (*Tokenizer, error) {
 	if t.pre.byteLevel == f.Model.ByteFallback {
 		return nil, unsupported("model with byte_fallback %v, and ByteLevel in pre_tokenizer %v: exactly one is supported", f.Model.ByteFallback, t.pre.byteLevel)
 	}
+	if err := f.checkGaps(); err != nil {
+		return nil, err
+	}
+	if f.Model.Type == rankedModel {
+		if err := f.Model.rank(); err != nil {
+			return nil, err
+		}
+	}
 	if err := t.addVocabulary(&f.Model); err != nil {
 		return nil, err
 	}
@@ -95,21 +122,28 @@ func Parse(text []byte) (*Tokenizer, error) {
 	return t, nil
 }
 
+// checkGaps refuses ids far above the number of tokens: a small file would make large tables.
+func (f *file) checkGaps() error {
+	greatest := int32(0)
+	for _, id := range f.Model.Vocab {
+		greatest = max(greatest, id)
+	}
+	for _, token := range f.AddedTokens {
+		greatest = max(greatest, token.ID)
+	}
+	tokens := len(f.Model.Vocab) + len(f.AddedTokens)
+	if limit := min(2*tokens+maxGap, maxTokenID); int(greatest) > limit {
+		return fmt.Errorf("token id %d is invalid: allowed is 0 to %d for %d tokens", greatest, limit, tokens)
+	}
+	return nil
+}
+
 func (f *file) preTokenizer() (*preTokenizer, error) {
-	var errs []error
-	for name, raw := range map[string]json.RawMessage{"truncation": f.Truncation, "padding": f.Padding} {
-		if isSet(raw) {
-			errs = append(errs, unsupported("%s %.200s; only null is supported", name, raw))
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
-	}
 	var steps filePreTokenizer
 	if set, err := readJSON(f.PreTokenizer, "pre_tokenizer", &steps); err != nil || !set {
 		return &preTokenizer{}, err
 	}
-	return newPreTokenizer(steps.flat())
+	return newPreTokenizer(steps.flat(nil))
 }
 
 // checkPostProcessor accepts what only puts tokens around a text.
@@ -191,8 +225,6 @@ func (d *fileDecoder) takesFirstSpace() (takes bool, err error) {
 	return false, unsupported("decoder of type %q, or what it does; supported are ByteLevel, Metaspace and SentencePiece's sequence", d.Type)
 }
 
-func isSet(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
-
 func (m *fileModel) check() error {
 	var errs []error
 	refuse := func(bad bool, format string, args ...any) {
@@ -200,7 +232,7 @@ func (m *fileModel) check() error {
 			errs = append(errs, unsupported("model "+format, args...))
 		}
 	}
-	refuse(m.Type != "BPE", "of type %q; only BPE is supported", m.Type)
+	refuse(m.Type != "BPE" && m.Type != rankedModel, "of type %q; only BPE is supported", m.Type)
 	refuse(m.Dropout != nil && *m.Dropout != 0, "with dropout")
 	refuse(m.ContinuingSubwordPrefix != "", "with continuing_subword_prefix %q", m.ContinuingSubwordPrefix)
 	refuse(m.EndOfWordSuffix != "", "with end_of_word_suffix %q", m.EndOfWordSuffix)
@@ -282,11 +314,18 @@ func fallbackByte(written string) (byte, bool) {
 	return byte(b), err == nil
 }
 
+// maxAddedToken bounds the bytes of an added token, because the search for added tokens reads so many bytes from each place of a text.
+// The longest known one has 50.
+const maxAddedToken = 256
+
 func (t *Tokenizer) addAddedTokens(list []fileAddedToken) error {
 	var raw, later []addedToken
 	for _, token := range list {
 		if token.Content == "" {
 			return fmt.Errorf("added token %d is empty", token.ID)
+		}
+		if len(token.Content) > maxAddedToken {
+			return fmt.Errorf("added token %d (%.40q...) has %d bytes; allowed are up to %d", token.ID, token.Content, len(token.Content), maxAddedToken)
 		}
 		if err := t.setPiece(token.ID, token.Content); err != nil {
 			return err
@@ -345,12 +384,16 @@ func (b *bpe) setBytes(m *fileModel) error {
 }
 
 func (b *bpe) setMerges(m *fileModel) error {
-	for rank, parts := range m.Merges {
+	for at, parts := range m.Merges {
+		rank := at
 		left, okLeft := m.Vocab[parts[0]]
 		right, okRight := m.Vocab[parts[1]]
 		joined, okJoined := m.Vocab[parts[0]+parts[1]]
 		if !okLeft || !okRight || !okJoined {
 			return fmt.Errorf("merge %d (%q, %q): both parts and their concatenation must be in the vocabulary", rank, parts[0], parts[1])
+		}
+		if m.Type == rankedModel {
+			rank = int(joined)
 		}
 		// A repeated merge keeps its last rank, as in the reference implementation.
 		b.merges.put(left, right, merge{rank: int32(rank), token: joined})
@@ -380,7 +423,10 @@ func (b *bpe) setWords(m *fileModel, pieces []string) {
 				continue
 			}
 		}
-		if made = b.merge(made[:0], piece, &s); m.IgnoreMerges || len(made) == 1 && made[0] == id {
+		if !m.IgnoreMerges {
+			made = b.merge(made[:0], piece, &s)
+		}
+		if m.IgnoreMerges || len(made) == 1 && made[0] == id {
 			b.words.put(id)
 		}
 	}

@@ -22,58 +22,98 @@ type fileNormalizer struct {
 	Content     string           `json:"content"`
 }
 
-// newNormalizers lists the steps of a file's normalizer.
+// The limits of a pipeline bound the time and the memory that a text takes, whatever a tokenizer.json asks for. Known families have at
+// most 5 steps, and normalizers that write at most 12 bytes for each byte.
+const (
+	maxSteps  = 64
+	maxGrowth = 128
+)
+
+// normalizers are the steps of a file's normalizer.
+type normalizers struct {
+	steps []normalizer
+	// growth bounds the bytes that the steps write for each byte of a text.
+	growth int
+}
+
+// newNormalizers lists the steps of a file's normalizer. It refuses steps that together make a text more than maxGrowth times as long.
 func newNormalizers(raw json.RawMessage) ([]normalizer, error) {
 	var f fileNormalizer
 	if set, err := readJSON(raw, "normalizer", &f); err != nil || !set {
 		return nil, err
 	}
-	return f.steps()
+	n := normalizers{growth: 1}
+	err := n.add(&f)
+	return n.steps, err
 }
 
-func (f *fileNormalizer) steps() ([]normalizer, error) {
-	switch f.Type {
-	case "Sequence":
-		var steps []normalizer
-		for _, one := range f.Normalizers {
-			more, err := one.steps()
-			if err != nil {
-				return nil, err
+func (n *normalizers) add(f *fileNormalizer) error {
+	if f.Type == "Sequence" {
+		for i := range f.Normalizers {
+			if err := n.add(&f.Normalizers[i]); err != nil {
+				return err
 			}
-			steps = append(steps, more...)
 		}
-		return steps, nil
-	case "NFC":
-		return []normalizer{nfc}, nil
-	case "NFD":
-		return []normalizer{norm.NFD.String}, nil
-	case "NFKC":
-		return []normalizer{norm.NFKC.String}, nil
-	case "NFKD":
-		return []normalizer{norm.NFKD.String}, nil
-	case "Lowercase":
-		return []normalizer{lowercase}, nil
-	case "Prepend":
-		return []normalizer{func(text string) string { return f.Prepend + text }}, nil
-	case "Replace":
-		return f.replace()
+		return nil
 	}
-	return nil, unsupported("normalizer of type %q; supported are Sequence, NFC, NFD, NFKC, NFKD, Lowercase, Prepend and Replace", f.Type)
+	step, growth, err := f.step(n.growth)
+	switch {
+	case err != nil:
+		return err
+	case len(n.steps) == maxSteps:
+		return unsupported("normalizer with more than %d steps", maxSteps)
+	case growth > maxGrowth:
+		return unsupported("normalizer: its steps up to %s write up to %d bytes for a byte of text; allowed are up to %d", f.Type, growth, maxGrowth)
+	}
+	n.steps, n.growth = append(n.steps, step), growth
+	return nil
 }
 
-func (f *fileNormalizer) replace() ([]normalizer, error) {
+// The growth of Unicode's normal forms in UTF-8 (Unicode Standard Annex #15, section 9.2), and that of lower case: an invalid byte becomes
+// U+FFFD.
+const (
+	canonicalGrowth     = 3
+	compatibilityGrowth = 11
+	lowercaseGrowth     = 3
+)
+
+// step returns the normalizer of one step, and the growth of a text behind it; before is the growth behind the steps before it.
+func (f *fileNormalizer) step(before int) (step normalizer, growth int, err error) {
+	switch f.Type {
+	case "NFC":
+		return nfc, before * canonicalGrowth, nil
+	case "NFD":
+		return norm.NFD.String, before * canonicalGrowth, nil
+	case "NFKC":
+		return norm.NFKC.String, before * compatibilityGrowth, nil
+	case "NFKD":
+		return norm.NFKD.String, before * compatibilityGrowth, nil
+	case "Lowercase":
+		return lowercase, before * lowercaseGrowth, nil
+	case "Prepend":
+		// A text between two added tokens can have one byte.
+		return func(text string) string { return f.Prepend + text }, before + len(f.Prepend), nil
+	case "Replace":
+		return f.replace(before)
+	}
+	return nil, 0, unsupported("normalizer of type %q; supported are Sequence, NFC, NFD, NFKC, NFKD, Lowercase, Prepend and Replace", f.Type)
+}
+
+func (f *fileNormalizer) replace(before int) (step normalizer, growth int, err error) {
 	if f.Pattern != nil && f.Pattern.String != nil && *f.Pattern.String != "" {
-		return []normalizer{func(text string) string { return strings.ReplaceAll(text, *f.Pattern.String, f.Content) }}, nil
+		found := len(*f.Pattern.String)
+		growth := before * ((max(found, len(f.Content)) + found - 1) / found)
+		return func(text string) string { return strings.ReplaceAll(text, *f.Pattern.String, f.Content) }, growth, nil
 	}
 	if f.Pattern == nil || f.Pattern.Regex == nil {
-		return nil, unsupported("normalizer Replace without a pattern")
+		return nil, 0, unsupported("normalizer Replace without a pattern")
 	}
 	compiled, err := pattern.Compile(*f.Pattern.Regex)
 	if err != nil {
-		return nil, unsupported("normalizer Replace: %w", err)
+		return nil, 0, unsupported("normalizer Replace: %w", err)
 	}
 	find := findPattern(compiled)
-	return []normalizer{func(text string) string {
+	return func(text string) string {
 		var written strings.Builder
 		for _, m := range find(nil, text, []span{{0, len(text)}}) {
 			if m.found {
@@ -83,7 +123,7 @@ func (f *fileNormalizer) replace() ([]normalizer, error) {
 			}
 		}
 		return written.String()
-	}}, nil
+	}, before * max(1, len(f.Content)), nil // a match has at least one byte
 }
 
 // nfc is Unicode's composed form. All text of characters below U+0300, the first combining one, is in it.

@@ -53,20 +53,24 @@ type filePattern struct {
 	Regex  *string `json:"Regex"`
 }
 
-// flat lists the steps of nested sequences.
-func (f *filePreTokenizer) flat() []filePreTokenizer {
+// flat appends the steps of nested sequences, and stops behind maxSteps.
+func (f *filePreTokenizer) flat(list []filePreTokenizer) []filePreTokenizer {
 	if f.Type != "Sequence" {
-		return []filePreTokenizer{*f}
+		return append(list, *f)
 	}
-	var list []filePreTokenizer
-	for _, one := range f.PreTokenizers {
-		list = append(list, one.flat()...)
+	for i := range f.PreTokenizers {
+		if list = f.PreTokenizers[i].flat(list); len(list) > maxSteps {
+			break
+		}
 	}
 	return list
 }
 
 // newPreTokenizer prepares the steps of a file.
 func newPreTokenizer(steps []filePreTokenizer) (*preTokenizer, error) {
+	if len(steps) > maxSteps {
+		return nil, unsupported("pre_tokenizer with more than %d steps", maxSteps)
+	}
 	p := &preTokenizer{}
 	for i := 0; i < len(steps); i++ {
 		if p.byteLevel || p.spaces != nil {
@@ -364,9 +368,11 @@ func cutBeforeSpaces(pieces []span, text string, parts []span) []span {
 	return pieces
 }
 
-// unsupported is the error for a construct that is not understood.
+// ErrUnsupported matches the errors of files that are valid and use what this package does not read.
+var ErrUnsupported = errors.New("unsupported tokenizer")
+
 func unsupported(format string, args ...any) error {
-	return fmt.Errorf("unsupported tokenizer: "+format, args...)
+	return fmt.Errorf("%w: %w", ErrUnsupported, fmt.Errorf(format, args...))
 }
 
 // readJSON decodes a part of the file where it is set, and leaves into alone where it is null or absent.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -200,13 +201,33 @@ func TestParseRefuses(t *testing.T) {
 	steps := func(steps ...map[string]any) func(map[string]any) {
 		return set("pre_tokenizer", map[string]any{"type": "Sequence", "pretokenizers": steps})
 	}
+	replace := func(found, content string) map[string]any {
+		return map[string]any{"type": "Replace", "pattern": map[string]any{"String": found}, "content": content}
+	}
+	sequence := func(step map[string]any, times int) map[string]any {
+		return map[string]any{"type": "Sequence", "normalizers": slices.Repeat([]map[string]any{step}, times)}
+	}
+	nested := func(step map[string]any, times int) (made map[string]any) {
+		for range times {
+			made = map[string]any{"type": "Sequence", "pretokenizers": []map[string]any{step, step, {"type": "Sequence", "pretokenizers": []any{made}}}}
+		}
+		return made
+	}
 	for name, test := range map[string]struct {
 		change func(map[string]any)
 		want   string
 	}{
 		"normalizer":      {set("normalizer", typed("StripAccents")), `normalizer of type "StripAccents"`},
 		"replace nothing": {set("normalizer", typed("Replace")), "Replace without a pattern"},
-		"truncation":      {set("truncation", map[string]any{"max_length": 5}), "truncation"},
+		"growth":          {set("normalizer", sequence(replace("a", "aa"), 8)), "write up to 256 bytes for a byte of text; allowed are up to 128"},
+		"long content":    {set("normalizer", replace("a", strings.Repeat("b", 200))), "write up to 200 bytes"},
+		"long prefix":     {set("normalizer", map[string]any{"type": "Prepend", "prepend": strings.Repeat("b", 200)}), "write up to 201 bytes"},
+		"normal forms":    {set("normalizer", sequence(typed("NFKD"), 2*maxSteps)), "write up to 1331 bytes"},
+		"normalizers":     {set("normalizer", sequence(replace("a", "b"), maxSteps+1)), "normalizer with more than 64 steps"},
+		"pre-tokenizers":  {set("pre_tokenizer", nested(typed("Digits"), maxSteps+1)), "pre_tokenizer with more than 64 steps"},
+		"sparse ids":      {model("vocab", map[string]int{"a": 1 << 23}), "token id 8388608 is invalid: allowed is 0 to 65544 for 4 tokens"},
+		"long added":      {added(map[string]any{"id": 1, "content": strings.Repeat("b", 257)}), "has 257 bytes; allowed are up to 256"},
+		"long expression": {steps(split(strings.Repeat("b", 5000), "Isolated"), typed("ByteLevel")), "has 5000 bytes; allowed are up to 4096"},
 		"no splitting":    {set("pre_tokenizer", nil), "exactly one is supported"},
 		"pre-tokenizer":   {set("pre_tokenizer", typed("Whitespace")), `pre_tokenizer of type "Whitespace"`},
 		"in a sequence":   {steps(typed("ByteLevel"), typed("UnicodeScripts")), `pre_tokenizer of type "UnicodeScripts" behind ByteLevel`},
@@ -251,6 +272,25 @@ func TestParseRefuses(t *testing.T) {
 				t.Fatalf("got %v, want %q", err, test.want)
 			}
 		})
+	}
+}
+
+// Text in which each place could read the rest again takes no time that grows with the square: that would be minutes.
+func TestAddedTokensInLongRuns(t *testing.T) {
+	const length = 1 << 19
+	tok, err := small(t, []string{}, func(file map[string]any) {
+		file["added_tokens"] = []map[string]any{
+			{"id": 300, "content": " ", "lstrip": true, "rstrip": true}, {"id": 301, "content": strings.Repeat("a", 255) + "b"}, {"id": 302, "content": "ac"},
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := tok.Encode(strings.Repeat(" ", length)); len(got) != length || got[0] != 300 || got[length-1] != 300 {
+		t.Errorf("%d tokens", len(got))
+	}
+	if got := tok.Encode(strings.Repeat("a", length) + "b"); len(got) != length-254 || got[len(got)-1] != 301 {
+		t.Errorf("%d tokens, the last one %d", len(got), got[len(got)-1])
 	}
 }
 

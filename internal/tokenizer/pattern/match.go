@@ -7,9 +7,20 @@ type Matcher struct {
 	pattern *Pattern
 	text    string
 	loops   []loopState
-	// failed are the places where choices, but for the outermost, do not lead to a match.
-	failed map[place]struct{}
+	// failed has a set of places for each choice and each bounded loop: those from which the node leads to no match. A set is nil as long
+	// as it is empty.
+	failed []bits
+	// depth is the number of choices in whose alternatives the matcher is.
+	depth int
 }
+
+// bits is a set of places in a text.
+type bits []uint64
+
+func (b bits) has(at int) bool { return b != nil && b[at/64]>>(at%64)&1 != 0 }
+
+// maxDepth bounds the choices within each other, and thereby the stack: a group is repeated at most so often in one match.
+const maxDepth = 50_000
 
 // loopState is what is known of an unbounded loop over one set. Whether what follows a loop matches depends on the place
 // alone, so nothing is tried twice: without that, a long run of one character would take a time that grows with its
@@ -21,18 +32,9 @@ type loopState struct {
 	failedFrom, failedEnd int
 }
 
-// keptPlaces bounds the map of failed places that the next text uses again: to clear a large one takes longer than most
-// texts.
-const keptPlaces = 1 << 10
-
-type place struct {
-	node *node
-	at   int
-}
-
 // Matcher returns a matcher, to be used by one goroutine at a time.
 func (p *Pattern) Matcher() *Matcher {
-	return &Matcher{pattern: p, loops: make([]loopState, p.loops), failed: map[place]struct{}{}}
+	return &Matcher{pattern: p, loops: make([]loopState, p.loops), failed: make([]bits, p.memos)}
 }
 
 // Reset begins a new text.
@@ -41,10 +43,16 @@ func (m *Matcher) Reset(text string) {
 	for i := range m.loops {
 		m.loops[i] = loopState{-1, -1, -1, -1}
 	}
-	if len(m.failed) > keptPlaces {
-		m.failed = map[place]struct{}{}
-	}
 	clear(m.failed)
+}
+
+// fail remembers that a node leads to no match from a place.
+func (m *Matcher) fail(n *node, at int) int {
+	if m.failed[n.memo] == nil {
+		m.failed[n.memo] = make(bits, len(m.text)/64+1)
+	}
+	m.failed[n.memo][at/64] |= 1 << (at % 64)
+	return -1
 }
 
 // Find returns the first match that begins at a place or behind it.
@@ -117,23 +125,24 @@ func (m *Matcher) holds(a anchor, at int) bool {
 
 // choose matches the first alternative that leads to a match.
 func (m *Matcher) choose(n *node, at int) int {
-	here := place{n, at}
-	if _, known := m.failed[here]; known {
+	if m.depth >= maxDepth || m.failed[n.memo].has(at) {
 		return -1
 	}
+	m.depth++
+	defer func() { m.depth-- }()
 	for _, one := range n.choice {
 		if end := m.match(one, at); end >= 0 {
 			return end
 		}
 	}
-	if n != m.pattern.start {
-		m.failed[here] = struct{}{}
-	}
-	return -1
+	return m.fail(n, at)
 }
 
 // bounded matches a loop over a set that has a greatest number of rounds.
 func (m *Matcher) bounded(n *node, at int) int {
+	if m.failed[n.memo].has(at) {
+		return -1
+	}
 	end, rounds := at, 0
 	for rounds < n.max {
 		c, size := m.character(end)
@@ -152,7 +161,7 @@ func (m *Matcher) bounded(n *node, at int) int {
 		}
 		end -= m.sizeBefore(end)
 	}
-	return -1
+	return m.fail(n, at)
 }
 
 // unbounded matches a loop over a set that has no greatest number of rounds.

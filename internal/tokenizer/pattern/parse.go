@@ -39,10 +39,10 @@ const (
 	textEnd
 )
 
-// maxRepeat bounds the numbers of a quantifier, which are written out, maxDepth how deep groups and classes nest.
+// maxRepeat bounds the numbers of a quantifier, which are written out, maxNested how deep groups and classes nest.
 const (
-	maxRepeat = 1000
-	maxDepth  = 100
+	maxRepeat = 100
+	maxNested = 100
 )
 
 type parser struct {
@@ -73,8 +73,8 @@ func (p *parser) next() rune {
 }
 
 func (p *parser) nest() error {
-	if p.depth++; p.depth > maxDepth {
-		return p.fail("nested deeper than %d", maxDepth)
+	if p.depth++; p.depth > maxNested {
+		return p.fail("nested deeper than %d", maxNested)
 	}
 	return nil
 }

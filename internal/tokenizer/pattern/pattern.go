@@ -9,8 +9,8 @@ import (
 // Pattern is a compiled expression.
 type Pattern struct {
 	start *node
-	// loops is the number of unbounded loops over one set.
-	loops int
+	// loops is the number of unbounded loops over one set, memos the number of nodes whose failures a matcher remembers.
+	loops, memos int
 	// begins tells which bytes a match can begin with; a match is never empty.
 	begins [256]bool
 }
@@ -24,6 +24,7 @@ type node struct {
 	min, max   int
 	possessive bool
 	loop       int // of an unbounded opLoop: its number
+	memo       int // of an opChoice and a bounded opLoop: its number
 	choice     []*node
 	anchor     anchor
 	sub        *node // of opLook
@@ -41,12 +42,20 @@ const (
 	opLook
 )
 
-// maxNodes bounds what quantifiers of groups may blow an expression up to.
-const maxNodes = 20000
+// The limits of an expression bound the time and the memory of a match: both grow with the length of the text times the number of
+// steps. The longest expression of a known family has about 1,000 bytes and 60 steps.
+const (
+	maxExpression = 4096 // bytes
+	maxNodes      = 4000 // steps, with quantifiers of groups written out
+	maxMemos      = 512  // steps whose failures are remembered
+)
 
 // Compile prepares an expression. An error names what is wrong with it, or not supported. An expression that matches the
 // empty text is refused: it cuts nothing.
 func Compile(expression string) (*Pattern, error) {
+	if len(expression) > maxExpression {
+		return nil, fmt.Errorf("expression %.40q... has %d bytes; allowed are up to %d", expression, len(expression), maxExpression)
+	}
 	p := &parser{text: expression}
 	if !utf8.ValidString(expression) {
 		return nil, p.fail("not valid UTF-8")
@@ -66,7 +75,7 @@ func Compile(expression string) (*Pattern, error) {
 	if err != nil {
 		return nil, fmt.Errorf("expression %q: %w", expression, err)
 	}
-	compiled := &Pattern{start: start, loops: c.loops}
+	compiled := &Pattern{start: start, loops: c.loops, memos: c.memos}
 	start.begins(&compiled.begins, map[*node]bool{})
 	return compiled, nil
 }
@@ -87,18 +96,25 @@ func (s *syntax) nullable() bool {
 }
 
 type compiler struct {
-	nodes, loops int
+	steps, loops, memos int
+	lookahead           bool
 }
 
 func (c *compiler) node(n node) (*node, error) {
-	if c.nodes++; c.nodes > maxNodes {
-		return nil, fmt.Errorf("it needs more than %d steps", maxNodes)
+	if n.op == opChoice || n.op == opLoop && n.max >= 0 {
+		n.memo = c.memos
+		if c.memos++; c.memos > maxMemos {
+			return nil, fmt.Errorf("it needs more than %d choices", maxMemos)
+		}
 	}
 	return &n, nil
 }
 
-// compile returns the node that matches s and goes on with next.
+// compile returns the node that matches s and goes on with next. It counts calls, not nodes: the repetition of an empty group has no node.
 func (c *compiler) compile(s *syntax, next *node) (*node, error) {
+	if c.steps++; c.steps > maxNodes {
+		return nil, fmt.Errorf("it needs more than %d steps", maxNodes)
+	}
 	switch {
 	case s.set != nil:
 		return c.node(node{op: opSet, set: s.set, next: next})
@@ -116,8 +132,10 @@ func (c *compiler) compile(s *syntax, next *node) (*node, error) {
 	case s.anchor != 0:
 		return c.node(node{op: opAnchor, anchor: s.anchor, next: next})
 	case s.lookahead != nil:
+		outer := c.lookahead
+		c.lookahead = true
 		sub, err := c.compile(s.lookahead.of, &node{op: opMatch})
-		if err != nil {
+		if c.lookahead = outer; err != nil {
 			return nil, err
 		}
 		return c.node(node{op: opLook, sub: sub, negated: s.lookahead.negated, next: next})
@@ -132,6 +150,10 @@ func (c *compiler) compile(s *syntax, next *node) (*node, error) {
 }
 
 func (c *compiler) repeat(r *repetition, next *node) (*node, error) {
+	if c.lookahead && r.max < 0 {
+		// Its successes are not remembered, so that it could read the rest of the text from every place.
+		return nil, fmt.Errorf("repetition without bound in a look-ahead is not supported")
+	}
 	if r.of.set != nil {
 		loop := node{op: opLoop, set: r.of.set, min: r.min, max: r.max, possessive: r.possessive, next: next}
 		if r.max < 0 {

@@ -2,6 +2,7 @@ package pattern
 
 import (
 	"slices"
+	"sync"
 	"unicode"
 )
 
@@ -102,14 +103,26 @@ func union(sets ...*set) *set {
 
 func intersection(a, b *set) *set { return union(a.not(), b.not()).not() }
 
+// foldable are the characters that have another case, about 2,800.
+var foldable = sync.OnceValue(func() []rune {
+	var list []rune
+	for c := range rune(unicode.MaxRune + 1) {
+		if unicode.SimpleFold(c) != c {
+			list = append(list, c)
+		}
+	}
+	return list
+})
+
 // folded adds what the members are in the other case.
 func (s *set) folded() *set {
 	ranges := slices.Clone(s.ranges)
-	for _, r := range s.ranges {
-		for c := r.low; c <= r.high; c++ {
-			for other := unicode.SimpleFold(c); other != c; other = unicode.SimpleFold(other) {
-				ranges = append(ranges, interval{other, other})
-			}
+	for _, c := range foldable() {
+		if !s.search(c) {
+			continue
+		}
+		for other := unicode.SimpleFold(c); other != c; other = unicode.SimpleFold(other) {
+			ranges = append(ranges, interval{other, other})
 		}
 	}
 	return newSet(ranges)

@@ -4,18 +4,22 @@
 Usage: make_goldens.py CORPUS OUT [RANDOM]
 
 CORPUS is a directory of text files (test/corpus of this repository), OUT the directory to write to. It needs the Python
-package tokenizers; the files beside this script were made with version 0.23.2. Written are cases.json.gz (the texts),
+packages tokenizers, transformers and tiktoken; the files in this directory were made with tokenizers 0.23.2, and those of
+call-settings and kimi with tokenizers 0.23.3, transformers 5.24.0 and tiktoken 0.14.0. Written are cases.json.gz (the texts),
 FAMILY.json.gz (the tokenizer.json, and the token ids of each text without special tokens of the post-processor), and
 patterns.json.gz (how Split cuts the texts by expressions that no family has). With RANDOM, a number, that many random
 texts and their ids are written to random.json.gz as well.
 """
+import base64
 import gzip
 import json
 import pathlib
 import random
 import sys
 
+import tiktoken
 import tokenizers
+import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -183,6 +187,54 @@ def ids(tokenizer, texts):
     return [e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
+KIMI = "|".join([
+    r"[\p{Han}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+" + CONTRACTIONS + "?",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*" + CONTRACTIONS + "?",
+    r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
+
+
+def kimi(corpus, texts):
+    """A checkpoint's tiktoken.model and tokenizer_config.json in the form of Kimi-K2's, and what tiktoken makes of the texts."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = byte_level(isolated(KIMI))
+    trained.train_from_iterator(corpus, trainers.BpeTrainer(
+        vocab_size=1200, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    model = json.loads(trained.to_str())["model"]
+    from_byte = bytes_alphabet()
+    order = sorted(model["vocab"], key=model["vocab"].get)
+    ranks = {bytes(from_byte[c] for c in token): i for i, token in enumerate(order)}
+    for more in (b"aa", b"aaa", b" wonderful", "网络".encode()):  # some are out of reach of merges, aaa can be made in two ways
+        ranks.setdefault(more, len(ranks))
+    base = len(ranks)
+    added = {base: "[BOS]", base + 1: "[EOS]", base + 2: "<|im_end|>", base + 3: "<|im_user|>", base + 4: "<think>", base + 255: "[PAD]"}
+    special = {added.get(i, f"<|reserved_token_{i}|>"): i for i in range(base, base + 258)}
+    encoding = tiktoken.Encoding(name="kimi", pat_str=KIMI, mergeable_ranks=ranks, special_tokens=special)
+    texts = texts + ["[BOS]hi<|im_end|>", f"<|im_user|>x<|reserved_token_{base + 9}|>y", "aa aaaa aaaaa aaaaaaa " + "a" * 150, "HTTP说话Http的", " wonderful 网络"]
+    return {
+        "model": "".join(f"{base64.b64encode(t).decode()} {i}\n" for t, i in ranks.items()),
+        "config": {"tokenizer_class": "TikTokenTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]},
+                   "added_tokens_decoder": {str(i): {"content": c, "special": c != "<think>", "lstrip": False} for i, c in added.items()}},
+        "texts": texts, "ids": [encoding.encode(t, allowed_special="all") for t in texts]}
+
+
+def bytes_alphabet():
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xa1, 0xad), *range(0xae, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(others)}
+
+
+def call_settings(content, texts):
+    """A tokenizer.json with truncation and padding, and what engines get from it by way of transformers."""
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=16)
+    stored = json.loads(tokenizer.to_str())
+    assert stored["truncation"] and stored["padding"] and len(tokenizer.encode(texts[-1], add_special_tokens=False).ids) == 16
+    engine = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(stored)))
+    return {"tokenizer": stored, "ids": [engine(t, add_special_tokens=False)["input_ids"] for t in texts]}
+
+
 def cuts(texts):
     """How Split cuts texts: for each expression and behaviour, the pieces of each text, or the error."""
     made = []
@@ -219,6 +271,9 @@ def main():
         write(out, name + ".json.gz", {"tokenizer": content, "ids": ids(tokenizer, texts)})
         if more:
             more[name] = ids(tokenizer, more["texts"])
+        if name == "qwen3":
+            write(out, "call-settings.json.gz", call_settings(content, texts))
+    write(out, "kimi.json.gz", kimi(corpus, texts))
     if more:
         write(out, "random.json.gz", more)
 

@@ -39,8 +39,8 @@ type Checkpoint struct {
 	Config *Config
 	// ConfigText is config.json as stored.
 	ConfigText []byte
-	// HasIndex is false for a checkpoint of a single file without an index.
-	HasIndex bool
+	// IndexName is the name of the index in Dir; empty for a checkpoint without one.
+	IndexName string
 	// Shards are the open safetensors files in name order.
 	Shards []*File
 	// shardOf maps each tensor to its file.
@@ -66,11 +66,15 @@ func Open(dir string) (*Checkpoint, error) {
 	if err != nil {
 		return nil, Invalidf("%s: %v", filepath.Join(dir, configFile), err)
 	}
-	indexText, weightMap, err := readIndex(dir)
+	indexName, err := findIndex(dir)
 	if err != nil {
 		return nil, err
 	}
-	c := &Checkpoint{Dir: dir, Config: config, ConfigText: configText, HasIndex: indexText != nil, shardOf: map[string]*File{}}
+	indexText, weightMap, err := readIndex(dir, indexName)
+	if err != nil {
+		return nil, err
+	}
+	c := &Checkpoint{Dir: dir, Config: config, ConfigText: configText, IndexName: indexName, shardOf: map[string]*File{}}
 	if err := c.openShards(weightMap); err != nil {
 		c.Close()
 		return nil, err
@@ -114,7 +118,7 @@ func (c *Checkpoint) Shard(tensor string) (*File, bool) {
 
 // ReadIndex reads the text of the index. It is not kept: that of a large model has tens of megabytes.
 func (c *Checkpoint) ReadIndex() ([]byte, error) {
-	return readSmallFile("index", filepath.Join(c.Dir, indexFile))
+	return readSmallFile("index", filepath.Join(c.Dir, c.IndexName))
 }
 
 // Digest identifies the model: sha256, in hex, over config.json, the index and each shard's name, size and header.
@@ -130,12 +134,12 @@ func (c *Checkpoint) Bytes() int64 {
 	return total
 }
 
-// readIndex reads the index; text and map are empty for a checkpoint of a single file without one.
-func readIndex(dir string) (text []byte, weightMap map[string]string, err error) {
-	path := filepath.Join(dir, indexFile)
-	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+// readIndex reads the index of the given name; text and map are empty where the name is.
+func readIndex(dir, name string) (text []byte, weightMap map[string]string, err error) {
+	if name == "" {
 		return nil, nil, nil
 	}
+	path := filepath.Join(dir, name)
 	if text, err = readSmallFile("index", path); err != nil {
 		return nil, nil, err
 	}
@@ -157,17 +161,20 @@ func readIndex(dir string) (text []byte, weightMap map[string]string, err error)
 	return text, index.WeightMap, nil
 }
 
-// openShards opens the files that the index names, or the single shard where there is no index, and compares both.
+// openShards opens the files that the index names, or those that hold the weights where there is no index, and compares both.
 func (c *Checkpoint) openShards(weightMap map[string]string) error {
 	files := map[string]bool{}
 	for _, file := range weightMap {
 		files[file] = true
 	}
 	if len(files) == 0 {
-		if _, err := os.Stat(filepath.Join(c.Dir, singleShardFile)); errors.Is(err, fs.ErrNotExist) {
-			return Invalidf("%s has neither %s nor %s: it is not a safetensors checkpoint, or incomplete", c.Dir, indexFile, singleShardFile)
+		names, err := unindexedShards(c.Dir)
+		if err != nil {
+			return err
 		}
-		files[singleShardFile] = true
+		for _, name := range names {
+			files[name] = true
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		shard, err := OpenFile(filepath.Join(c.Dir, name))
@@ -177,17 +184,17 @@ func (c *Checkpoint) openShards(weightMap map[string]string) error {
 		c.Shards = append(c.Shards, shard)
 		for tensor := range shard.Tensors {
 			if other, twice := c.shardOf[tensor]; twice {
-				return Invalidf("tensor %q lies in both %s and %s", tensor, other.Path, shard.Path)
+				return Invalidf("tensor %q is in both %s and %s: keep the files of one checkpoint only, or add its index", tensor, other.Path, shard.Path)
 			}
 			if weightMap != nil && weightMap[tensor] != name {
-				return Invalidf("%s holds tensor %q, which %s does not place there: index and shards are of different checkpoints", shard.Path, tensor, indexFile)
+				return Invalidf("%s holds tensor %q, which %s does not place there: index and shards are of different checkpoints", shard.Path, tensor, c.IndexName)
 			}
 			c.shardOf[tensor] = shard
 		}
 	}
 	for tensor, file := range weightMap {
 		if _, ok := c.shardOf[tensor]; !ok {
-			return Invalidf("%s does not hold tensor %q, which %s places there: index and shards are of different checkpoints", filepath.Join(c.Dir, file), tensor, indexFile)
+			return Invalidf("%s does not hold tensor %q, which %s places there: index and shards are of different checkpoints", filepath.Join(c.Dir, file), tensor, c.IndexName)
 		}
 	}
 	return nil
@@ -226,6 +233,9 @@ func readSmallFile(what, path string) ([]byte, error) {
 	}
 	if len(text) == 0 {
 		return nil, Invalidf("%s %s is empty", what, path)
+	}
+	if err := checkPlaceholder(text); err != nil {
+		return nil, Invalidf("%s %s %v", what, path, err)
 	}
 	return text, nil
 }

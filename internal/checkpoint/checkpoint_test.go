@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -39,26 +40,82 @@ func writeSmall(t *testing.T, changes map[string][]byte) string {
 	return dir
 }
 
+const pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 4976698672\n"
+
+// TestOtherFileNames has weights in files that transformers would name otherwise. What they hold is unambiguous.
+func TestOtherFileNames(t *testing.T) {
+	index := func(a, b string) []byte { return []byte(`{"weight_map":{"a":"` + a + `","b":"` + b + `"}}`) }
+	for name, test := range map[string]struct {
+		changes map[string][]byte
+		index   string
+	}{
+		"index of msModelSlim": {map[string][]byte{
+			"one.safetensors": nil, "two.safetensors": nil, indexFile: nil,
+			"quant_model_weights-00001-of-00002.safetensors": oneTensor("a", 1), "quant_model_weights-00002-of-00002.safetensors": oneTensor("b", 2),
+			"quant_model_weights.safetensors.index.json": index("quant_model_weights-00001-of-00002.safetensors", "quant_model_weights-00002-of-00002.safetensors"),
+		}, "quant_model_weights.safetensors.index.json"},
+		"two files":         {map[string][]byte{indexFile: nil}, ""},
+		"numbered files":    {map[string][]byte{indexFile: nil, "m-1-of-2.safetensors": oneTensor("c", 1), "m-2-of-2.safetensors": oneTensor("d", 1)}, ""},
+		"one file":          {map[string][]byte{indexFile: nil, "one.safetensors": nil}, ""},
+		"next to originals": {map[string][]byte{indexFile: nil, "consolidated.safetensors": oneTensor("a", 1), "adapter_model.safetensors": oneTensor("b", 1)}, ""},
+		"usual names first": {map[string][]byte{"x.safetensors.index.json": []byte("{}"), "consolidated.safetensors.index.json": []byte("{}")}, indexFile},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := Open(writeSmall(t, test.changes))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if _, found := c.Tensor("b"); !found || c.IndexName != test.index {
+				t.Errorf("tensor b is found: %t, index %q", found, c.IndexName)
+			}
+		})
+	}
+}
+
+// TestOpenSpecialFiles has a FIFO in place of each file that Open reads: opening one would block.
+func TestOpenSpecialFiles(t *testing.T) {
+	for _, name := range []string{configFile, indexFile, "two.safetensors"} {
+		dir := writeSmall(t, map[string][]byte{name: nil})
+		if err := syscall.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(dir); !IsInvalid(err) || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "not a regular file") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestOpenRefuses(t *testing.T) {
 	for name, test := range map[string]struct {
 		changes map[string][]byte
 		want    []string
 	}{
-		"no config":          {map[string][]byte{configFile: nil}, []string{configFile, "does not exist"}},
-		"empty config":       {map[string][]byte{configFile: {}}, []string{configFile, "is empty"}},
-		"unknown family":     {map[string][]byte{configFile: []byte(`{"model_type":"bert"}`)}, []string{configFile, `"bert"`, "mixtral"}},
-		"no weights":         {map[string][]byte{indexFile: nil}, []string{"neither model.safetensors.index.json nor model.safetensors"}},
-		"broken index":       {map[string][]byte{indexFile: []byte(`{`)}, []string{indexFile, "not a valid index"}},
-		"empty index":        {map[string][]byte{indexFile: []byte(`{}`)}, []string{"weight_map is missing or empty"}},
-		"index leaves dir":   {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"../one.safetensors"}}`)}, []string{`"../one.safetensors"`, "beside the index"}},
-		"shard missing":      {map[string][]byte{"two.safetensors": nil}, []string{"two.safetensors", "does not exist"}},
-		"shard truncated":    {map[string][]byte{"two.safetensors": oneTensor("b", 2)[:61]}, []string{"two.safetensors", "truncated", "61 bytes", "needs 62"}},
-		"tensor unknown":     {map[string][]byte{"two.safetensors": oneTensor("c", 2)}, []string{"two.safetensors", `"c"`, "different checkpoints"}},
-		"tensor missing":     {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"one.safetensors","b":"two.safetensors","c":"two.safetensors"}}`)}, []string{"two.safetensors", `"c"`}},
-		"tensor in two":      {map[string][]byte{"two.safetensors": oneTensor("a", 2)}, []string{`"a" lies in both`}},
-		"tensor moved":       {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"two.safetensors","b":"one.safetensors"}}`)}, []string{"one.safetensors", `"a"`, "does not place there"}},
-		"shard is a log":     {map[string][]byte{"one.safetensors": []byte("version https://git-lfs")}, []string{"one.safetensors", "not a safetensors file"}},
-		"config unreachable": {map[string][]byte{configFile: []byte(`[]`)}, []string{configFile, "not a valid model config"}},
+		"no config":           {map[string][]byte{configFile: nil}, []string{configFile, "does not exist"}},
+		"empty config":        {map[string][]byte{configFile: {}}, []string{configFile, "is empty"}},
+		"unknown family":      {map[string][]byte{configFile: []byte(`{"model_type":"bert"}`)}, []string{configFile, `"bert"`, "mixtral"}},
+		"no weights":          {map[string][]byte{indexFile: nil, "one.safetensors": nil, "two.safetensors": nil}, []string{"neither model.safetensors.index.json nor model.safetensors"}},
+		"broken index":        {map[string][]byte{indexFile: []byte(`{`)}, []string{indexFile, "not a valid index"}},
+		"empty index":         {map[string][]byte{indexFile: []byte(`{}`)}, []string{"weight_map is missing or empty"}},
+		"index leaves dir":    {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"../one.safetensors"}}`)}, []string{`"../one.safetensors"`, "beside the index"}},
+		"shard missing":       {map[string][]byte{"two.safetensors": nil}, []string{"two.safetensors", "does not exist"}},
+		"shard truncated":     {map[string][]byte{"two.safetensors": oneTensor("b", 2)[:61]}, []string{"two.safetensors", "truncated", "61 bytes", "needs 62"}},
+		"tensor unknown":      {map[string][]byte{"two.safetensors": oneTensor("c", 2)}, []string{"two.safetensors", `"c"`, "different checkpoints"}},
+		"tensor missing":      {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"one.safetensors","b":"two.safetensors","c":"two.safetensors"}}`)}, []string{"two.safetensors", `"c"`}},
+		"tensor in two":       {map[string][]byte{"two.safetensors": oneTensor("a", 2)}, []string{`"a" is in both`}},
+		"tensor moved":        {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"two.safetensors","b":"one.safetensors"}}`)}, []string{"one.safetensors", `"a"`, "does not place there"}},
+		"shard is a log":      {map[string][]byte{"one.safetensors": []byte("version https://git-lfs")}, []string{"one.safetensors", "not a safetensors file"}},
+		"index is a pointer":  {map[string][]byte{indexFile: []byte(pointer)}, []string{indexFile, "is a git-lfs pointer", "git lfs pull"}},
+		"config is a pointer": {map[string][]byte{configFile: []byte(pointer)}, []string{configFile, "is a git-lfs pointer"}},
+		"shard is a pointer":  {map[string][]byte{"two.safetensors": []byte(pointer)}, []string{"two.safetensors", "is a git-lfs pointer"}},
+		"shard is a page":     {map[string][]byte{"two.safetensors": []byte("\n<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>")}, []string{"two.safetensors", "is a web page"}},
+		"config is a page":    {map[string][]byte{configFile: []byte("<HTML lang=en><body>403 Forbidden</body></HTML>")}, []string{configFile, "is a web page"}},
+		"index is an error":   {map[string][]byte{indexFile: []byte(`<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>`)}, []string{indexFile, "is a web page"}},
+		"two other indices":   {map[string][]byte{indexFile: nil, "a.safetensors.index.json": []byte("{}"), "b.safetensors.index.json": []byte("{}")}, []string{"a.safetensors.index.json and b.safetensors.index.json", "keep one"}},
+		"tensor in two files": {map[string][]byte{indexFile: nil, "two.safetensors": oneTensor("a", 2)}, []string{`"a" is in both`, "one.safetensors", "two.safetensors"}},
+		"one of a set":        {map[string][]byte{indexFile: nil, "m-00001-of-00002.safetensors": oneTensor("c", 1)}, []string{"but not m-00002-of-00002.safetensors"}},
+		"a set too large":     {map[string][]byte{indexFile: nil, "m-1-of-99999999999999999999.safetensors": oneTensor("c", 1)}, []string{"is one of more than"}},
+		"config unreachable":  {map[string][]byte{configFile: []byte(`[]`)}, []string{configFile, "not a valid model config"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Open(writeSmall(t, test.changes))

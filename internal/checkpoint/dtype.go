@@ -17,7 +17,7 @@ const (
 
 // dtypeBits is the width of an element; the four-bit and six-bit types are packed without padding between elements.
 var dtypeBits = map[DType]int64{
-	"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+	"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
 	"U16": 16, "I16": 16, F16: 16, BF16: 16,
 	"U32": 32, "I32": 32, F32: 32,
 	"U64": 64, "I64": 64, "F64": 64, "C64": 64,

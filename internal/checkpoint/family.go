@@ -67,7 +67,7 @@ const (
 	Gate
 	// Shared tensors belong to a shared expert or to its gate.
 	Shared
-	// Unrecognised tensors lie in an MoE block, or in the dense FFN of a layer without one, and are none of the above.
+	// Unrecognised tensors are in an MoE block, or in the dense FFN of a layer without one, and are none of the above.
 	Unrecognised
 )
 
@@ -114,10 +114,14 @@ func (c *Config) Classify(name string) Part {
 	part := Part{Role: Unrecognised, Layer: layer, Name: rest, block: name[:prefix] + f.block + "."}
 	switch first, tail, _ := strings.Cut(rest, "."); first {
 	case "experts":
-		part.Role, part.Name = Fused, tail
+		part.Name = tail
 		number, name, _ := strings.Cut(tail, ".")
 		if expert, ok := index(number); ok {
 			part.Role, part.Expert, part.Name = Expert, expert, name
+		} else if f.isFused(tail) {
+			part.Role = Fused
+		} else {
+			part.Name = rest
 		}
 	case f.gate:
 		part.Role, part.Name = Gate, tail

@@ -1,7 +1,7 @@
 package checkpoint
 
 import (
-	"bytes"
+	"cmp"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -18,20 +18,22 @@ type MoELayer struct {
 	experts map[string][]bool
 	// block is the name of the layer's MoE block.
 	block string
+	// invalid is why a layer of multi-token prediction cannot be permuted; nil where it can, and for hidden layers.
+	invalid error
 }
 
-// MoELayers finds the MoE layers of the checkpoint and requires that those among the hidden layers are complete, and that
-// config.json announces no other. Layers of multi-token prediction are listed as they are: they may be absent. Errors are *InvalidError and name the tensor.
+// MoELayers finds the MoE layers of the checkpoint. Hidden layers must be complete, and those that config.json announces must exist.
+// Layers of multi-token prediction may be absent, incomplete or of another width. Errors are *InvalidError and name the tensor.
 func (c *Checkpoint) MoELayers() (map[int]*MoELayer, error) {
 	layers := map[int]*MoELayer{}
 	for _, shard := range c.Shards {
-		for _, name := range shard.Names() {
+		for name := range shard.Tensors {
 			if err := c.addToLayer(layers, name); err != nil {
 				return nil, Invalidf("%s: %v", shard.Path, err)
 			}
 		}
 	}
-	// A dense FFN and a shared expert alone make no MoE layer.
+	// A layer with a dense FFN or only a shared expert is no MoE layer.
 	maps.DeleteFunc(layers, func(_ int, l *MoELayer) bool { return len(l.experts)+len(l.Fused)+len(l.Gate) == 0 })
 	for _, layer := range c.Config.MoELayers {
 		if layers[layer] == nil {
@@ -54,7 +56,7 @@ func (c *Checkpoint) MoELayers() (map[int]*MoELayer, error) {
 
 func (c *Checkpoint) addToLayer(layers map[int]*MoELayer, name string) error {
 	part := c.Config.Classify(name)
-	if part.Role == Other || part.Role == Shared {
+	if part.Role == Other || part.Role == Shared && !speaksOfExperts(part.Name) {
 		return nil
 	}
 	l := layers[part.Layer]
@@ -62,17 +64,24 @@ func (c *Checkpoint) addToLayer(layers map[int]*MoELayer, name string) error {
 		l = &MoELayer{Layer: part.Layer, experts: map[string][]bool{}, block: part.block}
 		layers[part.Layer] = l
 	}
+	err := c.addPart(l, part, name)
+	if part.Layer < c.Config.Layers {
+		return err
+	}
+	l.invalid = cmp.Or(l.invalid, err)
+	return nil
+}
+
+func (c *Checkpoint) addPart(l *MoELayer, part Part, name string) error {
 	if part.block != l.block {
 		return Invalidf("tensor %q and the tensors under %q are of the same layer %d", name, l.block, part.Layer)
 	}
-	switch part.Role {
-	case Gate:
+	switch {
+	case part.Role == Gate:
 		l.Gate = append(l.Gate, name)
-	case Fused:
+	case part.Role == Fused:
 		l.Fused = append(l.Fused, name)
-	case Unrecognised:
-		l.Unrecognised = append(l.Unrecognised, name)
-	case Expert:
+	case part.Role == Expert && families[c.Config.ModelType].isOfExpert(part.Name):
 		if part.Expert >= c.Config.Experts {
 			return Invalidf("tensor %q: %s says that a layer has %d experts, 0 to %d", name, configFile, c.Config.Experts, c.Config.Experts-1)
 		}
@@ -80,42 +89,45 @@ func (c *Checkpoint) addToLayer(layers map[int]*MoELayer, name string) error {
 			l.experts[part.Name] = make([]bool, c.Config.Experts)
 		}
 		l.experts[part.Name][part.Expert] = true
+	default:
+		l.Unrecognised = append(l.Unrecognised, name)
 	}
 	return nil
 }
 
-// checkComplete requires the gate, and each tensor that an expert of the layer has of all its experts, or the fused
-// tensors instead.
+// checkComplete requires the gate, and all projections of every expert of the layer, or the fused tensors instead.
 func (c *Checkpoint) checkComplete(l *MoELayer) error {
 	f := families[c.Config.ModelType]
-	missing := func(name string) error {
-		return Invalidf("%s: tensor %q is missing", c.listing(), l.block+name)
-	}
 	if len(l.experts) == 0 {
 		var names []string
 		for _, name := range l.Fused {
 			names = append(names, c.Config.Classify(name).Name)
 		}
 		if name := f.missingFused(names); name != "" && len(l.Fused) > 0 {
-			return missing("experts." + name)
+			return c.missing(l, "experts."+name)
+		} else if name != "" && len(l.Unrecognised) > 0 {
+			return c.unrecognised(l.Unrecognised[0])
 		} else if name != "" {
-			return missing("experts.0." + f.projections[0] + ".weight")
+			return c.missing(l, "experts.0."+f.projections[0]+".weight")
 		}
-	} else if name := f.missingProjection(slices.Collect(maps.Keys(l.experts))); name != "" {
-		return missing("experts.0." + name)
-	}
-	for _, name := range slices.Sorted(maps.Keys(l.experts)) {
-		for expert, has := range l.experts[name] {
-			part := Part{Name: name, block: l.block}
-			if !has && !c.hasOtherForm(l, part, expert) {
-				return missing(part.ExpertName(expert)[len(l.block):])
-			}
-		}
+	} else if err := c.checkExpertForms(l); err != nil {
+		return err
 	}
 	if gate := l.block + f.gate + ".weight"; !c.hasGateWeight(l, gate) {
-		return missing(f.gate + ".weight")
+		return c.missing(l, f.gate+".weight")
 	}
 	return nil
+}
+
+// missing is the error of a tensor of the MoE block that is not there.
+func (c *Checkpoint) missing(l *MoELayer, name string) error {
+	return Invalidf("%s: tensor %q is missing", c.listing(), l.block+name)
+}
+
+// unrecognised is the error of a tensor that may depend on the order of the experts.
+func (c *Checkpoint) unrecognised(name string) error {
+	return Invalidf("%s: tensor %q is not known for model_type %s: whether it depends on the order of the experts cannot be told",
+		c.shardOf[name].Path, name, c.Config.ModelType)
 }
 
 // hasGateWeight accepts any form of the weight, such as weight_packed or qweight.
@@ -129,29 +141,10 @@ func (c *Checkpoint) hasGateWeight(l *MoELayer, plain string) bool {
 	})
 }
 
-// hasOtherForm reports whether an expert that lacks a tensor is stored in another form than the others on purpose:
-// config.json names it, as quantisation ignore lists do, and the projection is there.
-func (c *Checkpoint) hasOtherForm(l *MoELayer, lacking Part, expert int) bool {
-	if !bytes.Contains(c.ConfigText, []byte(Part{block: l.block}.ExpertName(expert)+".")) {
-		return false
-	}
-	for _, projection := range families[c.Config.ModelType].projections {
-		if !isProjection(lacking.Name, projection) {
-			continue
-		}
-		for name, experts := range l.experts {
-			if isProjection(name, projection) && experts[expert] {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // listing is the file that lists the tensors.
 func (c *Checkpoint) listing() string {
-	if c.HasIndex {
-		return filepath.Join(c.Dir, indexFile)
+	if c.IndexName != "" {
+		return filepath.Join(c.Dir, c.IndexName)
 	}
 	return c.Shards[0].Path
 }
@@ -163,18 +156,39 @@ func (c *Checkpoint) CheckPermutable() error {
 		return err
 	}
 	for _, layer := range c.Config.MoELayers {
-		if _, err := c.ExpertRows(layers[layer]); err != nil {
+		if _, err := c.ExpertAxes(layers[layer]); err != nil {
 			return err
 		}
 	}
-	return c.CheckMetadata()
+	if err := c.CheckOutside(layers, nil); err != nil {
+		return err
+	}
+	if err := c.Config.CheckEntries(c.ConfigText); err != nil {
+		return Invalidf("%s: %v", filepath.Join(c.Dir, configFile), err)
+	}
+	return nil
 }
 
-// CheckMetadata refuses headers whose free text names experts: what it says would be of another expert afterwards.
-func (c *Checkpoint) CheckMetadata() error {
+// CheckOutside requires that what is outside of the MoE blocks is known not to depend on the order of the experts: the tensors of hidden
+// layers, of the given layers of multi-token prediction and of the whole model, and the free text of the shards' headers.
+func (c *Checkpoint) CheckOutside(layers map[int]*MoELayer, predicting []int) error {
+	root := ""
+	for _, l := range layers {
+		root, _, _ = strings.Cut(l.block, "layers.")
+		break
+	}
 	for _, shard := range c.Shards {
+		for name := range shard.Tensors {
+			layer, _, rest := c.Config.cutLayer(name)
+			switch {
+			case layer >= c.Config.Layers && !slices.Contains(predicting, layer):
+			case layer >= 0 && layers[layer] != nil && strings.HasPrefix(name, layers[layer].block):
+			case layer >= 0 && !c.Config.independentInLayer(rest), layer < 0 && !c.Config.independent(name, root):
+				return c.unrecognised(name)
+			}
+		}
 		for key, value := range shard.Metadata {
-			if strings.Contains(key+value, ".experts.") {
+			if speaksOfExperts(key) || numberedExpert.MatchString(value) {
 				return Invalidf("%s: __metadata__ %.80q names experts; such checkpoints cannot be permuted", shard.Path, key)
 			}
 		}
@@ -182,60 +196,28 @@ func (c *Checkpoint) CheckMetadata() error {
 	return nil
 }
 
-// gateForms are the tensors of a gate that are known: those with a row for each expert, and those that describe the whole.
-var gateForms = map[string]struct{ rows, whole bool }{
-	"weight":                  {rows: true},
-	"bias":                    {rows: true},
-	"e_score_correction_bias": {rows: true},
-	"weight_packed":           {rows: true},
-	"weight_scale":            {rows: true, whole: true},
-	"weight_scale_inv":        {rows: true, whole: true},
-	"weight_scale_2":          {whole: true},
-	"weight_global_scale":     {whole: true},
-	"input_scale":             {whole: true},
-	"input_global_scale":      {whole: true},
-}
-
-// ExpertRows lists the tensors of a layer whose dimension 0 is the expert: what must be gathered to permute the
-// experts. It refuses a layer that is not complete, or has a tensor of which it cannot tell how it depends on the order of the experts.
-func (c *Checkpoint) ExpertRows(l *MoELayer) ([]string, error) {
+// ExpertAxes returns, for each tensor of a layer that holds values of all its experts, where these values are: what must be gathered to
+// permute the experts. It refuses a layer that is not complete, or that has a tensor whose dependence on the order of the experts is
+// unknown.
+func (c *Checkpoint) ExpertAxes(l *MoELayer) (map[string]Axis, error) {
+	if l.invalid != nil {
+		return nil, Invalidf("%s: %v", c.listing(), l.invalid)
+	}
+	if len(l.Unrecognised) > 0 {
+		return nil, c.unrecognised(l.Unrecognised[0])
+	}
 	if err := c.checkComplete(l); err != nil {
 		return nil, err
 	}
-	if len(l.Unrecognised) > 0 {
-		name := l.Unrecognised[0]
-		return nil, Invalidf("%s: tensor %q is not known for model_type %s: whether it depends on the order of the experts cannot be told",
-			c.shardOf[name].Path, name, c.Config.ModelType)
-	}
-	var rows []string
+	axes := map[string]Axis{}
 	for _, name := range slices.Concat(l.Gate, l.Fused) {
-		hasRows, err := c.hasRows(name)
+		axis, dependent, err := c.axisOf(name)
 		if err != nil {
 			return nil, err
 		}
-		if hasRows {
-			rows = append(rows, name)
+		if dependent {
+			axes[name] = axis
 		}
 	}
-	return rows, nil
-}
-
-func (c *Checkpoint) hasRows(name string) (bool, error) {
-	shard := c.shardOf[name]
-	tensor, experts := shard.Tensors[name], int64(c.Config.Experts)
-	part := c.Config.Classify(name)
-	form, known := gateForms[part.Name]
-	if part.Role == Fused {
-		form.rows, form.whole, known = true, true, true
-	}
-	switch {
-	case !known:
-		return false, Invalidf("%s: gate tensor %q is of a kind whose rows cannot be moved", shard.Path, name)
-	case form.rows && len(tensor.Shape) > 0 && tensor.Shape[0] == experts && (tensor.End-tensor.Begin)%experts == 0:
-		return true, nil
-	case form.whole && tensor.Elements() == 1:
-		return false, nil
-	}
-	return false, Invalidf("%s: tensor %q has shape %v of %s; permuting the experts needs %d rows, one for each expert",
-		shard.Path, name, tensor.Shape, tensor.DType, experts)
+	return axes, nil
 }

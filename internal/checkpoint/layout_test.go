@@ -20,7 +20,7 @@ func TestClassify(t *testing.T) {
 		{"qwen3_moe", "model.layers.3.mlp.experts.17", Part{Role: Expert, Layer: 3, Expert: 17}},
 		{"qwen3_moe", "model.layers.3.mlp.gate.weight", Part{Role: Gate, Layer: 3, Name: "weight"}},
 		{"qwen3_moe", "model.layers.3.mlp.gate_proj.weight", Part{Role: Unrecognised, Layer: 3, Name: "gate_proj.weight"}},
-		{"qwen3_moe", "model.layers.3.mlp.experts.07.up_proj.weight", Part{Role: Fused, Layer: 3, Name: "07.up_proj.weight"}},
+		{"qwen3_moe", "model.layers.3.mlp.experts.07.up_proj.weight", Part{Role: Unrecognised, Layer: 3, Name: "experts.07.up_proj.weight"}},
 		{"qwen3_moe", "model.layers.x.mlp.gate.weight", Part{}},
 		{"qwen3_moe", "model.layers.3.self_attn.q_proj.weight", Part{}},
 		{"qwen3_moe", "model.embed_tokens.weight", Part{}},
@@ -82,9 +82,9 @@ func TestMoELayersOfTinyModel(t *testing.T) {
 	if err != nil || len(layers) != 4 {
 		t.Fatalf("%d layers, %v", len(layers), err)
 	}
-	rows, err := c.ExpertRows(layers[2])
-	if diff := cmp.Diff([]string{"model.layers.2.mlp.gate.weight"}, rows); diff != "" || err != nil {
-		t.Errorf("%s, %v", diff, err)
+	axes, err := c.ExpertAxes(layers[2])
+	if axis := axes["model.layers.2.mlp.gate.weight"]; err != nil || len(axes) != 1 || !axis.Rows() || axis.Bits != 8*2*128 {
+		t.Errorf("%+v, %v", axes, err)
 	}
 }
 

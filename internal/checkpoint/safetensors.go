@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 )
 
 // maxHeaderBytes is the format's own bound on the JSON header; it keeps a corrupt length from being believed.
@@ -187,9 +188,9 @@ type File struct {
 
 // OpenFile opens a safetensors file and reads its header.
 func OpenFile(path string) (*File, error) {
-	file, err := os.Open(path)
+	file, err := openRegular(path)
 	if err != nil {
-		return nil, classify("safetensors file", path, err)
+		return nil, err
 	}
 	f := &File{Path: path, file: file}
 	if err := f.readHeader(); err != nil {
@@ -216,9 +217,6 @@ func (f *File) readHeader() error {
 	if err != nil {
 		return classify("safetensors file", f.Path, err)
 	}
-	if !info.Mode().IsRegular() {
-		return Invalidf("%s is not a regular file", f.Path)
-	}
 	f.Size = info.Size()
 	text, err := readHeaderText(f.file, f.Size)
 	if err != nil {
@@ -239,6 +237,19 @@ func (f *File) readHeader() error {
 	return nil
 }
 
+// openRegular opens a regular file. A FIFO, a device or a socket is refused without opening it: opening a FIFO blocks.
+func openRegular(path string) (*os.File, error) {
+	const what = "safetensors file"
+	switch info, err := os.Stat(path); {
+	case err != nil:
+		return nil, classify(what, path, err)
+	case !info.Mode().IsRegular():
+		return nil, Invalidf("%s is not a regular file", path)
+	}
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	return file, classify(what, path, err)
+}
+
 func (f *File) wrap(err error) error {
 	if IsInvalid(err) {
 		return Invalidf("%s: %v", f.Path, err)
@@ -256,6 +267,13 @@ func readHeaderText(r io.ReaderAt, size int64) ([]byte, error) {
 		return nil, err
 	}
 	length := binary.LittleEndian.Uint64(prefix[:])
+	beginning := make([]byte, min(size, placeholderBytes))
+	if _, err := r.ReadAt(beginning, 0); err != nil {
+		return nil, err
+	}
+	if err := checkPlaceholder(beginning); err != nil {
+		return nil, err
+	}
 	switch {
 	case length > maxHeaderBytes:
 		return nil, Invalidf("header length %d is above the format's bound %d: not a safetensors file, or corrupt", length, maxHeaderBytes)

@@ -53,7 +53,7 @@ func findFiles(ctx context.Context, root fs.FS, c *checkpoint.Checkpoint, m *map
 			return checkpoint.Invalidf("%s is a link to nothing", filepath.Join(c.Dir, name))
 		case err != nil:
 			return err
-		case shards[name] || name == ManifestFile || name == checkpoint.IndexFile:
+		case shards[name] || name == ManifestFile || name == c.IndexName:
 			return nil
 		case !info.Mode().IsRegular() || isWeights(path.Base(name)):
 			files.leftOut = append(files.leftOut, name)

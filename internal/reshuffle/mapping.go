@@ -7,8 +7,14 @@ type mapping struct {
 	config *checkpoint.Config
 	// toOld and toNew hold the permutations of the layers that change.
 	toOld, toNew map[int][]int
-	// gathered holds the permutation of each tensor whose rows move.
-	gathered map[string][]int
+	// gathered holds, for each tensor with values of all experts of a layer, where these are and how they move.
+	gathered map[string]gathered
+}
+
+// gathered is how the values of experts move within a tensor: those of expert j come from expert newToOld[j].
+type gathered struct {
+	axis     checkpoint.Axis
+	newToOld []int
 }
 
 // newMapping requires that the permutation fits the checkpoint.
@@ -17,7 +23,7 @@ func newMapping(c *checkpoint.Checkpoint, p *Permutation) (*mapping, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &mapping{c.Config, map[int][]int{}, map[int][]int{}, map[string][]int{}}
+	m := &mapping{c.Config, map[int][]int{}, map[int][]int{}, map[string]gathered{}}
 	for _, layer := range p.Layers {
 		l := layers[layer.Layer]
 		if l == nil {
@@ -32,17 +38,24 @@ func newMapping(c *checkpoint.Checkpoint, p *Permutation) (*mapping, error) {
 			return nil, err
 		}
 	}
+	var predicting []int
 	for _, layer := range p.canonical().Layers {
-		rows, err := c.ExpertRows(layers[layer.Layer])
+		axes, err := c.ExpertAxes(layers[layer.Layer])
 		if err != nil {
 			return nil, err
 		}
 		m.toOld[layer.Layer], m.toNew[layer.Layer] = layer.NewToOld, invert(layer.NewToOld)
-		for _, name := range rows {
-			m.gathered[name] = layer.NewToOld
+		for name, axis := range axes {
+			m.gathered[name] = gathered{axis, layer.NewToOld}
+		}
+		if layer.Layer >= c.Config.Layers {
+			predicting = append(predicting, layer.Layer)
 		}
 	}
-	return m, c.CheckMetadata()
+	if len(m.toOld) == 0 {
+		return m, nil
+	}
+	return m, c.CheckOutside(layers, predicting)
 }
 
 // newName is the name that a tensor or module of the input has in the output.

@@ -43,7 +43,7 @@ func (j *job) stale(m *Manifest) (changed, gone []string, err error) {
 	made := map[string]bool{}
 	for _, name := range j.outputFiles() {
 		made[name] = true
-		if name == checkpoint.ConfigFile || name == checkpoint.IndexFile {
+		if name == checkpoint.ConfigFile || name == j.source.IndexName {
 			continue // the model's digest covers them
 		}
 		same, err := j.sameContent(m, name)

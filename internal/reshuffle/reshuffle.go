@@ -483,11 +483,11 @@ func (j *job) writeFiles(ctx context.Context, workplace string) error {
 		}
 		j.atStep("configuration")
 	}
-	if !j.source.HasIndex {
+	if j.source.IndexName == "" {
 		return nil
 	}
 	defer j.atStep("index")
-	return writeAtomically(filepath.Join(workplace, checkpoint.IndexFile), func(file *os.File) error { return j.writeIndex(file) })
+	return writeAtomically(filepath.Join(workplace, j.source.IndexName), func(file *os.File) error { return j.writeIndex(file) })
 }
 
 // writeFile writes a file that is copied or rewritten.
@@ -564,8 +564,8 @@ func (j *job) newManifest() *Manifest {
 // outputFiles names the files of the output besides the shards and the manifest.
 func (j *job) outputFiles() []string {
 	names := j.files.names()
-	if j.source.HasIndex {
-		names = append(names, checkpoint.IndexFile)
+	if j.source.IndexName != "" {
+		names = append(names, j.source.IndexName)
 	}
 	return names
 }

@@ -28,19 +28,21 @@ type shardPlan struct {
 	// header is the text of the new header, which is shift bytes longer than the old one.
 	header []byte
 	shift  int64
-	// gathers are the tensors whose rows move, in the order of their bytes.
+	// gathers are the tensors in which the values of experts move, in the order of their bytes.
 	gathers []gather
 }
 
-// gather is a tensor whose rows move: row j comes from row newToOld[j].
+// gather is a tensor in which the values of experts move.
 type gather struct {
-	tensor   string
-	begin    int64 // relative to the data section
-	rowBytes int64
-	newToOld []int
+	gathered
+	tensor     string
+	begin, end int64 // relative to the data section
 }
 
-func (g gather) bytes() int64 { return g.rowBytes * int64(len(g.newToOld)) }
+func (g gather) bytes() int64 { return g.end - g.begin }
+
+// rowBytes is the size of an expert's row, where the tensor has rows.
+func (g gather) rowBytes() int64 { return g.axis.Bits / 8 }
 
 // hashed tells that the manifest has the tensor's hash.
 func (g gather) hashed() bool { return g.bytes() <= smallGather }
@@ -58,8 +60,8 @@ func planShard(source *checkpoint.File, m *mapping) (*shardPlan, error) {
 	renamed := &checkpoint.Header{Metadata: source.Metadata, Tensors: make(map[string]checkpoint.Tensor, len(source.Tensors))}
 	for old, tensor := range source.Tensors {
 		renamed.Tensors[m.newName(old)] = tensor
-		if permutation := m.gathered[old]; permutation != nil {
-			p.gathers = append(p.gathers, gather{old, tensor.Begin, (tensor.End - tensor.Begin) / int64(len(permutation)), permutation})
+		if g, found := m.gathered[old]; found {
+			p.gathers = append(p.gathers, gather{g, old, tensor.Begin, tensor.End})
 		}
 	}
 	slices.SortFunc(p.gathers, func(a, b gather) int { return cmp.Compare(a.begin, b.begin) })
@@ -181,19 +183,35 @@ func noSpace(dir string, size, free int64) error {
 	return fmt.Errorf("%s: %d bytes are still to be written, the volume has room for %d: %w", dir, size, free, unix.ENOSPC)
 }
 
-// gather copies the rows of a tensor: large ones inside the kernel, the many short ones of a gate through a buffer.
+// gather copies the values of a tensor's experts: large rows inside the kernel, the many short rows of a gate and packed values through a
+// buffer.
 func (p *shardPlan) gather(ctx context.Context, c *copier, file *os.File, g gather) error {
 	to, from := p.dataStart()+g.begin, p.source.DataStart()+g.begin
-	if g.rowBytes <= maxShortRow {
+	switch row := g.rowBytes(); {
+	case !g.axis.Rows():
+		c.done.Add(g.bytes())
+		return g.gatherPacked(file, p.source.Handle(), to, from)
+	case row <= maxShortRow:
 		c.done.Add(g.bytes())
 		return g.gatherShort(file, p.source.Handle(), to, from)
 	}
 	for j, old := range g.newToOld {
-		if err := c.copy(ctx, file, p.source.Handle(), span{to + int64(j)*g.rowBytes, from + int64(old)*g.rowBytes, g.rowBytes}); err != nil {
+		if err := c.copy(ctx, file, p.source.Handle(), span{to + int64(j)*g.rowBytes(), from + int64(old)*g.rowBytes(), g.rowBytes()}); err != nil {
 			return fmt.Errorf("tensor %q: %w", g.tensor, err)
 		}
 	}
 	return nil
+}
+
+// gatherPacked permutes a tensor whose experts are columns or parts of words. Only gates have such tensors, which are small.
+func (g gather) gatherPacked(file, source *os.File, to, from int64) error {
+	old, permuted := make([]byte, g.bytes()), make([]byte, g.bytes())
+	if err := readFull(source, old, from); err != nil {
+		return fmt.Errorf("tensor %q: %w", g.tensor, err)
+	}
+	g.axis.Permute(permuted, old, g.newToOld)
+	_, err := file.WriteAt(permuted, to)
+	return err
 }
 
 // gatherShort collects as many rows as the buffer holds before it writes them.
@@ -202,8 +220,8 @@ func (g gather) gatherShort(file, source *os.File, to, from int64) error {
 	defer buffers.Put(&buffer)
 	fill := buffer[:0]
 	for j, old := range g.newToOld {
-		row := fill[len(fill) : len(fill)+int(g.rowBytes)]
-		if err := readFull(source, row, from+int64(old)*g.rowBytes); err != nil {
+		row := fill[len(fill) : len(fill)+int(g.rowBytes())]
+		if err := readFull(source, row, from+int64(old)*g.rowBytes()); err != nil {
 			return fmt.Errorf("tensor %q: %w", g.tensor, err)
 		}
 		fill = fill[:len(fill)+len(row)]

@@ -6,8 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-
-	"github.com/semmoe/operator/internal/checkpoint"
 )
 
 // outputBytes is the size of all files that the output will have at most, and how many bytes of that are gathered and so
@@ -49,7 +47,7 @@ func (j *job) fileBytes(name string) (int64, error) {
 	if text, ok := j.files.rewritten[name]; ok {
 		return int64(len(text)), nil
 	}
-	if name == checkpoint.IndexFile {
+	if name == j.source.IndexName {
 		var size byteCounter
 		err := j.writeIndex(&size)
 		return int64(size), err

@@ -91,22 +91,42 @@ func (v *verifier) tensor(h hash.Hash, shard *checkpoint.File, name string) erro
 	if from.Name() != shard.Name() || got.Begin != want.Begin || got.End != want.End || got.DType != want.DType || fmt.Sprint(got.Shape) != fmt.Sprint(want.Shape) {
 		return fmt.Errorf("is %v in %s, the source has %q as %v in %s", got, shard.Name(), old, want, from.Name())
 	}
-	permutation := v.gathered[old]
+	g, moves := v.gathered[old]
 	switch {
-	case permutation == nil && !v.full:
+	case !moves && !v.full:
 		return nil
-	case permutation == nil:
+	case !moves:
 		return v.compare(h, shard, from, got.Begin, want.Begin, got.End-got.Begin)
+	case !g.axis.Rows():
+		return v.packed(h, shard, from, got, want, g)
 	}
-	row := (got.End - got.Begin) / int64(len(permutation))
+	row := g.axis.Bits / 8
 	length := row
 	if !v.full && got.End-got.Begin > smallGather {
 		length = min(row, rowSample)
 	}
-	for j, oldRow := range permutation {
+	for j, oldRow := range g.newToOld {
 		if err := v.compare(h, shard, from, got.Begin+int64(j)*row, want.Begin+int64(oldRow)*row, length); err != nil {
 			return fmt.Errorf("row %d: %w", j, err)
 		}
+	}
+	return nil
+}
+
+// packed compares a tensor whose experts are columns or parts of words, and hashes it.
+func (v *verifier) packed(h hash.Hash, a, b *checkpoint.File, got, want checkpoint.Tensor, g gathered) error {
+	bytesA, bytesB := make([]byte, got.End-got.Begin), make([]byte, want.End-want.Begin)
+	if err := readFull(a.Handle(), bytesA, a.DataStart()+got.Begin); err != nil {
+		return err
+	}
+	if err := readFull(b.Handle(), bytesB, b.DataStart()+want.Begin); err != nil {
+		return err
+	}
+	if !g.axis.SamePermuted(bytesA, bytesB, g.newToOld) {
+		return fmt.Errorf("differs from the source")
+	}
+	if v.full {
+		h.Write(bytesA)
 	}
 	return nil
 }

@@ -1,0 +1,187 @@
+package checkpoint
+
+import (
+	"encoding/binary"
+	"slices"
+	"strings"
+)
+
+// Axis is where a tensor holds the values of each expert. The tensor is a grid of lanes: Outer lanes of Bits bits for each expert. Packed
+// consecutive experts share a word, in which expert e has place Order[e%Packed]; a nil Order is ascending. Strides count words.
+type Axis struct {
+	Outer, Bits               int64
+	Packed                    int64
+	Order                     []int64
+	ExpertStride, OuterStride int64
+}
+
+// rows is the axis of a tensor whose dimension 0 is the expert.
+func rows(rowBytes int64) Axis {
+	return Axis{Outer: 1, Bits: 8 * rowBytes, Packed: 1, ExpertStride: 1}
+}
+
+// Rows reports whether each expert has one run of whole bytes, in the order of the experts.
+func (a Axis) Rows() bool { return a.Outer == 1 && a.Packed == 1 }
+
+// bit is the position of a lane.
+func (a Axis) bit(outer, expert int64) int64 {
+	place := expert % a.Packed
+	if a.Order != nil {
+		place = a.Order[place]
+	}
+	return ((expert/a.Packed*a.ExpertStride+outer*a.OuterStride)*a.Packed + place) * a.Bits
+}
+
+// Permute writes src to dst with the lanes of expert newToOld[e] at the place of expert e. It is for axes that are not Rows, whose lanes have
+// at most 64 bits. Bits that belong to no expert stay.
+func (a Axis) Permute(dst, src []byte, newToOld []int) {
+	copy(dst, src)
+	for outer := range a.Outer {
+		for e, old := range newToOld {
+			a.setLane(dst, a.bit(outer, int64(e)), a.lane(src, a.bit(outer, int64(old))))
+		}
+	}
+}
+
+// SamePermuted reports whether got is want with the lanes of expert newToOld[e] at the place of expert e.
+func (a Axis) SamePermuted(got, want []byte, newToOld []int) bool {
+	for outer := range a.Outer {
+		for e, old := range newToOld {
+			if a.lane(got, a.bit(outer, int64(e))) != a.lane(want, a.bit(outer, int64(old))) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func (a Axis) lane(data []byte, bit int64) uint64 {
+	if a.Bits < 8 {
+		return uint64(data[bit/8]>>(bit%8)) & (1<<a.Bits - 1)
+	}
+	var word [8]byte
+	copy(word[:a.Bits/8], data[bit/8:])
+	return binary.LittleEndian.Uint64(word[:])
+}
+
+func (a Axis) setLane(data []byte, bit int64, value uint64) {
+	if a.Bits < 8 {
+		mask := byte(1<<a.Bits-1) << (bit % 8)
+		data[bit/8] = data[bit/8]&^mask | byte(value)<<(bit%8)
+		return
+	}
+	var word [8]byte
+	binary.LittleEndian.PutUint64(word[:], value)
+	copy(data[bit/8:], word[:a.Bits/8])
+}
+
+// gateForms are the known tensors of a gate: rows have a row for each expert, whole describe the whole gate in one value or one row, inputs
+// describe its inputs or its shape.
+var gateForms = map[string]struct{ rows, whole, inputs bool }{
+	"weight":                           {rows: true},
+	"bias":                             {rows: true},
+	"e_score_correction_bias":          {rows: true},
+	"weight_packed":                    {rows: true},
+	"weight_offset":                    {rows: true, whole: true},
+	"weight_zero_point":                {rows: true, whole: true},
+	"weight_scale":                     {rows: true, whole: true},
+	"weight_scale_inv":                 {rows: true, whole: true},
+	"weight_quantizer._amax":           {rows: true, whole: true},
+	"deq_scale":                        {rows: true},
+	"quant_bias":                       {rows: true},
+	"weight_scale_2":                   {whole: true},
+	"weight_global_scale":              {whole: true},
+	"input_scale":                      {whole: true},
+	"input_offset":                     {whole: true},
+	"input_global_scale":               {whole: true},
+	"input_quantizer._amax":            {whole: true},
+	"weight_shape":                     {inputs: true},
+	"weight_g_idx":                     {inputs: true},
+	"g_idx":                            {inputs: true},
+	"pre_quant_scale":                  {inputs: true},
+	"input_quantizer._pre_quant_scale": {inputs: true},
+}
+
+// axisOf returns where a tensor of a gate, or a fused one, has its experts; dependent is false for a tensor that does not depend on their
+// order.
+func (c *Checkpoint) axisOf(name string) (axis Axis, dependent bool, err error) {
+	shard := c.shardOf[name]
+	tensor, experts := shard.Tensors[name], int64(c.Config.Experts)
+	part := c.Config.Classify(name)
+	form, known := gateForms[part.Name]
+	if part.Role == Fused {
+		scale := strings.Contains(part.Name, "scale") || strings.Contains(part.Name, "amax")
+		form.rows, form.whole, form.inputs, known = true, scale, strings.HasSuffix(part.Name, "_shape"), true
+	} else if packed, ok := c.packedColumns(name, part); ok {
+		return packed, true, nil
+	}
+	size := tensor.End - tensor.Begin
+	switch {
+	case !known:
+		return Axis{}, false, Invalidf("%s: gate tensor %q is of a kind whose rows cannot be moved", shard.Path, name)
+	case form.rows && len(tensor.Shape) > 0 && tensor.Shape[0] == experts && size%experts == 0:
+		return rows(size / experts), true, nil
+	case form.inputs:
+		return Axis{}, false, nil
+	case form.whole && (tensor.Elements() == 1 || len(tensor.Shape) == 2 && tensor.Shape[0] == 1 && part.Role == Gate):
+		return Axis{}, false, nil
+	}
+	return Axis{}, false, Invalidf("%s: tensor %q has shape %v of %s; permuting the experts needs %d rows, one for each expert",
+		shard.Path, name, tensor.Shape, tensor.DType, experts)
+}
+
+// awqOrder is the place of each of eight experts in a word of AWQ.
+var awqOrder = []int64{0, 4, 1, 5, 2, 6, 3, 7}
+
+// maxPackedBytes bounds the tensors whose experts are not rows: they are read as a whole. Gates of known models have less than 2 MiB.
+const maxPackedBytes = 32 << 20
+
+// packedColumns is the axis of a gate's tensor in GPTQ or AWQ, whose last dimension is the expert, or in compressed-tensors, which packs zero
+// points along the experts. The shapes of the gate's weight tell GPTQ, [inputs/8, experts], from AWQ, [inputs, experts/8].
+func (c *Checkpoint) packedColumns(name string, part Part) (Axis, bool) {
+	tensor, _ := c.Tensor(name)
+	if len(tensor.Shape) != 2 || tensor.End-tensor.Begin > maxPackedBytes {
+		return Axis{}, false
+	}
+	experts, inputs := int64(c.Config.Experts), int64(c.Config.HiddenSize)
+	first, last := tensor.Shape[0], tensor.Shape[1]
+	module := strings.TrimSuffix(name, part.Name)
+	columns := Axis{Outer: first, Packed: 1, ExpertStride: 1, OuterStride: experts, Bits: dtypeBits[tensor.DType]}
+	weight, quantized := c.Tensor(module + "qweight")
+	if part.Name == "weight_zero_point" && tensor.DType == "I32" {
+		words, ok := c.Tensor(module + "weight_packed")
+		if !ok || len(words.Shape) != 2 || inputs == 0 || words.Shape[1]*32%inputs != 0 {
+			return Axis{}, false
+		}
+		bits := words.Shape[1] * 32 / inputs
+		if !slices.Contains([]int64{1, 2, 4, 8}, bits) || first != (experts*bits+31)/32 {
+			return Axis{}, false
+		}
+		return Axis{Outer: last, Bits: bits, Packed: 32 / bits, ExpertStride: last, OuterStride: 1}, true
+	}
+	if !quantized || len(weight.Shape) != 2 || weight.DType != "I32" || inputs == 0 {
+		return Axis{}, false
+	}
+	rows, cols := weight.Shape[0], weight.Shape[1]
+	var bits int64
+	var order []int64
+	switch gptq, awq := cols == experts && rows*32%inputs == 0, rows == inputs && cols*8 == experts; {
+	case gptq == awq:
+		return Axis{}, false
+	case gptq:
+		bits = rows * 32 / inputs
+	default:
+		bits, order = 4, awqOrder
+	}
+	if !slices.Contains([]int64{2, 4, 8}, bits) {
+		return Axis{}, false
+	}
+	packed := Axis{Outer: first, Bits: bits, Packed: 32 / bits, Order: order, ExpertStride: 1, OuterStride: last}
+	switch {
+	case part.Name == "qweight" && order == nil, part.Name == "scales" && last == experts:
+		return columns, true
+	case part.Name == "qweight", part.Name == "qzeros" && tensor.DType == "I32" && last*32 == experts*bits:
+		return packed, true
+	}
+	return Axis{}, false
+}

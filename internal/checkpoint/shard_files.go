@@ -1,0 +1,110 @@
+package checkpoint
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const indexSuffix = ".safetensors.index.json"
+
+// findIndex returns the name of the checkpoint's index, or an empty name where there is none. Beside the name that transformers uses, any
+// other name is taken if it is the only one, such as quant_model_weights.safetensors.index.json of msModelSlim.
+func findIndex(dir string) (string, error) {
+	if _, err := os.Stat(filepath.Join(dir, indexFile)); !errors.Is(err, fs.ErrNotExist) {
+		return indexFile, nil
+	}
+	names, err := weightFiles(dir, indexSuffix)
+	if err != nil || len(names) == 0 {
+		return "", err
+	}
+	if len(names) > 1 {
+		return "", Invalidf("%s has several indices, %s, and none is named %s: keep one", dir, strings.Join(names, " and "), indexFile)
+	}
+	return names[0], nil
+}
+
+// weightFiles lists the files of a checkpoint directory with a suffix, but for those that hold other weights: adapters, and the original
+// format of Mistral models.
+func weightFiles(dir, suffix string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, classify("model path", dir, err)
+	}
+	var names []string
+	for _, entry := range entries {
+		name := entry.Name()
+		if strings.HasSuffix(name, suffix) && !strings.HasPrefix(name, ".") && !strings.HasPrefix(name, "consolidated") && !strings.HasPrefix(name, "adapter") {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// numberedShard matches the name of one of several files: its base, its number and the count of files.
+var numberedShard = regexp.MustCompile(`^(.+)-(\d+)-of-(\d+)\.safetensors$`)
+
+// unindexedShards returns the files that hold the weights of a checkpoint without an index: model.safetensors, or else all safetensors
+// files. Numbered files must be one complete set.
+func unindexedShards(dir string) ([]string, error) {
+	if _, err := os.Stat(filepath.Join(dir, singleShardFile)); !errors.Is(err, fs.ErrNotExist) {
+		return []string{singleShardFile}, nil
+	}
+	names, err := weightFiles(dir, ".safetensors")
+	if err != nil {
+		return nil, err
+	}
+	if len(names) == 0 {
+		return nil, Invalidf("%s has neither %s nor %s, nor another safetensors file: it is not a safetensors checkpoint, or incomplete", dir, indexFile, singleShardFile)
+	}
+	for _, name := range names {
+		if err := checkNumbered(dir, name, names); err != nil {
+			return nil, err
+		}
+	}
+	return names, nil
+}
+
+// checkNumbered requires the other files of a set that the name of one announces.
+func checkNumbered(dir, name string, names []string) error {
+	parts := numberedShard.FindStringSubmatch(name)
+	if parts == nil {
+		return nil
+	}
+	count, err := strconv.Atoi(parts[3])
+	if err != nil || count > maxShards {
+		return Invalidf("%s: %s is one of more than %d files", dir, name, maxShards)
+	}
+	for number := 1; number <= count; number++ {
+		other := fmt.Sprintf("%s-%0*d-of-%s.safetensors", parts[1], len(parts[2]), number, parts[3])
+		if _, found := slices.BinarySearch(names, other); !found {
+			return Invalidf("%s has %s but not %s: fetch the missing file", dir, name, other)
+		}
+	}
+	return nil
+}
+
+// maxShards bounds the number of files of a checkpoint without an index; the largest known models have a few hundred.
+const maxShards = 1 << 14
+
+// placeholderBytes is how much of a file checkPlaceholder needs.
+const placeholderBytes = 64
+
+// checkPlaceholder refuses the beginning of a text that stands in for a file that was not downloaded.
+func checkPlaceholder(text []byte) error {
+	text = bytes.ToLower(bytes.TrimLeft(text[:min(len(text), placeholderBytes)], "\xef\xbb\xbf \t\r\n"))
+	switch {
+	case bytes.HasPrefix(text, []byte("version https://git-lfs.github.com/")), bytes.HasPrefix(text, []byte("version https://hawser.github.com/")):
+		return Invalidf("is a git-lfs pointer, not the file: run git lfs pull, or fetch the file again")
+	case bytes.HasPrefix(text, []byte("<!doctype html")), bytes.HasPrefix(text, []byte("<html")), bytes.HasPrefix(text, []byte("<?xml")):
+		return Invalidf("is a web page, not the file: the download was answered by an error or a login page; fetch the file again")
+	}
+	return nil
+}

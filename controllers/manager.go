@@ -34,6 +34,7 @@ import (
 	"github.com/semmoe/operator/controllers/placementplan"
 	"github.com/semmoe/operator/controllers/retention"
 	"github.com/semmoe/operator/controllers/statemetrics"
+	"github.com/semmoe/operator/controllers/storewatch"
 	"github.com/semmoe/operator/controllers/watchmetrics"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/buildinfo"
@@ -115,6 +116,10 @@ func register(collector prometheus.Collector) error {
 }
 
 func addControllers(manager ctrl.Manager, options Options) error {
+	availability := storewatch.New(options.Store, options.Now)
+	if err := errors.Join(register(availability), manager.Add(availability)); err != nil {
+		return fmt.Errorf("set up the watch of the artifact store: %w", err)
+	}
 	deployments := &moedeployment.Reconciler{
 		Client:     manager.GetClient(),
 		Live:       manager.GetAPIReader(),
@@ -124,6 +129,7 @@ func addControllers(manager ctrl.Manager, options Options) error {
 		Prometheus: &promquery.Client{},
 		Metrics:    moedeployment.NewMetrics(options.Now),
 		Store:      options.Store,
+		StoreWatch: availability,
 		Image:      options.Image,
 		PullPolicy: options.PullPolicy,
 		Namespace:  options.OwnNamespace,

@@ -1,5 +1,7 @@
 package v1alpha1
 
+import corev1 "k8s.io/api/core/v1"
+
 // RoutingMode is who sends requests to ranks.
 //
 // +kubebuilder:validation:Enum=Router;EndpointPicker;None
@@ -32,6 +34,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.weights)",message="weights need mode Router or EndpointPicker: with None the engine picks the rank, and weighs nothing",fieldPath=".weights"
 // +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.pendingLimitPerRank)",message="pendingLimitPerRank needs mode Router or EndpointPicker: with None nobody counts requests",fieldPath=".pendingLimitPerRank"
 // +kubebuilder:validation:XValidation:rule="self.mode == 'Router' || !has(self.holdMilliseconds)",message="holdMilliseconds needs mode Router: a Gateway waits for no request, and with None nobody chooses a rank",fieldPath=".holdMilliseconds"
+// +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.template)",message="template needs mode Router or EndpointPicker: with None there are no request router pods",fieldPath=".template"
 type RoutingSpec struct {
 	// mode is Router; EndpointPicker for a Gateway that asks the request router by way of an InferencePool of the
 	// MoEDeployment's name, while the Service leads to the engine's pods; or None for a plain Service in front of the engine's
@@ -46,6 +49,12 @@ type RoutingSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
 	Replicas int32 `json:"replicas,omitempty"`
+
+	// template is merged over the pod template of the request router, in modes Router and EndpointPicker. Its field paths are those
+	// of a pod template. Router pods inherit the imagePullSecrets of spec.template and nothing else from it: they need no devices, and
+	// a toleration for device nodes would let them occupy such a node.
+	// +optional
+	Template *RouterTemplate `json:"template,omitempty"`
 
 	// weights says how much each of the reasons to choose a rank counts. They are estimates in one unit, time saved, so
 	// that 100 for each is right wherever the estimates are.
@@ -84,6 +93,86 @@ type RoutingSpec struct {
 	// +optional
 	// +kubebuilder:default=Managed
 	NetworkPolicy NetworkPolicyMode `json:"networkPolicy,omitempty"`
+}
+
+// RouterTemplate is the part of a pod template that users set for request router pods.
+type RouterTemplate struct {
+	// metadata adds labels and annotations to the pods.
+	// +optional
+	Metadata RouterTemplateMetadata `json:"metadata,omitzero"`
+
+	// spec sets the scheduling and the resources of the pods.
+	// +optional
+	Spec RouterTemplateSpec `json:"spec,omitzero"`
+}
+
+// RouterTemplateMetadata is the metadata that users set for request router pods. Keys under semmoe.io/ are reserved.
+type RouterTemplateMetadata struct {
+	// labels are added to the labels of the pods.
+	// +optional
+	Labels map[string]string `json:"labels,omitempty"`
+
+	// annotations are added to the annotations of the pods.
+	// +optional
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// RouterTemplateSpec is the part of a pod spec that users set for request router pods.
+type RouterTemplateSpec struct {
+	// nodeSelector contains the labels of the nodes that the pods run on.
+	// +optional
+	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+
+	// tolerations are the taints that the pods tolerate.
+	// +optional
+	// +listType=atomic
+	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
+
+	// affinity contains the scheduling constraints of the pods.
+	// +optional
+	Affinity *corev1.Affinity `json:"affinity,omitempty"`
+
+	// topologySpreadConstraints replace the operator's constraint, which spreads the pods over nodes where possible. A constraint
+	// without a labelSelector counts the request router pods of this MoEDeployment.
+	// +optional
+	// +listType=atomic
+	TopologySpreadConstraints []corev1.TopologySpreadConstraint `json:"topologySpreadConstraints,omitempty"`
+
+	// priorityClassName is the name of the PriorityClass of the pods.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	PriorityClassName string `json:"priorityClassName,omitempty"`
+
+	// containers sets the resources of the container "router". No other container can be set.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=1
+	Containers []RouterContainer `json:"containers,omitempty"`
+}
+
+// RouterContainer is the part of a container that users set for the request router.
+type RouterContainer struct {
+	// name is "router".
+	// +required
+	// +kubebuilder:validation:Enum=router
+	Name string `json:"name"`
+
+	// resources are merged over the requests and limits of the container. The memory limit bounds the heap of the router.
+	// +optional
+	Resources RouterResources `json:"resources,omitzero"`
+}
+
+// RouterResources are the resources of a request router.
+type RouterResources struct {
+	// limits are the maximum amounts of resources.
+	// +optional
+	Limits corev1.ResourceList `json:"limits,omitempty"`
+
+	// requests are the amounts of resources that the scheduler reserves.
+	// +optional
+	Requests corev1.ResourceList `json:"requests,omitempty"`
 }
 
 // RoutingWeights weigh the reasons to choose a rank, in percent: 100 counts a reason as it is estimated, 0 not at all.

@@ -28,6 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
@@ -35,6 +36,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/controllers/storewatch"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/laststatus"
@@ -75,6 +77,8 @@ type Reconciler struct {
 	HTTP *http.Client
 	// Store is how the artifact store is reached; request routers read plans from it.
 	Store *access.Access
+	// StoreWatch reports whether the artifact store answers; nil for no report.
+	StoreWatch *storewatch.Watch
 	// Image is the image of our own containers: the request router and the inspection.
 	Image string
 	// PullPolicy is when nodes pull it; empty leaves that to the API server.
@@ -90,7 +94,7 @@ type Reconciler struct {
 
 // SetupWithManager registers the controller.
 func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
-	c, err := ctrl.NewControllerManagedBy(m).
+	b := ctrl.NewControllerManagedBy(m).
 		Named("moedeployment").
 		For(&semmoev1.MoEDeployment{}, builder.WithPredicates(predicate.Or[client.Object](predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{}, predicate.NewPredicateFuncs(r.statusChanged)))).
 		Owns(&appsv1.StatefulSet{}).
@@ -113,8 +117,11 @@ func (r *Reconciler) SetupWithManager(m ctrl.Manager) error {
 			}
 			return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: pod.GetNamespace(), Name: name}}}
 		})).
-		WithOptions(controller.Options{MaxConcurrentReconciles: 4, ReconciliationTimeout: time.Minute, RateLimiter: retries()}).
-		Build(r)
+		WithOptions(controller.Options{MaxConcurrentReconciles: 4, ReconciliationTimeout: time.Minute, RateLimiter: retries()})
+	if r.StoreWatch != nil {
+		b = b.WatchesRawSource(source.Channel(r.StoreWatch.Changed, handler.EnqueueRequestsFromMapFunc(r.usersOfPlans)))
+	}
+	c, err := b.Build(r)
 	if err != nil {
 		return err
 	}
@@ -147,6 +154,22 @@ func (r *Reconciler) whoseProfile(ctx context.Context, profile client.Object) []
 		named := moed.Spec.Profiling != nil && moed.Spec.Profiling.ProfileRef != nil && moed.Spec.Profiling.ProfileRef.Name == profile.GetName()
 		if named || metav1.IsControlledBy(profile, moed) {
 			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(moed)})
+		}
+	}
+	return requests
+}
+
+// usersOfPlans returns the MoEDeployments that need the artifact store.
+func (r *Reconciler) usersOfPlans(ctx context.Context, _ client.Object) []reconcile.Request {
+	var list semmoev1.MoEDeploymentList
+	if err := r.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		logr.FromContextOrDiscard(ctx).Error(err, "Failed to list the MoEDeployments that need the artifact store")
+		return nil
+	}
+	var requests []reconcile.Request
+	for i := range list.Items {
+		if desired.UsesPlans(&list.Items[i]) {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
 		}
 	}
 	return requests
@@ -246,6 +269,9 @@ func (r *Reconciler) forget(name types.NamespacedName) {
 func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, observed children, now time.Time) (observation, error) {
 	var err error
 	o := observation{Invalid: revisions.Validate(moed), Pods: observed.enginePods, Workers: observed.workerPods, Router: observed.router}
+	if desired.UsesPlans(moed) {
+		o.StoreFailure = r.StoreWatch.Failure()
+	}
 	if o.Invalid == nil {
 		o.Invalid = revisions.ValidateGroups(moed, observed.groups)
 	}
@@ -301,22 +327,40 @@ func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *o
 // diagnose looks for what keeps a pod from serving, or from being created. It returns after which time more can be told; zero for no
 // such time.
 func (r *Reconciler) diagnose(ctx context.Context, o *observation, observed children, now time.Time) (time.Duration, error) {
-	if o.Problem = revisions.RemadeProblem(observed.revisions); o.Problem != nil {
-		return 0, nil // of the pods, which come and go, now one and now another is at fault
-	}
 	pods := slices.Concat(observed.enginePods, observed.workerPods, observed.inspectPods)
 	// OutputChanged says more of these pods than that they end again and again; after an error it is not decided yet.
 	if o.Planning.Hold.Reason == planner.ReasonOutputChanged || o.Revision == "" {
 		pods = slices.DeleteFunc(pods, func(pod *corev1.Pod) bool { _, found := revisions.ChangedOutput(pod); return found })
 	}
-	failedMounts, mountsErr := podhealth.FailedMounts(ctx, r.Live, pods, now)
-	var again time.Duration
+	failedMounts, mountsErr := podhealth.FailedMounts(ctx, r.Live, slices.Concat(pods, observed.routerPods), now)
+	var again, routerAgain time.Duration
+	if o.RouterProblem, routerAgain = podhealth.Find(observed.routerPods, failedMounts, now); o.RouterProblem == nil {
+		o.RouterProblem = refusedRouter(observed.router)
+	}
+	// Pods of a group that is made anew come and go: their own problems change from one to the next.
+	if o.Problem = revisions.RemadeProblem(observed.revisions); o.Problem != nil {
+		return routerAgain, mountsErr
+	}
 	if o.Problem, again = podhealth.Find(pods, failedMounts, now); o.Problem != nil {
-		return again, mountsErr
+		return outcome.Soonest(again, routerAgain), mountsErr
 	}
 	var refusedErr error
 	o.Problem, refusedErr = r.refusedPods(ctx, observed, *o, now)
-	return again, errors.Join(mountsErr, refusedErr)
+	return outcome.Soonest(again, routerAgain), errors.Join(mountsErr, refusedErr)
+}
+
+// refusedRouter returns why the pods of the request router cannot be created; nil where they can. The Deployment's controller reports it
+// in a condition.
+func refusedRouter(router *appsv1.Deployment) *podhealth.Problem {
+	if router == nil {
+		return nil
+	}
+	for _, condition := range router.Status.Conditions {
+		if condition.Type == appsv1.DeploymentReplicaFailure && condition.Status == corev1.ConditionTrue {
+			return podhealth.RefusedRouter(podhealth.LastLine(condition.Message))
+		}
+	}
+	return nil
 }
 
 // lookAgain is after which time to look at what no watch tells: the ranks that a Gateway is told, whether a kind that is wanted has

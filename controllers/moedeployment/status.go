@@ -68,8 +68,12 @@ type observation struct {
 	RankTokens map[int]int64
 	// Front is what keeps requests from the engines, or from their ranks.
 	Front front.State
-	// Problem is what keeps a pod from serving.
+	// Problem is what keeps an engine pod from serving, or a pod of the inspection from running.
 	Problem *podhealth.Problem
+	// RouterProblem is what keeps a request router pod from serving.
+	RouterProblem *podhealth.Problem
+	// StoreFailure is why the artifact store does not answer; empty where it does, or where no plan is asked for.
+	StoreFailure string
 	// Failure is an error that a phase of the reconciliation met and that a retry alone will not cure.
 	Failure string
 }
@@ -176,11 +180,17 @@ func faultOf(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 		return &conditions.Fault{Reason: "InspectionFailed", Message: "The model could not be inspected, and will be again: " + o.Inspection.Failure}
 	case o.Problem != nil:
 		return &conditions.Fault{Reason: o.Problem.Reason, Message: o.Problem.Message}
+	case o.RouterProblem != nil && routed(moed):
+		return &conditions.Fault{Reason: o.RouterProblem.Reason, Message: o.RouterProblem.Message}
 	case o.Failure != "":
 		return &conditions.Fault{Reason: reasonReconcileFailed, Message: o.Failure}
 	case o.Front.PoolKindMissing:
 		return &conditions.Fault{Reason: "InferencePoolMissing", Message: fmt.Sprintf("spec.routing.mode EndpointPicker needs the kind %s of %s, which this cluster does not have: install the custom resource definitions of the Gateway API Inference Extension, or use mode Router. Until then no Gateway can ask for ranks; the Service %s spreads requests over the pods",
 			front.InferencePool.Kind, front.InferencePool.GroupVersion(), moed.Name)}
+	}
+	if o.StoreFailure != "" {
+		return &conditions.Fault{Reason: "StoreUnavailable", Message: "The artifact store does not answer: " + o.StoreFailure +
+			". Pods that serve go on; request routers that start now have no tables of the plan, and nothing is profiled or planned. Check the pods of the store"}
 	}
 	if o.Undecided {
 		return nil // that a profile or a plan is not known is no fault of theirs
@@ -188,10 +198,15 @@ func faultOf(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 	return profilingFault(moed, o)
 }
 
+// routed reports whether requests need a request router.
+func routed(moed *semmoev1.MoEDeployment) bool {
+	return moed.Spec.Routing.Mode != semmoev1.RoutingModeNone
+}
+
 func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.MoEDeploymentStatus, fault *conditions.Fault) conditions.Verdict {
 	want := *moed.Spec.Replicas
 	enough := max(1, want-*moed.Spec.Rollout.MaxUnavailable)
-	routerReady := moed.Spec.Routing.Mode == semmoev1.RoutingModeNone || o.Router != nil && o.Router.Status.AvailableReplicas > 0
+	routerReady := !routed(moed) || o.Router != nil && o.Router.Status.AvailableReplicas > 0
 	switch {
 	case o.Front.ServiceTaken != "": // however many serve
 		return conditions.False(reasonReconcileFailed, fmt.Sprintf("%d of %d replicas are ready, but requests to the name %s do not reach them: %s",
@@ -200,6 +215,8 @@ func readyVerdict(moed *semmoev1.MoEDeployment, o observation, status semmoev1.M
 		return conditions.True("ScaledToZero", "spec.replicas is 0: nothing serves, as asked")
 	case want > 0 && status.ReadyReplicas >= enough && routerReady:
 		return conditions.True("Serving", fmt.Sprintf("%d of %d replicas serve at %s", status.ReadyReplicas, want, status.Endpoint))
+	case status.ReadyReplicas >= enough && !routerReady && o.RouterProblem != nil:
+		return conditions.False(o.RouterProblem.Reason, fmt.Sprintf("%d of %d replicas serve, but no request router is available: %s", status.ReadyReplicas, want, o.RouterProblem.Message))
 	case fault != nil:
 		return conditions.False(fault.Reason, fault.Message)
 	case desired.Paused(moed) && status.Replicas == 0:

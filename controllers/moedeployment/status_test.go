@@ -34,6 +34,7 @@ func TestStatus(t *testing.T) {
 	found := moedtest.Report()
 	inspected := inspection.State{Report: &found}
 	router := &appsv1.Deployment{Status: appsv1.DeploymentStatus{AvailableReplicas: 1}}
+	noNode := &podhealth.Problem{Reason: "Unschedulable", Message: "0/1 nodes are available"}
 	two := []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-r1-1", "r1")}
 
 	cases := map[string]struct {
@@ -63,6 +64,33 @@ func TestStatus(t *testing.T) {
 		"no router yet": {
 			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two},
 			want: map[string]string{"Ready": "False RouterNotReady"}, summary: "2/2",
+		},
+		"no router can be scheduled": {
+			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: &appsv1.Deployment{}, RouterProblem: noNode},
+			want: map[string]string{"Ready": "False Unschedulable", "Degraded": "True Unschedulable", "Stalled": "False NotStalled"}, summary: "2/2",
+			message: "2 of 2 replicas serve, but no request router is available: 0/1 nodes are available",
+		},
+		"no router can be scheduled, and an engine has another problem": {
+			o: observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: &appsv1.Deployment{}, RouterProblem: noNode,
+				Problem: &podhealth.Problem{Reason: "NodeLost", Message: "lost"}},
+			want: map[string]string{"Ready": "False Unschedulable", "Degraded": "True NodeLost"}, summary: "2/2", message: "0/1 nodes are available",
+		},
+		"one of two routers cannot be scheduled": {
+			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, RouterProblem: noNode},
+			want: map[string]string{"Ready": "True Serving", "Degraded": "True Unschedulable"}, summary: "2/2",
+		},
+		"neither engines nor routers can be scheduled": {
+			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Router: &appsv1.Deployment{}, RouterProblem: noNode},
+			want: map[string]string{"Ready": "False Unschedulable", "Degraded": "True Unschedulable"}, summary: "0/2", message: "0/1 nodes are available",
+		},
+		"the store is away": {
+			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, StoreFailure: "connection refused"},
+			want: map[string]string{"Ready": "True Serving", "Degraded": "True StoreUnavailable", "Stalled": "False NotStalled"}, summary: "2/2",
+		},
+		"routers go, and none is wanted": {
+			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone },
+			o:      observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, RouterProblem: noNode},
+			want:   map[string]string{"Ready": "True Serving", "Degraded": "False AsExpected"}, summary: "2/2",
 		},
 		"no router wanted": {
 			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone },

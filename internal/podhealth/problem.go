@@ -43,13 +43,57 @@ func Find(pods []*corev1.Pod, failedMounts map[types.UID]string, now time.Time) 
 		if found := waitingProblem(pod, failedMounts[pod.UID]); found != nil {
 			return found, 0
 		}
+		found, after := unreadyProblem(pod, now)
+		if found != nil {
+			return found, 0
+		}
+		again = max(again, after)
 	}
 	return nil, again
+}
+
+// unreadyProblem returns the problem of a pod whose container has started and fails its readiness probe for longer than patience. A
+// container that still loads has not passed its startup probe. The second result is when to check again.
+func unreadyProblem(pod *corev1.Pod, now time.Time) (*Problem, time.Duration) {
+	var since time.Time
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.ContainersReady && condition.Status == corev1.ConditionFalse {
+			since = condition.LastTransitionTime.Time
+		}
+	}
+	for _, status := range pod.Status.ContainerStatuses {
+		running := status.State.Running
+		if since.IsZero() || status.Ready || running == nil || status.Started == nil || !*status.Started {
+			continue
+		}
+		if running.StartedAt.After(since) {
+			since = running.StartedAt.Time
+		}
+		if wait := since.Add(patience).Sub(now); wait > 0 {
+			return nil, wait
+		}
+		return &Problem{"NotReady", fmt.Sprintf("pod %s, container %s runs and fails its readiness probe: see `kubectl logs -n %s %s -c %s`",
+			podLabel(pod), status.Name, pod.Namespace, logsOf(pod), status.Name)}, 0
+	}
+	return nil, 0
+}
+
+// logsOf is what to pass to kubectl logs. Pods of Deployments have random names, which would change the message with each pod.
+func logsOf(pod *corev1.Pod) string {
+	if pod.Labels[semmoev1.LabelComponent] == semmoev1.ComponentRouter {
+		return fmt.Sprintf("-l %s=%s,%s=%s", semmoev1.LabelDeployment, pod.Labels[semmoev1.LabelDeployment], semmoev1.LabelComponent, semmoev1.ComponentRouter)
+	}
+	return pod.Name
 }
 
 // Refused is the problem of pods that the API server does not accept, by its message.
 func Refused(message string) *Problem {
 	return &Problem{"PodsRefused", "The API server refuses the pods (raise the quota, or set the security contexts in spec.template): " + message}
+}
+
+// RefusedRouter is the problem of request router pods that the API server does not accept.
+func RefusedRouter(message string) *Problem {
+	return &Problem{"PodsRefused", "The API server refuses the pods of the router (raise the quota, or set resources in spec.routing.template): " + message}
 }
 
 // WaitsForVolumes tells that a pod has a node, but its containers have not been created for longer than usual.
@@ -82,7 +126,7 @@ func containerProblem(pod *corev1.Pod) *Problem {
 		case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
 			return &Problem{"ContainerNotCreated", fmt.Sprintf("%s cannot be created: %s", where, waiting.Message)}
 		case "CrashLoopBackOff":
-			return &Problem{"ContainerCrashing", fmt.Sprintf("%s ends again and again%s: see `kubectl logs -n %s %s -c %s --previous`", where, lastEnd(status), pod.Namespace, pod.Name, status.Name)}
+			return &Problem{"ContainerCrashing", fmt.Sprintf("%s ends again and again%s: see `kubectl logs -n %s %s -c %s --previous`", where, lastEnd(status), pod.Namespace, logsOf(pod), status.Name)}
 		}
 	}
 	return nil
@@ -128,7 +172,7 @@ func imageField(pod *corev1.Pod, container string) string {
 	switch {
 	case container == semmoev1.EngineContainer:
 		return "spec.engine.image"
-	case slices.Contains(ours, container) || pod.Labels[semmoev1.LabelComponent] == semmoev1.ComponentInspect:
+	case slices.Contains(ours, container) || slices.Contains([]string{semmoev1.ComponentInspect, semmoev1.ComponentRouter}, pod.Labels[semmoev1.LabelComponent]):
 		return "the operator's --image"
 	}
 	return "the container's image in spec.template"
@@ -198,7 +242,7 @@ func Truncate(text string, length int) string {
 func waitingProblem(pod *corev1.Pod, failedMount string) *Problem {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
-			return &Problem{"Unschedulable", fmt.Sprintf("pod %s has no node: %s", podLabel(pod), condition.Message)}
+			return &Problem{"Unschedulable", fmt.Sprintf("pod %s has no node: %s%s", podLabel(pod), condition.Message, schedulingAdvice(pod))}
 		}
 	}
 	if failedMount != "" {
@@ -212,6 +256,14 @@ func waitingProblem(pod *corev1.Pod, failedMount string) *Problem {
 		}
 	}
 	return nil
+}
+
+// schedulingAdvice names the field that decides which nodes take the pod; empty where spec.template does, or spec.profiling.template.
+func schedulingAdvice(pod *corev1.Pod) string {
+	if pod.Labels[semmoev1.LabelComponent] != semmoev1.ComponentRouter {
+		return ""
+	}
+	return " Add a node for it, or set tolerations, nodeSelector, affinity or resources in spec.routing.template"
 }
 
 // volumeAdvice says what to do about a volume that cannot be mounted.

@@ -61,6 +61,20 @@ func TestFindProblem(t *testing.T) {
 		p.Spec.NodeName = "n"
 		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.ContainersReady, Status: corev1.ConditionTrue})
 	}
+	// A container whose readiness probe fails from the first minute on.
+	failing := func(p *corev1.Pod) {
+		unready(p)
+		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{
+			Type: corev1.ContainersReady, Status: corev1.ConditionFalse, LastTransitionTime: metav1.NewTime(start.Add(time.Minute)),
+		})
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{
+			Name: "engine", Started: new(true), State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(start)}},
+		}}
+	}
+	restarted := func(p *corev1.Pod) {
+		failing(p)
+		p.Status.ContainerStatuses[0].State.Running.StartedAt = metav1.NewTime(start.Add(time.Minute + patience))
+	}
 	cases := map[string]struct {
 		change  func(*corev1.Pod)
 		age     time.Duration
@@ -110,7 +124,24 @@ func TestFindProblem(t *testing.T) {
 		},
 		"not ready":            {change: func(p *corev1.Pod) { lost(p); p.Status.Conditions[1].Status = corev1.ConditionFalse }},
 		"somebody else's gate": {change: func(p *corev1.Pod) { lost(p); p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "x"}} }},
-		"being deleted":        {change: func(p *corev1.Pod) { crashed(p); p.DeletionTimestamp = &metav1.Time{Time: start} }},
+		"fails its readiness probe": {change: failing, age: time.Minute + patience, reason: "NotReady",
+			message: "pod p, container engine runs and fails its readiness probe: see `kubectl logs -n ns p -c engine`"},
+		"fails its readiness probe, just now":    {change: failing, age: time.Minute + patience/2, again: patience / 2},
+		"fails since a restart, just now":        {change: restarted, age: time.Minute + patience, again: patience},
+		"loads, and its startup probe may do so": {change: func(p *corev1.Pod) { failing(p); p.Status.ContainerStatuses[0].Started = new(false) }, age: time.Hour},
+		"another container fails": {change: func(p *corev1.Pod) {
+			failing(p)
+			p.Status.ContainerStatuses = append([]corev1.ContainerStatus{{Name: "ready", Ready: true, Started: new(true)}}, p.Status.ContainerStatuses...)
+		}, age: time.Hour, reason: "NotReady", message: "container engine runs"},
+		"router fails": {change: func(p *corev1.Pod) {
+			failing(p)
+			p.Labels[semmoev1.LabelComponent], p.Labels[semmoev1.LabelDeployment] = semmoev1.ComponentRouter, "m"
+		}, age: time.Hour, reason: "NotReady", message: "pod of the router, container engine runs and fails its readiness probe: see `kubectl logs -n ns -l semmoe.io/deployment=m,semmoe.io/component=router -c engine`"},
+		"router without a node": {
+			change: func(p *corev1.Pod) { unschedulable(p); p.Labels[semmoev1.LabelComponent] = semmoev1.ComponentRouter },
+			age:    patience, reason: "Unschedulable", message: "pod of the router has no node: 0/1 nodes: Insufficient nvidia.com/gpu Add a node for it, or set tolerations, nodeSelector, affinity or resources in spec.routing.template",
+		},
+		"being deleted": {change: func(p *corev1.Pod) { crashed(p); p.DeletionTimestamp = &metav1.Time{Time: start} }},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -165,6 +196,7 @@ func TestImageField(t *testing.T) {
 		{semmoev1.ComponentEngine, "metrics", "the container's image in spec.template"},
 		{semmoev1.ComponentProfile, "profile", "the operator's --image"},
 		{semmoev1.ComponentInspect, "inspect", "the operator's --image"},
+		{semmoev1.ComponentRouter, "router", "the operator's --image"},
 	} {
 		p := pod(func(p *corev1.Pod) { p.Labels[semmoev1.LabelComponent] = test.component })
 		if got := imageField(p, test.container); got != test.want {

@@ -96,13 +96,13 @@ func TestOnSeriesNoticesEveryChange(t *testing.T) {
 		first := map[string]int{} // of the rule as it is, by case: another one of its name may fire in it as well
 		for name, tc := range onSeries {
 			if ruleOf(tc.alert) == rule.Alert+" "+rule.Labels["severity"] {
-				first[name] = firstMinute(t, alone(t, rule), tc.series, tc.alert)
+				first[name] = firstStep(t, alone(t, rule), tc)
 			}
 		}
 		for name, mutant := range mutants(t, rule) {
 			file, noticed := alone(t, mutant), false
-			for of, minute := range first {
-				if noticed = firstMinute(t, file, onSeries[of].series, onSeries[of].alert) != minute; noticed {
+			for of, step := range first {
+				if noticed = firstStep(t, file, onSeries[of]) != step; noticed {
 					break
 				}
 			}

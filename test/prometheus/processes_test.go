@@ -43,6 +43,7 @@ import (
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/controllers/moedeployment"
 	"github.com/semmoe/operator/controllers/statemetrics"
+	"github.com/semmoe/operator/controllers/storewatch"
 	"github.com/semmoe/operator/controllers/watchmetrics"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
@@ -112,15 +113,24 @@ func TestProcessesFire(t *testing.T) {
 	}
 	want := []string{
 		"SemMoEDegraded warning live/broken",
+		"SemMoEDegraded warning live/tainted",
+		"SemMoENotReady critical live/broken",
+		"SemMoENotReady critical live/tainted",
+		"SemMoENotReady warning live/broken",
+		"SemMoENotReady warning live/slow",
+		"SemMoENotReady warning live/tainted",
+		"SemMoEStoreUnavailable warning ",
 		"SemMoEDriftRising info told/far",
 		"SemMoELocalityBelowTarget warning told/far",
 		"SemMoENoServingPod critical serving/empty",
 		"SemMoENoServingPod warning live/broken",
 		"SemMoENoServingPod warning live/slow",
+		"SemMoENoServingPod warning live/tainted",
 		"SemMoEPlanStale info told/old",
 		"SemMoEPlanningFailed warning live/lost",
 		"SemMoEProfilingFailed warning live/invalid",
 		"SemMoERolloutStuck warning live/slow",
+		"SemMoERolloutStuck warning live/tainted",
 		"SemMoERolloutStuck warning live/zero", // its checkpoint is being inspected all the time
 		"SemMoERolloutStuck warning told/far",
 		"SemMoERouterShedding warning serving/shedding",
@@ -361,6 +371,8 @@ func (c *cluster) createLive(t *testing.T) {
 	}
 	deployment("broken", func(spec *semmoev1.MoEDeploymentSpec) { spec.Engine.Args = []string{"--ep-size=3"} })
 	deployment("slow", func(*semmoev1.MoEDeploymentSpec) {})
+	deployment("tainted", func(*semmoev1.MoEDeploymentSpec) {})
+	c.unschedulable(t, "tainted")
 	deployment("zero", func(spec *semmoev1.MoEDeploymentSpec) { spec.Replicas = ptr.To[int32](0) })
 
 	profile := func(name string, change func(*semmoev1.AffinityProfileSpec)) {
@@ -379,6 +391,25 @@ func (c *cluster) createLive(t *testing.T) {
 		c.create(t, &semmoev1.PlacementPlan{ObjectMeta: metav1.ObjectMeta{Namespace: live, Name: name}, Spec: semmoev1.PlacementPlanSpec{
 			ProfileRef: semmoev1.ProfileReference{Name: of}, ExpertParallelSize: 4, Attention: semmoev1.AttentionDataParallel,
 		}})
+	}
+}
+
+// unschedulable creates the request router pod of a MoEDeployment, of which the scheduler says that no node takes it.
+func (c *cluster) unschedulable(t *testing.T, deployment string) {
+	t.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: live, Name: deployment + "-router-0", Labels: map[string]string{
+			semmoev1.LabelDeployment: deployment, semmoev1.LabelComponent: semmoev1.ComponentRouter,
+		}},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "router", Image: "semmoe:test"}}},
+	}
+	c.create(t, pod)
+	pod.Status.Conditions = []corev1.PodCondition{{
+		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
+		Message: "0/1 nodes are available: 1 node(s) had untolerated taint {maintenance: }.", LastTransitionTime: metav1.Now(),
+	}}
+	if err := c.Status().Update(t.Context(), pod); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -414,7 +445,7 @@ func (c *cluster) startCollectors(t *testing.T) *runningCollectors {
 	close(elected)
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(r.metrics, &statemetrics.Collector{Reader: client.NewNamespacedClient(c.Client, told), Elected: elected, Log: logr.Discard()})
-	registry.MustRegister(c.refuse(t))
+	registry.MustRegister(c.refuse(t), c.watchMissingStore(t))
 	server := httptest.NewTLSServer(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	t.Cleanup(server.Close)
 	r.address = strings.TrimPrefix(server.URL, "https://")
@@ -444,6 +475,25 @@ func (c *cluster) refuse(t *testing.T) *watchmetrics.Refusals {
 		}
 	})
 	return refusals
+}
+
+// watchMissingStore checks an artifact store whose address nothing listens on.
+func (c *cluster) watchMissingStore(t *testing.T) *storewatch.Watch {
+	t.Helper()
+	watch := storewatch.New(&access.Access{
+		URL: "https://" + freeAddress(t), CA: types.NamespacedName{Namespace: own, Name: "semmoe-store-ca"},
+		TokenFile: c.token(t, own, "semmoe-manager", artifact.Audience), Reader: c.Client,
+	}, time.Now)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- watch.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return watch
 }
 
 // begin gives the figures, of which the ages are by Prometheus' clock.

@@ -98,6 +98,16 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.RolloutSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RolloutStatus"):
 		return &apiv1alpha1.RolloutStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RouterContainer"):
+		return &apiv1alpha1.RouterContainerApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RouterResources"):
+		return &apiv1alpha1.RouterResourcesApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RouterTemplate"):
+		return &apiv1alpha1.RouterTemplateApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RouterTemplateMetadata"):
+		return &apiv1alpha1.RouterTemplateMetadataApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("RouterTemplateSpec"):
+		return &apiv1alpha1.RouterTemplateSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingSpec"):
 		return &apiv1alpha1.RoutingSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RoutingStatus"):

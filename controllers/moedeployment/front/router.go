@@ -2,6 +2,7 @@ package front
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -65,6 +66,9 @@ func (f *Front) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeploymen
 	}
 	if authority != "" {
 		giveStore(intent, f.Store, authority)
+	}
+	if err := mergeTemplate(intent.Spec.Template, moed); err != nil {
+		return false, err
 	}
 	deployment := &appsv1.Deployment{}
 	if err := desired.EnsureLatest(ctx, f.Client, f.Live, moed, deployment, intent, appsac.ExtractDeployment); err != nil {
@@ -233,6 +237,42 @@ func routerPorts(moed *semmoev1.MoEDeployment) []*coreac.ContainerPortApplyConfi
 		return []*coreac.ContainerPortApplyConfiguration{port("ext-proc", semmoev1.PickerPort), port("health", semmoev1.PickerHealthPort), metrics}
 	}
 	return []*coreac.ContainerPortApplyConfiguration{port("http", semmoev1.ServicePort), metrics}
+}
+
+// mergeTemplate merges spec.routing.template over the pod template of the request router. Lists replace the operator's, maps are merged.
+func mergeTemplate(template *coreac.PodTemplateSpecApplyConfiguration, moed *semmoev1.MoEDeployment) error {
+	users := moed.Spec.Routing.Template
+	if users == nil {
+		return nil
+	}
+	spec := users.Spec.DeepCopy()
+	if len(spec.TopologySpreadConstraints) > 0 {
+		template.Spec.TopologySpreadConstraints = nil
+	}
+	for i := range spec.TopologySpreadConstraints {
+		if constraint := &spec.TopologySpreadConstraints[i]; constraint.LabelSelector == nil {
+			constraint.LabelSelector = &metav1.LabelSelector{MatchLabels: desired.Selector(moed, semmoev1.ComponentRouter)}
+		}
+	}
+	container := &template.Spec.Containers[0]
+	var failed error
+	for _, users := range spec.Containers { // the schema allows the router's container only
+		failed = errors.Join(failed, mergeFields(users.Resources, container.Resources))
+	}
+	spec.Containers = nil
+	if failed = errors.Join(failed, mergeFields(spec, template.Spec), mergeFields(users.Metadata, template.ObjectMetaApplyConfiguration)); failed != nil {
+		return fmt.Errorf("failed to merge spec.routing.template: %w", failed)
+	}
+	return nil
+}
+
+// mergeFields sets the fields of an apply configuration that users set. It adds to maps, and replaces lists that are empty.
+func mergeFields(users, ours any) error {
+	data, err := json.Marshal(users)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(data, ours)
 }
 
 // routerDeployment is the request router. Its pods carry the UID of their ServiceAccount: tokens of an account that was

@@ -933,6 +933,80 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: stableRevision
       type:
         scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.RouterContainer
+  map:
+    fields:
+    - name: name
+      type:
+        scalar: string
+    - name: resources
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RouterResources
+- name: com.github.semmoe.operator.api.v1alpha1.RouterResources
+  map:
+    fields:
+    - name: limits
+      type:
+        namedType: io.k8s.api.core.v1.ResourceList
+    - name: requests
+      type:
+        namedType: io.k8s.api.core.v1.ResourceList
+- name: com.github.semmoe.operator.api.v1alpha1.RouterTemplate
+  map:
+    fields:
+    - name: metadata
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RouterTemplateMetadata
+    - name: spec
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RouterTemplateSpec
+- name: com.github.semmoe.operator.api.v1alpha1.RouterTemplateMetadata
+  map:
+    fields:
+    - name: annotations
+      type:
+        map:
+          elementType:
+            scalar: string
+    - name: labels
+      type:
+        map:
+          elementType:
+            scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.RouterTemplateSpec
+  map:
+    fields:
+    - name: affinity
+      type:
+        namedType: io.k8s.api.core.v1.Affinity
+    - name: containers
+      type:
+        list:
+          elementType:
+            namedType: com.github.semmoe.operator.api.v1alpha1.RouterContainer
+          elementRelationship: associative
+          keys:
+          - name
+    - name: nodeSelector
+      type:
+        map:
+          elementType:
+            scalar: string
+    - name: priorityClassName
+      type:
+        scalar: string
+    - name: tolerations
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.api.core.v1.Toleration
+          elementRelationship: atomic
+    - name: topologySpreadConstraints
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.api.core.v1.TopologySpreadConstraint
+          elementRelationship: atomic
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingMode
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingSpec
@@ -959,6 +1033,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: samplePercent
       type:
         scalar: numeric
+    - name: template
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.RouterTemplate
     - name: weights
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.RoutingWeights

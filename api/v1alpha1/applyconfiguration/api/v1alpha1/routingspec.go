@@ -17,6 +17,10 @@ type RoutingSpecApplyConfiguration struct {
 	Mode *apiv1alpha1.RoutingMode `json:"mode,omitempty"`
 	// replicas is the number of request router pods.
 	Replicas *int32 `json:"replicas,omitempty"`
+	// template is merged over the pod template of the request router, in modes Router and EndpointPicker. Its field paths are those
+	// of a pod template. Router pods inherit the imagePullSecrets of spec.template and nothing else from it: they need no devices, and
+	// a toleration for device nodes would let them occupy such a node.
+	Template *RouterTemplateApplyConfiguration `json:"template,omitempty"`
 	// weights says how much each of the reasons to choose a rank counts. They are estimates in one unit, time saved, so
 	// that 100 for each is right wherever the estimates are.
 	Weights *RoutingWeightsApplyConfiguration `json:"weights,omitempty"`
@@ -59,6 +63,14 @@ func (b *RoutingSpecApplyConfiguration) WithMode(value apiv1alpha1.RoutingMode) 
 // If called multiple times, the Replicas field is set to the value of the last call.
 func (b *RoutingSpecApplyConfiguration) WithReplicas(value int32) *RoutingSpecApplyConfiguration {
 	b.Replicas = &value
+	return b
+}
+
+// WithTemplate sets the Template field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Template field is set to the value of the last call.
+func (b *RoutingSpecApplyConfiguration) WithTemplate(value *RouterTemplateApplyConfiguration) *RoutingSpecApplyConfiguration {
+	b.Template = value
 	return b
 }
 

@@ -1,0 +1,105 @@
+package storewatch
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/artifact/storetest"
+	"github.com/semmoe/operator/test/metricsdoc"
+)
+
+var environment *storetest.Environment
+
+func TestMain(m *testing.M) {
+	var err error
+	if environment, err = storetest.Start(context.Background()); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	if err := environment.Stop(); err != nil {
+		panic(err)
+	}
+	os.Exit(code)
+}
+
+// A store that goes is noticed by the next check, and reported by objects after patience. Its return is reported at once. A wrong answer of
+// the scope that is asked for is an answer.
+func TestWatch(t *testing.T) {
+	store := environment.Run(t)
+	now := time.Unix(1e9, 0)
+	watch := New(store.Access, func() time.Time { return now })
+	check := func(wantChanged, wantUp bool) {
+		t.Helper()
+		changed, err := watch.check(t.Context())
+		if changed != wantChanged || (err == nil) != wantUp {
+			t.Fatalf("check: changed %v, error %v; want %v, available %v", changed, err, wantChanged, wantUp)
+		}
+	}
+	available := func() float64 { return testutil.ToFloat64(watch) }
+	check(false, true)
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(watch)
+	metricsdoc.Check(t, "../../docs/metrics.md", "store availability", registry)
+	if available() != 1 || watch.Failure() != "" {
+		t.Errorf("a store that answers: %v, %q", available(), watch.Failure())
+	}
+
+	store.Stop()
+	check(false, false)
+	if available() != 0 || watch.Failure() != "" {
+		t.Errorf("a store that has just gone: %v, %q", available(), watch.Failure())
+	}
+	now = now.Add(patience)
+	check(true, false)
+	cause := watch.Failure()
+	if !strings.Contains(cause, "refused") || strings.Contains(cause, "\n") {
+		t.Errorf("the cause is %q", cause)
+	}
+	now = now.Add(time.Hour)
+	check(false, false)
+	if watch.Failure() != cause {
+		t.Errorf("the cause was %q and is %q", cause, watch.Failure())
+	}
+
+	store.Start(t)
+	check(true, true)
+	if available() != 1 || watch.Failure() != "" {
+		t.Errorf("a store that is back: %v, %q", available(), watch.Failure())
+	}
+}
+
+// The time from the loss of a store to its report is below a minute, with the time that a request is repeated.
+func TestReportsWithinAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		watch := New(nil, time.Now)
+		begin := time.Now()
+		for !watch.record(errors.New("away")) {
+			time.Sleep(max(period, checkTimeout))
+		}
+		if took := period + time.Since(begin); took > time.Minute-patience/2 {
+			t.Errorf("a store that goes is reported after up to %s", took)
+		}
+	})
+}
+
+// Without a store there is no metric and no failure.
+func TestWithoutStore(t *testing.T) {
+	for _, store := range []*access.Access{nil, {}} {
+		watch := New(store, time.Now)
+		if changed, _ := watch.check(t.Context()); changed || watch.Failure() != "" || testutil.CollectAndCount(watch) != 0 {
+			t.Errorf("without a store: changed %v, failure %q, %d series", changed, watch.Failure(), testutil.CollectAndCount(watch))
+		}
+	}
+	if failure := (*Watch)(nil).Failure(); failure != "" {
+		t.Errorf("no watch reports %q", failure)
+	}
+}

@@ -39,6 +39,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/buildinfo"
 	"github.com/semmoe/operator/internal/promquery"
+	"github.com/semmoe/operator/internal/router/managerauth"
 )
 
 // Options are the settings of the operator.
@@ -51,8 +52,10 @@ type Options struct {
 	OwnNamespace string
 	// Namespaces to watch; none means all.
 	Namespaces []string
-	// HTTP reaches the pods of request routers and profiling Jobs; nil means directly.
+	// HTTP reaches the pods of engines and profiling Jobs; nil means directly.
 	HTTP *http.Client
+	// Routers is the identity with which the manager reads from request routers.
+	Routers *managerauth.Identity
 	// Store is how the artifact store is reached; its Reader is filled in where it has none. Without a
 	// URL nothing can be profiled.
 	Store *access.Access
@@ -76,6 +79,9 @@ func NewManager(config *rest.Config, options Options, base ctrl.Options) (ctrl.M
 	if options.Image == "" {
 		return nil, errors.New("the image of the operator's own containers is not set")
 	}
+	if options.Routers == nil {
+		return nil, errors.New("the identity for request routers is not set")
+	}
 	scheme, err := Scheme()
 	if err != nil {
 		return nil, err
@@ -97,7 +103,7 @@ func NewManager(config *rest.Config, options Options, base ctrl.Options) (ctrl.M
 	if options.Store != nil && options.Store.Reader == nil {
 		options.Store.Reader = manager.GetAPIReader()
 	}
-	options.HTTP = cmp.Or(options.HTTP, http.DefaultClient)
+	options.HTTP = cmp.Or(options.HTTP, &http.Client{CheckRedirect: managerauth.RefuseRedirect})
 	if err := errors.Join(register(buildinfo.Metric()), register(refusals)); err != nil {
 		return nil, fmt.Errorf("register the metrics of the build and of watches: %w", err)
 	}
@@ -126,6 +132,7 @@ func addControllers(manager ctrl.Manager, options Options) error {
 		Secrets:    manager.GetAPIReader(),
 		Recorder:   manager.GetEventRecorder("semmoe-moedeployment"),
 		HTTP:       options.HTTP,
+		Routers:    options.Routers,
 		Prometheus: &promquery.Client{},
 		Metrics:    moedeployment.NewMetrics(options.Now),
 		Store:      options.Store,
@@ -150,6 +157,7 @@ func addControllers(manager ctrl.Manager, options Options) error {
 		Events:     manager.GetAPIReader(),
 		Recorder:   manager.GetEventRecorder("semmoe-affinityprofile"),
 		HTTP:       options.HTTP,
+		Routers:    options.Routers,
 		Store:      options.Store,
 		Image:      options.Image,
 		PullPolicy: options.PullPolicy,

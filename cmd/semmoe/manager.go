@@ -19,13 +19,14 @@ import (
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/controllers/retention"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/webhook"
 )
 
 func newManagerCommand() *cobra.Command {
 	var options controllers.Options
 	var store access.Access
-	var storeCA, pull string
+	var storeCA, pull, routerAuthority string
 	var webhooks webhookOptions
 	// A lost leader is replaced within 20 s: a successor may see its last renewal 2.2 retry periods late, waits for the lease to pass,
 	// and may ask for it 2.2 periods after that (client-go's jitter). One that ends in order gives its lease back at once.
@@ -61,6 +62,9 @@ func newManagerCommand() *cobra.Command {
 				return err
 			}
 			options.Store, options.OwnNamespace = &store, os.Getenv("POD_NAMESPACE")
+			if options.Routers, err = routerIdentity(ctx, config, routerAuthority); err != nil {
+				return err
+			}
 			var certificates *webhook.Certificates
 			if webhooks.enabled() {
 				if base.WebhookServer, certificates, err = webhooks.server(config); err != nil {
@@ -86,6 +90,7 @@ func newManagerCommand() *cobra.Command {
 	flags.StringVar(&store.URL, "store-url", "", "address of the artifact store, https://host; without it nothing is profiled or planned")
 	flags.StringVar(&storeCA, "store-ca", cmp.Or(os.Getenv("POD_NAMESPACE"), "semmoe-system")+"/semmoe-store-ca", "namespace/name of the ConfigMap with the store's certificate authority as ca.crt")
 	flags.StringVar(&store.TokenFile, "store-token-file", access.TokenFile, "file with the manager's token for the store")
+	flags.StringVar(&routerAuthority, "router-client-authority", cmp.Or(os.Getenv("POD_NAMESPACE"), "semmoe-system")+"/"+managerauth.SecretName, "namespace/name of the Secret with the certificate authority by which request routers know managers; created where it does not exist")
 	flags.IntVar(&options.SolverWorkers, "solver-workers", 1, "plans that are solved at a time; each holds a routing trace in memory")
 	flags.DurationVar(&options.Retention, "artifact-retention", retention.DefaultRetention, "how long artifacts are kept in the store after an object last named them")
 	flags.StringVar(&base.Metrics.BindAddress, "metrics-bind-address", ":8443", "address of the metrics endpoint (HTTPS; the API server authenticates and authorizes its callers); 0 turns it off")
@@ -124,4 +129,17 @@ func ownImage(ctx context.Context, config *rest.Config) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("pod %s/%s has no container named manager", namespace, name)
+}
+
+// routerIdentity loads the identity by which request routers know this manager.
+func routerIdentity(ctx context.Context, config *rest.Config, secret string) (*managerauth.Identity, error) {
+	name, err := namespacedName("--router-client-authority", secret)
+	if err != nil {
+		return nil, err
+	}
+	clients, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	return managerauth.Load(ctx, clients, name)
 }

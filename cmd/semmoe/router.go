@@ -17,6 +17,7 @@ import (
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/internal/router"
 	"github.com/semmoe/operator/internal/router/livesamples"
+	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/internal/router/picker"
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/solver/dispatch"
@@ -58,6 +59,7 @@ func (f *routerFlags) add(command *cobra.Command) {
 	flags.StringVar(&f.options.Host, "host", "", "address to listen on (default: all)")
 	flags.IntVar(&f.options.Port, "port", 8000, "port for clients")
 	flags.IntVar(&f.options.MetricsPort, "metrics-port", 9090, "port for /healthz, /readyz and /metrics")
+	flags.IntVar(&f.options.PrivatePort, "private-port", managerauth.Port, "port (TLS) for observations and live samples, for clients with a certificate of the authority in $"+managerauth.AuthorityVariable+" (PEM); closed where that is not set")
 	flags.StringVar(&f.options.SnapshotDir, "snapshot-dir", "/var/lib/semmoe", "directory in which the last known endpoints and the plans are kept, so that the router can start without the API server")
 	flags.StringVar(&f.options.TablesFile, "tables-file", "", "JSON object that says, by the digest of a plan that pods name, of which plan with the same layout the tables are used in the place of its own; read every few seconds, and may be absent")
 	flags.StringVar(&f.planDir, "default-plan-dir", "", "directory with the mounted ConfigMap of a plan, under which those pods serve that name none themselves; for pods that no MoEDeployment has made")
@@ -117,6 +119,7 @@ func (f *routerFlags) complete() (err error) {
 		o.DefaultPlan = string(mounted.Digest)
 	}
 	o.FetchPlan = planFetcher(o.Namespace)
+	o.ManagerAuthority = []byte(os.Getenv(managerauth.AuthorityVariable))
 	return nil
 }
 

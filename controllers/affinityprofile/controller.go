@@ -31,6 +31,7 @@ import (
 	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/internal/podhealth"
 	recording "github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/internal/router/managerauth"
 )
 
 // +kubebuilder:rbac:groups=semmoe.io,resources=affinityprofiles;moedeployments,verbs=list;watch
@@ -51,6 +52,8 @@ type Reconciler struct {
 	Recorder events.EventRecorder
 	// HTTP asks profiling Jobs how far they are.
 	HTTP *http.Client
+	// Routers is the identity with which live samples are read from request routers.
+	Routers *managerauth.Identity
 	// Store is how the artifact store is reached.
 	Store *access.Access
 	// Image is the image of our own containers.

@@ -27,6 +27,7 @@ import (
 	"github.com/semmoe/operator/internal/podhealth"
 	recording "github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/internal/router/livesamples"
+	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/solver/trace"
 )
 
@@ -47,8 +48,6 @@ const (
 	maxTokenizerBytes = 256 << 20
 	// liveSeed makes the sample of what routers have repeatable.
 	liveSeed = 1
-	// routerMetricsPort is where request routers tell their samples.
-	routerMetricsPort = 9090
 )
 
 // liveState is what is known of the samples that a live profile waits for.
@@ -256,7 +255,7 @@ func (r *Reconciler) askSamples(ctx context.Context, method string, profile *sem
 		path = livesamples.SequencesPath
 	}
 	address := url.URL{
-		Scheme: "http", Host: net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(routerMetricsPort)), Path: path,
+		Scheme: "https", Host: net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(managerauth.Port)), Path: path,
 		RawQuery: url.Values{livesamples.QuerySince: {samplesSince(profile).UTC().Format(time.RFC3339)}}.Encode(),
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -265,7 +264,7 @@ func (r *Reconciler) askSamples(ctx context.Context, method string, profile *sem
 		cancel()
 		return nil, err
 	}
-	response, err := r.HTTP.Do(request)
+	response, err := r.Routers.HTTP.Do(request)
 	if err != nil {
 		cancel()
 		return nil, err

@@ -29,6 +29,7 @@ import (
 	"github.com/semmoe/operator/internal/counts"
 	recording "github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/internal/router/livesamples"
+	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/solver/trace/tracetest"
 )
@@ -97,7 +98,7 @@ func newLive(t *testing.T, environment *storetest.Environment, namespace string)
 	}
 	store := environment.Run(t)
 	l := &live{t: t, api: api, store: store.Client(t), network: routers{}}
-	l.r = &Reconciler{Client: api, Recorder: events.NewFakeRecorder(100), HTTP: &http.Client{Transport: l.network}, Store: store.Access, Now: time.Now}
+	l.r = &Reconciler{Client: api, Recorder: events.NewFakeRecorder(100), Routers: &managerauth.Identity{HTTP: &http.Client{Transport: l.network}}, Store: store.Access, Now: time.Now}
 	l.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
 	volume := corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 	moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "tiny"}, Spec: semmoev1.MoEDeploymentSpec{
@@ -107,7 +108,7 @@ func newLive(t *testing.T, environment *storetest.Environment, namespace string)
 	for i := range 2 {
 		one := tracetest.Generate(tracetest.Small, uint64(i+1))
 		one.Model.Digest = liveDigest
-		l.network[fmt.Sprintf("10.1.0.%d:9090", i+1)] = &samples{trace: one}
+		l.network[fmt.Sprintf("10.1.0.%d:9091", i+1)] = &samples{trace: one}
 		pod := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprint("router-", i), Labels: map[string]string{
 				semmoev1.LabelDeployment: "tiny", semmoev1.LabelComponent: semmoev1.ComponentRouter,
@@ -210,7 +211,7 @@ func TestLiveProfile(t *testing.T) {
 			}
 		}
 	}
-	one, two := l.network["10.1.0.1:9090"], l.network["10.1.0.2:9090"]
+	one, two := l.network["10.1.0.1:9091"], l.network["10.1.0.2:9091"]
 	have := int32(len(one.trace.Tokens) + len(two.trace.Tokens))
 	p := l.profile(namespace, "p", semmoev1.LiveSamplesSequences, 1000)
 	expect(p, "WaitingForInputs", "prior")

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"time"
@@ -21,6 +22,9 @@ import (
 
 // progressTimeout bounds a question for the progress, so that a pod that hangs does not hold up the reconciliation.
 const progressTimeout = 2 * time.Second
+
+// maxProgressReport bounds the answer to that question, in bytes.
+const maxProgressReport = 64 << 10
 
 // findResult asks the store for the profile of these inputs; nil where it has none.
 func (r *Reconciler) findResult(ctx context.Context, profile *semmoev1.AffinityProfile, id string) (*semmoev1.ProfileResult, error) {
@@ -120,5 +124,5 @@ func (r *Reconciler) fetchProgress(ctx context.Context, podIP string, port int32
 	if response.StatusCode != http.StatusOK {
 		return report, errors.New(response.Status)
 	}
-	return report, json.NewDecoder(response.Body).Decode(&report)
+	return report, json.NewDecoder(io.LimitReader(response.Body, maxProgressReport)).Decode(&report)
 }

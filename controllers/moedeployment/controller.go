@@ -43,6 +43,7 @@ import (
 	"github.com/semmoe/operator/internal/outcome"
 	"github.com/semmoe/operator/internal/podhealth"
 	"github.com/semmoe/operator/internal/promquery"
+	"github.com/semmoe/operator/internal/router/managerauth"
 )
 
 // +kubebuilder:rbac:groups=semmoe.io,resources=moedeployments,verbs=list;watch
@@ -73,8 +74,10 @@ type Reconciler struct {
 	Prometheus *promquery.Client
 	// Metrics are told what is observed.
 	Metrics *Metrics
-	// HTTP asks the request routers what they observed.
+	// HTTP sends requests to engine pods.
 	HTTP *http.Client
+	// Routers is the identity with which observations are read from request routers.
+	Routers *managerauth.Identity
 	// Store is how the artifact store is reached; request routers read plans from it.
 	Store *access.Access
 	// StoreWatch reports whether the artifact store answers; nil for no report.
@@ -290,7 +293,7 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 		}
 	}
 	if desired.Observes(moed) && o.Revision != "" {
-		o.Reports = locality.AskRouters(ctx, r.HTTP, observed.routerPods)
+		o.Reports = locality.AskRouters(ctx, r.Routers.HTTP, observed.routerPods)
 		o.Observed = locality.TrafficOf(o.Reports, o.Revision)
 		o.RankTokens, o.Enough = o.Observed.RankLoads(), o.Observed.Enough()
 	}
@@ -389,7 +392,7 @@ func (r *Reconciler) planner() *planner.Planner {
 
 // front is what makes all that stands before the engines.
 func (r *Reconciler) front() *front.Front {
-	return &front.Front{Client: r.Client, Live: r.Live, Store: r.Store, Image: r.Image, PullPolicy: r.PullPolicy, Namespace: r.Namespace}
+	return &front.Front{Client: r.Client, Live: r.Live, Store: r.Store, Image: r.Image, PullPolicy: r.PullPolicy, Namespace: r.Namespace, ManagerAuthority: r.Routers.Authority}
 }
 
 func (r *Reconciler) observe(ctx context.Context, moed *semmoev1.MoEDeployment) (children, error) {

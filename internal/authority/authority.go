@@ -32,7 +32,7 @@ const (
 	backdated = time.Hour
 )
 
-// Authority signs the certificates of servers.
+// Authority signs the certificates of servers or of clients.
 type Authority struct {
 	// certificates: the first is the authority's own; after it come those of its predecessors that are still valid.
 	certificates []*x509.Certificate
@@ -162,6 +162,11 @@ func (a *Authority) Bundle() ([]byte, error) { return cert.EncodeCertificates(a.
 
 // Issue makes a server's certificate for names and addresses.
 func (a *Authority) Issue(hosts []string, now time.Time) (*tls.Certificate, error) {
+	return a.issue(x509.ExtKeyUsageServerAuth, hosts, now)
+}
+
+// issue makes a certificate for one usage. A certificate of a client has no hosts.
+func (a *Authority) issue(usage x509.ExtKeyUsage, hosts []string, now time.Time) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
@@ -176,7 +181,7 @@ func (a *Authority) Issue(hosts []string, now time.Time) (*tls.Certificate, erro
 		NotBefore:    now.Add(-backdated),
 		NotAfter:     now.Add(CertificateLifetime),
 		KeyUsage:     x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		ExtKeyUsage:  []x509.ExtKeyUsage{usage},
 	}
 	for _, host := range hosts {
 		if ip := net.ParseIP(host); ip != nil {

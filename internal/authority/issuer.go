@@ -2,13 +2,16 @@ package authority
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"sync"
 	"time"
 )
 
-// Issuer hands out a certificate for a server's names, and makes a new one well before it expires. It is safe for concurrent use.
+// Issuer provides the certificate of a server or of a client, and makes a new one well before it expires. It is safe for concurrent
+// use.
 type Issuer struct {
+	usage x509.ExtKeyUsage
 	hosts []string
 
 	mu        sync.Mutex
@@ -17,7 +20,14 @@ type Issuer struct {
 }
 
 // NewIssuer returns an issuer for names and addresses; it refuses connections until it is told the authority by Use.
-func NewIssuer(hosts ...string) *Issuer { return &Issuer{hosts: hosts} }
+func NewIssuer(hosts ...string) *Issuer {
+	return &Issuer{usage: x509.ExtKeyUsageServerAuth, hosts: hosts}
+}
+
+// NewClientIssuer returns an issuer of client certificates of an authority.
+func NewClientIssuer(a *Authority) *Issuer {
+	return &Issuer{usage: x509.ExtKeyUsageClientAuth, authority: a}
+}
 
 // Use changes the authority. A certificate of the one before is replaced.
 func (i *Issuer) Use(a *Authority) {
@@ -31,6 +41,11 @@ func (i *Issuer) Use(a *Authority) {
 // Certificate is that for the next connection (tls.Config.GetCertificate).
 func (i *Issuer) Certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) { return i.at(time.Now()) }
 
+// ClientCertificate returns the certificate for the next connection of a client (tls.Config.GetClientCertificate).
+func (i *Issuer) ClientCertificate(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	return i.at(time.Now())
+}
+
 func (i *Issuer) at(now time.Time) (*tls.Certificate, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -38,7 +53,7 @@ func (i *Issuer) at(now time.Time) (*tls.Certificate, error) {
 		return nil, errors.New("no certificate yet: the certificate authority has not been read")
 	}
 	if i.current == nil || now.After(i.current.Leaf.NotAfter.Add(-CertificateLifetime/3)) {
-		issued, err := i.authority.Issue(i.hosts, now)
+		issued, err := i.authority.issue(i.usage, i.hosts, now)
 		if err != nil {
 			return nil, err
 		}

@@ -5,6 +5,7 @@
 // a place for each request, the ways that requests go by, and what is observed of them. Package wire reads and edits what is on its
 // way, package client minds the connections of clients, package tokenize asks engines for tokens, package livesamples keeps those of
 // sampled requests, package line those that wait for a rank, package balance how even the ranks are, and package reports makes metrics of what is observed.
+// Package managerauth authenticates the managers that read observations.
 //
 // Invariants:
 //   - An endpoint is a (pod, rank). Every ready pod is admitted; a pod that is being deleted gets no new request.
@@ -19,5 +20,6 @@
 //   - Serving needs neither the API server nor the operator nor the artifact store: the last known endpoints and plans
 //     are kept in memory and in a directory, from which a restarted router starts.
 //   - Experts are told and counted by their logical ids, whatever the order in which a pod's checkpoint has them.
+//   - Observations and live samples are served only to clients with a certificate of the managers' authority.
 //   - Only inference routes are proxied. An engine's administrative routes stay unreachable.
 package router

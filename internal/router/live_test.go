@@ -33,11 +33,11 @@ func countedShape() lar.Shape {
 	return shape
 }
 
-// askFor asks a handler of the metrics port.
+// askFor sends a request to the handlers of the port for managers.
 func askFor(t *testing.T, observations *Observations, path string) (int, []byte) {
 	t.Helper()
 	recorder := httptest.NewRecorder()
-	probeRoutes(&atomic.Bool{}, prometheus.NewRegistry(), observations).ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, path, nil))
+	privateRoutes(observations).ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, path, nil))
 	return recorder.Code, recorder.Body.Bytes()
 }
 

@@ -21,7 +21,6 @@ import (
 
 	"github.com/semmoe/operator/internal/buildinfo"
 	"github.com/semmoe/operator/internal/router/discovery"
-	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/plans"
 )
 
@@ -44,6 +43,10 @@ type Options struct {
 	// Host is the address to listen on; Port is for clients, MetricsPort for probes and metrics.
 	Host              string
 	Port, MetricsPort int
+	// PrivatePort serves observations and live samples to managers. ManagerAuthority holds the certificates, as PEM, that verify a
+	// manager; without it the router does not listen on PrivatePort.
+	PrivatePort      int
+	ManagerAuthority []byte
 	// EndpointPicker makes the router choose for a gateway, instead of sending the requests of clients itself: Port is not
 	// used then. Nil for a proxy.
 	EndpointPicker *EndpointPickerOptions
@@ -90,8 +93,12 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	if err != nil {
 		return err
 	}
-	probes := &http.Server{Handler: probeRoutes(&ready, registry, observations), ReadHeaderTimeout: headerTimeout}
+	probes := &http.Server{Handler: probeRoutes(&ready, registry), ReadHeaderTimeout: headerTimeout}
 	probesListener, err := listen(options.Host, options.MetricsPort)
+	if err != nil {
+		return err
+	}
+	private, privateListener, err := listenPrivately(options, observations, log)
 	if err != nil {
 		return err
 	}
@@ -127,6 +134,10 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	})
 	group.Go(service.Serve)
 	group.Go(func() error { return ignoreClosed(probes.Serve(probesListener)) })
+	if private != nil {
+		group.Go(func() error { return ignoreClosed(private.ServeTLS(privateListener, "", "")) })
+		context.AfterFunc(groupCtx, func() { private.Close() }) //nolint:errcheck // a manager asks again
+	}
 	group.Go(func() error {
 		<-groupCtx.Done()
 		setReady(false)
@@ -151,11 +162,8 @@ func readyWithin(ctx context.Context, set func(bool)) func(bool) {
 
 // probeRoutes: the router is ready once it knows its endpoints, even if there are none: an answer that says so is better
 // than a refused connection.
-func probeRoutes(ready *atomic.Bool, registry *prometheus.Registry, observations *Observations) http.Handler {
+func probeRoutes(ready *atomic.Bool, registry *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /v1/observations", observations)
-	mux.HandleFunc("GET "+livesamples.CountsPath, observations.live.ServeCounts)
-	mux.HandleFunc("GET "+livesamples.SequencesPath, observations.live.ServeSequences)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {

@@ -43,7 +43,7 @@ func startCluster(ctx context.Context, s settings, out *progress) (*cluster, err
 		local, err := localcluster.Start(ctx, localcluster.Options{
 			Binaries: binaries,
 			Images:   map[string]string{s.image: filepath.Join(s.repository, "bin", "semmoe")},
-			Forward:  6, // both acts' Services, the other request router, the artifact store, two managers
+			Forward:  7, // both acts' Services, the other request router, the artifact store, two managers, the proxy to pods
 		})
 		if errors.Is(err, localcluster.ErrNamespacesRefused) {
 			return fmt.Errorf("%w (KUBECONFIG=... make demo uses an existing cluster)", err)
@@ -90,7 +90,16 @@ func (c *cluster) reach(ctx context.Context, namespace, service string, port int
 		c.onNode = true
 		return address, nil
 	}
-	return c.portForward(ctx, namespace, service, port)
+	address, stopForwarding, err := c.portForward(ctx, namespace, "service/"+service, port)
+	if err != nil {
+		return "", err
+	}
+	stop := c.stop
+	c.stop = func() {
+		stopForwarding()
+		stop()
+	}
+	return address, nil
 }
 
 // answers tells that a Service's address takes connections from this machine. A node refuses them until it has learnt of the first pod, and leads
@@ -115,21 +124,20 @@ func answers(ctx context.Context, address string, onNode bool) bool {
 	}
 }
 
-func (c *cluster) portForward(ctx context.Context, namespace, service string, port int) (string, error) {
-	command := exec.CommandContext(ctx, c.kubectl, "port-forward", "-n", namespace, "service/"+service, fmt.Sprintf(":%d", port))
+// portForward runs kubectl port-forward for a Service or a pod until stop is called, and returns the local address.
+func (c *cluster) portForward(ctx context.Context, namespace, target string, port int) (address string, stop func(), err error) {
+	command := exec.CommandContext(ctx, c.kubectl, "port-forward", "-n", namespace, target, fmt.Sprintf(":%d", port))
 	command.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig)
 	stdout, err := command.StdoutPipe()
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	if err := command.Start(); err != nil {
-		return "", err
+		return "", nil, err
 	}
-	stop := c.stop
-	c.stop = func() {
+	stop = func() {
 		command.Process.Kill() //nolint:errcheck // it may have ended already
 		command.Wait()         //nolint:errcheck // killed
-		stop()
 	}
 	lines := bufio.NewScanner(stdout)
 	for lines.Scan() {
@@ -140,8 +148,9 @@ func (c *cluster) portForward(ctx context.Context, namespace, service string, po
 				for lines.Scan() { // its output must be read, or it blocks
 				}
 			}()
-			return "127.0.0.1:" + local, nil
+			return "127.0.0.1:" + local, stop, nil
 		}
 	}
-	return "", errors.New("kubectl port-forward ended before it forwarded")
+	stop()
+	return "", nil, errors.New("kubectl port-forward ended before it forwarded")
 }

@@ -42,17 +42,6 @@ func (d *demo) sampledUnder(ctx context.Context, planDigest string) ([]sampled, 
 	return samples, err
 }
 
-// eachReport calls f with what every request router tells of its sample.
-func (d *demo) eachReport(ctx context.Context, f func(lar.Report) error) error {
-	return d.eachPod(ctx, "router", 9090, "v1/observations", func(text string) error {
-		var report lar.Report
-		if err := json.Unmarshal([]byte(text), &report); err != nil {
-			return err
-		}
-		return f(report)
-	})
-}
-
 // calibration reads what a plan judges the samples of its requests by.
 func (d *demo) calibration(ctx context.Context, p *semmoev1.PlacementPlan) (*drift.Calibration, error) {
 	held := &corev1.ConfigMap{}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -222,12 +221,8 @@ const livePods = `go-template={{range .items}}{{if not .metadata.deletionTimesta
 // the last ones.
 func (d *demo) forecastRate(ctx context.Context, revision string) (float64, error) {
 	var local, all float64
-	err := d.eachPod(ctx, "router", 9090, "v1/observations", func(text string) error {
-		var told struct{ Observations []lar.Observation }
-		if err := json.Unmarshal([]byte(text), &told); err != nil {
-			return err
-		}
-		for _, o := range told.Observations {
+	err := d.eachReport(ctx, func(report lar.Report) error {
+		for _, o := range report.Observations {
 			if o.Revision == revision && o.Forecast != nil {
 				local += o.Forecast.Predicted * float64(o.Total)
 				all += float64(o.Total)
@@ -243,19 +238,11 @@ func (d *demo) forecastRate(ctx context.Context, revision string) (float64, erro
 
 // eachPod calls f with what every live pod of a component answers to a request.
 func (d *demo) eachPod(ctx context.Context, component string, port int, path string, f func(text string) error) error {
-	deployment := d.name
-	if component == "router" {
-		deployment = d.routers
-	}
-	pods, err := d.cluster.run(ctx, nil, "get", "pods", "-n", namespace,
-		"-l", "semmoe.io/deployment="+deployment+",semmoe.io/component="+component, "-o", livePods)
+	pods, err := d.podsOf(ctx, component)
 	if err != nil {
 		return err
 	}
-	if strings.TrimSpace(pods) == "" {
-		return fmt.Errorf("there is no pod of component %s", component)
-	}
-	for pod := range strings.FieldsSeq(pods) {
+	for _, pod := range pods {
 		text, err := d.cluster.run(ctx, nil, "get", "--raw", fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:%d/proxy/%s", namespace, pod, port, path))
 		if err != nil {
 			return err
@@ -265,6 +252,20 @@ func (d *demo) eachPod(ctx context.Context, component string, port int, path str
 		}
 	}
 	return nil
+}
+
+// podsOf returns the names of the live pods of a component.
+func (d *demo) podsOf(ctx context.Context, component string) ([]string, error) {
+	deployment := d.name
+	if component == "router" {
+		deployment = d.routers
+	}
+	pods, err := d.cluster.run(ctx, nil, "get", "pods", "-n", namespace,
+		"-l", "semmoe.io/deployment="+deployment+",semmoe.io/component="+component, "-o", livePods)
+	if err == nil && strings.TrimSpace(pods) == "" {
+		err = fmt.Errorf("there is no pod of component %s", component)
+	}
+	return strings.Fields(pods), err
 }
 
 // sample is one line of Prometheus' text format.

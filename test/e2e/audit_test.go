@@ -52,14 +52,15 @@ var ofUsers = []string{"ClusterRole semmoe-editor", "ClusterRole semmoe-metrics-
 
 // seldomUsed are the rights that the suite may come to its end without, each with what needs it.
 var seldomUsed = map[string]string{
-	"ClusterRole semmoe-manager: delete configmaps":                 "a plan's ConfigMap that somebody has damaged is made again",
-	"ClusterRole semmoe-manager: delete affinityprofiles.semmoe.io": "profiles of re-planning go when later ones have taken their place",
-	"ClusterRole semmoe-manager: get affinityprofiles.semmoe.io":    "what a plan names is looked for past a cache that does not have it yet",
-	"ClusterRole semmoe-manager: get placementplans.semmoe.io":      "what a MoEDeployment pins is looked for past a cache that does not have it yet",
-	"ClusterRole semmoe-manager: get statefulsets.apps":             "a LeaderWorkerSet's workers have one that tells why they cannot be made",
-	"ClusterRole semmoe-manager: patch events.events.k8s.io":        "an event that comes again is counted",
-	"Role semmoe-system/semmoe-store-authority: create configmaps":  "no earlier store has published a certificate, or it was deleted",
-	"ClusterRole semmoe-router: list pods":                          "an API server that cannot stream a first list is asked for one",
+	"ClusterRole semmoe-manager: delete configmaps":                             "a plan's ConfigMap that somebody has damaged is made again",
+	"ClusterRole semmoe-manager: delete affinityprofiles.semmoe.io":             "profiles of re-planning go when later ones have taken their place",
+	"ClusterRole semmoe-manager: get affinityprofiles.semmoe.io":                "what a plan names is looked for past a cache that does not have it yet",
+	"ClusterRole semmoe-manager: get placementplans.semmoe.io":                  "what a MoEDeployment pins is looked for past a cache that does not have it yet",
+	"ClusterRole semmoe-manager: get statefulsets.apps":                         "a LeaderWorkerSet's workers have one that tells why they cannot be made",
+	"ClusterRole semmoe-manager: patch events.events.k8s.io":                    "an event that comes again is counted",
+	"Role semmoe-system/semmoe-store-authority: create configmaps":              "no earlier store has published a certificate, or it was deleted",
+	"Role semmoe-system/semmoe-router-client: update secrets semmoe-manager-ca": "the authority is renewed in the last third of its ten years",
+	"ClusterRole semmoe-router: list pods":                                      "an API server that cannot stream a first list is asked for one",
 }
 
 // checkLog compares what the operator's pods, and the managers of this process, have asked the API server for with what config

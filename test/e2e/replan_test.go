@@ -22,6 +22,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/test/corpus"
 )
 
@@ -65,13 +66,13 @@ func requestsOf(kind string, documents int) []corpus.Request {
 // sampled is what the routers sampled under the tables of a plan, by its full digest.
 func sampled(t *testing.T, moed *semmoev1.MoEDeployment, plan string) (rate lar.Activations) {
 	t.Helper()
-	reach := podClient(t)
+	reach := routerIdentity(t).HTTP
 	var pods corev1.PodList
 	if err := api.List(t.Context(), &pods, client.InNamespace(moed.Namespace), client.MatchingLabels{semmoev1.LabelComponent: semmoev1.ComponentRouter}); err != nil {
 		t.Fatal(err)
 	}
 	for _, pod := range pods.Items {
-		response, err := reach.Get("http://" + pod.Status.PodIP + ":9090/v1/observations")
+		response, err := reach.Get(fmt.Sprintf("https://%s:%d/v1/observations", pod.Status.PodIP, managerauth.Port))
 		if err != nil {
 			t.Fatal(err)
 		}

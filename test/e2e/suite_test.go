@@ -21,6 +21,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -33,6 +35,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers"
+	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/test/audit"
 	"github.com/semmoe/operator/test/faults"
 	"github.com/semmoe/operator/test/load"
@@ -204,7 +207,7 @@ func startManagerAs(t *testing.T, config *rest.Config, release, namespace string
 	if injector != nil {
 		config, log = injector.Config(config), injector.Logger(ctrl.Log)
 	}
-	options := controllers.Options{Image: release, Namespaces: []string{namespace}, HTTP: podClient(t), Store: startStore(t)}
+	options := controllers.Options{Image: release, Namespaces: []string{namespace}, HTTP: podClient(t), Routers: routerIdentity(t), Store: startStore(t)}
 	if injector != nil {
 		options.Now = injector.Now
 	}
@@ -237,6 +240,25 @@ func startManagerAs(t *testing.T, config *rest.Config, release, namespace string
 	}
 	t.Cleanup(stop)
 	return stop
+}
+
+// routerIdentity is the identity of managers towards request routers.
+func routerIdentity(t *testing.T) *managerauth.Identity {
+	t.Helper()
+	clients, err := kubernetes.NewForConfig(managerConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	identity, err := managerauth.Load(t.Context(), clients, types.NamespacedName{Namespace: storeNamespace, Name: managerauth.SecretName})
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy, err := cluster.PodProxy(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	identity.HTTP.Transport.(*http.Transport).Proxy = http.ProxyURL(proxy)
+	return identity
 }
 
 // podClient reaches pods by their address: through the API server, since this process is outside of the cluster's network.

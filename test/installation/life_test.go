@@ -359,7 +359,7 @@ func (w *world) uninstall(t *testing.T) {
 var (
 	keptInSystem = []string{
 		"configmap/kube-root-ca.crt", "configmap/semmoe-store-ca", "persistentvolumeclaim/semmoe-store",
-		"secret/semmoe-store-ca", "secret/semmoe-webhook-ca", "serviceaccount/default",
+		"secret/semmoe-manager-ca", "secret/semmoe-store-ca", "secret/semmoe-webhook-ca", "serviceaccount/default",
 	}
 	keptInCluster = []string{
 		"clusterrole.rbac.authorization.k8s.io/semmoe-router",

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/rpc"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -59,7 +60,7 @@ type Options struct {
 	Images map[string]string
 	// GPUs is the number of nvidia.com/gpu that the node advertises; 0 means 64.
 	GPUs int
-	// Forward is how many Services can be forwarded to ports of 127.0.0.1; see Cluster.Forward.
+	// Forward is how many Services can be forwarded to ports of 127.0.0.1; see Cluster.Forward. Cluster.PodProxy takes one of these ports.
 	Forward int
 	// AuditPolicy is an audit.k8s.io/v1 Policy, by which the API server writes what it was asked for; see Cluster.AuditLogs.
 	// Empty means that it does not.
@@ -368,7 +369,21 @@ func (c *Cluster) AuditLogs() ([]string, error) {
 // exist yet: a connection is closed at once while it has no endpoint. The same Service and port get the same address
 // again. Each other one uses one of the Options.Forward listeners.
 func (c *Cluster) Forward(ctx context.Context, namespace, service string, port int) (string, error) {
-	to := supervisor.Target{Namespace: namespace, Service: service, Port: port}
+	return c.listen(ctx, "Forward", supervisor.Target{Namespace: namespace, Service: service, Port: port})
+}
+
+// PodProxy returns the URL of an HTTP proxy on 127.0.0.1 that tunnels (CONNECT) to the addresses of pods. It uses one of the
+// Options.Forward listeners.
+func (c *Cluster) PodProxy(ctx context.Context) (*url.URL, error) {
+	address, err := c.listen(ctx, "Proxy", supervisor.Target{})
+	if err != nil {
+		return nil, err
+	}
+	return &url.URL{Scheme: "http", Host: address}, nil
+}
+
+// listen returns the address of the listener for a target. Its first use starts it by a method of the supervisor.
+func (c *Cluster) listen(ctx context.Context, method string, to supervisor.Target) (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	index, ok := c.forwards[to]
@@ -377,7 +392,7 @@ func (c *Cluster) Forward(ctx context.Context, namespace, service string, port i
 		if index >= len(c.listeners) {
 			return "", fmt.Errorf("all %d ports of Options.Forward are in use", len(c.listeners)-1)
 		}
-		if err := c.call(ctx, "Forward", supervisor.ForwardArgs{Listener: index, To: to}); err != nil {
+		if err := c.call(ctx, method, supervisor.ForwardArgs{Listener: index, To: to}); err != nil {
 			return "", err
 		}
 		c.forwards[to] = index

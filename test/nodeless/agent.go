@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path"
@@ -46,6 +47,8 @@ type Agent struct {
 	counts  string
 	pods    cache.SharedIndexInformer
 	queue   workqueue.TypedRateLimitingInterface[string]
+	// tls starts and returns the server for requests with TLS, which verifies no client.
+	tls func() *httptest.Server
 
 	mu        sync.Mutex
 	addresses map[string]string // of pods: namespace/name by address
@@ -74,6 +77,7 @@ func NewAgent(config *rest.Config, store *artifact.Client, repository string) (*
 		queue:     workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 		addresses: map[string]string{}, last: netip.MustParseAddr("10.128.0.0"),
 	}
+	a.tls = sync.OnceValue(func() *httptest.Server { return httptest.NewTLSServer(a) })
 	_, err = a.pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    a.enqueue,
 		UpdateFunc: func(_, pod any) { a.enqueue(pod) },

@@ -1,7 +1,9 @@
 package nodeless
 
 import (
+	"context"
 	"encoding/json"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -12,12 +14,21 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/router/livesamples"
+	"github.com/semmoe/operator/test/connectproxy"
 )
 
-// ServeHTTP answers for the pod at the request's address, as a proxy that stands before all of them: a manager that is given it by
-// HTTP_PROXY reaches every pod.
+// ServeHTTP answers for the pod at the request's address, as the proxy of all pods: a manager with HTTP_PROXY and HTTPS_PROXY reaches
+// every pod through it.
 func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	pod, err := a.podAt(r.URL.Hostname())
+	if r.Method == http.MethodConnect {
+		connectproxy.Dial(a.dialTLS).ServeHTTP(w, r)
+		return
+	}
+	host := r.URL.Hostname()
+	if host == "" { // within a tunnel
+		host, _, _ = net.SplitHostPort(r.Host)
+	}
+	pod, err := a.podAt(host)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return
@@ -45,6 +56,11 @@ func (a *Agent) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // liveTokens is how many tokens every router has counted at any time that is not to come: fewer than any profile waits for.
 const liveTokens = 500
+
+// dialTLS connects to the TLS server that answers for the ports of pods with TLS.
+func (a *Agent) dialTLS(ctx context.Context, network, _ string) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, network, a.tls().Listener.Addr().String())
+}
 
 // RoundTrip answers for the pods inside this process.
 func (a *Agent) RoundTrip(r *http.Request) (*http.Response, error) {

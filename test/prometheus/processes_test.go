@@ -47,6 +47,7 @@ import (
 	"github.com/semmoe/operator/controllers/watchmetrics"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/test/apiserver"
 )
 
@@ -313,8 +314,17 @@ type runningManager struct {
 func (c *cluster) startManager(t *testing.T, artifacts *runningStore) *runningManager {
 	t.Helper()
 	manager := &runningManager{metrics: freeAddress(t), ended: make(chan error, 1)}
+	clients, err := kubernetes.NewForConfig(c.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	routers, err := managerauth.Load(t.Context(), clients, types.NamespacedName{Namespace: own, Name: managerauth.SecretName})
+	if err != nil {
+		t.Fatal(err)
+	}
 	options := controllers.Options{
-		Image: "semmoe:test", OwnNamespace: own, Namespaces: []string{live}, SolverWorkers: 1,
+		Routers: routers,
+		Image:   "semmoe:test", OwnNamespace: own, Namespaces: []string{live}, SolverWorkers: 1,
 		Store: &access.Access{
 			URL: "https://" + artifacts.address, CA: types.NamespacedName{Namespace: own, Name: "semmoe-store-ca"},
 			TokenFile: c.token(t, own, "semmoe-manager", artifact.Audience),

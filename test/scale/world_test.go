@@ -103,7 +103,7 @@ func (w *world) startManager(t *testing.T, proxy string, args ...string) {
 	}
 	args = append([]string{"manager", "--image=semmoe:dev", "--metrics-bind-address=" + w.metricsAddress, "--health-probe-bind-address=0"}, args...)
 	var err error
-	w.manager, err = nodeless.Spawn(log, []string{"KUBECONFIG=" + w.cluster.Kubeconfig(), "HTTP_PROXY=" + proxy, "NO_PROXY=127.0.0.1"}, *binary, args...)
+	w.manager, err = nodeless.Spawn(log, []string{"KUBECONFIG=" + w.cluster.Kubeconfig(), "HTTP_PROXY=" + proxy, "HTTPS_PROXY=" + proxy, "NO_PROXY=127.0.0.1"}, *binary, args...)
 	if err != nil {
 		t.Fatalf("%v: run `make build` first", err)
 	}

@@ -28,6 +28,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/test/nodeless"
 )
 
@@ -154,7 +155,7 @@ func startManager(t *testing.T) {
 
 func startController(t *testing.T, store *access.Access) {
 	t.Helper()
-	manager, err := controllers.NewManager(cluster.Config, controllers.Options{Image: "semmoe:dev", HTTP: &http.Client{Transport: agent}, Store: store, SolverWorkers: 4}, ctrl.Options{
+	manager, err := controllers.NewManager(cluster.Config, controllers.Options{Image: "semmoe:dev", HTTP: &http.Client{Transport: agent}, Routers: &managerauth.Identity{HTTP: &http.Client{Transport: agent}}, Store: store, SolverWorkers: 4}, ctrl.Options{
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
 	})

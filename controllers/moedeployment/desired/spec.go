@@ -9,7 +9,7 @@ import (
 	"github.com/semmoe/operator/internal/engine/registry"
 )
 
-// RouterMetricsPort is where a request router answers probes, metrics and observations.
+// RouterMetricsPort is the port of a request router for probes and metrics.
 const RouterMetricsPort = 9090
 
 // PodsPerReplica is the number of pods of one replica.

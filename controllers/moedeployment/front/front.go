@@ -34,6 +34,8 @@ type Front struct {
 	Live client.Reader
 	// Store is how the artifact store is reached; request routers read plans from it.
 	Store *access.Access
+	// ManagerAuthority holds the certificates, as PEM, by which request routers verify managers.
+	ManagerAuthority string
 	// Image is the image of the request router.
 	Image string
 	// PullPolicy is when nodes pull it; empty leaves that to the API server.

@@ -33,29 +33,29 @@ func TestRouterArgs(t *testing.T) {
 		more    []string
 		ports   []string
 	}{
-		"as it comes":     {semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter}, nil, []string{"http 8000", "metrics 9090"}},
-		"endpoint picker": {semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeEndpointPicker}, []string{"--endpoint-picker"}, []string{"ext-proc 9002", "health 9003", "metrics 9090"}},
+		"as it comes":     {semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter}, nil, []string{"http 8000", "metrics 9090", "private 9091"}},
+		"endpoint picker": {semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeEndpointPicker}, []string{"--endpoint-picker"}, []string{"ext-proc 9002", "health 9003", "metrics 9090", "private 9091"}},
 		"weights": {
 			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Weights: &semmoev1.RoutingWeights{AffinityPercent: ptr.To[int32](0), PrefixPercent: ptr.To[int32](105)}},
-			[]string{"--weights=affinity=0,prefix=1.05,load=1,wait=1"}, []string{"http 8000", "metrics 9090"},
+			[]string{"--weights=affinity=0,prefix=1.05,load=1,wait=1"}, []string{"http 8000", "metrics 9090", "private 9091"},
 		},
 		"prompts that wait": {
 			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, Weights: &semmoev1.RoutingWeights{WaitPercent: ptr.To[int32](50)}},
-			[]string{"--weights=affinity=1,prefix=1,load=1,wait=0.5"}, []string{"http 8000", "metrics 9090"},
+			[]string{"--weights=affinity=1,prefix=1,load=1,wait=0.5"}, []string{"http 8000", "metrics 9090", "private 9091"},
 		},
 		"hold": {
 			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, HoldMilliseconds: ptr.To[int32](150)},
-			[]string{"--hold=150ms"}, []string{"http 8000", "metrics 9090"},
+			[]string{"--hold=150ms"}, []string{"http 8000", "metrics 9090", "private 9091"},
 		},
 		"limit": {
 			semmoev1.RoutingSpec{Mode: semmoev1.RoutingModeRouter, PendingLimitPerRank: ptr.To[int32](32)},
-			[]string{"--pending-limit-per-rank=32"}, []string{"http 8000", "metrics 9090"},
+			[]string{"--pending-limit-per-rank=32"}, []string{"http 8000", "metrics 9090", "private 9091"},
 		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Routing = tc.routing })
-			pod := routerDeployment(moed, "semmoe:1", "uid").Spec.Template.Spec
+			pod := routerDeployment(moed, "semmoe:1", "uid", "PEM").Spec.Template.Spec
 			container := pod.Containers[0]
 			if diff := cmp.Diff(append(slices.Clone(always), tc.more...), container.Args); diff != "" {
 				t.Errorf("arguments (-want +got):\n%s", diff)
@@ -77,7 +77,7 @@ func TestRouterArgs(t *testing.T) {
 // The router of a deployment that is profiled finds there whose tables to use, and starts where nothing says so yet.
 func TestRouterTables(t *testing.T) {
 	of := func(profiling *semmoev1.ProfilingSpec) *coreac.PodSpecApplyConfiguration {
-		return routerDeployment(moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Profiling = profiling }), "semmoe:1", "uid").Spec.Template.Spec
+		return routerDeployment(moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Profiling = profiling }), "semmoe:1", "uid", "PEM").Spec.Template.Spec
 	}
 	plain, profiled := of(nil), of(&semmoev1.ProfilingSpec{})
 	for _, pod := range []*coreac.PodSpecApplyConfiguration{plain, profiled} {
@@ -140,7 +140,7 @@ func TestRouterPullSecrets(t *testing.T) {
 			Containers:       []corev1.Container{{Name: semmoev1.EngineContainer, Env: []corev1.EnvVar{{Name: "HF_TOKEN", Value: "secret"}}}},
 		}}
 	})
-	text, err := json.Marshal(routerDeployment(moed, "semmoe:1", "uid"))
+	text, err := json.Marshal(routerDeployment(moed, "semmoe:1", "uid", "PEM"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/internal/router/managerauth"
 )
 
 const largestPort = 65535
@@ -66,7 +67,8 @@ func networkPolicies(moed *semmoev1.MoEDeployment, serviceTarget, operator strin
 	}
 	wanted[desired.RouterName(moed)] = ingressPolicy(moed, desired.RouterName(moed), semmoev1.ComponentRouter,
 		networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(open...)...),
-		networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(desired.RouterMetricsPort)...).WithFrom(observers(operator)...))
+		networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(desired.RouterMetricsPort)...).WithFrom(observers(operator)...),
+		networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(managerauth.Port)...).WithFrom(managers(operator)...))
 	return wanted
 }
 
@@ -98,11 +100,19 @@ func observers(operator string) []*networkingac.NetworkPolicyPeerApplyConfigurat
 	if operator == "" {
 		return nil
 	}
+	return append(managers(operator), networkingac.NetworkPolicyPeer().WithNamespaceSelector(metav1ac.LabelSelector().
+		WithMatchExpressions(metav1ac.LabelSelectorRequirement().WithKey(semmoev1.LabelMonitoring).WithOperator(metav1.LabelSelectorOpExists))))
+}
+
+// managers returns the operator's namespace as a peer. It returns no peer, which in a rule admits every client, where the namespace is
+// unknown.
+func managers(operator string) []*networkingac.NetworkPolicyPeerApplyConfiguration {
+	if operator == "" {
+		return nil
+	}
 	return []*networkingac.NetworkPolicyPeerApplyConfiguration{
 		networkingac.NetworkPolicyPeer().WithNamespaceSelector(metav1ac.LabelSelector().
 			WithMatchLabels(map[string]string{corev1.LabelMetadataName: operator})),
-		networkingac.NetworkPolicyPeer().WithNamespaceSelector(metav1ac.LabelSelector().
-			WithMatchExpressions(metav1ac.LabelSelectorRequirement().WithKey(semmoev1.LabelMonitoring).WithOperator(metav1.LabelSelectorOpExists))),
 	}
 }
 

@@ -28,6 +28,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/router/livesamples"
+	"github.com/semmoe/operator/internal/router/managerauth"
 )
 
 // routerClusterRole is what a request router may do; it is bound in its namespace.
@@ -60,7 +61,7 @@ func (f *Front) reconcileRouter(ctx context.Context, moed *semmoev1.MoEDeploymen
 	if err != nil {
 		return false, err
 	}
-	intent := routerDeployment(moed, f.Image, accountUID)
+	intent := routerDeployment(moed, f.Image, accountUID, f.ManagerAuthority)
 	if f.PullPolicy != "" {
 		intent.Spec.Template.Spec.Containers[0].WithImagePullPolicy(f.PullPolicy)
 	}
@@ -227,16 +228,16 @@ func weightsText(weights semmoev1.RoutingWeights) string {
 		weight(weights.AffinityPercent), weight(weights.PrefixPercent), weight(weights.LoadPercent), weight(weights.WaitPercent))
 }
 
-// routerPorts are those of the request router: for clients, or for a Gateway that asks it, and for observers.
+// routerPorts are the ports of the request router: for clients or for a Gateway, for monitoring, and for managers.
 func routerPorts(moed *semmoev1.MoEDeployment) []*coreac.ContainerPortApplyConfiguration {
 	port := func(name string, number int32) *coreac.ContainerPortApplyConfiguration {
 		return coreac.ContainerPort().WithName(name).WithContainerPort(number).WithProtocol(corev1.ProtocolTCP)
 	}
-	metrics := port("metrics", desired.RouterMetricsPort)
+	metrics, private := port("metrics", desired.RouterMetricsPort), port("private", managerauth.Port)
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
-		return []*coreac.ContainerPortApplyConfiguration{port("ext-proc", semmoev1.PickerPort), port("health", semmoev1.PickerHealthPort), metrics}
+		return []*coreac.ContainerPortApplyConfiguration{port("ext-proc", semmoev1.PickerPort), port("health", semmoev1.PickerHealthPort), metrics, private}
 	}
-	return []*coreac.ContainerPortApplyConfiguration{port("http", semmoev1.ServicePort), metrics}
+	return []*coreac.ContainerPortApplyConfiguration{port("http", semmoev1.ServicePort), metrics, private}
 }
 
 // mergeTemplate merges spec.routing.template over the pod template of the request router. Lists replace the operator's, maps are merged.
@@ -276,8 +277,9 @@ func mergeFields(users, ours any) error {
 }
 
 // routerDeployment is the request router. Its pods carry the UID of their ServiceAccount: tokens of an account that was
-// deleted are void although another of its name exists, and pods that hold them would never see an endpoint change again.
-func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.UID) *appsac.DeploymentApplyConfiguration {
+// deleted are void although another of its name exists, and pods that hold them would never see an endpoint change again. managers is
+// the certificate authority by which routers know the managers.
+func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.UID, managers string) *appsac.DeploymentApplyConfiguration {
 	podLabels := desired.Labels(moed, semmoev1.ComponentRouter)
 	probe := func(path string) *coreac.ProbeApplyConfiguration {
 		return coreac.Probe().WithPeriodSeconds(2).WithTimeoutSeconds(2).WithFailureThreshold(3).
@@ -292,7 +294,8 @@ func routerDeployment(moed *semmoev1.MoEDeployment, image string, account types.
 			// Near its limit the collector shall work harder, before the kernel ends the process. The divisor must be given: a
 			// default of the API server's would look like a change of ours that is missing, for ever.
 			coreac.EnvVar().WithName("GOMEMLIMIT").WithValueFrom(coreac.EnvVarSource().
-				WithResourceFieldRef(coreac.ResourceFieldSelector().WithResource("limits.memory").WithDivisor(resource.MustParse("1"))))).
+				WithResourceFieldRef(coreac.ResourceFieldSelector().WithResource("limits.memory").WithDivisor(resource.MustParse("1")))),
+			coreac.EnvVar().WithName(managerauth.AuthorityVariable).WithValue(managers)).
 		WithPorts(routerPorts(moed)...).
 		WithReadinessProbe(probe("/readyz")).
 		WithLivenessProbe(probe("/healthz").WithPeriodSeconds(10)).

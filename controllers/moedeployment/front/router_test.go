@@ -48,7 +48,7 @@ func TestStoreAuthority(t *testing.T) {
 	ca := types.NamespacedName{Namespace: "semmoe-system", Name: "semmoe-store-ca"}
 	published := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ca.Namespace, Name: ca.Name}, Data: map[string]string{"ca.crt": "new"}}
 	router := func(given string) client.Object {
-		intent := routerDeployment(planned, "semmoe:1", "uid")
+		intent := routerDeployment(planned, "semmoe:1", "uid", "PEM")
 		if given != "" {
 			giveStore(intent, &access.Access{URL: "https://store"}, given)
 		}

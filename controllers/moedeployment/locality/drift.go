@@ -254,7 +254,7 @@ func noPromise(in Input) (reason, message string, violated bool) {
 
 // routersUnreachable: samples are somewhere, and cannot be read.
 func routersUnreachable(in Input) (reason, message string, violated bool) {
-	return "RoutersUnreachable", "No request router tells what it has observed: none is ready, or the operator cannot reach their metrics port", in.fromRouters() && in.Routers.Answered == 0
+	return "RoutersUnreachable", "No request router returns its observations: none is ready, or the operator cannot reach port 9091 of their pods", in.fromRouters() && in.Routers.Answered == 0
 }
 
 // nothingObserved: samples are old, as in a quiet service, after a clock was set, or while routers do not sample.

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/router/managerauth"
 )
 
 const (
@@ -103,7 +103,7 @@ const maxReport = 16 << 20
 func fetchReport(ctx context.Context, c *http.Client, podIP string) (lar.Report, error) {
 	ctx, cancel := context.WithTimeout(ctx, observeTimeout)
 	defer cancel()
-	url := fmt.Sprintf("http://%s/v1/observations", net.JoinHostPort(podIP, fmt.Sprint(desired.RouterMetricsPort)))
+	url := fmt.Sprintf("https://%s/v1/observations", net.JoinHostPort(podIP, fmt.Sprint(managerauth.Port)))
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return lar.Report{}, err

@@ -35,9 +35,9 @@ func (n routerNetwork) RoundTrip(request *http.Request) (*http.Response, error) 
 func TestAskRouters(t *testing.T) {
 	var want Traffic
 	network := routerNetwork{
-		"10.0.0.3:9090": `{"last":[{"revision":"r","overall":{"requests":-1}}]}`,
-		"10.0.0.4:9090": `{"captureCost":{"asked":{"requests":-1}}}`,
-		"10.0.0.5:9090": `{`,
+		"10.0.0.3:9091": `{"last":[{"revision":"r","overall":{"requests":-1}}]}`,
+		"10.0.0.4:9091": `{"captureCost":{"asked":{"requests":-1}}}`,
+		"10.0.0.5:9091": `{`,
 	}
 	for router, ip := range []string{"10.0.0.1", "10.0.0.2"} {
 		report := lar.Report{Last: lar.Set{}, CaptureCost: &lar.CaptureCost{}}
@@ -54,7 +54,7 @@ func TestAskRouters(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		network[ip+":9090"] = string(text)
+		network[ip+":9091"] = string(text)
 	}
 	var pods []*corev1.Pod
 	for i := range 8 {
@@ -98,7 +98,7 @@ func TestAskSilentRouters(t *testing.T) {
 			router.Status.PodIP = fmt.Sprint("10.0.0.", i)
 			pods = append(pods, router)
 			if i == 3 || i == 30 {
-				network.answering[router.Status.PodIP+":9090"] = fmt.Sprintf(`{"last":[{"revision":"%d","overall":{"requests":1,"total":1}}]}`, i)
+				network.answering[router.Status.PodIP+":9091"] = fmt.Sprintf(`{"last":[{"revision":"%d","overall":{"requests":1,"total":1}}]}`, i)
 			}
 		}
 		begin := time.Now()

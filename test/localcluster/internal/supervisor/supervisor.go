@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/rpc"
 	"os"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
+	"github.com/semmoe/operator/test/connectproxy"
 	"github.com/semmoe/operator/test/localcluster/internal/controlplane"
 	"github.com/semmoe/operator/test/localcluster/internal/node"
 )
@@ -224,22 +226,45 @@ func (s *Supervisor) RestartAPIServer(Nothing, *Nothing) error {
 
 // Forward begins to forward the connections of an inherited listener to a Service.
 func (s *Supervisor) Forward(args ForwardArgs, _ *Nothing) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.node == nil {
-		return errNotUp
+	l, err := s.take(args)
+	if err != nil {
+		return err
 	}
-	if args.Listener < 1 || args.Listener >= len(s.listeners) {
-		return fmt.Errorf("listener %d does not exist", args.Listener)
-	}
-	if _, taken := s.forwarded[args.Listener]; taken {
-		return fmt.Errorf("listener %d is in use", args.Listener)
-	}
-	s.forwarded[args.Listener] = args
-	go serve(s.listeners[args.Listener], func() (net.Conn, error) {
+	go serve(l, func() (net.Conn, error) {
 		return s.node.DialService(args.To.Namespace, args.To.Service, args.To.Port)
 	})
 	return nil
+}
+
+// Proxy begins to tunnel the connections of an inherited listener to the addresses of pods (HTTP CONNECT).
+func (s *Supervisor) Proxy(args ForwardArgs, _ *Nothing) error {
+	l, err := s.take(args)
+	if err != nil {
+		return err
+	}
+	go func() {
+		if err := http.Serve(l, connectproxy.Dial(new(net.Dialer).DialContext)); err != nil { //nolint:gosec // a test tool
+			klog.ErrorS(err, "Proxy failed", "address", l.Addr())
+		}
+	}()
+	return nil
+}
+
+// take returns an inherited listener that is not in use, and marks it as used.
+func (s *Supervisor) take(args ForwardArgs) (net.Listener, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.node == nil {
+		return nil, errNotUp
+	}
+	if args.Listener < 1 || args.Listener >= len(s.listeners) {
+		return nil, fmt.Errorf("listener %d does not exist", args.Listener)
+	}
+	if _, taken := s.forwarded[args.Listener]; taken {
+		return nil, fmt.Errorf("listener %d is in use", args.Listener)
+	}
+	s.forwarded[args.Listener] = args
+	return s.listeners[args.Listener], nil
 }
 
 // SetImages adds or replaces images.

@@ -38,9 +38,9 @@ type RoutingSpecApplyConfiguration struct {
 	// have ranks, and 0 (nothing is observed) elsewhere. A change between 0 and more starts the engines anew. VLLM and VLLMAscend tell the
 	// experts of unstreamed requests alone; TensorRTLLM tells none.
 	SamplePercent *int32 `json:"samplePercent,omitempty"`
-	// networkPolicy is Managed, or None. Managed keeps others than the request routers, the operator and monitoring away from
-	// the engines' serving port (mode Router), and others than the operator and monitoring from the routers' metrics and
-	// observations; everything else stays open. Monitoring is every namespace with the label semmoe.io/monitoring.
+	// networkPolicy is Managed, or None. With Managed, only the request routers, the operator and monitoring reach the engines'
+	// serving port (mode Router). Only the operator and monitoring reach the routers' metrics, and only the operator reaches their
+	// observations. All other ports stay open. Monitoring is every namespace with the label semmoe.io/monitoring.
 	NetworkPolicy *apiv1alpha1.NetworkPolicyMode `json:"networkPolicy,omitempty"`
 }
 

@@ -1,0 +1,70 @@
+package router
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/net/netutil"
+
+	"github.com/semmoe/operator/internal/router/livesamples"
+	"github.com/semmoe/operator/internal/router/picker"
+)
+
+const (
+	// maxPrivateConnections bounds the connections to the port for managers, verified or not.
+	maxPrivateConnections = 256
+	// privateWriteTimeout bounds an answer to a manager; the largest has about 200 MB.
+	privateWriteTimeout = time.Minute
+)
+
+// newPrivateServer returns the server of observations and live samples. It answers only clients with a certificate of the managers'
+// authority, which is given as PEM: live samples can hold prompts.
+func newPrivateServer(observations *Observations, authority []byte, log logr.Logger) (*http.Server, error) {
+	managers := x509.NewCertPool()
+	if !managers.AppendCertsFromPEM(authority) {
+		return nil, errors.New("the certificate authority of the managers is invalid: at least one PEM certificate is required")
+	}
+	config, err := picker.TLSConfig("", "")
+	if err != nil {
+		return nil, err
+	}
+	config.MinVersion, config.NextProtos = tls.VersionTLS13, nil
+	config.ClientAuth, config.ClientCAs = tls.RequireAndVerifyClientCert, managers
+	server := &http.Server{
+		Handler: privateRoutes(observations), TLSConfig: config, Protocols: new(http.Protocols),
+		ReadTimeout: headerTimeout, WriteTimeout: privateWriteTimeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+		ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(log.V(1)), slog.LevelInfo), // refused clients
+	}
+	server.Protocols.SetHTTP1(true)
+	return server, nil
+}
+
+func privateRoutes(observations *Observations) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /v1/observations", observations)
+	mux.HandleFunc("GET "+livesamples.CountsPath, observations.live.ServeCounts)
+	mux.HandleFunc("GET "+livesamples.SequencesPath, observations.live.ServeSequences)
+	return mux
+}
+
+// listenPrivately opens the port for managers. The server is nil where no authority is configured.
+func listenPrivately(options Options, observations *Observations, log logr.Logger) (*http.Server, net.Listener, error) {
+	if len(options.ManagerAuthority) == 0 {
+		return nil, nil, nil
+	}
+	server, err := newPrivateServer(observations, options.ManagerAuthority, log)
+	if err != nil {
+		return nil, nil, err
+	}
+	listener, err := listen(options.Host, options.PrivatePort)
+	if err != nil {
+		return nil, nil, err
+	}
+	return server, netutil.LimitListener(listener, maxPrivateConnections), nil
+}

@@ -1,0 +1,49 @@
+// Package connectproxy is an HTTP proxy that only tunnels (method CONNECT). Test clusters use it as the way to the network of their pods for
+// connections with TLS from end to end, which the API server's proxy cannot forward.
+package connectproxy
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+)
+
+// Dial connects to the host and port that a client asks for.
+type Dial func(ctx context.Context, network, address string) (net.Conn, error)
+
+// ServeHTTP tunnels a connection until both sides are closed.
+func (dial Dial) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodConnect {
+		http.Error(w, "only CONNECT is allowed", http.StatusMethodNotAllowed)
+		return
+	}
+	server, err := dial(r.Context(), "tcp", r.Host)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer server.Close()
+	client, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	defer client.Close()
+	if _, err := fmt.Fprint(client, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
+		return
+	}
+	var both sync.WaitGroup
+	both.Go(func() { tunnel(server, buffered, client) })
+	both.Go(func() { tunnel(client, server, server) })
+	both.Wait()
+}
+
+// tunnel copies one direction. Its end, which closes both connections, ends the other direction too.
+func tunnel(to net.Conn, from io.Reader, source net.Conn) {
+	io.Copy(to, from) //nolint:errcheck // the other side sees the end
+	to.Close()
+	source.Close()
+}

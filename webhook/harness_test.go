@@ -194,11 +194,11 @@ func shipped(port int) (*admissionv1.ValidatingWebhookConfiguration, error) {
 	}
 }
 
-// deployment is a MoEDeployment that there is nothing to say about.
+// deployment returns a MoEDeployment without a plan. Planned, it is neither refused nor warned of.
 func deployment(name string) *semmoev1.MoEDeployment {
 	moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 	moed.Spec.Model.Volume = corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/srv/m"}}
-	moed.Spec.Engine.Image = "engine:1"
+	moed.Spec.Engine.Image, moed.Spec.Engine.Args = "engine:1", []string{"--moe-a2a-backend", "deepep"}
 	moed.Spec.Parallelism.ExpertParallelSize = 4
 	return moed
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine/registry"
 )
 
@@ -94,6 +96,9 @@ func (m *moeDeployments) refusePin(ctx context.Context, moed *semmoev1.MoEDeploy
 
 func (m *moeDeployments) warn(ctx context.Context, moed *semmoev1.MoEDeployment) []string {
 	warnings := risks(moed)
+	if plans(moed.Spec) {
+		warnings = append(warnings, m.foresee(ctx, moed)...)
+	}
 	if ref := moed.Spec.Placement.PlanRef; ref != nil {
 		warnings = append(warnings, missing(ctx, m.Reader, &semmoev1.PlacementPlan{}, "PlacementPlan", "spec.placement.planRef.name", moed.Namespace, ref.Name)...)
 	}
@@ -101,6 +106,26 @@ func (m *moeDeployments) warn(ctx context.Context, moed *semmoev1.MoEDeployment)
 		warnings = append(warnings, missing(ctx, m.Reader, &semmoev1.AffinityProfile{}, "AffinityProfile", "spec.profiling.profileRef.name", moed.Namespace, profiling.ProfileRef.Name)...)
 	}
 	return warnings
+}
+
+// foresee warns of what the controller would report only after a profile was made, on the devices of the engine.
+func (m *moeDeployments) foresee(ctx context.Context, moed *semmoev1.MoEDeployment) []string {
+	var warnings []string
+	for _, finding := range planner.Foresee(moed, checkpoint.Report{Family: m.family(ctx, moed)}) {
+		warnings = append(warnings, finding.Reason+": "+finding.Message)
+	}
+	return warnings
+}
+
+// family returns the family of the model that the stored object was inspected with; empty before that, and where the
+// spec now names another model.
+func (m *moeDeployments) family(ctx context.Context, moed *semmoev1.MoEDeployment) string {
+	stored := &semmoev1.MoEDeployment{}
+	err := m.Get(ctx, client.ObjectKeyFromObject(moed), stored)
+	if err != nil || stored.Status.Model == nil || !equality.Semantic.DeepEqual(stored.Spec.Model, moed.Spec.Model) {
+		return ""
+	}
+	return stored.Status.Model.Family
 }
 
 // missing warns of an object that is named and does not exist, or not yet.
@@ -161,8 +186,9 @@ var allRisks = []risk{
 		"0 observes nothing: neither is it told what a plan gains, nor that requests have drifted away from it",
 	},
 	{
-		"spec.parallelism.expertParallelSize", func(s semmoev1.MoEDeploymentSpec) bool { return plans(s) && s.Parallelism.ExpertParallelSize == 1 },
-		"with 1 every expert is local already: there is nothing to plan",
+		"spec.profiling", func(s semmoev1.MoEDeploymentSpec) bool { return !plans(s) },
+		"is not set, and spec.placement.planRef is not either: no plan is made, and the model is served with the engine's " +
+			"default placement; set spec.profiling.dataset",
 	},
 	{
 		"spec.profiling.liveSamples", func(s semmoev1.MoEDeploymentSpec) bool {

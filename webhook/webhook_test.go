@@ -2,6 +2,9 @@ package webhook
 
 import (
 	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +14,7 @@ import (
 	admissionac "k8s.io/client-go/applyconfigurations/admissionregistration/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
@@ -87,7 +91,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// Each risk is told to whoever takes it, and to nobody else.
+// Each risk has a warning, and nothing else has one.
 func TestWarnings(t *testing.T) {
 	profiling := func(m *semmoev1.MoEDeployment) {
 		m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/data.jsonl"}}
@@ -96,24 +100,62 @@ func TestWarnings(t *testing.T) {
 		change func(*semmoev1.MoEDeployment)
 		want   []string // parts of the warnings; all of them
 	}{
-		"nothing":             {func(*semmoev1.MoEDeployment) {}, nil},
 		"planned":             {profiling, nil},
-		"image without a tag": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "registry.example:5000/engine" }, []string{"spec.engine.image"}},
-		"image latest":        {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Image = "engine:latest" }, []string{"spec.engine.image"}},
+		"no plan":             {func(*semmoev1.MoEDeployment) {}, []string{"spec.profiling: is not set"}},
+		"image without a tag": {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Engine.Image = "registry.example:5000/engine" }, []string{"spec.engine.image"}},
+		"image latest":        {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Engine.Image = "engine:latest" }, []string{"spec.engine.image"}},
 		"image by digest": {func(m *semmoev1.MoEDeployment) {
+			profiling(m)
 			m.Spec.Engine.Image = "engine@sha256:" + strings.Repeat("0", 64)
 		}, nil},
 		"no soak":              {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Rollout.SoakSeconds = ptr.To[int32](0) }, []string{"spec.rollout.soakSeconds"}},
-		"no soak, and no plan": {func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.SoakSeconds = ptr.To[int32](0) }, nil},
+		"no soak, and no plan": {func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.SoakSeconds = ptr.To[int32](0) }, []string{"spec.profiling: is not set"}},
 		"rollback by hand":     {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Rollout.Rollback = semmoev1.RollbackManual }, []string{"spec.rollout.rollback"}},
 		"no routing":           {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Routing.Mode = semmoev1.RoutingModeNone }, []string{"spec.routing.mode"}},
 		"no samples":           {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Routing.SamplePercent = ptr.To[int32](0) }, []string{"spec.routing.samplePercent"}},
-		"one rank":             {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Parallelism.ExpertParallelSize = 1 }, []string{"spec.parallelism.expertParallelSize"}},
+		"one rank":             {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Parallelism.ExpertParallelSize = 1 }, []string{"NotRealizable: No plan can reach the engine. spec.parallelism.expertParallelSize is 1"}},
+		"no all-to-all": {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Engine.Args = nil }, []string{
+			"NoAllToAll: spec.engine.args has no --moe-a2a-backend", "UnprovenMap: Without an all-to-all backend, the releases of SGLang whose source is known load the experts of models of type qwen2_moe, qwen3_moe",
+		}},
+		"all-to-all that is none, and a pin": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Args, m.Spec.Placement.PlanRef = []string{"--moe-a2a-backend=none"}, &semmoev1.PlanReference{Name: "no-plan"}
+		}, []string{"NoAllToAll: spec.engine.args sets --moe-a2a-backend none", "UnprovenMap: ", "spec.placement.planRef.name"}},
+		"no all-to-all, attention TP": {func(m *semmoev1.MoEDeployment) {
+			profiling(m)
+			m.Spec.Engine.Args, m.Spec.Parallelism.Attention = nil, semmoev1.AttentionTensorParallel
+		}, []string{"NotRealizable: No plan can reach the engine. spec.engine.args has no --moe-a2a-backend, and spec.parallelism.attention is TensorParallel"}},
+		"vLLM, no all-to-all": {func(m *semmoev1.MoEDeployment) {
+			profiling(m)
+			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineVLLM, nil
+		}, []string{"NoAllToAll: spec.engine.args has no --all2all-backend"}},
+		"vLLM, all-to-all by variable": {func(m *semmoev1.MoEDeployment) {
+			profiling(m)
+			m.Spec.Engine.Type, m.Spec.Engine.Args, m.Spec.Engine.Env = semmoev1.EngineVLLM, nil, []corev1.EnvVar{{Name: "VLLM_ALL2ALL_BACKEND", Value: "deepep_low_latency"}}
+		}, nil},
+		"vLLM behind a Gateway": {func(m *semmoev1.MoEDeployment) {
+			profiling(m)
+			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineVLLM, []string{"--all2all-backend", "deepep_low_latency"}
+			m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker
+		}, []string{"NotRealizable: No plan can reach the engine. Reshuffled weights need spec.routing.mode Router"}},
+		"flag that a plan decides": {func(m *semmoev1.MoEDeployment) {
+			profiling(m)
+			m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--ep-dispatch-algorithm", "dynamic")
+			m.Spec.Placement.RedundantExperts = 4
+		}, []string{"NotRealizable: No plan can reach the engine. "}},
+		"engine without ranks for requests": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "no-profile"}}
+			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineTensorRTLLM, nil
+		}, []string{"CannotPin: ", "spec.profiling.profileRef.name"}},
+		"recorder": {func(m *semmoev1.MoEDeployment) {
+			profiling(m)
+			m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--enable-expert-distribution-metrics")
+		}, []string{"RecorderNeedsMode: "}},
 		"sequences": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Profiling.LiveSamples = semmoev1.LiveSamplesSequences
 		}, []string{"spec.profiling.liveSamples"}},
 		"token in clear": {func(m *semmoev1.MoEDeployment) {
+			profiling(m)
 			m.Spec.Drift = semmoev1.DriftSpec{Source: semmoev1.DriftSourcePrometheus, Prometheus: &semmoev1.PrometheusSource{Address: "http://prometheus", Query: "x", AuthSecret: "s"}}
 		}, []string{"spec.drift.prometheus"}},
 		"plan and profile that do not exist": {func(m *semmoev1.MoEDeployment) {
@@ -145,6 +187,77 @@ func TestWarnings(t *testing.T) {
 	for _, risk := range allRisks {
 		if !told[risk.field] {
 			t.Errorf("no case for the risk of %s", risk.field)
+		}
+	}
+}
+
+// Once the model is inspected, warnings are about its family, until the spec names another model.
+func TestWarningsOfTheFamily(t *testing.T) {
+	moed := deployment("inspected")
+	moed.Spec.Engine.Args = nil
+	moed.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/data.jsonl"}}
+	create(t, moed)
+	warningsOf := func(change func(*semmoev1.MoEDeployment)) []string {
+		t.Helper()
+		changed := moed.DeepCopy()
+		changed.Spec.Replicas = ptr.To[int32](2)
+		change(changed)
+		warned.take()
+		if err := api.Update(t.Context(), changed, client.DryRunAll); err != nil {
+			t.Fatal(err)
+		}
+		return warned.take()
+	}
+	same := func(*semmoev1.MoEDeployment) {}
+	const anyFamily, ofQwen = "the experts of models of type qwen2_moe, qwen3_moe", "the experts of models of type qwen3_moe by the map"
+	for _, tc := range []struct{ family, want string }{{"", anyFamily}, {"qwen3_moe", ofQwen}, {"deepseek_v3", ""}, {"qwen3_moe", ofQwen}} {
+		if tc.family != "" {
+			moed.Status.Model = &semmoev1.ModelStatus{Digest: "sha256:0", Family: tc.family}
+			if err := api.Status().Update(t.Context(), moed); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, fmt.Sprintf("warnings of %q", tc.family), func() bool { // the manager's cache is behind
+			got := warningsOf(same)
+			return mentions(got, "NoAllToAll: ") && mentions(got, "UnprovenMap: ") == (tc.want != "") && (tc.want == "" || mentions(got, tc.want))
+		})
+	}
+	if got := warningsOf(func(m *semmoev1.MoEDeployment) { m.Spec.Model.Path = "/models/other" }); !mentions(got, anyFamily) {
+		t.Errorf("warnings of another model: %q", got)
+	}
+	if got := warningsOf(func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--moe-a2a-backend", "deepep"} }); len(got) != 0 {
+		t.Errorf("warnings with an all-to-all backend: %q", got)
+	}
+}
+
+// Every sample is created without a warning. The reference engine exchanges nothing between GPUs: its sample has no
+// plan.
+func TestWarningsOfSamples(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join("..", "config", "samples", "moedeployment*.yaml"))
+	if err != nil || len(files) < 5 {
+		t.Fatalf("%d samples, %v", len(files), err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, document := range strings.Split(string(text), "\n---\n") {
+			moed := &semmoev1.MoEDeployment{}
+			if err := yaml.Unmarshal([]byte(document), moed); err != nil {
+				t.Fatalf("%s: %v", file, err)
+			}
+			if moed.Kind != "MoEDeployment" {
+				continue
+			}
+			moed.Namespace = "default"
+			warned.take()
+			if err := api.Create(t.Context(), moed, client.DryRunAll); err != nil {
+				t.Errorf("%s: %v", file, err)
+			}
+			if got := warned.take(); len(got) > 0 && filepath.Base(file) != "moedeployment-reference.yaml" {
+				t.Errorf("%s: warnings %q", file, got)
+			}
 		}
 	}
 }

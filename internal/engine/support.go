@@ -22,8 +22,9 @@ type Situation struct {
 	Launch Launch
 	// UserArgs are the user's flags of the engine, UserEnv the names of the user's environment variables.
 	UserArgs, UserEnv []string
-	// Family is the model_type of the language model, Wrapper that of a multimodal wrapper around it, Quantization the checkpoint's method
-	// as inspection spells it, such as fp8 or modelopt/NVFP4; empty for none.
+	// Family is the model_type of the language model, Wrapper that of a multimodal wrapper around it, Quantization the
+	// checkpoint's method as inspection spells it, such as fp8 or modelopt/NVFP4; empty for none. An empty Family is
+	// one that is not known yet: it rules nothing out.
 	Family, Wrapper, Quantization string
 	// Groups is the number of groups of a group-limited gate, 1 (or 0) elsewhere; KeepsGroups tells that the plan maps
 	// groups onto groups.

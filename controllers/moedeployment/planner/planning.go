@@ -259,7 +259,7 @@ func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desi
 	case len(open) == 0 && len(refused) > 0:
 		hold = no(ReasonOutputChanged, c.refusedText(refused))
 	case len(open) == 0 && hold.Reason == "":
-		hold = no("NotRealizable", fmt.Sprintf("Plan %s cannot reach the engine. %s", c.wanted.Status.Plan, strings.Join(impossible, ". ")))
+		hold = no(reasonNotRealizable, fmt.Sprintf("Plan %s cannot reach the engine. %s", c.wanted.Status.Plan, strings.Join(impossible, ". ")))
 	case hold.Reason != "":
 	case c.failedText(open[0]) != "":
 		hold = no(ReasonRolledBack, c.failedText(open[0]))
@@ -323,49 +323,77 @@ func (c *choice) candidates() []candidate {
 	var candidates []candidate
 	keepsGroups := c.wanted.Spec.Realization == semmoev1.RealizationReshuffledWeights
 	for _, realization := range realizations(c.moed, adapter) {
-		support := c.support(adapter, realization, c.wanted.Spec.RedundantExperts, keepsGroups)
+		support := supportOf(c.moed, c.report, adapter, realization, c.wanted.Spec.RedundantExperts, keepsGroups)
 		candidates = append(candidates, candidate{revisions.LayoutOf(c.wanted, realization), support})
 	}
 	return candidates
 }
 
-// foreseen is that no plan of those that the spec asks for can reach the engine; its zero value where one may. It is known as soon as the
-// model is, before a device has been used to profile it.
+// foreseen returns why no plan of the spec can reach the engine; its zero value where one may. A pinned plan may be of
+// another kind.
 func (c *choice) foreseen() desired.Finding {
-	adapter, err := registry.For(string(c.moed.Spec.Engine.Type))
-	if err != nil || c.moed.Spec.Placement.PlanRef != nil {
-		return desired.Finding{} // what is pinned may be of another kind
+	if c.moed.Spec.Placement.PlanRef != nil {
+		return desired.Finding{}
 	}
-	possible := realizations(c.moed, adapter)
-	keepsGroups := planRealization(possible, c.report.Groups) == semmoev1.RealizationReshuffledWeights
-	var impossible []string
-	for _, realization := range possible {
-		support := c.support(adapter, realization, c.moed.Spec.Placement.RedundantExperts, keepsGroups)
-		if len(support.Refusals) == 0 {
-			return desired.Finding{}
-		}
-		impossible = append(impossible, support.Refusals[0].Message)
+	if findings := Foresee(c.moed, c.report); len(findings) == 1 && findings[0].Reason == reasonNotRealizable {
+		return findings[0]
 	}
-	return desired.Finding{Reason: "NotRealizable", Message: "No plan can reach the engine. " + strings.Join(impossible, ". ")}
+	return desired.Finding{}
 }
 
-// support is what the engine makes of a plan with so many redundant experts that reaches it by a realisation.
-func (c *choice) support(adapter engine.Adapter, realization semmoev1.Realization, redundant int32, keepsGroups bool) engine.Support {
-	support := adapter.Support(c.situation(realization, redundant, keepsGroups))
-	if realization == semmoev1.RealizationReshuffledWeights && c.moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
+// Foresee returns what a plan of the spec lacks in the engine, or as its only finding that no plan can reach the
+// engine. It needs neither a plan nor a profile: the webhooks report it before a device is used. What the report leaves
+// empty is unknown, and rules nothing out.
+func Foresee(moed *semmoev1.MoEDeployment, report checkpoint.Report) []desired.Finding {
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	if err != nil {
+		return nil // validation reports an unknown engine
+	}
+	possible := realizations(moed, adapter)
+	redundant := moed.Spec.Placement.RedundantExperts
+	keepsGroups := planRealization(possible, report.Groups) == semmoev1.RealizationReshuffledWeights
+	if moed.Spec.Placement.PlanRef != nil {
+		redundant, keepsGroups = 0, true // the pinned plan decides both
+	}
+	var impossible []string
+	for _, realization := range possible {
+		support := supportOf(moed, report, adapter, realization, redundant, keepsGroups)
+		if len(support.Refusals) == 0 {
+			var findings []desired.Finding
+			for _, warning := range support.Warnings {
+				findings = append(findings, desired.Finding{Reason: warning.Reason, Message: warning.Message})
+			}
+			return findings
+		}
+		if why := support.Refusals[0].Message; !slices.Contains(impossible, why) {
+			impossible = append(impossible, why)
+		}
+	}
+	message := "No plan can reach the engine. " + strings.Join(impossible, ". ")
+	return []desired.Finding{{Reason: reasonNotRealizable, Message: message}}
+}
+
+// supportOf returns what the engine makes of a plan with so many redundant experts that reaches it by a realisation.
+func supportOf(moed *semmoev1.MoEDeployment, report checkpoint.Report, adapter engine.Adapter, realization semmoev1.Realization,
+	redundant int32, keepsGroups bool,
+) engine.Support {
+	support := adapter.Support(situation(moed, report, realization, redundant, keepsGroups))
+	if realization == semmoev1.RealizationReshuffledWeights && moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
 		support.Refuse("NeedsRouter", "Reshuffled weights need spec.routing.mode Router: engines tell the experts of such a checkpoint by their new numbers, and clients of the Service would get them untranslated")
 	}
 	return support
 }
 
-// situation is that of an engine under a plan with so many redundant experts.
-func (c *choice) situation(realization semmoev1.Realization, redundant int32, keepsGroups bool) engine.Situation {
-	launch := revisions.Launch(c.moed)
+// situation returns that of an engine under a plan with so many redundant experts.
+func situation(moed *semmoev1.MoEDeployment, report checkpoint.Report, realization semmoev1.Realization,
+	redundant int32, keepsGroups bool,
+) engine.Situation {
+	launch := revisions.Launch(moed)
 	launch.RedundantExperts = redundant
 	return engine.Situation{
-		Realization: engine.Realization(realization), Launch: launch, UserArgs: c.moed.Spec.Engine.Args, UserEnv: revisions.UserEnv(c.moed),
-		Family: c.report.Family, Wrapper: c.report.Wrapper, Quantization: c.report.Quantization, Groups: c.report.Groups, KeepsGroups: keepsGroups,
-		Unpermutable: c.report.Unpermutable,
+		Realization: engine.Realization(realization), Launch: launch, UserArgs: moed.Spec.Engine.Args, UserEnv: revisions.UserEnv(moed),
+		Family: report.Family, Wrapper: report.Wrapper, Quantization: report.Quantization, Groups: report.Groups, KeepsGroups: keepsGroups,
+		Unpermutable: report.Unpermutable,
 	}
 }
 
@@ -373,7 +401,7 @@ func (c *choice) situation(realization semmoev1.Realization, redundant int32, ke
 // for a model that has none yet holds then: it is served without a plan.
 func (c *choice) contradicted(l *revisions.Layout) bool {
 	adapter, err := registry.For(string(c.moed.Spec.Engine.Type))
-	return err == nil && len(adapter.Support(c.situation(l.Realization, l.RedundantExperts, true)).Refusals) > 0
+	return err == nil && len(adapter.Support(situation(c.moed, c.report, l.Realization, l.RedundantExperts, true)).Refusals) > 0
 }
 
 // refusal is how the answers of a layout's revision differ; empty where that is not known.
@@ -437,6 +465,9 @@ func promiseOf(serving *revisions.Layout, plans ...*semmoev1.PlacementPlan) *sem
 	}
 	return nil
 }
+
+// reasonNotRealizable is that no plan can reach the engine.
+const reasonNotRealizable = "NotRealizable"
 
 // reasonNoRoom is that the roll-out of a plan would interrupt the service.
 const reasonNoRoom = "NoRoomForCanary"

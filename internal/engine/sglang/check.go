@@ -3,6 +3,7 @@ package sglang
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/semmoe/operator/internal/engine"
 )
@@ -47,6 +48,10 @@ func check(s engine.Situation, verdict *engine.Support) {
 
 func checkMap(s engine.Situation, allToAll bool, verdict *engine.Support) {
 	switch {
+	case s.Family == "":
+		if !allToAll {
+			warnUnproven(strings.Join(unrouted, ", "), verdict)
+		}
 	case s.Wrapper != "" && !slices.Contains(locatedWrappers, s.Wrapper):
 		verdict.Refuse("NoExpertLocation", "SGLang ignores an expert map for multimodal models of type %q: the plan can reach it by %s only", s.Wrapper, engine.ReshuffledWeights)
 	case !slices.Contains(located, s.Family):
@@ -56,8 +61,16 @@ func checkMap(s engine.Situation, allToAll bool, verdict *engine.Support) {
 	case slices.Contains(unmoved, s.Family):
 		verdict.Warn("MapWithoutEffect", "The releases of SGLang whose source is known load the experts of %s models in the default order, whatever the map: answers stay right, and nothing is gained. %s moves them", s.Family, engine.ReshuffledWeights)
 	case slices.Contains(unrouted, s.Family) && !allToAll:
-		verdict.Warn("UnprovenMap", "Where no all-to-all backend is set, the releases of SGLang whose source is known load the experts of a %s model by the map and then ignore it (sgl-project/sglang#36861): only the lossless probe can tell. %s", s.Family, setDeepEP)
+		warnUnproven(s.Family, verdict)
 	}
+}
+
+// warnUnproven warns that releases ignore the map for models of a family, or of one of several while the model is not
+// inspected yet.
+func warnUnproven(families string, verdict *engine.Support) {
+	verdict.Warn("UnprovenMap", "Without an all-to-all backend, the releases of SGLang whose source is known load the experts of "+
+		"models of type %s by the map, and then ignore the map (sgl-project/sglang#36861): only the lossless probe can find out. %s",
+		families, setDeepEP)
 }
 
 // recordsDistribution tells that the engine's recorder runs in a mode that sums over ranks.

@@ -1,12 +1,14 @@
 package api
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -73,6 +75,33 @@ func TestDocumentation(t *testing.T) {
 	}
 	if tried < 8 {
 		t.Errorf("%d examples in %d files: some are not found", tried, len(files))
+	}
+}
+
+// The README shows the sample that its commands apply, but for comments.
+func TestReadmeShowsTheSample(t *testing.T) {
+	readme, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sample, err := os.ReadFile(filepath.Join("..", "..", "config", "samples", "moedeployment.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var shown, applied map[string]any
+	for _, block := range markdown.Blocks(string(readme)) {
+		if block.Language == "yaml" {
+			err = errors.Join(err, yaml.UnmarshalStrict([]byte(block.Text), &shown))
+		}
+	}
+	if err := errors.Join(err, yaml.UnmarshalStrict(sample, &applied)); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(applied, shown); diff != "" {
+		t.Errorf("README.md does not show config/samples/moedeployment.yaml (-sample +README):\n%s", diff)
+	}
+	if !strings.Contains(string(readme), "kubectl apply -f config/samples/moedeployment.yaml") {
+		t.Error("README.md does not apply config/samples/moedeployment.yaml")
 	}
 }
 

@@ -39,8 +39,8 @@ type entryReader struct {
 
 // entry is what the container of a value has to know of it.
 type entry struct {
-	// number tells a number, and id one that may be that of an expert.
-	number, id bool
+	// number tells a number, id one that may be that of an expert, and module the name of a module or a pattern of names.
+	number, id, module bool
 }
 
 // value reads a value with the names of the members that lead to it. A neutral one is only read over.
@@ -65,6 +65,7 @@ func (r *entryReader) value(path []string) (entry, error) {
 		if numbers.MatchString(token) && !neutral(path) && speaksOfExperts(strings.Join(path, ".")) {
 			return entry{}, r.refuse(path, "%.100q may be a list of experts", token)
 		}
+		return entry{module: isModule(token)}, nil
 	}
 	return entry{}, nil
 }
@@ -113,14 +114,14 @@ var digits = regexp.MustCompile(`\d+`)
 func isModule(key string) bool { return strings.ContainsAny(key, `.*\`) }
 
 func (r *entryReader) array(path []string) error {
-	length, numbersOnly, ids := 0, true, true
+	length, numbersOnly, ids, modules := 0, true, true, true
 	for r.decoder.More() {
 		item, err := r.value(append(slices.Clip(path), "[]"))
 		if err != nil {
 			return err
 		}
 		length++
-		numbersOnly, ids = numbersOnly && item.number, ids && item.id
+		numbersOnly, ids, modules = numbersOnly && item.number, ids && item.id, modules && item.module
 	}
 	if _, err := r.decoder.Token(); err != nil {
 		return jsonError(err)
@@ -128,7 +129,7 @@ func (r *entryReader) array(path []string) error {
 	experts := r.config.Experts
 	switch {
 	case neutral(path) || length == 0 || experts < 2:
-	case length%experts == 0 && (numbersOnly || length == experts && !isModuleList(path)) && !r.isPerLayer(path, length):
+	case length%experts == 0 && (numbersOnly || length == experts && !modules && !isModuleList(path)) && !r.isPerLayer(path, length):
 		return r.refuse(path, "it has %d entries, and a layer %d experts", length, experts)
 	case ids && !hasWord(path, plainWords):
 		return r.refuse(path, "its numbers may be those of experts")
@@ -173,10 +174,11 @@ var (
 )
 
 // neutral reports whether a value is below a member that does not name experts.
-func neutral(path []string) bool {
-	return slices.ContainsFunc(path, func(member string) bool {
-		return slices.Contains(neutralMembers, member) || strings.HasSuffix(member, "_token_ids")
-	})
+func neutral(path []string) bool { return slices.ContainsFunc(path, NeutralMember) }
+
+// NeutralMember reports whether nothing below a member of a configuration names an expert.
+func NeutralMember(name string) bool {
+	return slices.Contains(neutralMembers, name) || strings.HasSuffix(name, "_token_ids")
 }
 
 // isCount reports whether a member counts experts rather than names one.

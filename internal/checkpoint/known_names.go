@@ -22,6 +22,11 @@ func speaksOfExperts(name string) bool {
 	return expertWord.MatchString(sharedExpert.ReplaceAllString(name, ""))
 }
 
+// NamesExpert reports whether a text names a routed expert by its number, in whatever form.
+func NamesExpert(text string) bool {
+	return numberedExpert.MatchString(sharedExpert.ReplaceAllString(text, ""))
+}
+
 // tensorSuffix matches what quantisation formats append to the name of a projection. None of these holds the number of an expert.
 var tensorSuffix = regexp.MustCompile(`^(?:[._](?:weight|bias|blocks|scales?(?:_2)?|inv|packed|input|output|global|zero|point|shape|offset|g_idx|` +
 	`qweight|qzeros|deq|quant|second|pre|smooth|quantizer|_?amax|_?pre_quant_scale|_?scale))*$`)
@@ -89,6 +94,18 @@ var (
 	// rootPrefixes are names of modules that only hold others.
 	rootPrefixes = []string{"model", "language_model", "language", "thinker"}
 )
+
+// Independent reports whether a tensor, by its name, is known not to depend on the order of the experts. The name is that of a causal
+// language model, such as adapters use.
+func (c *Config) Independent(name string) bool {
+	if c.Classify(name).Role == Shared {
+		return !speaksOfExperts(name)
+	}
+	if layer, _, rest := c.cutLayer(name); layer >= 0 {
+		return c.independentInLayer(rest)
+	}
+	return c.independent(name, "")
+}
 
 // independent reports whether a tensor outside of the layers is known not to depend on the order of the experts. In a multimodal model, root
 // is the prefix of the language model's names; what is not below it belongs to another model.

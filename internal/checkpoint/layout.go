@@ -188,7 +188,7 @@ func (c *Checkpoint) CheckOutside(layers map[int]*MoELayer, predicting []int) er
 			}
 		}
 		for key, value := range shard.Metadata {
-			if speaksOfExperts(key) || numberedExpert.MatchString(value) {
+			if speaksOfExperts(key) || NamesExpert(value) {
 				return Invalidf("%s: __metadata__ %.80q names experts; such checkpoints cannot be permuted", shard.Path, key)
 			}
 		}

@@ -47,21 +47,24 @@ func findFiles(ctx context.Context, root fs.FS, c *checkpoint.Checkpoint, m *map
 		if guardName.MatchString(entry.Name()) {
 			return nil
 		}
+		if err := checkLink(c.Dir, name, entry); err != nil {
+			return err
+		}
 		info, err := fs.Stat(root, name) // follows links: model caches consist of them
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			return checkpoint.Invalidf("%s is a link to nothing", filepath.Join(c.Dir, name))
 		case err != nil:
 			return err
-		case shards[name] || name == ManifestFile || name == c.IndexName:
+		case shards[name] || name == ManifestFile:
 			return nil
-		case !info.Mode().IsRegular() || isWeights(path.Base(name)):
+		case name == c.IndexName:
+			return checkIndex(c)
+		case !info.Mode().IsRegular():
 			files.leftOut = append(files.leftOut, name)
 			return nil
-		case isConfiguration(name):
-			return files.addConfiguration(ctx, root, mentions, name)
 		}
-		return files.addCopied(root, name)
+		return files.add(ctx, root, mentions, name)
 	})
 	if at := (*fs.PathError)(nil); errors.Is(err, fs.ErrPermission) && errors.As(err, &at) {
 		return nil, checkpoint.Invalidf("%s is not readable by this user: check its permissions", filepath.Join(c.Dir, at.Path))
@@ -90,45 +93,6 @@ func (f *sourceFiles) addCopied(root fs.FS, name string) error {
 	}
 	f.copied = append(f.copied, name)
 	return file.Close()
-}
-
-// isWeights recognises weights outside of the index: the same model in another form, still in the old order.
-func isWeights(name string) bool {
-	name, _ = strings.CutSuffix(name, ".index.json")
-	switch path.Ext(name) {
-	case ".safetensors", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".npz", ".nemo":
-		return true
-	case ".bin": // training_args.bin, and what belongs to a tokenizer, are not
-		return strings.HasPrefix(name, "consolidated") || strings.Contains(name, "model") && !strings.Contains(name, "tokenizer")
-	case ".json":
-		return strings.HasPrefix(name, "pytorch_model")
-	}
-	return strings.Contains(name, ".onnx") // and the files beside it that hold its data
-}
-
-// isConfiguration recognises the files in which engines look for what is quantised and how.
-func isConfiguration(name string) bool {
-	return name == checkpoint.ConfigFile || !strings.Contains(name, "/") && path.Ext(name) == ".json" && strings.Contains(name, "quant")
-}
-
-func (f *sourceFiles) addConfiguration(ctx context.Context, root fs.FS, mentions *mentions, name string) error {
-	c := mentions.c
-	text := c.ConfigText
-	if name != checkpoint.ConfigFile {
-		var err error
-		if text, err = fs.ReadFile(root, name); err != nil {
-			return err
-		}
-	}
-	text, err := mentions.rename(ctx, text)
-	if err != nil && !checkpoint.IsInvalid(err) {
-		return err
-	}
-	if err != nil {
-		return checkpoint.Invalidf("%s: %v", filepath.Join(c.Dir, name), err)
-	}
-	f.rewritten[name] = text
-	return nil
 }
 
 // names lists every file that the output has besides the shards.

@@ -37,8 +37,14 @@ func (n *mentions) rename(ctx context.Context, text []byte) ([]byte, error) {
 	if !json.Valid(strict) {
 		return nil, checkpoint.Invalidf("not valid JSON")
 	}
+	if len(n.m.toNew) == 0 {
+		return text, nil
+	}
+	if err := n.m.config.CheckEntries(strict); err != nil {
+		return nil, err
+	}
 	var failed error
-	alike, place := namedAlike(strict, n.m.config.Experts), -1
+	alike, place := neutralPlaces(strict, n.m.config.Experts), -1
 	out := jsonString.ReplaceAllFunc(text, func(literal []byte) []byte {
 		place++
 		var mention string
@@ -55,6 +61,8 @@ func (n *mentions) rename(ctx context.Context, text []byte) ([]byte, error) {
 			}
 			return quote(n.m.newName(mention))
 		case part.Role == checkpoint.Gate || part.Role == checkpoint.Shared || n.checked[mention] || alike[place]:
+		case part.Role == checkpoint.Unrecognised && n.m.toNew[part.Layer] != nil && strings.ContainsAny(part.Name, "0123456789"):
+			failed = checkpoint.Invalidf("%.200q is not known to be independent of the order of the experts, and cannot be rewritten", mention)
 		case mayTellExpertsApart(mention):
 			n.checked[mention] = true
 			failed = n.checkNeutral(ctx, mention)
@@ -67,33 +75,65 @@ func (n *mentions) rename(ctx context.Context, text []byte) ([]byte, error) {
 // expertOfAny matches the path of an expert, or of a module in it, whatever the layer: all that may stand before and behind the number.
 var expertOfAny = regexp.MustCompile(`^([\w.]*\bexperts\.)(0|[1-9]\d*)((?:\.[A-Za-z_]\w*)*)$`)
 
-// namedAlike finds entries of an array that differ in the expert's number alone and name every expert, such as "mlp.experts.0.up_proj" to
-// "mlp.experts.59.up_proj": however an engine reads them, together they say the same in any order of the experts. The text is valid JSON,
-// and an entry is told by its place among the text's strings: another array may have the same one alone.
-func namedAlike(text []byte, experts int) map[int]bool {
-	alike, place := map[int]bool{}, -1
-	var open []likeNames // those of the arrays around, nil for an object
+// neutralPlaces finds the strings of a text that need no check, by their places among all its strings. The text is valid JSON.
+//
+// Entries of an array that differ only in the expert's number and name every expert, such as "mlp.experts.0.up_proj" to
+// "mlp.experts.59.up_proj", mean the same in any order of the experts, however an engine reads them. Members such as _name_or_path are not
+// about experts.
+func neutralPlaces(text []byte, experts int) map[int]bool {
+	neutral, place := map[int]bool{}, -1
+	var open []container // the containers around
 	for decoder := json.NewDecoder(bytes.NewReader(text)); ; {
 		token, err := decoder.Token()
 		if err != nil {
-			return alike // the end
+			return neutral // the end
 		}
-		switch token {
-		case json.Delim('['):
-			open = append(open, likeNames{})
-		case json.Delim('{'):
-			open = append(open, nil)
-		case json.Delim(']'), json.Delim('}'):
-			open[len(open)-1].addWhole(experts, alike)
-			open = open[:len(open)-1]
-		}
-		if entry, ok := token.(string); ok {
+		inner := len(open) - 1
+		switch token := token.(type) {
+		case json.Delim:
+			switch token {
+			case '[', '{':
+				next := container{neutral: inner >= 0 && open[inner].neutral || inner >= 0 && open[inner].value && checkpoint.NeutralMember(open[inner].key)}
+				if token == '[' {
+					next.names = likeNames{}
+				}
+				open = append(open, next)
+				continue
+			}
+			open[inner].names.addWhole(experts, neutral)
+			open = open[:inner]
+		case string:
 			place++
-			if len(open) > 0 && open[len(open)-1] != nil {
-				open[len(open)-1].add(entry, place, experts)
+			if inner < 0 {
+				continue
+			}
+			around := &open[inner]
+			if around.names != nil {
+				around.names.add(token, place, experts)
+			}
+			if around.neutral || around.value && checkpoint.NeutralMember(around.key) {
+				neutral[place] = true
+			}
+			if around.names == nil && !around.value {
+				around.key, around.value = token, true
+				continue
 			}
 		}
+		if n := len(open) - 1; n >= 0 {
+			open[n].value = false
+		}
 	}
+}
+
+// container is an array or an object that a reader of JSON is in.
+type container struct {
+	// names are the entries of an array, nil for an object.
+	names likeNames
+	// key is the member of an object that is being read, value tells that its value is next.
+	key   string
+	value bool
+	// neutral tells that nothing in it is about experts.
+	neutral bool
 }
 
 // likeNames holds the places of an array's entries, by what is before and behind the expert's number, then by that number.
@@ -140,29 +180,32 @@ func checkWhole(part checkpoint.Part, mention string, experts int) error {
 
 // mayTellExpertsApart is a cheap test for what may be a pattern or a part of a name.
 func mayTellExpertsApart(mention string) bool {
-	return strings.Contains(mention, "expert") || strings.ContainsAny(mention, "0123456789") && strings.ContainsAny(mention, `\*[]()?+^$|`) || strings.Contains(mention, `\d`)
+	return strings.Contains(mention, "expert") || checkpoint.NamesExpert(mention) || strings.ContainsAny(mention, "0123456789") && strings.ContainsAny(mention, `\*[]()?+^$|`) || strings.Contains(mention, `\d`)
 }
 
 // checkNeutral requires that an entry, however an engine reads it, matches the new name of every expert's tensor or
-// module if and only if it matches the old one: then it needs no change.
+// module if and only if it matches the old one: then it needs no change. An entry that has an expert's number and matches no name is
+// refused.
 func (n *mentions) checkNeutral(ctx context.Context, mention string) error {
 	if n.experts == nil {
 		n.experts = newExpertNames(n.c, n.m)
 	}
-	if n.experts.lackAny(requiredWords(mention)) {
+	numbered := checkpoint.NamesExpert(mention)
+	if !numbered && n.experts.lackAny(requiredWords(mention)) {
 		return nil
 	}
 	matches, err := readings(mention)
 	if err != nil {
 		return err
 	}
-	matched := make([]bool, len(n.experts.all))
+	matched, known := make([]bool, len(n.experts.all)), false
 	for _, match := range matches {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		for i, name := range n.experts.all {
 			matched[i] = match(name)
+			known = known || matched[i]
 		}
 		for _, move := range n.experts.moves {
 			if matched[move.from] != matched[move.to] {
@@ -170,7 +213,39 @@ func (n *mentions) checkNeutral(ctx context.Context, mention string) error {
 			}
 		}
 	}
+	if numbered && !known && !n.noExpert(mention) && !n.matchesUnmoved(matches) {
+		return checkpoint.Invalidf("%.200q names an expert in a form that is not known, and cannot be rewritten", mention)
+	}
 	return nil
+}
+
+// noExpert reports whether an entry has the form of an expert's name, and a number that no expert has.
+func (n *mentions) noExpert(mention string) bool {
+	parts := expertOfAny.FindStringSubmatch(mention)
+	if parts == nil {
+		return false
+	}
+	expert, err := strconv.Atoi(parts[2])
+	return err != nil || expert >= n.m.config.Experts
+}
+
+// matchesUnmoved reports whether an entry matches an expert, or a module in one, of a layer that stays as it is.
+func (n *mentions) matchesUnmoved(matches []func(string) bool) bool {
+	for _, shard := range n.c.Shards {
+		for name := range shard.Tensors {
+			part := n.m.config.Classify(name)
+			if part.Role != checkpoint.Expert || n.m.toNew[part.Layer] != nil {
+				continue
+			}
+			for modules := strings.Count(part.Name, ".") + 1; modules >= 0; modules-- {
+				if slices.ContainsFunc(matches, func(match func(string) bool) bool { return match(name) }) {
+					return true
+				}
+				name = parent(name)
+			}
+		}
+	}
+	return false
 }
 
 // expertNames are the names that the tensors and modules of experts have in the layers that change.

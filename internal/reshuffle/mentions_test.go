@@ -48,7 +48,7 @@ func TestRenameMentions(t *testing.T) {
 		"mixed list of all": {`["lm_head",` + listed("mlp.experts.", ".up_proj", 0, 12)[1:], ``},
 		"list of more":      {listed("mlp.experts.", ".up_proj", 0, 14), ``},
 		"list of experts":   {listed("experts.", "", 0, 12), ``},
-		"escapes, brackets": {`{"a\"model.layers.1.mlp.experts.3.w":"<\u00e9>","b":1e5}`, ``},
+		"escapes, brackets": {`{"a\"model.layers.1.self_attn.3.w":"<\u00e9>","b":1e5}`, ``},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if test.want == "" {

@@ -495,7 +495,7 @@ func (j *job) writeFile(ctx context.Context, dir, name string) error {
 	if text, ok := j.files.rewritten[name]; ok {
 		return writeText(filepath.Join(dir, name), text)
 	}
-	return copyFile(ctx, &copier{}, filepath.Join(j.source.Dir, name), filepath.Join(dir, name))
+	return copyFile(ctx, &copier{}, j.source.Dir, name, filepath.Join(dir, name))
 }
 
 func writeText(path string, text []byte) error {

@@ -212,14 +212,14 @@ func TestOtherFiles(t *testing.T) {
 	model := m.write(t, 100)
 	come := []string{"tokenizer.json", "README.md", "sub/dir/file.txt", ".gitattributes", "training_args.bin", "tokenizer.model", "tokenizer_model.bin", "model.md", "generation_config.json"}
 	stay := []string{"consolidated.safetensors", "original/model.safetensors", "model.Q4.gguf", "pytorch_model.bin", "pytorch_model.bin.index.json", "metal/model.bin",
-		"original/consolidated.00.bin", "consolidated.safetensors.index.json", "ggml-model-q4_0.bin", "model-00001-of-00002.bin", "adapter_model.bin", "model.pt", "consolidated.00.pth",
+		"original/consolidated.00.bin", "consolidated.safetensors.index.json", "ggml-model-q4_0.bin", "model-00001-of-00002.bin", "model.pt", "consolidated.00.pth",
 		"last.ckpt", "rust_model.ot", "weights.npz", "model.nemo", "onnx/model.onnx", "onnx/model.onnx_data", "onnx/model.onnx.data"}
 	for _, name := range slices.Concat(come, stay, []string{".cache/huggingface/x.metadata"}) {
 		writeFile(t, filepath.Join(model, name), []byte("content of "+name))
 	}
-	blob := filepath.Join(t.TempDir(), "blob")
+	blob := filepath.Join(model, "sub", "blob")
 	writeFile(t, blob, []byte("linked"))
-	if err := os.Symlink(blob, filepath.Join(model, "vocab.json")); err != nil {
+	if err := os.Symlink("sub/blob", filepath.Join(model, "vocab.json")); err != nil {
 		t.Fatal(err)
 	}
 	// What an earlier run, or another tool, has left at the place of work must not end up in the output.
@@ -236,7 +236,7 @@ func TestOtherFiles(t *testing.T) {
 	if diff := cmp.Diff(stay, slices.Sorted(slices.Values(result.LeftOut))); diff != "" {
 		t.Error(diff)
 	}
-	want := append(come, "vocab.json", ManifestFile, checkpoint.ConfigFile, checkpoint.IndexFile, "model-00001.safetensors", "model-00002.safetensors")
+	want := append(come, "vocab.json", "sub/blob", ManifestFile, checkpoint.ConfigFile, checkpoint.IndexFile, "model-00001.safetensors", "model-00002.safetensors")
 	slices.Sort(want)
 	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(snapshot(t, out)))); diff != "" {
 		t.Error(diff)

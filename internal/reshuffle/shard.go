@@ -327,9 +327,9 @@ func syncDirectory(dir string) error {
 	return file.Sync()
 }
 
-// copyFile copies a file that is no shard.
-func copyFile(ctx context.Context, c *copier, from, to string) error {
-	source, err := os.Open(from)
+// copyFile copies a file of the model that is no shard.
+func copyFile(ctx context.Context, c *copier, model, name, to string) error {
+	source, err := openInside(model, name)
 	if err != nil {
 		return err
 	}

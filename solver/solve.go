@@ -272,6 +272,8 @@ type search struct {
 	options     Options
 	groups      int
 	train, test []int
+	// counted are the train requests, or a sample of them, that are clustered whole.
+	counted     []int
 	tokens      []affinity.Counts
 	pairs       []affinity.Pairs
 	transitions [][]float32
@@ -298,13 +300,13 @@ func (s *search) count(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	s.counted = s.train
+	if n := maxRequestCells / (len(s.trace.Model.Layers) * s.trace.Model.Experts); n < len(s.counted) {
+		s.counted = trace.Shuffled(s.train, s.options.Seed)[:max(n, 1)]
+		slices.Sort(s.counted)
+	}
 	if s.options.Attention == placement.DataParallel {
-		counted := s.train
-		if n := maxRequestCells / (len(s.trace.Model.Layers) * s.trace.Model.Experts); n < len(counted) {
-			counted = trace.Shuffled(s.train, s.options.Seed)[:max(n, 1)]
-			slices.Sort(counted)
-		}
-		if s.requests, err = affinity.CountRequests(ctx, s.trace, counted); err != nil {
+		if s.requests, err = affinity.CountRequests(ctx, s.trace, s.counted); err != nil {
 			return err
 		}
 	}
@@ -384,8 +386,14 @@ func (s *search) evaluate(ctx context.Context, plan *Plan, o cost.Options) (cost
 
 // place solves the placement on the train requests by an algorithm.
 func (s *search) place(ctx context.Context, by placement.Algorithm, deadline time.Time) (placement.Result, error) {
+	var prompts [][]int32
+	if by == placement.AlternatingPrinted {
+		for _, r := range s.counted {
+			prompts = append(prompts, s.trace.Request(r))
+		}
+	}
 	return placement.Solve(ctx, placement.Problem{
-		Attention: s.options.Attention, Ranks: s.options.Ranks, Layers: s.trace.Model.Layers,
+		Prompts: prompts, Attention: s.options.Attention, Ranks: s.options.Ranks, Layers: s.trace.Model.Layers,
 		Messages: s.options.messages(), Occurrences: s.occurrences, Constraints: s.options.Constraints,
 		Tokens: s.tokens, Pairs: s.pairs, Transitions: s.transitions, Requests: s.requests, ProfileTokens: s.tokens[0].Tokens(),
 		Algorithm: by, RedundantSlots: s.options.RedundantSlots, Groups: s.groups, Shrinkage: placement.DefaultShrinkage, Current: s.options.Current, Fresh: s.options.Fresh, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),

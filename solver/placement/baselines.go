@@ -11,27 +11,55 @@ import (
 	"github.com/semmoe/operator/solver/assign"
 )
 
-// solveRows runs a published algorithm on token rows layer by layer, or on request rows for all layers at once.
-func solveRows(ctx context.Context, p *Problem, algorithm func(*rows, *rand.Rand, limit) [][]int) (Result, error) {
+// rowAlgorithm clusters rows and experts: it returns the ranks of each layer's experts, and the ranks of the rows where it reports them.
+type rowAlgorithm func(*rows, *rand.Rand, limit) (rankOf [][]int, rowRank []int)
+
+// placingOnly is an algorithm that does not report the ranks of rows.
+func placingOnly(algorithm func(*rows, *rand.Rand, limit) [][]int) rowAlgorithm {
+	return func(r *rows, random *rand.Rand, stop limit) ([][]int, []int) { return algorithm(r, random, stop), nil }
+}
+
+// solveRows runs a published algorithm layer by layer with attention TP, and once for all layers with attention DP.
+func solveRows(ctx context.Context, p *Problem, algorithm rowAlgorithm) (Result, error) {
 	stop := limit{ctx, p.Deadline}
 	rankOf := make([][]int, len(p.Layers))
 	parts := len(p.Layers)
 	if p.Attention == DataParallel {
 		parts = 1
 	}
+	rowRanks := make([][]int, parts)
 	var done atomic.Int64
 	err := affinity.Parallel(ctx, parts, func(part int) {
 		random := rand.New(rand.NewPCG(p.Seed, uint64(part)))
+		first, last := part, part+1
 		if p.Attention == DataParallel {
-			copy(rankOf, algorithm(requestRows(p.Requests, p.Ranks), random, stop))
-		} else {
-			rankOf[part] = algorithm(tokenRows(&p.Tokens[part], p.Ranks), random, stop)[0]
+			last = len(p.Layers)
 		}
+		var placed [][]int
+		placed, rowRanks[part] = algorithm(p.rows(first, last), random, stop)
+		copy(rankOf[first:last], placed)
 		if p.Progress != nil {
 			p.Progress(int(done.Add(1)), parts)
 		}
 	})
-	return p.result(rankOf, stop), err
+	result := p.result(rankOf, stop)
+	if rowRanks[0] != nil {
+		result.RowRanks = rowRanks
+	}
+	return result, err
+}
+
+// rows returns what is clustered together with the experts of the MoE layers from first up to last: requests by their forecasts, requests
+// by their counts, or token ids of one layer.
+func (p *Problem) rows(first, last int) *rows {
+	switch {
+	case p.Algorithm == AlternatingPrinted:
+		return p.promptRows(first, last)
+	case p.Attention == DataParallel:
+		return requestRows(p.Requests, p.Ranks)
+	default:
+		return tokenRows(&p.Tokens[first], p.Ranks)
+	}
 }
 
 // result is a placement that was not valued.

@@ -94,7 +94,9 @@ func TestBaselinesDoWhatTheyAreFor(t *testing.T) {
 	value := func(p *placement.Placement) float64 {
 		return placement.Value(t.Context(), problem(t, tr, placement.TensorParallel, 4), p)
 	}
-	for _, algorithm := range []placement.Algorithm{placement.Alternating, placement.CrossEntropy, placement.KMeans2D, placement.Auto} {
+	for _, algorithm := range []placement.Algorithm{
+		placement.Alternating, placement.AlternatingPrinted, placement.CrossEntropy, placement.CrossEntropyPrinted, placement.KMeans2D, placement.Auto,
+	} {
 		if a, b := value(solved[algorithm]), value(plain); a <= b {
 			t.Errorf("%s is worth %.4f, contiguous %.4f", algorithm, a, b)
 		}

@@ -35,11 +35,15 @@ func instances(asked int) int {
 func problem(t *testing.T, tr *trace.Trace, attention placement.Attention, ranks int) placement.Problem {
 	t.Helper()
 	p := placement.Problem{Attention: attention, Ranks: ranks, Layers: tr.Model.Layers, Algorithm: placement.Auto, Seed: 1}
+	for _, r := range tr.AllRequests() {
+		p.Prompts = append(p.Prompts, tr.Request(r))
+	}
 	var err error
+	if p.Tokens, err = affinity.CountTokens(t.Context(), tr, tr.AllRequests()); err != nil {
+		t.Fatal(err)
+	}
 	if attention == placement.DataParallel {
 		p.Requests, err = affinity.CountRequests(t.Context(), tr, tr.AllRequests())
-	} else {
-		p.Tokens, err = affinity.CountTokens(t.Context(), tr, tr.AllRequests())
 	}
 	if err == nil {
 		p.Transitions, err = affinity.CountTransitions(t.Context(), tr, tr.AllRequests())
@@ -234,25 +238,31 @@ var (
 	capacityInstances = flag.Int("capacity-instances", 40, "random small layers with unequal shares that are compared with enumeration")
 )
 
+// searches are the algorithms that search with random numbers and a time budget, and report more than a placement.
+var searches = []placement.Algorithm{placement.Auto, placement.AlternatingPrinted, placement.CrossEntropyPrinted}
+
 func TestSolveIsDeterministicOnAnyNumberOfProcessors(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 2)
 	for _, attention := range modes {
 		p := problem(t, tr, attention, 4)
-		var first placement.Result
-		for i, processors := range []int{1, 2, 5} {
-			before := runtime.GOMAXPROCS(processors)
-			result := solve(t, p)
-			runtime.GOMAXPROCS(before)
-			if i == 0 {
-				first = result
+		for _, p.Algorithm = range searches {
+			var first placement.Result
+			for i, processors := range []int{1, 2, 5} {
+				before := runtime.GOMAXPROCS(processors)
+				result := solve(t, p)
+				runtime.GOMAXPROCS(before)
+				if i == 0 {
+					first = result
+				}
+				if diff := cmp.Diff(first, result); diff != "" {
+					t.Errorf("%s, %s on %d processors: %s", p.Algorithm, attention, processors, diff)
+				}
 			}
-			if diff := cmp.Diff(first, result); diff != "" {
-				t.Errorf("%s on %d processors: %s", attention, processors, diff)
+			other := p
+			other.Seed = 99
+			if cmp.Equal(first, solve(t, other)) && attention == placement.TensorParallel {
+				t.Logf("%s, %s: another seed found the same placement", p.Algorithm, attention)
 			}
-		}
-		p.Seed = 99
-		if cmp.Equal(first, solve(t, p)) && attention == placement.TensorParallel {
-			t.Logf("%s: another seed found the same placement", attention)
 		}
 	}
 }
@@ -261,14 +271,17 @@ func TestSolveStops(t *testing.T) {
 	tr := tracetest.Generate(tracetest.Small, 2)
 	for _, attention := range modes {
 		p := problem(t, tr, attention, 4)
-		cancelled, cancel := context.WithCancel(t.Context())
-		cancel()
-		if _, err := placement.Solve(cancelled, p); !errors.Is(err, context.Canceled) {
-			t.Errorf("%s: error %v; want that of the context", attention, err)
-		}
-		p.Deadline = time.Now().Add(-time.Second)
-		if result := solve(t, p); !result.Truncated {
-			t.Errorf("%s: a spent time budget did not set truncated", attention)
+		for _, p.Algorithm = range searches {
+			cancelled, cancel := context.WithCancel(t.Context())
+			cancel()
+			if _, err := placement.Solve(cancelled, p); !errors.Is(err, context.Canceled) {
+				t.Errorf("%s, %s: error %v; want the context's error", p.Algorithm, attention, err)
+			}
+			late := p
+			late.Deadline = time.Now().Add(-time.Second)
+			if result := solve(t, late); !result.Truncated {
+				t.Errorf("%s, %s: a spent time budget did not set truncated", p.Algorithm, attention)
+			}
 		}
 	}
 }
@@ -322,6 +335,7 @@ func TestSolveRefuses(t *testing.T) {
 		"slots of k-means":  {func(p *placement.Problem) { p.RedundantSlots, p.Algorithm = 1, placement.KMeans2D }, "knows no redundant slots"},
 		"no counts":         {func(p *placement.Problem) { p.Tokens = nil }, "needs the token counts"},
 		"no requests":       {func(p *placement.Problem) { p.Attention = placement.DataParallel }, "at least one request"},
+		"no prompts":        {func(p *placement.Problem) { p.Algorithm, p.Prompts = placement.AlternatingPrinted, nil }, "token ids of at least one request"},
 	} {
 		p := problem(t, tr, placement.TensorParallel, 4)
 		test.change(&p)

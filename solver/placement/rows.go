@@ -16,6 +16,8 @@ type rows struct {
 	layers []sparseRows
 	// grams are made when first asked for.
 	grams []*gram
+	// profile holds the rows as points; only promptRows fills it.
+	profile *profile
 }
 
 type sparseRows struct {

@@ -28,10 +28,14 @@ type Algorithm string
 const (
 	// Auto anneals the Gram matrix of the profile from several starts and alternates exact assignments.
 	Auto Algorithm = "auto"
-	// Alternating is Algorithm 1 of Sem-MoE.
+	// Alternating is a practical variant of Algorithm 1 of Sem-MoE: it clusters token ids (attention TP) or requests (DP) by their counts.
 	Alternating Algorithm = "alternating"
-	// CrossEntropy is the cross-entropy optimisation of Speculative MoE.
+	// AlternatingPrinted is Algorithm 1 of Sem-MoE as the paper prints it: it clusters requests by what the token table forecasts for them.
+	AlternatingPrinted Algorithm = "alternating-printed"
+	// CrossEntropy is a practical variant of the cross-entropy method of Speculative MoE: it samples experts, and rows follow greedily.
 	CrossEntropy Algorithm = "cross-entropy"
+	// CrossEntropyPrinted samples tokens and experts jointly, as the paper does.
+	CrossEntropyPrinted Algorithm = "cross-entropy-printed"
 	// KMeans2D is balanced two-dimensional k-means.
 	KMeans2D Algorithm = "kmeans2d"
 	// EPLB balances expert load alone, as DeepSeek's load balancer does.
@@ -50,7 +54,8 @@ const (
 
 // Algorithms lists all algorithms.
 var Algorithms = []Algorithm{
-	Auto, Alternating, CrossEntropy, KMeans2D, EPLB, Coactivation, ExFlow, MoETuner, ContiguousAlgorithm, RoundRobinAlgorithm,
+	Auto, Alternating, AlternatingPrinted, CrossEntropy, CrossEntropyPrinted, KMeans2D, EPLB, Coactivation, ExFlow, MoETuner, ContiguousAlgorithm,
+	RoundRobinAlgorithm,
 }
 
 // ParseAlgorithm returns the algorithm of that name.
@@ -111,6 +116,8 @@ type Problem struct {
 	Transitions [][]float32
 	// Requests are the counts of each request; needed with DataParallel.
 	Requests *affinity.RequestCounts
+	// Prompts are the token ids of each request. AlternatingPrinted needs them, and Tokens, in both attention modes.
+	Prompts [][]int32
 	// ProfileTokens is how many tokens the profile has where Requests are a sample of it; 0 stands for theirs.
 	ProfileTokens float64
 	// Shrinkage is how many occurrences of the mean token Auto adds to those of each token id (attention TP), because what a rare
@@ -141,6 +148,10 @@ type Result struct {
 	Truncated bool
 	// Unmet says which load limits the placement does not keep on the profile, one sentence each.
 	Unmet []string
+	// RowRanks are the ranks of the rows that the algorithm clusters together with the experts: by MoE layer with attention TP, once with
+	// attention DP. The rows of AlternatingPrinted are Prompts. Those of CrossEntropyPrinted are the token ids that occur, in ascending
+	// order, or with attention DP Requests. Other algorithms leave it nil.
+	RowRanks [][]int
 }
 
 func (p *Problem) experts() int {
@@ -186,6 +197,9 @@ func (p *Problem) validate() error {
 		}
 	default:
 		return fmt.Errorf("attention %q is unknown; allowed is dp, tp", p.Attention)
+	}
+	if p.Algorithm == AlternatingPrinted && (len(p.Prompts) == 0 || len(p.Tokens) != len(p.Layers)) {
+		return fmt.Errorf("algorithm %s needs the token ids of at least one request and the token counts of each of %d MoE layers", p.Algorithm, len(p.Layers))
 	}
 	if err := CheckRanks(p.Ranks, p.experts()); err != nil {
 		return err
@@ -257,11 +271,15 @@ func (p *Problem) solve(ctx context.Context) (Result, error) {
 	case RoundRobinAlgorithm:
 		return Result{Placement: p.simple(func(e int) int { return e % p.Ranks })}, nil
 	case Alternating:
-		return solveRows(ctx, p, alternate)
+		return solveRows(ctx, p, placingOnly(alternate))
+	case AlternatingPrinted:
+		return solveRows(ctx, p, alternatePrinted)
 	case CrossEntropy:
-		return solveRows(ctx, p, crossEntropy)
+		return solveRows(ctx, p, placingOnly(crossEntropy))
+	case CrossEntropyPrinted:
+		return solveRows(ctx, p, crossEntropyPrinted)
 	case KMeans2D:
-		return solveRows(ctx, p, kmeans2D)
+		return solveRows(ctx, p, placingOnly(kmeans2D))
 	case EPLB:
 		return solveEPLB(ctx, p)
 	case Coactivation:

@@ -187,7 +187,7 @@ func longestFirst(cells []cell) []int {
 		order[i] = i
 	}
 	long := func(i int) int {
-		if cells[i].algorithm == placement.CrossEntropy {
+		if a := cells[i].algorithm; a == placement.CrossEntropy || a == placement.CrossEntropyPrinted {
 			return 0
 		}
 		return 1

@@ -71,13 +71,15 @@ func (s *search) methods(ctx context.Context, o *CompareOptions) ([]Comparison, 
 // placed is a solved placement with the time that it took.
 type placed struct {
 	placement *placement.Placement
-	seconds   float64
+	// rowRanks are those of placement.Result.
+	rowRanks [][]int
+	seconds  float64
 }
 
 func (s *search) placed(ctx context.Context) (placed, error) {
 	begin := time.Now()
 	result, err := s.place(ctx, s.options.Algorithm, time.Time{})
-	return placed{result.Placement, time.Since(begin).Seconds()}, err
+	return placed{result.Placement, result.RowRanks, time.Since(begin).Seconds()}, err
 }
 
 // tokenMethods scores a placement of attention TP with one forecast.
@@ -87,6 +89,7 @@ func (s *search) tokenMethods(ctx context.Context, p placed) ([]Comparison, erro
 		return nil, err
 	}
 	var scored []Comparison
+	var labels cost.TokenForecast
 	for _, shards := range []cost.ShardRule{cost.FreeShards, cost.EqualShards} {
 		evaluation := s.evaluation()
 		evaluation.Shards = shards
@@ -95,6 +98,16 @@ func (s *search) tokenMethods(ctx context.Context, p placed) ([]Comparison, erro
 			return nil, err
 		}
 		scored = append(scored, s.comparison(p, string(s.options.Forecast), string(shards), report))
+		if p.rowRanks == nil || s.options.Forecast != Table {
+			continue
+		}
+		if labels == nil {
+			labels = s.layerLabels(s.options.Algorithm, p.rowRanks)
+		}
+		if report, err = cost.TensorParallel(ctx, s.trace, plan.Placement, labels, evaluation); err != nil {
+			return nil, err
+		}
+		scored = append(scored, s.comparison(p, tokenLabels, string(shards), report))
 	}
 	if s.options.Forecast == Table && slices.Contains([]placement.Algorithm{placement.Auto, placement.ContiguousAlgorithm}, s.options.Algorithm) {
 		report, err := cost.TensorParallel(ctx, s.trace, plan.Placement, noForecast{}, s.evaluation())
@@ -144,6 +157,14 @@ func (s *search) requestMethods(ctx context.Context, o *CompareOptions) ([]Compa
 	for _, policy := range policies {
 		if err := score(string(Table), plan.Ranks.Forecast(s.trace), policy); err != nil {
 			return nil, err
+		}
+	}
+	if p.rowRanks != nil {
+		table := s.labels(s.options.Algorithm, 0, p.rowRanks[0])
+		for _, name := range []string{labelVotes, labelShares} {
+			if err := score(name, requestLabels{s.trace, table, name == labelVotes}, dispatch.Masked); err != nil {
+				return nil, err
+			}
 		}
 	}
 	if s.options.Algorithm != placement.Auto {

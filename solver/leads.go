@@ -85,6 +85,13 @@ func counterpart(all []Comparison, of *Comparison) (name string, ours *Compariso
 	want := *of
 	want.Algorithm = placement.Auto
 	switch {
+	case of.ownLabels():
+		// The published algorithm with its own tables and dispatch, against our placement, table and dispatch.
+		name = fmt.Sprintf("placement %s, %s, dispatch %s", of.Algorithm, of.Forecast, of.Dispatch)
+		want.Forecast = string(Table)
+		if of.Attention == placement.DataParallel {
+			want.Dispatch = string(dispatch.Price)
+		}
 	case of.Dispatch == string(dispatch.Late):
 		return "", nil // it is ours, and stands in a row of its own
 	case of.Algorithm != placement.Auto && of.informed():

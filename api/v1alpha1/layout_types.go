@@ -61,7 +61,7 @@ type LayoutSpec struct {
 
 // SolverAlgorithm is how a placement is searched for: a name that semmoe solve --algorithm takes.
 //
-// +kubebuilder:validation:Enum=auto;alternating;cross-entropy;kmeans2d;eplb;coactivation;exflow;moetuner;contiguous;round-robin
+// +kubebuilder:validation:Enum=auto;alternating;alternating-printed;cross-entropy;cross-entropy-printed;kmeans2d;eplb;coactivation;exflow;moetuner;contiguous;round-robin
 type SolverAlgorithm string
 
 // SolverSpec says how a placement is searched for.

@@ -137,7 +137,7 @@ func (f *routerFlags) completeEngine() error {
 		return fmt.Errorf("--sample-percent is %d: engine %s does not tell the experts of a request; want 0", o.SamplePercent, f.engine)
 	}
 	o.RankHeader, o.RoutingKeyHeader, o.RoutedExperts = adapter.RankHeader, adapter.RoutingKeyHeader, adapter.RoutedExperts
-	o.TokenizePath = adapter.Generation.TokenizePath
+	o.TokenizePath, o.RankRoutes = adapter.Generation.TokenizePath, adapter.RankRoutes
 	return nil
 }
 

@@ -17,6 +17,8 @@ type Adapter struct {
 	Command []string
 	// RankHeader pins a request to a data-parallel rank; empty where the engine picks the rank itself, always.
 	RankHeader string
+	// RankRoutes lists the routes that ignore RankHeader.
+	RankRoutes RankRoutes
 	// RoutingKeyHeader tells the engine which of the requests that wait on a rank belong in one batch; empty where it takes
 	// no such hint.
 	RoutingKeyHeader string
@@ -48,6 +50,31 @@ type Adapter struct {
 
 // Pins tells that requests can be sent to a rank of the engine's.
 func (a Adapter) Pins() bool { return a.RankHeader != "" }
+
+// RankRoutes lists the routes on which an engine ignores its rank header.
+type RankRoutes struct {
+	// Field is the integer member of a request's body that pins a request on the routes InField.
+	Field   string
+	InField []string
+	// Unpinned are the routes on which the engine always picks the rank itself.
+	Unpinned []string
+}
+
+// FieldOn returns the body member that pins a request to a route; empty where the header does, or nothing.
+func (r RankRoutes) FieldOn(route string) string {
+	if slices.Contains(r.InField, route) {
+		return r.Field
+	}
+	return ""
+}
+
+// NamesRank reports whether a header or a member of a body chooses a data-parallel rank. It covers every name that an engine reads:
+// X-Data-Parallel-Rank (SGLang, vLLM), X-Override-Routed-Dp-Rank and X-Override-Disagg-Prefill-Dp-Rank (SGLang), and SGLang's members
+// routed_dp_rank, data_parallel_rank and disagg_prefill_dp_rank. Case and the choice between - and _ do not matter.
+func NamesRank(name string) bool {
+	name = strings.ToLower(strings.ReplaceAll(name, "-", "_"))
+	return strings.HasSuffix(name, "dp_rank") || strings.HasSuffix(name, "data_parallel_rank")
+}
 
 // TellsExperts tells that the engine can be asked which experts a request's tokens activated.
 func (a Adapter) TellsExperts() bool { return a.RoutedExperts.Decode != nil }

@@ -132,9 +132,9 @@ func TestGenerate(t *testing.T) {
 	g := golden(t)[0]
 	for _, input := range []map[string]any{{"text": g.Text}, {"input_ids": g.PromptIDs}} {
 		input["sampling_params"] = map[string]any{"max_new_tokens": 40, "temperature": 0, "ignore_eos": true}
-		input["return_logprob"], input["top_logprobs_num"] = true, 3
+		input["return_logprob"], input["top_logprobs_num"], input["routed_dp_rank"] = true, 3, 2
 		var whole generated
-		e.post(t, "/generate", input, "X-Data-Parallel-Rank", "2").into(t, &whole)
+		e.post(t, "/generate", input).into(t, &whole)
 		if whole.Text != g.GreedyText || !slices.Equal(whole.OutputIDs, g.GreedyIDs) {
 			t.Errorf("got %q, want %q", whole.Text, g.GreedyText)
 		}
@@ -153,7 +153,7 @@ func TestGenerate(t *testing.T) {
 			}
 		}
 		input["stream"] = true
-		events := e.post(t, "/generate", input, "X-Data-Parallel-Rank", "2").events(t)
+		events := e.post(t, "/generate", input).events(t)
 		var last generated
 		previous := ""
 		for _, event := range events {

@@ -82,8 +82,8 @@ func TestRanksRoutesAndAccounting(t *testing.T) {
 		case 1:
 			body["data_parallel_rank"] = rank
 		default:
-			body["routed_dp_rank"] = (rank + 1) % ranks // the header wins
-			header = []string{"X-Data-Parallel-Rank", fmt.Sprint(rank)}
+			body["routed_dp_rank"] = rank // the native route ignores the header
+			header = []string{"X-Data-Parallel-Rank", fmt.Sprint((rank + 1) % ranks)}
 		}
 		var out generated
 		e.post(t, "/generate", body, header...).into(t, &out)
@@ -160,7 +160,7 @@ func TestTensorParallelAttention(t *testing.T) {
 			t.Errorf("rank %d: %v activations, want %v", rank, sum, want)
 		}
 	}
-	if got := e.post(t, "/generate", `{"text":"a"}`, "X-Data-Parallel-Rank", "1"); got.status != 400 {
+	if got := e.post(t, "/v1/completions", `{"prompt":"a"}`, "X-Data-Parallel-Rank", "1"); got.status != 400 {
 		t.Errorf("rank 1 of one: status %d", got.status)
 	}
 }

@@ -45,7 +45,7 @@ func TestRefusals(t *testing.T) {
 		"routes not enabled":   {"/v1/completions", `{"prompt":[1],"return_routed_experts":true}`, 400, "--enable-return-routed-experts", nil},
 		"rank no integer":      {"/v1/completions", `{"prompt":[1]}`, 400, `"one"; it must be an integer`, []string{"X-Data-Parallel-Rank", "one"}},
 		"rank too large":       {"/v1/completions", `{"prompt":[1]}`, 400, "X-Data-Parallel-Rank is 4; allowed is 0 to 3", []string{"X-Data-Parallel-Rank", "4"}},
-		"negative rank":        {"/generate", `{"input_ids":[1]}`, 400, "is -1; allowed is 0 to 3", []string{"X-Data-Parallel-Rank", "-1"}},
+		"negative rank":        {"/v1/completions", `{"prompt":[1]}`, 400, "is -1; allowed is 0 to 3", []string{"X-Data-Parallel-Rank", "-1"}},
 		"routed_dp_rank":       {"/generate", `{"input_ids":[1],"routed_dp_rank":7}`, 400, "routed_dp_rank is 7; allowed is 0 to 3", nil},
 		"data_parallel_rank":   {"/v1/completions", `{"prompt":[1],"data_parallel_rank":9}`, 400, "data_parallel_rank is 9", nil},
 		"no messages":          {"/v1/chat/completions", `{}`, 400, "messages is empty", nil},

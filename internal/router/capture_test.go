@@ -109,7 +109,7 @@ func TestSamplesOnePodWhileNarrowed(t *testing.T) {
 	pool.Set(backends)
 	adapter := adapterOf(t, "SGLang")
 	url, observations := proxyServer(t, pool, ProxyOptions{
-		RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
+		RankHeader: adapter.RankHeader, RankRoutes: adapter.RankRoutes, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
 	})
 	observations.capture.narrowUntil = time.Now().Add(time.Hour)
 	const requests = 120

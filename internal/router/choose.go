@@ -173,8 +173,14 @@ func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter) *Leas
 		at.on.next[at.rank] += max(0, lease.tokens-r.output)
 	}
 	lease.Backend, lease.on, lease.Rank, lease.place = at.on.Backend, at.on, at.rank, at.rank
-	if at.on.Ranks == 0 {
+	switch {
+	case at.on.Ranks == 0:
 		lease.Rank = discovery.NoRank
+	case at.on.PinsByHeader(at.rank) && r.pins != nil && !r.pins(at.on.Backend):
+		lease.Rank, lease.scored = discovery.NoRank, false // the engine picks the rank
+		if g.plan != "" {
+			lease.unscored = unscoredRoute
+		}
 	}
 	p.leave(r, allowed.now)
 	if plan != nil {
@@ -229,6 +235,7 @@ func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter,
 const (
 	unscoredPending = "plan_pending" // the plan is not loaded yet
 	unscoredRanks   = "ranks_differ" // no pod has the plan's number of ranks
+	unscoredRoute   = "not_pinned"   // the engine ignores the rank on the request's route
 )
 
 // anyRanks stands for any number of ranks.

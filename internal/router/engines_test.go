@@ -38,7 +38,7 @@ func adapterOf(t *testing.T, engineType string) engine.Adapter {
 func routerFor(t *testing.T, adapter engine.Adapter, percent int, backend discovery.Backend) (string, *Observations) {
 	t.Helper()
 	options := Options{ProxyOptions: ProxyOptions{
-		RankHeader: adapter.RankHeader, RoutingKeyHeader: adapter.RoutingKeyHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 64 << 20, EndpointWait: time.Second,
+		RankHeader: adapter.RankHeader, RankRoutes: adapter.RankRoutes, RoutingKeyHeader: adapter.RoutingKeyHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 64 << 20, EndpointWait: time.Second,
 	}}
 	pool := NewPool()
 	pool.Set(options.backends([]discovery.Backend{backend}))
@@ -295,7 +295,7 @@ func TestRefusedForTheRoutersOwnWish(t *testing.T) {
 			pool.Set([]discovery.Backend{backend})
 			adapter, registry := adapterOf(t, "SGLang"), prometheus.NewRegistry()
 			url, o := proxyServerOn(t, registry, pool, ProxyOptions{
-				RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: tc.percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
+				RankHeader: adapter.RankHeader, RankRoutes: adapter.RankRoutes, RoutedExperts: adapter.RoutedExperts, SamplePercent: tc.percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
 			})
 			observations = o
 			response, got := post(t, url+"/v1/completions", tc.body)

@@ -130,5 +130,5 @@ func (b *backend) rankAt(endpoint string, pinned int) (rank int, found bool) {
 	case b.Ranks == 0:
 		return discovery.NoRank, true
 	}
-	return pinned, pinned != discovery.NoRank && pinned < b.Ranks
+	return pinned, pinned < b.Ranks // NoRank: the engine picks the rank
 }

@@ -64,7 +64,7 @@ func TestLiveSamplesOfTheEngine(t *testing.T) {
 		pool.AddLayout(p.layout)
 		registry := prometheus.NewRegistry()
 		proxy, observations := NewProxy(pool, registry, logr.Discard(), ProxyOptions{
-			RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100, LiveSamples: kind, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
+			RankHeader: adapter.RankHeader, RankRoutes: adapter.RankRoutes, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100, LiveSamples: kind, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
 		})
 		server := httptest.NewServer(proxy)
 		t.Cleanup(server.Close)

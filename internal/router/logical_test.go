@@ -293,7 +293,7 @@ func TestPermutedCheckpoint(t *testing.T) {
 		pool.Set([]discovery.Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", PlanDigest: p.Artifact.Digest, Permuted: permuted, Shape: &planstest.Shape}})
 		pool.AddLayout(p.layout)
 		return proxyServer(t, pool, ProxyOptions{
-			RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
+			RankHeader: adapter.RankHeader, RankRoutes: adapter.RankRoutes, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
 		})
 	}
 	permutedEngine := startReferenceEngineOn(t, checkpoint, locality.Trivial)

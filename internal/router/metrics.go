@@ -40,7 +40,7 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 			Name: "semmoe_router_estimated_tokens_total", Help: "Estimated tokens (prompt and limit of output) sent to each rank, summed over pods.",
 		}, []string{"rank"}),
 		unscored: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semmoe_router_unscored_requests_total", Help: "Inference requests to pods with a plan that were balanced by load alone, by reason: plan_pending, no_table, no_prompt, no_tokenizer or ranks_differ.",
+			Name: "semmoe_router_unscored_requests_total", Help: "Inference requests to pods with a plan that were balanced by load alone, by reason: plan_pending, no_table, no_prompt, no_tokenizer, ranks_differ or not_pinned.",
 		}, []string{"reason"}),
 		firstByte: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "semmoe_router_time_to_response_header_seconds", Help: "Time from the arrival of a request to the engine's response header.",

@@ -65,7 +65,7 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 			Name: "semmoe_activations_total", Help: "Activations of routed experts in sampled requests, by the rank that served and whether the expert lies on it.",
 		}, []string{"rank", "locality"}),
 		failures: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "semmoe_router_sample_failures_total", Help: "Sampled requests whose routed experts were absent or unreadable.",
+			Name: "semmoe_router_sample_failures_total", Help: "Sampled requests whose routed experts were absent or unreadable, or that another rank served than was chosen.",
 		}),
 	}
 	if options.RoutedExperts.UnstreamedOnly {

@@ -78,7 +78,7 @@ func TestObservesWhatTheEngineComputes(t *testing.T) {
 		pool := NewPool()
 		pool.Set([]discovery.Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", Shape: &planstest.Shape}})
 		proxy, observations := NewProxy(pool, prometheus.NewRegistry(), logr.Discard(), ProxyOptions{
-			RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
+			RankHeader: adapter.RankHeader, RankRoutes: adapter.RankRoutes, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
 		})
 		server := httptest.NewServer(proxy)
 		t.Cleanup(server.Close)
@@ -155,7 +155,7 @@ func TestObservesUnderAPlan(t *testing.T) {
 		}
 		registry := prometheus.NewRegistry()
 		proxy, observations := NewProxy(pool, registry, logr.Discard(), ProxyOptions{
-			RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
+			RankHeader: adapter.RankHeader, RankRoutes: adapter.RankRoutes, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
 		})
 		server := httptest.NewServer(proxy)
 		t.Cleanup(server.Close)

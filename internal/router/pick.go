@@ -3,15 +3,17 @@ package router
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/picker"
+	"github.com/semmoe/operator/internal/router/wire"
 )
 
 // endpointPicker chooses for a gateway: it chooses, samples and counts as the proxy does, and sends no request itself.
@@ -43,13 +45,22 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	if id == "" {
 		id = rand.Text()
 	}
+	edited, err := dropRank(in)
+	if err != nil {
+		return nil, err
+	}
 	r := e.core.read(ctx, target, id, in.Body)
+	r.writable = r.writable && !in.BodyFixed
 	if in.Subset != nil {
 		r.eligible = in.Subset.Contains
 	}
 	lease, err := e.take(r, in.ResponseFixed)
 	if err != nil {
 		return nil, err
+	}
+	if lease.Rank == discovery.NoRank && lease.Backend.Ranks > 0 && in.BodyFixed && !wire.IsObject(in.Body) {
+		lease.Release()
+		return nil, errBodyUnseen
 	}
 	p := &pickedRank{core: e.core, request: r, lease: lease, arrived: in.Arrived}
 	body := in.Body
@@ -60,9 +71,10 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	p.decision = picker.Decision{
 		Endpoints:     append([]string{lease.endpoint()}, e.core.pool.fallbacks(lease, r, e.fallbacks)...),
 		SetHeaders:    map[string]string{HeaderRequestID: id},
-		RemoveHeaders: slices.Clone(rankHeaders),
-		Body:          body,
+		RemoveHeaders: rankHeaders(in.Header),
+		Edited:        edited,
 	}
+	p.decision.Head, p.decision.Body = e.core.withRank(target, body, lease)
 	if lease.Backend.PinsByHeader(lease.Rank) {
 		p.decision.SetHeaders[lease.Backend.Adapter(e.core.engine).RankHeader] = strconv.Itoa(lease.Rank)
 	}
@@ -74,6 +86,25 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	}
 	p.sent = e.core.observations.now()
 	return p, nil
+}
+
+// errBodyUnseen is for requests of which only the body chooses the rank.
+var errBodyUnseen = fmt.Errorf("%w: processing_mode.request_body_mode of the gateway is invalid for this route: FULL_DUPLEX_STREAMED or BUFFERED is needed", picker.ErrInvalid)
+
+// dropRank removes a client's choice of a rank from a request's body, in place, and reports whether it had one. A body that the gateway
+// passes on as it is must have none.
+func dropRank(in *picker.Request) (edited bool, err error) {
+	edited, err = wire.ChoosesRank(in.Body), checkRank(in.Header, in.Body)
+	switch {
+	case errors.Is(err, errCompressed):
+		return false, fmt.Errorf("%w: %w", picker.ErrCompressed, err)
+	case err != nil:
+		return false, fmt.Errorf("%w: %w", picker.ErrInvalid, err)
+	case edited && in.BodyFixed:
+		return false, fmt.Errorf("%w: %w", picker.ErrInvalid, errRankChosen)
+	}
+	wire.DropRank(in.Body)
+	return edited, nil
 }
 
 // take takes a rank. Where the response is passed on as it is, a pod that reports its experts by other numbers than

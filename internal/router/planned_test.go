@@ -47,7 +47,7 @@ func TestNamesThePlan(t *testing.T) {
 # TYPE semmoe_router_plans gauge
 semmoe_router_plans{state="loaded"} 1
 semmoe_router_plans{state="pending"} 0
-# HELP semmoe_router_unscored_requests_total Inference requests to pods with a plan that were balanced by load alone, by reason: plan_pending, no_table, no_prompt, no_tokenizer or ranks_differ.
+# HELP semmoe_router_unscored_requests_total Inference requests to pods with a plan that were balanced by load alone, by reason: plan_pending, no_table, no_prompt, no_tokenizer, ranks_differ or not_pinned.
 # TYPE semmoe_router_unscored_requests_total counter
 semmoe_router_unscored_requests_total{reason="no_prompt"} 1
 semmoe_router_unscored_requests_total{reason="plan_pending"} 1

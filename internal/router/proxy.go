@@ -10,7 +10,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,6 +24,7 @@ import (
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/router/balance"
 	"github.com/semmoe/operator/internal/router/client"
+	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/tokenize"
 	"github.com/semmoe/operator/internal/router/wire"
@@ -40,6 +43,8 @@ type ProxyOptions struct {
 	// RankHeader pins a request to a rank of a pod that does not tell its engine, as all that is said of engines here is of such pods; empty
 	// where that takes none: then the pod is chosen by load alone.
 	RankHeader string
+	// RankRoutes are the routes on which that engine ignores the header.
+	RankRoutes engine.RankRoutes
 	// RoutingKeyHeader tells the engine which waiting requests to batch; empty where it takes no such hint.
 	RoutingKeyHeader string
 	// MaxBodyBytes bounds a request's body, which is kept in memory until a response begins, for the case that it has to
@@ -73,15 +78,25 @@ var inference = map[string]bool{"/v1/completions": true, "/v1/chat/completions":
 
 // What the engines call their headers and fields, each: pods of several may serve together, and a client does not know whose it gets.
 var (
-	rankHeaders   = registry.Names(func(a engine.Adapter) string { return http.CanonicalHeaderKey(a.RankHeader) })
 	requestFields = registry.Names(func(a engine.Adapter) string { return a.RoutedExperts.RequestField })
 	startFields   = registry.Names(func(a engine.Adapter) string { return a.RoutedExperts.StartField })
 )
 
+// rankHeaders lists the headers of a request that choose a rank.
+func rankHeaders(header http.Header) []string {
+	var names []string
+	for name := range header {
+		if engine.NamesRank(name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // adapter is the engine of pods that do not tell theirs.
 func (o *ProxyOptions) adapter() *engine.Adapter {
 	return &engine.Adapter{
-		RankHeader: o.RankHeader, RoutingKeyHeader: o.RoutingKeyHeader, RoutedExperts: o.RoutedExperts,
+		RankHeader: o.RankHeader, RankRoutes: o.RankRoutes, RoutingKeyHeader: o.RoutingKeyHeader, RoutedExperts: o.RoutedExperts,
 		Generation: engine.Generation{TokenizePath: o.TokenizePath},
 	}
 }
@@ -96,7 +111,7 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 			r.Out.URL.Host = "engine"  // replaced for each attempt
 			r.Out.Header.Del("Expect") // the body is here already: the client has been told to go on
 			// No route can be upgraded. A client may offer HTTP/2 with every request, and some engines then read no body.
-			for _, name := range append([]string{"Connection", "Upgrade", "Http2-Settings"}, rankHeaders...) {
+			for _, name := range append([]string{"Connection", "Upgrade", "Http2-Settings"}, rankHeaders(r.Out.Header)...) {
 				r.Out.Header.Del(name)
 			}
 			r.SetXForwarded()
@@ -154,6 +169,8 @@ var (
 	errNoBackend  = errors.New("no serving pod is ready")
 	errNoTeller   = errors.New("no serving pod is ready whose routed experts can be told by their logical ids")
 	errUnanswered = errors.New("the request was sent to serving pods, and none of them answered")
+	errRankChosen = errors.New("the request body is invalid: it must be JSON, and must not choose a data-parallel rank")
+	errCompressed = errors.New("the request body is invalid: it must not be compressed")
 	errQueueFull  = errors.New("the request queues of the serving pods are full")
 )
 
@@ -198,6 +215,17 @@ func (s *sender) tokenizerUnder(plan string) (url string, ok bool) {
 	return "http://" + backend.Address + path, ok && path != ""
 }
 
+// checkRank refuses a body that could choose a rank where wire.DropRank does not see it: the engine may read what the router cannot.
+func checkRank(header http.Header, body []byte) error {
+	switch {
+	case len(body) > 0 && wire.Compressed(header):
+		return errCompressed
+	case !wire.IsJSON(body) && wire.MayChooseRank(body):
+		return errRankChosen
+	}
+	return nil
+}
+
 // read reads what a client sends. The context is the request's.
 func (s *sender) read(ctx context.Context, path, id string, body []byte) *request {
 	r := newRequest(path, id, body)
@@ -205,6 +233,11 @@ func (s *sender) read(ctx context.Context, path, id string, body []byte) *reques
 	r.shifted = r.inference && wire.Asks(body, startFields)
 	r.sampled = r.inference && !r.shifted && sampled(id, s.options.SamplePercent)
 	r.asksExperts = r.inference && wire.Asks(body, requestFields)
+	r.writable = wire.IsObject(body)
+	r.pins = func(b discovery.Backend) bool {
+		routes := b.Adapter(s.engine).RankRoutes
+		return !slices.Contains(routes.Unpinned, path) && (r.writable || routes.FieldOn(path) == "")
+	}
 	return r
 }
 
@@ -212,6 +245,10 @@ func (s *sender) read(ctx context.Context, path, id string, body []byte) *reques
 // have processed already, since to generate text changes nothing; what it has cost is lost.
 func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 	start, body := time.Now(), client.BodyOf(in)
+	if err := checkRank(in.Header, body.Bytes()); err != nil {
+		return nil, err
+	}
+	wire.DropRank(body.Bytes())
 	request := s.read(in.Context(), in.URL.Path, in.Header.Get(HeaderRequestID), body.Bytes())
 	deadline := start.Add(s.options.EndpointWait)
 	tries := &tries{places: map[string]bool{}, full: map[string]bool{}, pause: firstPause}
@@ -382,15 +419,37 @@ func (s *sender) send(in *http.Request, body []byte, r *request, lease *Lease) (
 	if name, key := s.routingKey(out.Header, r, lease); name != "" {
 		out.Header.Set(name, key)
 	}
-	out.Body, out.ContentLength, out.TransferEncoding = http.NoBody, int64(len(body)), nil
+	head, rest := s.withRank(in.URL.Path, body, lease)
+	out.Body, out.ContentLength, out.TransferEncoding = http.NoBody, int64(len(head)+len(rest)), nil
 	if len(body) > 0 {
-		kept := client.NewBody(body)
+		kept := client.NewBody(rest)
 		defer kept.Drop() // the response keeps its request
 		// A kept connection may turn out to be closed before anything was sent: then the transport takes another one.
-		out.GetBody = func() (io.ReadCloser, error) { return kept.Reader(), nil }
-		out.Body = kept.Reader()
+		out.GetBody = func() (io.ReadCloser, error) { return prefixed(head, kept.Reader()), nil }
+		out.Body = prefixed(head, kept.Reader())
 	}
 	return s.transport.RoundTrip(out)
+}
+
+// withRank returns the body of a request to a lease's rank in two parts. The first contains the rank where the engine reads it there.
+func (s *sender) withRank(path string, body []byte, lease *Lease) (head string, rest []byte) {
+	field := lease.Backend.Adapter(s.engine).RankRoutes.FieldOn(path)
+	if field == "" || !lease.Backend.PinsByHeader(lease.Rank) {
+		return "", body
+	}
+	head, rest, _ = wire.With(body, field, strconv.Itoa(lease.Rank))
+	return head, rest
+}
+
+// prefixed reads a text before a body.
+func prefixed(head string, body io.ReadCloser) io.ReadCloser {
+	if head == "" {
+		return body
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(strings.NewReader(head), body), body}
 }
 
 // routingKey is the header that names the rank that holds most of the request's experts, which may be another than the one that load has
@@ -430,6 +489,10 @@ func (b *leasedBody) Close() error {
 // writeFailure answers a request for which no engine did.
 func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Logger) {
 	switch {
+	case errors.Is(err, errRankChosen):
+		wire.WriteError(w, http.StatusBadRequest, wire.InvalidRequest, err.Error())
+	case errors.Is(err, errCompressed):
+		wire.WriteError(w, http.StatusUnsupportedMediaType, wire.InvalidRequest, err.Error())
 	case errors.Is(err, client.ErrBodyTooBig):
 		wire.WriteError(w, http.StatusRequestEntityTooLarge, wire.InvalidRequest, err.Error())
 	case errors.Is(err, client.ErrBodyTooSlow):

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/line"
 	"github.com/semmoe/operator/internal/router/plans"
 	"github.com/semmoe/operator/internal/router/wire"
@@ -27,6 +28,10 @@ type request struct {
 	shifted bool
 	// inference tells that the request's tokens activate experts.
 	inference bool
+	// pins reports whether the request can be sent to a rank of a backend whose ranks share an endpoint; nil where it always can.
+	pins func(discovery.Backend) bool
+	// writable reports whether a member can be added to the body.
+	writable bool
 	// asksExperts tells that the client wants to know the routed experts itself.
 	asksExperts bool
 	// eligible tells the endpoints that there are to choose from; nil where all are.

@@ -223,6 +223,9 @@ func (m *meter) count(text string) {
 	m.observations.add(observation)
 }
 
+// errOtherRank is for an answer of another rank than the request was sent to: nothing is known about where its experts are.
+var errOtherRank = errors.New("another rank has served the request")
+
 var errNotTold = errors.New("the response, or what is known of its pod, does not tell")
 
 // observe counts by the placement that the pod serves under: a pod whose plan is not at hand cannot be counted at all.
@@ -230,6 +233,9 @@ func (m *meter) observe(text string) (lar.Observation, error) {
 	backend := m.lease.Backend
 	if text == "" || backend.Shape == nil || m.lease.Rank == discovery.NoRank {
 		return lar.Observation{}, errNotTold
+	}
+	if served := m.tokens.Rank; served != nil && *served != m.lease.Rank {
+		return lar.Observation{}, errOtherRank
 	}
 	shape := *backend.Shape
 	experts, err := m.lease.logicalExperts(m.engine, text)

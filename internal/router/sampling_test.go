@@ -58,7 +58,7 @@ func TestSampledRateOfARun(t *testing.T) {
 		pool.Set([]discovery.Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", PlanDigest: p.Artifact.Digest, Shape: &planstest.Shape}})
 		pool.AddLayout(p.layout)
 		return proxyServer(t, pool, ProxyOptions{
-			RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
+			RankHeader: adapter.RankHeader, RankRoutes: adapter.RankRoutes, RoutedExperts: adapter.RoutedExperts, SamplePercent: percent, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
 		})
 	}
 	everything, all := serve(100)

@@ -132,7 +132,7 @@ func newFaultRun(t *testing.T, seed uint64) *faultRun {
 	}
 	var proxy http.Handler
 	proxy, run.observations = NewProxy(run.pool, prometheus.NewRegistry(), logr.Discard(), ProxyOptions{
-		RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 20, MaxBodyBytes: 1 << 16, EndpointWait: endpointWait,
+		RankHeader: adapter.RankHeader, RankRoutes: adapter.RankRoutes, RoutedExperts: adapter.RoutedExperts, SamplePercent: 20, MaxBodyBytes: 1 << 16, EndpointWait: endpointWait,
 	})
 	run.server = httptest.NewServer(proxy)
 	run.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}

@@ -34,7 +34,7 @@ func TestSwapsTablesUnderLoad(t *testing.T) {
 	pool.AddLayout(p.layout)
 	pool.AddLayout(tables.layout)
 	url, observations := proxyServer(t, pool, ProxyOptions{
-		RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
+		RankHeader: adapter.RankHeader, RankRoutes: adapter.RankRoutes, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100, MaxBodyBytes: 1 << 20, EndpointWait: time.Second,
 	})
 	const requests = 160
 	var sent atomic.Int32

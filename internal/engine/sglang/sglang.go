@@ -11,12 +11,14 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// Adapter returns SGLang's adapter. The header wins over the body's routed_dp_rank.
+// Adapter returns SGLang's adapter. The rank header wins over the body's routed_dp_rank on the routes that read both. The native route
+// reads the body only (sgl-project/sglang#38729), the Responses API neither.
 func Adapter() engine.Adapter {
 	return engine.Adapter{
 		Type:       "SGLang",
 		Command:    []string{"python3", "-m", "sglang.launch_server"},
 		RankHeader: "X-Data-Parallel-Rank",
+		RankRoutes: engine.RankRoutes{Field: "routed_dp_rank", InField: []string{"/generate"}, Unpinned: []string{"/v1/responses"}},
 		// Read with --schedule-policy routing-key alone.
 		RoutingKeyHeader: "X-Smg-Routing-Key",
 		HealthPath:       "/health",

@@ -16,6 +16,7 @@ func Adapter() engine.Adapter {
 		Type:       "VLLM",
 		Command:    []string{"vllm", "serve"},
 		RankHeader: "X-data-parallel-rank",
+		RankRoutes: engine.RankRoutes{Unpinned: []string{"/v1/responses"}},
 		HealthPath: "/health",
 		RoutedExperts: engine.RoutedExperts{
 			// The OpenAI routes ignore members that they do not know.

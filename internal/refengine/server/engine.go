@@ -156,7 +156,8 @@ func (e *Engine) setLength(j *job, p parameters) error {
 	return nil
 }
 
-// rankHeader pins a request to a data-parallel rank. It wins over the fields of the body.
+// rankHeader pins a request to a data-parallel rank. It wins over the fields of the body. The native route ignores it, as SGLang does
+// (sgl-project/sglang#38729).
 const rankHeader = "X-Data-Parallel-Rank"
 
 func (e *Engine) setRank(j *job, r *http.Request, p parameters) error {
@@ -165,7 +166,7 @@ func (e *Engine) setRank(j *job, r *http.Request, p parameters) error {
 	if asked == nil {
 		asked, source = p.DataParallelRank, "data_parallel_rank"
 	}
-	if header := r.Header.Get(rankHeader); header != "" {
+	if header := r.Header.Get(rankHeader); header != "" && r.URL.Path != "/generate" {
 		value, err := strconv.Atoi(strings.TrimSpace(header))
 		if err != nil {
 			return badRequest(rankHeader, "header %s is %q; it must be an integer", rankHeader, header)

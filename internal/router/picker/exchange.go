@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -193,8 +194,10 @@ func (x *exchange) requestInChunks(r *Request, length int64) error {
 		return err
 	}
 	sink := &bodyWriter{stream: x.stream, of: ofRequest}
-	if _, err := sink.Write(decision.Body); err != nil {
-		return err
+	for _, part := range [][]byte{[]byte(decision.Head), decision.Body} {
+		if _, err := sink.Write(part); err != nil {
+			return err
+		}
 	}
 	return sink.end(source.trailers)
 }
@@ -227,7 +230,7 @@ func (x *exchange) requestInOne(r *Request) error {
 	}
 	common := destination(decision, r)
 	if changesBody(decision, r) {
-		common.BodyMutation = wholeBody(decision.Body)
+		common.BodyMutation = wholeBody(slices.Concat([]byte(decision.Head), decision.Body))
 	}
 	answer := ofRequest.answer(common)
 	answer.DynamicMetadata = metadata(decision)
@@ -402,7 +405,7 @@ func destination(decision Decision, r *Request) *extprocv3.CommonResponse {
 		after.Set(name, value)
 	}
 	if changesBody(decision, r) {
-		after.Set("Content-Length", strconv.Itoa(len(decision.Body)))
+		after.Set("Content-Length", strconv.Itoa(len(decision.Head)+len(decision.Body)))
 	}
 	mutation := difference(r.Header, after)
 	if mutation == nil {
@@ -414,7 +417,7 @@ func destination(decision Decision, r *Request) *extprocv3.CommonResponse {
 }
 
 func changesBody(decision Decision, r *Request) bool {
-	return !r.BodyFixed && !bytes.Equal(decision.Body, r.Body)
+	return !r.BodyFixed && (decision.Edited || decision.Head != "" || !bytes.Equal(decision.Body, r.Body))
 }
 
 // metadata names the endpoints for the gateway's load balancer.

@@ -24,6 +24,9 @@ var (
 	ErrAllFull = errors.New("all endpoints are full")
 	// ErrNoRoute is answered with 404.
 	ErrNoRoute = errors.New("not found")
+	// ErrInvalid is answered with 400, ErrCompressed with 415.
+	ErrInvalid    = errors.New("invalid request")
+	ErrCompressed = errors.New("unsupported content encoding")
 
 	errBodyTooLarge = errors.New("request body too large") // 413
 )
@@ -52,8 +55,10 @@ type Decision struct {
 	// SetHeaders and RemoveHeaders change the request's header.
 	SetHeaders    map[string]string
 	RemoveHeaders []string
-	// Body is the body that the endpoint gets.
-	Body []byte
+	// Head and Body are the body that the endpoint gets. Edited reports that Request.Body was changed in place.
+	Head   string
+	Body   []byte
+	Edited bool
 }
 
 // Exchange is a request with an endpoint. It belongs to one goroutine.

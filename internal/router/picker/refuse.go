@@ -27,6 +27,8 @@ var refusals = []struct {
 	{ErrAllFull, http.StatusTooManyRequests, "rate_limit_exceeded", 1},
 	{client.ErrNoRoom, http.StatusTooManyRequests, "rate_limit_exceeded", 1},
 	{ErrNoRoute, http.StatusNotFound, "not_found", 0},
+	{ErrInvalid, http.StatusBadRequest, "invalid_request_error", 0},
+	{ErrCompressed, http.StatusUnsupportedMediaType, "invalid_request_error", 0},
 	{errBodyTooLarge, http.StatusRequestEntityTooLarge, "invalid_request_error", 0},
 }
 

@@ -97,14 +97,29 @@ func Ask(body []byte, field string) ([]byte, bool) {
 		return body, false
 	}
 	open := bytes.IndexByte(body, '{') + 1
-	member := strconv.Quote(field) + ":true"
-	if len(members) > 0 {
-		member += ","
-	}
+	member := memberText(field, "true", len(members) == 0)
 	out := make([]byte, 0, len(body)+len(member))
 	out = append(out, body[:open]...)
 	out = append(out, member...)
 	return append(out, body[open:]...), true
+}
+
+// With splits a JSON object with one more member in front into a short head and the rest, which is a part of body. It reports false
+// where the body is no object.
+func With(body []byte, field, value string) (head string, rest []byte, ok bool) {
+	members, ok := jsonscan.Object(body, nil)
+	if !ok {
+		return "", body, false
+	}
+	return "{" + memberText(field, value, len(members) == 0), body[bytes.IndexByte(body, '{')+1:], true
+}
+
+func memberText(name, value string, only bool) string {
+	text := strconv.Quote(name) + ":" + value
+	if only {
+		return text
+	}
+	return text + ","
 }
 
 // Asks reports whether a body asks for something about the routed experts by itself, by any of the names of a field. In doubt it does.

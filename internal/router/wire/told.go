@@ -11,6 +11,8 @@ type Told struct {
 	Prompt, Completion int
 	// Output are the ids of the generated ones; nil where the engine does not tell them.
 	Output []int32
+	// Rank is the data-parallel rank that has served; nil where the engine does not report it.
+	Rank *int
 }
 
 var promptTokensMember = []byte(`"prompt_tokens"`)
@@ -22,8 +24,9 @@ func (t *Told) Read(data []byte) {
 		return
 	}
 	type usage struct {
-		Prompt     int `json:"prompt_tokens"`
-		Completion int `json:"completion_tokens"`
+		Prompt     int  `json:"prompt_tokens"`
+		Completion int  `json:"completion_tokens"`
+		Rank       *int `json:"dp_rank"`
 	}
 	var answer struct {
 		OutputIDs []int32 `json:"output_ids"`
@@ -35,7 +38,7 @@ func (t *Told) Read(data []byte) {
 	}
 	for _, u := range []*usage{answer.Usage, answer.Meta} {
 		if u != nil {
-			t.Prompt, t.Completion, t.Output = u.Prompt, u.Completion, answer.OutputIDs
+			t.Prompt, t.Completion, t.Output, t.Rank = u.Prompt, u.Completion, answer.OutputIDs, u.Rank
 		}
 	}
 }

@@ -15,10 +15,10 @@ func TestTold(t *testing.T) {
 	}{
 		{`{"choices":[],"usage":null}`, Told{}},
 		{`[{"meta_info":{"prompt_tokens":3}}]`, Told{}},
-		{`{"output_ids":[1],"meta_info":{"prompt_tokens":3,"completion_tokens":1}}`, Told{3, 1, []int32{1}}},
-		{`{"output_ids":[1,2],"meta_info":{"prompt_tokens":3,"completion_tokens":2}}`, Told{3, 2, []int32{1, 2}}},
-		{`[DONE]`, Told{3, 2, []int32{1, 2}}},
-		{`{"usage":{"prompt_tokens":7,"completion_tokens":2}}`, Told{7, 2, nil}},
+		{`{"output_ids":[1],"meta_info":{"prompt_tokens":3,"completion_tokens":1}}`, Told{3, 1, []int32{1}, nil}},
+		{`{"output_ids":[1,2],"meta_info":{"prompt_tokens":3,"completion_tokens":2,"dp_rank":3}}`, Told{3, 2, []int32{1, 2}, new(3)}},
+		{`[DONE]`, Told{3, 2, []int32{1, 2}, new(3)}},
+		{`{"usage":{"prompt_tokens":7,"completion_tokens":2}}`, Told{7, 2, nil, nil}},
 	} {
 		told.Read([]byte(tc.data))
 		if diff := cmp.Diff(tc.want, told); diff != "" {

@@ -1,0 +1,121 @@
+package wire
+
+import (
+	"bytes"
+	"net/http"
+	"strconv"
+
+	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/jsonscan"
+)
+
+// nested are the members of a request whose members may choose a rank, too: containers of engine options. Other members hold content,
+// such as messages and tool schemas, which may mention a rank for another purpose.
+var nested = map[string]bool{
+	"sampling_params": true, "extra_body": true, "extra_args": true, "vllm_xargs": true, "kv_transfer_params": true, "nvext": true,
+	"requests": true,
+}
+
+// DropRank overwrites with spaces, in place, each member of a JSON body that chooses a rank (engine.NamesRank): of the object, of the
+// objects of an array, and of nested options.
+func DropRank(body []byte) { eachRank(body, blank) }
+
+// ChoosesRank reports whether a body has a member that DropRank overwrites.
+func ChoosesRank(body []byte) bool {
+	found := false
+	eachRank(body, func([]byte) { found = true })
+	return found
+}
+
+// eachRank calls do with the part of a body that has to go for each member that chooses a rank.
+func eachRank(body []byte, do func(part []byte)) {
+	if isArray(body) {
+		elements, _ := jsonscan.Array(body, nil)
+		for _, at := range elements {
+			eachRank(body[at.Start:at.End], do)
+		}
+		return
+	}
+	members, ok := jsonscan.Object(body, nil)
+	if !ok {
+		return
+	}
+	kept := -1 // index of the last member that stays
+	for i, m := range members {
+		switch key := string(m.Key); {
+		case engine.NamesRank(key) && i+1 < len(members):
+			do(body[m.At:members[i+1].At])
+		case engine.NamesRank(key) && kept >= 0:
+			do(body[members[kept].End:m.End]) // with the comma
+		case engine.NamesRank(key):
+			do(body[m.At:m.End])
+		case nested[key]:
+			eachRank(body[m.Start:m.End], do)
+			kept = i
+		default:
+			kept = i
+		}
+	}
+}
+
+func blank(data []byte) {
+	for i := range data {
+		data[i] = ' '
+	}
+}
+
+// MayChooseRank reports whether a body that is not JSON by the letter could choose a rank: some engines also read NaN, UTF-16 and
+// UTF-32. In doubt it does.
+func MayChooseRank(body []byte) bool {
+	const keep = len("data_parallel_rank")
+	tail := make([]byte, 0, 4*keep) // the latest characters, lower case and without escapes
+	for _, c := range body {
+		if c == 0 { // a part of an ASCII character in UTF-16 or UTF-32
+			continue
+		}
+		if len(tail) == cap(tail) {
+			tail = append(tail[:0], tail[len(tail)-keep:]...)
+		}
+		tail = unescapeLast(append(tail, c))
+		last := &tail[len(tail)-1]
+		if *last >= 'A' && *last <= 'Z' {
+			*last += 'a' - 'A'
+		}
+		if *last == 'k' && (bytes.HasSuffix(tail, []byte("dp_rank")) || bytes.HasSuffix(tail, []byte("data_parallel_rank"))) {
+			return true
+		}
+	}
+	return false
+}
+
+// unescapeLast replaces an escape of an ASCII character at the end of a text by the character.
+func unescapeLast(text []byte) []byte {
+	at := len(text) - len(`\u0000`)
+	if at < 0 || !bytes.HasPrefix(text[at:], []byte(`\u00`)) {
+		return text
+	}
+	code, err := strconv.ParseUint(string(text[at+4:]), 16, 8)
+	if err != nil || code == 0 {
+		return text
+	}
+	return append(text[:at], byte(code))
+}
+
+// IsObject reports whether a body is one JSON object.
+func IsObject(body []byte) bool {
+	_, ok := jsonscan.Object(body, nil)
+	return ok
+}
+
+// IsJSON reports whether a body is one JSON object or array.
+func IsJSON(body []byte) bool {
+	_, array := jsonscan.Array(body, nil)
+	return array || IsObject(body)
+}
+
+// Compressed reports whether a request's header declares a body that has to be decompressed before it can be read. SGLang accepts both
+// headers.
+func Compressed(header http.Header) bool {
+	encoding := header.Get("Content-Encoding")
+	return encoding != "" && encoding != "identity" || header.Get("X-Body-Compressed") != ""
+}

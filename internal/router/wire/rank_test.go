@@ -1,0 +1,95 @@
+package wire
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+	"unicode/utf16"
+)
+
+// Every member that chooses a rank goes; every other byte stays where it is.
+func TestDropRank(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"routed_dp_rank":3}`:                                             `{}`,
+		`{"routed_dp_rank":3,"prompt":"x"}`:                                `{"prompt":"x"}`,
+		`{"prompt":"x" , "data_parallel_rank":"3"}`:                        `{"prompt":"x"}`,
+		`{"a":1,"disagg_prefill_dp_rank":[1,2],"b":2}`:                     `{"a":1,"b":2}`,
+		`{"routed_dp_rank":0,"a":1,"routed_dp_rank":1,"routed_dp_rank":2}`: `{"a":1}`,
+		`{"routed\u005fdp\u005frank":3,"a":1}`:                             `{"a":1}`,
+		`{"\u0072outed_dp_rank":3,"Data_Parallel_Rank":1}`:                 `{}`,
+		`{"vllm_xargs":{"data_parallel_rank":1,"x":2},"a":1}`:              `{"vllm_xargs":{"x":2},"a":1}`,
+		`{"sampling_params":[{"routed_dp_rank":1},{"n":1}]}`:               `{"sampling_params":[{},{"n":1}]}`,
+		`{"extra_body":{"extra_args":{"dp_rank":1}}}`:                      `{"extra_body":{"extra_args":{}}}`,
+		` [{"routed_dp_rank":1,"text":"a"},{"text":"b"}]`:                  `[{"text":"a"},{"text":"b"}]`,
+		`{"tools":[{"parameters":{"properties":{"dp_rank":{}}}}]}`:         `{"tools":[{"parameters":{"properties":{"dp_rank":{}}}}]}`,
+		`{"messages":[{"content":"routed_dp_rank"}],"rank":1}`:             `{"messages":[{"content":"routed_dp_rank"}],"rank":1}`,
+	} {
+		got := []byte(body)
+		has := ChoosesRank(got)
+		DropRank(got)
+		if len(got) != len(body) || has != (string(got) != body) || ChoosesRank(got) {
+			t.Errorf("%s becomes %s; it chooses a rank: %v before, %v after", body, got, has, ChoosesRank(got))
+		}
+		var left, wanted any
+		if err := json.Unmarshal(got, &left); err != nil {
+			t.Fatalf("%s becomes %s: %v", body, got, err)
+		}
+		if err := json.Unmarshal([]byte(want), &wanted); err != nil || !reflect.DeepEqual(left, wanted) {
+			t.Errorf("%s becomes %s, want %s (%v)", body, got, want, err)
+		}
+	}
+}
+
+func FuzzDropRank(f *testing.F) {
+	f.Add(`{"a":1,"routed_dp_rank":3,"sampling_params":{"dp_rank":1}}`)
+	f.Add(`[{"data_parallel_rank":3},{}]`)
+	f.Fuzz(func(t *testing.T, body string) {
+		got := []byte(body)
+		DropRank(got)
+		if IsJSON([]byte(body)) != IsJSON(got) || ChoosesRank(got) {
+			t.Errorf("%q becomes %q", body, got)
+		}
+	})
+}
+
+// What an engine may read and the router cannot is searched for the names, in each encoding and behind escapes.
+func TestMayChooseRank(t *testing.T) {
+	wide := func(text string) []byte {
+		var out []byte
+		for _, unit := range utf16.Encode([]rune(text)) {
+			out = binary.LittleEndian.AppendUint16(out, unit)
+		}
+		return out
+	}
+	for body, want := range map[string]bool{
+		`{"temperature":NaN,"routed_dp_rank":3}`:                        true,
+		`{"temperature":NaN,"routed\u005Fdp_ran\u006b":3}`:              true,
+		`{"temperature":NaN,"\u0064ata_parallel_rank":3}`:               true,
+		string(wide(`{"routed_dp_rank":3}`)):                            true,
+		string(wide(`{"data\u005fparallel_rank":3}`)):                   true,
+		"\xef\xbb\xbf" + `{"disagg_prefill_dp_rank":3}`:                 true,
+		strings.Repeat("x", 1<<16) + "dp_rank" + strings.Repeat("x", 9): true,
+		`{"temperature":NaN,"rank":3,"\u00":1,"dp":1}`:                  false,
+		``: false,
+	} {
+		if got := MayChooseRank([]byte(body)); got != want {
+			t.Errorf("%.80q: %v, want %v", body, got, want)
+		}
+	}
+}
+
+func TestWith(t *testing.T) {
+	for body, want := range map[string]string{
+		` {"prompt":"x"}`: `{"r":3,"prompt":"x"}`, `{ }`: `{"r":3 }`, `[{}]`: "", `{`: "", ``: "",
+	} {
+		head, rest, ok := With([]byte(body), "r", "3")
+		if want == "" {
+			want = body
+		}
+		if got := head + string(rest); got != want || ok != (head != "") {
+			t.Errorf("%s becomes %s, %v; want %s", body, got, ok, want)
+		}
+	}
+}

@@ -15,6 +15,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 )
 
@@ -37,11 +38,21 @@ func (m *moeDeployments) refuse(ctx context.Context, moed *semmoev1.MoEDeploymen
 	return m.refusePin(ctx, moed)
 }
 
-// refuseRealization: the plan would be made, and never reach the engine.
+// refuseRealization refuses a realisation by which no plan would reach the engine, or by which adapters would change the wrong experts.
 func refuseRealization(moed *semmoev1.MoEDeployment) error {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
-	if err != nil || adapter.ExpertMap != nil || moed.Spec.Placement.Realization != semmoev1.RealizationEngineMap {
+	if err != nil {
 		return err
+	}
+	byMap := moed.Spec.Placement.Realization == semmoev1.RealizationEngineMap
+	byWeights := moed.Spec.Placement.Realization == semmoev1.RealizationReshuffledWeights || adapter.ExpertMap == nil && !byMap
+	if byWeights && desired.UsesPlans(moed) {
+		if err := engine.CheckExternalExperts(moed.Spec.Engine.Args); err != nil {
+			return fmt.Errorf("spec.engine.args: %w", err)
+		}
+	}
+	if adapter.ExpertMap != nil || !byMap {
+		return nil
 	}
 	return fmt.Errorf("spec.placement.realization: %s reads no expert map, and EngineMap is one: use Auto or ReshuffledWeights", adapter.Type)
 }

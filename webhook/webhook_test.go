@@ -39,6 +39,14 @@ func TestRefusals(t *testing.T) {
 		"map for an engine without one": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Type, m.Spec.Placement.Realization = semmoev1.EngineVLLM, semmoev1.RealizationEngineMap
 		}, "spec.placement.realization: VLLM reads no expert map"},
+		"adapters next to a permuted checkpoint": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Profiling, m.Spec.Engine.Args = &semmoev1.ProfilingSpec{}, []string{"--lora-paths", "a=/adapters/a"}
+			m.Spec.Placement.Realization = semmoev1.RealizationReshuffledWeights
+		}, `spec.engine.args: "--lora-paths" is invalid with ReshuffledWeights`},
+		"adapters of an engine without a map": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "p"}
+			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineVLLM, []string{"--enable-lora"}
+		}, `spec.engine.args: "--enable-lora" is invalid with ReshuffledWeights`},
 		"micro-batches of an engine without": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Type, m.Spec.Engine.Overlap = semmoev1.EngineTensorRTLLM, &semmoev1.OverlapSpec{MicroBatches: 2}
 		}, "spec.engine.overlap: TensorRTLLM has no flag for it"},

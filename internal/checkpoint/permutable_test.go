@@ -47,6 +47,11 @@ func TestUnpermutable(t *testing.T) {
 		"gate of GPTQ":                      {change: map[string][]int64{block + "gate.weight": nil, block + "gate.qweight": {1, 2}}, want: "is of a kind whose rows cannot be moved"},
 		"missing tensor":                    {change: map[string][]int64{block + "experts.1.w2.weight": nil}, want: `experts.1.w2.weight" is missing`},
 		"unknown tensor":                    {change: map[string][]int64{block + "extra": {2}}, want: "whether it depends on the order of the experts cannot be told"},
+		"row of blocks":                     {change: map[string][]int64{block + "gate.weight_scale_inv": {1, 3}}},
+		"number elsewhere":                  {change: map[string][]int64{block + "experts.w1.1.scale": {2}}, want: "experts.w1.1.scale"},
+		"outside of the block":              {change: map[string][]int64{"model.layers.0.router.bias": {2}}, want: "router.bias"},
+		"of the model":                      {change: map[string][]int64{"model.expert_load": {2}}, want: "model.expert_load"},
+		"attention, norms, embeddings":      {change: map[string][]int64{"model.layers.0.self_attn.q_proj.weight": {2}, "model.layers.0.input_layernorm.weight": {2}, "lm_head.weight": {2}, "model.norm.weight": {2}}},
 		"metadata":                          {metadata: map[string]string{"order": "layers.0.experts.1"}, want: "names experts"},
 		"one with a name as long as can be": {change: map[string][]int64{long: {2}}, want: "model.safetensors: tensor"},
 	} {

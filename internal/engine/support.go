@@ -92,6 +92,9 @@ func (a Adapter) checkPermutation(s Situation, verdict *Support) {
 	if s.Unpermutable != "" {
 		verdict.Refuse("NotPermutable", "The checkpoint's experts cannot be put into a plan's order: %s", s.Unpermutable)
 	}
+	if err := CheckExternalExperts(s.UserArgs); err != nil {
+		verdict.Refuse("ExternalExperts", "%v", err)
+	}
 	if s.Launch.RedundantExperts > 0 {
 		verdict.Refuse("RedundantExperts", "The plan has %d redundant experts in each layer; a permuted checkpoint has each expert once: use %s, or a plan without them", s.Launch.RedundantExperts, EngineMap)
 	}

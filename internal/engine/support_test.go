@@ -39,6 +39,10 @@ func TestSupport(t *testing.T) {
 	}{
 		"SGLang, map":                      {engine: "SGLang", realization: byMap},
 		"SGLang, weights":                  {engine: "SGLang", realization: byWeights},
+		"SGLang, adapters, map":            {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend deepep --enable-lora")},
+		"SGLang, adapters, weights":        {engine: "SGLang", realization: byWeights, change: args("--moe-a2a-backend deepep --lora-paths a=/a"), refusals: "ExternalExperts"},
+		"VLLM, adapters, weights":          {engine: "VLLM", realization: byWeights, change: args("--all2all-backend deepep_low_latency --enable-lora"), refusals: "ExternalExperts"},
+		"VLLMAscend, adapters, weights":    {engine: "VLLMAscend", realization: byWeights, change: args("--enable-lora --lora-modules a=/a"), refusals: "ExternalExperts"},
 		"SGLang, no backend, map":          {engine: "SGLang", realization: byMap, change: args(""), warnings: "NoAllToAll UnprovenMap"},
 		"SGLang, no backend, weights":      {engine: "SGLang", realization: byWeights, change: args("--moe-a2a-backend none"), warnings: "NoAllToAll"},
 		"SGLang, no backend, other family": {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { s.UserArgs, s.Family = nil, "deepseek_v3" }, warnings: "NoAllToAll"},

@@ -22,7 +22,7 @@ type tensor struct {
 	data  []byte
 }
 
-var elementBytes = map[checkpoint.DType]int64{"F32": 4, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8, "F16": 2}
+var elementBytes = map[checkpoint.DType]int64{"F32": 4, "BF16": 2, "F8_E4M3": 1, "F8_E4M3FNUZ": 1, "U8": 1, "I32": 4, "I64": 8, "F16": 2}
 
 // model is a small checkpoint of a family, of random bytes.
 type model struct {
@@ -32,6 +32,9 @@ type model struct {
 	layers []int
 	groups int
 	rng    *rand.Rand
+	// metadata and indexMetadata are the free text of shards, nil for the usual one, and of the index.
+	metadata      map[string]string
+	indexMetadata map[string]any
 }
 
 const (
@@ -78,6 +81,9 @@ func (m *model) write(t *testing.T, perShard int) string {
 	t.Helper()
 	dir := t.TempDir()
 	index := map[string]any{"metadata": map[string]any{"total_size": 0}}
+	if m.indexMetadata != nil {
+		index["metadata"] = m.indexMetadata
+	}
 	weightMap := map[string]string{}
 	names := slices.Sorted(maps.Keys(m.tensors))
 	// An expert's tensors lie in different files, as real writers put them.
@@ -108,6 +114,9 @@ func (m *model) write(t *testing.T, perShard int) string {
 func (m *model) encode(t *testing.T, names []string) []byte {
 	t.Helper()
 	header := map[string]any{"__metadata__": map[string]string{"format": "pt"}}
+	if m.metadata != nil {
+		header["__metadata__"] = m.metadata
+	}
 	var data []byte
 	for _, name := range names {
 		x := m.tensors[name]

@@ -1,0 +1,79 @@
+package engine
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/semmoe/operator/internal/checkpoint"
+)
+
+// attentionModules are the modules of attention that adapters change.
+var attentionModules = []string{"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"}
+
+// externalWeights matches flags that load weights of experts, or of their gates, from outside of the checkpoint: LoRA adapters, and the
+// experts that KTransformers keeps on CPUs. Engines apply them by the numbers that experts have in the model.
+var externalWeights = regexp.MustCompile(`^--?(?:[a-z-]*-)?(?:loras?(?:-[a-z-]*)?|kt-[a-z-]*weight-path)$`)
+
+// numberedExpert matches a module's name, or a pattern, with the number of an expert.
+var numberedExpert = regexp.MustCompile(`(?i)\bexperts?[.\\_\[(/]{1,4}\d`)
+
+// namesExpert reports whether a value names an expert by its number, as an override of the model's configuration may do.
+func namesExpert(value string) bool {
+	// A number of experts that no model reaches makes every small number one that may be an expert's.
+	anyModel := &checkpoint.Config{Experts: 1 << 16}
+	return numberedExpert.MatchString(value) || strings.HasPrefix(value, "{") && json.Valid([]byte(value)) && anyModel.CheckEntries([]byte(value)) != nil
+}
+
+// CheckExternalExperts fails where a user's argument refers to experts by the numbers that they have in the model: a permuted checkpoint gives
+// them others. Adapters for modules of attention only are allowed.
+func CheckExternalExperts(args []string) error {
+	for i, arg := range args {
+		name, value, joined := strings.Cut(arg, "=")
+		name, _, _ = strings.Cut(flagName(name), ".")
+		switch {
+		case !strings.HasPrefix(arg, "-"):
+		case externalWeights.MatchString(name) && !isOff(name, value, joined) && !attentionOnly(args):
+			return fmt.Errorf("%q is invalid with %s: the engine applies it by the numbers of experts in the model, which a permuted checkpoint changes; use %s, restrict it to --lora-target-modules %s, or remove it",
+				arg, ReshuffledWeights, EngineMap, strings.Join(attentionModules[:4], " "))
+		case namesExpert(value):
+			return fmt.Errorf("%.100q is invalid with %s: it names an expert by its number in the model, which a permuted checkpoint changes; use %s, or remove it", arg, ReshuffledWeights, EngineMap)
+		case !joined && i+1 < len(args) && namesExpert(args[i+1]):
+			return fmt.Errorf("%s %.100q is invalid with %s: it names an expert by its number in the model, which a permuted checkpoint changes; use %s, or remove it",
+				arg, args[i+1], ReshuffledWeights, EngineMap)
+		}
+	}
+	return nil
+}
+
+// isOff reports whether an argument switches a feature off.
+func isOff(name, value string, joined bool) bool {
+	return strings.HasPrefix(name, "--no-") || joined && slices.Contains([]string{"false", "False", "0"}, value)
+}
+
+// attentionOnly reports whether the arguments restrict adapters to modules of attention.
+func attentionOnly(args []string) bool {
+	only := false
+	for i, arg := range args {
+		name, value, joined := strings.Cut(arg, "=")
+		if flagName(name) != "--lora-target-modules" {
+			continue
+		}
+		modules := strings.Split(value, ",")
+		if !joined {
+			modules = args[i+1:]
+			if end := slices.IndexFunc(modules, func(arg string) bool { return strings.HasPrefix(arg, "-") }); end >= 0 {
+				modules = modules[:end]
+			}
+		}
+		for _, module := range modules {
+			if !slices.Contains(attentionModules, module) {
+				return false
+			}
+		}
+		only = len(modules) > 0
+	}
+	return only
+}

@@ -1,17 +1,19 @@
 """Reads the files of a plan, and refuses what is damaged or of another plan. Plain Python: neither PyTorch nor a GPU is needed.
 
-A plan is a hint. `from_environment` therefore never fails: it says in the log why there is no plan, and the engine serves without shuffling.
+A plan is a hint. `from_environment` therefore never raises: it logs one warning, and the engine serves without shuffling.
 """
 import hashlib
 import json
 import logging
 import mmap
 import os
+import stat
 import struct
 
 FORMAT = "semmoe-plan/1"
 SCORE_SCALE = 65535  # a stored score divided by it is a share of activations
 LARGEST_HEADER = 100_000_000  # bytes; the bound of safetensors itself
+MOST_EXPERTS = 1 << 16  # of a layer
 MOST_LOOK_BACK, MOST_FACTORS = 4, 1 << 16  # layers before a layer that a look-back sees, and its factors for one layer, at most
 ELEMENT_BYTES = {"U8": 1, "U16": 2, "I32": 4, "F32": 4, "I64": 8}
 LOOK_BACK_FACTOR = "forecast.lookback.factor"
@@ -59,9 +61,14 @@ def parse(content, name):
 
 
 def mapped(path):
-    """The content of a file, which must not be empty, without reading what is not used."""
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
+    """Maps a regular file that is not empty. A named pipe would block its reader: O_NONBLOCK keeps open from waiting for a writer."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise Refused(f"{path} is not a regular file")
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise Refused(f"{path} is not a regular file")
+        if found.st_size == 0:
             raise Refused(f"{path} is empty")
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -83,6 +90,8 @@ class Plan:
     def __init__(self, placement, tables, metadata, name):
         try:
             self.ranks, self.experts, slots_per_rank = placement["ep_size"], placement["num_experts"], placement["slots_per_rank"]
+            if not 1 <= self.experts <= MOST_EXPERTS:
+                raise Refused(f"placement.json: num_experts is {self.experts}; allowed is 1 to {MOST_EXPERTS}")
             self.layers = [layer["layer"] for layer in placement["layers"]]
             self.rank_of = [holders(layer["slots"], self.experts, slots_per_rank) for layer in placement["layers"]]
         except (KeyError, TypeError, IndexError, ZeroDivisionError) as error:
@@ -165,15 +174,17 @@ def load(tables_path, placement_path, digest=""):
 
 
 def from_environment(environment=os.environ):
-    """The plan that SEMMOE_TABLES, SEMMOE_PLACEMENT and SEMMOE_PLAN_DIGEST name, or None, with a line in the log where they name one that
-    cannot be used."""
+    """Returns the plan that SEMMOE_TABLES, SEMMOE_PLACEMENT and SEMMOE_PLAN_DIGEST name. It returns None if they name none. It logs one
+    warning and returns None if the plan cannot be read, whatever the cause: serving does not depend on a plan."""
     paths = environment.get("SEMMOE_TABLES"), environment.get("SEMMOE_PLACEMENT")
     if not all(paths):
         return None
     try:
         return load(*paths, environment.get("SEMMOE_PLAN_DIGEST", ""))
     except FileNotFoundError as error:
-        log.warning("tokens are not shuffled: %s is not there", error.filename)
+        log.warning("tokens are not shuffled: %s is missing", error.filename)
     except (Refused, OSError) as error:
-        log.error("tokens are not shuffled: %s", error)
+        log.warning("tokens are not shuffled: %s", error)
+    except Exception as error:  # a damage that no check above expects
+        log.warning("tokens are not shuffled: the plan in %s is damaged: %r", os.path.dirname(paths[0]), error)
     return None

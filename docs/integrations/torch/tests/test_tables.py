@@ -30,10 +30,13 @@ def digest(content):
 class PlanFiles(unittest.TestCase):
     """A plan directory of two ranks, one MoE layer and three token ids."""
 
-    def setUp(self):
+    def new_folder(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
+
+    def setUp(self):
+        self.new_folder()
         self.tensors = {
             "token_score": ("U16", [1, 3, 2], struct.pack("<6H", 40000, 25535, 65535, 0, 33000, 32535)),
             "transition_confidence": ("U16", [1, 2, 2], struct.pack("<4H", 50000, 1, 2, 3)),
@@ -150,12 +153,70 @@ class PlanFiles(unittest.TestCase):
         environment = self.write()
         self.assertEqual(tables.from_environment(environment).ranks, 2)
         self.assertIsNone(tables.from_environment({}))
-        with self.assertLogs(tables.log, "ERROR"):
-            self.assertIsNone(tables.from_environment({**environment, "SEMMOE_PLAN_DIGEST": "0" * 64}))
-        os.unlink(environment["SEMMOE_TABLES"])
-        with self.assertLogs(tables.log, "WARNING") as logged:
+
+    def serves_without(self, environment, part):
+        """from_environment returns None after exactly one warning."""
+        with self.assertLogs(tables.log) as logged:
             self.assertIsNone(tables.from_environment(environment))
-        self.assertIn("tables.safetensors is not there", logged.output[0])
+        self.assertEqual([record.levelname for record in logged.records], ["WARNING"])
+        self.assertIn(part, logged.output[0])
+
+    def test_environment_with_damaged_files(self):
+        def absent(path):
+            os.unlink(path)
+
+        def pipe(path):
+            os.unlink(path)
+            os.mkfifo(path)
+
+        def folder(path):
+            os.unlink(path)
+            os.mkdir(path)
+
+        def content(text):
+            def write(path):
+                with open(path, "wb") as file:
+                    file.write(text)
+            return write
+
+        for name, damage, part in (
+                ("absent", absent, "is missing"), ("pipe", pipe, "is not a regular file"), ("folder", folder, "is not a regular file"),
+                ("empty", content(b""), "is empty"), ("no text", content(b"\xff\xfe\x00"), ""), ("a list", content(b"[]"), ""), ("null", content(b"null"), ""),
+                ("deep", content(b"[" * 200_000), ""), ("pointer", content(b"version https://git-lfs.github.com/spec/v1\n"), "")):
+            for variable, checked in (("SEMMOE_TABLES", False), ("SEMMOE_PLACEMENT", False), ("SEMMOE_TABLES", True), ("SEMMOE_PLACEMENT", True)):
+                with self.subTest(name, file=variable, checked=checked):
+                    self.new_folder()
+                    environment = self.write()
+                    if not checked:
+                        del environment["SEMMOE_PLAN_DIGEST"]
+                    damage(environment[variable])
+                    self.serves_without(environment, part)
+            with self.subTest(name, file="manifest.json"):
+                self.new_folder()
+                environment = self.write()
+                damage(os.path.join(os.path.dirname(environment["SEMMOE_TABLES"]), "manifest.json"))
+                self.serves_without(environment, part)
+
+    def test_environment_with_a_damaged_placement(self):
+        for name, placement in (
+                ("a list", []), ("a number", 1), ("null", None), ("no layers", {**PLACEMENT, "layers": None}), ("layers of numbers", {**PLACEMENT, "layers": [1]}),
+                ("slots of text", {**PLACEMENT, "layers": [{"layer": 1, "slots": ["0"]}]}), ("experts of text", {**PLACEMENT, "num_experts": "4"}),
+                ("many experts", {**PLACEMENT, "num_experts": 10 ** 12}), ("no slots on a rank", {**PLACEMENT, "slots_per_rank": 0}),
+                ("ranks of text", {**PLACEMENT, "ep_size": "2"}), ("ranks of a list", {**PLACEMENT, "ep_size": [2]})):
+            with self.subTest(name):
+                self.placement = json.dumps(placement).encode()
+                self.metadata["layout"] = digest(self.placement)
+                self.serves_without({key: value for key, value in self.write().items() if key != "SEMMOE_PLAN_DIGEST"}, "tokens are not shuffled")
+
+    def test_environment_of_another_plan(self):
+        environment = self.write()
+        self.serves_without({**environment, "SEMMOE_PLAN_DIGEST": "0" * 64}, "has the digest")
+        self.metadata["layout"] = 7
+        self.serves_without(self.write(), "tokens are not shuffled")
+        if os.geteuid() != 0:  # root reads any directory
+            os.chmod(self.folder, 0)
+            self.addCleanup(os.chmod, self.folder, 0o700)
+            self.serves_without(environment, "Permission denied")
 
 
 if __name__ == "__main__":

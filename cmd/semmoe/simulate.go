@@ -88,7 +88,7 @@ func newSimulateCommand() *cobra.Command {
 	f.StringVar(&flags.model.hardware, "hardware", hardware.Default, "hardware profile: the name of a built-in one ("+strings.Join(hardware.Names(), ", ")+"), or a file that semmoe fit wrote")
 	f.StringVar(&flags.model.model, "model-path", "", "directory of a checkpoint, of which config.json is read, or that file (default: the model of the trace)")
 	f.IntVar(&flags.requests, "requests", 2000, "number of requests that are served at each rate")
-	f.Float64SliceVar(&flags.rates, "rates", nil, "requests per second that latencies are printed for (default: from a quarter to one and a half of the goodput of the first method)")
+	numbersVar(f, &flags.rates, "rates", nil, "`requests` per second at which latencies are printed (default: from a quarter to one and a half of the goodput of the first method, or,\nwithout a goodput, of the rate that keeps one request per rank in service at light load)")
 	f.StringVar(&flags.prompts, "prompts", "trace", "lengths of prompts in tokens: "+simulate.LengthsUsage)
 	f.StringVar(&flags.outputs, "outputs", "exp:64", "lengths of outputs in tokens, as --prompts, but for trace")
 	f.IntVar(&flags.stepTokens, "step-tokens", 0, fmt.Sprintf("tokens of a step at most, over all ranks (default: %d for each batch; with attention dp each rank has one)", defaultStepTokens))
@@ -432,10 +432,10 @@ func (r *simulateReport) print(out io.Writer) error {
 		}
 		switch {
 		case c.Unbounded:
-			fmt.Fprintf(table, "%s\tany: raise --requests\t-\n", c.Method)
+			fmt.Fprintf(table, "%s\tnone: too few requests%s\n", c.Method, strings.Repeat("\t-", 9))
 			continue
 		case c.Served == nil:
-			fmt.Fprintf(table, "%s\t0\t%s\n", c.Method, over)
+			fmt.Fprintf(table, "%s\t0\t%s%s\n", c.Method, over, strings.Repeat("\t-", 8))
 			continue
 		}
 		lar := "-"
@@ -448,6 +448,9 @@ func (r *simulateReport) print(out io.Writer) error {
 	}
 	if err := table.Flush(); err != nil {
 		return err
+	}
+	if slices.ContainsFunc(r.Curves, func(c simulate.Curve) bool { return c.Unbounded }) {
+		fmt.Fprintf(out, "%d requests are too few for a goodput: the objective is kept even when all arrive at once. Use a larger --requests.\n", r.Requests)
 	}
 	fmt.Fprintln(out)
 	fmt.Fprintln(table, "METHOD\tRATE REQ/S\tWITHIN\tTOKENS/S\tTTFT MS MEAN\tP50\tP90\tP99\tTPOT MS MEAN\tP50\tP90\tP99\tTBT P90")

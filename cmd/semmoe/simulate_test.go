@@ -23,11 +23,17 @@ func TestSimulatePrintsMethods(t *testing.T) {
 		}
 		for _, want := range []string{
 			"hardware profile h200-nvlink, PCIe islands: 3 MoE layers of 4, 16 experts, top-2, on 4 ranks, attention " + attention, "120 requests of ", "GOODPUT REQ/S", "TBT P90",
-			"\nvanilla ", "\neplb ", "\nmoetuner ", "\nsemmoe ", "any: raise --requests",
+			"\nvanilla ", "\neplb ", "\nmoetuner ", "\nsemmoe ", "none: too few requests",
+			"120 requests are too few for a goodput", "Use a larger --requests",
 		} {
 			if !strings.Contains(text, want) {
 				t.Errorf("what is printed does not have %q:\n%s", want, text)
 			}
+		}
+		// Without a goodput, the second table still has rows, and every row of both tables is whole.
+		first, second, _ := strings.Cut(text, "RATE REQ/S")
+		if rows := strings.Count(second, "\nvanilla "); rows != 8 || strings.Count(first, "none: too few requests  -") != 4 {
+			t.Errorf("attention %s: %d rates of the first method:\n%s", attention, rows, text)
 		}
 		var report simulateReport
 		code, text, message = runCommand(t, newSimulateCommand(), append(args, "--attention", attention, "--method", "vanilla,semmoe", "--rates", "5,50", "--slo-scale", "1.8", "-o", "json")...)

@@ -77,7 +77,8 @@ type Report struct {
 }
 
 // Compare serves the same requests by every method, at the given rates, and finds each one's goodput. The first method is what the others are
-// compared with. Without rates they are parts and multiples of its goodput.
+// compared with. Without rates they are parts and multiples of its goodput. Where it has none, as with few requests, they are parts and multiples
+// of the rate at which one request per rank is in service at light load.
 func Compare(ctx context.Context, t *trace.Trace, methods []Method, requests []Request, rates []float64, g Goal, o *Options) (*Report, error) {
 	if len(methods) == 0 {
 		return nil, errors.New("there is no method to compare")
@@ -111,7 +112,7 @@ func Compare(ctx context.Context, t *trace.Trace, methods []Method, requests []R
 		return nil, err
 	}
 	if len(rates) == 0 {
-		rates = around(r.Curves[0].Goodput)
+		rates = around(begin)
 	}
 	failures = make([]error, len(methods))
 	err = affinity.Parallel(ctx, len(methods), func(i int) {
@@ -138,15 +139,12 @@ func remembered(ctx context.Context, t *trace.Trace, methods []Method, requests 
 	return methods, nil
 }
 
-// around are rates at which methods differ, given the goodput of the first, to three digits.
-func around(goodput float64) []float64 {
-	if goodput == 0 {
-		return nil
-	}
+// around returns parts and multiples of a rate, to three digits. Around the goodput of the first method, methods differ.
+func around(rate float64) []float64 {
 	var rates []float64
-	unit := math.Pow(10, math.Floor(math.Log10(goodput))-2)
+	unit := math.Pow(10, math.Floor(math.Log10(rate))-2)
 	for _, part := range []float64{0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5} {
-		rates = append(rates, math.Round(part*goodput/unit)*unit)
+		rates = append(rates, math.Round(part*rate/unit)*unit)
 	}
 	return slices.Compact(rates)
 }

@@ -56,10 +56,11 @@ docs/calibration.md describes the result. Exit code 2: a flag is wrong.`,
 	f.StringVarP(&flags.spec.Namespace, "namespace", "n", "", "namespace of the Job (default: that of the context)")
 	f.StringVar(&flags.spec.Name, "name", "semmoe-calibration", "name of the Job and of the ConfigMap with its script")
 	f.DurationVar(&flags.spec.Timeout, "timeout", time.Hour, "how long the Job may take, the time to pull the image included")
-	f.StringArrayVar(&flags.spec.Shapes, "shape", nil, "hidden:intermediate:experts-per-rank:topk of a further model to measure; may be repeated")
+	f.StringArrayVar(&flags.spec.Shapes, "shape", nil, "sizes of a further model to measure, as `hidden:intermediate:experts-per-rank:topk` (repeatable)")
 	f.BoolVar(&flags.spec.HostTiming, "host-timing", false, "let the clock cover the launch of each call, as in eager decoding")
 	f.BoolVar(&flags.spec.Quick, "quick", false, "small sizes and three repetitions: shows that it works")
-	f.StringToStringVar(&flags.spec.NodeSelector, "node-selector", nil, "labels of the nodes to measure on, key=value")
+	f.StringToStringVar(&flags.spec.NodeSelector, "node-selector", nil, "labels of the nodes to measure on, as `key=value`")
+	f.Lookup("node-selector").DefValue = ""
 	f.StringSliceVar(&flags.spec.PullSecrets, "image-pull-secret", nil, "names of Secrets with which the image is pulled")
 	f.BoolVar(&flags.local, "local", false, "run the script on this machine instead of in a Job")
 	f.StringVar(&flags.fromLog, "from-log", "", "read the result from the log of a Job that has run, in this file; - is standard input")

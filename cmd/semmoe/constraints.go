@@ -26,8 +26,8 @@ func (f *constraintFlags) add(cmd *cobra.Command) {
 	f.given = to.Changed
 	to.IntVar(&f.moveBudget, "move-budget", 0, "most experts of a layer that change their rank against --current (default: any number)")
 	to.Float64Var(&f.migrationCost, "migration-cost", 0, "what an expert that changes its rank must gain over the profile: local activations, or with the other objectives\nmessages (needs --current)")
-	to.StringArrayVar(&f.pins, "pin", nil, "layer:expert:rank, an expert that stays on a rank; the layer is the model's, dense layers counted (repeatable)")
-	to.Float64SliceVar(&f.rankCapacity, "rank-capacity", nil, "the ranks' shares of the tokens, one number each, such as 1,1,0.5,0.5; slots stay equal (default: equal shares)")
+	to.StringArrayVar(&f.pins, "pin", nil, "expert that stays on a rank, as `layer:expert:rank`; the layer is the model's, dense layers counted (repeatable)")
+	numbersVar(to, &f.rankCapacity, "rank-capacity", nil, "relative `shares` of the tokens, one number per rank, such as 1,1,0.5,0.5; slots stay equal (default: equal shares)")
 	to.Float64Var(&f.expert, "expert-load-limit", 0, "largest activation load of a rank's experts in a layer on the profile, in percent of the mean (default: any)")
 	to.Float64Var(&f.tokens, "token-load-limit", 0, "largest token load of a rank, in percent of its share, on the profile and as cap of the evaluation's dispatch\n(default: 102 and 115)")
 }

@@ -60,7 +60,7 @@ func newDriftCommand() *cobra.Command {
 	f.IntVar(&flags.runs, "runs", 300, fmt.Sprintf("runs in which a change is to be found, at most %d", maxRuns))
 	f.IntVar(&flags.steps, "steps", 1_000_000, "undisturbed requests in each order in which false alarms are counted")
 	f.Float64Var(&flags.sticky, "sticky", 0.9, "probability that a request has the domain of the one before it, in the order that is tried beside a random one")
-	f.Float64SliceVar(&flags.drops, "drop", []float64{10}, "drops of the local activation rate in percent of it, separated by commas")
+	numbersVar(f, &flags.drops, "drop", []float64{10}, "drops of the local activation rate, in `percent` of it, separated by commas")
 	f.Float64Var(&flags.cap, "cap", drift.LoadCap, "attention dp: largest load of a rank over the last 128 requests, in fair shares, as the request router is told; the --token-load-limit\nof the plan over 100, where it had one")
 	f.Float64Var(&flags.rate, "rate", 10, "requests per second, for delays in seconds")
 	f.Float64Var(&flags.percentage, "sample-percent", 5, "percent of the requests that are sampled, for delays in seconds")

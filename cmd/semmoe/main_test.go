@@ -2,8 +2,12 @@ package main
 
 import (
 	"io"
+	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // What is wrong with a command line ends with the exit code that says so, before any command has begun.
@@ -32,4 +36,25 @@ func TestCommandLinesThatAreWrong(t *testing.T) {
 			t.Errorf("semmoe %s: %v; want exit code %d and %q", line, err, want.code, want.says)
 		}
 	}
+}
+
+// TestHelpOfFlags looks for types in Go's notation, for defaults that are stated twice, and for references to another flag's text.
+func TestHelpOfFlags(t *testing.T) {
+	twice := regexp.MustCompile(`\(default.*\(default`)
+	var walk func(cmd *cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		cmd.Flags().VisitAll(func(flag *pflag.Flag) {
+			one := pflag.NewFlagSet("", pflag.ContinueOnError)
+			one.AddFlag(flag)
+			text := strings.ReplaceAll(one.FlagUsages(), "\n", " ")
+			if kind, _ := pflag.UnquoteUsage(flag); kind == "stringToString" || strings.HasSuffix(kind, "Slice") || strings.HasSuffix(kind, "Array") ||
+				twice.MatchString(text) || strings.Contains(text, "[])") || strings.Contains(text, "after that") {
+				t.Errorf("%s: help of a flag: %s", cmd.CommandPath(), text)
+			}
+		})
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+	}
+	walk(newRootCommand())
 }

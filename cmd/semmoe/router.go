@@ -77,7 +77,7 @@ func (f *routerFlags) add(command *cobra.Command) {
 	flags.DurationVar(&f.options.EndpointWait, "endpoint-wait", 10*time.Second, "how long a request waits for a ready pod before it is answered with 503")
 	flags.DurationVar(&f.options.ClientTimeout, "client-timeout", time.Minute, "how long a client may take to send a body, and how long it may take nothing of an answer; 0 for ever")
 	flags.DurationVar(&f.options.ShutdownDelay, "shutdown-delay", 0, "how long the router takes new connections after SIGTERM although it is no longer ready; for where nothing else, such as a preStop hook, lets load balancers see first that it goes")
-	flags.DurationVar(&f.options.DrainTimeout, "drain-timeout", 5*time.Minute, "how long running requests may take after that")
+	flags.DurationVar(&f.options.DrainTimeout, "drain-timeout", 5*time.Minute, "time limit for running requests, after SIGTERM and --shutdown-delay")
 	f.gateway.add(command)
 }
 

@@ -55,7 +55,7 @@ func newStoreCommand() *cobra.Command {
 	flags.StringSliceVar(&options.TLSHosts, "tls-hosts", []string{service, service + ".cluster.local"}, "names and addresses that the certificate of the own authority is for")
 	flags.StringVar(&manager, "manager-service-account", namespace+"/semmoe-manager", "namespace/name of the ServiceAccount that may read, write, list and delete everything")
 	flags.Int64Var(&options.MaxArtifactBytes, "max-artifact-bytes", 8<<30, "size of the largest artifact that is stored")
-	flags.DurationVar(&options.DrainTimeout, "drain-timeout", 20*time.Second, "how long running transfers may take after SIGTERM")
+	flags.DurationVar(&options.DrainTimeout, "drain-timeout", 20*time.Second, "time limit for running transfers after SIGTERM")
 	if err := command.MarkFlagRequired("url"); err != nil {
 		panic(err) // the flag is defined above
 	}

@@ -48,14 +48,14 @@ func newFetchCommand() *cobra.Command {
 				message = oneLine(err.Error())
 			}
 			if writeErr := writeTerminationMessage(flags.messageFile, message); writeErr != nil {
-				fmt.Fprintf(cmd.ErrOrStderr(), "semmoe: %v\n", writeErr)
+				printError(cmd.ErrOrStderr(), writeErr)
 			}
 			switch {
 			case err == nil:
 				fmt.Fprintf(cmd.OutOrStdout(), "Plan %s is in %s\n", flags.planDigest, flags.out)
 				return nil
 			case flags.optional && exitCode(err) != exitInvalidFile && cmd.Context().Err() == nil:
-				fmt.Fprintf(cmd.ErrOrStderr(), "semmoe: going on without the plan: %s\n", message)
+				printError(cmd.ErrOrStderr(), fmt.Errorf("going on without the plan: %s", message))
 				return nil
 			}
 			return err

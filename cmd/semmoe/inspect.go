@@ -39,7 +39,7 @@ func newInspectCommand() *cobra.Command {
 			if err != nil {
 				err = modelError{err}
 				if writeErr := writeTerminationMessage(messageFile, oneLine(err.Error())); writeErr != nil {
-					fmt.Fprintf(cmd.ErrOrStderr(), "semmoe: %v\n", writeErr)
+					printError(cmd.ErrOrStderr(), writeErr)
 				}
 				return err
 			}

@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/go-logr/logr"
@@ -17,14 +19,25 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log/zap"
 
 	"github.com/semmoe/operator/internal/buildinfo"
+	"github.com/semmoe/operator/internal/printable"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := newRootCommand().ExecuteContext(ctx); err != nil {
-		fmt.Fprintf(os.Stderr, "semmoe: %v\n", err)
+		printError(os.Stderr, err)
 		os.Exit(exitCode(err))
+	}
+}
+
+// printError writes an error, which may quote files and servers. A long one, such as the reasons of a usage error, keeps its lines.
+func printError(w io.Writer, err error) {
+	for i, line := range strings.Split(err.Error(), "\n") {
+		if i == 0 {
+			line = "semmoe: " + line
+		}
+		fmt.Fprintln(w, printable.Runes(line))
 	}
 }
 
@@ -63,7 +76,7 @@ func exitCode(err error) int {
 
 // withLogger puts the process's logger into a context: JSON on standard error, for machines to collect.
 func withLogger(ctx context.Context, name string) context.Context {
-	log := zap.New(zap.UseDevMode(false)).WithName(name)
+	log := zap.New(zap.UseDevMode(false), zap.WriteTo(printable.JSON(os.Stderr))).WithName(name)
 	ctrl.SetLogger(log)
 	klog.SetLogger(log)
 	return logr.NewContext(ctx, log)

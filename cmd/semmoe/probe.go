@@ -47,7 +47,7 @@ func newProbeCommand() *cobra.Command {
 			}
 			err = codedError{errors.New(oneLine(err.Error())), exitCode(err)}
 			if writeErr := writeTerminationMessage(flags.messageFile, err.Error()); writeErr != nil {
-				fmt.Fprintf(cmd.ErrOrStderr(), "semmoe: %v\n", writeErr)
+				printError(cmd.ErrOrStderr(), writeErr)
 			}
 			return err
 		},

@@ -72,7 +72,7 @@ artifact store is full; 1: try again.`,
 			if err != nil {
 				err = profileError{err}
 				if writeErr := writeTerminationMessage(o.messageFile, oneLine(err.Error())); writeErr != nil {
-					fmt.Fprintf(command.ErrOrStderr(), "semmoe: %v\n", writeErr)
+					printError(command.ErrOrStderr(), writeErr)
 				}
 				return err
 			}

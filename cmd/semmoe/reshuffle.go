@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"runtime/debug"
 
@@ -40,7 +39,7 @@ func newReshuffleCommand() *cobra.Command {
 			result, hold, err := runReshuffle(cmd.Context(), flags)
 			if err != nil {
 				if writeErr := writeTerminationMessage(flags.messageFile, oneLine(err.Error())); writeErr != nil {
-					fmt.Fprintf(cmd.ErrOrStderr(), "semmoe: %v\n", writeErr)
+					printError(cmd.ErrOrStderr(), writeErr)
 				}
 				return err
 			}

@@ -25,6 +25,7 @@ import (
 	"github.com/semmoe/operator/internal/counts"
 	"github.com/semmoe/operator/internal/outcome"
 	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/printable"
 	recording "github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/managerauth"
@@ -142,7 +143,7 @@ func (r *Reconciler) makeLive(ctx context.Context, profile *semmoev1.AffinityPro
 	defer r.collecting.Unlock()
 	if err := r.publishLive(ctx, store, profile, prior, routers); err != nil {
 		logr.FromContextOrDiscard(ctx).Info("A live profile is tried again", "profile", profile.Name, "reason", err.Error())
-		o.LiveFailure = podhealth.Truncate(err.Error(), 512)
+		o.LiveFailure = printable.Line(err.Error(), 512)
 		return samplesPeriod, nil
 	}
 	return 0, r.findLive(ctx, store, profile, o)

@@ -16,7 +16,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/printable"
 	recording "github.com/semmoe/operator/internal/profile"
 )
 
@@ -62,7 +62,7 @@ func storeAdvice(err error) string {
 	if errors.Is(err, access.ErrNoStore) {
 		return "No profile can be kept: " + err.Error()
 	}
-	return podhealth.Truncate(fmt.Sprintf("The artifact store does not answer, and is asked again: %v: see the pods of semmoe-store", err), 1024)
+	return printable.Line(fmt.Sprintf("The artifact store does not answer, and is asked again: %v: see the pods of semmoe-store", err), 1024)
 }
 
 // observeProgress asks the Job at work how far it is, unless the status has just been written; nil while it does not send

@@ -15,7 +15,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/lar"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/printable"
 	"github.com/semmoe/operator/internal/rollout"
 )
 
@@ -123,7 +123,7 @@ func sampleOf(reports []lar.Report, revision string, since time.Time) rollout.Sa
 // giveUp records on a plan that its canary has failed, where that outlives the canary.
 func (r *Reconciler) giveUp(ctx context.Context, plan *semmoev1.PlacementPlan, revision string, decision rollout.Decision) error {
 	base := plan.DeepCopy()
-	metav1.SetMetaDataAnnotation(&plan.ObjectMeta, semmoev1.AnnotationFailed+revision, podhealth.Truncate(decision.Reason+": "+decision.Message, 512))
+	metav1.SetMetaDataAnnotation(&plan.ObjectMeta, semmoev1.AnnotationFailed+revision, printable.Line(decision.Reason+": "+decision.Message, 512))
 	if err := r.Patch(ctx, plan, client.MergeFrom(base), client.FieldOwner(desired.Manager)); err != nil {
 		return fmt.Errorf("annotate PlacementPlan %s: %w", plan.Name, err)
 	}

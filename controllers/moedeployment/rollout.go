@@ -16,7 +16,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/artifact"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/printable"
 	"github.com/semmoe/operator/internal/rollout"
 )
 
@@ -181,7 +181,7 @@ func (r *Reconciler) promote(ctx context.Context, moed *semmoev1.MoEDeployment, 
 		return err
 	}
 	r.Recorder.Eventf(moed, nil, corev1.EventTypeNormal, "CanaryPromoted", "Reconcile", "Revision %s is promoted: %s",
-		workload.Labels[semmoev1.LabelRevision], podhealth.Truncate(action.Decision.Message, 900))
+		workload.Labels[semmoev1.LabelRevision], printable.Line(action.Decision.Message, 900))
 	return nil
 }
 
@@ -215,7 +215,7 @@ func rolloutStatus(previous *semmoev1.RolloutStatus, o observation, now time.Tim
 	}
 	status := &semmoev1.RolloutStatus{
 		Phase: o.Rollout.Phase, Since: metav1.NewTime(now.Truncate(time.Second)), StableRevision: o.Revision,
-		CandidateRevision: o.Rollout.Candidate, CandidatePlan: o.Rollout.Plan, Message: podhealth.Truncate(o.Rollout.Message, 1024),
+		CandidateRevision: o.Rollout.Candidate, CandidatePlan: o.Rollout.Plan, Message: printable.Line(o.Rollout.Message, 1024),
 	}
 	if previous != nil && previous.Phase == status.Phase && previous.CandidateRevision == status.CandidateRevision {
 		status.Since = previous.Since

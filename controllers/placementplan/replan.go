@@ -17,7 +17,7 @@ import (
 	"github.com/semmoe/operator/internal/counts"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/printable"
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/affinity"
@@ -82,10 +82,10 @@ func (r *replanned) comparison() *semmoev1.PlanComparison {
 	comparison := &semmoev1.PlanComparison{
 		CurrentLARMilli: rate(r.Current.LAR), CandidateLARMilli: rate(r.Candidate.LAR),
 		CurrentNanos: nanos(r.Current.LayerTime), CandidateNanos: nanos(r.Candidate.LayerTime),
-		MovedExperts: int32(r.Moves), Requests: int32(r.Requests), Reason: podhealth.Truncate(r.Reason, 512),
+		MovedExperts: int32(r.Moves), Requests: int32(r.Requests), Reason: printable.Line(r.Reason, 512),
 	}
 	if comparison.CurrentNanos > 0 {
-		comparison.Hardware = podhealth.Truncate(r.Hardware, maxHardware)
+		comparison.Hardware = printable.Line(r.Hardware, maxHardware)
 	}
 	return comparison
 }

@@ -17,7 +17,7 @@ import (
 	semmoeac "github.com/semmoe/operator/api/v1alpha1/applyconfiguration/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/conditions"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/printable"
 	"github.com/semmoe/operator/internal/transition"
 	"github.com/semmoe/operator/solver/placement"
 )
@@ -109,7 +109,7 @@ func forecastOf(s *solution) *semmoev1.PlanForecast {
 	}
 	if s.LayerNanos > 0 {
 		forecast.LayerNanos, forecast.BaselineLayerNanos = s.LayerNanos, s.UnplannedLayerNanos
-		forecast.Hardware = podhealth.Truncate(s.Report.Hardware, maxHardware)
+		forecast.Hardware = printable.Line(s.Report.Hardware, maxHardware)
 	}
 	if imbalance := s.Report.WindowImbalance; imbalance != nil {
 		forecast.WindowImbalanceMilli = int32(math.Round(1000 * *imbalance))

@@ -16,7 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/semmoe/operator/internal/jobstate"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/printable"
 )
 
 const (
@@ -253,7 +253,7 @@ func obstacle(pods []corev1.Pod) string {
 		}
 		for _, status := range pod.Status.ContainerStatuses {
 			if waiting := status.State.Waiting; waiting != nil {
-				return podhealth.Truncate(waiting.Reason+": "+cmp.Or(waiting.Message, "image "+status.Image), 512)
+				return printable.Line(waiting.Reason+": "+cmp.Or(waiting.Message, "image "+status.Image), 512)
 			}
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/printable"
 )
 
 // messageLimit is the longest message of a condition: what engines and stores say may be of any length.
@@ -64,7 +64,7 @@ func Finished(list []metav1.Condition, generation int64) bool {
 // Set enters a verdict about a generation among conditions; its time is that of the last change of its status.
 func Set(list *[]metav1.Condition, kind string, v Verdict, generation int64, now time.Time) {
 	meta.SetStatusCondition(list, metav1.Condition{
-		Type: kind, Status: v.Status, Reason: v.Reason, Message: podhealth.Truncate(v.Message, messageLimit),
+		Type: kind, Status: v.Status, Reason: v.Reason, Message: printable.Line(v.Message, messageLimit),
 		ObservedGeneration: generation, LastTransitionTime: metav1.NewTime(now.Truncate(time.Second)),
 	})
 }

@@ -66,6 +66,10 @@ func TestSet(t *testing.T) {
 	if c := list[0]; !c.LastTransitionTime.Time.Equal(start.Truncate(time.Second)) || c.ObservedGeneration != 2 || len(c.Message) != 1024 {
 		t.Errorf("%+v", c)
 	}
+	Set(&list, "Ready", False("Waiting", "the engine: \x1b[31mno\x1b[2J\nmemory\u202e\xff"), 2, start.Add(time.Hour))
+	if got, want := list[0].Message, "the engine: no\ufffd[2J memory\ufffd\ufffd"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
 	Set(&list, "Ready", True("Here", ""), 2, start.Add(time.Hour))
 	if c := list[0]; !c.LastTransitionTime.Time.Equal(start.Truncate(time.Second).Add(time.Hour)) {
 		t.Errorf("%+v", c)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/semmoe/operator/internal/buildinfo"
 	"github.com/semmoe/operator/internal/kubectl/terminal"
+	"github.com/semmoe/operator/internal/printable"
 )
 
 // Program is one run of the plugin, with all that it knows of the process around it.
@@ -132,7 +133,7 @@ func counted(n int) string {
 // write writes a value as JSON, or text.
 func (p *Program) write(value any, text func() string) error {
 	if p.output == "json" {
-		encoder := json.NewEncoder(p.Out)
+		encoder := json.NewEncoder(printable.JSON(p.Out))
 		encoder.SetEscapeHTML(false)
 		encoder.SetIndent("", "  ")
 		return encoder.Encode(value)

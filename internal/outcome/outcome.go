@@ -8,7 +8,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/printable"
 )
 
 // ForeignError is that an object of somebody else has the name that one of ours is to have. It says what to do.
@@ -25,7 +25,7 @@ func Lasting(err error) string {
 	case err == nil:
 		return ""
 	case errors.As(err, &foreign), apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err), webhookAway(err):
-		return podhealth.Truncate(err.Error(), 1024)
+		return printable.Line(err.Error(), 1024)
 	}
 	return ""
 }

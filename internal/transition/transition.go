@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
-	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/printable"
 )
 
 // noteLimit is the longest message that a note has; the API server takes 1,024 bytes in all.
@@ -85,5 +85,5 @@ func (t *Teller) Tell(after *metav1.Condition, warning bool) {
 		return
 	}
 	t.told[c] = true
-	t.recorder.Eventf(t.regarding, t.related, c.level, c.reason, "Set"+after.Type, "%s is %s: %s", after.Type, after.Status, podhealth.Truncate(after.Message, noteLimit))
+	t.recorder.Eventf(t.regarding, t.related, c.level, c.reason, "Set"+after.Type, "%s is %s: %s", after.Type, after.Status, printable.Line(after.Message, noteLimit))
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/internal/printable"
 )
 
 const (
@@ -437,7 +438,7 @@ func (pl *Planner) Replan(ctx context.Context, moed *semmoev1.MoEDeployment, mod
 	if err != nil {
 		return step.Say, fmt.Errorf("create %T %s: %w", made, made.GetName(), err)
 	}
-	pl.Recorder.Eventf(moed, made, corev1.EventTypeNormal, step.Say.Reason, "Replan", "%s", step.Say.Message)
+	pl.Recorder.Eventf(moed, made, corev1.EventTypeNormal, step.Say.Reason, "Replan", "%s", printable.Line(step.Say.Message, 900))
 	return step.Say, nil
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/semmoe/operator/internal/lossless"
 	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/printable"
 )
 
 // AnswersFile holds the answers of a model without a plan, in a ConfigMap.
@@ -109,7 +110,7 @@ func ChangedOutput(pod *corev1.Pod) (told string, found bool) {
 	for _, status := range pod.Status.InitContainerStatuses {
 		for _, ended := range []*corev1.ContainerStateTerminated{status.LastTerminationState.Terminated, status.State.Terminated} {
 			if status.Name == probeContainer && ended != nil && ended.ExitCode == outputChanged {
-				told, found = podhealth.Truncate(strings.TrimSpace(ended.Message), 512), true
+				told, found = printable.Line(strings.TrimSpace(ended.Message), 512), true
 			}
 		}
 	}

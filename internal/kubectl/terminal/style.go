@@ -6,6 +6,8 @@ import (
 	"strconv"
 
 	"golang.org/x/term"
+
+	"github.com/semmoe/operator/internal/printable"
 )
 
 // Style is how text is written.
@@ -55,8 +57,11 @@ const (
 // codes are the SGR parameters of tones, in their order.
 var codes = [...]string{"", "32", "33", "31", "2", "1"}
 
-// paint is a text in its tone.
+// paint returns a text in its tone. All that is written passes through it, and conditions quote engines and servers: no
+// control character, escape sequence or invisible character of a text reaches the terminal. The number of characters
+// stays the same.
 func (s Style) paint(text string, tone Tone) string {
+	text = printable.Runes(text)
 	if !s.Color || tone == Plain || text == "" {
 		return text
 	}

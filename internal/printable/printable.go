@@ -1,0 +1,115 @@
+// Package printable makes text from engines, servers, files and users safe for people's eyes: for conditions, events,
+// logs and terminals.
+//
+// Invariants:
+//   - The result has no control character (C0, DEL, C1), no escape sequence, no character that changes the direction of text, no
+//     invisible character, no line break and no invalid UTF-8.
+//   - A character that is replaced stays visible, as U+FFFD: a name with an invisible character does not look like the name without.
+package printable
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+const ellipsis = "..."
+
+// Line returns a text as one line of at most limit bytes, and marks a cut by "...". White space collapses to single
+// spaces; colours of terminals go. Line changes nothing in its own results. The limit is at least 3.
+func Line(text string, limit int) string {
+	var line strings.Builder
+	space := false
+	for text != "" {
+		if code := colour(text); code > 0 {
+			text = text[code:]
+			continue
+		}
+		r, size := utf8.DecodeRuneInString(text)
+		text = text[size:]
+		if r = visible(r); r == ' ' {
+			space = line.Len() > 0
+			continue
+		}
+		if space {
+			line.WriteByte(' ')
+			space = false
+		}
+		line.WriteRune(r)
+		if line.Len() > limit {
+			cut := line.String()[:limit-len(ellipsis)]
+			for !utf8.ValidString(cut) {
+				cut = cut[:len(cut)-1]
+			}
+			return cut + ellipsis
+		}
+	}
+	return line.String()
+}
+
+// Runes returns a text with each character that a terminal must not get replaced, and keeps their number: columns stay
+// aligned.
+func Runes(text string) string { return strings.Map(visible, text) }
+
+// LastLine returns the last line of a text that is not empty, as Line does: programs end with what went wrong.
+func LastLine(text string, limit int) string {
+	text = strings.TrimSpace(text)
+	return Line(text[strings.LastIndexAny(text, "\n\r")+1:], limit)
+}
+
+// visible returns a character, a space for white space, and U+FFFD for what is not to be printed.
+func visible(r rune) rune {
+	switch {
+	case unicode.IsSpace(r):
+		return ' '
+	case !unicode.IsPrint(r), unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector):
+		return utf8.RuneError
+	}
+	return r
+}
+
+// colour returns the length of the SGR sequence that a text begins with, such as "\x1b[31m"; 0 for none. Logs of
+// engines are full of them.
+func colour(text string) int {
+	rest, found := strings.CutPrefix(text, "\x1b[")
+	if !found {
+		return 0
+	}
+	parameters := len(rest) - len(strings.TrimLeft(rest, "0123456789;:"))
+	if parameters < len(rest) && rest[parameters] == 'm' {
+		return len(text) - len(rest) + parameters + 1
+	}
+	return 0
+}
+
+// JSON returns a writer of JSON that escapes each character in it that a terminal must not get. A character must not be
+// split over two calls of Write.
+func JSON(w io.Writer) io.Writer { return escaper{w} }
+
+type escaper struct{ io.Writer }
+
+// Write escapes the characters of JSON outside of ASCII, and DEL: encoders have escaped the other control characters,
+// and line breaks are between values.
+func (e escaper) Write(text []byte) (int, error) {
+	var out []byte
+	for i := 0; i < len(text); {
+		r, size := utf8.DecodeRune(text[i:])
+		switch {
+		case r < 0x7f || r == visible(r) && r != utf8.RuneError:
+			out = append(out, text[i:i+size]...)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			out = fmt.Appendf(out, `\u%04x\u%04x`, high, low)
+		default:
+			out = fmt.Appendf(out, `\u%04x`, r)
+		}
+		i += size
+	}
+	if _, err := e.Writer.Write(out); err != nil {
+		return 0, err
+	}
+	return len(text), nil
+}

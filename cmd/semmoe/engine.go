@@ -11,9 +11,10 @@ import (
 func newEngineCommand() *cobra.Command {
 	o := refengine.DefaultOptions()
 	cmd := &cobra.Command{
-		Use:   "engine --model-path DIR",
-		Short: "Serve a Qwen3-MoE checkpoint on the CPU with the part of SGLang's surface that the operator uses",
-		Args:  usageArgs,
+		Annotations: map[string]string{drains: "true"},
+		Use:         "engine --model-path DIR",
+		Short:       "Serve a Qwen3-MoE checkpoint on the CPU with the part of SGLang's surface that the operator uses",
+		Args:        usageArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := refengine.Run(withLogger(cmd.Context(), "engine"), o); err != nil {
 				return modelError{err}

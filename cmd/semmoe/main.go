@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
@@ -25,7 +26,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := newRootCommand().ExecuteContext(ctx); err != nil {
+	if err := execute(ctx, newRootCommand(), os.Args[1:]); err != nil {
 		printError(os.Stderr, err)
 		os.Exit(exitCode(err))
 	}
@@ -38,6 +39,34 @@ func printError(w io.Writer, err error) {
 			line = "semmoe: " + line
 		}
 		fmt.Fprintln(w, printable.Runes(line))
+	}
+}
+
+// endGrace is how long a command that serves no requests may take to end after a signal. What the command waits for may be away: the
+// API server, the artifact store or an engine. No command needs its end: each starts again from what it has written.
+const endGrace = 1500 * time.Millisecond
+
+// drains marks a command that serves requests, and ends by itself soon after the last one.
+const drains = "semmoe.io/drains"
+
+// execute runs a command until it ends, or does not end after a signal.
+func execute(ctx context.Context, root *cobra.Command, args []string) error {
+	root.SetArgs(args)
+	ended := make(chan error, 1)
+	go func() { ended <- root.ExecuteContext(ctx) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	if command, _, err := root.Find(args); err == nil && command.Annotations[drains] != "" {
+		return <-ended
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(endGrace):
+		return fmt.Errorf("failed to end within %v of a signal", endGrace)
 	}
 }
 

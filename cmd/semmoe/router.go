@@ -34,8 +34,9 @@ type routerFlags struct {
 func newRouterCommand() *cobra.Command {
 	var flags routerFlags
 	command := &cobra.Command{
-		Use:   "router",
-		Short: "Send requests to the ranks of engine pods",
+		Annotations: map[string]string{drains: "true"},
+		Use:         "router",
+		Short:       "Send requests to the ranks of engine pods",
 		Long: "Send requests to the ranks of the engine pods of one MoEDeployment, or of a workload of yours. Ranks are chosen by the plans\n" +
 			"that the pods name, or --default-plan-dir holds, which come from the artifact store that the environment variables " + access.URLVariable + " and " + access.CAVariable + " name;\n" +
 			"without them, by load alone. With --endpoint-picker it sends nothing itself: it is the endpoint picker (ext_proc) of an\n" +
@@ -208,6 +209,9 @@ func planFetcher(namespace string) plans.Fetch {
 		return nil
 	}
 	return func(ctx context.Context, digest, dir string) error {
+		if bundle.Holds(dir, digest) { // needs neither the store nor its token
+			return nil
+		}
 		client, err := access.FromPod(storeRetry)
 		if err != nil {
 			return err

@@ -21,9 +21,10 @@ func newStoreCommand() *cobra.Command {
 	var options store.Options
 	var authority, manager string
 	command := &cobra.Command{
-		Use:   "store",
-		Short: "Keep artifacts, named by their digests, in a directory or in S3",
-		Args:  usageArgs,
+		Annotations: map[string]string{drains: "true"},
+		Use:         "store",
+		Short:       "Keep artifacts, named by their digests, in a directory or in S3",
+		Args:        usageArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			var err error
 			if options.Authority, err = namespacedName("--authority", authority); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/semmoe/operator/internal/router/client"
 	"github.com/semmoe/operator/internal/router/picker"
 )
 
@@ -50,7 +51,7 @@ func newFrontend(pool *Pool, registry *prometheus.Registry, log logr.Logger, opt
 		proxy, observations := NewProxy(pool, registry, log, options.ProxyOptions)
 		front := &clientFrontend{listener: listener}
 		front.Server = &http.Server{
-			Handler: closingUnless(&front.ready, proxy), ReadHeaderTimeout: headerTimeoutOf(options), IdleTimeout: 2 * time.Minute,
+			Handler: front.counted(closingUnless(&front.ready, proxy)), ReadHeaderTimeout: headerTimeoutOf(options), IdleTimeout: 2 * time.Minute,
 		}
 		return front, observations, nil
 	}
@@ -69,6 +70,26 @@ type clientFrontend struct {
 	*http.Server
 	listener net.Listener
 	ready    atomic.Bool
+	running  client.Running
+}
+
+func (f *clientFrontend) counted(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer f.running.Begin()()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// Shutdown closes connections without a request as well: http.Server waits seconds for a first one.
+func (f *clientFrontend) Shutdown(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		if f.running.Idle(ctx) {
+			f.Server.Close() //nolint:errcheck // Shutdown returns what has failed
+		}
+	}()
+	return f.Server.Shutdown(ctx)
 }
 
 func (f *clientFrontend) Addr() net.Addr { return f.listener.Addr() }

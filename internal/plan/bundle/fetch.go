@@ -53,6 +53,9 @@ func Fetch(ctx context.Context, client *artifact.Client, namespace, planDigest, 
 	return errors.Join(syncFile(filepath.Dir(filepath.Clean(dir))), os.RemoveAll(old))
 }
 
+// Holds reports whether a directory holds a plan whole, so that Fetch needs no store.
+func Holds(dir, planDigest string) bool { return whole(dir, planDigest) == nil }
+
 // download fills a directory and checks the plan in it.
 func download(ctx context.Context, client *artifact.Client, scope artifact.Scope, l list, text []byte, dir string) error {
 	for _, name := range slices.Sorted(maps.Keys(l.Files)) {

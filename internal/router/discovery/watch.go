@@ -48,8 +48,8 @@ func Watch(ctx context.Context, clients kubernetes.Interface, namespace, selecto
 	}); err != nil {
 		return fmt.Errorf("watch engine pods: %w", err)
 	}
+	// The informer is not waited for at the end: while the API server is away it sleeps for up to a minute between attempts.
 	factory.Start(ctx.Done())
-	defer factory.Shutdown()
 	if !cache.WaitForCacheSync(ctx.Done(), pods.Informer().HasSynced) {
 		return nil // the context ended
 	}

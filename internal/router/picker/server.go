@@ -44,15 +44,16 @@ type Options struct {
 type Server struct {
 	service, probes *grpc.Server
 	health          *health.Server
+	running         *client.Running
 }
 
 // NewServer makes a server for a Picker. It is not ready before SetReady.
 func NewServer(picker Picker, options Options) *Server {
-	s := &Server{service: grpc.NewServer(serverOptions(options)...), probes: grpc.NewServer(), health: health.NewServer()}
+	s := &Server{service: grpc.NewServer(serverOptions(options)...), probes: grpc.NewServer(), health: health.NewServer(), running: &client.Running{}}
 	if options.Bodies == nil {
 		options.Bodies = client.NewBodies(options.MaxBodyBytes)
 	}
-	extprocv3.RegisterExternalProcessorServer(s.service, &processor{picker: picker, maxBody: options.MaxBodyBytes, bodies: options.Bodies})
+	extprocv3.RegisterExternalProcessorServer(s.service, &processor{picker: picker, maxBody: options.MaxBodyBytes, bodies: options.Bodies, running: s.running})
 	// A gateway's health check comes where its requests do, the kubelet's to a port without TLS.
 	healthpb.RegisterHealthServer(s.service, s.health)
 	healthpb.RegisterHealthServer(s.probes, s.health)
@@ -110,6 +111,13 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		defer close(finished)
 		s.service.GracefulStop()
 	}()
+	idle, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // GracefulStop waits minutes for a connection whose handshake does not end
+		if s.running.Idle(idle) {
+			s.service.Stop()
+		}
+	}()
 	select {
 	case <-finished:
 		return nil
@@ -126,10 +134,12 @@ type processor struct {
 	picker  Picker
 	maxBody int64
 	bodies  *client.Bodies
+	running *client.Running
 }
 
 // Process serves one request of a gateway.
 func (p *processor) Process(incoming extprocv3.ExternalProcessor_ProcessServer) error {
+	defer p.running.Begin()()
 	x := &exchange{stream: &stream{ExternalProcessor_ProcessServer: incoming}, picker: p.picker, maxBody: p.maxBody, bodies: p.bodies}
 	return x.run()
 }

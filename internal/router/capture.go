@@ -92,12 +92,23 @@ func (p *Pool) sampledPod(plan string) string {
 			continue
 		}
 		for _, b := range g.backends {
-			if hash := groupHash(b.Pod); pod == "" || hash < least {
+			if hash := podHash(b.Pod); pod == "" || hash < least {
 				pod, least = b.Pod, hash
 			}
 		}
 	}
 	return pod
+}
+
+// podHash orders pods in the same way on every router.
+func podHash(name string) uint64 {
+	hash := uint64(14695981039346656037)
+	for i := range len(name) {
+		hash = (hash ^ uint64(name[i])) * 1099511628211
+	}
+	hash = (hash ^ hash>>30) * 0xbf58476d1ce4e5b9
+	hash = (hash ^ hash>>27) * 0x94d049bb133111eb
+	return hash ^ hash>>31
 }
 
 // timed has a response's time counted once it has been read to its end; one whose client leaves before does not count.

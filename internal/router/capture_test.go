@@ -163,22 +163,22 @@ func TestCaptureIsTimed(t *testing.T) {
 	defer close(release)
 	url, observations := routerFor(t, adapterOf(t, "SGLang"), 50, backend)
 	const requests = 100
-	want := 0
-	for i := range requests {
+	for range requests {
 		request, err := http.NewRequest(http.MethodPost, url+"/v1/completions", strings.NewReader(`{"prompt":"x","max_tokens":10}`))
 		if err != nil {
 			t.Fatal(err)
 		}
-		id := fmt.Sprint("request-", i)
-		if request.Header.Set(HeaderRequestID, id); sampled(id, 50) {
-			want++
-		}
+		request.Header.Set(HeaderRequestID, "the same") // chooses nothing
 		response, err := http.DefaultClient.Do(request)
 		if err != nil {
 			t.Fatal(err)
 		}
 		io.Copy(io.Discard, response.Body) //nolint:errcheck // a test's
 		response.Body.Close()
+	}
+	want := int(reported(t, observations).Population.Sampled)
+	if want == 0 || want == requests {
+		t.Fatalf("%d of %d requests with one id are sampled", want, requests)
 	}
 	ctx, leave := context.WithCancel(context.Background())
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(`{"prompt":"hang"}`))

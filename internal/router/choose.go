@@ -19,7 +19,7 @@ type missing struct {
 	text   bool
 }
 
-// choose takes a place: first the plan, by the request's id, then a rank of a pod of it by the policy. Where something has to be
+// choose takes a place: first the plan, by the request's lot, then a rank of a pod of it by the policy. Where something has to be
 // known first, it returns that, and takes nothing.
 func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool, unknown missing) {
 	p.mu.Lock()
@@ -32,14 +32,14 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 	if r.asksExperts {
 		allowed.told = p.plans
 	}
-	g := p.chooseGroup(r.id, allowed)
+	g := p.chooseGroup(r.lot, allowed)
 	if g == nil {
 		// Backends that were just found unreachable are taken only where there is no other, or all others are full.
 		allowed.ejected = true
-		g = p.chooseGroup(r.id, allowed)
+		g = p.chooseGroup(r.lot, allowed)
 	}
 	if g == nil {
-		if allowed.limit = 0; p.chooseGroup(r.id, allowed) != nil {
+		if allowed.limit = 0; p.chooseGroup(r.lot, allowed) != nil {
 			r.refused = errAllFull
 		}
 		return nil, false, missing{}
@@ -116,10 +116,9 @@ func (g *group) ranks(allowed filter) uint64 {
 	return n
 }
 
-// chooseGroup chooses by a hash of the request's id, weighted by ranks: while a new plan is rolled out, old and new are
-// given a fair sample of the same requests, whatever either would score them. It returns nil where no backend is
-// admitted.
-func (p *Pool) chooseGroup(id string, allowed filter) *group {
+// chooseGroup chooses a group by a random number, weighted by ranks: while a new plan is rolled out, old and new get a fair sample of
+// the same requests. No client can choose. It returns nil where no backend is admitted.
+func (p *Pool) chooseGroup(lot uint64, allowed filter) *group {
 	var few [8]uint64 // plans at a time: nearly always one or two
 	ranks, total := few[:0], uint64(0)
 	for _, g := range p.groups {
@@ -129,7 +128,7 @@ func (p *Pool) chooseGroup(id string, allowed filter) *group {
 	if total == 0 {
 		return nil
 	}
-	at := groupHash(id) % total
+	at := lot % total
 	for i, g := range p.groups {
 		if at < ranks[i] {
 			return g
@@ -137,18 +136,6 @@ func (p *Pool) chooseGroup(id string, allowed filter) *group {
 		at -= ranks[i]
 	}
 	return nil
-}
-
-// groupHash must have nothing in common with what sampled computes from the same id: else the sample would come from one
-// plan more than from another.
-func groupHash(id string) uint64 {
-	hash := uint64(14695981039346656037)
-	for i := range len(id) {
-		hash = (hash ^ uint64(id[i])) * 1099511628211
-	}
-	hash = (hash ^ hash>>30) * 0xbf58476d1ce4e5b9
-	hash = (hash ^ hash>>27) * 0x94d049bb133111eb
-	return hash ^ hash>>31
 }
 
 // place is one rank of one backend.

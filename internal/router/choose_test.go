@@ -34,12 +34,13 @@ func TestGroupsAreAFairSample(t *testing.T) {
 	pool.Set(append(append(backendsOf("", 2, 4, "none"), backendsOf("a", 1, 4, "a")...), backendsOf("b", 1, 8, "b")...))
 	want := map[string]float64{"": 0.4, "a": 0.2, "b": 0.4}
 	chosen, asked := map[string]int{}, map[string]int{}
+	random := rand.New(rand.NewPCG(1, 1))
 	for i := range requests {
-		r := &request{id: fmt.Sprintf("request-%d", i), tokens: 1, inference: true}
+		r := &request{id: fmt.Sprintf("request-%d", i), lot: random.Uint64(), tokens: 1, inference: true}
 		lease, _ := pool.acquire(r, nil)
 		lease.Release()
 		chosen[lease.Backend.PlanDigest]++
-		if sampled(r.id, percent) {
+		if sampled(random.Uint64(), percent) {
 			asked[lease.Backend.PlanDigest]++
 		}
 		if again, _ := pool.acquire(r, nil); again.Backend.PlanDigest != lease.Backend.PlanDigest {
@@ -67,7 +68,7 @@ func TestGroupsWithoutPods(t *testing.T) {
 	pool.Set(append(backendsOf("a", 1, 4, "a"), backendsOf("b", 1, 4, "b")...))
 	inA := 0
 	for i := range 100 {
-		r := &request{id: fmt.Sprint(i), tokens: 1, inference: true}
+		r := &request{id: fmt.Sprint(i), lot: uint64(i), tokens: 1, inference: true}
 		if lease, ok := pool.acquire(r, map[string]bool{"a-0:1": true}); !ok || lease.Backend.Pod != "b-0" {
 			t.Fatalf("request %d goes to %+v although a-0 was tried", i, lease)
 		}

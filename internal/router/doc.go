@@ -11,7 +11,8 @@
 //   - An endpoint is a (pod, rank). Every ready pod is admitted; a pod that is being deleted gets no new request.
 //   - A request is scored only with the tables of the plan that its pod serves under, or of one with the same placement, and
 //     counted only by that placement. While a pod's plan is not at hand, its requests are balanced by load and not counted.
-//   - The plan is chosen before the rank, by a hash of the request's id, so that no plan gets the requests that suit it.
+//   - The plan is chosen before the rank, at random, so that no plan gets the requests that suit it. Clients can choose neither the plan
+//     nor whether a request is sampled.
 //   - No lock is held while a prompt is tokenized or scored, and what is scored of a prompt is bounded.
 //   - A request is tried again on another pod only as long as nothing of a response has reached the client.
 //   - A request counts once in prices and on one place at a time, however often it is sent. Its place is given back whatever

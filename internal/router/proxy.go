@@ -2,11 +2,12 @@ package router
 
 import (
 	"context"
-	"crypto/rand"
+	cryptorand "crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -143,12 +144,12 @@ func newTransport() *http.Transport {
 	}
 }
 
-// identified gives each request an id, for the logs of the engine and the choice of the sample.
+// identified gives each request an id, for the logs of the engine.
 func identified(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id := r.Header.Get(HeaderRequestID)
 		if id == "" {
-			id = rand.Text()
+			id = cryptorand.Text()
 			r.Header.Set(HeaderRequestID, id)
 		}
 		w.Header().Set(HeaderRequestID, id)
@@ -231,7 +232,7 @@ func (s *sender) read(ctx context.Context, path, id string, body []byte) *reques
 	r := newRequest(path, id, body)
 	r.tokenize = s.tokenizer.For(ctx)
 	r.shifted = r.inference && wire.Asks(body, startFields)
-	r.sampled = r.inference && !r.shifted && sampled(id, s.options.SamplePercent)
+	r.sampled = r.inference && !r.shifted && sampled(rand.Uint64(), s.options.SamplePercent)
 	r.asksExperts = r.inference && wire.Asks(body, requestFields)
 	r.writable = wire.IsObject(body)
 	r.pins = func(b discovery.Backend) bool {

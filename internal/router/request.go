@@ -2,6 +2,7 @@ package router
 
 import (
 	"math"
+	"math/rand/v2"
 	"slices"
 
 	"github.com/semmoe/operator/internal/lar"
@@ -15,6 +16,8 @@ import (
 // request is what the choice of a rank needs to know. It belongs to one goroutine.
 type request struct {
 	id string
+	// lot is the random number that chooses the request's plan, however often the request is sent.
+	lot uint64
 	// output is what the request is expected to generate, tokens its whole load as estimated from its length.
 	output, tokens int64
 	// answers is how many answers it gets, copies how many of them a prompt has.
@@ -77,7 +80,7 @@ type forecast struct {
 
 // newRequest reads a request's body, which may be anything.
 func newRequest(path, id string, data []byte) *request {
-	r := &request{id: id, inference: inference[path], tokens: 1}
+	r := &request{id: id, lot: rand.Uint64(), inference: inference[path], tokens: 1}
 	if !r.inference {
 		return r
 	}

@@ -2,7 +2,6 @@ package router
 
 import (
 	"errors"
-	"hash/fnv"
 	"net/http"
 	"time"
 
@@ -16,18 +15,9 @@ import (
 // HeaderRequestID identifies a request; the router gives one to a request that has none.
 const HeaderRequestID = "X-Request-Id"
 
-// sampled chooses requests by a hash of their id: the same requests whatever the load, the rank or the router, so that
-// the sample is not biased towards any of them.
-func sampled(requestID string, percent int) bool {
-	hash := fnv.New32a()
-	hash.Write([]byte(requestID)) //nolint:errcheck // it never fails
-	// FNV alone mixes the last bytes too little for a modulus: ids that count up would be sampled in runs.
-	mixed := hash.Sum32()
-	mixed ^= mixed >> 16
-	mixed *= 0x85ebca6b
-	mixed ^= mixed >> 13
-	return int(mixed%100) < percent
-}
+// sampled reports whether a request with a random number is in the sample. The number is the router's own, so that neither the load nor
+// the rank nor the client biases the sample.
+func sampled(lot uint64, percent int) bool { return lot%100 < uint64(percent) }
 
 const (
 	// longAnswer is how many bytes the routed experts of a sampled request may take: in base64 a prompt of 128 Ki tokens has hundreds of

@@ -29,8 +29,9 @@ func TestSampledIsTheAskedPart(t *testing.T) {
 	const requests = 100_000
 	for _, percent := range []int{0, 1, 5, 50, 100} {
 		count := 0
-		for i := range requests {
-			if sampled(fmt.Sprintf("request-%d", i), percent) {
+		random := rand.New(rand.NewPCG(1, uint64(percent)))
+		for range requests {
+			if sampled(random.Uint64(), percent) {
 				count++
 			}
 		}
@@ -230,7 +231,7 @@ func resample(t *testing.T, counts []lar.Activations, percent int) (farthest flo
 	for range runs {
 		var r lar.Ratio
 		for _, c := range counts {
-			if sampled(fmt.Sprintf("%016x", random.Uint64()), percent) {
+			if sampled(random.Uint64(), percent) {
 				r.Add(c)
 			}
 		}

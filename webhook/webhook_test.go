@@ -40,7 +40,7 @@ func TestRefusals(t *testing.T) {
 			m.Spec.Engine.Type, m.Spec.Placement.Realization = semmoev1.EngineVLLM, semmoev1.RealizationEngineMap
 		}, "spec.placement.realization: VLLM reads no expert map"},
 		"adapters next to a permuted checkpoint": {func(m *semmoev1.MoEDeployment) {
-			m.Spec.Profiling, m.Spec.Engine.Args = &semmoev1.ProfilingSpec{}, []string{"--lora-paths", "a=/adapters/a"}
+			m.Spec.Placement.PlanRef, m.Spec.Engine.Args = &semmoev1.PlanReference{Name: "p"}, []string{"--lora-paths", "a=/adapters/a"}
 			m.Spec.Placement.Realization = semmoev1.RealizationReshuffledWeights
 		}, `spec.engine.args: "--lora-paths" is invalid with ReshuffledWeights`},
 		"adapters of an engine without a map": {func(m *semmoev1.MoEDeployment) {

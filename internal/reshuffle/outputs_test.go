@@ -2,10 +2,12 @@ package reshuffle
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/semmoe/operator/internal/checkpoint"
@@ -160,5 +162,100 @@ func putGateBack(t *testing.T, dir, name string) {
 	defer file.Close()
 	if _, err := file.WriteAt(readAll(t, tinyModel)[name].data, shard.DataStart()+shard.Tensors[name].Begin); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// fuse writes the tiny model with all experts of a layer in two tensors: [experts, outputs, inputs], or with the latter two exchanged.
+func fuse(t *testing.T, exchanged bool) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(tinyModel, checkpoint.ConfigFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &model{tensors: map[string]tensor{}, rng: rand.New(rand.NewPCG(1, 1))}
+	if err := json.Unmarshal(text, &m.config); err != nil {
+		t.Fatal(err)
+	}
+	all := readAll(t, tinyModel)
+	for name, x := range all {
+		if ofExpert.FindStringSubmatch(inLayerRest(name)) == nil {
+			m.tensors[name] = x
+		}
+	}
+	for layer := range 4 {
+		prefix := fmt.Sprintf("model.layers.%d.mlp.experts.", layer)
+		for name, projections := range map[string][]string{"gate_up_proj": {"gate_proj", "up_proj"}, "down_proj": {"down_proj"}} {
+			fused := tensor{dtype: "BF16", shape: []int64{32, 0, 0}}
+			for e := range 32 {
+				var rows []byte
+				for _, projection := range projections {
+					x := all[fmt.Sprintf("%s%d.%s.weight", prefix, e, projection)]
+					rows = append(rows, x.data...)
+					fused.shape[2] = x.shape[1]
+				}
+				fused.shape[1] = int64(len(rows)) / 2 / fused.shape[2]
+				if exchanged {
+					rows = transposed(rows, int(fused.shape[1]), int(fused.shape[2]))
+				}
+				fused.data = append(fused.data, rows...)
+			}
+			if exchanged {
+				fused.shape[1], fused.shape[2] = fused.shape[2], fused.shape[1]
+			}
+			m.tensors[prefix+name] = fused
+		}
+	}
+	return m.write(t, 10)
+}
+
+func inLayerRest(name string) string {
+	if parts := inLayer.FindStringSubmatch(name); parts != nil {
+		return parts[3]
+	}
+	return ""
+}
+
+// transposed exchanges the dimensions of a matrix of BF16.
+func transposed(data []byte, rows, cols int) []byte {
+	out := make([]byte, len(data))
+	for i := range rows {
+		for j := range cols {
+			copy(out[2*(j*rows+i):], data[2*(i*cols+j):][:2])
+		}
+	}
+	return out
+}
+
+// TestRandomPermutations permutes a trained model, in each layout, by random permutations of random layers. The outputs stay, and the inverse
+// gives back every byte.
+func TestRandomPermutations(t *testing.T) {
+	prompt := prompts(t)[0]
+	want := generate(t, load(t, tinyModel), prompt, 8)
+	rng := rand.New(rand.NewPCG(3, 5))
+	for name, dir := range map[string]string{"apart": tinyModel, "fused": fuse(t, false), "fused, exchanged": fuse(t, true)} {
+		t.Run(name, func(t *testing.T) {
+			if got := generate(t, load(t, dir), prompt, 8); !slices.Equal(got.tokens, want.tokens) || largestDifference(got.logits, want.logits) > 0 {
+				t.Fatalf("tokens %v, want %v; logits differ by %g", got.tokens, want.tokens, largestDifference(got.logits, want.logits))
+			}
+			for range 3 {
+				p := &Permutation{}
+				for _, layer := range rng.Perm(4)[:1+rng.IntN(4)] {
+					p.Layers = append(p.Layers, LayerPermutation{layer, rng.Perm(32)})
+				}
+				base := t.TempDir()
+				out, back := filepath.Join(base, "out"), filepath.Join(base, "back")
+				mustRun(t, Options{Model: dir, Permutation: p, Out: out, Verify: true})
+				mustRun(t, Options{Model: out, Permutation: p.Inverse(), Out: back, Verify: true})
+				got := generate(t, load(t, out), prompt, 8)
+				scale := largestDifference(want.logits, make([]float32, len(want.logits)))
+				if !slices.Equal(got.tokens, want.tokens) || largestDifference(got.logits, want.logits) > 1e-5*max(1, scale) {
+					t.Errorf("tokens %v, want %v; logits differ by %g", got.tokens, want.tokens, largestDifference(got.logits, want.logits))
+				}
+				sameTensors(t, readAll(t, dir), readAll(t, back))
+				for _, file := range []string{checkpoint.ConfigFile, checkpoint.IndexFile} {
+					sameFile(t, filepath.Join(dir, file), filepath.Join(back, file))
+				}
+			}
+		})
 	}
 }

@@ -46,15 +46,20 @@ type rawConfig struct {
 	SlidingWindow   bool    `json:"use_sliding_window"`
 	// RopeTheta and RopeScaling are the spellings of transformers 4, RopeParameters that of transformers 5.
 	RopeTheta      float64         `json:"rope_theta"`
-	RopeScaling    json.RawMessage `json:"rope_scaling"`
+	RopeScaling    *ropeParameters `json:"rope_scaling"`
 	RopeParameters *ropeParameters `json:"rope_parameters"`
 	Quantization   json.RawMessage `json:"quantization_config"`
 }
 
+// ropeParameters are of rope_parameters and of rope_scaling, where Type had the name OldType before.
 type ropeParameters struct {
-	Theta float64 `json:"rope_theta"`
-	Type  string  `json:"rope_type"`
+	Theta   float64 `json:"rope_theta"`
+	Type    string  `json:"rope_type"`
+	OldType string  `json:"type"`
 }
+
+// kind is the type of rotary embedding; without a type it is the default one.
+func (p ropeParameters) kind() string { return cmp.Or(p.Type, p.OldType, "default") }
 
 // parseConfig reads and checks the architecture. What this package does not compute is refused, never ignored.
 func parseConfig(base *checkpoint.Config) (*Config, error) {
@@ -78,8 +83,10 @@ func parseConfig(base *checkpoint.Config) (*Config, error) {
 	if c.HeadDim == 0 && c.Heads > 0 {
 		c.HeadDim = c.Hidden / c.Heads
 	}
-	if raw.RopeParameters != nil {
-		c.RopeTheta = raw.RopeParameters.Theta
+	for _, rope := range []*ropeParameters{raw.RopeScaling, raw.RopeParameters} {
+		if rope != nil && rope.Theta != 0 {
+			c.RopeTheta = rope.Theta
+		}
 	}
 	for _, l := range base.MoELayers {
 		c.MoE[l] = true
@@ -96,10 +103,10 @@ func (r rawConfig) checkSupported() error {
 		return checkpoint.Invalidf("config.json: attention_bias true is not supported by this engine")
 	case r.SlidingWindow:
 		return checkpoint.Invalidf("config.json: use_sliding_window true is not supported by this engine")
-	case isSet(r.RopeScaling):
-		return checkpoint.Invalidf("config.json: rope_scaling %.100s is not supported by this engine", r.RopeScaling)
-	case r.RopeParameters != nil && r.RopeParameters.Type != "default":
-		return checkpoint.Invalidf("config.json: rope_type %q: this engine computes default only", r.RopeParameters.Type)
+	case r.RopeScaling != nil && r.RopeScaling.kind() != "default":
+		return checkpoint.Invalidf("config.json: rope_scaling of type %.100q is not supported by this engine", r.RopeScaling.kind())
+	case r.RopeParameters != nil && r.RopeParameters.kind() != "default":
+		return checkpoint.Invalidf("config.json: rope_type %.100q: this engine computes default only", r.RopeParameters.kind())
 	case isSet(r.Quantization):
 		return checkpoint.Invalidf("config.json: quantization_config: this engine reads BF16, F16 and F32 weights only")
 	}

@@ -57,6 +57,17 @@ func TestLoadRefuses(t *testing.T) {
 			}
 		})
 	}
+	for name, change := range map[string]map[string]any{
+		"none":                   {"rope_scaling": nil},
+		"scaling, type":          {"rope_scaling": map[string]any{"type": "default"}},
+		"scaling, rope_type":     {"rope_scaling": map[string]any{"rope_type": "default"}},
+		"parameters":             {"rope_theta": nil, "rope_parameters": map[string]any{"rope_type": "default", "rope_theta": 100}},
+		"parameters, of no type": {"rope_theta": nil, "rope_parameters": map[string]any{"rope_theta": 100}},
+	} {
+		if _, parsed, err := parse(t, change); err != nil || parsed.RopeTheta != 100 {
+			t.Errorf("rope, %s: %+v, %v", name, parsed, err)
+		}
+	}
 	for name, test := range map[string]struct {
 		change  func(shapes map[string][]int)
 		context int

@@ -112,8 +112,61 @@ func (r *reader) layer(c *Config, l int) layer {
 	}
 	gate := r.matrix(prefix+"mlp.gate.weight", c.Experts, c.Hidden)
 	out.gate = &gate
+	if _, fused := r.checkpoint.Tensor(prefix + "mlp.experts.gate_up_proj"); fused {
+		out.experts = r.fused(prefix+"mlp.experts.", c)
+		return out
+	}
 	for e := range c.Experts {
 		out.experts = append(out.experts, r.ffn(fmt.Sprintf("%smlp.experts.%d.", prefix, e), c.Hidden, c.MoEIntermediate))
+	}
+	return out
+}
+
+// fused reads the experts of a layer from tensors that hold all of them: gate_up_proj [experts, 2*width, hidden], with the rows of gate_proj
+// before those of up_proj, and down_proj [experts, hidden, width]; or both with their last two dimensions exchanged.
+func (r *reader) fused(prefix string, c *Config) []ffn {
+	experts, hidden, width := int64(c.Experts), int64(c.Hidden), int64(c.MoEIntermediate)
+	gateUp, down := []int64{experts, 2 * width, hidden}, []int64{experts, hidden, width}
+	both := func(gateUp, down []int64) bool {
+		a, _ := r.checkpoint.Tensor(prefix + "gate_up_proj")
+		b, _ := r.checkpoint.Tensor(prefix + "down_proj")
+		return slices.Equal(a.Shape, gateUp) && slices.Equal(b.Shape, down)
+	}
+	exchanged := !both(gateUp, down) && both([]int64{experts, hidden, 2 * width}, []int64{experts, width, hidden})
+	if exchanged {
+		gateUp, down = []int64{experts, hidden, 2 * width}, []int64{experts, width, hidden}
+	}
+	gateUps, downs := r.tensor(prefix+"gate_up_proj", gateUp...), r.tensor(prefix+"down_proj", down...)
+	if r.err != nil {
+		return nil
+	}
+	var all []ffn
+	for e := range c.Experts {
+		of := func(values []float32, shape []int64) []float32 {
+			size := int(shape[1] * shape[2])
+			part := values[e*size : (e+1)*size]
+			if exchanged {
+				part = transpose(part, int(shape[1]), int(shape[2]))
+			}
+			return part
+		}
+		both, size := of(gateUps, gateUp), c.MoEIntermediate*c.Hidden
+		all = append(all, ffn{
+			gate: matrix{c.MoEIntermediate, c.Hidden, pack(both[:size], c.MoEIntermediate, c.Hidden)},
+			up:   matrix{c.MoEIntermediate, c.Hidden, pack(both[size:], c.MoEIntermediate, c.Hidden)},
+			down: matrix{c.Hidden, c.MoEIntermediate, pack(of(downs, down), c.Hidden, c.MoEIntermediate)},
+		})
+	}
+	return all
+}
+
+// transpose exchanges the dimensions of a matrix.
+func transpose(values []float32, rows, cols int) []float32 {
+	out := make([]float32, len(values))
+	for i := range rows {
+		for j := range cols {
+			out[j*rows+i] = values[i*cols+j]
+		}
 	}
 	return out
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -35,6 +36,7 @@ func newInspectCommand() *cobra.Command {
 			"or an argument must be changed; 1: try again.",
 		Args: invalidArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			debug.SetMemoryLimit(headerMemory)
 			report, err := inspect(modelPath, dataset, cmd.Flags().Changed("expert-parallel-size"), expertParallelSize)
 			if err != nil {
 				err = modelError{err}

@@ -12,9 +12,9 @@ import (
 	"github.com/semmoe/operator/internal/reshuffle"
 )
 
-// reshuffleMemory is where the garbage collector begins to work harder: the headers of the largest models stay below,
-// and so does the process below 256 MiB.
-const reshuffleMemory = 160 << 20
+// headerMemory is the heap size above which the garbage collector works harder: the headers of the largest models need less, and the
+// process stays below 256 MiB.
+const headerMemory = 160 << 20
 
 // reshuffleFlags are the flags of semmoe reshuffle.
 type reshuffleFlags struct {
@@ -90,7 +90,7 @@ func runReshuffle(ctx context.Context, flags reshuffleFlags) (*reshuffle.Result,
 	if err := flags.check(); err != nil {
 		return nil, nil, err
 	}
-	debug.SetMemoryLimit(reshuffleMemory)
+	debug.SetMemoryLimit(headerMemory)
 	var err error
 	if flags.Permutation, err = reshuffle.ReadPermutation(flags.permutation); err != nil {
 		return nil, nil, reshuffleError(err)

@@ -1,11 +1,14 @@
 package checkpoint
 
 import (
+	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"hash"
 	"io/fs"
 	"maps"
@@ -50,7 +53,10 @@ type Checkpoint struct {
 
 // Open opens and validates the checkpoint in dir without loading any weight: the config is readable, the index and
 // the shards name the same tensors, and every shard is as long as its header says.
-func Open(dir string) (*Checkpoint, error) {
+func Open(dir string) (*Checkpoint, error) { return open(dir, true) }
+
+// open opens the checkpoint. The texts of the headers take as much memory as what is read from them: they are only kept if asked for.
+func open(dir string, keepHeaders bool) (*Checkpoint, error) {
 	info, err := os.Stat(dir)
 	if err != nil {
 		return nil, classify("model path", dir, err)
@@ -70,16 +76,11 @@ func Open(dir string) (*Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	indexText, weightMap, err := readIndex(dir, indexName)
-	if err != nil {
-		return nil, err
-	}
 	c := &Checkpoint{Dir: dir, Config: config, ConfigText: configText, IndexName: indexName, shardOf: map[string]*File{}}
-	if err := c.openShards(weightMap); err != nil {
+	if err := c.openShards(keepHeaders); err != nil {
 		c.Close()
 		return nil, err
 	}
-	c.digest = digest(configText, indexText, c.Shards)
 	return c, nil
 }
 
@@ -134,40 +135,82 @@ func (c *Checkpoint) Bytes() int64 {
 	return total
 }
 
-// readIndex reads the index of the given name; text and map are empty where the name is.
-func readIndex(dir, name string) (text []byte, weightMap map[string]string, err error) {
-	if name == "" {
-		return nil, nil, nil
+// checkFile requires that the index names a file next to it: a path would let an index reach outside the checkpoint.
+func (c *Checkpoint) checkFile(tensor, file string) error {
+	if file != filepath.Base(file) || !strings.HasSuffix(file, ".safetensors") {
+		return Invalidf("%s: tensor %q lies in %q; only names of .safetensors files beside the index are allowed", c.listing(), tensor, file)
 	}
-	path := filepath.Join(dir, name)
-	if text, err = readSmallFile("index", path); err != nil {
-		return nil, nil, err
-	}
-	var index struct {
-		WeightMap map[string]string `json:"weight_map"`
-	}
-	if err := json.Unmarshal(text, &index); err != nil {
-		return nil, nil, Invalidf("%s: not a valid index: %v", path, err)
-	}
-	if len(index.WeightMap) == 0 {
-		return nil, nil, Invalidf("%s: weight_map is missing or empty", path)
-	}
-	for tensor, file := range index.WeightMap {
-		// A path would let an index reach outside the checkpoint.
-		if file != filepath.Base(file) || !strings.HasSuffix(file, ".safetensors") {
-			return nil, nil, Invalidf("%s: tensor %q lies in %q; only names of .safetensors files beside the index are allowed", path, tensor, file)
-		}
-	}
-	return text, index.WeightMap, nil
+	return nil
 }
 
-// openShards opens the files that the index names, or those that hold the weights where there is no index, and compares both.
-func (c *Checkpoint) openShards(weightMap map[string]string) error {
-	files := map[string]bool{}
-	for _, file := range weightMap {
-		files[file] = true
+// eachIndexed calls a function for every tensor that the text of an index places in a file. It keeps nothing: an index of a large model has
+// hundreds of thousands of entries.
+func (c *Checkpoint) eachIndexed(text []byte, call func(tensor, file string) error) error {
+	path := filepath.Join(c.Dir, c.IndexName)
+	invalid := func(err error) error { return Invalidf("%s: not a valid index: %v", path, err) }
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	if open, err := decoder.Token(); err != nil || open != json.Delim('{') {
+		return invalid(cmp.Or(err, errors.New("not a JSON object")))
 	}
-	if len(files) == 0 {
+	entries := 0
+	for decoder.More() {
+		member, err := decoder.Token()
+		if err != nil {
+			return invalid(err)
+		}
+		if member != "weight_map" {
+			var skipped skippedValue
+			if err := decoder.Decode(&skipped); err != nil {
+				return invalid(err)
+			}
+			continue
+		}
+		if open, err := decoder.Token(); err != nil || open != json.Delim('{') {
+			return invalid(cmp.Or(err, errors.New("weight_map is not an object")))
+		}
+		for decoder.More() {
+			tensor, err := decoder.Token()
+			if err != nil {
+				return invalid(err)
+			}
+			file, err := decoder.Token()
+			if err != nil {
+				return invalid(err)
+			}
+			name, isName := file.(string)
+			if !isName {
+				return invalid(fmt.Errorf("the file of %.100q is not a string", tensor))
+			}
+			entries++
+			if err := call(tensor.(string), name); err != nil {
+				return err
+			}
+		}
+		if _, err := decoder.Token(); err != nil {
+			return invalid(err)
+		}
+	}
+	if _, err := decoder.Token(); err != nil {
+		return invalid(err)
+	}
+	if entries == 0 {
+		return Invalidf("%s: weight_map is missing or empty", path)
+	}
+	return nil
+}
+
+// skippedValue is a JSON value that is read over.
+type skippedValue struct{}
+
+// UnmarshalJSON takes any value.
+func (*skippedValue) UnmarshalJSON([]byte) error { return nil }
+
+// openShards opens the files that the index names, or those that hold the weights where there is no index, compares both, and computes the
+// digest. Its parts are framed with their lengths, so that no two different checkpoints have the same byte stream.
+func (c *Checkpoint) openShards(keepHeaders bool) error {
+	var index []byte
+	files := map[string]bool{}
+	if c.IndexName == "" {
 		names, err := unindexedShards(c.Dir)
 		if err != nil {
 			return err
@@ -175,42 +218,98 @@ func (c *Checkpoint) openShards(weightMap map[string]string) error {
 		for _, name := range names {
 			files[name] = true
 		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		shard, err := OpenFile(filepath.Join(c.Dir, name))
-		if err != nil {
+	} else {
+		var err error
+		if index, err = c.ReadIndex(); err != nil {
 			return err
 		}
-		c.Shards = append(c.Shards, shard)
-		for tensor := range shard.Tensors {
-			if other, twice := c.shardOf[tensor]; twice {
-				return Invalidf("tensor %q is in both %s and %s: keep the files of one checkpoint only, or add its index", tensor, other.Path, shard.Path)
-			}
-			if weightMap != nil && weightMap[tensor] != name {
-				return Invalidf("%s holds tensor %q, which %s does not place there: index and shards are of different checkpoints", shard.Path, tensor, c.IndexName)
-			}
-			c.shardOf[tensor] = shard
+		if err := c.eachIndexed(index, func(tensor, file string) error {
+			files[file] = true
+			return c.checkFile(tensor, file)
+		}); err != nil {
+			return err
 		}
 	}
-	for tensor, file := range weightMap {
-		if _, ok := c.shardOf[tensor]; !ok {
-			return Invalidf("%s does not hold tensor %q, which %s places there: index and shards are of different checkpoints", filepath.Join(c.Dir, file), tensor, c.IndexName)
+	h := sha256.New()
+	frame(h, c.ConfigText)
+	frame(h, index)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if err := c.openShard(name, h, keepHeaders); err != nil {
+			return err
 		}
+	}
+	c.digest = hex.EncodeToString(h.Sum(nil))
+	if c.IndexName == "" {
+		return nil
+	}
+	return c.compareIndex(index)
+}
+
+// openShard opens a shard and adds it to the digest.
+func (c *Checkpoint) openShard(name string, h hash.Hash, keepHeader bool) error {
+	shard, err := OpenFile(filepath.Join(c.Dir, name))
+	if err != nil {
+		return err
+	}
+	c.Shards = append(c.Shards, shard)
+	for tensor := range shard.Tensors {
+		if other, twice := c.shardOf[tensor]; twice {
+			return Invalidf("tensor %q is in both %s and %s: keep the files of one checkpoint only, or add its index", tensor, other.Path, shard.Path)
+		}
+		c.shardOf[tensor] = shard
+	}
+	frame(h, []byte(name))
+	frame(h, shard.HeaderText)
+	frame(h, binary.LittleEndian.AppendUint64(nil, uint64(shard.Size)))
+	if !keepHeader {
+		shard.HeaderText = nil
 	}
 	return nil
 }
 
-// digest frames each part with its length, so that no two different checkpoints have the same byte stream.
-func digest(config, index []byte, shards []*File) string {
-	h := sha256.New()
-	frame(h, config)
-	frame(h, index)
-	for _, shard := range shards {
-		frame(h, []byte(filepath.Base(shard.Path)))
-		frame(h, shard.HeaderText)
-		frame(h, binary.LittleEndian.AppendUint64(nil, uint64(shard.Size)))
+// compareIndex requires that index and shards place the same tensors in the same files.
+func (c *Checkpoint) compareIndex(index []byte) error {
+	const different = "index and shards are of different checkpoints"
+	places := map[string]string{} // of the tensors that are placed elsewhere
+	placed := 0
+	if err := c.eachIndexed(index, func(tensor, file string) error {
+		if shard, found := c.shardOf[tensor]; !found || shard.Name() != file {
+			places[tensor] = file
+			return nil
+		}
+		placed++
+		return nil
+	}); err != nil {
+		return err
 	}
-	return hex.EncodeToString(h.Sum(nil))
+	for tensor, file := range places {
+		if shard, found := c.shardOf[tensor]; found {
+			return Invalidf("%s holds tensor %q, which %s does not place there: %s", shard.Path, tensor, c.IndexName, different)
+		}
+		if err := c.unindexed(index); err != nil {
+			return err
+		}
+		return Invalidf("%s does not hold tensor %q, which %s places there: %s", filepath.Join(c.Dir, file), tensor, c.IndexName, different)
+	}
+	if placed < len(c.shardOf) {
+		return c.unindexed(index)
+	}
+	return nil
+}
+
+// unindexed is the error of a tensor that the index does not have; nil if it has all.
+func (c *Checkpoint) unindexed(index []byte) error {
+	left := maps.Clone(c.shardOf)
+	if err := c.eachIndexed(index, func(tensor, _ string) error {
+		delete(left, tensor)
+		return nil
+	}); err != nil {
+		return err
+	}
+	for tensor, shard := range left {
+		return Invalidf("%s holds tensor %q, which %s does not place there: index and shards are of different checkpoints", shard.Path, tensor, c.IndexName)
+	}
+	return nil
 }
 
 func frame(h hash.Hash, part []byte) {

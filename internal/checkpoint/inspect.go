@@ -43,7 +43,7 @@ const maxUnpermutable = 448
 
 // Inspect opens the checkpoint in dir, validates it without loading weights, and describes it.
 func Inspect(dir string) (Report, error) {
-	c, err := Open(dir)
+	c, err := open(dir, false)
 	if err != nil {
 		return Report{}, err
 	}

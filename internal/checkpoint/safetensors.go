@@ -80,12 +80,13 @@ func ParseHeader(text []byte) (*Header, error) {
 	if open, err := decoder.Token(); err != nil || open != json.Delim('{') {
 		return nil, Invalidf("header is not a JSON object")
 	}
+	var last Tensor
 	for decoder.More() {
 		key, err := decoder.Token()
 		if err != nil {
 			return nil, Invalidf("header is not valid JSON: %v", err)
 		}
-		if err := h.add(key.(string), decoder); err != nil {
+		if err := h.add(key.(string), decoder, &last); err != nil {
 			return nil, err
 		}
 	}
@@ -99,7 +100,8 @@ func ParseHeader(text []byte) (*Header, error) {
 }
 
 // add decodes the value of one key of the header. A repeated key is refused: readers disagree which of the two counts.
-func (h *Header) add(name string, decoder *json.Decoder) error {
+// Hundreds of thousands of tensors have a few types and shapes, so that each shares those of the last one where they are equal.
+func (h *Header) add(name string, decoder *json.Decoder, last *Tensor) error {
 	if name == "__metadata__" {
 		if h.Metadata != nil {
 			return Invalidf("header has __metadata__ twice")
@@ -124,6 +126,13 @@ func (h *Header) add(name string, decoder *json.Decoder) error {
 		return Invalidf("tensor %q needs dtype, shape and data_offsets [begin, end]", name)
 	}
 	tensor := Tensor{DType: entry.DType, Shape: *entry.Shape, Begin: (*entry.Offsets)[0], End: (*entry.Offsets)[1]}
+	if last.DType == tensor.DType {
+		tensor.DType = last.DType
+		if slices.Equal(last.Shape, tensor.Shape) {
+			tensor.Shape = last.Shape
+		}
+	}
+	*last = tensor
 	if err := tensor.check(); err != nil {
 		return Invalidf("tensor %q: %v", name, err)
 	}
@@ -181,9 +190,10 @@ type File struct {
 	// Path is the file's path, Size its size in bytes.
 	Path string
 	Size int64
-	// HeaderText is the JSON header as stored, padding included.
-	HeaderText []byte
-	file       *os.File
+	// HeaderText is the JSON header as stored, padding included; nil in a checkpoint that is only inspected.
+	HeaderText  []byte
+	headerBytes int64
+	file        *os.File
 }
 
 // OpenFile opens a safetensors file and reads its header.
@@ -207,7 +217,7 @@ func (f *File) Name() string { return filepath.Base(f.Path) }
 func (f *File) Handle() *os.File { return f.file }
 
 // DataStart is the position of the data section in the file; the byte ranges of tensors are relative to it.
-func (f *File) DataStart() int64 { return 8 + int64(len(f.HeaderText)) }
+func (f *File) DataStart() int64 { return 8 + f.headerBytes }
 
 // Close closes the file.
 func (f *File) Close() error { return f.file.Close() }
@@ -233,7 +243,7 @@ func (f *File) readHeader() error {
 		}
 		return Invalidf("%s %s: it has %d bytes, its header needs %d: fetch the file again", f.Path, fault, f.Size, want)
 	}
-	f.Header, f.HeaderText = *header, text
+	f.Header, f.HeaderText, f.headerBytes = *header, text, int64(len(text))
 	return nil
 }
 

@@ -19,7 +19,7 @@ func safetensorsBytes(header string, data []byte) []byte {
 	return append(out, data...)
 }
 
-func writeFile(t *testing.T, path string, content []byte) string {
+func writeFile(t testing.TB, path string, content []byte) string {
 	t.Helper()
 	if err := os.WriteFile(path, content, 0o600); err != nil {
 		t.Fatal(err)

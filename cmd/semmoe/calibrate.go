@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/semmoe/operator/internal/calibration"
+	"github.com/semmoe/operator/internal/regularfile"
 	"github.com/semmoe/operator/internal/wholefile"
 )
 
@@ -214,7 +214,7 @@ func measure(ctx context.Context, flags calibrateFlags, cluster *calibration.Clu
 }
 
 func readCalibrationLog(path string, tell func(calibration.Event)) (*calibration.Result, error) {
-	log, err := os.Open(path)
+	log, err := regularfile.Open(path)
 	if err != nil {
 		return nil, err
 	}

@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"strings"
 	"text/tabwriter"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/internal/regularfile"
 	"github.com/semmoe/operator/internal/wholefile"
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
@@ -59,7 +59,7 @@ func newFitCommand() *cobra.Command {
 }
 
 func fit(stdout io.Writer, measurements, name string, memoryGiB float64, out string) error {
-	text, err := os.ReadFile(measurements)
+	text, err := regularfile.Read(measurements, maxInputBytes)
 	if err != nil {
 		return inputError(fmt.Errorf("--measurements: %w", err))
 	}

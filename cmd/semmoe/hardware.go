@@ -2,11 +2,11 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"strings"
 
 	"github.com/spf13/pflag"
 
+	"github.com/semmoe/operator/internal/regularfile"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost/hardware"
 )
@@ -28,6 +28,9 @@ func readOwnHardware(named string, p *solver.Plan) (*hardware.Profile, error) {
 	return readHardware(named)
 }
 
+// maxInputBytes bounds a JSON file that a flag names, such as a hardware profile or a config.json.
+const maxInputBytes = 64 << 20
+
 // readHardware is the profile that --hardware names: a word is a built-in one, all else a file.
 func readHardware(named string) (*hardware.Profile, error) {
 	if !strings.ContainsAny(named, "/.") {
@@ -37,7 +40,7 @@ func readHardware(named string) (*hardware.Profile, error) {
 		}
 		return p, nil
 	}
-	text, err := os.ReadFile(named)
+	text, err := regularfile.Read(named, maxInputBytes)
 	if err != nil {
 		return nil, inputError(fmt.Errorf("--hardware: %w", err))
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/internal/regularfile"
 )
 
 const (
@@ -93,6 +94,9 @@ func writeTerminationMessage(path, message string) error {
 		path = terminationLog
 	} else {
 		flags |= os.O_CREATE
+	}
+	if err := regularfile.Check(path); err != nil {
+		return fmt.Errorf("termination message: %w", err)
 	}
 	file, err := os.OpenFile(path, flags, 0o644)
 	if err != nil {

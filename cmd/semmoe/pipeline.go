@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/regularfile"
 	"github.com/semmoe/operator/internal/wholefile"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
@@ -229,7 +230,7 @@ func (f *pipelineFlags) readShape(changed func(flag string) bool) error {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		path = filepath.Join(path, "config.json")
 	}
-	text, err := os.ReadFile(path)
+	text, err := regularfile.Read(path, maxInputBytes)
 	if err != nil {
 		return inputError(fmt.Errorf("--model-path: %w", err))
 	}

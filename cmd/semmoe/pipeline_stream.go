@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/semmoe/operator/internal/regularfile"
 	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/pipeline"
 )
@@ -25,7 +25,7 @@ const (
 
 // compareStream compares schedules for the lengths of the file of --stream.
 func (f *pipelineFlags) compareStream(ctx context.Context, profile *hardware.Profile) (*pipeline.Stream, error) {
-	text, err := os.ReadFile(f.stream)
+	text, err := regularfile.Read(f.stream, maxInputBytes)
 	if err != nil {
 		return nil, inputError(fmt.Errorf("--stream: %w", err))
 	}

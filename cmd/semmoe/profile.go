@@ -37,8 +37,6 @@ const (
 	// asked again every profileFullPeriod.
 	profileStoreRetry = 10 * time.Minute
 	profileFullPeriod = 20 * time.Second
-	// maxConfigBytes bounds the config.json of a checkpoint.
-	maxConfigBytes = 64 << 20
 )
 
 type profileOptions struct {
@@ -223,7 +221,7 @@ func readInputs(o profileOptions) (profile.Options, profile.DatasetReport, error
 	if o.modelDigest != "" && report.ModelDigest != o.modelDigest {
 		return fail(checkpoint.Invalidf("the checkpoint in %s has digest %s, not %s: it was changed after it was inspected; profile it anew", o.model, report.ModelDigest, o.modelDigest))
 	}
-	config, err := regularfile.Read(filepath.Join(o.model, "config.json"), maxConfigBytes)
+	config, err := regularfile.Read(filepath.Join(o.model, "config.json"), maxInputBytes)
 	if err != nil {
 		return fail(err)
 	}
@@ -324,7 +322,7 @@ func readTokenizer(model string) ([]byte, error) {
 func probeRoom(ctx context.Context, store *artifact.Client, scope artifact.Scope, model string, words []byte) error {
 	if words == nil {
 		var err error
-		if words, err = regularfile.Read(filepath.Join(model, "config.json"), maxConfigBytes); err != nil {
+		if words, err = regularfile.Read(filepath.Join(model, "config.json"), maxInputBytes); err != nil {
 			return err
 		}
 	}

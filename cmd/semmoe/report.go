@@ -5,12 +5,12 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
 
 	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/regularfile"
 	"github.com/semmoe/operator/internal/report"
 	"github.com/semmoe/operator/internal/wholefile"
 	"github.com/semmoe/operator/solver"
@@ -143,7 +143,7 @@ func (f *reportFlags) profile(of *solver.Plan) (*hardware.Profile, error) {
 	if err != nil || f.calibration == "" {
 		return p, err
 	}
-	text, err := os.ReadFile(f.calibration)
+	text, err := regularfile.Read(f.calibration, maxInputBytes)
 	if err != nil {
 		return nil, inputError(fmt.Errorf("--calibration: %w", err))
 	}

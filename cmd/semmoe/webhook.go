@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 
 	"github.com/spf13/pflag"
@@ -14,6 +15,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	ctrlwebhook "sigs.k8s.io/controller-runtime/pkg/webhook"
 
+	"github.com/semmoe/operator/internal/regularfile"
 	"github.com/semmoe/operator/webhook"
 )
 
@@ -48,6 +50,11 @@ func (o *webhookOptions) server(config *rest.Config) (ctrlwebhook.Server, *webho
 	}
 	options := ctrlwebhook.Options{Host: host, Port: int(port), CertDir: o.certDir, TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.MinVersion = tls.VersionTLS12 }}}
 	if o.certDir != "" {
+		for _, name := range []string{"tls.crt", "tls.key"} {
+			if err := regularfile.Check(filepath.Join(o.certDir, name)); err != nil {
+				return nil, nil, fmt.Errorf("--webhook-cert-dir: %w", err)
+			}
+		}
 		return ctrlwebhook.NewServer(options), nil, nil
 	}
 	namespace := os.Getenv("POD_NAMESPACE")

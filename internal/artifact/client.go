@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/transport"
 	"k8s.io/client-go/util/cert"
+
+	"github.com/semmoe/operator/internal/regularfile"
 )
 
 // Config is where a store is and how to talk to it.
@@ -41,6 +43,9 @@ type Config struct {
 // pool holds the certificates that the store's must come from.
 func (c Config) pool() (*x509.CertPool, error) {
 	if len(c.CA) == 0 {
+		if err := regularfile.Check(c.CAFile); err != nil {
+			return nil, fmt.Errorf("artifact store's CA file: %w", err)
+		}
 		pool, err := cert.NewPool(c.CAFile)
 		if err != nil {
 			return nil, fmt.Errorf("artifact store's CA file: %w", err)
@@ -70,6 +75,9 @@ func NewClient(c Config) (*Client, error) {
 	pool, err := c.pool()
 	if err != nil {
 		return nil, err
+	}
+	if err := regularfile.Check(c.TokenFile); err != nil {
+		return nil, fmt.Errorf("artifact store's token file: %w", err)
 	}
 	authorized, err := transport.NewBearerAuthWithRefreshRoundTripper("", c.TokenFile, &http.Transport{
 		Proxy:           http.ProxyFromEnvironment,

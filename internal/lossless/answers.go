@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/regularfile"
 )
 
 // Format is the format of stored answers.
@@ -81,12 +81,7 @@ func Decode(text []byte) (*Answers, error) {
 
 // Read reads a file that Encode wrote. Errors name the file.
 func Read(path string) (*Answers, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("answers: %w", err)
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, maxAnswersBytes+1))
+	text, err := regularfile.Read(path, maxAnswersBytes)
 	if err != nil {
 		return nil, fmt.Errorf("answers: %w", err)
 	}

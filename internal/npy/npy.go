@@ -10,11 +10,11 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"regexp"
 	"strconv"
 
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/regularfile"
 )
 
 const (
@@ -41,7 +41,7 @@ type Matrix struct {
 // Open reads the matrix of little-endian float16 or float32 numbers in a file. A fault of the file is an error of
 // checkpoint.Invalidf that names it.
 func Open(path string) (*Matrix, error) {
-	file, err := os.Open(path)
+	file, err := regularfile.Open(path)
 	if err != nil {
 		return nil, err
 	}

@@ -28,6 +28,10 @@ const (
 	TokenizerFile = "tokenizer.json"
 )
 
+// MaxFileBytes bounds a file of a plan. Tables of the largest known vocabularies and 64 ranks have some tens of megabytes for each hundred
+// layers.
+const MaxFileBytes = 1 << 30
+
 // Format is the version of the files; formatPrefix is what those of all versions begin with.
 const (
 	Format       = formatPrefix + "1"

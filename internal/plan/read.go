@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/regularfile"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/cost/hardware"
@@ -130,7 +131,7 @@ func Decode(a *Artifact) (*solver.Plan, error) {
 }
 
 func readFile(dir, name string) ([]byte, error) {
-	content, err := os.ReadFile(filepath.Join(dir, name))
+	content, err := regularfile.Read(filepath.Join(dir, name), MaxFileBytes)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, invalidf("%s is missing in %s: not a plan, or an incomplete copy", name, dir)
 	}

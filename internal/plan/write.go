@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/semmoe/operator/internal/regularfile"
 )
 
 // Write puts a plan and its report (any JSON) into a directory, which appears complete or not at all. A plan that is
@@ -112,7 +114,7 @@ func isPlan(dir string) bool {
 	if _, err := os.Stat(filepath.Join(dir, BundleFile)); err == nil {
 		return true
 	}
-	content, err := os.ReadFile(filepath.Join(dir, ManifestFile))
+	content, err := regularfile.Read(filepath.Join(dir, ManifestFile), MaxFileBytes)
 	var manifest struct{ Format string }
 	return err == nil && json.Unmarshal(content, &manifest) == nil && strings.HasPrefix(manifest.Format, formatPrefix)
 }

@@ -11,9 +11,10 @@ import (
 	"io"
 	"io/fs"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"syscall"
+
+	"github.com/semmoe/operator/internal/regularfile"
 )
 
 // maxLine bounds a line of a data set: longer ones are a sign that the file is not JSONL.
@@ -97,14 +98,11 @@ func (s *sampler) items() []Item {
 
 // scanFile passes the items of a file on, and names the file in its errors.
 func scanFile(path string, each func(Item)) (DatasetReport, error) {
-	file, err := os.Open(path)
+	file, err := regularfile.Open(path)
 	if err != nil {
 		return DatasetReport{}, classifyOpen(path, err)
 	}
 	defer file.Close()
-	if info, err := file.Stat(); err == nil && info.IsDir() {
-		return DatasetReport{}, datasetErrorf("data set %s is a directory: give the JSONL file", path)
-	}
 	hash := sha256.New()
 	counted := &countingReader{r: file}
 	requests, err := scan(io.TeeReader(counted, hash), each)
@@ -127,6 +125,9 @@ func classifyOpen(path string, err error) error {
 		return datasetErrorf("data set %s is not readable by this user: check its permissions", path)
 	case errors.Is(err, syscall.ENOTDIR):
 		return datasetErrorf("data set %s cannot be reached: a part of the path is a file, not a directory", path)
+	}
+	if errors.Is(err, regularfile.ErrIrregular) {
+		return datasetErrorf("data set %s: %v: give the JSONL file", path, err)
 	}
 	return fmt.Errorf("data set %s: %w", path, err)
 }

@@ -12,12 +12,16 @@ import (
 	"syscall"
 )
 
-// ErrTooLarge matches the error of Read for a file above the limit.
-var ErrTooLarge = errors.New("file is too large")
+var (
+	// ErrTooLarge matches the error of Read for a file above the limit.
+	ErrTooLarge = errors.New("file is too large")
+	// ErrIrregular matches the errors for directories, named pipes, sockets and devices.
+	ErrIrregular = errors.New("not a regular file")
+)
 
 // Open opens a regular file for reading. The error of any other kind of file names the kind.
 func Open(path string) (*os.File, error) {
-	if err := Check(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := Check(path); err != nil {
 		return nil, err
 	}
 	// The file can change between the check and the call: without O_NONBLOCK, opening a named pipe waits for a writer.
@@ -69,11 +73,12 @@ func Read(path string, maxBytes int64) ([]byte, error) {
 	}
 }
 
-// Check reports why Open refuses a path, without opening it.
+// Check returns an ErrIrregular for a path that is not a regular file, without opening it. It returns nil for a path that does not exist or
+// cannot be examined: the caller that opens the path gets the cause.
 func Check(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
-		return err
+		return nil
 	}
 	return checkMode("open", path, info.Mode())
 }
@@ -82,7 +87,7 @@ func checkMode(op, path string, mode fs.FileMode) error {
 	if mode.IsRegular() {
 		return nil
 	}
-	return &fs.PathError{Op: op, Path: path, Err: fmt.Errorf("is %s, not a regular file", Kind(mode))}
+	return &fs.PathError{Op: op, Path: path, Err: fmt.Errorf("is %s, %w", Kind(mode), ErrIrregular)}
 }
 
 // Kind names what a file is in a message: "a named pipe".

@@ -20,6 +20,7 @@ import (
 
 	"github.com/semmoe/operator/internal/authority"
 	"github.com/semmoe/operator/internal/buildinfo"
+	"github.com/semmoe/operator/internal/regularfile"
 )
 
 // Options are the settings of a store.
@@ -135,6 +136,9 @@ func certificates(ctx context.Context, group *errgroup.Group, clients kubernetes
 		issuer := authority.NewIssuer(options.TLSHosts...)
 		issuer.Use(own)
 		return issuer.Certificate, nil
+	}
+	if err := errors.Join(regularfile.Check(options.TLSCertFile), regularfile.Check(options.TLSKeyFile)); err != nil {
+		return nil, fmt.Errorf("TLS certificate file: %w", err)
 	}
 	watcher, err := certwatcher.New(options.TLSCertFile, options.TLSKeyFile)
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/regularfile"
 	"github.com/semmoe/operator/solver/placement"
 )
 
@@ -34,7 +34,7 @@ func Check(dir, planDigest string) (*Mounted, error) {
 			return nil, fmt.Errorf("plan digest: %w", err)
 		}
 	}
-	text, err := os.ReadFile(filepath.Join(dir, plan.ManifestFile))
+	text, err := regularfile.Read(filepath.Join(dir, plan.ManifestFile), plan.MaxFileBytes)
 	if err != nil {
 		return nil, fmt.Errorf("%w: is the plan's ConfigMap mounted there?", err)
 	}
@@ -96,9 +96,9 @@ func (m *Mounted) read(dir string) (map[string][]byte, error) {
 
 // readEither reads a file under its name, or under its base name as a ConfigMap has it.
 func readEither(dir, name string) ([]byte, error) {
-	content, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(name)))
+	content, err := regularfile.Read(filepath.Join(dir, filepath.FromSlash(name)), plan.MaxFileBytes)
 	if errors.Is(err, fs.ErrNotExist) {
-		return os.ReadFile(filepath.Join(dir, path.Base(name)))
+		return regularfile.Read(filepath.Join(dir, path.Base(name)), plan.MaxFileBytes)
 	}
 	return content, err
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/regularfile"
 	"github.com/semmoe/operator/solver"
 )
 
@@ -107,7 +108,7 @@ func syncFile(path string) error {
 
 // whole tells why a directory does not hold all files of a plan, as they were fetched.
 func whole(dir, planDigest string) error {
-	text, err := os.ReadFile(filepath.Join(dir, File))
+	text, err := regularfile.Read(filepath.Join(dir, File), plan.MaxFileBytes)
 	if err != nil {
 		return err
 	}
@@ -124,7 +125,7 @@ func whole(dir, planDigest string) error {
 }
 
 func hasDigest(path string, want artifact.Digest) error {
-	file, err := os.Open(path)
+	file, err := regularfile.Open(path)
 	if err != nil {
 		return err
 	}
@@ -132,10 +133,6 @@ func hasDigest(path string, want artifact.Digest) error {
 	_, err = io.Copy(io.Discard, artifact.Verified(file, want))
 	return err
 }
-
-// maxPlanFile bounds what is read into memory of a file of a plan that is decoded there; tables of the largest known vocabularies and
-// 64 ranks have some tens of megabytes for each hundred layers.
-const maxPlanFile = 1 << 30
 
 // FetchPlan reads a plan from the store into memory.
 func FetchPlan(ctx context.Context, client *artifact.Client, namespace, planDigest string) (*solver.Plan, *plan.Artifact, error) {
@@ -152,7 +149,7 @@ func FetchPlan(ctx context.Context, client *artifact.Client, namespace, planDige
 		if !listed {
 			return nil, fmt.Errorf("%s of plan %s does not list %s", File, scope.ID, name)
 		}
-		return client.ReadAll(ctx, scope, digest, maxPlanFile)
+		return client.ReadAll(ctx, scope, digest, plan.MaxFileBytes)
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("plan %s in the store: %w", scope.ID, err)

@@ -7,9 +7,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"fmt"
 	"math/big"
 	"time"
+
+	"github.com/semmoe/operator/internal/regularfile"
 )
 
 // TLSConfig is that of a certificate and its key in PEM files. They are read for each connection: gateways keep theirs, and
@@ -24,6 +27,9 @@ func TLSConfig(certFile, keyFile string) (*tls.Config, error) {
 		return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{certificate}}, nil
 	}
 	read := func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		if err := errors.Join(regularfile.Check(certFile), regularfile.Check(keyFile)); err != nil {
+			return nil, fmt.Errorf("certificate: %w", err)
+		}
 		certificate, err := tls.LoadX509KeyPair(certFile, keyFile)
 		if err != nil {
 			return nil, fmt.Errorf("certificate %q with key %q: %w", certFile, keyFile, err)

@@ -7,22 +7,25 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"time"
 
 	"github.com/go-logr/logr"
 
 	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/regularfile"
 )
 
 // tablesPeriod is how often the file is read that says which tables are to be used: a fraction of the time that a ConfigMap takes
 // to reach a pod.
 const tablesPeriod = 5 * time.Second
 
+// maxTablesFile bounds the file, which has about 150 bytes for each plan.
+const maxTablesFile = 1 << 20
+
 // readTables reads a file that says for the digest of a plan, which pods name, that of the plan whose tables score their requests.
 // Without a file it is every plan's own.
 func readTables(path string) (map[string]string, error) {
-	text, err := os.ReadFile(path)
+	text, err := regularfile.Read(path, maxTablesFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

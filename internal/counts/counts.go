@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+
+	"github.com/semmoe/operator/solver/trace"
 )
 
 // Model is the model that the counted tokens activated.
@@ -32,6 +34,8 @@ func (m Model) Validate() error {
 		return fmt.Errorf("num_experts_per_tok is %d; allowed is 1 to num_experts, %d", m.ExpertsPerToken, m.Experts)
 	case m.Vocabulary < 1 || m.Vocabulary > maxVocabulary:
 		return fmt.Errorf("vocab_size is %d; allowed is 1 to %d", m.Vocabulary, maxVocabulary)
+	case m.Vocabulary*len(m.MoELayers) > trace.MaxTokenLayers:
+		return fmt.Errorf("vocab_size is %d for %d MoE layers; allowed is up to %d token ids in all layers", m.Vocabulary, len(m.MoELayers), trace.MaxTokenLayers)
 	case len(m.MoELayers) < 1 || len(m.MoELayers) > maxLayers:
 		return fmt.Errorf("%d MoE layers; allowed is 1 to %d", len(m.MoELayers), maxLayers)
 	}

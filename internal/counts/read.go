@@ -16,7 +16,7 @@ import (
 
 // ReadCompressed reads what WriteCompressed wrote; a file of more than limit bytes, once it is decompressed, is refused.
 func ReadCompressed(r io.Reader, limit int64) (*Counts, error) {
-	decoder, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1))
+	decoder, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20))
 	if err != nil {
 		return nil, err
 	}

@@ -34,13 +34,16 @@ func (p *Placement) Hosts(i int) [][]int {
 	return hosts
 }
 
+// maxExperts is the limit on the experts of a layer, and on ranks.
+const maxExperts = 1 << 16
+
 // Validate checks that every layer fills all slots, places every expert at least once and none twice on a rank.
 func (p *Placement) Validate() error {
 	switch {
-	case p.Ranks < 1:
-		return fmt.Errorf("ep_size is %d; it must be at least 1", p.Ranks)
-	case p.Experts < 1:
-		return fmt.Errorf("num_experts is %d; it must be at least 1", p.Experts)
+	case p.Ranks < 1 || p.Ranks > maxExperts:
+		return fmt.Errorf("ep_size is %d; allowed is 1 to %d", p.Ranks, maxExperts)
+	case p.Experts < 1 || p.Experts > maxExperts:
+		return fmt.Errorf("num_experts is %d; allowed is 1 to %d", p.Experts, maxExperts)
 	case p.SlotsPerRank < 1 || p.SlotsPerRank > p.Experts:
 		return fmt.Errorf("slots_per_rank is %d; allowed is 1 to num_experts, %d", p.SlotsPerRank, p.Experts)
 	case p.Ranks > p.Experts*p.Experts || p.Ranks*p.SlotsPerRank < p.Experts:

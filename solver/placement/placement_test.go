@@ -367,7 +367,7 @@ func TestValidate(t *testing.T) {
 		"no slot":          {func(p *placement.Placement) { p.SlotsPerRank = 0 }, "slots_per_rank is 0"},
 		"too many slots":   {func(p *placement.Placement) { p.SlotsPerRank = 4 }, "slots_per_rank is 4"},
 		"too few slots":    {func(p *placement.Placement) { p.SlotsPerRank = 1 }, "cannot hold 3 experts"},
-		"absurd ranks":     {func(p *placement.Placement) { p.Ranks = 1 << 40 }, "cannot hold"},
+		"absurd ranks":     {func(p *placement.Placement) { p.Ranks = 1 << 40 }, "allowed is 1 to 65536"},
 		"no layer":         {func(p *placement.Placement) { p.Layers = nil }, "layers is empty"},
 		"negative layer":   {func(p *placement.Placement) { p.Layers[0].Layer = -1 }, "layer -1"},
 		"layer twice":      {func(p *placement.Placement) { p.Layers = append(p.Layers, p.Layers[0]) }, "layers must ascend"},

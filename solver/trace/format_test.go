@@ -5,12 +5,16 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/klauspost/compress/zstd"
 
 	"github.com/semmoe/operator/solver/trace"
 	"github.com/semmoe/operator/solver/trace/tracetest"
@@ -105,6 +109,7 @@ func TestReadRefusesBadHeaders(t *testing.T) {
 		"top-k of other shape":  {metadata("num_experts_per_tok", "3"), "need [tokens, 3, 3]"},
 		"layers of other shape": {metadata("num_moe_layers", "2"), "routed_experts has shape"},
 		"too many experts":      {metadata("num_experts", "100000"), "allowed is 1 to 65536"},
+		"many ids of layers":    {metadata("vocab_size", "16000000"), "vocab_size is 16000000 for 3 MoE layers; allowed is up to 33554432"},
 		"layers not ascending":  {metadata("moe_layers", "[1,1,2]"), "not an ascending list"},
 		"layers not complete":   {metadata("moe_layers", "[1,2]"), "lists 2 layers"},
 		"layer beyond model":    {metadata("moe_layers", "[1,2,9]"), "between 0 and 3"},
@@ -146,6 +151,65 @@ func TestReadRefusesDamagedFiles(t *testing.T) {
 				t.Errorf("error %v; want an invalid trace with %q", err, test.want)
 			}
 		})
+	}
+}
+
+// The counts of requests have a number for each layer and expert. A small trace of many experts and short requests would fill the memory.
+func TestReadRefusesManyCounts(t *testing.T) {
+	shape := tracetest.Small
+	shape.Experts, shape.DocumentsPerDomain, shape.TokensPerRequest = 1<<16, 50, 1
+	small := tracetest.Generate(shape, 1)
+	if err := small.Validate(); !trace.IsInvalid(err) || !strings.Contains(err.Error(), "400 requests of 3 MoE layers of 65536 experts need 78643200 counts; allowed are 67108864") {
+		t.Errorf("error %v", err)
+	}
+	few := small.Subset(small.AllRequests()[:300])
+	if err := few.Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A small compressed file can hold gigabytes: reading stops far below.
+func TestReadRefusesWhatExpandsFar(t *testing.T) {
+	const tokens, width = 1 << 22, 3 * 2
+	header := fmt.Sprintf(`{"__metadata__":{"num_experts":"16","num_experts_per_tok":"2","num_moe_layers":"3","vocab_size":"200"},`+
+		`"request_offsets":{"dtype":"I64","shape":[2],"data_offsets":[0,16]},"request_document":{"dtype":"I32","shape":[1],"data_offsets":[16,20]},`+
+		`"input_ids":{"dtype":"U16","shape":[%d],"data_offsets":[20,%d]},"routed_experts":{"dtype":"U16","shape":[%d,3,2],"data_offsets":[%d,%d]}}`,
+		tokens, 20+2*tokens, tokens, 20+2*tokens, 20+2*tokens+2*width*tokens)
+	var compressed bytes.Buffer
+	encoder, err := zstd.NewWriter(&compressed, zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range [][]byte{binary.LittleEndian.AppendUint64(nil, uint64(len(header))), []byte(header), make([]byte, 20+2*tokens+2*width*tokens)} {
+		if _, err := encoder.Write(part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := encoder.Close(); err != nil || compressed.Len() > 20<<10 {
+		t.Fatalf("%d bytes, %v", compressed.Len(), err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, err = trace.Read(&compressed, trace.MaxBytes)
+	runtime.ReadMemStats(&after)
+	if !trace.IsInvalid(err) || !strings.Contains(err.Error(), "decompresses to more than 200 times its size") {
+		t.Errorf("error %v", err)
+	}
+	if allocated := after.TotalAlloc - before.TotalAlloc; allocated > 128<<20 {
+		t.Errorf("%d bytes were allocated", allocated)
+	}
+}
+
+func TestOpenRefusesWhatIsNoRegularFile(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{pipe: "is not a regular file", os.DevNull: "is not a regular file", dir: "is a directory"} {
+		if _, err := trace.Open(t.Context(), path); !trace.IsInvalid(err) || !strings.Contains(err.Error(), path+": "+want) {
+			t.Errorf("error %v; want %q", err, want)
+		}
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 	"strconv"
 )
 
-// Bounds on what a trace may claim: far above any model, low enough that no product of them overflows.
+// Limits of a trace: far above any model, low enough that no product of them overflows.
 const (
 	maxHeaderBytes = 16 << 20
 	maxExperts     = 1 << 16
@@ -18,6 +18,18 @@ const (
 	maxLayers      = 1 << 12
 	maxHidden      = 1 << 20
 	maxDomains     = 1 << 8
+)
+
+// MaxTokenLayers is the limit on the token ids of a vocabulary times the MoE layers: counts and tables have about 12 bytes for each id of
+// each layer, whether a token has the id or not. The largest known model has 14 million.
+const MaxTokenLayers = 1 << 25
+
+// Limits on requests times MoE layers times experts: the counts of requests have 4 bytes for each. Small traces may have minRequestCells,
+// and every trace requestCells for each activation in it, which requests of 7 tokens stay below in the sparsest known model (10 of 512
+// experts).
+const (
+	minRequestCells = 1 << 26
+	requestCells    = 8
 )
 
 // tensor is one entry of the safetensors header; begin and end are bytes after the header.
@@ -265,6 +277,9 @@ func (c *layerConfig) moeLayers() ([]int, error) {
 	sparse := 1
 	if c.SparseStep != nil {
 		sparse = *c.SparseStep
+	}
+	if len(c.DenseOnly) > maxLayers {
+		return nil, invalidf("model_config: mlp_only_layers lists %d layers; allowed are up to %d", len(c.DenseOnly), maxLayers)
 	}
 	if step < 1 || sparse < 1 {
 		return nil, invalidf("model_config: moe_layer_freq %d and decoder_sparse_step %d must be at least 1", step, sparse)

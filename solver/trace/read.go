@@ -10,14 +10,23 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
+	"syscall"
 
 	"github.com/klauspost/compress/zstd"
 )
 
 // MaxBytes is the default bound on the uncompressed size of a trace: a small compressed file cannot fill the memory.
 const MaxBytes = 32 << 30
+
+// The limits of a compressed trace: a trace that is larger than minExpanded has at most maxRatio times the bytes of its compressed form. Real
+// ones have 1 to 4 times as many.
+const (
+	minExpanded = 16 << 20
+	maxRatio    = 200
+)
 
 // expertsTensor holds the experts of a trace.
 const expertsTensor = "routed_experts"
@@ -28,14 +37,11 @@ var zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
 // Open reads the trace in a file, plain or zstd-compressed; the content decides, not the name. A fault of the file is
 // an *InvalidError that names the file.
 func Open(ctx context.Context, path string) (*Trace, error) {
-	file, err := os.Open(path)
+	file, err := openRegular(path)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	if info, err := file.Stat(); err == nil && info.IsDir() {
-		return nil, invalidf("%s: is a directory; a routing trace is a .safetensors or .safetensors.zst file", path)
-	}
 	t, err := Read(contextReader{ctx, file}, MaxBytes)
 	if IsInvalid(err) {
 		return nil, invalidf("%s: %v", path, err)
@@ -44,6 +50,33 @@ func Open(ctx context.Context, path string) (*Trace, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return t, nil
+}
+
+// openRegular opens a file for reading. It refuses named pipes, sockets and devices before it opens the path: they block their reader.
+func openRegular(path string) (*os.File, error) {
+	check := func(info fs.FileInfo, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case info.IsDir():
+			return invalidf("%s: is a directory; a routing trace is a .safetensors or .safetensors.zst file", path)
+		case !info.Mode().IsRegular():
+			return invalidf("%s: is not a regular file; a routing trace is a .safetensors or .safetensors.zst file", path)
+		}
+		return nil
+	}
+	if err := check(os.Stat(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	// The path can change between the check and the call: without O_NONBLOCK, opening a named pipe waits for a writer.
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := check(file.Stat()); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
 }
 
 // contextReader makes reading a large file cancellable.
@@ -94,21 +127,39 @@ func read[T any](r io.Reader, readPlain func(io.Reader) (T, error)) (T, error) {
 		return none, err
 	}
 	defer decoder.Close()
-	content, err := readPlain(decoder)
+	content, err := readPlain(&expansionReader{decoder: decoder, compressed: input})
 	if err != nil && !IsInvalid(err) && input.fault == nil {
 		return none, invalidf("zstd data is damaged: %v", err)
 	}
 	return content, err
 }
 
-// recordingReader remembers that reading itself failed: every other error of a decoder is a fault of the data.
+// expansionReader refuses data that decompresses to far more than its size: a small file must not fill the memory.
+type expansionReader struct {
+	decoder    io.Reader
+	compressed *recordingReader
+	expanded   int64
+}
+
+func (r *expansionReader) Read(p []byte) (int, error) {
+	n, err := r.decoder.Read(p)
+	r.expanded += int64(n)
+	if r.expanded > minExpanded+maxRatio*r.compressed.bytes {
+		return 0, invalidf("decompresses to more than %d times its size", maxRatio)
+	}
+	return n, err
+}
+
+// recordingReader counts bytes, and remembers that reading itself failed: every other error of a decoder is a fault of the data.
 type recordingReader struct {
 	io.Reader
+	bytes int64
 	fault error
 }
 
 func (r *recordingReader) Read(p []byte) (int, error) {
 	n, err := r.Reader.Read(p)
+	r.bytes += int64(n)
 	if err != nil && !errors.Is(err, io.EOF) {
 		r.fault = err
 	}

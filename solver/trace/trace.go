@@ -157,6 +157,8 @@ func (m *Model) validate() error {
 		return invalidf("vocab_size is %d; allowed is 1 to %d", m.Vocabulary, maxVocabulary)
 	case len(m.Layers) < 1 || m.HiddenLayers > maxLayers:
 		return invalidf("%d MoE layers of %d layers; allowed is 1 to %d", len(m.Layers), m.HiddenLayers, maxLayers)
+	case m.Vocabulary*len(m.Layers) > MaxTokenLayers:
+		return invalidf("vocab_size is %d for %d MoE layers; allowed is up to %d token ids in all layers", m.Vocabulary, len(m.Layers), MaxTokenLayers)
 	case m.HiddenSize < 0 || m.HiddenSize > maxHidden:
 		return invalidf("model_config: hidden_size is %d; allowed is 1 to %d", m.HiddenSize, maxHidden)
 	}
@@ -184,6 +186,11 @@ func (t *Trace) validateRequests() error {
 	case len(t.Experts) != len(t.Tokens)*len(t.Model.Layers)*t.Model.TopK:
 		return invalidf("routed_experts has %d entries; %d tokens, %d MoE layers and top-%d need %d",
 			len(t.Experts), len(t.Tokens), len(t.Model.Layers), t.Model.TopK, len(t.Tokens)*len(t.Model.Layers)*t.Model.TopK)
+	}
+	cells, allowed := requests*len(t.Model.Layers)*t.Model.Experts, max(minRequestCells, requestCells*len(t.Experts))
+	if cells > allowed {
+		return invalidf("%d requests of %d MoE layers of %d experts need %d counts; allowed are %d for %d tokens: leave requests out, or use longer ones",
+			requests, len(t.Model.Layers), t.Model.Experts, cells, allowed, len(t.Tokens))
 	}
 	for r := range requests {
 		if t.Offsets[r+1] <= t.Offsets[r] {

@@ -91,8 +91,10 @@ func sequence(t *trace.Trace, hosts []Hosts, layer, position int, scratch []floa
 	}
 }
 
-// Forecast binds both tables to the tokens of a trace, as the papers' Algorithm 3 merges them: the token's own shares, but
-// for the rank that the sequence of ranks expects where it is the more confident. hosts are the placement's.
+// Forecast binds both tables to the tokens of a trace and merges them by line 2 of Algorithm 3 (arXiv 2503.04398v5): the table of higher
+// confidence names the rank. The printed merge takes labels only. Here the token's scores of other ranks stay, so that a token that must move
+// for equal shards goes to its next best rank. The token table holds shares of activations, where the papers' holds shares of the rows'
+// ranks. hosts are the placement's.
 func (t *Transitions) Forecast(tokens *TokenTable, hosts []Hosts, of *trace.Trace) *TransitionForecast {
 	f := &TransitionForecast{table: t, tokens: tokens, hosts: hosts, trace: of, scratch: make([][]float32, t.Layers)}
 	for l := range f.scratch {

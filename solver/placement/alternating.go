@@ -9,7 +9,7 @@ import (
 const (
 	alternatingRounds = 30
 	alternatingSwaps  = 500
-	// experience of experts with experts, with rows, and the load term.
+	// The weights of the affinities of an expert with experts and with rows, and of the load.
 	expertAffinityWeight, rowAffinityWeight, expertLoadWeight = 0.5, 1.0, 0.5
 	// theta weighs imbalance against remote activations.
 	theta = 0.5
@@ -17,9 +17,15 @@ const (
 	rowSlack = 1.1
 )
 
-// alternate is Sem-MoE's Algorithm 1: experts are placed greedily for the rows' ranks, hottest first, and improved by
-// random swaps; then rows are placed greedily for the experts, largest first; and so on in turn. What it scores is its own
-// objective, and the best state by that is kept.
+// alternate is a practical variant of Sem-MoE's Algorithm 1: experts are placed greedily for the rows' ranks, hottest first, and improved by
+// random swaps; then rows are placed greedily for the experts, largest first; and so on in turn. The state of the lowest cost is kept.
+// alternatePrinted is the algorithm as printed. The differences:
+//
+//   - Rows are token ids with attention TP, and have the activations that were counted: not requests with forecasts.
+//   - It starts from rows balanced by size: not from clusters of similar rows.
+//   - The score of a row has no affinity with other rows. Ranks are balanced in tokens: not in the number of rows.
+//   - A swap is judged by the affinity with rows only: not by co-activation and load, too.
+//   - A state is scored by the objective of section 3.3: not by the fullest rank plus remote activations.
 func alternate(r *rows, random *rand.Rand, stop limit) [][]int {
 	rowRank := r.spread()
 	scores := make([]float32, len(r.sizes)*r.ranks)

@@ -15,8 +15,9 @@ const (
 	crossEntropySmoothing = 0.7
 )
 
-// crossEntropy is the cross-entropy optimisation of Speculative MoE: placements are drawn from probabilities of each
-// expert on each rank, rows follow greedily, and the best draws sharpen the probabilities.
+// crossEntropy is a practical variant of the cross-entropy method of Speculative MoE: placements are drawn from probabilities of each
+// expert on each rank, rows follow greedily, and the best draws by locality sharpen the probabilities. crossEntropyPrinted samples the rows,
+// too, and scores a sample by the objective.
 func crossEntropy(r *rows, random *rand.Rand, stop limit) [][]int {
 	n, layers := r.experts, len(r.layers)
 	probability := make([]float64, layers*n*r.ranks)

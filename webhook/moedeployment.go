@@ -26,6 +26,9 @@ func (m *moeDeployments) refuse(ctx context.Context, moed *semmoev1.MoEDeploymen
 	if err := revisions.Validate(moed); err != nil {
 		return err
 	}
+	if err := refuseModel(moed); err != nil {
+		return err
+	}
 	if err := refuseRealization(moed); err != nil {
 		return err
 	}
@@ -36,6 +39,31 @@ func (m *moeDeployments) refuse(ctx context.Context, moed *semmoev1.MoEDeploymen
 		return err
 	}
 	return m.refusePin(ctx, moed)
+}
+
+// refuseModel refuses a spec that the model rules out, as the controller does once it has inspected the model. An object that is created has
+// no status.
+func refuseModel(moed *semmoev1.MoEDeployment) error {
+	model := moed.Status.Model
+	if model == nil {
+		return nil
+	}
+	found := checkpoint.Report{Family: model.Family, Experts: int(model.Experts), ExpertsPerToken: int(model.ExpertsPerToken)}
+	if err := revisions.ValidateModel(moed, found); err != nil {
+		return err
+	}
+	return nil // not the nil *InvalidError
+}
+
+// replacing leaves the model in the status only where it is the model of the spec: in an update the status is that of the stored object,
+// whose checkpoint may be another one.
+func (m *moeDeployments) replacing(stored, moed *semmoev1.MoEDeployment) *semmoev1.MoEDeployment {
+	if stored.Status.ObservedGeneration == stored.Generation && equality.Semantic.DeepEqual(stored.Spec.Model, moed.Spec.Model) {
+		return moed
+	}
+	moed = moed.DeepCopy()
+	moed.Status.Model = nil
+	return moed
 }
 
 // refuseRealization refuses a realisation by which no plan would reach the engine, or by which adapters would change the wrong experts.

@@ -41,6 +41,12 @@ type rules[T any] interface {
 	warnDelete(ctx context.Context, object T) []string
 }
 
+// replacer are rules that depend on the stored object.
+type replacer[T any] interface {
+	// replacing returns an object as it is to be judged where it replaces the stored one.
+	replacing(stored, object T) T
+}
+
 // validator turns rules into admission reviews.
 type validator[T any] struct{ rules rules[T] }
 
@@ -54,6 +60,9 @@ func (v validator[T]) ValidateCreate(ctx context.Context, object T) (admission.W
 // ValidateUpdate lets a fault through that the object had before: whoever changes something else may not be able to mend it, as an
 // autoscaler is not, and the controllers have said so already.
 func (v validator[T]) ValidateUpdate(ctx context.Context, old, object T) (admission.Warnings, error) {
+	if r, ok := v.rules.(replacer[T]); ok {
+		old, object = r.replacing(old, old), r.replacing(old, object)
+	}
 	err := v.rules.refuse(ctx, object)
 	if err == nil {
 		return v.rules.warn(ctx, object), nil

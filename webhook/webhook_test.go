@@ -430,3 +430,51 @@ func TestManagerAway(t *testing.T) {
 	eventually(t, "creation that is not reviewed", func() bool { return !asked(t.Context()) })
 	create(t, deployment("meanwhile"))
 }
+
+// What the model in the status rules out is refused, and nothing else: not what a new checkpoint may have, and not what the object had
+// before.
+func TestModelRulesOut(t *testing.T) {
+	inspected := func(name string, size int32) *semmoev1.MoEDeployment {
+		moed := deployment(name)
+		moed.Spec.Parallelism.ExpertParallelSize = size
+		create(t, moed)
+		moed.Status.Model = &semmoev1.ModelStatus{Digest: "sha256:abc", Family: "qwen3_moe", Layers: 4, MoELayers: 4, Experts: 32, ExpertsPerToken: 4}
+		moed.Status.ObservedGeneration = moed.Generation
+		if err := api.Status().Update(t.Context(), moed); err != nil {
+			t.Fatal(err)
+		}
+		return moed
+	}
+	moed := inspected("inspected", 4)
+	for name, tc := range map[string]struct {
+		change func(*semmoev1.MoEDeployment)
+		want   string
+	}{
+		"a size that does not divide":    {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 5 }, "spec.parallelism.expertParallelSize: expert parallel size 5 does not divide the model's 32 experts; allowed sizes: 1, 2, 4, 8, 16, 32"},
+		"a size that divides":            {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }, ""},
+		"more copies than there is room": {func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = 100 }, "spec.placement.redundantExperts: 100 is invalid"},
+		"another checkpoint": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Parallelism.ExpertParallelSize, m.Spec.Model.Path = 5, "/models/other"
+		}, ""},
+	} {
+		changed := moed.DeepCopy()
+		tc.change(changed)
+		err := api.Update(t.Context(), changed, client.DryRunAll)
+		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v, want %q", name, err, tc.want)
+		}
+	}
+	stored := inspected("stored-earlier", 5)
+	stored.Finalizers, stored.Labels, stored.Spec.Replicas = []string{"example.com/f"}, map[string]string{"a": "b"}, ptr.To[int32](3)
+	if err := api.Update(t.Context(), stored); err != nil {
+		t.Fatalf("an object that was stored earlier cannot be changed: %v", err)
+	}
+	stored.Finalizers = nil
+	if err := api.Update(t.Context(), stored); err != nil {
+		t.Errorf("its finalizer cannot be removed: %v", err)
+	}
+	stored.Spec.Parallelism.ExpertParallelSize = 4
+	if err := api.Update(t.Context(), stored); err != nil {
+		t.Errorf("it cannot be fixed: %v", err)
+	}
+}

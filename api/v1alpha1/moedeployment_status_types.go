@@ -49,6 +49,11 @@ type MoEDeploymentStatus struct {
 	// +kubebuilder:validation:MaxLength=63
 	Revision string `json:"revision,omitempty"`
 
+	// serving is the revision that answers requests. It differs from revision until a replica of that is ready, for example while a
+	// change of the spec is rolled out or cannot be realised. planDigest, lar, routing and reshuffle describe it.
+	// +optional
+	Serving *ServingStatus `json:"serving,omitempty"`
+
 	// endpoint is the address, inside the cluster, that clients send their requests to. It is empty while the Service of that name is not ours.
 	// +optional
 	// +kubebuilder:validation:MaxLength=512
@@ -62,7 +67,7 @@ type MoEDeploymentStatus struct {
 	// +kubebuilder:validation:MaxLength=63
 	Plan string `json:"plan,omitempty"`
 
-	// planDigest is the short digest of the plan that the revision serves under; empty without one.
+	// planDigest is the short digest of the plan that serving.revision serves under; empty without one.
 	// +optional
 	// +kubebuilder:validation:MaxLength=16
 	PlanDigest string `json:"planDigest,omitempty"`
@@ -87,13 +92,27 @@ type MoEDeploymentStatus struct {
 	// +optional
 	Routing *RoutingStatus `json:"routing,omitempty"`
 
-	// reshuffle tells what the copies of the checkpoint have cost that the pods of the revision serve.
+	// reshuffle contains the cost of the copies of the checkpoint that the pods of serving.revision serve.
 	// +optional
 	Reshuffle *ReshuffleStatus `json:"reshuffle,omitempty"`
 
 	// model is what the inspection found in the checkpoint.
 	// +optional
 	Model *ModelStatus `json:"model,omitempty"`
+}
+
+// ServingStatus is the revision that answers requests.
+type ServingStatus struct {
+	// revision is its name.
+	// +required
+	// +kubebuilder:validation:MaxLength=63
+	Revision string `json:"revision"`
+
+	// ranks is the number of ranks that requests are sent to; absent where requests have no rank.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1024
+	Ranks int32 `json:"ranks,omitempty"`
 }
 
 // RolloutPhase is how far a new plan has come.

@@ -17,12 +17,27 @@ import (
 	"github.com/semmoe/operator/internal/conditions"
 )
 
+// reasonSpecInvalid is the reason of what waits until the spec can be realised.
+const reasonSpecInvalid = "SpecInvalid"
+
+// profiled is the verdict on a complete profile.
+func profiled(profile *semmoev1.AffinityProfile) conditions.Verdict {
+	r := profile.Status.Result
+	return conditions.True("Profiled", fmt.Sprintf("AffinityProfile %s holds %d tokens of %d requests", profile.Name, r.Tokens, r.Requests))
+}
+
 func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) conditions.Verdict {
 	no := conditions.False
-	profile := o.Planning.Profile
+	profile := o.described().Profile
 	switch {
 	case moed.Spec.Profiling == nil:
 		return no("NoProfile", "The model has not been profiled: it is served with the engine's own placement of experts; name a data set in spec.profiling")
+	case o.unplanned() && profile != nil && profile.Status.Result != nil:
+		return profiled(profile)
+	case o.unplanned() && profile != nil:
+		return no(planner.ChildVerdict("AffinityProfile", profile.Name, profile.Status.Conditions, "Profiling"))
+	case o.Invalid != nil:
+		return no(reasonSpecInvalid, "The profile is made once the spec can be realised: the condition Degraded names the cause")
 	case o.Inspection.Report == nil:
 		return no("InspectingModel", "The model is profiled once it has been inspected")
 	case profile == nil && moed.Spec.Profiling.ProfileRef != nil:
@@ -32,8 +47,7 @@ func profiledVerdict(moed *semmoev1.MoEDeployment, o observation) conditions.Ver
 	case profile == nil:
 		return no("WaitingForProfile", "The profile is being created")
 	case planner.Profiled(profile, o.Inspection.Report.ModelDigest):
-		r := profile.Status.Result
-		return conditions.True("Profiled", fmt.Sprintf("AffinityProfile %s holds %d tokens of %d requests", profile.Name, r.Tokens, r.Requests))
+		return profiled(profile)
 	case profile.Status.Model != nil && profile.Status.Model.Digest != o.Inspection.Report.ModelDigest:
 		return no(planner.ReasonOtherModel, fmt.Sprintf("AffinityProfile %s is of another checkpoint (digest %s) than the one that is served (%s): make a profile of this model", profile.Name, profile.Status.Model.Digest, o.Inspection.Report.ModelDigest))
 	}
@@ -49,6 +63,11 @@ func plannedVerdict(moed *semmoev1.MoEDeployment, o observation) conditions.Verd
 	case moed.Spec.Placement.PlanRef != nil && plan != nil && o.Inspection.Report != nil:
 		plan = cmp.Or(o.Planning.PinnedTables, plan)
 		return conditions.True("Pinned", fmt.Sprintf("spec.placement.planRef pins PlacementPlan %s (%s), which %s", plan.Name, plan.Status.Plan, planner.PlannedText(plan)))
+	case o.unplanned() && o.inService().Plan != nil && o.inService().Plan.Status.PlanDigest != "":
+		plan := o.inService().Plan
+		return conditions.True("Planned", fmt.Sprintf("PlacementPlan %s (%s) %s. The present spec has no plan yet", plan.Name, plan.Status.Plan, planner.PlannedText(plan)))
+	case o.Invalid != nil && desired.UsesPlans(moed):
+		return no(reasonSpecInvalid, "The plan is made once the spec can be realised: the condition Degraded names the cause")
 	case moed.Spec.Profiling == nil:
 		return no("NoProfile", "There is no plan without a profile")
 	case o.Inspection.Report == nil || !planner.Profiled(o.Planning.Profile, o.Inspection.Report.ModelDigest):
@@ -78,7 +97,10 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 		return conditions.False(reason, fmt.Sprintf(format, args...))
 	}
 	p := o.Planning
+	former := o.inService().Serving
 	switch {
+	case o.unplanned() && former != nil:
+		return no("NotInService", "Plan %s serves with revision %s. The present spec is not in service: the conditions Progressing and Degraded name the cause", former.Short(), o.servingRevision())
 	case p.Hold.Reason != "":
 		return notYet(p.Hold)
 	case p.Candidate != nil && desired.Paused(moed):
@@ -87,6 +109,8 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 		return no("WaitingForReplicas", "Plan %s is to be tried beside revision %s", p.Candidate.Short(), o.Revision)
 	case p.Candidate != nil:
 		return no(o.Rollout.Reason, "%s", o.Rollout.Message)
+	case p.Serving == nil && former != nil:
+		return no("RollingOut", "Plan %s serves with revision %s until revision %s does, which has no plan", former.Short(), o.servingRevision(), o.Revision)
 	case p.Serving == nil:
 		return no("NoPlan", "There is no plan to roll out")
 	case p.Plan == nil || p.Plan.Status.PlanDigest != p.Serving.Digest:

@@ -292,13 +292,36 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 			}
 		}
 	}
-	if desired.Observes(moed) && o.Revision != "" {
+	if inServiceErr := r.observeServing(ctx, moed, observed, &o); inServiceErr != nil {
+		o.Undecided = true
+		return o, errors.Join(err, inServiceErr)
+	}
+	if desired.Observes(moed) && o.servingRevision() != "" {
 		o.Reports = locality.AskRouters(ctx, r.Routers.HTTP, observed.routerPods)
-		o.Observed = locality.TrafficOf(o.Reports, o.Revision)
+		o.Observed = locality.TrafficOf(o.Reports, o.servingRevision())
 		o.RankTokens, o.Enough = o.Observed.RankLoads(), o.Observed.Enough()
 	}
-	o.Drift = r.assess(ctx, moed, o.Planning, o.Reports, observed.revisions, now)
+	o.Drift = r.assess(ctx, moed, o.inService(), o.Reports, observed.revisions, now)
 	return o, err
+}
+
+// observeServing adds what serves where that is not what the spec asks for.
+func (r *Reconciler) observeServing(ctx context.Context, moed *semmoev1.MoEDeployment, observed children, o *observation) error {
+	last := ""
+	if moed.Status.Serving != nil {
+		last = moed.Status.Serving.Revision
+	}
+	serving := revisions.Serving(observed.revisions, observed.enginePods, o.Revision, last)
+	if serving == nil {
+		return nil
+	}
+	if o.Ranks = revisions.Ranks(serving); serving.Labels[semmoev1.LabelRevision] == o.Revision {
+		return nil
+	}
+	var err error
+	o.Serving = serving
+	o.InService, err = r.planner().InService(ctx, moed, serving)
+	return err
 }
 
 // act brings the cluster nearer to what was decided, and adds to the observation what came of it. It returns after which time to act
@@ -379,7 +402,7 @@ func lookAgain(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 	if o.Invalid != nil && o.Invalid.Reason == revisions.ReasonNoGroups {
 		groups = groupKindPeriod
 	}
-	if (desired.Observes(moed) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus) && o.Revision != "" {
+	if (desired.Observes(moed) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus) && o.servingRevision() != "" {
 		traffic = observePeriod
 	}
 	return outcome.Soonest(pool, groups, traffic, hardware)

@@ -34,7 +34,7 @@ func figuresOf(o observation, replans int, rollout *semmoev1.RolloutStatus, soak
 	if o.Enough {
 		f.Observed = o.Observed.Sketch.Overall.Value()
 	}
-	if plan := o.Drift.Plan; plan != nil && o.Planning.Serving != nil {
+	if plan := o.Drift.Plan; plan != nil && o.inService().Serving != nil {
 		f.PlanCreated = plan.CreationTimestamp.Time
 	}
 	if o.Drift.Promise.LARMilli > 0 {

@@ -20,7 +20,7 @@ const (
 
 // forecast is what the plan in use says of itself, or the newest plan while none is in use; nil where neither has told its figures.
 func (o observation) forecast() *semmoev1.PlanForecast {
-	if plan := cmp.Or(o.Planning.Promise, o.Planning.Plan); plan != nil {
+	if plan := cmp.Or(o.inService().Promise, o.inService().Plan, o.Planning.Plan); plan != nil {
 		return plan.Status.Forecast
 	}
 	return nil
@@ -33,7 +33,7 @@ func larStatus(previous *semmoev1.LARStatus, o observation, observes bool, now t
 	if forecast := o.forecast(); forecast != nil {
 		lar.BaselineMilli = &forecast.BaselineMilli
 		lar.BaselineSummary = forecast.BaselineSummary
-		if o.Planning.Promise != nil {
+		if o.inService().Promise != nil {
 			lar.PredictedMilli = &forecast.LARMilli
 		}
 	}
@@ -58,13 +58,13 @@ func observeInto(lar, previous *semmoev1.LARStatus, o observation, now time.Time
 	}
 	known := previous != nil && previous.ObservedMilli != nil
 	if !o.Enough {
-		if known && previous.ObservedRevision == o.Revision {
+		if known && previous.ObservedRevision == o.servingRevision() {
 			keep()
 		}
 		return
 	}
 	milli := int32(1000 * o.Observed.Sketch.Overall.Local / o.Observed.Sketch.Overall.Total)
-	if known && previous.ObservedRevision == o.Revision {
+	if known && previous.ObservedRevision == o.servingRevision() {
 		change := milli - *previous.ObservedMilli
 		if max(change, -change) < larStep || justReported(previous.ObservedTime, now) {
 			keep()
@@ -72,7 +72,7 @@ func observeInto(lar, previous *semmoev1.LARStatus, o observation, now time.Time
 		}
 	}
 	lar.ObservedMilli, lar.ObservedTime = &milli, new(metav1.NewTime(now.Truncate(time.Second)))
-	lar.ObservedRevision, lar.Summary = o.Revision, desired.Percent(milli)
+	lar.ObservedRevision, lar.Summary = o.servingRevision(), desired.Percent(milli)
 }
 
 // captureStatus adds the cost of capture to the reported routing, as long as anything is sampled. Like the rate it stays at the

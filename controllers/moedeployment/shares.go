@@ -39,7 +39,7 @@ func rankShares(tokens map[int]int64, ranks int32) []semmoev1.RankShare {
 // routingStatus is the reported spread over the ranks. It stays at the previous report until a share differs by a step and a
 // minute has passed, as the local activation rate does.
 func routingStatus(previous *semmoev1.RoutingStatus, o observation, ranks int32, observes bool, now time.Time) *semmoev1.RoutingStatus {
-	known := previous != nil && previous.ObservedTime != nil && previous.ObservedRevision == o.Revision
+	known := previous != nil && previous.ObservedTime != nil && previous.ObservedRevision == o.servingRevision()
 	shares := rankShares(o.RankTokens, ranks)
 	switch {
 	case !observes:
@@ -52,7 +52,7 @@ func routingStatus(previous *semmoev1.RoutingStatus, o observation, ranks int32,
 	case known && (!sharesMoved(previous.Ranks, shares) || justReported(previous.ObservedTime, now)):
 		return previous
 	}
-	return &semmoev1.RoutingStatus{Ranks: shares, ObservedTime: new(metav1.NewTime(now.Truncate(time.Second))), ObservedRevision: o.Revision}
+	return &semmoev1.RoutingStatus{Ranks: shares, ObservedTime: new(metav1.NewTime(now.Truncate(time.Second))), ObservedRevision: o.servingRevision()}
 }
 
 // sharesMoved tells that a rank's share differs by a step, or that there are other ranks.

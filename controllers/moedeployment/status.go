@@ -40,6 +40,11 @@ type observation struct {
 	Inspection inspection.State
 	// Revision is what the spec asks for; empty while that is not known.
 	Revision string
+	// Serving is the workload that answers requests, where that is not of Revision; nil elsewhere. InService describes its plan.
+	Serving   *revisions.Workload
+	InService planner.Planning
+	// Ranks is the number of ranks of what serves; 0 where requests have no rank, or nothing has been started.
+	Ranks int32
 	// Undecided tells that an error keeps it from being known, and what was reported of it and of plans stays.
 	Undecided bool
 	// CandidateRevision is what is tried beside it; empty where nothing is.
@@ -78,6 +83,35 @@ type observation struct {
 	Failure string
 }
 
+// servingRevision is the revision that answers requests; empty where none is known.
+func (o observation) servingRevision() string {
+	if o.Serving != nil {
+		return o.Serving.Labels[semmoev1.LabelRevision]
+	}
+	return o.Revision
+}
+
+// inService is the planning of what serves.
+func (o observation) inService() planner.Planning {
+	if o.Serving != nil {
+		return o.InService
+	}
+	return o.Planning
+}
+
+// unplanned reports whether the plan for the spec is not known, because the spec is invalid or its model is not known.
+func (o observation) unplanned() bool {
+	return o.Invalid != nil || o.Inspection.Report == nil
+}
+
+// described is the planning that the status describes: that of the spec, or of what serves while the former is not known.
+func (o observation) described() planner.Planning {
+	if o.unplanned() {
+		return o.inService()
+	}
+	return o.Planning
+}
+
 // nameInStatus is the name of a profile or a plan, as the status has room for it. One that a user has given may be longer; it is left out,
 // and stands in the spec: a part of it would be the name of something else.
 func nameInStatus(name string) string {
@@ -99,21 +133,25 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		Selector:           labels.SelectorFromSet(desired.Selector(moed, semmoev1.ComponentEngine)).String(),
 		Model:              o.Inspection.Model(),
 		Revision:           o.Revision,
-		Profile:            nameInStatus(o.Planning.ProfileName),
-		PlanDigest:         shortDigest(o.Planning.Serving),
+		Profile:            nameInStatus(o.described().ProfileName),
+		PlanDigest:         shortDigest(o.inService().Serving),
 		Rollout:            rolloutStatus(moed.Status.Rollout, o, now),
 		LAR:                larStatus(moed.Status.LAR, o, desired.Observes(moed), now),
 		Drift:              driftStatus(moed.Status.Drift, o.Drift, now),
-		Routing:            captureStatus(routingStatus(moed.Status.Routing, o, moed.Spec.Parallelism.ExpertParallelSize, desired.Observes(moed), now), moed.Status.Routing, o, desired.Observes(moed), now),
+		Routing:            captureStatus(routingStatus(moed.Status.Routing, o, cmp.Or(o.Ranks, moed.Spec.Parallelism.ExpertParallelSize), desired.Observes(moed), now), moed.Status.Routing, o, desired.Observes(moed), now),
 	}
 	if o.Front.ServiceTaken == "" {
 		status.Endpoint = fmt.Sprintf("http://%s.%s.svc:%d", moed.Name, moed.Namespace, semmoev1.ServicePort)
 	}
-	if plan := cmp.Or(o.Planning.Plan, o.Planning.Promise); plan != nil {
+	if revision := o.servingRevision(); revision != "" {
+		status.Serving = &semmoev1.ServingStatus{Revision: revision, Ranks: o.Ranks}
+	}
+	if plan := cmp.Or(o.described().Plan, o.described().Promise); plan != nil {
 		status.Plan = nameInStatus(plan.Name)
 	}
 	if o.Undecided {
 		status.Profile, status.Plan, status.PlanDigest, status.Rollout, status.LAR = moed.Status.Profile, moed.Status.Plan, moed.Status.PlanDigest, moed.Status.Rollout, moed.Status.LAR
+		status.Serving = moed.Status.Serving
 	}
 	for _, pod := range o.Pods {
 		if pod.DeletionTimestamp != nil {
@@ -129,7 +167,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		}
 	}
 	status.Summary = fmt.Sprintf("%d/%d", status.ReadyReplicas, *moed.Spec.Replicas)
-	status.Reshuffle = reshuffleStatus(o.Pods, o.Revision)
+	status.Reshuffle = reshuffleStatus(o.Pods, o.servingRevision())
 	set := func(kind string, v conditions.Verdict) {
 		conditions.Set(&status.Conditions, kind, v, moed.Generation, now)
 	}

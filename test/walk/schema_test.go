@@ -59,7 +59,7 @@ func specSchema(t *testing.T, plural string) schema {
 type field struct {
 	path   []string
 	schema schema
-	// core is the name of the Kubernetes type; empty for a leaf of ours.
+	// core is the name of the Kubernetes type, or of a map or a list of objects; empty for any other leaf of ours.
 	core string
 }
 
@@ -81,6 +81,12 @@ func fieldsOf(t *testing.T, path []string, s schema, goType reflect.Type) []fiel
 			name = "[]" + name
 		}
 		return []field{{path, s, name}}
+	}
+	switch {
+	case goType.Kind() == reflect.Map:
+		return []field{{path, s, goType.String()}}
+	case goType.Kind() == reflect.Slice && element.Kind() == reflect.Struct:
+		return []field{{path, s, "[]" + element.Name()}}
 	}
 	switch s.Type {
 	case "object":

@@ -4,7 +4,7 @@ import (
 	"strings"
 )
 
-// coreValues are sensible values of Kubernetes' own types.
+// coreValues are sensible values of Kubernetes' own types, of maps, and of lists of objects.
 var coreValues = map[string][]any{
 	"VolumeSource": {
 		map[string]any{"hostPath": map[string]any{"path": "/srv/other"}},
@@ -17,6 +17,15 @@ var coreValues = map[string][]any{
 		}},
 		map[string]any{"spec": map[string]any{"containers": []any{}, "imagePullSecrets": []any{map[string]any{"name": "other"}}}},
 	},
+	"map[string]string": {map[string]any{"other": "a"}},
+	"[]Toleration":      {[]any{map[string]any{"key": "other", "operator": "Exists"}}},
+	"Affinity": {map[string]any{"nodeAffinity": map[string]any{"preferredDuringSchedulingIgnoredDuringExecution": []any{map[string]any{
+		"weight": int64(1), "preference": map[string]any{"matchExpressions": []any{map[string]any{"key": "other", "operator": "Exists"}}},
+	}}}}},
+	"[]TopologySpreadConstraint": {[]any{map[string]any{"maxSkew": int64(1), "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}}},
+	"[]RouterContainer": {[]any{map[string]any{"name": "router", "resources": map[string]any{
+		"requests": map[string]any{"cpu": "1500m", "memory": "0.5Gi"}, "limits": map[string]any{"memory": "2048Mi"},
+	}}}},
 	"Time": {"2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z"},
 	"[]EnvVar": {
 		[]any{map[string]any{"name": "OTHER", "value": "1"}},

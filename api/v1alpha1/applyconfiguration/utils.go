@@ -116,6 +116,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.RoutingWeightsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SamplingSpec"):
 		return &apiv1alpha1.SamplingSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ServingStatus"):
+		return &apiv1alpha1.ServingStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SolverSpec"):
 		return &apiv1alpha1.SolverSpecApplyConfiguration{}
 

@@ -432,9 +432,20 @@ func (c *choice) inService() *revisions.Layout {
 		if engine := cmp.Or(template.Annotations[semmoev1.AnnotationEngine], string(semmoev1.EngineSGLang)); engine != string(c.moed.Spec.Engine.Type) {
 			continue // the ConfigMap has another engine's map
 		}
-		for _, volume := range template.Spec.Volumes {
-			if volume.Name == semmoev1.PlanVolume && volume.ConfigMap != nil {
-				return &revisions.Layout{Digest: digest, ConfigMap: volume.ConfigMap.Name, Realization: realization, RedundantExperts: redundantExperts(template.Annotations)}
+		if l := layoutIn(workload); l != nil {
+			return l
+		}
+	}
+	return nil
+}
+
+// layoutIn returns the layout that a workload serves under; nil for none.
+func layoutIn(workload *revisions.Workload) *revisions.Layout {
+	template := workload.Template()
+	for _, volume := range template.Spec.Volumes {
+		if digest := template.Annotations[semmoev1.AnnotationPlanDigest]; digest != "" && volume.Name == semmoev1.PlanVolume && volume.ConfigMap != nil {
+			return &revisions.Layout{
+				Digest: digest, ConfigMap: volume.ConfigMap.Name, Realization: realizationOf(workload), RedundantExperts: redundantExperts(template.Annotations),
 			}
 		}
 	}

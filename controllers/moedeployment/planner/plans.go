@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"time"
@@ -114,6 +115,56 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 	recordErr := pl.recordPlanned(ctx, p.Lineage)
 	deleteErr := pl.deleteObsolete(ctx, moed, &p, profiles, workloads)
 	return p, errors.Join(refused, recordErr, deleteErr)
+}
+
+// InService describes the profile and the plan that a workload serves with, whatever the spec asks for. It creates and deletes nothing.
+// Without a plan the profile and the plan are the newest ones of the MoEDeployment.
+func (pl *Planner) InService(ctx context.Context, moed *semmoev1.MoEDeployment, workload *revisions.Workload) (Planning, error) {
+	profiles, plans, err := pl.ownProfilesAndPlans(ctx, moed)
+	if err != nil {
+		return Planning{}, err
+	}
+	newestFirst(profiles)
+	p := Planning{Plans: plans, Serving: layoutIn(workload)}
+	if p.Serving == nil {
+		if len(plans) > 0 {
+			p.Plan = plans[0]
+		}
+		if len(profiles) > 0 {
+			p.Profile, p.ProfileName = profiles[0], profiles[0].Name
+		}
+		return p, nil
+	}
+	inUse, live, err := pl.tablesInUse(ctx, moed)
+	if err != nil && !IsRefused(err) {
+		return p, err
+	}
+	if live != nil {
+		p.TablesSince = changedAt(live)
+	}
+	digests := maps.Clone(inUse)
+	if digests[p.Serving.Digest] == "" {
+		digests = map[string]string{p.Serving.Digest: p.Serving.Digest}
+		maps.Copy(digests, inUse)
+	}
+	if p.InUse, err = pl.plansInUse(ctx, moed, plans, digests); err != nil {
+		return p, err
+	}
+	p.keepTables(inUse)
+	p.Plan = PlanWithDigest(p.Serving.Digest, p.InUse)
+	if p.Promise = promiseOf(p.Serving, p.InUse...); p.Tables != nil && p.Tables.Status.Forecast != nil {
+		p.Promise = p.Tables
+	}
+	if p.Plan != nil {
+		p.ProfileName = p.Plan.Spec.ProfileRef.Name
+		profile := &semmoev1.AffinityProfile{}
+		if err := pl.Get(ctx, client.ObjectKey{Namespace: moed.Namespace, Name: p.ProfileName}, profile); err == nil {
+			p.Profile = profile
+		} else if !apierrors.IsNotFound(err) {
+			return p, err
+		}
+	}
+	return p, nil
 }
 
 // RefusedError is that the API server refuses what is to be made or deleted beside what serves, as an admission rule or a quota does, or that

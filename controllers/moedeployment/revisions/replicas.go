@@ -33,6 +33,45 @@ func Proven(workloads []*Workload) []*Workload {
 	return slices.DeleteFunc(slices.Clone(workloads), OnTrial)
 }
 
+// Serving returns the workload that answers requests: that of the wanted revision once one of its replicas is ready, else the proven one with
+// the most ready replicas. While no replica is ready it is the workload of the revision that served last, if that still exists, else the
+// wanted one. The result is nil where there is no such workload.
+func Serving(workloads []*Workload, pods []*corev1.Pod, wanted, last string) *Workload {
+	ready := map[string]int{}
+	for _, pod := range pods {
+		if podhealth.Ready(pod) {
+			ready[pod.Labels[semmoev1.LabelRevision]]++
+		}
+	}
+	named := func(revision string) *Workload {
+		at := slices.IndexFunc(workloads, func(w *Workload) bool { return revision != "" && w.Labels[semmoev1.LabelRevision] == revision })
+		if at < 0 {
+			return nil
+		}
+		return workloads[at]
+	}
+	if ready[wanted] > 0 && named(wanted) != nil {
+		return named(wanted)
+	}
+	best := cmp.Or(named(last), named(wanted))
+	for _, workload := range Proven(workloads) { // newest first
+		revision := workload.Labels[semmoev1.LabelRevision]
+		if n := ready[revision]; n > 0 && (best == nil || n > ready[best.Labels[semmoev1.LabelRevision]]) {
+			best = workload
+		}
+	}
+	return best
+}
+
+// Ranks is the number of ranks that requests of a workload are sent to; 0 where requests have no rank.
+func Ranks(workload *Workload) int32 {
+	ranks, err := strconv.ParseInt(workload.Template().Annotations[semmoev1.AnnotationRanks], 10, 32)
+	if err != nil {
+		return 0
+	}
+	return int32(ranks)
+}
+
 // ServesSince is since when a workload that was on trial has served alone, or when it was made: not all have been, and earlier versions did
 // not tell.
 func ServesSince(workload *Workload) time.Time {

@@ -277,3 +277,46 @@ func TestRemadeCanaryIsBroken(t *testing.T) {
 		t.Errorf("one that was made anew once has problem %+v", problem)
 	}
 }
+
+// What serves is the wanted revision from its first ready replica on, and before that the one with the most ready replicas that is not on
+// trial.
+func TestServing(t *testing.T) {
+	workload := func(revision string, trial string) *Workload {
+		set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "m-" + revision, Labels: map[string]string{semmoev1.LabelRevision: revision}}}
+		if trial != "" {
+			set.Annotations = map[string]string{semmoev1.AnnotationRollout: trial}
+		}
+		return StatefulSet(set)
+	}
+	all := []*Workload{workload("new", ""), workload("canary", semmoev1.RolloutCanary), workload("mid", ""), workload("old", "")}
+	ready := func(revisions ...string) (pods []*corev1.Pod) {
+		for _, revision := range revisions {
+			pods = append(pods, moedtest.Pod("m-"+revision, revision))
+		}
+		return pods
+	}
+	for name, tc := range map[string]struct {
+		pods         []*corev1.Pod
+		wanted, last string
+		want         string
+	}{
+		"the wanted one":                          {ready("new", "old", "old"), "new", "old", "new"},
+		"the wanted one is not ready":             {append(ready("old"), moedtest.Pod("m-new", "new", moedtest.Unready)), "new", "old", "old"},
+		"no revision is wanted":                   {ready("old"), "", "old", "old"},
+		"no revision is wanted, and none is told": {ready("old"), "", "", "old"},
+		"most of several":                         {ready("old", "mid", "mid"), "new", "", "mid"},
+		"a canary is no service":                  {ready("canary", "canary", "old"), "", "", "old"},
+		"none is ready":                           {nil, "new", "old", "old"},
+		"none is ready, and the last one is gone": {nil, "new", "gone", "new"},
+		"nothing is known":                        {nil, "", "", ""},
+		"a pod of a workload that is gone":        {ready("gone"), "new", "", "new"},
+	} {
+		got := ""
+		if w := Serving(all, tc.pods, tc.wanted, tc.last); w != nil {
+			got = w.Labels[semmoev1.LabelRevision]
+		}
+		if got != tc.want {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+}

@@ -17,6 +17,7 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/overlay"
+	"github.com/semmoe/operator/solver/placement"
 )
 
 // InvalidError is a fault of the spec that only its author can mend; Reason becomes a condition's.
@@ -132,10 +133,14 @@ func validateOverlap(moed *semmoev1.MoEDeployment, adapter engine.Adapter, famil
 	return nil
 }
 
-// ValidateModel refuses what does not fit the model that was found.
+// ValidateModel refuses what does not fit the model that was found. It reads only what status.model holds as well: the webhook calls it too.
 func ValidateModel(moed *semmoev1.MoEDeployment, report checkpoint.Report) *InvalidError {
 	if err := report.CheckExpertParallelSize(int(moed.Spec.Parallelism.ExpertParallelSize)); err != nil {
 		return Invalidf("InvalidExpertParallelSize", "spec.parallelism.expertParallelSize: %v", err)
+	}
+	ranks, redundant := int(moed.Spec.Parallelism.ExpertParallelSize), int(moed.Spec.Placement.RedundantExperts)
+	if err := placement.CheckSlots(placement.Auto, ranks, report.Experts, redundant/ranks); err != nil {
+		return Invalidf("InvalidSpec", "spec.placement.redundantExperts: %d is invalid: %v", redundant, err)
 	}
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {

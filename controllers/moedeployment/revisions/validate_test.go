@@ -77,3 +77,17 @@ func TestPlansNeedAnExchange(t *testing.T) {
 		t.Errorf("a variable of the operator's: %v", err)
 	}
 }
+
+// A rank holds at most one copy of each expert.
+func TestValidateRedundantExperts(t *testing.T) {
+	for redundant, want := range map[int32]string{0: "", 96: "", 100: "spec.placement.redundantExperts: 100 is invalid: 25 redundant slots per rank; 32 experts on 4 ranks allow 0 to 24"} {
+		moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = redundant })
+		got := ""
+		if err := ValidateModel(moed, moedtest.Report()); err != nil {
+			got = err.Message
+		}
+		if got != want {
+			t.Errorf("%d redundant experts: %q, want %q", redundant, got, want)
+		}
+	}
+}

@@ -122,7 +122,8 @@ type Revision struct {
 	Name     string `json:"revision"`
 	Kind     string `json:"kind"`
 	Workload string `json:"workload"`
-	// Stage is inService, canary, promoting, rollingBack, or retired for one that goes.
+	// Stage is inService, starting for one that the spec asks for and of which no replica is ready, canary, promoting, rollingBack, or
+	// retired for one that goes.
 	Stage    string   `json:"stage"`
 	Plan     string   `json:"planDigest,omitempty"`
 	Replicas Replicas `json:"replicas"`
@@ -131,6 +132,7 @@ type Revision struct {
 
 const (
 	stageInService   = "inService"
+	stageStarting    = "starting"
 	stageCanary      = "canary"
 	stagePromoting   = "promoting"
 	stageRollingBack = "rollingBack"
@@ -356,10 +358,20 @@ func (o Objects) stage(revision string, workload metav1.Object) string {
 		return stagePromoting
 	case workload.GetAnnotations()[semmoev1.AnnotationRollout] != "":
 		return stageCanary
-	case revision == o.Deployment.Status.Revision:
+	case revision == servingRevision(o.Deployment):
 		return stageInService
+	case revision == o.Deployment.Status.Revision:
+		return stageStarting
 	}
 	return stageRetired
+}
+
+// servingRevision is the revision that answers requests. An operator of an earlier release reports only the one that the spec asks for.
+func servingRevision(moed *semmoev1.MoEDeployment) string {
+	if moed.Status.Serving != nil {
+		return moed.Status.Serving.Revision
+	}
+	return moed.Status.Revision
 }
 
 // pods are those of the deployment that match, by name.

@@ -128,8 +128,17 @@ func Top(moed *semmoev1.MoEDeployment, told, before map[string]Routed, notes []s
 		l.Notes = append(l.Notes, "Requests have no rank here: routers send them to replicas as a whole, and no load by rank is known.")
 		return l
 	}
-	l.Ranks = since.ranks(int(moed.Spec.Parallelism.ExpertParallelSize))
+	l.Ranks = since.ranks(int(ranksOf(moed)))
 	return l
+}
+
+// ranksOf is the number of ranks of what serves. An operator of an earlier release does not report it, nor does one that has started
+// nothing.
+func ranksOf(moed *semmoev1.MoEDeployment) int32 {
+	if serving := moed.Status.Serving; serving != nil && serving.Ranks > 0 {
+		return serving.Ranks
+	}
+	return moed.Spec.Parallelism.ExpertParallelSize
 }
 
 // rankless tells that requests are sent to no rank: with attention TensorParallel each is of all ranks.

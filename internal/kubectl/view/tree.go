@@ -198,6 +198,7 @@ var verdictWords = map[semmoev1.Verdict]string{
 // stageWords are the stages of revisions in words.
 var stageWords = map[string]terminal.Span{
 	stageInService:   {Text: "in service", Tone: terminal.Good},
+	stageStarting:    {Text: "starting", Tone: terminal.Busy},
 	stageCanary:      {Text: "canary", Tone: terminal.Busy},
 	stagePromoting:   {Text: "being promoted", Tone: terminal.Busy},
 	stageRollingBack: {Text: "being taken back", Tone: terminal.Bad},

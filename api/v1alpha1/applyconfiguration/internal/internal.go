@@ -440,6 +440,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: selector
       type:
         scalar: string
+    - name: serving
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.ServingStatus
     - name: summary
       type:
         scalar: string
@@ -1077,6 +1080,15 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: waitPercent
       type:
         scalar: numeric
+- name: com.github.semmoe.operator.api.v1alpha1.ServingStatus
+  map:
+    fields:
+    - name: ranks
+      type:
+        scalar: numeric
+    - name: revision
+      type:
+        scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.SolverAlgorithm
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.SolverSpec

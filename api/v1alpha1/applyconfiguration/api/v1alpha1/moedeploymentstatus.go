@@ -28,12 +28,15 @@ type MoEDeploymentStatusApplyConfiguration struct {
 	Selector *string `json:"selector,omitempty"`
 	// revision is the revision that the spec asks for, once the model has been inspected.
 	Revision *string `json:"revision,omitempty"`
+	// serving is the revision that answers requests. It differs from revision until a replica of that is ready, for example while a
+	// change of the spec is rolled out or cannot be realised. planDigest, lar, routing and reshuffle describe it.
+	Serving *ServingStatusApplyConfiguration `json:"serving,omitempty"`
 	// endpoint is the address, inside the cluster, that clients send their requests to. It is empty while the Service of that name is not ours.
 	Endpoint *string `json:"endpoint,omitempty"`
 	// profile is the AffinityProfile that plans are made from, plan the PlacementPlan made from it.
 	Profile *string `json:"profile,omitempty"`
 	Plan    *string `json:"plan,omitempty"`
-	// planDigest is the short digest of the plan that the revision serves under; empty without one.
+	// planDigest is the short digest of the plan that serving.revision serves under; empty without one.
 	PlanDigest *string `json:"planDigest,omitempty"`
 	// rollout tells how a new plan comes into service; absent where none does.
 	Rollout *RolloutStatusApplyConfiguration `json:"rollout,omitempty"`
@@ -47,7 +50,7 @@ type MoEDeploymentStatusApplyConfiguration struct {
 	// routing tells how requests are spread over the ranks. Like lar, it moves on a change of 20 milli or more, and at most
 	// once a minute.
 	Routing *RoutingStatusApplyConfiguration `json:"routing,omitempty"`
-	// reshuffle tells what the copies of the checkpoint have cost that the pods of the revision serve.
+	// reshuffle contains the cost of the copies of the checkpoint that the pods of serving.revision serve.
 	Reshuffle *ReshuffleStatusApplyConfiguration `json:"reshuffle,omitempty"`
 	// model is what the inspection found in the checkpoint.
 	Model *ModelStatusApplyConfiguration `json:"model,omitempty"`
@@ -125,6 +128,14 @@ func (b *MoEDeploymentStatusApplyConfiguration) WithSelector(value string) *MoED
 // If called multiple times, the Revision field is set to the value of the last call.
 func (b *MoEDeploymentStatusApplyConfiguration) WithRevision(value string) *MoEDeploymentStatusApplyConfiguration {
 	b.Revision = &value
+	return b
+}
+
+// WithServing sets the Serving field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Serving field is set to the value of the last call.
+func (b *MoEDeploymentStatusApplyConfiguration) WithServing(value *ServingStatusApplyConfiguration) *MoEDeploymentStatusApplyConfiguration {
+	b.Serving = value
 	return b
 }
 

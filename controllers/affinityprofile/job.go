@@ -40,10 +40,6 @@ const (
 	endTime = 5 * time.Minute
 )
 
-// ownVolumes are the names of volumes that a template must not use. The shared memory is not among them: as in serving pods, a template may
-// bound it.
-var ownVolumes = []string{modelVolume, temporaryVolume, semmoev1.DatasetVolume, access.TokenVolume().Name}
-
 // progressPort is where the profiling container tells how far it is: beside the engine's, whatever that is.
 func progressPort(profile *semmoev1.AffinityProfile) int32 {
 	if profile.Spec.Engine.Port == 9090 {

@@ -3,11 +3,12 @@ package affinityprofile
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/overlay"
@@ -59,8 +60,11 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 			return invalidf("InvalidSpec", "spec.engine.env: %s is set by the operator: use another name", podIPVariable)
 		}
 	}
-	if template := profile.Spec.Template; template != nil {
-		return validateTemplate(template)
+	if profile.Status.Result != nil {
+		return nil
+	}
+	if err := overlay.Check("spec.template", profile.Spec.Template, reserved()); err != nil {
+		return invalidf("InvalidTemplate", "%v", err)
 	}
 	return nil
 }
@@ -73,32 +77,15 @@ func validateLive(profile *semmoev1.AffinityProfile) *invalidError {
 	return nil
 }
 
-func validateTemplate(template *corev1.PodTemplateSpec) *invalidError {
-	for _, metadata := range []struct {
-		field string
-		keys  map[string]string
-	}{{"labels", template.Labels}, {"annotations", template.Annotations}} {
-		for key := range metadata.keys {
-			if strings.HasPrefix(key, semmoev1.GroupVersion.Group+"/") {
-				return invalidf("InvalidTemplate", "spec.template.metadata.%s: %q is reserved: keys under %s/ are the operator's", metadata.field, key, semmoev1.GroupVersion.Group)
-			}
-		}
+// reserved is what the operator reserves in the pods of profiling Jobs.
+func reserved() overlay.Reserved {
+	token := access.TokenVolume().Name
+	return overlay.Reserved{
+		Engine: semmoev1.EngineContainer, Managed: []string{profileContainer},
+		Volumes: map[string]string{
+			modelVolume: "the volume of spec.model.volume", temporaryVolume: "temporary files of the profile", semmoev1.DatasetVolume: "the data set",
+			token: "a token for the artifact store",
+		},
+		Shared: []string{modelVolume}, Secret: token, Audience: artifact.Audience, Exposed: true, Variables: []string{podIPVariable},
 	}
-	for _, volume := range template.Spec.Volumes {
-		if slices.Contains(ownVolumes, volume.Name) {
-			return invalidf("InvalidTemplate", "spec.template.spec.volumes: %q is one of the operator's (%s): use another name", volume.Name, strings.Join(ownVolumes, ", "))
-		}
-	}
-	for _, container := range template.Spec.Containers {
-		if container.Name != semmoev1.EngineContainer && container.Name != profileContainer {
-			if container.Image == "" {
-				return invalidf("InvalidTemplate", "spec.template.spec.containers: container %q has no image; the operator's containers are %q and %q", container.Name, semmoev1.EngineContainer, profileContainer)
-			}
-			continue
-		}
-		if container.Image != "" || container.Command != nil || container.Args != nil {
-			return invalidf("InvalidTemplate", "spec.template.spec.containers: image, command and args of container %q are not the template's: use spec.engine for the engine's", container.Name)
-		}
-	}
-	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
 )
 
 // What the schema lets pass and no webhook has refused, but cannot be, is told by the object itself, and no engine is started for it.
@@ -60,9 +61,48 @@ func refuseDeployments(t *testing.T, namespace string) {
 			t.Errorf("%s: %d workloads", reason, len(workloads))
 		}
 	}
+	for name, tc := range templateAttacks() {
+		moed := newDeployment(namespace, "t-"+name, func(m *semmoev1.MoEDeployment) { m.Spec.Template = tc.template })
+		if tc.profileOnly {
+			continue
+		}
+		create(t, moed)
+		waitCondition(t, moed, semmoev1.ConditionStalled, metav1.ConditionTrue, "InvalidTemplate", tc.field)
+		if workloads := listWorkloads(t, moed); len(workloads) > 0 {
+			t.Errorf("%s: %d workloads", name, len(workloads))
+		}
+	}
 	privileged := newDeployment(namespace, "privileged", func(m *semmoev1.MoEDeployment) { m.Spec.Template = privilegedEngine() })
 	create(t, privileged)
 	waitCondition(t, privileged, semmoev1.ConditionDegraded, metav1.ConditionTrue, "ContainerNotCreated", "privileged")
+}
+
+// templateAttack is a pod template that would take over a container of the operator's, or what it holds.
+type templateAttack struct {
+	template *corev1.PodTemplateSpec
+	field    string
+	// profileOnly is whether only profiling Jobs have what it is after.
+	profileOnly bool
+}
+
+func templateAttacks() map[string]templateAttack {
+	of := func(spec corev1.PodSpec) *corev1.PodTemplateSpec {
+		if spec.Containers == nil {
+			spec.Containers = []corev1.Container{}
+		}
+		return &corev1.PodTemplateSpec{Spec: spec}
+	}
+	user := corev1.Container{Name: "user", Image: image, VolumeMounts: []corev1.VolumeMount{{Name: "semmoe-store-token", MountPath: "/t", ReadOnly: true}}}
+	return map[string]templateAttack{
+		"init-engine": {of(corev1.PodSpec{InitContainers: []corev1.Container{{Name: "engine", Image: "evil:1", Command: []string{"/evil"}}}}), "spec.template.spec.initContainers", false},
+		"mount":       {of(corev1.PodSpec{Containers: []corev1.Container{user}}), "spec.template.spec.containers", false},
+		"audience": {of(corev1.PodSpec{Volumes: []corev1.Volume{{Name: "own", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+			Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Audience: artifact.Audience, Path: "t"}}},
+		}}}}}), "spec.template.spec.volumes", false},
+		"privileged-recorder": {of(corev1.PodSpec{Containers: []corev1.Container{{Name: "profile", SecurityContext: &corev1.SecurityContext{Privileged: ptr.To(true)}}}}), "securityContext", true},
+		"other-store":         {of(corev1.PodSpec{Containers: []corev1.Container{{Name: "profile", Env: []corev1.EnvVar{{Name: "SEMMOE_STORE_URL", Value: "https://evil"}}}}}), "SEMMOE_STORE_URL", true},
+		"processes":           {of(corev1.PodSpec{ShareProcessNamespace: ptr.To(true)}), "spec.template.spec.shareProcessNamespace", true},
+	}
 }
 
 // privilegedEngine asks for an engine that no unprivileged node can start.
@@ -94,6 +134,14 @@ func refuseProfiles(t *testing.T, namespace string) {
 		waitProfile(t, patience, p, semmoev1.ConditionStalled, metav1.ConditionTrue, reason)
 		if jobs := listProfilingJobs(t, p); len(jobs) > 0 {
 			t.Errorf("%s: %d profiling Jobs", reason, len(jobs))
+		}
+	}
+	for name, tc := range templateAttacks() {
+		p := newProfile(namespace, "t-"+name, func(p *semmoev1.AffinityProfile) { p.Spec.Template = tc.template })
+		create(t, p)
+		waitProfile(t, patience, p, semmoev1.ConditionStalled, metav1.ConditionTrue, "InvalidTemplate", tc.field)
+		if jobs := listProfilingJobs(t, p); len(jobs) > 0 {
+			t.Errorf("%s: %d profiling Jobs", name, len(jobs))
 		}
 	}
 	// Nothing is recorded twice, also where the first one cannot be.

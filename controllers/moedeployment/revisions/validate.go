@@ -3,14 +3,15 @@ package revisions
 import (
 	"cmp"
 	"fmt"
+	"path"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	leaderworkersetv1 "sigs.k8s.io/lws/api/leaderworkerset/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/calibration/machines"
 	"github.com/semmoe/operator/internal/checkpoint"
@@ -66,10 +67,7 @@ func Validate(moed *semmoev1.MoEDeployment) *InvalidError {
 	if _, err := machines.BuiltIn(moed.Spec.Placement.Hardware); err != nil {
 		return Invalidf("InvalidSpec", "spec.placement.hardware.%v", err)
 	}
-	if template := moed.Spec.Template; template != nil {
-		return validateTemplate(template)
-	}
-	return nil
+	return validateTemplates(moed)
 }
 
 // givenEnv are the user's variables of the engine's container in a field of the spec.
@@ -193,45 +191,31 @@ func EnvNames(env []corev1.EnvVar) []string {
 	return list
 }
 
-func validateTemplate(template *corev1.PodTemplateSpec) *InvalidError {
-	for _, metadata := range []struct {
-		field string
-		keys  map[string]string
-	}{{"labels", template.Labels}, {"annotations", template.Annotations}} {
-		for key := range metadata.keys {
-			if strings.HasPrefix(key, semmoev1.GroupVersion.Group+"/") {
-				return Invalidf("InvalidTemplate", "spec.template.metadata.%s: %q is reserved: keys under %s/ are the operator's", metadata.field, key, semmoev1.GroupVersion.Group)
-			}
+// validateTemplates refuses pod templates that would change what the operator's containers do, or give away what they hold.
+func validateTemplates(moed *semmoev1.MoEDeployment) *InvalidError {
+	if template := moed.Spec.Template; template != nil {
+		if policy := template.Spec.RestartPolicy; policy != "" && policy != corev1.RestartPolicyAlways {
+			return Invalidf("InvalidTemplate", "spec.template.spec.restartPolicy: %q is not possible for a serving pod: remove it, or use Always", policy)
+		}
+		if err := overlay.Check("spec.template", template, reservedIn(moed)); err != nil {
+			return Invalidf("InvalidTemplate", "%v", err)
 		}
 	}
-	if policy := template.Spec.RestartPolicy; policy != "" && policy != corev1.RestartPolicyAlways {
-		return Invalidf("InvalidTemplate", "spec.template.spec.restartPolicy: %q is not possible for a serving pod: remove it, or use Always", policy)
-	}
-	for _, volume := range template.Spec.Volumes {
-		if holds, ours := ourVolumes[volume.Name]; ours {
-			return Invalidf("InvalidTemplate", "spec.template.spec.volumes: %q is the operator's (%s): use another name", volume.Name, holds)
-		}
-	}
-	for _, container := range template.Spec.InitContainers {
-		if slices.Contains(ourInitContainers, container.Name) {
-			return Invalidf("InvalidTemplate", "spec.template.spec.initContainers: %q is the operator's: use another name", container.Name)
-		}
-	}
-	for _, container := range template.Spec.Containers {
-		if container.Name != semmoev1.EngineContainer {
-			if container.Image == "" {
-				return Invalidf("InvalidTemplate", "spec.template.spec.containers: container %q has no image; to change the engine's container, name it %q", container.Name, semmoev1.EngineContainer)
-			}
-			continue
-		}
-		switch {
-		case container.Image != "":
-			return Invalidf("InvalidTemplate", "spec.template.spec.containers: the image of container %q comes from spec.engine.image: set it there", container.Name)
-		case container.Command != nil:
-			return Invalidf("InvalidTemplate", "spec.template.spec.containers: the command of container %q comes from spec.engine.command: set it there", container.Name)
-		case container.Args != nil:
-			return Invalidf("InvalidTemplate", "spec.template.spec.containers: the args of container %q come from spec.engine.args: set them there", container.Name)
+	if template := moed.Spec.Routing.Template; template != nil {
+		if err := overlay.CheckMetadata("spec.routing.template.metadata", template.Metadata.Labels, template.Metadata.Annotations); err != nil {
+			return Invalidf("InvalidTemplate", "%v", err)
 		}
 	}
 	return nil
+}
+
+// reservedIn is what the operator reserves in engine pods.
+func reservedIn(moed *semmoev1.MoEDeployment) overlay.Reserved {
+	return overlay.Reserved{
+		Engine: semmoev1.EngineContainer, Containers: ourInitContainers, Volumes: ourVolumes, Shared: []string{modelVolume},
+		Secret: access.TokenVolume().Name, Audience: artifact.Audience, Exposed: desired.Shuffles(moed),
+		Mounts: []string{
+			semmoev1.PlanMountPath, semmoev1.TablesMountPath, semmoev1.CacheMountPath, semmoev1.AnswersMountPath, path.Dir(semmoev1.EngineOptionsPath),
+		},
+	}
 }

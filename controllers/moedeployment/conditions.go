@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -120,7 +121,18 @@ func rolledOutVerdict(moed *semmoev1.MoEDeployment, o observation, complete bool
 	case !complete:
 		return no("RollingOut", "Plan %s is being rolled out", p.Serving.Short())
 	}
-	return conditions.True("RolledOut", fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), planner.RealizationText[p.Serving.Realization], p.Why)+p.Warnings+p.TablesText()+shuffleText(moed, o))
+	return conditions.True("RolledOut", eachOnce(fmt.Sprintf("All replicas serve under plan %s, by %s%s", p.Serving.Short(), planner.RealizationText[p.Serving.Realization], p.Why)+p.Warnings+p.TablesText()+shuffleText(moed, o)))
+}
+
+// eachOnce returns a text of sentences without those that it contains before: two warnings may give the same advice.
+func eachOnce(text string) string {
+	var sentences []string
+	for _, sentence := range strings.Split(text, ". ") {
+		if !slices.Contains(sentences, sentence) {
+			sentences = append(sentences, sentence)
+		}
+	}
+	return strings.Join(sentences, ". ")
 }
 
 // profilingFault is what a profile or plan says is wrong with it, or that the named one is of no use: the model serves all

@@ -15,6 +15,8 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/inspection"
 )
 
@@ -124,6 +126,37 @@ func TestProfileNotFound(t *testing.T) {
 	for _, kind := range []string{semmoev1.ConditionProfiled, semmoev1.ConditionDegraded} {
 		if c := meta.FindStatusCondition(status.Conditions, kind); c.Reason != "ProfileNotFound" || !strings.Contains(c.Message, `"nowhere"`) {
 			t.Errorf("%s is %s %s (%s)", kind, c.Status, c.Reason, c.Message)
+		}
+	}
+}
+
+// Two warnings with the same advice give it once: those of SGLang for a model whose map is unproven, without an all-to-all backend.
+func TestRolledOutGivesAdviceOnce(t *testing.T) {
+	const advice = "Set --moe-a2a-backend, for example to deepep"
+	found := moedtest.Report()
+	adapter, err := registry.For(string(semmoev1.EngineSGLang))
+	if err != nil {
+		t.Fatal(err)
+	}
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Profiling = &semmoev1.ProfilingSpec{} })
+	warnings := ""
+	for _, warning := range adapter.Support(engine.Situation{Realization: engine.EngineMap, Launch: revisions.Launch(moed), Family: found.Family}).Warnings {
+		warnings += ". " + warning.Message
+	}
+	if strings.Count(warnings, advice) != 2 {
+		t.Fatalf("the warnings do not share their advice: %q", warnings)
+	}
+	plan := moedtest.PlanFor400()
+	o := observation{Inspection: inspection.State{Report: &found}, Planning: planner.Planning{
+		Plan: plan, Serving: revisions.LayoutOf(plan, semmoev1.RealizationEngineMap), Warnings: warnings,
+	}}
+	message := rolledOutVerdict(moed, o, true).Message
+	if strings.Count(message, advice) != 1 || !strings.HasPrefix(message, "All replicas serve under plan ab-full, by the engine's expert map. ") {
+		t.Errorf("the message is %q", message)
+	}
+	for text, want := range map[string]string{"": "", "a": "a", "a. b. a. c": "a. b. c", "a. a": "a"} {
+		if got := eachOnce(text); got != want {
+			t.Errorf("%q becomes %q, want %q", text, got, want)
 		}
 	}
 }

@@ -181,7 +181,11 @@ func localityVerdict(a locality.Assessment, rate *semmoev1.LARStatus, test *semm
 	}
 	text := a.Message + "."
 	if rate != nil && rate.ObservedMilli != nil {
-		text += fmt.Sprintf(" The observed local activation rate is %s, the plan promises %s.", desired.Percent(*rate.ObservedMilli), a.Promise.LARSummary)
+		text += fmt.Sprintf(" The observed local activation rate is %s", desired.Percent(*rate.ObservedMilli))
+		if promised := a.Promise.LARSummary; promised != "" { // a plan from counts of tokens promises none
+			text += ", the plan promises " + promised
+		}
+		text += "."
 	}
 	if a.Status != locality.Drifted {
 		return conditions.Verdict{Status: status, Reason: a.Reason, Message: text}

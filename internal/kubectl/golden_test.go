@@ -486,10 +486,17 @@ func TestReport(t *testing.T) {
 	if code != 0 || err != nil || !strings.Contains(shown, "Written to "+file) {
 		t.Fatalf("exit code %d, %v:\n%s", code, err, shown)
 	}
-	for _, part := range []string{"<!DOCTYPE html>", "qwen-5d0d71aa", first.Status.Plan} {
+	for _, part := range []string{
+		"<!DOCTYPE html>", "qwen-5d0d71aa", first.Status.Plan,
+		"<strong>35.2%</strong><span>27.6% under the plan that it replaces, on the last 180 sampled requests</span>",
+		"<strong>−10.2%</strong><span>109 µs, 121 µs under the plan that it replaces, by hardware profile h200-nvlink</span>",
+	} {
 		if !strings.Contains(strings.ToLower(string(page)), strings.ToLower(part)) {
 			t.Errorf("the page lacks %q", part)
 		}
+	}
+	if strings.Contains(string(page), "pass --trace") {
+		t.Error("the page advises a flag that kubectl semmoe report does not have")
 	}
 	if _, code := (golden{command: "report qwen-5d0d71aa --out /nowhere/report.html", objects: []client.Object{first, held, second, heldToo}}).run(t); code != exitUsage {
 		t.Errorf("a file that cannot be written: exit code %d", code)

@@ -10,6 +10,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/kubectl/terminal"
+	"github.com/semmoe/operator/internal/kubectl/view"
 	"github.com/semmoe/operator/internal/report"
 	"github.com/semmoe/operator/internal/wholefile"
 	"github.com/semmoe/operator/solver"
@@ -19,9 +20,9 @@ func (p *Program) reportCommand() *cobra.Command {
 	var out, current string
 	cmd := &cobra.Command{
 		Use: "report PLAN --out FILE", Short: "Write a page that shows what would change under a plan",
-		Long: "Write the page of semmoe report from the ConfigMap of a plan: what would change against the plan that it was made to replace, or against\n" +
-			"the default placement. What the plan is worth layer by layer, and for how large batches, is counted from the routing trace, which the artifact\n" +
-			"store gives to nobody but the operator: see semmoe report for a trace of yours, and explain for what the operator has counted.",
+		Long: "Write the page of semmoe report from a PlacementPlan: its promise, as its status states it, and what would change against the plan that it\n" +
+			"was made to replace, or against the default placement. Figures by layer and batch size need the routing trace, which the artifact store gives\n" +
+			"only to the operator. With a trace of yours, use semmoe report --plan DIR --trace FILE.",
 		Args: arguments(1, 1), ValidArgsFunction: p.completed(1, planNames),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if out == "" {
@@ -58,7 +59,7 @@ func (p *Program) report(ctx context.Context, name, current, out string) error {
 	if err != nil {
 		return err
 	}
-	in := report.Input{Name: of.Name, Digest: of.Status.PlanDigest, BatchTokens: solver.DefaultEvaluation().BatchTokens}
+	in := report.Input{Name: of.Name, Digest: of.Status.PlanDigest, BatchTokens: solver.DefaultEvaluation().BatchTokens, Promise: promised(of)}
 	if in.Plan, err = cluster.solved(ctx, of); err != nil {
 		return err
 	}
@@ -90,6 +91,26 @@ func (p *Program) report(ctx context.Context, name, current, out string) error {
 	return p.write(reportDocument{of.Name, out, data.Summary()}, func() string {
 		return p.style.Paragraph(terminal.Words(data.Summary(), terminal.Plain), 0) + p.style.Paragraph(terminal.Words("Written to "+out, terminal.Faint), 0)
 	})
+}
+
+// promised returns what the status of a plan states of its worth.
+func promised(plan *semmoev1.PlacementPlan) *report.Promise {
+	milli := func(m int32) float64 { return float64(m) / 1000 }
+	micros := func(nanos int64) float64 { return float64(nanos) / 1000 }
+	p := &report.Promise{Verdict: view.Explain(plan, nil).Why + "."}
+	f, c := plan.Status.Forecast, plan.Status.Comparison
+	switch {
+	case c != nil && c.Requests > 0:
+		p.Against, p.On = "under the plan that it replaces", fmt.Sprintf(", on the last %d sampled requests", c.Requests)
+		p.After, p.Before = milli(c.CandidateLARMilli), milli(c.CurrentLARMilli)
+		p.LayerAfter, p.LayerBefore, p.Hardware = micros(c.CandidateNanos), micros(c.CurrentNanos), c.Hardware
+	case c == nil && f != nil:
+		p.Against, p.On = "in the default placement", ", on requests that the plan was not made from"
+		p.After, p.Before, p.Bound = milli(f.LARMilli), milli(f.BaselineMilli), milli(f.UpperBoundMilli)
+		p.RanksAfter, p.RanksBefore = milli(f.RemoteRanksMilli), milli(f.BaselineRemoteRanksMilli)
+		p.LayerAfter, p.LayerBefore, p.Hardware = micros(f.LayerNanos), micros(f.BaselineLayerNanos), f.Hardware
+	}
+	return p
 }
 
 // solved is what the ConfigMap of a plan tells of it: no tables.

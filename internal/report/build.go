@@ -30,6 +30,8 @@ type Input struct {
 	Requests []int
 	// BatchTokens is the size of the batches that are served, over all ranks.
 	BatchTokens int
+	// Promise is what is known of the plan's worth without a trace; nil for nothing.
+	Promise *Promise
 	// Progress, where set, is told how much is done.
 	Progress func(step string, done, total int)
 }
@@ -74,8 +76,43 @@ type Data struct {
 	Change                               Change
 	// Schedule is what the plan says about the work inside layers; nil where it says nothing.
 	Schedule *schedule.Schedule
-	// Score is what the plan is worth; nil without a trace.
-	Score *Score
+	// Score is what the plan is worth; nil without a trace. Promise is what is known of that otherwise; nil for nothing.
+	Score   *Score
+	Promise *Promise
+}
+
+// Promise is a plan's worth as its PlacementPlan states it. Figures that are 0 are unknown.
+type Promise struct {
+	// Verdict is a sentence.
+	Verdict string
+	// Against names what the plan was compared with, after a figure of that: "in the default placement". On names the requests.
+	Against, On string
+	// After, Before and Bound are local activation rates: of the plan, of what it was compared with, and the maximum of any plan.
+	After, Before, Bound float64
+	// RanksAfter and RanksBefore are numbers of other ranks that hold experts of a token, where tokens are not shuffled.
+	RanksAfter, RanksBefore float64
+	// LayerAfter and LayerBefore are modelled times of an MoE layer in microseconds, by the hardware profile Hardware.
+	LayerAfter, LayerBefore float64
+	Hardware                string
+}
+
+// figures are the promise's, for the glance.
+func (p *Promise) figures() []figure {
+	var out []figure
+	if p.RanksBefore > 0 {
+		out = append(out, figure{"Other ranks of a token", fmt.Sprintf("%.2f", p.RanksAfter), fmt.Sprintf("%.2f %s", p.RanksBefore, p.Against)})
+	} else if p.After > 0 {
+		rate := figure{"Local activations", percent(p.After), percent(p.Before) + " " + p.Against + p.On}
+		if p.Bound > 0 {
+			rate.Note += "; no plan exceeds " + percent(p.Bound)
+		}
+		out = append(out, rate)
+	}
+	if p.LayerBefore > 0 {
+		out = append(out, figure{"Modelled time of a layer", points(100 * (p.LayerAfter/p.LayerBefore - 1)),
+			fmt.Sprintf("%s, %s %s, by hardware profile %s", microseconds(p.LayerAfter), microseconds(p.LayerBefore), p.Against, p.Hardware)})
+	}
+	return out
 }
 
 // DataParallel reports whether requests have a rank, and not tokens.
@@ -105,7 +142,7 @@ func Build(ctx context.Context, in Input) (*Data, error) {
 	d := &Data{
 		Name: in.Name, Digest: in.Digest, Attention: in.Plan.Attention, Algorithm: in.Plan.Algorithm, Forecast: in.Plan.Forecast,
 		Objective: cmp.Or(in.Plan.Objective, placement.Activation), Ranks: p.Ranks, Experts: p.Experts, SlotsPerRank: p.SlotsPerRank, Layers: len(p.Layers),
-		ModelDigest: in.Plan.ModelDigest, Schedule: in.Plan.Schedule,
+		ModelDigest: in.Plan.ModelDigest, Schedule: in.Plan.Schedule, Promise: in.Promise,
 	}
 	if in.Current != nil {
 		d.Today = in.CurrentDigest

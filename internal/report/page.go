@@ -144,6 +144,9 @@ func (d *Data) view() (*page, error) {
 
 // missing says what the inputs leave out, and what to pass.
 func (d *Data) missing() []string {
+	if d.Score == nil && d.Promise != nil {
+		return []string{"These figures are from the status of the PlacementPlan. Figures by layer, rank, kind of request and batch size need the routing trace, which the artifact store gives only to the operator: run semmoe report --plan DIR --trace FILE with a trace of yours."}
+	}
 	if d.Score == nil {
 		return []string{"Without a routing trace nothing can be said about local activation rates, heat maps, loads, kinds of requests and time: pass --trace with the trace that the plan was solved from, or a newer one of the same model."}
 	}
@@ -185,7 +188,11 @@ func (d *Data) figures(v *page) []figure {
 		moved = figure{"Experts that move", "all", "today's default placement has other ranks"}
 	}
 	if d.Score == nil {
-		return []figure{moved, {"Slots on a rank", count(d.SlotsPerRank), "in each MoE layer"}}
+		out := []figure{moved, {"Slots on a rank", count(d.SlotsPerRank), "in each MoE layer"}}
+		if d.Promise != nil {
+			out = append(d.Promise.figures(), out...)
+		}
+		return out
 	}
 	s := d.Score
 	rate := figure{"Local activations", percent(s.After), "today " + percent(s.Before)}
@@ -198,7 +205,7 @@ func (d *Data) figures(v *page) []figure {
 	}
 	if t := s.Times; t != nil {
 		out = append(out, figure{"Modelled time of a layer", points(-t.Served.SavedPercent()),
-			fmt.Sprintf("%s less of %s, at %s tokens a batch", microseconds(t.Served.Saved), microseconds(t.Served.Before.Total()), count(t.Served.BatchTokens))})
+			fmt.Sprintf("%s instead of %s, at %s tokens a batch", microseconds(t.Served.Before.Total()-t.Served.Saved), microseconds(t.Served.Before.Total()), count(t.Served.BatchTokens))})
 		pays := figure{"Gains " + strconv.Itoa(solver.DefaultMinimumGainPercent) + "% from", count(t.PaysFrom), "tokens a batch on, over all ranks"}
 		if t.PaysFrom == 0 {
 			pays.Value, pays.Note = "no size", "up to "+count(batchSizes[len(batchSizes)-1])+" tokens a batch"

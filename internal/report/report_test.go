@@ -220,7 +220,7 @@ func TestTimeToTheFirstToken(t *testing.T) {
 				t.Errorf("attention %s, %d tokens a batch: of the first token %v%% is saved, of a layer with experts %v%%", attention, size.BatchTokens, size.FirstPercent(), size.SavedPercent())
 			}
 		}
-		want := fmt.Sprintf("Of the time to the first token of a prompt of %d tokens it saves ", prompt)
+		want := fmt.Sprintf("The time to the first token of a prompt of %d tokens ", prompt)
 		if page := string(rendered(t, d)); !strings.Contains(page, "First token, today") || !strings.Contains(d.Summary(), want) {
 			t.Errorf("attention %s: the page has no column of it, or the summary is %q", attention, d.Summary())
 		}
@@ -353,8 +353,10 @@ func TestVerdicts(t *testing.T) {
 	for want, d := range map[string]*Data{
 		"At 4,096 tokens a batch it pays: a MoE layer's modelled time falls by 20.0% (95% interval: 18.0% to 22.0%).": at(100, 20, 60, 2),
 		"it probably pays": at(100, 6, 60, 2),
-		"latency dominates: even if every activation were local and all ranks equally busy, a MoE layer's modelled time would fall by 3.0%; by this plan it falls by 1.0%": at(100, 1, 3, 0),
-		"no gain worth a roll-out is expected: a MoE layer's modelled time falls by −2.0%":                                                                                 at(100, -2, 30, 0),
+		"latency dominates: even if every activation were local and all ranks equally busy, a MoE layer's modelled time would change by −3.0%; by this plan it falls by 1.0%": at(100, 1, 3, 0),
+		"no gain worth a roll-out is expected: a MoE layer's modelled time rises by 2.0% (95% interval: 1.0% to 3.0%); the minimum is a fall of 5%":                           at(100, -2, 30, 1),
+		"no gain worth a roll-out is expected: a MoE layer's modelled time falls by 0.0% (95% interval: −1.0% to 0.9%)":                                                       at(100, -0.04, 30, 0.96),
+		"no gain worth a roll-out is expected: a MoE layer's modelled time rises by 0.5% (95% interval: −0.5% to 1.5%)":                                                       at(100, -0.5, 30, 1),
 	} {
 		if got := d.verdict(); !strings.Contains(got, want) {
 			t.Errorf("%q; wanted is %q", got, want)

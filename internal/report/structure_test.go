@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -75,4 +76,26 @@ func withoutNumbers(text string) string {
 		}
 	}
 	return b.String()
+}
+
+// No rule makes the page wider than a narrow screen: columns of grids shrink below their content, and what is taken out of the flow inside
+// a region that scrolls, as texts for screen readers are, stays inside the region.
+func TestStyleFitsNarrowScreens(t *testing.T) {
+	rules := regexp.MustCompile(`(?s)([^{}]+)\{([^{}]*)\}`).FindAllStringSubmatch(styleText, -1)
+	contained := false
+	for _, rule := range rules {
+		selector, body := strings.TrimSpace(rule[1]), rule[2]
+		contained = contained || selector == ".scroll" && strings.Contains(body, "position: relative") && strings.Contains(body, "overflow-x: auto")
+		if _, columns, grid := strings.Cut(body, "grid-template-columns:"); grid {
+			columns, _, _ = strings.Cut(columns, ";")
+			for _, flexible := range regexp.MustCompile(`(minmax\((0|min\([^)]*100%\)), )?1fr`).FindAllStringSubmatch(columns, -1) {
+				if flexible[1] == "" {
+					t.Errorf("%s: a column of %q is as wide as its content at least", selector, strings.TrimSpace(columns))
+				}
+			}
+		}
+	}
+	if !contained {
+		t.Error(".scroll does not contain what is positioned inside of it")
+	}
 }

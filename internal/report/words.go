@@ -24,6 +24,15 @@ func points(p float64) string {
 // times writes a factor.
 func times(factor float64) string { return strconv.FormatFloat(factor, 'f', 2, 64) + "×" }
 
+// fall words by how much a time falls or rises, with the interval of the percentage in the same direction.
+func fall(percent, low, high float64) string {
+	verb := "falls"
+	if strings.HasPrefix(points(percent), "−") {
+		verb, percent, low, high = "rises", -percent, -high, -low
+	}
+	return fmt.Sprintf("%s by %s (95%% interval: %s to %s)", verb, points(percent), points(low), points(high))
+}
+
 // count writes a number with separators.
 func count(n int) string {
 	digits := strconv.Itoa(n)
@@ -103,6 +112,9 @@ func (d *Data) today() string {
 // headline is the sentence that a reader takes away.
 func (d *Data) headline() string {
 	s := d.Score
+	if p := d.Promise; s == nil && p != nil && p.After > 0 && p.RanksBefore == 0 {
+		return fmt.Sprintf("This plan promises to keep %s of expert activations on the rank of their %s, against %s %s.", percent(p.After), d.holder(), percent(p.Before), p.Against)
+	}
 	if s == nil {
 		return fmt.Sprintf("This plan places %s of each of %s on %s.", plural(d.Experts, "expert"), plural(d.Layers, "MoE layer"), plural(d.Ranks, "rank"))
 	}
@@ -115,31 +127,34 @@ func (d *Data) headline() string {
 
 // verdict says whether it pays.
 func (d *Data) verdict() string {
+	if d.Score == nil && d.Promise != nil {
+		return d.Promise.Verdict
+	}
 	if d.Score == nil || d.Score.Times == nil {
 		return ""
 	}
 	t := d.Score.Times
 	at, served := "At "+count(t.Served.BatchTokens)+" tokens a batch", &t.Served
-	interval := fmt.Sprintf("%s (95%% interval: %s to %s)", points(served.SavedPercent()), points(served.Low()), points(served.High()))
+	change := fall(served.SavedPercent(), served.Low(), served.High())
 	pays := fmt.Sprintf("At none of the batch sizes up to %s tokens does it gain %d%%.", count(batchSizes[len(batchSizes)-1]), solver.DefaultMinimumGainPercent)
 	if t.PaysFrom > 0 {
 		pays = fmt.Sprintf("It gains %d%% from %s tokens a batch on.", solver.DefaultMinimumGainPercent, count(t.PaysFrom))
 	}
 	if t.PromptTokens > 0 {
-		pays += fmt.Sprintf(" Of the time to the first token of a prompt of %s it saves %s (95%% interval: %s to %s) at %s a batch.",
-			plural(t.PromptTokens, "token"), points(served.FirstPercent()), points(served.FirstLow()), points(served.FirstHigh()), plural(served.BatchTokens, "token"))
+		pays += fmt.Sprintf(" The time to the first token of a prompt of %s %s at %s a batch.", plural(t.PromptTokens, "token"),
+			fall(served.FirstPercent(), served.FirstLow(), served.FirstHigh()), plural(served.BatchTokens, "token"))
 	}
 	pays += " Times are modelled by the hardware profile " + t.Machines.Profile + "."
 	switch {
 	case served.Surely():
-		return fmt.Sprintf("%s it pays: a MoE layer's modelled time falls by %s. %s", at, interval, pays)
+		return fmt.Sprintf("%s it pays: a MoE layer's modelled time %s. %s", at, change, pays)
 	case served.Pays():
-		return fmt.Sprintf("%s it probably pays: a MoE layer's modelled time falls by %s. %s", at, interval, pays)
+		return fmt.Sprintf("%s it probably pays: a MoE layer's modelled time %s. %s", at, change, pays)
 	case served.Percent(served.Most) < solver.DefaultMinimumGainPercent:
-		return fmt.Sprintf("%s latency dominates: even if every activation were local and all ranks equally busy, a MoE layer's modelled time would fall by %s; by this plan it falls by %s. %s",
-			at, points(served.Percent(served.Most)), interval, pays)
+		return fmt.Sprintf("%s latency dominates: even if every activation were local and all ranks equally busy, a MoE layer's modelled time would change by %s; by this plan it %s. %s",
+			at, points(-served.Percent(served.Most)), change, pays)
 	default:
-		return fmt.Sprintf("%s no gain worth a roll-out is expected: a MoE layer's modelled time falls by %s; wanted are %d%%. %s", at, interval, solver.DefaultMinimumGainPercent, pays)
+		return fmt.Sprintf("%s no gain worth a roll-out is expected: a MoE layer's modelled time %s; the minimum is a fall of %d%%. %s", at, change, solver.DefaultMinimumGainPercent, pays)
 	}
 }
 

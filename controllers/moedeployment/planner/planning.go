@@ -491,6 +491,8 @@ func holdBack(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, pinned
 		return desired.Finding{Reason: reason, Message: fmt.Sprintf(format, args...)}
 	}
 	switch {
+	case plan.Status.Verdict != semmoev1.VerdictGain && plan.Status.Forecast == nil:
+		return no(string(plan.Status.Verdict), "Plan %s promises no gain by counts of tokens, which show no local activation rate, and is not rolled out", short)
 	case plan.Status.Verdict != semmoev1.VerdictGain:
 		return no(string(plan.Status.Verdict), "Plan %s promises no gain (%s), and is not rolled out", short, promiseText(plan))
 	case moed.Spec.Routing.Mode == semmoev1.RoutingModeNone && moed.Spec.Parallelism.Attention == semmoev1.AttentionDataParallel && !approved:
@@ -516,6 +518,9 @@ func forecastOf(plan *semmoev1.PlacementPlan) semmoev1.PlanForecast {
 // promiseText says what a plan is worth, and what there is without it.
 func promiseText(plan *semmoev1.PlacementPlan) string {
 	f := forecastOf(plan)
+	if f.LARSummary == "" {
+		return "a better placement by counts of tokens, which show no local activation rate"
+	}
 	if f.BaselineRemoteRanksMilli > 0 {
 		return fmt.Sprintf("the experts of a token on %.2f other ranks, against %.2f without it", float64(f.RemoteRanksMilli)/1000, float64(f.BaselineRemoteRanksMilli)/1000)
 	}
@@ -529,6 +534,9 @@ func promiseText(plan *semmoev1.PlacementPlan) string {
 // PlannedText says of a plan that can be served what it promises.
 func PlannedText(plan *semmoev1.PlacementPlan) string {
 	f := forecastOf(plan)
+	if f.LARSummary == "" {
+		return "was solved from counts of tokens, which show no local activation rate"
+	}
 	if f.BaselineRemoteRanksMilli > 0 {
 		return fmt.Sprintf("promises %s; tokens are not shuffled, and the local activation rate is %s under any plan", promiseText(plan), f.LARSummary)
 	}

@@ -155,6 +155,20 @@ func TestOneReplicaDuringPromotion(t *testing.T) {
 
 // A layout whose revision was seen to change answers is not tried again: the other realisation is, else what was in service
 // before, else none. Another image is another revision.
+// A plan that was solved from counts of tokens has no forecast, and its messages no empty figures.
+func TestTextsOfCounts(t *testing.T) {
+	moed := moedtest.Deployment()
+	for _, verdict := range []semmoev1.Verdict{semmoev1.VerdictGain, semmoev1.VerdictNoGainExpected} {
+		plan := &semmoev1.PlacementPlan{Status: semmoev1.PlacementPlanStatus{Plan: "6020771edb47c715", Verdict: verdict}}
+		moed.Spec.Placement.Approval = semmoev1.ApprovalManual
+		for _, text := range []string{PlannedText(plan), holdBack(moed, plan, false).Message} {
+			if !strings.Contains(text, "counts of tokens, which show no local activation rate") || strings.Contains(text, "of ;") || strings.Contains(text, " against  ") {
+				t.Errorf("%s: %q", verdict, text)
+			}
+		}
+	}
+}
+
 func TestChooseLayoutProvenLossless(t *testing.T) {
 	old, fresh := moedtest.PlanOf("old", "aa", nil), moedtest.PlanOf("new", "bb", nil)
 	byMap := func(p *semmoev1.PlacementPlan) *revisions.Layout {

@@ -305,11 +305,11 @@ func (l Load) Text(style terminal.Style) string {
 				tone = terminal.Busy
 			}
 			rows = append(rows, []terminal.Cell{
-				{Text: strconv.Itoa(rank.Rank)}, {Text: fmt.Sprintf("%.1f%%", 100*rank.Share)}, {Text: fmt.Sprintf("%.2f", rank.Relative), Tone: tone},
-				{Text: share(rank.Rate)}, {Text: bar(rank.Relative / 2), Tone: tone},
+				{Text: strconv.Itoa(rank.Rank)}, {Text: share(rank.Rate)}, {Text: fmt.Sprintf("%.1f%%", 100*rank.Share)},
+				{Text: fmt.Sprintf("%.2f", rank.Relative), Tone: tone}, {Text: bar(rank.Relative / 2), Tone: tone},
 			})
 		}
-		out.WriteString(style.Table([]string{"RANK", "LOAD", "OVER MEAN", "LAR", ""}, rows))
+		out.WriteString(style.Table([]string{"RANK", "LAR", "LOAD", "× MEAN", "LOAD BAR"}, rows))
 	}
 	for _, note := range l.Notes {
 		out.WriteString(style.Paragraph(terminal.Words(note, terminal.Faint), 0))

@@ -53,7 +53,7 @@ type Reconciler struct {
 	// HTTP asks profiling Jobs how far they are.
 	HTTP *http.Client
 	// Routers is the identity with which live samples are read from request routers.
-	Routers *managerauth.Identity
+	Routers managerauth.Identity
 	// Store is how the artifact store is reached.
 	Store *access.Access
 	// Image is the image of our own containers.

@@ -98,7 +98,7 @@ func newLive(t *testing.T, environment *storetest.Environment, namespace string)
 	}
 	store := environment.Run(t)
 	l := &live{t: t, api: api, store: store.Client(t), network: routers{}}
-	l.r = &Reconciler{Client: api, Recorder: events.NewFakeRecorder(100), Routers: &managerauth.Identity{HTTP: &http.Client{Transport: l.network}}, Store: store.Access, Now: time.Now}
+	l.r = &Reconciler{Client: api, Recorder: events.NewFakeRecorder(100), Routers: managerauth.Identity{HTTP: &http.Client{Transport: l.network}}, Store: store.Access, Now: time.Now}
 	l.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
 	volume := corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 	moed := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "tiny"}, Spec: semmoev1.MoEDeploymentSpec{

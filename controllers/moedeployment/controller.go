@@ -77,7 +77,7 @@ type Reconciler struct {
 	// HTTP sends requests to engine pods.
 	HTTP *http.Client
 	// Routers is the identity with which observations are read from request routers.
-	Routers *managerauth.Identity
+	Routers managerauth.Identity
 	// Store is how the artifact store is reached; request routers read plans from it.
 	Store *access.Access
 	// StoreWatch reports whether the artifact store answers; nil for no report.

@@ -59,6 +59,8 @@ type Options struct {
 	// Store is how the artifact store is reached; its Reader is filled in where it has none. Without a
 	// URL nothing can be profiled.
 	Store *access.Access
+	// PrometheusHosts are the hosts that objects of every namespace may name as Prometheus servers.
+	PrometheusHosts promquery.Hosts
 	// SolverWorkers is how many plans are solved at a time, each with a routing trace in memory; at least one.
 	SolverWorkers int
 	// Retention is how long artifacts are kept that nothing names; zero means retention.DefaultRetention.
@@ -133,7 +135,7 @@ func addControllers(manager ctrl.Manager, options Options) error {
 		Recorder:   manager.GetEventRecorder("semmoe-moedeployment"),
 		HTTP:       options.HTTP,
 		Routers:    *options.Routers,
-		Prometheus: &promquery.Client{},
+		Prometheus: &promquery.Client{Hosts: options.PrometheusHosts, Services: manager.GetAPIReader()},
 		Metrics:    moedeployment.NewMetrics(options.Now),
 		Store:      options.Store,
 		StoreWatch: availability,

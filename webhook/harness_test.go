@@ -32,6 +32,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers"
+	"github.com/semmoe/operator/internal/promquery"
 	"github.com/semmoe/operator/test/apiserver"
 )
 
@@ -142,7 +143,7 @@ func serveAt(port int) (func(), error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(manager.Add(certificates), Add(manager)); err != nil {
+	if err := errors.Join(manager.Add(certificates), Add(manager, promquery.Hosts{"prometheus.monitoring.svc"})); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())

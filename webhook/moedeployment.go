@@ -17,10 +17,15 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/promquery"
 )
 
 // moeDeployments are the rules of MoEDeployments.
-type moeDeployments struct{ client.Reader }
+type moeDeployments struct {
+	client.Reader
+	// hosts are the Prometheus servers that objects of every namespace may name.
+	hosts promquery.Hosts
+}
 
 func (m *moeDeployments) refuse(ctx context.Context, moed *semmoev1.MoEDeployment) error {
 	if err := revisions.Validate(moed); err != nil {
@@ -137,6 +142,10 @@ func (m *moeDeployments) warn(ctx context.Context, moed *semmoev1.MoEDeployment)
 	warnings := risks(moed)
 	if plans(moed.Spec) {
 		warnings = append(warnings, m.foresee(ctx, moed)...)
+	}
+	if prometheus := moed.Spec.Drift.Prometheus; prometheus != nil && !m.hosts.Allows(prometheus.Address, moed.Namespace) {
+		warnings = append(warnings, fmt.Sprintf("spec.drift.prometheus.address: %q is not contacted: a Service with a cluster IP, as http://<name>.%s.svc, or a host that the operator lists (--prometheus-hosts) is required",
+			prometheus.Address, moed.Namespace))
 	}
 	if ref := moed.Spec.Placement.PlanRef; ref != nil {
 		warnings = append(warnings, missing(ctx, m.Reader, &semmoev1.PlacementPlan{}, "PlacementPlan", "spec.placement.planRef.name", moed.Namespace, ref.Name)...)

@@ -11,13 +11,15 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/promquery"
 )
 
-// Add serves the webhooks from a manager's webhook server, on every manager, leader or not.
-func Add(manager ctrl.Manager) error {
+// Add serves the webhooks from a manager's webhook server, on every manager, leader or not. hosts are the Prometheus servers that objects of
+// every namespace may name.
+func Add(manager ctrl.Manager, hosts promquery.Hosts) error {
 	reader := manager.GetClient()
 	return errors.Join(
-		serve(manager, &semmoev1.MoEDeployment{}, &moeDeployments{reader}),
+		serve(manager, &semmoev1.MoEDeployment{}, &moeDeployments{reader, hosts}),
 		serve(manager, &semmoev1.AffinityProfile{}, &affinityProfiles{reader}),
 		serve(manager, &semmoev1.PlacementPlan{}, &placementPlans{reader}),
 		manager.AddReadyzCheck("webhook", manager.GetWebhookServer().StartedChecker()),

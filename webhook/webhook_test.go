@@ -164,8 +164,16 @@ func TestWarnings(t *testing.T) {
 		}, []string{"spec.profiling.liveSamples"}},
 		"token in clear": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
-			m.Spec.Drift = semmoev1.DriftSpec{Source: semmoev1.DriftSourcePrometheus, Prometheus: &semmoev1.PrometheusSource{Address: "http://prometheus", Query: "x", AuthSecret: "s"}}
+			m.Spec.Drift = semmoev1.DriftSpec{Source: semmoev1.DriftSourcePrometheus, Prometheus: &semmoev1.PrometheusSource{Address: "http://prometheus.default.svc", Query: "x", AuthSecret: "s"}}
 		}, []string{"spec.drift.prometheus"}},
+		"a listed Prometheus": {func(m *semmoev1.MoEDeployment) {
+			profiling(m)
+			m.Spec.Drift = semmoev1.DriftSpec{Source: semmoev1.DriftSourcePrometheus, Prometheus: &semmoev1.PrometheusSource{Address: "https://prometheus.monitoring.svc:9090", Query: "x"}}
+		}, nil},
+		"a Prometheus elsewhere": {func(m *semmoev1.MoEDeployment) {
+			profiling(m)
+			m.Spec.Drift = semmoev1.DriftSpec{Source: semmoev1.DriftSourcePrometheus, Prometheus: &semmoev1.PrometheusSource{Address: "https://prometheus.other.svc", Query: "x"}}
+		}, []string{"spec.drift.prometheus.address"}},
 		"plan and profile that do not exist": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "no-profile"}}
 			m.Spec.Placement.PlanRef = &semmoev1.PlanReference{Name: "no-plan"}

@@ -19,6 +19,7 @@ import (
 	"github.com/semmoe/operator/controllers"
 	"github.com/semmoe/operator/controllers/retention"
 	"github.com/semmoe/operator/internal/artifact/access"
+	"github.com/semmoe/operator/internal/promquery"
 	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/webhook"
 )
@@ -27,6 +28,7 @@ func newManagerCommand() *cobra.Command {
 	var options controllers.Options
 	var store access.Access
 	var storeCA, pull, routerAuthority string
+	var prometheusHosts []string
 	var webhooks webhookOptions
 	// A lost leader is replaced within 20 s: a successor may see its last renewal 2.2 retry periods late, waits for the lease to pass,
 	// and may ask for it 2.2 periods after that (client-go's jitter). One that ends in order gives its lease back at once.
@@ -61,6 +63,9 @@ func newManagerCommand() *cobra.Command {
 			if store.CA, err = namespacedName("--store-ca", storeCA); err != nil {
 				return err
 			}
+			if options.PrometheusHosts, err = promquery.ParseHosts(prometheusHosts); err != nil {
+				return fmt.Errorf("--prometheus-hosts: %w", err)
+			}
 			options.Store, options.OwnNamespace = &store, os.Getenv("POD_NAMESPACE")
 			if options.Routers, err = routerIdentity(ctx, config, routerAuthority); err != nil {
 				return err
@@ -76,7 +81,7 @@ func newManagerCommand() *cobra.Command {
 				return err
 			}
 			if webhooks.enabled() {
-				if err := webhooks.serve(manager, certificates); err != nil {
+				if err := webhooks.serve(manager, certificates, options.PrometheusHosts); err != nil {
 					return err
 				}
 			}
@@ -91,6 +96,7 @@ func newManagerCommand() *cobra.Command {
 	flags.StringVar(&storeCA, "store-ca", cmp.Or(os.Getenv("POD_NAMESPACE"), "semmoe-system")+"/semmoe-store-ca", "namespace/name of the ConfigMap with the store's certificate authority as ca.crt")
 	flags.StringVar(&store.TokenFile, "store-token-file", access.TokenFile, "file with the manager's token for the store")
 	flags.StringVar(&routerAuthority, "router-client-authority", cmp.Or(os.Getenv("POD_NAMESPACE"), "semmoe-system")+"/"+managerauth.SecretName, "namespace/name of the Secret with the certificate authority by which request routers know managers; created where it does not exist")
+	flags.StringSliceVar(&prometheusHosts, "prometheus-hosts", nil, "hosts (name or IP address, optionally with a port) that drift.prometheus.address of every namespace may name; Services with a cluster IP of the object's own namespace are always allowed")
 	flags.IntVar(&options.SolverWorkers, "solver-workers", 1, "plans that are solved at a time; each holds a routing trace in memory")
 	flags.DurationVar(&options.Retention, "artifact-retention", retention.DefaultRetention, "how long artifacts are kept in the store after an object last named them")
 	flags.StringVar(&base.Metrics.BindAddress, "metrics-bind-address", ":8443", "address of the metrics endpoint (HTTPS; the API server authenticates and authorizes its callers); 0 turns it off")

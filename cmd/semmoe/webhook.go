@@ -15,6 +15,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	ctrlwebhook "sigs.k8s.io/controller-runtime/pkg/webhook"
 
+	"github.com/semmoe/operator/internal/promquery"
 	"github.com/semmoe/operator/internal/regularfile"
 	"github.com/semmoe/operator/webhook"
 )
@@ -72,11 +73,11 @@ func (o *webhookOptions) server(config *rest.Config) (ctrlwebhook.Server, *webho
 }
 
 // serve adds the webhooks to a manager that was made with the server.
-func (o *webhookOptions) serve(manager ctrl.Manager, certificates *webhook.Certificates) error {
+func (o *webhookOptions) serve(manager ctrl.Manager, certificates *webhook.Certificates, hosts promquery.Hosts) error {
 	if certificates != nil {
 		if err := manager.Add(certificates); err != nil {
 			return fmt.Errorf("set up the certificate of the webhooks: %w", err)
 		}
 	}
-	return webhook.Add(manager)
+	return webhook.Add(manager, hosts)
 }

@@ -178,7 +178,7 @@ func TestAssessFromPrometheus(t *testing.T) {
 		m.Spec.Drift.Prometheus = &semmoev1.PrometheusSource{Address: server.URL, Query: "lar", AuthSecret: "prom"}
 	})
 	inUse := moedtest.PlanFor400()
-	r := &Reconciler{Client: kube, Secrets: kube, Prometheus: &promquery.Client{}}
+	r := &Reconciler{Client: kube, Secrets: kube, Prometheus: &promquery.Client{Hosts: promquery.Hosts{"127.0.0.1"}}}
 	planned := planner.Planning{Serving: revisions.LayoutOf(inUse, semmoev1.RealizationEngineMap), Promise: inUse}
 	serving := revisions.StatefulSet(&appsv1.StatefulSet{Spec: appsv1.StatefulSetSpec{Replicas: new(int32(1))}})
 	serving.Template().Annotations = map[string]string{semmoev1.AnnotationPlanDigest: planned.Serving.Digest}
@@ -232,7 +232,7 @@ func TestAssessFromPrometheus(t *testing.T) {
 				assess(moedtest.Start)
 				status = tc.status
 			} else {
-				r.Prometheus = &promquery.Client{}
+				r.Prometheus = &promquery.Client{Hosts: promquery.Hosts{"127.0.0.1"}}
 			}
 			if a := assess(moedtest.Start); a.Reason != tc.want || a.Message == "" || a.Replan() {
 				t.Errorf("reason %s (%s), want %s", a.Reason, a.Message, tc.want)

@@ -2,19 +2,18 @@ package promquery
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/api"
 	prometheus "github.com/prometheus/client_golang/api/prometheus/v1"
 	"github.com/prometheus/common/model"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 const (
@@ -24,14 +23,12 @@ const (
 	rest = 50 * time.Second
 	// maxAnswer bounds an answer, in bytes: a series of a hundred values has a few thousand.
 	maxAnswer = 1 << 20
-	// maxRemote bounds what of a server's own text is repeated.
-	maxRemote = 300
 )
 
 // Query is what is asked, and of whom.
 type Query struct {
-	// Address is the base URL of the server.
-	Address string
+	// Address is the base URL of the server, and Namespace the namespace of the object that names it.
+	Address, Namespace string
 	// Token is sent as a bearer token; empty for none.
 	Token string
 	// Expression is in PromQL.
@@ -49,9 +46,9 @@ type Point struct {
 
 // Why there is no series, in the form of a condition's reason.
 const (
+	NotAllowed    = "PrometheusNotAllowed"
 	Unavailable   = "PrometheusUnavailable"
 	Refused       = "PrometheusRefused"
-	NoPrometheus  = "PrometheusUnreadable"
 	Warned        = "PrometheusWarned"
 	NoSeries      = "PrometheusNoSeries"
 	SeveralSeries = "PrometheusSeveralSeries"
@@ -60,17 +57,24 @@ const (
 // Error is why there is no series.
 type Error struct {
 	Reason, Message string
-	// Cause is what lies behind it, for logs: its text may change from time to time. Nil where there is nothing more to say.
+	// Cause is the underlying error, for logs only: its text may name addresses or contain text of the server. Nil where there is none.
 	Cause error
+
+	// away reports that the server did not answer at all.
+	away bool
 }
 
 func (e *Error) Error() string { return e.Message }
 
 func (e *Error) Unwrap() error { return e.Cause }
 
-// Client asks servers. It is safe for concurrent use; the zero value asks directly.
+// Client queries servers. It is safe for concurrent use. The zero value allows no server.
 type Client struct {
-	// Transport sends the requests; nil for http.DefaultTransport.
+	// Hosts are the hosts that objects of every namespace may name.
+	Hosts Hosts
+	// Services lists the Services of an object's own namespace, past any cache; nil allows none of them.
+	Services client.Reader
+	// Transport sends the requests to allowed servers; nil dials them directly.
 	Transport http.RoundTripper
 	// Now is the clock; nil for time.Now.
 	Now func() time.Time
@@ -88,41 +92,41 @@ type absence struct {
 
 // Range is the values of the one series that the query yields, the oldest first. The error is an *Error.
 func (c *Client) Range(ctx context.Context, q Query) ([]Point, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	route, err := c.route(ctx, q)
+	if err != nil {
+		return nil, errorOf(err)
+	}
 	if err := c.known(q.Address); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	value, warnings, err := c.ask(ctx, q)
+	value, warnings, err := ask(ctx, route, q)
 	if err != nil {
 		told := errorOf(err)
-		if told.Reason == Unavailable && !errors.Is(err, context.Canceled) {
+		if told.away {
 			c.remember(q.Address, told)
 		}
 		return nil, told
 	}
 	if len(warnings) > 0 {
-		return nil, &Error{Reason: Warned, Message: "Prometheus warns that its answer may be wrong: " + shorten(warnings[0])}
+		return nil, &Error{Reason: Warned, Message: "Prometheus warns that its answer may be wrong: evaluate spec.drift.prometheus.query there", Cause: errors.New(warnings[0])}
 	}
 	return seriesOf(value)
 }
 
 // ask sends a query.
-func (c *Client) ask(ctx context.Context, q Query) (model.Value, prometheus.Warnings, error) {
-	next := c.Transport
-	if next == nil {
-		next = http.DefaultTransport
-	}
-	client, err := api.NewClient(api.Config{Address: q.Address, Client: &http.Client{
-		Transport: &transport{next, q.Token},
+func ask(ctx context.Context, route http.RoundTripper, q Query) (model.Value, prometheus.Warnings, error) {
+	server, err := api.NewClient(api.Config{Address: q.Address, Client: &http.Client{
+		Transport: &transport{route, q.Token},
 		CheckRedirect: func(*http.Request, []*http.Request) error {
-			return http.ErrUseLastResponse // a token is for the named server alone, and so is the operator's place in the network
+			return http.ErrUseLastResponse // the token, and the manager's place in the network, are for the allowed server only
 		},
 	}})
 	if err != nil {
-		return nil, nil, &Error{Reason: Refused, Message: "The address of Prometheus is no URL", Cause: err}
+		return nil, nil, &Error{Reason: NotAllowed, Message: notAllowed, Cause: err}
 	}
-	return prometheus.NewAPI(client).QueryRange(ctx, q.Expression, prometheus.Range{Start: q.Start, End: q.End, Step: q.Step})
+	return prometheus.NewAPI(server).QueryRange(ctx, q.Expression, prometheus.Range{Start: q.Start, End: q.End, Step: q.Step})
 }
 
 // transport adds the token to requests and bounds the answers.
@@ -195,44 +199,34 @@ func (c *Client) now() time.Time {
 	return c.Now()
 }
 
-// errorOf tells what an error of the API's client means. Only Prometheus' own words about the query are repeated: an address may
-// lead to anything.
+// unavailable is the message for every failure to get a series: an object's author must not learn from it which addresses of the manager's
+// network answer, nor what they answer.
+const unavailable = "Prometheus returns no usable answer. Check the address, its certificate, the token, and that the query yields one series; the log of the manager has the cause"
+
+// errorOf classifies an error of the API's client. No text of the server is part of a message.
 func errorOf(err error) *Error {
 	var told *Error
 	var answered *prometheus.Error
 	switch {
 	case errors.As(err, &told):
 		return told
-	case errors.Is(err, errTooLong):
-		return &Error{NoPrometheus, fmt.Sprintf("Prometheus' answer has more than %d bytes: make the query yield one series", maxAnswer), err}
-	case errors.Is(err, context.DeadlineExceeded):
-		return &Error{Unavailable, fmt.Sprintf("Prometheus has not answered within %s", timeout), err}
-	case errors.As(err, new(*tls.CertificateVerificationError)):
-		return &Error{Unavailable, "The certificate of Prometheus is not valid for its address, or of no authority that the operator knows: the chart's caBundle tells it others", err}
-	case errors.As(err, new(net.Error)), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, context.Canceled):
-		return &Error{Unavailable, "Prometheus cannot be reached", err}
 	case !errors.As(err, &answered):
-		return &Error{NoPrometheus, notPrometheus, err}
+		noAnswer := errors.As(err, new(net.Error)) || errors.Is(err, context.DeadlineExceeded)
+		return &Error{Unavailable, unavailable, err, noAnswer && !errors.Is(err, context.Canceled)}
 	}
 	switch answered.Type {
 	case prometheus.ErrBadData, prometheus.ErrExec, prometheus.ErrTimeout, prometheus.ErrCanceled:
-		return &Error{Refused, "Prometheus does not evaluate the query: " + shorten(answered.Msg), err}
-	case prometheus.ErrClient:
-		return &Error{Refused, fmt.Sprintf("Prometheus refuses the query (%s): the token, or the address, is not right", answered.Msg), err}
-	case prometheus.ErrServer:
-		return &Error{Unavailable, fmt.Sprintf("Prometheus fails (%s)", answered.Msg), err}
+		return &Error{Reason: Refused, Message: "Prometheus does not evaluate the query: evaluate spec.drift.prometheus.query there", Cause: err}
 	}
-	return &Error{NoPrometheus, notPrometheus, err}
+	return &Error{Reason: Unavailable, Message: unavailable, Cause: err, away: answered.Type == prometheus.ErrServer}
 }
-
-const notPrometheus = "The address does not answer as Prometheus does"
 
 // seriesOf is the one series of an answer.
 func seriesOf(value model.Value) ([]Point, error) {
 	matrix, ok := value.(model.Matrix)
 	switch {
 	case !ok:
-		return nil, &Error{Reason: NoPrometheus, Message: notPrometheus}
+		return nil, &Error{Reason: Unavailable, Message: unavailable, Cause: fmt.Errorf("the answer is a %T", value)}
 	case len(matrix) == 0:
 		return nil, &Error{Reason: NoSeries, Message: "The query yields no series"}
 	case len(matrix) > 1:
@@ -243,13 +237,4 @@ func seriesOf(value model.Value) ([]Point, error) {
 		points[i] = Point{pair.Timestamp.Time(), float64(pair.Value)}
 	}
 	return points, nil
-}
-
-// shorten bounds a server's text, and keeps it on one line.
-func shorten(text string) string {
-	text = strings.Join(strings.Fields(text), " ")
-	if len(text) > maxRemote {
-		return strings.ToValidUTF8(text[:maxRemote], "") + " ..."
-	}
-	return text
 }

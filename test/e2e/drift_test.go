@@ -133,7 +133,6 @@ func TestDriftIsTold(t *testing.T) {
 		{"PrometheusNotARate", http.StatusOK, "50", ""},
 		{"PrometheusStale", http.StatusOK, "NaN", ""},
 		{"PrometheusRefused", http.StatusBadRequest, "", `{"status":"error","errorType":"bad_data","error":"unexpected character"}`},
-		{"PrometheusUnreadable", http.StatusOK, "", `<html>Not found</html>`},
 		{"PrometheusWarned", http.StatusOK, "", `{"status":"success","data":{"resultType":"matrix","result":[]},"warnings":["a remote server is away"]}`},
 		{"PrometheusNoSeries", http.StatusOK, "", `{"status":"success","data":{"resultType":"matrix","result":[]}}`},
 		{"PrometheusSeveralSeries", http.StatusOK, "", `{"status":"success","data":{"resultType":"matrix","result":[{"metric":{"a":"1"},"values":[]},{"metric":{"a":"2"},"values":[]}]}}`},
@@ -141,6 +140,12 @@ func TestDriftIsTold(t *testing.T) {
 		prometheus.tell(wrong.status, wrong.value, wrong.answer)
 		look(metav1.ConditionUnknown, wrong.reason)
 	}
+	name := func(address string) {
+		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Drift.Prometheus.Address = address })
+	}
+	name("http://prometheus.monitoring.svc:9090")
+	look(metav1.ConditionUnknown, "PrometheusNotAllowed")
+	name(address)
 	secret := func(name string) {
 		update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Drift.Prometheus.AuthSecret = name })
 	}

@@ -35,6 +35,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers"
+	"github.com/semmoe/operator/internal/promquery"
 	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/test/audit"
 	"github.com/semmoe/operator/test/faults"
@@ -207,7 +208,7 @@ func startManagerAs(t *testing.T, config *rest.Config, release, namespace string
 	if injector != nil {
 		config, log = injector.Config(config), injector.Logger(ctrl.Log)
 	}
-	options := controllers.Options{Image: release, Namespaces: []string{namespace}, HTTP: podClient(t), Routers: routerIdentity(t), Store: startStore(t)}
+	options := controllers.Options{Image: release, Namespaces: []string{namespace}, HTTP: podClient(t), Routers: routerIdentity(t), Store: startStore(t), PrometheusHosts: promquery.Hosts{"127.0.0.1"}}
 	if injector != nil {
 		options.Now = injector.Now
 	}

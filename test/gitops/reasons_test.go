@@ -29,7 +29,7 @@ var constants = map[string]map[string][]string{
 		"api/v1alpha1":                       {"VerdictNoGainExpected", "VerdictLocalityDoesNotPay"},
 		"controllers/moedeployment/locality": {"OnTarget", "BelowPromise", "Drifted"},
 		"internal/engine":                    {"ReasonNoAllToAll"},
-		"internal/promquery":                 {"Unavailable", "Refused", "NoPrometheus", "Warned", "NoSeries", "SeveralSeries"},
+		"internal/promquery":                 {"NotAllowed", "Unavailable", "Refused", "Warned", "NoSeries", "SeveralSeries"},
 		"internal/rollout":                   {"ReasonStarting", "ReasonSoaking", "ReasonUnconfirmed"},
 	},
 	"semmoe.io/PlacementPlan": {"api/v1alpha1": {"VerdictNoGainExpected", "VerdictLocalityDoesNotPay"}},

@@ -14,8 +14,12 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/internal/printable"
 	"github.com/semmoe/operator/internal/promquery"
 )
+
+// maxCause bounds the cause of a failure in the log, in bytes: it can hold text of the server.
+const maxCause = 512
 
 // tokenKey is the key of a Secret with a bearer token.
 const tokenKey = "token"
@@ -41,11 +45,11 @@ func (s Prometheus) Ask(ctx context.Context, moed *semmoev1.MoEDeployment, since
 		return evidence
 	}
 	points, err := s.Client.Range(ctx, promquery.Query{
-		Address: source.Address, Token: token, Expression: source.Query,
+		Address: source.Address, Namespace: moed.Namespace, Token: token, Expression: source.Query,
 		Start: evidence.End.Add(step - 2*evidence.Window), End: evidence.End, Step: step,
 	})
 	if told := (*promquery.Error)(nil); errors.As(err, &told) {
-		logr.FromContextOrDiscard(ctx).V(1).Info("Prometheus does not tell the local activation rate", "reason", told.Message, "cause", fmt.Sprint(told.Cause))
+		logr.FromContextOrDiscard(ctx).Info("Cannot read the local activation rate from Prometheus", "reason", told.Reason, "cause", printable.Line(fmt.Sprint(told.Cause), maxCause))
 		evidence.Problem = desired.Finding{Reason: told.Reason, Message: told.Message}
 		return evidence
 	}

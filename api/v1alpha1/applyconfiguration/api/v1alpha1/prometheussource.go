@@ -7,7 +7,9 @@ package v1alpha1
 //
 // PrometheusSource is a query of a Prometheus server, or of one that speaks its HTTP API.
 type PrometheusSourceApplyConfiguration struct {
-	// address is the server's base URL, as the operator reaches it: http:// or https://, host, optionally port and path.
+	// address is the server's base URL, as the operator reaches it: http:// or https://, host, optionally port and path. The host must be
+	// a Service of this namespace that has a cluster IP (name.namespace.svc), or one that the operator lists (chart value
+	// prometheus.allowedHosts).
 	// The certificate of an https server must be valid for the certificate authorities of the operator's image, which are the
 	// public ones, or those of the chart's caBundle. Redirections are not followed.
 	Address *string `json:"address,omitempty"`

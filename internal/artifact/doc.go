@@ -28,6 +28,6 @@
 //	GET    /result                {"digest": …}
 //
 // and GET /v1/artifacts lists every scope. An error is {"error": "what is wrong"} with status 400 (malformed name), 401
-// (token), 403 (not this pod's), 404, 408 (the body stalled: try again), 409 (in use), 411 (no length), 413 (too large), 422 (the bytes
-// are not those of the digest), 429 (too many new tokens: try again), 503 (try again) or 507 (the store is full).
+// (token), 403 (not this pod's), 404, 408 (the body stalled, or was slow: try again), 409 (in use), 411 (no length), 413 (too large), 422 (the bytes
+// are not those of the digest), 429 (too many new tokens, or uploads: try again), 503 (try again) or 507 (the store is full).
 package artifact

@@ -3,15 +3,19 @@ package store
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"gocloud.dev/blob"
 	"gocloud.dev/blob/fileblob"
 	_ "gocloud.dev/blob/s3blob" // opens s3:// URLs
 	"golang.org/x/sys/unix"
+
+	"github.com/semmoe/operator/internal/artifact"
 )
 
 const lockName = ".lock"
@@ -82,6 +86,31 @@ func removeTemporary(path string) error {
 		}
 	}
 	return nil
+}
+
+// list returns the artifacts whose keys begin with a prefix. The bucket's own list fails where a file disappears meanwhile, as those of
+// uploads do.
+func (d *directory) list(prefix string) ([]artifact.Artifact, error) {
+	entries, err := os.ReadDir(d.handle.Name())
+	if err != nil {
+		return nil, err
+	}
+	artifacts := []artifact.Artifact{} // a list in JSON, not null
+	for _, entry := range entries {
+		scope, digest, ok := parseArtifactKey(entry.Name())
+		if !ok || !strings.HasPrefix(entry.Name(), prefix) {
+			continue
+		}
+		info, err := entry.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		artifacts = append(artifacts, artifact.Artifact{Scope: scope, Digest: digest, Size: info.Size(), Modified: info.ModTime()})
+	}
+	return artifacts, nil
 }
 
 // sync makes names durable: without it, a rename can be lost with the power.

@@ -16,8 +16,8 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 )
 
-// stallTimeout is how long a transfer may stand still before it is cut off. There is no limit on the whole: how long an
-// artifact takes depends on its size.
+// stallTimeout is how long a transfer may stand still before it is cut off. The limit of a whole upload depends on its size
+// (uploadDeadline).
 const stallTimeout = time.Minute
 
 // handler speaks the protocol.
@@ -27,6 +27,7 @@ type handler struct {
 	metrics  *metrics
 	log      logr.Logger
 	maxBytes int64
+	uploads  uploads
 }
 
 // request is one request after its path was read and its caller was let in.
@@ -35,6 +36,7 @@ type request struct {
 	w     *response
 	log   logr.Logger
 	scope artifact.Scope
+	who   caller
 }
 
 func (h *handler) routes() http.Handler {
@@ -98,7 +100,7 @@ func (h *handler) admit(r *request, verb Verb) error {
 	if err != nil {
 		return err
 	}
-	r.log = r.log.WithValues("caller", who.name())
+	r.who, r.log = who, r.log.WithValues("caller", who.name())
 	if everything && !who.manager {
 		return fail(http.StatusForbidden, "only the manager may list all artifacts")
 	}
@@ -114,9 +116,9 @@ func (h *handler) answer(r *request, err error) {
 	var gone *clientError
 	switch {
 	case errors.As(err, &status):
-		r.log.Info("Refusing", "status", status.Code, "reason", status.Message)
+		r.log.Info("Refusing", "status", status.Code, "reason", err.Error())
 	case errors.As(err, &gone), r.Context().Err() != nil:
-		status = &artifact.StatusError{Code: http.StatusRequestTimeout, Message: "the transfer was cut off, or stood still for " + stallTimeout.String()}
+		status = &artifact.StatusError{Code: http.StatusRequestTimeout, Message: "the transfer was cut off, stood still for " + stallTimeout.String() + ", or was slower than 64 KiB/s"}
 		r.log.Info("Transfer was cut off", "reason", err.Error())
 	default:
 		r.log.Error(err, "Failed")
@@ -138,7 +140,19 @@ func (h *handler) put(r *request) error {
 	case r.ContentLength > h.maxBytes:
 		return fail(http.StatusRequestEntityTooLarge, "the artifact has %d bytes, at most %d are allowed", r.ContentLength, h.maxBytes)
 	}
-	body := &upload{r: r.Body, control: r.w.control}
+	end, err := h.uploads.begin(r.who)
+	if err != nil {
+		return err
+	}
+	defer end()
+	present, err := h.store.List(r.Context(), &r.scope)
+	if err != nil {
+		return err
+	}
+	if err := checkScope(present, digest, r.ContentLength, h.maxBytes); err != nil {
+		return err
+	}
+	body := &upload{r: r.Body, control: r.w.control, deadline: uploadDeadline(time.Now(), r.ContentLength)}
 	err = h.store.Put(r.Context(), r.scope, digest, body, r.ContentLength)
 	h.metrics.bytes.WithLabelValues("in").Add(float64(body.received))
 	if err != nil {
@@ -306,16 +320,21 @@ func (w *response) json(code int, value any) {
 // Every connection of a server can have deadlines.
 func (w *response) extend() { w.control.SetWriteDeadline(time.Now().Add(stallTimeout)) } //nolint:errcheck
 
-// upload reads the body of a request, and gives its connection another while with each part. Once all has arrived there
-// is no deadline: the disk may take its time.
+// upload reads the body of a request. Each part extends the time of its connection, up to the deadline of the whole. Once all has arrived
+// there is no deadline: the disk may take its time.
 type upload struct {
 	r        io.Reader
 	control  *http.ResponseController
+	deadline time.Time
 	received int64
 }
 
 func (u *upload) Read(p []byte) (int, error) {
-	u.control.SetReadDeadline(time.Now().Add(stallTimeout)) //nolint:errcheck
+	next := time.Now().Add(stallTimeout)
+	if u.deadline.Before(next) {
+		next = u.deadline
+	}
+	u.control.SetReadDeadline(next) //nolint:errcheck
 	n, err := u.r.Read(p)
 	u.received += int64(n)
 	switch {

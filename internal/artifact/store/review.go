@@ -113,7 +113,7 @@ func (r *reviewer) identify(ctx context.Context, address, token string) (caller,
 	// One question for all the requests that a client sends at once, which outlives the one that came first.
 	v, err, _ := r.flights.Do(string(key[:]), func() (any, error) {
 		if _, confirmed := r.confirmed.Get(key); !confirmed && !r.admits(address) {
-			return nil, fail(http.StatusTooManyRequests, "%s shows more new tokens than %d a second", address, strangeRate)
+			return nil, fail(http.StatusTooManyRequests, "more than %d new tokens a second come from this address", strangeRate)
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
 		defer cancel()
@@ -128,7 +128,7 @@ func (r *reviewer) identify(ctx context.Context, address, token string) (caller,
 		case errors.As(err, &refusal):
 			r.known.Add(key, verdict{refusal: err}, refusedFor)
 		default:
-			return nil, fail(http.StatusServiceUnavailable, "the API server cannot be asked about the token: %v", err)
+			return nil, because(fail(http.StatusServiceUnavailable, "the token cannot be checked now"), err)
 		}
 		return verdict{c, err}, nil
 	})
@@ -159,7 +159,7 @@ func (r *reviewer) review(ctx context.Context, token string) (caller, error) {
 	status := review.Status
 	switch {
 	case !status.Authenticated:
-		return caller{}, fail(http.StatusUnauthorized, "the token is not valid for audience %s: %s", artifact.Audience, status.Error)
+		return caller{}, because(fail(http.StatusUnauthorized, "the token is not valid for audience %s", artifact.Audience), errors.New(status.Error))
 	case !slices.Contains(status.Audiences, artifact.Audience):
 		// An authenticator that knows no audiences would let any token pass.
 		return caller{}, fail(http.StatusUnauthorized, "the token is for the audiences %q, not for %s", status.Audiences, artifact.Audience)
@@ -244,6 +244,10 @@ func expiry(token string) time.Time {
 	c, _ := claimsOf(token)
 	return time.Unix(c.Expiry, 0)
 }
+
+// because adds a cause to the error of an answer. The cause is logged, and not sent: it can name addresses and other objects of the
+// cluster.
+func because(answer, cause error) error { return fmt.Errorf("%w (%w)", answer, cause) }
 
 // fail makes the error of an answer.
 func fail(code int, format string, args ...any) error {

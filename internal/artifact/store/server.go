@@ -88,10 +88,14 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options, sta
 		metrics:  m,
 		log:      log,
 		maxBytes: options.MaxArtifactBytes,
+		uploads:  uploads{max: maxUploads},
+	}
+	if store.dir == nil {
+		routes.uploads.max = maxBucketUploads
 	}
 	service := newHTTPServer(routes.routes(), log)
 	service.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: certificate}
-	probes := newHTTPServer(probeRoutes(store, registry), log)
+	probes := newHTTPServer(probeRoutes(store, registry, log), log)
 
 	serviceListener, err := net.Listen("tcp", options.BindAddress)
 	if err != nil {
@@ -163,13 +167,14 @@ func newHTTPServer(routes http.Handler, log logr.Logger) *http.Server {
 	return server
 }
 
-func probeRoutes(store *Store, registry *prometheus.Registry) http.Handler {
+func probeRoutes(store *Store, registry *prometheus.Registry, log logr.Logger) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		if err := store.Ready(r.Context()); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			log.Info("Not ready", "reason", err.Error())
+			http.Error(w, "the store cannot reach its bucket; its log has the cause", http.StatusServiceUnavailable)
 			return
 		}
 		fmt.Fprintln(w, "ok")

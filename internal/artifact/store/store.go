@@ -209,6 +209,9 @@ func (s *Store) List(ctx context.Context, scope *artifact.Scope) ([]artifact.Art
 	if scope != nil {
 		options.Prefix = scopePrefix(*scope)
 	}
+	if s.dir != nil {
+		return s.dir.list(options.Prefix)
+	}
 	artifacts := []artifact.Artifact{} // a list in JSON, not null
 	objects := s.bucket.List(options)
 	for {
@@ -353,7 +356,7 @@ func full(err error) error {
 	var answer interface{ HTTPStatusCode() int } // of S3
 	for _, cause := range []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG} {
 		if errors.Is(err, cause) {
-			return fail(http.StatusInsufficientStorage, "the store is full (%v): enlarge its volume, or shorten the retention", cause)
+			return fail(http.StatusInsufficientStorage, "the store is full: enlarge its volume, or shorten the retention")
 		}
 	}
 	if errors.As(err, &answer) && answer.HTTPStatusCode() == http.StatusInsufficientStorage {

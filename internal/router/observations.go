@@ -52,6 +52,8 @@ type Observations struct {
 
 	activations *prometheus.CounterVec
 	failures    prometheus.Counter
+	// givenUp counts answers that could not be held.
+	givenUp prometheus.Counter
 }
 
 // newObservations registers the metrics of what is observed with a proxy's options.
@@ -68,11 +70,15 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 			Name: "semmoe_router_sample_failures_total", Help: "Sampled requests whose routed experts were absent or unreadable, or that another rank served than was chosen.",
 		}),
 	}
+	o.givenUp = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "semmoe_router_sample_given_up_total",
+		Help: "Answers that were passed on with the routed experts in them, uncounted, because the memory for samples had no room for them.",
+	})
 	if options.RoutedExperts.UnstreamedOnly {
 		o.population.Requests = lar.RequestsUnstreamed
 	}
 	o.capture.compares = options.RoutedExperts.Decode != nil && !options.RoutedExperts.Unasked
-	registry.MustRegister(o.activations, o.failures, &reports.Collector{Report: o.report, Covered: o.covered}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	registry.MustRegister(o.activations, o.failures, o.givenUp, &reports.Collector{Report: o.report, Covered: o.covered}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "semmoe_router_window_imbalance", Help: "Largest over mean estimated token load of the ranks, over the last 128 requests; NaN before the first.",
 	}, o.window.Imbalance))
 	return o

@@ -24,7 +24,7 @@ const (
 	// megabytes of them. All of an answer is held until it is counted, about two and a half times over.
 	longAnswer = 64 << 20
 	// heldAtOnce bounds what they may take of all sampled requests that run: with what is made of them less than a router's memory.
-	heldAtOnce = 256 << 20
+	heldAtOnce = 128 << 20
 )
 
 // answerBytes is about how many bytes an engine takes to tell the experts of a request, a prompt's with each of its answers: in base64
@@ -105,12 +105,13 @@ func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ lo
 	return asked, look{sampled: chosen, strips: chosen || ok && engine.Unasked, asks: chosen && !engine.Unasked, long: long}
 }
 
-// measured is what is done with an answer that tells its size: where there is no memory to count so much, it is not sampled after all. It
-// is read all the same, and others wait for that.
+// measured is what is done with an answer that tells its size: an answer that does not fit into the memory for samples is neither counted
+// nor read, and its client gets it as it is.
 func (s *sender) measured(response *http.Response, lease *Lease, done look) look {
-	if length := wire.Length(response); done.sampled && !s.observations.hold(lease, length) {
-		s.observations.keep(lease, length-lease.held)
-		done.sampled, done.long = false, true
+	if length := wire.Length(response); done.strips && !wire.IsStream(response) && !s.observations.hold(lease, length) {
+		done.long = done.long || done.sampled
+		done.sampled, done.strips = false, false
+		s.observations.givenUp.Inc()
 	}
 	return done
 }
@@ -173,13 +174,29 @@ func (m *meter) wrap(response *http.Response) error {
 		}
 		return rest, nil
 	}
-	if err := wire.Rewrite(response, edit, func() { m.count(found) }); err != nil {
+	if err := wire.Rewrite(response, edit, func() { m.count(found) }, answerRoom{m}); err != nil {
 		return err
 	}
-	if m.sampled {
+	if m.sampled { // and, where it is a stream, not given up before its end
 		response.Body = &endedBody{ReadCloser: response.Body, end: func() { m.observations.aside(m.countTokens) }}
 	}
 	return nil
+}
+
+// answerRoom is the memory in which a meter's answer is held.
+type answerRoom struct{ *meter }
+
+func (r answerRoom) Hold(bytes int64) bool { return r.observations.hold(r.lease, bytes) }
+
+func (r answerRoom) Release() { r.observations.keep(r.lease, -r.lease.held) }
+
+// GiveUp counts a sample that failed: by then the request counts among those that are sampled.
+func (r answerRoom) GiveUp() {
+	r.observations.givenUp.Inc()
+	if r.sampled {
+		r.observations.failures.Inc()
+	}
+	r.sampled = false
 }
 
 // take cuts the routed experts out of JSON, wherever the engine puts them. Of several answers to a request, which all

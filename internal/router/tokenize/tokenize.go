@@ -23,7 +23,7 @@ const (
 	timeout = 50 * time.Millisecond
 	pause   = time.Second
 	// maxAnswer bounds what is read of an answer, far above what the ids of MaxBytes take.
-	maxAnswer = 4 << 20
+	maxAnswer = 1 << 20
 )
 
 // Remote asks engines for the token ids of prompts, where the checkpoint's tokenizer.json cannot be used here. It is safe for

@@ -19,17 +19,27 @@ var dataPrefix = []byte("data:")
 // response.
 type Edit func(data []byte, event bool) ([]byte, error)
 
-// Rewrite edits a response, and calls end once all of it has been edited.
-func Rewrite(response *http.Response, edit Edit, end func()) error {
+// Rewrite edits a response, and calls end once all of it has been edited. What is held of the response takes room; a response for which
+// there is none is passed on as it is, from its first byte or its present line on.
+func Rewrite(response *http.Response, edit Edit, end func(), room Room) error {
 	if IsStream(response) {
 		response.Header.Del("Content-Length")
 		response.ContentLength = -1
-		response.Body = &eventStream{upstream: newLineReader(response.Body), body: response.Body, edit: edit, end: end}
+		response.Body = &eventStream{upstream: newLineReader(response.Body), body: response.Body, edit: edit, end: end, room: room}
 		return nil
 	}
-	data, err := readAll(response)
+	parts, whole, err := readWithin(response, room)
 	if err != nil {
 		return err
+	}
+	if !whole {
+		room.GiveUp()
+		response.Body = &passedOn{parts: parts, rest: response.Body, passed: room.Release}
+		return nil
+	}
+	data := parts[0]
+	if len(parts) > 1 {
+		data = bytes.Join(parts, nil)
 	}
 	if data, err = edit(data, false); err != nil {
 		return err
@@ -39,18 +49,6 @@ func Rewrite(response *http.Response, edit Edit, end func()) error {
 	response.ContentLength = int64(len(data))
 	response.Header.Set("Content-Length", strconv.Itoa(len(data)))
 	return nil
-}
-
-// trustedBytes is how much memory is made ready for an answer because its header says so.
-const trustedBytes = 1 << 30
-
-// readAll is io.ReadAll for a body whose length is probably known: routed experts can take hundreds of megabytes, which are then held
-// once while they arrive.
-func readAll(response *http.Response) ([]byte, error) {
-	// As much more as it wants to be free to meet the end.
-	data := bytes.NewBuffer(make([]byte, 0, int(min(Length(response), trustedBytes))+bytes.MinRead))
-	_, err := data.ReadFrom(response.Body)
-	return data.Bytes(), err
 }
 
 // Length is how long a response's body is, as its header says; 0 where it does not.
@@ -79,18 +77,27 @@ type eventStream struct {
 	body     io.Closer
 	edit     Edit
 	end      func()
+	room     Room
 	pending  []byte
 	skip     bool // the blank line that ended an event that was left out
-	err      error
+	// asIs is the rest of the stream once there was no room for a line; nil before.
+	asIs io.ReadCloser
+	err  error
 }
 
 func (s *eventStream) Read(p []byte) (int, error) {
+	if s.asIs != nil {
+		return s.asIs.Read(p)
+	}
 	for len(s.pending) == 0 {
 		if s.err != nil {
 			return 0, s.err
 		}
 		var line []byte
-		line, s.err = s.upstream.ReadBytes('\n')
+		line, s.err = s.line()
+		if s.asIs != nil {
+			return s.asIs.Read(p)
+		}
 		var err error
 		if s.pending, err = s.pass(line); err != nil {
 			s.err = err
@@ -104,7 +111,34 @@ func (s *eventStream) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (s *eventStream) Close() error { return s.body.Close() }
+func (s *eventStream) Close() error {
+	if s.asIs != nil {
+		return s.asIs.Close()
+	}
+	return s.body.Close()
+}
+
+// line reads a line, which is valid until the next one is read. Where there is no room for it, asIs reads what has come of it, and the rest of
+// the stream.
+func (s *eventStream) line() ([]byte, error) {
+	var parts [][]byte
+	held := int64(0)
+	for {
+		part, err := s.upstream.ReadSlice('\n')
+		if err != bufio.ErrBufferFull && len(parts) == 0 {
+			return part, err
+		}
+		parts = append(parts, bytes.Clone(part))
+		if held += int64(len(part)); !s.room.Hold(held) {
+			s.room.GiveUp()
+			s.asIs = &passedOn{parts: parts, rest: &replacedBody{Reader: s.upstream, Closer: s.body}, passed: s.room.Release}
+			return nil, nil
+		}
+		if err != bufio.ErrBufferFull {
+			return bytes.Join(parts, nil), err
+		}
+	}
+}
 
 // pass returns what the client gets of a line.
 func (s *eventStream) pass(line []byte) ([]byte, error) {

@@ -250,6 +250,9 @@ func (c *Client) request(ctx context.Context, method, url string, body []byte) f
 	}
 }
 
+// maxAnswerBytes bounds an answer in JSON: a list of some 200,000 artifacts.
+const maxAnswerBytes = 64 << 20
+
 // doJSON does a request, and reads its answer into the value, if there is one.
 func (c *Client) doJSON(ctx context.Context, request func() (*http.Request, error), into any) error {
 	response, err := c.do(ctx, request)
@@ -260,7 +263,7 @@ func (c *Client) doJSON(ctx context.Context, request func() (*http.Request, erro
 	if into == nil {
 		return nil
 	}
-	if err := json.NewDecoder(answer{response.Body}).Decode(into); err != nil {
+	if err := json.NewDecoder(io.LimitReader(answer{response.Body}, maxAnswerBytes)).Decode(into); err != nil {
 		return fmt.Errorf("artifact store's answer: %w", err)
 	}
 	return nil

@@ -3,6 +3,7 @@ package kubectl
 import (
 	"context"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -91,10 +92,18 @@ func (c *connection) open() (*Cluster, error) {
 		}
 		ctx, cancel := context.WithTimeout(ctx, metricsTimeout)
 		defer cancel()
-		return core.CoreV1().RESTClient().Get().Namespace(pod.Namespace).Resource("pods").Name(fmt.Sprintf("%s:%d", pod.Name, port)).
-			SubResource("proxy").Suffix("metrics").DoRaw(ctx)
+		page, err := core.CoreV1().RESTClient().Get().Namespace(pod.Namespace).Resource("pods").Name(fmt.Sprintf("%s:%d", pod.Name, port)).
+			SubResource("proxy").Suffix("metrics").Stream(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer page.Close()
+		return io.ReadAll(io.LimitReader(page, maxMetricsBytes))
 	}}, nil
 }
+
+// maxMetricsBytes bounds what is read of a pod's metrics: many times the page of a router with hundreds of ranks.
+const maxMetricsBytes = 16 << 20
 
 // metricsTimeout bounds how long one pod may take to answer, so that one that hangs does not hide the others.
 const metricsTimeout = 10 * time.Second

@@ -71,6 +71,9 @@ func (c *client) waitHealthy(ctx context.Context, limit time.Duration) error {
 	}
 }
 
+// maxAnswerBytes bounds an answer of the engine: several times the routed experts, in base64, of the longest request that is recorded.
+const maxAnswerBytes = 256 << 20
+
 // post sends a request. Answers of 4xx are a *RefusedError; others may be tried again.
 func (c *client) post(ctx context.Context, path string, body, into any) error {
 	data, err := json.Marshal(body)
@@ -94,7 +97,10 @@ func (c *client) post(ctx context.Context, path string, body, into any) error {
 		}
 		return fmt.Errorf("%s: %s", response.Status, errorMessage(text))
 	}
-	return json.NewDecoder(response.Body).Decode(into)
+	if err := json.NewDecoder(io.LimitReader(response.Body, maxAnswerBytes)).Decode(into); err != nil {
+		return fmt.Errorf("failed to read an answer of the engine (at most %d MiB): %w", maxAnswerBytes>>20, err)
+	}
+	return nil
 }
 
 // errorMessage is the message in an OpenAI error, or the text itself.

@@ -123,7 +123,7 @@ func join(ctx context.Context, connection net.Conn, node, nodes int) (wait func(
 		connection.Close()
 		return nil, nil, fmt.Errorf("join the group: %w", err)
 	}
-	answer, err := bufio.NewReader(connection).ReadString('\n')
+	answer, err := bufio.NewReader(io.LimitReader(connection, maxHello)).ReadString('\n')
 	if err != nil || answer != accepted {
 		connection.Close()
 		return nil, nil, errors.Join(fmt.Errorf("join the group: the leader answers %q", strings.TrimSpace(answer)), err, ctx.Err())

@@ -9,11 +9,12 @@ import (
 	"net/url"
 	"runtime/debug"
 	"strings"
-	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/lossless"
 )
 
@@ -77,7 +78,7 @@ func runProbe(ctx context.Context, flags probeFlags) error {
 	}
 	routes := http.NewServeMux()
 	routes.Handle("GET "+probeReadyPath, probe)
-	server := &http.Server{Handler: routes, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
+	server := httpserver.NewProbes(routes, logr.FromContextOrDiscard(ctx))
 	defer server.Close()
 	go server.Serve(listener) //nolint:errcheck // it ends with Close
 

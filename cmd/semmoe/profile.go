@@ -9,18 +9,19 @@ import (
 	"io"
 	"io/fs"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/internal/regularfile"
 	"github.com/semmoe/operator/internal/tokenizer"
@@ -370,7 +371,7 @@ func serveProgress(address string, board *profile.Board) (stop func(), err error
 	if err != nil {
 		return nil, fmt.Errorf("--progress-address: %w", err)
 	}
-	server := &http.Server{Handler: board, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
+	server := httpserver.NewProbes(board, logr.Discard())
 	go server.Serve(listener) //nolint:errcheck // it ends with Close
 	return func() { server.Close() }, nil
 }

@@ -74,7 +74,8 @@ func (f *routerFlags) add(command *cobra.Command) {
 	flags.DurationVar(&f.options.Pool.Hold, "hold", 0, "how long a request may wait for the rank of its experts while that has had more than its share of the last 128 requests, at most "+dispatch.MostHold.String()+": more is local, and answers begin that much later; 0 is not at all (policy price)")
 	flags.IntVar(&f.options.Pool.PendingLimitPerRank, "pending-limit-per-rank", 0, "requests that a rank of a pod may have at a time; when all have as many, clients are answered 429. 0 is no limit")
 	flags.IntVar(&f.options.Pool.CacheTokensPerRank, "cache-tokens-per-rank", defaults.CacheTokensPerRank, "tokens that a rank keeps in its KV cache, as far as the router knows")
-	flags.Int64Var(&f.options.MaxBodyBytes, "max-body-bytes", 32<<20, "largest request body that is accepted; those of all requests may take 384 MiB at once, or twice this and 1 MiB where that is more")
+	flags.Int64Var(&f.options.MaxBodyBytes, "max-body-bytes", 32<<20, "maximum size of a request body in bytes; all requests may hold 384 MiB at once, and requests that are still arriving 64 MiB, or twice this and 1 MiB where that is more")
+	flags.IntVar(&f.options.MaxConnections, "max-connections", router.DefaultMaxConnections, "maximum connections of clients, or, with --endpoint-picker, requests of gateways at a time")
 	flags.DurationVar(&f.options.EndpointWait, "endpoint-wait", 10*time.Second, "how long a request waits for a ready pod before it is answered with 503")
 	flags.DurationVar(&f.options.ClientTimeout, "client-timeout", time.Minute, "how long a client may take to send a body, and how long it may take nothing of an answer; 0 for ever")
 	flags.DurationVar(&f.options.ShutdownDelay, "shutdown-delay", 0, "how long the router takes new connections after SIGTERM although it is no longer ready; for where nothing else, such as a preStop hook, lets load balancers see first that it goes")
@@ -93,6 +94,9 @@ func (f *routerFlags) complete() (err error) {
 	}
 	if o.MaxBodyBytes < 0 || o.MaxBodyBytes > mostBodyBytes {
 		return fmt.Errorf("--max-body-bytes is %d: want 0 to %d", o.MaxBodyBytes, int64(mostBodyBytes))
+	}
+	if o.MaxConnections < 1 {
+		return fmt.Errorf("--max-connections: %d is invalid: at least 1", o.MaxConnections)
 	}
 	if err := f.completeEngine(); err != nil {
 		return err

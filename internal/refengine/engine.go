@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"strconv"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine/sglang"
+	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/refengine/group"
 	"github.com/semmoe/operator/internal/refengine/locality"
@@ -21,6 +21,12 @@ import (
 	"github.com/semmoe/operator/internal/refengine/server"
 	"github.com/semmoe/operator/internal/refengine/shuffle"
 	"github.com/semmoe/operator/internal/tokenizer"
+)
+
+// The engine takes what a request router passes on: the headers of its clients, on one connection for each running request.
+const (
+	maxHeaderBytes = 96 << 10
+	maxConnections = 2048
 )
 
 // Run serves until ctx ends and the requests that run then are done.
@@ -40,7 +46,7 @@ func Run(ctx context.Context, o Options) error {
 func serve(ctx context.Context, listener net.Listener, o Options) error {
 	log := logr.FromContextOrDiscard(ctx)
 	front := server.New()
-	web := &http.Server{Handler: front, ReadHeaderTimeout: 10 * time.Second}
+	web := httpserver.New(httpserver.Options{Handler: front, Log: log, MaxHeaderBytes: maxHeaderBytes, MaxConnections: maxConnections})
 	webDone := make(chan error, 1)
 	go func() { webDone <- web.Serve(listener) }()
 	defer web.Close()
@@ -81,7 +87,7 @@ func serve(ctx context.Context, listener net.Listener, o Options) error {
 	log.Info("Draining")
 	<-front.Drain()
 	// The last answers may still be on their way to the clients.
-	if err := web.Shutdown(work); err != nil && !errors.Is(err, http.ErrServerClosed) {
+	if err := web.Shutdown(work); err != nil {
 		return fmt.Errorf("http server: %w", err)
 	}
 	log.Info("Stopped")

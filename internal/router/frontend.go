@@ -1,16 +1,16 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"net"
-	"net/http"
 	"sync/atomic"
-	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/router/client"
 	"github.com/semmoe/operator/internal/router/picker"
 )
@@ -48,11 +48,15 @@ func newFrontend(pool *Pool, registry *prometheus.Registry, log logr.Logger, opt
 		return nil, nil, err
 	}
 	if options.EndpointPicker == nil {
+		if options.Memory == nil {
+			options.Memory = client.NewMemory(options.MaxBodyBytes)
+		}
 		proxy, observations := NewProxy(pool, registry, log, options.ProxyOptions)
 		front := &clientFrontend{listener: listener}
-		front.Server = &http.Server{
-			Handler: front.counted(closingUnless(&front.ready, proxy)), ReadHeaderTimeout: headerTimeoutOf(options), IdleTimeout: 2 * time.Minute,
-		}
+		front.Server = httpserver.New(httpserver.Options{
+			Handler: closingUnless(&front.ready, proxy), Log: log, ReadHeaderTimeout: headerTimeoutOf(options),
+			MaxHeaderBytes: maxClientHeaderBytes, MaxConnections: cmp.Or(options.MaxConnections, DefaultMaxConnections), Memory: options.Memory,
+		})
 		return front, observations, nil
 	}
 	probes, err := listen(options.Host, options.EndpointPicker.HealthPort)
@@ -61,40 +65,29 @@ func newFrontend(pool *Pool, registry *prometheus.Registry, log logr.Logger, opt
 		return nil, nil, err
 	}
 	chooser, observations := NewEndpointPicker(pool, registry, options.ProxyOptions, options.EndpointPicker.Fallbacks)
-	server := picker.NewServer(chooser, picker.Options{TLS: options.EndpointPicker.TLS, MaxBodyBytes: options.MaxBodyBytes})
+	server := picker.NewServer(chooser, picker.Options{
+		Log: log, TLS: options.EndpointPicker.TLS, MaxBodyBytes: options.MaxBodyBytes, MaxStreams: cmp.Or(options.MaxConnections, DefaultMaxConnections),
+		RequestTimeout: options.ClientTimeout, Memory: options.Memory,
+	})
 	return &gatewayFrontend{server, listener, probes}, observations, nil
 }
 
+// DefaultMaxConnections bounds the connections of clients. One that is served takes about 60 KiB.
+const DefaultMaxConnections = 4096
+
+// maxClientHeaderBytes leaves room for cookies, which grow to several times the size of other headers.
+const maxClientHeaderBytes = 64 << 10
+
 // clientFrontend proxies for clients.
 type clientFrontend struct {
-	*http.Server
+	*httpserver.Server
 	listener net.Listener
 	ready    atomic.Bool
-	running  client.Running
-}
-
-func (f *clientFrontend) counted(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer f.running.Begin()()
-		next.ServeHTTP(w, r)
-	})
-}
-
-// Shutdown closes connections without a request as well: http.Server waits seconds for a first one.
-func (f *clientFrontend) Shutdown(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() {
-		if f.running.Idle(ctx) {
-			f.Server.Close() //nolint:errcheck // Shutdown returns what has failed
-		}
-	}()
-	return f.Server.Shutdown(ctx)
 }
 
 func (f *clientFrontend) Addr() net.Addr { return f.listener.Addr() }
 
-func (f *clientFrontend) Serve() error { return ignoreClosed(f.Server.Serve(f.listener)) }
+func (f *clientFrontend) Serve() error { return f.Server.Serve(f.listener) }
 
 // SetReady asks clients to leave while the router is not ready: others find it by the readiness of its pod, those that are
 // connected do not look.

@@ -21,7 +21,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/semmoe/operator/internal/router/client"
+	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/wire"
 )
@@ -169,8 +169,8 @@ func TestBodiesThatTakeAllMemory(t *testing.T) {
 		w.(http.Flusher).Flush()
 		<-answer
 	})
-	bodies := &client.Bodies{Most: 150_000}
-	router, _ := limitedRouter(t, ProxyOptions{EndpointWait: time.Second, Bodies: bodies}, engine)
+	bodies := &httpserver.Memory{Max: 150_000}
+	router, _ := limitedRouter(t, ProxyOptions{EndpointWait: time.Second, Memory: bodies}, engine)
 	body := `{"prompt":"` + strings.Repeat("x", 40_000) + `"}`
 	began := make(chan *http.Response)
 	go func() {

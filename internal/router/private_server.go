@@ -4,14 +4,13 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"log/slog"
 	"net"
 	"net/http"
 	"time"
 
 	"github.com/go-logr/logr"
-	"golang.org/x/net/netutil"
 
+	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/picker"
 )
@@ -25,7 +24,7 @@ const (
 
 // newPrivateServer returns the server of observations and live samples. It answers only clients with a certificate of the managers'
 // authority, which is given as PEM: live samples can hold prompts.
-func newPrivateServer(observations *Observations, authority []byte, log logr.Logger) (*http.Server, error) {
+func newPrivateServer(observations *Observations, authority []byte, log logr.Logger) (*httpserver.Server, error) {
 	managers := x509.NewCertPool()
 	if !managers.AppendCertsFromPEM(authority) {
 		return nil, errors.New("the certificate authority of the managers is invalid: at least one PEM certificate is required")
@@ -36,13 +35,10 @@ func newPrivateServer(observations *Observations, authority []byte, log logr.Log
 	}
 	config.MinVersion, config.NextProtos = tls.VersionTLS13, nil
 	config.ClientAuth, config.ClientCAs = tls.RequireAndVerifyClientCert, managers
-	server := &http.Server{
-		Handler: privateRoutes(observations), TLSConfig: config, Protocols: new(http.Protocols),
-		ReadTimeout: headerTimeout, WriteTimeout: privateWriteTimeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(log.V(1)), slog.LevelInfo), // refused clients
-	}
-	server.Protocols.SetHTTP1(true)
-	return server, nil
+	return httpserver.New(httpserver.Options{
+		Handler: privateRoutes(observations), TLS: config, Log: log, MaxConnections: maxPrivateConnections,
+		ReadTimeout: httpserver.DefaultReadHeaderTimeout, WriteTimeout: privateWriteTimeout,
+	}), nil
 }
 
 func privateRoutes(observations *Observations) http.Handler {
@@ -54,7 +50,7 @@ func privateRoutes(observations *Observations) http.Handler {
 }
 
 // listenPrivately opens the port for managers. The server is nil where no authority is configured.
-func listenPrivately(options Options, observations *Observations, log logr.Logger) (*http.Server, net.Listener, error) {
+func listenPrivately(options Options, observations *Observations, log logr.Logger) (*httpserver.Server, net.Listener, error) {
 	if len(options.ManagerAuthority) == 0 {
 		return nil, nil, nil
 	}
@@ -66,5 +62,5 @@ func listenPrivately(options Options, observations *Observations, log logr.Logge
 	if err != nil {
 		return nil, nil, err
 	}
-	return server, netutil.LimitListener(listener, maxPrivateConnections), nil
+	return server, listener, nil
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/router/balance"
 	"github.com/semmoe/operator/internal/router/client"
 	"github.com/semmoe/operator/internal/router/discovery"
@@ -51,8 +52,8 @@ type ProxyOptions struct {
 	// MaxBodyBytes bounds a request's body, which is kept in memory until a response begins, for the case that it has to
 	// be sent again.
 	MaxBodyBytes int64
-	// Bodies bounds what the bodies of all requests take at once; nil for client.NewBodies.
-	Bodies *client.Bodies
+	// Memory bounds what all requests hold, their headers included; nil for client.NewMemory.
+	Memory *httpserver.Memory
 	// RoutedExperts is how the engine tells the experts of a request, and SamplePercent of how many requests they are
 	// asked.
 	RoutedExperts engine.RoutedExperts
@@ -124,9 +125,9 @@ func NewProxy(pool *Pool, registry prometheus.Registerer, log logr.Logger, optio
 		ErrorLog:     slog.NewLogLogger(logr.ToSlogHandler(log), slog.LevelDebug),
 		ErrorHandler: fail,
 	}
-	limits := client.Limits{MaxBodyBytes: options.MaxBodyBytes, Timeout: options.ClientTimeout, Bodies: options.Bodies}
-	if limits.Bodies == nil {
-		limits.Bodies = client.NewBodies(options.MaxBodyBytes)
+	limits := client.Limits{MaxBodyBytes: options.MaxBodyBytes, Timeout: options.ClientTimeout, Memory: options.Memory}
+	if limits.Memory == nil {
+		limits.Memory = client.NewMemory(options.MaxBodyBytes)
 	}
 	handler := routes.Only(client.WithBody(proxy, limits, fail))
 	return sender.metrics.count(identified(handler), options.ClientTimeout), sender.observations
@@ -141,6 +142,8 @@ func newTransport() *http.Transport {
 		// The engines' servers close a connection that was idle for 5 s: a request that is sent at that moment is lost.
 		IdleConnTimeout:    4 * time.Second,
 		DisableCompression: true,
+		// The default is 10 MiB for each answer.
+		MaxResponseHeaderBytes: 256 << 10,
 	}
 }
 

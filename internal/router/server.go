@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/semmoe/operator/internal/buildinfo"
+	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/plans"
 )
@@ -50,6 +51,8 @@ type Options struct {
 	// EndpointPicker makes the router choose for a gateway, instead of sending the requests of clients itself: Port is not
 	// used then. Nil for a proxy.
 	EndpointPicker *EndpointPickerOptions
+	// MaxConnections bounds the connections of clients, or the requests of gateways; 0 for the default of the server.
+	MaxConnections int
 	// ShutdownDelay is how long the router, once told to stop and no longer ready, still takes new connections, for clients
 	// that have not seen yet that it goes.
 	ShutdownDelay time.Duration
@@ -68,14 +71,12 @@ func (o *Options) backends(found []discovery.Backend) []discovery.Backend {
 // plansName is the directory of the plans below the snapshot directory.
 const plansName = "plans"
 
-// headerTimeout bounds how long a client may take to send the header of a request, which is short.
-const headerTimeout = 10 * time.Second
-
+// headerTimeoutOf bounds how long a client may take to send the header of a request, which is short.
 func headerTimeoutOf(options Options) time.Duration {
 	if options.ClientTimeout > 0 {
-		return min(headerTimeout, options.ClientTimeout)
+		return min(httpserver.DefaultReadHeaderTimeout, options.ClientTimeout)
 	}
-	return headerTimeout
+	return httpserver.DefaultReadHeaderTimeout
 }
 
 // Run serves until the context ends, then lets the running requests finish.
@@ -93,7 +94,7 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	if err != nil {
 		return err
 	}
-	probes := &http.Server{Handler: probeRoutes(&ready, registry), ReadHeaderTimeout: headerTimeout}
+	probes := httpserver.NewProbes(probeRoutes(&ready, registry), log)
 	probesListener, err := listen(options.Host, options.MetricsPort)
 	if err != nil {
 		return err
@@ -133,9 +134,9 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 		return discovery.Watch(groupCtx, clients, options.Namespace, options.Selector, options.SnapshotDir, set, func() { setReady(true) })
 	})
 	group.Go(service.Serve)
-	group.Go(func() error { return ignoreClosed(probes.Serve(probesListener)) })
+	group.Go(func() error { return probes.Serve(probesListener) })
 	if private != nil {
-		group.Go(func() error { return ignoreClosed(private.ServeTLS(privateListener, "", "")) })
+		group.Go(func() error { return private.Serve(privateListener) })
 		context.AfterFunc(groupCtx, func() { private.Close() }) //nolint:errcheck // a manager asks again
 	}
 	group.Go(func() error {
@@ -189,11 +190,4 @@ func closingUnless(ready *atomic.Bool, next http.Handler) http.Handler {
 
 func listen(host string, port int) (net.Listener, error) {
 	return net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
-}
-
-func ignoreClosed(err error) error {
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return err
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"time"
@@ -20,8 +19,12 @@ import (
 
 	"github.com/semmoe/operator/internal/authority"
 	"github.com/semmoe/operator/internal/buildinfo"
+	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/regularfile"
 )
+
+// maxConnections is for the pods of a large cluster that start at the same time: each fetches one plan.
+const maxConnections = 512
 
 // Options are the settings of a store.
 type Options struct {
@@ -93,9 +96,12 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options, sta
 	if store.dir == nil {
 		routes.uploads.max = maxBucketUploads
 	}
-	service := newHTTPServer(routes.routes(), log)
-	service.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: certificate}
-	probes := newHTTPServer(probeRoutes(store, registry, log), log)
+	// There is no limit of a whole request, since artifacts are large: the handler limits how long a transfer may stop.
+	service := httpserver.New(httpserver.Options{
+		Handler: routes.routes(), Log: log, MaxConnections: maxConnections,
+		TLS: &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: certificate},
+	})
+	probes := httpserver.NewProbes(probeRoutes(store, registry, log), log)
 
 	serviceListener, err := net.Listen("tcp", options.BindAddress)
 	if err != nil {
@@ -110,8 +116,8 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options, sta
 	if started != nil {
 		started(serviceListener.Addr(), probesListener.Addr())
 	}
-	group.Go(func() error { return ignoreClosed(service.ServeTLS(serviceListener, "", "")) })
-	group.Go(func() error { return ignoreClosed(probes.Serve(probesListener)) })
+	group.Go(func() error { return service.Serve(serviceListener) })
+	group.Go(func() error { return probes.Serve(probesListener) })
 	group.Go(func() error {
 		<-groupCtx.Done()
 		log.Info("Draining")
@@ -152,21 +158,6 @@ func certificates(ctx context.Context, group *errgroup.Group, clients kubernetes
 	return watcher.GetCertificate, nil
 }
 
-// newHTTPServer has no limit on whole requests, since artifacts are large: the handler limits how long a transfer may
-// stand still. HTTP/1.1 alone: a connection carries one transfer at a time, at the network's own pace.
-func newHTTPServer(routes http.Handler, log logr.Logger) *http.Server {
-	server := &http.Server{
-		ErrorLog:          slog.NewLogLogger(logr.ToSlogHandler(log.V(1)), slog.LevelInfo), // failed handshakes and the like
-		Handler:           routes,
-		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    64 << 10,
-		Protocols:         new(http.Protocols),
-	}
-	server.Protocols.SetHTTP1(true)
-	return server
-}
-
 func probeRoutes(store *Store, registry *prometheus.Registry, log logr.Logger) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
@@ -180,11 +171,4 @@ func probeRoutes(store *Store, registry *prometheus.Registry, log logr.Logger) h
 		fmt.Fprintln(w, "ok")
 	})
 	return mux
-}
-
-func ignoreClosed(err error) error {
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return err
 }

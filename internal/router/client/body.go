@@ -2,76 +2,60 @@ package client
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"sync/atomic"
 
+	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
-// ErrNoRoom says that a body was not read because those of others take all the memory that there is for bodies.
-var ErrNoRoom = errors.New("the request router has no memory left for another body")
+// ErrNoRoom is the error of a body that was not read because others take all the memory that there is for requests.
+var ErrNoRoom = httpserver.ErrNoMemory
 
-// DefaultBodies is what the bodies of all requests may take at once: with what is kept for routed experts, which is 256 MiB and twice
-// that while they are counted, less than the 1 GiB that a router has.
-const DefaultBodies = 384 << 20
+const (
+	// DefaultMemory bounds what all requests hold. With what is kept for routed experts (128 MiB, and about twice as much while they are
+	// counted) it is below the 1 GiB that a router has.
+	DefaultMemory = 384 << 20
+	// DefaultArriving bounds what requests hold that are not whole, which an unknown client fills at no cost.
+	DefaultArriving = 64 << 20
+)
 
-// promptBytes is how much is read of a prompt at most, beside the body that it stands in.
+// promptBytes is the maximum that is read of a prompt, next to the body that contains it.
 const promptBytes = wire.ReadTokens * wire.BytesPerToken
 
-// Bodies bounds the memory of the bodies that are held at once. It is safe for concurrent use.
-type Bodies struct {
-	// Most is how many bytes they may take in all.
-	Most int64
-	held atomic.Int64
+// NewMemory returns the memory of requests whose bodies have a maximum size: the default, or more where one body would not fit.
+func NewMemory(maxBody int64) *httpserver.Memory {
+	room := roomFor(maxBody)
+	return &httpserver.Memory{Max: max(DefaultMemory, room), MaxArriving: max(DefaultArriving, room)}
 }
 
-// NewBodies returns the bound for bodies of which each has at most so many bytes: the default, or more where one of them would not fit.
-func NewBodies(largest int64) *Bodies {
-	return &Bodies{Most: max(DefaultBodies, roomFor(largest))}
-}
-
-// roomFor is what a body of so many bytes takes at most: its length may not be known before its end, so that it grows from all of its bytes
-// to one more.
-func roomFor(largest int64) int64 { return taken(largest) + taken(largest+1) }
+// roomFor is the maximum that a body of a size takes while it is read: its length may not be known before its end, so that it grows from all
+// of its bytes to one more.
+func roomFor(size int64) int64 { return taken(size) + taken(size+1) }
 
 // taken is what so many bytes of a body take, with what is read of a prompt in them.
 func taken(bytes int64) int64 { return bytes + min(bytes, promptBytes) }
 
-// Held is how many bytes are held.
-func (b *Bodies) Held() int64 { return b.held.Load() }
-
-// take holds so many bytes more. It reports false, and holds no more, where that is too much.
-func (b *Bodies) take(bytes int64) bool {
-	if b.held.Add(bytes) <= b.Most {
-		return true
-	}
-	b.held.Add(-bytes)
-	return false
-}
-
-// noRoom is ErrNoRoom in words.
-func (b *Bodies) noRoom() error {
-	return fmt.Errorf("%w: they may take %d bytes in all", ErrNoRoom, b.Most)
-}
-
-// Body is a client's body. What holds it may outlive its use, as a request's context does, by all of a long answer: so it can be
+// Body is a client's body. A reference to it may outlive its use, as a request's context does, by all of a long answer: so it can be
 // dropped. It is used by one goroutine; its readers may be by others.
 type Body struct {
 	data []byte
-	// of is where the body counts, with what it takes; nil where it does not.
-	of    *Bodies
+	// share is what the body takes of the memory; nil where it is not counted.
+	share *httpserver.Share
 	takes int64
 }
 
-// NewBody returns a body that is kept until it is dropped, and counts nowhere.
+// NewBody returns a body that is kept until it is dropped, and is not counted.
 func NewBody(data []byte) *Body { return &Body{data: data} }
 
-// Keep returns a body that has come in one piece.
-func (b *Bodies) Keep(data []byte) (*Body, error) {
-	body := &Body{of: b}
+// Keep counts and returns a body that has come in one piece.
+func Keep(memory *httpserver.Memory, data []byte) (*Body, error) {
+	body := &Body{share: memory.Open(nil)}
+	if err := body.share.Finish(); err != nil {
+		return nil, err
+	}
 	if err := body.take(int64(len(data))); err != nil {
 		return nil, err
 	}
@@ -82,13 +66,13 @@ func (b *Bodies) Keep(data []byte) (*Body, error) {
 // trustedBytes is how much memory is made ready for a body because its header says so, before any of it has come.
 const trustedBytes = 64 << 10
 
-// Read reads a body as io.ReadAll does, but no more than a byte beyond the largest that is accepted: one that has come so far is too large.
-// Its length is probably known; -1 where it is not. What a body takes counts as it comes: what a client only promises to send keeps nobody
-// out.
-func (b *Bodies) Read(from io.Reader, length, largest int64) (*Body, error) {
-	body := &Body{of: b}
-	if length > b.Most-b.Held() {
-		return nil, b.noRoom()
+// Read reads a body as io.ReadAll does, but at most one byte more than the largest accepted size: a body of that many bytes is too large.
+// The length is -1 where it is not known. A body counts as it arrives: a client that only promises bytes keeps nobody out. Where others
+// need the memory of a large body that is not whole, interrupt is called, and must end the Read that waits.
+func Read(memory *httpserver.Memory, from io.Reader, length, largest int64, interrupt func()) (*Body, error) {
+	body := &Body{share: memory.Open(interrupt)}
+	if !memory.HasRoom(length) {
+		return nil, fmt.Errorf("%w: all requests may take %d bytes", ErrNoRoom, memory.Max)
 	}
 	var err error
 	for err == nil && int64(len(body.data)) <= largest {
@@ -99,6 +83,9 @@ func (b *Bodies) Read(from io.Reader, length, largest int64) (*Body, error) {
 		var n int
 		n, err = from.Read(body.data[len(body.data):cap(body.data)])
 		body.data = body.data[:len(body.data)+n]
+	}
+	if finishErr := body.share.Finish(); finishErr != nil {
+		err = finishErr
 	}
 	if err != nil && err != io.EOF {
 		body.Drop()
@@ -119,7 +106,7 @@ func nextSize(size, length int64) int64 {
 	return 2 * size
 }
 
-// grow makes room for so many bytes in all. What has come is held twice meanwhile.
+// grow makes room for so many bytes in all. The bytes that have come are held twice meanwhile.
 func (b *Body) grow(size int64) error {
 	before := b.takes
 	if err := b.take(size); err != nil {
@@ -130,11 +117,11 @@ func (b *Body) grow(size int64) error {
 	return nil
 }
 
-// take counts a body of so many bytes beside what it takes already, and what is read of a prompt in it.
+// take counts a body of so many bytes in addition to what it takes already, and what is read of a prompt in it.
 func (b *Body) take(size int64) error {
 	bytes := taken(size)
-	if !b.of.take(bytes) {
-		return b.of.noRoom()
+	if err := b.share.Take(bytes); err != nil {
+		return err
 	}
 	b.takes += bytes
 	return nil
@@ -142,7 +129,7 @@ func (b *Body) take(size int64) error {
 
 func (b *Body) give(bytes int64) {
 	b.takes -= bytes
-	b.of.held.Add(-bytes)
+	b.share.Give(bytes)
 }
 
 // Bytes are those of the body; nil once it was dropped.
@@ -151,7 +138,7 @@ func (b *Body) Bytes() []byte { return b.data }
 // Drop forgets the body. Further calls do nothing.
 func (b *Body) Drop() {
 	b.data = nil
-	if b.of != nil {
+	if b.share != nil {
 		b.give(b.takes)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"github.com/semmoe/operator/internal/httpserver"
 )
 
 // What a body takes counts from when it comes until it is dropped; one for which there is no room leaves nothing.
@@ -33,14 +35,17 @@ func TestBodies(t *testing.T) {
 		"breaks off":                    {size: 100_000, length: 200_000, end: broken, want: broken},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bodies := &Bodies{Most: most}
-			bodies.held.Store(tc.held)
+			bodies := &httpserver.Memory{Max: most}
+			others := bodies.Open(nil)
+			if err := errors.Join(others.Finish(), others.Take(tc.held)); err != nil {
+				t.Fatal(err)
+			}
 			sent := bytes.Repeat([]byte("x"), tc.size)
 			var from io.Reader = bytes.NewReader(sent)
 			if tc.end != nil {
 				from = io.MultiReader(from, iotest.ErrReader(tc.end))
 			}
-			body, err := bodies.Read(from, tc.length, most)
+			body, err := Read(bodies, from, tc.length, most, func() {})
 			if !errors.Is(err, tc.want) {
 				t.Fatalf("error %v, want %v", err, tc.want)
 			}
@@ -65,12 +70,12 @@ func TestBodies(t *testing.T) {
 // A body of known length takes that much and what is read of its prompt, no more.
 func TestLargeBody(t *testing.T) {
 	const size = 8 << 20
-	bodies := NewBodies(32 << 20)
-	body, err := bodies.Read(strings.NewReader(strings.Repeat("x", size)), size, 32<<20)
+	bodies := NewMemory(32 << 20)
+	body, err := Read(bodies, strings.NewReader(strings.Repeat("x", size)), size, 32<<20, func() {})
 	if want := int64(size + 1 + promptBytes); err != nil || bodies.Held() != want {
 		t.Errorf("%d bytes are held, want %d; %v", bodies.Held(), want, err)
 	}
-	if kept, err := bodies.Keep(body.Bytes()); err != nil || bodies.Held() != 2*(size+promptBytes)+1 {
+	if kept, err := Keep(bodies, body.Bytes()); err != nil || bodies.Held() != 2*(size+promptBytes)+1 {
 		t.Errorf("%d bytes are held of two; %v", bodies.Held(), err)
 	} else {
 		kept.Drop()
@@ -86,8 +91,8 @@ func TestRoomForTheLargestBody(t *testing.T) {
 				if size < 0 {
 					continue
 				}
-				bodies := &Bodies{Most: roomFor(largest)}
-				body, err := bodies.Read(bytes.NewReader(make([]byte, size)), length, largest)
+				bodies := &httpserver.Memory{Max: roomFor(largest)}
+				body, err := Read(bodies, bytes.NewReader(make([]byte, size)), length, largest, func() {})
 				if err != nil {
 					t.Errorf("%d of at most %d bytes, said to be %d: %v", size, largest, length, err)
 				} else if got := int64(len(body.Bytes())); got != min(size, largest+1) {
@@ -96,8 +101,8 @@ func TestRoomForTheLargestBody(t *testing.T) {
 			}
 		}
 	}
-	for largest, want := range map[int64]int64{0: DefaultBodies, 32 << 20: DefaultBodies, 191 << 20: DefaultBodies, 192 << 20: 385<<20 + 1, 1 << 30: 2<<30 + 1<<20 + 1} {
-		if got := NewBodies(largest).Most; got != want {
+	for largest, want := range map[int64]int64{0: DefaultMemory, 32 << 20: DefaultMemory, 191 << 20: DefaultMemory, 192 << 20: 385<<20 + 1, 1 << 30: 2<<30 + 1<<20 + 1} {
+		if got := NewMemory(largest).Max; got != want {
 			t.Errorf("bodies of at most %d bytes may take %d, want %d", largest, got, want)
 		}
 	}

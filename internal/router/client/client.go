@@ -8,6 +8,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/semmoe/operator/internal/httpserver"
 )
 
 // Why a body was not read.
@@ -22,8 +24,8 @@ type Limits struct {
 	// MaxBodyBytes is the size of the largest one, Timeout how long it may take; 0 for ever.
 	MaxBodyBytes int64
 	Timeout      time.Duration
-	// Bodies are those that are held at once.
-	Bodies *Bodies
+	// Memory bounds what all requests hold.
+	Memory *httpserver.Memory
 }
 
 // bodyKey is where a request's context has its body.
@@ -62,12 +64,14 @@ func readBody(w http.ResponseWriter, r *http.Request, limits Limits) (*Body, err
 	if r.ContentLength > limits.MaxBodyBytes {
 		return nil, tooBig
 	}
+	defer httpserver.BodyArrives(r)()
+	connection := http.NewResponseController(w)
 	if limits.Timeout > 0 {
-		connection := http.NewResponseController(w)
 		connection.SetReadDeadline(time.Now().Add(limits.Timeout)) //nolint:errcheck // a test's writer has no connection
 		defer connection.SetReadDeadline(time.Time{})              //nolint:errcheck // as above
 	}
-	body, err := limits.Bodies.Read(r.Body, r.ContentLength, limits.MaxBodyBytes)
+	interrupt := func() { connection.SetReadDeadline(time.Unix(1, 0)) } //nolint:errcheck // as above
+	body, err := Read(limits.Memory, r.Body, r.ContentLength, limits.MaxBodyBytes, interrupt)
 	switch {
 	case errors.Is(err, ErrNoRoom):
 		return nil, err

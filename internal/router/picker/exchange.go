@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/router/client"
 )
 
@@ -35,7 +36,12 @@ type exchange struct {
 	stream  *stream
 	picker  Picker
 	maxBody int64
-	bodies  *client.Bodies
+	memory  *httpserver.Memory
+	// admitted is false where there are too many requests; arrived is called when this one is whole.
+	admitted bool
+	arrived  func()
+	// header is what the header of the request takes of the memory.
+	header *httpserver.Share
 	// body is the request's, until its response begins; nil where it has none.
 	body *client.Body
 	// requestMode and responseMode are how the gateway gives and takes the bodies.
@@ -58,7 +64,10 @@ func (x *exchange) run() error {
 	if err := x.configure(first.GetProtocolConfig()); err != nil {
 		return err
 	}
-	err = x.request(first)
+	if err = x.admit(); err == nil {
+		err = x.request(first)
+	}
+	x.stream.limit = maxSilence
 	if errors.Is(err, errOvertaken) {
 		err = nil // what follows is the gateway's own answer
 	} else if err != nil {
@@ -71,6 +80,21 @@ func (x *exchange) run() error {
 		}
 	}
 	return ended(err)
+}
+
+// admit counts what a request holds next to its body until its stream ends.
+func (x *exchange) admit() error {
+	if !x.admitted {
+		return fmt.Errorf("%w: there are too many requests at a time", client.ErrNoRoom)
+	}
+	if x.stream.received > maxHeaderMessage {
+		return fmt.Errorf("%w: at most %d bytes are accepted", errHeaderTooLarge, maxHeaderMessage)
+	}
+	x.header = x.memory.Open(nil)
+	if err := x.header.Finish(); err != nil {
+		return err
+	}
+	return x.header.Take(streamBytes + 2*x.stream.received)
 }
 
 // ended is what a stream returns: nothing is wrong where the gateway has ended it, wherever that was, or was answered in
@@ -88,6 +112,9 @@ func (x *exchange) close() {
 		x.picked.Release()
 	}
 	x.dropBody()
+	if x.header != nil {
+		x.header.Release()
+	}
 	x.count(clientLeft)
 }
 
@@ -157,6 +184,7 @@ func (x *exchange) tooLarge() error {
 
 // pick picks an endpoint.
 func (x *exchange) pick(r *Request) (Decision, error) {
+	x.arrived()
 	picked, err := x.picker.Pick(x.stream.Context(), r)
 	if err != nil {
 		return Decision{}, err
@@ -177,7 +205,7 @@ func (x *exchange) answerHeaders(r *Request) error {
 // requestInChunks holds the header back until the body, probably of that length, has ended and an endpoint was picked, then answers both.
 func (x *exchange) requestInChunks(r *Request, length int64) error {
 	source := &bodyReader{stream: x.stream, of: ofRequest}
-	body, err := x.bodies.Read(source, length, x.maxBody)
+	body, err := client.Read(x.memory, source, length, x.maxBody, x.stream.interrupt(x.stream.control.SetReadDeadline))
 	if err != nil {
 		return err
 	}
@@ -219,7 +247,7 @@ func (x *exchange) requestInOne(r *Request) error {
 	if int64(len(body.GetBody())) > x.maxBody {
 		return x.tooLarge()
 	}
-	if x.body, err = x.bodies.Keep(body.GetBody()); err != nil {
+	if x.body, err = client.Keep(x.memory, body.GetBody()); err != nil {
 		return err
 	}
 	// Of a body that is larger than the gateway's buffer only the beginning is told, which must not be changed.

@@ -28,7 +28,8 @@ var (
 	ErrInvalid    = errors.New("invalid request")
 	ErrCompressed = errors.New("unsupported content encoding")
 
-	errBodyTooLarge = errors.New("request body too large") // 413
+	errBodyTooLarge   = errors.New("request body too large")   // 413
+	errHeaderTooLarge = errors.New("request header too large") // 431
 )
 
 // Request is what a client sends.

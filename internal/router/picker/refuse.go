@@ -30,6 +30,7 @@ var refusals = []struct {
 	{ErrInvalid, http.StatusBadRequest, "invalid_request_error", 0},
 	{ErrCompressed, http.StatusUnsupportedMediaType, "invalid_request_error", 0},
 	{errBodyTooLarge, http.StatusRequestEntityTooLarge, "invalid_request_error", 0},
+	{errHeaderTooLarge, http.StatusRequestHeaderFieldsTooLarge, "invalid_request_error", 0},
 }
 
 // errRefused tells that the exchange has ended with an answer of this server's.

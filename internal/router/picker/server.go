@@ -1,21 +1,27 @@
 package picker
 
 import (
+	"cmp"
+	"container/list"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"sync"
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
 
+	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/router/client"
 )
 
@@ -27,52 +33,83 @@ const (
 	ReadinessService = "readiness"
 )
 
-// messageSlack is what a message may have beside a body of the largest size: headers and metadata.
+// messageSlack is what a message may have next to a body of the largest size: headers and metadata.
 const messageSlack = 1 << 20
+
+const (
+	// maxConnections is for all worker threads of a few gateways, each of which has a connection.
+	maxConnections = 256
+	// maxConnectionStreams bounds the requests at a time of one connection. A gateway opens another connection for more.
+	maxConnectionStreams = 1000
+	// DefaultMaxStreams bounds the requests at a time of all connections.
+	DefaultMaxStreams = 4096
+	// streamBytes is what a stream takes next to its messages: a goroutine and the buffers of HTTP/2.
+	streamBytes = 32 << 10
+	// maxHeaderMessage bounds the message with a request's header.
+	maxHeaderMessage = 64 << 10
+	// maxSilence bounds how long a stream may wait for the gateway once a request is whole: longer than any engine computes.
+	maxSilence = time.Hour
+)
+
+// http2Settings are those of the connections of gateways. The windows bound what arrives without being read.
+var http2Settings = http.HTTP2Config{
+	MaxConcurrentStreams:          maxConnectionStreams,
+	MaxReceiveBufferPerConnection: 512 << 10,
+	MaxReceiveBufferPerStream:     128 << 10,
+	SendPingTimeout:               30 * time.Second,
+	PingTimeout:                   15 * time.Second,
+	WriteByteTimeout:              time.Minute,
+}
 
 // Options are the settings of a server.
 type Options struct {
+	// Log receives what is reported of single connections.
+	Log logr.Logger
 	// TLS is nil for plain text.
 	TLS *tls.Config
 	// MaxBodyBytes bounds a request's body, which is kept in memory until an endpoint is picked.
 	MaxBodyBytes int64
-	// Bodies bounds what the bodies of all requests take at once; nil for client.NewBodies.
-	Bodies *client.Bodies
+	// MaxStreams bounds the requests at a time; 0 means DefaultMaxStreams.
+	MaxStreams int
+	// RequestTimeout bounds how long a gateway may take to send the next message of a request; 0 for ever.
+	RequestTimeout time.Duration
+	// Memory bounds what all requests hold; nil for client.NewMemory.
+	Memory *httpserver.Memory
 }
 
 // Server serves the protocol, and the health of it.
 type Server struct {
-	service, probes *grpc.Server
+	service, probes *httpserver.Server
 	health          *health.Server
-	running         *client.Running
+	processor       processor
+	memory          *httpserver.Memory
+	maxMessage      int64
+	// stop ends the health checks that wait for a change.
+	stopping context.Context
+	stop     context.CancelFunc
 }
 
 // NewServer makes a server for a Picker. It is not ready before SetReady.
 func NewServer(picker Picker, options Options) *Server {
-	s := &Server{service: grpc.NewServer(serverOptions(options)...), probes: grpc.NewServer(), health: health.NewServer(), running: &client.Running{}}
-	if options.Bodies == nil {
-		options.Bodies = client.NewBodies(options.MaxBodyBytes)
+	if options.Memory == nil {
+		options.Memory = client.NewMemory(options.MaxBodyBytes)
 	}
-	extprocv3.RegisterExternalProcessorServer(s.service, &processor{picker: picker, maxBody: options.MaxBodyBytes, bodies: options.Bodies, running: s.running})
-	// A gateway's health check comes where its requests do, the kubelet's to a port without TLS.
-	healthpb.RegisterHealthServer(s.service, s.health)
-	healthpb.RegisterHealthServer(s.probes, s.health)
+	s := &Server{
+		health: health.NewServer(), memory: options.Memory, maxMessage: min(options.MaxBodyBytes, 1<<30) + messageSlack,
+		processor: processor{
+			picker: picker, maxBody: options.MaxBodyBytes, memory: options.Memory, timeout: options.RequestTimeout,
+			streams: streams{max: cmp.Or(options.MaxStreams, DefaultMaxStreams)},
+		},
+	}
+	s.stopping, s.stop = context.WithCancel(context.Background())
+	settings, probeSettings := http2Settings, http2Settings
+	s.service = httpserver.New(httpserver.Options{
+		Handler: http.HandlerFunc(s.serveGateway), Log: options.Log, TLS: options.TLS, MaxConnections: maxConnections, HTTP2: &settings,
+	})
+	s.probes = httpserver.New(httpserver.Options{Handler: http.HandlerFunc(s.serveProbe), Log: options.Log, MaxConnections: 64, HTTP2: &probeSettings})
 	s.health.SetServingStatus(LivenessService, healthpb.HealthCheckResponse_SERVING)
 	s.SetReady(false)
 	return s
-}
-
-func serverOptions(options Options) []grpc.ServerOption {
-	all := []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(int(min(options.MaxBodyBytes, 1<<30)) + messageSlack),
-		// Gateways keep a connection for long and ask now and then whether it lives. The default refuses more than one such
-		// question in five minutes, and ends the connection with all its streams.
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-	}
-	if options.TLS != nil {
-		all = append(all, grpc.Creds(credentials.NewTLS(options.TLS)))
-	}
-	return all
 }
 
 // SetReady says whether requests are welcome.
@@ -88,58 +125,136 @@ func (s *Server) SetReady(ready bool) {
 // Serve serves gateways, and probes, which use no TLS, until Shutdown.
 func (s *Server) Serve(gateways, probes net.Listener) error {
 	var group errgroup.Group
-	group.Go(func() error { return untilStopped(s.service, gateways) })
-	group.Go(func() error { return untilStopped(s.probes, probes) })
+	group.Go(func() error { return s.service.Serve(gateways) })
+	group.Go(func() error { return s.probes.Serve(probes) })
 	return group.Wait()
 }
 
-// untilStopped serves until the server is stopped, which it may be before it has begun.
-func untilStopped(server *grpc.Server, listener net.Listener) error {
-	if err := server.Serve(listener); !errors.Is(err, grpc.ErrServerStopped) {
-		return err
+// Shutdown takes no new requests, and lets those that run finish until the context ends. Then it breaks them off, which is an error.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.SetReady(false)
+	s.stop()
+	defer s.probes.Close()
+	if err := s.service.Shutdown(ctx); err != nil {
+		return errors.Join(fmt.Errorf("requests were broken off: %w", err), s.service.Close())
 	}
 	return nil
 }
 
-// Shutdown takes no new requests, and lets those that run finish until the context ends; then it breaks them off, and says
-// so.
-func (s *Server) Shutdown(ctx context.Context) error {
-	s.SetReady(false)
-	defer s.probes.Stop()
-	finished := make(chan struct{})
-	go func() {
-		defer close(finished)
-		s.service.GracefulStop()
-	}()
-	idle, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() { // GracefulStop waits minutes for a connection whose handshake does not end
-		if s.running.Idle(idle) {
-			s.service.Stop()
-		}
-	}()
-	select {
-	case <-finished:
-		return nil
-	case <-ctx.Done():
-		s.service.Stop()
-		<-finished
-		return fmt.Errorf("requests were broken off: %w", ctx.Err())
+// serveGateway serves a call of a gateway: a request, or a health check, which comes where requests do.
+func (s *Server) serveGateway(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path != extprocv3.ExternalProcessor_Process_FullMethodName {
+		s.serveProbe(w, r)
+		return
 	}
+	serveCall(s.call(w, r, s.maxMessage), s.processor.process)
 }
+
+// serveProbe serves a health check.
+func (s *Server) serveProbe(w http.ResponseWriter, r *http.Request) {
+	method := func(*call) error { return status.Errorf(codes.Unimplemented, "unknown method %q", r.URL.Path) }
+	switch r.URL.Path {
+	case healthpb.Health_Check_FullMethodName:
+		method = s.checkHealth
+	case healthpb.Health_Watch_FullMethodName:
+		method = s.watchHealth
+	}
+	c := s.call(w, r, 1<<10)
+	c.limit = httpserver.DefaultReadHeaderTimeout
+	serveCall(c, method)
+}
+
+func (s *Server) call(w http.ResponseWriter, r *http.Request, maxMessage int64) *call {
+	return &call{request: r, writer: w, control: http.NewResponseController(w), memory: s.memory, maxMessage: maxMessage}
+}
+
+func (s *Server) checkHealth(c *call) error {
+	asked := &healthpb.HealthCheckRequest{}
+	if err := c.receive(asked); err != nil {
+		return ended(err)
+	}
+	answer, err := s.health.Check(c.Context(), asked)
+	if err != nil {
+		return err
+	}
+	return c.send(answer)
+}
+
+func (s *Server) watchHealth(c *call) error {
+	asked := &healthpb.HealthCheckRequest{}
+	if err := c.receive(asked); err != nil {
+		return ended(err)
+	}
+	ctx, cancel := context.WithCancel(c.Context())
+	defer cancel()
+	defer context.AfterFunc(s.stopping, cancel)()
+	return s.health.Watch(asked, &watcher{call: c, ctx: ctx})
+}
+
+// watcher is the stream of a health check that waits for changes.
+type watcher struct {
+	grpc.ServerStream // the health service calls no other method
+	call              *call
+	ctx               context.Context
+}
+
+func (w *watcher) Context() context.Context { return w.ctx }
+
+func (w *watcher) Send(answer *healthpb.HealthCheckResponse) error { return w.call.send(answer) }
 
 // processor is the service of the protocol.
 type processor struct {
-	extprocv3.UnimplementedExternalProcessorServer
 	picker  Picker
 	maxBody int64
-	bodies  *client.Bodies
-	running *client.Running
+	memory  *httpserver.Memory
+	timeout time.Duration
+	streams streams
 }
 
-// Process serves one request of a gateway.
-func (p *processor) Process(incoming extprocv3.ExternalProcessor_ProcessServer) error {
-	defer p.running.Begin()()
-	x := &exchange{stream: &stream{ExternalProcessor_ProcessServer: incoming}, picker: p.picker, maxBody: p.maxBody, bodies: p.bodies}
+// process serves one request of a gateway.
+func (p *processor) process(c *call) error {
+	c.limit = p.timeout
+	x := &exchange{stream: &stream{call: c}, picker: p.picker, maxBody: p.maxBody, memory: p.memory}
+	x.admitted, x.arrived = p.streams.open(c.interrupt(c.control.SetReadDeadline))
+	if x.admitted {
+		defer p.streams.close()
+	}
+	defer x.arrived()
 	return x.run()
+}
+
+// streams are the open streams of all connections. Where there are too many, a new one takes the place of the one that has waited longest for
+// the rest of its request.
+type streams struct {
+	max int
+
+	mu   sync.Mutex
+	n    int
+	late list.List // of the functions that interrupt those whose request is not whole, the longest wait first
+}
+
+// open reports false where each stream has a whole request. arrived is to be called when the request of the new one is whole.
+func (s *streams) open(interrupt func()) (ok bool, arrived func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.n >= s.max {
+		longest := s.late.Front()
+		if longest == nil {
+			return false, func() {}
+		}
+		s.late.Remove(longest).(func())() // its place is free as soon as its reader notices
+	}
+	s.n++
+	place := s.late.PushBack(interrupt)
+	return true, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.late.Remove(place) // twice is a no-op
+	}
+}
+
+func (s *streams) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.n--
 }

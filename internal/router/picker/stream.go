@@ -12,9 +12,21 @@ const chunkBytes = 62_000
 
 // stream is the stream of one request, with one message of look-ahead.
 type stream struct {
-	extprocv3.ExternalProcessor_ProcessServer
+	*call
 	ahead *extprocv3.ProcessingRequest
 }
+
+// Recv reads the next message of the gateway.
+func (s *stream) Recv() (*extprocv3.ProcessingRequest, error) {
+	message := &extprocv3.ProcessingRequest{}
+	if err := s.receive(message); err != nil {
+		return nil, err
+	}
+	return message, nil
+}
+
+// Send writes a message to the gateway.
+func (s *stream) Send(message *extprocv3.ProcessingResponse) error { return s.send(message) }
 
 // next takes the next message; io.EOF where the gateway has ended the stream.
 func (s *stream) next() (*extprocv3.ProcessingRequest, error) {

@@ -1,4 +1,4 @@
-package client
+package httpserver
 
 import (
 	"context"
@@ -6,17 +6,17 @@ import (
 )
 
 func TestRunning(t *testing.T) {
-	var running Running
-	end := running.Begin()
+	var running running
+	end := running.begin()
 	ctx, cancel := context.WithCancel(t.Context())
 	idle := make(chan bool, 1)
-	go func() { idle <- running.Idle(ctx) }()
+	go func() { idle <- running.idle(ctx) }()
 	cancel()
 	if <-idle {
 		t.Error("idle while a request runs")
 	}
 	end()
-	if !running.Idle(t.Context()) {
+	if !running.idle(t.Context()) {
 		t.Error("not idle after the last request")
 	}
 }

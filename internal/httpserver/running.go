@@ -1,4 +1,4 @@
-package client
+package httpserver
 
 import (
 	"context"
@@ -6,25 +6,25 @@ import (
 	"time"
 )
 
-// Running counts the requests that run. It is safe for concurrent use.
-type Running struct{ n, begun atomic.Int64 }
+// running counts the requests that run. It is safe for concurrent use.
+type running struct{ n, begun atomic.Int64 }
 
-// Begin counts a request until end is called.
-func (r *Running) Begin() (end func()) {
+// begin counts a request until end is called.
+func (r *running) begin() (end func()) {
 	r.n.Add(1)
 	r.begun.Add(1)
 	return func() { r.n.Add(-1) }
 }
 
-// idlePolls and idlePoll are how often in a row no request must run or begin for Idle.
+// idlePolls and idlePoll are how often in a row no request must run or begin for idle.
 const (
 	idlePolls = 10
 	idlePoll  = 100 * time.Millisecond
 )
 
-// Idle waits until no request has run for a second. It reports false where the context ends earlier. A server uses it to end although
+// idle waits until no request has run for a second. It reports false where the context ends earlier. A server uses it to end although
 // connections are open on which no request has come yet.
-func (r *Running) Idle(ctx context.Context) bool {
+func (r *running) idle(ctx context.Context) bool {
 	tick := time.NewTicker(idlePoll)
 	defer tick.Stop()
 	for polls, begun := 0, r.begun.Load(); polls < idlePolls; polls++ {

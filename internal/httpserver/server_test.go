@@ -1,0 +1,205 @@
+package httpserver
+
+import (
+	"bufio"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// start serves until the test ends, and returns the address.
+func start(t *testing.T, options Options) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := New(options)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Close()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return listener.Addr().String()
+}
+
+// connect sends text on a new connection.
+func connect(t *testing.T, address, text string) (net.Conn, *bufio.Reader) {
+	t.Helper()
+	connection, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { connection.Close() })
+	if _, err := io.WriteString(connection, text); err != nil {
+		t.Fatal(err)
+	}
+	return connection, bufio.NewReader(connection)
+}
+
+const request = "GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+// answered requires an answer with a code.
+func answered(t *testing.T, from *bufio.Reader, code int) {
+	t.Helper()
+	response, err := http.ReadResponse(from, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if _, err := io.Copy(io.Discard, response.Body); err != nil || response.StatusCode != code {
+		t.Fatalf("%s, %v; want %d", response.Status, err, code)
+	}
+}
+
+// closed requires that the server ends a connection.
+func closed(t *testing.T, from *bufio.Reader) {
+	t.Helper()
+	if text, err := io.ReadAll(from); err == nil && len(text) > 0 {
+		t.Errorf("the connection is answered %q", text)
+	}
+}
+
+func ok(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }
+
+// A header above the limit is refused before it is whole, with an answer that the client reads.
+func TestHeaderAboveTheLimit(t *testing.T) {
+	address := start(t, Options{Handler: http.HandlerFunc(ok), MaxHeaderBytes: 8 << 10})
+	_, answer := connect(t, address, "GET / HTTP/1.1\r\nHost: x\r\nX-Long: "+strings.Repeat("x", 16<<10))
+	answered(t, answer, http.StatusRequestHeaderFieldsTooLarge)
+	_, answer = connect(t, address, "GET / HTTP/1.1\r\nHost: x\r\nX-Long: "+strings.Repeat("x", 4<<10)+"\r\n\r\n")
+	answered(t, answer, http.StatusOK)
+}
+
+// Where all places are taken, a new connection takes that of the one that has waited longest, and none whose request is being answered.
+func TestConnectionsGiveWayWhileTheyWait(t *testing.T) {
+	begun, end := make(chan struct{}), make(chan struct{})
+	address := start(t, Options{MaxConnections: 3, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/long" {
+			begun <- struct{}{}
+			<-end
+		}
+		ok(w, r)
+	})})
+	_, long := connect(t, address, "GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
+	<-begun
+	_, idle := connect(t, address, request)
+	answered(t, idle, http.StatusOK)
+	_, silent := connect(t, address, "GET / HTTP/1.1\r\nHos")
+	_, next := connect(t, address, request)
+	answered(t, next, http.StatusOK)
+	closed(t, idle)
+	_, next = connect(t, address, request)
+	answered(t, next, http.StatusOK)
+	closed(t, silent)
+	close(end)
+	answered(t, long, http.StatusOK)
+}
+
+// Headers that are arriving take memory by what has come, lines more than their text; where there is none left, the largest gives way. What
+// a header takes is given back when its request has been answered.
+func TestHeadersTakeMemory(t *testing.T) {
+	memory := &Memory{Max: 1 << 20, MaxArriving: 40 << 10}
+	held := make(chan int64, 1)
+	address := start(t, Options{Memory: memory, MaxHeaderBytes: 64 << 10, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case held <- memory.Held():
+		default:
+		}
+		ok(w, r)
+	})})
+	_, lines := connect(t, address, "GET / HTTP/1.1\r\nHost: x\r\n"+strings.Repeat("a:\r\n", 100)) // 26 KB with 256 bytes a line
+	eventually(t, "the lines have come", func() bool { return memory.Held() > 25<<10 })
+	_, text := connect(t, address, "GET / HTTP/1.1\r\nHost: x\r\nX-Long: "+strings.Repeat("x", 16<<10))
+	closed(t, lines)
+	eventually(t, "only the text is held", func() bool { return memory.Held() > 16<<10 && memory.Held() < 20<<10 })
+	_, small := connect(t, address, request)
+	answered(t, small, http.StatusOK)
+	if during := <-held; during < 16<<10+int64(len(request)) {
+		t.Errorf("%d bytes are held while a request is answered", during)
+	}
+	connection, answer := connect(t, address, request)
+	answered(t, answer, http.StatusOK)
+	if _, err := io.WriteString(connection, request); err != nil {
+		t.Fatal(err)
+	}
+	answered(t, answer, http.StatusOK)
+	eventually(t, "answered requests hold nothing", func() bool { return memory.Held() < 20<<10 })
+	_ = text
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 30 s: %s", what)
+		}
+	}
+}
+
+// No other package makes a server: each would have to repeat the limits, and one would forget them. Programs of tests are exempt.
+func TestEveryServerHasLimits(t *testing.T) {
+	const root = "../.."
+	makers := map[string]bool{
+		"http.Server": true, "http.ListenAndServe": true, "http.ListenAndServeTLS": true, "http.Serve": true, "http.ServeTLS": true,
+		"grpc.NewServer": true, "httptest.NewServer": true, "fcgi.Serve": true, "rpc.NewServer": true,
+	}
+	checked := 0
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		below, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			if name := entry.Name(); below == "test" || below == filepath.Join("internal", "httpserver") || below != "." && strings.HasPrefix(name, ".") || name == "testdata" {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		files := token.NewFileSet()
+		file, err := parser.ParseFile(files, path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		checked++
+		ast.Inspect(file, func(node ast.Node) bool {
+			if selector, ok := node.(*ast.SelectorExpr); ok {
+				if from, ok := selector.X.(*ast.Ident); ok && makers[from.Name+"."+selector.Sel.Name] {
+					t.Errorf("%s uses %s.%s: servers are made by httpserver.New", files.Position(node.Pos()), from.Name, selector.Sel.Name)
+				}
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil || checked < 100 {
+		t.Fatalf("%d files are checked: %v", checked, err)
+	}
+}
+
+// Whatever the options, every limit of the server is set.
+func TestNewSetsEveryLimit(t *testing.T) {
+	for name, server := range map[string]*Server{"defaults": New(Options{}), "probes": NewProbes(nil, Options{}.Log)} {
+		if server.MaxHeaderBytes <= 0 || server.MaxHeaderBytes > 64<<10 || server.ReadHeaderTimeout <= 0 || server.IdleTimeout <= 0 || server.connections.max <= 0 {
+			t.Errorf("%s: %d bytes of header in %v, idle for %v, %d connections", name, server.MaxHeaderBytes, server.ReadHeaderTimeout, server.IdleTimeout, server.connections.max)
+		}
+	}
+}

@@ -1,0 +1,160 @@
+package picker
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/semmoe/operator/internal/httpserver"
+	"github.com/semmoe/operator/internal/router/client"
+)
+
+// prefixBytes is what comes before each message: a byte that is 1 where the message is compressed, and its length.
+const prefixBytes = 5
+
+// call is one call of a gRPC method over HTTP/2 (https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md). A server of grpc-go holds
+// each message that is not whole, up to the size of the largest one, for any number of streams. A call takes what arrives from the memory of
+// all requests instead, and ends where it waits for too long. It serves one goroutine.
+type call struct {
+	request    *http.Request
+	writer     http.ResponseWriter
+	control    *http.ResponseController
+	memory     *httpserver.Memory
+	maxMessage int64
+	// limit bounds how long the next message may take, in either direction; 0 for ever.
+	limit time.Duration
+	// received is the length of the latest message.
+	received int64
+
+	mu    sync.Mutex
+	ended bool
+}
+
+// serveCall answers a gRPC request by a method. The status of a call is in the trailers of its response.
+func serveCall(c *call, method func(*call) error) {
+	header := c.writer.Header()
+	if c.request.Method != http.MethodPost || !strings.HasPrefix(c.request.Header.Get("Content-Type"), "application/grpc") {
+		http.Error(c.writer, "this port serves gRPC: POST with content-type application/grpc", http.StatusUnsupportedMediaType)
+		return
+	}
+	header.Set("Content-Type", "application/grpc")
+	header.Set("Trailer", "Grpc-Status, Grpc-Message")
+	c.writer.WriteHeader(http.StatusOK)
+	err := method(c)
+	c.mu.Lock()
+	c.ended = true
+	c.mu.Unlock()
+	c.control.Flush() //nolint:errcheck // a client that has left needs no header
+	result := status.Convert(err)
+	if err == nil {
+		result = status.New(codes.OK, "")
+	}
+	header.Set("Grpc-Status", strconv.Itoa(int(result.Code())))
+	if message := result.Message(); message != "" {
+		header.Set("Grpc-Message", percentEncoded(message))
+	}
+}
+
+// percentEncoded writes a message as a header takes it.
+func percentEncoded(message string) string {
+	var b strings.Builder
+	for i := range len(message) {
+		if c := message[i]; c < ' ' || c > '~' || c == '%' {
+			fmt.Fprintf(&b, "%%%02X", c)
+		} else {
+			b.WriteByte(c)
+		}
+	}
+	return b.String()
+}
+
+// Context ends with the call.
+func (c *call) Context() context.Context { return c.request.Context() }
+
+// interrupt ends the Read or Write that waits, and all later ones. It may be called by another goroutine.
+func (c *call) interrupt(set func(time.Time) error) func() {
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if !c.ended { // net/http reuses the writer of a request that has ended
+			set(time.Unix(1, 0)) //nolint:errcheck // the connection has ended
+		}
+	}
+}
+
+// within has a Read or Write end after the limit, unless stop is called before.
+func (c *call) within(set func(time.Time) error) (stop func()) {
+	if c.limit == 0 {
+		return func() {}
+	}
+	timer := time.AfterFunc(c.limit, c.interrupt(set))
+	return func() { timer.Stop() }
+}
+
+// receive reads the next message. The error is io.EOF where the client has ended its side.
+func (c *call) receive(into proto.Message) error {
+	stop := c.within(c.control.SetReadDeadline)
+	defer stop()
+	var prefix [prefixBytes]byte
+	if _, err := io.ReadFull(c.request.Body, prefix[:]); err != nil {
+		return c.failed(err)
+	}
+	length := int64(binary.BigEndian.Uint32(prefix[1:]))
+	switch {
+	case prefix[0] != 0:
+		return status.Error(codes.Unimplemented, "a message is compressed: want grpc-encoding identity")
+	case length > c.maxMessage:
+		return status.Errorf(codes.ResourceExhausted, "a message has %d bytes: at most %d are accepted", length, c.maxMessage)
+	}
+	message, err := client.Read(c.memory, io.LimitReader(c.request.Body, length), length, length, c.interrupt(c.control.SetReadDeadline))
+	if err != nil {
+		return c.failed(err)
+	}
+	defer message.Drop()
+	if int64(len(message.Bytes())) < length {
+		return io.ErrUnexpectedEOF
+	}
+	c.received = length
+	if err := proto.Unmarshal(message.Bytes(), into); err != nil {
+		return status.Errorf(codes.InvalidArgument, "a message cannot be read: %v", err)
+	}
+	return nil
+}
+
+// failed is the error of a read: the status of a call that has ended by itself.
+func (c *call) failed(err error) error {
+	switch {
+	case c.request.Context().Err() != nil:
+		return status.FromContextError(c.request.Context().Err()).Err()
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return status.Errorf(codes.DeadlineExceeded, "the next message has not come within %v", c.limit)
+	}
+	return err
+}
+
+// send writes a message.
+func (c *call) send(message proto.Message) error {
+	data, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, prefixBytes, prefixBytes+proto.Size(message)), message)
+	if err != nil {
+		return status.Errorf(codes.Internal, "a message cannot be written: %v", err)
+	}
+	binary.BigEndian.PutUint32(data[1:prefixBytes], uint32(len(data)-prefixBytes))
+	stop := c.within(c.control.SetWriteDeadline)
+	defer stop()
+	if _, err := c.writer.Write(data); err != nil {
+		return c.failed(err)
+	}
+	return c.failed(c.control.Flush())
+}

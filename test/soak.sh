@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # soak.sh : long runs that find what a quick test does not. SOAK_MINUTES (default 10) is the time of each fuzz target, the trace reader and
-# the plan codec among them; then placements against enumeration, schedules against their simulator, shuffled batches, kills, roll-outs, faults around the request router, the sampled local
+# the plan codec among them; then placements against enumeration, schedules against their simulator, shuffled batches, kills, roll-outs, faults around the request router, attacks on its memory, the sampled local
 # activation rate against the engine's, random walks over specs, and the end-to-end suite, with every crash point, as often as
 # SOAK_ROUNDS says (default 1).
 set -euo pipefail
@@ -38,6 +38,8 @@ echo "=== 10,000 random orders of events in roll-outs"
 go test -count=1 -timeout 1h ./internal/rollout -run 'AnyOrder' -v -args -orders 10000
 echo "=== a million requests to the request router, while engines, pods and plans fail and change"
 go test -race -count=1 -timeout 3h ./internal/router -run 'TestFaults$' -v -args -soak-requests 1000000
+echo "=== attacks on the memory of a request router, a minute each"
+go test -count=1 -timeout 1h ./internal/router -run 'TestMemoryAttacks$' -v -args -attack-seconds 60
 echo "=== 100 random walks over specs"
 go test -race -count=1 -timeout 3h ./test/walk -v -args -full -walks 100 -steps 12
 for round in $(seq "$rounds"); do

@@ -83,6 +83,11 @@ func Open(t testing.TB, connection *grpc.ClientConn, config *extprocv3.ProtocolC
 	return &Stream{t: t, stream: stream, Cancel: cancel, config: config}
 }
 
+// Of plays the gateway on a stream that is open already.
+func Of(t testing.TB, stream extprocv3.ExternalProcessor_ProcessClient, config *extprocv3.ProtocolConfiguration) *Stream {
+	return &Stream{t: t, stream: stream, Cancel: func() {}, config: config}
+}
+
 // Send sends a message; the first one tells the modes. One that the server no longer takes, since it has ended the stream, is no failure: what
 // it has said before that tells.
 func (s *Stream) Send(message *extprocv3.ProcessingRequest) {

@@ -1,0 +1,591 @@
+package router
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/picker"
+	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
+	"github.com/semmoe/operator/internal/router/plans/planstest"
+)
+
+var attackSeconds = flag.Int("attack-seconds", 0, "how long each attack on a router's memory lasts, with the latencies of honest clients compared; 0 for the short form")
+
+const (
+	// attackedProcess starts this test as a router in a process of its own, whose memory can be told from that of its attackers.
+	attackedProcess = "SEMMOE_ATTACKED_ROUTER"
+	// maxResidentMiB is far below the 1 GiB that a router has.
+	maxResidentMiB = 400
+)
+
+// attacked is where the process listens, and the engine that it sends requests to.
+type attacked struct{ Clients, Gateways, Engine string }
+
+// TestMain serves as the attacked process where the environment says so.
+func TestMain(m *testing.M) {
+	if engineAddress := os.Getenv(attackedProcess); engineAddress != "" {
+		if err := serveAttacked(engineAddress); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// serveAttacked serves a proxy and an endpoint picker with the limits of semmoe router until its input ends.
+func serveAttacked(engineAddress string) error {
+	adapter, err := registry.For("SGLang")
+	if err != nil {
+		return err
+	}
+	options := Options{
+		ProxyOptions: ProxyOptions{
+			RankHeader: adapter.RankHeader, RoutedExperts: adapter.RoutedExperts, SamplePercent: 100, MaxBodyBytes: 32 << 20,
+			EndpointWait: 10 * time.Second, ClientTimeout: time.Minute,
+		},
+		Host: "127.0.0.1",
+	}
+	pool := NewPool()
+	pool.Set(options.backends([]discovery.Backend{{Pod: "engine", Address: engineAddress, Ranks: 4, Shape: &planstest.Shape}}))
+	proxy, _, err := newFrontend(pool, prometheus.NewRegistry(), logr.Discard(), options)
+	if err != nil {
+		return err
+	}
+	if options.EndpointPicker, err = attackedPicker(); err != nil {
+		return err
+	}
+	gateways, _, err := newFrontend(pool, prometheus.NewRegistry(), logr.Discard(), options)
+	if err != nil {
+		return err
+	}
+	go proxy.Serve()    //nolint:errcheck // it serves until the process ends
+	go gateways.Serve() //nolint:errcheck // as above
+	proxy.SetReady(true)
+	gateways.SetReady(true)
+	if err := json.NewEncoder(os.Stdout).Encode(attacked{Clients: proxy.Addr().String(), Gateways: gateways.Addr().String()}); err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+func attackedPicker() (*EndpointPickerOptions, error) {
+	config, err := picker.TLSConfig("", "")
+	return &EndpointPickerOptions{TLS: config}, err
+}
+
+// startAttacked starts the process, and returns its addresses and a function that tells the largest memory it ever had.
+func startAttacked(t *testing.T) (attacked, func() int) {
+	t.Helper()
+	engine := newEngine(t, "engine", 4, attackedEngine)
+	command := exec.Command(os.Args[0])
+	command.Env = append(os.Environ(), attackedProcess+"="+engine.Address, "GOMEMLIMIT=off", "GOGC=100")
+	command.Stderr = os.Stderr
+	input, err := command.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	output, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		input.Close()
+		if err := command.Wait(); err != nil {
+			t.Errorf("the attacked router has ended: %v", err)
+		}
+	})
+	var addresses attacked
+	if err := json.NewDecoder(output).Decode(&addresses); err != nil {
+		t.Fatal(err)
+	}
+	return addresses, func() int { return peakMiB(t, command.Process.Pid) }
+}
+
+// peakMiB is the largest resident memory that a process ever had.
+func peakMiB(t *testing.T, process int) int {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", process))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if text, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kib, err := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(text), "kB")))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return kib >> 10
+		}
+	}
+	t.Fatalf("no VmHWM in %q", status)
+	return 0
+}
+
+// attackedEngine answers at once, or without end where the prompt says so.
+func attackedEngine(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return
+	}
+	if !bytes.Contains(body, []byte("endless")) {
+		fmt.Fprint(w, `{"choices":[{"text":"ok"}]}`)
+		return
+	}
+	if bytes.Contains(body, []byte("stream")) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprint(w, "data: ")
+	}
+	piece := bytes.Repeat([]byte("a"), 64<<10)
+	for r.Context().Err() == nil {
+		if _, err := w.Write(piece); err != nil {
+			return
+		}
+	}
+}
+
+// attack is a load that takes memory without bound where there is none. It goes on until the context ends, and calls reached once its
+// whole load is there.
+type attack func(ctx context.Context, t *testing.T, to attacked, reached func())
+
+var attacks = map[string]attack{
+	"unfinished messages on one connection":    unfinishedMessages(1, 60, 33<<20),
+	"unfinished messages on many connections":  unfinishedMessages(30, 10, 16<<20),
+	"streams that begin and send nothing":      unfinishedMessages(20, 400, 0),
+	"headers without end":                      headers("X-Long: "+strings.Repeat("a", 8<<10)+"\r\n", 900<<10),
+	"headers of empty lines":                   headers(strings.Repeat("%x:\r\n", 8), 60<<10),
+	"bodies that stop before their end":        slowBodies(1000, 4<<20),
+	"connections that send nothing":            slowBodies(6000, -1),
+	"answers without end":                      endlessAnswers(8, `{"prompt":"endless"}`),
+	"lines of a stream without end":            endlessAnswers(8, `{"prompt":"endless stream","stream":true}`),
+	"streams that are reset as soon as opened": rapidResets(4),
+}
+
+// floods open more connections or streams than the router has places for. While they come, the place of an honest client that is slower than
+// all of them together may go to one of them; once they are there, they give way to it.
+var floods = map[string]bool{"streams that begin and send nothing": true, "connections that send nothing": true}
+
+// Attacks on the memory of a router leave it below a bound, and honest clients are served meanwhile.
+func TestMemoryAttacks(t *testing.T) {
+	for name, attack := range attacks {
+		t.Run(name, func(t *testing.T) {
+			to, peak := startAttacked(t)
+			honest := newHonestClients(t, to)
+			var before []time.Duration
+			if *attackSeconds > 0 {
+				before = honest.requestFor(time.Duration(*attackSeconds) * time.Second)
+			}
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			reached := make(chan struct{})
+			var running sync.WaitGroup
+			running.Go(func() { attack(ctx, t, to, sync.OnceFunc(func() { close(reached) })) })
+			var during []time.Duration
+			if floods[name] {
+				<-reached
+			}
+			for loaded := false; !loaded; {
+				during = append(during, honest.request())
+				select {
+				case <-reached:
+					loaded = true
+				default:
+				}
+			}
+			if *attackSeconds > 0 {
+				during = append(during, honest.requestFor(time.Duration(*attackSeconds)*time.Second)...)
+			}
+			for range 20 {
+				during = append(during, honest.request())
+			}
+			stop()
+			running.Wait()
+			if got := peak(); got >= maxResidentMiB {
+				t.Errorf("the router takes up to %d MiB, want less than %d", got, maxResidentMiB)
+			} else {
+				t.Logf("up to %d MiB, %d honest requests meanwhile", got, len(during))
+			}
+			if before != nil {
+				normal, attacked := percentile99(before), percentile99(during)
+				t.Logf("p99 of honest requests: %v before, %v during the attack", normal, attacked)
+				// Below a few milliseconds the machine's own noise is larger.
+				if attacked > 3*max(normal, 5*time.Millisecond) {
+					t.Errorf("p99 of honest requests is %v during the attack, %v before: want at most 3 times as much", attacked, normal)
+				}
+			}
+		})
+	}
+}
+
+func percentile99(times []time.Duration) time.Duration {
+	times = slices.Sorted(slices.Values(times))
+	return times[len(times)*99/100]
+}
+
+// honestClients use the router as clients and gateways do.
+type honestClients struct {
+	t       *testing.T
+	to      attacked
+	http    *http.Client
+	gateway extprocv3.ExternalProcessorClient
+}
+
+func newHonestClients(t *testing.T, to attacked) *honestClients {
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &honestClients{
+		t: t, to: to, http: &http.Client{Transport: transport, Timeout: time.Minute},
+		gateway: extprocv3.NewExternalProcessorClient(gatewaytest.Dial(t, to.Gateways)),
+	}
+}
+
+// request sends one request to the proxy and one to the picker, which must be served, and returns how long they take.
+func (h *honestClients) request() time.Duration {
+	h.t.Helper()
+	start := time.Now()
+	body := `{"prompt":"` + strings.Repeat("word ", 200) + `","max_tokens":1}`
+	// A connection that was idle may be closed for others: a client sends its request again, as HTTP allows for this one.
+	request, err := http.NewRequest(http.MethodPost, "http://"+h.to.Clients+"/v1/completions", strings.NewReader(body))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	request.Header.Set("Idempotency-Key", "1")
+	response, err := h.http.Do(request)
+	if err != nil {
+		h.t.Fatalf("an honest request: %v", err)
+	}
+	answer, err := io.ReadAll(response.Body)
+	response.Body.Close()
+	if err != nil || response.StatusCode != http.StatusOK || !bytes.Contains(answer, []byte("ok")) {
+		h.t.Fatalf("an honest request: %s %.200s, %v", response.Status, answer, err)
+	}
+	ctx, cancel := context.WithTimeout(h.t.Context(), time.Minute)
+	defer cancel()
+	stream, err := h.gateway.Process(ctx)
+	if err != nil {
+		h.t.Fatalf("an honest gateway: %v", err)
+	}
+	gateway := gatewaytest.Of(h.t, stream, gatewaytest.FullDuplex)
+	gateway.RequestHeaders("POST", "/v1/completions", map[string]string{"content-length": strconv.Itoa(len(body))}, false, nil)
+	gateway.RequestBody([]byte(body), 64<<10, true)
+	gateway.Picked()
+	gateway.Body(-1)
+	gateway.ResponseHeaders(200, nil, true, "")
+	gateway.Answered()
+	if err := gateway.End(); err != io.EOF {
+		h.t.Fatalf("an honest gateway's stream ends with %v", err)
+	}
+	return time.Since(start)
+}
+
+func (h *honestClients) requestFor(duration time.Duration) (times []time.Duration) {
+	for end := time.Now().Add(duration); time.Now().Before(end); {
+		times = append(times, h.request())
+	}
+	return times
+}
+
+// parallel runs an attacker for each number, and calls reached once all have reached their load, or were cut off.
+func parallel(attackers int, reached func(), attacker func(number int, reached func())) {
+	var left atomic.Int64
+	left.Store(int64(attackers))
+	var all sync.WaitGroup
+	for number := range attackers {
+		all.Go(func() {
+			done := sync.OnceFunc(func() {
+				if left.Add(-1) == 0 {
+					reached()
+				}
+			})
+			defer done()
+			attacker(number, done)
+		})
+	}
+	all.Wait()
+}
+
+// rawHTTP2 opens a connection over which frames are sent.
+func rawHTTP2(ctx context.Context, address string) (net.Conn, *http2.Framer, error) {
+	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}}
+	connection, err := dialer.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, nil, err
+	}
+	framer := http2.NewFramer(connection, connection)
+	_, err = io.WriteString(connection, http2.ClientPreface)
+	return connection, framer, errors.Join(err, framer.WriteSettings())
+}
+
+// openStream sends the header of a call to the picker.
+func openStream(framer *http2.Framer, id uint32) error {
+	var block bytes.Buffer
+	encoder := hpack.NewEncoder(&block)
+	for _, field := range [][2]string{
+		{":method", "POST"}, {":scheme", "https"}, {":authority", "x"}, {":path", extprocv3.ExternalProcessor_Process_FullMethodName},
+		{"content-type", "application/grpc"}, {"te", "trailers"},
+	} {
+		if err := encoder.WriteField(hpack.HeaderField{Name: field[0], Value: field[1]}); err != nil {
+			return err
+		}
+	}
+	return framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true})
+}
+
+// unfinishedMessages opens streams, each of which sends a message but for its last byte, as far as the server takes it.
+func unfinishedMessages(connections, streams, size int) attack {
+	return func(ctx context.Context, t *testing.T, to attacked, reached func()) {
+		parallel(connections, reached, func(_ int, reached func()) {
+			connection, framer, err := rawHTTP2(ctx, to.Gateways)
+			if err != nil {
+				return
+			}
+			defer connection.Close()
+			defer context.AfterFunc(ctx, func() { connection.Close() })()
+			prefix := binary.BigEndian.AppendUint32([]byte{0}, uint32(size))
+			sender := &windows{framer: framer, connection: 65535, stream: map[uint32]int64{}, first: 65535, changed: make(chan struct{}, 1)}
+			go sender.read(connection)
+			left := map[uint32]int{}
+			for i := range streams {
+				id := uint32(2*i + 1)
+				left[id] = len(prefix) + size - 1
+				if err := sender.open(id); err != nil {
+					return
+				}
+				if size > 0 && sender.send(id, prefix) != nil {
+					return
+				}
+			}
+			piece := make([]byte, 16<<10)
+			for idle := 0; size > 0 && idle < 20 && ctx.Err() == nil; {
+				sent := 0
+				for i := range streams {
+					id := uint32(2*i + 1)
+					n := sender.room(id, min(len(piece), left[id]))
+					if n == 0 || sender.send(id, piece[:n]) != nil {
+						continue
+					}
+					left[id] -= n
+					sent += n
+				}
+				if sent > 0 {
+					idle = 0
+					continue
+				}
+				select {
+				case <-sender.changed:
+				case <-ctx.Done():
+				case <-time.After(100 * time.Millisecond): // the server takes no more
+					idle++
+				}
+			}
+			reached()
+			<-ctx.Done()
+		})
+	}
+}
+
+// windows are what a server lets a client send over a connection.
+type windows struct {
+	mu         sync.Mutex
+	framer     *http2.Framer
+	connection int64
+	stream     map[uint32]int64
+	first      int64
+	changed    chan struct{}
+}
+
+func (w *windows) open(id uint32) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stream[id] = w.first
+	return openStream(w.framer, id)
+}
+
+// room is how much of so many bytes may be sent on a stream.
+func (w *windows) room(id uint32, bytes int) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return int(max(0, min(int64(bytes), w.connection, w.stream[id])))
+}
+
+func (w *windows) send(id uint32, data []byte) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.connection -= int64(len(data))
+	w.stream[id] -= int64(len(data))
+	return w.framer.WriteData(id, false, data)
+}
+
+// read takes what the server sends until the connection ends.
+func (w *windows) read(connection net.Conn) {
+	reader := http2.NewFramer(nil, bufio.NewReader(connection))
+	for {
+		frame, err := reader.ReadFrame()
+		if err != nil {
+			return
+		}
+		w.mu.Lock()
+		switch frame := frame.(type) {
+		case *http2.WindowUpdateFrame:
+			if frame.StreamID == 0 {
+				w.connection += int64(frame.Increment)
+			} else if _, open := w.stream[frame.StreamID]; open {
+				w.stream[frame.StreamID] += int64(frame.Increment)
+			}
+		case *http2.SettingsFrame:
+			if first, ok := frame.Value(http2.SettingInitialWindowSize); ok {
+				for id := range w.stream {
+					w.stream[id] += int64(first) - w.first
+				}
+				w.first = int64(first)
+			}
+			if !frame.IsAck() {
+				w.framer.WriteSettingsAck() //nolint:errcheck // the connection ends
+			}
+		case *http2.RSTStreamFrame:
+			delete(w.stream, frame.StreamID)
+		}
+		w.mu.Unlock()
+		select {
+		case w.changed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// headers sends headers of so many bytes that do not end, over 2,500 connections. A verb in the line is replaced by a number.
+func headers(line string, size int) attack {
+	return func(ctx context.Context, t *testing.T, to attacked, reached func()) {
+		parallel(2500, reached, func(number int, reached func()) {
+			connection, err := (&net.Dialer{}).DialContext(ctx, "tcp", to.Clients)
+			if err != nil {
+				return
+			}
+			defer connection.Close()
+			defer context.AfterFunc(ctx, func() { connection.Close() })()
+			out := bufio.NewWriter(connection)
+			fmt.Fprint(out, "POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+			for sent, i := 0, 0; sent < size; {
+				text := line
+				if verbs := strings.Count(line, "%"); verbs > 0 {
+					var numbers []any
+					for range verbs {
+						numbers = append(numbers, 0x1000+i)
+						i++
+					}
+					text = fmt.Sprintf(line, numbers...)
+				}
+				n, err := out.WriteString(text)
+				if err != nil {
+					return
+				}
+				sent += n
+			}
+			if out.Flush() != nil {
+				return
+			}
+			reached()
+			<-ctx.Done()
+		})
+	}
+}
+
+// slowBodies opens connections that send a body of so many bytes but for its last one; with a negative number nothing at all.
+func slowBodies(connections, size int) attack {
+	return func(ctx context.Context, t *testing.T, to attacked, reached func()) {
+		piece := bytes.Repeat([]byte("a"), 64<<10)
+		parallel(connections, reached, func(_ int, reached func()) {
+			connection, err := (&net.Dialer{}).DialContext(ctx, "tcp", to.Clients)
+			if err != nil {
+				return
+			}
+			defer connection.Close()
+			defer context.AfterFunc(ctx, func() { connection.Close() })()
+			if size >= 0 {
+				fmt.Fprintf(connection, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", size)
+			}
+			for left := size - 1; left > 0; {
+				n, err := connection.Write(piece[:min(left, len(piece))])
+				if err != nil {
+					return
+				}
+				left -= n
+			}
+			reached()
+			<-ctx.Done()
+		})
+	}
+}
+
+// endlessAnswers asks for answers that do not end, and reads some of each. A client that reads nothing is ended after a minute.
+func endlessAnswers(clients int, body string) attack {
+	return func(ctx context.Context, t *testing.T, to attacked, reached func()) {
+		parallel(clients, reached, func(_ int, reached func()) {
+			request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+to.Clients+"/v1/completions", strings.NewReader(body))
+			if err != nil {
+				return
+			}
+			response, err := http.DefaultTransport.RoundTrip(request)
+			if err != nil {
+				return
+			}
+			defer response.Body.Close()
+			io.CopyN(io.Discard, response.Body, 200<<20) //nolint:errcheck // it ends with the attack
+			reached()
+			<-ctx.Done()
+		})
+	}
+}
+
+// rapidResets opens streams and resets each at once (CVE-2023-44487), until the server ends the connection.
+func rapidResets(connections int) attack {
+	return func(ctx context.Context, t *testing.T, to attacked, reached func()) {
+		parallel(connections, reached, func(_ int, reached func()) {
+			connection, framer, err := rawHTTP2(ctx, to.Gateways)
+			if err != nil {
+				return
+			}
+			defer connection.Close()
+			defer context.AfterFunc(ctx, func() { connection.Close() })()
+			go io.Copy(io.Discard, connection) //nolint:errcheck // until it is closed
+			for id := uint32(1); id < 40_000; id += 2 {
+				if openStream(framer, id) != nil || framer.WriteRSTStream(id, http2.ErrCodeCancel) != nil {
+					return
+				}
+			}
+			reached()
+		})
+	}
+}

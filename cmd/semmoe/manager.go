@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -13,7 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/semmoe/operator/controllers"
@@ -27,14 +28,15 @@ import (
 func newManagerCommand() *cobra.Command {
 	var options controllers.Options
 	var store access.Access
-	var storeCA, pull, routerAuthority string
+	var storeCA, pull, routerAuthority, metricsAddress, healthAddress string
 	var prometheusHosts []string
 	var webhooks webhookOptions
 	// A lost leader is replaced within 20 s: a successor may see its last renewal 2.2 retry periods late, waits for the lease to pass,
 	// and may ask for it 2.2 periods after that (client-go's jitter). One that ends in order gives its lease back at once.
 	lease, renew, retry := 15*time.Second, 10*time.Second, time.Second
 	base := ctrl.Options{
-		Metrics:                       metricsserver.Options{SecureServing: true, FilterProvider: filters.WithAuthenticationAndAuthorization},
+		Metrics:                       metricsserver.Options{BindAddress: noServer},
+		HealthProbeBindAddress:        noServer,
 		LeaderElectionID:              "manager.semmoe.io",
 		LeaderElectionReleaseOnCancel: true,
 		LeaseDuration:                 &lease,
@@ -80,10 +82,15 @@ func newManagerCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			ready := map[string]healthz.Checker{"ping": healthz.Ping}
 			if webhooks.enabled() {
 				if err := webhooks.serve(manager, certificates, options.PrometheusHosts); err != nil {
 					return err
 				}
+				ready["webhook"] = base.WebhookServer.StartedChecker()
+			}
+			if err := errors.Join(addMetricsServer(manager, metricsAddress), addHealthServer(manager, healthAddress, ready)); err != nil {
+				return err
 			}
 			return manager.Start(ctx)
 		},
@@ -99,8 +106,8 @@ func newManagerCommand() *cobra.Command {
 	flags.StringSliceVar(&prometheusHosts, "prometheus-hosts", nil, "hosts (name or IP address, optionally with a port) that drift.prometheus.address of every namespace may name; Services with a cluster IP of the object's own namespace are always allowed")
 	flags.IntVar(&options.SolverWorkers, "solver-workers", 1, "plans that are solved at a time; each holds a routing trace in memory")
 	flags.DurationVar(&options.Retention, "artifact-retention", retention.DefaultRetention, "how long artifacts are kept in the store after an object last named them")
-	flags.StringVar(&base.Metrics.BindAddress, "metrics-bind-address", ":8443", "address of the metrics endpoint (HTTPS; the API server authenticates and authorizes its callers); 0 turns it off")
-	flags.StringVar(&base.HealthProbeBindAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz")
+	flags.StringVar(&metricsAddress, "metrics-bind-address", ":8443", "address of the metrics endpoint (HTTPS; the API server authenticates and authorizes its callers); 0 turns it off")
+	flags.StringVar(&healthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz")
 	webhooks.addFlags(flags)
 	flags.BoolVar(&base.LeaderElection, "leader-elect", false, "elect a leader among several managers")
 	return command

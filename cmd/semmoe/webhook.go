@@ -1,7 +1,6 @@
 package main
 
 import (
-	"crypto/tls"
 	"fmt"
 	"net"
 	"os"
@@ -49,14 +48,14 @@ func (o *webhookOptions) server(config *rest.Config) (ctrlwebhook.Server, *webho
 	if err != nil || port == 0 {
 		return nil, nil, fmt.Errorf("--webhook-bind-address %q: the port must be a number from 1 to 65535", o.address)
 	}
-	options := ctrlwebhook.Options{Host: host, Port: int(port), CertDir: o.certDir, TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.MinVersion = tls.VersionTLS12 }}}
+	address := net.JoinHostPort(host, strconv.FormatUint(port, 10))
 	if o.certDir != "" {
 		for _, name := range []string{"tls.crt", "tls.key"} {
 			if err := regularfile.Check(filepath.Join(o.certDir, name)); err != nil {
 				return nil, nil, fmt.Errorf("--webhook-cert-dir: %w", err)
 			}
 		}
-		return ctrlwebhook.NewServer(options), nil, nil
+		return newWebhookServer(address, o.certDir, nil), nil, nil
 	}
 	namespace := os.Getenv("POD_NAMESPACE")
 	if namespace == "" {
@@ -68,8 +67,7 @@ func (o *webhookOptions) server(config *rest.Config) (ctrlwebhook.Server, *webho
 	}
 	name := o.service + "." + namespace
 	certificates := webhook.NewCertificates(clients, types.NamespacedName{Namespace: namespace, Name: o.secret}, o.configuration, name+".svc", name+".svc.cluster.local")
-	options.TLSOpts = append(options.TLSOpts, certificates.TLS)
-	return ctrlwebhook.NewServer(options), certificates, nil
+	return newWebhookServer(address, "", certificates.TLS), certificates, nil
 }
 
 // serve adds the webhooks to a manager that was made with the server.

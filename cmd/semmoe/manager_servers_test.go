@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/semmoe/operator/internal/authority"
+)
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+// A manager serves probes, metrics and webhooks with limits of its own: a header that controller-runtime would read is refused. It ends at
+// once when it is told to.
+func TestManagerServers(t *testing.T) {
+	health, metrics, webhooks := freeAddress(t), freeAddress(t), freeAddress(t)
+	server := newWebhookServer(webhooks, "", func(config *tls.Config) { config.GetCertificate = authority.NewIssuer("localhost").Certificate })
+	manager, err := ctrl.NewManager(&rest.Config{Host: "https://" + freeAddress(t)}, ctrl.Options{
+		Metrics: metricsserver.Options{BindAddress: noServer}, HealthProbeBindAddress: noServer, WebhookServer: server,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	manager.GetWebhookServer().Register("/review", http.NotFoundHandler())
+	ready := map[string]healthz.Checker{"ping": healthz.Ping}
+	if err := errors.Join(addMetricsServer(manager, metrics), addHealthServer(manager, health, ready)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- manager.Start(ctx) }()
+
+	dial := map[string]func() (net.Conn, error){
+		health:  func() (net.Conn, error) { return net.Dial("tcp", health) },
+		metrics: func() (net.Conn, error) { return tls.Dial("tcp", metrics, &tls.Config{InsecureSkipVerify: true}) },
+	}
+	ask := func(address, path string, padding int) int {
+		t.Helper()
+		var connection net.Conn
+		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			if connection, err = dial[address](); err == nil {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatal(err)
+			}
+		}
+		defer connection.Close()
+		if _, err := io.WriteString(connection, "GET "+path+" HTTP/1.1\r\nHost: x\r\nX-Long: "+strings.Repeat("x", padding)+"\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.ReadResponse(bufio.NewReader(connection), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		return response.StatusCode
+	}
+	for _, tc := range []struct {
+		address, path string
+		padding, want int
+	}{
+		{health, "/healthz", 10, http.StatusOK},
+		{health, "/readyz", 10, http.StatusOK},
+		{health, "/readyz/ping", 10, http.StatusOK},
+		{health, "/healthz", 32 << 10, http.StatusRequestHeaderFieldsTooLarge},
+		{metrics, "/metrics", 32 << 10, http.StatusRequestHeaderFieldsTooLarge},
+		{metrics, "/metrics", 10, http.StatusUnauthorized},
+	} {
+		if got := ask(tc.address, tc.path, tc.padding); got != tc.want {
+			t.Errorf("%s with a header of %d bytes: %d, want %d", tc.path, tc.padding, got, tc.want)
+		}
+	}
+	for deadline := time.Now().Add(30 * time.Second); !server.started.Load(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the webhook server does not start")
+		}
+	}
+	// The issuer has no authority yet: the port is served, and a handshake fails.
+	if err := server.StartedChecker()(nil); err == nil || !strings.Contains(err.Error(), "not reachable") {
+		t.Errorf("a webhook server without a certificate is ready: %v", err)
+	}
+	stop()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("the manager does not end")
+	}
+}

@@ -35,6 +35,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.pendingLimitPerRank)",message="pendingLimitPerRank needs mode Router or EndpointPicker: with None nobody counts requests",fieldPath=".pendingLimitPerRank"
 // +kubebuilder:validation:XValidation:rule="self.mode == 'Router' || !has(self.holdMilliseconds)",message="holdMilliseconds needs mode Router: a Gateway waits for no request, and with None nobody chooses a rank",fieldPath=".holdMilliseconds"
 // +kubebuilder:validation:XValidation:rule="self.mode != 'None' || !has(self.template)",message="template needs mode Router or EndpointPicker: with None there are no request router pods",fieldPath=".template"
+// +kubebuilder:validation:XValidation:rule="!has(self.gatewayNamespaces) || self.mode == 'EndpointPicker' && self.networkPolicy != 'None'",message="gatewayNamespaces needs mode EndpointPicker and networkPolicy Managed: otherwise no policy names Gateways",fieldPath=".gatewayNamespaces"
 type RoutingSpec struct {
 	// mode is Router; EndpointPicker for a Gateway that asks the request router by way of an InferencePool of the
 	// MoEDeployment's name, while the Service leads to the engine's pods; or None for a plain Service in front of the engine's
@@ -93,6 +94,16 @@ type RoutingSpec struct {
 	// +optional
 	// +kubebuilder:default=Managed
 	NetworkPolicy NetworkPolicyMode `json:"networkPolicy,omitempty"`
+
+	// gatewayNamespaces names the namespaces of the Gateways that use the endpoint picker. With networkPolicy Managed, pods of other
+	// namespaces cannot connect to it. Without gatewayNamespaces, every pod of the cluster can. It needs mode EndpointPicker.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=63
+	// +kubebuilder:validation:items:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	GatewayNamespaces []string `json:"gatewayNamespaces,omitempty"`
 }
 
 // RouterTemplate is the part of a pod template that users set for request router pods.

@@ -163,10 +163,11 @@ const mostFallbacks = 16
 
 // gatewayFlags are the flags of a router that chooses for a gateway.
 type gatewayFlags struct {
-	on, plaintext     bool
-	port, healthPort  int
-	fallbacks         int
-	certFile, keyFile string
+	on, plaintext    bool
+	port, healthPort int
+	fallbacks        int
+	// The files of TLS.
+	certFile, keyFile, clientCAFile string
 }
 
 func (g *gatewayFlags) add(command *cobra.Command) {
@@ -177,29 +178,30 @@ func (g *gatewayFlags) add(command *cobra.Command) {
 	flags.IntVar(&g.fallbacks, "fallbacks", 2, "endpoints that a gateway is told to try after the chosen one, with --endpoint-picker; 0 for one that reads a single endpoint, such as Envoy's ORIGINAL_DST cluster")
 	flags.StringVar(&g.certFile, "tls-cert-file", "", "PEM file with the certificate for gateways, read anew for each connection (default: one that the router makes and signs itself)")
 	flags.StringVar(&g.keyFile, "tls-key-file", "", "PEM file with the key of --tls-cert-file")
+	flags.StringVar(&g.clientCAFile, "tls-client-ca-file", "", "PEM file with the certificate authorities of gateways, read anew for each connection; gateways then need a certificate (default: none is asked for)")
 	flags.BoolVar(&g.plaintext, "plaintext", false, "speak to gateways without TLS")
 }
 
 // options are nil where the router is a proxy.
 func (g *gatewayFlags) options() (*router.EndpointPickerOptions, error) {
 	switch {
-	case !g.on && (g.plaintext || g.certFile != "" || g.keyFile != ""):
-		return nil, errors.New("--plaintext, --tls-cert-file and --tls-key-file say how gateways are spoken to: they need --endpoint-picker")
+	case !g.on && (g.plaintext || g.certFile != "" || g.keyFile != "" || g.clientCAFile != ""):
+		return nil, errors.New("--plaintext, --tls-cert-file, --tls-key-file and --tls-client-ca-file need --endpoint-picker: they are for the connections of gateways")
 	case !g.on:
 		return nil, nil
 	case g.fallbacks < 0 || g.fallbacks > mostFallbacks:
 		return nil, fmt.Errorf("--fallbacks is %d: want 0 to %d", g.fallbacks, mostFallbacks)
 	case (g.certFile == "") != (g.keyFile == ""):
 		return nil, fmt.Errorf("--tls-cert-file is %q and --tls-key-file %q: want both, or neither", g.certFile, g.keyFile)
-	case g.plaintext && g.certFile != "":
-		return nil, errors.New("--plaintext contradicts --tls-cert-file: want one of them")
+	case g.plaintext && (g.certFile != "" || g.clientCAFile != ""):
+		return nil, errors.New("--plaintext contradicts --tls-cert-file and --tls-client-ca-file: want one of them")
 	}
 	options := &router.EndpointPickerOptions{Port: g.port, HealthPort: g.healthPort, Fallbacks: g.fallbacks}
 	if g.plaintext {
 		return options, nil
 	}
 	var err error
-	options.TLS, err = picker.TLSConfig(g.certFile, g.keyFile)
+	options.TLS, err = picker.TLSConfig(g.certFile, g.keyFile, g.clientCAFile)
 	return options, err
 }
 

@@ -99,7 +99,7 @@ func serveAttacked(engineAddress string) error {
 }
 
 func attackedPicker() (*EndpointPickerOptions, error) {
-	config, err := picker.TLSConfig("", "")
+	config, err := picker.TLSConfig("", "", "")
 	return &EndpointPickerOptions{TLS: config}, err
 }
 

@@ -42,7 +42,7 @@ func newPicker(t *testing.T, pool *Pool, options ProxyOptions) (*grpc.ClientConn
 	}
 	registry := prometheus.NewRegistry()
 	chooser, observations := NewEndpointPicker(pool, registry, options, 2)
-	config, err := picker.TLSConfig("", "")
+	config, err := picker.TLSConfig("", "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -436,7 +436,7 @@ func TestRunsAsAnEndpointPicker(t *testing.T) {
 		FetchPlan: func(context.Context, string, string) error { return nil }, MetricsPort: freePort(t), DrainTimeout: time.Minute,
 	}
 	options.EndpointPicker = &EndpointPickerOptions{Port: freePort(t), HealthPort: freePort(t), Fallbacks: 1}
-	if options.EndpointPicker.TLS, err = picker.TLSConfig("", ""); err != nil {
+	if options.EndpointPicker.TLS, err = picker.TLSConfig("", "", ""); err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())

@@ -29,7 +29,7 @@ func newPrivateServer(observations *Observations, authority []byte, log logr.Log
 	if !managers.AppendCertsFromPEM(authority) {
 		return nil, errors.New("the certificate authority of the managers is invalid: at least one PEM certificate is required")
 	}
-	config, err := picker.TLSConfig("", "")
+	config, err := picker.TLSConfig("", "", "")
 	if err != nil {
 		return nil, err
 	}

@@ -51,7 +51,7 @@ func TestOnlyManagersReadObservations(t *testing.T) {
 		return response.StatusCode == http.StatusOK
 	})
 	anonymous := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
-	selfSigned, err := picker.TLSConfig("", "")
+	selfSigned, err := picker.TLSConfig("", "", "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -125,6 +125,8 @@ var shownElsewhere = map[string]string{
 	"MoEDeployment spec.rollout.batchTokens":        "controllers/moedeployment/planner TestReplanObjects",
 	// No plan is worse here than none.
 	"MoEDeployment spec.rollout.rollback": "controllers/moedeployment TestCanaryIsDecided",
+	// It needs another mode.
+	"MoEDeployment spec.routing.gatewayNamespaces": "controllers/moedeployment/front TestNetworkPolicies",
 	// It is refused without what is to be asked, and that is refused without it.
 	"MoEDeployment spec.drift.source": "controllers/moedeployment TestAssessFromPrometheus",
 }

@@ -58,15 +58,17 @@ func networkPolicies(moed *semmoev1.MoEDeployment, serviceTarget, operator strin
 	if moed.Spec.Routing.NetworkPolicy == semmoev1.NetworkPolicyNone || moed.Spec.Routing.Mode == semmoev1.RoutingModeNone {
 		return wanted
 	}
-	open := []int32{semmoev1.ServicePort}
+	open := networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(semmoev1.ServicePort)...)
 	if moed.Spec.Routing.Mode == semmoev1.RoutingModeEndpointPicker {
-		open = []int32{semmoev1.PickerPort, semmoev1.PickerHealthPort}
+		open = networkingac.NetworkPolicyIngressRule().
+			WithPorts(tcpPorts(semmoev1.PickerPort, semmoev1.PickerHealthPort)...).
+			WithFrom(gateways(moed)...)
 	}
 	if serviceTarget == semmoev1.ComponentRouter {
 		wanted[moed.Name] = enginePolicy(moed, operator, engines.ports(moed))
 	}
 	wanted[desired.RouterName(moed)] = ingressPolicy(moed, desired.RouterName(moed), semmoev1.ComponentRouter,
-		networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(open...)...),
+		open,
 		networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(desired.RouterMetricsPort)...).WithFrom(observers(operator)...),
 		networkingac.NetworkPolicyIngressRule().WithPorts(tcpPorts(managerauth.Port)...).WithFrom(managers(operator)...))
 	return wanted
@@ -113,6 +115,19 @@ func managers(operator string) []*networkingac.NetworkPolicyPeerApplyConfigurati
 	return []*networkingac.NetworkPolicyPeerApplyConfiguration{
 		networkingac.NetworkPolicyPeer().WithNamespaceSelector(metav1ac.LabelSelector().
 			WithMatchLabels(map[string]string{corev1.LabelMetadataName: operator})),
+	}
+}
+
+// gateways returns the peers that may use the endpoint picker. No peers, which in a rule means everybody, is the default.
+func gateways(moed *semmoev1.MoEDeployment) []*networkingac.NetworkPolicyPeerApplyConfiguration {
+	namespaces := moed.Spec.Routing.GatewayNamespaces
+	if len(namespaces) == 0 {
+		return nil
+	}
+	return []*networkingac.NetworkPolicyPeerApplyConfiguration{
+		networkingac.NetworkPolicyPeer().WithNamespaceSelector(metav1ac.LabelSelector().
+			WithMatchExpressions(metav1ac.LabelSelectorRequirement().
+				WithKey(corev1.LabelMetadataName).WithOperator(metav1.LabelSelectorOpIn).WithValues(namespaces...))),
 	}
 }
 

@@ -60,6 +60,10 @@ func TestNetworkPolicies(t *testing.T) {
 	operator := peer{map[string]string{corev1.LabelMetadataName: "semmoe-system"}, nil}
 	prometheus := peer{map[string]string{corev1.LabelMetadataName: "monitoring", semmoev1.LabelMonitoring: "enabled"}, nil}
 	picker := func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker }
+	named := func(m *semmoev1.MoEDeployment) {
+		picker(m)
+		m.Spec.Routing.GatewayNamespaces = []string{"gateways", "elsewhere"}
+	}
 	const engine, router = "m", "m-router"
 	onPort := func(port int32) func(*semmoev1.MoEDeployment) {
 		return func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Port = port }
@@ -113,6 +117,11 @@ func TestNetworkPolicies(t *testing.T) {
 		"operator outside: observations":  {outside: true, policy: router, from: client, port: 9091, want: true},
 		"Gateway to picker":               {change: picker, target: semmoev1.ComponentEngine, policy: router, from: client, port: 9002, want: true},
 		"Gateway to picker's health":      {change: picker, target: semmoev1.ComponentEngine, policy: router, from: client, port: 9003, want: true},
+		"named Gateway to picker":         {change: named, target: semmoev1.ComponentEngine, policy: router, from: client, port: 9002, want: true},
+		"named Gateway to health":         {change: named, target: semmoev1.ComponentEngine, policy: router, from: client, port: 9003, want: true},
+		"another Gateway to picker":       {change: named, target: semmoev1.ComponentEngine, policy: router, from: prometheus, port: 9002},
+		"own namespace to picker":         {change: named, target: semmoev1.ComponentEngine, policy: router, from: enginePod, port: 9002},
+		"monitoring to picker's metrics":  {change: named, target: semmoev1.ComponentEngine, policy: router, from: prometheus, port: 9090, want: true},
 		"client to picker's metrics":      {change: picker, target: semmoev1.ComponentEngine, policy: router, from: client, port: 9090},
 		"client to the port of the proxy": {change: picker, target: semmoev1.ComponentEngine, policy: router, from: client, port: 8000},
 	}

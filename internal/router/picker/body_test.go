@@ -18,7 +18,7 @@ func TestBodiesThatTakeAllMemory(t *testing.T) {
 		"in chunks": processingv3.ProcessingMode_FULL_DUPLEX_STREAMED, "in one piece": processingv3.ProcessingMode_BUFFERED,
 	} {
 		t.Run(name, func(t *testing.T) {
-			config, err := TLSConfig("", "")
+			config, err := TLSConfig("", "", "")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -117,7 +117,7 @@ func (c *choice) Release() {
 func serve(t *testing.T, picker Picker) (server *Server, gateways, probes string) {
 	t.Helper()
 	gatewaytest.NoLeaks(t)
-	config, err := TLSConfig("", "")
+	config, err := TLSConfig("", "", "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -526,7 +526,7 @@ func TestShutdown(t *testing.T) {
 
 // One request of 4 KB and an answer of 20 events, over TLS: what both sides of the protocol cost together.
 func BenchmarkExchange(b *testing.B) {
-	config, err := TLSConfig("", "")
+	config, err := TLSConfig("", "", "")
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -572,7 +572,7 @@ func BenchmarkExchange(b *testing.B) {
 
 // A server that is told to end before it has begun has ended as it should.
 func TestShutdownBeforeServe(t *testing.T) {
-	config, err := TLSConfig("", "")
+	config, err := TLSConfig("", "", "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,45 @@ import (
 // TLSConfig is that of a certificate and its key in PEM files. They are read for each connection: gateways keep theirs, and
 // a certificate that was renewed is used without a restart. Without files it is that of a certificate which the server
 // makes and signs itself: gateways that are told to trust it by nothing but the connection speak TLS all the same.
-func TLSConfig(certFile, keyFile string) (*tls.Config, error) {
+//
+// With a file of certificate authorities, gateways need a certificate of one of them.
+func TLSConfig(certFile, keyFile, clientCAFile string) (*tls.Config, error) {
+	config, err := serverConfig(certFile, keyFile)
+	if err != nil || clientCAFile == "" {
+		return config, err
+	}
+	withClients := func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		authorities, err := readAuthorities(clientCAFile)
+		if err != nil {
+			return nil, err
+		}
+		required := config.Clone()
+		required.ClientAuth, required.ClientCAs, required.GetConfigForClient = tls.RequireAndVerifyClientCert, authorities, nil
+		return required, nil
+	}
+	if _, err := withClients(nil); err != nil {
+		return nil, err
+	}
+	config.GetConfigForClient = withClients
+	return config, nil
+}
+
+// maxAuthoritiesBytes bounds a file of certificate authorities: more than the public ones of an operating system take.
+const maxAuthoritiesBytes = 1 << 20
+
+func readAuthorities(path string) (*x509.CertPool, error) {
+	text, err := regularfile.Read(path, maxAuthoritiesBytes)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s is invalid: PEM certificates of authorities, at most 1 MiB", path)
+	}
+	return pool, nil
+}
+
+func serverConfig(certFile, keyFile string) (*tls.Config, error) {
 	if certFile == "" && keyFile == "" {
 		certificate, err := selfSigned(time.Now())
 		if err != nil {

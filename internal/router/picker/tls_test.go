@@ -1,11 +1,16 @@
 package picker
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"math/big"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -39,7 +44,7 @@ func TestServesTheCertificateOfTheFiles(t *testing.T) {
 	gatewaytest.NoLeaks(t)
 	dir := t.TempDir()
 	certFile, keyFile, first := writeCertificate(t, dir)
-	config, err := TLSConfig(certFile, keyFile)
+	config, err := TLSConfig(certFile, keyFile, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,8 +79,68 @@ func TestRefusesCertificatesThatCannotBeRead(t *testing.T) {
 	for name, files := range map[string][2]string{
 		"no certificate": {filepath.Join(dir, "none"), keyFile}, "no key": {certFile, ""}, "another key": {certFile, otherKey},
 	} {
-		if _, err := TLSConfig(files[0], files[1]); err == nil {
+		if _, err := TLSConfig(files[0], files[1], ""); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
+	}
+}
+
+// clientCertificate makes a certificate of a client, which is its own authority, and the file of that.
+func clientCertificate(t *testing.T) (certificate tls.Certificate, file string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file = filepath.Join(t.TempDir(), "ca.crt")
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, file
+}
+
+// With a file of authorities, a gateway without a certificate of one of them is refused. The file is read anew for each connection.
+func TestClientCertificates(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	if _, err := TLSConfig("", "", "tls_test.go"); err == nil || !strings.Contains(err.Error(), "PEM certificates") {
+		t.Errorf("a file without certificates: %v", err)
+	}
+	known, file := clientCertificate(t)
+	stranger, otherFile := clientCertificate(t)
+	config, err := TLSConfig("", "", file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, address, _ := serveWith(t, &chooser{}, config)
+	accepted := func(certificates ...tls.Certificate) bool {
+		t.Helper()
+		connection, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}, Certificates: certificates})
+		if err == nil {
+			// A server of TLS 1.3 refuses after the client's handshake; one of HTTP/2 sends its settings.
+			_, err = connection.Read(make([]byte, 1))
+			connection.Close()
+		}
+		return err == nil
+	}
+	if accepted() || accepted(stranger) || !accepted(known) {
+		t.Errorf("accepted: without a certificate %v, with that of a stranger %v, with a known one %v", accepted(), accepted(stranger), accepted(known))
+	}
+	text, err := os.ReadFile(otherFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if !accepted(stranger) || accepted(known) {
+		t.Error("a changed file of authorities has no effect")
 	}
 }

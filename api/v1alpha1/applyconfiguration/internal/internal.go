@@ -1015,6 +1015,12 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.semmoe.operator.api.v1alpha1.RoutingSpec
   map:
     fields:
+    - name: gatewayNamespaces
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: associative
     - name: holdMilliseconds
       type:
         scalar: numeric

@@ -42,6 +42,9 @@ type RoutingSpecApplyConfiguration struct {
 	// serving port (mode Router). Only the operator and monitoring reach the routers' metrics, and only the operator reaches their
 	// observations. All other ports stay open. Monitoring is every namespace with the label semmoe.io/monitoring.
 	NetworkPolicy *apiv1alpha1.NetworkPolicyMode `json:"networkPolicy,omitempty"`
+	// gatewayNamespaces names the namespaces of the Gateways that use the endpoint picker. With networkPolicy Managed, pods of other
+	// namespaces cannot connect to it. Without gatewayNamespaces, every pod of the cluster can. It needs mode EndpointPicker.
+	GatewayNamespaces []string `json:"gatewayNamespaces,omitempty"`
 }
 
 // RoutingSpecApplyConfiguration constructs a declarative configuration of the RoutingSpec type for use with
@@ -111,5 +114,15 @@ func (b *RoutingSpecApplyConfiguration) WithSamplePercent(value int32) *RoutingS
 // If called multiple times, the NetworkPolicy field is set to the value of the last call.
 func (b *RoutingSpecApplyConfiguration) WithNetworkPolicy(value apiv1alpha1.NetworkPolicyMode) *RoutingSpecApplyConfiguration {
 	b.NetworkPolicy = &value
+	return b
+}
+
+// WithGatewayNamespaces adds the given value to the GatewayNamespaces field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the GatewayNamespaces field.
+func (b *RoutingSpecApplyConfiguration) WithGatewayNamespaces(values ...string) *RoutingSpecApplyConfiguration {
+	for i := range values {
+		b.GatewayNamespaces = append(b.GatewayNamespaces, values[i])
+	}
 	return b
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
@@ -103,10 +104,12 @@ func exitCode(err error) int {
 	return 1
 }
 
-// withLogger puts the process's logger into a context: JSON on standard error, for machines to collect.
+// withLogger puts the process's logger into a context: JSON on standard error, for machines to collect. Lines of the standard logger, to
+// which http.Transport and http.Server write, go there as well.
 func withLogger(ctx context.Context, name string) context.Context {
 	log := zap.New(zap.UseDevMode(false), zap.WriteTo(printable.JSON(os.Stderr))).WithName(name)
 	ctrl.SetLogger(log)
 	klog.SetLogger(log)
+	slog.SetDefault(slog.New(logr.ToSlogHandler(log))) // also redirects package log
 	return logr.NewContext(ctx, log)
 }

@@ -1,7 +1,12 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
 	"io"
+	"log"
+	"os"
+	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
@@ -57,4 +62,27 @@ func TestHelpOfFlags(t *testing.T) {
 		}
 	}
 	walk(newRootCommand())
+}
+
+// The standard logger, which net/http uses for connections and servers without their own, writes JSON as the process's logger does.
+func TestStandardLoggerWritesJSON(t *testing.T) {
+	if os.Getenv("SEMMOE_TEST_LOG") != "" {
+		withLogger(t.Context(), "test")
+		log.Printf("Unsolicited response received on idle HTTP channel")
+		return
+	}
+	command := exec.Command(os.Args[0], "-test.run=^TestStandardLoggerWritesJSON$")
+	command.Env = append(os.Environ(), "SEMMOE_TEST_LOG=1")
+	var lines bytes.Buffer
+	command.Stderr = &lines
+	if err := command.Run(); err != nil {
+		t.Fatal(err)
+	}
+	var line struct {
+		Logger string `json:"logger"`
+		Msg    string `json:"msg"`
+	}
+	if err := json.Unmarshal(lines.Bytes(), &line); err != nil || line.Logger != "test" || !strings.HasPrefix(line.Msg, "Unsolicited response") {
+		t.Errorf("logged %s: %v", lines.Bytes(), err)
+	}
 }

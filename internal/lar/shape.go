@@ -18,11 +18,18 @@ type Shape struct {
 	Vocabulary int `json:"vocabulary,omitempty"`
 }
 
+// maxLayers and maxExperts bound a shape: far above any model, and small enough that no product of them overflows.
+const maxLayers, maxExperts = 1 << 12, 1 << 16
+
 // Validate refuses a shape by which nothing can be counted.
 func (s Shape) Validate() error {
 	switch {
 	case s.Layers <= 0 || s.Experts <= 0 || s.ExpertsPerToken <= 0:
 		return fmt.Errorf("layers, experts and expertsPerToken are %d, %d and %d: all must be positive", s.Layers, s.Experts, s.ExpertsPerToken)
+	case s.Layers > maxLayers || s.Experts > maxExperts || s.ExpertsPerToken > s.Experts:
+		return fmt.Errorf("layers, experts and expertsPerToken are %d, %d and %d: at most %d, %d and the experts are allowed", s.Layers, s.Experts, s.ExpertsPerToken, maxLayers, maxExperts)
+	case len(s.MoELayers) > s.Layers:
+		return fmt.Errorf("moeLayers has %d entries: at most the %d layers are allowed", len(s.MoELayers), s.Layers)
 	case len(s.MoELayers) == 0:
 		return fmt.Errorf("moeLayers is empty: a model without routed experts has no activations")
 	case slices.Min(s.MoELayers) < 0 || slices.Max(s.MoELayers) >= s.Layers:

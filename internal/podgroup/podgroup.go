@@ -50,6 +50,19 @@ func Whole(leader *corev1.Pod, pods []*corev1.Pod) bool {
 	return len(workers)+1 >= size && !slices.ContainsFunc(workers, func(pod *corev1.Pod) bool { return !podhealth.Ready(pod) })
 }
 
+// ByReplica returns a function that returns, of these pods, those of a pod's replica. It takes time in proportion to the pods.
+func ByReplica(pods []*corev1.Pod) func(*corev1.Pod) []*corev1.Pod {
+	type replica struct{ namespace, set, group string }
+	of := func(pod *corev1.Pod) replica {
+		return replica{pod.Namespace, pod.Labels[leaderworkersetv1.SetNameLabelKey], pod.Labels[leaderworkersetv1.GroupIndexLabelKey]}
+	}
+	all := map[replica][]*corev1.Pod{}
+	for _, pod := range pods {
+		all[of(pod)] = append(all[of(pod)], pod)
+	}
+	return func(pod *corev1.Pod) []*corev1.Pod { return all[of(pod)] }
+}
+
 func sameReplica(a, b *corev1.Pod) bool {
 	for _, label := range []string{leaderworkersetv1.SetNameLabelKey, leaderworkersetv1.GroupIndexLabelKey} {
 		if a.Labels[label] != b.Labels[label] {

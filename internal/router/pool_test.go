@@ -302,3 +302,19 @@ func TestCachesWhatIsServed(t *testing.T) {
 		})
 	}
 }
+
+// A pool of many places takes a request on one of them.
+func TestManyPlaces(t *testing.T) {
+	pool := newPool(backendsOf("", 1000, 64, "p")...)
+	for i := range 4 {
+		lease, ok := pool.acquire(completion(fmt.Sprint(i), "some text"), nil)
+		if !ok || lease.Rank < 0 || lease.Rank >= 64 {
+			t.Fatalf("request %d: %+v", i, lease)
+		}
+		lease.Release()
+	}
+	pool.Set(backendsOf("", 500, 64, "p"))
+	if pool.prefixes == nil || pool.Len() != 500 {
+		t.Errorf("%d pods", pool.Len())
+	}
+}

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"math"
+	"math/bits"
 	"slices"
 )
 
@@ -123,9 +124,12 @@ func NewPrefixes(cacheTokens int) *Prefixes {
 	return &Prefixes{tokens: cacheTokens}
 }
 
-// limit is the number of blocks of one place.
+// limit is the maximum number of blocks of one place. It counts places in steps of an eighth or less, so that it changes only some
+// hundred times, however many places there are: each time it falls, all places are visited.
 func (p *Prefixes) limit() int {
-	return max(1, min(p.tokens/PrefixBlock, maxBlocks/max(p.live, 1)))
+	step := max(1, 1<<bits.Len(uint(p.live))>>4)
+	places := max(1, (p.live+step-1)/step*step)
+	return max(1, min(p.tokens/PrefixBlock, maxBlocks/places))
 }
 
 // Add returns the number of a new place. With more places each may hold less.
@@ -137,11 +141,13 @@ func (p *Prefixes) Add() int {
 		p.places = append(p.places, cacheRing{})
 		p.hits, p.marks = append(p.hits, Hit{}), append(p.marks, 0)
 	}
+	before := p.limit()
 	p.live++
-	limit := p.limit()
-	for other := range p.places {
-		for len(p.places[other].slots) > limit {
-			p.shrink(other)
+	if limit := p.limit(); limit < before {
+		for other := range p.places {
+			for len(p.places[other].slots) > limit {
+				p.shrink(other)
+			}
 		}
 	}
 	return place

@@ -3,6 +3,7 @@ package discovery
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"net"
 	"reflect"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/lar"
@@ -21,6 +23,9 @@ import (
 // annotationActivePorts lists the ports of a pod that are live; absent where all are. It is the Gateway API's for the pods
 // of an InferencePool.
 const annotationActivePorts = "inference.networking.k8s.io/active-ports"
+
+// MaxRanks is the maximum number of ranks of a pod. A pod that declares more serves without ranks.
+const MaxRanks = 4096
 
 // NoRank is the rank of a backend that takes none.
 const NoRank = -1
@@ -89,8 +94,9 @@ func (b Backend) Equal(other Backend) bool { return reflect.DeepEqual(b, other) 
 // Backends returns the engine pods that may get new requests, ordered by name.
 func Backends(pods []*corev1.Pod) []Backend {
 	var backends []Backend
+	replicas := podgroup.ByReplica(pods)
 	for _, pod := range pods {
-		if backend, ok := backendOf(pod); ok && podgroup.Whole(pod, pods) {
+		if backend, ok := backendOf(pod); ok && podgroup.Whole(pod, replicas(pod)) {
 			backends = append(backends, backend)
 		}
 	}
@@ -121,30 +127,19 @@ func WithDefaultPlan(backends []Backend, digest string) []Backend {
 }
 
 func backendOf(pod *corev1.Pod) (Backend, bool) {
-	port, err := strconv.Atoi(pod.Annotations[semmoev1.AnnotationPort])
-	if err != nil || pod.Status.PodIP == "" || pod.DeletionTimestamp != nil || !ready(pod) {
+	port, err := strconv.ParseUint(pod.Annotations[semmoev1.AnnotationPort], 10, 16)
+	if err != nil || port == 0 || pod.Status.PodIP == "" || pod.DeletionTimestamp != nil || !ready(pod) {
 		return Backend{}, false
 	}
-	ranks, err := strconv.Atoi(pod.Annotations[semmoev1.AnnotationRanks])
-	if err != nil || ranks < 0 {
-		ranks = 0
-	}
-	addresses, ranks, live := rankAddresses(pod, port, ranks)
+	addresses, ranks, live := rankAddresses(pod, int(port), ranksOf(pod))
 	if !live {
 		return Backend{}, false
 	}
-	var shape *lar.Shape
-	if text := pod.Annotations[semmoev1.AnnotationModelShape]; text != "" {
-		parsed := &lar.Shape{}
-		if json.Unmarshal([]byte(text), parsed) == nil && parsed.Validate() == nil {
-			shape = parsed
-		}
-	}
 	return Backend{
-		Shape:         shape,
+		Shape:         shapeOf(pod.Annotations[semmoev1.AnnotationModelShape]),
 		Engine:        pod.Annotations[semmoev1.AnnotationEngine],
 		Pod:           pod.Name,
-		Address:       net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port)),
+		Address:       net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(int(port))),
 		Ranks:         ranks,
 		RankAddresses: addresses,
 		Revision:      pod.Labels[semmoev1.LabelRevision],
@@ -154,20 +149,73 @@ func backendOf(pod *corev1.Pod) (Backend, bool) {
 	}, true
 }
 
+// ranksOf returns the number of ranks that a pod declares; 0 where the number is invalid.
+func ranksOf(pod *corev1.Pod) int {
+	ranks, err := strconv.Atoi(pod.Annotations[semmoev1.AnnotationRanks])
+	if err != nil || ranks < 0 || ranks > MaxRanks {
+		return 0
+	}
+	return ranks
+}
+
+// Problem returns which annotation of a pod is invalid, so that the pod serves without it; empty where none is.
+func Problem(pod *corev1.Pod) string {
+	invalid := func(name, allowed string) string {
+		return fmt.Sprintf("annotation %s: %.40q is invalid: %s", name, pod.Annotations[name], allowed)
+	}
+	ranks, port := pod.Annotations[semmoev1.AnnotationRanks], pod.Annotations[semmoev1.AnnotationPort]
+	ports, listed := pod.Annotations[semmoev1.AnnotationRankPorts]
+	switch number, err := strconv.ParseUint(port, 10, 16); {
+	case port != "" && (err != nil || number == 0):
+		return invalid(semmoev1.AnnotationPort, "1 to 65535 is allowed")
+	case ranks != "" && ranks != "0" && ranksOf(pod) == 0:
+		return invalid(semmoev1.AnnotationRanks, fmt.Sprintf("0 to %d is allowed", MaxRanks))
+	case listed && !fit(ports, ranksOf(pod)):
+		return invalid(semmoev1.AnnotationRankPorts, "one port for each rank is allowed")
+	}
+	if text := pod.Annotations[semmoev1.AnnotationModelShape]; text != "" && shapeOf(text) == nil {
+		return invalid(semmoev1.AnnotationModelShape, "the shape of a model is allowed")
+	}
+	if text := pod.Annotations[semmoev1.AnnotationPlanDigest]; text != "" {
+		if _, err := artifact.ParseDigest(text); err != nil {
+			return invalid(semmoev1.AnnotationPlanDigest, "64 hexadecimal digits are allowed")
+		}
+	}
+	return ""
+}
+
+// fit reports whether a text lists a port for each rank.
+func fit(text string, ranks int) bool {
+	ports := portsOf(text)
+	return len(ports) == ranks && !slices.Contains(ports, 0)
+}
+
+// shapeOf reads the shape of a model; nil where it is invalid.
+func shapeOf(text string) *lar.Shape {
+	shape := &lar.Shape{}
+	if json.Unmarshal([]byte(text), shape) != nil || shape.Validate() != nil {
+		return nil
+	}
+	return shape
+}
+
 // rankAddresses are the endpoints of the ranks of a pod, nil where they share its port. Ports that do not fit the number of
 // ranks tell nothing of any rank: the pod then counts as one that takes none. It reports false where no endpoint is live.
 func rankAddresses(pod *corev1.Pod, port, ranks int) (addresses []string, pinned int, live bool) {
 	active, limited := pod.Annotations[annotationActivePorts]
-	isActive := func(port int) bool { return !limited || slices.Contains(portsOf(active), port) }
+	activePorts := map[int]bool{}
+	for _, port := range portsOf(active) {
+		activePorts[port] = true
+	}
+	isActive := func(port int) bool { return !limited || activePorts[port] }
 	text, told := pod.Annotations[semmoev1.AnnotationRankPorts]
 	if !told {
 		return nil, ranks, isActive(port)
 	}
-	ports := portsOf(text)
-	if len(ports) != ranks || slices.Contains(ports, 0) {
+	if !fit(text, ranks) {
 		return nil, 0, isActive(port)
 	}
-	for _, port := range ports {
+	for _, port := range portsOf(text) {
 		address := ""
 		if isActive(port) {
 			address, live = net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port)), true

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -53,11 +54,17 @@ func TestBackends(t *testing.T) {
 		change func(*corev1.Pod)
 		want   []Backend
 	}{
-		"ready":                  {func(*corev1.Pod) {}, []Backend{base}},
-		"not ready":              {func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }, nil},
-		"no condition yet":       {func(p *corev1.Pod) { p.Status.Conditions = nil }, nil},
-		"being deleted":          {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }, nil},
-		"no address yet":         {func(p *corev1.Pod) { p.Status.PodIP = "" }, nil},
+		"ready":              {func(*corev1.Pod) {}, []Backend{base}},
+		"not ready":          {func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }, nil},
+		"no condition yet":   {func(p *corev1.Pod) { p.Status.Conditions = nil }, nil},
+		"being deleted":      {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: time.Now()} }, nil},
+		"no address yet":     {func(p *corev1.Pod) { p.Status.PodIP = "" }, nil},
+		"port above all":     {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPort] = "70000" }, nil},
+		"far too many ranks": {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRanks] = "3000000" }, []Backend{noRanks}},
+		"negative ranks":     {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRanks] = "-1" }, []Backend{noRanks}},
+		"an endless shape": {func(p *corev1.Pod) {
+			p.Annotations[semmoev1.AnnotationModelShape] = `{"layers":9000000000,"moeLayers":[0],"experts":2,"expertsPerToken":1}`
+		}, []Backend{base}},
 		"port not a number":      {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPort] = "x" }, nil},
 		"IPv6":                   {func(p *corev1.Pod) { p.Status.PodIP = "fd00::1" }, []Backend{{Pod: "p", Address: "[fd00::1]:30000", Ranks: 4, Revision: "r1"}}},
 		"serves under a plan":    {func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationPlanDigest] = "d1" }, []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 4, Revision: "r1", PlanDigest: "d1"}}},
@@ -90,6 +97,12 @@ func TestSnapshot(t *testing.T) {
 	dir := t.TempDir()
 	if _, found, err := LoadSnapshot(dir); found || err != nil {
 		t.Fatalf("empty directory: found %v, error %v", found, err)
+	}
+	if err := SaveSnapshot(dir, []Backend{{Pod: "p", Ranks: MaxRanks + 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if got, _, err := LoadSnapshot(dir); err != nil || got[0].Ranks != 0 {
+		t.Fatalf("too many ranks are read as %+v, %v", got, err)
 	}
 	want := []Backend{{Pod: "p", Address: "10.0.0.1:30000", Ranks: 2, RankAddresses: []string{"10.0.0.1:1", ""}, Revision: "r1", Permuted: true}}
 	if err := SaveSnapshot(dir, want); err != nil {
@@ -139,5 +152,38 @@ func TestBackendsWithDefaultPlan(t *testing.T) {
 	}
 	if after := WithDefaultPlan(before, ""); after[0].PlanDigest != "" {
 		t.Errorf("without a default: %+v", after)
+	}
+}
+
+// Problem names each annotation that a router ignores, and nothing of a valid pod.
+func TestProblem(t *testing.T) {
+	for name, tc := range map[string]struct{ annotation, value, want string }{
+		"valid":          {semmoev1.AnnotationRanks, "8", ""},
+		"no ranks":       {semmoev1.AnnotationRanks, "0", ""},
+		"too many ranks": {semmoev1.AnnotationRanks, "3000000", `annotation semmoe.io/ranks: "3000000" is invalid: 0 to 4096 is allowed`},
+		"ports":          {semmoev1.AnnotationRankPorts, "1,2", `annotation semmoe.io/rank-ports: "1,2" is invalid: one port for each rank is allowed`},
+		"port":           {semmoev1.AnnotationPort, "70000", `annotation semmoe.io/port: "70000" is invalid: 1 to 65535 is allowed`},
+		"shape":          {semmoev1.AnnotationModelShape, "{}", `annotation semmoe.io/model-shape: "{}" is invalid: the shape of a model is allowed`},
+		"plan":           {semmoev1.AnnotationPlanDigest, "../x", `annotation semmoe.io/plan-digest: "../x" is invalid: 64 hexadecimal digits are allowed`},
+	} {
+		pod := enginePod("p", func(p *corev1.Pod) { p.Annotations[tc.annotation] = tc.value })
+		if got := Problem(pod); got != tc.want {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+}
+
+// A problem of a pod is logged once, and again when it changes.
+func TestLogsAProblemOnce(t *testing.T) {
+	lines := 0
+	log := funcr.New(func(string, string) { lines++ }, funcr.Options{})
+	pods := []*corev1.Pod{enginePod("p", func(p *corev1.Pod) { p.Annotations[semmoev1.AnnotationRanks] = "x" })}
+	known := logProblems(log, pods, nil)
+	if known = logProblems(log, pods, known); lines != 1 {
+		t.Errorf("%d lines, want 1", lines)
+	}
+	pods[0].Annotations[semmoev1.AnnotationRanks] = "-1"
+	if logProblems(log, pods, known); lines != 2 {
+		t.Errorf("%d lines after a change, want 2", lines)
 	}
 }

@@ -39,5 +39,10 @@ func LoadSnapshot(dir string) ([]Backend, bool, error) {
 	if err := json.Unmarshal(data, &backends); err != nil {
 		return nil, false, fmt.Errorf("endpoint snapshot in %s: %w", dir, err)
 	}
+	for i := range backends { // an older version wrote any number
+		if b := &backends[i]; b.Ranks < 0 || b.Ranks > MaxRanks || len(b.RankAddresses) > MaxRanks {
+			b.Ranks, b.RankAddresses = 0, nil
+		}
+	}
 	return backends, true, nil
 }

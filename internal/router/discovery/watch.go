@@ -6,10 +6,11 @@ import (
 	"slices"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	listers "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -54,16 +55,19 @@ func Watch(ctx context.Context, clients kubernetes.Interface, namespace, selecto
 		return nil // the context ended
 	}
 	notify()
+	problems := map[types.UID]string{}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-dirty:
 		}
-		next, err := list(pods.Lister())
+		found, err := pods.Lister().List(labels.Everything())
 		if err != nil {
-			return err
+			return fmt.Errorf("list engine pods: %w", err)
 		}
+		problems = logProblems(log, found, problems)
+		next := Backends(found)
 		if !slices.EqualFunc(next, backends, Backend.Equal) {
 			backends = next
 			set(backends)
@@ -76,10 +80,18 @@ func Watch(ctx context.Context, clients kubernetes.Interface, namespace, selecto
 	}
 }
 
-func list(lister listers.PodLister) ([]Backend, error) {
-	pods, err := lister.List(labels.Everything())
-	if err != nil {
-		return nil, fmt.Errorf("list engine pods: %w", err)
+// logProblems logs the invalid annotations of pods that are not among the known ones, and returns those of all pods.
+func logProblems(log logr.Logger, pods []*corev1.Pod, known map[types.UID]string) map[types.UID]string {
+	all := map[types.UID]string{}
+	for _, pod := range pods {
+		problem := Problem(pod)
+		if problem == "" {
+			continue
+		}
+		all[pod.UID] = problem
+		if known[pod.UID] != problem {
+			log.Info("Ignoring an invalid annotation", "pod", pod.Name, "reason", problem)
+		}
 	}
-	return Backends(pods), nil
+	return all
 }

@@ -4,27 +4,18 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/semmoe/operator/solver/modelconfig"
 )
 
 // This file lists the names of tensors whose dependence on the order of the experts is known. Any other name is refused.
 
-var (
-	// expertWord matches words that relate a name to the routed experts.
-	expertWord = regexp.MustCompile(`(?i)expert|rout(?:er|ed|ing)|moe|eplb|e_score`)
-	// sharedExpert matches the names of shared experts, which no gate chooses.
-	sharedExpert = regexp.MustCompile(`(?i)shared[_-]?experts?`)
-	// numberedExpert matches a text that names an expert by its number.
-	numberedExpert = regexp.MustCompile(`(?i)experts?\W{0,3}_?\d|\d(?:st|nd|rd|th)?[ _-]?expert\b`)
-)
-
-// speaksOfExperts reports whether a name has a word that relates it to the routed experts.
-func speaksOfExperts(name string) bool {
-	return expertWord.MatchString(sharedExpert.ReplaceAllString(name, ""))
-}
-
-// NamesExpert reports whether a text names a routed expert by its number, in whatever form.
-func NamesExpert(text string) bool {
-	return numberedExpert.MatchString(sharedExpert.ReplaceAllString(text, ""))
+// CheckEntries refuses a JSON configuration that may name experts by number. Errors are *InvalidError and name the entry.
+func (c *Config) CheckEntries(text []byte) error {
+	if err := modelconfig.CheckExpertEntries(text, c.Experts, c.Layers); err != nil {
+		return Invalidf("%v", err)
+	}
+	return nil
 }
 
 // tensorSuffix matches what quantisation formats append to the name of a projection. None of these holds the number of an expert.
@@ -37,10 +28,10 @@ func (f family) isOfExpert(name string) bool {
 	module, rest, _ := strings.Cut(name, ".")
 	for _, projection := range f.projections {
 		if suffix, ok := strings.CutPrefix(module, projection); ok && tensorSuffix.MatchString(suffix) {
-			return !speaksOfExperts(rest) && !hasNumber(rest)
+			return !modelconfig.SpeaksOfExperts(rest) && !hasNumber(rest)
 		}
 	}
-	return name != "" && !strings.ContainsAny(module, "0123456789") && !speaksOfExperts(name) && !hasNumber(rest)
+	return name != "" && !strings.ContainsAny(module, "0123456789") && !modelconfig.SpeaksOfExperts(name) && !hasNumber(rest)
 }
 
 // hasNumber reports whether a component of a name is a number, other than that of a step of a sequential quantiser.
@@ -74,7 +65,7 @@ func (c *Config) independentInLayer(name string) bool {
 	module, rest, _ := strings.Cut(name, ".")
 	f := families[c.ModelType]
 	switch {
-	case speaksOfExperts(name) && module != f.block, speaksOfExperts(rest):
+	case modelconfig.SpeaksOfExperts(name) && module != f.block, modelconfig.SpeaksOfExperts(rest):
 		return false
 	case module == f.block || module == "mlp": // the dense FFN of a layer without experts
 		projection, _, _ := strings.Cut(rest, ".")
@@ -99,7 +90,7 @@ var (
 // language model, such as adapters use.
 func (c *Config) Independent(name string) bool {
 	if c.Classify(name).Role == Shared {
-		return !speaksOfExperts(name)
+		return !modelconfig.SpeaksOfExperts(name)
 	}
 	if layer, _, rest := c.cutLayer(name); layer >= 0 {
 		return c.independentInLayer(rest)
@@ -117,11 +108,11 @@ func (c *Config) independent(name, root string) bool {
 		case slices.Contains(otherModels, module):
 			return true
 		case slices.Contains(rootModules, module):
-			return !speaksOfExperts(rest)
+			return !modelconfig.SpeaksOfExperts(rest)
 		case slices.Contains(rootPrefixes, module):
 			rest = below
 			continue
 		}
-		return c.Wrapper != "" && root != "" && root != "model." && !strings.HasPrefix(name, root) && !speaksOfExperts(name)
+		return c.Wrapper != "" && root != "" && root != "model." && !strings.HasPrefix(name, root) && !modelconfig.SpeaksOfExperts(name)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/semmoe/operator/solver/modelconfig"
 )
 
 // MoELayer lists the tensors of a layer that depend on the order of its experts.
@@ -56,7 +58,7 @@ func (c *Checkpoint) MoELayers() (map[int]*MoELayer, error) {
 
 func (c *Checkpoint) addToLayer(layers map[int]*MoELayer, name string) error {
 	part := c.Config.Classify(name)
-	if part.Role == Other || part.Role == Shared && !speaksOfExperts(part.Name) {
+	if part.Role == Other || part.Role == Shared && !modelconfig.SpeaksOfExperts(part.Name) {
 		return nil
 	}
 	l := layers[part.Layer]
@@ -188,7 +190,7 @@ func (c *Checkpoint) CheckOutside(layers map[int]*MoELayer, predicting []int) er
 			}
 		}
 		for key, value := range shard.Metadata {
-			if speaksOfExperts(key) || NamesExpert(value) {
+			if modelconfig.SpeaksOfExperts(key) || modelconfig.NamesExpert(value) {
 				return Invalidf("%s: __metadata__ %.80q names experts; such checkpoints cannot be permuted", shard.Path, key)
 			}
 		}

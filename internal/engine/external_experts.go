@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/solver/modelconfig"
 )
 
 // attentionModules are the modules of attention that adapters change.
@@ -22,9 +22,8 @@ var numberedExpert = regexp.MustCompile(`(?i)\bexperts?[.\\_\[(/]{1,4}\d`)
 
 // namesExpert reports whether a value names an expert by its number, as an override of the model's configuration may do.
 func namesExpert(value string) bool {
-	// A number of experts that no model reaches makes every small number one that may be an expert's.
-	anyModel := &checkpoint.Config{Experts: 1 << 16}
-	return numberedExpert.MatchString(value) || strings.HasPrefix(value, "{") && json.Valid([]byte(value)) && anyModel.CheckEntries([]byte(value)) != nil
+	const experts, layers = 1 << 16, 512 // no model has more: every small number may be an expert's
+	return numberedExpert.MatchString(value) || strings.HasPrefix(value, "{") && json.Valid([]byte(value)) && modelconfig.CheckExpertEntries([]byte(value), experts, layers) != nil
 }
 
 // CheckExternalExperts fails where a user's argument refers to experts by the numbers that they have in the model: a permuted checkpoint gives

@@ -2,6 +2,7 @@ package reshuffle
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/solver/modelconfig"
 )
 
 const (
@@ -55,7 +57,7 @@ func (f *sourceFiles) add(ctx context.Context, root fs.FS, mentions *mentions, n
 	switch {
 	case moves && ofAdapter.MatchString(base) && (isWeights(base) || base == "adapter_config.json"):
 		return f.addAdapter(ctx, root, mentions, name)
-	case moves && about && extension != ".json":
+	case moves && about:
 		return refuseFile(mentions.c, name, "by its name it is about experts or their gates, and its form is not known")
 	case isWeights(base):
 		f.leftOut = append(f.leftOut, name)
@@ -176,7 +178,7 @@ func (f *sourceFiles) addText(root fs.FS, mentions *mentions, name string) error
 		return refuseFile(mentions.c, name, "it is no text, and its form is not known")
 	}
 	if settings := []string{".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties", ".xml"}; slices.Contains(settings, path.Ext(name)) {
-		if checkpoint.NamesExpert(string(beginning)) {
+		if modelconfig.NamesExpert(string(beginning)) {
 			return refuseFile(mentions.c, name, "it names experts by number")
 		}
 	}
@@ -300,7 +302,7 @@ func openInside(dir, name string) (*os.File, error) {
 	}
 	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
 		file.Close()
-		return nil, errors.Join(err, checkpoint.Invalidf("%s is not a regular file", filepath.Join(dir, name)))
+		return nil, cmp.Or(err, checkpoint.Invalidf("%s is not a regular file", filepath.Join(dir, name)))
 	}
 	return file, nil
 }

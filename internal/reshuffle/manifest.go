@@ -2,17 +2,21 @@ package reshuffle
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/semmoe/operator/internal/checkpoint"
 )
@@ -106,14 +110,38 @@ func digest(content []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// maxManifestBytes bounds a manifest; that of the largest known models has 2 MB.
+const maxManifestBytes = 64 << 20
+
+// openRegular opens a regular file. In a directory that users share, another one may put a FIFO in its place, which would block.
+func openRegular(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		file.Close()
+		return nil, cmp.Or(err, checkpoint.Invalidf("%s is not a regular file", path))
+	}
+	return file, nil
+}
+
 // readManifest reads the manifest of an output; found is false where there is none.
 func readManifest(dir string) (m *Manifest, found bool, err error) {
-	text, err := os.ReadFile(filepath.Join(dir, ManifestFile))
+	file, err := openRegular(filepath.Join(dir, ManifestFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, false, nil
 	}
 	if err != nil {
 		return nil, false, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, maxManifestBytes+1))
+	if err != nil {
+		return nil, false, err
+	}
+	if len(text) > maxManifestBytes {
+		return nil, true, checkpoint.Invalidf("%s has more than %d bytes", file.Name(), maxManifestBytes)
 	}
 	m = &Manifest{}
 	if err := json.Unmarshal(text, m); err != nil {
@@ -195,7 +223,7 @@ func damaged(path string, err error) error {
 }
 
 func hashFile(path string) (string, error) {
-	file, err := os.Open(path)
+	file, err := openRegular(path)
 	if err != nil {
 		return "", err
 	}

@@ -93,7 +93,7 @@ func neutralPlaces(text []byte, experts int) map[int]bool {
 		case json.Delim:
 			switch token {
 			case '[', '{':
-				next := container{neutral: inner >= 0 && open[inner].neutral || inner >= 0 && open[inner].value && checkpoint.NeutralMember(open[inner].key)}
+				next := container{neutral: inner >= 0 && open[inner].neutral || inner >= 0 && open[inner].value && modelconfig.NeutralMember(open[inner].key)}
 				if token == '[' {
 					next.names = likeNames{}
 				}
@@ -111,7 +111,7 @@ func neutralPlaces(text []byte, experts int) map[int]bool {
 			if around.names != nil {
 				around.names.add(token, place, experts)
 			}
-			if around.neutral || around.value && checkpoint.NeutralMember(around.key) {
+			if around.neutral || around.value && modelconfig.NeutralMember(around.key) {
 				neutral[place] = true
 			}
 			if around.names == nil && !around.value {
@@ -180,7 +180,7 @@ func checkWhole(part checkpoint.Part, mention string, experts int) error {
 
 // mayTellExpertsApart is a cheap test for what may be a pattern or a part of a name.
 func mayTellExpertsApart(mention string) bool {
-	return strings.Contains(mention, "expert") || checkpoint.NamesExpert(mention) || strings.ContainsAny(mention, "0123456789") && strings.ContainsAny(mention, `\*[]()?+^$|`) || strings.Contains(mention, `\d`)
+	return strings.Contains(mention, "expert") || modelconfig.NamesExpert(mention) || strings.ContainsAny(mention, "0123456789") && strings.ContainsAny(mention, `\*[]()?+^$|`) || strings.Contains(mention, `\d`)
 }
 
 // checkNeutral requires that an entry, however an engine reads it, matches the new name of every expert's tensor or
@@ -190,7 +190,7 @@ func (n *mentions) checkNeutral(ctx context.Context, mention string) error {
 	if n.experts == nil {
 		n.experts = newExpertNames(n.c, n.m)
 	}
-	numbered := checkpoint.NamesExpert(mention)
+	numbered := modelconfig.NamesExpert(mention)
 	if !numbered && n.experts.lackAny(requiredWords(mention)) {
 		return nil
 	}

@@ -251,7 +251,7 @@ func (p *shardPlan) sourceUnchanged() error {
 
 // hashGathers hashes the gathered tensors of a finished copy that are small enough to be read back at once.
 func (p *shardPlan) hashGathers(path string) (map[string]string, error) {
-	file, err := os.Open(path)
+	file, err := openRegular(path)
 	if err != nil {
 		return nil, err
 	}

@@ -145,6 +145,7 @@ func TestUnknownOrder(t *testing.T) {
 		"statistics as a pickle": {qwen, withFile("expert_distribution.pt", "PK"), "expert_distribution.pt"},
 		"statistics of EPLB":     {qwen, withFile("eplb_stats.json", `{"logical_count":[[`+numbers(testExperts)+`]]}`), "eplb_stats.json"},
 		"scales of a KV cache":   {qwen, withFile("kv_cache_scales.json", `{"kv_cache":{"scaling_factor":{"0":{"0":1.5}}}}`), "kv_cache_scales.json"},
+		"a file about experts":   {qwen, withFile("token_to_expert.json", `{"layer_1":[0,1]}`), "token_to_expert.json"},
 		"settings":               {qwen, withFile("serve.toml", "[expert_3]\noffload = true\n"), "serve.toml"},
 		"weights of a router":    {qwen, withFile("router_bias.safetensors", "x"), "router_bias.safetensors"},
 		// Experts in different forms.

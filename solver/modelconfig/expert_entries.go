@@ -1,29 +1,28 @@
-package checkpoint
+package modelconfig
 
 import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/semmoe/operator/solver/modelconfig"
 )
 
-// CheckEntries refuses a JSON configuration that may name experts by number, in a place where an order of the experts would have to be
+// CheckExpertEntries refuses a JSON configuration that may name experts by number, in a place where an order of the experts would have to be
 // known to rewrite it: maps keyed by numbers, lists as long as the experts, lists of numbers that may be those of experts, and numbers
-// under names that speak of experts. Names of modules and patterns are not its subject. Errors are *InvalidError and name the entry.
-func (c *Config) CheckEntries(text []byte) error {
-	r := entryReader{config: c, decoder: json.NewDecoder(bytes.NewReader(modelconfig.Strict(text)))}
+// under names that speak of experts. Names of modules and patterns are not its subject. The error names the entry.
+func CheckExpertEntries(text []byte, experts, layers int) error {
+	r := entryReader{experts: experts, layers: layers, decoder: json.NewDecoder(bytes.NewReader(Strict(text)))}
 	r.decoder.UseNumber()
 	if _, err := r.value(nil); err != nil {
 		return err
 	}
 	if _, err := r.decoder.Token(); !errors.Is(err, io.EOF) {
-		return Invalidf("not valid JSON: text after the value")
+		return fmt.Errorf("not valid JSON: text after the value")
 	}
 	return nil
 }
@@ -33,8 +32,8 @@ const maxEntryDepth = 64
 
 // entryReader reads the tokens of a configuration, so that a large one needs no memory.
 type entryReader struct {
-	config  *Config
-	decoder *json.Decoder
+	experts, layers int
+	decoder         *json.Decoder
 }
 
 // entry is what the container of a value has to know of it.
@@ -47,10 +46,10 @@ type entry struct {
 func (r *entryReader) value(path []string) (entry, error) {
 	token, err := r.decoder.Token()
 	if err != nil {
-		return entry{}, Invalidf("not valid JSON: %v", err)
+		return entry{}, fmt.Errorf("not valid JSON: %v", err)
 	}
 	if len(path) > maxEntryDepth {
-		return entry{}, Invalidf("%s: nested deeper than %d levels", strings.Join(path[:4], "."), maxEntryDepth)
+		return entry{}, fmt.Errorf("%s: nested deeper than %d levels", strings.Join(path[:4], "."), maxEntryDepth)
 	}
 	switch token := token.(type) {
 	case json.Delim:
@@ -60,9 +59,9 @@ func (r *entryReader) value(path []string) (entry, error) {
 		return entry{}, r.object(path)
 	case json.Number:
 		n, err := token.Int64()
-		return entry{number: true, id: err == nil && n >= 0 && n < int64(r.config.Experts)}, nil
+		return entry{number: true, id: err == nil && n >= 0 && n < int64(r.experts)}, nil
 	case string:
-		if numbers.MatchString(token) && !neutral(path) && speaksOfExperts(strings.Join(path, ".")) {
+		if numbers.MatchString(token) && !neutral(path) && SpeaksOfExperts(strings.Join(path, ".")) {
 			return entry{}, r.refuse(path, "%.100q may be a list of experts", token)
 		}
 		return entry{module: isModule(token)}, nil
@@ -78,7 +77,7 @@ func (r *entryReader) object(path []string) error {
 	for r.decoder.More() {
 		token, err := r.decoder.Token()
 		if err != nil {
-			return Invalidf("not valid JSON: %v", err)
+			return fmt.Errorf("not valid JSON: %v", err)
 		}
 		key := token.(string) // a key is a string
 		inner := append(slices.Clip(path), key)
@@ -91,7 +90,7 @@ func (r *entryReader) object(path []string) error {
 		case neutral(path):
 		case err == nil && !isKeyedByLayer(path):
 			return r.refuse(path, "its member %q may be the number of an expert", key)
-		case value.id && speaksOfExperts(strings.Join(inner, ".")) && !neutral(inner) && !isCount(key):
+		case value.id && SpeaksOfExperts(strings.Join(inner, ".")) && !neutral(inner) && !isCount(key):
 			return r.refuse(inner, "it may be the number of an expert")
 		case err != nil:
 			if stem := digits.ReplaceAllString(key, "#"); stem != key {
@@ -100,7 +99,7 @@ func (r *entryReader) object(path []string) error {
 		}
 	}
 	for stem, count := range stems {
-		if experts := r.config.Experts; count >= experts && experts > 1 && !isModule(stem) && count != r.config.Layers {
+		if experts := r.experts; count >= experts && experts > 1 && !isModule(stem) && count != r.layers {
 			return r.refuse(path, "it has a member %q for each expert", stem)
 		}
 	}
@@ -126,7 +125,7 @@ func (r *entryReader) array(path []string) error {
 	if _, err := r.decoder.Token(); err != nil {
 		return jsonError(err)
 	}
-	experts := r.config.Experts
+	experts := r.experts
 	switch {
 	case neutral(path) || length == 0 || experts < 2:
 	case length%experts == 0 && (numbersOnly || length == experts && !modules && !isModuleList(path)) && !r.isPerLayer(path, length):
@@ -141,7 +140,7 @@ func jsonError(err error) error {
 	if err == nil {
 		return nil
 	}
-	return Invalidf("not valid JSON: %v", err)
+	return fmt.Errorf("not valid JSON: %v", err)
 }
 
 // refuse is the error of an entry.
@@ -150,7 +149,7 @@ func (r *entryReader) refuse(path []string, format string, args ...any) error {
 	if name == "" {
 		name = "the configuration"
 	}
-	return Invalidf("%.200s: whether it depends on the order of the experts cannot be told: "+format, append([]any{name}, args...)...)
+	return fmt.Errorf("%.200s: whether it depends on the order of the experts cannot be told: "+format, append([]any{name}, args...)...)
 }
 
 var (
@@ -190,7 +189,7 @@ func isCount(member string) bool {
 // hasWord reports whether the name of the innermost member has one of the words, and no member speaks of experts.
 func hasWord(path, words []string) bool {
 	name := strings.ToLower(memberName(path))
-	return !speaksOfExperts(strings.Join(path, ".")) && slices.ContainsFunc(words, func(word string) bool { return strings.Contains(name, word) })
+	return !SpeaksOfExperts(strings.Join(path, ".")) && slices.ContainsFunc(words, func(word string) bool { return strings.Contains(name, word) })
 }
 
 // memberName is the innermost name of a path that is not an array's entry.
@@ -208,7 +207,7 @@ func isKeyedByLayer(path []string) bool { return hasWord(path, []string{"layer"}
 
 // isPerLayer reports whether a list has an entry for each layer.
 func (r *entryReader) isPerLayer(path []string, length int) bool {
-	return length == r.config.Layers && hasWord(path, []string{"layer"})
+	return length == r.layers && hasWord(path, []string{"layer"})
 }
 
 // isModuleList reports whether a list has names of modules, or patterns of names, which are compared with the names of experts.
@@ -218,4 +217,23 @@ func isModuleList(path []string) bool {
 			return strings.Contains(strings.ToLower(member), word)
 		})
 	})
+}
+
+var (
+	// expertWord matches words that relate a name to the routed experts.
+	expertWord = regexp.MustCompile(`(?i)expert|rout(?:er|ed|ing)|moe|eplb|e_score`)
+	// sharedExpert matches the names of shared experts, which no gate chooses.
+	sharedExpert = regexp.MustCompile(`(?i)shared[_-]?experts?`)
+	// numberedExpert matches a text that names an expert by its number.
+	numberedExpert = regexp.MustCompile(`(?i)experts?\W{0,3}_?\d|\d(?:st|nd|rd|th)?[ _-]?expert\b`)
+)
+
+// SpeaksOfExperts reports whether a name has a word that relates it to the routed experts.
+func SpeaksOfExperts(name string) bool {
+	return expertWord.MatchString(sharedExpert.ReplaceAllString(name, ""))
+}
+
+// NamesExpert reports whether a text names a routed expert by its number, in whatever form.
+func NamesExpert(text string) bool {
+	return numberedExpert.MatchString(sharedExpert.ReplaceAllString(text, ""))
 }

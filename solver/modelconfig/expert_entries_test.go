@@ -1,0 +1,45 @@
+package modelconfig
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestCheckExpertEntries has a model of 8 experts and 4 layers.
+func TestCheckExpertEntries(t *testing.T) {
+	for text, want := range map[string]string{
+		// What configurations of known models have.
+		`{"num_experts":8,"num_experts_per_tok":2,"moe_layer_freq":[0,1,1,1],"eos_token_id":[1,2],"n_routed_experts":8,"ep_size":1}`:      "",
+		`{"layer_types":["full_attention","sliding_attention","full_attention","sliding_attention"],"router_aux_loss_coef":0}`:            "",
+		`{"quantization_config":{"ignore":["a.b","c.d","e.f","g.h","i.j","k.l","m.n","lm_head"],"weight_block_size":[128,128],"bits":4}}`: "",
+		`{"text_config":{"mlp_only_layers":[0,1]},"vision_config":{"deepstack_visual_indexes":[1,2,3],"experts":[1,2]}}`:                  "",
+		`{"rope_scaling":{"short_factor":[1,1,1,1,1,1,1,1],"factor":4},"id2label":{"0":"A","1":"B"},"image_mean":[0,1,0]}`:                "",
+		`{"layer_bits":{"0":4,"1":8},"time_step_limit":[0.0,Infinity],"window_sizes":[4,512]}`:                                            "",
+		`{"moe":{"num_experts":8,"num_experts_per_tok":2},"routed_scaling_factor":1,"moe_intermediate_size":4,"shared_experts":1}`:        "",
+		`{"router_dtype":"float32","norm_topk_prob":true,"moe_backend":"v2","output_router_logits":false,"moe_topk":2}`:                   "",
+		// What may name experts.
+		`{"approximate_experts":{"0":[3]}}`:                               "approximate_experts.0: ",
+		`{"a":{"b":{"3":1}}}`:                                             "a.b: ",
+		`{"3":{"x":1}}`:                                                   "the configuration: ",
+		`{"layers":{"0":{"3":{"bits":8}}}}`:                               "layers.0: ",
+		`{"bias":[1,2,3,4,5,6,7,8]}`:                                      "bias: ",
+		`{"bias":[0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5]}`:                      "bias: ",
+		`{"names":["a","b","c","d","e","f","g","h"]}`:                     "names: ",
+		`{"layer_load":[[1.5,1,1,1,1,1,1,1]]}`:                            "layer_load[]: ",
+		`{"hot":[3]}`:                                                     "hot: ",
+		`{"dead_expert":3}`:                                               "dead_expert: ",
+		`{"moe":{"favourite":0}}`:                                         "moe.favourite: ",
+		`{"experts":[{"rank":0},{"rank":1}],"expert_id":[7]}`:             "expert_id: ",
+		`{"expert_order":"3,1,2"}`:                                        "expert_order: ",
+		`{"x":{"e0":1,"e1":1,"e2":1,"e3":1,"e4":1,"e5":1,"e6":1,"e7":1}}`: "x: ",
+		`[{"experts":[[1],[2]]}]`:                                         "[].experts[]: ",
+		`{"a":`:                                                           "not valid JSON",
+		`{} {}`:                                                           "not valid JSON",
+		strings.Repeat(`{"a":`, 100) + strings.Repeat("}", 100):           "nested deeper",
+	} {
+		err := CheckExpertEntries([]byte(text), 8, 4)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%.100s: %v, want %q", text, err, want)
+		}
+	}
+}

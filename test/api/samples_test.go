@@ -56,7 +56,7 @@ func TestSamples(t *testing.T) {
 }
 
 // foreignGroups are those whose definitions are not here.
-var foreignGroups = []string{"serving.kserve.io", "nvidia.com"}
+var foreignGroups = []string{"serving.kserve.io", "nvidia.com", "monitoring.coreos.com"}
 
 // accept has the API server look at a sample as it would when it is created.
 func accept(t *testing.T, file string, sample *unstructured.Unstructured) {

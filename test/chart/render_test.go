@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -168,6 +169,72 @@ func TestKustomizeHasTheSame(t *testing.T) {
 	rendered := byKey(render(t, "{crds: {keep: false}, store: {persistence: {keep: false}}}"))
 	if diff := cmp.Diff(rendered, kustomized); diff != "" {
 		t.Errorf("config/default differs from the chart (-chart +kustomize):\n%s", diff)
+	}
+}
+
+// An overlay that sets another namespace leaves no trace of the old one: no argument, DNS name or binding points there.
+func TestKustomizeOverlayOfANamespace(t *testing.T) {
+	kubectl, err := programs.Kubectl()
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := t.TempDir()
+	config, err := filepath.Abs(filepath.Join(repository, "config"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resources := ""
+	for _, part := range []string{"default", "monitoring"} {
+		relative, err := filepath.Rel(overlay, filepath.Join(config, part))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resources += "- " + relative + "\n"
+	}
+	if err := os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte("namespace: other\nresources:\n"+resources), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := programs.Run(kubectl, nil, "", "kustomize", overlay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, u := range objects(t, manifest) {
+		text, err := yaml.Marshal(u.Object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if strings.Contains(line, namespace) {
+				t.Errorf("%s still has %s", key(u), strings.TrimSpace(line))
+			}
+		}
+		if u.GetNamespace() != "" && u.GetNamespace() != "other" {
+			t.Errorf("%s is in namespace %s", key(u), u.GetNamespace())
+		}
+	}
+}
+
+// Alerts and dashboard link to the runbooks of the release, or to those that a value names.
+func TestRunbookURL(t *testing.T) {
+	for values, want := range map[string]string{
+		"{monitoring: {enabled: true}, dashboards: {enabled: true}}":                                                   "https://github.com/semmoe/operator/blob/main/docs/runbooks/SemMoE",
+		"{monitoring: {enabled: true, runbookURL: \"https://wiki.example.com/semmoe/\"}, dashboards: {enabled: true}}": "https://wiki.example.com/semmoe/SemMoE",
+	} {
+		links := 0
+		for _, u := range render(t, values) {
+			text, err := yaml.Marshal(u.Object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, link := range regexp.MustCompile(`https?://[^"\\\s]*/SemMoE\w+\.md`).FindAllString(string(text), -1) {
+				if links++; !strings.HasPrefix(link, want) {
+					t.Errorf("%s links to %s, want %s...", key(u), link, want)
+				}
+			}
+		}
+		if links < 15 {
+			t.Errorf("%s: %d links to runbooks", values, links)
+		}
 	}
 }
 

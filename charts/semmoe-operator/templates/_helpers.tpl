@@ -11,6 +11,18 @@ app.kubernetes.io/component: {{ . }}
 {{- .Values.image.repository }}{{ with $tag }}:{{ . }}{{ end }}{{ with .Values.image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
+{{/* Where the runbooks are: monitoring.runbookURL, or those of the chart's release. */}}
+{{- define "semmoe.runbookURL" -}}
+{{- $ref := printf "v%s" (.Chart.AppVersion | trimPrefix "v") }}
+{{- if eq .Chart.AppVersion "dev" }}{{ $ref = "main" }}{{ end }}
+{{- .Values.monitoring.runbookURL | default (printf "%s/blob/%s/docs/runbooks" (first .Chart.Sources) $ref) | trimSuffix "/" }}
+{{- end }}
+
+{{/* A text with the links of its runbooks as semmoe.runbookURL has them. */}}
+{{- define "semmoe.runbooks" -}}
+{{- .text | replace "https://github.com/semmoe/operator/blob/main/docs/runbooks" (include "semmoe.runbookURL" .root) }}
+{{- end }}
+
 {{/* What pods of a component have beside their containers: how images are pulled, and where they may run. */}}
 {{- define "semmoe.pod" -}}
 {{- with .root.Values.imagePullSecrets }}

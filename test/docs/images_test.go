@@ -1,0 +1,38 @@
+package docs
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// Documents and samples name engines by a version: the webhook warns of any other image.
+func TestImagesHaveVersions(t *testing.T) {
+	all := documents(t)
+	err := filepath.WalkDir(filepath.Join(repository, "config", "samples"), func(file string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		text, err := os.ReadFile(file)
+		all[file] = string(text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	images, found := regexp.MustCompile(`\b(?:lmsysorg/sglang|vllm/vllm-openai|quay\.io/ascend/vllm-ascend|nvcr\.io/[\w./-]+)(:[\w.-]+|@sha256:\w+)?`), 0
+	for file, text := range all {
+		for _, image := range images.FindAllStringSubmatch(text, -1) {
+			found++
+			if image[1] == "" || strings.HasPrefix(image[1], ":latest") {
+				t.Errorf("%s: %s has no version", file, image[0])
+			}
+		}
+	}
+	if found < 10 {
+		t.Errorf("only %d images are found", found)
+	}
+}

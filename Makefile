@@ -68,6 +68,19 @@ test-packages:
 verify: ## Fail on unformatted, vetted or generated drift
 	internal/tools/verify.sh
 
+# The packages that parse what clients, engines, checkpoints and users send. Instrumented for coverage, they take most of the time to compile.
+FUZZED := internal/jsonscan internal/router/wire internal/tokenizer internal/tokenizer/pattern internal/npy internal/plan internal/counts \
+	internal/lar internal/lossless internal/checkpoint internal/engine internal/engine/vllm internal/promquery internal/reshuffle solver/trace
+
+.PHONY: fuzz-short
+fuzz-short: ## Run every fuzz target of parsers for 2,000 executions
+	internal/tools/fuzz.sh 2000 $(FUZZED)
+
+.PHONY: vulncheck
+vulncheck: ## Fail on known vulnerabilities that the binaries contain, by a pinned database from the Go module proxy; skipped where there is none
+	CGO_ENABLED=0 go build -trimpath -o bin/unstripped/ ./cmd/semmoe ./cmd/kubectl-semmoe
+	cd internal/tools && CGO_ENABLED=0 go run -trimpath ./vulncheck ../../bin/vulndb ../../bin/unstripped/semmoe ../../bin/unstripped/kubectl-semmoe
+
 .PHONY: prometheus
 prometheus: controlplane ## Vet and run the tests of the alerts with Prometheus' own rule engine and scraper from Go modules (what is compiled once takes four minutes)
 	cd test/prometheus && CGO_ENABLED=0 go vet -trimpath ./... && CGO_ENABLED=0 go test -trimpath -vet=off -count=1 ./...

@@ -5,9 +5,15 @@ import (
 	"slices"
 )
 
-// OvertakeFactor bounds waiting: a request goes once more than that many times the line's size have come after it, whatever it gives up.
+// OvertakeFactor bounds waiting: a request goes once that many times the queue's size have come after it, whatever it gives up.
 // Half of it costs 2% of locality at 16 ranks; half as much again brings half a percent.
 const OvertakeFactor = 4
+
+// MustGo is the rule that bounds waiting, in evaluation and router alike: it reports whether the first of the waiting requests goes,
+// whatever it gives up, when so many requests have come after it. So OvertakeFactor times the size requests pass a request at most.
+func MustGo(waiting, after, size int) bool {
+	return waiting >= size || waiting > 0 && after >= OvertakeFactor*size
+}
 
 // patience is how much of what the cap allows a rank beyond its share the rank may have had of late when a request goes there at once. With
 // nothing, requests wait twice as long at 8 ranks, and a quarter longer at 16, for windows that are a little more even; with all of it
@@ -83,7 +89,7 @@ func (l *Line) Next(places func(id int) []Place, must bool) (Sent, bool) {
 	}
 	next := slices.IndexFunc(l.standing, func(waiting standing) bool { return l.scheduler.MayGo(waiting.request, places(waiting.id)) })
 	if next < 0 {
-		if overdue := l.arrived-l.standing[0].arrival > OvertakeFactor*l.size; !must && !overdue && len(l.standing) < l.size {
+		if !must && !MustGo(len(l.standing), l.arrived-1-l.standing[0].arrival, l.size) {
 			return Sent{}, false
 		}
 		next = 0

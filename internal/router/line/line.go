@@ -16,6 +16,8 @@ type Line[Known any] struct {
 	// pace is that of all requests, the latest of which came at last.
 	pace dispatch.Pace
 	last time.Time
+	// arrived is how many requests have come.
+	arrived int
 }
 
 // Standing is a request in line.
@@ -25,7 +27,9 @@ type Standing[Known any] struct {
 	Must  bool
 	in    *Line[Known]
 	since time.Time
-	turn  chan struct{}
+	// arrival is how many requests had come to the line when the request did.
+	arrival int
+	turn    chan struct{}
 }
 
 // New returns a line that is full with that many requests, at least 1, each of which waits at most as long as hold.
@@ -33,30 +37,33 @@ func New[Known any](size int, hold time.Duration) *Line[Known] {
 	return &Line[Known]{size: size, pace: dispatch.NewPace(size, hold)}
 }
 
-// Come notes that a request has come, and reports whether it may wait (see dispatch.Pace).
+// Come notes that a request has come, and reports whether it may wait (see dispatch.Pace). Where enough have come after the first request
+// in the line (see dispatch.MustGo), that must go, and is called.
 func (l *Line[Known]) Come(now time.Time) bool {
+	l.arrived++
+	l.hurry()
 	after := now.Sub(l.last)
 	l.last = now
 	return l.pace.Come(after)
 }
 
-// Stand puts a request at the end of the line, unless it stands there; it leaves any other line. Where the line is full then, or still is when
-// one has left, the first one must go, and is called.
+// Stand puts a request at the end of the line, unless it is in the line already; it leaves any other line. Where the line is full then, or
+// still is when one has left, the first one must go, and is called.
 func (l *Line[Known]) Stand(s *Standing[Known], now time.Time) {
 	if s.in != l {
 		if s.in == nil {
 			s.since, s.turn = now, make(chan struct{}, 1)
 		}
 		s.leave()
-		s.in = l
+		s.in, s.arrival = l, l.arrived
 		l.waiting = append(l.waiting, s)
 	}
 	l.hurry()
 }
 
-// hurry has the first one go where the line is full.
+// hurry has the first one go where dispatch.MustGo demands it.
 func (l *Line[Known]) hurry() {
-	if len(l.waiting) >= l.size {
+	if len(l.waiting) > 0 && dispatch.MustGo(len(l.waiting), l.arrived-l.waiting[0].arrival, l.size) {
 		l.waiting[0].Must = true
 		l.waiting[0].Call()
 	}

@@ -1,10 +1,13 @@
 package line_test
 
 import (
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/semmoe/operator/internal/router/line"
+	"github.com/semmoe/operator/solver/dispatch"
 )
 
 type standing = line.Standing[string]
@@ -111,5 +114,47 @@ func TestCome(t *testing.T) {
 	}
 	if !l.Come(now.Add(20*time.Millisecond)) || l.Come(now.Add(time.Hour)) {
 		t.Error("five requests come in the time, then none")
+	}
+}
+
+// Whatever comes, and whoever else may go: at most dispatch.OvertakeFactor times the size requests come after one that waits.
+func TestBoundsOvertaking(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 5))
+	for range 200 {
+		size := 1 + random.IntN(6)
+		l := line.New[string](size, time.Second)
+		came := map[*standing]int{}
+		var waiting []*standing
+		now, goes, most := time.Now(), random.Float64(), 0
+		for arrived := 1; arrived <= 300; arrived++ {
+			now = now.Add(time.Duration(random.IntN(20)) * time.Millisecond)
+			l.Come(now)
+			if random.IntN(3) > 0 { // others go at once
+				s := &standing{}
+				came[s] = arrived
+				waiting = append(waiting, s)
+				l.Stand(s, now)
+			}
+			// A random one that is not the first finds its rank free.
+			if len(waiting) > 1 && random.Float64() < goes {
+				i := 1 + random.IntN(len(waiting)-1)
+				waiting[i].Leave(now)
+				waiting = slices.Delete(waiting, i, i+1)
+			}
+			for len(waiting) > 0 && waiting[0].Must {
+				most = max(most, arrived-came[waiting[0]])
+				waiting[0].Leave(now)
+				waiting = waiting[1:]
+			}
+			for _, s := range waiting {
+				most = max(most, arrived-came[s])
+			}
+			if len(waiting) >= size {
+				t.Fatalf("%d wait in a line of %d", len(waiting), size)
+			}
+		}
+		if most > dispatch.OvertakeFactor*size {
+			t.Errorf("%d requests have come after one that waits in a line of %d", most, size)
+		}
 	}
 }

@@ -47,22 +47,24 @@ func findFiles(ctx context.Context, root fs.FS, c *checkpoint.Checkpoint, m *map
 		if guardName.MatchString(entry.Name()) {
 			return nil
 		}
-		if err := checkLink(c.Dir, name, entry); err != nil {
-			return err
-		}
 		info, err := fs.Stat(root, name) // follows links: model caches consist of them
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			return checkpoint.Invalidf("%s is a link to nothing", filepath.Join(c.Dir, name))
 		case err != nil:
 			return err
+		case !info.Mode().IsRegular():
+			files.leftOut = append(files.leftOut, name)
+			return nil
+		}
+		if err := checkLink(c.Dir, name, entry); err != nil {
+			return err
+		}
+		switch {
 		case shards[name] || name == ManifestFile:
 			return nil
 		case name == c.IndexName:
 			return checkIndex(c)
-		case !info.Mode().IsRegular():
-			files.leftOut = append(files.leftOut, name)
-			return nil
 		}
 		return files.add(ctx, root, mentions, name)
 	})

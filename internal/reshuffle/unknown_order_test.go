@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/semmoe/operator/internal/checkpoint"
@@ -293,6 +294,7 @@ func TestLinksOutOfTheModel(t *testing.T) {
 		"out of the hub cache": {"hub/models--a--b/snapshots/1234", "../../../../secret", "outside of"},
 		"hub cache":            {"hub/models--a--b/snapshots/1234", "../../blobs/5678", ""},
 		"to another snapshot":  {"hub/models--a--b/snapshots/1234", "../5678/README.md", ""},
+		"to a directory":       {"model", "../hub", ""},
 		"inside":               {"model", "sub/README.md", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -309,7 +311,11 @@ func TestLinksOutOfTheModel(t *testing.T) {
 			}
 			out := filepath.Join(t.TempDir(), "out")
 			_, err := Run(t.Context(), Options{Model: dir, Permutation: m.permutation(1), Out: out})
-			if test.want == "" && err == nil {
+			if info, _ := os.Stat(filepath.Join(dir, "README.txt")); info.IsDir() && err == nil {
+				if _, err := os.Lstat(filepath.Join(out, "README.txt")); !os.IsNotExist(err) {
+					t.Errorf("a link to a directory was followed: %v", err)
+				}
+			} else if test.want == "" && err == nil {
 				sameFile(t, filepath.Join(dir, "README.txt"), filepath.Join(out, "README.txt"))
 			} else if test.want == "" || !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), "README.txt") || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
@@ -318,5 +324,40 @@ func TestLinksOutOfTheModel(t *testing.T) {
 				t.Errorf("the output exists: %v", err)
 			}
 		})
+	}
+}
+
+// TestLinkedShard has a shard that is a link out of the model.
+func TestLinkedShard(t *testing.T) {
+	m := generators[qwen](1)
+	dir, shard := m.write(t, 30), filepath.Join(t.TempDir(), "shard")
+	name := filepath.Join(dir, "model-00001.safetensors")
+	if err := os.Rename(name, shard); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(shard, name); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Run(t.Context(), Options{Model: dir, Permutation: m.permutation(1), Out: filepath.Join(t.TempDir(), "out")}); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), name+" is a link to") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestSpecialOutputFiles has FIFOs where a run reads files of an output: opening one would block.
+func TestSpecialOutputFiles(t *testing.T) {
+	m := generators[qwen](1)
+	dir, p := m.write(t, 1<<20), m.permutation(1)
+	for _, name := range []string{ManifestFile, checkpoint.ConfigFile, checkpoint.IndexFile, "model-00001.safetensors"} {
+		out := filepath.Join(t.TempDir(), "out")
+		mustRun(t, Options{Model: dir, Permutation: p, Out: out})
+		if err := os.Remove(filepath.Join(out, name)); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Mkfifo(filepath.Join(out, name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Run(t.Context(), Options{Model: dir, Permutation: p, Out: out}); !checkpoint.IsInvalid(err) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

@@ -27,8 +27,9 @@ func alerts(t *testing.T) []rule {
 	}
 	var file struct {
 		Groups []struct {
-			Name  string `json:"name"`
-			Rules []rule `json:"rules"`
+			Name     string `json:"name"`
+			Interval string `json:"interval"`
+			Rules    []rule `json:"rules"`
 		} `json:"groups"`
 	}
 	if err := yaml.UnmarshalStrict(text, &file); err != nil {

@@ -140,12 +140,12 @@ func (c *Client) clusterIP(ctx context.Context, namespace, name string) (string,
 		return "", fmt.Errorf("read Service %s/%s: %w", namespace, name, err)
 	}
 	if len(services.Items) == 0 {
-		refused.Cause = fmt.Errorf("Service %s/%s does not exist", namespace, name) //nolint:staticcheck // a kind
+		refused.Cause = fmt.Errorf("the Service %s/%s does not exist", namespace, name)
 		return "", refused
 	}
 	spec := services.Items[0].Spec
 	if _, err := netip.ParseAddr(spec.ClusterIP); err != nil || spec.Type == corev1.ServiceTypeExternalName {
-		refused.Cause = fmt.Errorf("Service %s/%s has no cluster IP", namespace, name) //nolint:staticcheck // a kind
+		refused.Cause = fmt.Errorf("the Service %s/%s has no cluster IP", namespace, name)
 		return "", refused
 	}
 	return spec.ClusterIP, nil

@@ -11,7 +11,7 @@ import (
 var (
 	kindHeading = regexp.MustCompile(`^### \w+: (spec|status)$`)
 	fieldRow    = regexp.MustCompile("^\\| \\**`([A-Za-z0-9.\\[\\]]+)`\\** \\| ([^|]*) \\|")
-	fileName    = regexp.MustCompile(`\.(json|bin|yaml)$`)
+	fileName    = regexp.MustCompile(`\.(json|bin|yaml|safetensors)$`)
 	fieldPath   = regexp.MustCompile(`^(?:(spec|status)\.)?([a-z][A-Za-z0-9]*(?:\.[a-z][A-Za-z0-9]*)+)(?:[:= ].*)?$`)
 )
 

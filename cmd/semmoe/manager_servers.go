@@ -39,7 +39,7 @@ type managedServer struct {
 // NeedLeaderElection reports that every manager serves.
 func (s *managedServer) NeedLeaderElection() bool { return false }
 
-// shutdownTimeout bounds how long the last requests may take once the manager is told to stop.
+// shutdownTimeout bounds how long the last requests may take after the manager is asked to stop.
 const shutdownTimeout = 2 * time.Second
 
 // Start serves until the context ends.

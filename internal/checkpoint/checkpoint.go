@@ -138,7 +138,7 @@ func (c *Checkpoint) Bytes() int64 {
 // checkFile requires that the index names a file next to it: a path would let an index reach outside the checkpoint.
 func (c *Checkpoint) checkFile(tensor, file string) error {
 	if file != filepath.Base(file) || !strings.HasSuffix(file, ".safetensors") {
-		return Invalidf("%s: tensor %q lies in %q; only names of .safetensors files beside the index are allowed", c.listing(), tensor, file)
+		return Invalidf("%s: tensor %q lies in %q; only names of .safetensors files next to the index are allowed", c.listing(), tensor, file)
 	}
 	return nil
 }

@@ -97,7 +97,7 @@ func TestOpenRefuses(t *testing.T) {
 		"no weights":          {map[string][]byte{indexFile: nil, "one.safetensors": nil, "two.safetensors": nil}, []string{"neither model.safetensors.index.json nor model.safetensors"}},
 		"broken index":        {map[string][]byte{indexFile: []byte(`{`)}, []string{indexFile, "not a valid index"}},
 		"empty index":         {map[string][]byte{indexFile: []byte(`{}`)}, []string{"weight_map is missing or empty"}},
-		"index leaves dir":    {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"../one.safetensors"}}`)}, []string{`"../one.safetensors"`, "beside the index"}},
+		"index leaves dir":    {map[string][]byte{indexFile: []byte(`{"weight_map":{"a":"../one.safetensors"}}`)}, []string{`"../one.safetensors"`, "next to the index"}},
 		"shard missing":       {map[string][]byte{"two.safetensors": nil}, []string{"two.safetensors", "does not exist"}},
 		"shard truncated":     {map[string][]byte{"two.safetensors": oneTensor("b", 2)[:61]}, []string{"two.safetensors", "truncated", "61 bytes", "needs 62"}},
 		"tensor unknown":      {map[string][]byte{"two.safetensors": oneTensor("c", 2)}, []string{"two.safetensors", `"c"`, "different checkpoints"}},

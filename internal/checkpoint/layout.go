@@ -128,7 +128,7 @@ func (c *Checkpoint) missing(l *MoELayer, name string) error {
 
 // unrecognised is the error of a tensor that may depend on the order of the experts.
 func (c *Checkpoint) unrecognised(name string) error {
-	return Invalidf("%s: tensor %q is not known for model_type %s: whether it depends on the order of the experts cannot be told",
+	return Invalidf("%s: tensor %q is not known for model_type %s: its dependence on the order of the experts is unknown",
 		c.shardOf[name].Path, name, c.Config.ModelType)
 }
 

@@ -46,7 +46,7 @@ func TestUnpermutable(t *testing.T) {
 		"packed gate":                       {change: map[string][]int64{block + "gate.weight": {4, 1}}, want: `model.safetensors: tensor "` + block + `gate.weight" has shape [4 1] of U8`},
 		"gate of GPTQ":                      {change: map[string][]int64{block + "gate.weight": nil, block + "gate.qweight": {1, 2}}, want: "is of a kind whose rows cannot be moved"},
 		"missing tensor":                    {change: map[string][]int64{block + "experts.1.w2.weight": nil}, want: `experts.1.w2.weight" is missing`},
-		"unknown tensor":                    {change: map[string][]int64{block + "extra": {2}}, want: "whether it depends on the order of the experts cannot be told"},
+		"unknown tensor":                    {change: map[string][]int64{block + "extra": {2}}, want: "its dependence on the order of the experts is unknown"},
 		"row of blocks":                     {change: map[string][]int64{block + "gate.weight_scale_inv": {1, 3}}},
 		"number elsewhere":                  {change: map[string][]int64{block + "experts.w1.1.scale": {2}}, want: "experts.w1.1.scale"},
 		"outside of the block":              {change: map[string][]int64{"model.layers.0.router.bias": {2}}, want: "router.bias"},

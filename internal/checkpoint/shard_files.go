@@ -15,7 +15,7 @@ import (
 
 const indexSuffix = ".safetensors.index.json"
 
-// findIndex returns the name of the checkpoint's index, or an empty name where there is none. Beside the name that transformers uses, any
+// findIndex returns the name of the checkpoint's index, or an empty name where there is none. In addition to the name that transformers uses, any
 // other name is taken if it is the only one, such as quant_model_weights.safetensors.index.json of msModelSlim.
 func findIndex(dir string) (string, error) {
 	if _, err := os.Stat(filepath.Join(dir, indexFile)); !errors.Is(err, fs.ErrNotExist) {

@@ -77,7 +77,7 @@ func (f *sourceFiles) add(ctx context.Context, root fs.FS, mentions *mentions, n
 }
 
 func refuseFile(c *checkpoint.Checkpoint, name, format string, args ...any) error {
-	return checkpoint.Invalidf("%s: whether it depends on the order of the experts cannot be told: "+format, append([]any{filepath.Join(c.Dir, name)}, args...)...)
+	return checkpoint.Invalidf("%s: its dependence on the order of the experts is unknown: "+format, append([]any{filepath.Join(c.Dir, name)}, args...)...)
 }
 
 // isWeights recognises weights outside of the index: the same model in another form, still in the old order.

@@ -149,7 +149,7 @@ func (r *entryReader) refuse(path []string, format string, args ...any) error {
 	if name == "" {
 		name = "the configuration"
 	}
-	return fmt.Errorf("%.200s: whether it depends on the order of the experts cannot be told: "+format, append([]any{name}, args...)...)
+	return fmt.Errorf("%.200s: its dependence on the order of the experts is unknown: "+format, append([]any{name}, args...)...)
 }
 
 var (

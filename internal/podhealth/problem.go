@@ -17,6 +17,10 @@ import (
 // devices of its predecessor take a moment to become free.
 const patience = 20 * time.Second
 
+// unreadyPatience is how long a container that has started may fail its readiness probe: on a busy node the request router needs
+// half a minute until it knows its endpoints.
+const unreadyPatience = time.Minute
+
 // Problem is what keeps a pod from serving.
 type Problem struct{ Reason, Message string }
 
@@ -52,7 +56,7 @@ func Find(pods []*corev1.Pod, failedMounts map[types.UID]string, now time.Time) 
 	return nil, again
 }
 
-// unreadyProblem returns the problem of a pod whose container has started and fails its readiness probe for longer than patience. A
+// unreadyProblem returns the problem of a pod whose container has started and fails its readiness probe for longer than unreadyPatience. A
 // container that still loads has not passed its startup probe. The second result is when to check again.
 func unreadyProblem(pod *corev1.Pod, now time.Time) (*Problem, time.Duration) {
 	var since time.Time
@@ -69,7 +73,7 @@ func unreadyProblem(pod *corev1.Pod, now time.Time) (*Problem, time.Duration) {
 		if running.StartedAt.After(since) {
 			since = running.StartedAt.Time
 		}
-		if wait := since.Add(patience).Sub(now); wait > 0 {
+		if wait := since.Add(unreadyPatience).Sub(now); wait > 0 {
 			return nil, wait
 		}
 		return &Problem{"NotReady", fmt.Sprintf("pod %s, container %s runs and fails its readiness probe: see `kubectl logs -n %s %s -c %s`",

@@ -73,7 +73,7 @@ func TestFindProblem(t *testing.T) {
 	}
 	restarted := func(p *corev1.Pod) {
 		failing(p)
-		p.Status.ContainerStatuses[0].State.Running.StartedAt = metav1.NewTime(start.Add(time.Minute + patience))
+		p.Status.ContainerStatuses[0].State.Running.StartedAt = metav1.NewTime(start.Add(time.Minute + unreadyPatience))
 	}
 	cases := map[string]struct {
 		change  func(*corev1.Pod)
@@ -124,10 +124,10 @@ func TestFindProblem(t *testing.T) {
 		},
 		"not ready":            {change: func(p *corev1.Pod) { lost(p); p.Status.Conditions[1].Status = corev1.ConditionFalse }},
 		"somebody else's gate": {change: func(p *corev1.Pod) { lost(p); p.Spec.ReadinessGates = []corev1.PodReadinessGate{{ConditionType: "x"}} }},
-		"fails its readiness probe": {change: failing, age: time.Minute + patience, reason: "NotReady",
+		"fails its readiness probe": {change: failing, age: time.Minute + unreadyPatience, reason: "NotReady",
 			message: "pod p, container engine runs and fails its readiness probe: see `kubectl logs -n ns p -c engine`"},
-		"fails its readiness probe, just now":    {change: failing, age: time.Minute + patience/2, again: patience / 2},
-		"fails since a restart, just now":        {change: restarted, age: time.Minute + patience, again: patience},
+		"fails its readiness probe, just now":    {change: failing, age: time.Minute + unreadyPatience/2, again: unreadyPatience / 2},
+		"fails since a restart, just now":        {change: restarted, age: time.Minute + unreadyPatience, again: unreadyPatience},
 		"loads, and its startup probe may do so": {change: func(p *corev1.Pod) { failing(p); p.Status.ContainerStatuses[0].Started = new(false) }, age: time.Hour},
 		"another container fails": {change: func(p *corev1.Pod) {
 			failing(p)

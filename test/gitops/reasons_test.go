@@ -275,7 +275,7 @@ var unseen = map[string]map[string]string{
 		"FailedMount":      "it is an event's; the condition says VolumeNotMounted",
 		"InspectionFailed": "the inspection must end in an error of the machine, not of the inputs",
 		"NodeLost":         "the node of the suite is one with the cluster; test/installation loses one",
-		"NotReady":         "a container of a profiling Job must start, and then fail its readiness probe for 20 s",
+		"NotReady":         "a container of a profiling Job must start, and then fail its readiness probe for a minute",
 		"ProfilingFailed":  "a Job must end in an error that is neither its inputs' nor its engine's",
 		"UnknownEngine":    "the schema knows the engines",
 		"WaitingForTurn":   "two profiles of live samples must be complete within the second that one is read in",

@@ -62,6 +62,7 @@ test-whole:
 test-packages:
 	$(TEST) -race -vet=off -short -p 1 $$(go list ./... | grep -v -e /operator/test/ -e /cmd/semmoe$$)
 	CGO_ENABLED=0 $(TEST) -trimpath -vet=off ./solver/... ./controllers/placementplan
+	CGO_ENABLED=0 $(TEST) -trimpath -vet=off ./internal/router -run TestMemoryAttacks
 	cd internal/tools && CGO_ENABLED=0 go test -trimpath -vet=off ./...
 
 .PHONY: verify

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -59,6 +60,12 @@ func TestMain(m *testing.M) {
 		return
 	}
 	os.Exit(m.Run())
+}
+
+// raceDetector reports whether this test was built with the race detector.
+func raceDetector() bool {
+	build, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(build.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
 // serveAttacked serves a proxy and an endpoint picker with the limits of semmoe router until its input ends.
@@ -199,6 +206,9 @@ var floods = map[string]bool{"streams that begin and send nothing": true, "conne
 
 // Attacks on the memory of a router leave it below a bound, and honest clients are served meanwhile.
 func TestMemoryAttacks(t *testing.T) {
+	if raceDetector() {
+		t.Skip("the race detector takes several times the memory: make test runs this test without it")
+	}
 	for name, attack := range attacks {
 		t.Run(name, func(t *testing.T) {
 			to, peak := startAttacked(t)

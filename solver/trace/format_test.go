@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -109,7 +110,7 @@ func TestReadRefusesBadHeaders(t *testing.T) {
 		"top-k of other shape":  {metadata("num_experts_per_tok", "3"), "need [tokens, 3, 3]"},
 		"layers of other shape": {metadata("num_moe_layers", "2"), "routed_experts has shape"},
 		"too many experts":      {metadata("num_experts", "100000"), "allowed is 1 to 65536"},
-		"many ids of layers":    {metadata("vocab_size", "16000000"), "vocab_size is 16000000 for 3 MoE layers; allowed is up to 33554432"},
+		"many ids of layers":    {metadata("vocab_size", "16000000"), "vocab_size is 16000000; allowed is 1 to 1048576"},
 		"layers not ascending":  {metadata("moe_layers", "[1,1,2]"), "not an ascending list"},
 		"layers not complete":   {metadata("moe_layers", "[1,2]"), "lists 2 layers"},
 		"layer beyond model":    {metadata("moe_layers", "[1,2,9]"), "between 0 and 3"},
@@ -154,17 +155,34 @@ func TestReadRefusesDamagedFiles(t *testing.T) {
 	}
 }
 
-// The counts of requests have a number for each layer and expert. A small trace of many experts and short requests would fill the memory.
+// Solving counts by token ID, by pair of experts, and by request and expert, whatever the requests contain.
 func TestReadRefusesManyCounts(t *testing.T) {
-	shape := tracetest.Small
-	shape.Experts, shape.DocumentsPerDomain, shape.TokensPerRequest = 1<<16, 50, 1
-	small := tracetest.Generate(shape, 1)
-	if err := small.Validate(); !trace.IsInvalid(err) || !strings.Contains(err.Error(), "400 requests of 3 MoE layers of 65536 experts need 78643200 counts; allowed are 67108864") {
-		t.Errorf("error %v", err)
-	}
-	few := small.Subset(small.AllRequests()[:300])
-	if err := few.Validate(); err != nil {
-		t.Error(err)
+	small := tracetest.Generate(tracetest.Small, 1)
+	for name, test := range map[string]struct {
+		experts, vocabulary, requests int
+		refused                       bool
+	}{
+		"large model":            {experts: 512, vocabulary: 262_144, requests: 40},
+		"most experts":           {experts: 4096, vocabulary: 200, requests: 40},
+		"too many experts":       {experts: 5000, vocabulary: 200, requests: 40, refused: true},
+		"too many requests":      {experts: 4096, vocabulary: 200, requests: 5000, refused: true},
+		"largest vocabulary":     {experts: 16, vocabulary: 1 << 20, requests: 40},
+		"vocabulary and experts": {experts: 4700, vocabulary: 1 << 20, requests: 40, refused: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			crafted := small.Subset(make([]int, test.requests)) // copies of the first request, cut to its first token
+			crafted.Model.Experts, crafted.Model.Vocabulary = test.experts, test.vocabulary
+			crafted.Model.Layers, crafted.Model.HiddenLayers = []int{0}, 1
+			crafted.Tokens, crafted.Domains = crafted.Tokens[:test.requests], nil
+			crafted.Experts = slices.Repeat([]uint16{0, 1}, test.requests)
+			for r := range crafted.Offsets {
+				crafted.Offsets[r] = int64(r)
+			}
+			err := crafted.Validate()
+			if test.refused && (!trace.IsInvalid(err) || !strings.Contains(err.Error(), "counts; allowed are 67108864 for")) || !test.refused && err != nil {
+				t.Errorf("error %v", err)
+			}
+		})
 	}
 }
 
@@ -192,7 +210,7 @@ func TestReadRefusesWhatExpandsFar(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	_, err = trace.Read(&compressed, trace.MaxBytes)
 	runtime.ReadMemStats(&after)
-	if !trace.IsInvalid(err) || !strings.Contains(err.Error(), "decompresses to more than 200 times its size") {
+	if !trace.IsInvalid(err) || !strings.Contains(err.Error(), "decompresses to more than 32 times its size") {
 		t.Errorf("error %v", err)
 	}
 	if allocated := after.TotalAlloc - before.TotalAlloc; allocated > 128<<20 {

@@ -14,7 +14,7 @@ import (
 const (
 	maxHeaderBytes = 16 << 20
 	maxExperts     = 1 << 16
-	maxVocabulary  = 1 << 24
+	maxVocabulary  = 1 << 20 // known vocabularies have up to 262,144 ids
 	maxLayers      = 1 << 12
 	maxHidden      = 1 << 20
 	maxDomains     = 1 << 8
@@ -24,13 +24,19 @@ const (
 // each layer, whether a token has the id or not. The largest known model has 14 million.
 const MaxTokenLayers = 1 << 25
 
-// Limits on requests times MoE layers times experts: the counts of requests have 4 bytes for each. Small traces may have minRequestCells,
-// and every trace requestCells for each activation in it, which requests of 7 tokens stay below in the sparsest known model (10 of 512
-// experts).
+// Limits on the counts, of 4 bytes each, that solving allocates for a trace (see counts). Every trace may have minCounts, which most
+// known models need with few requests, and activationCounts for each of its activations. Requests of 7 tokens stay below activationCounts in
+// the sparsest known model (10 of 512 experts).
 const (
-	minRequestCells = 1 << 26
-	requestCells    = 8
+	minCounts        = 1 << 26
+	activationCounts = 8
 )
+
+// counts returns how many 4-byte counts solving allocates for a number of requests, whatever the requests contain: by token ID (a start of 8
+// bytes and an occurrence), by pair of experts (two numbers in a layer, and one between layers), and by request and expert.
+func (m *Model) counts(requests int) int {
+	return len(m.Layers) * (3*m.Vocabulary + 3*m.Experts*m.Experts + requests*m.Experts)
+}
 
 // tensor is one entry of the safetensors header; begin and end are bytes after the header.
 type tensor struct {

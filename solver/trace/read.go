@@ -21,11 +21,11 @@ import (
 // MaxBytes is the default bound on the uncompressed size of a trace: a small compressed file cannot fill the memory.
 const MaxBytes = 32 << 30
 
-// The limits of a compressed trace: a trace that is larger than minExpanded has at most maxRatio times the bytes of its compressed form. Real
-// ones have 1 to 4 times as many.
+// The uncompressed size of a compressed trace is at most minExpanded plus maxRatio times its compressed size. Real
+// traces expand 1 to 4 times.
 const (
-	minExpanded = 16 << 20
-	maxRatio    = 200
+	minExpanded = 8 << 20
+	maxRatio    = 32
 )
 
 // expertsTensor holds the experts of a trace.

@@ -187,10 +187,9 @@ func (t *Trace) validateRequests() error {
 		return invalidf("routed_experts has %d entries; %d tokens, %d MoE layers and top-%d need %d",
 			len(t.Experts), len(t.Tokens), len(t.Model.Layers), t.Model.TopK, len(t.Tokens)*len(t.Model.Layers)*t.Model.TopK)
 	}
-	cells, allowed := requests*len(t.Model.Layers)*t.Model.Experts, max(minRequestCells, requestCells*len(t.Experts))
-	if cells > allowed {
-		return invalidf("%d requests of %d MoE layers of %d experts need %d counts; allowed are %d for %d tokens: leave requests out, or use longer ones",
-			requests, len(t.Model.Layers), t.Model.Experts, cells, allowed, len(t.Tokens))
+	if counts, allowed := t.Model.counts(requests), max(minCounts, activationCounts*len(t.Experts)); counts > allowed {
+		return invalidf("%d requests, vocab_size %d and %d MoE layers of %d experts need %d counts; allowed are %d for %d activations: record more tokens in fewer requests",
+			requests, t.Model.Vocabulary, len(t.Model.Layers), t.Model.Experts, counts, allowed, len(t.Experts))
 	}
 	for r := range requests {
 		if t.Offsets[r+1] <= t.Offsets[r] {

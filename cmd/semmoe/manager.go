@@ -25,6 +25,9 @@ import (
 	"github.com/semmoe/operator/webhook"
 )
 
+// stopTimeout bounds the time between a signal and the release of the leader lease. It leaves a third of endGrace to the release.
+const stopTimeout = time.Second
+
 func newManagerCommand() *cobra.Command {
 	var options controllers.Options
 	var store access.Access
@@ -32,13 +35,15 @@ func newManagerCommand() *cobra.Command {
 	var prometheusHosts []string
 	var webhooks webhookOptions
 	// A lost leader is replaced within 20 s: a successor may see its last renewal 2.2 retry periods late, waits for the lease to pass,
-	// and may ask for it 2.2 periods after that (client-go's jitter). One that ends in order gives its lease back at once.
+	// and may ask for it 2.2 periods after that (client-go's jitter). A leader that stops in order releases its lease at once.
 	lease, renew, retry := 15*time.Second, 10*time.Second, time.Second
+	stop := stopTimeout
 	base := ctrl.Options{
 		Metrics:                       metricsserver.Options{BindAddress: noServer},
 		HealthProbeBindAddress:        noServer,
 		LeaderElectionID:              "manager.semmoe.io",
 		LeaderElectionReleaseOnCancel: true,
+		GracefulShutdownTimeout:       &stop,
 		LeaseDuration:                 &lease,
 		RenewDeadline:                 &renew,
 		RetryPeriod:                   &retry,
@@ -69,6 +74,7 @@ func newManagerCommand() *cobra.Command {
 				return fmt.Errorf("--prometheus-hosts: %w", err)
 			}
 			options.Store, options.OwnNamespace = &store, os.Getenv("POD_NAMESPACE")
+			base.LeaderElectionNamespace = options.OwnNamespace
 			if options.Routers, err = routerIdentity(ctx, config, routerAuthority); err != nil {
 				return err
 			}

@@ -39,8 +39,9 @@ type managedServer struct {
 // NeedLeaderElection reports that every manager serves.
 func (s *managedServer) NeedLeaderElection() bool { return false }
 
-// shutdownTimeout bounds how long the last requests may take after the manager is asked to stop.
-const shutdownTimeout = 2 * time.Second
+// shutdownTimeout bounds how long the last requests may take after a signal. The manager stops its webhooks first, then its other servers:
+// both fit into stopTimeout.
+const shutdownTimeout = 250 * time.Millisecond
 
 // Start serves until the context ends.
 func (s *managedServer) Start(ctx context.Context) error { return s.serve(ctx, func() {}) }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"net"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
+	"github.com/semmoe/operator/test/load"
 )
 
 // asCommand makes the test binary run the command itself.
@@ -24,6 +26,65 @@ func TestMain(m *testing.M) {
 		return
 	}
 	os.Exit(m.Run())
+}
+
+// runningCommand is a process of this binary.
+type runningCommand struct {
+	*exec.Cmd
+	output *bytes.Buffer
+	ended  chan error
+}
+
+// startCommand starts this binary as semmoe with some arguments, and kills it when the test ends.
+func startCommand(t *testing.T, env []string, args ...string) *runningCommand {
+	t.Helper()
+	c := &runningCommand{Cmd: exec.Command(os.Args[0], args...), output: &bytes.Buffer{}, ended: make(chan error, 1)}
+	c.Env = append(append(os.Environ(), asCommand+"=1"), env...)
+	c.Stdout, c.Stderr = c.output, c.output
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	waited := make(chan struct{})
+	go func() {
+		defer close(waited)
+		c.ended <- c.Wait()
+	}()
+	t.Cleanup(func() {
+		c.Process.Kill() //nolint:errcheck // it may have ended
+		<-waited
+		if t.Failed() {
+			t.Logf("output of %v:\n%s", args, c.output)
+		}
+	})
+	return c
+}
+
+// terminate sends SIGTERM, waits for the end of the process, and returns its error. The limit is far above two seconds, for busy machines,
+// and far below the timeouts of requests.
+func (c *runningCommand) terminate(t *testing.T) error {
+	t.Helper()
+	begin := time.Now()
+	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-c.ended:
+		t.Logf("ended %v after SIGTERM: %v", time.Since(begin).Round(time.Millisecond), err)
+		return err
+	case <-time.After(load.Scale(20 * time.Second)):
+		t.Fatal("the process does not end")
+		return nil
+	}
+}
+
+// acceptOne accepts one connection, and keeps it open without an answer until the test ends.
+func acceptOne(t *testing.T, silent net.Listener) {
+	t.Helper()
+	connection, err := silent.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { connection.Close() })
 }
 
 // TestEndsWhileTheAPIServerIsSilent stops each long-running command while the API server accepts connections and never answers.
@@ -53,28 +114,9 @@ func TestEndsWhileTheAPIServerIsSilent(t *testing.T) {
 			case "router", "picker":
 				args = append(args, "--snapshot-dir="+dir)
 			}
-			command := exec.Command(os.Args[0], args...)
-			command.Env = append(os.Environ(), asCommand+"=1", "KUBECONFIG="+kubeconfig)
-			command.Stderr = os.Stderr
-			if err := command.Start(); err != nil {
-				t.Fatal(err)
-			}
-			ended := make(chan error, 1)
-			go func() { ended <- command.Wait() }()
-			defer command.Process.Kill() //nolint:errcheck // it may have ended
-			connection, err := silent.Accept()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer connection.Close()
-			if err := command.Process.Signal(syscall.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
-			select {
-			case <-ended:
-			case <-time.After(20 * time.Second): // two seconds on a machine that is not busy
-				t.Error("the process does not end")
-			}
+			command := startCommand(t, []string{"KUBECONFIG=" + kubeconfig}, args...)
+			acceptOne(t, silent)
+			command.terminate(t)
 		})
 	}
 }

@@ -17,6 +17,9 @@ import (
 // progressPeriod is how often the progress that is shown moves at most.
 const progressPeriod = 10 * time.Second
 
+// stopTimeout bounds how long the end of the manager waits for cancelled jobs.
+const stopTimeout = 250 * time.Millisecond
+
 // progress is how far a job is; the zero value waits for its turn.
 type progress struct {
 	Step        string
@@ -64,13 +67,19 @@ func newJobs(workers int, now func() time.Time) *jobs {
 	return j
 }
 
-// Start waits for the end of ctx, then ends all jobs and waits for them.
+// Start waits for the end of ctx, and cancels all jobs. It waits at most stopTimeout for the jobs to end: some steps of the solver do not
+// check their context. A cancelled job writes nothing.
 func (j *jobs) Start(ctx context.Context) error {
 	<-ctx.Done()
 	j.mu.Lock()
 	j.cancel()
 	j.mu.Unlock()
-	j.running.Wait()
+	ended := make(chan struct{})
+	go func() { j.running.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(stopTimeout):
+	}
 	return nil
 }
 

@@ -147,6 +147,32 @@ func TestJobsEndWithTheManager(t *testing.T) {
 	})
 }
 
+// A job that ignores its cancellation, as a step of the solver may, does not delay the end of the manager.
+func TestJobsDoNotDelayTheManager(t *testing.T) {
+	j := newJobs(1, time.Now)
+	ctx, cancel := context.WithCancel(context.Background())
+	end, ended := make(chan struct{}), make(chan struct{})
+	j.Ensure(first, "a", func(context.Context, func(string, int, int)) error {
+		defer close(ended)
+		<-end
+		return nil
+	})
+	changed(t, j, first)
+	cancel()
+	stopped := make(chan error, 1)
+	go func() { stopped <- j.Start(ctx) }()
+	select {
+	case err := <-stopped:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("the job delays the manager")
+	}
+	close(end)
+	<-ended
+}
+
 func TestFailedJobsWait(t *testing.T) {
 	j, c := testJobs(t, 1)
 	fail := func(err error) work { return func(context.Context, func(string, int, int)) error { return err } }

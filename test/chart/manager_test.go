@@ -128,8 +128,8 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// startManager runs the manager with the arguments and as the ServiceAccount that the chart gives it, until the test ends. Without a
-// pod it has no lease: the namespace of that lies beside a pod's token.
+// startManager runs the manager with the arguments and as the ServiceAccount that the chart gives it, until the test ends. It runs without
+// leader election: no other manager competes with it.
 func (a *apiServer) startManager(t *testing.T, rendered []*unstructured.Unstructured, metrics string) *nodeless.Process {
 	t.Helper()
 	args := slices.DeleteFunc(managerArguments(t, rendered), func(arg string) bool { return arg == "--leader-elect" })

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -118,6 +119,64 @@ func TestEndsWhileTheAPIServerIsSilent(t *testing.T) {
 			acceptOne(t, silent)
 			command.terminate(t)
 		})
+	}
+}
+
+// TestEngineEnds stops an engine that has no requests, and one that waits for its other nodes, while clients hold silent connections.
+func TestEngineEnds(t *testing.T) {
+	for name, tc := range map[string]struct {
+		args   []string
+		status int
+	}{
+		"idle":              {nil, http.StatusOK},
+		"waiting for nodes": {[]string{"--tp-size=2", "--ep-size=2", "--nnodes=2"}, http.StatusServiceUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			address := freeAddress(t)
+			_, port, err := net.SplitHostPort(address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			addresses := []string{address}
+			args := append([]string{"engine", "--model-path=" + tinyModel, "--host=127.0.0.1", "--port=" + port}, tc.args...)
+			if tc.args != nil {
+				meeting := freeAddress(t)
+				args, addresses = append(args, "--dist-init-addr="+meeting), append(addresses, meeting)
+			}
+			engine := startCommand(t, nil, args...)
+			for _, address := range addresses {
+				waitFor(t, engine, func() bool {
+					connection, err := net.Dial("tcp", address)
+					if err == nil {
+						t.Cleanup(func() { connection.Close() })
+					}
+					return err == nil
+				})
+			}
+			waitFor(t, engine, func() bool {
+				response, err := http.Get("http://" + address + "/health")
+				if err != nil {
+					return false
+				}
+				response.Body.Close()
+				return response.StatusCode == tc.status
+			})
+			if err := engine.terminate(t); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// waitFor waits until a condition holds, or the process has ended.
+func waitFor(t *testing.T, c *runningCommand, holds func() bool) {
+	t.Helper()
+	for !holds() {
+		select {
+		case err := <-c.ended:
+			t.Fatalf("the process has ended: %v", err)
+		case <-time.After(5 * time.Millisecond):
+		}
 	}
 }
 

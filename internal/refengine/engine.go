@@ -41,9 +41,16 @@ func Run(ctx context.Context, o Options) error {
 	return serve(ctx, listener, o)
 }
 
-// serve answers on the listener while the model is loaded, serves, and drains when ctx ends. There is no bound on the
-// drain: whoever stops the process decides how long it may take.
+// answerTimeout bounds how long the last answers may take to reach their clients after the last request is computed.
+const answerTimeout = time.Second
+
+// serve answers on the listener while the model is loaded, serves, and drains when ctx ends. The drain lasts as long as requests run. An
+// engine without requests ends within answerTimeout.
 func serve(ctx context.Context, listener net.Listener, o Options) error {
+	return serveModel(ctx, listener, o, load)
+}
+
+func serveModel(ctx context.Context, listener net.Listener, o Options, load func(Options) (*server.Engine, error)) error {
 	log := logr.FromContextOrDiscard(ctx)
 	front := server.New()
 	web := httpserver.New(httpserver.Options{Handler: front, Log: log, MaxHeaderBytes: maxHeaderBytes, MaxConnections: maxConnections})
@@ -56,12 +63,25 @@ func serve(ctx context.Context, listener net.Listener, o Options) error {
 		return member(ctx, front, webDone, o)
 	}
 	started := time.Now()
-	engine, err := load(o)
+	var engine *server.Engine
+	var err error
+	loaded := make(chan struct{})
+	// A read of a file system that is away does not end with ctx: the goroutine ends with the process.
+	go func() { defer close(loaded); engine, err = load(o) }()
+	select {
+	case <-loaded:
+	case <-ctx.Done():
+		log.Info("Stopped while the model was loaded")
+		return nil
+	}
 	if err != nil {
 		return err
 	}
 	lost, leave, err := lead(ctx, o)
-	if err != nil {
+	switch {
+	case ctx.Err() != nil && err != nil:
+		return nil
+	case err != nil:
 		return err
 	}
 	defer leave()
@@ -86,8 +106,10 @@ func serve(ctx context.Context, listener net.Listener, o Options) error {
 	}
 	log.Info("Draining")
 	<-front.Drain()
-	// The last answers may still be on their way to the clients.
-	if err := web.Shutdown(work); err != nil {
+	// The last answers may still be on their way to the clients. A request whose body is still arriving would be refused.
+	last, cancel := context.WithTimeout(work, answerTimeout)
+	defer cancel()
+	if err := web.Shutdown(last); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("http server: %w", err)
 	}
 	log.Info("Stopped")
@@ -118,7 +140,10 @@ func lead(ctx context.Context, o Options) (lost <-chan error, leave func(), err 
 func member(ctx context.Context, front *server.Server, webDone <-chan error, o Options) error {
 	log := logr.FromContextOrDiscard(ctx)
 	wait, leave, err := group.Join(ctx, o.DistInitAddr, o.NodeRank, o.Nodes)
-	if err != nil {
+	switch {
+	case ctx.Err() != nil && err != nil:
+		return nil
+	case err != nil:
 		return err
 	}
 	defer context.AfterFunc(ctx, leave)()

@@ -4,14 +4,18 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/semmoe/operator/internal/refengine/server"
 )
 
 type loads struct {
@@ -133,17 +137,70 @@ func TestDrain(t *testing.T) {
 	if !strings.HasSuffix(string(rest), "data: [DONE]\n\n") || strings.Count(string(rest), `"length"`) != 1 {
 		t.Errorf("the running request ends with %q", rest[max(0, len(rest)-200):])
 	}
+	e.awaitEnd(t)
+	if _, err := http.Get(e.url + "/health"); err == nil {
+		t.Error("the engine still listens")
+	}
+}
+
+// An engine without requests ends although clients hold connections: one that is silent, and one that sends a part of a request.
+func TestStopWithSilentClients(t *testing.T) {
+	e := start(t, nil)
+	address := strings.TrimPrefix(e.url, "http://")
+	for _, sent := range []string{"", "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"} {
+		connection, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer connection.Close()
+		if _, err := io.WriteString(connection, sent); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.get(t, "/health") // on a connection that is accepted after the others
+	e.stop()
+	e.awaitEnd(t)
+}
+
+// An engine ends while its model is loaded, however long that takes.
+func TestStopWhileTheModelIsLoaded(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	e := &running{url: "http://" + listener.Addr().String(), stop: stop, done: make(chan error, 1)}
+	loading, end := make(chan struct{}), make(chan struct{})
+	defer close(end)
+	go func() {
+		e.done <- serveModel(ctx, listener, DefaultOptions(), func(Options) (*server.Engine, error) {
+			close(loading)
+			<-end
+			return nil, errors.New("the test has ended")
+		})
+	}()
+	<-loading
+	if status := e.get(t, "/health").status; status != http.StatusServiceUnavailable {
+		t.Errorf("health has status %d while the model is loaded", status)
+	}
+	e.stop()
+	e.awaitEnd(t)
+}
+
+// awaitEnd waits for the end of the engine, which must not be an error.
+func (e *running) awaitEnd(t *testing.T) {
+	t.Helper()
+	begin := time.Now()
 	select {
 	case err := <-e.done:
 		e.done <- err
 		if err != nil {
 			t.Error(err)
 		}
+		t.Logf("the engine ended after %v", time.Since(begin).Round(time.Millisecond))
 	case <-time.After(30 * time.Second):
 		t.Fatal("the engine does not stop")
-	}
-	if _, err := http.Get(e.url + "/health"); err == nil {
-		t.Error("the engine still listens")
 	}
 }
 

@@ -46,7 +46,9 @@ func Lead(ctx context.Context, listener net.Listener, nodes int) (lost <-chan er
 			leave()
 			return nil, nil, errors.Join(ctx.Err(), fmt.Errorf("wait for the other nodes of the group (%d of %d are there): %w", joined, nodes, err))
 		}
+		stopAdmission := context.AfterFunc(ctx, func() { connection.Close() })
 		node, err := admit(connection, members)
+		stopAdmission()
 		if err != nil {
 			_, _ = fmt.Fprintln(connection, err) // whoever it was has gone, or is to know why
 			connection.Close()

@@ -118,3 +118,39 @@ func TestGroupEndsWhileItGathers(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// A leader that is stopped closes the connection of a client that does not say who it is.
+func TestStopDuringAdmission(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	listener := listen(t)
+	connection, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer connection.Close()
+	reporting := &reportingListener{Listener: listener, accepted: make(chan struct{}, 1)}
+	leader := lead(ctx, reporting, 2)
+	<-reporting.accepted
+	cancel()
+	if answer, _ := io.ReadAll(connection); len(answer) > 0 {
+		t.Errorf("the leader waited for the connection, and answers %q", answer)
+	}
+	if end := <-leader; end.err == nil {
+		t.Error("the leader has a group")
+	}
+}
+
+// reportingListener reports each accepted connection.
+type reportingListener struct {
+	net.Listener
+	accepted chan struct{}
+}
+
+func (l *reportingListener) Accept() (net.Conn, error) {
+	connection, err := l.Listener.Accept()
+	if err == nil {
+		l.accepted <- struct{}{}
+	}
+	return connection, err
+}

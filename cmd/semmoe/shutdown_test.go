@@ -1,20 +1,30 @@
 package main
 
 import (
-	"bytes"
+	"context"
+	"encoding/pem"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/artifact/access"
 	"github.com/semmoe/operator/internal/plan"
 	"github.com/semmoe/operator/internal/plan/bundle"
+	"github.com/semmoe/operator/internal/profile"
+	"github.com/semmoe/operator/internal/reshuffle/filelock"
 	"github.com/semmoe/operator/test/load"
 )
 
@@ -32,16 +42,21 @@ func TestMain(m *testing.M) {
 // runningCommand is a process of this binary.
 type runningCommand struct {
 	*exec.Cmd
-	output *bytes.Buffer
-	ended  chan error
+	log   string
+	ended chan error
 }
 
 // startCommand starts this binary as semmoe with some arguments, and kills it when the test ends.
 func startCommand(t *testing.T, env []string, args ...string) *runningCommand {
 	t.Helper()
-	c := &runningCommand{Cmd: exec.Command(os.Args[0], args...), output: &bytes.Buffer{}, ended: make(chan error, 1)}
+	c := &runningCommand{Cmd: exec.Command(os.Args[0], args...), log: filepath.Join(t.TempDir(), "log"), ended: make(chan error, 1)}
 	c.Env = append(append(os.Environ(), asCommand+"=1"), env...)
-	c.Stdout, c.Stderr = c.output, c.output
+	output, err := os.Create(c.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer output.Close()
+	c.Stdout, c.Stderr = output, output
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -54,10 +69,20 @@ func startCommand(t *testing.T, env []string, args ...string) *runningCommand {
 		c.Process.Kill() //nolint:errcheck // it may have ended
 		<-waited
 		if t.Failed() {
-			t.Logf("output of %v:\n%s", args, c.output)
+			t.Logf("output of %v:\n%s", args, c.output(t))
 		}
 	})
 	return c
+}
+
+// output returns what the process has written to its standard output and standard error.
+func (c *runningCommand) output(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(c.log)
+	if err != nil {
+		t.Error(err)
+	}
+	return string(text)
 }
 
 // terminate sends SIGTERM, waits for the end of the process, and returns its error. The limit is far above two seconds, for busy machines,
@@ -65,7 +90,7 @@ func startCommand(t *testing.T, env []string, args ...string) *runningCommand {
 func (c *runningCommand) terminate(t *testing.T) error {
 	t.Helper()
 	begin := time.Now()
-	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := c.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		t.Fatal(err)
 	}
 	select {
@@ -88,37 +113,182 @@ func acceptOne(t *testing.T, silent net.Listener) {
 	t.Cleanup(func() { connection.Close() })
 }
 
-// TestEndsWhileTheAPIServerIsSilent stops each long-running command while the API server accepts connections and never answers.
-func TestEndsWhileTheAPIServerIsSilent(t *testing.T) {
-	for name, args := range map[string][]string{
-		"router":  {"router", "--namespace=n", "--selector=a=b", "--host=127.0.0.1", "--port=0", "--metrics-port=0"},
-		"picker":  {"router", "--namespace=n", "--selector=a=b", "--host=127.0.0.1", "--endpoint-picker", "--ext-proc-port=0", "--health-port=0", "--metrics-port=0"},
-		"store":   {"store", "--bind-address=127.0.0.1:0", "--metrics-bind-address=127.0.0.1:0"},
-		"manager": {"manager", "--image=i", "--leader-elect", "--metrics-bind-address=0", "--health-probe-bind-address=0"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			silent, err := net.Listen("tcp", "127.0.0.1:0")
+// A server that is away, in one of the ways below.
+const (
+	silent   = "silent"   // It accepts connections, and never answers.
+	refusing = "refusing" // It ends the first connection, and refuses all others.
+	hanging  = "hanging"  // It answers GET with 200 and an empty object, and never answers POST.
+)
+
+// startAway starts a server that is away. contacted is closed when a client waits for it, or has failed to reach it.
+func startAway(t *testing.T, how string) (address string, contacted chan struct{}) {
+	t.Helper()
+	contacted = make(chan struct{})
+	var once sync.Once
+	contact := func() { once.Do(func() { close(contacted) }) }
+	if how == hanging {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodGet {
+				io.WriteString(w, "{}") //nolint:errcheck // the client may have ended
+				return
+			}
+			io.Copy(io.Discard, r.Body) //nolint:errcheck // as above
+			contact()
+			<-r.Context().Done()
+		}))
+		t.Cleanup(server.Close)
+		return server.Listener.Addr().String(), contacted
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var open []net.Conn
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			connection, err := listener.Accept()
 			if err != nil {
-				t.Fatal(err)
+				return
 			}
-			defer silent.Close()
-			dir := t.TempDir()
-			kubeconfig := filepath.Join(dir, "kubeconfig")
-			text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c"}}],
-				"clusters":[{"name":"c","cluster":{"server":"http://%s"}}]}`, silent.Addr())
-			if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
+			open = append(open, connection)
+			if how == refusing {
+				connection.Close()
+				listener.Close()
 			}
-			switch name {
-			case "store":
-				args = append(args, "--url=file://"+dir)
-			case "router", "picker":
-				args = append(args, "--snapshot-dir="+dir)
-			}
-			command := startCommand(t, []string{"KUBECONFIG=" + kubeconfig}, args...)
-			acceptOne(t, silent)
-			command.terminate(t)
-		})
+			contact()
+		}
+	}()
+	t.Cleanup(func() {
+		listener.Close()
+		<-ended
+		for _, connection := range open {
+			connection.Close()
+		}
+	})
+	return listener.Addr().String(), contacted
+}
+
+// TestEndsWhileServersAreAway stops each command that uses a server while that server is away.
+func TestEndsWhileServersAreAway(t *testing.T) {
+	answers := recordTiny(t)
+	dataset := writeFile(t, "requests.jsonl", `{"prompt":"a"}`+"\n")
+	const router = "router --namespace=n --selector=a=b --host=127.0.0.1 --metrics-port=0 --snapshot-dir=DIR "
+	for name, tc := range map[string]struct {
+		line string
+		away []string
+	}{
+		"router":    {router + "--port=0", []string{silent, refusing}},
+		"picker":    {router + "--endpoint-picker --ext-proc-port=0 --health-port=0", []string{silent, refusing}},
+		"store":     {"store --bind-address=127.0.0.1:0 --metrics-bind-address=127.0.0.1:0 --url=file://DIR", []string{silent, refusing}},
+		"manager":   {"manager --image=i --leader-elect --metrics-bind-address=0 --health-probe-bind-address=0", []string{silent, refusing}},
+		"calibrate": {"calibrate --image=i --gpus=1 --config-map=m", []string{silent, refusing}},
+		"profile": {
+			"profile --endpoint=http://ADDRESS --model-path=" + tinyModel + " --dataset=" + dataset + " --out=DIR/trace.safetensors",
+			[]string{silent, refusing, hanging},
+		},
+		"probe": {
+			"probe --address=http://ADDRESS --model-name=m --answers=" + answers + " --listen=127.0.0.1:0",
+			[]string{silent, refusing, hanging},
+		},
+	} {
+		for _, how := range tc.away {
+			t.Run(name+"/"+how, func(t *testing.T) {
+				address, contacted := startAway(t, how)
+				dir := t.TempDir()
+				kubeconfig := filepath.Join(dir, "kubeconfig")
+				text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c"}}],
+					"clusters":[{"name":"c","cluster":{"server":"http://%s"}}]}`, address)
+				if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				args := strings.Fields(strings.NewReplacer("ADDRESS", address, "DIR", dir).Replace(tc.line))
+				command := startCommand(t, []string{"KUBECONFIG=" + kubeconfig}, args...)
+				waitFor(t, command, func() bool {
+					select {
+					case <-contacted:
+						return true
+					default:
+						return false
+					}
+				})
+				command.terminate(t) //nolint:errcheck // the exit code depends on what the command has done
+			})
+		}
+	}
+}
+
+// TestStoreClientsEnd stops the commands that fetch from an artifact store, or publish in one, while the store is away.
+func TestStoreClientsEnd(t *testing.T) {
+	token := writeFile(t, "token", "token")
+	issuer := httptest.NewTLSServer(nil)
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: issuer.Certificate().Raw})
+	issuer.Close()
+	manifest := profile.Manifest{ModelDigest: strings.Repeat("ab", 32), DatasetDigest: strings.Repeat("cd", 32)}
+	for name, run := range map[string]func(context.Context, connectStore, string) error{
+		"fetch": func(ctx context.Context, connect connectStore, dir string) error {
+			flags := fetchFlags{namespace: "ns", planDigest: strings.Repeat("ab", 32), out: filepath.Join(dir, "plan"), wait: time.Hour}
+			return flags.fetch(ctx, connect)
+		},
+		"profile": func(ctx context.Context, connect connectStore, _ string) error {
+			o := profileOptions{scope: "ns/" + manifest.ID(), model: tinyModel}
+			_, err := profileToStore(ctx, connect, o, manifest, nil, nil)
+			return err
+		},
+	} {
+		for _, how := range []string{silent, refusing} {
+			t.Run(name+"/"+how, func(t *testing.T) {
+				address, contacted := startAway(t, how)
+				connect := func(retryFor time.Duration) (*artifact.Client, error) {
+					return artifact.NewClient(artifact.Config{URL: "https://" + address, CA: ca, TokenFile: token, RetryFor: retryFor})
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				ended := make(chan error, 1)
+				go func() { ended <- run(ctx, connect, t.TempDir()) }()
+				select {
+				case err := <-ended:
+					t.Fatalf("the command does not wait for the store: %v", err)
+				case <-contacted:
+				}
+				begin := time.Now()
+				cancel()
+				select {
+				case err := <-ended:
+					t.Logf("ended after %v: %v", time.Since(begin).Round(time.Millisecond), err)
+					if err == nil {
+						t.Error("the command succeeded")
+					}
+				case <-time.After(load.Scale(20 * time.Second)):
+					t.Fatal("the command does not end")
+				}
+			})
+		}
+	}
+}
+
+// TestReshuffleEnds stops a run that waits for another one. The next run finds nothing in its way.
+func TestReshuffleEnds(t *testing.T) {
+	dir := t.TempDir()
+	permutation, out := filepath.Join(dir, "gate-permutation.json"), filepath.Join(dir, "out")
+	writePermutation(t, permutation)
+	lock, err := filelock.Wait(t.Context(), filepath.Join(dir, ".out.lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"--model", tinyModel, "--permutation", permutation, "--out", out}
+	command := startCommand(t, nil, append([]string{"reshuffle"}, args...)...)
+	waitFor(t, command, func() bool { return strings.Contains(command.output(t), "Waiting for another run") })
+	if err := command.terminate(t); err == nil {
+		t.Error("the run succeeded")
+	}
+	if _, err := os.Stat(out); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the run that was stopped leaves an output: %v", err)
+	}
+	lock.Release()
+	if code, _, message := runReshuffleCommand(t, args...); code != 0 {
+		t.Errorf("the next run has exit code %d: %s", code, message)
 	}
 }
 
@@ -168,13 +338,16 @@ func TestEngineEnds(t *testing.T) {
 	}
 }
 
-// waitFor waits until a condition holds, or the process has ended.
+// waitFor waits until a condition holds. The process must not end before.
 func waitFor(t *testing.T, c *runningCommand, holds func() bool) {
 	t.Helper()
 	for !holds() {
 		select {
 		case err := <-c.ended:
-			t.Fatalf("the process has ended: %v", err)
+			c.ended <- err
+			if !holds() {
+				t.Fatalf("the process has ended: %v", err)
+			}
 		case <-time.After(5 * time.Millisecond):
 		}
 	}

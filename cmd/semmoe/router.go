@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -78,7 +80,7 @@ func (f *routerFlags) add(command *cobra.Command) {
 	flags.IntVar(&f.options.MaxConnections, "max-connections", router.DefaultMaxConnections, "maximum connections of clients, or, with --endpoint-picker, requests of gateways at a time")
 	flags.DurationVar(&f.options.EndpointWait, "endpoint-wait", 10*time.Second, "how long a request waits for a ready pod before it is answered with 503")
 	flags.DurationVar(&f.options.ClientTimeout, "client-timeout", time.Minute, "how long a client may take to send a body, and how long it may take nothing of an answer; 0 for ever")
-	flags.DurationVar(&f.options.ShutdownDelay, "shutdown-delay", 0, "how long the router takes new connections after SIGTERM although it is no longer ready; for where nothing else, such as a preStop hook, lets load balancers see first that it goes")
+	flags.DurationVar(&f.options.ShutdownDelay, "shutdown-delay", 0, "time for which the router accepts new connections after SIGTERM although it is not ready; a second signal ends it. Not needed where a preStop hook delays SIGTERM")
 	flags.DurationVar(&f.options.DrainTimeout, "drain-timeout", 5*time.Minute, "time limit for running requests, after SIGTERM and --shutdown-delay")
 	f.gateway.add(command)
 }
@@ -155,6 +157,9 @@ func (f *routerFlags) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	second := make(chan os.Signal, 1)
+	defer context.AfterFunc(ctx, func() { signal.Notify(second, os.Interrupt, syscall.SIGTERM) })()
+	f.options.EndDelay = second
 	return router.Run(withLogger(ctx, "router"), clients, f.options)
 }
 

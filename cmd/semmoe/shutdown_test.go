@@ -197,14 +197,8 @@ func TestEndsWhileServersAreAway(t *testing.T) {
 			t.Run(name+"/"+how, func(t *testing.T) {
 				address, contacted := startAway(t, how)
 				dir := t.TempDir()
-				kubeconfig := filepath.Join(dir, "kubeconfig")
-				text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c"}}],
-					"clusters":[{"name":"c","cluster":{"server":"http://%s"}}]}`, address)
-				if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
 				args := strings.Fields(strings.NewReplacer("ADDRESS", address, "DIR", dir).Replace(tc.line))
-				command := startCommand(t, []string{"KUBECONFIG=" + kubeconfig}, args...)
+				command := startCommand(t, []string{"KUBECONFIG=" + writeKubeconfig(t, address)}, args...)
 				waitFor(t, command, func() bool {
 					select {
 					case <-contacted:
@@ -290,6 +284,40 @@ func TestReshuffleEnds(t *testing.T) {
 	if code, _, message := runReshuffleCommand(t, args...); code != 0 {
 		t.Errorf("the next run has exit code %d: %s", code, message)
 	}
+}
+
+// TestSecondSignal ends the delay with which a router stops to accept connections.
+func TestSecondSignal(t *testing.T) {
+	address, _ := startAway(t, silent)
+	dir := t.TempDir()
+	router := startCommand(t, []string{"KUBECONFIG=" + writeKubeconfig(t, address)}, "router", "--namespace=n", "--selector=a=b",
+		"--host=127.0.0.1", "--port=0", "--metrics-port=0", "--snapshot-dir="+dir, "--shutdown-delay=1h")
+	waitFor(t, router, func() bool { return strings.Contains(router.output(t), `"Serving"`) })
+	if err := router.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, router, func() bool { return strings.Contains(router.output(t), `"Draining"`) })
+	for deadline := time.Now().Add(load.Scale(20 * time.Second)); ; { // the router may not wait for the first of these yet
+		router.Process.Signal(syscall.SIGTERM) //nolint:errcheck // it may have ended
+		select {
+		case err := <-router.ended:
+			if err != nil {
+				t.Error(err)
+			}
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the process does not end")
+		}
+	}
+}
+
+// writeKubeconfig writes a kubeconfig of a cluster whose API server has an address, and returns its path.
+func writeKubeconfig(t *testing.T, address string) string {
+	t.Helper()
+	return writeFile(t, "kubeconfig", fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c",
+		"contexts":[{"name":"c","context":{"cluster":"c"}}],"clusters":[{"name":"c","cluster":{"server":"http://%s"}}]}`, address))
 }
 
 // TestEngineEnds stops an engine that has no requests, and one that waits for its other nodes, while clients hold silent connections.

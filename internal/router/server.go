@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -56,6 +57,8 @@ type Options struct {
 	// ShutdownDelay is how long the router, once told to stop and no longer ready, still takes new connections, for clients
 	// that have not seen yet that it goes.
 	ShutdownDelay time.Duration
+	// EndDelay ends ShutdownDelay early. Nil means never.
+	EndDelay <-chan os.Signal
 	// DrainTimeout bounds how long running requests may take after that.
 	DrainTimeout time.Duration
 }
@@ -143,7 +146,10 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 		<-groupCtx.Done()
 		setReady(false)
 		log.Info("Draining")
-		time.Sleep(options.ShutdownDelay)
+		select {
+		case <-time.After(options.ShutdownDelay):
+		case <-options.EndDelay:
+		}
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), options.DrainTimeout)
 		defer cancel()
 		return errors.Join(service.Shutdown(drain), probes.Close())

@@ -23,3 +23,30 @@ func TestAddingPlacesIsNotQuadratic(t *testing.T) {
 		t.Errorf("the limit falls %d times for %d places", falls, p.live)
 	}
 }
+
+// Add leaves the other places as they are while their limit does not fall. The test gives place 0 more blocks than the limit: a visit would
+// reduce them, or fail, since the blocks are empty.
+func TestAddVisitsPlacesOnlyWhenTheLimitFalls(t *testing.T) {
+	p := NewPrefixes(0)
+	added := 0
+	for range 1 << 12 {
+		p.Add()
+		before := p.limit()
+		p.live++
+		falls := p.limit() < before
+		p.live--
+		if falls {
+			continue
+		}
+		p.places[0].slots = make([]cacheSlot, before+1)
+		p.Add()
+		if blocks := len(p.places[0].slots); blocks != before+1 {
+			t.Fatalf("place %d shrinks place 0 to %d blocks, although the limit stays at %d", p.live, blocks, before)
+		}
+		p.places[0].slots = nil
+		added++
+	}
+	if added < 1<<11 {
+		t.Errorf("the limit stays for only %d places", added)
+	}
+}

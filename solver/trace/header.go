@@ -24,11 +24,11 @@ const (
 // each layer, whether a token has the id or not. The largest known model has 14 million.
 const MaxTokenLayers = 1 << 25
 
-// Limits on the counts, of 4 bytes each, that solving allocates for a trace (see counts). Every trace may have minCounts, which most
-// known models need with few requests, and activationCounts for each of its activations. Requests of 7 tokens stay below activationCounts in
+// Limits on the counts, of 4 bytes each, that solving allocates for a trace (see counts). Every trace may have minCounts, which every
+// known model needs less than with few requests, and activationCounts for each of its activations. Requests of 7 tokens stay below activationCounts in
 // the sparsest known model (10 of 512 experts).
 const (
-	minCounts        = 1 << 26
+	minCounts        = 96 << 20
 	activationCounts = 8
 )
 

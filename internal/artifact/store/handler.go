@@ -116,7 +116,11 @@ func (h *handler) answer(r *request, err error) {
 	var gone *clientError
 	switch {
 	case errors.As(err, &status):
-		r.log.Info("Refusing", "status", status.Code, "reason", err.Error())
+		level := 0
+		if status.Code == http.StatusNotFound { // the usual answer to a first look-up, and to checks that the store answers
+			level = 1
+		}
+		r.log.V(level).Info("Refusing", "status", status.Code, "reason", err.Error())
 	case errors.As(err, &gone), r.Context().Err() != nil:
 		status = &artifact.StatusError{Code: http.StatusRequestTimeout, Message: "the transfer was cut off, stood still for " + stallTimeout.String() + ", or was slower than 64 KiB/s"}
 		r.log.Info("Transfer was cut off", "reason", err.Error())

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -191,6 +192,37 @@ func FuzzReadArray(f *testing.F) {
 		}
 		if len(ids) > len(file) || len(ids)%(layers*top) != 0 {
 			t.Fatalf("%d ids from %d bytes, %d layers, %d experts", len(ids), len(file), layers, top)
+		}
+	})
+}
+
+// FuzzRenumber renumbers any file, in pieces of any size. The editor accepts only what the decoder accepts, and keeps the length.
+func FuzzRenumber(f *testing.F) {
+	f.Add(array(1, header("<i4", 1, 2, 2), []int32{1, 2, 3, 4}), 2, 2, 7)
+	f.Add(array(2, header("|u1", 3, 1, 2), []uint8{1, 2, 3, 4, 5, 6}), 1, 2, 1)
+	f.Add(array(1, header("|i1", 1, 1, 2), []int8{127, 2}), 1, 2, 1000)
+	f.Add(array(3, header("<i8", 999999999, 48, 8), []int64{1}), 48, 8, 64)
+	f.Fuzz(func(t *testing.T, file []byte, layers, top, pieceBytes int) {
+		if layers < 0 || layers > 1<<12 || top < 0 || top > 1<<12 || pieceBytes < 1 {
+			return
+		}
+		text := base64.StdEncoding.EncodeToString(file)
+		edited, err := renumbered(t, text, pieceBytes, layers, top)
+		if err != nil {
+			return
+		}
+		ids, err := decodeRoutedExperts(text, layers, top)
+		if err != nil || len(edited) != len(text) {
+			t.Fatalf("%q becomes %q; it is read with the error %v", text, edited, err)
+		}
+		got, err := decodeRoutedExperts(edited, layers, top)
+		if err != nil && !slices.Contains(ids, math.MaxInt32) && len(ids) > 0 && slices.Min(ids) >= 0 {
+			t.Fatalf("%q becomes %q: %v", text, edited, err)
+		}
+		for i, id := range got {
+			if want := ids[i] + 1 + int32(10*(i/top%layers)); id != want {
+				t.Fatalf("id %d is %d, want %d", i, id, want)
+			}
 		}
 	})
 }

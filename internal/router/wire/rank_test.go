@@ -3,10 +3,14 @@ package wire
 import (
 	"encoding/binary"
 	"encoding/json"
+	"net/http"
 	"reflect"
 	"strings"
 	"testing"
 	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/semmoe/operator/internal/engine"
 )
 
 // Every member that chooses a rank goes; every other byte stays where it is.
@@ -50,6 +54,31 @@ func FuzzDropRank(f *testing.F) {
 		DropRank(got)
 		if IsJSON([]byte(body)) != IsJSON(got) || ChoosesRank(got) {
 			t.Errorf("%q becomes %q", body, got)
+		}
+	})
+}
+
+// FuzzRankNames compares names of headers with members of bodies: case and the choice between - and _ do not matter in either.
+func FuzzRankNames(f *testing.F) {
+	for _, name := range []string{"X-Data-Parallel-Rank", "x-override-routed-dp-rank", "dp_rank", "disagg_prefill_dp_rank", "rank", "model", "DP-RANK\u212a"} {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		if !utf8.ValidString(name) {
+			return
+		}
+		named := engine.NamesRank(name)
+		for _, same := range []string{http.CanonicalHeaderKey(name), strings.ReplaceAll(name, "_", "-"), "x-" + name} {
+			if named && !engine.NamesRank(same) {
+				t.Errorf("%q names a rank, %q does not", name, same)
+			}
+		}
+		body, err := json.Marshal(map[string]int{name: 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ChoosesRank(body) != named {
+			t.Errorf("%q names a rank: %t; in a body: %t", name, named, !named)
 		}
 	})
 }

@@ -1,0 +1,45 @@
+package client
+
+import (
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+	"testing"
+)
+
+// FuzzRoutes looks any path up. A route that is found is one of the table, clean, and the end of the path. The path itself is for the
+// route, or has a few segments before the route.
+func FuzzRoutes(f *testing.F) {
+	routes := NewRoutes(map[string][]string{
+		http.MethodGet:  {"/v1/models", "/v1/models/{model...}"},
+		http.MethodPost: {"/v1/completions", "/generate"},
+	})
+	for _, target := range []string{
+		"/v1/completions", "/a/b/v1/completions", "/generate", "/api/generate", "/v1/models/a%2Fb", "/v1//completions", "/v1/../generate", "/generate#x",
+		"//host/generate", "/%2e%2e/generate", "/a/v1/models/x/v1/completions", strings.Repeat("/a", 9) + "/generate",
+	} {
+		f.Add(http.MethodPost, target)
+		f.Add(http.MethodGet, target)
+	}
+	f.Fuzz(func(t *testing.T, method, escaped string) {
+		route, ok := routes.In(method, escaped)
+		if target, err := url.ParseRequestURI(escaped); err == nil && !ok && len(escaped) <= longestPath && !strings.Contains(escaped, "#") &&
+			target.Host == "" && routes.Has(&http.Request{Method: method, URL: target}) {
+			t.Errorf("%s %q is a route and not found", method, escaped)
+		}
+		if !ok {
+			return
+		}
+		whole, err := url.ParseRequestURI(escaped)
+		if err != nil || len(escaped) > longestPath {
+			t.Fatalf("%q has the route %q", escaped, route)
+		}
+		if !strings.HasSuffix(whole.Path, route) || route != path.Clean(route) || !routes.Has(&http.Request{Method: method, URL: &url.URL{Path: route}}) {
+			t.Errorf("%q has the route %q", escaped, route)
+		}
+		if again, ok := routes.In(method, (&url.URL{Path: route}).EscapedPath()); !ok || again != route {
+			t.Errorf("the route %q of %q becomes %q", route, escaped, again)
+		}
+	})
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/pem"
+	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -31,6 +32,9 @@ var (
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
+	if flag.Parse(); flag.Lookup("test.fuzz").Value.String() != "" {
+		return m.Run() // fuzz targets need no API server, which every worker would start
+	}
 	environment, err := apiserver.Start(&envtest.Environment{})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

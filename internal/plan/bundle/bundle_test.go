@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -28,6 +29,9 @@ import (
 var environment *storetest.Environment
 
 func TestMain(m *testing.M) {
+	if flag.Parse(); flag.Lookup("test.fuzz").Value.String() != "" {
+		os.Exit(m.Run()) // fuzz targets need no store, which every worker would start
+	}
 	var err error
 	if environment, err = storetest.Start(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -72,7 +72,7 @@ verify: ## Fail on unformatted, vetted or generated drift
 # The packages that parse what clients, engines, checkpoints and users send. Instrumented for coverage, they take most of the time to compile.
 FUZZED := internal/jsonscan internal/router/wire internal/tokenizer internal/tokenizer/pattern internal/npy internal/plan internal/counts \
 	internal/lar internal/lossless internal/checkpoint internal/engine internal/engine/vllm internal/engine/sglang internal/promquery internal/reshuffle solver/trace \
-	internal/router/picker internal/router/client internal/router/discovery internal/plan/bundle internal/authority
+	internal/router/picker internal/router/client
 
 .PHONY: fuzz-short
 fuzz-short: ## Run every fuzz target of parsers for 2,000 executions

@@ -90,16 +90,7 @@ func (c *cluster) reach(ctx context.Context, namespace, service string, port int
 		c.onNode = true
 		return address, nil
 	}
-	address, stopForwarding, err := c.portForward(ctx, namespace, "service/"+service, port)
-	if err != nil {
-		return "", err
-	}
-	stop := c.stop
-	c.stop = func() {
-		stopForwarding()
-		stop()
-	}
-	return address, nil
+	return c.portForward(ctx, namespace, service, port)
 }
 
 // answers tells that a Service's address takes connections from this machine. A node refuses them until it has learnt of the first pod, and leads
@@ -124,20 +115,21 @@ func answers(ctx context.Context, address string, onNode bool) bool {
 	}
 }
 
-// portForward runs kubectl port-forward for a Service or a pod until stop is called, and returns the local address.
-func (c *cluster) portForward(ctx context.Context, namespace, target string, port int) (address string, stop func(), err error) {
-	command := exec.CommandContext(ctx, c.kubectl, "port-forward", "-n", namespace, target, fmt.Sprintf(":%d", port))
+func (c *cluster) portForward(ctx context.Context, namespace, service string, port int) (string, error) {
+	command := exec.CommandContext(ctx, c.kubectl, "port-forward", "-n", namespace, "service/"+service, fmt.Sprintf(":%d", port))
 	command.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig)
 	stdout, err := command.StdoutPipe()
 	if err != nil {
-		return "", nil, err
+		return "", err
 	}
 	if err := command.Start(); err != nil {
-		return "", nil, err
+		return "", err
 	}
-	stop = func() {
+	stop := c.stop
+	c.stop = func() {
 		command.Process.Kill() //nolint:errcheck // it may have ended already
 		command.Wait()         //nolint:errcheck // killed
+		stop()
 	}
 	lines := bufio.NewScanner(stdout)
 	for lines.Scan() {
@@ -148,9 +140,8 @@ func (c *cluster) portForward(ctx context.Context, namespace, target string, por
 				for lines.Scan() { // its output must be read, or it blocks
 				}
 			}()
-			return "127.0.0.1:" + local, stop, nil
+			return "127.0.0.1:" + local, nil
 		}
 	}
-	stop()
-	return "", nil, errors.New("kubectl port-forward ended before it forwarded")
+	return "", errors.New("kubectl port-forward ended before it forwarded")
 }

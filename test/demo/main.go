@@ -22,7 +22,8 @@
 // reach it. METRICS=127.0.0.1:9999 lets a Prometheus scrape all processes meanwhile, by http://127.0.0.1:9999/targets.
 // KUBECONFIG names an existing cluster to use instead of a local one; it must be able to pull or hold IMAGE (default semmoe:dev), offer eight of the resource
 // nvidia.com/gpu (any will do: the engine runs on CPUs), and hold the checkpoint at MODEL_PATH on its nodes (default: this
-// repository's own). Where it has no default StorageClass, its nodes must share this machine's directories: the artifact
+// repository's own). This machine must reach the addresses of its pods, as a node does: the demo reads the observations of request
+// routers as a manager does. Where it has no default StorageClass, its nodes must share this machine's directories: the artifact
 // store then keeps its files in bin/.
 package main
 

@@ -47,11 +47,10 @@ func (d *demo) eachReport(ctx context.Context, f func(lar.Report) error) error {
 }
 
 func (d *demo) reportOf(ctx context.Context, client *http.Client, pod string) (report lar.Report, err error) {
-	address, stop, err := d.cluster.reachPod(ctx, client.Transport.(*http.Transport), pod, managerauth.Port)
+	address, err := d.cluster.reachPod(ctx, client.Transport.(*http.Transport), pod, managerauth.Port)
 	if err != nil {
 		return report, err
 	}
-	defer stop()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+"/v1/observations", nil)
 	if err != nil {
 		return report, err
@@ -67,16 +66,16 @@ func (d *demo) reportOf(ctx context.Context, client *http.Client, pod string) (r
 	return report, json.NewDecoder(response.Body).Decode(&report)
 }
 
-// reachPod returns an address by which a transport reaches a port of a pod until stop is called.
-func (c *cluster) reachPod(ctx context.Context, transport *http.Transport, pod string, port int) (address string, stop func(), err error) {
-	if c.local == nil {
-		return c.portForward(ctx, namespace, "pod/"+pod, port)
+// reachPod returns an address by which a transport reaches a port of a pod. Request routers listen on the address of their pod only,
+// which kubectl port-forward does not reach: on an existing cluster this machine must reach that address itself, as a node does.
+func (c *cluster) reachPod(ctx context.Context, transport *http.Transport, pod string, port int) (address string, err error) {
+	if c.local != nil {
+		proxy, err := c.local.PodProxy(ctx)
+		if err != nil {
+			return "", err
+		}
+		transport.Proxy = http.ProxyURL(proxy)
 	}
-	proxy, err := c.local.PodProxy(ctx)
-	if err != nil {
-		return "", nil, err
-	}
-	transport.Proxy = http.ProxyURL(proxy)
 	ip, err := c.run(ctx, nil, "get", "pod", "-n", namespace, pod, "-o", "jsonpath={.status.podIP}")
-	return net.JoinHostPort(ip, fmt.Sprint(port)), func() {}, err
+	return net.JoinHostPort(ip, fmt.Sprint(port)), err
 }

@@ -21,7 +21,7 @@ func (c *Checkpoint) checkExpertForms(l *MoELayer) error {
 	for _, form := range slices.Sorted(maps.Keys(forms)) {
 		names, first := strings.Fields(form), forms[form][0]
 		if name := f.missingProjection(names); name != "" {
-			// The form of the other experts tells what the tensor is called.
+			// The form of the other experts decides the name of the tensor.
 			for _, other := range strings.Fields(usual) {
 				if isProjection(other, strings.TrimSuffix(name, ".weight")) {
 					name = other

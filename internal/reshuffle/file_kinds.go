@@ -26,7 +26,7 @@ const (
 	maxScannedBytes = 64 << 20
 	// maxYAMLBytes bounds a YAML file, whose values take many times its size.
 	maxYAMLBytes = 1 << 20
-	// sniffedBytes is how much of a file tells text from other data.
+	// sniffedBytes is how much of a file is read to distinguish text from other data.
 	sniffedBytes = 8 << 10
 )
 
@@ -91,7 +91,7 @@ func isWeights(name string) bool {
 	case ".json":
 		return strings.HasPrefix(name, "pytorch_model")
 	}
-	return strings.Contains(name, ".onnx") // and the files beside it that hold its data
+	return strings.Contains(name, ".onnx") // and the files next to it that hold its data
 }
 
 // isConfiguration recognises the files in which engines look for what is quantised and how.
@@ -281,7 +281,7 @@ func resolveInside(dir, name string) (root, inside string, err error) {
 	return root, inside, err
 }
 
-// openInside opens a regular file of the model, even if its links change meanwhile: what is opened is never outside of the model.
+// openInside opens a regular file of the model, even if its links change at the same time: an opened file is never outside of the model.
 func openInside(dir, name string) (*os.File, error) {
 	path, inside, err := resolveInside(dir, name)
 	if err != nil {

@@ -129,10 +129,10 @@ func neutralPlaces(text []byte, experts int) map[int]bool {
 type container struct {
 	// names are the entries of an array, nil for an object.
 	names likeNames
-	// key is the member of an object that is being read, value tells that its value is next.
+	// key is the member of an object that is being read, value reports that its value is next.
 	key   string
 	value bool
-	// neutral tells that nothing in it is about experts.
+	// neutral reports that nothing in it is about experts.
 	neutral bool
 }
 

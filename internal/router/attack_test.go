@@ -41,7 +41,7 @@ import (
 var attackSeconds = flag.Int("attack-seconds", 0, "how long each attack on a router's memory lasts, with the latencies of honest clients compared; 0 for the short form")
 
 const (
-	// attackedProcess starts this test as a router in a process of its own, whose memory can be told from that of its attackers.
+	// attackedProcess starts this test as a router in a process of its own, whose memory is measured apart from that of its attackers.
 	attackedProcess = "SEMMOE_ATTACKED_ROUTER"
 	// maxResidentMiB is far below the 1 GiB that a router has.
 	maxResidentMiB = 400
@@ -110,7 +110,7 @@ func attackedPicker() (*EndpointPickerOptions, error) {
 	return &EndpointPickerOptions{TLS: config}, err
 }
 
-// startAttacked starts the process, and returns its addresses and a function that tells the largest memory it ever had.
+// startAttacked starts the process, and returns its addresses and a function that returns its largest memory.
 func startAttacked(t *testing.T) (attacked, func() int) {
 	t.Helper()
 	engine := newEngine(t, "engine", 4, attackedEngine)
@@ -204,7 +204,7 @@ var attacks = map[string]attack{
 // all of them together may go to one of them; once they are there, they give way to it.
 var floods = map[string]bool{"streams that begin and send nothing": true, "connections that send nothing": true}
 
-// Attacks on the memory of a router leave it below a bound, and honest clients are served meanwhile.
+// Attacks on the memory of a router leave it below a bound, and honest clients are served at the same time.
 func TestMemoryAttacks(t *testing.T) {
 	if raceDetector() {
 		t.Skip("the race detector takes several times the memory: make test runs this test without it")
@@ -245,7 +245,7 @@ func TestMemoryAttacks(t *testing.T) {
 			if got := peak(); got >= maxResidentMiB {
 				t.Errorf("the router takes up to %d MiB, want less than %d", got, maxResidentMiB)
 			} else {
-				t.Logf("up to %d MiB, %d honest requests meanwhile", got, len(during))
+				t.Logf("up to %d MiB, %d honest requests at the same time", got, len(during))
 			}
 			if before != nil {
 				normal, attacked := percentile99(before), percentile99(during)

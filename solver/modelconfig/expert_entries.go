@@ -38,7 +38,7 @@ type entryReader struct {
 
 // entry is what the container of a value has to know of it.
 type entry struct {
-	// number tells a number, id one that may be that of an expert, and module the name of a module or a pattern of names.
+	// number reports a number, id a number that may be that of an expert, and module the name of a module or a pattern of names.
 	number, id, module bool
 }
 

@@ -54,7 +54,7 @@ test: build controlplane helm ## Run every test that needs no root
 # computes for minutes is skipped under the race detector, a tenth as fast, and runs without it. make verify vets.
 .PHONY: test-whole
 test-whole:
-	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -short -parallel 4 -timeout 20m ./test/e2e
+	CGO_ENABLED=0 $(TEST) -trimpath -vet=off -short -parallel 4 -timeout 45m ./test/e2e
 	CGO_ENABLED=0 $(TEST) -trimpath -vet=off ./cmd/semmoe
 	$(TEST) -race -vet=off -short -p 1 $$(go list ./test/... | grep -v /test/e2e$$)
 

@@ -282,7 +282,9 @@ func (c *Checkpoint) compareIndex(index []byte) error {
 	}); err != nil {
 		return err
 	}
-	for tensor, file := range places {
+	if len(places) > 0 {
+		tensor := slices.Min(slices.Collect(maps.Keys(places))) // the same one each time
+		file := places[tensor]
 		if shard, found := c.shardOf[tensor]; found {
 			return Invalidf("%s holds tensor %q, which %s does not place there: %s", shard.Path, tensor, c.IndexName, different)
 		}
@@ -306,8 +308,10 @@ func (c *Checkpoint) unindexed(index []byte) error {
 	}); err != nil {
 		return err
 	}
-	for tensor, shard := range left {
-		return Invalidf("%s holds tensor %q, which %s does not place there: index and shards are of different checkpoints", shard.Path, tensor, c.IndexName)
+	if len(left) > 0 {
+		tensor := slices.Min(slices.Collect(maps.Keys(left)))
+		return Invalidf("%s holds tensor %q, which %s does not place there: index and shards are of different checkpoints",
+			left[tensor].Path, tensor, c.IndexName)
 	}
 	return nil
 }

@@ -7,11 +7,13 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/engine/sglang"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/internal/regularfile"
@@ -45,6 +47,10 @@ func newInspectCommand() *cobra.Command {
 					printError(cmd.ErrOrStderr(), writeErr)
 				}
 				return err
+			}
+			if report.TiedEmbeddings && slices.Contains(sglang.IgnoresTiedEmbeddings, report.Family) {
+				fmt.Fprintf(cmd.ErrOrStderr(), "semmoe: warning: config.json ties the embeddings (tie_word_embeddings), and no tensor is named lm_head.weight. "+
+					"SGLang ignores that for %s: every logit is 0, and its health check passes. Write lm_head.weight as a tensor, or serve the model by another engine.\n", report.Family)
 			}
 			return printReport(cmd.OutOrStdout(), messageFile, report)
 		},

@@ -14,14 +14,25 @@ import (
 
 const tinyModel = "../../internal/refengine/testdata/tiny-qwen3moe"
 
+// smallModel has a tensor for its output projection.
+const smallModel = "../../test/models/small-qwen3moe"
+
 // runInspect returns the exit code, standard output and the termination message.
 func runInspect(t *testing.T, args ...string) (code int, out, message string) {
+	t.Helper()
+	code, out, _, message = runInspectWithErrors(t, args...)
+	return code, out, message
+}
+
+// runInspectWithErrors also returns standard error.
+func runInspectWithErrors(t *testing.T, args ...string) (code int, out, errors, message string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "termination-log")
 	cmd := newInspectCommand()
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
-	var stdout bytes.Buffer
+	var stdout, stderr bytes.Buffer
 	cmd.SetOut(&stdout)
+	cmd.SetErr(&stderr)
 	cmd.SetArgs(append(args, "--termination-message", file))
 	if err := cmd.ExecuteContext(t.Context()); err != nil {
 		code = exitCode(err)
@@ -30,7 +41,20 @@ func runInspect(t *testing.T, args ...string) (code int, out, message string) {
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}
-	return code, stdout.String(), string(text)
+	return code, stdout.String(), stderr.String(), string(text)
+}
+
+// SGLang 0.5.17 computes logits of 0 for a Qwen3-MoE checkpoint with tied embeddings.
+func TestInspectWarnsOfTiedEmbeddings(t *testing.T) {
+	for model, tied := range map[string]bool{tinyModel: true, smallModel: false} {
+		code, out, warning, _ := runInspectWithErrors(t, "--model-path", model)
+		if got := strings.Contains(warning, "tie_word_embeddings"); code != 0 || got != tied {
+			t.Errorf("%s: exit code %d, standard error %q", model, code, warning)
+		}
+		if got := strings.Contains(out, `"tiedEmbeddings":true`); got != tied {
+			t.Errorf("%s: %s", model, out)
+		}
+	}
 }
 
 func TestInspectReports(t *testing.T) {

@@ -193,7 +193,7 @@ func TestInspectTinyModel(t *testing.T) {
 	got.ModelDigest = ""
 	want := Report{
 		Family: "qwen3_moe", Layers: 4, MoELayers: []int{0, 1, 2, 3}, Experts: 32, ExpertsPerToken: 4, Groups: 1, GroupsPerToken: 1,
-		Hidden: 128, Vocab: 4096, DType: "bfloat16", Shards: 3, Bytes: 2741072 + 2747888 + 2327904,
+		Hidden: 128, Vocab: 4096, DType: "bfloat16", Shards: 3, Bytes: 2741072 + 2747888 + 2327904, TiedEmbeddings: true,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -34,6 +34,8 @@ type Config struct {
 	// Quantization is how the weights are quantised, method and algorithm as config.json spells them, such as fp8,
 	// modelopt/NVFP4 or compressed-tensors/nvfp4-pack-quantized; empty where it says nothing.
 	Quantization string
+	// TiedEmbeddings is tie_word_embeddings. Every known family takes false where config.json does not have it.
+	TiedEmbeddings bool
 	// Text is the JSON object that describes the language model: config.json itself, or what a multimodal wrapper has of it. It has null
 	// where config.json has what is no JSON (see modelconfig.Strict).
 	Text json.RawMessage
@@ -61,6 +63,7 @@ type rawConfig struct {
 	DType           string          `json:"dtype"`
 	TorchDType      string          `json:"torch_dtype"`
 	Quantization    json.RawMessage `json:"quantization_config"`
+	TiedEmbeddings  bool            `json:"tie_word_embeddings"`
 }
 
 // quantization is the part of quantization_config that says what the weights are.
@@ -121,6 +124,7 @@ func ParseConfig(text []byte) (*Config, error) {
 		if inner.DType == "" {
 			inner.DType = cmp.Or(raw.DType, raw.TorchDType)
 		}
+		inner.TiedEmbeddings = inner.TiedEmbeddings || raw.TiedEmbeddings
 		inner.Wrapper = cmp.Or(raw.ModelType, inner.Wrapper)
 		if len(inner.Wrapper) > maxWrapper {
 			return nil, Invalidf("model_type %.*q… is longer than %d bytes", maxWrapper, inner.Wrapper, maxWrapper)
@@ -143,7 +147,8 @@ func (r rawConfig) config(text []byte) (*Config, error) {
 	c := &Config{
 		ModelType: r.ModelType, Experts: *experts,
 		Groups: orElse(r.Groups, family.groups()), GroupsPerToken: orElse(r.GroupsPerToken, family.groupsPerToken()),
-		DType: cmp.Or(r.DType, r.TorchDType), Quantization: quantizationOf(r.Quantization), Text: text,
+		DType: cmp.Or(r.DType, r.TorchDType), Quantization: quantizationOf(r.Quantization),
+		TiedEmbeddings: r.TiedEmbeddings, Text: text,
 	}
 	for _, field := range []struct {
 		name  string

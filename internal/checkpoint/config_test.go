@@ -17,8 +17,8 @@ func TestParseConfigFamilies(t *testing.T) {
 		want Config
 	}{
 		"qwen3_moe of transformers 5": {
-			`{"model_type":"qwen3_moe","num_hidden_layers":3,"num_local_experts":16,"num_experts_per_tok":4,"dtype":"float32","decoder_sparse_step":1,"mlp_only_layers":[],` + base + `}`,
-			Config{ModelType: "qwen3_moe", Layers: 3, MoELayers: []int{0, 1, 2}, Experts: 16, ExpertsPerToken: 4, Groups: 1, GroupsPerToken: 1, DType: "float32"},
+			`{"model_type":"qwen3_moe","num_hidden_layers":3,"num_local_experts":16,"num_experts_per_tok":4,"dtype":"float32","decoder_sparse_step":1,"mlp_only_layers":[],"tie_word_embeddings":true,` + base + `}`,
+			Config{ModelType: "qwen3_moe", Layers: 3, MoELayers: []int{0, 1, 2}, Experts: 16, ExpertsPerToken: 4, Groups: 1, GroupsPerToken: 1, DType: "float32", TiedEmbeddings: true},
 		},
 		"qwen2_moe of transformers 4, sparse step and dense layers": {
 			`{"model_type":"qwen2_moe","num_hidden_layers":8,"num_experts":60,"num_experts_per_tok":4,"torch_dtype":"bfloat16","decoder_sparse_step":2,"mlp_only_layers":[3],` + base + `}`,

@@ -34,6 +34,8 @@ type Report struct {
 	Bytes  int64 `json:"bytes"`
 	// ModelDigest identifies the model, see Checkpoint.Digest.
 	ModelDigest string `json:"modelDigest"`
+	// TiedEmbeddings is true where config.json ties the output projection to the embeddings and no tensor holds the projection.
+	TiedEmbeddings bool `json:"tiedEmbeddings,omitempty"`
 	// Unpermutable is why the experts cannot be put into another order; empty where they can, and in what releases before have reported.
 	Unpermutable string `json:"unpermutable,omitempty"`
 }
@@ -68,8 +70,23 @@ func Inspect(dir string) (Report, error) {
 		Shards:          len(c.Shards),
 		Bytes:           c.Bytes(),
 		ModelDigest:     c.Digest(),
+		TiedEmbeddings:  c.tiedEmbeddings(),
 		Unpermutable:    c.unpermutable(),
 	}, nil
+}
+
+// tiedEmbeddings reports whether an engine has to use the embeddings as the output projection: a tensor lm_head.weight, with or
+// without the prefix of a multimodal wrapper, takes precedence over tie_word_embeddings.
+func (c *Checkpoint) tiedEmbeddings() bool {
+	if !c.Config.TiedEmbeddings {
+		return false
+	}
+	for name := range c.shardOf {
+		if name == "lm_head.weight" || strings.HasSuffix(name, ".lm_head.weight") {
+			return false
+		}
+	}
+	return true
 }
 
 // unpermutable is why the experts cannot be permuted, with files named as in the checkpoint; empty where they can. The model can be served all

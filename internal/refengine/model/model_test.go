@@ -15,16 +15,22 @@ import (
 	"github.com/semmoe/operator/internal/checkpoint"
 )
 
-const tinyModel = "../testdata/tiny-qwen3moe"
+const (
+	tinyModel = "../testdata/tiny-qwen3moe"
+	// smallModel has untied embeddings and a head dimension of 64: test/models/README.md.
+	smallModel = "../../../test/models/small-qwen3moe"
+)
 
-var loadTiny = sync.OnceValues(func() (*Model, error) {
-	c, err := checkpoint.Open(tinyModel)
+func load(directory string) (*Model, error) {
+	c, err := checkpoint.Open(directory)
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
 	return Load(c, 0)
-})
+}
+
+var loadTiny = sync.OnceValues(func() (*Model, error) { return load(tinyModel) })
 
 func tiny(t testing.TB) *Model {
 	t.Helper()
@@ -45,9 +51,11 @@ type goldenCase struct {
 	GreedyMargins []float64    `json:"greedy_margin"`
 }
 
-func goldenCases(t testing.TB) []goldenCase {
+func goldenCases(t testing.TB) []goldenCase { return goldenCasesOf(t, tinyModel) }
+
+func goldenCasesOf(t testing.TB, directory string) []goldenCase {
 	t.Helper()
-	text, err := os.ReadFile(tinyModel + "/golden.json")
+	text, err := os.ReadFile(directory + "/golden.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,11 +102,20 @@ func argmax(logits []float32) (best int32) {
 	return best
 }
 
-func TestGolden(t *testing.T) {
-	m := tiny(t)
+func TestGolden(t *testing.T) { testGolden(t, tiny(t), goldenCases(t)) }
+
+func TestGoldenOfTheSmallModel(t *testing.T) {
+	m, err := load(smallModel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	testGolden(t, m, goldenCasesOf(t, smallModel))
+}
+
+func testGolden(t *testing.T, m *Model, cases []goldenCase) {
 	r := m.NewRunner(2)
 	worst := 0.0
-	for _, g := range goldenCases(t) {
+	for _, g := range cases {
 		t.Run(g.Name, func(t *testing.T) {
 			s := newSequence(m, len(g.PromptIDs)+len(g.GreedyIDs))
 			s.step(t, r, g.PromptIDs)

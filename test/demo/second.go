@@ -15,6 +15,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/profile"
 	"github.com/semmoe/operator/test/corpus"
+	"github.com/semmoe/operator/test/load"
 )
 
 //go:embed drifting.yaml
@@ -30,8 +31,10 @@ const (
 	// proseDataset and codeDataset name ConfigMaps.
 	proseDataset = "prose"
 	codeDataset  = "code"
-	// soakSeconds is how long a canary has to prove itself, where that is wanted: that of drifting.yaml.
-	soakSeconds = 5
+	// badSoak is the canary time of the bad plan on an idle machine. A pinned plan counts as approved, and is promoted after its canary time where too few
+	// requests came for a comparison, as on a busy machine. A worse plan is taken back as soon as the comparison shows it, so that a long
+	// canary time costs nothing.
+	badSoak = 100 * time.Second
 )
 
 // secondAct changes the traffic of a model that serves under a plan: the operator has to notice, to plan again from what it
@@ -210,7 +213,7 @@ func (s *shift) tryBadPlan(ctx context.Context) error {
 		})); err != nil {
 			return err
 		}
-		if err := s.pin(ctx, s.bad, soakSeconds); err != nil {
+		if err := s.pin(ctx, s.bad, int32(load.Scale(badSoak).Seconds())); err != nil {
 			return err
 		}
 		return s.out.step(ctx, "bad plan taken back", s.waitTakenBack(ctx))

@@ -31,6 +31,9 @@ func (m *moeDeployments) refuse(ctx context.Context, moed *semmoev1.MoEDeploymen
 	if err := revisions.Validate(moed); err != nil {
 		return err
 	}
+	if err := revisions.ValidateRelease(moed, revisions.Release(moed, nil)); err != nil {
+		return err
+	}
 	if err := refuseModel(moed); err != nil {
 		return err
 	}
@@ -49,15 +52,22 @@ func (m *moeDeployments) refuse(ctx context.Context, moed *semmoev1.MoEDeploymen
 // refuseModel refuses a spec that the model rules out, as the controller does once it has inspected the model. An object that is created has
 // no status.
 func refuseModel(moed *semmoev1.MoEDeployment) error {
-	model := moed.Status.Model
-	if model == nil {
+	if moed.Status.Model == nil {
 		return nil
 	}
-	found := checkpoint.Report{Family: model.Family, Experts: int(model.Experts), ExpertsPerToken: int(model.ExpertsPerToken)}
-	if err := revisions.ValidateModel(moed, found); err != nil {
+	if err := revisions.ValidateModel(moed, foundIn(moed)); err != nil {
 		return err
 	}
 	return nil // not the nil *InvalidError
+}
+
+// foundIn is what the status contains of the model; the zero value, which rules nothing out, before the model is inspected.
+func foundIn(moed *semmoev1.MoEDeployment) checkpoint.Report {
+	model := moed.Status.Model
+	if model == nil {
+		return checkpoint.Report{}
+	}
+	return checkpoint.Report{Family: model.Family, Experts: int(model.Experts), ExpertsPerToken: int(model.ExpertsPerToken)}
 }
 
 // replacing leaves the model in the status only where it is the model of the spec: in an update the status is that of the stored object,
@@ -85,7 +95,7 @@ func refuseRealization(moed *semmoev1.MoEDeployment) error {
 		}
 	}
 	if adapter.ExpertMap != nil || !byMap {
-		return nil
+		return planner.CheckMap(moed, foundIn(moed), revisions.Release(moed, nil))
 	}
 	return fmt.Errorf("spec.placement.realization: %s reads no expert map, and EngineMap is one: use Auto or ReshuffledWeights", adapter.Type)
 }
@@ -142,6 +152,10 @@ func (m *moeDeployments) warn(ctx context.Context, moed *semmoev1.MoEDeployment)
 	warnings := risks(moed)
 	if plans(moed.Spec) {
 		warnings = append(warnings, m.foresee(ctx, moed)...)
+	} else {
+		for _, warning := range revisions.Starts(moed, revisions.Release(moed, nil)).Warnings {
+			warnings = append(warnings, warning.Reason+": "+warning.Message)
+		}
 	}
 	if prometheus := moed.Spec.Drift.Prometheus; prometheus != nil && !m.hosts.Allows(prometheus.Address, moed.Namespace) {
 		warnings = append(warnings, fmt.Sprintf("spec.drift.prometheus.address: %q is not contacted: a Service with a cluster IP, as http://<name>.%s.svc, or a host that the operator lists (--prometheus-hosts) is required",
@@ -159,7 +173,7 @@ func (m *moeDeployments) warn(ctx context.Context, moed *semmoev1.MoEDeployment)
 // foresee warns of what the controller would report only after a profile was made, on the devices of the engine.
 func (m *moeDeployments) foresee(ctx context.Context, moed *semmoev1.MoEDeployment) []string {
 	var warnings []string
-	for _, finding := range planner.Foresee(moed, checkpoint.Report{Family: m.family(ctx, moed)}) {
+	for _, finding := range planner.Foresee(moed, checkpoint.Report{Family: m.family(ctx, moed)}, revisions.Release(moed, nil)) {
 		warnings = append(warnings, finding.Reason+": "+finding.Message)
 	}
 	return warnings

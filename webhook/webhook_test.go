@@ -67,6 +67,26 @@ func TestRefusals(t *testing.T) {
 			m.Spec.Template = withDataset
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/d"}, Target: semmoev1.ProfilingTargetDedicated}
 		}, "set spec.profiling.template, which takes its place in the profile and restarts no pod"},
+		"release without routed experts": {func(m *semmoev1.MoEDeployment) {
+			profiled(m)
+			m.Spec.Engine = semmoev1.EngineSpec{Type: semmoev1.EngineVLLM, Image: "vllm/vllm-openai:v0.17.0"}
+		}, "spec.engine.image: VLLM 0.17.0 is invalid with spec.profiling.dataset and spec.routing.samplePercent: returning routed experts needs 0.22.0 or newer"},
+		"connector and sampling": {func(m *semmoev1.MoEDeployment) {
+			profiled(m)
+			m.Spec.Engine = semmoev1.EngineSpec{Type: semmoev1.EngineVLLM, Image: "vllm/vllm-openai:v0.22.0", Args: []string{"--kv-transfer-config", `{"kv_connector":"LMCacheConnectorV1"}`}}
+		}, "spec.engine.args: the KV connector LMCacheConnectorV1 is invalid with --enable-return-routed-experts"},
+		"copies without all-to-all": {func(m *semmoev1.MoEDeployment) {
+			profiled(m)
+			m.Spec.Engine.Args, m.Spec.Placement.RedundantExperts = nil, 4
+		}, "spec.placement.redundantExperts: 4 is invalid: spec.placement.redundantExperts needs an all-to-all backend"},
+		"map that is known to be wrong": {func(m *semmoev1.MoEDeployment) {
+			profiled(m)
+			m.Spec.Engine.Image, m.Spec.Engine.Args, m.Spec.Placement.Realization = "lmsysorg/sglang:v0.5.17", nil, semmoev1.RealizationEngineMap
+		}, "spec.placement.realization: EngineMap is invalid: SGLang before 0.5.23 loads the experts of models by the map and chooses them without it"},
+		"options of an engine without": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Options = "a: 1" }, "spec.engine.options is invalid: SGLang has no options file"},
+		"options file in the image": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineTensorRTLLM, []string{"--extra_llm_api_options", "/x.yaml"}
+		}, "put what it contains into spec.engine.options"},
 		"name of another's child":       {func(m *semmoev1.MoEDeployment) { m.Name = "taken-pods" }, `an object called "taken-pods"`},
 		"name whose child is another's": {func(m *semmoev1.MoEDeployment) { m.Name = "taken-router" }, `an object called "taken-router"`},
 	}
@@ -99,6 +119,52 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// profiled asks for a plan.
+func profiled(m *semmoev1.MoEDeployment) {
+	m.Spec.Profiling = &semmoev1.ProfilingSpec{Dataset: &semmoev1.DatasetSpec{Path: "/models/data.jsonl"}}
+}
+
+// TestReleasesOfStoredObjects changes objects whose engine this release of the operator refuses: they stay changeable, with a warning, and
+// a newer image or a backend fixes them.
+func TestReleasesOfStoredObjects(t *testing.T) {
+	for name, change := range map[string]func(*semmoev1.MoEDeployment){
+		"old-release": func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine = semmoev1.EngineSpec{Type: semmoev1.EngineVLLM, Image: "vllm/vllm-openai:v0.17.0", Args: []string{"--all2all-backend", "deepep_low_latency"}}
+		},
+		"connector": func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine = semmoev1.EngineSpec{Type: semmoev1.EngineVLLM, Image: "vllm/vllm-openai:v0.22.0", Args: []string{"--kv-offloading-size=64"}}
+		},
+		"wrong-map": func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Image, m.Spec.Engine.Args, m.Spec.Placement.Realization = "lmsysorg/sglang:v0.5.17", nil, semmoev1.RealizationEngineMap
+		},
+		"copies": func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args, m.Spec.Placement.RedundantExperts = nil, 4 },
+	} {
+		old := deployment(name)
+		old.Spec.Engine.Type, old.Spec.Parallelism.Attention, old.Spec.Routing.Mode = semmoev1.EngineSGLang, semmoev1.AttentionDataParallel, semmoev1.RoutingModeRouter // the defaults
+		profiled(old)
+		change(old)
+		rules := validator[*semmoev1.MoEDeployment]{&moeDeployments{Reader: api}}
+		if _, err := rules.ValidateCreate(t.Context(), old); err == nil {
+			t.Errorf("%s is not refused", name)
+		}
+		scaled := old.DeepCopy()
+		scaled.Spec.Replicas = ptr.To[int32](3)
+		warnings, err := rules.ValidateUpdate(t.Context(), old, scaled)
+		if err != nil || !mentions(warnings, "still invalid: ") {
+			t.Errorf("%s, scaled: warnings %q, error %v", name, warnings, err)
+		}
+		fixed := scaled.DeepCopy()
+		if fixed.Spec.Engine.Type == semmoev1.EngineVLLM {
+			fixed.Spec.Engine.Image = "vllm/vllm-openai:v0.32.0"
+		} else {
+			fixed.Spec.Engine.Args = []string{"--moe-a2a-backend", "deepep"}
+		}
+		if warnings, err := rules.ValidateUpdate(t.Context(), scaled, fixed); err != nil || mentions(warnings, "still invalid: ") {
+			t.Errorf("%s, fixed: warnings %q, error %v", name, warnings, err)
+		}
+	}
+}
+
 // Each risk has a warning, and nothing else has one.
 func TestWarnings(t *testing.T) {
 	profiling := func(m *semmoev1.MoEDeployment) {
@@ -123,7 +189,7 @@ func TestWarnings(t *testing.T) {
 		"no samples":           {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Routing.SamplePercent = ptr.To[int32](0) }, []string{"spec.routing.samplePercent"}},
 		"one rank":             {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Parallelism.ExpertParallelSize = 1 }, []string{"NotRealizable: No plan can reach the engine. spec.parallelism.expertParallelSize is 1"}},
 		"no all-to-all": {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Engine.Args = nil }, []string{
-			"NoAllToAll: spec.engine.args has no --moe-a2a-backend", "UnprovenMap: Without an all-to-all backend, the releases of SGLang whose source is known load the experts of models of type qwen2_moe, qwen3_moe",
+			"NoAllToAll: spec.engine.args has no --moe-a2a-backend", "UnprovenMap: The release of SGLang is not known until a pod reports it. SGLang before 0.5.23 loads the experts of models by the map",
 		}},
 		"all-to-all that is none, and a pin": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Args, m.Spec.Placement.PlanRef = []string{"--moe-a2a-backend=none"}, &semmoev1.PlanReference{Name: "no-plan"}
@@ -136,10 +202,19 @@ func TestWarnings(t *testing.T) {
 			profiling(m)
 			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineVLLM, nil
 		}, []string{"NoAllToAll: spec.engine.args has no --all2all-backend"}},
-		"vLLM, all-to-all by variable": {func(m *semmoev1.MoEDeployment) {
+		"no all-to-all, known release": {func(m *semmoev1.MoEDeployment) {
+			profiling(m)
+			m.Spec.Engine.Image, m.Spec.Engine.Args = "lmsysorg/sglang:v0.5.17", nil
+		}, []string{"NoAllToAll: spec.engine.args has no --moe-a2a-backend"}}, // reshuffled weights are taken
+		"newer release": {func(m *semmoev1.MoEDeployment) { profiling(m); m.Spec.Engine.Image = "lmsysorg/sglang:v0.99.0" }, []string{"UnknownRelease: SGLang 0.99.0 is newer than"}},
+		"vLLM, connector, unknown release": {func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine = semmoev1.EngineSpec{Type: semmoev1.EngineVLLM, Image: "engine:1", Args: []string{"--kv-transfer-config", `{"kv_connector":"LMCacheConnectorV1"}`}}
+			m.Spec.Routing.SamplePercent = ptr.To[int32](5)
+		}, []string{"CaptureUnsupported: spec.engine.args: the KV connector LMCacheConnectorV1", "spec.profiling: is not set"}},
+		"vLLM, all-to-all by removed variable": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Engine.Type, m.Spec.Engine.Args, m.Spec.Engine.Env = semmoev1.EngineVLLM, nil, []corev1.EnvVar{{Name: "VLLM_ALL2ALL_BACKEND", Value: "deepep_low_latency"}}
-		}, nil},
+		}, []string{"NoAllToAll: spec.engine.args has no --all2all-backend"}},
 		"vLLM behind a Gateway": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Engine.Type, m.Spec.Engine.Args = semmoev1.EngineVLLM, []string{"--all2all-backend", "deepep_low_latency"}
@@ -225,8 +300,8 @@ func TestWarningsOfTheFamily(t *testing.T) {
 		return warned.take()
 	}
 	same := func(*semmoev1.MoEDeployment) {}
-	const anyFamily, ofQwen = "the experts of models of type qwen2_moe, qwen3_moe", "the experts of models of type qwen3_moe by the map"
-	for _, tc := range []struct{ family, want string }{{"", anyFamily}, {"qwen3_moe", ofQwen}, {"deepseek_v3", ""}, {"qwen3_moe", ofQwen}} {
+	const anyFamily, ofQwen = "the experts of models by the map", "the experts of models of type qwen3_moe by the map"
+	for _, tc := range []struct{ family, want string }{{"", anyFamily}, {"qwen3_moe", ofQwen}, {"mixtral", ""}, {"qwen3_moe", ofQwen}} {
 		if tc.family != "" {
 			moed.Status.Model = &semmoev1.ModelStatus{Digest: "sha256:0", Family: tc.family}
 			if err := api.Status().Update(t.Context(), moed); err != nil {

@@ -64,6 +64,9 @@ const (
 	// AnnotationRemade stands on a workload of replicas of several pods, and says which of them were made anew since they were last
 	// ready, as JSON.
 	AnnotationRemade = "semmoe.io/remade"
+	// AnnotationEngineRelease is on a workload, and is the release that its engine reports; ReleaseUnknown where it reports none.
+	AnnotationEngineRelease = "semmoe.io/engine-release"
+	ReleaseUnknown          = "unknown"
 	// AnnotationApprove names, by its short digest, the plan that may be rolled out.
 	AnnotationApprove = "semmoe.io/approve"
 	// AnnotationPlanned stands on a profile that was made for a drift, and names the plan that was made from it. When that is deleted,

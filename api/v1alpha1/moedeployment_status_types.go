@@ -113,6 +113,12 @@ type ServingStatus struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1024
 	Ranks int32 `json:"ranks,omitempty"`
+
+	// engineRelease is the release that the engine of this revision reports, such as 0.5.17. It is absent until a pod is ready, and for an
+	// engine that reports none.
+	// +optional
+	// +kubebuilder:validation:MaxLength=32
+	EngineRelease string `json:"engineRelease,omitempty"`
 }
 
 // RolloutPhase is how far a new plan has come.

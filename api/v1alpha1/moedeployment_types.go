@@ -203,6 +203,12 @@ type EngineSpec struct {
 	// +kubebuilder:validation:items:MaxLength=32768
 	Args []string `json:"args,omitempty"`
 
+	// options are members of the engine's options file, as YAML, where the engine has one: TensorRTLLM, which reads it as
+	// --extra_llm_api_options. The operator adds attention data parallelism and a plan's map. A member that another field decides is refused.
+	// +optional
+	// +kubebuilder:validation:MaxLength=16384
+	Options string `json:"options,omitempty"`
+
 	// env are further environment variables of the engine.
 	// +optional
 	// +listType=map
@@ -297,7 +303,7 @@ type ParallelismSpec struct {
 
 	// podsPerReplica is the number of pods that the ranks of one replica are spread over, in order and evenly, where a replica
 	// needs more devices than a node has. Default 1. More need the kind LeaderWorkerSet in the cluster
-	// (leaderworkerset.x-k8s.io/v1), and an engine that flags can spread: SGLang, or VLLM and VLLMAscend over 2 pods with attention
+	// (leaderworkerset.x-k8s.io/v1), and an engine that flags can spread: SGLang, or VLLM and VLLMAscend with attention
 	// DataParallel. The first pod answers requests for all.
 	// +optional
 	// +kubebuilder:validation:Minimum=1

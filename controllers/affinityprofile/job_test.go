@@ -191,10 +191,13 @@ func TestValidate(t *testing.T) {
 		"engine that cannot cut steps": {func(p *semmoev1.AffinityProfile) {
 			p.Spec.Engine.Overlap = &semmoev1.OverlapSpec{MicroBatches: 3}
 		}, []string{"OverlapUnsupported", "spec.engine.overlap.microBatches: 3"}},
-		"a template's backend": {func(p *semmoev1.AffinityProfile) {
-			p.Spec.Engine.Type, p.Spec.Engine.Overlap = semmoev1.EngineVLLM, &semmoev1.OverlapSpec{MicroBatches: 2}
-			template(corev1.PodSpec{Containers: []corev1.Container{{Name: "engine", Env: []corev1.EnvVar{{Name: "VLLM_ALL2ALL_BACKEND"}}}}})(p)
-		}, nil},
+		"a release without routed experts": {func(p *semmoev1.AffinityProfile) {
+			p.Spec.Engine.Type, p.Spec.Engine.Image = semmoev1.EngineVLLM, "vllm/vllm-openai:v0.17.0"
+		}, []string{"EngineReleaseTooOld", "spec.engine.image: VLLM 0.17.0 is invalid"}},
+		"a connector": {func(p *semmoev1.AffinityProfile) {
+			p.Spec.Engine.Type, p.Spec.Engine.Args = semmoev1.EngineVLLM, []string{"--kv-transfer-config", `{"kv_connector":"NixlConnector"}`}
+		}, []string{"CaptureUnsupported", "the KV connector NixlConnector"}},
+		"options": {func(p *semmoev1.AffinityProfile) { p.Spec.Engine.Options = "a: 1" }, []string{"ContradictingFlags", "spec.engine.options is invalid"}},
 	} {
 		got := validate(newProfile(tc.change))
 		if tc.want == nil {

@@ -45,7 +45,7 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 	}
 	// What the engine was started with counts no more once there is a result: a release that refuses more must not take it back.
 	if profile.Spec.Target == semmoev1.ProfilingTargetDedicated && profile.Status.Result == nil {
-		situation := engine.Situation{Launch: launch(profile), UserArgs: profile.Spec.Engine.Args}
+		situation := engine.Situation{Release: adapter.ImageRelease(profile.Spec.Engine.Image), Launch: launch(profile), UserArgs: profile.Spec.Engine.Args}
 		ofTemplate := overlay.Env(profile.Spec.Template, semmoev1.EngineContainer)
 		for _, variable := range slices.Concat(profile.Spec.Engine.Env, ofTemplate) {
 			situation.UserEnv = append(situation.UserEnv, variable.Name)
@@ -55,6 +55,12 @@ func validate(profile *semmoev1.AffinityProfile) *invalidError {
 		}
 		if _, err := adapter.Args(launch(profile), profile.Spec.Engine.Args); err != nil {
 			return invalidf("ContradictingFlags", "%v", err)
+		}
+		if err := adapter.ValidateOptions(launch(profile)); err != nil {
+			return invalidf("ContradictingFlags", "%v", err)
+		}
+		if refusals := adapter.Starts(situation).Refusals; len(refusals) > 0 {
+			return invalidf(refusals[0].Reason, "%s", refusals[0].Message)
 		}
 		if slices.ContainsFunc(profile.Spec.Engine.Env, func(env corev1.EnvVar) bool { return env.Name == podIPVariable }) {
 			return invalidf("InvalidSpec", "spec.engine.env: %s is set by the operator: use another name", podIPVariable)

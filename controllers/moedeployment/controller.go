@@ -92,6 +92,7 @@ type Reconciler struct {
 	Now func() time.Time
 
 	groups   groupKind
+	releases revisions.Releases
 	statuses laststatus.Memory[semmoev1.MoEDeploymentStatus]
 }
 
@@ -276,6 +277,9 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 		o.StoreFailure = r.StoreWatch.Failure()
 	}
 	if o.Invalid == nil {
+		o.Invalid = revisions.ValidateRelease(moed, revisions.Release(moed, observed.revisions))
+	}
+	if o.Invalid == nil {
 		o.Invalid = revisions.ValidateGroups(moed, observed.groups)
 	}
 	o.Inspection = inspection.Observe(inspectionInputs(moed).Hash(), observed.jobs, observed.inspectPods)
@@ -315,6 +319,7 @@ func (r *Reconciler) observeServing(ctx context.Context, moed *semmoev1.MoEDeplo
 	if serving == nil {
 		return nil
 	}
+	o.Release = revisions.ReportedRelease(serving)
 	if o.Ranks = revisions.Ranks(serving); serving.Labels[semmoev1.LabelRevision] == o.Revision {
 		return nil
 	}
@@ -328,7 +333,8 @@ func (r *Reconciler) observeServing(ctx context.Context, moed *semmoev1.MoEDeplo
 // again; zero for no such time.
 func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *observation, observed children, now time.Time) (time.Duration, error) {
 	inspect := o.Inspection
-	var changedErr, keptErr, remadeErr, rolloutErr, childrenErr, replanErr error
+	var changedErr, keptErr, remadeErr, releasesErr, rolloutErr, childrenErr, replanErr error
+	var releasesAgain time.Duration
 	if len(inspect.Obsolete) > 0 {
 		var changed bool
 		if changed, changedErr = desired.SpecChanged(ctx, r.Live, moed); changedErr != nil || changed {
@@ -338,6 +344,7 @@ func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *o
 	again, inspectErr := inspection.Reconcile(ctx, r.Client, desired.Manager, inspect, r.nextInspection(moed), now)
 	if !desired.Paused(moed) {
 		remadeErr = revisions.RecordRemade(ctx, r.Client, observed.revisions, observed.enginePods, observed.workerPods, now)
+		releasesAgain, releasesErr = r.releases.Record(ctx, r.Client, r.HTTP, observed.revisions, observed.enginePods, now)
 		for _, workload := range observed.revisions {
 			keptErr = errors.Join(keptErr, revisions.KeepPlan(ctx, r.Client, workload))
 		}
@@ -347,7 +354,7 @@ func (r *Reconciler) act(ctx context.Context, moed *semmoev1.MoEDeployment, o *o
 	if o.Revision != "" {
 		o.Replan, replanErr = r.planner().Replan(ctx, moed, o.Inspection.Report.ModelDigest, o.Planning, planner.DriftOf(o.Drift, now))
 	}
-	return outcome.Soonest(again, o.Rollout.Again), errors.Join(changedErr, inspectErr, remadeErr, keptErr, rolloutErr, childrenErr, replanErr)
+	return outcome.Soonest(again, o.Rollout.Again, releasesAgain), errors.Join(changedErr, inspectErr, remadeErr, releasesErr, keptErr, rolloutErr, childrenErr, replanErr)
 }
 
 // diagnose looks for what keeps a pod from serving, or from being created. It returns after which time more can be told; zero for no

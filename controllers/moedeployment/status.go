@@ -26,6 +26,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/conditions"
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
@@ -45,6 +46,8 @@ type observation struct {
 	InService planner.Planning
 	// Ranks is the number of ranks of what serves; 0 where requests have no rank, or nothing has been started.
 	Ranks int32
+	// Release is the release that the engine of what serves has reported.
+	Release engine.Release
 	// Undecided tells that an error keeps it from being known, and what was reported of it and of plans stays.
 	Undecided bool
 	// CandidateRevision is what is tried beside it; empty where nothing is.
@@ -144,7 +147,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 		status.Endpoint = fmt.Sprintf("http://%s.%s.svc:%d", moed.Name, moed.Namespace, semmoev1.ServicePort)
 	}
 	if revision := o.servingRevision(); revision != "" {
-		status.Serving = &semmoev1.ServingStatus{Revision: revision, Ranks: o.Ranks}
+		status.Serving = &semmoev1.ServingStatus{Revision: revision, Ranks: o.Ranks, EngineRelease: o.Release.String()}
 	}
 	if plan := cmp.Or(o.described().Plan, o.described().Promise); plan != nil {
 		status.Plan = nameInStatus(plan.Name)

@@ -35,7 +35,9 @@ type Adapter struct {
 	// Variables lists the environment variables that must not be set in a launch; nil for none.
 	Variables func(Launch) []Variable
 	// Options is the content of the options file that the engine reads at Launch.OptionsFile; nil where flags say it all.
-	Options func(Launch) []byte
+	Options func(Launch) ([]byte, error)
+	// CheckOptions fails where Launch.Options cannot be read, or sets what other fields decide, and names the field. It is nil where Options is.
+	CheckOptions func(Launch) error
 	// TensorParallelExchange tells that an all-to-all can carry tokens between ranks also where attention is tensor parallel. Elsewhere
 	// every rank has every token then, and no placement saves anything.
 	TensorParallelExchange bool
@@ -46,6 +48,17 @@ type Adapter struct {
 	Nodes *Nodes
 	// Check adds to a verdict what only this engine, or some of its models, cannot do; nil for nothing.
 	Check func(Situation, *Support)
+	// CheckStart adds to a verdict why the engine would not start, or not do what is asked for, with a plan or without; nil for nothing.
+	CheckStart func(Situation, *Support)
+
+	// Images are the last parts of the repositories of the engine's stock images, whose tags name releases.
+	Images []string
+	// ReleasePath answers with the engine's release, for ReadRelease.
+	ReleasePath string
+	// Oldest and Newest are the oldest and the newest release that Mechanisms is about.
+	Oldest, Newest Release
+	// Mechanisms lists every part of the engine's surface that is used, set, refused or known.
+	Mechanisms []Mechanism
 }
 
 // Pins tells that requests can be sent to a rank of the engine's.
@@ -89,9 +102,6 @@ func (a Adapter) CheckExchange(launch Launch) error {
 
 // Nodes is how an engine is spread over several pods, each with as many of the ranks. Pod 0 answers requests for all.
 type Nodes struct {
-	// Most is the largest number of pods, 0 for any; Why says why no more.
-	Most int32
-	Why  string
 	// AttentionDP tells that attention must be data parallel.
 	AttentionDP bool
 	// WorkersAnswer tells that the other pods answer HealthPath too.
@@ -108,8 +118,6 @@ func (a Adapter) CheckNodes(launch Launch) error {
 		return fmt.Errorf("%s: %d does not divide spec.parallelism.expertParallelSize, which is %d: every pod has as many ranks", field, n, launch.Ranks)
 	case a.Nodes == nil:
 		return fmt.Errorf("%s: %d: %s cannot be spread over pods by flags alone; use 1", field, n, a.Type)
-	case a.Nodes.Most > 0 && n > a.Nodes.Most:
-		return fmt.Errorf("%s: %d: at most %d with %s, %s", field, n, a.Nodes.Most, a.Type, a.Nodes.Why)
 	case a.Nodes.AttentionDP && !launch.AttentionDP:
 		return fmt.Errorf("%s: %d needs spec.parallelism.attention DataParallel with %s; use that, or 1", field, n, a.Type)
 	}
@@ -145,8 +153,24 @@ type Launch struct {
 	Worker                  bool
 	// OptionsFile is the path of the file with the adapter's Options, where it has any.
 	OptionsFile string
+	// Options are user-provided options, as YAML, that are merged into that file; empty for none.
+	Options string
 	// Overlap is how exchange and computation are to go on beside each other; its zero value sets nothing.
 	Overlap semmoev1.OverlapSpec
+}
+
+// OptionsField is the field of the spec that Launch.Options comes from.
+const OptionsField = "spec.engine.options"
+
+// ValidateOptions fails where an engine has no options file, or cannot take the user's options, and names the field.
+func (a Adapter) ValidateOptions(launch Launch) error {
+	switch {
+	case launch.Options == "":
+		return nil
+	case a.CheckOptions == nil:
+		return fmt.Errorf("%s is invalid: %s has no options file; use spec.engine.args", OptionsField, a.Type)
+	}
+	return a.CheckOptions(launch)
 }
 
 // PlacementMatters tells that somebody relies on knowing where the engine has its experts: a plan puts them there, or what
@@ -329,4 +353,26 @@ func FlagValue(args []string, names ...string) (value string, given bool) {
 		return "", false
 	}
 	return all[len(all)-1].value, true
+}
+
+// FlagMembers returns the members of a flag's JSON object, as --flag and --flag.member on a command line set them; nil where no value can be
+// read as an object.
+func FlagMembers(args []string, names ...string) map[string]any {
+	var members map[string]any
+	for _, given := range occurrences(args, names...) {
+		if given.member == "" {
+			members = nil // the last object counts
+			_ = json.Unmarshal([]byte(given.value), &members)
+			continue
+		}
+		if members == nil {
+			members = map[string]any{}
+		}
+		var value any
+		if json.Unmarshal([]byte(given.value), &value) != nil {
+			value = given.value
+		}
+		members[given.member] = value
+	}
+	return members
 }

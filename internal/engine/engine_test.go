@@ -134,7 +134,7 @@ func TestPlacementFlags(t *testing.T) {
 
 		"TensorRT":               {engine: "TensorRTLLM", launch: launch, want: trtllm},
 		"TensorRT, map":          {engine: "TensorRTLLM", launch: planned("TensorRTLLM", 0), want: trtllm},
-		"TensorRT, options":      {engine: "TensorRTLLM", launch: launch, user: "--config /mine.yaml", wantErr: `"--config" contradicts spec.parallelism.attention`},
+		"TensorRT, options":      {engine: "TensorRTLLM", launch: launch, user: "--config /mine.yaml", wantErr: `"--config" names an options file, and the operator writes the options file: put what it contains into spec.engine.options`},
 		"TensorRT, another size": {engine: "TensorRTLLM", launch: launch, user: "--ep_size 2", wantErr: `"--ep_size" contradicts spec.parallelism.expertParallelSize`},
 	} {
 		adapter, err := registry.For(test.engine)
@@ -175,12 +175,14 @@ func TestNodes(t *testing.T) {
 		"SGLang, attention TP":    {engine: "SGLang", launch: tensorParallel, want: "--ep-size 8 --nnodes 2 --node-rank $(INDEX) --dist-init-addr leader:20000"},
 		"SGLang, the user's":      {engine: "SGLang", launch: spread(1), user: "--nnodes 2", wantErr: `"--nnodes" contradicts spec.parallelism.podsPerReplica`},
 		"SGLang, uneven":          {engine: "SGLang", launch: spread(3), wantErr: "spec.parallelism.podsPerReplica: 3 does not divide spec.parallelism.expertParallelSize, which is 8"},
-		"vLLM, leader":            {engine: "VLLM", launch: spread(2), want: "--data-parallel-size-local 4 --data-parallel-address h --data-parallel-rpc-port 13345"},
-		"vLLM, worker":            {engine: "VLLM", launch: worker, want: "--data-parallel-address leader --data-parallel-rpc-port 13345 --data-parallel-start-rank 4 --headless"},
-		"vLLM, many":              {engine: "VLLM", launch: spread(4), wantErr: "spec.parallelism.podsPerReplica: 4: at most 2 with VLLM"},
+		"vLLM, leader":            {engine: "VLLM", launch: spread(2), want: "--enable-expert-parallel --nnodes 2 --node-rank $(INDEX) --master-addr h"},
+		"vLLM, worker":            {engine: "VLLM", launch: worker, want: "--nnodes 2 --node-rank $(INDEX) --master-addr leader --headless"},
+		"vLLM, many":              {engine: "VLLM", launch: spread(4), want: "--nnodes 4 --node-rank $(INDEX) --master-addr h"},
+		"vLLM, the user's":        {engine: "VLLM", launch: spread(4), user: "--data-parallel-start-rank 2", wantErr: `"--data-parallel-start-rank" contradicts spec.parallelism.podsPerReplica`},
+		"vLLM, one pod, its own":  {engine: "VLLM", launch: spread(1), user: "--nnodes=2", wantErr: `"--nnodes=2" contradicts spec.parallelism.podsPerReplica`},
 		"vLLM, attention TP":      {engine: "VLLM", launch: tensorParallel, wantErr: "needs spec.parallelism.attention DataParallel"},
 		"TensorRT cannot":         {engine: "TensorRTLLM", launch: spread(2), wantErr: "TensorRTLLM cannot be spread over pods"},
-		"vLLM Ascend, as vLLM is": {engine: "VLLMAscend", launch: worker, want: "--data-parallel-start-rank 4 --headless"},
+		"vLLM Ascend, as vLLM is": {engine: "VLLMAscend", launch: worker, want: "--master-addr leader --headless"},
 	} {
 		adapter, err := registry.For(test.engine)
 		if err != nil {
@@ -234,11 +236,21 @@ func TestOptionsFile(t *testing.T) {
 			{engine.Launch{}, map[string]any{"enable_attention_dp": false}},
 			{engine.Launch{AttentionDP: true}, map[string]any{"enable_attention_dp": true}},
 			{engine.Launch{AttentionDP: true, ExpertMap: "/plan/trtllm.yaml"}, map[string]any{
-				"enable_attention_dp": true, "moe_config": map[string]any{"backend": "WideEP", "load_balancer": "/plan/trtllm.yaml"},
+				"enable_attention_dp": true, "moe_config": map[string]any{"load_balancer": "/plan/trtllm.yaml"},
 			}},
+			{engine.Launch{AttentionDP: true, ExpertMap: "/plan/trtllm.yaml", Options: "max_batch_size: 8\nmoe_config: {backend: CUTLASS, max_num_tokens: 4096}\n"}, map[string]any{
+				"enable_attention_dp": true, "max_batch_size": 8.0,
+				"moe_config": map[string]any{"backend": "CUTLASS", "max_num_tokens": 4096.0, "load_balancer": "/plan/trtllm.yaml"},
+			}},
+			{engine.Launch{Options: "kv_cache_config:\n  dtype: fp8\n"}, map[string]any{"enable_attention_dp": false, "kv_cache_config": map[string]any{"dtype": "fp8"}}},
+			{engine.Launch{Options: "# nothing\n"}, map[string]any{"enable_attention_dp": false}},
 		} {
+			text, err := adapter.Options(test.launch)
+			if err != nil {
+				t.Fatal(err)
+			}
 			var got map[string]any
-			if err := yaml.UnmarshalStrict(adapter.Options(test.launch), &got); err != nil {
+			if err := yaml.UnmarshalStrict(text, &got); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" {
@@ -246,6 +258,65 @@ func TestOptionsFile(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestUserOptions refuses options that cannot be read, or that other fields decide, and options of engines without an options file.
+func TestUserOptions(t *testing.T) {
+	planned := engine.Launch{AttentionDP: true, ExpertMap: "/plan/trtllm.yaml"}
+	for name, test := range map[string]struct {
+		engine, options, want string
+		launch                engine.Launch
+	}{
+		"none":                  {engine: "SGLang"},
+		"no file":               {engine: "SGLang", options: "a: 1", want: "spec.engine.options is invalid: SGLang has no options file; use spec.engine.args"},
+		"taken":                 {engine: "TensorRTLLM", options: "max_batch_size: 8"},
+		"no object":             {engine: "TensorRTLLM", options: "- 1", want: "spec.engine.options is invalid: it is no YAML object"},
+		"twice":                 {engine: "TensorRTLLM", options: "a: 1\na: 2", want: "spec.engine.options is invalid: it is no YAML object"},
+		"attention":             {engine: "TensorRTLLM", options: "enable_attention_dp: false", want: "spec.engine.options: enable_attention_dp contradicts spec.parallelism.attention"},
+		"a size":                {engine: "TensorRTLLM", options: "tensor_parallel_size: 2", want: "tensor_parallel_size contradicts spec.parallelism.expertParallelSize"},
+		"moe_config":            {engine: "TensorRTLLM", options: "moe_config: CUTLASS", want: "moe_config is invalid: it must be an object"},
+		"balancer and plan":     {engine: "TensorRTLLM", options: "moe_config: {load_balancer: /x.yaml}", launch: planned, want: "moe_config.load_balancer contradicts the plan of spec.profiling"},
+		"balancer without plan": {engine: "TensorRTLLM", options: "moe_config: {load_balancer: /x.yaml}"},
+	} {
+		adapter, err := registry.For(test.engine)
+		if err != nil {
+			t.Fatal(err)
+		}
+		test.launch.Options = test.options
+		if err := adapter.ValidateOptions(test.launch); (test.want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error %v, want %q", name, err, test.want)
+		}
+	}
+}
+
+// FuzzUserOptions merges any text: options that are accepted result in a file that can be read, with the operator's members.
+func FuzzUserOptions(f *testing.F) {
+	f.Add("max_batch_size: 8\nmoe_config: {backend: CUTLASS}\n")
+	f.Add("a: &a [1]\nb: [*a, *a]\n")
+	f.Add("null")
+	f.Fuzz(func(t *testing.T, text string) {
+		adapter, err := registry.For("TensorRTLLM")
+		if err != nil {
+			t.Fatal(err)
+		}
+		launch := engine.Launch{AttentionDP: true, ExpertMap: "/plan/trtllm.yaml", Options: text}
+		if len(text) > 16<<10 || adapter.ValidateOptions(launch) != nil {
+			return
+		}
+		file, err := adapter.Options(launch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got struct {
+			Attention bool `json:"enable_attention_dp"`
+			MoE       struct {
+				LoadBalancer string `json:"load_balancer"`
+			} `json:"moe_config"`
+		}
+		if err := yaml.Unmarshal(file, &got); err != nil || !got.Attention || got.MoE.LoadBalancer != "/plan/trtllm.yaml" {
+			t.Fatalf("%q becomes %q: %v", text, file, err)
+		}
+	})
 }
 
 func TestUnknownEngine(t *testing.T) {

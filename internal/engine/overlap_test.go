@@ -21,6 +21,7 @@ func TestOverlap(t *testing.T) {
 		user    string
 		env     string
 		family  string
+		release string
 		tensor  bool   // attention TensorParallel
 		ranks   int32  // 0: 8
 		want    string // part of the command line
@@ -34,6 +35,11 @@ func TestOverlap(t *testing.T) {
 		"SGLang, no share":               {engine: "SGLang", overlap: spec{MicroBatches: 2, DistributionThresholdPercent: ptr.To[int32](0)}, user: deepep, want: "--tbo-token-distribution-threshold 0.00"},
 		"SGLang, multiprocessors":        {engine: "SGLang", overlap: spec{CommunicationSMs: 24}, user: deepep, want: `--deepep-config {"normal_dispatch":{"num_sms":24},"normal_combine":{"num_sms":24}} --moe-a2a-backend`},
 		"SGLang, a model that can":       {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep, family: "qwen3_moe", want: "--enable-two-batch-overlap"},
+		"SGLang, GLM-4":                  {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep, family: "glm4_moe", wantErr: `SGLang does not cut the steps of models of type "glm4_moe"`},
+		"SGLang, Qwen2":                  {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep, family: "qwen2_moe", wantErr: `SGLang does not cut the steps of models of type "qwen2_moe"`},
+		"SGLang, MiMo-V2":                {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep, family: "mimo_v2_flash", release: "0.5.12", want: "--enable-two-batch-overlap"},
+		"SGLang, DeepSeek-V4":            {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep, family: "deepseek_v4", want: "--enable-two-batch-overlap"},
+		"SGLang, DeepSeek-V4, older":     {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep, family: "deepseek_v4", release: "0.5.14", wantErr: `SGLang 0.5.14 does not cut the steps of models of type "deepseek_v4": use 0.5.15 or newer`},
 		"SGLang, one that cannot":        {engine: "SGLang", overlap: spec{MicroBatches: 2}, user: deepep, family: "mixtral", wantErr: `spec.engine.overlap.microBatches: SGLang does not cut the steps of models of type "mixtral"`},
 		"SGLang, neither can":            {engine: "SGLang", overlap: spec{MicroBatches: 2}, family: "gpt_oss", wantErr: `spec.engine.overlap.microBatches: SGLang does not cut the steps of models of type "gpt_oss"`},
 		"SGLang, multiprocessors of any": {engine: "SGLang", overlap: spec{CommunicationSMs: 24}, user: deepep, family: "mixtral", want: "--deepep-config"},
@@ -54,8 +60,12 @@ func TestOverlap(t *testing.T) {
 		"vLLM":                     {engine: "VLLM", overlap: spec{MicroBatches: 2}, user: lowLatency, want: "--enable-dbo --all2all-backend"},
 		"vLLM, four":               {engine: "VLLM", overlap: spec{MicroBatches: 4}, user: "--all2all-backend=deepep_high_throughput", want: "--ubatch-size 4 --all2all-backend"},
 		"vLLM, thresholds":         {engine: "VLLM", overlap: spec{MicroBatches: 2, DecodeThresholdTokens: 16, PrefillThresholdTokens: 1024}, user: lowLatency, want: "--enable-dbo --dbo-decode-token-threshold 16 --dbo-prefill-token-threshold 1024 --all2all-backend"},
-		"vLLM, backend by name":    {engine: "VLLM", overlap: spec{MicroBatches: 2}, env: "VLLM_ALL2ALL_BACKEND", want: "--enable-dbo"},
-		"vLLM, no backend":         {engine: "VLLM", overlap: spec{MicroBatches: 2}, wantErr: "spec.engine.overlap: VLLM computes beside DeepEP alone"},
+		"vLLM, removed variable":   {engine: "VLLM", overlap: spec{MicroBatches: 2}, env: "VLLM_ALL2ALL_BACKEND", wantErr: "set --all2all-backend in spec.engine.args"},
+		"vLLM, no backend":         {engine: "VLLM", overlap: spec{MicroBatches: 2}, wantErr: "to deepep_high_throughput, deepep_low_latency, nixl_ep, or remove the field"},
+		"vLLM, NIXL":               {engine: "VLLM", overlap: spec{MicroBatches: 2}, user: "--all2all-backend nixl_ep", release: "0.24.0", want: "--enable-dbo"},
+		"vLLM, NIXL, any release":  {engine: "VLLM", overlap: spec{MicroBatches: 2}, user: "--all2all-backend nixl_ep", want: "--enable-dbo"},
+		"vLLM, NIXL, older":        {engine: "VLLM", overlap: spec{MicroBatches: 2}, user: "--all2all-backend nixl_ep", release: "0.23.0", wantErr: "VLLM 0.23.0 does not overlap exchange and computation with --all2all-backend nixl_ep: use 0.24.0 or newer"},
+		"vLLM, DeepEP, older":      {engine: "VLLM", overlap: spec{MicroBatches: 2}, user: lowLatency, release: "0.22.0", want: "--enable-dbo"},
 		"vLLM, a collective":       {engine: "VLLM", overlap: spec{MicroBatches: 2}, user: "--all2all-backend naive", env: "VLLM_ALL2ALL_BACKEND", wantErr: "set --all2all-backend"},
 		"vLLM, attention TP":       {engine: "VLLM", overlap: spec{MicroBatches: 2}, user: lowLatency, tensor: true, wantErr: "spec.engine.overlap: VLLM cuts steps of data-parallel ranks alone"},
 		"vLLM, one rank":           {engine: "VLLM", overlap: spec{MicroBatches: 2}, user: lowLatency, ranks: 1, wantErr: "spec.parallelism.expertParallelSize is 1"},
@@ -75,6 +85,7 @@ func TestOverlap(t *testing.T) {
 		s := engine.Situation{
 			Launch:   engine.Launch{ModelPath: "/models/m", Ranks: 8, AttentionDP: !test.tensor, Overlap: test.overlap},
 			UserArgs: strings.Fields(test.user), UserEnv: strings.Fields(test.env), Family: test.family,
+			Release: engine.ParseRelease(test.release),
 		}
 		if test.ranks > 0 {
 			s.Launch.Ranks = test.ranks

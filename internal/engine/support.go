@@ -18,6 +18,8 @@ const (
 // Situation is all that decides whether an engine can serve under a plan, and whether that is of use.
 type Situation struct {
 	Realization Realization
+	// Release is that of the engine; its zero value where it is not known, which refuses nothing.
+	Release Release
 	// Launch is what the engine is started with; Support itself adds what the realisation adds.
 	Launch Launch
 	// UserArgs are the user's flags of the engine, UserEnv the names of the user's environment variables.
@@ -78,12 +80,19 @@ func (a Adapter) Support(s Situation) Support {
 	if _, err := a.Args(launch, s.UserArgs); err != nil {
 		verdict.Refuse("ContradictingFlags", "%v", err)
 	}
+	if err := a.ValidateOptions(launch); err != nil {
+		verdict.Refuse("ContradictingFlags", "%v", err)
+	}
 	if err := a.CheckEnv(launch, "spec.engine.env", s.UserEnv); err != nil {
 		verdict.Refuse("ContradictingFlags", "%v", err)
 	}
 	if a.Check != nil {
 		a.Check(s, &verdict)
 	}
+	if a.CheckStart != nil {
+		a.CheckStart(s, &verdict)
+	}
+	a.checkNewest(s, &verdict)
 	return verdict
 }
 
@@ -108,6 +117,15 @@ func (a Adapter) checkPermutation(s Situation, verdict *Support) {
 
 // ReasonNoAllToAll is that locality cannot pay: a refusal where attention is tensor parallel, else a warning.
 const ReasonNoAllToAll = "NoAllToAll"
+
+const (
+	// ReasonUnprovenMap is that an engine loads experts by a map, and chooses them without it, or may.
+	ReasonUnprovenMap = "UnprovenMap"
+	// ReasonMapWithoutEffect is that a map changes nothing.
+	ReasonMapWithoutEffect = "MapWithoutEffect"
+	// ReasonDraftExperts is what a map does to the layers of a draft model.
+	ReasonDraftExperts = "DraftExperts"
+)
 
 // NoAllToAll tells that an engine exchanges tokens by a collective of all ranks. With attention tensor parallelism these have every token
 // already, and a plan has nothing to save. The advice is a sentence without its full stop.

@@ -45,7 +45,7 @@ func TestSupport(t *testing.T) {
 		"VLLMAscend, adapters, weights":    {engine: "VLLMAscend", realization: byWeights, change: args("--enable-lora --lora-modules a=/a"), refusals: "ExternalExperts"},
 		"SGLang, no backend, map":          {engine: "SGLang", realization: byMap, change: args(""), warnings: "NoAllToAll UnprovenMap"},
 		"SGLang, no backend, weights":      {engine: "SGLang", realization: byWeights, change: args("--moe-a2a-backend none"), warnings: "NoAllToAll"},
-		"SGLang, no backend, other family": {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { s.UserArgs, s.Family = nil, "deepseek_v3" }, warnings: "NoAllToAll"},
+		"SGLang, no backend, other family": {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { s.UserArgs, s.Family = nil, "deepseek_v3" }, warnings: "NoAllToAll UnprovenMap"},
 		"SGLang, no backend, Qwen2":        {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { s.UserArgs, s.Family = nil, "qwen2_moe" }, warnings: "NoAllToAll UnprovenMap"},
 		"SGLang, no backend, Qwen3-Next":   {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) { s.UserArgs, s.Family = nil, "qwen3_next" }, warnings: "NoAllToAll UnprovenMap"},
 		"SGLang, no backend, Qwen3-VL": {engine: "SGLang", realization: byMap, change: func(s *engine.Situation) {
@@ -80,25 +80,51 @@ func TestSupport(t *testing.T) {
 		"SGLang, copies, weights":                     {engine: "SGLang", realization: byWeights, change: copies, refusals: "RedundantExperts"},
 		"SGLang, fixed experts, map":                  {engine: "SGLang", realization: byMap, change: fixed},
 		"SGLang, fixed experts, weights":              {engine: "SGLang", realization: byWeights, change: fixed, refusals: "NotPermutable"},
+		"SGLang, copies, no backend, map":             {engine: "SGLang", realization: byMap, change: of(args(""), copies), refusals: "NoAllToAll", warnings: "NoAllToAll"},
+		"SGLang, copies, no backend, newest, map":     {engine: "SGLang", realization: byMap, change: of(args(""), copies, release("0.5.23")), refusals: "NoAllToAll", warnings: "NoAllToAll"},
+		"SGLang 0.5.17, no backend, map":              {engine: "SGLang", realization: byMap, change: of(args(""), release("0.5.17")), refusals: "UnprovenMap", warnings: "NoAllToAll"},
+		"SGLang 0.5.22, no backend, unknown, map":     {engine: "SGLang", realization: byMap, change: of(args(""), family(""), release("0.5.22")), refusals: "UnprovenMap", warnings: "NoAllToAll"},
+		"SGLang 0.5.17, no backend, weights":          {engine: "SGLang", realization: byWeights, change: of(args(""), release("0.5.17")), warnings: "NoAllToAll"},
+		"SGLang 0.5.17, no backend, DeepSeek, map":    {engine: "SGLang", realization: byMap, change: of(args(""), family("deepseek_v3"), release("0.5.17")), refusals: "UnprovenMap", warnings: "NoAllToAll"},
+		"SGLang 0.5.17, no backend, GLM-4, map":       {engine: "SGLang", realization: byMap, change: of(args(""), family("glm4_moe"), release("0.5.17")), refusals: "UnprovenMap", warnings: "NoAllToAll"},
+		"SGLang 0.5.23, no backend, map":              {engine: "SGLang", realization: byMap, change: of(args(""), release("0.5.23")), warnings: "NoAllToAll"},
+		"SGLang 0.6.0, no backend, map":               {engine: "SGLang", realization: byMap, change: of(args(""), release("0.6.0")), warnings: "NoAllToAll UnknownRelease"},
+		"SGLang 0.5.17, deepep, map":                  {engine: "SGLang", realization: byMap, change: release("0.5.17")},
+		"SGLang 0.5.17, mooncake, Qwen3, map":         {engine: "SGLang", realization: byMap, change: of(args("--moe-a2a-backend mooncake"), release("0.5.17")), refusals: "UnprovenMap"},
+		"SGLang 0.5.18, mooncake, Qwen3, map":         {engine: "SGLang", realization: byMap, change: of(args("--moe-a2a-backend mooncake"), release("0.5.18"))},
+		"SGLang, mooncake, Qwen3, map":                {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend mooncake")},
+		"SGLang 0.5.17, nixl, DeepSeek, map":          {engine: "SGLang", realization: byMap, change: of(args("--moe-a2a-backend=nixl"), family("deepseek_v3"), release("0.5.17"))},
+		"SGLang 0.5.17, pplx, DeepSeek, map":          {engine: "SGLang", realization: byMap, change: of(args("--moe-a2a-backend=pplx"), family("deepseek_v3"), release("0.5.17")), refusals: "UnprovenMap"},
+		"SGLang 0.5.17, flashinfer, Qwen2, map":       {engine: "SGLang", realization: byMap, change: of(args("--moe-a2a-backend flashinfer"), family("qwen2_moe"), release("0.5.17")), refusals: "UnprovenMap"},
+		"SGLang 0.5.11, map":                          {engine: "SGLang", realization: byMap, change: release("0.5.11"), refusals: "EngineReleaseTooOld"},
+		"SGLang, drafts, map":                         {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend deepep --speculative-algorithm EAGLE"), warnings: "DraftExperts"},
+		"SGLang, drafts of texts, map":                {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend deepep --speculative-algorithm NGRAM")},
+		"SGLang, drafts, weights":                     {engine: "SGLang", realization: byWeights, change: args("--moe-a2a-backend deepep --speculative-algorithm EAGLE")},
+		"SGLang, recorder, newer":                     {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend deepep --expert-balancedness-report-mode prometheus"), warnings: "RecorderNeedsMode"},
+		"SGLang, recorder, newer, off":                {engine: "SGLang", realization: byMap, change: args("--moe-a2a-backend deepep --expert-balancedness-report-mode off")},
 		"SGLang, groups, map":                         {engine: "SGLang", realization: byMap, change: groups(false)},
 		"SGLang, groups, weights":                     {engine: "SGLang", realization: byWeights, change: groups(false), refusals: "GroupLimitedGate"},
 		"SGLang, whole groups, weights":               {engine: "SGLang", realization: byWeights, change: groups(true)},
 		"unknown":                                     {engine: "SGLang", realization: "Magic", refusals: "UnknownRealization"},
 
-		"vLLM, map":                 {engine: "VLLM", realization: byMap, refusals: "NoExpertMap"},
-		"vLLM, weights":             {engine: "VLLM", realization: byWeights, change: args("--all2all-backend deepep_low_latency")},
-		"vLLM, no backend":          {engine: "VLLM", realization: byWeights, change: args(""), warnings: "NoAllToAll"},
-		"vLLM, collective":          {engine: "VLLM", realization: byWeights, change: args("--all2all-backend=allgather_reducescatter"), warnings: "NoAllToAll"},
-		"vLLM, backend by variable": {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) { s.UserEnv = []string{"VLLM_ALL2ALL_BACKEND"} }},
+		"vLLM, map":              {engine: "VLLM", realization: byMap, refusals: "NoExpertMap"},
+		"vLLM, weights":          {engine: "VLLM", realization: byWeights, change: args("--all2all-backend deepep_low_latency")},
+		"vLLM, no backend":       {engine: "VLLM", realization: byWeights, change: args(""), warnings: "NoAllToAll"},
+		"vLLM, collective":       {engine: "VLLM", realization: byWeights, change: args("--all2all-backend=allgather_reducescatter"), warnings: "NoAllToAll"},
+		"vLLM, removed variable": {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) { s.UserEnv = []string{"VLLM_ALL2ALL_BACKEND"} }, warnings: "NoAllToAll"},
+		"vLLM, removed backend":  {engine: "VLLM", realization: byWeights, change: args("--all2all-backend pplx"), warnings: "NoAllToAll"},
 		"vLLM, both": {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) {
 			args("--all2all-backend naive")(s)
 			s.UserEnv = []string{"VLLM_ALL2ALL_BACKEND"}
 		}, warnings: "NoAllToAll"},
-		"vLLM, EPLB":  {engine: "VLLM", realization: byWeights, change: args("--all2all-backend pplx --enable-eplb"), refusals: "ContradictingFlags"},
-		"vLLM, NVFP4": {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) { args("--all2all-backend pplx")(s); s.Quantization = "modelopt" }},
-		"vLLM, OLMoE": {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) { args("--all2all-backend pplx")(s); s.Family = "olmoe" }},
+		"vLLM, EPLB": {engine: "VLLM", realization: byWeights, change: args("--all2all-backend deepep_low_latency --enable-eplb"), refusals: "ContradictingFlags"},
+		"vLLM, NVFP4": {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) {
+			args("--all2all-backend deepep_low_latency")(s)
+			s.Quantization = "modelopt"
+		}},
+		"vLLM, OLMoE": {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) { args("--all2all-backend deepep_low_latency")(s); s.Family = "olmoe" }},
 		"vLLM, attention TP and groups": {engine: "VLLM", realization: byWeights, change: func(s *engine.Situation) {
-			args("--all2all-backend pplx")(s)
+			args("--all2all-backend deepep_low_latency")(s)
 			groups(false)(s)
 			s.Launch.AttentionDP = false
 		}, refusals: "GroupLimitedGate NoAllToAll"},
@@ -109,6 +135,29 @@ func TestSupport(t *testing.T) {
 		"Ascend, weights, own map": {engine: "VLLMAscend", realization: byWeights, change: args(`--additional-config={"eplb_config":{"dynamic_eplb":true}}`), refusals: "ContradictingFlags"},
 		"Ascend, variable":         {engine: "VLLMAscend", realization: byMap, change: func(s *engine.Situation) { s.UserEnv = []string{"DYNAMIC_EPLB"} }, refusals: "ContradictingFlags"},
 		"Ascend, copies":           {engine: "VLLMAscend", realization: byMap, change: copies},
+
+		"vLLM 0.17.0, observed": {engine: "VLLM", realization: byWeights, change: of(args("--all2all-backend deepep_low_latency"), observed, release("0.17.0")), refusals: "EngineReleaseTooOld"},
+		"vLLM 0.17.0":           {engine: "VLLM", realization: byWeights, change: of(args("--all2all-backend deepep_low_latency"), release("0.17.0"))},
+		"vLLM 0.22.0, observed": {engine: "VLLM", realization: byWeights, change: of(args("--all2all-backend deepep_low_latency"), observed, release("0.22.0"))},
+		"vLLM 0.33.0":           {engine: "VLLM", realization: byWeights, change: of(args("--all2all-backend deepep_low_latency"), release("0.33.0")), warnings: "UnknownRelease"},
+		"vLLM, drafts, weights": {engine: "VLLM", realization: byWeights, change: args(`--all2all-backend deepep_low_latency --speculative-config {"method":"mtp"}`)},
+
+		"Ascend, drafts, map":     {engine: "VLLMAscend", realization: byMap, change: args(`--speculative-config {"method":"mtp"}`), warnings: "DraftExperts"},
+		"Ascend, drafts, weights": {engine: "VLLMAscend", realization: byWeights, change: args(`--speculative-config {"method":"mtp"}`)},
+		"Ascend, V2 runner, map":  {engine: "VLLMAscend", realization: byMap, change: func(s *engine.Situation) { s.UserEnv = []string{"VLLM_USE_V2_MODEL_RUNNER"} }, warnings: "MapNeedsV1Runner"},
+
+		"TensorRT, GLM-4":         {engine: "TensorRTLLM", realization: byMap, change: of(args(""), family("glm4_moe")), refusals: "NoExpertLocation", warnings: "CannotPin"},
+		"TensorRT, DeepSeek-V2":   {engine: "TensorRTLLM", realization: byMap, change: of(args(""), family("deepseek_v2")), refusals: "NoExpertLocation", warnings: "CannotPin"},
+		"TensorRT, DeepSeek-V3":   {engine: "TensorRTLLM", realization: byMap, change: of(args(""), family("deepseek_v3")), warnings: "CannotPin"},
+		"TensorRT, unknown":       {engine: "TensorRTLLM", realization: byMap, change: of(args(""), family("")), warnings: "CannotPin"},
+		"TensorRT 1.2, gpt-oss":   {engine: "TensorRTLLM", realization: byMap, change: of(args(""), family("gpt_oss"), release("1.2.0")), refusals: "NoExpertLocation", warnings: "CannotPin"},
+		"TensorRT 1.3, gpt-oss":   {engine: "TensorRTLLM", realization: byMap, change: of(args(""), family("gpt_oss"), release("1.3.0rc1")), warnings: "CannotPin"},
+		"TensorRT, VANILLA":       {engine: "TensorRTLLM", realization: byMap, change: of(args(""), options("moe_config: {backend: VANILLA}")), refusals: "MapWithoutEffect", warnings: "CannotPin"},
+		"TensorRT 1.3, WIDEEP":    {engine: "TensorRTLLM", realization: byMap, change: of(args(""), release("1.3.0"), options("moe_config: {backend: WIDEEP}")), refusals: "MapWithoutEffect", warnings: "CannotPin"},
+		"TensorRT 1.2, WIDEEP":    {engine: "TensorRTLLM", realization: byMap, change: of(args(""), release("1.2.0"), options("moe_config: {backend: WIDEEP}")), warnings: "CannotPin"},
+		"TensorRT, MTP":           {engine: "TensorRTLLM", realization: byMap, change: of(args(""), options("speculative_config: {decoding_type: MTP}")), refusals: "DraftExperts", warnings: "CannotPin"},
+		"TensorRT, EAGLE":         {engine: "TensorRTLLM", realization: byMap, change: of(args(""), options("speculative_config: {decoding_type: Eagle}")), warnings: "CannotPin"},
+		"TensorRT, map of theirs": {engine: "TensorRTLLM", realization: byMap, change: of(args(""), options("moe_config: {load_balancer: /x}")), refusals: "ContradictingFlags", warnings: "CannotPin"},
 
 		"TensorRT, map":               {engine: "TensorRTLLM", realization: byMap, change: args(""), warnings: "CannotPin"},
 		"TensorRT, weights":           {engine: "TensorRTLLM", realization: byWeights, change: args(""), refusals: "CannotPin"},
@@ -191,6 +240,24 @@ func wrapper(name string) func(*engine.Situation) {
 func quantization(name string) func(*engine.Situation) {
 	return func(s *engine.Situation) { s.Quantization = name }
 }
+
+func of(changes ...func(*engine.Situation)) func(*engine.Situation) {
+	return func(s *engine.Situation) {
+		for _, change := range changes {
+			change(s)
+		}
+	}
+}
+
+func release(text string) func(*engine.Situation) {
+	return func(s *engine.Situation) { s.Release = engine.ParseRelease(text) }
+}
+
+func options(text string) func(*engine.Situation) {
+	return func(s *engine.Situation) { s.Launch.Options = text }
+}
+
+func observed(s *engine.Situation) { s.Launch.RoutedExperts = true }
 
 func copies(s *engine.Situation) { s.Launch.RedundantExperts = 8 }
 

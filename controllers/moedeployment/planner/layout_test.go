@@ -53,7 +53,9 @@ func TestPlansAreForWhatTheSpecSays(t *testing.T) {
 // The copies of a plan are started with, and are read from the workload where the plan is gone.
 func TestCopiesAreServed(t *testing.T) {
 	wanted := moedtest.PlanOf("copies", "cc", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 4 })
-	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = 4 })
+	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
+		m.Spec.Placement.RedundantExperts, m.Spec.Engine.Args = 4, []string{"--moe-a2a-backend", "deepep"}
+	})
 	c := choice{moed: moed, report: moedtest.Report(), wanted: wanted}
 	serving, candidate, hold := c.chooseLayout()
 	if serving == nil || serving.RedundantExperts != 4 || serving.Realization != semmoev1.RealizationEngineMap || candidate != nil {

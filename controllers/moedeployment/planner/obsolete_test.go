@@ -345,7 +345,9 @@ func TestForeignObjectInTheWay(t *testing.T) {
 func TestContradictedLayout(t *testing.T) {
 	change := func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = 4 }
 	plan := moedtest.PlanOf("copies", "cc", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 4 })
-	contradict := func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--ep-dispatch-algorithm", "dynamic"} }
+	contradict := func(m *semmoev1.MoEDeployment) {
+		m.Spec.Engine.Args = []string{"--moe-a2a-backend", "deepep", "--ep-dispatch-algorithm", "dynamic"}
+	}
 	if err := revisions.Validate(moedtest.Deployment(change, contradict)); err != nil {
 		t.Fatalf("without a plan the argument is refused already: %v", err)
 	}

@@ -212,6 +212,8 @@ func Published(plan *semmoev1.PlacementPlan, moed *semmoev1.MoEDeployment, model
 type choice struct {
 	moed   *semmoev1.MoEDeployment
 	report checkpoint.Report
+	// release is the engine's; its zero value where it is not known.
+	release engine.Release
 	// wanted is the plan for the present inputs; nil where there is none yet.
 	wanted *semmoev1.PlacementPlan
 	// pinned tells that the spec pins it.
@@ -240,10 +242,10 @@ func (c *choice) chooseLayout() (serving, candidate *revisions.Layout, hold desi
 	var impossible []string
 	for _, candidate := range c.candidates() {
 		switch l := candidate.layout; {
+		case inService != nil && *l == *inService: // also where it would be refused by now: it has proven itself
+			return inService, nil, desired.Finding{}
 		case len(candidate.support.Refusals) > 0:
 			impossible = append(impossible, candidate.support.Refusals[0].Message)
-		case inService != nil && *l == *inService:
-			return inService, nil, desired.Finding{}
 		case c.refusal(l) != "":
 			refused = append(refused, l)
 		default:
@@ -322,8 +324,8 @@ func (c *choice) candidates() []candidate {
 	}
 	var candidates []candidate
 	keepsGroups := c.wanted.Spec.Realization == semmoev1.RealizationReshuffledWeights
-	for _, realization := range realizations(c.moed, adapter) {
-		support := supportOf(c.moed, c.report, adapter, realization, c.wanted.Spec.RedundantExperts, keepsGroups)
+	for _, realization := range realizations(c.moed, c.report, c.release, adapter) {
+		support := supportOf(c.moed, c.report, c.release, adapter, realization, c.wanted.Spec.RedundantExperts, keepsGroups)
 		candidates = append(candidates, candidate{revisions.LayoutOf(c.wanted, realization), support})
 	}
 	return candidates
@@ -335,7 +337,7 @@ func (c *choice) foreseen() desired.Finding {
 	if c.moed.Spec.Placement.PlanRef != nil {
 		return desired.Finding{}
 	}
-	if findings := Foresee(c.moed, c.report); len(findings) == 1 && findings[0].Reason == reasonNotRealizable {
+	if findings := Foresee(c.moed, c.report, c.release); len(findings) == 1 && findings[0].Reason == reasonNotRealizable {
 		return findings[0]
 	}
 	return desired.Finding{}
@@ -344,12 +346,12 @@ func (c *choice) foreseen() desired.Finding {
 // Foresee returns what a plan of the spec lacks in the engine, or as its only finding that no plan can reach the
 // engine. It needs neither a plan nor a profile: the webhooks report it before a device is used. What the report leaves
 // empty is unknown, and rules nothing out.
-func Foresee(moed *semmoev1.MoEDeployment, report checkpoint.Report) []desired.Finding {
+func Foresee(moed *semmoev1.MoEDeployment, report checkpoint.Report, release engine.Release) []desired.Finding {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
 		return nil // validation reports an unknown engine
 	}
-	possible := realizations(moed, adapter)
+	possible := realizations(moed, report, release, adapter)
 	redundant := moed.Spec.Placement.RedundantExperts
 	keepsGroups := planRealization(possible, report.Groups) == semmoev1.RealizationReshuffledWeights
 	if moed.Spec.Placement.PlanRef != nil {
@@ -357,7 +359,7 @@ func Foresee(moed *semmoev1.MoEDeployment, report checkpoint.Report) []desired.F
 	}
 	var impossible []string
 	for _, realization := range possible {
-		support := supportOf(moed, report, adapter, realization, redundant, keepsGroups)
+		support := supportOf(moed, report, release, adapter, realization, redundant, keepsGroups)
 		if len(support.Refusals) == 0 {
 			var findings []desired.Finding
 			for _, warning := range support.Warnings {
@@ -374,10 +376,10 @@ func Foresee(moed *semmoev1.MoEDeployment, report checkpoint.Report) []desired.F
 }
 
 // supportOf returns what the engine makes of a plan with so many redundant experts that reaches it by a realisation.
-func supportOf(moed *semmoev1.MoEDeployment, report checkpoint.Report, adapter engine.Adapter, realization semmoev1.Realization,
+func supportOf(moed *semmoev1.MoEDeployment, report checkpoint.Report, release engine.Release, adapter engine.Adapter, realization semmoev1.Realization,
 	redundant int32, keepsGroups bool,
 ) engine.Support {
-	support := adapter.Support(situation(moed, report, realization, redundant, keepsGroups))
+	support := adapter.Support(situation(moed, report, release, realization, redundant, keepsGroups))
 	if realization == semmoev1.RealizationReshuffledWeights && moed.Spec.Routing.Mode != semmoev1.RoutingModeRouter {
 		support.Refuse("NeedsRouter", "Reshuffled weights need spec.routing.mode Router: engines tell the experts of such a checkpoint by their new numbers, and clients of the Service would get them untranslated")
 	}
@@ -385,23 +387,24 @@ func supportOf(moed *semmoev1.MoEDeployment, report checkpoint.Report, adapter e
 }
 
 // situation returns that of an engine under a plan with so many redundant experts.
-func situation(moed *semmoev1.MoEDeployment, report checkpoint.Report, realization semmoev1.Realization,
+func situation(moed *semmoev1.MoEDeployment, report checkpoint.Report, release engine.Release, realization semmoev1.Realization,
 	redundant int32, keepsGroups bool,
 ) engine.Situation {
 	launch := revisions.Launch(moed)
 	launch.RedundantExperts = redundant
 	return engine.Situation{
-		Realization: engine.Realization(realization), Launch: launch, UserArgs: moed.Spec.Engine.Args, UserEnv: revisions.UserEnv(moed),
+		Realization: engine.Realization(realization), Release: release, Launch: launch, UserArgs: moed.Spec.Engine.Args, UserEnv: revisions.UserEnv(moed),
 		Family: report.Family, Wrapper: report.Wrapper, Quantization: report.Quantization, Groups: report.Groups, KeepsGroups: keepsGroups,
 		Unpermutable: report.Unpermutable,
 	}
 }
 
-// contradicted tells that the spec has come to say what cannot be served under a layout, as an argument that the plan decides. What holds
-// for a model that has none yet holds then: it is served without a plan.
+// contradicted reports whether the spec now contains what cannot be served under a layout, such as an argument that the plan decides. The
+// model is then served without a plan. A layout that serves with the present spec stays: an upgrade of the operator that refuses more does
+// not take it out of service.
 func (c *choice) contradicted(l *revisions.Layout) bool {
 	adapter, err := registry.For(string(c.moed.Spec.Engine.Type))
-	return err == nil && len(adapter.Support(situation(c.moed, c.report, l.Realization, l.RedundantExperts, true)).Refusals) > 0
+	return err == nil && !c.tried(l) && len(adapter.Support(situation(c.moed, c.report, c.release, l.Realization, l.RedundantExperts, true)).Refusals) > 0
 }
 
 // refusal is how the answers of a layout's revision differ; empty where that is not known.

@@ -14,6 +14,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/moedtest"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/owned"
 )
 
@@ -186,6 +187,9 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 	olmoe.Family = "olmoe"
 	wrapped.Wrapper = "internvl_chat"
 	fixed.Unpermutable = "the gate is quantised"
+	gptOSS := moedtest.Report()
+	gptOSS.Family = "gpt_oss"
+	deepEP := func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--moe-a2a-backend", "deepep"} }
 	forEngine := func(p *semmoev1.PlacementPlan, engine semmoev1.EngineType) *semmoev1.PlacementPlan {
 		p = p.DeepCopy()
 		p.Spec.Engine = engine
@@ -209,6 +213,7 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		workloads []*revisions.Workload
 		changed   []string
 		answers   answers
+		release   string
 		want      *revisions.Layout
 		try       bool // want is tried, and no plan serves
 		hold      string
@@ -233,11 +238,20 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 		"weights asked for behind an endpoint picker": {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights), func(m *semmoev1.MoEDeployment) {
 			m.Spec.Routing.Mode = semmoev1.RoutingModeEndpointPicker
 		}}, wanted: fresh, hold: "NotRealizable"},
-		"weights without a router":          {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, workloads: inService(byWeights(fresh), "r1")},
-		"engine without a map":              {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), want: byWeights(fresh), why: "since VLLM takes no expert map"},
-		"engine without a map, asked for":   {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "NotRealizable"},
-		"model whose map is ignored":        {report: &olmoe, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map"},
-		"wrapper whose map is ignored":      {report: &wrapped, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map for multimodal models"},
+		"weights without a router":        {Change: []func(*semmoev1.MoEDeployment){func(m *semmoev1.MoEDeployment) { m.Spec.Routing.Mode = semmoev1.RoutingModeNone }}, workloads: inService(byWeights(fresh), "r1")},
+		"engine without a map":            {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), want: byWeights(fresh), why: "since VLLM takes no expert map"},
+		"engine without a map, asked for": {Change: []func(*semmoev1.MoEDeployment){moedtest.EngineOf(semmoev1.EngineVLLM), realization(semmoev1.RealizationEngineMap)}, wanted: forEngine(fresh, semmoev1.EngineVLLM), hold: "NotRealizable"},
+		"model whose map is ignored":      {report: &olmoe, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map"},
+		"wrapper whose map is ignored":    {report: &wrapped, wanted: fresh, want: byWeights(fresh), why: "since SGLang ignores an expert map for multimodal models"},
+		"a map known to be wrong":         {wanted: fresh, release: "0.5.17", want: byWeights(fresh), why: "since SGLang before 0.5.23 loads the experts of models of type qwen3_moe by the map and chooses them without it"},
+		"a map that is right":             {wanted: fresh, release: "0.5.23", want: byMap(fresh)},
+		"a map with a backend":            {Change: []func(*semmoev1.MoEDeployment){deepEP}, wanted: fresh, release: "0.5.17", want: byMap(fresh)},
+		"a wrong map asked for":           {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, release: "0.5.17", hold: "NotRealizable"},
+		"a map without effect":            {report: &gptOSS, wanted: fresh, want: byWeights(fresh), why: "since The releases of SGLang whose source is known load the experts of gpt_oss models in the default order"},
+		"a wrong map that serves":         {wanted: fresh, release: "0.5.17", workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byMap(fresh)},
+		"a wrong map that serves, asked for": {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationEngineMap)}, wanted: fresh, release: "0.5.17",
+			workloads: inService(byMap(fresh), revision(byMap(fresh), realization(semmoev1.RealizationEngineMap))), want: byMap(fresh)},
+		"a wrong map for a changed spec":    {Change: []func(*semmoev1.MoEDeployment){otherImage}, wanted: fresh, release: "0.5.17", workloads: inService(byMap(fresh), revision(byMap(fresh))), want: byWeights(fresh), try: true, why: "since SGLang before 0.5.23"},
 		"groups that the plan breaks":       {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &grouped, wanted: fresh, hold: "NotRealizable"},
 		"experts that cannot move":          {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, wanted: fresh, hold: "NotRealizable"},
 		"such experts before a plan":        {Change: []func(*semmoev1.MoEDeployment){realization(semmoev1.RealizationReshuffledWeights)}, report: &fixed, hold: "NotRealizable"},
@@ -249,7 +263,7 @@ func TestChooseLayoutProvenLossless(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			c := choice{moed: moedtest.Deployment(tc.Change...), report: moedtest.Report(), wanted: tc.wanted, workloads: tc.workloads, changed: map[string]string{}, answers: tc.answers}
+			c := choice{moed: moedtest.Deployment(tc.Change...), report: moedtest.Report(), release: engine.ParseRelease(tc.release), wanted: tc.wanted, workloads: tc.workloads, changed: map[string]string{}, answers: tc.answers}
 			if tc.report != nil {
 				c.report = *tc.report
 			}

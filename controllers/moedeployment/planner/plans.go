@@ -21,6 +21,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/checkpoint"
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/outcome"
 )
@@ -45,7 +46,7 @@ type Planner struct {
 // Plan creates the profile and the plan that the spec asks for, deletes those that nothing needs any more,
 // and chooses the plan to serve under. While paused it creates and deletes nothing.
 func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, report checkpoint.Report, workloads []*revisions.Workload, pods []*corev1.Pod) (Planning, error) {
-	modelDigest := report.ModelDigest
+	modelDigest, release := report.ModelDigest, revisions.Release(moed, workloads)
 	profiles, plans, err := pl.ownProfilesAndPlans(ctx, moed)
 	if err != nil {
 		return Planning{}, err
@@ -65,7 +66,7 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 		return p, err
 	}
 	if Profiled(p.Profile, modelDigest) && p.Hardware.Known {
-		if p.Base, err = pl.reconcilePlan(ctx, moed, p.Profile, report.Groups, p.Hardware.Digest, active); IsRefused(err) {
+		if p.Base, err = pl.reconcilePlan(ctx, moed, p.Profile, report, release, p.Hardware.Digest, active); IsRefused(err) {
 			refused = err
 		} else if err != nil {
 			return p, err
@@ -89,7 +90,7 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 		if err != nil {
 			return p, err
 		}
-		c := choice{moed: moed, report: report, wanted: p.Plan, pinned: p.PlanPinned(moed), workloads: workloads, changed: changed}
+		c := choice{moed: moed, report: report, release: release, wanted: p.Plan, pinned: p.PlanPinned(moed), workloads: workloads, changed: changed}
 		if p.Serving, p.Candidate, p.Hold = c.chooseLayout(); p.Serving != nil || p.Candidate != nil {
 			if c.answers, err = pl.reconcileAnswers(ctx, moed, report, workloads, pods, active); IsRefused(err) {
 				refused = errors.Join(refused, err)
@@ -329,12 +330,12 @@ func outdated(live, wanted *semmoev1.AffinityProfile) bool {
 }
 
 // reconcilePlan returns the plan made from the profile, nil where it does not exist yet.
-func (pl *Planner) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, groups int, hardwareDigest string, active bool) (*semmoev1.PlacementPlan, error) {
+func (pl *Planner) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, report checkpoint.Report, release engine.Release, hardwareDigest string, active bool) (*semmoev1.PlacementPlan, error) {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
 		return nil, err
 	}
-	wanted := planFor(moed, profile, planRealization(realizations(moed, adapter), groups), hardwareDigest)
+	wanted := planFor(moed, profile, planRealization(realizations(moed, report, release, adapter), report.Groups), hardwareDigest)
 	live := &semmoev1.PlacementPlan{}
 	err = pl.Get(ctx, client.ObjectKeyFromObject(wanted), live)
 	switch {

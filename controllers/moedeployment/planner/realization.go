@@ -2,11 +2,16 @@ package planner
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
+	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/engine/registry"
 )
 
 // RealizationText is how a realisation is told.
@@ -15,16 +20,47 @@ var RealizationText = map[semmoev1.Realization]string{
 	semmoev1.RealizationReshuffledWeights: "reshuffled weights",
 }
 
-// realizations are those that the spec allows, the preferred one first. Of an engine without an expert map nobody expects
-// one.
-func realizations(moed *semmoev1.MoEDeployment, adapter engine.Adapter) []semmoev1.Realization {
+// realizations are those that the spec allows, the preferred one first: the engine's map, unless it cannot be used, or changes nothing, where
+// reshuffled weights can be used.
+func realizations(moed *semmoev1.MoEDeployment, report checkpoint.Report, release engine.Release, adapter engine.Adapter) []semmoev1.Realization {
 	switch wanted := moed.Spec.Placement.Realization; {
 	case wanted == semmoev1.RealizationEngineMap || wanted == semmoev1.RealizationReshuffledWeights:
 		return []semmoev1.Realization{wanted}
 	case adapter.ExpertMap == nil:
 		return []semmoev1.Realization{semmoev1.RealizationReshuffledWeights}
 	}
+	byMap := supportOf(moed, report, release, adapter, semmoev1.RealizationEngineMap, moed.Spec.Placement.RedundantExperts, true)
+	byWeights := supportOf(moed, report, release, adapter, semmoev1.RealizationReshuffledWeights, moed.Spec.Placement.RedundantExperts, true)
+	useless := slices.ContainsFunc(byMap.Warnings, func(f engine.Finding) bool { return f.Reason == engine.ReasonMapWithoutEffect })
+	if (useless || len(byMap.Refusals) > 0) && len(byWeights.Refusals) == 0 {
+		return []semmoev1.Realization{semmoev1.RealizationReshuffledWeights, semmoev1.RealizationEngineMap}
+	}
 	return []semmoev1.Realization{semmoev1.RealizationEngineMap, semmoev1.RealizationReshuffledWeights}
+}
+
+// CheckMap fails where the spec asks for an expert map, or for redundant experts, which only a map has, and the engine is known to compute
+// wrong answers with it, or to end at start. It names the field.
+func CheckMap(moed *semmoev1.MoEDeployment, report checkpoint.Report, release engine.Release) error {
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	if err != nil || adapter.ExpertMap == nil || !desired.UsesPlans(moed) {
+		return nil // validation reports an unknown engine, and a map that it cannot read
+	}
+	byMap, redundant := moed.Spec.Placement.Realization == semmoev1.RealizationEngineMap, moed.Spec.Placement.RedundantExperts
+	if !byMap && redundant == 0 {
+		return nil
+	}
+	field, value := "spec.placement.realization", string(semmoev1.RealizationEngineMap)
+	if redundant > 0 {
+		field, value = "spec.placement.redundantExperts", strconv.Itoa(int(redundant))
+	}
+	support := adapter.Support(situation(moed, report, release, semmoev1.RealizationEngineMap, redundant, true))
+	for _, refusal := range support.Refusals {
+		switch refusal.Reason {
+		case engine.ReasonUnprovenMap, engine.ReasonNoAllToAll, engine.ReasonDraftExperts:
+			return fmt.Errorf("%s: %s is invalid: %s", field, value, refusal.Message)
+		}
+	}
+	return nil
 }
 
 // planRealization is what the plan must be solved for: for a gate without groups there is no difference, and one plan serves
@@ -71,11 +107,15 @@ func (c *choice) why(serving *revisions.Layout) string {
 		return fmt.Sprintf(", since by %s answers change: %s", RealizationText[semmoev1.RealizationEngineMap], told)
 	}
 	for _, candidate := range c.candidates() {
-		if byMap := candidate.layout.Realization == semmoev1.RealizationEngineMap; byMap && len(candidate.support.Refusals) > 0 {
-			return ", since " + candidate.support.Refusals[0].Message
-		} else if byMap {
-			return ", which was in service already"
+		if candidate.layout.Realization != semmoev1.RealizationEngineMap {
+			continue
 		}
+		for _, finding := range slices.Concat(candidate.support.Refusals, candidate.support.Warnings) {
+			if len(candidate.support.Refusals) > 0 || finding.Reason == engine.ReasonMapWithoutEffect {
+				return ", since " + finding.Message
+			}
+		}
+		return ", which was in service already"
 	}
 	return fmt.Sprintf(", since %s takes no expert map", c.moed.Spec.Engine.Type)
 }
@@ -85,8 +125,8 @@ func (c *choice) warnings(serving *revisions.Layout) string {
 	text := ""
 	for _, candidate := range c.candidates() {
 		if serving != nil && *candidate.layout == *serving {
-			for _, warning := range candidate.support.Warnings {
-				text += ". " + warning.Message
+			for _, finding := range slices.Concat(candidate.support.Refusals, candidate.support.Warnings) {
+				text += ". " + finding.Message
 			}
 		}
 	}

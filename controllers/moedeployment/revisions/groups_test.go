@@ -81,7 +81,7 @@ func TestRenderSilentWorkers(t *testing.T) {
 		t.Errorf("probes of the leader %+v, of the worker %+v", leader.ReadinessProbe, worker.ReadinessProbe)
 	}
 	for address, args := range map[string][]string{"$(POD_IP)": workload.Template().Spec.Containers[0].Args, "$(LWS_LEADER_ADDRESS)": worker.Args} {
-		if text := strings.Join(args, " "); !strings.Contains(text, "--data-parallel-address "+address+" ") {
+		if text := strings.Join(args, " "); !strings.Contains(text, "--master-addr "+address+" ") {
 			t.Errorf("args %s, want address %s", text, address)
 		}
 	}

@@ -108,6 +108,7 @@ func Launch(moed *semmoev1.MoEDeployment) engine.Launch {
 
 		RoutedExperts: desired.TellsExperts(moed),
 		OptionsFile:   semmoev1.EngineOptionsPath,
+		Options:       moed.Spec.Engine.Options,
 		Overlap:       ptr.Deref(moed.Spec.Engine.Overlap, semmoev1.OverlapSpec{}),
 	}
 	if nodes := desired.PodsPerReplica(moed); nodes > 1 {
@@ -200,7 +201,11 @@ func renderTemplate(moed *semmoev1.MoEDeployment, revision string, report checkp
 	}
 	ours := podTemplate(moed, desired.Labels(moed, component(launched), semmoev1.LabelRevision, revision), report, adapter, launched, command, args)
 	if adapter.Options != nil {
-		addOptions(ours, adapter.Options(launched))
+		options, err := adapter.Options(launched)
+		if err != nil {
+			return nil, err
+		}
+		addOptions(ours, options)
 	}
 	shape, err := json.Marshal(lar.Shape{
 		Layers: report.Layers, MoELayers: report.MoELayers, Experts: report.Experts, ExpertsPerToken: report.ExpertsPerToken,

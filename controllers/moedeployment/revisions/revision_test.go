@@ -302,7 +302,7 @@ func TestRenderWithOptionsFile(t *testing.T) {
 	const options = "enable_attention_dp: true\n"
 	for content, plan := range map[string]*Layout{
 		options: nil,
-		options + "moe_config:\n  backend: WideEP\n  load_balancer: /etc/semmoe/plan/trtllm.yaml\n": LayoutOf(moedtest.PlanOf("m-1", "ab", nil), semmoev1.RealizationEngineMap),
+		options + "moe_config:\n  load_balancer: /etc/semmoe/plan/trtllm.yaml\n": LayoutOf(moedtest.PlanOf("m-1", "ab", nil), semmoev1.RealizationEngineMap),
 	} {
 		workload, err := Render(moed, "r1", moedtest.Report(), plan, Own{Image: "semmoe:1"})
 		if err != nil {
@@ -424,9 +424,14 @@ func TestValidate(t *testing.T) {
 		"a template's address that is the pod's":   {containers(corev1.Container{Name: "engine", Env: []corev1.EnvVar{podIPEnv()}}), ""},
 		"a template's variables of the user's":     {variable("LWS_WORKER_INDEX"), ""},
 		"a sidecar's address":                      {containers(corev1.Container{Name: "side", Image: "x", Env: []corev1.EnvVar{{Name: "POD_IP", Value: "x"}}}), ""},
-		"a template's backend": {variable("VLLM_ALL2ALL_BACKEND", moedtest.EngineOf(semmoev1.EngineVLLM), func(m *semmoev1.MoEDeployment) {
+		"a template's removed backend": {variable("VLLM_ALL2ALL_BACKEND", moedtest.EngineOf(semmoev1.EngineVLLM), func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Overlap = &semmoev1.OverlapSpec{MicroBatches: 2}
-		}), ""},
+		}), "set --all2all-backend in spec.engine.args"},
+		"options": {func(m *semmoev1.MoEDeployment) {
+			moedtest.EngineOf(semmoev1.EngineTensorRTLLM)(m)
+			m.Spec.Engine.Options = "max_batch_size: 8"
+		}, ""},
+		"options of another engine": {func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Options = "max_batch_size: 8" }, "spec.engine.options is invalid: SGLang has no options file"},
 		"reserved label": {template(corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"semmoe.io/x": ""}}}),
 			`spec.template.metadata.labels: "semmoe.io/x" is reserved`},
 		"reserved annotation": {template(corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"semmoe.io/x": ""}}}),

@@ -47,6 +47,9 @@ func Validate(moed *semmoev1.MoEDeployment) *InvalidError {
 	if _, err := adapter.Args(launched, moed.Spec.Engine.Args); err != nil {
 		return Invalidf("ContradictingFlags", "%v", err)
 	}
+	if err := adapter.ValidateOptions(launched); err != nil {
+		return Invalidf("ContradictingFlags", "%v", err)
+	}
 	if err := adapter.CheckNodes(launched); err != nil {
 		return Invalidf("InvalidPodsPerReplica", "%v", err)
 	}
@@ -124,11 +127,41 @@ func isPodIP(env corev1.EnvVar) bool {
 
 // validateOverlap refuses what the engine has no flag for, or cannot do with a model of the family, which is empty while it is not known.
 func validateOverlap(moed *semmoev1.MoEDeployment, adapter engine.Adapter, family string) *InvalidError {
-	situation := engine.Situation{Launch: Launch(moed), UserArgs: moed.Spec.Engine.Args, UserEnv: UserEnv(moed), Family: family}
+	situation := situation(moed, adapter.ImageRelease(engineImage(moed)))
+	situation.Family = family
 	if err := adapter.Overlaps(situation); err != nil {
 		return Invalidf("OverlapUnsupported", "%v", err)
 	}
 	return nil
+}
+
+// situation is that of an engine of a release without a plan, of a model that is not known.
+func situation(moed *semmoev1.MoEDeployment, release engine.Release) engine.Situation {
+	return engine.Situation{Release: release, Launch: Launch(moed), UserArgs: moed.Spec.Engine.Args, UserEnv: UserEnv(moed)}
+}
+
+// ValidateRelease refuses what an engine of a release cannot do, or would not start with.
+func ValidateRelease(moed *semmoev1.MoEDeployment, release engine.Release) *InvalidError {
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	if err != nil {
+		return Invalidf("UnknownEngine", "spec.engine.type: %v", err)
+	}
+	if refusals := Starts(moed, release).Refusals; len(refusals) > 0 {
+		return Invalidf(refusals[0].Reason, "%s", refusals[0].Message)
+	}
+	if err := adapter.Overlaps(situation(moed, release)); err != nil {
+		return Invalidf("OverlapUnsupported", "%v", err)
+	}
+	return nil
+}
+
+// Starts returns what an engine of a release refuses at start, or does not do, whether it serves under a plan or not.
+func Starts(moed *semmoev1.MoEDeployment, release engine.Release) engine.Support {
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	if err != nil {
+		return engine.Support{} // Validate reports an unknown engine
+	}
+	return adapter.Starts(situation(moed, release))
 }
 
 // ValidateModel refuses what does not fit the model that was found. It reads only what status.model holds as well: the webhook calls it too.

@@ -19,26 +19,77 @@ var locatedWrappers = []string{"dots_vlm", "kimi_k25", "qwen3_vl_moe"}
 // the source of releases.
 var unmoved = []string{"gpt_oss"}
 
-// unrouted are the families whose experts are loaded by the map and then chosen without it where no all-to-all backend is set, by the
-// source of releases.
-var unrouted = []string{"qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text"}
+// The releases between which what is checked here has changed.
+var (
+	// static is the first release that ends at start with --ep-dispatch-algorithm static and no all-to-all backend. Earlier ones compute
+	// something else (sgl-project/sglang#32962).
+	static = engine.Release{Minor: 5, Patch: 17}
+	// dispatched is the first release that chooses experts by the map with every backend, and with none.
+	dispatched = engine.Release{Minor: 5, Patch: 23}
+)
+
+// backend is an all-to-all backend, and the first release in which a model chooses experts by the map with it; the zero value for all that
+// were read.
+type backend struct {
+	name  string
+	first engine.Release
+}
+
+// since returns backends that have the same first release.
+func since(first engine.Release, names ...string) []backend {
+	var all []backend
+	for _, name := range names {
+		all = append(all, backend{name, first})
+	}
+	return all
+}
+
+// byBlock lists, by the block of experts that families share, the backends with which releases before dispatched choose experts by the map.
+// With any other backend they load experts by the map and choose them without it.
+var (
+	deepseekBlock = slices.Concat(since(engine.Release{}, "deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer"), since(engine.Release{Minor: 5, Patch: 19}, "deepep_v2"))
+	glmBlock      = since(engine.Release{}, "deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer")
+	qwen3Block    = slices.Concat(since(engine.Release{}, "deepep", "ascend_fuseep"), since(engine.Release{Minor: 5, Patch: 18}, "mooncake", "mori", "pplx"),
+		since(engine.Release{Minor: 5, Patch: 19}, "deepep_v2"), since(engine.Release{Minor: 5, Patch: 21}, "megamoe"))
+	qwen2Block = slices.Concat(since(engine.Release{}, "deepep"), since(engine.Release{Minor: 5, Patch: 18}, "mori"),
+		since(engine.Release{Minor: 5, Patch: 19}, "deepep_v2"), since(engine.Release{Minor: 5, Patch: 21}, "megamoe"))
+
+	dispatching = map[string][]backend{
+		"deepseek_v2": deepseekBlock, "deepseek_v3": deepseekBlock, "kimi_k2": deepseekBlock, "glm4_moe": glmBlock,
+		"qwen2_moe": qwen2Block, "qwen3_next": qwen2Block, "qwen3_moe": qwen3Block, "qwen3_vl_moe_text": qwen3Block,
+	}
+)
+
+// dispatches reports whether a release before dispatched, or one that is not known, chooses the experts of a family by the map with an
+// all-to-all backend. A family that is not known does so with a backend where any does.
+func dispatches(family, name string, release engine.Release) bool {
+	for of, backends := range dispatching {
+		if family != "" && family != of {
+			continue
+		}
+		if slices.ContainsFunc(backends, func(b backend) bool { return b.name == name && !release.Before(b.first) }) {
+			return true
+		}
+	}
+	return false
+}
 
 // setDeepEP is what to do about an all-to-all backend that is missing.
 const setDeepEP = "Set --moe-a2a-backend, for example to deepep"
 
 // check knows what SGLang's maps and recorder cannot do.
 func check(s engine.Situation, verdict *engine.Support) {
-	backend, _ := engine.FlagValue(s.UserArgs, "--moe-a2a-backend")
-	allToAll := backend != "" && backend != "none"
+	name, _ := engine.FlagValue(s.UserArgs, "--moe-a2a-backend")
+	allToAll := name != "" && name != "none"
 	if !allToAll {
 		advice := setDeepEP
 		if slices.Contains(unmoved, s.Family) {
 			advice = fmt.Sprintf("The releases of SGLang whose source is known cannot run %s models with deepep", s.Family)
 		}
-		verdict.NoAllToAll(s.Launch, "--moe-a2a-backend", backend, advice)
+		verdict.NoAllToAll(s.Launch, "--moe-a2a-backend", name, advice)
 	}
 	if s.Realization == engine.EngineMap {
-		checkMap(s, allToAll, verdict)
+		checkMap(s, name, allToAll, verdict)
 	}
 	mode, _ := engine.FlagValue(s.UserArgs, "--deepep-mode")
 	if (mode == "" || mode == "auto") && allToAll && recordsDistribution(s.UserArgs) {
@@ -46,36 +97,72 @@ func check(s engine.Situation, verdict *engine.Support) {
 	}
 }
 
-func checkMap(s engine.Situation, allToAll bool, verdict *engine.Support) {
+func checkMap(s engine.Situation, name string, allToAll bool, verdict *engine.Support) {
 	switch {
-	case s.Family == "":
-		if !allToAll {
-			warnUnproven(strings.Join(unrouted, ", "), verdict)
-		}
 	case s.Wrapper != "" && !slices.Contains(locatedWrappers, s.Wrapper):
 		verdict.Refuse("NoExpertLocation", "SGLang ignores an expert map for multimodal models of type %q: the plan can reach it by %s only", s.Wrapper, engine.ReshuffledWeights)
-	case !slices.Contains(located, s.Family):
+		return
+	case s.Family != "" && !slices.Contains(located, s.Family):
 		verdict.Refuse("NoExpertLocation", "SGLang ignores an expert map for models of type %q: the plan can reach it by %s only", s.Family, engine.ReshuffledWeights)
+		return
 	case s.ModelOpt():
 		verdict.Refuse("QuantizedScales", "SGLang loads the scales of a checkpoint quantised by %s in the default order of experts, whatever the map: the plan can reach it by %s only", s.Quantization, engine.ReshuffledWeights)
+		return
 	case slices.Contains(unmoved, s.Family):
-		verdict.Warn("MapWithoutEffect", "The releases of SGLang whose source is known load the experts of %s models in the default order, whatever the map: answers stay right, and nothing is gained. %s moves them", s.Family, engine.ReshuffledWeights)
-	case slices.Contains(unrouted, s.Family) && !allToAll:
-		warnUnproven(s.Family, verdict)
+		verdict.Warn(engine.ReasonMapWithoutEffect, "The releases of SGLang whose source is known load the experts of %s models in the default order, whatever the map: answers stay right, and nothing is gained. %s moves them", s.Family, engine.ReshuffledWeights)
+		return
+	}
+	if s.Launch.RedundantExperts > 0 && !allToAll {
+		verdict.Refuse(engine.ReasonNoAllToAll, "spec.placement.redundantExperts needs an all-to-all backend: without one, SGLang before %s computes wrong answers, and later releases end at start. Set --moe-a2a-backend in spec.engine.args, "+
+			"for example to deepep, or remove redundantExperts", static)
+	} else {
+		checkDispatch(s, name, allToAll, verdict)
+	}
+	if algorithm, _ := engine.FlagValue(s.UserArgs, "--speculative-algorithm"); drafts(algorithm) {
+		verdict.Warn(engine.ReasonDraftExperts, "spec.engine.args sets --speculative-algorithm %s: SGLang loads the experts of a draft layer by the map of a layer of the model, and may choose them without it. "+
+			"Answers stay right, and fewer drafts may be accepted: compare sglang:spec_accept_length, or use %s", algorithm, engine.ReshuffledWeights)
 	}
 }
 
-// warnUnproven warns that releases ignore the map for models of a family, or of one of several while the model is not
-// inspected yet.
-func warnUnproven(families string, verdict *engine.Support) {
-	verdict.Warn("UnprovenMap", "Without an all-to-all backend, the releases of SGLang whose source is known load the experts of "+
-		"models of type %s by the map, and then ignore the map (sgl-project/sglang#36861): only the lossless probe can find out. %s",
-		families, setDeepEP)
+// checkDispatch refuses a map by which experts are loaded, and not chosen. With a release that is not known it warns.
+func checkDispatch(s engine.Situation, name string, allToAll bool, verdict *engine.Support) {
+	if s.Release.From(dispatched) || allToAll && dispatches(s.Family, name, s.Release) {
+		return
+	}
+	given := "without --moe-a2a-backend"
+	if allToAll {
+		given = "with --moe-a2a-backend " + name
+	}
+	models := "models"
+	if s.Family != "" {
+		models = fmt.Sprintf("models of type %s", s.Family)
+	}
+	wrong := fmt.Sprintf("SGLang before %s loads the experts of %s by the map and chooses them without it, %s: answers are wrong (sgl-project/sglang#36861), unless spec.placement.realization is %s. %s",
+		dispatched, models, given, engine.ReshuffledWeights, setDeepEP)
+	if !s.Release.Known() {
+		verdict.Warn(engine.ReasonUnprovenMap, "The release of SGLang is not known until a pod reports it. %s", wrong)
+		return
+	}
+	verdict.Refuse(engine.ReasonUnprovenMap, "%s", wrong)
+}
+
+// drafts reports whether an algorithm of speculative decoding has a draft model. The others draft from texts.
+func drafts(algorithm string) bool {
+	return algorithm != "" && !strings.EqualFold(algorithm, "NGRAM")
+}
+
+// checkStart refuses a release that lacks what the spec needs.
+func checkStart(s engine.Situation, verdict *engine.Support) {
+	if s.Launch.RoutedExperts || s.Launch.Planned() {
+		verdict.NeedsRelease(s, "SGLang", "spec.profiling, spec.placement.planRef and spec.routing.samplePercent", minimum, "requests for a rank and their routed experts",
+			"remove profiling and planRef, and set samplePercent to 0")
+	}
 }
 
 // recordsDistribution tells that the engine's recorder runs in a mode that sums over ranks.
 func recordsDistribution(args []string) bool {
 	mode, _ := engine.FlagValue(args, "--expert-distribution-recorder-mode")
 	_, metrics := engine.FlagValue(args, "--enable-expert-distribution-metrics")
-	return mode == "stat" || metrics
+	report, balancedness := engine.FlagValue(args, "--expert-balancedness-report-mode")
+	return mode == "stat" || metrics || balancedness && report != "off"
 }

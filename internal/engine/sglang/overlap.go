@@ -2,6 +2,7 @@ package sglang
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -9,8 +10,13 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// cut are the families whose models SGLang computes in two parts of a step; it knows a few more that are no families here.
-var cut = []string{"deepseek_v2", "deepseek_v3", "glm4_moe", "kimi_k2", "qwen2_moe", "qwen3_moe"}
+// cut are the families whose models SGLang computes in two parts of a step, with the first release that does. With any other, its scheduler
+// raises NotImplementedError at the first batch that it cuts (srt/batch_overlap/operations_strategy.py, which asks for the class of the
+// first decoder layer).
+var cut = map[string]engine.Release{
+	"deepseek_v2": minimum, "deepseek_v3": minimum, "kimi_k2": minimum, "qwen3_moe": minimum, "mimo_v2_flash": minimum,
+	"deepseek_v4": {Minor: 5, Patch: 15},
+}
 
 // checkOverlap knows what --enable-two-batch-overlap and --deepep-config need.
 func checkOverlap(s engine.Situation) error {
@@ -24,8 +30,11 @@ func checkOverlap(s engine.Situation) error {
 		return engine.RefuseOverlap("SGLang", "prefillThresholdTokens", "")
 	case o.MicroBatches > 2:
 		return fmt.Errorf("%s.microBatches: %d: SGLang cuts a step into exactly 2; use 2", engine.OverlapField, o.MicroBatches)
-	case o.MicroBatches > 0 && s.Family != "" && !slices.Contains(cut, s.Family):
-		return fmt.Errorf("%s.microBatches: SGLang does not cut the steps of models of type %q, only of %s: remove the field", engine.OverlapField, s.Family, strings.Join(cut, ", "))
+	case o.MicroBatches > 0 && s.Family != "" && !cut[s.Family].Known():
+		return fmt.Errorf("%s.microBatches: SGLang does not cut the steps of models of type %q, only of %s: remove the field",
+			engine.OverlapField, s.Family, strings.Join(slices.Sorted(maps.Keys(cut)), ", "))
+	case o.MicroBatches > 0 && s.Release.Before(cut[s.Family]):
+		return fmt.Errorf("%s.microBatches: SGLang %s does not cut the steps of models of type %q: use %s or newer, or remove the field", engine.OverlapField, s.Release, s.Family, cut[s.Family])
 	case o.CommunicationSMs > 0 && backend != "deepep" && slices.Contains(unmoved, s.Family):
 		return fmt.Errorf("%s.communicationSMs: it is DeepEP's, and the releases of SGLang whose source is known cannot run %s models with deepep: remove the field", engine.OverlapField, s.Family)
 	case backend == "" || backend == "none":

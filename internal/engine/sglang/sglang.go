@@ -43,9 +43,15 @@ func Adapter() engine.Adapter {
 		CheckOverlap:           checkOverlap,
 
 		Nodes: &engine.Nodes{WorkersAnswer: true},
-		Check: check,
+		Check: check, CheckStart: checkStart,
+
+		Images: []string{"sglang"}, ReleasePath: "/server_info",
+		Oldest: minimum, Newest: dispatched, Mechanisms: mechanisms(),
 	}
 }
+
+// minimum is the first release that takes requests for a rank by header, and returns their routed experts on the OpenAI routes.
+var minimum = engine.Release{Minor: 5, Patch: 12}
 
 // flags: tensor-parallel size and expert-parallel size are both the number of devices, since SGLang takes the size of the
 // whole process group for the expert-parallel one in its expert map. With attention data parallelism the data-parallel

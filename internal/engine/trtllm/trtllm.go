@@ -2,7 +2,10 @@
 package trtllm
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -15,18 +18,25 @@ import (
 // of a request.
 func Adapter() engine.Adapter {
 	return engine.Adapter{
-		Type:       "TensorRTLLM",
-		Command:    []string{"trtllm-serve"},
-		HealthPath: "/health",
-		ExpertMap:  &engine.ExpertMap{File: "trtllm.yaml", Write: writeMap, Read: readMap},
-		Flags:      flags,
-		Options:    options,
-		Check:      check,
+		Type:         "TensorRTLLM",
+		Command:      []string{"trtllm-serve"},
+		HealthPath:   "/health",
+		ExpertMap:    &engine.ExpertMap{File: "trtllm.yaml", Write: writeMap, Read: readMap},
+		Flags:        flags,
+		Options:      options,
+		CheckOptions: checkOptions,
+		Check:        check,
+
+		Images: []string{"tensorrt-llm/release", "tensorrt-llm"}, ReleasePath: "/version",
+		Oldest: engine.Release{Major: 1}, Newest: newest, Mechanisms: mechanisms(),
 	}
 }
 
-// flags: attention data parallelism and the expert map can only be said in the options file, so that the file is the
-// operator's. What else it could hold, most of it, has flags of its own.
+// newest is the newest release whose source was read.
+var newest = engine.Release{Major: 1, Minor: 3}
+
+// flags: attention data parallelism and the expert map can only be said in the options file, so that the file is the operator's. What else it
+// holds comes from spec.engine.options.
 func flags(launch engine.Launch) []engine.Flag {
 	ranks := strconv.Itoa(int(launch.Ranks))
 	const size = "spec.parallelism.expertParallelSize"
@@ -40,25 +50,147 @@ func flags(launch engine.Launch) []engine.Flag {
 		{Names: []string{"--cluster_size", "--moe_cluster_parallel_size"}, Source: size, Forbidden: true},
 		{Names: []string{"--pp_size", "--pipeline_parallel_size"}, Source: size, Forbidden: true},
 		{Names: []string{"--cp_size", "--context_parallel_size"}, Source: size, Forbidden: true},
-		{Names: []string{"--extra_llm_api_options", "--config"}, Value: launch.OptionsFile, Source: "spec.parallelism.attention (the operator writes the options file)"},
+		{
+			Names: []string{"--extra_llm_api_options", "--config"}, Value: launch.OptionsFile, Source: engine.OptionsField,
+			Why: "names an options file, and the operator writes the options file: put what it contains into " + engine.OptionsField,
+		},
 		{Names: []string{"--enable_attention_dp"}, Source: "spec.parallelism.attention", Forbidden: true},
 	}
 }
 
-// options is the file of --extra_llm_api_options. The engine ignores the load balancer, without a word, unless attention is
-// data parallel and the expert-parallel size above 1 (NVIDIA/TensorRT-LLM#18626): check refuses such plans.
-func options(launch engine.Launch) []byte {
-	text := fmt.Sprintf("enable_attention_dp: %t\n", launch.AttentionDP)
-	if launch.ExpertMap != "" {
-		text += fmt.Sprintf("moe_config:\n  backend: WideEP\n  load_balancer: %s\n", launch.ExpertMap)
+// options is the file of --extra_llm_api_options: the user's options with the operator's merged over them. Without moe_config.backend the
+// engine selects the backend itself; of what was selected before, WIDEEP was removed (NVIDIA/TensorRT-LLM#17797). The engine ignores the load
+// balancer, without a word, unless attention is data parallel, the expert-parallel size above 1, and the architecture on a list
+// (NVIDIA/TensorRT-LLM#18626): check refuses such plans.
+func options(launch engine.Launch) ([]byte, error) {
+	all, err := parseOptions(launch.Options)
+	if err != nil {
+		return nil, err
 	}
-	return []byte(text)
+	all["enable_attention_dp"] = launch.AttentionDP
+	if launch.ExpertMap != "" {
+		moe, err := moeOptions(all)
+		if err != nil {
+			return nil, err
+		}
+		moe["load_balancer"] = launch.ExpertMap
+		all["moe_config"] = moe
+	}
+	return yaml.Marshal(all)
 }
 
-func check(s engine.Situation, verdict *engine.Support) {
-	if s.Realization == engine.EngineMap {
-		verdict.Warn("CannotPin", "Requests cannot be sent to a rank of TensorRT-LLM, nor does it tell the experts of a request: a plan only puts experts together that fire together, and the local activation rate stays unknown")
+// decided are the members of the options file that other fields decide.
+var decided = map[string]string{
+	"model": "spec.model.path", "enable_attention_dp": "spec.parallelism.attention",
+	"tensor_parallel_size": "spec.parallelism.expertParallelSize", "moe_expert_parallel_size": "spec.parallelism.expertParallelSize",
+	"moe_cluster_parallel_size": "spec.parallelism.expertParallelSize", "moe_tensor_parallel_size": "spec.parallelism.expertParallelSize",
+	"pipeline_parallel_size": "spec.parallelism.expertParallelSize", "context_parallel_size": "spec.parallelism.expertParallelSize",
+}
+
+// checkOptions refuses user-provided options that cannot be read, or that other fields decide.
+func checkOptions(launch engine.Launch) error {
+	all, err := parseOptions(launch.Options)
+	if err != nil {
+		return err
 	}
+	for _, member := range slices.Sorted(maps.Keys(all)) {
+		if source := decided[member]; source != "" {
+			return fmt.Errorf("%s: %s contradicts %s, which decides it: remove the member", engine.OptionsField, member, source)
+		}
+	}
+	moe, err := moeOptions(all)
+	if err != nil {
+		return err
+	}
+	if _, has := moe["load_balancer"]; has && launch.PlacementMatters() {
+		return fmt.Errorf("%s: moe_config.load_balancer contradicts %s, which decides it: remove the member", engine.OptionsField, engine.PlanSource)
+	}
+	return nil
+}
+
+// parseOptions reads the user's options, of which there may be none.
+func parseOptions(text string) (map[string]any, error) {
+	all := map[string]any{}
+	if err := yaml.UnmarshalStrict([]byte(text), &all); err != nil {
+		return nil, fmt.Errorf("%s is invalid: it is no YAML object (%w)", engine.OptionsField, err)
+	}
+	if all == nil {
+		all = map[string]any{}
+	}
+	return all, nil
+}
+
+// moeOptions returns the member moe_config, which is made where it is missing.
+func moeOptions(all map[string]any) (map[string]any, error) {
+	switch moe := all["moe_config"].(type) {
+	case nil:
+		return map[string]any{}, nil
+	case map[string]any:
+		return moe, nil
+	}
+	return nil, fmt.Errorf("%s: moe_config is invalid: it must be an object", engine.OptionsField)
+}
+
+// balanced are the families whose architectures are on the engine's list (moe_model_arch_list in
+// tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py), with the first release. For any other it ignores a map. Checkpoints of kimi_k2
+// have the architecture of deepseek_v3.
+var balanced = map[string]engine.Release{
+	"deepseek_v3": {Major: 1}, "kimi_k2": {Major: 1}, "mixtral": {Major: 1}, "qwen2_moe": {Major: 1}, "qwen3_moe": {Major: 1},
+	"gpt_oss": newest,
+}
+
+// unbalanced are the backends that take no load balancer.
+var unbalanced = []string{"MARLIN", "TRITON", "VANILLA"}
+
+func check(s engine.Situation, verdict *engine.Support) {
+	if s.Realization != engine.EngineMap {
+		return
+	}
+	first := balanced[s.Family]
+	switch {
+	case s.Family == "":
+	case s.Wrapper != "" || !first.Known():
+		verdict.Refuse("NoExpertLocation", "TensorRT-LLM ignores an expert map for models of type %q: it takes maps for %s", cmp.Or(s.Wrapper, s.Family), strings.Join(slices.Sorted(maps.Keys(balanced)), ", "))
+	case s.Release.Before(first):
+		verdict.Refuse("NoExpertLocation", "TensorRT-LLM %s ignores an expert map for models of type %q: use %s or newer", s.Release, s.Family, first)
+	}
+	if all, err := parseOptions(s.Launch.Options); err == nil {
+		checkBackend(s.Release, all, verdict)
+	}
+	verdict.Warn("CannotPin", "Requests cannot be sent to a rank of TensorRT-LLM, nor does it tell the experts of a request: a plan only puts experts together that fire together, and the local activation rate stays unknown")
+}
+
+// checkBackend refuses options with which the engine takes no map, or ends at start with one.
+func checkBackend(release engine.Release, all map[string]any, verdict *engine.Support) {
+	moe, err := moeOptions(all)
+	if err != nil {
+		return // checkOptions refuses them
+	}
+	if backend, _ := moe["backend"].(string); slices.Contains(unbalanced, backend) || backend == "WIDEEP" && release.From(newest) {
+		verdict.Refuse(engine.ReasonMapWithoutEffect, "%s sets moe_config.backend %s: TensorRT-LLM takes no load balancer with it, or no longer has it. Remove the member", engine.OptionsField, backend)
+	}
+	speculative, _ := all["speculative_config"].(map[string]any)
+	if kind, _ := speculative["decoding_type"].(string); strings.HasPrefix(strings.ToUpper(kind), "MTP") {
+		verdict.Refuse(engine.ReasonDraftExperts, "%s sets speculative_config.decoding_type %s: the map lists the layers of the model, and TensorRT-LLM ends at start with a KeyError for the MoE layers of the draft. Remove the member, or serve without a plan", engine.OptionsField, kind)
+	}
+}
+
+// mechanisms lists what this package names of TensorRT-LLM. Stored versions of its files of releases 1.0 to 1.3 were read.
+func mechanisms() []engine.Mechanism {
+	one, open := engine.Release{Major: 1}, engine.Release{}
+	const serve, args, balancer = "tensorrt_llm/commands/serve.py", "tensorrt_llm/llmapi/llm_args.py", "tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py"
+	return slices.Concat(
+		engine.Has(engine.FlagKind, one, open, serve, engine.Read,
+			"--served_model_name", "--host", "--port", "--tp_size --tensor_parallel_size", "--ep_size --moe_expert_parallel_size", "--cluster_size --moe_cluster_parallel_size",
+			"--pp_size --pipeline_parallel_size", "--cp_size --context_parallel_size", "--extra_llm_api_options --config", "--enable_attention_dp"),
+		engine.Has(engine.RouteKind, one, open, "tensorrt_llm/serve/openai_server.py", engine.Read, "/health", "/version"),
+		engine.Has(engine.MemberKind, one, open, args, engine.Read, slices.Sorted(maps.Keys(decided))...),
+		engine.Has(engine.MemberKind, one, open, args, engine.Read, "moe_config", "load_balancer", "speculative_config", "decoding_type", "num_slots", "layer_updates_per_iter", "initial_global_assignments"),
+		engine.Has(engine.ValueKind, one, engine.Release{Major: 1, Minor: 2}, "moe_config.backend; removed by NVIDIA/TensorRT-LLM#17797", engine.Read, "WIDEEP"),
+		engine.Has(engine.ValueKind, one, open, "moe_config.backend without load balancer: NVIDIA/TensorRT-LLM#18626", engine.Read, unbalanced...),
+		engine.Has(engine.ValueKind, one, open, "model types: moe_model_arch_list in "+balancer, engine.Read, "deepseek_v3", "kimi_k2", "mixtral", "qwen2_moe", "qwen3_moe"),
+		engine.Has(engine.ValueKind, newest, open, "model types: moe_model_arch_list in "+balancer, engine.Read, "gpt_oss"),
+	)
 }
 
 // loadBalancer is the file of moe_config.load_balancer.

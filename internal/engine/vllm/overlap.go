@@ -2,22 +2,29 @@ package vllm
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// overlapping are the all-to-all backends beside which vLLM computes; backendVariable names one in older releases.
-var overlapping = []string{"deepep_low_latency", "deepep_high_throughput"}
+// overlapping are the all-to-all backends whose exchange vLLM overlaps with computation, with the first release that does.
+var overlapping = map[string]engine.Release{
+	"deepep_low_latency": oldest, "deepep_high_throughput": oldest,
+	"nixl_ep": {Minor: 24}, // vllm-project/vllm#45275
+}
 
+// backendVariable named the all-to-all backend, until vllm-project/vllm#33535 removed it.
 const backendVariable = "VLLM_ALL2ALL_BACKEND"
 
 // checkOverlap knows what --enable-dbo and --ubatch-size need. A rank that cannot cut its step keeps all from it.
 func checkOverlap(s engine.Situation) error {
 	o := s.Launch.Overlap
-	backend, given := engine.FlagValue(s.UserArgs, "--all2all-backend")
+	backend, _ := engine.FlagValue(s.UserArgs, "--all2all-backend")
+	first, overlaps := overlapping[backend]
 	switch {
 	case o.DistributionThresholdPercent != nil:
 		return engine.RefuseOverlap("VLLM", "distributionThresholdPercent", "")
@@ -27,8 +34,11 @@ func checkOverlap(s engine.Situation) error {
 		return fmt.Errorf("%s: VLLM cuts steps of data-parallel ranks alone, and spec.parallelism.attention is TensorParallel: use DataParallel, or remove the field", engine.OverlapField)
 	case s.Launch.Ranks < 2:
 		return fmt.Errorf("%s: spec.parallelism.expertParallelSize is %d: with one rank there is no exchange to go on beside: remove the field", engine.OverlapField, s.Launch.Ranks)
-	case !slices.Contains(overlapping, backend) && (given || !slices.Contains(s.UserEnv, backendVariable)):
-		return fmt.Errorf("%s: VLLM computes beside DeepEP alone: set --all2all-backend in spec.engine.args to %s or %s, or remove the field", engine.OverlapField, overlapping[0], overlapping[1])
+	case !overlaps:
+		return fmt.Errorf("%s: VLLM overlaps exchange and computation only with some backends: set --all2all-backend in spec.engine.args to %s, or remove the field",
+			engine.OverlapField, strings.Join(slices.Sorted(maps.Keys(overlapping)), ", "))
+	case s.Release.Before(first):
+		return fmt.Errorf("%s: VLLM %s does not overlap exchange and computation with --all2all-backend %s: use %s or newer, or remove the field", engine.OverlapField, s.Release, backend, first)
 	}
 	return nil
 }

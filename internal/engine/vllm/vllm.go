@@ -1,4 +1,4 @@
-// Package vllm knows vLLM's command line and HTTP surface, of releases that can return routed experts.
+// Package vllm knows vLLM's command line and HTTP surface.
 package vllm
 
 import (
@@ -28,10 +28,14 @@ func Adapter() engine.Adapter {
 		},
 		Generation: engine.Generation{TokenizePath: "/tokenize", Path: "/v1/completions", Body: completionBody, Answer: readCompletion},
 		Flags:      Flags,
-		Nodes:      &engine.Nodes{Most: 2, Why: "whose further nodes each need another first rank in their flags, which pods of one template cannot have", AttentionDP: true},
+		Nodes:      &engine.Nodes{AttentionDP: true},
 		Check:      check,
+		CheckStart: checkStart,
 
 		CheckOverlap: checkOverlap,
+
+		Images: []string{"vllm-openai", "vllm"}, ReleasePath: "/version",
+		Oldest: oldest, Newest: newest, Mechanisms: Mechanisms(),
 	}
 }
 
@@ -78,11 +82,9 @@ func Flags(launch engine.Launch) []engine.Flag {
 	return all
 }
 
-// rpcPort is where the nodes of a replica meet.
-const rpcPort = "13345"
-
-// nodeFlags: the first node's server balances over the ranks of all nodes, the others have no server. The first listens on the address
-// that it is given, and libzmq may not look up a name to listen on: it gets its own.
+// nodeFlags: the first node's server balances over the ranks of all nodes, the others have no server. From the number of nodes and its own
+// each infers how many ranks it has, and the first of them (vllm-project/vllm#23691). The first listens on the address that it is given, and
+// libzmq may not look up a name to listen on: the first gets its address.
 func nodeFlags(launch engine.Launch) []engine.Flag {
 	const source = "spec.parallelism.podsPerReplica"
 	one := launch.Nodes <= 1
@@ -90,29 +92,35 @@ func nodeFlags(launch engine.Launch) []engine.Flag {
 	if launch.Worker {
 		address = launch.LeaderAddress
 	}
-	local := strconv.Itoa(int(launch.Ranks / max(1, launch.Nodes)))
 	return []engine.Flag{
-		{Names: []string{"--data-parallel-size-local", "-dpl"}, Value: local, Source: source, Forbidden: one},
-		{Names: []string{"--data-parallel-address", "-dpa"}, Value: address, Source: source, Forbidden: one},
-		{Names: []string{"--data-parallel-rpc-port", "-dpp"}, Value: rpcPort, Source: source, Forbidden: one},
-		{Names: []string{"--data-parallel-start-rank", "-dpr"}, Value: local, Source: source, Forbidden: one || !launch.Worker},
+		{Names: []string{"--nnodes", "-n"}, Value: strconv.Itoa(int(launch.Nodes)), Source: source, Forbidden: one},
+		{Names: []string{"--node-rank", "-r"}, Value: launch.NodeRank, Source: source, Forbidden: one},
+		{Names: []string{"--master-addr"}, Value: address, Source: source, Forbidden: one},
 		{Names: []string{"--headless"}, Source: source, Forbidden: one || !launch.Worker},
+		{Names: []string{"--data-parallel-size-local", "-dpl"}, Source: source, Forbidden: true},
+		{Names: []string{"--data-parallel-address", "-dpa"}, Source: source, Forbidden: true},
+		{Names: []string{"--data-parallel-rpc-port", "-dpp"}, Source: source, Forbidden: true},
+		{Names: []string{"--data-parallel-start-rank", "-dpr"}, Source: source, Forbidden: true},
 	}
 }
 
-// collectives are the backends by which every rank takes part in the exchange of every token; the first is the engine's
-// default.
-var collectives = []string{"allgather_reducescatter", "naive"}
+// collectives are the backends by which every rank takes part in the exchange of every token; the first is the engine's default. The others
+// are names of backends that were removed, in whose place the engine uses its default.
+var collectives = []string{"allgather_reducescatter", "naive", "pplx"}
 
 func check(s engine.Situation, verdict *engine.Support) {
 	if !s.Launch.AttentionDP {
 		return // there is none, whatever the backend
 	}
 	backend, given := engine.FlagValue(s.UserArgs, "--all2all-backend")
-	named := given || slices.Contains(s.UserEnv, backendVariable) // a variable's value may be known to the pod alone
-	if !named || slices.Contains(collectives, backend) {
-		verdict.NoAllToAll(s.Launch, "--all2all-backend", backend, "Set --all2all-backend, for example to deepep_low_latency")
+	if given && !slices.Contains(collectives, backend) {
+		return
 	}
+	advice := "Set --all2all-backend, for example to deepep_low_latency"
+	if slices.Contains(s.UserEnv, backendVariable) {
+		advice += ": " + backendVariable + " was removed (vllm-project/vllm#33535)"
+	}
+	verdict.NoAllToAll(s.Launch, "--all2all-backend", backend, advice)
 }
 
 func completionBody(prompt []int32, newTokens int) map[string]any {

@@ -16,9 +16,42 @@ func Adapter() engine.Adapter {
 	a.Type = "VLLMAscend"
 	a.ExpertMap = &engine.ExpertMap{File: "vllm-ascend.json", Write: writeMap, Read: readMap}
 	a.Flags, a.Variables = flags, variables
-	a.Check = nil        // the backends of vLLM's all-to-all are for other devices
+	a.Check = check      // the backends of vLLM's all-to-all are for other devices
 	a.CheckOverlap = nil // what vLLM cuts steps beside are kernels for other devices
+	a.Images, a.Oldest, a.Newest = []string{"vllm-ascend"}, oldest, newest
+	a.Mechanisms = slices.Concat(slices.DeleteFunc(a.Mechanisms, func(m engine.Mechanism) bool { return newest.Before(m.First) }), mechanisms())
 	return a
+}
+
+// The plugin has the numbers of the releases of vLLM that it is for.
+var (
+	oldest = engine.Release{Minor: 13}
+	newest = engine.Release{Minor: 25, Patch: 1}
+)
+
+// mechanisms lists what this package names of the plugin, besides what it names of vLLM. The tags v0.13.0 to v0.25.1rc1 were read.
+func mechanisms() []engine.Mechanism {
+	open := engine.Release{}
+	return slices.Concat(
+		engine.Has(engine.MemberKind, oldest, open, "--additional-config: vllm_ascend/ascend_config.py", engine.Read, "eplb_config", "dynamic_eplb", "num_redundant_experts"),
+		engine.Has(engine.MemberKind, oldest, open, "--additional-config: vllm_ascend/ascend_config.py; V1 model runner only", engine.Read, "expert_map_path"),
+		engine.Has(engine.MemberKind, oldest, open, "the map: vllm_ascend/eplb/core/eplb_utils.py", engine.Read, "moe_layer_count", "layer_list", "layer_id", "device_count", "device_list", "device_id", "device_expert"),
+		engine.Has(engine.VariableKind, oldest, open, "vllm_ascend/envs.py", engine.Read, "DYNAMIC_EPLB", "EXPERT_MAP_RECORD"),
+	)
+}
+
+// check knows what the plugin's map cannot do. A file that lists n MoE layers serves layers 0 to n-1, and n with the default order of experts,
+// which is the one of a draft model's layer; with further ones the engine ends at start (vllm_ascend/eplb/core/eplb_utils.py).
+func check(s engine.Situation, verdict *engine.Support) {
+	if s.Realization != engine.EngineMap {
+		return
+	}
+	if slices.Contains(s.UserEnv, vllm.RunnerVariable) {
+		verdict.Warn("MapNeedsV1Runner", "%s is among the engine's variables: with the V2 model runner, vllm-ascend to 0.25.1 reads no expert map, and later releases end at start. Set it to 0, or use %s", vllm.RunnerVariable, engine.ReshuffledWeights)
+	}
+	if _, given := engine.FlagValue(s.UserArgs, "--speculative-config"); given {
+		verdict.Warn(engine.ReasonDraftExperts, "spec.engine.args sets --speculative-config: vllm-ascend gives the first MoE layer of a draft model the default order of experts, and ends at start with a second one. With more than one, use %s", engine.ReshuffledWeights)
+	}
 }
 
 // flags: beside a map, --additional-config is refused whole; elsewhere the plugin's own map and load balancer in it are, which would move

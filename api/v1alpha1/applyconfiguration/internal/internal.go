@@ -253,6 +253,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: image
       type:
         scalar: string
+    - name: options
+      type:
+        scalar: string
     - name: overlap
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.OverlapSpec
@@ -1089,6 +1092,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.semmoe.operator.api.v1alpha1.ServingStatus
   map:
     fields:
+    - name: engineRelease
+      type:
+        scalar: string
     - name: ranks
       type:
         scalar: numeric

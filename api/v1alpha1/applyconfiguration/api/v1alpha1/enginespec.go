@@ -22,6 +22,9 @@ type EngineSpecApplyConfiguration struct {
 	// args are further flags of the engine. A flag that the operator sets itself (model path, host, port, parallel sizes,
 	// served model name) is refused.
 	Args []string `json:"args,omitempty"`
+	// options are members of the engine's options file, as YAML, where the engine has one: TensorRTLLM, which reads it as
+	// --extra_llm_api_options. The operator adds attention data parallelism and a plan's map. A member that another field decides is refused.
+	Options *string `json:"options,omitempty"`
 	// env are further environment variables of the engine.
 	Env []v1.EnvVar `json:"env,omitempty"`
 	// overlap lets the exchange of some tokens go on beside the computation of others, as far as the engine has flags for it. Without
@@ -70,6 +73,14 @@ func (b *EngineSpecApplyConfiguration) WithArgs(values ...string) *EngineSpecApp
 	for i := range values {
 		b.Args = append(b.Args, values[i])
 	}
+	return b
+}
+
+// WithOptions sets the Options field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Options field is set to the value of the last call.
+func (b *EngineSpecApplyConfiguration) WithOptions(value string) *EngineSpecApplyConfiguration {
+	b.Options = &value
 	return b
 }
 

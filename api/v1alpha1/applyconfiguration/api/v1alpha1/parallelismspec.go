@@ -19,7 +19,7 @@ type ParallelismSpecApplyConfiguration struct {
 	ExpertParallelSize *int32 `json:"expertParallelSize,omitempty"`
 	// podsPerReplica is the number of pods that the ranks of one replica are spread over, in order and evenly, where a replica
 	// needs more devices than a node has. Default 1. More need the kind LeaderWorkerSet in the cluster
-	// (leaderworkerset.x-k8s.io/v1), and an engine that flags can spread: SGLang, or VLLM and VLLMAscend over 2 pods with attention
+	// (leaderworkerset.x-k8s.io/v1), and an engine that flags can spread: SGLang, or VLLM and VLLMAscend with attention
 	// DataParallel. The first pod answers requests for all.
 	PodsPerReplica *int32 `json:"podsPerReplica,omitempty"`
 	// resourceName is the extended resource of a device: each pod asks for expertParallelSize of it, divided by

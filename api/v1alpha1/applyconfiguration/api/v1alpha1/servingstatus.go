@@ -11,6 +11,9 @@ type ServingStatusApplyConfiguration struct {
 	Revision *string `json:"revision,omitempty"`
 	// ranks is the number of ranks that requests are sent to; absent where requests have no rank.
 	Ranks *int32 `json:"ranks,omitempty"`
+	// engineRelease is the release that the engine of this revision reports, such as 0.5.17. It is absent until a pod is ready, and for an
+	// engine that reports none.
+	EngineRelease *string `json:"engineRelease,omitempty"`
 }
 
 // ServingStatusApplyConfiguration constructs a declarative configuration of the ServingStatus type for use with
@@ -32,5 +35,13 @@ func (b *ServingStatusApplyConfiguration) WithRevision(value string) *ServingSta
 // If called multiple times, the Ranks field is set to the value of the last call.
 func (b *ServingStatusApplyConfiguration) WithRanks(value int32) *ServingStatusApplyConfiguration {
 	b.Ranks = &value
+	return b
+}
+
+// WithEngineRelease sets the EngineRelease field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the EngineRelease field is set to the value of the last call.
+func (b *ServingStatusApplyConfiguration) WithEngineRelease(value string) *ServingStatusApplyConfiguration {
+	b.EngineRelease = &value
 	return b
 }

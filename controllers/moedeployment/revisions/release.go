@@ -1,0 +1,164 @@
+package revisions
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/podhealth"
+)
+
+const (
+	// releaseTimeout bounds how long a pod may take to report its release, and releaseBytes how much of its answer is read: SGLang's has the
+	// state of every rank.
+	releaseTimeout = 3 * time.Second
+	releaseBytes   = 4 << 20
+	// releasePeriod is how often a pod that does not answer is asked.
+	releasePeriod = time.Minute
+)
+
+// Release returns the release of the engine that the spec asks for: the one that a workload of the same image has reported, or else the one
+// that the image's tag names. It is the zero value where neither is known.
+func Release(moed *semmoev1.MoEDeployment, workloads []*Workload) engine.Release {
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	if err != nil {
+		return engine.Release{} // Validate reports an unknown engine
+	}
+	image := engineImage(moed)
+	for _, w := range workloads {
+		template := w.Template()
+		if template.Annotations[semmoev1.AnnotationEngine] != adapter.Type || imageIn(template) != image {
+			continue
+		}
+		if release := ReportedRelease(w); release.Known() {
+			return release
+		}
+	}
+	return adapter.ImageRelease(image)
+}
+
+// ReportedRelease returns the release that a workload's engine has reported; the zero value where that is not known.
+func ReportedRelease(w *Workload) engine.Release {
+	return engine.ParseRelease(w.Annotations[semmoev1.AnnotationEngineRelease])
+}
+
+// engineImage is the image of the engine's container, which spec.template may replace.
+func engineImage(moed *semmoev1.MoEDeployment) string {
+	if template := moed.Spec.Template; template != nil {
+		if image := imageIn(template); image != "" {
+			return image
+		}
+	}
+	return moed.Spec.Engine.Image
+}
+
+// imageIn is the image of the engine's container in a template; empty where it names none.
+func imageIn(template *corev1.PodTemplateSpec) string {
+	at := slices.IndexFunc(template.Spec.Containers, func(c corev1.Container) bool { return c.Name == semmoev1.EngineContainer })
+	if at < 0 {
+		return ""
+	}
+	return template.Spec.Containers[at].Image
+}
+
+// Releases asks engines for their releases. The zero value is ready for use, by several goroutines.
+type Releases struct {
+	mu sync.Mutex
+	// asked is when a pod was last asked in vain.
+	asked map[types.UID]time.Time
+}
+
+// Record asks a ready pod of each workload whose release is not known, and annotates the workload with the answer. A pod that does not answer
+// is asked again after releasePeriod. Record returns when to ask again; zero where every release is known, or no pod is ready.
+func (r *Releases) Record(ctx context.Context, c client.Client, web *http.Client, workloads []*Workload, pods []*corev1.Pod, now time.Time) (time.Duration, error) {
+	again := time.Duration(0)
+	for _, w := range workloads {
+		if w.Annotations[semmoev1.AnnotationEngineRelease] != "" {
+			continue
+		}
+		at := slices.IndexFunc(pods, func(pod *corev1.Pod) bool { return w.Holds(pod) && podhealth.Ready(pod) && pod.Status.PodIP != "" })
+		if at < 0 {
+			continue // its readiness leads back here
+		}
+		adapter, err := registry.For(w.Template().Annotations[semmoev1.AnnotationEngine])
+		if err != nil || adapter.ReleasePath == "" {
+			continue
+		}
+		if !r.due(pods[at].UID, now) {
+			again = releasePeriod
+			continue
+		}
+		release, err := askRelease(ctx, web, pods[at], adapter.ReleasePath)
+		if err != nil {
+			again = releasePeriod
+			continue
+		}
+		text := semmoev1.ReleaseUnknown
+		if release.Known() {
+			text = release.String()
+		}
+		if err := w.Change(ctx, c, "annotate", func() { metav1.SetMetaDataAnnotation(w.ObjectMeta, semmoev1.AnnotationEngineRelease, text) }); err != nil {
+			return again, err
+		}
+	}
+	return again, nil
+}
+
+// due reports whether to ask a pod now, and remembers that it was asked.
+func (r *Releases) due(pod types.UID, now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for uid, at := range r.asked {
+		if now.Sub(at).Abs() >= releasePeriod {
+			delete(r.asked, uid)
+		}
+	}
+	if _, recent := r.asked[pod]; recent {
+		return false
+	}
+	if r.asked == nil {
+		r.asked = map[types.UID]time.Time{}
+	}
+	r.asked[pod] = now
+	return true
+}
+
+// askRelease asks a pod for its release. An answer without one is no error: the engine reports none.
+func askRelease(ctx context.Context, web *http.Client, pod *corev1.Pod, path string) (engine.Release, error) {
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	url := "http://" + net.JoinHostPort(pod.Status.PodIP, pod.Annotations[semmoev1.AnnotationPort]) + path
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return engine.Release{}, err
+	}
+	response, err := web.Do(request)
+	if err != nil {
+		return engine.Release{}, err
+	}
+	defer response.Body.Close()
+	switch {
+	case response.StatusCode == http.StatusNotFound:
+		return engine.Release{}, nil
+	case response.StatusCode != http.StatusOK:
+		return engine.Release{}, fmt.Errorf("failed to read the release of pod %s: status %d", pod.Name, response.StatusCode)
+	}
+	answer, err := io.ReadAll(io.LimitReader(response.Body, releaseBytes))
+	if err != nil {
+		return engine.Release{}, err
+	}
+	return engine.ReadRelease(answer), nil
+}

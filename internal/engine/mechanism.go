@@ -1,0 +1,77 @@
+package engine
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Kind is the kind of a mechanism of an engine.
+type Kind string
+
+// The kinds of mechanisms, in the order of the guide.
+const (
+	FlagKind     Kind = "flag"
+	VariableKind Kind = "variable"
+	RouteKind    Kind = "route"
+	HeaderKind   Kind = "header"
+	MemberKind   Kind = "member"
+	MetricKind   Kind = "metric"
+	ValueKind    Kind = "value"
+)
+
+var kinds = []Kind{FlagKind, VariableKind, RouteKind, HeaderKind, MemberKind, MetricKind, ValueKind}
+
+// Evidence is how it is known that an engine has a mechanism.
+type Evidence string
+
+const (
+	// Read says that the source was read.
+	Read Evidence = "read"
+	// Run says that the engine was run, too.
+	Run Evidence = "run"
+)
+
+// Mechanism is a part of an engine's surface that the operator or the request router uses, sets, refuses or knows.
+type Mechanism struct {
+	Kind Kind
+	// Names are its spellings.
+	Names []string
+	// First and Last are the first and the last release that are known to have it, as far as sources were read. An empty Last is the
+	// adapter's Newest.
+	First, Last Release
+	// Source is where it is: a file of the engine's project, and a pull request or an issue where one explains it.
+	Source string
+	// Evidence is Read or Run.
+	Evidence Evidence
+}
+
+// Has returns mechanisms of a kind that have the same releases, source and evidence, one for each text. The spellings of one are separated
+// by spaces.
+func Has(kind Kind, first, last Release, source string, evidence Evidence, texts ...string) []Mechanism {
+	var all []Mechanism
+	for _, text := range texts {
+		all = append(all, Mechanism{Kind: kind, Names: strings.Fields(text), First: first, Last: last, Source: source, Evidence: evidence})
+	}
+	return all
+}
+
+// Guide writes the mechanisms as a Markdown table, ordered by kind and name.
+func (a Adapter) Guide() string {
+	all := slices.Clone(a.Mechanisms)
+	slices.SortStableFunc(all, func(x, y Mechanism) int {
+		return cmp.Or(cmp.Compare(slices.Index(kinds, x.Kind), slices.Index(kinds, y.Kind)), strings.Compare(x.Names[0], y.Names[0]))
+	})
+	var text strings.Builder
+	fmt.Fprintf(&text, "### %s: %s to %s\n\n", a.Type, a.Oldest, a.Newest)
+	text.WriteString("| mechanism | | first | last | source | |\n| --- | --- | --- | --- | --- | --- |\n")
+	for _, m := range all {
+		last := ""
+		if m.Last.Known() {
+			last = m.Last.String()
+		}
+		fmt.Fprintf(&text, "| `%s` | %s | %s | %s | %s | %s |\n", strings.Join(m.Names, "`, `"), m.Kind, m.First, last, m.Source, m.Evidence)
+	}
+	return text.String()
+}

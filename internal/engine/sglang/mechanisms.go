@@ -1,0 +1,51 @@
+package sglang
+
+import (
+	"slices"
+
+	"github.com/semmoe/operator/internal/engine"
+)
+
+// mechanisms lists what this package names of SGLang. The wheels of releases 0.5.12 to 0.5.23 were read; 0.5.17 was run on two H100.
+func mechanisms() []engine.Mechanism {
+	open := engine.Release{}
+	at := func(patch int) engine.Release { return engine.Release{Minor: 5, Patch: patch} }
+	const args, moe = "srt/server_args.py", "srt/server_args.py, srt/arg_groups"
+	return slices.Concat(
+		engine.Has(engine.FlagKind, minimum, open, args, engine.Run,
+			"--model-path --model", "--served-model-name", "--host", "--port", "--tp-size --tensor-parallel-size --tp", "--ep-size --expert-parallel-size --ep",
+			"--dp-size --data-parallel-size --dp", "--enable-dp-attention", "--enable-return-routed-experts", "--init-expert-location",
+			"--ep-num-redundant-experts"),
+		engine.Has(engine.FlagKind, minimum, open, args, engine.Read,
+			"--pp-size --pipeline-parallel-size", "--nnodes", "--node-rank", "--dist-init-addr --nccl-init-addr", "--config", "--enable-eplb", "--elastic-ep-backend",
+			"--expert-distribution-recorder-mode", "--deepep-mode", "--deepep-config", "--enable-two-batch-overlap", "--tbo-token-distribution-threshold",
+			"--enforce-shared-experts-fusion", "--speculative-algorithm", "--schedule-policy"),
+		engine.Has(engine.FlagKind, minimum, open, "srt/server_args.py; families and releases: sgl-project/sglang#36861", engine.Run, "--moe-a2a-backend"),
+		engine.Has(engine.FlagKind, minimum, open, "srt/server_args.py; static without a backend: sgl-project/sglang#32962", engine.Run, "--ep-dispatch-algorithm"),
+		engine.Has(engine.FlagKind, minimum, at(19), "srt/server_args.py; renamed by sgl-project/sglang#34998", engine.Read, "--enable-expert-distribution-metrics"),
+		engine.Has(engine.FlagKind, at(18), open, moe, engine.Read, "--expert-balancedness-report-mode"),
+		engine.Has(engine.RouteKind, minimum, open, "srt/entrypoints/http_server.py", engine.Run, "/health", "/server_info", "/v1/tokenize"),
+		engine.Has(engine.RouteKind, minimum, open, "srt/entrypoints/http_server.py; ignores the rank header: sgl-project/sglang#38729", engine.Run, "/generate"),
+		engine.Has(engine.RouteKind, minimum, open, "srt/entrypoints/openai/serving_responses.py: ignores the rank", engine.Run, "/v1/responses"),
+		engine.Has(engine.HeaderKind, minimum, open, "srt/entrypoints/openai/serving_base.py; sgl-project/sglang#19832", engine.Run, "X-Data-Parallel-Rank"),
+		engine.Has(engine.HeaderKind, minimum, open, "srt/entrypoints/openai/serving_base.py", engine.Read, "X-Smg-Routing-Key"),
+		engine.Has(engine.HeaderKind, at(15), open, "srt/environ.py: SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES", engine.Read, "X-Override-Routed-Dp-Rank", "X-Override-Disagg-Prefill-Dp-Rank"),
+		engine.Has(engine.VariableKind, at(15), open, "srt/environ.py", engine.Read, "SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES"),
+		engine.Has(engine.MemberKind, minimum, open, "srt/managers/io_struct.py", engine.Run, "routed_dp_rank", "data_parallel_rank", "return_routed_experts", "routed_experts_start_len", "input_ids", "sampling_params", "max_new_tokens"),
+		engine.Has(engine.MemberKind, minimum, open, "srt/managers/io_struct.py", engine.Read, "disagg_prefill_dp_rank"),
+		engine.Has(engine.MemberKind, minimum, open, "srt/managers/tokenizer_manager.py", engine.Run, "meta_info", "routed_experts", "output_ids"),
+		engine.Has(engine.MemberKind, minimum, open, "srt/entrypoints/openai/protocol.py", engine.Run, "sglext"),
+		engine.Has(engine.MemberKind, minimum, open, "documentation of sglext, other spelling", engine.Read, "sgl_ext"),
+		engine.Has(engine.MemberKind, minimum, open, "srt/eplb/expert_location.py", engine.Run, "physical_to_logical_map"),
+		engine.Has(engine.MemberKind, minimum, open, "DeepEP, through --deepep-config", engine.Read, "normal_dispatch", "normal_combine", "num_sms"),
+		engine.Has(engine.MetricKind, minimum, open, "srt/observability", engine.Run, "sglang:spec_accept_length"),
+		engine.Has(engine.ValueKind, minimum, open, "--moe-a2a-backend: srt/server_args.py", engine.Read, "deepep", "mooncake", "nixl", "mori", "ascend_fuseep", "flashinfer", "megamoe"),
+		engine.Has(engine.ValueKind, at(17), open, "--moe-a2a-backend: srt/server_args.py", engine.Read, "pplx"),
+		engine.Has(engine.ValueKind, at(19), open, "--moe-a2a-backend: srt/arg_groups", engine.Read, "deepep_v2", "ascend_tp"),
+		engine.Has(engine.ValueKind, at(20), open, "--moe-a2a-backend: srt/arg_groups", engine.Read, "flashinfer_megamoe"),
+		engine.Has(engine.ValueKind, minimum, open, "--deepep-mode: srt/server_args.py", engine.Read, "low_latency"),
+		engine.Has(engine.ValueKind, minimum, open, "model types: get_model_config_for_expert_location in srt/models", engine.Read, slices.Concat(located, locatedWrappers)...),
+		engine.Has(engine.ValueKind, minimum, open, "model types: srt/batch_overlap/operations_strategy.py", engine.Read, "mimo_v2_flash"),
+		engine.Has(engine.ValueKind, at(15), open, "model types: srt/batch_overlap/operations_strategy.py", engine.Read, "deepseek_v4"),
+	)
+}

@@ -1,0 +1,116 @@
+package vllm
+
+import (
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/semmoe/operator/internal/engine"
+)
+
+// The releases between which what is checked here has changed.
+var (
+	// oldest is the oldest release whose source was read. It infers ranks from --nnodes and --node-rank.
+	oldest = engine.Release{Minor: 11, Patch: 2}
+	// captures is the first release that returns routed experts as base64 of a .npy file in each choice (vllm-project/vllm#38939).
+	captures = engine.Release{Minor: 22}
+	// auxiliary is the first release that captures routed experts in the V2 model runner only, where most KV connectors are allowed.
+	auxiliary = engine.Release{Minor: 31}
+	newest    = engine.Release{Minor: 32}
+)
+
+// transfers are the connectors between prefill and decode, with which no release returns routed experts.
+var transfers = []string{"MoRIIOConnector", "MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector"}
+
+// reasonCapture is that the engine cannot return routed experts as it is configured.
+const reasonCapture = "CaptureUnsupported"
+
+// withoutCapture is what to do where an engine cannot return routed experts.
+const withoutCapture = "set spec.routing.samplePercent to 0 and give spec.profiling.profileRef instead of dataset"
+
+// checkStart refuses what vLLM refuses at start, or answers wrongly, where it is asked to return routed experts (vllm/config/vllm.py).
+func checkStart(s engine.Situation, verdict *engine.Support) {
+	if s.Launch.Nodes > 1 {
+		verdict.NeedsRelease(s, "VLLM", "spec.parallelism.podsPerReplica above 1", oldest, "inferring ranks from --nnodes and --node-rank", "set podsPerReplica to 1")
+	}
+	if !s.Launch.RoutedExperts {
+		return
+	}
+	verdict.NeedsRelease(s, "VLLM", "spec.profiling.dataset and spec.routing.samplePercent", captures, "returning routed experts", withoutCapture)
+	checkConnectors(s, verdict)
+	refuse := func(given, why string) {
+		verdict.Refuse(reasonCapture, "spec.engine.args: %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: %s. Remove it, or %s", given, why, withoutCapture)
+	}
+	for _, names := range [][]string{{"--decode-context-parallel-size", "-dcp"}, {"--prefill-context-parallel-size", "-pcp"}} {
+		if value, given := engine.FlagValue(s.UserArgs, names...); given && value != "1" {
+			refuse(names[0]+" "+value, "vLLM does not return routed experts with context parallelism")
+		}
+	}
+	if !s.Release.From(auxiliary) {
+		return
+	}
+	if _, given := engine.FlagValue(s.UserArgs, "--no-enable-prefix-caching"); given {
+		refuse("--no-enable-prefix-caching", "vLLM "+auxiliary.String()+" and newer return routed experts only with prefix caching")
+	}
+	if adaptive, _ := engine.FlagMembers(s.UserArgs, "--speculative-config")["enable_adaptive_verification"].(bool); adaptive {
+		refuse("enable_adaptive_verification in --speculative-config", "vLLM does not return routed experts with it")
+	}
+	if s.Launch.Overlap.MicroBatches > 0 && !slices.Contains(s.UserEnv, RunnerVariable) {
+		verdict.Refuse(reasonCapture, "%s.microBatches is invalid with --enable-return-routed-experts: vLLM %s and newer return routed experts only with the V2 model runner, which overlaps exchange and computation only where %s is 1. "+
+			"Set it in spec.engine.env, remove the field, or %s", engine.OverlapField, auxiliary, RunnerVariable, withoutCapture)
+	}
+}
+
+// RunnerVariable is the variable that chooses the model runner.
+const RunnerVariable = "VLLM_USE_V2_MODEL_RUNNER"
+
+// checkConnectors refuses KV connectors with which a release does not return routed experts, or returns those of other requests. It warns
+// where the release is not known.
+func checkConnectors(s engine.Situation, verdict *engine.Support) {
+	const field = "spec.engine.args: "
+	config, given := engine.FlagValue(s.UserArgs, "--kv-transfer-config")
+	size, offloads := engine.FlagValue(s.UserArgs, "--kv-offloading-size")
+	offloaded, err := strconv.ParseFloat(size, 64)
+	offloads = offloads && (err != nil || offloaded != 0)
+	members := engine.FlagMembers(s.UserArgs, "--kv-transfer-config")
+	names := connectors(members)
+	switch at := slices.IndexFunc(names, func(name string) bool { return slices.Contains(transfers, name) }); {
+	case at >= 0:
+		verdict.Refuse(reasonCapture, field+"the KV connector %s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need: the engine ends at start. Remove it, or %s", names[at], withoutCapture)
+		return
+	case !given && !offloads, given && !offloads && members != nil && len(names) == 0, s.Release.From(auxiliary):
+		return // none, or one that is allowed
+	}
+	what, why := "--kv-offloading-size", "the engine starts, and answers with routed experts of other requests"
+	if !offloads {
+		what, why = "a KV connector", "the engine ends at start"
+		if len(names) > 0 {
+			what = "the KV connector " + names[0]
+		} else if config != "" && !json.Valid([]byte(config)) {
+			why = "its value cannot be read, and with most connectors the engine ends at start"
+		}
+	}
+	message := "%s is invalid with --enable-return-routed-experts, which spec.profiling.dataset and spec.routing.samplePercent need, before vLLM %s: %s. Use a newer image, remove it, or %s"
+	if s.Release.Known() {
+		verdict.Refuse(reasonCapture, field+message, what, auxiliary, why, withoutCapture)
+	} else {
+		verdict.Warn(reasonCapture, field+message, what, auxiliary, why, withoutCapture)
+	}
+}
+
+// connectors returns the names of the KV connectors that a configuration names, those inside a MultiConnector included.
+func connectors(config map[string]any) []string {
+	var names []string
+	if name, ok := config["kv_connector"].(string); ok {
+		names = append(names, name)
+	}
+	extra, _ := config["kv_connector_extra_config"].(map[string]any)
+	children, _ := extra["connectors"].([]any)
+	for _, child := range children {
+		if child, ok := child.(map[string]any); ok && len(names) < 64 {
+			names = append(names, connectors(child)...)
+		}
+	}
+	return slices.DeleteFunc(names, func(name string) bool { return strings.TrimSpace(name) == "" })
+}

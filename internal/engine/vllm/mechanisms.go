@@ -1,0 +1,48 @@
+package vllm
+
+import (
+	"slices"
+
+	"github.com/semmoe/operator/internal/engine"
+)
+
+// Mechanisms lists what this package names of vLLM. Releases 0.11.2 to 0.32.0 were read; 0.32.0 was run on CPU.
+func Mechanisms() []engine.Mechanism {
+	open := engine.Release{}
+	at := func(minor int) engine.Release { return engine.Release{Minor: minor} }
+	const args, config = "vllm/engine/arg_utils.py", "vllm/config/vllm.py"
+	return slices.Concat(
+		engine.Has(engine.FlagKind, oldest, open, args, engine.Run,
+			"--model", "--served-model-name", "--host", "--port", "--tensor-parallel-size -tp", "--data-parallel-size -dp", "--enable-expert-parallel -ep",
+			"--expert-placement-strategy"),
+		engine.Has(engine.FlagKind, oldest, open, args, engine.Read,
+			"--no-enable-expert-parallel", "--pipeline-parallel-size -pp", "--data-parallel-rank -dpn", "--data-parallel-external-lb -dpe", "--data-parallel-hybrid-lb -dph",
+			"--data-parallel-size-local -dpl", "--data-parallel-address -dpa", "--data-parallel-rpc-port -dpp", "--data-parallel-start-rank -dpr",
+			"--headless", "--enable-eplb", "--eplb-config", "--config", "--enable-dbo", "--no-enable-dbo", "--dbo-decode-token-threshold", "--dbo-prefill-token-threshold",
+			"--all2all-backend", "--kv-transfer-config", "--kv-offloading-size", "--decode-context-parallel-size -dcp", "--no-enable-prefix-caching", "--speculative-config",
+			"--additional-config", "--enable-lora", "--lora-modules"),
+		engine.Has(engine.FlagKind, oldest, open, "vllm/engine/arg_utils.py; vllm-project/vllm#23691", engine.Read, "--nnodes -n", "--node-rank -r", "--master-addr"),
+		engine.Has(engine.FlagKind, at(12), open, args, engine.Read, "--prefill-context-parallel-size -pcp"),
+		engine.Has(engine.FlagKind, at(14), open, args, engine.Read, "--ubatch-size"),
+		engine.Has(engine.FlagKind, at(14), open, "vllm/engine/arg_utils.py; not with KV connectors: vllm/config/vllm.py", engine.Run, "--enable-return-routed-experts"),
+		engine.Has(engine.FlagKind, at(17), open, args, engine.Read, "--enable-elastic-ep"),
+		engine.Has(engine.FlagKind, captures, open, args, engine.Read, "--data-parallel-multi-port-external-lb -dpm"),
+		engine.Has(engine.VariableKind, oldest, at(15), "vllm/envs.py; removed by vllm-project/vllm#33535", engine.Read, backendVariable),
+		engine.Has(engine.VariableKind, oldest, open, "vllm/envs.py", engine.Read, "VLLM_DBO_COMM_SMS"),
+		engine.Has(engine.VariableKind, captures, open, "vllm/envs.py", engine.Run, RunnerVariable),
+		engine.Has(engine.RouteKind, oldest, open, "vllm/entrypoints", engine.Run, "/health", "/version", "/tokenize", "/v1/completions"),
+		engine.Has(engine.RouteKind, oldest, open, "vllm/entrypoints/openai: ignores the rank", engine.Run, "/v1/responses"),
+		engine.Has(engine.HeaderKind, oldest, open, "vllm/entrypoints", engine.Run, "X-data-parallel-rank X-Data-Parallel-Rank"),
+		engine.Has(engine.MemberKind, oldest, open, "vllm/entrypoints/openai/completion/protocol.py", engine.Run, "max_tokens", "return_token_ids", "token_ids"),
+		engine.Has(engine.MemberKind, captures, open, "vllm/entrypoints/openai/completion/protocol.py; vllm-project/vllm#38939", engine.Read, "routed_experts"),
+		engine.Has(engine.MemberKind, captures, open, "vllm/sampling_params.py", engine.Read, "routed_experts_prompt_start"),
+		engine.Has(engine.MemberKind, captures, open, "not known to vLLM, which ignores it", engine.Run, "return_routed_experts"),
+		engine.Has(engine.MemberKind, oldest, open, "--kv-transfer-config: vllm/config/kv_transfer.py", engine.Read, "kv_connector", "kv_connector_extra_config"),
+		engine.Has(engine.MemberKind, auxiliary, open, "--speculative-config: vllm/config/vllm.py", engine.Read, "enable_adaptive_verification"),
+		engine.Has(engine.ValueKind, oldest, open, "--all2all-backend: vllm/config/parallel.py", engine.Read, "allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput"),
+		engine.Has(engine.ValueKind, oldest, at(17), "--all2all-backend: vllm/config/parallel.py; later an alias of the default", engine.Read, "naive", "pplx"),
+		engine.Has(engine.ValueKind, at(21), open, "--all2all-backend; overlap from 0.24.0: vllm-project/vllm#45275", engine.Read, "nixl_ep"),
+		engine.Has(engine.ValueKind, oldest, open, "--expert-placement-strategy: vllm/config/parallel.py", engine.Run, "linear"),
+		engine.Has(engine.ValueKind, captures, open, config, engine.Read, transfers...),
+	)
+}

@@ -3,9 +3,12 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
@@ -21,6 +24,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/podgroup"
 	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/router"
 )
 
 const (
@@ -164,6 +168,93 @@ func TestMultiPodReplicas(t *testing.T) {
 	scaleGroups(t, moed)
 	breakGroups(t, moed)
 	stop()
+	t.Run("vLLM over four pods", spreadVLLM)
+}
+
+const (
+	// vllmImage is the double of vLLM.
+	vllmImage = "vllm-openai:test"
+	// vllmRelease is the release that it reports.
+	vllmRelease = "0.22.0"
+)
+
+// buildVLLM builds the double of vLLM, and returns its path.
+func buildVLLM() (string, error) {
+	path := filepath.Join(repository, "bin", "vllm")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./test/engines/vllm")
+	build.Dir, build.Env = repository, append(os.Environ(), "CGO_ENABLED=0")
+	if output, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("failed to build the double of vLLM: %w: %s", err, output)
+	}
+	return path, nil
+}
+
+// spreadVLLM serves 32 ranks over four pods of eight, whose command lines are the same but for the index that LeaderWorkerSet sets. Requests
+// are pinned to ranks of every pod. A pod that is lost takes its replica with it, which recovers.
+func spreadVLLM(t *testing.T) {
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	moed := newDeployment(namespace, "vllm", func(m *semmoev1.MoEDeployment) {
+		m.Spec.Model.Name = "tiny"
+		m.Spec.Engine = semmoev1.EngineSpec{Type: semmoev1.EngineVLLM, Image: vllmImage, Command: []string{"/vllm", "serve"}, Args: []string{"--all2all-backend", "deepep_low_latency"}}
+		m.Spec.Parallelism = semmoev1.ParallelismSpec{ExpertParallelSize: 32, PodsPerReplica: ptr.To[int32](4)}
+	})
+	create(t, moed)
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
+	eventually(t, patience, "the release that the engine reports is known", func() error {
+		if serving := get(t, moed).Status.Serving; serving == nil || serving.EngineRelease != vllmRelease || serving.Ranks != 32 {
+			return fmt.Errorf("status.serving is %+v", serving)
+		}
+		return nil
+	})
+	url := reach(t, moed)
+	everyRank := func() {
+		t.Helper()
+		eventually(t, patience, "every rank of the four pods has answered", func() error {
+			ranks := map[string]bool{}
+			for range 256 {
+				rank, err := rankOf(t.Context(), url)
+				if err != nil {
+					return err
+				}
+				if ranks[rank] = true; len(ranks) == 32 {
+					return nil
+				}
+			}
+			return fmt.Errorf("only %d ranks have", len(ranks))
+		})
+	}
+	everyRank()
+	workers, err := listWorkerPods(t.Context(), moed)
+	if err != nil || len(workers) != 3 {
+		t.Fatalf("%d workers, want 3: %v", len(workers), err)
+	}
+	before := podUIDs(t, moed)
+	if err := api.Delete(t.Context(), workers[2]); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, patience, "the replica recovers", func() error {
+		after := podUIDs(t, moed)
+		workers, err := listWorkerPods(t.Context(), moed)
+		if err != nil || len(workers) != 3 || len(after) != 1 || slices.Equal(before, after) {
+			return fmt.Errorf("%d workers, leaders %v, were %v, %v", len(workers), after, before, err)
+		}
+		return complete(get(t, moed))
+	})
+	everyRank()
+}
+
+// rankOf sends a small request, and returns the rank that it was pinned to.
+func rankOf(ctx context.Context, url string) (string, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(`{"model": "tiny", "prompt": "func", "max_tokens": 1}`))
+	if err != nil {
+		return "", err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err := answered(response, err); err != nil {
+		return "", err
+	}
+	return response.Header.Get(router.HeaderRank), nil
 }
 
 // checkGroups looks at the pods of two replicas of two.

@@ -93,6 +93,13 @@ func run(m *testing.M) (int, error) {
 	if _, err := os.Stat(groupsBinary()); err == nil {
 		images[groupsImage] = groupsBinary()
 	}
+	if *full {
+		double, err := buildVLLM()
+		if err != nil {
+			return 1, err
+		}
+		images[vllmImage] = double
+	}
 	cluster, err = localcluster.Start(ctx, localcluster.Options{
 		Binaries: binaries,
 		Images:   images,

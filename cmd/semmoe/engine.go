@@ -45,6 +45,6 @@ func newEngineCommand() *cobra.Command {
 	flags.IntVar(&o.ContextLength, "context-length", o.ContextLength, "most tokens of a request, prompt and answer (default the model's)")
 	flags.IntVar(&o.ChunkedPrefillSize, "chunked-prefill-size", o.ChunkedPrefillSize, "prompt tokens that a step computes at most")
 	flags.IntVar(&o.Threads, "threads", o.Threads, "threads that compute")
-	flags.StringVar(&o.Fault, "fault", o.Fault, "for tests of the lossless probe: "+refengine.FaultIgnoreMapAtDispatch+" loads weights by the expert map, and dispatches as if there were none")
+	flags.StringVar(&o.Fault, "fault", o.Fault, "for tests: "+refengine.FaultIgnoreMapAtDispatch+" loads weights by the expert map, and dispatches as if there were none; "+refengine.FaultIgnoreRank+"ROUTE picks the rank of requests to the route, whatever they ask for")
 	return cmd
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -198,9 +199,10 @@ func load(o Options) (*server.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	ignoresRank, _ := strings.CutPrefix(o.Fault, FaultIgnoreRank)
 	return server.NewEngine(server.Config{
 		Model: m, Tokenizer: tokens, EndTokens: ends, ServedName: o.servedName(), ExpertRanks: o.EPSize, AttentionDP: o.EnableDPAttention,
-		ExpertMap: experts, Shuffle: tokenShuffle, ReturnRoutes: o.EnableReturnRoutedExperts, ContextLength: m.MaxPositions, MaxRunning: o.MaxRunning,
+		ExpertMap: experts, Shuffle: tokenShuffle, ReturnRoutes: o.EnableReturnRoutedExperts, IgnoresRank: ignoresRank, ContextLength: m.MaxPositions, MaxRunning: o.MaxRunning,
 		MaxQueued: o.MaxQueued, ChunkedPrefillSize: o.ChunkedPrefillSize, Workers: o.Threads,
 	}), nil
 }

@@ -2,8 +2,12 @@ package refengine
 
 import (
 	"encoding/json"
+	"fmt"
 	"reflect"
+	"strings"
 	"testing"
+
+	"github.com/semmoe/operator/internal/refengine/server"
 )
 
 // expertMap shifts the experts of every layer by as many slots as shift says for it.
@@ -58,4 +62,49 @@ func TestFaultIgnoreMapAtDispatch(t *testing.T) {
 			}
 		})
 	}
+}
+
+// With the fault a route takes any rank and picks one round robin; the other routes obey.
+func TestFaultIgnoreRank(t *testing.T) {
+	bodies := map[string]string{
+		"/v1/completions":      `{"prompt":"a","max_tokens":1,"routed_dp_rank":%d}`,
+		"/v1/chat/completions": `{"messages":[{"role":"user","content":"a"}],"max_tokens":1,"routed_dp_rank":%d}`,
+		"/generate":            `{"text":"a","sampling_params":{"max_new_tokens":1},"routed_dp_rank":%d}`,
+	}
+	for _, deaf := range server.RankRoutes {
+		e := start(t, func(o *Options) { fourRanks(o); o.Fault = FaultIgnoreRank + deaf })
+		for _, route := range server.RankRoutes {
+			want := 400
+			if route == deaf {
+				want = 200
+			}
+			if got := e.post(t, route, fmt.Sprintf(bodies[route], 4), "X-Data-Parallel-Rank", "4"); got.status != want {
+				t.Errorf("ignored on %s, %s: status %d, want %d: %s", deaf, route, got.status, want, got.body)
+			}
+			served := map[string]bool{}
+			for range 4 {
+				before := e.get(t, "/metrics").body
+				if got := e.post(t, route, fmt.Sprintf(bodies[route], 2), "X-Data-Parallel-Rank", "2"); got.status != 200 {
+					t.Fatalf("%s: status %d: %s", route, got.status, got.body)
+				}
+				after := e.get(t, "/metrics").body
+				for rank := range 4 {
+					name := fmt.Sprintf(`semmoe_engine_activations_total{locality="remote",rank="%d"}`, rank)
+					if sample(before, name) != sample(after, name) {
+						served[fmt.Sprint(rank)] = true
+					}
+				}
+			}
+			if obeys := len(served) == 1 && served["2"]; obeys == (route == deaf) {
+				t.Errorf("ignored on %s, %s: ranks %v serve", deaf, route, served)
+			}
+		}
+	}
+}
+
+// sample is the line of a metric; empty where there is none.
+func sample(metrics []byte, name string) string {
+	_, after, _ := strings.Cut("\n"+string(metrics), "\n"+name+" ")
+	value, _, _ := strings.Cut(after, "\n")
+	return value
 }

@@ -7,11 +7,16 @@ import (
 
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/refengine/locality"
+	"github.com/semmoe/operator/internal/refengine/server"
 )
 
 // FaultIgnoreMapAtDispatch is a fault that SGLang has shipped: weights are loaded by the expert map, and tokens dispatched
 // as if there were none.
 const FaultIgnoreMapAtDispatch = "ignore-expert-map-at-dispatch"
+
+// FaultIgnoreRank and a route of server.RankRoutes are a fault that engines have on some routes: header and body may name any rank, and the
+// engine picks one.
+const FaultIgnoreRank = "ignore-rank:"
 
 // Options are those of the command line, with SGLang's meaning.
 type Options struct {
@@ -41,8 +46,17 @@ type Options struct {
 	ContextLength             int
 	ChunkedPrefillSize        int
 	Threads                   int
-	// Fault is empty, or FaultIgnoreMapAtDispatch, to test what notices it.
+	// Fault is empty, or FaultIgnoreMapAtDispatch or FaultIgnoreRank with a route, to test what notices it.
 	Fault string
+}
+
+// Faults lists the values of Options.Fault.
+func Faults() []string {
+	faults := []string{FaultIgnoreMapAtDispatch}
+	for _, route := range server.RankRoutes {
+		faults = append(faults, FaultIgnoreRank+route)
+	}
+	return faults
 }
 
 // AllToAllBackends are those that SGLang knows; the first is its default.
@@ -92,8 +106,8 @@ func (o Options) Validate() error {
 	if o.DispatchAlgorithm != "" && o.DispatchAlgorithm != DispatchStatic {
 		return checkpoint.Invalidf("--ep-dispatch-algorithm is %q; allowed is %s", o.DispatchAlgorithm, DispatchStatic)
 	}
-	if o.Fault != "" && o.Fault != FaultIgnoreMapAtDispatch {
-		return checkpoint.Invalidf("--fault is %q; allowed is %s, or nothing", o.Fault, FaultIgnoreMapAtDispatch)
+	if o.Fault != "" && !slices.Contains(Faults(), o.Fault) {
+		return checkpoint.Invalidf("--fault is %q; allowed is %s, or nothing", o.Fault, strings.Join(Faults(), ", "))
 	}
 	return o.checkParallelism()
 }

@@ -35,6 +35,8 @@ type Config struct {
 	Shuffle     *shuffle.Shuffle
 	// ReturnRoutes allows requests to ask for routed experts.
 	ReturnRoutes bool
+	// IgnoresRank is the one of RankRoutes whose requests get a rank round robin, whatever they ask for; empty for none.
+	IgnoresRank string
 	// ContextLength is the most tokens of a request, prompt and answer; MaxRunning, MaxQueued and ChunkedPrefillSize bound
 	// the scheduler; Workers is the number of goroutines that compute.
 	ContextLength, MaxRunning, MaxQueued int
@@ -156,12 +158,19 @@ func (e *Engine) setLength(j *job, p parameters) error {
 	return nil
 }
 
+// RankRoutes lists the routes that read a rank from the request.
+var RankRoutes = []string{"/v1/completions", "/v1/chat/completions", "/generate"}
+
 // rankHeader pins a request to a data-parallel rank. It wins over the fields of the body. The native route ignores it, as SGLang does
 // (sgl-project/sglang#38729).
 const rankHeader = "X-Data-Parallel-Rank"
 
 func (e *Engine) setRank(j *job, r *http.Request, p parameters) error {
 	ranks := e.dataParallelRanks()
+	if r.URL.Path == e.IgnoresRank {
+		j.rank = e.nextRank()
+		return nil
+	}
 	asked, source := p.RoutedDPRank, "routed_dp_rank"
 	if asked == nil {
 		asked, source = p.DataParallelRank, "data_parallel_rank"
@@ -174,7 +183,7 @@ func (e *Engine) setRank(j *job, r *http.Request, p parameters) error {
 		asked, source = &value, "header "+rankHeader
 	}
 	if asked == nil {
-		j.rank = int((e.requests.Add(1) - 1) % uint64(ranks))
+		j.rank = e.nextRank()
 		return nil
 	}
 	if *asked < 0 || *asked >= ranks {
@@ -182,6 +191,11 @@ func (e *Engine) setRank(j *job, r *http.Request, p parameters) error {
 	}
 	j.rank = *asked
 	return nil
+}
+
+// nextRank picks ranks round robin.
+func (e *Engine) nextRank() int {
+	return int((e.requests.Add(1) - 1) % uint64(e.dataParallelRanks()))
 }
 
 func (e *Engine) checkRoutes(j job) error {

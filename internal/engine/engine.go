@@ -71,6 +71,19 @@ type RankRoutes struct {
 	InField []string
 	// Unpinned are the routes on which the engine always picks the rank itself.
 	Unpinned []string
+	// Reported is the integer member of an answer that contains the rank that served; empty where no answer does.
+	Reported string
+}
+
+// OnRoute returns what pins a request to a route: the rank header, a body member, or nothing.
+func (a Adapter) OnRoute(route string) (header, field string) {
+	switch {
+	case slices.Contains(a.RankRoutes.Unpinned, route):
+		return "", ""
+	case a.RankRoutes.FieldOn(route) != "":
+		return "", a.RankRoutes.Field
+	}
+	return a.RankHeader, ""
 }
 
 // FieldOn returns the body member that pins a request to a route; empty where the header does, or nothing.

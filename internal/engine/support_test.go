@@ -225,6 +225,34 @@ func TestGuideTellsWhatIsUsed(t *testing.T) {
 	}
 }
 
+// TestGuideListsRanksByRoute compares the guide's table with the adapters.
+func TestGuideListsRanksByRoute(t *testing.T) {
+	guide := readGuide(t)
+	heading := "| route |"
+	for _, a := range registry.All() {
+		heading += " `" + a.Type + "` |"
+	}
+	if !strings.Contains(guide, heading+"\n") {
+		t.Errorf("docs/engines.md has no heading %s", heading)
+	}
+	for _, route := range []string{"/v1/completions", "/v1/chat/completions", "/generate", "/v1/responses"} {
+		row := "| `" + route + "` |"
+		for _, a := range registry.All() {
+			switch header, field := a.OnRoute(route); {
+			case field != "":
+				row += " `" + field + "` |"
+			case header != "":
+				row += " header |"
+			default:
+				row += " balanced by load |"
+			}
+		}
+		if !strings.Contains(guide, row+"\n") {
+			t.Errorf("docs/engines.md has no row %s", row)
+		}
+	}
+}
+
 func args(text string) func(*engine.Situation) {
 	return func(s *engine.Situation) { s.UserArgs = strings.Fields(text) }
 }

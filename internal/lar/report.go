@@ -16,11 +16,24 @@ type Report struct {
 	// Tables tells for the full digest of each plan that pods serve under, and that is loaded, that of the plan whose tables
 	// score its requests: its own, or one with newer tables for the same layout.
 	Tables map[string]string `json:"tables"`
+	// IgnoredRanks lists the routes on which engine pods ignore the rank that the router sends requests to, as far as it can see.
+	IgnoredRanks []IgnoredRank `json:"ignoredRanks,omitempty"`
 	// CaptureCost is of the last hour; nil where the engine tells the experts unasked: there is nothing to compare with.
 	CaptureCost *CaptureCost `json:"captureCost"`
 	// Observations are the last sampled requests, the oldest first.
 	Observations []Observation `json:"observations"`
 }
+
+// IgnoredRank is a route on which engine pods of a revision ignore the rank of requests.
+type IgnoredRank struct {
+	Revision string `json:"revision"`
+	Route    string `json:"route"`
+	// Pods is how many they are.
+	Pods int `json:"pods"`
+}
+
+// maxIgnoredRanks bounds the list: a router serves few routes, and a roll-out has few revisions.
+const maxIgnoredRanks = 256
 
 // Which requests a sample is of.
 const (
@@ -82,6 +95,9 @@ func (r Report) Validate() error {
 		if err := observation.Forecast.Validate(); err != nil {
 			return fmt.Errorf("observations[%d].forecast.%w", i, err)
 		}
+	}
+	if len(r.IgnoredRanks) > maxIgnoredRanks {
+		return fmt.Errorf("ignoredRanks: %d entries: at most %d are allowed", len(r.IgnoredRanks), maxIgnoredRanks)
 	}
 	if r.CaptureCost != nil {
 		if err := r.CaptureCost.Validate(); err != nil {

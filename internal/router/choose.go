@@ -45,6 +45,7 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 		return nil, false, missing{}
 	}
 	plan := p.plans[g.plan]
+	unpinned := r.inference && p.someUnpinned(g, r)
 	if r.inference {
 		if plan != nil && r.forecast.layout != plan.layout {
 			return nil, false, missing{layout: plan.layout}
@@ -52,11 +53,16 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 		if !r.hashed && (plan == nil || r.forecast.prefixes == nil) {
 			return nil, false, missing{text: true}
 		}
-		if plan != nil && p.waits(g, plan, r, allowed) {
+		if plan != nil && !unpinned && p.waits(g, plan, r, allowed) {
 			return nil, false, missing{}
 		}
 	}
-	return p.take(g, plan, r, allowed), true, missing{}
+	return p.take(g, plan, r, allowed, unpinned), true, missing{}
+}
+
+// someUnpinned reports whether the engine picks the rank of a request on some backends of a group.
+func (p *Pool) someUnpinned(g *group, r *request) bool {
+	return slices.ContainsFunc(g.backends, func(b *backend) bool { return !p.pins(b, r) })
 }
 
 // filter tells which ranks of which backends a request may go to.
@@ -71,6 +77,8 @@ type filter struct {
 	told map[string]*scheduled
 	// limit is the number of pending requests at which a rank is full; 0 is none.
 	limit int
+	// pins leaves out backends that cannot be sent the request for one of their ranks; nil for none.
+	pins func(*backend) bool
 }
 
 func (f filter) admits(b *backend) bool {
@@ -83,7 +91,7 @@ func (f filter) admits(b *backend) bool {
 			return false
 		}
 	}
-	return f.ejected || !f.now.Before(b.ejectedUntil)
+	return !f.now.Before(b.check.holdUntil) && (f.ejected || !f.now.Before(b.ejectedUntil)) && (f.pins == nil || f.pins(b))
 }
 
 // hasTried reports whether an endpoint was tried, or that rank of it.
@@ -144,30 +152,36 @@ type place struct {
 	rank int
 }
 
-// take takes a place of the group. At least one is admitted.
-func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter) *Lease {
-	lease := &Lease{pool: p, tokens: r.tokens, taken: allowed.now}
+// take takes a place of the group. At least one is admitted. The engine picks the rank of the request on some backends if it is unpinned.
+func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter, unpinned bool) *Lease {
+	lease := &Lease{pool: p, tokens: r.tokens, taken: allowed.now, route: r.route}
 	var at place
-	if r.inference {
-		at = p.bySchedule(g, plan, r, allowed, lease)
-	} else {
-		at = g.leastLoaded(allowed)
-	}
-	at.on.outstanding[at.rank] += lease.tokens
-	if r.inference {
-		at.on.pending[at.rank]++
-		lease.pending = 1
-		at.on.next[at.rank] += max(0, lease.tokens-r.output)
-	}
-	lease.Backend, lease.on, lease.Rank, lease.place = at.on.Backend, at.on, at.rank, at.rank
 	switch {
-	case at.on.Ranks == 0:
-		lease.Rank = discovery.NoRank
-	case at.on.PinsByHeader(at.rank) && r.pins != nil && !r.pins(at.on.Backend):
-		lease.Rank, lease.scored = discovery.NoRank, false // the engine picks the rank
+	case !r.inference:
+		at = g.leastLoaded(allowed)
+	case unpinned:
+		if at = g.leastLoaded(allowed); p.pins(at.on, r) {
+			allowed.pins = func(b *backend) bool { return p.pins(b, r) }
+			at = p.bySchedule(g, plan, r, allowed, lease)
+			break
+		}
+		asked := r.ask(plan)
+		lease.tokens, lease.spread = int64(asked.Tokens), true // the engine picks the rank
 		if g.plan != "" {
 			lease.unscored = unscoredRoute
 		}
+	default:
+		at = p.bySchedule(g, plan, r, allowed, lease)
+	}
+	lease.Backend, lease.on, lease.Rank, lease.place = at.on.Backend, at.on, at.rank, at.rank
+	if at.on.Ranks == 0 || lease.spread {
+		lease.Rank = discovery.NoRank
+	}
+	lease.charge(at.on.outstanding, lease.tokens)
+	if r.inference {
+		at.on.pending[at.rank]++
+		lease.pending = 1
+		lease.charge(at.on.next, max(0, lease.tokens-r.output))
 	}
 	p.leave(r, allowed.now)
 	if plan != nil {
@@ -222,7 +236,7 @@ func (p *Pool) bySchedule(g *group, plan *scheduled, r *request, allowed filter,
 const (
 	unscoredPending = "plan_pending" // the plan is not loaded yet
 	unscoredRanks   = "ranks_differ" // no pod has the plan's number of ranks
-	unscoredRoute   = "not_pinned"   // the engine ignores the rank on the request's route
+	unscoredRoute   = "not_pinned"   // the pod ignores the rank on the request's route
 )
 
 // anyRanks stands for any number of ranks.

@@ -18,6 +18,7 @@
 //   - A request counts once in prices and on one place at a time, however often it is sent. Its place is given back whatever
 //     becomes of it.
 //   - Clients cannot choose a rank: their rank headers and the rank members of their bodies are dropped.
+//   - A rank is reported to clients, and counted, only where the engine was seen to read it on the route, and no answer has contradicted it.
 //   - Serving needs neither the API server nor the operator nor the artifact store: the last known endpoints and plans
 //     are kept in memory and in a directory, from which a restarted router starts.
 //   - Experts are told and counted by their logical ids, whatever the order in which a pod's checkpoint has them.

@@ -35,6 +35,9 @@ func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
 	if r.asksExperts {
 		allowed.told = p.plans
 	}
+	if !l.spread {
+		allowed.pins = func(b *backend) bool { return p.pins(b, r) }
+	}
 	best := make([]candidate, 0, most+1)
 	for _, g := range p.groups {
 		if g.plan != l.Backend.PlanDigest {
@@ -84,8 +87,8 @@ func (l *Lease) move(endpoint string) {
 		l.eject(ejection)
 	}
 	l.leave()
-	l.place = max(0, to.rank)
-	to.on.outstanding[l.place] += l.tokens
+	l.place, l.spread = max(0, to.rank), to.rank == discovery.NoRank && to.on.Ranks > 0
+	l.charge(to.on.outstanding, l.tokens)
 	to.on.pending[l.place] += l.pending
 	// New tables may have been swapped in since: the forecast is still one for where these pods have their experts.
 	l.scored = l.scored && layout != nil && layout.Digest == l.layout.Digest && to.rank != discovery.NoRank
@@ -116,7 +119,7 @@ func (p *Pool) find(endpoint string, pinned int) (place, *plans.Layout) {
 			return place{b, rank}, nil
 		}
 	}
-	return place{&backend{outstanding: make([]int64, 1), next: make([]int64, 1), pending: make([]int, 1)}, discovery.NoRank}, nil
+	return place{&backend{pins: map[string]pin{}, outstanding: make([]int64, 1), next: make([]int64, 1), pending: make([]int, 1)}, discovery.NoRank}, nil
 }
 
 // rankAt is the rank that serves at an endpoint of the pod; behind one port it is the one that a header has pinned.

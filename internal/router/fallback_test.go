@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -149,8 +150,9 @@ semmoe_router_retries_total{reason="unavailable"} 0
 semmoe_router_retries_total{reason="unreachable"} 0
 `, fallbacks)
 			if tc.counted {
+				rank := cmp.Or(told["x-semmoe-rank"], rankLabel(discovery.NoRank))
 				want += "# HELP semmoe_router_estimated_tokens_total Estimated tokens (prompt and limit of output) sent to each rank, summed over pods.\n" +
-					"# TYPE semmoe_router_estimated_tokens_total counter\nsemmoe_router_estimated_tokens_total{rank=\"" + told["x-semmoe-rank"] + "\"} 9\n"
+					"# TYPE semmoe_router_estimated_tokens_total counter\nsemmoe_router_estimated_tokens_total{rank=\"" + rank + "\"} 9\n"
 			}
 			if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "semmoe_router_retries_total", "semmoe_router_estimated_tokens_total"); err != nil {
 				t.Error(err)

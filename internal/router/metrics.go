@@ -21,11 +21,13 @@ const (
 // metrics are the router's own; their labels are bounded by HTTP status codes, the ranks of one replica and the reasons
 // below.
 type metrics struct {
-	requests  *prometheus.CounterVec
-	retries   *prometheus.CounterVec
-	tokens    *prometheus.CounterVec
-	unscored  *prometheus.CounterVec
-	firstByte prometheus.Histogram
+	requests *prometheus.CounterVec
+	retries  *prometheus.CounterVec
+	tokens   *prometheus.CounterVec
+	unscored *prometheus.CounterVec
+	// otherRanks counts answers that report another rank than was chosen.
+	otherRanks *prometheus.CounterVec
+	firstByte  prometheus.Histogram
 }
 
 func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
@@ -42,6 +44,9 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 		unscored: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semmoe_router_unscored_requests_total", Help: "Inference requests to pods with a plan that were balanced by load alone, by reason: plan_pending, no_table, no_prompt, no_tokenizer, ranks_differ or not_pinned.",
 		}, []string{"reason"}),
+		otherRanks: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semmoe_router_rank_mismatches_total", Help: "Answers that report another rank than the request was sent to, by route.",
+		}, []string{"route"}),
 		firstByte: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "semmoe_router_time_to_response_header_seconds", Help: "Time from the arrival of a request to the engine's response header.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2.5, 14),
@@ -54,13 +59,16 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 	for _, reason := range []string{retryUnreachable, retryUnavailable, retryFallback} {
 		m.retries.WithLabelValues(reason)
 	}
-	registry.MustRegister(m.requests, m.retries, m.tokens, m.unscored, m.firstByte, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	for route := range inference {
+		m.otherRanks.WithLabelValues(route)
+	}
+	registry.MustRegister(m.requests, m.retries, m.tokens, m.unscored, m.otherRanks, m.firstByte, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "semmoe_router_backends", Help: "Engine pods that may get new requests.",
 	}, func() float64 { return float64(pool.Len()) }),
 		plansGauge("loaded", func() int { loaded, _ := pool.Plans(); return loaded }),
 		plansGauge("pending", func() int { _, pending := pool.Plans(); return pending }))
 	registry.MustRegister(reports.Decisions(pool.Spent)...)
-	registry.MustRegister(tablesCollector{pool})
+	registry.MustRegister(tablesCollector{pool}, pinsCollector{pool})
 	return m
 }
 

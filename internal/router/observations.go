@@ -67,7 +67,7 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 			Name: "semmoe_activations_total", Help: "Activations of routed experts in sampled requests, by the rank that served and whether the expert lies on it.",
 		}, []string{"rank", "locality"}),
 		failures: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "semmoe_router_sample_failures_total", Help: "Sampled requests whose routed experts were absent or unreadable, or that another rank served than was chosen.",
+			Name: "semmoe_router_sample_failures_total", Help: "Sampled requests whose routed experts were absent or unreadable, or whose rank is not known.",
 		}),
 	}
 	o.givenUp = prometheus.NewCounter(prometheus.CounterOpts{
@@ -154,7 +154,7 @@ func (o *Observations) recent() []lar.Observation {
 
 // report is all that is observed. What it holds is shared with nobody.
 func (o *Observations) report() lar.Report {
-	r := lar.Report{Observations: o.recent(), Last: lar.Set{}, Tables: o.pool.Tables()}
+	r := lar.Report{Observations: o.recent(), Last: lar.Set{}, Tables: o.pool.Tables(), IgnoredRanks: o.pool.ignoredRanks()}
 	for _, observation := range r.Observations {
 		r.Last.Add(observation)
 	}

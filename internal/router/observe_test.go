@@ -38,13 +38,19 @@ func startReferenceEngine(t *testing.T, expertMap string) string {
 // startReferenceEngineOn serves a checkpoint of the small model's shape.
 func startReferenceEngineOn(t *testing.T, checkpoint, expertMap string) string {
 	t.Helper()
+	return startReferenceEngineWith(t, func(o *refengine.Options) { o.ModelPath, o.InitExpertLocation = checkpoint, expertMap })
+}
+
+// startReferenceEngineWith serves the small model on four ranks with other options.
+func startReferenceEngineWith(t *testing.T, change func(*refengine.Options)) string {
+	t.Helper()
 	options := refengine.DefaultOptions()
-	options.ModelPath = checkpoint
-	options.InitExpertLocation = expertMap
+	options.ModelPath = planstest.Checkpoint
 	options.ServedModelName = "tiny"
 	options.TPSize, options.EPSize, options.DPSize, options.EnableDPAttention = 4, 4, 4, true
 	options.EnableReturnRoutedExperts = true
 	options.Port = freePort(t)
+	change(&options)
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- refengine.Run(ctx, options) }()
@@ -269,9 +275,21 @@ var varying = regexp.MustCompile(`"(id|created|dp_rank|e2e_latency)":\s*("[^"]*"
 
 func steady(answer string) string { return varying.ReplaceAllString(answer, `"$1":0`) }
 
-var activationsLine = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{locality="(\w+)",rank="\d+"\} (\S+)$`)
+var activationsLine = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{locality="(\w+)",rank="(\d+)"\} (\S+)$`)
 
+// engineActivations is the engine's own count over all ranks.
 func engineActivations(t *testing.T, address string) lar.Activations {
+	t.Helper()
+	var sum lar.Activations
+	for _, count := range engineRanks(t, address) {
+		sum.Local += count.Local
+		sum.Total += count.Total
+	}
+	return sum
+}
+
+// engineRanks is the engine's own count by rank.
+func engineRanks(t *testing.T, address string) map[string]lar.Activations {
 	t.Helper()
 	response, err := http.Get("http://" + address + "/metrics")
 	if err != nil {
@@ -282,16 +300,18 @@ func engineActivations(t *testing.T, address string) lar.Activations {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var count lar.Activations
+	counts := map[string]lar.Activations{}
 	for _, match := range activationsLine.FindAllStringSubmatch(string(data), -1) {
-		value, err := strconv.ParseFloat(match[2], 64)
+		value, err := strconv.ParseFloat(match[3], 64)
 		if err != nil {
 			t.Fatal(err)
 		}
+		count := counts[match[2]]
 		count.Total += int64(value)
 		if match[1] == "local" {
 			count.Local += int64(value)
 		}
+		counts[match[2]] = count
 	}
-	return count
+	return counts
 }

@@ -94,6 +94,8 @@ type Pool struct {
 	at      []place
 	changed chan struct{} // closed at each change, for those who wait for a backend
 	now     func() time.Time
+	// checksPins is true where a pinChecker checks new backends.
+	checksPins bool
 }
 
 // group are the backends of one plan.
@@ -112,8 +114,11 @@ type backend struct {
 	pending      []int   // by rank: inference requests
 	caches       []int   // by rank: its number among the pool's prefixes
 	ejectedUntil time.Time
-	failures     int       // inference requests that it has answered with 5xx since it last served one
-	answered     time.Time // when a gateway last had an answer of it
+	// pins is what is known of the rank of requests, by route.
+	pins     map[string]pin
+	check    pinCheckState
+	failures int       // inference requests that it has answered with 5xx since it last served one
+	answered time.Time // when a gateway last had an answer of it
 }
 
 // width is how many ranks one of its places stands for.
@@ -239,9 +244,12 @@ func (p *Pool) forget(b *backend) {
 
 func (p *Pool) newBackend(b discovery.Backend) *backend {
 	ranks := max(1, b.Ranks)
-	next := &backend{Backend: b, outstanding: make([]int64, ranks), next: make([]int64, ranks), pending: make([]int, ranks), caches: make([]int, ranks)}
+	next := &backend{Backend: b, pins: map[string]pin{}, outstanding: make([]int64, ranks), next: make([]int64, ranks), pending: make([]int, ranks), caches: make([]int, ranks)}
 	for rank := range next.caches {
 		next.caches[rank] = p.prefixes.Add()
+	}
+	if p.checksPins && next.sharesAddress() {
+		next.check.holdUntil = p.now().Add(pinHold)
 	}
 	return next
 }
@@ -375,6 +383,12 @@ type Lease struct {
 	place   int
 	tokens  int64
 	pending int
+	// route is the path of an inference request; empty for others.
+	route string
+	// spread is true where the engine picks the rank: each rank of the backend is charged with an equal share of the tokens.
+	spread bool
+	// otherRank is true once the answer has reported another rank than Rank.
+	otherRank bool
 	// begun tells that the answer of an inference request has begun.
 	begun bool
 	// taken is when the place was taken.
@@ -459,10 +473,21 @@ func (l *Lease) Release() {
 
 // leave takes the request off its place. The lock must be held.
 func (l *Lease) leave() {
-	l.on.outstanding[l.place] -= l.tokens
+	l.charge(l.on.outstanding, -l.tokens)
 	l.on.pending[l.place] -= l.pending
 	l.stepped()
 	l.pool.dropIdle(l.on)
+}
+
+// charge adds tokens to the lease's place in a list of loads by rank. Where the engine picks the rank, each rank gets an equal share.
+func (l *Lease) charge(loads []int64, tokens int64) {
+	if !l.spread {
+		loads[l.place] += tokens
+		return
+	}
+	for rank := range loads {
+		loads[rank] += tokens / int64(len(loads))
+	}
 }
 
 // Answered tells that the first event of a streamed answer has come. Further calls do nothing.

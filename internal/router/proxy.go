@@ -34,7 +34,8 @@ import (
 
 // Headers of a response that say who served it.
 const (
-	HeaderPod  = "X-Semmoe-Pod"
+	HeaderPod = "X-Semmoe-Pod"
+	// HeaderRank is the rank that served. It is absent where the rank is not known.
 	HeaderRank = "X-Semmoe-Rank"
 	// HeaderPlan is the short digest of the plan by whose tables the rank was chosen; absent where it was chosen by load.
 	HeaderPlan = "X-Semmoe-Plan"
@@ -75,8 +76,12 @@ var routes = client.NewRoutes(map[string][]string{
 	http.MethodPost: {"/v1/completions", "/v1/chat/completions", "/generate", "/v1/tokenize", "/tokenize", "/v1/detokenize", "/detokenize"},
 })
 
-// inference are the routes whose tokens activate experts.
-var inference = map[string]bool{"/v1/completions": true, "/v1/chat/completions": true, "/generate": true}
+// inference are the routes whose tokens activate experts, each with the smallest request, which pin checks send.
+var inference = map[string]string{
+	"/v1/completions":      `{"prompt":"a","max_tokens":1}`,
+	"/v1/chat/completions": `{"messages":[{"role":"user","content":"a"}],"max_tokens":1}`,
+	"/generate":            `{"text":"a","sampling_params":{"max_new_tokens":1}}`,
+}
 
 // What the engines call their headers and fields, each: pods of several may serve together, and a client does not know whose it gets.
 var (
@@ -279,6 +284,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 				response.Body.Close()
 				return nil, fmt.Errorf("read the engine's response: %w", err)
 			}
+			lease.markRank(response.Header) // an answer that was read whole may report another rank
 			return response, nil
 		}
 		full := false
@@ -328,8 +334,9 @@ func (s *sender) account(r *request, lease *Lease) {
 	if !r.inference {
 		return
 	}
-	s.metrics.tokens.WithLabelValues(rankLabel(lease.Rank)).Add(float64(lease.tokens))
-	s.observations.window.Add(balance.Arrival{Rank: lease.Rank, Ranks: lease.Backend.Ranks, Tokens: lease.tokens})
+	rank := lease.knownRank()
+	s.metrics.tokens.WithLabelValues(rankLabel(rank)).Add(float64(lease.tokens))
+	s.observations.window.Add(balance.Arrival{Rank: rank, Ranks: lease.Backend.Ranks, Tokens: lease.tokens})
 	if lease.unscored != "" {
 		s.metrics.unscored.WithLabelValues(lease.unscored).Inc()
 	}
@@ -470,11 +477,19 @@ func (s *sender) routingKey(header http.Header, r *request, lease *Lease) (name,
 // mark says in a response's header who served it.
 func (l *Lease) mark(header http.Header) {
 	header.Set(HeaderPod, l.Backend.Pod)
-	header.Set(HeaderRank, rankLabel(l.Rank))
+	l.markRank(header)
 	header.Del(HeaderRequestID) // the client is told it already, whether or not the engine repeats it
 	header.Del(HeaderPlan)
 	if l.scored {
 		header.Set(HeaderPlan, artifact.Digest(l.layout.Tables).Short())
+	}
+}
+
+// markRank sets the header of the rank that served, or removes it where the rank is not known.
+func (l *Lease) markRank(header http.Header) {
+	header.Del(HeaderRank)
+	if rank := l.knownRank(); rank != discovery.NoRank {
+		header.Set(HeaderRank, strconv.Itoa(rank))
 	}
 }
 

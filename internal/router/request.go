@@ -16,6 +16,8 @@ import (
 // request is what the choice of a rank needs to know. It belongs to one goroutine.
 type request struct {
 	id string
+	// route is the path of an inference request; empty for others.
+	route string
 	// lot is the random number that chooses the request's plan, however often the request is sent.
 	lot uint64
 	// output is what the request is expected to generate, tokens its whole load as estimated from its length.
@@ -80,10 +82,11 @@ type forecast struct {
 
 // newRequest reads a request's body, which may be anything.
 func newRequest(path, id string, data []byte) *request {
-	r := &request{id: id, lot: rand.Uint64(), inference: inference[path], tokens: 1}
+	r := &request{id: id, lot: rand.Uint64(), inference: inference[path] != "", tokens: 1}
 	if !r.inference {
 		return r
 	}
+	r.route = path
 	b := wire.ParseBody(data)
 	r.answers, r.copies = b.Answers(path)
 	r.output = b.Output(r.answers)

@@ -44,7 +44,11 @@ func TestAGatewayReachesOnlyTheRoutes(t *testing.T) {
 			t.Errorf("%s: endpoints %v, header %v", request, endpoints, change)
 		}
 		s.ResponseHeaders(200, nil, true, "a:1")
-		if told := s.Answered().Set; told["x-request-id"] != change.Set["x-request-id"] || told["x-semmoe-rank"] != change.Set[strings.ToLower(rankHeader)] {
+		rank := ""
+		if generates := !strings.Contains(path, "models") && !strings.Contains(path, "tokenize"); generates {
+			rank = change.Set[strings.ToLower(rankHeader)]
+		}
+		if told := s.Answered().Set; told["x-request-id"] != change.Set["x-request-id"] || told["x-semmoe-rank"] != rank {
 			t.Errorf("%s: %v is told of %v", request, told, change)
 		}
 	}

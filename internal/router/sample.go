@@ -91,7 +91,7 @@ func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ lo
 	}
 	size := answerBytes(r, lease)
 	long := size > longAnswer
-	chosen := r.sampled && !long && s.observations.samples(s.pool, lease.Backend)
+	chosen := r.sampled && !long && !lease.spread && s.observations.samples(s.pool, lease.Backend)
 	if !chosen && !engine.Unasked {
 		return body, look{long: long}
 	}
@@ -120,7 +120,7 @@ func (s *sender) measured(response *http.Response, lease *Lease, done look) look
 // others.
 func (s *sender) survey(response *http.Response, r *request, lease *Lease, look look, sent time.Time) {
 	engine := lease.Backend.Adapter(s.engine).RoutedExperts
-	if engine.Decode == nil || !r.inference || r.asksExperts || r.shifted || response.StatusCode != http.StatusOK || !s.observations.samples(s.pool, lease.Backend) {
+	if engine.Decode == nil || !r.inference || r.asksExperts || r.shifted || lease.spread || response.StatusCode != http.StatusOK || !s.observations.samples(s.pool, lease.Backend) {
 		return
 	}
 	if engine.UnstreamedOnly && wire.IsStream(response) {
@@ -230,8 +230,8 @@ func (m *meter) count(text string) {
 	m.observations.add(observation)
 }
 
-// errOtherRank is for an answer of another rank than the request was sent to: nothing is known about where its experts are.
-var errOtherRank = errors.New("another rank has served the request")
+// errRankUnknown is for an answer that another rank than the chosen one may have served: nothing is known about where its experts are.
+var errRankUnknown = errors.New("the rank that served the request is not known")
 
 var errNotTold = errors.New("the response, or what is known of its pod, does not tell")
 
@@ -241,8 +241,8 @@ func (m *meter) observe(text string) (lar.Observation, error) {
 	if text == "" || backend.Shape == nil || m.lease.Rank == discovery.NoRank {
 		return lar.Observation{}, errNotTold
 	}
-	if served := m.tokens.Rank; served != nil && *served != m.lease.Rank {
-		return lar.Observation{}, errOtherRank
+	if reported := m.tokens.Rank; reported == nil && m.lease.knownRank() == discovery.NoRank || reported != nil && *reported != m.lease.Rank {
+		return lar.Observation{}, errRankUnknown
 	}
 	shape := *backend.Shape
 	experts, err := m.lease.logicalExperts(m.engine, text)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
@@ -29,8 +30,15 @@ func (s *sender) follow(gone func() bool, response *http.Response, r *request, l
 		return nil
 	}
 	body := &servedBody{
-		ReadCloser: response.Body, observations: s.observations, revision: lease.Backend.Revision, gone: gone, sent: sent,
-		streamed: wire.IsStream(response), begun: lease.Answered,
+		ReadCloser: response.Body, observations: s.observations, lease: lease, gone: gone, sent: sent, streamed: wire.IsStream(response),
+	}
+	if name := lease.Backend.Adapter(s.engine).RankRoutes.Reported; name != "" && lease.Backend.PinsByHeader(lease.Rank) {
+		body.ranks = wire.NewRankReader(name)
+		body.reported = func(rank int) {
+			if rank != lease.Rank && lease.contradict() {
+				s.metrics.otherRanks.WithLabelValues(lease.route).Inc()
+			}
+		}
 	}
 	response.Body = body
 	return body
@@ -59,13 +67,14 @@ func (o *Observations) served(revision string, ended lar.Service) {
 type servedBody struct {
 	io.ReadCloser
 	observations *Observations
-	revision     string
+	lease        *Lease
 	gone         func() bool
 	sent         time.Time
 	streamed     bool
-	// begun is called at the first event of a stream.
-	begun  func()
-	events wire.Events
+	events       wire.Events
+	// ranks finds the ranks that the answer reports, for which reported is called; nil where none are expected.
+	ranks    *wire.RankReader
+	reported func(rank int)
 	// first and last are when the first and the last event of a stream had come.
 	first, last time.Time
 	ended       bool
@@ -73,11 +82,14 @@ type servedBody struct {
 
 func (b *servedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	if b.ranks != nil {
+		b.ranks.Add(p[:n], b.reported)
+	}
 	if b.streamed && b.events.Add(p[:n]) {
 		b.last = b.observations.now()
 		if b.first.IsZero() {
 			b.first = b.last
-			b.begun()
+			b.lease.Answered()
 		}
 	}
 	if err != nil {
@@ -91,7 +103,8 @@ func (b *servedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// end counts the request once. The error is what has ended the body; nil where its reader has left it.
+// end counts the request once. The error is what has ended the body; nil where its reader has left it. The times of a request that was sent
+// to a rank, and may have been served by another, do not count: they say nothing of a plan.
 func (b *servedBody) end(err error) {
 	if b.ended {
 		return
@@ -110,5 +123,8 @@ func (b *servedBody) end(err error) {
 	if b.events.N > 1 {
 		one.InterToken.Add(b.last.Sub(b.first).Seconds() / float64(b.events.N-1))
 	}
-	b.observations.served(b.revision, one)
+	if b.lease.Backend.Ranks > 0 && b.lease.knownRank() == discovery.NoRank {
+		one = lar.Service{Requests: one.Requests, Failures: one.Failures}
+	}
+	b.observations.served(b.lease.Backend.Revision, one)
 }

@@ -116,6 +116,8 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 	if options.RankHeader == "" {
 		log.Info("Balancing by load alone pods that do not name an engine: theirs takes no rank")
 	}
+	pins, settled := checkPins(pool, options.ProxyOptions, log), sync.Once{}
+	group.Go(func() error { return pins.run(groupCtx) })
 	set := func(found []discovery.Backend) { pool.Set(options.backends(found)) }
 	if options.FetchPlan == nil {
 		log.Info("Balancing by load alone: no artifact store is configured")
@@ -134,7 +136,10 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 		}
 	}
 	group.Go(func() error {
-		return discovery.Watch(groupCtx, clients, options.Namespace, options.Selector, options.SnapshotDir, set, func() { setReady(true) })
+		return discovery.Watch(groupCtx, clients, options.Namespace, options.Selector, options.SnapshotDir, set, func() {
+			settled.Do(func() { pins.settle(groupCtx) })
+			setReady(true)
+		})
 	})
 	group.Go(service.Serve)
 	group.Go(func() error { return probes.Serve(probesListener) })

@@ -102,19 +102,19 @@ func (m *measurement) windowImbalance() float64 {
 	for _, r := range m.replies {
 		ranks = max(ranks, r.rank+1)
 	}
-	load := make([]int, ranks)
+	load := make([]int, 1+ranks) // the first is of unknown ranks
 	sum, windows, total := 0.0, 0, 0
 	for i, index := range m.arrivals {
 		r := m.replies[index]
-		load[r.rank] += r.tokens
+		load[1+r.rank] += r.tokens
 		total += r.tokens
 		if i >= window {
 			old := m.replies[m.arrivals[i-window]]
-			load[old.rank] -= old.tokens
+			load[1+old.rank] -= old.tokens
 			total -= old.tokens
 		}
 		if i >= window-1 {
-			sum += float64(slices.Max(load)) * float64(ranks) / float64(total)
+			sum += float64(slices.Max(load[1:])) * float64(ranks) / float64(total)
 			windows++
 		}
 	}
@@ -176,9 +176,11 @@ func (d *demo) complete(ctx context.Context, prompt string) (reply, error) {
 		return reply{}, err
 	}
 	d.ledger.compare(prompt, answer.OutputIDs)
-	rank, err := strconv.Atoi(header.Get(router.HeaderRank))
-	if err != nil {
-		return reply{}, fmt.Errorf("header %s: %w", router.HeaderRank, err)
+	rank := -1 // a router does not know the rank on a pod that it has found a moment ago
+	if text := header.Get(router.HeaderRank); text != "" {
+		if rank, err = strconv.Atoi(text); err != nil {
+			return reply{}, fmt.Errorf("header %s: %w", router.HeaderRank, err)
+		}
 	}
 	return reply{
 		output: answer.OutputIDs, pod: header.Get(router.HeaderPod), rank: rank, plan: header.Get(router.HeaderPlan), tokens: answer.Meta.Prompt + len(answer.OutputIDs),

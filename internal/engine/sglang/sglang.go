@@ -12,13 +12,17 @@ import (
 )
 
 // Adapter returns SGLang's adapter. The rank header wins over the body's routed_dp_rank on the routes that read both. The native route
-// reads the body only (sgl-project/sglang#38729), the Responses API neither.
+// reads the body only (sgl-project/sglang#38729), the Responses API neither (run: 0.5.17). A rank that the engine does not have is refused
+// with 400 and the text "routed_dp_rank=N out of range" on each route that reads one (read: generate_request in managers/tokenizer_manager.py
+// of 0.5.12 and 0.5.17; run: 0.5.17). Answers of the native route report the rank as meta_info.dp_rank; those of chat completions do so as
+// choices[].meta_info.dp_rank, in one piece and where the client sends return_meta_info (read: entrypoints/openai/serving_chat.py of 0.5.17;
+// 0.5.12 does not have the member). Answers of completions report no rank.
 func Adapter() engine.Adapter {
 	return engine.Adapter{
 		Type:       "SGLang",
 		Command:    []string{"python3", "-m", "sglang.launch_server"},
 		RankHeader: "X-Data-Parallel-Rank",
-		RankRoutes: engine.RankRoutes{Field: "routed_dp_rank", InField: []string{"/generate"}, Unpinned: []string{"/v1/responses"}},
+		RankRoutes: engine.RankRoutes{Field: "routed_dp_rank", InField: []string{"/generate"}, Unpinned: []string{"/v1/responses"}, Reported: "dp_rank"},
 		// Read with --schedule-policy routing-key alone.
 		RoutingKeyHeader: "X-Smg-Routing-Key",
 		HealthPath:       "/health",

@@ -1,0 +1,225 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/wire"
+)
+
+const (
+	// noSuchRank is a rank that no pod has (discovery.MaxRanks). It is unlikely to be in a refusal that does not repeat it.
+	noSuchRank = 1_048_579
+	// pinCheckTimeout bounds one request of a check. An engine that ignores the rank generates a token, after other requests.
+	pinCheckTimeout = 30 * time.Second
+	// pinHold is how long a new backend gets no request while it is checked. Engines refuse a rank within milliseconds.
+	pinHold = time.Second
+	// firstPinPause is the time after a check that was not conclusive. It doubles each time, up to longestPinPause.
+	firstPinPause   = time.Second
+	longestPinPause = 10 * time.Minute
+	// maxRefusalBytes bounds what is read of an answer.
+	maxRefusalBytes = 64 << 10
+)
+
+// pinChecker finds out on which routes engines read the rank of a request. An engine refuses a rank that it does not have, and names it. A
+// route that ignores the rank answers the request. The result depends neither on other requests nor on other routers, which check the
+// engine too: a refusal costs it no token.
+type pinChecker struct {
+	pool      *Pool
+	engine    *engine.Adapter // of pods that do not name theirs
+	transport http.RoundTripper
+	log       logr.Logger
+}
+
+// checkPins has new backends of the pool checked. Call it before Pool.Set, and run the result.
+func checkPins(pool *Pool, options ProxyOptions, log logr.Logger) *pinChecker {
+	pool.mu.Lock()
+	defer pool.mu.Unlock()
+	pool.checksPins = true
+	return &pinChecker{pool: pool, engine: options.adapter(), transport: newTransport(), log: log}
+}
+
+// run checks backends until the context ends.
+func (c *pinChecker) run(ctx context.Context) error {
+	var running sync.WaitGroup
+	defer running.Wait()
+	for {
+		due, wake, changed := c.pool.duePinChecks()
+		for _, b := range due {
+			running.Go(func() { c.pool.endPinCheck(b.on, c.check(ctx, b.Backend)) })
+		}
+		timer := time.NewTimer(wake)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-changed:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// settle waits until no backend of the pool is held back, or the context ends.
+func (c *pinChecker) settle(ctx context.Context) {
+	for {
+		held, changed := c.pool.heldForPins()
+		if !held {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+	}
+}
+
+// check returns what an answer shows of the routes of a backend; other routes are left out. Routes that read the rank from the body are asked
+// only where another route has refused the rank: releases of SGLang before 2026-03 end when a body has a rank out of range
+// (sgl-project/sglang#19762), and do not read the header.
+func (c *pinChecker) check(ctx context.Context, b discovery.Backend) map[string]pin {
+	adapter, found := b.Adapter(c.engine), map[string]pin{}
+	refuses := false
+	for _, inBody := range []bool{false, true} {
+		for _, route := range slices.Sorted(maps.Keys(inference)) {
+			header, field := adapter.OnRoute(route)
+			if header == "" && field == "" || (field != "") != inBody || inBody && !refuses {
+				continue
+			}
+			if found[route] = c.ask(ctx, b, route, header, field); found[route] == pinObeyed {
+				refuses = true
+			}
+		}
+	}
+	for route, result := range found {
+		if result == pinIgnored && !refuses {
+			result, found[route] = pinUnproven, pinUnproven
+		}
+		level := 1
+		if result == pinIgnored || result == pinUnproven {
+			level = 0
+		}
+		c.log.V(level).Info("Checked whether an engine reads the rank of requests", "pod", b.Pod, "route", route, "result", result)
+	}
+	return found
+}
+
+// ask sends the smallest request of a route, for a rank that no engine has.
+func (c *pinChecker) ask(ctx context.Context, b discovery.Backend, route, header, field string) pin {
+	ctx, cancel := context.WithTimeout(ctx, pinCheckTimeout)
+	defer cancel()
+	rank, head, body := strconv.Itoa(noSuchRank), "", []byte(inference[route])
+	if field != "" {
+		head, body, _ = wire.With(body, field, rank)
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+b.Address+route, bytes.NewReader(append([]byte(head), body...)))
+	if err != nil {
+		return pinUnchecked // an address of a pod that is none
+	}
+	request.Header.Set("Content-Type", "application/json")
+	if header != "" {
+		request.Header.Set(header, rank)
+	}
+	response, err := c.transport.RoundTrip(request)
+	if err != nil {
+		return pinUnchecked
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxRefusalBytes))
+	switch code := response.StatusCode; {
+	case err != nil:
+		return pinUnchecked
+	case code == http.StatusOK:
+		return pinIgnored
+	case code >= 400 && code < 500 && bytes.Contains(text, []byte(rank)):
+		return pinObeyed
+	}
+	return pinUnchecked
+}
+
+// pinCheck is a backend that is to be checked, as it was when the check became due.
+type pinCheck struct {
+	discovery.Backend
+	on *backend
+}
+
+// duePinChecks returns the backends that are to be checked now, and marks them as busy. The wait ends when another one is due, or when the
+// hold of one ends. Backends whose hold has ended get requests.
+func (p *Pool) duePinChecks() (due []pinCheck, wait time.Duration, changed <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now, wait := p.now(), longestPinPause
+	released := false
+	for _, g := range p.groups {
+		for _, b := range g.backends {
+			state := &b.check
+			if !state.holdUntil.IsZero() {
+				if left := state.holdUntil.Sub(now); left > 0 {
+					wait = min(wait, left)
+				} else {
+					state.holdUntil, released = time.Time{}, true
+				}
+			}
+			switch {
+			case state.busy || !b.sharesAddress() || !p.isUnchecked(b):
+			case now.Before(state.next):
+				wait = min(wait, state.next.Sub(now))
+			default:
+				state.busy = true
+				due = append(due, pinCheck{b.Backend, b})
+			}
+		}
+	}
+	if released {
+		p.notify()
+	}
+	return due, wait, p.changed
+}
+
+// isUnchecked reports whether no check of a route of a backend was conclusive.
+func (p *Pool) isUnchecked(b *backend) bool {
+	for route := range inference {
+		if known := p.pinOf(b, route); known == pinUnchecked || known == pinUnproven {
+			return true
+		}
+	}
+	return false
+}
+
+// endPinCheck notes the result of a check.
+func (p *Pool) endPinCheck(b *backend, found map[string]pin) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for route, result := range found {
+		if result != pinUnchecked && b.pins[route] != pinContradicted {
+			b.pins[route] = result
+		}
+	}
+	pause := min(max(2*b.check.pause, firstPinPause), longestPinPause)
+	b.check = pinCheckState{next: p.now().Add(pause), pause: pause}
+	p.notify()
+}
+
+// heldForPins reports whether a backend is held back while it is checked, and what is closed at the next change.
+func (p *Pool) heldForPins() (held bool, changed <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, g := range p.groups {
+		for _, b := range g.backends {
+			held = held || !b.check.holdUntil.IsZero()
+		}
+	}
+	return held, p.changed
+}

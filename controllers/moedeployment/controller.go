@@ -300,8 +300,10 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 		o.Undecided = true
 		return o, errors.Join(err, inServiceErr)
 	}
-	if desired.Observes(moed) && o.servingRevision() != "" {
+	if asksRouters(moed, o) {
 		o.Reports = locality.AskRouters(ctx, r.Routers.HTTP, observed.routerPods)
+	}
+	if desired.Observes(moed) {
 		o.Observed = locality.TrafficOf(o.Reports, o.servingRevision())
 		o.RankTokens, o.Enough = o.Observed.RankLoads(), o.Observed.Enough()
 	}
@@ -409,10 +411,16 @@ func lookAgain(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 	if o.Invalid != nil && o.Invalid.Reason == revisions.ReasonNoGroups {
 		groups = groupKindPeriod
 	}
-	if (desired.Observes(moed) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus) && o.servingRevision() != "" {
+	if asksRouters(moed, o) || moed.Spec.Drift.Source == semmoev1.DriftSourcePrometheus && o.servingRevision() != "" {
 		traffic = observePeriod
 	}
 	return outcome.Soonest(pool, groups, traffic, hardware)
+}
+
+// asksRouters reports whether the routers are asked what they observe: where they sample requests, or a plan serves, which needs engines that
+// obey ranks.
+func asksRouters(moed *semmoev1.MoEDeployment, o observation) bool {
+	return o.servingRevision() != "" && (desired.Observes(moed) || o.inService().Serving != nil)
 }
 
 // planner is what makes plans and chooses among them.

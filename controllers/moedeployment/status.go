@@ -5,7 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -30,6 +32,7 @@ import (
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/printable"
 	"github.com/semmoe/operator/internal/transition"
 )
 
@@ -185,8 +188,8 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	complete := o.Settled && status.UpdatedReplicas == *moed.Spec.Replicas && status.Replicas == *moed.Spec.Replicas
 	set(semmoev1.ConditionReady, readyVerdict(moed, o, status, fault))
 	setDecided(semmoev1.ConditionProgressing, progressingVerdict(moed, o, status, complete, stalled), moed.Generation)
-	if fault != nil {
-		set(semmoev1.ConditionDegraded, conditions.Degraded(fault))
+	if degraded := cmp.Or(fault, ranksFault(o)); degraded != nil { // what serves is ready whatever rank it ignores
+		set(semmoev1.ConditionDegraded, conditions.Degraded(degraded))
 	} else {
 		setDecided(semmoev1.ConditionDegraded, conditions.Degraded(nil), moed.Generation)
 	}
@@ -237,6 +240,40 @@ func faultOf(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
 		return nil // that a profile or a plan is not known is no fault of theirs
 	}
 	return profilingFault(moed, o)
+}
+
+const (
+	// reasonRanksIgnored is the reason of engine pods that do not serve requests on the rank that these are sent to.
+	reasonRanksIgnored = "RanksIgnored"
+	// maxRouteText bounds the routes of a message.
+	maxRouteText = 80
+)
+
+// ranksFault is what the request routers report of routes on which engine pods ignore the rank of requests; nil for nothing.
+func ranksFault(o observation) *conditions.Fault {
+	pods := map[string]int{}
+	for _, report := range o.Reports {
+		seen := map[string]int{}
+		for _, ignored := range report.IgnoredRanks {
+			seen[ignored.Route] += ignored.Pods
+			pods[ignored.Route] = max(pods[ignored.Route], seen[ignored.Route])
+		}
+	}
+	if len(pods) == 0 {
+		return nil
+	}
+	routes := printable.Line(strings.Join(slices.Sorted(maps.Keys(pods)), ", "), maxRouteText)
+	return &conditions.Fault{Reason: reasonRanksIgnored, Message: fmt.Sprintf(
+		"%s ignored on %s: requests there gain nothing from a plan, and do not count for the local activation rate. Use an engine release that reads the rank on these routes, or send the requests to other routes",
+		podsIgnore(slices.Max(slices.Collect(maps.Values(pods)))), routes)}
+}
+
+// podsIgnore names the pods of a message.
+func podsIgnore(pods int) string {
+	if pods == 1 {
+		return "The rank of requests to 1 engine pod is"
+	}
+	return fmt.Sprintf("The rank of requests to %d engine pods is", pods)
 }
 
 // routed reports whether requests need a request router.

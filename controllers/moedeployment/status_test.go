@@ -27,6 +27,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/planner"
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/inspection"
+	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
 )
 
@@ -64,6 +65,19 @@ func TestStatus(t *testing.T) {
 		"no router yet": {
 			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two},
 			want: map[string]string{"Ready": "False RouterNotReady"}, summary: "2/2",
+		},
+		"ranks are ignored": {
+			o: observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: router, Reports: []lar.Report{
+				{IgnoredRanks: []lar.IgnoredRank{{Revision: "r1", Route: "/generate", Pods: 1}}},
+				{IgnoredRanks: []lar.IgnoredRank{{Revision: "r0", Route: "/generate", Pods: 1}, {Revision: "r1", Route: "/generate", Pods: 2}, {Revision: "r1", Route: "/v1/completions", Pods: 1}}},
+			}},
+			want:    map[string]string{"Ready": "True Serving", "Degraded": "True RanksIgnored", "Stalled": "False NotStalled", "Reconciling": "False Complete"},
+			summary: "2/2", message: "2 of 2 replicas serve",
+		},
+		"ranks are ignored, and another replica loads": {
+			o: observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: []*corev1.Pod{moedtest.Pod("m-r1-1", "r1", moedtest.Unready)}, Router: router,
+				Reports: []lar.Report{{IgnoredRanks: []lar.IgnoredRank{{Revision: "r0", Route: "/generate", Pods: 1}}}}},
+			want: map[string]string{"Ready": "False WaitingForReplicas", "Degraded": "True RanksIgnored"}, summary: "0/2",
 		},
 		"no router can be scheduled": {
 			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: &appsv1.Deployment{}, RouterProblem: noNode},
@@ -215,6 +229,32 @@ func TestTakenServiceIsSeen(t *testing.T) {
 }
 
 // The status takes names of 63 characters, and the spec longer ones: it is written all the same.
+// The message names each route once, the largest number of pods that a router reports, and what to do, whatever a router sends.
+func TestRanksFault(t *testing.T) {
+	hostile := strings.Repeat("/\x1b[31m", 100)
+	for name, tc := range map[string]struct {
+		ignored []lar.IgnoredRank
+		want    string
+	}{
+		"nothing": {nil, ""},
+		"one pod": {[]lar.IgnoredRank{{Route: "/generate", Pods: 1}}, "The rank of requests to 1 engine pod is ignored on /generate: requests there gain nothing from a plan"},
+		"revisions": {[]lar.IgnoredRank{{Revision: "a", Route: "/generate", Pods: 1}, {Revision: "b", Route: "/generate", Pods: 2}, {Revision: "b", Route: "/a", Pods: 1}},
+			"The rank of requests to 3 engine pods is ignored on /a, /generate: "},
+		"hostile": {[]lar.IgnoredRank{{Route: hostile, Pods: 1}}, "The rank of requests to 1 engine pod is ignored on /"},
+	} {
+		text := ""
+		if fault := ranksFault(observation{Reports: []lar.Report{{IgnoredRanks: tc.ignored}, {IgnoredRanks: tc.ignored}}}); fault != nil {
+			text = fault.Message
+			if fault.Stalls || !strings.Contains(text, "Use an engine release") || len(text) > 320 || strings.Contains(text, "\x1b") {
+				t.Errorf("%s: %+v", name, fault)
+			}
+		}
+		if !strings.HasPrefix(text, tc.want) || (text == "") != (tc.want == "") {
+			t.Errorf("%s: %q, want %q", name, text, tc.want)
+		}
+	}
+}
+
 func TestStatusLeavesLongNamesOut(t *testing.T) {
 	for length, told := range map[int]bool{63: true, 64: false, 253: false} {
 		name := strings.Repeat("p", length)

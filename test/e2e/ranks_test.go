@@ -1,0 +1,35 @@
+package e2e
+
+import (
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+)
+
+// An engine that ignores the rank on one route serves, and is reported with the route, until an engine that reads the rank is in service.
+func TestIgnoredRanksAreReported(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	moed := newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
+		m.Spec.Routing.SamplePercent = ptr.To[int32](100)
+		m.Spec.Engine.Args = []string{"--fault", "ignore-rank:/generate"}
+	})
+	create(t, moed)
+	waitComplete(t, moed)
+	eventually(t, patience, "the route is reported", func() error {
+		current := get(t, moed)
+		return conditionIs(current.Status.Conditions, current.Generation, semmoev1.ConditionDegraded, metav1.ConditionTrue, "RanksIgnored", "ignored on /generate", "Use an engine release")
+	})
+	if current := get(t, moed); conditionIs(current.Status.Conditions, current.Generation, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving") != nil {
+		t.Errorf("conditions %+v", current.Status.Conditions)
+	}
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = nil })
+	eventually(t, patience, "the route is not reported any more", func() error {
+		current := get(t, moed)
+		return conditionIs(current.Status.Conditions, current.Generation, semmoev1.ConditionDegraded, metav1.ConditionFalse, "AsExpected")
+	})
+}

@@ -25,7 +25,8 @@ import (
 	"github.com/semmoe/operator/webhook"
 )
 
-// stopTimeout bounds the time between a signal and the release of the leader lease. It leaves a third of endGrace to the release.
+// stopTimeout bounds the time between a signal and the release of the leader lease. It leaves a third of endGrace to the release, of which
+// releaseTimeout may be used.
 const stopTimeout = time.Second
 
 func newManagerCommand() *cobra.Command {
@@ -83,6 +84,9 @@ func newManagerCommand() *cobra.Command {
 				if base.WebhookServer, certificates, err = webhooks.server(config); err != nil {
 					return err
 				}
+			}
+			if base.LeaderElection {
+				base.LeaderElectionConfig = leaseConfig(ctx, config)
 			}
 			manager, err := controllers.NewManager(config, options, base)
 			if err != nil {

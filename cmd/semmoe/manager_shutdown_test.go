@@ -1,15 +1,18 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -19,9 +22,10 @@ import (
 	"github.com/semmoe/operator/test/apiserver"
 )
 
-// TestManagerReleasesItsLease stops a leading manager that waits for a silent artifact store, while a client holds a silent connection. The
-// manager exits with code 0 and releases its lease. A busy machine may exceed the limit of endGrace, so the test has five attempts.
-func TestManagerReleasesItsLease(t *testing.T) {
+// TestLeadingManagerEnds stops a leading manager that waits for a silent artifact store, while a client holds a silent connection. The manager
+// exits with code 0 and releases its lease. It exits with code 0 as well where the API server does not answer any more, or cannot be reached.
+// A busy machine may exceed the limit of endGrace, so each has five attempts.
+func TestLeadingManagerEnds(t *testing.T) {
 	const namespace = "semmoe-system"
 	server, err := apiserver.Start(&envtest.Environment{CRDDirectoryPaths: []string{filepath.Join("..", "..", "config", "crd")}, ErrorIfCRDPathMissing: true})
 	if err != nil {
@@ -47,13 +51,7 @@ func TestManagerReleasesItsLease(t *testing.T) {
 	if _, err := clients.CoreV1().ConfigMaps(namespace).Create(t.Context(), published, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	kubeconfig, token := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "token")
-	for file, text := range map[string][]byte{kubeconfig: server.KubeConfig, token: []byte("token")} {
-		if err := os.WriteFile(file, text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	token := writeFile(t, "token", "token")
 	holder := func(ctx context.Context) (string, error) {
 		lease, err := clients.CoordinationV1().Leases(namespace).Get(ctx, "manager.semmoe.io", metav1.GetOptions{})
 		if err != nil || lease.Spec.HolderIdentity == nil {
@@ -62,39 +60,137 @@ func TestManagerReleasesItsLease(t *testing.T) {
 		return *lease.Spec.HolderIdentity, nil
 	}
 
-	const attempts = 5
-	for attempt := 1; ; attempt++ {
-		silent, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
+	for _, how := range []string{"", silent, refusing} {
+		t.Run("API server "+cmp.Or(how, "there"), func(t *testing.T) {
+			const attempts = 5
+			for attempt := 1; ; attempt++ {
+				store, err := net.Listen("tcp", "127.0.0.1:0")
+				if err != nil {
+					t.Fatal(err)
+				}
+				proxy := startProxy(t, strings.TrimPrefix(server.Config.Host, "https://"))
+				kubeconfig := writeFile(t, "kubeconfig", strings.ReplaceAll(string(server.KubeConfig), server.Config.Host, "https://"+proxy.Addr().String()))
+				health := freeAddress(t)
+				manager := startCommand(t, []string{"KUBECONFIG=" + kubeconfig, "POD_NAMESPACE=" + namespace},
+					"manager", "--image=i", "--leader-elect", "--store-url=https://"+store.Addr().String(), "--store-ca="+namespace+"/semmoe-store-ca",
+					"--store-token-file="+token, "--metrics-bind-address="+freeAddress(t), "--health-probe-bind-address="+health)
+				acceptOne(t, store) // from the leader
+				if name, err := holder(t.Context()); err != nil || name == "" {
+					t.Fatalf("the lease of the leader has the holder %q: %v", name, err)
+				}
+				idle, err := net.Dial("tcp", health)
+				if err != nil {
+					t.Fatal(err)
+				}
+				response, err := http.Get("http://" + health + "/healthz") // the server accepts the silent connection before this one
+				if err != nil {
+					t.Fatal(err)
+				}
+				response.Body.Close()
+				proxy.away(how)
+				err = manager.terminate(t)
+				name, leaseErr := holder(t.Context())
+				released := name == "" || how != ""
+				if err == nil && leaseErr == nil && released {
+					if name != "" {
+						dropLease(t, clients, namespace)
+					}
+					return
+				}
+				if attempt == attempts {
+					t.Fatalf("the manager ends with %v; its lease has the holder %q: %v", err, name, leaseErr)
+				}
+				t.Logf("attempt %d: the manager ends with %v; its lease has the holder %q: %v", attempt, err, name, leaseErr)
+				dropLease(t, clients, namespace)
+				idle.Close()
+				store.Close()
+			}
+		})
+	}
+}
+
+// dropLease deletes the leader lease, so that the next manager need not wait for it to pass.
+func dropLease(t *testing.T, clients kubernetes.Interface, namespace string) {
+	t.Helper()
+	if err := clients.CoordinationV1().Leases(namespace).Delete(t.Context(), "manager.semmoe.io", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+}
+
+// proxy passes connections on to an address until it is away.
+type proxy struct {
+	net.Listener
+	mu     sync.Mutex
+	open   []net.Conn
+	hidden bool
+}
+
+// startProxy starts a proxy that ends with the test.
+func startProxy(t *testing.T, to string) *proxy {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{Listener: listener}
+	go func() {
+		for {
+			from, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			p.pass(from, to)
 		}
-		health := freeAddress(t)
-		manager := startCommand(t, []string{"KUBECONFIG=" + kubeconfig, "POD_NAMESPACE=" + namespace},
-			"manager", "--image=i", "--leader-elect", "--store-url=https://"+silent.Addr().String(), "--store-ca="+namespace+"/semmoe-store-ca",
-			"--store-token-file="+token, "--metrics-bind-address="+freeAddress(t), "--health-probe-bind-address="+health)
-		acceptOne(t, silent) // from the leader
-		if name, err := holder(t.Context()); err != nil || name == "" {
-			t.Fatalf("the lease of the leader has the holder %q: %v", name, err)
-		}
-		idle, err := net.Dial("tcp", health)
-		if err != nil {
-			t.Fatal(err)
-		}
-		response, err := http.Get("http://" + health + "/healthz") // the server accepts the silent connection before this one
-		if err != nil {
-			t.Fatal(err)
-		}
-		response.Body.Close()
-		err = manager.terminate(t)
-		name, leaseErr := holder(t.Context())
-		if err == nil && leaseErr == nil && name == "" {
-			return
-		}
-		if attempt == attempts {
-			t.Fatalf("the manager ends with %v; its lease has the holder %q: %v", err, name, leaseErr)
-		}
-		t.Logf("attempt %d: the manager ends with %v; its lease has the holder %q: %v", attempt, err, name, leaseErr)
-		idle.Close()
-		silent.Close()
+	}()
+	t.Cleanup(func() { p.away(refusing) })
+	return p
+}
+
+// pass begins to copy both ways. Of a connection that comes later, nothing is passed on.
+func (p *proxy) pass(from net.Conn, to string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.open = append(p.open, from)
+	if p.hidden {
+		return
+	}
+	onward, err := net.Dial("tcp", to)
+	if err != nil {
+		from.Close()
+		return
+	}
+	p.open = append(p.open, onward)
+	for _, ends := range [][2]net.Conn{{from, onward}, {onward, from}} {
+		go func() {
+			buffer := make([]byte, 32<<10)
+			for {
+				n, err := ends[0].Read(buffer)
+				p.mu.Lock()
+				hidden := p.hidden
+				p.mu.Unlock()
+				if hidden {
+					return
+				}
+				if _, writeErr := ends[1].Write(buffer[:n]); err != nil || writeErr != nil {
+					ends[0].Close()
+					ends[1].Close()
+					return
+				}
+			}
+		}()
+	}
+}
+
+// away makes the server behind the proxy silent, or refuse connections.
+func (p *proxy) away(how string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.hidden = how != ""
+	if how != refusing {
+		return
+	}
+	p.Close() //nolint:errcheck // it may be closed
+	for _, connection := range p.open {
+		connection.Close()
 	}
 }

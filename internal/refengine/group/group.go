@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -18,6 +20,10 @@ const (
 	helloTimeout = 10 * time.Second
 	// maxHello bounds what a connection may say.
 	maxHello = 64
+	// beat is how often a leader tells its members that it is there. silence is how long a member that leaves waits for the next beat:
+	// a leader that hangs, or that is out of reach, does not keep it.
+	beat    = 100 * time.Millisecond
+	silence = 1500 * time.Millisecond
 
 	accepted = "joined\n"
 	leaving  = "leaving\n"
@@ -25,6 +31,9 @@ const (
 
 // ErrLeaving is what Lead tells of a member that is told to stop. It stays until the group is dissolved.
 var ErrLeaving = errors.New("is told to stop")
+
+// ErrSilent is what wait returns after leave where the leader does not answer.
+var ErrSilent = errors.New("the leader is silent")
 
 // Lead waits until all other nodes of a group have joined. Members that are told to stop, and those that are lost or whose connection
 // breaks, are told on lost, once each; the group is dissolved by leave.
@@ -62,6 +71,7 @@ func Lead(ctx context.Context, listener net.Listener, nodes int) (lost <-chan er
 		if _, err := io.WriteString(member, accepted); err != nil {
 			told <- fmt.Errorf("node %d of the group is lost: %w", node+1, err)
 		}
+		go beats(member)
 		go func() {
 			said := bufio.NewReader(io.LimitReader(member, maxHello))
 			line, err := said.ReadString('\n')
@@ -75,6 +85,16 @@ func Lead(ctx context.Context, listener net.Listener, nodes int) (lost <-chan er
 		}()
 	}
 	return told, leave, nil
+}
+
+// beats writes to a member until the connection is closed.
+func beats(member net.Conn) {
+	for {
+		if _, err := io.WriteString(member, "\n"); err != nil {
+			return
+		}
+		time.Sleep(beat)
+	}
 }
 
 // admit reads who a connection is.
@@ -102,7 +122,7 @@ func admit(connection net.Conn, members []net.Conn) (node int, err error) {
 }
 
 // Join calls the leader at an address until it answers, and returns once all nodes have joined. Then wait waits until the group ends, and
-// leave asks the leader to end it.
+// leave asks the leader to end it. After that, wait returns ErrSilent where the leader is silent.
 func Join(ctx context.Context, address string, node, nodes int) (wait func(context.Context) error, leave func(), err error) {
 	var dialer net.Dialer
 	for {
@@ -119,13 +139,15 @@ func Join(ctx context.Context, address string, node, nodes int) (wait func(conte
 }
 
 func join(ctx context.Context, connection net.Conn, node, nodes int) (wait func(context.Context) error, leave func(), err error) {
+	var left atomic.Bool
 	stop := context.AfterFunc(ctx, func() { connection.Close() })
 	defer stop()
 	if _, err := fmt.Fprintf(connection, "node %d of %d\n", node, nodes); err != nil {
 		connection.Close()
 		return nil, nil, fmt.Errorf("join the group: %w", err)
 	}
-	answer, err := bufio.NewReader(io.LimitReader(connection, maxHello)).ReadString('\n')
+	said := bufio.NewReader(connection)
+	answer, err := readLine(said)
 	if err != nil || answer != accepted {
 		connection.Close()
 		return nil, nil, errors.Join(fmt.Errorf("join the group: the leader answers %q", strings.TrimSpace(answer)), err, ctx.Err())
@@ -134,9 +156,40 @@ func join(ctx context.Context, connection net.Conn, node, nodes int) (wait func(
 		defer connection.Close()
 		stop := context.AfterFunc(ctx, func() { connection.Close() })
 		defer stop()
-		_, _ = io.Copy(io.Discard, connection)
-		return ctx.Err()
+		for {
+			if left.Load() {
+				_ = connection.SetReadDeadline(time.Now().Add(silence)) // the next read fails where this does
+			}
+			_, err := said.ReadByte()
+			switch {
+			case err == nil:
+			case errors.Is(err, os.ErrDeadlineExceeded):
+				return ErrSilent
+			default:
+				return ctx.Err()
+			}
+		}
 	}
-	leave = func() { _, _ = io.WriteString(connection, leaving) } // of a group that has ended nobody is to be told
+	leave = func() {
+		left.Store(true)
+		// A leader that hangs does not read.
+		_ = connection.SetDeadline(time.Now().Add(silence))
+		_, _ = io.WriteString(connection, leaving) // a group that has ended needs no message
+	}
 	return wait, leave, nil
+}
+
+// readLine reads a line of at most maxHello bytes.
+func readLine(r *bufio.Reader) (string, error) {
+	var line []byte
+	for len(line) < maxHello {
+		b, err := r.ReadByte()
+		if err != nil {
+			return string(line), err
+		}
+		if line = append(line, b); b == '\n' {
+			return string(line), nil
+		}
+	}
+	return string(line), errors.New("the line is too long")
 }

@@ -154,3 +154,53 @@ func (l *reportingListener) Accept() (net.Conn, error) {
 	}
 	return connection, err
 }
+
+// TestLeaveEndsBySilence leaves the group of a leader that hangs. A leader that only takes long keeps its member.
+func TestLeaveEndsBySilence(t *testing.T) {
+	listener := listen(t)
+	defer listener.Close()
+	hanging := make(chan net.Conn, 1)
+	go func() {
+		connection, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		io.WriteString(connection, accepted) //nolint:errcheck // the member reports it
+		hanging <- connection
+	}()
+	wait, leave, err := Join(t.Context(), listener.Addr().String(), 1, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { (<-hanging).Close() }()
+	ended := make(chan error, 1)
+	go func() { ended <- wait(t.Context()) }()
+	leave()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, ErrSilent) {
+			t.Errorf("a leader that hangs: %v", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("the member waits for a leader that hangs")
+	}
+
+	listener = listen(t)
+	leader := lead(t.Context(), listener, 2)
+	wait, leave, err = Join(t.Context(), listener.Addr().String(), 1, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := <-leader
+	go func() { ended <- wait(t.Context()) }()
+	leave()
+	select {
+	case err := <-ended:
+		t.Fatalf("the member does not wait for a leader that takes long: %v", err)
+	case <-time.After(silence + silence/4):
+	}
+	whole.leave()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+// releaseTimeout bounds the release of the leader lease. Together with stopTimeout it is below endGrace: a manager whose API server is away
+// ends in order, and its successor waits for the lease to pass.
+const releaseTimeout = 300 * time.Millisecond
+
+// leaseConfig returns the configuration of the client that renews and releases the leader lease. After the end of a context, its requests have
+// stopTimeout and releaseTimeout together.
+func leaseConfig(ctx context.Context, config *rest.Config) *rest.Config {
+	bounded := rest.CopyConfig(config)
+	last, end := context.WithCancel(context.WithoutCancel(ctx))
+	context.AfterFunc(ctx, func() { time.AfterFunc(stopTimeout+releaseTimeout, end) })
+	bounded.Wrap(func(next http.RoundTripper) http.RoundTripper { return &boundedTransport{next, last} })
+	return bounded
+}
+
+// boundedTransport ends all requests with a context.
+type boundedTransport struct {
+	next http.RoundTripper
+	last context.Context
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *boundedTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancel(request.Context())
+	stop := context.AfterFunc(t.last, cancel)
+	end := func() { stop(); cancel() }
+	response, err := t.next.RoundTrip(request.WithContext(ctx))
+	if err != nil {
+		end()
+		return nil, err
+	}
+	response.Body = &boundedBody{response.Body, end}
+	return response, nil
+}
+
+// boundedBody calls end when it is closed.
+type boundedBody struct {
+	io.ReadCloser
+	end func()
+}
+
+// Close implements io.Closer.
+func (b *boundedBody) Close() error {
+	defer b.end()
+	return b.ReadCloser.Close()
+}

@@ -6,6 +6,7 @@ import (
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/dispatch"
 	"github.com/semmoe/operator/solver/embedding"
+	"github.com/semmoe/operator/solver/trace"
 )
 
 // noForecast scores all ranks alike: tokens are dealt out.
@@ -74,6 +75,8 @@ func (f *kindForecast) Score(dst []float32, request int) { copy(dst, f.shares[f.
 const (
 	// promptSize is the number of dimensions of a projected prompt.
 	promptSize = 256
+	// maxPoints bounds the numbers of all prompts that are clustered together, of 8 bytes each: a sample of more prompts is.
+	maxPoints = 1 << 24
 	// clustersPerRank is the number of clusters of prompts for each rank: with one, clusters and ranks would be the same thing,
 	// and the baseline worse.
 	clustersPerRank = 4
@@ -81,25 +84,26 @@ const (
 
 // clusters tells, for every request, which of the clusters of train prompts it is nearest to.
 func (s *search) clusters(table *embedding.Table) []uint8 {
-	if table == nil {
-		table = embedding.Projected(s.trace.Model.Vocabulary, promptSize, s.options.Seed)
+	prompt, size := embedding.Projected(s.trace.Model.Vocabulary, promptSize, s.options.Seed).Prompt, promptSize
+	if table != nil {
+		prompt, size = table.Prompt, table.Size
 	}
-	points := make([][]float32, s.trace.Requests())
-	for r := range points {
-		points[r] = table.Prompt(s.trace.Request(r))
+	picked := s.train
+	if n := maxPoints / size; n < len(picked) {
+		picked = trace.Shuffled(picked, s.options.Seed)[:n]
 	}
-	train := make([][]float32, len(s.train))
-	for i, r := range s.train {
-		train[i] = points[r]
+	train := make([][]float32, len(picked))
+	for i, r := range picked {
+		train[i] = prompt(s.trace.Request(r))
 	}
 	space := embedding.NewSpace(train)
 	for i, point := range train {
 		train[i] = space.Direction(point)
 	}
 	found := embedding.KMeans(train, min(clustersPerRank*s.options.Ranks, 256), s.options.Seed)
-	kinds := make([]uint8, len(points))
-	for r, point := range points {
-		kinds[r] = uint8(found.Nearest(space.Direction(point)))
+	kinds := make([]uint8, s.trace.Requests())
+	for r := range kinds {
+		kinds[r] = uint8(found.Nearest(space.Direction(prompt(s.trace.Request(r)))))
 	}
 	return kinds
 }

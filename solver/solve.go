@@ -240,6 +240,9 @@ func newSearch(t *trace.Trace, o Options) (*search, error) {
 	}
 	train, test, err := trace.Split(t, o.TrainPercent, o.Seed)
 	if err != nil {
+	if err := o.checkTable(&t.Model); err != nil {
+		return nil, err
+	}
 		return nil, err
 	}
 	return &search{trace: t, options: o, groups: groups, train: train, test: test}, nil
@@ -250,6 +253,31 @@ func CheckForecast(f Forecast, ranks int, t *trace.Trace) error {
 	switch {
 	case f == LookAhead || f == RawLookAhead:
 		return forecast.RawLookAhead(&t.Model).Fits(t)
+// maxTableBytes bounds the table of scores of a plan: readers of plans refuse larger files.
+const maxTableBytes = 1 << 30
+
+// checkTable refuses options for which the table of scores of a model is too large.
+func (o *Options) checkTable(m *trace.Model) error {
+	const scoreBytes = 2
+	size := m.Vocabulary * o.Ranks * scoreBytes
+	if o.Attention == placement.TensorParallel {
+		size = m.Vocabulary * len(m.Layers) * min(o.best(), o.Ranks) * 2 * scoreBytes // ranks and their scores
+	}
+	if size > maxTableBytes {
+		return fmt.Errorf("the table of scores of forecast %s has %d bytes for %d ranks, vocab_size %d and %d MoE layers; allowed are %d",
+			o.Forecast, size, o.Ranks, m.Vocabulary, len(m.Layers), maxTableBytes)
+	}
+	return nil
+}
+
+// best returns how many ranks a table keeps of each token (attention TP).
+func (o *Options) best() int {
+	if o.Forecast.Contextual() || o.Forecast == LookBack {
+		return contextRanks
+	}
+	return bestRanks
+}
+
 	case f == Transition && ranks > affinity.MaxTransitionRanks:
 		return fmt.Errorf("forecast %s is for at most %d ranks, not %d", f, affinity.MaxTransitionRanks, ranks)
 	case f == LookBack && ranks > forecast.MaxLookBackRanks:
@@ -420,11 +448,7 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 		plan.Ranks.Spread(s.options.messages())
 		return plan, nil
 	}
-	best := max(bestRanks, s.keep)
-	if plan.Forecast.Contextual() || plan.Forecast == LookBack {
-		best = contextRanks
-	}
-	plan.Tokens = affinity.NewTokenTable(s.tokens, hosts, p.Ranks, best, estimator)
+	plan.Tokens = affinity.NewTokenTable(s.tokens, hosts, p.Ranks, max(s.options.best(), s.keep), estimator)
 	var err error
 	if plan.Transitions, err = affinity.CountRankTransitions(ctx, s.trace, s.train, hosts, p.Ranks); err != nil {
 		return nil, err

@@ -227,11 +227,17 @@ func (f *compareFlags) run(ctx context.Context, stdout, stderr io.Writer) error 
 	return err
 }
 
+// maxEmbedding is the limit on the numbers of an embedding: a point of that size is made of each prompt. The largest known models have 16,384.
+const maxEmbedding = 1 << 15
+
 // openEmbeddings reads the embeddings of a vocabulary.
 func openEmbeddings(path string) (*embedding.Table, error) {
 	m, err := npy.Open(path)
 	if err != nil {
 		return nil, inputError(fmt.Errorf("--embeddings: %w", err))
+	}
+	if m.Columns > maxEmbedding {
+		return nil, codedError{fmt.Errorf("--embeddings: %s: has %d numbers in each row; allowed are up to %d", path, m.Columns, maxEmbedding), exitInvalidFile}
 	}
 	return &embedding.Table{Tokens: m.Rows, Size: m.Columns, Values: m.Values}, nil
 }

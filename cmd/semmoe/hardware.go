@@ -28,8 +28,12 @@ func readOwnHardware(named string, p *solver.Plan) (*hardware.Profile, error) {
 	return readHardware(named)
 }
 
-// maxInputBytes bounds a JSON file that a flag names, such as a hardware profile or a config.json.
-const maxInputBytes = 64 << 20
+// maxInputBytes bounds a JSON file that a flag names, such as a hardware profile or a config.json. The largest known ones have less than
+// 1 MiB. Parsing needs up to 100 times the size of a file in memory.
+const maxInputBytes = 4 << 20
+
+// maxProfileBytes bounds a hardware profile, of which the built-in one has 12 KiB.
+const maxProfileBytes = 1 << 20
 
 // readHardware is the profile that --hardware names: a word is a built-in one, all else a file.
 func readHardware(named string) (*hardware.Profile, error) {
@@ -40,7 +44,7 @@ func readHardware(named string) (*hardware.Profile, error) {
 		}
 		return p, nil
 	}
-	text, err := regularfile.Read(named, maxInputBytes)
+	text, err := regularfile.Read(named, maxProfileBytes)
 	if err != nil {
 		return nil, inputError(fmt.Errorf("--hardware: %w", err))
 	}

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +12,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/placement"
 )
 
 // maxResident is the limit on the resident memory of a command that reads a crafted trace of a few KiB.
@@ -52,8 +59,27 @@ func craftedTrace(requests, layers, experts, topK, vocabulary int) []byte {
 	return append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...), data...)
 }
 
-// TestSmallTracesNeedLittleMemory runs commands on small traces whose header claims a large model, and reads the maximum resident memory of
-// each finished process.
+// runInLittleMemory runs a command, which succeeds or refuses its input with a message, and reads the maximum resident memory of the finished
+// process.
+func runInLittleMemory(t *testing.T, refusal string, args ...string) {
+	t.Helper()
+	process := exec.Command(os.Args[0], args...)
+	process.Env = append(os.Environ(), asCommand+"=1")
+	output, err := process.CombinedOutput()
+	used := process.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10
+	t.Logf("%d MiB of resident memory", used>>20)
+	if used > maxResident {
+		t.Errorf("%d MiB of resident memory", used>>20)
+	}
+	switch code := process.ProcessState.ExitCode(); {
+	case refusal == "" && err != nil:
+		t.Errorf("%v: %.1000s", err, output)
+	case refusal != "" && (code != exitInvalidFile || !strings.Contains(string(output), refusal)):
+		t.Errorf("exit code %d: %.1000s", code, output)
+	}
+}
+
+// TestSmallTracesNeedLittleMemory runs commands on small traces whose header claims a large model.
 func TestSmallTracesNeedLittleMemory(t *testing.T) {
 	for name, test := range map[string]struct {
 		content []byte
@@ -67,6 +93,7 @@ func TestSmallTracesNeedLittleMemory(t *testing.T) {
 		"ids of layers":      {craftedTrace(4, 4096, 8, 1, 1<<13), "counts; allowed are"},
 		"short requests":     {craftedTrace(7000, 1, 8, 1, 100), ""},
 		"largest vocabulary": {craftedTrace(4, 1, 8, 1, 1<<20), ""},
+		"largest model":      {craftedTrace(4, 12, 8, 1, 1<<20), ""}, // by token ids in all layers
 	} {
 		if len(test.content) > 128<<10 {
 			t.Fatalf("%s has %d bytes", name, len(test.content))
@@ -76,23 +103,172 @@ func TestSmallTracesNeedLittleMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 		for command, args := range map[string][]string{
-			"stats": {"stats", "--trace", path},
-			"solve": {"solve", "--trace", path, "--ep", "8", "--attention", "dp", "--time-budget", "1s", "--out", filepath.Join(t.TempDir(), "plan")},
+			"stats":    {"stats", "--trace", path},
+			"solve":    {"solve", "--trace", path, "--ep", "8", "--attention", "dp", "--time-budget", "1s", "--out", filepath.Join(t.TempDir(), "plan")},
+			"solve tp": {"solve", "--trace", path, "--ep", "8", "--attention", "tp", "--time-budget", "1s", "--out", filepath.Join(t.TempDir(), "plan")},
 		} {
 			t.Run(name+"/"+command, func(t *testing.T) {
-				process := exec.Command(os.Args[0], args...)
-				process.Env = append(os.Environ(), asCommand+"=1")
-				output, err := process.CombinedOutput()
-				if used := process.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10; used > maxResident {
-					t.Errorf("%d MiB of resident memory", used>>20)
-				}
-				switch code := process.ProcessState.ExitCode(); {
-				case test.refusal == "" && err != nil:
-					t.Errorf("%v: %.1000s", err, output)
-				case test.refusal != "" && (code != exitInvalidFile || !strings.Contains(string(output), test.refusal)):
-					t.Errorf("exit code %d: %.1000s", code, output)
-				}
+				runInLittleMemory(t, test.refusal, args...)
 			})
 		}
+	}
+}
+
+// craftPlan changes files of a plan, and its manifest with true digests of them, in a copy of the plan's directory.
+func craftPlan(t *testing.T, from string, files map[string]string, change func(manifest map[string]any)) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(from)); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, plan.ManifestFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var manifest map[string]any
+	if err := json.Unmarshal(text, &manifest); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range files {
+		sum := fmt.Sprintf("%x", sha256.Sum256([]byte(content)))
+		manifest["files"].(map[string]any)[name] = sum
+		if name == plan.PlacementFile {
+			manifest["layout_digest"] = sum
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change(manifest)
+	if text, err = json.Marshal(manifest); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, plan.ManifestFile), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// craftedPlacement returns the text of a placement with one slot on each rank.
+func craftedPlacement(ranks, layers, experts int) string {
+	p := placement.Placement{Ranks: ranks, Experts: experts, SlotsPerRank: 1}
+	for l := range layers {
+		slots := make([]int, ranks)
+		for i := range slots {
+			slots[i] = i % experts
+		}
+		p.Layers = append(p.Layers, placement.Layer{Layer: l, Slots: slots})
+	}
+	text, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // numbers have JSON
+	}
+	return string(text)
+}
+
+// safetensors returns a file with a header, and a length of the header that may be another one.
+func safetensors(length uint64, header string) string {
+	return string(binary.LittleEndian.AppendUint64(nil, length)) + header
+}
+
+// TestSmallInputsNeedLittleMemory runs commands on plans and other files of up to some megabytes, whose parts claim more, or need more memory
+// than they have bytes.
+func TestSmallInputsNeedLittleMemory(t *testing.T) {
+	from, _ := solved(t, "dp")
+	repeat := func(begin, part string, bytes int, end string) string {
+		return begin + strings.Repeat(part, bytes/len(part)) + end
+	}
+	same := func(map[string]any) {}
+	const megabytes = 3 << 20
+	claims := `{"token_rank_score":{"dtype":"U16","shape":[1099511627776],"data_offsets":[0,2199023255552]}}`
+	bomb := "a0: &a0 [0,0,0,0,0,0,0,0,0]\n"
+	for i := range 9 {
+		bomb += fmt.Sprintf("a%d: &a%d [%s*a%d]\n", i+1, i+1, strings.Repeat(fmt.Sprintf("*a%d,", i), 8), i)
+	}
+	for name, test := range map[string]struct {
+		files   map[string]string
+		change  func(manifest map[string]any)
+		refusal string
+	}{
+		"header length":     {map[string]string{plan.TablesFile: safetensors(1<<40, "{}")}, same, "the header has 1099511627776 bytes; at most"},
+		"tensor size":       {map[string]string{plan.TablesFile: safetensors(uint64(len(claims)), claims)}, same, "holds 0 bytes of data"},
+		"many tensors":      {map[string]string{plan.TablesFile: safetensors(megabytes, repeat("", " ", megabytes, ""))}, same, "at most 1048576 are read"},
+		"hidden layers":     {nil, func(m map[string]any) { m["hidden_layers"] = 1 << 40 }, "hidden_layers is 1099511627776; allowed is up to 4096"},
+		"vocabulary":        {nil, func(m map[string]any) { m["vocab_size"] = 1 << 40 }, "has shape"},
+		"long manifest":     {nil, func(m map[string]any) { m["x"] = strings.Repeat("x", megabytes) }, "at most 1048576 bytes are read"},
+		"ranks":             {map[string]string{plan.PlacementFile: craftedPlacement(1<<16, 1, 256)}, same, "ep_size is 65536; allowed is 1 to 1024"},
+		"ranks of layers":   {map[string]string{plan.PlacementFile: craftedPlacement(1024, 600, 32)}, same, "ep_size is 1024 for 600 layers"},
+		"no layers":         {map[string]string{plan.PlacementFile: repeat(`{"ep_size":4,"num_experts":32,"slots_per_rank":8,"layers":[{}`, ",{}", megabytes, "]}")}, same, "layers"},
+		"map of anything":   {map[string]string{"engine/trtllm.yaml": repeat("num_slots: 32\nx:\n", "- - -\n", megabytes, "")}, same, "engine/trtllm.yaml: holds"},
+		"map of aliases":    {map[string]string{"engine/trtllm.yaml": bomb}, same, "trtllm.yaml"},
+		"map of devices":    {map[string]string{"engine/vllm-ascend.json": repeat(`{"layer_list":[{"device_list":[{}`, ",{}", megabytes, "]}]}")}, same, "engine/vllm-ascend.json: holds"},
+		"map of no experts": {map[string]string{"engine/sglang.json": repeat(`{"physical_to_logical_map":[[]`, ",[]", megabytes, "]}")}, same, "engine/sglang.json: holds"},
+		"text too long":     {map[string]string{plan.PlacementFile: repeat("", " ", 33<<20, "")}, same, "at most 33554432 bytes are read"},
+		"hardware":          {map[string]string{plan.HardwareFile: repeat(`{"a2e":[{}`, ",{}", 1<<20-100, "]}")}, same, "hardware.json"},
+		"long hardware":     {map[string]string{plan.HardwareFile: strings.Repeat(" ", megabytes)}, same, "at most 1048576 bytes are read"},
+	} {
+		dir := craftPlan(t, from, test.files, test.change)
+		for command, args := range map[string][]string{
+			"eval": {"eval", "--plan", dir, "--trace", sampleTrace}, "drift": {"drift", "--plan", dir, "--trace", sampleTrace},
+			"solve": {"solve", "--current", dir, "--trace", sampleTrace, "--ep", "4", "--attention", "dp", "--out", filepath.Join(t.TempDir(), "plan")},
+		} {
+			t.Run(name+"/"+command, func(t *testing.T) { runInLittleMemory(t, test.refusal, args...) })
+		}
+	}
+
+	numbers := func(shape string) string {
+		header := "{'descr': '<f4', 'fortran_order': False, 'shape': " + shape + ", }\n"
+		return "\x93NUMPY\x01\x00" + string(binary.LittleEndian.AppendUint16(nil, uint16(len(header)))) + header + strings.Repeat("\x00", megabytes)
+	}
+	for name, test := range map[string]struct{ file, content, refusal string }{
+		"embeddings of gigabytes": {"m.npy", numbers("(1073741823, 2)"), "the file has 3145728"},
+		"one long embedding":      {"m.npy", numbers("(1, 786432)"), "has 786432 numbers in each row; allowed are up to 32768"},
+		"profile of nothing":      {"p.json", repeat(`{"a2e":[{}`, ",{}", 1<<20-100, "]}"), "--hardware"},
+		"profile of lists":        {"p.json", repeat(`{"grouped_gemm":{"fit":{"residuals":[0`, ",0", 1<<20-100, "]}}}"), "--hardware"},
+		"long profile":            {"p.json", strings.Repeat(" ", megabytes), "at most 1048576 bytes are read"},
+		"measurements":            {"m.json", repeat(`{"grouped_gemm":[{}`, ",{}", megabytes, "]}"), "m.json"},
+	} {
+		path := writeFile(t, test.file, test.content)
+		args := []string{"solve", "--trace", sampleTrace, "--ep", "4", "--attention", "tp", "--out", filepath.Join(t.TempDir(), "plan")}
+		switch test.file {
+		case "m.npy":
+			args = append(args, "--embeddings", path)
+		case "p.json":
+			args = append(args, "--hardware", path)
+		default:
+			args = []string{"fit", "--measurements", path, "--name", "x", "--out", filepath.Join(t.TempDir(), "out.json")}
+		}
+		t.Run(name, func(t *testing.T) { runInLittleMemory(t, test.refusal, args...) })
+	}
+}
+
+// TestManyRanksNeedLittleMemory evaluates the largest plan on requests of one token: what an evaluation allocates by request and rank, and by
+// two ranks, is bounded.
+func TestManyRanksNeedLittleMemory(t *testing.T) {
+	const ranks, experts, vocabulary = 1024, 32, 100
+	for layers, test := range map[int]struct {
+		requests int
+		refusal  string
+	}{128: {200, ""}, 1: {20_000, "scores; allowed are 16777216"}} {
+		p := &solver.Plan{
+			Attention: placement.DataParallel, Forecast: solver.Table, Algorithm: placement.ContiguousAlgorithm, Placement: &placement.Placement{},
+			HiddenLayers: layers, Vocabulary: vocabulary, TrainPercent: 20, Seed: 1,
+			Ranks: &affinity.RankTable{Ranks: ranks, Score: make([]uint16, vocabulary*ranks)},
+		}
+		if err := json.Unmarshal([]byte(craftedPlacement(ranks, layers, experts)), p.Placement); err != nil {
+			t.Fatal(err)
+		}
+		artifact, err := plan.Encode(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := filepath.Join(t.TempDir(), "plan")
+		if err := plan.Write(dir, artifact, []byte("{}")); err != nil {
+			t.Fatal(err)
+		}
+		trace := writeFile(t, "trace.safetensors", string(craftedTrace(test.requests, layers, experts, 1, vocabulary)))
+		t.Run(strconv.Itoa(layers)+" layers", func(t *testing.T) {
+			runInLittleMemory(t, test.refusal, "eval", "--plan", dir, "--trace", trace, "--requests", "all")
+		})
 	}
 }

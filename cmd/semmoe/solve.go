@@ -17,6 +17,7 @@ import (
 
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/plan"
+	"github.com/semmoe/operator/internal/regularfile"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/placement"
@@ -44,7 +45,7 @@ func usageErrorf(format string, args ...any) error {
 
 // inputError gives faults of a trace or a plan their exit code.
 func inputError(err error) error {
-	if trace.IsInvalid(err) || plan.IsInvalid(err) || checkpoint.IsInvalid(err) || errors.Is(err, os.ErrNotExist) {
+	if trace.IsInvalid(err) || plan.IsInvalid(err) || checkpoint.IsInvalid(err) || errors.Is(err, os.ErrNotExist) || errors.Is(err, regularfile.ErrTooLarge) {
 		return codedError{err, exitInvalidFile}
 	}
 	return err

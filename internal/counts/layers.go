@@ -4,20 +4,20 @@ import "github.com/semmoe/operator/solver/affinity"
 
 // Layers are the counts as the solver takes them, one for each MoE layer.
 func (c *Counts) Layers() []affinity.Counts {
-	layers := make([]affinity.Counts, len(c.layers))
+	layers, occurrences := make([]affinity.Counts, len(c.layers)), make([]float32, c.Model.Vocabulary)
+	for token, n := range c.occurrences {
+		occurrences[token] = float32(n)
+	}
 	for layer := range c.layers {
-		layers[layer] = c.layer(layer)
+		layers[layer] = c.layer(layer, occurrences)
 	}
 	return layers
 }
 
-func (c *Counts) layer(layer int) affinity.Counts {
+func (c *Counts) layer(layer int, occurrences []float32) affinity.Counts {
 	l := affinity.Counts{
 		Experts: c.Model.Experts, TopK: c.Model.ExpertsPerToken,
-		Start: make([]int, c.Model.Vocabulary+1), Occurrences: make([]float32, c.Model.Vocabulary),
-	}
-	for token, n := range c.occurrences {
-		l.Occurrences[token] = float32(n)
+		Start: make([]int, c.Model.Vocabulary+1), Occurrences: occurrences,
 	}
 	c.Each(layer, func(token int32, expert uint16, n uint32) {
 		l.Expert, l.Count = append(l.Expert, expert), append(l.Count, float32(n))

@@ -32,6 +32,34 @@ const (
 // layers.
 const MaxFileBytes = 1 << 30
 
+// Bounds of the parts that are parsed as JSON or YAML, which need up to 100 times their size in memory. The largest known models have less
+// than a tenth of them.
+const (
+	// maxSmallBytes is for files whose size does not follow from the model: the manifest, the profile of the machines and the schedule.
+	maxSmallBytes = 1 << 20
+	maxTextBytes  = 32 << 20
+	// maxDriftBytes is for three matrices of ranks², which have 1,024 ranks at most.
+	maxDriftBytes = 96 << 20
+	// maxHeaderBytes bounds the header of the tables, which have less than 30 tensors.
+	maxHeaderBytes = 1 << 20
+	// maxHiddenLayers and maxMapSlots bound the engines' maps, which have dense layers as well: the layers, and the slots of all layers.
+	maxHiddenLayers = 1 << 12
+	maxMapSlots     = 1 << 22
+)
+
+// MaxBytes returns the bound of a file of a plan.
+func MaxBytes(name string) int64 {
+	switch name {
+	case ManifestFile, HardwareFile, ScheduleFile:
+		return maxSmallBytes
+	case DriftFile:
+		return maxDriftBytes
+	case TablesFile, TokenizerFile, BundleFile, ReportFile:
+		return MaxFileBytes
+	}
+	return maxTextBytes
+}
+
 // Format is the version of the files; formatPrefix is what those of all versions begin with.
 const (
 	Format       = formatPrefix + "1"
@@ -150,6 +178,9 @@ func validate(p *solver.Plan) error {
 	if err := p.Placement.Validate(); err != nil {
 		return invalidf("%s: %v", PlacementFile, err)
 	}
+	if err := checkSlots(p.Placement, p.HiddenLayers); err != nil {
+		return err
+	}
 	last := p.Placement.Layers[len(p.Placement.Layers)-1].Layer
 	switch {
 	case p.HiddenLayers <= last:
@@ -185,6 +216,17 @@ func validate(p *solver.Plan) error {
 		return err
 	}
 	return validateFiles(p)
+}
+
+// checkSlots bounds the maps of a placement.
+func checkSlots(p *placement.Placement, hiddenLayers int) error {
+	if hiddenLayers > maxHiddenLayers {
+		return invalidf("hidden_layers is %d; allowed is up to %d", hiddenLayers, maxHiddenLayers)
+	}
+	if slots := p.Ranks * p.SlotsPerRank; hiddenLayers*slots > maxMapSlots {
+		return invalidf("hidden_layers is %d, with %d slots; allowed are up to %d slots in all layers", hiddenLayers, slots, maxMapSlots)
+	}
+	return nil
 }
 
 // validateTables checks that there are the tables of attention and forecast, and no others, and each of them.

@@ -46,6 +46,9 @@ func ReadFiles(file func(name string) ([]byte, error)) (*solver.Plan, *Artifact,
 	if err != nil {
 		return nil, nil, err
 	}
+	if len(content) > maxSmallBytes {
+		return nil, nil, invalidf("%s: holds %d bytes; at most %d are read", ManifestFile, len(content), maxSmallBytes)
+	}
 	a := &Artifact{Files: map[string][]byte{ManifestFile: content}, Digest: digest(content)}
 	if err := decodeJSON(ManifestFile, content, &a.Manifest); err != nil {
 		return nil, nil, err
@@ -64,6 +67,9 @@ func ReadFiles(file func(name string) ([]byte, error)) (*solver.Plan, *Artifact,
 		}
 		if content, err = file(name); err != nil {
 			return nil, nil, err
+		}
+		if int64(len(content)) > MaxBytes(name) {
+			return nil, nil, invalidf("%s: holds %d bytes; at most %d are read", name, len(content), MaxBytes(name))
 		}
 		if got := digest(content); got != want {
 			return nil, nil, invalidf("%s is damaged: its sha256 is %s, %s lists %s", name, got, ManifestFile, want)
@@ -131,9 +137,12 @@ func Decode(a *Artifact) (*solver.Plan, error) {
 }
 
 func readFile(dir, name string) ([]byte, error) {
-	content, err := regularfile.Read(filepath.Join(dir, name), MaxFileBytes)
+	content, err := regularfile.Read(filepath.Join(dir, name), MaxBytes(name))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, invalidf("%s is missing in %s: not a plan, or an incomplete copy", name, dir)
+	}
+	if errors.Is(err, regularfile.ErrTooLarge) {
+		return nil, invalidf("%v", err)
 	}
 	return content, err
 }

@@ -315,6 +315,9 @@ func decodeArrays(content []byte) (map[string]array, map[string]string, error) {
 		return nil, nil, invalidf("%s: %d bytes are too short for safetensors", TablesFile, len(content))
 	}
 	length := binary.LittleEndian.Uint64(content)
+	if length > maxHeaderBytes {
+		return nil, nil, invalidf("%s: the header has %d bytes; at most %d are read", TablesFile, length, maxHeaderBytes)
+	}
 	if length > uint64(len(content)-8) {
 		return nil, nil, invalidf("%s: is truncated: the header alone needs %d bytes", TablesFile, length)
 	}

@@ -114,7 +114,7 @@ func isPlan(dir string) bool {
 	if _, err := os.Stat(filepath.Join(dir, BundleFile)); err == nil {
 		return true
 	}
-	content, err := regularfile.Read(filepath.Join(dir, ManifestFile), MaxFileBytes)
+	content, err := regularfile.Read(filepath.Join(dir, ManifestFile), maxSmallBytes)
 	var manifest struct{ Format string }
 	return err == nil && json.Unmarshal(content, &manifest) == nil && strings.HasPrefix(manifest.Format, formatPrefix)
 }

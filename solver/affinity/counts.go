@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -15,7 +16,10 @@ import (
 type Counts struct {
 	// Experts is the number of experts, TopK the activations of one occurrence of a token.
 	Experts, TopK int
-	// Start are the bounds of each token id's entries [V+1].
+	// Index is the row of each token id, -1 where it has none [V]; nil where token id and row are the same. The layers of one profile
+	// share it, and Occurrences: their size does not depend on the number of layers.
+	Index []int32
+	// Start are the bounds of each row's entries [rows+1].
 	Start []int
 	// Expert and Count are the entries; the experts of a row ascend.
 	Expert []uint16
@@ -29,8 +33,43 @@ func (c *Counts) Vocabulary() int { return len(c.Occurrences) }
 
 // Row returns the experts and counts of a token id.
 func (c *Counts) Row(token int) ([]uint16, []float32) {
-	begin, end := c.Start[token], c.Start[token+1]
+	row := token
+	if c.Index != nil {
+		if row = int(c.Index[token]); row < 0 {
+			return nil, nil
+		}
+	}
+	begin, end := c.Start[row], c.Start[row+1]
 	return c.Expert[begin:end], c.Count[begin:end]
+}
+
+// Equal reports whether both have the same counts of each token id, however their rows are numbered.
+func (c Counts) Equal(d Counts) bool {
+	if alike(&c, &d) != nil || !slices.Equal(c.Occurrences, d.Occurrences) {
+		return false
+	}
+	for id := range c.Vocabulary() {
+		experts, counts := c.Row(id)
+		others, otherCounts := d.Row(id)
+		if !slices.Equal(experts, others) || !slices.Equal(counts, otherCounts) {
+			return false
+		}
+	}
+	return true
+}
+
+// RowOccurrences returns how often the token id of each row occurred.
+func (c *Counts) RowOccurrences() []float32 {
+	if c.Index == nil {
+		return c.Occurrences
+	}
+	of := make([]float32, len(c.Start)-1)
+	for id, row := range c.Index {
+		if row >= 0 {
+			of[row] = c.Occurrences[id]
+		}
+	}
+	return of
 }
 
 // ExpertTotals are the activations of each expert over all tokens.
@@ -45,8 +84,21 @@ func (c *Counts) ExpertTotals() []float64 {
 // CountTokens counts the listed requests, one Counts for each MoE layer.
 func CountTokens(ctx context.Context, t *trace.Trace, requests []int) ([]Counts, error) {
 	positions, start := groupByToken(t, requests)
+	seen := Counts{Experts: t.Model.Experts, TopK: t.Model.TopK, Index: make([]int32, t.Model.Vocabulary), Occurrences: make([]float32, t.Model.Vocabulary)}
+	rows := 0
+	for id := range t.Model.Vocabulary {
+		seen.Index[id] = -1
+		if n := start[id+1] - start[id]; n > 0 {
+			seen.Index[id], seen.Occurrences[id] = int32(rows), float32(n)
+			rows++
+		}
+	}
 	layers := make([]Counts, len(t.Model.Layers))
-	err := Parallel(ctx, len(layers), func(l int) { layers[l] = countLayer(t, l, positions, start) })
+	err := Parallel(ctx, len(layers), func(l int) {
+		layers[l] = seen
+		layers[l].Start = make([]int, 1, rows+1)
+		layers[l].count(t, l, positions, start)
+	})
 	return layers, err
 }
 
@@ -73,26 +125,21 @@ func groupByToken(t *trace.Trace, requests []int) (positions []int32, start []in
 	return positions, start
 }
 
-func countLayer(t *trace.Trace, layer int, positions []int32, start []int) Counts {
-	vocabulary := t.Model.Vocabulary
-	c := Counts{
-		Experts: t.Model.Experts, TopK: t.Model.TopK,
-		Start: make([]int, vocabulary+1), Occurrences: make([]float32, vocabulary),
-	}
-	row := make([]float32, t.Model.Experts)
-	for id := range vocabulary {
+// count adds the rows of a layer.
+func (c *Counts) count(t *trace.Trace, layer int, positions []int32, start []int) {
+	row := make([]float32, c.Experts)
+	for id, n := range c.Occurrences {
+		if n == 0 {
+			continue
+		}
 		for _, p := range positions[start[id]:start[id+1]] {
 			for _, expert := range t.Row(int(p), layer) {
 				row[expert]++
 			}
 		}
-		c.Occurrences[id] = float32(start[id+1] - start[id])
-		if start[id+1] > start[id] {
-			c.appendRow(row)
-		}
-		c.Start[id+1] = len(c.Expert)
+		c.appendRow(row)
+		c.Start = append(c.Start, len(c.Expert))
 	}
-	return c
 }
 
 // appendRow moves the non-zero entries of a dense row to the end of the sparse rows and clears it.

@@ -3,15 +3,14 @@ package affinity
 // Grouped are the counts of groups of size consecutive experts; size must divide the experts. What they say of a rank that
 // holds whole groups is what the experts' counts say.
 func (c *Counts) Grouped(size int) *Counts {
-	g := &Counts{Experts: c.Experts / size, TopK: c.TopK, Start: make([]int, c.Vocabulary()+1), Occurrences: c.Occurrences}
+	g := &Counts{Experts: c.Experts / size, TopK: c.TopK, Index: c.Index, Start: make([]int, 1, len(c.Start)), Occurrences: c.Occurrences}
 	row := make([]float32, g.Experts)
-	for id := range c.Vocabulary() {
-		experts, counts := c.Row(id)
-		for i, expert := range experts {
-			row[int(expert)/size] += counts[i]
+	for r, begin := range c.Start[:len(c.Start)-1] {
+		for i := begin; i < c.Start[r+1]; i++ {
+			row[int(c.Expert[i])/size] += c.Count[i]
 		}
 		g.appendRow(row)
-		g.Start[id+1] = len(g.Expert)
+		g.Start = append(g.Start, len(g.Expert))
 	}
 	return g
 }

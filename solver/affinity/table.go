@@ -234,13 +234,22 @@ func NewTokenTable(layers []Counts, hosts []Hosts, ranks, best int, estimator Es
 	shares, order := make([]float32, ranks), make([]int, ranks)
 	for l := range layers {
 		prior := priorShares(&layers[l], hosts[l], ranks)
+		unseen := -1 // where the first token id begins that has no row of its own, and no neighbours: all others have its scores
 		for token := range vocabulary {
+			at := (l*vocabulary + token) * best
+			if layers[l].Occurrences[token] == 0 && estimator.Neighbours == nil {
+				if unseen >= 0 {
+					copy(table.Rank[at:at+best], table.Rank[unseen:unseen+best])
+					copy(table.Score[at:at+best], table.Score[unseen:unseen+best])
+					continue
+				}
+				unseen = at
+			}
 			estimator.rankShares(shares, &layers[l], token, hosts[l], prior)
 			for i := range order {
 				order[i] = i
 			}
 			slices.SortFunc(order, func(a, b int) int { return cmp.Or(cmp.Compare(shares[b], shares[a]), a-b) })
-			at := (l*vocabulary + token) * best
 			for i, rank := range order[:best] {
 				table.Rank[at+i], table.Score[at+i] = uint16(rank), quantise(shares[rank])
 			}

@@ -169,7 +169,7 @@ func reuse(orders []*orderRun) *Reuse {
 			tokens += run.trace.Length(request)
 			local += run.local(request, run.own[at], 0)
 			all += run.activations(request, 0)
-			last.next()[run.own[at]] = run.trace.Length(request)
+			last.next()[run.own[at]] = int32(run.trace.Length(request))
 			last.measure()
 		}
 		r.PrefixHitTokens += weight * float64(cached) / float64(tokens)
@@ -332,13 +332,13 @@ func (r *orderRun) activations(request, from int) int {
 }
 
 // count counts on its rank what is computed of a request, and notes the load that it makes.
-func (r *orderRun) count(request, own, cached int, load []int) {
+func (r *orderRun) count(request, own, cached int, load []int32) {
 	ranks := r.placement.Ranks
-	load[own] = r.trace.Length(request) - cached
+	load[own] = int32(r.trace.Length(request) - cached)
 	for l, t := range r.tallies {
 		served := load[(l+1)*ranks : (l+2)*ranks]
 		for rank, n := range t.served {
-			served[rank] = -n
+			served[rank] = int32(-n)
 		}
 		for position := int(r.trace.Offsets[request]) + cached; position < int(r.trace.Offsets[request+1]); position++ {
 			local := t.add(r.trace.Row(position, l), own)
@@ -347,7 +347,7 @@ func (r *orderRun) count(request, own, cached int, load []int) {
 			}
 		}
 		for rank, n := range t.served {
-			served[rank] += n
+			served[rank] += int32(n)
 		}
 	}
 }

@@ -81,8 +81,19 @@ func (o *Options) validate(t *trace.Trace, p *placement.Placement) error {
 	if err := placement.CheckCapacity(o.RankCapacity, p.Ranks); err != nil {
 		return err
 	}
-	return Matches(t, p)
+	if err := Matches(t, p); err != nil {
+		return err
+	}
+	if scores, allowed := len(o.Requests)*p.Ranks, max(minScores, len(t.Experts)); scores > allowed {
+		return fmt.Errorf("%d requests on %d ranks need %d scores; allowed are %d for %d activations: evaluate fewer requests",
+			len(o.Requests), p.Ranks, scores, allowed, len(t.Experts))
+	}
+	return nil
 }
+
+// minScores is the number of scores of requests by rank, of up to 20 bytes each, that an evaluation may allocate for any trace: those of
+// 64 Ki requests on 256 ranks. A trace may also have one for each of its activations, which requests of a few tokens have.
+const minScores = 1 << 24
 
 // Matches checks that a placement is one for the model of a trace.
 func Matches(t *trace.Trace, p *placement.Placement) error {

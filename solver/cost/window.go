@@ -7,7 +7,7 @@ type window struct {
 	options       *Options
 	ranks, layers int
 	// loads is a ring: of each request of the window its tokens per rank, and then its activations per layer and rank. sum is over all.
-	loads [][]int
+	loads [][]int32
 	sum   []int
 	// arrived counts requests; tokens and experts are the sums of the imbalances so far.
 	arrived         int
@@ -15,20 +15,20 @@ type window struct {
 }
 
 func newWindow(o *Options, requests, ranks, layers int) *window {
-	w := &window{options: o, ranks: ranks, layers: layers, loads: make([][]int, min(dispatch.Arrivals, requests))}
+	w := &window{options: o, ranks: ranks, layers: layers, loads: make([][]int32, min(dispatch.Arrivals, requests))}
 	width := (layers + 1) * ranks
 	for i := range w.loads {
-		w.loads[i] = make([]int, width)
+		w.loads[i] = make([]int32, width)
 	}
 	w.sum = make([]int, width)
 	return w
 }
 
 // next is where the load of the next request is to be noted, before measure: that of the oldest leaves the window.
-func (w *window) next() []int {
+func (w *window) next() []int32 {
 	load := w.loads[w.arrived%len(w.loads)]
 	for x, n := range load {
-		w.sum[x] -= n
+		w.sum[x] -= int(n)
 	}
 	clear(load)
 	return load
@@ -37,7 +37,7 @@ func (w *window) next() []int {
 // measure counts what was noted.
 func (w *window) measure() {
 	for x, n := range w.loads[w.arrived%len(w.loads)] {
-		w.sum[x] += n
+		w.sum[x] += int(n)
 	}
 	w.arrived++
 	if w.arrived < len(w.loads) {

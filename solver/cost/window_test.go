@@ -14,14 +14,14 @@ func TestWindow(t *testing.T) {
 	for _, requests := range []int{1, dispatch.Arrivals - 1, dispatch.Arrivals, 3*dispatch.Arrivals + 5} {
 		random := rand.New(rand.NewPCG(1, uint64(requests)))
 		w := newWindow(&Options{}, requests, ranks, layers)
-		var all [][]int
+		var all [][]int32
 		for range requests {
 			load := w.next()
 			if slices.Max(load) != 0 || slices.Min(load) != 0 {
 				t.Fatalf("of %d requests one begins with the load %v", requests, load)
 			}
 			for i := range load {
-				load[i] = random.IntN(100)
+				load[i] = random.Int32N(100)
 			}
 			all = append(all, slices.Clone(load))
 			w.measure()
@@ -35,7 +35,7 @@ func TestWindow(t *testing.T) {
 			sum := make([]int, (layers+1)*ranks)
 			for _, load := range all[end-size : end] {
 				for i, n := range load {
-					sum[i] += n
+					sum[i] += int(n)
 				}
 			}
 			tokens += imbalance(sum[:ranks])

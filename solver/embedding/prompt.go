@@ -16,41 +16,62 @@ type Table struct {
 // Vector is that of one token id.
 func (t *Table) Vector(id int32) []float32 { return t.Values[int(id)*t.Size : (int(id)+1)*t.Size] }
 
-// Projected returns a table of random signs: the mean over a prompt's tokens is then the bag of its words, reduced by a random
-// projection that keeps the distances between bags up to a small error (Johnson and Lindenstrauss). It needs no model.
-func Projected(tokens, size int, seed uint64) *Table {
-	t := &Table{Tokens: tokens, Size: size, Values: make([]float32, tokens*size)}
-	random := rand.New(rand.NewPCG(seed, 0x70726f6a656374))
-	step := float32(1 / math.Sqrt(float64(size)))
-	for begin := 0; begin < len(t.Values); begin += 64 {
-		signs := random.Uint64()
-		for i := range t.Values[begin:min(begin+64, len(t.Values))] {
-			t.Values[begin+i] = step
-			if signs>>i&1 == 1 {
-				t.Values[begin+i] = -step
-			}
-		}
-	}
-	return t
+// Projection is a table of random signs: the mean over a prompt's tokens is then the bag of its words, reduced by a random projection
+// that keeps the distances between bags up to a small error (Johnson and Lindenstrauss). It needs no model.
+type Projection struct {
+	tokens, size int
+	// signs has a bit for each value of the vectors [tokens × size], set where the value is negative.
+	signs []uint64
 }
 
-// Prompt is the mean of the vectors of a prompt's tokens; token ids beyond the table do not count.
-func (t *Table) Prompt(tokens []int32) []float32 {
-	point := make([]float32, t.Size)
+// Projected returns the projection of that many token ids.
+func Projected(tokens, size int, seed uint64) *Projection {
+	p := &Projection{tokens: tokens, size: size, signs: make([]uint64, (tokens*size+63)/64)}
+	random := rand.New(rand.NewPCG(seed, 0x70726f6a656374))
+	for i := range p.signs {
+		p.signs[i] = random.Uint64()
+	}
+	return p
+}
+
+// Prompt is Table.Prompt for vectors of length 1.
+func (p *Projection) Prompt(tokens []int32) []float32 {
+	step := float32(1 / math.Sqrt(float64(p.size)))
+	return prompt(tokens, p.tokens, p.size, func(point []float32, id int32) {
+		begin := int(id) * p.size
+		for i := range point {
+			if p.signs[(begin+i)/64]>>((begin+i)%64)&1 == 1 {
+				point[i] -= step
+			} else {
+				point[i] += step
+			}
+		}
+	})
+}
+
+// prompt is the mean over tokens of what add adds for each; token ids beyond the vocabulary do not count.
+func prompt(tokens []int32, vocabulary, size int, add func(point []float32, id int32)) []float32 {
+	point := make([]float32, size)
 	counted := float32(0)
 	for _, id := range tokens {
-		if id < 0 || int(id) >= t.Tokens {
-			continue
-		}
-		counted++
-		for i, v := range t.Vector(id) {
-			point[i] += v
+		if id >= 0 && int(id) < vocabulary {
+			counted++
+			add(point, id)
 		}
 	}
 	for i := range point {
 		point[i] /= max(counted, 1)
 	}
 	return point
+}
+
+// Prompt is the mean of the vectors of a prompt's tokens; token ids beyond the table do not count.
+func (t *Table) Prompt(tokens []int32) []float32 {
+	return prompt(tokens, t.Tokens, t.Size, func(point []float32, id int32) {
+		for i, v := range t.Vector(id) {
+			point[i] += v
+		}
+	})
 }
 
 // Space compares prompts by direction, seen from the mean prompt: words that every prompt has say nothing.

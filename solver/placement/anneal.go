@@ -32,7 +32,7 @@ func (g *gram) mirror() {
 
 // tokenGram is the Gram matrix of a layer's token rows; shrinkage is that of newSample.
 func tokenGram(c *affinity.Counts, shrinkage float32) *gram {
-	return rowGram(c.Experts, sparseRows{c.Start, c.Expert, c.Count}, c.Occurrences, shrinkage)
+	return rowGram(c.Experts, sparseRows{c.Start, c.Expert, c.Count}, c.RowOccurrences(), shrinkage)
 }
 
 // rowGram is the Gram matrix of rows; sizes are their occurrences.

@@ -34,20 +34,27 @@ func (p *Placement) Hosts(i int) [][]int {
 	return hosts
 }
 
-// maxExperts is the limit on the experts of a layer, and on ranks.
-const maxExperts = 1 << 16
+// Limits of a placement: several times those of the largest known deployments (512 experts, 384 ranks, 95 MoE layers). What an evaluation
+// allocates grows with ranks² and with ranks × layers.
+const (
+	maxExperts    = 1 << 16
+	maxRanks      = 1 << 10
+	maxRankLayers = 1 << 17
+)
 
 // Validate checks that every layer fills all slots, places every expert at least once and none twice on a rank.
 func (p *Placement) Validate() error {
 	switch {
-	case p.Ranks < 1 || p.Ranks > maxExperts:
-		return fmt.Errorf("ep_size is %d; allowed is 1 to %d", p.Ranks, maxExperts)
+	case p.Ranks < 1 || p.Ranks > maxRanks:
+		return fmt.Errorf("ep_size is %d; allowed is 1 to %d", p.Ranks, maxRanks)
 	case p.Experts < 1 || p.Experts > maxExperts:
 		return fmt.Errorf("num_experts is %d; allowed is 1 to %d", p.Experts, maxExperts)
 	case p.SlotsPerRank < 1 || p.SlotsPerRank > p.Experts:
 		return fmt.Errorf("slots_per_rank is %d; allowed is 1 to num_experts, %d", p.SlotsPerRank, p.Experts)
 	case p.Ranks > p.Experts*p.Experts || p.Ranks*p.SlotsPerRank < p.Experts:
 		return fmt.Errorf("%d ranks of %d slots cannot hold %d experts", p.Ranks, p.SlotsPerRank, p.Experts)
+	case p.Ranks*len(p.Layers) > maxRankLayers:
+		return fmt.Errorf("ep_size is %d for %d layers; allowed is up to %d ranks in all layers", p.Ranks, len(p.Layers), maxRankLayers)
 	case len(p.Layers) == 0:
 		return errors.New("layers is empty")
 	}

@@ -34,7 +34,8 @@ func newSample(c *affinity.Counts, allowed int, shrinkage float32) sample {
 	tokens, scale := sampleTokens(c, allowed)
 	entries := 0
 	for _, token := range tokens {
-		entries += c.Start[token+1] - c.Start[token]
+		experts, _ := c.Row(token)
+		entries += len(experts)
 	}
 	rows := sparseRows{make([]int, 1, len(tokens)+1), make([]uint16, 0, entries), make([]float32, 0, entries)}
 	sizes := make([]float32, len(tokens))

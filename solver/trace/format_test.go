@@ -163,11 +163,11 @@ func TestReadRefusesManyCounts(t *testing.T) {
 		refused                       bool
 	}{
 		"large model":            {experts: 512, vocabulary: 262_144, requests: 40},
-		"most experts":           {experts: 4096, vocabulary: 200, requests: 40},
-		"too many experts":       {experts: 6000, vocabulary: 200, requests: 40, refused: true},
-		"too many requests":      {experts: 4096, vocabulary: 200, requests: 13_000, refused: true},
+		"most experts":           {experts: 2048, vocabulary: 200, requests: 40},
+		"too many experts":       {experts: 2100, vocabulary: 200, requests: 40, refused: true},
+		"too many requests":      {experts: 1024, vocabulary: 200, requests: 80_000, refused: true},
 		"largest vocabulary":     {experts: 16, vocabulary: 1 << 20, requests: 40},
-		"vocabulary and experts": {experts: 5750, vocabulary: 1 << 20, requests: 40, refused: true},
+		"vocabulary and experts": {experts: 2090, vocabulary: 1 << 20, requests: 40, refused: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			crafted := small.Subset(make([]int, test.requests)) // copies of the first request, cut to its first token

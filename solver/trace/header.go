@@ -30,12 +30,15 @@ const MaxTokenLayers = 1 << 25
 const (
 	minCounts        = 96 << 20
 	activationCounts = 8
+	// boundCounts is the number of counts by pair of experts in the bounds of an evaluation: five matrices of float64 for each of two
+	// layers at a time.
+	boundCounts = 20
 )
 
-// counts returns how many 4-byte counts solving allocates for a number of requests, whatever the requests contain: by token ID (a start of 8
-// bytes and an occurrence), by pair of experts (two numbers in a layer, and one between layers), and by request and expert.
+// counts returns how many 4-byte counts solving allocates for a number of requests, whatever the requests contain: by token ID and layer
+// (three in a table of scores), by pair of experts (two numbers in a layer, one between layers, and boundCounts), and by request and expert.
 func (m *Model) counts(requests int) int {
-	return len(m.Layers) * (3*m.Vocabulary + 3*m.Experts*m.Experts + requests*m.Experts)
+	return boundCounts*m.Experts*m.Experts + len(m.Layers)*(3*m.Vocabulary+3*m.Experts*m.Experts+requests*m.Experts)
 }
 
 // tensor is one entry of the safetensors header; begin and end are bytes after the header.

@@ -52,7 +52,8 @@ func Open(ctx context.Context, path string) (*Trace, error) {
 	return t, nil
 }
 
-// openRegular opens a file for reading. It refuses named pipes, sockets and devices before it opens the path: they block their reader.
+// openRegular opens a file for reading. It refuses named pipes, sockets and devices before it opens the path: they block their reader. Package
+// internal/regularfile has the same check, with messages for the files of the operator; this package imports nothing of the operator.
 func openRegular(path string) (*os.File, error) {
 	check := func(info fs.FileInfo, err error) error {
 		switch {

@@ -34,7 +34,7 @@ func Check(dir, planDigest string) (*Mounted, error) {
 			return nil, fmt.Errorf("plan digest: %w", err)
 		}
 	}
-	text, err := regularfile.Read(filepath.Join(dir, plan.ManifestFile), plan.MaxFileBytes)
+	text, err := regularfile.Read(filepath.Join(dir, plan.ManifestFile), plan.MaxBytes(plan.ManifestFile))
 	if err != nil {
 		return nil, fmt.Errorf("%w: is the plan's ConfigMap mounted there?", err)
 	}
@@ -96,9 +96,9 @@ func (m *Mounted) read(dir string) (map[string][]byte, error) {
 
 // readEither reads a file under its name, or under its base name as a ConfigMap has it.
 func readEither(dir, name string) ([]byte, error) {
-	content, err := regularfile.Read(filepath.Join(dir, filepath.FromSlash(name)), plan.MaxFileBytes)
+	content, err := regularfile.Read(filepath.Join(dir, filepath.FromSlash(name)), plan.MaxBytes(name))
 	if errors.Is(err, fs.ErrNotExist) {
-		return regularfile.Read(filepath.Join(dir, path.Base(name)), plan.MaxFileBytes)
+		return regularfile.Read(filepath.Join(dir, path.Base(name)), plan.MaxBytes(name))
 	}
 	return content, err
 }

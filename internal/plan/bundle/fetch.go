@@ -149,7 +149,7 @@ func FetchPlan(ctx context.Context, client *artifact.Client, namespace, planDige
 		if !listed {
 			return nil, fmt.Errorf("%s of plan %s does not list %s", File, scope.ID, name)
 		}
-		return client.ReadAll(ctx, scope, digest, plan.MaxFileBytes)
+		return client.ReadAll(ctx, scope, digest, plan.MaxBytes(name))
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("plan %s in the store: %w", scope.ID, err)

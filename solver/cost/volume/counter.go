@@ -1,6 +1,9 @@
 package volume
 
-import "slices"
+import (
+	"iter"
+	"slices"
+)
 
 // The objectives that are counted, in the order of placement.Objectives.
 const (
@@ -78,9 +81,12 @@ func (m *Messages) Add(other *Messages, weight float64) {
 type Counter struct {
 	topology    Topology
 	batchTokens int
-	// tokens are those of the open batch; pairs its messages from rank to rank [objective][ranks × ranks].
+	// tokens are those of the open batch.
 	tokens int
-	pairs  [objectives][]int
+	// pairs are the messages of the open batch from rank to rank [objective][ranks × ranks]. With more than maxPairs of them, sends lists the
+	// pair of each message instead [objective][messages]: its size follows the tokens, not the square of the ranks.
+	pairs [objectives][]int32
+	sends [objectives][]int32
 	// batches are closed, sum is over them.
 	batches int
 	sum     Messages
@@ -89,11 +95,16 @@ type Counter struct {
 	seen, seenNode []int
 }
 
+// maxPairs is the largest number of pairs of ranks that a counter has a number for: those of 128 ranks.
+const maxPairs = 1 << 14
+
 // NewCounter is for batches of that many tokens over all ranks, at least 1.
 func NewCounter(t Topology, batchTokens int) *Counter {
 	c := &Counter{topology: t, batchTokens: batchTokens, seen: make([]int, t.Ranks), seenNode: make([]int, t.nodes())}
-	for i := range c.pairs {
-		c.pairs[i] = make([]int, t.Ranks*t.Ranks)
+	if n := t.Ranks * t.Ranks; n <= maxPairs {
+		for i := range c.pairs {
+			c.pairs[i] = make([]int32, n)
+		}
 	}
 	return c
 }
@@ -137,7 +148,14 @@ func (c *Counter) route(own, rank int) {
 	}
 }
 
-func (c *Counter) send(objective, from, to int) { c.pairs[objective][from*c.topology.Ranks+to]++ }
+func (c *Counter) send(objective, from, to int) {
+	pair := from*c.topology.Ranks + to
+	if pairs := c.pairs[objective]; pairs != nil {
+		pairs[pair]++
+		return
+	}
+	c.sends[objective] = append(c.sends[objective], int32(pair))
+}
 
 func (c *Counter) close() {
 	m := c.open()
@@ -146,27 +164,60 @@ func (c *Counter) close() {
 	c.tokens = 0
 	for i := range c.pairs {
 		clear(c.pairs[i])
+		c.sends[i] = c.sends[i][:0]
 	}
 }
 
 // open are the messages of the open batch.
 func (c *Counter) open() (m Messages) {
-	for i, pairs := range c.pairs {
-		m[i] = c.topology.links(pairs)
+	for i := range m {
+		m[i] = c.topology.links(c.messages(i))
 	}
 	return m
 }
 
+// messages returns the pairs of ranks between which the open batch has messages, and their number.
+func (c *Counter) messages(objective int) iter.Seq2[int, int] {
+	return func(yield func(pair, n int) bool) {
+		for pair, n := range c.pairs[objective] {
+			if n > 0 && !yield(pair, int(n)) {
+				return
+			}
+		}
+		sends := c.sends[objective]
+		slices.Sort(sends)
+		for begin := 0; begin < len(sends); {
+			end := begin + 1
+			for end < len(sends) && sends[end] == sends[begin] {
+				end++
+			}
+			if !yield(int(sends[begin]), end-begin) {
+				return
+			}
+			begin = end
+		}
+	}
+}
+
+// peers returns the number of pairs of different ranks within nodes, and between nodes.
+func (t Topology) peers() [2]int {
+	full := t.nodes() - 1 // all nodes but the last one
+	last := t.Ranks - full*t.RanksPerNode
+	within := full*t.RanksPerNode*(t.RanksPerNode-1) + last*(last-1)
+	return [2]int{within, t.Ranks*(t.Ranks-1) - within}
+}
+
 // links sorts the messages from rank to rank by the class of their link.
-func (t Topology) links(pairs []int) Links {
+func (t Topology) links(messages iter.Seq2[int, int]) Links {
 	const node, network = 0, 1
 	var sent, received [2][]int
 	for class := range sent {
 		sent[class], received[class] = make([]int, t.Ranks), make([]int, t.Ranks)
 	}
-	var most, peers [2]int
-	for at, n := range pairs {
-		from, to, class := at/t.Ranks, at%t.Ranks, network
+	var most [2]int
+	peers := t.peers()
+	for pair, n := range messages {
+		from, to, class := pair/t.Ranks, pair%t.Ranks, network
 		if from == to {
 			continue
 		}
@@ -176,7 +227,6 @@ func (t Topology) links(pairs []int) Links {
 		sent[class][from] += n
 		received[class][to] += n
 		most[class] = max(most[class], n)
-		peers[class]++
 	}
 	flow := func(class int) Flow {
 		total := 0

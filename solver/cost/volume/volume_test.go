@@ -97,6 +97,31 @@ func TestInvariants(t *testing.T) {
 	}
 }
 
+// TestManyRanks counts the same with a list of messages, as for many ranks, as with a number for each pair of ranks, over several batches.
+func TestManyRanks(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 6))
+	for range 100 {
+		ranks := 1 + random.IntN(12)
+		topology := Topology{Ranks: ranks, RanksPerNode: 1 + random.IntN(ranks+3)}
+		few, many := NewCounter(topology, 10), NewCounter(topology, 10)
+		many.pairs = [objectives][]int32{}
+		for range 1 + random.IntN(35) {
+			own, on := random.IntN(ranks), make([]int, 1+random.IntN(8))
+			for k := range on {
+				on[k] = random.IntN(ranks)
+			}
+			few.Add(own, on)
+			many.Add(own, on)
+		}
+		if diff := cmp.Diff(few.Messages(), many.Messages()); diff != "" || few.Batches() != many.Batches() {
+			t.Fatalf("%+v: %d and %d batches:\n%s", topology, few.Batches(), many.Batches(), diff)
+		}
+	}
+	if c := NewCounter(Topology{Ranks: 129, RanksPerNode: 8}, 10); c.pairs[activation] != nil {
+		t.Error("129 ranks have a number for each pair")
+	}
+}
+
 func check(t *testing.T, topology Topology, tokens, topK int, m *Messages) {
 	t.Helper()
 	for i, l := range m {
@@ -132,7 +157,7 @@ func TestSentIsReceived(t *testing.T) {
 			back[at%n*n+at/n] = pairs[at]
 		}
 		// The messages of the way back are the transposed ones, of which the same is counted.
-		if got, want := topology.links(back), topology.links(pairs).back(); got != want {
+		if got, want := topology.links(slices.All(back)), topology.links(slices.All(pairs)).back(); got != want {
 			t.Fatalf("%+v: the way back is %+v; wanted is %+v", topology, got, want)
 		}
 	}

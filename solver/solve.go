@@ -122,6 +122,8 @@ type Options struct {
 	Forecast  Forecast
 	// RedundantSlots is the number of slots per rank for copies of other ranks' experts.
 	RedundantSlots int
+	// CopyRule is how the engine chooses among the copies of an expert: what it does not use is not local. Where it is empty, that of Current.
+	CopyRule placement.CopyRule
 	// Objective is what placement and tables are to keep small, and what decides whether the default placement is better; empty is
 	// placement.Activation. RanksPerNode tells which ranks share a node, and 0 stands for DefaultEvaluation's.
 	Objective    placement.Objective
@@ -238,21 +240,19 @@ func newSearch(t *trace.Trace, o Options) (*search, error) {
 	if o.Embeddings != nil && o.Forecast.Contextual() {
 		return nil, fmt.Errorf("embeddings are not for forecast %s, which has learnt what the mean of all tokens is worth for one that was not seen", o.Forecast)
 	}
-	train, test, err := trace.Split(t, o.TrainPercent, o.Seed)
-	if err != nil {
 	if err := o.checkTable(&t.Model); err != nil {
 		return nil, err
 	}
+	train, test, err := trace.Split(t, o.TrainPercent, o.Seed)
+	if err != nil {
 		return nil, err
+	}
+	if o.CopyRule == placement.NearestCopy && o.Current != nil {
+		o.CopyRule = o.Current.CopyRule
 	}
 	return &search{trace: t, options: o, groups: groups, train: train, test: test}, nil
 }
 
-// CheckForecast checks that a forecast can be computed from a trace for a number of ranks.
-func CheckForecast(f Forecast, ranks int, t *trace.Trace) error {
-	switch {
-	case f == LookAhead || f == RawLookAhead:
-		return forecast.RawLookAhead(&t.Model).Fits(t)
 // maxTableBytes bounds the table of scores of a plan: readers of plans refuse larger files.
 const maxTableBytes = 1 << 30
 
@@ -278,6 +278,11 @@ func (o *Options) best() int {
 	return bestRanks
 }
 
+// CheckForecast checks that a forecast can be computed from a trace for a number of ranks.
+func CheckForecast(f Forecast, ranks int, t *trace.Trace) error {
+	switch {
+	case f == LookAhead || f == RawLookAhead:
+		return forecast.RawLookAhead(&t.Model).Fits(t)
 	case f == Transition && ranks > affinity.MaxTransitionRanks:
 		return fmt.Errorf("forecast %s is for at most %d ranks, not %d", f, affinity.MaxTransitionRanks, ranks)
 	case f == LookBack && ranks > forecast.MaxLookBackRanks:
@@ -424,7 +429,7 @@ func (s *search) place(ctx context.Context, by placement.Algorithm, deadline tim
 		Prompts: prompts, Attention: s.options.Attention, Ranks: s.options.Ranks, Layers: s.trace.Model.Layers,
 		Messages: s.options.messages(), Occurrences: s.occurrences, Constraints: s.options.Constraints,
 		Tokens: s.tokens, Pairs: s.pairs, Transitions: s.transitions, Requests: s.requests, ProfileTokens: s.tokens[0].Tokens(),
-		Algorithm: by, RedundantSlots: s.options.RedundantSlots, Groups: s.groups, Shrinkage: placement.DefaultShrinkage, Current: s.options.Current, Fresh: s.options.Fresh, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
+		Algorithm: by, RedundantSlots: s.options.RedundantSlots, CopyRule: s.options.CopyRule, Groups: s.groups, Shrinkage: placement.DefaultShrinkage, Current: s.options.Current, Fresh: s.options.Fresh, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
 	})
 }
 
@@ -464,11 +469,11 @@ func (s *search) plan(ctx context.Context, p *placement.Placement, by placement.
 	return plan, err
 }
 
-// hosts are the ranks of every layer's experts.
+// hosts are the ranks on which every layer's experts are local.
 func (p *Plan) hosts() []affinity.Hosts {
 	hosts := make([]affinity.Hosts, len(p.Placement.Layers))
 	for l := range hosts {
-		hosts[l] = p.Placement.Hosts(l)
+		hosts[l] = p.Placement.Local(l)
 	}
 	return hosts
 }

@@ -55,6 +55,7 @@ func inputError(err error) error {
 type solveFlags struct {
 	trace, out, current, attention, algorithm, forecast, embeddings, objective string
 	hardware                                                                   string
+	copyRule                                                                   string
 	ranks, ranksPerNode, redundantSlots, trainPercent                          int
 	withoutDomains                                                             []string
 	constraints                                                                constraintFlags
@@ -91,6 +92,7 @@ func newSolveCommand() *cobra.Command {
 	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "what scores are computed from: table (the token id), and with attention tp transition (and the ranks of earlier\nlayers, as the papers merge them), lookback (the same, weighed), prefill (and the prompt and earlier layers'\nexperts), decode (and earlier routes; never later tokens), lookahead-raw (the layer's gate before attention)\nor lookahead (the same, corrected by the profile)")
 	f.StringVar(&flags.embeddings, "embeddings", "", ".npy file with a vector for each token id, float16 or float32: a token that is not among the requests to learn from\nis scored like the 8 nearest that are (default: like the mean of all tokens; not for prefill and decode)")
 	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots per rank, for copies of experts of other ranks (auto, eplb, contiguous, round-robin)")
+	f.StringVar(&flags.copyRule, "copy-rule", placement.CopyRules[0], "which copy of an expert the engine uses on a rank: nearest (its own, as SGLang), rank-modulo (the copy with the number\nrank mod copies, as vllm-ascend with attention dp)")
 	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep the groups whole that the gate chooses among (n_group), so that semmoe reshuffle can apply the plan\n(auto, contiguous; EP size and groups must divide one another)")
 	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents")
 	f.StringSliceVar(&flags.withoutDomains, "without-domains", nil, "domains of the trace to leave out, for semmoe drift to switch to")
@@ -171,6 +173,12 @@ func (f *solveFlags) options() (solver.Options, error) {
 	}
 	if err := placement.CheckObjective(o.Objective, o.Ranks, o.RanksPerNode); err != nil {
 		return o, usageErrorf("--objective: %w", err)
+	}
+	if o.CopyRule, err = placement.ParseCopyRule(f.copyRule); err != nil {
+		return o, usageErrorf("--copy-rule: %w", err)
+	}
+	if o.CopyRule != placement.NearestCopy && o.Attention != placement.DataParallel {
+		return o, usageErrorf("--copy-rule %s is for attention dp", o.CopyRule)
 	}
 	if o.Constraints, err = f.constraints.constraints(); err != nil {
 		return o, err

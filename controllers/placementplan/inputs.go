@@ -15,6 +15,7 @@ import (
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/artifact"
 	"github.com/semmoe/operator/internal/calibration/machines"
+	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/solver"
 	"github.com/semmoe/operator/solver/cost"
@@ -51,6 +52,8 @@ type solveInputs struct {
 	RedundantSlots  int                 `json:"redundantSlots,omitempty"`
 	TokenLoadLimit  int                 `json:"tokenLoadLimit,omitempty"`
 	ExpertLoadLimit int                 `json:"expertLoadLimit,omitempty"`
+	// CopyRule is how the engine chooses among copies of experts; left out where there are none, and where it uses the nearest one.
+	CopyRule placement.CopyRule `json:"copyRule,omitempty"`
 	// Hardware is the digest of the hardware profile in a ConfigMap, or the name of one that is built in; left out for the operator's own.
 	Hardware string `json:"hardware,omitempty"`
 	// Replan is about the plan in service; nil where there is none to compare with.
@@ -112,8 +115,18 @@ func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityPro
 		TokenLoadLimit:    int(ptr.Deref(plan.Spec.TokenLoadLimitPercent, 0)),
 		ExpertLoadLimit:   int(ptr.Deref(plan.Spec.ExpertLoadLimitPercent, 0)),
 		Hardware:          hardware,
+		CopyRule:          copyRule(plan),
 		Replan:            replanInputsOf(plan, priorDigest),
 	}
+}
+
+// copyRule returns the rule of the plan's engine for copies of experts. Rules are known for attention data parallelism.
+func copyRule(plan *semmoev1.PlacementPlan) placement.CopyRule {
+	adapter, err := registry.For(string(plan.Spec.Engine))
+	if err != nil || plan.Spec.RedundantExperts == 0 || attentions[plan.Spec.Attention] != placement.DataParallel {
+		return placement.NearestCopy
+	}
+	return adapter.CopyRule
 }
 
 // ID names the inputs: the ID of the solution's scope, and the value of a label.
@@ -129,7 +142,7 @@ func (i *solveInputs) objective() placement.Objective {
 
 func (i *solveInputs) options(progress func(step string, done, total int)) solver.Options {
 	return solver.Options{
-		Objective: i.objective(), RanksPerNode: i.RanksPerNode, Unshuffled: i.Unshuffled, RedundantSlots: i.RedundantSlots,
+		Objective: i.objective(), RanksPerNode: i.RanksPerNode, Unshuffled: i.Unshuffled, RedundantSlots: i.RedundantSlots, CopyRule: i.CopyRule,
 		Constraints: placement.Constraints{TokenLoadLimit: float64(i.TokenLoadLimit), ExpertLoadLimit: float64(i.ExpertLoadLimit)},
 		Ranks:       i.Ranks, Attention: i.Attention, Algorithm: i.Algorithm, Forecast: i.Forecast,
 		TrainPercent: i.TrainPercent, Seed: i.Seed, TimeBudget: time.Duration(i.TimeBudgetSeconds) * time.Second, Progress: progress,

@@ -48,6 +48,32 @@ func TestReshuffledWeightsKeepGroups(t *testing.T) {
 	}
 }
 
+// TestCopiesFollowTheEngine gives the solver the engine's rule for copies, where there are copies and the rule is known.
+func TestCopiesFollowTheEngine(t *testing.T) {
+	profile := &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{
+		Result:     &semmoev1.ProfileResult{Digest: strings.Repeat("ab", 32)},
+		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue}},
+	}}
+	plan := &semmoev1.PlacementPlan{Spec: semmoev1.PlacementPlanSpec{ExpertParallelSize: 4}}
+	for _, test := range []struct {
+		engine    semmoev1.EngineType
+		redundant int32
+		attention semmoev1.AttentionParallelism
+		want      placement.CopyRule
+	}{
+		{"VLLMAscend", 8, semmoev1.AttentionDataParallel, placement.RankModuloCopy},
+		{"VLLMAscend", 0, semmoev1.AttentionDataParallel, placement.NearestCopy},
+		{"VLLMAscend", 8, semmoev1.AttentionTensorParallel, placement.NearestCopy},
+		{"SGLang", 8, semmoev1.AttentionDataParallel, placement.NearestCopy},
+		{"", 8, semmoev1.AttentionDataParallel, placement.NearestCopy},
+	} {
+		plan.Spec.Engine, plan.Spec.RedundantExperts, plan.Spec.Attention = test.engine, test.redundant, test.attention
+		if got := inputsOf(plan, profile, nil, machines.Chosen{}).options(nil).CopyRule; got != test.want {
+			t.Errorf("%+v: rule %q", test, got)
+		}
+	}
+}
+
 // A plan for tokens that are not shuffled is solved for few messages, and promises no more than what that leaves local.
 func TestTokensThatStay(t *testing.T) {
 	profile := &semmoev1.AffinityProfile{Status: semmoev1.AffinityProfileStatus{

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/solver/placement"
 )
 
 // Adapter is one engine's command line and HTTP surface.
@@ -26,6 +27,8 @@ type Adapter struct {
 	HealthPath string
 	// ExpertMap is the file that says which expert sits in which slot; nil where the engine reads none.
 	ExpertMap *ExpertMap
+	// CopyRule is how the engine chooses among the copies of an expert with attention data parallelism.
+	CopyRule placement.CopyRule
 	// RoutedExperts is how responses tell which experts their tokens activated; its zero value where they cannot.
 	RoutedExperts RoutedExperts
 	// Generation runs prompts of token ids; its zero value where routed experts cannot be told.

@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/semmoe/operator/solver/placement"
 )
 
 // Activations counts (token, layer, expert) triples of routed experts.
 type Activations struct {
-	// Local are those whose expert has a copy on the rank that served the token; Total are all.
+	// Local are those that the rank that served the token computed with its own copy of the expert; Total are all.
 	Local int64 `json:"local"`
 	Total int64 `json:"total"`
 }
@@ -17,13 +19,15 @@ type Activations struct {
 type Locality struct {
 	// Rank is the rank that serves, of Ranks.
 	Rank, Ranks int
-	// Hosts are the ranks with a copy of an expert of a layer (the model's index).
+	// Hosts are the ranks with a copy of an expert of a layer (the model's index), ascending.
 	Hosts func(layer, expert int) []int
+	// CopyRule is how the engine chooses among the copies.
+	CopyRule placement.CopyRule
 }
 
-// Local reports whether an expert of a layer (the model's index) has a copy on the rank that serves.
+// Local reports whether the rank that serves uses its own copy of an expert of a layer (the model's index).
 func (l Locality) Local(layer, expert int) bool {
-	return slices.Contains(l.Hosts(layer, expert), l.Rank)
+	return l.CopyRule.Copy(l.Hosts(layer, expert), l.Rank) == l.Rank
 }
 
 // Validate refuses a rank that there is not.
@@ -135,10 +139,10 @@ func CountActivations(experts []int32, shape Shape, at Locality) (Count, error) 
 					continue
 				}
 				group.Total++
-				hosts := at.Hosts(layer, int(expert))
-				if slices.Contains(hosts, at.Rank) {
+				to := at.CopyRule.Copy(at.Hosts(layer, int(expert)), at.Rank)
+				if to == at.Rank {
 					group.Local++
-				} else if to := hosts[0]; seen[to] != count.TokenLayers {
+				} else if seen[to] != count.TokenLayers {
 					seen[to] = count.TokenLayers
 					count.RemoteRanks++
 				}

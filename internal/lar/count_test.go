@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/semmoe/operator/solver/placement"
 )
 
 // One dense layer and five MoE layers of four experts, two of them for each token, on two ranks.
@@ -39,22 +41,35 @@ func TestCountActivations(t *testing.T) {
 	}
 }
 
-// A copy on the rank makes an activation local; of several copies elsewhere one is counted as remote.
+// A copy on the rank makes an activation local where the engine's rule uses it; of several copies elsewhere one is counted as remote.
 func TestCountCopies(t *testing.T) {
 	one := Shape{Layers: 1, MoELayers: []int{0}, Experts: 3, ExpertsPerToken: 3}
 	hosts := [][]int{{0, 1}, {1, 2}, {2}}
-	for rank, want := range []Count{
-		{Activations: Activations{1, 3}, RemoteRanks: 2},
-		{Activations: Activations{2, 3}, RemoteRanks: 1},
-		{Activations: Activations{2, 3}, RemoteRanks: 1},
+	for rule, wanted := range map[placement.CopyRule][]Count{
+		placement.NearestCopy: {
+			{Activations: Activations{1, 3}, RemoteRanks: 2},
+			{Activations: Activations{2, 3}, RemoteRanks: 1},
+			{Activations: Activations{2, 3}, RemoteRanks: 1},
+		},
+		placement.RankModuloCopy: {
+			{Activations: Activations{1, 3}, RemoteRanks: 2},
+			{Activations: Activations{1, 3}, RemoteRanks: 1},
+			{Activations: Activations{1, 3}, RemoteRanks: 2},
+		},
 	} {
-		want.LayerGroups, want.Tokens, want.TokenLayers = []Activations{want.Activations}, 1, 1
-		got, err := CountActivations([]int32{0, 1, 2}, one, Locality{Rank: rank, Ranks: 3, Hosts: func(_, expert int) []int { return hosts[expert] }})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("rank %d (-want +got):\n%s", rank, diff)
+		for rank, want := range wanted {
+			want.LayerGroups, want.Tokens, want.TokenLayers = []Activations{want.Activations}, 1, 1
+			at := Locality{Rank: rank, Ranks: 3, Hosts: func(_, expert int) []int { return hosts[expert] }, CopyRule: rule}
+			got, err := CountActivations([]int32{0, 1, 2}, one, at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("rule %q, rank %d (-want +got):\n%s", rule, rank, diff)
+			}
+			if got.Local != want.Local || at.Local(0, 2) != (rank == 2) {
+				t.Errorf("rule %q, rank %d: expert 2 is local: %v", rule, rank, at.Local(0, 2))
+			}
 		}
 	}
 }

@@ -74,6 +74,7 @@ func CheckMap(name string, content []byte, p *placement.Placement, hiddenLayers 
 	if err != nil {
 		return true, invalidf("%v", err)
 	}
+	read.CopyRule = p.CopyRule // no map names it
 	if !reflect.DeepEqual(read, p) {
 		return true, invalidf("%s does not place experts as %s does", name, PlacementFile)
 	}

@@ -273,5 +273,10 @@ func (l *Lease) locality() (lar.Locality, error) {
 	case l.layout == nil:
 		return lar.Locality{}, errNotTold
 	}
-	return l.layout.Locality(*l.Backend.Shape, l.Backend.Ranks, l.Rank)
+	local, err := l.layout.Locality(*l.Backend.Shape, l.Backend.Ranks, l.Rank)
+	// The engine has its rule whatever rule the plan was solved for.
+	if own := l.Backend.Adapter(nil); own != nil {
+		local.CopyRule = own.CopyRule
+	}
+	return local, err
 }

@@ -208,7 +208,7 @@ func (r *orderRun) play() error {
 	}
 	layers, ranks := len(r.placement.Layers), r.placement.Ranks
 	for l := range layers {
-		r.tallies = append(r.tallies, newTally(r.placement.Hosts(l), ranks, kindsOf(r.trace), r.options))
+		r.tallies = append(r.tallies, newTally(r.placement, l, kindsOf(r.trace), r.options))
 	}
 	last := newWindow(r.options, len(r.order), ranks, layers)
 	for i, request := range r.order {
@@ -317,7 +317,7 @@ func (r *orderRun) local(request, own, from int) int {
 	for l, t := range r.tallies {
 		for position := int(r.trace.Offsets[request]) + from; position < int(r.trace.Offsets[request+1]); position++ {
 			for _, expert := range r.trace.Row(position, l) {
-				if slices.Contains(t.hosts[expert], own) {
+				if t.isLocal(int(expert), own) {
 					local++
 				}
 			}
@@ -429,7 +429,7 @@ func newRealRoutes(ctx context.Context, t *trace.Trace, p *placement.Placement, 
 	s.weighted = assign.Weighted{Sizes: make([]float32, len(o.Requests)), Scores: make([]float32, len(o.Requests)*p.Ranks)}
 	hosts := make([][][]int, len(p.Layers))
 	for l := range hosts {
-		hosts[l] = p.Hosts(l)
+		hosts[l] = p.Local(l)
 	}
 	err := affinity.Parallel(ctx, len(o.Requests), func(i int) {
 		s.weighted.Sizes[i] = float32(t.Length(o.Requests[i]))

@@ -132,7 +132,7 @@ func (s *realRoutes) layers(ctx context.Context, p *placement.Placement, tokens 
 	}
 	topK := s.trace.Model.TopK
 	return affinity.Parallel(ctx, len(p.Layers), func(l int) {
-		hosts, local, all := p.Hosts(l), 0.0, 0.0
+		hosts, local, all := p.Local(l), 0.0, 0.0
 		rows := bound.New(s.ranks, p.Experts, 1)
 		s.eachRow(1, l, func(i int, columns []int, activations []float64) {
 			for at, expert := range columns {

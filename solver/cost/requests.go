@@ -25,7 +25,7 @@ func DataParallelShares(ctx context.Context, t *trace.Trace, p *placement.Placem
 	}
 	hosts := make([][][]int, len(p.Layers))
 	for l := range hosts {
-		hosts[l] = p.Hosts(l)
+		hosts[l] = p.Local(l)
 	}
 	shares := make([]RequestShare, len(o.Requests))
 	err := affinity.Parallel(ctx, len(shares), func(i int) {

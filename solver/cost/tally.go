@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/semmoe/operator/solver/cost/volume"
+	"github.com/semmoe/operator/solver/placement"
 )
 
 // tally counts what happens in one MoE layer.
@@ -11,6 +12,7 @@ type tally struct {
 	// hosts are the ranks that hold each expert, home the only one where there are no copies.
 	hosts        [][]int
 	home         []int
+	rule         placement.CopyRule
 	options      *Options
 	ranksPerNode int
 	tokens       []int
@@ -34,9 +36,10 @@ type tally struct {
 	on       []int
 }
 
-func newTally(hosts [][]int, ranks, kinds int, o *Options) *tally {
+func newTally(p *placement.Placement, layer, kinds int, o *Options) *tally {
+	hosts, ranks := p.Hosts(layer), p.Ranks
 	t := &tally{
-		hosts: hosts, home: make([]int, len(hosts)), options: o, ranksPerNode: o.RanksPerNode,
+		hosts: hosts, rule: p.CopyRule, home: make([]int, len(hosts)), options: o, ranksPerNode: o.RanksPerNode,
 		tokens: make([]int, ranks), served: make([]int, ranks), sent: make([]int, ranks), received: make([]int, ranks), seen: make([]int, ranks),
 		seenNode: make([]int, (ranks-1)/o.RanksPerNode+1),
 	}
@@ -100,9 +103,17 @@ func (t *tally) add(experts []uint16, own int) int {
 	return local
 }
 
+// isLocal reports whether rank own computes an expert for its own tokens.
+func (t *tally) isLocal(expert, own int) bool {
+	return t.rule.Copy(t.hosts[expert], own) == own
+}
+
 // serve is the rank that computes an expert with several copies for a token on rank own.
 func (t *tally) serve(expert, own int) int {
 	hosts := t.hosts[expert]
+	if t.rule != placement.NearestCopy {
+		return t.rule.Copy(hosts, own)
+	}
 	near := -1
 	for _, rank := range hosts {
 		if rank == own {

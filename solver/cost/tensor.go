@@ -27,7 +27,7 @@ type layerRun struct {
 
 func newLayerRun(t *trace.Trace, p *placement.Placement, layer int, o *Options) *layerRun {
 	return &layerRun{
-		trace: t, placement: p, options: o, layer: layer, tally: newTally(p.Hosts(layer), p.Ranks, kindsOf(t), o),
+		trace: t, placement: p, options: o, layer: layer, tally: newTally(p, layer, kindsOf(t), o),
 	}
 }
 
@@ -73,7 +73,7 @@ func highest(scores []float32) int {
 func (r *layerRun) localOn(rank, position int) int {
 	local := 0
 	for _, expert := range r.trace.Row(position, r.layer) {
-		if slices.Contains(r.tally.hosts[expert], rank) {
+		if r.tally.isLocal(int(expert), rank) {
 			local++
 		}
 	}
@@ -114,14 +114,14 @@ func (r *layerRun) deal(positions []int) {
 func (r *layerRun) bounds(positions []int) {
 	model, ranks := r.trace.Model, r.placement.Ranks
 	rows := bound.NewOccurrences(ranks, model.Experts, model.TopK)
-	on := make([]int, ranks)
+	on, local := make([]int, ranks), r.placement.Local(r.layer)
 	columns, ones := make([]int, model.TopK), slices.Repeat([]float64{1}, model.TopK)
 	best := 0
 	for _, position := range positions {
 		clear(on)
 		for k, expert := range r.trace.Row(position, r.layer) {
 			columns[k] = int(expert)
-			for _, rank := range r.tally.hosts[expert] {
+			for _, rank := range local[expert] {
 				on[rank]++
 			}
 		}

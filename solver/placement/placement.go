@@ -10,6 +10,8 @@ type Placement struct {
 	Ranks        int `json:"ep_size"`
 	Experts      int `json:"num_experts"`
 	SlotsPerRank int `json:"slots_per_rank"`
+	// CopyRule is how the engine chooses among the copies of an expert; absent where it is NearestCopy.
+	CopyRule CopyRule `json:"copy_rule,omitempty"`
 	// Layers holds one entry for each MoE layer, ascending.
 	Layers []Layer `json:"layers"`
 }
@@ -51,12 +53,14 @@ func (p *Placement) Validate() error {
 		return fmt.Errorf("num_experts is %d; allowed is 1 to %d", p.Experts, maxExperts)
 	case p.SlotsPerRank < 1 || p.SlotsPerRank > p.Experts:
 		return fmt.Errorf("slots_per_rank is %d; allowed is 1 to num_experts, %d", p.SlotsPerRank, p.Experts)
-	case p.Ranks > p.Experts*p.Experts || p.Ranks*p.SlotsPerRank < p.Experts:
-		return fmt.Errorf("%d ranks of %d slots cannot hold %d experts", p.Ranks, p.SlotsPerRank, p.Experts)
 	case p.Ranks*len(p.Layers) > maxRankLayers:
 		return fmt.Errorf("ep_size is %d for %d layers; allowed is up to %d ranks in all layers", p.Ranks, len(p.Layers), maxRankLayers)
+	case p.Ranks > p.Experts*p.Experts || p.Ranks*p.SlotsPerRank < p.Experts:
+		return fmt.Errorf("%d ranks of %d slots cannot hold %d experts", p.Ranks, p.SlotsPerRank, p.Experts)
 	case len(p.Layers) == 0:
 		return errors.New("layers is empty")
+	case p.CopyRule != NearestCopy && p.CopyRule != RankModuloCopy:
+		return fmt.Errorf("copy_rule is %q; allowed is %s, or none", p.CopyRule, RankModuloCopy)
 	}
 	lastSeen := make([]int, p.Experts)
 	stamp := 0

@@ -89,6 +89,8 @@ type Problem struct {
 	// RedundantSlots is the number of slots per rank beyond experts / ranks: they hold copies of experts of other ranks.
 	// Auto, EPLB, Contiguous and RoundRobin fill them.
 	RedundantSlots int
+	// CopyRule is how the engine chooses among copies. The placement carries it, and with attention DP is searched for it.
+	CopyRule CopyRule
 	// Groups is the number of groups of a gate that chooses groups of experts first: equal runs of consecutive experts. The
 	// slots of the placement then are a permutation of the experts that maps groups onto groups. Either Groups or Ranks must
 	// divide the other. 0 or 1 is no constraint. Auto and Contiguous keep it.
@@ -251,12 +253,13 @@ func Solve(ctx context.Context, p Problem) (Result, error) {
 	if err := p.validate(); err != nil {
 		return Result{}, err
 	}
-	if !p.Constraints.Any() {
-		return p.solve(ctx)
-	}
 	result, err := p.solve(ctx)
 	if err != nil {
 		return Result{}, err
+	}
+	p.obey(&result, limit{ctx, p.Deadline})
+	if !p.Constraints.Any() {
+		return result, nil
 	}
 	return result, p.inspect(ctx, &result)
 }

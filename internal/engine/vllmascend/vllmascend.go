@@ -8,6 +8,7 @@ import (
 
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/vllm"
+	"github.com/semmoe/operator/solver/placement"
 )
 
 // Adapter returns the plugin's adapter.
@@ -15,6 +16,7 @@ func Adapter() engine.Adapter {
 	a := vllm.Adapter()
 	a.Type = "VLLMAscend"
 	a.ExpertMap = &engine.ExpertMap{File: "vllm-ascend.json", Write: writeMap, Read: readMap}
+	a.CopyRule = placement.RankModuloCopy
 	a.Flags, a.Variables = flags, variables
 	a.Check = check      // the backends of vLLM's all-to-all are for other devices
 	a.CheckOverlap = nil // what vLLM cuts steps beside are kernels for other devices

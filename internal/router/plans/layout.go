@@ -14,6 +14,7 @@ import (
 	"github.com/semmoe/operator/solver/affinity"
 	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/dispatch"
+	"github.com/semmoe/operator/solver/placement"
 )
 
 // scoredTokens bounds how many of the tokens of a prompt are scored: of more, as many are taken evenly, whose mean share is near that
@@ -32,6 +33,8 @@ type Layout struct {
 	Tables string
 	// hosts are the ranks with a copy, by layer (the model's index; nil for a dense one) and expert.
 	hosts [][][]int
+	// copies is the plan's rule for copies.
+	copies placement.CopyRule
 	// slots are the experts in the order in which a permuted checkpoint has them, by layer (nil for one that stays as it
 	// is): new expert j is old expert slots[layer][j]. It is nil where experts have several copies, which no checkpoint can.
 	slots [][]int
@@ -51,7 +54,7 @@ type Layout struct {
 func New(digest string, p *solver.Plan, tokens *tokenizer.Tokenizer) *Layout {
 	l := &Layout{
 		Digest: digest, root: cmp.Or(p.Layout, digest), Tables: digest, Ranks: p.Placement.Ranks,
-		hosts: make([][][]int, p.HiddenLayers), table: p.Ranks, seen: p.Seen, Tokenizer: tokens,
+		hosts: make([][][]int, p.HiddenLayers), copies: p.Placement.CopyRule, table: p.Ranks, seen: p.Seen, Tokenizer: tokens,
 		Machines: cost.MachinesOf(p.Machines(), p.Placement.Ranks, cmp.Or(p.RanksPerNode, solver.DefaultEvaluation().RanksPerNode)),
 	}
 	if l.Shape = p.Shape; l.Shape.MoELayers == 0 {
@@ -114,7 +117,7 @@ func (l *Layout) Locality(shape lar.Shape, ranks, rank int) (lar.Locality, error
 		return lar.Locality{}, err
 	}
 	hosts := func(layer, expert int) []int { return l.hosts[layer][expert] }
-	return lar.Locality{Rank: rank, Ranks: ranks, Hosts: hosts}, nil
+	return lar.Locality{Rank: rank, Ranks: ranks, Hosts: hosts, CopyRule: l.copies}, nil
 }
 
 // fits requires that the plan is for a model of that shape.

@@ -3,6 +3,7 @@ package refengine
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -280,5 +281,81 @@ func TestModelsAndTokenize(t *testing.T) {
 	e.post(t, "/tokenize", map[string]any{"messages": []any{map[string]any{"role": "user", "content": "x"}}}).into(t, &one)
 	if one.Count == 0 {
 		t.Error("no tokens for messages")
+	}
+}
+
+// The log probabilities of a prompt are those that its tokens had when they were generated, in every form in which SGLang
+// returns them, and whatever the chunks in which the prompt is computed.
+func TestPromptLogprobs(t *testing.T) {
+	e := start(t, fourRanks)
+	g := golden(t)[0]
+	var answered completion
+	e.post(t, "/v1/completions", map[string]any{"prompt": g.PromptIDs, "max_tokens": 200, "ignore_eos": true, "logprobs": 2}).into(t, &answered)
+	want := answered.Choices[0].Logprobs
+	var output generated
+	e.post(t, "/generate", map[string]any{"input_ids": g.PromptIDs, "sampling_params": map[string]any{"max_new_tokens": 200, "temperature": 0, "ignore_eos": true}}).into(t, &output)
+	prompt := slices.Concat(g.PromptIDs, output.OutputIDs)
+	first := len(g.PromptIDs)
+
+	var echoed completion
+	body := map[string]any{"prompt": prompt, "max_tokens": 3, "ignore_eos": true, "logprobs": 2, "echo": true}
+	e.post(t, "/v1/completions", body).into(t, &echoed)
+	got := echoed.Choices[0].Logprobs
+	if len(got.Tokens) != len(prompt)+3 || len(got.TopLogprobs) != len(got.Tokens) || got.TopLogprobs[0] != nil || got.TopLogprobs[1] == nil {
+		t.Fatalf("%d tokens and %d tops, want %d; the first top is %v", len(got.Tokens), len(got.TopLogprobs), len(prompt)+3, got.TopLogprobs[0])
+	}
+	if !slices.Equal(got.TokenLogprobs[first:len(prompt)], want.TokenLogprobs) || !slices.Equal(got.Tokens[first:len(prompt)], want.Tokens) ||
+		!slices.EqualFunc(got.TopLogprobs[first:len(prompt)], want.TopLogprobs, maps.Equal) {
+		t.Error("the prompt's log probabilities are not those of its generation")
+	}
+	if !strings.HasSuffix(echoed.Choices[0].Text, strings.Join(got.Tokens[len(prompt):], "")) || !strings.Contains(echoed.Choices[0].Text, g.GreedyText) {
+		t.Errorf("echoed text is %q", echoed.Choices[0].Text)
+	}
+
+	body["stream"] = true
+	var text string
+	var streamed []float64
+	for _, event := range e.post(t, "/v1/completions", body).events(t) {
+		var c completion
+		if err := json.Unmarshal([]byte(event), &c); err != nil {
+			t.Fatal(err)
+		}
+		for _, choice := range c.Choices {
+			text += choice.Text
+			if choice.Logprobs != nil {
+				streamed = append(streamed, choice.Logprobs.TokenLogprobs...)
+			}
+		}
+	}
+	if text != echoed.Choices[0].Text || !slices.Equal(streamed, got.TokenLogprobs) {
+		t.Errorf("stream gives %d log probabilities and %q", len(streamed), text)
+	}
+	body["stream"], body["logprobs"] = false, 0 // as in SGLang: without alternatives no log probabilities of the prompt
+	var without completion
+	e.post(t, "/v1/completions", body).into(t, &without)
+	if n := len(without.Choices[0].Logprobs.Tokens); n != 3 {
+		t.Errorf("%d log probabilities without alternatives, want those of 3 generated tokens", n)
+	}
+
+	for start, length := range map[int]int{-1: 0, 0: len(prompt), 150: len(prompt) - 150, len(prompt): 0} {
+		e.post(t, "/generate", map[string]any{
+			"input_ids": prompt, "return_logprob": true, "logprob_start_len": start, "sampling_params": map[string]any{"max_new_tokens": 1, "temperature": 0},
+		}).into(t, &output)
+		entries := output.MetaInfo.InputTokenLogprobs
+		if len(entries) != length || len(output.MetaInfo.OutputTokenLogprobs) != 1 {
+			t.Fatalf("start %d: %d entries, want %d", start, len(entries), length)
+		}
+		for i, entry := range entries {
+			at := start + i
+			switch {
+			case entry[1] != float64(prompt[at]):
+				t.Fatalf("start %d: entry %d is %v, want token %d", start, i, entry, prompt[at])
+			case i == 0 && entry[0] != nil:
+				t.Errorf("start %d: the first log probability is %v", start, entry[0])
+			case i > 0 && entry[0] != got.TokenLogprobs[at]:
+				t.Fatalf("start %d: entry %d is %v, want %v", start, i, entry, got.TokenLogprobs[at])
+			}
+		}
+		output = generated{}
 	}
 }

@@ -200,6 +200,7 @@ type generated struct {
 		DPRank              *int           `json:"dp_rank"`
 		RoutedExperts       string         `json:"routed_experts"`
 		E2ELatency          float64        `json:"e2e_latency"`
+		InputTokenLogprobs  [][3]any       `json:"input_token_logprobs"`
 		OutputTokenLogprobs [][3]any       `json:"output_token_logprobs"`
 		OutputTopLogprobs   [][][3]any     `json:"output_top_logprobs"`
 	} `json:"meta_info"`

@@ -246,7 +246,7 @@ func TestStepRefusesAndLeavesCachesAlone(t *testing.T) {
 		"token too large":   {chunkOf(1, 4096), "token 4096 is outside"},
 		"beyond capacity":   {chunkOf(1, 2, 3, 4, 5), "sequence of 5 tokens exceeds the capacity 4"},
 		"routes too short":  {shortRoutes, "routes have length 15, want 16"},
-		"logits too short":  {shortLogits, "logits have length 4095, want 4096"},
+		"logits too short":  {shortLogits, "logits have length 4095, want a multiple of 4096 for at most 1 tokens"},
 		"beyond the tables": {newSequence(m, 3000).chunk(m, make([]int32, 2049)), "context length 2048"},
 	} {
 		err := r.Step([]Chunk{good.chunk(m, []int32{1}), test.chunk})

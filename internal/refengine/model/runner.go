@@ -17,7 +17,7 @@ type Chunk struct {
 	Routes []uint16
 	// LookAhead receives what the gates say before the layers' attention has run; nil if it is not needed.
 	LookAhead *LookAhead
-	// Logits receives the logits of the last token, [Vocab]; nil if they are not needed.
+	// Logits receives the logits of the last tokens, as many as it has room for: [tokens][Vocab]; nil if they are not needed.
 	Logits []float32
 }
 
@@ -105,8 +105,8 @@ func (r *Runner) load(chunks []Chunk) error {
 		for j := range c.Tokens {
 			r.rows = append(r.rows, row{chunk: c, index: j, position: c.Cache.length + j})
 		}
-		if c.Logits != nil {
-			r.last = append(r.last, len(r.rows)-1)
+		for j := len(c.Logits) / m.Vocab; j > 0; j-- {
+			r.last = append(r.last, len(r.rows)-j)
 		}
 	}
 	n := len(r.rows)
@@ -133,8 +133,8 @@ func (m *Model) check(c *Chunk) error {
 	if want := len(c.Tokens) * m.Layers * m.TopK; len(c.Routes) != want {
 		return fmt.Errorf("routes have length %d, want %d", len(c.Routes), want)
 	}
-	if c.Logits != nil && len(c.Logits) != m.Vocab {
-		return fmt.Errorf("logits have length %d, want %d", len(c.Logits), m.Vocab)
+	if len(c.Logits)%m.Vocab != 0 || len(c.Logits) > len(c.Tokens)*m.Vocab {
+		return fmt.Errorf("logits have length %d, want a multiple of %d for at most %d tokens", len(c.Logits), m.Vocab, len(c.Tokens))
 	}
 	for _, token := range c.Tokens {
 		if token < 0 || int(token) >= m.Vocab {
@@ -167,7 +167,9 @@ func (r *Runner) logits() {
 	}
 	r.linear(r.out, r.normed, n, m.head)
 	for i, at := range r.last {
-		copy(r.rows[at].chunk.Logits, r.out[i*m.Vocab:][:m.Vocab])
+		chunk := r.rows[at].chunk
+		first := len(chunk.Tokens) - len(chunk.Logits)/m.Vocab
+		copy(chunk.Logits[(r.rows[at].index-first)*m.Vocab:], r.out[i*m.Vocab:][:m.Vocab])
 	}
 }
 

@@ -22,6 +22,9 @@ type Request struct {
 	Sampling     Sampling
 	// TopLogprobs asks for the log probability of each generated token and of that many most likely ones; -1 for none.
 	TopLogprobs int
+	// PromptLogprobs asks for the log probabilities of the prompt's tokens behind PromptStart, as TopLogprobs says.
+	PromptLogprobs bool
+	PromptStart    int
 	// KeepRoutes asks for the routes in the result.
 	KeepRoutes bool
 	// Rank is the data-parallel rank that serves the request.
@@ -33,13 +36,16 @@ type Request struct {
 // Sink receives the tokens of a request. Its methods are called by the goroutine that steps all requests, so they must
 // return quickly and never wait for a client.
 type Sink interface {
+	// Prompt receives the prompt's tokens from PromptStart on, before the first generated token, if the request asked for
+	// their log probabilities. The first one has none: nothing, or nothing that was asked for, is before it.
+	Prompt([]Token)
 	// Token receives a generated token; it returns true to end the request with this token.
 	Token(Token) (stop bool)
 	// Done is called once, last.
 	Done(Result)
 }
 
-// Token is a generated token.
+// Token is a token of an answer or a prompt.
 type Token struct {
 	ID int32
 	// Logprob and Top are set if the request asked for log probabilities; Top is sorted, the most likely first.
@@ -72,7 +78,9 @@ type sequence struct {
 	sampler *sampler
 	// computed is how many tokens lie in the cache.
 	computed int
-	state    *runState // nil until its first step
+	// prompt holds the prompt's tokens with their log probabilities, as far as they are computed.
+	prompt []Token
+	state  *runState // nil until its first step
 }
 
 // pendingPrefill is how many prompt tokens are still to be computed.
@@ -80,7 +88,8 @@ func (q *sequence) pendingPrefill() int { return max(0, len(q.Prompt)-q.computed
 
 // runState is the memory of a request that runs.
 type runState struct {
-	cache  *model.Cache
+	cache *model.Cache
+	// logits are those of the step's last token, or of several where a prompt's log probabilities are asked for.
 	logits []float32
 	// input is the last generated token, which the next step computes.
 	input     [1]int32

@@ -109,14 +109,26 @@ func logprobs(logits []float32, id int32, top int) (float32, []TokenLogprob) {
 	}
 	normaliser := highest + math.Log(sum)
 	logprob := func(id int32) float32 { return float32(float64(logits[id]) - normaliser) }
-	if top == 0 {
-		return logprob(id), nil
-	}
-	var ranked sampler
-	ranked.rank(logits)
-	best := make([]TokenLogprob, 0, top)
-	for _, id := range ranked.order[:min(top, len(ranked.order))] {
+	var best []TokenLogprob
+	for _, id := range highestLogits(logits, top) {
 		best = append(best, TokenLogprob{id, logprob(id)})
 	}
 	return logprob(id), best
+}
+
+// highestLogits returns the n most likely tokens, the lowest ids first among equals.
+func highestLogits(logits []float32, n int) []int32 {
+	best := make([]int32, 0, n+1)
+	for id, v := range logits {
+		if n == 0 || len(best) == n && v <= logits[best[n-1]] {
+			continue
+		}
+		at := len(best)
+		for at > 0 && v > logits[best[at-1]] {
+			at--
+		}
+		best = slices.Insert(best, at, int32(id))
+		best = best[:min(len(best), n)]
+	}
+	return best
 }

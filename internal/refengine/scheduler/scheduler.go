@@ -10,6 +10,10 @@ import (
 	"github.com/semmoe/operator/internal/refengine/model"
 )
 
+// scoredChunk is how many tokens of a prompt a step computes where their log probabilities are asked for: it needs the
+// logits of each, over the whole vocabulary.
+const scoredChunk = 128
+
 // Config bounds the scheduler.
 type Config struct {
 	// MaxRunning is how many requests are stepped together, MaxQueued how many may wait for that.
@@ -105,6 +109,8 @@ func (s *Scheduler) check(r Request) error {
 		return fmt.Errorf("the prompt is empty")
 	case r.MaxNewTokens < 0:
 		return fmt.Errorf("%d tokens to generate; allowed is 0 and more", r.MaxNewTokens)
+	case r.PromptLogprobs && (r.PromptStart < 0 || r.PromptStart > len(r.Prompt)):
+		return fmt.Errorf("log probabilities from prompt token %d on; allowed is 0 to %d", r.PromptStart, len(r.Prompt))
 	case len(r.Prompt)+r.MaxNewTokens > s.config.ContextLength:
 		return fmt.Errorf("%d prompt tokens and %d to generate exceed the context length %d", len(r.Prompt), r.MaxNewTokens, s.config.ContextLength)
 	case r.Rank < 0 || r.Rank >= s.config.Ranks:
@@ -223,6 +229,9 @@ func (s *Scheduler) layOut() {
 				continue
 			}
 			n := min(pending, budget)
+			if q.PromptLogprobs {
+				n = min(n, scoredChunk)
+			}
 			budget -= n
 			if q.state == nil {
 				q.state = s.newState(q)
@@ -241,18 +250,33 @@ func (s *Scheduler) layOut() {
 			state.lookAhead.Resize(s.model, len(tokens))
 			chunk.LookAhead = state.lookAhead
 		}
-		if len(tokens) >= q.pendingPrefill() {
-			chunk.Logits = state.logits
-		}
+		chunk.Logits = s.logitsOf(q, len(tokens))
 		s.chunks = append(s.chunks, chunk)
 		s.batch = append(s.batch, q)
 	}
 }
 
+// logitsOf is the room for the logits of the last tokens of a chunk of q that are needed: of its last one where the next
+// token follows, and of those before prompt tokens whose log probabilities are asked for.
+func (s *Scheduler) logitsOf(q *sequence, tokens int) []float32 {
+	needed := 0
+	if tokens >= q.pendingPrefill() {
+		needed = 1
+	}
+	if pending := q.pendingPrefill(); q.PromptLogprobs && pending > 0 {
+		needed = max(needed, min(tokens, q.computed+tokens-q.PromptStart))
+	}
+	if needed == 0 {
+		return nil
+	}
+	q.state.logits = slices.Grow(q.state.logits[:0], needed*s.model.Vocab)[:needed*s.model.Vocab]
+	return q.state.logits
+}
+
 func (s *Scheduler) newState(q *sequence) *runState {
 	// The last generated token is never computed.
 	capacity := len(q.Prompt) + max(q.MaxNewTokens-1, 0)
-	return &runState{cache: s.model.NewCache(capacity), logits: make([]float32, s.model.Vocab)}
+	return &runState{cache: s.model.NewCache(capacity)}
 }
 
 // complete hands out what the step gave and removes the requests that ended.
@@ -266,18 +290,43 @@ func (s *Scheduler) complete(err error) {
 			ended[q] = true
 			continue
 		}
+		before := q.computed
 		q.computed = q.state.cache.Len()
 		s.config.OnStep(Computed{q.Rank, s.chunks[i].Tokens, q.state.step, s.chunks[i].LookAhead})
 		if q.KeepRoutes {
 			q.state.routes = append(q.state.routes, q.state.step...)
 		}
-		if s.chunks[i].Logits != nil && s.advance(q) {
+		if q.PromptLogprobs && before < len(q.Prompt) {
+			s.scorePrompt(q)
+		}
+		if q.computed >= len(q.Prompt) && s.advance(q) {
 			ended[q] = true
 		}
 	}
 	s.running = slices.DeleteFunc(s.running, func(q *sequence) bool { return ended[q] })
 	s.measure()
 	s.closeIfIdle()
+}
+
+// scorePrompt gives the prompt tokens that follow those of the step their log probabilities, and all of them to the sink
+// with the last.
+func (s *Scheduler) scorePrompt(q *sequence) {
+	if q.prompt == nil && q.PromptStart < len(q.Prompt) {
+		q.prompt = append(q.prompt, Token{ID: q.Prompt[q.PromptStart]})
+	}
+	scored := len(q.state.logits) / s.model.Vocab
+	for i := range scored {
+		next := q.computed - scored + i + 1
+		if next <= q.PromptStart || next >= len(q.Prompt) {
+			continue
+		}
+		token := Token{ID: q.Prompt[next]}
+		token.Logprob, token.Top = logprobs(q.state.logits[i*s.model.Vocab:][:s.model.Vocab], token.ID, max(q.TopLogprobs, 0))
+		q.prompt = append(q.prompt, token)
+	}
+	if q.computed >= len(q.Prompt) {
+		q.Sink.Prompt(q.prompt)
+	}
 }
 
 // advance gives a request its next token; it returns true, and has called Done, if the request ended.
@@ -287,9 +336,10 @@ func (s *Scheduler) advance(q *sequence) bool {
 		q.Sink.Done(Result{Routes: state.routes})
 		return true
 	}
-	token := Token{ID: q.sampler.next(state.logits)}
+	logits := state.logits[len(state.logits)-s.model.Vocab:]
+	token := Token{ID: q.sampler.next(logits)}
 	if q.TopLogprobs >= 0 {
-		token.Logprob, token.Top = logprobs(state.logits, token.ID, q.TopLogprobs)
+		token.Logprob, token.Top = logprobs(logits, token.ID, q.TopLogprobs)
 	}
 	state.input[0] = token.ID
 	state.generated++

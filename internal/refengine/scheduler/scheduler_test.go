@@ -30,12 +30,15 @@ var loadTiny = sync.OnceValues(func() (*model.Model, error) {
 type recorder struct {
 	stopAfter int // tokens; 0 never
 	tokens    []int32
+	prompt    []Token
 	dones     int
 	result    Result
 	done      chan struct{}
 }
 
 func newRecorder() *recorder { return &recorder{done: make(chan struct{})} }
+
+func (r *recorder) Prompt(tokens []Token) { r.prompt = append(r.prompt, tokens...) }
 
 func (r *recorder) Token(t Token) bool {
 	r.tokens = append(r.tokens, t.ID)

@@ -127,11 +127,11 @@ var chatDialect = dialect{
 		empty := ""
 		return chatChunk{Delta: chatDelta{Role: "assistant", Content: &empty}}
 	},
-	choice: func(text string, _ []scheduler.Token, end *outcome) any {
+	choice: func(_ *generation, text string, _ []scheduler.Token, end *outcome) any {
 		reason, matched := finishReason(end)
 		return chatAnswer{Message: chatText{Role: "assistant", Content: text}, FinishReason: reason, MatchedStop: matched}
 	},
-	chunk: func(text string, _ *scheduler.Token, end *outcome) any {
+	chunk: func(_ *generation, text string, _ *scheduler.Token, end *outcome) any {
 		reason, matched := finishReason(end)
 		chunk := chatChunk{FinishReason: reason, MatchedStop: matched}
 		if text != "" {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"net/http"
+	"slices"
 
 	"github.com/semmoe/operator/internal/refengine/scheduler"
 )
@@ -16,6 +17,7 @@ type completionRequest struct {
 	openAIRequest
 	Prompt   *promptInput `json:"prompt"`
 	Logprobs *int         `json:"logprobs"`
+	Echo     bool         `json:"echo"`
 }
 
 type completionChoice struct {
@@ -27,8 +29,9 @@ type completionChoice struct {
 }
 
 type completionLogprobs struct {
-	TextOffset    []int                `json:"text_offset"`
-	TokenLogprobs []float32            `json:"token_logprobs"`
+	TextOffset []int `json:"text_offset"`
+	// TokenLogprobs and TopLogprobs are null for the first token of an echoed prompt.
+	TokenLogprobs []*float32           `json:"token_logprobs"`
 	Tokens        []string             `json:"tokens"`
 	TopLogprobs   []map[string]float32 `json:"top_logprobs"`
 }
@@ -55,37 +58,59 @@ func (e *Engine) completions(w http.ResponseWriter, r *http.Request) error {
 		}
 		j.topLogprobs = *req.Logprobs
 	}
+	// As in SGLang, an echoed prompt has log probabilities where at least one alternative is asked for.
+	j.promptLogprobs = req.Echo && j.topLogprobs > 0
+	echo := ""
+	if req.Echo {
+		echo = e.echo(*req.Prompt)
+	}
 	return e.answer(w, r, req.openAIRequest, j, dialect{
 		idPrefix: "cmpl-", object: "text_completion", chunkObject: "text_completion",
-		choice: func(text string, tokens []scheduler.Token, end *outcome) any {
+		choice: func(g *generation, text string, tokens []scheduler.Token, end *outcome) any {
 			reason, matched := finishReason(end)
-			return completionChoice{Text: text, Logprobs: e.completionLogprobs(j, tokens), FinishReason: reason, MatchedStop: matched}
+			return completionChoice{Text: echo + text, Logprobs: e.completionLogprobs(j, g.scored, tokens), FinishReason: reason, MatchedStop: matched}
 		},
-		chunk: func(text string, token *scheduler.Token, end *outcome) any {
+		chunk: func(g *generation, text string, token *scheduler.Token, end *outcome) any {
 			reason, matched := finishReason(end)
-			choice := completionChoice{Text: text, FinishReason: reason, MatchedStop: matched}
-			if token != nil {
-				choice.Logprobs = e.completionLogprobs(j, []scheduler.Token{*token})
+			choice := completionChoice{Text: echo + text, FinishReason: reason, MatchedStop: matched}
+			switch {
+			case echo != "" && token != nil:
+				choice.Logprobs = e.completionLogprobs(j, g.scored, []scheduler.Token{*token})
+			case token != nil:
+				choice.Logprobs = e.completionLogprobs(j, nil, []scheduler.Token{*token})
 			}
+			echo = "" // it comes with the first chunk
 			return choice
 		},
 	})
 }
 
-// completionLogprobs is nil unless they were asked for.
-func (e *Engine) completionLogprobs(j job, tokens []scheduler.Token) *completionLogprobs {
+// echo is the text of a prompt: what the client sent, or the tokens' text.
+func (e *Engine) echo(p promptInput) string {
+	if p.text != nil {
+		return *p.text
+	}
+	return e.Tokenizer.Decode(p.ids, true)
+}
+
+// completionLogprobs is nil unless they were asked for. The first token of a prompt has none.
+func (e *Engine) completionLogprobs(j job, prompt, tokens []scheduler.Token) *completionLogprobs {
 	if j.topLogprobs < 0 {
 		return nil
 	}
 	text := func(id int32) string { return e.Tokenizer.Decode([]int32{id}, false) }
-	out := &completionLogprobs{TextOffset: []int{}, TokenLogprobs: []float32{}, Tokens: []string{}, TopLogprobs: []map[string]float32{}}
+	out := &completionLogprobs{TextOffset: []int{}, TokenLogprobs: []*float32{}, Tokens: []string{}, TopLogprobs: []map[string]float32{}}
 	offset := 0
-	for _, token := range tokens {
+	for i, token := range slices.Concat(prompt, tokens) {
 		piece := text(token.ID)
 		out.Tokens = append(out.Tokens, piece)
-		out.TokenLogprobs = append(out.TokenLogprobs, token.Logprob)
 		out.TextOffset = append(out.TextOffset, offset)
 		offset += len([]rune(piece))
+		if i == 0 && len(prompt) > 0 {
+			out.TokenLogprobs, out.TopLogprobs = append(out.TokenLogprobs, nil), append(out.TopLogprobs, nil)
+			continue
+		}
+		out.TokenLogprobs = append(out.TokenLogprobs, &token.Logprob)
 		top := map[string]float32{}
 		for _, t := range token.Top {
 			// Tokens that are parts of a character can share their text; the most likely one stands.

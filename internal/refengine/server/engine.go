@@ -80,7 +80,10 @@ type job struct {
 	stops        []string
 	stopTokens   []int32
 	topLogprobs  int
-	rank         int
+	// promptLogprobs asks for the log probabilities of the prompt's tokens behind promptStart.
+	promptLogprobs bool
+	promptStart    int
+	rank           int
 	// routes asks for routed experts, from token routesStart on.
 	routes      bool
 	routesStart int
@@ -91,7 +94,7 @@ func (e *Engine) start(ctx context.Context, j job) (*generation, error) {
 	g := newGeneration(e, j)
 	err := e.Scheduler.Submit(ctx, scheduler.Request{
 		Prompt: j.prompt, MaxNewTokens: j.maxNewTokens, Sampling: j.sampling, TopLogprobs: j.topLogprobs, KeepRoutes: j.routes,
-		Rank: j.rank, Sink: g,
+		PromptLogprobs: j.promptLogprobs, PromptStart: j.promptStart, Rank: j.rank, Sink: g,
 	})
 	return g, err
 }

@@ -19,6 +19,8 @@ type generateRequest struct {
 	RequestID      string          `json:"rid"`
 	ReturnLogprob  bool            `json:"return_logprob"`
 	TopLogprobsNum int             `json:"top_logprobs_num"`
+	// LogprobStartLen is the first prompt token in input_token_logprobs; nil and -1 are the prompt's end.
+	LogprobStartLen *int `json:"logprob_start_len"`
 }
 
 type generateParams struct {
@@ -40,6 +42,9 @@ type metaInfo struct {
 	CachedTokens     int            `json:"cached_tokens"`
 	// DPRank is null where requests have no rank.
 	DPRank *int `json:"dp_rank"`
+	// InputTokenLogprobs and InputTopLogprobs are of the prompt: null before its second token.
+	InputTokenLogprobs [][3]any   `json:"input_token_logprobs,omitempty"`
+	InputTopLogprobs   [][][3]any `json:"input_top_logprobs,omitempty"`
 	// OutputTokenLogprobs holds [log probability, token id, text], OutputTopLogprobs a list of such for each token.
 	OutputTokenLogprobs [][3]any   `json:"output_token_logprobs,omitempty"`
 	OutputTopLogprobs   [][][3]any `json:"output_top_logprobs,omitempty"`
@@ -105,8 +110,15 @@ func (e *Engine) generateJob(r *http.Request, req generateRequest) (job, error) 
 	if req.TopLogprobsNum < 0 || req.TopLogprobsNum > maxTopLogprobs {
 		return j, badRequest("top_logprobs_num", "top_logprobs_num is %d; allowed is 0 to %d", req.TopLogprobsNum, maxTopLogprobs)
 	}
-	if req.ReturnLogprob {
-		j.topLogprobs = req.TopLogprobsNum
+	if !req.ReturnLogprob { // then SGLang ignores logprob_start_len
+		return j, nil
+	}
+	j.topLogprobs = req.TopLogprobsNum
+	if start := req.LogprobStartLen; start != nil && *start != -1 {
+		if *start < 0 || *start > len(j.prompt) {
+			return j, badRequest("logprob_start_len", "logprob_start_len is %d; allowed is -1 to %d, the number of prompt tokens", *start, len(j.prompt))
+		}
+		j.promptLogprobs, j.promptStart = *start < len(j.prompt), *start
 	}
 	return j, nil
 }
@@ -121,6 +133,9 @@ func (g *generation) meta(id string) metaInfo {
 
 // add brings the answer up to date with an event.
 func (r *generateResponse) add(g *generation, ev event) {
+	if r.MetaInfo.InputTokenLogprobs == nil && len(g.scored) > 0 {
+		r.MetaInfo.addPrompt(g)
+	}
 	r.Text += ev.text
 	if ev.token != nil {
 		r.OutputIDs = append(r.OutputIDs, ev.token.ID)
@@ -143,16 +158,34 @@ func (r *generateResponse) add(g *generation, ev event) {
 }
 
 func (m *metaInfo) addLogprobs(g *generation, token *scheduler.Token) {
-	entry := func(id int32, logprob float32) [3]any {
+	entry, top := g.logprobs(token)
+	m.OutputTokenLogprobs = append(m.OutputTokenLogprobs, entry)
+	if g.topLogprobs > 0 {
+		m.OutputTopLogprobs = append(m.OutputTopLogprobs, top)
+	}
+}
+
+// addPrompt adds the log probabilities of the prompt's tokens.
+func (m *metaInfo) addPrompt(g *generation) {
+	for i := range g.scored {
+		entry, top := g.logprobs(&g.scored[i])
+		if i == 0 {
+			entry[0], top = nil, nil
+		}
+		m.InputTokenLogprobs = append(m.InputTokenLogprobs, entry)
+		if g.topLogprobs > 0 {
+			m.InputTopLogprobs = append(m.InputTopLogprobs, top)
+		}
+	}
+}
+
+// logprobs are [log probability, id, text] of a token and of the most likely ones in its place.
+func (g *generation) logprobs(token *scheduler.Token) (entry [3]any, top [][3]any) {
+	of := func(id int32, logprob float32) [3]any {
 		return [3]any{logprob, id, g.engine.Tokenizer.Decode([]int32{id}, false)}
 	}
-	m.OutputTokenLogprobs = append(m.OutputTokenLogprobs, entry(token.ID, token.Logprob))
-	if g.topLogprobs == 0 {
-		return
-	}
-	var top [][3]any
 	for _, t := range token.Top {
-		top = append(top, entry(t.ID, t.Logprob))
+		top = append(top, of(t.ID, t.Logprob))
 	}
-	m.OutputTopLogprobs = append(m.OutputTopLogprobs, top)
+	return of(token.ID, token.Logprob), top
 }

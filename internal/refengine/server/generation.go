@@ -19,6 +19,9 @@ type generation struct {
 	stops   stopMatcher
 	started time.Time
 
+	// scored are the prompt's tokens with their log probabilities, if the job asks for them; known with the first event.
+	scored []scheduler.Token
+
 	// What the sink alone knows until the last event.
 	tokens      []int32
 	lastToken   time.Time
@@ -54,6 +57,9 @@ func newGeneration(e *Engine, j job) *generation {
 		wake: make(chan struct{}, 1),
 	}
 }
+
+// Prompt implements scheduler.Sink.
+func (g *generation) Prompt(tokens []scheduler.Token) { g.scored = tokens }
 
 // Token implements scheduler.Sink.
 func (g *generation) Token(t scheduler.Token) bool {

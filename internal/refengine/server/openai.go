@@ -46,8 +46,8 @@ type dialect struct {
 	// first is sent before the first text of a stream, nil for nothing.
 	first func() any
 	// choice makes the whole answer's choice, chunk that of a part of the stream; end is nil but in the last one.
-	choice func(text string, tokens []scheduler.Token, end *outcome) any
-	chunk  func(text string, token *scheduler.Token, end *outcome) any
+	choice func(g *generation, text string, tokens []scheduler.Token, end *outcome) any
+	chunk  func(g *generation, text string, token *scheduler.Token, end *outcome) any
 }
 
 // answer runs a job and writes what it gives.
@@ -75,7 +75,7 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req openAIReques
 	if err != nil {
 		return err
 	}
-	head.Choices = []any{d.choice(text, tokens, end)}
+	head.Choices = []any{d.choice(g, text, tokens, end)}
 	head.Usage = g.usage(end)
 	head.SGLExt = g.extension(end)
 	writeJSON(w, http.StatusOK, head)
@@ -97,7 +97,7 @@ func (g *generation) streamOpenAI(ctx context.Context, stream *eventStream, head
 		if ev.end == nil && ev.text == "" && g.topLogprobs < 0 {
 			return nil // a character that is not complete yet
 		}
-		return send(d.chunk(ev.text, ev.token, ev.end))
+		return send(d.chunk(g, ev.text, ev.token, ev.end))
 	})
 	if err != nil {
 		return err

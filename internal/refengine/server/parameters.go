@@ -104,7 +104,7 @@ func (l *stringList) UnmarshalJSON(text []byte) error {
 // unsupported lists parameters that would change the output and that this engine does not have, with the values that
 // mean "not used".
 var unsupported = map[string][]any{
-	"n": {1.0}, "best_of": {1.0}, "echo": {false}, "suffix": {""}, "presence_penalty": {0.0}, "frequency_penalty": {0.0},
+	"n": {1.0}, "best_of": {1.0}, "suffix": {""}, "presence_penalty": {0.0}, "frequency_penalty": {0.0},
 	"repetition_penalty": {1.0}, "logit_bias": {map[string]any{}}, "min_p": {0.0}, "min_tokens": {0.0}, "min_new_tokens": {0.0},
 	"regex": {""}, "ebnf": {""}, "json_schema": {""}, "structural_tag": {""}, "stop_regex": {""}, "lora_path": {""},
 	"tools": {[]any{}}, "functions": {[]any{}}, "response_format": {map[string]any{"type": "text"}}, "image_data": {[]any{}},

@@ -12,23 +12,28 @@ import (
 	"github.com/semmoe/operator/internal/regularfile"
 )
 
-// Format is the format of stored answers.
-const Format = "semmoe-answers/1"
+const (
+	// Format is the format of stored answers.
+	Format = "semmoe-answers/2"
+	// formatWithoutPrompts is the format of earlier releases: answers without log-probabilities of prompts. Decode reads both.
+	formatWithoutPrompts = "semmoe-answers/1"
+)
 
-// The bounds of stored answers. Eight prompts with 16 tokens each take a few kilobytes; what is larger was not written by
-// this package, and must not make the probe use up its memory.
+// The bounds of stored answers. The answers of this package take 100 KB; a larger file has another origin, and must not
+// exhaust the memory of the probe.
 const (
 	maxAnswersBytes = 256 << 10
 	maxPrompts      = 64
 	maxTokens       = 256
 	maxTextBytes    = 4 << 10
-	// leastLogprob bounds the log-probability of the most likely token, which is at least -ln(vocabulary): -14 for a
-	// million tokens.
-	leastLogprob = -100.0
-	// mostLogprob leaves room for rounding: the sum of all probabilities may come out as slightly less than 1.
-	mostLogprob = 0.01
-	// mostMargin is where margins are cut off: engines that mask tokens give the others log-probabilities of -1e38.
-	mostMargin = 100.0
+	// maxPromptTokens bounds the tokens of a prompt: a token has at least one byte.
+	maxPromptTokens = maxTextBytes
+	// minLogprob is where log-probabilities are cut off: engines give tokens that cannot follow -9999 or -1e38.
+	minLogprob = -100.0
+	// maxLogprob leaves room for rounding: the sum of all probabilities can be slightly less than 1.
+	maxLogprob = 0.01
+	// maxMargin is where margins are cut off: engines that mask tokens give the others log-probabilities of -1e38.
+	maxMargin = 100.0
 )
 
 // Answers are what an engine without a plan answered.
@@ -41,15 +46,19 @@ type Answers struct {
 	Prompts     []Answer `json:"prompts"`
 }
 
-// Answer is the greedy continuation of one prompt. Its three lists are equally long.
+// Answer is what an engine returns for one prompt: the prompt's log-probabilities and its greedy continuation. Tokens,
+// Logprobs and Margins are equally long.
 type Answer struct {
 	Prompt string `json:"prompt"`
+	// PromptLogprobs are the log-probabilities, in nats, of all tokens of the prompt except the first one. They are empty
+	// where the engine does not return them.
+	PromptLogprobs []float64 `json:"promptLogprobs,omitempty"`
 	// Tokens are the texts of the tokens.
 	Tokens []string `json:"tokens"`
 	// Logprobs are their log-probabilities, in nats.
 	Logprobs []float64 `json:"logprobs"`
-	// Margins tell how far above that of the second most likely token each log-probability is; 0 where the engine does not
-	// tell the second.
+	// Margins are the distances of the log-probabilities to those of the second most likely token; 0 where the engine does
+	// not return the second.
 	Margins []float64 `json:"margins"`
 }
 
@@ -93,8 +102,8 @@ func Read(path string) (*Answers, error) {
 }
 
 func (a *Answers) validate() error {
-	if a.Format != Format {
-		return fmt.Errorf("format is %q; this version reads %q", a.Format, Format)
+	if a.Format != Format && a.Format != formatWithoutPrompts {
+		return fmt.Errorf("format is %q; this version reads %q and %q", a.Format, Format, formatWithoutPrompts)
 	}
 	if a.PromptSet == "" || len(a.PromptSet) > maxTextBytes {
 		return fmt.Errorf("promptSet has %d bytes; allowed is 1 to %d", len(a.PromptSet), maxTextBytes)
@@ -110,10 +119,13 @@ func (a *Answers) validate() error {
 		if err := answer.validate(); err != nil {
 			return fmt.Errorf("prompts[%d]: %w", i, err)
 		}
-		tokens += len(answer.Tokens)
+		if a.Format == formatWithoutPrompts && len(answer.PromptLogprobs) > 0 {
+			return fmt.Errorf("prompts[%d]: promptLogprobs is set; format %q has none", i, a.Format)
+		}
+		tokens += len(answer.PromptLogprobs) + len(answer.Tokens)
 	}
 	if tokens == 0 {
-		return errors.New("no prompt has a token as its answer: nothing can be compared with that")
+		return errors.New("no prompt has a log-probability: nothing can be compared with that")
 	}
 	return nil
 }
@@ -125,6 +137,8 @@ func (a Answer) validate() error {
 		return fmt.Errorf("prompt has %d bytes; allowed is 1 to %d", len(a.Prompt), maxTextBytes)
 	case n > maxTokens:
 		return fmt.Errorf("%d tokens; allowed are up to %d", n, maxTokens)
+	case len(a.PromptLogprobs) > maxPromptTokens:
+		return fmt.Errorf("%d promptLogprobs; allowed are up to %d", len(a.PromptLogprobs), maxPromptTokens)
 	case len(a.Logprobs) != n || len(a.Margins) != n:
 		return fmt.Errorf("%d tokens, %d logprobs and %d margins; they must be equally many", n, len(a.Logprobs), len(a.Margins))
 	}
@@ -132,15 +146,24 @@ func (a Answer) validate() error {
 		if len(token) > maxTextBytes {
 			return fmt.Errorf("tokens[%d] has %d bytes; allowed are up to %d", i, len(token), maxTextBytes)
 		}
-		if l := a.Logprobs[i]; !(l >= leastLogprob && l <= mostLogprob) { // NaN is neither
-			return fmt.Errorf("logprobs[%d] is %v; allowed is %v to %v", i, l, leastLogprob, mostLogprob)
+		if m := a.Margins[i]; !(m >= 0 && m <= maxMargin) { // NaN is neither
+			return fmt.Errorf("margins[%d] is %v; allowed is 0 to %v", i, m, maxMargin)
 		}
-		if m := a.Margins[i]; !(m >= 0 && m <= mostMargin) {
-			return fmt.Errorf("margins[%d] is %v; allowed is 0 to %v", i, m, mostMargin)
+	}
+	if err := validateLogprobs("promptLogprobs", a.PromptLogprobs); err != nil {
+		return err
+	}
+	return validateLogprobs("logprobs", a.Logprobs)
+}
+
+func validateLogprobs(name string, logprobs []float64) error {
+	for i, l := range logprobs {
+		if !(l >= minLogprob && l <= maxLogprob) { // NaN is neither
+			return fmt.Errorf("%s[%d] is %v; allowed is %v to %v", name, i, l, minLogprob, maxLogprob)
 		}
 	}
 	return nil
 }
 
-// rounded keeps what means something: digits far below the tolerance would only make files that differ for no reason.
+// rounded returns a value to four decimals: digits far below the tolerance would only make equal answers different files.
 func rounded(v float64) float64 { return math.Round(v*1e4) / 1e4 }

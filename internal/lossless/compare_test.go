@@ -2,48 +2,43 @@ package lossless
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
 	"testing"
 )
 
-// stored is an answer with four tokens, of which the third was a close choice.
+// stored is an answer with four tokens, of which the third was a close choice, to a prompt of four tokens.
 func stored() Answer {
 	return Answer{
-		Prompt: "one two", Tokens: []string{" three", " four", " five", " six"},
+		Prompt: "one two", PromptLogprobs: []float64{-5, -1.5, -2}, Tokens: []string{" three", " four", " five", " six"},
 		Logprobs: []float64{-0.2, -0.4, -0.9, -0.1}, Margins: []float64{2, 3, 0.3, 4},
 	}
 }
 
 func TestCompare(t *testing.T) {
-	const large = SmallMargin + 0.01
+	const far = maxDifference
 	for name, test := range map[string]struct {
 		want, got       func(*Answer)
 		positions, same int
-		fault           string // of Compare, or of the drift
+		total           float64
 	}{
-		"equal":                   {positions: 4, same: 4},
-		"small drift":             {got: func(a *Answer) { a.Logprobs[0] += 0.1; a.Logprobs[2] -= 0.2 }, positions: 4, same: 4},
-		"at the tolerance":        {got: func(a *Answer) { a.Logprobs[1] = -0.9 }, positions: 4, same: 4, fault: "0.1250 away"},
-		"above the tolerance":     {got: func(a *Answer) { a.Logprobs[1] = -0.91 }, fault: `prompt "one two", position 1: the log-probability of token " four" is -0.9100, without the plan that of " four" is -0.4000`},
-		"mean drift":              {got: func(a *Answer) { shift(a, 0.11) }, positions: 4, same: 4, fault: "of 4 tokens are 0.1100 away from those without the plan in the mean; allowed is 0.1"},
-		"mean at its tolerance":   {got: func(a *Answer) { shift(a, 0.09) }, positions: 4, same: 4},
-		"not a number":            {got: func(a *Answer) { a.Logprobs[0] = math.NaN() }, fault: "is NaN"},
-		"flip, small margin":      {got: func(a *Answer) { a.Tokens[2], a.Logprobs[2] = " 5", -1; a.Tokens[3] = "?" }, positions: 3, same: 2},
-		"flip, garbage follows":   {got: func(a *Answer) { a.Tokens[2], a.Logprobs[3] = " 5", -50 }, positions: 3, same: 2},
-		"flip, but another level": {got: func(a *Answer) { a.Tokens[2], a.Logprobs[2] = " 5", -3 }, fault: `position 2: the log-probability of token " 5" is -3.0000, without the plan that of " five" is -0.9000`},
-		"flip, large margin": {
-			want: func(a *Answer) { a.Margins[2] = large }, got: func(a *Answer) { a.Tokens[2] = " 5" },
-			fault: `position 2: the token is " 5" (log-probability -0.9000), without the plan " five" (-0.9000), by a margin of 0.5100; another token is allowed up to 0.5`,
-		},
-		"flip at the first token":   {want: func(a *Answer) { a.Margins[0] = SmallMargin }, got: func(a *Answer) { a.Tokens[0] = "x" }, positions: 1, fault: ErrNothingCompared.Error()},
-		"shorter, small margin":     {got: func(a *Answer) { cut(a, 2) }, positions: 2, same: 2},
-		"shorter, large margin":     {got: func(a *Answer) { cut(a, 3) }, fault: `position 3: the answer ends, without the plan it goes on with token " six"`},
-		"no token":                  {got: func(a *Answer) { cut(a, 0) }, fault: "position 0: the answer ends"},
-		"longer":                    {want: func(a *Answer) { cut(a, 3) }, fault: `position 3: the answer goes on with token " six" (log-probability -0.1000), without the plan it ends`},
-		"nothing on either side":    {want: func(a *Answer) { cut(a, 0) }, got: func(a *Answer) { cut(a, 0) }, fault: ErrNothingCompared.Error()},
-		"token is only a beginning": {got: func(a *Answer) { a.Tokens[3] = " s" }, fault: `the token is " s"`},
+		"equal":                        {positions: 7, same: 7},
+		"small differences":            {got: func(a *Answer) { a.Logprobs[0] += 0.1; a.PromptLogprobs[2] -= 0.2 }, positions: 7, same: 7, total: 0.3},
+		"large ones count as far":      {got: func(a *Answer) { a.Logprobs[0] = -50; a.PromptLogprobs[1] = -50 }, positions: 7, same: 7, total: 2 * far},
+		"not a number":                 {got: func(a *Answer) { a.Logprobs[0], a.PromptLogprobs[0] = math.NaN(), math.NaN() }, positions: 7, same: 7, total: 2 * far},
+		"another token":                {got: func(a *Answer) { a.Tokens[2], a.Logprobs[2] = " 5", -1 }, positions: 6, same: 5, total: 0.15},
+		"what follows is not compared": {got: func(a *Answer) { a.Tokens[2], a.Logprobs[3] = " 5", -50 }, positions: 6, same: 5, total: 0.15},
+		"another token, larger move":   {got: func(a *Answer) { a.Tokens[2], a.Logprobs[2] = " 5", -1.3 }, positions: 6, same: 5, total: 0.4},
+		"another token, large margin":  {got: func(a *Answer) { a.Tokens[1] = " 5" }, positions: 5, same: 4, total: far},
+		"shorter":                      {got: func(a *Answer) { cut(a, 2) }, positions: 6, same: 5, total: 0.15},
+		"no token":                     {got: func(a *Answer) { cut(a, 0) }, positions: 4, same: 3, total: far},
+		"longer":                       {want: func(a *Answer) { cut(a, 2) }, positions: 5, same: 5},
+		"only tokens stored":           {want: func(a *Answer) { a.PromptLogprobs = nil }, positions: 4, same: 4},
+		"only tokens returned":         {got: func(a *Answer) { a.PromptLogprobs = nil }, positions: 4, same: 4},
+		"another tokenizer":            {got: func(a *Answer) { a.PromptLogprobs = a.PromptLogprobs[1:] }, positions: 4, same: 4},
+		"nothing":                      {want: func(a *Answer) { cut(a, 0); a.PromptLogprobs = nil }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			want, got := stored(), stored()
@@ -53,28 +48,18 @@ func TestCompare(t *testing.T) {
 			if test.got != nil {
 				test.got(&got)
 			}
-			drift, err := Compare(want, got)
-			if err == nil {
-				if drift.Positions != test.positions || drift.Same != test.same {
-					t.Errorf("%d positions, %d of them the same; want %d, %d", drift.Positions, drift.Same, test.positions, test.same)
-				}
-				err = drift.Err()
-			}
-			if test.fault == "" {
-				if err != nil {
-					t.Error(err)
-				}
-				return
-			}
-			var difference *DifferenceError
-			if err == nil || !strings.Contains(err.Error(), test.fault) || errors.As(err, &difference) == errors.Is(err, ErrNothingCompared) {
-				t.Errorf("%v, want %q", err, test.fault)
+			d := Compare(want, got)
+			if d.Positions != test.positions || d.Same != test.same || math.Abs(d.Total-test.total) > 1e-9 {
+				t.Errorf("%+v, want %d positions, %d of them the same, %v in all", d, test.positions, test.same, test.total)
 			}
 		})
 	}
 }
 
 func shift(a *Answer, by float64) {
+	for i := range a.PromptLogprobs {
+		a.PromptLogprobs[i] -= by
+	}
 	for i := range a.Logprobs {
 		a.Logprobs[i] -= by
 	}
@@ -84,23 +69,73 @@ func cut(a *Answer, n int) {
 	a.Tokens, a.Logprobs, a.Margins = a.Tokens[:n], a.Logprobs[:n], a.Margins[:n]
 }
 
-// A mean is over all prompts: one that drifts is noise among others that do not.
-func TestDriftIsOverAllPrompts(t *testing.T) {
-	drifted := stored()
-	shift(&drifted, 0.3)
-	far, err := Compare(stored(), drifted)
-	if err != nil {
-		t.Fatal(err)
+// responses are n answers of each rank, of which those of some ranks are shifted.
+func responses(n, ranks int, shifted map[int]float64) []Response {
+	var all []Response
+	for i := range n * ranks {
+		r := Response{Rank: i % ranks, Want: stored(), Got: stored()}
+		shift(&r.Got, shifted[r.Rank])
+		all = append(all, r)
 	}
-	near, err := Compare(stored(), stored())
-	if err != nil {
-		t.Fatal(err)
+	return all
+}
+
+// Each rank is judged, and all of them together; the more log-probabilities there are, the less their mean may differ.
+func TestJudge(t *testing.T) {
+	const positions = 7
+	allowed := func(n int) float64 { return Distance{Positions: n * positions}.Allowed() }
+	for name, test := range map[string]struct {
+		responses []Response
+		fault     string
+	}{
+		"equal":                  {responses(3, 2, nil), ""},
+		"below the bound":        {responses(3, 1, map[int]float64{0: allowed(3) - 0.01}), ""},
+		"above the bound":        {responses(3, 1, map[int]float64{0: allowed(3) + 0.01}), "rank 0: 21 log-probabilities differ"},
+		"more answers":           {responses(300, 1, map[int]float64{0: allowed(300) + 0.01}), "rank 0: 2100 log-probabilities differ"},
+		"one of many ranks":      {responses(20, 16, map[int]float64{11: allowed(20) + 0.01}), "rank 11: 140 log-probabilities differ"},
+		"every rank by a little": {responses(20, 16, everyRank(16, allowed(20)-0.01)), "the engine: 2240 log-probabilities differ"},
+		"one token moved far":    {append(responses(20, 1, nil), Response{Want: stored(), Got: moved(1, 9)}), ""},
+		"nothing compared":       {[]Response{{Want: Answer{Tokens: []string{"a"}, Logprobs: []float64{-1}, Margins: []float64{0.1}}, Got: Answer{Tokens: []string{"b"}, Logprobs: []float64{-1}}}}, ErrNothingCompared.Error()},
+		"nothing answered":       {nil, ErrNothingCompared.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := Judge(test.responses)
+			if test.fault == "" {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			var different *DifferenceError
+			if err == nil || !strings.Contains(err.Error(), test.fault) || errors.As(err, &different) == errors.Is(err, ErrNothingCompared) {
+				t.Errorf("%v, want %q", err, test.fault)
+			}
+		})
 	}
-	if far.Err() == nil || far.plus(near).Err() == nil {
-		t.Error("means of 0.3 and 0.15 are accepted")
+}
+
+func everyRank(ranks int, by float64) map[int]float64 {
+	all := map[int]float64{}
+	for rank := range ranks {
+		all[rank] = by
 	}
-	if err := far.plus(near).plus(near).plus(near).Err(); err != nil {
-		t.Errorf("a mean of 0.075: %v", err)
+	return all
+}
+
+// moved is the stored answer with one log-probability moved.
+func moved(i int, by float64) Answer {
+	a := stored()
+	a.Logprobs[i] -= by
+	return a
+}
+
+// The message names the prompt that differs most.
+func TestDifferenceNamesThePrompt(t *testing.T) {
+	all := responses(3, 1, map[int]float64{0: 0.9})
+	all[1].Want.Prompt, all[1].Got = "the worst", moved(0, 9)
+	shift(&all[1].Got, 5)
+	if err := Judge(all); err == nil || !strings.Contains(err.Error(), `for the prompt "the worst"`) {
+		t.Error(err)
 	}
 }
 
@@ -122,11 +157,12 @@ func TestParse(t *testing.T) {
 		"two tokens told":     {text: completion(`{"tokens":["a"],"token_logprobs":[-0.25],"top_logprobs":[{"a":-0.25,"b":-1.5}]}`), logprob: -0.25, margin: 1.25},
 		"one more than asked": {text: completion(`{"tokens":["a"],"token_logprobs":[-0.25],"top_logprobs":[{"b":-1.5,"a":-0.25,"c":-1}]}`), logprob: -0.25, margin: 0.75},
 		"texts shared":        {text: completion(`{"tokens":["�"],"token_logprobs":[-0.25],"top_logprobs":[{"�":-0.5}]}`), logprob: -0.25},
-		"masked":              {text: completion(`{"tokens":["a"],"token_logprobs":[0],"top_logprobs":[{"a":0,"b":-3.4028234663852886e38}]}`), margin: mostMargin},
+		"masked":              {text: completion(`{"tokens":["a"],"token_logprobs":[0],"top_logprobs":[{"a":0,"b":-3.4028234663852886e38}]}`), margin: maxMargin},
 		"not the first":       {text: completion(`{"tokens":["a"],"token_logprobs":[-0.7],"top_logprobs":[{"b":-0.6}]}`), logprob: -0.7},
 		"nothing else told":   {text: completion(`{"tokens":["a"],"token_logprobs":[-0.7],"top_logprobs":null}`), logprob: -0.7},
 		"null":                {text: completion(`{"tokens":["a"],"token_logprobs":[null],"top_logprobs":[{"b":-0.6}]}`), logprob: math.NaN()},
 		"alternative null":    {text: completion(`{"tokens":["a"],"token_logprobs":[-0.7],"top_logprobs":[{"b":null}]}`), logprob: -0.7},
+		"cut off":             {text: completion(`{"tokens":["a"],"token_logprobs":[-1e38],"top_logprobs":[{"b":-0.6}]}`), logprob: minLogprob},
 		"no log-probability":  {text: completion(`null`), fault: "no log-probabilities"},
 		"no choice":           {text: `{"choices":[]}`, fault: "no log-probabilities"},
 		"fewer of them":       {text: completion(`{"tokens":["a","b"],"token_logprobs":[-1]}`), fault: "2 tokens and 1 log-probabilities"},
@@ -146,6 +182,37 @@ func TestParse(t *testing.T) {
 			same := answer.Logprobs[0] == test.logprob || math.IsNaN(answer.Logprobs[0]) && math.IsNaN(test.logprob)
 			if !same || !slices.Equal(answer.Margins, []float64{test.margin}) {
 				t.Errorf("%+v, want log-probability %v and margin %v", answer, test.logprob, test.margin)
+			}
+		})
+	}
+}
+
+// Engines that echo a prompt return its tokens before those of the answer, the first without a log-probability; others
+// ignore the request.
+func TestParseEcho(t *testing.T) {
+	completion := func(logprobs string, promptTokens int) string {
+		return fmt.Sprintf(`{"choices":[{"logprobs":%s}],"usage":{"prompt_tokens":%d}}`, logprobs, promptTokens)
+	}
+	for name, test := range map[string]struct {
+		text   string
+		prompt []float64
+		tokens []string
+	}{
+		"echoed":              {completion(`{"tokens":["a","b","c"],"token_logprobs":[null,-9,-1],"top_logprobs":[null,{"x":-2},{"c":-1}]}`, 2), []float64{-9}, []string{"c"}},
+		"only the prompt":     {completion(`{"tokens":["a","b"],"token_logprobs":[null,-9]}`, 2), []float64{-9}, nil},
+		"one prompt token":    {completion(`{"tokens":["a","b"],"token_logprobs":[null,-9]}`, 1), nil, []string{"b"}},
+		"not echoed":          {completion(`{"tokens":["c"],"token_logprobs":[-1]}`, 2), nil, []string{"c"}},
+		"longer prompt":       {completion(`{"tokens":["c"],"token_logprobs":[null]}`, 2), nil, []string{"c"}},
+		"prompt without size": {completion(`{"tokens":["c"],"token_logprobs":[null]}`, -1), nil, []string{"c"}},
+		"nothing":             {completion(`{"tokens":[],"token_logprobs":[]}`, 0), nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			answer, err := parse("p", []byte(test.text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(answer.PromptLogprobs, test.prompt) || !slices.Equal(answer.Tokens, test.tokens) || len(answer.Logprobs) != len(test.tokens) {
+				t.Errorf("%+v, want %v and %q", answer, test.prompt, test.tokens)
 			}
 		})
 	}

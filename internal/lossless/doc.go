@@ -1,9 +1,12 @@
-// Package lossless tells whether an engine that serves under a plan gives the outputs that it gave without one. Plans may
+// Package lossless decides whether an engine that serves under a plan gives the outputs that it gave without one. Plans may
 // change where work happens and never what is computed; but engines have shipped expert maps that they load weights by
 // and forget at dispatch, and then answer fluently and wrongly, with every health check green.
 //
-// A few fixed prompts are answered greedily by the unplanned start, and stored. A planned engine answers the same ones,
-// on every rank, before it gets traffic.
+// A fixed set of prompts is sent to an engine without a plan, and its answers are stored. A planned engine answers the same
+// prompts, on every rank, before it gets traffic. The log-probabilities of the prompts' own tokens and of a short greedy
+// continuation are compared.
+//
+// Two right engines differ in bfloat16: see Judge for the statistic, its false-refusal rate and its power.
 //
 // Invariants:
 //   - Comparing is pure; asking engines is apart from it.

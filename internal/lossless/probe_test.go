@@ -1,12 +1,15 @@
 package lossless
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -111,28 +114,30 @@ func TestProbeFollowsTheEngine(t *testing.T) {
 	ended := run(t, probe)
 
 	until(t, "ready", func() bool { return readiness(probe) == http.StatusOK })
-	if looks, asked := engine.look(); looks < 6 || asked != 3+2 {
-		t.Errorf("ready after %d looks at the health and %d prompts, want at least 6 and 5", looks, asked)
+	// Prompts are sent together, so that more of them may be refused than one in each try.
+	looks, before := engine.look()
+	if looks < 6 || before < 3+2 {
+		t.Errorf("ready after %d looks at the health and %d prompts, want at least 6 and 5", looks, before)
 	}
 	// A busy engine that misses two looks is none that was away.
 	first := 0
 	engine.change(func() { engine.unhealthy, first = 2, engine.looks })
 	until(t, "looked at", func() bool { looks, _ := engine.look(); return looks >= first+5 })
-	if _, asked := engine.look(); asked != 5 || readiness(probe) != http.StatusOK {
+	if _, asked := engine.look(); asked != before || readiness(probe) != http.StatusOK {
 		t.Errorf("after two failures: status %d, %d prompts", readiness(probe), asked)
 	}
 	// One that misses three is, and is asked again.
 	engine.change(func() { engine.unhealthy = downTries })
-	until(t, "asked again", func() bool { _, asked := engine.look(); return asked == 7 })
+	until(t, "asked again", func() bool { _, asked := engine.look(); return asked == before+2 })
 	until(t, "ready again", func() bool { return readiness(probe) == http.StatusOK })
 	// It comes back with other outputs.
 	engine.change(func() {
 		changed := answers()
-		changed.Prompts[0].Tokens[1] = " for"
+		shift(&changed.Prompts[0], 5)
 		engine.unhealthy, engine.answers = downTries, changed
 	})
 	var difference *DifferenceError
-	if err := <-ended; !errors.As(err, &difference) || !strings.Contains(err.Error(), `the engine: prompt "one two", position 1: the token is " for"`) {
+	if err := <-ended; !errors.As(err, &difference) || !strings.Contains(err.Error(), `the engine: 4 log-probabilities differ`) {
 		t.Errorf("ended with %v", err)
 	}
 	if readiness(probe) != http.StatusServiceUnavailable {
@@ -193,10 +198,70 @@ func TestCheckReachesAllRanks(t *testing.T) {
 			if err := Check(t.Context(), &Client{Address: server.URL, Model: "tiny"}, answers(), test.ranks, test.header); err != nil {
 				t.Fatal(err)
 			}
+			slices.Sort(engine.pinned) // prompts are sent together
 			if !slices.Equal(engine.pinned, test.want) {
 				t.Errorf("ranks %q, want %q", engine.pinned, test.want)
 			}
 		})
+	}
+}
+
+// An engine that refuses to echo prompts is asked without, and its answers without those of prompts are stored and compared.
+func TestEngineWithoutPromptLogprobs(t *testing.T) {
+	engine := &scripted{answers: answers()}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		if bytes.Contains(body, []byte(`"echo":true`)) {
+			http.Error(w, "echo is not supported", http.StatusBadRequest)
+			return
+		}
+		var request completionRequest
+		if err := json.Unmarshal(body, &request); err != nil {
+			t.Error(err)
+		}
+		fmt.Fprint(w, `{"choices":[{"logprobs":{"tokens":["a"],"token_logprobs":[-0.5]}}],"usage":{"prompt_tokens":9}}`)
+		engine.change(func() { engine.asked++ })
+	}))
+	defer server.Close()
+	client := &Client{Address: server.URL, Model: "tiny"}
+	recorded, err := Record(t.Context(), client, answers().ModelDigest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, asked := engine.look(); asked != len(Prompts) || recorded.Prompts[0].PromptLogprobs != nil {
+		t.Errorf("%d of %d prompts answered, with %v", asked, len(Prompts), recorded.Prompts[0])
+	}
+	if err := Check(t.Context(), client, recorded, 1, rankHeader); err != nil {
+		t.Error(err)
+	}
+	if err := Check(t.Context(), client, answers(), 1, rankHeader); err == nil {
+		t.Error("other answers are accepted")
+	}
+}
+
+// An engine is asked a few prompts at a time, and none after one that it does not answer.
+func TestRequestsAreBounded(t *testing.T) {
+	var mu sync.Mutex
+	running, highest, asked := 0, 0, 0
+	err := together(t.Context(), 1000, func(ctx context.Context, i int) error {
+		mu.Lock()
+		running, asked = running+1, asked+1
+		highest = max(highest, running)
+		mu.Unlock()
+		runtime.Gosched()
+		mu.Lock()
+		defer mu.Unlock()
+		running--
+		if i >= 100 {
+			return errors.New("no answer")
+		}
+		return nil
+	})
+	if err == nil || highest > inFlight || asked > 100+inFlight {
+		t.Errorf("%v after %d requests, %d at a time", err, asked, highest)
 	}
 }
 
@@ -235,7 +300,7 @@ func TestRecordRefuses(t *testing.T) {
 	for name, test := range map[string]struct{ logprobs, want string }{
 		"no log-probabilities": {`null`, "no log-probabilities"},
 		"not a number":         {`{"tokens":["a"],"token_logprobs":[null]}`, "logprobs[0] is NaN"},
-		"nothing":              {`{"tokens":[],"token_logprobs":[]}`, "no prompt has a token"},
+		"nothing":              {`{"tokens":[],"token_logprobs":[]}`, "no prompt has a log-probability"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

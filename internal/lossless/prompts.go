@@ -1,12 +1,21 @@
 package lossless
 
+import (
+	_ "embed"
+	"encoding/json"
+	"slices"
+)
+
 // PromptSet names Prompts. A change of a prompt, or of how prompts are sent, changes it: answers to another set were
 // recorded by another version, and still serve, since they hold the prompts that they belong to.
-const PromptSet = "semmoe-prompts/1"
+const PromptSet = "semmoe-prompts/2"
 
-// Prompts are what engines are asked. Their kinds of text differ, since different kinds activate different experts, and
-// each is easy to go on from, so that the most likely token stands clear of the second.
-var Prompts = []string{
+// Prompts are the prompts that engines are asked. They are of many kinds (prose in seven languages, program code, SQL, JSON,
+// YAML), since different kinds activate different experts. docs/serving.md states how many tokens a given power needs.
+var Prompts = slices.Concat(beginnings, readPassages())
+
+// beginnings are easy to continue, so that the most likely token is far ahead of the second.
+var beginnings = []string{
 	"func sum(values []int) int {\n\ttotal := 0\n\tfor _, value := range values {\n\t\ttotal +=",
 	"def is_even(number):\n    \"\"\"Return True if the number is even.\"\"\"\n    return",
 	"SELECT customers.name, COUNT(orders.id) FROM customers JOIN orders ON orders.customer_id =",
@@ -17,10 +26,23 @@ var Prompts = []string{
 	"一年有四个季节：春天、夏天、",
 }
 
+// passages holds beginnings of documents of test/corpus as a JSON list of strings.
+//
+//go:embed passages.json
+var passages []byte
+
+// readPassages panics on a file that is not a list of strings, which a test excludes.
+func readPassages() (texts []string) {
+	if err := json.Unmarshal(passages, &texts); err != nil {
+		panic(err)
+	}
+	return texts
+}
+
 const (
-	// answerTokens is how many tokens answer a prompt: enough that a fault of the cache or of decoding shows, few enough
-	// that a pod waits for seconds only.
+	// answerTokens is the number of tokens that continue a prompt: enough that a fault of the cache or of decoding shows,
+	// few enough that a pod waits for seconds only.
 	answerTokens = 16
-	// alternatives is how many of the most likely tokens engines are asked for: the second tells the margin.
+	// alternatives is the number of most likely tokens that engines are asked for: the second gives the margin.
 	alternatives = 2
 )

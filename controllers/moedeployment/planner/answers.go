@@ -24,7 +24,7 @@ import (
 
 const (
 	// recordTimeout bounds how long a reconciliation waits for a model's answers, recordAgain is when it asks again.
-	recordTimeout = 20 * time.Second
+	recordTimeout = 45 * time.Second
 	recordAgain   = 10 * time.Second
 )
 

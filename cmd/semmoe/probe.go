@@ -13,9 +13,12 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 
+	"github.com/semmoe/operator/internal/artifact"
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/httpserver"
 	"github.com/semmoe/operator/internal/lossless"
+	"github.com/semmoe/operator/internal/wholefile"
 )
 
 const (
@@ -27,8 +30,9 @@ const (
 
 // probeFlags are the flags of semmoe probe.
 type probeFlags struct {
-	engine, address, model, answers, listen, messageFile string
-	ranks                                                int
+	engine, address, model, answers, listen, messageFile, modelDigest string
+	ranks                                                             int
+	record, check                                                     bool
 }
 
 func newProbeCommand() *cobra.Command {
@@ -37,9 +41,10 @@ func newProbeCommand() *cobra.Command {
 		Use:   "probe --address http://IP:PORT --model-name NAME --ranks N --answers FILE --listen IP:PORT",
 		Short: "Compare a planned engine's outputs with those of the unplanned start, and tell when it is ready",
 		Long: "Wait until an engine serves, compare its answers to fixed prompts, on every rank, with those that it gave without a plan,\n" +
-			"and then answer GET " + probeReadyPath + " with 200, with 503 before. An engine that was away is checked again. Runs beside the engine\n" +
-			"until SIGTERM. Exit code 3: the outputs differ, or flags or stored answers are invalid; the reason stands on one line, also\n" +
-			"in the termination message. 1: try again.",
+			"and then answer GET " + probeReadyPath + " with 200, with 503 before. An engine that was away is checked again. Runs until SIGTERM.\n" +
+			"With --record, store the answers of an engine that serves now and exit; with --check, compare them once and exit.\n" +
+			"Exit code 3: the outputs differ, or flags or stored answers are invalid; the reason is one line, also in the termination\n" +
+			"message. 1: try again.",
 		Args: invalidArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := runProbe(withLogger(cmd.Context(), "probe"), flags)
@@ -60,7 +65,10 @@ func newProbeCommand() *cobra.Command {
 	f.StringVar(&flags.model, "model-name", "", "name by which the engine serves the model (required)")
 	f.IntVar(&flags.ranks, "ranks", 1, "ranks that requests can be pinned to; 1 where they have none")
 	f.StringVar(&flags.answers, "answers", "", "file with the answers of the unplanned start (required)")
-	f.StringVar(&flags.listen, "listen", "", "host:port on which to answer GET "+probeReadyPath+" (required)")
+	f.StringVar(&flags.listen, "listen", "", "host:port on which to answer GET "+probeReadyPath+" (required without --record and --check)")
+	f.BoolVar(&flags.record, "record", false, "store the engine's answers in the file of --answers, and exit")
+	f.BoolVar(&flags.check, "check", false, "compare the engine's answers once, and exit")
+	f.StringVar(&flags.modelDigest, "model-digest", "", "digest of the engine's checkpoint, as semmoe inspect prints it (required with --record)")
 	f.StringVar(&flags.messageFile, "termination-message", "", "file for the termination message (default "+terminationLog+" where it exists)")
 	return command
 }
@@ -68,10 +76,22 @@ func newProbeCommand() *cobra.Command {
 // runProbe returns nil when ctx ends.
 func runProbe(ctx context.Context, flags probeFlags) error {
 	debug.SetMemoryLimit(probeMemory)
-	probe, err := flags.probe()
+	adapter, err := flags.validate()
 	if err != nil {
 		return codedError{err, exitInvalidFile}
 	}
+	client := &lossless.Client{Address: flags.baseURL(), Model: flags.model}
+	if flags.record {
+		return recordAnswers(ctx, client, flags)
+	}
+	answers, err := lossless.Read(flags.answers)
+	if err != nil {
+		return codedError{err, exitInvalidFile}
+	}
+	if flags.check {
+		return differs(lossless.Check(ctx, client, answers, flags.ranks, adapter.RankHeader))
+	}
+	probe := lossless.NewProbe(client, adapter.HealthPath, answers, flags.ranks, adapter.RankHeader)
 	listener, err := net.Listen("tcp", joinIP(flags.listen))
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
@@ -82,41 +102,66 @@ func runProbe(ctx context.Context, flags probeFlags) error {
 	defer server.Close()
 	go server.Serve(listener) //nolint:errcheck // it ends with Close
 
-	err = probe.Run(ctx)
-	var difference *lossless.DifferenceError
-	switch {
-	case errors.As(err, &difference):
-		return codedError{fmt.Errorf("the outputs are not those of the unplanned start: %w", err), exitInvalidFile}
-	case ctx.Err() != nil:
+	err = differs(probe.Run(ctx))
+	if ctx.Err() != nil && exitCode(err) != exitInvalidFile {
 		return nil
 	}
 	return err
 }
 
-// probe checks the flags and reads the stored answers.
-func (f probeFlags) probe() (*lossless.Probe, error) {
-	for _, flag := range []struct{ name, value string }{
-		{"address", f.address}, {"model-name", f.model}, {"answers", f.answers}, {"listen", f.listen},
+// differs gives a difference its exit code.
+func differs(err error) error {
+	var difference *lossless.DifferenceError
+	if errors.As(err, &difference) {
+		return codedError{fmt.Errorf("the outputs are not those of the unplanned start: %w", err), exitInvalidFile}
+	}
+	return err
+}
+
+// recordAnswers stores what an engine answers now.
+func recordAnswers(ctx context.Context, client *lossless.Client, flags probeFlags) error {
+	recorded, err := lossless.Record(ctx, client, flags.modelDigest)
+	if err != nil {
+		return err
+	}
+	text, err := recorded.Encode()
+	if err != nil {
+		return err
+	}
+	return wholefile.WriteBytes(flags.answers, 0o644, text)
+}
+
+// validate checks the flags and returns the engine's type.
+func (f probeFlags) validate() (adapter engine.Adapter, err error) {
+	if f.record && f.check {
+		return adapter, errors.New("--record and --check exclude each other")
+	}
+	for _, flag := range []struct {
+		name, value string
+		required    bool
+	}{
+		{"address", f.address, true}, {"model-name", f.model, true}, {"answers", f.answers, true},
+		{"listen", f.listen, !f.record && !f.check}, {"model-digest", f.modelDigest, f.record},
 	} {
-		if flag.value == "" {
-			return nil, fmt.Errorf("--%s is missing", flag.name)
+		if flag.required && flag.value == "" {
+			return adapter, fmt.Errorf("--%s is missing", flag.name)
+		}
+	}
+	if f.record {
+		if _, err := artifact.ParseDigest(f.modelDigest); err != nil {
+			return adapter, fmt.Errorf("--model-digest: %w", err)
 		}
 	}
 	if f.ranks < 1 || f.ranks > 1<<16 {
-		return nil, fmt.Errorf("--ranks is %d; allowed is 1 to %d", f.ranks, 1<<16)
+		return adapter, fmt.Errorf("--ranks is %d; allowed is 1 to %d", f.ranks, 1<<16)
 	}
-	adapter, err := registry.For(f.engine)
-	if err != nil {
-		return nil, fmt.Errorf("--engine: %w", err)
+	if adapter, err = registry.For(f.engine); err != nil {
+		return adapter, fmt.Errorf("--engine: %w", err)
 	}
-	address := strings.TrimSuffix(joinURL(f.address), "/")
-	if u, err := url.Parse(address); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return nil, fmt.Errorf("--address is %q; want http://host:port", f.address)
+	if u, err := url.Parse(f.baseURL()); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return adapter, fmt.Errorf("--address is %q; want http://host:port", f.address)
 	}
-	answers, err := lossless.Read(f.answers)
-	if err != nil {
-		return nil, err
-	}
-	client := &lossless.Client{Address: address, Model: f.model}
-	return lossless.NewProbe(client, adapter.HealthPath, answers, f.ranks, adapter.RankHeader), nil
+	return adapter, nil
 }
+
+func (f probeFlags) baseURL() string { return strings.TrimSuffix(joinURL(f.address), "/") }

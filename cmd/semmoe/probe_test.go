@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/semmoe/operator/internal/checkpoint"
-	"github.com/semmoe/operator/internal/lossless"
 	"github.com/semmoe/operator/internal/refengine"
 )
 
@@ -69,15 +68,20 @@ func recordTiny(t *testing.T) (path string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	recorded, err := lossless.Record(t.Context(), &lossless.Client{Address: startTiny(t), Model: "tiny"}, model.ModelDigest)
-	if err != nil {
+	path = filepath.Join(t.TempDir(), "answers.json")
+	if err := executeProbe(t, "--record", "--address", startTiny(t), "--model-name", "tiny", "--model-digest", model.ModelDigest, "--answers", path); err != nil {
 		t.Fatal(err)
 	}
-	text, err := recorded.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return writeFile(t, "answers.json", string(text))
+	return path
+}
+
+func executeProbe(t *testing.T, args ...string) error {
+	t.Helper()
+	command := newProbeCommand()
+	command.SilenceErrors, command.SilenceUsage = true, true
+	command.SetOut(&bytes.Buffer{})
+	command.SetArgs(append(args, "--termination-message", filepath.Join(t.TempDir(), "log")))
+	return command.ExecuteContext(t.Context())
 }
 
 // tinyMap is an expert map that shifts the experts of every layer by a rank.
@@ -115,9 +119,17 @@ func TestProbe(t *testing.T) {
 			t.Errorf("termination message %q, %v", text, err)
 		}
 	})
+	t.Run("checked once", func(t *testing.T) {
+		if err := executeProbe(t, "--check", "--address", startTiny(t), "--model-name", "tiny", "--ranks", "4", "--answers", answers); err != nil {
+			t.Error(err)
+		}
+	})
 	t.Run("map ignored at dispatch", func(t *testing.T) {
 		engine := startTiny(t, "--init-expert-location", tinyMap(), "--fault", refengine.FaultIgnoreMapAtDispatch)
 		err := start(t.Context(), engine, closedPort(t))
+		if again := executeProbe(t, "--check", "--address", engine, "--model-name", "tiny", "--ranks", "4", "--answers", answers); again == nil || exitCode(again) != exitInvalidFile {
+			t.Errorf("checked once: %v", again)
+		}
 		if err == nil || exitCode(err) != exitInvalidFile || !strings.Contains(err.Error(), "not those of the unplanned start: rank ") || strings.Contains(err.Error(), "\n") {
 			t.Fatalf("%v, want exit code %d", err, exitInvalidFile)
 		}
@@ -137,17 +149,17 @@ func TestProbeRefuses(t *testing.T) {
 		"no answers":       {append(good, "--answers="), "--answers is missing"},
 		"missing answers":  {good, "/nonexistent"},
 		"other file":       {append(good, "--answers", tinyModel+"/config.json"), "config.json: not stored answers"},
+		"no listen":        {good[:6], "--listen is missing"},
+		"no model digest":  {append(good, "--record"), "--model-digest is missing"},
+		"model digest":     {append(good, "--record", "--model-digest", "abc"), "--model-digest: "},
+		"record and check": {append(good, "--record", "--check"), "exclude each other"},
 		"no rank":          {append(good, "--ranks", "0"), "--ranks is 0; allowed is 1 to 65536"},
 		"ranks are a word": {append(good, "--ranks", "four"), "four"},
 		"engine":           {append(good, "--engine", "llama.cpp"), `--engine: engine type "llama.cpp"`},
 		"address":          {append(good, "--address", "127.0.0.1:1"), `--address is "127.0.0.1:1"; want http://host:port`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			command := newProbeCommand()
-			command.SilenceErrors, command.SilenceUsage = true, true
-			command.SetOut(&bytes.Buffer{})
-			command.SetArgs(append(test.args, "--termination-message", filepath.Join(t.TempDir(), "log")))
-			err := command.ExecuteContext(t.Context())
+			err := executeProbe(t, test.args...)
 			if err == nil || exitCode(err) != exitInvalidFile || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%v, want %q and exit code %d", err, test.want, exitInvalidFile)
 			}

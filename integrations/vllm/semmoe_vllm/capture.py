@@ -1,0 +1,125 @@
+"""The experts that the MoE layers of one worker choose in a step."""
+
+import numpy as np
+import torch
+
+
+class Layer:
+    """An MoE layer: its index in the model, the experts per token, and which of its experts have a slot on this rank."""
+
+    def __init__(self, index, top, local):
+        self.index = index
+        self.top = top
+        self.local = local  # a boolean tensor [experts], by the ids that the layer dispatches by
+
+
+class Span:
+    """The rows of a layer's tokens that are of this worker: from start on, tokens of the rank from position first on."""
+
+    def __init__(self, start, rows, first=0):
+        self.start = start
+        self.rows = rows
+        self.first = first
+
+    def __eq__(self, other):
+        return (self.start, self.rows, self.first) == (other.start, other.rows, other.first)
+
+
+def own_span(rows, rank, tokens, sizes, part, parts):
+    """Returns the span of a worker in a layer's batch of a number of rows, or None where the batch is of no known form.
+
+    tokens are the numbers of tokens of the data-parallel ranks; None with one rank. sizes are the rows of each worker where
+    the workers' rows were gathered, or None. part and parts are the tensor-parallel rank and size. vLLM 0.32.0 has four
+    forms (routed_experts_capturer.py): the tokens of all ranks; those of the rank; the shards of all workers; the shard of
+    the worker.
+    """
+    if tokens is None:
+        return Span(0, rows)
+    own = tokens[rank]
+    if rows == sum(tokens):
+        return Span(sum(tokens[:rank]), own)
+    if rows == own:
+        return Span(0, own)
+    if sizes and rows == sum(sizes):
+        shards = len(sizes) // len(tokens)
+        return Span(sum(sizes[: rank * shards]), own)
+    shard = -(-own // parts)
+    if parts > 1 and rows == shard:
+        return Span(0, shard, part * shard)
+    return None
+
+
+class Capture:
+    """Captures and counts the chosen experts of a worker's steps.
+
+    The layers write into one buffer, by operations that a CUDA graph can replay. At the end of a step all layers are counted
+    together. Nothing waits for the device, except rows().
+    """
+
+    def __init__(self, layers, max_tokens, device, rank=0, part=0, parts=1, context=None, publish=None):
+        """context returns the tokens of the ranks and the sizes of the shards, see own_span; publish takes the totals."""
+        tops = {layer.top for layer in layers}
+        experts = {len(layer.local) for layer in layers}
+        if len(tops) != 1 or len(experts) != 1:
+            raise ValueError(f"the MoE layers have {sorted(tops)} experts per token of {sorted(experts)}, not one number each")
+        self.layers, self._top, self._experts = layers, tops.pop(), experts.pop()
+        self._rank, self._part, self._parts = rank, part, parts
+        self._context, self._publish = context or (lambda: (None, None)), publish or (lambda totals: None)
+        self._ids = torch.zeros((len(layers), max_tokens, self._top), dtype=torch.int32, device=device)
+        # The table has a row [local, remote] for each expert of each layer, between rows for ids that are none of its experts.
+        local = torch.stack([layer.local for layer in layers]).to(device=device, dtype=torch.int32)
+        table = torch.zeros((len(layers), self._experts + 2, 2), dtype=torch.int32, device=device)
+        table[:, 1:-1, 0], table[:, 1:-1, 1] = local, 1 - local
+        self._table = table.reshape(-1, 2)
+        offsets = torch.arange(len(layers), dtype=torch.int32, device=device) * (self._experts + 2) + 1
+        self._offsets = offsets[:, None, None]
+        self._totals = torch.zeros((len(layers), 2), dtype=torch.int64, device=device)
+        on_host = self._totals.device.type == "cpu"
+        self._host = self._totals if on_host else torch.zeros_like(self._totals, device="cpu").pin_memory()
+        self._span, self._rows = None, -1
+        self.uncounted = 0
+
+    def begin(self):
+        """Begins a step."""
+        self._span, self._rows = None, -1
+
+    def record(self, layer, ids):
+        """Records the ids [rows][top] that the layer of an index into layers chooses."""
+        rows = ids.shape[0]
+        if rows != self._rows:
+            tokens, sizes = self._context()
+            span = own_span(rows, self._rank, tokens, sizes, self._part, self._parts)
+            self._span = span if span is not None and span.rows <= self._ids.shape[1] else None
+            self._rows = rows
+        span = self._span
+        if span is not None:
+            self._ids[layer, : span.rows] = ids[span.start : span.start + span.rows]
+
+    def count(self, tokens):
+        """Counts a step that computed a number of tokens of the rank."""
+        span = self._span
+        if span is None:
+            self.uncounted += tokens
+            return
+        if span.first == 0 and span.rows >= tokens and self._part > 0:
+            return  # each worker of the rank has all of its tokens: the first counts them
+        rows = max(0, min(tokens - span.first, span.rows))
+        index = self._ids[:, :rows].clamp(-1, self._experts).add_(self._offsets)
+        self._totals += self._table.index_select(0, index.reshape(-1)).view(len(self.layers), -1, 2).sum(1)
+        if self._host is not self._totals:
+            # A device is not waited for: what is published are the totals of the steps that it has finished.
+            self._host.copy_(self._totals, non_blocking=True)
+        self._publish(self._host.numpy())
+
+    def rows(self, start, count, layers, dtype):
+        """Returns the ids [count][layers][top] of a step's tokens from start on; layers that are no MoE layers have zeros.
+
+        It returns None where the worker has not all tokens of its rank.
+        """
+        span = self._span
+        if span is None or span.first or start + count > span.rows:
+            return None
+        out = np.zeros((count, layers, self._top), dtype)
+        ids = self._ids[:, start : start + count].transpose(0, 1).to("cpu").numpy()
+        out[:, [layer.index for layer in self.layers]] = ids
+        return out

@@ -280,7 +280,7 @@ type LARStatus struct {
 	// +kubebuilder:validation:Maximum=1000
 	PredictedMilli *int32 `json:"predictedMilli,omitempty"`
 
-	// observedMilli is the observed rate; absent where too few requests were sampled.
+	// observedMilli is the observed rate; absent where too few requests were observed.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
@@ -293,6 +293,11 @@ type LARStatus struct {
 	// +kubebuilder:validation:MaxLength=63
 	ObservedRevision string `json:"observedRevision,omitempty"`
 
+	// source is where the observed rate comes from: Engine, the engines' own counters of all requests, where they count local
+	// activations, and else Router, the requests that the request routers sample.
+	// +optional
+	Source LARSource `json:"source,omitempty"`
+
 	// summary and baselineSummary are the observed rate and the baseline in percent, for printing only.
 	// +optional
 	// +kubebuilder:validation:MaxLength=16
@@ -301,6 +306,15 @@ type LARStatus struct {
 	// +kubebuilder:validation:MaxLength=16
 	BaselineSummary string `json:"baselineSummary,omitempty"`
 }
+
+// LARSource is where an observed local activation rate comes from.
+// +kubebuilder:validation:Enum=Engine;Router
+type LARSource string
+
+const (
+	LARSourceEngine LARSource = "Engine"
+	LARSourceRouter LARSource = "Router"
+)
 
 // DriftStatus is the state of the test for drift.
 type DriftStatus struct {

@@ -31,8 +31,8 @@ func figuresOf(o observation, replans int, rollout *semmoev1.RolloutStatus, soak
 	if o.Drift.Tested {
 		f.Statistic, f.Threshold = o.Drift.Statistic, o.Drift.Threshold
 	}
-	if o.Enough {
-		f.Observed = o.Observed.Sketch.Overall.Value()
+	if observed, _, enough := o.Observed.Activations(); enough {
+		f.Observed = observed.Rate()
 	}
 	if plan := o.Drift.Plan; plan != nil && o.inService().Serving != nil {
 		f.PlanCreated = plan.CreationTimestamp.Time

@@ -55,24 +55,26 @@ func justReported(at *metav1.Time, now time.Time) bool {
 func observeInto(lar, previous *semmoev1.LARStatus, o observation, now time.Time) {
 	keep := func() {
 		lar.ObservedMilli, lar.ObservedTime, lar.ObservedRevision, lar.Summary = previous.ObservedMilli, previous.ObservedTime, previous.ObservedRevision, previous.Summary
+		lar.Source = previous.Source
 	}
 	known := previous != nil && previous.ObservedMilli != nil
-	if !o.Enough {
+	observed, source, enough := o.Observed.Activations()
+	if !enough {
 		if known && previous.ObservedRevision == o.servingRevision() {
 			keep()
 		}
 		return
 	}
-	milli := int32(1000 * o.Observed.Sketch.Overall.Local / o.Observed.Sketch.Overall.Total)
+	milli := int32(1000 * observed.Local / observed.Total)
 	if known && previous.ObservedRevision == o.servingRevision() {
 		change := milli - *previous.ObservedMilli
-		if max(change, -change) < larStep || justReported(previous.ObservedTime, now) {
+		if previous.Source == source && max(change, -change) < larStep || justReported(previous.ObservedTime, now) {
 			keep()
 			return
 		}
 	}
 	lar.ObservedMilli, lar.ObservedTime = &milli, new(metav1.NewTime(now.Truncate(time.Second)))
-	lar.ObservedRevision, lar.Summary = o.servingRevision(), desired.Percent(milli)
+	lar.ObservedRevision, lar.Summary, lar.Source = o.servingRevision(), desired.Percent(milli), source
 }
 
 // captureStatus adds the cost of capture to the reported routing, as long as anything is sampled. Like the rate it stays at the

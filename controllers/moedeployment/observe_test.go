@@ -19,33 +19,49 @@ import (
 // revision starts anew.
 func TestLARStatus(t *testing.T) {
 	at := func(milli int32, after time.Duration, summary string) *semmoev1.LARStatus {
-		return &semmoev1.LARStatus{ObservedMilli: &milli, ObservedTime: &metav1.Time{Time: moedtest.Start.Add(after)}, ObservedRevision: "r1", Summary: summary}
+		return &semmoev1.LARStatus{ObservedMilli: &milli, ObservedTime: &metav1.Time{Time: moedtest.Start.Add(after)}, ObservedRevision: "r1", Summary: summary, Source: semmoev1.LARSourceRouter}
 	}
+	counted := func(milli int32, after time.Duration, summary string) *semmoev1.LARStatus {
+		status := at(milli, after, summary)
+		status.Source = semmoev1.LARSourceEngine
+		return status
+	}
+	engine := lar.Activations{Local: 75_000, Total: 250_000}
 	previous, other := at(250, 0, "25.0%"), at(250, 0, "25.0%")
 	other.ObservedRevision = "r0"
 	cases := map[string]struct {
 		previous *semmoev1.LARStatus
 		local    int64
 		few      bool
+		engine   lar.Activations
 		after    time.Duration
 		want     *semmoev1.LARStatus
 	}{
-		"first":                     {nil, 250, false, 0, previous},
-		"too few, first":            {nil, 250, true, 0, nil},
-		"too few, same revision":    {previous, 900, true, time.Hour, previous},
-		"too few, another revision": {other, 900, true, time.Hour, nil},
-		"small change":              {previous, 269, false, time.Hour, previous},
-		"change":                    {previous, 270, false, time.Hour, at(270, time.Hour, "27.0%")},
-		"change downwards":          {previous, 230, false, time.Hour, at(230, time.Hour, "23.0%")},
-		"change within the minute":  {previous, 900, false, 59 * time.Second, previous},
-		"change after the minute":   {previous, 900, false, time.Minute, at(900, time.Minute, "90.0%")},
-		"the clock was set back":    {previous, 900, false, -6 * time.Hour, at(900, -6*time.Hour, "90.0%")},
-		"change without a time":     {&semmoev1.LARStatus{ObservedMilli: new(int32(250)), ObservedRevision: "r1"}, 900, false, time.Hour, at(900, time.Hour, "90.0%")},
-		"another revision, at once": {other, 260, false, time.Second, at(260, time.Second, "26.0%")},
+		"first":                      {nil, 250, false, lar.Activations{}, 0, previous},
+		"too few, first":             {nil, 250, true, lar.Activations{}, 0, nil},
+		"too few, same revision":     {previous, 900, true, lar.Activations{}, time.Hour, previous},
+		"too few, another revision":  {other, 900, true, lar.Activations{}, time.Hour, nil},
+		"small change":               {previous, 269, false, lar.Activations{}, time.Hour, previous},
+		"change":                     {previous, 270, false, lar.Activations{}, time.Hour, at(270, time.Hour, "27.0%")},
+		"change downwards":           {previous, 230, false, lar.Activations{}, time.Hour, at(230, time.Hour, "23.0%")},
+		"change within the minute":   {previous, 900, false, lar.Activations{}, 59 * time.Second, previous},
+		"change after the minute":    {previous, 900, false, lar.Activations{}, time.Minute, at(900, time.Minute, "90.0%")},
+		"the clock was set back":     {previous, 900, false, lar.Activations{}, -6 * time.Hour, at(900, -6*time.Hour, "90.0%")},
+		"change without a time":      {&semmoev1.LARStatus{ObservedMilli: new(int32(250)), ObservedRevision: "r1"}, 900, false, lar.Activations{}, time.Hour, at(900, time.Hour, "90.0%")},
+		"another revision, at once":  {other, 260, false, lar.Activations{}, time.Second, at(260, time.Second, "26.0%")},
+		"the engines count":          {nil, 900, false, engine, 0, counted(300, 0, "30.0%")},
+		"no sample, they count":      {nil, 900, true, engine, 0, counted(300, 0, "30.0%")},
+		"the engines count little":   {nil, 900, false, lar.Activations{Local: 1, Total: 249_999}, 0, at(900, 0, "90.0%")},
+		"another source":             {at(300, 0, "30.0%"), 300, false, engine, time.Hour, counted(300, time.Hour, "30.0%")},
+		"another source, at once":    {at(300, 0, "30.0%"), 300, false, engine, time.Second, at(300, 0, "30.0%")},
+		"small change in the counts": {counted(310, 0, "31.0%"), 900, false, engine, time.Hour, counted(310, 0, "31.0%")},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			o := observation{Revision: "r1", Observed: sampledOf(tc.local), Enough: !tc.few}
+			o := observation{Revision: "r1", Observed: sampledOf(tc.local)}
+			if o.Observed.Engine = tc.engine; tc.few {
+				o.Observed.Sketch.Overall.Requests--
+			}
 			got := larStatus(tc.previous, o, true, moedtest.Start.Add(tc.after))
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("lar (-want +got):\n%s", diff)

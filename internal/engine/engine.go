@@ -33,6 +33,8 @@ type Adapter struct {
 	RoutedExperts RoutedExperts
 	// Generation runs prompts of token ids; its zero value where routed experts cannot be told.
 	Generation Generation
+	// CountsActivations reports that an engine of the type may count local activations itself, at /metrics of its pods (internal/router/enginecounts).
+	CountsActivations bool
 	// Flags lists the flags that follow from a launch.
 	Flags func(Launch) []Flag
 	// Variables lists the environment variables that must not be set in a launch; nil for none.
@@ -206,7 +208,8 @@ type RoutedExperts struct {
 	RequestField string
 	// StartField is the member of a request's body by which a client leaves out what is told of its first tokens.
 	StartField string
-	// Unasked tells that an engine started with the flag for it puts them into every response.
+	// Unasked reports that an engine started with the flag for it puts them into every response, or, as vLLM with the plug-in of
+	// integrations/vllm, into the responses to requests that ask for them.
 	Unasked bool
 	// UnstreamedOnly tells that streamed responses do not have them.
 	UnstreamedOnly bool

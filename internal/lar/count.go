@@ -15,6 +15,9 @@ type Activations struct {
 	Total int64 `json:"total"`
 }
 
+// Rate returns the local activation rate; NaN without an activation.
+func (a Activations) Rate() float64 { return float64(a.Local) / float64(a.Total) }
+
 // Locality tells where experts are, as the rank sees it that serves a request.
 type Locality struct {
 	// Rank is the rank that serves, of Ranks.

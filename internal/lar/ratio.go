@@ -32,7 +32,7 @@ func (r *Ratio) Merge(other Ratio) {
 }
 
 // Value is the local activation rate; NaN without an activation.
-func (r Ratio) Value() float64 { return float64(r.Local) / float64(r.Total) }
+func (r Ratio) Value() float64 { return r.Rate() }
 
 // StandardError is that of Value as an estimate of the rate of the traffic that the requests are a sample of, by the delta
 // method for a ratio of sums: the root of n/(n-1) times the sum of (local - rate x total)², over the sum of total. NaN below

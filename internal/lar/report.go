@@ -20,6 +20,8 @@ type Report struct {
 	IgnoredRanks []IgnoredRank `json:"ignoredRanks,omitempty"`
 	// CaptureCost is of the last hour; nil where the engine tells the experts unasked: there is nothing to compare with.
 	CaptureCost *CaptureCost `json:"captureCost"`
+	// Engines are the counts of the engine pods that count activations themselves.
+	Engines []EngineCounts `json:"engines,omitempty"`
 	// Observations are the last sampled requests, the oldest first.
 	Observations []Observation `json:"observations"`
 }
@@ -98,6 +100,9 @@ func (r Report) Validate() error {
 	}
 	if len(r.IgnoredRanks) > maxIgnoredRanks {
 		return fmt.Errorf("ignoredRanks: %d entries: at most %d are allowed", len(r.IgnoredRanks), maxIgnoredRanks)
+	}
+	if err := validateEngines(r.Engines); err != nil {
+		return err
 	}
 	if r.CaptureCost != nil {
 		if err := r.CaptureCost.Validate(); err != nil {

@@ -167,9 +167,15 @@ func vllmRouting() string {
 	return base64.StdEncoding.EncodeToString(file)
 }
 
-// vLLM tells the experts of every unstreamed request, asked or not: no client gets what it did not ask for, those of the
-// sample are counted, and a stream, which has none, is no failure.
+// vLLM returns the experts of every unstreamed request, asked or not, and with the plug-in of integrations/vllm only where asked: no
+// client gets what it did not ask for, those of the sample are counted, and a stream, which has none, is no failure.
 func TestObservesVLLM(t *testing.T) {
+	for name, onlyAsked := range map[string]bool{"vLLM's own": false, "the plug-in's": true} {
+		t.Run(name, func(t *testing.T) { observeVLLM(t, onlyAsked) })
+	}
+}
+
+func observeVLLM(t *testing.T, onlyAsked bool) {
 	if planstest.Shape.Layers != 4 || planstest.Shape.ExpertsPerToken != 4 || len(planstest.Shape.MoELayers) != 4 {
 		t.Fatalf("the fixture is not made for %+v", planstest.Shape)
 	}
@@ -188,6 +194,10 @@ func TestObservesVLLM(t *testing.T) {
 			return
 		}
 		w.Header().Set("X-Got", string(body))
+		if onlyAsked && !strings.Contains(string(body), `"return_routed_experts":true`) {
+			fmt.Fprint(w, `{"id":"c","choices":[{"index":0,"text":"a"},{"index":1,"text":"b"}],"usage":{}}`)
+			return
+		}
 		fmt.Fprintf(w, `{"id":"c","choices":[{"index":0,"text":"a","routed_experts":%q},{"index":1,"text":"b","routed_experts":%q}],"usage":{}}`, vllmRouting(), vllmRouting())
 	})
 	backend.Shape, backend.Revision = &planstest.Shape, "r"
@@ -195,7 +205,8 @@ func TestObservesVLLM(t *testing.T) {
 	for _, percent := range []int{0, 100} {
 		url, observations := routerFor(t, adapterOf(t, "VLLM"), percent, backend)
 		response, got := post(t, url+"/v1/completions", `{"prompt":"x"}`)
-		if got != want || response.Header.Get("X-Got") != `{"prompt":"x"}` {
+		sent := map[int]string{0: `{"prompt":"x"}`, 100: `{"return_routed_experts":true,"prompt":"x"}`}[percent]
+		if got != want || response.Header.Get("X-Got") != sent {
 			t.Errorf("%d%%: the client gets %s, the engine %s", percent, got, response.Header.Get("X-Got"))
 		}
 		if _, got := post(t, url+"/v1/completions", `{"prompt":"x","stream":true}`); !strings.HasPrefix(got, `data: {"choices":[{"text":"a"}]}`) {

@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,8 +15,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/router/balance"
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/enginecounts"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/reports"
 )
@@ -43,6 +47,8 @@ type Observations struct {
 	// window holds the last requests, sampled or not.
 	window balance.Window
 
+	// engines reads what engines count themselves.
+	engines enginecounts.Poller
 	// live keeps the tokens of sampled requests.
 	live *livesamples.Keeper
 	// counting has a slot for each count that is made aside.
@@ -70,6 +76,10 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 			Name: "semmoe_router_sample_failures_total", Help: "Sampled requests whose routed experts were absent or unreadable, or whose rank is not known.",
 		}),
 	}
+	var unnamed engine.Adapter // a pod that does not name its engine is not read
+	o.engines = enginecounts.Poller{Transport: newTransport(), Now: time.Now, Backends: func() []discovery.Backend {
+		return slices.DeleteFunc(pool.backends(), func(b discovery.Backend) bool { return !b.Adapter(&unnamed).CountsActivations })
+	}}
 	o.givenUp = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "semmoe_router_sample_given_up_total",
 		Help: "Answers that were passed on with the routed experts in them, uncounted, because the memory for samples had no room for them.",
@@ -154,7 +164,9 @@ func (o *Observations) recent() []lar.Observation {
 
 // report is all that is observed. What it holds is shared with nobody.
 func (o *Observations) report() lar.Report {
-	r := lar.Report{Observations: o.recent(), Last: lar.Set{}, Tables: o.pool.Tables(), IgnoredRanks: o.pool.ignoredRanks()}
+	r := lar.Report{
+		Observations: o.recent(), Last: lar.Set{}, Tables: o.pool.Tables(), IgnoredRanks: o.pool.ignoredRanks(), Engines: o.engines.Counts(),
+	}
 	for _, observation := range r.Observations {
 		r.Last.Add(observation)
 	}

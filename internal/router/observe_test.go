@@ -155,7 +155,7 @@ func TestObservesUnderAPlan(t *testing.T) {
 	}
 	serve := func(address, planDigest string, layouts ...*plans.Layout) (string, *Observations, *prometheus.Registry) {
 		pool := NewPool()
-		pool.Set([]discovery.Backend{{Pod: "p", Address: address, Ranks: 4, Revision: "r", PlanDigest: planDigest, Shape: &planstest.Shape}})
+		pool.Set([]discovery.Backend{{Pod: "p", Address: address, Ranks: 4, Engine: "SGLang", Revision: "r", PlanDigest: planDigest, Shape: &planstest.Shape}})
 		for _, l := range layouts {
 			pool.AddLayout(l)
 		}
@@ -179,6 +179,7 @@ func TestObservesUnderAPlan(t *testing.T) {
 	}
 	const requests = 48
 	before := engineActivations(t, planned)
+	observations.engines.Poll(t.Context())
 	for i := range requests {
 		body := fmt.Sprintf(`{"text":%q,"sampling_params":{"temperature":0,"max_new_tokens":4}}`, prompts[i%len(prompts)])
 		if got, want := steady(fetch(t, url+"/generate", body)), steady(fetch(t, plainURL+"/generate", body)); got != want {
@@ -190,6 +191,10 @@ func TestObservesUnderAPlan(t *testing.T) {
 	want := lar.Activations{Local: after.Local - before.Local, Total: after.Total - before.Total}
 	if sum != want || want.Total == 0 {
 		t.Errorf("observed %+v, the engine computed %+v", sum, want)
+	}
+	observations.engines.Poll(t.Context())
+	if engines := observations.report().Engines; len(engines) != 1 || engines[0].Activations != want {
+		t.Errorf("the report has %+v of the engines, want %+v of one", engines, want)
 	}
 	tokens := int64(0)
 	for _, observation := range observations.recent() {

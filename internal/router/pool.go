@@ -337,6 +337,19 @@ func (p *Pool) Spent() reports.Spent {
 	return p.spent
 }
 
+// backends returns the backends.
+func (p *Pool) backends() []discovery.Backend {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var all []discovery.Backend
+	for _, g := range p.groups {
+		for _, b := range g.backends {
+			all = append(all, b.Backend)
+		}
+	}
+	return all
+}
+
 // Len is the number of backends.
 func (p *Pool) Len() int {
 	p.mu.Lock()

@@ -99,8 +99,8 @@ func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ lo
 	ok = ok || engine.Unasked && !r.asksExperts // whoever declines is told them as well
 	// The changed body is one more beside the client's, and gone when the answer comes.
 	chosen = chosen && ok && s.observations.hold(lease, max(size, int64(len(asked))))
-	if engine.Unasked || !chosen {
-		asked = body
+	if !chosen {
+		asked = body // an engine that answers unasked is asked all the same: with the plug-in for vLLM it answers only then
 	}
 	return asked, look{sampled: chosen, strips: chosen || ok && engine.Unasked, asks: chosen && !engine.Unasked, long: long}
 }

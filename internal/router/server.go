@@ -141,6 +141,7 @@ func Run(ctx context.Context, clients kubernetes.Interface, options Options) err
 			setReady(true)
 		})
 	})
+	group.Go(func() error { observations.engines.Run(groupCtx); return nil })
 	group.Go(service.Serve)
 	group.Go(func() error { return probes.Serve(probesListener) })
 	if private != nil {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
 	"github.com/semmoe/operator/internal/router/managerauth"
@@ -36,11 +37,25 @@ type Traffic struct {
 	Sketch lar.Sketch
 	// Capture compares sampled requests with others.
 	Capture lar.CaptureCost
+	// Engine is what the engines of the revision counted themselves, of all requests.
+	Engine lar.Activations
+}
+
+// enoughActivations is the number of activations from which the engines' own counts are used: some thousand tokens.
+const enoughActivations = 250_000
+
+// Activations returns what the observed rate is of, and its source: the engines' own counts where they count, and else the sample. It
+// reports false where neither is of enough requests.
+func (o Traffic) Activations() (_ lar.Activations, _ semmoev1.LARSource, enough bool) {
+	if o.Engine.Total >= enoughActivations {
+		return o.Engine, semmoev1.LARSourceEngine, true
+	}
+	return o.Sketch.Overall.Activations, semmoev1.LARSourceRouter, o.Enough()
 }
 
 // TrafficOf sums what routers told of a revision.
 func TrafficOf(reports []lar.Report, revision string) Traffic {
-	var sum Traffic
+	sum := Traffic{Engine: lar.EngineActivations(reports, revision)}
 	for _, report := range reports {
 		sum.Sketch.Merge(report.Revision(revision))
 		if report.CaptureCost != nil {

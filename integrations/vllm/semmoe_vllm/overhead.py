@@ -1,15 +1,17 @@
 """Measures what the plug-in costs, and prints one line of JSON.
 
-    python -m semmoe_vllm.overhead MODEL [--routed-experts] [--rounds 20] [--prompt-tokens 256] [--new-tokens 64] [--requests 8]
+    python -m semmoe_vllm.overhead MODEL [--routed-experts] [--rounds 60] [--prompt-tokens 128] [--new-tokens 32] [--requests 8]
 
-One engine in this process serves the same batch again and again, in turn without and with the plug-in, so that whatever else
-the machine does meets both alike. A round is a pair; a batch is timed by the wall clock and by the processor time of the
-process. The overhead is the median of the pairs' ratios less 1, in percent, with the quartiles.
+One engine in this process serves the same batch again and again, alternately without and with the plug-in, so that other load on
+the machine affects both in the same way. A batch is timed by the wall clock and by the processor time of the process. The overhead
+is the ratio of the lower quartiles of the two series less 1, in percent: other load only makes batches slower. The 95%
+interval is of a bootstrap over the rounds.
 """
 
 import argparse
 import json
 import os
+import random
 import statistics
 import time
 
@@ -18,14 +20,14 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m semmoe_vllm.overhead")
     parser.add_argument("model", help="directory of an MoE checkpoint")
     parser.add_argument("--routed-experts", action="store_true", help="every request asks for its routed experts")
-    parser.add_argument("--rounds", type=int, default=20, help="pairs of batches (default: 20)")
-    parser.add_argument("--prompt-tokens", type=int, default=256, help="tokens of a prompt (default: 256)")
-    parser.add_argument("--new-tokens", type=int, default=64, help="generated tokens of a request (default: 64)")
+    parser.add_argument("--rounds", type=int, default=60, help="pairs of batches (default: 60)")
+    parser.add_argument("--prompt-tokens", type=int, default=128, help="tokens of a prompt (default: 128)")
+    parser.add_argument("--new-tokens", type=int, default=32, help="generated tokens of a request (default: 32)")
     parser.add_argument("--requests", type=int, default=8, help="requests of a batch (default: 8)")
     parser.add_argument("--dtype", default="auto", help="type of the weights (default: auto)")
     options = parser.parse_args()
-    if min(options.rounds, options.prompt_tokens, options.new_tokens, options.requests) < 1:
-        parser.error("numbers must be at least 1")
+    if options.rounds < 8 or min(options.prompt_tokens, options.new_tokens, options.requests) < 1:
+        parser.error("--rounds must be at least 8, other numbers at least 1")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     print(json.dumps(measure(options)))
 
@@ -75,19 +77,30 @@ def measure(options):
         times = {followed: run(followed) for followed in order}
         pairs.append((times[False], times[True]))
     tokens = options.requests * (options.prompt_tokens + options.new_tokens)
+    wall, cpu = ([(without[clock], with_[clock]) for without, with_ in pairs] for clock in (0, 1))
     return {
         "vllm": vllm.__version__, "model": os.path.basename(os.path.normpath(options.model)),
         "routed_experts": options.routed_experts, "rounds": options.rounds, "tokens_per_batch": tokens,
-        "tokens_per_second": round(tokens / statistics.median(without[0] for without, _ in pairs)),
-        "wall_percent": quartiles(with_[0] / without[0] for without, with_ in pairs),
-        "processor_percent": quartiles(with_[1] / without[1] for without, with_ in pairs),
+        "tokens_per_second": round(tokens / quartile([without for without, _ in wall])),
+        "wall_percent": overhead(wall), "processor_percent": overhead(cpu),
     }  # fmt: skip
 
 
-def quartiles(ratios):
-    """Returns the median and the quartiles of ratios less 1, in percent."""
-    low, median, high = statistics.quantiles([100 * (ratio - 1) for ratio in ratios], n=4, method="inclusive")
-    return {"median": round(median, 2), "low": round(low, 2), "high": round(high, 2)}
+def quartile(times):
+    """Returns the lower quartile."""
+    return statistics.quantiles(times, n=4, method="inclusive")[0]
+
+
+def overhead(pairs, resamples=2000):
+    """Returns the overhead of pairs of times (without, with) in percent, and its 95% interval."""
+
+    def percent(chosen):
+        return 100 * (quartile([with_ for _, with_ in chosen]) / quartile([without for without, _ in chosen]) - 1)
+
+    random_numbers = random.Random(1)
+    resampled = sorted(percent(random_numbers.choices(pairs, k=len(pairs))) for _ in range(resamples))
+    low, high = resampled[resamples // 40], resampled[-resamples // 40]
+    return {"value": round(percent(pairs), 2), "low": round(low, 2), "high": round(high, 2)}
 
 
 if __name__ == "__main__":

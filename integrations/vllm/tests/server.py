@@ -64,8 +64,12 @@ def decode(text):
 
 
 @contextlib.contextmanager
-def serve(folder, *flags, dtype="float32", ranks=RANKS, model=CHECKPOINT, plugins=()):
-    """Starts a server, and ends it and the processes that it started."""
+def serve(folder, *flags, model=CHECKPOINT):
+    """Starts a server, and ends it and the processes that it started.
+
+    The CPU build has no expert parallelism of its own: EP_PLUGIN is the directory of a plug-in that supplies it.
+    """
+    folder.mkdir(exist_ok=True)
     checkpoint = folder / "model"
     shutil.copytree(model, checkpoint)
     (checkpoint / "tokenizer_config.json").write_text(json.dumps({**TOKENIZER, "chat_template": TEMPLATE}))
@@ -75,13 +79,13 @@ def serve(folder, *flags, dtype="float32", ranks=RANKS, model=CHECKPOINT, plugin
     environment = {
         **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
         "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TMPDIR": str(folder),
-        "PYTHONPATH": os.pathsep.join([*plugins, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join([os.environ["EP_PLUGIN"], os.environ["PYTHONPATH"]]),
     }  # fmt: skip
     log = folder / "server.log"
     command = [
         sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(checkpoint), "--served-model-name", "tiny",
-        "--host", "127.0.0.1", "--port", str(port), "--data-parallel-size", str(ranks), "--enable-expert-parallel",
-        "--dtype", dtype, "--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "8", *flags,
+        "--host", "127.0.0.1", "--port", str(port), "--data-parallel-size", str(RANKS), "--enable-expert-parallel",
+        "--dtype", "float32", "--enforce-eager", "--enable-return-routed-experts", "--max-model-len", "1024", "--max-num-seqs", "8", *flags,
     ]  # fmt: skip
     with open(log, "w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)

@@ -1,28 +1,16 @@
-"""Two expert-parallel ranks of vLLM's CPU build, in float32, with the plug-in."""
+"""Answers and counters of the server of conftest.py."""
 
 import concurrent.futures
 import json
-import os
 import urllib.error
 
 import numpy as np
 import pytest
 
 pytest.importorskip("vllm")
-from server import EXPERTS, GOLDEN, LAYERS, RANKS, TOP, decode, serve  # noqa: E402
+from server import EXPERTS, GOLDEN, LAYERS, RANKS, TOP, decode  # noqa: E402
 
 ASK = {"return_routed_experts": True}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    # The CPU build has no expert parallelism of its own: EP_PLUGIN is the directory of a plug-in that supplies it. Steps of
-    # at most 64 tokens cut prompts into pieces.
-    ep = os.environ["EP_PLUGIN"]
-    with serve(
-        tmp_path_factory.mktemp("vllm"), "--enable-return-routed-experts", "--max-num-batched-tokens", "64", plugins=[ep]
-    ) as running:
-        yield running
 
 
 def same_experts(rows, golden):

@@ -22,7 +22,9 @@ func Adapter() engine.Adapter {
 		Type:       "SGLang",
 		Command:    []string{"python3", "-m", "sglang.launch_server"},
 		RankHeader: "X-Data-Parallel-Rank",
-		RankRoutes: engine.RankRoutes{Field: "routed_dp_rank", InField: []string{"/generate"}, Unpinned: []string{"/v1/responses"}, Reported: "dp_rank"},
+		// The reference engine does.
+		CountsActivations: true,
+		RankRoutes:        engine.RankRoutes{Field: "routed_dp_rank", InField: []string{"/generate"}, Unpinned: []string{"/v1/responses"}, Reported: "dp_rank"},
 		// Read with --schedule-policy routing-key alone.
 		RoutingKeyHeader: "X-Smg-Routing-Key",
 		HealthPath:       "/health",

@@ -29,10 +29,12 @@ func Adapter() engine.Adapter {
 			Renumber:      renumberRoutedExperts,
 		},
 		Generation: engine.Generation{TokenizePath: "/tokenize", Path: "/v1/completions", Body: completionBody, Answer: readCompletion},
-		Flags:      Flags,
-		Nodes:      &engine.Nodes{AttentionDP: true},
-		Check:      check,
-		CheckStart: checkStart,
+		// With the plug-in of integrations/vllm.
+		CountsActivations: true,
+		Flags:             Flags,
+		Nodes:             &engine.Nodes{AttentionDP: true},
+		Check:             check,
+		CheckStart:        checkStart,
 
 		CheckOverlap: checkOverlap,
 

@@ -18,8 +18,9 @@ func Adapter() engine.Adapter {
 	a.ExpertMap = &engine.ExpertMap{File: "vllm-ascend.json", Write: writeMap, Read: readMap}
 	a.CopyRule = placement.RankModuloCopy
 	a.Flags, a.Variables = flags, variables
-	a.Check = check      // the backends of vLLM's all-to-all are for other devices
-	a.CheckOverlap = nil // what vLLM cuts steps beside are kernels for other devices
+	a.CountsActivations = false // the plug-in that counts knows vLLM's own MoE layers
+	a.Check = check             // the backends of vLLM's all-to-all are for other devices
+	a.CheckOverlap = nil        // what vLLM cuts steps beside are kernels for other devices
 	a.Images, a.Oldest, a.Newest = []string{"vllm-ascend"}, oldest, newest
 	a.Mechanisms = slices.Concat(slices.DeleteFunc(a.Mechanisms, func(m engine.Mechanism) bool { return newest.Before(m.First) }), mechanisms())
 	return a

@@ -1,0 +1,129 @@
+package enginecounts
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/router/discovery"
+)
+
+func TestParse(t *testing.T) {
+	line := func(labels string, value any) string { return fmt.Sprintf("%s{%s} %v\n", Metric, labels, value) }
+	local, remote := `layer="3",locality="local",rank="0"`, `rank="0",locality="remote"`
+	for name, tc := range map[string]struct {
+		text string
+		want lar.Activations
+		err  string
+	}{
+		"layers and ranks": {"# TYPE x counter\nvllm:a 1\n" + line(local, 3) + line(local, "2e+03") + line(remote, 5), lar.Activations{Local: 2003, Total: 2008}, ""},
+		"with a time":      {line(local, "3 1700000000000"), lar.Activations{Local: 3, Total: 3}, ""},
+		"without end":      {line(local, 1) + strings.TrimSuffix(line(remote, 1), "\n"), lar.Activations{Local: 1, Total: 2}, ""},
+		"absent":           {"vllm:a 1\n" + Metric + "_other{} 1\n", lar.Activations{}, "it has no " + Metric},
+		"empty":            {"", lar.Activations{}, "it has no " + Metric},
+		"no locality":      {line(`rank="0"`, 1), lar.Activations{}, "no label locality"},
+		"no value":         {Metric + "{" + local + "}\n", lar.Activations{}, "has no value"},
+		"not a number":     {line(local, "NaN"), lar.Activations{}, `is "NaN"`},
+		"negative":         {line(local, -1), lar.Activations{}, `is "-1"`},
+		"infinite":         {line(local, "+Inf"), lar.Activations{}, `is "+Inf"`},
+		"too large":        {line(local, "1e300"), lar.Activations{}, `is "1e300"`},
+		"too large a sum":  {line(local, "9e15") + line(remote, "9e15"), lar.Activations{}, "counts more than"},
+		"a long line":      {strings.Repeat("x", maxLine+1), lar.Activations{}, "token too long"},
+		"a long answer":    {strings.Repeat("# x\n", maxAnswer/4) + line(local, 1), lar.Activations{}, "more than 8 MiB"},
+	} {
+		got, err := parse(strings.NewReader(tc.text))
+		if got != tc.want || (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("%s: %v, error %v; want %v, %q", name, got, err, tc.want, tc.err)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(Metric + `{locality="local"} 1`)
+	f.Add(Metric + `{locality="remote"}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		if got, err := parse(strings.NewReader(text)); err == nil && (got.Local < 0 || got.Total < got.Local || got.Total > lar.MaxActivations) {
+			t.Fatalf("%q: %v", text, got)
+		}
+	})
+}
+
+// answers are the texts of pods by their addresses; a pod without one cannot be reached.
+type answers map[string]string
+
+func (a answers) RoundTrip(request *http.Request) (*http.Response, error) {
+	text, ok := a[request.URL.Host]
+	if !ok || request.URL.Path != "/metrics" {
+		return nil, fmt.Errorf("%s cannot be reached", request.URL)
+	}
+	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(text))}, nil
+}
+
+func counted(local, remote int64) string {
+	return fmt.Sprintf("%[1]s{locality=\"local\"} %[2]d\n%[1]s{locality=\"remote\"} %[3]d\n", Metric, local, remote)
+}
+
+func TestCountsOverTheWindow(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	pods := answers{}
+	backends := []discovery.Backend{
+		{Pod: "p", Address: "p:1", Revision: "r"}, {Pod: "q", Address: "q:1", Revision: "s"}, {Pod: "silent", Address: "silent:1"}, {Pod: "other", Address: "other:1"},
+	}
+	poller := &Poller{Backends: func() []discovery.Backend { return backends }, Transport: pods, Now: func() time.Time { return now }}
+	read := func(p, q string) {
+		t.Helper()
+		for address, text := range map[string]string{"p:1": p, "q:1": q, "other:1": "vllm:a 1\n"} {
+			if pods[address] = text; text == "" {
+				delete(pods, address)
+			}
+		}
+		poller.Poll(context.Background())
+	}
+	want := func(what string, counts ...lar.EngineCounts) {
+		t.Helper()
+		order := cmpopts.SortSlices(func(a, b lar.EngineCounts) bool { return a.Pod < b.Pod })
+		if diff := cmp.Diff(counts, poller.Counts(), order, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+		now = now.Add(Period)
+	}
+	of := func(pod, revision string, local, total int64) lar.EngineCounts {
+		return lar.EngineCounts{Pod: pod, Revision: revision, Activations: lar.Activations{Local: local, Total: total}}
+	}
+	read(counted(100, 100), counted(0, 0))
+	want("one reading")
+	read(counted(130, 110), counted(5, 5))
+	want("two readings", of("p", "r", 30, 40), of("q", "s", 5, 10))
+	read(counted(130, 110), "")
+	want("an engine that does not answer once", of("p", "r", 30, 40), of("q", "s", 5, 10))
+	read(counted(140, 120), "")
+	read(counted(140, 120), "")
+	want("the window", of("p", "r", 40, 60), of("q", "s", 5, 10))
+	read(counted(150, 120), "")
+	want("an engine that does not answer any more", of("p", "r", 50, 70))
+	read(counted(160, 120), "")
+	want("readings leave the window", of("p", "r", 30, 40))
+	read(counted(7, 120), "")
+	want("a restarted engine")
+	read(counted(9, 120), "")
+	want("after the restart", of("p", "r", 2, 2))
+	backends[0].Address = "p:2"
+	pods["p:2"] = counted(1000, 1000)
+	read("", "")
+	want("another pod by the same name")
+	backends = nil
+	read("", "")
+	if want("no pods"); len(poller.pods) != 0 {
+		t.Error("pods that are gone are remembered")
+	}
+	now = now.Add(-time.Hour)
+	want("the clock was set back")
+}

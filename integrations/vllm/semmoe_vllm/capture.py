@@ -52,8 +52,9 @@ def own_span(rows, rank, tokens, sizes, part, parts):
 class Capture:
     """Captures and counts the chosen experts of a worker's steps.
 
-    The layers write into one buffer, by operations that a CUDA graph can replay. At the end of a step all layers are counted
-    together. Nothing waits for the device, except rows().
+    At the end of a step all layers are counted together. On a device the layers write into one buffer, by operations that a CUDA
+    graph can replay, and nothing waits for the device, except rows(). On the host the chosen ids are kept as they are, and counted
+    by NumPy, whose operations on few tokens take a fraction of PyTorch's time.
     """
 
     def __init__(self, layers, max_tokens, device, rank=0, part=0, parts=1, context=None, publish=None):
@@ -62,20 +63,23 @@ class Capture:
         experts = {len(layer.local) for layer in layers}
         if len(tops) != 1 or len(experts) != 1:
             raise ValueError(f"the MoE layers have {sorted(tops)} experts per token of {sorted(experts)}, not one number each")
-        self.layers, self._top, self._experts = layers, tops.pop(), experts.pop()
+        self.layers, self._top, self._experts, self._max_tokens = layers, tops.pop(), experts.pop(), max_tokens
         self._rank, self._part, self._parts = rank, part, parts
         self._context, self._publish = context or (lambda: (None, None)), publish or (lambda totals: None)
-        self._ids = torch.zeros((len(layers), max_tokens, self._top), dtype=torch.int32, device=device)
         # The table has a row [local, remote] for each expert of each layer, between rows for ids that are none of its experts.
-        local = torch.stack([layer.local for layer in layers]).to(device=device, dtype=torch.int32)
-        table = torch.zeros((len(layers), self._experts + 2, 2), dtype=torch.int32, device=device)
-        table[:, 1:-1, 0], table[:, 1:-1, 1] = local, 1 - local
-        self._table = table.reshape(-1, 2)
-        offsets = torch.arange(len(layers), dtype=torch.int32, device=device) * (self._experts + 2) + 1
-        self._offsets = offsets[:, None, None]
-        self._totals = torch.zeros((len(layers), 2), dtype=torch.int64, device=device)
-        on_host = self._totals.device.type == "cpu"
-        self._host = self._totals if on_host else torch.zeros_like(self._totals, device="cpu").pin_memory()
+        table = torch.zeros((len(layers), self._experts + 2, 2), dtype=torch.int32)
+        table[:, 1:-1, 0] = torch.stack([layer.local for layer in layers]).to("cpu", torch.int32)
+        table[:, 1:-1, 1] = 1 - table[:, 1:-1, 0]
+        offsets = torch.arange(len(layers), dtype=torch.int32)[:, None, None] * (self._experts + 2) + 1
+        totals = torch.zeros((len(layers), 2), dtype=torch.int64)
+        self._on_host = torch.device(device).type == "cpu"
+        if self._on_host:
+            self._table, self._offsets, self._totals = table.numpy().reshape(-1, 2), offsets.numpy(), totals.numpy()
+            self._ids = [None] * len(layers)
+        else:
+            self._table, self._offsets, self._totals = table.reshape(-1, 2).to(device), offsets.to(device), totals.to(device)
+            self._ids = torch.zeros((len(layers), max_tokens, self._top), dtype=torch.int32, device=device)
+            self._copy = totals.pin_memory()
         self._span, self._rows = None, -1
         self.uncounted = 0
 
@@ -89,11 +93,12 @@ class Capture:
         if rows != self._rows:
             tokens, sizes = self._context()
             span = own_span(rows, self._rank, tokens, sizes, self._part, self._parts)
-            self._span = span if span is not None and span.rows <= self._ids.shape[1] else None
+            self._span = span if span is not None and span.rows <= self._max_tokens else None
             self._rows = rows
-        span = self._span
-        if span is not None:
-            self._ids[layer, : span.rows] = ids[span.start : span.start + span.rows]
+        if self._on_host:
+            self._ids[layer] = ids
+        elif self._span is not None:
+            self._ids[layer, : self._span.rows] = ids[self._span.start : self._span.start + self._span.rows]
 
     def count(self, tokens):
         """Counts a step that computed a number of tokens of the rank."""
@@ -104,22 +109,33 @@ class Capture:
         if span.first == 0 and span.rows >= tokens and self._part > 0:
             return  # each worker of the rank has all of its tokens: the first counts them
         rows = max(0, min(tokens - span.first, span.rows))
+        if self._on_host:
+            index = np.maximum(self._chosen(rows), -1)
+            np.minimum(index, self._experts, out=index)
+            index += self._offsets
+            self._totals += self._table.take(index.reshape(len(self.layers), -1), axis=0).sum(1)
+            self._publish(self._totals)
+            return
         index = self._ids[:, :rows].clamp(-1, self._experts).add_(self._offsets)
         self._totals += self._table.index_select(0, index.reshape(-1)).view(len(self.layers), -1, 2).sum(1)
-        if self._host is not self._totals:
-            # A device is not waited for: what is published are the totals of the steps that it has finished.
-            self._host.copy_(self._totals, non_blocking=True)
-        self._publish(self._host.numpy())
+        # The device is not waited for: what is published are the totals of the steps that it has finished.
+        self._copy.copy_(self._totals, non_blocking=True)
+        self._publish(self._copy.numpy())
 
-    def rows(self, start, count, layers, dtype):
-        """Returns the ids [count][layers][top] of a step's tokens from start on; layers that are no MoE layers have zeros.
+    def rows(self, count, layers, dtype):
+        """Returns the ids [count][layers][top] of a step's first tokens; layers that are no MoE layers have zeros.
 
         It returns None where the worker has not all tokens of its rank.
         """
         span = self._span
-        if span is None or span.first or start + count > span.rows:
+        if span is None or span.first or count > span.rows:
             return None
+        ids = self._chosen(count) if self._on_host else self._ids[:, :count].to("cpu").numpy()
         out = np.zeros((count, layers, self._top), dtype)
-        ids = self._ids[:, start : start + count].transpose(0, 1).to("cpu").numpy()
-        out[:, [layer.index for layer in self.layers]] = ids
+        out[:, [layer.index for layer in self.layers]] = ids.swapaxes(0, 1)
         return out
+
+    def _chosen(self, rows):
+        """Returns the ids [layers][rows][top] of the worker's first tokens, on the host."""
+        start = self._span.start
+        return np.stack([ids.numpy()[start : start + rows] for ids in self._ids])

@@ -225,16 +225,16 @@ class WorkerCapture:
             return
         for name in ("model_runner_output", "_model_runner_output"):
             output = getattr(output, name, output)
-        position, rows = 0, {}
+        position, spans = 0, {}
         for request_id in getattr(output, "req_ids", None) or ():
             count = step.num_scheduled_tokens.get(request_id, 0)
             if count and request_id in self._asked:
-                captured = self.capture.rows(position, count, self._layers, self._dtype)
-                if captured is not None:
-                    rows[request_id] = captured
+                spans[request_id] = position, position + count
             position += count
-        if rows:
-            output.semmoe_rows = rows
+        rows = self.capture.rows(position, self._layers, self._dtype) if spans else None
+        if rows is not None:
+            # Copies: a view would keep the rows of the whole step.
+            output.semmoe_rows = {request_id: rows[start:end].copy() for request_id, (start, end) in spans.items()}
 
 
 def _moe_layers(model):

@@ -288,6 +288,8 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: configMap
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.HardwareConfigMap
+- name: com.github.semmoe.operator.api.v1alpha1.LARSource
+  scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.LARStatus
   map:
     fields:
@@ -309,6 +311,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: predictedMilli
       type:
         scalar: numeric
+    - name: source
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.LARSource
     - name: summary
       type:
         scalar: string

@@ -3,6 +3,7 @@
 package v1alpha1
 
 import (
+	apiv1alpha1 "github.com/semmoe/operator/api/v1alpha1"
 	v1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -17,11 +18,14 @@ type LARStatusApplyConfiguration struct {
 	BaselineMilli *int32 `json:"baselineMilli,omitempty"`
 	// predictedMilli is the rate that the plan in service promises.
 	PredictedMilli *int32 `json:"predictedMilli,omitempty"`
-	// observedMilli is the observed rate; absent where too few requests were sampled.
+	// observedMilli is the observed rate; absent where too few requests were observed.
 	ObservedMilli *int32 `json:"observedMilli,omitempty"`
 	// observedTime is when it was read, observedRevision the revision that it was read of.
 	ObservedTime     *v1.Time `json:"observedTime,omitempty"`
 	ObservedRevision *string  `json:"observedRevision,omitempty"`
+	// source is where the observed rate comes from: Engine, the engines' own counters of all requests, where they count local
+	// activations, and else Router, the requests that the request routers sample.
+	Source *apiv1alpha1.LARSource `json:"source,omitempty"`
 	// summary and baselineSummary are the observed rate and the baseline in percent, for printing only.
 	Summary         *string `json:"summary,omitempty"`
 	BaselineSummary *string `json:"baselineSummary,omitempty"`
@@ -70,6 +74,14 @@ func (b *LARStatusApplyConfiguration) WithObservedTime(value v1.Time) *LARStatus
 // If called multiple times, the ObservedRevision field is set to the value of the last call.
 func (b *LARStatusApplyConfiguration) WithObservedRevision(value string) *LARStatusApplyConfiguration {
 	b.ObservedRevision = &value
+	return b
+}
+
+// WithSource sets the Source field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Source field is set to the value of the last call.
+func (b *LARStatusApplyConfiguration) WithSource(value apiv1alpha1.LARSource) *LARStatusApplyConfiguration {
+	b.Source = &value
 	return b
 }
 

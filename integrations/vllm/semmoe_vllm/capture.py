@@ -57,8 +57,11 @@ class Capture:
     by NumPy, whose operations on few tokens take a fraction of PyTorch's time.
     """
 
-    def __init__(self, layers, max_tokens, device, rank=0, part=0, parts=1, context=None, publish=None):
-        """context returns the tokens of the ranks and the sizes of the shards, see own_span; publish takes the totals."""
+    def __init__(self, layers, max_tokens, device, rank=0, part=0, parts=1, context=None, publish=None, on_host=None):
+        """context returns the tokens of the ranks and the sizes of the shards, see own_span; publish takes the totals.
+
+        on_host selects counting by NumPy; by default it does so where the device is the CPU.
+        """
         tops = {layer.top for layer in layers}
         experts = {len(layer.local) for layer in layers}
         if len(tops) != 1 or len(experts) != 1:
@@ -72,14 +75,14 @@ class Capture:
         table[:, 1:-1, 1] = 1 - table[:, 1:-1, 0]
         offsets = torch.arange(len(layers), dtype=torch.int32)[:, None, None] * (self._experts + 2) + 1
         totals = torch.zeros((len(layers), 2), dtype=torch.int64)
-        self._on_host = torch.device(device).type == "cpu"
+        self._on_host = torch.device(device).type == "cpu" if on_host is None else on_host
         if self._on_host:
             self._table, self._offsets, self._totals = table.numpy().reshape(-1, 2), offsets.numpy(), totals.numpy()
             self._ids = [None] * len(layers)
         else:
             self._table, self._offsets, self._totals = table.reshape(-1, 2).to(device), offsets.to(device), totals.to(device)
             self._ids = torch.zeros((len(layers), max_tokens, self._top), dtype=torch.int32, device=device)
-            self._copy = totals.pin_memory()
+            self._copy = totals.clone() if self._ids.device.type == "cpu" else totals.pin_memory()
         self._span, self._rows = None, -1
         self.uncounted = 0
 

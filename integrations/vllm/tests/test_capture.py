@@ -7,8 +7,16 @@ from semmoe_vllm.capture import Capture, Layer, Span, own_span  # noqa: E402
 LOCAL = torch.tensor([True, True, False, False])
 
 
+@pytest.fixture(params=["host", "device"], autouse=True)
+def place(request):
+    """Runs each test by the operations for the host and by those for devices."""
+    global ON_HOST
+    ON_HOST = request.param == "host"
+
+
 def capture(max_tokens=8, published=None, local=(LOCAL, ~LOCAL), **options):
     layers = [Layer(index, 2, mask) for index, mask in zip((1, 3), local)]
+    options["on_host"] = ON_HOST
     return Capture(layers, max_tokens, "cpu", publish=None if published is None else lambda totals: published.append(totals.copy()), **options)
 
 
@@ -49,7 +57,7 @@ def test_counts_each_layer_by_its_own_experts():
 def test_counts_neither_padding_nor_ids_that_are_no_experts():
     published = []
     c = capture(published=published)
-    run(c, [[[0, -1], [4, 3], [0, 0]], [[-1, -1], [4, 4], [0, 0]]], 2)
+    run(c, [[[0, -1], [9, 3], [0, 0]], [[-4, -1], [4, 4], [0, 0]]], 2)
     assert published[-1].tolist() == [[1, 1], [0, 0]]
 
 

@@ -29,7 +29,7 @@ def test_a_restarted_worker_starts_at_zero(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\0" * 24, b"short", np.array([counters.MAGIC, 0, 2, 0, 1, 1], "<i8").tobytes(),
+    [np.array([17, 0, 1, 0, 1, 1], "<i8").tobytes(), b"", b"\0" * 24, b"short", np.array([counters.MAGIC, 0, 2, 0, 1, 1], "<i8").tobytes(),
      np.array([counters.MAGIC, 0, -1], "<i8").tobytes(), np.array([counters.MAGIC, 0, 2**62], "<i8").tobytes(),
      np.zeros(3 + 3 * (counters.MAX_LAYERS + 1), "<i8").tobytes()],
 )  # fmt: skip
@@ -52,6 +52,9 @@ from semmoe_vllm import counters
 path = counters.directory()
 child = "from semmoe_vllm import counters; print(counters.directory())"
 assert subprocess.check_output([sys.executable, "-c", child], text=True).strip() == path == counters.directory()
+if os.fork() == 0:
+    sys.exit()
+os.wait()
 assert os.path.isdir(path), "a child removed the directory"
 print(path)
 """

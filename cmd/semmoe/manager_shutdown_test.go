@@ -60,6 +60,7 @@ func TestLeadingManagerEnds(t *testing.T) {
 		return *lease.Spec.HolderIdentity, nil
 	}
 
+	address := strings.Trim(strings.TrimPrefix(server.Config.Host, "https://"), "/")
 	for _, how := range []string{"", silent, refusing} {
 		t.Run("API server "+cmp.Or(how, "there"), func(t *testing.T) {
 			const attempts = 5
@@ -68,8 +69,8 @@ func TestLeadingManagerEnds(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				proxy := startProxy(t, strings.TrimPrefix(server.Config.Host, "https://"))
-				kubeconfig := writeFile(t, "kubeconfig", strings.ReplaceAll(string(server.KubeConfig), server.Config.Host, "https://"+proxy.Addr().String()))
+				proxy := startProxy(t, address)
+				kubeconfig := writeFile(t, "kubeconfig", strings.ReplaceAll(string(server.KubeConfig), address, proxy.Addr().String()))
 				health := freeAddress(t)
 				manager := startCommand(t, []string{"KUBECONFIG=" + kubeconfig, "POD_NAMESPACE=" + namespace},
 					"manager", "--image=i", "--leader-elect", "--store-url=https://"+store.Addr().String(), "--store-ca="+namespace+"/semmoe-store-ca",
@@ -87,7 +88,9 @@ func TestLeadingManagerEnds(t *testing.T) {
 					t.Fatal(err)
 				}
 				response.Body.Close()
-				proxy.away(how)
+				if proxy.away(how) == 0 {
+					t.Fatal("the manager does not use the proxy")
+				}
 				err = manager.terminate(t)
 				name, leaseErr := holder(t.Context())
 				released := name == "" || how != ""
@@ -181,16 +184,16 @@ func (p *proxy) pass(from net.Conn, to string) {
 	}
 }
 
-// away makes the server behind the proxy silent, or refuse connections.
-func (p *proxy) away(how string) {
+// away makes the server behind the proxy silent, or refuse connections. It returns the number of connections that there have been.
+func (p *proxy) away(how string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.hidden = how != ""
-	if how != refusing {
-		return
+	if how == refusing {
+		p.Close() //nolint:errcheck // it may be closed
+		for _, connection := range p.open {
+			connection.Close()
+		}
 	}
-	p.Close() //nolint:errcheck // it may be closed
-	for _, connection := range p.open {
-		connection.Close()
-	}
+	return len(p.open)
 }

@@ -27,15 +27,16 @@ import (
 // checkedPool is a pool whose backends are checked until the test ends. It returns once no backend is held back.
 func checkedPool(t *testing.T, backends ...discovery.Backend) *Pool {
 	t.Helper()
-	pool, checker := runningCheck(t)
+	pool, checker := runningCheck(t, time.Now)
 	pool.Set(backends)
 	checker.settle(t.Context())
 	return pool
 }
 
-func runningCheck(t *testing.T) (*Pool, *pinChecker) {
+func runningCheck(t *testing.T, now func() time.Time) (*Pool, *pinChecker) {
 	t.Helper()
 	pool := NewPool()
+	pool.now = now
 	checker := checkPins(pool, ProxyOptions{RankHeader: "X-Other-Engine"}, logr.Discard())
 	var running sync.WaitGroup
 	running.Go(func() { checker.run(t.Context()) }) //nolint:errcheck // it returns none
@@ -295,10 +296,9 @@ func TestNewBackendsAreCheckedFirst(t *testing.T) {
 		engine.ServeHTTP(w, r)
 	})
 	backend.Engine = "SGLang"
-	pool, checker := runningCheck(t)
 	now := time.Now()
 	var mu sync.Mutex
-	pool.now = func() time.Time { mu.Lock(); defer mu.Unlock(); return now }
+	pool, checker := runningCheck(t, func() time.Time { mu.Lock(); defer mu.Unlock(); return now })
 	url, _ := proxyServer(t, pool, ProxyOptions{MaxBodyBytes: 1 << 20, EndpointWait: 10 * time.Second})
 	pool.Set([]discovery.Backend{backend})
 	if held, _ := pool.heldForPins(); !held {

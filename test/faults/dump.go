@@ -115,8 +115,12 @@ const reportAnnotation = "semmoe.io/report"
 // provenAnnotation is what a workload tells of the time since which it has served alone.
 const provenAnnotation = "semmoe.io/proven"
 
-// reasons leaves out the figures of annotations that tell of failures, and times.
+// releaseAnnotation is what a workload's engine reports of its release. The time of the first pod that answers decides when it is written.
+const releaseAnnotation = "semmoe.io/engine-release"
+
+// reasons leaves out the figures of annotations that report failures, times, and what is written at a time of chance.
 func reasons(annotations map[string]any) map[string]any {
+	delete(annotations, releaseAnnotation)
 	for key, value := range annotations {
 		text, _ := value.(string)
 		if strings.HasPrefix(key, failurePrefix) {

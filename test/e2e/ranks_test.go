@@ -23,9 +23,7 @@ func TestIgnoredRanksAreReported(t *testing.T) {
 		current := get(t, moed)
 		return conditionIs(current.Status.Conditions, current.Generation, semmoev1.ConditionDegraded, metav1.ConditionTrue, "RanksIgnored", "ignored on /generate", "Use an engine release")
 	})
-	if current := get(t, moed); conditionIs(current.Status.Conditions, current.Generation, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving") != nil {
-		t.Errorf("conditions %+v", current.Status.Conditions)
-	}
+	waitCondition(t, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = nil })
 	waitComplete(t, moed)
 }

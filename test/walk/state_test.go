@@ -191,6 +191,7 @@ func inProgress(generation, observed int64, conditions []metav1.Condition) error
 func essence(object client.Object, fields map[string]any, namespace string) (string, error) {
 	annotations := map[string]string{}
 	maps.Copy(annotations, object.GetAnnotations())
+	delete(annotations, semmoev1.AnnotationEngineRelease) // the time of the first pod that answers decides when it is written
 	delete(annotations, "deployment.kubernetes.io/revision")
 	delete(annotations, poked)
 	delete(annotations, semmoev1.AnnotationProven) // the time of a trial, which some ways have

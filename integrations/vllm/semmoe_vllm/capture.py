@@ -53,9 +53,12 @@ class Capture:
     """Captures and counts the chosen experts of a worker's steps.
 
     At the end of a step all layers are counted together. On a device the layers write into one buffer, by operations that a CUDA
-    graph can replay, and nothing waits for the device, except rows(). On the host the chosen ids are kept as they are, and counted
-    by NumPy, whose operations on few tokens take a fraction of PyTorch's time.
+    graph can replay, and nothing waits for the device, except rows(). On the host the chosen ids are kept as they are. NumPy, whose
+    operations on few tokens take a fraction of PyTorch's time, counts several small steps together: PENDING_STEPS at most.
     """
+
+    PENDING_STEPS = 16
+    PENDING_TOKENS = 256
 
     def __init__(self, layers, max_tokens, device, rank=0, part=0, parts=1, context=None, publish=None, on_host=None):
         """context returns the tokens of the ranks and the sizes of the shards, see own_span; publish takes the totals.
@@ -79,6 +82,7 @@ class Capture:
         if self._on_host:
             self._table, self._offsets, self._totals = table.numpy().reshape(-1, 2), offsets.numpy(), totals.numpy()
             self._ids = [None] * len(layers)
+            self._pending, self._pending_tokens = [], 0
         else:
             self._table, self._offsets, self._totals = table.reshape(-1, 2).to(device), offsets.to(device), totals.to(device)
             self._ids = torch.zeros((len(layers), max_tokens, self._top), dtype=torch.int32, device=device)
@@ -113,17 +117,27 @@ class Capture:
             return  # each worker of the rank has all of its tokens: the first counts them
         rows = max(0, min(tokens - span.first, span.rows))
         if self._on_host:
-            index = np.maximum(self._chosen(rows), -1)
-            np.minimum(index, self._experts, out=index)
-            index += self._offsets
-            self._totals += self._table.take(index.reshape(len(self.layers), -1), axis=0).sum(1)
-            self._publish(self._totals)
+            self._pending.append((tuple(self._ids), span.start, rows))  # a dummy step records without a beginning
+            self._pending_tokens += rows
+            if len(self._pending) >= self.PENDING_STEPS or self._pending_tokens >= self.PENDING_TOKENS:
+                self.flush()
             return
         index = self._ids[:, :rows].clamp(-1, self._experts).add_(self._offsets)
         self._totals += self._table.index_select(0, index.reshape(-1)).view(len(self.layers), -1, 2).sum(1)
         # The device is not waited for: what is published are the totals of the steps that it has finished.
         self._copy.copy_(self._totals, non_blocking=True)
         self._publish(self._copy.numpy())
+
+    def flush(self):
+        """Counts and publishes the steps that wait to be counted together."""
+        if not self._on_host or not self._pending:
+            return
+        index = np.maximum(_stack(self._pending, len(self.layers)), -1)
+        np.minimum(index, self._experts, out=index)
+        index += self._offsets
+        self._totals += self._table.take(index.reshape(len(self.layers), -1), axis=0).sum(1)
+        self._pending, self._pending_tokens = [], 0
+        self._publish(self._totals)
 
     def rows(self, count, layers, dtype):
         """Returns the ids [count][layers][top] of a step's first tokens; layers that are no MoE layers have zeros.
@@ -133,12 +147,16 @@ class Capture:
         span = self._span
         if span is None or span.first or count > span.rows:
             return None
-        ids = self._chosen(count) if self._on_host else self._ids[:, :count].to("cpu").numpy()
+        if self._on_host:
+            ids = _stack([(self._ids, span.start, count)], len(self.layers))
+        else:
+            ids = self._ids[:, :count].to("cpu").numpy()
         out = np.zeros((count, layers, self._top), dtype)
         out[:, [layer.index for layer in self.layers]] = ids.swapaxes(0, 1)
         return out
 
-    def _chosen(self, rows):
-        """Returns the ids [layers][rows][top] of the worker's first tokens, on the host."""
-        start = self._span.start
-        return np.stack([ids.numpy()[start : start + rows] for ids in self._ids])
+
+def _stack(steps, layers):
+    """Returns the ids [layers][rows of all steps][top] of steps (ids by layer, first row, rows)."""
+    parts = [ids[layer].numpy()[start : start + rows] for layer in range(layers) for ids, start, rows in steps]
+    return np.concatenate(parts).reshape(layers, -1, parts[0].shape[1])

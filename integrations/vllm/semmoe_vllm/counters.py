@@ -69,7 +69,7 @@ class Counters:
         unfinished = f"{name}.{os.getpid()}"
         words.tofile(unfinished)
         os.replace(unfinished, name)
-        mapped = np.memmap(name, _WORD, "r+")
+        mapped = np.memmap(name, _WORD, "r+").view(np.ndarray)  # whose assignments cost a fraction of a memmap's
         self._activations = mapped[HEADER_WORDS:].reshape(-1, LAYER_WORDS)[:, 1:]
 
     def publish(self, activations):

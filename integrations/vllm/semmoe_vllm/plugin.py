@@ -207,6 +207,9 @@ class WorkerCapture:
         self._step = scheduler_output
         if scheduler_output.total_num_scheduled_tokens > 0:
             self.capture.count(scheduler_output.total_num_scheduled_tokens)
+        if scheduler_output.finished_req_ids:
+            # Each finished request is in the next step, which has no tokens where nothing else runs (SchedulerInterface.has_requests).
+            self.capture.flush()
         if not self._returns:
             return
         self._asked.difference_update(scheduler_output.finished_req_ids)

@@ -38,11 +38,13 @@ def test_own_span(rows, rank, tokens, sizes, part, parts, want):
     assert own_span(rows, rank, tokens, sizes, part, parts) == want
 
 
-def run(capture, ids, tokens):
+def run(capture, ids, tokens, flush=True):
     capture.begin()
     for layer, chosen in enumerate(ids):
         capture.record(layer, torch.tensor(chosen))
     capture.count(tokens)
+    if flush:
+        capture.flush()
 
 
 def test_counts_each_layer_by_its_own_experts():
@@ -117,3 +119,31 @@ def test_rows_of_requests():
 def test_refuses_layers_that_differ():
     with pytest.raises(ValueError, match="not one number each"):
         Capture([Layer(0, 2, LOCAL), Layer(1, 3, LOCAL)], 8, "cpu")
+
+
+def test_counts_small_steps_together():
+    published = []
+    c = capture(published=published, max_tokens=1000)
+    for _ in range(Capture.PENDING_STEPS - 1):
+        run(c, [[[0, 2]], [[0, 1]]], 1, flush=False)
+    if ON_HOST:
+        assert published == []
+    run(c, [[[0, 2], [0, 0]], [[0, 1], [2, 2]]], 2, flush=False)  # steps differ in size
+    assert published[-1].tolist() == [[18, 16], [2, 32]]
+    run(c, [[[0, 2]] * 256, [[0, 1]] * 256], 256, flush=False)  # a large step does not wait
+    assert published[-1].tolist() == [[18 + 256, 16 + 256], [2, 32 + 512]]
+    published.clear()
+    c.flush()
+    assert published == []
+
+
+def test_dummy_steps_do_not_count():
+    """vLLM warms up, and computes dummy steps where only other ranks have requests; they record without begin and count."""
+    published = []
+    c = capture(published=published)
+    c.record(0, torch.tensor([[3, 3]]))
+    run(c, [[[0, 1], [0, 2]], [[0, 1], [0, 2]]], 2, flush=False)
+    for layer in range(2):
+        c.record(layer, torch.tensor([[3, 3]]))
+    run(c, [[[2, 3]], [[2, 3]]], 1)
+    assert published[-1].tolist() == [[3, 3], [3, 3]]

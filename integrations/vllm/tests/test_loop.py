@@ -68,7 +68,7 @@ def test_a_plan_raises_what_the_engine_counts(server, tmp_path):
     dataset.write_text("".join(json.dumps({"prompt": text, "domain": domain}) + "\n" for domain, text in every[::2]))
     trace, plan, model = tmp_path / "trace.safetensors", tmp_path / "plan", tmp_path / "reshuffled"
     semmoe("profile", "--engine", "VLLM", "--endpoint", server.base, "--model-path", CHECKPOINT, "--dataset", dataset, "--out", trace)
-    promise = json.loads(semmoe("solve", "--trace", trace, "--ep", RANKS, "--attention", "dp", "--out", plan, "--train-percent", 50, "-o", "json"))
+    promise = json.loads(semmoe("solve", "--trace", trace, "--ep", RANKS, "--attention", "dp", "--out", plan, "--train-percent", 50))
     semmoe("reshuffle", "--model", CHECKPOINT, "--permutation", plan / "gate-permutation.json", "--out", model)
 
     prompts = [json.loads(server.post("/tokenize", {"model": "tiny", "prompt": text}))["tokens"] for _, text in every[1::2]]

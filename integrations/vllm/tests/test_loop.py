@@ -62,7 +62,7 @@ def by_forecast(scores, prompts):
     return ranks.tolist()
 
 
-def test_a_plan_raises_what_the_engine_counts(server, tmp_path):
+def test_a_plan_raises_what_the_engine_counts(server, tmp_path, tmp_path_factory):
     every = list(requests())
     dataset = tmp_path / "requests.jsonl"
     dataset.write_text("".join(json.dumps({"prompt": text, "domain": domain}) + "\n" for domain, text in every[::2]))
@@ -73,7 +73,8 @@ def test_a_plan_raises_what_the_engine_counts(server, tmp_path):
 
     prompts = [json.loads(server.post("/tokenize", {"model": "tiny", "prompt": text}))["tokens"] for _, text in every[1::2]]
     without = measure(server, prompts, round_robin(prompts))
-    with serve(tmp_path / "planned-server", model=model) as planned:
+    # vLLM puts its sockets there, whose paths have 107 bytes at most: tmp_path has the long name of the test.
+    with serve(tmp_path_factory.mktemp("planned"), model=model) as planned:
         spread = measure(planned, prompts, round_robin(prompts))
         with_plan = measure(planned, prompts, by_forecast(table(plan / "tables.safetensors"), prompts))
     print(f"\nlocal activation rate: {without:.4f} without a plan, {spread:.4f} with its experts and round-robin requests, ", end="")

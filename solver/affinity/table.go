@@ -234,7 +234,7 @@ func NewTokenTable(layers []Counts, hosts []Hosts, ranks, best int, estimator Es
 	shares, order := make([]float32, ranks), make([]int, ranks)
 	for l := range layers {
 		prior := priorShares(&layers[l], hosts[l], ranks)
-		unseen := -1 // where the first token id begins that has no row of its own, and no neighbours: all others have its scores
+		unseen := -1 // the offset of the first token id without a row and without neighbours: all others have its scores
 		for token := range vocabulary {
 			at := (l*vocabulary + token) * best
 			if layers[l].Occurrences[token] == 0 && estimator.Neighbours == nil {

@@ -86,7 +86,7 @@ func reorderGate(dir string, layer int, order []int) error {
 		for i, from := range order {
 			copy(data[i*width:][:width], rows[from*width:])
 		}
-		// The shards of a permuted checkpoint may be links to those of others: the damaged one is a file of its own.
+		// The shards of a permuted checkpoint may be links to those of others: the damaged one must be a separate file.
 		if err := os.Remove(file); err != nil {
 			return err
 		}

@@ -157,7 +157,7 @@ func check(s engine.Situation, verdict *engine.Support) {
 	if all, err := parseOptions(s.Launch.Options); err == nil {
 		checkBackend(s.Release, all, verdict)
 	}
-	verdict.Warn("CannotPin", "Requests cannot be sent to a rank of TensorRT-LLM, nor does it tell the experts of a request: a plan only puts experts together that fire together, and the local activation rate stays unknown")
+	verdict.Warn("CannotPin", "Requests cannot be sent to a rank of TensorRT-LLM, nor does it return the experts of a request: a plan only puts experts together that fire together, and the local activation rate stays unknown")
 }
 
 // checkBackend refuses options with which the engine takes no map, or ends at start with one.

@@ -20,7 +20,7 @@ func Adapter() engine.Adapter {
 	a.Flags, a.Variables = flags, variables
 	a.CountsActivations = false // the plug-in that counts knows vLLM's own MoE layers
 	a.Check = check             // the backends of vLLM's all-to-all are for other devices
-	a.CheckOverlap = nil        // what vLLM cuts steps beside are kernels for other devices
+	a.CheckOverlap = nil        // the backends that vLLM overlaps with computation are for other devices
 	a.Images, a.Oldest, a.Newest = []string{"vllm-ascend"}, oldest, newest
 	a.Mechanisms = slices.Concat(slices.DeleteFunc(a.Mechanisms, func(m engine.Mechanism) bool { return newest.Before(m.First) }), mechanisms())
 	return a
@@ -32,7 +32,7 @@ var (
 	newest = engine.Release{Minor: 25, Patch: 1}
 )
 
-// mechanisms lists what this package names of the plugin, besides what it names of vLLM. The tags v0.13.0 to v0.25.1rc1 were read.
+// mechanisms lists what this package names of the plugin, in addition to what it names of vLLM. The tags v0.13.0 to v0.25.1rc1 were read.
 func mechanisms() []engine.Mechanism {
 	open := engine.Release{}
 	return slices.Concat(

@@ -20,7 +20,7 @@ const (
 	helloTimeout = 10 * time.Second
 	// maxHello bounds what a connection may say.
 	maxHello = 64
-	// beat is how often a leader tells its members that it is there. silence is how long a member that leaves waits for the next beat:
+	// beat is the interval of a leader's heartbeat to its members. silence is how long a member that leaves waits for the next beat:
 	// a leader that hangs, or that is out of reach, does not keep it.
 	beat    = 100 * time.Millisecond
 	silence = 1500 * time.Millisecond

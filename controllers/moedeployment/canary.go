@@ -106,8 +106,10 @@ func sampleOf(reports []lar.Report, revision string, since time.Time) rollout.Sa
 	var sample rollout.Sample
 	var last lar.Ratio
 	for _, report := range reports {
-		served := report.ServiceSince(since)[revision]
-		sample.Merge(rollout.Sample{Locality: served.Locality, Service: served})
+		for minute, served := range report.ServiceSince(revision, since) {
+			sample.Add(minute, served)
+			sample.Locality.Merge(served.Locality)
+		}
 		for _, observation := range report.Observations {
 			if observation.Revision == revision && observation.Routed() && !observation.Time.Before(since) {
 				last.Add(observation.Activations)

@@ -2,6 +2,7 @@ package lar
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"time"
@@ -154,19 +155,14 @@ func (w *ServiceWindow) Recent(now time.Time) []ServiceBucket {
 	return recent
 }
 
-// ServiceSince sums, for each revision, the buckets that began at a time or later: of the minute in which it lies nothing
-// counts. Those of several routers are added by Service.Merge.
-func (r Report) ServiceSince(t time.Time) map[string]Service {
-	sums := map[string]Service{}
-	for _, bucket := range r.Service {
-		if bucket.Start.Before(t) {
-			continue
-		}
-		for revision, service := range bucket.Revisions {
-			sum := sums[revision]
-			sum.Merge(service)
-			sums[revision] = sum
+// ServiceSince returns how requests to a revision went in each minute that began at a time or later, by when the minute began: of the
+// minute in which the time lies nothing counts.
+func (r Report) ServiceSince(revision string, t time.Time) iter.Seq2[time.Time, Service] {
+	return func(yield func(time.Time, Service) bool) {
+		for _, bucket := range r.Service {
+			if served, known := bucket.Revisions[revision]; known && !bucket.Start.Before(t) && !yield(bucket.Start.UTC(), served) {
+				return
+			}
 		}
 	}
-	return sums
 }

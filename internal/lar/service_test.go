@@ -66,11 +66,16 @@ func TestServiceSince(t *testing.T) {
 		if err := back.Validate(); err != nil || len(back.Service) > ServiceBuckets {
 			t.Errorf("%d buckets, error %v", len(back.Service), err)
 		}
-		for revision, s := range back.ServiceSince(since) {
-			add(got, revision, s)
-		}
-		for revision, s := range back.ServiceSince(time.Time{}) {
-			add(gotAll, revision, s)
+		for _, revision := range []string{"r0", "r1", "r2"} {
+			for minute, s := range back.ServiceSince(revision, since) {
+				if minute.Before(since) || minute != minute.Truncate(time.Minute) {
+					t.Errorf("minute %v since %v", minute, since)
+				}
+				add(got, revision, s)
+			}
+			for _, s := range back.ServiceSince(revision, time.Time{}) {
+				add(gotAll, revision, s)
+			}
 		}
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -171,7 +171,8 @@ func FuzzReport(f *testing.F) {
 		sum.Overall.StandardError()
 		sum.Forecast.Slope()
 		report.Revision("r0")
-		report.ServiceSince(start)
+		for range report.ServiceSince("r0", start) {
+		}
 		merged := MergeBuckets(report.Window, report.Window)
 		Sum(merged)
 		if report.CaptureCost != nil {

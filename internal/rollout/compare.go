@@ -2,7 +2,10 @@ package rollout
 
 import (
 	"fmt"
+	"maps"
 	"math"
+	"slices"
+	"time"
 
 	"github.com/semmoe/operator/internal/lar"
 )
@@ -16,6 +19,10 @@ const (
 	leastRequests = 30
 	// latencyMargin is by how much, relative to the stable revision, a candidate's times may be longer: its caches are cold.
 	latencyMargin = 0.2
+	// slowMinutes is the number of minutes, the last ones with answers of both revisions, in each of which the candidate must be
+	// slower by the margin. Times of requests next to each other are not independent: a replica that has just started, or that
+	// shares its node with a short job, is slow for seconds, and by standard errors alone that is no chance.
+	slowMinutes = 3
 	// failureMargin is by how much more of the requests may fail.
 	failureMargin = 0.01
 	// leastGain is the difference of local activation rates that a comparison must be able to tell before it says that there is
@@ -29,12 +36,19 @@ type Sample struct {
 	Locality lar.Ratio
 	// Service is of all requests.
 	Service lar.Service
+	// Minutes holds the same requests by the minute in which they ended.
+	Minutes map[time.Time]lar.Service
 }
 
-// Merge adds the requests of another sample.
-func (s *Sample) Merge(other Sample) {
-	s.Locality.Merge(other.Locality)
-	s.Service.Merge(other.Service)
+// Add adds the requests that ended in a minute, but for their locality, which can be of other requests.
+func (s *Sample) Add(minute time.Time, served lar.Service) {
+	s.Service.Merge(served)
+	if s.Minutes == nil {
+		s.Minutes = map[time.Time]lar.Service{}
+	}
+	sum := s.Minutes[minute]
+	sum.Merge(served)
+	s.Minutes[minute] = sum
 }
 
 // Verdict is what a comparison says.
@@ -66,9 +80,9 @@ func Compare(candidate, stable Sample) Comparison {
 	}
 	service := []Comparison{
 		compareFailures(candidate.Service, stable.Service),
-		compareTimes("FirstTokenSlower", "the first token", candidate.Service.FirstToken, stable.Service.FirstToken),
-		compareTimes("InterTokenSlower", "each further token", candidate.Service.InterToken, stable.Service.InterToken),
-		compareTimes("AnswersSlower", "an answer in one piece", candidate.Service.Answer, stable.Service.Answer),
+		compareTimes("FirstTokenSlower", "the first token", candidate, stable, func(s lar.Service) lar.Moments { return s.FirstToken }),
+		compareTimes("InterTokenSlower", "each further token", candidate, stable, func(s lar.Service) lar.Moments { return s.InterToken }),
+		compareTimes("AnswersSlower", "an answer in one piece", candidate, stable, func(s lar.Service) lar.Moments { return s.Answer }),
 	}
 	for _, found := range service {
 		if found.Verdict == Worse {
@@ -120,19 +134,37 @@ func compareFailures(candidate, stable lar.Service) Comparison {
 		candidate.Failures, candidate.Requests, stable.Failures, stable.Requests)}
 }
 
-// compareTimes tests whether a mean time is longer than the stable revision's and its margin, by their standard errors.
-func compareTimes(reason, what string, candidate, stable lar.Moments) Comparison {
-	if candidate.N < leastRequests || stable.N < leastRequests {
+// compareTimes tests whether a mean time is longer than the stable revision's and its margin: over all requests by their standard
+// errors, and in each of the last minutes.
+func compareTimes(reason, what string, candidate, stable Sample, of func(lar.Service) lar.Moments) Comparison {
+	const factor = 1 + latencyMargin
+	all, allStable := of(candidate.Service), of(stable.Service)
+	if all.N < leastRequests || allStable.N < leastRequests {
 		return Comparison{Verdict: TooFew}
 	}
-	ours, ourVariance := mean(candidate)
-	theirs, theirVariance := mean(stable)
-	const factor = 1 + latencyMargin
+	var minutes int
+	for _, minute := range slices.Backward(slices.SortedFunc(maps.Keys(candidate.Minutes), time.Time.Compare)) {
+		ours, theirs := of(candidate.Minutes[minute]), of(stable.Minutes[minute])
+		if ours.N == 0 || theirs.N == 0 {
+			continue
+		}
+		if ours.Sum/float64(ours.N) <= factor*theirs.Sum/float64(theirs.N) {
+			return Comparison{Verdict: NotBetter}
+		}
+		if minutes++; minutes == slowMinutes {
+			break
+		}
+	}
+	if minutes < slowMinutes {
+		return Comparison{Verdict: TooFew}
+	}
+	ours, ourVariance := mean(all)
+	theirs, theirVariance := mean(allStable)
 	if ours-factor*theirs <= sigmas*math.Sqrt(ourVariance+factor*factor*theirVariance) {
 		return Comparison{Verdict: NotBetter}
 	}
 	return Comparison{Worse, reason, fmt.Sprintf("%s takes it %.4g s in the mean of %d requests, against %.4g s in %d of the stable revision",
-		what, ours, candidate.N, theirs, stable.N)}
+		what, ours, all.N, theirs, allStable.N)}
 }
 
 // mean is the mean, and the variance of it as an estimate.

@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/semmoe/operator/internal/lar"
 )
@@ -23,10 +24,13 @@ func served(requests, failures int64) func(*Sample) {
 	return func(s *Sample) { s.Service.Requests, s.Service.Failures = requests, failures }
 }
 
-// taking is n streamed answers with a mean time to the first token and a standard deviation of as much as half of it.
-func taking(n int64, seconds float64) func(*Sample) {
+// taking adds, in each of some minutes, n streamed answers with a mean time to the first token and a standard deviation of half of it.
+func taking(n int64, seconds ...float64) func(*Sample) {
 	return func(s *Sample) {
-		s.Service.FirstToken = lar.Moments{N: n, Sum: float64(n) * seconds, SumSquares: float64(n) * seconds * seconds * 1.25}
+		for minute, mean := range seconds {
+			s.Add(start.Add(time.Duration(minute)*time.Minute), lar.Service{Requests: n,
+				FirstToken: lar.Moments{N: n, Sum: float64(n) * mean, SumSquares: float64(n) * mean * mean * 1.25}})
+		}
 	}
 }
 
@@ -36,19 +40,26 @@ func TestCompare(t *testing.T) {
 		want              Verdict
 		reason            string
 	}{
-		"nothing":                         {Sample{}, Sample{}, TooFew, ""},
-		"few":                             {sample(29, 8, 10), sample(100, 2, 10), TooFew, ""},
-		"few of the stable one":           {sample(100, 8, 10), sample(29, 2, 10), TooFew, ""},
-		"no activation":                   {sample(100, 0, 0), sample(100, 0, 0), TooFew, ""},
-		"higher":                          {sample(40, 8, 10), sample(40, 2, 10), Better, ""},
-		"lower":                           {sample(40, 2, 10), sample(40, 8, 10), Worse, "LocalityWorse"},
-		"the same":                        {sample(40, 4, 10), sample(40, 4, 10), NotBetter, ""},
-		"higher, and fails":               {sample(40, 8, 10, served(100, 20)), sample(40, 2, 10, served(200, 0)), Worse, "MoreFailures"},
-		"fails now and then":              {sample(40, 8, 10, served(100, 1)), sample(40, 2, 10, served(200, 0)), Better, ""},
-		"both fail":                       {sample(40, 8, 10, served(100, 50)), sample(40, 2, 10, served(100, 50)), Better, ""},
-		"higher, and slow":                {sample(40, 8, 10, taking(200, 1.6)), sample(40, 2, 10, taking(200, 1)), Worse, "FirstTokenSlower"},
-		"within the margin":               {sample(40, 8, 10, taking(2000, 1.15)), sample(40, 2, 10, taking(2000, 1)), Better, ""},
-		"slow, too few to tell":           {sample(40, 8, 10, taking(29, 5)), sample(40, 2, 10, taking(200, 1)), Better, ""},
+		"nothing":                 {Sample{}, Sample{}, TooFew, ""},
+		"few":                     {sample(29, 8, 10), sample(100, 2, 10), TooFew, ""},
+		"few of the stable one":   {sample(100, 8, 10), sample(29, 2, 10), TooFew, ""},
+		"no activation":           {sample(100, 0, 0), sample(100, 0, 0), TooFew, ""},
+		"higher":                  {sample(40, 8, 10), sample(40, 2, 10), Better, ""},
+		"lower":                   {sample(40, 2, 10), sample(40, 8, 10), Worse, "LocalityWorse"},
+		"the same":                {sample(40, 4, 10), sample(40, 4, 10), NotBetter, ""},
+		"higher, and fails":       {sample(40, 8, 10, served(100, 20)), sample(40, 2, 10, served(200, 0)), Worse, "MoreFailures"},
+		"fails now and then":      {sample(40, 8, 10, served(100, 1)), sample(40, 2, 10, served(200, 0)), Better, ""},
+		"both fail":               {sample(40, 8, 10, served(100, 50)), sample(40, 2, 10, served(100, 50)), Better, ""},
+		"higher, and slow":        {sample(40, 8, 10, taking(200, 1.6, 1.6, 1.6)), sample(40, 2, 10, taking(200, 1, 1, 1)), Worse, "FirstTokenSlower"},
+		"slow after a while":      {sample(40, 8, 10, taking(200, 1, 1.6, 1.6, 1.6)), sample(40, 2, 10, taking(200, 1, 1, 1, 1)), Worse, "FirstTokenSlower"},
+		"within the margin":       {sample(40, 8, 10, taking(2000, 1.15, 1.15, 1.15)), sample(40, 2, 10, taking(2000, 1, 1, 1)), Better, ""},
+		"slow, too few to tell":   {sample(40, 8, 10, taking(9, 5, 5, 5)), sample(40, 2, 10, taking(200, 1, 1, 1)), Better, ""},
+		"slow for two minutes":    {sample(40, 8, 10, taking(200, 5, 5)), sample(40, 2, 10, taking(200, 1, 1)), Better, ""},
+		"slow at first":           {sample(40, 8, 10, taking(200, 5, 5, 5, 1)), sample(40, 2, 10, taking(200, 1, 1, 1, 1)), Better, ""},
+		"both slow in one minute": {sample(40, 8, 10, taking(200, 1, 5, 1)), sample(40, 2, 10, taking(200, 1, 5, 1)), Better, ""},
+		"slow, in other minutes": {sample(40, 8, 10, taking(200, 5, 5, 5)), sample(40, 2, 10, func(s *Sample) {
+			s.Add(start.Add(-time.Minute), lar.Service{Requests: 200, FirstToken: lar.Moments{N: 200, Sum: 200, SumSquares: 250}})
+		}), Better, ""},
 		"fails, and nothing was sampled":  {sample(0, 0, 0, served(100, 20)), sample(0, 0, 0, served(200, 0)), Worse, "MoreFailures"},
 		"nothing fails, none was sampled": {sample(0, 0, 0, served(100, 0)), sample(0, 0, 0, served(200, 0)), TooFew, ""},
 	}
@@ -65,16 +76,17 @@ func TestCompare(t *testing.T) {
 type kind struct{ rate, failures, seconds float64 }
 
 // serve adds requests: local shares scatter by 0.12 about the rate, their numbers of tokens and their times by their own size.
-func (k kind) serve(random *rand.Rand, s *Sample, requests int) {
+func (k kind) serve(random *rand.Rand, s *Sample, minute time.Time, requests int) {
 	for range requests {
 		total := 1 + int64(400*random.ExpFloat64())
 		share := min(max(k.rate+0.12*random.NormFloat64(), 0), 1)
 		s.Locality.Add(lar.Activations{Local: int64(share * float64(total)), Total: total})
-		s.Service.Requests++
+		one := lar.Service{Requests: 1}
 		if random.Float64() < k.failures {
-			s.Service.Failures++
+			one.Failures++
 		}
-		s.Service.FirstToken.Add(k.seconds * random.ExpFloat64())
+		one.FirstToken.Add(k.seconds * random.ExpFloat64())
+		s.Add(minute, one)
 	}
 }
 
@@ -104,9 +116,10 @@ func TestCompareErrs(t *testing.T) {
 			for seed := range uint64(runs) {
 				random := rand.New(rand.NewPCG(seed, 3))
 				var candidate, other Sample
-				for range looksAt {
-					tc.candidate.serve(random, &candidate, each)
-					stable.serve(random, &other, 2*each)
+				for look := range looksAt {
+					minute := start.Add(time.Duration(look) * 30 * time.Second).Truncate(time.Minute)
+					tc.candidate.serve(random, &candidate, minute, each)
+					stable.serve(random, &other, minute, 2*each)
 					verdict := Compare(candidate, other).Verdict
 					if verdict == Better {
 						betters++

@@ -322,7 +322,7 @@ func TestRefusedForTheRoutersOwnWish(t *testing.T) {
 			if p := report.Population; p.Eligible != eligible || p.Sampled != 0 || len(report.Observations) != 0 || testutil.ToFloat64(observations.failures) != 0 {
 				t.Errorf("%+v, %d observations", p, len(report.Observations))
 			}
-			if served := report.ServiceSince(time.Time{})["r"].Requests; served != 1 {
+			if served := servedBy(t, observations)["r"].Requests; served != 1 {
 				t.Errorf("%d requests were served", served)
 			}
 			if tokens := newRequest("/v1/completions", "", []byte(tc.body)).tokens; countedTokens(t, registry) != float64(tokens) {

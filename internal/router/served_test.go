@@ -35,7 +35,15 @@ func of(seconds ...float64) (m lar.Moments) {
 // servedBy are the sums by revision that a router reports.
 func servedBy(t *testing.T, o *Observations) map[string]lar.Service {
 	t.Helper()
-	return reported(t, o).ServiceSince(time.Time{})
+	sums := map[string]lar.Service{}
+	for _, bucket := range reported(t, o).Service {
+		for revision, served := range bucket.Revisions {
+			sum := sums[revision]
+			sum.Merge(served)
+			sums[revision] = sum
+		}
+	}
+	return sums
 }
 
 // Each pod that a request is sent to answers for it: by its status, by what breaks, and by the time that its answer takes, which

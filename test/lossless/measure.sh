@@ -9,7 +9,7 @@ work=$(mktemp -d)
 if [ -z "${MODEL:-}" ]; then
   MODEL=$work/model
   mkdir "$MODEL"
-  cp "$here"/../../internal/refengine/testdata/tiny-qwen3moe/* "$here/../vllm/tokenizer_config.json" "$MODEL"
+  cp "$here"/../../internal/refengine/testdata/tiny-qwen3moe/* "$here"/../vllm/checkpoint/* "$MODEL"
 fi
 export MODEL DTYPE=${DTYPE:-bfloat16} VLLM_SERVER_DEV_MODE=1 PLUGINS=$here/plugin
 (cd "$here/../.." && go build -trimpath -o "$work/measure" ./test/lossless)

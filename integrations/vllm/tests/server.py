@@ -23,9 +23,6 @@ CHECKPOINT = REPOSITORY / "internal/refengine/testdata/tiny-qwen3moe"
 GOLDEN = json.loads((CHECKPOINT / "golden.json").read_text())["cases"]
 LAYERS, EXPERTS, TOP, RANKS = 4, 32, 4, 2
 
-TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 1024}
-TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
-
 
 class Server:
     def __init__(self, base):
@@ -67,12 +64,13 @@ def decode(text):
 def serve(folder, *flags, model=CHECKPOINT):
     """Starts a server, and ends it and the processes that it started.
 
-    The CPU build has no expert parallelism of its own: EP_PLUGIN is the directory of a plug-in that supplies it.
+    The CPU build has no expert parallelism: EP_PLUGIN is the directory of a plug-in that supplies it.
     """
     folder.mkdir(exist_ok=True)
     checkpoint = folder / "model"
     shutil.copytree(model, checkpoint)
-    (checkpoint / "tokenizer_config.json").write_text(json.dumps({**TOKENIZER, "chat_template": TEMPLATE}))
+    # The checkpoint lacks what vLLM needs for chats.
+    shutil.copytree(REPOSITORY / "test/vllm/checkpoint", checkpoint, dirs_exist_ok=True)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]

@@ -109,13 +109,17 @@ func TestVLLM(t *testing.T) {
 // virtual environment, and of /sys what lscpu reads. Everything else is as a user would write it.
 func vllmDeployment(t *testing.T, namespace string) *semmoev1.MoEDeployment {
 	t.Helper()
-	python := filepath.Join(*vllmDir, "bin", "python")
+	environment, err := filepath.EvalSymlinks(*vllmDir) // it is mounted where it is
+	if err != nil {
+		t.Fatalf("-vllm: %v", err)
+	}
+	python := filepath.Join(environment, "bin", "python")
 	output, err := exec.CommandContext(t.Context(), python, "-c", "import sys; print(sys.base_prefix)").Output()
 	if err != nil {
 		t.Fatalf("failed to run %s: %v", python, err)
 	}
 	plugin := filepath.Join(repository, "test", "vllm", "plugin")
-	shared := []string{*vllmDir, plugin}
+	shared := []string{environment, plugin}
 	for _, directory := range []string{strings.TrimSpace(string(output)), "/usr", "/bin", "/lib", "/lib64", "/sys/devices/system"} {
 		if _, err := os.Stat(directory); err == nil && !slices.Contains(shared, directory) {
 			shared = append(shared, directory)
@@ -140,7 +144,7 @@ func vllmDeployment(t *testing.T, namespace string) *semmoev1.MoEDeployment {
 				"--api-server-count=1", "--distributed-executor-backend=uni",
 			},
 			Env: []corev1.EnvVar{
-				{Name: "PATH", Value: filepath.Join(*vllmDir, "bin") + ":/usr/bin:/bin"},
+				{Name: "PATH", Value: filepath.Join(environment, "bin") + ":/usr/bin:/bin"},
 				{Name: "PYTHONPATH", Value: plugin},
 				{Name: "HOME", Value: "/tmp"},
 				{Name: "VLLM_HOST_IP", Value: "$(POD_IP)"},
@@ -356,6 +360,9 @@ func vllmCounts(t *testing.T, moed *semmoev1.MoEDeployment) map[vllmRank]vllmCou
 // vllmPins sends requests on each route at once, and compares the ranks that the router reports with the counts of the engine.
 func vllmPins(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 	const perRoute = 12
+	for _, pod := range listEnginePods(t, moed) {
+		vllmAnswers(t, url, pod.Name)
+	}
 	before := vllmCounts(t, moed)
 	if len(before) != 4 {
 		t.Fatalf("the engines count requests of the ranks %v, want 2 ranks of 2 pods", before)
@@ -564,13 +571,18 @@ func vllmKilled(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 		}
 		return readyByPlan(t, moed, 2)
 	})
-	eventually(t, patience, "the killed server answers requests", func() error {
-		response, err := vllmOpen(t.Context(), url, "/v1/completions", map[string]any{"prompt": "x", "max_tokens": 1})
+	vllmAnswers(t, url, pod.Name)
+}
+
+// vllmAnswers sends requests until a pod answers one: the router learns of a ready pod later than this test.
+func vllmAnswers(t *testing.T, url, pod string) {
+	t.Helper()
+	eventually(t, patience, "pod "+pod+" answers requests", func() error {
+		_, header, err := vllmPost(t.Context(), url, "/v1/completions", map[string]any{"prompt": "x", "max_tokens": 1})
 		if err != nil {
 			return err
 		}
-		response.Body.Close()
-		if served := response.Header.Get(router.HeaderPod); served != pod.Name {
+		if served := header.Get(router.HeaderPod); served != pod {
 			return fmt.Errorf("pod %s answered", served)
 		}
 		return nil

@@ -72,27 +72,8 @@ func TestDriftIsTold(t *testing.T) {
 	waitPlanned(t, moed)
 	url := reach(t, moed)
 
-	looks := 0
-	// look waits for a status and a reason; where they are empty, for any but Unknown.
 	look := func(status metav1.ConditionStatus, reason string) *semmoev1.MoEDeployment {
-		t.Helper()
-		var current *semmoev1.MoEDeployment
-		var last time.Time
-		eventually(t, patience, "LocalityOnTarget is "+string(status)+" "+reason, func() error {
-			if time.Since(last) > time.Second { // it looks once a minute by itself
-				looks, last = looks+1, time.Now()
-				update(t, moed, func(m *semmoev1.MoEDeployment) {
-					metav1.SetMetaDataAnnotation(&m.ObjectMeta, "look", fmt.Sprint(looks))
-				})
-			}
-			current = get(t, moed)
-			c := meta.FindStatusCondition(current.Status.Conditions, semmoev1.ConditionLocalityOnTarget)
-			if known := status == "" && c.Status != metav1.ConditionUnknown; !known && (c.Status != status || c.Reason != reason) {
-				return fmt.Errorf("it is %s %s (%s)", c.Status, c.Reason, c.Message)
-			}
-			return nil
-		})
-		return current
+		return lookFor(t, moed, status, reason)
 	}
 	look(metav1.ConditionUnknown, "Stale")
 	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](0) })
@@ -168,6 +149,28 @@ func TestDriftIsTold(t *testing.T) {
 	if len(plans.Items) != 1 {
 		t.Errorf("%d plans, want the one in service", len(plans.Items))
 	}
+}
+
+// lookFor waits until LocalityOnTarget has a status and a reason; where they are empty, any status but Unknown.
+func lookFor(t *testing.T, moed *semmoev1.MoEDeployment, status metav1.ConditionStatus, reason string) *semmoev1.MoEDeployment {
+	t.Helper()
+	var current *semmoev1.MoEDeployment
+	var last time.Time
+	eventually(t, patience, "LocalityOnTarget is "+string(status)+" "+reason, func() error {
+		if time.Since(last) > time.Second { // the manager looks once a minute by itself
+			last = time.Now()
+			update(t, moed, func(m *semmoev1.MoEDeployment) {
+				metav1.SetMetaDataAnnotation(&m.ObjectMeta, "look", last.Format(time.RFC3339Nano))
+			})
+		}
+		current = get(t, moed)
+		c := meta.FindStatusCondition(current.Status.Conditions, semmoev1.ConditionLocalityOnTarget)
+		if known := status == "" && c.Status != metav1.ConditionUnknown; !known && (c.Status != status || c.Reason != reason) {
+			return fmt.Errorf("it is %s %s (%s)", c.Status, c.Reason, c.Message)
+		}
+		return nil
+	})
+	return current
 }
 
 // askLiveProfiles asks for profiles of what the routers sample, of a deployment that samples counts, and none now.

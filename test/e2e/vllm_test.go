@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"net/http"
 	"os"
 	"os/exec"
@@ -18,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -29,6 +31,7 @@ import (
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
 	"github.com/semmoe/operator/internal/router"
 	"github.com/semmoe/operator/test/corpus"
@@ -40,13 +43,13 @@ const (
 	vllmImage = "vllm-cpu:0.32.0"
 	// vllmStart bounds the wait for servers that start. One takes 60 s of CPU time, and two start at once.
 	vllmStart = 5 * time.Minute
+	// vllmTextBytes is the length of a text. Drift can be tested where a plan has held back 50 of the profiled requests.
+	vllmTextBytes = 300
 )
 
-// TestVLLM runs vLLM 0.32.0 itself, on CPUs, as the engine of a MoEDeployment: two replicas of two expert-parallel ranks. The engine counts
-// requests and tokens per rank, and these counts are compared with what the router reports to clients.
-//
-// Profiles need routed experts, which vLLM cannot return on CPUs (--enable-return-routed-experts needs Triton). The plan is made from a trace
-// of the same checkpoint, stored as the result of an AffinityProfile.
+// TestVLLM runs vLLM 0.32.0 itself, on CPUs, as the engine of a MoEDeployment: two replicas of two expert-parallel ranks, with the plug-in of
+// integrations/vllm. The engine is profiled, and counts requests, tokens and activations per rank. These counts are compared with what the
+// router reports to clients, and with what the plan promises.
 func TestVLLM(t *testing.T) {
 	if *vllmDir == "" {
 		t.Skip("only with -args -vllm: make e2e-vllm")
@@ -56,7 +59,7 @@ func TestVLLM(t *testing.T) {
 	if err := cluster.SetImages(map[string]string{vllmImage: filepath.Join(repository, "bin", "semmoe")}); err != nil {
 		t.Fatal(err)
 	}
-	storedProfile(t, namespace)
+	create(t, vllmDataset(t, namespace, vllmTexts().familiar))
 	moed := vllmDeployment(t, namespace)
 	begin := time.Now()
 	lap := func(what string) {
@@ -67,13 +70,15 @@ func TestVLLM(t *testing.T) {
 	waitConditionWithin(t, vllmStart, moed, semmoev1.ConditionReady, metav1.ConditionTrue, "Serving")
 	url := reach(t, moed)
 	eventually(t, vllmStart, "both replicas are ready", func() error { return readyPods(t, moed, 2) })
-	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "AwaitingApproval")
 	lap("two servers were ready")
+	waitConditionWithin(t, vllmStart, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "AwaitingApproval")
+	lap("the servers were profiled")
 	for _, pod := range listEnginePods(t, moed) {
 		engine := engineContainer(pod)
 		t.Logf("pod %s: %s", pod.Name, strings.Join(append(engine.Command, engine.Args...), " "))
 	}
 	before := vllmGreedy(t, url)
+	without := vllmLocality(t, moed, url)
 
 	t.Run("requests are on the ranks that are reported", func(t *testing.T) { vllmPins(t, moed, url) })
 	t.Run("the server obeys ranks on the routes that the adapter lists", func(t *testing.T) { vllmObeys(t, get(t, moed)) })
@@ -100,6 +105,10 @@ func TestVLLM(t *testing.T) {
 		t.Errorf("the plan changed the answers (-before +after):\n%s", diff)
 	}
 	t.Run("requests are on the ranks of the plan", func(t *testing.T) { vllmPins(t, moed, url) })
+	t.Run("the engines count what the plan promises", func(t *testing.T) { vllmPromise(t, moed, without, vllmLocality(t, moed, url)) })
+	lap("the plan was measured")
+	t.Run("drift is found", func(t *testing.T) { vllmDrifts(t, moed, url) })
+	lap("drift was found")
 
 	t.Run("a killed server comes back", func(t *testing.T) { vllmKilled(t, moed, url) })
 	lap("a killed server was back")
@@ -118,8 +127,8 @@ func vllmDeployment(t *testing.T, namespace string) *semmoev1.MoEDeployment {
 	if err != nil {
 		t.Fatalf("failed to run %s: %v", python, err)
 	}
-	plugin := filepath.Join(repository, "test", "vllm", "plugin")
-	shared := []string{environment, plugin}
+	plugin, counters := filepath.Join(repository, "test", "vllm", "plugin"), vllmPlugin(t, python)
+	shared := []string{environment, plugin, counters}
 	for _, directory := range []string{strings.TrimSpace(string(output)), "/usr", "/bin", "/lib", "/lib64", "/sys/devices/system"} {
 		if _, err := os.Stat(directory); err == nil && !slices.Contains(shared, directory) {
 			shared = append(shared, directory)
@@ -145,7 +154,7 @@ func vllmDeployment(t *testing.T, namespace string) *semmoev1.MoEDeployment {
 			},
 			Env: []corev1.EnvVar{
 				{Name: "PATH", Value: filepath.Join(environment, "bin") + ":/usr/bin:/bin"},
-				{Name: "PYTHONPATH", Value: plugin},
+				{Name: "PYTHONPATH", Value: plugin + ":" + counters},
 				{Name: "HOME", Value: "/tmp"},
 				{Name: "VLLM_HOST_IP", Value: "$(POD_IP)"},
 				{Name: "HF_HUB_OFFLINE", Value: "1"},
@@ -159,8 +168,13 @@ func vllmDeployment(t *testing.T, namespace string) *semmoev1.MoEDeployment {
 		m.Spec.Template = template
 		m.Spec.Parallelism.ExpertParallelSize = 2
 		m.Spec.Replicas = ptr.To[int32](2)
-		m.Spec.Routing.SamplePercent = ptr.To[int32](0)
-		m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "tiny"}}
+		m.Spec.Routing.SamplePercent = ptr.To[int32](100)
+		m.Spec.Profiling = &semmoev1.ProfilingSpec{
+			Dataset:      &semmoev1.DatasetSpec{ConfigMap: &semmoev1.DatasetConfigMap{Name: "corpus"}},
+			SamplingSpec: semmoev1.SamplingSpec{Requests: 2000, Tokens: 200000, RequestTokens: 512},
+		}
+		m.Spec.Drift.WindowSeconds = 60
+		m.Spec.Drift.MaxReplansPerDay = ptr.To[int32](0)
 		m.Spec.Placement.Approval = semmoev1.ApprovalManual
 	})
 }
@@ -216,10 +230,59 @@ func readyByPlan(t *testing.T, moed *semmoev1.MoEDeployment, want int) error {
 	return nil
 }
 
-// vllmTexts are prompts of all kinds of text that fit the server.
-var vllmTexts = sync.OnceValue(func() []corpus.Request { return corpus.Requests(corpus.Written(), 300) })
+// vllmCorpus has texts that fit the server: two of three of most kinds, the others of these kinds, and those of kinds that look different.
+type vllmCorpus struct{ familiar, held, strange []corpus.Request }
 
-func vllmPrompt(n int) string { return vllmTexts()[n*7%len(vllmTexts())].Text }
+var vllmTexts = sync.OnceValue(func() (texts vllmCorpus) {
+	root, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		panic(err)
+	}
+	fromGo, err := corpus.FromGo(strings.TrimSpace(string(root)))
+	if err != nil {
+		panic(err)
+	}
+	for n, request := range corpus.Requests(append(corpus.Written(), fromGo...), vllmTextBytes) {
+		switch {
+		case slices.Contains([]string{"chinese", "japanese", "russian"}, request.Kind):
+			texts.strange = append(texts.strange, request)
+		case n%3 != 0:
+			texts.familiar = append(texts.familiar, request)
+		default:
+			texts.held = append(texts.held, request)
+		}
+	}
+	return texts
+})
+
+func vllmDataset(t *testing.T, namespace string, requests []corpus.Request) *corev1.ConfigMap {
+	t.Helper()
+	lines, err := corpus.JSONL(requests)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "corpus"}, Data: map[string]string{"dataset.jsonl": string(lines)}}
+}
+
+// vllmPlugin installs integrations/vllm into a directory, as an image of a user has it.
+func vllmPlugin(t *testing.T, python string) string {
+	t.Helper()
+	source, site := t.TempDir(), t.TempDir()
+	if err := os.CopyFS(source, os.DirFS(filepath.Join(repository, "integrations", "vllm"))); err != nil { // setuptools writes next to its source
+		t.Fatal(err)
+	}
+	command := exec.CommandContext(t.Context(), python, "-m", "pip", "-q", "--disable-pip-version-check", "install", "--no-deps", "--no-build-isolation",
+		"--no-index", "--target", site, source)
+	if output, err := command.CombinedOutput(); err != nil {
+		t.Fatalf("failed to install integrations/vllm: %v\n%s", err, output)
+	}
+	return site
+}
+
+func vllmPrompt(n int) string {
+	texts := vllmTexts().held
+	return texts[n*7%len(texts)].Text
+}
 
 // vllmPaced returns a prompt twice a second. Servers that start need the processors.
 func vllmPaced(ctx context.Context, n int) string {
@@ -322,21 +385,26 @@ type vllmCount struct{ requests, tokens, running int }
 // vllmSeries is a sample of a metric per rank. vLLM calls a data-parallel rank an engine.
 var vllmSeries = regexp.MustCompile(`(?m)^vllm:(request_success_total|generation_tokens_total|num_requests_running)\{engine="(\d+)"[^}]*\} (\S+)$`)
 
+func vllmMetrics(t *testing.T, pod corev1.Pod) string {
+	t.Helper()
+	response, err := podClient(t).Get(fmt.Sprintf("http://%s:%d/metrics", pod.Status.PodIP, engineContainer(pod).Ports[0].ContainerPort))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(response.Body)
+	response.Body.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
 // vllmCounts reads what the servers have counted of each rank.
 func vllmCounts(t *testing.T, moed *semmoev1.MoEDeployment) map[vllmRank]vllmCount {
 	t.Helper()
 	counts := map[vllmRank]vllmCount{}
 	for _, pod := range listEnginePods(t, moed) {
-		response, err := podClient(t).Get(fmt.Sprintf("http://%s:%d/metrics", pod.Status.PodIP, engineContainer(pod).Ports[0].ContainerPort))
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := io.ReadAll(response.Body)
-		response.Body.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, sample := range vllmSeries.FindAllStringSubmatch(string(text), -1) {
+		for _, sample := range vllmSeries.FindAllStringSubmatch(vllmMetrics(t, pod), -1) {
 			value, err := strconv.ParseFloat(sample[3], 64)
 			if err != nil {
 				t.Fatal(err)
@@ -357,6 +425,9 @@ func vllmCounts(t *testing.T, moed *semmoev1.MoEDeployment) map[vllmRank]vllmCou
 	return counts
 }
 
+// vllmSent counts the texts of vllmPins.
+var vllmSent atomic.Int64
+
 // vllmPins sends requests on each route at once, and compares the ranks that the router reports with the counts of the engine.
 func vllmPins(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 	const perRoute = 12
@@ -373,7 +444,8 @@ func vllmPins(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 		var clients sync.WaitGroup
 		for n := range perRoute {
 			clients.Go(func() {
-				body := vllmRoutes[route](vllmPrompt(n))
+				// Each text begins differently: texts whose beginning a pod has cached go there again.
+				body := vllmRoutes[route](fmt.Sprintf("%d. %s", vllmSent.Add(1), vllmPrompt(n)))
 				body["max_tokens"] = 3 + n%3
 				answer, header, err := vllmPost(t.Context(), url, route, body)
 				if err != nil {
@@ -405,6 +477,74 @@ func vllmPins(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 		}
 		if diff := cmp.Diff(reported, counted, cmp.AllowUnexported(vllmRank{}, vllmCount{})); diff != "" {
 			return fmt.Errorf("(-reported +counted):\n%s", diff)
+		}
+		return nil
+	})
+}
+
+// vllmActivations matches the counters of the plug-in.
+var vllmActivations = regexp.MustCompile(`(?m)^semmoe_engine_activations_total\{[^}]*locality="(local|remote)"[^}]*\} (\S+)$`)
+
+// vllmLocality sends the texts that were not profiled through the router, and returns the local activation rate that the engines count meanwhile.
+func vllmLocality(t *testing.T, moed *semmoev1.MoEDeployment, url string) lar.Activations {
+	t.Helper()
+	read := func() (sum lar.Activations) {
+		for _, pod := range listEnginePods(t, moed) {
+			for _, sample := range vllmActivations.FindAllStringSubmatch(vllmMetrics(t, pod), -1) {
+				value, err := strconv.ParseFloat(sample[2], 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				sum.Total += int64(value)
+				if sample[1] == "local" {
+					sum.Local += int64(value)
+				}
+			}
+		}
+		return sum
+	}
+	before := read()
+	var next atomic.Int64
+	var clients sync.WaitGroup
+	texts := vllmTexts().held
+	for range 4 { // as many as ranks: no request waits for another
+		clients.Go(func() {
+			for n := int(next.Add(1)) - 1; n < len(texts); n = int(next.Add(1)) - 1 {
+				if _, _, err := vllmPost(t.Context(), url, "/v1/completions", map[string]any{"prompt": texts[n].Text, "max_tokens": 2}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	clients.Wait()
+	after := read()
+	counted := lar.Activations{Local: after.Local - before.Local, Total: after.Total - before.Total}
+	t.Logf("the engines count %d local activations of %d: %.4f, in %d requests", counted.Local, counted.Total, counted.Rate(), len(texts))
+	return counted
+}
+
+// vllmPromise compares what the engines count with what the plan promises.
+func vllmPromise(t *testing.T, moed *semmoev1.MoEDeployment, without, with lar.Activations) {
+	status := get(t, moed).Status.LAR
+	if status == nil || status.PredictedMilli == nil || status.BaselineMilli == nil {
+		t.Fatalf("status.lar is %+v", status)
+	}
+	promised, baseline := float64(*status.PredictedMilli)/1000, float64(*status.BaselineMilli)/1000
+	if math.Abs(without.Rate()/baseline-1) > 0.03 || math.Abs(with.Rate()/promised-1) > 0.03 {
+		t.Errorf("the engines count %.4f without the plan and %.4f with it, want %.3f and %.3f to 3%%", without.Rate(), with.Rate(), baseline, promised)
+	}
+	lookFor(t, moed, metav1.ConditionTrue, "OnTarget")
+}
+
+// vllmDrifts sends texts of kinds that were not profiled until their drift is found.
+func vllmDrifts(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
+	texts := vllmTexts().strange
+	stop := send(t, url, 4, func(_ context.Context, n int) string { return texts[n%len(texts)].Text })
+	defer stop()
+	lookFor(t, moed, metav1.ConditionFalse, "Drifted")
+	eventually(t, patience, "the observed rate is the engines' own", func() error {
+		if status := get(t, moed).Status.LAR; status.Source != semmoev1.LARSourceEngine || status.ObservedMilli == nil || *status.ObservedMilli >= *status.PredictedMilli {
+			return fmt.Errorf("status.lar is %+v", status)
 		}
 		return nil
 	})

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -149,7 +150,7 @@ func TestProbeRefuses(t *testing.T) {
 		"no answers":       {append(good, "--answers="), "--answers is missing"},
 		"missing answers":  {good, "/nonexistent"},
 		"other file":       {append(good, "--answers", tinyModel+"/config.json"), "config.json: not stored answers"},
-		"no listen":        {good[:6], "--listen is missing"},
+		"no listen":        {slices.Clip(good[:6]), "--listen is missing"},
 		"no model digest":  {append(good, "--record"), "--model-digest is missing"},
 		"model digest":     {append(good, "--record", "--model-digest", "abc"), "--model-digest: "},
 		"record and check": {append(good, "--record", "--check"), "exclude each other"},

@@ -66,6 +66,11 @@ type Adapter struct {
 	Mechanisms []Mechanism
 }
 
+// HasRoute reports whether a release of the engine that was read has a route. Mechanisms lists those routes that the request router serves.
+func (a Adapter) HasRoute(path string) bool {
+	return slices.ContainsFunc(a.Mechanisms, func(m Mechanism) bool { return m.Kind == RouteKind && slices.Contains(m.Names, path) })
+}
+
 // Pins tells that requests can be sent to a rank of the engine's.
 func (a Adapter) Pins() bool { return a.RankHeader != "" }
 

@@ -235,10 +235,12 @@ func TestGuideListsRanksByRoute(t *testing.T) {
 	if !strings.Contains(guide, heading+"\n") {
 		t.Errorf("docs/engines.md has no heading %s", heading)
 	}
-	for _, route := range []string{"/v1/completions", "/v1/chat/completions", "/generate", "/v1/responses"} {
+	for _, route := range []string{"/v1/completions", "/v1/chat/completions", "/v1/messages", "/generate", "/v1/responses"} {
 		row := "| `" + route + "` |"
 		for _, a := range registry.All() {
 			switch header, field := a.OnRoute(route); {
+			case !a.HasRoute(route):
+				row += " – |"
 			case field != "":
 				row += " `" + field + "` |"
 			case header != "":

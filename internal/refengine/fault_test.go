@@ -70,6 +70,7 @@ func TestFaultIgnoreRank(t *testing.T) {
 		"/v1/completions":      `{"prompt":"a","max_tokens":1,"routed_dp_rank":%d}`,
 		"/v1/chat/completions": `{"messages":[{"role":"user","content":"a"}],"max_tokens":1,"routed_dp_rank":%d}`,
 		"/generate":            `{"text":"a","sampling_params":{"max_new_tokens":1},"routed_dp_rank":%d}`,
+		"/v1/messages":         `{"model":"tiny","messages":[{"role":"user","content":"a"}],"max_tokens":1,"routed_dp_rank":%d}`,
 	}
 	for _, deaf := range server.RankRoutes {
 		e := start(t, func(o *Options) { fourRanks(o); o.Fault = FaultIgnoreRank + deaf })

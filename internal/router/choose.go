@@ -25,7 +25,7 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r.refused = nil
-	allowed := filter{tried: tried, eligible: r.eligible, now: p.now()}
+	allowed := filter{tried: tried, eligible: r.eligible, lacking: r.lacking, now: p.now()}
 	if r.inference {
 		allowed.limit = p.options.PendingLimitPerRank
 	}
@@ -41,6 +41,8 @@ func (p *Pool) choose(r *request, tried map[string]bool) (lease *Lease, ok bool,
 	if g == nil {
 		if allowed.limit = 0; p.chooseGroup(r.lot, allowed) != nil {
 			r.refused = errAllFull
+		} else if allowed.lacking = nil; r.lacking != nil && p.chooseGroup(r.lot, allowed) != nil {
+			r.refused = errLacksRoute
 		}
 		return nil, false, missing{}
 	}
@@ -75,6 +77,8 @@ type filter struct {
 	// told leaves out backends whose reported experts cannot be told by logical ids with these plans; nil where none are
 	// asked for.
 	told map[string]*scheduled
+	// lacking are the types of the engines that lack the request's route.
+	lacking map[string]bool
 	// limit is the number of pending requests at which a rank is full; 0 is none.
 	limit int
 	// pins leaves out backends that cannot be sent the request for one of their ranks; nil for none.
@@ -91,7 +95,7 @@ func (f filter) admits(b *backend) bool {
 			return false
 		}
 	}
-	return !f.now.Before(b.check.holdUntil) && (f.ejected || !f.now.Before(b.ejectedUntil)) && (f.pins == nil || f.pins(b))
+	return !f.lacking[b.Engine] && !f.now.Before(b.check.holdUntil) && (f.ejected || !f.now.Before(b.ejectedUntil)) && (f.pins == nil || f.pins(b))
 }
 
 // hasTried reports whether an endpoint was tried, or that rank of it.

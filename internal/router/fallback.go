@@ -28,7 +28,7 @@ func (c candidate) compare(other candidate) int {
 func (p *Pool) fallbacks(l *Lease, r *request, most int) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	allowed := filter{eligible: r.eligible, now: p.now()}
+	allowed := filter{eligible: r.eligible, lacking: r.lacking, now: p.now()}
 	if r.inference {
 		allowed.limit = p.options.PendingLimitPerRank
 	}

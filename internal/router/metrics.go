@@ -59,7 +59,7 @@ func newMetrics(registry prometheus.Registerer, pool *Pool) *metrics {
 	for _, reason := range []string{retryUnreachable, retryUnavailable, retryFallback} {
 		m.retries.WithLabelValues(reason)
 	}
-	for route := range inference {
+	for _, route := range pinnedRoutes {
 		m.otherRanks.WithLabelValues(route)
 	}
 	registry.MustRegister(m.requests, m.retries, m.tokens, m.unscored, m.otherRanks, m.firstByte, prometheus.NewGaugeFunc(prometheus.GaugeOpts{

@@ -45,6 +45,12 @@ func (e *endpointPicker) Pick(ctx context.Context, in *picker.Request) (picker.E
 	if id == "" {
 		id = rand.Text()
 	}
+	switch err := checkState(target, in.Body); {
+	case err != nil && wire.IsStoredResponse(target):
+		return nil, fmt.Errorf("%w: %w", picker.ErrNotImplemented, err)
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", picker.ErrInvalid, err)
+	}
 	edited, err := dropRank(in)
 	if err != nil {
 		return nil, err
@@ -114,6 +120,8 @@ func (e *endpointPicker) take(r *request, untranslated bool) (*Lease, error) {
 	for {
 		lease, ok := e.core.pool.acquire(r, tried)
 		switch {
+		case !ok && errors.Is(r.refused, errLacksRoute):
+			return nil, fmt.Errorf("%w: %s", picker.ErrNoRoute, lacksRoute(r.path))
 		case !ok && r.refused != nil:
 			return nil, fmt.Errorf("%w: %w", picker.ErrAllFull, r.refused)
 		case !ok && r.asksExperts:
@@ -174,6 +182,7 @@ func (p *pickedRank) ModifyResponse(served string, response *http.Response) erro
 	// Where the answer breaks off, the gateway does not say who has broken it.
 	p.body = p.core.follow(func() bool { return true }, response, p.request, p.lease, p.sent)
 	if p.changes {
+		clarify(response, p.request.path)
 		p.core.survey(response, p.request, p.lease, p.look, p.sent)
 	}
 	if err := p.core.rewrite(response, p.request, p.lease, p.look); err != nil {

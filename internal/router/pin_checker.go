@@ -3,11 +3,12 @@ package router
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"fmt"
 	"io"
-	"maps"
 	"net/http"
-	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -93,12 +94,16 @@ func (c *pinChecker) check(ctx context.Context, b discovery.Backend) map[string]
 	adapter, found := b.Adapter(c.engine), map[string]pin{}
 	refuses := false
 	for _, inBody := range []bool{false, true} {
-		for _, route := range slices.Sorted(maps.Keys(inference)) {
+		for _, route := range pinnedRoutes {
 			header, field := adapter.OnRoute(route)
-			if header == "" && field == "" || (field != "") != inBody || inBody && !refuses {
+			if header == "" && field == "" || (field != "") != inBody || inBody && !refuses || lacking[route][b.Engine] {
 				continue
 			}
-			if found[route] = c.ask(ctx, b, route, header, field); found[route] == pinObeyed {
+			smallest := inference[route].smallest
+			if strings.Contains(smallest, "%s") {
+				smallest = fmt.Sprintf(smallest, c.modelName(ctx, b))
+			}
+			if found[route] = c.ask(ctx, b, route, smallest, header, field); found[route] == pinObeyed {
 				refuses = true
 			}
 		}
@@ -116,11 +121,36 @@ func (c *pinChecker) check(ctx context.Context, b discovery.Backend) map[string]
 	return found
 }
 
-// ask sends the smallest request of a route, for a rank that no engine has.
-func (c *pinChecker) ask(ctx context.Context, b discovery.Backend, route, header, field string) pin {
+// modelName returns the name of the model that a backend serves, as JSON; an empty one where the backend does not name any.
+func (c *pinChecker) modelName(ctx context.Context, b discovery.Backend) string {
+	const unknown = `""`
 	ctx, cancel := context.WithTimeout(ctx, pinCheckTimeout)
 	defer cancel()
-	rank, head, body := strconv.Itoa(noSuchRank), "", []byte(inference[route])
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+b.Address+"/v1/models", http.NoBody)
+	if err != nil {
+		return unknown
+	}
+	response, err := c.transport.RoundTrip(request)
+	if err != nil {
+		return unknown
+	}
+	defer response.Body.Close()
+	var list struct {
+		Data []struct {
+			ID json.RawMessage `json:"id"`
+		} `json:"data"`
+	}
+	if err := json.NewDecoder(io.LimitReader(response.Body, maxRefusalBytes)).Decode(&list); err != nil || len(list.Data) == 0 {
+		return unknown
+	}
+	return string(list.Data[0].ID)
+}
+
+// ask sends the smallest request of a route, for a rank that no engine has.
+func (c *pinChecker) ask(ctx context.Context, b discovery.Backend, route, smallest, header, field string) pin {
+	ctx, cancel := context.WithTimeout(ctx, pinCheckTimeout)
+	defer cancel()
+	rank, head, body := strconv.Itoa(noSuchRank), "", []byte(smallest)
 	if field != "" {
 		head, body, _ = wire.With(body, field, rank)
 	}
@@ -190,8 +220,8 @@ func (p *Pool) duePinChecks() (due []pinCheck, wait time.Duration, changed <-cha
 
 // isUnchecked reports whether no check of a route of a backend was conclusive.
 func (p *Pool) isUnchecked(b *backend) bool {
-	for route := range inference {
-		if known := p.pinOf(b, route); known == pinUnchecked || known == pinUnproven {
+	for _, route := range pinnedRoutes {
+		if known := p.pinOf(b, route); !lacking[route][b.Engine] && (known == pinUnchecked || known == pinUnproven) {
 			return true
 		}
 	}

@@ -2,7 +2,6 @@ package router
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"time"
 
@@ -90,7 +89,10 @@ func (p *Pool) countPins() map[pinCount]int {
 			if !b.sharesAddress() {
 				continue
 			}
-			for route := range inference {
+			for _, route := range pinnedRoutes {
+				if lacking[route][b.Engine] {
+					continue
+				}
 				counts[pinCount{b.Revision, route, p.pinOf(b, route)}]++
 			}
 		}
@@ -137,7 +139,7 @@ func (c pinsCollector) Collect(metrics chan<- prometheus.Metric) {
 		at.revision = ""
 		sums[at] += pods
 	}
-	for _, route := range slices.Sorted(maps.Keys(inference)) {
+	for _, route := range pinnedRoutes {
 		for _, known := range allPins {
 			metrics <- prometheus.MustNewConstMetric(pinsMetric, prometheus.GaugeValue, float64(sums[pinCount{"", route, known}]), route, string(known))
 		}

@@ -49,6 +49,7 @@ var requestBodies = map[string]string{
 	"/v1/completions":      `{"prompt":"text %d","max_tokens":2}`,
 	"/v1/chat/completions": `{"messages":[{"role":"user","content":"text %d"}],"max_tokens":2}`,
 	"/generate":            `{"text":"text %d","sampling_params":{"max_new_tokens":2}}`,
+	"/v1/messages":         `{"model":"tiny","messages":[{"role":"user","content":"text %d"}],"max_tokens":2}`,
 }
 
 // The engine ignores the rank on one route, or on none. Through the proxy and through a gateway, X-Semmoe-Rank is the rank that the engine's
@@ -94,6 +95,8 @@ func TestReportsNoRankThatDoesNotServe(t *testing.T) {
 						}
 						if route != deaf {
 							ranks[served] = true
+						}
+						if route != deaf && inference[route].reportsExperts {
 							requests++
 							exact.Local += count.Local
 							exact.Total += count.Total
@@ -215,7 +218,7 @@ func TestAnswersThatReportAnotherRank(t *testing.T) {
 			}
 			want := "# HELP semmoe_router_rank_mismatches_total Answers that report another rank than the request was sent to, by route.\n" +
 				"# TYPE semmoe_router_rank_mismatches_total counter\n"
-			for _, route := range slices.Sorted(maps.Keys(inference)) {
+			for _, route := range pinnedRoutes {
 				count := 0
 				if route == "/generate" {
 					count = 1
@@ -279,7 +282,7 @@ func TestEngineThatRefusesNoRank(t *testing.T) {
 	if failed := testutil.ToFloat64(observed.failures); failed != 3 || len(observed.recent()) != 0 {
 		t.Errorf("observed %+v, %v failed", observed.recent(), failed)
 	}
-	want := []lar.IgnoredRank{{Revision: "r", Route: "/v1/chat/completions", Pods: 1}, {Revision: "r", Route: "/v1/completions", Pods: 1}}
+	want := []lar.IgnoredRank{{Revision: "r", Route: "/v1/chat/completions", Pods: 1}, {Revision: "r", Route: "/v1/completions", Pods: 1}, {Revision: "r", Route: "/v1/messages", Pods: 1}}
 	if diff := cmp.Diff(want, observed.report().IgnoredRanks); diff != "" {
 		t.Errorf("ignored ranks (-want +got):\n%s", diff)
 	}
@@ -373,5 +376,37 @@ func TestUnpinnedLoadIsSpread(t *testing.T) {
 	}
 	if left := outstanding(pool); left != 0 {
 		t.Errorf("%d tokens are outstanding", left)
+	}
+}
+
+// A pod whose engine lacks a route is checked once its other routes are: it is not checked again for the missing one, and does not count there.
+func TestRoutesThatAnEngineLacksAreNotChecked(t *testing.T) {
+	engine := &double{refuses: pinnedRoutes, serve: func(asked int) int { return asked }}
+	var asked sync.Map
+	backend := newEngine(t, "a", 4, func(w http.ResponseWriter, r *http.Request) {
+		asked.Store(r.URL.Path, true)
+		if r.URL.Path == "/v1/models" {
+			fmt.Fprint(w, `{"data":[{"id":"a \"model\""}]}`)
+			return
+		}
+		engine.ServeHTTP(w, r)
+	})
+	backend.Engine = "VLLM"
+	pool := checkedPool(t, backend)
+	if _, found := asked.Load("/generate"); found {
+		t.Error("vLLM is asked for /generate")
+	}
+	if due, _, _ := pool.duePinChecks(); len(due) != 0 || pool.isUnchecked(pool.groups[0].backends[0]) {
+		t.Errorf("%d checks are due", len(due))
+	}
+	for at, pods := range pool.countPins() {
+		if at.pin != pinObeyed || pods != 1 || at.route == "/generate" {
+			t.Errorf("%+v: %d pods", at, pods)
+		}
+	}
+	engine.mu.Lock()
+	defer engine.mu.Unlock()
+	if !slices.ContainsFunc(engine.bodies, func(body string) bool { return strings.HasPrefix(body, `{"model":"a \"model\"","messages":`) }) {
+		t.Errorf("no check names the model: %q", engine.bodies)
 	}
 }

@@ -70,19 +70,6 @@ type ProxyOptions struct {
 	ClientTimeout time.Duration
 }
 
-// routes are the routes that are proxied, by method.
-var routes = client.NewRoutes(map[string][]string{
-	http.MethodGet:  {"/v1/models", "/v1/models/{model...}"},
-	http.MethodPost: {"/v1/completions", "/v1/chat/completions", "/generate", "/v1/tokenize", "/tokenize", "/v1/detokenize", "/detokenize"},
-})
-
-// inference are the routes whose tokens activate experts, each with the smallest request, which pin checks send.
-var inference = map[string]string{
-	"/v1/completions":      `{"prompt":"a","max_tokens":1}`,
-	"/v1/chat/completions": `{"messages":[{"role":"user","content":"a"}],"max_tokens":1}`,
-	"/generate":            `{"text":"a","sampling_params":{"max_new_tokens":1}}`,
-}
-
 // What the engines call their headers and fields, each: pods of several may serve together, and a client does not know whose it gets.
 var (
 	requestFields = registry.Names(func(a engine.Adapter) string { return a.RoutedExperts.RequestField })
@@ -239,13 +226,16 @@ func checkRank(header http.Header, body []byte) error {
 func (s *sender) read(ctx context.Context, path, id string, body []byte) *request {
 	r := newRequest(path, id, body)
 	r.tokenize = s.tokenizer.For(ctx)
-	r.shifted = r.inference && wire.Asks(body, startFields)
-	r.sampled = r.inference && !r.shifted && sampled(rand.Uint64(), s.options.SamplePercent)
-	r.asksExperts = r.inference && wire.Asks(body, requestFields)
+	r.lacking = lacking[path]
+	r.shifted = r.reportsExperts && wire.Asks(body, startFields)
+	r.sampled = r.reportsExperts && !r.shifted && sampled(rand.Uint64(), s.options.SamplePercent)
+	r.asksExperts = r.reportsExperts && wire.Asks(body, requestFields)
 	r.writable = wire.IsObject(body)
+	route, infers := inference[path]
+	neverPinned := infers && route.smallest == ""
 	r.pins = func(b discovery.Backend) bool {
 		routes := b.Adapter(s.engine).RankRoutes
-		return !slices.Contains(routes.Unpinned, path) && (r.writable || routes.FieldOn(path) == "")
+		return !neverPinned && !slices.Contains(routes.Unpinned, path) && (r.writable || routes.FieldOn(path) == "")
 	}
 	return r
 }
@@ -255,6 +245,9 @@ func (s *sender) read(ctx context.Context, path, id string, body []byte) *reques
 func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 	start, body := time.Now(), client.BodyOf(in)
 	if err := checkRank(in.Header, body.Bytes()); err != nil {
+		return nil, err
+	}
+	if err := checkState(in.URL.Path, body.Bytes()); err != nil {
 		return nil, err
 	}
 	wire.DropRank(body.Bytes())
@@ -274,6 +267,7 @@ func (s *sender) RoundTrip(in *http.Request) (*http.Response, error) {
 		response, look, began, err := s.attempt(in, body.Bytes(), request, lease)
 		if err == nil && response.StatusCode != http.StatusServiceUnavailable {
 			body.Drop() // it will not be sent again, and the answer may take minutes
+			clarify(response, request.path)
 			look = s.measured(response, lease, look)
 			request.answered(look)
 			s.metrics.firstByte.Observe(time.Since(start).Seconds())
@@ -442,8 +436,12 @@ func (s *sender) send(in *http.Request, body []byte, r *request, lease *Lease) (
 	return s.transport.RoundTrip(out)
 }
 
-// withRank returns the body of a request to a lease's rank in two parts. The first contains the rank where the engine reads it there.
+// withRank returns the body of a request to a lease's rank in two parts. The first contains the rank where the engine reads it there, and asks
+// for no stored response.
 func (s *sender) withRank(path string, body []byte, lease *Lease) (head string, rest []byte) {
+	if path == wire.ResponsesPath {
+		return wire.WithoutStore(body)
+	}
 	field := lease.Backend.Adapter(s.engine).RankRoutes.FieldOn(path)
 	if field == "" || !lease.Backend.PinsByHeader(lease.Rank) {
 		return "", body
@@ -507,28 +505,35 @@ func (b *leasedBody) Close() error {
 
 // writeFailure answers a request for which no engine did.
 func writeFailure(w http.ResponseWriter, r *http.Request, err error, log logr.Logger) {
+	fail := func(code int, kind, message string) { wire.WriteError(w, r.URL.Path, code, kind, message) }
 	switch {
+	case errors.Is(err, errStored) && wire.IsStoredResponse(r.URL.Path):
+		fail(http.StatusNotImplemented, wire.NotImplemented, err.Error())
+	case errors.Is(err, errStored):
+		fail(http.StatusBadRequest, wire.InvalidRequest, err.Error())
+	case errors.Is(err, errLacksRoute):
+		fail(http.StatusNotFound, wire.NotFound, lacksRoute(r.URL.Path))
 	case errors.Is(err, errRankChosen):
-		wire.WriteError(w, http.StatusBadRequest, wire.InvalidRequest, err.Error())
+		fail(http.StatusBadRequest, wire.InvalidRequest, err.Error())
 	case errors.Is(err, errCompressed):
-		wire.WriteError(w, http.StatusUnsupportedMediaType, wire.InvalidRequest, err.Error())
+		fail(http.StatusUnsupportedMediaType, wire.InvalidRequest, err.Error())
 	case errors.Is(err, client.ErrBodyTooBig):
-		wire.WriteError(w, http.StatusRequestEntityTooLarge, wire.InvalidRequest, err.Error())
+		fail(http.StatusRequestEntityTooLarge, wire.InvalidRequest, err.Error())
 	case errors.Is(err, client.ErrBodyTooSlow):
-		wire.WriteError(w, http.StatusRequestTimeout, wire.InvalidRequest, err.Error())
+		fail(http.StatusRequestTimeout, wire.InvalidRequest, err.Error())
 	case r.Context().Err() != nil:
 		// The client has gone; 499 is what proxies log for that. Nobody reads it.
 		w.WriteHeader(499)
 	case errors.Is(err, client.ErrBodyBroken):
-		wire.WriteError(w, http.StatusBadRequest, wire.InvalidRequest, err.Error())
+		fail(http.StatusBadRequest, wire.InvalidRequest, err.Error())
 	case errors.Is(err, errNoBackend), errors.Is(err, errNoTeller):
 		w.Header().Set("Retry-After", "5")
-		wire.WriteError(w, http.StatusServiceUnavailable, wire.Unavailable, err.Error()+": try again later")
+		fail(http.StatusServiceUnavailable, wire.Unavailable, err.Error()+": try again later")
 	case errors.Is(err, errAllFull), errors.Is(err, errQueueFull), errors.Is(err, client.ErrNoRoom):
 		w.Header().Set("Retry-After", "1")
-		wire.WriteError(w, http.StatusTooManyRequests, wire.RateLimited, err.Error()+": try again later")
+		fail(http.StatusTooManyRequests, wire.RateLimited, err.Error()+": try again later")
 	default:
 		log.Error(err, "Failing a request")
-		wire.WriteError(w, http.StatusBadGateway, wire.BadGateway, "the request could not be passed on to a serving pod")
+		fail(http.StatusBadGateway, wire.BadGateway, "the request could not be passed on to a serving pod")
 	}
 }

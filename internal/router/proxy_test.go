@@ -343,6 +343,7 @@ func TestEstimateTokens(t *testing.T) {
 	}{
 		"completion":  {`{"max_tokens":7}`, 16/4 + 7 + 1},
 		"chat":        {`{"max_completion_tokens":7}`, 27/4 + 7 + 1},
+		"response":    {`{"max_output_tokens":7}`, 23/4 + 7 + 1},
 		"native":      {`{"sampling_params":{"max_new_tokens":7}}`, 40/4 + 7 + 1},
 		"no limit":    {`{}`, 0 + 256 + 1},
 		"not JSON":    {`12345678`, 2 + 256 + 1},

@@ -58,7 +58,7 @@ func TestNoSpellingChoosesARank(t *testing.T) {
 		backend.Engine = engineType
 		adapter := adapterOf(t, engineType)
 		url, _ := proxyServer(t, newPool(discovery.Pinnable([]discovery.Backend{backend}, &adapter)...), ProxyOptions{MaxBodyBytes: 1 << 20, EndpointWait: time.Second})
-		paths := append(slices.Sorted(maps.Keys(inference)), "/v1/tokenize", "/tokenize", "/v1/detokenize", "/detokenize")
+		paths := slices.DeleteFunc(append(slices.Sorted(maps.Keys(inference)), posts...), func(path string) bool { return lacking[path][engineType] })
 		for range 300 {
 			path, name := paths[random.IntN(len(paths))], rankNames[random.IntN(len(rankNames))]
 			body, header := `{"prompt":"x"}`, ""

@@ -16,6 +16,8 @@ import (
 // request is what the choice of a rank needs to know. It belongs to one goroutine.
 type request struct {
 	id string
+	// path is the route of the request.
+	path string
 	// route is the path of an inference request; empty for others.
 	route string
 	// lot is the random number that chooses the request's plan, however often the request is sent.
@@ -31,8 +33,10 @@ type request struct {
 	// shifted tells that the client leaves out what is told of its first tokens: such a request is not in the population that the
 	// sample is drawn from.
 	shifted bool
-	// inference tells that the request's tokens activate experts.
-	inference bool
+	// inference tells that the request's tokens activate experts, and reportsExperts that its answer can contain them.
+	inference, reportsExperts bool
+	// lacking are the types of the engines that lack the request's route.
+	lacking map[string]bool
 	// pins reports whether the request can be sent to a rank of a backend whose ranks share an endpoint; nil where it always can.
 	pins func(discovery.Backend) bool
 	// writable reports whether a member can be added to the body.
@@ -82,10 +86,12 @@ type forecast struct {
 
 // newRequest reads a request's body, which may be anything.
 func newRequest(path, id string, data []byte) *request {
-	r := &request{id: id, lot: rand.Uint64(), inference: inference[path] != "", tokens: 1}
-	if !r.inference {
+	r := &request{id: id, path: path, lot: rand.Uint64(), tokens: 1}
+	var route inferenceRoute
+	if route, r.inference = inference[path]; !r.inference {
 		return r
 	}
+	r.reportsExperts = route.reportsExperts
 	r.route = path
 	b := wire.ParseBody(data)
 	r.answers, r.copies = b.Answers(path)

@@ -86,7 +86,7 @@ func (l look) refused(response *http.Response) bool {
 // look asks the engine for the routed experts of a request that is sampled on the lease's pod.
 func (s *sender) look(r *request, body []byte, lease *Lease) (asked []byte, _ look) {
 	engine := lease.Backend.Adapter(s.engine).RoutedExperts
-	if engine.Decode == nil || !r.inference {
+	if engine.Decode == nil || !r.reportsExperts {
 		return body, look{}
 	}
 	size := answerBytes(r, lease)
@@ -120,7 +120,7 @@ func (s *sender) measured(response *http.Response, lease *Lease, done look) look
 // others.
 func (s *sender) survey(response *http.Response, r *request, lease *Lease, look look, sent time.Time) {
 	engine := lease.Backend.Adapter(s.engine).RoutedExperts
-	if engine.Decode == nil || !r.inference || r.asksExperts || r.shifted || lease.spread || response.StatusCode != http.StatusOK || !s.observations.samples(s.pool, lease.Backend) {
+	if engine.Decode == nil || !r.reportsExperts || r.asksExperts || r.shifted || lease.spread || response.StatusCode != http.StatusOK || !s.observations.samples(s.pool, lease.Backend) {
 		return
 	}
 	if engine.UnstreamedOnly && wire.IsStream(response) {

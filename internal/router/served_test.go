@@ -189,7 +189,7 @@ func TestCountsHowAGatewaysRequestsGo(t *testing.T) {
 		"a stream":     {200, false, false, "text/event-stream", lar.Service{Requests: 1, FirstToken: of(2)}},
 		"in one piece": {200, false, false, "application/json", lar.Service{Requests: 1, Answer: of(2)}},
 		"an error":     {500, false, false, "application/json", lar.Service{Requests: 1, Failures: 1}},
-		"refused":      {404, false, false, "application/json", lar.Service{Requests: 1}},
+		"refused":      {400, false, false, "application/json", lar.Service{Requests: 1}},
 		"the second":   {200, true, false, "application/json", lar.Service{Requests: 1, Answer: of(2)}},
 		"leaves":       {200, false, true, "text/event-stream", lar.Service{Requests: 1, FirstToken: of(2)}},
 	} {

@@ -440,7 +440,7 @@ func vllmPins(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 	}
 	var mu sync.Mutex
 	reported := map[vllmRank]vllmCount{}
-	for _, route := range []string{"/v1/completions", "/v1/chat/completions"} { // all that the router serves
+	for _, route := range []string{"/v1/completions", "/v1/chat/completions", "/v1/messages"} {
 		var clients sync.WaitGroup
 		for n := range perRoute {
 			clients.Go(func() {
@@ -480,6 +480,21 @@ func vllmPins(t *testing.T, moed *semmoev1.MoEDeployment, url string) {
 		}
 		return nil
 	})
+	// vLLM picks the rank of a response, so the router reports none, and it stores none.
+	for n := range 4 {
+		_, header, err := vllmPost(t.Context(), url, "/v1/responses", vllmRoutes["/v1/responses"](vllmPrompt(n)))
+		if err != nil || header.Get(router.HeaderPod) == "" || header.Get(router.HeaderRank) != "" {
+			t.Errorf("/v1/responses: pod %q, rank %q, %v", header.Get(router.HeaderPod), header.Get(router.HeaderRank), err)
+		}
+	}
+	response, err := http.Get(url + "/v1/responses/resp_1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	if response.StatusCode != http.StatusNotImplemented {
+		t.Errorf("a stored response: %s", response.Status)
+	}
 }
 
 // vllmActivations matches the counters of the plug-in.

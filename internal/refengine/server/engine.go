@@ -162,7 +162,7 @@ func (e *Engine) setLength(j *job, p parameters) error {
 }
 
 // RankRoutes lists the routes that read a rank from the request.
-var RankRoutes = []string{"/v1/completions", "/v1/chat/completions", "/generate"}
+var RankRoutes = []string{"/v1/completions", "/v1/chat/completions", "/generate", messagesPath}
 
 // rankHeader pins a request to a data-parallel rank. It wins over the fields of the body. The native route ignores it, as SGLang does
 // (sgl-project/sglang#38729).
@@ -170,7 +170,7 @@ const rankHeader = "X-Data-Parallel-Rank"
 
 func (e *Engine) setRank(j *job, r *http.Request, p parameters) error {
 	ranks := e.dataParallelRanks()
-	if r.URL.Path == e.IgnoresRank {
+	if r.URL.Path == e.IgnoresRank || r.URL.Path == responsesPath {
 		j.rank = e.nextRank()
 		return nil
 	}

@@ -52,10 +52,15 @@ func asAPIError(err error) *apiError {
 
 func writeError(w http.ResponseWriter, err error) {
 	api := asAPIError(err)
+	writeErrorBody(w, api, map[string]any{"error": api})
+}
+
+// writeErrorBody writes an error in the shape of an API.
+func writeErrorBody(w http.ResponseWriter, api *apiError, body map[string]any) {
 	if api.status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "1")
 	}
-	writeJSON(w, api.status, map[string]any{"error": api})
+	writeJSON(w, api.status, body)
 }
 
 // writeJSON writes an answer. A write error means that the client has left; there is nobody to tell.

@@ -2,6 +2,7 @@ package server
 
 import (
 	"net/http"
+	"strings"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -25,10 +26,17 @@ func New() *Server {
 		"POST /v1/completions":      (*Engine).completions,
 		"POST /v1/chat/completions": (*Engine).chatCompletions,
 		"POST /generate":            (*Engine).generate,
-		"POST /v1/tokenize":         (*Engine).tokenize,
-		"POST /tokenize":            (*Engine).tokenize,
-		"GET /v1/loads":             (*Engine).loads,
-		"GET /metrics":              (*Engine).metricsPage,
+
+		"POST " + messagesPath:                   (*Engine).messages,
+		"POST " + messagesPath + "/count_tokens": (*Engine).countTokens,
+		"POST " + responsesPath:                  (*Engine).responses,
+		"GET " + responsesPath + "/{id}":         (*Engine).storedResponse,
+		"POST " + responsesPath + "/{id}/cancel": (*Engine).storedResponse,
+
+		"POST /v1/tokenize": (*Engine).tokenize,
+		"POST /tokenize":    (*Engine).tokenize,
+		"GET /v1/loads":     (*Engine).loads,
+		"GET /metrics":      (*Engine).metricsPage,
 	} {
 		s.mux.HandleFunc(pattern, s.whenReady(handler))
 	}
@@ -92,7 +100,11 @@ func (s *Server) whenReady(handler func(*Engine, http.ResponseWriter, *http.Requ
 		if err == nil {
 			err = handler(e, w, r)
 		}
-		if err != nil {
+		switch {
+		case err != nil && strings.HasPrefix(r.URL.Path, messagesPath):
+			api := asAPIError(err)
+			writeErrorBody(w, api, anthropicError(api))
+		case err != nil:
 			writeError(w, err)
 		}
 	}

@@ -76,7 +76,7 @@ func (t Routes) In(method, escaped string) (route string, ok bool) {
 func (t Routes) Only(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !t.Has(r) {
-			wire.WriteError(w, http.StatusNotFound, wire.NotFound, fmt.Sprintf("%s %s is not a route of this service", r.Method, r.URL.Path))
+			wire.WriteError(w, r.URL.Path, http.StatusNotFound, wire.NotFound, fmt.Sprintf("%s %s is not a route of this service", r.Method, r.URL.Path))
 			return
 		}
 		handler.ServeHTTP(w, r)

@@ -313,12 +313,12 @@ func since(r *http.Request) (time.Time, error) {
 // ServeCounts answers with the counts, as zstd-compressed safetensors; 204 before the first request.
 func (k *Keeper) ServeCounts(w http.ResponseWriter, r *http.Request) {
 	if k.kind == None || k.kind == "" {
-		wire.WriteError(w, http.StatusNotFound, wire.NotFound, "live samples are not kept: see --live-samples")
+		wire.WriteError(w, r.URL.Path, http.StatusNotFound, wire.NotFound, "live samples are not kept: see --live-samples")
 		return
 	}
 	from, err := since(r)
 	if err != nil {
-		wire.WriteError(w, http.StatusBadRequest, wire.InvalidRequest, err.Error())
+		wire.WriteError(w, r.URL.Path, http.StatusBadRequest, wire.InvalidRequest, err.Error())
 		return
 	}
 	if r.Method == http.MethodHead {
@@ -327,7 +327,7 @@ func (k *Keeper) ServeCounts(w http.ResponseWriter, r *http.Request) {
 	}
 	switch sum, began, err := k.told(from); {
 	case err != nil:
-		wire.WriteError(w, http.StatusInternalServerError, wire.Internal, err.Error())
+		wire.WriteError(w, r.URL.Path, http.StatusInternalServerError, wire.Internal, err.Error())
 	case sum == nil:
 		w.WriteHeader(http.StatusNoContent)
 	default:
@@ -341,12 +341,12 @@ func (k *Keeper) ServeCounts(w http.ResponseWriter, r *http.Request) {
 // ServeSequences answers with a routing trace, as zstd-compressed safetensors; 204 before the first request.
 func (k *Keeper) ServeSequences(w http.ResponseWriter, r *http.Request) {
 	if k.kind != Sequences {
-		wire.WriteError(w, http.StatusNotFound, wire.NotFound, "sequences are not kept: see --live-samples")
+		wire.WriteError(w, r.URL.Path, http.StatusNotFound, wire.NotFound, "sequences are not kept: see --live-samples")
 		return
 	}
 	from, err := since(r)
 	if err != nil {
-		wire.WriteError(w, http.StatusBadRequest, wire.InvalidRequest, err.Error())
+		wire.WriteError(w, r.URL.Path, http.StatusBadRequest, wire.InvalidRequest, err.Error())
 		return
 	}
 	if r.Method == http.MethodHead {
@@ -363,7 +363,7 @@ func (k *Keeper) ServeSequences(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(HeaderTokens, strconv.Itoa(len(t.Tokens)))
 		encoder, err := zstd.NewWriter(w, zstd.WithEncoderConcurrency(1))
 		if err != nil {
-			wire.WriteError(w, http.StatusInternalServerError, wire.Internal, err.Error())
+			wire.WriteError(w, r.URL.Path, http.StatusInternalServerError, wire.Internal, err.Error())
 			return
 		}
 		w.Header().Set("Content-Type", "application/zstd")
@@ -371,7 +371,7 @@ func (k *Keeper) ServeSequences(w http.ResponseWriter, r *http.Request) {
 		case trace.IsInvalid(err): // nothing has been sent
 			w.Header().Del(HeaderRequests)
 			w.Header().Del(HeaderTokens)
-			wire.WriteError(w, http.StatusInternalServerError, wire.Internal, err.Error())
+			wire.WriteError(w, r.URL.Path, http.StatusInternalServerError, wire.Internal, err.Error())
 		case err == nil:
 			_ = encoder.Close() // whoever asked has gone
 		}

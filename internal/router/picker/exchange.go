@@ -42,6 +42,8 @@ type exchange struct {
 	arrived  func()
 	// header is what the header of the request takes of the memory.
 	header *httpserver.Share
+	// path is the request's, without its query.
+	path string
 	// body is the request's, until its response begins; nil where it has none.
 	body *client.Body
 	// requestMode and responseMode are how the gateway gives and takes the bodies.
@@ -151,9 +153,9 @@ func (x *exchange) configure(config *extprocv3.ProtocolConfiguration) error {
 func (x *exchange) request(first *extprocv3.ProcessingRequest) error {
 	headers := first.GetRequestHeaders()
 	header, pseudo := headerOf(headers.GetHeaders())
-	path, _, _ := strings.Cut(pseudo[":path"], "?")
+	x.path, _, _ = strings.Cut(pseudo[":path"], "?")
 	r := &Request{
-		Method: pseudo[":method"], Path: path, Header: header, Arrived: time.Now(),
+		Method: pseudo[":method"], Path: x.path, Header: header, Arrived: time.Now(),
 		Subset:        subsetOf(first.GetMetadataContext()),
 		ResponseFixed: x.responseMode != processingv3.ProcessingMode_FULL_DUPLEX_STREAMED && x.responseMode != processingv3.ProcessingMode_BUFFERED,
 	}

@@ -1,7 +1,6 @@
 package picker
 
 import (
-	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -13,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/semmoe/operator/internal/router/client"
+	"github.com/semmoe/operator/internal/router/wire"
 )
 
 // refusals are the answers to requests that get no endpoint; kind is the type of an error in OpenAI's shape, and retryAfter
@@ -26,6 +26,7 @@ var refusals = []struct {
 	{ErrNoEndpoint, http.StatusServiceUnavailable, "service_unavailable", 5},
 	{ErrAllFull, http.StatusTooManyRequests, "rate_limit_exceeded", 1},
 	{client.ErrNoRoom, http.StatusTooManyRequests, "rate_limit_exceeded", 1},
+	{ErrNotImplemented, http.StatusNotImplemented, wire.NotImplemented, 0},
 	{ErrNoRoute, http.StatusNotFound, "not_found", 0},
 	{ErrInvalid, http.StatusBadRequest, "invalid_request_error", 0},
 	{ErrCompressed, http.StatusUnsupportedMediaType, "invalid_request_error", 0},
@@ -51,18 +52,14 @@ func (x *exchange) refuse(err error) error {
 		}
 	}
 	x.count(code)
-	if err := x.stream.Send(immediate(code, kind, message, retryAfter)); err != nil {
+	if err := x.stream.Send(immediate(x.path, code, kind, message, retryAfter)); err != nil {
 		return err
 	}
 	return errRefused
 }
 
-// immediate is an answer in OpenAI's shape.
-func immediate(code int, kind, message string, retryAfter int) *extprocv3.ProcessingResponse {
-	body, err := json.Marshal(map[string]any{"error": map[string]any{"message": message, "type": kind, "code": code}})
-	if err != nil { // strings and a number: it cannot fail
-		body = nil
-	}
+// immediate is an answer to a request for a path, in the shape of its API.
+func immediate(path string, code int, kind, message string, retryAfter int) *extprocv3.ProcessingResponse {
 	headers := []*corev3.HeaderValueOption{setHeader("content-type", "application/json")}
 	if retryAfter > 0 {
 		headers = append(headers, setHeader("retry-after", strconv.Itoa(retryAfter)))
@@ -71,7 +68,7 @@ func immediate(code int, kind, message string, retryAfter int) *extprocv3.Proces
 		ImmediateResponse: &extprocv3.ImmediateResponse{
 			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(code)},
 			Headers: &extprocv3.HeaderMutation{SetHeaders: headers},
-			Body:    body,
+			Body:    wire.ErrorBody(path, code, kind, message),
 			Details: "semmoe_" + kind,
 		},
 	}}

@@ -61,7 +61,7 @@ func (b Body) Answers(path string) (all, each int64) {
 // limit is how many tokens one answer may have.
 func (b Body) limit() int64 {
 	native := ParseBody(b.get("sampling_params"))
-	for _, value := range [][]byte{b.get("max_tokens"), b.get("max_completion_tokens"), native.get("max_new_tokens")} {
+	for _, value := range [][]byte{b.get("max_tokens"), b.get("max_completion_tokens"), b.get("max_output_tokens"), native.get("max_new_tokens")} {
 		if limit, err := strconv.ParseInt(string(value), 10, 64); err == nil && limit >= 0 {
 			return min(limit, largestOutput)
 		}

@@ -3,21 +3,56 @@ package wire
 import (
 	"encoding/json"
 	"net/http"
+	"strings"
 )
 
 // The types of errors: OpenAI's where it has one.
 const (
 	InvalidRequest = "invalid_request_error"
 	NotFound       = "not_found"
+	NotImplemented = "not_implemented"
 	RateLimited    = "rate_limit_exceeded"
 	Internal       = "internal_error"
 	BadGateway     = "bad_gateway"
 	Unavailable    = "service_unavailable"
 )
 
-// WriteError writes an error in OpenAI's shape.
-func WriteError(w http.ResponseWriter, code int, kind, message string) {
+// messagesPath is the route of Anthropic's Messages API.
+const messagesPath = "/v1/messages"
+
+// ofMessages reports whether a path is, or ends in, a route of the Messages API.
+func ofMessages(path string) bool {
+	return strings.HasSuffix(strings.TrimSuffix(path, "/count_tokens"), messagesPath)
+}
+
+// anthropicTypes are the types of Anthropic's errors by status; all others are api_error.
+var anthropicTypes = map[int]string{
+	http.StatusBadRequest: InvalidRequest, http.StatusNotFound: "not_found_error", http.StatusRequestTimeout: InvalidRequest,
+	http.StatusRequestEntityTooLarge: "request_too_large", http.StatusUnsupportedMediaType: InvalidRequest,
+	http.StatusTooManyRequests: "rate_limit_error", http.StatusRequestHeaderFieldsTooLarge: InvalidRequest,
+	http.StatusServiceUnavailable: "overloaded_error",
+}
+
+// ErrorBody returns an error in the shape of the API that a path belongs to: Anthropic's or OpenAI's.
+func ErrorBody(path string, code int, kind, message string) []byte {
+	body := map[string]any{"error": map[string]any{"message": message, "type": kind, "code": code}}
+	if ofMessages(path) {
+		kind = "api_error"
+		if known := anthropicTypes[code]; known != "" {
+			kind = known
+		}
+		body = map[string]any{"type": "error", "error": map[string]any{"message": message, "type": kind}}
+	}
+	text, err := json.Marshal(body)
+	if err != nil { // texts and a number: it cannot fail
+		return nil
+	}
+	return append(text, '\n')
+}
+
+// WriteError answers a request for a path with an error.
+func WriteError(w http.ResponseWriter, path string, code int, kind, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]any{"message": message, "type": kind, "code": code}})
+	_, _ = w.Write(ErrorBody(path, code, kind, message)) // a client that has left needs no answer
 }

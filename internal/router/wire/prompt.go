@@ -143,6 +143,10 @@ func PromptOf(path string, b Body) Prompt {
 		for _, name := range toolMembers {
 			p.addTools(b.get(name))
 		}
+	case messagesPath:
+		p = promptOfBlocks(b, "system", "messages")
+	case ResponsesPath:
+		p = promptOfBlocks(b, "instructions", "input")
 	case "/generate":
 		if p = promptOfValue(b.get("text")); p.Empty() {
 			p = promptOfValue(b.get("input_ids"))
@@ -256,16 +260,23 @@ func (b Body) appendCalls(texts []string) []string {
 	for _, function := range functions {
 		called := ParseBody(function)
 		for _, value := range [][]byte{called.get("name"), called.get("arguments")} {
-			text, ok := jsonscan.String(value)
-			if !ok && string(value) != "null" {
-				text = strings.ToValidUTF8(string(value), "\uFFFD") // some clients send arguments as the object that they are
-			}
-			if text != "" {
+			if text := callText(value); text != "" {
 				texts = append(texts, text)
 			}
 		}
 	}
 	return texts
+}
+
+// callText returns the name or the arguments of a call of a tool. Arguments are a text, or the object that they are.
+func callText(value []byte) string {
+	if text, ok := jsonscan.String(value); ok {
+		return text
+	}
+	if string(value) == "null" {
+		return ""
+	}
+	return strings.ToValidUTF8(string(value), "\uFFFD")
 }
 
 // isMedia tells that a part of a message is of a kind that is no text.

@@ -57,8 +57,18 @@ func TestPrompt(t *testing.T) {
 		"native texts":           {native, `{"text":["a","b"]}`, texts("a", "b")},
 		"native ids":             {native, `{"input_ids":[1,2]}`, ids(1, 2)},
 		"native ids and no text": {native, `{"text":null,"input_ids":[1,2]}`, ids(1, 2)},
-		"not JSON":               {native, `{"text":"a"`, Prompt{}},
-		"no inference":           {"/tokenize", `{"prompt":"a"}`, Prompt{}},
+		"a message":              {messagesPath, `{"system":"s","messages":[{"role":"user","content":"a"}],"max_tokens":1}`, texts("s", "a")},
+		"messages in blocks": {messagesPath, `{"system":[{"type":"text","text":"s"}],"messages":[{"content":[{"type":"text","text":"a"},{"type":"image","source":{}},{"type":"thinking","thinking":"t"}]}]}`,
+			Prompt{Texts: []string{"s", "a"}, Media: Media{1, 28}}},
+		"messages with calls": {messagesPath, `{"messages":[{"content":[{"type":"tool_use","id":"1","name":"f","input":{"x": 1}}]},{"content":[{"type":"tool_result","tool_use_id":"1","content":[{"type":"text","text":"r"},{"type":"document"}]},{"type":"tool_result","content":"q"}]}],"tools":[{"name":"f"}]}`,
+			Prompt{Texts: []string{"f", `{"x": 1}`, "r", "q"}, Media: Media{1, 19}, Tools: `[{"name":"f"}]`}},
+		"messages of other types": {messagesPath, `{"system":7,"messages":[7,{"content":null},{"content":[null,7,[],{"type":7,"text":8}]}]}`, Prompt{}},
+		"deep blocks":             {messagesPath, `{"messages":[{"content":[{"content":[{"content":[{"text":"in"},{"content":[{"text":"too deep"}]}]}]}]}]}`, texts("in")},
+		"a response":              {ResponsesPath, `{"instructions":"s","input":"a"}`, texts("s", "a")},
+		"a response to items": {ResponsesPath, `{"input":[{"role":"user","content":"a"},{"type":"message","role":"user","content":[{"type":"input_text","text":"b"},{"type":"input_image","image_url":"x"}]},{"type":"function_call","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"1","output":"r"}]}`,
+			Prompt{Texts: []string{"a", "b", "f", "{}", "r"}, Media: Media{1, 38}}},
+		"not JSON":     {native, `{"text":"a"`, Prompt{}},
+		"no inference": {"/tokenize", `{"prompt":"a"}`, Prompt{}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

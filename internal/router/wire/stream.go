@@ -168,32 +168,54 @@ func CarriesNothing(data []byte) bool {
 	return ok && len(choices) == 0 && (usage == nil || string(usage) == "null")
 }
 
-// Events counts the events of a stream of server-sent events, however it is cut into pieces. Comments, which keep connections
-// alive, are none.
+// Events counts the events of a stream of server-sent events that contain generated tokens, however it is cut into pieces. Comments, which
+// keep connections alive, are no events. Of events with names, as of Messages and Responses, those that contain tokens are called deltas;
+// message_delta ends a message.
 type Events struct {
 	// N is how many have ended.
 	N int
-	// filled tells that the present event has a field, line that the present line is not empty.
-	filled, line bool
+	// filled is true where the present event has a field.
+	filled bool
+	// line is the beginning of the present line, and name the name of the present event.
+	line, name []byte
 }
 
-// Add reads a piece, and reports whether it has ended an event.
+var (
+	eventPrefix = []byte("event:")
+	blockDelta  = []byte("content_block_delta")
+	deltaSuffix = []byte(".delta")
+)
+
+// longestEventName bounds what is kept of a line. Names of events are shorter.
+const longestEventName = 96
+
+// Add reads a piece, and reports whether it has ended an event that counts.
 func (e *Events) Add(piece []byte) bool {
 	before := e.N
 	for len(piece) > 0 {
 		text, rest, ended := bytes.Cut(piece, []byte{'\n'})
-		if text = bytes.TrimRight(text, "\r"); len(text) > 0 && !e.line {
-			e.line = true
-			e.filled = e.filled || text[0] != ':'
-		}
+		e.line = append(e.line, text[:min(len(text), longestEventName-len(e.line))]...)
 		if ended {
-			if !e.line && e.filled {
-				e.N++
-				e.filled = false
-			}
-			e.line = false
+			e.endLine(bytes.TrimRight(e.line, "\r"))
+			e.line = e.line[:0]
 		}
 		piece = rest
 	}
 	return e.N > before
+}
+
+// endLine takes note of a line, or of its beginning.
+func (e *Events) endLine(line []byte) {
+	name, named := bytes.CutPrefix(line, eventPrefix)
+	switch {
+	case named:
+		e.filled, e.name = true, append(e.name[:0], bytes.TrimSpace(name)...)
+	case len(line) > 0:
+		e.filled = e.filled || line[0] != ':'
+	default:
+		if e.filled && (len(e.name) == 0 || bytes.Equal(e.name, blockDelta) || bytes.HasSuffix(e.name, deltaSuffix)) {
+			e.N++
+		}
+		e.filled, e.name = false, e.name[:0]
+	}
 }

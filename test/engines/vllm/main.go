@@ -4,10 +4,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -16,9 +19,11 @@ import (
 	"os/signal"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/semmoe/operator/internal/refengine"
+	"github.com/semmoe/operator/internal/router/wire"
 )
 
 // release is what the double reports, and is as old as the oldest release that returns routed experts.
@@ -27,8 +32,13 @@ const release = "0.22.0"
 // rpcPort is the default of --data-parallel-rpc-port.
 const rpcPort = 29550
 
-// routes are those that are passed on.
-var routes = []string{"/health", "/v1/completions", "/v1/chat/completions", "/v1/models", "/metrics"}
+// routes are those that are passed on. vLLM has no /generate and no /v1/tokenize.
+var routes = []string{
+	"/health", "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/tokenize", "/v1/models", "/metrics",
+}
+
+// maxBodyBytes bounds a request.
+const maxBodyBytes = 16 << 20
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -119,16 +129,67 @@ func run(ctx context.Context, args []string) error {
 // surface is vLLM's in front of the reference engine.
 func surface(inner string) http.Handler {
 	pass := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: inner})
+	pass.ModifyResponse = nameErrors
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.URL.Path == "/version":
 			_, _ = fmt.Fprintf(w, `{"version":%q}`, release)
-		case slices.Contains(routes, r.URL.Path):
+		case slices.Contains(routes, r.URL.Path) || strings.HasPrefix(r.URL.Path, "/v1/responses/"):
+			if err := deafen(r); err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
 			pass.ServeHTTP(w, r)
-		default:
-			http.NotFound(w, r)
+		default: // as vllm/entrypoints/serve/exception_handling/handlers/http.py
+			writeJSON(w, http.StatusNotFound, map[string]any{"error": map[string]any{"message": "Not Found", "type": "Not Found", "param": nil, "code": http.StatusNotFound}})
 		}
 	})
+}
+
+// rankHeader is what chat completions, completions and messages read, if it is a number (_get_data_parallel_rank in
+// vllm/entrypoints/openai).
+const rankHeader = "X-Data-Parallel-Rank"
+
+// deafen takes out of a request what vLLM does not read: a rank in the body, and one that is no number.
+func deafen(r *http.Request) error {
+	if _, err := strconv.Atoi(r.Header.Get(rankHeader)); err != nil {
+		r.Header.Del(rankHeader)
+	}
+	body, err := io.ReadAll(io.LimitReader(r.Body, maxBodyBytes))
+	if err != nil {
+		return err
+	}
+	wire.DropRank(body)
+	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	return nil
+}
+
+// nameErrors gives errors of the Messages API the types of vLLM's errors of chat completions (translate_error_response in
+// vllm/entrypoints/anthropic/api_router.py).
+func nameErrors(response *http.Response) error {
+	name := map[int]string{http.StatusBadRequest: "BadRequestError", http.StatusNotFound: "NotFoundError"}[response.StatusCode]
+	if name == "" || !strings.HasPrefix(response.Request.URL.Path, "/v1/messages") {
+		return nil
+	}
+	defer response.Body.Close()
+	var body struct {
+		Type  string            `json:"type"`
+		Error map[string]string `json:"error"`
+	}
+	if err := json.NewDecoder(response.Body).Decode(&body); err != nil {
+		return err
+	}
+	body.Error["type"] = name
+	text, err := json.Marshal(body)
+	response.Body, response.ContentLength = io.NopCloser(bytes.NewReader(text)), int64(len(text))
+	response.Header.Set("Content-Length", strconv.Itoa(len(text)))
+	return err
+}
+
+func writeJSON(w http.ResponseWriter, status int, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(value) // a client that has left needs no answer
 }
 
 func freePort(host string) (int, error) {

@@ -1,0 +1,411 @@
+package router
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/refengine/locality"
+	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/picker/gatewaytest"
+	"github.com/semmoe/operator/internal/router/plans/planstest"
+)
+
+// checkedProxy serves a router whose pods are checked, in front of the reference engine.
+func checkedProxy(t *testing.T, address string) (string, *Observations) {
+	t.Helper()
+	pool := checkedPool(t, discovery.Backend{Pod: "p", Address: address, Ranks: 4, Revision: "r", Shape: &planstest.Shape, Engine: "SGLang"})
+	return proxyServer(t, pool, ProxyOptions{RoutedExperts: adapterOf(t, "SGLang").RoutedExperts, SamplePercent: 100, MaxBodyBytes: 1 << 20, EndpointWait: time.Second})
+}
+
+// Messages go to the rank that the router reports, whatever the client asks for, and answer as chat completions of the same conversation do, in
+// one piece and streamed. Their answers contain no experts, so they are not sampled.
+func TestMessages(t *testing.T) {
+	address := startReferenceEngine(t, locality.Trivial)
+	url, observed := checkedProxy(t, address)
+	var chat struct {
+		Choices []struct {
+			Message struct {
+				Content string `json:"content"`
+			} `json:"message"`
+		} `json:"choices"`
+	}
+	ranks := map[string]bool{}
+	for i := range 6 {
+		turns := fmt.Sprintf(`{"role":"user","content":"SELECT name FROM users %d"}`, i)
+		if err := json.Unmarshal([]byte(fetch(t, "http://"+address+"/v1/chat/completions", `{"messages":[{"role":"system","content":"be brief"},`+turns+`],"max_tokens":8}`)), &chat); err != nil {
+			t.Fatal(err)
+		}
+		want := chat.Choices[0].Message.Content
+		for _, stream := range []bool{false, true} {
+			before := engineRanks(t, address)
+			body := fmt.Sprintf(`{"model":"tiny","system":[{"type":"text","text":"be brief"}],"messages":[%s],"max_tokens":8,"stream":%t,"routed_dp_rank":3,"metadata":{"user_id":"u"}}`, turns, stream)
+			request, err := http.NewRequest(http.MethodPost, url+"/v1/messages", strings.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			request.Header.Set(rankHeader, "3")
+			response, err := http.DefaultClient.Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := io.ReadAll(response.Body)
+			response.Body.Close()
+			if err != nil || response.StatusCode != http.StatusOK {
+				t.Fatalf("%s: %s, %v", response.Status, text, err)
+			}
+			served, _ := rankBetween(t, before, engineRanks(t, address))
+			if got := response.Header.Get(HeaderRank); got != served {
+				t.Errorf("rank %q is reported, %s has served", got, served)
+			}
+			ranks[served] = true
+			if got := messageText(t, string(text), stream); got != want {
+				t.Errorf("stream %t: %q, a chat completion is %q", stream, got, want)
+			}
+		}
+	}
+	if len(ranks) < 2 {
+		t.Errorf("all messages went to rank %v", ranks)
+	}
+	if seen := observed.recent(); len(seen) != 0 {
+		t.Errorf("observed %+v", seen)
+	}
+	if served := servedBy(t, observed)["r"]; served.Requests != 12 || served.Answer.N != 6 || served.FirstToken.N != 6 || served.InterToken.N != 6 {
+		t.Errorf("served %+v, want the times of 6 answers in one piece and 6 streams", served)
+	}
+	if response, text := post(t, url+"/v1/messages/count_tokens", `{"model":"tiny","messages":[{"role":"user","content":"a"}]}`); response.StatusCode != http.StatusOK || !strings.Contains(text, `"input_tokens"`) {
+		t.Errorf("count_tokens: %s: %s", response.Status, text)
+	}
+}
+
+// messageText returns the text of a message, in one piece or in events.
+func messageText(t *testing.T, answer string, stream bool) string {
+	t.Helper()
+	type block struct {
+		Text string `json:"text"`
+	}
+	if !stream {
+		var whole struct {
+			Content    []block `json:"content"`
+			StopReason string  `json:"stop_reason"`
+		}
+		if err := json.Unmarshal([]byte(answer), &whole); err != nil || len(whole.Content) != 1 || whole.StopReason != "max_tokens" {
+			t.Fatalf("%s, %v", answer, err)
+		}
+		return whole.Content[0].Text
+	}
+	var text string
+	var names []string
+	for _, event := range strings.Split(strings.TrimSpace(answer), "\n\n") {
+		head, data, _ := strings.Cut(event, "\ndata: ")
+		var body struct {
+			Type  string `json:"type"`
+			Delta block  `json:"delta"`
+		}
+		if err := json.Unmarshal([]byte(data), &body); err != nil || head != "event: "+body.Type {
+			t.Fatalf("event %q, %v", event, err)
+		}
+		text += body.Delta.Text
+		names = append(names, body.Type)
+	}
+	if got := slices.Compact(names); !slices.Equal(got, []string{"message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta", "message_stop"}) {
+		t.Errorf("events %v", got)
+	}
+	return text
+}
+
+// The first token of a stream is its first delta, and the other events of the API are no tokens.
+func TestTimesOfNamedEvents(t *testing.T) {
+	for path, events := range map[string][]string{
+		"/v1/messages":  {"message_start", "ping", "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop", "message_delta", "message_stop"},
+		"/v1/responses": {"response.created", "response.in_progress", "response.output_item.added", "response.output_text.delta", "response.output_text.delta", "response.output_text.done", "response.completed"},
+	} {
+		clock := &testClock{}
+		engine := newEngine(t, "a", 0, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			for _, event := range events {
+				fmt.Fprintf(w, "event: %s\ndata: {}\n\n", event)
+			}
+		})
+		engine.Revision = "a"
+		url, observations := proxyServer(t, newPool(engine), ProxyOptions{MaxBodyBytes: 1 << 10, EndpointWait: time.Second})
+		observations.now = clock.now
+		fetch(t, url+path, "{}")
+		want := lar.Service{Requests: 1, FirstToken: of(0), InterToken: of(0)}
+		eventually(t, path+": the request is counted", func() bool { return servedBy(t, observations)["a"] == want })
+	}
+	// Time passes before the first delta, and between the deltas.
+	clock, next := &testClock{}, make(chan struct{})
+	engine := newEngine(t, "a", 0, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, event := range []string{"message_start", "content_block_delta", "content_block_delta", "message_delta"} {
+			fmt.Fprintf(w, "event: %s\ndata: {}\n\n", event)
+			w.(http.Flusher).Flush()
+			<-next
+		}
+	})
+	engine.Revision = "a"
+	url, observations := proxyServer(t, newPool(engine), ProxyOptions{MaxBodyBytes: 1 << 10, EndpointWait: time.Second})
+	observations.now = clock.now
+	response, err := http.Post(url+"/v1/messages", "application/json", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	events := bufio.NewReader(response.Body)
+	for range 4 {
+		for range 3 {
+			if _, err := events.ReadString('\n'); err != nil {
+				t.Fatal(err)
+			}
+		}
+		clock.pass(2)
+		next <- struct{}{}
+	}
+	io.Copy(io.Discard, events) //nolint:errcheck // its end is counted
+	want := lar.Service{Requests: 1, FirstToken: of(2), InterToken: of(2)}
+	eventually(t, "the stream is counted", func() bool { return servedBy(t, observations)["a"] == want })
+}
+
+// Under a plan a message is scored by its texts as a chat completion is, and sent to the same rank.
+func TestMessagesAreScoredAsChats(t *testing.T) {
+	first, _ := solved(t)
+	for want := range 4 {
+		p := favouring(t, first, want)
+		backend := newEngine(t, "a", 4, func(http.ResponseWriter, *http.Request) {})
+		backend.Engine, backend.PlanDigest = "SGLang", p.layout.Digest
+		pool := newPool(backend)
+		pool.AddLayout(p.layout)
+		url, _ := proxyServer(t, pool, ProxyOptions{MaxBodyBytes: 1 << 20, EndpointWait: time.Second})
+		for path, body := range map[string]string{
+			"/v1/chat/completions": `{"messages":[{"role":"system","content":"be brief"},{"role":"user","content":"SELECT name FROM users"}],"max_tokens":1}`,
+			"/v1/messages":         `{"system":"be brief","messages":[{"role":"user","content":[{"type":"text","text":"SELECT name FROM users"}]}],"max_tokens":1}`,
+		} {
+			response, _ := post(t, url+path, body)
+			if response.Header.Get(HeaderPlan) == "" || response.Header.Get(HeaderRank) != fmt.Sprint(want) {
+				t.Errorf("%s: rank %s by plan %q, want rank %d by a plan", path, response.Header.Get(HeaderRank), response.Header.Get(HeaderPlan), want)
+			}
+		}
+	}
+	var chat, message *request
+	chat = newRequest("/v1/chat/completions", "r", []byte(`{"messages":[{"content":"s"},{"content":"a"}],"max_tokens":100}`))
+	message = newRequest("/v1/messages", "r", []byte(`{"system":"s","messages":[{"content":"a"}],"max_tokens":100}`))
+	if diff := cmp.Diff(chat.prompt, message.prompt); diff != "" || message.output != 100 {
+		t.Errorf("%d tokens of output, prompt (-chat +message):\n%s", message.output, diff)
+	}
+	if response := newRequest("/v1/responses", "r", []byte(`{"instructions":"s","input":"a","max_output_tokens":100}`)); response.output != 100 || !response.inference || response.reportsExperts {
+		t.Errorf("%+v", response)
+	}
+}
+
+// Errors of the Messages API have its shape, whether the router or the engine refuses, by the proxy and by a gateway.
+func TestErrorsOfMessages(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	url, _ := checkedProxy(t, startReferenceEngine(t, locality.Trivial))
+	empty, _ := proxyServer(t, newPool(), ProxyOptions{MaxBodyBytes: 100, EndpointWait: time.Millisecond})
+	for name, tc := range map[string]struct {
+		url, body string
+		code      int
+		kind      string
+	}{
+		"no pod":      {empty, `{}`, 503, "overloaded_error"},
+		"too large":   {empty, strings.Repeat(" ", 101), 413, "request_too_large"},
+		"a rank":      {url, `{"dp_rank":NaN}`, 400, "invalid_request_error"},
+		"no model":    {url, `{"messages":[{"role":"user","content":"a"}],"max_tokens":1}`, 400, "invalid_request_error"},
+		"wrong model": {url, `{"model":"gpt","messages":[{"role":"user","content":"a"}],"max_tokens":1}`, 404, "not_found_error"},
+		"no limit":    {url, `{"model":"tiny","messages":[{"role":"user","content":"a"}]}`, 400, "invalid_request_error"},
+		"no JSON":     {url, `{`, 400, "invalid_request_error"},
+	} {
+		response, text := post(t, tc.url+"/v1/messages", tc.body)
+		var got struct {
+			Type  string
+			Error struct{ Type, Message string }
+		}
+		if err := json.Unmarshal([]byte(text), &got); err != nil || response.StatusCode != tc.code || got.Type != "error" || got.Error.Type != tc.kind || got.Error.Message == "" {
+			t.Errorf("%s: %s: %s, %v; want %d, %s", name, response.Status, text, err, tc.code, tc.kind)
+		}
+	}
+	gateway, _, _ := newPicker(t, newPool(), ProxyOptions{})
+	stream := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
+	stream.RequestHeaders(http.MethodPost, "/qwen/v1/messages", nil, true, nil)
+	if code, _, body := stream.Refused(); code != 503 || !strings.Contains(body, `"type":"overloaded_error"`) || !strings.Contains(body, `"type":"error"`) {
+		t.Errorf("by a gateway: %d, %s", code, body)
+	}
+}
+
+// Responses are sent to the pod with the least load, where the engine picks the rank: no rank is reported, and none is observed.
+func TestResponses(t *testing.T) {
+	address := startReferenceEngine(t, locality.Trivial)
+	url, observed := checkedProxy(t, address)
+	ranks := map[string]bool{}
+	for i := range 8 {
+		before := engineRanks(t, address)
+		body := fmt.Sprintf(`{"model":"tiny","input":"text %d","max_output_tokens":3,"stream":%t,"routed_dp_rank":3}`, i, i%2 == 1)
+		response, text := post(t, url+"/v1/responses", body)
+		if response.StatusCode != http.StatusOK || response.Header.Get(HeaderRank) != "" || response.Header.Get(HeaderPod) != "p" || !strings.Contains(text, `"store":false`) {
+			t.Fatalf("%s on rank %q: %s", response.Status, response.Header.Get(HeaderRank), text)
+		}
+		served, _ := rankBetween(t, before, engineRanks(t, address))
+		ranks[served] = true
+	}
+	if len(ranks) != 4 {
+		t.Errorf("the engine has served on ranks %v", ranks)
+	}
+	if seen, ignored := observed.recent(), observed.report().IgnoredRanks; len(seen) != 0 || len(ignored) != 0 {
+		t.Errorf("observed %+v, ignored ranks %+v", seen, ignored)
+	}
+	if served := servedBy(t, observed)["r"]; served != (lar.Service{Requests: 8}) {
+		t.Errorf("served %+v, want 8 requests without times", served)
+	}
+}
+
+// What needs a stored response is refused with the reason, and reaches no engine; what leaves it open stores none.
+func TestStoresNoResponses(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	var asked atomic.Int32
+	bodies := make(chan string, 4)
+	engine := newEngine(t, "a", 4, func(_ http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		body, _ := io.ReadAll(r.Body)
+		bodies <- string(body)
+	})
+	engine.Engine = "SGLang"
+	url, _ := proxyServer(t, newPool(engine), ProxyOptions{MaxBodyBytes: 1 << 10, EndpointWait: time.Second})
+	gateway, _, _ := newPicker(t, newPool(engine), ProxyOptions{})
+	for name, tc := range map[string]struct {
+		method, path, body string
+		code               int
+		want               string
+	}{
+		"get":      {"GET", "/v1/responses/resp_1", "", 501, "responses are not stored"},
+		"items":    {"GET", "/v1/responses/resp_1/input_items", "", 501, "responses are not stored"},
+		"delete":   {"DELETE", "/v1/responses/resp_1", "", 501, "responses are not stored"},
+		"cancel":   {"POST", "/v1/responses/resp_1/cancel", "{}", 501, "responses are not stored"},
+		"previous": {"POST", "/v1/responses", `{"previous_response_id":"resp_1","input":"a"}`, 400, "previous_response_id is invalid: responses are not stored"},
+		"store":    {"POST", "/v1/responses", `{"store":true,"input":"a"}`, 400, "store is invalid: responses are not stored"},
+	} {
+		request, err := http.NewRequest(tc.method, url+tc.path, strings.NewReader(tc.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(response.Body)
+		response.Body.Close()
+		if err != nil || response.StatusCode != tc.code || !strings.Contains(string(text), tc.want) {
+			t.Errorf("%s: %s: %s, %v; want %d, %s", name, response.Status, text, err, tc.code, tc.want)
+		}
+		stream := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
+		stream.RequestHeaders(tc.method, tc.path, nil, tc.body == "", nil)
+		if tc.body != "" {
+			stream.RequestBody([]byte(tc.body), 1000, true)
+		}
+		if code, _, body := stream.Refused(); code != tc.code || !strings.Contains(body, tc.want) {
+			t.Errorf("%s by a gateway: %d, %s", name, code, body)
+		}
+	}
+	if asked.Load() != 0 {
+		t.Errorf("the engine was asked %d times", asked.Load())
+	}
+	for body, want := range map[string]string{`{"input":"a"}`: `{"store":false,"input":"a"}`, `{"store":false}`: `{"store":false}`} {
+		fetch(t, url+"/v1/responses", body)
+		if got := <-bodies; got != want {
+			t.Errorf("the engine gets %s, want %s", got, want)
+		}
+		stream := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
+		stream.RequestHeaders(http.MethodPost, "/v1/responses", nil, false, nil)
+		stream.RequestBody([]byte(body), 1000, true)
+		stream.Picked()
+		if sent, _ := stream.Body(-1); string(sent) != want {
+			t.Errorf("by a gateway the engine gets %s, want %s", sent, want)
+		}
+	}
+}
+
+// A route that an engine does not have is refused with the reason. Where pods of several engines serve, those that have it get the requests.
+func TestRoutesThatEnginesLack(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	serve := func(engineType string, asked *atomic.Int32) discovery.Backend {
+		backend := newEngine(t, engineType, 4, func(w http.ResponseWriter, _ *http.Request) { asked.Add(1) })
+		backend.Engine = engineType
+		return backend
+	}
+	for path, want := range map[string]map[string]bool{
+		"/generate": {"SGLang": true}, "/v1/tokenize": {"SGLang": true}, "/tokenize": {"SGLang": true, "VLLM": true, "VLLMAscend": true},
+		"/v1/completions": {"SGLang": true, "VLLM": true, "VLLMAscend": true, "TensorRTLLM": true},
+		"/v1/messages":    {"SGLang": true, "VLLM": true, "VLLMAscend": true, "TensorRTLLM": true},
+		"/v1/responses":   {"SGLang": true, "VLLM": true, "VLLMAscend": true, "TensorRTLLM": true},
+		"/v1/detokenize":  {"SGLang": true},
+	} {
+		for _, engineType := range []string{"SGLang", "VLLM", "VLLMAscend", "TensorRTLLM"} {
+			var asked atomic.Int32
+			adapter := adapterOf(t, engineType)
+			backend := discovery.Pinnable([]discovery.Backend{serve(engineType, &asked)}, &adapter)[0]
+			url, _ := proxyServer(t, newPool(backend), ProxyOptions{MaxBodyBytes: 1 << 10, EndpointWait: time.Minute})
+			response, text := post(t, url+path, "{}")
+			if served := response.StatusCode == http.StatusOK; served != want[engineType] || served != (asked.Load() > 0) || !served && (response.StatusCode != 404 || !strings.Contains(text, "POST "+path)) {
+				t.Errorf("%s of %s: %s: %s", path, engineType, response.Status, text)
+			}
+			gateway, _, _ := newPicker(t, newPool(backend), ProxyOptions{})
+			stream := gatewaytest.Open(t, gateway, gatewaytest.FullDuplex)
+			stream.RequestHeaders(http.MethodPost, path, nil, true, nil)
+			if want[engineType] {
+				stream.Picked()
+			} else if code, _, body := stream.Refused(); code != 404 || !strings.Contains(body, "POST "+path) {
+				t.Errorf("%s of %s by a gateway: %d, %s", path, engineType, code, body)
+			}
+		}
+	}
+	var native, other atomic.Int32
+	url, _ := proxyServer(t, newPool(serve("SGLang", &native), serve("VLLM", &other)), ProxyOptions{MaxBodyBytes: 1 << 10, EndpointWait: time.Second})
+	for range 8 {
+		fetch(t, url+"/generate", `{"text":"a"}`)
+	}
+	if native.Load() != 8 || other.Load() != 0 {
+		t.Errorf("SGLang got %d requests, vLLM %d", native.Load(), other.Load())
+	}
+}
+
+// A release that lacks a route says no more than that something was not found. Its clients get the reason, in the shape of the API.
+func TestExplainsMissingRoutes(t *testing.T) {
+	gatewaytest.NoLeaks(t)
+	for _, tc := range []struct{ path, answer, want string }{
+		{"/v1/messages", `{"detail":"Not Found"}`, `{"error":{"message":"the engine of this service has no such route: POST /v1/messages","type":"not_found_error"},"type":"error"}`},
+		{"/v1/responses", `{"detail":"Not Found"}`, `{"error":{"code":404,"message":"the engine of this service has no such route: POST /v1/responses","type":"not_found"}}`},
+		{"/v1/messages", `{"type":"error","error":{"type":"NotFoundError","message":"The model gpt does not exist."}}`, `{"type":"error","error":{"type":"NotFoundError","message":"The model gpt does not exist."}}`},
+		{"/v1/completions", `{"text":"` + strings.Repeat("x", maxNotFoundBytes) + `","detail":"Not Found"}`, `{"text":"` + strings.Repeat("x", maxNotFoundBytes) + `","detail":"Not Found"}`},
+	} {
+		backend := newEngine(t, "a", 0, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusNotFound)
+			io.WriteString(w, tc.answer) //nolint:errcheck // the client checks
+		})
+		backend.Engine = "TensorRTLLM"
+		pool := newPool(backend)
+		url, _ := proxyServerOn(t, prometheus.NewRegistry(), pool, ProxyOptions{MaxBodyBytes: 1 << 10, EndpointWait: time.Second})
+		response, text := post(t, url+tc.path, "{}")
+		if response.StatusCode != http.StatusNotFound || strings.TrimSpace(text) != tc.want {
+			t.Errorf("%s: %s: %.200s; want %.200s", tc.path, response.Status, text, tc.want)
+		}
+		gateway, _, _ := newPicker(t, pool, ProxyOptions{})
+		if _, text := throughGateway(t, gateway, tc.path, "{}", 1<<16); strings.TrimSpace(text) != tc.want {
+			t.Errorf("%s by a gateway: %.200s; want %.200s", tc.path, text, tc.want)
+		}
+		if left := outstanding(pool); left != 0 {
+			t.Errorf("%d tokens are outstanding", left)
+		}
+	}
+}

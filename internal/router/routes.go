@@ -1,0 +1,113 @@
+package router
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+
+	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/router/client"
+	"github.com/semmoe/operator/internal/router/wire"
+)
+
+// posts are the routes that take a request of a client, in addition to the inference routes.
+var posts = []string{"/v1/tokenize", "/tokenize", "/v1/detokenize", "/detokenize", "/v1/messages/count_tokens"}
+
+// routes are the routes that are proxied, by method. Requests about a stored response are refused with the reason.
+var routes = client.NewRoutes(map[string][]string{
+	http.MethodGet:    {"/v1/models", "/v1/models/{model...}", "/v1/responses/{id}", "/v1/responses/{id}/input_items"},
+	http.MethodPost:   append(append(slices.Sorted(maps.Keys(inference)), posts...), "/v1/responses/{id}/cancel"),
+	http.MethodDelete: {"/v1/responses/{id}"},
+})
+
+// inferenceRoute is a route whose tokens activate experts.
+type inferenceRoute struct {
+	// smallest is the smallest request, which pin checks send; a %s in it stands for the model's name as JSON. It is empty where no engine reads a
+	// rank.
+	smallest string
+	// reportsExperts is true where answers can contain the routed experts.
+	reportsExperts bool
+}
+
+var inference = map[string]inferenceRoute{
+	"/v1/completions":      {`{"prompt":"a","max_tokens":1}`, true},
+	"/v1/chat/completions": {`{"messages":[{"role":"user","content":"a"}],"max_tokens":1}`, true},
+	"/generate":            {`{"text":"a","sampling_params":{"max_new_tokens":1}}`, true},
+	"/v1/messages":         {`{"model":%s,"messages":[{"role":"user","content":"a"}],"max_tokens":1}`, false},
+	wire.ResponsesPath:     {"", false},
+}
+
+// pinnedRoutes are the inference routes on which engines read a rank, in order.
+var pinnedRoutes = slices.DeleteFunc(slices.Sorted(maps.Keys(inference)), func(route string) bool { return inference[route].smallest == "" })
+
+// lacking lists, by route, the types of the engines that have no such route in any release that was read. A release may lack more routes.
+var lacking = func() map[string]map[string]bool {
+	lists := map[string]map[string]bool{}
+	for _, route := range append(slices.Sorted(maps.Keys(inference)), posts...) {
+		for _, adapter := range registry.All() {
+			if adapter.HasRoute(route) {
+				continue
+			}
+			if lists[route] == nil {
+				lists[route] = map[string]bool{}
+			}
+			lists[route][adapter.Type] = true
+		}
+	}
+	return lists
+}()
+
+var (
+	// errLacksRoute is for a route that the engines of all pods lack.
+	errLacksRoute = errors.New("the engine of this service has no such route")
+	// errStored is for requests about a stored response, and for requests that ask to store one.
+	errStored = errors.New("responses are not stored: each would be on one pod only, and the next request may go to another one")
+)
+
+// checkState refuses what only the pod that stores an earlier response could answer.
+func checkState(path string, body []byte) error {
+	if wire.IsStoredResponse(path) {
+		return errStored
+	}
+	if path != wire.ResponsesPath {
+		return nil
+	}
+	if member, advice := wire.NeedsStore(body); member != "" {
+		return fmt.Errorf("%s is invalid: %w; %s", member, errStored, advice)
+	}
+	return nil
+}
+
+func lacksRoute(path string) string { return fmt.Sprintf("%v: POST %s", errLacksRoute, path) }
+
+// maxNotFoundBytes bounds an answer that says only that there is no such route.
+const maxNotFoundBytes = 4 << 10
+
+// clarify replaces the answer of an engine that does not have a route, which older releases may lack: in it the engine's web framework says no
+// more than that something was not found.
+func clarify(response *http.Response, path string) {
+	if _, infers := inference[path]; response.StatusCode != http.StatusNotFound || !infers && !slices.Contains(posts, path) {
+		return
+	}
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxNotFoundBytes))
+	if err != nil || !wire.SaysNotFound(text) {
+		response.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(bytes.NewReader(text), response.Body), response.Body}
+		return
+	}
+	text = wire.ErrorBody(path, http.StatusNotFound, wire.NotFound, lacksRoute(path))
+	response.Body = struct {
+		io.Reader
+		io.Closer
+	}{bytes.NewReader(text), response.Body}
+	response.ContentLength = int64(len(text))
+	response.Header.Set("Content-Length", strconv.Itoa(len(text)))
+	response.Header.Set("Content-Type", "application/json")
+}

@@ -1,0 +1,37 @@
+package wire
+
+import "strings"
+
+// ResponsesPath is the route of OpenAI's Responses API.
+const ResponsesPath = "/v1/responses"
+
+// IsStoredResponse reports whether a route is about a response that an engine has stored.
+func IsStoredResponse(path string) bool { return strings.HasPrefix(path, ResponsesPath+"/") }
+
+// NeedsStore returns the member of a request to ResponsesPath that needs stored responses, and what to do instead. It returns empty texts
+// where there is none.
+func NeedsStore(body []byte) (member, advice string) {
+	b := ParseBody(body)
+	given := func(name string) bool { value := b.get(name); return value != nil && string(value) != "null" }
+	switch {
+	case given("previous_response_id"):
+		return "previous_response_id", "send the earlier items in input"
+	case given("conversation"):
+		return "conversation", "send the earlier items in input"
+	case string(b.get("background")) == "true":
+		return "background", "leave it out, and stream the response"
+	case string(b.get("store")) == "true":
+		return "store", "leave it out, or send false"
+	}
+	return "", ""
+}
+
+// WithoutStore returns a request to ResponsesPath in two parts that asks for no stored response: SGLang stores one by default, in the memory
+// of its pod, and never drops it (srt/entrypoints/openai/serving_responses.py of 0.5.17).
+func WithoutStore(body []byte) (head string, rest []byte) {
+	if ParseBody(body).get("store") != nil {
+		return "", body
+	}
+	head, rest, _ = With(body, "store", "false")
+	return head, rest
+}

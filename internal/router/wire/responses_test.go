@@ -1,0 +1,69 @@
+package wire
+
+import (
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+func TestNeedsStore(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"input":"a"}`: "", `{"input":"a","store":false}`: "", `{"input":"a","store":null,"previous_response_id":null}`: "", `{"background":false}`: "",
+		`{"input":"a","store":true}`: "store", `{"store":false,"store":true}`: "store", `{"previous_response_id":"resp_1","store":false}`: "previous_response_id",
+		`{"background":true}`: "background", `{"conversation":{"id":"c"}}`: "conversation", `{"metadata":{"store":true}}`: "", `{`: "", ``: "",
+	} {
+		if member, advice := NeedsStore([]byte(body)); member != want || (member == "") != (advice == "") {
+			t.Errorf("%s: %q, %q; want %q", body, member, advice, want)
+		}
+	}
+}
+
+func TestWithoutStore(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"input":"a"}`: `{"store":false,"input":"a"}`, `{"store":null}`: `{"store":null}`, `{"store":false}`: `{"store":false}`, `{}`: `{"store":false}`, `[`: `[`,
+	} {
+		if head, rest := WithoutStore([]byte(body)); head+string(rest) != want {
+			t.Errorf("%s becomes %s%s, want %s", body, head, rest, want)
+		}
+	}
+}
+
+// Errors have the shape of the API that the path belongs to.
+func TestWriteError(t *testing.T) {
+	for _, tc := range []struct {
+		path       string
+		code       int
+		kind, want string
+	}{
+		{"/v1/completions", 429, RateLimited, `{"error":{"code":429,"message":"m","type":"rate_limit_exceeded"}}`},
+		{"/v1/responses", 501, NotImplemented, `{"error":{"code":501,"message":"m","type":"not_implemented"}}`},
+		{"/v1/messages", 429, RateLimited, `{"error":{"message":"m","type":"rate_limit_error"},"type":"error"}`},
+		{"/v1/messages/count_tokens", 404, NotFound, `{"error":{"message":"m","type":"not_found_error"},"type":"error"}`},
+		{"/qwen/v1/messages", 503, Unavailable, `{"error":{"message":"m","type":"overloaded_error"},"type":"error"}`},
+		{"/v1/messages", 502, BadGateway, `{"error":{"message":"m","type":"api_error"},"type":"error"}`},
+		{"/v1/messages", 400, InvalidRequest, `{"error":{"message":"m","type":"invalid_request_error"},"type":"error"}`},
+		{"/v1/messagesx", 400, InvalidRequest, `{"error":{"code":400,"message":"m","type":"invalid_request_error"}}`},
+	} {
+		w := httptest.NewRecorder()
+		WriteError(w, tc.path, tc.code, tc.kind, "m")
+		if got := strings.TrimSpace(w.Body.String()); w.Code != tc.code || got != tc.want || w.Header().Get("Content-Type") != "application/json" {
+			t.Errorf("%s: %d %s, want %s", tc.path, w.Code, got, tc.want)
+		}
+	}
+}
+
+// What engines answer for a route that they lack, and for a model that they lack.
+func TestSaysNotFound(t *testing.T) {
+	for answer, want := range map[string]bool{
+		`{"detail":"Not Found"}`: true, // FastAPI: TensorRT-LLM
+		`{"error":{"message":"Not Found","type":"Not Found","param":null,"code":404}}`:     true, // vLLM 0.32.0
+		`{"object":"error","message":"Not Found","type":"404","param":null,"code":404}`:    true, // SGLang 0.5.17
+		`{"error":{"message":"The model x does not exist.","type":"NotFoundError"}}`:       false,
+		`{"type":"error","error":{"type":"not_found_error","message":"Not Found: model"}}`: false,
+		`Not Found`: false, ``: false, `{"text":"Not Found"}`: false,
+	} {
+		if got := SaysNotFound([]byte(answer)); got != want {
+			t.Errorf("%s: %v, want %v", answer, got, want)
+		}
+	}
+}

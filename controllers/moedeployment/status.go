@@ -29,6 +29,7 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/revisions"
 	"github.com/semmoe/operator/internal/conditions"
 	"github.com/semmoe/operator/internal/engine"
+	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/inspection"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
@@ -188,7 +189,7 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	complete := o.Settled && status.UpdatedReplicas == *moed.Spec.Replicas && status.Replicas == *moed.Spec.Replicas
 	set(semmoev1.ConditionReady, readyVerdict(moed, o, status, fault))
 	setDecided(semmoev1.ConditionProgressing, progressingVerdict(moed, o, status, complete, stalled), moed.Generation)
-	if degraded := cmp.Or(fault, ranksFault(o)); degraded != nil { // what serves is ready whatever rank it ignores
+	if degraded := cmp.Or(fault, tiedFault(moed, o), ranksFault(o)); degraded != nil { // what serves is ready whatever it ignores
 		set(semmoev1.ConditionDegraded, conditions.Degraded(degraded))
 	} else {
 		setDecided(semmoev1.ConditionDegraded, conditions.Degraded(nil), moed.Generation)
@@ -248,6 +249,22 @@ const (
 	// maxRouteText bounds the routes of a message.
 	maxRouteText = 80
 )
+
+// reasonTiedEmbeddings is the reason of a checkpoint whose output projection the engine leaves empty.
+const reasonTiedEmbeddings = "TiedEmbeddings"
+
+// tiedFault is that the engine leaves the output projection of the checkpoint empty, with a plan or without; nil where it does not, or where
+// another program may serve.
+func tiedFault(moed *semmoev1.MoEDeployment, o observation) *conditions.Fault {
+	report := o.Inspection.Report
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	if err != nil || adapter.IgnoresTiedEmbeddings == nil || report == nil || !report.TiedEmbeddings || !adapter.IgnoresTiedEmbeddings(report.Family, moed.Spec.Engine.Command) {
+		return nil
+	}
+	return &conditions.Fault{Reason: reasonTiedEmbeddings, Message: fmt.Sprintf(
+		"The checkpoint ties its embeddings and has no tensor lm_head.weight: %s ignores that for %s, every logit is 0, and the health check passes. Write lm_head.weight into the checkpoint, or use another spec.engine.type",
+		adapter.Type, report.Family)}
+}
 
 // ranksFault is what the request routers report of routes on which engine pods ignore the rank of requests; nil for nothing.
 func ranksFault(o observation) *conditions.Fault {

@@ -34,6 +34,9 @@ import (
 func TestStatus(t *testing.T) {
 	found := moedtest.Report()
 	inspected := inspection.State{Report: &found}
+	without := moedtest.Report()
+	without.TiedEmbeddings = true
+	tied := inspection.State{Report: &without}
 	router := &appsv1.Deployment{Status: appsv1.DeploymentStatus{AvailableReplicas: 1}}
 	noNode := &podhealth.Problem{Reason: "Unschedulable", Message: "0/1 nodes are available"}
 	two := []*corev1.Pod{moedtest.Pod("m-r1-0", "r1"), moedtest.Pod("m-r1-1", "r1")}
@@ -78,6 +81,35 @@ func TestStatus(t *testing.T) {
 			o: observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: []*corev1.Pod{moedtest.Pod("m-r1-1", "r1", moedtest.Unready)}, Router: router,
 				Reports: []lar.Report{{IgnoredRanks: []lar.IgnoredRank{{Revision: "r0", Route: "/generate", Pods: 1}}}}},
 			want: map[string]string{"Ready": "False WaitingForReplicas", "Degraded": "True RanksIgnored"}, summary: "0/2",
+		},
+		"tied embeddings": {
+			o:    observation{Inspection: tied, Revision: "r1", Settled: true, Pods: two, Router: router},
+			want: map[string]string{"Ready": "True Serving", "Progressing": "False Complete", "Degraded": "True TiedEmbeddings", "Stalled": "False NotStalled", "Reconciling": "False Complete"}, summary: "2/2",
+		},
+		"tied embeddings, and nothing serves yet": {
+			o:    observation{Inspection: tied, Revision: "r1", Settled: true, Router: router},
+			want: map[string]string{"Ready": "False WaitingForReplicas", "Degraded": "True TiedEmbeddings", "Stalled": "False NotStalled"}, summary: "0/2",
+		},
+		"tied embeddings, and another engine by its own command": {
+			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Command = []string{"/semmoe", "engine"} },
+			o:      observation{Inspection: tied, Revision: "r1", Settled: true, Pods: two, Router: router},
+			want:   map[string]string{"Ready": "True Serving", "Degraded": "False AsExpected"}, summary: "2/2",
+		},
+		"tied embeddings, and a script around the engine": {
+			Change: func(m *semmoev1.MoEDeployment) {
+				m.Spec.Engine.Command = []string{"sh", "-c", "exec python3 -m sglang.launch_server \"$@\""}
+			},
+			o:    observation{Inspection: tied, Revision: "r1", Settled: true, Pods: two, Router: router},
+			want: map[string]string{"Degraded": "True TiedEmbeddings"}, summary: "2/2",
+		},
+		"tied embeddings, and vLLM": {
+			Change: func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Type = semmoev1.EngineVLLM },
+			o:      observation{Inspection: tied, Revision: "r1", Settled: true, Pods: two, Router: router},
+			want:   map[string]string{"Ready": "True Serving", "Degraded": "False AsExpected"}, summary: "2/2",
+		},
+		"tied embeddings, and a pod with a problem": {
+			o:    observation{Inspection: tied, Revision: "r1", Settled: true, Pods: two, Router: router, Problem: &podhealth.Problem{Reason: "NodeLost", Message: "lost"}},
+			want: map[string]string{"Degraded": "True NodeLost"}, summary: "2/2",
 		},
 		"no router can be scheduled": {
 			o:    observation{Inspection: inspected, Revision: "r1", Settled: true, Pods: two, Router: &appsv1.Deployment{}, RouterProblem: noNode},

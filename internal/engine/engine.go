@@ -56,6 +56,10 @@ type Adapter struct {
 	// CheckStart adds to a verdict why the engine would not start, or not do what is asked for, with a plan or without; nil for nothing.
 	CheckStart func(Situation, *Support)
 
+	// IgnoresTiedEmbeddings reports whether the engine leaves the output projection of a family, by model_type, empty where the checkpoint ties
+	// it to the embeddings and has no tensor of it. The command is the user's, which may start another engine; nil stands for never.
+	IgnoresTiedEmbeddings func(family string, command []string) bool
+
 	// Images are the last parts of the repositories of the engine's stock images, whose tags name releases.
 	Images []string
 	// ReleasePath answers with the engine's release, for ReadRelease.

@@ -268,6 +268,7 @@ var unseen = map[string]map[string]string{
 		"NothingSampled":     "a Prometheus server must tell of drift while spec.routing.samplePercent is 0",
 		"OtherLayout":        "spec.placement must ask for other copies than a plan in service has, and its traffic drift",
 		"RanksIgnored":       "an engine must ignore the rank of requests, as in the story of that; its state is not collected yet",
+		"TiedEmbeddings":     "SGLang must be told to serve a checkpoint that ties its embeddings, as in the story of that; its state is not collected yet",
 		"RoutersUnreachable": "all request routers must be away while a plan is in service, and drift be looked at",
 		"SecretUnreadable":   "the API server must fail while it is asked for one Secret alone",
 		"UnknownEngine":      "the schema knows the engines",

@@ -51,6 +51,8 @@ func Adapter() engine.Adapter {
 		Nodes: &engine.Nodes{WorkersAnswer: true},
 		Check: check, CheckStart: checkStart,
 
+		IgnoresTiedEmbeddings: ignoresTiedEmbeddings,
+
 		Images: []string{"sglang"}, ReleasePath: "/server_info",
 		Oldest: minimum, Newest: dispatched, Mechanisms: mechanisms(),
 	}

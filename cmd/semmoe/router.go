@@ -18,6 +18,7 @@ import (
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/plan/bundle"
 	"github.com/semmoe/operator/internal/router"
+	"github.com/semmoe/operator/internal/router/expertload"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/managerauth"
 	"github.com/semmoe/operator/internal/router/picker"
@@ -68,6 +69,7 @@ func (f *routerFlags) add(command *cobra.Command) {
 	flags.StringVar(&f.planDir, "default-plan-dir", "", "directory with the mounted ConfigMap of a plan, under which those pods serve that name none themselves; for pods that no MoEDeployment has made")
 	flags.StringVar(&f.engine, "engine", "SGLang", "type of the engines whose pods do not name theirs (annotation "+semmoev1.AnnotationEngine+"): "+registry.Types())
 	flags.IntVar(&f.options.SamplePercent, "sample-percent", 0, "share of requests of which the engine is asked for the experts that their tokens activated")
+	flags.IntVar(&f.options.ExpertLoadSeries, "expert-load-series", expertload.DefaultSeries, fmt.Sprintf("number of experts with the highest load, and with the lowest, that have metrics of their own (0 to %d)", expertload.MaxSeries))
 	flags.StringVar(&f.liveSamples, "live-samples", string(livesamples.Counts), "what is kept of the tokens of sampled requests: counts of token ids, experts and hashed bigrams; sequences, which also keeps prompts and answers as token ids; or none")
 	defaults := router.DefaultPoolOptions()
 	flags.StringVar(&f.policy, "policy", string(defaults.Policy), "how ranks are chosen: price, masked, round-robin, least-loaded or prefix")
@@ -139,6 +141,9 @@ func (f *routerFlags) completeEngine() error {
 	}
 	if o.SamplePercent < 0 || o.SamplePercent > 100 {
 		return fmt.Errorf("--sample-percent is %d: want 0 to 100", o.SamplePercent)
+	}
+	if o.ExpertLoadSeries < 0 || o.ExpertLoadSeries > expertload.MaxSeries {
+		return fmt.Errorf("--expert-load-series is %d: want 0 to %d", o.ExpertLoadSeries, expertload.MaxSeries)
 	}
 	if o.SamplePercent > 0 && !adapter.TellsExperts() {
 		return fmt.Errorf("--sample-percent is %d: engine %s does not tell the experts of a request; want 0", o.SamplePercent, f.engine)

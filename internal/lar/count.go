@@ -118,6 +118,11 @@ type Count struct {
 // reports with the routed ones; they do not count. Nor do those of a token in a layer that name a routed expert twice: memory that the
 // engine has not filled. Of an expert with several copies elsewhere the first is counted as remote.
 func CountActivations(experts []int32, shape Shape, at Locality) (Count, error) {
+	return CountExperts(experts, shape, at, nil)
+}
+
+// CountExperts is CountActivations, and adds the activations of each expert, [MoE layer][expert] in one list, to perExpert unless that is nil.
+func CountExperts(experts []int32, shape Shape, at Locality, perExpert []int64) (Count, error) {
 	row := shape.Layers * shape.ExpertsPerToken
 	if row <= 0 || len(experts)%row != 0 {
 		return Count{}, fmt.Errorf("%d expert ids do not fit %d layers of %d experts per token", len(experts), shape.Layers, shape.ExpertsPerToken)
@@ -136,12 +141,19 @@ func CountActivations(experts []int32, shape Shape, at Locality) (Count, error) 
 				continue
 			}
 			count.TokenLayers++
-			group := &count.LayerGroups[shape.group(i)]
+			group := &count.LayerGroups[shape.Group(i)]
+			var layerCounts []int64
+			if perExpert != nil {
+				layerCounts = perExpert[i*shape.Experts : (i+1)*shape.Experts]
+			}
 			for _, expert := range chosen {
 				if expert < 0 || int(expert) >= shape.Experts {
 					continue
 				}
 				group.Total++
+				if layerCounts != nil {
+					layerCounts[expert]++
+				}
 				to := at.CopyRule.Copy(at.Hosts(layer, int(expert)), at.Rank)
 				if to == at.Rank {
 					group.Local++

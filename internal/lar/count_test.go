@@ -101,7 +101,7 @@ func TestLayerGroups(t *testing.T) {
 		sizes := make([]int, s.groups())
 		last := 0
 		for i := range layers {
-			group := s.group(i)
+			group := s.Group(i)
 			if group < last || group > last+1 {
 				t.Fatalf("%d layers: layer %d is in group %d after %d", layers, i, group, last)
 			}

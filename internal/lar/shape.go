@@ -61,5 +61,5 @@ const maxGroups = 4
 // groups is the number of layer groups of the model.
 func (s Shape) groups() int { return min(maxGroups, len(s.MoELayers)) }
 
-// group is the layer group of the i'th MoE layer: consecutive layers, as equal in number as possible.
-func (s Shape) group(i int) int { return i * s.groups() / len(s.MoELayers) }
+// Group returns the layer group of the i'th MoE layer: consecutive layers, as equal in number as possible.
+func (s Shape) Group(i int) int { return i * s.groups() / len(s.MoELayers) }

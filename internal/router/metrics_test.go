@@ -7,6 +7,7 @@ import (
 
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/expertload"
 	"github.com/semmoe/operator/internal/router/plans/planstest"
 	"github.com/semmoe/operator/test/metricsdoc"
 )
@@ -17,10 +18,15 @@ func TestMetricsAreDocumented(t *testing.T) {
 	pool.Set([]discovery.Backend{{Pod: "p", Address: "127.0.0.1:1", Ranks: 4, Revision: "r", PlanDigest: p.Artifact.Digest, Shape: &planstest.Shape}})
 	pool.AddLayout(p.layout)
 	registry := prometheus.NewRegistry()
-	router := newSender(pool, registry, ProxyOptions{SamplePercent: 100})
+	router := newSender(pool, registry, ProxyOptions{SamplePercent: 100, ExpertLoadSeries: 1})
 	router.observations.add(lar.Observation{Revision: "r", Count: lar.Count{
 		Activations: lar.Activations{Local: 1, Total: 2}, LayerGroups: []lar.Activations{{Local: 1, Total: 2}}, Tokens: 1, TokenLayers: 1,
 	}})
+	counts := expertload.NewCounts(planstest.Shape)
+	for i := range counts {
+		counts[i] = 1000
+	}
+	router.observations.experts.Add("", planstest.Shape, counts)
 	router.metrics.tokens.WithLabelValues(rankLabel(0))
 	router.metrics.retries.WithLabelValues("unreachable")
 	router.metrics.unscored.WithLabelValues(unscoredPending)

@@ -20,6 +20,7 @@ import (
 	"github.com/semmoe/operator/internal/router/balance"
 	"github.com/semmoe/operator/internal/router/discovery"
 	"github.com/semmoe/operator/internal/router/enginecounts"
+	"github.com/semmoe/operator/internal/router/expertload"
 	"github.com/semmoe/operator/internal/router/livesamples"
 	"github.com/semmoe/operator/internal/router/reports"
 )
@@ -49,6 +50,8 @@ type Observations struct {
 
 	// engines reads what engines count themselves.
 	engines enginecounts.Poller
+	// experts counts the activations of each expert.
+	experts *expertload.Window
 	// live keeps the tokens of sampled requests.
 	live *livesamples.Keeper
 	// counting has a slot for each count that is made aside.
@@ -68,7 +71,8 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 		pool:       pool,
 		population: lar.Population{Requests: lar.RequestsAll, Replicas: lar.ReplicasAll, SamplePercent: options.SamplePercent},
 		now:        time.Now, started: time.Now(),
-		live: livesamples.New(registry, options.LiveSamples), counting: make(chan struct{}, runtime.GOMAXPROCS(0)),
+		experts: expertload.New(options.ExpertLoadSeries),
+		live:    livesamples.New(registry, options.LiveSamples), counting: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		activations: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semmoe_activations_total", Help: "Activations of routed experts in sampled requests, by the rank that served and whether the expert lies on it.",
 		}, []string{"rank", "locality"}),
@@ -88,7 +92,7 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 		o.population.Requests = lar.RequestsUnstreamed
 	}
 	o.capture.compares = options.RoutedExperts.Decode != nil && !options.RoutedExperts.Unasked
-	registry.MustRegister(o.activations, o.failures, o.givenUp, &reports.Collector{Report: o.report, Covered: o.covered}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	registry.MustRegister(o.activations, o.failures, o.givenUp, o.experts, &reports.Collector{Report: o.report, Covered: o.covered}, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "semmoe_router_window_imbalance", Help: "Largest over mean estimated token load of the ranks, over the last 128 requests; NaN before the first.",
 	}, o.window.Imbalance))
 	return o

@@ -59,6 +59,8 @@ type ProxyOptions struct {
 	// asked.
 	RoutedExperts engine.RoutedExperts
 	SamplePercent int
+	// ExpertLoadSeries is how many experts with the highest load, and how many with the lowest, have series of their own.
+	ExpertLoadSeries int
 	// LiveSamples is what is kept of the tokens of those requests; empty is livesamples.None.
 	LiveSamples livesamples.Kind
 	// TokenizePath is the engine's route that tells the token ids of a prompt; empty where it has none.

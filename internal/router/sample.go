@@ -9,6 +9,7 @@ import (
 	"github.com/semmoe/operator/internal/jsonscan"
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/router/expertload"
 	"github.com/semmoe/operator/internal/router/wire"
 )
 
@@ -254,10 +255,12 @@ func (m *meter) observe(text string) (lar.Observation, error) {
 	if err != nil {
 		return lar.Observation{}, err
 	}
-	count, err := lar.CountActivations(experts, shape, local)
+	perExpert := expertload.NewCounts(shape)
+	count, err := lar.CountExperts(experts, shape, local, perExpert)
 	if err != nil {
 		return lar.Observation{}, err
 	}
+	m.observations.experts.Add(backend.ModelDigest, shape, perExpert)
 	observation := lar.Observation{Revision: backend.Revision, Plan: backend.PlanDigest, Rank: m.lease.Rank, Count: count}
 	if m.lease.scored {
 		observation.Forecast = m.request.forecast.on(m.lease.Rank)

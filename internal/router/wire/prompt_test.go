@@ -113,10 +113,12 @@ func TestLongTools(t *testing.T) {
 
 // Whatever clients send, reading it ends, stays within its bounds and tells a load; routes that are no inference have no prompt.
 func FuzzBody(f *testing.F) {
-	inference := []string{"/v1/completions", "/v1/chat/completions", "/generate"}
+	inference := []string{"/v1/completions", "/v1/chat/completions", "/generate", messagesPath, ResponsesPath}
 	for _, body := range []string{
 		`{"prompt":"a"}`, `{"prompt":[1,[2]]}`, `{"messages":[{"content":[{"text":"a"}]}]}`, `{"text":["a"],"input_ids":[1]}`,
 		`{"tools":[{}],"messages":[{"tool_calls":[{"function":{"name":"f","arguments":{"x":1}}}],"function_call":{"arguments":"{}"}}]}`,
+		`{"system":[{"text":"s"}],"messages":[{"content":[{"type":"tool_result","content":[{"type":"image","source":{}}]},{"type":"tool_use","name":"f","input":{"x":1}}]}]}`,
+		`{"instructions":"s","input":[{"type":"function_call_output","output":[{"text":"a"}]},{"arguments":"\ud800"}],"max_output_tokens":3}`,
 		`{"max_tokens":-1,"sampling_params":{"max_new_tokens":5}}`, `{"sampling_params":[{}]}`, `[1]`, `"x"`, ``, `{"prompt":"\ud800"}`,
 	} {
 		for _, path := range append(inference, "/tokenize") {

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/semmoe/operator/internal/refengine"
+	"github.com/semmoe/operator/internal/refengine/server"
 )
 
 func newEngineCommand() *cobra.Command {
@@ -45,6 +46,7 @@ func newEngineCommand() *cobra.Command {
 	flags.IntVar(&o.ContextLength, "context-length", o.ContextLength, "most tokens of a request, prompt and answer (default the model's)")
 	flags.IntVar(&o.ChunkedPrefillSize, "chunked-prefill-size", o.ChunkedPrefillSize, "prompt tokens that a step computes at most")
 	flags.IntVar(&o.Threads, "threads", o.Threads, "threads that compute")
+	flags.StringVar(&o.Dialect, "dialect", o.Dialect, "engine and release whose HTTP surface is served, as strict and as deaf: "+strings.Join(server.Dialects(), ", ")+" (default the reference engine's own)")
 	flags.StringVar(&o.Fault, "fault", o.Fault, "for tests: "+refengine.FaultIgnoreMapAtDispatch+" loads weights by the expert map, and dispatches as if there were none; "+refengine.FaultIgnoreRank+"ROUTE picks the rank of requests to the route, whatever they ask for")
 	return cmd
 }

@@ -53,7 +53,11 @@ func serve(ctx context.Context, listener net.Listener, o Options) error {
 
 func serveModel(ctx context.Context, listener net.Listener, o Options, load func(Options) (*server.Engine, error)) error {
 	log := logr.FromContextOrDiscard(ctx)
-	front := server.New()
+	dialect, err := server.FindDialect(o.Dialect)
+	if err != nil {
+		return checkpoint.Invalidf("--dialect %v", err)
+	}
+	front := server.New(dialect)
 	web := httpserver.New(httpserver.Options{Handler: front, Log: log, MaxHeaderBytes: maxHeaderBytes, MaxConnections: maxConnections})
 	webDone := make(chan error, 1)
 	go func() { webDone <- web.Serve(listener) }()
@@ -65,7 +69,6 @@ func serveModel(ctx context.Context, listener net.Listener, o Options, load func
 	}
 	started := time.Now()
 	var engine *server.Engine
-	var err error
 	loaded := make(chan struct{})
 	// A read of a file system that is away does not end with ctx: the goroutine ends with the process.
 	go func() { defer close(loaded); engine, err = load(o) }()
@@ -199,10 +202,14 @@ func load(o Options) (*server.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	dialect, err := server.FindDialect(o.Dialect)
+	if err != nil {
+		return nil, checkpoint.Invalidf("--dialect %v", err)
+	}
 	ignoresRank, _ := strings.CutPrefix(o.Fault, FaultIgnoreRank)
 	return server.NewEngine(server.Config{
 		Model: m, Tokenizer: tokens, EndTokens: ends, ServedName: o.servedName(), ExpertRanks: o.EPSize, AttentionDP: o.EnableDPAttention,
-		ExpertMap: experts, Shuffle: tokenShuffle, ReturnRoutes: o.EnableReturnRoutedExperts, IgnoresRank: ignoresRank, ContextLength: m.MaxPositions, MaxRunning: o.MaxRunning,
+		ExpertMap: experts, Shuffle: tokenShuffle, Dialect: dialect, Metrics: o.EnableMetrics, ReturnRoutes: o.EnableReturnRoutedExperts, IgnoresRank: ignoresRank, ContextLength: m.MaxPositions, MaxRunning: o.MaxRunning,
 		MaxQueued: o.MaxQueued, ChunkedPrefillSize: o.ChunkedPrefillSize, Workers: o.Threads,
 	}), nil
 }

@@ -41,11 +41,15 @@ type Options struct {
 	// ShufflePlan is the directory of a plan whose placement and tables choose the rank of each token in each layer.
 	ShufflePlan               string
 	EnableReturnRoutedExperts bool
-	ServedModelName           string
-	MaxRunning, MaxQueued     int
-	ContextLength             int
-	ChunkedPrefillSize        int
-	Threads                   int
+	// Dialect is the engine and the release whose HTTP surface is served, one of server.Dialects; empty for the reference engine's own.
+	Dialect string
+	// EnableMetrics serves /metrics in dialects that serve it only where they are asked to.
+	EnableMetrics         bool
+	ServedModelName       string
+	MaxRunning, MaxQueued int
+	ContextLength         int
+	ChunkedPrefillSize    int
+	Threads               int
 	// Fault is empty, or FaultIgnoreMapAtDispatch or FaultIgnoreRank with a route, to test what notices it.
 	Fault string
 }
@@ -108,6 +112,9 @@ func (o Options) Validate() error {
 	}
 	if o.Fault != "" && !slices.Contains(Faults(), o.Fault) {
 		return checkpoint.Invalidf("--fault is %q; allowed is %s, or nothing", o.Fault, strings.Join(Faults(), ", "))
+	}
+	if _, err := server.FindDialect(o.Dialect); err != nil {
+		return checkpoint.Invalidf("--dialect %v", err)
 	}
 	return o.checkParallelism()
 }

@@ -106,6 +106,9 @@ func (e *Engine) chatCompletions(w http.ResponseWriter, r *http.Request) error {
 	if req.Logprobs || req.TopLogprobs != 0 {
 		return badRequest("logprobs", "logprobs are not supported on this route; use /v1/completions or /generate")
 	}
+	if req.Messages == nil {
+		return invalid("messages", "messages is empty; give at least one message")
+	}
 	prompt, err := renderChat(req.Messages)
 	if err != nil {
 		return err
@@ -118,10 +121,10 @@ func (e *Engine) chatCompletions(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return e.answer(w, r, req.openAIRequest, j, chatDialect)
+	return e.answer(w, r, req.openAIRequest, j, chatFormat)
 }
 
-var chatDialect = dialect{
+var chatFormat = format{
 	idPrefix: "chatcmpl-", object: "chat.completion", chunkObject: "chat.completion.chunk",
 	first: func() any {
 		empty := ""

@@ -47,7 +47,7 @@ func (e *Engine) completions(w http.ResponseWriter, r *http.Request) error {
 	if req.Prompt == nil {
 		return badRequest("prompt", "prompt is missing; give a string or a list of token ids")
 	}
-	req.maxTokens, req.maxTokensName, req.defaultMaxTokens = req.MaxTokens, "max_tokens", defaultCompletionTokens
+	req.maxTokens, req.maxTokensName, req.defaultMaxTokens, req.echo = req.MaxTokens, "max_tokens", defaultCompletionTokens, req.Echo
 	j, err := e.prepare(r, e.tokens(*req.Prompt), req.parameters)
 	if err != nil {
 		return err
@@ -64,7 +64,7 @@ func (e *Engine) completions(w http.ResponseWriter, r *http.Request) error {
 	if req.Echo {
 		echo = e.echo(*req.Prompt)
 	}
-	return e.answer(w, r, req.openAIRequest, j, dialect{
+	return e.answer(w, r, req.openAIRequest, j, format{
 		idPrefix: "cmpl-", object: "text_completion", chunkObject: "text_completion",
 		choice: func(g *generation, text string, tokens []scheduler.Token, end *outcome) any {
 			reason, matched := finishReason(end)
@@ -117,6 +117,9 @@ func (e *Engine) completionLogprobs(j job, prompt, tokens []scheduler.Token) *co
 			if _, taken := top[text(t.ID)]; !taken {
 				top[text(t.ID)] = t.Logprob
 			}
+		}
+		if e.Dialect.chosenOnTop {
+			top[piece] = token.Logprob
 		}
 		out.TopLogprobs = append(out.TopLogprobs, top)
 	}

@@ -2,12 +2,11 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"slices"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -26,6 +25,10 @@ type Config struct {
 	EndTokens []int32
 	// ServedName is the model name that requests must give.
 	ServedName string
+	// Dialect is the engine whose HTTP surface is served.
+	Dialect Dialect
+	// Metrics serves the metrics of dialects that serve them only where they are asked to.
+	Metrics bool
 	// ExpertRanks is the expert-parallel size. With AttentionDP every request is served by one of these ranks; without,
 	// requests have no rank: each token is served by one of them in each layer, as Shuffle chooses, or round robin where it is
 	// nil.
@@ -84,6 +87,10 @@ type job struct {
 	promptLogprobs bool
 	promptStart    int
 	rank           int
+	// refused is an error that is the first event of a stream.
+	refused *apiError
+	// tokenIDs asks for the ids of the prompt and of the answer.
+	tokenIDs bool
 	// routes asks for routed experts, from token routesStart on.
 	routes      bool
 	routesStart int
@@ -101,14 +108,17 @@ func (e *Engine) start(ctx context.Context, j job) (*generation, error) {
 
 // prepare turns the parameters that all routes share into a job.
 func (e *Engine) prepare(r *http.Request, prompt []int32, p parameters) (job, error) {
-	j := job{prompt: prompt, stops: p.Stop, topLogprobs: -1, routes: p.ReturnRoutedExperts, routesStart: p.RoutedExpertsStartLen}
+	if err := e.Dialect.routing(e, r, &p); err != nil {
+		return job{}, err
+	}
+	j := job{prompt: prompt, stops: p.Stop, topLogprobs: -1, tokenIDs: p.ReturnTokenIDs, routes: p.ReturnRoutedExperts, routesStart: p.RoutedExpertsStartLen}
 	if err := e.checkPrompt(prompt); err != nil {
 		return j, err
 	}
 	for _, set := range []func() error{
 		func() error { return e.setLength(&j, p) },
 		func() error { return p.setSampling(&j) },
-		func() error { return e.setRank(&j, r, p) },
+		func() error { return e.setRank(&j, r.URL.Path, p) },
 		func() error { return e.checkRoutes(j) },
 	} {
 		if err := set(); err != nil {
@@ -122,7 +132,7 @@ func (e *Engine) prepare(r *http.Request, prompt []int32, p parameters) (job, er
 }
 
 func (e *Engine) checkModel(name string) error {
-	if name == "" || name == "default" || name == e.ServedName {
+	if e.Dialect.anyModel || name == "" || name == "default" && e.Dialect.Name == "" || name == e.ServedName {
 		return nil
 	}
 	err := badRequest("model", "the model %q does not exist; this engine serves %q", name, e.ServedName)
@@ -139,7 +149,7 @@ func (e *Engine) checkPrompt(prompt []int32) error {
 	}
 	for i, token := range prompt {
 		if token < 0 || int(token) >= e.Model.Vocab {
-			return badRequest("prompt", "token %d of the prompt is %d; allowed is 0 to %d", i, token, e.Model.Vocab-1)
+			return badRequest("", "token %d of the prompt is %d; allowed is 0 to %d", i, token, e.Model.Vocab-1)
 		}
 	}
 	return nil
@@ -152,6 +162,8 @@ func (e *Engine) setLength(j *job, p parameters) error {
 		j.maxNewTokens = min(p.defaultMaxTokens, room)
 	case *p.maxTokens < 0:
 		return badRequest(p.maxTokensName, "%s is %d; it must not be negative", p.maxTokensName, *p.maxTokens)
+	case *p.maxTokens == 0 && e.Dialect.refusesNoTokens && !p.echo:
+		return badRequest(p.maxTokensName, "%s is 0; it must be at least 1", p.maxTokensName)
 	case *p.maxTokens > room:
 		return badRequest(p.maxTokensName, "%s is %d; the context length of %d tokens leaves %d after the prompt of %d tokens",
 			p.maxTokensName, *p.maxTokens, e.ContextLength, room, len(j.prompt))
@@ -164,35 +176,32 @@ func (e *Engine) setLength(j *job, p parameters) error {
 // RankRoutes lists the routes that read a rank from the request.
 var RankRoutes = []string{"/v1/completions", "/v1/chat/completions", "/generate", messagesPath}
 
-// rankHeader pins a request to a data-parallel rank. It wins over the fields of the body. The native route ignores it, as SGLang does
-// (sgl-project/sglang#38729).
+// rankHeader pins a request to a data-parallel rank. It wins over the fields of the body.
 const rankHeader = "X-Data-Parallel-Rank"
 
-func (e *Engine) setRank(j *job, r *http.Request, p parameters) error {
-	ranks := e.dataParallelRanks()
-	if r.URL.Path == e.IgnoresRank || r.URL.Path == responsesPath {
-		j.rank = e.nextRank()
-		return nil
-	}
-	asked, source := p.RoutedDPRank, "routed_dp_rank"
+// setRank sets the rank of a job: the one that the request asks for, where its route reads ranks, else the next one.
+func (e *Engine) setRank(j *job, route string, p parameters) error {
+	ranks, asked, source := e.dataParallelRanks(), p.RoutedDPRank, "routed_dp_rank"
 	if asked == nil {
 		asked, source = p.DataParallelRank, "data_parallel_rank"
 	}
-	if header := r.Header.Get(rankHeader); header != "" && r.URL.Path != "/generate" {
-		value, err := strconv.Atoi(strings.TrimSpace(header))
-		if err != nil {
-			return badRequest(rankHeader, "header %s is %q; it must be an integer", rankHeader, header)
-		}
-		asked, source = &value, "header "+rankHeader
+	if p.rankHeader != nil {
+		asked, source = p.rankHeader, "header "+rankHeader
 	}
-	if asked == nil {
+	switch {
+	case asked == nil || route == e.IgnoresRank:
 		j.rank = e.nextRank()
-		return nil
+	case *asked < 0 || *asked >= ranks:
+		j.refused = badRequest("", "%s is %d; allowed is 0 to %d", source, *asked, ranks-1)
+		switch {
+		case slices.Contains(e.Dialect.failsOnRank, route):
+			return errors.New("internal server error")
+		case !p.Stream || !e.Dialect.refusesInStream:
+			return j.refused
+		}
+	default:
+		j.rank = *asked
 	}
-	if *asked < 0 || *asked >= ranks {
-		return badRequest(source, "%s is %d; allowed is 0 to %d", source, *asked, ranks-1)
-	}
-	j.rank = *asked
 	return nil
 }
 

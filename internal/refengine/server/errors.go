@@ -16,6 +16,10 @@ type apiError struct {
 	Type    string  `json:"type"`
 	Param   *string `json:"param"`
 	Code    *string `json:"code"`
+	// invalid says that the body does not have the form that the route reads, before any of its values is considered.
+	invalid bool
+	// unstored says that a response is not stored.
+	unstored bool
 }
 
 func (e *apiError) Error() string { return e.Message }
@@ -26,6 +30,13 @@ func badRequest(param, format string, args ...any) *apiError {
 	if param != "" {
 		e.Param = &param
 	}
+	return e
+}
+
+// invalid blames the form of a body.
+func invalid(param, format string, args ...any) *apiError {
+	e := badRequest(param, format, args...)
+	e.invalid = true
 	return e
 }
 
@@ -50,17 +61,13 @@ func asAPIError(err error) *apiError {
 	return &apiError{status: http.StatusInternalServerError, Message: err.Error(), Type: "internal_error"}
 }
 
-func writeError(w http.ResponseWriter, err error) {
+// writeError writes an error in the form of the dialect.
+func (s *Server) writeError(w http.ResponseWriter, r *http.Request, err error) {
 	api := asAPIError(err)
-	writeErrorBody(w, api, map[string]any{"error": api})
-}
-
-// writeErrorBody writes an error in the shape of an API.
-func writeErrorBody(w http.ResponseWriter, api *apiError, body map[string]any) {
 	if api.status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "1")
 	}
-	writeJSON(w, api.status, body)
+	writeJSON(w, api.status, s.dialect.failure(r.URL.Path, api))
 }
 
 // writeJSON writes an answer. A write error means that the client has left; there is nobody to tell.

@@ -79,7 +79,9 @@ func (e *Engine) countTokens(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, map[string]int{"input_tokens": len(prompt)})
+	count := object{"input_tokens": len(prompt)}
+	e.Dialect.edit(count, nil)
+	writeJSON(w, http.StatusOK, count)
 	return nil
 }
 
@@ -89,16 +91,20 @@ func (e *Engine) messages(w http.ResponseWriter, r *http.Request) error {
 	case err != nil:
 		return err
 	case req.MaxTokens == nil:
-		return badRequest("max_tokens", "max_tokens is missing")
+		return invalid("max_tokens", "max_tokens is missing")
 	case *req.MaxTokens <= 0:
 		return badRequest("max_tokens", "max_tokens is %d; it must be positive", *req.MaxTokens)
 	}
 	j, err := e.prepare(r, prompt, parameters{
 		samplingParameters: samplingParameters{Temperature: req.Temperature, TopP: req.TopP, TopK: req.TopK, Stop: req.StopSequences},
-		maxTokens:          req.MaxTokens, maxTokensName: "max_tokens",
+		Stream:             req.Stream, maxTokens: req.MaxTokens, maxTokensName: "max_tokens",
 	})
 	if err != nil {
 		return err
+	}
+	if j.refused != nil { // as vLLM reports it in a stream
+		_ = newEventStream(w).sendNamed("error", object{"type": "error", "error": object{"type": "internal_error", "message": j.refused.Message}})
+		return nil
 	}
 	g, err := e.start(r.Context(), j)
 	if err != nil {
@@ -131,12 +137,13 @@ func (g *generation) streamMessage(ctx context.Context, stream *eventStream, hea
 	begun, open := false, false
 	send := func(kind string, members object) error {
 		members["type"] = kind
+		g.engine.Dialect.edit(members, g)
 		return stream.sendNamed(kind, members)
 	}
 	end, err := g.each(ctx, func(ev event) error {
 		if !begun {
 			begun = true
-			if err := send("message_start", object{"message": head}); err != nil {
+			if err := send("message_start", object{"message": asObject(head)}); err != nil {
 				return err
 			}
 		}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
@@ -11,43 +12,94 @@ import (
 	"github.com/semmoe/operator/internal/refengine/shuffle"
 )
 
-// metrics are SGLang's where it has one of the meaning, and the engine's own for locality.
+// metrics are those of the dialect where the engine has one of the meaning, and the reference engine's own for locality.
 type metrics struct {
-	registry                                         *prometheus.Registry
-	promptTokens, generationTokens, requests, aborts prometheus.Counter
-	firstToken, interToken, latency                  prometheus.Histogram
+	registry *prometheus.Registry
+	names    metricNames
+	// Counters are by rank, requests also by the reason of their end, where the dialect has these labels.
+	promptTokens, generationTokens, requests, aborts *prometheus.CounterVec
+	firstToken, interToken, latency                  *prometheus.HistogramVec
 	activations                                      []activationCounters
 }
+
+// metricNames are an engine's names of what is measured; empty for what it has not. The names of counters end in _total.
+type metricNames struct {
+	// rank is the label of a data-parallel rank. counterRank says that counters and histograms have it, too.
+	rank        string
+	counterRank bool
+	// reason is the label of requests that holds why they ended.
+	reason                                                   string
+	promptTokens, generationTokens, requests, aborts         string
+	firstToken, interToken, latency                          string
+	running, waiting, usedTokens, tokenUsage, generationRate string
+	// activations serves the reference engine's own metric of locality.
+	activations bool
+}
+
+var (
+	sglangMetrics = metricNames{
+		rank: "dp_rank", promptTokens: "sglang:prompt_tokens_total", generationTokens: "sglang:generation_tokens_total",
+		requests: "sglang:num_requests_total", aborts: "sglang:num_aborted_requests_total",
+		firstToken: "sglang:time_to_first_token_seconds", interToken: "sglang:inter_token_latency_seconds", latency: "sglang:e2e_request_latency_seconds",
+		running: "sglang:num_running_reqs", waiting: "sglang:num_queue_reqs", usedTokens: "sglang:num_used_tokens", tokenUsage: "sglang:token_usage",
+		generationRate: "sglang:gen_throughput", activations: true,
+	}
+	// vllmMetrics are those of vllm/v1/metrics/loggers.py.
+	vllmMetrics = metricNames{
+		rank: "engine", counterRank: true, reason: "finished_reason", promptTokens: "vllm:prompt_tokens_total", generationTokens: "vllm:generation_tokens_total",
+		requests: "vllm:request_success_total", firstToken: "vllm:time_to_first_token_seconds", interToken: "vllm:inter_token_latency_seconds",
+		latency: "vllm:e2e_request_latency_seconds", running: "vllm:num_requests_running", waiting: "vllm:num_requests_waiting", tokenUsage: "vllm:kv_cache_usage_perc",
+	}
+)
+
+// finishedReasons are vLLM's reasons that this engine knows.
+var finishedReasons = []string{"stop", "length", "abort"}
 
 // activationCounters are those of one expert-parallel rank.
 type activationCounters struct{ local, remote prometheus.Counter }
 
 func newMetrics(e *Engine) *metrics {
 	labels := prometheus.Labels{"model_name": e.ServedName}
-	m := &metrics{registry: prometheus.NewRegistry()}
-	counter := func(name, help string) prometheus.Counter {
-		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels})
-		m.registry.MustRegister(c)
+	m := &metrics{registry: prometheus.NewRegistry(), names: e.Dialect.metrics}
+	var byRank []string
+	if m.names.counterRank {
+		byRank = []string{m.names.rank}
+	}
+	counter := func(name, help string, by ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}, append(slices.Clone(byRank), by...))
+		if name != "" {
+			m.registry.MustRegister(c)
+		}
 		return c
 	}
-	histogram := func(name, help string, start float64) prometheus.Histogram {
-		h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, ConstLabels: labels, Buckets: prometheus.ExponentialBuckets(start, 2, 16)})
+	histogram := func(name, help string, start float64) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, ConstLabels: labels, Buckets: prometheus.ExponentialBuckets(start, 2, 16)}, byRank)
 		m.registry.MustRegister(h)
 		return h
 	}
-	m.promptTokens = counter("sglang:prompt_tokens_total", "Prompt tokens of finished requests.")
-	m.generationTokens = counter("sglang:generation_tokens_total", "Generated tokens of finished requests.")
-	m.requests = counter("sglang:num_requests_total", "Finished requests.")
-	m.aborts = counter("sglang:num_aborted_requests_total", "Requests that ended early, because the client left or the engine stopped.")
-	m.firstToken = histogram("sglang:time_to_first_token_seconds", "Time from the request to its first token.", 0.001)
-	m.interToken = histogram("sglang:inter_token_latency_seconds", "Time between two tokens of a request.", 0.0005)
-	m.latency = histogram("sglang:e2e_request_latency_seconds", "Time from the request to its end.", 0.004)
+	var reason []string
+	if m.names.reason != "" {
+		reason = []string{m.names.reason}
+	}
+	m.promptTokens = counter(m.names.promptTokens, "Prompt tokens of finished requests.")
+	m.generationTokens = counter(m.names.generationTokens, "Generated tokens of finished requests.")
+	m.requests = counter(m.names.requests, "Finished requests.", reason...)
+	m.aborts = counter(m.names.aborts, "Requests that ended early, because the client left or the engine stopped.")
+	m.firstToken = histogram(m.names.firstToken, "Time from the request to its first token.", 0.001)
+	m.interToken = histogram(m.names.interToken, "Time between two tokens of a request.", 0.0005)
+	m.latency = histogram(m.names.latency, "Time from the request to its end.", 0.004)
+	m.registry.MustRegister(&loadCollector{engine: e, labels: labels})
+	for rank := range e.dataParallelRanks() {
+		m.zero(rank)
+	}
 
 	activations := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "semmoe_engine_activations_total",
 		Help: "Activations (token, MoE layer, chosen expert) by the expert-parallel rank that served the token and by whether that rank holds the expert.",
 	}, []string{"rank", "locality"})
-	m.registry.MustRegister(activations, &loadCollector{engine: e, labels: labels})
+	if m.names.activations {
+		m.registry.MustRegister(activations)
+	}
 	for rank := range e.ExpertRanks {
 		m.activations = append(m.activations, activationCounters{
 			local:  activations.WithLabelValues(strconv.Itoa(rank), "local"),
@@ -57,24 +109,57 @@ func newMetrics(e *Engine) *metrics {
 	return m
 }
 
+// by returns the values of the labels of a rank's counters.
+func (m *metrics) by(rank int, more ...string) []string {
+	if !m.names.counterRank {
+		return more
+	}
+	return append([]string{strconv.Itoa(rank)}, more...)
+}
+
+// ended returns the counter of requests that ended for a reason.
+func (m *metrics) ended(rank int, reason string) prometheus.Counter {
+	if m.names.reason == "" {
+		return m.requests.WithLabelValues(m.by(rank)...)
+	}
+	return m.requests.WithLabelValues(m.by(rank, reason)...)
+}
+
+// zero makes the counters of a rank, so that they are served before the first request.
+func (m *metrics) zero(rank int) {
+	for _, c := range []*prometheus.CounterVec{m.promptTokens, m.generationTokens, m.aborts} {
+		c.WithLabelValues(m.by(rank)...)
+	}
+	for _, h := range []*prometheus.HistogramVec{m.firstToken, m.interToken, m.latency} {
+		h.WithLabelValues(m.by(rank)...)
+	}
+	for _, reason := range finishedReasons {
+		m.ended(rank, reason)
+	}
+}
+
 // token observes a token of g before g counts it.
 func (m *metrics) token(g *generation, now time.Time) {
 	if len(g.tokens) == 0 {
-		m.firstToken.Observe(now.Sub(g.started).Seconds())
+		m.firstToken.WithLabelValues(m.by(g.rank)...).Observe(now.Sub(g.started).Seconds())
 		return
 	}
-	m.interToken.Observe(now.Sub(g.lastToken).Seconds())
+	m.interToken.WithLabelValues(m.by(g.rank)...).Observe(now.Sub(g.lastToken).Seconds())
 }
 
 func (m *metrics) done(g *generation, end *outcome) {
+	by := m.by(g.rank)
 	if end.err != nil {
-		m.aborts.Inc()
+		m.aborts.WithLabelValues(by...).Inc()
+		if m.names.reason != "" {
+			m.ended(g.rank, "abort").Inc()
+		}
 		return
 	}
-	m.requests.Inc()
-	m.promptTokens.Add(float64(len(g.prompt)))
-	m.generationTokens.Add(float64(len(end.tokens)))
-	m.latency.Observe(end.latency.Seconds())
+	m.ended(g.rank, end.reason).Inc()
+	m.promptTokens.WithLabelValues(by...).Add(float64(len(g.prompt)))
+	m.generationTokens.WithLabelValues(by...).Add(float64(len(end.tokens)))
+	m.latency.WithLabelValues(by...).Observe(end.latency.Seconds())
 }
 
 // accounting counts activations as local or remote. It is used by the scheduler's goroutine alone.
@@ -147,15 +232,19 @@ func (c *loadCollector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (c *loadCollector) Collect(out chan<- prometheus.Metric) {
+	names := c.engine.Dialect.metrics
 	for rank, load := range c.engine.Scheduler.Loads() {
 		gauge := func(name, help string, value float64) {
-			desc := prometheus.NewDesc(name, help, []string{"dp_rank"}, c.labels)
+			if name == "" {
+				return
+			}
+			desc := prometheus.NewDesc(name, help, []string{names.rank}, c.labels)
 			out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, strconv.Itoa(rank))
 		}
-		gauge("sglang:num_running_reqs", "Requests that are being computed.", float64(load.Running))
-		gauge("sglang:num_queue_reqs", "Requests that wait.", float64(load.Waiting))
-		gauge("sglang:num_used_tokens", "Tokens in the caches of running requests.", float64(load.UsedTokens))
-		gauge("sglang:token_usage", "Used tokens by the most that can be used.", c.engine.tokenUsage(load))
-		gauge("sglang:gen_throughput", "Generated tokens per second over the last second of work.", load.GenerationThroughput)
+		gauge(names.running, "Requests that are being computed.", float64(load.Running))
+		gauge(names.waiting, "Requests that wait.", float64(load.Waiting))
+		gauge(names.usedTokens, "Tokens in the caches of running requests.", float64(load.UsedTokens))
+		gauge(names.tokenUsage, "Used tokens by the most that can be used.", c.engine.tokenUsage(load))
+		gauge(names.generationRate, "Generated tokens per second over the last second of work.", load.GenerationThroughput)
 	}
 }

@@ -40,8 +40,8 @@ type sglExt struct {
 	RoutedExperts string `json:"routed_experts"`
 }
 
-// dialect is what differs between completions and chat completions.
-type dialect struct {
+// format is what differs between completions and chat completions.
+type format struct {
 	idPrefix, object, chunkObject string
 	// first is sent before the first text of a stream, nil for nothing.
 	first func() any
@@ -51,16 +51,22 @@ type dialect struct {
 }
 
 // answer runs a job and writes what it gives.
-func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req openAIRequest, j job, d dialect) error {
+func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req openAIRequest, j job, f format) error {
+	if j.refused != nil {
+		stream := newEventStream(w)
+		_ = stream.send(e.Dialect.failure(r.URL.Path, j.refused)) // a client that has left needs none
+		_ = stream.sendRaw("[DONE]")
+		return nil
+	}
 	g, err := e.start(r.Context(), j)
 	if err != nil {
 		return err
 	}
-	head := openAIResponse{ID: newID(d.idPrefix), Object: d.object, Created: time.Now().Unix(), Model: e.ServedName}
+	head := openAIResponse{ID: newID(f.idPrefix), Object: f.object, Created: time.Now().Unix(), Model: e.ServedName}
 	if req.Stream {
-		head.Object = d.chunkObject
+		head.Object = f.chunkObject
 		stream := newEventStream(w)
-		stream.finish(r.Context(), g.streamOpenAI(r.Context(), stream, head, d, req.StreamOptions != nil && req.StreamOptions.IncludeUsage))
+		stream.finish(r.Context(), g.streamOpenAI(r.Context(), stream, head, f, req.StreamOptions != nil && req.StreamOptions.IncludeUsage))
 		return nil
 	}
 	var text string
@@ -75,21 +81,21 @@ func (e *Engine) answer(w http.ResponseWriter, r *http.Request, req openAIReques
 	if err != nil {
 		return err
 	}
-	head.Choices = []any{d.choice(g, text, tokens, end)}
+	head.Choices = []any{f.choice(g, text, tokens, end)}
 	head.Usage = g.usage(end)
 	head.SGLExt = g.extension(end)
-	writeJSON(w, http.StatusOK, head)
+	writeJSON(w, http.StatusOK, e.Dialect.shape(head, part{g: g, end: end, whole: true}))
 	return nil
 }
 
-func (g *generation) streamOpenAI(ctx context.Context, stream *eventStream, head openAIResponse, d dialect, includeUsage bool) error {
-	send := func(choice any) error {
-		part := head
-		part.Choices = []any{choice}
-		return stream.send(part)
+func (g *generation) streamOpenAI(ctx context.Context, stream *eventStream, head openAIResponse, f format, includeUsage bool) error {
+	send := func(choice any, p part) error {
+		chunk := head
+		chunk.Choices = []any{choice}
+		return stream.send(g.engine.Dialect.shape(chunk, p))
 	}
-	if d.first != nil {
-		if err := send(d.first()); err != nil {
+	if f.first != nil {
+		if err := send(f.first(), part{g: g, first: true}); err != nil {
 			return err
 		}
 	}
@@ -97,23 +103,23 @@ func (g *generation) streamOpenAI(ctx context.Context, stream *eventStream, head
 		if ev.end == nil && ev.text == "" && g.topLogprobs < 0 {
 			return nil // a character that is not complete yet
 		}
-		return send(d.chunk(g, ev.text, ev.token, ev.end))
+		return send(f.chunk(g, ev.text, ev.token, ev.end), part{g: g, end: ev.end, last: ev.end != nil && !includeUsage})
 	})
 	if err != nil {
 		return err
 	}
 	head.Choices = []any{}
 	if ext := g.extension(end); ext != nil {
-		part := head
-		part.SGLExt = ext
-		if err := stream.send(part); err != nil {
+		last := head
+		last.SGLExt = ext
+		if err := stream.send(last); err != nil {
 			return err
 		}
 	}
 	if includeUsage {
-		part := head
-		part.Usage = g.usage(end)
-		return stream.send(part)
+		last := head
+		last.Usage = g.usage(end)
+		return stream.send(g.engine.Dialect.shape(last, part{g: g, end: end, last: true}))
 	}
 	return nil
 }

@@ -25,8 +25,10 @@ type parameters struct {
 	Stream bool `json:"stream"`
 
 	// maxTokens has a different name on each route.
-	maxTokens        *int
-	maxTokensName    string
+	maxTokens     *int
+	maxTokensName string
+	// echo says that the answer begins with the prompt.
+	echo             bool
 	defaultMaxTokens int
 }
 
@@ -46,6 +48,11 @@ type routingParameters struct {
 	DataParallelRank      *int `json:"data_parallel_rank"`
 	ReturnRoutedExperts   bool `json:"return_routed_experts"`
 	RoutedExpertsStartLen int  `json:"routed_experts_start_len"`
+	// RoutedExpertsPromptStart is vLLM's name of it.
+	RoutedExpertsPromptStart int  `json:"routed_experts_prompt_start"`
+	ReturnTokenIDs           bool `json:"return_token_ids"`
+	// rankHeader is the rank of the header, where the route reads it.
+	rankHeader *int
 }
 
 // maxStops bounds the stop strings, which are compared with every piece of text.
@@ -144,7 +151,7 @@ func decode(w http.ResponseWriter, r *http.Request, value any) error {
 func decodeObject(text []byte, value any) error {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(text, &fields); err != nil {
-		return badRequest("", "the request body is not a JSON object: %v", err)
+		return invalid("", "the request body is not a JSON object: %v", err)
 	}
 	if err := checkUnsupported(fields); err != nil {
 		return err
@@ -152,13 +159,13 @@ func decodeObject(text []byte, value any) error {
 	if err := json.NewDecoder(bytes.NewReader(text)).Decode(value); err != nil {
 		var mismatch *json.UnmarshalTypeError
 		if errors.As(err, &mismatch) {
-			return badRequest(mismatch.Field, "%s has the wrong type: %s, want %s", mismatch.Field, mismatch.Value, mismatch.Type)
+			return invalid(mismatch.Field, "%s has the wrong type: %s, want %s", mismatch.Field, mismatch.Value, mismatch.Type)
 		}
 		var api *apiError
 		if errors.As(err, &api) {
 			return api
 		}
-		return badRequest("", "the request body: %v", err)
+		return invalid("", "the request body: %v", err)
 	}
 	return nil
 }

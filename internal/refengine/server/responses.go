@@ -85,7 +85,7 @@ func (e *Engine) responses(w http.ResponseWriter, r *http.Request) error {
 		turns = append([]chatMessage{{Role: "system", Content: chatContent(req.Instructions)}}, turns...)
 	}
 	if len(req.Input) == 0 {
-		return badRequest("input", "input is missing")
+		return invalid("input", "input is missing")
 	}
 	text, err := renderChat(turns)
 	if err != nil {
@@ -121,6 +121,7 @@ func (e *Engine) responses(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	g.complete(head, outputItem(answer.String(), "completed"), end)
+	e.Dialect.edit(head, g)
 	writeJSON(w, http.StatusOK, head)
 	return nil
 }
@@ -153,6 +154,7 @@ func (g *generation) streamResponse(ctx context.Context, stream *eventStream, re
 	send := func(kind string, members object) error {
 		members["type"], members["sequence_number"] = kind, sequence
 		sequence++
+		g.engine.Dialect.edit(members, g)
 		return stream.sendNamed(kind, members)
 	}
 	item := outputItem("", "in_progress")
@@ -192,7 +194,7 @@ func (g *generation) streamResponse(ctx context.Context, stream *eventStream, re
 		{"response.output_text.done", at(object{"text": text.String(), "logprobs": []any{}})},
 		{"response.content_part.done", at(object{"part": outputText(text.String())})},
 		{"response.output_item.done", object{"output_index": 0, "item": item}},
-		{"response." + response["status"].(string), object{"response": response}},
+		{"response." + g.engine.Dialect.lastEvent(response["status"].(string)), object{"response": response}},
 	} {
 		if err := send(last.kind, last.members); err != nil {
 			return err
@@ -208,6 +210,6 @@ func (e *Engine) storedResponse(_ http.ResponseWriter, r *http.Request) error {
 
 func noResponse(id string) error {
 	err := badRequest("response_id", "Response with id '%s' not found.", id)
-	err.status = http.StatusNotFound
+	err.status, err.unstored = http.StatusNotFound, true
 	return err
 }

@@ -2,7 +2,6 @@ package server
 
 import (
 	"net/http"
-	"strings"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -13,38 +12,24 @@ type Server struct {
 	engine   atomic.Pointer[Engine]
 	draining atomic.Bool
 	// member tells that another process of the same engine serves: health is all that this one answers.
-	member atomic.Bool
-	mux    *http.ServeMux
+	member  atomic.Bool
+	mux     *http.ServeMux
+	dialect Dialect
 }
 
-// New returns a server that is not ready.
-func New() *Server {
-	s := &Server{mux: http.NewServeMux()}
-	s.mux.HandleFunc("GET /health", s.health)
-	for pattern, handler := range map[string]func(*Engine, http.ResponseWriter, *http.Request) error{
-		"GET /v1/models":            (*Engine).models,
-		"POST /v1/completions":      (*Engine).completions,
-		"POST /v1/chat/completions": (*Engine).chatCompletions,
-		"POST /generate":            (*Engine).generate,
+// handler answers requests to a route.
+type handler func(*Engine, http.ResponseWriter, *http.Request) error
 
-		"POST " + messagesPath:                   (*Engine).messages,
-		"POST " + messagesPath + "/count_tokens": (*Engine).countTokens,
-		"POST " + responsesPath:                  (*Engine).responses,
-		"GET " + responsesPath + "/{id}":         (*Engine).storedResponse,
-		"POST " + responsesPath + "/{id}/cancel": (*Engine).storedResponse,
-
-		"POST /v1/tokenize": (*Engine).tokenize,
-		"POST /tokenize":    (*Engine).tokenize,
-		"GET /v1/loads":     (*Engine).loads,
-		"GET /metrics":      (*Engine).metricsPage,
-	} {
-		s.mux.HandleFunc(pattern, s.whenReady(handler))
+// New returns a server with the surface of a dialect. It is not ready.
+func New(d Dialect) *Server {
+	s := &Server{mux: http.NewServeMux(), dialect: d}
+	for _, path := range d.health {
+		s.mux.HandleFunc(path, s.health)
 	}
-	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		e := badRequest("", "no route %s %s", r.Method, r.URL.Path)
-		e.status = http.StatusNotFound
-		writeError(w, e)
-	})
+	for pattern, answer := range d.routes {
+		s.mux.HandleFunc(pattern, s.whenReady(answer))
+	}
+	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { s.writeError(w, r, d.noRoute(s.mux, r)) })
 	return s
 }
 
@@ -78,46 +63,43 @@ func (s *Server) ready() (*Engine, error) {
 	return nil, unavailable("the model is still being loaded")
 }
 
-func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
+func (s *Server) health(w http.ResponseWriter, r *http.Request) {
 	if s.member.Load() {
 		w.WriteHeader(http.StatusOK)
 		return
 	}
 	if _, err := s.ready(); err != nil {
-		writeError(w, err)
+		s.writeError(w, r, err)
 		return
 	}
 	w.WriteHeader(http.StatusOK)
 }
 
 // whenReady answers 503 while there is no engine. What only reads goes on during a drain.
-func (s *Server) whenReady(handler func(*Engine, http.ResponseWriter, *http.Request) error) http.HandlerFunc {
+func (s *Server) whenReady(answer handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		e, err := s.ready()
 		if loaded := s.engine.Load(); r.Method == http.MethodGet && loaded != nil {
 			e, err = loaded, nil
 		}
 		if err == nil {
-			err = handler(e, w, r)
+			err = answer(e, w, r)
 		}
-		switch {
-		case err != nil && strings.HasPrefix(r.URL.Path, messagesPath):
-			api := asAPIError(err)
-			writeErrorBody(w, api, anthropicError(api))
-		case err != nil:
-			writeError(w, err)
+		if err != nil {
+			s.writeError(w, r, err)
 		}
 	}
 }
 
 func (e *Engine) models(w http.ResponseWriter, _ *http.Request) error {
-	writeJSON(w, http.StatusOK, map[string]any{
-		"object": "list",
-		"data": []any{map[string]any{
-			"id": e.ServedName, "object": "model", "created": e.started.Unix(), "owned_by": "semmoe", "root": e.ServedName,
-			"parent": nil, "max_model_len": e.ContextLength,
-		}},
-	})
+	card := map[string]any{
+		"id": e.ServedName, "object": "model", "created": e.started.Unix(), "owned_by": "semmoe", "root": e.ServedName,
+		"parent": nil, "max_model_len": e.ContextLength,
+	}
+	if e.Dialect.card != nil {
+		e.Dialect.card(e, card)
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"object": "list", "data": []any{card}})
 	return nil
 }
 

@@ -27,7 +27,7 @@ func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if (req.Prompt == nil) == (req.Messages == nil) {
-		return badRequest("prompt", "give either prompt or messages")
+		return invalid("prompt", "give either prompt or messages")
 	}
 	var one string
 	var many []string
@@ -46,7 +46,9 @@ func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) error {
 		return badRequest("prompt", "prompt must be a string or a list of strings")
 	}
 	tokens := e.Tokenizer.Encode(one)
-	writeJSON(w, http.StatusOK, tokenizeResponse{tokens, len(tokens), e.ContextLength})
+	answer := asObject(tokenizeResponse{tokens, len(tokens), e.ContextLength})
+	e.Dialect.edit(answer, nil)
+	writeJSON(w, http.StatusOK, answer)
 	return nil
 }
 

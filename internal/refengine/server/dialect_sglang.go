@@ -1,0 +1,93 @@
+package server
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/semmoe/operator/internal/engine"
+)
+
+// sglangDialect is SGLang's surface (srt/entrypoints of 0.5.12, 0.5.17 and 0.5.23).
+func sglangDialect(release engine.Release) Dialect {
+	d := ownDialect()
+	d.Release = release
+	d.anyModel = true // completions and chat completions do not compare it
+	d.health = []string{"GET /health", "GET /health_generate"}
+	d.routes["GET /server_info"] = (*Engine).serverInfo
+	d.routes["GET /get_server_info"] = (*Engine).serverInfo
+	d.routes["GET /metrics"] = (*Engine).sglangMetricsPage
+	deaf := []string{"/generate"}
+	if !d.from(5, 20) {
+		deaf = append(deaf, responsesPath)
+	}
+	if !d.from(5, 17) {
+		d.failsOnRank = []string{messagesPath} // anthropic/serving.py of 0.5.12
+	}
+	d.routing, d.failure = sglangRouting(deaf...), sglangFailure
+	d.missing = func(_ *http.Request, status int) *apiError {
+		return &apiError{status: status, Message: http.StatusText(status), Type: "http"}
+	}
+	return d
+}
+
+// sglangRouting reads the header, except on the deaf routes, and the members of the body. A header that is no integer is refused
+// (extract_routed_dp_rank_from_header in openai/serving_base.py).
+func sglangRouting(deaf ...string) func(*Engine, *http.Request, *parameters) error {
+	return func(_ *Engine, r *http.Request, p *parameters) error {
+		header := r.Header.Get(rankHeader)
+		if r.URL.Path == responsesPath && slices.Contains(deaf, responsesPath) {
+			p.RoutedDPRank, p.DataParallelRank = nil, nil
+		}
+		if header == "" || slices.Contains(deaf, r.URL.Path) {
+			return nil
+		}
+		rank, err := integer(header)
+		if err != nil {
+			e := badRequest(rankHeader, "header %s is %q; it must be an integer", rankHeader, header)
+			e.Type = "http"
+			return e
+		}
+		p.rankHeader = &rank
+		return nil
+	}
+}
+
+// sglangFailure has four forms: a flat object on the OpenAI routes, the message only on the native route, OpenAI's object on the Responses API,
+// and Anthropic's on the Messages API (create_error_response in openai/serving_base.py, _create_error_response and the exception handlers in http_server.py).
+func sglangFailure(route string, e *apiError) any {
+	kind := "BadRequest"
+	switch {
+	case e.Type == "http":
+		kind = http.StatusText(e.status)
+	case e.status >= http.StatusInternalServerError:
+		kind = "InternalServerError"
+	}
+	switch {
+	case strings.HasPrefix(route, messagesPath):
+		return anthropicError(e)
+	case route == "/generate" && e.status == http.StatusBadRequest && !e.invalid:
+		return map[string]any{"error": map[string]any{"message": e.Message}}
+	case strings.HasPrefix(route, responsesPath):
+		return map[string]any{"error": map[string]any{"message": e.Message, "type": kind, "param": nil, "code": e.status}}
+	}
+	return map[string]any{"object": "error", "message": e.Message, "type": kind, "param": nil, "code": e.status}
+}
+
+// serverInfo answers with the members of /server_info that the operator reads, and the sizes that it may.
+func (e *Engine) serverInfo(w http.ResponseWriter, _ *http.Request) error {
+	writeJSON(w, http.StatusOK, map[string]any{
+		"version": e.Dialect.Release.String(), "model_path": e.ServedName, "served_model_name": e.ServedName,
+		"tp_size": e.ExpertRanks, "ep_size": e.ExpertRanks, "dp_size": e.dataParallelRanks(), "enable_dp_attention": e.AttentionDP,
+		"internal_states": make([]struct{}, e.dataParallelRanks()),
+	})
+	return nil
+}
+
+// sglangMetricsPage is there with --enable-metrics only (add_prometheus_middleware in http_server.py).
+func (e *Engine) sglangMetricsPage(w http.ResponseWriter, r *http.Request) error {
+	if !e.Metrics {
+		return e.Dialect.missing(r, http.StatusNotFound)
+	}
+	return e.metricsPage(w, r)
+}

@@ -339,9 +339,15 @@ func (a Adapter) CheckEnv(launch Launch, field string, userEnv []string) error {
 	return nil
 }
 
-// spelled reports whether a command line argument is the flag, in any of its spellings, with or without "=value".
+// spelled reports whether a command line argument is the flag, in any of its spellings, with or without "=value". SGLang and vLLM read their
+// arguments with argparse, which takes a prefix of a flag for the flag.
 func (f Flag) spelled(arg string) bool {
-	return slices.ContainsFunc(f.Names, func(name string) bool { return flagName(name) == flagName(arg) })
+	given := flagName(arg)
+	long := len(given) > len("--") && strings.HasPrefix(given, "--")
+	return slices.ContainsFunc(f.Names, func(name string) bool {
+		name = flagName(name)
+		return name == given || long && strings.HasPrefix(name, given)
+	})
 }
 
 // flagName is the flag that an argument names. vLLM takes underscores for dashes, and --flag.member for a member of a

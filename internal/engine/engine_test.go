@@ -88,6 +88,8 @@ func TestPlacementFlags(t *testing.T) {
 		"SGLang, map with copies":            {engine: "SGLang", launch: planned("SGLang", 8), want: "--init-expert-location /plan/sglang.json --ep-num-redundant-experts 8 --ep-dispatch-algorithm static"},
 		"SGLang, permuted checkpoint":        {engine: "SGLang", launch: reshuffled, want: "--enable-dp-attention"},
 		"SGLang, both":                       {engine: "SGLang", launch: reshuffled, user: "--init-expert-location /x.json", wantErr: `"--init-expert-location" contradicts the plan of spec.profiling`},
+		"SGLang, load balancer, abbreviated": {engine: "SGLang", launch: planned("SGLang", 0), user: "--enable-epl", wantErr: `"--enable-epl" contradicts the plan of spec.profiling`},
+		"SGLang, width of attention":         {engine: "SGLang", launch: launch, user: "--attn-dp-size 2", wantErr: `"--attn-dp-size" contradicts spec.parallelism.attention`},
 		"SGLang, load balancer":              {engine: "SGLang", launch: planned("SGLang", 0), user: "--enable-eplb", wantErr: `"--enable-eplb" contradicts the plan of spec.profiling`},
 		"SGLang, load balancer without plan": {engine: "SGLang", launch: launch, user: "--enable-eplb", want: "--enable-dp-attention --enable-eplb"},
 		"SGLang, elastic":                    {engine: "SGLang", launch: observed, user: "--elastic-ep-backend mooncake", wantErr: `"--elastic-ep-backend" contradicts`},

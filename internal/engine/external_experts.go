@@ -15,7 +15,7 @@ var attentionModules = []string{"q_proj", "k_proj", "v_proj", "o_proj", "qkv_pro
 
 // externalWeights matches flags that load weights of experts, or of their gates, from outside of the checkpoint: LoRA adapters, and the
 // experts that KTransformers keeps on CPUs. Engines apply them by the numbers that experts have in the model.
-var externalWeights = regexp.MustCompile(`^--?(?:[a-z-]*-)?(?:loras?(?:-[a-z-]*)?|kt-[a-z-]*weight-path)$`)
+var externalWeights = regexp.MustCompile(`^--?(?:[a-z-]*-)?(?:loras?(?:-[a-z-]*)?|kt-(?:[a-z-]*weight-path|w[a-z-]*))$`)
 
 // numberedExpert matches a module's name, or a pattern, with the number of an expert.
 var numberedExpert = regexp.MustCompile(`(?i)\bexperts?[.\\_\[(/]{1,4}\d`)

@@ -17,6 +17,7 @@ func TestExternalExperts(t *testing.T) {
 		"--default-mm-loras {}":                                                     true,
 		"--enable-lora=true":                                                        true,
 		"--kt-weight-path /experts":                                                 true,
+		"--kt-weight /experts":                                                      true,
 		"--kt-amx-weight-path /experts":                                             true,
 		"--enable-lora --lora-target-modules q_proj k_proj --tp 4":                  false,
 		"--enable-lora --lora-target-modules=q_proj,o_proj":                         false,

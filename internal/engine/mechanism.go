@@ -19,9 +19,11 @@ const (
 	MemberKind   Kind = "member"
 	MetricKind   Kind = "metric"
 	ValueKind    Kind = "value"
+	// DraftKind is a method of speculative decoding whose draft layers may have experts. Source says by which order they are loaded.
+	DraftKind Kind = "draft"
 )
 
-var kinds = []Kind{FlagKind, VariableKind, RouteKind, HeaderKind, MemberKind, MetricKind, ValueKind}
+var kinds = []Kind{FlagKind, VariableKind, RouteKind, HeaderKind, MemberKind, MetricKind, ValueKind, DraftKind}
 
 // Evidence is how it is known that an engine has a mechanism.
 type Evidence string

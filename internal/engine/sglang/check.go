@@ -148,7 +148,7 @@ func checkDispatch(s engine.Situation, name string, allToAll bool, verdict *engi
 
 // drafts reports whether an algorithm of speculative decoding has a draft model. The others draft from texts.
 func drafts(algorithm string) bool {
-	return algorithm != "" && !strings.EqualFold(algorithm, "NGRAM")
+	return algorithm != "" && !strings.EqualFold(algorithm, "NGRAM") && !strings.EqualFold(algorithm, "NONE")
 }
 
 // checkStart refuses a release that lacks what the spec needs.

@@ -67,7 +67,7 @@ var minimum = engine.Release{Minor: 5, Patch: 12}
 func flags(launch engine.Launch) []engine.Flag {
 	ranks := strconv.Itoa(int(launch.Ranks))
 	const size = "spec.parallelism.expertParallelSize"
-	dataParallel := engine.Flag{Names: []string{"--dp-size", "--data-parallel-size", "--dp"}, Value: ranks, Source: size}
+	dataParallel := engine.Flag{Names: []string{"--dp-size", "--data-parallel-size"}, Value: ranks, Source: size}
 	dpAttention := engine.Flag{Names: []string{"--enable-dp-attention"}, Source: "spec.parallelism.attention"}
 	if !launch.AttentionDP {
 		dataParallel.Forbidden, dataParallel.Source = true, dpAttention.Source
@@ -78,11 +78,12 @@ func flags(launch engine.Launch) []engine.Flag {
 		{Names: []string{"--served-model-name"}, Value: launch.ServedModelName, Source: "spec.model.name"},
 		{Names: []string{"--host"}, Value: launch.Host, Source: "the operator (the pod's address)"},
 		{Names: []string{"--port"}, Value: strconv.Itoa(int(launch.Port)), Source: "spec.engine.port"},
-		{Names: []string{"--tp-size", "--tensor-parallel-size", "--tp"}, Value: ranks, Source: size},
+		{Names: []string{"--tp-size", "--tensor-parallel-size"}, Value: ranks, Source: size},
 		{Names: []string{"--ep-size", "--expert-parallel-size", "--ep"}, Value: ranks, Source: size},
 		{Names: []string{"--pp-size", "--pipeline-parallel-size"}, Source: size, Forbidden: true},
 		dataParallel,
 		dpAttention,
+		{Names: []string{"--attn-dp-size"}, Source: dpAttention.Source, Forbidden: true},
 		{Names: []string{"--enable-return-routed-experts"}, Source: "spec.routing.samplePercent", Forbidden: !launch.RoutedExperts},
 	}
 	all = append(all, nodeFlags(launch)...)

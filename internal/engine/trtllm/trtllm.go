@@ -25,7 +25,7 @@ func Adapter() engine.Adapter {
 		Flags:        flags,
 		Options:      options,
 		CheckOptions: checkOptions,
-		Check:        check,
+		Check:        check, CheckStart: checkStart,
 
 		Images: []string{"tensorrt-llm/release", "tensorrt-llm"}, ReleasePath: "/version",
 		Oldest: engine.Release{Major: 1}, Newest: newest, Mechanisms: mechanisms(),
@@ -132,41 +132,39 @@ func moeOptions(all map[string]any) (map[string]any, error) {
 }
 
 // balanced are the families whose architectures are on the engine's list (moe_model_arch_list in
-// tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py), with the first release. For any other it ignores a map. Checkpoints of kimi_k2
-// have the architecture of deepseek_v3.
-var balanced = map[string]engine.Release{
-	"deepseek_v3": {Major: 1}, "kimi_k2": {Major: 1}, "mixtral": {Major: 1}, "qwen2_moe": {Major: 1}, "qwen3_moe": {Major: 1},
-	"gpt_oss": newest,
+// tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py). For any other it ignores a map. Checkpoints of kimi_k2 have the architecture of
+// deepseek_v3.
+var balanced = []string{"deepseek_v3", "gpt_oss", "kimi_k2", "mixtral", "qwen2_moe", "qwen3_moe"}
+
+// checkStart refuses a release that ends at start with the flags above.
+func checkStart(s engine.Situation, verdict *engine.Support) {
+	verdict.NeedsRelease(s, "TensorRTLLM", "spec.model.name", newest, "--served_model_name", "serve with another engine")
 }
 
-// unbalanced are the backends that take no load balancer.
-var unbalanced = []string{"MARLIN", "TRITON", "VANILLA"}
+// unbalanced are the backends that take no load balancer, and one that the first release that is supported no longer has
+// (NVIDIA/TensorRT-LLM#17797).
+var unbalanced = []string{"MARLIN", "TRITON", "VANILLA", "WIDEEP"}
 
 func check(s engine.Situation, verdict *engine.Support) {
 	if s.Realization != engine.EngineMap {
 		return
 	}
-	first := balanced[s.Family]
-	switch {
-	case s.Family == "":
-	case s.Wrapper != "" || !first.Known():
-		verdict.Refuse("NoExpertLocation", "TensorRT-LLM ignores an expert map for models of type %q: it takes maps for %s", cmp.Or(s.Wrapper, s.Family), strings.Join(slices.Sorted(maps.Keys(balanced)), ", "))
-	case s.Release.Before(first):
-		verdict.Refuse("NoExpertLocation", "TensorRT-LLM %s ignores an expert map for models of type %q: use %s or newer", s.Release, s.Family, first)
+	if s.Family != "" && (s.Wrapper != "" || !slices.Contains(balanced, s.Family)) {
+		verdict.Refuse("NoExpertLocation", "TensorRT-LLM ignores an expert map for models of type %q: it takes maps for %s", cmp.Or(s.Wrapper, s.Family), strings.Join(balanced, ", "))
 	}
 	if all, err := parseOptions(s.Launch.Options); err == nil {
-		checkBackend(s.Release, all, verdict)
+		checkBackend(all, verdict)
 	}
 	verdict.Warn("CannotPin", "Requests cannot be sent to a rank of TensorRT-LLM, nor does it return the experts of a request: a plan only puts experts together that fire together, and the local activation rate stays unknown")
 }
 
 // checkBackend refuses options with which the engine takes no map, or ends at start with one.
-func checkBackend(release engine.Release, all map[string]any, verdict *engine.Support) {
+func checkBackend(all map[string]any, verdict *engine.Support) {
 	moe, err := moeOptions(all)
 	if err != nil {
 		return // checkOptions refuses them
 	}
-	if backend, _ := moe["backend"].(string); slices.Contains(unbalanced, backend) || backend == "WIDEEP" && release.From(newest) {
+	if backend, _ := moe["backend"].(string); slices.Contains(unbalanced, backend) {
 		verdict.Refuse(engine.ReasonMapWithoutEffect, "%s sets moe_config.backend %s: TensorRT-LLM takes no load balancer with it, or no longer has it. Remove the member", engine.OptionsField, backend)
 	}
 	speculative, _ := all["speculative_config"].(map[string]any)
@@ -181,15 +179,18 @@ func mechanisms() []engine.Mechanism {
 	const serve, args, balancer = "tensorrt_llm/commands/serve.py", "tensorrt_llm/llmapi/llm_args.py", "tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py"
 	return slices.Concat(
 		engine.Has(engine.FlagKind, one, open, serve, engine.Read,
-			"--served_model_name", "--host", "--port", "--tp_size --tensor_parallel_size", "--ep_size --moe_expert_parallel_size", "--cluster_size --moe_cluster_parallel_size",
-			"--pp_size --pipeline_parallel_size", "--cp_size --context_parallel_size", "--extra_llm_api_options --config", "--enable_attention_dp"),
+			"--host", "--port", "--tp_size --tensor_parallel_size", "--ep_size --moe_expert_parallel_size", "--cluster_size --moe_cluster_parallel_size",
+			"--pp_size --pipeline_parallel_size", "--cp_size --context_parallel_size", "--extra_llm_api_options --config"),
+		engine.Has(engine.FlagKind, newest, open, "tensorrt_llm/commands/serve.py; NVIDIA/TensorRT-LLM#11711", engine.Read, "--served_model_name"),
+		engine.Has(engine.FlagKind, newest, open, serve, engine.Read, "--enable_attention_dp"),
 		engine.Has(engine.RouteKind, one, open, "tensorrt_llm/serve/openai_server.py", engine.Read, "/health", "/version", "/v1/completions", "/v1/chat/completions"),
 		engine.Has(engine.RouteKind, engine.Release{Major: 1, Minor: 1}, open, "tensorrt_llm/serve/openai_server.py", engine.Read, "/v1/responses"),
 		engine.Has(engine.RouteKind, newest, open, "tensorrt_llm/serve/openai_server.py; NVIDIA/TensorRT-LLM#18289, after 1.3.0rc23", engine.Read, "/v1/messages", "/v1/messages/count_tokens"),
 		engine.Has(engine.MemberKind, one, open, args, engine.Read, slices.Sorted(maps.Keys(decided))...),
 		engine.Has(engine.MemberKind, one, open, args, engine.Read, "moe_config", "load_balancer", "speculative_config", "decoding_type", "num_slots", "layer_updates_per_iter", "initial_global_assignments"),
 		engine.Has(engine.ValueKind, one, engine.Release{Major: 1, Minor: 2}, "moe_config.backend; removed by NVIDIA/TensorRT-LLM#17797", engine.Read, "WIDEEP"),
-		engine.Has(engine.ValueKind, one, open, "moe_config.backend without load balancer: NVIDIA/TensorRT-LLM#18626", engine.Read, unbalanced...),
+		engine.Has(engine.DraftKind, one, open, balancer+": it ends at start for a draft layer, which the map does not list", engine.Read, "MTP"),
+		engine.Has(engine.ValueKind, one, open, "moe_config.backend without load balancer: NVIDIA/TensorRT-LLM#18626", engine.Read, unbalanced[:3]...),
 		engine.Has(engine.ValueKind, one, open, "model types: moe_model_arch_list in "+balancer, engine.Read, "deepseek_v3", "kimi_k2", "mixtral", "qwen2_moe", "qwen3_moe"),
 		engine.Has(engine.ValueKind, newest, open, "model types: moe_model_arch_list in "+balancer, engine.Read, "gpt_oss"),
 	)

@@ -53,13 +53,33 @@ func checkStart(s engine.Situation, verdict *engine.Support) {
 	if _, given := engine.FlagValue(s.UserArgs, "--no-enable-prefix-caching"); given {
 		refuse("--no-enable-prefix-caching", "vLLM "+auxiliary.String()+" and newer return routed experts only with prefix caching")
 	}
-	if adaptive, _ := engine.FlagMembers(s.UserArgs, "--speculative-config")["enable_adaptive_verification"].(bool); adaptive {
+	if adaptive, _ := engine.FlagMembers(s.UserArgs, speculative...)["enable_adaptive_verification"].(bool); adaptive {
 		refuse("enable_adaptive_verification in --speculative-config", "vLLM does not return routed experts with it")
 	}
 	if s.Launch.Overlap.MicroBatches > 0 && !slices.Contains(s.UserEnv, RunnerVariable) {
 		verdict.Refuse(reasonCapture, "%s.microBatches is invalid with --enable-return-routed-experts: vLLM %s and newer return routed experts only with the V2 model runner, which overlaps exchange and computation only where %s is 1. "+
 			"Set it in spec.engine.env, remove the field, or %s", engine.OverlapField, auxiliary, RunnerVariable, withoutCapture)
 	}
+}
+
+// speculative are the spellings of the flag of speculative decoding.
+var speculative = []string{"--speculative-config", "-sc"}
+
+// Drafts returns the flag that turns on speculative decoding with a draft model; empty where none does. The other methods draft from texts.
+func Drafts(args []string) string {
+	method, given := engine.FlagMembers(args, speculative...)["method"].(string)
+	if !given {
+		method, _ = engine.FlagValue(args, "--spec-method")
+	}
+	if strings.HasPrefix(method, "ngram") || method == "suffix" {
+		return ""
+	}
+	for _, names := range [][]string{speculative, {"--spec-method"}, {"--spec-model"}, {"--spec-tokens"}} {
+		if _, given := engine.FlagValue(args, names...); given {
+			return names[0]
+		}
+	}
+	return ""
 }
 
 // RunnerVariable is the variable that chooses the model runner.

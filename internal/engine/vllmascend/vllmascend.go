@@ -22,7 +22,7 @@ func Adapter() engine.Adapter {
 	a.Check = check             // the backends of vLLM's all-to-all are for other devices
 	a.CheckOverlap = nil        // the backends that vLLM overlaps with computation are for other devices
 	a.Images, a.Oldest, a.Newest = []string{"vllm-ascend"}, oldest, newest
-	a.Mechanisms = slices.Concat(slices.DeleteFunc(a.Mechanisms, func(m engine.Mechanism) bool { return newest.Before(m.First) }), mechanisms())
+	a.Mechanisms = slices.Concat(slices.DeleteFunc(a.Mechanisms, func(m engine.Mechanism) bool { return newest.Before(m.First) || m.Kind == engine.DraftKind }), mechanisms())
 	return a
 }
 
@@ -36,6 +36,7 @@ var (
 func mechanisms() []engine.Mechanism {
 	open := engine.Release{}
 	return slices.Concat(
+		engine.Has(engine.DraftKind, oldest, open, "vllm_ascend/eplb/core/eplb_utils.py: the first draft layer has the default order; it ends at start with a second one", engine.Read, "mtp"),
 		engine.Has(engine.MemberKind, oldest, open, "--additional-config: vllm_ascend/ascend_config.py", engine.Read, "eplb_config", "dynamic_eplb", "num_redundant_experts"),
 		engine.Has(engine.MemberKind, oldest, open, "--additional-config: vllm_ascend/ascend_config.py; V1 model runner only", engine.Read, "expert_map_path"),
 		engine.Has(engine.MemberKind, oldest, open, "the map: vllm_ascend/eplb/core/eplb_utils.py", engine.Read, "moe_layer_count", "layer_list", "layer_id", "device_count", "device_list", "device_id", "device_expert"),
@@ -52,8 +53,8 @@ func check(s engine.Situation, verdict *engine.Support) {
 	if slices.Contains(s.UserEnv, vllm.RunnerVariable) {
 		verdict.Warn("MapNeedsV1Runner", "%s is among the engine's variables: with the V2 model runner, vllm-ascend to 0.25.1 reads no expert map, and later releases end at start. Set it to 0, or use %s", vllm.RunnerVariable, engine.ReshuffledWeights)
 	}
-	if _, given := engine.FlagValue(s.UserArgs, "--speculative-config"); given {
-		verdict.Warn(engine.ReasonDraftExperts, "spec.engine.args sets --speculative-config: vllm-ascend gives the first MoE layer of a draft model the default order of experts, and ends at start with a second one. With more than one, use %s", engine.ReshuffledWeights)
+	if flag := vllm.Drafts(s.UserArgs); flag != "" {
+		verdict.Warn(engine.ReasonDraftExperts, "spec.engine.args sets %s: vllm-ascend gives the first MoE layer of a draft model the default order of experts, and ends at start with a second one. With more than one, use %s", flag, engine.ReshuffledWeights)
 	}
 }
 

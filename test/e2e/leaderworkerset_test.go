@@ -172,19 +172,19 @@ func TestMultiPodReplicas(t *testing.T) {
 }
 
 const (
-	// vllmDoubleImage is the double of vLLM.
-	vllmDoubleImage = "vllm-openai:test"
-	// vllmRelease is the release that it reports.
+	// doubleImage is the double of all engines.
+	doubleImage = "engines:test"
+	// vllmRelease is the release of vLLM whose double is used.
 	vllmRelease = "0.22.0"
 )
 
-// buildVLLM builds the double of vLLM, and returns its path.
-func buildVLLM() (string, error) {
-	path := filepath.Join(repository, "bin", "vllm")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./test/engines/vllm")
+// buildDouble builds the double of the engines, and returns its path.
+func buildDouble() (string, error) {
+	path := filepath.Join(repository, "bin", "engines")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./test/engines")
 	build.Dir, build.Env = repository, append(os.Environ(), "CGO_ENABLED=0")
 	if output, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("failed to build the double of vLLM: %w: %s", err, output)
+		return "", fmt.Errorf("failed to build the double of the engines: %w: %s", err, output)
 	}
 	return path, nil
 }
@@ -196,7 +196,7 @@ func spreadVLLM(t *testing.T) {
 	startManager(t, namespace, nil)
 	moed := newDeployment(namespace, "vllm", func(m *semmoev1.MoEDeployment) {
 		m.Spec.Model.Name = "tiny"
-		m.Spec.Engine = semmoev1.EngineSpec{Type: semmoev1.EngineVLLM, Image: vllmDoubleImage, Command: []string{"/vllm", "serve"}, Args: []string{"--all2all-backend", "deepep_low_latency"}}
+		m.Spec.Engine = semmoev1.EngineSpec{Type: semmoev1.EngineVLLM, Image: doubleImage, Command: []string{"/engines", "vllm-" + vllmRelease, "vllm", "serve"}, Args: []string{"--all2all-backend", "deepep_low_latency"}}
 		m.Spec.Parallelism = semmoev1.ParallelismSpec{ExpertParallelSize: 32, PodsPerReplica: ptr.To[int32](4)}
 	})
 	create(t, moed)

@@ -94,11 +94,11 @@ func run(m *testing.M) (int, error) {
 		images[groupsImage] = groupsBinary()
 	}
 	if *full {
-		double, err := buildVLLM()
+		double, err := buildDouble()
 		if err != nil {
 			return 1, err
 		}
-		images[vllmDoubleImage] = double
+		images[doubleImage] = double
 	}
 	cluster, err = localcluster.Start(ctx, localcluster.Options{
 		Binaries: binaries,

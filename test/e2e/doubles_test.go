@@ -1,0 +1,81 @@
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/engine/registry"
+)
+
+// TestDoubles serves with the double of a release of each engine, and rolls out a plan in the way that the operator chooses: the engine's command
+// line, its expert map or the reshuffled checkpoint, its health and release, its answers to the lossless probe, and its routed experts are those
+// of the release.
+func TestDoubles(t *testing.T) {
+	long(t)
+	for _, test := range []struct {
+		dialect, release string
+		engine           semmoev1.EngineType
+		args             []string
+		realization      string
+		unpinned         bool
+	}{
+		{dialect: "sglang", release: "0.5.12", engine: semmoev1.EngineSGLang, args: []string{"--moe-a2a-backend", "deepep"}, realization: "by the engine's expert map"},
+		{dialect: "sglang", release: "0.5.23", engine: semmoev1.EngineSGLang, args: []string{"--moe-a2a-backend", "deepep"}, realization: "by the engine's expert map"},
+		{dialect: "vllm", release: "0.32.0", engine: semmoev1.EngineVLLM, args: []string{"--all2all-backend", "deepep_low_latency"}, realization: "by reshuffled weights"},
+		{dialect: "vllm-ascend", release: "0.25.1", engine: semmoev1.EngineVLLMAscend, realization: "by the engine's expert map"},
+		{dialect: "tensorrt-llm", release: "1.3.0", engine: semmoev1.EngineTensorRTLLM, realization: "by the engine's expert map", unpinned: true},
+	} {
+		t.Run(test.dialect+"-"+test.release, func(t *testing.T) {
+			t.Parallel()
+			adapter, err := registry.For(string(test.engine))
+			if err != nil {
+				t.Fatal(err)
+			}
+			namespace := newNamespace(t)
+			startManager(t, namespace, nil)
+			storedProfile(t, namespace)
+			moed := storyDeployment(namespace, func(m *semmoev1.MoEDeployment) {
+				m.Spec.Engine = semmoev1.EngineSpec{
+					Type: test.engine, Image: doubleImage, Command: slices.Concat([]string{"/engines", test.dialect + "-" + test.release}, adapter.Command), Args: test.args,
+				}
+				if test.unpinned {
+					m.Spec.Routing.SamplePercent = nil
+				}
+			})
+			create(t, moed)
+			url := waitAnswers(t, moed)
+			eventually(t, patience, "the release that the engine reports is known", func() error {
+				if serving := get(t, moed).Status.Serving; serving == nil || serving.EngineRelease != test.release {
+					return fmt.Errorf("status.serving is %+v", serving)
+				}
+				return nil
+			})
+			stop := trickle(t, url, 120)
+			waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", test.realization)
+			stop()
+			digest := waitPlanned(t, moed).Status.PlanDigest
+			if test.unpinned {
+				return
+			}
+			eventually(t, patience, "requests are sent by the plan", func() error { return sentBy(t.Context(), url, digest) })
+			ranks := map[string]bool{}
+			eventually(t, patience, "every rank has answered", func() error {
+				for range 64 {
+					rank, err := rankOf(t.Context(), url)
+					if err != nil {
+						return err
+					}
+					ranks[rank] = true
+				}
+				if len(ranks) != 4 {
+					return fmt.Errorf("only %v have", ranks)
+				}
+				return nil
+			})
+		})
+	}
+}

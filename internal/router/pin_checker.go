@@ -159,6 +159,7 @@ func (c *pinChecker) ask(ctx context.Context, b discovery.Backend, route, smalle
 		return pinUnchecked // an address of a pod that is none
 	}
 	request.Header.Set("Content-Type", "application/json")
+	request.Close = true // vLLM 0.22.1 closes the connection, unannounced, after it has refused a rank on /v1/chat/completions
 	if header != "" {
 		request.Header.Set(header, rank)
 	}

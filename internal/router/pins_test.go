@@ -5,6 +5,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
@@ -408,5 +409,37 @@ func TestRoutesThatAnEngineLacksAreNotChecked(t *testing.T) {
 	defer engine.mu.Unlock()
 	if !slices.ContainsFunc(engine.bodies, func(body string) bool { return strings.HasPrefix(body, `{"model":"a \"model\"","messages":`) }) {
 		t.Errorf("no check names the model: %q", engine.bodies)
+	}
+}
+
+// vLLM 0.22.1 refuses a rank on /v1/chat/completions, and closes the connection without a word. The other routes are checked all the same.
+func TestPinsOfAnEngineThatClosesConnections(t *testing.T) {
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		text := fmt.Sprintf("data_parallel_rank %d is out of range", noSuchRank)
+		if r.URL.Path != "/v1/chat/completions" {
+			http.Error(w, text, http.StatusBadRequest)
+			return
+		}
+		io.Copy(io.Discard, r.Body) //nolint:errcheck // it is in memory
+		connection, buffered, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer connection.Close()
+		fmt.Fprintf(buffered, "HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s", len(text), text)
+		if err := buffered.Flush(); err != nil {
+			t.Error(err)
+		}
+		buffered.ReadByte() //nolint:errcheck // the next request on the connection, or its end
+	}))
+	t.Cleanup(engine.Close)
+	checker := pinChecker{transport: newTransport(), log: logr.Discard()}
+	backend := discovery.Backend{Pod: "p", Address: strings.TrimPrefix(engine.URL, "http://"), Ranks: 2, Engine: "VLLM"}
+	found := checker.check(t.Context(), backend)
+	for _, route := range []string{"/v1/chat/completions", "/v1/completions"} {
+		if found[route] != pinObeyed {
+			t.Errorf("%s: %v, want %v", route, found[route], pinObeyed)
+		}
 	}
 }

@@ -200,7 +200,7 @@ func TestConformance(t *testing.T) {
 // TestRecording starts vLLM 0.32.0 itself, on CPUs, and compares its answers with the recording.
 func TestRecording(t *testing.T) {
 	if *vllmDir == "" {
-		t.Skip("only with -args -vllm: make e2e-vllm")
+		t.Skip("only with -args -vllm: make test-vllm")
 	}
 	got, texts := record(t, startVLLM(t))
 	if *update {

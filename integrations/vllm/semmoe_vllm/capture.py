@@ -53,17 +53,18 @@ class Capture:
     """Captures and counts the chosen experts of a worker's steps.
 
     At the end of a step all layers are counted together. On a device the layers write into one buffer, by operations that a CUDA
-    graph can replay, and nothing waits for the device, except rows(). On the host the chosen ids are kept as they are. NumPy, whose
+    graph replays without a call of record(), and nothing waits for the device, except rows(). On the host the chosen ids are kept as they are. NumPy, whose
     operations on few tokens take a fraction of PyTorch's time, counts several small steps together: PENDING_STEPS at most.
     """
 
     PENDING_STEPS = 16
     PENDING_TOKENS = 256
 
-    def __init__(self, layers, max_tokens, device, rank=0, part=0, parts=1, context=None, publish=None, on_host=None):
+    def __init__(self, layers, max_tokens, device, rank=0, part=0, parts=1, context=None, publish=None, on_host=None, capturing=None):
         """context returns the tokens of the ranks and the sizes of the shards, see own_span; publish takes the totals.
 
-        on_host selects counting by NumPy; by default it does so where the device is the CPU.
+        on_host selects counting by NumPy; by default it does so where the device is the CPU. capturing reports whether a CUDA graph
+        records what is done.
         """
         tops = {layer.top for layer in layers}
         experts = {len(layer.local) for layer in layers}
@@ -87,12 +88,17 @@ class Capture:
             self._table, self._offsets, self._totals = table.reshape(-1, 2).to(device), offsets.to(device), totals.to(device)
             self._ids = torch.zeros((len(layers), max_tokens, self._top), dtype=torch.int32, device=device)
             self._copy = totals.clone() if self._ids.device.type == "cpu" else totals.pin_memory()
+            if capturing is None and self._ids.device.type == "cuda":
+                capturing = torch.cuda.is_current_stream_capturing
+        self._capturing = capturing or (lambda: False)
         self._span, self._rows = None, -1
+        self._whole, self._partly, self._replayed = False, False, None
+        self._behind = False
         self.uncounted = 0
 
     def begin(self):
-        """Begins a step."""
-        self._span, self._rows = None, -1
+        """Begins a step. Where its layers are those of a CUDA graph, record() is not called: the graph fills the buffer from its start."""
+        self._span, self._rows = self._replayed, -1
 
     def record(self, layer, ids):
         """Records the ids [rows][top] that the layer of an index into layers chooses."""
@@ -101,7 +107,12 @@ class Capture:
             tokens, sizes = self._context()
             span = own_span(rows, self._rank, tokens, sizes, self._part, self._parts)
             self._span = span if span is not None and span.rows <= self._max_tokens else None
+            self._whole = self._span is not None and self._span.first == 0 and (tokens is None or self._span.rows >= tokens[self._rank])
             self._rows = rows
+        if self._capturing():
+            # What a graph does not fill whole cannot be told from what an earlier step has left there.
+            self._partly |= not self._whole
+            self._replayed = None if self._partly else Span(0, self._max_tokens)
         if self._on_host:
             self._ids[layer] = ids
         elif self._span is not None:
@@ -127,9 +138,12 @@ class Capture:
         # The device is not waited for: what is published are the totals of the steps that it has finished.
         self._copy.copy_(self._totals, non_blocking=True)
         self._publish(self._copy.numpy())
+        self._behind = self._ids.device.type != "cpu"
 
     def flush(self):
-        """Counts and publishes the steps that wait to be counted together."""
+        """Counts and publishes the steps that wait to be counted together; on a device, what it has counted meanwhile."""
+        if self._behind:
+            self._publish(self._copy.numpy())
         if not self._on_host or not self._pending:
             return
         index = np.maximum(_stack(self._pending, len(self.layers)), -1)

@@ -1,4 +1,4 @@
-"""The places where vLLM 0.32.0 calls this package. Each function names the module of vLLM that it changes.
+"""The places where vLLM 0.22.1 and 0.32.0 call this package. Each function names the module of vLLM that it changes.
 
 vLLM calls register in every process of a server (vllm/plugins/__init__.py): the API servers, the engine cores, the workers.
 What a release lacks is logged and left out: the plug-in never keeps an engine from starting or a step from finishing.
@@ -147,8 +147,8 @@ class WorkerCapture:
     def attach(self):
         """Follows the MoE layers of the loaded model."""
         self.detach()
-        runners = _moe_layers(self.worker.model_runner.get_model())
-        if not runners:
+        found = _moe_layers(self.worker.model_runner.get_model())
+        if not found:
             return
         if compiled(self.config):
             logger.warning("semmoe-vllm: counts no activations: on CPUs it needs --enforce-eager")
@@ -157,17 +157,17 @@ class WorkerCapture:
 
         parallel = self.config.parallel_config
         rank, part, parts = parallel.data_parallel_rank, self.worker.rank % parallel.tensor_parallel_size, parallel.tensor_parallel_size
-        layers = [_describe(runner) for runner in runners]
+        layers = [_describe(layer) for layer in found]
         shared = counters.Counters(counters.directory(), rank, part, [layer.index for layer in layers])
         self.capture = Capture(
             layers, self.config.scheduler_config.max_num_batched_tokens, layers[0].local.device, rank, part, parts,
             _tokens_of_ranks, shared.publish,
         )  # fmt: skip
         # The ids of a load balancer's slots are not those of the model's experts.
-        self._returns = part == 0 and returns(self.config) and all(runner.router.eplb_state is None for runner in runners)
+        self._returns = part == 0 and returns(self.config) and all(layer.router.eplb_state is None for layer in found)
         self._layers, self._dtype = shape(self.config)
-        for i, runner in enumerate(runners):
-            self._follow_router(i, runner.router)
+        for i, layer in enumerate(found):
+            self._follow_router(i, layer.router)
         logger.info("semmoe-vllm: counts the activations of %d MoE layers, rank %d", len(layers), rank)
 
     def detach(self):
@@ -240,29 +240,44 @@ class WorkerCapture:
             output.semmoe_rows = {request_id: rows[start:end].copy() for request_id, (start, end) in spans.items()}
 
 
+class MoELayer:
+    """An MoE layer of vLLM: its index in the model, the router that chooses experts, and the module that holds them."""
+
+    def __init__(self, index, router, experts, monolithic):
+        self.index, self.router, self.experts, self.monolithic = index, router, experts, monolithic
+
+
 def _moe_layers(model):
-    """Returns the MoE layers of a model, in order (vllm/model_executor/layers/fused_moe/runner/moe_runner.py)."""
+    """Returns the MoE layers of a model, in order.
+
+    vllm/model_executor/layers/fused_moe/runner/moe_runner.py: in 0.32.0 a MoERunner holds the experts. In 0.22.1 it is a member of the
+    module that does (FusedMoE, vllm/model_executor/layers/fused_moe/layer.py).
+    """
     from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
-    runners = [module for module in model.modules() if isinstance(module, MoERunner)]
-    for runner in runners:
-        if runner.is_monolithic:
-            raise ValueError("the kernel of the MoE layers chooses experts itself")
-    return sorted(runners, key=lambda runner: runner.layer_id)
+    found = []
+    for module in model.modules():
+        if isinstance(module, MoERunner) and hasattr(module, "routed_experts"):
+            found.append(MoELayer(module.layer_id, module.router, module.routed_experts, module.is_monolithic))
+        elif isinstance(getattr(module, "runner", None), MoERunner) and hasattr(module, "quant_method"):
+            found.append(MoELayer(module.layer_id, module.router, module, module.quant_method.is_monolithic))
+    if any(layer.monolithic for layer in found):
+        raise ValueError("the kernel of the MoE layers chooses experts itself")
+    return sorted(found, key=lambda layer: layer.index)
 
 
-def _describe(runner):
+def _describe(layer):
     """Describes an MoE layer. The ranks of a tensor-parallel group compute the attention of the same tokens."""
     import torch
     from vllm.distributed import get_tp_group
     from semmoe_vllm.capture import Layer
 
-    experts, expert_map = runner.routed_experts.global_num_experts, runner.routed_experts.expert_map
+    experts, expert_map = layer.experts.global_num_experts, layer.experts.expert_map
     if expert_map is None:
-        device = next(runner.routed_experts.parameters()).device
-        return Layer(runner.layer_id, runner.router.top_k, torch.ones(experts, dtype=torch.bool, device=device))
+        device = next(layer.experts.parameters()).device
+        return Layer(layer.index, layer.router.top_k, torch.ones(experts, dtype=torch.bool, device=device))
     local = (expert_map >= 0).to(torch.int32)
-    return Layer(runner.layer_id, runner.router.top_k, get_tp_group().all_reduce(local) > 0)
+    return Layer(layer.index, layer.router.top_k, get_tp_group().all_reduce(local) > 0)
 
 
 def _tokens_of_ranks():
@@ -291,7 +306,8 @@ def compiled(config):
 
 def returns(config):
     """Reports whether the plug-in can return routed experts, and vLLM does not itself."""
-    return not config.aux_output_config.enabled and obstacle(config) is None
+    auxiliary = getattr(config, "aux_output_config", None)  # 0.22.1 has none: there the plug-in counts only
+    return auxiliary is not None and not auxiliary.enabled and obstacle(config) is None
 
 
 def obstacle(config):
@@ -318,9 +334,12 @@ def _accept_flag():
     """Lets --enable-return-routed-experts mean this plug-in where vLLM refuses it.
 
     VllmConfig._verify_aux_output_compatibility (vllm/config/vllm.py) refuses it on CPUs, which have no model runner V2, and
-    with connectors that move KV caches between engines.
+    with connectors that move KV caches between engines. Releases without the function return experts themselves, or not at all.
     """
     from vllm.config import VllmConfig
+
+    if not hasattr(VllmConfig, "_verify_aux_output_compatibility"):
+        return
 
     def wrapper(original):
         def verify(self):

@@ -147,3 +147,35 @@ def test_dummy_steps_do_not_count():
         c.record(layer, torch.tensor([[3, 3]]))
     run(c, [[[2, 3]], [[2, 3]]], 1)
     assert published[-1].tolist() == [[3, 3], [3, 3]]
+
+
+def test_counts_the_steps_of_a_cuda_graph():
+    """A graph replays the operations of record() without a call of it. Its batch is padded."""
+    if ON_HOST:
+        pytest.skip("graphs are of devices")
+    published, capturing = [], [False]
+    c = capture(published=published, rank=1, context=lambda: ([3, 3], None), capturing=lambda: capturing[0])
+    for capturing[0] in (False, True):  # vLLM computes the batch once before it captures it
+        for layer in range(2):
+            c.record(layer, torch.zeros((6, 2), dtype=torch.int32))
+    capturing[0] = False
+    c.begin()
+    c._ids[:, :3] = torch.tensor([[0, 1], [0, 2], [3, 3]])  # what the captured operations do
+    c.count(2)
+    assert published[-1].tolist() == [[3, 1], [1, 3]] and c.uncounted == 0
+    assert c.rows(2, 4, np.uint8)[:, 1].tolist() == [[0, 1], [0, 2]]
+    run(c, [[[2, 3]] * 6, [[2, 3]] * 6], 3)  # a batch without a graph
+    assert published[-1].tolist() == [[3, 7], [7, 3]]
+
+
+@pytest.mark.parametrize(("part", "rows"), [(0, 3), (1, 3), (0, 5)])
+def test_a_cuda_graph_of_a_shard_is_not_counted(part, rows):
+    if ON_HOST:
+        pytest.skip("graphs are of devices")
+    published = []
+    c = capture(published=published, part=part, parts=2, context=lambda: ([6], None), capturing=lambda: True)
+    for layer in range(2):
+        c.record(layer, torch.zeros((rows, 2), dtype=torch.int32))
+    c.begin()
+    c.count(2)
+    assert published == [] and c.uncounted == 2

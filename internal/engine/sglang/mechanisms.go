@@ -6,7 +6,7 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// mechanisms lists what this package names of SGLang. The wheels of releases 0.5.12 to 0.5.23 were read; 0.5.17 was run on two H100.
+// mechanisms lists what this package names of SGLang. The wheels of releases 0.5.12 to 0.5.23 were read; 0.5.17 was run on two H100 and two H200.
 func mechanisms() []engine.Mechanism {
 	open := engine.Release{}
 	at := func(patch int) engine.Release { return engine.Release{Minor: 5, Patch: patch} }
@@ -15,10 +15,10 @@ func mechanisms() []engine.Mechanism {
 		engine.Has(engine.FlagKind, minimum, open, args, engine.Run,
 			"--model-path --model", "--served-model-name", "--host", "--port", "--tp-size --tensor-parallel-size", "--ep-size --expert-parallel-size --ep",
 			"--dp-size --data-parallel-size", "--enable-dp-attention", "--enable-return-routed-experts", "--init-expert-location",
-			"--ep-num-redundant-experts"),
+			"--ep-num-redundant-experts", "--expert-distribution-recorder-mode"),
 		engine.Has(engine.FlagKind, minimum, open, args, engine.Read,
 			"--pp-size --pipeline-parallel-size", "--nnodes", "--node-rank", "--dist-init-addr --nccl-init-addr", "--config", "--enable-eplb", "--elastic-ep-backend",
-			"--expert-distribution-recorder-mode", "--deepep-mode", "--deepep-config", "--enable-two-batch-overlap", "--tbo-token-distribution-threshold",
+			"--deepep-mode", "--deepep-config", "--enable-two-batch-overlap", "--tbo-token-distribution-threshold",
 			"--enforce-shared-experts-fusion", "--speculative-algorithm", "--schedule-policy"),
 		engine.Has(engine.FlagKind, minimum, open, "srt/server_args.py; families and releases: sgl-project/sglang#36861", engine.Run, "--moe-a2a-backend"),
 		engine.Has(engine.FlagKind, minimum, open, "srt/server_args.py; static without a backend: sgl-project/sglang#32962", engine.Run, "--ep-dispatch-algorithm"),

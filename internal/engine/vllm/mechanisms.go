@@ -6,7 +6,8 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 )
 
-// Mechanisms lists what this package names of vLLM. Releases 0.11.2 to 0.32.0 were read; 0.32.0 was run on CPU.
+// Mechanisms lists what this package names of vLLM. Releases 0.11.2 to 0.32.0 were read; 0.22.1 was run on two H200,
+// 0.32.0 on CPU.
 func Mechanisms() []engine.Mechanism {
 	open := engine.Release{}
 	at := func(minor int) engine.Release { return engine.Release{Minor: minor} }
@@ -14,11 +15,11 @@ func Mechanisms() []engine.Mechanism {
 	return slices.Concat(
 		engine.Has(engine.FlagKind, oldest, open, args, engine.Run,
 			"--model", "--served-model-name", "--host", "--port", "--tensor-parallel-size -tp", "--data-parallel-size -dp", "--enable-expert-parallel -ep",
-			"--expert-placement-strategy"),
+			"--expert-placement-strategy", "--enable-eplb", "--eplb-config"),
 		engine.Has(engine.FlagKind, oldest, open, args, engine.Read,
 			"--no-enable-expert-parallel", "--pipeline-parallel-size -pp", "--data-parallel-rank -dpn", "--data-parallel-external-lb -dpe", "--data-parallel-hybrid-lb -dph",
 			"--data-parallel-size-local -dpl", "--data-parallel-address -dpa", "--data-parallel-rpc-port -dpp", "--data-parallel-start-rank -dpr",
-			"--headless", "--enable-eplb", "--eplb-config", "--config", "--enable-dbo", "--no-enable-dbo", "--dbo-decode-token-threshold", "--dbo-prefill-token-threshold",
+			"--headless", "--config", "--enable-dbo", "--no-enable-dbo", "--dbo-decode-token-threshold", "--dbo-prefill-token-threshold",
 			"--all2all-backend", "--kv-transfer-config", "--kv-offloading-size", "--decode-context-parallel-size -dcp", "--no-enable-prefix-caching", "--speculative-config -sc",
 			"--additional-config", "--enable-lora", "--lora-modules"),
 		engine.Has(engine.FlagKind, oldest, open, "vllm/engine/arg_utils.py; vllm-project/vllm#23691", engine.Read, "--nnodes -n", "--node-rank -r", "--master-addr"),
@@ -38,7 +39,7 @@ func Mechanisms() []engine.Mechanism {
 		engine.Has(engine.RouteKind, oldest, open, "vllm/entrypoints/openai: ignores the rank", engine.Run, "/v1/responses"),
 		engine.Has(engine.HeaderKind, oldest, open, "vllm/entrypoints", engine.Run, "X-data-parallel-rank X-Data-Parallel-Rank"),
 		engine.Has(engine.MemberKind, oldest, open, "vllm/entrypoints/openai/completion/protocol.py", engine.Run, "max_tokens", "return_token_ids", "token_ids"),
-		engine.Has(engine.MemberKind, captures, open, "vllm/entrypoints/openai/completion/protocol.py; vllm-project/vllm#38939", engine.Read, "routed_experts"),
+		engine.Has(engine.MemberKind, captures, open, "vllm/entrypoints/openai/completion/protocol.py; vllm-project/vllm#38939", engine.Run, "routed_experts"),
 		engine.Has(engine.MemberKind, captures, open, "vllm/sampling_params.py", engine.Read, "routed_experts_prompt_start"),
 		engine.Has(engine.MemberKind, captures, open, "not known to vLLM, which ignores it", engine.Run, "return_routed_experts"),
 		engine.Has(engine.MemberKind, oldest, open, "--kv-transfer-config: vllm/config/kv_transfer.py", engine.Read, "kv_connector", "kv_connector_extra_config"),

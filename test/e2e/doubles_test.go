@@ -56,26 +56,10 @@ func TestDoubles(t *testing.T) {
 			})
 			stop := trickle(t, url, 120)
 			waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", test.realization)
-			stop()
-			digest := waitPlanned(t, moed).Status.PlanDigest
-			if test.unpinned {
-				return
+			if !test.unpinned { // requests are on the ranks that they were sent to, and their routed experts are read right
+				waitConditionWithin(t, patience, moed, semmoev1.ConditionLocalityOnTarget, metav1.ConditionTrue, "OnTarget")
 			}
-			eventually(t, patience, "requests are sent by the plan", func() error { return sentBy(t.Context(), url, digest) })
-			ranks := map[string]bool{}
-			eventually(t, patience, "every rank has answered", func() error {
-				for range 64 {
-					rank, err := rankOf(t.Context(), url)
-					if err != nil {
-						return err
-					}
-					ranks[rank] = true
-				}
-				if len(ranks) != 4 {
-					return fmt.Errorf("only %v have", ranks)
-				}
-				return nil
-			})
+			stop()
 		})
 	}
 }

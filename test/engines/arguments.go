@@ -109,7 +109,7 @@ func (c *commandLine) parse(args []string) (*arguments, error) {
 	}
 	if len(unknown) > 0 {
 		if c.click {
-			return nil, fmt.Errorf("No such option: %s", unknown[0])
+			return nil, fmt.Errorf("no such option: %s", unknown[0])
 		}
 		return nil, fmt.Errorf("unrecognized arguments: %s", strings.Join(unknown, " "))
 	}

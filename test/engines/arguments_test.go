@@ -199,9 +199,9 @@ func TestOperatorRefusesFirst(t *testing.T) {
 		"micro-batches, NIXL's backend": {situation{engine: "vllm", microBatches: 2, args: "--all2all-backend nixl_ep"}, "0.22.0: AssertionError"},
 		"a map for Ascend":              {situation{engine: "vllm-ascend", realization: byMap}, ""},
 		"a member that is not known":    {situation{engine: "vllm-ascend", args: `--additional-config {"eplb_config":{"map":"x"}}`}, "0.25.1: ValueError"},
-		"WIDEEP":                        {situation{engine: "tensorrt-llm", realization: byMap, options: "moe_config: {backend: WIDEEP}"}, "1.2.0: No such option, 1.3.0: ValidationError"},
-		"a map":                         {situation{engine: "tensorrt-llm", realization: byMap}, "1.2.0: No such option"},
-		"a map next to MTP":             {situation{engine: "tensorrt-llm", realization: byMap, options: "speculative_config: {decoding_type: MTP}"}, "1.2.0: No such option, 1.3.0: KeyError"},
+		"WIDEEP":                        {situation{engine: "tensorrt-llm", realization: byMap, options: "moe_config: {backend: WIDEEP}"}, "1.2.0: no such option, 1.3.0: ValidationError"},
+		"a map":                         {situation{engine: "tensorrt-llm", realization: byMap}, "1.2.0: no such option"},
+		"a map next to MTP":             {situation{engine: "tensorrt-llm", realization: byMap, options: "speculative_config: {decoding_type: MTP}"}, "1.2.0: no such option, 1.3.0: KeyError"},
 	} {
 		ends := map[string]string{}
 		for each := range strings.SplitSeq(test.ends, ", ") {
@@ -291,8 +291,8 @@ func TestArguments(t *testing.T) {
 		"vllm-0.22.0, later flag":             {"vllm-0.22.0", "tiny --return-sampling-mask", "unrecognized arguments"},
 		"vllm-0.32.0, switched off":           {"vllm-0.32.0", "tiny --enable-expert-parallel --no-enable-expert-parallel", "this double has expert parallelism"},
 		"tensorrt-llm-1.3.0":                  {"tensorrt-llm-1.3.0", "tiny --tp_size 4 --ep_size 4 --served_model_name x", ""},
-		"tensorrt-llm-1.2.0, later flag":      {"tensorrt-llm-1.2.0", "tiny --served_model_name x", "No such option"},
-		"tensorrt-llm-1.3.0, no abbreviation": {"tensorrt-llm-1.3.0", "tiny --tp_si 4", "No such option"},
+		"tensorrt-llm-1.2.0, later flag":      {"tensorrt-llm-1.2.0", "tiny --served_model_name x", "no such option"},
+		"tensorrt-llm-1.3.0, no abbreviation": {"tensorrt-llm-1.3.0", "tiny --tp_si 4", "no such option"},
 	} {
 		d, err := server.FindDialect(test.dialect)
 		if err != nil {

@@ -127,7 +127,7 @@ var rules = []rule{
 		path, mapped := eplb["expert_map_path"].(string)
 		switch {
 		case mapped && !strings.HasSuffix(path, ".json"):
-			return errors.New("TypeError: The expert_map is not json.")
+			return errors.New("TypeError: the expert map is no .json file")
 		case eplb["dynamic_eplb"] == true && os.Getenv("DYNAMIC_EPLB") != "true" && os.Getenv("EXPERT_MAP_RECORD") != "true":
 			return errors.New("AssertionError: dynamic_eplb needs DYNAMIC_EPLB or EXPERT_MAP_RECORD")
 		}

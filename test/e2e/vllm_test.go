@@ -545,6 +545,7 @@ func vllmPromise(t *testing.T, moed *semmoev1.MoEDeployment, without, with lar.A
 		t.Fatalf("status.lar is %+v", status)
 	}
 	promised, baseline := float64(*status.PredictedMilli)/1000, float64(*status.BaselineMilli)/1000
+	t.Logf("promised: %.3f with the plan, %.3f without", promised, baseline)
 	if math.Abs(without.Rate()/baseline-1) > 0.03 || math.Abs(with.Rate()/promised-1) > 0.03 {
 		t.Errorf("the engines count %.4f without the plan and %.4f with it, want %.3f and %.3f to 3%%", without.Rate(), with.Rate(), baseline, promised)
 	}

@@ -161,10 +161,11 @@ func TestEndpointPicker(t *testing.T) {
 		t.Errorf("engines are closed to Gateways: %v", err)
 	}
 	waitComplete(t, moed)
+	waitReleases(t, moed)
 	before := counting.Writes()
 	lookSteadily(t, counting, 5*time.Second, func() int { return touchPodsOnce(t, moed) })
 	if writes := counting.Writes() - before; writes != 0 {
-		t.Errorf("%d writes in steady state, want none", writes)
+		t.Errorf("%d writes in steady state, want none:\n%s", writes, strings.Join(counting.LastWrites(), "\n"))
 	}
 
 	stop := steadily(t, url)

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,6 +23,7 @@ func TestSteadyStateWritesNothing(t *testing.T) {
 	moed := newDeployment(namespace, "tiny")
 	create(t, moed)
 	waitComplete(t, moed)
+	waitReleases(t, moed)
 	stop()
 
 	counting := faults.New(faults.Schedule{})
@@ -30,8 +32,22 @@ func TestSteadyStateWritesNothing(t *testing.T) {
 	lookSteadily(t, counting, quiet, func() int { return touchPodsOnce(t, moed) })
 	stop()
 	if writes := counting.Writes(); writes != 0 {
-		t.Errorf("%d writes in %v of steady state, want none", writes, quiet)
+		t.Errorf("%d writes in %v of steady state, want none:\n%s", writes, quiet, strings.Join(counting.LastWrites(), "\n"))
 	}
+}
+
+// waitReleases waits for the one write that may come after a MoEDeployment is complete: the release that an engine reports is noted when a pod
+// answers, and a pod that is too busy is asked again a minute later.
+func waitReleases(t *testing.T, moed *semmoev1.MoEDeployment) {
+	t.Helper()
+	eventually(t, patience, "the engine's release is noted", func() error {
+		for _, w := range listWorkloads(t, moed) {
+			if w.Annotations[semmoev1.AnnotationEngineRelease] == "" {
+				return fmt.Errorf("workload %s has no release", w.Name)
+			}
+		}
+		return nil
+	})
 }
 
 // lookSteadily lets reconciliations go on for a time: it touches something, and waits until the manager has looked, again and again.

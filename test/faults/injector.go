@@ -47,6 +47,8 @@ type Injector struct {
 	refused  []string
 	// versions holds the resource version that each write led to.
 	versions []string
+	// last describes the latest writes, at most keptWrites of them.
+	last []string
 	dead     bool
 	blind    bool
 	// expired are the watches that must be told, once, that they are too old; see See.
@@ -97,6 +99,16 @@ func (i *Injector) Writes() int {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.writes
+}
+
+// keptWrites and keptBytes bound what is kept of writes for a test's message.
+const keptWrites, keptBytes = 20, 4 << 10
+
+// LastWrites describes the latest writes: the method, the path, the status and the beginning of what was sent.
+func (i *Injector) LastWrites() []string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return slices.Clone(i.last)
 }
 
 // Reconciliations counts those that have begun, of a manager that logs to Logger.
@@ -219,10 +231,22 @@ func (i *Injector) write(next http.RoundTripper, r *http.Request, lost bool) (*h
 		default:
 		}
 	}
+	var sent []byte
+	if r.Body != nil {
+		all, err := io.ReadAll(r.Body)
+		r.Body.Close()
+		if err != nil {
+			return nil, err
+		}
+		r = r.Clone(r.Context())
+		r.Body = io.NopCloser(bytes.NewReader(all))
+		sent = all[:min(len(all), keptBytes)]
+	}
 	response, err := next.RoundTrip(r)
 	if err != nil {
 		return nil, err
 	}
+	i.keep(fmt.Sprintf("%s %s: %d: %s", r.Method, r.URL.Path, response.StatusCode, sent))
 	body, err := io.ReadAll(response.Body)
 	response.Body.Close()
 	if err != nil {
@@ -236,6 +260,14 @@ func (i *Injector) write(next http.RoundTripper, r *http.Request, lost bool) (*h
 		return nil, timeoutError{}
 	}
 	return response, nil
+}
+
+// keep adds the description of a write.
+func (i *Injector) keep(write string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.last = append(i.last, write)
+	i.last = i.last[max(0, len(i.last)-keptWrites):]
 }
 
 // done records a write that the API server has answered, and tells whether the manager died with it.

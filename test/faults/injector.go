@@ -48,9 +48,9 @@ type Injector struct {
 	// versions holds the resource version that each write led to.
 	versions []string
 	// last describes the latest writes, at most keptWrites of them.
-	last []string
-	dead     bool
-	blind    bool
+	last  []string
+	dead  bool
+	blind bool
 	// expired are the watches that must be told, once, that they are too old; see See.
 	expired map[string]bool
 	// listed are the kinds that were listed once.

@@ -27,26 +27,23 @@ type moeDeployments struct {
 	hosts promquery.Hosts
 }
 
-func (m *moeDeployments) refuse(ctx context.Context, moed *semmoev1.MoEDeployment) error {
-	if err := revisions.Validate(moed); err != nil {
-		return err
+func (m *moeDeployments) refuse(ctx context.Context, moed *semmoev1.MoEDeployment) []error {
+	var faults []error
+	for _, fault := range revisions.Faults(moed) {
+		faults = append(faults, fault)
+	}
+	if _, err := registry.For(string(moed.Spec.Engine.Type)); err != nil {
+		return faults // nothing else is known of such an engine
 	}
 	if err := revisions.ValidateRelease(moed, revisions.Release(moed, nil)); err != nil {
-		return err
+		faults = append(faults, err)
 	}
-	if err := refuseModel(moed); err != nil {
-		return err
+	for _, err := range []error{refuseModel(moed), refuseRealization(moed), refuseProfile(moed), m.refuseName(ctx, moed), m.refusePin(ctx, moed)} {
+		if err != nil {
+			faults = append(faults, err)
+		}
 	}
-	if err := refuseRealization(moed); err != nil {
-		return err
-	}
-	if err := refuseProfile(moed); err != nil {
-		return err
-	}
-	if err := m.refuseName(ctx, moed); err != nil {
-		return err
-	}
-	return m.refusePin(ctx, moed)
+	return faults
 }
 
 // refuseModel refuses a spec that the model rules out, as the controller does once it has inspected the model. An object that is created has

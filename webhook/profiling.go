@@ -14,8 +14,11 @@ import (
 // affinityProfiles are the rules of AffinityProfiles.
 type affinityProfiles struct{ client.Reader }
 
-func (a *affinityProfiles) refuse(_ context.Context, profile *semmoev1.AffinityProfile) error {
-	return affinityprofile.Validate(profile)
+func (a *affinityProfiles) refuse(_ context.Context, profile *semmoev1.AffinityProfile) []error {
+	if err := affinityprofile.Validate(profile); err != nil {
+		return []error{err}
+	}
+	return nil
 }
 
 func (a *affinityProfiles) warn(ctx context.Context, profile *semmoev1.AffinityProfile) []string {
@@ -43,9 +46,9 @@ func (a *affinityProfiles) warnDelete(ctx context.Context, profile *semmoev1.Aff
 type placementPlans struct{ client.Reader }
 
 // refuse: the schema does not know the hardware profiles that are built in, and tells all else that is wrong with one by itself.
-func (p *placementPlans) refuse(_ context.Context, plan *semmoev1.PlacementPlan) error {
+func (p *placementPlans) refuse(_ context.Context, plan *semmoev1.PlacementPlan) []error {
 	if _, err := machines.BuiltIn(plan.Spec.Hardware); err != nil {
-		return fmt.Errorf("spec.hardware.%w", err)
+		return []error{fmt.Errorf("spec.hardware.%w", err)}
 	}
 	return nil
 }

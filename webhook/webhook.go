@@ -35,8 +35,8 @@ func serve[T runtime.Object](manager ctrl.Manager, kind T, rules rules[T]) error
 
 // rules are what is said of the objects of a kind.
 type rules[T any] interface {
-	// refuse is why the object must not be; nil where it may. Its message names the field, the value, and what is allowed.
-	refuse(ctx context.Context, object T) error
+	// refuse returns why the object must not be, a reason per fault; nil where it may. Messages name the field, the value, and what is allowed.
+	refuse(ctx context.Context, object T) []error
 	// warn is what its author should know.
 	warn(ctx context.Context, object T) []string
 	// warnDelete is what whoever deletes it should know.
@@ -53,26 +53,34 @@ type replacer[T any] interface {
 type validator[T any] struct{ rules rules[T] }
 
 func (v validator[T]) ValidateCreate(ctx context.Context, object T) (admission.Warnings, error) {
-	if err := v.rules.refuse(ctx, object); err != nil {
-		return nil, err
+	if faults := v.rules.refuse(ctx, object); len(faults) > 0 {
+		return nil, faults[0]
 	}
 	return v.rules.warn(ctx, object), nil
 }
 
-// ValidateUpdate lets a fault through that the object had before: whoever changes something else may not be able to mend it, as an
-// autoscaler is not, and the controllers have said so already.
+// ValidateUpdate lets faults through that the object had before: whoever changes something else may not be able to mend them, as an
+// autoscaler is not, and the controllers have reported them already. Whoever mends one need not mend all at once.
 func (v validator[T]) ValidateUpdate(ctx context.Context, old, object T) (admission.Warnings, error) {
 	if r, ok := v.rules.(replacer[T]); ok {
 		old, object = r.replacing(old, old), r.replacing(old, object)
 	}
-	err := v.rules.refuse(ctx, object)
-	if err == nil {
+	faults := v.rules.refuse(ctx, object)
+	if len(faults) == 0 {
 		return v.rules.warn(ctx, object), nil
 	}
-	if before := v.rules.refuse(ctx, old); before != nil && before.Error() == err.Error() {
-		return append(admission.Warnings{"still invalid: " + err.Error()}, v.rules.warn(ctx, object)...), nil
+	before := map[string]bool{}
+	for _, fault := range v.rules.refuse(ctx, old) {
+		before[fault.Error()] = true
 	}
-	return nil, err
+	var warnings admission.Warnings
+	for _, fault := range faults {
+		if !before[fault.Error()] {
+			return nil, fault
+		}
+		warnings = append(warnings, "still invalid: "+fault.Error())
+	}
+	return append(warnings, v.rules.warn(ctx, object)...), nil
 }
 
 func (v validator[T]) ValidateDelete(ctx context.Context, object T) (admission.Warnings, error) {

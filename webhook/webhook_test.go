@@ -165,6 +165,58 @@ func TestReleasesOfStoredObjects(t *testing.T) {
 	}
 }
 
+// Of several stored faults one may be mended alone, and none be added.
+func TestFaultsAreMendedOneByOne(t *testing.T) {
+	deployment := func(change func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment {
+		m := &semmoev1.MoEDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "faults"}}
+		m.Spec.Engine = semmoev1.EngineSpec{Type: semmoev1.EngineSGLang, Image: "lmsysorg/sglang:v0.5.17", Port: 30000}
+		m.Spec.Parallelism = semmoev1.ParallelismSpec{Attention: semmoev1.AttentionDataParallel, ExpertParallelSize: 4}
+		m.Spec.Routing.Mode = semmoev1.RoutingModeRouter
+		change(m)
+		return m
+	}
+	hardware := func(m *semmoev1.MoEDeployment) {
+		m.Spec.Placement.Hardware = &semmoev1.HardwareReference{BuiltIn: "abacus"}
+	}
+	flags := func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args = []string{"--ep-size", "8"} }
+	policy := func(m *semmoev1.MoEDeployment) {
+		m.Spec.Template = &corev1.PodTemplateSpec{Spec: corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever}}
+	}
+	all := func(changes ...func(*semmoev1.MoEDeployment)) *semmoev1.MoEDeployment {
+		return deployment(func(m *semmoev1.MoEDeployment) {
+			for _, change := range changes {
+				change(m)
+			}
+		})
+	}
+	rules := validator[*semmoev1.MoEDeployment]{&moeDeployments{Reader: api}}
+	for name, test := range map[string]struct {
+		old, object *semmoev1.MoEDeployment
+		refused     string
+		still       int
+	}{
+		"the first is mended":  {all(hardware, flags, policy), all(hardware, policy), "", 2},
+		"the last is mended":   {all(hardware, flags, policy), all(hardware, flags), "", 2},
+		"all are mended":       {all(hardware, flags, policy), all(), "", 0},
+		"one is added":         {all(hardware), all(hardware, policy), "restartPolicy", 0},
+		"another in its place": {all(flags), all(policy), "restartPolicy", 0},
+	} {
+		warnings, err := rules.ValidateUpdate(t.Context(), test.old, test.object)
+		if (err == nil) != (test.refused == "") || err != nil && !strings.Contains(err.Error(), test.refused) {
+			t.Errorf("%s: error %v, want %q", name, err, test.refused)
+		}
+		still := 0
+		for _, warning := range warnings {
+			if strings.HasPrefix(warning, "still invalid: ") {
+				still++
+			}
+		}
+		if still != test.still {
+			t.Errorf("%s: %d faults are still there in %q, want %d", name, still, warnings, test.still)
+		}
+	}
+}
+
 // Each risk has a warning, and nothing else has one.
 func TestWarnings(t *testing.T) {
 	profiling := func(m *semmoev1.MoEDeployment) {

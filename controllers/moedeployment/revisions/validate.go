@@ -31,46 +31,52 @@ func Invalidf(reason, format string, args ...any) *InvalidError {
 	return &InvalidError{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-// Validate tells what is wrong with a MoEDeployment that the schema cannot tell; nil for nothing.
+// Validate returns the first of Faults; nil where there is none.
 func Validate(moed *semmoev1.MoEDeployment) *InvalidError {
+	if faults := Faults(moed); len(faults) > 0 {
+		return faults[0]
+	}
+	return nil
+}
+
+// Faults returns what is wrong with a MoEDeployment that the schema cannot tell. Each check reports its first finding.
+func Faults(moed *semmoev1.MoEDeployment) []*InvalidError {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
-		return Invalidf("UnknownEngine", "spec.engine.type: %v", err)
+		return []*InvalidError{Invalidf("UnknownEngine", "spec.engine.type: %v", err)}
 	}
-	if err := validateTelling(moed, adapter); err != nil {
-		return err
-	}
-	launched := Launch(moed)
-	if err := validateOverlap(moed, adapter, ""); err != nil {
-		return err
-	}
-	if _, err := adapter.Args(launched, moed.Spec.Engine.Args); err != nil {
-		return Invalidf("ContradictingFlags", "%v", err)
-	}
-	if err := adapter.ValidateOptions(launched); err != nil {
-		return Invalidf("ContradictingFlags", "%v", err)
-	}
-	if err := adapter.CheckNodes(launched); err != nil {
-		return Invalidf("InvalidPodsPerReplica", "%v", err)
-	}
-	if desired.UsesPlans(moed) {
-		if err := adapter.CheckExchange(launched); err != nil {
-			return Invalidf(engine.ReasonNoAllToAll, "%v", err)
+	var faults []*InvalidError
+	add := func(fault *InvalidError) {
+		if fault != nil {
+			faults = append(faults, fault)
 		}
 	}
-	if err := validateEnv(moed, adapter, launched); err != nil {
-		return err
+	check := func(reason, prefix string, err error) {
+		if err != nil {
+			add(Invalidf(reason, "%s%v", prefix, err))
+		}
 	}
+	launched := Launch(moed)
+	add(validateTelling(moed, adapter))
+	add(validateOverlap(moed, adapter, ""))
+	_, err = adapter.Args(launched, moed.Spec.Engine.Args)
+	check("ContradictingFlags", "", err)
+	check("ContradictingFlags", "", adapter.ValidateOptions(launched))
+	check("InvalidPodsPerReplica", "", adapter.CheckNodes(launched))
+	if desired.UsesPlans(moed) {
+		check(engine.ReasonNoAllToAll, "", adapter.CheckExchange(launched))
+	}
+	add(validateEnv(moed, adapter, launched))
 	if moed.Spec.Engine.Port == probePort {
-		return Invalidf("InvalidSpec", "spec.engine.port: %d is where the operator proves that a plan does not change answers: use another port", probePort)
+		add(Invalidf("InvalidSpec", "spec.engine.port: %d is where the operator proves that a plan does not change answers: use another port", probePort))
 	}
 	if moed.Spec.Placement.Cache != nil && moed.Spec.Placement.Realization == semmoev1.RealizationEngineMap {
-		return Invalidf("InvalidSpec", "spec.placement.cache: with spec.placement.realization EngineMap nothing is copied: remove the cache, or use Auto or ReshuffledWeights")
+		add(Invalidf("InvalidSpec", "spec.placement.cache: with spec.placement.realization EngineMap nothing is copied: remove the cache, or use Auto or ReshuffledWeights"))
 	}
-	if _, err := machines.BuiltIn(moed.Spec.Placement.Hardware); err != nil {
-		return Invalidf("InvalidSpec", "spec.placement.hardware.%v", err)
-	}
-	return validateTemplates(moed)
+	_, err = machines.BuiltIn(moed.Spec.Placement.Hardware)
+	check("InvalidSpec", "spec.placement.hardware.", err)
+	add(validateTemplates(moed))
+	return faults
 }
 
 // givenEnv are the user's variables of the engine's container in a field of the spec.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -59,8 +60,8 @@ func (v validator[T]) ValidateCreate(ctx context.Context, object T) (admission.W
 	return v.rules.warn(ctx, object), nil
 }
 
-// ValidateUpdate lets faults through that the object had before: whoever changes something else may not be able to mend them, as an
-// autoscaler is not, and the controllers have reported them already. Whoever mends one need not mend all at once.
+// ValidateUpdate accepts faults that the stored object has as well, and warns of each: an autoscaler, say, changes something else and cannot fix
+// them, and the controllers have reported them already. An update that fixes one of several faults is accepted, one that adds a fault is not.
 func (v validator[T]) ValidateUpdate(ctx context.Context, old, object T) (admission.Warnings, error) {
 	if r, ok := v.rules.(replacer[T]); ok {
 		old, object = r.replacing(old, old), r.replacing(old, object)
@@ -69,16 +70,18 @@ func (v validator[T]) ValidateUpdate(ctx context.Context, old, object T) (admiss
 	if len(faults) == 0 {
 		return v.rules.warn(ctx, object), nil
 	}
-	before := map[string]bool{}
+	stored := map[string]bool{}
 	for _, fault := range v.rules.refuse(ctx, old) {
-		before[fault.Error()] = true
+		stored[fault.Error()] = true
 	}
 	var warnings admission.Warnings
 	for _, fault := range faults {
-		if !before[fault.Error()] {
+		if !stored[fault.Error()] {
 			return nil, fault
 		}
-		warnings = append(warnings, "still invalid: "+fault.Error())
+		if warning := "still invalid: " + fault.Error(); !slices.Contains(warnings, warning) { // two rules may find the same
+			warnings = append(warnings, warning)
+		}
 	}
 	return append(warnings, v.rules.warn(ctx, object)...), nil
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -195,16 +196,20 @@ func TestLimitRefuses(t *testing.T) {
 	if !checkpoint.IsInvalid(err) {
 		t.Fatalf("got %v", err)
 	}
-	for _, want := range []string{"out-2 needs ", fmt.Sprintf("is %d, and these cannot be removed now: ", o.Limit), "out-0 (", " s ago), out-1 (", "in use)"} {
+	for _, want := range []string{"out-2 needs ", fmt.Sprintf("is %d, and these cannot be removed now: ", o.Limit), "out-1 (", "in use)"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not tell %q", err, want)
 		}
+	}
+	used := regexp.MustCompile(`out-0 \(\d+ bytes, used \d+ s ago\)`)
+	if !used.MatchString(err.Error()) {
+		t.Errorf("%v does not say when out-0 was used", err)
 	}
 	if diff := cmp.Diff(before, snapshot(t, s.dir)); diff != "" {
 		t.Errorf("a run that was refused changed the directory: %s", diff)
 	}
 	o.grace = 0
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), " s ago), ") {
+	if _, err := Run(t.Context(), o); err == nil || !used.MatchString(err.Error()) {
 		t.Errorf("an output goes as soon as it is not in use: %v", err)
 	}
 	mustRun(t, s.limited(2, 2))

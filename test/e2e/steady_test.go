@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -41,7 +42,11 @@ func TestSteadyStateWritesNothing(t *testing.T) {
 func waitReleases(t *testing.T, moed *semmoev1.MoEDeployment) {
 	t.Helper()
 	eventually(t, patience, "the engine's release is noted", func() error {
-		for _, w := range listWorkloads(t, moed) {
+		workloads := listWorkloads(t, moed)
+		if len(workloads) == 0 {
+			return errors.New("there is no workload")
+		}
+		for _, w := range workloads {
 			if w.Annotations[semmoev1.AnnotationEngineRelease] == "" {
 				return fmt.Errorf("workload %s has no release", w.Name)
 			}

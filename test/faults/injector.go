@@ -231,22 +231,11 @@ func (i *Injector) write(next http.RoundTripper, r *http.Request, lost bool) (*h
 		default:
 		}
 	}
-	var sent []byte
-	if r.Body != nil {
-		all, err := io.ReadAll(r.Body)
-		r.Body.Close()
-		if err != nil {
-			return nil, err
-		}
-		r = r.Clone(r.Context())
-		r.Body = io.NopCloser(bytes.NewReader(all))
-		sent = all[:min(len(all), keptBytes)]
-	}
 	response, err := next.RoundTrip(r)
 	if err != nil {
 		return nil, err
 	}
-	i.keep(fmt.Sprintf("%s %s: %d: %s", r.Method, r.URL.Path, response.StatusCode, sent))
+	i.keep(r, response.StatusCode)
 	body, err := io.ReadAll(response.Body)
 	response.Body.Close()
 	if err != nil {
@@ -263,10 +252,16 @@ func (i *Injector) write(next http.RoundTripper, r *http.Request, lost bool) (*h
 }
 
 // keep adds the description of a write.
-func (i *Injector) keep(write string) {
+func (i *Injector) keep(r *http.Request, status int) {
+	var sent []byte
+	if r.GetBody != nil { // client-go sends from memory
+		if body, err := r.GetBody(); err == nil {
+			sent, _ = io.ReadAll(io.LimitReader(body, keptBytes))
+		}
+	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.last = append(i.last, write)
+	i.last = append(i.last, fmt.Sprintf("%s %s: %d: %s", r.Method, r.URL.Path, status, sent))
 	i.last = i.last[max(0, len(i.last)-keptWrites):]
 }
 

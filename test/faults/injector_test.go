@@ -177,6 +177,9 @@ func TestRefusals(t *testing.T) {
 			if test.timeout && (!errors.As(err, &timeout) || !timeout.Timeout()) {
 				t.Errorf("the error is %v", err)
 			}
+			if last, wrote := i.LastWrites(), test.method != http.MethodGet && test.reached == 1; (len(last) == 1) != wrote || wrote && !strings.HasPrefix(last[0], test.method+" "+path+": 200") {
+				t.Errorf("the latest writes are %q", last)
+			}
 			if wantRefused := test.method == http.MethodPut; (len(i.Refused()) == 1) != wantRefused {
 				t.Errorf("refused %v", i.Refused())
 			}

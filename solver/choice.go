@@ -42,21 +42,16 @@ type Choice struct {
 }
 
 const (
-	// DefaultMinimumGainPercent is what a new plan must gain unless told otherwise.
-	DefaultMinimumGainPercent = 5
+	// DefaultMinimumGainPercent is the percentage of a layer's modelled time that a plan must save where none is given: the default of the API.
+	DefaultMinimumGainPercent = 2
 	// tablesSuffice is the part of a new placement's gain in time that tables alone must reach to be preferred.
 	tablesSuffice = 0.95
 )
 
 // Check refuses what cannot be chosen by.
 func (c *Choice) Check() error {
-	if len(c.BatchTokens) == 0 {
-		return fmt.Errorf("batch tokens is empty: name the size of a batch, in tokens over all ranks")
-	}
-	for _, n := range c.BatchTokens {
-		if n < 1 {
-			return fmt.Errorf("batch tokens is %d; it must be at least 1", n)
-		}
+	if err := CheckBatchTokens(c.BatchTokens); err != nil {
+		return err
 	}
 	if !(c.MinimumGainPercent >= 0 && c.MinimumGainPercent < 100) {
 		return fmt.Errorf("minimum gain percent is %v; allowed is 0 to below 100", c.MinimumGainPercent)

@@ -128,6 +128,9 @@ type Options struct {
 	// placement.Activation. RanksPerNode tells which ranks share a node, and 0 stands for DefaultEvaluation's.
 	Objective    placement.Objective
 	RanksPerNode int
+	// BatchTokens are the sizes of the batches that are served, in tokens over all ranks, each as frequent as the others: the objective
+	// Time minimizes the mean time over them, and the worth of a plan is judged by it. Empty is DefaultBatchTokens.
+	BatchTokens []int
 	// Unshuffled tells of attention tensor parallelism in an engine that leaves tokens where attention puts them: they lie on the ranks in
 	// turn, whatever tables say. The local activation rate is then the same under every placement, so that the objective must be another.
 	Unshuffled bool
@@ -165,6 +168,10 @@ type Solution struct {
 	Unplanned *cost.Report
 	// Times are those of CompareTimes; nil where nobody has asked.
 	Times *LayerTimes
+	// Front are the placements that a search by time found, and Chosen is the name of the one that became the plan; both are empty with other
+	// objectives.
+	Front  []FrontPoint
+	Chosen string
 	// Unmet says which load limits the placement does not keep on the profile.
 	Unmet []string
 	// FallBack says why the default placement was taken instead; empty where it was not.
@@ -315,6 +322,8 @@ type search struct {
 	occurrences *affinity.Occurrences
 	// keep is how many ranks of each token a table is to keep where that is more than the usual number.
 	keep int
+	// solvedBaselines are the placements of timedBaselines, where they have been solved.
+	solvedBaselines []*placement.Placement
 }
 
 func (s *search) progress(step string) func(done, total int) {
@@ -353,7 +362,10 @@ func (s *search) count(ctx context.Context) (err error) {
 		}
 	case placement.Coactivation:
 		s.pairs, err = affinity.CountPairs(ctx, s.trace, s.train)
-	case placement.ExFlow, placement.MoETuner:
+	}
+	switch {
+	case err != nil:
+	case s.options.Algorithm == placement.ExFlow, s.options.Algorithm == placement.MoETuner, s.timed():
 		s.transitions, err = affinity.CountTransitions(ctx, s.trace, s.train)
 	}
 	return err
@@ -364,33 +376,45 @@ func (s *search) run(ctx context.Context) (*Solution, error) {
 	if s.options.TimeBudget > 0 {
 		deadline = time.Now().Add(s.options.TimeBudget)
 	}
+	if s.timed() {
+		return s.runTimed(ctx, deadline)
+	}
 	result, err := s.place(ctx, s.options.Algorithm, deadline)
 	if err != nil {
 		return nil, err
 	}
-	solution := &Solution{Truncated: result.Truncated, Unmet: result.Unmet, TrainRequests: len(s.train), TestRequests: len(s.test), HeldOut: s.test}
+	solution := s.solution(&result)
 	by := s.options.Algorithm
 	if by == placement.Auto && !result.Truncated {
 		if result, by, err = s.orDefault(ctx, result, solution, deadline); err != nil {
 			return nil, err
 		}
 	}
+	return solution, s.finish(ctx, solution, &result, by)
+}
+
+func (s *search) solution(of *placement.Result) *Solution {
+	return &Solution{Truncated: of.Truncated, Unmet: of.Unmet, TrainRequests: len(s.train), TestRequests: len(s.test), HeldOut: s.test}
+}
+
+// finish builds the tables of the chosen placement, and scores the plan on the test requests.
+func (s *search) finish(ctx context.Context, solution *Solution, result *placement.Result, by placement.Algorithm) (err error) {
 	if solution.Plan, err = s.plan(ctx, result.Placement, by); err != nil {
-		return nil, err
+		return err
 	}
 	o := s.evaluation()
 	o.WithoutBounds = false
 	if solution.Report, err = s.evaluate(ctx, solution.Plan, o); err != nil {
-		return nil, err
+		return err
 	}
 	if s.options.Unshuffled {
 		unplanned, err := cost.Dealt(ctx, s.trace, s.options.Attention, s.options.Ranks, o)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		solution.Unplanned = &unplanned
 	}
-	return solution, nil
+	return nil
 }
 
 // orDefault is a solved placement and what made it, or the default one where the train requests prefer that. A placement that the time
@@ -425,12 +449,22 @@ func (s *search) place(ctx context.Context, by placement.Algorithm, deadline tim
 			prompts = append(prompts, s.trace.Request(r))
 		}
 	}
-	return placement.Solve(ctx, placement.Problem{
+	problem := placement.Problem{
 		Prompts: prompts, Attention: s.options.Attention, Ranks: s.options.Ranks, Layers: s.trace.Model.Layers,
 		Messages: s.options.messages(), Occurrences: s.occurrences, Constraints: s.options.Constraints,
 		Tokens: s.tokens, Pairs: s.pairs, Transitions: s.transitions, Requests: s.requests, ProfileTokens: s.tokens[0].Tokens(),
 		Algorithm: by, RedundantSlots: s.options.RedundantSlots, CopyRule: s.options.CopyRule, Groups: s.groups, Shrinkage: placement.DefaultShrinkage, Current: s.options.Current, Fresh: s.options.Fresh, Seed: s.options.Seed, Deadline: deadline, Progress: s.progress("Placement"),
-	})
+	}
+	if by == placement.Auto && s.timed() {
+		var err error
+		if problem.Clock, err = s.clock(ctx); err != nil {
+			return placement.Result{}, err
+		}
+		if problem.Starts, err = s.baselines(ctx); err != nil {
+			return placement.Result{}, err
+		}
+	}
+	return placement.Solve(ctx, problem)
 }
 
 // plan builds the tables of a placement.

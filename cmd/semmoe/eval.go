@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,8 +28,10 @@ const maxHeld = 1024
 // evalFlags are the flags of semmoe eval.
 type evalFlags struct {
 	trace, plan, requests, forecast, shards, policy, workload, weights, hardware string
-	batchTokens, held, orders, ranksPerNode, cacheTokens, scorePercent           int
-	cap                                                                          float64
+	held, orders, ranksPerNode, cacheTokens, scorePercent                        int
+	batchTokens                                                                  []int
+	cap, minimumGain                                                             float64
+	output                                                                       string
 	// given tells whether a flag stands on the command line, departs whether it does with another value than its default.
 	given, departs func(name string) bool
 }
@@ -47,6 +51,9 @@ func newEvalCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if asTable(flags.output, cmd.OutOrStdout()) {
+				return report.table(cmd.OutOrStdout())
+			}
 			return json.NewEncoder(cmd.OutOrStdout()).Encode(report)
 		},
 	}
@@ -57,7 +64,9 @@ func newEvalCommand() *cobra.Command {
 	f.StringVar(&flags.requests, "requests", "test", "test: those that the plan's split holds back; or all")
 	f.StringVar(&flags.forecast, "forecast", "", "what scores are computed from: the plan's forecast (default), or table, transition or lookahead-raw")
 	f.StringVar(&flags.shards, "shards", string(defaults.Shards), "attention tp: equal or free numbers of tokens per rank in a batch")
-	f.IntVar(&flags.batchTokens, "batch-tokens", defaults.BatchTokens, "tokens of a batch over all ranks")
+	f.IntSliceVar(&flags.batchTokens, "batch-tokens", []int{defaults.BatchTokens}, "sizes of batches, in tokens over all ranks: times are means over them, all other figures are those of the first")
+	f.Float64Var(&flags.minimumGain, "minimum-gain-percent", solver.DefaultMinimumGainPercent, "percentage of a layer's modelled time that the plan must save for the verdict Gain")
+	f.StringVarP(&flags.output, "output", "o", "", "output format: json, or table (default: table on a terminal, json elsewhere)")
 	f.StringVar(&flags.policy, "policy", string(defaults.Policy), "attention dp: price, masked, window, late, round-robin, least-loaded or prefix")
 	f.Float64Var(&flags.cap, "cap", defaults.Cap, "attention dp: largest load of a rank over the last 128 requests, in fair shares (policies price, late and prefix)")
 	f.IntVar(&flags.held, "held", 0, "attention dp: requests that wait for the rank that suits them (policy late); 0 is one for each rank")
@@ -74,6 +83,7 @@ func newEvalCommand() *cobra.Command {
 // evalReport is what eval prints.
 type evalReport struct {
 	cost.Report
+	solver.Worth
 	// BaselineVolume is what the default placement sends, with tokens or requests in turn.
 	BaselineVolume *cost.VolumeReport `json:"baseline_volume"`
 	Seconds        float64            `json:"seconds"`
@@ -121,12 +131,33 @@ func (f *evalFlags) run(ctx context.Context) (*evalReport, error) {
 	if err != nil {
 		return nil, codedError{err, exitInvalidFile}
 	}
-	return &evalReport{report, dealt.Volume, time.Since(begin).Seconds()}, nil
+	trial, err := solver.NewTimeTrial(ctx, t, p, solver.TrialOptions{Hardware: profile, Evaluation: o, BatchTokens: f.batchTokens})
+	if err != nil {
+		return nil, codedError{err, exitInvalidFile}
+	}
+	return &evalReport{report, trial.Worth(f.minimumGain, f.batchTokens...), dealt.Volume, time.Since(begin).Seconds()}, nil
+}
+
+// defaultBatch is the size of batches that figures other than times are of.
+func defaultBatch(sizes []int) int {
+	if len(sizes) == 0 {
+		return 0
+	}
+	return sizes[0]
+}
+
+// table prints an evaluation for people.
+func (r *evalReport) table(to io.Writer) error {
+	out := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	printWorth(out, &r.Worth)
+	fmt.Fprintf(out, "local activations\t%.1f%% (no plan %.1f%%)\n", 100*r.LAR, 100*r.BaselineLAR)
+	fmt.Fprintf(out, "expert load\t%.3f times the mean on the busiest rank of a window or batch\n", r.ExpertWindowImbalance)
+	return out.Flush()
 }
 
 func (f *evalFlags) options() (cost.Options, error) {
 	o := solver.DefaultEvaluation()
-	o.Shards, o.BatchTokens, o.Cap, o.Orders, o.RanksPerNode = cost.ShardRule(f.shards), f.batchTokens, f.cap, f.orders, f.ranksPerNode
+	o.Shards, o.BatchTokens, o.Cap, o.Orders, o.RanksPerNode = cost.ShardRule(f.shards), defaultBatch(f.batchTokens), f.cap, f.orders, f.ranksPerNode
 	switch {
 	case f.trace == "":
 		return o, usageErrorf("--trace is missing: name a routing trace")
@@ -136,8 +167,8 @@ func (f *evalFlags) options() (cost.Options, error) {
 		return o, usageErrorf("--requests is %q; allowed is test, all", f.requests)
 	case o.Shards != cost.EqualShards && o.Shards != cost.FreeShards:
 		return o, usageErrorf("--shards is %q; allowed is equal, free", f.shards)
-	case f.batchTokens < 1:
-		return o, usageErrorf("--batch-tokens is %d; it must be at least 1", f.batchTokens)
+	case solver.CheckBatchTokens(f.batchTokens) != nil:
+		return o, usageErrorf("--batch-tokens: %w", solver.CheckBatchTokens(f.batchTokens))
 	case !(f.cap >= 1):
 		return o, usageErrorf("--cap is %v; it must be at least 1", f.cap)
 	case f.orders < 1 || f.orders > maxOrders:
@@ -154,6 +185,9 @@ func (f *evalFlags) options() (cost.Options, error) {
 		return o, usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
 	}
 	o.CacheTokens, o.ScorePercent, o.Held = f.cacheTokens, f.scorePercent, f.held
+	if err := checkJudging(f.minimumGain, f.output); err != nil {
+		return o, err
+	}
 	var err error
 	if o.Workload, err = trace.ParseWorkload(f.workload); err != nil {
 		return o, usageErrorf("--workload: %w", err)

@@ -60,6 +60,9 @@ type solveFlags struct {
 	withoutDomains                                                             []string
 	constraints                                                                constraintFlags
 	preserveGroups                                                             bool
+	batchTokens                                                                []int
+	minimumGain                                                                float64
+	output                                                                     string
 	seed                                                                       uint64
 	timeBudget                                                                 time.Duration
 }
@@ -97,7 +100,10 @@ func newSolveCommand() *cobra.Command {
 	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents")
 	f.StringSliceVar(&flags.withoutDomains, "without-domains", nil, "domains of the trace to leave out, for semmoe drift to switch to")
 	f.Uint64Var(&flags.seed, "seed", 1, "seed of the split, the search and the evaluation")
-	f.StringVar(&flags.objective, "objective", string(placement.Activation), "what to minimise: activation (remote activations), rank-dedup (other ranks per token), node-dedup (other nodes per\ntoken), hierarchical (both, each by what a message costs); algorithm auto searches for it, all tables score by it")
+	f.StringVar(&flags.objective, "objective", string(placement.Time), "what to minimise: time (the modelled time of an MoE layer), activation (remote activations), rank-dedup (other ranks per\ntoken), node-dedup (other nodes per token), hierarchical (both, each by what a message costs); algorithm auto searches\nfor it, all tables score by it")
+	f.IntSliceVar(&flags.batchTokens, "batch-tokens", solver.DefaultBatchTokens, "sizes of the batches that are served, in tokens over all ranks; each is as frequent as the others")
+	f.Float64Var(&flags.minimumGain, "minimum-gain-percent", solver.DefaultMinimumGainPercent, "percentage of a layer's modelled time that the plan must save for the verdict Gain")
+	f.StringVarP(&flags.output, "output", "o", "", "output format: json, or table (default: table on a terminal, json elsewhere)")
 	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "ranks that share a node")
 	flags.constraints.add(cmd)
 	hardwareFlag(f, &flags.hardware)
@@ -161,6 +167,13 @@ func (f *solveFlags) options() (solver.Options, error) {
 	case f.timeBudget < 0:
 		return o, usageErrorf("--time-budget is %v; it cannot be negative", f.timeBudget)
 	}
+	o.BatchTokens = f.batchTokens
+	if err := solver.CheckBatchTokens(o.BatchTokens); err != nil {
+		return o, usageErrorf("--batch-tokens: %w", err)
+	}
+	if err := checkJudging(f.minimumGain, f.output); err != nil {
+		return o, err
+	}
 	var err error
 	if o.Algorithm, err = placement.ParseAlgorithm(f.algorithm); err != nil {
 		return o, usageErrorf("--algorithm: %w", err)
@@ -214,6 +227,10 @@ func (f *solveFlags) options() (solver.Options, error) {
 // solveReport is what solve prints: the score on the held-out requests and where it comes from.
 type solveReport struct {
 	cost.Report
+	solver.Worth
+	// Front are the placements that a search by time chose among, Chosen is the name of the one that became the plan.
+	Front         []solver.FrontPoint `json:"front,omitempty"`
+	Chosen        string              `json:"chosen,omitempty"`
 	PlanDigest    string              `json:"plan_digest"`
 	LayoutDigest  string              `json:"layout_digest"`
 	Algorithm     placement.Algorithm `json:"algorithm"`
@@ -265,18 +282,26 @@ func (f *solveFlags) run(ctx context.Context, o solver.Options, stdout, stderr i
 	if err != nil {
 		return err
 	}
-	report, err := json.Marshal(solveReport{
-		Report: solution.Report, PlanDigest: artifact.Digest, LayoutDigest: artifact.Manifest.LayoutDigest,
+	worth, err := solver.WorthOf(ctx, t, solution, o, f.minimumGain)
+	if err != nil {
+		return err
+	}
+	result := solveReport{
+		Report: solution.Report, Worth: *worth, Front: solution.Front, Chosen: solution.Chosen, PlanDigest: artifact.Digest, LayoutDigest: artifact.Manifest.LayoutDigest,
 		Algorithm: solution.Plan.Algorithm, FallBack: solution.FallBack, Truncated: solution.Truncated,
 		Objective: o.Objective, LimitsMet: len(solution.Unmet) == 0, LimitsUnmet: solution.Unmet, Moves: moves(&o, solution),
 		TrainRequests: solution.TrainRequests, TestRequests: solution.TestRequests, Seconds: time.Since(begin).Seconds(),
-	})
+	}
+	report, err := json.Marshal(result)
 	if err != nil {
 		return err
 	}
 	report = append(report, '\n')
 	if err := plan.Write(f.out, artifact, report); err != nil {
 		return fmt.Errorf("--out: %w", err)
+	}
+	if asTable(f.output, stdout) {
+		return result.table(stdout)
 	}
 	_, err = stdout.Write(report)
 	return err

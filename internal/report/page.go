@@ -161,7 +161,7 @@ func (d *Data) missing() []string {
 		out = append(out, "The trace names no kinds of text, so which kinds go to which rank is left out: give the profile's data set a domain for each document.")
 	}
 	if !d.Score.Documents {
-		out = append(out, fmt.Sprintf("Fewer than %d documents judge, so the spread over documents is left out: pass a trace of more.", parts))
+		out = append(out, fmt.Sprintf("Fewer than %d documents judge, so the spread over documents is left out: pass a trace of more.", solver.JackknifeParts))
 	}
 	return out
 }
@@ -197,7 +197,7 @@ func (d *Data) figures(v *page) []figure {
 	s := d.Score
 	rate := figure{"Local activations", percent(s.After), "today " + percent(s.Before)}
 	if s.Documents {
-		rate.Note += fmt.Sprintf("; gain %+.1f ± %.1f points", 100*(s.After-s.Before), 100*confidence*s.GainError)
+		rate.Note += fmt.Sprintf("; gain %+.1f ± %.1f points", 100*(s.After-s.Before), 2*100*s.GainError)
 	}
 	out := []figure{rate}
 	if s.Oracle > 0 {

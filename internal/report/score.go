@@ -123,7 +123,7 @@ func (in *Input) score(ctx context.Context, today *placement.Placement) (*Score,
 	if err := s.addPictures(ctx, in, today); err != nil {
 		return nil, err
 	}
-	return s, s.addTimes(ctx, in, today, &before, &after)
+	return s, s.addTimes(ctx, in)
 }
 
 // origin says whether the plan has learnt from the requests that judge it.

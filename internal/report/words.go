@@ -145,17 +145,17 @@ func (d *Data) verdict() string {
 			fall(served.FirstPercent(), served.FirstLow(), served.FirstHigh()), plural(served.BatchTokens, "token"))
 	}
 	pays += " Times are modelled by the hardware profile " + t.Machines.Profile + "."
-	switch {
-	case served.Surely():
+	switch t.Worth.Verdict {
+	case solver.Gain:
 		return fmt.Sprintf("%s it pays: a MoE layer's modelled time %s. %s", at, change, pays)
-	case served.Pays():
-		return fmt.Sprintf("%s it probably pays: a MoE layer's modelled time %s. %s", at, change, pays)
-	case served.Percent(served.Most) < solver.DefaultMinimumGainPercent:
+	case solver.LocalityDoesNotPay:
 		return fmt.Sprintf("%s latency dominates: even if every activation were local and all ranks equally busy, a MoE layer's modelled time would change by %s; by this plan it %s. %s",
 			at, points(-served.Percent(served.Most)), change, pays)
-	default:
-		return fmt.Sprintf("%s no gain worth a roll-out is expected: a MoE layer's modelled time %s; the minimum is a fall of %d%%. %s", at, change, solver.DefaultMinimumGainPercent, pays)
 	}
+	if served.Pays() {
+		return fmt.Sprintf("%s it may pay, but the requests do not prove it: a MoE layer's modelled time %s. %s", at, change, pays)
+	}
+	return fmt.Sprintf("%s no gain worth a roll-out is expected: a MoE layer's modelled time %s; the minimum is a fall of %d%%. %s", at, change, solver.DefaultMinimumGainPercent, pays)
 }
 
 // Summary is the headline and the verdict, for a terminal.

@@ -27,9 +27,11 @@ func (p *Problem) checkCurrent() error {
 
 // currentRanks are the ranks of a layer's experts in the current placement; of several copies one counts, so that every rank
 // has its share.
-func (p *Problem) currentRanks(l int) []int {
+func (p *Problem) currentRanks(l int) []int { return p.oneCopy(p.Current, l) }
+
+func (p *Problem) oneCopy(of *Placement, l int) []int {
 	weight := make([]float32, p.experts()*p.Ranks)
-	for e, ranks := range p.Current.Hosts(l) {
+	for e, ranks := range of.Hosts(l) {
 		for _, rank := range ranks {
 			weight[e*p.Ranks+rank] = 1
 		}
@@ -38,10 +40,13 @@ func (p *Problem) currentRanks(l int) []int {
 	return exact.assign(weight, p.Ranks, p.groups())
 }
 
-func (p *Problem) allCurrentRanks() [][]int {
+func (p *Problem) allCurrentRanks() [][]int { return p.ranksOf(p.Current) }
+
+// ranksOf are the ranks of all layers' experts in a placement, one copy of each.
+func (p *Problem) ranksOf(of *Placement) [][]int {
 	rankOf := make([][]int, len(p.Layers))
 	for l := range rankOf {
-		rankOf[l] = p.currentRanks(l)
+		rankOf[l] = p.oneCopy(of, l)
 	}
 	return rankOf
 }

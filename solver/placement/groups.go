@@ -44,9 +44,12 @@ func solveAuto(ctx context.Context, p *Problem) (Result, error) {
 	}
 	var result Result
 	var err error
-	if of.refines() {
+	switch {
+	case of.timed():
+		result, err = of.solveTimed(ctx, solve)
+	case of.refines():
 		result, err = of.solveRefined(ctx, solve)
-	} else {
+	default:
 		result, err = solve(ctx, of)
 	}
 	if err != nil {
@@ -54,9 +57,12 @@ func solveAuto(ctx context.Context, p *Problem) (Result, error) {
 	}
 	if wholeGroups {
 		result.Placement = ungroup(result.Placement, p.experts())
+		for i := range result.Front {
+			result.Front[i].Placement = ungroup(result.Front[i].Placement, p.experts())
+		}
 	}
 	// Where ranks have unequal shares of the tokens, names are more than names.
-	if p.Current != nil && !of.refines() && p.Constraints.RankCapacity == nil {
+	if p.Current != nil && !of.timed() && !of.refines() && p.Constraints.RankCapacity == nil {
 		p.keepNames(result.Placement)
 	}
 	return result, nil
@@ -85,6 +91,13 @@ func (p *Problem) ofGroups() *Problem {
 	}
 	if p.Occurrences != nil {
 		of.Occurrences = p.Occurrences.Grouped(size)
+	}
+	if p.Clock != nil {
+		of.Clock = p.Clock.grouped(size)
+	}
+	of.Starts = nil
+	for _, start := range p.Starts {
+		of.Starts = append(of.Starts, groupsOf(start, p.Groups))
 	}
 	of.each = size
 	of.Constraints.Pins = nil

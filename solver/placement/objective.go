@@ -10,7 +10,7 @@ import (
 // Objective is what a placement is to keep small.
 type Objective string
 
-// The objectives. All but Activation suit an all-to-all that sends a token to a rank, or a node, once.
+// The objectives. All but Activation and Time suit an all-to-all that sends a token to a rank, or a node, once.
 const (
 	// Activation counts the activations whose expert is on another rank than the token.
 	Activation Objective = "activation"
@@ -20,10 +20,12 @@ const (
 	NodeDedup Objective = "node-dedup"
 	// Hierarchical counts both, each by what a message of its kind costs.
 	Hierarchical Objective = "hierarchical"
+	// Time is the modelled time of an MoE layer: what the busiest rank exchanges, and what the slowest one computes.
+	Time Objective = "time"
 )
 
 // Objectives lists all objectives.
-var Objectives = []Objective{Activation, RankDedup, NodeDedup, Hierarchical}
+var Objectives = []Objective{Time, Activation, RankDedup, NodeDedup, Hierarchical}
 
 // ParseObjective returns the objective of that name.
 func ParseObjective(name string) (Objective, error) {

@@ -127,21 +127,42 @@ func (p *Problem) refines() bool {
 // search by activations; with other objectives nothing.
 func (p *Problem) solveRefined(ctx context.Context, solve func(context.Context, *Problem) (Result, error)) (Result, error) {
 	stop := limit{ctx, p.Deadline}
+	within, err := p.allLimits()
+	if err != nil {
+		return Result{}, err
+	}
+	starts, err := p.constrainedStarts(ctx, solve, within, stop)
+	if err != nil {
+		return Result{}, err
+	}
+	if p.Attention == DataParallel {
+		return p.refineJoint(ctx, starts, within, stop)
+	}
+	return p.refineLayers(ctx, starts, within, stop)
+}
+
+// allLimits are the constraints of all layers.
+func (p *Problem) allLimits() ([]*limits, error) {
 	within := make([]*limits, len(p.Layers))
 	for l := range within {
 		var err error
 		if within[l], err = p.limits(l); err != nil {
-			return Result{}, err
+			return nil, err
 		}
 	}
+	return within, nil
+}
+
+// constrainedStarts are placements to search from under constraints; the first is the one of least effort.
+func (p *Problem) constrainedStarts(ctx context.Context, solve func(context.Context, *Problem) (Result, error), within []*limits, stop limit) ([][][]int, error) {
 	starts, err := p.simpleStarts(within)
 	if err != nil {
-		return Result{}, err
+		return nil, err
 	}
 	if p.Algorithm == Auto {
 		solved, err := p.solvedStarts(ctx, solve, stop)
 		if err != nil {
-			return Result{}, err
+			return nil, err
 		}
 		for i, start := range p.renamedStarts(solved, within) {
 			near := make([][]int, len(start))
@@ -155,10 +176,7 @@ func (p *Problem) solveRefined(ctx context.Context, solve func(context.Context, 
 			starts = append(starts, near)
 		}
 	}
-	if p.Attention == DataParallel {
-		return p.refineJoint(ctx, starts, within, stop)
-	}
-	return p.refineLayers(ctx, starts, within, stop)
+	return starts, nil
 }
 
 // renamedStarts are placements with ranks named after pins and the current placement. Where ranks have unequal shares of the tokens, names
@@ -200,6 +218,9 @@ func (p *Problem) solvedStarts(ctx context.Context, solve func(context.Context, 
 	var starts [][][]int
 	if p.Current != nil {
 		starts = append(starts, p.allCurrentRanks())
+	}
+	for _, start := range p.Starts {
+		starts = append(starts, p.ranksOf(start))
 	}
 	if !p.Messages.None() {
 		start := make([][]int, len(p.Layers))

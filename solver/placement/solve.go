@@ -71,6 +71,9 @@ func ParseAlgorithm(name string) (Algorithm, error) {
 // warm reports whether the search goes on from the placement in service alone.
 func (p *Problem) warm() bool { return p.Current != nil && !p.Fresh }
 
+// timed reports whether placements are searched for by time.
+func (p *Problem) timed() bool { return p.Algorithm == Auto && p.Clock != nil }
+
 // DefaultShrinkage is the Shrinkage of the highest held-out locality on recorded routing; between 2 and 8 it differs by less than 0.2%.
 const DefaultShrinkage = 4
 
@@ -82,6 +85,10 @@ type Problem struct {
 	// Activation. Auto searches for it, by Occurrences, which it then needs.
 	Messages    affinity.Messages
 	Occurrences *affinity.Occurrences
+	// Clock is the modelled time of a layer, where the objective is Time: Auto then searches for the placement of the least time, and returns
+	// a front. Starts are further placements that the search improves.
+	Clock  *Clock
+	Starts []*Placement
 	// Constraints narrow what may be chosen.
 	Constraints Constraints
 	// Ranks is the EP size; it must divide the number of experts.
@@ -146,6 +153,9 @@ type Result struct {
 	// TrainLAR is the local activation rate on the profile with the best balanced assignment of tokens or requests, as the
 	// search values it: optimistic, and comparable only between placements of one problem. Only Auto fills it.
 	TrainLAR float64
+	// Front are the placements that a search by time found under descending limits on the load of a rank's experts; the first has no limit. It is
+	// nil with other objectives and algorithms.
+	Front []Point
 	// Truncated is set when the deadline cut the search off; the placement is valid all the same.
 	Truncated bool
 	// Unmet says which load limits the placement does not keep on the profile, one sentence each.

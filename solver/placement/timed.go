@@ -1,0 +1,248 @@
+package placement
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+
+	"github.com/semmoe/operator/solver/affinity"
+)
+
+// loadLimits are the limits on the load of a rank's experts, in percent of the mean, at which the front of a solve by time has points, besides the
+// one without a limit. Each limit starts from the placements of the one before.
+var loadLimits = []float64{130, 115, 108, 104, 101}
+
+// Point is a placement of a front: no other point is both more local and better balanced, as far as the search found.
+type Point struct {
+	// Name identifies what the search started from and under which limit.
+	Name      string
+	Placement *Placement
+	// ExpertLoadLimit is the limit in percent of the mean; 0 is none.
+	ExpertLoadLimit float64
+	// LAR, ExpertImbalance and Microseconds are those of the profile with the best balanced assignment of tokens or requests, means over layers.
+	LAR, ExpertImbalance, Microseconds float64
+}
+
+// Start is a placement that the search by time improves.
+type Start struct {
+	Name      string
+	Placement *Placement
+}
+
+// timeRefiner refines layers by the modelled time. Tokens or requests have the ranks that another refiner gives them.
+type timeRefiner struct {
+	refiner
+	clock *Clock
+	// layers are the indices of the refined layers, ranks is the number of ranks.
+	layers []int
+	ranks  int
+	// weights are each expert's activations by the tokens of each rank, in each layer.
+	weights [][]float32
+}
+
+func (r *timeRefiner) anneals() bool { return true }
+
+func (r *timeRefiner) settle(rankOf [][]int) float64 {
+	r.refiner.settle(rankOf)
+	r.weights = make([][]float32, len(rankOf))
+	sum := 0.0
+	for l := range rankOf {
+		r.weights[l] = r.copies(l, rankOf[l])
+		sum += r.timing(l, rankOf[l]).value
+	}
+	return sum
+}
+
+func (r *timeRefiner) timing(l int, rankOf []int) *timing {
+	return newTiming(r.clock, r.layers[l], r.weights[l], rankOf, r.ranks)
+}
+
+func (r *timeRefiner) swaps(l int, rankOf []int) swapper { return r.timing(l, rankOf) }
+
+// measure adds a layer's figures to a point.
+func (r *timeRefiner) measure(to *Point, l int, rankOf []int, weight float64) {
+	t := r.timing(l, rankOf)
+	to.LAR += weight * t.lar()
+	to.ExpertImbalance += weight * t.imbalance()
+	to.Microseconds += weight * t.microseconds()
+}
+
+// sweep is a solve by time under one load limit after the other; each starts from the placements of the one before.
+type sweep struct {
+	problem *Problem
+	stop    limit
+	limits  []float64
+	// within are the constraints of each layer without load limits, starts the placements to start from [starts][layers].
+	within []*limits
+	starts [][][]int
+}
+
+// solveTimed solves by time. The placement of the result is the fastest one of the front by the profile.
+func (p *Problem) solveTimed(ctx context.Context, solve func(context.Context, *Problem) (Result, error)) (Result, error) {
+	s := &sweep{problem: p, stop: limit{ctx, p.Deadline}, limits: p.sweptLimits()}
+	var err error
+	if s.within, err = p.allLimits(); err != nil {
+		return Result{}, err
+	}
+	if s.starts, err = p.constrainedStarts(ctx, solve, s.within, s.stop); err != nil {
+		return Result{}, err
+	}
+	front := make([]Point, 1+len(s.limits))
+	front[0] = Point{Name: PointOfActivation, Placement: p.placement()}
+	for i, limit := range s.limits {
+		front[1+i] = Point{Name: fmt.Sprintf("%s-load-%g", PointOfTime, limit), ExpertLoadLimit: limit, Placement: p.placement()}
+	}
+	front[1].Name = PointOfTime
+	if p.Attention == DataParallel {
+		layers := make([]int, len(p.Layers))
+		for l := range layers {
+			layers[l] = l
+		}
+		err = s.run(ctx, &timeRefiner{refiner: p.jointRefiner(s.stop), clock: p.Clock, layers: layers, ranks: p.Ranks}, front)
+	} else {
+		err = s.runLayers(ctx, front)
+	}
+	if err != nil {
+		return Result{}, err
+	}
+	best := slices.MinFunc(front, func(a, b Point) int { return cmp.Compare(a.Microseconds, b.Microseconds) })
+	return Result{Placement: best.Placement, TrainLAR: best.LAR, Front: front, Truncated: s.stop.overdue()}, nil
+}
+
+// Names of the points that the search by activations, and the search by time without a further load limit, found.
+const (
+	PointOfActivation = "activation"
+	PointOfTime       = "time"
+)
+
+// sweptLimits are the load limits of the front, descending; the first is that of the constraints.
+func (p *Problem) sweptLimits() []float64 {
+	given := p.Constraints.ExpertLoadLimit
+	limits := []float64{given}
+	if p.RedundantSlots > 0 {
+		return limits // which copy computes an expert is the engine's choice
+	}
+	for _, limit := range loadLimits {
+		if given == 0 || limit < given {
+			limits = append(limits, limit)
+		}
+	}
+	return limits
+}
+
+// runLayers solves attention tensor parallelism: layers do not depend on one another.
+func (s *sweep) runLayers(ctx context.Context, front []Point) error {
+	p := s.problem
+	parts, failures := make([][]Point, len(p.Layers)), make([]error, len(p.Layers))
+	var done atomic.Int64
+	err := affinity.Parallel(ctx, len(p.Layers), func(l int) {
+		counts, err := p.layerCounts(l)
+		if err != nil {
+			failures[l] = err
+			return
+		}
+		parts[l] = make([]Point, len(front))
+		for i := range front {
+			parts[l][i].Placement = front[i].Placement
+		}
+		by := &tokenRefiner{search: newLayerSearch(p, counts, s.stop)}
+		failures[l] = s.run(ctx, &timeRefiner{refiner: by, clock: p.Clock, layers: []int{l}, ranks: p.Ranks}, parts[l])
+		if p.Progress != nil {
+			p.Progress(int(done.Add(1)), len(p.Layers))
+		}
+	})
+	if err = errors.Join(append(failures, err)...); err != nil {
+		return err
+	}
+	for _, part := range parts {
+		for i := range front {
+			front[i].add(&part[i])
+		}
+	}
+	return nil
+}
+
+func (to *Point) add(part *Point) {
+	to.LAR += part.LAR
+	to.ExpertImbalance += part.ExpertImbalance
+	to.Microseconds += part.Microseconds
+}
+
+// run solves the layers of a refiner under each limit, and fills in the points.
+func (s *sweep) run(ctx context.Context, by *timeRefiner, front []Point) error {
+	p := s.problem
+	starts := make([][][]int, len(s.starts))
+	for i, start := range s.starts {
+		for _, l := range by.layers {
+			starts[i] = append(starts[i], start[l])
+		}
+	}
+	loads, err := by.loads(p)
+	if err != nil {
+		return err
+	}
+	fill := func(to *Point, rankOf [][]int, within []*limits) {
+		by.settle(rankOf)
+		for at, l := range by.layers {
+			by.measure(to, at, rankOf[at], 1/float64(len(p.Layers)))
+			to.Placement.Layers[l] = layerOf(p.Layers[l], rankOf[at], p.copiesOf(by, at, l, rankOf[at], within[at]), p.Ranks)
+		}
+	}
+	for i, limit := range s.limits {
+		within := make([]*limits, len(by.layers))
+		for at, l := range by.layers {
+			within[at] = s.within[l].capped(loads[at], limit)
+		}
+		if i == 0 {
+			fill(&front[0], starts[len(starts)-1], within) // the search by activations comes last
+		} else {
+			for j := range starts {
+				near := make([][]int, len(within))
+				for at := range near {
+					near[at] = within[at].towards(starts[j][at], rand.New(rand.NewPCG(p.Seed, uint64(i<<16|at))))
+					if !within[at].keeps(near[at]) {
+						near[at] = starts[j][at]
+					}
+				}
+				starts[j] = near
+			}
+		}
+		r := refining{by: by, within: within, stop: s.stop, seed: p.Seed ^ uint64(by.layers[0])<<32 ^ uint64(i)<<48}
+		rankOf, err := r.best(ctx, starts)
+		if err != nil {
+			return err
+		}
+		fill(&front[1+i], rankOf, within)
+		starts = [][][]int{rankOf}
+	}
+	return nil
+}
+
+// loads are the activations of the experts of each layer.
+func (r *timeRefiner) loads(p *Problem) ([][]float64, error) {
+	loads := make([][]float64, len(r.layers))
+	for at, l := range r.layers {
+		if of, ok := r.refiner.(*tokenRefiner); ok {
+			loads[at] = of.search.counts.ExpertTotals()
+			continue
+		}
+		var err error
+		if loads[at], err = p.expertLoads(l); err != nil {
+			return nil, err
+		}
+	}
+	return loads, nil
+}
+
+// capped are the same constraints with a limit on the load of a rank's experts, in percent of the mean; 0 is none.
+func (l *limits) capped(loads []float64, percent float64) *limits {
+	to := *l
+	if percent > 0 {
+		to.loads, to.most = loads, sum(loads)/float64(l.ranks)*percent/100
+	}
+	return &to
+}

@@ -1,0 +1,266 @@
+package solver
+
+import (
+	"context"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// timedBaselines are the published algorithms whose placements are candidates of a search by time, and starts of it. Others are slow, or have not
+// been seen to be ahead.
+var timedBaselines = []placement.Algorithm{placement.EPLB, placement.MoETuner, placement.ExFlow, placement.KMeans2D}
+
+// timedCandidate is a placement that a search by time chooses among.
+type timedCandidate struct {
+	name      string
+	algorithm placement.Algorithm
+	placement *placement.Placement
+	// point is the candidate's point of the front; nil for a baseline.
+	point *placement.Point
+}
+
+// baselines are the placements of the published algorithms without copies, solved once.
+func (s *search) baselines(ctx context.Context) ([]*placement.Placement, error) {
+	if s.solvedBaselines != nil {
+		return s.solvedBaselines, nil
+	}
+	plain := *s
+	plain.options.Constraints, plain.options.RedundantSlots, plain.options.CopyRule, plain.groups = placement.Constraints{}, 0, placement.NearestCopy, 1
+	plain.options.Progress = nil
+	for _, by := range timedBaselines {
+		result, err := plain.place(ctx, by, time.Time{})
+		if err != nil {
+			return nil, err
+		}
+		s.solvedBaselines = append(s.solvedBaselines, result.Placement)
+	}
+	return s.solvedBaselines, nil
+}
+
+// candidates solves by time, and returns the front followed by the baselines. The first candidate is the default placement.
+func (s *search) candidates(ctx context.Context, deadline time.Time) ([]timedCandidate, *placement.Result, error) {
+	plain, err := s.place(ctx, placement.ContiguousAlgorithm, time.Time{})
+	if err != nil {
+		return nil, nil, err
+	}
+	found := []timedCandidate{{string(placement.ContiguousAlgorithm), placement.ContiguousAlgorithm, plain.Placement, nil}}
+	result, err := s.place(ctx, placement.Auto, deadline)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i := range result.Front {
+		point := &result.Front[i]
+		found = append(found, timedCandidate{point.Name, placement.Auto, point.Placement, point})
+	}
+	if s.options.Constraints.Any() || s.groups > 1 {
+		return found, &result, nil // baselines know no constraints: they are starts only
+	}
+	if s.options.RedundantSlots == 0 {
+		for i, by := range timedBaselines {
+			found = append(found, timedCandidate{string(by), by, s.solvedBaselines[i], nil})
+		}
+		return found, &result, nil
+	}
+	copies, err := s.place(ctx, placement.EPLB, time.Time{})
+	return append(found, timedCandidate{string(placement.EPLB), placement.EPLB, copies.Placement, nil}), &result, err
+}
+
+// runTimed solves by time. The candidates are judged on held-out documents of the train requests, so that the test requests judge a plan that was not
+// chosen by them; the candidate of the winner's name, solved from all train requests, becomes the plan.
+func (s *search) runTimed(ctx context.Context, deadline time.Time) (*Solution, error) {
+	name, truncated, err := s.fastest(ctx, deadline)
+	if err != nil {
+		return nil, err
+	}
+	candidates, result, err := s.candidates(ctx, deadline)
+	if err != nil {
+		return nil, err
+	}
+	chosen := candidates[slices.IndexFunc(candidates, func(c timedCandidate) bool { return c.name == name })]
+	solution := s.solution(result)
+	solution.Truncated = solution.Truncated || truncated
+	solution.Chosen = chosen.name
+	if chosen.algorithm == placement.ContiguousAlgorithm {
+		solution.FallBack = "no gain expected: on held-out documents of the profile no placement makes a layer faster than the default one"
+		if s.options.Constraints.Moves() {
+			chosen.algorithm = placement.Auto // it is the placement in service
+		}
+	}
+	taken := *result
+	taken.Placement = chosen.placement
+	if err := s.finish(ctx, solution, &taken, chosen.algorithm); err != nil {
+		return nil, err
+	}
+	candidates = slices.DeleteFunc(candidates, func(c timedCandidate) bool {
+		return c.point == nil && c.name != chosen.name && c.algorithm != placement.ContiguousAlgorithm
+	})
+	figures, err := s.modelled(ctx, candidates)
+	for i := range figures {
+		solution.Front = append(solution.Front, figures[i].point(&candidates[i], s.options.batchTokens()))
+	}
+	return solution, err
+}
+
+// FrontPoint is a placement that a solve by time chose among, scored on the test requests.
+type FrontPoint struct {
+	// Name identifies the point; ExpertLoadLimit is the limit on the load of a rank's experts on the profile in percent of the mean, 0 is none.
+	Name            string  `json:"name"`
+	ExpertLoadLimit float64 `json:"expert_load_limit"`
+	// LAR is the local activation rate, ExpertImbalance that of windows or batches, LayerUS the modelled time of a layer by batch size.
+	LAR             float64            `json:"lar"`
+	ExpertImbalance float64            `json:"expert_imbalance"`
+	LayerUS         map[string]float64 `json:"layer_us"`
+}
+
+// Microseconds is the mean modelled time over the batch sizes.
+func (p *FrontPoint) Microseconds() float64 {
+	sum := 0.0
+	for _, us := range p.LayerUS {
+		sum += us / float64(len(p.LayerUS))
+	}
+	return sum
+}
+
+// modelledTimes are figures of one candidate on the test requests: means over batch sizes, and the times at each.
+type modelledTimes struct {
+	lar, imbalance, mean float64
+	at                   []float64
+}
+
+func (m *modelledTimes) point(c *timedCandidate, sizes []int) FrontPoint {
+	p := FrontPoint{Name: c.name, LAR: m.lar, ExpertImbalance: m.imbalance, LayerUS: map[string]float64{}}
+	if c.point != nil {
+		p.ExpertLoadLimit = c.point.ExpertLoadLimit
+	}
+	for i, tokens := range sizes {
+		p.LayerUS[strconv.Itoa(tokens)] = m.at[i]
+	}
+	return p
+}
+
+const (
+	// rankOrders is the number of arrival orders in which candidates are judged.
+	rankOrders = 2
+	// leastLead is by how much of the default placement's time another candidate must be ahead of the search's own where there is one split, which does
+	// not show what chance makes.
+	leastLead = 0.005
+)
+
+// rankFolds is the number of splits of the train requests by which candidates are judged: small profiles need more, and large ones take longer.
+func (s *search) rankFolds() int {
+	const small = 8e6
+	activations := float64(s.trace.TokenCount(s.train) * len(s.trace.Model.Layers) * s.trace.Model.TopK)
+	return min(4, max(1, int(small/max(activations, 1))))
+}
+
+// fastest is the name of the candidate to choose. That is the search's own placement of the least time, unless another is ahead of it by more than
+// a standard error over the splits; and the default placement, where that is not slower. The search's own is chosen, too, where the profile cannot be
+// split, or the time budget is spent.
+func (s *search) fastest(ctx context.Context, deadline time.Time) (name string, truncated bool, err error) {
+	times := map[string][]float64{}
+	var names []string
+	for fold := range s.rankFolds() {
+		part := &search{trace: s.trace.Subset(s.train), options: s.options, groups: s.groups}
+		part.options.Embeddings, part.options.Progress, part.options.Forecast = nil, nil, Table
+		if part.train, part.test, err = trace.Split(part.trace, validationPercent, s.options.Seed+uint64(fold)); err != nil {
+			return string(placement.ContiguousAlgorithm), false, nil // one document proves nothing
+		}
+		if err := part.count(ctx); err != nil {
+			return "", false, err
+		}
+		candidates, result, err := part.candidates(ctx, deadline)
+		if err != nil || result.Truncated {
+			return placement.PointOfTime, true, err
+		}
+		figures, err := part.modelled(ctx, candidates)
+		if err != nil {
+			return "", false, err
+		}
+		names = names[:0]
+		for i, c := range candidates {
+			names = append(names, c.name)
+			times[c.name] = append(times[c.name], figures[i].mean)
+		}
+	}
+	return fastestOf(names, times), false, nil
+}
+
+// fastestOf is the name to choose, given the times of each candidate in every split. The first name is that of the default placement.
+func fastestOf(names []string, times map[string][]float64) string {
+	plain, own := times[names[0]], times[placement.PointOfTime]
+	n := float64(len(own))
+	// ahead is by how much of the default placement's time a candidate is ahead of the search's own, and the standard error of that.
+	ahead := func(of []float64) (mean, deviation float64) {
+		squares := 0.0
+		for i, us := range of {
+			lead := (own[i] - us) / plain[i]
+			mean += lead / n
+			squares += lead * lead
+		}
+		if n == 1 {
+			return mean, leastLead
+		}
+		return mean, math.Sqrt(max(0, squares-n*mean*mean) / (n * (n - 1)))
+	}
+	best, lead := placement.PointOfTime, 0.0
+	for _, name := range names[1:] {
+		if mean, deviation := ahead(times[name]); mean-deviation > lead {
+			best, lead = name, mean-deviation
+		}
+	}
+	leadOfBest, _ := ahead(times[best])
+	if mean, _ := ahead(plain); mean >= leadOfBest {
+		return names[0]
+	}
+	return best
+}
+
+// modelled are the figures of candidates on the test requests.
+func (s *search) modelled(ctx context.Context, candidates []timedCandidate) ([]modelledTimes, error) {
+	figures := make([]modelledTimes, len(candidates))
+	for i := range candidates {
+		c := &candidates[i]
+		same := slices.IndexFunc(candidates[:i], func(other timedCandidate) bool {
+			return slices.EqualFunc(c.placement.Layers, other.placement.Layers, func(a, b placement.Layer) bool { return slices.Equal(a.Slots, b.Slots) })
+		})
+		if same >= 0 {
+			figures[i] = figures[same]
+			continue
+		}
+		plan, err := s.plan(ctx, c.placement, c.algorithm)
+		if err != nil {
+			return nil, err
+		}
+		if figures[i], err = s.modelledTimes(ctx, plan); err != nil {
+			return nil, err
+		}
+	}
+	return figures, nil
+}
+
+func (s *search) modelledTimes(ctx context.Context, plan *Plan) (m modelledTimes, err error) {
+	o, sizes := s.evaluation(), s.options.batchTokens()
+	o.Orders = rankOrders
+	layer, weight := s.options.layer(&s.trace.Model, plan.Placement.SlotsPerRank), 1/float64(len(sizes))
+	var report cost.Report
+	for i, tokens := range sizes {
+		o.BatchTokens = tokens
+		if i == 0 || s.options.Attention == placement.TensorParallel { // with attention DP requests have ranks, whatever the size of a batch
+			if report, err = s.evaluate(ctx, plan, o); err != nil {
+				return m, err
+			}
+		}
+		us := layer.TimeOf(tokens, &report).Total()
+		m.at = append(m.at, us)
+		m.mean += weight * us
+		m.lar = min(1, m.lar+weight*report.LAR)
+		m.imbalance += weight * report.ExpertWindowImbalance
+	}
+	return m, nil
+}

@@ -1,0 +1,288 @@
+package solver
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// TimeTrial compares the modelled time of a layer under a plan with the time under what serves instead, on the same requests. It knows the scores of
+// all requests, and of all but one part of the documents at a time.
+type TimeTrial struct {
+	// Machines are what times are modelled by.
+	Machines cost.Machines
+	// From is the layer of what serves instead, To that of the plan.
+	From, To cost.Layer
+	// scores are those of all requests, by ascending batch size; parts are those with a part of the documents left out, nil where there are too few
+	// documents.
+	scores []scorePair
+	parts  []scorePair
+}
+
+// scorePair are the scores of what serves instead and of a plan, in batches of a size.
+type scorePair struct {
+	batchTokens   int
+	before, after cost.Report
+}
+
+const (
+	// JackknifeParts is how many parts the documents are split into.
+	JackknifeParts = 8
+	// confidence is how many standard errors are half of a 95% interval.
+	confidence = 2
+)
+
+// TrialOptions are the inputs of a TimeTrial.
+type TrialOptions struct {
+	// Current is the plan in service; nil stands for the default placement, with requests or tokens assigned round-robin.
+	Current *Plan
+	// Hardware models the times; nil is the plan's.
+	Hardware *hardware.Profile
+	// Evaluation says how requests are scored, and which. BatchTokens are the sizes of batches; empty is the evaluation's.
+	Evaluation  cost.Options
+	BatchTokens []int
+	// Unshuffled is as in Options.
+	Unshuffled bool
+	Progress   func(step string, done, total int)
+}
+
+// NewTimeTrial scores a plan and what serves instead.
+func NewTimeTrial(ctx context.Context, t *trace.Trace, p *Plan, o TrialOptions) (*TimeTrial, error) {
+	profile := o.Hardware
+	if profile == nil {
+		profile = p.Machines()
+	}
+	sizes := slices.Sorted(slices.Values(o.BatchTokens))
+	if len(sizes) == 0 {
+		sizes = []int{o.Evaluation.BatchTokens}
+	}
+	planned := p.Placement
+	today := cost.DefaultPlacement(t.Model.Layers, planned.Experts, planned.Ranks)
+	if o.Current != nil {
+		today = o.Current.Placement
+	}
+	tr := &TimeTrial{Machines: cost.MachinesOf(profile, planned.Ranks, o.Evaluation.RanksPerNode)}
+	tr.From = cost.LayerOf(&t.Model, tr.Machines, today.Ranks, today.SlotsPerRank)
+	tr.To = cost.LayerOf(&t.Model, tr.Machines, planned.Ranks, planned.SlotsPerRank)
+	e := o.Evaluation
+	e.WithoutBounds, e.Detail, e.Volume, e.ScorePercent = true, false, false, 0
+	for _, tokens := range sizes {
+		e.BatchTokens = tokens
+		pair, err := o.score(ctx, t, p, e)
+		if err != nil {
+			return nil, err
+		}
+		tr.scores = append(tr.scores, pair)
+		if p.Attention == placement.DataParallel {
+			break // requests have ranks, whatever the size of a batch
+		}
+	}
+	return tr, tr.leaveOut(ctx, t, p, &o)
+}
+
+// score scores the plan and what serves instead.
+func (o *TrialOptions) score(ctx context.Context, t *trace.Trace, p *Plan, e cost.Options) (pair scorePair, err error) {
+	pair.batchTokens = e.BatchTokens
+	if o.Unshuffled {
+		e.RankCapacity = p.RankCapacity
+		pair.after, err = cost.TensorParallel(ctx, t, p.Placement, noForecast{}, e)
+	} else {
+		pair.after, err = Evaluate(ctx, t, p, e)
+	}
+	if err != nil {
+		return pair, err
+	}
+	if o.Current != nil {
+		pair.before, err = Evaluate(ctx, t, o.Current, e)
+	} else {
+		pair.before, err = cost.Dealt(ctx, t, p.Attention, p.Placement.Ranks, e)
+	}
+	return pair, err
+}
+
+// leaveOut scores all requests but those of one part of the documents, for each part, in batches of the median size.
+func (tr *TimeTrial) leaveOut(ctx context.Context, t *trace.Trace, p *Plan, o *TrialOptions) error {
+	e := o.Evaluation
+	var documents []int
+	for _, request := range e.Requests {
+		documents = append(documents, int(t.Documents[request]))
+	}
+	slices.Sort(documents)
+	documents = slices.Compact(documents)
+	if len(documents) < JackknifeParts {
+		return nil
+	}
+	part := map[int]int{}
+	for i, document := range trace.Shuffled(documents, p.Seed) {
+		part[document] = i % JackknifeParts
+	}
+	e.WithoutBounds, e.Detail, e.Volume, e.ScorePercent = true, false, false, 0
+	e.BatchTokens = tr.scores[len(tr.scores)/2].batchTokens
+	for out := range JackknifeParts {
+		e.Requests = slices.DeleteFunc(slices.Clone(o.Evaluation.Requests), func(request int) bool { return part[int(t.Documents[request])] == out })
+		pair, err := o.score(ctx, t, p, e)
+		if err != nil {
+			return err
+		}
+		tr.parts = append(tr.parts, pair)
+		if o.Progress != nil {
+			o.Progress("Uncertainty", out+1, JackknifeParts)
+		}
+	}
+	return nil
+}
+
+// at are the scores in batches of the size nearest to one.
+func (tr *TimeTrial) at(batchTokens int) *scorePair {
+	best := 0
+	for i := range tr.scores {
+		if math.Abs(math.Log(float64(tr.scores[i].batchTokens)/float64(batchTokens))) < math.Abs(math.Log(float64(tr.scores[best].batchTokens)/float64(batchTokens))) {
+			best = i
+		}
+	}
+	return &tr.scores[best]
+}
+
+// Documents reports whether errors include the spread over documents; otherwise there are too few documents.
+func (tr *TimeTrial) Documents() bool { return len(tr.parts) > 0 }
+
+// TimeSaved is what a plan saves of the modelled time of a layer, in microseconds.
+type TimeSaved struct {
+	Before, After cost.LayerTime
+	// Error is half of the width of the 95% interval of Saved. It is the root of the sum of squares of two errors: the spread over documents, and the
+	// error of the hardware profile's fits in the differences of times: a latency that is the same before and after is wrong in both alike.
+	Error float64
+	// Local is the time if every activation were local and all ranks had equal loads: no plan is faster.
+	Local float64
+}
+
+// Saved is the time saved.
+func (s *TimeSaved) Saved() float64 { return s.Before.Total() - s.After.Total() }
+
+// At is what the plan saves in batches of some sizes, in the mean.
+func (tr *TimeTrial) At(sizes ...int) TimeSaved {
+	var s TimeSaved
+	weight := 1 / float64(len(sizes))
+	for _, tokens := range sizes {
+		pair := tr.at(tokens)
+		before, after := tr.From.TimeOf(tokens, &pair.before), tr.To.TimeOf(tokens, &pair.after)
+		s.Before.Exchange += weight * before.Exchange
+		s.Before.Compute += weight * before.Compute
+		s.After.Exchange += weight * after.Exchange
+		s.After.Compute += weight * after.Compute
+		s.Local += weight * tr.To.LocalTime(tokens).Total()
+	}
+	documents := tr.Jackknife(func(before, after *cost.Report) float64 {
+		sum := 0.0
+		for _, tokens := range sizes {
+			sum += weight * (tr.From.TimeOf(tokens, before).Total() - tr.To.TimeOf(tokens, after).Total())
+		}
+		return sum
+	})
+	exchange, compute := s.Before.Exchange-s.After.Exchange, s.Before.Compute-s.After.Compute
+	s.Error = confidence * math.Hypot(documents, math.Hypot(tr.Machines.Link.Fit.Error()*exchange, tr.Machines.Grouped.Fit.Error()*compute))
+	return s
+}
+
+// Jackknife is the standard error of a figure, computed with one part of the documents left out at a time (Quenouille, Tukey); 0 where there are too few
+// documents.
+func (tr *TimeTrial) Jackknife(figure func(before, after *cost.Report) float64) float64 {
+	n := float64(len(tr.parts))
+	if n < 2 {
+		return 0
+	}
+	mean, sum := 0.0, 0.0
+	values := make([]float64, len(tr.parts))
+	for i := range tr.parts {
+		values[i] = figure(&tr.parts[i].before, &tr.parts[i].after)
+		mean += values[i] / n
+	}
+	for _, v := range values {
+		sum += (v - mean) * (v - mean)
+	}
+	return math.Sqrt((n - 1) / n * sum)
+}
+
+// Worth is the answer to whether a plan is worth having.
+type Worth struct {
+	// BatchTokens are the sizes of batches over which times are means.
+	BatchTokens []int `json:"batch_tokens"`
+	// LayerUS and BaselineLayerUS are the modelled times of a layer in microseconds, under the plan and under what serves instead.
+	LayerUS         float64 `json:"layer_us"`
+	BaselineLayerUS float64 `json:"baseline_layer_us"`
+	// SavedPercent is by how much LayerUS is below BaselineLayerUS, Low and High are the ends of its 95% interval.
+	SavedPercent float64 `json:"saved_percent"`
+	Low          float64 `json:"saved_percent_low"`
+	High         float64 `json:"saved_percent_high"`
+	// Verdict is the answer, and Reason one sentence about it.
+	Verdict Verdict `json:"verdict"`
+	Reason  string  `json:"reason"`
+}
+
+// Worth judges the plan of a trial.
+func (tr *TimeTrial) Worth(minimumGainPercent float64, sizes ...int) Worth {
+	saved := tr.At(sizes...)
+	before := saved.Before.Total()
+	w := Worth{
+		BatchTokens: sizes, LayerUS: saved.After.Total(), BaselineLayerUS: before, SavedPercent: 100 * saved.Saved() / before,
+		Low: 100 * (saved.Saved() - saved.Error) / before, High: 100 * (saved.Saved() + saved.Error) / before,
+	}
+	f := finding{saved: w.SavedPercent, low: w.Low, most: 100 * (1 - saved.Local/before)}
+	for _, tokens := range sizes {
+		if at := tr.At(tokens); at.Saved() < 0 && -at.Saved() > f.slowerBy*at.Before.Total() {
+			f.slowerAt, f.slowerBy = tokens, -at.Saved()/at.Before.Total()
+		}
+	}
+	w.Verdict, w.Reason = f.judge(minimumGainPercent)
+	return w
+}
+
+// finding is what a verdict is made of, in percent of the modelled time of what serves instead: the time saved, the lower end of its 95% interval, and what
+// would be saved if every activation were local and all ranks had equal loads. slowerAt is the batch size at which the layer is slower by the largest
+// fraction, slowerBy; 0 where it is slower at none.
+type finding struct {
+	saved, low, most float64
+	slowerAt         int
+	slowerBy         float64
+}
+
+// judge is the only rule for whether a plan is worth having: it saves at least the minimum, the interval excludes that it saves nothing, and no batch size
+// becomes slower.
+func (f *finding) judge(minimum float64) (Verdict, string) {
+	change := fmt.Sprintf("a layer's modelled time falls by %.1f%%", f.saved)
+	if f.saved < 0 {
+		change = fmt.Sprintf("a layer's modelled time rises by %.1f%%", -f.saved)
+	}
+	switch {
+	case f.most < minimum:
+		return LocalityDoesNotPay, fmt.Sprintf("latency dominates: with every activation local a layer's modelled time would fall by %.1f%%; the minimum is %g%%", f.most, minimum)
+	case f.saved < minimum || f.saved <= 0:
+		return NoGainExpected, fmt.Sprintf("%s; the minimum is %g%%", change, minimum)
+	case f.slowerAt > 0:
+		return NoGainExpected, fmt.Sprintf("%s in the mean, but rises by %.1f%% with %d tokens in a batch", change, 100*f.slowerBy, f.slowerAt)
+	case f.low <= 0:
+		return NoGainExpected, fmt.Sprintf("%s, but its 95%% interval begins at %.1f%%: the requests are too few, or too unlike, to prove a gain", change, f.low)
+	}
+	return Gain, change
+}
+
+// WorthOf judges a solved plan on the requests that it was not made from.
+func WorthOf(ctx context.Context, t *trace.Trace, s *Solution, o Options, minimumGainPercent float64) (*Worth, error) {
+	e := DefaultEvaluation()
+	e.Requests, e.Seed, e.RanksPerNode = s.HeldOut, o.Seed, o.ranksPerNode()
+	if limit := o.Constraints.TokenLoadLimit; limit > 0 {
+		e.Cap = limit / 100
+	}
+	trial, err := NewTimeTrial(ctx, t, s.Plan, TrialOptions{Hardware: o.profile(), Evaluation: e, BatchTokens: o.batchTokens(), Unshuffled: o.Unshuffled})
+	if err != nil {
+		return nil, err
+	}
+	w := trial.Worth(minimumGainPercent, o.batchTokens()...)
+	return &w, nil
+}

@@ -96,6 +96,19 @@ type Decision struct {
 	TablesGainPercent float64 `json:"tables_gain_percent"`
 	LayoutGainPercent float64 `json:"layout_gain_percent"`
 	MostGainPercent   float64 `json:"most_gain_percent"`
+	// SavedPercent is by how much the chosen plan lowers the modelled time, Low and High are the ends of its 95% interval; nil where nothing is chosen, or
+	// where the spread over documents is not known.
+	SavedPercent *float64 `json:"saved_percent,omitempty"`
+	Low          *float64 `json:"saved_percent_low,omitempty"`
+	High         *float64 `json:"saved_percent_high,omitempty"`
+}
+
+// confirm holds a gain against its interval, and takes the choice back where it is not proven.
+func (d *Decision) confirm(w *Worth) {
+	d.SavedPercent, d.Low, d.High = &w.SavedPercent, &w.Low, &w.High
+	if w.Verdict != Gain {
+		d.Tier, d.Verdict, d.Reason = NoTier, w.Verdict, w.Reason
+	}
 }
 
 // Choose picks the cheapest tier that gains enough, given the scores of the plan in service, of new tables and of a new placement,
@@ -107,11 +120,15 @@ func (c *Choice) Choose(current, tables, layout Score, local float64) Decision {
 		TablesGainPercent: gain(tables.Total()), LayoutGainPercent: gain(layout.Total()), MostGainPercent: gain(local),
 	}
 	least := c.MinimumGainPercent
-	tablesPay, layoutPays := d.TablesGainPercent >= least, d.LayoutGainPercent >= least
+	judge := func(saved float64) (Verdict, string) {
+		return (&Finding{Saved: saved, Low: saved, Most: d.MostGainPercent}).Judge(least)
+	}
+	ofTables, _ := judge(d.TablesGainPercent)
+	ofLayout, reason := judge(d.LayoutGainPercent)
+	tablesPay, layoutPays := ofTables == Gain, ofLayout == Gain
 	switch {
-	case d.MostGainPercent < least:
-		d.Verdict = LocalityDoesNotPay
-		d.Reason = fmt.Sprintf("latency dominates: even if every activation were local a layer's modelled time would be %.1f%% less, wanted are %g%%", d.MostGainPercent, least)
+	case ofLayout == LocalityDoesNotPay:
+		d.Verdict, d.Reason = ofLayout, reason
 	case tablesPay && c.TargetLAR > 0 && tables.LAR >= c.TargetLAR:
 		d.take(TablesTier, "new tables alone restore the local activation rate: %.3f, wanted are %.3f; a layer's modelled time is %.1f%% less", tables.LAR, c.TargetLAR, d.TablesGainPercent)
 	case tablesPay && d.TablesGainPercent >= tablesSuffice*d.LayoutGainPercent:

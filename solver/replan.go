@@ -111,7 +111,30 @@ func Replan(ctx context.Context, recent, prior *trace.Trace, current *Plan, o Re
 	if out.Tables, err = r.candidate(ctx, tables); err != nil {
 		return nil, err
 	}
-	return out, r.newLayouts(ctx, out)
+	if err := r.newLayouts(ctx, out); err != nil {
+		return nil, err
+	}
+	return out, r.confirm(ctx, out)
+}
+
+// confirm judges the chosen plan by its interval as well.
+func (r *replan) confirm(ctx context.Context, out *Replanned) error {
+	chosen := out.Tables.Plan
+	switch out.Tier {
+	case NoTier:
+		return nil
+	case LayoutTier:
+		chosen = out.Layout.Plan
+	}
+	trial, err := NewTimeTrial(ctx, r.trace, chosen, TrialOptions{
+		Current: r.current, Hardware: r.options.profile(), Evaluation: r.evaluation(), BatchTokens: r.choice.BatchTokens,
+	})
+	if err != nil {
+		return err
+	}
+	worth := trial.Worth(r.choice.MinimumGainPercent, r.choice.BatchTokens...)
+	out.Decision.confirm(&worth)
+	return nil
 }
 
 // replan is one Replan. The counts of the search are the recent ones until count has blended them with the prior.
@@ -139,6 +162,7 @@ func newReplan(recent, prior *trace.Trace, current *Plan, o ReplanOptions) (*rep
 	}
 	p := current.Placement
 	o.Ranks, o.Attention, o.Forecast, o.Algorithm = p.Ranks, current.Attention, current.Forecast, placement.Auto
+	o.Options.BatchTokens = o.Choice.BatchTokens
 	o.Objective, o.RanksPerNode, o.Current, o.Fresh = current.Objective, cmp.Or(current.RanksPerNode, o.RanksPerNode), p, true
 	o.RedundantSlots, o.Constraints.RankCapacity = p.SlotsPerRank-p.Experts/p.Ranks, current.RankCapacity
 	if p.Experts%p.Ranks != 0 {
@@ -292,7 +316,7 @@ func (r *replan) newLayouts(ctx context.Context, out *Replanned) error {
 		deadline = time.Now().Add(budget)
 	}
 	limits := expertLoadLimits
-	if given := r.options.Constraints.ExpertLoadLimit; given > 0 || r.options.RedundantSlots > 0 { // copies share load: they know no limit
+	if given := r.options.Constraints.ExpertLoadLimit; given > 0 || r.options.RedundantSlots > 0 || r.timed() { // copies share load and know no limit; a search by time finds its own
 		limits = []float64{given}
 	}
 	for _, limit := range limits {

@@ -108,6 +108,9 @@ type Plan struct {
 	Schedule *schedule.Schedule
 	// Hardware is the profile of the machines that the plan is for; nil is hardware.DefaultProfile.
 	Hardware *hardware.Profile
+	// Front are the placements that a search by time chose among, and Chosen is the name of the plan's; both are empty with other objectives.
+	Front  []FrontPoint
+	Chosen string
 }
 
 // Machines is the profile of the machines that the plan is for.
@@ -168,10 +171,6 @@ type Solution struct {
 	Unplanned *cost.Report
 	// Times are those of CompareTimes; nil where nobody has asked.
 	Times *LayerTimes
-	// Front are the placements that a search by time found, and Chosen is the name of the one that became the plan; both are empty with other
-	// objectives.
-	Front  []FrontPoint
-	Chosen string
 	// Unmet says which load limits the placement does not keep on the profile.
 	Unmet []string
 	// FallBack says why the default placement was taken instead; empty where it was not.

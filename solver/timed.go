@@ -85,7 +85,6 @@ func (s *search) runTimed(ctx context.Context, deadline time.Time) (*Solution, e
 	chosen := candidates[slices.IndexFunc(candidates, func(c timedCandidate) bool { return c.name == name })]
 	solution := s.solution(result)
 	solution.Truncated = solution.Truncated || truncated
-	solution.Chosen = chosen.name
 	if chosen.algorithm == placement.ContiguousAlgorithm {
 		solution.FallBack = "no gain expected: on held-out documents of the profile no placement makes a layer faster than the default one"
 		if s.options.Constraints.Moves() {
@@ -97,12 +96,13 @@ func (s *search) runTimed(ctx context.Context, deadline time.Time) (*Solution, e
 	if err := s.finish(ctx, solution, &taken, chosen.algorithm); err != nil {
 		return nil, err
 	}
+	solution.Plan.Chosen = chosen.name
 	candidates = slices.DeleteFunc(candidates, func(c timedCandidate) bool {
 		return c.point == nil && c.name != chosen.name && c.algorithm != placement.ContiguousAlgorithm
 	})
 	figures, err := s.modelled(ctx, candidates)
 	for i := range figures {
-		solution.Front = append(solution.Front, figures[i].point(&candidates[i], s.options.batchTokens()))
+		solution.Plan.Front = append(solution.Plan.Front, figures[i].point(&candidates[i], s.options.batchTokens()))
 	}
 	return solution, err
 }
@@ -134,12 +134,13 @@ type modelledTimes struct {
 }
 
 func (m *modelledTimes) point(c *timedCandidate, sizes []int) FrontPoint {
-	p := FrontPoint{Name: c.name, LAR: m.lar, ExpertImbalance: m.imbalance, LayerUS: map[string]float64{}}
+	round := func(v, places float64) float64 { return math.Round(v*places) / places }
+	p := FrontPoint{Name: c.name, LAR: round(m.lar, 1e4), ExpertImbalance: round(m.imbalance, 1e4), LayerUS: map[string]float64{}}
 	if c.point != nil {
 		p.ExpertLoadLimit = c.point.ExpertLoadLimit
 	}
 	for i, tokens := range sizes {
-		p.LayerUS[strconv.Itoa(tokens)] = m.at[i]
+		p.LayerUS[strconv.Itoa(tokens)] = round(m.at[i], 100)
 	}
 	return p
 }

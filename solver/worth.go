@@ -233,41 +233,41 @@ func (tr *TimeTrial) Worth(minimumGainPercent float64, sizes ...int) Worth {
 		BatchTokens: sizes, LayerUS: saved.After.Total(), BaselineLayerUS: before, SavedPercent: 100 * saved.Saved() / before,
 		Low: 100 * (saved.Saved() - saved.Error) / before, High: 100 * (saved.Saved() + saved.Error) / before,
 	}
-	f := finding{saved: w.SavedPercent, low: w.Low, most: 100 * (1 - saved.Local/before)}
+	f := Finding{Saved: w.SavedPercent, Low: w.Low, Most: 100 * (1 - saved.Local/before)}
 	for _, tokens := range sizes {
-		if at := tr.At(tokens); at.Saved() < 0 && -at.Saved() > f.slowerBy*at.Before.Total() {
-			f.slowerAt, f.slowerBy = tokens, -at.Saved()/at.Before.Total()
+		if at := tr.At(tokens); at.Saved() < 0 && -at.Saved() > f.SlowerBy*at.Before.Total() {
+			f.SlowerAt, f.SlowerBy = tokens, -at.Saved()/at.Before.Total()
 		}
 	}
-	w.Verdict, w.Reason = f.judge(minimumGainPercent)
+	w.Verdict, w.Reason = f.Judge(minimumGainPercent)
 	return w
 }
 
-// finding is what a verdict is made of, in percent of the modelled time of what serves instead: the time saved, the lower end of its 95% interval, and what
-// would be saved if every activation were local and all ranks had equal loads. slowerAt is the batch size at which the layer is slower by the largest
-// fraction, slowerBy; 0 where it is slower at none.
-type finding struct {
-	saved, low, most float64
-	slowerAt         int
-	slowerBy         float64
+// Finding is what a verdict is made of, in percent of the modelled time of what serves instead: the time saved, the lower end of its 95% interval, and what
+// would be saved if every activation were local and all ranks had equal loads. SlowerAt is the batch size at which the layer is slower by the largest
+// fraction, SlowerBy; 0 where it is slower at none.
+type Finding struct {
+	Saved, Low, Most float64
+	SlowerAt         int
+	SlowerBy         float64
 }
 
-// judge is the only rule for whether a plan is worth having: it saves at least the minimum, the interval excludes that it saves nothing, and no batch size
+// Judge is the only rule for whether a plan is worth having: it saves at least the minimum, the interval excludes that it saves nothing, and no batch size
 // becomes slower.
-func (f *finding) judge(minimum float64) (Verdict, string) {
-	change := fmt.Sprintf("a layer's modelled time falls by %.1f%%", f.saved)
-	if f.saved < 0 {
-		change = fmt.Sprintf("a layer's modelled time rises by %.1f%%", -f.saved)
+func (f *Finding) Judge(minimum float64) (Verdict, string) {
+	change := fmt.Sprintf("a layer's modelled time falls by %.1f%%", f.Saved)
+	if f.Saved < 0 {
+		change = fmt.Sprintf("a layer's modelled time rises by %.1f%%", -f.Saved)
 	}
 	switch {
-	case f.most < minimum:
-		return LocalityDoesNotPay, fmt.Sprintf("latency dominates: with every activation local a layer's modelled time would fall by %.1f%%; the minimum is %g%%", f.most, minimum)
-	case f.saved < minimum || f.saved <= 0:
+	case f.Most < minimum:
+		return LocalityDoesNotPay, fmt.Sprintf("latency dominates: with every activation local a layer's modelled time would fall by %.1f%%; the minimum is %g%%", f.Most, minimum)
+	case f.Saved < minimum || f.Saved <= 0:
 		return NoGainExpected, fmt.Sprintf("%s; the minimum is %g%%", change, minimum)
-	case f.slowerAt > 0:
-		return NoGainExpected, fmt.Sprintf("%s in the mean, but rises by %.1f%% with %d tokens in a batch", change, 100*f.slowerBy, f.slowerAt)
-	case f.low <= 0:
-		return NoGainExpected, fmt.Sprintf("%s, but its 95%% interval begins at %.1f%%: the requests are too few, or too unlike, to prove a gain", change, f.low)
+	case f.SlowerAt > 0:
+		return NoGainExpected, fmt.Sprintf("%s in the mean, but rises by %.1f%% with %d tokens in a batch", change, 100*f.SlowerBy, f.SlowerAt)
+	case f.Low <= 0:
+		return NoGainExpected, fmt.Sprintf("%s, but its 95%% interval begins at %.1f%%: the requests are too few, or too unlike, to prove a gain", change, f.Low)
 	}
 	return Gain, change
 }

@@ -287,7 +287,7 @@ func (f *solveFlags) run(ctx context.Context, o solver.Options, stdout, stderr i
 		return err
 	}
 	result := solveReport{
-		Report: solution.Report, Worth: *worth, Front: solution.Front, Chosen: solution.Chosen, PlanDigest: artifact.Digest, LayoutDigest: artifact.Manifest.LayoutDigest,
+		Report: solution.Report, Worth: *worth, Front: solution.Plan.Front, Chosen: solution.Plan.Chosen, PlanDigest: artifact.Digest, LayoutDigest: artifact.Manifest.LayoutDigest,
 		Algorithm: solution.Plan.Algorithm, FallBack: solution.FallBack, Truncated: solution.Truncated,
 		Objective: o.Objective, LimitsMet: len(solution.Unmet) == 0, LimitsUnmet: solution.Unmet, Moves: moves(&o, solution),
 		TrainRequests: solution.TrainRequests, TestRequests: solution.TestRequests, Seconds: time.Since(begin).Seconds(),

@@ -109,9 +109,15 @@ type Manifest struct {
 	// Layout is the digest of the plan whose placement this is, absent where the placement was solved for this plan: the tables
 	// may be used with pods of that plan.
 	Layout string `json:"layout,omitempty"`
+	// Front are the placements that a search by time chose among, Chosen is the name of the plan's; absent with other objectives.
+	Front  []solver.FrontPoint `json:"front,omitempty"`
+	Chosen string              `json:"chosen,omitempty"`
 	// Files holds the sha256 of every file but manifest.json and report.json.
 	Files map[string]string `json:"files"`
 }
+
+// maxFront bounds the recorded placements that a plan was chosen from.
+const maxFront = 64
 
 // Artifact is an encoded plan.
 type Artifact struct {
@@ -158,9 +164,9 @@ func Encode(p *solver.Plan) (*Artifact, error) {
 		Format: Format, Attention: p.Attention, Forecast: p.Forecast, Algorithm: p.Algorithm, RankCapacity: p.RankCapacity,
 		HiddenLayers: p.HiddenLayers, Vocabulary: p.Vocabulary, TrainPercent: p.TrainPercent, Seed: p.Seed,
 		TopK: p.Shape.TopK, HiddenSize: p.Shape.HiddenSize, ActiveParameters: p.Shape.ActiveParameters,
-		TraceDigest: hex.EncodeToString(p.TraceDigest[:]), ModelDigest: p.ModelDigest, LayoutDigest: layout, Layout: p.Layout, Files: map[string]string{},
+		TraceDigest: hex.EncodeToString(p.TraceDigest[:]), ModelDigest: p.ModelDigest, LayoutDigest: layout, Layout: p.Layout, Front: p.Front, Chosen: p.Chosen, Files: map[string]string{},
 	}}
-	if scoresMessages(p) {
+	if namesObjective(p) {
 		a.Manifest.Objective, a.Manifest.RanksPerNode = p.Objective, p.RanksPerNode
 	}
 	for name, content := range files {
@@ -195,10 +201,13 @@ func validate(p *solver.Plan) error {
 	case p.Layout != "" && !isDigest(p.Layout):
 		return invalidf("layout is %q; it must be the digest of a plan, 64 hexadecimal digits in lower case", p.Layout)
 	}
-	if scoresMessages(p) {
+	if namesObjective(p) {
 		if err := placement.CheckObjective(p.Objective, p.Placement.Ranks, p.RanksPerNode); err != nil {
 			return invalidf("%v", err)
 		}
+	}
+	if len(p.Front) > maxFront {
+		return invalidf("front has %d placements; allowed are %d", len(p.Front), maxFront)
 	}
 	if err := placement.CheckCapacity(p.RankCapacity, p.Placement.Ranks); err != nil {
 		return invalidf("rank_capacity: %v", err)
@@ -292,8 +301,8 @@ func checkDrift(p *solver.Plan) error {
 	return p.Drift.Validate()
 }
 
-// scoresMessages reports whether the tables score by another objective than the usual one.
-func scoresMessages(p *solver.Plan) bool {
+// namesObjective reports whether the manifest names the objective: activations are the usual one.
+func namesObjective(p *solver.Plan) bool {
 	return p.Objective != "" && p.Objective != placement.Activation
 }
 

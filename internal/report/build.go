@@ -74,6 +74,9 @@ type Data struct {
 	Ranks, Experts, SlotsPerRank, Layers int
 	ModelDigest                          string
 	Change                               Change
+	// Front are the placements that the plan was chosen from, Chosen is the name of the plan's; both are empty where the plan records none.
+	Front  []solver.FrontPoint
+	Chosen string
 	// Schedule is what the plan says about the work inside layers; nil where it says nothing.
 	Schedule *schedule.Schedule
 	// Score is what the plan is worth; nil without a trace. Promise is what is known of that otherwise; nil for nothing.
@@ -142,7 +145,7 @@ func Build(ctx context.Context, in Input) (*Data, error) {
 	d := &Data{
 		Name: in.Name, Digest: in.Digest, Attention: in.Plan.Attention, Algorithm: in.Plan.Algorithm, Forecast: in.Plan.Forecast,
 		Objective: cmp.Or(in.Plan.Objective, placement.Activation), Ranks: p.Ranks, Experts: p.Experts, SlotsPerRank: p.SlotsPerRank, Layers: len(p.Layers),
-		ModelDigest: in.Plan.ModelDigest, Schedule: in.Plan.Schedule, Promise: in.Promise,
+		ModelDigest: in.Plan.ModelDigest, Schedule: in.Plan.Schedule, Front: in.Plan.Front, Chosen: in.Plan.Chosen, Promise: in.Promise,
 	}
 	if in.Current != nil {
 		d.Today = in.CurrentDigest

@@ -1,10 +1,12 @@
 package report
 
 import (
+	"cmp"
 	_ "embed"
 	"fmt"
 	"html/template"
 	"io"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -38,15 +40,17 @@ type page struct {
 	Missing           []string
 	// Rates, Together, Loads and Saved are the charts; nil where there is nothing to draw.
 	Rates, Together, Loads, Saved *chart
-	LoadHeats                     []heatView
-	LoadLow, LoadTop              string
-	Pictures                      []pictureView
-	KindTable                     bool
-	Kinds                         []kindView
-	MovedShare, Moved             string
-	MovedBytes, BusiestBytes      string
-	Method                        string
-	Work                          *workView
+	// FrontChart shows the placements that the plan was chosen from; nil where the plan records none.
+	FrontChart               *chart
+	LoadHeats                []heatView
+	LoadLow, LoadTop         string
+	Pictures                 []pictureView
+	KindTable                bool
+	Kinds                    []kindView
+	MovedShare, Moved        string
+	MovedBytes, BusiestBytes string
+	Method                   string
+	Work                     *workView
 }
 
 // figure is a key figure.
@@ -102,6 +106,7 @@ func (d *Data) view() (*page, error) {
 	}
 	v.change()
 	v.Figures = d.figures(v)
+	v.FrontChart = d.frontChart()
 	if d.Score == nil {
 		return v, nil
 	}
@@ -280,6 +285,40 @@ func (s *Score) loadChart() *chart {
 	c.level("bound", "equal share", 1)
 	c.label(strconv.Itoa)
 	return c
+}
+
+// frontChart shows the modelled time of each placement that the plan was chosen from, relative to the slowest one.
+func (d *Data) frontChart() *chart {
+	if len(d.Front) == 0 {
+		return nil
+	}
+	slowest := 0.0
+	for i := range d.Front {
+		slowest = max(slowest, d.Front[i].Microseconds())
+	}
+	at := func(chosen bool) func(int) float64 {
+		return func(i int) float64 {
+			if (d.Front[i].Name == d.Chosen) != chosen || slowest == 0 {
+				return 0
+			}
+			return d.Front[i].Microseconds() / slowest
+		}
+	}
+	c := newChart("Bar chart of the modelled time of an MoE layer under each placement that the plan was chosen from; the table has the figures.", len(d.Front), 0, 1, wholePercent)
+	c.bars("bar-today", "other placements", 0, 1, at(false))
+	c.bars("bar-plan", "this plan", 0, 1, at(true))
+	c.label(func(place int) string { return d.Front[place].Name })
+	return c
+}
+
+// FrontSizes are the batch sizes of the front, ascending.
+func (d *Data) FrontSizes() []string {
+	var sizes []string
+	if len(d.Front) > 0 {
+		sizes = slices.Collect(maps.Keys(d.Front[0].LayerUS))
+	}
+	slices.SortFunc(sizes, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
+	return sizes
 }
 
 // chart is the part of a layer's time that is saved, by batch size.

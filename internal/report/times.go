@@ -19,8 +19,6 @@ type Times struct {
 	// PromptTokens is the mean length of the requests that judge, whose time to the first token is modelled; 0 where the trace does not tell the
 	// sizes of attention.
 	PromptTokens int
-	// Worth is the verdict at the size of Served.
-	Worth solver.Worth
 	// Sizes ascend by batch; Served is that of the batches that are served.
 	Sizes  []Size
 	Served Size
@@ -58,6 +56,15 @@ func (s *Size) FirstHigh() float64    { return 100 * (s.FirstSaved + s.FirstErro
 // Pays reports whether the plan saves the minimum at this size.
 func (s *Size) Pays() bool { return s.SavedPercent() >= solver.DefaultMinimumGainPercent }
 
+// Verdict is the answer to whether the plan is worth having at this size.
+func (s *Size) Verdict() solver.Verdict {
+	verdict, _ := (&solver.Finding{Saved: s.SavedPercent(), Low: s.Low(), Most: s.Percent(s.Most)}).Judge(solver.DefaultMinimumGainPercent)
+	return verdict
+}
+
+// Surely reports whether the verdict is a gain.
+func (s *Size) Surely() bool { return s.Verdict() == solver.Gain }
+
 // batchSizes are those of the table: from decoding a few requests to filling a large deployment with prompts.
 var batchSizes = []int{512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144}
 
@@ -74,7 +81,7 @@ func (s *Score) addTimes(ctx context.Context, in *Input) error {
 	if cost.ExpertWeights(&in.Trace.Model) == 0 {
 		return nil
 	}
-	t := &Times{Machines: trial.Machines, Worth: trial.Worth(solver.DefaultMinimumGainPercent, in.BatchTokens)}
+	t := &Times{Machines: trial.Machines}
 	first := in.firstToken(t)
 	at := func(batch int) Size {
 		saved := trial.At(batch)

@@ -145,7 +145,7 @@ func (d *Data) verdict() string {
 			fall(served.FirstPercent(), served.FirstLow(), served.FirstHigh()), plural(served.BatchTokens, "token"))
 	}
 	pays += " Times are modelled by the hardware profile " + t.Machines.Profile + "."
-	switch t.Worth.Verdict {
+	switch served.Verdict() {
 	case solver.Gain:
 		return fmt.Sprintf("%s it pays: a MoE layer's modelled time %s. %s", at, change, pays)
 	case solver.LocalityDoesNotPay:

@@ -555,7 +555,7 @@ func TestObjectivesAreChecked(t *testing.T) {
 		{placement.NodeDedup, 16, 8, ""},
 		{placement.RankDedup, 12, 8, ""},
 		{placement.RankDedup, 8, 0, "0 ranks per node"},
-		{"dedup", 8, 8, "allowed is activation rank-dedup node-dedup hierarchical"},
+		{"dedup", 8, 8, "allowed is time activation rank-dedup node-dedup hierarchical"},
 	} {
 		err := placement.CheckObjective(test.objective, test.ranks, test.ranksPerNode)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {

@@ -169,8 +169,8 @@ type Solution struct {
 	Report cost.Report
 	// Unplanned is the score of what serves without a plan on the same requests; nil but for tokens that are not shuffled.
 	Unplanned *cost.Report
-	// Times are those of CompareTimes; nil where nobody has asked.
-	Times *LayerTimes
+	// Worth is that of WorthOf; nil where it was not judged.
+	Worth *Worth
 	// Unmet says which load limits the placement does not keep on the profile.
 	Unmet []string
 	// FallBack says why the default placement was taken instead; empty where it was not.

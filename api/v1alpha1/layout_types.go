@@ -2,10 +2,12 @@ package v1alpha1
 
 // PlacementObjective is what a placement is to keep small.
 //
-// +kubebuilder:validation:Enum=Activation;RankDedup;NodeDedup;Hierarchical
+// +kubebuilder:validation:Enum=Time;Activation;RankDedup;NodeDedup;Hierarchical
 type PlacementObjective string
 
 const (
+	// ObjectiveTime is the modelled time of an MoE layer: what the busiest rank exchanges, and what the slowest one computes.
+	ObjectiveTime PlacementObjective = "Time"
 	// ObjectiveActivation counts the activations whose expert is on another rank.
 	ObjectiveActivation PlacementObjective = "Activation"
 	// ObjectiveRankDedup counts the other ranks that a token is sent to, each once.
@@ -18,16 +20,17 @@ const (
 
 // LayoutSpec says which expert is to be on which rank: for what, within which limits, and how that is searched for.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.objective) || self.objective == 'Activation' || !has(self.solver.algorithm) || self.solver.algorithm == 'auto'",message="objectives other than Activation need solver.algorithm auto: the others know one objective, their own",fieldPath=".objective"
+// +kubebuilder:validation:XValidation:rule="!has(self.objective) || self.objective in ['Time', 'Activation'] || !has(self.solver.algorithm) || self.solver.algorithm == 'auto'",message="objectives other than Time and Activation need solver.algorithm auto: the others know one objective, their own",fieldPath=".objective"
 // +kubebuilder:validation:XValidation:rule="!has(self.tokenLoadLimitPercent) || !has(self.solver.algorithm) || self.solver.algorithm in ['auto', 'contiguous']",message="tokenLoadLimitPercent needs solver.algorithm auto or contiguous: the others know no limits",fieldPath=".tokenLoadLimitPercent"
 // +kubebuilder:validation:XValidation:rule="!has(self.expertLoadLimitPercent) || !has(self.solver.algorithm) || self.solver.algorithm in ['auto', 'contiguous']",message="expertLoadLimitPercent needs solver.algorithm auto or contiguous: the others know no limits",fieldPath=".expertLoadLimitPercent"
 // +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || !has(self.solver.algorithm) || self.solver.algorithm in ['auto', 'eplb', 'contiguous', 'round-robin']",message="redundantExperts needs solver.algorithm auto, eplb, contiguous or round-robin: the others know no copies",fieldPath=".redundantExperts"
 // +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || !has(self.expertLoadLimitPercent)",message="expertLoadLimitPercent goes without redundantExperts: which copy computes an expert is the engine's choice",fieldPath=".expertLoadLimitPercent"
 type LayoutSpec struct {
-	// objective is what a placement is to keep small: Activation (activations whose expert is on another rank), RankDedup (other ranks
-	// that a token is sent to), NodeDedup (other nodes), or Hierarchical (both, each by what a message costs). Which one counts depends
-	// on the engine's all-to-all. NodeDedup and Hierarchical are for replicas of several nodes. Default Activation; RankDedup where
-	// attention is TensorParallel and tokenShuffle Disabled.
+	// objective is what a placement is to keep small: Time (the modelled time of an MoE layer over the sizes of batches), Activation
+	// (activations whose expert is on another rank), RankDedup (other ranks that a token is sent to), NodeDedup (other nodes), or
+	// Hierarchical (both, each by what a message costs). The counts suit all-to-alls that Time does not model: those that send a token to a
+	// rank, or to a node, once. NodeDedup and Hierarchical are for replicas of several nodes. Default Time; RankDedup where attention is
+	// TensorParallel and tokenShuffle Disabled.
 	// +optional
 	Objective PlacementObjective `json:"objective,omitempty"`
 

@@ -542,9 +542,9 @@ type RolloutSpec struct {
 	// +kubebuilder:validation:Maximum=1000
 	MaxSurge *int32 `json:"maxSurge,omitempty"`
 
-	// minimumGainPercent is by how much a plan that is to replace the one in service must lower the modelled time of an MoE
-	// layer, at the traffic since the drift. Where not even a local activation rate of 100% would, the plan's verdict is
-	// LocalityDoesNotPay.
+	// minimumGainPercent is by how much a plan must lower the modelled time of an MoE layer to be rolled out: the first plan against no plan,
+	// a later one against the plan in service, at the traffic since the drift. Where not even a local activation rate of 100% would, the
+	// plan's verdict is LocalityDoesNotPay.
 	// +optional
 	// +kubebuilder:default=2
 	// +kubebuilder:validation:Minimum=0
@@ -552,7 +552,8 @@ type RolloutSpec struct {
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 
 	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica, where that gain is modelled: the
-	// larger, the more locality pays. Set it to what the engine reaches under load. Defaults to 4096.
+	// larger, the more locality pays. Set it to what the engine reaches under load. Without it a first plan is judged with 4096, 16384 and
+	// 65536 tokens, equally frequent, and a later one with 4096.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1048576

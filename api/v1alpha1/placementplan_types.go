@@ -50,8 +50,6 @@ type PlacementPlanList struct {
 // PlacementPlanSpec is what to solve.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.current) || !has(self.priorProfileRef)",message="priorProfileRef needs current: without it the plan is made from its own profile alone",fieldPath=".priorProfileRef"
-// +kubebuilder:validation:XValidation:rule="has(self.current) || !has(self.minimumGainPercent)",message="minimumGainPercent needs current: it is the gain against that plan",fieldPath=".minimumGainPercent"
-// +kubebuilder:validation:XValidation:rule="has(self.current) || !has(self.batchTokens)",message="batchTokens needs current: it is what the plan is compared with that one at",fieldPath=".batchTokens"
 // +kubebuilder:validation:XValidation:rule="!has(self.tokenShuffle) || self.attention == 'TensorParallel'",message="tokenShuffle needs attention TensorParallel: elsewhere requests have ranks, and tokens follow them",fieldPath=".tokenShuffle"
 // +kubebuilder:validation:XValidation:rule="!has(self.tokenShuffle) || self.tokenShuffle == 'Enabled' || !has(self.current)",message="tokenShuffle Disabled goes without current: traffic does not change a rate that hangs on the number of ranks alone",fieldPath=".tokenShuffle"
 // +kubebuilder:validation:XValidation:rule="!has(self.hardwareDigest) || has(self.hardware) && has(self.hardware.configMap)",message="hardwareDigest needs hardware.configMap: it is the digest of its content",fieldPath=".hardwareDigest"
@@ -124,15 +122,15 @@ type PlacementPlanSpec struct {
 	// +optional
 	PriorProfileRef *ProfileReference `json:"priorProfileRef,omitempty"`
 
-	// minimumGainPercent is by how much a plan must lower the modelled time of an MoE layer, against the current plan, to be
-	// worth anything. It needs current.
+	// minimumGainPercent is by how much a plan must lower the modelled time of an MoE layer to have the verdict Gain: against the current
+	// plan, or without one against the default placement. Defaults to 2, and with current to 0.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=99
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 
-	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica, where a plan is compared with the
-	// one in service: the larger, the more locality pays. Defaults to 4096. It needs current.
+	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica: the plan is solved and judged for batches of
+	// this size. The larger, the more locality pays. Without it 4096, 16384 and 65536 tokens are equally frequent; with current, 4096.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1048576
@@ -165,7 +163,8 @@ type CurrentPlan struct {
 type Verdict string
 
 const (
-	// VerdictGain is a plan that raises the local activation rate of requests that it has not seen.
+	// VerdictGain is a plan that lowers the modelled time of an MoE layer by the minimum, on requests that it has not seen, and at no batch
+	// size raises it; the 95% interval excludes that it saves nothing.
 	VerdictGain Verdict = "Gain"
 	// VerdictNoGainExpected is a plan that does not: it is not rolled out.
 	VerdictNoGainExpected Verdict = "NoGainExpected"
@@ -306,7 +305,7 @@ type PlanForecast struct {
 	UpperBoundMilli int32 `json:"upperBoundMilli,omitempty"`
 
 	// layerNanos and baselineLayerNanos are the modelled times of an MoE layer, in nanoseconds, under the plan and in the default placement,
-	// with 4096 tokens over all ranks: send, receive, and the GEMM of the slowest rank. hardware is the name of the profile of hardware
+	// means over batchTokens: send, receive, and the GEMM of the slowest rank. hardware is the name of the profile of hardware
 	// by which they are modelled. They are absent where the profile does not tell the sizes of the model, and for a plan with
 	// spec.current, which is compared with that one.
 	// +optional
@@ -318,6 +317,31 @@ type PlanForecast struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Hardware string `json:"hardware,omitempty"`
+
+	// batchTokens are the sizes of batches that the times are means over, in tokens over all ranks.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	BatchTokens []int32 `json:"batchTokens,omitempty"`
+
+	// savedMilli is by how much layerNanos is below baselineLayerNanos, in thousandths; savedLowMilli and savedHighMilli are the ends of its
+	// 95% interval. Negative values are a slower layer.
+	// +optional
+	SavedMilli int32 `json:"savedMilli,omitempty"`
+	// +optional
+	SavedLowMilli int32 `json:"savedLowMilli,omitempty"`
+	// +optional
+	SavedHighMilli int32 `json:"savedHighMilli,omitempty"`
+
+	// reason says in one sentence why the plan has its verdict.
+	// +optional
+	// +kubebuilder:validation:MaxLength=250
+	Reason string `json:"reason,omitempty"`
+
+	// chosen names the point of the plan's front that was chosen: what the search started from, and its limit on the load of experts.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Chosen string `json:"chosen,omitempty"`
 
 	// windowImbalanceMilli is the mean of the busiest rank's load over the mean load, over the last 128 requests.
 	// +optional

@@ -56,6 +56,9 @@ type solveInputs struct {
 	CopyRule placement.CopyRule `json:"copyRule,omitempty"`
 	// Hardware is the digest of the hardware profile in a ConfigMap, or the name of one that is built in; left out for the operator's own.
 	Hardware string `json:"hardware,omitempty"`
+	// BatchTokens and MinimumGainPercent judge a plan that replaces none; left out where they are the defaults.
+	BatchTokens        int  `json:"batchTokens,omitempty"`
+	MinimumGainPercent *int `json:"minimumGainPercent,omitempty"`
 	// Replan is about the plan in service; nil where there is none to compare with.
 	Replan *replanInputs `json:"replan,omitempty"`
 }
@@ -68,6 +71,7 @@ var attentions = map[semmoev1.AttentionParallelism]placement.Attention{
 
 // objectives are the solver's names of objectives; that of a spec that names none is empty.
 var objectives = map[semmoev1.PlacementObjective]placement.Objective{
+	semmoev1.ObjectiveTime:         placement.Time,
 	semmoev1.ObjectiveActivation:   placement.Activation,
 	semmoev1.ObjectiveRankDedup:    placement.RankDedup,
 	semmoev1.ObjectiveNodeDedup:    placement.NodeDedup,
@@ -101,7 +105,7 @@ func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityPro
 	case hardware == "":
 		return nil
 	}
-	return &solveInputs{
+	in := &solveInputs{
 		Format: solutionFormat, Profile: digest,
 		Ranks: int(plan.Spec.ExpertParallelSize), Attention: attentions[plan.Spec.Attention],
 		Algorithm: placement.Algorithm(cmp.Or(plan.Spec.Solver.Algorithm, semmoev1.SolverAlgorithm(placement.Auto))), Forecast: solver.Table,
@@ -118,6 +122,13 @@ func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityPro
 		CopyRule:          copyRule(plan),
 		Replan:            replanInputsOf(plan, priorDigest),
 	}
+	if in.Replan == nil {
+		in.BatchTokens = int(plan.Spec.BatchTokens)
+		if gain := plan.Spec.MinimumGainPercent; gain != nil && *gain != solver.DefaultMinimumGainPercent {
+			in.MinimumGainPercent = ptr.To(int(*gain))
+		}
+	}
+	return in
 }
 
 // copyRule returns the rule of the plan's engine for copies of experts. Rules are known for attention data parallelism.
@@ -137,12 +148,24 @@ func (i *solveInputs) objective() placement.Objective {
 	if i.Unshuffled {
 		return cmp.Or(i.Objective, placement.RankDedup)
 	}
-	return cmp.Or(i.Objective, placement.Activation)
+	if i.Algorithm != placement.Auto {
+		return cmp.Or(i.Objective, placement.Activation)
+	}
+	return cmp.Or(i.Objective, placement.Time)
+}
+
+// minimumGainPercent is what a plan that replaces none must save.
+func (i *solveInputs) minimumGainPercent() float64 {
+	return float64(ptr.Deref(i.MinimumGainPercent, solver.DefaultMinimumGainPercent))
 }
 
 func (i *solveInputs) options(progress func(step string, done, total int)) solver.Options {
+	var sizes []int
+	if i.BatchTokens > 0 {
+		sizes = []int{i.BatchTokens}
+	}
 	return solver.Options{
-		Objective: i.objective(), RanksPerNode: i.RanksPerNode, Unshuffled: i.Unshuffled, RedundantSlots: i.RedundantSlots, CopyRule: i.CopyRule,
+		BatchTokens: sizes, Objective: i.objective(), RanksPerNode: i.RanksPerNode, Unshuffled: i.Unshuffled, RedundantSlots: i.RedundantSlots, CopyRule: i.CopyRule,
 		Constraints: placement.Constraints{TokenLoadLimit: float64(i.TokenLoadLimit), ExpertLoadLimit: float64(i.ExpertLoadLimit)},
 		Ranks:       i.Ranks, Attention: i.Attention, Algorithm: i.Algorithm, Forecast: i.Forecast,
 		TrainPercent: i.TrainPercent, Seed: i.Seed, TimeBudget: time.Duration(i.TimeBudgetSeconds) * time.Second, Progress: progress,
@@ -166,10 +189,13 @@ type solution struct {
 	Report        cost.Report `json:"report"`
 	// UnplannedRemoteRanks is, of tokens that are not shuffled, Report.RemoteRanksPerToken without a plan.
 	UnplannedRemoteRanks float64 `json:"unplannedRemoteRanks,omitempty"`
-	// LayerNanos and UnplannedLayerNanos are the modelled times of an MoE layer under the plan and without one; 0 where the profile does
-	// not tell the sizes of the model.
-	LayerNanos          int64 `json:"layerNanos,omitempty"`
-	UnplannedLayerNanos int64 `json:"unplannedLayerNanos,omitempty"`
+	// LayerNanos and UnplannedLayerNanos are the modelled times of an MoE layer under the plan and without one, and Worth is what they prove; absent
+	// where the profile does not tell the sizes of the model.
+	LayerNanos          int64         `json:"layerNanos,omitempty"`
+	UnplannedLayerNanos int64         `json:"unplannedLayerNanos,omitempty"`
+	Worth               *solver.Worth `json:"worth,omitempty"`
+	// Chosen names the point of the front that became the plan.
+	Chosen string `json:"chosen,omitempty"`
 	// Replan is how the plan compares with the one in service; nil where there is none.
 	Replan *replanned `json:"replan,omitempty"`
 }

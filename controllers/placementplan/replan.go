@@ -81,7 +81,7 @@ func (r *replanned) comparison() *semmoev1.PlanComparison {
 	}
 	comparison := &semmoev1.PlanComparison{
 		CurrentLARMilli: rate(r.Current.LAR), CandidateLARMilli: rate(r.Candidate.LAR),
-		CurrentNanos: nanos(r.Current.LayerTime), CandidateNanos: nanos(r.Candidate.LayerTime),
+		CurrentNanos: nanos(r.Current.Total()), CandidateNanos: nanos(r.Candidate.Total()),
 		MovedExperts: int32(r.Moves), Requests: int32(r.Requests), Reason: printable.Line(r.Reason, 512),
 	}
 	if comparison.CurrentNanos > 0 {
@@ -91,8 +91,8 @@ func (r *replanned) comparison() *semmoev1.PlanComparison {
 }
 
 // nanos is a modelled time in nanoseconds; 0 where the profile does not tell the sizes of the model.
-func nanos(t cost.LayerTime) int64 {
-	if us := t.Total(); us > 0 && us < math.MaxInt32 {
+func nanos(us float64) int64 {
+	if us > 0 && us < math.MaxInt32 {
 		return int64(math.Round(1000 * us))
 	}
 	return 0

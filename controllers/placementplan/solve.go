@@ -108,9 +108,10 @@ func (t *task) run(ctx context.Context, tell func(step string, done, total int))
 	if found.Unplanned != nil {
 		result.UnplannedRemoteRanks = found.Unplanned.RemoteRanksPerToken
 	}
-	if times := found.Times; times != nil {
-		result.LayerNanos, result.UnplannedLayerNanos = nanos(times.Planned), nanos(times.Unplanned)
+	if w := found.Worth; w != nil {
+		result.LayerNanos, result.UnplannedLayerNanos, result.Worth = nanos(w.LayerUS), nanos(w.BaselineLayerUS), w
 	}
+	result.Chosen = found.Plan.Chosen
 	if err := publishSolution(ctx, t.client, namespace, result, known); err != nil {
 		return err
 	}
@@ -164,7 +165,7 @@ func (t *task) solve(ctx context.Context, manifest profile.Manifest, tell func(s
 		return nil, err
 	}
 	if recorded.Model.HiddenSize > 0 {
-		if found.Times, err = solver.CompareTimes(ctx, recorded, found, t.options(tell)); err != nil {
+		if found.Worth, err = solver.WorthOf(ctx, recorded, found, t.options(tell), t.inputs.minimumGainPercent()); err != nil {
 			return nil, err
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -25,10 +27,6 @@ import (
 // worthwhile is the factor by which a plan must raise the local activation rate: less is within what another sample of
 // requests would change.
 const worthwhile = 1.02
-
-// tooSlow is the factor by which the modelled time of a layer must not rise, however much is local: less is within what another sample of
-// requests would change.
-const tooSlow = 1.01
 
 // faultOf is the fault of a job that failed.
 func faultOf(err error) *conditions.Fault {
@@ -73,10 +71,21 @@ func verdictOf(s *solution) semmoev1.Verdict {
 	if s.Replan != nil {
 		return semmoev1.Verdict(s.Replan.Decision.Verdict)
 	}
-	if s.FallBack != "" || !s.gains() {
+	switch {
+	case s.FallBack != "":
+		return semmoev1.VerdictNoGainExpected
+	case s.Worth != nil && s.judgedByTime():
+		return semmoev1.Verdict(s.Worth.Verdict)
+	case !s.gains():
 		return semmoev1.VerdictNoGainExpected
 	}
 	return semmoev1.VerdictGain
+}
+
+// judgedByTime reports whether the time model knows what the plan is solved for: it has no exchange that sends a token to a rank, or a node, once.
+func (s *solution) judgedByTime() bool {
+	objective := s.Inputs.objective()
+	return objective == placement.Time || objective == placement.Activation
 }
 
 // gains tells that a plan is worth more than the default placement, which the solver has not fallen back to.
@@ -84,9 +93,9 @@ func (s *solution) gains() bool {
 	switch in := &s.Inputs; {
 	case in.Unshuffled:
 		return worthwhile*s.Report.RemoteRanksPerToken <= s.UnplannedRemoteRanks
-	case float64(s.LayerNanos) > tooSlow*float64(s.UnplannedLayerNanos):
+	case s.LayerNanos > s.UnplannedLayerNanos:
 		return false // more is local, and the busiest rank waits for it
-	case in.objective() != placement.Activation:
+	case !s.judgedByTime():
 		return s.Report.LAR >= s.Report.BaselineLAR // the solver has seen that it sends fewer messages
 	}
 	return s.Report.LAR >= worthwhile*s.Report.BaselineLAR
@@ -94,6 +103,9 @@ func (s *solution) gains() bool {
 
 // maxHardware is the length of a hardware profile's name in a status: a file may give it any.
 const maxHardware = 63
+
+// maxReason is the length of the sentence for a verdict in a status.
+const maxReason = 250
 
 // forecastOf is what a plan promises; nil where only counts of tokens are known.
 func forecastOf(s *solution) *semmoev1.PlanForecast {
@@ -110,6 +122,14 @@ func forecastOf(s *solution) *semmoev1.PlanForecast {
 	if s.LayerNanos > 0 {
 		forecast.LayerNanos, forecast.BaselineLayerNanos = s.LayerNanos, s.UnplannedLayerNanos
 		forecast.Hardware = printable.Line(s.Report.Hardware, maxHardware)
+	}
+	if w := s.Worth; w != nil {
+		for _, tokens := range w.BatchTokens {
+			forecast.BatchTokens = append(forecast.BatchTokens, int32(tokens))
+		}
+		milli := func(percent float64) int32 { return int32(math.Round(10 * min(max(percent, -1e5), 1e5))) }
+		forecast.SavedMilli, forecast.SavedLowMilli, forecast.SavedHighMilli = milli(w.SavedPercent), milli(w.Low), milli(w.High)
+		forecast.Reason, forecast.Chosen = printable.Line(w.Reason, maxReason), printable.Line(s.Chosen, maxHardware)
 	}
 	if imbalance := s.Report.WindowImbalance; imbalance != nil {
 		forecast.WindowImbalanceMilli = int32(math.Round(1000 * *imbalance))
@@ -155,6 +175,9 @@ func publishedVerdict(o observation, status semmoev1.PlacementPlanStatus) condit
 	}
 	if f := status.Forecast; f != nil && f.LayerNanos > 0 {
 		message += fmt.Sprintf("; by hardware profile %s a layer takes %.1f µs, without a plan %.1f", f.Hardware, float64(f.LayerNanos)/1000, float64(f.BaselineLayerNanos)/1000)
+		if len(f.BatchTokens) > 0 {
+			message += fmt.Sprintf(" (saved %.1f%%, 95%% interval %.1f%% to %.1f%%; batches of %s tokens)", float64(f.SavedMilli)/10, float64(f.SavedLowMilli)/10, float64(f.SavedHighMilli)/10, sizesText(f.BatchTokens))
+		}
 	}
 	if c := status.Comparison; c != nil {
 		message += ". Compared with the plan in service: " + c.Reason
@@ -163,6 +186,9 @@ func publishedVerdict(o observation, status semmoev1.PlacementPlanStatus) condit
 	case semmoev1.VerdictNoGainExpected:
 		reason = string(status.Verdict)
 		message += ": no gain is expected, and it is not rolled out"
+		if f := status.Forecast; f != nil && f.Reason != "" && status.Comparison == nil {
+			message += ": " + f.Reason
+		}
 	case semmoev1.VerdictLocalityDoesNotPay:
 		reason = string(status.Verdict)
 		message += ": nothing is rolled out"
@@ -171,6 +197,15 @@ func publishedVerdict(o observation, status semmoev1.PlacementPlanStatus) condit
 		message += "; the time budget (spec.solver.timeBudgetSeconds) cut the search off"
 	}
 	return conditions.True(reason, message)
+}
+
+// sizesText lists batch sizes.
+func sizesText(sizes []int32) string {
+	words := make([]string, len(sizes))
+	for i, tokens := range sizes {
+		words[i] = strconv.Itoa(int(tokens))
+	}
+	return strings.Join(words, ", ")
 }
 
 // stage is what is being done about a plan that is not published.

@@ -51,7 +51,7 @@ func (c *Clock) grouped(size int) *Clock {
 
 // softness is the weight of the mean over ranks in the exchange time that swaps lower: the busiest rank of the profile need not be that of later
 // requests, and the other ranks' traffic decides then.
-const softness = 0.5
+const softness = 0.75
 
 // timing is a placement of one layer under search for time, for given ranks of the tokens.
 type timing struct {

@@ -160,6 +160,9 @@ type planInputs struct {
 	RedundantExperts int32                       `json:"redundantExperts,omitempty"`
 	TokenLoadLimit   *int32                      `json:"tokenLoadLimit,omitempty"`
 	ExpertLoadLimit  *int32                      `json:"expertLoadLimit,omitempty"`
+	// MinimumGain and BatchTokens are left out where they are the defaults.
+	MinimumGain *int32 `json:"minimumGain,omitempty"`
+	BatchTokens int32  `json:"batchTokens,omitempty"`
 }
 
 // planFor is the plan that the spec asks for, given its profile, for which realisation it is to be solved, and the digest of the hardware
@@ -171,13 +174,17 @@ func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, re
 		RanksPerNode: ranksPerNode(moed),
 		Realization:  realization, TokenShuffle: plannedShuffle(moed),
 		Hardware: machines.Named(moed.Spec.Placement.Hardware), HardwareDigest: hardwareDigest,
+		MinimumGainPercent: moed.Spec.Rollout.MinimumGainPercent, BatchTokens: moed.Spec.Rollout.BatchTokens,
 	}
 	inputs := planInputs{
 		Profile: profile.Name, Result: profile.Status.Result.Digest, Attention: spec.Attention, Ranks: spec.ExpertParallelSize,
 		Engine: spec.Engine, Solver: spec.Solver, TokenShuffle: spec.TokenShuffle,
 		Hardware: spec.Hardware, HardwareDigest: spec.HardwareDigest,
 		Objective: spec.Objective, RanksPerNode: spec.RanksPerNode, RedundantExperts: spec.RedundantExperts,
-		TokenLoadLimit: spec.TokenLoadLimitPercent, ExpertLoadLimit: spec.ExpertLoadLimitPercent,
+		TokenLoadLimit: spec.TokenLoadLimitPercent, ExpertLoadLimit: spec.ExpertLoadLimitPercent, BatchTokens: spec.BatchTokens,
+	}
+	if gain := spec.MinimumGainPercent; gain != nil && *gain != solver.DefaultMinimumGainPercent {
+		inputs.MinimumGain = gain
 	}
 	if realization != semmoev1.RealizationEngineMap {
 		inputs.Realization = realization

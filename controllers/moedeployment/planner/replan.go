@@ -400,7 +400,6 @@ func (p Planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.Affi
 	current := p.current()
 	current.TargetLARMilli = forecastOf(p.Promise).LARMilli * (100 - moed.Spec.Drift.ThresholdPercent) / 100
 	plan.Spec.Current, plan.Spec.PriorProfileRef = &current, &semmoev1.ProfileReference{Name: p.priorName()}
-	plan.Spec.MinimumGainPercent, plan.Spec.BatchTokens = moed.Spec.Rollout.MinimumGainPercent, moed.Spec.Rollout.BatchTokens
 	plan.Labels[semmoev1.LabelBase] = p.Base.Name
 	plan.Name = moed.Name + "-" + owned.ShortHash(struct {
 		Like    string

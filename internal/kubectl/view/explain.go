@@ -84,7 +84,9 @@ func whyOf(plan *semmoev1.PlacementPlan) (string, terminal.Tone) {
 		return fmt.Sprintf("It gains too little against the plan in service: %s against %s. Nothing changes", percent(comparison.CandidateLARMilli), percent(comparison.CurrentLARMilli)), terminal.Faint
 	case verdict == semmoev1.VerdictNoGainExpected && messages(forecast) != "":
 		return "It gains too little: it would have " + messages(forecast), terminal.Faint
-	case verdict == semmoev1.VerdictNoGainExpected && tooSlow(forecast):
+	case verdict == semmoev1.VerdictNoGainExpected && forecast != nil && forecast.Reason != "":
+		return fmt.Sprintf("It is not rolled out: %s. %s of the activations would stay on their rank, %s do without it", forecast.Reason, percent(forecast.LARMilli), percent(forecast.BaselineMilli)), terminal.Faint
+	case verdict == semmoev1.VerdictNoGainExpected && slower(forecast):
 		return fmt.Sprintf("More would stay on its rank (%s against %s), but a layer is modelled to take %.1f µs against %.1f. Nothing changes", percent(forecast.LARMilli), percent(forecast.BaselineMilli), micros(forecast.LayerNanos), micros(forecast.BaselineLayerNanos)), terminal.Faint
 	case verdict == semmoev1.VerdictNoGainExpected && forecast != nil:
 		return fmt.Sprintf("It gains too little: %s of the activations would stay on their rank, %s do without it. These requests use all experts alike, or the profile is too small to tell", percent(forecast.LARMilli), percent(forecast.BaselineMilli)), terminal.Faint
@@ -92,6 +94,8 @@ func whyOf(plan *semmoev1.PlacementPlan) (string, terminal.Tone) {
 		return fmt.Sprintf("It is worth it: on recent requests %s of the activations stay on their rank, under the plan in service %s", percent(comparison.CandidateLARMilli), percent(comparison.CurrentLARMilli)), terminal.Good
 	case messages(forecast) != "":
 		return "It is worth it: it has " + messages(forecast), terminal.Good
+	case forecast != nil && forecast.Reason != "":
+		return fmt.Sprintf("It is worth it: %s; %s of the activations stay on their rank, %s do without it", forecast.Reason, percent(forecast.LARMilli), percent(forecast.BaselineMilli)), terminal.Good
 	case forecast != nil:
 		return fmt.Sprintf("It is worth it: %s of the activations stay on their rank, %s do without it", percent(forecast.LARMilli), percent(forecast.BaselineMilli)), terminal.Good
 	}
@@ -106,9 +110,9 @@ func messages(forecast *semmoev1.PlanForecast) string {
 	return fmt.Sprintf("the experts of a token on %.2f other ranks, the default placement on %.2f", float64(forecast.RemoteRanksMilli)/1000, float64(forecast.BaselineRemoteRanksMilli)/1000)
 }
 
-// tooSlow tells that a plan makes more local and a layer slower, each by as much as the operator minds.
-func tooSlow(f *semmoev1.PlanForecast) bool {
-	return f != nil && 100*int64(f.LARMilli) >= 102*int64(f.BaselineMilli) && 100*f.LayerNanos > 101*f.BaselineLayerNanos
+// slower reports whether a plan makes more local and a layer slower.
+func slower(f *semmoev1.PlanForecast) bool {
+	return f != nil && f.LARMilli > f.BaselineMilli && f.LayerNanos > f.BaselineLayerNanos
 }
 
 func factsOf(plan *semmoev1.PlacementPlan) []Fact {
@@ -137,6 +141,12 @@ func factsOf(plan *semmoev1.PlacementPlan) []Fact {
 	}
 	if f := status.Forecast; f != nil && f.BaselineLayerNanos > 0 {
 		add("Time", "%s", timeText(f.LayerNanos, "in the default placement", f.BaselineLayerNanos, f.Hardware))
+		if len(f.BatchTokens) > 0 {
+			add("Proof", "saved %.1f%%, 95%% interval %.1f%% to %.1f%%, with %v tokens in a batch", float64(f.SavedMilli)/10, float64(f.SavedLowMilli)/10, float64(f.SavedHighMilli)/10, f.BatchTokens)
+		}
+		if f.Chosen != "" {
+			add("Point of the front", "%s", f.Chosen)
+		}
 	}
 	if c := status.Comparison; c != nil {
 		if c.CurrentNanos > 0 {

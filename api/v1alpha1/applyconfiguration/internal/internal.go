@@ -731,6 +731,15 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: baselineSummary
       type:
         scalar: string
+    - name: batchTokens
+      type:
+        list:
+          elementType:
+            scalar: numeric
+          elementRelationship: atomic
+    - name: chosen
+      type:
+        scalar: string
     - name: hardware
       type:
         scalar: string
@@ -743,7 +752,19 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: layerNanos
       type:
         scalar: numeric
+    - name: reason
+      type:
+        scalar: string
     - name: remoteRanksMilli
+      type:
+        scalar: numeric
+    - name: savedHighMilli
+      type:
+        scalar: numeric
+    - name: savedLowMilli
+      type:
+        scalar: numeric
+    - name: savedMilli
       type:
         scalar: numeric
     - name: upperBoundMilli

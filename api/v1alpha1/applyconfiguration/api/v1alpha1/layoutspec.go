@@ -11,10 +11,11 @@ import (
 //
 // LayoutSpec says which expert is to be on which rank: for what, within which limits, and how that is searched for.
 type LayoutSpecApplyConfiguration struct {
-	// objective is what a placement is to keep small: Activation (activations whose expert is on another rank), RankDedup (other ranks
-	// that a token is sent to), NodeDedup (other nodes), or Hierarchical (both, each by what a message costs). Which one counts depends
-	// on the engine's all-to-all. NodeDedup and Hierarchical are for replicas of several nodes. Default Activation; RankDedup where
-	// attention is TensorParallel and tokenShuffle Disabled.
+	// objective is what a placement is to keep small: Time (the modelled time of an MoE layer over the sizes of batches), Activation
+	// (activations whose expert is on another rank), RankDedup (other ranks that a token is sent to), NodeDedup (other nodes), or
+	// Hierarchical (both, each by what a message costs). The counts suit all-to-alls that Time does not model: those that send a token to a
+	// rank, or to a node, once. NodeDedup and Hierarchical are for replicas of several nodes. Default Time; RankDedup where attention is
+	// TensorParallel and tokenShuffle Disabled.
 	Objective *apiv1alpha1.PlacementObjective `json:"objective,omitempty"`
 	// redundantExperts is how many copies of experts a layer has beyond one of each, over all ranks; a multiple of expertParallelSize.
 	// Each rank then holds copies of those experts of other ranks that its tokens activate most: memory buys locality. It needs an

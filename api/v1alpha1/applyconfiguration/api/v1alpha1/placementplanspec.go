@@ -42,11 +42,11 @@ type PlacementPlanSpecApplyConfiguration struct {
 	// priorProfileRef names the AffinityProfile that the current plan was made from: what its tokens activated counts for those
 	// that the present profile has rarely, or never, seen. It needs current.
 	PriorProfileRef *ProfileReferenceApplyConfiguration `json:"priorProfileRef,omitempty"`
-	// minimumGainPercent is by how much a plan must lower the modelled time of an MoE layer, against the current plan, to be
-	// worth anything. It needs current.
+	// minimumGainPercent is by how much a plan must lower the modelled time of an MoE layer to have the verdict Gain: against the current
+	// plan, or without one against the default placement. Defaults to 2.
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
-	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica, where a plan is compared with the
-	// one in service: the larger, the more locality pays. Defaults to 4096. It needs current.
+	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica: the plan is solved and judged for batches of
+	// this size. The larger, the more locality pays. Without it 4096, 16384 and 65536 tokens are equally frequent; with current, 4096.
 	BatchTokens *int32 `json:"batchTokens,omitempty"`
 }
 

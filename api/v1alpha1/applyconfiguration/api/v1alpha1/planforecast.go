@@ -14,12 +14,23 @@ type PlanForecastApplyConfiguration struct {
 	// upperBoundMilli is a bound that no plan can exceed.
 	UpperBoundMilli *int32 `json:"upperBoundMilli,omitempty"`
 	// layerNanos and baselineLayerNanos are the modelled times of an MoE layer, in nanoseconds, under the plan and in the default placement,
-	// with 4096 tokens over all ranks: send, receive, and the GEMM of the slowest rank. hardware is the name of the profile of hardware
+	// means over batchTokens: send, receive, and the GEMM of the slowest rank. hardware is the name of the profile of hardware
 	// by which they are modelled. They are absent where the profile does not tell the sizes of the model, and for a plan with
 	// spec.current, which is compared with that one.
 	LayerNanos         *int64  `json:"layerNanos,omitempty"`
 	BaselineLayerNanos *int64  `json:"baselineLayerNanos,omitempty"`
 	Hardware           *string `json:"hardware,omitempty"`
+	// batchTokens are the sizes of batches that the times are means over, in tokens over all ranks.
+	BatchTokens []int32 `json:"batchTokens,omitempty"`
+	// savedMilli is by how much layerNanos is below baselineLayerNanos, in thousandths; savedLowMilli and savedHighMilli are the ends of its
+	// 95% interval. Negative values are a slower layer.
+	SavedMilli     *int32 `json:"savedMilli,omitempty"`
+	SavedLowMilli  *int32 `json:"savedLowMilli,omitempty"`
+	SavedHighMilli *int32 `json:"savedHighMilli,omitempty"`
+	// reason says in one sentence why the plan has its verdict.
+	Reason *string `json:"reason,omitempty"`
+	// chosen names the point of the plan's front that was chosen: what the search started from, and its limit on the load of experts.
+	Chosen *string `json:"chosen,omitempty"`
 	// windowImbalanceMilli is the mean of the busiest rank's load over the mean load, over the last 128 requests.
 	WindowImbalanceMilli *int32 `json:"windowImbalanceMilli,omitempty"`
 	// remoteRanksMilli and baselineRemoteRanksMilli are on how many other ranks than its own the experts of a token lie, under the plan
@@ -82,6 +93,56 @@ func (b *PlanForecastApplyConfiguration) WithBaselineLayerNanos(value int64) *Pl
 // If called multiple times, the Hardware field is set to the value of the last call.
 func (b *PlanForecastApplyConfiguration) WithHardware(value string) *PlanForecastApplyConfiguration {
 	b.Hardware = &value
+	return b
+}
+
+// WithBatchTokens adds the given value to the BatchTokens field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the BatchTokens field.
+func (b *PlanForecastApplyConfiguration) WithBatchTokens(values ...int32) *PlanForecastApplyConfiguration {
+	for i := range values {
+		b.BatchTokens = append(b.BatchTokens, values[i])
+	}
+	return b
+}
+
+// WithSavedMilli sets the SavedMilli field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the SavedMilli field is set to the value of the last call.
+func (b *PlanForecastApplyConfiguration) WithSavedMilli(value int32) *PlanForecastApplyConfiguration {
+	b.SavedMilli = &value
+	return b
+}
+
+// WithSavedLowMilli sets the SavedLowMilli field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the SavedLowMilli field is set to the value of the last call.
+func (b *PlanForecastApplyConfiguration) WithSavedLowMilli(value int32) *PlanForecastApplyConfiguration {
+	b.SavedLowMilli = &value
+	return b
+}
+
+// WithSavedHighMilli sets the SavedHighMilli field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the SavedHighMilli field is set to the value of the last call.
+func (b *PlanForecastApplyConfiguration) WithSavedHighMilli(value int32) *PlanForecastApplyConfiguration {
+	b.SavedHighMilli = &value
+	return b
+}
+
+// WithReason sets the Reason field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Reason field is set to the value of the last call.
+func (b *PlanForecastApplyConfiguration) WithReason(value string) *PlanForecastApplyConfiguration {
+	b.Reason = &value
+	return b
+}
+
+// WithChosen sets the Chosen field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Chosen field is set to the value of the last call.
+func (b *PlanForecastApplyConfiguration) WithChosen(value string) *PlanForecastApplyConfiguration {
+	b.Chosen = &value
 	return b
 }
 

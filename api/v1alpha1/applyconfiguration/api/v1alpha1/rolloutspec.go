@@ -17,12 +17,13 @@ type RolloutSpecApplyConfiguration struct {
 	// maxSurge is how many replicas may exist beyond spec.replicas while revisions change. It needs as many spare sets of
 	// devices. Above 0, the last replica that serves stays until a new one does.
 	MaxSurge *int32 `json:"maxSurge,omitempty"`
-	// minimumGainPercent is by how much a plan that is to replace the one in service must lower the modelled time of an MoE
-	// layer, at the traffic since the drift. Where not even a local activation rate of 100% would, the plan's verdict is
-	// LocalityDoesNotPay.
+	// minimumGainPercent is by how much a plan must lower the modelled time of an MoE layer to be rolled out: the first plan against no plan,
+	// a later one against the plan in service, at the traffic since the drift. Where not even a local activation rate of 100% would, the
+	// plan's verdict is LocalityDoesNotPay.
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica, where that gain is modelled: the
-	// larger, the more locality pays. Set it to what the engine reaches under load. Defaults to 4096.
+	// larger, the more locality pays. Set it to what the engine reaches under load. Without it a first plan is judged with 4096, 16384 and
+	// 65536 tokens, equally frequent, and a later one with 4096.
 	BatchTokens *int32 `json:"batchTokens,omitempty"`
 	// canaryReplicas is on how many replicas a new plan serves until it has proven itself; at least one replica stays with the
 	// plan that is in service, as long as there are two. Other changes have no canary.

@@ -1,0 +1,81 @@
+package solver
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+func openTiny(t *testing.T) *trace.Trace {
+	t.Helper()
+	recorded, err := trace.Open(context.Background(), "testdata/tiny-32e-top4.safetensors.zst")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return recorded
+}
+
+// Locality saves time, in either mode of attention.
+func TestWorthOfALocalPlan(t *testing.T) {
+	recorded := openTiny(t)
+	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
+		o := Options{Ranks: 4, Attention: attention, Algorithm: placement.Auto, Forecast: Table, TrainPercent: 80, Seed: 1, BatchTokens: []int{4096}}
+		s, err := Solve(t.Context(), recorded, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := WorthOf(t.Context(), recorded, s, o, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w.LayerUS >= w.BaselineLayerUS || w.LayerUS < w.BaselineLayerUS/2 || w.Low > w.SavedPercent || w.High < w.SavedPercent {
+			t.Errorf("attention %s: %+v", attention, w)
+		}
+	}
+}
+
+// With the widths of a large model the placement of the highest local activation rate is not the fastest: the slowest rank decides. A search by time is
+// ahead of it, and of the default placement, and records what it chose from.
+func TestTimeIsAheadOfActivation(t *testing.T) {
+	recorded := openTiny(t)
+	recorded.Model.Config = widened(t, recorded.Model.Config, 2048, 768)
+	recorded.Model.HiddenSize = 2048
+	worth := func(objective placement.Objective) (*Solution, *Worth) {
+		o := Options{Ranks: 8, Attention: placement.DataParallel, Algorithm: placement.Auto, Forecast: Table, TrainPercent: 80, Seed: 1, Objective: objective, BatchTokens: []int{65536}}
+		s, err := Solve(t.Context(), recorded, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := WorthOf(t.Context(), recorded, s, o, DefaultMinimumGainPercent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s, w
+	}
+	timed, byTime := worth(placement.Time)
+	_, byActivation := worth(placement.Activation)
+	if byTime.LayerUS >= byActivation.LayerUS || byTime.LayerUS > byTime.BaselineLayerUS {
+		t.Errorf("by time %+v; by activation %+v", byTime, byActivation)
+	}
+	if len(timed.Plan.Front) < 3 || timed.Plan.Chosen == "" {
+		t.Errorf("the front is %+v, chosen is %q", timed.Plan.Front, timed.Plan.Chosen)
+	}
+}
+
+// widened is a model's configuration with other sizes.
+func widened(t *testing.T, config string, hidden, expert int) string {
+	t.Helper()
+	fields := map[string]any{}
+	if err := json.Unmarshal([]byte(config), &fields); err != nil {
+		t.Fatal(err)
+	}
+	fields["hidden_size"], fields["moe_intermediate_size"] = hidden, expert
+	text, err := json.Marshal(fields)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}

@@ -149,7 +149,7 @@ const (
 	// rankOrders is the number of arrival orders in which candidates are judged.
 	rankOrders = 2
 	// leastLead is by how much of the default placement's time another candidate must be ahead of the search's own where there is one split, which does
-	// not show what chance makes.
+	// not show what chance makes; with several splits it is half of that at least.
 	leastLead = 0.005
 )
 
@@ -161,7 +161,7 @@ func (s *search) rankFolds() int {
 }
 
 // fastest is the name of the candidate to choose. That is the search's own placement of the least time, unless another is ahead of it by more than
-// a standard error over the splits; and the default placement, where that is not slower. The search's own is chosen, too, where the profile cannot be
+// two standard errors over the splits; and the default placement, where that is not slower. The search's own is chosen, too, where the profile cannot be
 // split, or the time budget is spent.
 func (s *search) fastest(ctx context.Context, deadline time.Time) (name string, truncated bool, err error) {
 	times := map[string][]float64{}
@@ -196,7 +196,7 @@ func (s *search) fastest(ctx context.Context, deadline time.Time) (name string, 
 func fastestOf(names []string, times map[string][]float64) string {
 	plain, own := times[names[0]], times[placement.PointOfTime]
 	n := float64(len(own))
-	// ahead is by how much of the default placement's time a candidate is ahead of the search's own, and the standard error of that.
+	// ahead is by how much of the default placement's time a candidate is ahead of the search's own, and how far chance may move that: two standard errors.
 	ahead := func(of []float64) (mean, deviation float64) {
 		squares := 0.0
 		for i, us := range of {
@@ -207,7 +207,7 @@ func fastestOf(names []string, times map[string][]float64) string {
 		if n == 1 {
 			return mean, leastLead
 		}
-		return mean, math.Sqrt(max(0, squares-n*mean*mean) / (n * (n - 1)))
+		return mean, max(leastLead/2, 2*math.Sqrt(max(0, squares-n*mean*mean)/(n*(n-1))))
 	}
 	best, lead := placement.PointOfTime, 0.0
 	for _, name := range names[1:] {

@@ -76,6 +76,8 @@ type sweep struct {
 	problem *Problem
 	stop    limit
 	limits  []float64
+	// byActivation are the load limits under which placements are searched for by activations: starts of the search by time, and points of the front.
+	byActivation []float64
 	// within are the constraints of each layer without load limits, starts the placements to start from [starts][layers].
 	within []*limits
 	starts [][][]int
@@ -91,12 +93,16 @@ func (p *Problem) solveTimed(ctx context.Context, solve func(context.Context, *P
 	if s.starts, err = p.constrainedStarts(ctx, solve, s.within, s.stop); err != nil {
 		return Result{}, err
 	}
-	front := make([]Point, 1+len(s.limits))
+	s.byActivation = p.activationLimits()
+	front := make([]Point, 1+len(s.limits), 1+len(s.limits)+len(s.byActivation))
 	front[0] = Point{Name: PointOfActivation, Placement: p.placement()}
 	for i, limit := range s.limits {
 		front[1+i] = Point{Name: fmt.Sprintf("%s-load-%g", PointOfTime, limit), ExpertLoadLimit: limit, Placement: p.placement()}
 	}
 	front[1].Name = PointOfTime
+	for _, limit := range s.byActivation {
+		front = append(front, Point{Name: fmt.Sprintf("%s-load-%g", PointOfActivation, limit), ExpertLoadLimit: limit, Placement: p.placement()})
+	}
 	if p.Attention == DataParallel {
 		layers := make([]int, len(p.Layers))
 		for l := range layers {
@@ -132,6 +138,15 @@ func (p *Problem) sweptLimits() []float64 {
 		}
 	}
 	return limits
+}
+
+// activationLimits are the load limits of the search by activations. A mean over all ranks generalizes better than the busiest one where there are few
+// requests to learn from.
+func (p *Problem) activationLimits() []float64 {
+	if p.RedundantSlots > 0 || p.Constraints.ExpertLoadLimit > 0 {
+		return nil
+	}
+	return []float64{108, 104}
 }
 
 // runLayers solves attention tensor parallelism: layers do not depend on one another.
@@ -192,23 +207,40 @@ func (s *sweep) run(ctx context.Context, by *timeRefiner, front []Point) error {
 			to.Placement.Layers[l] = layerOf(p.Layers[l], rankOf[at], p.copiesOf(by, at, l, rankOf[at], within[at]), p.Ranks)
 		}
 	}
-	for i, limit := range s.limits {
+	capped := func(limit float64) []*limits {
 		within := make([]*limits, len(by.layers))
 		for at, l := range by.layers {
 			within[at] = s.within[l].capped(loads[at], limit)
 		}
-		if i == 0 {
-			fill(&front[0], starts[len(starts)-1], within) // the search by activations comes last
-		} else {
+		return within
+	}
+	towards := func(start [][]int, within []*limits, stream int) [][]int {
+		near := make([][]int, len(within))
+		for at := range near {
+			near[at] = within[at].towards(start[at], rand.New(rand.NewPCG(p.Seed, uint64(stream<<16|at))))
+			if !within[at].keeps(near[at]) {
+				near[at] = start[at]
+			}
+		}
+		return near
+	}
+	free := starts[len(starts)-1] // the search by activations comes last
+	fill(&front[0], free, capped(s.limits[0]))
+	for i, limit := range s.byActivation {
+		within := capped(limit)
+		r := refining{by: by.refiner, within: within, stop: s.stop, seed: p.Seed ^ uint64(by.layers[0])<<32 ^ uint64(i)<<40}
+		rankOf, err := r.best(ctx, [][][]int{towards(free, within, i)})
+		if err != nil {
+			return err
+		}
+		fill(&front[1+len(s.limits)+i], rankOf, within)
+		starts = append(starts, rankOf)
+	}
+	for i, limit := range s.limits {
+		within := capped(limit)
+		if i > 0 {
 			for j := range starts {
-				near := make([][]int, len(within))
-				for at := range near {
-					near[at] = within[at].towards(starts[j][at], rand.New(rand.NewPCG(p.Seed, uint64(i<<16|at))))
-					if !within[at].keeps(near[at]) {
-						near[at] = starts[j][at]
-					}
-				}
-				starts[j] = near
+				starts[j] = towards(starts[j], within, i)
 			}
 		}
 		r := refining{by: by, within: within, stop: s.stop, seed: p.Seed ^ uint64(by.layers[0])<<32 ^ uint64(i)<<48}

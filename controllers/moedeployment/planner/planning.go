@@ -30,6 +30,7 @@ import (
 	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/engine/registry"
 	"github.com/semmoe/operator/internal/owned"
+	"github.com/semmoe/operator/solver"
 )
 
 // Planning is what the profiles and plans of a MoEDeployment tell.

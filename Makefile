@@ -139,7 +139,7 @@ test-vllm: build ## Test the plug-in for vLLM, and compare the double of vLLM wi
 	CGO_ENABLED=0 go test -trimpath -vet=off -count=1 -timeout 10m -v ./test/engines -run '^TestRecording$$' -args -vllm "$$environment"
 
 .PHONY: bench
-bench: ## Measure, and print JSON (BENCH=solver, BENCH=router, BENCH=reshuffle or BENCH="metis [TRACE]": that alone)
+bench: ## Measure, and print JSON (BENCH=solver, BENCH=time, BENCH=router, BENCH=reshuffle or BENCH="metis [TRACE]": that alone)
 	@$(MAKE) -s build >&2
 	@go run ./test/bench $(BENCH)
 

@@ -68,6 +68,9 @@ func (s *search) clock(ctx context.Context) (*placement.Clock, error) {
 		}
 		return sum / float64(len(sizes))
 	})
+	if s.options.Attention == placement.DataParallel {
+		c.Softness = 0.75 // ranks of requests are less predictable than those of tokens
+	}
 	windows := s.windows()
 	c.Windows = make([][]float32, len(model.Layers))
 	return c, affinity.Parallel(ctx, len(c.Windows), func(l int) {
@@ -86,8 +89,8 @@ func (s *search) clock(ctx context.Context) (*placement.Clock, error) {
 }
 
 // windows are random samples of the train requests, each as large as what is computed at a time: the requests that a window of the evaluation has with
-// attention DP, and those of a batch of the median size with attention TP. A sample has half of the requests at most: otherwise all windows were
-// alike, and later ones would not be.
+// attention DP, and those of a batch of the median size with attention TP. A sample has a quarter of the requests at most: otherwise all windows
+// were alike, and later ones would not be.
 func (s *search) windows() [][]int {
 	model, requests := &s.trace.Model, len(s.train)
 	tokens := s.trace.TokenCount(s.train)
@@ -96,7 +99,7 @@ func (s *search) windows() [][]int {
 		sizes := slices.Sorted(slices.Values(s.options.batchTokens()))
 		size = sizes[len(sizes)/2] * requests / max(tokens, 1)
 	}
-	size = min(max(size, 1), (requests+1)/2)
+	size = min(max(size, 1), (requests+3)/4)
 	perWindow := float64(size) * float64(tokens) / float64(requests) * float64(len(model.Layers)*model.TopK)
 	count := min(maxWindows, max(4, int(windowWork/max(perWindow, 1))))
 	random := rand.New(rand.NewPCG(s.options.Seed, 0x77696e646f7773))

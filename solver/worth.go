@@ -272,14 +272,19 @@ func (f *Finding) Judge(minimum float64) (Verdict, string) {
 	return Gain, change
 }
 
-// WorthOf judges a solved plan on the requests that it was not made from.
-func WorthOf(ctx context.Context, t *trace.Trace, s *Solution, o Options, minimumGainPercent float64) (*Worth, error) {
+// TrialOf compares a solved plan with the default placement on the requests that it was not made from, at the batch sizes of the options.
+func TrialOf(ctx context.Context, t *trace.Trace, s *Solution, o Options) (*TimeTrial, error) {
 	e := DefaultEvaluation()
 	e.Requests, e.Seed, e.RanksPerNode = s.HeldOut, o.Seed, o.ranksPerNode()
 	if limit := o.Constraints.TokenLoadLimit; limit > 0 {
 		e.Cap = limit / 100
 	}
-	trial, err := NewTimeTrial(ctx, t, s.Plan, TrialOptions{Hardware: o.profile(), Evaluation: e, BatchTokens: o.batchTokens(), Unshuffled: o.Unshuffled})
+	return NewTimeTrial(ctx, t, s.Plan, TrialOptions{Hardware: o.profile(), Evaluation: e, BatchTokens: o.batchTokens(), Unshuffled: o.Unshuffled})
+}
+
+// WorthOf judges a solved plan on the requests that it was not made from.
+func WorthOf(ctx context.Context, t *trace.Trace, s *Solution, o Options, minimumGainPercent float64) (*Worth, error) {
+	trial, err := TrialOf(ctx, t, s, o)
 	if err != nil {
 		return nil, err
 	}

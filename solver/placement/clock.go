@@ -11,6 +11,9 @@ type Clock struct {
 	// Windows are the activations of each expert in samples of tokens that are computed at a time, of the same total each
 	// [MoE layers][windows × experts]. Where it is nil, the profile's totals are the only window.
 	Windows [][]float32
+	// Softness is the weight of the mean over ranks in the exchange that swaps lower, from 0 to 1; the rest is that of the busiest rank. The busiest
+	// rank of the profile need not be that of later requests.
+	Softness float64
 }
 
 // loadStep is the resolution of tabulated compute times, and maxLoad the largest tabulated load.
@@ -22,7 +25,7 @@ const (
 // NewClock tabulates a model of the time in microseconds of a layer whose busiest rank exchanges, and whose slowest rank computes, the given
 // multiples of a fair share of the activations. The time must be affine in the exchange.
 func NewClock(microseconds func(exchange, load float64) float64) *Clock {
-	c := &Clock{exchange: microseconds(1, 1) - microseconds(0, 1)}
+	c := &Clock{Softness: 0.5, exchange: microseconds(1, 1) - microseconds(0, 1)}
 	for i := range int(maxLoad/loadStep) + 2 {
 		c.compute = append(c.compute, microseconds(0, 1+float64(i)*loadStep))
 	}
@@ -48,10 +51,6 @@ func (c *Clock) grouped(size int) *Clock {
 	}
 	return &to
 }
-
-// softness is the weight of the mean over ranks in the exchange time that swaps lower: the busiest rank of the profile need not be that of later
-// requests, and the other ranks' traffic decides then.
-const softness = 0.75
 
 // timing is a placement of one layer under search for time, for given ranks of the tokens.
 type timing struct {
@@ -176,7 +175,7 @@ func (t *timing) rank() {
 
 func (t *timing) ranksOf() []int { return t.rankOf }
 
-// microseconds is the modelled time of the placement, without softness.
+// microseconds is the modelled time of the placement, of the busiest and the slowest rank.
 func (t *timing) microseconds() float64 {
 	return t.clock.exchange*t.busiest[0].value*float64(t.ranks)/t.total + t.clock.computing(t.load(-1, -1))
 }
@@ -215,7 +214,7 @@ func (t *timing) after(e, f int) float64 {
 		sum += atP + atQ - t.exchange(p) - t.exchange(q)
 	}
 	// In activations: a share on every rank is all of them.
-	exchange := (1-softness)*busiest*float64(t.ranks) + softness*sum
+	exchange := (1-t.clock.Softness)*busiest*float64(t.ranks) + t.clock.Softness*sum
 	return -exchange - t.unit*t.clock.computing(t.load(e, f))
 }
 

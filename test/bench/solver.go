@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/semmoe/operator/solver/affinity"
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/cost/hardware"
 	"github.com/semmoe/operator/solver/placement"
 )
 
@@ -30,6 +32,8 @@ type solverResult struct {
 	Warm    float64 `json:"warm_seconds"`
 	WarmCPU float64 `json:"warm_cpu_seconds"`
 	Moves   int     `json:"warm_moves"`
+	// Points is the number of placements of the front; 0 where the search is not by time.
+	Points int `json:"front_points,omitempty"`
 	// LAR is the local activation rate on the profile.
 	LAR float64 `json:"profile_lar"`
 	// SystemMiB is the memory that the process has ever had from the system: at least the peak.
@@ -69,7 +73,9 @@ func (s tokenShape) run(ctx context.Context) (solverResult, error) {
 			return generateCounts(s.tokens, s.experts, uint64(layer)), nil
 		},
 	}
-	r := solverResult{Shape: fmt.Sprintf("tp: %d layers, %d experts, %d tokens, EP %d", s.layers, s.experts, s.tokens, s.ranks), Goal: s.goal}
+	layer := cost.Layer{Machines: cost.NodeOf(hardware.DefaultProfile()), TopK: 8, HiddenSize: 7168, ExpertSize: 2048, Ranks: s.ranks, SlotsPerRank: s.experts / s.ranks}
+	p.Clock = placement.NewClock(func(exchange, load float64) float64 { return layer.Time(65536, exchange, load).Total() })
+	r := solverResult{Shape: fmt.Sprintf("tp, by time, with the front: %d layers, %d experts, %d tokens, EP %d", s.layers, s.experts, s.tokens, s.ranks), Goal: s.goal}
 	return r, r.solve(ctx, p, &loading)
 }
 
@@ -81,6 +87,7 @@ func (r *solverResult) solve(ctx context.Context, p placement.Problem, loading *
 		return err
 	}
 	r.Seconds, r.CPU, r.LAR = time.Since(begin).Seconds(), cpuSeconds()-cpu, first.TrainLAR
+	r.Points = len(first.Front)
 	r.Loading = time.Duration(loading.Load()).Seconds() / float64(runtime.GOMAXPROCS(0))
 	p.Current = first.Placement
 	begin, cpu = time.Now(), cpuSeconds()

@@ -1,0 +1,264 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/semmoe/operator/solver"
+	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// timeResult compares the modelled layer times of plans by several methods.
+type timeResult struct {
+	Cells []timeCell `json:"cells"`
+	// GainCells counts the cells in which ours has the verdict Gain, SlowerGains those of them in which it is slower than no plan.
+	GainCells   int `json:"gain_cells"`
+	SlowerGains int `json:"slower_gain_cells"`
+	// WithinHalfPercent is the share of cells in which ours is at most 0.5% slower than the best baseline; Exceptions lists the others.
+	WithinHalfPercent float64  `json:"within_half_percent"`
+	Exceptions        []string `json:"exceptions"`
+	// MeanSaved is the saved time of each method over the gain cells in percent: the geometric mean of the ratios to the time without a plan.
+	MeanSaved map[string]float64 `json:"geometric_mean_saved_percent"`
+}
+
+// timeCell is one combination of a trace, a width, an EP size, an attention mode, a hardware profile and a batch size.
+type timeCell struct {
+	Trace     string              `json:"trace"`
+	Shape     string              `json:"shape"`
+	Ranks     int                 `json:"ep_size"`
+	Attention placement.Attention `json:"attention"`
+	Hardware  string              `json:"hardware"`
+	PerNode   int                 `json:"ranks_per_node"`
+	Tokens    int                 `json:"batch_tokens"`
+	// BaselineUS is the modelled time of a layer without a plan; Methods are relative to it.
+	BaselineUS float64               `json:"baseline_layer_us"`
+	Methods    map[string]timeMethod `json:"methods"`
+}
+
+// timeMethod is a plan by one method.
+type timeMethod struct {
+	Saved   float64        `json:"saved_percent"`
+	Low     float64        `json:"saved_percent_low"`
+	High    float64        `json:"saved_percent_high"`
+	Verdict solver.Verdict `json:"verdict"`
+	LAR     float64        `json:"lar"`
+}
+
+// ours is the method that is judged.
+const ours = "time"
+
+// timeShape is the width of a model.
+type timeShape struct{ hidden, expert int }
+
+// timeShapes are widths by which layers are modelled: the hidden size, and the width of an expert. Empty is the trace's own.
+var timeShapes = map[string]timeShape{
+	"own": {}, "dsv2-lite": {2048, 1408}, "qwen3-30b": {2048, 768}, "dsv3": {7168, 2048},
+}
+
+// timeBench are the flags of the measurement.
+type timeBench struct {
+	traces, shapes, ranks, attention, tokens, hardware string
+	train, perNode                                     int
+}
+
+func benchTime(ctx context.Context, args []string) (*timeResult, error) {
+	var b timeBench
+	flags := flag.NewFlagSet("time", flag.ContinueOnError)
+	flags.StringVar(&b.traces, "traces", metisTrace, "routing traces, separated by commas")
+	flags.StringVar(&b.shapes, "shapes", "qwen3-30b", "widths: own, dsv2-lite, qwen3-30b, dsv3")
+	flags.StringVar(&b.ranks, "ep", "4,8,16", "EP sizes; those that do not divide the experts are skipped")
+	flags.StringVar(&b.attention, "attention", "dp,tp", "attention modes")
+	flags.StringVar(&b.tokens, "tokens", "4096,16384,65536", "sizes of batches, in tokens over all ranks")
+	flags.StringVar(&b.hardware, "hardware", hardware.Default, "names of built-in hardware profiles")
+	flags.IntVar(&b.train, "train-percent", 80, "percent of the documents to learn from")
+	flags.IntVar(&b.perNode, "ranks-per-node", 8, "ranks that share a node")
+	if err := flags.Parse(args); err != nil {
+		return nil, err
+	}
+	sizes, err := numbers(b.tokens)
+	if err != nil {
+		return nil, fmt.Errorf("-tokens: %w", err)
+	}
+	ranks, err := numbers(b.ranks)
+	if err != nil {
+		return nil, fmt.Errorf("-ep: %w", err)
+	}
+	r := &timeResult{Exceptions: []string{}}
+	for path := range strings.SplitSeq(b.traces, ",") {
+		for name := range strings.SplitSeq(b.shapes, ",") {
+			shape, known := timeShapes[name]
+			if !known {
+				return nil, fmt.Errorf("-shapes: %q is invalid: allowed is own, dsv2-lite, qwen3-30b, dsv3", name)
+			}
+			t, err := trace.Open(ctx, path)
+			if err != nil {
+				return nil, err
+			}
+			if err := shape.widen(t); err != nil {
+				return nil, err
+			}
+			for machines := range strings.SplitSeq(b.hardware, ",") {
+				profile, err := hardware.BuiltIn(machines)
+				if err != nil {
+					return nil, fmt.Errorf("-hardware: %w", err)
+				}
+				for attention := range strings.SplitSeq(b.attention, ",") {
+					for _, n := range ranks {
+						if placement.CheckRanks(n, t.Model.Experts) != nil || n == t.Model.Experts {
+							continue
+						}
+						o := solver.Options{
+							Ranks: n, Attention: placement.Attention(attention), Forecast: solver.Table, TrainPercent: b.train, Seed: 1,
+							RanksPerNode: b.perNode, Hardware: profile,
+						}
+						cell := timeCell{Trace: filepath.Base(path), Shape: name, Ranks: n, Attention: o.Attention, Hardware: machines, PerNode: b.perNode}
+						cells, err := cell.measure(ctx, t, o, sizes)
+						if err != nil {
+							return nil, err
+						}
+						r.Cells = append(r.Cells, cells...)
+					}
+				}
+			}
+		}
+	}
+	r.summarize()
+	return r, nil
+}
+
+func numbers(list string) ([]int, error) {
+	var out []int
+	for text := range strings.SplitSeq(list, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("%q is invalid: positive numbers, separated by commas, are allowed", list)
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
+
+// widen gives the trace's model another width; its routes stay.
+func (s timeShape) widen(t *trace.Trace) error {
+	if s.hidden == 0 {
+		return nil
+	}
+	fields := map[string]any{}
+	if err := json.Unmarshal([]byte(t.Model.Config), &fields); err != nil {
+		return err
+	}
+	fields["hidden_size"], fields["moe_intermediate_size"] = s.hidden, s.expert
+	text, err := json.Marshal(fields)
+	t.Model.Config, t.Model.HiddenSize = string(text), s.hidden
+	return err
+}
+
+// timeMethods are the compared ways to place experts; the names of published algorithms are those of semmoe solve.
+func timeMethods(o solver.Options) map[string]solver.Options {
+	with := func(by placement.Algorithm, objective placement.Objective, slots int) solver.Options {
+		o := o
+		o.Algorithm, o.Objective, o.RedundantSlots = by, objective, slots
+		return o
+	}
+	methods := map[string]solver.Options{
+		"activation": with(placement.Auto, placement.Activation, 0),
+		"eplb+1":     with(placement.EPLB, placement.Activation, 1),
+	}
+	for _, by := range []placement.Algorithm{
+		placement.ContiguousAlgorithm, placement.EPLB, placement.MoETuner, placement.KMeans2D, placement.Alternating, placement.CrossEntropy,
+	} {
+		methods[string(by)] = with(by, placement.Activation, 0)
+	}
+	return methods
+}
+
+// measure solves every method, ours for each batch size by itself, and judges all on the same held-out requests.
+func (c timeCell) measure(ctx context.Context, t *trace.Trace, o solver.Options, sizes []int) ([]timeCell, error) {
+	cells := make([]timeCell, len(sizes))
+	for i, tokens := range sizes {
+		cells[i] = c
+		cells[i].Tokens, cells[i].Methods = tokens, map[string]timeMethod{}
+	}
+	judge := func(name string, o solver.Options, at []int) error {
+		solved, err := solver.Solve(ctx, t, o)
+		if err != nil {
+			return fmt.Errorf("%s on %s, EP %d, attention %s: %w", name, c.Trace, o.Ranks, o.Attention, err)
+		}
+		trial, err := solver.TrialOf(ctx, t, solved, o)
+		if err != nil {
+			return err
+		}
+		for i, tokens := range sizes {
+			for _, wanted := range at {
+				if wanted == tokens {
+					w := trial.Worth(solver.DefaultMinimumGainPercent, tokens)
+					cells[i].BaselineUS = w.BaselineLayerUS
+					cells[i].Methods[name] = timeMethod{w.SavedPercent, w.Low, w.High, w.Verdict, solved.Report.LAR}
+				}
+			}
+		}
+		return nil
+	}
+	for name, o := range timeMethods(o) {
+		o.BatchTokens = sizes
+		if err := judge(name, o, sizes); err != nil {
+			return nil, err
+		}
+	}
+	o.Algorithm, o.Objective = placement.Auto, placement.Time
+	for _, tokens := range sizes {
+		o.BatchTokens = []int{tokens}
+		for slots, name := range []string{ours, ours + "+1"} {
+			o.RedundantSlots = slots
+			if err := judge(name, o, o.BatchTokens); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return cells, nil
+}
+
+// summarize compares ours with the other methods that have as much memory.
+func (r *timeResult) summarize() {
+	logs, within := map[string]float64{}, 0
+	for i := range r.Cells {
+		c := &r.Cells[i]
+		us := func(name string) float64 { return c.BaselineUS * (1 - c.Methods[name].Saved/100) }
+		ahead := true
+		for name := range c.Methods {
+			mine := ours
+			if strings.HasSuffix(name, "+1") {
+				mine += "+1"
+			}
+			if us(mine) > 1.005*us(name) {
+				ahead = false
+				r.Exceptions = append(r.Exceptions, fmt.Sprintf("%s %s EP %d %s %d tokens: %s is %.1f%% slower than %s", c.Trace, c.Shape, c.Ranks, c.Attention, c.Tokens, mine, 100*(us(mine)/us(name)-1), name))
+			}
+		}
+		if ahead {
+			within++
+		}
+		if c.Methods[ours].Verdict != solver.Gain {
+			continue
+		}
+		r.GainCells++
+		if c.Methods[ours].Saved < 0 {
+			r.SlowerGains++
+		}
+		for name, m := range c.Methods {
+			logs[name] += math.Log(1 - m.Saved/100)
+		}
+	}
+	r.WithinHalfPercent, r.MeanSaved = float64(within)/float64(max(1, len(r.Cells))), map[string]float64{}
+	for name, sum := range logs {
+		r.MeanSaved[name] = 100 * (1 - math.Exp(sum/float64(max(1, r.GainCells))))
+	}
+}

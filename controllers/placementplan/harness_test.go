@@ -209,7 +209,7 @@ func (w *world) newPlan(name, profile string, change ...func(*semmoev1.Placement
 	w.t.Helper()
 	p := &semmoev1.PlacementPlan{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name},
-		Spec:       semmoev1.PlacementPlanSpec{ProfileRef: semmoev1.ProfileReference{Name: profile}, ExpertParallelSize: 4},
+		Spec:       semmoev1.PlacementPlanSpec{ProfileRef: semmoev1.ProfileReference{Name: profile}, ExpertParallelSize: 4, BatchTokens: 1 << 20, MinimumGainPercent: ptr.To[int32](0)},
 	}
 	for _, c := range change {
 		c(p)

@@ -87,7 +87,7 @@ func publishedProfile(t *testing.T, namespace, name, dataset, trace string) *sem
 func newPlan(namespace, name string, size int32) *semmoev1.PlacementPlan {
 	return &semmoev1.PlacementPlan{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
-		Spec:       semmoev1.PlacementPlanSpec{ProfileRef: semmoev1.ProfileReference{Name: "tiny"}, ExpertParallelSize: size},
+		Spec:       semmoev1.PlacementPlanSpec{ProfileRef: semmoev1.ProfileReference{Name: "tiny"}, ExpertParallelSize: size, BatchTokens: 1 << 20, MinimumGainPercent: ptr.To[int32](0)},
 	}
 }
 

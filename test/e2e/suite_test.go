@@ -315,7 +315,8 @@ func newDeployment(namespace, name string, change ...func(*semmoev1.MoEDeploymen
 			Replicas:    ptr.To[int32](1),
 			Routing:     semmoev1.RoutingSpec{Replicas: 1},
 			// A canary is compared in the stories that are told of that: others have no requests to compare.
-			Rollout: semmoev1.RolloutSpec{SoakSeconds: ptr.To[int32](0)},
+			// Plans are judged at batches as large as the model is small: latency is most of the modelled time of a layer at others.
+			Rollout: semmoev1.RolloutSpec{SoakSeconds: ptr.To[int32](0), BatchTokens: 1 << 20, MinimumGainPercent: ptr.To[int32](0)},
 		},
 	}
 	for _, c := range change {

@@ -2,12 +2,16 @@ package simulate
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
+	"github.com/semmoe/operator/solver/cost"
 	"github.com/semmoe/operator/solver/cost/hardware"
+	"github.com/semmoe/operator/solver/trace"
 )
 
 // plain is a profile whose times can be added up on paper: reading and moving cost nothing, a product of a million weights and rows takes 2 µs.
@@ -237,30 +241,32 @@ func TestMeasuredPieces(t *testing.T) {
 // measuredRoutes are of test/gpu/moe_layer.py, which says what they are: layers with real routes.
 type measuredRoutes struct {
 	Models map[string]struct {
-		Hidden, Inter, Experts int
+		Hidden, Inter, Experts, TopK int
 	} `json:"models"`
-	Cases []struct {
-		Model, Method, Exchange string
-		Ranks                   int
-		Tokens                  int `json:"tokens_per_rank"`
-		Rows, Distinct          [][]int
-		Experts                 [][]int `json:"experts_rows"`
-		Gate                    float64 `json:"gate_us"`
-		Dispatch                float64 `json:"dispatch_us"`
-		Products                float64 `json:"products_us"`
-		Combine                 float64 `json:"combine_us"`
-		Layer                   float64 `json:"layer_us"`
-		Order                   float64 `json:"order_us"`
-		Scatter                 float64 `json:"srs_us"`
-		Gather                  float64 `json:"sag_us"`
-	} `json:"cases"`
+	Cases []measuredLayer `json:"cases"`
 }
 
-// TestMeasuredRoutes holds predicted layers against those measured on two H200, with real routes of two models, 32 to 8,192 tokens a rank, experts and
-// tokens dispatched in five ways, and a row sent for each expert or for each rank. Exchanges and products are as that machine's profile has
-// them, which has seen no routes. The collectives around the layer, and the order of tokens, are not of it.
-func TestMeasuredRoutes(t *testing.T) {
-	text, err := os.ReadFile("testdata/moe-layer-h200x2.json")
+type measuredLayer struct {
+	Model, Method, Exchange string
+	Layer, Ranks            int
+	BatchTokens             int `json:"batch_tokens"`
+	Tokens                  int `json:"tokens_per_rank"`
+	Rows, Distinct          [][]int
+	Experts                 [][]int `json:"experts_rows"`
+	Microseconds            float64 `json:"layer_us"`
+	Order                   float64 `json:"order_us"`
+	Scatter                 float64 `json:"srs_us"`
+	Gate                    float64 `json:"gate_us"`
+	Gather                  float64 `json:"sag_us"`
+}
+
+// moe is the time of the gate, the exchanges and the products: of what placement and dispatch change, and the gate.
+func (l *measuredLayer) moe() float64 { return l.Microseconds - l.Order - l.Scatter - l.Gather }
+
+// readMeasured reads layers that were measured on two H200, and the profile of that machine, which has seen no routes.
+func readMeasured(t *testing.T, file string) (*measuredRoutes, *hardware.Profile) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", file))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -275,30 +281,101 @@ func TestMeasuredRoutes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Scores are made floating-point numbers of 32 bits, weighted and sorted: three kernels and the rate are fitted to the same measurements.
-	kernels := EngineKernels
-	kernels.Choose, kernels.Expert = hardware.Line{Start: 21, PerMicrosecond: 1 / 6e-5}, 5
-	var errors []float64
+	return m, p
+}
+
+// TestMeasuredRoutes compares predicted layers with those measured on two H200, with real routes of two models, 32 to 32,768 tokens a rank, experts and
+// tokens dispatched in seven ways, and a row sent for each expert or for each rank. The collectives around the layer, and the order of tokens, are
+// not of it.
+func TestMeasuredRoutes(t *testing.T) {
+	for _, file := range []string{"moe-layer-h200x2.json", "moe-layer-plans-h200x2.json"} {
+		m, p := readMeasured(t, file)
+		// Scores are made floating-point numbers of 32 bits, weighted and sorted: three kernels and the rate are fitted to the first file.
+		kernels := EngineKernels
+		kernels.Choose, kernels.Expert = hardware.Line{Start: 21, PerMicrosecond: 1 / 6e-5}, 5
+		var errors []float64
+		for _, c := range m.Cases {
+			model, topology := m.Models[c.Model], OneNode(c.Ranks, p)
+			layer := Layer{Hidden: model.Hidden, ExpertSize: model.Inter, Experts: model.Experts, Messages: PerActivation, DispatchBytes: bf16, Kernels: kernels}
+			if c.Exchange == "distinct" {
+				layer.Messages = PerRank
+			}
+			us := layer.Time(p, &topology, &Counts{
+				Tokens: slices.Repeat([]int{c.Tokens}, c.Ranks), Rows: slices.Concat(c.Rows...), Distinct: slices.Concat(c.Distinct...), Experts: slices.Concat(c.Experts...),
+			})
+			e := us.Total()/c.moe() - 1
+			errors = append(errors, math.Abs(e))
+			if math.Abs(e) > 0.1 {
+				t.Errorf("%s, %d tokens a rank, %s, %s: %+v, %.0f µs in all, measured are %.0f: %+.1f%%", c.Model, c.Tokens, c.Method, c.Exchange, us, us.Total(), c.moe(), 100*e)
+			}
+		}
+		slices.Sort(errors)
+		n := len(errors)
+		if n < 100 || errors[n/2] > 0.04 {
+			t.Fatalf("%s: %d layers: the median error is %.3f", file, n, errors[n/2])
+		}
+		t.Logf("%s: %d layers: errors of %.1f%% in the median, at most %.1f%% in 95 of 100, and %.1f%% in all", file, n, 100*errors[n/2], 100*errors[n*95/100], 100*errors[n-1])
+	}
+}
+
+// TestPlansAreOrderedAsMeasured compares the model by which plans are judged with layers measured under different plans: of any two that differ by more
+// than 3%, it says which one is faster. It has the exchanges and the products alone, and no kernel around them: it orders, and is low.
+func TestPlansAreOrderedAsMeasured(t *testing.T) {
+	m, p := readMeasured(t, "moe-layer-plans-h200x2.json")
+	type batch struct {
+		model, exchange string
+		tokens, layer   int
+	}
+	type times struct {
+		method              string
+		predicted, measured float64
+	}
+	batches := map[batch][]times{}
 	for _, c := range m.Cases {
-		model, topology := m.Models[c.Model], OneNode(c.Ranks, p)
-		layer := Layer{Hidden: model.Hidden, ExpertSize: model.Inter, Experts: model.Experts, Messages: PerActivation, DispatchBytes: bf16, Kernels: kernels}
+		model := m.Models[c.Model]
+		shape := &trace.Model{TopK: model.TopK, HiddenSize: model.Hidden, Config: fmt.Sprintf(`{"moe_intermediate_size": %d}`, model.Inter)}
+		layer := cost.LayerOf(shape, cost.MachinesOf(p, c.Ranks, c.Ranks), c.Ranks, model.Experts/c.Ranks)
+		rows, sent, received, loads, all := c.Rows, make([]int, c.Ranks), make([]int, c.Ranks), make([]int, c.Ranks), 0
 		if c.Exchange == "distinct" {
-			layer.Messages = PerRank
+			rows = c.Distinct
 		}
-		us := layer.Time(p, &topology, &Counts{
-			Tokens: slices.Repeat([]int{c.Tokens}, c.Ranks), Rows: slices.Concat(c.Rows...), Distinct: slices.Concat(c.Distinct...), Experts: slices.Concat(c.Experts...),
-		})
-		measured := c.Layer - c.Order - c.Scatter - c.Gather
-		e := us.Total()/measured - 1
-		errors = append(errors, math.Abs(e))
-		if math.Abs(e) > 0.1 {
-			t.Errorf("%s, %d tokens a rank, %s, %s: %+v, %.0f µs in all, measured are %.0f: %+.1f%%", c.Model, c.Tokens, c.Method, c.Exchange, us, us.Total(), measured, 100*e)
+		for from := range rows {
+			for to, n := range rows[from] {
+				if from != to {
+					sent[from] += n
+					received[to] += n
+				}
+			}
+			for _, n := range c.Experts[from] {
+				loads[from] += n
+				all += n
+			}
+		}
+		activations := float64(c.Tokens * model.TopK)
+		busiest := float64(max(slices.Max(sent), slices.Max(received))) / activations
+		us := layer.Time(c.BatchTokens, busiest, float64(slices.Max(loads)*c.Ranks)/float64(all)).Total()
+		key := batch{c.Model, c.Exchange, c.BatchTokens, c.Layer}
+		batches[key] = append(batches[key], times{c.Method, us, c.moe()})
+	}
+	const unlike = 0.03
+	pairs, right := 0, 0
+	for key, plans := range batches {
+		for i, a := range plans {
+			for _, b := range plans[:i] {
+				if math.Abs(a.measured-b.measured) <= unlike*min(a.measured, b.measured) {
+					continue
+				}
+				pairs++
+				if (a.measured < b.measured) == (a.predicted < b.predicted) {
+					right++
+				} else {
+					t.Logf("%+v: %s and %s: predicted %.0f and %.0f µs, measured %.0f and %.0f", key, a.method, b.method, a.predicted, b.predicted, a.measured, b.measured)
+				}
+			}
 		}
 	}
-	slices.Sort(errors)
-	n := len(errors)
-	if n < 100 || errors[n/2] > 0.04 {
-		t.Fatalf("%d layers: the median error is %.3f", n, errors[n/2])
+	t.Logf("%d of %d pairs are in the right order", right, pairs)
+	if pairs < 100 || right*100 < pairs*95 {
+		t.Errorf("%d of %d pairs are in the right order; want 95 of 100", right, pairs)
 	}
-	t.Logf("%d layers: errors of %.1f%% in the median, at most %.1f%% in 95 of 100, and %.1f%% in all", n, 100*errors[n/2], 100*errors[n*95/100], 100*errors[n-1])
 }

@@ -36,7 +36,8 @@ from semmoe_shuffle.exchange import Exchange  # noqa: E402
 FORMAT = "semmoe-routes/1"
 # name: hidden, intermediate, routed experts, top-k
 MODELS = {"Qwen3-30B-A3B": (2048, 768, 128, 8), "DeepSeek-V2-Lite": (2048, 1408, 64, 6)}
-METHODS = ["vanilla", "placement", "table", "prefill", "oracle"]
+METHODS = ["vanilla", "placement", "table", "prefill", "oracle", "activation", "eplb"]
+COMPARED = METHODS[5:]  # plans that the product's is compared with: they have slots, and ranks by the table
 EXCHANGES = ["each", "distinct"]
 COLLECTIVES = ["nccl", "peer"]
 STAGES = ["order", "srs", "gate", "dispatch", "products", "combine", "sag"]
@@ -210,6 +211,8 @@ def measure_batch(bench, name, model, shape, routes, batch, layer, peer, options
     for method in options.methods:
         default = method == "vanilla"
         slots = torch.arange(routes.experts, device=device) if default else planned
+        if method in COMPARED:
+            slots = routes.take(f"slots.ep{world}.{method}", device)[layer]
         mapped, slots = for_model(chosen, ids, slots, count, topk)
         ranks = None if method in METHODS[:2] else routes.take(f"ranks.ep{world}.{batch['name']}.{method}", device)[layer].contiguous()
         for exchange, by in itertools.product(options.exchanges, options.collectives):

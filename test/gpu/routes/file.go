@@ -58,12 +58,10 @@ func (f *file) addBatches(t *trace.Trace, batches []batch, layers []int) {
 
 // addPlan adds the slots and the token table of a plan's layers.
 func (f *file) addPlan(p *solver.Plan, layers []int) {
-	var slots, ranks, scores []byte
+	f.addSlots(p, layers, "")
+	var ranks, scores []byte
 	best, vocabulary := p.Tokens.Best, p.Tokens.Vocabulary
 	for _, l := range layers {
-		for _, expert := range p.Placement.Layers[l].Slots {
-			slots = append(slots, byte(expert))
-		}
 		begin, end := l*vocabulary*best, (l+1)*vocabulary*best
 		for i := begin; i < end; i++ {
 			ranks = append(ranks, byte(p.Tokens.Rank[i]))
@@ -72,9 +70,19 @@ func (f *file) addPlan(p *solver.Plan, layers []int) {
 	}
 	name := fmt.Sprintf("ep%d", p.Placement.Ranks)
 	count := int64(len(layers))
-	f.bytes("slots."+name, slots, count, int64(len(slots)/len(layers)))
 	f.bytes("token_rank."+name, ranks, count, int64(vocabulary), int64(best))
 	f.wide = append(f.wide, tensor{"token_score." + name, "U16", []int64{count, int64(vocabulary), int64(best)}, scores})
+}
+
+// addSlots adds the slots of a plan's layers; the tensor's name ends with a suffix.
+func (f *file) addSlots(p *solver.Plan, layers []int, suffix string) {
+	var slots []byte
+	for _, l := range layers {
+		for _, expert := range p.Placement.Layers[l].Slots {
+			slots = append(slots, byte(expert))
+		}
+	}
+	f.bytes(fmt.Sprintf("slots.ep%d%s", p.Placement.Ranks, suffix), slots, int64(len(layers)), int64(len(slots)/len(layers)))
 }
 
 // addDealt adds the ranks of a batch's tokens.

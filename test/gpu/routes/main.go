@@ -1,6 +1,6 @@
 // Command routes writes what test/gpu/moe_layer.py measures with: real routes of held-out requests, and the ranks on which each method
-// has their tokens computed. It solves a plan for each EP size (attention TP, forecast prefill), so that nothing but a routing trace is
-// needed:
+// has their tokens computed. It solves plans for each EP size (attention TP): the product's, by modelled time, with the forecasts `table` and
+// `prefill`, and those that it is compared with. Nothing but a routing trace is needed:
 //
 //	go run ./test/gpu/routes --trace FILE --out routes.safetensors
 //
@@ -33,7 +33,15 @@ type options struct {
 	ranks, layers      []int
 	prefill, decode    []int
 	trainPercent, seed int
+	// hiddenSize and expertSize are of the model that is measured; plans by time are solved for them. A hidden size of 0 stands for the trace's.
+	hiddenSize, expertSize int
 }
+
+// compared are the plans that the product's are compared with, by the name of the method. Their tokens are shuffled by the table.
+var compared = []struct {
+	method    string
+	algorithm placement.Algorithm
+}{{"activation", placement.Auto}, {"eplb", placement.EPLB}}
 
 func main() {
 	o, err := parse(os.Args[1:])
@@ -57,6 +65,8 @@ func parse(arguments []string) (*options, error) {
 	flags.StringVar(&o.out, "out", "", "file to write (required)")
 	flags.IntVar(&o.trainPercent, "train-percent", 20, "share of the requests that plans are solved on, by whole documents")
 	flags.IntVar(&o.seed, "seed", 1, "seed of the split, the search and the order of the requests")
+	flags.IntVar(&o.hiddenSize, "hidden", 2048, "hidden size of the model that is measured; plans by time are solved for it")
+	flags.IntVar(&o.expertSize, "expert-size", 1408, "width of an expert of the model that is measured; plans by time are solved for it")
 	lists := map[string]*[]int{"ep": &o.ranks, "layers": &o.layers, "prefill": &o.prefill, "decode": &o.decode}
 	for name, usage := range map[string]string{
 		"ep": "EP sizes", "layers": "MoE layers to write, counted from 0",
@@ -105,6 +115,9 @@ func (o *options) run(ctx context.Context) error {
 func (o *options) collect(ctx context.Context, t *trace.Trace) (*file, error) {
 	if err := o.check(t); err != nil {
 		return nil, err
+	}
+	if o.hiddenSize > 0 {
+		t.Model.HiddenSize, t.Model.Config = o.hiddenSize, fmt.Sprintf(`{"moe_intermediate_size": %d}`, o.expertSize)
 	}
 	_, test, err := trace.Split(t, o.trainPercent, uint64(o.seed))
 	if err != nil {
@@ -192,12 +205,13 @@ func (o *options) metadata(t *trace.Trace, batches []batch) map[string]string {
 	}
 }
 
-// addRanks adds one EP size: a plan, and the ranks that the methods give each batch's tokens.
+// addRanks adds one EP size: plans, and the ranks that the methods give each batch's tokens.
 func (o *options) addRanks(ctx context.Context, f *file, t *trace.Trace, batches []batch, ranks int) error {
-	solved, err := solver.Solve(ctx, t, solver.Options{
-		Ranks: ranks, Attention: placement.TensorParallel, Algorithm: placement.Auto, Forecast: solver.Prefill,
-		TrainPercent: o.trainPercent, Seed: uint64(o.seed),
-	})
+	options := solver.Options{
+		Ranks: ranks, Attention: placement.TensorParallel, Algorithm: placement.Auto, Objective: placement.Time, Forecast: solver.Prefill,
+		TrainPercent: o.trainPercent, Seed: uint64(o.seed), BatchTokens: o.prefill,
+	}
+	solved, err := solver.Solve(ctx, t, options)
 	if err != nil {
 		return err
 	}
@@ -215,6 +229,20 @@ func (o *options) addRanks(ctx context.Context, f *file, t *trace.Trace, batches
 			return err
 		}
 		f.addDealt(ranks, b, "oracle", dealt, o.layers)
+	}
+	for _, by := range compared {
+		options.Algorithm, options.Objective, options.Forecast = by.algorithm, placement.Activation, solver.Table
+		if solved, err = solver.Solve(ctx, t, options); err != nil {
+			return err
+		}
+		f.addSlots(solved.Plan, o.layers, "."+by.method)
+		for _, b := range batches {
+			dealt, err := solved.Plan.DealBatch(ctx, t, solver.Table, b.positions)
+			if err != nil {
+				return err
+			}
+			f.addDealt(ranks, b, by.method, dealt, o.layers)
+		}
 	}
 	return nil
 }

@@ -48,14 +48,18 @@ func TestFile(t *testing.T) {
 			tokens int
 		}{{"prefill.64", 64}, {"decode.8", 8}} {
 			local := map[string]int{}
-			for _, method := range []string{"table", "prefill", "oracle"} {
+			for _, method := range []string{"table", "prefill", "oracle", "activation", "eplb"} {
 				dealt := raw(fmt.Sprintf("ranks.ep%d.%s.%s", ranks, b.name, method))
 				for rank := range ranks {
 					if n := bytes.Count(dealt, []byte{byte(rank)}); n != b.tokens/ranks {
 						t.Errorf("EP %d, %s, %s: rank %d has %d tokens; want %d", ranks, b.name, method, rank, n, b.tokens/ranks)
 					}
 				}
-				local[method] = localRows(raw("experts."+b.name), raw(fmt.Sprintf("slots.ep%d", ranks)), dealt, ranks)
+				slots := fmt.Sprintf("slots.ep%d", ranks)
+				if method == "activation" || method == "eplb" {
+					slots += "." + method
+				}
+				local[method] = localRows(raw("experts."+b.name), raw(slots), dealt, ranks)
 			}
 			if local["oracle"] < max(local["table"], local["prefill"]) {
 				t.Errorf("EP %d, %s: local rows are %v: a forecast is better than the routes themselves", ranks, b.name, local)

@@ -47,6 +47,6 @@ func newEngineCommand() *cobra.Command {
 	flags.IntVar(&o.ChunkedPrefillSize, "chunked-prefill-size", o.ChunkedPrefillSize, "prompt tokens that a step computes at most")
 	flags.IntVar(&o.Threads, "threads", o.Threads, "threads that compute")
 	flags.StringVar(&o.Dialect, "dialect", o.Dialect, "engine and release whose HTTP surface is served, as strict and as deaf: "+strings.Join(server.Dialects(), ", ")+" (default the reference engine's own)")
-	flags.StringVar(&o.Fault, "fault", o.Fault, "for tests: "+refengine.FaultIgnoreMapAtDispatch+" loads weights by the expert map, and dispatches as if there were none; "+refengine.FaultIgnoreRank+"ROUTE picks the rank of requests to the route, whatever they ask for")
+	flags.StringVar(&o.Fault, "fault", o.Fault, "for tests: "+refengine.FaultIgnoreMapAtDispatch+" loads weights by the expert map, and dispatches as if there were none; "+refengine.FaultSlowExpertMap+" delays each step where there is a map; "+refengine.FaultIgnoreRank+"ROUTE picks the rank of requests to the route, whatever they ask for")
 	return cmd
 }

@@ -73,9 +73,33 @@ func trialOf(moed *semmoev1.MoEDeployment, candidate *revisions.Workload, o obse
 	}
 	slices.SortFunc(trial.Replicas, func(a, b rollout.Replica) int { return strings.Compare(a.Name, b.Name) })
 	if since, serves := trial.ServesSince(); serves {
-		trial.Comparison = rollout.Compare(sampleOf(o.Reports, candidate.Labels[semmoev1.LabelRevision], since), sampleOf(o.Reports, o.Revision, since))
+		trial.Comparison = rollout.Compare(sampleOf(o.Reports, candidate.Labels[semmoev1.LabelRevision], since), sampleOf(o.Reports, o.Revision, since), promisedDifference(o.Planning))
 	}
 	return trial
+}
+
+// promisedDifference is by how much a candidate's plan promises a higher local activation rate than what serves; 0 where that is not known.
+func promisedDifference(p planner.Planning) float64 {
+	candidate := p.Plan
+	if candidate == nil || p.Candidate == nil || candidate.Status.PlanDigest != p.Candidate.Digest {
+		return 0
+	}
+	if c := candidate.Status.Comparison; c != nil {
+		if c.Requests == 0 {
+			return 0 // counts of tokens show no rate
+		}
+		return float64(c.CandidateLARMilli-c.CurrentLARMilli) / 1000
+	}
+	forecast := candidate.Status.Forecast
+	switch {
+	case forecast == nil:
+		return 0
+	case p.Serving == nil:
+		return float64(forecast.LARMilli-forecast.BaselineMilli) / 1000
+	case p.Promise == nil:
+		return 0
+	}
+	return float64(forecast.LARMilli-p.Promise.Status.Forecast.LARMilli) / 1000
 }
 
 // trialTime is the time by which a trial is judged: that of the routers' last samples, where the manager's clock is behind all of them. Pods

@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/refengine/locality"
@@ -17,6 +18,12 @@ const FaultIgnoreMapAtDispatch = "ignore-expert-map-at-dispatch"
 // FaultIgnoreRank and a route of server.RankRoutes are a fault that engines have on some routes: header and body may name any rank, and the
 // engine picks one.
 const FaultIgnoreRank = "ignore-rank:"
+
+// FaultSlowExpertMap is a fault of an engine that runs slower with an expert map than without one.
+const FaultSlowExpertMap = "slow-expert-map"
+
+// slowStep is by how much FaultSlowExpertMap delays each step.
+const slowStep = 50 * time.Millisecond
 
 // Options are those of the command line, with SGLang's meaning.
 type Options struct {
@@ -50,13 +57,13 @@ type Options struct {
 	ContextLength         int
 	ChunkedPrefillSize    int
 	Threads               int
-	// Fault is empty, or FaultIgnoreMapAtDispatch or FaultIgnoreRank with a route, to test what notices it.
+	// Fault is empty, or FaultIgnoreMapAtDispatch, FaultSlowExpertMap or FaultIgnoreRank with a route, to test what notices it.
 	Fault string
 }
 
 // Faults lists the values of Options.Fault.
 func Faults() []string {
-	faults := []string{FaultIgnoreMapAtDispatch}
+	faults := []string{FaultIgnoreMapAtDispatch, FaultSlowExpertMap}
 	for _, route := range server.RankRoutes {
 		faults = append(faults, FaultIgnoreRank+route)
 	}

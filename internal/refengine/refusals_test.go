@@ -105,7 +105,7 @@ func TestOptionsThatContradict(t *testing.T) {
 		"no such model":     {func(o *Options) { o.ModelPath = "testdata/none" }, []string{"testdata/none does not exist"}},
 		"no such dispatch":  {func(o *Options) { o.DispatchAlgorithm = "fake" }, []string{`--ep-dispatch-algorithm is "fake"`, "static"}},
 		"no such exchange":  {func(o *Options) { o.AllToAllBackend = "x" }, []string{`--moe-a2a-backend is "x"`, "none, deepep"}},
-		"no such fault":     {func(o *Options) { o.Fault = "x" }, []string{`--fault is "x"`, FaultIgnoreMapAtDispatch}},
+		"no such fault":     {func(o *Options) { o.Fault = "x" }, []string{`--fault is "x"`, FaultIgnoreMapAtDispatch, FaultSlowExpertMap}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := DefaultOptions()

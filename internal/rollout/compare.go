@@ -28,6 +28,9 @@ const (
 	// leastGain is the difference of local activation rates that a comparison must be able to tell before it says that there is
 	// none.
 	leastGain = 0.02
+	// promiseSlack is by how much the local activation rate may be below what a plan promises that is faster although less local: the promise is
+	// an estimate from other requests.
+	promiseSlack = 0.02
 )
 
 // Sample is how requests to a revision went.
@@ -72,9 +75,10 @@ type Comparison struct {
 }
 
 // Compare compares a candidate with the stable revision by requests of the same time. The requests must have been given to
-// either whatever they are, else the two differ by that.
-func Compare(candidate, stable Sample) Comparison {
-	locality := compareLocality(candidate.Locality, stable.Locality)
+// either whatever they are, else the two differ by that. promised is the promised difference of their local activation rates. A plan is chosen by
+// modelled time, and may promise fewer local activations: then the candidate is better where it keeps that promise.
+func Compare(candidate, stable Sample, promised float64) Comparison {
+	locality := compareLocality(candidate.Locality, stable.Locality, promised)
 	if locality.Verdict == Worse {
 		return locality
 	}
@@ -93,13 +97,17 @@ func Compare(candidate, stable Sample) Comparison {
 }
 
 // compareLocality tests the difference of the rates, by the standard errors of ratios of sums.
-func compareLocality(candidate, stable lar.Ratio) Comparison {
+func compareLocality(candidate, stable lar.Ratio, promised float64) Comparison {
 	if candidate.Requests < leastRequests || stable.Requests < leastRequests || candidate.Total == 0 || stable.Total == 0 {
 		return Comparison{Verdict: TooFew, Message: fmt.Sprintf("fewer than %d requests of either were sampled", leastRequests)}
 	}
 	found := Comparison{Message: fmt.Sprintf("its local activation rate is %.1f%% over %d sampled requests, against %.1f%% over %d of the stable revision",
 		100*candidate.Value(), candidate.Requests, 100*stable.Value(), stable.Requests)}
 	difference := candidate.Value() - stable.Value()
+	if promised < 0 {
+		found.Message += fmt.Sprintf("; it promises a difference of %.1f points, and a faster layer", 100*promised)
+		difference += promiseSlack - promised
+	}
 	bound := sigmas * math.Hypot(candidate.StandardError(), stable.StandardError())
 	switch {
 	case difference-bound > 0:

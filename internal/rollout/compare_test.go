@@ -39,33 +39,41 @@ func TestCompare(t *testing.T) {
 		candidate, stable Sample
 		want              Verdict
 		reason            string
+		promised          float64
 	}{
-		"nothing":                 {Sample{}, Sample{}, TooFew, ""},
-		"few":                     {sample(29, 8, 10), sample(100, 2, 10), TooFew, ""},
-		"few of the stable one":   {sample(100, 8, 10), sample(29, 2, 10), TooFew, ""},
-		"no activation":           {sample(100, 0, 0), sample(100, 0, 0), TooFew, ""},
-		"higher":                  {sample(40, 8, 10), sample(40, 2, 10), Better, ""},
-		"lower":                   {sample(40, 2, 10), sample(40, 8, 10), Worse, "LocalityWorse"},
-		"the same":                {sample(40, 4, 10), sample(40, 4, 10), NotBetter, ""},
-		"higher, and fails":       {sample(40, 8, 10, served(100, 20)), sample(40, 2, 10, served(200, 0)), Worse, "MoreFailures"},
-		"fails now and then":      {sample(40, 8, 10, served(100, 1)), sample(40, 2, 10, served(200, 0)), Better, ""},
-		"both fail":               {sample(40, 8, 10, served(100, 50)), sample(40, 2, 10, served(100, 50)), Better, ""},
-		"higher, and slow":        {sample(40, 8, 10, taking(200, 1.6, 1.6, 1.6)), sample(40, 2, 10, taking(200, 1, 1, 1)), Worse, "FirstTokenSlower"},
-		"slow after a while":      {sample(40, 8, 10, taking(200, 1, 1.6, 1.6, 1.6)), sample(40, 2, 10, taking(200, 1, 1, 1, 1)), Worse, "FirstTokenSlower"},
-		"within the margin":       {sample(40, 8, 10, taking(2000, 1.15, 1.15, 1.15)), sample(40, 2, 10, taking(2000, 1, 1, 1)), Better, ""},
-		"slow, too few to tell":   {sample(40, 8, 10, taking(9, 5, 5, 5)), sample(40, 2, 10, taking(200, 1, 1, 1)), Better, ""},
-		"slow for two minutes":    {sample(40, 8, 10, taking(200, 5, 5)), sample(40, 2, 10, taking(200, 1, 1)), Better, ""},
-		"slow at first":           {sample(40, 8, 10, taking(200, 5, 5, 5, 1)), sample(40, 2, 10, taking(200, 1, 1, 1, 1)), Better, ""},
-		"both slow in one minute": {sample(40, 8, 10, taking(200, 1, 5, 1)), sample(40, 2, 10, taking(200, 1, 5, 1)), Better, ""},
+		"nothing":                 {Sample{}, Sample{}, TooFew, "", 0},
+		"few":                     {sample(29, 8, 10), sample(100, 2, 10), TooFew, "", 0},
+		"few of the stable one":   {sample(100, 8, 10), sample(29, 2, 10), TooFew, "", 0},
+		"no activation":           {sample(100, 0, 0), sample(100, 0, 0), TooFew, "", 0},
+		"higher":                  {sample(40, 8, 10), sample(40, 2, 10), Better, "", 0},
+		"lower":                   {sample(40, 2, 10), sample(40, 8, 10), Worse, "LocalityWorse", 0},
+		"the same":                {sample(40, 4, 10), sample(40, 4, 10), NotBetter, "", 0},
+		"higher, and fails":       {sample(40, 8, 10, served(100, 20)), sample(40, 2, 10, served(200, 0)), Worse, "MoreFailures", 0},
+		"fails now and then":      {sample(40, 8, 10, served(100, 1)), sample(40, 2, 10, served(200, 0)), Better, "", 0},
+		"both fail":               {sample(40, 8, 10, served(100, 50)), sample(40, 2, 10, served(100, 50)), Better, "", 0},
+		"higher, and slow":        {sample(40, 8, 10, taking(200, 1.6, 1.6, 1.6)), sample(40, 2, 10, taking(200, 1, 1, 1)), Worse, "FirstTokenSlower", 0},
+		"slow after a while":      {sample(40, 8, 10, taking(200, 1, 1.6, 1.6, 1.6)), sample(40, 2, 10, taking(200, 1, 1, 1, 1)), Worse, "FirstTokenSlower", 0},
+		"within the margin":       {sample(40, 8, 10, taking(2000, 1.15, 1.15, 1.15)), sample(40, 2, 10, taking(2000, 1, 1, 1)), Better, "", 0},
+		"slow, too few to tell":   {sample(40, 8, 10, taking(9, 5, 5, 5)), sample(40, 2, 10, taking(200, 1, 1, 1)), Better, "", 0},
+		"slow for two minutes":    {sample(40, 8, 10, taking(200, 5, 5)), sample(40, 2, 10, taking(200, 1, 1)), Better, "", 0},
+		"slow at first":           {sample(40, 8, 10, taking(200, 5, 5, 5, 1)), sample(40, 2, 10, taking(200, 1, 1, 1, 1)), Better, "", 0},
+		"both slow in one minute": {sample(40, 8, 10, taking(200, 1, 5, 1)), sample(40, 2, 10, taking(200, 1, 5, 1)), Better, "", 0},
 		"slow, in other minutes": {sample(40, 8, 10, taking(200, 5, 5, 5)), sample(40, 2, 10, func(s *Sample) {
 			s.Add(start.Add(-time.Minute), lar.Service{Requests: 200, FirstToken: lar.Moments{N: 200, Sum: 200, SumSquares: 250}})
-		}), Better, ""},
-		"fails, and nothing was sampled":  {sample(0, 0, 0, served(100, 20)), sample(0, 0, 0, served(200, 0)), Worse, "MoreFailures"},
-		"nothing fails, none was sampled": {sample(0, 0, 0, served(100, 0)), sample(0, 0, 0, served(200, 0)), TooFew, ""},
+		}), Better, "", 0},
+		"lower, as promised":                    {sample(400, 37, 100), sample(400, 40, 100), Better, "", -0.03},
+		"a little lower than promised":          {sample(400, 36, 100), sample(400, 40, 100), Better, "", -0.03},
+		"lower than promised":                   {sample(400, 30, 100), sample(400, 40, 100), Worse, "LocalityWorse", -0.03},
+		"lower, and a higher rate is promised":  {sample(400, 37, 100), sample(400, 40, 100), Worse, "LocalityWorse", 0.03},
+		"lower, as promised, and slow":          {sample(400, 37, 100, taking(200, 1.6, 1.6, 1.6)), sample(400, 40, 100, taking(200, 1, 1, 1)), Worse, "FirstTokenSlower", -0.03},
+		"higher, though lower was promised":     {sample(400, 60, 100), sample(400, 40, 100), Better, "", -0.03},
+		"lower, as promised, of a few requests": {sample(29, 37, 100), sample(400, 40, 100), TooFew, "", -0.03},
+		"fails, and nothing was sampled":        {sample(0, 0, 0, served(100, 20)), sample(0, 0, 0, served(200, 0)), Worse, "MoreFailures", 0},
+		"nothing fails, none was sampled":       {sample(0, 0, 0, served(100, 0)), sample(0, 0, 0, served(200, 0)), TooFew, "", 0},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			if got := Compare(tc.candidate, tc.stable); got.Verdict != tc.want || got.Reason != tc.reason {
+			if got := Compare(tc.candidate, tc.stable, tc.promised); got.Verdict != tc.want || got.Reason != tc.reason {
 				t.Errorf("%+v, want %s %s", got, tc.want, tc.reason)
 			}
 		})
@@ -96,17 +104,20 @@ func TestCompareErrs(t *testing.T) {
 	stable := kind{rate: 0.40, failures: 0.001, seconds: 0.3}
 	cases := map[string]struct {
 		candidate               kind
+		promised                float64
 		better, worse           float64 // at least this share is found so, or
 		betterAtMost, worseMost float64 // at most this
 	}{
-		"better by 5 points":         {kind{0.45, 0.001, 0.3}, 0.99, 0, 1, 0.005},
-		"better by 20 points":        {kind{0.60, 0.001, 0.3}, 1, 0, 1, 0.005},
-		"worse by 5 points":          {kind{0.35, 0.001, 0.3}, 0, 0.99, 0.005, 1},
-		"no different":               {kind{0.40, 0.001, 0.3}, 0, 0, 0.05, 0.05},
-		"better, and 5% fail":        {kind{0.60, 0.05, 0.3}, 0, 0, 1, 1},
-		"no different, and 5% fail":  {kind{0.40, 0.05, 0.3}, 0, 0.97, 0.05, 1},
-		"no different, half as fast": {kind{0.40, 0.001, 0.6}, 0, 0.99, 0.05, 1},
-		"no different, 15% slower":   {kind{0.40, 0.001, 0.345}, 0, 0, 0.05, 0.05},
+		"better by 5 points":           {kind{0.45, 0.001, 0.3}, 0, 0.99, 0, 1, 0.005},
+		"better by 20 points":          {kind{0.60, 0.001, 0.3}, 0, 1, 0, 1, 0.005},
+		"worse by 5 points":            {kind{0.35, 0.001, 0.3}, 0, 0, 0.99, 0.005, 1},
+		"no different":                 {kind{0.40, 0.001, 0.3}, 0, 0, 0, 0.05, 0.05},
+		"better, and 5% fail":          {kind{0.60, 0.05, 0.3}, 0, 0, 0, 1, 1},
+		"no different, and 5% fail":    {kind{0.40, 0.05, 0.3}, 0, 0, 0.97, 0.05, 1},
+		"as promised, 3 points less":   {kind{0.37, 0.001, 0.3}, -0.03, 0.99, 0, 1, 0.005},
+		"10 points less than promised": {kind{0.27, 0.001, 0.3}, -0.03, 0, 0.99, 0.005, 1},
+		"no different, half as fast":   {kind{0.40, 0.001, 0.6}, 0, 0, 0.99, 0.05, 1},
+		"no different, 15% slower":     {kind{0.40, 0.001, 0.345}, 0, 0, 0, 0.05, 0.05},
 	}
 	const runs, looksAt, each = 400, 120, 25
 	for name, tc := range cases {
@@ -120,7 +131,7 @@ func TestCompareErrs(t *testing.T) {
 					minute := start.Add(time.Duration(look) * 30 * time.Second).Truncate(time.Minute)
 					tc.candidate.serve(random, &candidate, minute, each)
 					stable.serve(random, &other, minute, 2*each)
-					verdict := Compare(candidate, other).Verdict
+					verdict := Compare(candidate, other, tc.promised).Verdict
 					if verdict == Better {
 						betters++
 					}

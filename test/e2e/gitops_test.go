@@ -191,6 +191,9 @@ func TestGitOps(t *testing.T) {
 	spec := specOf(t, publishedProfile(t, namespace, profile.GetName(), "texts", filepath.Join(repository, "solver", "testdata", "tiny-32e-top4.safetensors.zst")))
 	set(t, profile, spec, "spec")
 	set(t, first, int64(4), "spec", "expertParallelSize")
+	// At usual sizes of batches latency is most of the time of a layer of this small a model.
+	set(t, first, int64(1<<20), "spec", "batchTokens")
+	set(t, first, int64(0), "spec", "minimumGainPercent")
 	for _, field := range []string{"model", "engine", "parallelism"} {
 		set(t, moed, spec[field], "spec", field)
 	}

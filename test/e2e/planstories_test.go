@@ -7,11 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/internal/refengine"
 	"github.com/semmoe/operator/test/corpus"
 	"github.com/semmoe/operator/test/faults"
 )
@@ -233,4 +235,89 @@ func sampledNames(t *testing.T, namespace string) map[string]string {
 		}
 	}
 	return names
+}
+
+// A plan that does not pay at the batch sizes of a MoEDeployment is not rolled out: the condition has the figure, and no pod is restarted.
+// At batches at which it pays, it is rolled out.
+func TestPlanMustPay(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	storedProfile(t, namespace)
+	moed := storyDeployment(namespace, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Rollout.BatchTokens, m.Spec.Rollout.MinimumGainPercent = 64, ptr.To[int32](2)
+	})
+	create(t, moed)
+	waitComplete(t, moed)
+	pods := podUIDs(t, moed)
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionPlanned, metav1.ConditionTrue, "LocalityDoesNotPay")
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "LocalityDoesNotPay", "modelled time would fall by", "the minimum is 2%")
+
+	// ExFlow's placement is more local than the default one and, of this split of the profile, slower: the busiest rank waits for it.
+	update(t, moed, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Rollout.BatchTokens, m.Spec.Placement.Solver.Algorithm, m.Spec.Placement.Solver.Seed = 1<<20, "exflow", ptr.To[int64](7)
+	})
+	waitConditionWithin(t, patience, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "NoGainExpected", "modelled time rises by")
+	waitComplete(t, moed)
+	if diff := cmp.Diff(pods, podUIDs(t, moed)); diff != "" {
+		t.Errorf("plans that do not pay cost restarts (-before +after):\n%s", diff)
+	}
+
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Solver = semmoev1.SolverSpec{} })
+	if planned := waitPlanned(t, moed); planned.Status.PlanDigest == "" {
+		t.Errorf("a plan that pays is not in service: %+v", planned.Status)
+	}
+}
+
+// A plan by modelled time that is faster although less is local is promoted: its canary keeps what it promises.
+func TestLessLocalPlanIsPromoted(t *testing.T) {
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	storedProfile(t, namespace)
+	moed := storyDeployment(namespace, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Solver.Algorithm = "alternating" })
+	create(t, moed)
+	url := waitAnswers(t, moed)
+	forecast := func(of *semmoev1.MoEDeployment) *semmoev1.PlanForecast {
+		plan := &semmoev1.PlacementPlan{}
+		if err := api.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: of.Status.Plan}, plan); err != nil {
+			t.Fatal(err)
+		}
+		return plan.Status.Forecast
+	}
+	local := waitPlanned(t, moed)
+	was := forecast(local) // the plan is deleted once another one has replaced it
+	update(t, moed, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Placement.Solver.Algorithm, m.Spec.Rollout.SoakSeconds = "auto", ptr.To[int32](5)
+	})
+	stop := trickle(t, url, 120)
+	waitOtherPlan(t, moed, local.Status.PlanDigest, func() {})
+	stop()
+	is := forecast(get(t, moed))
+	if is.LARMilli >= was.LARMilli || is.LayerNanos >= was.LayerNanos {
+		t.Errorf("the second plan is not faster and less local: %+v, the first is %+v", is, was)
+	}
+}
+
+// A canary that is slower although more is local is taken back.
+func TestSlowerCanaryIsTakenBack(t *testing.T) {
+	if !*full {
+		t.Skip("only with -args -full: times are compared over three minutes")
+	}
+	t.Parallel()
+	namespace := newNamespace(t)
+	startManager(t, namespace, nil)
+	storedProfile(t, namespace)
+	moed := storyDeployment(namespace, func(m *semmoev1.MoEDeployment) {
+		m.Spec.Engine.Args = []string{"--fault", refengine.FaultSlowExpertMap}
+		m.Spec.Placement.Realization = semmoev1.RealizationEngineMap
+		m.Spec.Rollout.SoakSeconds = ptr.To[int32](600) // until it is over, nothing is promoted
+	})
+	create(t, moed)
+	stop := trickle(t, waitAnswers(t, moed), 120)
+	waitConditionWithin(t, 10*time.Minute, moed, semmoev1.ConditionRolledOut, metav1.ConditionFalse, "RolledBack", "Slower")
+	stop()
+	if current := get(t, moed); current.Status.PlanDigest != "" {
+		t.Errorf("plan %s is in service", current.Status.PlanDigest)
+	}
 }

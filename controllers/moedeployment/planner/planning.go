@@ -536,7 +536,10 @@ func promiseText(plan *semmoev1.PlacementPlan) string {
 		return fmt.Sprintf("the experts of a token on %.2f other ranks, against %.2f without it", float64(f.RemoteRanksMilli)/1000, float64(f.BaselineRemoteRanksMilli)/1000)
 	}
 	text := fmt.Sprintf("%s against %s without it", f.LARSummary, f.BaselineSummary)
-	if f.LayerNanos > f.BaselineLayerNanos { // who sees the rates alone would wonder
+	switch {
+	case plan.Status.Verdict != semmoev1.VerdictGain && f.Reason != "":
+		text += "; " + f.Reason
+	case f.LayerNanos > f.BaselineLayerNanos: // who sees the rates alone would wonder
 		text += fmt.Sprintf("; a layer takes %.1f µs against %.1f", float64(f.LayerNanos)/1000, float64(f.BaselineLayerNanos)/1000)
 	}
 	return text

@@ -28,6 +28,8 @@ type Config struct {
 	OnStep func(Computed)
 	// LookAhead is how many experts of each look-ahead OnStep wants; 0 for none.
 	LookAhead int
+	// StepDelay is added to each step, to test what notices a slow engine.
+	StepDelay time.Duration
 }
 
 // Computed are the tokens of one request in one step.
@@ -163,6 +165,7 @@ func (s *Scheduler) Run(ctx context.Context) {
 		case <-s.wake:
 		}
 		for ctx.Err() == nil && s.prepare() {
+			time.Sleep(s.config.StepDelay)
 			s.complete(s.runner.Step(s.chunks))
 		}
 	}

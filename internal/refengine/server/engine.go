@@ -40,6 +40,8 @@ type Config struct {
 	ReturnRoutes bool
 	// IgnoresRank is the one of RankRoutes whose requests get a rank round robin, whatever they ask for; empty for none.
 	IgnoresRank string
+	// StepDelay is added to each step.
+	StepDelay time.Duration
 	// ContextLength is the most tokens of a request, prompt and answer; MaxRunning, MaxQueued and ChunkedPrefillSize bound
 	// the scheduler; Workers is the number of goroutines that compute.
 	ContextLength, MaxRunning, MaxQueued int
@@ -61,7 +63,7 @@ func NewEngine(c Config) *Engine {
 	account := newAccounting(c)
 	e.Scheduler = scheduler.New(c.Model, c.Workers, scheduler.Config{
 		MaxRunning: c.MaxRunning, MaxQueued: c.MaxQueued, PrefillTokens: c.ChunkedPrefillSize, ContextLength: c.ContextLength,
-		Ranks: e.dataParallelRanks(), OnStep: account.add, LookAhead: account.lookAhead(),
+		Ranks: e.dataParallelRanks(), OnStep: account.add, LookAhead: account.lookAhead(), StepDelay: c.StepDelay,
 	})
 	e.metrics = newMetrics(e)
 	account.activations = e.metrics.activations

@@ -91,20 +91,24 @@ func (s *search) runTimed(ctx context.Context, deadline time.Time) (*Solution, e
 			chosen.algorithm = placement.Auto // it is the placement in service
 		}
 	}
-	taken := *result
-	taken.Placement = chosen.placement
-	if err := s.finish(ctx, solution, &taken, chosen.algorithm); err != nil {
-		return nil, err
-	}
-	solution.Plan.Chosen = chosen.name
 	candidates = slices.DeleteFunc(candidates, func(c timedCandidate) bool {
 		return c.point == nil && c.name != chosen.name && c.algorithm != placement.ContiguousAlgorithm
 	})
 	figures, err := s.modelled(ctx, candidates)
+	if err != nil {
+		return nil, err
+	}
+	taken := *result
+	taken.Placement = chosen.placement
+	// The plan is made last: its tables can be most of the memory of a solve.
+	if err := s.finish(ctx, solution, &taken, chosen.algorithm); err != nil {
+		return nil, err
+	}
+	solution.Plan.Chosen = chosen.name
 	for i := range figures {
 		solution.Plan.Front = append(solution.Plan.Front, figures[i].point(&candidates[i], s.options.batchTokens()))
 	}
-	return solution, err
+	return solution, nil
 }
 
 // FrontPoint is a placement that a solve by time chose among, scored on the test requests.

@@ -253,7 +253,7 @@ type Finding struct {
 }
 
 // Judge is the only rule for whether a plan is worth having: it saves at least the minimum, the interval excludes that it saves nothing, and no batch size
-// becomes slower.
+// becomes slower. A minimum of 0 asks for no proof: whatever is faster in the mean will do.
 func (f *Finding) Judge(minimum float64) (Verdict, string) {
 	change := fmt.Sprintf("a layer's modelled time falls by %.1f%%", f.Saved)
 	if f.Saved < 0 {
@@ -266,7 +266,7 @@ func (f *Finding) Judge(minimum float64) (Verdict, string) {
 		return NoGainExpected, fmt.Sprintf("%s; the minimum is %g%%", change, minimum)
 	case f.SlowerAt > 0:
 		return NoGainExpected, fmt.Sprintf("%s in the mean, but rises by %.1f%% with %d tokens in a batch", change, 100*f.SlowerBy, f.SlowerAt)
-	case f.Low <= 0:
+	case f.Low <= 0 && minimum > 0:
 		return NoGainExpected, fmt.Sprintf("%s, but its 95%% interval begins at %.1f%%: the requests are too few, or too unlike, to prove a gain", change, f.Low)
 	}
 	return Gain, change

@@ -44,6 +44,9 @@ func TestJudge(t *testing.T) {
 			t.Errorf("%+v: %s, %q; want %s, %q", c.finding, verdict, reason, c.want, c.says)
 		}
 	}
+	if verdict, reason := (&Finding{Saved: 8, Low: -1, Most: 40}).Judge(0); verdict != Gain {
+		t.Errorf("at a minimum of 0 a plan needs no proof: %s, %q", verdict, reason)
+	}
 	if verdict, _ := (&Finding{Most: 40}).Judge(0); verdict != NoGainExpected {
 		t.Errorf("a plan that saves nothing has verdict %s at a minimum of 0", verdict)
 	}

@@ -543,8 +543,8 @@ type RolloutSpec struct {
 	MaxSurge *int32 `json:"maxSurge,omitempty"`
 
 	// minimumGainPercent is by how much a plan must lower the modelled time of an MoE layer to be rolled out: the first plan against no plan,
-	// a later one against the plan in service, at the traffic since the drift. Where not even a local activation rate of 100% would, the
-	// plan's verdict is LocalityDoesNotPay.
+	// a later one against the plan in service, at the traffic since the drift. The 95% interval of the gain must be above 0 as well, unless
+	// this is 0. Where not even a local activation rate of 100% would gain as much, the plan's verdict is LocalityDoesNotPay.
 	// +optional
 	// +kubebuilder:default=2
 	// +kubebuilder:validation:Minimum=0
@@ -568,8 +568,9 @@ type RolloutSpec struct {
 	CanaryReplicas int32 `json:"canaryReplicas,omitempty"`
 
 	// soakSeconds is how long they must serve before the plan may be promoted: counted from when they are ready. From then on it
-	// is promoted once its local activation rate is seen to be higher than that of the plan in service, and taken back at any
-	// time when that rate, failures or latencies are worse. With 0 nothing is compared: a plan is promoted when its canary is
+	// is promoted once its local activation rate is seen to be higher than that of the plan in service, or for a plan that promises fewer
+	// local activations and a faster layer, not below that promise; it is taken back at any time when that rate, failures or latencies are
+	// worse. With 0 nothing is compared: a plan is promoted when its canary is
 	// ready.
 	// +optional
 	// +kubebuilder:default=300

@@ -164,7 +164,7 @@ type Verdict string
 
 const (
 	// VerdictGain is a plan that lowers the modelled time of an MoE layer by the minimum, on requests that it has not seen, and at no batch
-	// size raises it; the 95% interval excludes that it saves nothing.
+	// size raises it; unless the minimum is 0, the 95% interval excludes that it saves nothing.
 	VerdictGain Verdict = "Gain"
 	// VerdictNoGainExpected is a plan that does not: it is not rolled out.
 	VerdictNoGainExpected Verdict = "NoGainExpected"

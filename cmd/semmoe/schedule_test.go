@@ -16,7 +16,7 @@ func TestPlansHaveSchedules(t *testing.T) {
 	if code, _, message := runCommand(t, newFitCommand(), "--measurements", measuredTimes, "--name", "mine", "--memory-gib", "80", "--out", machines); code != 0 {
 		t.Fatalf("exit code %d: %s", code, message)
 	}
-	dir, report := solved(t, "dp")
+	dir, report := solved(t, "dp", "--algorithm", "round-robin")
 	solvedPlan, _, err := plan.Read(dir)
 	if err != nil {
 		t.Fatal(err)

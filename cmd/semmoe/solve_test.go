@@ -240,7 +240,7 @@ func TestSolveConstraints(t *testing.T) {
 		"loads": {"dp", []string{"--expert-load-limit", "120"}, func(report map[string]any, _ *placement.Placement) bool {
 			return report["limits_met"] == true
 		}},
-		"no such loads": {"dp", []string{"--expert-load-limit", "100"}, func(report map[string]any, _ *placement.Placement) bool {
+		"no such loads": {"dp", []string{"--expert-load-limit", "100", "--objective", "activation"}, func(report map[string]any, _ *placement.Placement) bool {
 			return report["limits_met"] == false && len(report["limits_unmet"].([]any)) > 0
 		}},
 		"capacity": {"tp", []string{"--rank-capacity", "1,1,1,0.5"}, func(report map[string]any, _ *placement.Placement) bool {
@@ -328,7 +328,7 @@ func TestSolveExitCodes(t *testing.T) {
 		"groups, copies":  {grouped(4, "--redundant-slots", "1"), exitUsage, "1 redundant slots per rank"},
 		"bad groups":      {grouped(5), exitInvalidFile, "n_group is 5; it must divide the 24 experts"},
 		"no config":       {grouped(0), exitInvalidFile, "model_config is missing in the trace"},
-		"objective":       {with("--objective", "dedup"), exitUsage, "allowed is activation rank-dedup node-dedup hierarchical"},
+		"objective":       {with("--objective", "dedup"), exitUsage, "allowed is time activation rank-dedup node-dedup hierarchical"},
 		"one node":        {with("--objective", "node-dedup"), exitUsage, "there is one node"},
 		"nodes":           {with("--ranks-per-node", "0"), exitUsage, "--ranks-per-node is 0"},
 		"pin":             {with("--pin", "1:2"), exitUsage, "--pin is \"1:2\"; it must be layer:expert:rank"},
@@ -394,7 +394,7 @@ func TestEvalExitCodes(t *testing.T) {
 		"held, tp":       {with(tp, "--policy", "late", "--held", "8"), exitUsage, "has no meaning for this plan"},
 		"late turns":     {with(dp, "--policy", "late", "--workload", "multi-turn"), exitUsage, "--workload multi-turn needs a policy that keeps the order"},
 		"many orders":    {with(dp, "--orders", "1000000000"), exitUsage, "--orders is 1000000000; allowed is 1 to 1000"},
-		"batch":          {with(tp, "--batch-tokens", "0"), exitUsage, "at least 1"},
+		"batch":          {with(tp, "--batch-tokens", "0"), exitUsage, "allowed is 1 to "},
 		"shards":         {with(tp, "--shards", "some"), exitUsage, "allowed is equal, free"},
 		"node":           {with(tp, "--ranks-per-node", "0"), exitUsage, "at least 1"},
 		"forecast":       {with(tp, "--forecast", "prefill"), exitUsage, "this plan carries the tables of table"},

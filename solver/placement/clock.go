@@ -218,7 +218,10 @@ func (t *timing) after(e, f int) float64 {
 	return -exchange - t.unit*t.clock.computing(t.load(e, f))
 }
 
-func (t *timing) gain(e, f int) float64 { return t.after(e, f) - t.value }
+// leastTimeGain is the smallest gain of a swap, as a share of all activations: searches for less take long and gain nothing on later requests.
+const leastTimeGain = 1e-5
+
+func (t *timing) gain(e, f int) float64 { return t.after(e, f) - t.value - leastTimeGain*t.total }
 
 func (t *timing) swap(e, f int) {
 	t.value = t.after(e, f)

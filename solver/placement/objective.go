@@ -2,6 +2,7 @@ package placement
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/semmoe/operator/solver/affinity"
@@ -24,8 +25,11 @@ const (
 	Time Objective = "time"
 )
 
-// Objectives lists all objectives.
-var Objectives = []Objective{Time, Activation, RankDedup, NodeDedup, Hierarchical}
+// Objectives lists all objectives, MessageObjectives those that count messages.
+var (
+	MessageObjectives = []Objective{Activation, RankDedup, NodeDedup, Hierarchical}
+	Objectives        = slices.Concat([]Objective{Time}, MessageObjectives)
+)
 
 // ParseObjective returns the objective of that name.
 func ParseObjective(name string) (Objective, error) {

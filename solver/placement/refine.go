@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,8 @@ type refining struct {
 	within []*limits
 	stop   limit
 	seed   uint64
+	// rounds bounds the rounds from each start; 0 is refineRounds.
+	rounds int
 }
 
 // worth is how good a placement is: first by how little it exceeds limits, then by value.
@@ -82,7 +85,7 @@ func (r *refining) best(ctx context.Context, starts [][][]int) ([][]int, error) 
 		}
 		// The search is for tokens or requests as settled last.
 		r.by.settle(at)
-		for round := range refineRounds {
+		for round := range cmp.Or(r.rounds, refineRounds) {
 			if r.stop.reached() {
 				break
 			}

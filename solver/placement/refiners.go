@@ -41,13 +41,19 @@ type tokenRefiner struct {
 	search *layerSearch
 	pairs  *gram
 	prices assign.Prices
+	// follows is set where placements are settled that differ little from the last one: its prices are nearly right.
+	follows bool
 }
 
 func (r *tokenRefiner) anneals() bool { return r.pairs != nil }
 
 func (r *tokenRefiner) settle(rankOf [][]int) float64 {
 	var value float64
-	r.prices, value = r.search.value(rankOf[0], nil)
+	if r.follows && r.prices != nil {
+		r.prices, value = r.search.valueIn(r.search.steps()/4, rankOf[0], r.prices)
+	} else {
+		r.prices, value = r.search.value(rankOf[0], nil)
+	}
 	if r.pairs != nil {
 		return r.related(r.pairs, rankOf[0]).inside() / float64(r.search.counts.TopK)
 	}

@@ -16,6 +16,9 @@ import (
 // one without a limit. Each limit starts from the placements of the one before.
 var loadLimits = []float64{130, 115, 108, 104, 101}
 
+// nearRounds bounds the rounds of a search that starts from the result of one under the next limit.
+const nearRounds = 2
+
 // Point is a placement of a front: no other point is both more local and better balanced, as far as the search found.
 type Point struct {
 	// Name identifies what the search started from and under which limit.
@@ -40,25 +43,50 @@ type timeRefiner struct {
 	// layers are the indices of the refined layers, ranks is the number of ranks.
 	layers []int
 	ranks  int
+	// descends is set where starts are good already, and swaps are not annealed at first.
+	descends bool
+	// settled is the placement that tokens or requests have ranks for, before is the one that was settled last but one. A search settles the same ones
+	// again and again.
+	settled, before settlement
+}
+
+// settlement is a placement with its worth.
+type settlement struct {
+	rankOf [][]int
 	// weights are each expert's activations by the tokens of each rank, in each layer.
 	weights [][]float32
+	value   float64
 }
 
-func (r *timeRefiner) anneals() bool { return true }
+func (s *settlement) of(rankOf [][]int) bool {
+	return slices.EqualFunc(s.rankOf, rankOf, slices.Equal[[]int])
+}
+
+func (r *timeRefiner) anneals() bool { return !r.descends }
 
 func (r *timeRefiner) settle(rankOf [][]int) float64 {
-	r.refiner.settle(rankOf)
-	r.weights = make([][]float32, len(rankOf))
-	sum := 0.0
-	for l := range rankOf {
-		r.weights[l] = r.copies(l, rankOf[l])
-		sum += r.timing(l, rankOf[l]).value
+	switch {
+	case r.settled.of(rankOf):
+		return r.settled.value
+	case r.before.of(rankOf):
+		r.settled, r.before = r.before, r.settled
+		return r.settled.value
 	}
-	return sum
+	r.refiner.settle(rankOf)
+	s := settlement{weights: make([][]float32, len(rankOf))}
+	for l := range rankOf {
+		s.rankOf = append(s.rankOf, slices.Clone(rankOf[l]))
+		s.weights[l] = r.refiner.copies(l, rankOf[l])
+		s.value += newTiming(r.clock, r.layers[l], s.weights[l], rankOf[l], r.ranks).value
+	}
+	r.settled, r.before = s, r.settled
+	return s.value
 }
 
+func (r *timeRefiner) copies(l int, _ []int) []float32 { return slices.Clone(r.settled.weights[l]) }
+
 func (r *timeRefiner) timing(l int, rankOf []int) *timing {
-	return newTiming(r.clock, r.layers[l], r.weights[l], rankOf, r.ranks)
+	return newTiming(r.clock, r.layers[l], r.settled.weights[l], rankOf, r.ranks)
 }
 
 func (r *timeRefiner) swaps(l int, rankOf []int) swapper { return r.timing(l, rankOf) }
@@ -165,6 +193,7 @@ func (s *sweep) runLayers(ctx context.Context, front []Point) error {
 			parts[l][i].Placement = front[i].Placement
 		}
 		by := &tokenRefiner{search: newLayerSearch(p, counts, s.stop)}
+		by.follows = by.search.steps() == priceSteps // a small layer is valued more accurately instead
 		failures[l] = s.run(ctx, &timeRefiner{refiner: by, clock: p.Clock, layers: []int{l}, ranks: p.Ranks}, parts[l])
 		if p.Progress != nil {
 			p.Progress(int(done.Add(1)), len(p.Layers))
@@ -228,7 +257,7 @@ func (s *sweep) run(ctx context.Context, by *timeRefiner, front []Point) error {
 	fill(&front[0], free, capped(s.limits[0]))
 	for i, limit := range s.byActivation {
 		within := capped(limit)
-		r := refining{by: by.refiner, within: within, stop: s.stop, seed: p.Seed ^ uint64(by.layers[0])<<32 ^ uint64(i)<<40}
+		r := refining{by: by.refiner, within: within, stop: s.stop, seed: p.Seed ^ uint64(by.layers[0])<<32 ^ uint64(i)<<40, rounds: nearRounds}
 		rankOf, err := r.best(ctx, [][][]int{towards(free, within, i)})
 		if err != nil {
 			return err
@@ -238,12 +267,18 @@ func (s *sweep) run(ctx context.Context, by *timeRefiner, front []Point) error {
 	}
 	for i, limit := range s.limits {
 		within := capped(limit)
+		by.descends = i > 0
 		if i > 0 {
-			for j := range starts {
-				starts[j] = towards(starts[j], within, i)
+			if keepsLoads(within, starts[0]) {
+				fill(&front[1+i], starts[0], within) // the limit changes nothing
+				continue
 			}
+			starts[0] = towards(starts[0], within, i)
 		}
 		r := refining{by: by, within: within, stop: s.stop, seed: p.Seed ^ uint64(by.layers[0])<<32 ^ uint64(i)<<48}
+		if by.descends {
+			r.rounds = nearRounds
+		}
 		rankOf, err := r.best(ctx, starts)
 		if err != nil {
 			return err
@@ -252,6 +287,16 @@ func (s *sweep) run(ctx context.Context, by *timeRefiner, front []Point) error {
 		starts = [][][]int{rankOf}
 	}
 	return nil
+}
+
+// keepsLoads reports whether the layers of a placement keep their load limits.
+func keepsLoads(within []*limits, rankOf [][]int) bool {
+	for at := range within {
+		if within[at].excess(rankOf[at]) > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // loads are the activations of the experts of each layer.

@@ -112,8 +112,7 @@ func TestReplanNeedsCurrent(t *testing.T) {
 	for name, tc := range map[string]struct{ more, want string }{
 		"replan":        {current + "  priorProfileRef: {name: q}\n  minimumGainPercent: 2\n  batchTokens: 64\n", ""},
 		"prior-alone":   {"  priorProfileRef: {name: q}\n", "priorProfileRef needs current"},
-		"gain-alone":    {"  minimumGainPercent: 2\n", "minimumGainPercent needs current"},
-		"batch-alone":   {"  batchTokens: 64\n", "batchTokens needs current"},
+		"first":         {"  minimumGainPercent: 2\n  batchTokens: 64\n", ""},
 		"short-digest":  {"  current: {planDigest: abcd}\n", "planDigest"},
 		"too-much-gain": {current + "  minimumGainPercent: 100\n", "minimumGainPercent"},
 	} {

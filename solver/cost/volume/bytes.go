@@ -54,7 +54,7 @@ type Volume struct {
 // Volumes turns messages into bytes, for ranks with that many experts each.
 func (m *Messages) Volumes(r Row, ranks, slotsPerRank int) []Volume {
 	list := make([]Volume, len(m))
-	for i, o := range placement.Objectives {
+	for i, o := range placement.MessageObjectives {
 		header := r.header(o)
 		list[i] = Volume{
 			Objective: o, Messages: m[i],

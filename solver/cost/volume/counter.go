@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// The objectives that are counted, in the order of placement.Objectives.
+// The objectives that are counted, in the order of placement.MessageObjectives.
 const (
 	activation = iota
 	rankDedup
@@ -66,7 +66,7 @@ func (l Links) back() Links {
 	return l
 }
 
-// Messages are the messages of one dispatch, by objective in the order of placement.Objectives.
+// Messages are the messages of one dispatch, by objective in the order of placement.MessageObjectives.
 type Messages [objectives]Links
 
 // Add adds the messages of another dispatch with a weight.

@@ -128,7 +128,7 @@ func check(t *testing.T, topology Topology, tokens, topK int, m *Messages) {
 		for _, f := range []Flow{l.Node, l.Network} {
 			ranks := float64(topology.Ranks)
 			if f.MaxSend > f.Total || f.MaxRecv > f.Total || f.Total > ranks*f.MaxSend || f.Total > ranks*f.MaxRecv || f.Padded < f.Total {
-				t.Fatalf("%+v, %s: %+v", topology, placement.Objectives[i], f)
+				t.Fatalf("%+v, %s: %+v", topology, placement.MessageObjectives[i], f)
 			}
 		}
 	}

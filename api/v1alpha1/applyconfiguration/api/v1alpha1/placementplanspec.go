@@ -43,7 +43,7 @@ type PlacementPlanSpecApplyConfiguration struct {
 	// that the present profile has rarely, or never, seen. It needs current.
 	PriorProfileRef *ProfileReferenceApplyConfiguration `json:"priorProfileRef,omitempty"`
 	// minimumGainPercent is by how much a plan must lower the modelled time of an MoE layer to have the verdict Gain: against the current
-	// plan, or without one against the default placement. Defaults to 2.
+	// plan, or without one against the default placement. Defaults to 2, and with current to 0.
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica: the plan is solved and judged for batches of
 	// this size. The larger, the more locality pays. Without it 4096, 16384 and 65536 tokens are equally frequent; with current, 4096.

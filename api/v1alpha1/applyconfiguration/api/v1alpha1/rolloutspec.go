@@ -18,8 +18,8 @@ type RolloutSpecApplyConfiguration struct {
 	// devices. Above 0, the last replica that serves stays until a new one does.
 	MaxSurge *int32 `json:"maxSurge,omitempty"`
 	// minimumGainPercent is by how much a plan must lower the modelled time of an MoE layer to be rolled out: the first plan against no plan,
-	// a later one against the plan in service, at the traffic since the drift. Where not even a local activation rate of 100% would, the
-	// plan's verdict is LocalityDoesNotPay.
+	// a later one against the plan in service, at the traffic since the drift. The 95% interval of the gain must be above 0 as well, unless
+	// this is 0. Where not even a local activation rate of 100% would gain as much, the plan's verdict is LocalityDoesNotPay.
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica, where that gain is modelled: the
 	// larger, the more locality pays. Set it to what the engine reaches under load. Without it a first plan is judged with 4096, 16384 and
@@ -29,8 +29,9 @@ type RolloutSpecApplyConfiguration struct {
 	// plan that is in service, as long as there are two. Other changes have no canary.
 	CanaryReplicas *int32 `json:"canaryReplicas,omitempty"`
 	// soakSeconds is how long they must serve before the plan may be promoted: counted from when they are ready. From then on it
-	// is promoted once its local activation rate is seen to be higher than that of the plan in service, and taken back at any
-	// time when that rate, failures or latencies are worse. With 0 nothing is compared: a plan is promoted when its canary is
+	// is promoted once its local activation rate is seen to be higher than that of the plan in service, or for a plan that promises fewer
+	// local activations and a faster layer, not below that promise; it is taken back at any time when that rate, failures or latencies are
+	// worse. With 0 nothing is compared: a plan is promoted when its canary is
 	// ready.
 	SoakSeconds *int32 `json:"soakSeconds,omitempty"`
 	// rollback is Automatic, or Manual to leave a plan that has failed on its canary until somebody has looked at it.

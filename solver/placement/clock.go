@@ -1,7 +1,5 @@
 package placement
 
-import "math"
-
 // Clock models the time of an MoE layer, by which the objective Time judges placements.
 type Clock struct {
 	// exchange is the time in microseconds of one fair share of activations on the busiest rank. compute are the times of experts whose slowest rank
@@ -254,14 +252,4 @@ func (t *timing) imbalance() float64 {
 		most = max(most, load)
 	}
 	return most * float64(t.ranks) / t.total
-}
-
-// finite reports whether the clock can be searched by.
-func (c *Clock) finite() bool {
-	for _, us := range append(c.compute, c.exchange) {
-		if math.IsNaN(us) || math.IsInf(us, 0) || us < 0 {
-			return false
-		}
-	}
-	return true
 }

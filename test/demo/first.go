@@ -56,7 +56,10 @@ func (d *demo) closeLoop(ctx context.Context, heldOut []corpus.Request, r *repor
 	}); err != nil {
 		return err
 	}
-	if err := d.out.step(ctx, "plan approved", func(func(string)) error { return d.approve(ctx) }); err != nil {
+	if err := d.out.step(ctx, "plan approved", func(func(string)) (err error) {
+		r.forecast, err = d.approve(ctx)
+		return err
+	}); err != nil {
 		return err
 	}
 	var err error
@@ -122,16 +125,16 @@ func (d *demo) reshuffle(ctx context.Context) error {
 	return err
 }
 
-// approve names the plan that may be rolled out, as a person would.
-func (d *demo) approve(ctx context.Context) error {
+// approve names the plan that may be rolled out, as a person would, and returns what it promises.
+func (d *demo) approve(ctx context.Context) (*semmoev1.PlanForecast, error) {
 	moed, err := d.get(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	plan := &semmoev1.PlacementPlan{}
 	if err := d.read(ctx, plan, "pplan", moed.Status.Plan); err != nil {
-		return err
+		return nil, err
 	}
 	_, err = d.cluster.run(ctx, nil, "annotate", "moed", "-n", namespace, d.name, semmoev1.AnnotationApprove+"="+plan.Status.Plan)
-	return err
+	return plan.Status.Forecast, err
 }

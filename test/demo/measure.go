@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -37,6 +38,8 @@ type reply struct {
 	plan   string
 	// tokens are those of the prompt and those generated: the load of the request.
 	tokens int
+	// taken is from the first byte sent to the last one received.
+	taken time.Duration
 }
 
 // measurement is what serving a list of requests showed.
@@ -82,6 +85,31 @@ func (m *measurement) places() int {
 		used[place{r.pod, r.rank}] = true
 	}
 	return len(used)
+}
+
+// milliseconds is the mean time of a request.
+func (m *measurement) milliseconds() float64 {
+	sum := time.Duration(0)
+	for i := range m.replies {
+		sum += m.replies[i].taken
+	}
+	return float64(sum.Microseconds()) / 1000 / float64(len(m.replies))
+}
+
+// slowerThan is by how much of the other's mean time a request takes longer, with half of the 95% interval. The two have the same requests, which are
+// compared one by one.
+func (m *measurement) slowerThan(other *measurement) (change, interval float64) {
+	n := float64(len(m.replies))
+	mean, squares := 0.0, 0.0
+	for i := range m.replies {
+		mean += (m.replies[i].taken - other.replies[i].taken).Seconds() / n
+	}
+	for i := range m.replies {
+		d := (m.replies[i].taken - other.replies[i].taken).Seconds() - mean
+		squares += d * d
+	}
+	level := other.milliseconds() / 1000
+	return mean / level, 2 * math.Sqrt(squares/(n-1)/n) / level
 }
 
 // byPlan counts the requests whose rank was chosen by the tables of a plan, told by its short digest.
@@ -168,6 +196,7 @@ func (d *demo) complete(ctx context.Context, prompt string) (reply, error) {
 			Prompt int `json:"prompt_tokens"`
 		} `json:"meta_info"`
 	}
+	begin := time.Now()
 	header, err := d.post(ctx, "/generate", map[string]any{
 		"text":            prompt,
 		"sampling_params": map[string]any{"temperature": 0, "max_new_tokens": newTokens, "ignore_eos": true},
@@ -184,6 +213,7 @@ func (d *demo) complete(ctx context.Context, prompt string) (reply, error) {
 	}
 	return reply{
 		output: answer.OutputIDs, pod: header.Get(router.HeaderPod), rank: rank, plan: header.Get(router.HeaderPlan), tokens: answer.Meta.Prompt + len(answer.OutputIDs),
+		taken: time.Since(begin),
 	}, nil
 }
 

@@ -3,7 +3,9 @@ package main
 import (
 	"math"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -46,6 +48,39 @@ func TestWindowImbalance(t *testing.T) {
 				t.Errorf("got %v, want %v", got, test.want)
 			}
 		})
+	}
+}
+
+func TestTimesOfRequests(t *testing.T) {
+	of := func(millis ...int) *measurement {
+		m := &measurement{}
+		for _, n := range millis {
+			m.replies = append(m.replies, reply{taken: time.Duration(n) * time.Millisecond})
+		}
+		return m
+	}
+	before := of(10, 20, 30, 40)
+	if got := before.milliseconds(); got != 25 {
+		t.Errorf("the mean is %v ms, want 25", got)
+	}
+	for name, test := range map[string]struct {
+		after            *measurement
+		change, interval float64
+		want             string
+	}{
+		"the same":  {before, 0, 0, "within noise"},
+		"all later": {of(15, 25, 35, 45), 0.2, 0, "slower"},
+		"all ahead": {of(5, 15, 25, 35), -0.2, 0, "faster"},
+		"one later": {of(10, 20, 30, 60), 0.2, 0.4, "within noise"},
+	} {
+		change, interval := test.after.slowerThan(before)
+		if math.Abs(change-test.change) > 1e-9 || math.Abs(interval-test.interval) > 1e-9 {
+			t.Errorf("%s: %v ± %v, want %v ± %v", name, change, interval, test.change, test.interval)
+		}
+		r := &report{before: before, after: test.after}
+		if lines := r.times(); len(lines) != 1 || !strings.Contains(lines[0], test.want) {
+			t.Errorf("%s: %q lacks %q", name, lines, test.want)
+		}
 	}
 }
 

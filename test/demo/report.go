@@ -8,6 +8,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"unicode/utf8"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
 
 const (
@@ -31,7 +33,9 @@ type report struct {
 	before, after, inTurn, reshuffled *measurement
 	plan                              string
 	predicted                         float64
-	checks                            []check
+	// forecast is what the plan promises; it has the modelled times.
+	forecast *semmoev1.PlanForecast
+	checks   []check
 }
 
 type check struct {
@@ -141,9 +145,38 @@ func (r *report) print(w io.Writer) {
 	fmt.Fprintf(table, "Local activation rate, predicted\t\t\t%.1f%%\t%.1f%%\n", 100*r.predicted, 100*r.predicted)
 	row("Remote activations", "%.1f%%", func(m *measurement) float64 { return 100 * (1 - m.lar()) })
 	row("Window imbalance of ranks", "%.3f", (*measurement).windowImbalance)
+	if f := r.forecast; f != nil && f.LayerNanos > 0 {
+		micros := func(nanos int64) float64 { return float64(nanos) / 1000 }
+		fmt.Fprintf(table, "Microseconds of an MoE layer, modelled\t%.1f\t\t%.1f\t%.1f\n", micros(f.BaselineLayerNanos), micros(f.LayerNanos), micros(f.LayerNanos))
+	}
+	row("Milliseconds of a request, measured", "%.1f", (*measurement).milliseconds)
 	row("Seconds", "%.1f", func(m *measurement) float64 { return m.taken.Seconds() })
 	table.Flush() //nolint:errcheck // a terminal
+	fmt.Fprintln(w)
+	for _, line := range r.times() {
+		fmt.Fprintln(w, line)
+	}
 	printChecks(w, r.checks)
+}
+
+// times compares the modelled time with the measured one. Nothing fails by them: the reference engine computes all ranks of a pod on the CPUs of one
+// machine, whose times are noise to the model's.
+func (r *report) times() []string {
+	var lines []string
+	if f := r.forecast; f != nil && f.LayerNanos > 0 {
+		lines = append(lines, fmt.Sprintf("Modelled: on %s the plan saves %.1f%% of an MoE layer's time with batches of %v tokens (95%% interval %.1f%% to %.1f%%).",
+			f.Hardware, float64(f.SavedMilli)/10, f.BatchTokens, float64(f.SavedLowMilli)/10, float64(f.SavedHighMilli)/10))
+	}
+	change, interval := r.after.slowerThan(r.before)
+	finding := "the difference is within noise"
+	switch {
+	case change > interval:
+		finding = "slower"
+	case change < -interval:
+		finding = "faster"
+	}
+	return append(lines, fmt.Sprintf("Measured: on CPUs, which exchange nothing, a request takes %+.1f%% (95%% interval %+.1f%% to %+.1f%%) under the plan: %s.",
+		100*change, 100*(change-interval), 100*(change+interval), finding))
 }
 
 func printChecks(w io.Writer, checks []check) {

@@ -81,7 +81,7 @@ func TestTokensThatStay(t *testing.T) {
 		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue}},
 	}}
 	for shuffle, want := range map[semmoev1.TokenShuffle]placement.Objective{
-		"": placement.Activation, semmoev1.TokenShuffleEnabled: placement.Activation, semmoev1.TokenShuffleDisabled: placement.RankDedup,
+		"": placement.Time, semmoev1.TokenShuffleEnabled: placement.Time, semmoev1.TokenShuffleDisabled: placement.RankDedup,
 	} {
 		plan := &semmoev1.PlacementPlan{Spec: semmoev1.PlacementPlanSpec{ExpertParallelSize: 4, Attention: semmoev1.AttentionTensorParallel, TokenShuffle: shuffle}}
 		if got := inputsOf(plan, profile, nil, machines.Chosen{}).options(nil); got.Objective != want || got.Unshuffled != (want == placement.RankDedup) {
@@ -131,8 +131,8 @@ func TestVerdict(t *testing.T) {
 		"one rank":          {testSolution(1, 1), semmoev1.VerdictNoGainExpected},
 		"default placement": {fallen, semmoev1.VerdictNoGainExpected},
 		"faster":            {timed(90, 100), semmoev1.VerdictGain},
-		"as slow":           {timed(101, 100), semmoev1.VerdictGain},
-		"slower":            {timed(102, 100), semmoev1.VerdictNoGainExpected},
+		"as slow":           {timed(100, 100), semmoev1.VerdictGain},
+		"slower":            {timed(101, 100), semmoev1.VerdictNoGainExpected},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := verdictOf(test.solution); got != test.want {

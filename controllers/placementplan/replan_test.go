@@ -56,7 +56,9 @@ func TestReplan(t *testing.T) {
 	before, after := traffic(t)
 	old, recent := w.newProfile("old"), w.newProfile("recent")
 	w.complete(old, before)
-	base := w.newPlan("base", "old")
+	// Tokens have ranks of their own: of few requests, those that are held out have few loads to compare.
+	perToken := func(p *semmoev1.PlacementPlan) { p.Spec.Attention = semmoev1.AttentionTensorParallel }
+	base := w.newPlan("base", "old", perToken)
 	base = w.wait(base, semmoev1.ConditionReady, metav1.ConditionTrue, "Published")
 
 	replan := func(name string, change ...func(*semmoev1.PlacementPlanSpec)) *semmoev1.PlacementPlan {
@@ -64,6 +66,7 @@ func TestReplan(t *testing.T) {
 			p.Spec.Current = &semmoev1.CurrentPlan{PlanDigest: base.Status.PlanDigest}
 			p.Spec.PriorProfileRef = &semmoev1.ProfileReference{Name: "old"}
 			p.Spec.MinimumGainPercent = ptr.To[int32](0)
+			perToken(p)
 			for _, c := range change {
 				c(&p.Spec)
 			}

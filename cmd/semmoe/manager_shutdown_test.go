@@ -79,10 +79,11 @@ func TestLeadingManagerEnds(t *testing.T) {
 				if name, err := holder(t.Context()); err != nil || name == "" {
 					t.Fatalf("the lease of the leader has the holder %q: %v", name, err)
 				}
-				idle, err := net.Dial("tcp", health)
-				if err != nil {
-					t.Fatal(err)
-				}
+				var idle net.Conn
+				waitFor(t, manager, func() bool { // a leader may use the store before the server of health listens
+					idle, err = net.Dial("tcp", health)
+					return err == nil
+				})
 				response, err := http.Get("http://" + health + "/healthz") // the server accepts the silent connection before this one
 				if err != nil {
 					t.Fatal(err)

@@ -190,7 +190,7 @@ type solution struct {
 	// UnplannedRemoteRanks is, of tokens that are not shuffled, Report.RemoteRanksPerToken without a plan.
 	UnplannedRemoteRanks float64 `json:"unplannedRemoteRanks,omitempty"`
 	// LayerNanos and UnplannedLayerNanos are the modelled times of an MoE layer under the plan and without one, and Worth is what they prove; absent
-	// where the profile does not tell the sizes of the model.
+	// where the profile lacks the sizes of the model.
 	LayerNanos          int64         `json:"layerNanos,omitempty"`
 	UnplannedLayerNanos int64         `json:"unplannedLayerNanos,omitempty"`
 	Worth               *solver.Worth `json:"worth,omitempty"`

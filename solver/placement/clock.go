@@ -140,8 +140,8 @@ func (h *highest) add(rank int, value float64) {
 	}
 }
 
-// beside is the highest value of the ranks other than two; 0 where there are no others.
-func (h *highest) beside(p, q int) float64 {
+// except is the highest value of the ranks other than two; 0 where there are no others.
+func (h *highest) except(p, q int) float64 {
 	for i := range h {
 		if h[i].rank != p && h[i].rank != q {
 			return h[i].value
@@ -186,7 +186,7 @@ func (t *timing) load(e, f int) float64 {
 		p, q = t.rankOf[e], t.rankOf[f]
 	}
 	for w := range t.slowest {
-		most := t.slowest[w].beside(p, q)
+		most := t.slowest[w].except(p, q)
 		if e >= 0 {
 			d := float64(t.windows[w*experts+f] - t.windows[w*experts+e])
 			most = max(most, t.on[w*t.ranks+p]+d, t.on[w*t.ranks+q]-d)
@@ -207,7 +207,7 @@ func (t *timing) after(e, f int) float64 {
 		atP = max(t.sent[p], t.computed[p]+d) - t.local[p] + float64(ofE[p]-ofF[p])
 		atQ = max(t.sent[q], t.computed[q]-d) - t.local[q] + float64(ofF[q]-ofE[q])
 	}
-	busiest, sum := max(t.busiest.beside(p, q), atP, atQ), t.exchanged
+	busiest, sum := max(t.busiest.except(p, q), atP, atQ), t.exchanged
 	if e >= 0 {
 		sum += atP + atQ - t.exchange(p) - t.exchange(q)
 	}

@@ -19,7 +19,7 @@ var loadLimits = []float64{130, 115, 108, 104, 101}
 // nearRounds bounds the rounds of a search that starts from the result of one under the next limit.
 const nearRounds = 2
 
-// Point is a placement of a front: no other point is both more local and better balanced, as far as the search found.
+// Point is a placement that a search by time found.
 type Point struct {
 	// Name identifies what the search started from and under which limit.
 	Name      string
@@ -28,12 +28,6 @@ type Point struct {
 	ExpertLoadLimit float64
 	// LAR, ExpertImbalance and Microseconds are those of the profile with the best balanced assignment of tokens or requests, means over layers.
 	LAR, ExpertImbalance, Microseconds float64
-}
-
-// Start is a placement that the search by time improves.
-type Start struct {
-	Name      string
-	Placement *Placement
 }
 
 // timeRefiner refines layers by the modelled time. Tokens or requests have the ranks that another refiner gives them.

@@ -4,7 +4,7 @@
 // times that much disk and is measured only then; with "metis", and a routing trace if it is not to be the one in
 // solver/testdata, our search against METIS; with "replan" (and -help) what re-plans recover from few tokens after the kinds of
 // text have changed; with "hindsight" (and -help) how far dispatch of requests stays below what could be reached if all arrivals were
-// known; with "time" (and -help) the modelled layer times of plans by our search and by published algorithms. It judges nothing: the goals stand beside the figures.
+// known; with "time" (and -help) the modelled layer times of plans by our search and by published algorithms. It judges nothing: the goals stand next to the figures.
 package main
 
 import (

@@ -22,16 +22,25 @@ type Moments struct {
 	N          int64   `json:"n"`
 	Sum        float64 `json:"sum"`
 	SumSquares float64 `json:"sumSquares"`
+	// Covariates are of the requests whose covariates are known: of none in the report of a router that counts no covariates.
+	Covariates CovariateSums `json:"covariates,omitzero"`
 }
 
-// Add counts a request's value.
-func (m *Moments) Add(value float64) { m.Merge(Moments{1, value, value * value}) }
+// Add counts a request's value without covariates.
+func (m *Moments) Add(value float64) { m.Merge(Moments{N: 1, Sum: value, SumSquares: value * value}) }
+
+// AddWith counts a request's value with its covariates.
+func (m *Moments) AddWith(value float64, x Covariates) {
+	m.Add(value)
+	m.Covariates.add(value, x)
+}
 
 // Merge adds the requests of others.
 func (m *Moments) Merge(other Moments) {
 	m.N += other.N
 	m.Sum += other.Sum
 	m.SumSquares += other.SumSquares
+	m.Covariates.merge(&other.Covariates)
 }
 
 // Validate refuses sums that no times have.
@@ -39,7 +48,13 @@ func (m Moments) Validate() error {
 	if m.N < 0 || m.N == 0 && m.Sum != 0 {
 		return fmt.Errorf("n is %d and sum %v: want none without a request", m.N, m.Sum)
 	}
-	return finite(map[string]float64{"sum": m.Sum, "sumSquares": m.SumSquares}, true)
+	if err := finite(map[string]float64{"sum": m.Sum, "sumSquares": m.SumSquares}, true); err != nil {
+		return err
+	}
+	if err := m.Covariates.validate(m); err != nil {
+		return fmt.Errorf("covariates.%w", err)
+	}
+	return nil
 }
 
 // Service is how inference requests to a revision went, sampled or not. Times are in seconds, from when a request was sent to

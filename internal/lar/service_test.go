@@ -20,9 +20,9 @@ func ended(random *rand.Rand) Service {
 	case 0:
 		s.Failures = 1
 	case 1:
-		s.Answer.Add(seconds())
+		s.Answer.AddWith(seconds(), Covariates{float64(random.IntN(100)), 7, float64(random.IntN(9))})
 	default:
-		s.FirstToken.Add(seconds())
+		s.FirstToken.AddWith(seconds(), Covariates{float64(random.IntN(100)), 7, float64(random.IntN(9))})
 		s.InterToken.Add(seconds())
 	}
 	return s
@@ -114,6 +114,15 @@ func TestServiceWindow(t *testing.T) {
 }
 
 func TestRefusesWhatNoRouterTells(t *testing.T) {
+	with := func(value float64, x Covariates) (m Moments) {
+		m.AddWith(value, x)
+		return m
+	}
+	changed := func(change func(*CovariateSums)) Moments {
+		m := with(2, Covariates{3, 4, 5})
+		change(&m.Covariates)
+		return m
+	}
 	served := func(s Service) Report {
 		return Report{Service: []ServiceBucket{{Start: start, Revisions: map[string]Service{"r": s}}}}
 	}
@@ -126,13 +135,20 @@ func TestRefusesWhatNoRouterTells(t *testing.T) {
 		report Report
 		says   string // empty where it is in order
 	}{
-		"service":           {served(Service{Requests: 2, Failures: 1, FirstToken: Moments{1, 2, 4}}), ""},
-		"forecast":          {forecast(Forecast{Best: 3, Highest: 0.5, Predicted: 0.25, Known: 1}), ""},
-		"more failures":     {served(Service{Requests: 1, Failures: 2}), `service[0].revisions["r"].failures are 2 of 1 requests`},
-		"negative failures": {served(Service{Requests: 1, Failures: -1}), "failures are -1"},
-		"more times":        {served(Service{Requests: 1, Answer: Moments{2, 1, 1}}), "answer.n is 2 of 1 requests"},
-		"time of none":      {served(Service{Requests: 1, InterToken: Moments{0, 1, 1}}), "interToken: n is 0"},
-		"negative time":     {served(Service{Requests: 1, FirstToken: Moments{1, -1, 1}}), "firstToken: sum is -1"},
+		"service":             {served(Service{Requests: 2, Failures: 1, FirstToken: Moments{N: 1, Sum: 2, SumSquares: 4}}), ""},
+		"forecast":            {forecast(Forecast{Best: 3, Highest: 0.5, Predicted: 0.25, Known: 1}), ""},
+		"more failures":       {served(Service{Requests: 1, Failures: 2}), `service[0].revisions["r"].failures are 2 of 1 requests`},
+		"negative failures":   {served(Service{Requests: 1, Failures: -1}), "failures are -1"},
+		"more times":          {served(Service{Requests: 1, Answer: Moments{N: 2, Sum: 1, SumSquares: 1}}), "answer.n is 2 of 1 requests"},
+		"time of none":        {served(Service{Requests: 1, InterToken: Moments{Sum: 1, SumSquares: 1}}), "interToken: n is 0"},
+		"negative time":       {served(Service{Requests: 1, FirstToken: Moments{N: 1, Sum: -1, SumSquares: 1}}), "firstToken: sum is -1"},
+		"covariates":          {served(Service{Requests: 1, Answer: with(2, Covariates{3, 4, 5})}), ""},
+		"more covariates":     {served(Service{Requests: 1, Answer: changed(func(c *CovariateSums) { c.N = 2 })}), "answer: covariates.n is 2 of 1 requests"},
+		"negative covariate":  {served(Service{Requests: 1, Answer: changed(func(c *CovariateSums) { c.X[0] = -3 })}), "answer: covariates.x is -3"},
+		"covariate of NaN":    {served(Service{Requests: 1, Answer: changed(func(c *CovariateSums) { c.XX[1] = math.NaN() })}), "answer: covariates.xx is NaN"},
+		"a sum too large":     {served(Service{Requests: 1, Answer: changed(func(c *CovariateSums) { c.X[1] = 5 })}), "answer: covariates.x[1] is 5"},
+		"a product too large": {served(Service{Requests: 1, Answer: changed(func(c *CovariateSums) { c.XY[2] = 11 })}), "xy[2] 11"},
+		"products too large":  {served(Service{Requests: 1, Answer: changed(func(c *CovariateSums) { c.XX[1] = 13 })}), "xx has 13 for x[0] and x[1]"},
 		"too many revisions": {Report{Service: []ServiceBucket{{Start: start, Revisions: many}}},
 			fmt.Sprintf("service[0].%d revisions: at most %d", maxServed+1, maxServed)},
 		"too many buckets":  {Report{Service: make([]ServiceBucket, 2*ServiceBuckets+1)}, "service: 121 buckets: at most 120"},
@@ -144,5 +160,21 @@ func TestRefusesWhatNoRouterTells(t *testing.T) {
 		if tc.says == "" && err != nil || tc.says != "" && (err == nil || !strings.Contains(err.Error(), tc.says)) {
 			t.Errorf("%s: error %v, want one that says %q", name, err, tc.says)
 		}
+	}
+}
+
+// A report of a router that counts no covariates has none, and such a manager ignores them.
+func TestCovariatesOfOlderRouters(t *testing.T) {
+	var old Moments
+	if err := json.Unmarshal([]byte(`{"n":1,"sum":2,"sumSquares":4}`), &old); err != nil || old.Validate() != nil || old.Covariates != (CovariateSums{}) {
+		t.Errorf("%+v, error %v", old, err)
+	}
+	text, err := json.Marshal(old)
+	if err != nil || strings.Contains(string(text), "covariates") {
+		t.Errorf("%s, error %v", text, err)
+	}
+	old.AddWith(3, Covariates{1, 2, 3e9})
+	if old.N != 2 || old.Covariates.N != 1 || old.Covariates.X[2] != maxCovariate || old.Covariates.Product(2, 1) != 2*maxCovariate {
+		t.Errorf("%+v", old)
 	}
 }

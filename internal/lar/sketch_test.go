@@ -155,7 +155,7 @@ func TestSetCodec(t *testing.T) {
 
 // Whatever is decoded can be merged, asked for its figures, and told again.
 func FuzzReport(f *testing.F) {
-	seed := Report{Service: []ServiceBucket{{Start: start, Revisions: map[string]Service{"r0": {Requests: 1, Answer: Moments{1, 2, 4}}}}}, Last: setOf(observations(rand.New(rand.NewPCG(4, 4)), 3)), CaptureCost: &CaptureCost{}, Window: []Bucket{{Start: 10, Eligible: 3, Sketches: setOf(observations(rand.New(rand.NewPCG(4, 5)), 2))}}}
+	seed := Report{Service: []ServiceBucket{{Start: start, Revisions: map[string]Service{"r0": {Requests: 1, Answer: Moments{N: 1, Sum: 2, SumSquares: 4, Covariates: CovariateSums{N: 1}}}}}}, Last: setOf(observations(rand.New(rand.NewPCG(4, 4)), 3)), CaptureCost: &CaptureCost{}, Window: []Bucket{{Start: 10, Eligible: 3, Sketches: setOf(observations(rand.New(rand.NewPCG(4, 5)), 2))}}}
 	text, err := json.Marshal(seed)
 	if err != nil {
 		f.Fatal(err)

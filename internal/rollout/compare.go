@@ -2,27 +2,17 @@ package rollout
 
 import (
 	"fmt"
-	"maps"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/semmoe/operator/internal/lar"
 )
 
 const (
-	// sigmas is by how many standard errors a difference must exceed its margin to be told from chance. A single look at a
-	// comparison errs once in 700 that way. It is looked at again and again as requests come in: of plans that are no different, 120
-	// looks find 2% better and 3% worse (TestCompareErrs).
-	sigmas = 3
 	// leastRequests of either revision are needed: with fewer, sums of requests are not nearly normal.
 	leastRequests = 30
-	// latencyMargin is by how much, relative to the stable revision, a candidate's times may be longer: its caches are cold.
-	latencyMargin = 0.2
-	// slowMinutes is the number of minutes, the last ones with answers of both revisions, in each of which the candidate must be
-	// slower by the margin. Times of requests next to each other are not independent: a replica that has just started, or that
-	// shares its node with a short job, is slow for seconds, and by standard errors alone that is no chance.
-	slowMinutes = 3
 	// failureMargin is by how much more of the requests may fail.
 	failureMargin = 0.01
 	// leastGain is the difference of local activation rates that a comparison must be able to tell before it says that there is
@@ -60,11 +50,11 @@ type Verdict string
 const (
 	// TooFew: the requests do not tell.
 	TooFew Verdict = "TooFew"
-	// Better: the candidate's local activation rate is higher, and nothing is worse.
+	// Better: the candidate is not slower, and faster or more local.
 	Better Verdict = "Better"
-	// NotBetter: the rate is not higher by as much as matters.
+	// NotBetter: it is neither, by as much as matters.
 	NotBetter Verdict = "NotBetter"
-	// Worse: the rate is lower, more requests fail, or answers come later.
+	// Worse: it is slower or less local, or more requests fail.
 	Worse Verdict = "Worse"
 )
 
@@ -72,34 +62,63 @@ const (
 type Comparison struct {
 	Verdict         Verdict
 	Reason, Message string
+	// Missing says what a promotion lacks; empty where the verdict is not TooFew.
+	Missing string
+	// Token is the change of the time per output token at the last look; nil where it is not measured.
+	Token *Change
+}
+
+// Terms are what a candidate is compared by.
+type Terms struct {
+	// Promised is the promised difference of the local activation rates. A plan is chosen by modelled time, and may promise fewer local
+	// activations: then the candidate is more local where it keeps that promise.
+	Promised float64
+	// Since is when the candidate's replicas served, Now the time of the evaluation.
+	Since, Now time.Time
+	// Soak is how long they must serve. One below timedSoak asks for no proof of times, although a candidate that is proven to be slower is
+	// worse all the same.
+	Soak time.Duration
 }
 
 // Compare compares a candidate with the stable revision by requests of the same time. The requests must have been given to
-// either whatever they are, else the two differ by that. promised is the promised difference of their local activation rates. A plan is chosen by
-// modelled time, and may promise fewer local activations: then the candidate is better where it keeps that promise.
-func Compare(candidate, stable Sample, promised float64) Comparison {
-	locality := compareLocality(candidate.Locality, stable.Locality, promised)
+// either whatever they are, else the two differ by that.
+//
+// A candidate is promoted for its times: each that counts must be proven not to be longer by more than its margin. Either the time per output
+// token is proven to be shorter, or the local activation rate to be higher. A rate that is worse than promised, more failures, and a time that
+// is proven to be longer take it back. The error rates are those of the constants promotedSlower, takenBackEqual and toldApart.
+func Compare(candidate, stable Sample, terms Terms) Comparison {
+	locality := compareLocality(candidate.Locality, stable.Locality, terms.Promised)
 	if locality.Verdict == Worse {
 		return locality
 	}
-	service := []Comparison{
-		compareFailures(candidate.Service, stable.Service),
-		compareTimes("FirstTokenSlower", "the first token", candidate, stable, func(s lar.Service) lar.Moments { return s.FirstToken }),
-		compareTimes("InterTokenSlower", "each further token", candidate, stable, func(s lar.Service) lar.Moments { return s.InterToken }),
-		compareTimes("AnswersSlower", "an answer in one piece", candidate, stable, func(s lar.Service) lar.Moments { return s.Answer }),
+	if failures := compareFailures(candidate.Service, stable.Service); failures.Verdict == Worse {
+		return failures
 	}
-	for _, found := range service {
-		if found.Verdict == Worse {
-			return found
-		}
+	times := compareTimes(candidate, stable, terms.Since, terms.Now)
+	found := locality
+	switch {
+	case times.verdict == Worse:
+		found = Comparison{Verdict: Worse, Reason: times.reason, Message: times.message}
+	case times.faster && locality.Verdict != Better:
+		found = Comparison{Verdict: Better, Message: times.message}
+	case times.verdict == NotBetter:
+		found.Message = sentences(locality.Message, times.message)
+	case terms.Soak >= timedSoak && (locality.Verdict == Better || locality.Verdict == TooFew):
+		found.Verdict, found.Missing = TooFew, sentences(locality.Missing, times.message)
 	}
-	return locality
+	found.Token = times.token
+	return found
+}
+
+// sentences joins those that are not empty.
+func sentences(all ...string) string {
+	return strings.Join(slices.DeleteFunc(all, func(s string) bool { return s == "" }), "; ")
 }
 
 // compareLocality tests the difference of the rates, by the standard errors of ratios of sums.
 func compareLocality(candidate, stable lar.Ratio, promised float64) Comparison {
 	if candidate.Requests < leastRequests || stable.Requests < leastRequests || candidate.Total == 0 || stable.Total == 0 {
-		return Comparison{Verdict: TooFew, Message: fmt.Sprintf("fewer than %d requests of either were sampled", leastRequests)}
+		return Comparison{Verdict: TooFew, Missing: missingSamples(candidate, stable)}
 	}
 	found := Comparison{Message: fmt.Sprintf("its local activation rate is %.1f%% over %d sampled requests, against %.1f%% over %d of the stable revision",
 		100*candidate.Value(), candidate.Requests, 100*stable.Value(), stable.Requests)}
@@ -108,7 +127,7 @@ func compareLocality(candidate, stable lar.Ratio, promised float64) Comparison {
 		found.Message += fmt.Sprintf("; it promises a difference of %.1f points, and a faster layer", 100*promised)
 		difference += promiseSlack - promised
 	}
-	bound := sigmas * math.Hypot(candidate.StandardError(), stable.StandardError())
+	bound := alwaysValid(min(candidate.Requests, stable.Requests)) * math.Hypot(candidate.StandardError(), stable.StandardError())
 	switch {
 	case difference-bound > 0:
 		found.Verdict = Better
@@ -117,9 +136,21 @@ func compareLocality(candidate, stable lar.Ratio, promised float64) Comparison {
 	case bound <= leastGain:
 		found.Verdict = NotBetter
 	default:
-		found.Verdict = TooFew
+		found.Verdict, found.Missing = TooFew, found.Message+fmt.Sprintf(": a difference of %.1f points cannot be told from none", 100*bound)
 	}
 	return found
+}
+
+// missingSamples says how many sampled requests a comparison of local activation rates lacks.
+func missingSamples(candidate, stable lar.Ratio) string {
+	const text = "%d of at least %d sampled requests of %s"
+	if candidate.Requests < leastRequests {
+		return fmt.Sprintf(text, candidate.Requests, leastRequests, "the canary")
+	}
+	if stable.Requests < leastRequests {
+		return fmt.Sprintf(text, stable.Requests, leastRequests, "the stable revision")
+	}
+	return "the sampled requests have no activations of routed experts"
 }
 
 // compareFailures tests the difference of the shares that fail. Either gets one failure and one success more than it had, without
@@ -135,49 +166,9 @@ func compareFailures(candidate, stable lar.Service) Comparison {
 	}
 	ours, ourVariance := share(candidate)
 	theirs, theirVariance := share(stable)
-	if ours-theirs-failureMargin <= sigmas*math.Sqrt(ourVariance+theirVariance) {
+	if ours-theirs-failureMargin <= alwaysValid(min(candidate.Requests, stable.Requests))*math.Sqrt(ourVariance+theirVariance) {
 		return Comparison{Verdict: NotBetter}
 	}
-	return Comparison{Worse, "MoreFailures", fmt.Sprintf("%d of its %d requests failed, against %d of %d of the stable revision",
+	return Comparison{Verdict: Worse, Reason: "MoreFailures", Message: fmt.Sprintf("%d of its %d requests failed, against %d of %d of the stable revision",
 		candidate.Failures, candidate.Requests, stable.Failures, stable.Requests)}
-}
-
-// compareTimes tests whether a mean time is longer than the stable revision's and its margin: over all requests by their standard
-// errors, and in each of the last minutes.
-func compareTimes(reason, what string, candidate, stable Sample, of func(lar.Service) lar.Moments) Comparison {
-	const factor = 1 + latencyMargin
-	all, allStable := of(candidate.Service), of(stable.Service)
-	if all.N < leastRequests || allStable.N < leastRequests {
-		return Comparison{Verdict: TooFew}
-	}
-	var minutes int
-	for _, minute := range slices.Backward(slices.SortedFunc(maps.Keys(candidate.Minutes), time.Time.Compare)) {
-		ours, theirs := of(candidate.Minutes[minute]), of(stable.Minutes[minute])
-		if ours.N == 0 || theirs.N == 0 {
-			continue
-		}
-		if ours.Sum/float64(ours.N) <= factor*theirs.Sum/float64(theirs.N) {
-			return Comparison{Verdict: NotBetter}
-		}
-		if minutes++; minutes == slowMinutes {
-			break
-		}
-	}
-	if minutes < slowMinutes {
-		return Comparison{Verdict: TooFew}
-	}
-	ours, ourVariance := mean(all)
-	theirs, theirVariance := mean(allStable)
-	if ours-factor*theirs <= sigmas*math.Sqrt(ourVariance+factor*factor*theirVariance) {
-		return Comparison{Verdict: NotBetter}
-	}
-	return Comparison{Worse, reason, fmt.Sprintf("%s takes it %.4g s in the mean of %d requests, against %.4g s in %d of the stable revision",
-		what, ours, all.N, theirs, allStable.N)}
-}
-
-// mean is the mean, and the variance of it as an estimate.
-func mean(m lar.Moments) (value, variance float64) {
-	n := float64(m.N)
-	value = m.Sum / n
-	return value, max(0, m.SumSquares-m.Sum*value) / (n - 1) / n
 }

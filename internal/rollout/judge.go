@@ -16,10 +16,10 @@ const (
 	// soak that is asked for.
 	longestSoak  = time.Hour
 	longestSoaks = 12
-	// A comparison is looked at looks times in a soak, at most every leastLook and at least every longestLook.
-	looks       = 10
-	leastLook   = time.Second
-	longestLook = 30 * time.Second
+	// A comparison is evaluated looksPerSoak times in a soak, at most every leastLook and at least every longestLook.
+	looksPerSoak = 10
+	leastLook    = time.Second
+	longestLook  = 30 * time.Second
 )
 
 // Replica is what is observed of a replica of a candidate.
@@ -76,8 +76,8 @@ const (
 	ReasonStarting = "CanaryStarting"
 	// ReasonSoaking: it is being compared.
 	ReasonSoaking = "Canary"
-	// ReasonUnconfirmed: nothing tells whether it is better, and nobody has asked for it all the same.
-	ReasonUnconfirmed = "Unconfirmed"
+	// ReasonInconclusive: after the longest soak the requests do not prove that it is better, and no user has approved it.
+	ReasonInconclusive = "Inconclusive"
 )
 
 // ServesSince is from when on as many replicas serve as a canary has; false while they do not.
@@ -112,7 +112,7 @@ var chain = []link{
 	// A human may know what no sample tells.
 	approved,
 	noGain,
-	unconfirmed,
+	inconclusive,
 }
 
 // Judge decides what is to be done with a candidate.
@@ -186,7 +186,7 @@ func approved(t Trial) *Decision {
 	if !t.Approved || t.Comparison.Verdict != TooFew {
 		return nil
 	}
-	return &Decision{Step: StepPromote, Reason: "Approved", Message: "it has served as long as is asked for, and was approved; nothing tells whether it is better"}
+	return &Decision{Step: StepPromote, Reason: "Approved", Message: "it has served as long as is asked for, and was approved; the requests do not prove that it is better"}
 }
 
 func noGain(t Trial) *Decision {
@@ -196,11 +196,17 @@ func noGain(t Trial) *Decision {
 	return &Decision{Step: StepRollBack, Reason: "NoGainObserved", Message: t.Comparison.Message}
 }
 
-func unconfirmed(t Trial) *Decision {
+// inconclusive keeps a candidate on its canary that is not proven to be better by the deadline, and says what the proof lacks. Where nothing is
+// sampled, waiting does not help: the deadline is the end of the soak.
+func inconclusive(t Trial) *Decision {
 	if t.Comparison.Verdict != TooFew || t.Measured && t.soaked() < t.longest() {
 		return nil
 	}
-	return &Decision{Step: StepCanary, Reason: ReasonUnconfirmed, Message: "nothing tells whether it is better", Again: longestLook}
+	message := "the requests do not prove that it is better"
+	if t.Comparison.Missing != "" {
+		message += ": " + t.Comparison.Missing
+	}
+	return &Decision{Step: StepCanary, Reason: ReasonInconclusive, Message: message, Again: longestLook}
 }
 
 // soaked is how long the canary has served.
@@ -219,7 +225,7 @@ func look(soak time.Duration) time.Duration {
 	if soak == 0 {
 		return 0
 	}
-	return min(max(soak/looks, leastLook), longestLook)
+	return min(max(soak/looksPerSoak, leastLook), longestLook)
 }
 
 // soonest is when the first replica that is not ready may be given up; zero where all are.

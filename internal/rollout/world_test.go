@@ -121,7 +121,7 @@ func (w *world) trial(work *workload) Trial {
 		trial.Replicas = append(trial.Replicas, replica)
 	}
 	if since, serves := trial.ServesSince(); serves && w.now.Sub(since) >= w.soak {
-		trial.Comparison = Comparison{work.plan.verdict, "LocalityWorse", "as simulated"}
+		trial.Comparison = Comparison{Verdict: work.plan.verdict, Reason: "LocalityWorse", Message: "as simulated"}
 	}
 	return trial
 }

@@ -183,6 +183,7 @@ func (p *Pool) take(g *group, plan *scheduled, r *request, allowed filter, unpin
 	}
 	lease.charge(at.on.outstanding, lease.tokens)
 	if r.inference {
+		lease.inFlight = at.on.requests()
 		at.on.pending[at.rank]++
 		lease.pending = 1
 		lease.charge(at.on.next, max(0, lease.tokens-r.output))

@@ -89,6 +89,7 @@ func (l *Lease) move(endpoint string) {
 	l.leave()
 	l.place, l.spread = max(0, to.rank), to.rank == discovery.NoRank && to.on.Ranks > 0
 	l.charge(to.on.outstanding, l.tokens)
+	l.inFlight = to.on.requests()
 	to.on.pending[l.place] += l.pending
 	// New tables may have been swapped in since: the forecast is still one for where these pods have their experts.
 	l.scored = l.scored && layout != nil && layout.Digest == l.layout.Digest && to.rank != discovery.NoRank

@@ -134,6 +134,14 @@ type identity struct{ pod, address string }
 
 func identityOf(b discovery.Backend) identity { return identity{b.Pod, b.Address} }
 
+// requests returns the number of inference requests on the backend.
+func (b *backend) requests() (total int) {
+	for _, pending := range b.pending {
+		total += pending
+	}
+	return total
+}
+
 // idle tells that no request is on the backend.
 func (b *backend) idle() bool {
 	return !slices.ContainsFunc(b.outstanding, func(tokens int64) bool { return tokens > 0 }) &&
@@ -396,6 +404,8 @@ type Lease struct {
 	place   int
 	tokens  int64
 	pending int
+	// inFlight is the number of other inference requests on the backend when the place was taken.
+	inFlight int
 	// route is the path of an inference request; empty for others.
 	route string
 	// spread is true where the engine picks the rank: each rank of the backend is charged with an equal share of the tokens.

@@ -31,9 +31,13 @@ func (s *sender) follow(gone func() bool, response *http.Response, r *request, l
 	}
 	body := &servedBody{
 		ReadCloser: response.Body, observations: s.observations, lease: lease, gone: gone, sent: sent, streamed: wire.IsStream(response),
+		prompt: r.promptEstimate(), inFlight: lease.inFlight, generated: r.output,
+	}
+	if !body.streamed {
+		body.usage = wire.NewIntegerReader(wire.GeneratedTokensMember(r.path))
 	}
 	if name := lease.Backend.Adapter(s.engine).RankRoutes.Reported; name != "" && lease.Backend.PinsByHeader(lease.Rank) {
-		body.ranks = wire.NewRankReader(name)
+		body.ranks = wire.NewIntegerReader(name)
 		body.reported = func(rank int) {
 			if rank != lease.Rank && lease.contradict() {
 				s.metrics.otherRanks.WithLabelValues(lease.route).Inc()
@@ -73,8 +77,15 @@ type servedBody struct {
 	streamed     bool
 	events       wire.Events
 	// ranks finds the ranks that the answer reports, for which reported is called; nil where none are expected.
-	ranks    *wire.RankReader
+	ranks    *wire.IntegerReader
 	reported func(rank int)
+	// prompt is the estimated length of the prompt, inFlight how many other requests the pod had when this one was sent.
+	prompt   int64
+	inFlight int
+	// usage finds the number of generated tokens in an answer in one piece; nil for a stream. generated is that number, and until it has come
+	// what the request may generate.
+	usage     *wire.IntegerReader
+	generated int64
 	// first and last are when the first and the last event of a stream had come.
 	first, last time.Time
 	ended       bool
@@ -84,6 +95,9 @@ func (b *servedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if b.ranks != nil {
 		b.ranks.Add(p[:n], b.reported)
+	}
+	if b.usage != nil {
+		b.usage.Add(p[:n], func(tokens int) { b.generated = int64(tokens) })
 	}
 	if b.streamed && b.events.Add(p[:n]) {
 		b.last = b.observations.now()
@@ -111,17 +125,21 @@ func (b *servedBody) end(err error) {
 	}
 	b.ended = true
 	one := lar.Service{Requests: 1}
+	if b.streamed {
+		b.generated = int64(b.events.N) // one token each, unless the engine is asked for fewer events
+	}
+	covariates := lar.Covariates{float64(b.prompt), float64(b.generated), float64(b.inFlight)}
 	switch {
 	case err == io.EOF && !b.streamed:
-		one.Answer.Add(b.observations.now().Sub(b.sent).Seconds())
+		one.Answer.AddWith(b.observations.now().Sub(b.sent).Seconds(), covariates)
 	case err != nil && err != io.EOF && !b.gone():
 		one.Failures = 1
 	}
 	if b.events.N > 0 {
-		one.FirstToken.Add(b.first.Sub(b.sent).Seconds())
+		one.FirstToken.AddWith(b.first.Sub(b.sent).Seconds(), covariates)
 	}
 	if b.events.N > 1 {
-		one.InterToken.Add(b.last.Sub(b.first).Seconds() / float64(b.events.N-1))
+		one.InterToken.AddWith(b.last.Sub(b.first).Seconds()/float64(b.events.N-1), covariates)
 	}
 	if b.lease.Backend.Ranks > 0 && b.lease.knownRank() == discovery.NoRank {
 		one = lar.Service{Requests: one.Requests, Failures: one.Failures}

@@ -32,8 +32,21 @@ func of(seconds ...float64) (m lar.Moments) {
 	return m
 }
 
-// servedBy are the sums by revision that a router reports.
+// servedBy are the sums by revision that a router reports, without covariates.
 func servedBy(t *testing.T, o *Observations) map[string]lar.Service {
+	t.Helper()
+	sums := servedWithCovariates(t, o)
+	for revision, s := range sums {
+		for _, m := range []*lar.Moments{&s.FirstToken, &s.InterToken, &s.Answer} {
+			m.Covariates = lar.CovariateSums{}
+		}
+		sums[revision] = s
+	}
+	return sums
+}
+
+// servedWithCovariates are the sums by revision that a router reports.
+func servedWithCovariates(t *testing.T, o *Observations) map[string]lar.Service {
 	t.Helper()
 	sums := map[string]lar.Service{}
 	for _, bucket := range reported(t, o).Service {
@@ -116,6 +129,72 @@ func TestCountsHowRequestsGo(t *testing.T) {
 			response.Body.Close()
 			counted := func() bool { return cmp.Equal(tc.want, servedBy(t, observations), cmpopts.EquateEmpty()) }
 			eventually(t, "the request is counted", counted)
+		})
+	}
+}
+
+// Each time is counted with the lengths of prompt and answer, and with the requests that the pod had in flight.
+func TestCountsCovariates(t *testing.T) {
+	hold, held := make(chan struct{}), make(chan struct{})
+	answer := func(kind, text string) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/v1/chat/completions" { // it stays in flight
+				close(held)
+				<-hold
+			}
+			w.Header().Set("Content-Type", kind)
+			io.WriteString(w, text) //nolint:errcheck // the client checks
+		}
+	}
+	const json, stream = "application/json", "text/event-stream"
+	body := func(n int, rest string) string { return fmt.Sprintf(`{"prompt":%q%s}`, strings.Repeat("x", n), rest) }
+	for name, tc := range map[string]struct {
+		path, body   string
+		kind, answer string
+		generated    int
+	}{
+		"usage":                  {"/v1/completions", body(400, ""), json, `{"choices":[{"text":"\"completion_tokens\":9"}],"usage":{"completion_tokens":7}}`, 7},
+		"a message":              {"/v1/messages", body(400, `,"max_tokens":9`), json, `{"content":[],"usage":{"output_tokens":5}}`, 5},
+		"no usage":               {"/v1/completions", body(400, `,"max_tokens":9`), json, `{}`, 9},
+		"no usage, and no limit": {"/v1/completions", body(400, ""), json, `{}`, 256},
+		"a stream":               {"/v1/completions", body(400, `,"stream":true`), stream, "data: 1\n\ndata: 2\n\ndata: 3\n\n", 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			hold, held = make(chan struct{}), make(chan struct{})
+			engine := newEngine(t, "a", 0, answer(tc.kind, tc.answer))
+			engine.Revision = "a"
+			url, observations := proxyServer(t, newPool(engine), ProxyOptions{MaxBodyBytes: 1 << 10, EndpointWait: time.Second})
+			post := func(path, body string) {
+				response, err := http.Post(url+path, "application/json", strings.NewReader(body))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				io.Copy(io.Discard, response.Body) //nolint:errcheck // what matters is counted
+				response.Body.Close()
+			}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				post("/v1/chat/completions", `{"messages":[]}`)
+			}()
+			<-held
+			post(tc.path, tc.body)
+			eventually(t, "the request is counted", func() bool { return servedBy(t, observations)["a"].Requests == 1 })
+			served := servedWithCovariates(t, observations)["a"]
+			m := served.Answer
+			if tc.kind == stream {
+				m = served.FirstToken
+				if served.InterToken.Covariates.X != m.Covariates.X {
+					t.Errorf("%+v, and between tokens %+v", m.Covariates, served.InterToken.Covariates)
+				}
+			}
+			prompt := float64((len(tc.body)) / 4)
+			if c := m.Covariates; c.N != 1 || c.X != [3]float64{prompt, float64(tc.generated), 1} || c.Product(0, 1) != prompt*float64(tc.generated) {
+				t.Errorf("%+v, want prompt %v, %d generated tokens, 1 in flight", c, prompt, tc.generated)
+			}
+			close(hold)
+			<-done
 		})
 	}
 }

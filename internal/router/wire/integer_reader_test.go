@@ -16,14 +16,14 @@ var reports = map[string][]int{
 }
 
 // However an answer is cut into pieces, the same ranks are found.
-func TestRankReader(t *testing.T) {
+func TestIntegerReader(t *testing.T) {
 	for text, want := range reports {
 		for first := range len(text) + 1 {
 			for second := first; second <= len(text); second++ {
 				var got []int
-				r := NewRankReader("dp_rank")
+				r := NewIntegerReader("dp_rank")
 				for _, piece := range []string{text[:first], text[first:second], text[second:]} {
-					r.Add([]byte(piece), func(rank int) { got = append(got, rank) })
+					r.Add([]byte(piece), func(value int) { got = append(got, value) })
 				}
 				if !slices.Equal(slices.Compact(slices.Sorted(slices.Values(got))), slices.Compact(slices.Sorted(slices.Values(want)))) {
 					t.Fatalf("%s in pieces at %d and %d: ranks %v, want %v", text, first, second, got, want)
@@ -33,17 +33,17 @@ func TestRankReader(t *testing.T) {
 	}
 }
 
-func FuzzRankReader(f *testing.F) {
+func FuzzIntegerReader(f *testing.F) {
 	for text := range reports {
 		f.Add([]byte(text), 3)
 	}
 	f.Fuzz(func(t *testing.T, text []byte, size int) {
 		size = min(max(size, 1), 200)
 		whole, pieces := map[int]bool{}, map[int]bool{}
-		NewRankReader("dp_rank").Add(text, func(rank int) { whole[rank] = true })
-		r := NewRankReader("dp_rank")
+		NewIntegerReader("dp_rank").Add(text, func(value int) { whole[value] = true })
+		r := NewIntegerReader("dp_rank")
 		for piece := range slices.Chunk(text, size) {
-			r.Add(piece, func(rank int) { pieces[rank] = true })
+			r.Add(piece, func(value int) { pieces[value] = true })
 		}
 		for rank := range pieces { // a member that is longer than the window may be missed in pieces
 			if !whole[rank] {

@@ -1,0 +1,276 @@
+package rollout
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/semmoe/operator/internal/lar"
+)
+
+const (
+	// timedSoak is the shortest soak that asks for a proof of times: shorter ones cannot hold the whole minutes of the first look, and begin
+	// within a minute.
+	timedSoak = 4 * time.Minute
+	// minTimed is how many requests of either revision must have a time for it to be proven not to be longer. With a standard deviation of half
+	// of the mean, the standard error of the difference is then 5%: no interval of fewer ends below the margin.
+	minTimed = 200
+	// relevantShare is the share of the timed requests from which on a kind of time counts for a promotion.
+	relevantShare = 1. / 3
+	// slowMinutes is the number of minutes, the last ones with requests of both revisions, in each of which the candidate must be
+	// slower to be taken back. A replica that has just started, or that shares its node with a short job, is slow for seconds.
+	slowMinutes = 3
+)
+
+// timeKind is a time that revisions are compared by.
+type timeKind struct {
+	what, reason string
+	// requests names the requests that have the time.
+	requests string
+	of       func(lar.Service) lar.Moments
+	// margin is the relative change that must be excluded for a promotion; tolerance is the one that must be exceeded for taking a candidate
+	// back.
+	margin, tolerance float64
+}
+
+// timeKinds are the times that are compared.
+//
+// The margin of the time per output token is 5%: with a standard deviation of half of the mean it takes about 1,500 requests of the
+// candidate to prove it of a plan that changes nothing, and 400 of one that is 5% faster. The tolerance is 2%, which is the default of
+// rollout.minimumGainPercent: a smaller difference does not decide for a plan either, and replicas differ. Times to the first token, and of
+// answers in one piece, scatter twice as much and depend on the prefix caches, which are cold on a canary: 10% is both.
+var timeKinds = []timeKind{
+	{"time per output token", "InterTokenSlower", "streamed requests", func(s lar.Service) lar.Moments { return s.InterToken }, 0.05, 0.02},
+	{"time to the first token", "FirstTokenSlower", "streamed requests", func(s lar.Service) lar.Moments { return s.FirstToken }, 0.10, 0.10},
+	{"time of an answer in one piece", "AnswersSlower", "requests that are answered in one piece", func(s lar.Service) lar.Moments { return s.Answer }, 0.10, 0.10},
+}
+
+// Change is how a time of the candidate differs from that of the stable revision, at equal prompt length, answer length and requests in
+// flight.
+type Change struct {
+	// Requests and StableRequests have the time.
+	Requests, StableRequests int64
+	// Stable is the mean time of the stable revision, in seconds.
+	Stable float64
+	// Relative is the relative change of the mean: negative is faster. Low and High are the ends of its interval, which contains the change
+	// with a probability of 95% in each hour of comparison however often it is evaluated.
+	Relative, Low, High float64
+	// Adjusted is true if the covariates of all requests are known. Otherwise the means are compared as they are.
+	Adjusted bool
+
+	// takeBack is the lower bound by which a candidate is taken back, and slowLately reports that it was slower in each of the last minutes.
+	takeBack   float64
+	slowLately bool
+}
+
+// String describes the change.
+func (c Change) String() string {
+	text := fmt.Sprintf("%+.1f%% (95%% interval %+.1f%% to %+.1f%%; %d and %d requests", 100*c.Relative, 100*c.Low, 100*c.High, c.Requests, c.StableRequests)
+	if !c.Adjusted {
+		text += ", not adjusted"
+	}
+	return text + ")"
+}
+
+// times is what the comparison of times has found.
+type times struct {
+	verdict Verdict
+	// faster is true where the time per output token, or of an answer, is proven to be shorter.
+	faster          bool
+	reason, message string
+	// token is the change of the time per output token; nil where it is not measured.
+	token *Change
+}
+
+// compareTimes compares the times of the requests up to the last look. The verdict is Worse where one is proven to be longer, NotBetter where
+// each that counts is proven not to be longer, and TooFew otherwise.
+func compareTimes(candidate, stable Sample, since, now time.Time) times {
+	from, minutes := lookAt(since, now)
+	if minutes == 0 {
+		return times{verdict: TooFew, message: fmt.Sprintf("its times are compared after %d whole minutes", looks[0])}
+	}
+	ours, theirs := candidate.window(from, minutes), stable.window(from, minutes)
+	whole, wholeStable := ours.sum(), theirs.sum()
+	found := times{verdict: NotBetter}
+	var missing, changes []string
+	counted := 0
+	timed := float64(whole.FirstToken.N + whole.Answer.N + wholeStable.FirstToken.N + wholeStable.Answer.N)
+	for i, kind := range timeKinds {
+		n, stableN := kind.of(whole).N, kind.of(wholeStable).N
+		change, ok := changeOf(kind, ours, theirs, minutes)
+		if ok && change.takeBack > kind.tolerance && change.slowLately {
+			return times{verdict: Worse, reason: kind.reason, message: fmt.Sprintf("its %s changes by %v", kind.what, change)}
+		}
+		if ok && i == 0 {
+			found.token = &change
+		}
+		if timed == 0 || float64(n+stableN) < relevantShare*timed {
+			continue
+		}
+		counted++
+		switch {
+		case n < minTimed:
+			missing = append(missing, fmt.Sprintf("%d of at least %d %s of the canary", n, minTimed, kind.requests))
+		case stableN < minTimed:
+			missing = append(missing, fmt.Sprintf("%d of at least %d %s of the stable revision", stableN, minTimed, kind.requests))
+		case !ok:
+			missing = append(missing, fmt.Sprintf("the %s is of too few minutes with requests of both", kind.what))
+		case change.High > kind.margin:
+			missing = append(missing, fmt.Sprintf("the %s changes by %v, and more than %+.0f%% cannot be excluded", kind.what, change, 100*kind.margin))
+		default:
+			changes = append(changes, fmt.Sprintf("its %s changes by %v", kind.what, change))
+			found.faster = found.faster || change.High < 0 && kind.reason != "FirstTokenSlower"
+		}
+	}
+	if counted == 0 {
+		missing = []string{fmt.Sprintf("0 of at least %d requests with a time", minTimed)}
+	}
+	if len(missing) > 0 {
+		found.verdict, found.faster, found.message = TooFew, false, strings.Join(slices.Compact(missing), "; ")
+		return found
+	}
+	found.message = strings.Join(changes, "; ")
+	return found
+}
+
+// window returns the minutes of a sample from a minute on.
+func (s Sample) window(from time.Time, minutes int) series {
+	window := make(series, minutes)
+	for minute, served := range s.Minutes {
+		if at := int(minute.Sub(from) / time.Minute); !minute.Before(from) && at < minutes {
+			window[at].Merge(served)
+		}
+	}
+	return window
+}
+
+// series are the requests of a revision by the minute.
+type series []lar.Service
+
+func (s series) sum() (sum lar.Service) {
+	for _, served := range s {
+		sum.Merge(served)
+	}
+	return sum
+}
+
+// changeOf estimates the change of a time. In each minute with requests of both revisions, the difference of the means is adjusted by the
+// slopes of the time on the covariates within minutes and revisions (analysis of covariance). Requests of one minute depend on each other, so
+// that the error is computed from batches of minutes, and not from requests: the estimate is a ratio of sums over batches, its interval that of
+// Student's t distribution. It returns false with fewer than leastRequests of either, or with fewer than three batches.
+func changeOf(kind timeKind, ours, theirs series, minutes int) (change Change, ok bool) {
+	var used []int
+	for i := range ours {
+		if kind.of(ours[i]).N > 0 && levelOf(kind.of(theirs[i])) > 0 {
+			used = append(used, i)
+		}
+	}
+	slopes, adjusted := slopesOf(kind, used, ours, theirs)
+	change.Adjusted = adjusted
+	size := (minutes + maxBatches - 1) / maxBatches
+	batches := map[int]*struct{ weight, difference, level float64 }{}
+	var weight, difference, level float64
+	change.slowLately = len(used) >= slowMinutes
+	for at, i := range used {
+		a, b := kind.of(ours[i]), kind.of(theirs[i])
+		change.Requests, change.StableRequests = change.Requests+a.N, change.StableRequests+b.N
+		y := levelOf(b)
+		d := a.Sum/float64(a.N) - y
+		for j := range slopes {
+			if adjusted {
+				d -= y * slopes[j] * (a.Covariates.X[j]/float64(a.N) - b.Covariates.X[j]/float64(b.N))
+			}
+		}
+		if at >= len(used)-slowMinutes && d <= 0 {
+			change.slowLately = false
+		}
+		w := float64(a.N) * float64(b.N) / float64(a.N+b.N)
+		batch := batches[i/size]
+		if batch == nil {
+			batch = new(struct{ weight, difference, level float64 })
+			batches[i/size] = batch
+		}
+		batch.weight, batch.difference, batch.level = batch.weight+w, batch.difference+w*d, batch.level+w*y
+		weight, difference, level = weight+w, difference+w*d, level+w*y
+	}
+	if change.Requests < leastRequests || change.StableRequests < leastRequests || level == 0 {
+		return change, false
+	}
+	change.Stable, change.Relative = level/weight, difference/level
+	var squares, weights float64
+	for _, index := range slices.Sorted(maps.Keys(batches)) {
+		batch := batches[index]
+		residual := batch.difference - change.Relative*batch.level
+		squares += residual * residual
+		weights += batch.weight * batch.weight
+	}
+	effective := weight * weight / weights // of batches of equal weight
+	df := int(effective+1e-9) - 1
+	if df < 2 {
+		return change, false
+	}
+	err := math.Sqrt(squares*effective/(effective-1)) / level
+	bound := err * studentQuantile(promotedSlower/float64(len(looks)), df)
+	change.Low, change.High = change.Relative-bound, change.Relative+bound
+	change.takeBack = change.Relative - err*studentQuantile(takenBackEqual/float64(len(looks)*len(timeKinds)), df)
+	return change, true
+}
+
+// levelOf is the mean time; 0 without a request.
+func levelOf(m lar.Moments) float64 { return m.Sum / float64(max(m.N, 1)) }
+
+// slopesOf are those of a linear regression of a time on the covariates, common to both revisions, within minutes and revisions. The time is in
+// units of the stable revision's mean of the minute: where an engine slows down, it does so for any length. It returns false unless the covariates of all requests are known: a router of an earlier release does not report them.
+func slopesOf(kind timeKind, used []int, ours, theirs series) (slopes [lar.CovariateCount]float64, known bool) {
+	const count = lar.CovariateCount
+	var xx [count][count]float64
+	var xy, total [count]float64
+	for _, i := range used {
+		level := levelOf(kind.of(theirs[i]))
+		for _, m := range []lar.Moments{kind.of(ours[i]), kind.of(theirs[i])} {
+			c := &m.Covariates
+			if c.N != m.N {
+				return slopes, false
+			}
+			n := float64(c.N)
+			for j := range count {
+				xy[j] += (c.XY[j] - c.X[j]*m.Sum/n) / level
+				total[j] += c.Product(j, j)
+				for k := range count {
+					xx[j][k] += c.Product(j, k) - c.X[j]*c.X[k]/n
+				}
+			}
+		}
+	}
+	return solve(xx, xy, total), len(used) > 0
+}
+
+// solve solves the normal equations by Gauss-Jordan elimination. A covariate that does not vary, or that others determine, gets no slope: total are
+// the sums of squares that sums of centred squares are compared with.
+func solve(xx [lar.CovariateCount][lar.CovariateCount]float64, xy, total [lar.CovariateCount]float64) (slopes [lar.CovariateCount]float64) {
+	var kept []int
+	left := xx
+	for p := range left {
+		if pivot := left[p][p]; pivot <= 1e-9*total[p] || pivot <= 1e-6*xx[p][p] {
+			continue
+		}
+		kept = append(kept, p)
+		for r := range left {
+			if r == p {
+				continue
+			}
+			f := left[r][p] / left[p][p]
+			xy[r] -= f * xy[p]
+			for c := range left[r] {
+				left[r][c] -= f * left[p][c]
+			}
+		}
+	}
+	for _, p := range kept {
+		slopes[p] = xy[p] / left[p][p]
+	}
+	return slopes
+}

@@ -365,11 +365,13 @@ func TestMetrics(t *testing.T) {
 	inUse := moedtest.PlanFor400()
 	m.Set(types.NamespacedName{Namespace: "ns", Name: "a"}, figuresOf(observation{
 		Observed: sampledOf(300), Enough: true, Planning: planner.Planning{Serving: revisions.LayoutOf(inUse, semmoev1.RealizationEngineMap), Promise: inUse},
-		Drift: locality.Assessment{Tested: true, Statistic: 1.5, Threshold: 1, Plan: inUse, Promise: *inUse.Status.Forecast},
+		Rollout: rolloutState{Measured: &measuredGain{PredictedMicros: 300, SavedMicros: 200, SavedLowMicros: 100, SavedHighMicros: 300}},
+		Drift:   locality.Assessment{Tested: true, Statistic: 1.5, Threshold: 1, Plan: inUse, Promise: *inUse.Status.Forecast},
 	}, 2, &semmoev1.RolloutStatus{Phase: semmoev1.RolloutPhaseCanary, Since: metav1.NewTime(moedtest.Start)}, 5*time.Minute))
 	m.Set(types.NamespacedName{Namespace: "ns", Name: "b"}, figuresOf(observation{}, 0, nil, 5*time.Minute))
 	metricsdoc.Check(t, "../../docs/metrics.md", "MoEDeployments", registry)
 	want := map[string]float64{"semmoe_drift_statistic": 1.5, "semmoe_drift_threshold": 1, "semmoe_lar_observed_ratio": 0.3, "semmoe_lar_promised_ratio": 0.4, "semmoe_lar_baseline_ratio": 0.25, "semmoe_plan_age_seconds": 86400, "semmoe_replans_last_day": 2,
+		"semmoe_plan_predicted_over_measured": 1.5, "semmoe_plan_predicted_over_measured_low": 1, "semmoe_plan_predicted_over_measured_high": 3,
 		"semmoe_rollout_phase Canary": 1, "semmoe_rollout_phase None": 0, "semmoe_rollout_phase Promoting": 0, "semmoe_rollout_phase RollingBack": 0,
 		"semmoe_rollout_phase_start_time_seconds": float64(moedtest.Start.Unix()), "semmoe_rollout_soak_seconds": 300}
 	gather := func(object string) map[string]float64 {

@@ -73,7 +73,8 @@ func trialOf(moed *semmoev1.MoEDeployment, candidate *revisions.Workload, o obse
 	}
 	slices.SortFunc(trial.Replicas, func(a, b rollout.Replica) int { return strings.Compare(a.Name, b.Name) })
 	if since, serves := trial.ServesSince(); serves {
-		trial.Comparison = rollout.Compare(sampleOf(o.Reports, candidate.Labels[semmoev1.LabelRevision], since), sampleOf(o.Reports, o.Revision, since), promisedDifference(o.Planning))
+		trial.Comparison = rollout.Compare(sampleOf(o.Reports, candidate.Labels[semmoev1.LabelRevision], since), sampleOf(o.Reports, o.Revision, since),
+			rollout.Terms{Promised: promisedDifference(o.Planning), Since: since, Now: trial.Now, Soak: trial.Soak})
 	}
 	return trial
 }
@@ -147,9 +148,26 @@ func sampleOf(reports []lar.Report, revision string, since time.Time) rollout.Sa
 }
 
 // giveUp records on a plan that its canary has failed, where that outlives the canary.
-func (r *Reconciler) giveUp(ctx context.Context, plan *semmoev1.PlacementPlan, revision string, decision rollout.Decision) error {
+func (r *Reconciler) giveUp(ctx context.Context, plan *semmoev1.PlacementPlan, revision string, decision rollout.Decision, measured *measuredGain) error {
+	return r.record(ctx, plan, map[string]string{semmoev1.AnnotationFailed + revision: printable.Line(decision.Reason+": "+decision.Message, 512)}, measured)
+}
+
+// record writes annotations on a plan, and what its canary has measured.
+func (r *Reconciler) record(ctx context.Context, plan *semmoev1.PlacementPlan, annotations map[string]string, measured *measuredGain) error {
+	if measured != nil {
+		text, err := measured.text()
+		if err != nil {
+			return fmt.Errorf("encode annotation %s: %w", semmoev1.AnnotationMeasured, err)
+		}
+		annotations[semmoev1.AnnotationMeasured] = text
+	}
+	if len(annotations) == 0 {
+		return nil
+	}
 	base := plan.DeepCopy()
-	metav1.SetMetaDataAnnotation(&plan.ObjectMeta, semmoev1.AnnotationFailed+revision, printable.Line(decision.Reason+": "+decision.Message, 512))
+	for name, value := range annotations {
+		metav1.SetMetaDataAnnotation(&plan.ObjectMeta, name, value)
+	}
 	if err := r.Patch(ctx, plan, client.MergeFrom(base), client.FieldOwner(desired.Manager)); err != nil {
 		return fmt.Errorf("annotate PlacementPlan %s: %w", plan.Name, err)
 	}

@@ -2,6 +2,7 @@ package moedeployment
 
 import (
 	"context"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -92,6 +93,25 @@ func (tc *trialCase) saw(requests int, candidate, stable int64) {
 	tc.o.Reports = []lar.Report{report}
 }
 
+// timed adds minutes of streamed requests to the samples: 1,000 a minute of either revision, whose tokens take so much longer on the candidate.
+// The stable revision computes 3,000 tokens in the 30 ms of an output token.
+func (tc *trialCase) timed(minutes int, slower float64) {
+	for minute := range minutes {
+		revisions := map[string]lar.Service{}
+		for revision, factor := range map[string]float64{tc.o.CandidateRevision: 1 + slower, tc.o.Revision: 1} {
+			served := lar.Service{Requests: 1000}
+			for i := range 1000 {
+				scatter := 0.9 + 0.2*float64((i*7+minute*13)%10)/9
+				x := lar.Covariates{5900, 100, float64(i % 5)}
+				served.FirstToken.AddWith(0.3*scatter, x)
+				served.InterToken.AddWith(0.03*factor*scatter, x)
+			}
+			revisions[revision] = served
+		}
+		tc.o.Reports[0].Service = append(tc.o.Reports[0].Service, lar.ServiceBucket{Start: moedtest.Start.Add(time.Duration(minute+1) * time.Minute), Revisions: revisions})
+	}
+}
+
 func (tc *trialCase) reconcile(t *testing.T, now time.Time) rolloutState {
 	t.Helper()
 	_, state, err := tc.r.reconcileRevisions(context.Background(), tc.moed, tc.o, tc.workloads, now)
@@ -121,33 +141,43 @@ func TestCanaryIsDecided(t *testing.T) {
 		m.Annotations = map[string]string{semmoev1.AnnotationApprove: "bb-full"}
 	}
 	unsampled := func(m *semmoev1.MoEDeployment) { m.Spec.Routing.SamplePercent = ptr.To[int32](0) }
+	short := func(m *semmoev1.MoEDeployment) { m.Spec.Rollout.SoakSeconds = ptr.To[int32](60) }
 	cases := map[string]struct {
 		Change            []func(*semmoev1.MoEDeployment)
 		requests          int
 		candidate, stable int64
+		minutes           int // in which requests have times
+		slower            float64
 		now               time.Time
 		phase             semmoev1.RolloutPhase
 		reason, mark      string
+		says              string // is in the state's message
 		failed            string // begins the plan's annotation
 		Replicas          int32
 		held              bool
 	}{
-		"better, but it still soaks": {requests: 50, candidate: 8, stable: 2, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
-		"better":                     {requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
-		"worse, while it soaks":      {requests: 50, candidate: 2, stable: 8, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "LocalityWorse: its local", Replicas: 1},
-		"worse, held":                {Change: []func(*semmoev1.MoEDeployment){manual}, requests: 50, candidate: 2, stable: 8, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "RollbackHeld", mark: "Canary", Replicas: 1, held: true},
-		"few requests":               {requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
-		"few requests, approved":     {Change: []func(*semmoev1.MoEDeployment){approve}, requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
-		"few requests for long":      {requests: 5, candidate: 8, stable: 2, now: moedtest.Start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "Unconfirmed", mark: "Canary", Replicas: 1},
-		"nothing is sampled":         {Change: []func(*semmoev1.MoEDeployment){unsampled}, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Unconfirmed", mark: "Canary", Replicas: 1},
+		"better, but it still soaks":     {requests: 50, candidate: 8, stable: 2, minutes: 3, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
+		"better":                         {requests: 50, candidate: 8, stable: 2, minutes: 9, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
+		"better, and nothing has a time": {requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
+		"nothing has a time for long":    {requests: 50, candidate: 8, stable: 2, now: moedtest.Start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "Inconclusive", says: "0 of at least 200 requests with a time", mark: "Canary", Replicas: 1},
+		"a short soak asks for no times": {Change: []func(*semmoev1.MoEDeployment){short}, requests: 50, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
+		"faster, and nothing is sampled": {Change: []func(*semmoev1.MoEDeployment){unsampled}, minutes: 9, slower: -0.1, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
+		"more local, and slower":         {requests: 50, candidate: 8, stable: 2, minutes: 9, slower: 0.1, now: soaked, phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "InterTokenSlower: its time per output token changes by +10.0%", Replicas: 1},
+		"worse, while it soaks":          {requests: 50, candidate: 2, stable: 8, now: moedtest.Start.Add(4 * time.Minute), phase: semmoev1.RolloutPhaseRollingBack, reason: "RolledBack", mark: "Canary", failed: "LocalityWorse: its local", Replicas: 1},
+		"worse, held":                    {Change: []func(*semmoev1.MoEDeployment){manual}, requests: 50, candidate: 2, stable: 8, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "RollbackHeld", mark: "Canary", Replicas: 1, held: true},
+		"few requests":                   {requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Canary", mark: "Canary", Replicas: 1},
+		"few requests, approved":         {Change: []func(*semmoev1.MoEDeployment){approve}, requests: 5, candidate: 8, stable: 2, now: soaked, phase: semmoev1.RolloutPhasePromoting, reason: "Promoting", mark: "Promoting", Replicas: 1},
+		"few requests for long":          {requests: 5, candidate: 8, stable: 2, now: moedtest.Start.Add(2 * time.Hour), phase: semmoev1.RolloutPhaseCanary, reason: "Inconclusive", says: "5 of at least 30 sampled requests of the canary", mark: "Canary", Replicas: 1},
+		"nothing is sampled":             {Change: []func(*semmoev1.MoEDeployment){unsampled}, now: soaked, phase: semmoev1.RolloutPhaseCanary, reason: "Inconclusive", mark: "Canary", Replicas: 1},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			trial := newTrial(t, tc.Change...)
 			trial.saw(tc.requests, tc.candidate, tc.stable)
+			trial.timed(tc.minutes, tc.slower)
 			state := trial.reconcile(t, tc.now)
 			workload, plan := trial.stored(t)
-			if state.Phase != tc.phase || state.Reason != tc.reason || state.Held != tc.held || strings.Contains(state.Message, "%!") {
+			if state.Phase != tc.phase || !strings.Contains(state.Message, tc.says) || state.Reason != tc.reason || state.Held != tc.held || strings.Contains(state.Message, "%!") {
 				t.Errorf("state is %+v", state)
 			}
 			if got := workload.Annotations[semmoev1.AnnotationRollout]; got != tc.mark || *workload.Spec.Replicas != tc.Replicas {
@@ -172,6 +202,99 @@ func TestCanaryIsDecided(t *testing.T) {
 				t.Errorf("the phase began at %v, and a minute later at %v", status.Rollout.Since, again.Rollout.Since)
 			}
 		})
+	}
+}
+
+// What a canary saves is recorded on its plan, with what its hardware profile predicts, where the two can be compared.
+func TestCanaryIsMeasured(t *testing.T) {
+	forecast := func(change func(*semmoev1.PlanForecast)) func(*trialCase) {
+		return func(tc *trialCase) {
+			f := &semmoev1.PlanForecast{LayerNanos: 200_000, BaselineLayerNanos: 950_000, BatchTokens: []int32{3000}, Hardware: "h"}
+			change(f)
+			tc.plan.Status.Forecast = f
+		}
+	}
+	const usual = `{"predictedMicros":3000,"savedMicros":3000,"savedLowMicros":3000,"savedHighMicros":3000}`
+	for name, tc := range map[string]struct {
+		change func(*trialCase)
+		slower float64
+		want   string
+	}{
+		"as predicted":      {forecast(func(*semmoev1.PlanForecast) {}), -0.1, usual},
+		"smaller batches":   {forecast(func(f *semmoev1.PlanForecast) { f.BatchTokens = []int32{2000, 4000} }), -0.1, usual},
+		"half of the batch": {forecast(func(f *semmoev1.PlanForecast) { f.BatchTokens = []int32{6000} }), -0.1, strings.Replace(usual, "3000", "1500", 1)},
+		"other batches":     {forecast(func(f *semmoev1.PlanForecast) { f.BatchTokens = []int32{6100, 65536} }), -0.1, ""},
+		"far smaller ones":  {forecast(func(f *semmoev1.PlanForecast) { f.BatchTokens = []int32{64, 1400} }), -0.1, ""},
+		"slower":            {forecast(func(*semmoev1.PlanForecast) {}), 0.1, strings.ReplaceAll(usual, ":3000,\"savedLow", ":-3000,\"savedLow")},
+		"no modelled time":  {forecast(func(f *semmoev1.PlanForecast) { f.LayerNanos, f.BaselineLayerNanos = 0, 0 }), -0.1, ""},
+		"no gain predicted": {forecast(func(f *semmoev1.PlanForecast) { f.LayerNanos = 950_000 }), -0.1, ""},
+		"no forecast":       {func(tc *trialCase) { tc.plan.Status.Forecast = nil }, -0.1, ""},
+		"a re-plan": {func(tc *trialCase) {
+			tc.plan.Spec.BatchTokens = 3000
+			tc.plan.Status.Comparison = &semmoev1.PlanComparison{Requests: 9, CurrentNanos: 950_000, CandidateNanos: 200_000}
+		}, -0.1, usual},
+		"another plan serves": {func(tc *trialCase) {
+			forecast(func(*semmoev1.PlanForecast) {})(tc)
+			serving := tc.plan.DeepCopy()
+			serving.Status.Forecast.LayerNanos = 575_000
+			tc.o.Planning.Serving, tc.o.Planning.Promise = &revisions.Layout{}, serving
+		}, -0.1, strings.Replace(usual, "3000", "1500", 1)},
+		"another plan of other hardware": {func(tc *trialCase) {
+			forecast(func(*semmoev1.PlanForecast) {})(tc)
+			serving := tc.plan.DeepCopy()
+			serving.Status.Forecast.Hardware = "g"
+			tc.o.Planning.Serving, tc.o.Planning.Promise = &revisions.Layout{}, serving
+		}, -0.1, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			trial := newTrial(t)
+			trial.saw(50, 8, 2)
+			trial.timed(9, tc.slower)
+			tc.change(trial)
+			var got *measuredGain
+			if c := trialOf(trial.moed, trial.workloads[0], trial.o, moedtest.Start.Add(10*time.Minute)).Comparison; c.Token == nil {
+				t.Fatalf("%+v", c)
+			} else {
+				got = gainOf(trial.o, c)
+			}
+			trial.reconcile(t, moedtest.Start.Add(10*time.Minute))
+			_, plan := trial.stored(t)
+			text := plan.Annotations[semmoev1.AnnotationMeasured]
+			if name == "slower" {
+				if got == nil || got.SavedMicros > -2999 || got.SavedMicros < -3001 || text == "" {
+					t.Errorf("%+v, annotation %s", got, text)
+				}
+				return
+			}
+			if text != tc.want || (got != nil) != (tc.want != "") {
+				t.Errorf("%+v, annotation %s, want %s", got, text, tc.want)
+			}
+		})
+	}
+}
+
+// Ratios with a time that may not be saved at all are infinite, and what is no measurement is none.
+func TestGainRatios(t *testing.T) {
+	inf := math.Inf(1)
+	for name, tc := range map[string]struct {
+		text string
+		want []float64
+	}{
+		"saved":         {`{"predictedMicros":100,"savedMicros":50,"savedLowMicros":25,"savedHighMicros":100}`, []float64{2, 1, 4}},
+		"perhaps none":  {`{"predictedMicros":100,"savedMicros":50,"savedLowMicros":-25,"savedHighMicros":100}`, []float64{2, 1, inf}},
+		"lost":          {`{"predictedMicros":100,"savedMicros":-50,"savedLowMicros":-75,"savedHighMicros":-25}`, []float64{inf, inf, inf}},
+		"not predicted": {`{"predictedMicros":0,"savedMicros":50}`, nil},
+		"not JSON":      {`100`, nil},
+		"no annotation": {``, nil},
+	} {
+		plan := moedtest.PlanOf("p", "ab", func(p *semmoev1.PlacementPlan) {
+			p.Annotations = map[string]string{semmoev1.AnnotationMeasured: tc.text}
+		})
+		f := figuresOf(observation{Planning: planner.Planning{Promise: plan}}, 0, nil, 0)
+		got := []float64{f.PredictedOverMeasured, f.PredictedOverMeasuredLow, f.PredictedOverMeasuredHigh}
+		if tc.want == nil && !math.IsNaN(got[0]) || tc.want != nil && !slices.Equal(got, tc.want) {
+			t.Errorf("%s: %v, want %v", name, got, tc.want)
+		}
 	}
 }
 
@@ -207,6 +330,7 @@ func TestCanaryOutlivesClock(t *testing.T) {
 			trial := newTrial(t)
 			trial.sampledAfter = tc.sampled
 			trial.saw(50, 8, 2)
+			trial.timed(5, 0)
 			if state := trial.reconcile(t, moedtest.Start.Add(-6*time.Hour)); state.Phase != tc.phase {
 				t.Errorf("state is %+v, want phase %s", state, tc.phase)
 			}

@@ -14,8 +14,10 @@ import (
 // Figures are what the metrics of one MoEDeployment are made from. What is not known is NaN, or zero for a time, and has no series.
 type Figures struct {
 	Statistic, Threshold, Observed, Promised, Baseline float64
-	PlanCreated                                        time.Time
-	Replans                                            int
+	// PredictedOverMeasured is the saved time that the plan of the last canary predicts over the measured one, with the ends of its interval.
+	PredictedOverMeasured, PredictedOverMeasuredLow, PredictedOverMeasuredHigh float64
+	PlanCreated                                                                time.Time
+	Replans                                                                    int
 	// Rollout is how a new plan comes into service; nil where none does.
 	Rollout *semmoev1.RolloutStatus
 	// Soak is how long its canary must serve.
@@ -27,6 +29,14 @@ func figuresOf(o observation, replans int, rollout *semmoev1.RolloutStatus, soak
 	unknown := math.NaN()
 	f := Figures{
 		Statistic: unknown, Threshold: unknown, Observed: unknown, Promised: unknown, Baseline: unknown, Replans: replans, Rollout: rollout, Soak: soak,
+		PredictedOverMeasured: unknown, PredictedOverMeasuredLow: unknown, PredictedOverMeasuredHigh: unknown,
+	}
+	gain := o.Rollout.Measured
+	if gain == nil {
+		gain = recordedGain(o.Planning.Plan, o.inService().Promise)
+	}
+	if gain != nil {
+		f.PredictedOverMeasured, f.PredictedOverMeasuredLow, f.PredictedOverMeasuredHigh = gain.ratios()
 	}
 	if o.Drift.Tested {
 		f.Statistic, f.Threshold = o.Drift.Statistic, o.Drift.Threshold
@@ -91,14 +101,18 @@ var (
 	baselineDesc  = describe("semmoe_lar_baseline_ratio", "Local activation rate of the default placement with requests in turn, as the plan in use says, or the newest one while none is; absent without a plan.")
 	ageDesc       = describe("semmoe_plan_age_seconds", "Age of the plan in use; absent without a plan.")
 	replansDesc   = describe("semmoe_replans_last_day", "Plans that were made for drift within 24 hours.")
-	phaseDesc     = describe("semmoe_rollout_phase", "1 for how far a new plan of a MoEDeployment has come (None, Canary, Promoting, RollingBack), else 0.", "phase")
-	startDesc     = describe("semmoe_rollout_phase_start_time_seconds", "When that phase began, in seconds since 1970; absent where no plan is on its way.")
-	soakDesc      = describe("semmoe_rollout_soak_seconds", "How long a new plan must serve on its canary before it may be promoted; absent where no plan is on its way.")
+	predictedDesc = describe("semmoe_plan_predicted_over_measured",
+		"Time that the plan of the last canary saves per step of the engine by its hardware profile, over the time that the canary has saved per output token; +Inf where it has saved none, absent until both are known.")
+	predictedLowDesc  = describe("semmoe_plan_predicted_over_measured_low", "Lower end of the 95% interval of semmoe_plan_predicted_over_measured.")
+	predictedHighDesc = describe("semmoe_plan_predicted_over_measured_high", "Upper end of the 95% interval of semmoe_plan_predicted_over_measured.")
+	phaseDesc         = describe("semmoe_rollout_phase", "1 for how far a new plan of a MoEDeployment has come (None, Canary, Promoting, RollingBack), else 0.", "phase")
+	startDesc         = describe("semmoe_rollout_phase_start_time_seconds", "When that phase began, in seconds since 1970; absent where no plan is on its way.")
+	soakDesc          = describe("semmoe_rollout_soak_seconds", "How long a new plan must serve on its canary before it may be promoted; absent where no plan is on its way.")
 )
 
 // Describe tells all metrics.
 func (m *Metrics) Describe(descriptions chan<- *prometheus.Desc) {
-	for _, description := range []*prometheus.Desc{statisticDesc, thresholdDesc, observedDesc, promisedDesc, baselineDesc, ageDesc, replansDesc, phaseDesc, startDesc, soakDesc} {
+	for _, description := range []*prometheus.Desc{statisticDesc, thresholdDesc, observedDesc, promisedDesc, baselineDesc, ageDesc, replansDesc, predictedDesc, predictedLowDesc, predictedHighDesc, phaseDesc, startDesc, soakDesc} {
 		descriptions <- description
 	}
 }
@@ -132,6 +146,9 @@ func (m *Metrics) Collect(metrics chan<- prometheus.Metric) {
 		gauge(promisedDesc, f.Promised)
 		gauge(baselineDesc, f.Baseline)
 		gauge(replansDesc, float64(f.Replans))
+		gauge(predictedDesc, f.PredictedOverMeasured)
+		gauge(predictedLowDesc, f.PredictedOverMeasuredLow)
+		gauge(predictedHighDesc, f.PredictedOverMeasuredHigh)
 		if !f.PlanCreated.IsZero() {
 			gauge(ageDesc, m.now().Sub(f.PlanCreated).Seconds())
 		}

@@ -30,12 +30,14 @@ type rolloutState struct {
 	Candidate, Plan string
 	// Held tells that it has failed, and that nobody may take it back but a human.
 	Held bool
+	// Measured is what the candidate saves by its canary; nil where that is not known.
+	Measured *measuredGain
 	// Again is when to look again; zero where something else will call.
 	Again time.Duration
 }
 
 const (
-	reasonUnconfirmed  = rollout.ReasonUnconfirmed
+	reasonInconclusive = rollout.ReasonInconclusive
 	reasonRollbackHeld = "RollbackHeld"
 )
 
@@ -147,7 +149,8 @@ func (r *Reconciler) decided(ctx context.Context, moed *semmoev1.MoEDeployment, 
 	workload, decision, plan := m.workloads[m.in.Candidate], action.Decision, o.Planning.Candidate.Short()
 	state := rolloutState{
 		Phase: semmoev1.RolloutPhaseCanary, Reason: decision.Reason, Candidate: o.CandidateRevision, Plan: plan, Again: decision.Again,
-		Message: fmt.Sprintf("Plan %s is tried on %d of %d replicas: %s", plan, m.in.Trial.Canary, m.in.Budget.Replicas, decision.Message),
+		Measured: gainOf(o, m.in.Trial.Comparison),
+		Message:  fmt.Sprintf("Plan %s is tried on %d of %d replicas: %s", plan, m.in.Trial.Canary, m.in.Budget.Replicas, decision.Message),
 	}
 	switch {
 	case decision.Step == rollout.StepRollBack && m.in.Hold:
@@ -158,24 +161,27 @@ func (r *Reconciler) decided(ctx context.Context, moed *semmoev1.MoEDeployment, 
 	case decision.Step == rollout.StepRollBack:
 		state.Phase, state.Reason, state.Again = semmoev1.RolloutPhaseRollingBack, planner.ReasonRolledBack, time.Second
 		state.Message = fmt.Sprintf("Plan %s is taken back. %s: %s", plan, decision.Reason, decision.Message)
-		return state, r.giveUp(ctx, o.Planning.Plan, o.CandidateRevision, decision)
+		return state, r.giveUp(ctx, o.Planning.Plan, o.CandidateRevision, decision, state.Measured)
 	case decision.Step == rollout.StepPromote:
 		state.Phase, state.Reason = semmoev1.RolloutPhasePromoting, "Promoting"
 		state.Message = fmt.Sprintf("Plan %s has proven itself, and replicas move to it", plan)
-		return state, r.promote(ctx, moed, workload, action, now)
-	case decision.Reason == reasonUnconfirmed:
-		state.Message += fmt.Sprintf(". It is promoted once it is seen to be better (spec.routing.samplePercent above 0, and requests), or with: %s", planner.ApproveCommand(moed, plan))
+		return state, r.promote(ctx, moed, workload, o.Planning.Plan, action, state.Measured, now)
+	case decision.Reason == reasonInconclusive:
+		state.Message += fmt.Sprintf(". It is promoted once requests prove it, or with: %s", planner.ApproveCommand(moed, plan))
 	}
 	return state, nil
 }
 
 // promote lets replicas move to a candidate, and takes it for proven when nothing else is left.
-func (r *Reconciler) promote(ctx context.Context, moed *semmoev1.MoEDeployment, workload *revisions.Workload, action rollout.Action, now time.Time) error {
+func (r *Reconciler) promote(ctx context.Context, moed *semmoev1.MoEDeployment, workload *revisions.Workload, plan *semmoev1.PlacementPlan, action rollout.Action, measured *measuredGain, now time.Time) error {
 	if workload.Annotations[semmoev1.AnnotationRollout] == semmoev1.RolloutPromoting {
 		if action.Proven {
 			return r.mark(ctx, workload, "", now)
 		}
 		return nil
+	}
+	if err := r.record(ctx, plan, map[string]string{}, measured); err != nil { // the workload's mark says that it is done
+		return err
 	}
 	if err := r.mark(ctx, workload, semmoev1.RolloutPromoting, now); err != nil {
 		return err

@@ -335,7 +335,7 @@ func progressingVerdict(moed *semmoev1.MoEDeployment, o observation, status semm
 		return conditions.False("Complete", fmt.Sprintf("All %d replicas are of revision %s", *moed.Spec.Replicas, o.Revision))
 	case o.Inspection.Report == nil:
 		return conditions.True("InspectingModel", "The checkpoint is being inspected")
-	case o.Rollout.Reason == reasonUnconfirmed:
+	case o.Rollout.Reason == reasonInconclusive:
 		return conditions.False(o.Rollout.Reason, o.Rollout.Message)
 	case o.Rollout.Phase != "":
 		return conditions.True(string(o.Rollout.Phase), o.Rollout.Message)

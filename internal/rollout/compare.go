@@ -66,6 +66,8 @@ type Comparison struct {
 	Missing string
 	// Token is the change of the time per output token at the last look; nil where it is not measured.
 	Token *Change
+	// StepTokens is the number of tokens that all replicas of the stable revision compute in a step of their engines; 0 where it is not known.
+	StepTokens float64
 }
 
 // Terms are what a candidate is compared by.
@@ -106,7 +108,7 @@ func Compare(candidate, stable Sample, terms Terms) Comparison {
 	case terms.Soak >= timedSoak && (locality.Verdict == Better || locality.Verdict == TooFew):
 		found.Verdict, found.Missing = TooFew, sentences(locality.Missing, times.message)
 	}
-	found.Token = times.token
+	found.Token, found.StepTokens = times.token, times.stepTokens
 	return found
 }
 

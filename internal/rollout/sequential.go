@@ -36,7 +36,8 @@ const maxBatches = 15
 const warmUp = 4
 
 // lookAt returns the part of the comparison that is evaluated at a time: minutes whole minutes from a minute on. It is the same until the next
-// look, however often it is evaluated. It returns no minutes where none is due.
+// look, however often it is evaluated. The last look of an hour holds until the first one of the next, although routers forget its first minutes
+// by then. It returns no minutes where none is due.
 func lookAt(since, now time.Time) (from time.Time, minutes int) {
 	first := since.Truncate(time.Minute)
 	if first.Before(since) {
@@ -49,7 +50,7 @@ func lookAt(since, now time.Time) (from time.Time, minutes int) {
 	hour := whole / hourOfComparison
 	i := sort.SearchInts(looks[:], whole%hourOfComparison+1)
 	if i == 0 {
-		return first, 0
+		hour, i = hour-1, len(looks)
 	}
 	from, minutes = first.Add(time.Duration(hour)*hourOfComparison*time.Minute), looks[i-1]
 	if hour == 0 {

@@ -38,8 +38,9 @@ func TestLookAt(t *testing.T) {
 		"eight":                      {9 * time.Minute, 3, 6},
 		"58":                         {59 * time.Minute, 12, 35},
 		"59":                         {60 * time.Minute, 15, 45},
-		"an hour":                    {61 * time.Minute, 1, 0},
+		"an hour":                    {61 * time.Minute, 15, 45},
 		"an hour and three":          {64 * time.Minute, 61, 3},
+		"two hours and two":          {123 * time.Minute, 61, 59},
 		"a day and 59 minutes":       {25 * time.Hour, 1 + 24*60, 59},
 	} {
 		from, minutes := lookAt(since, since.Add(tc.after))

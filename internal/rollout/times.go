@@ -83,6 +83,8 @@ type times struct {
 	reason, message string
 	// token is the change of the time per output token; nil where it is not measured.
 	token *Change
+	// stepTokens is the number of tokens that the stable revision computes in the time of an output token; 0 where it is not known.
+	stepTokens float64
 }
 
 // compareTimes compares the times of the requests up to the last look. The verdict is Worse where one is proven to be longer, NotBetter where
@@ -101,11 +103,12 @@ func compareTimes(candidate, stable Sample, since, now time.Time) times {
 	for i, kind := range timeKinds {
 		n, stableN := kind.of(whole).N, kind.of(wholeStable).N
 		change, ok := changeOf(kind, ours, theirs, minutes)
-		if ok && change.takeBack > kind.tolerance && change.slowLately {
-			return times{verdict: Worse, reason: kind.reason, message: fmt.Sprintf("its %s changes by %v", kind.what, change)}
-		}
 		if ok && i == 0 {
-			found.token = &change
+			found.token, found.stepTokens = &change, change.Stable*throughput(wholeStable, time.Duration(minutes)*time.Minute)
+		}
+		if ok && change.takeBack > kind.tolerance && change.slowLately {
+			found.verdict, found.faster, found.reason, found.message = Worse, false, kind.reason, fmt.Sprintf("its %s changes by %v", kind.what, change)
+			return found
 		}
 		if timed == 0 || float64(n+stableN) < relevantShare*timed {
 			continue
@@ -134,6 +137,18 @@ func compareTimes(candidate, stable Sample, since, now time.Time) times {
 	}
 	found.message = strings.Join(changes, "; ")
 	return found
+}
+
+// throughput is the number of tokens per second, of prompts and answers, of requests that ended within a time; 0 where it is not known of all.
+func throughput(served lar.Service, within time.Duration) float64 {
+	var tokens float64
+	for _, m := range []lar.Moments{served.FirstToken, served.Answer} {
+		if m.Covariates.N != m.N {
+			return 0
+		}
+		tokens += m.Covariates.X[0] + m.Covariates.X[1]
+	}
+	return tokens / within.Seconds()
 }
 
 // window returns the minutes of a sample from a minute on.

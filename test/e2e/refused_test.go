@@ -234,7 +234,7 @@ func TestPlansAreHeldBack(t *testing.T) {
 		{semmoev1.ConditionRolledOut, "NoRoomForCanary", func(m deployment) { // with none there is nothing to interrupt
 			m.Spec.Replicas, m.Spec.Rollout.MaxSurge = ptr.To[int32](1), ptr.To[int32](0)
 		}},
-		{semmoev1.ConditionRolledOut, "Unconfirmed", func(m deployment) { // nobody looks at its canary
+		{semmoev1.ConditionRolledOut, "Inconclusive", func(m deployment) { // nobody looks at its canary
 			m.Spec.Replicas, m.Spec.Rollout.SoakSeconds, m.Spec.Routing.SamplePercent = ptr.To[int32](2), ptr.To[int32](1), ptr.To[int32](0)
 		}},
 	} {

@@ -30,7 +30,7 @@ var constants = map[string]map[string][]string{
 		"controllers/moedeployment/locality": {"OnTarget", "BelowPromise", "Drifted"},
 		"internal/engine":                    {"ReasonNoAllToAll"},
 		"internal/promquery":                 {"NotAllowed", "Unavailable", "Refused", "Warned", "NoSeries", "SeveralSeries"},
-		"internal/rollout":                   {"ReasonStarting", "ReasonSoaking", "ReasonUnconfirmed"},
+		"internal/rollout":                   {"ReasonStarting", "ReasonSoaking", "ReasonInconclusive"},
 	},
 	"semmoe.io/PlacementPlan": {"api/v1alpha1": {"VerdictNoGainExpected", "VerdictLocalityDoesNotPay"}},
 }

@@ -127,6 +127,7 @@ func TestProcessesFire(t *testing.T) {
 		"SemMoENoServingPod warning live/broken",
 		"SemMoENoServingPod warning live/slow",
 		"SemMoENoServingPod warning live/tainted",
+		"SemMoEHardwareProfileWrong warning told/far",
 		"SemMoEPlanStale info told/old",
 		"SemMoEPlanningFailed warning live/lost",
 		"SemMoEProfilingFailed warning live/invalid",
@@ -511,10 +512,10 @@ func (r *runningCollectors) begin(now time.Time) {
 	const day = 24 * time.Hour
 	canary := &semmoev1.RolloutStatus{Phase: semmoev1.RolloutPhaseCanary, Since: metav1.NewTime(now)}
 	for name, f := range map[string]moedeployment.Figures{
-		"far":  {Statistic: 0.7, Threshold: 1, Observed: 0.3, Promised: 0.5, Baseline: 0.25, PlanCreated: now.Add(-day), Rollout: canary, Soak: 5 * time.Minute},
-		"well": {Statistic: 0.1, Threshold: 1, Observed: 0.5, Promised: 0.5, Baseline: 0.25, PlanCreated: now.Add(-30 * day), Rollout: canary, Soak: day},
-		"old":  {Statistic: math.NaN(), Threshold: math.NaN(), Observed: math.NaN(), Promised: 0.5, Baseline: 0.25, PlanCreated: now.Add(-8 * day)},
-		"new":  {Statistic: math.NaN(), Threshold: math.NaN(), Observed: math.NaN(), Promised: 0.5, Baseline: 0.25, PlanCreated: now.Add(-6 * day)},
+		"far":  {Statistic: 0.7, Threshold: 1, Observed: 0.3, Promised: 0.5, Baseline: 0.25, PlanCreated: now.Add(-day), Rollout: canary, Soak: 5 * time.Minute, PredictedOverMeasured: 4, PredictedOverMeasuredLow: 3, PredictedOverMeasuredHigh: 6},
+		"well": {Statistic: 0.1, Threshold: 1, Observed: 0.5, Promised: 0.5, Baseline: 0.25, PlanCreated: now.Add(-30 * day), Rollout: canary, Soak: day, PredictedOverMeasured: 1, PredictedOverMeasuredLow: 0.8, PredictedOverMeasuredHigh: 1.5},
+		"old":  {Statistic: math.NaN(), Threshold: math.NaN(), Observed: math.NaN(), Promised: 0.5, Baseline: 0.25, PlanCreated: now.Add(-8 * day), PredictedOverMeasured: math.NaN(), PredictedOverMeasuredLow: math.NaN(), PredictedOverMeasuredHigh: math.NaN()},
+		"new":  {Statistic: math.NaN(), Threshold: math.NaN(), Observed: math.NaN(), Promised: 0.5, Baseline: 0.25, PlanCreated: now.Add(-6 * day), PredictedOverMeasured: math.NaN(), PredictedOverMeasuredLow: math.NaN(), PredictedOverMeasuredHigh: math.NaN()},
 	} {
 		r.metrics.Set(types.NamespacedName{Namespace: told, Name: name}, f)
 	}

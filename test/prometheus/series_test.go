@@ -129,6 +129,24 @@ var onSeries = map[string]onSeriesCase{
 	"young": {alert: "SemMoEPlanStale info a/m", series: `
 		semmoe_plan_age_seconds{namespace="a",name="m"} 500000+60x200`, fires: -1},
 
+	"a third of the predicted time is saved": {alert: "SemMoEHardwareProfileWrong warning a/m", series: `
+		semmoe_plan_predicted_over_measured_low{namespace="a",name="m"} 1x9 2.1x200
+		semmoe_plan_predicted_over_measured_high{namespace="a",name="m"} 5x200`, fires: 40},
+	"no time is saved": {alert: "SemMoEHardwareProfileWrong warning a/m", series: `
+		semmoe_plan_predicted_over_measured_low{namespace="a",name="m"} Infx200
+		semmoe_plan_predicted_over_measured_high{namespace="a",name="m"} Infx200`, fires: 30},
+	"three times the predicted time is saved": {alert: "SemMoEHardwareProfileWrong warning a/m", series: `
+		semmoe_plan_predicted_over_measured_low{namespace="a",name="m"} 0.2x200
+		semmoe_plan_predicted_over_measured_high{namespace="a",name="m"} 1x9 0.49x200`, fires: 40},
+	"nearly twice the predicted time may be saved": {alert: "SemMoEHardwareProfileWrong warning a/m", series: `
+		semmoe_plan_predicted_over_measured_low{namespace="a",name="m"} 0.2x200
+		semmoe_plan_predicted_over_measured_high{namespace="a",name="m"} 0.51x200`, fires: -1},
+	"the interval is wide": {alert: "SemMoEHardwareProfileWrong warning a/m", series: `
+		semmoe_plan_predicted_over_measured_low{namespace="a",name="m"} 1.9x200
+		semmoe_plan_predicted_over_measured_high{namespace="a",name="m"} Infx200`, fires: -1},
+	"a canary is wrong for half an hour": {alert: "SemMoEHardwareProfileWrong warning a/m", series: `
+		semmoe_plan_predicted_over_measured_low{namespace="a",name="m"} 3x29 1x100`, fires: -1},
+
 	"a canary for two hours": {alert: "SemMoERolloutStuck warning a/m", series: `
 		semmoe_rollout_phase_start_time_seconds{namespace="a",name="m"} 0x200
 		semmoe_rollout_soak_seconds{namespace="a",name="m"} 300x200`, fires: 126},

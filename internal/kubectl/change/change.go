@@ -193,7 +193,7 @@ func leavesTokens(moed *semmoev1.MoEDeployment) bool {
 }
 
 // holds are the reasons of RolledOut for which a plan waits for approval.
-var holds = []string{"AwaitingApproval", "NoRoomForCanary", "NoRouter", "Unconfirmed"}
+var holds = []string{"AwaitingApproval", "NoRoomForCanary", "NoRouter", "Inconclusive"}
 
 // waiting is the plan that waits for approval, or has been approved and is on its way.
 func waiting(moed *semmoev1.MoEDeployment, plans []semmoev1.PlacementPlan) (*semmoev1.PlacementPlan, error) {

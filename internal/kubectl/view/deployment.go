@@ -205,7 +205,7 @@ func nextSteps(moed *semmoev1.MoEDeployment) []Step {
 	switch reason := rolledOut.Reason; {
 	case slices.Contains([]string{"AwaitingApproval", "NoRoomForCanary", "NoRouter"}, reason):
 		steps = append(steps, Step{command("approve"), "to have the plan rolled out"})
-	case reason == "Unconfirmed":
+	case reason == "Inconclusive":
 		steps = append(steps, Step{command("approve"), "to have the plan promoted after its soak, although nothing tells whether it is better"})
 	case reason == "RollbackHeld":
 		steps = append(steps, Step{command("rollback"), "to take the plan back that has failed on its canary"})

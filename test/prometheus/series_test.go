@@ -133,8 +133,8 @@ var onSeries = map[string]onSeriesCase{
 		semmoe_plan_predicted_over_measured_low{namespace="a",name="m"} 1x9 2.1x200
 		semmoe_plan_predicted_over_measured_high{namespace="a",name="m"} 5x200`, fires: 40},
 	"no time is saved": {alert: "SemMoEHardwareProfileWrong warning a/m", series: `
-		semmoe_plan_predicted_over_measured_low{namespace="a",name="m"} Infx200
-		semmoe_plan_predicted_over_measured_high{namespace="a",name="m"} Infx200`, fires: 30},
+		semmoe_plan_predicted_over_measured_low{namespace="a",name="m"} 1e9x200
+		semmoe_plan_predicted_over_measured_high{namespace="a",name="m"} 1e9x200`, fires: 30},
 	"three times the predicted time is saved": {alert: "SemMoEHardwareProfileWrong warning a/m", series: `
 		semmoe_plan_predicted_over_measured_low{namespace="a",name="m"} 0.2x200
 		semmoe_plan_predicted_over_measured_high{namespace="a",name="m"} 1x9 0.49x200`, fires: 40},
@@ -143,7 +143,7 @@ var onSeries = map[string]onSeriesCase{
 		semmoe_plan_predicted_over_measured_high{namespace="a",name="m"} 0.51x200`, fires: -1},
 	"the interval is wide": {alert: "SemMoEHardwareProfileWrong warning a/m", series: `
 		semmoe_plan_predicted_over_measured_low{namespace="a",name="m"} 1.9x200
-		semmoe_plan_predicted_over_measured_high{namespace="a",name="m"} Infx200`, fires: -1},
+		semmoe_plan_predicted_over_measured_high{namespace="a",name="m"} 1e9x200`, fires: -1},
 	"a canary is wrong for half an hour": {alert: "SemMoEHardwareProfileWrong warning a/m", series: `
 		semmoe_plan_predicted_over_measured_low{namespace="a",name="m"} 3x29 1x100`, fires: -1},
 

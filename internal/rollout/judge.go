@@ -42,7 +42,7 @@ type Trial struct {
 	Soak time.Duration
 	// Promoting tells that it has been found good already, and replicas move to it.
 	Promoting bool
-	// Approved tells that a human has asked for it: where nothing tells whether it is better, it is promoted.
+	// Approved tells that a user has approved it: it is promoted although requests do not prove that it is better.
 	Approved bool
 	// Measured tells that the local activation rate is sampled at all.
 	Measured bool

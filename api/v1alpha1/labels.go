@@ -55,8 +55,9 @@ const (
 	// AnnotationFailed, followed by a revision, stands on a plan of which that revision was a canary, and was taken back; the value
 	// says why. The plan is not tried again: remove the annotation to do so.
 	AnnotationFailed = "failed.semmoe.io/"
-	// AnnotationMeasured, on a plan, contains the time that its canary saved per step of the engine, and the time that its hardware profile
-	// predicts, in microseconds, as JSON. The metric semmoe_plan_predicted_over_measured is their ratio.
+	// AnnotationMeasured, on a plan, contains the time that its canary saved per step of the engine, and the time that
+	// its hardware profile predicts, in microseconds, as JSON. The metric semmoe_plan_predicted_over_measured is their
+	// ratio.
 	AnnotationMeasured = "semmoe.io/measured"
 	// AnnotationRollout stands on a workload that has not proven itself: RolloutCanary or RolloutPromoting.
 	AnnotationRollout = "semmoe.io/rollout"

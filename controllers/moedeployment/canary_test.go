@@ -93,8 +93,8 @@ func (tc *trialCase) saw(requests int, candidate, stable int64) {
 	tc.o.Reports = []lar.Report{report}
 }
 
-// timed adds minutes of streamed requests to the samples: 1,000 a minute of either revision, whose tokens take so much longer on the candidate.
-// The stable revision computes 3,000 tokens in the 30 ms of an output token.
+// timed adds minutes of streamed requests to the samples: 1,000 a minute of either revision, whose tokens take so much
+// longer on the candidate. The stable revision computes 3,000 tokens in the 30 ms of an output token.
 func (tc *trialCase) timed(minutes int, slower float64) {
 	for minute := range minutes {
 		revisions := map[string]lar.Service{}

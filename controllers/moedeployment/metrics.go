@@ -14,7 +14,8 @@ import (
 // Figures are what the metrics of one MoEDeployment are made from. What is not known is NaN, or zero for a time, and has no series.
 type Figures struct {
 	Statistic, Threshold, Observed, Promised, Baseline float64
-	// PredictedOverMeasured is the saved time that the plan of the last canary predicts over the measured one, with the ends of its interval.
+	// PredictedOverMeasured is the saved time that the plan of the last canary predicts over the measured one, with the
+	// ends of its interval.
 	PredictedOverMeasured, PredictedOverMeasuredLow, PredictedOverMeasuredHigh float64
 	PlanCreated                                                                time.Time
 	Replans                                                                    int

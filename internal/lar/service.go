@@ -22,7 +22,8 @@ type Moments struct {
 	N          int64   `json:"n"`
 	Sum        float64 `json:"sum"`
 	SumSquares float64 `json:"sumSquares"`
-	// Covariates are of the requests whose covariates are known: of none in the report of a router that counts no covariates.
+	// Covariates are of the requests whose covariates are known: of none in the report of a router that counts no
+	// covariates.
 	Covariates CovariateSums `json:"covariates,omitzero"`
 }
 

@@ -66,28 +66,30 @@ type Comparison struct {
 	Missing string
 	// Token is the change of the time per output token at the last look; nil where it is not measured.
 	Token *Change
-	// StepTokens is the number of tokens that all replicas of the stable revision compute in a step of their engines; 0 where it is not known.
+	// StepTokens is the number of tokens that all replicas of the stable revision compute in a step of their engines; 0
+	// where it is not known.
 	StepTokens float64
 }
 
 // Terms are what a candidate is compared by.
 type Terms struct {
-	// Promised is the promised difference of the local activation rates. A plan is chosen by modelled time, and may promise fewer local
-	// activations: then the candidate is more local where it keeps that promise.
+	// Promised is the promised difference of the local activation rates. A plan is chosen by modelled time, and may
+	// promise fewer local activations: then the candidate is more local where it keeps that promise.
 	Promised float64
 	// Since is when the candidate's replicas served, Now the time of the evaluation.
 	Since, Now time.Time
-	// Soak is how long they must serve. One below timedSoak asks for no proof of times, although a candidate that is proven to be slower is
-	// worse all the same.
+	// Soak is how long they must serve. One below timedSoak asks for no proof of times, although a candidate that is
+	// proven to be slower is worse all the same.
 	Soak time.Duration
 }
 
-// Compare compares a candidate with the stable revision by requests of the same time. The requests must have been given to
-// either whatever they are, else the two differ by that.
+// Compare compares a candidate with the stable revision by requests of the same time. The requests must have been given
+// to either whatever they are, else the two differ by that.
 //
-// A candidate is promoted for its times: each that counts must be proven not to be longer by more than its margin. Either the time per output
-// token is proven to be shorter, or the local activation rate to be higher. A rate that is worse than promised, more failures, and a time that
-// is proven to be longer take it back. The error rates are those of the constants promotedSlower, takenBackEqual and toldApart.
+// A candidate is promoted for its times: each that counts must be proven not to be longer by more than its margin.
+// Either the time per output token is proven to be shorter, or the local activation rate to be higher. A rate that is
+// worse than promised, more failures, and a time that is proven to be longer take it back. The error rates are those of
+// the constants promotedSlower, takenBackEqual and toldApart.
 func Compare(candidate, stable Sample, terms Terms) Comparison {
 	locality := compareLocality(candidate.Locality, stable.Locality, terms.Promised)
 	if locality.Verdict == Worse {

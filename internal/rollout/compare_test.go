@@ -100,8 +100,8 @@ func (k kind) serve(random *rand.Rand, s *Sample, minute time.Time, requests int
 	}
 }
 
-// A canary is evaluated again and again as requests come in, with a soak that asks for no proof of times. Plans that are better are hardly ever
-// taken back, plans that are worse hardly ever promoted, and neither takes long.
+// A canary is evaluated again and again as requests come in, with a soak that asks for no proof of times. Plans that
+// are better are hardly ever taken back, plans that are worse hardly ever promoted, and neither takes long.
 func TestCompareErrs(t *testing.T) {
 	stable := kind{rate: 0.40, failures: 0.001, seconds: 0.3}
 	cases := map[string]struct {

@@ -76,7 +76,8 @@ const (
 	ReasonStarting = "CanaryStarting"
 	// ReasonSoaking: it is being compared.
 	ReasonSoaking = "Canary"
-	// ReasonInconclusive: after the longest soak the requests do not prove that it is better, and no user has approved it.
+	// ReasonInconclusive: after the longest soak the requests do not prove that it is better, and no user has approved
+	// it.
 	ReasonInconclusive = "Inconclusive"
 )
 
@@ -196,8 +197,8 @@ func noGain(t Trial) *Decision {
 	return &Decision{Step: StepRollBack, Reason: "NoGainObserved", Message: t.Comparison.Message}
 }
 
-// inconclusive keeps a candidate on its canary that is not proven to be better by the deadline, and says what the proof lacks. Where nothing is
-// sampled, waiting does not help: the deadline is the end of the soak.
+// inconclusive keeps a candidate on its canary that is not proven to be better by the deadline, and says what the proof
+// lacks. Where nothing is sampled, waiting does not help: the deadline is the end of the soak.
 func inconclusive(t Trial) *Decision {
 	if t.Comparison.Verdict != TooFew || t.Measured && t.soaked() < t.longest() {
 		return nil

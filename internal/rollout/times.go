@@ -12,16 +12,18 @@ import (
 )
 
 const (
-	// timedSoak is the shortest soak that asks for a proof of times: shorter ones cannot hold the whole minutes of the first look, and begin
-	// within a minute.
+	// timedSoak is the shortest soak that asks for a proof of times: shorter ones cannot hold the whole minutes of the
+	// first look, and begin within a minute.
 	timedSoak = 4 * time.Minute
-	// minTimed is how many requests of either revision must have a time for it to be proven not to be longer. With a standard deviation of half
-	// of the mean, the standard error of the difference is then 5%: no interval of fewer ends below the margin.
+	// minTimed is how many requests of either revision must have a time for it to be proven not to be longer. With a
+	// standard deviation of half of the mean, the standard error of the difference is then 5%: no interval of fewer
+	// ends below the margin.
 	minTimed = 200
 	// relevantShare is the share of the timed requests from which on a kind of time counts for a promotion.
 	relevantShare = 1. / 3
-	// slowMinutes is the number of minutes, the last ones with requests of both revisions, in each of which the candidate must be
-	// slower to be taken back. A replica that has just started, or that shares its node with a short job, is slow for seconds.
+	// slowMinutes is the number of minutes, the last ones with requests of both revisions, in each of which the
+	// candidate must be slower to be taken back. A replica that has just started, or that shares its node with a short
+	// job, is slow for seconds.
 	slowMinutes = 3
 )
 
@@ -31,44 +33,54 @@ type timeKind struct {
 	// requests names the requests that have the time.
 	requests string
 	of       func(lar.Service) lar.Moments
-	// margin is the relative change that must be excluded for a promotion; tolerance is the one that must be exceeded for taking a candidate
-	// back.
+	// margin is the relative change that must be excluded for a promotion; tolerance is the one that must be exceeded
+	// for taking a candidate back.
 	margin, tolerance float64
 }
 
 // timeKinds are the times that are compared.
 //
-// The margin of the time per output token is 5%: with a standard deviation of half of the mean it takes about 1,500 requests of the
-// candidate to prove it of a plan that changes nothing, and 400 of one that is 5% faster. The tolerance is 2%, which is the default of
-// rollout.minimumGainPercent: a smaller difference does not decide for a plan either, and replicas differ. Times to the first token, and of
-// answers in one piece, scatter twice as much and depend on the prefix caches, which are cold on a canary: 10% is both.
+// The margin of the time per output token is 5%: with a standard deviation of half of the mean it takes about 1,500
+// requests of the candidate to prove it of a plan that changes nothing, and 400 of one that is 5% faster. The tolerance
+// is 2%, which is the default of rollout.minimumGainPercent: a smaller difference does not decide for a plan either.
+// Times to the first token, and of answers in one piece, depend on the prefix caches, which are cold on a canary, and
+// are sums of more parts: 10% is both.
 var timeKinds = []timeKind{
-	{"time per output token", "InterTokenSlower", "streamed requests", func(s lar.Service) lar.Moments { return s.InterToken }, 0.05, 0.02},
-	{"time to the first token", "FirstTokenSlower", "streamed requests", func(s lar.Service) lar.Moments { return s.FirstToken }, 0.10, 0.10},
-	{"time of an answer in one piece", "AnswersSlower", "requests that are answered in one piece", func(s lar.Service) lar.Moments { return s.Answer }, 0.10, 0.10},
+	{
+		what: "time per output token", reason: "InterTokenSlower", requests: "streamed requests",
+		of: func(s lar.Service) lar.Moments { return s.InterToken }, margin: 0.05, tolerance: 0.02,
+	}, {
+		what: "time to the first token", reason: "FirstTokenSlower", requests: "streamed requests",
+		of: func(s lar.Service) lar.Moments { return s.FirstToken }, margin: 0.10, tolerance: 0.10,
+	}, {
+		what: "time of an answer in one piece", reason: "AnswersSlower", requests: "requests that are answered in one piece",
+		of: func(s lar.Service) lar.Moments { return s.Answer }, margin: 0.10, tolerance: 0.10,
+	},
 }
 
-// Change is how a time of the candidate differs from that of the stable revision, at equal prompt length, answer length and requests in
-// flight.
+// Change is how a time of the candidate differs from that of the stable revision, at equal prompt length, answer length
+// and requests in flight.
 type Change struct {
 	// Requests and StableRequests have the time.
 	Requests, StableRequests int64
 	// Stable is the mean time of the stable revision, in seconds.
 	Stable float64
-	// Relative is the relative change of the mean: negative is faster. Low and High are the ends of its interval, which contains the change
-	// with a probability of 95% in each hour of comparison however often it is evaluated.
+	// Relative is the relative change of the mean: negative is faster. Low and High are the ends of its interval, which
+	// contains the change with a probability of 95% in each hour of comparison however often it is evaluated.
 	Relative, Low, High float64
 	// Adjusted is true if the covariates of all requests are known. Otherwise the means are compared as they are.
 	Adjusted bool
 
-	// takeBack is the lower bound by which a candidate is taken back, and slowLately reports that it was slower in each of the last minutes.
+	// takeBack is the lower bound by which a candidate is taken back, and slowLately reports that it was slower in each
+	// of the last minutes.
 	takeBack   float64
 	slowLately bool
 }
 
 // String describes the change.
 func (c Change) String() string {
-	text := fmt.Sprintf("%+.1f%% (95%% interval %+.1f%% to %+.1f%%; %d and %d requests", 100*c.Relative, 100*c.Low, 100*c.High, c.Requests, c.StableRequests)
+	text := fmt.Sprintf("%+.1f%% (95%% interval %+.1f%% to %+.1f%%; %d and %d requests",
+		100*c.Relative, 100*c.Low, 100*c.High, c.Requests, c.StableRequests)
 	if !c.Adjusted {
 		text += ", not adjusted"
 	}
@@ -83,12 +95,13 @@ type times struct {
 	reason, message string
 	// token is the change of the time per output token; nil where it is not measured.
 	token *Change
-	// stepTokens is the number of tokens that the stable revision computes in the time of an output token; 0 where it is not known.
+	// stepTokens is the number of tokens that the stable revision computes in the time of an output token; 0 where it
+	// is not known.
 	stepTokens float64
 }
 
-// compareTimes compares the times of the requests up to the last look. The verdict is Worse where one is proven to be longer, NotBetter where
-// each that counts is proven not to be longer, and TooFew otherwise.
+// compareTimes compares the times of the requests up to the last look. The verdict is Worse where one is proven to be
+// longer, NotBetter where each that counts is proven not to be longer, and TooFew otherwise.
 func compareTimes(candidate, stable Sample, since, now time.Time) times {
 	from, minutes := lookAt(since, now)
 	if minutes == 0 {
@@ -107,7 +120,8 @@ func compareTimes(candidate, stable Sample, since, now time.Time) times {
 			found.token, found.stepTokens = &change, change.Stable*throughput(wholeStable, time.Duration(minutes)*time.Minute)
 		}
 		if ok && change.takeBack > kind.tolerance && change.slowLately {
-			found.verdict, found.faster, found.reason, found.message = Worse, false, kind.reason, fmt.Sprintf("its %s changes by %v", kind.what, change)
+			found.verdict, found.faster, found.reason = Worse, false, kind.reason
+			found.message = fmt.Sprintf("its %s changes by %v", kind.what, change)
 			return found
 		}
 		if timed == 0 || float64(n+stableN) < relevantShare*timed {
@@ -122,7 +136,8 @@ func compareTimes(candidate, stable Sample, since, now time.Time) times {
 		case !ok:
 			missing = append(missing, fmt.Sprintf("the %s is of too few minutes with requests of both", kind.what))
 		case change.High > kind.margin:
-			missing = append(missing, fmt.Sprintf("the %s changes by %v, and more than %+.0f%% cannot be excluded", kind.what, change, 100*kind.margin))
+			missing = append(missing, fmt.Sprintf("the %s changes by %v, and more than %+.0f%% cannot be excluded",
+				kind.what, change, 100*kind.margin))
 		default:
 			changes = append(changes, fmt.Sprintf("its %s changes by %v", kind.what, change))
 			found.faster = found.faster || change.High < 0 && kind.reason != "FirstTokenSlower"
@@ -139,7 +154,8 @@ func compareTimes(candidate, stable Sample, since, now time.Time) times {
 	return found
 }
 
-// throughput is the number of tokens per second, of prompts and answers, of requests that ended within a time; 0 where it is not known of all.
+// throughput is the number of tokens per second, of prompts and answers, of requests that ended within a time; 0 where
+// it is not known of all.
 func throughput(served lar.Service, within time.Duration) float64 {
 	var tokens float64
 	for _, m := range []lar.Moments{served.FirstToken, served.Answer} {
@@ -172,10 +188,11 @@ func (s series) sum() (sum lar.Service) {
 	return sum
 }
 
-// changeOf estimates the change of a time. In each minute with requests of both revisions, the difference of the means is adjusted by the
-// slopes of the time on the covariates within minutes and revisions (analysis of covariance). Requests of one minute depend on each other, so
-// that the error is computed from batches of minutes, and not from requests: the estimate is a ratio of sums over batches, its interval that of
-// Student's t distribution. It returns false with fewer than leastRequests of either, or with fewer than three batches.
+// changeOf estimates the change of a time. In each minute with requests of both revisions, the difference of the means
+// is adjusted by the slopes of the time on the covariates within minutes and revisions (analysis of covariance).
+// Requests of one minute depend on each other, so that the error is computed from batches of minutes, and not from
+// requests: the estimate is a ratio of sums over batches, its interval that of Student's t distribution. It returns
+// false with fewer than leastRequests of either, or with fewer than three batches.
 func changeOf(kind timeKind, ours, theirs series, minutes int) (change Change, ok bool) {
 	var used []int
 	for i := range ours {
@@ -237,12 +254,14 @@ func changeOf(kind timeKind, ours, theirs series, minutes int) (change Change, o
 // levelOf is the mean time; 0 without a request.
 func levelOf(m lar.Moments) float64 { return m.Sum / float64(max(m.N, 1)) }
 
-// slopesOf are those of a linear regression of a time on the covariates, common to both revisions, within minutes and revisions. The time is in
-// units of the stable revision's mean of the minute: where an engine slows down, it does so for any length. It returns false unless the covariates of all requests are known: a router of an earlier release does not report them.
-func slopesOf(kind timeKind, used []int, ours, theirs series) (slopes [lar.CovariateCount]float64, known bool) {
+// slopesOf are those of a linear regression of a time on the covariates, common to both revisions, within minutes and
+// revisions. The time is in units of the stable revision's mean of the minute: where an engine slows down, it does so
+// for any length. It returns false unless the covariates of all requests are known: a router of an earlier release does
+// not report them.
+func slopesOf(kind timeKind, used []int, ours, theirs series) (slopes lar.Covariates, known bool) {
 	const count = lar.CovariateCount
-	var xx [count][count]float64
-	var xy, total [count]float64
+	var xx [count]lar.Covariates
+	var xy, total lar.Covariates
 	for _, i := range used {
 		level := levelOf(kind.of(theirs[i]))
 		for _, m := range []lar.Moments{kind.of(ours[i]), kind.of(theirs[i])} {
@@ -263,9 +282,9 @@ func slopesOf(kind timeKind, used []int, ours, theirs series) (slopes [lar.Covar
 	return solve(xx, xy, total), len(used) > 0
 }
 
-// solve solves the normal equations by Gauss-Jordan elimination. A covariate that does not vary, or that others determine, gets no slope: total are
-// the sums of squares that sums of centred squares are compared with.
-func solve(xx [lar.CovariateCount][lar.CovariateCount]float64, xy, total [lar.CovariateCount]float64) (slopes [lar.CovariateCount]float64) {
+// solve solves the normal equations by Gauss-Jordan elimination. A covariate that does not vary, or that others
+// determine, gets no slope: total are the sums of squares that sums of centred squares are compared with.
+func solve(xx [lar.CovariateCount]lar.Covariates, xy, total lar.Covariates) (slopes lar.Covariates) {
 	var kept []int
 	left := xx
 	for p := range left {

@@ -3,6 +3,7 @@ package rollout
 import (
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,7 +15,8 @@ type traffic struct {
 	change   float64 // relative to the stable revision
 	inFlight float64 // in the mean
 	each     int     // requests a minute
-	// sd and correlation are those of what a minute adds to the times of one revision alone: an autoregressive process of first order.
+	// sd and correlation are those of what a minute adds to the times of one revision alone: an autoregressive process
+	// of first order.
 	sd, correlation float64
 	// cold is by how much the times are longer in the first minute; the surplus halves from minute to minute.
 	cold float64
@@ -22,7 +24,8 @@ type traffic struct {
 	whole, plain bool
 }
 
-// minutes draws the requests of a number of minutes. Times depend on the covariates and on a level that both revisions have in common.
+// minutes draws the requests of a number of minutes. Times depend on the covariates and on a level that both revisions
+// have in common.
 func (tr traffic) minutes(random *rand.Rand, levels []float64) series {
 	all := make(series, len(levels))
 	own := tr.sd * random.NormFloat64()
@@ -54,8 +57,8 @@ func (tr traffic) minutes(random *rand.Rand, levels []float64) series {
 	return all
 }
 
-// Times are evaluated at each look of an hour. Candidates that are slower by the margin are hardly ever promoted, and those that are not slower
-// hardly ever taken back, also where the minutes of one revision depend on each other.
+// Times are evaluated at each look of an hour. Candidates that are slower by the margin are hardly ever promoted, and
+// those that are not slower hardly ever taken back, also where the minutes of one revision depend on each other.
 func TestTimesErr(t *testing.T) {
 	usual := traffic{inFlight: 20, each: 120}
 	with := func(change func(*traffic)) traffic {
@@ -131,5 +134,83 @@ func TestTimesErr(t *testing.T) {
 				t.Errorf("%.3f promoted, want %v to %v; %.3f taken back, want %v to %v", up, tc.promoted, tc.promotedMost, back, tc.takenBack, tc.takenBackAtMost)
 			}
 		})
+	}
+}
+
+// A promotion needs the times that a third of the requests have, and says what it lacks of them.
+func TestTimesForAPromotion(t *testing.T) {
+	higher, equal := sample(1000, 8, 10).Locality, sample(1000, 4, 10).Locality
+	lower := sample(1000, 2, 10).Locality
+	// streamed and whole are minutes of n requests with times of so many seconds, nearly alike.
+	streamed := func(n int64, token, first float64) func(int) lar.Service {
+		return func(minute int) lar.Service {
+			s := lar.Service{Requests: n}
+			for range n {
+				scatter := 1 + 0.01*float64(minute%3)
+				s.InterToken.Add(token * scatter)
+				s.FirstToken.Add(first * scatter)
+			}
+			return s
+		}
+	}
+	whole := func(n int64, seconds float64) func(int) lar.Service {
+		return func(minute int) lar.Service {
+			s := lar.Service{Requests: n}
+			for range n {
+				s.Answer.Add(seconds * (1 + 0.01*float64(minute%3)))
+			}
+			return s
+		}
+	}
+	both := func(a, b func(int) lar.Service) func(int) lar.Service {
+		return func(minute int) lar.Service {
+			s := a(minute)
+			s.Merge(b(minute))
+			return s
+		}
+	}
+	short := func(minute int) lar.Service { // a token each
+		s := streamed(100, 1, 1)(minute)
+		s.InterToken = lar.Moments{}
+		return s
+	}
+	none := func(int) lar.Service { return lar.Service{} }
+	usual := streamed(100, 1, 1)
+	for name, tc := range map[string]struct {
+		candidate, stable func(minute int) lar.Service
+		locality, other   lar.Ratio
+		soak              time.Duration
+		want              Verdict
+		says              string // in the message, or in what is missing
+	}{
+		"more local, as fast":      {usual, usual, higher, equal, timedSoak, Better, "its time to the first token changes by +0.0%"},
+		"more local, no requests":  {none, none, higher, equal, timedSoak, TooFew, "0 of at least 200 requests with a time"},
+		"the same, a short soak":   {none, none, higher, equal, timedSoak - 1, Better, "8"},
+		"few requests":             {streamed(4, 1, 1), usual, higher, equal, timedSoak, TooFew, "40 of at least 200 streamed requests of the canary"},
+		"few of the stable one":    {usual, streamed(4, 1, 1), higher, equal, timedSoak, TooFew, "40 of at least 200 streamed requests of the stable revision"},
+		"few answers":              {whole(4, 1), whole(100, 1), higher, equal, timedSoak, TooFew, "40 of at least 200 requests that are answered in one piece of the canary"},
+		"answers only":             {whole(100, 1), whole(100, 1), higher, equal, timedSoak, Better, "its time of an answer in one piece changes by"},
+		"few answers, and streams": {both(usual, whole(2, 1)), both(usual, whole(2, 1)), higher, equal, timedSoak, Better, "per output token"},
+		"a token each":             {short, short, higher, equal, timedSoak, Better, "to the first token"},
+		"a later first token":      {streamed(100, 1, 1.2), usual, higher, equal, timedSoak, Worse, "its time to the first token changes by +20.0%"},
+		"more local, but slower":   {streamed(100, 1.05, 1), usual, higher, equal, timedSoak, Worse, "its time per output token changes by +5.0%"},
+		"slower, a short soak":     {streamed(100, 1.05, 1), usual, higher, equal, 1, Worse, "its time per output token changes by +5.0%"},
+		"more local, 1% slower":    {streamed(100, 1.01, 1), usual, higher, equal, timedSoak, Better, "+1.0%"},
+		"as local, and faster":     {streamed(100, 0.9, 1), usual, equal, equal, timedSoak, Better, "-10.0%"},
+		"not sampled, and faster":  {streamed(100, 0.9, 1), usual, lar.Ratio{}, lar.Ratio{}, timedSoak, Better, "-10.0%"},
+		"not sampled, as fast":     {usual, usual, lar.Ratio{}, lar.Ratio{}, timedSoak, TooFew, "0 of at least 30 sampled requests of the canary"},
+		"as local, as fast":        {usual, usual, equal, equal, timedSoak, NotBetter, "changes by"},
+		"a faster first token":     {streamed(100, 1, 0.8), usual, equal, equal, timedSoak, NotBetter, "changes by"},
+		"faster, but less local":   {streamed(100, 0.9, 1), usual, lower, equal, timedSoak, Worse, "its local activation rate"},
+	} {
+		candidate, stable := Sample{Locality: tc.locality}, Sample{Locality: tc.other}
+		for minute := range 13 {
+			candidate.Add(start.Add(time.Duration(minute)*time.Minute), tc.candidate(minute))
+			stable.Add(start.Add(time.Duration(minute)*time.Minute), tc.stable(minute))
+		}
+		got := Compare(candidate, stable, Terms{Since: start, Now: start.Add(13 * time.Minute), Soak: tc.soak})
+		if text := got.Message + got.Missing; got.Verdict != tc.want || !strings.Contains(text, tc.says) || (got.Missing != "") != (got.Verdict == TooFew) {
+			t.Errorf("%s: %+v, want %s and %q", name, got, tc.want, tc.says)
+		}
 	}
 }

@@ -103,8 +103,8 @@ func newRequest(path, id string, data []byte) *request {
 	return r
 }
 
-// promptEstimate returns the length of the prompt in tokens as estimated from its bytes, whatever a plan's tokenizer says: revisions are
-// compared by it.
+// promptEstimate returns the length of the prompt in tokens as estimated from its bytes, whatever a plan's tokenizer
+// says: revisions are compared by it.
 func (r *request) promptEstimate() int64 { return max(0, r.tokens-r.output-1) }
 
 // answered drops what is needed no more once an answer has begun: who counts its experts needs the prompt.

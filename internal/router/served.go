@@ -79,11 +79,12 @@ type servedBody struct {
 	// ranks finds the ranks that the answer reports, for which reported is called; nil where none are expected.
 	ranks    *wire.IntegerReader
 	reported func(rank int)
-	// prompt is the estimated length of the prompt, inFlight how many other requests the pod had when this one was sent.
+	// prompt is the estimated length of the prompt, inFlight how many other requests the pod had when this one was
+	// sent.
 	prompt   int64
 	inFlight int
-	// usage finds the number of generated tokens in an answer in one piece; nil for a stream. generated is that number, and until it has come
-	// what the request may generate.
+	// usage finds the number of generated tokens in an answer in one piece; nil for a stream. generated is that number,
+	// and until it has come what the request may generate.
 	usage     *wire.IntegerReader
 	generated int64
 	// first and last are when the first and the last event of a stream had come.

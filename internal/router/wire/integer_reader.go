@@ -5,8 +5,9 @@ import (
 	"strconv"
 )
 
-// IntegerReader finds the values of an integer member in an answer, wherever the member is. The answer may arrive in pieces. A text that an
-// engine has generated is not mistaken for the member: within a JSON string the quotes of a name are escaped.
+// IntegerReader finds the values of an integer member in an answer, wherever the member is. The answer may arrive in
+// pieces. A text that an engine has generated is not mistaken for the member: within a JSON string the quotes of a name
+// are escaped.
 type IntegerReader struct {
 	name []byte // in quotes
 	tail []byte // the end of what has come
@@ -20,7 +21,8 @@ func NewIntegerReader(name string) *IntegerReader {
 	return &IntegerReader{name: []byte(strconv.Quote(name)), tail: make([]byte, 0, 2*integerWindow)}
 }
 
-// Add reads a piece, and calls found with each value that is complete. It may call found more than once with the same value.
+// Add reads a piece, and calls found with each value that is complete. It may call found more than once with the same
+// value.
 func (r *IntegerReader) Add(piece []byte, found func(value int)) {
 	r.scan(append(r.tail, piece[:min(len(piece), integerWindow)]...), found)
 	r.scan(piece, found)

@@ -43,9 +43,9 @@ func (t *Told) Read(data []byte) {
 	}
 }
 
-// GeneratedTokensMember returns the integer member of an answer in one piece that counts the generated tokens: usage.output_tokens of
-// Anthropic's Messages API and OpenAI's Responses API, usage.completion_tokens of OpenAI's other APIs, and meta_info.completion_tokens of
-// SGLang's /generate.
+// GeneratedTokensMember returns the integer member of an answer in one piece that counts the generated tokens:
+// usage.output_tokens of Anthropic's Messages API and OpenAI's Responses API, usage.completion_tokens of OpenAI's other
+// APIs, and meta_info.completion_tokens of SGLang's /generate.
 func GeneratedTokensMember(path string) string {
 	if path == messagesPath || path == ResponsesPath {
 		return "output_tokens"

@@ -28,11 +28,12 @@ type RolloutSpecApplyConfiguration struct {
 	// canaryReplicas is on how many replicas a new plan serves until it has proven itself; at least one replica stays with the
 	// plan that is in service, as long as there are two. Other changes have no canary.
 	CanaryReplicas *int32 `json:"canaryReplicas,omitempty"`
-	// soakSeconds is how long they must serve before the plan may be promoted: counted from when they are ready. From then on the plan is
-	// promoted once its times are proven not to be longer than those of the plan in service, and its local activation rate to be higher (for a
-	// plan that promises fewer local activations: not below that promise) or its time per token to be shorter. It is taken back at any time when
-	// that rate, failures or times are worse. Below 240, no proof of times is asked for: they take whole minutes. With 0 nothing is compared: a
-	// plan is promoted when its canary is ready.
+	// soakSeconds is how long they must serve before the plan may be promoted: counted from when they are ready. From
+	// then on the plan is promoted once its times are proven not to be longer than those of the plan in service, and
+	// its local activation rate to be higher (for a plan that promises fewer local activations: not below that promise)
+	// or its time per token to be shorter. It is taken back at any time when that rate, failures or times are worse.
+	// Below 240, no proof of times is asked for: they take whole minutes. With 0 nothing is compared: a plan is
+	// promoted when its canary is ready.
 	SoakSeconds *int32 `json:"soakSeconds,omitempty"`
 	// rollback is Automatic, or Manual to leave a plan that has failed on its canary until somebody has looked at it.
 	Rollback *apiv1alpha1.RollbackMode `json:"rollback,omitempty"`

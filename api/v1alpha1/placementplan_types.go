@@ -130,7 +130,7 @@ type PlacementPlanSpec struct {
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 
 	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica: the plan is solved and judged for batches of
-	// this size. The larger, the more locality pays. Without it 4096, 16384 and 65536 tokens are equally frequent; with current, 4096.
+	// this size. The larger, the more locality pays. Without it 4096, 16384 and 65536 tokens are equally frequent.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1048576

@@ -56,7 +56,7 @@ func newReplanCommand() *cobra.Command {
 	f.Float64Var(&flags.minimumGain, "minimum-gain-percent", solver.DefaultMinimumGainPercent, "by how much the modelled time of a layer must be below that of the plan in service")
 	f.Float64Var(&flags.moveGain, "move-gain-percent", solver.DefaultMoveGainPercent, "what an expert must gain to change its rank, in local activations over the profile, in percent of those of the mean expert of a layer\n(other objectives: messages)")
 	f.Float64Var(&flags.target, "target-lar", 0, "local activation rate at which new tables are good enough, whatever a new placement would gain; 0 is none")
-	f.IntSliceVar(&flags.batchTokens, "batch-tokens", []int{solver.DefaultEvaluation().BatchTokens}, "tokens of a batch over all ranks, as served; of several sizes the mean counts")
+	f.IntSliceVar(&flags.batchTokens, "batch-tokens", solver.DefaultBatchTokens, "tokens of a batch over all ranks, as served; each of several sizes is as frequent as the others")
 	f.IntVar(&flags.ranksPerNode, "ranks-per-node", solver.DefaultEvaluation().RanksPerNode, "ranks that share a node; a plan made for nodes tells its own")
 	ownHardwareFlag(f, &flags.hardware)
 	f.IntVar(&flags.trainPercent, "train-percent", solver.DefaultReplanTrainPercent, "percent of the recent requests to learn from, by whole documents")

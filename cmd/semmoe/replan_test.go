@@ -139,3 +139,12 @@ func firstRequests(t *testing.T, path string, n int) *trace.Trace {
 	}
 	return all.Subset(all.AllRequests()[:n])
 }
+
+// Plans are solved and replaced at the same batch sizes where none are given.
+func TestDefaultBatchTokens(t *testing.T) {
+	t.Parallel()
+	solve, replan := newSolveCommand().Flags().Lookup("batch-tokens"), newReplanCommand().Flags().Lookup("batch-tokens")
+	if solve.DefValue != replan.DefValue {
+		t.Errorf("semmoe solve has %s by default, semmoe replan %s", solve.DefValue, replan.DefValue)
+	}
+}

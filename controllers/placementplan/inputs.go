@@ -56,8 +56,9 @@ type solveInputs struct {
 	CopyRule placement.CopyRule `json:"copyRule,omitempty"`
 	// Hardware is the digest of the hardware profile in a ConfigMap, or the name of one that is built in; left out for the operator's own.
 	Hardware string `json:"hardware,omitempty"`
-	// BatchTokens and MinimumGainPercent judge a plan that replaces none; left out where they are the defaults.
-	BatchTokens        int  `json:"batchTokens,omitempty"`
+	// BatchTokens is the size of batches for which plans are solved and judged; left out where the spec names none.
+	BatchTokens int `json:"batchTokens,omitempty"`
+	// MinimumGainPercent judges a plan that replaces none; left out where it is the default.
 	MinimumGainPercent *int `json:"minimumGainPercent,omitempty"`
 	// Replan is about the plan in service; nil where there is none to compare with.
 	Replan *replanInputs `json:"replan,omitempty"`
@@ -120,10 +121,10 @@ func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityPro
 		ExpertLoadLimit:   int(ptr.Deref(plan.Spec.ExpertLoadLimitPercent, 0)),
 		Hardware:          hardware,
 		CopyRule:          copyRule(plan),
+		BatchTokens:       int(plan.Spec.BatchTokens),
 		Replan:            replanInputsOf(plan, priorDigest),
 	}
 	if in.Replan == nil {
-		in.BatchTokens = int(plan.Spec.BatchTokens)
 		if gain := plan.Spec.MinimumGainPercent; gain != nil && *gain != solver.DefaultMinimumGainPercent {
 			in.MinimumGainPercent = ptr.To(int(*gain))
 		}
@@ -159,13 +160,17 @@ func (i *solveInputs) minimumGainPercent() float64 {
 	return float64(ptr.Deref(i.MinimumGainPercent, solver.DefaultMinimumGainPercent))
 }
 
-func (i *solveInputs) options(progress func(step string, done, total int)) solver.Options {
-	var sizes []int
+// batchSizes are the sizes of batches of the spec, or the default distribution.
+func (i *solveInputs) batchSizes() []int {
 	if i.BatchTokens > 0 {
-		sizes = []int{i.BatchTokens}
+		return []int{i.BatchTokens}
 	}
+	return solver.DefaultBatchTokens
+}
+
+func (i *solveInputs) options(progress func(step string, done, total int)) solver.Options {
 	return solver.Options{
-		BatchTokens: sizes, Objective: i.objective(), RanksPerNode: i.RanksPerNode, Unshuffled: i.Unshuffled, RedundantSlots: i.RedundantSlots, CopyRule: i.CopyRule,
+		BatchTokens: i.batchSizes(), Objective: i.objective(), RanksPerNode: i.RanksPerNode, Unshuffled: i.Unshuffled, RedundantSlots: i.RedundantSlots, CopyRule: i.CopyRule,
 		Constraints: placement.Constraints{TokenLoadLimit: float64(i.TokenLoadLimit), ExpertLoadLimit: float64(i.ExpertLoadLimit)},
 		Ranks:       i.Ranks, Attention: i.Attention, Algorithm: i.Algorithm, Forecast: i.Forecast,
 		TrainPercent: i.TrainPercent, Seed: i.Seed, TimeBudget: time.Duration(i.TimeBudgetSeconds) * time.Second, Progress: progress,

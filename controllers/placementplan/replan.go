@@ -26,9 +26,6 @@ import (
 	"github.com/semmoe/operator/solver/trace"
 )
 
-// defaultBatchTokens is how many tokens a layer computes at a time, where nobody says: a step of prefill.
-const defaultBatchTokens = 4096
-
 // replanInputs is what a plan that is to replace the one in service depends on besides.
 type replanInputs struct {
 	// Plan is the digest of the plan that the pods were made for, Tables that of the plan whose tables are used; empty where those
@@ -39,7 +36,6 @@ type replanInputs struct {
 	Prior              artifact.Digest `json:"prior,omitempty"`
 	TargetLARMilli     int             `json:"targetLARMilli,omitempty"`
 	MinimumGainPercent int             `json:"minimumGainPercent"`
-	BatchTokens        int             `json:"batchTokens"`
 }
 
 // replanInputsOf are those of a plan; nil where it is to replace none.
@@ -50,7 +46,7 @@ func replanInputsOf(p *semmoev1.PlacementPlan, prior artifact.Digest) *replanInp
 	}
 	return &replanInputs{
 		Plan: current.PlanDigest, Tables: current.TablesDigest, Prior: prior, TargetLARMilli: int(current.TargetLARMilli),
-		MinimumGainPercent: int(ptr.Deref(p.Spec.MinimumGainPercent, 0)), BatchTokens: int(cmp.Or(p.Spec.BatchTokens, defaultBatchTokens)),
+		MinimumGainPercent: int(ptr.Deref(p.Spec.MinimumGainPercent, 0)),
 	}
 }
 
@@ -258,7 +254,7 @@ func (t *task) replanOptions(tell func(step string, done, total int)) solver.Rep
 	return solver.ReplanOptions{
 		Options: t.options(tell), MoveGainPercent: solver.DefaultMoveGainPercent, PriorPercent: solver.DefaultPriorPercent,
 		Choice: solver.Choice{
-			BatchTokens: []int{in.BatchTokens}, MinimumGainPercent: float64(in.MinimumGainPercent), TargetLAR: float64(in.TargetLARMilli) / 1000,
+			BatchTokens: t.inputs.batchSizes(), MinimumGainPercent: float64(in.MinimumGainPercent), TargetLAR: float64(in.TargetLARMilli) / 1000,
 		},
 	}
 }
@@ -266,7 +262,7 @@ func (t *task) replanOptions(tell func(step string, done, total int)) solver.Rep
 // scored scores the chosen plan as one of its own, and calibrates its drift test, on the requests that it was not made from.
 func (t *task) scored(ctx context.Context, recent *trace.Trace, chosen *solver.Plan, found *solver.Replanned) (*solver.Solution, error) {
 	o := solver.DefaultEvaluation()
-	o.Requests, o.BatchTokens, o.Seed, o.Machines = found.HeldOut, t.inputs.Replan.BatchTokens, chosen.Seed, cost.NodeOf(chosen.Machines())
+	o.Requests, o.Seed, o.Machines = found.HeldOut, chosen.Seed, cost.NodeOf(chosen.Machines())
 	o.RanksPerNode = cmp.Or(chosen.RanksPerNode, o.RanksPerNode)
 	o.Cap = cmp.Or(t.loadCap(), o.Cap)
 	report, err := solver.Evaluate(ctx, recent, chosen, o)

@@ -46,7 +46,7 @@ type PlacementPlanSpecApplyConfiguration struct {
 	// plan, or without one against the default placement. Defaults to 2, and with current to 0.
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica: the plan is solved and judged for batches of
-	// this size. The larger, the more locality pays. Without it 4096, 16384 and 65536 tokens are equally frequent; with current, 4096.
+	// this size. The larger, the more locality pays. Without it 4096, 16384 and 65536 tokens are equally frequent.
 	BatchTokens *int32 `json:"batchTokens,omitempty"`
 }
 

@@ -35,6 +35,8 @@ type Adapter struct {
 	Generation Generation
 	// CountsActivations reports that an engine of the type may count local activations itself, at /metrics of its pods (internal/router/enginecounts).
 	CountsActivations bool
+	// StepMetrics are the metrics at /metrics by which the engine counts the tokens of its steps; nil where no metric does.
+	StepMetrics *StepMetrics
 	// Flags lists the flags that follow from a launch.
 	Flags func(Launch) []Flag
 	// Variables lists the environment variables that must not be set in a launch; nil for none.

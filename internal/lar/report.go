@@ -1,6 +1,11 @@
 package lar
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+
+	"github.com/semmoe/operator/internal/stepsizes"
+)
 
 // Report is what a router answers at /v1/observations. Those of several routers are merged by their sums: Last, Window,
 // Service and CaptureCost.
@@ -22,6 +27,8 @@ type Report struct {
 	CaptureCost *CaptureCost `json:"captureCost"`
 	// Engines are the counts of the engine pods that count activations themselves.
 	Engines []EngineCounts `json:"engines,omitempty"`
+	// Steps are the tokens of the steps of the engine pods that count steps.
+	Steps []stepsizes.Pod `json:"steps,omitempty"`
 	// Observations are the last sampled requests, the oldest first.
 	Observations []Observation `json:"observations"`
 }
@@ -101,7 +108,7 @@ func (r Report) Validate() error {
 	if len(r.IgnoredRanks) > maxIgnoredRanks {
 		return fmt.Errorf("ignoredRanks: %d entries: at most %d are allowed", len(r.IgnoredRanks), maxIgnoredRanks)
 	}
-	if err := validateEngines(r.Engines); err != nil {
+	if err := errors.Join(validateEngines(r.Engines), stepsizes.Validate(r.Steps)); err != nil {
 		return err
 	}
 	if r.CaptureCost != nil {

@@ -168,6 +168,9 @@ func returnsExperts(t *testing.T, name string, e *running, adapter engine.Adapte
 func TestDialectMetrics(t *testing.T) {
 	for _, name := range []string{"vllm-0.22.0", "vllm-0.32.0"} {
 		e := start(t, func(o *Options) { fourRanks(o); o.Dialect = name })
+		if e.metric(t, "process_start_time_seconds") == 0 {
+			t.Errorf("%s: steps seem to be counted by several servers", name)
+		}
 		for range 3 {
 			e.post(t, "/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":2,"ignore_eos":true}`, "X-data-parallel-rank", "2")
 		}
@@ -179,12 +182,30 @@ func TestDialectMetrics(t *testing.T) {
 			if got := e.metric(t, fmt.Sprintf(`vllm:generation_tokens_total{engine="%d",model_name="tiny"}`, rank)); got != 2*want {
 				t.Errorf("%s: rank %d has generated %v tokens, want %v", name, rank, got, 2*want)
 			}
+			prompts := e.metric(t, fmt.Sprintf(`vllm:prompt_tokens_total{engine="%d",model_name="tiny"}`, rank))
+			steps, tokens := e.metric(t, fmt.Sprintf(`vllm:iteration_tokens_total_count{engine="%d",model_name="tiny"}`, rank)), e.metric(t, fmt.Sprintf(`vllm:iteration_tokens_total_sum{engine="%d",model_name="tiny"}`, rank))
+			if steps != 2*want || tokens != prompts+2*want {
+				t.Errorf("%s: rank %d has computed %v tokens in %v steps, want %v and %v", name, rank, tokens, steps, prompts+2*want, 2*want)
+			}
 		}
 	}
 	for _, name := range []string{"sglang-0.5.12", "sglang-0.5.17", "sglang-0.5.23"} {
 		e := start(t, func(o *Options) { o.Dialect = name })
 		if got := e.get(t, "/metrics"); got.status != http.StatusNotFound {
 			t.Errorf("%s: /metrics answers %d without --enable-metrics", name, got.status)
+		}
+		e = start(t, func(o *Options) { fourRanks(o); o.Dialect, o.EnableMetrics = name, true })
+		prompt := e.post(t, "/v1/tokenize", `{"model":"tiny","prompt":"func"}`)
+		tokens := float64(len(object(t, prompt.body)["tokens"].([]any)))
+		e.post(t, "/v1/completions", `{"model":"tiny","prompt":"func","max_tokens":5,"ignore_eos":true}`, "X-Data-Parallel-Rank", "2")
+		for series, want := range map[string]float64{
+			"cuda_graph_passes_total prefill_none": 1, "realtime_tokens_total prefill_compute": tokens,
+			"cuda_graph_passes_total decode_none": 4, "realtime_tokens_total decode": 4, // the first token comes with the prompt
+		} {
+			metric, mode, _ := strings.Cut(series, " ")
+			if got := e.metric(t, fmt.Sprintf(`sglang:%s{dp_rank="2",mode="%s",model_name="tiny"}`, metric, mode)); got != want {
+				t.Errorf("%s: %s is %v, want %v", name, series, got, want)
+			}
 		}
 	}
 }

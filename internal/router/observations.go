@@ -82,7 +82,10 @@ func newObservations(registry prometheus.Registerer, options ProxyOptions, pool 
 	}
 	var unnamed engine.Adapter // a pod that does not name its engine is not read
 	o.engines = enginecounts.Poller{Transport: newTransport(), Now: time.Now, Backends: func() []discovery.Backend {
-		return slices.DeleteFunc(pool.backends(), func(b discovery.Backend) bool { return !b.Adapter(&unnamed).CountsActivations })
+		return slices.DeleteFunc(pool.backends(), func(b discovery.Backend) bool {
+			adapter := b.Adapter(&unnamed)
+			return !adapter.CountsActivations && !adapter.CountsSteps()
+		})
 	}}
 	o.givenUp = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "semmoe_router_sample_given_up_total",
@@ -169,7 +172,7 @@ func (o *Observations) recent() []lar.Observation {
 // report is all that is observed. What it holds is shared with nobody.
 func (o *Observations) report() lar.Report {
 	r := lar.Report{
-		Observations: o.recent(), Last: lar.Set{}, Tables: o.pool.Tables(), IgnoredRanks: o.pool.ignoredRanks(), Engines: o.engines.Counts(),
+		Observations: o.recent(), Last: lar.Set{}, Tables: o.pool.Tables(), IgnoredRanks: o.pool.ignoredRanks(), Engines: o.engines.Counts(), Steps: o.engines.Steps(),
 	}
 	for _, observation := range r.Observations {
 		r.Last.Add(observation)

@@ -24,7 +24,13 @@ func Adapter() engine.Adapter {
 		RankHeader: "X-Data-Parallel-Rank",
 		// The reference engine does.
 		CountsActivations: true,
-		RankRoutes:        engine.RankRoutes{Field: "routed_dp_rank", InField: []string{"/generate"}, Unpinned: []string{"/v1/responses"}, Reported: "dp_rank"},
+		StepMetrics: &engine.StepMetrics{
+			Steps: "sglang:cuda_graph_passes_total", Tokens: "sglang:realtime_tokens_total", Kind: "mode",
+			Prefill: engine.StepKind{Steps: "prefill_", Tokens: "prefill_compute"},
+			Decode:  engine.StepKind{Steps: "decode_", Tokens: "decode"},
+			Needs:   "add --enable-metrics to spec.engine.args",
+		},
+		RankRoutes: engine.RankRoutes{Field: "routed_dp_rank", InField: []string{"/generate"}, Unpinned: []string{"/v1/responses"}, Reported: "dp_rank"},
 		// Read with --schedule-policy routing-key alone.
 		RoutingKeyHeader: "X-Smg-Routing-Key",
 		HealthPath:       "/health",

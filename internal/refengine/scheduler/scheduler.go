@@ -26,6 +26,8 @@ type Config struct {
 	Ranks int
 	// OnStep is called after each step for every request in it, with what was computed. It must not keep it.
 	OnStep func(Computed)
+	// OnBatch is called after each step with what was computed for each rank; nil for nothing. It must not keep it.
+	OnBatch func([]RankStep)
 	// LookAhead is how many experts of each look-ahead OnStep wants; 0 for none.
 	LookAhead int
 	// StepDelay is added to each step, to test what notices a slow engine.
@@ -41,6 +43,14 @@ type Computed struct {
 	Routes []uint16
 	// LookAhead is what the gates said before attention; nil where nobody asked for it.
 	LookAhead *model.LookAhead
+}
+
+// RankStep is what one step has computed for a rank.
+type RankStep struct {
+	// Prefill and Decode are the tokens of prompts, and those that follow one.
+	Prefill, Decode int
+	// Generated is the number of new tokens, and Prompts the length of the prompts whose computation has ended.
+	Generated, Prompts int
 }
 
 // Load is what one rank has to do.
@@ -287,6 +297,7 @@ func (s *Scheduler) complete(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ended := map[*sequence]bool{}
+	ranks := make([]RankStep, s.config.Ranks)
 	for i, q := range s.batch {
 		if err != nil {
 			q.Sink.Done(Result{Err: err})
@@ -299,6 +310,7 @@ func (s *Scheduler) complete(err error) {
 		if q.KeepRoutes {
 			q.state.routes = append(q.state.routes, q.state.step...)
 		}
+		ranks[q.Rank].add(q, before)
 		if q.PromptLogprobs && before < len(q.Prompt) {
 			s.scorePrompt(q)
 		}
@@ -306,9 +318,26 @@ func (s *Scheduler) complete(err error) {
 			ended[q] = true
 		}
 	}
+	if s.config.OnBatch != nil && err == nil {
+		s.config.OnBatch(ranks)
+	}
 	s.running = slices.DeleteFunc(s.running, func(q *sequence) bool { return ended[q] })
 	s.measure()
 	s.closeIfIdle()
+}
+
+// add counts what a step has computed for a request, of which so many tokens were computed before.
+func (r *RankStep) add(q *sequence, before int) {
+	if before >= len(q.Prompt) {
+		r.Decode += q.computed - before
+		r.Generated++
+		return
+	}
+	r.Prefill += q.computed - before
+	if q.computed >= len(q.Prompt) {
+		r.Prompts += len(q.Prompt)
+		r.Generated += min(1, q.MaxNewTokens)
+	}
 }
 
 // scorePrompt gives the prompt tokens that follow those of the step their log probabilities, and all of them to the sink

@@ -63,7 +63,8 @@ func NewEngine(c Config) *Engine {
 	account := newAccounting(c)
 	e.Scheduler = scheduler.New(c.Model, c.Workers, scheduler.Config{
 		MaxRunning: c.MaxRunning, MaxQueued: c.MaxQueued, PrefillTokens: c.ChunkedPrefillSize, ContextLength: c.ContextLength,
-		Ranks: e.dataParallelRanks(), OnStep: account.add, LookAhead: account.lookAhead(), StepDelay: c.StepDelay,
+		Ranks: e.dataParallelRanks(), OnStep: account.add, OnBatch: func(ranks []scheduler.RankStep) { e.metrics.step(ranks) },
+		LookAhead: account.lookAhead(), StepDelay: c.StepDelay,
 	})
 	e.metrics = newMetrics(e)
 	account.activations = e.metrics.activations

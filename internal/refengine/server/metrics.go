@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/semmoe/operator/internal/refengine/locality"
 	"github.com/semmoe/operator/internal/refengine/scheduler"
@@ -19,7 +20,10 @@ type metrics struct {
 	// Counters are by rank, requests also by the reason of their end, where the dialect has these labels.
 	promptTokens, generationTokens, requests, aborts *prometheus.CounterVec
 	firstToken, interToken, latency                  *prometheus.HistogramVec
-	activations                                      []activationCounters
+	// stepTokens, or passes and computed by their mode, count steps by rank.
+	stepTokens       *prometheus.HistogramVec
+	passes, computed *prometheus.CounterVec
+	activations      []activationCounters
 }
 
 // metricNames are an engine's names of what is measured; empty for what it has not. The names of counters end in _total.
@@ -32,6 +36,8 @@ type metricNames struct {
 	promptTokens, generationTokens, requests, aborts         string
 	firstToken, interToken, latency                          string
 	running, waiting, usedTokens, tokenUsage, generationRate string
+	// stepTokens is the histogram of the tokens of steps; passes and computed are counters of steps and of their tokens, by mode.
+	stepTokens, passes, computed string
 	// activations serves the reference engine's own metric of locality.
 	activations bool
 }
@@ -43,12 +49,15 @@ var (
 		firstToken: "sglang:time_to_first_token_seconds", interToken: "sglang:inter_token_latency_seconds", latency: "sglang:e2e_request_latency_seconds",
 		running: "sglang:num_running_reqs", waiting: "sglang:num_queue_reqs", usedTokens: "sglang:num_used_tokens", tokenUsage: "sglang:token_usage",
 		generationRate: "sglang:gen_throughput", activations: true,
+		// srt/observability/metrics_collector.py of 0.5.12 to 0.5.19
+		passes: "sglang:cuda_graph_passes_total", computed: "sglang:realtime_tokens_total",
 	}
 	// vllmMetrics are those of vllm/v1/metrics/loggers.py.
 	vllmMetrics = metricNames{
 		rank: "engine", counterRank: true, reason: "finished_reason", promptTokens: "vllm:prompt_tokens_total", generationTokens: "vllm:generation_tokens_total",
 		requests: "vllm:request_success_total", firstToken: "vllm:time_to_first_token_seconds", interToken: "vllm:inter_token_latency_seconds",
 		latency: "vllm:e2e_request_latency_seconds", running: "vllm:num_requests_running", waiting: "vllm:num_requests_waiting", tokenUsage: "vllm:kv_cache_usage_perc",
+		stepTokens: "vllm:iteration_tokens_total",
 	}
 )
 
@@ -88,6 +97,7 @@ func newMetrics(e *Engine) *metrics {
 	m.firstToken = histogram(m.names.firstToken, "Time from the request to its first token.", 0.001)
 	m.interToken = histogram(m.names.interToken, "Time between two tokens of a request.", 0.0005)
 	m.latency = histogram(m.names.latency, "Time from the request to its end.", 0.004)
+	m.countSteps(labels)
 	m.registry.MustRegister(&loadCollector{engine: e, labels: labels})
 	for rank := range e.dataParallelRanks() {
 		m.zero(rank)
@@ -107,6 +117,44 @@ func newMetrics(e *Engine) *metrics {
 		})
 	}
 	return m
+}
+
+// stepBuckets are the bounds of vLLM's histogram.
+var stepBuckets = []float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}
+
+// countSteps makes the metrics of steps.
+func (m *metrics) countSteps(labels prometheus.Labels) {
+	m.stepTokens = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: m.names.stepTokens, Help: "Tokens of a step.", ConstLabels: labels, Buckets: stepBuckets,
+	}, []string{m.names.rank})
+	by := []string{m.names.rank, "mode"}
+	m.passes = prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.names.passes, Help: "Steps by their mode.", ConstLabels: labels}, by)
+	m.computed = prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.names.computed, Help: "Computed tokens by the mode of their step.", ConstLabels: labels}, by)
+	if m.names.stepTokens != "" { // vLLM serves the metrics of its process where it has one API server
+		m.registry.MustRegister(m.stepTokens, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	}
+	if m.names.passes != "" {
+		m.registry.MustRegister(m.passes, m.computed)
+	}
+}
+
+// step counts a step as the engine of the dialect does. vLLM counts steps that give tokens, and a prompt in the step that ends its computation
+// (IterationStats in v1/metrics/stats.py of 0.32.0). SGLang computes prompts and other tokens in steps of their own, which here are one.
+func (m *metrics) step(ranks []scheduler.RankStep) {
+	for i, r := range ranks {
+		rank := strconv.Itoa(i)
+		if r.Generated > 0 && m.names.stepTokens != "" {
+			m.stepTokens.WithLabelValues(rank).Observe(float64(r.Prompts + r.Generated))
+		}
+		count := func(pass, mode string, tokens int) {
+			if tokens > 0 && m.names.passes != "" {
+				m.passes.WithLabelValues(rank, pass).Inc()
+				m.computed.WithLabelValues(rank, mode).Add(float64(tokens))
+			}
+		}
+		count("prefill_none", "prefill_compute", r.Prefill)
+		count("decode_none", "decode", r.Decode)
+	}
 }
 
 // by returns the values of the labels of a rank's counters.
@@ -129,6 +177,9 @@ func (m *metrics) ended(rank int, reason string) prometheus.Counter {
 func (m *metrics) zero(rank int) {
 	for _, c := range []*prometheus.CounterVec{m.promptTokens, m.generationTokens, m.aborts} {
 		c.WithLabelValues(m.by(rank)...)
+	}
+	if m.names.stepTokens != "" {
+		m.stepTokens.WithLabelValues(strconv.Itoa(rank))
 	}
 	for _, h := range []*prometheus.HistogramVec{m.firstToken, m.interToken, m.latency} {
 		h.WithLabelValues(m.by(rank)...)

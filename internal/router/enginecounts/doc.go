@@ -1,6 +1,8 @@
-// Package enginecounts reads the local and remote activations that engines count themselves, from the /metrics of their pods.
+// Package enginecounts reads what engines count themselves, from the /metrics of their pods: local and remote activations, and steps with the
+// tokens that they compute.
 //
-// The metric is semmoe_engine_activations_total with the labels rank and locality ("local" or "remote"); further labels, such as layer,
+// The metrics of steps are those of engine.StepMetrics. They become one distribution of tokens per step for each pod, whose older half-lives weigh
+// less. The metric of activations is semmoe_engine_activations_total with the labels rank and locality ("local" or "remote"); further labels, such as layer,
 // are summed. The reference engine has it, and vLLM with the plug-in of integrations/vllm. docs/vllm-plugin.md is its contract.
 //
 // Invariants:

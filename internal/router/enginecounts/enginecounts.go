@@ -3,6 +3,7 @@ package enginecounts
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,8 +16,11 @@ import (
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/semmoe/operator/internal/engine"
 	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/printable"
 	"github.com/semmoe/operator/internal/router/discovery"
+	"github.com/semmoe/operator/internal/stepsizes"
 )
 
 const (
@@ -34,7 +38,7 @@ const (
 	maxLine   = 64 << 10
 )
 
-// Poller reads the counters of engine pods again and again. It is safe for concurrent use.
+// Poller reads the counters of engine pods periodically. It is safe for concurrent use.
 type Poller struct {
 	// Backends returns the pods to read.
 	Backends func() []discovery.Backend
@@ -51,6 +55,7 @@ type Poller struct {
 type pod struct {
 	address, revision string
 	readings          []reading
+	steps             podSteps
 }
 
 type reading struct {
@@ -81,12 +86,11 @@ func (p *Poller) Poll(ctx context.Context) {
 	reads.SetLimit(readAtOnce)
 	for _, b := range backends {
 		reads.Go(func() error {
-			counts, err := p.read(ctx, b)
-			if err != nil {
-				log.V(1).Info("Cannot read the activations that an engine counts", "pod", b.Pod, "reason", err.Error())
-				return nil
+			got := p.read(ctx, b)
+			if err := errors.Join(got.activationsErr, got.stepsErr); err != nil {
+				log.V(1).Info("Cannot read all that an engine counts", "pod", b.Pod, "reason", err.Error())
 			}
-			p.add(b, counts)
+			p.add(b, got)
 			return nil
 		})
 	}
@@ -115,6 +119,25 @@ func (p *Poller) Counts() []lar.EngineCounts {
 	return counts
 }
 
+// Steps returns the distribution of the tokens of steps of each pod whose engine counts them. A pod whose newest reading is old has none.
+func (p *Poller) Steps() []stepsizes.Pod {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var pods []stepsizes.Pod
+	for name, pod := range p.pods {
+		s := &pod.steps
+		told := stepsizes.Pod{Pod: name, Revision: pod.revision, Problem: s.problem}
+		if s.problem == "" && (s.last == nil || p.Now().Sub(s.at).Abs() > 2*Period) {
+			continue
+		}
+		if s.problem == "" {
+			told.Sizes, told.Steps, told.PrefillShare = s.histogram.Sizes(), min(s.histogram.Steps(), stepsizes.MaxSteps), s.histogram.PrefillShare()
+		}
+		pods = append(pods, told)
+	}
+	return pods
+}
+
 // keepOnly forgets the pods that are no backends any more, or other ones by the same name.
 func (p *Poller) keepOnly(backends []discovery.Backend) {
 	p.mu.Lock()
@@ -128,8 +151,8 @@ func (p *Poller) keepOnly(backends []discovery.Backend) {
 	p.pods = kept
 }
 
-// add keeps a reading. Counters that fell are those of an engine that was restarted: what was read before is forgotten.
-func (p *Poller) add(b discovery.Backend, counts lar.Activations) {
+// add keeps what was read.
+func (p *Poller) add(b discovery.Backend, got answer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	of := p.pods[b.Pod]
@@ -137,7 +160,19 @@ func (p *Poller) add(b discovery.Backend, counts lar.Activations) {
 		of = &pod{address: b.Address, revision: b.Revision}
 		p.pods[b.Pod] = of
 	}
-	now := p.Now()
+	if got.activationsErr == nil {
+		of.addActivations(got.activations, p.Now())
+	}
+	switch {
+	case got.stepsErr != nil:
+		of.steps.problem = printable.Line(got.stepsErr.Error(), stepsizes.MaxProblem)
+	case got.steps != nil:
+		of.steps.add(got.steps, p.Now())
+	}
+}
+
+// addActivations keeps a reading. Counters that fell are those of an engine that was restarted: what was read before is forgotten.
+func (of *pod) addActivations(counts lar.Activations, now time.Time) {
 	if n := len(of.readings); n > 0 {
 		last := of.readings[n-1]
 		if counts.Local < last.Local || counts.Total-counts.Local < last.Total-last.Local || now.Before(last.at) {
@@ -153,60 +188,111 @@ func (p *Poller) add(b discovery.Backend, counts lar.Activations) {
 // errAbsent is of an engine that does not count activations.
 var errAbsent = errors.New("it has no " + Metric)
 
-func (p *Poller) read(ctx context.Context, b discovery.Backend) (lar.Activations, error) {
+// answer is what was read of a pod. A pod whose engine counts no steps has neither steps nor stepsErr.
+type answer struct {
+	activations    lar.Activations
+	activationsErr error
+	steps          map[string]*rankSteps
+	stepsErr       error
+}
+
+func (p *Poller) read(ctx context.Context, b discovery.Backend) answer {
+	var unnamed engine.Adapter
+	metrics := b.Adapter(&unnamed).StepMetrics
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+b.Address+"/metrics", nil)
+	body, err := p.get(ctx, b.Address)
 	if err != nil {
-		return lar.Activations{}, err
+		failed := answer{activationsErr: err}
+		if metrics != nil {
+			failed.stepsErr = stable(err)
+		}
+		return failed
+	}
+	defer body.Close()
+	return parse(body, metrics)
+}
+
+// statusError is of an answer without metrics.
+type statusError int
+
+func (s statusError) Error() string { return fmt.Sprintf("/metrics answers %d", int(s)) }
+
+// stable returns the error of an answer without what changes from one reading to the next, such as the ports of a connection: it is reported.
+func stable(err error) error {
+	if status := statusError(0); err == nil || errors.As(err, &status) || errors.Is(err, bufio.ErrTooLong) {
+		return err
+	}
+	return errors.New("/metrics cannot be read")
+}
+
+func (p *Poller) get(ctx context.Context, address string) (io.ReadCloser, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
+	if err != nil {
+		return nil, err
 	}
 	response, err := p.Transport.RoundTrip(request)
 	if err != nil {
-		return lar.Activations{}, err
+		return nil, err
 	}
-	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return lar.Activations{}, errors.New(response.Status)
+		response.Body.Close()
+		return nil, statusError(response.StatusCode)
 	}
-	return parse(response.Body)
+	return response.Body, nil
 }
 
-// parse sums the counters in a text of Prometheus' exposition format.
-func parse(text io.Reader) (lar.Activations, error) {
+// parse reads counters from a text of Prometheus' exposition format: those of activations, and those of steps unless metrics is nil. What is wrong
+// with the ones does not concern the others.
+func parse(text io.Reader, metrics *engine.StepMetrics) (got answer) {
 	limited := &io.LimitedReader{R: text, N: maxAnswer + 1}
 	lines := bufio.NewScanner(limited)
 	lines.Buffer(nil, maxLine)
-	var sum lar.Activations
+	steps := &stepReader{metrics: metrics, ranks: map[string]*rankSteps{}}
 	found := false
 	for lines.Scan() {
+		if metrics != nil && got.stepsErr == nil {
+			got.stepsErr = steps.line(lines.Bytes())
+		}
 		labels, ok := bytes.CutPrefix(lines.Bytes(), []byte(Metric+"{"))
-		if !ok {
-			continue
+		if ok && got.activationsErr == nil {
+			got.activationsErr = addActivations(&got.activations, labels)
+			found = true
 		}
-		count, err := valueOf(labels)
-		if err != nil {
-			return lar.Activations{}, err
-		}
-		switch {
-		case bytes.Contains(labels, []byte(`locality="local"`)):
-			sum.Local += count
-		case !bytes.Contains(labels, []byte(`locality="remote"`)):
-			return lar.Activations{}, fmt.Errorf("%s{%.100q has no label locality of local or remote", Metric, labels)
-		}
-		if sum.Total += count; sum.Total > lar.MaxActivations {
-			return lar.Activations{}, fmt.Errorf("%s counts more than %d", Metric, int64(lar.MaxActivations))
-		}
-		found = true
+	}
+	err, unread := lines.Err(), stable(lines.Err())
+	if err == nil && limited.N == 0 {
+		err = fmt.Errorf("the answer has more than %d MiB", maxAnswer>>20)
+		unread = err
+	}
+	if got.activationsErr = cmp.Or(err, got.activationsErr); got.activationsErr == nil && !found {
+		got.activationsErr = errAbsent
+	}
+	if metrics == nil {
+		return got
+	}
+	if got.stepsErr = cmp.Or(unread, got.stepsErr); got.stepsErr == nil {
+		got.steps, got.stepsErr = steps.read()
+	}
+	return got
+}
+
+// addActivations adds a counter, given its labels and what follows.
+func addActivations(sum *lar.Activations, labels []byte) error {
+	count, err := valueOf(labels)
+	if err != nil {
+		return err
 	}
 	switch {
-	case lines.Err() != nil:
-		return lar.Activations{}, lines.Err()
-	case limited.N == 0:
-		return lar.Activations{}, fmt.Errorf("the answer has more than %d MiB", maxAnswer>>20)
-	case !found:
-		return lar.Activations{}, errAbsent
+	case bytes.Contains(labels, []byte(`locality="local"`)):
+		sum.Local += count
+	case !bytes.Contains(labels, []byte(`locality="remote"`)):
+		return fmt.Errorf("%s{%.100q has no label locality of local or remote", Metric, labels)
 	}
-	return sum, nil
+	if sum.Total += count; sum.Total > lar.MaxActivations {
+		return fmt.Errorf("%s counts more than %d", Metric, int64(lar.MaxActivations))
+	}
+	return nil
 }
 
 // valueOf reads the value behind the labels, which a time may follow.

@@ -39,7 +39,11 @@ func TestParse(t *testing.T) {
 		"a long line":      {strings.Repeat("x", maxLine+1), lar.Activations{}, "token too long"},
 		"a long answer":    {strings.Repeat("# x\n", maxAnswer/4) + line(local, 1), lar.Activations{}, "more than 8 MiB"},
 	} {
-		got, err := parse(strings.NewReader(tc.text))
+		answered := parse(strings.NewReader(tc.text), nil)
+		got, err := answered.activations, answered.activationsErr
+		if err != nil {
+			got = lar.Activations{}
+		}
 		if got != tc.want || (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
 			t.Errorf("%s: %v, error %v; want %v, %q", name, got, err, tc.want, tc.err)
 		}
@@ -50,7 +54,8 @@ func FuzzParse(f *testing.F) {
 	f.Add(Metric + `{locality="local"} 1`)
 	f.Add(Metric + `{locality="remote"}`)
 	f.Fuzz(func(t *testing.T, text string) {
-		if got, err := parse(strings.NewReader(text)); err == nil && (got.Local < 0 || got.Total < got.Local || got.Total > lar.MaxActivations) {
+		answered := parse(strings.NewReader(text), nil)
+		if got := answered.activations; answered.activationsErr == nil && (got.Local < 0 || got.Total < got.Local || got.Total > lar.MaxActivations) {
 			t.Fatalf("%q: %v", text, got)
 		}
 	})

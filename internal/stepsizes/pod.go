@@ -1,0 +1,95 @@
+package stepsizes
+
+import (
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Pod is what a router counted of the steps of an engine pod. Problem is why it counted none.
+type Pod struct {
+	Pod      string `json:"pod"`
+	Revision string `json:"revision"`
+	// Sizes are the mean tokens of each eighth of the steps, the smallest first; nil where nothing was counted.
+	Sizes []float64 `json:"sizes,omitempty"`
+	// Steps is the number of steps, older ones in part, and PrefillShare the part of them that computed prompts.
+	Steps        float64 `json:"steps,omitempty"`
+	PrefillShare float64 `json:"prefillShare,omitempty"`
+	// Problem says in one line why nothing can be read; empty where it can, or where the engine has computed nothing yet.
+	Problem string `json:"problem,omitempty"`
+}
+
+const (
+	// MaxProblem bounds a Problem, in bytes.
+	MaxProblem = 200
+	// MaxSteps bounds the steps of a Pod, and maxPods the pods of a report.
+	MaxSteps = 1 << 53
+	maxPods  = 1 << 14
+)
+
+// Validate refuses what no router counted.
+func Validate(pods []Pod) error {
+	if len(pods) > maxPods {
+		return fmt.Errorf("steps: %d pods: at most %d are allowed", len(pods), maxPods)
+	}
+	for i, p := range pods {
+		switch {
+		case len(p.Sizes) != 0 && len(p.Sizes) != Parts:
+			return fmt.Errorf("steps[%d].sizes: %d sizes: 0 or %d are allowed", i, len(p.Sizes), Parts)
+		case slices.ContainsFunc(p.Sizes, func(size float64) bool { return !(size >= 1 && size <= MaxTokens) }):
+			return fmt.Errorf("steps[%d].sizes is %v: numbers from 1 to %d are allowed", i, p.Sizes, MaxTokens)
+		case !(p.Steps >= 0 && p.Steps <= MaxSteps) || !(p.PrefillShare >= 0 && p.PrefillShare <= 1):
+			return fmt.Errorf("steps[%d]: steps is %v and prefillShare %v: allowed are 0 to 2^53 and 0 to 1", i, p.Steps, p.PrefillShare)
+		case len(p.Problem) > MaxProblem:
+			return fmt.Errorf("steps[%d].problem has %d bytes: at most %d are allowed", i, len(p.Problem), MaxProblem)
+		}
+	}
+	return nil
+}
+
+// Sum is the distribution over the pods of a deployment.
+type Sum struct {
+	// Sizes are rounded; nil where the steps are too few.
+	Sizes []int32
+	// Steps is the number of steps, PrefillMilli the part of them that computed prompts, in thousandths.
+	Steps        float64
+	PrefillMilli int32
+	// Problem is that of the first pod, by name, that has one; empty where any pod has sizes. Pods is the number of pods with a problem.
+	Problem, Pod string
+	Pods         int
+}
+
+// MinSteps is the number of steps from which a distribution is used: 64 for each of its sizes.
+const MinSteps = 64 * Parts
+
+// Merge sums what routers reported. Several routers read the same pods, at other times: of each pod the report with the most steps counts.
+func Merge(reports ...[]Pod) Sum {
+	pods := map[string]Pod{}
+	for _, report := range reports {
+		for _, p := range report {
+			if known, ok := pods[p.Pod]; !ok || p.Steps > known.Steps || p.Problem == "" && known.Problem != "" {
+				pods[p.Pod] = p
+			}
+		}
+	}
+	var all Histogram
+	var sum Sum
+	for _, p := range pods {
+		for _, size := range p.Sizes {
+			all.Add(size, p.Steps/Parts, p.PrefillShare*p.Steps/Parts)
+		}
+		if p.Problem == "" {
+			continue
+		}
+		if sum.Pods++; sum.Pod == "" || p.Pod < sum.Pod {
+			sum.Problem, sum.Pod = p.Problem, p.Pod
+		}
+	}
+	if sum.Steps = all.Steps(); sum.Steps > 0 {
+		sum.Problem, sum.Pod, sum.Pods = "", "", 0
+	}
+	if sum.Steps >= MinSteps {
+		sum.Sizes, sum.PrefillMilli = Round(all.Sizes()), int32(math.Round(1000*all.PrefillShare()))
+	}
+	return sum
+}

@@ -357,12 +357,15 @@ func (r *replan) newLayout(ctx context.Context, expertLoadLimit float64, deadlin
 // candidate scores a plan on the held-out requests.
 func (r *replan) candidate(ctx context.Context, p *Plan) (Candidate, error) {
 	c := Candidate{Plan: p, Moves: placement.Moves(r.current.Placement, p.Placement)}
-	for _, tokens := range r.choice.BatchTokens {
+	var report cost.Report
+	for i, tokens := range r.choice.BatchTokens {
 		o := r.evaluation()
 		o.BatchTokens, o.Machines = tokens, r.layer.Machines
-		report, err := Evaluate(ctx, r.trace, p, o)
-		if err != nil {
-			return Candidate{}, err
+		if i == 0 || p.Attention == placement.TensorParallel && tokens != r.choice.BatchTokens[i-1] { // as in modelledTimes
+			var err error
+			if report, err = Evaluate(ctx, r.trace, p, o); err != nil {
+				return Candidate{}, err
+			}
 		}
 		c.Score.add(&report, r.layer.TimeOf(tokens, &report), 1/float64(len(r.choice.BatchTokens)))
 	}

@@ -132,7 +132,8 @@ type Options struct {
 	Objective    placement.Objective
 	RanksPerNode int
 	// BatchTokens are the sizes of the batches that are served, in tokens over all ranks, each as frequent as the others: the objective
-	// Time minimizes the mean time over them, and the worth of a plan is judged by it. Empty is DefaultBatchTokens.
+	// Time minimizes the mean time over them, and the worth of a plan is judged by it. A size that is given n times is n times as frequent. Empty
+	// is DefaultBatchTokens.
 	BatchTokens []int
 	// Unshuffled tells of attention tensor parallelism in an engine that leaves tokens where attention puts them: they lie on the ranks in
 	// turn, whatever tables say. The local activation rate is then the same under every placement, so that the objective must be another.

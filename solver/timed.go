@@ -256,7 +256,7 @@ func (s *search) modelledTimes(ctx context.Context, plan *Plan) (m modelledTimes
 	var report cost.Report
 	for i, tokens := range sizes {
 		o.BatchTokens = tokens
-		if i == 0 || s.options.Attention == placement.TensorParallel { // with attention DP requests have ranks, whatever the size of a batch
+		if i == 0 || s.options.Attention == placement.TensorParallel && tokens != sizes[i-1] { // with attention DP requests have ranks, whatever the size of a batch
 			if report, err = s.evaluate(ctx, plan, o); err != nil {
 				return m, err
 			}

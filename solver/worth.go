@@ -58,7 +58,7 @@ func NewTimeTrial(ctx context.Context, t *trace.Trace, p *Plan, o TrialOptions) 
 	if profile == nil {
 		profile = p.Machines()
 	}
-	sizes := slices.Sorted(slices.Values(o.BatchTokens))
+	sizes := slices.Compact(slices.Sorted(slices.Values(o.BatchTokens)))
 	if len(sizes) == 0 {
 		sizes = []int{o.Evaluation.BatchTokens}
 	}

@@ -3,6 +3,7 @@ package solver
 import (
 	"context"
 	"encoding/json"
+	"math"
 	"testing"
 
 	"github.com/semmoe/operator/solver/placement"
@@ -78,4 +79,25 @@ func widened(t *testing.T, config string, hidden, expert int) string {
 		t.Fatal(err)
 	}
 	return string(text)
+}
+
+// A size that is given three times is three times as frequent.
+func TestRepeatedBatchSizes(t *testing.T) {
+	recorded := openTiny(t)
+	for _, attention := range []placement.Attention{placement.DataParallel, placement.TensorParallel} {
+		o := Options{Ranks: 4, Attention: attention, Algorithm: placement.KMeans2D, Forecast: Table, TrainPercent: 80, Seed: 1, BatchTokens: []int{1024, 65536, 1024, 1024}}
+		s, err := Solve(t.Context(), recorded, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		trial, err := TrialOf(t.Context(), recorded, s, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		small, large := trial.At(1024), trial.At(65536)
+		want := .75*small.Saved() + .25*large.Saved()
+		if got := trial.Worth(0, o.BatchTokens...); math.Abs(got.BaselineLayerUS-got.LayerUS-want) > 1e-6*math.Abs(want) || len(trial.scores) > 2 {
+			t.Errorf("attention %s: %v µs saved from %d scores, want %v", attention, got.BaselineLayerUS-got.LayerUS, len(trial.scores), want)
+		}
+	}
 }

@@ -92,6 +92,11 @@ type MoEDeploymentStatus struct {
 	// +optional
 	Routing *RoutingStatus `json:"routing,omitempty"`
 
+	// batchTokens describes how many tokens a layer computes at a time, over all ranks of a replica: for which sizes the plan was made, and
+	// which ones the engines report now. It is absent without plans.
+	// +optional
+	BatchTokens *BatchTokensStatus `json:"batchTokens,omitempty"`
+
 	// reshuffle contains the cost of the copies of the checkpoint that the pods of serving.revision serve.
 	// +optional
 	Reshuffle *ReshuffleStatus `json:"reshuffle,omitempty"`
@@ -192,6 +197,59 @@ type RoutingStatus struct {
 	// captureCostTime is when that was read.
 	// +optional
 	CaptureCostTime *metav1.Time `json:"captureCostTime,omitempty"`
+}
+
+// BatchTokensSource is where batch sizes come from.
+//
+// +kubebuilder:validation:Enum=Spec;Observed;Default
+type BatchTokensSource string
+
+const (
+	// BatchTokensSpec is spec.rollout.batchTokens.
+	BatchTokensSpec BatchTokensSource = "Spec"
+	// BatchTokensObserved is the distribution that the engines had reported when the plan was created.
+	BatchTokensObserved BatchTokensSource = "Observed"
+	// BatchTokensDefault is the default distribution.
+	BatchTokensDefault BatchTokensSource = "Default"
+)
+
+// BatchTokensStatus describes the sizes of batches.
+type BatchTokensStatus struct {
+	// source is where sizes come from: Spec, Observed or Default.
+	// +required
+	Source BatchTokensSource `json:"source"`
+
+	// sizes are those for which the plan in status.plan was made, or the next plan is made while there is none. Each is as frequent as the
+	// others.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Sizes []int32 `json:"sizes,omitempty"`
+
+	// observed are the sizes of the steps of the engines in the last hours: the mean of the smallest eighth of the steps, of the next eighth, and
+	// so on. They move once their median or mean doubles or halves, and at most once a minute. They are absent while the engines report too little.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Observed []int32 `json:"observed,omitempty"`
+
+	// prefillMilli is the part of these steps that computed prompts, in thousandths.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	PrefillMilli *int32 `json:"prefillMilli,omitempty"`
+
+	// observedTime is when both were read.
+	// +optional
+	ObservedTime *metav1.Time `json:"observedTime,omitempty"`
+
+	// reason is why observed is absent, or why no plan is made for it although it differs much from sizes; message says what to do.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Reason string `json:"reason,omitempty"`
+	// +optional
+	// +kubebuilder:validation:MaxLength=512
+	Message string `json:"message,omitempty"`
 }
 
 // RankShare is what one rank gets, summed over all pods of the revision.

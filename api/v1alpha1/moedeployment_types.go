@@ -552,8 +552,8 @@ type RolloutSpec struct {
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 
 	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica, where that gain is modelled: the
-	// larger, the more locality pays. Set it to what the engine reaches under load. Without it plans are judged with 4096, 16384 and 65536
-	// tokens, equally frequent.
+	// larger, the more locality pays. Without it a plan is made for the steps that the engines count, as status.batchTokens reports them; while
+	// nothing is reported, for 4096, 16384 and 65536 tokens, equally frequent.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1048576

@@ -50,6 +50,7 @@ type PlacementPlanList struct {
 // PlacementPlanSpec is what to solve.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.current) || !has(self.priorProfileRef)",message="priorProfileRef needs current: without it the plan is made from its own profile alone",fieldPath=".priorProfileRef"
+// +kubebuilder:validation:XValidation:rule="!has(self.batchTokens) || !has(self.observedBatchTokens)",message="observedBatchTokens does not go with batchTokens: give one of them",fieldPath=".observedBatchTokens"
 // +kubebuilder:validation:XValidation:rule="!has(self.tokenShuffle) || self.attention == 'TensorParallel'",message="tokenShuffle needs attention TensorParallel: elsewhere requests have ranks, and tokens follow them",fieldPath=".tokenShuffle"
 // +kubebuilder:validation:XValidation:rule="!has(self.tokenShuffle) || self.tokenShuffle == 'Enabled' || !has(self.current)",message="tokenShuffle Disabled goes without current: traffic does not change a rate that hangs on the number of ranks alone",fieldPath=".tokenShuffle"
 // +kubebuilder:validation:XValidation:rule="!has(self.hardwareDigest) || has(self.hardware) && has(self.hardware.configMap)",message="hardwareDigest needs hardware.configMap: it is the digest of its content",fieldPath=".hardwareDigest"
@@ -130,11 +131,21 @@ type PlacementPlanSpec struct {
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 
 	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica: the plan is solved and judged for batches of
-	// this size. The larger, the more locality pays. Without it 4096, 16384 and 65536 tokens are equally frequent.
+	// this size. The larger, the more locality pays. Without it and observedBatchTokens, 4096, 16384 and 65536 tokens are equally frequent.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1048576
 	BatchTokens int32 `json:"batchTokens,omitempty"`
+
+	// observedBatchTokens is the distribution of the tokens of a step, over all ranks of a replica, that engines had reported when the plan
+	// was created: sizes of batches, each as frequent as the others. The plan is solved and judged for them.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:Minimum=1
+	// +kubebuilder:validation:items:Maximum=16777216
+	ObservedBatchTokens []int32 `json:"observedBatchTokens,omitempty"`
 }
 
 // CurrentPlan names a plan in service, as it stands in the artifact store.

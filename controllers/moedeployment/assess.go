@@ -29,6 +29,7 @@ func (r *Reconciler) assess(ctx context.Context, moed *semmoev1.MoEDeployment, p
 		Now: now, Spec: moed.Spec.Drift, Planned: serving != nil, Plan: promise,
 		Engine: moed.Spec.Engine.Type, EngineTells: desired.EngineTells(moed), Observed: desired.Observes(moed), WasBelow: wasBelow(moed),
 		Paused: desired.Paused(moed), Pinned: moed.Spec.Placement.PlanRef != nil, RollingOut: rollingOut(workloads), Replans: replansOf(moed, plans),
+		BatchesMoved: p.BatchesMoved(),
 	}
 	if moed.Spec.Parallelism.Attention != semmoev1.AttentionDataParallel {
 		in.Ranks, in.Shuffled = moed.Spec.Parallelism.ExpertParallelSize, desired.Shuffles(moed)

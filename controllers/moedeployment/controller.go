@@ -282,11 +282,16 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 	if o.Invalid == nil {
 		o.Invalid = revisions.ValidateGroups(moed, observed.groups)
 	}
+	asked := desired.ObservesSteps(moed)
+	if asked {
+		o.Reports = locality.AskRouters(ctx, r.Routers.HTTP, observed.routerPods)
+		o.Steps = stepsOf(o.Reports)
+	}
 	o.Inspection = inspection.Observe(inspectionInputs(moed).Hash(), observed.jobs, observed.inspectPods)
 	if report := o.Inspection.Report; report != nil && o.Invalid == nil {
 		if o.Invalid = revisions.ValidateModel(moed, *report); o.Invalid == nil {
 			// Nothing that serves depends on what cannot be made.
-			if o.Planning, err = r.planner().Plan(ctx, moed, *report, observed.revisions, observed.enginePods); err != nil && !planner.IsRefused(err) {
+			if o.Planning, err = r.planner(o.Steps.Sizes...).Plan(ctx, moed, *report, observed.revisions, observed.enginePods); err != nil && !planner.IsRefused(err) {
 				o.Undecided = true
 				return o, err
 			}
@@ -300,7 +305,7 @@ func (r *Reconciler) decide(ctx context.Context, moed *semmoev1.MoEDeployment, o
 		o.Undecided = true
 		return o, errors.Join(err, inServiceErr)
 	}
-	if asksRouters(moed, o) {
+	if !asked && asksRouters(moed, o) {
 		o.Reports = locality.AskRouters(ctx, r.Routers.HTTP, observed.routerPods)
 	}
 	if desired.Observes(moed) {
@@ -418,14 +423,14 @@ func lookAgain(moed *semmoev1.MoEDeployment, o observation) time.Duration {
 }
 
 // asksRouters reports whether the routers are asked what they observe: where they sample requests, or a plan serves, which needs engines that
-// obey ranks.
+// obey ranks, or plans are made for the steps of engines.
 func asksRouters(moed *semmoev1.MoEDeployment, o observation) bool {
-	return o.servingRevision() != "" && (desired.Observes(moed) || o.inService().Serving != nil)
+	return o.servingRevision() != "" && (desired.Observes(moed) || o.inService().Serving != nil || desired.ObservesSteps(moed))
 }
 
-// planner is what makes plans and chooses among them.
-func (r *Reconciler) planner() *planner.Planner {
-	return &planner.Planner{Client: r.Client, Live: r.Live, Recorder: r.Recorder, HTTP: r.HTTP, Now: r.Now}
+// planner is what makes plans, for the batch sizes that engines report, and chooses among them.
+func (r *Reconciler) planner(batchSizes ...int32) *planner.Planner {
+	return &planner.Planner{Client: r.Client, Live: r.Live, Recorder: r.Recorder, HTTP: r.HTTP, Now: r.Now, BatchSizes: batchSizes}
 }
 
 // front is what makes all that stands before the engines.

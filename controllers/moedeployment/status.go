@@ -34,6 +34,7 @@ import (
 	"github.com/semmoe/operator/internal/lar"
 	"github.com/semmoe/operator/internal/podhealth"
 	"github.com/semmoe/operator/internal/printable"
+	"github.com/semmoe/operator/internal/stepsizes"
 	"github.com/semmoe/operator/internal/transition"
 )
 
@@ -68,8 +69,9 @@ type observation struct {
 	Planning planner.Planning
 	// Replan is where the plan for a drift is; its zero value where none is being made.
 	Replan desired.Finding
-	// Reports are what the routers told.
+	// Reports are what the routers told, Steps what they reported of the steps of engines.
 	Reports []lar.Report
+	Steps   stepsizes.Sum
 	// Observed is what routers sampled of the revision; Enough tells that it says something.
 	Observed locality.Traffic
 	Enough   bool
@@ -156,7 +158,9 @@ func statusOf(moed *semmoev1.MoEDeployment, o observation, now time.Time) semmoe
 	if plan := cmp.Or(o.described().Plan, o.described().Promise); plan != nil {
 		status.Plan = nameInStatus(plan.Name)
 	}
+	status.BatchTokens = batchTokensStatus(moed.Status.BatchTokens, moed, cmp.Or(o.described().Plan, o.described().Promise), o, now)
 	if o.Undecided {
+		status.BatchTokens = moed.Status.BatchTokens
 		status.Profile, status.Plan, status.PlanDigest, status.Rollout, status.LAR = moed.Status.Profile, moed.Status.Plan, moed.Status.PlanDigest, moed.Status.Rollout, moed.Status.LAR
 		status.Serving = moed.Status.Serving
 	}

@@ -22,8 +22,9 @@ func TestBatchSizes(t *testing.T) {
 		change func(*semmoev1.PlacementPlanSpec)
 		want   []int
 	}{
-		"default": {func(*semmoev1.PlacementPlanSpec) {}, solver.DefaultBatchTokens},
-		"number":  {func(s *semmoev1.PlacementPlanSpec) { s.BatchTokens = 512 }, []int{512}},
+		"default":  {func(*semmoev1.PlacementPlanSpec) {}, solver.DefaultBatchTokens},
+		"observed": {func(s *semmoev1.PlacementPlanSpec) { s.ObservedBatchTokens = []int32{64, 64, 4096} }, []int{64, 64, 4096}},
+		"number":   {func(s *semmoev1.PlacementPlanSpec) { s.BatchTokens = 512 }, []int{512}},
 	} {
 		for _, current := range []*semmoev1.CurrentPlan{nil, {PlanDigest: "0"}} {
 			plan := &semmoev1.PlacementPlan{Spec: semmoev1.PlacementPlanSpec{ExpertParallelSize: 4, Current: current}}

@@ -56,8 +56,9 @@ type solveInputs struct {
 	CopyRule placement.CopyRule `json:"copyRule,omitempty"`
 	// Hardware is the digest of the hardware profile in a ConfigMap, or the name of one that is built in; left out for the operator's own.
 	Hardware string `json:"hardware,omitempty"`
-	// BatchTokens is the size of batches for which plans are solved and judged; left out where the spec names none.
-	BatchTokens int `json:"batchTokens,omitempty"`
+	// BatchTokens, or each of ObservedBatchTokens, is a size of batches for which plans are solved and judged; left out where the spec names none.
+	BatchTokens         int     `json:"batchTokens,omitempty"`
+	ObservedBatchTokens []int32 `json:"observedBatchTokens,omitempty"`
 	// MinimumGainPercent judges a plan that replaces none; left out where it is the default.
 	MinimumGainPercent *int `json:"minimumGainPercent,omitempty"`
 	// Replan is about the plan in service; nil where there is none to compare with.
@@ -121,8 +122,8 @@ func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityPro
 		ExpertLoadLimit:   int(ptr.Deref(plan.Spec.ExpertLoadLimitPercent, 0)),
 		Hardware:          hardware,
 		CopyRule:          copyRule(plan),
-		BatchTokens:       int(plan.Spec.BatchTokens),
-		Replan:            replanInputsOf(plan, priorDigest),
+		BatchTokens:       int(plan.Spec.BatchTokens), ObservedBatchTokens: plan.Spec.ObservedBatchTokens,
+		Replan: replanInputsOf(plan, priorDigest),
 	}
 	if in.Replan == nil {
 		if gain := plan.Spec.MinimumGainPercent; gain != nil && *gain != solver.DefaultMinimumGainPercent {
@@ -165,7 +166,14 @@ func (i *solveInputs) batchSizes() []int {
 	if i.BatchTokens > 0 {
 		return []int{i.BatchTokens}
 	}
-	return solver.DefaultBatchTokens
+	if len(i.ObservedBatchTokens) == 0 {
+		return solver.DefaultBatchTokens
+	}
+	sizes := make([]int, len(i.ObservedBatchTokens))
+	for n, tokens := range i.ObservedBatchTokens {
+		sizes[n] = int(tokens)
+	}
+	return sizes
 }
 
 func (i *solveInputs) options(progress func(step string, done, total int)) solver.Options {

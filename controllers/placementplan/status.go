@@ -155,7 +155,7 @@ func percent(share float64) string { return fmt.Sprintf("%.1f%%", 100*share) }
 func readyVerdict(plan *semmoev1.PlacementPlan, o observation, status semmoev1.PlacementPlanStatus) conditions.Verdict {
 	switch {
 	case o.Published:
-		return publishedVerdict(o, status)
+		return publishedVerdict(plan, o, status)
 	case o.Fault != nil:
 		return conditions.False(o.Fault.Reason, o.Fault.Message)
 	}
@@ -163,7 +163,7 @@ func readyVerdict(plan *semmoev1.PlacementPlan, o observation, status semmoev1.P
 	return conditions.False(reason, message)
 }
 
-func publishedVerdict(o observation, status semmoev1.PlacementPlanStatus) conditions.Verdict {
+func publishedVerdict(plan *semmoev1.PlacementPlan, o observation, status semmoev1.PlacementPlanStatus) conditions.Verdict {
 	reason, message := "Published", fmt.Sprintf("Plan %s is in ConfigMap %s", status.Plan, status.ConfigMap)
 	switch f := status.Forecast; {
 	case f == nil:
@@ -176,7 +176,8 @@ func publishedVerdict(o observation, status semmoev1.PlacementPlanStatus) condit
 	if f := status.Forecast; f != nil && f.LayerNanos > 0 {
 		message += fmt.Sprintf("; by hardware profile %s a layer takes %.1f µs, without a plan %.1f", f.Hardware, float64(f.LayerNanos)/1000, float64(f.BaselineLayerNanos)/1000)
 		if len(f.BatchTokens) > 0 {
-			message += fmt.Sprintf(" (saved %.1f%%, 95%% interval %.1f%% to %.1f%%; batches of %s tokens)", float64(f.SavedMilli)/10, float64(f.SavedLowMilli)/10, float64(f.SavedHighMilli)/10, sizesText(f.BatchTokens))
+			message += fmt.Sprintf(" (saved %.1f%%, 95%% interval %.1f%% to %.1f%%; batches of %s tokens%s)",
+				float64(f.SavedMilli)/10, float64(f.SavedLowMilli)/10, float64(f.SavedHighMilli)/10, sizesText(f.BatchTokens), sizesSource(&plan.Spec))
 		}
 	}
 	if c := status.Comparison; c != nil {
@@ -199,13 +200,33 @@ func publishedVerdict(o observation, status semmoev1.PlacementPlanStatus) condit
 	return conditions.True(reason, message)
 }
 
-// sizesText lists batch sizes.
+// sizesText lists batch sizes; one that occurs n times as "n × size".
 func sizesText(sizes []int32) string {
-	words := make([]string, len(sizes))
-	for i, tokens := range sizes {
-		words[i] = strconv.Itoa(int(tokens))
+	var words []string
+	for i := 0; i < len(sizes); {
+		same := 1
+		for i+same < len(sizes) && sizes[i+same] == sizes[i] {
+			same++
+		}
+		word := strconv.Itoa(int(sizes[i]))
+		if same > 1 {
+			word = fmt.Sprintf("%d × %d", same, sizes[i])
+		}
+		words = append(words, word)
+		i += same
 	}
 	return strings.Join(words, ", ")
+}
+
+// sizesSource says where batch sizes come from that the spec does not name.
+func sizesSource(s *semmoev1.PlacementPlanSpec) string {
+	switch {
+	case s.BatchTokens > 0:
+		return ""
+	case len(s.ObservedBatchTokens) > 0:
+		return ", as observed"
+	}
+	return ", the default"
 }
 
 // stage is what is being done about a plan that is not published.

@@ -112,6 +112,9 @@ func TestReplanNeedsCurrent(t *testing.T) {
 	for name, tc := range map[string]struct{ more, want string }{
 		"replan":        {current + "  priorProfileRef: {name: q}\n  minimumGainPercent: 2\n  batchTokens: 64\n", ""},
 		"prior-alone":   {"  priorProfileRef: {name: q}\n", "priorProfileRef needs current"},
+		"observed":      {"  observedBatchTokens: [64, 64, 4096]\n", ""},
+		"two-sources":   {"  observedBatchTokens: [64]\n  batchTokens: 64\n", "observedBatchTokens"},
+		"no-tokens":     {"  observedBatchTokens: [0]\n", "observedBatchTokens"},
 		"first":         {"  minimumGainPercent: 2\n  batchTokens: 64\n", ""},
 		"short-digest":  {"  current: {planDigest: abcd}\n", "planDigest"},
 		"too-much-gain": {current + "  minimumGainPercent: 100\n", "minimumGainPercent"},

@@ -123,6 +123,7 @@ var shownElsewhere = map[string]string{
 	"MoEDeployment spec.profiling.refresh":          "controllers/moedeployment/planner TestNextReplan",
 	"MoEDeployment spec.rollout.minimumGainPercent": "controllers/moedeployment/planner TestReplanObjects",
 	"MoEDeployment spec.rollout.batchTokens":        "controllers/moedeployment/planner TestReplanObjects",
+	"PlacementPlan spec.observedBatchTokens":        "controllers/placementplan TestBatchSizes",
 	// No plan is worse here than none.
 	"MoEDeployment spec.rollout.rollback": "controllers/moedeployment TestCanaryIsDecided",
 	// It needs another mode.

@@ -22,6 +22,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &apiv1alpha1.AffinityProfileSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("AffinityProfileStatus"):
 		return &apiv1alpha1.AffinityProfileStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("BatchTokensStatus"):
+		return &apiv1alpha1.BatchTokensStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("CacheSpec"):
 		return &apiv1alpha1.CacheSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("CurrentPlan"):

@@ -71,6 +71,17 @@ func Shuffles(moed *semmoev1.MoEDeployment) bool {
 	return moed.Spec.Placement.TokenShuffle == semmoev1.TokenShuffleEnabled
 }
 
+// ObservesSteps reports whether plans are made for the batch sizes that engines count.
+func ObservesSteps(moed *semmoev1.MoEDeployment) bool {
+	return UsesPlans(moed) && moed.Spec.Rollout.BatchTokens == 0 && moed.Spec.Routing.Mode != semmoev1.RoutingModeNone && EngineCountsSteps(moed)
+}
+
+// EngineCountsSteps reports whether the engine counts its steps by a metric that routers read.
+func EngineCountsSteps(moed *semmoev1.MoEDeployment) bool {
+	adapter, err := registry.For(string(moed.Spec.Engine.Type))
+	return err == nil && adapter.CountsSteps()
+}
+
 // ReasonEngineCannotTell is that of a spec, or a condition, which needs the experts of requests of an engine that does not
 // tell them.
 const ReasonEngineCannotTell = "EngineCannotTell"

@@ -49,6 +49,10 @@ type Assessment struct {
 	Promise semmoev1.PlanForecast
 	// Hold is why no plan is made for the drift now; its zero value where one may be.
 	Hold desired.Finding
+	// BatchesMoved reports that engines compute other batch sizes than plans were made for, whatever the status; BatchHold is why no plan is made
+	// for them now.
+	BatchesMoved bool
+	BatchHold    desired.Finding
 }
 
 // Replan reports whether a plan is to be made for drift.
@@ -79,6 +83,8 @@ type Input struct {
 	WasBelow bool
 	// Prometheus is what Prometheus tells.
 	Prometheus PrometheusEvidence
+	// BatchesMoved reports that engines compute other batch sizes than plans were made for.
+	BatchesMoved bool
 	// Paused, Pinned and RollingOut tell that the user has stopped planning, that he has chosen the plan, and that revisions change.
 	Paused, Pinned, RollingOut bool
 	// Replans are the times at which plans were made for drift, the newest first.
@@ -132,6 +138,9 @@ var holds = []policy{
 // Assess is what the evidence comes to.
 func Assess(in Input) Assessment {
 	a := Assessment{Status: Unknown, Plan: in.Plan}
+	if in.BatchesMoved && in.Plan != nil {
+		a.BatchesMoved, a.BatchHold = true, firstViolated(holds, in)
+	}
 	if in.Promise != nil { // known, whatever else is not
 		a.Promise = *in.Promise
 	}

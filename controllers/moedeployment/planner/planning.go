@@ -62,6 +62,8 @@ type Planning struct {
 	InUse []*semmoev1.PlacementPlan
 	// Plans are the MoEDeployment's own, the newest first.
 	Plans []*semmoev1.PlacementPlan
+	// BatchSizes are those that engines report, for which the next plan is made; nil where they report none, or where the spec has a size.
+	BatchSizes []int32
 	// Serving is what to serve under: what has proven itself; nil for no plan.
 	Serving *revisions.Layout
 	// Candidate is what to try beside it: Plan once it may be rolled out; nil where there is nothing to try.

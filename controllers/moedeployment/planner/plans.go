@@ -41,6 +41,8 @@ type Planner struct {
 	HTTP *http.Client
 	// Now is the clock.
 	Now func() time.Time
+	// BatchSizes are those that engines report; nil where they report none, or where the spec has a size.
+	BatchSizes []int32
 }
 
 // Plan creates the profile and the plan that the spec asks for, deletes those that nothing needs any more,
@@ -55,7 +57,7 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 		return Planning{}, nil
 	}
 	active := !desired.Paused(moed)
-	p := Planning{Plans: plans}
+	p := Planning{Plans: plans, BatchSizes: pl.BatchSizes}
 	var refused error
 	if p.Profile, p.ProfileName, err = pl.reconcileProfile(ctx, moed, modelDigest, active); IsRefused(err) {
 		refused = err
@@ -66,7 +68,7 @@ func (pl *Planner) Plan(ctx context.Context, moed *semmoev1.MoEDeployment, repor
 		return p, err
 	}
 	if Profiled(p.Profile, modelDigest) && p.Hardware.Known {
-		if p.Base, err = pl.reconcilePlan(ctx, moed, p.Profile, report, release, p.Hardware.Digest, active); IsRefused(err) {
+		if p.Base, err = pl.reconcilePlan(ctx, moed, p.Profile, report, release, p.Hardware.Digest, active, workloads); IsRefused(err) {
 			refused = err
 		} else if err != nil {
 			return p, err
@@ -330,12 +332,14 @@ func outdated(live, wanted *semmoev1.AffinityProfile) bool {
 }
 
 // reconcilePlan returns the plan made from the profile, nil where it does not exist yet.
-func (pl *Planner) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, report checkpoint.Report, release engine.Release, hardwareDigest string, active bool) (*semmoev1.PlacementPlan, error) {
+func (pl *Planner) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, report checkpoint.Report, release engine.Release, hardwareDigest string, active bool, workloads []*revisions.Workload) (*semmoev1.PlacementPlan, error) {
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
 		return nil, err
 	}
 	wanted := planFor(moed, profile, planRealization(realizations(moed, report, release, adapter), report.Groups), hardwareDigest)
+	// The name does not depend on them: a plan keeps the sizes that it was created with.
+	wanted.Spec.ObservedBatchTokens = pl.BatchSizes
 	live := &semmoev1.PlacementPlan{}
 	err = pl.Get(ctx, client.ObjectKeyFromObject(wanted), live)
 	switch {
@@ -347,8 +351,33 @@ func (pl *Planner) reconcilePlan(ctx context.Context, moed *semmoev1.MoEDeployme
 		return nil, err
 	case !metav1.IsControlledBy(live, moed):
 		return nil, foreign("PlacementPlan %s exists and belongs to somebody else: delete it", wanted.Name)
+	case active && pl.outgrown(moed, live, workloads):
+		return live, pl.remake(ctx, moed, live)
 	}
 	return live, nil
+}
+
+// outgrown reports whether the plan that the spec asks for, which was found to gain nothing, is to be made again: nothing serves under a plan, and
+// engines compute other batch sizes than it was made for.
+func (pl *Planner) outgrown(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, workloads []*revisions.Workload) bool {
+	lost := plan.Status.Verdict == semmoev1.VerdictNoGainExpected || plan.Status.Verdict == semmoev1.VerdictLocalityDoesNotPay
+	cooldown := time.Duration(*moed.Spec.Drift.CooldownSeconds) * time.Second
+	return lost && plan.DeletionTimestamp == nil && (Planning{Base: plan, BatchSizes: pl.BatchSizes}).BatchesMoved() &&
+		moed.Spec.Placement.PlanRef == nil && *moed.Spec.Drift.MaxReplansPerDay > 0 && pl.Now().Sub(plan.CreationTimestamp.Time) >= cooldown &&
+		!slices.ContainsFunc(workloads, func(w *revisions.Workload) bool { return layoutIn(w) != nil })
+}
+
+// remake deletes a plan that nothing needs, so that it is created again, for the batch sizes that engines report by then.
+func (pl *Planner) remake(ctx context.Context, moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan) error {
+	plans := []*semmoev1.PlacementPlan{plan}
+	others, err := pl.neededByOthers(ctx, moed, plans)
+	if err != nil || others.needPlan(plan) {
+		return err
+	}
+	if changed, err := desired.SpecChanged(ctx, pl.Live, moed); err != nil || changed {
+		return err
+	}
+	return deleteAll(ctx, pl.Client, plans)
 }
 
 // appendPlan adds a plan that the list may lack: one that a user made, or that the cache does not show yet.

@@ -21,6 +21,8 @@ import (
 	"github.com/semmoe/operator/controllers/moedeployment/locality"
 	"github.com/semmoe/operator/internal/owned"
 	"github.com/semmoe/operator/internal/printable"
+	"github.com/semmoe/operator/internal/stepsizes"
+	"github.com/semmoe/operator/solver"
 )
 
 const (
@@ -170,6 +172,8 @@ type driftSignal struct {
 	// Drifted tells that traffic has drifted away from the plan, and that a plan may be made for it now. OnTarget tells that it is
 	// known not to have: what was begun for a drift that has passed is given up.
 	Drifted, OnTarget bool
+	// BatchesMoved reports that engines compute other batch sizes than plans were made for, and that a plan may be made for them now.
+	BatchesMoved bool
 	// Since is when it began, as far as that is known; zero where it is not.
 	Since time.Time
 	// Now is the time.
@@ -213,8 +217,11 @@ func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d 
 			return say(ChildVerdict("PlacementPlan", plan.Name, plan.Status.Conditions, "Planning"))
 		}
 	}
-	if d.Drifted {
+	switch {
+	case d.Drifted:
 		return p.profileAnew(moed, modelDigest, d)
+	case d.BatchesMoved:
+		return p.replanForBatches(moed, modelDigest)
 	}
 	return replanStep{Say: p.Lineage.outcome(moed, modelDigest)}
 }
@@ -239,7 +246,7 @@ func (l lineage) outcome(moed *semmoev1.MoEDeployment, modelDigest string) desir
 		return desired.Finding{}
 	}
 	plan := l.plans[0]
-	return desired.Finding{Reason: string(plan.Status.Verdict), Message: fmt.Sprintf("PlacementPlan %s, made for drifted traffic, changes nothing: %s", plan.Name, comparisonText(plan))}
+	return desired.Finding{Reason: string(plan.Status.Verdict), Message: fmt.Sprintf("PlacementPlan %s, made for other traffic, changes nothing: %s", plan.Name, comparisonText(plan))}
 }
 
 // pending is the newest profile, where no plan was made from it; nil where one was, be it that somebody has deleted that since.
@@ -349,6 +356,53 @@ func (p Planning) liveProfile(moed *semmoev1.MoEDeployment, d driftSignal) *semm
 	}
 }
 
+// plannedSizes are the batch sizes that the newest plan was made for; nil without a plan, and for one whose size the spec named.
+func (p Planning) plannedSizes() []int32 {
+	newest := p.Base
+	if len(p.Lineage.plans) > 0 {
+		newest = p.Lineage.plans[0]
+	}
+	switch {
+	case newest == nil || newest.Spec.BatchTokens > 0:
+		return nil
+	case len(newest.Spec.ObservedBatchTokens) > 0:
+		return newest.Spec.ObservedBatchTokens
+	}
+	var sizes []int32
+	for _, size := range solver.DefaultBatchTokens {
+		sizes = append(sizes, int32(size))
+	}
+	return sizes
+}
+
+// BatchesMoved reports whether engines compute batch sizes that differ much from those that the newest plan was made for, be that in service or not:
+// what was found to change nothing is not solved again.
+func (p Planning) BatchesMoved() bool {
+	planned := p.plannedSizes()
+	return planned != nil && p.BatchSizes != nil && stepsizes.Moved(planned, p.BatchSizes)
+}
+
+// replanForBatches makes a plan for other batch sizes from the profile of the plan in service: the requests are those of before.
+func (p Planning) replanForBatches(moed *semmoev1.MoEDeployment, modelDigest string) replanStep {
+	for _, profile := range p.sources() {
+		if !Profiled(profile, modelDigest) || profile.Spec.Live != nil && profile.Status.Result.TracedTokens == 0 {
+			continue // of counts alone no layout comes
+		}
+		plan := p.replanFor(moed, profile)
+		if plan.Spec.PriorProfileRef.Name == profile.Name {
+			plan.Spec.PriorProfileRef = nil
+		}
+		after := p.Base.Name
+		if len(p.Lineage.plans) > 0 {
+			after = p.Lineage.plans[0].Name
+		}
+		plan.Name = moed.Name + "-" + owned.ShortHash(struct{ Like, After string }{plan.Name, after}, 8)
+		return replanStep{Plan: plan, Say: desired.Finding{Reason: "BatchesMoved", Message: fmt.Sprintf(
+			"Engines compute other batch sizes than plan %s was made for (status.batchTokens): PlacementPlan %s is made for them", p.Serving.Short(), plan.Name)}}
+	}
+	return replanStep{}
+}
+
 // current is the plan in service.
 func (p Planning) current() semmoev1.CurrentPlan {
 	current := semmoev1.CurrentPlan{PlanDigest: p.Serving.Digest}
@@ -407,6 +461,7 @@ func (p Planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.Affi
 		Gain    *int32
 		Batch   int32 `json:",omitempty"`
 	}{plan.Name, current, plan.Spec.MinimumGainPercent, plan.Spec.BatchTokens}, 8)
+	plan.Spec.ObservedBatchTokens = p.BatchSizes
 	return plan
 }
 
@@ -539,5 +594,5 @@ func pinFault(moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, modelD
 
 // DriftOf is what the assessment asks for.
 func DriftOf(a locality.Assessment, now time.Time) driftSignal {
-	return driftSignal{Drifted: a.Replan(), OnTarget: a.Status == locality.OnTarget, Since: a.Since, Now: now}
+	return driftSignal{Drifted: a.Replan(), OnTarget: a.Status == locality.OnTarget, BatchesMoved: a.BatchesMoved && a.BatchHold.Reason == "", Since: a.Since, Now: now}
 }

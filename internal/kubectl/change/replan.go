@@ -109,5 +109,8 @@ func Replan(moed *semmoev1.MoEDeployment, serving InService, since, now time.Tim
 		},
 		MinimumGainPercent: moed.Spec.Rollout.MinimumGainPercent, BatchTokens: moed.Spec.Rollout.BatchTokens,
 	}}
+	if observed := moed.Status.BatchTokens; observed != nil && plan.Spec.BatchTokens == 0 {
+		plan.Spec.ObservedBatchTokens = observed.Observed
+	}
 	return profile, plan, nil
 }

@@ -114,12 +114,15 @@ func fieldsOf(plan *semmoev1.PlacementPlan) []FieldChange {
 		{"ranksPerNode", unlessZero(s.RanksPerNode)}, {"hardware", hardwareText(s.Hardware)}, {"hardwareDigest", artifact.Digest(s.HardwareDigest).Short()},
 		{"current.planDigest", artifact.Digest(current.PlanDigest).Short()}, {"current.tablesDigest", artifact.Digest(current.TablesDigest).Short()},
 		{"current.targetLARMilli", unlessZero(current.TargetLARMilli)}, {"priorProfileRef", prior.Name},
-		{"minimumGainPercent", unlessNil(s.MinimumGainPercent)}, {"batchTokens", unlessZero(s.BatchTokens)},
+		{"minimumGainPercent", unlessNil(s.MinimumGainPercent)}, {"batchTokens", unlessZero(s.BatchTokens)}, {"observedBatchTokens", sizesText(s.ObservedBatchTokens)},
 	} {
 		fields = append(fields, FieldChange{Field: field[0], From: field[1]})
 	}
 	return fields
 }
+
+// sizesText lists batch sizes.
+func sizesText(sizes []int32) string { return strings.Trim(fmt.Sprint(sizes), "[]") }
 
 // unlessZero is a number that is absent where it is 0, unlessNil one that may be 0; empty where they are absent.
 func unlessZero(number int32) string {

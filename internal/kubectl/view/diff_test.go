@@ -33,6 +33,7 @@ func TestSpecChanges(t *testing.T) {
 		"current.tablesDigest":   {func(s *semmoev1.PlacementPlanSpec) { s.Current = &semmoev1.CurrentPlan{TablesDigest: digest} }, short},
 		"current.targetLARMilli": {func(s *semmoev1.PlacementPlanSpec) { s.Current = &semmoev1.CurrentPlan{TargetLARMilli: 388} }, "388"},
 		"minimumGainPercent":     {func(s *semmoev1.PlacementPlanSpec) { s.MinimumGainPercent = ptr.To[int32](0) }, "0"},
+		"observedBatchTokens":    {func(s *semmoev1.PlacementPlanSpec) { s.ObservedBatchTokens = []int32{64, 96} }, "64 96"},
 		"batchTokens":            {func(s *semmoev1.PlacementPlanSpec) { s.BatchTokens = 512 }, "512"},
 	} {
 		from, to := &semmoev1.PlacementPlan{}, &semmoev1.PlacementPlan{}

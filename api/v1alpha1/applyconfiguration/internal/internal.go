@@ -111,6 +111,38 @@ var schemaYAML = typed.YAMLObject(`types:
   scalar: string
 - name: com.github.semmoe.operator.api.v1alpha1.AttentionParallelism
   scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.BatchTokensSource
+  scalar: string
+- name: com.github.semmoe.operator.api.v1alpha1.BatchTokensStatus
+  map:
+    fields:
+    - name: message
+      type:
+        scalar: string
+    - name: observed
+      type:
+        list:
+          elementType:
+            scalar: numeric
+          elementRelationship: atomic
+    - name: observedTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: prefillMilli
+      type:
+        scalar: numeric
+    - name: reason
+      type:
+        scalar: string
+    - name: sizes
+      type:
+        list:
+          elementType:
+            scalar: numeric
+          elementRelationship: atomic
+    - name: source
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.BatchTokensSource
 - name: com.github.semmoe.operator.api.v1alpha1.CacheSpec
   map:
     fields:
@@ -395,6 +427,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.semmoe.operator.api.v1alpha1.MoEDeploymentStatus
   map:
     fields:
+    - name: batchTokens
+      type:
+        namedType: com.github.semmoe.operator.api.v1alpha1.BatchTokensStatus
     - name: conditions
       type:
         list:
@@ -583,6 +618,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: objective
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.PlacementObjective
+    - name: observedBatchTokens
+      type:
+        list:
+          elementType:
+            scalar: numeric
+          elementRelationship: atomic
     - name: priorProfileRef
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.ProfileReference

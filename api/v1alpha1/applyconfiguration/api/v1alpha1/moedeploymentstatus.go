@@ -50,6 +50,9 @@ type MoEDeploymentStatusApplyConfiguration struct {
 	// routing tells how requests are spread over the ranks. Like lar, it moves on a change of 20 milli or more, and at most
 	// once a minute.
 	Routing *RoutingStatusApplyConfiguration `json:"routing,omitempty"`
+	// batchTokens describes how many tokens a layer computes at a time, over all ranks of a replica: for which sizes the plan was made, and
+	// which ones the engines report now. It is absent without plans.
+	BatchTokens *BatchTokensStatusApplyConfiguration `json:"batchTokens,omitempty"`
 	// reshuffle contains the cost of the copies of the checkpoint that the pods of serving.revision serve.
 	Reshuffle *ReshuffleStatusApplyConfiguration `json:"reshuffle,omitempty"`
 	// model is what the inspection found in the checkpoint.
@@ -200,6 +203,14 @@ func (b *MoEDeploymentStatusApplyConfiguration) WithDrift(value *DriftStatusAppl
 // If called multiple times, the Routing field is set to the value of the last call.
 func (b *MoEDeploymentStatusApplyConfiguration) WithRouting(value *RoutingStatusApplyConfiguration) *MoEDeploymentStatusApplyConfiguration {
 	b.Routing = value
+	return b
+}
+
+// WithBatchTokens sets the BatchTokens field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the BatchTokens field is set to the value of the last call.
+func (b *MoEDeploymentStatusApplyConfiguration) WithBatchTokens(value *BatchTokensStatusApplyConfiguration) *MoEDeploymentStatusApplyConfiguration {
+	b.BatchTokens = value
 	return b
 }
 

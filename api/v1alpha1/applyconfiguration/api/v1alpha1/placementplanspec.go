@@ -46,8 +46,11 @@ type PlacementPlanSpecApplyConfiguration struct {
 	// plan, or without one against the default placement. Defaults to 2, and with current to 0.
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica: the plan is solved and judged for batches of
-	// this size. The larger, the more locality pays. Without it 4096, 16384 and 65536 tokens are equally frequent.
+	// this size. The larger, the more locality pays. Without it and observedBatchTokens, 4096, 16384 and 65536 tokens are equally frequent.
 	BatchTokens *int32 `json:"batchTokens,omitempty"`
+	// observedBatchTokens is the distribution of the tokens of a step, over all ranks of a replica, that engines had reported when the plan
+	// was created: sizes of batches, each as frequent as the others. The plan is solved and judged for them.
+	ObservedBatchTokens []int32 `json:"observedBatchTokens,omitempty"`
 }
 
 // PlacementPlanSpecApplyConfiguration constructs a declarative configuration of the PlacementPlanSpec type for use with
@@ -197,5 +200,15 @@ func (b *PlacementPlanSpecApplyConfiguration) WithMinimumGainPercent(value int32
 // If called multiple times, the BatchTokens field is set to the value of the last call.
 func (b *PlacementPlanSpecApplyConfiguration) WithBatchTokens(value int32) *PlacementPlanSpecApplyConfiguration {
 	b.BatchTokens = &value
+	return b
+}
+
+// WithObservedBatchTokens adds the given value to the ObservedBatchTokens field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the ObservedBatchTokens field.
+func (b *PlacementPlanSpecApplyConfiguration) WithObservedBatchTokens(values ...int32) *PlacementPlanSpecApplyConfiguration {
+	for i := range values {
+		b.ObservedBatchTokens = append(b.ObservedBatchTokens, values[i])
+	}
 	return b
 }

@@ -22,8 +22,8 @@ type RolloutSpecApplyConfiguration struct {
 	// this is 0. Where not even a local activation rate of 100% would gain as much, the plan's verdict is LocalityDoesNotPay.
 	MinimumGainPercent *int32 `json:"minimumGainPercent,omitempty"`
 	// batchTokens is how many tokens a layer computes at a time, over all ranks of a replica, where that gain is modelled: the
-	// larger, the more locality pays. Set it to what the engine reaches under load. Without it plans are judged with 4096, 16384 and 65536
-	// tokens, equally frequent.
+	// larger, the more locality pays. Without it a plan is made for the steps that the engines count, as status.batchTokens reports them; while
+	// nothing is reported, for 4096, 16384 and 65536 tokens, equally frequent.
 	BatchTokens *int32 `json:"batchTokens,omitempty"`
 	// canaryReplicas is on how many replicas a new plan serves until it has proven itself; at least one replica stays with the
 	// plan that is in service, as long as there are two. Other changes have no canary.

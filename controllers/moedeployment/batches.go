@@ -1,0 +1,102 @@
+package moedeployment
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
+	"github.com/semmoe/operator/controllers/moedeployment/desired"
+	"github.com/semmoe/operator/internal/engine/registry"
+	"github.com/semmoe/operator/internal/lar"
+	"github.com/semmoe/operator/internal/printable"
+	"github.com/semmoe/operator/internal/stepsizes"
+	"github.com/semmoe/operator/solver"
+)
+
+// stepsOf sums what routers reported of the steps of the engines, of all revisions: how much is computed at a time follows from the traffic.
+func stepsOf(reports []lar.Report) stepsizes.Sum {
+	var pods [][]stepsizes.Pod
+	for _, report := range reports {
+		pods = append(pods, report.Steps)
+	}
+	return stepsizes.Merge(pods...)
+}
+
+const (
+	// maxBatchMessage bounds the message about batch sizes.
+	maxBatchMessage = 512
+	// setBatchTokens is what to do where engines report no steps.
+	setBatchTokens = "set spec.rollout.batchTokens to what the engine computes at a time under load"
+)
+
+// unobserved is why no batch sizes are observed; its zero value where they are.
+func unobserved(moed *semmoev1.MoEDeployment, steps stepsizes.Sum, reports int) desired.Finding {
+	switch {
+	case steps.Sizes != nil:
+		return desired.Finding{}
+	case !desired.EngineCountsSteps(moed):
+		return desired.Finding{Reason: "NoMetric", Message: fmt.Sprintf("%s counts no steps by a metric that is read: %s", moed.Spec.Engine.Type, setBatchTokens)}
+	case moed.Spec.Routing.Mode == semmoev1.RoutingModeNone:
+		return desired.Finding{Reason: "NoRouter", Message: "Without a request router (spec.routing.mode None) the metrics of engines are not read: " + setBatchTokens}
+	case steps.Problem != "":
+		message := fmt.Sprintf("The steps of %s cannot be read: %s", podsText(steps.Pod, steps.Pods), steps.Problem)
+		if adapter, err := registry.For(string(moed.Spec.Engine.Type)); err == nil && adapter.StepMetrics.Needs != "" {
+			message += ". If the metric is off, " + adapter.StepMetrics.Needs
+		}
+		return desired.Finding{Reason: "MetricsUnreadable", Message: printable.Line(message+"; or "+setBatchTokens, maxBatchMessage)}
+	case reports == 0:
+		return desired.Finding{Reason: "NotReported", Message: "No request router reports the steps of engines: none is ready, or nothing serves"}
+	}
+	return desired.Finding{Reason: "TooFewSteps", Message: fmt.Sprintf("The engines have counted fewer than %d steps since routers read their metrics", stepsizes.MinSteps)}
+}
+
+// podsText names one pod and counts the others.
+func podsText(name string, pods int) string {
+	if pods > 1 {
+		return fmt.Sprintf("pod %s, and of %d more,", name, pods-1)
+	}
+	return "pod " + name
+}
+
+// batchTokensStatus reports the batch sizes of a plan, nil where there is none yet, and those that engines report now. The latter stay at the
+// previous report until they differ much from it, and a minute has passed.
+func batchTokensStatus(previous *semmoev1.BatchTokensStatus, moed *semmoev1.MoEDeployment, plan *semmoev1.PlacementPlan, o observation, now time.Time) *semmoev1.BatchTokensStatus {
+	if !desired.UsesPlans(moed) {
+		return nil
+	}
+	tokens, observed := moed.Spec.Rollout.BatchTokens, o.Steps.Sizes
+	if plan != nil {
+		tokens, observed = plan.Spec.BatchTokens, plan.Spec.ObservedBatchTokens
+	}
+	status := &semmoev1.BatchTokensStatus{Source: semmoev1.BatchTokensDefault}
+	switch {
+	case tokens > 0:
+		status.Source, status.Sizes = semmoev1.BatchTokensSpec, []int32{tokens}
+	case len(observed) > 0:
+		status.Source, status.Sizes = semmoev1.BatchTokensObserved, slices.Clone(observed)
+	default:
+		for _, size := range solver.DefaultBatchTokens {
+			status.Sizes = append(status.Sizes, int32(size))
+		}
+	}
+	if moed.Spec.Rollout.BatchTokens > 0 {
+		return status
+	}
+	if why := unobserved(moed, o.Steps, len(o.Reports)); why.Reason != "" {
+		status.Reason, status.Message = why.Reason, why.Message
+		return status
+	}
+	if o.Drift.BatchesMoved && o.Drift.BatchHold.Reason != "" {
+		status.Reason, status.Message = o.Drift.BatchHold.Reason, printable.Line("The sizes differ much from those of the plan; no plan is made for them now: "+o.Drift.BatchHold.Message, maxBatchMessage)
+	}
+	if previous != nil && previous.ObservedTime != nil && (!stepsizes.Moved(previous.Observed, o.Steps.Sizes) || justReported(previous.ObservedTime, now)) {
+		status.Observed, status.PrefillMilli, status.ObservedTime = previous.Observed, previous.PrefillMilli, previous.ObservedTime
+		return status
+	}
+	status.Observed, status.PrefillMilli, status.ObservedTime = o.Steps.Sizes, ptr.To(o.Steps.PrefillMilli), ptr.To(metav1.NewTime(now.Truncate(time.Second)))
+	return status
+}

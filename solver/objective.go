@@ -61,5 +61,8 @@ func (o *Options) check(m *trace.Model) error {
 	case o.Unshuffled && o.messages().None():
 		return fmt.Errorf("tokens that are not shuffled: objective %s is the same under every placement; use %s", o.objective(), placement.RankDedup)
 	}
-	return placement.CheckConstraints(o.Algorithm, o.Constraints, m.Layers, m.Experts, o.Ranks, o.RedundantSlots, o.Current != nil)
+	if err := o.checkCopies(m); err != nil {
+		return err
+	}
+	return placement.CheckConstraints(o.Algorithm, o.Constraints, m.Layers, m.Experts, o.Ranks, o.leastSlots(), o.Current != nil)
 }

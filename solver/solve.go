@@ -111,6 +111,8 @@ type Plan struct {
 	// Front are the placements that a search by time chose among, and Chosen is the name of the plan's; both are empty with other objectives.
 	Front  []FrontPoint
 	Chosen string
+	// Copies is how the number of redundant slots was chosen; nil where it was given.
+	Copies *Copies
 }
 
 // Machines is the profile of the machines that the plan is for.
@@ -125,6 +127,9 @@ type Options struct {
 	Forecast  Forecast
 	// RedundantSlots is the number of slots per rank for copies of other ranks' experts.
 	RedundantSlots int
+	// RedundantMemory, where it is above 0, is the memory of a rank for copies in bytes, over all layers: Solve chooses RedundantSlots, which is then 0
+	// here. It needs the objective Time and the algorithm Auto.
+	RedundantMemory int64
 	// CopyRule is how the engine chooses among the copies of an expert: what it does not use is not local. Where it is empty, that of Current.
 	CopyRule placement.CopyRule
 	// Objective is what placement and tables are to keep small, and what decides whether the default placement is better; empty is
@@ -222,14 +227,14 @@ func newSearch(t *trace.Trace, o Options) (*search, error) {
 	if err := placement.CheckRanks(o.Ranks, t.Model.Experts); err != nil {
 		return nil, err
 	}
-	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots); err != nil {
+	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, o.leastSlots()); err != nil {
 		return nil, err
 	}
 	groups, err := o.groups(&t.Model)
 	if err != nil {
 		return nil, err
 	}
-	if err := placement.CheckGroups(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots, groups); err != nil {
+	if err := placement.CheckGroups(o.Algorithm, o.Ranks, t.Model.Experts, o.leastSlots(), groups); err != nil {
 		return nil, err
 	}
 	if err := o.check(&t.Model); err != nil {

@@ -74,10 +74,18 @@ func (s *search) candidates(ctx context.Context, deadline time.Time) ([]timedCan
 // runTimed solves by time. The candidates are judged on held-out documents of the train requests, so that the test requests judge a plan that was not
 // chosen by them; the candidate of the winner's name, solved from all train requests, becomes the plan.
 func (s *search) runTimed(ctx context.Context, deadline time.Time) (*Solution, error) {
+	if s.options.RedundantMemory > 0 {
+		return s.runSized(ctx, deadline)
+	}
 	name, truncated, err := s.fastest(ctx, deadline)
 	if err != nil {
 		return nil, err
 	}
+	return s.runNamed(ctx, name, truncated, deadline)
+}
+
+// runNamed solves by time from all train requests. The candidate of a name becomes the plan.
+func (s *search) runNamed(ctx context.Context, name string, truncated bool, deadline time.Time) (*Solution, error) {
 	candidates, result, err := s.candidates(ctx, deadline)
 	if err != nil {
 		return nil, err
@@ -85,7 +93,8 @@ func (s *search) runTimed(ctx context.Context, deadline time.Time) (*Solution, e
 	chosen := candidates[slices.IndexFunc(candidates, func(c timedCandidate) bool { return c.name == name })]
 	solution := s.solution(result)
 	solution.Truncated = solution.Truncated || truncated
-	if chosen.algorithm == placement.ContiguousAlgorithm {
+	bought := s.options.RedundantMemory > 0 && s.options.RedundantSlots > 0 // copies that pay, be it in the default placement
+	if chosen.algorithm == placement.ContiguousAlgorithm && !bought {
 		solution.FallBack = "no gain expected: on held-out documents of the profile no placement makes a layer faster than the default one"
 		if s.options.Constraints.Moves() {
 			chosen.algorithm = placement.Auto // it is the placement in service
@@ -168,51 +177,99 @@ func (s *search) rankFolds() int {
 // two standard errors over the splits; and the default placement, where that is not slower. The search's own is chosen, too, where the profile cannot be
 // split, or the time budget is spent.
 func (s *search) fastest(ctx context.Context, deadline time.Time) (name string, truncated bool, err error) {
+	trials, truncated, err := s.judge(ctx, []int{s.options.RedundantSlots}, deadline)
+	switch {
+	case err != nil || truncated:
+		return placement.PointOfTime, truncated, err
+	case trials == nil:
+		return string(placement.ContiguousAlgorithm), false, nil // one document proves nothing
+	}
+	return trials[0].fastest(), false, nil
+}
+
+// trial is the candidates with a number of redundant slots, scored on held-out documents of the train requests.
+type trial struct {
+	slots int
+	// names are those of the candidates, the first is that of the default placement; figures are those of each candidate in every split.
+	names   []string
+	figures map[string][]modelledTimes
+}
+
+// times are the modelled times of a candidate in every split.
+func (t *trial) times(name string) []float64 {
+	times := make([]float64, len(t.figures[name]))
+	for i := range times {
+		times[i] = t.figures[name][i].mean
+	}
+	return times
+}
+
+func (t *trial) fastest() string {
 	times := map[string][]float64{}
-	var names []string
-	for fold := range s.rankFolds() {
+	for _, name := range t.names {
+		times[name] = t.times(name)
+	}
+	return fastestOf(t.names, times)
+}
+
+// judge scores the candidates with each of some numbers of redundant slots in every split. There are no trials where the train requests have one
+// document. Where the time budget cuts the search off, trials has the numbers that were scored in the first split, or in all splits before.
+func (s *search) judge(ctx context.Context, slots []int, deadline time.Time) (trials []trial, truncated bool, err error) {
+	progress, folds := s.progress("Copies"), s.rankFolds()
+	for fold := range folds {
 		part := &search{trace: s.trace.Subset(s.train), options: s.options, groups: s.groups}
 		part.options.Embeddings, part.options.Progress, part.options.Forecast = nil, nil, Table
 		if part.train, part.test, err = trace.Split(part.trace, validationPercent, s.options.Seed+uint64(fold)); err != nil {
-			return string(placement.ContiguousAlgorithm), false, nil // one document proves nothing
+			return nil, false, nil
 		}
 		if err := part.count(ctx); err != nil {
-			return "", false, err
+			return nil, false, err
 		}
-		candidates, result, err := part.candidates(ctx, deadline)
-		if err != nil || result.Truncated {
-			return placement.PointOfTime, true, err
+		var scored []trial
+		for i, n := range slots {
+			part.options.copies(n, s.options.CopyRule)
+			candidates, result, err := part.candidates(ctx, deadline)
+			if err != nil {
+				return nil, false, err
+			}
+			if truncated = result.Truncated; truncated {
+				break
+			}
+			t := trial{slots: n, figures: map[string][]modelledTimes{}}
+			figures, err := part.modelled(ctx, candidates)
+			if err != nil {
+				return nil, false, err
+			}
+			for at, c := range candidates {
+				t.names = append(t.names, c.name)
+				t.figures[c.name] = []modelledTimes{figures[at]}
+			}
+			scored = append(scored, t)
+			if progress != nil && len(slots) > 1 {
+				progress(fold*len(slots)+i+1, folds*len(slots))
+			}
 		}
-		figures, err := part.modelled(ctx, candidates)
-		if err != nil {
-			return "", false, err
+		if fold == 0 {
+			trials = scored
 		}
-		names = names[:0]
-		for i, c := range candidates {
-			names = append(names, c.name)
-			times[c.name] = append(times[c.name], figures[i].mean)
+		if truncated {
+			return trials, true, nil
+		}
+		for i := range scored {
+			for name, figures := range scored[i].figures {
+				if fold > 0 {
+					trials[i].figures[name] = append(trials[i].figures[name], figures...)
+				}
+			}
 		}
 	}
-	return fastestOf(names, times), false, nil
+	return trials, false, nil
 }
 
 // fastestOf is the name to choose, given the times of each candidate in every split. The first name is that of the default placement.
 func fastestOf(names []string, times map[string][]float64) string {
 	plain, own := times[names[0]], times[placement.PointOfTime]
-	n := float64(len(own))
-	// ahead is by how much of the default placement's time a candidate is ahead of the search's own, and how far chance may move that: two standard errors.
-	ahead := func(of []float64) (mean, deviation float64) {
-		squares := 0.0
-		for i, us := range of {
-			lead := (own[i] - us) / plain[i]
-			mean += lead / n
-			squares += lead * lead
-		}
-		if n == 1 {
-			return mean, leastLead
-		}
-		return mean, max(leastLead/2, 2*math.Sqrt(max(0, squares-n*mean*mean)/(n*(n-1))))
-	}
+	ahead := func(of []float64) (mean, deviation float64) { return leadOf(of, own, plain) }
 	best, lead := placement.PointOfTime, 0.0
 	for _, name := range names[1:] {
 		if mean, deviation := ahead(times[name]); mean-deviation > lead {
@@ -224,6 +281,21 @@ func fastestOf(names []string, times map[string][]float64) string {
 		return names[0]
 	}
 	return best
+}
+
+// leadOf is by how much of the default placement's time a candidate is ahead of another one in the mean over splits, and how far chance may move that:
+// two standard errors, or what one split cannot show.
+func leadOf(of, other, plain []float64) (mean, deviation float64) {
+	squares, n := 0.0, float64(len(of))
+	for i, us := range of {
+		lead := (other[i] - us) / plain[i]
+		mean += lead / n
+		squares += lead * lead
+	}
+	if n == 1 {
+		return mean, leastLead
+	}
+	return mean, max(leastLead/2, 2*math.Sqrt(max(0, squares-n*mean*mean)/(n*(n-1))))
 }
 
 // modelled are the figures of candidates on the test requests.

@@ -8,12 +8,14 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/semmoe/operator/internal/checkpoint"
 	"github.com/semmoe/operator/internal/plan"
@@ -56,7 +58,8 @@ type solveFlags struct {
 	trace, out, current, attention, algorithm, forecast, embeddings, objective string
 	hardware                                                                   string
 	copyRule                                                                   string
-	ranks, ranksPerNode, redundantSlots, trainPercent                          int
+	redundantSlots, redundantMemory                                            string
+	ranks, ranksPerNode, trainPercent                                          int
 	withoutDomains                                                             []string
 	constraints                                                                constraintFlags
 	preserveGroups                                                             bool
@@ -94,7 +97,8 @@ func newSolveCommand() *cobra.Command {
 	f.StringVar(&flags.algorithm, "algorithm", string(placement.Auto), listOf(placement.Algorithms))
 	f.StringVar(&flags.forecast, "forecast", string(solver.Table), "what scores are computed from: table (the token id), and with attention tp transition (and the ranks of earlier\nlayers, as the papers merge them), lookback (the same, weighed), prefill (and the prompt and earlier layers'\nexperts), decode (and earlier routes; never later tokens), lookahead-raw (the layer's gate before attention)\nor lookahead (the same, corrected by the profile)")
 	f.StringVar(&flags.embeddings, "embeddings", "", ".npy file with a vector for each token id, float16 or float32: a token that is not among the requests to learn from\nis scored like the 8 nearest that are (default: like the mean of all tokens; not for prefill and decode)")
-	f.IntVar(&flags.redundantSlots, "redundant-slots", 0, "extra slots per rank, for copies of experts of other ranks (auto, eplb, contiguous, round-robin)")
+	f.StringVar(&flags.redundantSlots, "redundant-slots", "0", "extra slots per rank, for copies of experts of other ranks (auto, eplb, contiguous, round-robin); auto takes as many as\npay in modelled time and fit --redundant-memory")
+	f.StringVar(&flags.redundantMemory, "redundant-memory", "", "memory of a rank for copies over all layers, with --redundant-slots auto: bytes, or as 8GiB")
 	f.StringVar(&flags.copyRule, "copy-rule", placement.CopyRules[0], "which copy of an expert the engine uses on a rank: nearest (its own, as SGLang), rank-modulo (the copy with the number\nrank mod copies, as vllm-ascend with attention dp)")
 	f.BoolVar(&flags.preserveGroups, "preserve-groups", false, "keep the groups whole that the gate chooses among (n_group), so that semmoe reshuffle can apply the plan\n(auto, contiguous; EP size and groups must divide one another)")
 	f.IntVar(&flags.trainPercent, "train-percent", 20, "percent of the requests to learn from, by whole documents")
@@ -147,7 +151,7 @@ func invalidArgs(cmd *cobra.Command, args []string) error {
 func (f *solveFlags) options() (solver.Options, error) {
 	o := solver.Options{
 		Ranks: f.ranks, Attention: placement.Attention(f.attention), TrainPercent: f.trainPercent, Seed: f.seed, TimeBudget: f.timeBudget,
-		RedundantSlots: f.redundantSlots, PreserveGroups: f.preserveGroups, RanksPerNode: f.ranksPerNode,
+		PreserveGroups: f.preserveGroups, RanksPerNode: f.ranksPerNode,
 	}
 	switch {
 	case f.trace == "":
@@ -158,14 +162,15 @@ func (f *solveFlags) options() (solver.Options, error) {
 		return o, usageErrorf("--ep is %d; give the number of ranks, at least 1", f.ranks)
 	case o.Attention != placement.TensorParallel && o.Attention != placement.DataParallel:
 		return o, usageErrorf("--attention is %q; allowed is tp, dp", f.attention)
-	case f.redundantSlots < 0:
-		return o, usageErrorf("--redundant-slots is %d; it cannot be negative", f.redundantSlots)
 	case f.ranksPerNode < 1:
 		return o, usageErrorf("--ranks-per-node is %d; it must be at least 1", f.ranksPerNode)
 	case f.trainPercent < 1 || f.trainPercent > 99:
 		return o, usageErrorf("--train-percent is %d; allowed is 1 to 99", f.trainPercent)
 	case f.timeBudget < 0:
 		return o, usageErrorf("--time-budget is %v; it cannot be negative", f.timeBudget)
+	}
+	if err := f.copies(&o); err != nil {
+		return o, err
 	}
 	o.BatchTokens = f.batchTokens
 	if err := solver.CheckBatchTokens(o.BatchTokens); err != nil {
@@ -224,13 +229,40 @@ func (f *solveFlags) options() (solver.Options, error) {
 	return o, nil
 }
 
+// copies reads the flags about redundant slots.
+func (f *solveFlags) copies(o *solver.Options) (err error) {
+	if f.redundantSlots != "auto" {
+		if o.RedundantSlots, err = strconv.Atoi(f.redundantSlots); err != nil {
+			return usageErrorf("--redundant-slots is %q; allowed is a number, or auto", f.redundantSlots)
+		}
+		switch {
+		case o.RedundantSlots < 0:
+			return usageErrorf("--redundant-slots is %d; it cannot be negative", o.RedundantSlots)
+		case f.redundantMemory != "":
+			return usageErrorf("--redundant-memory is for --redundant-slots auto, not for %s", f.redundantSlots)
+		}
+		return nil
+	}
+	if f.redundantMemory == "" {
+		return usageErrorf("--redundant-slots auto needs --redundant-memory: the memory of a rank that copies may take")
+	}
+	amount, err := resource.ParseQuantity(strings.TrimSuffix(f.redundantMemory, "B"))
+	if err != nil || amount.Sign() <= 0 {
+		return usageErrorf("--redundant-memory is %q; allowed is a number of bytes above 0, such as 8GiB", f.redundantMemory)
+	}
+	o.RedundantMemory = amount.Value()
+	return nil
+}
+
 // solveReport is what solve prints: the score on the held-out requests and where it comes from.
 type solveReport struct {
 	cost.Report
 	solver.Worth
 	// Front are the placements that a search by time chose among, Chosen is the name of the one that became the plan.
-	Front         []solver.FrontPoint `json:"front,omitempty"`
-	Chosen        string              `json:"chosen,omitempty"`
+	Front  []solver.FrontPoint `json:"front,omitempty"`
+	Chosen string              `json:"chosen,omitempty"`
+	// Copies is how the number of redundant slots was chosen from memory; absent where it was given.
+	Copies        *solver.Copies      `json:"copies,omitempty"`
 	PlanDigest    string              `json:"plan_digest"`
 	LayoutDigest  string              `json:"layout_digest"`
 	Algorithm     placement.Algorithm `json:"algorithm"`
@@ -287,7 +319,8 @@ func (f *solveFlags) run(ctx context.Context, o solver.Options, stdout, stderr i
 		return err
 	}
 	result := solveReport{
-		Report: solution.Report, Worth: *worth, Front: solution.Plan.Front, Chosen: solution.Plan.Chosen, PlanDigest: artifact.Digest, LayoutDigest: artifact.Manifest.LayoutDigest,
+		Report: solution.Report, Worth: *worth, Front: solution.Plan.Front, Chosen: solution.Plan.Chosen, Copies: solution.Plan.Copies,
+		PlanDigest: artifact.Digest, LayoutDigest: artifact.Manifest.LayoutDigest,
 		Algorithm: solution.Plan.Algorithm, FallBack: solution.FallBack, Truncated: solution.Truncated,
 		Objective: o.Objective, LimitsMet: len(solution.Unmet) == 0, LimitsUnmet: solution.Unmet, Moves: moves(&o, solution),
 		TrainRequests: solution.TrainRequests, TestRequests: solution.TestRequests, Seconds: time.Since(begin).Seconds(),
@@ -364,13 +397,17 @@ func checkAgainst(t *trace.Trace, o solver.Options) error {
 	if err := placement.CheckSlots(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots); err != nil {
 		return usageErrorf("--redundant-slots: %w", err)
 	}
+	redundant := o.RedundantSlots
+	if o.RedundantMemory > 0 {
+		redundant = 1 // what does not go with copies does not go with a number of them that is to be chosen
+	}
 	if err := solver.CheckForecast(o.Forecast, o.Ranks, t); err != nil {
 		return usageErrorf("--forecast %s: %w", o.Forecast, err)
 	}
 	if err := checkEmbeddings(o.Embeddings, t.Model.Vocabulary); err != nil {
 		return err
 	}
-	if err := placement.CheckConstraints(o.Algorithm, o.Constraints, t.Model.Layers, t.Model.Experts, o.Ranks, o.RedundantSlots, o.Current != nil); err != nil {
+	if err := placement.CheckConstraints(o.Algorithm, o.Constraints, t.Model.Layers, t.Model.Experts, o.Ranks, redundant, o.Current != nil); err != nil {
 		return codedError{err, exitUsage}
 	}
 	if !o.PreserveGroups {
@@ -380,7 +417,7 @@ func checkAgainst(t *trace.Trace, o solver.Options) error {
 	if err != nil {
 		return inputError(err)
 	}
-	if err := placement.CheckGroups(o.Algorithm, o.Ranks, t.Model.Experts, o.RedundantSlots, groups); err != nil {
+	if err := placement.CheckGroups(o.Algorithm, o.Ranks, t.Model.Experts, redundant, groups); err != nil {
 		return usageErrorf("--preserve-groups: %w", err)
 	}
 	return nil

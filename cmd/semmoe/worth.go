@@ -47,6 +47,7 @@ func (r *solveReport) table(to io.Writer) error {
 		fmt.Fprintf(out, "fall-back\t%s\n", r.FallBack)
 	}
 	printFront(out, r.Front, r.Chosen)
+	printCopies(out, r.Copies)
 	return out.Flush()
 }
 
@@ -85,5 +86,24 @@ func printFront(out io.Writer, front []solver.FrontPoint, chosen string) {
 			fmt.Fprintf(out, "\t%.1f", p.LayerUS[strconv.Itoa(size)])
 		}
 		fmt.Fprintln(out)
+	}
+}
+
+// printCopies prints the numbers of copies that were compared; an asterisk marks the chosen one.
+func printCopies(out io.Writer, c *solver.Copies) {
+	if c == nil {
+		return
+	}
+	fmt.Fprintf(out, "\ncopies\t%s\n", c.Text())
+	if len(c.Points) == 0 {
+		return
+	}
+	fmt.Fprintln(out, "\ncopies per rank\tmemory per rank\tlocal\timbalance\tµs (held-out documents to learn from)")
+	for _, p := range c.Points {
+		number := strconv.Itoa(p.RedundantSlots)
+		if p.RedundantSlots == c.Chosen {
+			number += " *"
+		}
+		fmt.Fprintf(out, "%s\t%s\t%.1f%%\t%.3f\t%.1f\n", number, solver.BytesText(p.MemoryBytes), 100*p.LAR, p.ExpertImbalance, p.LayerUS)
 	}
 }

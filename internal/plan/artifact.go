@@ -44,7 +44,7 @@ const (
 	maxHeaderBytes = 1 << 20
 	// maxHiddenLayers and maxMapSlots bound the engines' maps, which have dense layers as well: the layers, and the slots of all layers.
 	maxHiddenLayers = 1 << 12
-	maxMapSlots     = 1 << 22
+	maxMapSlots     = solver.MaxMapSlots
 )
 
 // MaxBytes returns the bound of a file of a plan.
@@ -112,6 +112,8 @@ type Manifest struct {
 	// Front are the placements that a search by time chose among, Chosen is the name of the plan's; absent with other objectives.
 	Front  []solver.FrontPoint `json:"front,omitempty"`
 	Chosen string              `json:"chosen,omitempty"`
+	// Copies is how the number of redundant slots was chosen from memory; absent where it was given.
+	Copies *solver.Copies `json:"copies,omitempty"`
 	// Files holds the sha256 of every file but manifest.json and report.json.
 	Files map[string]string `json:"files"`
 }
@@ -164,7 +166,7 @@ func Encode(p *solver.Plan) (*Artifact, error) {
 		Format: Format, Attention: p.Attention, Forecast: p.Forecast, Algorithm: p.Algorithm, RankCapacity: p.RankCapacity,
 		HiddenLayers: p.HiddenLayers, Vocabulary: p.Vocabulary, TrainPercent: p.TrainPercent, Seed: p.Seed,
 		TopK: p.Shape.TopK, HiddenSize: p.Shape.HiddenSize, ActiveParameters: p.Shape.ActiveParameters,
-		TraceDigest: hex.EncodeToString(p.TraceDigest[:]), ModelDigest: p.ModelDigest, LayoutDigest: layout, Layout: p.Layout, Front: p.Front, Chosen: p.Chosen, Files: map[string]string{},
+		TraceDigest: hex.EncodeToString(p.TraceDigest[:]), ModelDigest: p.ModelDigest, LayoutDigest: layout, Layout: p.Layout, Front: p.Front, Chosen: p.Chosen, Copies: p.Copies, Files: map[string]string{},
 	}}
 	if namesObjective(p) {
 		a.Manifest.Objective, a.Manifest.RanksPerNode = p.Objective, p.RanksPerNode
@@ -208,6 +210,10 @@ func validate(p *solver.Plan) error {
 	}
 	if len(p.Front) > maxFront {
 		return invalidf("front has %d placements; allowed are %d", len(p.Front), maxFront)
+	}
+	if c := p.Copies; c != nil && (len(c.Points) > maxFront || c.Chosen != p.Placement.SlotsPerRank-p.Placement.Experts/p.Placement.Ranks) {
+		return invalidf("copies has %d redundant slots per rank, of %d that were compared; %s has %d, and allowed are %d to compare",
+			c.Chosen, len(c.Points), PlacementFile, p.Placement.SlotsPerRank-p.Placement.Experts/p.Placement.Ranks, maxFront)
 	}
 	if err := placement.CheckCapacity(p.RankCapacity, p.Placement.Ranks); err != nil {
 		return invalidf("rank_capacity: %v", err)

@@ -95,7 +95,7 @@ func Decode(a *Artifact) (*solver.Plan, error) {
 		Attention: m.Attention, Forecast: m.Forecast, Algorithm: m.Algorithm, Placement: &placement.Placement{},
 		Shape:        cost.Shape{TopK: m.TopK, HiddenSize: m.HiddenSize, ActiveParameters: m.ActiveParameters},
 		HiddenLayers: m.HiddenLayers, Vocabulary: m.Vocabulary, TrainPercent: m.TrainPercent, Seed: m.Seed,
-		ModelDigest: m.ModelDigest, Layout: m.Layout, Objective: cmp.Or(m.Objective, placement.Activation), RanksPerNode: m.RanksPerNode, RankCapacity: m.RankCapacity, Front: m.Front, Chosen: m.Chosen,
+		ModelDigest: m.ModelDigest, Layout: m.Layout, Objective: cmp.Or(m.Objective, placement.Activation), RanksPerNode: m.RanksPerNode, RankCapacity: m.RankCapacity, Front: m.Front, Chosen: m.Chosen, Copies: m.Copies,
 	}
 	trace, err := hex.DecodeString(m.TraceDigest)
 	if err != nil || len(trace) != len(p.TraceDigest) {

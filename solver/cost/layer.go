@@ -2,6 +2,8 @@ package cost
 
 import (
 	"encoding/json"
+	"fmt"
+	"math"
 
 	"github.com/semmoe/operator/solver/modelconfig"
 	"github.com/semmoe/operator/solver/trace"
@@ -38,6 +40,21 @@ func expertSize(m *trace.Model) int {
 func ExpertWeights(m *trace.Model) int64 {
 	const matrices = 3
 	return matrices * int64(max(m.HiddenSize, 0)) * int64(expertSize(m))
+}
+
+// ExpertBytes returns the memory of a routed expert of one layer in bytes, scales of quantised weights included. It fails where the trace's model does
+// not name the sizes, or has them quantised in a way whose size is not known.
+func ExpertBytes(m *trace.Model) (int64, error) {
+	const widest = 1 << 20
+	weights := ExpertWeights(m)
+	if weights <= 0 || expertSize(m) > widest {
+		return 0, fmt.Errorf("the size of an expert is not known: the model's configuration lacks hidden_size, or the width of an expert (moe_intermediate_size or intermediate_size)")
+	}
+	bits, err := modelconfig.WeightBits([]byte(m.Config))
+	if err != nil {
+		return 0, err
+	}
+	return int64(math.Ceil(float64(weights) * bits / 8)), nil
 }
 
 // LayerOf is the layer of a trace's model. What the trace does not tell is taken to be as in large models.

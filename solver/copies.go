@@ -1,0 +1,194 @@
+package solver
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/semmoe/operator/solver/cost"
+	"github.com/semmoe/operator/solver/placement"
+	"github.com/semmoe/operator/solver/trace"
+)
+
+// Copies is how the number of redundant slots was chosen from memory.
+type Copies struct {
+	// MemoryBytes is the memory of a rank that copies may take, ExpertBytes that of an expert of one layer; Layers is the number of MoE layers.
+	MemoryBytes int64 `json:"memory_bytes"`
+	ExpertBytes int64 `json:"expert_bytes"`
+	Layers      int   `json:"layers"`
+	// MaxSlots is the largest number of redundant slots per rank that the memory has room for, Chosen the number that the plan has.
+	MaxSlots int `json:"max_redundant_slots"`
+	Chosen   int `json:"redundant_slots"`
+	// Points are the numbers that were compared, ascending.
+	Points []CopyPoint `json:"points"`
+}
+
+// CopyPoint is a number of redundant slots per rank, scored on held-out documents of the train requests: means over splits and batch sizes.
+type CopyPoint struct {
+	RedundantSlots int `json:"redundant_slots"`
+	// MemoryBytes is the memory of a rank that the copies take.
+	MemoryBytes int64 `json:"memory_bytes"`
+	// LayerUS is the modelled time of a layer, LAR the local activation rate, ExpertImbalance that of windows or batches.
+	LayerUS         float64 `json:"layer_us"`
+	LAR             float64 `json:"lar"`
+	ExpertImbalance float64 `json:"expert_imbalance"`
+}
+
+// MaxMapSlots bounds the slots of all layers of a model, dense ones included: readers of plans refuse more.
+const MaxMapSlots = 1 << 22
+
+// leastSlots is the smallest number of redundant slots, for checks of what copies go with.
+func (o *Options) leastSlots() int {
+	if o.RedundantMemory > 0 {
+		return 1
+	}
+	return o.RedundantSlots
+}
+
+// checkCopies refuses memory for copies whose use cannot be decided.
+func (o *Options) checkCopies(m *trace.Model) error {
+	switch {
+	case o.RedundantMemory < 0:
+		return fmt.Errorf("memory for copies of experts is %d bytes; it cannot be negative", o.RedundantMemory)
+	case o.RedundantMemory == 0:
+		return nil
+	case o.RedundantSlots != 0:
+		return fmt.Errorf("%d redundant slots per rank and memory for copies of experts: give one of them", o.RedundantSlots)
+	case o.Algorithm != placement.Auto || o.objective() != placement.Time:
+		return fmt.Errorf("a number of copies is chosen from memory by objective %s and algorithm %s, not by %s and %s", placement.Time, placement.Auto, o.objective(), o.Algorithm)
+	}
+	_, err := o.copySizing(m)
+	return err
+}
+
+// copySizing is what the memory for copies has room for.
+func (o *Options) copySizing(m *trace.Model) (*Copies, error) {
+	expert, err := cost.ExpertBytes(m)
+	if err != nil {
+		return nil, fmt.Errorf("a number of copies cannot be chosen from memory: %w", err)
+	}
+	c := &Copies{MemoryBytes: o.RedundantMemory, ExpertBytes: expert, Layers: len(m.Layers)}
+	perRank := m.Experts / o.Ranks
+	inMaps := MaxMapSlots/(max(m.HiddenLayers, len(m.Layers))*o.Ranks) - perRank
+	c.MaxSlots = int(min(c.MemoryBytes/c.bytesOf(1), int64(m.Experts-perRank), int64(max(inMaps, 0))))
+	return c, nil
+}
+
+// bytesOf is the memory of a rank with a number of redundant slots.
+func (c *Copies) bytesOf(slots int) int64 { return int64(slots) * int64(c.Layers) * c.ExpertBytes }
+
+// numbers are the numbers of redundant slots to compare: 0, 1, 2, 4, ... and the largest one.
+func (c *Copies) numbers() []int {
+	numbers := []int{0}
+	for n := 1; n < c.MaxSlots; n *= 2 {
+		numbers = append(numbers, n)
+	}
+	if c.MaxSlots > 0 {
+		numbers = append(numbers, c.MaxSlots)
+	}
+	return numbers
+}
+
+// Text says in one sentence which number was chosen, and why.
+func (c *Copies) Text() string {
+	if c.MaxSlots == 0 {
+		return fmt.Sprintf("no copies: %s per rank have no room for an expert of each of the %d layers, %s", BytesText(c.MemoryBytes), c.Layers, BytesText(c.bytesOf(1)))
+	}
+	var none, chosen *CopyPoint
+	for i := range c.Points {
+		if c.Points[i].RedundantSlots == 0 {
+			none = &c.Points[i]
+		}
+		if c.Points[i].RedundantSlots == c.Chosen {
+			chosen = &c.Points[i]
+		}
+	}
+	switch {
+	case none == nil || chosen == nil:
+		return "no copies: the requests to learn from, or the time budget, do not allow numbers of copies to be compared"
+	case c.Chosen == 0:
+		return fmt.Sprintf("no copies: up to %d per rank and layer save too little of a layer's modelled time", c.Points[len(c.Points)-1].RedundantSlots)
+	}
+	return fmt.Sprintf("%d of at most %d copies per rank and layer, %s per rank: a layer's modelled time falls by %.1f%% against none",
+		c.Chosen, c.MaxSlots, BytesText(chosen.MemoryBytes), 100*(1-chosen.LayerUS/none.LayerUS))
+}
+
+// BytesText is a number of bytes in GiB or MiB.
+func BytesText(bytes int64) string {
+	if bytes >= 1<<30 {
+		return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
+	}
+	return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20))
+}
+
+// copies sets the number of redundant slots. Without copies no rule chooses among them.
+func (o *Options) copies(slots int, rule placement.CopyRule) {
+	o.RedundantSlots, o.CopyRule = slots, rule
+	if slots == 0 && o.RedundantMemory > 0 {
+		o.CopyRule = placement.NearestCopy
+	}
+}
+
+// runSized chooses the number of redundant slots, and solves with it. The numbers are compared on held-out documents of the train requests, as the
+// candidates of each number are, in half of the time budget. A larger number is chosen where it is ahead of the smaller ones by more than chance.
+func (s *search) runSized(ctx context.Context, deadline time.Time) (*Solution, error) {
+	sizing, err := s.options.copySizing(&s.trace.Model)
+	if err != nil {
+		return nil, err
+	}
+	until := deadline
+	if !deadline.IsZero() {
+		now := time.Now()
+		until = now.Add(deadline.Sub(now) / 2)
+	}
+	trials, truncated, err := s.judge(ctx, sizing.numbers(), until)
+	if err != nil {
+		return nil, err
+	}
+	name := string(placement.ContiguousAlgorithm) // one document proves nothing
+	if truncated {
+		name = placement.PointOfTime
+	}
+	if best := sizing.compare(trials); best != nil {
+		name, sizing.Chosen = best.fastest(), best.slots
+	}
+	s.options.copies(sizing.Chosen, s.options.CopyRule)
+	solution, err := s.runNamed(ctx, name, truncated, deadline)
+	if err != nil {
+		return nil, err
+	}
+	solution.Plan.Copies = sizing
+	return solution, nil
+}
+
+// compare records the numbers of redundant slots, and returns the trial of the one to choose; nil where there is none. The first trial has no copies.
+func (c *Copies) compare(trials []trial) (best *trial) {
+	for i := range trials {
+		t := &trials[i]
+		c.Points = append(c.Points, c.point(t))
+		if best == nil {
+			best = t
+			continue
+		}
+		plain := trials[0].times(trials[0].names[0])
+		if lead, chance := leadOf(t.times(t.fastest()), best.times(best.fastest()), plain); lead > chance {
+			best = t
+		}
+	}
+	return best
+}
+
+// point is the mean of a number's fastest candidate over splits.
+func (c *Copies) point(t *trial) CopyPoint {
+	p := CopyPoint{RedundantSlots: t.slots, MemoryBytes: c.bytesOf(t.slots)}
+	splits := t.figures[t.fastest()]
+	for i := range splits {
+		p.LayerUS += splits[i].mean / float64(len(splits))
+		p.LAR += splits[i].lar / float64(len(splits))
+		p.ExpertImbalance += splits[i].imbalance / float64(len(splits))
+	}
+	round := func(v, places float64) float64 { return math.Round(v*places) / places }
+	p.LayerUS, p.LAR, p.ExpertImbalance = round(p.LayerUS, 100), round(p.LAR, 1e4), round(p.ExpertImbalance, 1e4)
+	return p
+}

@@ -1,0 +1,134 @@
+package modelconfig
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// storedBits are the bits of a weight by the type that a configuration names (torch_dtype, later dtype).
+var storedBits = map[string]float64{
+	"float32": 32, "float": 32, "float16": 16, "half": 16, "bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8,
+}
+
+// unnamedBits are those of a configuration that names no type: transformers then takes float32, which is also the largest.
+const unnamedBits = 32
+
+// quantized is the part of a quantization_config that decides the size of a weight.
+type quantized struct {
+	Method    string `json:"quant_method"`
+	Algorithm string `json:"quant_algo"`
+	Bits      int    `json:"bits"`
+	GroupSize int    `json:"group_size"`
+	// BlockSize are the rows and columns of weights that share a scale.
+	BlockSize []int `json:"weight_block_size"`
+	// Groups are those of compressed-tensors.
+	Groups map[string]struct {
+		Targets []string `json:"targets"`
+		Weights *struct {
+			Bits      int    `json:"num_bits"`
+			GroupSize int    `json:"group_size"`
+			Type      string `json:"type"`
+		} `json:"weights"`
+	} `json:"config_groups"`
+	// Modules that are not quantised, or differently.
+	Ignore       []string                   `json:"ignore"`
+	Ignored      []string                   `json:"ignored_layers"`
+	NotConverted []string                   `json:"modules_to_not_convert"`
+	Excluded     []string                   `json:"exclude_modules"`
+	Dynamic      map[string]json.RawMessage `json:"dynamic"`
+}
+
+// WeightBits returns the bits that a weight of a routed expert takes in memory, scales included, by the text of a config.json. A configuration that
+// names no type counts as float32. It fails where the quantisation of experts is not known.
+func WeightBits(text []byte) (float64, error) {
+	var config struct {
+		DType        string          `json:"dtype"`
+		TorchDType   string          `json:"torch_dtype"`
+		Quantization json.RawMessage `json:"quantization_config"`
+	}
+	bits := 0.0
+	for text = Strict(text); len(text) > 0; {
+		// A wrapper may have either member for the model inside.
+		if err := json.Unmarshal(text, &config); err != nil {
+			return 0, fmt.Errorf("the model's configuration is not valid JSON: %w", err)
+		}
+		if name := strings.TrimPrefix(cmp.Or(config.DType, config.TorchDType), "torch."); name != "" {
+			known := storedBits[name]
+			if known == 0 {
+				return 0, fmt.Errorf("the model's configuration names the type %.40q of weights, whose size is not known", name)
+			}
+			bits = known
+		}
+		_, text = Inner(text)
+	}
+	if len(config.Quantization) == 0 || string(config.Quantization) == "null" {
+		return cmp.Or(bits, unnamedBits), nil
+	}
+	var q quantized
+	if err := json.Unmarshal(config.Quantization, &q); err != nil {
+		return 0, fmt.Errorf("quantization_config of the model's configuration: %w", err)
+	}
+	return q.weightBits()
+}
+
+// weightBits returns the bits of a weight with its part of the scales.
+func (q *quantized) weightBits() (float64, error) {
+	if name := q.exceptedExperts(); name != "" {
+		return 0, fmt.Errorf("quantization_config of the model's configuration excepts %.100q: the size of an expert is not known", name)
+	}
+	const scale16, scale8, scale32 = 16, 8, 32
+	bits := 0.0
+	switch method := strings.ToLower(q.Method); {
+	case method == "fp8":
+		bits = 8
+		if len(q.BlockSize) == 2 && q.BlockSize[0] > 0 && q.BlockSize[1] > 0 {
+			bits += scale32 / (float64(q.BlockSize[0]) * float64(q.BlockSize[1]))
+		}
+	case method == "mxfp4":
+		bits = 4 + scale8/32.0 // OCP Microscaling Formats v1.0: 32 elements share a scale of 8 bits
+	case method == "gptq" || method == "awq":
+		bits = withScale(q.Bits, q.GroupSize, scale16+float64(q.Bits)) // a scale and a zero point
+	case strings.HasPrefix(method, "modelopt") && q.Algorithm == "FP8":
+		bits = 8
+	case strings.HasPrefix(method, "modelopt") && q.Algorithm == "NVFP4":
+		bits = 4 + scale8/16.0
+	case method == "compressed-tensors":
+		for _, group := range q.Groups {
+			if w := group.Weights; w != nil {
+				bits = max(bits, withScale(w.Bits, w.GroupSize, scale16))
+			}
+		}
+	}
+	if bits <= 0 || bits > unnamedBits {
+		return 0, fmt.Errorf("quantization_config of the model's configuration has method %.40q: the size of a weight is not known", strings.Trim(q.Method+"/"+q.Algorithm, "/"))
+	}
+	return bits, nil
+}
+
+// withScale are the bits of a weight where a group of weights shares a scale.
+func withScale(bits, group int, scale float64) float64 {
+	if group > 0 {
+		return float64(bits) + scale/float64(group)
+	}
+	return float64(bits)
+}
+
+// exceptedExperts returns a module name of routed experts that is not quantised as the others are; empty for none.
+func (q *quantized) exceptedExperts() string {
+	names := slices.Concat(q.Ignore, q.Ignored, q.NotConverted, q.Excluded, slices.Sorted(maps.Keys(q.Dynamic)))
+	if len(q.Groups) > 1 {
+		for _, group := range slices.Sorted(maps.Keys(q.Groups)) {
+			names = append(names, q.Groups[group].Targets...)
+		}
+	}
+	for _, name := range names {
+		if strings.Contains(sharedExpert.ReplaceAllString(name, ""), "expert") {
+			return name
+		}
+	}
+	return ""
+}

@@ -164,7 +164,7 @@ func newReplan(recent, prior *trace.Trace, current *Plan, o ReplanOptions) (*rep
 	o.Ranks, o.Attention, o.Forecast, o.Algorithm = p.Ranks, current.Attention, current.Forecast, placement.Auto
 	o.Options.BatchTokens = o.Choice.BatchTokens
 	o.Objective, o.RanksPerNode, o.Current, o.Fresh = current.Objective, cmp.Or(current.RanksPerNode, o.RanksPerNode), p, true
-	o.RedundantSlots, o.Constraints.RankCapacity = p.SlotsPerRank-p.Experts/p.Ranks, current.RankCapacity
+	o.RedundantSlots, o.RedundantMemory, o.Constraints.RankCapacity = p.SlotsPerRank-p.Experts/p.Ranks, 0, current.RankCapacity
 	if p.Experts%p.Ranks != 0 {
 		return nil, fmt.Errorf("the plan in service has %d experts on %d ranks; only a number of ranks that divides the experts can be solved for", p.Experts, p.Ranks)
 	}

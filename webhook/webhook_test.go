@@ -10,7 +10,9 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	admissionac "k8s.io/client-go/applyconfigurations/admissionregistration/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -77,8 +79,13 @@ func TestRefusals(t *testing.T) {
 		}, "spec.engine.args: the KV connector LMCacheConnectorV1 is invalid with --enable-return-routed-experts"},
 		"copies without all-to-all": {func(m *semmoev1.MoEDeployment) {
 			profiled(m)
-			m.Spec.Engine.Args, m.Spec.Placement.RedundantExperts = nil, 4
+			m.Spec.Engine.Args, m.Spec.Placement.RedundantExperts = nil, ptr.To(intstr.FromInt32(4))
 		}, "spec.placement.redundantExperts: 4 is invalid: spec.placement.redundantExperts needs an all-to-all backend"},
+		"copies that are chosen, without all-to-all": {func(m *semmoev1.MoEDeployment) {
+			profiled(m)
+			m.Spec.Engine.Args, m.Spec.Placement.RedundantExperts = nil, ptr.To(intstr.FromString("Auto"))
+			m.Spec.Placement.RedundantMemoryBytes = ptr.To(resource.MustParse("8Gi"))
+		}, "spec.placement.redundantExperts: Auto is invalid: spec.placement.redundantExperts needs an all-to-all backend"},
 		"map that is known to be wrong": {func(m *semmoev1.MoEDeployment) {
 			profiled(m)
 			m.Spec.Engine.Image, m.Spec.Engine.Args, m.Spec.Placement.Realization = "lmsysorg/sglang:v0.5.17", nil, semmoev1.RealizationEngineMap
@@ -137,7 +144,9 @@ func TestReleasesOfStoredObjects(t *testing.T) {
 		"wrong-map": func(m *semmoev1.MoEDeployment) {
 			m.Spec.Engine.Image, m.Spec.Engine.Args, m.Spec.Placement.Realization = "lmsysorg/sglang:v0.5.17", nil, semmoev1.RealizationEngineMap
 		},
-		"copies": func(m *semmoev1.MoEDeployment) { m.Spec.Engine.Args, m.Spec.Placement.RedundantExperts = nil, 4 },
+		"copies": func(m *semmoev1.MoEDeployment) {
+			m.Spec.Engine.Args, m.Spec.Placement.RedundantExperts = nil, ptr.To(intstr.FromInt32(4))
+		},
 	} {
 		old := deployment(name)
 		old.Spec.Engine.Type, old.Spec.Parallelism.Attention, old.Spec.Routing.Mode = semmoev1.EngineSGLang, semmoev1.AttentionDataParallel, semmoev1.RoutingModeRouter // the defaults
@@ -269,7 +278,7 @@ func TestWarnings(t *testing.T) {
 		"flag that a plan decides": {func(m *semmoev1.MoEDeployment) {
 			profiling(m)
 			m.Spec.Engine.Args = append(m.Spec.Engine.Args, "--ep-dispatch-algorithm", "dynamic")
-			m.Spec.Placement.RedundantExperts = 4
+			m.Spec.Placement.RedundantExperts = ptr.To(intstr.FromInt32(4))
 		}, []string{"NotRealizable: No plan can reach the engine. "}},
 		"engine without ranks for requests": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Profiling = &semmoev1.ProfilingSpec{ProfileRef: &semmoev1.ProfileReference{Name: "no-profile"}}
@@ -581,7 +590,7 @@ func TestModelRulesOut(t *testing.T) {
 	}{
 		"a size that does not divide":    {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 5 }, "spec.parallelism.expertParallelSize: expert parallel size 5 does not divide the model's 32 experts; allowed sizes: 1, 2, 4, 8, 16, 32"},
 		"a size that divides":            {func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 8 }, ""},
-		"more copies than there is room": {func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = 100 }, "spec.placement.redundantExperts: 100 is invalid"},
+		"more copies than there is room": {func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = ptr.To(intstr.FromInt32(100)) }, "spec.placement.redundantExperts: 100 is invalid"},
 		"another checkpoint": {func(m *semmoev1.MoEDeployment) {
 			m.Spec.Parallelism.ExpertParallelSize, m.Spec.Model.Path = 5, "/models/other"
 		}, ""},

@@ -1,5 +1,10 @@
 package v1alpha1
 
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
 // PlacementObjective is what a placement is to keep small.
 //
 // +kubebuilder:validation:Enum=Time;Activation;RankDedup;NodeDedup;Hierarchical
@@ -25,6 +30,11 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(self.expertLoadLimitPercent) || !has(self.solver.algorithm) || self.solver.algorithm in ['auto', 'contiguous']",message="expertLoadLimitPercent needs solver.algorithm auto or contiguous: the others know no limits",fieldPath=".expertLoadLimitPercent"
 // +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || !has(self.solver.algorithm) || self.solver.algorithm in ['auto', 'eplb', 'contiguous', 'round-robin']",message="redundantExperts needs solver.algorithm auto, eplb, contiguous or round-robin: the others know no copies",fieldPath=".redundantExperts"
 // +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || !has(self.expertLoadLimitPercent)",message="expertLoadLimitPercent goes without redundantExperts: which copy computes an expert is the engine's choice",fieldPath=".expertLoadLimitPercent"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || (type(self.redundantExperts) == int ? self.redundantExperts >= 0 && self.redundantExperts <= 65536 : self.redundantExperts == 'Auto')",message="redundantExperts must be a number from 0 to 65536, or Auto",fieldPath=".redundantExperts"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts != 'Auto' || has(self.redundantMemoryBytes)",message="redundantExperts Auto needs redundantMemoryBytes: the memory of a rank that copies may take",fieldPath=".redundantMemoryBytes"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantMemoryBytes) || has(self.redundantExperts) && self.redundantExperts == 'Auto'",message="redundantMemoryBytes needs redundantExperts Auto: a number of copies takes the memory that it needs",fieldPath=".redundantMemoryBytes"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantMemoryBytes) || (type(self.redundantMemoryBytes) == int ? self.redundantMemoryBytes > 0 : quantity(self.redundantMemoryBytes).isGreaterThan(quantity('0')))",message="redundantMemoryBytes must be above 0",fieldPath=".redundantMemoryBytes"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts != 'Auto' || (!has(self.objective) || self.objective == 'Time') && (!has(self.solver.algorithm) || self.solver.algorithm == 'auto')",message="redundantExperts Auto needs objective Time and solver.algorithm auto: copies are chosen by the modelled time",fieldPath=".redundantExperts"
 type LayoutSpec struct {
 	// objective is what a placement is to keep small: Time (the modelled time of an MoE layer over the sizes of batches), Activation
 	// (activations whose expert is on another rank), RankDedup (other ranks that a token is sent to), NodeDedup (other nodes), or
@@ -34,13 +44,17 @@ type LayoutSpec struct {
 	// +optional
 	Objective PlacementObjective `json:"objective,omitempty"`
 
-	// redundantExperts is how many copies of experts a layer has beyond one of each, over all ranks; a multiple of expertParallelSize.
-	// Each rank then holds copies of those experts of other ranks that its tokens activate most: memory buys locality. It needs an
-	// engine with an expert map that has room for copies.
+	// redundantExperts is how many copies of experts a layer has beyond one of each, over all ranks: a multiple of expertParallelSize, or
+	// Auto, which takes as many as pay in modelled time and fit redundantMemoryBytes. Each rank then holds copies of those experts of
+	// other ranks that its tokens activate most: memory buys locality. It needs an engine with an expert map that has room for copies.
 	// +optional
-	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=65536
-	RedundantExperts int32 `json:"redundantExperts,omitempty"`
+	// +kubebuilder:validation:XIntOrString
+	RedundantExperts *intstr.IntOrString `json:"redundantExperts,omitempty"`
+
+	// redundantMemoryBytes is the memory of each rank that copies of experts may take with redundantExperts Auto, over all layers, such as
+	// 8Gi. Memory for less than an expert of each layer leaves a plan without copies.
+	// +optional
+	RedundantMemoryBytes *resource.Quantity `json:"redundantMemoryBytes,omitempty"`
 
 	// tokenLoadLimitPercent is the largest token load of a rank, in percent of its share: of the profile under the placement (without it
 	// 102), and of the last 128 requests where requests are sent to ranks (without it 115).
@@ -60,6 +74,30 @@ type LayoutSpec struct {
 	// +optional
 	// +kubebuilder:default={}
 	Solver SolverSpec `json:"solver,omitempty"`
+}
+
+// RedundantExpertsAuto is the value of redundantExperts that leaves the number to the solver.
+const RedundantExpertsAuto = "Auto"
+
+// ChoosesRedundantExperts reports whether the solver chooses the number of redundant experts.
+func (l *LayoutSpec) ChoosesRedundantExperts() bool {
+	return l.RedundantExperts != nil && *l.RedundantExperts == intstr.FromString(RedundantExpertsAuto)
+}
+
+// FixedRedundantExperts is the number of redundant experts that the spec gives; 0 where the solver chooses it.
+func (l *LayoutSpec) FixedRedundantExperts() int32 {
+	if l.RedundantExperts == nil || l.RedundantExperts.Type != intstr.Int {
+		return 0
+	}
+	return l.RedundantExperts.IntVal
+}
+
+// RedundantMemory is the memory of a rank in bytes from which the number of redundant experts is chosen; 0 where the spec gives the number.
+func (l *LayoutSpec) RedundantMemory() int64 {
+	if !l.ChoosesRedundantExperts() || l.RedundantMemoryBytes == nil {
+		return 0
+	}
+	return l.RedundantMemoryBytes.Value()
 }
 
 // SolverAlgorithm is how a placement is searched for: a name that semmoe solve --algorithm takes.

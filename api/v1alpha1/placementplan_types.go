@@ -38,6 +38,14 @@ type PlacementPlan struct {
 	Status PlacementPlanStatus `json:"status,omitempty"`
 }
 
+// RedundantExperts is the number of redundant experts of the plan; 0 where the solver has not chosen it yet.
+func (p *PlacementPlan) RedundantExperts() int32 {
+	if p.Spec.ChoosesRedundantExperts() {
+		return p.Status.RedundantExperts
+	}
+	return p.Spec.FixedRedundantExperts()
+}
+
 // PlacementPlanList is a list of PlacementPlans.
 //
 // +kubebuilder:object:root=true
@@ -57,8 +65,10 @@ type PlacementPlanList struct {
 // +kubebuilder:validation:XValidation:rule="has(self.ranksPerNode) == (has(self.objective) && self.objective in ['NodeDedup', 'Hierarchical'])",message="ranksPerNode goes with objective NodeDedup or Hierarchical, which need it, and with no other",fieldPath=".ranksPerNode"
 // +kubebuilder:validation:XValidation:rule="!has(self.ranksPerNode) || self.ranksPerNode < self.expertParallelSize && self.expertParallelSize % self.ranksPerNode == 0",message="ranksPerNode must divide expertParallelSize, and be smaller: with one node there is no other to send to",fieldPath=".ranksPerNode"
 // +kubebuilder:validation:XValidation:rule="!has(self.objective) || self.objective != 'Activation' || !has(self.tokenShuffle) || self.tokenShuffle == 'Enabled'",message="objective Activation needs tokenShuffle Enabled: elsewhere it is the same under every placement; use RankDedup",fieldPath=".objective"
-// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts % self.expertParallelSize == 0",message="redundantExperts must be a multiple of expertParallelSize: each rank has as many slots",fieldPath=".redundantExperts"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || type(self.redundantExperts) != int || self.redundantExperts % self.expertParallelSize == 0",message="redundantExperts must be a multiple of expertParallelSize: each rank has as many slots",fieldPath=".redundantExperts"
 // +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts == 0 || self.realization != 'ReshuffledWeights' && self.engine != 'VLLM'",message="redundantExperts needs realization EngineMap, and an engine that reads a map (VLLM reads none): a permuted checkpoint has each expert once",fieldPath=".redundantExperts"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts != 'Auto' || !has(self.tokenShuffle) || self.tokenShuffle == 'Enabled'",message="redundantExperts Auto needs tokenShuffle Enabled: elsewhere copies are not chosen by time; give a number",fieldPath=".redundantExperts"
+// +kubebuilder:validation:XValidation:rule="!has(self.redundantExperts) || self.redundantExperts != 'Auto' || !has(self.current)",message="redundantExperts Auto goes without current: a plan that replaces another one keeps the number of its copies; give that",fieldPath=".redundantExperts"
 type PlacementPlanSpec struct {
 	// profileRef names the AffinityProfile, in the same namespace, that the plan is made from.
 	// +required
@@ -235,6 +245,12 @@ type PlacementPlanStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	StableConfigMap string `json:"stableConfigMap,omitempty"`
+
+	// redundantExperts is how many copies of experts a layer of the plan has beyond one of each, over all ranks: the number of the spec, or
+	// the one that was chosen for Auto.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	RedundantExperts int32 `json:"redundantExperts,omitempty"`
 
 	// verdict says whether the plan is worth rolling out.
 	// +optional

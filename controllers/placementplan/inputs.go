@@ -46,10 +46,12 @@ type solveInputs struct {
 	PreserveGroups bool `json:"preserveGroups,omitempty"`
 	// Unshuffled is left out where it is false. Then tokens stay where attention leaves them, and distinct ranks are what is placed for.
 	Unshuffled bool `json:"unshuffled,omitempty"`
-	// Objective to ExpertLoadLimit are left out where the spec does not say them. RedundantSlots are those of a rank, the limits percent.
+	// Objective to ExpertLoadLimit are left out where the spec does not say them. RedundantSlots are those of a rank, RedundantMemory is that of a rank
+	// from which their number is chosen, the limits are percent.
 	Objective       placement.Objective `json:"objective,omitempty"`
 	RanksPerNode    int                 `json:"ranksPerNode,omitempty"`
 	RedundantSlots  int                 `json:"redundantSlots,omitempty"`
+	RedundantMemory int64               `json:"redundantMemory,omitempty"`
 	TokenLoadLimit  int                 `json:"tokenLoadLimit,omitempty"`
 	ExpertLoadLimit int                 `json:"expertLoadLimit,omitempty"`
 	// CopyRule is how the engine chooses among copies of experts; left out where there are none, and where it uses the nearest one.
@@ -117,7 +119,8 @@ func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityPro
 		Unshuffled:        plan.Spec.TokenShuffle == semmoev1.TokenShuffleDisabled,
 		Objective:         objectives[plan.Spec.Objective],
 		RanksPerNode:      int(plan.Spec.RanksPerNode),
-		RedundantSlots:    int(plan.Spec.RedundantExperts / plan.Spec.ExpertParallelSize),
+		RedundantSlots:    int(plan.Spec.FixedRedundantExperts() / plan.Spec.ExpertParallelSize),
+		RedundantMemory:   plan.Spec.RedundantMemory(),
 		TokenLoadLimit:    int(ptr.Deref(plan.Spec.TokenLoadLimitPercent, 0)),
 		ExpertLoadLimit:   int(ptr.Deref(plan.Spec.ExpertLoadLimitPercent, 0)),
 		Hardware:          hardware,
@@ -136,7 +139,7 @@ func inputsOf(plan *semmoev1.PlacementPlan, profile, prior *semmoev1.AffinityPro
 // copyRule returns the rule of the plan's engine for copies of experts. Rules are known for attention data parallelism.
 func copyRule(plan *semmoev1.PlacementPlan) placement.CopyRule {
 	adapter, err := registry.For(string(plan.Spec.Engine))
-	if err != nil || plan.Spec.RedundantExperts == 0 || attentions[plan.Spec.Attention] != placement.DataParallel {
+	if err != nil || plan.Spec.FixedRedundantExperts() == 0 && plan.Spec.RedundantMemory() == 0 || attentions[plan.Spec.Attention] != placement.DataParallel {
 		return placement.NearestCopy
 	}
 	return adapter.CopyRule
@@ -178,7 +181,8 @@ func (i *solveInputs) batchSizes() []int {
 
 func (i *solveInputs) options(progress func(step string, done, total int)) solver.Options {
 	return solver.Options{
-		BatchTokens: i.batchSizes(), Objective: i.objective(), RanksPerNode: i.RanksPerNode, Unshuffled: i.Unshuffled, RedundantSlots: i.RedundantSlots, CopyRule: i.CopyRule,
+		BatchTokens: i.batchSizes(), Objective: i.objective(), RanksPerNode: i.RanksPerNode, Unshuffled: i.Unshuffled, RedundantSlots: i.RedundantSlots,
+		RedundantMemory: i.RedundantMemory, CopyRule: i.CopyRule,
 		Constraints: placement.Constraints{TokenLoadLimit: float64(i.TokenLoadLimit), ExpertLoadLimit: float64(i.ExpertLoadLimit)},
 		Ranks:       i.Ranks, Attention: i.Attention, Algorithm: i.Algorithm, Forecast: i.Forecast,
 		TrainPercent: i.TrainPercent, Seed: i.Seed, TimeBudget: time.Duration(i.TimeBudgetSeconds) * time.Second, Progress: progress,
@@ -209,6 +213,8 @@ type solution struct {
 	Worth               *solver.Worth `json:"worth,omitempty"`
 	// Chosen names the point of the front that became the plan.
 	Chosen string `json:"chosen,omitempty"`
+	// Copies is how the number of copies was chosen; nil where it was given.
+	Copies *solver.Copies `json:"copies,omitempty"`
 	// Replan is how the plan compares with the one in service; nil where there is none.
 	Replan *replanned `json:"replan,omitempty"`
 }
@@ -222,6 +228,9 @@ type solved struct {
 	Verdict     semmoev1.Verdict       `json:"verdict"`
 	Forecast    *semmoev1.PlanForecast `json:"forecast"`
 	Truncated   bool                   `json:"truncated,omitempty"`
+	// RedundantExperts is the number of copies that was chosen, Copies says why; both are empty where the number was given.
+	RedundantExperts int32  `json:"redundantExperts,omitempty"`
+	Copies           string `json:"copies,omitempty"`
 	// Tier and Comparison are those of a plan that is to replace one in service.
 	Tier       semmoev1.Tier            `json:"tier,omitempty"`
 	Comparison *semmoev1.PlanComparison `json:"comparison,omitempty"`
@@ -232,10 +241,14 @@ func (s *solution) solved() *solved {
 	if s == nil {
 		return nil
 	}
-	return &solved{
+	kept := &solved{
 		PlanDigest: s.PlanDigest, Inputs: s.Inputs.ID(), ModelDigest: s.ModelDigest, Verdict: verdictOf(s), Forecast: forecastOf(s), Truncated: s.Truncated,
 		Tier: s.Replan.tier(), Comparison: s.Replan.comparison(),
 	}
+	if s.Copies != nil {
+		kept.RedundantExperts, kept.Copies = int32(s.Copies.Chosen*s.Inputs.Ranks), s.Copies.Text()
+	}
+	return kept
 }
 
 func solutionScope(namespace, inputs string) artifact.Scope {

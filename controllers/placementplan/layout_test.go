@@ -1,9 +1,12 @@
 package placementplan
 
 import (
+	"fmt"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -19,7 +22,7 @@ func TestPlanForWhatTheSpecSays(t *testing.T) {
 	w := newWorld(t)
 	w.complete(w.newProfile("tiny"), traceFile(t))
 	// One after the other, since plans of a manager take turns: the last would wait for all.
-	base, found := w.solved(w.newPlan("copies", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 8 }))
+	base, found := w.solved(w.newPlan("copies", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = ptr.To(intstr.FromInt32(8)) }))
 	if found.Placement.SlotsPerRank != 32/4+2 || base.Status.Verdict != semmoev1.VerdictGain {
 		t.Errorf("with 8 copies ranks have %d slots, verdict %s", found.Placement.SlotsPerRank, base.Status.Verdict)
 	}
@@ -42,7 +45,7 @@ func TestPlanForWhatTheSpecSays(t *testing.T) {
 	if placement.Moves(unlimited.Placement, found.Placement) == 0 {
 		t.Error("limits change no placement")
 	}
-	many := w.newPlan("many", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 128 })
+	many := w.newPlan("many", "tiny", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = ptr.To(intstr.FromInt32(128)) })
 	w.wait(many, semmoev1.ConditionStalled, metav1.ConditionTrue, "InvalidPlacement", "spec.redundantExperts: 128 makes 32 redundant slots per rank")
 
 	other := w.newPlan("other", "tiny", func(p *semmoev1.PlacementPlan) {
@@ -50,13 +53,51 @@ func TestPlanForWhatTheSpecSays(t *testing.T) {
 	})
 	w.wait(other, semmoev1.ConditionStalled, metav1.ConditionTrue, "CurrentPlanInvalid", "spec.redundantExperts", "has 8, not 0")
 	next := w.newPlan("next", "tiny", func(p *semmoev1.PlacementPlan) {
-		p.Spec.RedundantExperts, p.Spec.Current = 8, &semmoev1.CurrentPlan{PlanDigest: base.Status.PlanDigest}
+		p.Spec.RedundantExperts, p.Spec.Current = ptr.To(intstr.FromInt32(8)), &semmoev1.CurrentPlan{PlanDigest: base.Status.PlanDigest}
 	})
 	w.wait(next, semmoev1.ConditionProgressing, metav1.ConditionFalse, "Complete")
 	foreign := w.newPlan("foreign", "tiny", func(p *semmoev1.PlacementPlan) {
-		p.Spec.RedundantExperts, p.Spec.Objective, p.Spec.Current = 8, semmoev1.ObjectiveRankDedup, &semmoev1.CurrentPlan{PlanDigest: base.Status.PlanDigest}
+		p.Spec.RedundantExperts, p.Spec.Objective, p.Spec.Current = ptr.To(intstr.FromInt32(8)), semmoev1.ObjectiveRankDedup, &semmoev1.CurrentPlan{PlanDigest: base.Status.PlanDigest}
 	})
 	w.wait(foreign, semmoev1.ConditionStalled, metav1.ConditionTrue, "CurrentPlanInvalid", "spec.objective")
+}
+
+// The number of copies is chosen from memory, is in the plan and in the status, and comes back where the status is lost.
+func TestCopiesFromMemory(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.complete(w.newProfile("tiny"), traceFile(t))
+	auto := func(name, memory string) *semmoev1.PlacementPlan {
+		return w.newPlan(name, "tiny", func(p *semmoev1.PlacementPlan) {
+			p.Spec.RedundantExperts, p.Spec.RedundantMemoryBytes = ptr.To(intstr.FromString("Auto")), ptr.To(resource.MustParse(memory))
+		})
+	}
+	const expertBytes, layers = 3 * 128 * 64 * 4, 4
+	done, found := w.solved(auto("auto", fmt.Sprint(8*layers*expertBytes)))
+	slots := found.Placement.SlotsPerRank - 32/4
+	if slots < 1 || slots > 8 || done.Status.RedundantExperts != int32(4*slots) || done.Status.Verdict != semmoev1.VerdictGain {
+		t.Errorf("ranks have %d copies of each layer, status %+v", slots, done.Status)
+	}
+	if c := found.Copies; c == nil || c.Chosen != slots || c.MaxSlots != 8 || len(c.Points) != 5 {
+		t.Errorf("the plan records %+v", c)
+	}
+	w.wait(done, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", fmt.Sprintf("; %d of at most 8 copies per rank and layer", slots))
+	w.wipe(done)
+	if again := w.wait(done, semmoev1.ConditionReady, metav1.ConditionTrue, "Published"); again.Status.RedundantExperts != done.Status.RedundantExperts {
+		t.Errorf("a status that was lost has %d redundant experts, before it had %d", again.Status.RedundantExperts, done.Status.RedundantExperts)
+	}
+	// The plan that replaces it keeps the number.
+	next := w.newPlan("next", "tiny", func(p *semmoev1.PlacementPlan) {
+		p.Spec.RedundantExperts, p.Spec.Current = ptr.To(intstr.FromInt32(done.Status.RedundantExperts)), &semmoev1.CurrentPlan{PlanDigest: done.Status.PlanDigest}
+	})
+	if of := w.plan(w.wait(next, semmoev1.ConditionProgressing, metav1.ConditionFalse, "Complete")); of.Placement.SlotsPerRank != found.Placement.SlotsPerRank {
+		t.Errorf("the plan that replaces it has %d slots on a rank, not %d", of.Placement.SlotsPerRank, found.Placement.SlotsPerRank)
+	}
+	none, found := w.solved(auto("none", fmt.Sprint(layers*expertBytes-1)))
+	if none.Status.RedundantExperts != 0 || found.Placement.Redundant() {
+		t.Errorf("without room for a copy there are %d, status %+v", found.Placement.SlotsPerRank-32/4, none.Status)
+	}
+	w.wait(none, semmoev1.ConditionReady, metav1.ConditionTrue, "Published", "no copies: 0.4 MiB per rank have no room for an expert of each of the 4 layers")
 }
 
 // The drift test of a plan is for routers that keep the token load limit of its spec.

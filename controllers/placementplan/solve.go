@@ -111,7 +111,7 @@ func (t *task) run(ctx context.Context, tell func(step string, done, total int))
 	if w := found.Worth; w != nil {
 		result.LayerNanos, result.UnplannedLayerNanos, result.Worth = nanos(w.LayerUS), nanos(w.BaselineLayerUS), w
 	}
-	result.Chosen = found.Plan.Chosen
+	result.Chosen, result.Copies = found.Plan.Chosen, found.Plan.Copies
 	if err := publishSolution(ctx, t.client, namespace, result, known); err != nil {
 		return err
 	}

@@ -48,6 +48,7 @@ func statusOf(plan *semmoev1.PlacementPlan, o observation, now time.Time) semmoe
 		status.Plan, status.PlanDigest, status.ModelDigest = artifact.Digest(o.Solved.PlanDigest).Short(), o.Solved.PlanDigest, o.Solved.ModelDigest
 		status.Verdict, status.Forecast = o.Solved.Verdict, o.Solved.Forecast
 		status.Tier, status.Comparison = o.Solved.Tier, o.Solved.Comparison
+		status.RedundantExperts = plan.Spec.FixedRedundantExperts() + o.Solved.RedundantExperts
 		if o.Published {
 			status.ConfigMap = configMapName(plan, o.Solved.PlanDigest)
 		}
@@ -179,6 +180,9 @@ func publishedVerdict(plan *semmoev1.PlacementPlan, o observation, status semmoe
 			message += fmt.Sprintf(" (saved %.1f%%, 95%% interval %.1f%% to %.1f%%; batches of %s tokens%s)",
 				float64(f.SavedMilli)/10, float64(f.SavedLowMilli)/10, float64(f.SavedHighMilli)/10, sizesText(f.BatchTokens), sizesSource(&plan.Spec))
 		}
+	}
+	if o.Solved.Copies != "" {
+		message += "; " + o.Solved.Copies
 	}
 	if c := status.Comparison; c != nil {
 		message += ". Compared with the plan in service: " + c.Reason

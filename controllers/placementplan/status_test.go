@@ -11,7 +11,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -55,19 +57,21 @@ func TestCopiesFollowTheEngine(t *testing.T) {
 		Conditions: []metav1.Condition{{Type: semmoev1.ConditionReady, Status: metav1.ConditionTrue}},
 	}}
 	plan := &semmoev1.PlacementPlan{Spec: semmoev1.PlacementPlanSpec{ExpertParallelSize: 4}}
+	plan.Spec.RedundantMemoryBytes = ptr.To(resource.MustParse("8Gi"))
 	for _, test := range []struct {
 		engine    semmoev1.EngineType
-		redundant int32
+		redundant string
 		attention semmoev1.AttentionParallelism
 		want      placement.CopyRule
 	}{
-		{"VLLMAscend", 8, semmoev1.AttentionDataParallel, placement.RankModuloCopy},
-		{"VLLMAscend", 0, semmoev1.AttentionDataParallel, placement.NearestCopy},
-		{"VLLMAscend", 8, semmoev1.AttentionTensorParallel, placement.NearestCopy},
-		{"SGLang", 8, semmoev1.AttentionDataParallel, placement.NearestCopy},
-		{"", 8, semmoev1.AttentionDataParallel, placement.NearestCopy},
+		{"VLLMAscend", "8", semmoev1.AttentionDataParallel, placement.RankModuloCopy},
+		{"VLLMAscend", "Auto", semmoev1.AttentionDataParallel, placement.RankModuloCopy},
+		{"VLLMAscend", "0", semmoev1.AttentionDataParallel, placement.NearestCopy},
+		{"VLLMAscend", "8", semmoev1.AttentionTensorParallel, placement.NearestCopy},
+		{"SGLang", "8", semmoev1.AttentionDataParallel, placement.NearestCopy},
+		{"", "8", semmoev1.AttentionDataParallel, placement.NearestCopy},
 	} {
-		plan.Spec.Engine, plan.Spec.RedundantExperts, plan.Spec.Attention = test.engine, test.redundant, test.attention
+		plan.Spec.Engine, plan.Spec.RedundantExperts, plan.Spec.Attention = test.engine, ptr.To(intstr.Parse(test.redundant)), test.attention
 		if got := inputsOf(plan, profile, nil, machines.Chosen{}).options(nil).CopyRule; got != test.want {
 			t.Errorf("%+v: rule %q", test, got)
 		}

@@ -272,6 +272,11 @@ func TestContradictions(t *testing.T) {
 	}
 	placed := func(fields map[string]any) map[string]any { return map[string]any{"placement": fields} }
 	by := func(algorithm string) map[string]any { return map[string]any{"algorithm": algorithm} }
+	auto := func(more map[string]any) map[string]any {
+		fields := map[string]any{"redundantExperts": "Auto", "redundantMemoryBytes": "8Gi"}
+		maps.Copy(fields, more)
+		return fields
+	}
 	cases := map[string]struct {
 		spec    map[string]any // merged over the minimal one
 		more    map[string]any
@@ -306,6 +311,27 @@ func TestContradictions(t *testing.T) {
 		"copies in a permuted checkpoint":     {placed(map[string]any{"redundantExperts": int64(4), "realization": "ReshuffledWeights"}), nil, []string{"spec.placement.redundantExperts", "each expert once"}},
 		"copies without a map":                {placed(map[string]any{"redundantExperts": int64(4)}), map[string]any{"engine": engine("VLLM")}, []string{"spec.placement.redundantExperts", "VLLM reads none"}},
 		"copies by an algorithm without":      {placed(map[string]any{"redundantExperts": int64(4), "solver": by("moetuner")}), nil, []string{"spec.placement.redundantExperts", "auto, eplb, contiguous or round-robin"}},
+		"copies from memory":                  {placed(auto(nil)), nil, nil},
+		"copies from a number of bytes":       {placed(auto(map[string]any{"redundantMemoryBytes": int64(8 << 30), "objective": "Time", "solver": by("auto")})), nil, nil},
+		"copies from memory of nobody":        {placed(map[string]any{"redundantExperts": "Auto"}), nil, []string{"spec.placement.redundantMemoryBytes", "redundantExperts Auto needs redundantMemoryBytes"}},
+		"copies from no memory":               {placed(auto(map[string]any{"redundantMemoryBytes": "0"})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
+		"copies from no bytes":                {placed(auto(map[string]any{"redundantMemoryBytes": int64(0)})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
+		"copies from negative memory":         {placed(auto(map[string]any{"redundantMemoryBytes": "-8Gi"})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
+		"copies from negative bytes":          {placed(auto(map[string]any{"redundantMemoryBytes": int64(-1)})), nil, []string{"spec.placement.redundantMemoryBytes", "must be above 0"}},
+		"copies from memory in words":         {placed(auto(map[string]any{"redundantMemoryBytes": "much"})), nil, []string{"spec.placement.redundantMemoryBytes"}},
+		"memory for a number of copies":       {placed(auto(map[string]any{"redundantExperts": int64(4)})), nil, []string{"spec.placement.redundantMemoryBytes", "needs redundantExperts Auto"}},
+		"memory for no copies":                {placed(map[string]any{"redundantMemoryBytes": "8Gi"}), nil, []string{"spec.placement.redundantMemoryBytes", "needs redundantExperts Auto"}},
+		"copies in words":                     {placed(map[string]any{"redundantExperts": "auto"}), nil, []string{"spec.placement.redundantExperts", "a number from 0 to 65536, or Auto"}},
+		"a number of copies as text":          {placed(map[string]any{"redundantExperts": "8"}), nil, []string{"spec.placement.redundantExperts", "a number from 0 to 65536, or Auto"}},
+		"too many copies":                     {placed(map[string]any{"redundantExperts": int64(65540)}), nil, []string{"spec.placement.redundantExperts", "a number from 0 to 65536, or Auto"}},
+		"a negative number of copies":         {placed(map[string]any{"redundantExperts": int64(-4)}), nil, []string{"spec.placement.redundantExperts", "a number from 0 to 65536, or Auto"}},
+		"copies from memory, by activations":  {placed(auto(map[string]any{"objective": "Activation"})), nil, []string{"spec.placement.redundantExperts", "needs objective Time"}},
+		"copies from memory, by eplb":         {placed(auto(map[string]any{"solver": by("eplb")})), nil, []string{"spec.placement.redundantExperts", "needs objective Time and solver.algorithm auto"}},
+		"copies from memory, without a map":   {placed(auto(nil)), map[string]any{"engine": engine("VLLM")}, []string{"spec.placement.redundantExperts", "VLLM reads none"}},
+		"copies from memory, permuted":        {placed(auto(map[string]any{"realization": "ReshuffledWeights"})), nil, []string{"spec.placement.redundantExperts", "each expert once"}},
+		"copies from memory and a limit":      {placed(auto(map[string]any{"expertLoadLimitPercent": int64(120)})), nil, []string{"spec.placement.expertLoadLimitPercent", "goes without redundantExperts"}},
+		"copies from memory for tokens":       {placed(auto(nil)), map[string]any{"parallelism": tensorParallel}, []string{"spec.placement.redundantExperts", "or tokenShuffle Enabled"}},
+		"copies from memory, shuffled tokens": {placed(auto(map[string]any{"tokenShuffle": "Enabled"})), map[string]any{"parallelism": tensorParallel}, nil},
 		"copies and a limit":                  {placed(map[string]any{"redundantExperts": int64(4), "expertLoadLimitPercent": int64(120)}), nil, []string{"spec.placement.expertLoadLimitPercent", "goes without redundantExperts"}},
 		"limits by an algorithm without":      {placed(map[string]any{"tokenLoadLimitPercent": int64(120), "solver": by("kmeans2d")}), nil, []string{"spec.placement.tokenLoadLimitPercent", "auto or contiguous"}},
 		"a limit below the mean":              {placed(map[string]any{"expertLoadLimitPercent": int64(99)}), nil, []string{"spec.placement.expertLoadLimitPercent", "greater than or equal to 100"}},

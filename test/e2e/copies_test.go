@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
 )
@@ -25,7 +27,7 @@ func TestCopiesOfExperts(t *testing.T) {
 	waitScored(t, url, plain.PlanDigest)
 	before := greedy(t, url)
 
-	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = 8 })
+	update(t, moed, func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = ptr.To(intstr.FromInt32(8)) })
 	waitOtherPlan(t, moed, plain.PlanDigest, func() {})
 	copies := get(t, moed).Status
 	waitCondition(t, moed, semmoev1.ConditionRolledOut, metav1.ConditionTrue, "RolledOut", copies.PlanDigest)

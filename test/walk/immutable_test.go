@@ -96,6 +96,10 @@ attention: TensorParallel
 			{name: "a plan with copies of experts", spec: planned + `
 redundantExperts: 4
 `, prepare: makeProfile},
+			{name: "a plan with copies from memory", spec: planned + `
+redundantExperts: Auto
+redundantMemoryBytes: 2Gi
+`, prepare: makeProfile},
 			{name: "a plan for two nodes", spec: planned + `
 objective: Hierarchical
 ranksPerNode: 2

@@ -96,6 +96,11 @@ replicas: 2
 profiling: {dataset: {configMap: {name: texts}}, target: Dedicated}
 placement: {redundantExperts: 4}
 `},
+	{name: "copies of experts from memory", spec: serving + `
+replicas: 2
+profiling: {dataset: {configMap: {name: texts}}, target: Dedicated}
+placement: {redundantExperts: Auto, redundantMemoryBytes: 2Gi}
+`},
 	{name: "a canary that soaks", spec: deployed + `
 replicas: 3
 rollout: {soakSeconds: 86400}

@@ -26,7 +26,9 @@ var coreValues = map[string][]any{
 	"[]RouterContainer": {[]any{map[string]any{"name": "router", "resources": map[string]any{
 		"requests": map[string]any{"cpu": "1500m", "memory": "0.5Gi"}, "limits": map[string]any{"memory": "2048Mi"},
 	}}}},
-	"Time": {"2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z"},
+	"IntOrString": {int64(4), int64(8), int64(0)}, // redundantExperts
+	"Quantity":    {"1Gi", int64(1 << 20)},
+	"Time":        {"2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z"},
 	"[]EnvVar": {
 		[]any{map[string]any{"name": "OTHER", "value": "1"}},
 		[]any{map[string]any{"name": "POD_IP", "value": "127.0.0.1"}}, // the operator's: to be named by a condition

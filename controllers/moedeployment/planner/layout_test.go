@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -20,9 +22,15 @@ func TestPlansAreForWhatTheSpecSays(t *testing.T) {
 	}
 	names := map[string]bool{}
 	for what, change := range map[string]func(*semmoev1.MoEDeployment){
-		"nothing":      func(*semmoev1.MoEDeployment) {},
-		"objective":    func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Objective = semmoev1.ObjectiveRankDedup },
-		"copies":       func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = 4 },
+		"nothing":   func(*semmoev1.MoEDeployment) {},
+		"objective": func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Objective = semmoev1.ObjectiveRankDedup },
+		"copies":    func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = ptr.To(intstr.FromInt32(4)) },
+		"copies from memory": func(m *semmoev1.MoEDeployment) {
+			m.Spec.Placement.RedundantExperts, m.Spec.Placement.RedundantMemoryBytes = ptr.To(intstr.FromString("Auto")), ptr.To(resource.MustParse("8Gi"))
+		},
+		"copies from more memory": func(m *semmoev1.MoEDeployment) {
+			m.Spec.Placement.RedundantExperts, m.Spec.Placement.RedundantMemoryBytes = ptr.To(intstr.FromString("Auto")), ptr.To(resource.MustParse("16Gi"))
+		},
 		"token limit":  func(m *semmoev1.MoEDeployment) { m.Spec.Placement.TokenLoadLimitPercent = ptr.To[int32](110) },
 		"expert limit": func(m *semmoev1.MoEDeployment) { m.Spec.Placement.ExpertLoadLimitPercent = ptr.To[int32](110) },
 		"algorithm":    func(m *semmoev1.MoEDeployment) { m.Spec.Placement.Solver.Algorithm = "eplb" },
@@ -41,8 +49,21 @@ func TestPlansAreForWhatTheSpecSays(t *testing.T) {
 		}
 		names[made.Name] = true
 	}
-	if len(names) != 7 {
-		t.Errorf("seven plans have the names %v", names)
+	if len(names) != 9 {
+		t.Errorf("nine plans have the names %v", names)
+	}
+	// A spec that says the same in another form has the same plan: its spec never changes.
+	none := plan(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = ptr.To(intstr.FromInt32(0)) })
+	if nothing := plan(func(*semmoev1.MoEDeployment) {}); none.Name != nothing.Name || !cmp.Equal(none.Spec, nothing.Spec) {
+		t.Errorf("no copies: plan %+v; without a number %+v", none.Spec, nothing.Spec)
+	}
+	memory := func(text string) *semmoev1.PlacementPlan {
+		return plan(func(m *semmoev1.MoEDeployment) {
+			m.Spec.Placement.RedundantExperts, m.Spec.Placement.RedundantMemoryBytes = ptr.To(intstr.FromString("Auto")), ptr.To(resource.MustParse(text))
+		})
+	}
+	if a, b := memory("8Gi"), memory("8589934592"); a.Name != b.Name || a.Spec.RedundantMemoryBytes.String() != b.Spec.RedundantMemoryBytes.String() {
+		t.Errorf("8Gi: plan %s for %v; as bytes %s for %v", a.Name, a.Spec.RedundantMemoryBytes, b.Name, b.Spec.RedundantMemoryBytes)
 	}
 	text, err := json.Marshal(planInputs{})
 	if err != nil || string(text) != `{"profile":"","result":"","attention":"","ranks":0,"engine":"","solver":{}}` {
@@ -52,9 +73,9 @@ func TestPlansAreForWhatTheSpecSays(t *testing.T) {
 
 // The copies of a plan are started with, and are read from the workload where the plan is gone.
 func TestCopiesAreServed(t *testing.T) {
-	wanted := moedtest.PlanOf("copies", "cc", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 4 })
+	wanted := moedtest.PlanOf("copies", "cc", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = ptr.To(intstr.FromInt32(4)) })
 	moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) {
-		m.Spec.Placement.RedundantExperts, m.Spec.Engine.Args = 4, []string{"--moe-a2a-backend", "deepep"}
+		m.Spec.Placement.RedundantExperts, m.Spec.Engine.Args = ptr.To(intstr.FromInt32(4)), []string{"--moe-a2a-backend", "deepep"}
 	})
 	c := choice{moed: moed, report: moedtest.Report(), wanted: wanted}
 	serving, candidate, hold := c.chooseLayout()
@@ -64,6 +85,13 @@ func TestCopiesAreServed(t *testing.T) {
 	c = choice{moed: moed, report: moedtest.Report(), workloads: []*revisions.Workload{workloadUnder(t, wanted, 2)}}
 	if inService := c.inService(); inService == nil || *inService != *serving {
 		t.Errorf("in service is %+v, want %+v", inService, serving)
+	}
+	// A number that was chosen is that of the status.
+	auto := ptr.To(intstr.FromString("Auto"))
+	wanted.Spec.RedundantExperts, wanted.Status.RedundantExperts, moed.Spec.Placement.RedundantExperts = auto, 8, auto
+	c = choice{moed: moed, report: moedtest.Report(), wanted: wanted}
+	if serving, candidate, hold := c.chooseLayout(); serving == nil || serving.RedundantExperts != 8 || candidate != nil {
+		t.Errorf("chosen copies: serving %+v, candidate %+v, hold %+v", serving, candidate, hold)
 	}
 	moed.Spec.Placement.Realization = semmoev1.RealizationReshuffledWeights
 	c = choice{moed: moed, report: moedtest.Report(), wanted: wanted}

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -343,8 +344,8 @@ func TestForeignObjectInTheWay(t *testing.T) {
 
 // An argument that contradicts a plan takes the model out of it, as it keeps a new model from it: whichever came first.
 func TestContradictedLayout(t *testing.T) {
-	change := func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = 4 }
-	plan := moedtest.PlanOf("copies", "cc", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 4 })
+	change := func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = ptr.To(intstr.FromInt32(4)) }
+	plan := moedtest.PlanOf("copies", "cc", func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = ptr.To(intstr.FromInt32(4)) })
 	contradict := func(m *semmoev1.MoEDeployment) {
 		m.Spec.Engine.Args = []string{"--moe-a2a-backend", "deepep", "--ep-dispatch-algorithm", "dynamic"}
 	}
@@ -366,8 +367,12 @@ func TestNoReplanOfAnotherKind(t *testing.T) {
 		serving, base func(*semmoev1.PlacementPlan)
 		made          bool
 	}{
-		"alike":              {nil, nil, true},
-		"other copies":       {nil, func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = 4 }, false},
+		"alike":        {nil, nil, true},
+		"other copies": {nil, func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = ptr.To(intstr.FromInt32(4)) }, false},
+		"copies to choose": {nil, func(p *semmoev1.PlacementPlan) {
+			p.Spec.RedundantExperts, p.Status.RedundantExperts = ptr.To(intstr.FromString("Auto")), 4
+		}, false},
+		"no copies chosen":   {nil, func(p *semmoev1.PlacementPlan) { p.Spec.RedundantExperts = ptr.To(intstr.FromString("Auto")) }, true},
 		"other objective":    {nil, func(p *semmoev1.PlacementPlan) { p.Spec.Objective = semmoev1.ObjectiveRankDedup }, false},
 		"the same objective": {nil, func(p *semmoev1.PlacementPlan) { p.Spec.Objective = semmoev1.ObjectiveActivation }, true},
 		"any objective":      {func(p *semmoev1.PlacementPlan) { p.Spec.Objective = semmoev1.ObjectiveRankDedup }, nil, true},

@@ -19,7 +19,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -161,6 +163,7 @@ type planInputs struct {
 	Objective        semmoev1.PlacementObjective `json:"objective,omitempty"`
 	RanksPerNode     int32                       `json:"ranksPerNode,omitempty"`
 	RedundantExperts int32                       `json:"redundantExperts,omitempty"`
+	RedundantMemory  int64                       `json:"redundantMemory,omitempty"`
 	TokenLoadLimit   *int32                      `json:"tokenLoadLimit,omitempty"`
 	ExpertLoadLimit  *int32                      `json:"expertLoadLimit,omitempty"`
 	// MinimumGain and BatchTokens are left out where they are the defaults.
@@ -179,12 +182,14 @@ func planFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile, re
 		Hardware: machines.Named(moed.Spec.Placement.Hardware), HardwareDigest: hardwareDigest,
 		MinimumGainPercent: moed.Spec.Rollout.MinimumGainPercent, BatchTokens: moed.Spec.Rollout.BatchTokens,
 	}
+	spec.RedundantExperts, spec.RedundantMemoryBytes = plannedCopies(moed)
 	inputs := planInputs{
 		Profile: profile.Name, Result: profile.Status.Result.Digest, Attention: spec.Attention, Ranks: spec.ExpertParallelSize,
 		Engine: spec.Engine, Solver: spec.Solver, TokenShuffle: spec.TokenShuffle,
 		Hardware: spec.Hardware, HardwareDigest: spec.HardwareDigest,
-		Objective: spec.Objective, RanksPerNode: spec.RanksPerNode, RedundantExperts: spec.RedundantExperts,
-		TokenLoadLimit: spec.TokenLoadLimitPercent, ExpertLoadLimit: spec.ExpertLoadLimitPercent, BatchTokens: spec.BatchTokens,
+		Objective: spec.Objective, RanksPerNode: spec.RanksPerNode, RedundantExperts: spec.FixedRedundantExperts(),
+		RedundantMemory: spec.RedundantMemory(),
+		TokenLoadLimit:  spec.TokenLoadLimitPercent, ExpertLoadLimit: spec.ExpertLoadLimitPercent, BatchTokens: spec.BatchTokens,
 	}
 	if gain := spec.MinimumGainPercent; gain != nil && *gain != solver.DefaultMinimumGainPercent {
 		inputs.MinimumGain = gain
@@ -335,7 +340,7 @@ func (c *choice) candidates() []candidate {
 	var candidates []candidate
 	keepsGroups := c.wanted.Spec.Realization == semmoev1.RealizationReshuffledWeights
 	for _, realization := range realizations(c.moed, c.report, c.release, adapter) {
-		support := supportOf(c.moed, c.report, c.release, adapter, realization, c.wanted.Spec.RedundantExperts, keepsGroups)
+		support := supportOf(c.moed, c.report, c.release, adapter, realization, c.wanted.RedundantExperts(), keepsGroups)
 		candidates = append(candidates, candidate{revisions.LayoutOf(c.wanted, realization), support})
 	}
 	return candidates
@@ -362,7 +367,7 @@ func Foresee(moed *semmoev1.MoEDeployment, report checkpoint.Report, release eng
 		return nil // validation reports an unknown engine
 	}
 	possible := realizations(moed, report, release, adapter)
-	redundant := moed.Spec.Placement.RedundantExperts
+	redundant := revisions.MinRedundantExperts(moed)
 	keepsGroups := planRealization(possible, report.Groups) == semmoev1.RealizationReshuffledWeights
 	if moed.Spec.Placement.PlanRef != nil {
 		redundant, keepsGroups = 0, true // the pinned plan decides both
@@ -632,6 +637,19 @@ func plannedShuffle(moed *semmoev1.MoEDeployment) semmoev1.TokenShuffle {
 		return ""
 	}
 	return semmoev1.TokenShuffleDisabled
+}
+
+// plannedCopies are the number of copies, or Auto and the memory for them, as plans have them: 0 is absent, and memory is a number of bytes in one form,
+// since the spec of a plan never changes.
+func plannedCopies(moed *semmoev1.MoEDeployment) (*intstr.IntOrString, *resource.Quantity) {
+	given := moed.Spec.Placement.LayoutSpec
+	switch {
+	case given.ChoosesRedundantExperts():
+		return given.RedundantExperts, resource.NewQuantity(given.RedundantMemory(), resource.BinarySI)
+	case given.FixedRedundantExperts() > 0:
+		return given.RedundantExperts, nil
+	}
+	return nil, nil
 }
 
 // ranksPerNode is how many ranks share a node, where that counts: those of a pod.

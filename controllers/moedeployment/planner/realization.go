@@ -3,7 +3,6 @@ package planner
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -29,8 +28,8 @@ func realizations(moed *semmoev1.MoEDeployment, report checkpoint.Report, releas
 	case adapter.ExpertMap == nil:
 		return []semmoev1.Realization{semmoev1.RealizationReshuffledWeights}
 	}
-	byMap := supportOf(moed, report, release, adapter, semmoev1.RealizationEngineMap, moed.Spec.Placement.RedundantExperts, true)
-	byWeights := supportOf(moed, report, release, adapter, semmoev1.RealizationReshuffledWeights, moed.Spec.Placement.RedundantExperts, true)
+	byMap := supportOf(moed, report, release, adapter, semmoev1.RealizationEngineMap, revisions.MinRedundantExperts(moed), true)
+	byWeights := supportOf(moed, report, release, adapter, semmoev1.RealizationReshuffledWeights, revisions.MinRedundantExperts(moed), true)
 	useless := slices.ContainsFunc(byMap.Warnings, func(f engine.Finding) bool { return f.Reason == engine.ReasonMapWithoutEffect })
 	if (useless || len(byMap.Refusals) > 0) && len(byWeights.Refusals) == 0 {
 		return []semmoev1.Realization{semmoev1.RealizationReshuffledWeights, semmoev1.RealizationEngineMap}
@@ -45,13 +44,13 @@ func CheckMap(moed *semmoev1.MoEDeployment, report checkpoint.Report, release en
 	if err != nil || adapter.ExpertMap == nil || !desired.UsesPlans(moed) {
 		return nil // validation reports an unknown engine, and a map that it cannot read
 	}
-	byMap, redundant := moed.Spec.Placement.Realization == semmoev1.RealizationEngineMap, moed.Spec.Placement.RedundantExperts
+	byMap, redundant := moed.Spec.Placement.Realization == semmoev1.RealizationEngineMap, revisions.MinRedundantExperts(moed)
 	if !byMap && redundant == 0 {
 		return nil
 	}
 	field, value := "spec.placement.realization", string(semmoev1.RealizationEngineMap)
 	if redundant > 0 {
-		field, value = "spec.placement.redundantExperts", strconv.Itoa(int(redundant))
+		field, value = "spec.placement.redundantExperts", moed.Spec.Placement.RedundantExperts.String()
 	}
 	support := adapter.Support(situation(moed, report, release, semmoev1.RealizationEngineMap, redundant, true))
 	for _, refusal := range support.Refusals {

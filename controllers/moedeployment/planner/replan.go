@@ -14,6 +14,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -229,7 +231,7 @@ func nextReplan(moed *semmoev1.MoEDeployment, modelDigest string, p Planning, d 
 // otherKind tells that what serves is of another objective, or has other copies, than the spec asks for by now: a plan that replaces another
 // keeps both.
 func (p Planning) otherKind() bool {
-	if p.Serving.RedundantExperts != p.Base.Spec.RedundantExperts {
+	if p.Serving.RedundantExperts != p.Base.RedundantExperts() {
 		return true
 	}
 	serving, asked := PlanWithDigest(p.Serving.Digest, appendPlan(p.Plans, p.Base)), p.Base.Spec.Objective
@@ -451,6 +453,12 @@ func (p Planning) priorName() string {
 // replanFor is the plan made from a profile to replace the one in service.
 func (p Planning) replanFor(moed *semmoev1.MoEDeployment, profile *semmoev1.AffinityProfile) *semmoev1.PlacementPlan {
 	plan := planFor(moed, profile, p.Base.Spec.Realization, p.Base.Spec.HardwareDigest)
+	if plan.Spec.ChoosesRedundantExperts() {
+		plan.Spec.RedundantExperts, plan.Spec.RedundantMemoryBytes = nil, nil
+		if copies := p.Serving.RedundantExperts; copies > 0 {
+			plan.Spec.RedundantExperts = ptr.To(intstr.FromInt32(copies))
+		}
+	}
 	current := p.current()
 	current.TargetLARMilli = forecastOf(p.Promise).LARMilli * (100 - moed.Spec.Drift.ThresholdPercent) / 100
 	plan.Spec.Current, plan.Spec.PriorProfileRef = &current, &semmoev1.ProfileReference{Name: p.priorName()}

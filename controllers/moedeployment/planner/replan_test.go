@@ -8,10 +8,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
@@ -301,6 +304,14 @@ func TestReplanObjects(t *testing.T) {
 	}
 	if other := p.replanFor(moed, moedtest.ProfiledBy("q", "r2", now)); other.Name == plan.Name {
 		t.Error("another result of the profile leads to the same plan")
+	}
+	// Where the number of copies was chosen, the plan keeps that of the plan in service.
+	moed.Spec.Placement.RedundantExperts, moed.Spec.Placement.RedundantMemoryBytes = ptr.To(intstr.FromString("Auto")), ptr.To(resource.MustParse("8Gi"))
+	for copies, want := range map[int32]*intstr.IntOrString{0: nil, 8: ptr.To(intstr.FromInt32(8))} {
+		p.Serving.RedundantExperts = copies
+		if made := p.replanFor(moed, moedtest.ProfiledBy("q", "r1", now)).Spec; !cmp.Equal(made.RedundantExperts, want) || made.RedundantMemoryBytes != nil {
+			t.Errorf("in place of a plan with %d copies one with %v from %v is made", copies, made.RedundantExperts, made.RedundantMemoryBytes)
+		}
 	}
 }
 

@@ -38,7 +38,7 @@ type Layout struct {
 // LayoutOf is that of a published plan, by a realisation.
 func LayoutOf(plan *semmoev1.PlacementPlan, realization semmoev1.Realization) *Layout {
 	return &Layout{
-		Digest: plan.Status.PlanDigest, ConfigMap: plan.Status.ConfigMap, Realization: realization, RedundantExperts: plan.Spec.RedundantExperts,
+		Digest: plan.Status.PlanDigest, ConfigMap: plan.Status.ConfigMap, Realization: realization, RedundantExperts: plan.RedundantExperts(),
 	}
 }
 

@@ -175,15 +175,24 @@ func ValidateModel(moed *semmoev1.MoEDeployment, report checkpoint.Report) *Inva
 	if err := report.CheckExpertParallelSize(int(moed.Spec.Parallelism.ExpertParallelSize)); err != nil {
 		return Invalidf("InvalidExpertParallelSize", "spec.parallelism.expertParallelSize: %v", err)
 	}
-	ranks, redundant := int(moed.Spec.Parallelism.ExpertParallelSize), int(moed.Spec.Placement.RedundantExperts)
-	if err := placement.CheckSlots(placement.Auto, ranks, report.Experts, redundant/ranks); err != nil {
-		return Invalidf("InvalidSpec", "spec.placement.redundantExperts: %d is invalid: %v", redundant, err)
+	ranks := int(moed.Spec.Parallelism.ExpertParallelSize)
+	if err := placement.CheckSlots(placement.Auto, ranks, report.Experts, int(MinRedundantExperts(moed))/ranks); err != nil {
+		return Invalidf("InvalidSpec", "spec.placement.redundantExperts: %s is invalid: %v", moed.Spec.Placement.RedundantExperts, err)
 	}
 	adapter, err := registry.For(string(moed.Spec.Engine.Type))
 	if err != nil {
 		return Invalidf("UnknownEngine", "spec.engine.type: %v", err)
 	}
 	return validateOverlap(moed, adapter, report.Family)
+}
+
+// MinRedundantExperts is the smallest number of copies of experts that the spec asks for, other than none with Auto: what an engine or a model cannot
+// have with copies is the same for any number.
+func MinRedundantExperts(moed *semmoev1.MoEDeployment) int32 {
+	if moed.Spec.Placement.ChoosesRedundantExperts() {
+		return moed.Spec.Parallelism.ExpertParallelSize
+	}
+	return moed.Spec.Placement.FixedRedundantExperts()
 }
 
 // ValidateGroups refuses replicas of several pods in a cluster that lacks the kind LeaderWorkerSet.

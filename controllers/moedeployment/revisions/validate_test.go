@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -80,14 +81,26 @@ func TestPlansNeedAnExchange(t *testing.T) {
 
 // A rank holds at most one copy of each expert.
 func TestValidateRedundantExperts(t *testing.T) {
-	for redundant, want := range map[int32]string{0: "", 96: "", 100: "spec.placement.redundantExperts: 100 is invalid: 25 redundant slots per rank; 32 experts on 4 ranks allow 0 to 24"} {
-		moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = redundant })
+	auto := intstr.FromString(semmoev1.RedundantExpertsAuto)
+	as, alone := func(*semmoev1.MoEDeployment) {}, func(m *semmoev1.MoEDeployment) { m.Spec.Parallelism.ExpertParallelSize = 1 }
+	for _, c := range []struct {
+		redundant intstr.IntOrString
+		change    func(*semmoev1.MoEDeployment)
+		want      string
+	}{
+		{intstr.FromInt32(0), as, ""},
+		{intstr.FromInt32(96), as, ""},
+		{intstr.FromInt32(100), as, "spec.placement.redundantExperts: 100 is invalid: 25 redundant slots per rank; 32 experts on 4 ranks allow 0 to 24"},
+		{auto, as, ""},
+		{auto, alone, "spec.placement.redundantExperts: Auto is invalid: 1 redundant slots per rank; 32 experts on 1 ranks allow 0 to 0"},
+	} {
+		moed := moedtest.Deployment(func(m *semmoev1.MoEDeployment) { m.Spec.Placement.RedundantExperts = &c.redundant }, c.change)
 		got := ""
 		if err := ValidateModel(moed, moedtest.Report()); err != nil {
 			got = err.Message
 		}
-		if got != want {
-			t.Errorf("%d redundant experts: %q, want %q", redundant, got, want)
+		if got != c.want {
+			t.Errorf("%s redundant experts: %q, want %q", c.redundant.String(), got, c.want)
 		}
 	}
 }

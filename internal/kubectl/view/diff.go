@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -107,7 +108,7 @@ func fieldsOf(plan *semmoev1.PlacementPlan) []FieldChange {
 	for _, field := range [][2]string{
 		{"profileRef", s.ProfileRef.Name}, {"attention", string(s.Attention)}, {"expertParallelSize", fmt.Sprint(s.ExpertParallelSize)},
 		{"engine", string(s.Engine)}, {"realization", string(s.Realization)}, {"tokenShuffle", string(s.TokenShuffle)},
-		{"objective", string(s.Objective)}, {"redundantExperts", unlessZero(s.RedundantExperts)},
+		{"objective", string(s.Objective)}, {"redundantExperts", copiesText(&s.LayoutSpec)}, {"redundantMemoryBytes", memoryText(s.RedundantMemoryBytes)},
 		{"tokenLoadLimitPercent", unlessNil(s.TokenLoadLimitPercent)}, {"expertLoadLimitPercent", unlessNil(s.ExpertLoadLimitPercent)},
 		{"solver.algorithm", string(s.Solver.Algorithm)}, {"solver.timeBudgetSeconds", fmt.Sprint(s.Solver.TimeBudgetSeconds)},
 		{"solver.seed", unlessNil(s.Solver.Seed)}, {"solver.trainPercent", fmt.Sprint(s.Solver.TrainPercent)},
@@ -137,6 +138,21 @@ func unlessNil[N int32 | int64](number *N) string {
 		return ""
 	}
 	return fmt.Sprint(*number)
+}
+
+// copiesText is the number of copies that a spec gives, or Auto; empty where it asks for none.
+func copiesText(s *semmoev1.LayoutSpec) string {
+	if s.ChoosesRedundantExperts() {
+		return semmoev1.RedundantExpertsAuto
+	}
+	return unlessZero(s.FixedRedundantExperts())
+}
+
+func memoryText(memory *resource.Quantity) string {
+	if memory == nil {
+		return ""
+	}
+	return memory.String()
 }
 
 func hardwareText(hardware *semmoev1.HardwareReference) string {

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
 	semmoev1 "github.com/semmoe/operator/api/v1alpha1"
@@ -21,7 +23,8 @@ func TestSpecChanges(t *testing.T) {
 	}{
 		"tokenShuffle":           {func(s *semmoev1.PlacementPlanSpec) { s.TokenShuffle = semmoev1.TokenShuffleDisabled }, "Disabled"},
 		"objective":              {func(s *semmoev1.PlacementPlanSpec) { s.Objective = semmoev1.ObjectiveHierarchical }, "Hierarchical"},
-		"redundantExperts":       {func(s *semmoev1.PlacementPlanSpec) { s.RedundantExperts = 8 }, "8"},
+		"redundantExperts":       {func(s *semmoev1.PlacementPlanSpec) { s.RedundantExperts = ptr.To(intstr.FromInt32(8)) }, "8"},
+		"redundantMemoryBytes":   {func(s *semmoev1.PlacementPlanSpec) { s.RedundantMemoryBytes = ptr.To(resource.MustParse("8Gi")) }, "8Gi"},
 		"tokenLoadLimitPercent":  {func(s *semmoev1.PlacementPlanSpec) { s.TokenLoadLimitPercent = ptr.To[int32](110) }, "110"},
 		"expertLoadLimitPercent": {func(s *semmoev1.PlacementPlanSpec) { s.ExpertLoadLimitPercent = ptr.To[int32](120) }, "120"},
 		"solver.algorithm":       {func(s *semmoev1.PlacementPlanSpec) { s.Solver.Algorithm = "eplb" }, "eplb"},

@@ -134,6 +134,13 @@ func factsOf(plan *semmoev1.PlacementPlan) []Fact {
 			add("Balance", "the busiest rank has %.2f times the mean load, over the last 128 requests", float64(f.WindowImbalanceMilli)/1000)
 		}
 	}
+	if status.RedundantExperts > 0 || spec.ChoosesRedundantExperts() && status.Verdict != "" {
+		copies := plural(status.RedundantExperts, "redundant expert") + " in each layer, over all ranks"
+		if spec.ChoosesRedundantExperts() {
+			copies += ", chosen for " + memoryText(spec.RedundantMemoryBytes) + " per rank"
+		}
+		add("Copies", "%s", copies)
+	}
 	if spec.Current != nil {
 		add("Compared with", "plan %s, which was in service%s", artifact.Digest(spec.Current.PlanDigest).Short(), comparedOn(status.Comparison))
 	} else if status.Verdict != "" {

@@ -639,7 +639,10 @@ var schemaYAML = typed.YAMLObject(`types:
       default: EngineMap
     - name: redundantExperts
       type:
-        scalar: numeric
+        namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
+    - name: redundantMemoryBytes
+      type:
+        namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
     - name: solver
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.SolverSpec
@@ -682,6 +685,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: planDigest
       type:
         scalar: string
+    - name: redundantExperts
+      type:
+        scalar: numeric
     - name: stableConfigMap
       type:
         scalar: string
@@ -719,7 +725,10 @@ var schemaYAML = typed.YAMLObject(`types:
       default: Auto
     - name: redundantExperts
       type:
-        scalar: numeric
+        namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
+    - name: redundantMemoryBytes
+      type:
+        namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
     - name: solver
       type:
         namedType: com.github.semmoe.operator.api.v1alpha1.SolverSpec

@@ -4,6 +4,8 @@ package v1alpha1
 
 import (
 	apiv1alpha1 "github.com/semmoe/operator/api/v1alpha1"
+	resource "k8s.io/apimachinery/pkg/api/resource"
+	intstr "k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // LayoutSpecApplyConfiguration represents a declarative configuration of the LayoutSpec type for use
@@ -17,10 +19,13 @@ type LayoutSpecApplyConfiguration struct {
 	// rank, or to a node, once. NodeDedup and Hierarchical are for replicas of several nodes. Default Time; RankDedup where attention is
 	// TensorParallel and tokenShuffle Disabled.
 	Objective *apiv1alpha1.PlacementObjective `json:"objective,omitempty"`
-	// redundantExperts is how many copies of experts a layer has beyond one of each, over all ranks; a multiple of expertParallelSize.
-	// Each rank then holds copies of those experts of other ranks that its tokens activate most: memory buys locality. It needs an
-	// engine with an expert map that has room for copies.
-	RedundantExperts *int32 `json:"redundantExperts,omitempty"`
+	// redundantExperts is how many copies of experts a layer has beyond one of each, over all ranks: a multiple of expertParallelSize, or
+	// Auto, which takes as many as pay in modelled time and fit redundantMemoryBytes. Each rank then holds copies of those experts of
+	// other ranks that its tokens activate most: memory buys locality. It needs an engine with an expert map that has room for copies.
+	RedundantExperts *intstr.IntOrString `json:"redundantExperts,omitempty"`
+	// redundantMemoryBytes is the memory of each rank that copies of experts may take with redundantExperts Auto, over all layers, such as
+	// 8Gi. Memory for less than an expert of each layer leaves a plan without copies.
+	RedundantMemoryBytes *resource.Quantity `json:"redundantMemoryBytes,omitempty"`
 	// tokenLoadLimitPercent is the largest token load of a rank, in percent of its share: of the profile under the placement (without it
 	// 102), and of the last 128 requests where requests are sent to ranks (without it 115).
 	TokenLoadLimitPercent *int32 `json:"tokenLoadLimitPercent,omitempty"`
@@ -48,8 +53,16 @@ func (b *LayoutSpecApplyConfiguration) WithObjective(value apiv1alpha1.Placement
 // WithRedundantExperts sets the RedundantExperts field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the RedundantExperts field is set to the value of the last call.
-func (b *LayoutSpecApplyConfiguration) WithRedundantExperts(value int32) *LayoutSpecApplyConfiguration {
+func (b *LayoutSpecApplyConfiguration) WithRedundantExperts(value intstr.IntOrString) *LayoutSpecApplyConfiguration {
 	b.RedundantExperts = &value
+	return b
+}
+
+// WithRedundantMemoryBytes sets the RedundantMemoryBytes field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the RedundantMemoryBytes field is set to the value of the last call.
+func (b *LayoutSpecApplyConfiguration) WithRedundantMemoryBytes(value resource.Quantity) *LayoutSpecApplyConfiguration {
+	b.RedundantMemoryBytes = &value
 	return b
 }
 

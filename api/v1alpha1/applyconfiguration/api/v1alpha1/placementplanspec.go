@@ -4,6 +4,8 @@ package v1alpha1
 
 import (
 	apiv1alpha1 "github.com/semmoe/operator/api/v1alpha1"
+	resource "k8s.io/apimachinery/pkg/api/resource"
+	intstr "k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // PlacementPlanSpecApplyConfiguration represents a declarative configuration of the PlacementPlanSpec type for use
@@ -118,8 +120,16 @@ func (b *PlacementPlanSpecApplyConfiguration) WithObjective(value apiv1alpha1.Pl
 // WithRedundantExperts sets the RedundantExperts field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the RedundantExperts field is set to the value of the last call.
-func (b *PlacementPlanSpecApplyConfiguration) WithRedundantExperts(value int32) *PlacementPlanSpecApplyConfiguration {
+func (b *PlacementPlanSpecApplyConfiguration) WithRedundantExperts(value intstr.IntOrString) *PlacementPlanSpecApplyConfiguration {
 	b.LayoutSpecApplyConfiguration.RedundantExperts = &value
+	return b
+}
+
+// WithRedundantMemoryBytes sets the RedundantMemoryBytes field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the RedundantMemoryBytes field is set to the value of the last call.
+func (b *PlacementPlanSpecApplyConfiguration) WithRedundantMemoryBytes(value resource.Quantity) *PlacementPlanSpecApplyConfiguration {
+	b.LayoutSpecApplyConfiguration.RedundantMemoryBytes = &value
 	return b
 }
 

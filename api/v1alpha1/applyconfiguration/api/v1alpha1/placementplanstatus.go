@@ -27,6 +27,9 @@ type PlacementPlanStatusApplyConfiguration struct {
 	// stableConfigMap holds the same under a name that is known before the plan is solved: the plan's, followed by "-plan". It is
 	// for workloads of yours, made where the plan belongs to no MoEDeployment, and never changed.
 	StableConfigMap *string `json:"stableConfigMap,omitempty"`
+	// redundantExperts is how many copies of experts a layer of the plan has beyond one of each, over all ranks: the number of the spec, or
+	// the one that was chosen for Auto.
+	RedundantExperts *int32 `json:"redundantExperts,omitempty"`
 	// verdict says whether the plan is worth rolling out.
 	Verdict *apiv1alpha1.Verdict `json:"verdict,omitempty"`
 	// forecast is the plan's score on the requests of the profile that it was not made from.
@@ -101,6 +104,14 @@ func (b *PlacementPlanStatusApplyConfiguration) WithConfigMap(value string) *Pla
 // If called multiple times, the StableConfigMap field is set to the value of the last call.
 func (b *PlacementPlanStatusApplyConfiguration) WithStableConfigMap(value string) *PlacementPlanStatusApplyConfiguration {
 	b.StableConfigMap = &value
+	return b
+}
+
+// WithRedundantExperts sets the RedundantExperts field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the RedundantExperts field is set to the value of the last call.
+func (b *PlacementPlanStatusApplyConfiguration) WithRedundantExperts(value int32) *PlacementPlanStatusApplyConfiguration {
+	b.RedundantExperts = &value
 	return b
 }
 

@@ -4,6 +4,8 @@ package v1alpha1
 
 import (
 	apiv1alpha1 "github.com/semmoe/operator/api/v1alpha1"
+	resource "k8s.io/apimachinery/pkg/api/resource"
+	intstr "k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // PlacementSpecApplyConfiguration represents a declarative configuration of the PlacementSpec type for use
@@ -80,8 +82,16 @@ func (b *PlacementSpecApplyConfiguration) WithObjective(value apiv1alpha1.Placem
 // WithRedundantExperts sets the RedundantExperts field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the RedundantExperts field is set to the value of the last call.
-func (b *PlacementSpecApplyConfiguration) WithRedundantExperts(value int32) *PlacementSpecApplyConfiguration {
+func (b *PlacementSpecApplyConfiguration) WithRedundantExperts(value intstr.IntOrString) *PlacementSpecApplyConfiguration {
 	b.LayoutSpecApplyConfiguration.RedundantExperts = &value
+	return b
+}
+
+// WithRedundantMemoryBytes sets the RedundantMemoryBytes field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the RedundantMemoryBytes field is set to the value of the last call.
+func (b *PlacementSpecApplyConfiguration) WithRedundantMemoryBytes(value resource.Quantity) *PlacementSpecApplyConfiguration {
+	b.LayoutSpecApplyConfiguration.RedundantMemoryBytes = &value
 	return b
 }
 
